@@ -1,0 +1,183 @@
+//! The standard's small integers as types of their own, so that a queue pair number cannot be passed for a packet sequence number.
+
+use core::fmt;
+use core::net::{IpAddr, Ipv6Addr};
+
+/// A queue pair number: 24 bits (IBTA vol 1, 10.2.4). 0 and 1 are the special QPs.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Qpn(u32);
+
+impl Qpn {
+    /// The low 24 bits of `value`.
+    pub const fn new(value: u32) -> Self {
+        Self(value & 0x00ff_ffff)
+    }
+
+    /// The number, below 2^24.
+    pub const fn get(self) -> u32 {
+        self.0
+    }
+}
+
+impl fmt::Debug for Qpn {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Qpn({:#08x})", self.0)
+    }
+}
+
+impl fmt::Display for Qpn {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:#08x}", self.0)
+    }
+}
+
+/// A packet sequence number: 24 bits that wrap, compared within half the circle (IBTA vol 1, 9.7.1).
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Psn(u32);
+
+impl Psn {
+    /// The low 24 bits of `value`.
+    pub const fn new(value: u32) -> Self {
+        Self(value & 0x00ff_ffff)
+    }
+
+    /// The number, below 2^24.
+    pub const fn get(self) -> u32 {
+        self.0
+    }
+
+    /// The number `n` further on, modulo 2^24.
+    #[must_use]
+    pub const fn add(self, n: u32) -> Self {
+        Self::new(self.0.wrapping_add(n))
+    }
+
+    /// How far `self` lies after `base` on the circle: positive when after, negative when before, in −2^23 … 2^23 − 1.
+    pub const fn since(self, base: Self) -> i32 {
+        ((self.0.wrapping_sub(base.0) << 8) as i32) >> 8
+    }
+}
+
+impl fmt::Debug for Psn {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Psn({:#08x})", self.0)
+    }
+}
+
+/// A local key: names a memory region to its own device (IBTA vol 1, 10.6.3.1).
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct LKey(pub u32);
+
+/// A remote key: names a memory region, with the rights it grants, to a peer (IBTA vol 1, 10.6.3.2).
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct RKey(pub u32);
+
+/// A path MTU: the largest payload of one packet (IBTA vol 1, 7.7.8). Ordered by size.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+#[repr(u8)]
+pub enum Mtu {
+    /// 256 bytes.
+    Mtu256 = 1,
+    /// 512 bytes.
+    Mtu512 = 2,
+    /// 1024 bytes.
+    Mtu1024 = 3,
+    /// 2048 bytes.
+    Mtu2048 = 4,
+    /// 4096 bytes.
+    Mtu4096 = 5,
+}
+
+impl Mtu {
+    /// The payload in bytes.
+    pub const fn bytes(self) -> usize {
+        128 << self as u8
+    }
+
+    /// From the encoding of `enum ibv_mtu` (1 = 256 … 5 = 4096).
+    pub const fn from_code(code: u32) -> Option<Self> {
+        Some(match code {
+            1 => Self::Mtu256,
+            2 => Self::Mtu512,
+            3 => Self::Mtu1024,
+            4 => Self::Mtu2048,
+            5 => Self::Mtu4096,
+            _ => return None,
+        })
+    }
+
+    /// The largest path MTU that fits a network interface whose own MTU is `netdev_mtu` bytes, with room for the RoCEv2 headers;
+    /// `None` where not even 256 bytes fit.
+    pub const fn for_netdev(netdev_mtu: u32) -> Option<Self> {
+        match netdev_mtu.saturating_sub(80) {
+            4096.. => Some(Self::Mtu4096),
+            2048.. => Some(Self::Mtu2048),
+            1024.. => Some(Self::Mtu1024),
+            512.. => Some(Self::Mtu512),
+            256.. => Some(Self::Mtu256),
+            _ => None,
+        }
+    }
+}
+
+/// A global identifier: under RoCEv2 an IPv6 address, or an IPv4 address as `::ffff:a.b.c.d` (IBTA annex A17).
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
+pub struct Gid(pub [u8; 16]);
+
+impl Gid {
+    /// The address this GID stands for; IPv4-mapped GIDs give the IPv4 address.
+    pub fn to_ip(self) -> IpAddr {
+        let v6 = Ipv6Addr::from(self.0);
+        v6.to_ipv4_mapped().map_or(IpAddr::V6(v6), IpAddr::V4)
+    }
+}
+
+impl From<IpAddr> for Gid {
+    fn from(address: IpAddr) -> Self {
+        match address {
+            IpAddr::V4(v4) => Self(v4.to_ipv6_mapped().octets()),
+            IpAddr::V6(v6) => Self(v6.octets()),
+        }
+    }
+}
+
+impl fmt::Debug for Gid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Gid({self})")
+    }
+}
+
+impl fmt::Display for Gid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        Ipv6Addr::from(self.0).fmt(f)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn psn_distance_wraps() {
+        assert_eq!(Psn::new(2).since(Psn::new(0xff_fffe)), 4);
+        assert_eq!(Psn::new(0xff_fffe).since(Psn::new(2)), -4);
+        assert_eq!(Psn::new(0x80_0000).since(Psn::new(0)), -0x80_0000);
+        assert_eq!(Psn::new(0xff_ffff).add(1), Psn::new(0));
+    }
+
+    #[test]
+    fn mtu_of_an_interface() {
+        assert_eq!(Mtu::for_netdev(1500), Some(Mtu::Mtu1024));
+        assert_eq!(Mtu::for_netdev(65536), Some(Mtu::Mtu4096));
+        assert_eq!(Mtu::for_netdev(4176), Some(Mtu::Mtu4096));
+        assert_eq!(Mtu::for_netdev(4175), Some(Mtu::Mtu2048));
+        assert_eq!(Mtu::for_netdev(300), None);
+    }
+
+    #[test]
+    fn gid_and_address() {
+        let v4: IpAddr = "10.9.0.1".parse().unwrap();
+        assert_eq!(Gid::from(v4).to_ip(), v4);
+        assert_eq!(Gid::from(v4).to_string(), "::ffff:10.9.0.1");
+    }
+}
