@@ -1,0 +1,97 @@
+//! What `<infiniband/verbs.h>` defines as `static inline`: calls through the context's own function pointers.
+//!
+//! These are never symbols of the library, so they are written here by hand. Each has the safety rules of its man page: the objects named by
+//! pointers are live, and were made by the library (or soft device) whose function pointers they carry.
+
+use core::ffi::{c_int, c_void};
+use core::mem::{offset_of, size_of};
+
+use crate::api::Api;
+use crate::bindings::*;
+
+/// ibv_post_send(3): 0, or an errno value with `*bad_wr` at the request refused.
+///
+/// # Safety
+/// `qp` is live; `wr` heads a well-formed list, whose memory (but for inline data) stays registered until its completion.
+#[inline(always)]
+pub unsafe fn post_send(qp: *mut ibv_qp, wr: *mut ibv_send_wr, bad_wr: *mut *mut ibv_send_wr) -> c_int {
+    // SAFETY: a live QP has a live context, and every provider fills this entry (verbs.h calls it unconditionally).
+    unsafe { (*(*qp).context).ops.post_send.unwrap_unchecked()(qp, wr, bad_wr) }
+}
+
+/// ibv_post_recv(3): 0, or an errno value with `*bad_wr` at the request refused.
+///
+/// # Safety
+/// As for [`post_send`].
+#[inline(always)]
+pub unsafe fn post_recv(qp: *mut ibv_qp, wr: *mut ibv_recv_wr, bad_wr: *mut *mut ibv_recv_wr) -> c_int {
+    // SAFETY: as in `post_send`.
+    unsafe { (*(*qp).context).ops.post_recv.unwrap_unchecked()(qp, wr, bad_wr) }
+}
+
+/// ibv_poll_cq(3): how many of `wc` were filled, or a negative value on failure.
+///
+/// # Safety
+/// `cq` is live and `wc` has room for `num_entries`.
+#[inline(always)]
+pub unsafe fn poll_cq(cq: *mut ibv_cq, num_entries: c_int, wc: *mut ibv_wc) -> c_int {
+    // SAFETY: as in `post_send`.
+    unsafe { (*(*cq).context).ops.poll_cq.unwrap_unchecked()(cq, num_entries, wc) }
+}
+
+/// ibv_req_notify_cq(3): 0, or an errno value.
+///
+/// # Safety
+/// `cq` is live.
+#[inline(always)]
+pub unsafe fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -> c_int {
+    // SAFETY: as in `post_send`.
+    unsafe { (*(*cq).context).ops.req_notify_cq.unwrap_unchecked()(cq, solicited_only) }
+}
+
+/// The marker in `ibv_context::abi_compat` of a context that lies inside a [`verbs_context`]: `UINT8_MAX` as a pointer.
+pub const VERBS_ABI_IS_EXTENDED: *mut c_void = core::ptr::without_provenance_mut(u8::MAX as usize);
+
+/// The extended context around `context`, or null when its provider has none.
+///
+/// # Safety
+/// `context` is live.
+pub unsafe fn verbs_get_ctx(context: *mut ibv_context) -> *mut verbs_context {
+    // SAFETY: live by contract.
+    if unsafe { (*context).abi_compat } != VERBS_ABI_IS_EXTENDED {
+        return core::ptr::null_mut();
+    }
+    // SAFETY: the marker says that the context is the `context` member of a verbs_context.
+    unsafe { context.byte_sub(offset_of!(verbs_context, context)).cast() }
+}
+
+/// The entry of the extended context at `field`, when the context is extended and long enough to have it.
+///
+/// The entries lie *before* the embedded `ibv_context`; `sz` counts the whole struct, and older libraries lack the ones at its start. To be used inside
+/// `unsafe`: the context is live.
+macro_rules! extended {
+    ($context:expr, $field:ident) => {{
+        let extended = verbs_get_ctx($context);
+        if extended.is_null() || (*extended).sz < size_of::<verbs_context>() - offset_of!(verbs_context, $field) {
+            None
+        } else {
+            (*extended).$field
+        }
+    }};
+}
+
+/// ibv_query_port(3): 0, or an errno value. Fills the whole of `attr`, with zeros where an old library knows less.
+///
+/// # Safety
+/// `context` is live and was made by `api`; `attr` may be written.
+pub unsafe fn query_port(api: &Api, context: *mut ibv_context, port: u8, attr: *mut ibv_port_attr) -> c_int {
+    // SAFETY: `attr` may be written by contract; all-zero is a valid ibv_port_attr, and a prefix of it is `_compat_ibv_port_attr`. `context` is live, and the
+    // extended entry is read only when `sz` covers it.
+    unsafe {
+        attr.write_bytes(0, 1);
+        match extended!(context, query_port) {
+            Some(query) => query(context, port, attr, size_of::<ibv_port_attr>()),
+            None => (api.query_port)(context, port, attr.cast()),
+        }
+    }
+}
