@@ -1,0 +1,108 @@
+//! How the engine reaches registered memory: through a trait, so that it holds no pointers and its tests use plain vectors.
+
+use crate::{LKey, RKey};
+
+/// A protection domain, as the owner of the [`Memory`] numbers them.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct PdId(pub u32);
+
+/// One scatter/gather element: a range of a local memory region.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Sge {
+    /// Virtual address of the first byte, as registered.
+    pub addr: u64,
+    /// Length in bytes.
+    pub len: u32,
+    /// The region's local key.
+    pub lkey: LKey,
+}
+
+/// What a peer's request wants to do with a range (IBTA vol 1, 10.6.3.4).
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum RemoteRight {
+    /// RDMA READ.
+    Read,
+    /// RDMA WRITE.
+    Write,
+    /// Atomic operation.
+    Atomic,
+}
+
+/// Memory refused: unknown key, another protection domain, out of range, or a right the region does not grant.
+///
+/// One value for all of them on purpose: neither the wire nor a work completion tells them apart.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct AccessError;
+
+/// An atomic operation on eight aligned bytes (IBTA vol 1, 9.4.5). Values are in host order.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum AtomicOp {
+    /// Adds, modulo 2^64.
+    FetchAdd {
+        /// What to add.
+        add: u64,
+    },
+    /// Stores `swap` where the word equals `compare`.
+    CompareSwap {
+        /// The value expected.
+        compare: u64,
+        /// The value stored when it is there.
+        swap: u64,
+    },
+}
+
+/// Registered memory: keys, ranges, rights, and the moving of bytes.
+///
+/// Every method checks the key, the protection domain, the range and the right at the time of the call and moves nothing when one of them
+/// fails. A range of length 0 is always granted, whatever its key and address (IBTA vol 1, 9.4.3: no check for zero-length RDMA).
+pub trait Memory {
+    /// Copies from local memory (a gather) into `dst`.
+    ///
+    /// # Errors
+    /// When the range may not be read locally.
+    fn gather(&mut self, pd: PdId, lkey: LKey, addr: u64, dst: &mut [u8]) -> Result<(), AccessError>;
+
+    /// Checks that all of `sge` may be read, or written when `write`, locally.
+    ///
+    /// # Errors
+    /// When it may not.
+    fn check_local(&mut self, pd: PdId, sge: &Sge, write: bool) -> Result<(), AccessError>;
+
+    /// Copies `src` into local memory (a scatter: received SENDs, READ responses, atomic results). Needs LOCAL_WRITE.
+    ///
+    /// # Errors
+    /// When the range may not be written locally.
+    fn scatter(&mut self, pd: PdId, lkey: LKey, addr: u64, src: &[u8]) -> Result<(), AccessError>;
+
+    /// Checks that a peer may use all of the range so.
+    ///
+    /// # Errors
+    /// When it may not.
+    fn check_remote(
+        &mut self,
+        pd: PdId,
+        rkey: RKey,
+        addr: u64,
+        len: u64,
+        right: RemoteRight,
+    ) -> Result<(), AccessError>;
+
+    /// Copies out for a peer's RDMA READ.
+    ///
+    /// # Errors
+    /// When the range may not be read remotely.
+    fn remote_read(&mut self, pd: PdId, rkey: RKey, addr: u64, dst: &mut [u8]) -> Result<(), AccessError>;
+
+    /// Copies in for a peer's RDMA WRITE; the last 8 bytes become visible last.
+    ///
+    /// # Errors
+    /// When the range may not be written remotely.
+    fn remote_write(&mut self, pd: PdId, rkey: RKey, addr: u64, src: &[u8]) -> Result<(), AccessError>;
+
+    /// Performs a peer's atomic on the eight bytes at `addr` and gives the value before. Atomic with respect to the host's own 8-byte atomics. The
+    /// caller has checked the alignment of `addr`.
+    ///
+    /// # Errors
+    /// When the word may not be used so.
+    fn remote_atomic(&mut self, pd: PdId, rkey: RKey, addr: u64, op: AtomicOp) -> Result<u64, AccessError>;
+}

@@ -1,0 +1,5 @@
+//! Queue pairs.
+
+mod attributes;
+
+pub use attributes::{Attributes, Modify, ModifyError, Path, QpInit, RemoteAccess, State, ack_timeout};

@@ -1,0 +1,165 @@
+//! Work requests and work completions, in the standard's words (IBTA vol 1, 10.8 and 11.4).
+
+use crate::memory::{AtomicOp, Sge};
+use crate::{Qpn, RKey};
+
+/// A completion queue, as the owner of the endpoint numbers them.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct CqId(pub u32);
+
+/// What a send-queue request does.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Operation {
+    /// SEND, with immediate data when given (host order of the 32 bits as they go on the wire big-endian).
+    Send {
+        /// Immediate data.
+        imm: Option<u32>,
+    },
+    /// RDMA WRITE, with immediate data when given.
+    Write {
+        /// Remote virtual address.
+        addr: u64,
+        /// Remote key.
+        rkey: RKey,
+        /// Immediate data.
+        imm: Option<u32>,
+    },
+    /// RDMA READ.
+    Read {
+        /// Remote virtual address.
+        addr: u64,
+        /// Remote key.
+        rkey: RKey,
+    },
+    /// Atomic on 8 bytes; the value before lands in the single 8-byte SGE.
+    Atomic {
+        /// Remote virtual address, a multiple of 8.
+        addr: u64,
+        /// Remote key.
+        rkey: RKey,
+        /// The operation.
+        op: AtomicOp,
+    },
+}
+
+/// Where a request's bytes are.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Payload<'a> {
+    /// In registered memory, read (or for READ and atomics: written) when the packets go or come.
+    Gather(&'a [Sge]),
+    /// In the request: copied when posted.
+    Inline(&'a [u8]),
+}
+
+/// A send-queue work request.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct SendRequest<'a> {
+    /// The consumer's name for it, given back in its completion.
+    pub wr_id: u64,
+    /// The operation.
+    pub operation: Operation,
+    /// Its bytes.
+    pub payload: Payload<'a>,
+    /// Generate a completion on success (always, on a queue created with `signal_all`).
+    pub signalled: bool,
+    /// Wait for READs and atomics before it (IBTA vol 1, 10.8.3.3).
+    pub fence: bool,
+    /// Set the solicited-event bit.
+    pub solicited: bool,
+}
+
+/// A receive-queue work request.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ReceiveRequest<'a> {
+    /// The consumer's name for it.
+    pub wr_id: u64,
+    /// Where the bytes go.
+    pub sges: &'a [Sge],
+}
+
+/// Why a request was refused at posting; nothing was queued.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum PostError {
+    /// No such queue pair.
+    UnknownQp,
+    /// The queue pair's state does not take this request (`EINVAL`).
+    State,
+    /// The queue is full (`ENOMEM`).
+    Full,
+    /// Too many scatter/gather elements, too much inline data, inline where it is not allowed, a message over 2^31 bytes, or an atomic whose SGEs are not one
+    /// of 8 bytes (`EINVAL`).
+    Invalid,
+}
+
+/// The status of a work completion, by the codes of `enum ibv_wc_status`.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[repr(u32)]
+pub enum Status {
+    /// Done.
+    Success = 0,
+    /// Local length error: a message longer than the receive buffer, or the like.
+    LocalLength = 1,
+    /// Local QP operation error.
+    LocalQpOperation = 2,
+    /// Local protection error: an SGE that its region does not cover.
+    LocalProtection = 4,
+    /// Flushed: the QP was in, or went into, the error state.
+    Flushed = 5,
+    /// Bad response from the peer.
+    BadResponse = 7,
+    /// The receiver's buffer could not take a WRITE with immediate's target (local access error).
+    LocalAccess = 8,
+    /// The peer says: invalid request.
+    RemoteInvalidRequest = 9,
+    /// The peer says: access refused.
+    RemoteAccess = 10,
+    /// The peer says: it could not carry it out.
+    RemoteOperational = 11,
+    /// The transport retry counter ran out.
+    RetryExceeded = 12,
+    /// The RNR retry counter ran out.
+    RnrRetryExceeded = 13,
+    /// The remote side aborted the operation.
+    RemoteAborted = 14,
+}
+
+/// What completed, by the codes of `enum ibv_wc_opcode`.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[repr(u32)]
+pub enum CompletionOpcode {
+    /// SEND.
+    Send = 0,
+    /// RDMA WRITE.
+    Write = 1,
+    /// RDMA READ.
+    Read = 2,
+    /// Compare and swap.
+    CompareSwap = 3,
+    /// Fetch and add.
+    FetchAdd = 4,
+    /// A receive, by SEND.
+    Receive = 128,
+    /// A receive, by RDMA WRITE with immediate.
+    ReceiveWriteImm = 129,
+}
+
+/// A work completion.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Completion {
+    /// The request's name.
+    pub wr_id: u64,
+    /// How it ended. When it is not [`Status::Success`] only `wr_id`, `qpn` and `is_receive` mean anything.
+    pub status: Status,
+    /// What it was.
+    pub opcode: CompletionOpcode,
+    /// Bytes received, read or swapped.
+    pub byte_len: u32,
+    /// Immediate data, when it came with some.
+    pub imm: Option<u32>,
+    /// The local queue pair.
+    pub qpn: Qpn,
+    /// The peer's queue pair.
+    pub src_qpn: Qpn,
+    /// The sender asked for a solicited event.
+    pub solicited: bool,
+}
