@@ -8,6 +8,7 @@
 //! fields are the same in every packet of a flow, so the register after the header is computed once for zero lengths and Identification; those are then put
 //! in by tables, as the CRC is linear: crc(a ⊕ b) = crc(a) ⊕ crc(b) ⊕ crc(0) for equal lengths.
 
+mod flows;
 mod gf2;
 #[cfg(test)]
 mod tests;
@@ -16,6 +17,8 @@ use core::net::IpAddr;
 
 use crc32fast::Hasher;
 
+pub use flows::FlowCache;
+pub(crate) use flows::mix;
 use gf2::FieldTable;
 pub use gf2::solve_ident;
 
