@@ -108,8 +108,8 @@ impl Flow {
         let Some((bth, rest)) = packet.split_first_chunk::<16>() else {
             return crc_of_short(register, packet);
         };
-        let mut bth = *bth;
-        bth[MASKED_BTH_BYTE] = 0xff;
+        // As one number: a byte stored apart would stall the load of the whole that follows.
+        let bth = (u128::from_le_bytes(*bth) | 0xff << (8 * MASKED_BTH_BYTE)).to_le_bytes();
         let mut hasher = Hasher::new_with_initial(register);
         hasher.update(&bth);
         hasher.update(rest);
