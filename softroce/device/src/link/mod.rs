@@ -8,6 +8,7 @@
 //! No half knows the protocol. What the ICRC covers but a packet does not hold (addresses, ports, IPv4
 //! Identification) is an [`Envelope`]; the device gives each batch the [`Seal`] that turns it into the ICRC.
 
+pub mod fault;
 mod interface;
 mod park;
 mod rx;
@@ -75,5 +76,13 @@ impl Link {
     /// When the address is taken, not here, not allowed or not one; see [`BindError`].
     pub fn udp(addr: SocketAddr) -> Result<Self, BindError> {
         udp::bind(addr)
+    }
+
+    /// The same link with `faults` on what it sends. Put on after a capture, so that the capture shows the wire.
+    pub fn with_faults(mut self, faults: fault::FaultConfig) -> Self {
+        if faults.is_active() {
+            self.tx = Box::new(fault::FaultTx::new(self.tx, faults));
+        }
+        self
     }
 }

@@ -101,6 +101,11 @@ impl TxBatch {
         }
     }
 
+    /// An empty batch for the same link and with the same seal.
+    pub(super) fn another(&self) -> Self {
+        Self::new(self.local, self.seal)
+    }
+
     /// Whether nothing waits to be sent.
     pub fn is_empty(&self) -> bool {
         self.sent == self.runs.len()
