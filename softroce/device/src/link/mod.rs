@@ -11,6 +11,7 @@
 pub mod fault;
 mod interface;
 mod park;
+pub mod pcap;
 mod rx;
 mod sys;
 mod tx;
@@ -76,6 +77,19 @@ impl Link {
     /// When the address is taken, not here, not allowed or not one; see [`BindError`].
     pub fn udp(addr: SocketAddr) -> Result<Self, BindError> {
         udp::bind(addr)
+    }
+
+    /// The same link with all that it sends and receives written to `capture`.
+    pub fn with_capture(mut self, capture: pcap::Capture) -> Self {
+        self.tx = Box::new(pcap::CaptureTx {
+            inner: self.tx,
+            capture: capture.clone(),
+        });
+        self.rx = Box::new(pcap::CaptureRx {
+            inner: self.rx,
+            capture,
+        });
+        self
     }
 
     /// The same link with `faults` on what it sends. Put on after a capture, so that the capture shows the wire.
