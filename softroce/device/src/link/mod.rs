@@ -60,6 +60,9 @@ pub struct Link {
     pub local: SocketAddr,
     /// The MTU of its interface in bytes, IP header included.
     pub mtu: u32,
+    /// The room for datagrams that wait to be received, in bytes as the kernel accounts them (with its overhead, up to
+    /// twice the datagrams' own). More than this on the way to one link can be lost.
+    pub receive_buffer: usize,
     /// The sending half.
     pub tx: Box<dyn Transmit>,
     /// The receiving half.

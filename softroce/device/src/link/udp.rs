@@ -14,6 +14,7 @@ use super::tx::TxBatch;
 use super::{Link, Receive, Transmit, interface};
 use doorbell_roce_proto::Instant;
 use nix::errno::Errno;
+use nix::sys::socket::{getsockopt, sockopt};
 use std::io;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -100,10 +101,12 @@ fn open(addr: SocketAddr) -> io::Result<Link> {
     set_options(socket.as_fd(), addr.is_ipv4())?;
     let local = socket.local_addr()?;
     let mtu = interface::mtu_of(&socket, local.ip());
+    let receive_buffer = getsockopt(&socket, sockopt::RcvBuf)?;
     let socket = Arc::new(socket);
     Ok(Link {
         local,
         mtu,
+        receive_buffer,
         parker: Parker::new(Arc::clone(&socket))?,
         tx: Box::new(UdpTx {
             socket: Arc::clone(&socket),
