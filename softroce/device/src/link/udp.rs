@@ -9,7 +9,7 @@
 
 use super::park::Parker;
 use super::rx::{RxBatch, SLOT};
-use super::sys::{self, Outgoing};
+use super::sys::{self, Outgoing, RECEIVE_MESSAGES};
 use super::tx::TxBatch;
 use super::{Link, Receive, Transmit, interface};
 use doorbell_roce_proto::Instant;
@@ -113,7 +113,7 @@ fn open(addr: SocketAddr) -> io::Result<Link> {
             gso: true,
             refused: Refusals::default(),
         }),
-        rx: Box::new(UdpRx { socket }),
+        rx: Box::new(UdpRx { socket, expected: 1 }),
     })
 }
 
@@ -235,6 +235,9 @@ impl Refusals {
 /// The receiving half.
 struct UdpRx {
     socket: Arc<UdpSocket>,
+    /// How many messages to ask for: one while the link is quiet, for each that does not come costs as much as a look
+    /// at an empty socket; more while every call brings all it asked for.
+    expected: usize,
 }
 
 impl Receive for UdpRx {
@@ -242,13 +245,20 @@ impl Receive for UdpRx {
         batch.clear();
         // An ICMP error that waits on the socket is reported instead of a datagram, once each: look again.
         for _ in 0..8 {
-            let messages = &mut batch.messages;
-            match sys::receive_many(self.socket.as_fd(), &mut batch.arena, SLOT, |message| {
-                messages.push(message)
-            }) {
-                Ok(count) => return Ok(count),
+            let RxBatch { arena, messages, .. } = batch;
+            let push = |message| messages.push(message);
+            match sys::receive_many(self.socket.as_fd(), arena, SLOT, self.expected, push) {
+                Ok(count) => {
+                    if count == self.expected {
+                        self.expected = (2 * count).min(RECEIVE_MESSAGES);
+                    }
+                    return Ok(count);
+                }
                 Err(error) => match Errno::from_raw(error.raw_os_error().unwrap_or(0)) {
-                    Errno::EAGAIN => return Ok(0),
+                    Errno::EAGAIN => {
+                        self.expected = 1;
+                        return Ok(0);
+                    }
                     Errno::EBADF | Errno::ENOTSOCK | Errno::EFAULT | Errno::EINVAL => return Err(error),
                     _ => {}
                 },
