@@ -5,7 +5,7 @@
 //! "fragmentation needed" cannot shrink the path.
 //!
 //! A datagram that the network or the host refuses is a datagram lost: the transport's timers deal with both alike, so
-//! that [`Transmit::transmit`] counts it, says it once and goes on.
+//! that [`Transmit::transmit`] takes it as lost, says so once for each kind of refusal, and goes on.
 
 use super::park::Parker;
 use super::rx::{RxBatch, SLOT};
