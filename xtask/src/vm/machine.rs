@@ -18,7 +18,7 @@ use std::{
     process::{Child, Command, Stdio},
     sync::{
         atomic::{AtomicU32, Ordering},
-        mpsc::{self, RecvTimeoutError, Sender},
+        mpsc::{self, Receiver, RecvTimeoutError, Sender},
     },
     thread::{self, JoinHandle},
     time::{Duration, Instant},
@@ -40,6 +40,8 @@ pub(crate) enum Outcome {
     Exited(u8),
     /// The limit passed first; the guest was stopped.
     TimedOut,
+    /// Nobody takes the output any more; the guest was stopped.
+    Unread,
     /// The guest itself failed, with the reason and the console's last lines.
     Failed {
         /// What went wrong.
@@ -67,6 +69,7 @@ enum Event {
     Up(String),
     Exit(u8),
     Fail(String),
+    Unread,
     Gone,
 }
 
@@ -83,38 +86,17 @@ pub(crate) fn run(image: &Image, job: &Job, options: Options) -> Result<Outcome>
     let [console, stdout, stderr, mut control] = sockets.accept(&mut qemu.0)?;
 
     let console = thread::spawn(move || keep_last_lines(console, options.verbose));
-    let outputs = [pump(stdout, options.stdout), pump(stderr, options.stderr)];
     let (events, received) = mpsc::channel();
+    let outputs = [
+        pump(stdout, options.stdout, events.clone()),
+        pump(stderr, options.stderr, events.clone()),
+    ];
     let control_reader = control.try_clone()?;
     thread::spawn(move || read_control(control_reader, &events));
     // The guest reads this once it is that far; the socket's buffer, or this thread's patience, holds it until then.
     thread::spawn(move || control.write_all(&script));
 
-    let mut up = false;
-    let outcome = loop {
-        let limit = if up {
-            options.limit
-        } else {
-            options.limit.min(BOOT_LIMIT)
-        };
-        match received.recv_timeout(limit.saturating_sub(started.elapsed())) {
-            Ok(Event::Up(kernel)) => {
-                up = true;
-                if options.verbose {
-                    eprintln!("vm: up after {:.1} s: {kernel}", started.elapsed().as_secs_f64());
-                }
-            }
-            Ok(Event::Exit(status)) => break Ok(status),
-            Ok(Event::Fail(reason)) => break Err(Some(reason)),
-            Ok(Event::Gone) | Err(RecvTimeoutError::Disconnected) => {
-                break Err(Some("the guest stopped before its command ended".to_owned()));
-            }
-            Err(RecvTimeoutError::Timeout) if limit < options.limit => {
-                break Err(Some(format!("the guest did not come up within {} s", limit.as_secs())));
-            }
-            Err(RecvTimeoutError::Timeout) => break Err(None),
-        }
-    };
+    let outcome = wait(&received, started, options.limit, options.verbose);
     // All output is in the sockets by now (the guest reports after it was taken), so nothing is lost by killing.
     qemu.kill();
     for output in outputs {
@@ -122,10 +104,39 @@ pub(crate) fn run(image: &Image, job: &Job, options: Options) -> Result<Outcome>
     }
     let console = console.join().unwrap_or_default();
     Ok(match outcome {
-        Ok(status) => Outcome::Exited(status),
-        Err(None) => Outcome::TimedOut,
-        Err(Some(reason)) => Outcome::Failed { reason, console },
+        Outcome::Failed { reason, .. } => Outcome::Failed { reason, console },
+        other => other,
     })
+}
+
+/// Waits for the run's end. The console's lines are still to be added.
+fn wait(received: &Receiver<Event>, started: Instant, limit: Duration, verbose: bool) -> Outcome {
+    let failed = |reason: String| Outcome::Failed {
+        reason,
+        console: Vec::new(),
+    };
+    let mut up = false;
+    loop {
+        let now = if up { limit } else { limit.min(BOOT_LIMIT) };
+        match received.recv_timeout(now.saturating_sub(started.elapsed())) {
+            Ok(Event::Up(kernel)) => {
+                up = true;
+                if verbose {
+                    eprintln!("vm: up after {:.1} s: {kernel}", started.elapsed().as_secs_f64());
+                }
+            }
+            Ok(Event::Exit(status)) => return Outcome::Exited(status),
+            Ok(Event::Fail(reason)) => return failed(reason),
+            Ok(Event::Unread) => return Outcome::Unread,
+            Ok(Event::Gone) | Err(RecvTimeoutError::Disconnected) => {
+                return failed("the guest stopped before its command ended".to_owned());
+            }
+            Err(RecvTimeoutError::Timeout) if now < limit => {
+                return failed(format!("the guest did not come up within {} s", now.as_secs()));
+            }
+            Err(RecvTimeoutError::Timeout) => return Outcome::TimedOut,
+        }
+    }
 }
 
 /// The machine's process, ended on every path.
@@ -281,14 +292,17 @@ impl Drop for Sockets {
     }
 }
 
-/// Copies a port to a sink until the machine is gone. When the sink fails (the reader of our pipe left), the rest is
-/// read and dropped, so that the command can go on to its end.
-fn pump(mut port: UnixStream, mut sink: Sink) -> JoinHandle<()> {
+/// Copies a port to a sink until the machine is gone. Tells when the sink fails (the reader of our pipe left), and reads
+/// on, so that the command is never held up by it.
+fn pump(mut port: UnixStream, mut sink: Sink, events: Sender<Event>) -> JoinHandle<()> {
     thread::spawn(move || {
         let mut buffer = vec![0; 64 << 10];
         let mut open = true;
         while let Ok(count @ 1..) = port.read(&mut buffer) {
-            open = open && sink.write_all(&buffer[..count]).and_then(|()| sink.flush()).is_ok();
+            if open && sink.write_all(&buffer[..count]).and_then(|()| sink.flush()).is_err() {
+                open = false;
+                let _ = events.send(Event::Unread);
+            }
         }
     })
 }
@@ -355,11 +369,41 @@ mod tests {
     }
 
     #[test]
+    fn the_first_end_decides() {
+        let outcome = |sent: Vec<Event>, limit| {
+            let (events, received) = mpsc::channel();
+            sent.into_iter().for_each(|event| events.send(event).unwrap());
+            let outcome = wait(&received, Instant::now(), Duration::from_millis(limit), false);
+            drop(events);
+            outcome
+        };
+        let up = || Event::Up(String::new());
+        assert!(matches!(
+            outcome(vec![up(), Event::Exit(3), Event::Gone], 60_000),
+            Outcome::Exited(3)
+        ));
+        assert!(matches!(
+            outcome(vec![up(), Event::Gone, Event::Exit(3)], 60_000),
+            Outcome::Failed { .. }
+        ));
+        assert!(matches!(
+            outcome(vec![Event::Fail("no /run".to_owned())], 60_000),
+            Outcome::Failed { .. }
+        ));
+        assert!(matches!(outcome(vec![up(), Event::Unread], 60_000), Outcome::Unread));
+        assert!(matches!(outcome(vec![up()], 1), Outcome::TimedOut));
+        assert!(
+            matches!(outcome(vec![], 1), Outcome::TimedOut),
+            "the caller's limit counts from the power-on"
+        );
+    }
+
+    #[test]
     fn only_the_last_lines_of_the_console_are_kept() {
         let (reader, mut writer) = UnixStream::pair().unwrap();
-        for number in 0..100 {
-            writeln!(writer, "line {number}\r").unwrap();
-        }
+        // In one write, as the socket would not hold hundreds of small ones.
+        let text: String = (0..100).map(|number| format!("line {number}\r\n")).collect();
+        writer.write_all(text.as_bytes()).unwrap();
         drop(writer);
         let lines = keep_last_lines(reader, false);
         assert_eq!(lines.len(), CONSOLE_LINES);
@@ -368,7 +412,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sink_that_fails_does_not_stop_the_command() {
+    fn a_sink_that_fails_is_reported_once_and_does_not_hold_up_the_command() {
         struct Closed;
         impl Write for Closed {
             fn write(&mut self, _: &[u8]) -> io::Result<usize> {
@@ -379,10 +423,12 @@ mod tests {
             }
         }
         let (reader, mut writer) = UnixStream::pair().unwrap();
-        let pump = pump(reader, Box::new(Closed));
+        let (events, received) = mpsc::channel();
+        let pump = pump(reader, Box::new(Closed), events);
         // Far more than a socket buffers: this returns only if somebody keeps reading.
         writer.write_all(&vec![0; 4 << 20]).unwrap();
         drop(writer);
         pump.join().unwrap();
+        assert_eq!(received.iter().collect::<Vec<_>>(), [Event::Unread]);
     }
 }

@@ -13,7 +13,7 @@
 //! - `/dev/infiniband` open to all users (`setpriv --reuid 65534 --clear-groups CMD` is an unprivileged one);
 //! - perftest, ibverbs-utils, iproute2 and rdma-core, fetched once into `target/vm`; `modprobe` for other modules, such
 //!   as `sch_netem`, `ifb`, `dummy` or `siw`;
-//! - the host's `PATH`, `HOME`, `LANG`, `CI`, `DOORBELL_*` and `RUST_*`, and what `--env` adds.
+//! - the host's `PATH`, `HOME`, `LANG`, `CI`, `RUST_LOG`, `RUST_BACKTRACE` and `DOORBELL_*`, and what `--env` adds.
 //!
 //! A start takes some seconds, so many steps belong into one guest: `cargo xtask vm -- sh -c 'step 1 && step 2'`, or a
 //! script. The MTU of a running guest can be changed: `ip link set v0 mtu 4200; ip -n peer link set v1 mtu 4200` takes rxe
@@ -55,18 +55,29 @@ Options:
 
 In the guest: rxe0 on 10.9.0.1 and fd09::1; network namespace `peer` with 10.9.0.2 and fd09::2 on the other end.
 Files are this machine's; what CMD writes is dropped. The exit status is CMD's, 128 + n after signal n, 124 after
-the timeout, 125 when the guest failed.
+the timeout, 125 when the guest failed, 141 when the reader of the output left.
 ";
 
 /// Exit status when the limit passed, as timeout(1) has it.
 const TIMED_OUT: u8 = 124;
+/// Exit status when nobody reads the output any more, as after SIGPIPE.
+const UNREAD: u8 = 141;
 /// Exit status when the guest, not the command, failed.
 const GUEST_FAILED: u8 = 125;
 
-/// Variables that a command gets from here, beside those of [`PREFIXES`].
-const VARIABLES: &[&str] = &["CI", "HOME", "LANG", "LOGNAME", "PATH", "USER"];
-/// What the names of further variables begin with.
-const PREFIXES: &[&str] = &["DOORBELL_", "RUST_"];
+/// Variables that a command gets from here, beside those that begin with [`PREFIX`].
+const VARIABLES: &[&str] = &[
+    "CI",
+    "HOME",
+    "LANG",
+    "LOGNAME",
+    "PATH",
+    "RUST_BACKTRACE",
+    "RUST_LOG",
+    "USER",
+];
+/// What the names of the toolkit's own variables begin with.
+const PREFIX: &[u8] = b"DOORBELL_";
 
 /// A guest to be run, with all that can be chosen.
 #[derive(Debug, PartialEq, Eq)]
@@ -135,6 +146,7 @@ pub(crate) fn main(arguments: lexopt::Parser) -> Result<u8> {
             eprintln!("vm: stopped, the limit of {} s has passed", limit.as_secs());
             TIMED_OUT
         }
+        Outcome::Unread => UNREAD,
         Outcome::Failed { reason, console } => {
             eprintln!("vm: {reason}; the console's last lines:");
             for line in console {
@@ -196,10 +208,7 @@ fn variable(text: &OsStr) -> Result<(OsString, OsString)> {
 
 fn is_handed_on(name: &OsStr) -> bool {
     let listed = VARIABLES.iter().any(|listed| name == *listed);
-    let prefixed = PREFIXES
-        .iter()
-        .any(|prefix| name.as_bytes().starts_with(prefix.as_bytes()));
-    (listed || prefixed) && job::is_variable_name(name)
+    (listed || name.as_bytes().starts_with(PREFIX)) && job::is_variable_name(name)
 }
 
 #[cfg(test)]
@@ -262,6 +271,6 @@ mod tests {
     #[test]
     fn only_the_listed_variables_are_handed_on() {
         assert!(is_handed_on(OsStr::new("DOORBELL_LINK")) && is_handed_on(OsStr::new("PATH")));
-        assert!(!is_handed_on(OsStr::new("SECRET")) && !is_handed_on(OsStr::new("RUST_A-B")));
+        assert!(!is_handed_on(OsStr::new("SECRET")) && !is_handed_on(OsStr::new("DOORBELL_A-B")));
     }
 }
