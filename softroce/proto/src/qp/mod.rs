@@ -30,6 +30,14 @@ struct Connection {
     mtu: usize,
 }
 
+impl Connection {
+    /// The packets of a message: at least one (IBTA vol 1, 9.4.1).
+    const fn packets(&self, len: u32) -> u32 {
+        let packets = len.div_ceil(self.mtu as u32);
+        if packets == 0 { 1 } else { packets }
+    }
+}
+
 /// A queue pair.
 #[derive(Debug)]
 pub(crate) struct QueuePair {
@@ -89,7 +97,11 @@ impl QueuePair {
         }
     }
 
-    pub(crate) fn path(&self) -> Option<&Path> {
+    pub(crate) const fn qpn(&self) -> Qpn {
+        self.connection.qpn
+    }
+
+    pub(crate) const fn path(&self) -> Option<&Path> {
         self.set.path.as_ref()
     }
 
@@ -109,7 +121,7 @@ impl QueuePair {
 
     // State
 
-    pub(crate) fn modify(&mut self, modify: &Modify, out: &mut Outbox) -> Result<(), ModifyError> {
+    pub(crate) fn modify(&mut self, now: Instant, modify: &Modify, out: &mut Outbox) -> Result<(), ModifyError> {
         let (from, to) = (self.state, modify.target(self.state)?);
         match to {
             State::Reset => {
@@ -124,7 +136,7 @@ impl QueuePair {
             _ => {}
         }
         self.set.overlay(modify);
-        self.requester.configure(&self.set);
+        self.requester.configure(now, &self.set);
         self.responder.configure(&self.set);
         self.connection.peer = self.set.dest_qpn.unwrap_or(self.connection.peer);
         self.connection.mtu = self.set.path_mtu.map_or(self.connection.mtu, Mtu::bytes);
@@ -248,9 +260,9 @@ impl QueuePair {
         }
     }
 
-    /// A burst of this queue pair's packets starts.
-    pub(crate) fn begin_turn(&mut self) {
-        self.turn.requests_first = !self.turn.requests_sent;
+    /// A burst of this queue pair's packets ends; `cut` short by its length, or because there was nothing more.
+    pub(crate) fn end_turn(&mut self, cut: bool) {
+        self.turn.requests_first = cut && !self.turn.requests_sent;
         self.turn.requests_sent = false;
     }
 

@@ -98,8 +98,8 @@ impl Requester {
         }
     }
 
-    /// Takes over attributes as they are set.
-    pub(crate) fn configure(&mut self, set: &Modify) {
+    /// Takes over attributes as they are set; what is being waited for counts from `now` again.
+    pub(crate) fn configure(&mut self, now: Instant, set: &Modify) {
         self.limits = Limits {
             timeout: set.timeout.and_then(ack_timeout),
             retry_cnt: set.retry_cnt.unwrap_or(0),
@@ -108,6 +108,9 @@ impl Requester {
         };
         self.retries_left = self.limits.retry_cnt;
         self.rnr_left = self.limits.rnr_retry;
+        if !matches!(self.wait, Wait::Rnr(_)) {
+            self.wait_for_ack(now);
+        }
     }
 
     /// Into RTS from RTR: the first packet has this PSN.

@@ -66,7 +66,7 @@ impl Requester {
                 return Ok(false);
             }
         }
-        let packets = packets(wqe.len, connection.mtu);
+        let packets = connection.packets(wqe.len);
         // A request of one packet is checked when its bytes are read; nothing of a longer one goes out when its end cannot.
         if (wqe.awaits_data() || packets > 1)
             && sges::check(memory, connection.pd, self.queue.sges(number), wqe.awaits_data()).is_err()
@@ -145,12 +145,6 @@ impl Requester {
         self.unasked = if bth.ack_req { 0 } else { self.unasked + 1 };
         Ok(Some((wire::packet_len(opcode, len), numbers)))
     }
-}
-
-/// The packets of a message: at least one (IBTA vol 1, 9.4.1).
-pub(crate) const fn packets(len: u32, mtu: usize) -> u32 {
-    let packets = len.div_ceil(mtu as u32);
-    if packets == 0 { 1 } else { packets }
 }
 
 fn position(wqe: &Wqe, index: u64) -> Position {

@@ -2,7 +2,6 @@
 
 use crate::memory::{AtomicOp, Memory, RemoteRight};
 use crate::outbox::Outbox;
-use crate::qp::requester::packets;
 use crate::qp::responder::replies::{Kind, Stream};
 use crate::qp::responder::{Message, Outcome, Refused, Responder, Target};
 use crate::qp::{Connection, sges};
@@ -289,7 +288,7 @@ fn stream(reth: &Reth, connection: &Connection) -> Stream {
         addr: reth.va,
         rkey: reth.rkey,
         left: reth.len,
-        packets: packets(reth.len, connection.mtu),
+        packets: connection.packets(reth.len),
         fresh: true,
     }
 }

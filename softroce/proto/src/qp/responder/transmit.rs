@@ -51,11 +51,6 @@ impl Responder {
         Ok(None)
     }
 
-    /// Whether there is something to say.
-    pub(crate) fn has_replies(&mut self) -> bool {
-        self.replies.front().is_some()
-    }
-
     /// Takes back everything from the READ on that is being answered: the NAK takes the PSN of its next response.
     fn abort_read(&mut self) -> Result<Option<usize>, Refused> {
         if let Some(reply) = self.replies.front() {
