@@ -7,11 +7,11 @@
 //! (`progress`). The three locks they share, and their order, are described in `drive`.
 
 mod config;
-
 mod cq;
 mod device;
 mod drive;
 mod event;
+pub mod limits;
 pub mod link;
 mod memory;
 mod pd;
