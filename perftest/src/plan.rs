@@ -333,11 +333,6 @@ impl Plan {
         })
     }
 
-    /// Whether a message of this size travels inline.
-    pub(crate) fn is_inline(&self, size: u64) -> bool {
-        size <= u64::from(self.inline)
-    }
-
     /// Messages of this size that one queue pair may have in flight: the send depth, or what fits in its share of the memory budget.
     /// Where the depth allows it, two at least: one can be on its way while the other is looked at.
     pub(crate) fn window(&self, size: u64) -> u32 {

@@ -1,7 +1,5 @@
 //! What the two ends say to each other.
 
-use std::net::Ipv6Addr;
-
 use serde::{Deserialize, Serialize};
 
 use crate::failure::one_line;
@@ -115,18 +113,8 @@ pub(crate) struct Setup {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Lane {
-    /// Its number.
-    pub(crate) qpn: u32,
-    /// The first sequence number it sends.
-    pub(crate) psn: u32,
-    /// The port's LID, 0 on RoCE.
-    pub(crate) lid: u16,
-    /// The port's GID.
-    pub(crate) gid: Ipv6Addr,
-    /// The path MTU it can take, in bytes.
-    pub(crate) mtu: u32,
-    /// READ and atomic requests it answers at once.
-    pub(crate) rd_atomic: u8,
+    /// It, 32 bytes in hexadecimal.
+    pub(crate) endpoint: String,
     /// Messages that fit in its memory, or receives it has posted.
     pub(crate) slots: u32,
     /// Where messages go to or come from, 24 bytes in hexadecimal.

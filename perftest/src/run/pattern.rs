@@ -26,6 +26,13 @@ pub(crate) struct Mismatch {
     pub(crate) found: u8,
 }
 
+impl Mismatch {
+    /// What [`Pattern::check`] found, in which message.
+    pub(crate) fn at(bytes: u64, lane: usize, iteration: u64, (offset, expected, found): (u64, u8, u8)) -> Mismatch {
+        Mismatch { bytes, lane, iteration, offset, expected, found }
+    }
+}
+
 impl fmt::Display for Mismatch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
@@ -53,6 +60,14 @@ impl Pattern {
     pub(crate) fn fill(self, payload: &mut [u8]) {
         for (index, word) in (0..).zip(payload.chunks_mut(8)) {
             word.copy_from_slice(&self.word(index)[..word.len()]);
+        }
+    }
+
+    /// Writes what differs from the payload in every byte.
+    pub(crate) fn fill_wrong(self, payload: &mut [u8]) {
+        self.fill(payload);
+        for byte in payload {
+            *byte = !*byte;
         }
     }
 
@@ -89,6 +104,9 @@ mod tests {
             let mut payload = vec![0; len];
             pattern.fill(&mut payload);
             assert_eq!(pattern.check(&payload), None);
+            let mut wrong = payload.clone();
+            pattern.fill_wrong(&mut wrong);
+            assert!(wrong.iter().zip(&payload).all(|(wrong, right)| wrong != right));
             for at in 0..len {
                 let right = payload[at];
                 payload[at] ^= 0x10;
