@@ -2,10 +2,12 @@
 #![forbid(unsafe_code)]
 
 mod endpoint;
+pub mod icrc;
 pub mod memory;
 pub mod qp;
 mod time;
 mod types;
+pub mod wire;
 pub mod work;
 
 pub use endpoint::{AsyncEvent, Datagram, Endpoint, Ident, Transmit};

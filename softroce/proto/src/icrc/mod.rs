@@ -1,0 +1,169 @@
+//! The invariant CRC: the 4 bytes that end every RoCEv2 packet and prove it whole from device to device (IBTA annex A17.3.3, vol 1, 7.8.1).
+//!
+//! It is the CRC-32 of Ethernet over 8 bytes of ones, the IP header, the UDP header, and the packet from the BTH on; what routers may change counts as
+//! ones: IPv4 TOS, TTL and header checksum, IPv6 traffic class, flow label and hop limit, the UDP checksum, and byte 4 of the BTH. It goes on the wire with
+//! its least significant byte first.
+//!
+//! A device without raw sockets does not build the IP header, the kernel does; [`Flow`] holds what it takes to know that header anyway. All but three
+//! fields are the same in every packet of a flow, so the register after the header is computed once for zero lengths and Identification; those are then put
+//! in by tables, as the CRC is linear: crc(a ⊕ b) = crc(a) ⊕ crc(b) ⊕ crc(0) for equal lengths.
+
+mod gf2;
+#[cfg(test)]
+mod tests;
+
+use core::net::IpAddr;
+
+use crc32fast::Hasher;
+
+use gf2::FieldTable;
+pub use gf2::solve_ident;
+
+/// The length of the ICRC in bytes.
+pub const LEN: usize = 4;
+
+/// The bytes in front of the IP header, in place of the local route header of InfiniBand.
+const MASKED_LRH: [u8; 8] = [0xff; 8];
+const IPV4_LEN: usize = 20;
+const IPV6_LEN: usize = 40;
+const UDP_LEN: usize = 8;
+const UDP_PROTOCOL: u8 = 17;
+/// IPv4 flags "don't fragment", as RoCEv2 devices set it, and an offset of 0.
+const DONT_FRAGMENT: u16 = 0x4000;
+/// The byte of the BTH with the congestion bits.
+const MASKED_BTH_BYTE: usize = 4;
+
+// How many bytes follow each variable field up to the end of the UDP header.
+static IPV4_TOTAL_LEN: FieldTable = FieldTable::new(UDP_LEN + IPV4_LEN - 4);
+static IPV4_IDENT: FieldTable = FieldTable::new(IDENT_TO_BTH);
+static IPV6_PAYLOAD_LEN: FieldTable = FieldTable::new(UDP_LEN + IPV6_LEN - 6);
+static UDP_TOTAL_LEN: FieldTable = FieldTable::new(UDP_LEN - 6);
+
+/// The bytes from behind the IPv4 Identification to the BTH.
+const IDENT_TO_BTH: usize = UDP_LEN + IPV4_LEN - 6;
+
+/// The addresses and ports of a flow of packets, ready to compute their ICRCs.
+///
+/// The IPv4 Identification is given with each packet; over IPv6, which has none, it is ignored.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Flow {
+    /// The register after the masked headers, with lengths and Identification zero.
+    register: u32,
+    is_ipv4: bool,
+}
+
+impl Flow {
+    /// A flow between these addresses and UDP ports.
+    ///
+    /// IPv4-mapped IPv6 addresses, as a dual-stack socket gives them, count as IPv4. One address of each family makes no packet; the ICRC is then that of
+    /// an IPv6 packet with the IPv4 address mapped.
+    pub fn new(src: IpAddr, dst: IpAddr, src_port: u16, dst_port: u16) -> Self {
+        let mut udp = [0xff; UDP_LEN];
+        udp[0..2].copy_from_slice(&src_port.to_be_bytes());
+        udp[2..4].copy_from_slice(&dst_port.to_be_bytes());
+        udp[4..6].fill(0);
+        let mut hasher = Hasher::new();
+        hasher.update(&MASKED_LRH);
+        let is_ipv4 = match (src.to_canonical(), dst.to_canonical()) {
+            (IpAddr::V4(src), IpAddr::V4(dst)) => {
+                let mut ip = [0xff; IPV4_LEN];
+                ip[0] = 0x45;
+                ip[2..6].fill(0);
+                ip[6..8].copy_from_slice(&DONT_FRAGMENT.to_be_bytes());
+                ip[9] = UDP_PROTOCOL;
+                ip[12..16].copy_from_slice(&src.octets());
+                ip[16..20].copy_from_slice(&dst.octets());
+                hasher.update(&ip);
+                true
+            }
+            (src, dst) => {
+                let mut ip = [0xff; IPV6_LEN];
+                ip[0] = 0x6f;
+                ip[4..6].fill(0);
+                ip[6] = UDP_PROTOCOL;
+                ip[8..24].copy_from_slice(&ipv6_octets(src));
+                ip[24..40].copy_from_slice(&ipv6_octets(dst));
+                hasher.update(&ip);
+                false
+            }
+        };
+        hasher.update(&udp);
+        Self {
+            register: hasher.finalize(),
+            is_ipv4,
+        }
+    }
+
+    /// Whether the packets are IPv4, so that an Identification counts.
+    pub const fn is_ipv4(&self) -> bool {
+        self.is_ipv4
+    }
+
+    /// The ICRC of a packet given from the BTH up to, but without, the ICRC.
+    pub fn compute(&self, ident: u16, packet: &[u8]) -> u32 {
+        let register = self.after_headers(ident, packet.len());
+        let Some((bth, rest)) = packet.split_first_chunk::<16>() else {
+            return crc_of_short(register, packet);
+        };
+        let mut bth = *bth;
+        bth[MASKED_BTH_BYTE] = 0xff;
+        let mut hasher = Hasher::new_with_initial(register);
+        hasher.update(&bth);
+        hasher.update(rest);
+        hasher.finalize()
+    }
+
+    /// Fills in the ICRC, the last 4 bytes of a packet given from the BTH on. Fewer bytes than that are left alone.
+    pub fn seal(&self, ident: u16, packet: &mut [u8]) {
+        if let Some((packet, icrc)) = packet.split_last_chunk_mut::<LEN>() {
+            *icrc = self.compute(ident, packet).to_le_bytes();
+        }
+    }
+
+    /// Whether the last 4 bytes of a packet given from the BTH on are its ICRC.
+    pub fn verify(&self, ident: u16, packet: &[u8]) -> bool {
+        self.syndrome(ident, packet) == Some(0)
+    }
+
+    /// The ICRC computed ⊕ the ICRC received: 0 where the packet is whole, `None` where it is too short to have one.
+    pub(crate) fn syndrome(&self, ident: u16, packet: &[u8]) -> Option<u32> {
+        let (packet, icrc) = packet.split_last_chunk::<LEN>()?;
+        Some(self.compute(ident, packet) ^ u32::from_le_bytes(*icrc))
+    }
+
+    /// The CRC of the masked headers in front of `len` bytes (the ICRC comes on top). Lengths no datagram can have wrap.
+    fn after_headers(&self, ident: u16, len: usize) -> u32 {
+        let udp_len = (len + LEN + UDP_LEN) as u16;
+        let mut register = self.register ^ UDP_TOTAL_LEN.change(udp_len);
+        if self.is_ipv4 {
+            register ^= IPV4_TOTAL_LEN.change(udp_len.wrapping_add(IPV4_LEN as u16));
+            if ident != 0 {
+                register ^= IPV4_IDENT.change(ident);
+            }
+        } else {
+            register ^= IPV6_PAYLOAD_LEN.change(udp_len);
+        }
+        register
+    }
+}
+
+/// The CRC of fewer than 16 bytes: no real packet, as the smallest is an acknowledgement of 16 without ICRC.
+#[cold]
+fn crc_of_short(register: u32, packet: &[u8]) -> u32 {
+    let mut bytes = [0; 16];
+    let bytes = &mut bytes[..packet.len().min(16)];
+    bytes.copy_from_slice(&packet[..bytes.len()]);
+    if let Some(byte) = bytes.get_mut(MASKED_BTH_BYTE) {
+        *byte = 0xff;
+    }
+    let mut hasher = Hasher::new_with_initial(register);
+    hasher.update(bytes);
+    hasher.finalize()
+}
+
+fn ipv6_octets(address: IpAddr) -> [u8; 16] {
+    match address {
+        IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
+        IpAddr::V6(v6) => v6.octets(),
+    }
+}

@@ -1,0 +1,25 @@
+//! The atomic acknowledge extended transport header, 8 bytes: what an atomic found (IBTA vol 1, 9.5.3).
+
+/// An atomic acknowledge extended transport header.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct AtomicAckEth {
+    /// The remote value before the operation.
+    pub original: u64,
+}
+
+impl AtomicAckEth {
+    /// Its length in bytes.
+    pub const LEN: usize = 8;
+
+    /// Reads it; every value is a header.
+    pub const fn from_bytes(bytes: &[u8; Self::LEN]) -> Self {
+        Self {
+            original: u64::from_be_bytes(*bytes),
+        }
+    }
+
+    /// As it goes on the wire.
+    pub const fn to_bytes(&self) -> [u8; Self::LEN] {
+        self.original.to_be_bytes()
+    }
+}

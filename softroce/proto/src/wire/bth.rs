@@ -1,0 +1,115 @@
+//! The base transport header, 12 bytes, in every packet (IBTA vol 1, 9.2).
+//!
+//! ```text
+//! 0      opcode
+//! 1      SE:1 M:1 pad count:2 TVer:4
+//! 2..4   partition key
+//! 4      FECN:1 BECN:1 reserved:6        (all ones in the ICRC)
+//! 5..8   destination QP
+//! 8      AckReq:1 reserved:7
+//! 9..12  PSN
+//! ```
+
+use super::{Opcode, ParseError};
+use crate::{Psn, Qpn};
+
+/// The partition key of the default partition with full membership, the one RoCEv2 uses (IBTA vol 1, 10.9.1.2).
+pub const DEFAULT_PKEY: u16 = 0xffff;
+
+const MEMBERSHIP: u16 = 0x8000;
+
+/// A base transport header. The pad count is no field of it: it follows from the payload's length.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Bth {
+    /// What the packet is.
+    pub opcode: Opcode,
+    /// Solicited event: the receiver's completion wakes whoever waits for solicited ones.
+    pub solicited: bool,
+    /// Path migration state: true says "migrated", the state in which queue pairs start.
+    pub migrated: bool,
+    /// Partition key.
+    pub pkey: u16,
+    /// Forward explicit congestion notification.
+    pub fecn: bool,
+    /// Backward explicit congestion notification.
+    pub becn: bool,
+    /// The queue pair it is for.
+    pub dest_qp: Qpn,
+    /// The requester asks for an acknowledgement of this packet.
+    pub ack_req: bool,
+    /// Its sequence number.
+    pub psn: Psn,
+}
+
+impl Bth {
+    /// Its length in bytes.
+    pub const LEN: usize = 12;
+
+    /// A header in the default partition, with no flag but "migrated" set.
+    pub const fn new(opcode: Opcode, dest_qp: Qpn, psn: Psn) -> Self {
+        Self {
+            opcode,
+            solicited: false,
+            migrated: true,
+            pkey: DEFAULT_PKEY,
+            fecn: false,
+            becn: false,
+            dest_qp,
+            ack_req: false,
+            psn,
+        }
+    }
+
+    /// Reads a header and the pad count it carries (0 … 3 bytes). Reserved bits are ignored, as receivers must.
+    ///
+    /// # Errors
+    /// An opcode this crate does not know, a transport version other than 0, or a partition key of another partition (limited members of the default
+    /// partition are let in: IBTA vol 1, 10.9.3).
+    pub const fn from_bytes(bytes: &[u8; Self::LEN]) -> Result<(Self, usize), ParseError> {
+        let [code, flags, p0, p1, ecn, q0, q1, q2, ack, s0, s1, s2] = *bytes;
+        let version = flags & 0x0f;
+        if version != 0 {
+            return Err(ParseError::Version(version));
+        }
+        let Some(opcode) = Opcode::from_code(code) else {
+            return Err(ParseError::Opcode(code));
+        };
+        let pkey = u16::from_be_bytes([p0, p1]);
+        if pkey | MEMBERSHIP != DEFAULT_PKEY {
+            return Err(ParseError::Pkey(pkey));
+        }
+        let header = Self {
+            opcode,
+            solicited: flags & 0x80 != 0,
+            migrated: flags & 0x40 != 0,
+            pkey,
+            fecn: ecn & 0x80 != 0,
+            becn: ecn & 0x40 != 0,
+            dest_qp: Qpn::new(u32::from_be_bytes([0, q0, q1, q2])),
+            ack_req: ack & 0x80 != 0,
+            psn: Psn::new(u32::from_be_bytes([0, s0, s1, s2])),
+        };
+        Ok((header, (flags >> 4 & 3) as usize))
+    }
+
+    /// The header with a pad count (its low two bits count) as it goes on the wire.
+    pub const fn to_bytes(&self, pad: usize) -> [u8; Self::LEN] {
+        let [p0, p1] = self.pkey.to_be_bytes();
+        let [_, q0, q1, q2] = self.dest_qp.get().to_be_bytes();
+        let [_, s0, s1, s2] = self.psn.get().to_be_bytes();
+        [
+            self.opcode.code(),
+            (self.solicited as u8) << 7 | (self.migrated as u8) << 6 | ((pad & 3) as u8) << 4,
+            p0,
+            p1,
+            (self.fecn as u8) << 7 | (self.becn as u8) << 6,
+            q0,
+            q1,
+            q2,
+            (self.ack_req as u8) << 7,
+            s0,
+            s1,
+            s2,
+        ]
+    }
+}

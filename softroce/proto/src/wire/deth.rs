@@ -1,0 +1,39 @@
+//! The datagram extended transport header, 8 bytes: who sent a UD packet and with which Q_Key (IBTA vol 1, 9.3.2).
+//!
+//! ```text
+//! 0..4  Q_Key
+//! 4     reserved
+//! 5..8  source QP
+//! ```
+
+use crate::Qpn;
+
+/// A datagram extended transport header.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Deth {
+    /// The queue key that the receiving queue pair must have.
+    pub qkey: u32,
+    /// The sending queue pair.
+    pub src_qp: Qpn,
+}
+
+impl Deth {
+    /// Its length in bytes.
+    pub const LEN: usize = 8;
+
+    /// Reads it; every value is a header, the reserved byte is ignored.
+    pub const fn from_bytes(bytes: &[u8; Self::LEN]) -> Self {
+        let [k0, k1, k2, k3, _, q0, q1, q2] = *bytes;
+        Self {
+            qkey: u32::from_be_bytes([k0, k1, k2, k3]),
+            src_qp: Qpn::new(u32::from_be_bytes([0, q0, q1, q2])),
+        }
+    }
+
+    /// As it goes on the wire.
+    pub const fn to_bytes(&self) -> [u8; Self::LEN] {
+        let [k0, k1, k2, k3] = self.qkey.to_be_bytes();
+        let [_, q0, q1, q2] = self.src_qp.get().to_be_bytes();
+        [k0, k1, k2, k3, 0, q0, q1, q2]
+    }
+}

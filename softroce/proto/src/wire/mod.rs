@@ -1,0 +1,313 @@
+//! RoCEv2 packets as bytes: one file per header, and [`Packet`] for the whole of a UDP payload (IBTA vol 1, chapter 9 and annex A17).
+//!
+//! ```text
+//! BTH | extension headers of the opcode | payload | 0 … 3 bytes of zero pad | ICRC
+//! ```
+//!
+//! [`Packet::parse`] and [`write`] are each other's inverse. Neither looks at the ICRC: [`crate::icrc`] checks and seals it, as that takes the IP
+//! header too. What parsing refuses is to be dropped without an answer: the headers cannot be trusted to say whom to answer.
+
+mod aeth;
+mod atomic_ack_eth;
+mod atomic_eth;
+mod bth;
+mod deth;
+mod ieth;
+mod imm_dt;
+mod opcode;
+mod reth;
+#[cfg(test)]
+mod tests;
+
+pub use aeth::{Aeth, Credits, Nak, RnrTimer, Syndrome};
+pub use atomic_ack_eth::AtomicAckEth;
+pub use atomic_eth::AtomicEth;
+pub use bth::{Bth, DEFAULT_PKEY};
+pub use deth::Deth;
+pub use ieth::Ieth;
+pub use imm_dt::ImmDt;
+pub use opcode::{Layout, Opcode, Operation, Position, Transport};
+pub use reth::Reth;
+
+use crate::icrc;
+
+/// The UDP destination port of RoCEv2 (IBTA annex A17.2).
+pub const UDP_PORT: u16 = 4791;
+
+/// The longest headers there are, BTH and AtomicETH, in bytes.
+pub const MAX_HEADER_LEN: usize = Bth::LEN + AtomicEth::LEN;
+
+/// Why bytes are not a packet.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum ParseError {
+    /// Fewer bytes than the headers and the ICRC take.
+    #[error("{0} bytes are too few for the packet's headers")]
+    Truncated(usize),
+    /// The length is no multiple of 4, as every packet's is.
+    #[error("{0} bytes are no multiple of 4")]
+    Unaligned(usize),
+    /// The transport header version is not 0.
+    #[error("transport header version {0}")]
+    Version(u8),
+    /// Reserved, or of a service that is not offered.
+    #[error("opcode {0:#04x}")]
+    Opcode(u8),
+    /// Not the default partition.
+    #[error("partition key {0:#06x}")]
+    Pkey(u16),
+    /// More pad than bytes after the headers.
+    #[error("pad count {pad} with {len} bytes of payload and pad")]
+    Pad {
+        /// The pad count.
+        pad: usize,
+        /// The bytes between headers and ICRC.
+        len: usize,
+    },
+    /// Payload in a packet whose opcode has none.
+    #[error("{len} bytes of payload in a packet of {opcode:?}")]
+    Payload {
+        /// The opcode.
+        opcode: Opcode,
+        /// The bytes between headers and ICRC.
+        len: usize,
+    },
+    /// A reserved AETH syndrome.
+    #[error("AETH syndrome {0:#04x}")]
+    Syndrome(u8),
+}
+
+/// Why a packet could not be written: an error of the caller's.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum WriteError {
+    /// The buffer is too short.
+    #[error("the packet takes {needed} bytes, the buffer has {len}")]
+    TooLong {
+        /// The packet's length, ICRC included.
+        needed: usize,
+        /// The buffer's.
+        len: usize,
+    },
+    /// The extension headers are not those of the opcode, or it has no payload.
+    #[error("{0:?} has other extension headers or no payload")]
+    Layout(Opcode),
+}
+
+/// The extension headers of a packet, those that its opcode's [`Layout`] names.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Extension {
+    /// None.
+    Bare,
+    /// Start of a WRITE, or a READ request.
+    Reth(Reth),
+    /// A WRITE of one packet with immediate.
+    RethImm(Reth, ImmDt),
+    /// The end of a SEND or WRITE with immediate.
+    Imm(ImmDt),
+    /// The end of a SEND with invalidate.
+    Ieth(Ieth),
+    /// Acknowledge, or the start or end of a READ response.
+    Aeth(Aeth),
+    /// ATOMIC acknowledge.
+    AethAtomic(Aeth, AtomicAckEth),
+    /// An atomic request.
+    Atomic(AtomicEth),
+    /// A UD SEND.
+    Deth(Deth),
+    /// A UD SEND with immediate.
+    DethImm(Deth, ImmDt),
+}
+
+impl Extension {
+    /// Which headers these are.
+    pub const fn layout(&self) -> Layout {
+        match self {
+            Self::Bare => Layout::Bare,
+            Self::Reth(_) => Layout::Reth,
+            Self::RethImm(..) => Layout::RethImm,
+            Self::Imm(_) => Layout::Imm,
+            Self::Ieth(_) => Layout::Ieth,
+            Self::Aeth(_) => Layout::Aeth,
+            Self::AethAtomic(..) => Layout::AethAtomic,
+            Self::Atomic(_) => Layout::Atomic,
+            Self::Deth(_) => Layout::Deth,
+            Self::DethImm(..) => Layout::DethImm,
+        }
+    }
+
+    /// The RETH, where there is one.
+    pub const fn reth(&self) -> Option<&Reth> {
+        match self {
+            Self::Reth(reth) | Self::RethImm(reth, _) => Some(reth),
+            _ => None,
+        }
+    }
+
+    /// The AETH, where there is one.
+    pub const fn aeth(&self) -> Option<&Aeth> {
+        match self {
+            Self::Aeth(aeth) | Self::AethAtomic(aeth, _) => Some(aeth),
+            _ => None,
+        }
+    }
+
+    /// The immediate data, where there is some.
+    pub const fn imm(&self) -> Option<ImmDt> {
+        match self {
+            Self::Imm(imm) | Self::RethImm(_, imm) | Self::DethImm(_, imm) => Some(*imm),
+            _ => None,
+        }
+    }
+
+    /// Takes the headers of `layout` off the front of `bytes`.
+    fn split_from(layout: Layout, bytes: &[u8]) -> Result<(Self, &[u8]), ParseError> {
+        let mut rest = bytes;
+        let extension = match layout {
+            Layout::Bare => Self::Bare,
+            Layout::Reth => Self::Reth(Reth::from_bytes(take(&mut rest)?)),
+            Layout::RethImm => Self::RethImm(Reth::from_bytes(take(&mut rest)?), ImmDt::from_bytes(take(&mut rest)?)),
+            Layout::Imm => Self::Imm(ImmDt::from_bytes(take(&mut rest)?)),
+            Layout::Ieth => Self::Ieth(Ieth::from_bytes(take(&mut rest)?)),
+            Layout::Aeth => Self::Aeth(Aeth::from_bytes(take(&mut rest)?)?),
+            Layout::AethAtomic => Self::AethAtomic(
+                Aeth::from_bytes(take(&mut rest)?)?,
+                AtomicAckEth::from_bytes(take(&mut rest)?),
+            ),
+            Layout::Atomic => Self::Atomic(AtomicEth::from_bytes(take(&mut rest)?)),
+            Layout::Deth => Self::Deth(Deth::from_bytes(take(&mut rest)?)),
+            Layout::DethImm => Self::DethImm(Deth::from_bytes(take(&mut rest)?), ImmDt::from_bytes(take(&mut rest)?)),
+        };
+        Ok((extension, rest))
+    }
+
+    /// Writes the headers to `buf`, which has their length.
+    fn write_to(&self, buf: &mut [u8]) {
+        match self {
+            Self::Bare => {}
+            Self::Reth(reth) => join(buf, 0, reth.to_bytes()),
+            Self::RethImm(reth, imm) => {
+                join(buf, 0, reth.to_bytes());
+                join(buf, Reth::LEN, imm.to_bytes());
+            }
+            Self::Imm(imm) => join(buf, 0, imm.to_bytes()),
+            Self::Ieth(ieth) => join(buf, 0, ieth.to_bytes()),
+            Self::Aeth(aeth) => join(buf, 0, aeth.to_bytes()),
+            Self::AethAtomic(aeth, atomic) => {
+                join(buf, 0, aeth.to_bytes());
+                join(buf, Aeth::LEN, atomic.to_bytes());
+            }
+            Self::Atomic(atomic) => join(buf, 0, atomic.to_bytes()),
+            Self::Deth(deth) => join(buf, 0, deth.to_bytes()),
+            Self::DethImm(deth, imm) => {
+                join(buf, 0, deth.to_bytes());
+                join(buf, Deth::LEN, imm.to_bytes());
+            }
+        }
+    }
+}
+
+/// A packet: the whole of a RoCEv2 UDP payload but pad and ICRC.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Packet<'a> {
+    /// The base transport header.
+    pub bth: Bth,
+    /// The headers after it.
+    pub extension: Extension,
+    /// What it carries, without pad.
+    pub payload: &'a [u8],
+}
+
+impl<'a> Packet<'a> {
+    /// Reads a UDP payload, BTH to ICRC. The ICRC is not checked; pad and reserved bits may have any value, as receivers ignore them.
+    ///
+    /// # Errors
+    /// When a length, version, opcode, partition key, pad count or syndrome is wrong. Never panics, whatever the bytes.
+    pub fn parse(datagram: &'a [u8]) -> Result<Self, ParseError> {
+        let truncated = ParseError::Truncated(datagram.len());
+        let (packet, _icrc) = datagram.split_last_chunk::<{ icrc::LEN }>().ok_or(truncated)?;
+        let (bth, rest) = packet.split_first_chunk().ok_or(truncated)?;
+        let (bth, pad) = Bth::from_bytes(bth)?;
+        if !datagram.len().is_multiple_of(4) {
+            return Err(ParseError::Unaligned(datagram.len()));
+        }
+        let (extension, rest) = Extension::split_from(bth.opcode.layout(), rest)?;
+        if !rest.is_empty() && !bth.opcode.has_payload() {
+            return Err(ParseError::Payload {
+                opcode: bth.opcode,
+                len: rest.len(),
+            });
+        }
+        let Some(payload) = rest.len().checked_sub(pad).and_then(|len| rest.get(..len)) else {
+            return Err(ParseError::Pad { pad, len: rest.len() });
+        };
+        Ok(Self {
+            bth,
+            extension,
+            payload,
+        })
+    }
+}
+
+/// The length of the headers of `opcode` in bytes: where its payload starts.
+pub const fn header_len(opcode: Opcode) -> usize {
+    Bth::LEN + opcode.layout().len()
+}
+
+/// The length of a whole packet in bytes: headers, payload, pad and ICRC.
+pub const fn packet_len(opcode: Opcode, payload_len: usize) -> usize {
+    header_len(opcode) + payload_len + pad_len(payload_len) + icrc::LEN
+}
+
+/// The bytes of pad after a payload of `payload_len` bytes.
+pub const fn pad_len(payload_len: usize) -> usize {
+    payload_len.wrapping_neg() & 3
+}
+
+/// Writes the headers and the pad of a packet with `payload_len` bytes of payload to the front of `buf`. The caller then fills in
+/// `buf[header_len..][..payload_len]`, and the last 4 of the [`packet_len`] bytes are left for [`icrc`] to seal.
+///
+/// Gives back where the payload starts.
+///
+/// # Errors
+/// When `buf` is shorter than the packet, or the opcode has other extension headers or no payload; `buf` is unchanged then.
+pub fn write(buf: &mut [u8], bth: &Bth, extension: &Extension, payload_len: usize) -> Result<usize, WriteError> {
+    if extension.layout() != bth.opcode.layout() || payload_len > 0 && !bth.opcode.has_payload() {
+        return Err(WriteError::Layout(bth.opcode));
+    }
+    let (start, needed, pad) = (
+        header_len(bth.opcode),
+        packet_len(bth.opcode, payload_len),
+        pad_len(payload_len),
+    );
+    let len = buf.len();
+    let Some(packet) = buf.get_mut(..needed) else {
+        return Err(WriteError::TooLong { needed, len });
+    };
+    let (headers, rest) = packet.split_at_mut(start);
+    let (front, extensions) = headers.split_at_mut(Bth::LEN);
+    join(front, 0, bth.to_bytes(pad));
+    extension.write_to(extensions);
+    rest[payload_len..payload_len + pad].fill(0);
+    Ok(start)
+}
+
+/// Takes the next `N` bytes off `rest`.
+fn take<'a, const N: usize>(rest: &mut &'a [u8]) -> Result<&'a [u8; N], ParseError> {
+    let (chunk, after) = rest.split_first_chunk().ok_or(ParseError::Truncated(rest.len()))?;
+    *rest = after;
+    Ok(chunk)
+}
+
+/// The big-endian 32 bits at `AT`, which each header's own length bounds.
+fn be32<const AT: usize>(bytes: &[u8]) -> u32 {
+    u32::from_be_bytes([bytes[AT], bytes[AT + 1], bytes[AT + 2], bytes[AT + 3]])
+}
+
+/// The big-endian 64 bits at `AT`.
+fn be64<const AT: usize>(bytes: &[u8]) -> u64 {
+    u64::from(be32::<AT>(bytes)) << 32 | u64::from(be32::<AT>(&bytes[4..]))
+}
+
+/// Copies `bytes` to `at` in `buf`, which has room: every caller's offsets are constants of one header.
+fn join<const N: usize>(buf: &mut [u8], at: usize, bytes: [u8; N]) {
+    buf[at..at + N].copy_from_slice(&bytes);
+}

@@ -1,0 +1,321 @@
+//! The operation codes of the BTH (IBTA vol 1, 9.2.1, table 38) and what each one says about its packet.
+//!
+//! One row per opcode defines everything: number, operation, place in the message, which extension headers follow and whether payload does. The engine asks
+//! these questions instead of comparing numbers.
+
+/// The transport service, the top three bits of an opcode.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Transport {
+    /// Reliable connection.
+    Rc,
+    /// Unreliable connection.
+    Uc,
+    /// Unreliable datagram.
+    Ud,
+}
+
+/// What a packet does, whatever its place in the message.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Operation {
+    /// SEND.
+    Send,
+    /// RDMA WRITE.
+    Write,
+    /// RDMA READ request.
+    ReadRequest,
+    /// RDMA READ response.
+    ReadResponse,
+    /// Acknowledge, positive or negative.
+    Acknowledge,
+    /// ATOMIC acknowledge.
+    AtomicAcknowledge,
+    /// Compare and swap.
+    CompareSwap,
+    /// Fetch and add.
+    FetchAdd,
+}
+
+/// A packet's place in its message.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Position {
+    /// The first of several: carries exactly one path MTU.
+    First,
+    /// Neither first nor last: carries exactly one path MTU.
+    Middle,
+    /// The last of several: carries 1 byte to one path MTU.
+    Last,
+    /// The whole message: carries nothing to one path MTU.
+    Only,
+}
+
+impl Position {
+    /// The place of a packet that does (`first`) or does not start its message and does (`last`) or does not end it.
+    pub const fn of(first: bool, last: bool) -> Self {
+        match (first, last) {
+            (true, true) => Self::Only,
+            (true, false) => Self::First,
+            (false, true) => Self::Last,
+            (false, false) => Self::Middle,
+        }
+    }
+
+    /// Whether it starts the message: FIRST or ONLY.
+    pub const fn starts(self) -> bool {
+        matches!(self, Self::First | Self::Only)
+    }
+
+    /// Whether it ends the message: LAST or ONLY.
+    pub const fn ends(self) -> bool {
+        matches!(self, Self::Last | Self::Only)
+    }
+}
+
+/// Which extension headers follow the BTH, in their order on the wire.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Layout {
+    /// None.
+    Bare,
+    /// RETH.
+    Reth,
+    /// RETH, then ImmDt.
+    RethImm,
+    /// ImmDt.
+    Imm,
+    /// IETH.
+    Ieth,
+    /// AETH.
+    Aeth,
+    /// AETH, then AtomicAckETH.
+    AethAtomic,
+    /// AtomicETH.
+    Atomic,
+    /// DETH.
+    Deth,
+    /// DETH, then ImmDt.
+    DethImm,
+}
+
+impl Layout {
+    /// The length of those headers in bytes.
+    pub const fn len(self) -> usize {
+        match self {
+            Self::Bare => 0,
+            Self::Reth => 16,
+            Self::RethImm => 20,
+            Self::Imm | Self::Ieth | Self::Aeth => 4,
+            Self::AethAtomic | Self::DethImm => 12,
+            Self::Atomic => 28,
+            Self::Deth => 8,
+        }
+    }
+
+    /// Whether no header follows.
+    pub const fn is_empty(self) -> bool {
+        matches!(self, Self::Bare)
+    }
+}
+
+macro_rules! opcodes {
+    ($($(#[$doc:meta])* $name:ident = $code:literal: $transport:ident $operation:ident $position:ident, $layout:ident, $payload:literal;)*) => {
+        /// An operation code of the services RC, UC and UD (IBTA vol 1, table 38).
+        #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+        #[repr(u8)]
+        pub enum Opcode {
+            $($(#[$doc])* $name = $code,)*
+        }
+
+        impl Opcode {
+            /// Every opcode, in the order of their numbers.
+            pub const ALL: &'static [Self] = &[$(Self::$name),*];
+
+            /// The opcode with that number, `None` for those reserved or of services that RoCEv2 devices do not offer here (RD, XRC, CNP).
+            pub const fn from_code(code: u8) -> Option<Self> {
+                match code {
+                    $($code => Some(Self::$name),)*
+                    _ => None,
+                }
+            }
+
+            /// The transport service it belongs to.
+            pub const fn transport(self) -> Transport {
+                match self {
+                    $(Self::$name => Transport::$transport,)*
+                }
+            }
+
+            /// What it does.
+            pub const fn operation(self) -> Operation {
+                match self {
+                    $(Self::$name => Operation::$operation,)*
+                }
+            }
+
+            /// Its place in the message; requests and acknowledgements of one packet are ONLY.
+            pub const fn position(self) -> Position {
+                match self {
+                    $(Self::$name => Position::$position,)*
+                }
+            }
+
+            /// The extension headers that follow the BTH.
+            pub const fn layout(self) -> Layout {
+                match self {
+                    $(Self::$name => Layout::$layout,)*
+                }
+            }
+
+            /// Whether payload may follow the headers (a SEND or WRITE ONLY may still carry none).
+            pub const fn has_payload(self) -> bool {
+                match self {
+                    $(Self::$name => $payload,)*
+                }
+            }
+        }
+    };
+}
+
+opcodes! {
+    /// RC SEND First.
+    RcSendFirst = 0x00: Rc Send First, Bare, true;
+    /// RC SEND Middle.
+    RcSendMiddle = 0x01: Rc Send Middle, Bare, true;
+    /// RC SEND Last.
+    RcSendLast = 0x02: Rc Send Last, Bare, true;
+    /// RC SEND Last with Immediate.
+    RcSendLastImm = 0x03: Rc Send Last, Imm, true;
+    /// RC SEND Only.
+    RcSendOnly = 0x04: Rc Send Only, Bare, true;
+    /// RC SEND Only with Immediate.
+    RcSendOnlyImm = 0x05: Rc Send Only, Imm, true;
+    /// RC RDMA WRITE First.
+    RcWriteFirst = 0x06: Rc Write First, Reth, true;
+    /// RC RDMA WRITE Middle.
+    RcWriteMiddle = 0x07: Rc Write Middle, Bare, true;
+    /// RC RDMA WRITE Last.
+    RcWriteLast = 0x08: Rc Write Last, Bare, true;
+    /// RC RDMA WRITE Last with Immediate.
+    RcWriteLastImm = 0x09: Rc Write Last, Imm, true;
+    /// RC RDMA WRITE Only.
+    RcWriteOnly = 0x0a: Rc Write Only, Reth, true;
+    /// RC RDMA WRITE Only with Immediate.
+    RcWriteOnlyImm = 0x0b: Rc Write Only, RethImm, true;
+    /// RC RDMA READ Request.
+    RcReadRequest = 0x0c: Rc ReadRequest Only, Reth, false;
+    /// RC RDMA READ response First.
+    RcReadResponseFirst = 0x0d: Rc ReadResponse First, Aeth, true;
+    /// RC RDMA READ response Middle.
+    RcReadResponseMiddle = 0x0e: Rc ReadResponse Middle, Bare, true;
+    /// RC RDMA READ response Last.
+    RcReadResponseLast = 0x0f: Rc ReadResponse Last, Aeth, true;
+    /// RC RDMA READ response Only.
+    RcReadResponseOnly = 0x10: Rc ReadResponse Only, Aeth, true;
+    /// RC Acknowledge.
+    RcAcknowledge = 0x11: Rc Acknowledge Only, Aeth, false;
+    /// RC ATOMIC Acknowledge.
+    RcAtomicAcknowledge = 0x12: Rc AtomicAcknowledge Only, AethAtomic, false;
+    /// RC CmpSwap.
+    RcCompareSwap = 0x13: Rc CompareSwap Only, Atomic, false;
+    /// RC FetchAdd.
+    RcFetchAdd = 0x14: Rc FetchAdd Only, Atomic, false;
+    /// RC SEND Last with Invalidate.
+    RcSendLastInvalidate = 0x16: Rc Send Last, Ieth, true;
+    /// RC SEND Only with Invalidate.
+    RcSendOnlyInvalidate = 0x17: Rc Send Only, Ieth, true;
+    /// UC SEND First.
+    UcSendFirst = 0x20: Uc Send First, Bare, true;
+    /// UC SEND Middle.
+    UcSendMiddle = 0x21: Uc Send Middle, Bare, true;
+    /// UC SEND Last.
+    UcSendLast = 0x22: Uc Send Last, Bare, true;
+    /// UC SEND Last with Immediate.
+    UcSendLastImm = 0x23: Uc Send Last, Imm, true;
+    /// UC SEND Only.
+    UcSendOnly = 0x24: Uc Send Only, Bare, true;
+    /// UC SEND Only with Immediate.
+    UcSendOnlyImm = 0x25: Uc Send Only, Imm, true;
+    /// UC RDMA WRITE First.
+    UcWriteFirst = 0x26: Uc Write First, Reth, true;
+    /// UC RDMA WRITE Middle.
+    UcWriteMiddle = 0x27: Uc Write Middle, Bare, true;
+    /// UC RDMA WRITE Last.
+    UcWriteLast = 0x28: Uc Write Last, Bare, true;
+    /// UC RDMA WRITE Last with Immediate.
+    UcWriteLastImm = 0x29: Uc Write Last, Imm, true;
+    /// UC RDMA WRITE Only.
+    UcWriteOnly = 0x2a: Uc Write Only, Reth, true;
+    /// UC RDMA WRITE Only with Immediate.
+    UcWriteOnlyImm = 0x2b: Uc Write Only, RethImm, true;
+    /// UD SEND Only.
+    UdSendOnly = 0x64: Ud Send Only, Deth, true;
+    /// UD SEND Only with Immediate.
+    UdSendOnlyImm = 0x65: Ud Send Only, DethImm, true;
+}
+
+impl Opcode {
+    /// Its number.
+    pub const fn code(self) -> u8 {
+        self as u8
+    }
+
+    /// Whether it goes from requester to responder.
+    pub const fn is_request(self) -> bool {
+        !self.is_response()
+    }
+
+    /// Whether it goes from responder to requester: READ responses and acknowledgements.
+    pub const fn is_response(self) -> bool {
+        matches!(
+            self.operation(),
+            Operation::ReadResponse | Operation::Acknowledge | Operation::AtomicAcknowledge
+        )
+    }
+
+    /// Whether it carries immediate data.
+    pub const fn has_imm(self) -> bool {
+        matches!(self.layout(), Layout::Imm | Layout::RethImm | Layout::DethImm)
+    }
+
+    /// Whether it carries a key to invalidate.
+    pub const fn has_invalidate(self) -> bool {
+        matches!(self.layout(), Layout::Ieth)
+    }
+
+    /// Whether the responder needs a posted receive for it: any part of a SEND, and the end of a WRITE with immediate (IBTA vol 1, 9.4.1, 9.4.3).
+    pub const fn needs_receive(self) -> bool {
+        matches!(self.operation(), Operation::Send) || self.has_imm()
+    }
+
+    /// The RC SEND opcode of a packet at `position`; `imm` counts where the message ends, as only that packet carries it.
+    pub const fn rc_send(position: Position, imm: bool) -> Self {
+        match (position, imm) {
+            (Position::First, _) => Self::RcSendFirst,
+            (Position::Middle, _) => Self::RcSendMiddle,
+            (Position::Last, false) => Self::RcSendLast,
+            (Position::Last, true) => Self::RcSendLastImm,
+            (Position::Only, false) => Self::RcSendOnly,
+            (Position::Only, true) => Self::RcSendOnlyImm,
+        }
+    }
+
+    /// The RC RDMA WRITE opcode of a packet at `position`; `imm` counts where the message ends, as only that packet carries it.
+    pub const fn rc_write(position: Position, imm: bool) -> Self {
+        match (position, imm) {
+            (Position::First, _) => Self::RcWriteFirst,
+            (Position::Middle, _) => Self::RcWriteMiddle,
+            (Position::Last, false) => Self::RcWriteLast,
+            (Position::Last, true) => Self::RcWriteLastImm,
+            (Position::Only, false) => Self::RcWriteOnly,
+            (Position::Only, true) => Self::RcWriteOnlyImm,
+        }
+    }
+
+    /// The RC RDMA READ response opcode of a packet at `position`.
+    pub const fn rc_read_response(position: Position) -> Self {
+        match position {
+            Position::First => Self::RcReadResponseFirst,
+            Position::Middle => Self::RcReadResponseMiddle,
+            Position::Last => Self::RcReadResponseLast,
+            Position::Only => Self::RcReadResponseOnly,
+        }
+    }
+}
