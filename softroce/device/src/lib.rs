@@ -1,1 +1,3 @@
-//! Placeholder.
+//! The userspace RoCEv2 device: drives the sans-IO engine of `doorbell-roce-proto` over UDP sockets.
+
+pub mod link;

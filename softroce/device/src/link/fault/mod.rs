@@ -1,0 +1,132 @@
+//! Fault injection: a sending half around another that loses, repeats, delays, reorders and damages packets.
+//!
+//! [`FaultModel`] decides, [`FaultConfig`] says how much; the half here carries the decisions out on real datagrams.
+//! A packet is damaged after it was sealed, so that the receiver sees a wrong ICRC and not a wrong message.
+
+mod config;
+mod model;
+#[cfg(test)]
+mod tests;
+
+pub use config::{FaultConfig, FaultConfigError};
+pub use model::{Corruption, Delivery, FaultModel};
+
+use super::{Transmit, TxBatch};
+use doorbell_roce_proto::Instant;
+use std::cmp::{Ordering, Reverse};
+use std::collections::BinaryHeap;
+use std::io;
+use std::net::SocketAddr;
+
+/// The most packets held back at a time; more are lost, as in a switch whose buffer is full.
+const MAX_HELD: usize = 1 << 16;
+
+/// A packet on its way.
+struct Held {
+    at: Instant,
+    /// Keeps packets that are due together in the order they were sent.
+    order: u64,
+    dst: SocketAddr,
+    bytes: Box<[u8]>,
+    corruption: Option<Corruption>,
+}
+
+impl Held {
+    fn key(&self) -> (Instant, u64) {
+        (self.at, self.order)
+    }
+}
+
+impl PartialEq for Held {
+    fn eq(&self, other: &Self) -> bool {
+        self.key() == other.key()
+    }
+}
+
+impl Eq for Held {}
+
+impl PartialOrd for Held {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Held {
+    fn cmp(&self, other: &Self) -> Ordering {
+        self.key().cmp(&other.key())
+    }
+}
+
+/// The sending half with faults; see [`super::Link::with_faults`].
+pub(super) struct FaultTx {
+    inner: Box<dyn Transmit>,
+    model: FaultModel,
+    held: BinaryHeap<Reverse<Held>>,
+    order: u64,
+    /// What goes to `inner`; made on first use, with the seal of the batch that comes.
+    due: Option<TxBatch>,
+}
+
+impl FaultTx {
+    pub(super) fn new(inner: Box<dyn Transmit>, config: FaultConfig) -> Self {
+        Self {
+            inner,
+            model: FaultModel::new(config),
+            held: BinaryHeap::new(),
+            order: 0,
+            due: None,
+        }
+    }
+
+    /// Takes over every packet of `batch` that is not lost.
+    fn hold(&mut self, batch: &mut TxBatch, now: Instant) {
+        for (envelope, packet) in batch.packets() {
+            for delivery in self.model.decide(now, packet.len()) {
+                if self.held.len() == MAX_HELD {
+                    break;
+                }
+                self.held.push(Reverse(Held {
+                    at: delivery.at,
+                    order: self.order,
+                    dst: envelope.dst,
+                    bytes: packet.into(),
+                    corruption: delivery.corruption,
+                }));
+                self.order += 1;
+            }
+        }
+        batch.clear();
+    }
+}
+
+impl Transmit for FaultTx {
+    fn transmit(&mut self, batch: &mut TxBatch, now: Instant) -> io::Result<()> {
+        self.hold(batch, now);
+        let due = self.due.get_or_insert_with(|| batch.another());
+        while let Some(Reverse(next)) = self.held.peek().filter(|next| next.0.at <= now) {
+            let Some(mut slot) = due.slot() else {
+                self.inner.transmit(due, now)?;
+                if due.slot().is_none() {
+                    return Ok(());
+                }
+                continue;
+            };
+            slot[..next.bytes.len()].copy_from_slice(&next.bytes);
+            let packet = slot.send(next.bytes.len(), next.dst);
+            if let Some(corruption) = next.corruption {
+                corruption.apply(packet);
+            }
+            self.held.pop();
+        }
+        self.inner.transmit(due, now)
+    }
+
+    /// The earliest packet held; at once when the socket had no room for all that was due.
+    fn due(&self) -> Option<Instant> {
+        if self.due.as_ref().is_some_and(|due| !due.is_empty()) {
+            return Some(Instant::ZERO);
+        }
+        let held = self.held.peek().map(|next| next.0.at);
+        held.into_iter().chain(self.inner.due()).min()
+    }
+}

@@ -1,0 +1,127 @@
+//! Which fault strikes which packet: a pure function of the seed and the packet's number.
+//!
+//! No clock and no I/O, so that the simulator and the link share it: a packet and the time go in, the times at which
+//! it arrives come out.
+
+use super::FaultConfig;
+use doorbell_roce_proto::Instant;
+use std::time::Duration;
+
+/// A packet that is to be overtaken is held back for at most this long.
+const REORDER_SPAN: Duration = Duration::from_micros(100);
+
+/// One byte changed. A CRC-32 detects it for certain: it is a burst of at most 8 bits.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Corruption {
+    /// Which byte of the packet.
+    pub offset: usize,
+    /// What it is xored with; not 0.
+    pub mask: u8,
+}
+
+impl Corruption {
+    /// Changes the byte; nothing when the packet is too short to have it.
+    pub fn apply(self, packet: &mut [u8]) {
+        if let Some(byte) = packet.get_mut(self.offset) {
+            *byte ^= self.mask;
+        }
+    }
+}
+
+/// One arrival of a packet.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Delivery {
+    /// When it arrives.
+    pub at: Instant,
+    /// How it is damaged, if it is.
+    pub corruption: Option<Corruption>,
+}
+
+/// Decides the fate of one packet after another.
+#[derive(Clone, Debug)]
+pub struct FaultModel {
+    config: FaultConfig,
+    /// How many packets came before.
+    packets: u64,
+}
+
+impl FaultModel {
+    /// The model that `config` describes, before its first packet.
+    pub fn new(config: FaultConfig) -> Self {
+        Self { config, packets: 0 }
+    }
+
+    /// The arrivals of the next packet, which is `len` bytes long and sent at `now`: none when it is lost, two when
+    /// it is duplicated. A duplicate is never damaged and never held back.
+    pub fn decide(&mut self, now: Instant, len: usize) -> impl Iterator<Item = Delivery> + use<> {
+        // A stream per packet: what one fault draws does not shift the others.
+        let mut draw = Draw::new(self.config.seed, self.packets);
+        self.packets += 1;
+        let dropped = draw.happens(self.config.drop);
+        let duplicated = draw.happens(self.config.duplicate);
+        let reordered = draw.happens(self.config.reorder);
+        let corrupted = draw.happens(self.config.corrupt) && len > 0;
+        let held = Duration::from_nanos(1 + draw.below(REORDER_SPAN.as_nanos() as u64));
+        let corruption = Corruption {
+            offset: draw.below(len.max(1) as u64) as usize,
+            mask: 1 + draw.below(255) as u8,
+        };
+        let at = now + self.config.delay;
+        let original = Delivery {
+            at: if reordered { at + held } else { at },
+            corruption: corrupted.then_some(corruption),
+        };
+        let duplicate = Delivery { at, corruption: None };
+        let arrivals = [Some(original), duplicated.then_some(duplicate)];
+        arrivals.into_iter().flatten().filter(move |_| !dropped)
+    }
+
+    /// Gives `arrive` each arrival of `packet`, damaged where it is to be, with its time.
+    pub fn apply<P>(&mut self, now: Instant, packet: P, mut arrive: impl FnMut(Instant, P))
+    where
+        P: Clone + AsRef<[u8]> + AsMut<[u8]>,
+    {
+        for delivery in self.decide(now, packet.as_ref().len()) {
+            let mut copy = packet.clone();
+            if let Some(corruption) = delivery.corruption {
+                corruption.apply(copy.as_mut());
+            }
+            arrive(delivery.at, copy);
+        }
+    }
+}
+
+/// SplitMix64 (Steele, Lea, Flood 2014). Our own, since a seed has to mean the same faults in every later version.
+struct Draw {
+    state: u64,
+}
+
+impl Draw {
+    fn new(seed: u64, packet: u64) -> Self {
+        let mut outer = Self { state: seed };
+        let start = outer.next();
+        let mut inner = Self {
+            state: start ^ packet.wrapping_mul(0xD6E8_FEB8_6659_FD93),
+        };
+        Self { state: inner.next() }
+    }
+
+    fn next(&mut self) -> u64 {
+        self.state = self.state.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut z = self.state;
+        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        z ^ (z >> 31)
+    }
+
+    /// True with the given probability. 53 bits, as many as an f64 in [0, 1) holds.
+    fn happens(&mut self, probability: f64) -> bool {
+        let uniform = (self.next() >> 11) as f64 / (1u64 << 53) as f64;
+        uniform < probability
+    }
+
+    /// A number below `bound`, which is not 0.
+    fn below(&mut self, bound: u64) -> u64 {
+        ((u128::from(self.next()) * u128::from(bound)) >> 64) as u64
+    }
+}

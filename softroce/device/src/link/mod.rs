@@ -1,0 +1,88 @@
+//! The link layer: moves UDP datagrams between this device and others, many at a time.
+//!
+//! A [`Link`] is two halves and a parker, each for a thread of its own: [`Transmit`] sends a [`TxBatch`],
+//! [`Receive`] fills an [`RxBatch`], and [`Parker`] sleeps until there is something to do. Capture ([`pcap`]) and
+//! fault injection ([`fault`]) are halves around halves: [`Link::with_capture`] and [`Link::with_faults`]. Put the
+//! capture on first: it then shows what is really on the wire.
+//!
+//! No half knows the protocol. What the ICRC covers but a packet does not hold (addresses, ports, IPv4
+//! Identification) is an [`Envelope`]; the device gives each batch the [`Seal`] that turns it into the ICRC.
+
+pub mod fault;
+mod interface;
+mod park;
+mod rx;
+mod sys;
+mod tx;
+mod udp;
+
+pub use park::{Interest, Parker, Waker};
+pub use rx::{Datagram, RxBatch};
+pub use tx::{ARENA, Envelope, MAX_PACKET, MAX_RUN, MAX_SEGMENTS, RunRef, Seal, Slot, TxBatch};
+pub use udp::{BindError, ROCE_PORT};
+
+use doorbell_roce_proto::Instant;
+use std::io;
+use std::net::SocketAddr;
+
+/// The sending half of a link.
+pub trait Transmit: Send {
+    /// Sends what waits in `batch`, and whatever a wrapper holds that is due at `now`. Never blocks: what the socket
+    /// has no room for stays in the batch, to be tried again after [`Interest::ReceiveOrSend`]. A packet that the host
+    /// refuses (too long, filtered, no route) is dropped as the network would drop it.
+    ///
+    /// # Errors
+    ///
+    /// Only when the link itself is broken.
+    fn transmit(&mut self, batch: &mut TxBatch, now: Instant) -> io::Result<()>;
+
+    /// When a held packet is due, and `transmit` wants to be called though there is nothing new.
+    fn due(&self) -> Option<Instant> {
+        None
+    }
+}
+
+/// The receiving half of a link.
+pub trait Receive: Send {
+    /// Replaces what is in `batch` by what has come in, without blocking. Says how many messages came, each of one
+    /// or more datagrams; 0 when nothing waits.
+    ///
+    /// # Errors
+    ///
+    /// Only when the link itself is broken.
+    fn receive(&mut self, batch: &mut RxBatch) -> io::Result<usize>;
+}
+
+/// A link that is ready to use.
+pub struct Link {
+    /// The address and UDP port it is bound to.
+    pub local: SocketAddr,
+    /// The MTU of its interface in bytes, IP header included.
+    pub mtu: u32,
+    /// The sending half.
+    pub tx: Box<dyn Transmit>,
+    /// The receiving half.
+    pub rx: Box<dyn Receive>,
+    /// Where its progress thread sleeps.
+    pub parker: Parker,
+}
+
+impl Link {
+    /// A link over UDP on `addr`: one definite address of this machine, by convention on [`ROCE_PORT`]; port 0 lets
+    /// the kernel choose. An IPv4-mapped IPv6 address counts as IPv4. Needs no privilege.
+    ///
+    /// # Errors
+    ///
+    /// When the address is taken, not here, not allowed or not one; see [`BindError`].
+    pub fn udp(addr: SocketAddr) -> Result<Self, BindError> {
+        udp::bind(addr)
+    }
+
+    /// The same link with `faults` on what it sends. Put on after a capture, so that the capture shows the wire.
+    pub fn with_faults(mut self, faults: fault::FaultConfig) -> Self {
+        if faults.is_active() {
+            self.tx = Box::new(fault::FaultTx::new(self.tx, faults));
+        }
+        self
+    }
+}

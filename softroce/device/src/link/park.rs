@@ -1,0 +1,115 @@
+//! Parking: how a progress thread sleeps until a datagram comes, a deadline passes or another thread has work for it.
+
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, ppoll};
+use nix::sys::eventfd::{EfdFlags, EventFd};
+use nix::sys::time::TimeSpec;
+use std::io;
+use std::net::UdpSocket;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::time::Duration;
+
+/// No one sleeps, no call waits.
+const AWAKE: u8 = 0;
+/// The thread sleeps or is about to: a call has to write the eventfd.
+const PARKED: u8 = 1;
+/// A call came: the next [`Parker::park`] returns at once.
+const CALLED: u8 = 2;
+
+struct Shared {
+    state: AtomicU8,
+    event: EventFd,
+}
+
+/// What [`Parker::park`] waits for besides a waker and the time.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Interest {
+    /// A datagram to receive.
+    Receive,
+    /// A datagram to receive, or room to send again after a batch was left over.
+    ReceiveOrSend,
+}
+
+/// The sleeping side. One thread owns it; it shares the link's socket with the two halves and takes no lock of theirs.
+pub struct Parker {
+    socket: Arc<UdpSocket>,
+    shared: Arc<Shared>,
+}
+
+/// Wakes the thread that owns the [`Parker`]. Cheap while that thread is awake: one atomic exchange.
+#[derive(Clone)]
+pub struct Waker {
+    shared: Arc<Shared>,
+}
+
+impl Parker {
+    /// A parker for `socket`.
+    ///
+    /// # Errors
+    ///
+    /// When the process has no file descriptor left: eventfd(2).
+    pub(super) fn new(socket: Arc<UdpSocket>) -> io::Result<Self> {
+        let event = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
+        let shared = Arc::new(Shared {
+            state: AtomicU8::new(AWAKE),
+            event,
+        });
+        Ok(Self { socket, shared })
+    }
+
+    /// A handle with which other threads wake this one.
+    pub fn waker(&self) -> Waker {
+        Waker {
+            shared: Arc::clone(&self.shared),
+        }
+    }
+
+    /// Sleeps until what `interest` names, a [`Waker::wake`] since the last return from here, or `timeout`; for ever
+    /// without one. May return early.
+    ///
+    /// # Errors
+    ///
+    /// See ppoll(2): only from a lack of kernel memory.
+    pub fn park(&mut self, interest: Interest, timeout: Option<Duration>) -> io::Result<()> {
+        let shared = &*self.shared;
+        if shared
+            .state
+            .compare_exchange(AWAKE, PARKED, Ordering::SeqCst, Ordering::SeqCst)
+            .is_err()
+        {
+            shared.state.swap(AWAKE, Ordering::SeqCst);
+            return Ok(());
+        }
+        let socket_events = match interest {
+            Interest::Receive => PollFlags::POLLIN,
+            Interest::ReceiveOrSend => PollFlags::POLLIN | PollFlags::POLLOUT,
+        };
+        let mut watched = [
+            PollFd::new(self.socket.as_fd(), socket_events),
+            PollFd::new(shared.event.as_fd(), PollFlags::POLLIN),
+        ];
+        let result = ppoll(&mut watched, timeout.map(TimeSpec::from_duration), None);
+        // An exchange and not a store, here and above: what the waker did before it called is visible afterwards.
+        shared.state.swap(AWAKE, Ordering::SeqCst);
+        if watched[1].any() == Some(true) {
+            // Empty already when the waker wrote between poll and here and another round drained it: no matter.
+            let _ = shared.event.read();
+        }
+        match result {
+            Ok(_) | Err(Errno::EINTR) => Ok(()),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+}
+
+impl Waker {
+    /// Wakes the parked thread, or keeps it from parking the next time it tries.
+    pub fn wake(&self) {
+        if self.shared.state.swap(CALLED, Ordering::SeqCst) == PARKED {
+            // Fails only when 2^64 - 1 calls wait, and then the eventfd is readable anyway.
+            let _ = self.shared.event.write(1);
+        }
+    }
+}

@@ -1,0 +1,299 @@
+//! The system calls under the UDP link, and all of its `unsafe`.
+//!
+//! What `sys` supplies to the rest of the link: [`send_many`] (sendmmsg(2), one optional `UDP_SEGMENT` per message),
+//! [`receive_many`] (recvmmsg(2), with the segment size that `UDP_GRO` reports), [`set_option`] (setsockopt(2) of an
+//! int) and [`interface_mtu`] (`SIOCGIFMTU`, netdevice(7)). Each is a safe function; the structures that the kernel
+//! reads live on the stack of the call, so no pointer outlives it.
+//!
+//! Not `quinn-udp`: it sends one run per system call, asks for `IP_PKTINFO`, TOS and time stamps on every datagram
+//! received, and leaves `UDP_NO_CHECK6_RX` and the split of a refused run (whose segments need other ICRCs) to its
+//! caller. Not `nix::sendmmsg`: it gives every message of a call the same control data, while each run here has a
+//! segment size of its own.
+
+use std::ffi::c_int;
+use std::io;
+use std::mem::{offset_of, size_of, zeroed};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::ptr;
+
+/// `UDP_NO_CHECK6_RX` of linux/udp.h, which libc has for Android alone: accept a zero UDP checksum over IPv6.
+pub(super) const UDP_NO_CHECK6_RX: c_int = 102;
+
+/// The most messages that one [`send_many`] hands to the kernel.
+pub(super) const SEND_MESSAGES: usize = 16;
+
+/// The most messages that one [`receive_many`] takes from the kernel.
+pub(super) const RECEIVE_MESSAGES: usize = 32;
+
+/// One message to send: a datagram, or a run of datagrams for the kernel to cut.
+pub(super) struct Outgoing<'a> {
+    pub(super) dst: SocketAddr,
+    pub(super) bytes: &'a [u8],
+    /// Cut into datagrams of this many bytes (`UDP_SEGMENT`); `None` sends one datagram.
+    pub(super) segment: Option<u16>,
+}
+
+/// One message received: a datagram, or several of equal size (the last may be shorter) that the kernel joined.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Incoming {
+    pub(super) src: SocketAddr,
+    pub(super) len: usize,
+    /// The size of each datagram in it; equals `len` for a single one.
+    pub(super) segment: usize,
+}
+
+/// An address as the kernel reads and writes it. Every bit pattern is valid for both members.
+#[derive(Clone, Copy)]
+#[repr(C)]
+union Address {
+    v4: libc::sockaddr_in,
+    v6: libc::sockaddr_in6,
+}
+
+impl Address {
+    const EMPTY: Self = Self {
+        // SAFETY: sockaddr_in6 holds integers and arrays of integers, for which all zeroes is a value.
+        v6: unsafe { zeroed() },
+    };
+
+    /// The address and the length that goes with it.
+    fn new(addr: SocketAddr) -> (Self, libc::socklen_t) {
+        let mut encoded = Self::EMPTY;
+        match addr {
+            SocketAddr::V4(addr) => {
+                // SAFETY: as for EMPTY: sockaddr_in is integers only.
+                let mut v4: libc::sockaddr_in = unsafe { zeroed() };
+                v4.sin_family = libc::AF_INET as libc::sa_family_t;
+                v4.sin_port = addr.port().to_be();
+                v4.sin_addr.s_addr = u32::from(*addr.ip()).to_be();
+                encoded.v4 = v4;
+                (encoded, size_of::<libc::sockaddr_in>() as libc::socklen_t)
+            }
+            SocketAddr::V6(addr) => {
+                // SAFETY: as for EMPTY.
+                let mut v6: libc::sockaddr_in6 = unsafe { zeroed() };
+                v6.sin6_family = libc::AF_INET6 as libc::sa_family_t;
+                v6.sin6_port = addr.port().to_be();
+                v6.sin6_addr.s6_addr = addr.ip().octets();
+                v6.sin6_flowinfo = addr.flowinfo();
+                v6.sin6_scope_id = addr.scope_id();
+                encoded.v6 = v6;
+                (encoded, size_of::<libc::sockaddr_in6>() as libc::socklen_t)
+            }
+        }
+    }
+
+    /// What the kernel wrote; `None` when it is of neither family or shorter than its family's address.
+    fn decode(&self, len: libc::socklen_t) -> Option<SocketAddr> {
+        let len = len as usize;
+        if len < size_of::<libc::sa_family_t>() {
+            return None;
+        }
+        // SAFETY: both members start with the family, every byte of the union is initialised (EMPTY zeroed all of
+        // it and the kernel only overwrites), and every bit pattern is a valid sockaddr_in.
+        let v4 = unsafe { self.v4 };
+        match c_int::from(v4.sin_family) {
+            libc::AF_INET if len >= size_of::<libc::sockaddr_in>() => Some(SocketAddr::V4(SocketAddrV4::new(
+                Ipv4Addr::from(u32::from_be(v4.sin_addr.s_addr)),
+                u16::from_be(v4.sin_port),
+            ))),
+            libc::AF_INET6 if len >= size_of::<libc::sockaddr_in6>() => {
+                // SAFETY: as above: initialised in full, any bit pattern is a valid sockaddr_in6.
+                let v6 = unsafe { self.v6 };
+                // The flow label is not part of who sent it: left out, so that equal senders compare equal.
+                Some(SocketAddr::V6(SocketAddrV6::new(
+                    Ipv6Addr::from(v6.sin6_addr.s6_addr),
+                    u16::from_be(v6.sin6_port),
+                    0,
+                    v6.sin6_scope_id,
+                )))
+            }
+            _ => None,
+        }
+    }
+}
+
+/// Room for one control message with a value `T` of at most 8 bytes, laid out as cmsg(3) wants it.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Control<T> {
+    header: libc::cmsghdr,
+    value: T,
+    /// `CMSG_SPACE` rounds the value up to 8 bytes.
+    pad: [u16; 2],
+}
+
+type SegmentControl = Control<[u16; 2]>;
+type GroControl = Control<c_int>;
+
+const CONTROL_SPACE: usize = size_of::<GroControl>();
+const _: () = {
+    // SAFETY: CMSG_LEN and CMSG_SPACE only compute.
+    let (data, space) = unsafe { (libc::CMSG_LEN(0) as usize, libc::CMSG_SPACE(4) as usize) };
+    assert!(offset_of!(SegmentControl, value) == data && size_of::<SegmentControl>() == space);
+    assert!(offset_of!(GroControl, value) == data && CONTROL_SPACE == space);
+};
+
+/// Sends up to [`SEND_MESSAGES`] of `messages` in one system call, without blocking; says how many went.
+///
+/// # Errors
+///
+/// The error of the first message, when not even that one went; see sendmmsg(2).
+pub(super) fn send_many<'a>(fd: BorrowedFd<'_>, messages: impl Iterator<Item = Outgoing<'a>>) -> io::Result<usize> {
+    // SAFETY: iovec, cmsghdr and mmsghdr are integers and raw pointers, for which all zeroes is a value.
+    let (mut vectors, mut controls, mut headers) = unsafe {
+        (
+            zeroed::<[libc::iovec; SEND_MESSAGES]>(),
+            zeroed::<[SegmentControl; SEND_MESSAGES]>(),
+            zeroed::<[libc::mmsghdr; SEND_MESSAGES]>(),
+        )
+    };
+    let mut addresses = [Address::EMPTY; SEND_MESSAGES];
+    let mut count = 0;
+    for message in messages.take(SEND_MESSAGES) {
+        let header = &mut headers[count].msg_hdr;
+        (addresses[count], header.msg_namelen) = Address::new(message.dst);
+        header.msg_name = (&raw mut addresses[count]).cast();
+        vectors[count].iov_base = message.bytes.as_ptr().cast_mut().cast();
+        vectors[count].iov_len = message.bytes.len();
+        header.msg_iov = &raw mut vectors[count];
+        header.msg_iovlen = 1;
+        if let Some(segment) = message.segment {
+            let control = &mut controls[count];
+            // SAFETY: CMSG_LEN only computes.
+            control.header.cmsg_len = unsafe { libc::CMSG_LEN(size_of::<u16>() as u32) } as _;
+            control.header.cmsg_level = libc::SOL_UDP;
+            control.header.cmsg_type = libc::UDP_SEGMENT;
+            control.value = [segment, 0];
+            header.msg_control = ptr::from_mut(control).cast();
+            header.msg_controllen = CONTROL_SPACE as _;
+        }
+        count += 1;
+    }
+    if count == 0 {
+        return Ok(0);
+    }
+    // SAFETY: the first `count` headers are filled in: each points to an address, a vector and a control buffer of
+    // the lengths it states, in arrays that live until this function returns; each vector covers a slice borrowed
+    // for 'a, which outlives the call, and sendmmsg only reads it.
+    let sent = unsafe {
+        libc::sendmmsg(
+            fd.as_raw_fd(),
+            headers.as_mut_ptr(),
+            count as _,
+            libc::MSG_DONTWAIT as _,
+        )
+    };
+    usize::try_from(sent).map_err(|_| io::Error::last_os_error())
+}
+
+/// Receives up to [`RECEIVE_MESSAGES`] messages in one system call, without blocking: message *i* is written to the
+/// *i*-th `slot` bytes of `arena`. Says how many came; `received` is given each in turn, `None` for one that was
+/// truncated or whose sender is of no known family.
+///
+/// # Errors
+///
+/// See recvmmsg(2); `WouldBlock` when nothing waits.
+pub(super) fn receive_many(
+    fd: BorrowedFd<'_>,
+    arena: &mut [u8],
+    slot: usize,
+    mut received: impl FnMut(Option<Incoming>),
+) -> io::Result<usize> {
+    // SAFETY: iovec, cmsghdr and mmsghdr are integers and raw pointers, for which all zeroes is a value.
+    let (mut vectors, mut controls, mut headers) = unsafe {
+        (
+            zeroed::<[libc::iovec; RECEIVE_MESSAGES]>(),
+            zeroed::<[GroControl; RECEIVE_MESSAGES]>(),
+            zeroed::<[libc::mmsghdr; RECEIVE_MESSAGES]>(),
+        )
+    };
+    let mut addresses = [Address::EMPTY; RECEIVE_MESSAGES];
+    let mut count = 0;
+    for bytes in arena.chunks_exact_mut(slot).take(RECEIVE_MESSAGES) {
+        let header = &mut headers[count].msg_hdr;
+        header.msg_name = (&raw mut addresses[count]).cast();
+        header.msg_namelen = size_of::<Address>() as libc::socklen_t;
+        vectors[count].iov_base = bytes.as_mut_ptr().cast();
+        vectors[count].iov_len = bytes.len();
+        header.msg_iov = &raw mut vectors[count];
+        header.msg_iovlen = 1;
+        header.msg_control = (&raw mut controls[count]).cast();
+        header.msg_controllen = CONTROL_SPACE as _;
+        count += 1;
+    }
+    // SAFETY: the first `count` headers are filled in: each points to an address, a vector and a control buffer of
+    // the lengths it states, in arrays that live until this function returns; the vectors cover disjoint chunks of
+    // `arena`, which is borrowed mutably for the whole call. A null timeout is allowed.
+    let taken = unsafe {
+        libc::recvmmsg(
+            fd.as_raw_fd(),
+            headers.as_mut_ptr(),
+            count as _,
+            libc::MSG_DONTWAIT as _,
+            ptr::null_mut(),
+        )
+    };
+    let taken = usize::try_from(taken).map_err(|_| io::Error::last_os_error())?;
+    for ((header, control), address) in headers.iter().zip(&controls).zip(&addresses).take(taken) {
+        let len = header.msg_len as usize;
+        let whole = header.msg_hdr.msg_flags & libc::MSG_TRUNC == 0;
+        let incoming = address.decode(header.msg_hdr.msg_namelen).filter(|_| whole);
+        received(incoming.map(|src| Incoming {
+            src,
+            len,
+            segment: gro_segment(&header.msg_hdr, control).unwrap_or(len),
+        }));
+    }
+    Ok(taken)
+}
+
+/// The segment size in a `UDP_GRO` control message; `None` when the kernel joined nothing.
+fn gro_segment(header: &libc::msghdr, control: &GroControl) -> Option<usize> {
+    // GRO is the only option of the socket that brings control messages, so that it comes first or not at all.
+    let present = header.msg_controllen >= offset_of!(GroControl, value) + size_of::<c_int>()
+        && control.header.cmsg_level == libc::SOL_UDP
+        && control.header.cmsg_type == libc::UDP_GRO;
+    usize::try_from(control.value).ok().filter(|&size| present && size > 0)
+}
+
+/// Sets an integer option of a socket; setsockopt(2).
+pub(super) fn set_option(fd: BorrowedFd<'_>, level: c_int, name: c_int, value: c_int) -> io::Result<()> {
+    // SAFETY: the kernel reads size_of::<c_int>() bytes from `value`, which lives until the call returns.
+    let result = unsafe {
+        libc::setsockopt(
+            fd.as_raw_fd(),
+            level,
+            name,
+            (&raw const value).cast(),
+            size_of::<c_int>() as libc::socklen_t,
+        )
+    };
+    if result == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
+}
+
+/// The MTU in bytes of the interface `name`, in the network namespace of the socket `fd`.
+pub(super) fn interface_mtu(fd: BorrowedFd<'_>, name: &str) -> io::Result<u32> {
+    // SAFETY: ifreq is a name and a union of integers, addresses and a raw pointer: all zeroes is a value.
+    let mut request: libc::ifreq = unsafe { zeroed() };
+    if name.len() >= request.ifr_name.len() {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    for (to, from) in request.ifr_name.iter_mut().zip(name.bytes()) {
+        *to = from as _;
+    }
+    // SAFETY: SIOCGIFMTU reads the name, which the check above left NUL-terminated, and writes the ifru_mtu member of
+    // the ifreq it is given, which lives until the call returns.
+    let result = unsafe { libc::ioctl(fd.as_raw_fd(), libc::SIOCGIFMTU, &raw mut request) };
+    if result != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: SIOCGIFMTU succeeded, so that ifru_mtu is what the kernel wrote; an int takes any bit pattern.
+    let mtu = unsafe { request.ifr_ifru.ifru_mtu };
+    u32::try_from(mtu).map_err(|_| io::ErrorKind::InvalidData.into())
+}

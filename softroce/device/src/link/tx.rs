@@ -1,0 +1,249 @@
+//! Outgoing packets, gathered so that the kernel takes many in one call.
+//!
+//! The engine writes finished packets one after another into the batch's arena. Neighbours that go to one address and
+//! have equal size (the last may be shorter) form a *run*, which the kernel cuts up again (UDP GSO, `UDP_SEGMENT` of
+//! udp(7)). Segment *i* of a run leaves with IPv4 Identification *i*, and the ICRC covers that field, so a packet is
+//! sealed when its place is known: on entry, while it is still in the cache.
+
+use std::net::SocketAddr;
+use std::ops::{Deref, DerefMut};
+
+#[cfg(test)]
+mod tests;
+
+/// The bytes that a [`Slot`] offers: a payload of 4096 and the longest headers, pad and ICRC, with room to spare.
+pub const MAX_PACKET: usize = 4096 + 128;
+
+/// The size of a batch's arena, in bytes. Small enough to stay in a second-level cache between writing and sending.
+pub const ARENA: usize = 256 << 10;
+
+/// The most segments of a run: `UDP_MAX_SEGMENTS` of kernels before 6.9 (128 since).
+pub const MAX_SEGMENTS: usize = 64;
+
+/// The most bytes of a run: an IPv4 datagram's 65535, less 20 of IP and 8 of UDP header.
+pub const MAX_RUN: usize = 65535 - 28;
+
+/// Where a packet is in the IP and UDP headers around it: what the ICRC covers and the packet does not hold.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Envelope {
+    /// The sender's address and UDP port.
+    pub src: SocketAddr,
+    /// The receiver's address and UDP port.
+    pub dst: SocketAddr,
+    /// The IPv4 Identification it leaves with; without meaning over IPv6.
+    pub ident: u16,
+}
+
+/// Fills in the last 4 bytes of a packet, its ICRC. May be called again for the same packet with another envelope.
+pub type Seal = fn(packet: &mut [u8], envelope: &Envelope);
+
+/// One run: neighbouring packets for one address that the kernel can take as one message.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Run {
+    dst: SocketAddr,
+    start: usize,
+    end: usize,
+    /// The size of every packet in it but the last, which may be shorter.
+    segment: usize,
+    packets: usize,
+}
+
+impl Run {
+    /// Whether a packet of `len` bytes may follow as the next segment.
+    fn takes(&self, len: usize, dst: SocketAddr, max_segments: usize) -> bool {
+        let last_is_full = self.end - self.start == self.packets * self.segment;
+        self.dst == dst
+            && len <= self.segment
+            && last_is_full
+            && self.packets < max_segments
+            && self.end - self.start + len <= MAX_RUN
+    }
+}
+
+/// A run as a link sends it.
+#[derive(Clone, Copy, Debug)]
+pub struct RunRef<'a> {
+    /// Where it goes.
+    pub dst: SocketAddr,
+    /// Its packets, one after another.
+    pub bytes: &'a [u8],
+    /// The size of every packet but the last, in bytes.
+    pub segment: usize,
+    /// How many packets.
+    pub packets: usize,
+}
+
+/// A batch of outgoing packets. Allocates nothing after [`TxBatch::new`].
+pub struct TxBatch {
+    local: SocketAddr,
+    seal: Seal,
+    arena: Box<[u8]>,
+    /// The end of the last packet.
+    filled: usize,
+    runs: Vec<Run>,
+    /// How many of `runs` have been sent.
+    sent: usize,
+    max_segments: usize,
+}
+
+impl TxBatch {
+    /// An empty batch for a link bound to `local`, whose packets `seal` completes.
+    pub fn new(local: SocketAddr, seal: Seal) -> Self {
+        Self {
+            local,
+            seal,
+            arena: vec![0; ARENA].into_boxed_slice(),
+            filled: 0,
+            // No packet is shorter than BTH and ICRC, but runs of one small packet each are rare: grown when needed.
+            runs: Vec::with_capacity(ARENA / 256),
+            sent: 0,
+            max_segments: MAX_SEGMENTS,
+        }
+    }
+
+    /// An empty batch for the same link and with the same seal.
+    pub(super) fn another(&self) -> Self {
+        Self::new(self.local, self.seal)
+    }
+
+    /// Whether nothing waits to be sent.
+    pub fn is_empty(&self) -> bool {
+        self.sent == self.runs.len()
+    }
+
+    /// How many packets wait to be sent.
+    pub fn len(&self) -> usize {
+        self.runs().map(|run| run.packets).sum()
+    }
+
+    /// Room for one more packet of up to [`MAX_PACKET`] bytes, or `None` when the batch has to be sent first.
+    pub fn slot(&mut self) -> Option<Slot<'_>> {
+        (ARENA - self.filled >= MAX_PACKET).then_some(Slot { batch: self })
+    }
+
+    /// The runs that wait, in order.
+    pub fn runs(&self) -> impl Iterator<Item = RunRef<'_>> {
+        self.runs[self.sent..].iter().map(|run| RunRef {
+            dst: run.dst,
+            bytes: &self.arena[run.start..run.end],
+            segment: run.segment,
+            packets: run.packets,
+        })
+    }
+
+    /// The packets that wait, in order, each with its envelope.
+    pub fn packets(&self) -> impl Iterator<Item = (Envelope, &[u8])> {
+        self.runs().flat_map(|run| {
+            let (src, dst) = (self.local, run.dst);
+            (0..)
+                .zip(run.bytes.chunks(run.segment))
+                .map(move |(ident, packet)| (Envelope { src, dst, ident }, packet))
+        })
+    }
+
+    /// Takes the first `runs` runs out, sent or given up. With the last one the whole arena is free again.
+    pub fn consume(&mut self, runs: usize) {
+        self.sent = self.runs.len().min(self.sent.saturating_add(runs));
+        if self.is_empty() {
+            self.clear();
+        }
+    }
+
+    /// Takes everything out.
+    pub fn clear(&mut self) {
+        self.runs.clear();
+        self.sent = 0;
+        self.filled = 0;
+    }
+
+    /// Makes every run that waits, and every later one, a single packet: for a link that cannot do GSO. Alone, a
+    /// packet leaves with Identification 0, so that each is sealed anew.
+    pub fn separate(&mut self) {
+        self.max_segments = 1;
+        let waiting: Vec<Run> = self.runs.drain(self.sent..).collect();
+        for run in waiting {
+            for start in (run.start..run.end).step_by(run.segment) {
+                let end = run.end.min(start + run.segment);
+                self.runs.push(Run {
+                    dst: run.dst,
+                    start,
+                    end,
+                    segment: end - start,
+                    packets: 1,
+                });
+                let envelope = Envelope {
+                    src: self.local,
+                    dst: run.dst,
+                    ident: 0,
+                };
+                (self.seal)(&mut self.arena[start..end], &envelope);
+            }
+        }
+    }
+
+    /// Puts the packet in the first `len` free bytes of the arena into a run, and seals it there.
+    fn place(&mut self, len: usize, dst: SocketAddr) -> &mut [u8] {
+        assert!((1..=MAX_PACKET).contains(&len), "a packet of {len} bytes");
+        let (start, end) = (self.filled, self.filled + len);
+        self.filled = end;
+        let max_segments = self.max_segments;
+        let open = self.runs[self.sent..]
+            .last_mut()
+            .filter(|run| run.takes(len, dst, max_segments));
+        let index = if let Some(run) = open {
+            run.end = end;
+            run.packets += 1;
+            run.packets - 1
+        } else {
+            self.runs.push(Run {
+                dst,
+                start,
+                end,
+                segment: len,
+                packets: 1,
+            });
+            0
+        };
+        let envelope = Envelope {
+            src: self.local,
+            dst,
+            // Below MAX_SEGMENTS.
+            ident: index as u16,
+        };
+        let packet = &mut self.arena[start..end];
+        (self.seal)(packet, &envelope);
+        packet
+    }
+}
+
+/// Room for one packet, as `&mut [u8]` of [`MAX_PACKET`] bytes with unspecified content. Dropping it adds nothing.
+pub struct Slot<'a> {
+    batch: &'a mut TxBatch,
+}
+
+impl<'a> Slot<'a> {
+    /// Adds the packet in the first `len` bytes, its last 4 left for the ICRC, to the batch and seals it. Gives the
+    /// sealed packet.
+    ///
+    /// # Panics
+    ///
+    /// When `len` is 0 or more than [`MAX_PACKET`].
+    pub fn send(self, len: usize, dst: SocketAddr) -> &'a mut [u8] {
+        self.batch.place(len, dst)
+    }
+}
+
+impl Deref for Slot<'_> {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.batch.arena[self.batch.filled..][..MAX_PACKET]
+    }
+}
+
+impl DerefMut for Slot<'_> {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        let filled = self.batch.filled;
+        &mut self.batch.arena[filled..][..MAX_PACKET]
+    }
+}

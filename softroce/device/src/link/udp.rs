@@ -1,0 +1,256 @@
+//! The link over a plain UDP socket, as any unprivileged process may have one.
+//!
+//! The socket stays unconnected with `IP_MTU_DISCOVER` = PROBE: only then does the kernel send IPv4 Identification 0
+//! (*i* for segment *i* of a run), which the ICRC covers and the sender has to know. PROBE and not DO: a forged ICMP
+//! "fragmentation needed" cannot shrink the path.
+//!
+//! A datagram that the network or the host refuses is a datagram lost: the transport's timers deal with both alike, so
+//! that [`Transmit::transmit`] counts it, says it once and goes on.
+
+use super::park::Parker;
+use super::rx::{RxBatch, SLOT};
+use super::sys::{self, Outgoing};
+use super::tx::TxBatch;
+use super::{Link, Receive, Transmit, interface};
+use doorbell_roce_proto::Instant;
+use nix::errno::Errno;
+use std::io;
+use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+
+#[cfg(test)]
+mod tests;
+
+/// The UDP destination port of RoCEv2 (IBTA vol. 1, annex A17).
+pub const ROCE_PORT: u16 = 4791;
+
+/// Asked for in each direction; the kernel gives an unprivileged process `net.core.[rw]mem_max`.
+const SOCKET_BUFFER: i32 = 16 << 20;
+
+/// Why a link could not be made.
+#[derive(Debug, thiserror::Error)]
+pub enum BindError {
+    /// Another socket holds the address and port.
+    #[error(
+        "{addr} is in use: another soft device, or the kernel's rxe in this network namespace, holds UDP port {port}; \
+         end it, or choose another address or port",
+        port = addr.port()
+    )]
+    AddressInUse {
+        /// What was asked for.
+        addr: SocketAddr,
+    },
+    /// The machine has no such address.
+    #[error("{addr} cannot be bound: no interface here has the address {ip}", ip = addr.ip())]
+    AddressNotAvailable {
+        /// What was asked for.
+        addr: SocketAddr,
+    },
+    /// The process may not have the port, or any socket.
+    #[error("{addr} cannot be bound: not permitted to hold UDP port {port} here", port = addr.port())]
+    PermissionDenied {
+        /// What was asked for.
+        addr: SocketAddr,
+    },
+    /// A wildcard, multicast or broadcast address: the ICRC covers the source address, so it has to be one.
+    #[error("{addr} cannot be bound: a RoCEv2 device has one definite address, such as 127.0.0.1")]
+    NotUnicast {
+        /// What was asked for.
+        addr: SocketAddr,
+    },
+    /// Anything else.
+    #[error("{addr} cannot be bound")]
+    Io {
+        /// What was asked for.
+        addr: SocketAddr,
+        /// Why not.
+        #[source]
+        source: io::Error,
+    },
+}
+
+impl BindError {
+    fn new(addr: SocketAddr, source: io::Error) -> Self {
+        match source.kind() {
+            io::ErrorKind::AddrInUse => Self::AddressInUse { addr },
+            io::ErrorKind::AddrNotAvailable => Self::AddressNotAvailable { addr },
+            io::ErrorKind::PermissionDenied => Self::PermissionDenied { addr },
+            _ => Self::Io { addr, source },
+        }
+    }
+}
+
+/// Binds a UDP link; see [`Link::udp`].
+pub(super) fn bind(addr: SocketAddr) -> Result<Link, BindError> {
+    let addr = SocketAddr::new(addr.ip().to_canonical(), addr.port());
+    let unicast = match addr.ip() {
+        IpAddr::V4(ip) => !ip.is_broadcast(),
+        IpAddr::V6(_) => true,
+    };
+    if !unicast || addr.ip().is_unspecified() || addr.ip().is_multicast() {
+        return Err(BindError::NotUnicast { addr });
+    }
+    open(addr).map_err(|source| BindError::new(addr, source))
+}
+
+fn open(addr: SocketAddr) -> io::Result<Link> {
+    let socket = UdpSocket::bind(addr)?;
+    socket.set_nonblocking(true)?;
+    set_options(socket.as_fd(), addr.is_ipv4())?;
+    let local = socket.local_addr()?;
+    let mtu = interface::mtu_of(&socket, local.ip());
+    let socket = Arc::new(socket);
+    Ok(Link {
+        local,
+        mtu,
+        parker: Parker::new(Arc::clone(&socket))?,
+        tx: Box::new(UdpTx {
+            socket: Arc::clone(&socket),
+            gso: true,
+            refused: Refusals::default(),
+        }),
+        rx: Box::new(UdpRx { socket }),
+    })
+}
+
+fn set_options(fd: BorrowedFd<'_>, is_ipv4: bool) -> io::Result<()> {
+    if is_ipv4 {
+        sys::set_option(fd, libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_PROBE)?;
+    } else {
+        sys::set_option(
+            fd,
+            libc::IPPROTO_IPV6,
+            libc::IPV6_MTU_DISCOVER,
+            libc::IPV6_PMTUDISC_PROBE,
+        )?;
+        // The kernel's rxe sends no UDP checksum; the ICRC covers more than it would.
+        sys::set_option(fd, libc::SOL_UDP, sys::UDP_NO_CHECK6_RX, 1)?;
+    }
+    // Without GRO (before Linux 5.0) datagrams come one by one.
+    let _ = sys::set_option(fd, libc::SOL_UDP, libc::UDP_GRO, 1);
+    for (force, plain) in [
+        (libc::SO_RCVBUFFORCE, libc::SO_RCVBUF),
+        (libc::SO_SNDBUFFORCE, libc::SO_SNDBUF),
+    ] {
+        if sys::set_option(fd, libc::SOL_SOCKET, force, SOCKET_BUFFER).is_err() {
+            sys::set_option(fd, libc::SOL_SOCKET, plain, SOCKET_BUFFER)?;
+        }
+    }
+    Ok(())
+}
+
+/// The sending half.
+struct UdpTx {
+    socket: Arc<UdpSocket>,
+    /// Whether the kernel and the device underneath take runs.
+    gso: bool,
+    refused: Refusals,
+}
+
+impl Transmit for UdpTx {
+    fn transmit(&mut self, batch: &mut TxBatch, _now: Instant) -> io::Result<()> {
+        if !self.gso && batch.runs().any(|run| run.packets > 1) {
+            batch.separate();
+        }
+        while !batch.is_empty() {
+            match sys::send_many(self.socket.as_fd(), batch.runs().map(outgoing)) {
+                Ok(runs) => batch.consume(runs),
+                Err(error) => match Errno::from_raw(error.raw_os_error().unwrap_or(0)) {
+                    Errno::EAGAIN => return Ok(()),
+                    Errno::EINTR => {}
+                    Errno::EBADF | Errno::ENOTSOCK | Errno::EFAULT => return Err(error),
+                    Errno::EINVAL | Errno::EIO if self.probe_without_gso(batch) => {}
+                    errno => self.give_up(batch, errno),
+                },
+            }
+        }
+        Ok(())
+    }
+}
+
+impl UdpTx {
+    /// After the kernel refused the first run: tries its first packet alone. When that goes, GSO was at fault, and the
+    /// link does without from here on. `false` when the packet is refused too: then it was no fault of GSO's.
+    fn probe_without_gso(&mut self, batch: &mut TxBatch) -> bool {
+        let Some(run) = batch.runs().next().filter(|run| run.packets > 1) else {
+            return false;
+        };
+        // The first of a run has Identification 0 with GSO as without: its ICRC holds.
+        let first = Outgoing {
+            dst: run.dst,
+            bytes: &run.bytes[..run.segment],
+            segment: None,
+        };
+        if sys::send_many(self.socket.as_fd(), std::iter::once(first)).is_err() {
+            return false;
+        }
+        tracing::warn!("the kernel refuses UDP GSO on this path: sending one datagram at a time, which is slower");
+        self.gso = false;
+        batch.separate();
+        batch.consume(1);
+        true
+    }
+
+    /// Takes the first run as lost.
+    fn give_up(&mut self, batch: &mut TxBatch, errno: Errno) {
+        if let Some(run) = batch.runs().next()
+            && self.refused.is_new(errno)
+        {
+            let (dst, bytes) = (run.dst, run.segment);
+            tracing::warn!(%dst, bytes, "the kernel refuses to send: {}; said once", errno.desc());
+        }
+        batch.consume(1);
+    }
+}
+
+fn outgoing(run: super::RunRef<'_>) -> Outgoing<'_> {
+    Outgoing {
+        dst: run.dst,
+        bytes: run.bytes,
+        // At most MAX_PACKET.
+        segment: (run.packets > 1).then_some(run.segment as u16),
+    }
+}
+
+/// The errors already told, so that a lasting one does not flood the log.
+#[derive(Default)]
+struct Refusals {
+    told: Vec<Errno>,
+}
+
+impl Refusals {
+    fn is_new(&mut self, errno: Errno) -> bool {
+        let new = !self.told.contains(&errno);
+        if new {
+            self.told.push(errno);
+        }
+        new
+    }
+}
+
+/// The receiving half.
+struct UdpRx {
+    socket: Arc<UdpSocket>,
+}
+
+impl Receive for UdpRx {
+    fn receive(&mut self, batch: &mut RxBatch) -> io::Result<usize> {
+        batch.clear();
+        // An ICMP error that waits on the socket is reported instead of a datagram, once each: look again.
+        for _ in 0..8 {
+            let messages = &mut batch.messages;
+            match sys::receive_many(self.socket.as_fd(), &mut batch.arena, SLOT, |message| {
+                messages.push(message)
+            }) {
+                Ok(count) => return Ok(count),
+                Err(error) => match Errno::from_raw(error.raw_os_error().unwrap_or(0)) {
+                    Errno::EAGAIN => return Ok(0),
+                    Errno::EBADF | Errno::ENOTSOCK | Errno::EFAULT | Errno::EINVAL => return Err(error),
+                    _ => {}
+                },
+            }
+        }
+        Ok(0)
+    }
+}

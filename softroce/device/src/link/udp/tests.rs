@@ -1,0 +1,226 @@
+use super::*;
+use crate::link::{Envelope, Interest, RxBatch, TxBatch};
+use std::time::Duration;
+
+/// Where the ICRC goes, writes the Identification and a sum of the rest.
+fn seal(packet: &mut [u8], envelope: &Envelope) {
+    let (body, check) = packet.split_last_chunk_mut::<4>().unwrap();
+    let sum = body
+        .iter()
+        .fold(0u16, |sum, &byte| sum.wrapping_mul(31).wrapping_add(byte.into()));
+    check[..2].copy_from_slice(&envelope.ident.to_be_bytes());
+    check[2..].copy_from_slice(&sum.to_be_bytes());
+}
+
+fn open_any(ip: &str) -> Link {
+    Link::udp(SocketAddr::new(ip.parse().unwrap(), 0)).unwrap()
+}
+
+fn push(batch: &mut TxBatch, len: usize, fill: u8, dst: SocketAddr) {
+    let mut slot = batch.slot().unwrap();
+    slot[..len].fill(fill);
+    slot.send(len, dst);
+}
+
+/// Sends packets of `sizes`, filled with their number, and checks that each arrives once, in order, sealed for the
+/// Identification that `idents` says; gives the number of messages they came in.
+fn exchange(from: &mut Link, to: &mut Link, sizes: &[usize]) -> usize {
+    let mut batch = TxBatch::new(from.local, seal);
+    for (number, &len) in sizes.iter().enumerate() {
+        push(&mut batch, len, number as u8, to.local);
+    }
+    from.tx.transmit(&mut batch, Instant::ZERO).unwrap();
+    assert!(batch.is_empty());
+    let mut incoming = RxBatch::new(to.local);
+    let (mut messages, mut number) = (0, 0);
+    while number < sizes.len() {
+        to.parker.park(Interest::Receive, Some(Duration::from_secs(5))).unwrap();
+        let count = to.rx.receive(&mut incoming).unwrap();
+        assert!(count > 0, "{number} of {} packets came", sizes.len());
+        messages += count;
+        for datagram in incoming.datagrams() {
+            assert_eq!((datagram.src, datagram.dst), (from.local, to.local));
+            let mut expected = vec![number as u8; sizes[number]];
+            let envelope = Envelope {
+                src: from.local,
+                dst: to.local,
+                ident: datagram.segment,
+            };
+            seal(&mut expected, &envelope);
+            assert_eq!(datagram.bytes, expected, "packet {number}");
+            number += 1;
+        }
+    }
+    assert_eq!(to.rx.receive(&mut incoming).unwrap(), 0);
+    assert!(incoming.is_empty());
+    messages
+}
+
+const MIXED: [usize; 12] = [4128, 4112, 4112, 4112, 1000, 44, 44, 44, 45, 4224, 20, 16];
+
+#[test]
+fn mixed_sizes_cross_the_loopback_in_order_over_ipv4() {
+    let (mut a, mut b) = (open_any("127.0.0.1"), open_any("127.0.0.2"));
+    exchange(&mut a, &mut b, &MIXED);
+    exchange(&mut b, &mut a, &MIXED);
+    exchange(&mut a, &mut b, &[4112; 60]);
+    exchange(&mut a, &mut b, &[44; 1000]);
+}
+
+#[test]
+fn mixed_sizes_cross_the_loopback_in_order_over_ipv6() {
+    let (mut a, mut b) = (open_any("::1"), open_any("::1"));
+    exchange(&mut a, &mut b, &MIXED);
+    exchange(&mut b, &mut a, &MIXED);
+    exchange(&mut a, &mut b, &[4112; 60]);
+}
+
+#[test]
+fn more_runs_than_one_call_takes_all_go() {
+    let (mut a, mut b) = (open_any("127.0.0.1"), open_any("127.0.0.1"));
+    let sizes: Vec<usize> = (0..100).map(|n| 50 + n * 8).collect();
+    exchange(&mut a, &mut b, &sizes);
+}
+
+#[test]
+fn a_kernel_that_refuses_gso_gets_single_datagrams() {
+    let mut peer = open_any("127.0.0.1");
+    let socket = Arc::new(UdpSocket::bind("127.0.0.1:0").unwrap());
+    set_options(socket.as_fd(), true).unwrap();
+    // GSO on a socket without checksums is EINVAL: the same answer as from a kernel that knows no UDP_SEGMENT.
+    sys::set_option(socket.as_fd(), libc::SOL_SOCKET, libc::SO_NO_CHECK, 1).unwrap();
+    let mut tx = UdpTx {
+        socket: Arc::clone(&socket),
+        gso: true,
+        refused: Refusals::default(),
+    };
+    let mut batch = TxBatch::new(socket.local_addr().unwrap(), seal);
+    for round in 0..2 {
+        for fill in 0..3 {
+            push(&mut batch, 100, fill, peer.local);
+        }
+        tx.transmit(&mut batch, Instant::ZERO).unwrap();
+        assert!(batch.is_empty() && !tx.gso, "round {round}");
+        let mut incoming = RxBatch::new(peer.local);
+        let mut fills = Vec::new();
+        while fills.len() < 3 {
+            peer.parker
+                .park(Interest::Receive, Some(Duration::from_secs(5)))
+                .unwrap();
+            assert!(peer.rx.receive(&mut incoming).unwrap() > 0, "{fills:?}");
+            for datagram in incoming.datagrams() {
+                assert_eq!(datagram.bytes[96..98], [0, 0], "sealed for Identification 0");
+                fills.push(datagram.bytes[0]);
+            }
+        }
+        assert_eq!(fills, [0, 1, 2]);
+    }
+}
+
+#[test]
+fn a_refused_datagram_is_lost_and_the_others_go() {
+    let (mut a, b) = (open_any("127.0.0.1"), open_any("127.0.0.1"));
+    let mut rx = b.rx;
+    let mut batch = TxBatch::new(a.local, seal);
+    push(&mut batch, 100, 1, b.local);
+    // Broadcast without SO_BROADCAST is EACCES, and no route leads from a loopback address to 192.0.2.1 (RFC 5737).
+    push(&mut batch, 100, 2, SocketAddr::from(([255, 255, 255, 255], 4791)));
+    push(&mut batch, 100, 3, SocketAddr::from(([192, 0, 2, 1], 4791)));
+    push(&mut batch, 100, 4, b.local);
+    a.tx.transmit(&mut batch, Instant::ZERO).unwrap();
+    assert!(batch.is_empty());
+    let mut incoming = RxBatch::new(b.local);
+    assert!(rx.receive(&mut incoming).unwrap() > 0);
+    let mut fills: Vec<u8> = incoming.datagrams().map(|datagram| datagram.bytes[0]).collect();
+    if fills.len() == 1 {
+        rx.receive(&mut incoming).unwrap();
+        fills.extend(incoming.datagrams().map(|datagram| datagram.bytes[0]));
+    }
+    assert_eq!(fills, [1, 4]);
+}
+
+#[test]
+fn the_interface_mtu_is_that_of_loopback() {
+    let expected: u32 = std::fs::read_to_string("/sys/class/net/lo/mtu")
+        .unwrap()
+        .trim()
+        .parse()
+        .unwrap();
+    for ip in ["127.0.0.1", "127.3.2.1", "::1"] {
+        assert_eq!(open_any(ip).mtu, expected, "{ip}");
+    }
+}
+
+#[test]
+fn bind_errors_name_the_address_and_the_port() {
+    let held = open_any("127.0.0.1");
+    let port = held.local.port();
+    let error = Link::udp(held.local).err().unwrap();
+    assert!(matches!(error, BindError::AddressInUse { addr } if addr == held.local));
+    assert!(error.to_string().starts_with(&format!("127.0.0.1:{port} is in use")));
+    assert!(error.to_string().contains(&format!("UDP port {port}")));
+    // TEST-NET-3 of RFC 5737: no machine has it.
+    let error = Link::udp(SocketAddr::from(([203, 0, 113, 9], 4791))).err().unwrap();
+    assert!(matches!(error, BindError::AddressNotAvailable { .. }));
+    assert_eq!(
+        error.to_string(),
+        "203.0.113.9:4791 cannot be bound: no interface here has the address 203.0.113.9"
+    );
+    for addr in ["0.0.0.0:0", "[::]:0", "255.255.255.255:0", "224.0.0.1:0", "[ff02::1]:0"] {
+        let error = Link::udp(addr.parse().unwrap()).err().unwrap();
+        assert!(matches!(error, BindError::NotUnicast { .. }), "{addr}: {error}");
+    }
+}
+
+#[test]
+fn permission_denied_is_told_apart() {
+    let addr = SocketAddr::from(([127, 0, 0, 1], 80));
+    let error = BindError::new(addr, io::ErrorKind::PermissionDenied.into());
+    assert_eq!(
+        error.to_string(),
+        "127.0.0.1:80 cannot be bound: not permitted to hold UDP port 80 here"
+    );
+}
+
+#[test]
+fn a_mapped_address_is_ipv4() {
+    let link = Link::udp("[::ffff:127.0.0.1]:0".parse().unwrap()).unwrap();
+    assert!(link.local.is_ipv4());
+}
+
+#[test]
+fn a_wake_ends_parking_before_during_and_only_once() {
+    let mut link = open_any("127.0.0.1");
+    let waker = link.parker.waker();
+    waker.wake();
+    waker.wake();
+    // Without a time limit: would hang were the wake lost.
+    link.parker.park(Interest::Receive, None).unwrap();
+    let nap = Duration::from_millis(20);
+    let before = std::time::Instant::now();
+    link.parker.park(Interest::Receive, Some(nap)).unwrap();
+    assert!(before.elapsed() >= nap);
+    let thread = std::thread::spawn(move || {
+        std::thread::sleep(nap);
+        waker.wake();
+    });
+    link.parker.park(Interest::Receive, None).unwrap();
+    thread.join().unwrap();
+    link.parker.park(Interest::ReceiveOrSend, None).unwrap();
+}
+
+#[test]
+fn a_datagram_ends_parking() {
+    let (mut a, mut b) = (open_any("127.0.0.1"), open_any("127.0.0.1"));
+    let dst = b.local;
+    let thread = std::thread::spawn(move || {
+        b.parker.park(Interest::Receive, None).unwrap();
+        let mut incoming = RxBatch::new(b.local);
+        b.rx.receive(&mut incoming).unwrap();
+        incoming.datagrams().count()
+    });
+    let mut batch = TxBatch::new(a.local, seal);
+    push(&mut batch, 64, 0, dst);
+    a.tx.transmit(&mut batch, Instant::ZERO).unwrap();
+    assert_eq!(thread.join().unwrap(), 1);
+}
