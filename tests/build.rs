@@ -40,7 +40,9 @@ struct Aggregate {
 impl Aggregate {
     /// Declared in the headers, never defined there.
     fn is_opaque(&self) -> bool {
-        self.fields.iter().all(|(name, _)| matches!(name.as_str(), "_unused" | "_address"))
+        self.fields
+            .iter()
+            .all(|(name, _)| matches!(name.as_str(), "_unused" | "_address"))
     }
 }
 
@@ -68,7 +70,13 @@ fn aggregates(bindings: &str) -> BTreeMap<String, Aggregate> {
         for chunk in bindings.split(marker).skip(1) {
             let (name, rest) = chunk.split_once(" {").expect("an opening brace follows the name");
             let (body, _) = rest.split_once("\n}").expect("a closing brace ends the body");
-            found.insert(name.to_owned(), Aggregate { keyword, fields: fields(body) });
+            found.insert(
+                name.to_owned(),
+                Aggregate {
+                    keyword,
+                    fields: fields(body),
+                },
+            );
         }
     }
     found
@@ -108,13 +116,27 @@ struct Leaf {
     ty: String,
 }
 
-fn leaves(aggregates: &BTreeMap<String, Aggregate>, fields: &[(String, String)], rust: &str, c: &str, out: &mut Vec<Leaf>) {
+fn leaves(
+    aggregates: &BTreeMap<String, Aggregate>,
+    fields: &[(String, String)],
+    rust: &str,
+    c: &str,
+    out: &mut Vec<Leaf>,
+) {
     for (name, ty) in fields {
         let rust = format!("{rust}{name}");
         // Members of an unnamed member are the outer type's own members in C.
-        let own = if name.starts_with("anon_") { None } else { Some(format!("{c}{}", name.trim_end_matches('_'))) };
+        let own = if name.starts_with("anon_") {
+            None
+        } else {
+            Some(format!("{c}{}", name.trim_end_matches('_')))
+        };
         if let Some(c) = &own {
-            out.push(Leaf { rust: rust.clone(), c: c.clone(), ty: ty.clone() });
+            out.push(Leaf {
+                rust: rust.clone(),
+                c: c.clone(),
+                ty: ty.clone(),
+            });
         }
         if let Some(inner) = aggregates.get(ty).filter(|_| is_unnamed(ty)) {
             let c = own.map_or_else(|| c.to_owned(), |own| format!("{own}."));
@@ -125,7 +147,10 @@ fn leaves(aggregates: &BTreeMap<String, Aggregate>, fields: &[(String, String)],
 
 fn write_types(out: &mut String, aggregates: &BTreeMap<String, Aggregate>) {
     out.push_str("pub(crate) static TYPES: &[Type] = &[\n");
-    for (name, aggregate) in aggregates.iter().filter(|(name, a)| !is_unnamed(name) && !a.is_opaque()) {
+    for (name, aggregate) in aggregates
+        .iter()
+        .filter(|(name, a)| !is_unnamed(name) && !a.is_opaque())
+    {
         let mut found = Vec::new();
         leaves(aggregates, &aggregate.fields, "", "", &mut found);
         write_type(out, &format!("{} {name}", aggregate.keyword), name, &found);
@@ -136,7 +161,10 @@ fn write_types(out: &mut String, aggregates: &BTreeMap<String, Aggregate>) {
 /// Only the fields of named members: rdma-sys names the unnamed ones in its own way.
 fn write_rdma_sys(out: &mut String, aggregates: &BTreeMap<String, Aggregate>) {
     out.push_str("#[cfg(feature = \"rdma-sys\")]\npub(crate) static RDMA_SYS: &[(Type, Type)] = &[\n");
-    for (name, aggregate) in aggregates.iter().filter(|(name, a)| !is_unnamed(name) && !a.is_opaque()) {
+    for (name, aggregate) in aggregates
+        .iter()
+        .filter(|(name, a)| !is_unnamed(name) && !a.is_opaque())
+    {
         if NOT_IN_RDMA_SYS.contains(&name.as_str()) {
             continue;
         }
@@ -144,7 +172,11 @@ fn write_rdma_sys(out: &mut String, aggregates: &BTreeMap<String, Aggregate>) {
             .fields
             .iter()
             .filter(|(field, _)| !field.starts_with("anon_"))
-            .map(|(field, ty)| Leaf { rust: field.clone(), c: field.clone(), ty: ty.clone() })
+            .map(|(field, ty)| Leaf {
+                rust: field.clone(),
+                c: field.clone(),
+                ty: ty.clone(),
+            })
             .collect();
         out.push('(');
         write_type(out, name, name, &plain);
@@ -155,9 +187,15 @@ fn write_rdma_sys(out: &mut String, aggregates: &BTreeMap<String, Aggregate>) {
 }
 
 fn write_type(out: &mut String, c: &str, rust: &str, leaves: &[Leaf]) {
-    let _ = writeln!(out, "Type {{ c: {c:?}, size: size_of::<{rust}>(), align: align_of::<{rust}>(), fields: &[");
+    let _ = writeln!(
+        out,
+        "Type {{ c: {c:?}, size: size_of::<{rust}>(), align: align_of::<{rust}>(), fields: &["
+    );
     for Leaf { rust: path, c, ty } in leaves {
-        let _ = writeln!(out, "Field {{ c: {c:?}, offset: offset_of!({rust}, {path}), size: size_of::<{ty}>() }},");
+        let _ = writeln!(
+            out,
+            "Field {{ c: {c:?}, offset: offset_of!({rust}, {path}), size: size_of::<{ty}>() }},"
+        );
     }
     out.push_str("] },\n");
 }
@@ -173,7 +211,10 @@ fn write_constants(out: &mut String, bindings: &str) {
 }
 
 fn write_symbols(out: &mut String, api: &str) {
-    let table = api.split_once("\napi! {").expect("api.rs fills its table with the macro api!").1;
+    let table = api
+        .split_once("\napi! {")
+        .expect("api.rs fills its table with the macro api!")
+        .1;
     out.push_str("pub(crate) static SYMBOLS: &[&str] = &[\n");
     for (before, after) in table.lines().filter_map(|line| line.split_once(" = \"")) {
         if before.trim_start().starts_with("fn ") {

@@ -35,16 +35,30 @@ fn bindings_agree_with_the_c_headers() {
     for &(name, value) in CONSTANTS {
         compare(format!("value {name}"), value);
     }
-    assert!(differences.is_empty(), "{} of {compared} differ:\n{}", differences.len(), differences.join("\n"));
+    assert!(
+        differences.is_empty(),
+        "{} of {compared} differ:\n{}",
+        differences.len(),
+        differences.join("\n")
+    );
     assert_eq!(compared, c.len());
     // Guards against an empty table: rdma-core 44's header has over a hundred types and four hundred constants.
-    assert!(TYPES.len() > 100 && CONSTANTS.len() > 400, "{} types, {} constants", TYPES.len(), CONSTANTS.len());
+    assert!(
+        TYPES.len() > 100 && CONSTANTS.len() > 400,
+        "{} types, {} constants",
+        TYPES.len(),
+        CONSTANTS.len()
+    );
 }
 
 fn has_headers(dir: &Path) -> bool {
     let source = dir.join("probe.c");
     std::fs::write(&source, "#include <infiniband/verbs.h>\n").unwrap();
-    Command::new("cc").arg("-fsyntax-only").arg(source).output().is_ok_and(|output| output.status.success())
+    Command::new("cc")
+        .arg("-fsyntax-only")
+        .arg(source)
+        .output()
+        .is_ok_and(|output| output.status.success())
 }
 
 /// What the C compiler says, by the names used in the comparison.
@@ -64,10 +78,14 @@ fn ask_c(dir: &Path) -> HashMap<String, i128> {
 }
 
 fn c_program() -> String {
-    let mut c = String::from("#include <stddef.h>\n#include <stdio.h>\n#include <infiniband/verbs.h>\nint main(void) {\n");
+    let mut c =
+        String::from("#include <stddef.h>\n#include <stdio.h>\n#include <infiniband/verbs.h>\nint main(void) {\n");
     for ty in TYPES {
         let t = ty.c;
-        let _ = writeln!(c, "printf(\"sizeof {t} %zu\\nalignof {t} %zu\\n\", sizeof({t}), _Alignof({t}));");
+        let _ = writeln!(
+            c,
+            "printf(\"sizeof {t} %zu\\nalignof {t} %zu\\n\", sizeof({t}), _Alignof({t}));"
+        );
         for field in ty.fields {
             let f = field.c;
             let _ = writeln!(
@@ -85,6 +103,11 @@ fn c_program() -> String {
 
 fn run(command: &mut Command) -> Output {
     let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
-    assert!(output.status.success(), "{command:?}: {}\n{}", output.status, String::from_utf8_lossy(&output.stderr));
+    assert!(
+        output.status.success(),
+        "{command:?}: {}\n{}",
+        output.status,
+        String::from_utf8_lossy(&output.stderr)
+    );
     output
 }

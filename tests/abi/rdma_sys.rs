@@ -8,7 +8,10 @@ fn bindings_agree_with_rdma_sys() {
     for (ours, theirs) in RDMA_SYS {
         if (ours.size, ours.align) != (theirs.size, theirs.align) {
             let (a, b) = (ours, theirs);
-            differences.push(format!("{}: size {} and {}, alignment {} and {}", a.c, a.size, b.size, a.align, b.align));
+            differences.push(format!(
+                "{}: size {} and {}, alignment {} and {}",
+                a.c, a.size, b.size, a.align, b.align
+            ));
         }
         for (a, b) in ours.fields.iter().zip(theirs.fields) {
             if a.offset != b.offset {
@@ -16,6 +19,10 @@ fn bindings_agree_with_rdma_sys() {
             }
         }
     }
-    assert!(differences.is_empty(), "ours and rdma-sys' differ:\n{}", differences.join("\n"));
+    assert!(
+        differences.is_empty(),
+        "ours and rdma-sys' differ:\n{}",
+        differences.join("\n")
+    );
     assert!(RDMA_SYS.len() > 50, "only {} types were compared", RDMA_SYS.len());
 }

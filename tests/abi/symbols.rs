@@ -23,7 +23,11 @@ fn every_symbol_is_in_the_systems_library() {
         })
         .collect();
     assert!(absent.is_empty(), "not in {LIBRARY}: {absent:?}");
-    assert!(SYMBOLS.len() > 40, "only {} symbols were found in api.rs", SYMBOLS.len());
+    assert!(
+        SYMBOLS.len() > 40,
+        "only {} symbols were found in api.rs",
+        SYMBOLS.len()
+    );
 }
 
 #[test]
