@@ -19,12 +19,6 @@ impl Rights {
         write: false,
         atomic: false,
     };
-    pub(crate) const ALL: Self = Self {
-        local_write: true,
-        read: true,
-        write: true,
-        atomic: true,
-    };
 }
 
 /// Names a region of a [`SimMemory`].

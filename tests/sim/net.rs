@@ -120,6 +120,8 @@ pub(crate) struct Network {
     pub(crate) nodes: Vec<Node>,
     pub(crate) monitor: Monitor,
     pub(crate) trace: Trace,
+    /// Every packet sent and by which node, when it is to be kept.
+    pub(crate) capture: Option<Vec<(usize, Vec<u8>)>>,
     link: LinkConfig,
     events: BinaryHeap<Reverse<Scheduled>>,
     order: u64,
@@ -135,6 +137,7 @@ impl Network {
             nodes: Vec::new(),
             monitor: Monitor::default(),
             trace,
+            capture: None,
             link,
             events: BinaryHeap::new(),
             order: 0,
@@ -176,11 +179,6 @@ impl Network {
             order: self.order,
             event,
         }));
-    }
-
-    /// Puts a datagram on the wire to `node` as if someone had sent it.
-    pub(crate) fn inject(&mut self, node: usize, packet: Packet) {
-        self.schedule(self.now, Event::Arrive { node, packet });
     }
 
     /// Does the next thing that is due, and moves the clock to it.
@@ -304,6 +302,9 @@ impl Network {
         let deliveries: Vec<_> = node.faults.decide(arrival, len).collect();
         let payload = packet.to_vec();
         self.trace.departure(self.now, from, &payload, deliveries.len());
+        if let Some(capture) = &mut self.capture {
+            capture.push((from, payload.clone()));
+        }
         let Some(to) = self.nodes.iter().position(|node| node.address == dst) else {
             return;
         };
