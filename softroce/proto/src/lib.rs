@@ -3,6 +3,7 @@
 
 mod endpoint;
 pub mod icrc;
+pub mod ident;
 pub mod memory;
 pub mod qp;
 mod time;

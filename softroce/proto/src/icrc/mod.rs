@@ -8,6 +8,7 @@
 //! fields are the same in every packet of a flow, so the register after the header is computed once for zero lengths and Identification; those are then put
 //! in by tables, as the CRC is linear: crc(a ⊕ b) = crc(a) ⊕ crc(b) ⊕ crc(0) for equal lengths.
 
+mod flows;
 mod gf2;
 #[cfg(test)]
 mod tests;
@@ -16,6 +17,8 @@ use core::net::IpAddr;
 
 use crc32fast::Hasher;
 
+pub use flows::FlowCache;
+pub(crate) use flows::mix;
 use gf2::FieldTable;
 pub use gf2::solve_ident;
 
@@ -105,8 +108,8 @@ impl Flow {
         let Some((bth, rest)) = packet.split_first_chunk::<16>() else {
             return crc_of_short(register, packet);
         };
-        let mut bth = *bth;
-        bth[MASKED_BTH_BYTE] = 0xff;
+        // As one number: a byte stored apart would stall the load of the whole that follows.
+        let bth = (u128::from_le_bytes(*bth) | 0xff << (8 * MASKED_BTH_BYTE)).to_le_bytes();
         let mut hasher = Hasher::new_with_initial(register);
         hasher.update(&bth);
         hasher.update(rest);

@@ -4,7 +4,7 @@
 //! BTH | extension headers of the opcode | payload | 0 … 3 bytes of zero pad | ICRC
 //! ```
 //!
-//! [`Packet::parse`] and [`write`] are each other's inverse. Neither looks at the ICRC: [`crate::icrc`] checks and seals it, as that takes the IP
+//! [`Packet::parse`] and [`write()`] are each other's inverse. Neither looks at the ICRC: [`crate::icrc`] checks and seals it, as that takes the IP
 //! header too. What parsing refuses is to be dropped without an answer: the headers cannot be trusted to say whom to answer.
 
 mod aeth;
