@@ -11,6 +11,7 @@
 pub mod fault;
 mod interface;
 mod park;
+pub mod pcap;
 mod rx;
 mod sys;
 mod tx;
@@ -59,6 +60,9 @@ pub struct Link {
     pub local: SocketAddr,
     /// The MTU of its interface in bytes, IP header included.
     pub mtu: u32,
+    /// The room for datagrams that wait to be received, in bytes as the kernel accounts them (with its overhead, up to
+    /// twice the datagrams' own). More than this on the way to one link can be lost.
+    pub receive_buffer: usize,
     /// The sending half.
     pub tx: Box<dyn Transmit>,
     /// The receiving half.
@@ -76,6 +80,19 @@ impl Link {
     /// When the address is taken, not here, not allowed or not one; see [`BindError`].
     pub fn udp(addr: SocketAddr) -> Result<Self, BindError> {
         udp::bind(addr)
+    }
+
+    /// The same link with all that it sends and receives written to `capture`.
+    pub fn with_capture(mut self, capture: pcap::Capture) -> Self {
+        self.tx = Box::new(pcap::CaptureTx {
+            inner: self.tx,
+            capture: capture.clone(),
+        });
+        self.rx = Box::new(pcap::CaptureRx {
+            inner: self.rx,
+            capture,
+        });
+        self
     }
 
     /// The same link with `faults` on what it sends. Put on after a capture, so that the capture shows the wire.

@@ -3,7 +3,7 @@
 //! What `sys` supplies to the rest of the link: [`send_many`] (sendmmsg(2), one optional `UDP_SEGMENT` per message),
 //! [`receive_many`] (recvmmsg(2), with the segment size that `UDP_GRO` reports), [`set_option`] (setsockopt(2) of an
 //! int) and [`interface_mtu`] (`SIOCGIFMTU`, netdevice(7)). Each is a safe function; the structures that the kernel
-//! reads live on the stack of the call, so no pointer outlives it.
+//! reads live on the stack of the call, so that no pointer outlives it.
 //!
 //! Not `quinn-udp`: it sends one run per system call, asks for `IP_PKTINFO`, TOS and time stamps on every datagram
 //! received, and leaves `UDP_NO_CHECK6_RX` and the split of a refused run (whose segments need other ICRCs) to its
@@ -12,7 +12,7 @@
 
 use std::ffi::c_int;
 use std::io;
-use std::mem::{offset_of, size_of, zeroed};
+use std::mem::{MaybeUninit, offset_of, size_of, zeroed};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr;
@@ -127,13 +127,33 @@ struct Control<T> {
 type SegmentControl = Control<[u16; 2]>;
 type GroControl = Control<c_int>;
 
-const CONTROL_SPACE: usize = size_of::<GroControl>();
+impl SegmentControl {
+    // SAFETY: integers only, for which all zeroes is a value.
+    const EMPTY: Self = unsafe { zeroed() };
+}
+
+impl GroControl {
+    // SAFETY: as above.
+    const EMPTY: Self = unsafe { zeroed() };
+}
+
 const _: () = {
     // SAFETY: CMSG_LEN and CMSG_SPACE only compute.
     let (data, space) = unsafe { (libc::CMSG_LEN(0) as usize, libc::CMSG_SPACE(4) as usize) };
     assert!(offset_of!(SegmentControl, value) == data && size_of::<SegmentControl>() == space);
-    assert!(offset_of!(GroControl, value) == data && CONTROL_SPACE == space);
+    assert!(offset_of!(GroControl, value) == data && size_of::<GroControl>() == space);
 };
+
+/// What one message's header points to. Written before the header is, and left in place until the call returns.
+struct Parts<C> {
+    address: Address,
+    vector: libc::iovec,
+    control: C,
+}
+
+/// Room on the stack that is initialised message by message: most calls move one, and clearing it all would cost more
+/// than the call itself.
+type Room<T, const N: usize> = [MaybeUninit<T>; N];
 
 /// Sends up to [`SEND_MESSAGES`] of `messages` in one system call, without blocking; says how many went.
 ///
@@ -141,56 +161,42 @@ const _: () = {
 ///
 /// The error of the first message, when not even that one went; see sendmmsg(2).
 pub(super) fn send_many<'a>(fd: BorrowedFd<'_>, messages: impl Iterator<Item = Outgoing<'a>>) -> io::Result<usize> {
-    // SAFETY: iovec, cmsghdr and mmsghdr are integers and raw pointers, for which all zeroes is a value.
-    let (mut vectors, mut controls, mut headers) = unsafe {
-        (
-            zeroed::<[libc::iovec; SEND_MESSAGES]>(),
-            zeroed::<[SegmentControl; SEND_MESSAGES]>(),
-            zeroed::<[libc::mmsghdr; SEND_MESSAGES]>(),
-        )
-    };
-    let mut addresses = [Address::EMPTY; SEND_MESSAGES];
+    let mut parts: Room<Parts<SegmentControl>, SEND_MESSAGES> = [const { MaybeUninit::uninit() }; SEND_MESSAGES];
+    let mut headers: Room<libc::mmsghdr, SEND_MESSAGES> = [const { MaybeUninit::uninit() }; SEND_MESSAGES];
     let mut count = 0;
-    for message in messages.take(SEND_MESSAGES) {
-        let header = &mut headers[count].msg_hdr;
-        (addresses[count], header.msg_namelen) = Address::new(message.dst);
-        header.msg_name = (&raw mut addresses[count]).cast();
-        vectors[count].iov_base = message.bytes.as_ptr().cast_mut().cast();
-        vectors[count].iov_len = message.bytes.len();
-        header.msg_iov = &raw mut vectors[count];
-        header.msg_iovlen = 1;
-        if let Some(segment) = message.segment {
-            let control = &mut controls[count];
-            // SAFETY: CMSG_LEN only computes.
-            control.header.cmsg_len = unsafe { libc::CMSG_LEN(size_of::<u16>() as u32) } as _;
-            control.header.cmsg_level = libc::SOL_UDP;
-            control.header.cmsg_type = libc::UDP_SEGMENT;
-            control.value = [segment, 0];
-            header.msg_control = ptr::from_mut(control).cast();
-            header.msg_controllen = CONTROL_SPACE as _;
-        }
+    for ((message, part), header) in messages.zip(&mut parts).zip(&mut headers) {
+        let (address, address_len) = Address::new(message.dst);
+        let part = part.write(Parts {
+            address,
+            vector: libc::iovec {
+                iov_base: message.bytes.as_ptr().cast_mut().cast(),
+                iov_len: message.bytes.len(),
+            },
+            control: segment_control(message.segment.unwrap_or(0)),
+        });
+        header.write(header_of(part, address_len, message.segment.is_some()));
         count += 1;
     }
     if count == 0 {
         return Ok(0);
     }
-    // SAFETY: the first `count` headers are filled in: each points to an address, a vector and a control buffer of
-    // the lengths it states, in arrays that live until this function returns; each vector covers a slice borrowed
-    // for 'a, which outlives the call, and sendmmsg only reads it.
+    // SAFETY: the first `count` headers are written: each points to an address, a vector and a control buffer of the
+    // lengths it states, in `parts`, which nothing touches any more and which lives until this function returns; each
+    // vector covers a slice borrowed for 'a, which outlives the call, and sendmmsg only reads it.
     let sent = unsafe {
         libc::sendmmsg(
             fd.as_raw_fd(),
-            headers.as_mut_ptr(),
-            count as _,
+            headers.as_mut_ptr().cast(),
+            count,
             libc::MSG_DONTWAIT as _,
         )
     };
     usize::try_from(sent).map_err(|_| io::Error::last_os_error())
 }
 
-/// Receives up to [`RECEIVE_MESSAGES`] messages in one system call, without blocking: message *i* is written to the
-/// *i*-th `slot` bytes of `arena`. Says how many came; `received` is given each in turn, `None` for one that was
-/// truncated or whose sender is of no known family.
+/// Receives up to `most` (and [`RECEIVE_MESSAGES`]) messages in one system call, without blocking: message *i* is
+/// written to the *i*-th `slot` bytes of `arena`. Says how many came; `received` is given each in turn, `None` for
+/// one that was truncated or whose sender is of no known family.
 ///
 /// # Errors
 ///
@@ -199,54 +205,83 @@ pub(super) fn receive_many(
     fd: BorrowedFd<'_>,
     arena: &mut [u8],
     slot: usize,
+    most: usize,
     mut received: impl FnMut(Option<Incoming>),
 ) -> io::Result<usize> {
-    // SAFETY: iovec, cmsghdr and mmsghdr are integers and raw pointers, for which all zeroes is a value.
-    let (mut vectors, mut controls, mut headers) = unsafe {
-        (
-            zeroed::<[libc::iovec; RECEIVE_MESSAGES]>(),
-            zeroed::<[GroControl; RECEIVE_MESSAGES]>(),
-            zeroed::<[libc::mmsghdr; RECEIVE_MESSAGES]>(),
-        )
-    };
-    let mut addresses = [Address::EMPTY; RECEIVE_MESSAGES];
+    let mut parts: Room<Parts<GroControl>, RECEIVE_MESSAGES> = [const { MaybeUninit::uninit() }; RECEIVE_MESSAGES];
+    let mut headers: Room<libc::mmsghdr, RECEIVE_MESSAGES> = [const { MaybeUninit::uninit() }; RECEIVE_MESSAGES];
     let mut count = 0;
-    for bytes in arena.chunks_exact_mut(slot).take(RECEIVE_MESSAGES) {
-        let header = &mut headers[count].msg_hdr;
-        header.msg_name = (&raw mut addresses[count]).cast();
-        header.msg_namelen = size_of::<Address>() as libc::socklen_t;
-        vectors[count].iov_base = bytes.as_mut_ptr().cast();
-        vectors[count].iov_len = bytes.len();
-        header.msg_iov = &raw mut vectors[count];
-        header.msg_iovlen = 1;
-        header.msg_control = (&raw mut controls[count]).cast();
-        header.msg_controllen = CONTROL_SPACE as _;
+    for ((bytes, part), header) in arena
+        .chunks_exact_mut(slot)
+        .take(most)
+        .zip(&mut parts)
+        .zip(&mut headers)
+    {
+        let part = part.write(Parts {
+            address: Address::EMPTY,
+            vector: libc::iovec {
+                iov_base: bytes.as_mut_ptr().cast(),
+                iov_len: bytes.len(),
+            },
+            control: GroControl::EMPTY,
+        });
+        header.write(header_of(part, size_of::<Address>() as libc::socklen_t, true));
         count += 1;
     }
-    // SAFETY: the first `count` headers are filled in: each points to an address, a vector and a control buffer of
-    // the lengths it states, in arrays that live until this function returns; the vectors cover disjoint chunks of
-    // `arena`, which is borrowed mutably for the whole call. A null timeout is allowed.
-    let taken = unsafe {
-        libc::recvmmsg(
-            fd.as_raw_fd(),
-            headers.as_mut_ptr(),
-            count as _,
-            libc::MSG_DONTWAIT as _,
-            ptr::null_mut(),
-        )
-    };
+    let (fd, flags) = (fd.as_raw_fd(), libc::MSG_DONTWAIT as _);
+    // SAFETY: the first `count` headers are written: each points to an address, a vector and a control buffer of the
+    // lengths it states, in `parts`, which nothing else touches during the call and which lives until this function
+    // returns; the vectors cover disjoint chunks of `arena`, borrowed mutably throughout. A null timeout is allowed.
+    let taken = unsafe { libc::recvmmsg(fd, headers.as_mut_ptr().cast(), count, flags, ptr::null_mut()) };
     let taken = usize::try_from(taken).map_err(|_| io::Error::last_os_error())?;
-    for ((header, control), address) in headers.iter().zip(&controls).zip(&addresses).take(taken) {
+    for (header, part) in headers.iter().zip(&parts).take(taken) {
+        // SAFETY: recvmmsg takes at most `count` messages, and the loop above wrote that many of both; the kernel only
+        // overwrote them with values that their types allow (integers, and addresses in any bit pattern).
+        let (header, part) = unsafe { (header.assume_init_ref(), part.assume_init_ref()) };
         let len = header.msg_len as usize;
         let whole = header.msg_hdr.msg_flags & libc::MSG_TRUNC == 0;
-        let incoming = address.decode(header.msg_hdr.msg_namelen).filter(|_| whole);
+        let incoming = part.address.decode(header.msg_hdr.msg_namelen).filter(|_| whole);
         received(incoming.map(|src| Incoming {
             src,
             len,
-            segment: gro_segment(&header.msg_hdr, control).unwrap_or(len),
+            segment: gro_segment(&header.msg_hdr, &part.control).unwrap_or(len),
         }));
     }
     Ok(taken)
+}
+
+/// A header that points to `part`, which has to stay where it is for as long as the header is used.
+fn header_of<C>(part: &mut Parts<C>, address_len: libc::socklen_t, with_control: bool) -> libc::mmsghdr {
+    let part = ptr::from_mut(part);
+    // SAFETY: mmsghdr is integers and raw pointers, for which all zeroes is a value.
+    let mut header: libc::mmsghdr = unsafe { zeroed() };
+    // SAFETY: `part` comes from a reference, so its fields are in bounds; only their addresses are taken.
+    let (address, vector, control) = unsafe {
+        (
+            &raw mut (*part).address,
+            &raw mut (*part).vector,
+            &raw mut (*part).control,
+        )
+    };
+    header.msg_hdr.msg_name = address.cast();
+    header.msg_hdr.msg_namelen = address_len;
+    header.msg_hdr.msg_iov = vector;
+    header.msg_hdr.msg_iovlen = 1;
+    if with_control {
+        header.msg_hdr.msg_control = control.cast();
+        header.msg_hdr.msg_controllen = size_of::<C>() as _;
+    }
+    header
+}
+
+fn segment_control(segment: u16) -> SegmentControl {
+    let mut control = SegmentControl::EMPTY;
+    // SAFETY: CMSG_LEN only computes.
+    control.header.cmsg_len = unsafe { libc::CMSG_LEN(size_of::<u16>() as u32) } as _;
+    control.header.cmsg_level = libc::SOL_UDP;
+    control.header.cmsg_type = libc::UDP_SEGMENT;
+    control.value = [segment, 0];
+    control
 }
 
 /// The segment size in a `UDP_GRO` control message; `None` when the kernel joined nothing.

@@ -84,6 +84,8 @@ pub struct TxBatch {
     /// How many of `runs` have been sent.
     sent: usize,
     max_segments: usize,
+    /// How many of the packets that wait, from the front, a capture has written down.
+    pub(super) captured: usize,
 }
 
 impl TxBatch {
@@ -98,6 +100,7 @@ impl TxBatch {
             runs: Vec::with_capacity(ARENA / 256),
             sent: 0,
             max_segments: MAX_SEGMENTS,
+            captured: 0,
         }
     }
 
@@ -143,6 +146,8 @@ impl TxBatch {
 
     /// Takes the first `runs` runs out, sent or given up. With the last one the whole arena is free again.
     pub fn consume(&mut self, runs: usize) {
+        let packets: usize = self.runs().take(runs).map(|run| run.packets).sum();
+        self.captured = self.captured.saturating_sub(packets);
         self.sent = self.runs.len().min(self.sent.saturating_add(runs));
         if self.is_empty() {
             self.clear();
@@ -154,6 +159,7 @@ impl TxBatch {
         self.runs.clear();
         self.sent = 0;
         self.filled = 0;
+        self.captured = 0;
     }
 
     /// Makes every run that waits, and every later one, a single packet: for a link that cannot do GSO. Alone, a

@@ -5,15 +5,16 @@
 //! "fragmentation needed" cannot shrink the path.
 //!
 //! A datagram that the network or the host refuses is a datagram lost: the transport's timers deal with both alike, so
-//! that [`Transmit::transmit`] counts it, says it once and goes on.
+//! that [`Transmit::transmit`] takes it as lost, says so once for each kind of refusal, and goes on.
 
 use super::park::Parker;
 use super::rx::{RxBatch, SLOT};
-use super::sys::{self, Outgoing};
+use super::sys::{self, Outgoing, RECEIVE_MESSAGES};
 use super::tx::TxBatch;
 use super::{Link, Receive, Transmit, interface};
 use doorbell_roce_proto::Instant;
 use nix::errno::Errno;
+use nix::sys::socket::{getsockopt, sockopt};
 use std::io;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -100,17 +101,19 @@ fn open(addr: SocketAddr) -> io::Result<Link> {
     set_options(socket.as_fd(), addr.is_ipv4())?;
     let local = socket.local_addr()?;
     let mtu = interface::mtu_of(&socket, local.ip());
+    let receive_buffer = getsockopt(&socket, sockopt::RcvBuf)?;
     let socket = Arc::new(socket);
     Ok(Link {
         local,
         mtu,
+        receive_buffer,
         parker: Parker::new(Arc::clone(&socket))?,
         tx: Box::new(UdpTx {
             socket: Arc::clone(&socket),
             gso: true,
             refused: Refusals::default(),
         }),
-        rx: Box::new(UdpRx { socket }),
+        rx: Box::new(UdpRx { socket, expected: 1 }),
     })
 }
 
@@ -232,6 +235,9 @@ impl Refusals {
 /// The receiving half.
 struct UdpRx {
     socket: Arc<UdpSocket>,
+    /// How many messages to ask for: one while the link is quiet, for each that does not come costs as much as a look
+    /// at an empty socket; more while every call brings all it asked for.
+    expected: usize,
 }
 
 impl Receive for UdpRx {
@@ -239,13 +245,20 @@ impl Receive for UdpRx {
         batch.clear();
         // An ICMP error that waits on the socket is reported instead of a datagram, once each: look again.
         for _ in 0..8 {
-            let messages = &mut batch.messages;
-            match sys::receive_many(self.socket.as_fd(), &mut batch.arena, SLOT, |message| {
-                messages.push(message)
-            }) {
-                Ok(count) => return Ok(count),
+            let RxBatch { arena, messages, .. } = batch;
+            let push = |message| messages.push(message);
+            match sys::receive_many(self.socket.as_fd(), arena, SLOT, self.expected, push) {
+                Ok(count) => {
+                    if count == self.expected {
+                        self.expected = (2 * count).min(RECEIVE_MESSAGES);
+                    }
+                    return Ok(count);
+                }
                 Err(error) => match Errno::from_raw(error.raw_os_error().unwrap_or(0)) {
-                    Errno::EAGAIN => return Ok(0),
+                    Errno::EAGAIN => {
+                        self.expected = 1;
+                        return Ok(0);
+                    }
                     Errno::EBADF | Errno::ENOTSOCK | Errno::EFAULT | Errno::EINVAL => return Err(error),
                     _ => {}
                 },

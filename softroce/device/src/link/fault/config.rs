@@ -147,7 +147,7 @@ impl Display for FaultConfig {
             let units = [("s", 1_000_000_000), ("ms", 1_000_000), ("us", 1_000), ("ns", 1)];
             let (unit, size) = units
                 .into_iter()
-                .find(|&(_, size)| nanoseconds % size == 0)
+                .find(|&(_, size)| nanoseconds.is_multiple_of(size))
                 .unwrap_or(("ns", 1));
             write!(f, "delay={}{unit},", nanoseconds / size)?;
         }

@@ -1,5 +1,6 @@
 use super::*;
-use crate::link::{Envelope, Interest, RxBatch, TxBatch};
+use crate::link::{Envelope, Interest, RxBatch, TxBatch, Waker};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 /// Where the ICRC goes, writes the Identification and a sum of the rest.
@@ -223,4 +224,64 @@ fn a_datagram_ends_parking() {
     push(&mut batch, 64, 0, dst);
     a.tx.transmit(&mut batch, Instant::ZERO).unwrap();
     assert_eq!(thread.join().unwrap(), 1);
+}
+
+#[test]
+fn no_wake_is_lost_between_two_threads_that_take_turns() {
+    const ROUNDS: u32 = 2_000;
+    let (mut a, mut b) = (open_any("127.0.0.1"), open_any("127.0.0.1"));
+    let (wake_a, wake_b) = (a.parker.waker(), b.parker.waker());
+    let turn = Arc::new(AtomicU32::new(0));
+    // Parks without a time limit until it is this side's turn: a lost wake would hang here.
+    let play = |parker: &mut Parker, other: &Waker, turn: &AtomicU32, parity: u32| {
+        for round in (parity..ROUNDS).step_by(2) {
+            while turn.load(Ordering::Relaxed) != round {
+                parker.park(Interest::Receive, None).unwrap();
+            }
+            turn.store(round + 1, Ordering::Relaxed);
+            other.wake();
+        }
+    };
+    let shared = Arc::clone(&turn);
+    let thread = std::thread::spawn(move || play(&mut b.parker, &wake_a, &shared, 1));
+    play(&mut a.parker, &wake_b, &turn, 0);
+    thread.join().unwrap();
+    assert_eq!(turn.load(Ordering::Relaxed), ROUNDS);
+}
+
+#[test]
+fn faults_strike_on_real_sockets() {
+    let faults = "corrupt=1,duplicate=1".parse().unwrap();
+    let (a, mut b) = (open_any("127.0.0.1"), open_any("127.0.0.1"));
+    let mut a = a.with_faults(faults);
+    let mut batch = TxBatch::new(a.local, seal);
+    for _ in 0..8 {
+        push(&mut batch, 100, 9, b.local);
+    }
+    a.tx.transmit(&mut batch, Instant::ZERO).unwrap();
+    let mut incoming = RxBatch::new(b.local);
+    let mut changed = Vec::new();
+    while changed.len() < 16 {
+        b.parker.park(Interest::Receive, Some(Duration::from_secs(5))).unwrap();
+        assert!(b.rx.receive(&mut incoming).unwrap() > 0, "{changed:?}");
+        for datagram in incoming.datagrams() {
+            let mut expected = [9; 100];
+            let envelope = Envelope {
+                src: datagram.src,
+                dst: datagram.dst,
+                ident: datagram.segment,
+            };
+            seal(&mut expected, &envelope);
+            changed.push(
+                datagram
+                    .bytes
+                    .iter()
+                    .zip(&expected)
+                    .filter(|(got, expected)| got != expected)
+                    .count(),
+            );
+        }
+    }
+    // Each packet damaged in one byte, then its copy as it was sealed.
+    assert_eq!(changed, [1, 0].repeat(8));
 }

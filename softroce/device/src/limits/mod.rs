@@ -1,0 +1,268 @@
+//! How far the machine itself could go: the ceilings that `doorbell limits` prints beside what the device reaches.
+//!
+//! Each function measures for about the time it is given and uses what the device uses (its own link, the same
+//! copies, the same CRC) with no protocol in between, so that the device's figure divided by this one is what the
+//! protocol costs.
+
+mod process;
+#[cfg(test)]
+mod tests;
+
+use crate::link::{BindError, Envelope, Interest, Link, RxBatch, TxBatch};
+use doorbell_roce_proto::Instant as LinkTime;
+use std::hint::{black_box, spin_loop};
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+pub use process::process_vm_writev;
+
+/// A measured bandwidth.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Bandwidth {
+    /// Payload bytes that arrived, per second.
+    pub bytes_per_s: f64,
+}
+
+impl Bandwidth {
+    fn new(bytes: u64, time: Duration) -> Self {
+        Self {
+            bytes_per_s: bytes as f64 / time.as_secs_f64(),
+        }
+    }
+}
+
+/// A measured latency.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Latency {
+    /// Half of a round trip, in nanoseconds.
+    pub ns: f64,
+}
+
+/// Why a limit cannot be measured here.
+#[derive(Debug, thiserror::Error)]
+pub enum LimitError {
+    /// No socket on the loopback address.
+    #[error("no UDP socket on the loopback interface")]
+    Bind(#[from] BindError),
+    /// The link broke, or the system refused memory, a thread or a process.
+    #[error("the system refused what the measurement needs")]
+    Io(#[from] io::Error),
+    /// Two threads that spin at each other need a CPU each.
+    #[error("this needs two CPUs, and the process may use one")]
+    OneCpu,
+    /// Nothing arrived.
+    #[error("no datagram arrived over the loopback interface: is it up, and does a firewall drop UDP?")]
+    NothingArrived,
+    /// The kernel does not let a process write to its own child's memory.
+    #[error("process_vm_writev to a child process is forbidden here (seccomp, or Yama's ptrace_scope)")]
+    Forbidden(#[source] io::Error),
+}
+
+/// Copies in blocks of this size, the size of message that bandwidth is quoted for.
+const BLOCK: usize = 1 << 20;
+
+/// Single-threaded memcpy in blocks of 1 MiB, from one area of 64 MiB to another in turn: more than a second-level
+/// cache holds, so that this is what one core moves through the memory system. Each byte copied counts once.
+pub fn memcpy(duration: Duration) -> Bandwidth {
+    const AREA: usize = 64 << 20;
+    let source = vec![1u8; AREA];
+    let mut target = vec![2u8; AREA];
+    let (mut bytes, start) = (0, Instant::now());
+    loop {
+        for (to, from) in target.chunks_exact_mut(BLOCK).zip(source.chunks_exact(BLOCK)) {
+            to.copy_from_slice(black_box(from));
+            black_box(&mut *to);
+            bytes += BLOCK as u64;
+        }
+        let elapsed = start.elapsed();
+        if elapsed >= duration {
+            return Bandwidth::new(bytes, elapsed);
+        }
+    }
+}
+
+/// A flag on cache lines of its own (two: the prefetcher fetches pairs).
+#[repr(align(128))]
+struct Flag(AtomicU64);
+
+/// Two threads that spin on shared memory and hand a counter to and fro: the least that one core's word takes to
+/// reach another. The median over groups of round trips, so that a thread set aside for a moment does not count.
+///
+/// # Errors
+///
+/// [`LimitError::OneCpu`]; or when there is no second thread.
+pub fn shm_pingpong(duration: Duration) -> Result<Latency, LimitError> {
+    const GROUP: u64 = 256;
+    const END: u64 = u64::MAX;
+    if thread::available_parallelism()?.get() < 2 {
+        return Err(LimitError::OneCpu);
+    }
+    let (ping, pong) = (Flag(AtomicU64::new(0)), Flag(AtomicU64::new(0)));
+    let mut groups = thread::scope(|scope| {
+        let echo = || {
+            let mut last = 0;
+            while last != END {
+                let seen = ping.0.load(Ordering::Acquire);
+                if seen == last {
+                    spin_loop();
+                } else {
+                    pong.0.store(seen, Ordering::Release);
+                    last = seen;
+                }
+            }
+        };
+        thread::Builder::new()
+            .name("pingpong".into())
+            .spawn_scoped(scope, echo)?;
+        let (mut groups, mut round, start) = (Vec::new(), 0, Instant::now());
+        while start.elapsed() < duration || groups.is_empty() {
+            let group = Instant::now();
+            for _ in 0..GROUP {
+                round += 1;
+                ping.0.store(round, Ordering::Release);
+                while pong.0.load(Ordering::Acquire) != round {
+                    spin_loop();
+                }
+            }
+            groups.push(group.elapsed());
+        }
+        ping.0.store(END, Ordering::Release);
+        io::Result::Ok(groups)
+    })?;
+    groups.sort_unstable();
+    let median = groups[groups.len() / 2];
+    Ok(Latency {
+        ns: median.as_nanos() as f64 / (2 * GROUP) as f64,
+    })
+}
+
+/// The payload of a datagram, as at the largest path MTU.
+const PAYLOAD: usize = 4096;
+/// BTH before it and ICRC behind it, as in a MIDDLE packet.
+const PACKET: usize = 12 + PAYLOAD + 4;
+/// As many as one run holds.
+const RUN_PACKETS: usize = crate::link::MAX_RUN / PACKET;
+/// The most bytes on their way at a time, when the socket has room for them.
+const WINDOW: u64 = 512 << 10;
+
+/// One thread sends and one receives datagrams of 4096 payload bytes over the loopback interface, a GSO run of 15 at
+/// a time, with one memcpy of the payload (out of and into 1 MiB) and one CRC-32 over the packet on each side, and a
+/// window so that none is lost. Counts the payload received.
+///
+/// # Errors
+///
+/// When the loopback interface does not work, or there is no second thread.
+pub fn udp_gso(duration: Duration) -> Result<Bandwidth, LimitError> {
+    let loopback = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+    let (sender, receiver) = (Link::udp(loopback)?, Link::udp(loopback)?);
+    let window = WINDOW
+        .min(receiver.receive_buffer as u64 / 2)
+        .max((RUN_PACKETS * PACKET) as u64);
+    let shared = Shared {
+        received: AtomicU64::new(0),
+        end: AtomicBool::new(false),
+    };
+    let to = receiver.local;
+    let (payload, time) = thread::scope(|scope| {
+        let receive = || receive_all(receiver, &shared);
+        let thread = thread::Builder::new()
+            .name("udp_gso".into())
+            .spawn_scoped(scope, receive)?;
+        let sent = send_for(duration, sender, to, window, &shared);
+        shared.end.store(true, Ordering::Release);
+        let received = thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        received.and(sent)
+    })?;
+    if payload == 0 {
+        return Err(LimitError::NothingArrived);
+    }
+    Ok(Bandwidth::new(payload, time))
+}
+
+struct Shared {
+    /// Payload bytes received.
+    received: AtomicU64,
+    end: AtomicBool,
+}
+
+/// A CRC over the packet, where the ICRC goes.
+fn seal(packet: &mut [u8], _: &Envelope) {
+    if let Some((body, check)) = packet.split_last_chunk_mut::<4>() {
+        *check = crc32fast::hash(body).to_le_bytes();
+    }
+}
+
+fn is_intact(packet: &[u8]) -> bool {
+    packet
+        .split_last_chunk::<4>()
+        .is_some_and(|(body, check)| crc32fast::hash(body).to_le_bytes() == *check)
+}
+
+/// Keeps `window` bytes on their way for `duration`; gives what was received in that time and the time it took.
+fn send_for(
+    duration: Duration,
+    mut link: Link,
+    to: SocketAddr,
+    window: u64,
+    shared: &Shared,
+) -> io::Result<(u64, Duration)> {
+    /// After this long without an arrival, what is on its way counts as lost.
+    const LOST: Duration = Duration::from_millis(10);
+    let mut batch = TxBatch::new(link.local, seal);
+    let source = vec![0x5au8; BLOCK];
+    let mut blocks = source.chunks_exact(PAYLOAD).cycle();
+    let (mut sent, mut progress) = (0, (0, Instant::now()));
+    let start = Instant::now();
+    while start.elapsed() < duration {
+        let received = shared.received.load(Ordering::Acquire);
+        if progress.0 != received {
+            progress = (received, Instant::now());
+        } else if progress.1.elapsed() > LOST {
+            (sent, progress.1) = (received, Instant::now());
+        }
+        if sent + (RUN_PACKETS * PAYLOAD) as u64 > received + window {
+            spin_loop();
+            continue;
+        }
+        for payload in blocks.by_ref().take(RUN_PACKETS) {
+            let Some(mut slot) = batch.slot() else {
+                break;
+            };
+            slot[..12].fill(0);
+            slot[12..12 + PAYLOAD].copy_from_slice(payload);
+            slot.send(PACKET, to);
+            sent += PAYLOAD as u64;
+        }
+        link.tx.transmit(&mut batch, LinkTime::ZERO)?;
+        if !batch.is_empty() {
+            link.parker.park(Interest::ReceiveOrSend, Some(LOST))?;
+        }
+    }
+    Ok((shared.received.load(Ordering::Acquire), start.elapsed()))
+}
+
+fn receive_all(mut link: Link, shared: &Shared) -> io::Result<()> {
+    let mut batch = RxBatch::new(link.local);
+    let mut target = vec![0u8; BLOCK];
+    let mut at = 0;
+    while !shared.end.load(Ordering::Acquire) {
+        if link.rx.receive(&mut batch)? == 0 {
+            spin_loop();
+            continue;
+        }
+        let mut payload = 0;
+        for datagram in batch.datagrams() {
+            if datagram.bytes.len() == PACKET && is_intact(datagram.bytes) {
+                target[at..at + PAYLOAD].copy_from_slice(&datagram.bytes[12..12 + PAYLOAD]);
+                at = (at + PAYLOAD) % BLOCK;
+                payload += PAYLOAD as u64;
+            }
+        }
+        black_box(&mut target);
+        shared.received.fetch_add(payload, Ordering::Release);
+    }
+    Ok(())
+}

@@ -1,0 +1,80 @@
+//! `process_vm_writev`: what one copy into another process's memory costs, the ceiling of a same-host path.
+
+use super::{BLOCK, Bandwidth, LimitError};
+use nix::errno::Errno;
+use nix::sys::signal::{Signal, kill};
+use nix::sys::uio::RemoteIoVec;
+use nix::sys::wait::waitpid;
+use nix::unistd::{ForkResult, Pid, fork};
+use std::io::{self, IoSlice};
+use std::time::{Duration, Instant};
+
+/// A process that sleeps until it is dropped. It has a copy of this one's memory at the same addresses.
+struct Sleeper {
+    pid: Pid,
+}
+
+impl Sleeper {
+    fn start() -> io::Result<Self> {
+        let parent = Pid::this();
+        // SAFETY: the child of a process with several threads may only call what signal-safety(7) lists until it
+        // ends: sleep_until_killed calls prctl, getppid, pause and _exit, and neither allocates nor locks nor returns.
+        match unsafe { fork() }? {
+            ForkResult::Parent { child } => Ok(Self { pid: child }),
+            ForkResult::Child => sleep_until_killed(parent),
+        }
+    }
+}
+
+impl Drop for Sleeper {
+    fn drop(&mut self) {
+        // The child is ours and not yet waited for, so the number is still its own; both can only fail if it is gone.
+        let _ = kill(self.pid, Signal::SIGKILL);
+        let _ = waitpid(self.pid, None);
+    }
+}
+
+fn sleep_until_killed(parent: Pid) -> ! {
+    // SAFETY: prctl with PR_SET_PDEATHSIG takes a signal number and touches no memory of the process: the child does
+    // not outlive a parent that is killed.
+    unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
+    loop {
+        // SAFETY: takes no argument and touches no memory. Another parent means that ours ended before prctl.
+        if unsafe { libc::getppid() } != parent.as_raw() {
+            // SAFETY: ends this process at once, without running what the parent registered for its exit.
+            unsafe { libc::_exit(0) };
+        }
+        // SAFETY: as getppid.
+        unsafe { libc::pause() };
+    }
+}
+
+/// Copies of 1 MiB into another process's memory with process_vm_writev(2), from one and into one buffer.
+///
+/// # Errors
+///
+/// [`LimitError::Forbidden`] where the system does not let a process write to its child; or when there can be no child.
+pub fn process_vm_writev(duration: Duration) -> Result<Bandwidth, LimitError> {
+    let source = vec![1u8; BLOCK];
+    let target = vec![2u8; BLOCK];
+    let child = Sleeper::start()?;
+    let remote = RemoteIoVec {
+        base: target.as_ptr() as usize,
+        len: BLOCK,
+    };
+    let write = || match nix::sys::uio::process_vm_writev(child.pid, &[IoSlice::new(&source)], &[remote]) {
+        Ok(bytes) => Ok(bytes as u64),
+        Err(errno @ (Errno::EPERM | Errno::ENOSYS)) => Err(LimitError::Forbidden(errno.into())),
+        Err(errno) => Err(LimitError::Io(errno.into())),
+    };
+    // The first gives the child pages of its own.
+    write()?;
+    let (mut bytes, start) = (0, Instant::now());
+    loop {
+        bytes += write()?;
+        let elapsed = start.elapsed();
+        if elapsed >= duration {
+            return Ok(Bandwidth::new(bytes, elapsed));
+        }
+    }
+}

@@ -1,0 +1,259 @@
+//! Packet capture: both halves of a link around others that write what passes to a file for Wireshark.
+//!
+//! The file is classic pcap with nanosecond time stamps and raw IP packets. A UDP socket shows neither IP nor UDP
+//! header, so both are made up from what is known: the addresses, the ports, don't-fragment and the Identification
+//! that the link's own packets have. On a packet received that field is its place in the message the kernel joined,
+//! which is right for a sender that uses GSO and a guess for others. The IPv4 UDP checksum is 0, for "none".
+//!
+//! A capture never harms the traffic: when the file cannot be written, it says so once and stops.
+
+use super::{Envelope, Receive, RxBatch, Transmit, TxBatch};
+use doorbell_roce_proto::Instant;
+use std::fs::File;
+use std::io::{self, BufWriter, Write};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{self, Duration, SystemTime};
+
+#[cfg(test)]
+mod tests;
+
+/// "pcap with nanoseconds", in the byte order of the file.
+const MAGIC: u32 = 0xa1b2_3c4d;
+/// `LINKTYPE_RAW`: the packet begins with its IPv4 or IPv6 header.
+const LINKTYPE_RAW: u32 = 101;
+/// The longest packet stored; no link packet comes near.
+const SNAPLEN: u32 = 65535;
+/// What is not yet in the file after this long is written when next anything happens on the link.
+const FLUSH_EVERY: Duration = Duration::from_millis(200);
+/// The longest IP and UDP header.
+const MAX_HEADER: usize = 40 + 8;
+
+/// A capture file that is being written. Clones write to the same file; the last one to go completes it.
+#[derive(Clone)]
+pub struct Capture {
+    writer: Arc<Mutex<Writer>>,
+}
+
+impl Capture {
+    /// Creates the file `path`, or empties it.
+    ///
+    /// # Errors
+    ///
+    /// When the file cannot be created or written.
+    pub fn create(path: &Path) -> io::Result<Self> {
+        let mut file = BufWriter::with_capacity(256 << 10, File::create(path)?);
+        file.write_all(&file_header())?;
+        file.flush()?;
+        let writer = Writer {
+            file: Some(file),
+            path: path.to_owned(),
+            flushed: time::Instant::now(),
+        };
+        Ok(Self {
+            writer: Arc::new(Mutex::new(writer)),
+        })
+    }
+
+    /// Writes each packet down, with the present time.
+    fn record<'a>(&self, packets: impl Iterator<Item = (Envelope, &'a [u8])>) {
+        // A thread that panicked with the lock held left at worst a record cut short.
+        let mut writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = SystemTime::now()
+            .duration_since(SystemTime::UNIX_EPOCH)
+            .unwrap_or_default();
+        for (envelope, packet) in packets {
+            writer.record(now, &envelope, packet);
+        }
+        writer.flush_when_due();
+    }
+}
+
+fn file_header() -> [u8; 24] {
+    let mut header = [0; 24];
+    let version = u32::from(2u16) | u32::from(4u16) << 16;
+    let fields = [MAGIC, version, 0, 0, SNAPLEN, LINKTYPE_RAW];
+    for (to, field) in header.chunks_exact_mut(4).zip(fields) {
+        to.copy_from_slice(&field.to_le_bytes());
+    }
+    header
+}
+
+struct Writer {
+    /// `None` once writing failed.
+    file: Option<BufWriter<File>>,
+    path: PathBuf,
+    flushed: time::Instant,
+}
+
+impl Writer {
+    fn record(&mut self, now: Duration, envelope: &Envelope, packet: &[u8]) {
+        let mut header = [0; 16 + MAX_HEADER];
+        let Some(ip_header) = write_headers(&mut header[16..], envelope, packet) else {
+            return;
+        };
+        // Both lengths fit: write_headers refuses what no IP packet can hold. Seconds wrap in 2106, as pcap's do.
+        let len = (ip_header + packet.len()) as u32;
+        let fields = [now.as_secs() as u32, now.subsec_nanos(), len, len];
+        for (to, field) in header.chunks_exact_mut(4).zip(fields) {
+            to.copy_from_slice(&field.to_le_bytes());
+        }
+        self.attempt(|file| {
+            file.write_all(&header[..16 + ip_header])?;
+            file.write_all(packet)
+        });
+    }
+
+    fn flush_when_due(&mut self) {
+        if self.flushed.elapsed() >= FLUSH_EVERY {
+            self.attempt(BufWriter::flush);
+            self.flushed = time::Instant::now();
+        }
+    }
+
+    /// Does something with the file; gives the file up when that fails.
+    fn attempt(&mut self, action: impl FnOnce(&mut BufWriter<File>) -> io::Result<()>) {
+        let Some(file) = self.file.as_mut() else {
+            return;
+        };
+        let Err(error) = action(file) else {
+            return;
+        };
+        tracing::warn!(path = %self.path.display(), %error, "the packet capture ends here: the file cannot be written");
+        if let Some(file) = self.file.take() {
+            // Without a last attempt to write what the disk just refused.
+            drop(file.into_parts());
+        }
+    }
+}
+
+impl Drop for Writer {
+    fn drop(&mut self) {
+        self.attempt(BufWriter::flush);
+    }
+}
+
+/// Writes the IP and UDP headers that `packet` has on the wire to the front of `to`; gives their length. `None` for a
+/// packet that fits no datagram or an envelope of two address families.
+fn write_headers(to: &mut [u8], envelope: &Envelope, packet: &[u8]) -> Option<usize> {
+    let udp_len = u16::try_from(packet.len() + 8).ok()?;
+    let mut udp = [0; 8];
+    udp[..2].copy_from_slice(&envelope.src.port().to_be_bytes());
+    udp[2..4].copy_from_slice(&envelope.dst.port().to_be_bytes());
+    udp[4..6].copy_from_slice(&udp_len.to_be_bytes());
+    let ip_len = match (envelope.src.ip(), envelope.dst.ip()) {
+        (IpAddr::V4(src), IpAddr::V4(dst)) => {
+            let header = ipv4_header(udp_len.checked_add(20)?, envelope.ident, src, dst);
+            to.get_mut(..header.len())?.copy_from_slice(&header);
+            header.len()
+        }
+        (IpAddr::V6(src), IpAddr::V6(dst)) => {
+            let header = ipv6_header(udp_len, src, dst);
+            to.get_mut(..header.len())?.copy_from_slice(&header);
+            // Over IPv6 a checksum of 0 would be shown as an error. The pseudo-header is the two addresses (RFC 8200,
+            // section 8.1), the length and the protocol, which is 17 for UDP.
+            let sums = [
+                ones_sum(&header[8..]),
+                u32::from(udp_len),
+                17,
+                ones_sum(&udp),
+                ones_sum(packet),
+            ];
+            let checksum = match !fold(sums.iter().map(|&sum| u64::from(sum)).sum()) {
+                0 => 0xffff,
+                sum => sum,
+            };
+            udp[6..].copy_from_slice(&checksum.to_be_bytes());
+            header.len()
+        }
+        _ => return None,
+    };
+    to.get_mut(ip_len..ip_len + 8)?.copy_from_slice(&udp);
+    Some(ip_len + 8)
+}
+
+fn ipv4_header(total_len: u16, ident: u16, src: Ipv4Addr, dst: Ipv4Addr) -> [u8; 20] {
+    const DONT_FRAGMENT: u16 = 0x4000;
+    let mut header = [0; 20];
+    header[0] = 0x45;
+    header[2..4].copy_from_slice(&total_len.to_be_bytes());
+    header[4..6].copy_from_slice(&ident.to_be_bytes());
+    header[6..8].copy_from_slice(&DONT_FRAGMENT.to_be_bytes());
+    (header[8], header[9]) = (64, 17);
+    header[12..16].copy_from_slice(&src.octets());
+    header[16..].copy_from_slice(&dst.octets());
+    let checksum = !fold(ones_sum(&header).into());
+    header[10..12].copy_from_slice(&checksum.to_be_bytes());
+    header
+}
+
+fn ipv6_header(payload_len: u16, src: Ipv6Addr, dst: Ipv6Addr) -> [u8; 40] {
+    let mut header = [0; 40];
+    header[0] = 0x60;
+    header[4..6].copy_from_slice(&payload_len.to_be_bytes());
+    (header[6], header[7]) = (17, 64);
+    header[8..24].copy_from_slice(&src.octets());
+    header[24..].copy_from_slice(&dst.octets());
+    header
+}
+
+/// The sum of the big-endian 16-bit words of at most 64 KiB, an odd last byte padded with 0 (RFC 1071).
+fn ones_sum(bytes: &[u8]) -> u32 {
+    let (words, rest) = bytes.as_chunks::<2>();
+    let last = rest.first().map_or(0, |&byte| u32::from(byte) << 8);
+    words
+        .iter()
+        .map(|&word| u32::from(u16::from_be_bytes(word)))
+        .sum::<u32>()
+        + last
+}
+
+/// The ones' complement sum in 16 bits.
+fn fold(mut sum: u64) -> u16 {
+    while sum > 0xffff {
+        sum = (sum & 0xffff) + (sum >> 16);
+    }
+    sum as u16
+}
+
+/// The sending half with a capture; see [`super::Link::with_capture`].
+pub(super) struct CaptureTx {
+    pub(super) inner: Box<dyn Transmit>,
+    pub(super) capture: Capture,
+}
+
+impl Transmit for CaptureTx {
+    fn transmit(&mut self, batch: &mut TxBatch, now: Instant) -> io::Result<()> {
+        // What a full socket left in the batch the last time is in the file already.
+        let captured = batch.captured;
+        self.capture.record(batch.packets().skip(captured));
+        batch.captured = batch.len();
+        self.inner.transmit(batch, now)
+    }
+
+    fn due(&self) -> Option<Instant> {
+        self.inner.due()
+    }
+}
+
+/// The receiving half with a capture.
+pub(super) struct CaptureRx {
+    pub(super) inner: Box<dyn Receive>,
+    pub(super) capture: Capture,
+}
+
+impl Receive for CaptureRx {
+    fn receive(&mut self, batch: &mut RxBatch) -> io::Result<usize> {
+        let count = self.inner.receive(batch)?;
+        self.capture.record(batch.datagrams().map(|datagram| {
+            let envelope = Envelope {
+                src: datagram.src,
+                dst: datagram.dst,
+                ident: datagram.segment,
+            };
+            (envelope, &*datagram.bytes)
+        }));
+        Ok(count)
+    }
+}
