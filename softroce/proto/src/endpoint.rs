@@ -1,11 +1,21 @@
 //! All the queue pairs of one device, and the demultiplexing of datagrams to them.
 
 use core::net::IpAddr;
+use std::collections::VecDeque;
 
+use crate::counters::Counters;
+use crate::ident::{IdentTracker, Verdict};
 use crate::memory::Memory;
-use crate::qp::{Attributes, Modify, ModifyError, QpInit};
+use crate::outbox::Outbox;
+use crate::qp::{Attributes, Modify, ModifyError, QpInit, QueuePair};
+use crate::table::QpTable;
+use crate::timer::Timers;
+use crate::wire::{Packet, Transport};
 use crate::work::{Completion, CqId, PostError, ReceiveRequest, SendRequest};
 use crate::{Instant, Qpn};
+
+/// Packets of one queue pair that are sent before another one has its turn: enough for runs that a link can batch.
+const BURST: u32 = 16;
 
 /// What the receiver knows of the IPv4 Identification of a datagram, which the ICRC covers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -68,26 +78,127 @@ pub enum AsyncEvent {
     SendQueueDrained(Qpn),
 }
 
+/// How an endpoint behaves.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct EndpointConfig {
+    /// Chooses the queue pair numbers, so that a restarted device does not reuse the old ones.
+    pub seed: u64,
+    /// PSNs of one queue pair unacknowledged at most, 1 to 2^22; values beyond count as the nearest. More is faster over long paths, and has to go again after a loss.
+    pub window: u32,
+}
+
+impl EndpointConfig {
+    /// The window of the Linux kernel's rxe.
+    pub const DEFAULT_WINDOW: u32 = 128;
+    const MAX_WINDOW: u32 = 1 << 22;
+}
+
+impl Default for EndpointConfig {
+    fn default() -> Self {
+        Self {
+            seed: 0,
+            window: Self::DEFAULT_WINDOW,
+        }
+    }
+}
+
 /// The protocol state of one device: its queue pairs.
 ///
-/// Order of calls, as quinn-proto has it: after any of `post_*`, `modify`, `destroy_qp`, `handle_*`, drain `poll_completion` and
-/// `poll_event`, call `poll_transmit` until it gives `None` (or the link is full), then ask `poll_timeout` when to call `handle_timeout`.
+/// Order of calls, as quinn-proto has it: after any of `post_*`, `modify_qp`, `destroy_qp`, `handle_*`, drain `poll_completion` and
+/// `poll_event`, call `poll_transmit` until it gives `None` (or the link is full), then ask `poll_timeout` when to call `handle_timeout`. As
+/// `poll_transmit` reads memory it may fail requests too, so drain completions and events after it again.
+///
+/// Nothing is allocated per packet or per request, except that the queues of completions and events grow to the most that was ever in them.
 #[derive(Debug)]
-pub struct Endpoint {}
+pub struct Endpoint {
+    qps: QpTable,
+    window: u32,
+    idents: IdentTracker,
+    timers: Timers,
+    active: Active,
+    out: Outbox,
+}
+
+/// Queue pairs that may have something to send, in turn.
+#[derive(Debug, Default)]
+struct Active {
+    queue: VecDeque<u32>,
+    /// By slot: it is in the queue.
+    queued: Vec<bool>,
+    /// Packets that the first one may still send.
+    left: u32,
+}
+
+impl Active {
+    fn add(&mut self, index: u32) {
+        if let Some(queued) = self.queued.get_mut(index as usize)
+            && !*queued
+        {
+            *queued = true;
+            self.queue.push_back(index);
+        }
+    }
+
+    /// The turn of the first one is over.
+    fn next(&mut self, again: bool) {
+        self.left = BURST;
+        if let Some(index) = self.queue.pop_front() {
+            self.queued[index as usize] = false;
+            if again {
+                self.add(index);
+            }
+        }
+    }
+}
 
 impl Endpoint {
-    /// An endpoint without queue pairs. `seed` chooses the first QP number, so that a restarted device does not reuse the old ones.
+    /// Queue pairs that can exist at once.
+    pub const MAX_QPS: usize = QpTable::MAX;
+
+    /// An endpoint without queue pairs, with the default configuration but for the seed.
     pub fn new(seed: u64) -> Self {
-        let _ = seed;
-        Self {}
+        Self::with_config(EndpointConfig {
+            seed,
+            ..EndpointConfig::default()
+        })
+    }
+
+    /// An endpoint without queue pairs.
+    pub fn with_config(config: EndpointConfig) -> Self {
+        Self {
+            qps: QpTable::new(config.seed),
+            window: config.window.clamp(1, EndpointConfig::MAX_WINDOW),
+            idents: IdentTracker::default(),
+            timers: Timers::default(),
+            active: Active {
+                left: BURST,
+                ..Active::default()
+            },
+            out: Outbox::default(),
+        }
     }
 
     // Objects
 
-    /// Creates a queue pair in [`State::Reset`](crate::qp::State::Reset).
+    /// Creates a queue pair in [`State::Reset`](crate::qp::State::Reset). Its queues are allocated here, once.
+    ///
+    /// # Panics
+    /// When there are [`MAX_QPS`](Self::MAX_QPS) already: their owner bounds them.
     pub fn create_qp(&mut self, init: QpInit) -> Qpn {
-        let _ = init;
-        unimplemented!()
+        let window = self.window;
+        let created = self.qps.insert(|qpn| QueuePair::new(qpn, init, window));
+        let slots = self.qps.slots();
+        self.timers.grow(slots);
+        self.active.queued.resize(slots, false);
+        match created {
+            Some(qpn) => qpn,
+            None => panic!("{} queue pairs exist already", Self::MAX_QPS),
+        }
+    }
+
+    /// How many queue pairs there are.
+    pub fn qp_count(&self) -> usize {
+        self.qps.len()
     }
 
     /// Changes attributes and state. Into RESET: everything queued is forgotten without completions. Into ERR: everything is flushed.
@@ -95,76 +206,158 @@ impl Endpoint {
     /// # Errors
     /// When the table of ibv_modify_qp(3) refuses it; nothing changed then.
     pub fn modify_qp(&mut self, now: Instant, qpn: Qpn, modify: &Modify) -> Result<(), ModifyError> {
-        let _ = (now, qpn, modify);
-        unimplemented!()
+        let (index, qp) = find(&mut self.qps, qpn).ok_or(ModifyError::UnknownQp)?;
+        qp.modify(now, modify, &mut self.out)?;
+        self.touched(index);
+        Ok(())
     }
 
     /// The attributes, `None` for an unknown queue pair.
     pub fn query_qp(&self, qpn: Qpn) -> Option<Attributes> {
-        let _ = qpn;
-        unimplemented!()
+        self.qps.get(self.qps.find(qpn)?).map(QueuePair::attributes)
     }
 
     /// Forgets a queue pair and what is queued on it, without completions; false when there is none.
     pub fn destroy_qp(&mut self, qpn: Qpn) -> bool {
-        let _ = qpn;
-        unimplemented!()
+        if let Some(index) = self.qps.find(qpn) {
+            self.timers.set(index, None);
+        }
+        self.qps.remove(qpn)
     }
 
     // Work
 
-    /// Queues a send request.
+    /// Queues a send request. In SQD it waits for the return to RTS, in ERR it completes flushed at once.
     ///
     /// # Errors
-    /// When it is refused; nothing was queued.
-    pub fn post_send(&mut self, now: Instant, qpn: Qpn, request: &SendRequest<'_>) -> Result<(), PostError> {
-        let _ = (now, qpn, request);
-        unimplemented!()
+    /// When it is refused; nothing was queued. In RESET, INIT and RTR every send request is (IBTA vol 1, 10.3.1).
+    pub fn post_send(&mut self, _now: Instant, qpn: Qpn, request: &SendRequest<'_>) -> Result<(), PostError> {
+        let (index, qp) = find(&mut self.qps, qpn).ok_or(PostError::UnknownQp)?;
+        qp.post_send(request, &mut self.out)?;
+        self.active.add(index);
+        Ok(())
     }
 
-    /// Queues a receive request.
+    /// Queues a receive request. In ERR it completes flushed at once.
     ///
     /// # Errors
-    /// When it is refused; nothing was queued.
+    /// When it is refused; nothing was queued. In RESET every receive request is.
     pub fn post_receive(&mut self, qpn: Qpn, request: &ReceiveRequest<'_>) -> Result<(), PostError> {
-        let _ = (qpn, request);
-        unimplemented!()
+        let (_, qp) = find(&mut self.qps, qpn).ok_or(PostError::UnknownQp)?;
+        qp.post_receive(request, &mut self.out)
     }
 
     // Wire and time
 
     /// Takes a datagram from the wire. Anything may be in it: what is malformed, fails its ICRC, or belongs to no queue pair changes nothing but counters.
+    ///
+    /// Whether it came to the right UDP port is for the caller to know.
     pub fn handle_datagram<M: Memory>(&mut self, now: Instant, datagram: &Datagram<'_>, memory: &mut M) {
-        let _ = (now, datagram, memory);
-        unimplemented!()
+        let counters = &mut self.out.counters;
+        counters.rx_packets += 1;
+        let packet = match Packet::parse(datagram.payload) {
+            Ok(packet) if packet.bth.opcode.transport() == Transport::Rc => packet,
+            _ => {
+                counters.malformed += 1;
+                return;
+            }
+        };
+        let Some((index, qp)) = find(&mut self.qps, packet.bth.dest_qp).filter(|(_, qp)| qp.receives()) else {
+            counters.no_qp += 1;
+            return;
+        };
+        if !qp.is_between(datagram.dst.to_canonical(), datagram.src.to_canonical()) {
+            counters.wrong_peer += 1;
+            return;
+        }
+        if self.idents.check(now, datagram) != Verdict::Valid {
+            counters.icrc_errors += 1;
+            return;
+        }
+        qp.handle_packet(now, &packet, memory, &mut self.out);
+        self.touched(index);
     }
 
-    /// Does what is due at `now`: retransmission, RNR waits, delayed acknowledgements.
+    /// Does what is due at `now`: retransmission, the end of RNR waits.
     pub fn handle_timeout(&mut self, now: Instant) {
-        let _ = now;
-        unimplemented!()
+        while let Some(index) = self.timers.expired(now) {
+            if let Some(qp) = self.qps.get_mut(index) {
+                qp.handle_timeout(now, &mut self.out);
+                self.touched(index);
+            }
+        }
     }
 
     /// Writes the next packet into `buf`, which has room for 4096 + 128 bytes at least, up to the ICRC; `None` when nothing is to be sent.
     ///
     /// Consecutive packets of one message are given one after another, so that runs of equal size can be batched.
     pub fn poll_transmit<M: Memory>(&mut self, now: Instant, memory: &mut M, buf: &mut [u8]) -> Option<Transmit> {
-        let _ = (now, memory, buf);
-        unimplemented!()
+        while let Some(&index) = self.active.queue.front() {
+            let Some(qp) = self.qps.get_mut(index) else {
+                self.active.next(false);
+                continue;
+            };
+            if self.active.left == 0 {
+                qp.end_turn(true);
+                self.active.next(true);
+                continue;
+            }
+            let (sent, path) = (qp.transmit(now, memory, buf, &mut self.out), qp.path());
+            let (Some(len), Some(path)) = (sent, path) else {
+                qp.end_turn(false);
+                let deadline = qp.deadline();
+                self.timers.set(index, deadline);
+                self.active.next(false);
+                continue;
+            };
+            let transmit = Transmit {
+                src: path.local,
+                dst: path.remote,
+                traffic_class: path.traffic_class,
+                hop_limit: path.hop_limit,
+                len,
+                qpn: qp.qpn(),
+            };
+            self.timers.set(index, qp.deadline());
+            self.active.left -= 1;
+            self.out.counters.tx_packets += 1;
+            return Some(transmit);
+        }
+        None
     }
 
-    /// When to call [`handle_timeout`](Self::handle_timeout) next.
+    /// When to call [`handle_timeout`](Self::handle_timeout) next: never late, and at times earlier than anything is due.
     pub fn poll_timeout(&self) -> Option<Instant> {
-        unimplemented!()
+        self.timers.next()
     }
 
     /// The next work completion, in the order in which the requests of a queue complete.
     pub fn poll_completion(&mut self) -> Option<(CqId, Completion)> {
-        unimplemented!()
+        self.out.completions.pop_front()
     }
 
     /// The next asynchronous event.
     pub fn poll_event(&mut self) -> Option<AsyncEvent> {
-        unimplemented!()
+        self.out.events.pop_front()
     }
+
+    // Getters
+
+    /// What was counted so far.
+    pub const fn counters(&self) -> &Counters {
+        &self.out.counters
+    }
+
+    /// A queue pair may have something to send, and another deadline.
+    fn touched(&mut self, index: u32) {
+        let deadline = self.qps.get(index).and_then(QueuePair::deadline);
+        self.timers.set(index, deadline);
+        self.active.add(index);
+    }
+}
+
+/// A queue pair and its slot.
+fn find(qps: &mut QpTable, qpn: Qpn) -> Option<(u32, &mut QueuePair)> {
+    let index = qps.find(qpn)?;
+    qps.get_mut(index).map(|qp| (index, qp))
 }

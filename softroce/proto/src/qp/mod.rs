@@ -1,5 +1,353 @@
-//! Queue pairs.
+//! Queue pairs: the state machine that holds a requester and a responder together (IBTA vol 1, 10.3).
 
 mod attributes;
+mod receive_queue;
+mod requester;
+mod responder;
+mod send_queue;
+mod sges;
+mod transitions;
+
+use core::net::IpAddr;
 
 pub use attributes::{Attributes, Modify, ModifyError, Path, QpInit, RemoteAccess, State, ack_timeout};
+
+use crate::memory::{Memory, PdId};
+use crate::outbox::Outbox;
+use crate::qp::requester::Requester;
+use crate::qp::responder::{Refused, Responder};
+use crate::wire::{Nak, Packet};
+use crate::work::{PostError, ReceiveRequest, SendRequest, Status};
+use crate::{AsyncEvent, Instant, Mtu, Qpn};
+
+/// What both sides of a queue pair need to know of its connection.
+#[derive(Clone, Copy, Debug)]
+struct Connection {
+    pd: PdId,
+    qpn: Qpn,
+    peer: Qpn,
+    /// Path MTU in bytes.
+    mtu: usize,
+}
+
+impl Connection {
+    /// The packets of a message: at least one (IBTA vol 1, 9.4.1).
+    const fn packets(&self, len: u32) -> u32 {
+        let packets = len.div_ceil(self.mtu as u32);
+        if packets == 0 { 1 } else { packets }
+    }
+}
+
+/// A queue pair.
+#[derive(Debug)]
+pub(crate) struct QueuePair {
+    init: QpInit,
+    state: State,
+    /// Every attribute as it was last set.
+    set: Modify,
+    connection: Connection,
+    requester: Requester,
+    responder: Responder,
+    /// The first message came (or RTS was entered), so its event is not due any more.
+    established: bool,
+    /// In SQD: requests that had begun are still going on.
+    draining: bool,
+    turn: Turn,
+}
+
+/// Whose packets go first in a burst: answers, unless they have had the whole burst before.
+#[derive(Clone, Copy, Debug, Default)]
+struct Turn {
+    requests_first: bool,
+    requests_sent: bool,
+}
+
+impl QueuePair {
+    pub(crate) fn new(qpn: Qpn, init: QpInit, window: u32) -> Self {
+        Self {
+            init,
+            state: State::Reset,
+            set: Modify::default(),
+            connection: Connection {
+                pd: init.pd,
+                qpn,
+                peer: Qpn::new(0),
+                mtu: Mtu::Mtu256.bytes(),
+            },
+            requester: Requester::new(&init, window),
+            responder: Responder::new(&init),
+            established: false,
+            draining: false,
+            turn: Turn::default(),
+        }
+    }
+
+    // Getters
+
+    pub(crate) fn attributes(&self) -> Attributes {
+        let mut set = self.set;
+        set.state = Some(self.state);
+        set.rq_psn = set.rq_psn.map(|_| self.responder.expected_psn());
+        set.sq_psn = set.sq_psn.map(|_| self.requester.next_psn());
+        Attributes {
+            state: self.state,
+            init: self.init,
+            sq_draining: self.draining,
+            set,
+        }
+    }
+
+    pub(crate) const fn qpn(&self) -> Qpn {
+        self.connection.qpn
+    }
+
+    pub(crate) const fn path(&self) -> Option<&Path> {
+        self.set.path.as_ref()
+    }
+
+    /// Whether packets for it are looked at: RTR and beyond, short of an error (IBTA vol 1, 10.3.1).
+    pub(crate) const fn receives(&self) -> bool {
+        matches!(self.state, State::Rtr | State::Rts | State::Sqd)
+    }
+
+    /// Whether these are the two ends of its path.
+    pub(crate) fn is_between(&self, local: IpAddr, remote: IpAddr) -> bool {
+        self.set.path.is_some_and(|path| path.local == local && path.remote == remote)
+    }
+
+    pub(crate) fn deadline(&self) -> Option<Instant> {
+        self.requester.deadline()
+    }
+
+    // State
+
+    pub(crate) fn modify(&mut self, now: Instant, modify: &Modify, out: &mut Outbox) -> Result<(), ModifyError> {
+        let (from, to) = (self.state, modify.target(self.state)?);
+        match to {
+            State::Reset => {
+                self.reset();
+                return Ok(());
+            }
+            State::Err => {
+                self.enter_error(out);
+                self.responder.silence();
+                return Ok(());
+            }
+            _ => {}
+        }
+        self.set.overlay(modify);
+        self.requester.configure(now, &self.set);
+        self.responder.configure(&self.set);
+        self.connection.peer = self.set.dest_qpn.unwrap_or(self.connection.peer);
+        self.connection.mtu = self.set.path_mtu.map_or(self.connection.mtu, Mtu::bytes);
+        match (from, to) {
+            (State::Init, State::Rtr) => self.set.rq_psn.into_iter().for_each(|psn| self.responder.start(psn)),
+            (State::Rtr, State::Rts) => {
+                self.established = true;
+                self.set.sq_psn.into_iter().for_each(|psn| self.requester.start(psn));
+            }
+            (State::Rts, State::Sqd) => self.draining = true,
+            (State::Sqd, State::Rts) => self.draining = false,
+            _ => {}
+        }
+        self.state = to;
+        self.check_drained(out);
+        Ok(())
+    }
+
+    fn reset(&mut self) {
+        self.state = State::Reset;
+        self.set = Modify::default();
+        self.requester.reset();
+        self.responder.reset();
+        self.established = false;
+        self.draining = false;
+    }
+
+    /// Everything is flushed, send queue first. What the responder has yet to say stays: a NAK may be among it that explains this.
+    fn enter_error(&mut self, out: &mut Outbox) {
+        self.state = State::Err;
+        self.draining = false;
+        self.requester.flush(&self.connection, out);
+        self.responder.flush(&self.connection, out);
+    }
+
+    /// The oldest send request ends with `status`, and everything after it is flushed (IBTA vol 1, 10.7.3.1).
+    fn fail(&mut self, status: Status, out: &mut Outbox) {
+        self.requester.fail(status, &self.connection, out);
+        self.enter_error(out);
+        self.responder.silence();
+    }
+
+    /// A request of the peer's ends the connection (IBTA vol 1, 9.9.3: responder class C errors).
+    fn refuse(&mut self, refused: Refused, out: &mut Outbox) {
+        self.responder.refuse(refused.nak, out);
+        if !refused.reported {
+            out.event(match refused.nak {
+                Nak::RemoteAccess => AsyncEvent::QpAccessError(self.connection.qpn),
+                _ => AsyncEvent::QpRequestError(self.connection.qpn),
+            });
+        }
+        self.enter_error(out);
+    }
+
+    fn check_drained(&mut self, out: &mut Outbox) {
+        if self.draining && !self.requester.is_busy() {
+            self.draining = false;
+            if self.set.sqd_async_notify == Some(true) {
+                out.event(AsyncEvent::SendQueueDrained(self.connection.qpn));
+            }
+        }
+    }
+
+    // Work
+
+    pub(crate) fn post_send(&mut self, request: &SendRequest<'_>, out: &mut Outbox) -> Result<(), PostError> {
+        if self.state < State::Rts {
+            return Err(PostError::State);
+        }
+        self.requester.post(request)?;
+        if self.state == State::Err {
+            self.requester.flush(&self.connection, out);
+        }
+        Ok(())
+    }
+
+    pub(crate) fn post_receive(&mut self, request: &ReceiveRequest<'_>, out: &mut Outbox) -> Result<(), PostError> {
+        if self.state == State::Reset {
+            return Err(PostError::State);
+        }
+        self.responder.post(request)?;
+        if self.state == State::Err {
+            self.responder.flush(&self.connection, out);
+        }
+        Ok(())
+    }
+
+    // Wire and time
+
+    /// Takes a packet that is whole, from the peer and for this queue pair, which [`receives`](Self::receives).
+    pub(crate) fn handle_packet<M: Memory>(
+        &mut self,
+        now: Instant,
+        packet: &Packet<'_>,
+        memory: &mut M,
+        out: &mut Outbox,
+    ) {
+        if packet.bth.opcode.is_response() {
+            // In RTR nothing was asked yet.
+            if self.state != State::Rtr
+                && let Err(status) = self.requester.handle_response(now, packet, &self.connection, memory, out)
+            {
+                self.fail(status, out);
+            }
+            self.check_drained(out);
+            return;
+        }
+        match self.responder.handle_request(packet, &self.connection, memory, out) {
+            Ok(true) if !self.established => {
+                self.established = true;
+                out.event(AsyncEvent::CommunicationEstablished(self.connection.qpn));
+            }
+            Ok(_) => {}
+            Err(refused) => self.refuse(refused, out),
+        }
+    }
+
+    pub(crate) fn handle_timeout(&mut self, now: Instant, out: &mut Outbox) {
+        if let Err(status) = self.requester.handle_timeout(now, out) {
+            self.fail(status, out);
+        }
+    }
+
+    /// A burst of this queue pair's packets ends; `cut` short by its length, or because there was nothing more.
+    pub(crate) fn end_turn(&mut self, cut: bool) {
+        self.turn.requests_first = cut && !self.turn.requests_sent;
+        self.turn.requests_sent = false;
+    }
+
+    /// Writes the next packet and gives its length.
+    pub(crate) fn transmit<M: Memory>(
+        &mut self,
+        now: Instant,
+        memory: &mut M,
+        buf: &mut [u8],
+        out: &mut Outbox,
+    ) -> Option<usize> {
+        if self.turn.requests_first {
+            self.transmit_request(now, memory, buf, out).or_else(|| self.transmit_reply(memory, buf, out))
+        } else {
+            self.transmit_reply(memory, buf, out).or_else(|| self.transmit_request(now, memory, buf, out))
+        }
+    }
+
+    fn transmit_request<M: Memory>(
+        &mut self,
+        now: Instant,
+        memory: &mut M,
+        buf: &mut [u8],
+        out: &mut Outbox,
+    ) -> Option<usize> {
+        let draining = match self.state {
+            State::Rts => false,
+            State::Sqd => true,
+            _ => return None,
+        };
+        match self.requester.transmit(now, &self.connection, draining, memory, buf, out) {
+            Ok(len) => {
+                self.turn.requests_sent |= len.is_some();
+                len
+            }
+            Err(status) => {
+                self.fail(status, out);
+                None
+            }
+        }
+    }
+
+    fn transmit_reply<M: Memory>(&mut self, memory: &mut M, buf: &mut [u8], out: &mut Outbox) -> Option<usize> {
+        match self.responder.transmit(&self.connection, memory, buf) {
+            Ok(len) => len,
+            Err(refused) => {
+                self.refuse(refused, out);
+                self.responder.transmit(&self.connection, memory, buf).ok().flatten()
+            }
+        }
+    }
+}
+
+impl Modify {
+    /// Takes over what `newer` sets.
+    fn overlay(&mut self, newer: &Self) {
+        *self = Self {
+            state: newer.state.or(self.state),
+            current_state: None,
+            pkey_index: newer.pkey_index.or(self.pkey_index),
+            port: newer.port.or(self.port),
+            access: newer.access.or(self.access),
+            path: newer.path.map(Path::canonical).or(self.path),
+            path_mtu: newer.path_mtu.or(self.path_mtu),
+            dest_qpn: newer.dest_qpn.or(self.dest_qpn),
+            rq_psn: newer.rq_psn.or(self.rq_psn),
+            max_dest_rd_atomic: newer.max_dest_rd_atomic.or(self.max_dest_rd_atomic),
+            min_rnr_timer: newer.min_rnr_timer.or(self.min_rnr_timer),
+            sq_psn: newer.sq_psn.or(self.sq_psn),
+            timeout: newer.timeout.or(self.timeout),
+            retry_cnt: newer.retry_cnt.or(self.retry_cnt),
+            rnr_retry: newer.rnr_retry.or(self.rnr_retry),
+            max_rd_atomic: newer.max_rd_atomic.or(self.max_rd_atomic),
+            sqd_async_notify: newer.sqd_async_notify.or(self.sqd_async_notify),
+        };
+    }
+}
+
+impl Path {
+    /// With IPv4 addresses as such, also where they were given mapped into IPv6.
+    fn canonical(self) -> Self {
+        Self {
+            local: self.local.to_canonical(),
+            remote: self.remote.to_canonical(),
+            ..self
+        }
+    }
+}

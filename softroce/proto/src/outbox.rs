@@ -1,0 +1,25 @@
+//! What the queue pairs of an endpoint hand out beside packets: completions, events and counts.
+
+use std::collections::VecDeque;
+
+use crate::AsyncEvent;
+use crate::counters::Counters;
+use crate::work::{Completion, CqId};
+
+/// The common exit of all queue pairs. The queues keep their room, so that a steady flow allocates nothing.
+#[derive(Debug, Default)]
+pub(crate) struct Outbox {
+    pub(crate) completions: VecDeque<(CqId, Completion)>,
+    pub(crate) events: VecDeque<AsyncEvent>,
+    pub(crate) counters: Counters,
+}
+
+impl Outbox {
+    pub(crate) fn complete(&mut self, cq: CqId, completion: Completion) {
+        self.completions.push_back((cq, completion));
+    }
+
+    pub(crate) fn event(&mut self, event: AsyncEvent) {
+        self.events.push_back(event);
+    }
+}

@@ -1,0 +1,99 @@
+//! The receive queue: a ring of requests with their elements, allocated when the queue pair is created.
+
+use crate::LKey;
+use crate::memory::Sge;
+use crate::qp::{QpInit, sges};
+use crate::work::{PostError, ReceiveRequest};
+
+/// A queued receive request.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Receive {
+    pub(crate) wr_id: u64,
+    /// The room in bytes.
+    pub(crate) room: u64,
+    elements: u32,
+}
+
+/// The ring; requests are numbered from 0 without wrapping.
+#[derive(Debug)]
+pub(crate) struct ReceiveQueue {
+    receives: Box<[Receive]>,
+    sges: Box<[Sge]>,
+    limit: u64,
+    max_sge: usize,
+    head: u64,
+    tail: u64,
+}
+
+impl ReceiveQueue {
+    pub(crate) fn new(init: &QpInit) -> Self {
+        let slots = (init.max_recv_wr.max(1) as usize).next_power_of_two();
+        let max_sge = init.max_recv_sge as usize;
+        let empty = Receive {
+            wr_id: 0,
+            room: 0,
+            elements: 0,
+        };
+        let nowhere = Sge {
+            addr: 0,
+            len: 0,
+            lkey: LKey(0),
+        };
+        Self {
+            receives: vec![empty; slots].into_boxed_slice(),
+            sges: vec![nowhere; slots * max_sge].into_boxed_slice(),
+            limit: u64::from(init.max_recv_wr),
+            max_sge,
+            head: 0,
+            tail: 0,
+        }
+    }
+
+    const fn slot(&self, number: u64) -> usize {
+        number as usize & (self.receives.len() - 1)
+    }
+
+    /// Forgets every request.
+    pub(crate) fn clear(&mut self) {
+        self.head = 0;
+        self.tail = 0;
+    }
+
+    /// Appends a request.
+    pub(crate) fn post(&mut self, request: &ReceiveRequest<'_>) -> Result<(), PostError> {
+        if request.sges.len() > self.max_sge {
+            return Err(PostError::Invalid);
+        }
+        if self.tail - self.head >= self.limit {
+            return Err(PostError::Full);
+        }
+        let slot = self.slot(self.tail);
+        let start = slot * self.max_sge;
+        self.sges[start..start + request.sges.len()].copy_from_slice(request.sges);
+        self.receives[slot] = Receive {
+            wr_id: request.wr_id,
+            room: sges::total(request.sges),
+            elements: request.sges.len() as u32,
+        };
+        self.tail += 1;
+        Ok(())
+    }
+
+    /// The oldest request and its elements.
+    pub(crate) fn front(&self) -> Option<(Receive, &[Sge])> {
+        if self.head == self.tail {
+            return None;
+        }
+        let slot = self.slot(self.head);
+        let start = slot * self.max_sge;
+        let receive = self.receives[slot];
+        Some((receive, &self.sges[start..start + receive.elements as usize]))
+    }
+
+    /// Takes the oldest request off.
+    pub(crate) fn pop(&mut self) -> Option<Receive> {
+        let (receive, _) = self.front()?;
+        self.head += 1;
+        Some(receive)
+    }
+}

@@ -1,0 +1,244 @@
+//! The requester: sends what is in the send queue, and completes it by what comes back (IBTA vol 1, 9.7.2 to 9.7.8).
+//!
+//! Packets are numbered in 64 bits from the first PSN on, so that nothing here wraps: a PSN on the wire is the low 24 bits of one such number plus the
+//! starting PSN. Three of them are the whole of the transmission state:
+//!
+//! ```text
+//!            head            cursor          begun            tail      requests, oldest first
+//!   ...done   |  acknowledged in part, on their way |  to come  |
+//!                 una           next          max                       packets
+//! ```
+//!
+//! `una` is the oldest one not acknowledged, `next` the one sent next, `max` the first never sent. Going back is `next = una`; what a READ has
+//! received follows from `una` alone. [`transmit`] is the half that writes packets, [`response`] the half that reads the answers.
+
+mod response;
+mod transmit;
+
+use core::time::Duration;
+
+use crate::outbox::Outbox;
+use crate::qp::send_queue::SendQueue;
+use crate::qp::{Connection, Modify, QpInit, ack_timeout};
+use crate::work::{Completion, CqId, PostError, SendRequest, Status};
+use crate::{Instant, Psn};
+
+/// `rnr_retry` of this value tries for ever (IBTA vol 1, 9.7.5.2.8). `retry_cnt` has no such value.
+const FOR_EVER: u8 = 7;
+
+/// The requester of one queue pair.
+#[derive(Debug)]
+pub(crate) struct Requester {
+    queue: SendQueue,
+    cq: CqId,
+    signal_all: bool,
+    window: u64,
+    limits: Limits,
+
+    start: Psn,
+    una: u64,
+    next: u64,
+    max: u64,
+    /// The request that holds `next`.
+    cursor: u64,
+    /// The first request that has no sequence numbers yet.
+    begun: u64,
+    /// READs and atomics begun and not completed.
+    awaiting: u32,
+    /// Packets since one asked for an acknowledgement.
+    unasked: u32,
+
+    retries_left: u8,
+    rnr_left: u8,
+    /// We have already gone back to this one: what else says that it is missing was sent before that.
+    recovering: Option<u64>,
+    wait: Wait,
+}
+
+/// What the requester waits for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Wait {
+    /// Nothing with a time limit.
+    Nothing,
+    /// An acknowledgement, until then.
+    Ack(Instant),
+    /// The peer to post a receive: silence until then.
+    Rnr(Instant),
+}
+
+/// The attributes of the queue pair that matter here.
+#[derive(Clone, Copy, Debug, Default)]
+struct Limits {
+    timeout: Option<Duration>,
+    retry_cnt: u8,
+    rnr_retry: u8,
+    max_rd_atomic: u32,
+}
+
+impl Requester {
+    pub(crate) fn new(init: &QpInit, window: u32) -> Self {
+        Self {
+            queue: SendQueue::new(init),
+            cq: init.send_cq,
+            signal_all: init.signal_all,
+            window: u64::from(window),
+            limits: Limits::default(),
+            start: Psn::new(0),
+            una: 0,
+            next: 0,
+            max: 0,
+            cursor: 0,
+            begun: 0,
+            awaiting: 0,
+            unasked: 0,
+            retries_left: 0,
+            rnr_left: 0,
+            recovering: None,
+            wait: Wait::Nothing,
+        }
+    }
+
+    /// Takes over attributes as they are set; what is being waited for counts from `now` again.
+    pub(crate) fn configure(&mut self, now: Instant, set: &Modify) {
+        self.limits = Limits {
+            timeout: set.timeout.and_then(ack_timeout),
+            retry_cnt: set.retry_cnt.unwrap_or(0),
+            rnr_retry: set.rnr_retry.unwrap_or(0),
+            max_rd_atomic: u32::from(set.max_rd_atomic.unwrap_or(0)),
+        };
+        self.retries_left = self.limits.retry_cnt;
+        self.rnr_left = self.limits.rnr_retry;
+        if !matches!(self.wait, Wait::Rnr(_)) {
+            self.wait_for_ack(now);
+        }
+    }
+
+    /// Into RTS from RTR: the first packet has this PSN.
+    pub(crate) fn start(&mut self, psn: Psn) {
+        self.start = psn;
+    }
+
+    /// Forgets everything but the attributes.
+    pub(crate) fn reset(&mut self) {
+        self.queue.clear();
+        self.una = 0;
+        self.next = 0;
+        self.max = 0;
+        self.cursor = 0;
+        self.begun = 0;
+        self.awaiting = 0;
+        self.unasked = 0;
+        self.recovering = None;
+        self.wait = Wait::Nothing;
+    }
+
+    pub(crate) fn post(&mut self, request: &SendRequest<'_>) -> Result<(), PostError> {
+        self.queue.post(request, self.signal_all)
+    }
+
+    /// The PSN of the next new packet.
+    pub(crate) fn next_psn(&self) -> Psn {
+        self.psn(self.max)
+    }
+
+    /// Whether requests that have begun are still going on.
+    pub(crate) fn is_busy(&self) -> bool {
+        self.queue.head < self.begun
+    }
+
+    /// When [`handle_timeout`](Self::handle_timeout) is due.
+    pub(crate) fn deadline(&self) -> Option<Instant> {
+        match self.wait {
+            Wait::Nothing => None,
+            Wait::Ack(at) | Wait::Rnr(at) => Some(at),
+        }
+    }
+
+    /// The local ACK timeout, or the end of an RNR wait (IBTA vol 1, 9.7.6.1.3 and 9.7.5.2.8).
+    ///
+    /// # Errors
+    /// The status with which the oldest request fails.
+    pub(crate) fn handle_timeout(&mut self, now: Instant, out: &mut Outbox) -> Result<(), Status> {
+        match self.wait {
+            Wait::Rnr(at) if at <= now => {
+                self.wait_for_ack(now);
+                Ok(())
+            }
+            Wait::Ack(at) if at <= now => {
+                out.counters.timeouts += 1;
+                self.recovering = None;
+                self.retry(now)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Ends the oldest request with an error.
+    pub(crate) fn fail(&mut self, status: Status, connection: &Connection, out: &mut Outbox) {
+        if self.queue.head < self.queue.tail {
+            self.complete(status, connection, out);
+        }
+    }
+
+    /// Completes everything queued as flushed.
+    pub(crate) fn flush(&mut self, connection: &Connection, out: &mut Outbox) {
+        while self.queue.head < self.queue.tail {
+            self.complete(Status::Flushed, connection, out);
+        }
+        self.begun = self.queue.tail;
+        self.cursor = self.queue.tail;
+        self.una = self.max;
+        self.next = self.max;
+        self.awaiting = 0;
+        self.wait = Wait::Nothing;
+    }
+
+    /// Completes the oldest request. An error always shows, success only when asked for (IBTA vol 1, 10.7.3.1).
+    fn complete(&mut self, status: Status, connection: &Connection, out: &mut Outbox) {
+        let wqe = self.queue.get(self.queue.head);
+        if wqe.signalled || status != Status::Success {
+            let completion = Completion {
+                wr_id: wqe.wr_id,
+                status,
+                opcode: wqe.completion_opcode(),
+                byte_len: wqe.len,
+                imm: None,
+                qpn: connection.qpn,
+                src_qpn: connection.peer,
+                solicited: false,
+            };
+            out.complete(self.cq, completion);
+        }
+        self.queue.head += 1;
+    }
+
+    fn psn(&self, number: u64) -> Psn {
+        self.start.add(number as u32)
+    }
+
+    /// The number of a packet by its PSN: within half the circle of `una`, `None` where that is before the first packet of all.
+    fn number(&self, psn: Psn) -> Option<u64> {
+        self.una.checked_add_signed(i64::from(psn.since(self.psn(self.una))))
+    }
+
+    /// Goes back to the oldest packet that is not acknowledged, if a retry is left.
+    fn retry(&mut self, now: Instant) -> Result<(), Status> {
+        self.retries_left = self.retries_left.checked_sub(1).ok_or(Status::RetryExceeded)?;
+        self.go_back();
+        self.wait_for_ack(now);
+        Ok(())
+    }
+
+    fn go_back(&mut self) {
+        self.next = self.una;
+        self.cursor = self.queue.head;
+    }
+
+    /// Starts the local ACK timer where something is on its way.
+    fn wait_for_ack(&mut self, now: Instant) {
+        self.wait = match self.limits.timeout {
+            Some(timeout) if self.una < self.max => Wait::Ack(now + timeout),
+            _ => Wait::Nothing,
+        };
+    }
+}

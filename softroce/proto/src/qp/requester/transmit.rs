@@ -1,0 +1,164 @@
+//! The requester's packets: which one is next, and writing it.
+
+use crate::Instant;
+use crate::memory::{AtomicOp, Memory};
+use crate::outbox::Outbox;
+use crate::qp::requester::{Requester, Wait};
+use crate::qp::send_queue::Wqe;
+use crate::qp::{Connection, sges};
+use crate::wire::{self, AtomicEth, Bth, Extension, ImmDt, Opcode, Position, Reth};
+use crate::work::{Operation, Status};
+
+/// An acknowledgement is asked for at least this often, in packets.
+const ASK_EVERY: u32 = 64;
+
+impl Requester {
+    /// Writes the next packet and gives its length; `Ok(None)` when there is none to send now. When `draining`, no request begins.
+    ///
+    /// # Errors
+    /// The status with which the oldest request fails.
+    pub(crate) fn transmit<M: Memory>(
+        &mut self,
+        now: Instant,
+        connection: &Connection,
+        draining: bool,
+        memory: &mut M,
+        buf: &mut [u8],
+        out: &mut Outbox,
+    ) -> Result<Option<usize>, Status> {
+        let waits = matches!(self.wait, Wait::Rnr(_));
+        if self.cursor == self.queue.tail || waits || self.next - self.una >= self.window {
+            return Ok(None);
+        }
+        if self.cursor == self.begun && !self.begin(connection, draining, memory)? {
+            return Ok(None);
+        }
+        let wqe = *self.queue.get(self.cursor);
+        let Some((len, numbers)) = self.write(&wqe, connection, memory, buf)? else {
+            return Ok(None);
+        };
+        if self.next < self.max {
+            out.counters.retransmits += 1;
+        }
+        self.next += numbers;
+        self.max = self.max.max(self.next);
+        if self.next == wqe.end() {
+            self.cursor += 1;
+        }
+        if self.wait == Wait::Nothing {
+            self.wait_for_ack(now);
+        }
+        Ok(Some(len))
+    }
+
+    /// Gives the request at the cursor its sequence numbers, unless it has to wait.
+    fn begin<M: Memory>(&mut self, connection: &Connection, draining: bool, memory: &mut M) -> Result<bool, Status> {
+        let number = self.cursor;
+        let wqe = *self.queue.get(number);
+        if draining || wqe.fence && self.awaiting > 0 {
+            return Ok(false);
+        }
+        if wqe.awaits_data() {
+            if self.limits.max_rd_atomic == 0 {
+                return self.refuse(Status::LocalQpOperation).map(|()| false);
+            }
+            if self.awaiting >= self.limits.max_rd_atomic {
+                return Ok(false);
+            }
+        }
+        let packets = connection.packets(wqe.len);
+        // A request of one packet is checked when its bytes are read; nothing of a longer one goes out when its end cannot.
+        if (wqe.awaits_data() || packets > 1)
+            && sges::check(memory, connection.pd, self.queue.sges(number), wqe.awaits_data()).is_err()
+        {
+            return self.refuse(Status::LocalProtection).map(|()| false);
+        }
+        let first = self.next;
+        let entry = self.queue.get_mut(number);
+        entry.first = first;
+        entry.packets = packets;
+        self.begun += 1;
+        self.awaiting += u32::from(wqe.awaits_data());
+        Ok(true)
+    }
+
+    /// The request at the cursor cannot be sent: it fails when it is the oldest, until then it holds up those behind it.
+    fn refuse(&self, status: Status) -> Result<(), Status> {
+        if self.cursor == self.queue.head { Err(status) } else { Ok(()) }
+    }
+
+    /// Writes packet `next`, of the request at the cursor: its length in bytes, and the sequence numbers it takes.
+    fn write<M: Memory>(
+        &mut self,
+        wqe: &Wqe,
+        connection: &Connection,
+        memory: &mut M,
+        buf: &mut [u8],
+    ) -> Result<Option<(usize, u64)>, Status> {
+        let index = self.next - wqe.first;
+        let offset = index * connection.mtu as u64;
+        let left = u64::from(wqe.len) - offset;
+        let (opcode, extension, payload, numbers) = match wqe.operation {
+            Operation::Send { imm } => {
+                let position = position(wqe, index);
+                let opcode = Opcode::rc_send(position, imm.is_some());
+                (opcode, with_imm(opcode, None, imm), true, 1)
+            }
+            Operation::Write { addr, rkey, imm } => {
+                let opcode = Opcode::rc_write(position(wqe, index), imm.is_some());
+                let len = wqe.len;
+                (opcode, with_imm(opcode, Some(Reth { va: addr, rkey, len }), imm), true, 1)
+            }
+            // After a loss the rest is asked for, from the first packet that is missing (IBTA vol 1, 9.7.5.1.3).
+            Operation::Read { addr, rkey } => {
+                let va = addr.saturating_add(offset);
+                let reth = Reth { va, rkey, len: left as u32 };
+                (Opcode::RcReadRequest, Extension::Reth(reth), false, wqe.end() - self.next)
+            }
+            Operation::Atomic { addr: va, rkey, op } => {
+                let (opcode, swap_add, compare) = match op {
+                    AtomicOp::CompareSwap { compare, swap } => (Opcode::RcCompareSwap, swap, compare),
+                    AtomicOp::FetchAdd { add } => (Opcode::RcFetchAdd, add, 0),
+                };
+                let atomic = AtomicEth {
+                    va,
+                    rkey,
+                    swap_add,
+                    compare,
+                };
+                (opcode, Extension::Atomic(atomic), false, 1)
+            }
+        };
+        let len = if payload { left.min(connection.mtu as u64) as usize } else { 0 };
+        let ends = self.next + numbers == wqe.end();
+        let last_admitted = self.next + numbers - self.una >= self.window;
+        let mut bth = Bth::new(opcode, connection.peer, self.psn(self.next));
+        bth.ack_req = ends || last_admitted || self.unasked + 1 >= ASK_EVERY;
+        bth.solicited = ends && wqe.solicited;
+        let Ok(start) = wire::write(buf, &bth, &extension, len) else {
+            return Ok(None);
+        };
+        let gathered = self.queue.gather(self.cursor, memory, connection.pd, offset, &mut buf[start..start + len]);
+        if gathered.is_err() {
+            return self.refuse(Status::LocalProtection).map(|()| None);
+        }
+        self.unasked = if bth.ack_req { 0 } else { self.unasked + 1 };
+        Ok(Some((wire::packet_len(opcode, len), numbers)))
+    }
+}
+
+fn position(wqe: &Wqe, index: u64) -> Position {
+    Position::of(index == 0, index + 1 == u64::from(wqe.packets))
+}
+
+/// The headers that the opcode of a SEND or WRITE asks for.
+fn with_imm(opcode: Opcode, reth: Option<Reth>, imm: Option<u32>) -> Extension {
+    let starts = opcode.position().starts();
+    let imm = imm.filter(|_| opcode.position().ends()).map(ImmDt);
+    match (reth.filter(|_| starts), imm) {
+        (None, None) => Extension::Bare,
+        (None, Some(imm)) => Extension::Imm(imm),
+        (Some(reth), None) => Extension::Reth(reth),
+        (Some(reth), Some(imm)) => Extension::RethImm(reth, imm),
+    }
+}

@@ -1,0 +1,305 @@
+//! Carrying out requests (IBTA vol 1, 9.7.4 for the order of checks, 9.7.5.2 for the NAKs, 9.4 for the operations).
+
+use crate::memory::{AtomicOp, Memory, RemoteRight};
+use crate::outbox::Outbox;
+use crate::qp::responder::replies::{Kind, Stream};
+use crate::qp::responder::{Message, Outcome, Refused, Responder, Target};
+use crate::qp::{Connection, sges};
+use crate::wire::{AtomicEth, Bth, Extension, Nak, Operation, Packet, Reth};
+use crate::work::{CompletionOpcode, Status};
+
+/// The longest message in bytes.
+const MAX_MESSAGE: u32 = 1 << 31;
+
+/// The MSN and the PSNs are 24 bits.
+const MASK_24: u32 = 0x00ff_ffff;
+
+/// How carrying out a request ended.
+enum Done {
+    /// It is part of a message that goes on.
+    Part,
+    /// It ends a message.
+    Message,
+    /// It takes this many PSNs and is answered by data of its own.
+    Answered(u32),
+    /// No receive is posted.
+    NotReady,
+}
+
+impl Responder {
+    /// Takes a request. True when it was the next one and carried out, in part or in whole.
+    ///
+    /// # Errors
+    /// When the connection ends by it.
+    pub(crate) fn handle_request<M: Memory>(
+        &mut self,
+        packet: &Packet<'_>,
+        connection: &Connection,
+        memory: &mut M,
+        out: &mut Outbox,
+    ) -> Result<bool, Refused> {
+        match packet.bth.psn.since(self.expected) {
+            0 => self.handle_next(packet, connection, memory, out),
+            1.. => {
+                out.counters.out_of_sequence += 1;
+                if !self.silent {
+                    self.silent = true;
+                    out.counters.sequence_naks_sent += 1;
+                    self.replies.nak(self.expected, self.msn, Kind::Nak(Nak::PsnSequence));
+                }
+                Ok(false)
+            }
+            _ => {
+                out.counters.duplicates += 1;
+                self.handle_duplicate(packet, connection);
+                Ok(false)
+            }
+        }
+    }
+
+    /// Carries out the request that is next.
+    fn handle_next<M: Memory>(
+        &mut self,
+        packet: &Packet<'_>,
+        connection: &Connection,
+        memory: &mut M,
+        out: &mut Outbox,
+    ) -> Result<bool, Refused> {
+        self.silent = false;
+        let psn = self.expected;
+        let done = match (packet.bth.opcode.operation(), packet.extension) {
+            (Operation::Send, extension) => self.send(packet, extension, connection, memory, out)?,
+            (Operation::Write, extension) => self.write(packet, extension, connection, memory, out)?,
+            (Operation::ReadRequest, Extension::Reth(reth)) => self.read(&reth, connection, memory)?,
+            (Operation::CompareSwap | Operation::FetchAdd, Extension::Atomic(atomic)) => {
+                self.atomic(&packet.bth, &atomic, connection, memory)?
+            }
+            _ => return Err(Refused::INVALID),
+        };
+        match done {
+            Done::NotReady => {
+                self.not_ready(out);
+                return Ok(true);
+            }
+            Done::Part => self.expected = psn.add(1),
+            Done::Message => {
+                self.expected = psn.add(1);
+                self.msn = (self.msn + 1) & MASK_24;
+            }
+            Done::Answered(numbers) => self.expected = psn.add(numbers),
+        }
+        if packet.bth.ack_req && !matches!(done, Done::Answered(_)) {
+            self.replies.ack(psn, self.msn);
+        }
+        Ok(true)
+    }
+
+    /// A packet of a SEND: into the oldest receive.
+    fn send<M: Memory>(
+        &mut self,
+        packet: &Packet<'_>,
+        extension: Extension,
+        connection: &Connection,
+        memory: &mut M,
+        out: &mut Outbox,
+    ) -> Result<Done, Refused> {
+        let position = packet.bth.opcode.position();
+        let done = match (self.message, position.starts()) {
+            (Message::None, true) => 0,
+            (Message::Send { done }, false) => done,
+            _ => return Err(Refused::INVALID),
+        };
+        if packet.bth.opcode.has_invalidate() || !fits(packet, connection) {
+            return Err(Refused::INVALID);
+        }
+        let Some((receive, list)) = self.queue.front() else {
+            return Ok(Done::NotReady);
+        };
+        let end = done + packet.payload.len() as u64;
+        if end > receive.room {
+            self.complete(connection, Outcome::error(Status::LocalLength), out);
+            return Err(Refused {
+                nak: Nak::InvalidRequest,
+                reported: true,
+            });
+        }
+        if sges::scatter(memory, connection.pd, list, done, packet.payload).is_err() {
+            self.complete(connection, Outcome::error(Status::LocalProtection), out);
+            return Err(Refused {
+                nak: Nak::RemoteOperational,
+                reported: true,
+            });
+        }
+        if !position.ends() {
+            self.message = Message::Send { done: end };
+            return Ok(Done::Part);
+        }
+        self.message = Message::None;
+        let outcome = Outcome {
+            status: Status::Success,
+            opcode: CompletionOpcode::Receive,
+            byte_len: end as u32,
+            imm: extension.imm().map(|imm| imm.0),
+            solicited: packet.bth.solicited,
+        };
+        self.complete(connection, outcome, out);
+        Ok(Done::Message)
+    }
+
+    /// A packet of a WRITE.
+    fn write<M: Memory>(
+        &mut self,
+        packet: &Packet<'_>,
+        extension: Extension,
+        connection: &Connection,
+        memory: &mut M,
+        out: &mut Outbox,
+    ) -> Result<Done, Refused> {
+        let position = packet.bth.opcode.position();
+        if !self.limits.access.write || !fits(packet, connection) {
+            return Err(Refused::INVALID);
+        }
+        let target = match (self.message, extension.reth()) {
+            (Message::None, Some(reth)) => Target {
+                rkey: reth.rkey,
+                addr: reth.va,
+                left: reth.len,
+                len: reth.len,
+            },
+            (Message::Write(target), None) => target,
+            _ => return Err(Refused::INVALID),
+        };
+        // Every packet but the last leaves something to come, the last leaves nothing (IBTA vol 1, 9.7.4.1.6).
+        let bytes = packet.payload.len() as u32;
+        let left = target.left.checked_sub(bytes).ok_or(Refused::INVALID)?;
+        if position.ends() != (left == 0) || target.len > MAX_MESSAGE {
+            return Err(Refused::INVALID);
+        }
+        // The whole range is checked before the first byte of it changes.
+        if position.starts() && target.len > 0 {
+            let len = u64::from(target.len);
+            memory
+                .check_remote(connection.pd, target.rkey, target.addr, len, RemoteRight::Write)
+                .map_err(|_| Refused::ACCESS)?;
+        }
+        let imm = extension.imm();
+        if imm.is_some() && self.queue.front().is_none() {
+            return Ok(Done::NotReady);
+        }
+        if bytes > 0 {
+            memory
+                .remote_write(connection.pd, target.rkey, target.addr, packet.payload)
+                .map_err(|_| Refused::ACCESS)?;
+        }
+        if !position.ends() {
+            let addr = target.addr.saturating_add(u64::from(bytes));
+            self.message = Message::Write(Target { addr, left, ..target });
+            return Ok(Done::Part);
+        }
+        self.message = Message::None;
+        if let Some(imm) = imm {
+            let outcome = Outcome {
+                status: Status::Success,
+                opcode: CompletionOpcode::ReceiveWriteImm,
+                byte_len: target.len,
+                imm: Some(imm.0),
+                solicited: packet.bth.solicited,
+            };
+            self.complete(connection, outcome, out);
+        }
+        Ok(Done::Message)
+    }
+
+    /// A READ: its responses are sent one by one as the link takes them.
+    fn read<M: Memory>(&mut self, reth: &Reth, connection: &Connection, memory: &mut M) -> Result<Done, Refused> {
+        if !self.limits.access.read || !self.takes_data_request() || reth.len > MAX_MESSAGE {
+            return Err(Refused::INVALID);
+        }
+        if reth.len > 0 {
+            let len = u64::from(reth.len);
+            memory
+                .check_remote(connection.pd, reth.rkey, reth.va, len, RemoteRight::Read)
+                .map_err(|_| Refused::ACCESS)?;
+        }
+        self.msn = (self.msn + 1) & MASK_24;
+        let stream = stream(reth, connection);
+        self.replies.data(self.expected, self.msn, Kind::Read(stream));
+        Ok(Done::Answered(stream.packets))
+    }
+
+    /// An atomic: carried out now, its result kept in case the request comes again.
+    fn atomic<M: Memory>(
+        &mut self,
+        bth: &Bth,
+        atomic: &AtomicEth,
+        connection: &Connection,
+        memory: &mut M,
+    ) -> Result<Done, Refused> {
+        let aligned = atomic.va.is_multiple_of(8);
+        if !self.limits.access.atomic || !self.takes_data_request() || !aligned {
+            return Err(Refused::INVALID);
+        }
+        let op = if bth.opcode.operation() == Operation::CompareSwap {
+            AtomicOp::CompareSwap {
+                compare: atomic.compare,
+                swap: atomic.swap_add,
+            }
+        } else {
+            AtomicOp::FetchAdd { add: atomic.swap_add }
+        };
+        let original =
+            memory.remote_atomic(connection.pd, atomic.rkey, atomic.va, op).map_err(|_| Refused::ACCESS)?;
+        self.msn = (self.msn + 1) & MASK_24;
+        self.replay.store(self.expected, original);
+        self.replies.data(self.expected, self.msn, Kind::Atomic { original });
+        Ok(Done::Answered(1))
+    }
+
+    /// Whether a READ or atomic may come now: between messages, and not more than agreed (IBTA vol 1, 9.7.4.1.5, 9.4.4).
+    fn takes_data_request(&self) -> bool {
+        self.message == Message::None && self.replies.outstanding() < self.limits.max_dest_rd_atomic
+    }
+
+    /// A request that was carried out before: acknowledged, read or answered again, never executed again (IBTA vol 1, 9.7.5.1.4).
+    fn handle_duplicate(&mut self, packet: &Packet<'_>, connection: &Connection) {
+        let psn = packet.bth.psn;
+        let depth = self.limits.max_dest_rd_atomic;
+        match (packet.bth.opcode.operation(), packet.extension) {
+            (Operation::ReadRequest, Extension::Reth(reth)) => {
+                let stream = stream(&reth, connection);
+                // Its responses end before the packet expected, or it is not the READ it was.
+                let within = psn.add(stream.packets).since(self.expected) <= 0;
+                if within && reth.len <= MAX_MESSAGE && self.limits.access.read {
+                    self.replies.data_again(psn, self.msn, Kind::Read(stream), depth);
+                }
+            }
+            (_, Extension::Atomic(_)) => {
+                if let Some(original) = self.replay.find(psn) {
+                    self.replies.data_again(psn, self.msn, Kind::Atomic { original }, depth);
+                }
+            }
+            _ => self.replies.ack(self.expected.add(MASK_24), self.msn),
+        }
+    }
+}
+
+fn stream(reth: &Reth, connection: &Connection) -> Stream {
+    Stream {
+        addr: reth.va,
+        rkey: reth.rkey,
+        left: reth.len,
+        packets: connection.packets(reth.len),
+        fresh: true,
+    }
+}
+
+/// Whether the payload has a length that its place in the message allows: exactly the path MTU but at the end, and not nothing at the end of several
+/// (IBTA vol 1, 9.7.4.1.6).
+fn fits(packet: &Packet<'_>, connection: &Connection) -> bool {
+    let position = packet.bth.opcode.position();
+    let (bytes, mtu) = (packet.payload.len(), connection.mtu);
+    if !position.ends() {
+        return bytes == mtu;
+    }
+    bytes <= mtu && (bytes > 0 || position.starts())
+}

@@ -1,0 +1,112 @@
+//! The responder's packets.
+
+use crate::Psn;
+use crate::memory::Memory;
+use crate::qp::Connection;
+use crate::qp::responder::replies::{Kind, Reply, Stream};
+use crate::qp::responder::{Refused, Responder};
+use crate::wire::{self, Aeth, AtomicAckEth, Bth, Credits, Extension, Opcode, Position, Syndrome};
+
+impl Responder {
+    /// Writes the next packet and gives its length; `Ok(None)` when there is none.
+    ///
+    /// # Errors
+    /// When the memory of a READ is no longer there for the peer: the connection ends by it.
+    pub(crate) fn transmit<M: Memory>(
+        &mut self,
+        connection: &Connection,
+        memory: &mut M,
+        buf: &mut [u8],
+    ) -> Result<Option<usize>, Refused> {
+        while let Some(reply) = self.replies.front() {
+            let Kind::Read(stream) = &mut reply.kind else {
+                let len = write_single(reply, connection, buf);
+                self.replies.pop();
+                return Ok(len);
+            };
+            let Some(start) = write_read_headers(reply.psn, reply.msn, stream, connection, buf) else {
+                return Ok(None);
+            };
+            let bytes = stream.bytes(connection);
+            if bytes > 0
+                && memory.remote_read(connection.pd, stream.rkey, stream.addr, &mut buf[start..start + bytes]).is_err()
+            {
+                if reply.again {
+                    self.replies.pop();
+                    continue;
+                }
+                return self.abort_read();
+            }
+            let len = wire::packet_len(stream.opcode(), bytes);
+            stream.addr = stream.addr.saturating_add(bytes as u64);
+            stream.left -= bytes as u32;
+            stream.packets -= 1;
+            stream.fresh = false;
+            reply.psn = reply.psn.add(1);
+            if stream.packets == 0 {
+                self.replies.pop();
+            }
+            return Ok(Some(len));
+        }
+        Ok(None)
+    }
+
+    /// Takes back everything from the READ on that is being answered: the NAK takes the PSN of its next response.
+    fn abort_read(&mut self) -> Result<Option<usize>, Refused> {
+        if let Some(reply) = self.replies.front() {
+            self.expected = reply.psn;
+        }
+        self.replies.clear();
+        Err(Refused::ACCESS)
+    }
+}
+
+impl Stream {
+    /// The bytes of the next response.
+    fn bytes(&self, connection: &Connection) -> usize {
+        (self.left as usize).min(connection.mtu)
+    }
+
+    fn opcode(&self) -> Opcode {
+        Opcode::rc_read_response(Position::of(self.fresh, self.packets == 1))
+    }
+}
+
+/// Writes a response of one packet, and gives its length.
+fn write_single(reply: &Reply, connection: &Connection, buf: &mut [u8]) -> Option<usize> {
+    let (opcode, extension) = match reply.kind {
+        Kind::Ack => (Opcode::RcAcknowledge, Extension::Aeth(ack(reply.msn))),
+        Kind::Nak(nak) => (Opcode::RcAcknowledge, aeth(Syndrome::Nak(nak), reply.msn)),
+        Kind::Rnr(timer) => (Opcode::RcAcknowledge, aeth(Syndrome::RnrNak(timer), reply.msn)),
+        Kind::Atomic { original } => {
+            (Opcode::RcAtomicAcknowledge, Extension::AethAtomic(ack(reply.msn), AtomicAckEth { original }))
+        }
+        Kind::Read(_) => return None,
+    };
+    let bth = Bth::new(opcode, connection.peer, reply.psn);
+    wire::write(buf, &bth, &extension, 0).ok().map(|_| wire::packet_len(opcode, 0))
+}
+
+/// Writes the headers of the next response of a READ, and gives where its bytes go.
+fn write_read_headers(
+    psn: Psn,
+    msn: u32,
+    stream: &Stream,
+    connection: &Connection,
+    buf: &mut [u8],
+) -> Option<usize> {
+    let opcode = stream.opcode();
+    let extension = if opcode == Opcode::RcReadResponseMiddle { Extension::Bare } else { Extension::Aeth(ack(msn)) };
+    let bth = Bth::new(opcode, connection.peer, psn);
+    wire::write(buf, &bth, &extension, stream.bytes(connection)).ok()
+}
+
+/// An acknowledgement without a limit by credits: RNR NAKs do their work (IBTA vol 1, 9.7.7.2).
+const fn ack(msn: u32) -> Aeth {
+    let syndrome = Syndrome::Ack(Credits::UNLIMITED);
+    Aeth { syndrome, msn }
+}
+
+const fn aeth(syndrome: Syndrome, msn: u32) -> Extension {
+    Extension::Aeth(Aeth { syndrome, msn })
+}

@@ -1,0 +1,207 @@
+//! The send queue: a ring of requests with their elements and inline bytes, all of it allocated when the queue pair is created.
+//!
+//! Requests are numbered from 0 without wrapping; those from `head` to `tail` are in the ring.
+
+use crate::memory::{AccessError, Memory, PdId, Sge};
+use crate::qp::{QpInit, sges};
+use crate::work::{CompletionOpcode, Operation, Payload, PostError, SendRequest};
+use crate::{LKey, RKey};
+
+/// The longest message: 2^31 bytes (IBTA vol 1, 9.7.8: maximum message size).
+const MAX_MESSAGE: u64 = 1 << 31;
+
+/// A queued send request.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Wqe {
+    pub(crate) wr_id: u64,
+    pub(crate) operation: Operation,
+    /// Bytes of the message.
+    pub(crate) len: u32,
+    /// Elements used, 0 where it is inline.
+    elements: u32,
+    inline: bool,
+    pub(crate) signalled: bool,
+    pub(crate) fence: bool,
+    pub(crate) solicited: bool,
+    /// The sequence number of its first packet; set when it begins.
+    pub(crate) first: u64,
+    /// How many sequence numbers it takes; set when it begins.
+    pub(crate) packets: u32,
+}
+
+impl Wqe {
+    const EMPTY: Self = Self {
+        wr_id: 0,
+        operation: Operation::Read { addr: 0, rkey: RKey(0) },
+        len: 0,
+        elements: 0,
+        inline: false,
+        signalled: false,
+        fence: false,
+        solicited: false,
+        first: 0,
+        packets: 0,
+    };
+
+    /// The sequence number after its last one.
+    pub(crate) const fn end(&self) -> u64 {
+        self.first + self.packets as u64
+    }
+
+    /// Whether it completes by data of its own: READs and atomics.
+    pub(crate) const fn awaits_data(&self) -> bool {
+        matches!(self.operation, Operation::Read { .. } | Operation::Atomic { .. })
+    }
+
+    pub(crate) const fn completion_opcode(&self) -> CompletionOpcode {
+        use crate::memory::AtomicOp;
+        match self.operation {
+            Operation::Send { .. } => CompletionOpcode::Send,
+            Operation::Write { .. } => CompletionOpcode::Write,
+            Operation::Read { .. } => CompletionOpcode::Read,
+            Operation::Atomic {
+                op: AtomicOp::CompareSwap { .. },
+                ..
+            } => CompletionOpcode::CompareSwap,
+            Operation::Atomic {
+                op: AtomicOp::FetchAdd { .. },
+                ..
+            } => CompletionOpcode::FetchAdd,
+        }
+    }
+}
+
+/// The ring.
+#[derive(Debug)]
+pub(crate) struct SendQueue {
+    /// A power of two of slots, at least `limit`.
+    wqes: Box<[Wqe]>,
+    sges: Box<[Sge]>,
+    inline: Box<[u8]>,
+    limit: u64,
+    max_sge: usize,
+    max_inline: usize,
+    /// The oldest request that has not completed.
+    pub(crate) head: u64,
+    /// The number of the next request to be posted.
+    pub(crate) tail: u64,
+}
+
+impl SendQueue {
+    pub(crate) fn new(init: &QpInit) -> Self {
+        let slots = (init.max_send_wr.max(1) as usize).next_power_of_two();
+        let (max_sge, max_inline) = (init.max_send_sge as usize, init.max_inline as usize);
+        let nowhere = Sge {
+            addr: 0,
+            len: 0,
+            lkey: LKey(0),
+        };
+        Self {
+            wqes: vec![Wqe::EMPTY; slots].into_boxed_slice(),
+            sges: vec![nowhere; slots * max_sge].into_boxed_slice(),
+            inline: vec![0; slots * max_inline].into_boxed_slice(),
+            limit: u64::from(init.max_send_wr),
+            max_sge,
+            max_inline,
+            head: 0,
+            tail: 0,
+        }
+    }
+
+    const fn slot(&self, number: u64) -> usize {
+        number as usize & (self.wqes.len() - 1)
+    }
+
+    pub(crate) fn get(&self, number: u64) -> &Wqe {
+        &self.wqes[self.slot(number)]
+    }
+
+    pub(crate) fn get_mut(&mut self, number: u64) -> &mut Wqe {
+        let slot = self.slot(number);
+        &mut self.wqes[slot]
+    }
+
+    /// Forgets every request.
+    pub(crate) fn clear(&mut self) {
+        self.head = 0;
+        self.tail = 0;
+    }
+
+    /// Appends a request.
+    pub(crate) fn post(&mut self, request: &SendRequest<'_>, signal_all: bool) -> Result<(), PostError> {
+        let len = self.check(request)?;
+        if self.tail - self.head >= self.limit {
+            return Err(PostError::Full);
+        }
+        let slot = self.slot(self.tail);
+        let (elements, inline) = match request.payload {
+            Payload::Gather(sges) => {
+                let start = slot * self.max_sge;
+                self.sges[start..start + sges.len()].copy_from_slice(sges);
+                (sges.len() as u32, false)
+            }
+            Payload::Inline(bytes) => {
+                let start = slot * self.max_inline;
+                self.inline[start..start + bytes.len()].copy_from_slice(bytes);
+                (0, true)
+            }
+        };
+        self.wqes[slot] = Wqe {
+            wr_id: request.wr_id,
+            operation: request.operation,
+            len,
+            elements,
+            inline,
+            signalled: request.signalled || signal_all,
+            fence: request.fence,
+            solicited: request.solicited,
+            first: 0,
+            packets: 0,
+        };
+        self.tail += 1;
+        Ok(())
+    }
+
+    /// The request's length, when it may be posted at all.
+    fn check(&self, request: &SendRequest<'_>) -> Result<u32, PostError> {
+        let awaits_data = matches!(request.operation, Operation::Read { .. } | Operation::Atomic { .. });
+        let len = match request.payload {
+            Payload::Gather(sges) if sges.len() <= self.max_sge => sges::total(sges),
+            Payload::Inline(bytes) if bytes.len() <= self.max_inline && !awaits_data => bytes.len() as u64,
+            _ => return Err(PostError::Invalid),
+        };
+        if let (Operation::Atomic { .. }, Payload::Gather(sges)) = (request.operation, request.payload)
+            && !matches!(sges, [sge] if sge.len == 8)
+        {
+            return Err(PostError::Invalid);
+        }
+        if len > MAX_MESSAGE {
+            return Err(PostError::Invalid);
+        }
+        Ok(len as u32)
+    }
+
+    /// The elements of a request.
+    pub(crate) fn sges(&self, number: u64) -> &[Sge] {
+        let slot = self.slot(number);
+        let start = slot * self.max_sge;
+        &self.sges[start..start + self.wqes[slot].elements as usize]
+    }
+
+    /// Copies `dst.len()` bytes at `offset` of a request's message.
+    pub(crate) fn gather<M: Memory>(
+        &self,
+        number: u64,
+        memory: &mut M,
+        pd: PdId,
+        offset: u64,
+        dst: &mut [u8],
+    ) -> Result<(), AccessError> {
+        if self.get(number).inline {
+            let start = self.slot(number) * self.max_inline + offset as usize;
+            dst.copy_from_slice(&self.inline[start..start + dst.len()]);
+            return Ok(());
+        }
+        sges::gather(memory, pd, self.sges(number), offset, dst)
+    }
+}
