@@ -128,6 +128,11 @@ impl Flow {
         if psn.since(self.next) > 0 {
             return Some("leaves out PSNs");
         }
+        let answered = packet.bth.ack_req || !matches!(opcode.operation(), Operation::Send | Operation::Write);
+        self.since_ack_req = if answered { 0 } else { self.since_ack_req + 1 };
+        if self.since_ack_req >= ACK_REQ_EVERY {
+            return Some("is one of too many without AckReq");
+        }
         if psn != self.next {
             return (end.since(self.next) > 0).then_some("repeats more than was sent");
         }
@@ -138,11 +143,6 @@ impl Flow {
         }
         self.open = (!opcode.position().ends()).then_some(opcode.operation());
         self.reads |= opcode.operation() == Operation::ReadRequest;
-        let answered = packet.bth.ack_req || !matches!(opcode.operation(), Operation::Send | Operation::Write);
-        self.since_ack_req = if answered { 0 } else { self.since_ack_req + 1 };
-        if self.since_ack_req >= ACK_REQ_EVERY {
-            return Some("is one of too many without AckReq");
-        }
         let outstanding = self.next.since(self.acked);
         (!self.reads && outstanding > self.window as i32).then_some("is outside the window")
     }

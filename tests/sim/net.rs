@@ -20,6 +20,9 @@ use crate::trace::Trace;
 /// The bytes that a packet has on the link besides its UDP payload: Ethernet, IPv4 and UDP headers and FCS.
 const FRAMING: u64 = 14 + 20 + 8 + 4;
 
+/// The byte of a packet that routers may change, and the ICRC therefore leaves out.
+const UNCOVERED: usize = 4;
+
 /// How often one moment may be timed out before the endpoint counts as stuck in it.
 const TIMEOUTS_PER_MOMENT: u32 = 1000;
 
@@ -57,7 +60,7 @@ pub(crate) struct Packet {
     pub(crate) dst: IpAddr,
     pub(crate) ident: u16,
     pub(crate) payload: Vec<u8>,
-    /// It is not what was sent.
+    /// It is not what was sent, in bytes that the ICRC covers.
     pub(crate) damaged: bool,
 }
 
@@ -259,33 +262,36 @@ impl Network {
     /// # Errors
     /// When a packet breaks a rule of the wire.
     pub(crate) fn service(&mut self, node: usize) -> Result<(), String> {
-        loop {
-            let Node {
-                endpoint,
-                memory,
-                completions,
-                events,
-                blocked,
-                free_at,
-                ..
-            } = &mut self.nodes[node];
-            completions.extend(std::iter::from_fn(|| endpoint.poll_completion()));
-            events.extend(std::iter::from_fn(|| endpoint.poll_event()));
-            if *blocked {
-                return Ok(());
-            }
-            if free_at.since(self.now) > self.link.backlog {
-                *blocked = true;
-                let at = Instant(free_at.0 - self.link.backlog.as_nanos() as u64);
-                self.schedule(at, Event::Unblock { node });
-                return Ok(());
-            }
-            let Some(transmit) = endpoint.poll_transmit(self.now, memory, &mut self.buf) else {
-                return Ok(());
-            };
-            self.monitor.sent(node, transmit.qpn, &self.buf[..transmit.len])?;
-            self.send(node, transmit.dst, transmit.len);
+        while self.transmit(node)? {}
+        let Node {
+            endpoint,
+            completions,
+            events,
+            ..
+        } = &mut self.nodes[node];
+        completions.extend(std::iter::from_fn(|| endpoint.poll_completion()));
+        events.extend(std::iter::from_fn(|| endpoint.poll_event()));
+        Ok(())
+    }
+
+    /// Sends one packet; false when there is none, or no room on the link.
+    fn transmit(&mut self, from: usize) -> Result<bool, String> {
+        let node = &mut self.nodes[from];
+        if node.blocked {
+            return Ok(false);
         }
+        if node.free_at.since(self.now) > self.link.backlog {
+            node.blocked = true;
+            let at = Instant(node.free_at.0 - self.link.backlog.as_nanos() as u64);
+            self.schedule(at, Event::Unblock { node: from });
+            return Ok(false);
+        }
+        let Some(transmit) = node.endpoint.poll_transmit(self.now, &mut node.memory, &mut self.buf) else {
+            return Ok(false);
+        };
+        self.monitor.sent(from, transmit.qpn, &self.buf[..transmit.len])?;
+        self.send(from, transmit.dst, transmit.len);
+        Ok(true)
     }
 
     /// Seals the packet in the buffer and puts it on the wire.
@@ -318,7 +324,9 @@ impl Network {
                 dst,
                 ident,
                 payload,
-                damaged: delivery.corruption.is_some(),
+                damaged: delivery
+                    .corruption
+                    .is_some_and(|corruption| corruption.offset != UNCOVERED),
             };
             self.schedule(delivery.at, Event::Arrive { node: to, packet });
         }

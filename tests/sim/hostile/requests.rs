@@ -28,6 +28,8 @@ const LINK: LinkConfig = LinkConfig {
     },
 };
 const TARGET_LEN: usize = 8192;
+/// The words of the target region.
+const UNTOUCHED: u64 = 0xeeee_eeee_eeee_eeee;
 const TARGET_BASE: u64 = 0x7000_0000;
 const SOURCE_BASE: u64 = 0x1000_0000;
 const MTU: Mtu = Mtu::Mtu1024;
@@ -80,7 +82,10 @@ impl Kind {
             Self::CompareSwap => Operation::Atomic {
                 addr,
                 rkey,
-                op: AtomicOp::CompareSwap { compare: 0, swap: 1 },
+                op: AtomicOp::CompareSwap {
+                    compare: UNTOUCHED,
+                    swap: 1,
+                },
             },
         }
     }
