@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::Duration;
 
 use doorbell_roce_proto::memory::AtomicOp;
-use doorbell_roce_proto::{Instant, Mtu, Psn};
+use doorbell_roce_proto::{EndpointConfig, Instant, Mtu, Psn};
 use doorbell_softroce::link::fault::FaultConfig;
 use fastrand::Rng;
 
@@ -171,6 +171,8 @@ pub(crate) struct Connection {
 pub(crate) struct Plan {
     pub(crate) addresses: Vec<IpAddr>,
     pub(crate) link: LinkConfig,
+    /// Every endpoint's window, in packets.
+    pub(crate) window: u32,
     pub(crate) connections: Vec<Connection>,
 }
 
@@ -197,12 +199,18 @@ impl Plan {
             backlog: Duration::from_nanos(rng.u64(0..10_000)),
             faults: draw_faults(&mut rng),
         };
+        let window = if rng.bool() {
+            EndpointConfig::DEFAULT_WINDOW
+        } else {
+            rng.u32(1..=512)
+        };
         let connections = (0..rng.usize(1..=4))
             .map(|_| draw_connection(&mut rng, nodes.into()))
             .collect();
         Self {
             addresses,
             link,
+            window,
             connections,
         }
     }

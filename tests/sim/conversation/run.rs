@@ -3,7 +3,7 @@
 use doorbell_roce_proto::memory::{PdId, Sge};
 use doorbell_roce_proto::qp::{Modify, Path, QpInit, RemoteAccess, State};
 use doorbell_roce_proto::work::{Completion, CqId, Operation, Payload, ReceiveRequest, SendRequest};
-use doorbell_roce_proto::{AsyncEvent, Endpoint, Instant, Qpn};
+use doorbell_roce_proto::{AsyncEvent, Endpoint, EndpointConfig, Instant, Qpn};
 
 use super::oracle::Side;
 use super::plan::{Action, Area, Connection, End, MAX_SGE, Plan, Range};
@@ -15,8 +15,6 @@ use crate::trace::Trace;
 /// No conversation takes longer, in virtual time: the slowest retries included.
 const TIME_LIMIT: Instant = Instant(600_000_000_000);
 const STEP_LIMIT: u64 = 4_000_000;
-/// The endpoint's default window, in packets.
-pub(super) const WINDOW: u32 = 128;
 
 /// How a conversation went.
 #[derive(Clone, Copy, Debug, Default)]
@@ -62,7 +60,11 @@ impl<'a> Conversation<'a> {
     fn connect(seed: u64, plan: &'a Plan, trace: Trace) -> Self {
         let mut net = Network::new(plan.link, trace);
         for (i, &address) in plan.addresses.iter().enumerate() {
-            net.add(Endpoint::new(seed.wrapping_add(i as u64)), address);
+            let config = EndpointConfig {
+                seed: seed.wrapping_add(i as u64),
+                window: plan.window,
+            };
+            net.add(Endpoint::with_config(config), address);
         }
         let ends = plan.connections.iter().flat_map(|connection| &connection.ends);
         let lives: Vec<_> = ends
@@ -76,7 +78,7 @@ impl<'a> Conversation<'a> {
             let watched = Watched {
                 peer: peer.qpn,
                 mtu,
-                window: WINDOW,
+                window: plan.window,
                 sq_psn,
                 rq_psn,
             };
