@@ -61,7 +61,9 @@ impl Timers {
         while let Some(&Reverse((at, index))) = self.heap.peek()
             && at <= now
         {
-            let due = self.slots[index as usize].deadline.is_some_and(|deadline| deadline <= now);
+            let due = self.slots[index as usize]
+                .deadline
+                .is_some_and(|deadline| deadline <= now);
             self.drop_first(at, index);
             if due {
                 self.slots[index as usize].deadline = None;

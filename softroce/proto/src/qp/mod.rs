@@ -112,7 +112,9 @@ impl QueuePair {
 
     /// Whether these are the two ends of its path.
     pub(crate) fn is_between(&self, local: IpAddr, remote: IpAddr) -> bool {
-        self.set.path.is_some_and(|path| path.local == local && path.remote == remote)
+        self.set
+            .path
+            .is_some_and(|path| path.local == local && path.remote == remote)
     }
 
     pub(crate) fn deadline(&self) -> Option<Instant> {
@@ -237,7 +239,9 @@ impl QueuePair {
         if packet.bth.opcode.is_response() {
             // In RTR nothing was asked yet.
             if self.state != State::Rtr
-                && let Err(status) = self.requester.handle_response(now, packet, &self.connection, memory, out)
+                && let Err(status) = self
+                    .requester
+                    .handle_response(now, packet, &self.connection, memory, out)
             {
                 self.fail(status, out);
             }
@@ -275,9 +279,11 @@ impl QueuePair {
         out: &mut Outbox,
     ) -> Option<usize> {
         if self.turn.requests_first {
-            self.transmit_request(now, memory, buf, out).or_else(|| self.transmit_reply(memory, buf, out))
+            self.transmit_request(now, memory, buf, out)
+                .or_else(|| self.transmit_reply(memory, buf, out))
         } else {
-            self.transmit_reply(memory, buf, out).or_else(|| self.transmit_request(now, memory, buf, out))
+            self.transmit_reply(memory, buf, out)
+                .or_else(|| self.transmit_request(now, memory, buf, out))
         }
     }
 
@@ -293,7 +299,10 @@ impl QueuePair {
             State::Sqd => true,
             _ => return None,
         };
-        match self.requester.transmit(now, &self.connection, draining, memory, buf, out) {
+        match self
+            .requester
+            .transmit(now, &self.connection, draining, memory, buf, out)
+        {
             Ok(len) => {
                 self.turn.requests_sent |= len.is_some();
                 len

@@ -87,7 +87,9 @@ mod tests {
     }
 
     fn list(sges: &[Sge], offset: u64, len: usize) -> Vec<(u64, Range<usize>)> {
-        pieces(sges, offset, len).map(|piece| (piece.addr, piece.range)).collect()
+        pieces(sges, offset, len)
+            .map(|piece| (piece.addr, piece.range))
+            .collect()
     }
 
     #[test]

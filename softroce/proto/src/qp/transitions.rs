@@ -24,8 +24,8 @@ pub(crate) mod mask {
 }
 
 use mask::{
-    ACCESS_FLAGS, AV, CUR_STATE, DEST_QPN, EN_SQD_ASYNC_NOTIFY, MAX_DEST_RD_ATOMIC, MAX_QP_RD_ATOMIC, MIN_RNR_TIMER, PATH_MTU,
-    PKEY_INDEX, PORT, RETRY_CNT, RNR_RETRY, RQ_PSN, SQ_PSN, STATE, TIMEOUT,
+    ACCESS_FLAGS, AV, CUR_STATE, DEST_QPN, EN_SQD_ASYNC_NOTIFY, MAX_DEST_RD_ATOMIC, MAX_QP_RD_ATOMIC, MIN_RNR_TIMER,
+    PATH_MTU, PKEY_INDEX, PORT, RETRY_CNT, RNR_RETRY, RQ_PSN, SQ_PSN, STATE, TIMEOUT,
 };
 
 /// A transition that exists.
@@ -121,7 +121,8 @@ impl Modify {
             (self.port.is_some_and(|port| port != 1), PORT),
             (self.pkey_index.is_some_and(|index| index != 0), PKEY_INDEX),
             (
-                self.path.is_some_and(|path| path.local.is_ipv4() != path.remote.is_ipv4()),
+                self.path
+                    .is_some_and(|path| path.local.is_ipv4() != path.remote.is_ipv4()),
                 AV,
             ),
             (over(self.timeout, 31), TIMEOUT),
@@ -139,7 +140,10 @@ impl Modify {
         if self.current_state.is_some_and(|state| state != from) {
             return Err(no_such);
         }
-        let row = ROWS.iter().find(|row| row.from == from && row.to == to).ok_or(no_such)?;
+        let row = ROWS
+            .iter()
+            .find(|row| row.from == from && row.to == to)
+            .ok_or(no_such)?;
         let given = self.mask() & !STATE;
         if let Some(bit) = lowest(row.required & !given) {
             return Err(ModifyError::Missing(bit));
@@ -153,5 +157,9 @@ impl Modify {
 
 /// The lowest bit set.
 const fn lowest(bits: u32) -> Option<u32> {
-    if bits == 0 { None } else { Some(bits & bits.wrapping_neg()) }
+    if bits == 0 {
+        None
+    } else {
+        Some(bits & bits.wrapping_neg())
+    }
 }

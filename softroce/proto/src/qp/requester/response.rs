@@ -105,7 +105,10 @@ impl Requester {
         memory: &mut M,
         out: &mut Outbox,
     ) -> Result<(), Status> {
-        let refused = packet.extension.aeth().is_some_and(|aeth| !matches!(aeth.syndrome, Syndrome::Ack(_)));
+        let refused = packet
+            .extension
+            .aeth()
+            .is_some_and(|aeth| !matches!(aeth.syndrome, Syndrome::Ack(_)));
         let wqe = match self.find(number) {
             Some(wqe) if matches!(wqe.operation, Operation::Read { .. }) && !refused => wqe,
             _ => {
@@ -124,8 +127,14 @@ impl Requester {
         if packet.payload.len() as u64 != expected || packet.bth.opcode.position().ends() != ends {
             return Err(Status::BadResponse);
         }
-        sges::scatter(memory, connection.pd, self.queue.sges(self.queue.head), offset, packet.payload)
-            .map_err(|_| Status::LocalProtection)?;
+        sges::scatter(
+            memory,
+            connection.pd,
+            self.queue.sges(self.queue.head),
+            offset,
+            packet.payload,
+        )
+        .map_err(|_| Status::LocalProtection)?;
         self.take_data(now, ends, connection, out);
         Ok(())
     }
@@ -139,7 +148,10 @@ impl Requester {
         memory: &mut M,
         out: &mut Outbox,
     ) -> Result<(), Status> {
-        if !self.find(number).is_some_and(|wqe| matches!(wqe.operation, Operation::Atomic { .. })) {
+        if !self
+            .find(number)
+            .is_some_and(|wqe| matches!(wqe.operation, Operation::Atomic { .. }))
+        {
             out.counters.unexpected_responses += 1;
             return Ok(());
         }
@@ -155,7 +167,10 @@ impl Requester {
 
     /// The request that holds a packet sent before.
     fn find(&self, number: u64) -> Option<Wqe> {
-        (self.queue.head..self.begun).map(|request| self.queue.get(request)).find(|wqe| number < wqe.end()).copied()
+        (self.queue.head..self.begun)
+            .map(|request| self.queue.get(request))
+            .find(|wqe| number < wqe.end())
+            .copied()
     }
 
     /// The data of packet `una` is in memory.

@@ -84,7 +84,11 @@ impl Requester {
 
     /// The request at the cursor cannot be sent: it fails when it is the oldest, until then it holds up those behind it.
     fn refuse(&self, status: Status) -> Result<(), Status> {
-        if self.cursor == self.queue.head { Err(status) } else { Ok(()) }
+        if self.cursor == self.queue.head {
+            Err(status)
+        } else {
+            Ok(())
+        }
     }
 
     /// Writes packet `next`, of the request at the cursor: its length in bytes, and the sequence numbers it takes.
@@ -107,13 +111,27 @@ impl Requester {
             Operation::Write { addr, rkey, imm } => {
                 let opcode = Opcode::rc_write(position(wqe, index), imm.is_some());
                 let len = wqe.len;
-                (opcode, with_imm(opcode, Some(Reth { va: addr, rkey, len }), imm), true, 1)
+                (
+                    opcode,
+                    with_imm(opcode, Some(Reth { va: addr, rkey, len }), imm),
+                    true,
+                    1,
+                )
             }
             // After a loss the rest is asked for, from the first packet that is missing (IBTA vol 1, 9.7.5.1.3).
             Operation::Read { addr, rkey } => {
                 let va = addr.saturating_add(offset);
-                let reth = Reth { va, rkey, len: left as u32 };
-                (Opcode::RcReadRequest, Extension::Reth(reth), false, wqe.end() - self.next)
+                let reth = Reth {
+                    va,
+                    rkey,
+                    len: left as u32,
+                };
+                (
+                    Opcode::RcReadRequest,
+                    Extension::Reth(reth),
+                    false,
+                    wqe.end() - self.next,
+                )
             }
             Operation::Atomic { addr: va, rkey, op } => {
                 let (opcode, swap_add, compare) = match op {
@@ -129,7 +147,11 @@ impl Requester {
                 (opcode, Extension::Atomic(atomic), false, 1)
             }
         };
-        let len = if payload { left.min(connection.mtu as u64) as usize } else { 0 };
+        let len = if payload {
+            left.min(connection.mtu as u64) as usize
+        } else {
+            0
+        };
         let ends = self.next + numbers == wqe.end();
         let last_admitted = self.next + numbers - self.una >= self.window;
         let mut bth = Bth::new(opcode, connection.peer, self.psn(self.next));
@@ -138,7 +160,9 @@ impl Requester {
         let Ok(start) = wire::write(buf, &bth, &extension, len) else {
             return Ok(None);
         };
-        let gathered = self.queue.gather(self.cursor, memory, connection.pd, offset, &mut buf[start..start + len]);
+        let gathered = self
+            .queue
+            .gather(self.cursor, memory, connection.pd, offset, &mut buf[start..start + len]);
         if gathered.is_err() {
             return self.refuse(Status::LocalProtection).map(|()| None);
         }

@@ -108,7 +108,10 @@ impl Replay {
     }
 
     fn find(&self, psn: Psn) -> Option<u64> {
-        self.results.iter().find(|(at, _)| *at == psn).map(|(_, original)| *original)
+        self.results
+            .iter()
+            .find(|(at, _)| *at == psn)
+            .map(|(_, original)| *original)
     }
 }
 

@@ -130,19 +130,28 @@ impl Replies {
         let again = true;
         let reply = Reply { psn, msn, kind, again };
         let (start, end) = (reply.psn, reply.end());
-        let overlapping =
-            self.queue.iter_mut().find(|other| other.is_data() && other.psn.since(end) < 0 && start.since(other.end()) < 0);
+        let overlapping = self
+            .queue
+            .iter_mut()
+            .find(|other| other.is_data() && other.psn.since(end) < 0 && start.since(other.end()) < 0);
         if let Some(other) = overlapping {
             // The rest of the same READ is on its way: back to where the peer wants it from, if that is past already.
             if matches!(other.kind, Kind::Read(_)) && other.end() == end && start.since(other.psn) < 0 {
-                *other = Reply { again: other.again, ..reply };
+                *other = Reply {
+                    again: other.again,
+                    ..reply
+                };
             }
             return;
         }
         if self.again >= depth {
             return;
         }
-        let place = self.queue.iter().position(|other| other.psn.since(start) > 0).unwrap_or(self.queue.len());
+        let place = self
+            .queue
+            .iter()
+            .position(|other| other.psn.since(start) > 0)
+            .unwrap_or(self.queue.len());
         self.queue.insert(place, reply);
         self.again += 1;
     }

@@ -247,8 +247,9 @@ impl Responder {
         } else {
             AtomicOp::FetchAdd { add: atomic.swap_add }
         };
-        let original =
-            memory.remote_atomic(connection.pd, atomic.rkey, atomic.va, op).map_err(|_| Refused::ACCESS)?;
+        let original = memory
+            .remote_atomic(connection.pd, atomic.rkey, atomic.va, op)
+            .map_err(|_| Refused::ACCESS)?;
         self.msn = (self.msn + 1) & MASK_24;
         self.replay.store(self.expected, original);
         self.replies.data(self.expected, self.msn, Kind::Atomic { original });

@@ -29,7 +29,9 @@ impl Responder {
             };
             let bytes = stream.bytes(connection);
             if bytes > 0
-                && memory.remote_read(connection.pd, stream.rkey, stream.addr, &mut buf[start..start + bytes]).is_err()
+                && memory
+                    .remote_read(connection.pd, stream.rkey, stream.addr, &mut buf[start..start + bytes])
+                    .is_err()
             {
                 if reply.again {
                     self.replies.pop();
@@ -78,25 +80,26 @@ fn write_single(reply: &Reply, connection: &Connection, buf: &mut [u8]) -> Optio
         Kind::Ack => (Opcode::RcAcknowledge, Extension::Aeth(ack(reply.msn))),
         Kind::Nak(nak) => (Opcode::RcAcknowledge, aeth(Syndrome::Nak(nak), reply.msn)),
         Kind::Rnr(timer) => (Opcode::RcAcknowledge, aeth(Syndrome::RnrNak(timer), reply.msn)),
-        Kind::Atomic { original } => {
-            (Opcode::RcAtomicAcknowledge, Extension::AethAtomic(ack(reply.msn), AtomicAckEth { original }))
-        }
+        Kind::Atomic { original } => (
+            Opcode::RcAtomicAcknowledge,
+            Extension::AethAtomic(ack(reply.msn), AtomicAckEth { original }),
+        ),
         Kind::Read(_) => return None,
     };
     let bth = Bth::new(opcode, connection.peer, reply.psn);
-    wire::write(buf, &bth, &extension, 0).ok().map(|_| wire::packet_len(opcode, 0))
+    wire::write(buf, &bth, &extension, 0)
+        .ok()
+        .map(|_| wire::packet_len(opcode, 0))
 }
 
 /// Writes the headers of the next response of a READ, and gives where its bytes go.
-fn write_read_headers(
-    psn: Psn,
-    msn: u32,
-    stream: &Stream,
-    connection: &Connection,
-    buf: &mut [u8],
-) -> Option<usize> {
+fn write_read_headers(psn: Psn, msn: u32, stream: &Stream, connection: &Connection, buf: &mut [u8]) -> Option<usize> {
     let opcode = stream.opcode();
-    let extension = if opcode == Opcode::RcReadResponseMiddle { Extension::Bare } else { Extension::Aeth(ack(msn)) };
+    let extension = if opcode == Opcode::RcReadResponseMiddle {
+        Extension::Bare
+    } else {
+        Extension::Aeth(ack(msn))
+    };
     let bth = Bth::new(opcode, connection.peer, psn);
     wire::write(buf, &bth, &extension, stream.bytes(connection)).ok()
 }

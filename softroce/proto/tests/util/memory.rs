@@ -1,0 +1,178 @@
+//! Registered memory of plain vectors, with guard bytes around every region.
+
+use doorbell_roce_proto::memory::{AccessError, AtomicOp, Memory, PdId, RemoteRight, Sge};
+use doorbell_roce_proto::{LKey, RKey};
+
+const GUARD: usize = 64;
+const GUARD_BYTE: u8 = 0xa5;
+
+/// What a region grants.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Rights {
+    pub(crate) local_write: bool,
+    pub(crate) read: bool,
+    pub(crate) write: bool,
+    pub(crate) atomic: bool,
+}
+
+impl Rights {
+    pub(crate) const ALL: Self = Self {
+        local_write: true,
+        read: true,
+        write: true,
+        atomic: true,
+    };
+    pub(crate) const NONE: Self = Self {
+        local_write: false,
+        read: false,
+        write: false,
+        atomic: false,
+    };
+}
+
+struct Region {
+    base: u64,
+    rights: Rights,
+    gone: bool,
+    /// Guard, bytes, guard.
+    bytes: Vec<u8>,
+}
+
+/// All regions of a node; the key of each is its number and a constant.
+pub(crate) struct Regions {
+    pd: PdId,
+    regions: Vec<Region>,
+}
+
+const KEY: u32 = 0x5000;
+
+pub(crate) fn rkey(sge: Sge) -> RKey {
+    RKey(sge.lkey.0)
+}
+
+impl Regions {
+    pub(crate) fn new(pd: PdId) -> Self {
+        Self {
+            pd,
+            regions: Vec::new(),
+        }
+    }
+
+    pub(crate) fn register(&mut self, bytes: Vec<u8>, rights: Rights) -> Sge {
+        let (key, len) = (self.regions.len() as u32 | KEY, bytes.len());
+        let base = 0x7000_0000 + (u64::from(key) << 32);
+        let mut guarded = vec![GUARD_BYTE; len + 2 * GUARD];
+        guarded[GUARD..GUARD + len].copy_from_slice(&bytes);
+        self.regions.push(Region {
+            base,
+            rights,
+            gone: false,
+            bytes: guarded,
+        });
+        Sge {
+            addr: base,
+            len: len as u32,
+            lkey: LKey(key),
+        }
+    }
+
+    pub(crate) fn deregister(&mut self, sge: Sge) {
+        self.regions[(sge.lkey.0 ^ KEY) as usize].gone = true;
+    }
+
+    /// The bytes of an element; checks the guards of its region.
+    pub(crate) fn bytes(&self, sge: Sge) -> &[u8] {
+        let region = &self.regions[(sge.lkey.0 ^ KEY) as usize];
+        let end = region.bytes.len() - GUARD;
+        assert!(
+            region.bytes[..GUARD]
+                .iter()
+                .chain(&region.bytes[end..])
+                .all(|byte| *byte == GUARD_BYTE)
+        );
+        let start = GUARD + (sge.addr - region.base) as usize;
+        &region.bytes[start..start + sge.len as usize]
+    }
+
+    fn find(
+        &mut self,
+        pd: PdId,
+        key: u32,
+        addr: u64,
+        len: u64,
+        right: impl Fn(Rights) -> bool,
+    ) -> Result<&mut [u8], AccessError> {
+        if len == 0 {
+            return Ok(&mut []);
+        }
+        let region = self.regions.get_mut((key ^ KEY) as usize).ok_or(AccessError)?;
+        let room = (region.bytes.len() - 2 * GUARD) as u64;
+        let start = addr.checked_sub(region.base).ok_or(AccessError)?;
+        let end = start.checked_add(len).ok_or(AccessError)?;
+        if pd != self.pd || region.gone || end > room || !right(region.rights) {
+            return Err(AccessError);
+        }
+        Ok(&mut region.bytes[GUARD + start as usize..GUARD + end as usize])
+    }
+}
+
+impl Memory for Regions {
+    fn gather(&mut self, pd: PdId, lkey: LKey, addr: u64, dst: &mut [u8]) -> Result<(), AccessError> {
+        dst.copy_from_slice(self.find(pd, lkey.0, addr, dst.len() as u64, |_| true)?);
+        Ok(())
+    }
+
+    fn check_local(&mut self, pd: PdId, sge: &Sge, write: bool) -> Result<(), AccessError> {
+        self.find(pd, sge.lkey.0, sge.addr, u64::from(sge.len), |rights| {
+            rights.local_write || !write
+        })
+        .map(drop)
+    }
+
+    fn scatter(&mut self, pd: PdId, lkey: LKey, addr: u64, src: &[u8]) -> Result<(), AccessError> {
+        self.find(pd, lkey.0, addr, src.len() as u64, |rights| rights.local_write)?
+            .copy_from_slice(src);
+        Ok(())
+    }
+
+    fn check_remote(
+        &mut self,
+        pd: PdId,
+        rkey: RKey,
+        addr: u64,
+        len: u64,
+        right: RemoteRight,
+    ) -> Result<(), AccessError> {
+        let right = |rights: Rights| match right {
+            RemoteRight::Read => rights.read,
+            RemoteRight::Write => rights.write,
+            RemoteRight::Atomic => rights.atomic,
+        };
+        self.find(pd, rkey.0, addr, len, right).map(drop)
+    }
+
+    fn remote_read(&mut self, pd: PdId, rkey: RKey, addr: u64, dst: &mut [u8]) -> Result<(), AccessError> {
+        dst.copy_from_slice(self.find(pd, rkey.0, addr, dst.len() as u64, |rights| rights.read)?);
+        Ok(())
+    }
+
+    fn remote_write(&mut self, pd: PdId, rkey: RKey, addr: u64, src: &[u8]) -> Result<(), AccessError> {
+        self.find(pd, rkey.0, addr, src.len() as u64, |rights| rights.write)?
+            .copy_from_slice(src);
+        Ok(())
+    }
+
+    fn remote_atomic(&mut self, pd: PdId, rkey: RKey, addr: u64, op: AtomicOp) -> Result<u64, AccessError> {
+        let word = self.find(pd, rkey.0, addr, 8, |rights| rights.atomic)?;
+        let mut bytes = [0; 8];
+        bytes.copy_from_slice(word);
+        let before = u64::from_ne_bytes(bytes);
+        let after = match op {
+            AtomicOp::FetchAdd { add } => before.wrapping_add(add),
+            AtomicOp::CompareSwap { compare, swap } if before == compare => swap,
+            AtomicOp::CompareSwap { .. } => before,
+        };
+        word.copy_from_slice(&after.to_ne_bytes());
+        Ok(before)
+    }
+}

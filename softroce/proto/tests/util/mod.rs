@@ -1,0 +1,446 @@
+//! Two endpoints in one thread, with memory of vectors, stepped until nothing moves; what the wire does to each packet is the test's choice.
+#![allow(dead_code, reason = "each test binary uses its part of this module")]
+
+pub(crate) mod memory;
+
+use std::collections::VecDeque;
+use std::net::IpAddr;
+use std::time::Duration;
+
+use doorbell_roce_proto::icrc::Flow;
+use doorbell_roce_proto::memory::{PdId, Sge};
+use doorbell_roce_proto::qp::{Modify, Path, QpInit, RemoteAccess, State};
+use doorbell_roce_proto::wire::{Opcode, Packet};
+use doorbell_roce_proto::work::{
+    Completion, CompletionOpcode, CqId, Operation, Payload, ReceiveRequest, SendRequest, Status,
+};
+use doorbell_roce_proto::{AsyncEvent, Datagram, Endpoint, EndpointConfig, Ident, Instant, Mtu, Psn, Qpn};
+
+use memory::{Regions, Rights};
+
+pub(crate) const PD: PdId = PdId(7);
+pub(crate) const SEND_CQ: CqId = CqId(1);
+pub(crate) const RECV_CQ: CqId = CqId(2);
+const PORT: u16 = 4791;
+
+/// What the wire does to a packet.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Fate {
+    Deliver,
+    Drop,
+    Duplicate,
+    /// Behind so many later packets.
+    Delay(usize),
+}
+
+/// A packet as it was sent, for the test to look at.
+#[derive(Clone, Debug)]
+pub(crate) struct Sent {
+    /// Which endpoint sent it.
+    pub(crate) from: usize,
+    pub(crate) bytes: Vec<u8>,
+}
+
+impl Sent {
+    pub(crate) fn packet(&self) -> Packet<'_> {
+        Packet::parse(&self.bytes).unwrap()
+    }
+
+    pub(crate) fn opcode(&self) -> Opcode {
+        self.packet().bth.opcode
+    }
+}
+
+pub(crate) struct Node {
+    pub(crate) endpoint: Endpoint,
+    pub(crate) memory: Regions,
+    pub(crate) address: IpAddr,
+    pub(crate) qpn: Qpn,
+    pub(crate) completions: Vec<(CqId, Completion)>,
+    pub(crate) events: Vec<AsyncEvent>,
+}
+
+/// How a pair is set up.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Setup {
+    pub(crate) mtu: Mtu,
+    pub(crate) window: u32,
+    pub(crate) psns: [u32; 2],
+    pub(crate) rd_atomic: u8,
+    pub(crate) dest_rd_atomic: u8,
+    pub(crate) timeout: u8,
+    pub(crate) retry_cnt: u8,
+    pub(crate) rnr_retry: u8,
+    pub(crate) rnr_timer: u8,
+    pub(crate) access: RemoteAccess,
+    pub(crate) signal_all: bool,
+    pub(crate) v6: bool,
+    pub(crate) sqd_notify: bool,
+}
+
+impl Default for Setup {
+    fn default() -> Self {
+        Self {
+            mtu: Mtu::Mtu256,
+            window: EndpointConfig::DEFAULT_WINDOW,
+            psns: [100, 9000],
+            rd_atomic: 4,
+            dest_rd_atomic: 4,
+            timeout: 10,
+            retry_cnt: 7,
+            rnr_retry: 7,
+            rnr_timer: 1,
+            access: RemoteAccess {
+                read: true,
+                write: true,
+                atomic: true,
+            },
+            signal_all: false,
+            v6: false,
+            sqd_notify: true,
+        }
+    }
+}
+
+/// Two endpoints, one queue pair each, connected to each other, and the wire between them.
+pub(crate) struct Pair {
+    pub(crate) nodes: [Node; 2],
+    pub(crate) now: Instant,
+    pub(crate) setup: Setup,
+    /// Every packet sent, lost ones too.
+    pub(crate) log: Vec<Sent>,
+    flight: VecDeque<(usize, Sent)>,
+}
+
+pub(crate) fn qp_init(signal_all: bool) -> QpInit {
+    QpInit {
+        pd: PD,
+        send_cq: SEND_CQ,
+        recv_cq: RECV_CQ,
+        max_send_wr: 64,
+        max_recv_wr: 64,
+        max_send_sge: 4,
+        max_recv_sge: 4,
+        max_inline: 600,
+        signal_all,
+    }
+}
+
+impl Pair {
+    /// Both in RTS.
+    pub(crate) fn connected(setup: Setup) -> Self {
+        let mut pair = Self::in_rtr(setup);
+        pair.to_rts(0);
+        pair.to_rts(1);
+        pair
+    }
+
+    /// Both in RTR.
+    pub(crate) fn in_rtr(setup: Setup) -> Self {
+        let addresses: [IpAddr; 2] = if setup.v6 {
+            ["fd09::1".parse().unwrap(), "fd09::2".parse().unwrap()]
+        } else {
+            ["10.9.0.1".parse().unwrap(), "10.9.0.2".parse().unwrap()]
+        };
+        let node = |at: usize| {
+            let mut endpoint = Endpoint::with_config(EndpointConfig {
+                seed: at as u64 + 1,
+                window: setup.window,
+            });
+            let qpn = endpoint.create_qp(qp_init(setup.signal_all));
+            Node {
+                endpoint,
+                memory: Regions::new(PD),
+                address: addresses[at],
+                qpn,
+                completions: Vec::new(),
+                events: Vec::new(),
+            }
+        };
+        let mut pair = Self {
+            nodes: [node(0), node(1)],
+            now: Instant(1000),
+            setup,
+            log: Vec::new(),
+            flight: VecDeque::new(),
+        };
+        for at in 0..2 {
+            let modify = pair.init_modify();
+            pair.modify(at, &modify);
+            let modify = pair.rtr_modify(at);
+            pair.modify(at, &modify);
+        }
+        pair
+    }
+
+    pub(crate) fn init_modify(&self) -> Modify {
+        Modify {
+            state: Some(State::Init),
+            pkey_index: Some(0),
+            port: Some(1),
+            access: Some(self.setup.access),
+            ..Modify::default()
+        }
+    }
+
+    pub(crate) fn rtr_modify(&self, at: usize) -> Modify {
+        let peer = &self.nodes[1 - at];
+        Modify {
+            state: Some(State::Rtr),
+            path: Some(Path {
+                local: self.nodes[at].address,
+                remote: peer.address,
+                traffic_class: 0,
+                hop_limit: 64,
+            }),
+            path_mtu: Some(self.setup.mtu),
+            dest_qpn: Some(peer.qpn),
+            rq_psn: Some(Psn::new(self.setup.psns[1 - at])),
+            max_dest_rd_atomic: Some(self.setup.dest_rd_atomic),
+            min_rnr_timer: Some(self.setup.rnr_timer),
+            ..Modify::default()
+        }
+    }
+
+    pub(crate) fn rts_modify(&self, at: usize) -> Modify {
+        Modify {
+            state: Some(State::Rts),
+            sq_psn: Some(Psn::new(self.setup.psns[at])),
+            timeout: Some(self.setup.timeout),
+            retry_cnt: Some(self.setup.retry_cnt),
+            rnr_retry: Some(self.setup.rnr_retry),
+            max_rd_atomic: Some(self.setup.rd_atomic),
+            ..Modify::default()
+        }
+    }
+
+    pub(crate) fn to_rts(&mut self, at: usize) {
+        let modify = self.rts_modify(at);
+        self.modify(at, &modify);
+    }
+
+    pub(crate) fn modify(&mut self, at: usize, modify: &Modify) {
+        let node = &mut self.nodes[at];
+        node.endpoint.modify_qp(self.now, node.qpn, modify).unwrap();
+    }
+
+    pub(crate) fn to_state(&mut self, at: usize, state: State) {
+        let notify = (state == State::Sqd).then_some(self.setup.sqd_notify);
+        self.modify(
+            at,
+            &Modify {
+                state: Some(state),
+                sqd_async_notify: notify,
+                ..Modify::default()
+            },
+        );
+    }
+
+    pub(crate) fn state(&self, at: usize) -> State {
+        self.nodes[at].endpoint.query_qp(self.nodes[at].qpn).unwrap().state
+    }
+
+    /// Registers `bytes` at a node with all rights, and gives it as one element.
+    pub(crate) fn region(&mut self, at: usize, bytes: Vec<u8>) -> Sge {
+        self.nodes[at].memory.register(bytes, Rights::ALL)
+    }
+
+    pub(crate) fn post(&mut self, at: usize, request: &SendRequest<'_>) {
+        let node = &mut self.nodes[at];
+        node.endpoint.post_send(self.now, node.qpn, request).unwrap();
+    }
+
+    pub(crate) fn receive(&mut self, at: usize, wr_id: u64, sges: &[Sge]) {
+        let node = &mut self.nodes[at];
+        node.endpoint
+            .post_receive(node.qpn, &ReceiveRequest { wr_id, sges })
+            .unwrap();
+    }
+
+    /// Runs without loss until nothing moves.
+    pub(crate) fn run(&mut self) {
+        self.run_with(|_, _| Fate::Deliver);
+    }
+
+    /// Runs until nothing moves, at most 120 s of virtual time; `fate` is asked with each packet and its number in the log.
+    pub(crate) fn run_with(&mut self, mut fate: impl FnMut(usize, &Sent) -> Fate) {
+        let end = self.now + Duration::from_secs(120);
+        loop {
+            self.exchange(&mut fate);
+            let next = self.nodes.iter().filter_map(|node| node.endpoint.poll_timeout()).min();
+            match next {
+                Some(at) if at <= end => self.now = at.max(self.now),
+                Some(at) => panic!("still waiting at {at:?}"),
+                None => return,
+            }
+            let now = self.now;
+            self.nodes.iter_mut().for_each(|node| node.endpoint.handle_timeout(now));
+        }
+    }
+
+    /// Exchanges packets until there are none, without letting time pass.
+    pub(crate) fn exchange(&mut self, fate: &mut impl FnMut(usize, &Sent) -> Fate) {
+        loop {
+            let mut moved = self.transmit(0, fate);
+            moved |= self.transmit(1, fate);
+            let Some(due) = self.flight.iter().position(|(behind, _)| *behind == 0) else {
+                if self.flight.is_empty() && !moved {
+                    return;
+                }
+                self.flight.iter_mut().for_each(|(behind, _)| *behind = 0);
+                continue;
+            };
+            let Some((_, sent)) = self.flight.remove(due) else {
+                continue;
+            };
+            self.flight
+                .iter_mut()
+                .for_each(|(behind, _)| *behind = behind.saturating_sub(1));
+            self.deliver(&sent);
+        }
+    }
+
+    /// Sends what a node has to send.
+    pub(crate) fn transmit(&mut self, at: usize, fate: &mut impl FnMut(usize, &Sent) -> Fate) -> bool {
+        let mut moved = false;
+        let mut buf = [0xee; 4096 + 128];
+        loop {
+            let node = &mut self.nodes[at];
+            let transmit = node.endpoint.poll_transmit(self.now, &mut node.memory, &mut buf);
+            drain(node);
+            let Some(transmit) = transmit else {
+                return moved;
+            };
+            moved = true;
+            assert_eq!((transmit.src, transmit.qpn), (node.address, node.qpn));
+            let packet = &mut buf[..transmit.len];
+            Flow::new(transmit.src, transmit.dst, PORT, PORT).seal(0, packet);
+            let sent = Sent {
+                from: at,
+                bytes: packet.to_vec(),
+            };
+            assert!(sent.packet().payload.len() <= self.setup.mtu.bytes());
+            let number = self.log.len();
+            self.log.push(sent.clone());
+            match fate(number, &sent) {
+                Fate::Deliver => self.flight.push_back((0, sent)),
+                Fate::Drop => {}
+                Fate::Duplicate => {
+                    self.flight.push_back((0, sent.clone()));
+                    self.flight.push_back((0, sent));
+                }
+                Fate::Delay(behind) => self.flight.push_back((behind, sent)),
+            }
+        }
+    }
+
+    /// Hands a packet to the other node.
+    pub(crate) fn deliver(&mut self, sent: &Sent) {
+        let (src, to) = (self.nodes[sent.from].address, 1 - sent.from);
+        let node = &mut self.nodes[to];
+        let datagram = Datagram {
+            src,
+            dst: node.address,
+            src_port: PORT,
+            dst_port: PORT,
+            ident: Ident::Known(0),
+            payload: &sent.bytes,
+        };
+        node.endpoint.handle_datagram(self.now, &datagram, &mut node.memory);
+        drain(node);
+    }
+
+    /// The completions of a queue so far: (wr_id, status).
+    pub(crate) fn completed(&self, at: usize, cq: CqId) -> Vec<(u64, Status)> {
+        let of_cq = self.nodes[at].completions.iter().filter(|(of, _)| *of == cq);
+        of_cq
+            .map(|(_, completion)| (completion.wr_id, completion.status))
+            .collect()
+    }
+
+    /// The opcodes sent by a node so far.
+    pub(crate) fn opcodes(&self, at: usize) -> Vec<Opcode> {
+        self.log
+            .iter()
+            .filter(|sent| sent.from == at)
+            .map(Sent::opcode)
+            .collect()
+    }
+
+    pub(crate) fn bytes(&self, at: usize, sge: Sge) -> &[u8] {
+        self.nodes[at].memory.bytes(sge)
+    }
+}
+
+fn drain(node: &mut Node) {
+    node.completions
+        .extend(std::iter::from_fn(|| node.endpoint.poll_completion()));
+    node.events.extend(std::iter::from_fn(|| node.endpoint.poll_event()));
+}
+
+/// A signalled request.
+pub(crate) fn request<'a>(wr_id: u64, operation: Operation, sges: &'a [Sge]) -> SendRequest<'a> {
+    SendRequest {
+        wr_id,
+        operation,
+        payload: Payload::Gather(sges),
+        signalled: true,
+        fence: false,
+        solicited: false,
+    }
+}
+
+pub(crate) fn send<'a>(wr_id: u64, sges: &'a [Sge]) -> SendRequest<'a> {
+    request(wr_id, Operation::Send { imm: None }, sges)
+}
+
+pub(crate) fn write_to<'a>(wr_id: u64, sges: &'a [Sge], target: Sge) -> SendRequest<'a> {
+    request(wr_id, write_operation(target, None), sges)
+}
+
+pub(crate) fn write_operation(target: Sge, imm: Option<u32>) -> Operation {
+    Operation::Write {
+        addr: target.addr,
+        rkey: memory::rkey(target),
+        imm,
+    }
+}
+
+pub(crate) fn read_from<'a>(wr_id: u64, sges: &'a [Sge], source: Sge) -> SendRequest<'a> {
+    let operation = Operation::Read {
+        addr: source.addr,
+        rkey: memory::rkey(source),
+    };
+    request(wr_id, operation, sges)
+}
+
+pub(crate) fn atomic_on<'a>(
+    wr_id: u64,
+    result: &'a [Sge],
+    target: Sge,
+    op: doorbell_roce_proto::memory::AtomicOp,
+) -> SendRequest<'a> {
+    let operation = Operation::Atomic {
+        addr: target.addr,
+        rkey: memory::rkey(target),
+        op,
+    };
+    request(wr_id, operation, result)
+}
+
+/// `len` bytes that differ from their neighbours and from those of other seeds.
+pub(crate) fn pattern(len: usize, seed: u64) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(2).wrapping_add(1);
+    let byte = |_| {
+        state = state
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
+        (state >> 56) as u8
+    };
+    (0..len).map(byte).collect()
+}
+
+/// The receive completions' interesting part.
+pub(crate) fn receive_of(completion: &Completion) -> (CompletionOpcode, u32, Option<u32>) {
+    (completion.opcode, completion.byte_len, completion.imm)
+}
