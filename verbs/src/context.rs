@@ -1,0 +1,308 @@
+//! An open device: its queries, and the making of protection domains and completion queues.
+
+use core::mem::MaybeUninit;
+use std::io;
+use std::sync::Arc;
+
+use doorbell_verbs_sys::{self as sys, Api, inline};
+
+use crate::cq::CompletionQueue;
+use crate::error::{CompletionQueueError, DeviceError, IndexOrAny, check};
+use crate::pd::ProtectionDomain;
+use crate::port::{GidEntry, GidType, PortAttr};
+use crate::types::Gid;
+
+/// An open device (ibv_open_device(3)). Cloning is cheap: all clones, and all objects made from them, share one context, which is closed with the last.
+#[derive(Clone)]
+pub struct Context {
+    inner: Arc<ContextInner>,
+}
+
+pub(crate) struct ContextInner {
+    pub(crate) api: &'static Api,
+    pub(crate) raw: *mut sys::ibv_context,
+    pub(crate) name: String,
+    pub(crate) attr: DeviceAttr,
+}
+
+// SAFETY: every verb may be called from any thread at any time (libibverbs is thread-safe but for objects made otherwise, of which we make none); `raw` is
+// only passed to verbs, and its fields that are read (device, ops) are constant after opening.
+unsafe impl Send for ContextInner {}
+// SAFETY: as above.
+unsafe impl Sync for ContextInner {}
+
+/// A device's limits (ibv_query_device(3)).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct DeviceAttr {
+    /// How many ports it has; they are numbered from 1.
+    pub ports: u8,
+    /// The most work requests a send or receive queue may hold.
+    pub max_queue_depth: u32,
+    /// The most scatter-gather elements of a request.
+    pub max_sge: u32,
+    /// The most entries of a completion queue.
+    pub max_cqe: u32,
+    /// The most READs and atomics a queue pair can serve at once.
+    pub max_rd_atomic: u8,
+    /// The most READs and atomics a queue pair can have outstanding.
+    pub max_initiated_rd_atomic: u8,
+    /// The largest region, in bytes.
+    pub max_region_bytes: u64,
+    /// Whether it has atomics at all.
+    pub atomics: bool,
+    /// Its vendor, by IEEE OUI.
+    pub vendor_id: u32,
+}
+
+impl DeviceAttr {
+    fn from_sys(attr: &sys::ibv_device_attr) -> Self {
+        let count = |value: i32| u32::try_from(value).unwrap_or(0);
+        let small = |value: i32| u8::try_from(value.clamp(0, 255)).unwrap_or(0);
+        Self {
+            ports: attr.phys_port_cnt,
+            max_queue_depth: count(attr.max_qp_wr),
+            max_sge: count(attr.max_sge),
+            max_cqe: count(attr.max_cqe),
+            max_rd_atomic: small(attr.max_qp_rd_atom),
+            max_initiated_rd_atomic: small(attr.max_qp_init_rd_atom),
+            max_region_bytes: attr.max_mr_size,
+            atomics: attr.atomic_cap != sys::IBV_ATOMIC_NONE,
+            vendor_id: attr.vendor_id,
+        }
+    }
+}
+
+impl Context {
+    /// Takes over a context just opened.
+    pub(crate) fn adopt(api: &'static Api, raw: *mut sys::ibv_context, name: String) -> Result<Self, DeviceError> {
+        let mut attr = MaybeUninit::<sys::ibv_device_attr>::zeroed();
+        // SAFETY: `raw` is live and `attr` may be written.
+        let queried = check(unsafe { (api.query_device)(raw, attr.as_mut_ptr()) });
+        if let Err(error) = queried {
+            // SAFETY: opened by the caller, and nothing was made from it.
+            unsafe { (api.close_device)(raw) };
+            return Err(DeviceError::Query {
+                verb: "ibv_query_device",
+                object: name,
+                error,
+            });
+        }
+        // SAFETY: all-zero is a valid value of this struct of integers, and the query may have filled any part of it.
+        let attr = DeviceAttr::from_sys(unsafe { attr.assume_init_ref() });
+        Ok(Self {
+            inner: Arc::new(ContextInner { api, raw, name, attr }),
+        })
+    }
+
+    pub(crate) fn inner(&self) -> &Arc<ContextInner> {
+        &self.inner
+    }
+
+    pub(crate) fn from_inner(inner: Arc<ContextInner>) -> Self {
+        Self { inner }
+    }
+
+    /// The device's name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.inner.name
+    }
+
+    /// The device's limits, as they were when it was opened (they don't change).
+    #[must_use]
+    pub fn attr(&self) -> &DeviceAttr {
+        &self.inner.attr
+    }
+
+    /// What port `port` (from 1) says of itself now (ibv_query_port(3)).
+    ///
+    /// # Errors
+    /// When there is no such port or the query fails.
+    pub fn port(&self, port: u8) -> Result<PortAttr, DeviceError> {
+        self.port_exists(port)?;
+        let mut attr = MaybeUninit::<sys::ibv_port_attr>::zeroed();
+        // SAFETY: the context is live and was made by this Api; `attr` may be written.
+        let result = unsafe { inline::query_port(self.inner.api, self.inner.raw, port, attr.as_mut_ptr()) };
+        check(result).map_err(|error| self.query_failed("ibv_query_port", format!("port {port}"), error))?;
+        // SAFETY: query_port zeroes the whole and fills what the library knows; the struct is all integers.
+        Ok(PortAttr::from_sys(unsafe { attr.assume_init_ref() }))
+    }
+
+    /// The GID at `index` of port `port`'s table.
+    ///
+    /// # Errors
+    /// When the port or the index does not exist or the entry is empty (the error lists those that are not).
+    pub fn gid(&self, port: u8, index: u32) -> Result<GidEntry, DeviceError> {
+        let entries = self.gids(port)?;
+        match entries.iter().find(|entry| entry.index == index) {
+            Some(&entry) => Ok(entry),
+            None => Err(self.no_gid(port, IndexOrAny::Index(index), &entries)),
+        }
+    }
+
+    /// Port `port`'s GIDs, without the empty entries of its table.
+    ///
+    /// # Errors
+    /// When there is no such port or the query fails.
+    pub fn gids(&self, port: u8) -> Result<Vec<GidEntry>, DeviceError> {
+        let len = self.port(port)?.gid_table_len;
+        match self.gids_by_table(port, len) {
+            Some(entries) => Ok(entries),
+            None => (0..len)
+                .filter_map(|index| self.gid_by_index(port, index).transpose())
+                .collect(),
+        }
+    }
+
+    /// The GID to use when the user named none: the one that reaches furthest (RoCEv2 with IPv4 first).
+    pub(crate) fn default_gid(&self, port: u8) -> Result<GidEntry, DeviceError> {
+        let entries = self.gids(port)?;
+        // The first of the best: max_by_key would take the last.
+        let best = entries.iter().rev().max_by_key(|entry| entry.preference());
+        best.copied().ok_or_else(|| self.no_gid(port, IndexOrAny::Any, &[]))
+    }
+
+    /// The whole table in one call, where the library has it.
+    fn gids_by_table(&self, port: u8, len: u32) -> Option<Vec<GidEntry>> {
+        let query = self.inner.api.query_gid_table?;
+        // The call gives the entries of all ports together.
+        let room = len as usize * usize::from(self.inner.attr.ports).max(1);
+        let mut entries: Vec<sys::ibv_gid_entry> = Vec::with_capacity(room);
+        // SAFETY: the context is live, and there is room for `room` entries of this size.
+        let found = unsafe {
+            query(
+                self.inner.raw,
+                entries.as_mut_ptr(),
+                room,
+                0,
+                size_of::<sys::ibv_gid_entry>(),
+            )
+        };
+        let found = usize::try_from(found).ok().filter(|&found| found <= room)?;
+        // SAFETY: the library has written `found` entries, no more than there is room for.
+        unsafe { entries.set_len(found) };
+        Some(
+            entries
+                .iter()
+                .filter(|entry| entry.port_num == u32::from(port))
+                .map(|entry| GidEntry {
+                    index: entry.gid_index,
+                    gid: Gid::from_sys(&entry.gid),
+                    kind: GidType::from_sys(entry.gid_type),
+                })
+                .filter(|entry| !entry.gid.is_zero())
+                .collect(),
+        )
+    }
+
+    /// One entry; `None` if it is empty.
+    fn gid_by_index(&self, port: u8, index: u32) -> Result<Option<GidEntry>, DeviceError> {
+        if let Some(query) = self.inner.api.query_gid_ex {
+            let mut entry = MaybeUninit::<sys::ibv_gid_entry>::zeroed();
+            // SAFETY: the context is live and `entry`, of the size given, may be written.
+            let result = unsafe {
+                query(
+                    self.inner.raw,
+                    port.into(),
+                    index,
+                    entry.as_mut_ptr(),
+                    0,
+                    size_of::<sys::ibv_gid_entry>(),
+                )
+            };
+            // ENODATA: the entry is empty. Other failures: this library or kernel can't, and the older call can.
+            match check(result) {
+                Ok(()) => {
+                    // SAFETY: zeroed before and filled by the library; all integers and bytes.
+                    let entry = unsafe { entry.assume_init_ref() };
+                    let gid = Gid::from_sys(&entry.gid);
+                    let kind = GidType::from_sys(entry.gid_type);
+                    return Ok((!gid.is_zero()).then_some(GidEntry { index, gid, kind }));
+                }
+                Err(error) if error.raw_os_error() == Some(ENODATA) => return Ok(None),
+                Err(_) => {}
+            }
+        }
+        let mut gid = sys::ibv_gid { raw: [0; 16] };
+        let c_index = i32::try_from(index).unwrap_or(i32::MAX);
+        // SAFETY: the context is live and `gid` may be written.
+        let result = unsafe { (self.inner.api.query_gid)(self.inner.raw, port, c_index, &mut gid) };
+        check(result)
+            .map_err(|error| self.query_failed("ibv_query_gid", format!("port {port} index {index}"), error))?;
+        let gid = Gid::from_sys(&gid);
+        Ok((!gid.is_zero()).then_some(GidEntry {
+            index,
+            gid,
+            kind: GidType::Unknown,
+        }))
+    }
+
+    /// A protection domain: what may touch what (ibv_alloc_pd(3), IBTA vol 1, 10.2.3).
+    ///
+    /// # Errors
+    /// When the device refuses.
+    pub fn protection_domain(&self) -> Result<ProtectionDomain, DeviceError> {
+        ProtectionDomain::new(self)
+    }
+
+    /// A completion queue of at least `entries` entries (ibv_create_cq(3), IBTA vol 1, 10.2.6).
+    ///
+    /// Each queue pair made on it reserves as many entries as it may have completions outstanding, so it cannot overflow.
+    ///
+    /// # Errors
+    /// When the device refuses, or has no queues as large.
+    pub fn completion_queue(&self, entries: u32) -> Result<CompletionQueue, CompletionQueueError> {
+        CompletionQueue::new(self, entries)
+    }
+
+    fn port_exists(&self, port: u8) -> Result<(), DeviceError> {
+        let ports = self.inner.attr.ports;
+        if (1..=ports).contains(&port) {
+            return Ok(());
+        }
+        Err(DeviceError::NoPort {
+            device: self.inner.name.clone(),
+            port,
+            ports,
+        })
+    }
+
+    fn no_gid(&self, port: u8, index: IndexOrAny, entries: &[GidEntry]) -> DeviceError {
+        DeviceError::NoGid {
+            device: self.inner.name.clone(),
+            port,
+            index,
+            there: entries.iter().map(|entry| (entry.index, entry.gid)).collect(),
+        }
+    }
+
+    fn query_failed(&self, verb: &'static str, what: String, error: io::Error) -> DeviceError {
+        DeviceError::Query {
+            verb,
+            object: format!("{} {what}", self.inner.name),
+            error,
+        }
+    }
+}
+
+/// errno of an empty GID table entry.
+const ENODATA: i32 = 61;
+
+impl core::fmt::Debug for Context {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("Context")
+            .field("name", &self.inner.name)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Drop for ContextInner {
+    fn drop(&mut self) {
+        // SAFETY: the last reference: every object made from the context holds one until it has been destroyed (and leaks it if destroying failed).
+        let result = unsafe { (self.api.close_device)(self.raw) };
+        if let Err(error) = check(result) {
+            tracing::error!(device = %self.name, %error, "ibv_close_device failed; the context is leaked");
+        }
+    }
+}

@@ -1,0 +1,223 @@
+//! Completion queues: where all the queue pairs made on one tell what became of their requests.
+//!
+//! The queue itself ([`CqInner`]) is shared with its queue pairs and outlives them. The *poller*, [`CompletionQueue`], is unique: it alone takes completions,
+//! and knows by its `table` to which ring each belongs. Queue pairs come and go through a registry behind a lock, which the poller looks at only when it
+//! meets a completion that it does not know, or when told that a queue pair has gone.
+
+mod poll;
+mod table;
+
+use core::mem::ManuallyDrop;
+use core::sync::atomic::{AtomicBool, Ordering};
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use doorbell_verbs_sys::{self as sys, inline};
+
+pub use poll::Completions;
+pub(crate) use table::Attachment;
+use table::{Registry, Table};
+
+use crate::context::{Context, ContextInner};
+use crate::error::{CompletionQueueError, check};
+
+/// How many completions one call of ibv_poll_cq asks for.
+const BATCH: usize = 32;
+
+/// A completion queue and the right to poll it. It is not `Clone`: a queue has one poller.
+pub struct CompletionQueue {
+    inner: Arc<CqInner>,
+    /// What the last call of ibv_poll_cq wrote.
+    completions: Box<[sys::ibv_wc; BATCH]>,
+    /// How many of them it wrote, and how many have been yielded.
+    fetched: u32,
+    yielded: u32,
+    table: Table,
+    /// Entries to be released when the queue is next seen empty: gone queue pairs may have had as many completions in it.
+    draining: u32,
+}
+
+/// The queue, as its queue pairs hold it.
+pub(crate) struct CqInner {
+    raw: *mut sys::ibv_cq,
+    pub(crate) context: ManuallyDrop<Arc<ContextInner>>,
+    capacity: u32,
+    registry: Mutex<Registry>,
+    /// Whether the registry tells of queue pairs gone.
+    departed: AtomicBool,
+}
+
+// SAFETY: `raw` is only passed to verbs, which may be called from any thread; the rest is Send and Sync.
+unsafe impl Send for CqInner {}
+// SAFETY: as above.
+unsafe impl Sync for CqInner {}
+
+impl CqInner {
+    pub(crate) fn raw(&self) -> *mut sys::ibv_cq {
+        self.raw
+    }
+
+    pub(crate) fn capacity(&self) -> u32 {
+        self.capacity
+    }
+
+    fn registry(&self) -> MutexGuard<'_, Registry> {
+        // Its holders don't panic between two writes; after one that did elsewhere it is consistent.
+        self.registry.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl CompletionQueue {
+    pub(crate) fn new(context: &Context, entries: u32) -> Result<Self, CompletionQueueError> {
+        let context = context.inner();
+        let max = context.attr.max_cqe;
+        let Some(cqe) = i32::try_from(entries).ok().filter(|_| entries <= max) else {
+            return Err(CompletionQueueError::TooLarge {
+                device: context.name.clone(),
+                entries,
+                max,
+            });
+        };
+        // SAFETY: the context is live; no channel and no user pointer.
+        let raw = unsafe {
+            (context.api.create_cq)(context.raw, cqe.max(1), core::ptr::null_mut(), core::ptr::null_mut(), 0)
+        };
+        if raw.is_null() {
+            return Err(CompletionQueueError::Create {
+                device: context.name.clone(),
+                entries,
+                error: io::Error::last_os_error(),
+            });
+        }
+        // SAFETY: just made, live.
+        let capacity = u32::try_from(unsafe { (*raw).cqe }).unwrap_or(entries);
+        let inner = CqInner {
+            raw,
+            context: ManuallyDrop::new(Arc::clone(context)),
+            capacity,
+            registry: Mutex::new(Registry::new(capacity)),
+            departed: AtomicBool::new(false),
+        };
+        // SAFETY: all-zero is a valid value of this struct of integers; so every entry is initialised, however much of it a provider writes.
+        let completions = Box::new(unsafe { core::mem::zeroed() });
+        Ok(Self {
+            inner: Arc::new(inner),
+            completions,
+            fetched: 0,
+            yielded: 0,
+            table: Table::default(),
+            draining: 0,
+        })
+    }
+
+    pub(crate) fn inner(&self) -> &Arc<CqInner> {
+        &self.inner
+    }
+
+    /// How many entries it has: as many as asked for, or more.
+    #[must_use]
+    pub fn capacity(&self) -> u32 {
+        self.inner.capacity
+    }
+
+    /// How many of its entries no queue pair has reserved.
+    #[must_use]
+    pub fn unreserved(&self) -> u32 {
+        self.inner.registry().free()
+    }
+
+    /// The requests that have completed (ibv_poll_cq(3)), at most 32 completions and all the unsignalled requests that they confirm, in the order of each
+    /// queue; without blocking.
+    ///
+    /// Completions that the iterator has not yielded when it is dropped are yielded by the next call. As soon as one is yielded its slot is free: a loop may
+    /// poll and post in turn.
+    ///
+    /// # Errors
+    /// When the device cannot be polled any more.
+    #[inline]
+    pub fn poll(&mut self) -> Result<Completions<'_>, CompletionQueueError> {
+        if self.yielded == self.fetched {
+            if self.inner.departed.load(Ordering::Acquire) {
+                self.bury();
+            }
+            self.fetch()?;
+        }
+        Ok(Completions::new(
+            &self.completions[..self.fetched as usize],
+            &mut self.yielded,
+            &mut self.table,
+            &self.inner,
+        ))
+    }
+
+    #[inline(always)]
+    fn fetch(&mut self) -> Result<(), CompletionQueueError> {
+        // SAFETY: the queue is live, and there is room for BATCH entries.
+        let result = unsafe { inline::poll_cq(self.inner.raw, BATCH as i32, self.completions.as_mut_ptr()) };
+        self.yielded = 0;
+        self.fetched = result.cast_unsigned();
+        // Negative: failed. One comparison sees to both this and a provider that counts wrongly.
+        if self.fetched > BATCH as u32 {
+            self.fetched = 0;
+            return Err(self.poll_failed(result));
+        }
+        if self.fetched < BATCH as u32 && self.draining != 0 {
+            self.drained();
+        }
+        Ok(())
+    }
+
+    #[cold]
+    fn poll_failed(&self, result: i32) -> CompletionQueueError {
+        CompletionQueueError::Poll {
+            device: self.inner.context.name.clone(),
+            result,
+        }
+    }
+
+    /// Drops what queue pairs now gone had in flight, and forgets their rings.
+    #[cold]
+    fn bury(&mut self) {
+        self.inner.departed.store(false, Ordering::Relaxed);
+        let (departed, draining) = self.inner.registry().settle(&mut self.table);
+        self.draining += draining;
+        // Outside the lock: this deregisters memory.
+        drop(departed);
+    }
+
+    /// The queue has been seen empty after queue pairs had gone: none of their completions is left in it.
+    #[cold]
+    fn drained(&mut self) {
+        self.inner.registry().release(core::mem::take(&mut self.draining));
+    }
+}
+
+impl core::fmt::Debug for CompletionQueue {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("CompletionQueue")
+            .field("capacity", &self.inner.capacity)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Drop for CompletionQueue {
+    fn drop(&mut self) {
+        // Rings that never came to the table belong to their queue pairs alone from now on.
+        let arrivals = self.inner.registry().close();
+        drop(arrivals);
+    }
+}
+
+impl Drop for CqInner {
+    fn drop(&mut self) {
+        // SAFETY: the last reference: the poller and every queue pair on it are gone.
+        let result = unsafe { (self.context.api.destroy_cq)(self.raw) };
+        match check(result) {
+            // SAFETY: dropped once, here; not used after.
+            Ok(()) => unsafe { ManuallyDrop::drop(&mut self.context) },
+            Err(error) => {
+                tracing::error!(device = %self.context.name, %error, "ibv_destroy_cq failed; queue and context are leaked");
+            }
+        }
+    }
+}

@@ -1,0 +1,185 @@
+//! Which ring a completion belongs to, and how many entries of the queue are spoken for.
+//!
+//! Each ring attached to a completion queue has a *key*, the upper half of its requests' `wr_id`: an index into the poller's table, and that index's generation,
+//! so that a completion of a queue pair that is gone is never taken for one of its successor's.
+
+use core::sync::atomic::Ordering;
+use std::sync::Arc;
+
+use super::CqInner;
+use crate::qp::{Queue, Ring};
+
+const INDEX_BITS: u32 = 16;
+
+fn index_of(key: u32) -> usize {
+    (key & ((1 << INDEX_BITS) - 1)) as usize
+}
+
+/// The rings that the poller knows, by the index in their key.
+#[derive(Default)]
+pub(super) struct Table {
+    entries: Vec<Option<(u32, Arc<Ring>)>>,
+}
+
+impl Table {
+    /// The ring with this key.
+    pub(super) fn get(&self, key: u32) -> Option<&Arc<Ring>> {
+        match self.entries.get(index_of(key)) {
+            Some(Some((there, ring))) if *there == key => Some(ring),
+            _ => None,
+        }
+    }
+
+    fn insert(&mut self, key: u32, ring: Arc<Ring>) {
+        let index = index_of(key);
+        if self.entries.len() <= index {
+            self.entries.resize_with(index + 1, || None);
+        }
+        self.entries[index] = Some((key, ring));
+    }
+
+    fn remove(&mut self, key: u32) -> Option<Arc<Ring>> {
+        let entry = self.entries.get_mut(index_of(key))?;
+        entry.take_if(|(there, _)| *there == key).map(|(_, ring)| ring)
+    }
+}
+
+/// What queue pairs and poller tell each other, behind the queue's lock.
+pub(super) struct Registry {
+    /// Entries not reserved.
+    free: u32,
+    /// The next key of each index that has been used and is free again.
+    vacant: Vec<u32>,
+    /// Indices used so far.
+    indices: u32,
+    /// Rings that the poller has not put in its table yet.
+    arrivals: Vec<(u32, Arc<Ring>)>,
+    /// Keys of rings whose queue pair is gone, and how many completions each may have left in the queue.
+    departures: Vec<(u32, u32)>,
+    /// Whether the poller is gone.
+    closed: bool,
+}
+
+impl Registry {
+    pub(super) fn new(capacity: u32) -> Self {
+        Self {
+            free: capacity,
+            vacant: Vec::new(),
+            indices: 0,
+            arrivals: Vec::new(),
+            departures: Vec::new(),
+            closed: false,
+        }
+    }
+
+    pub(super) fn free(&self) -> u32 {
+        self.free
+    }
+
+    /// A key that no ring has or had.
+    fn take_key(&mut self) -> Option<u32> {
+        if let Some(key) = self.vacant.pop() {
+            return Some(key);
+        }
+        if self.indices >> INDEX_BITS != 0 {
+            return None;
+        }
+        self.indices += 1;
+        Some(self.indices - 1)
+    }
+
+    /// Gives the index of `key` back, unless its generations are used up.
+    fn free_key(&mut self, key: u32) {
+        if let Some(next) = key.checked_add(1 << INDEX_BITS) {
+            self.vacant.push(next);
+        }
+    }
+
+    /// Moves arrivals into the table.
+    pub(super) fn welcome(&mut self, table: &mut Table) {
+        for (key, ring) in self.arrivals.drain(..) {
+            table.insert(key, ring);
+        }
+    }
+
+    /// Brings the table up to date. Returns the rings of queue pairs gone, to be dropped, and how many completions they may have left in the queue.
+    pub(super) fn settle(&mut self, table: &mut Table) -> (Vec<Arc<Ring>>, u32) {
+        self.welcome(table);
+        let mut rings = Vec::with_capacity(self.departures.len());
+        let mut left = 0;
+        for (key, outstanding) in core::mem::take(&mut self.departures) {
+            rings.extend(table.remove(key));
+            left += outstanding;
+            self.free_key(key);
+        }
+        (rings, left)
+    }
+
+    /// Makes `entries` available again.
+    pub(super) fn release(&mut self, entries: u32) {
+        self.free += entries;
+    }
+
+    /// The poller is gone.
+    pub(super) fn close(&mut self) -> Vec<(u32, Arc<Ring>)> {
+        self.closed = true;
+        core::mem::take(&mut self.arrivals)
+    }
+}
+
+/// A ring's place in a completion queue: entries reserved, and a key. Given up when dropped, which is after the queue pair was destroyed.
+pub(crate) struct Attachment {
+    cq: Arc<CqInner>,
+    key: u32,
+    ring: Arc<Ring>,
+}
+
+impl Attachment {
+    /// Reserves `depth` entries for a new ring.
+    ///
+    /// # Errors
+    /// How many there are, when they are too few.
+    pub(crate) fn new(cq: &Arc<CqInner>, depth: u32, queue: Queue, tag: u64) -> Result<Self, u32> {
+        let ring = Arc::new(Ring::new(depth, queue, tag));
+        let mut registry = cq.registry();
+        if registry.free < depth {
+            return Err(registry.free);
+        }
+        let Some(key) = registry.take_key() else { return Err(0) };
+        registry.free -= depth;
+        registry.arrivals.push((key, Arc::clone(&ring)));
+        drop(registry);
+        Ok(Self {
+            cq: Arc::clone(cq),
+            key,
+            ring,
+        })
+    }
+
+    pub(crate) fn cq(&self) -> &CqInner {
+        &self.cq
+    }
+
+    pub(crate) fn key(&self) -> u32 {
+        self.key
+    }
+
+    pub(crate) fn ring(&self) -> &Arc<Ring> {
+        &self.ring
+    }
+}
+
+impl Drop for Attachment {
+    fn drop(&mut self) {
+        // Each request in flight may have a completion in the queue, no other can.
+        let outstanding = self.ring.in_flight();
+        let mut registry = self.cq.registry();
+        registry.free += self.ring.depth() - outstanding;
+        if registry.closed {
+            return;
+        }
+        registry.departures.push((self.key, outstanding));
+        drop(registry);
+        self.cq.departed.store(true, Ordering::Release);
+    }
+}

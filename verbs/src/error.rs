@@ -1,0 +1,367 @@
+//! What can go wrong outside the data path: one enum per area, each message naming the verb, the object and what to do.
+//!
+//! The data path has its own: [`Refused`](crate::Refused) when posting, [`Failure`](crate::Failure) in a completion.
+
+use core::ffi::c_int;
+use std::io;
+
+use doorbell_verbs_sys as sys;
+
+use crate::qp::attributes::Explanation;
+use crate::types::{Gid, Mtu};
+
+/// What a verb's `int` result means: 0 is success, a positive value an errno, a negative one says that `errno` was set.
+pub(crate) fn check(result: c_int) -> Result<(), io::Error> {
+    match result {
+        0 => Ok(()),
+        errno if errno > 0 => Err(io::Error::from_raw_os_error(errno)),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// A library or a device that cannot be used or queried.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum DeviceError {
+    /// The system's libibverbs could not be loaded.
+    #[error(transparent)]
+    Library(#[from] sys::LoadError),
+    /// ibv_get_device_list(3) failed.
+    #[error("ibv_get_device_list: {0}; is the kernel's ib_uverbs module loaded?")]
+    List(#[source] io::Error),
+    /// There is no device of that name.
+    #[error("no RDMA device {name:?}; {}", devices_there(.there))]
+    NoDevice {
+        /// The name asked for.
+        name: String,
+        /// The names there are.
+        there: Vec<String>,
+    },
+    /// ibv_open_device(3) failed.
+    #[error("ibv_open_device({name}): {error}; {}", open_advice(.error))]
+    Open {
+        /// The device's name.
+        name: String,
+        /// What the library said.
+        #[source]
+        error: io::Error,
+    },
+    /// A query of a device, a port or a GID table failed.
+    #[error("{verb}({object}): {error}")]
+    Query {
+        /// The verb that failed.
+        verb: &'static str,
+        /// The device, and the port or index where there is one.
+        object: String,
+        /// What the library said.
+        #[source]
+        error: io::Error,
+    },
+    /// The device has no such port.
+    #[error("{device} has no port {port}: it has ports 1 to {ports}")]
+    NoPort {
+        /// The device's name.
+        device: String,
+        /// The port asked for.
+        port: u8,
+        /// How many it has.
+        ports: u8,
+    },
+    /// There is no GID at that index of the port's table.
+    #[error("no GID at index {index} of {device} port {port}; {}", gids_there(.there))]
+    NoGid {
+        /// The device's name.
+        device: String,
+        /// The port.
+        port: u8,
+        /// The index asked for.
+        index: IndexOrAny,
+        /// The indices that hold one.
+        there: Vec<(u32, Gid)>,
+    },
+    /// ibv_alloc_pd(3) failed.
+    #[error("ibv_alloc_pd({device}): {error}")]
+    ProtectionDomain {
+        /// The device's name.
+        device: String,
+        /// What the library said.
+        #[source]
+        error: io::Error,
+    },
+}
+
+/// An index of a table, or whichever holds something.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum IndexOrAny {
+    /// This one.
+    Index(u32),
+    /// Any would do.
+    Any,
+}
+
+impl core::fmt::Display for IndexOrAny {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        match self {
+            Self::Index(index) => index.fmt(f),
+            Self::Any => f.write_str("(any)"),
+        }
+    }
+}
+
+fn devices_there(there: &[String]) -> String {
+    if there.is_empty() {
+        return "this library has none (check `rdma link`, or use the soft device)".to_owned();
+    }
+    format!("there is {}", there.join(", "))
+}
+
+fn gids_there(there: &[(u32, Gid)]) -> String {
+    if there.is_empty() {
+        return "the table is empty: give the port's network interface an IP address".to_owned();
+    }
+    let list: Vec<String> = there
+        .iter()
+        .take(8)
+        .map(|(index, gid)| format!("{index} = {gid}"))
+        .collect();
+    format!("there is {}", list.join(", "))
+}
+
+fn open_advice(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::PermissionDenied => "the user needs read and write access to /dev/infiniband/uverbs*",
+        io::ErrorKind::NotFound => "its node under /dev/infiniband is missing (in a container, pass it in)",
+        _ => "is its driver loaded?",
+    }
+}
+
+/// Memory that could not be registered.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum MemoryError {
+    /// There is nothing to register.
+    #[error("ibv_reg_mr: the memory is empty; register at least one byte")]
+    Empty,
+    /// One buffer would be longer than one message may be.
+    #[error("a buffer of {len} bytes is longer than a message may be ({max} bytes); register it with register_chunks")]
+    TooLong {
+        /// Its length in bytes.
+        len: usize,
+        /// The longest, in bytes.
+        max: usize,
+    },
+    /// ibv_reg_mr(3) failed.
+    #[error("ibv_reg_mr({device}, {len} bytes): {error}; {advice}")]
+    Register {
+        /// The device's name.
+        device: String,
+        /// How many bytes were to be registered.
+        len: usize,
+        /// What to do about it.
+        advice: String,
+        /// What the library said.
+        #[source]
+        error: io::Error,
+    },
+    /// ibv_dereg_mr(3) failed; the memory stays as it was, out of reach.
+    #[error("ibv_dereg_mr: {0}; the memory is leaked, because the device may still touch it")]
+    Deregister(#[source] io::Error),
+}
+
+/// A completion queue that could not be made or polled.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CompletionQueueError {
+    /// More entries than the device has.
+    #[error("ibv_create_cq({device}): {entries} entries asked for, the device has at most {max}")]
+    TooLarge {
+        /// The device's name.
+        device: String,
+        /// The entries asked for.
+        entries: u32,
+        /// The most that the device allows.
+        max: u32,
+    },
+    /// ibv_create_cq(3) failed.
+    #[error("ibv_create_cq({device}, {entries} entries): {error}")]
+    Create {
+        /// The device's name.
+        device: String,
+        /// The entries asked for.
+        entries: u32,
+        /// What the library said.
+        #[source]
+        error: io::Error,
+    },
+    /// ibv_poll_cq(3) failed: the queue is broken, and so are the queue pairs on it.
+    #[error("ibv_poll_cq({device}): failed ({result}); the queue has overrun or the device is gone: reopen it")]
+    Poll {
+        /// The device's name.
+        device: String,
+        /// What the verb returned.
+        result: c_int,
+    },
+}
+
+/// A queue pair that could not be made, connected or queried.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum QueuePairError {
+    /// A size is beyond what the device has.
+    #[error("ibv_create_qp({device}): {what} {asked} is beyond the device's {max}")]
+    Limit {
+        /// The device's name.
+        device: String,
+        /// Which size.
+        what: &'static str,
+        /// What was asked for.
+        asked: u32,
+        /// The most that the device allows.
+        max: u32,
+    },
+    /// The completion queue has no room for all the completions this queue pair may have outstanding.
+    #[error(
+        "the {which} completion queue has {free} of its {capacity} entries unreserved, and this queue pair needs {needed}: \
+         make a larger one, lower the depths, or (after dropping a queue pair) poll it until it is empty"
+    )]
+    CompletionQueueTooSmall {
+        /// "send" or "receive".
+        which: &'static str,
+        /// The entries needed.
+        needed: u32,
+        /// The entries not reserved by other queue pairs.
+        free: u32,
+        /// The entries it has.
+        capacity: u32,
+    },
+    /// The queue pair and a completion queue belong to different devices.
+    #[error("the {which} completion queue belongs to another device than the protection domain")]
+    ForeignCompletionQueue {
+        /// "send" or "receive".
+        which: &'static str,
+    },
+    /// ibv_create_qp(3) failed.
+    #[error("ibv_create_qp({device}): {error}; {}", create_advice(.error))]
+    Create {
+        /// The device's name.
+        device: String,
+        /// What the library said.
+        #[source]
+        error: io::Error,
+    },
+    /// The port cannot carry traffic.
+    #[error("{device} port {port} is {state}, not active: bring its link up (`rdma link`, `ip link set … up`)")]
+    PortDown {
+        /// The device's name.
+        device: String,
+        /// The port.
+        port: u8,
+        /// Its state.
+        state: crate::port::PortState,
+    },
+    /// The path MTU asked for is larger than the port's.
+    #[error("path MTU {asked} is beyond the {active} of {device} port {port}")]
+    Mtu {
+        /// The device's name.
+        device: String,
+        /// The port.
+        port: u8,
+        /// What was asked for.
+        asked: Mtu,
+        /// What the port has.
+        active: Mtu,
+    },
+    /// ibv_modify_qp(3) refused a transition.
+    #[error("ibv_modify_qp({object}): {error}: {explanation}")]
+    Modify {
+        /// The queue pair, and the transition.
+        object: String,
+        /// What is wrong, in words.
+        explanation: Box<Explanation>,
+        /// What the library said.
+        #[source]
+        error: io::Error,
+    },
+    /// ibv_query_qp(3) failed.
+    #[error("ibv_query_qp({object}): {error}")]
+    Query {
+        /// The queue pair.
+        object: String,
+        /// What the library said.
+        #[source]
+        error: io::Error,
+    },
+    /// A port or a GID could not be queried.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+}
+
+fn create_advice(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::OutOfMemory => {
+            "the device has no room for another queue pair of this size, or RLIMIT_MEMLOCK is reached"
+        }
+        io::ErrorKind::InvalidInput => {
+            "a depth, the number of scatter-gather elements or the inline size is beyond what the device has: lower them"
+        }
+        io::ErrorKind::Unsupported => "the device does not support this transport",
+        _ => "see the kernel's log",
+    }
+}
+
+/// What to do about a refused registration, from its errno and the process's own limits.
+pub(crate) fn register_advice(error: &io::Error) -> String {
+    match error.kind() {
+        io::ErrorKind::OutOfMemory => match locked_memory_limit() {
+            Some(limit) => format!(
+                "the process may lock {limit} (RLIMIT_MEMLOCK): raise it with `ulimit -l unlimited`, `LimitMEMLOCK=infinity` or \
+                 `docker run --ulimit memlock=-1`, or register less"
+            ),
+            None => "raise RLIMIT_MEMLOCK (`ulimit -l unlimited`), or register less".to_owned(),
+        },
+        io::ErrorKind::InvalidInput => "the device does not allow these access rights together".to_owned(),
+        io::ErrorKind::Unsupported => "the device cannot register memory of this kind".to_owned(),
+        _ => "see the kernel's log".to_owned(),
+    }
+}
+
+/// The soft limit on locked memory, in words, from proc(5).
+fn locked_memory_limit() -> Option<String> {
+    let limits = std::fs::read_to_string("/proc/self/limits").ok()?;
+    let line = limits.lines().find_map(|line| line.strip_prefix("Max locked memory"))?;
+    let soft = line.split_whitespace().next()?;
+    Some(if soft == "unlimited" {
+        "any amount".to_owned()
+    } else {
+        format!("{soft} bytes")
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn results_of_verbs_are_errno_values() {
+        assert!(check(0).is_ok());
+        let refused = check(22).unwrap_err();
+        assert_eq!(refused.raw_os_error(), Some(22));
+        assert!(check(-1).is_err());
+    }
+
+    #[test]
+    fn a_refused_registration_names_the_limit_and_how_to_raise_it() {
+        let advice = register_advice(&io::Error::from_raw_os_error(12));
+        assert!(advice.contains("RLIMIT_MEMLOCK"), "{advice}");
+        assert!(advice.contains("ulimit -l"), "{advice}");
+    }
+
+    #[test]
+    fn a_missing_device_lists_those_there_are() {
+        let error = DeviceError::NoDevice {
+            name: "mlx5_9".into(),
+            there: vec!["soft0".into(), "rxe0".into()],
+        };
+        assert_eq!(error.to_string(), "no RDMA device \"mlx5_9\"; there is soft0, rxe0");
+    }
+}

@@ -1,0 +1,135 @@
+//! The library: where devices come from. The system's libibverbs, or any other [`Api`] table (the userspace device's).
+
+use std::ffi::CStr;
+use std::io;
+
+use doorbell_verbs_sys::{self as sys, Api};
+
+use crate::context::Context;
+use crate::error::DeviceError;
+
+/// A source of RDMA devices: one table of verbs.
+#[derive(Debug, Clone, Copy)]
+pub struct Library {
+    api: &'static Api,
+}
+
+/// A device that can be opened.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Device {
+    /// Its name, as `rdma link` or `ibv_devices` shows it.
+    pub name: String,
+    /// Its globally unique identifier, in host byte order.
+    pub guid: u64,
+}
+
+impl Library {
+    /// The system's libibverbs, loaded on the first call.
+    ///
+    /// # Errors
+    /// When it isn't installed or is too old.
+    pub fn system() -> Result<Self, DeviceError> {
+        Ok(Self { api: Api::load()? })
+    }
+
+    /// The devices of another implementation of the verbs ABI.
+    ///
+    /// Whoever filled the table wrote its functions as `unsafe extern "C" fn`, and promised there what the man pages promise; every guarantee of
+    /// this crate rests on that, as it rests on libibverbs for [`system`](Self::system).
+    #[must_use]
+    pub const fn new(api: &'static Api) -> Self {
+        Self { api }
+    }
+
+    /// The devices there are now (ibv_get_device_list(3)).
+    ///
+    /// # Errors
+    /// When the list cannot be read.
+    pub fn devices(&self) -> Result<Vec<Device>, DeviceError> {
+        let list = List::get(self.api)?;
+        Ok(list
+            .iter()
+            .map(|device| Device {
+                name: list.name(device),
+                // SAFETY: `device` is of a live list.
+                guid: u64::from_be(unsafe { (self.api.get_device_guid)(device) }),
+            })
+            .collect())
+    }
+
+    /// Opens the device called `name` (ibv_open_device(3)).
+    ///
+    /// # Errors
+    /// When there is no such device (the error lists those there are), or it cannot be opened or queried.
+    pub fn open(&self, name: &str) -> Result<Context, DeviceError> {
+        let list = List::get(self.api)?;
+        let Some(device) = list.iter().find(|&device| list.name(device) == name) else {
+            return Err(DeviceError::NoDevice {
+                name: name.to_owned(),
+                there: list.iter().map(|device| list.name(device)).collect(),
+            });
+        };
+        // SAFETY: `device` is of a live list; the context keeps its own reference to the device, so the list may be freed after.
+        let raw = unsafe { (self.api.open_device)(device) };
+        if raw.is_null() {
+            return Err(DeviceError::Open {
+                name: name.to_owned(),
+                error: io::Error::last_os_error(),
+            });
+        }
+        Context::adopt(self.api, raw, name.to_owned())
+    }
+}
+
+/// A device list, freed on drop.
+struct List {
+    api: &'static Api,
+    first: *mut *mut sys::ibv_device,
+    len: usize,
+}
+
+impl List {
+    fn get(api: &'static Api) -> Result<Self, DeviceError> {
+        let mut len = 0;
+        // SAFETY: `len` may be written.
+        let first = unsafe { (api.get_device_list)(&mut len) };
+        if first.is_null() {
+            let error = io::Error::last_os_error();
+            // ENOSYS: the kernel has no RDMA support at all, which is the same as having no device.
+            if error.kind() == io::ErrorKind::Unsupported || error.raw_os_error() == Some(0) {
+                return Ok(Self { api, first, len: 0 });
+            }
+            return Err(DeviceError::List(error));
+        }
+        Ok(Self {
+            api,
+            first,
+            len: usize::try_from(len).unwrap_or(0),
+        })
+    }
+
+    fn iter(&self) -> impl Iterator<Item = *mut sys::ibv_device> + '_ {
+        // SAFETY: the list has `len` entries, and lives as long as `self`.
+        (0..self.len).map(|index| unsafe { *self.first.add(index) })
+    }
+
+    fn name(&self, device: *mut sys::ibv_device) -> String {
+        // SAFETY: `device` is of this live list.
+        let name = unsafe { (self.api.get_device_name)(device) };
+        if name.is_null() {
+            return String::new();
+        }
+        // SAFETY: a NUL-terminated string that lives as long as the list.
+        unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned()
+    }
+}
+
+impl Drop for List {
+    fn drop(&mut self) {
+        if !self.first.is_null() {
+            // SAFETY: made by get_device_list, freed once.
+            unsafe { (self.api.free_device_list)(self.first) }
+        }
+    }
+}

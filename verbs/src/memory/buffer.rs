@@ -1,0 +1,441 @@
+//! Buffers: unique, owned ranges of registered memory.
+
+use core::marker::PhantomData;
+use core::mem::ManuallyDrop;
+use core::ops::{Bound, Deref, DerefMut, RangeBounds};
+use core::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::Arc;
+
+use super::copy;
+use super::range::{Buffers, Range, RangePtr};
+use super::region::{MAX_BUFFER, Region};
+use super::remote::Remote;
+use super::rights::{Exposed, Kind, Local, PeerWritable, Readable, RemoteRead, Rights};
+use super::storage::Memory;
+use super::word::Word;
+use crate::error::MemoryError;
+
+/// A unique, owned range of registered memory, with rights `K`. Never empty.
+///
+/// Posting a buffer moves it to the queue, its completion gives it back: while the device may touch the memory, safe code cannot. The memory is
+/// deregistered when the last buffer of the region is gone, and then freed.
+///
+/// - `Buffer<Local>` is a `&mut [u8]` whenever you have it.
+/// - `Buffer<RemoteRead>` is a `&[u8]`; it is written by [`write_at`](Self::write_at), because a peer may be reading.
+/// - Memory that peers may write is never a slice: use [`read_at`](Self::read_at), [`load_u64`](Self::load_u64) and their like.
+/// - `Buffer<Frozen>` is a `&[u8]` that can be cloned, to be the source of many requests at once.
+#[repr(transparent)]
+pub struct Buffer<K: Kind = Local> {
+    range: RangePtr,
+    kind: PhantomData<K>,
+}
+
+/// The kind of a buffer that nobody writes any more, and that may be cloned (see [`Buffer::freeze`]).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Frozen;
+
+// SAFETY: a buffer owns its range, which is plain bytes and an `Arc<Region>`, both Send.
+unsafe impl<K: Kind> Send for Buffer<K> {}
+// SAFETY: through `&Buffer` memory is only read, or accessed atomically.
+unsafe impl<K: Kind> Sync for Buffer<K> {}
+
+impl<R: Rights> Buffer<R> {
+    pub(super) fn new(region: Arc<Region>, addr: u64, len: usize) -> Self {
+        Self {
+            range: Range::allocate::<R>(region, addr, len),
+            kind: PhantomData,
+        }
+    }
+}
+
+impl<K: Kind> Buffer<K> {
+    /// # Safety
+    /// `range` is owned by the caller, in no list, and was made with `K`'s tag.
+    #[inline(always)]
+    pub(super) unsafe fn from_range(range: RangePtr) -> Self {
+        Self {
+            range,
+            kind: PhantomData,
+        }
+    }
+
+    #[inline(always)]
+    pub(super) fn into_range(self) -> RangePtr {
+        ManuallyDrop::new(self).range
+    }
+
+    #[inline(always)]
+    pub(super) fn header(&self) -> &Range {
+        // SAFETY: the buffer owns its header, and nobody has a `&mut` to it while `self` is borrowed.
+        unsafe { self.range.as_ref() }
+    }
+
+    #[inline(always)]
+    fn header_mut(&mut self) -> &mut Range {
+        // SAFETY: the buffer owns its header.
+        unsafe { self.range.as_mut() }
+    }
+
+    /// The first byte. Valid for `len` bytes as long as the region is, which is as long as `self` is.
+    #[inline(always)]
+    fn start(&self) -> *mut u8 {
+        core::ptr::with_exposed_provenance_mut(self.header().sge.addr as usize)
+    }
+
+    /// Its length in bytes; never 0.
+    #[inline]
+    #[must_use]
+    #[expect(clippy::len_without_is_empty, reason = "a buffer is never empty")]
+    pub fn len(&self) -> usize {
+        self.header().sge.length as usize
+    }
+
+    /// Its address, as the device and peers name it.
+    #[inline]
+    #[must_use]
+    pub fn addr(&self) -> u64 {
+        self.header().sge.addr
+    }
+
+    /// Cuts it in two, the first of `mid` bytes.
+    ///
+    /// # Panics
+    /// If either would be empty.
+    #[must_use]
+    pub fn split_at(mut self, mid: usize) -> (Self, Self) {
+        let (addr, len) = (self.addr(), self.len());
+        assert!(
+            0 < mid && mid < len,
+            "split_at({mid}) of a buffer of {len} bytes would leave an empty one"
+        );
+        let region = Arc::clone(&self.header().region);
+        let second = Range::allocate::<K>(region, addr + mid as u64, len - mid);
+        self.header_mut().sge.length = mid as u32;
+        // SAFETY: just made with K's tag over bytes that `self` no longer covers.
+        (self, unsafe { Self::from_range(second) })
+    }
+
+    /// Cuts it into buffers of `len` bytes; the last may be shorter.
+    ///
+    /// # Panics
+    /// If `len` is 0.
+    pub fn chunks(self, len: usize) -> Chunks<K> {
+        assert!(len > 0, "chunks of 0 bytes");
+        let header = self.header();
+        Chunks::new(Arc::clone(&header.region), header.sge.addr, self.len(), len)
+    }
+
+    /// Puts two neighbours together again, `next` following `self` directly in the same region.
+    ///
+    /// # Errors
+    /// Gives both back if they aren't neighbours, or too long together for one message.
+    pub fn join(mut self, next: Self) -> Result<Self, (Self, Self)> {
+        let len = self.len() + next.len();
+        let neighbours =
+            Arc::ptr_eq(&self.header().region, &next.header().region) && self.addr() + self.len() as u64 == next.addr();
+        if !neighbours || len > MAX_BUFFER {
+            return Err((self, next));
+        }
+        drop(next);
+        self.header_mut().sge.length = len as u32;
+        Ok(self)
+    }
+
+    /// Deregisters the region and gives its memory back, the whole of it, if this is its last buffer.
+    ///
+    /// # Errors
+    /// Gives the buffer back if there are others of the region; else says why the device refused.
+    pub fn into_memory(self) -> Result<Memory, Reclaim<K>> {
+        let region = {
+            // SAFETY: owned, allocated by `Range::allocate` from a Box; `into_range` gave up ownership.
+            let header = unsafe { Box::from_raw(self.into_range().as_ptr()) };
+            match Arc::try_unwrap(header.region) {
+                Ok(region) => region,
+                Err(region) => {
+                    let range = Range::allocate::<K>(region, header.sge.addr, header.sge.length as usize);
+                    // SAFETY: the same range as before, with a header of its own again.
+                    return Err(Reclaim::Shared(unsafe { Self::from_range(range) }));
+                }
+            }
+        };
+        region.dissolve().map_err(Reclaim::Refused)
+    }
+
+    /// The bytes of `range` only, still owning the whole: a message shorter than its buffer.
+    ///
+    /// # Panics
+    /// If the range is beyond the buffer.
+    #[must_use]
+    pub fn part(self, range: impl RangeBounds<usize>) -> Part<K> {
+        let len = self.len();
+        let start = match range.start_bound() {
+            Bound::Included(&start) => start,
+            Bound::Excluded(&before) => before.saturating_add(1),
+            Bound::Unbounded => 0,
+        };
+        let end = match range.end_bound() {
+            Bound::Included(&last) => last.saturating_add(1),
+            Bound::Excluded(&end) => end,
+            Bound::Unbounded => len,
+        };
+        assert!(
+            start <= end && end <= len,
+            "bytes {start}..{end} are beyond a buffer of {len} bytes"
+        );
+        Part {
+            buffer: self,
+            offset: start as u32,
+            len: (end - start) as u32,
+        }
+    }
+
+    /// Copies from `offset` into `into`, reading each byte once.
+    ///
+    /// Where peers may write, what is read may be torn between their writes, as memory read by any other means would be.
+    ///
+    /// # Panics
+    /// If the range is beyond the buffer.
+    pub fn read_at(&self, offset: usize, into: &mut [u8]) {
+        let from = self.check(offset, into.len());
+        // SAFETY: `check` has seen that the range is in the buffer; nobody has a `&mut` to these bytes, and the copy is atomic word by word, so that
+        // a peer's device may write them meanwhile.
+        unsafe { copy::load(from, into) }
+    }
+
+    /// The address of `len` bytes at `offset`.
+    #[inline]
+    fn check(&self, offset: usize, len: usize) -> *mut u8 {
+        let whole = self.len();
+        assert!(
+            offset <= whole && len <= whole - offset,
+            "{len} bytes at offset {offset} are beyond a buffer of {whole} bytes"
+        );
+        self.start().wrapping_add(offset)
+    }
+}
+
+impl<R: Rights> Buffer<R> {
+    /// Copies `from` to `offset`.
+    ///
+    /// # Panics
+    /// If the range is beyond the buffer.
+    pub fn write_at(&mut self, offset: usize, from: &[u8]) {
+        let into = self.check(offset, from.len());
+        // SAFETY: `check` has seen that the range is in the buffer; `&mut self` means that nobody here has a slice of it, and the copy is atomic word by
+        // word, so that a peer's device may touch the bytes meanwhile.
+        unsafe { copy::store(into, from) }
+    }
+
+    /// Sets every byte to `byte`.
+    pub fn fill(&mut self, byte: u8) {
+        // SAFETY: as in `write_at`, for the whole buffer.
+        unsafe { copy::fill(self.start(), self.len(), byte) }
+    }
+}
+
+impl<R: Exposed> Buffer<R> {
+    /// What to hand to a peer, so that it can reach this buffer with the rights it has.
+    ///
+    /// It may be used as long as the region lives; afterwards the peer gets a remote access error, and nothing happens here.
+    #[must_use]
+    pub fn remote(&self) -> Remote<R::Key> {
+        let header = self.header();
+        Remote::from_raw(header.sge.addr, header.region.rkey(), u64::from(header.sge.length))
+    }
+}
+
+macro_rules! atomics {
+    ($load:ident, $store:ident, $int:ty, $atomic:ty) => {
+        #[doc = concat!("Loads the `", stringify!($int), "` at `offset` in one access: a flag or counter that a peer writes.")]
+        ///
+        /// With `Acquire`, what the peer wrote before it (in the order its device guarantees: IBTA vol 1, o9-20) is visible after it.
+        ///
+        /// # Panics
+        /// If it is beyond the buffer or unaligned, or the ordering is `Release` or `AcqRel`.
+        #[inline]
+        pub fn $load(&self, offset: usize, ordering: Ordering) -> $int {
+            self.atomic::<$atomic>(offset).load(ordering)
+        }
+
+        #[doc = concat!("Stores the `", stringify!($int), "` at `offset` in one access.")]
+        ///
+        /// # Panics
+        /// If it is beyond the buffer or unaligned, or the ordering is `Acquire` or `AcqRel`.
+        #[inline]
+        pub fn $store(&self, offset: usize, value: $int, ordering: Ordering) {
+            self.atomic::<$atomic>(offset).store(value, ordering);
+        }
+    };
+}
+
+/// Access to memory that peers may write at any time.
+impl<R: PeerWritable> Buffer<R> {
+    atomics!(load_u8, store_u8, u8, AtomicU8);
+    atomics!(load_u32, store_u32, u32, AtomicU32);
+    atomics!(load_u64, store_u64, u64, AtomicU64);
+
+    #[inline]
+    fn atomic<A>(&self, offset: usize) -> &A {
+        let at = self.check(offset, size_of::<A>()).cast::<A>();
+        assert!(
+            at.is_aligned(),
+            "offset {offset} is not aligned to {} bytes",
+            size_of::<A>()
+        );
+        // SAFETY: in range and aligned, valid as long as `self`; all access to memory of these rights is atomic (here, in `copy`, and by devices).
+        unsafe { &*at }
+    }
+}
+
+impl Buffer<Local> {
+    /// The buffer as the target of an atomic operation's result.
+    ///
+    /// # Errors
+    /// Gives it back if it isn't 8 bytes long and aligned to 8.
+    pub fn into_word(self) -> Result<Word, Self> {
+        if Word::fits(&self.header().sge) {
+            Ok(Word::new(self))
+        } else {
+            Err(self)
+        }
+    }
+
+    /// Makes it read-only and clonable, to be the source of many requests at once.
+    #[must_use]
+    pub fn freeze(self) -> Buffer<Frozen> {
+        self.into_kind()
+    }
+}
+
+impl Buffer<RemoteRead> {
+    /// Makes it read-only and clonable, to be the source of many requests at once. Keys to it stay valid.
+    #[must_use]
+    pub fn freeze(self) -> Buffer<Frozen> {
+        self.into_kind()
+    }
+}
+
+impl<K: Readable> Buffer<K> {
+    fn into_kind(mut self) -> Buffer<Frozen> {
+        self.header_mut().tag = Frozen::TAG;
+        // SAFETY: owned, in no list, and now of this tag. Neither kind lets peers write, so reading it as `&[u8]` stays right.
+        unsafe { Buffer::from_range(self.into_range()) }
+    }
+}
+
+impl Clone for Buffer<Frozen> {
+    /// Another handle to the same bytes. It allocates: make as many as will be in flight, and use those that completions give back.
+    fn clone(&self) -> Self {
+        let header = self.header();
+        let range = Range::allocate::<Frozen>(Arc::clone(&header.region), header.sge.addr, self.len());
+        // SAFETY: just made with this tag. Frozen bytes are only ever read, so two handles to them do no harm.
+        unsafe { Self::from_range(range) }
+    }
+}
+
+impl<K: Readable> Deref for Buffer<K> {
+    type Target = [u8];
+
+    #[inline]
+    fn deref(&self) -> &[u8] {
+        // SAFETY: the bytes are initialised, live as long as `self`, and nobody writes them meanwhile: peers have no right to, the local device only
+        // writes buffers that were posted (moved into a queue), and this process only through `&mut Buffer`.
+        unsafe { core::slice::from_raw_parts(self.start(), self.len()) }
+    }
+}
+
+impl DerefMut for Buffer<Local> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as in `deref`, and nobody else reads them: peers have no rights, and the range is unique.
+        unsafe { core::slice::from_raw_parts_mut(self.start(), self.len()) }
+    }
+}
+
+impl<K: Kind> Drop for Buffer<K> {
+    #[inline]
+    fn drop(&mut self) {
+        // SAFETY: the buffer owns its range, and is not used after; the device is not touching it (it is not posted).
+        drop(unsafe { Buffers::from_head(Some(self.range)) });
+    }
+}
+
+impl<K: Kind> core::fmt::Debug for Buffer<K> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("Buffer")
+            .field("len", &self.len())
+            .finish_non_exhaustive()
+    }
+}
+
+/// Why [`Buffer::into_memory`] gave no memory.
+#[derive(Debug, thiserror::Error)]
+pub enum Reclaim<K: Kind> {
+    /// There are other buffers of the region; here is the one given.
+    #[error("other buffers of the region are still alive")]
+    Shared(Buffer<K>),
+    /// The device refused; the memory is leaked.
+    #[error(transparent)]
+    Refused(MemoryError),
+}
+
+/// Some bytes of a buffer, and the whole of it: see [`Buffer::part`].
+#[derive(Debug)]
+pub struct Part<K: Kind> {
+    pub(super) buffer: Buffer<K>,
+    pub(super) offset: u32,
+    pub(super) len: u32,
+}
+
+/// The buffers that a longer one, or a region, is cut into.
+pub struct Chunks<K: Kind> {
+    region: Arc<Region>,
+    addr: u64,
+    remaining: usize,
+    chunk: usize,
+    kind: PhantomData<K>,
+}
+
+impl<K: Kind> Chunks<K> {
+    pub(super) fn new(region: Arc<Region>, addr: u64, len: usize, chunk: usize) -> Self {
+        Self {
+            region,
+            addr,
+            remaining: len,
+            chunk,
+            kind: PhantomData,
+        }
+    }
+}
+
+impl<K: Kind> Iterator for Chunks<K> {
+    type Item = Buffer<K>;
+
+    fn next(&mut self) -> Option<Buffer<K>> {
+        let len = self.chunk.min(self.remaining);
+        if len == 0 {
+            return None;
+        }
+        let range = Range::allocate::<K>(Arc::clone(&self.region), self.addr, len);
+        self.addr += len as u64;
+        self.remaining -= len;
+        // SAFETY: just made with K's tag, over bytes that were ours and no longer are.
+        Some(unsafe { Buffer::from_range(range) })
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        let left = self.remaining.div_ceil(self.chunk);
+        (left, Some(left))
+    }
+}
+
+impl<K: Kind> ExactSizeIterator for Chunks<K> {}
+
+impl<K: Kind> core::fmt::Debug for Chunks<K> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("Chunks")
+            .field("chunk", &self.chunk)
+            .field("remaining", &self.remaining)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,28 @@
+//! Registered memory: owned, typed by the rights that peers have in it, and never within reach of safe code while the device may touch it.
+//!
+//! [`Memory`] is an allocation; registering it (`region`) gives a [`Buffer`], a unique range of the region, which can be cut into more of them.
+//! A buffer is one thin pointer to a header (`range`), so that posting it is a pointer store. [`Remote`] is what a peer is given: address, key and rights.
+
+mod buffer;
+mod copy;
+mod range;
+pub(crate) mod region;
+mod remote;
+mod rights;
+mod source;
+mod storage;
+
+mod word;
+
+pub use buffer::{Buffer, Chunks, Frozen, Part, Reclaim};
+pub use range::Buffers;
+pub(crate) use range::RangePtr;
+pub use remote::{BadRemote, Remote, RemoteChunks, RemoteWord};
+pub use rights::{
+    All, Atomic, Exposed, GrantsAtomic, GrantsRead, GrantsWrite, Key, Kind, Local, PeerWritable, Read, ReadWrite,
+    Readable, RemoteAll, RemoteAtomic, RemoteRead, RemoteReadWrite, RemoteWrite, Rights, Write,
+};
+pub(crate) use source::Single;
+pub use source::{Sink, Source};
+pub use storage::Memory;
+pub use word::Word;

@@ -1,0 +1,195 @@
+//! A peer's memory, as its owner handed it to us: address, length, key, and the rights that the key grants.
+
+use core::marker::PhantomData;
+
+use super::rights::{GrantsAtomic, Key};
+use crate::types::RKey;
+
+/// A range of a peer's memory, with what its key grants as a type: only a `Remote<K>` with `K: GrantsWrite` can be written to.
+///
+/// It is made by [`Buffer::remote`](crate::Buffer::remote) where the memory is, sent to the peer as [bytes](Self::to_bytes) by any means, and used
+/// there. A wrong one harms nobody: the owner's device checks every access, and the request completes with a remote access error.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Remote<K: Key> {
+    addr: u64,
+    len: u64,
+    rkey: RKey,
+    key: PhantomData<K>,
+}
+
+/// How many bytes a serialised [`Remote`] takes.
+const REMOTE_BYTES: usize = 24;
+
+/// Bytes that are no [`Remote`] of the type asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum BadRemote {
+    /// The key lacks a right.
+    #[error(
+        "the peer's key grants {granted:#x}, not all of {wanted:#x} ({name}): register its memory with more rights"
+    )]
+    Rights {
+        /// What it grants (`ibv_access_flags`).
+        granted: u8,
+        /// What was asked for (`ibv_access_flags`).
+        wanted: u8,
+        /// The name of what was asked for.
+        name: &'static str,
+    },
+    /// The range goes beyond the address space.
+    #[error("a range of {len} bytes at {addr:#x} goes beyond the address space")]
+    Range {
+        /// Its address.
+        addr: u64,
+        /// Its length.
+        len: u64,
+    },
+}
+
+impl<K: Key> Remote<K> {
+    /// What these three numbers name. Safe, because the owner's device checks them.
+    #[must_use]
+    pub const fn from_raw(addr: u64, rkey: u32, len: u64) -> Self {
+        Self {
+            addr,
+            len,
+            rkey: RKey(rkey),
+            key: PhantomData,
+        }
+    }
+
+    /// Its address in the owner's memory.
+    #[inline]
+    #[must_use]
+    pub const fn addr(&self) -> u64 {
+        self.addr
+    }
+
+    /// Its length in bytes.
+    #[inline]
+    #[must_use]
+    #[expect(clippy::len_without_is_empty, reason = "an empty one is of no use, and nothing asks")]
+    pub const fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Its key.
+    #[inline]
+    #[must_use]
+    pub const fn rkey(&self) -> RKey {
+        self.rkey
+    }
+
+    /// The `len` bytes at `offset`, or `None` if they go beyond it.
+    #[inline]
+    #[must_use]
+    pub fn slice(&self, offset: u64, len: u64) -> Option<Self> {
+        let end = offset.checked_add(len)?;
+        (end <= self.len).then(|| Self {
+            addr: self.addr.wrapping_add(offset),
+            len,
+            ..*self
+        })
+    }
+
+    /// Cuts it into ranges of `len` bytes; the last may be shorter.
+    ///
+    /// # Panics
+    /// If `len` is 0.
+    pub fn chunks(self, len: u64) -> RemoteChunks<K> {
+        assert!(len > 0, "chunks of 0 bytes");
+        RemoteChunks { rest: self, chunk: len }
+    }
+
+    /// It as bytes, to be sent to the peer: address, length, key (each big-endian), rights, three zeros.
+    #[must_use]
+    pub fn to_bytes(&self) -> [u8; REMOTE_BYTES] {
+        let mut bytes = [0; REMOTE_BYTES];
+        bytes[0..8].copy_from_slice(&self.addr.to_be_bytes());
+        bytes[8..16].copy_from_slice(&self.len.to_be_bytes());
+        bytes[16..20].copy_from_slice(&self.rkey.0.to_be_bytes());
+        bytes[20] = K::ACCESS as u8;
+        bytes
+    }
+
+    /// What [`to_bytes`](Self::to_bytes) made of a `Remote` with at least these rights.
+    ///
+    /// # Errors
+    /// When it grants less than `K`, or makes no sense.
+    pub fn from_bytes(bytes: &[u8; REMOTE_BYTES]) -> Result<Self, BadRemote> {
+        let word = |at: usize| {
+            let mut word = [0; 8];
+            word.copy_from_slice(&bytes[at..at + 8]);
+            u64::from_be_bytes(word)
+        };
+        let (addr, len) = (word(0), word(8));
+        let rkey = u32::from_be_bytes([bytes[16], bytes[17], bytes[18], bytes[19]]);
+        let (granted, wanted) = (bytes[20], K::ACCESS as u8);
+        if granted & wanted != wanted {
+            return Err(BadRemote::Rights {
+                granted,
+                wanted,
+                name: K::NAME,
+            });
+        }
+        if addr.checked_add(len).is_none() {
+            return Err(BadRemote::Range { addr, len });
+        }
+        Ok(Self::from_raw(addr, rkey, len))
+    }
+}
+
+impl<K: GrantsAtomic> Remote<K> {
+    /// The word at `offset`, for an atomic operation; `None` if it goes beyond the range or isn't aligned to 8 bytes (IBTA vol 1, 9.4.5).
+    #[inline]
+    #[must_use]
+    pub fn word(&self, offset: u64) -> Option<RemoteWord> {
+        let word = self.slice(offset, 8)?;
+        word.addr.is_multiple_of(8).then_some(RemoteWord {
+            addr: word.addr,
+            rkey: word.rkey,
+        })
+    }
+}
+
+impl<K: Key> core::fmt::Debug for Remote<K> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(
+            f,
+            "Remote<{}>({:#x}, {} bytes, rkey {})",
+            K::NAME,
+            self.addr,
+            self.len,
+            self.rkey
+        )
+    }
+}
+
+/// An aligned word of a peer's memory, whose key grants atomic operations.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RemoteWord {
+    pub(crate) addr: u64,
+    pub(crate) rkey: RKey,
+}
+
+/// The ranges that a longer one is cut into.
+#[derive(Debug, Clone)]
+pub struct RemoteChunks<K: Key> {
+    rest: Remote<K>,
+    chunk: u64,
+}
+
+impl<K: Key> Iterator for RemoteChunks<K> {
+    type Item = Remote<K>;
+
+    fn next(&mut self) -> Option<Remote<K>> {
+        let len = self.chunk.min(self.rest.len);
+        if len == 0 {
+            return None;
+        }
+        let chunk = Remote { len, ..self.rest };
+        self.rest.addr = self.rest.addr.wrapping_add(len);
+        self.rest.len -= len;
+        Some(chunk)
+    }
+}

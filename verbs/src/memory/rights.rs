@@ -1,0 +1,128 @@
+//! Who may do what with a region, as types.
+//!
+//! Two families: what a region is registered with ([`Local`], [`RemoteRead`] …: the parameter of [`Buffer`](super::Buffer)), and what a key handed to a
+//! peer therefore grants ([`Read`], [`Write`] …: the parameter of [`Remote`](super::Remote)). Every region has LOCAL_WRITE, so that any buffer can receive
+//! (IBTA vol 1, 10.6.3.1: remote write and atomic rights require it anyway).
+
+use core::ffi::c_uint;
+
+use doorbell_verbs_sys as sys;
+
+use super::buffer::Frozen;
+
+mod sealed {
+    pub trait Sealed {}
+}
+use sealed::Sealed;
+
+/// What a buffer is: one of the [`Rights`], or [`Frozen`].
+pub trait Kind: Sealed + 'static {
+    /// Tells kinds apart where the type is erased.
+    #[doc(hidden)]
+    const TAG: u8;
+}
+
+/// Rights that memory can be registered with.
+pub trait Rights: Kind + Copy {
+    /// `ibv_access_flags` of the region.
+    #[doc(hidden)]
+    const ACCESS: c_uint;
+}
+
+/// Kinds of memory that no peer can write: it can be lent as `&[u8]`.
+pub trait Readable: Kind {}
+
+/// Rights under which a peer may write at any time, so that the memory is never lent as `&[u8]`.
+pub trait PeerWritable: Rights {}
+
+/// Rights of which there is something to hand to a peer.
+pub trait Exposed: Rights {
+    /// What a key to such memory grants.
+    type Key: Key;
+}
+
+/// What a key grants a peer.
+pub trait Key: Sealed + Copy + 'static {
+    /// `ibv_access_flags` it grants, as written in its serialised form.
+    #[doc(hidden)]
+    const ACCESS: c_uint;
+    /// Its name in error messages.
+    #[doc(hidden)]
+    const NAME: &'static str;
+}
+
+/// Keys that grant RDMA READ.
+pub trait GrantsRead: Key {}
+/// Keys that grant RDMA WRITE.
+pub trait GrantsWrite: Key {}
+/// Keys that grant atomic operations.
+pub trait GrantsAtomic: Key {}
+
+macro_rules! rights {
+    ($( $(#[$doc:meta])* $name:ident = $tag:literal, $access:expr; )*) => { $(
+        $(#[$doc])*
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        pub struct $name;
+        impl Sealed for $name {}
+        impl Kind for $name { const TAG: u8 = $tag; }
+        impl Rights for $name { const ACCESS: c_uint = sys::IBV_ACCESS_LOCAL_WRITE | $access; }
+    )* };
+}
+
+macro_rules! keys {
+    ($( $(#[$doc:meta])* $name:ident of $rights:ident = $access:expr, $( $grants:ident )*; )*) => { $(
+        $(#[$doc])*
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        pub struct $name;
+        impl Sealed for $name {}
+        impl Key for $name { const ACCESS: c_uint = $access; const NAME: &'static str = stringify!($name); }
+        $( impl $grants for $name {} )*
+        impl Exposed for $rights { type Key = $name; }
+    )* };
+}
+
+const READ: c_uint = sys::IBV_ACCESS_REMOTE_READ;
+const WRITE: c_uint = sys::IBV_ACCESS_REMOTE_WRITE;
+const ATOMIC: c_uint = sys::IBV_ACCESS_REMOTE_ATOMIC;
+
+rights! {
+    /// This process and its device only: peers have no rights. The default.
+    Local = 1, 0;
+    /// Peers may read.
+    RemoteRead = 2, READ;
+    /// Peers may write.
+    RemoteWrite = 3, WRITE;
+    /// Peers may read and write.
+    RemoteReadWrite = 4, READ | WRITE;
+    /// Peers may perform atomic operations.
+    RemoteAtomic = 5, ATOMIC;
+    /// Peers may read, write and perform atomic operations.
+    RemoteAll = 6, READ | WRITE | ATOMIC;
+}
+
+keys! {
+    /// Grants RDMA READ.
+    Read of RemoteRead = READ, GrantsRead;
+    /// Grants RDMA WRITE.
+    Write of RemoteWrite = WRITE, GrantsWrite;
+    /// Grants RDMA READ and WRITE.
+    ReadWrite of RemoteReadWrite = READ | WRITE, GrantsRead GrantsWrite;
+    /// Grants atomic operations.
+    Atomic of RemoteAtomic = ATOMIC, GrantsAtomic;
+    /// Grants RDMA READ, WRITE and atomic operations.
+    All of RemoteAll = READ | WRITE | ATOMIC, GrantsRead GrantsWrite GrantsAtomic;
+}
+
+impl Sealed for Frozen {}
+impl Kind for Frozen {
+    const TAG: u8 = 7;
+}
+
+impl Readable for Local {}
+impl Readable for RemoteRead {}
+impl Readable for Frozen {}
+
+impl PeerWritable for RemoteWrite {}
+impl PeerWritable for RemoteReadWrite {}
+impl PeerWritable for RemoteAtomic {}
+impl PeerWritable for RemoteAll {}

@@ -1,0 +1,112 @@
+//! Protection domains: what may touch what. Memory is registered in one, queue pairs are made in one, and a queue pair reaches only the memory of its
+//! own (IBTA vol 1, 10.2.3).
+
+use core::mem::ManuallyDrop;
+use std::io;
+use std::sync::Arc;
+
+use doorbell_verbs_sys as sys;
+
+use crate::context::{Context, ContextInner};
+use crate::cq::CompletionQueue;
+use crate::error::{DeviceError, MemoryError, check};
+use crate::memory::{Buffer, Chunks, Memory, Rights, region};
+use crate::qp::QueuePairBuilder;
+
+/// A protection domain. Cloning is cheap; it is deallocated with the last object made in it.
+#[derive(Clone)]
+pub struct ProtectionDomain {
+    inner: Arc<PdInner>,
+}
+
+pub(crate) struct PdInner {
+    pub(crate) raw: *mut sys::ibv_pd,
+    pub(crate) context: ManuallyDrop<Arc<ContextInner>>,
+}
+
+// SAFETY: `raw` is only passed to verbs, which may be called from any thread.
+unsafe impl Send for PdInner {}
+// SAFETY: as above.
+unsafe impl Sync for PdInner {}
+
+impl ProtectionDomain {
+    pub(crate) fn new(context: &Context) -> Result<Self, DeviceError> {
+        let context = context.inner();
+        // SAFETY: the context is live.
+        let raw = unsafe { (context.api.alloc_pd)(context.raw) };
+        if raw.is_null() {
+            return Err(DeviceError::ProtectionDomain {
+                device: context.name.clone(),
+                error: io::Error::last_os_error(),
+            });
+        }
+        Ok(Self {
+            inner: Arc::new(PdInner {
+                raw,
+                context: ManuallyDrop::new(Arc::clone(context)),
+            }),
+        })
+    }
+
+    pub(crate) fn inner(&self) -> &Arc<PdInner> {
+        &self.inner
+    }
+
+    /// The device it belongs to.
+    #[must_use]
+    pub fn context(&self) -> Context {
+        Context::from_inner(Arc::clone(&self.inner.context))
+    }
+
+    /// Registers `memory` with the rights that `rights` names, as one [`Buffer`] (ibv_reg_mr(3), IBTA vol 1, 10.6).
+    ///
+    /// The memory is the buffer's from here on: it is deregistered and freed with the last piece of it, or given back by
+    /// [`Buffer::into_memory`]. Peers get no rights but those named.
+    ///
+    /// # Errors
+    /// When the memory is empty or longer than one message may be (see [`register_chunks`](Self::register_chunks)), or the device refuses; the
+    /// commonest cause is the limit on locked memory, which the error names.
+    pub fn register<R: Rights>(&self, memory: impl Into<Memory>, rights: R) -> Result<Buffer<R>, MemoryError> {
+        region::register(&self.inner, memory.into(), rights)
+    }
+
+    /// Registers `memory` of any length as one region, and cuts it into buffers of `chunk` bytes (the last may be shorter).
+    ///
+    /// # Errors
+    /// As for [`register`](Self::register), of which only `chunk` must fit a message.
+    pub fn register_chunks<R: Rights>(
+        &self,
+        memory: impl Into<Memory>,
+        chunk: usize,
+        rights: R,
+    ) -> Result<Chunks<R>, MemoryError> {
+        region::register_chunks(&self.inner, memory.into(), chunk, rights)
+    }
+
+    /// Begins a queue pair whose completions of both queues go to `cq` (see [`QueuePairBuilder::recv_cq`] for two).
+    pub fn queue_pair<'a>(&'a self, cq: &'a CompletionQueue) -> QueuePairBuilder<'a> {
+        QueuePairBuilder::new(self, cq)
+    }
+}
+
+impl core::fmt::Debug for ProtectionDomain {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("ProtectionDomain")
+            .field("device", &self.inner.context.name)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Drop for PdInner {
+    fn drop(&mut self) {
+        // SAFETY: the last reference: regions and queue pairs hold one until they have been destroyed (and leak it if destroying failed).
+        let result = unsafe { (self.context.api.dealloc_pd)(self.raw) };
+        match check(result) {
+            // SAFETY: dropped once, here; not used after.
+            Ok(()) => unsafe { ManuallyDrop::drop(&mut self.context) },
+            Err(error) => {
+                tracing::error!(device = %self.context.name, %error, "ibv_dealloc_pd failed; domain and context are leaked");
+            }
+        }
+    }
+}

@@ -1,0 +1,211 @@
+//! What a port and its GID table say, typed (ibv_query_port(3), ibv_query_gid_ex(3)).
+
+use core::fmt;
+
+use doorbell_verbs_sys as sys;
+
+use crate::types::{Gid, Lid, Mtu};
+
+/// A port's logical state (IBTA vol 1, 14.2.5.6).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum PortState {
+    /// The link is down.
+    Down,
+    /// The link is up, the subnet manager has not configured the port.
+    Init,
+    /// Configured, not yet carrying data.
+    Armed,
+    /// Carrying data.
+    Active,
+    /// Active, with the link briefly down.
+    ActiveDefer,
+    /// A value the standard does not know.
+    Unknown(u32),
+}
+
+impl fmt::Display for PortState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Down => f.write_str("down"),
+            Self::Init => f.write_str("initialising"),
+            Self::Armed => f.write_str("armed"),
+            Self::Active => f.write_str("active"),
+            Self::ActiveDefer => f.write_str("active (deferred)"),
+            Self::Unknown(state) => write!(f, "in unknown state {state}"),
+        }
+    }
+}
+
+impl PortState {
+    fn from_sys(state: sys::ibv_port_state) -> Self {
+        match state {
+            sys::IBV_PORT_DOWN => Self::Down,
+            sys::IBV_PORT_INIT => Self::Init,
+            sys::IBV_PORT_ARMED => Self::Armed,
+            sys::IBV_PORT_ACTIVE => Self::Active,
+            sys::IBV_PORT_ACTIVE_DEFER => Self::ActiveDefer,
+            other => Self::Unknown(other),
+        }
+    }
+}
+
+/// What lies under the transport.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum LinkLayer {
+    /// InfiniBand: ports have LIDs, and a GRH is needed only between subnets.
+    InfiniBand,
+    /// Ethernet, that is RoCE: ports are named by GID, and every packet has a GRH or IP header.
+    Ethernet,
+    /// The device does not say; treated as InfiniBand (verbs.h).
+    Unspecified,
+}
+
+/// What a port says of itself (ibv_query_port(3)).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct PortAttr {
+    /// Its logical state.
+    pub state: PortState,
+    /// The largest MTU it could have.
+    pub max_mtu: Mtu,
+    /// The MTU in force: no path MTU may be larger.
+    pub active_mtu: Mtu,
+    /// Its local identifier; 0 on RoCE.
+    pub lid: Lid,
+    /// What lies under the transport.
+    pub link_layer: LinkLayer,
+    /// The longest message, in bytes.
+    pub max_message_bytes: u32,
+    /// How many GID indices there are.
+    pub gid_table_len: u32,
+    /// Signalling rate of the link in bits per second, width times lane speed; `None` where the device gives a code the standard does not know.
+    pub bits_per_s: Option<u64>,
+}
+
+impl PortAttr {
+    pub(crate) fn from_sys(attr: &sys::ibv_port_attr) -> Self {
+        Self {
+            state: PortState::from_sys(attr.state),
+            max_mtu: Mtu::from_code(attr.max_mtu).unwrap_or(Mtu::B256),
+            active_mtu: Mtu::from_code(attr.active_mtu).unwrap_or(Mtu::B256),
+            lid: Lid(attr.lid),
+            link_layer: match u32::from(attr.link_layer) {
+                sys::IBV_LINK_LAYER_ETHERNET => LinkLayer::Ethernet,
+                sys::IBV_LINK_LAYER_INFINIBAND => LinkLayer::InfiniBand,
+                _ => LinkLayer::Unspecified,
+            },
+            max_message_bytes: attr.max_msg_sz,
+            gid_table_len: u32::try_from(attr.gid_tbl_len).unwrap_or(0),
+            bits_per_s: bits_per_s(attr.active_width, attr.active_speed),
+        }
+    }
+}
+
+/// Link rate from the two codes of PortInfo (IBTA vol 1, 14.2.5.6): nominal, as `ibstat` and sysfs give it.
+fn bits_per_s(width: u8, speed: u8) -> Option<u64> {
+    let lanes: u64 = match width {
+        1 => 1,
+        2 => 4,
+        4 => 8,
+        8 => 12,
+        16 => 2,
+        _ => return None,
+    };
+    let lane_mbit_per_s: u64 = match speed {
+        1 => 2_500,
+        2 => 5_000,
+        4 | 8 => 10_000,
+        16 => 14_000,
+        32 => 25_000,
+        64 => 50_000,
+        128 => 100_000,
+        _ => return None,
+    };
+    Some(lanes * lane_mbit_per_s * 1_000_000)
+}
+
+/// What a GID is for (ibv_query_gid_ex(3)).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum GidType {
+    /// InfiniBand, or the provider calls no difference.
+    InfiniBand,
+    /// RoCE version 1: Ethernet frames with a GRH, not routable.
+    RoceV1,
+    /// RoCE version 2: UDP over IP.
+    RoceV2,
+    /// The library cannot say.
+    Unknown,
+}
+
+impl GidType {
+    pub(crate) fn from_sys(kind: u32) -> Self {
+        match kind {
+            sys::IBV_GID_TYPE_IB => Self::InfiniBand,
+            sys::IBV_GID_TYPE_ROCE_V1 => Self::RoceV1,
+            sys::IBV_GID_TYPE_ROCE_V2 => Self::RoceV2,
+            _ => Self::Unknown,
+        }
+    }
+}
+
+/// One entry of a port's GID table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct GidEntry {
+    /// Its index, to be given to [`gid_index`](crate::QueuePairBuilder::gid_index).
+    pub index: u32,
+    /// The GID.
+    pub gid: Gid,
+    /// What it is for.
+    pub kind: GidType,
+}
+
+impl GidEntry {
+    /// How well it serves when the user named none: RoCEv2 before others, IPv4 before routable IPv6 before link-local.
+    pub(crate) fn preference(&self) -> u32 {
+        let kind = match self.kind {
+            GidType::RoceV2 => 30,
+            GidType::InfiniBand | GidType::Unknown => 20,
+            GidType::RoceV1 => 10,
+        };
+        let scope = match (self.gid.to_ip().is_ipv4(), self.gid.is_link_local()) {
+            (true, _) => 2,
+            (false, false) => 1,
+            (false, true) => 0,
+        };
+        kind + scope
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rates_are_width_times_speed() {
+        assert_eq!(bits_per_s(2, 128), Some(400_000_000_000));
+        assert_eq!(bits_per_s(1, 1), Some(2_500_000_000));
+        assert_eq!(bits_per_s(2, 3), None);
+        assert_eq!(bits_per_s(3, 1), None);
+    }
+
+    #[test]
+    fn a_routable_ipv4_roce_v2_gid_is_preferred() {
+        let entry = |kind, gid: [u8; 16]| GidEntry {
+            index: 0,
+            gid: Gid(gid),
+            kind,
+        };
+        let mut v4 = [0; 16];
+        v4[10..].copy_from_slice(&[0xff, 0xff, 10, 9, 0, 1]);
+        let mut link_local = [0; 16];
+        (link_local[0], link_local[1]) = (0xfe, 0x80);
+        let best = entry(GidType::RoceV2, v4);
+        assert!(best.preference() > entry(GidType::RoceV2, link_local).preference());
+        assert!(best.preference() > entry(GidType::RoceV1, v4).preference());
+        assert!(entry(GidType::RoceV2, link_local).preference() > entry(GidType::RoceV1, v4).preference());
+    }
+}

@@ -1,0 +1,407 @@
+//! Making a queue pair: sizes, rights and the parameters of its connection.
+
+use core::hash::{BuildHasher, Hasher};
+use std::hash::RandomState;
+use std::io;
+
+use doorbell_verbs_sys as sys;
+
+use super::attributes::QpState;
+use super::object::{QpObject, no_attributes};
+use super::prepared::PreparedQueuePair;
+use super::ring::Queue;
+use crate::cq::{Attachment, CompletionQueue};
+use crate::error::QueuePairError;
+use crate::pd::ProtectionDomain;
+use crate::port::{GidEntry, LinkLayer, PortAttr, PortState};
+use crate::types::{Mtu, Psn};
+
+/// Builds a queue pair; made by [`ProtectionDomain::queue_pair`].
+///
+/// Whatever is not set has a default that serves: queues of 128, one buffer per request, no inline data, no rights for the peer, port 1, the GID that reaches
+/// furthest, the port's MTU.
+#[derive(Debug, Clone)]
+#[must_use = "a builder does nothing until rc() is called"]
+pub struct QueuePairBuilder<'a> {
+    pd: &'a ProtectionDomain,
+    send_cq: &'a CompletionQueue,
+    recv_cq: &'a CompletionQueue,
+    send_depth: u32,
+    recv_depth: u32,
+    max_send_sge: u32,
+    max_recv_sge: u32,
+    max_inline: u32,
+    signal_all: bool,
+    tag: u64,
+    access: sys::ibv_access_flags,
+    pub(super) settings: Settings,
+}
+
+/// The parameters of a connection (IBTA vol 1, 11.2.5.2).
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Settings {
+    pub(super) port: u8,
+    pub(super) gid_index: Option<u8>,
+    pub(super) mtu: Option<Mtu>,
+    pub(super) timeout: u8,
+    pub(super) retry_count: u8,
+    pub(super) rnr_retry: u8,
+    pub(super) min_rnr_timer: u8,
+    pub(super) rd_atomic: Option<u8>,
+    pub(super) psn: Option<Psn>,
+    pub(super) traffic_class: u8,
+    pub(super) hop_limit: u8,
+    pub(super) service_level: u8,
+    pub(super) pkey_index: u16,
+}
+
+impl Settings {
+    const DEFAULT: Self = Self {
+        port: 1,
+        gid_index: None,
+        mtu: None,
+        // 4.096 µs · 2^14 = 67 ms: what perftest uses too.
+        timeout: 14,
+        retry_count: 7,
+        rnr_retry: 7,
+        // 0.64 ms (IBTA vol 1, table 46).
+        min_rnr_timer: 12,
+        rd_atomic: None,
+        psn: None,
+        traffic_class: 0,
+        hop_limit: 64,
+        service_level: 0,
+        pkey_index: 0,
+    };
+}
+
+/// How many READs and atomics at once a queue pair serves and has outstanding, if the device allows and nobody asked for another number.
+const DEFAULT_RD_ATOMIC: u8 = 16;
+
+impl<'a> QueuePairBuilder<'a> {
+    pub(crate) fn new(pd: &'a ProtectionDomain, cq: &'a CompletionQueue) -> Self {
+        Self {
+            pd,
+            send_cq: cq,
+            recv_cq: cq,
+            send_depth: 128,
+            recv_depth: 128,
+            max_send_sge: 1,
+            max_recv_sge: 1,
+            max_inline: 0,
+            signal_all: false,
+            tag: 0,
+            access: 0,
+            settings: Settings::DEFAULT,
+        }
+    }
+
+    /// Completions of receives go to `cq`, those of sends stay where they are.
+    pub fn recv_cq(mut self, cq: &'a CompletionQueue) -> Self {
+        self.recv_cq = cq;
+        self
+    }
+
+    /// How many requests of the send queue may be outstanding (default 128). Reserves as many entries of the completion queue.
+    pub fn send_depth(mut self, requests: u32) -> Self {
+        self.send_depth = requests;
+        self
+    }
+
+    /// How many receives may be outstanding (default 128). Reserves as many entries of the completion queue.
+    pub fn recv_depth(mut self, requests: u32) -> Self {
+        self.recv_depth = requests;
+        self
+    }
+
+    /// How many buffers a request of the send queue may have (default 1).
+    pub fn max_send_sge(mut self, buffers: u32) -> Self {
+        self.max_send_sge = buffers;
+        self
+    }
+
+    /// How many buffers a receive may have (default 1).
+    pub fn max_recv_sge(mut self, buffers: u32) -> Self {
+        self.max_recv_sge = buffers;
+        self
+    }
+
+    /// How many bytes a request may carry inline (default 0); the device may allow more, see [`QueuePair::max_inline`](crate::QueuePair::max_inline).
+    pub fn max_inline(mut self, bytes: u32) -> Self {
+        self.max_inline = bytes;
+        self
+    }
+
+    /// Every request of the send queue has a completion of its own, as if each said `signalled()`.
+    pub fn signal_all(mut self) -> Self {
+        self.signal_all = true;
+        self
+    }
+
+    /// A number that its completions carry, to find what belongs to it (default 0).
+    pub fn tag(mut self, tag: u64) -> Self {
+        self.tag = tag;
+        self
+    }
+
+    /// Lets the peer READ, from memory registered for it. Nothing remote is allowed by default.
+    pub fn allow_remote_read(mut self) -> Self {
+        self.access |= sys::IBV_ACCESS_REMOTE_READ;
+        self
+    }
+
+    /// Lets the peer WRITE, to memory registered for it.
+    pub fn allow_remote_write(mut self) -> Self {
+        self.access |= sys::IBV_ACCESS_REMOTE_WRITE;
+        self
+    }
+
+    /// Lets the peer use atomics, on memory registered for them.
+    pub fn allow_remote_atomic(mut self) -> Self {
+        self.access |= sys::IBV_ACCESS_REMOTE_ATOMIC;
+        self
+    }
+
+    /// The port, from 1 (default 1).
+    pub fn port(mut self, port: u8) -> Self {
+        self.settings.port = port;
+        self
+    }
+
+    /// The index of the GID to use (default on RoCE: the one that reaches furthest; on InfiniBand: none, addressing by LID).
+    pub fn gid_index(mut self, index: u8) -> Self {
+        self.settings.gid_index = Some(index);
+        self
+    }
+
+    /// The path MTU (default: the smaller of the two ports').
+    pub fn mtu(mut self, mtu: Mtu) -> Self {
+        self.settings.mtu = Some(mtu);
+        self
+    }
+
+    /// How long to wait for an acknowledgement: 4.096 µs · 2^`exponent`, 0 for ever, at most 31 (default 14, 67 ms). IBTA vol 1, 9.9.2.1.1.
+    pub fn timeout(mut self, exponent: u8) -> Self {
+        self.settings.timeout = exponent;
+        self
+    }
+
+    /// How often to retry before [`RetryExceeded`](crate::Status::RetryExceeded), at most 7 (default 7).
+    pub fn retry_count(mut self, retries: u8) -> Self {
+        self.settings.retry_count = retries;
+        self
+    }
+
+    /// How often to retry when the peer has no receive posted; 7 is for ever (default 7).
+    pub fn rnr_retry(mut self, retries: u8) -> Self {
+        self.settings.rnr_retry = retries;
+        self
+    }
+
+    /// How long the peer shall wait before it retries when this side has no receive posted: a code of IBTA vol 1, table 46 (default 12, 0.64 ms).
+    pub fn min_rnr_timer(mut self, code: u8) -> Self {
+        self.settings.min_rnr_timer = code;
+        self
+    }
+
+    /// How many READs and atomics at once to serve and to have outstanding (default: 16, or what the device has).
+    pub fn rd_atomic(mut self, requests: u8) -> Self {
+        self.settings.rd_atomic = Some(requests);
+        self
+    }
+
+    /// The sequence number of the first packet to send (default: random).
+    pub fn psn(mut self, psn: Psn) -> Self {
+        self.settings.psn = Some(psn);
+        self
+    }
+
+    /// The traffic class of the packets: on RoCEv2 the IP header's DSCP and ECN (default 0).
+    pub fn traffic_class(mut self, class: u8) -> Self {
+        self.settings.traffic_class = class;
+        self
+    }
+
+    /// How many routers the packets may pass (default 64).
+    pub fn hop_limit(mut self, hops: u8) -> Self {
+        self.settings.hop_limit = hops;
+        self
+    }
+
+    /// The InfiniBand service level, at most 15 (default 0).
+    pub fn service_level(mut self, level: u8) -> Self {
+        self.settings.service_level = level;
+        self
+    }
+
+    /// The index of the partition key (default 0).
+    pub fn pkey_index(mut self, index: u16) -> Self {
+        self.settings.pkey_index = index;
+        self
+    }
+
+    /// Makes a reliably connected queue pair and brings it to INIT (ibv_create_qp(3), IBTA vol 1, 10.2.4).
+    ///
+    /// # Errors
+    /// When a size is beyond the device's limits, a completion queue is too small, the port is not active, the GID does not exist, or the device refuses.
+    pub fn rc(self) -> Result<PreparedQueuePair, QueuePairError> {
+        self.check_limits()?;
+        let context = self.pd.context();
+        let port = context.port(self.settings.port)?;
+        if !matches!(port.state, PortState::Active | PortState::ActiveDefer) {
+            return Err(QueuePairError::PortDown {
+                device: context.name().to_owned(),
+                port: self.settings.port,
+                state: port.state,
+            });
+        }
+        self.check_mtu(&port)?;
+        let gid = self.choose_gid(&port)?;
+
+        let send = self.attach("send", self.send_cq, self.send_depth, Queue::Send)?;
+        let recv = self.attach("receive", self.recv_cq, self.recv_depth, Queue::Receive)?;
+        let mut init = sys::ibv_qp_init_attr {
+            qp_context: core::ptr::null_mut(),
+            send_cq: send.cq().raw(),
+            recv_cq: recv.cq().raw(),
+            srq: core::ptr::null_mut(),
+            cap: sys::ibv_qp_cap {
+                max_send_wr: self.send_depth,
+                max_recv_wr: self.recv_depth,
+                max_send_sge: self.max_send_sge,
+                max_recv_sge: self.max_recv_sge,
+                max_inline_data: self.max_inline,
+            },
+            qp_type: sys::IBV_QPT_RC,
+            sq_sig_all: i32::from(self.signal_all),
+        };
+        let pd = self.pd.inner();
+        // SAFETY: domain and completion queues are live, and stay so as long as the queue pair (the object below holds them).
+        let raw = unsafe { (pd.context.api.create_qp)(pd.raw, &mut init) };
+        if raw.is_null() {
+            return Err(QueuePairError::Create {
+                device: context.name().to_owned(),
+                error: io::Error::last_os_error(),
+            });
+        }
+        // SAFETY: just made, with these.
+        let object = unsafe { QpObject::new(raw, pd.clone(), send, recv) };
+        self.to_init(&object)?;
+
+        let rd_atomic = self.granted_rd_atomic();
+        // What the device granted: at least what was asked for, by ibv_create_qp(3).
+        let max_inline = init.cap.max_inline_data.max(self.max_inline);
+        Ok(PreparedQueuePair::new(
+            object,
+            self.settings,
+            port,
+            gid,
+            rd_atomic,
+            self.settings.psn.unwrap_or_else(random_psn),
+            (self.max_send_sge, self.max_recv_sge),
+            max_inline,
+            self.signal_all,
+        ))
+    }
+
+    fn check_limits(&self) -> Result<(), QueuePairError> {
+        let attr = *self.pd.context().attr();
+        let depth = attr.max_queue_depth;
+        let limits = [
+            ("a send depth of", self.send_depth, depth),
+            ("a receive depth of", self.recv_depth, depth),
+            ("max_send_sge", self.max_send_sge, attr.max_sge),
+            ("max_recv_sge", self.max_recv_sge, attr.max_sge),
+            ("port", self.settings.port.into(), attr.ports.into()),
+            (
+                "rd_atomic",
+                self.settings.rd_atomic.unwrap_or(0).into(),
+                attr.max_rd_atomic.into(),
+            ),
+            ("timeout", self.settings.timeout.into(), 31),
+            ("retry_count", self.settings.retry_count.into(), 7),
+            ("rnr_retry", self.settings.rnr_retry.into(), 7),
+            ("min_rnr_timer", self.settings.min_rnr_timer.into(), 31),
+            ("service_level", self.settings.service_level.into(), 15),
+        ];
+        for (what, asked, max) in limits {
+            if asked > max {
+                return Err(QueuePairError::Limit {
+                    device: self.pd.context().name().to_owned(),
+                    what,
+                    asked,
+                    max,
+                });
+            }
+        }
+        Ok(())
+    }
+
+    fn check_mtu(&self, port: &PortAttr) -> Result<(), QueuePairError> {
+        match self.settings.mtu {
+            Some(asked) if asked > port.active_mtu => Err(QueuePairError::Mtu {
+                device: self.pd.context().name().to_owned(),
+                port: self.settings.port,
+                asked,
+                active: port.active_mtu,
+            }),
+            _ => Ok(()),
+        }
+    }
+
+    fn choose_gid(&self, port: &PortAttr) -> Result<Option<GidEntry>, QueuePairError> {
+        let context = self.pd.context();
+        match (self.settings.gid_index, port.link_layer) {
+            (Some(index), _) => Ok(Some(context.gid(self.settings.port, index.into())?)),
+            (None, LinkLayer::Ethernet) => Ok(Some(context.default_gid(self.settings.port)?)),
+            (None, _) => Ok(None),
+        }
+    }
+
+    fn attach(
+        &self,
+        which: &'static str,
+        cq: &CompletionQueue,
+        depth: u32,
+        queue: Queue,
+    ) -> Result<Attachment, QueuePairError> {
+        let inner = cq.inner();
+        if inner.context.raw != self.pd.inner().context.raw {
+            return Err(QueuePairError::ForeignCompletionQueue { which });
+        }
+        Attachment::new(inner, depth, queue, self.tag).map_err(|free| QueuePairError::CompletionQueueTooSmall {
+            which,
+            needed: depth,
+            free,
+            capacity: inner.capacity(),
+        })
+    }
+
+    fn to_init(&self, object: &QpObject) -> Result<(), QueuePairError> {
+        let mut attr = no_attributes();
+        attr.pkey_index = self.settings.pkey_index;
+        attr.port_num = self.settings.port;
+        attr.qp_access_flags = self.access;
+        let mask = sys::IBV_QP_PKEY_INDEX | sys::IBV_QP_PORT | sys::IBV_QP_ACCESS_FLAGS;
+        object.modify((QpState::Reset, QpState::Init), attr, mask, |_| {
+            vec![format!(
+                "port {} and P_Key index {} must exist, and the device must have the rights allowed to the peer",
+                self.settings.port, self.settings.pkey_index
+            )]
+        })
+    }
+
+    fn granted_rd_atomic(&self) -> u8 {
+        let attr = *self.pd.context().attr();
+        self.settings
+            .rd_atomic
+            .unwrap_or(DEFAULT_RD_ATOMIC)
+            .min(attr.max_rd_atomic)
+    }
+}
+
+/// A sequence number that a packet of an earlier connection is unlikely to fit (IBTA vol 1, 9.7.1).
+fn random_psn() -> Psn {
+    // The standard library's hasher is seeded by the operating system.
+    Psn::truncated(RandomState::new().build_hasher().finish() as u32)
+}

@@ -1,0 +1,104 @@
+//! What two queue pairs must know of each other to be connected.
+
+use crate::types::{Gid, Lid, Mtu, Psn, Qpn};
+
+/// One end of a connection: give your own to the peer, by any means, and connect to the peer's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Endpoint {
+    /// The port's GID.
+    pub gid: Gid,
+    /// The port's LID; 0 on RoCE.
+    pub lid: Lid,
+    /// The queue pair's number.
+    pub qpn: Qpn,
+    /// The sequence number of the first packet it will send.
+    pub psn: Psn,
+    /// The largest path MTU it can take.
+    pub mtu: Mtu,
+    /// How many READs and atomics it serves at once.
+    pub rd_atomic: u8,
+}
+
+/// Bytes that are no [`Endpoint`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("not an endpoint: {0}")]
+pub struct BadEndpoint(&'static str);
+
+/// How many bytes a serialised [`Endpoint`] takes.
+const ENDPOINT_BYTES: usize = 32;
+
+/// The first byte: the format's version.
+const VERSION: u8 = 1;
+
+impl Endpoint {
+    /// It as bytes: version (1), MTU code, LID (2), queue pair number (4), PSN (4), rd_atomic, three zeros, GID (16); numbers big-endian.
+    #[must_use]
+    pub fn to_bytes(&self) -> [u8; ENDPOINT_BYTES] {
+        let mut bytes = [0; ENDPOINT_BYTES];
+        bytes[0] = VERSION;
+        bytes[1] = self.mtu as u8;
+        bytes[2..4].copy_from_slice(&self.lid.0.to_be_bytes());
+        bytes[4..8].copy_from_slice(&self.qpn.get().to_be_bytes());
+        bytes[8..12].copy_from_slice(&self.psn.get().to_be_bytes());
+        bytes[12] = self.rd_atomic;
+        bytes[16..].copy_from_slice(&self.gid.0);
+        bytes
+    }
+
+    /// What [`to_bytes`](Self::to_bytes) made.
+    ///
+    /// # Errors
+    /// When the version is another, or a number is out of its range.
+    pub fn from_bytes(bytes: &[u8; ENDPOINT_BYTES]) -> Result<Self, BadEndpoint> {
+        if bytes[0] != VERSION {
+            return Err(BadEndpoint("of another version: the peer runs another release"));
+        }
+        let number = |at: usize| u32::from_be_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
+        let mut gid = [0; 16];
+        gid.copy_from_slice(&bytes[16..]);
+        Ok(Self {
+            gid: Gid(gid),
+            lid: Lid(u16::from_be_bytes([bytes[2], bytes[3]])),
+            qpn: Qpn::new(number(4)).ok_or(BadEndpoint("its queue pair number has more than 24 bits"))?,
+            psn: Psn::new(number(8)).ok_or(BadEndpoint("its PSN has more than 24 bits"))?,
+            mtu: Mtu::from_code(bytes[1].into()).ok_or(BadEndpoint("its MTU is none of the standard's"))?,
+            rd_atomic: bytes[12],
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_endpoint_goes_to_bytes_and_back() {
+        let endpoint = Endpoint {
+            gid: Gid([7; 16]),
+            lid: Lid(0x1234),
+            qpn: Qpn::truncated(0x00ab_cdef),
+            psn: Psn::truncated(0x0065_4321),
+            mtu: Mtu::B4096,
+            rd_atomic: 16,
+        };
+        assert_eq!(Endpoint::from_bytes(&endpoint.to_bytes()), Ok(endpoint));
+    }
+
+    #[test]
+    fn nonsense_is_refused() {
+        let good = Endpoint {
+            gid: Gid::default(),
+            lid: Lid(0),
+            qpn: Qpn::truncated(1),
+            psn: Psn::truncated(0),
+            mtu: Mtu::B1024,
+            rd_atomic: 1,
+        }
+        .to_bytes();
+        for (at, value) in [(0, 2), (1, 0), (1, 6), (4, 1), (8, 0xff)] {
+            let mut bad = good;
+            bad[at] = value;
+            assert!(Endpoint::from_bytes(&bad).is_err(), "byte {at} = {value}");
+        }
+    }
+}

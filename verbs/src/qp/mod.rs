@@ -1,0 +1,35 @@
+//! Queue pairs: made by a [`QueuePairBuilder`], given to the peer as a [`PreparedQueuePair`], used as a [`QueuePair`].
+//!
+//! `ring` holds what is in flight; `staging` builds a batch into the provider's own format (`backend`) and posts it; `batch` is the typed face of that.
+//!
+//! # Why nothing safe frees, moves or aliases memory that the device may touch
+//!
+//! 1. Posting *moves* buffers into the ring, before the device hears of them. The ring gives one back only when a completion confirms its request, or when the
+//!    provider says that it did not take the request.
+//! 2. A ring is dropped, with what is in it, only after `ibv_destroy_qp` has returned success, when the device is done with the queue pair's memory: the queue pair
+//!    holds a reference to its rings until then, and leaks it if destroying fails.
+//! 3. Memory is deregistered when its last buffer is gone, and freed only if that succeeded.
+//! 4. What a peer may write at any time is never lent as a slice.
+//! 5. Protection domain, completion queues and context are held by reference count by all that was made of them, so that destruction is in order.
+
+pub(crate) mod attributes;
+mod backend;
+mod batch;
+mod builder;
+mod connected;
+mod endpoint;
+mod object;
+mod prepared;
+mod refused;
+mod ring;
+mod staging;
+
+pub use attributes::{Explanation, QpState};
+pub use batch::{Batch, ReceiveBatch, Request};
+pub use builder::QueuePairBuilder;
+pub use connected::QueuePair;
+pub use endpoint::{BadEndpoint, Endpoint};
+pub use prepared::PreparedQueuePair;
+pub use refused::{Reason, Refused, RefusedBatch};
+pub use ring::Queue;
+pub(crate) use ring::Ring;

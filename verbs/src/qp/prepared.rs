@@ -1,0 +1,210 @@
+//! A queue pair that can receive posts, but is not connected yet: give its endpoint to the peer, then connect.
+
+use doorbell_verbs_sys as sys;
+
+use super::attributes::QpState;
+use super::batch::ReceiveBatch;
+use super::builder::Settings;
+use super::connected::{QueuePair, SendSide};
+use super::endpoint::Endpoint;
+use super::object::{QpObject, no_attributes};
+use super::refused::Refused;
+use super::staging::Poster;
+use crate::error::QueuePairError;
+use crate::memory::Sink;
+use crate::port::{GidEntry, LinkLayer, PortAttr};
+use crate::types::{Mtu, Psn, Qpn};
+
+/// A queue pair in the INIT state: it can be given receives, and be connected, which makes a [`QueuePair`] of it.
+pub struct PreparedQueuePair {
+    // Before the object: it points into the queue pair.
+    send: SendSide,
+    recv: Poster<sys::ibv_recv_wr>,
+    object: QpObject,
+    settings: Settings,
+    port: PortAttr,
+    gid: Option<GidEntry>,
+    rd_atomic: u8,
+    psn: Psn,
+}
+
+impl PreparedQueuePair {
+    #[expect(clippy::too_many_arguments, reason = "called once, by the builder")]
+    pub(super) fn new(
+        object: QpObject,
+        settings: Settings,
+        port: PortAttr,
+        gid: Option<GidEntry>,
+        rd_atomic: u8,
+        psn: Psn,
+        (max_send_sge, max_recv_sge): (u32, u32),
+        max_inline: u32,
+        signal_all: bool,
+    ) -> Self {
+        let (send, recv) = (object.send(), object.recv());
+        // SAFETY: the queue pair lives as long as the object, which goes after the posters in this struct and in QueuePair; each ring is fresh.
+        let (send, recv) = unsafe {
+            (
+                Poster::new(object.raw(), send.ring().clone(), send.key(), max_send_sge),
+                Poster::new(object.raw(), recv.ring().clone(), recv.key(), max_recv_sge),
+            )
+        };
+        let send = SendSide::new(send, max_inline, signal_all);
+        Self {
+            send,
+            recv,
+            object,
+            settings,
+            port,
+            gid,
+            rd_atomic,
+            psn,
+        }
+    }
+
+    /// What the peer must know to connect to it.
+    #[must_use]
+    pub fn endpoint(&self) -> Endpoint {
+        Endpoint {
+            gid: self.gid.map(|entry| entry.gid).unwrap_or_default(),
+            lid: self.port.lid,
+            qpn: self.object.qpn(),
+            psn: self.psn,
+            mtu: self.mtu(),
+            rd_atomic: self.rd_atomic,
+        }
+    }
+
+    /// Its number.
+    #[must_use]
+    pub fn qpn(&self) -> Qpn {
+        self.object.qpn()
+    }
+
+    fn mtu(&self) -> Mtu {
+        self.settings.mtu.unwrap_or(self.port.active_mtu)
+    }
+
+    /// Posts receives, to be there when the peer sends: see [`QueuePair::post_receives`].
+    ///
+    /// # Errors
+    /// See [`QueuePair::post_receives`].
+    #[inline]
+    pub fn post_receives(&mut self, build: impl for<'q> FnOnce(&mut ReceiveBatch<'q>)) -> Result<(), Refused> {
+        ReceiveBatch::post(&mut self.recv, build)
+    }
+
+    /// Posts one receive.
+    ///
+    /// # Errors
+    /// See [`QueuePair::post_receives`].
+    #[inline]
+    pub fn receive(&mut self, buffer: impl Sink) -> Result<(), Refused> {
+        self.post_receives(|batch| batch.receive(buffer))
+    }
+
+    /// Connects it to `peer`: INIT to RTR to RTS (ibv_modify_qp(3)).
+    ///
+    /// The peer has to do the same with [`endpoint`](Self::endpoint). Nothing may be sent before both have: packets that come before are dropped, and
+    /// retried only as the timeout allows.
+    ///
+    /// # Errors
+    /// When the device refuses; the error says what is wrong with which attribute. The queue pair is gone then, with the receives posted to it.
+    pub fn connect(self, peer: &Endpoint) -> Result<QueuePair, QueuePairError> {
+        let mtu = self.mtu().min(peer.mtu);
+        self.to_rtr(peer, mtu)?;
+        self.to_rts(peer)?;
+        Ok(QueuePair::new(self.send, self.recv, self.object, *peer, mtu))
+    }
+
+    fn to_rtr(&self, peer: &Endpoint, mtu: Mtu) -> Result<(), QueuePairError> {
+        let mut attr = no_attributes();
+        attr.path_mtu = mtu.code();
+        attr.dest_qp_num = peer.qpn.get();
+        attr.rq_psn = peer.psn.get();
+        attr.max_dest_rd_atomic = self.rd_atomic;
+        attr.min_rnr_timer = self.settings.min_rnr_timer;
+        attr.ah_attr = self.address(peer);
+        let mask = sys::IBV_QP_AV
+            | sys::IBV_QP_PATH_MTU
+            | sys::IBV_QP_DEST_QPN
+            | sys::IBV_QP_RQ_PSN
+            | sys::IBV_QP_MAX_DEST_RD_ATOMIC
+            | sys::IBV_QP_MIN_RNR_TIMER;
+        self.object.modify((QpState::Init, QpState::Rtr), attr, mask, |error| {
+            self.rtr_notes(error, peer, mtu)
+        })
+    }
+
+    fn rtr_notes(&self, error: &std::io::Error, peer: &Endpoint, mtu: Mtu) -> Vec<String> {
+        use std::io::ErrorKind::{HostUnreachable, InvalidInput, NetworkUnreachable, TimedOut};
+        let own = self.gid.map(|entry| entry.gid).unwrap_or_default();
+        let mut notes = Vec::new();
+        match error.kind() {
+            TimedOut | HostUnreachable | NetworkUnreachable => notes.push(format!(
+                "the peer's address {} cannot be resolved from {own}: check routing, and that both GIDs are of one kind (IPv4 or IPv6)",
+                peer.gid
+            )),
+            InvalidInput => {
+                if self.port.link_layer == LinkLayer::Ethernet && peer.gid.is_zero() {
+                    notes.push("the peer gave no GID, which RoCE needs".to_owned());
+                }
+                if own.to_ip().is_ipv4() != peer.gid.to_ip().is_ipv4() && self.gid.is_some() {
+                    notes.push(format!("this side's GID {own} and the peer's {} are of different kinds", peer.gid));
+                }
+                notes.push(format!(
+                    "path MTU {mtu} must be at most the port's {}, and rd_atomic {} at most the device's",
+                    self.port.active_mtu, self.rd_atomic
+                ));
+            }
+            _ => {}
+        }
+        notes
+    }
+
+    fn address(&self, peer: &Endpoint) -> sys::ibv_ah_attr {
+        let mut address = no_attributes().ah_attr;
+        address.dlid = peer.lid.0;
+        address.sl = self.settings.service_level;
+        address.port_num = self.settings.port;
+        if let Some(gid) = self.gid {
+            address.is_global = 1;
+            address.grh.dgid = peer.gid.to_sys();
+            // The index came from a u8, or from a table whose preferred entry lies beyond what this field can name; then the device says so.
+            address.grh.sgid_index = u8::try_from(gid.index).unwrap_or(u8::MAX);
+            address.grh.hop_limit = self.settings.hop_limit;
+            address.grh.traffic_class = self.settings.traffic_class;
+        }
+        address
+    }
+
+    fn to_rts(&self, peer: &Endpoint) -> Result<(), QueuePairError> {
+        let most = self.object.pd().context.attr.max_initiated_rd_atomic;
+        let mut attr = no_attributes();
+        attr.sq_psn = self.psn.get();
+        attr.timeout = self.settings.timeout;
+        attr.retry_cnt = self.settings.retry_count;
+        attr.rnr_retry = self.settings.rnr_retry;
+        // No more than the peer serves: it would refuse the excess (IBTA vol 1, 9.7.5.1.4).
+        attr.max_rd_atomic = self.rd_atomic.min(most).min(peer.rd_atomic);
+        let mask = sys::IBV_QP_SQ_PSN
+            | sys::IBV_QP_TIMEOUT
+            | sys::IBV_QP_RETRY_CNT
+            | sys::IBV_QP_RNR_RETRY
+            | sys::IBV_QP_MAX_QP_RD_ATOMIC;
+        self.object.modify((QpState::Rtr, QpState::Rts), attr, mask, |_| {
+            vec![format!(
+                "max_rd_atomic {} must be at most the device's {most}",
+                attr.max_rd_atomic
+            )]
+        })
+    }
+}
+
+impl core::fmt::Debug for PreparedQueuePair {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("PreparedQueuePair")
+            .field("endpoint", &self.endpoint())
+            .finish_non_exhaustive()
+    }
+}

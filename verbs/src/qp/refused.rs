@@ -1,0 +1,90 @@
+//! A batch that was not posted, or not all of it: which request, why, and the buffers back.
+
+use std::io;
+
+use crate::memory::Buffers;
+
+/// Why a request was refused.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Reason {
+    /// The queue is full: poll its completion queue, and post when completions have freed slots.
+    #[error("the queue is full: {depth} requests are in flight or in this batch; poll its completion queue first")]
+    QueueFull {
+        /// How many the queue holds.
+        depth: u32,
+    },
+    /// The message is longer than the peer's memory named.
+    #[error("{len} bytes do not fit the {remote} bytes of remote memory named")]
+    RemoteTooShort {
+        /// The message's length in bytes.
+        len: u64,
+        /// The remote range's length in bytes.
+        remote: u64,
+    },
+    /// More inline data than the queue pair takes.
+    #[error("{len} bytes inline, this queue pair takes {max}: ask for more with max_inline, or send from a buffer")]
+    InlineTooLong {
+        /// The data's length in bytes.
+        len: usize,
+        /// The queue pair's limit in bytes.
+        max: u32,
+    },
+    /// More scatter-gather elements than the queue pair takes.
+    #[error(
+        "{asked} buffers in one request, this queue pair takes {max}: ask for more with max_send_sge or max_recv_sge"
+    )]
+    TooManyBuffers {
+        /// How many were given.
+        asked: usize,
+        /// The queue pair's limit.
+        max: u32,
+    },
+    /// The buffers together are longer than a message may be.
+    #[error("{len} bytes in one message, at most 2^31 are possible")]
+    MessageTooLong {
+        /// The message's length in bytes.
+        len: u64,
+    },
+    /// The device refused.
+    #[error("{verb}: {error}; {}", advice(.error))]
+    Device {
+        /// The verb: ibv_post_send or ibv_post_recv.
+        verb: &'static str,
+        /// What the library said.
+        #[source]
+        error: io::Error,
+    },
+}
+
+fn advice(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::OutOfMemory => "the device's queue is fuller than our count of it; poll its completion queue",
+        io::ErrorKind::InvalidInput => {
+            "is the queue pair in a state that posts (state()), and the request within its limits?"
+        }
+        _ => "see state()",
+    }
+}
+
+/// A refused batch.
+///
+/// If the request was refused here, nothing was posted, and all the batch's buffers are in [`buffers`](Self::buffers). If the device refused it, those before
+/// it are posted, and its own and later ones come back.
+#[derive(Debug, thiserror::Error)]
+#[error("request {index} of the batch was refused: {reason}")]
+#[non_exhaustive]
+pub struct RefusedBatch {
+    /// Which request of the batch, from 0.
+    pub index: usize,
+    /// Why.
+    #[source]
+    pub reason: Reason,
+    /// How many of the batch are posted all the same.
+    pub posted: usize,
+    /// The buffers of each request that was not posted, in order, beginning with request number [`posted`](Self::posted).
+    pub buffers: Vec<Buffers>,
+}
+
+/// What posting returns when it was refused: a [`RefusedBatch`], boxed to keep the usual return small.
+pub type Refused = Box<RefusedBatch>;

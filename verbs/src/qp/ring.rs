@@ -1,0 +1,164 @@
+//! What is in flight on one queue: a ring of slots, one per request, each holding the request's buffers.
+//!
+//! Two parties share it. The *poster* (whoever has the `&mut QueuePair`) fills slots from `head` on; the *poller* (whoever has the `&mut CompletionQueue`,
+//! perhaps on another thread) empties them from `tail` on when completions confirm them. Each writes its own counter and reads the other's: single producer,
+//! single consumer, loads and stores only.
+//!
+//! Invariant: the slots of positions `tail..head` are the poller's, all others the poster's; `head - tail <= depth <= slots`. A position is the number of
+//! requests posted before it, and lives in slot `position % slots`.
+
+use core::cell::UnsafeCell;
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use crate::memory::{Buffers, RangePtr};
+
+/// Which of a queue pair's two queues.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Queue {
+    /// The send queue: sends, writes, reads, atomics.
+    Send,
+    /// The receive queue.
+    Receive,
+}
+
+/// Alone on its cache lines (two, because of the adjacent-line prefetcher), so that poster and poller don't fight over them.
+#[repr(align(128))]
+struct Alone<T>(T);
+
+pub(crate) struct Ring {
+    slots: Box<[UnsafeCell<Option<RangePtr>>]>,
+    mask: u64,
+    depth: u32,
+    queue: Queue,
+    tag: u64,
+    /// Requests posted so far. Written by the poster.
+    head: Alone<AtomicU64>,
+    /// Requests retired so far. Written by the poller.
+    tail: Alone<AtomicU64>,
+}
+
+// SAFETY: a ring owns the ranges in its slots, which are Send.
+unsafe impl Send for Ring {}
+// SAFETY: slots are accessed by the party that owns them (see the module's invariant), and ownership passes by a release store of a counter that the other
+// party acquires.
+unsafe impl Sync for Ring {}
+
+impl Ring {
+    /// A ring for `depth` requests.
+    pub(crate) fn new(depth: u32, queue: Queue, tag: u64) -> Self {
+        let slots = slots_for(depth);
+        Self {
+            slots: (0..slots).map(|_| UnsafeCell::new(None)).collect(),
+            mask: u64::from(slots) - 1,
+            depth,
+            queue,
+            tag,
+            head: Alone(AtomicU64::new(0)),
+            tail: Alone(AtomicU64::new(0)),
+        }
+    }
+
+    pub(crate) fn depth(&self) -> u32 {
+        self.depth
+    }
+
+    pub(crate) fn mask(&self) -> u64 {
+        self.mask
+    }
+
+    pub(crate) fn queue(&self) -> Queue {
+        self.queue
+    }
+
+    pub(crate) fn tag(&self) -> u64 {
+        self.tag
+    }
+
+    /// Requests in flight, as either party sees them. The other may be changing it.
+    pub(crate) fn in_flight(&self) -> u32 {
+        let tail = self.tail.0.load(Ordering::Acquire);
+        // At most `depth`; a head read before its owner's last store can't lie before a tail read earlier.
+        self.head.0.load(Ordering::Acquire).saturating_sub(tail) as u32
+    }
+
+    /// Poster: requests retired so far. The slots of what lies before are the poster's again.
+    #[inline(always)]
+    pub(crate) fn retired(&self) -> u64 {
+        self.tail.0.load(Ordering::Acquire)
+    }
+
+    /// Poster: puts `buffers` into the slot of `position`.
+    ///
+    /// # Safety
+    /// The caller is the poster, and `position` is in `head..tail + depth`; what the slot held was taken out.
+    #[inline(always)]
+    pub(crate) unsafe fn put(&self, position: u64, buffers: Buffers) {
+        // SAFETY: the mask keeps the index in range; the slot is the poster's.
+        unsafe { *self.slot(position).get() = buffers.into_head() }
+    }
+
+    /// Poster: takes back what it put at `position` and has not published, or has taken back with `publish`.
+    ///
+    /// # Safety
+    /// The caller is the poster; `put` was called for `position`, which is not below `head`; nothing took it since.
+    pub(crate) unsafe fn take_back(&self, position: u64) -> Buffers {
+        // SAFETY: the slot is the poster's and owns its list, which no device has.
+        unsafe { Buffers::from_head((*self.slot(position).get()).take()) }
+    }
+
+    /// Poster: hands everything below `head` over to the poller. Called before the requests are given to the device, and with a lower value to take back
+    /// those that it did not accept.
+    #[inline(always)]
+    pub(crate) fn publish(&self, head: u64) {
+        self.head.0.store(head, Ordering::Release);
+    }
+
+    /// Poller: the position retired next, and how many from there a completion with this slot retires. `None` if no such request is in flight.
+    #[inline(always)]
+    pub(crate) fn confirmed_by(&self, slot: u32) -> Option<(u64, u64)> {
+        let tail = self.tail.0.load(Ordering::Relaxed);
+        let count = (u64::from(slot).wrapping_sub(tail) & self.mask) + 1;
+        // Acquire: what the poster put in the slots is visible.
+        let head = self.head.0.load(Ordering::Acquire);
+        (count <= head.wrapping_sub(tail)).then_some((tail, count))
+    }
+
+    /// Poller: takes what the slot of `position` holds.
+    ///
+    /// # Safety
+    /// The caller is the poller; `position` is in `tail..tail + count` of [`confirmed_by`](Self::confirmed_by), taken once; a completion has confirmed it, so
+    /// that the device is done with the buffers.
+    #[inline(always)]
+    pub(crate) unsafe fn take(&self, position: u64) -> Buffers {
+        // SAFETY: the mask keeps the index in range; the slot is the poller's, and the list in it ours. It need not be cleared: the tail moves past it.
+        unsafe { Buffers::from_head(*self.slot(position).get()) }
+    }
+
+    /// Poller: gives the slots below `tail` back to the poster.
+    #[inline(always)]
+    pub(crate) fn retire(&self, tail: u64) {
+        self.tail.0.store(tail, Ordering::Release);
+    }
+
+    #[inline(always)]
+    fn slot(&self, position: u64) -> &UnsafeCell<Option<RangePtr>> {
+        // SAFETY: `mask` is the number of slots less one, and that number is a power of two.
+        unsafe { self.slots.get_unchecked((position & self.mask) as usize) }
+    }
+}
+
+/// How many slots a ring for `depth` requests has: a power of two.
+pub(crate) fn slots_for(depth: u32) -> u32 {
+    depth.max(1).next_power_of_two()
+}
+
+impl Drop for Ring {
+    /// Drops what is in flight. The queue pair, which holds a reference, has been destroyed: the device is done with all of it.
+    fn drop(&mut self) {
+        let (tail, head) = (*self.tail.0.get_mut(), *self.head.0.get_mut());
+        for position in tail..head {
+            // SAFETY: `&mut self`: there is neither poster nor poller left, and the slots of `tail..head` own their lists.
+            drop(unsafe { self.take(position) });
+        }
+    }
+}

@@ -1,0 +1,177 @@
+//! Completions: what became of a request, and its buffers back.
+
+use doorbell_verbs_sys as sys;
+
+use super::status::{Failure, Status};
+use crate::memory::{Buffer, Buffers, Kind, Word};
+use crate::qp::{Queue, Ring};
+use crate::types::Qpn;
+
+/// What a request that succeeded did.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Success {
+    /// The peer has received the message.
+    Send,
+    /// The peer's device has the data.
+    Write,
+    /// The data is in the request's buffers.
+    Read,
+    /// The old value is in the request's word.
+    CompareSwap,
+    /// The old value is in the request's word.
+    FetchAdd,
+    /// A message has arrived in the request's buffers.
+    Receive {
+        /// Its length in bytes.
+        len: u32,
+        /// Immediate data, if it carried any.
+        imm: Option<u32>,
+    },
+    /// A peer's RDMA WRITE with immediate data has consumed the receive; its buffers are untouched.
+    ReceiveWrite {
+        /// The length of the data written, in bytes.
+        len: u32,
+        /// The immediate data.
+        imm: u32,
+    },
+    /// An unsignalled request, which a later one's completion has confirmed.
+    Confirmed,
+    /// Another operation, with the code of `ibv_wc_opcode`.
+    Other(u32),
+}
+
+/// One request retired, with its buffers. Those not taken are dropped with it.
+#[must_use = "a completion says whether the request succeeded"]
+pub struct Completion<'a> {
+    wc: &'a sys::ibv_wc,
+    ring: &'a Ring,
+    position: u64,
+    /// Whether `wc` is another request's, which has confirmed this one.
+    confirmed: bool,
+    buffers: Buffers,
+}
+
+impl<'a> Completion<'a> {
+    #[inline(always)]
+    pub(crate) fn new(wc: &'a sys::ibv_wc, ring: &'a Ring, position: u64, confirmed: bool, buffers: Buffers) -> Self {
+        Self {
+            wc,
+            ring,
+            position,
+            confirmed,
+            buffers,
+        }
+    }
+
+    /// What became of the request.
+    ///
+    /// # Errors
+    /// When it failed: the queue pair is in the error state then, and all requests after this one complete as [`Status::Flushed`].
+    #[inline]
+    pub fn result(&self) -> Result<Success, Failure> {
+        if self.confirmed {
+            return Ok(Success::Confirmed);
+        }
+        if self.wc.status != sys::IBV_WC_SUCCESS {
+            return Err(self.failure());
+        }
+        let imm = || {
+            // SAFETY: both variants of the union are 32-bit integers.
+            u32::from_be(unsafe { self.wc.anon_1.imm_data })
+        };
+        Ok(match self.wc.opcode {
+            sys::IBV_WC_SEND => Success::Send,
+            sys::IBV_WC_RDMA_WRITE => Success::Write,
+            sys::IBV_WC_RDMA_READ => Success::Read,
+            sys::IBV_WC_COMP_SWAP => Success::CompareSwap,
+            sys::IBV_WC_FETCH_ADD => Success::FetchAdd,
+            sys::IBV_WC_RECV => Success::Receive {
+                len: self.wc.byte_len,
+                imm: (self.wc.wc_flags & sys::IBV_WC_WITH_IMM != 0).then(imm),
+            },
+            sys::IBV_WC_RECV_RDMA_WITH_IMM => Success::ReceiveWrite {
+                len: self.wc.byte_len,
+                imm: imm(),
+            },
+            other => Success::Other(other),
+        })
+    }
+
+    /// Whether the request succeeded.
+    #[inline]
+    #[must_use]
+    pub fn is_ok(&self) -> bool {
+        self.confirmed || self.wc.status == sys::IBV_WC_SUCCESS
+    }
+
+    #[cold]
+    fn failure(&self) -> Failure {
+        Failure {
+            status: Status::from_sys(self.wc.status),
+            vendor_error: self.wc.vendor_err,
+            qpn: self.qpn(),
+            queue: self.queue(),
+            sequence: self.position,
+        }
+    }
+
+    /// The queue pair whose request it was.
+    #[inline]
+    #[must_use]
+    pub fn qpn(&self) -> Qpn {
+        Qpn::truncated(self.wc.qp_num)
+    }
+
+    /// The number given to that queue pair by [`QueuePairBuilder::tag`](crate::QueuePairBuilder::tag).
+    #[inline]
+    #[must_use]
+    pub fn tag(&self) -> u64 {
+        self.ring.tag()
+    }
+
+    /// Which of its queues the request was posted to.
+    #[inline]
+    #[must_use]
+    pub fn queue(&self) -> Queue {
+        self.ring.queue()
+    }
+
+    /// How many requests were posted to that queue before this one: what [`QueuePair::next_send`](crate::QueuePair::next_send) was when it was posted.
+    #[inline]
+    #[must_use]
+    pub fn sequence(&self) -> u64 {
+        self.position
+    }
+
+    /// Takes the request's first buffer, if it is a `Buffer<K>`; the next call takes the next (see [`Buffers::take`]).
+    #[inline]
+    pub fn take<K: Kind>(&mut self) -> Option<Buffer<K>> {
+        self.buffers.take()
+    }
+
+    /// Takes the word in which an atomic operation has left the old value.
+    #[inline]
+    pub fn take_word(&mut self) -> Option<Word> {
+        self.buffers.take_word()
+    }
+
+    /// All the request's buffers that were not taken yet.
+    #[inline]
+    #[must_use]
+    pub fn into_buffers(self) -> Buffers {
+        self.buffers
+    }
+}
+
+impl core::fmt::Debug for Completion<'_> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("Completion")
+            .field("qpn", &self.qpn())
+            .field("queue", &self.queue())
+            .field("sequence", &self.position)
+            .field("result", &self.result())
+            .field("buffers", &self.buffers)
+            .finish_non_exhaustive()
+    }
+}

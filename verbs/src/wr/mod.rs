@@ -1,0 +1,6 @@
+//! Work requests and their completions: what can be asked of a queue pair, and what comes of it.
+
+pub(crate) mod completion;
+pub mod op;
+pub mod payload;
+pub(crate) mod status;

@@ -1,0 +1,152 @@
+//! Completion statuses, each with what it means for whoever gets it (IBTA vol 1, 11.6.2; ibv_poll_cq(3)).
+
+use core::fmt;
+
+use doorbell_verbs_sys as sys;
+
+use crate::qp::Queue;
+use crate::types::Qpn;
+
+/// Why a request failed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Status {
+    /// A receive was too short for the message, or a request longer than the path takes.
+    LocalLength,
+    /// The queue pair's own state is inconsistent.
+    LocalQpOperation,
+    /// A buffer's key does not cover it, or is of another protection domain.
+    LocalProtection,
+    /// The queue pair went to the error state before this request was done.
+    Flushed,
+    /// A memory window could not be bound.
+    WindowBind,
+    /// The peer answered with something that makes no sense.
+    BadResponse,
+    /// Memory lacks the local right needed.
+    LocalAccess,
+    /// The peer could not make sense of the request.
+    RemoteInvalidRequest,
+    /// The peer's memory does not allow the access.
+    RemoteAccess,
+    /// The peer failed to carry the request out.
+    RemoteOperation,
+    /// The peer does not answer.
+    RetryExceeded,
+    /// The peer has no receive posted.
+    RnrRetryExceeded,
+    /// The peer aborted the operation.
+    RemoteAborted,
+    /// The device failed.
+    Fatal,
+    /// A response took too long.
+    ResponseTimeout,
+    /// Another error, with the code of `ibv_wc_status`.
+    Other(u32),
+}
+
+impl Status {
+    pub(crate) fn from_sys(status: sys::ibv_wc_status) -> Self {
+        match status {
+            sys::IBV_WC_LOC_LEN_ERR => Self::LocalLength,
+            sys::IBV_WC_LOC_QP_OP_ERR => Self::LocalQpOperation,
+            sys::IBV_WC_LOC_PROT_ERR => Self::LocalProtection,
+            sys::IBV_WC_WR_FLUSH_ERR => Self::Flushed,
+            sys::IBV_WC_MW_BIND_ERR => Self::WindowBind,
+            sys::IBV_WC_BAD_RESP_ERR => Self::BadResponse,
+            sys::IBV_WC_LOC_ACCESS_ERR => Self::LocalAccess,
+            sys::IBV_WC_REM_INV_REQ_ERR => Self::RemoteInvalidRequest,
+            sys::IBV_WC_REM_ACCESS_ERR => Self::RemoteAccess,
+            sys::IBV_WC_REM_OP_ERR => Self::RemoteOperation,
+            sys::IBV_WC_RETRY_EXC_ERR => Self::RetryExceeded,
+            sys::IBV_WC_RNR_RETRY_EXC_ERR => Self::RnrRetryExceeded,
+            sys::IBV_WC_REM_ABORT_ERR => Self::RemoteAborted,
+            sys::IBV_WC_FATAL_ERR => Self::Fatal,
+            sys::IBV_WC_RESP_TIMEOUT_ERR => Self::ResponseTimeout,
+            other => Self::Other(other),
+        }
+    }
+
+    /// What it means and what to do.
+    #[must_use]
+    pub const fn advice(self) -> &'static str {
+        match self {
+            Self::LocalLength => {
+                "the message is longer than the receive buffer posted for it: post longer ones, or send less"
+            }
+            Self::LocalQpOperation => {
+                "the request does not fit the queue pair's state or limits; it must be reset or recreated"
+            }
+            Self::LocalProtection => {
+                "a buffer is not of the queue pair's protection domain, or was registered on another device"
+            }
+            Self::Flushed => {
+                "an earlier failure, or this side itself, put the queue pair in the error state; look for the first failure"
+            }
+            Self::WindowBind => "the memory window cannot be bound: check its region's rights",
+            Self::BadResponse => "the peer answered out of order: is it really the peer, and is its device sound?",
+            Self::LocalAccess => "a buffer lacks the right to be written locally",
+            Self::RemoteInvalidRequest => {
+                "the peer's queue pair does not take this operation: allow it there (allow_remote_read, …_write, …_atomic), check that the \
+                 message fits its receive buffer, and that atomics are aligned"
+            }
+            Self::RemoteAccess => {
+                "the peer's memory does not allow it: key, address, length or rights are wrong, or the region is gone (or the peer's queue \
+                 pair lacks allow_remote_read, …_write or …_atomic)"
+            }
+            Self::RemoteOperation => "the peer's device failed while carrying it out",
+            Self::RetryExceeded => {
+                "the peer does not answer: it has gone, its queue pair is not (or no longer) connected to this one, or the network between \
+                 drops its packets (GID, path MTU, firewall, PFC)"
+            }
+            Self::RnrRetryExceeded => {
+                "the peer has no receive posted: post receives before the peer sends, or raise rnr_retry"
+            }
+            Self::RemoteAborted => "the peer aborted the operation",
+            Self::Fatal => "the device has failed: it must be reopened",
+            Self::ResponseTimeout => "the peer's response took too long",
+            Self::Other(_) => "see ibv_wc_status in verbs.h",
+        }
+    }
+}
+
+impl fmt::Display for Status {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = match self {
+            Self::LocalLength => "local length error",
+            Self::LocalQpOperation => "local queue pair operation error",
+            Self::LocalProtection => "local protection error",
+            Self::Flushed => "flushed",
+            Self::WindowBind => "memory window bind error",
+            Self::BadResponse => "bad response",
+            Self::LocalAccess => "local access error",
+            Self::RemoteInvalidRequest => "remote invalid request",
+            Self::RemoteAccess => "remote access error",
+            Self::RemoteOperation => "remote operation error",
+            Self::RetryExceeded => "transport retries exceeded",
+            Self::RnrRetryExceeded => "receiver-not-ready retries exceeded",
+            Self::RemoteAborted => "remote abort",
+            Self::Fatal => "fatal device error",
+            Self::ResponseTimeout => "response timeout",
+            Self::Other(code) => return write!(f, "completion status {code}"),
+        };
+        f.write_str(name)
+    }
+}
+
+/// A failed request: what is valid in an error completion, and no more (ibv_poll_cq(3): identity, status, queue pair, vendor's code).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("{queue:?} request {sequence} of queue pair {qpn}: {status} (vendor code {vendor_error:#x}): {}", .status.advice())]
+#[non_exhaustive]
+pub struct Failure {
+    /// Why.
+    pub status: Status,
+    /// The device's own code for it.
+    pub vendor_error: u32,
+    /// The queue pair.
+    pub qpn: Qpn,
+    /// Which of its queues.
+    pub queue: Queue,
+    /// Which request of the queue, counted from 0.
+    pub sequence: u64,
+}
