@@ -1,4 +1,52 @@
 //! The userspace RoCEv2 device: drives the sans-IO engine of `doorbell-roce-proto` over UDP sockets.
+//!
+//! [`Device::open`] binds an address and gives the objects of the verbs as Rust values: [`Pd`], [`Mr`], [`Cq`], [`Qp`]. The C ABI over them is
+//! `doorbell-softroce-ibverbs`.
+//!
+//! Who does the work: threads of the application inside `poll` and `post`, and one progress thread for those that wait in memory or sleep
+//! (`progress`). The three locks they share, and their order, are described in `drive`.
 
+mod config;
+mod cq;
+mod device;
+mod drive;
+mod event;
 pub mod limits;
 pub mod link;
+mod memory;
+mod pd;
+mod progress;
+mod qp;
+mod state;
+
+pub use config::{ConfigError, DeviceConfig};
+pub use cq::{Cq, CqNotify, Overrun};
+pub use device::{Counters, Device, DeviceInfo, LimitError, OpenError};
+pub use event::{Event, EventQueue, Owner, QpEvent, Token};
+pub use memory::{Mr, RegisterError, Rights};
+pub use pd::Pd;
+pub use qp::{CreateQpError, Posting, Qp, QpConfig};
+
+/// What one device can do; the same for every device (ibv_query_device(3)).
+pub mod capacity {
+    /// Queue pairs.
+    pub const QPS: usize = 16_384;
+    /// Requests outstanding in each queue of a queue pair.
+    pub const WORK_REQUESTS: u32 = 16_384;
+    /// Scatter/gather elements of a request.
+    pub const SGES: u32 = 32;
+    /// Bytes of inline data of a request.
+    pub const INLINE: u32 = 512;
+    /// Completion queues.
+    pub const CQS: usize = 16_384;
+    /// Entries of a completion queue.
+    pub const CQ_ENTRIES: u32 = 1 << 20;
+    /// Memory regions: their index is 16 bits of the key.
+    pub const REGIONS: usize = 65_535;
+    /// Protection domains.
+    pub const PDS: usize = 32_768;
+    /// READs and atomics outstanding on a queue pair, as requester and as responder.
+    pub const RD_ATOMIC: u8 = 128;
+    /// Bytes of a message.
+    pub const MESSAGE: u32 = 1 << 31;
+}

@@ -1,1 +1,81 @@
-//! Placeholder.
+//! The functions of libibverbs over the userspace RoCEv2 device, as the [`Api`] table.
+//!
+//! [`api`] is what a Rust program hands to the safe API in place of the system's library. The devices are those given to [`configure`], or what the
+//! environment says ([`DeviceConfig::from_env`]).
+//!
+//! Every function here is `extern "C"` with the contract of its man page: pointers name live objects that these functions made, and memory
+//! posted or registered stays. Such a function never unwinds into C: a panic, which would be a bug here, aborts the process, as the language
+//! defines for this ABI.
+//!
+//! Each object is a C struct as rdma-core lays it out, followed by the Rust handle it stands for; C sees a pointer to the former. An object's memory is
+//! given back by its destroying function alone.
+
+mod attributes;
+mod completion;
+mod context;
+mod errno;
+mod event;
+mod post;
+mod protection;
+mod query;
+mod queue_pair;
+mod registry;
+
+pub use doorbell_softroce::{ConfigError, DeviceConfig, OpenError};
+use doorbell_verbs_sys::Api;
+pub use registry::{AlreadyInUse, configure, last_open_error};
+
+static API: Api = Api {
+    get_device_list: registry::get_device_list,
+    free_device_list: registry::free_device_list,
+    get_device_name: registry::get_device_name,
+    get_device_guid: registry::get_device_guid,
+    open_device: context::open_device,
+    close_device: context::close_device,
+    get_async_event: event::get_async_event,
+    ack_async_event: event::ack_async_event,
+    query_device: query::query_device,
+    query_port: query::query_port_compat,
+    query_gid: query::query_gid,
+    query_pkey: query::query_pkey,
+    alloc_pd: protection::alloc_pd,
+    dealloc_pd: protection::dealloc_pd,
+    reg_mr: protection::reg_mr,
+    dereg_mr: protection::dereg_mr,
+    create_comp_channel: completion::create_comp_channel,
+    destroy_comp_channel: completion::destroy_comp_channel,
+    create_cq: completion::create_cq,
+    resize_cq: completion::resize_cq,
+    destroy_cq: completion::destroy_cq,
+    get_cq_event: completion::get_cq_event,
+    ack_cq_events: completion::ack_cq_events,
+    create_qp: queue_pair::create_qp,
+    query_qp: queue_pair::query_qp,
+    modify_qp: queue_pair::modify_qp,
+    destroy_qp: queue_pair::destroy_qp,
+    fork_init: context::fork_init,
+    create_srq: None,
+    modify_srq: None,
+    query_srq: None,
+    destroy_srq: None,
+    create_ah: None,
+    create_ah_from_wc: None,
+    destroy_ah: None,
+    rereg_mr: None,
+    reg_mr_iova: Some(protection::reg_mr_iova),
+    reg_mr_iova2: Some(protection::reg_mr_iova2),
+    reg_dmabuf_mr: None,
+    query_gid_ex: Some(query::query_gid_ex),
+    query_gid_table: Some(query::query_gid_table),
+    get_pkey_index: Some(query::get_pkey_index),
+    get_device_index: None,
+    qp_to_qp_ex: None,
+    query_ece: None,
+    set_ece: None,
+    query_qp_data_in_order: None,
+};
+
+/// The soft devices as a libibverbs.
+pub fn api() -> &'static Api {
+    &API
+}

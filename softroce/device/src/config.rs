@@ -1,0 +1,163 @@
+//! How a device is set up: by its program, or by environment variables for programs that know nothing of it.
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use crate::link::ROCE_PORT;
+
+/// What a soft device is opened with.
+#[derive(Clone, Debug)]
+pub struct DeviceConfig {
+    /// Its name, such as `soft0`.
+    pub name: String,
+    /// The address to bind; `None` takes the first of 127.0.0.1, 127.0.0.2, … whose port is free, so that several processes of one host just work.
+    pub address: Option<IpAddr>,
+    /// The UDP port, here and at every peer: 4791 unless it is a test. The ICRC's sake forbids 0.
+    pub port: u16,
+    /// Chooses the first queue pair number; `None` for one that nobody can predict.
+    pub seed: Option<u64>,
+    /// How long the progress thread goes on spinning after the last traffic before it sleeps.
+    pub spin: Duration,
+}
+
+/// How long the progress thread spins after the last traffic unless told otherwise: several times what waking it costs (some 20 µs), and short enough that a
+/// device which is used now and then rests in between.
+const SPIN: Duration = Duration::from_micros(200);
+
+impl DeviceConfig {
+    /// The defaults: on loopback, without faults or capture.
+    pub fn new(name: impl Into<String>) -> Self {
+        Self {
+            name: name.into(),
+            address: None,
+            port: ROCE_PORT,
+            seed: None,
+            spin: SPIN,
+        }
+    }
+
+    /// The devices that the environment asks for, `soft0`, `soft1` and so on; one with the defaults when it asks for none.
+    ///
+    /// - `DOORBELL_SOFT_ADDR`: addresses, separated by commas, one device each;
+    /// - `DOORBELL_SOFT_PORT`: the UDP port;
+    /// - `DOORBELL_LINK`: `udp`.
+    ///
+    /// # Errors
+    /// When a variable is set to what cannot be understood.
+    pub fn from_env() -> Result<Vec<Self>, ConfigError> {
+        Self::from_variables(|name| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned()))
+    }
+
+    fn from_variables(get: impl Fn(&str) -> Option<String>) -> Result<Vec<Self>, ConfigError> {
+        let set = |name| get(name).filter(|value| !value.is_empty());
+        let mut pattern = Self::new("soft0");
+        if let Some(value) = set("DOORBELL_SOFT_PORT") {
+            pattern.port = value
+                .parse()
+                .ok()
+                .filter(|&port| port != 0)
+                .ok_or_else(|| ConfigError::new("DOORBELL_SOFT_PORT", &value, "is not a UDP port (1 to 65535)"))?;
+        }
+        if let Some(value) = set("DOORBELL_LINK")
+            && value != "udp"
+        {
+            return Err(ConfigError::new(
+                "DOORBELL_LINK",
+                &value,
+                "is not a link of this version; it has: udp",
+            ));
+        }
+        let Some(addresses) = set("DOORBELL_SOFT_ADDR") else {
+            return Ok(vec![pattern]);
+        };
+        let device = |(index, address): (usize, &str)| {
+            let address = address.trim().parse().map_err(|_| {
+                ConfigError::new(
+                    "DOORBELL_SOFT_ADDR",
+                    address,
+                    "is not an IP address such as 127.0.0.1 or ::1",
+                )
+            })?;
+            Ok(Self {
+                name: format!("soft{index}"),
+                address: Some(address),
+                ..pattern.clone()
+            })
+        };
+        addresses.split(',').enumerate().map(device).collect()
+    }
+}
+
+/// An environment variable that cannot be understood.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("{variable}: {value:?} {problem}")]
+pub struct ConfigError {
+    variable: &'static str,
+    value: String,
+    problem: String,
+}
+
+impl ConfigError {
+    fn new(variable: &'static str, value: &str, problem: impl Into<String>) -> Self {
+        Self {
+            variable,
+            value: value.to_owned(),
+            problem: problem.into(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn devices(variables: &[(&str, &str)]) -> Result<Vec<DeviceConfig>, String> {
+        let get = |name: &str| {
+            variables
+                .iter()
+                .find(|(key, _)| *key == name)
+                .map(|(_, value)| (*value).to_owned())
+        };
+        DeviceConfig::from_variables(get).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn nothing_set_is_one_device_with_the_defaults() {
+        let devices = devices(&[("DOORBELL_SOFT_ADDR", ""), ("DOORBELL_LINK", "")]).unwrap();
+        assert_eq!(devices.len(), 1);
+        assert_eq!(
+            (devices[0].name.as_str(), devices[0].address, devices[0].port),
+            ("soft0", None, 4791)
+        );
+    }
+
+    #[test]
+    fn each_address_is_a_device() {
+        let devices = devices(&[
+            ("DOORBELL_SOFT_ADDR", "127.0.0.1, ::1"),
+            ("DOORBELL_SOFT_PORT", "14791"),
+        ])
+        .unwrap();
+        let names: Vec<_> = devices.iter().map(|device| device.name.as_str()).collect();
+        assert_eq!(names, ["soft0", "soft1"]);
+        assert_eq!(devices[1].address, Some("::1".parse().unwrap()));
+        assert!(devices.iter().all(|device| device.port == 14791));
+    }
+
+    #[test]
+    fn what_cannot_be_understood_is_one_clear_line() {
+        for (name, value, hint) in [
+            ("DOORBELL_SOFT_ADDR", "127.0.0.1,localhost", "is not an IP address"),
+            ("DOORBELL_SOFT_ADDR", "127.0.0.1,", "is not an IP address"),
+            ("DOORBELL_SOFT_PORT", "0", "is not a UDP port"),
+            ("DOORBELL_SOFT_PORT", "65536", "is not a UDP port"),
+            ("DOORBELL_LINK", "local", "is not a link of this version"),
+        ] {
+            let error = devices(&[(name, value)]).unwrap_err();
+            assert!(
+                error.starts_with(name) && error.contains(hint) && !error.contains('\n'),
+                "{error}"
+            );
+        }
+    }
+}

@@ -1,0 +1,214 @@
+//! Completion queues: fixed rings that the engine's completions are put into and threads of the application poll.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use doorbell_roce_proto::work::{Completion, CqId, Status};
+use parking_lot::Mutex;
+
+use crate::device::{Device, LimitError};
+use crate::event::{Event, EventQueue, Owner, Token};
+use crate::{capacity, drive::Shared};
+
+/// The completion channel of a completion queue, and its name in the channel's events.
+#[derive(Clone, Debug)]
+pub struct CqNotify {
+    /// The channel.
+    pub channel: Arc<EventQueue<Token>>,
+    /// What the channel is told.
+    pub token: Token,
+}
+
+/// The queue overran earlier: completions were lost (IBTA vol 1, 10.10.2.4).
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("the completion queue overran: it was created with too few entries, and completions were lost")]
+pub struct Overrun;
+
+/// Which completion the channel is told of next.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Armed {
+    No,
+    /// One that was solicited, or an error.
+    Solicited,
+    Any,
+}
+
+#[derive(Debug)]
+struct Ring {
+    entries: VecDeque<Completion>,
+    capacity: usize,
+    armed: Armed,
+}
+
+/// The ring itself, shared with the device's state. Its lock is a leaf but for the queues of events.
+#[derive(Debug)]
+pub(crate) struct CqRing {
+    ring: Mutex<Ring>,
+    /// The number of entries, to look at without the lock.
+    len: AtomicUsize,
+    /// Set while the ring is full, never cleared.
+    overrun: AtomicBool,
+    notify: Option<CqNotify>,
+    owner: Owner,
+}
+
+impl CqRing {
+    /// Appends a completion; one too many breaks the queue, not the memory.
+    pub(crate) fn push(&self, completion: Completion) {
+        let mut ring = self.ring.lock();
+        if ring.entries.len() >= ring.capacity {
+            drop(ring);
+            if !self.overrun.swap(true, Ordering::Relaxed) {
+                tracing::error!("a completion queue overran: completions are lost");
+                self.owner.queue.push(Event::CqOverrun(self.owner.token));
+            }
+            return;
+        }
+        ring.entries.push_back(completion);
+        self.len.store(ring.entries.len(), Ordering::Release);
+        let tell = match ring.armed {
+            Armed::No => false,
+            Armed::Solicited => completion.solicited || completion.status != Status::Success,
+            Armed::Any => true,
+        };
+        if tell {
+            ring.armed = Armed::No;
+            drop(ring);
+            if let Some(notify) = &self.notify {
+                notify.channel.push(notify.token);
+            }
+        }
+    }
+
+    /// Hands up to `max` completions to `take`.
+    fn take(&self, max: usize, mut take: impl FnMut(Completion)) -> Result<usize, Overrun> {
+        if self.len.load(Ordering::Acquire) == 0 {
+            return if self.overrun.load(Ordering::Relaxed) {
+                Err(Overrun)
+            } else {
+                Ok(0)
+            };
+        }
+        let mut ring = self.ring.lock();
+        let count = max.min(ring.entries.len());
+        ring.entries.drain(..count).for_each(&mut take);
+        self.len.store(ring.entries.len(), Ordering::Release);
+        Ok(count)
+    }
+}
+
+/// A completion queue (ibv_create_cq(3)). Clones name the same queue; it goes away with the last of them and the last queue pair on it.
+#[derive(Clone, Debug)]
+pub struct Cq(Arc<CqHandle>);
+
+#[derive(Debug)]
+struct CqHandle {
+    device: Arc<Device>,
+    id: CqId,
+    ring: Arc<CqRing>,
+}
+
+impl Device {
+    /// A completion queue of exactly `entries` entries, its overrun told to `owner`.
+    ///
+    /// # Errors
+    /// When `entries` is 0 or too many, or the device has no more queues.
+    pub fn completion_queue(
+        self: &Arc<Self>,
+        entries: u32,
+        owner: Owner,
+        notify: Option<CqNotify>,
+    ) -> Result<Cq, LimitError> {
+        if !(1..=capacity::CQ_ENTRIES).contains(&entries) {
+            return Err(LimitError::Size);
+        }
+        let ring = Arc::new(CqRing {
+            ring: Mutex::new(Ring {
+                entries: VecDeque::with_capacity(entries as usize),
+                capacity: entries as usize,
+                armed: Armed::No,
+            }),
+            len: AtomicUsize::new(0),
+            overrun: AtomicBool::new(false),
+            notify,
+            owner,
+        });
+        let id = self
+            .shared()
+            .core
+            .lock()
+            .add_cq(Arc::clone(&ring))
+            .ok_or(LimitError::Exhausted)?;
+        Ok(Cq(Arc::new(CqHandle {
+            device: Arc::clone(self),
+            id,
+            ring,
+        })))
+    }
+}
+
+impl Cq {
+    /// Hands up to `max` completions to `take`, oldest first, and says how many. Finding none it moves the device on once, and looks again.
+    ///
+    /// `take` runs under the queue's lock: it must not call the device.
+    ///
+    /// # Errors
+    /// When the queue has overrun, and what it still held has been taken.
+    pub fn poll(&self, max: usize, mut take: impl FnMut(Completion)) -> Result<usize, Overrun> {
+        let found = self.0.ring.take(max, &mut take)?;
+        if found > 0 || max == 0 {
+            return Ok(found);
+        }
+        self.shared().drive_for_application();
+        self.0.ring.take(max, take)
+    }
+
+    /// Has the channel told of the next completion; only of the next solicited one or error when `solicited_only` (ibv_req_notify_cq(3)).
+    pub fn arm(&self, solicited_only: bool) {
+        let mut ring = self.0.ring.ring.lock();
+        ring.armed = match (ring.armed, solicited_only) {
+            (Armed::Any, _) | (_, false) => Armed::Any,
+            _ => Armed::Solicited,
+        };
+    }
+
+    /// Changes the number of entries.
+    ///
+    /// # Errors
+    /// When it is 0, too large, or less than what the queue holds now.
+    pub fn resize(&self, entries: u32) -> Result<(), LimitError> {
+        let mut ring = self.0.ring.ring.lock();
+        let wanted = entries as usize;
+        if !(1..=capacity::CQ_ENTRIES).contains(&entries) || wanted < ring.entries.len() {
+            return Err(LimitError::Size);
+        }
+        let more = wanted.saturating_sub(ring.entries.len());
+        ring.entries.reserve_exact(more);
+        ring.capacity = wanted;
+        Ok(())
+    }
+
+    /// Whether anything else, such as a queue pair, holds this queue.
+    pub fn is_shared(&self) -> bool {
+        Arc::strong_count(&self.0) > 1
+    }
+
+    pub(crate) fn id(&self) -> CqId {
+        self.0.id
+    }
+
+    pub(crate) fn is_of(&self, device: &Arc<Device>) -> bool {
+        Arc::ptr_eq(&self.0.device, device)
+    }
+
+    fn shared(&self) -> &Shared {
+        self.0.device.shared()
+    }
+}
+
+impl Drop for CqHandle {
+    fn drop(&mut self) {
+        self.device.shared().core.lock().remove_cq(self.id);
+    }
+}

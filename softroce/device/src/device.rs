@@ -1,0 +1,217 @@
+//! Opening a device, and what it says of itself.
+
+use std::collections::hash_map::RandomState;
+use std::fmt;
+use std::hash::BuildHasher;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use doorbell_roce_proto::{Endpoint, Gid, Mtu};
+
+use crate::config::DeviceConfig;
+use crate::drive::Shared;
+use crate::link::{BindError, Link};
+use crate::progress;
+
+/// Why a device could not be opened; each is one line for the user.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// The address cannot be bound.
+    #[error("cannot open {device}: {source}")]
+    Bind {
+        /// The device's name.
+        device: String,
+        /// Why not.
+        source: BindError,
+    },
+    /// None of the addresses tried was free.
+    #[error(
+        "cannot open {device}: UDP port {port} is taken on every address from 127.0.0.1 to {last}; end other soft devices, or choose an address"
+    )]
+    NoFreeAddress {
+        /// The device's name.
+        device: String,
+        /// The UDP port.
+        port: u16,
+        /// The last address tried.
+        last: Ipv4Addr,
+    },
+    /// The interface's frames are too small for any RoCEv2 packet.
+    #[error("cannot open {device}: the interface of {address} has an MTU of {mtu} bytes, too small for RoCEv2")]
+    Mtu {
+        /// The device's name.
+        device: String,
+        /// The address bound.
+        address: IpAddr,
+        /// The interface's MTU in bytes.
+        mtu: u32,
+    },
+    /// A port of 0, which peers cannot know.
+    #[error("cannot open {device}: RoCEv2 needs a definite UDP port, not 0")]
+    Port {
+        /// The device's name.
+        device: String,
+    },
+    /// The progress thread could not be started.
+    #[error("cannot open {device}: no thread for it: {source}")]
+    Thread {
+        /// The device's name.
+        device: String,
+        /// Why not.
+        source: io::Error,
+    },
+}
+
+/// The device has no room for another object, or a size is out of its range; see [`capacity`](crate::capacity).
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum LimitError {
+    /// A size that the device does not do (`EINVAL`).
+    #[error("the size is 0, or more than the device allows")]
+    Size,
+    /// No more objects of this kind (`ENOMEM`).
+    #[error("the device has no more objects of this kind")]
+    Exhausted,
+}
+
+/// What a device says of itself.
+#[derive(Clone, Debug)]
+pub struct DeviceInfo {
+    /// Its name.
+    pub name: String,
+    /// The address and UDP port it is bound to.
+    pub address: SocketAddr,
+    /// Its GID: that of the address. It has no other.
+    pub gid: Gid,
+    /// The largest path MTU of its interface.
+    pub mtu: Mtu,
+    /// The MTU of its interface in bytes.
+    pub netdev_mtu: u32,
+}
+
+/// What a device has counted since it was opened.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Counters {
+    /// Queue pairs there are now.
+    pub queue_pairs: usize,
+}
+
+/// A userspace RoCEv2 device, bound to an address. It goes away, with its progress thread, with the last object on it.
+pub struct Device {
+    info: DeviceInfo,
+    shared: Arc<Shared>,
+    /// `None` once dropping has begun.
+    progress: Option<JoinHandle<()>>,
+}
+
+/// The highest address tried for a device without one.
+const LAST_TRIED: u8 = 250;
+
+impl Device {
+    /// Binds the device and starts its progress thread.
+    ///
+    /// # Errors
+    /// When the address cannot be had, or the machine lacks what it needs.
+    pub fn open(config: &DeviceConfig) -> Result<Arc<Self>, OpenError> {
+        let device = || config.name.clone();
+        if config.port == 0 {
+            return Err(OpenError::Port { device: device() });
+        }
+        let link = bind(config)?;
+        let address = link.local;
+        let mtu = Mtu::for_netdev(link.mtu).ok_or_else(|| OpenError::Mtu {
+            device: device(),
+            address: address.ip(),
+            mtu: link.mtu,
+        })?;
+        let info = DeviceInfo {
+            name: device(),
+            address,
+            gid: Gid::from(address.ip()),
+            mtu,
+            netdev_mtu: link.mtu,
+        };
+        let seed = config.seed.unwrap_or_else(|| RandomState::new().hash_one(address));
+        let shared = Arc::new(Shared::new(
+            address,
+            link.rx,
+            link.tx,
+            link.parker.waker(),
+            Endpoint::new(seed),
+        ));
+        let progress = std::thread::Builder::new()
+            .name(format!("{}-progress", config.name))
+            .spawn({
+                let (shared, parker, spin) = (Arc::clone(&shared), link.parker, config.spin);
+                move || progress::run(&shared, parker, spin)
+            })
+            .map_err(|source| OpenError::Thread {
+                device: device(),
+                source,
+            })?;
+        tracing::debug!(device = info.name, %address, ?mtu, "soft device opened");
+        Ok(Arc::new(Self {
+            info,
+            shared,
+            progress: Some(progress),
+        }))
+    }
+
+    /// What it says of itself.
+    pub fn info(&self) -> &DeviceInfo {
+        &self.info
+    }
+
+    /// What it has counted.
+    pub fn counters(&self) -> Counters {
+        let core = self.shared.core.lock();
+        Counters {
+            queue_pairs: core.qp_count(),
+        }
+    }
+
+    pub(crate) fn shared(&self) -> &Shared {
+        &self.shared
+    }
+}
+
+impl fmt::Debug for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Device")
+            .field("info", &self.info)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Drop for Device {
+    fn drop(&mut self) {
+        if let Some(progress) = self.progress.take() {
+            self.shared.stop(progress.thread());
+            // It ends without an error: what panics in it is caught there.
+            let _ = progress.join();
+        }
+    }
+}
+
+fn bind(config: &DeviceConfig) -> Result<Link, OpenError> {
+    let failed = |source| OpenError::Bind {
+        device: config.name.clone(),
+        source,
+    };
+    if let Some(address) = config.address {
+        return Link::udp(SocketAddr::new(address, config.port)).map_err(failed);
+    }
+    for last in 1..=LAST_TRIED {
+        let address = IpAddr::V4(Ipv4Addr::new(127, 0, 0, last));
+        match Link::udp(SocketAddr::new(address, config.port)) {
+            Err(BindError::AddressInUse { .. }) => {}
+            other => return other.map_err(failed),
+        }
+    }
+    Err(OpenError::NoFreeAddress {
+        device: config.name.clone(),
+        port: config.port,
+        last: Ipv4Addr::new(127, 0, 0, LAST_TRIED),
+    })
+}

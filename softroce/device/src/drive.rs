@@ -1,0 +1,269 @@
+//! Moving a device on: from the link into the engine, from the engine to the completion queues and onto the link.
+//!
+//! Three locks, so that one thread may receive while another posts:
+//! - `rx`: the receiving half and its batch;
+//! - `core`: the engine, memory, and the tables of objects;
+//! - `tx`: the sending half and its batch.
+//!
+//! **Order:** rx before core before tx; the locks of completion queues and event queues come after core, and nothing is locked under them but the
+//! queue of events. The send system call runs under `tx` alone. Two rules make packets leave in the order in which the engine gave them: the batch
+//! is filled under core *and* tx, and core is given back before tx. A thread that finds tx taken does not wait: it leaves a note (`tx_wanted`),
+//! which the holder looks for after giving tx back.
+//!
+//! The locks are parking_lot's: they spin a little before they sleep, which suits sections of about a microsecond; `try_lock` is one
+//! compare-and-swap; and a panic in one thread does not turn into a panic in every other.
+
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
+use std::thread::Thread;
+use std::time::Instant as Clock;
+
+use doorbell_roce_proto::icrc::Flow;
+use doorbell_roce_proto::{Endpoint, Instant};
+use parking_lot::{Mutex, MutexGuard};
+
+use crate::link::{Envelope, Receive, RxBatch, Transmit, TxBatch, Waker};
+use crate::state::{Core, Filled};
+
+/// Datagrams handled between two looks at what the engine wants to send: a peer that streams gets its acknowledgements while the rest of a large
+/// batch is still being handled.
+const STRIDE: usize = 32;
+
+/// No deadline.
+const NEVER: u64 = u64::MAX;
+
+/// The receiving side of the link.
+pub(crate) struct Rx {
+    half: Box<dyn Receive>,
+    batch: RxBatch,
+}
+
+/// The sending side of the link.
+pub(crate) struct Tx {
+    half: Box<dyn Transmit>,
+    batch: TxBatch,
+}
+
+/// What the threads that drive a device share.
+pub(crate) struct Shared {
+    rx: Mutex<Rx>,
+    pub(crate) core: Mutex<Core>,
+    tx: Mutex<Tx>,
+    /// Somebody had something to send while tx was taken.
+    tx_wanted: AtomicBool,
+    /// The batch holds packets that the socket had no room for.
+    pub(crate) tx_blocked: AtomicBool,
+    /// When the engine wants `handle_timeout`, in nanoseconds; [`NEVER`] when it does not.
+    engine_due: AtomicU64,
+    /// When the link wants `transmit`, likewise.
+    link_due: AtomicU64,
+    /// The deadline with which the progress thread sleeps; 0 while it is awake.
+    pub(crate) parked_until: AtomicU64,
+    /// How often threads of the application have driven.
+    pub(crate) application_drives: AtomicU64,
+    /// How many of them are driving right now.
+    pub(crate) application_inside: AtomicU32,
+    /// The device is being dropped.
+    pub(crate) stop: AtomicBool,
+    /// The link broke; said once.
+    broken: AtomicBool,
+    waker: Waker,
+    epoch: Clock,
+}
+
+/// The ICRC for the link's batches.
+fn seal(packet: &mut [u8], envelope: &Envelope) {
+    let (src, dst) = (envelope.src, envelope.dst);
+    Flow::new(src.ip(), dst.ip(), src.port(), dst.port()).seal(envelope.ident, packet);
+}
+
+impl Shared {
+    pub(crate) fn new(
+        local: SocketAddr,
+        rx: Box<dyn Receive>,
+        tx: Box<dyn Transmit>,
+        waker: Waker,
+        endpoint: Endpoint,
+    ) -> Self {
+        Self {
+            rx: Mutex::new(Rx {
+                half: rx,
+                batch: RxBatch::new(local),
+            }),
+            core: Mutex::new(Core::new(endpoint, local.port())),
+            tx: Mutex::new(Tx {
+                half: tx,
+                batch: TxBatch::new(local, seal),
+            }),
+            tx_wanted: AtomicBool::new(false),
+            tx_blocked: AtomicBool::new(false),
+            engine_due: AtomicU64::new(NEVER),
+            link_due: AtomicU64::new(NEVER),
+            parked_until: AtomicU64::new(0),
+            application_drives: AtomicU64::new(0),
+            application_inside: AtomicU32::new(0),
+            stop: AtomicBool::new(false),
+            broken: AtomicBool::new(false),
+            waker,
+            epoch: Clock::now(),
+        }
+    }
+
+    /// The time by the device's clock.
+    pub(crate) fn now(&self) -> Instant {
+        // 2^64 ns are 584 years.
+        Instant(self.epoch.elapsed().as_nanos() as u64)
+    }
+
+    /// The next deadline of engine and link; `None` when there is none.
+    pub(crate) fn due(&self) -> Option<Instant> {
+        let due = self
+            .engine_due
+            .load(Ordering::SeqCst)
+            .min(self.link_due.load(Ordering::SeqCst));
+        (due != NEVER).then_some(Instant(due))
+    }
+
+    /// Drives on behalf of a thread of the application; the progress thread then keeps out of the way.
+    pub(crate) fn drive_for_application(&self) {
+        self.application_inside.fetch_add(1, Ordering::Relaxed);
+        self.drive();
+        self.application_drives.fetch_add(1, Ordering::Relaxed);
+        self.application_inside.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// Receives what has come, handles what is due, sends what there is to send. Never waits; `false` when there was nothing to do or another
+    /// thread is at it.
+    pub(crate) fn drive(&self) -> bool {
+        let received = self.receive();
+        let blocked = self.tx_blocked.load(Ordering::Relaxed);
+        if !blocked && self.due().is_none_or(|due| due > self.now()) {
+            return received;
+        }
+        let mut core = self.core.lock();
+        core.endpoint.handle_timeout(self.now());
+        let before = self.tx_blocked.load(Ordering::Relaxed);
+        self.flush_blocked(core);
+        received || !before || !self.tx_blocked.load(Ordering::Relaxed)
+    }
+
+    fn receive(&self) -> bool {
+        let Some(mut rx) = self.rx.try_lock() else {
+            return false;
+        };
+        let Rx { half, batch } = &mut *rx;
+        match half.receive(batch) {
+            Ok(0) => return false,
+            Ok(_) => {}
+            Err(error) => {
+                self.fail(&error);
+                return false;
+            }
+        }
+        let mut datagrams = batch.datagrams().peekable();
+        while datagrams.peek().is_some() {
+            let now = self.now();
+            let mut core = self.core.lock();
+            for datagram in datagrams.by_ref().take(STRIDE) {
+                core.receive(now, &datagram);
+            }
+            self.flush(core);
+        }
+        true
+    }
+
+    /// Delivers completions and events, and sends what the engine has to send. Called after every change to the engine that may lead to any of these.
+    pub(crate) fn flush<'a>(&'a self, core: MutexGuard<'a, Core>) {
+        self.flush_with(core, false);
+    }
+
+    /// As [`flush`](Self::flush), and calls the link even when the engine has nothing: it may hold something that is due, or be blocked.
+    fn flush_blocked<'a>(&'a self, core: MutexGuard<'a, Core>) {
+        self.flush_with(core, true);
+    }
+
+    fn flush_with<'a>(&'a self, mut core: MutexGuard<'a, Core>, mut force: bool) {
+        loop {
+            self.tx_wanted.store(true, Ordering::SeqCst);
+            // Pairs with the fence below: either we get tx, or its holder sees the note.
+            fence(Ordering::SeqCst);
+            let Some(mut tx) = self.tx.try_lock() else {
+                self.settle(core);
+                return;
+            };
+            self.tx_wanted.store(false, Ordering::SeqCst);
+            let now = self.now();
+            let filled = core.fill(now, &mut tx.batch);
+            self.settle(core);
+            let blocked = self.send(&mut tx, now, force);
+            force = false;
+            drop(tx);
+            fence(Ordering::SeqCst);
+            let more = filled == Filled::Full && !blocked;
+            if !more && !self.tx_wanted.load(Ordering::SeqCst) {
+                return;
+            }
+            core = self.core.lock();
+        }
+    }
+
+    /// The end of a section under core: delivers, and makes the engine's deadline known, waking the progress thread if it sleeps beyond it.
+    fn settle(&self, mut core: MutexGuard<'_, Core>) {
+        core.deliver();
+        let due = core.endpoint.poll_timeout().map_or(NEVER, |due| due.0);
+        self.engine_due.store(due, Ordering::SeqCst);
+        drop(core);
+        self.wake_for(due);
+    }
+
+    /// Delivers completions and events only: for changes that send nothing.
+    pub(crate) fn deliver(&self, core: MutexGuard<'_, Core>) {
+        self.settle(core);
+    }
+
+    /// Gives the batch to the link; whether the link is blocked now.
+    fn send(&self, tx: &mut Tx, now: Instant, force: bool) -> bool {
+        if tx.batch.is_empty() && !force {
+            return false;
+        }
+        if let Err(error) = tx.half.transmit(&mut tx.batch, now) {
+            tx.batch.clear();
+            self.fail(&error);
+        }
+        let due = tx.half.due().map_or(NEVER, |due| due.0);
+        self.link_due.store(due, Ordering::SeqCst);
+        let blocked = !tx.batch.is_empty();
+        self.tx_blocked.store(blocked, Ordering::SeqCst);
+        self.wake_for(if blocked { 0 } else { due });
+        blocked
+    }
+
+    /// Wakes the progress thread when it sleeps beyond `due`.
+    fn wake_for(&self, due: u64) {
+        if due < self.parked_until.load(Ordering::SeqCst) {
+            self.waker.wake();
+        }
+    }
+
+    /// Has the progress thread end, wherever it is.
+    pub(crate) fn stop(&self, progress: &Thread) {
+        self.stop.store(true, Ordering::SeqCst);
+        self.waker.wake();
+        progress.unpark();
+    }
+
+    /// The link broke: says so once, here and to the owners of queue pairs. What is outstanding then fails by its timeouts.
+    fn fail(&self, error: &dyn std::fmt::Display) {
+        if !self.broken.swap(true, Ordering::Relaxed) {
+            tracing::error!("the soft device's link failed: {error}");
+            self.tell_fatal();
+        }
+    }
+
+    /// Tells every owner of a queue pair that the device is lost. Skipped where the caller holds the core already: the timeouts tell them then.
+    pub(crate) fn tell_fatal(&self) {
+        if let Some(core) = self.core.try_lock() {
+            core.tell_fatal();
+        }
+    }
+}

@@ -1,0 +1,60 @@
+//! The copies between the device's packets and the application's memory: all the raw memory access there is.
+
+use std::ptr;
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering, fence};
+
+use doorbell_roce_proto::memory::AtomicOp;
+
+const WORD: usize = size_of::<u64>();
+
+/// Copies out of registered memory.
+///
+/// # Safety
+/// `src` is readable for the length of `dst`, and does not overlap it.
+pub(super) unsafe fn from(src: *const u8, dst: &mut [u8]) {
+    // SAFETY: `src` is readable for that length by contract; `dst` is a unique reference, and does not overlap by contract.
+    unsafe { ptr::copy_nonoverlapping(src, dst.as_mut_ptr(), dst.len()) }
+}
+
+/// Copies into registered memory so that its last eight bytes become visible after all others: the application polls them to learn that the rest is
+/// there. An aligned word is stored at once, otherwise its bytes in ascending order.
+///
+/// # Safety
+/// `dst` is writable for the length of `src`, and does not overlap it.
+pub(super) unsafe fn to_peer_visible(src: &[u8], dst: *mut u8) {
+    let (head, tail) = src.split_at(src.len().saturating_sub(WORD));
+    // SAFETY: `head` is the beginning of `src`, for the whole of which `dst` is writable without overlap.
+    unsafe { ptr::copy_nonoverlapping(head.as_ptr(), dst, head.len()) };
+    // SAFETY: the tail follows the head within the same range.
+    let end = unsafe { dst.add(head.len()) };
+    // The copies above stay above; the atomic stores below carry them.
+    fence(Ordering::Release);
+    let aligned = end.addr().is_multiple_of(WORD);
+    match <[u8; WORD]>::try_from(tail) {
+        Ok(word) if aligned => {
+            // SAFETY: eight writable bytes, aligned; what else accesses them meanwhile is the application, which polls them.
+            unsafe { AtomicU64::from_ptr(end.cast()) }.store(u64::from_ne_bytes(word), Ordering::Release);
+        }
+        _ => {
+            for (index, byte) in tail.iter().enumerate() {
+                // SAFETY: within the range, as `index` is below the length of the tail; a byte needs no alignment.
+                unsafe { AtomicU8::from_ptr(end.add(index)) }.store(*byte, Ordering::Release);
+            }
+        }
+    }
+}
+
+/// Performs an atomic, and gives the word before it, in host order.
+///
+/// # Safety
+/// `word` is readable and writable for 8 bytes, and aligned to them.
+pub(super) unsafe fn atomic(word: *mut u8, op: AtomicOp) -> u64 {
+    // SAFETY: readable, writable and aligned by contract.
+    let word = unsafe { AtomicU64::from_ptr(word.cast()) };
+    match op {
+        AtomicOp::FetchAdd { add } => word.fetch_add(add, Ordering::AcqRel),
+        AtomicOp::CompareSwap { compare, swap } => word
+            .compare_exchange(compare, swap, Ordering::AcqRel, Ordering::Acquire)
+            .unwrap_or_else(|before| before),
+    }
+}

@@ -1,0 +1,160 @@
+//! Each reason to refuse an access, and the copies.
+
+use super::*;
+
+const PD: PdId = PdId(3);
+const ALL: Rights = Rights {
+    local_write: true,
+    remote_write: true,
+    remote_read: true,
+    remote_atomic: true,
+};
+
+/// A table with `bytes` registered at `iova`, and its key.
+fn table_of(bytes: &mut [u8], iova: u64, rights: Rights) -> (Table, u32) {
+    let mut table = Table::new();
+    let region = Region::new(bytes.as_mut_ptr(), bytes.len() as u64, iova, PD, rights);
+    let key = table.insert(region).unwrap();
+    (table, key)
+}
+
+#[test]
+fn ranges_are_exact_and_do_not_overflow() {
+    let mut bytes = [7_u8; 64];
+    for iova in [0, 0x1000, u64::MAX - 64] {
+        let (mut table, key) = table_of(&mut bytes, iova, ALL);
+        let mut check = |addr: u64, len: u64| table.check_remote(PD, RKey(key), addr, len, RemoteRight::Read);
+        assert_eq!(check(iova, 64), Ok(()));
+        assert_eq!(check(iova + 63, 1), Ok(()));
+        assert_eq!(check(iova + 64, 1), Err(AccessError));
+        assert_eq!(check(iova, 65), Err(AccessError));
+        assert_eq!(check(iova.wrapping_sub(1), 2), Err(AccessError));
+        assert_eq!(check(iova + 1, u64::MAX), Err(AccessError));
+        assert_eq!(
+            check(iova.wrapping_add(1000), 0),
+            Ok(()),
+            "a range of length 0 is always granted"
+        );
+    }
+}
+
+#[test]
+fn a_key_is_good_for_one_registration_in_one_domain() {
+    let mut bytes = [7_u8; 64];
+    let (mut table, key) = table_of(&mut bytes, 0, ALL);
+    let mut out = [0; 8];
+    assert_eq!(table.gather(PD, LKey(key), 0, &mut out), Ok(()));
+    assert_eq!(out, [7; 8]);
+    assert_eq!(table.gather(PdId(4), LKey(key), 0, &mut out), Err(AccessError));
+    assert_eq!(table.gather(PD, LKey(key ^ 1), 0, &mut out), Err(AccessError));
+    assert_eq!(
+        table.gather(PD, LKey(key.wrapping_add(1 << 16)), 0, &mut out),
+        Err(AccessError)
+    );
+    table.remove(key);
+    table.remove(key);
+    assert_eq!(table.gather(PD, LKey(key), 0, &mut out), Err(AccessError));
+    let again = table.insert(Region::new(bytes.as_mut_ptr(), 64, 0, PD, ALL)).unwrap();
+    assert_eq!(again >> 16, key >> 16, "the slot is used again");
+    assert_eq!(table.gather(PD, LKey(again), 0, &mut out), Ok(()));
+}
+
+#[test]
+fn every_right_is_needed_and_enough() {
+    let mut bytes = [0_u8; 64];
+    let none = Rights::default();
+    let cases = [
+        (
+            RemoteRight::Read,
+            Rights {
+                remote_read: true,
+                ..none
+            },
+        ),
+        (
+            RemoteRight::Write,
+            Rights {
+                remote_write: true,
+                ..none
+            },
+        ),
+        (
+            RemoteRight::Atomic,
+            Rights {
+                remote_atomic: true,
+                ..none
+            },
+        ),
+    ];
+    for (right, rights) in cases {
+        let (mut table, key) = table_of(&mut bytes, 0, rights);
+        for (other, _) in cases {
+            let wanted = if other == right { Ok(()) } else { Err(AccessError) };
+            assert_eq!(
+                table.check_remote(PD, RKey(key), 0, 8, other),
+                wanted,
+                "{other:?} with {rights:?}"
+            );
+        }
+    }
+    let (mut table, key) = table_of(&mut bytes, 0, none);
+    let sge = Sge {
+        addr: 0,
+        len: 8,
+        lkey: LKey(key),
+    };
+    assert_eq!(table.check_local(PD, &sge, false), Ok(()));
+    assert_eq!(table.check_local(PD, &sge, true), Err(AccessError));
+    assert_eq!(table.scatter(PD, LKey(key), 0, &[1; 8]), Err(AccessError));
+    assert_eq!(table.remote_write(PD, RKey(key), 0, &[1; 8]), Err(AccessError));
+    assert_eq!(
+        table.remote_atomic(PD, RKey(key), 0, AtomicOp::FetchAdd { add: 1 }),
+        Err(AccessError)
+    );
+    assert_eq!(bytes, [0; 64]);
+}
+
+#[test]
+fn copies_of_every_length_and_alignment() {
+    for len in 0..40_usize {
+        for at in 0..9_usize {
+            let mut bytes = [0xee_u8; 64];
+            let (mut table, key) = table_of(&mut bytes, 0x100, ALL);
+            let src: Vec<u8> = (1..=len as u8).collect();
+            table.remote_write(PD, RKey(key), 0x100 + at as u64, &src).unwrap();
+            let mut back = vec![0; len];
+            table.remote_read(PD, RKey(key), 0x100 + at as u64, &mut back).unwrap();
+            assert_eq!(back, src);
+            assert_eq!(&bytes[at..at + len], &src[..]);
+            assert!(bytes[..at].iter().chain(&bytes[at + len..]).all(|&byte| byte == 0xee));
+        }
+    }
+}
+
+#[test]
+fn atomics_work_on_aligned_words_of_memory() {
+    let mut words = [5_u64, 0];
+    let base = words.as_mut_ptr().cast::<u8>();
+    let mut table = Table::new();
+    let key = RKey(table.insert(Region::new(base, 16, 0, PD, ALL)).unwrap());
+    let skewed = RKey(table.insert(Region::new(base.wrapping_add(4), 12, 0, PD, ALL)).unwrap());
+    let mut atomic = |key, op| table.remote_atomic(PD, key, 0, op);
+    assert_eq!(atomic(key, AtomicOp::FetchAdd { add: u64::MAX }), Ok(5));
+    assert_eq!(atomic(key, AtomicOp::CompareSwap { compare: 5, swap: 9 }), Ok(4));
+    assert_eq!(atomic(key, AtomicOp::CompareSwap { compare: 4, swap: 9 }), Ok(4));
+    assert_eq!(atomic(skewed, AtomicOp::FetchAdd { add: 1 }), Err(AccessError));
+    assert_eq!(words, [9, 0]);
+}
+
+#[test]
+fn tags_do_not_repeat_predictably() {
+    let mut bytes = [0_u8; 8];
+    let mut table = Table::new();
+    let mut tags = std::collections::HashSet::new();
+    for _ in 0..64 {
+        let key = table.insert(Region::new(bytes.as_mut_ptr(), 8, 0, PD, ALL)).unwrap();
+        tags.insert(key as u16);
+        table.remove(key);
+    }
+    assert!(tags.len() > 32, "64 random tags of 16 bits: {}", tags.len());
+}

@@ -1,0 +1,53 @@
+//! Protection domains: what ties queue pairs to the memory they may reach.
+
+use std::sync::Arc;
+
+use doorbell_roce_proto::memory::PdId;
+
+use crate::device::{Device, LimitError};
+
+/// A protection domain (ibv_alloc_pd(3)). Clones name the same one.
+#[derive(Clone, Debug)]
+pub struct Pd(Arc<PdHandle>);
+
+#[derive(Debug)]
+struct PdHandle {
+    device: Arc<Device>,
+    id: PdId,
+}
+
+impl Device {
+    /// A new protection domain.
+    ///
+    /// # Errors
+    /// When the device has no more.
+    pub fn protection_domain(self: &Arc<Self>) -> Result<Pd, LimitError> {
+        let id = self.shared().core.lock().add_pd().ok_or(LimitError::Exhausted)?;
+        Ok(Pd(Arc::new(PdHandle {
+            device: Arc::clone(self),
+            id,
+        })))
+    }
+}
+
+impl Pd {
+    /// The device it is of.
+    pub fn device(&self) -> &Arc<Device> {
+        &self.0.device
+    }
+
+    /// Whether anything else, such as a memory region or a queue pair, holds this domain.
+    pub fn is_shared(&self) -> bool {
+        Arc::strong_count(&self.0) > 1
+    }
+
+    pub(crate) fn id(&self) -> PdId {
+        self.0.id
+    }
+}
+
+impl Drop for PdHandle {
+    fn drop(&mut self) {
+        self.device.shared().core.lock().remove_pd();
+    }
+}

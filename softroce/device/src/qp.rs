@@ -1,0 +1,202 @@
+//! Queue pairs: creating, changing and querying them, and posting work.
+
+use std::sync::Arc;
+
+use doorbell_roce_proto::qp::{Attributes, Modify, ModifyError, QpInit};
+use doorbell_roce_proto::work::{PostError, ReceiveRequest, SendRequest};
+use doorbell_roce_proto::{Endpoint, Instant, Qpn};
+
+use crate::capacity;
+use crate::cq::Cq;
+use crate::device::Device;
+use crate::event::Owner;
+use crate::pd::Pd;
+
+/// What a queue pair is created with (ibv_create_qp(3)). It is of type RC.
+#[derive(Clone, Debug)]
+pub struct QpConfig {
+    /// Where send requests complete.
+    pub send_cq: Cq,
+    /// Where receives complete.
+    pub recv_cq: Cq,
+    /// Send requests outstanding at most.
+    pub max_send_wr: u32,
+    /// Receive requests outstanding at most.
+    pub max_recv_wr: u32,
+    /// Elements per send request at most.
+    pub max_send_sge: u32,
+    /// Elements per receive request at most.
+    pub max_recv_sge: u32,
+    /// Inline bytes per send request at most.
+    pub max_inline: u32,
+    /// Complete every send request, whatever its flag.
+    pub signal_all: bool,
+}
+
+/// Why a queue pair could not be created.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum CreateQpError {
+    /// A size beyond [`capacity`] (`EINVAL`).
+    #[error("a queue pair on a soft device has at most {wr} requests of {sge} elements per queue, and {inline} inline bytes",
+        wr = capacity::WORK_REQUESTS, sge = capacity::SGES, inline = capacity::INLINE)]
+    Size,
+    /// Completion queue and protection domain are of different devices (`EINVAL`).
+    #[error("a queue pair's completion queues and protection domain must be of one device")]
+    OtherDevice,
+    /// The device has no more (`ENOMEM`).
+    #[error("the device has {max} queue pairs already", max = capacity::QPS)]
+    Exhausted,
+}
+
+/// An RC queue pair. Dropping it destroys it: what is queued is forgotten without completions, and its memory is touched no more.
+#[derive(Debug)]
+pub struct Qp {
+    pd: Pd,
+    number: Qpn,
+    send_cq: Cq,
+    recv_cq: Cq,
+}
+
+impl Pd {
+    /// A queue pair in RESET, its events told to `owner`.
+    ///
+    /// # Errors
+    /// When a size is out of range, objects do not belong together, or the device is full.
+    pub fn queue_pair(&self, config: &QpConfig, owner: Owner) -> Result<Qp, CreateQpError> {
+        let sizes_fit = config.max_send_wr.max(config.max_recv_wr) <= capacity::WORK_REQUESTS
+            && config.max_send_sge.max(config.max_recv_sge) <= capacity::SGES
+            && config.max_inline <= capacity::INLINE;
+        if !sizes_fit {
+            return Err(CreateQpError::Size);
+        }
+        if !config.send_cq.is_of(self.device()) || !config.recv_cq.is_of(self.device()) {
+            return Err(CreateQpError::OtherDevice);
+        }
+        let init = QpInit {
+            pd: self.id(),
+            send_cq: config.send_cq.id(),
+            recv_cq: config.recv_cq.id(),
+            max_send_wr: config.max_send_wr,
+            max_recv_wr: config.max_recv_wr,
+            max_send_sge: config.max_send_sge,
+            max_recv_sge: config.max_recv_sge,
+            max_inline: config.max_inline,
+            signal_all: config.signal_all,
+        };
+        let number = self
+            .device()
+            .shared()
+            .core
+            .lock()
+            .add_qp(init, owner)
+            .ok_or(CreateQpError::Exhausted)?;
+        Ok(Qp {
+            pd: self.clone(),
+            number,
+            send_cq: config.send_cq.clone(),
+            recv_cq: config.recv_cq.clone(),
+        })
+    }
+}
+
+/// Work being posted: the device's lock is held, and packets leave when it is given back.
+pub struct Posting<'a> {
+    endpoint: &'a mut Endpoint,
+    now: Instant,
+    qpn: Qpn,
+}
+
+impl Posting<'_> {
+    /// Queues a send request.
+    ///
+    /// # Errors
+    /// When it is refused; nothing of it was queued.
+    pub fn send(&mut self, request: &SendRequest<'_>) -> Result<(), PostError> {
+        self.endpoint.post_send(self.now, self.qpn, request)
+    }
+
+    /// Queues a receive.
+    ///
+    /// # Errors
+    /// When it is refused; nothing of it was queued.
+    pub fn receive(&mut self, request: &ReceiveRequest<'_>) -> Result<(), PostError> {
+        self.endpoint.post_receive(self.qpn, request)
+    }
+}
+
+impl Qp {
+    /// Its number.
+    pub fn number(&self) -> Qpn {
+        self.number
+    }
+
+    /// Where send requests complete.
+    pub fn send_cq(&self) -> &Cq {
+        &self.send_cq
+    }
+
+    /// Where receives complete.
+    pub fn recv_cq(&self) -> &Cq {
+        &self.recv_cq
+    }
+
+    /// The device it is of.
+    pub fn device(&self) -> &Arc<Device> {
+        self.pd.device()
+    }
+
+    /// Posts send requests: all that `requests` queues go out as one batch, at once.
+    pub fn post_send<R>(&self, requests: impl FnOnce(&mut Posting<'_>) -> R) -> R {
+        let shared = self.device().shared();
+        let now = shared.now();
+        let mut core = shared.core.lock();
+        let result = requests(&mut Posting {
+            endpoint: &mut core.endpoint,
+            now,
+            qpn: self.number,
+        });
+        shared.flush(core);
+        result
+    }
+
+    /// Posts receives: nothing is sent for them.
+    pub fn post_receive<R>(&self, requests: impl FnOnce(&mut Posting<'_>) -> R) -> R {
+        let shared = self.device().shared();
+        let mut core = shared.core.lock();
+        let result = requests(&mut Posting {
+            endpoint: &mut core.endpoint,
+            now: Instant::ZERO,
+            qpn: self.number,
+        });
+        // In the error state a receive completes at once.
+        shared.deliver(core);
+        result
+    }
+
+    /// Changes state and attributes (ibv_modify_qp(3)).
+    ///
+    /// # Errors
+    /// When the table of transitions refuses it; nothing changed then.
+    pub fn modify(&self, modify: &Modify) -> Result<(), ModifyError> {
+        let shared = self.device().shared();
+        let mut core = shared.core.lock();
+        let result = core.endpoint.modify_qp(shared.now(), self.number, modify);
+        shared.flush(core);
+        result
+    }
+
+    /// Its state and attributes as of now. `None` never happens while the handle lives.
+    pub fn query(&self) -> Option<Attributes> {
+        self.device().shared().core.lock().endpoint.query_qp(self.number)
+    }
+}
+
+impl Drop for Qp {
+    fn drop(&mut self) {
+        let shared = self.pd.device().shared();
+        let mut core = shared.core.lock();
+        core.remove_qp(self.number);
+        // Its timers are gone with it.
+        shared.deliver(core);
+    }
+}

@@ -1,0 +1,165 @@
+//! What the engine's lock guards: the engine, the memory it reaches, and where its completions and events go.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use doorbell_roce_proto::memory::PdId;
+use doorbell_roce_proto::qp::QpInit;
+use doorbell_roce_proto::work::CqId;
+use doorbell_roce_proto::{AsyncEvent, Datagram, Endpoint, Ident, Instant, Qpn};
+
+use crate::capacity;
+use crate::cq::CqRing;
+use crate::event::{Event, Owner, QpEvent};
+use crate::link::{self, TxBatch};
+use crate::memory::Table;
+
+/// The state of a device, apart from its link.
+pub(crate) struct Core {
+    pub(crate) endpoint: Endpoint,
+    pub(crate) memory: Table,
+    cqs: Vec<Option<Arc<CqRing>>>,
+    qps: HashMap<Qpn, Owner>,
+    pds: usize,
+    next_pd: u32,
+    /// The UDP port of every RoCEv2 device here: ours, and the one we send to.
+    port: u16,
+}
+
+/// What [`Core::fill`] left.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Filled {
+    /// The engine has nothing more to send now.
+    All,
+    /// The batch is full; the engine may have more.
+    Full,
+}
+
+impl Core {
+    pub(crate) fn new(endpoint: Endpoint, port: u16) -> Self {
+        Self {
+            endpoint,
+            memory: Table::new(),
+            cqs: Vec::new(),
+            qps: HashMap::new(),
+            pds: 0,
+            next_pd: 0,
+            port,
+        }
+    }
+
+    // Objects
+
+    pub(crate) fn add_pd(&mut self) -> Option<PdId> {
+        if self.pds == capacity::PDS {
+            return None;
+        }
+        self.pds += 1;
+        // Numbers are not used again: what once named another domain must not fit by chance. 2^32 of them last.
+        self.next_pd = self.next_pd.checked_add(1)?;
+        Some(PdId(self.next_pd))
+    }
+
+    pub(crate) fn remove_pd(&mut self) {
+        self.pds -= 1;
+    }
+
+    pub(crate) fn add_cq(&mut self, ring: Arc<CqRing>) -> Option<CqId> {
+        if let Some(index) = self.cqs.iter().position(Option::is_none) {
+            self.cqs[index] = Some(ring);
+            return Some(CqId(index as u32));
+        }
+        if self.cqs.len() == capacity::CQS {
+            return None;
+        }
+        self.cqs.push(Some(ring));
+        Some(CqId(self.cqs.len() as u32 - 1))
+    }
+
+    pub(crate) fn remove_cq(&mut self, id: CqId) {
+        if let Some(slot) = self.cqs.get_mut(id.0 as usize) {
+            *slot = None;
+        }
+    }
+
+    pub(crate) fn add_qp(&mut self, init: QpInit, owner: Owner) -> Option<Qpn> {
+        if self.qps.len() == capacity::QPS {
+            return None;
+        }
+        let qpn = self.endpoint.create_qp(init);
+        self.qps.insert(qpn, owner);
+        Some(qpn)
+    }
+
+    pub(crate) fn remove_qp(&mut self, qpn: Qpn) {
+        self.endpoint.destroy_qp(qpn);
+        self.qps.remove(&qpn);
+    }
+
+    /// How many queue pairs there are.
+    pub(crate) fn qp_count(&self) -> usize {
+        self.qps.len()
+    }
+
+    // Wire
+
+    /// Gives the engine a datagram of the link.
+    pub(crate) fn receive(&mut self, now: Instant, datagram: &link::Datagram<'_>) {
+        let datagram = Datagram {
+            src: datagram.src.ip(),
+            dst: datagram.dst.ip(),
+            src_port: datagram.src.port(),
+            dst_port: datagram.dst.port(),
+            ident: Ident::Unknown {
+                segment: datagram.segment,
+            },
+            payload: datagram.bytes,
+        };
+        self.endpoint.handle_datagram(now, &datagram, &mut self.memory);
+    }
+
+    /// Moves what the engine wants to send into `batch`, as far as there is room.
+    pub(crate) fn fill(&mut self, now: Instant, batch: &mut TxBatch) -> Filled {
+        while let Some(mut slot) = batch.slot() {
+            let Some(transmit) = self.endpoint.poll_transmit(now, &mut self.memory, &mut slot) else {
+                return Filled::All;
+            };
+            slot.send(transmit.len, SocketAddr::new(transmit.dst, self.port));
+        }
+        Filled::Full
+    }
+
+    /// Hands the engine's completions to their queues, and its events to the owners of the queue pairs.
+    pub(crate) fn deliver(&mut self) {
+        while let Some((cq, completion)) = self.endpoint.poll_completion() {
+            if let Some(Some(ring)) = self.cqs.get(cq.0 as usize) {
+                ring.push(completion);
+            }
+        }
+        while let Some(event) = self.endpoint.poll_event() {
+            let (qpn, event) = match event {
+                AsyncEvent::QpFatal(qpn) => (qpn, QpEvent::Fatal),
+                AsyncEvent::QpRequestError(qpn) => (qpn, QpEvent::RequestError),
+                AsyncEvent::QpAccessError(qpn) => (qpn, QpEvent::AccessError),
+                AsyncEvent::CommunicationEstablished(qpn) => (qpn, QpEvent::CommunicationEstablished),
+                AsyncEvent::SendQueueDrained(qpn) => (qpn, QpEvent::SendQueueDrained),
+            };
+            if let Some(owner) = self.qps.get(&qpn) {
+                owner.queue.push(Event::Qp(owner.token, event));
+            }
+        }
+    }
+
+    /// Tells every owner of a queue pair that the device is lost; each queue of events once.
+    pub(crate) fn tell_fatal(&self) {
+        let mut told = Vec::new();
+        for owner in self.qps.values() {
+            let queue = Arc::as_ptr(&owner.queue);
+            if !told.contains(&queue) {
+                told.push(queue);
+                owner.queue.push(Event::DeviceFatal);
+            }
+        }
+    }
+}

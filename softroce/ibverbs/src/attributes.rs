@@ -1,0 +1,206 @@
+//! The attributes of a queue pair between C's struct and the engine's.
+
+use doorbell_roce_proto::qp::{Attributes, Modify, Path, RemoteAccess, State};
+use doorbell_roce_proto::{Gid, Mtu, Psn, Qpn};
+use doorbell_softroce::{DeviceInfo, capacity};
+use doorbell_verbs_sys::*;
+
+use crate::query::PORT;
+
+/// TTL of packets whose address vector leaves it open.
+const DEFAULT_HOP_LIMIT: u8 = 64;
+
+/// The attributes that a soft RC queue pair has none of: they are for other transports, or for what it cannot do.
+const UNSUPPORTED: u32 = IBV_QP_QKEY | IBV_QP_ALT_PATH | IBV_QP_CAP | IBV_QP_RATE_LIMIT;
+
+/// Why attributes were refused before the engine saw them (`EINVAL`).
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub(crate) enum Refused {
+    #[error("attributes {0:#x} are not supported for RC on a soft device")]
+    Unsupported(u32),
+    #[error("{0} is not one of `enum ibv_qp_state`")]
+    State(u32),
+    #[error("the device has one port, 1")]
+    Port,
+    #[error("the device has one partition key, at index 0")]
+    Pkey,
+    #[error("path MTU {0} is not one of `enum ibv_mtu`, or more than the port's")]
+    Mtu(u32),
+    #[error("RoCE needs a global address: `is_global` and a destination GID")]
+    NotGlobal,
+    #[error("the device has one GID, at index 0")]
+    SourceGid,
+    #[error("the destination GID is no unicast address of the device's own family, IPv4 or IPv6")]
+    DestinationGid,
+    #[error("at most {max} READs and atomics may be outstanding", max = capacity::RD_ATOMIC)]
+    RdAtomic,
+    #[error("path migration is not supported")]
+    Migration,
+}
+
+/// What C asks for, for the engine.
+pub(crate) fn to_modify(attr: &ibv_qp_attr, mask: u32, device: &DeviceInfo) -> Result<Modify, Refused> {
+    let given = |bit: u32| mask & bit != 0;
+    if given(UNSUPPORTED) {
+        return Err(Refused::Unsupported(mask & UNSUPPORTED));
+    }
+    if given(IBV_QP_PATH_MIG_STATE) && attr.path_mig_state != IBV_MIG_MIGRATED {
+        return Err(Refused::Migration);
+    }
+    if given(IBV_QP_PORT) && attr.port_num != PORT {
+        return Err(Refused::Port);
+    }
+    if given(IBV_QP_PKEY_INDEX) && attr.pkey_index != 0 {
+        return Err(Refused::Pkey);
+    }
+    let beyond = |bit, value| given(bit) && value > capacity::RD_ATOMIC;
+    if beyond(IBV_QP_MAX_QP_RD_ATOMIC, attr.max_rd_atomic) || beyond(IBV_QP_MAX_DEST_RD_ATOMIC, attr.max_dest_rd_atomic)
+    {
+        return Err(Refused::RdAtomic);
+    }
+    Ok(Modify {
+        state: given(IBV_QP_STATE).then(|| to_state(attr.qp_state)).transpose()?,
+        current_state: given(IBV_QP_CUR_STATE)
+            .then(|| to_state(attr.cur_qp_state))
+            .transpose()?,
+        pkey_index: given(IBV_QP_PKEY_INDEX).then_some(attr.pkey_index),
+        port: given(IBV_QP_PORT).then_some(attr.port_num),
+        access: given(IBV_QP_ACCESS_FLAGS).then(|| to_access(attr.qp_access_flags)),
+        path: given(IBV_QP_AV).then(|| to_path(&attr.ah_attr, device)).transpose()?,
+        path_mtu: given(IBV_QP_PATH_MTU)
+            .then(|| to_mtu(attr.path_mtu, device.mtu))
+            .transpose()?,
+        dest_qpn: given(IBV_QP_DEST_QPN).then(|| Qpn::new(attr.dest_qp_num)),
+        rq_psn: given(IBV_QP_RQ_PSN).then(|| Psn::new(attr.rq_psn)),
+        max_dest_rd_atomic: given(IBV_QP_MAX_DEST_RD_ATOMIC).then_some(attr.max_dest_rd_atomic),
+        min_rnr_timer: given(IBV_QP_MIN_RNR_TIMER).then_some(attr.min_rnr_timer),
+        sq_psn: given(IBV_QP_SQ_PSN).then(|| Psn::new(attr.sq_psn)),
+        timeout: given(IBV_QP_TIMEOUT).then_some(attr.timeout),
+        retry_cnt: given(IBV_QP_RETRY_CNT).then_some(attr.retry_cnt),
+        rnr_retry: given(IBV_QP_RNR_RETRY).then_some(attr.rnr_retry),
+        max_rd_atomic: given(IBV_QP_MAX_QP_RD_ATOMIC).then_some(attr.max_rd_atomic),
+        sqd_async_notify: given(IBV_QP_EN_SQD_ASYNC_NOTIFY).then_some(attr.en_sqd_async_notify != 0),
+    })
+}
+
+fn to_state(state: ibv_qp_state) -> Result<State, Refused> {
+    Ok(match state {
+        IBV_QPS_RESET => State::Reset,
+        IBV_QPS_INIT => State::Init,
+        IBV_QPS_RTR => State::Rtr,
+        IBV_QPS_RTS => State::Rts,
+        IBV_QPS_SQD => State::Sqd,
+        IBV_QPS_SQE => State::Sqe,
+        IBV_QPS_ERR => State::Err,
+        other => return Err(Refused::State(other)),
+    })
+}
+
+fn to_access(flags: u32) -> RemoteAccess {
+    RemoteAccess {
+        read: flags & IBV_ACCESS_REMOTE_READ != 0,
+        write: flags & IBV_ACCESS_REMOTE_WRITE != 0,
+        atomic: flags & IBV_ACCESS_REMOTE_ATOMIC != 0,
+    }
+}
+
+fn to_mtu(code: ibv_mtu, port: Mtu) -> Result<Mtu, Refused> {
+    Mtu::from_code(code)
+        .filter(|&mtu| mtu <= port)
+        .ok_or(Refused::Mtu(code))
+}
+
+fn to_path(vector: &ibv_ah_attr, device: &DeviceInfo) -> Result<Path, Refused> {
+    if vector.is_global == 0 {
+        return Err(Refused::NotGlobal);
+    }
+    if vector.port_num != PORT {
+        return Err(Refused::Port);
+    }
+    if vector.grh.sgid_index != 0 {
+        return Err(Refused::SourceGid);
+    }
+    // SAFETY: a GID is 16 bytes, whichever member of the union was written.
+    let remote = Gid(unsafe { vector.grh.dgid.raw }).to_ip();
+    let local = device.address.ip();
+    if remote.is_ipv4() != local.is_ipv4() || remote.is_unspecified() || remote.is_multicast() {
+        return Err(Refused::DestinationGid);
+    }
+    Ok(Path {
+        local,
+        remote,
+        traffic_class: vector.grh.traffic_class,
+        hop_limit: if vector.grh.hop_limit == 0 {
+            DEFAULT_HOP_LIMIT
+        } else {
+            vector.grh.hop_limit
+        },
+    })
+}
+
+/// What the engine says of a queue pair, for C. What was never set is 0.
+pub(crate) fn to_attr(found: &Attributes) -> ibv_qp_attr {
+    let set = &found.set;
+    let state = found.state as ibv_qp_state;
+    ibv_qp_attr {
+        qp_state: state,
+        cur_qp_state: state,
+        path_mtu: set.path_mtu.map_or(0, |mtu| mtu as ibv_mtu),
+        path_mig_state: IBV_MIG_MIGRATED,
+        qkey: 0,
+        rq_psn: set.rq_psn.map_or(0, Psn::get),
+        sq_psn: set.sq_psn.map_or(0, Psn::get),
+        dest_qp_num: set.dest_qpn.map_or(0, Qpn::get),
+        qp_access_flags: set.access.map_or(0, from_access),
+        cap: ibv_qp_cap {
+            max_send_wr: found.init.max_send_wr,
+            max_recv_wr: found.init.max_recv_wr,
+            max_send_sge: found.init.max_send_sge,
+            max_recv_sge: found.init.max_recv_sge,
+            max_inline_data: found.init.max_inline,
+        },
+        ah_attr: from_path(set.path.as_ref()),
+        alt_ah_attr: from_path(None),
+        pkey_index: set.pkey_index.unwrap_or(0),
+        alt_pkey_index: 0,
+        en_sqd_async_notify: u8::from(set.sqd_async_notify.unwrap_or(false)),
+        sq_draining: u8::from(found.sq_draining),
+        max_rd_atomic: set.max_rd_atomic.unwrap_or(0),
+        max_dest_rd_atomic: set.max_dest_rd_atomic.unwrap_or(0),
+        min_rnr_timer: set.min_rnr_timer.unwrap_or(0),
+        port_num: set.port.unwrap_or(0),
+        timeout: set.timeout.unwrap_or(0),
+        retry_cnt: set.retry_cnt.unwrap_or(0),
+        rnr_retry: set.rnr_retry.unwrap_or(0),
+        alt_port_num: 0,
+        alt_timeout: 0,
+        rate_limit: 0,
+    }
+}
+
+fn from_access(access: RemoteAccess) -> u32 {
+    let bit = |set, bit| if set { bit } else { 0 };
+    bit(access.read, IBV_ACCESS_REMOTE_READ)
+        | bit(access.write, IBV_ACCESS_REMOTE_WRITE)
+        | bit(access.atomic, IBV_ACCESS_REMOTE_ATOMIC)
+}
+
+fn from_path(path: Option<&Path>) -> ibv_ah_attr {
+    ibv_ah_attr {
+        grh: ibv_global_route {
+            dgid: ibv_gid {
+                raw: path.map_or([0; 16], |path| Gid::from(path.remote).0),
+            },
+            flow_label: 0,
+            sgid_index: 0,
+            hop_limit: path.map_or(0, |path| path.hop_limit),
+            traffic_class: path.map_or(0, |path| path.traffic_class),
+        },
+        dlid: 0,
+        sl: 0,
+        src_path_bits: 0,
+        static_rate: 0,
+        is_global: u8::from(path.is_some()),
+        port_num: if path.is_some() { PORT } else { 0 },
+    }
+}

@@ -1,0 +1,324 @@
+//! Completion queues and completion channels.
+
+use core::ffi::{c_int, c_uint, c_void};
+use std::mem::MaybeUninit;
+use std::os::fd::AsRawFd;
+use std::ptr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use doorbell_roce_proto::work::{Completion, CompletionOpcode, Status};
+use doorbell_softroce::{Cq, CqNotify, Event, EventQueue, Owner, Token};
+use doorbell_verbs_sys::*;
+
+use crate::context::{Context, acknowledge, await_acknowledged, next_handle};
+use crate::errno;
+use crate::protection::errno_of_limit;
+
+/// A completion channel: what C sees, and what it stands for.
+#[repr(C)]
+struct SoftChannel {
+    base: ibv_comp_channel,
+    queue: Arc<EventQueue<Token>>,
+    /// The completion queues on it.
+    users: AtomicU32,
+}
+
+/// A completion queue: what C sees, and what it stands for.
+#[repr(C)]
+pub(crate) struct SoftCq {
+    base: ibv_cq,
+    pub(crate) cq: Cq,
+    /// The context's events, to take ours out of.
+    events: Arc<EventQueue<Event>>,
+    /// Completion events handed to the application.
+    completion_events: AtomicU32,
+    /// Asynchronous events handed to the application.
+    async_events: AtomicU32,
+}
+
+/// A queue's name in events: its address.
+fn token_of(cq: *mut SoftCq) -> Token {
+    cq.expose_provenance() as Token
+}
+
+fn from_token(token: Token) -> *mut SoftCq {
+    // It came from a pointer of this process.
+    ptr::with_exposed_provenance_mut(token as usize)
+}
+
+// Channels
+
+/// ibv_create_comp_channel(3).
+pub(crate) unsafe extern "C" fn create_comp_channel(context: *mut ibv_context) -> *mut ibv_comp_channel {
+    match EventQueue::new() {
+        Ok(queue) => Box::into_raw(Box::new(SoftChannel {
+            base: ibv_comp_channel {
+                context,
+                fd: queue.as_raw_fd(),
+                refcnt: 0,
+            },
+            queue: Arc::new(queue),
+            users: AtomicU32::new(0),
+        }))
+        .cast(),
+        Err(error) => errno::null(errno::of(&error)),
+    }
+}
+
+/// ibv_create_comp_channel(3): `EBUSY` while a completion queue is on it.
+pub(crate) unsafe extern "C" fn destroy_comp_channel(channel: *mut ibv_comp_channel) -> c_int {
+    let soft = channel.cast::<SoftChannel>();
+    // SAFETY: `channel` is live and ours by contract.
+    if unsafe { &*soft }.users.load(Ordering::Acquire) > 0 {
+        return libc::EBUSY;
+    }
+    // SAFETY: it came from a Box in `create_comp_channel`, and is given up by the caller.
+    drop(unsafe { Box::from_raw(soft) });
+    0
+}
+
+/// ibv_get_cq_event(3).
+pub(crate) unsafe extern "C" fn get_cq_event(
+    channel: *mut ibv_comp_channel,
+    cq: *mut *mut ibv_cq,
+    cq_context: *mut *mut c_void,
+) -> c_int {
+    // SAFETY: `channel` is live and ours by contract.
+    let soft = unsafe { &*channel.cast::<SoftChannel>() };
+    let count = |token: &Token| {
+        // SAFETY: an event's queue is live: destroying it takes its events out first, which is shut out while this runs.
+        let events = unsafe { &(*from_token(*token)).completion_events };
+        events.fetch_add(1, Ordering::Relaxed);
+    };
+    match soft.queue.wait(count) {
+        Ok(token) => {
+            let found = from_token(token);
+            // SAFETY: the queue lives on until the event just counted is acknowledged; both pointers are the caller's to write (man page).
+            unsafe {
+                *cq_context = (*found).base.cq_context;
+                *cq = found.cast();
+            }
+            0
+        }
+        Err(error) => errno::minus_one(errno::of(&error)),
+    }
+}
+
+/// ibv_get_cq_event(3).
+pub(crate) unsafe extern "C" fn ack_cq_events(cq: *mut ibv_cq, count: c_uint) {
+    // SAFETY: `cq` is live by contract, its mutex and condition were initialised with it.
+    unsafe {
+        acknowledge(
+            &raw mut (*cq).mutex,
+            &raw mut (*cq).cond,
+            &raw mut (*cq).comp_events_completed,
+            count,
+        )
+    };
+}
+
+// Queues
+
+/// ibv_create_cq(3).
+pub(crate) unsafe extern "C" fn create_cq(
+    context: *mut ibv_context,
+    cqe: c_int,
+    cq_context: *mut c_void,
+    channel: *mut ibv_comp_channel,
+    comp_vector: c_int,
+) -> *mut ibv_cq {
+    // SAFETY: `context` is live by contract.
+    let opened = unsafe { Context::from_ptr(context) };
+    let (Ok(entries), 0) = (u32::try_from(cqe), comp_vector) else {
+        return errno::null(libc::EINVAL);
+    };
+    // Its address is its name in events, so that it exists before the queue does.
+    let place = Box::into_raw(Box::<SoftCq>::new_uninit()).cast::<SoftCq>();
+    let token = token_of(place);
+    let owner = Owner {
+        queue: Arc::clone(&opened.events),
+        token,
+    };
+    // SAFETY: a channel that is given is live and ours by contract.
+    let channel_of_it = unsafe { channel.cast::<SoftChannel>().as_ref() };
+    let notify = channel_of_it.map(|channel| CqNotify {
+        channel: Arc::clone(&channel.queue),
+        token,
+    });
+    let cq = match opened.device.completion_queue(entries, owner, notify) {
+        Ok(cq) => cq,
+        Err(error) => {
+            // SAFETY: just taken from that Box, and never filled.
+            drop(unsafe { Box::from_raw(place.cast::<MaybeUninit<SoftCq>>()) });
+            return errno::null(errno_of_limit(error));
+        }
+    };
+    if let Some(channel) = channel_of_it {
+        channel.users.fetch_add(1, Ordering::AcqRel);
+    }
+    let soft = SoftCq {
+        base: ibv_cq {
+            context,
+            channel,
+            cq_context,
+            handle: next_handle(),
+            cqe,
+            mutex: libc::PTHREAD_MUTEX_INITIALIZER,
+            cond: libc::PTHREAD_COND_INITIALIZER,
+            comp_events_completed: 0,
+            async_events_completed: 0,
+        },
+        cq,
+        events: Arc::clone(&opened.events),
+        completion_events: AtomicU32::new(0),
+        async_events: AtomicU32::new(0),
+    };
+    // SAFETY: just allocated for it.
+    unsafe { place.write(soft) };
+    place.cast()
+}
+
+/// ibv_resize_cq(3).
+pub(crate) unsafe extern "C" fn resize_cq(cq: *mut ibv_cq, cqe: c_int) -> c_int {
+    let Ok(entries) = u32::try_from(cqe) else {
+        return libc::EINVAL;
+    };
+    // SAFETY: `cq` is live and ours by contract.
+    let resized = unsafe { &(*cq.cast::<SoftCq>()).cq }.resize(entries);
+    match resized {
+        Ok(()) => {
+            // SAFETY: live by contract, as is that nobody else resizes it at the same time.
+            unsafe { (*cq).cqe = cqe };
+            0
+        }
+        Err(error) => errno_of_limit(error),
+    }
+}
+
+/// ibv_create_cq(3): `EBUSY` while queue pairs complete into it; waits until its events are acknowledged (ibv_get_cq_event(3)).
+pub(crate) unsafe extern "C" fn destroy_cq(cq: *mut ibv_cq) -> c_int {
+    let soft = cq.cast::<SoftCq>();
+    let token = token_of(soft);
+    {
+        // SAFETY: `cq` is live and ours by contract; the reference ends with this block.
+        let this = unsafe { &*soft };
+        if this.cq.is_shared() {
+            return libc::EBUSY;
+        }
+        this.events.remove(|event| *event == Event::CqOverrun(token));
+        // SAFETY: its channel, if any, is live: it cannot be destroyed while this queue is on it.
+        if let Some(channel) = unsafe { this.base.channel.cast::<SoftChannel>().as_ref() } {
+            channel.queue.remove(|name| *name == token);
+            channel.users.fetch_sub(1, Ordering::AcqRel);
+        }
+    }
+    // SAFETY: live; the mutex and condition were initialised with it. No queue pair completes into it, so that no new event comes.
+    unsafe {
+        let (mutex, cond) = (&raw mut (*cq).mutex, &raw mut (*cq).cond);
+        let completion_events = (*soft).completion_events.load(Ordering::Relaxed);
+        await_acknowledged(mutex, cond, &raw const (*cq).comp_events_completed, completion_events);
+        let async_events = (*soft).async_events.load(Ordering::Relaxed);
+        await_acknowledged(mutex, cond, &raw const (*cq).async_events_completed, async_events);
+    }
+    // SAFETY: it came from a Box in `create_cq`, and is given up by the caller.
+    drop(unsafe { Box::from_raw(soft) });
+    0
+}
+
+/// Counts an asynchronous event handed to the application, and gives the queue it is of.
+///
+/// # Safety
+/// The event was just taken from the context's queue of events, under its lock.
+pub(crate) unsafe fn count_async_event(token: Token) {
+    // SAFETY: live: destroying it takes its events out first.
+    unsafe { &(*from_token(token)).async_events }.fetch_add(1, Ordering::Relaxed);
+}
+
+/// The queue that an event names, as C sees it.
+pub(crate) fn of_event(token: Token) -> *mut ibv_cq {
+    from_token(token).cast()
+}
+
+// Polling
+
+/// ibv_poll_cq(3).
+pub(crate) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, num_entries: c_int, wc: *mut ibv_wc) -> c_int {
+    // SAFETY: `cq` is live and ours by contract.
+    let cq = unsafe { &(*cq.cast::<SoftCq>()).cq };
+    let mut next = wc;
+    let take = |completion| {
+        // SAFETY: called at most `num_entries` times, for which there is room by contract.
+        unsafe {
+            next.write(to_wc(&completion));
+            next = next.add(1);
+        }
+    };
+    match cq.poll(usize::try_from(num_entries).unwrap_or(0), take) {
+        // At most `num_entries`.
+        Ok(count) => count as c_int,
+        Err(_overrun) => -libc::EOVERFLOW,
+    }
+}
+
+/// ibv_req_notify_cq(3).
+pub(crate) unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -> c_int {
+    // SAFETY: `cq` is live and ours by contract.
+    unsafe { &(*cq.cast::<SoftCq>()).cq }.arm(solicited_only != 0);
+    0
+}
+
+/// A completion as C has it. Of a failed one only `wr_id`, `status`, `qp_num` and `vendor_err` mean anything; the rest is zero.
+fn to_wc(completion: &Completion) -> ibv_wc {
+    let mut wc = ibv_wc {
+        wr_id: completion.wr_id,
+        status: status_of(completion.status),
+        opcode: 0,
+        vendor_err: 0,
+        byte_len: 0,
+        anon_1: ibv_wc_imm { imm_data: 0 },
+        qp_num: completion.qpn.get(),
+        src_qp: 0,
+        wc_flags: 0,
+        pkey_index: 0,
+        slid: 0,
+        sl: 0,
+        dlid_path_bits: 0,
+    };
+    if completion.status == Status::Success {
+        wc.opcode = match completion.opcode {
+            CompletionOpcode::Send => IBV_WC_SEND,
+            CompletionOpcode::Write => IBV_WC_RDMA_WRITE,
+            CompletionOpcode::Read => IBV_WC_RDMA_READ,
+            CompletionOpcode::CompareSwap => IBV_WC_COMP_SWAP,
+            CompletionOpcode::FetchAdd => IBV_WC_FETCH_ADD,
+            CompletionOpcode::Receive => IBV_WC_RECV,
+            CompletionOpcode::ReceiveWriteImm => IBV_WC_RECV_RDMA_WITH_IMM,
+        };
+        wc.byte_len = completion.byte_len;
+        wc.src_qp = completion.src_qpn.get();
+        if let Some(imm) = completion.imm {
+            wc.wc_flags = IBV_WC_WITH_IMM;
+            wc.anon_1.imm_data = imm.to_be();
+        }
+    }
+    wc
+}
+
+fn status_of(status: Status) -> ibv_wc_status {
+    match status {
+        Status::Success => IBV_WC_SUCCESS,
+        Status::LocalLength => IBV_WC_LOC_LEN_ERR,
+        Status::LocalQpOperation => IBV_WC_LOC_QP_OP_ERR,
+        Status::LocalProtection => IBV_WC_LOC_PROT_ERR,
+        Status::Flushed => IBV_WC_WR_FLUSH_ERR,
+        Status::BadResponse => IBV_WC_BAD_RESP_ERR,
+        Status::LocalAccess => IBV_WC_LOC_ACCESS_ERR,
+        Status::RemoteInvalidRequest => IBV_WC_REM_INV_REQ_ERR,
+        Status::RemoteAccess => IBV_WC_REM_ACCESS_ERR,
+        Status::RemoteOperational => IBV_WC_REM_OP_ERR,
+        Status::RetryExceeded => IBV_WC_RETRY_EXC_ERR,
+        Status::RnrRetryExceeded => IBV_WC_RNR_RETRY_EXC_ERR,
+        Status::RemoteAborted => IBV_WC_REM_ABORT_ERR,
+    }
+}

@@ -1,0 +1,193 @@
+//! Opened devices: `ibv_context`, inside `verbs_context`, with its function pointers.
+
+use core::ffi::{c_int, c_uint, c_void};
+use std::mem::{MaybeUninit, offset_of};
+use std::os::fd::AsRawFd;
+use std::ptr;
+use std::sync::Arc;
+
+use doorbell_softroce::{Device, Event, EventQueue};
+use doorbell_verbs_sys::inline::VERBS_ABI_IS_EXTENDED;
+use doorbell_verbs_sys::{
+    ibv_context, ibv_context_ops, ibv_device, ibv_mw, ibv_mw_bind, ibv_mw_type, ibv_pd, ibv_qp, ibv_recv_wr, ibv_srq,
+    verbs_context,
+};
+
+use crate::registry::SoftDevice;
+use crate::{completion, errno, post, query};
+
+/// A context: what C sees, and what it stands for.
+#[repr(C)]
+pub(crate) struct Context {
+    verbs: verbs_context,
+    pub(crate) device: Arc<Device>,
+    pub(crate) soft: &'static SoftDevice,
+    /// The asynchronous events of this context's objects; its descriptor is `async_fd`.
+    pub(crate) events: Arc<EventQueue<Event>>,
+}
+
+impl Context {
+    /// The context behind C's pointer.
+    ///
+    /// # Safety
+    /// `context` came from [`open_device`] and was not closed; the reference is not used after it is.
+    pub(crate) unsafe fn from_ptr<'a>(context: *mut ibv_context) -> &'a Self {
+        // SAFETY: `open_device` gives pointers to the `context` member of `verbs`, the first member of Context, derived from the whole.
+        unsafe { &*context.byte_sub(offset_of!(verbs_context, context)).cast::<Self>() }
+    }
+}
+
+/// ibv_open_device(3).
+pub(crate) unsafe extern "C" fn open_device(device: *mut ibv_device) -> *mut ibv_context {
+    // SAFETY: `device` is of our list by contract.
+    let soft = unsafe { SoftDevice::from_ptr(device) };
+    let opened = match soft.open() {
+        Ok(opened) => opened,
+        Err(value) => return errno::null(value),
+    };
+    let events = match EventQueue::new() {
+        Ok(events) => Arc::new(events),
+        Err(error) => return errno::null(errno::of(&error)),
+    };
+    // SAFETY: all-zero is a verbs_context: integers, null pointers and entries that are `None`, which callers check for.
+    let mut verbs: verbs_context = unsafe { MaybeUninit::zeroed().assume_init() };
+    verbs.query_port = Some(query::query_port);
+    verbs.sz = size_of::<verbs_context>();
+    verbs.context = ibv_context {
+        device,
+        ops: operations(),
+        cmd_fd: -1,
+        async_fd: events.as_raw_fd(),
+        num_comp_vectors: 1,
+        mutex: libc::PTHREAD_MUTEX_INITIALIZER,
+        abi_compat: VERBS_ABI_IS_EXTENDED,
+    };
+    let context = Box::into_raw(Box::new(Context {
+        verbs,
+        device: opened,
+        soft,
+        events,
+    }));
+    // SAFETY: `context` was just made and is live.
+    unsafe { &raw mut (*context).verbs.context }
+}
+
+/// ibv_open_device(3). Objects of the context that are still there keep the device itself open.
+pub(crate) unsafe extern "C" fn close_device(context: *mut ibv_context) -> c_int {
+    // SAFETY: the pointer came from `open_device`, which took the allocation from a Box, and is given up by the caller.
+    drop(unsafe { Box::from_raw(context.byte_sub(offset_of!(verbs_context, context)).cast::<Context>()) });
+    0
+}
+
+/// ibv_fork_init(3): nothing to do, for no page is pinned. A device opened before fork(2) serves the parent only.
+pub(crate) unsafe extern "C" fn fork_init() -> c_int {
+    0
+}
+
+/// The function pointers of a context. What C calls without looking is never null: it says that it is not supported.
+fn operations() -> ibv_context_ops {
+    ibv_context_ops {
+        _compat_query_device: Some(query::query_device),
+        _compat_query_port: Some(query::query_port_compat),
+        _compat_alloc_pd: Some(unsupported),
+        _compat_dealloc_pd: Some(unsupported),
+        _compat_reg_mr: Some(unsupported),
+        _compat_rereg_mr: Some(unsupported),
+        _compat_dereg_mr: Some(unsupported),
+        alloc_mw: Some(alloc_mw),
+        bind_mw: Some(bind_mw),
+        dealloc_mw: Some(dealloc_mw),
+        _compat_create_cq: Some(unsupported),
+        poll_cq: Some(completion::poll_cq),
+        req_notify_cq: Some(completion::req_notify_cq),
+        _compat_cq_event: Some(unsupported),
+        _compat_resize_cq: Some(unsupported),
+        _compat_destroy_cq: Some(unsupported),
+        _compat_create_srq: Some(unsupported),
+        _compat_modify_srq: Some(unsupported),
+        _compat_query_srq: Some(unsupported),
+        _compat_destroy_srq: Some(unsupported),
+        post_srq_recv: Some(post_srq_recv),
+        _compat_create_qp: Some(unsupported),
+        _compat_query_qp: Some(unsupported),
+        _compat_modify_qp: Some(unsupported),
+        _compat_destroy_qp: Some(unsupported),
+        post_send: Some(post::post_send),
+        post_recv: Some(post::post_recv),
+        _compat_create_ah: Some(unsupported),
+        _compat_destroy_ah: Some(unsupported),
+        _compat_attach_mcast: Some(unsupported),
+        _compat_detach_mcast: Some(unsupported),
+        _compat_async_event: Some(unsupported),
+    }
+}
+
+unsafe extern "C" fn unsupported() -> *mut c_void {
+    errno::null(libc::ENOSYS)
+}
+
+unsafe extern "C" fn alloc_mw(_pd: *mut ibv_pd, _kind: ibv_mw_type) -> *mut ibv_mw {
+    errno::null(libc::EOPNOTSUPP)
+}
+
+unsafe extern "C" fn bind_mw(_qp: *mut ibv_qp, _mw: *mut ibv_mw, _bind: *mut ibv_mw_bind) -> c_int {
+    libc::EOPNOTSUPP
+}
+
+unsafe extern "C" fn dealloc_mw(_mw: *mut ibv_mw) -> c_int {
+    libc::EOPNOTSUPP
+}
+
+unsafe extern "C" fn post_srq_recv(_srq: *mut ibv_srq, wr: *mut ibv_recv_wr, bad_wr: *mut *mut ibv_recv_wr) -> c_int {
+    if !bad_wr.is_null() {
+        // SAFETY: not null, so the caller's to write (man page).
+        unsafe { *bad_wr = wr };
+    }
+    libc::EOPNOTSUPP
+}
+
+/// A number for the `handle` of the next object: what rdma-core has from the kernel. Programs print it.
+pub(crate) fn next_handle() -> u32 {
+    use std::sync::atomic::{AtomicU32, Ordering};
+    static NEXT: AtomicU32 = AtomicU32::new(1);
+    NEXT.fetch_add(1, Ordering::Relaxed)
+}
+
+/// The count of an object's events acknowledged by the application, which its destruction waits for (ibv_ack_async_event(3), ibv_ack_cq_events(3)).
+///
+/// # Safety
+/// `mutex` and `cond` are initialised and live, `acknowledged` is live and changed under the mutex only.
+pub(crate) unsafe fn acknowledge(
+    mutex: *mut libc::pthread_mutex_t,
+    cond: *mut libc::pthread_cond_t,
+    acknowledged: *mut u32,
+    count: c_uint,
+) {
+    // SAFETY: initialised by contract; we do not hold the mutex, and release it below; the counter is ours while we hold it.
+    unsafe {
+        libc::pthread_mutex_lock(mutex);
+        *acknowledged = (*acknowledged).wrapping_add(count);
+        libc::pthread_cond_signal(cond);
+        libc::pthread_mutex_unlock(mutex);
+    }
+}
+
+/// Waits until `acknowledged` is `wanted`.
+///
+/// # Safety
+/// As for [`acknowledge`].
+pub(crate) unsafe fn await_acknowledged(
+    mutex: *mut libc::pthread_mutex_t,
+    cond: *mut libc::pthread_cond_t,
+    acknowledged: *const u32,
+    wanted: u32,
+) {
+    // SAFETY: as in `acknowledge`; pthread_cond_wait is called with the mutex held.
+    unsafe {
+        libc::pthread_mutex_lock(mutex);
+        while ptr::read(acknowledged) != wanted {
+            libc::pthread_cond_wait(cond, mutex);
+        }
+        libc::pthread_mutex_unlock(mutex);
+    }
+}

@@ -1,0 +1,87 @@
+//! Asynchronous events: ibv_get_async_event(3).
+
+use core::ffi::c_int;
+
+use doorbell_softroce::{Event, QpEvent};
+use doorbell_verbs_sys::{
+    IBV_EVENT_COMM_EST, IBV_EVENT_CQ_ERR, IBV_EVENT_DEVICE_FATAL, IBV_EVENT_QP_ACCESS_ERR, IBV_EVENT_QP_FATAL,
+    IBV_EVENT_QP_REQ_ERR, IBV_EVENT_SQ_DRAINED, ibv_async_event, ibv_async_event_element, ibv_context,
+};
+
+use crate::context::{Context, acknowledge};
+use crate::query::PORT;
+use crate::{completion, errno, queue_pair};
+
+/// ibv_get_async_event(3).
+pub(crate) unsafe extern "C" fn get_async_event(context: *mut ibv_context, event: *mut ibv_async_event) -> c_int {
+    // SAFETY: `context` is live by contract.
+    let context = unsafe { Context::from_ptr(context) };
+    let count = |event: &Event| match *event {
+        // SAFETY: called for an event just taken, under the queue's lock.
+        Event::CqOverrun(token) => unsafe { completion::count_async_event(token) },
+        // SAFETY: as above.
+        Event::Qp(token, _) => unsafe { queue_pair::count_async_event(token) },
+        Event::DeviceFatal => {}
+    };
+    match context.events.wait(count) {
+        Ok(taken) => {
+            // SAFETY: the caller's to write (man page).
+            unsafe { event.write(to_event(taken)) };
+            0
+        }
+        Err(error) => errno::minus_one(errno::of(&error)),
+    }
+}
+
+fn to_event(event: Event) -> ibv_async_event {
+    match event {
+        Event::CqOverrun(token) => ibv_async_event {
+            element: ibv_async_event_element {
+                cq: completion::of_event(token),
+            },
+            event_type: IBV_EVENT_CQ_ERR,
+        },
+        Event::Qp(token, what) => ibv_async_event {
+            element: ibv_async_event_element {
+                qp: queue_pair::of_event(token),
+            },
+            event_type: match what {
+                QpEvent::Fatal => IBV_EVENT_QP_FATAL,
+                QpEvent::RequestError => IBV_EVENT_QP_REQ_ERR,
+                QpEvent::AccessError => IBV_EVENT_QP_ACCESS_ERR,
+                QpEvent::CommunicationEstablished => IBV_EVENT_COMM_EST,
+                QpEvent::SendQueueDrained => IBV_EVENT_SQ_DRAINED,
+            },
+        },
+        Event::DeviceFatal => ibv_async_event {
+            element: ibv_async_event_element {
+                port_num: c_int::from(PORT),
+            },
+            event_type: IBV_EVENT_DEVICE_FATAL,
+        },
+    }
+}
+
+/// ibv_get_async_event(3).
+pub(crate) unsafe extern "C" fn ack_async_event(event: *mut ibv_async_event) {
+    // SAFETY: an event that `get_async_event` filled: its type says which element it has, and that object is live until this acknowledges.
+    unsafe {
+        match (*event).event_type {
+            IBV_EVENT_CQ_ERR => {
+                let cq = (*event).element.cq;
+                let (mutex, cond) = (&raw mut (*cq).mutex, &raw mut (*cq).cond);
+                acknowledge(mutex, cond, &raw mut (*cq).async_events_completed, 1);
+            }
+            IBV_EVENT_QP_FATAL
+            | IBV_EVENT_QP_REQ_ERR
+            | IBV_EVENT_QP_ACCESS_ERR
+            | IBV_EVENT_COMM_EST
+            | IBV_EVENT_SQ_DRAINED => {
+                let qp = (*event).element.qp;
+                let (mutex, cond) = (&raw mut (*qp).mutex, &raw mut (*qp).cond);
+                acknowledge(mutex, cond, &raw mut (*qp).events_completed, 1);
+            }
+            _ => {}
+        }
+    }
+}

@@ -1,0 +1,210 @@
+//! Posting work: C's lists of requests, turned into the engine's one by one without allocation.
+
+use core::ffi::c_int;
+use std::slice;
+
+use doorbell_roce_proto::memory::{AtomicOp, Sge};
+use doorbell_roce_proto::work::{Operation, Payload, PostError, ReceiveRequest, SendRequest};
+use doorbell_roce_proto::{LKey, RKey};
+use doorbell_softroce::{Posting, capacity};
+use doorbell_verbs_sys::{
+    IBV_SEND_FENCE, IBV_SEND_INLINE, IBV_SEND_SIGNALED, IBV_SEND_SOLICITED, IBV_WR_ATOMIC_CMP_AND_SWP,
+    IBV_WR_ATOMIC_FETCH_AND_ADD, IBV_WR_RDMA_READ, IBV_WR_RDMA_WRITE, IBV_WR_RDMA_WRITE_WITH_IMM, IBV_WR_SEND,
+    IBV_WR_SEND_WITH_IMM, ibv_qp, ibv_recv_wr, ibv_send_wr, ibv_sge,
+};
+
+use crate::queue_pair::SoftQp;
+
+const MAX_SGES: usize = capacity::SGES as usize;
+const MAX_INLINE: usize = capacity::INLINE as usize;
+
+/// ibv_post_send(3): the whole list is queued, then sent.
+pub(crate) unsafe extern "C" fn post_send(
+    qp: *mut ibv_qp,
+    wr: *mut ibv_send_wr,
+    bad_wr: *mut *mut ibv_send_wr,
+) -> c_int {
+    // SAFETY: `qp` is live and ours by contract.
+    let soft = unsafe { &*qp.cast::<SoftQp>() };
+    soft.qp.post_send(|posting| {
+        let mut next = wr;
+        // SAFETY: the list is well formed by contract: each request is live, the last one's `next` is null.
+        while let Some(request) = unsafe { next.as_ref() } {
+            // SAFETY: so is its list of elements, and what they point to when it is inline.
+            if let Err(refused) = unsafe { send_one(posting, request) } {
+                // SAFETY: the caller's to write (man page).
+                unsafe { *bad_wr = next };
+                return errno_of(refused);
+            }
+            next = request.next;
+        }
+        0
+    })
+}
+
+/// ibv_post_recv(3).
+pub(crate) unsafe extern "C" fn post_recv(
+    qp: *mut ibv_qp,
+    wr: *mut ibv_recv_wr,
+    bad_wr: *mut *mut ibv_recv_wr,
+) -> c_int {
+    // SAFETY: `qp` is live and ours by contract.
+    let soft = unsafe { &*qp.cast::<SoftQp>() };
+    soft.qp.post_receive(|posting| {
+        let mut next = wr;
+        // SAFETY: as in `post_send`.
+        while let Some(request) = unsafe { next.as_ref() } {
+            // SAFETY: so is its list of elements.
+            let posted = unsafe { elements(request.sg_list, request.num_sge) }.and_then(|list| {
+                with_sges(list, |sges| {
+                    posting.receive(&ReceiveRequest {
+                        wr_id: request.wr_id,
+                        sges,
+                    })
+                })
+            });
+            if let Err(refused) = posted {
+                // SAFETY: the caller's to write (man page).
+                unsafe { *bad_wr = next };
+                return errno_of(refused);
+            }
+            next = request.next;
+        }
+        0
+    })
+}
+
+fn errno_of(refused: PostError) -> c_int {
+    match refused {
+        PostError::Full => libc::ENOMEM,
+        PostError::UnknownQp | PostError::State | PostError::Invalid => libc::EINVAL,
+    }
+}
+
+/// The list of elements of a request.
+///
+/// # Safety
+/// `list` points to `count` elements when that is positive.
+unsafe fn elements<'a>(list: *const ibv_sge, count: c_int) -> Result<&'a [ibv_sge], PostError> {
+    match usize::try_from(count) {
+        Ok(0) => Ok(&[]),
+        // SAFETY: that many by contract.
+        Ok(count) if count <= MAX_SGES && !list.is_null() => Ok(unsafe { slice::from_raw_parts(list, count) }),
+        _ => Err(PostError::Invalid),
+    }
+}
+
+fn to_sge(element: &ibv_sge) -> Sge {
+    Sge {
+        addr: element.addr,
+        len: element.length,
+        lkey: LKey(element.lkey),
+    }
+}
+
+/// Runs `post` with the elements as the engine has them, on the stack; one, the usual number, without touching the room for all.
+fn with_sges<R>(list: &[ibv_sge], post: impl FnOnce(&[Sge]) -> R) -> R {
+    match list {
+        [] => post(&[]),
+        [one] => post(&[to_sge(one)]),
+        many => {
+            let mut sges = [to_sge(&many[0]); MAX_SGES];
+            for (to, from) in sges.iter_mut().zip(many) {
+                *to = to_sge(from);
+            }
+            post(&sges[..many.len()])
+        }
+    }
+}
+
+/// Queues one send request.
+///
+/// # Safety
+/// Its list of elements is live, and with IBV_SEND_INLINE the memory they name.
+unsafe fn send_one(posting: &mut Posting<'_>, wr: &ibv_send_wr) -> Result<(), PostError> {
+    let operation = operation_of(wr)?;
+    // SAFETY: by contract.
+    let list = unsafe { elements(wr.sg_list, wr.num_sge) }?;
+    let mut post = |payload: Payload<'_>| {
+        posting.send(&SendRequest {
+            wr_id: wr.wr_id,
+            operation,
+            payload,
+            signalled: wr.send_flags & IBV_SEND_SIGNALED != 0,
+            fence: wr.send_flags & IBV_SEND_FENCE != 0,
+            solicited: wr.send_flags & IBV_SEND_SOLICITED != 0,
+        })
+    };
+    if wr.send_flags & IBV_SEND_INLINE == 0 {
+        return with_sges(list, |sges| post(Payload::Gather(sges)));
+    }
+    // A request that is too long is refused before any of it is read: the engine knows only what the queue pair may have.
+    if list.iter().map(|element| u64::from(element.length)).sum::<u64>() > MAX_INLINE as u64 {
+        return Err(PostError::Invalid);
+    }
+    match list {
+        [] => post(Payload::Inline(&[])),
+        // SAFETY: by contract, as is that nobody changes it during the call.
+        [one] => post(Payload::Inline(unsafe { bytes_of(one) })),
+        many => {
+            let mut gathered = [0; MAX_INLINE];
+            let mut len = 0;
+            for element in many {
+                // SAFETY: as above.
+                let bytes = unsafe { bytes_of(element) };
+                gathered[len..len + bytes.len()].copy_from_slice(bytes);
+                len += bytes.len();
+            }
+            post(Payload::Inline(&gathered[..len]))
+        }
+    }
+}
+
+/// The memory that an inline element names.
+///
+/// # Safety
+/// It is readable and unchanged for as long as the reference is used.
+unsafe fn bytes_of<'a>(element: &ibv_sge) -> &'a [u8] {
+    if element.length == 0 {
+        return &[];
+    }
+    // The program cast its pointer to an integer for the C struct: that exposed it.
+    let start = std::ptr::with_exposed_provenance::<u8>(element.addr as usize);
+    // SAFETY: by contract.
+    unsafe { slice::from_raw_parts(start, element.length as usize) }
+}
+
+fn operation_of(wr: &ibv_send_wr) -> Result<Operation, PostError> {
+    // SAFETY: both members of the union are 32-bit integers, so that either may be read whatever was written.
+    let imm = || Some(u32::from_be(unsafe { wr.anon_1.imm_data }));
+    // SAFETY: the unions' members are integers: what the opcode does not use is not looked at.
+    let (rdma, atomic) = unsafe { (wr.wr.rdma, wr.wr.atomic) };
+    let write = |imm| Operation::Write {
+        addr: rdma.remote_addr,
+        rkey: RKey(rdma.rkey),
+        imm,
+    };
+    let on_word = |op| Operation::Atomic {
+        addr: atomic.remote_addr,
+        rkey: RKey(atomic.rkey),
+        op,
+    };
+    Ok(match wr.opcode {
+        IBV_WR_SEND => Operation::Send { imm: None },
+        IBV_WR_SEND_WITH_IMM => Operation::Send { imm: imm() },
+        IBV_WR_RDMA_WRITE => write(None),
+        IBV_WR_RDMA_WRITE_WITH_IMM => write(imm()),
+        IBV_WR_RDMA_READ => Operation::Read {
+            addr: rdma.remote_addr,
+            rkey: RKey(rdma.rkey),
+        },
+        IBV_WR_ATOMIC_CMP_AND_SWP => on_word(AtomicOp::CompareSwap {
+            compare: atomic.compare_add,
+            swap: atomic.swap,
+        }),
+        IBV_WR_ATOMIC_FETCH_AND_ADD => on_word(AtomicOp::FetchAdd {
+            add: atomic.compare_add,
+        }),
+        _ => return Err(PostError::Invalid),
+    })
+}

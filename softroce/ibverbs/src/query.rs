@@ -1,0 +1,246 @@
+//! What a device and its one port are: ibv_query_device(3), ibv_query_port(3), ibv_query_gid(3), ibv_query_pkey(3).
+
+use core::ffi::{c_char, c_int};
+use std::mem::{MaybeUninit, offset_of};
+
+use doorbell_softroce::capacity;
+use doorbell_verbs_sys::{
+    _compat_ibv_port_attr, IBV_ATOMIC_HCA, IBV_DEVICE_CURR_QP_STATE_MOD, IBV_DEVICE_RC_RNR_NAK_GEN,
+    IBV_DEVICE_SYS_IMAGE_GUID, IBV_GID_TYPE_ROCE_V2, IBV_LINK_LAYER_ETHERNET, IBV_PORT_ACTIVE, IBV_PORT_IP_BASED_GIDS,
+    ibv_context, ibv_device_attr, ibv_gid, ibv_gid_entry, ibv_port_attr,
+};
+
+use crate::context::Context;
+use crate::errno;
+
+/// The number of the only port.
+pub(crate) const PORT: u8 = 1;
+
+/// The only partition: the default one, with full membership (IBTA vol 1, 10.9.1).
+const DEFAULT_PKEY: u16 = 0xffff;
+
+/// `IBV_WIDTH` 4X, as `active_width` has it (ibv_query_port(3)).
+const WIDTH_4X: u8 = 2;
+/// 10 Gb/s per lane: with 4X a port of 40 Gb/s, the order of what loopback carries.
+const SPEED_QDR: u8 = 4;
+/// `LinkUp` of the physical states (IBTA vol 1, 14.2.5.6).
+const PHYSICAL_LINK_UP: u8 = 5;
+/// `IBV_QPF_GRH_REQUIRED`: addresses need a GID, as always under RoCE.
+const GRH_REQUIRED: u8 = 1;
+
+/// ibv_query_device(3).
+pub(crate) unsafe extern "C" fn query_device(context: *mut ibv_context, attr: *mut ibv_device_attr) -> c_int {
+    // SAFETY: `context` is live by contract.
+    let context = unsafe { Context::from_ptr(context) };
+    let guid = context.soft.guid().to_be();
+    let mut fw_ver = [0; 64];
+    for (to, from) in fw_ver.iter_mut().zip(env!("CARGO_PKG_VERSION").bytes()) {
+        *to = from as c_char;
+    }
+    let attributes = ibv_device_attr {
+        fw_ver,
+        node_guid: guid,
+        sys_image_guid: guid,
+        max_mr_size: u64::MAX,
+        // Any page size: regions are ranges of bytes.
+        page_size_cap: 0xffff_f000,
+        vendor_id: 0,
+        vendor_part_id: 0,
+        hw_ver: 0,
+        max_qp: capacity::QPS as c_int,
+        max_qp_wr: capacity::WORK_REQUESTS as c_int,
+        device_cap_flags: IBV_DEVICE_CURR_QP_STATE_MOD | IBV_DEVICE_SYS_IMAGE_GUID | IBV_DEVICE_RC_RNR_NAK_GEN,
+        max_sge: capacity::SGES as c_int,
+        max_sge_rd: capacity::SGES as c_int,
+        max_cq: capacity::CQS as c_int,
+        max_cqe: capacity::CQ_ENTRIES as c_int,
+        max_mr: capacity::REGIONS as c_int,
+        max_pd: capacity::PDS as c_int,
+        max_qp_rd_atom: c_int::from(capacity::RD_ATOMIC),
+        max_ee_rd_atom: 0,
+        max_res_rd_atom: capacity::QPS as c_int * c_int::from(capacity::RD_ATOMIC),
+        max_qp_init_rd_atom: c_int::from(capacity::RD_ATOMIC),
+        max_ee_init_rd_atom: 0,
+        atomic_cap: IBV_ATOMIC_HCA,
+        max_ee: 0,
+        max_rdd: 0,
+        max_mw: 0,
+        max_raw_ipv6_qp: 0,
+        max_raw_ethy_qp: 0,
+        max_mcast_grp: 0,
+        max_mcast_qp_attach: 0,
+        max_total_mcast_qp_attach: 0,
+        max_ah: 0,
+        max_fmr: 0,
+        max_map_per_fmr: 0,
+        max_srq: 0,
+        max_srq_wr: 0,
+        max_srq_sge: 0,
+        max_pkeys: 1,
+        // Under 8 µs on most machines: 4.096 µs · 2^15 is the code that rxe gives, generous for a thread that may have to be woken.
+        local_ca_ack_delay: 15,
+        phys_port_cnt: 1,
+    };
+    // SAFETY: the caller's to write (man page).
+    unsafe { attr.write(attributes) };
+    0
+}
+
+fn port_attributes(context: &Context) -> ibv_port_attr {
+    // SAFETY: all-zero is an ibv_port_attr: it has integers only.
+    let mut attr: ibv_port_attr = unsafe { MaybeUninit::zeroed().assume_init() };
+    let mtu = context.device.info().mtu as u32;
+    attr.state = IBV_PORT_ACTIVE;
+    attr.max_mtu = mtu;
+    attr.active_mtu = mtu;
+    attr.gid_tbl_len = 1;
+    attr.port_cap_flags = IBV_PORT_IP_BASED_GIDS;
+    attr.max_msg_sz = capacity::MESSAGE;
+    attr.pkey_tbl_len = 1;
+    attr.max_vl_num = 1;
+    attr.active_width = WIDTH_4X;
+    attr.active_speed = SPEED_QDR;
+    attr.phys_state = PHYSICAL_LINK_UP;
+    attr.link_layer = IBV_LINK_LAYER_ETHERNET as u8;
+    attr.flags = GRH_REQUIRED;
+    attr
+}
+
+/// The `query_port` entry of `verbs_context`: fills as much of the struct as the caller knows.
+pub(crate) unsafe extern "C" fn query_port(
+    context: *mut ibv_context,
+    port: u8,
+    attr: *mut ibv_port_attr,
+    len: usize,
+) -> c_int {
+    if port != PORT {
+        return libc::EINVAL;
+    }
+    // SAFETY: `context` is live by contract.
+    let attributes = port_attributes(unsafe { Context::from_ptr(context) });
+    let len = len.min(size_of::<ibv_port_attr>());
+    // SAFETY: the caller's struct has `len` bytes at least, ours as many; all of both is plain integers.
+    unsafe {
+        (&raw const attributes)
+            .cast::<u8>()
+            .copy_to_nonoverlapping(attr.cast(), len)
+    };
+    0
+}
+
+/// The exported ibv_query_port, for programs that know the struct only up to `flags`.
+pub(crate) unsafe extern "C" fn query_port_compat(
+    context: *mut ibv_context,
+    port: u8,
+    attr: *mut _compat_ibv_port_attr,
+) -> c_int {
+    // SAFETY: as for `query_port`; the old struct ends where `port_cap_flags2` begins now.
+    unsafe { query_port(context, port, attr.cast(), offset_of!(ibv_port_attr, port_cap_flags2)) }
+}
+
+/// ibv_query_gid(3).
+pub(crate) unsafe extern "C" fn query_gid(
+    context: *mut ibv_context,
+    port: u8,
+    index: c_int,
+    gid: *mut ibv_gid,
+) -> c_int {
+    if port != PORT || index != 0 {
+        return errno::minus_one(libc::EINVAL);
+    }
+    // SAFETY: `context` is live by contract.
+    let raw = unsafe { Context::from_ptr(context) }.device.info().gid.0;
+    // SAFETY: the caller's to write (man page).
+    unsafe { gid.write(ibv_gid { raw }) };
+    0
+}
+
+/// The one entry of the GID table.
+fn gid_entry(context: &Context) -> ibv_gid_entry {
+    ibv_gid_entry {
+        gid: ibv_gid {
+            raw: context.device.info().gid.0,
+        },
+        gid_index: 0,
+        port_num: u32::from(PORT),
+        gid_type: IBV_GID_TYPE_ROCE_V2,
+        ndev_ifindex: 0,
+    }
+}
+
+/// Writes as much of the entry as the caller knows.
+///
+/// # Safety
+/// `to` has room for `size` bytes.
+unsafe fn write_entry(entry: &ibv_gid_entry, to: *mut ibv_gid_entry, size: usize) {
+    let len = size.min(size_of::<ibv_gid_entry>());
+    // SAFETY: room for `len` by contract; `entry` has as many bytes, none of them padding.
+    unsafe {
+        std::ptr::from_ref(entry)
+            .cast::<u8>()
+            .copy_to_nonoverlapping(to.cast(), len)
+    };
+}
+
+/// ibv_query_gid_ex(3).
+pub(crate) unsafe extern "C" fn query_gid_ex(
+    context: *mut ibv_context,
+    port: u32,
+    index: u32,
+    entry: *mut ibv_gid_entry,
+    flags: u32,
+    entry_size: usize,
+) -> c_int {
+    if port != u32::from(PORT) || flags != 0 {
+        return libc::EINVAL;
+    }
+    if index != 0 {
+        return libc::ENODATA;
+    }
+    // SAFETY: `context` is live by contract, and `entry` has `entry_size` bytes.
+    unsafe { write_entry(&gid_entry(Context::from_ptr(context)), entry, entry_size) };
+    0
+}
+
+/// ibv_query_gid_table(3): how many entries, or a negative errno value.
+pub(crate) unsafe extern "C" fn query_gid_table(
+    context: *mut ibv_context,
+    entries: *mut ibv_gid_entry,
+    max_entries: usize,
+    flags: u32,
+    entry_size: usize,
+) -> isize {
+    if flags != 0 {
+        return -(libc::EINVAL as isize);
+    }
+    if max_entries == 0 {
+        return 0;
+    }
+    // SAFETY: `context` is live by contract, and there is room for one entry of `entry_size` bytes.
+    unsafe { write_entry(&gid_entry(Context::from_ptr(context)), entries, entry_size) };
+    1
+}
+
+/// ibv_query_pkey(3).
+pub(crate) unsafe extern "C" fn query_pkey(
+    _context: *mut ibv_context,
+    port: u8,
+    index: c_int,
+    pkey: *mut u16,
+) -> c_int {
+    if port != PORT || index != 0 {
+        return errno::minus_one(libc::EINVAL);
+    }
+    // SAFETY: the caller's to write (man page).
+    unsafe { pkey.write(DEFAULT_PKEY.to_be()) };
+    0
+}
+
+/// ibv_get_pkey_index(3): `pkey` is big-endian.
+pub(crate) unsafe extern "C" fn get_pkey_index(_context: *mut ibv_context, port: u8, pkey: u16) -> c_int {
+    if port == PORT && u16::from_be(pkey) == DEFAULT_PKEY {
+        0
+    } else {
+        errno::minus_one(libc::EINVAL)
+    }
+}

@@ -1,0 +1,193 @@
+//! The list of devices: fixed by the first call that needs it, for the life of the process.
+
+use core::ffi::{c_char, c_int};
+use std::collections::hash_map::RandomState;
+use std::hash::BuildHasher;
+use std::ptr;
+use std::sync::{Arc, OnceLock, Weak};
+
+use doorbell_softroce::link::BindError;
+use doorbell_softroce::{ConfigError, Device, DeviceConfig, OpenError};
+use doorbell_verbs_sys::{_ibv_device_ops, IBV_NODE_CA, IBV_TRANSPORT_IB, ibv_device};
+use parking_lot::Mutex;
+
+use crate::errno;
+
+/// A device as C sees it, and how to open it.
+#[repr(C)]
+pub(crate) struct SoftDevice {
+    base: ibv_device,
+    config: DeviceConfig,
+    guid: u64,
+    /// The device while any context is open on it: all contexts of the process share it.
+    open: Mutex<Weak<Device>>,
+}
+
+/// The devices were listed already, so that their configuration stands.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("the soft devices are in use already: configure them before the first call that lists them")]
+pub struct AlreadyInUse;
+
+/// Never moved or freed once set: C holds pointers into it.
+static DEVICES: OnceLock<Result<Box<[SoftDevice]>, ConfigError>> = OnceLock::new();
+
+static LAST_OPEN_ERROR: Mutex<Option<String>> = Mutex::new(None);
+
+/// Chooses the devices of this process, before anything lists them; without it the environment does.
+///
+/// # Errors
+/// When the devices have been listed or configured already.
+pub fn configure(devices: Vec<DeviceConfig>) -> Result<(), AlreadyInUse> {
+    let mut given = Some(devices);
+    let set = || {
+        Ok(given
+            .take()
+            .unwrap_or_default()
+            .into_iter()
+            .map(SoftDevice::new)
+            .collect())
+    };
+    // Whether the closure ran tells whether we were first.
+    let _ = DEVICES.get_or_init(set);
+    given.map_or(Ok(()), |_| Err(AlreadyInUse))
+}
+
+/// Why the last attempt to list or open a device failed, in one line; `None` when none did. What `errno` cannot tell.
+pub fn last_open_error() -> Option<String> {
+    LAST_OPEN_ERROR.lock().clone()
+}
+
+fn note(error: &dyn std::fmt::Display) {
+    tracing::error!("{error}");
+    *LAST_OPEN_ERROR.lock() = Some(error.to_string());
+}
+
+fn devices() -> Result<&'static [SoftDevice], &'static ConfigError> {
+    let from_env = || Ok(DeviceConfig::from_env()?.into_iter().map(SoftDevice::new).collect());
+    DEVICES.get_or_init(from_env).as_deref()
+}
+
+impl SoftDevice {
+    fn new(config: DeviceConfig) -> Self {
+        let mut base = ibv_device {
+            _ops: _ibv_device_ops {
+                _dummy1: None,
+                _dummy2: None,
+            },
+            node_type: IBV_NODE_CA,
+            transport_type: IBV_TRANSPORT_IB,
+            name: [0; 64],
+            dev_name: [0; 64],
+            dev_path: [0; 256],
+            ibdev_path: [0; 256],
+        };
+        // The paths stay empty: nothing of the device is in sysfs.
+        for (to, from) in base.name[..63].iter_mut().zip(config.name.bytes()) {
+            *to = from as c_char;
+        }
+        base.dev_name = base.name;
+        // Locally administered, and different for every device of every process; peers do not see it.
+        let guid = RandomState::new().hash_one(&config.name) >> 16 | 0x02db_u64 << 48;
+        Self {
+            base,
+            config,
+            guid,
+            open: Mutex::new(Weak::new()),
+        }
+    }
+
+    /// The device behind C's pointer.
+    ///
+    /// # Safety
+    /// `device` came from [`get_device_list`].
+    pub(crate) unsafe fn from_ptr(device: *mut ibv_device) -> &'static Self {
+        // SAFETY: the list holds pointers to `base`, the first member of SoftDevice, each derived from a reference to the whole, which lives for ever.
+        unsafe { &*device.cast::<Self>() }
+    }
+
+    pub(crate) fn as_ptr(&'static self) -> *mut ibv_device {
+        ptr::from_ref(self).cast::<ibv_device>().cast_mut()
+    }
+
+    /// Its node GUID in host order.
+    pub(crate) fn guid(&self) -> u64 {
+        self.guid
+    }
+
+    /// The device, opened by the first who asks. A failure is an errno value, its reason kept for [`last_open_error`].
+    pub(crate) fn open(&self) -> Result<Arc<Device>, c_int> {
+        let mut open = self.open.lock();
+        if let Some(device) = open.upgrade() {
+            return Ok(device);
+        }
+        match Device::open(&self.config) {
+            Ok(device) => {
+                *open = Arc::downgrade(&device);
+                Ok(device)
+            }
+            Err(error) => {
+                note(&error);
+                Err(errno_of(&error))
+            }
+        }
+    }
+}
+
+fn errno_of(error: &OpenError) -> c_int {
+    match error {
+        OpenError::Bind { source, .. } => match source {
+            BindError::AddressInUse { .. } => libc::EADDRINUSE,
+            BindError::AddressNotAvailable { .. } => libc::EADDRNOTAVAIL,
+            BindError::PermissionDenied { .. } => libc::EACCES,
+            BindError::NotUnicast { .. } => libc::EINVAL,
+            BindError::Io { source, .. } => errno::of(source),
+        },
+        OpenError::NoFreeAddress { .. } => libc::EADDRINUSE,
+        OpenError::Mtu { .. } | OpenError::Port { .. } => libc::EINVAL,
+        OpenError::Thread { source, .. } => errno::of(source),
+    }
+}
+
+/// ibv_get_device_list(3).
+pub(crate) unsafe extern "C" fn get_device_list(num_devices: *mut c_int) -> *mut *mut ibv_device {
+    let devices = match devices() {
+        Ok(devices) => devices,
+        Err(error) => {
+            note(error);
+            return errno::null(libc::EINVAL);
+        }
+    };
+    // SAFETY: calloc(3) has no preconditions; it is freed by `free_device_list`.
+    let list = unsafe { libc::calloc(devices.len() + 1, size_of::<*mut ibv_device>()) }.cast::<*mut ibv_device>();
+    if list.is_null() {
+        return errno::null(libc::ENOMEM);
+    }
+    for (index, device) in devices.iter().enumerate() {
+        // SAFETY: `list` has room for one pointer per device, and for the null pointer that calloc left at its end.
+        unsafe { list.add(index).write(device.as_ptr()) };
+    }
+    if !num_devices.is_null() {
+        // SAFETY: not null, so the caller's to write (man page).
+        unsafe { *num_devices = devices.len() as c_int };
+    }
+    list
+}
+
+/// ibv_get_device_list(3): the devices in it stay.
+pub(crate) unsafe extern "C" fn free_device_list(list: *mut *mut ibv_device) {
+    // SAFETY: the list came from `get_device_list`, thus from calloc(3), or is null.
+    unsafe { libc::free(list.cast()) };
+}
+
+/// ibv_get_device_name(3).
+pub(crate) unsafe extern "C" fn get_device_name(device: *mut ibv_device) -> *const c_char {
+    // SAFETY: `device` is of our list by contract.
+    let device = unsafe { SoftDevice::from_ptr(device) };
+    device.base.name.as_ptr()
+}
+
+/// ibv_get_device_guid(3).
+pub(crate) unsafe extern "C" fn get_device_guid(device: *mut ibv_device) -> u64 {
+    // SAFETY: `device` is of our list by contract.
+    unsafe { SoftDevice::from_ptr(device) }.guid().to_be()
+}

@@ -1,0 +1,412 @@
+//! The verbs as a C program calls them, through the table and the inline functions, on soft devices with addresses of this process' own.
+
+use std::ffi::{CStr, c_int};
+use std::mem::MaybeUninit;
+use std::net::{IpAddr, Ipv4Addr};
+use std::ptr;
+use std::sync::Once;
+use std::time::{Duration, Instant};
+
+use doorbell_softroce_ibverbs::{DeviceConfig, api, configure};
+use doorbell_verbs_sys::*;
+
+/// Longer than anything here takes, on a busy machine too.
+pub const PATIENCE: Duration = Duration::from_secs(20);
+
+pub const ALL_RIGHTS: u32 =
+    IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC;
+
+/// An address of this process alone, so that tests of several processes do not meet.
+pub fn own_address(last: u8) -> IpAddr {
+    let pid = std::process::id();
+    IpAddr::V4(Ipv4Addr::new(127, 1 + (pid >> 8) as u8 % 250, pid as u8, last))
+}
+
+/// A device on one of this process' own addresses.
+pub fn device(name: &str, last: u8) -> DeviceConfig {
+    DeviceConfig {
+        address: Some(own_address(last)),
+        ..DeviceConfig::new(name)
+    }
+}
+
+/// Configures the devices of this test program, once.
+pub fn devices(configs: impl FnOnce() -> Vec<DeviceConfig>) {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| configure(configs()).unwrap());
+}
+
+/// Opens a device by name.
+pub fn open(name: &str) -> Result<*mut ibv_context, c_int> {
+    let mut count = 0;
+    // SAFETY: the list is freed below; what it points to stays.
+    unsafe {
+        let list = (api().get_device_list)(&mut count);
+        assert!(!list.is_null());
+        let all = std::slice::from_raw_parts(list, count as usize).to_vec();
+        assert!((*list.add(count as usize)).is_null(), "the list ends with a null pointer");
+        (api().free_device_list)(list);
+        let named = |device: &&*mut ibv_device| CStr::from_ptr((api().get_device_name)(**device)).to_str() == Ok(name);
+        let device = all.iter().find(named).unwrap_or_else(|| panic!("no device {name}"));
+        let context = (api().open_device)(*device);
+        if context.is_null() { Err(errno()) } else { Ok(context) }
+    }
+}
+
+pub fn errno() -> c_int {
+    std::io::Error::last_os_error().raw_os_error().unwrap()
+}
+
+/// How two sides are set up.
+#[derive(Clone, Copy, Debug)]
+pub struct Setup {
+    /// Bytes of the registered buffer.
+    pub bytes: usize,
+    /// Its rights.
+    pub rights: u32,
+    /// The queue pair's.
+    pub access: u32,
+    /// Entries of each queue.
+    pub depth: u32,
+    pub mtu: ibv_mtu,
+    pub timeout: u8,
+    pub retry_cnt: u8,
+    pub rnr_retry: u8,
+    pub min_rnr_timer: u8,
+    pub sig_all: bool,
+}
+
+impl Default for Setup {
+    fn default() -> Self {
+        Self {
+            bytes: 1 << 16,
+            rights: ALL_RIGHTS,
+            access: ALL_RIGHTS,
+            depth: 64,
+            mtu: IBV_MTU_1024,
+            timeout: 12,
+            retry_cnt: 7,
+            rnr_retry: 7,
+            min_rnr_timer: 1,
+            sig_all: false,
+        }
+    }
+}
+
+/// One side: context, PD, CQ, QP and a registered buffer; all destroyed on drop, each destruction checked.
+pub struct Side {
+    pub context: *mut ibv_context,
+    pub pd: *mut ibv_pd,
+    pub cq: *mut ibv_cq,
+    pub qp: *mut ibv_qp,
+    pub mr: *mut ibv_mr,
+    /// Of u64, for alignment. Behind a pointer as the device writes it while references would claim it.
+    memory: *mut [u64],
+    /// Destroyed before the rest by the test itself.
+    pub qp_gone: bool,
+}
+
+// SAFETY: verbs objects may be used from any thread (man pages).
+unsafe impl Send for Side {}
+
+impl Side {
+    pub fn new(device: &str, setup: &Setup) -> Self {
+        Self::with_channel(device, setup, ptr::null_mut())
+    }
+
+    pub fn with_channel(device: &str, setup: &Setup, channel: *mut ibv_comp_channel) -> Self {
+        let context = if channel.is_null() {
+            open(device).unwrap()
+        } else {
+            // SAFETY: live by the caller.
+            unsafe { (*channel).context }
+        };
+        let memory = Box::into_raw(vec![0_u64; setup.bytes.div_ceil(8)].into_boxed_slice());
+        // SAFETY: each call's arguments were made by the calls before; the memory lives until the side is dropped.
+        unsafe {
+            let pd = (api().alloc_pd)(context);
+            assert!(!pd.is_null());
+            let cq = (api().create_cq)(context, 4 * setup.depth as c_int, ptr::null_mut(), channel, 0);
+            assert!(!cq.is_null());
+            let mr = (api().reg_mr)(pd, memory.cast(), setup.bytes, setup.rights as c_int);
+            assert!(!mr.is_null(), "errno {}", errno());
+            let mut init = init_attr(cq, setup);
+            let qp = (api().create_qp)(pd, &mut init);
+            assert!(!qp.is_null(), "errno {}", errno());
+            assert_eq!((*qp).state, IBV_QPS_RESET);
+            Self {
+                context,
+                pd,
+                cq,
+                qp,
+                mr,
+                memory,
+                qp_gone: false,
+            }
+        }
+    }
+
+    pub fn gid(&self) -> ibv_gid {
+        let mut gid = MaybeUninit::uninit();
+        // SAFETY: the context is live; filled when it says 0.
+        unsafe {
+            assert_eq!((api().query_gid)(self.context, 1, 0, gid.as_mut_ptr()), 0);
+            gid.assume_init()
+        }
+    }
+
+    pub fn qpn(&self) -> u32 {
+        // SAFETY: live.
+        unsafe { (*self.qp).qp_num }
+    }
+
+    pub fn rkey(&self) -> u32 {
+        // SAFETY: live.
+        unsafe { (*self.mr).rkey }
+    }
+
+    pub fn lkey(&self) -> u32 {
+        // SAFETY: live.
+        unsafe { (*self.mr).lkey }
+    }
+
+    pub fn addr(&self) -> u64 {
+        self.memory.cast::<u8>().expose_provenance() as u64
+    }
+
+    pub fn len(&self) -> usize {
+        self.memory.len() * 8
+    }
+
+    /// A byte of the buffer, read anew.
+    pub fn byte(&self, index: usize) -> u8 {
+        assert!(index < self.len());
+        // SAFETY: in the buffer.
+        unsafe { self.memory.cast::<u8>().add(index).read_volatile() }
+    }
+
+    pub fn bytes(&self, range: std::ops::Range<usize>) -> Vec<u8> {
+        range.map(|index| self.byte(index)).collect()
+    }
+
+    pub fn fill(&self, at: usize, bytes: &[u8]) {
+        assert!(at + bytes.len() <= self.len());
+        // SAFETY: in the buffer.
+        unsafe { self.memory.cast::<u8>().add(at).copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+    }
+
+    pub fn word(&self, index: usize) -> u64 {
+        u64::from_ne_bytes(self.bytes(8 * index..8 * index + 8).try_into().unwrap())
+    }
+
+    pub fn modify(&self, attr: &mut ibv_qp_attr, mask: u32) -> c_int {
+        // SAFETY: live.
+        unsafe { (api().modify_qp)(self.qp, attr, mask as c_int) }
+    }
+
+    /// RESET → INIT.
+    pub fn init(&self, setup: &Setup) {
+        let mut attr = attr();
+        attr.qp_state = IBV_QPS_INIT;
+        attr.port_num = 1;
+        attr.qp_access_flags = setup.access;
+        let mask = IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS;
+        assert_eq!(self.modify(&mut attr, mask), 0);
+    }
+
+    /// INIT → RTR → RTS, towards a queue pair at a GID.
+    pub fn connect_to(&self, setup: &Setup, gid: ibv_gid, qpn: u32, psns: (u32, u32)) {
+        let mut attr = rtr_attr(setup, gid, qpn, psns.1);
+        assert_eq!(self.modify(&mut attr, RTR_MASK), 0);
+        attr.qp_state = IBV_QPS_RTS;
+        attr.timeout = setup.timeout;
+        attr.retry_cnt = setup.retry_cnt;
+        attr.rnr_retry = setup.rnr_retry;
+        attr.sq_psn = psns.0;
+        attr.max_rd_atomic = 4;
+        assert_eq!(self.modify(&mut attr, RTS_MASK), 0);
+        // SAFETY: live.
+        assert_eq!(unsafe { (*self.qp).state }, IBV_QPS_RTS);
+    }
+
+    pub fn sge(&self, at: usize, len: usize) -> ibv_sge {
+        ibv_sge {
+            addr: self.addr() + at as u64,
+            length: len as u32,
+            lkey: self.lkey(),
+        }
+    }
+
+    /// Posts one request with these elements.
+    pub fn post(&self, mut wr: ibv_send_wr, sges: &mut [ibv_sge]) -> c_int {
+        wr.sg_list = sges.as_mut_ptr();
+        wr.num_sge = sges.len() as c_int;
+        let mut bad = ptr::null_mut();
+        // SAFETY: live; a list of one.
+        let result = unsafe { inline::post_send(self.qp, &mut wr, &mut bad) };
+        assert_eq!(bad.is_null(), result == 0);
+        result
+    }
+
+    pub fn receive(&self, wr_id: u64, sges: &mut [ibv_sge]) -> c_int {
+        let mut wr = ibv_recv_wr {
+            wr_id,
+            next: ptr::null_mut(),
+            sg_list: sges.as_mut_ptr(),
+            num_sge: sges.len() as c_int,
+        };
+        let mut bad = ptr::null_mut();
+        // SAFETY: live; a list of one.
+        unsafe { inline::post_recv(self.qp, &mut wr, &mut bad) }
+    }
+
+    pub fn poll(&self) -> Option<ibv_wc> {
+        let mut wc = MaybeUninit::uninit();
+        // SAFETY: live, room for one, filled when it says so.
+        unsafe {
+            match inline::poll_cq(self.cq, 1, wc.as_mut_ptr()) {
+                0 => None,
+                1 => Some(wc.assume_init()),
+                error => panic!("ibv_poll_cq: {error}"),
+            }
+        }
+    }
+
+    /// The next completion.
+    pub fn wait(&self) -> ibv_wc {
+        let since = Instant::now();
+        loop {
+            if let Some(wc) = self.poll() {
+                return wc;
+            }
+            assert!(since.elapsed() < PATIENCE, "no completion");
+        }
+    }
+
+    /// The next completion, which is of this request and a success.
+    pub fn done(&self, wr_id: u64) -> ibv_wc {
+        let wc = self.wait();
+        assert_eq!((wc.wr_id, wc.status), (wr_id, IBV_WC_SUCCESS), "of queue pair {:#x}", wc.qp_num);
+        wc
+    }
+
+    pub fn state(&self) -> ibv_qp_state {
+        let (mut attr, mut init) = (attr(), MaybeUninit::uninit());
+        // SAFETY: live, both to be written.
+        unsafe { assert_eq!((api().query_qp)(self.qp, &mut attr, IBV_QP_STATE as c_int, init.as_mut_ptr()), 0) };
+        attr.qp_state
+    }
+}
+
+impl Drop for Side {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            return;
+        }
+        // SAFETY: each object is live and destroyed once, after those that use it; the memory is free when its region is gone.
+        unsafe {
+            if !self.qp_gone {
+                assert_eq!((api().destroy_cq)(self.cq), libc::EBUSY);
+                assert_eq!((api().destroy_qp)(self.qp), 0);
+            }
+            assert_eq!((api().dealloc_pd)(self.pd), libc::EBUSY);
+            assert_eq!((api().dereg_mr)(self.mr), 0);
+            assert_eq!((api().destroy_cq)(self.cq), 0);
+            assert_eq!((api().dealloc_pd)(self.pd), 0);
+            assert_eq!((api().close_device)(self.context), 0);
+            drop(Box::from_raw(self.memory));
+        }
+    }
+}
+
+pub const RTR_MASK: u32 = IBV_QP_STATE
+    | IBV_QP_AV
+    | IBV_QP_PATH_MTU
+    | IBV_QP_DEST_QPN
+    | IBV_QP_RQ_PSN
+    | IBV_QP_MAX_DEST_RD_ATOMIC
+    | IBV_QP_MIN_RNR_TIMER;
+
+pub const RTS_MASK: u32 = IBV_QP_STATE
+    | IBV_QP_TIMEOUT
+    | IBV_QP_RETRY_CNT
+    | IBV_QP_RNR_RETRY
+    | IBV_QP_SQ_PSN
+    | IBV_QP_MAX_QP_RD_ATOMIC;
+
+pub fn rtr_attr(setup: &Setup, gid: ibv_gid, qpn: u32, rq_psn: u32) -> ibv_qp_attr {
+    let mut attr = attr();
+    attr.qp_state = IBV_QPS_RTR;
+    attr.path_mtu = setup.mtu;
+    attr.dest_qp_num = qpn;
+    attr.rq_psn = rq_psn;
+    attr.max_dest_rd_atomic = 4;
+    attr.min_rnr_timer = setup.min_rnr_timer;
+    attr.ah_attr.is_global = 1;
+    attr.ah_attr.port_num = 1;
+    attr.ah_attr.grh.dgid = gid;
+    attr.ah_attr.grh.hop_limit = 1;
+    attr
+}
+
+pub fn init_attr(cq: *mut ibv_cq, setup: &Setup) -> ibv_qp_init_attr {
+    ibv_qp_init_attr {
+        qp_context: ptr::null_mut(),
+        send_cq: cq,
+        recv_cq: cq,
+        srq: ptr::null_mut(),
+        cap: ibv_qp_cap {
+            max_send_wr: setup.depth,
+            max_recv_wr: setup.depth,
+            max_send_sge: 4,
+            max_recv_sge: 4,
+            max_inline_data: 128,
+        },
+        qp_type: IBV_QPT_RC,
+        sq_sig_all: c_int::from(setup.sig_all),
+    }
+}
+
+/// All zero.
+pub fn attr() -> ibv_qp_attr {
+    // SAFETY: integers only.
+    unsafe { MaybeUninit::zeroed().assume_init() }
+}
+
+/// A signalled request; what it points to is filled in by [`Side::post`].
+pub fn request(wr_id: u64, opcode: ibv_wr_opcode) -> ibv_send_wr {
+    // SAFETY: integers and null pointers.
+    let mut wr: ibv_send_wr = unsafe { MaybeUninit::zeroed().assume_init() };
+    wr.wr_id = wr_id;
+    wr.opcode = opcode;
+    wr.send_flags = IBV_SEND_SIGNALED;
+    wr
+}
+
+/// A request towards remote memory.
+pub fn rdma(wr_id: u64, opcode: ibv_wr_opcode, remote_addr: u64, rkey: u32) -> ibv_send_wr {
+    let mut wr = request(wr_id, opcode);
+    wr.wr.rdma = ibv_send_wr_rdma { remote_addr, rkey };
+    wr
+}
+
+/// Two connected sides.
+pub fn pair(names: (&str, &str), setup: &Setup) -> (Side, Side) {
+    let (a, b) = (Side::new(names.0, setup), Side::new(names.1, setup));
+    connect(&a, &b, setup);
+    (a, b)
+}
+
+pub fn connect(a: &Side, b: &Side, setup: &Setup) {
+    a.init(setup);
+    b.init(setup);
+    // PSNs that wrap soon.
+    let (from_a, from_b) = (0xff_fff0, 0x12_3456);
+    a.connect_to(setup, b.gid(), b.qpn(), (from_a, from_b));
+    b.connect_to(setup, a.gid(), a.qpn(), (from_b, from_a));
+}
+
+/// Bytes that differ by place and seed.
+pub fn pattern(len: usize, seed: u32) -> Vec<u8> {
+    (0..len as u32).map(|index| (index.wrapping_mul(2_654_435_761) ^ seed.wrapping_mul(0x9e37)).to_be_bytes()[1]).collect()
+}
