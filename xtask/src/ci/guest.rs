@@ -60,8 +60,8 @@ pub(super) fn run(variables: &[(OsString, OsString)]) -> Result<Verdict> {
 
     let (reports, received) = mpsc::channel();
     let outcome = request.run(Box::new(Watch::new(io::stdout(), reports)), Box::new(io::stderr()))?;
-    let counts = counts(received.iter(), scripts.len());
-    let failure = match outcome {
+    let (counts, failed) = judge(received.iter(), &scripts);
+    let stopped = match outcome {
         Outcome::Exited(0) => None,
         Outcome::Exited(status) => Some(format!("the runner of the scripts ended with {status}")),
         Outcome::TimedOut => Some("the guest ran past its limit".to_owned()),
@@ -73,7 +73,9 @@ pub(super) fn run(variables: &[(OsString, OsString)]) -> Result<Verdict> {
             Some(reason)
         }
     };
-    Ok(Verdict::Counted(counts, failure))
+    let named = (!failed.is_empty()).then(|| format!("failed: {}", failed.join(" ")));
+    let why: Vec<_> = stopped.into_iter().chain(named).collect();
+    Ok(Verdict::Counted(counts, (!why.is_empty()).then(|| why.join("; "))))
 }
 
 /// The scripts of a folder in the order of their names.
@@ -98,19 +100,26 @@ fn limit(script: &str) -> Result<u64> {
     }
 }
 
-/// Adds up `STATUS NAME` reports; scripts without one have failed.
-fn counts(reports: impl Iterator<Item = String>, scripts: usize) -> Counts {
+/// Adds up `STATUS PATH` reports and names the scripts that failed. One without a report has failed too.
+fn judge(reports: impl Iterator<Item = String>, scripts: &[Script]) -> (Counts, Vec<String>) {
+    let reports: Vec<_> = reports.collect();
     let mut counts = Counts::default();
-    for report in reports {
-        match report.split_once(' ') {
-            Some(("0", _)) => counts.passed += 1,
-            Some((SKIPPED, _)) => counts.skipped += 1,
-            _ => counts.failed += 1,
+    let mut failed = Vec::new();
+    for script in scripts {
+        let path = script.path.to_string_lossy();
+        let status = reports
+            .iter()
+            .find_map(|report| report.strip_suffix(&*path)?.strip_suffix(' '));
+        match status {
+            Some("0") => counts.passed += 1,
+            Some(SKIPPED) => counts.skipped += 1,
+            _ => {
+                counts.failed += 1;
+                failed.push(path.into_owned());
+            }
         }
     }
-    let reported = counts.passed + counts.failed + counts.skipped;
-    counts.failed += (scripts as u64).saturating_sub(reported);
-    counts
+    (counts, failed)
 }
 
 /// Shows the guest's output and picks the runner's reports from it.
@@ -164,22 +173,21 @@ mod tests {
 
     #[test]
     fn a_script_that_never_reported_has_failed() {
-        let reports = ["0 a.sh", "77 b.sh", "1 c.sh"].map(str::to_owned);
+        let scripts = ["t/a.sh", "t/b.sh", "t/c.sh", "t/d.sh"].map(|path| Script {
+            path: path.into(),
+            limit: 1,
+        });
+        let reports = ["0 t/a.sh", "77 t/b.sh", "137 t/c.sh"].map(str::to_owned);
+        let (counts, failed) = judge(reports.into_iter(), &scripts);
         assert_eq!(
-            counts(reports.into_iter(), 5),
+            counts,
             Counts {
                 passed: 1,
-                failed: 3,
+                failed: 2,
                 skipped: 1
             }
         );
-        assert_eq!(
-            counts(["137 a.sh".to_owned()].into_iter(), 1),
-            Counts {
-                failed: 1,
-                ..Counts::default()
-            }
-        );
+        assert_eq!(failed, ["t/c.sh", "t/d.sh"]);
     }
 
     #[test]
