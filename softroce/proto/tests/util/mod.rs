@@ -10,7 +10,7 @@ use std::time::Duration;
 use doorbell_roce_proto::icrc::Flow;
 use doorbell_roce_proto::memory::{PdId, Sge};
 use doorbell_roce_proto::qp::{Modify, Path, QpInit, RemoteAccess, State};
-use doorbell_roce_proto::wire::{Opcode, Packet};
+use doorbell_roce_proto::wire::{self, Bth, Extension, Opcode, Packet, Syndrome, packet_len};
 use doorbell_roce_proto::work::{
     Completion, CompletionOpcode, CqId, Operation, Payload, ReceiveRequest, SendRequest, Status,
 };
@@ -130,8 +130,8 @@ impl Pair {
     /// Both in RTS.
     pub(crate) fn connected(setup: Setup) -> Self {
         let mut pair = Self::in_rtr(setup);
-        pair.to_rts(0);
-        pair.to_rts(1);
+        pair.enter_rts(0);
+        pair.enter_rts(1);
         pair
     }
 
@@ -214,7 +214,7 @@ impl Pair {
         }
     }
 
-    pub(crate) fn to_rts(&mut self, at: usize) {
+    pub(crate) fn enter_rts(&mut self, at: usize) {
         let modify = self.rts_modify(at);
         self.modify(at, &modify);
     }
@@ -224,7 +224,7 @@ impl Pair {
         node.endpoint.modify_qp(self.now, node.qpn, modify).unwrap();
     }
 
-    pub(crate) fn to_state(&mut self, at: usize, state: State) {
+    pub(crate) fn enter(&mut self, at: usize, state: State) {
         let notify = (state == State::Sqd).then_some(self.setup.sqd_notify);
         self.modify(
             at,
@@ -348,6 +348,30 @@ impl Pair {
         };
         node.endpoint.handle_datagram(self.now, &datagram, &mut node.memory);
         drain(node);
+    }
+
+    /// Hands a node a packet that its peer did not send, but might have.
+    pub(crate) fn forge(&mut self, to: usize, opcode: Opcode, psn: u32, extension: &Extension, payload: &[u8]) {
+        let mut bth = Bth::new(opcode, self.nodes[to].qpn, Psn::new(psn));
+        bth.ack_req = true;
+        let mut bytes = vec![0; packet_len(opcode, payload.len())];
+        let start = wire::write(&mut bytes, &bth, extension, payload.len()).unwrap();
+        bytes[start..start + payload.len()].copy_from_slice(payload);
+        let from = 1 - to;
+        Flow::new(self.nodes[from].address, self.nodes[to].address, PORT, PORT).seal(0, &mut bytes);
+        self.deliver(&Sent { from, bytes });
+    }
+
+    /// The syndromes of the acknowledgements a node has sent.
+    pub(crate) fn syndromes(&self, at: usize) -> Vec<Syndrome> {
+        let sent = self.log.iter().filter(|sent| sent.from == at && sent.opcode() == Opcode::RcAcknowledge);
+        sent.map(|sent| sent.packet().extension.aeth().unwrap().syndrome).collect()
+    }
+
+    /// The PSN of a packet a node expects next.
+    pub(crate) fn expected_psn(&self, at: usize) -> u32 {
+        let node = &self.nodes[at];
+        node.endpoint.query_qp(node.qpn).unwrap().set.rq_psn.unwrap().get()
     }
 
     /// The completions of a queue so far: (wr_id, status).

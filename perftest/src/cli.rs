@@ -1,0 +1,282 @@
+//! The command line of `doorbell`: what may be asked, how `--help` explains it, and which values make sense on their own.
+//!
+//! Only single values are judged here; whether they go together is for [`crate::plan`] to say.
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+use crate::units::{parse_bytes, parse_bytes_u32, parse_duration, parse_fraction, parse_seconds};
+
+const EXAMPLES: &str = "\
+Examples:
+  doorbell bw write                         both ends here, on the userspace RoCEv2 device
+  doorbell lat write -s 64 --json           latency as one JSON object
+  doorbell bw send --server --bind 0.0.0.0  wait for a peer, then on the other machine:
+  doorbell bw send 192.0.2.7 -d mlx5_0 -a   every size from 2 B to 8 MiB
+  doorbell bw write --verify --drop 0.05    every byte checked while 5 % of the packets are lost
+  doorbell devices -v                       what is here
+  doorbell limits                           how far this machine itself could go
+
+Exit status: 0 done, 1 the test failed (wrong data, peer lost), 2 bad usage.";
+
+/// RDMA bandwidth and latency tests, on hardware, on the kernel's software devices and on a userspace RoCEv2 device.
+#[derive(Parser, Debug)]
+#[command(name = "doorbell", version, after_help = EXAMPLES, disable_help_subcommand = true)]
+pub(crate) struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+/// The commands.
+#[derive(Subcommand, Debug)]
+pub(crate) enum Command {
+    /// List the devices a test can use
+    Devices(DevicesArgs),
+    /// Measure what this machine itself allows: memory copies, loopback UDP, shared memory
+    Limits(LimitsArgs),
+    /// Measure bandwidth
+    #[command(after_help = EXAMPLES)]
+    Bw(BwArgs),
+    /// Measure latency
+    #[command(after_help = EXAMPLES)]
+    Lat(LatArgs),
+}
+
+/// What `doorbell devices` takes.
+#[derive(Args, Debug)]
+pub(crate) struct DevicesArgs {
+    /// Show every GID and the device's limits
+    #[arg(short, long)]
+    pub(crate) verbose: bool,
+    /// Print one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) soft: SoftArgs,
+}
+
+/// What `doorbell limits` takes.
+#[derive(Args, Debug)]
+pub(crate) struct LimitsArgs {
+    /// Print one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// How long to measure each limit
+    #[arg(short = 'D', long, value_name = "SECONDS", default_value = "0.5", value_parser = parse_seconds)]
+    pub(crate) duration: f64,
+}
+
+/// The operation that a test measures.
+#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Operation {
+    /// RDMA WRITE
+    Write,
+    /// RDMA READ
+    Read,
+    /// SEND and receive
+    Send,
+    /// 8-byte fetch-and-add or compare-and-swap
+    Atomic,
+}
+
+/// Which of the two atomics.
+#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug, Default, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum AtomicOperation {
+    /// Fetch and add
+    #[default]
+    FetchAdd,
+    /// Compare and swap
+    CompareSwap,
+}
+
+/// What `doorbell bw` takes.
+#[derive(Args, Debug)]
+pub(crate) struct BwArgs {
+    #[command(flatten)]
+    pub(crate) test: TestArgs,
+    /// Queue pairs, driven in turn
+    #[arg(short, long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub(crate) qps: u32,
+    /// Requests handed over with one doorbell
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=16384))]
+    pub(crate) post_list: u32,
+    /// Ask for a completion once in N requests [default: 100, or what --tx-depth allows]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=16384))]
+    pub(crate) cq_mod: Option<u32>,
+    /// Requests in flight per queue pair [default: 128]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=16384))]
+    pub(crate) tx_depth: Option<u32>,
+    /// Receives kept posted per queue pair, for send [default: 512]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(2..=16384))]
+    pub(crate) rx_depth: Option<u32>,
+}
+
+/// What `doorbell lat` takes.
+#[derive(Args, Debug)]
+pub(crate) struct LatArgs {
+    #[command(flatten)]
+    pub(crate) test: TestArgs,
+}
+
+/// What both tests take.
+#[derive(Args, Debug)]
+pub(crate) struct TestArgs {
+    /// The operation to measure
+    #[arg(value_enum)]
+    pub(crate) operation: Operation,
+    /// Host name or address of the machine where the same test waits with --server; without it both ends run here
+    pub(crate) peer: Option<String>,
+    /// Wait for a peer, serve its test, and exit
+    #[arg(long, conflicts_with = "peer")]
+    pub(crate) server: bool,
+    /// Serve the process that started this one: announce the port on stdout, live as long as stdin is open
+    #[arg(long, hide = true, requires = "server")]
+    pub(crate) child: bool,
+
+    /// Message size in bytes, as 64, 4K or 1M [default: 64K for bw, 2 for lat, 8 for atomic]
+    #[arg(short, long, value_name = "BYTES", value_parser = parse_bytes, conflicts_with = "all", help_heading = "Test")]
+    pub(crate) size: Option<u64>,
+    /// Every power of two from 2 B to 8 MiB
+    #[arg(short, long, help_heading = "Test")]
+    pub(crate) all: bool,
+    /// Messages measured per size and queue pair [default: 5000 for bw write, else 1000; fewer where that would be over 4 GiB]
+    #[arg(short = 'n', long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..), conflicts_with = "duration", help_heading = "Test")]
+    pub(crate) iterations: Option<u64>,
+    /// Run each size for a time instead of a number of messages
+    #[arg(short = 'D', long, value_name = "SECONDS", value_parser = parse_seconds, help_heading = "Test")]
+    pub(crate) duration: Option<f64>,
+    /// Messages sent before measuring starts [default: 100, at most a tenth of the iterations]
+    #[arg(long, value_name = "N", help_heading = "Test")]
+    pub(crate) warmup: Option<u64>,
+    /// Check every byte of every message
+    #[arg(long, help_heading = "Test")]
+    pub(crate) verify: bool,
+    /// Copy messages up to this size into the request itself [default: 0 for bw, 220 for lat]
+    #[arg(long, value_name = "BYTES", value_parser = parse_bytes_u32, help_heading = "Test")]
+    pub(crate) inline: Option<u32>,
+    /// Which atomic
+    #[arg(long, value_enum, value_name = "OP", help_heading = "Test")]
+    pub(crate) atomic_op: Option<AtomicOperation>,
+    /// Seed of the payload, and of the faults
+    #[arg(long, value_name = "N", default_value_t = 1, help_heading = "Test")]
+    pub(crate) seed: u64,
+
+    /// Print one JSON object on stdout
+    #[arg(long, help_heading = "Output")]
+    pub(crate) json: bool,
+    /// No progress bar
+    #[arg(long, help_heading = "Output")]
+    pub(crate) no_progress: bool,
+
+    #[command(flatten)]
+    pub(crate) connection: ConnectionArgs,
+    #[command(flatten)]
+    pub(crate) soft: SoftArgs,
+}
+
+/// How the two ends find each other, and how their queue pairs are set up.
+#[derive(Args, Debug)]
+#[command(next_help_heading = "Connection")]
+pub(crate) struct ConnectionArgs {
+    /// Device to use, from `doorbell devices` [default: soft0 when both ends run here, else the first active one]
+    #[arg(short, long, value_name = "NAME")]
+    pub(crate) device: Option<String>,
+    /// TCP port where the two ends agree on the test
+    #[arg(long, value_name = "PORT", default_value_t = 18515)]
+    pub(crate) port: u16,
+    /// Address the server listens on; 0.0.0.0 or :: lets other machines in
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1", requires = "server")]
+    pub(crate) bind: IpAddr,
+    /// Path MTU: 256, 512, 1024, 2048 or 4096 [default: the port's]
+    #[arg(long, value_name = "BYTES", value_parser = parse_mtu)]
+    pub(crate) mtu: Option<u32>,
+    /// Index in the port's GID table [default: the first RoCEv2 entry]
+    #[arg(long, value_name = "INDEX", value_parser = clap::value_parser!(u8))]
+    pub(crate) gid_index: Option<u8>,
+    /// Local ACK timeout code: 4.096 us * 2^CODE, 0 for never
+    #[arg(long, value_name = "CODE", default_value_t = 14, value_parser = clap::value_parser!(u8).range(0..=31))]
+    pub(crate) timeout: u8,
+    /// Retries before a queue pair gives its peer up
+    #[arg(long, value_name = "N", default_value_t = 7, value_parser = clap::value_parser!(u8).range(0..=7))]
+    pub(crate) retry: u8,
+}
+
+/// The userspace device: its address, and the faults it can be asked to add.
+#[derive(Args, Debug, Clone)]
+#[command(next_help_heading = "Userspace device")]
+pub(crate) struct SoftArgs {
+    /// Address it binds to; with both ends here a second one, after a comma, is the other end's [default: free loopback addresses]
+    #[arg(long, value_name = "IP[,IP]", value_delimiter = ',', num_args = 1)]
+    pub(crate) soft_address: Vec<IpAddr>,
+    /// UDP port of the wire; both ends need the same
+    #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
+    pub(crate) soft_port: Option<u16>,
+    /// Fraction of the packets sent that are lost
+    #[arg(long, value_name = "FRACTION", value_parser = parse_fraction)]
+    pub(crate) drop: Option<f64>,
+    /// Fraction of the packets sent that arrive twice
+    #[arg(long, value_name = "FRACTION", value_parser = parse_fraction)]
+    pub(crate) duplicate: Option<f64>,
+    /// Fraction of the packets sent that are overtaken by later ones
+    #[arg(long, value_name = "FRACTION", value_parser = parse_fraction)]
+    pub(crate) reorder: Option<f64>,
+    /// Fraction of the packets sent in which a bit flips
+    #[arg(long, value_name = "FRACTION", value_parser = parse_fraction)]
+    pub(crate) corrupt: Option<f64>,
+    /// Time by which packets sent are held back, as 100us
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
+    pub(crate) delay: Option<Duration>,
+    /// Capture the packets of this end, for wireshark
+    #[arg(long, value_name = "FILE")]
+    pub(crate) pcap: Option<PathBuf>,
+}
+
+fn parse_mtu(text: &str) -> Result<u32, String> {
+    match text.parse() {
+        Ok(mtu @ (256 | 512 | 1024 | 2048 | 4096)) => Ok(mtu),
+        _ => Err(format!("'{text}' is not a path MTU: give 256, 512, 1024, 2048 or 4096")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_definition_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn values_that_make_no_sense_are_refused() {
+        for line in [
+            "doorbell",
+            "doorbell bw",
+            "doorbell bw scribble",
+            "doorbell bw write -s 4X",
+            "doorbell bw write -s 4K -a",
+            "doorbell bw write -n 0",
+            "doorbell bw write -n 5 -D 1",
+            "doorbell bw write -q 0",
+            "doorbell bw write --mtu 1500",
+            "doorbell bw write --drop 1.5",
+            "doorbell bw write --delay 5",
+            "doorbell bw write --timeout 32",
+            "doorbell bw write --retry 8",
+            "doorbell bw write peer --server",
+            "doorbell bw write --bind 0.0.0.0",
+            "doorbell lat write -q 2",
+            "doorbell topo",
+        ] {
+            let refused = Cli::try_parse_from(line.split(' ')).expect_err(line);
+            assert!(refused.exit_code() == 2, "{line}");
+        }
+    }
+}

@@ -1,0 +1,105 @@
+//! Which device a test runs on: one of the system's library, or a userspace one.
+
+mod link_kind;
+mod soft;
+
+use doorbell_verbs::{Context, DeviceError, Library, PortState};
+
+use crate::cli::{ConnectionArgs, SoftArgs};
+use crate::failure::{Failure, one_line};
+use crate::report::LinkKind;
+
+pub(crate) use link_kind::of_system_device;
+pub(crate) use soft::{Side, Soft};
+
+/// The port a test uses.
+pub(crate) const PORT: u8 = 1;
+
+/// An open device.
+#[derive(Debug)]
+pub(crate) struct Device {
+    /// It.
+    pub(crate) context: Context,
+    /// What carries its packets.
+    pub(crate) link: LinkKind,
+    /// The faults it was asked to add, if any.
+    pub(crate) faults: Option<String>,
+}
+
+/// How much a command knows about where its peer is, which decides the default device.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Reach {
+    /// Both ends run here.
+    Here,
+    /// The other end may be on another machine.
+    Elsewhere,
+}
+
+/// Opens the device that the command line names, or the default one: `soft0` when both ends run here, else the first system device whose
+/// port is active, else `soft0`.
+///
+/// # Errors
+/// [`Failure::Usage`] when there is no such device or options do not fit it; [`Failure::Test`] when it cannot be opened.
+pub(crate) fn open(connection: &ConnectionArgs, soft: &SoftArgs, seed: u64, side: Side, reach: Reach) -> Result<Device, Failure> {
+    let named = connection.device.as_deref();
+    let soft_devices = Soft::configured(soft, seed, side)?;
+    let soft_name = match named {
+        Some(name) => soft_devices.has(name).then_some(name),
+        None if reach == Reach::Here => Some("soft0"),
+        None => None,
+    };
+    if let Some(name) = soft_name {
+        return open_soft(soft_devices, name);
+    }
+    let name = match (named, reach) {
+        (Some(name), _) => Some(name.to_owned()),
+        (None, _) => first_active(),
+    };
+    match name {
+        Some(name) => {
+            if soft.is_set() {
+                return Err(Failure::usage(format!(
+                    "{name} is not a userspace device: --soft-*, --pcap and faults are for those; use --device soft0 or leave them out"
+                )));
+            }
+            open_system(&name, &soft_devices)
+        }
+        None => open_soft(soft_devices, "soft0"),
+    }
+}
+
+fn open_soft(devices: Soft, name: &str) -> Result<Device, Failure> {
+    let faults = devices.faults();
+    let library = devices.library()?;
+    let context = library.open(name).map_err(|e| soft::explain(name, &e))?;
+    Ok(Device { context, link: LinkKind::SoftUdp, faults })
+}
+
+fn open_system(name: &str, soft_devices: &Soft) -> Result<Device, Failure> {
+    let library = Library::system().map_err(|e| {
+        Failure::usage(format!(
+            "no device '{}': there is {}, and the system has no RDMA library ({})",
+            one_line(name),
+            soft_devices.names().join(", "),
+            one_line(&e.to_string())
+        ))
+    })?;
+    let context = library.open(name).map_err(|e| match e {
+        DeviceError::NoDevice { there, .. } => Failure::usage(format!(
+            "no device '{}': there is {}",
+            one_line(name),
+            there.iter().map(String::as_str).chain(soft_devices.names()).collect::<Vec<_>>().join(", ")
+        )),
+        other => Failure::test(one_line(&other.to_string())),
+    })?;
+    Ok(Device { context, link: of_system_device(name), faults: None })
+}
+
+/// The first device of the system's library whose port can carry a test. No library, no device and no permission all mean: none.
+fn first_active() -> Option<String> {
+    let library = Library::system().ok()?;
+    let devices = library.devices().ok()?;
+    devices.into_iter().map(|device| device.name).find(|name| {
+        library.open(name).and_then(|context| context.port(PORT)).is_ok_and(|port| port.state == PortState::Active)
+    })
+}

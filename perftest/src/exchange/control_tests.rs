@@ -1,0 +1,93 @@
+//! Two ends over a real loopback connection, and strangers who are neither.
+
+use std::net::Ipv4Addr;
+
+use super::*;
+
+const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+
+fn pair() -> (Control, Control) {
+    let interrupt = Interrupt::default();
+    let listener = Listener::bind(LOOPBACK, 0).unwrap();
+    let port = listener.address().port();
+    let client = thread::spawn(move || connect("127.0.0.1", port, &Interrupt::default()).unwrap());
+    let server = listener.accept(Some(ANSWER), &interrupt).unwrap();
+    (client.join().unwrap(), server)
+}
+
+#[test]
+fn messages_arrive_in_order() {
+    let (client, server) = pair();
+    client.send(&Message::Ready).unwrap();
+    client.send(&Message::Bye).unwrap();
+    assert_eq!(server.receive(Some(ANSWER), "ready").unwrap(), Message::Ready);
+    assert_eq!(server.receive(Some(ANSWER), "bye").unwrap(), Message::Bye);
+    assert_eq!(server.look().unwrap(), None);
+}
+
+#[test]
+fn a_peer_that_goes_raises_the_flag_and_is_named() {
+    let (client, server) = pair();
+    assert!(!server.attention());
+    let peer = server.peer();
+    drop(client);
+    let deadline = Instant::now() + ANSWER;
+    while !server.attention() {
+        assert!(Instant::now() < deadline, "the flag never came up");
+        thread::yield_now();
+    }
+    let said = server.look().unwrap_err();
+    assert_eq!(said.status(), 1);
+    assert!(said.to_string().contains(&peer.to_string()), "{said}");
+}
+
+#[test]
+fn a_peers_reason_is_told_as_one_line() {
+    let (client, server) = pair();
+    server.send_failure(&Failure::test("the disk\nis full"));
+    let said = client.receive(Some(ANSWER), "ready").unwrap_err().to_string();
+    assert!(
+        said.ends_with("the disk is full") && said.contains("127.0.0.1"),
+        "{said}"
+    );
+}
+
+#[test]
+fn silence_ends_a_wait() {
+    let (client, _server) = pair();
+    let said = client
+        .receive(Some(Duration::from_millis(1)), "ready")
+        .unwrap_err()
+        .to_string();
+    assert!(said.contains("did not send ready in time"), "{said}");
+}
+
+#[test]
+fn strangers_are_turned_away_and_the_next_is_served() {
+    let listener = Listener::bind(LOOPBACK, 0).unwrap();
+    let address = listener.address();
+    let stranger = thread::spawn(move || {
+        let mut stream = TcpStream::connect(address).unwrap();
+        stream.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
+        connect("127.0.0.1", address.port(), &Interrupt::default()).unwrap()
+    });
+    let server = listener.accept(Some(ANSWER), &Interrupt::default()).unwrap();
+    let client = stranger.join().unwrap();
+    client.send(&Message::Ready).unwrap();
+    assert_eq!(server.receive(Some(ANSWER), "ready").unwrap(), Message::Ready);
+}
+
+#[test]
+fn an_address_in_use_is_one_clear_line() {
+    let first = Listener::bind(LOOPBACK, 0).unwrap();
+    let said = Listener::bind(LOOPBACK, first.address().port()).unwrap_err();
+    assert!(said.status() == 1 && said.to_string().contains("--port"), "{said}");
+}
+
+#[test]
+fn an_unknown_host_is_bad_usage() {
+    assert_eq!(
+        connect("no such host", 1, &Interrupt::default()).unwrap_err().status(),
+        2
+    );
+}

@@ -1,0 +1,173 @@
+//! What the two ends say to each other.
+
+use serde::{Deserialize, Serialize};
+
+use crate::failure::one_line;
+use crate::plan::Plan;
+use crate::report::LinkKind;
+
+/// The version of this exchange; ends of different versions do not test together.
+pub(crate) const PROTOCOL: u32 = 1;
+
+/// One message.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Message {
+    /// Who is there.
+    Hello(Hello),
+    /// What the client wants to run.
+    Plan(Plan),
+    /// The server will run it.
+    Accepted(Accepted),
+    /// One side's queue pairs and memory for the next size.
+    Setup(Setup),
+    /// The sender can be sent to.
+    Ready,
+    /// The client has sent all of a size.
+    Finish(Finish),
+    /// The server has seen all of a size.
+    Outcome(Outcome),
+    /// The client needs no more.
+    Bye,
+    /// The sender gives up, and why.
+    Failed(String),
+}
+
+impl Message {
+    /// What to call it in an error.
+    pub(crate) fn name(&self) -> &'static str {
+        match self {
+            Message::Hello(_) => "hello",
+            Message::Plan(_) => "plan",
+            Message::Accepted(_) => "accepted",
+            Message::Setup(_) => "setup",
+            Message::Ready => "ready",
+            Message::Finish(_) => "finish",
+            Message::Outcome(_) => "outcome",
+            Message::Bye => "bye",
+            Message::Failed(_) => "failed",
+        }
+    }
+}
+
+/// Who is there. Later versions may add to it; what is here stays.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Hello {
+    /// Version of this exchange.
+    pub(crate) protocol: u32,
+    /// Version of the program.
+    pub(crate) version: String,
+    /// What a server that was started by its client alone waits for, so that nobody else gets in.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) token: Option<String>,
+}
+
+impl Hello {
+    /// What this program says.
+    pub(crate) fn ours(token: Option<String>) -> Hello {
+        Hello {
+            protocol: PROTOCOL,
+            version: env!("CARGO_PKG_VERSION").into(),
+            token,
+        }
+    }
+}
+
+/// Judges the other side's hello.
+///
+/// # Errors
+/// One line that names both versions.
+pub(crate) fn check_hello(theirs: &Hello) -> Result<(), String> {
+    if theirs.protocol == PROTOCOL {
+        return Ok(());
+    }
+    Err(format!(
+        "this is doorbell {} with exchange version {PROTOCOL}, there is doorbell {} with exchange version {}: use the same doorbell on both ends",
+        env!("CARGO_PKG_VERSION"),
+        one_line(&theirs.version),
+        theirs.protocol
+    ))
+}
+
+/// The server's device.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Accepted {
+    /// Its name.
+    pub(crate) device: String,
+    /// What carries its packets.
+    pub(crate) link: LinkKind,
+}
+
+/// One side's queue pairs for one size.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Setup {
+    /// The size, to make sure that both mean the same.
+    pub(crate) bytes: u64,
+    /// One entry per queue pair.
+    pub(crate) lanes: Vec<Lane>,
+}
+
+/// Where one queue pair is, and the memory the other side may reach through it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Lane {
+    /// It, 32 bytes in hexadecimal.
+    pub(crate) endpoint: String,
+    /// Messages that fit in its memory, or receives it has posted.
+    pub(crate) slots: u32,
+    /// Where messages go to or come from, 24 bytes in hexadecimal.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) data: Option<String>,
+    /// Where counters go to that keep the two ends in step, 24 bytes in hexadecimal.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) counter: Option<String>,
+}
+
+/// What the client has sent.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Finish {
+    /// Messages, warm-up and all, per queue pair.
+    pub(crate) messages: Vec<u64>,
+}
+
+/// What the server has seen.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Outcome {
+    /// Messages that arrived, where the operation lets the server see them, per queue pair.
+    pub(crate) messages: Vec<u64>,
+    /// Messages of which the server checked every byte.
+    pub(crate) checked: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_same_protocol_passes() {
+        assert_eq!(check_hello(&Hello::ours(None)), Ok(()));
+        let other = Hello {
+            protocol: 2,
+            version: "9.9\n".into(),
+            token: None,
+        };
+        let said = check_hello(&other).unwrap_err();
+        assert!(
+            said.contains("9.9") && said.contains("exchange version 2") && !said.contains('\n'),
+            "{said}"
+        );
+    }
+
+    #[test]
+    fn a_newer_hello_is_still_read() {
+        let text = r#"{"hello":{"protocol":7,"version":"3.0","features":["x"]}}"#;
+        assert!(matches!(
+            serde_json::from_str(text).unwrap(),
+            Message::Hello(Hello { protocol: 7, .. })
+        ));
+    }
+}

@@ -1,0 +1,72 @@
+//! Why a command ended early, and the exit status that goes with it.
+//!
+//! Every error of the command ends here as one line a person can act on. The exit statuses are part of the command's contract: 0 done,
+//! 1 the test failed, 2 bad usage; 130 is what shells expect of a program that Ctrl-C ended.
+
+use std::process::ExitCode;
+
+/// Why a command could not do, or finish, what it was asked.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Failure {
+    /// The request itself cannot be met: a value out of range, flags that contradict each other, a device that is not there. Exit status 2.
+    #[error("{0}")]
+    Usage(String),
+    /// The test ran, or tried to, and failed: peer lost, wrong data, an address in use. Exit status 1.
+    #[error("{0}")]
+    Test(String),
+    /// Ctrl-C. Exit status 130.
+    #[error("interrupted")]
+    Interrupted,
+}
+
+impl Failure {
+    /// A failed test, in one line.
+    pub(crate) fn test(message: impl Into<String>) -> Self {
+        Failure::Test(message.into())
+    }
+
+    /// Bad usage, in one line with what to do about it.
+    pub(crate) fn usage(message: impl Into<String>) -> Self {
+        Failure::Usage(message.into())
+    }
+
+    /// The exit status of a command that ended so.
+    pub(crate) fn status(&self) -> u8 {
+        match self {
+            Failure::Test(_) => 1,
+            Failure::Usage(_) => 2,
+            Failure::Interrupted => 130,
+        }
+    }
+
+    /// [`Failure::status`] in the type `main` returns.
+    pub(crate) fn exit_code(&self) -> ExitCode {
+        ExitCode::from(self.status())
+    }
+}
+
+/// Makes one line of a message that another program or library wrote: control characters, line breaks among them, become spaces.
+pub(crate) fn one_line(message: &str) -> String {
+    message
+        .trim()
+        .chars()
+        .map(|c| if c.is_control() { ' ' } else { c })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn statuses_are_the_contracts() {
+        assert_eq!(Failure::test("x").status(), 1);
+        assert_eq!(Failure::usage("x").status(), 2);
+        assert_eq!(Failure::Interrupted.status(), 130);
+    }
+
+    #[test]
+    fn hostile_text_stays_one_line() {
+        assert_eq!(one_line(" a\nb\x1b[31mc\t"), "a b [31mc");
+    }
+}

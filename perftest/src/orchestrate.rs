@@ -1,0 +1,189 @@
+//! Both ends of a test on this machine: a second process of this program serves the first.
+//!
+//! Two processes, because that is what RDMA is for and what a figure has to stand for. The parent starts the child with pipes on its stdin
+//! and stdout. Through the first it hands over a token that a client has to show, so nobody else on the machine gets in; the pipe then stays
+//! open as long as the parent lives, and the child ends when it closes, however the parent died. Through the second the child announces,
+//! as one line of JSON, the TCP port where it waits, or why it cannot.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::mpsc::{RecvTimeoutError, sync_channel};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+
+use crate::failure::{Failure, one_line};
+use crate::interrupt::Interrupt;
+
+/// How long the child may take until it waits for its client.
+const START: Duration = Duration::from_secs(30);
+/// How long the child may take to end by itself after the test.
+const END: Duration = Duration::from_secs(2);
+/// A line between the two is not longer than this.
+const LINE: u64 = 4096;
+
+/// What the child says first.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Announcement {
+    /// It waits on this TCP port.
+    Port(u16),
+    /// It cannot serve: why, and the exit status that goes with it.
+    Failed(String, u8),
+}
+
+/// The process that serves this one. Dropping it ends it.
+#[derive(Debug)]
+pub(crate) struct Server {
+    child: Child,
+    /// Closing it tells the child to end.
+    life_line: Option<ChildStdin>,
+    /// Where it waits.
+    pub(crate) port: u16,
+    /// What it wants to be shown.
+    pub(crate) token: String,
+}
+
+impl Server {
+    /// Starts this program again with these arguments and waits until it is ready.
+    ///
+    /// # Errors
+    /// The child's own failure when it announced one; [`Failure::Test`] when it could not be started or said nothing in time;
+    /// [`Failure::Interrupted`].
+    pub(crate) fn start(arguments: Vec<OsString>, interrupt: &Interrupt) -> Result<Server, Failure> {
+        let cannot = |e: io::Error| Failure::test(format!("cannot start a second process for the other end: {e}"));
+        let token = token().map_err(cannot)?;
+        let program = std::env::current_exe().map_err(cannot)?;
+        let mut child = Command::new(program)
+            .args(arguments)
+            .env_remove("DOORBELL_SOFT_ADDR")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .map_err(cannot)?;
+        let (life_line, stdout) = (child.stdin.take(), child.stdout.take());
+        let mut server = Server {
+            child,
+            life_line,
+            port: 0,
+            token,
+        };
+        if let Some(life_line) = &mut server.life_line {
+            writeln!(life_line, "{}", server.token).map_err(cannot)?;
+        }
+        let (sender, receiver) = sync_channel(1);
+        thread::Builder::new()
+            .name("announcement".into())
+            .spawn(move || {
+                let mut line = String::new();
+                let got = stdout.map_or(Ok(0), |stdout| BufReader::new(stdout.take(LINE)).read_line(&mut line));
+                // The receiver is gone when it has stopped waiting: then nobody wants to know.
+                let _ = sender.send(got.map(|_| line));
+            })
+            .map_err(cannot)?;
+        let deadline = Instant::now() + START;
+        let line = loop {
+            match receiver.recv_timeout(Duration::from_millis(50)) {
+                Ok(got) => break got.map_err(cannot)?,
+                Err(_) if interrupt.requested() => return Err(Failure::Interrupted),
+                Err(RecvTimeoutError::Timeout) if Instant::now() < deadline => {}
+                Err(_) => return Err(Failure::test("the process for the other end did not get ready in time")),
+            }
+        };
+        match serde_json::from_str(&line) {
+            Ok(Announcement::Port(port)) => {
+                server.port = port;
+                Ok(server)
+            }
+            Ok(Announcement::Failed(reason, 2)) => Err(Failure::usage(one_line(&reason))),
+            Ok(Announcement::Failed(reason, _)) => Err(Failure::test(format!("the other end: {}", one_line(&reason)))),
+            Err(_) => Err(Failure::test("the process for the other end ended before it was ready")),
+        }
+    }
+
+    fn end(&mut self) -> io::Result<()> {
+        drop(self.life_line.take());
+        let deadline = Instant::now() + END;
+        while Instant::now() < deadline {
+            if self.child.try_wait()?.is_some() {
+                return Ok(());
+            }
+            thread::sleep(Duration::from_millis(1));
+        }
+        self.child.kill()?;
+        self.child.wait().map(drop)
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        if let Err(e) = self.end() {
+            tracing::warn!(error = %e, "the process of the other end could not be ended; it ends when this one has");
+        }
+    }
+}
+
+/// 128 bits that another user of this machine cannot guess, in hexadecimal.
+fn token() -> io::Result<String> {
+    let mut bytes = [0; 16];
+    File::open("/dev/urandom")?.read_exact(&mut bytes)?;
+    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+/// The child's side: reads the token, then watches the life line, and ends the process when the parent is gone.
+///
+/// # Errors
+/// [`Failure::Test`] when there is no parent at the other end of stdin.
+pub(crate) fn adopt() -> Result<String, Failure> {
+    let orphan = || Failure::usage("--child is for doorbell itself: use --server");
+    let mut line = String::new();
+    let mut stdin = BufReader::new(io::stdin());
+    (&mut stdin).take(LINE).read_line(&mut line).map_err(|_| orphan())?;
+    let token = line.trim_end();
+    if token.is_empty() {
+        return Err(orphan());
+    }
+    thread::Builder::new()
+        .name("life line".into())
+        .spawn(move || {
+            // Ends with the pipe: the parent never writes again. An error means as much.
+            let _ = io::copy(&mut stdin, &mut io::sink());
+            std::process::exit(1);
+        })
+        .map_err(|e| Failure::test(format!("cannot watch the parent process: {e}")))?;
+    Ok(token.to_owned())
+}
+
+/// The child's side: tells the parent how it stands.
+///
+/// # Errors
+/// [`Failure::Test`] when the parent is gone.
+pub(crate) fn announce(announcement: &Announcement) -> Result<(), Failure> {
+    let gone = |e: io::Error| Failure::test(format!("cannot tell the parent process: {e}"));
+    let text = serde_json::to_string(announcement).map_err(|e| gone(e.into()))?;
+    let mut stdout = io::stdout().lock();
+    writeln!(stdout, "{text}").and_then(|()| stdout.flush()).map_err(gone)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tokens_differ() {
+        let (first, second) = (token().unwrap(), token().unwrap());
+        assert_eq!(first.len(), 32);
+        assert_ne!(first, second);
+    }
+
+    #[test]
+    fn announcements_survive() {
+        for announcement in [Announcement::Port(9), Announcement::Failed("no".into(), 2)] {
+            let text = serde_json::to_string(&announcement).unwrap();
+            assert_eq!(serde_json::from_str::<Announcement>(&text).unwrap(), announcement);
+        }
+    }
+}

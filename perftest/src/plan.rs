@@ -1,0 +1,440 @@
+//! What a test does: the operation, its sizes and depths, as one value that both ends share.
+//!
+//! The client makes a [`Plan`] of its command line and sends it to the server, so the server needs no flags. Whatever side a plan comes
+//! from, [`Plan::check`] judges it before anything is allocated: a server treats it as hostile input.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::cli::{AtomicOperation, BwArgs, LatArgs, Operation, TestArgs};
+use crate::failure::Failure;
+use crate::units::show_bytes;
+
+/// The largest message a test sends.
+const MAX_SIZE: u64 = 1 << 30;
+/// The data that a default number of iterations moves at most, per size.
+const DEFAULT_VOLUME: u64 = 4 << 30;
+/// The memory that one end gives to the messages of one size, over all queue pairs, beyond two messages each.
+const MEMORY_BUDGET: u64 = 256 << 20;
+/// The memory that one end gives to a test whatever the plan asks.
+const MEMORY_LIMIT: u64 = 8 << 30;
+/// The largest inline payload that may be asked for.
+const MAX_INLINE: u32 = 4096;
+/// What latency tests of write and send copy into the request unless told otherwise.
+const DEFAULT_LATENCY_INLINE: u32 = 220;
+
+/// Bandwidth or latency.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Kind {
+    /// Many messages in flight; bytes per second.
+    Bw,
+    /// One message in flight; time per message.
+    Lat,
+}
+
+impl Kind {
+    fn name(self) -> &'static str {
+        match self {
+            Kind::Bw => "bw",
+            Kind::Lat => "lat",
+        }
+    }
+}
+
+/// The operation, with the atomic already chosen.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Verb {
+    /// RDMA WRITE.
+    Write,
+    /// RDMA READ.
+    Read,
+    /// SEND.
+    Send,
+    /// An 8-byte atomic.
+    Atomic(AtomicOperation),
+}
+
+impl Verb {
+    /// The verb as the command line has it.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Verb::Write => "write",
+            Verb::Read => "read",
+            Verb::Send => "send",
+            Verb::Atomic(_) => "atomic",
+        }
+    }
+}
+
+/// How long a size is measured.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Extent {
+    /// Messages per queue pair, the same for every size.
+    Iterations(u64),
+    /// Messages per queue pair, or as many as come to 4 GiB, whichever is less.
+    DefaultIterations(u64),
+    /// Seconds per size.
+    Seconds(f64),
+}
+
+/// A whole test.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Plan {
+    /// Bandwidth or latency.
+    pub(crate) kind: Kind,
+    /// The operation.
+    pub(crate) verb: Verb,
+    /// Message sizes in bytes, in the order they run.
+    pub(crate) sizes: Vec<u64>,
+    /// How long each size is measured.
+    pub(crate) extent: Extent,
+    /// Messages per queue pair before measuring starts; `None` leaves it to [`Plan::warmup`].
+    pub(crate) warmup: Option<u64>,
+    /// Queue pairs.
+    pub(crate) qps: u32,
+    /// Requests in flight per queue pair.
+    pub(crate) tx_depth: u32,
+    /// Receives posted per queue pair.
+    pub(crate) rx_depth: u32,
+    /// Requests per doorbell.
+    pub(crate) post_list: u32,
+    /// A completion is asked for once in so many requests.
+    pub(crate) cq_mod: u32,
+    /// Messages up to so many bytes travel inline.
+    pub(crate) inline: u32,
+    /// Whether the inline size was asked for, or may be given up where a device has none.
+    pub(crate) inline_required: bool,
+    /// Path MTU in bytes; `None` for the smaller of the ports'.
+    pub(crate) mtu: Option<u32>,
+    /// Whether every byte is checked.
+    pub(crate) verify: bool,
+    /// Seed of the payload.
+    pub(crate) seed: u64,
+    /// Local ACK timeout code.
+    pub(crate) timeout: u8,
+    /// Retries before the peer is given up.
+    pub(crate) retry: u8,
+}
+
+impl Plan {
+    /// The plan that a `doorbell bw` command line asks for.
+    ///
+    /// # Errors
+    /// [`Failure::Usage`] when values contradict each other.
+    pub(crate) fn bw(args: &BwArgs) -> Result<Plan, Failure> {
+        let tx_depth = args.tx_depth.unwrap_or_else(|| 128.max(args.post_list));
+        if args.post_list > tx_depth {
+            return Err(Failure::usage(format!(
+                "--post-list {} does not fit in --tx-depth {tx_depth}: raise the depth or shorten the list",
+                args.post_list
+            )));
+        }
+        if args.rx_depth.is_some() && args.test.operation != Operation::Send {
+            return Err(Failure::usage(
+                "--rx-depth is for send: the other operations post no receives",
+            ));
+        }
+        let cq_mod = match args.cq_mod {
+            Some(asked) if asked > tx_depth => {
+                return Err(Failure::usage(format!(
+                    "--cq-mod {asked} is more than --tx-depth {tx_depth}: the queue would fill with nothing to wait for"
+                )));
+            }
+            Some(asked) => asked,
+            None => 100.min(tx_depth / 2).max(1),
+        };
+        let base = Plan::of(&args.test, Kind::Bw)?;
+        let plan = Plan {
+            qps: args.qps,
+            tx_depth,
+            rx_depth: args.rx_depth.unwrap_or(512),
+            post_list: args.post_list,
+            cq_mod,
+            ..base
+        };
+        plan.checked()
+    }
+
+    /// The plan that a `doorbell lat` command line asks for.
+    ///
+    /// # Errors
+    /// [`Failure::Usage`] when values contradict each other.
+    pub(crate) fn lat(args: &LatArgs) -> Result<Plan, Failure> {
+        Plan::of(&args.test, Kind::Lat)?.checked()
+    }
+
+    /// What both command lines have in common; the depths are those of a latency test.
+    fn of(args: &TestArgs, kind: Kind) -> Result<Plan, Failure> {
+        let verb = match args.operation {
+            Operation::Write => Verb::Write,
+            Operation::Read => Verb::Read,
+            Operation::Send => Verb::Send,
+            Operation::Atomic => Verb::Atomic(args.atomic_op.unwrap_or_default()),
+        };
+        let atomic = matches!(verb, Verb::Atomic(_));
+        if !atomic && args.atomic_op.is_some() {
+            return Err(Failure::usage(format!(
+                "--atomic-op is for atomic, not for {}",
+                verb.name()
+            )));
+        }
+        if atomic && (args.all || args.size.is_some_and(|size| size != 8)) {
+            return Err(Failure::usage(
+                "an atomic always moves 8 bytes: leave --size and --all out",
+            ));
+        }
+        let carries_inline = matches!(verb, Verb::Write | Verb::Send);
+        if !carries_inline && args.inline.is_some_and(|bytes| bytes > 0) {
+            return Err(Failure::usage(format!(
+                "--inline is for write and send: {} carries no payload to the peer",
+                verb.name()
+            )));
+        }
+        let sizes = match (args.all, args.size) {
+            (true, _) => (1..=23).map(|power| 1 << power).collect(),
+            (false, Some(size)) => vec![size],
+            (false, None) if atomic => vec![8],
+            (false, None) if kind == Kind::Bw => vec![65536],
+            (false, None) => vec![2],
+        };
+        let extent = match (args.iterations, args.duration) {
+            (Some(iterations), _) => Extent::Iterations(iterations),
+            (None, Some(seconds)) => Extent::Seconds(seconds),
+            (None, None) if kind == Kind::Bw && verb == Verb::Write => Extent::DefaultIterations(5000),
+            (None, None) => Extent::DefaultIterations(1000),
+        };
+        let default_inline = if kind == Kind::Lat && carries_inline {
+            DEFAULT_LATENCY_INLINE
+        } else {
+            0
+        };
+        Ok(Plan {
+            kind,
+            verb,
+            sizes,
+            extent,
+            warmup: args.warmup,
+            qps: 1,
+            tx_depth: 8,
+            rx_depth: 8,
+            post_list: 1,
+            cq_mod: 1,
+            inline: args.inline.unwrap_or(default_inline),
+            inline_required: args.inline.is_some(),
+            mtu: args.connection.mtu,
+            verify: args.verify,
+            seed: args.seed,
+            timeout: args.connection.timeout,
+            retry: args.connection.retry,
+        })
+    }
+
+    fn checked(self) -> Result<Plan, Failure> {
+        self.check().map_err(Failure::Usage)?;
+        Ok(self)
+    }
+
+    /// Judges a plan, whoever made it.
+    ///
+    /// # Errors
+    /// One line that says what is out of range.
+    pub(crate) fn check(&self) -> Result<(), String> {
+        let within = |what: &str, value: u64, low: u64, high: u64| {
+            if (low..=high).contains(&value) {
+                Ok(())
+            } else {
+                Err(format!("{what} is {value}: it must be {low} to {high}"))
+            }
+        };
+        if self.sizes.is_empty() || self.sizes.len() > 64 {
+            return Err(format!("{} message sizes: a test has 1 to 64", self.sizes.len()));
+        }
+        for &size in &self.sizes {
+            if !(1..=MAX_SIZE).contains(&size) {
+                return Err(format!(
+                    "a message of {size} bytes: sizes go from 1 to {}",
+                    show_bytes(MAX_SIZE)
+                ));
+            }
+            if matches!(self.verb, Verb::Atomic(_)) && size != 8 {
+                return Err(format!("an atomic of {size} bytes: it always moves 8"));
+            }
+            if self.memory(size) > MEMORY_LIMIT {
+                return Err(format!(
+                    "{} queue pairs with messages of {} take over {} of memory: use fewer or smaller ones",
+                    self.qps,
+                    show_bytes(size),
+                    show_bytes(MEMORY_LIMIT)
+                ));
+            }
+        }
+        match self.extent {
+            Extent::Iterations(n) | Extent::DefaultIterations(n) => within("the number of iterations", n, 1, 1 << 48)?,
+            Extent::Seconds(seconds) if (0.001..=86_400.0).contains(&seconds) => {}
+            Extent::Seconds(seconds) => {
+                return Err(format!("a running time of {seconds} s: it must be 0.001 to 86400"));
+            }
+        }
+        within("the number of warm-up messages", self.warmup.unwrap_or(0), 0, 1 << 40)?;
+        within("the number of queue pairs", self.qps.into(), 1, 1024)?;
+        within("the send depth", self.tx_depth.into(), 1, 16384)?;
+        within("the receive depth", self.rx_depth.into(), 2, 16384)?;
+        within("the post list", self.post_list.into(), 1, self.tx_depth.into())?;
+        within("the completion interval", self.cq_mod.into(), 1, self.tx_depth.into())?;
+        within("the inline size", self.inline.into(), 0, MAX_INLINE.into())?;
+        within("the timeout code", self.timeout.into(), 0, 31)?;
+        within("the retry count", self.retry.into(), 0, 7)?;
+        if self.mtu.is_some_and(|mtu| ![256, 512, 1024, 2048, 4096].contains(&mtu)) {
+            return Err("the path MTU must be 256, 512, 1024, 2048 or 4096".into());
+        }
+        if self.kind == Kind::Lat && self.qps != 1 {
+            return Err("a latency test has one queue pair".into());
+        }
+        Ok(())
+    }
+
+    /// The test's name in results: `write_bw`.
+    pub(crate) fn test_name(&self) -> String {
+        format!("{}_{}", self.verb.name(), self.kind.name())
+    }
+
+    /// The test's name on the command line: `bw write`.
+    pub(crate) fn command_name(&self) -> String {
+        format!("{} {}", self.kind.name(), self.verb.name())
+    }
+
+    /// Messages measured per queue pair, or `None` when a size runs for a time.
+    pub(crate) fn iterations(&self, size: u64) -> Option<u64> {
+        match self.extent {
+            Extent::Iterations(n) => Some(n),
+            Extent::DefaultIterations(n) => Some(n.min((DEFAULT_VOLUME / size / u64::from(self.qps)).max(16))),
+            Extent::Seconds(_) => None,
+        }
+    }
+
+    /// How long a size runs, or `None` when it runs a number of messages.
+    pub(crate) fn duration(&self) -> Option<Duration> {
+        match self.extent {
+            Extent::Seconds(seconds) => Duration::try_from_secs_f64(seconds).ok(),
+            Extent::Iterations(_) | Extent::DefaultIterations(_) => None,
+        }
+    }
+
+    /// Messages per queue pair before measuring starts: what was asked, or 100 but at most a tenth of the iterations.
+    pub(crate) fn warmup(&self, size: u64) -> u64 {
+        self.warmup.unwrap_or_else(|| match self.iterations(size) {
+            Some(iterations) => 100.min(iterations / 10),
+            None => 100,
+        })
+    }
+
+    /// Messages of this size that one queue pair may have in flight: the send depth, or what fits in its share of the memory budget.
+    /// Where the depth allows it, two at least: one can be on its way while the other is looked at.
+    pub(crate) fn window(&self, size: u64) -> u32 {
+        self.slots(size, self.tx_depth)
+    }
+
+    /// Receives of this size that one queue pair keeps posted.
+    pub(crate) fn receives(&self, size: u64) -> u32 {
+        self.slots(size, self.rx_depth)
+    }
+
+    fn slots(&self, size: u64, depth: u32) -> u32 {
+        let fit = MEMORY_BUDGET / u64::from(self.qps.max(1)) / size.max(1);
+        u32::try_from(fit.max(2)).unwrap_or(u32::MAX).min(depth)
+    }
+
+    /// The memory that one end gives to messages of this size.
+    fn memory(&self, size: u64) -> u64 {
+        let slots = self.slots(size, self.tx_depth.max(self.rx_depth));
+        size.saturating_mul(slots.into()).saturating_mul(self.qps.into())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::cli::{Cli, Command};
+
+    fn plan(line: &str) -> Result<Plan, Failure> {
+        match Cli::try_parse_from(format!("doorbell {line}").split(' '))
+            .expect(line)
+            .command
+        {
+            Command::Bw(args) => Plan::bw(&args),
+            Command::Lat(args) => Plan::lat(&args),
+            other => panic!("{other:?} has no plan"),
+        }
+    }
+
+    #[test]
+    fn defaults_are_those_people_know() {
+        let bw = plan("bw write").unwrap();
+        assert_eq!(
+            (bw.sizes[0], bw.tx_depth, bw.qps, bw.post_list, bw.inline),
+            (65536, 128, 1, 1, 0)
+        );
+        assert_eq!(bw.iterations(65536), Some(5000));
+        assert_eq!(bw.test_name(), "write_bw");
+        assert_eq!(plan("bw send").unwrap().iterations(65536), Some(1000));
+        let lat = plan("lat write").unwrap();
+        assert_eq!((lat.sizes[0], lat.iterations(2), lat.inline), (2, Some(1000), 220));
+        assert_eq!(plan("lat atomic").unwrap().sizes, [8]);
+        assert_eq!(plan("lat read").unwrap().inline, 0);
+        let all = plan("bw write -a").unwrap().sizes;
+        assert_eq!((all.len(), all[0], all[22]), (23, 2, 8 << 20));
+    }
+
+    #[test]
+    fn default_iterations_are_bounded_by_volume() {
+        let bw = plan("bw write -a").unwrap();
+        assert_eq!(bw.iterations(8 << 20), Some(512));
+        assert_eq!(plan("bw write -s 8M -n 5000").unwrap().iterations(8 << 20), Some(5000));
+        assert_eq!(bw.warmup(65536), 100);
+        assert_eq!(bw.warmup(8 << 20), 51);
+    }
+
+    #[test]
+    fn contradictions_are_bad_usage() {
+        for line in [
+            "bw write --post-list 64 --tx-depth 32",
+            "bw write --cq-mod 64 --tx-depth 32",
+            "bw write --rx-depth 64",
+            "bw write --atomic-op fetch-add",
+            "bw atomic -s 16",
+            "bw atomic -a",
+            "bw read --inline 64",
+            "bw write --inline 64K",
+            "bw write -s 0",
+            "bw write -s 2G",
+            "bw write -s 1G -q 64",
+        ] {
+            assert_eq!(plan(line).expect_err(line).status(), 2, "{line}");
+        }
+    }
+
+    #[test]
+    fn windows_fit_the_memory_budget() {
+        let bw = plan("bw write").unwrap();
+        assert_eq!(bw.window(65536), 128);
+        assert_eq!(bw.window(8 << 20), 32);
+        assert_eq!(bw.window(1 << 30), 2);
+        assert_eq!(plan("bw write --tx-depth 1").unwrap().window(64), 1);
+    }
+
+    #[test]
+    fn a_plan_survives_the_wire_and_nothing_else_does() {
+        let bw = plan("bw atomic --atomic-op compare-swap -D 0.5 --mtu 1024").unwrap();
+        let text = serde_json::to_string(&bw).unwrap();
+        assert_eq!(serde_json::from_str::<Plan>(&text).unwrap(), bw);
+        let extra = text.replacen('{', "{\"surprise\":1,", 1);
+        assert!(serde_json::from_str::<Plan>(&extra).is_err());
+    }
+}

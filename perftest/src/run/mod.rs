@@ -1,0 +1,3 @@
+//! Running a test.
+
+mod pattern;

@@ -1,0 +1,210 @@
+//! Bandwidth from a timeline of completions.
+//!
+//! A [`Timeline`] keeps *(time, messages completed)* pairs in a fixed number of records. When they are used up, every second one goes
+//! and the distance between records doubles, so a test of any length fits, and its memory and cost per message stay the same.
+//!
+//! - **Average**: messages completed between the first and the last record, times their size, over the time between the two. The first
+//!   record is the start (the clock before the first post) or, after a warm-up, the completion that ended it.
+//! - **Peak**: the best average over any stretch of the timeline that completes at least [`WINDOW_SHARE`]⁻¹ of all messages and at
+//!   least two full windows of requests in flight. One pass with two indices finds it, so its cost is linear in the records. The
+//!   minimum length keeps completions that were merely reported together from looking like speed. A peak is never below the average.
+
+use std::time::Instant;
+
+/// Records a timeline holds at most.
+const RECORDS: usize = 4096;
+/// A peak is measured over at least this fraction's worth of the messages.
+const WINDOW_SHARE: u64 = 16;
+
+#[derive(Clone, Copy, Debug)]
+struct Record {
+    at: Instant,
+    done: u64,
+}
+
+/// When messages completed.
+#[derive(Debug)]
+pub(crate) struct Timeline {
+    records: Vec<Record>,
+    stride: u64,
+    next: u64,
+    in_flight: u64,
+}
+
+/// What a timeline comes to.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(crate) struct Bandwidth {
+    /// Messages measured.
+    pub(crate) messages: u64,
+    /// Messages per second over the whole measurement.
+    pub(crate) average_per_s: f64,
+    /// Messages per second over the best stretch.
+    pub(crate) peak_per_s: f64,
+}
+
+impl Timeline {
+    /// A timeline for a test with so many requests in flight over all queue pairs.
+    pub(crate) fn new(in_flight: u64) -> Timeline {
+        Timeline {
+            records: Vec::with_capacity(RECORDS),
+            stride: 1,
+            next: 0,
+            in_flight,
+        }
+    }
+
+    /// Starts, or after a warm-up restarts, the measurement: `done` messages have completed by `at`.
+    pub(crate) fn start(&mut self, at: Instant, done: u64) {
+        self.records.clear();
+        self.stride = 1;
+        self.records.push(Record { at, done });
+        self.next = done + 1;
+    }
+
+    /// Notes that `done` messages have completed; reads the clock only when a record is due.
+    #[inline]
+    pub(crate) fn note(&mut self, done: u64) {
+        if done >= self.next {
+            self.record(Instant::now(), done);
+        }
+    }
+
+    /// Ends the measurement: `done` messages have completed by `at`.
+    pub(crate) fn finish(&mut self, at: Instant, done: u64) {
+        if self.records.last().is_some_and(|last| done > last.done) {
+            self.record(at, done);
+        }
+    }
+
+    fn record(&mut self, at: Instant, done: u64) {
+        if self.records.len() == RECORDS {
+            let mut keep = false;
+            self.records.retain(|_| {
+                keep = !keep;
+                keep
+            });
+            self.stride *= 2;
+        }
+        self.records.push(Record { at, done });
+        self.next = done + self.stride;
+    }
+
+    /// The time since the measurement started, if it did.
+    pub(crate) fn started(&self) -> Option<Instant> {
+        self.records.first().map(|first| first.at)
+    }
+
+    /// The figures, or `None` when nothing was measured.
+    pub(crate) fn bandwidth(&self) -> Option<Bandwidth> {
+        let (first, last) = (self.records.first()?, self.records.last()?);
+        let average_per_s = rate(first, last)?;
+        let messages = last.done - first.done;
+        let window = (messages / WINDOW_SHARE).max(2 * self.in_flight).max(1);
+        let mut peak_per_s = average_per_s;
+        let mut from = 0;
+        for to in &self.records {
+            while self
+                .records
+                .get(from + 1)
+                .is_some_and(|next| to.done.saturating_sub(next.done) >= window)
+            {
+                from += 1;
+            }
+            let start = &self.records[from];
+            if to.done - start.done >= window
+                && let Some(rate) = rate(start, to)
+            {
+                peak_per_s = peak_per_s.max(rate);
+            }
+        }
+        Some(Bandwidth {
+            messages,
+            average_per_s,
+            peak_per_s,
+        })
+    }
+}
+
+fn rate(from: &Record, to: &Record) -> Option<f64> {
+    let seconds = to.at.checked_duration_since(from.at)?.as_secs_f64();
+    (seconds > 0.0 && to.done > from.done).then(|| (to.done - from.done) as f64 / seconds)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    fn timeline(in_flight: u64, points: impl IntoIterator<Item = (u64, u64)>) -> Timeline {
+        let start = Instant::now();
+        let mut timeline = Timeline::new(in_flight);
+        timeline.start(start, 0);
+        for (us, done) in points {
+            timeline.record(start + Duration::from_micros(us), done);
+        }
+        timeline
+    }
+
+    #[test]
+    fn nothing_measured_is_no_figure() {
+        assert_eq!(Timeline::new(1).bandwidth(), None);
+        assert_eq!(timeline(1, []).bandwidth(), None);
+        assert_eq!(timeline(1, [(0, 5)]).bandwidth(), None);
+    }
+
+    #[test]
+    fn a_steady_stream_peaks_at_its_average() {
+        let figures = timeline(4, (1..=1000).map(|i| (i * 10, i))).bandwidth().unwrap();
+        assert_eq!(figures.messages, 1000);
+        assert!((figures.average_per_s - 1e5).abs() < 1.0);
+        assert!((figures.peak_per_s - 1e5).abs() < 1.0);
+    }
+
+    #[test]
+    fn a_fast_stretch_is_the_peak() {
+        // 400 messages at 10 us, 200 at 1 us, 400 at 10 us.
+        let mut at = 0;
+        let points = (1..=1000).map(|i| {
+            at += if (401..=600).contains(&i) { 1 } else { 10 };
+            (at, i)
+        });
+        let figures = timeline(4, points).bandwidth().unwrap();
+        assert!((figures.peak_per_s - 1e6).abs() < 1e4, "{figures:?}");
+    }
+
+    #[test]
+    fn a_burst_of_reports_is_not_speed() {
+        // 64 completions are reported at once every 640 us: the true rate is 1e5.
+        let figures = timeline(64, (1..=100).map(|i| (i * 640, i * 64))).bandwidth().unwrap();
+        assert!((figures.peak_per_s - 1e5).abs() < 1.0, "{figures:?}");
+    }
+
+    #[test]
+    fn long_tests_fit_and_keep_their_figures() {
+        let start = Instant::now();
+        let mut timeline = Timeline::new(4);
+        timeline.start(start, 0);
+        for done in 1..=1_000_000 {
+            if done >= timeline.next {
+                timeline.record(start + Duration::from_micros(done), done);
+            }
+        }
+        timeline.finish(start + Duration::from_micros(1_000_000), 1_000_000);
+        assert!(timeline.records.len() <= RECORDS && timeline.records.capacity() == RECORDS);
+        let figures = timeline.bandwidth().unwrap();
+        assert_eq!(figures.messages, 1_000_000);
+        assert!((figures.peak_per_s - 1e6).abs() < 1.0);
+    }
+
+    #[test]
+    fn a_warm_up_does_not_count() {
+        let start = Instant::now();
+        let mut timeline = Timeline::new(1);
+        timeline.start(start, 0);
+        timeline.start(start + Duration::from_secs(10), 100);
+        timeline.finish(start + Duration::from_secs(11), 1100);
+        let figures = timeline.bandwidth().unwrap();
+        assert_eq!((figures.messages, figures.average_per_s.round() as u64), (1000, 1000));
+    }
+}

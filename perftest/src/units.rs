@@ -1,0 +1,149 @@
+//! Sizes and durations as people write them: `64`, `4K`, `1M`; `100us`, `2s`.
+
+use std::time::Duration;
+
+/// Reads a number of bytes: digits, then nothing, `K`, `M` or `G` (powers of 1024, either case, an optional `iB` or `B` after them).
+///
+/// # Errors
+/// Says what was expected when the text is not a size or the size does not fit in 64 bits.
+pub(crate) fn parse_bytes(text: &str) -> Result<u64, String> {
+    let split = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let (digits, unit) = text.split_at(split);
+    let shift = match unit.to_ascii_lowercase().as_str() {
+        "" | "b" => 0,
+        "k" | "kib" => 10,
+        "m" | "mib" => 20,
+        "g" | "gib" => 30,
+        _ => return Err(expected_bytes(text)),
+    };
+    let value: u64 = digits.parse().map_err(|_| expected_bytes(text))?;
+    value.checked_mul(1 << shift).ok_or_else(|| expected_bytes(text))
+}
+
+fn expected_bytes(text: &str) -> String {
+    format!("'{text}' is not a size: give bytes as 64, 4K, 1M or 1G (powers of 1024)")
+}
+
+/// Reads a number of bytes that fits in 32 bits, as [`parse_bytes`] does.
+///
+/// # Errors
+/// As [`parse_bytes`], and when the size is 4 GiB or more.
+pub(crate) fn parse_bytes_u32(text: &str) -> Result<u32, String> {
+    u32::try_from(parse_bytes(text)?).map_err(|_| format!("'{text}' is too much: the limit is below 4G"))
+}
+
+/// Reads a duration: a decimal number and `ns`, `us`, `ms` or `s`.
+///
+/// # Errors
+/// Says what was expected when the text is not a duration.
+pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
+    let split = text.find(|c: char| c.is_ascii_alphabetic()).unwrap_or(text.len());
+    let (number, unit) = text.split_at(split);
+    let seconds = match unit {
+        "ns" => 1e-9,
+        "us" => 1e-6,
+        "ms" => 1e-3,
+        "s" => 1.0,
+        _ => return Err(expected_duration(text)),
+    };
+    let value: f64 = number.parse().map_err(|_| expected_duration(text))?;
+    Duration::try_from_secs_f64(value * seconds).map_err(|_| expected_duration(text))
+}
+
+fn expected_duration(text: &str) -> String {
+    format!("'{text}' is not a duration: give a number with ns, us, ms or s, such as 100us")
+}
+
+/// Reads a positive number of seconds, whole or decimal.
+///
+/// # Errors
+/// Says what was expected when the text is not a number of seconds between a millisecond and a day.
+pub(crate) fn parse_seconds(text: &str) -> Result<f64, String> {
+    match text.strip_suffix('s').unwrap_or(text).parse::<f64>() {
+        Ok(seconds) if (0.001..=86_400.0).contains(&seconds) => Ok(seconds),
+        _ => Err(format!(
+            "'{text}' is not a running time: give seconds between 0.001 and 86400"
+        )),
+    }
+}
+
+/// Reads a fraction between 0 and 1.
+///
+/// # Errors
+/// Says what was expected when the text is anything else.
+pub(crate) fn parse_fraction(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(fraction) if (0.0..=1.0).contains(&fraction) => Ok(fraction),
+        _ => Err(format!(
+            "'{text}' is not a fraction: give a number from 0 to 1, such as 0.05 for 5 %"
+        )),
+    }
+}
+
+/// Writes a size the way [`parse_bytes`] reads it, in the largest unit that divides it.
+pub(crate) fn show_bytes(bytes: u64) -> String {
+    match bytes {
+        0 => "0".into(),
+        b if b.is_multiple_of(1 << 30) => format!("{}G", b >> 30),
+        b if b.is_multiple_of(1 << 20) => format!("{}M", b >> 20),
+        b if b.is_multiple_of(1 << 10) => format!("{}K", b >> 10),
+        b => b.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_read_in_every_unit() {
+        for (text, bytes) in [
+            ("64", 64),
+            ("4K", 4096),
+            ("4k", 4096),
+            ("4KiB", 4096),
+            ("1M", 1 << 20),
+            ("2G", 2 << 30),
+            ("7B", 7),
+            ("0", 0),
+        ] {
+            assert_eq!(parse_bytes(text), Ok(bytes), "{text}");
+        }
+        for text in [
+            "",
+            "K",
+            "4X",
+            "-1",
+            "4 K",
+            "1.5M",
+            "99999999999999999999",
+            "18446744073709551615G",
+        ] {
+            assert!(parse_bytes(text).is_err(), "{text}");
+        }
+        assert!(parse_bytes_u32("4G").is_err());
+        assert_eq!(parse_bytes_u32("64K"), Ok(65536));
+    }
+
+    #[test]
+    fn sizes_show_as_they_are_read() {
+        for bytes in [0, 1, 1000, 1024, 1536, 65536, 1 << 20, 3 << 30] {
+            assert_eq!(parse_bytes(&show_bytes(bytes)), Ok(bytes));
+        }
+    }
+
+    #[test]
+    fn durations_and_fractions() {
+        assert_eq!(parse_duration("100us"), Ok(Duration::from_micros(100)));
+        assert_eq!(parse_duration("1.5ms"), Ok(Duration::from_micros(1500)));
+        for text in ["", "5", "us", "-1s", "1m", "nans", "infs"] {
+            assert!(parse_duration(text).is_err(), "{text}");
+        }
+        assert_eq!(parse_seconds("0.25"), Ok(0.25));
+        for text in ["0", "-1", "nan", "inf", "x"] {
+            assert!(parse_seconds(text).is_err(), "{text}");
+            assert!(text == "0" || parse_fraction(text).is_err(), "{text}");
+        }
+        assert_eq!(parse_fraction("0.05"), Ok(0.05));
+    }
+}
