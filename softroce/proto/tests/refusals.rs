@@ -30,12 +30,25 @@ fn refused(
     pair.post(0, &send(1, &word));
     let whole = [local];
     let middle = make(&whole, remote);
-    let list = if matches!(middle.operation, Operation::Atomic { .. }) { &word } else { &whole };
-    pair.post(0, &SendRequest { wr_id: 2, ..make(list, remote) });
+    let list = if matches!(middle.operation, Operation::Atomic { .. }) {
+        &word
+    } else {
+        &whole
+    };
+    pair.post(
+        0,
+        &SendRequest {
+            wr_id: 2,
+            ..make(list, remote)
+        },
+    );
     pair.post(0, &send(3, &word));
     pair.run();
 
-    assert_eq!(pair.completed(0, SEND_CQ), [(1, Status::Success), (2, status), (3, Status::Flushed)]);
+    assert_eq!(
+        pair.completed(0, SEND_CQ),
+        [(1, Status::Success), (2, status), (3, Status::Flushed)]
+    );
     assert_eq!((pair.state(0), pair.state(1)), (State::Err, State::Err));
     assert_eq!(pair.syndromes(1).last(), Some(&Syndrome::Nak(nak)));
     assert_eq!(pair.completed(1, RECV_CQ)[0], (10, Status::Success));
@@ -54,8 +67,11 @@ fn refused_with_event(
 ) {
     let pair = refused(setup, rights, make, nak, status);
     let qpn = pair.nodes[1].qpn;
-    let event =
-        if nak == Nak::RemoteAccess { AsyncEvent::QpAccessError(qpn) } else { AsyncEvent::QpRequestError(qpn) };
+    let event = if nak == Nak::RemoteAccess {
+        AsyncEvent::QpAccessError(qpn)
+    } else {
+        AsyncEvent::QpRequestError(qpn)
+    };
     assert_eq!(pair.nodes[1].events, [event]);
     let flushed = [11, 12, 13].map(|wr_id| (wr_id, Status::Flushed));
     assert_eq!(pair.completed(1, RECV_CQ)[1..], flushed);
@@ -66,11 +82,17 @@ fn access_refused(rights: Rights, make: impl for<'a> Fn(&'a [Sge], Sge) -> SendR
 }
 
 fn shifted(sge: Sge, by: i64) -> Sge {
-    Sge { addr: sge.addr.wrapping_add_signed(by), ..sge }
+    Sge {
+        addr: sge.addr.wrapping_add_signed(by),
+        ..sge
+    }
 }
 
 fn other_key(sge: Sge) -> Sge {
-    Sge { lkey: LKey(sge.lkey.0 + 0x100), ..sge }
+    Sge {
+        lkey: LKey(sge.lkey.0 + 0x100),
+        ..sge
+    }
 }
 
 const ADD: AtomicOp = AtomicOp::FetchAdd { add: 1 };
@@ -79,10 +101,14 @@ const SWAP: AtomicOp = AtomicOp::CompareSwap { compare: 0, swap: 1 };
 #[test]
 fn wrong_key() {
     access_refused(Rights::ALL, |local, remote| write_to(2, local, other_key(remote)));
-    access_refused(Rights::ALL, |local, remote| request(2, write_operation(other_key(remote), Some(1)), local));
+    access_refused(Rights::ALL, |local, remote| {
+        request(2, write_operation(other_key(remote), Some(1)), local)
+    });
     access_refused(Rights::ALL, |local, remote| read_from(2, local, other_key(remote)));
     access_refused(Rights::ALL, |local, remote| atomic_on(2, local, other_key(remote), ADD));
-    access_refused(Rights::ALL, |local, remote| atomic_on(2, local, other_key(remote), SWAP));
+    access_refused(Rights::ALL, |local, remote| {
+        atomic_on(2, local, other_key(remote), SWAP)
+    });
 }
 
 #[test]
@@ -92,23 +118,54 @@ fn out_of_range() {
         access_refused(Rights::ALL, |local, remote| write_to(2, local, shifted(remote, by)));
         access_refused(Rights::ALL, |local, remote| read_from(2, local, shifted(remote, by)));
     }
-    access_refused(Rights::ALL, |local, remote| atomic_on(2, local, shifted(remote, 600), ADD));
-    access_refused(Rights::ALL, |local, remote| atomic_on(2, local, shifted(remote, -8), SWAP));
+    access_refused(Rights::ALL, |local, remote| {
+        atomic_on(2, local, shifted(remote, 600), ADD)
+    });
+    access_refused(Rights::ALL, |local, remote| {
+        atomic_on(2, local, shifted(remote, -8), SWAP)
+    });
 }
 
 #[test]
 fn round_the_end_of_the_address_space() {
-    let last = |remote| Sge { addr: u64::MAX - 10, ..remote };
+    let last = |remote| Sge {
+        addr: u64::MAX - 10,
+        ..remote
+    };
     access_refused(Rights::ALL, |local, remote| write_to(2, local, last(remote)));
     access_refused(Rights::ALL, |local, remote| read_from(2, local, last(remote)));
 }
 
 #[test]
 fn region_without_the_right() {
-    access_refused(Rights { write: false, ..Rights::ALL }, |local, remote| write_to(2, local, remote));
-    access_refused(Rights { read: false, ..Rights::ALL }, |local, remote| read_from(2, local, remote));
-    access_refused(Rights { atomic: false, ..Rights::ALL }, |local, remote| atomic_on(2, local, remote, ADD));
-    access_refused(Rights { atomic: false, ..Rights::ALL }, |local, remote| atomic_on(2, local, remote, SWAP));
+    access_refused(
+        Rights {
+            write: false,
+            ..Rights::ALL
+        },
+        |local, remote| write_to(2, local, remote),
+    );
+    access_refused(
+        Rights {
+            read: false,
+            ..Rights::ALL
+        },
+        |local, remote| read_from(2, local, remote),
+    );
+    access_refused(
+        Rights {
+            atomic: false,
+            ..Rights::ALL
+        },
+        |local, remote| atomic_on(2, local, remote, ADD),
+    );
+    access_refused(
+        Rights {
+            atomic: false,
+            ..Rights::ALL
+        },
+        |local, remote| atomic_on(2, local, remote, SWAP),
+    );
 }
 
 #[test]
@@ -116,12 +173,39 @@ fn queue_pair_without_the_right() {
     let all = Setup::default();
     let without = |access| Setup { access, ..all };
     let (nak, status) = (Nak::InvalidRequest, Status::RemoteInvalidRequest);
-    let no_write = without(RemoteAccess { write: false, ..all.access });
-    refused_with_event(no_write, Rights::ALL, |local, remote| write_to(2, local, remote), nak, status);
-    let no_read = without(RemoteAccess { read: false, ..all.access });
-    refused_with_event(no_read, Rights::ALL, |local, remote| read_from(2, local, remote), nak, status);
-    let no_atomic = without(RemoteAccess { atomic: false, ..all.access });
-    refused_with_event(no_atomic, Rights::ALL, |local, remote| atomic_on(2, local, remote, ADD), nak, status);
+    let no_write = without(RemoteAccess {
+        write: false,
+        ..all.access
+    });
+    refused_with_event(
+        no_write,
+        Rights::ALL,
+        |local, remote| write_to(2, local, remote),
+        nak,
+        status,
+    );
+    let no_read = without(RemoteAccess {
+        read: false,
+        ..all.access
+    });
+    refused_with_event(
+        no_read,
+        Rights::ALL,
+        |local, remote| read_from(2, local, remote),
+        nak,
+        status,
+    );
+    let no_atomic = without(RemoteAccess {
+        atomic: false,
+        ..all.access
+    });
+    refused_with_event(
+        no_atomic,
+        Rights::ALL,
+        |local, remote| atomic_on(2, local, remote, ADD),
+        nak,
+        status,
+    );
 }
 
 #[test]
@@ -140,17 +224,41 @@ fn unaligned_atomic() {
 
 #[test]
 fn reads_and_atomics_where_none_are_taken() {
-    let setup = Setup { dest_rd_atomic: 0, ..Setup::default() };
+    let setup = Setup {
+        dest_rd_atomic: 0,
+        ..Setup::default()
+    };
     let (nak, status) = (Nak::InvalidRequest, Status::RemoteInvalidRequest);
-    refused_with_event(setup, Rights::ALL, |local, remote| read_from(2, local, remote), nak, status);
-    refused_with_event(setup, Rights::ALL, |local, remote| atomic_on(2, local, remote, ADD), nak, status);
+    refused_with_event(
+        setup,
+        Rights::ALL,
+        |local, remote| read_from(2, local, remote),
+        nak,
+        status,
+    );
+    refused_with_event(
+        setup,
+        Rights::ALL,
+        |local, remote| atomic_on(2, local, remote, ADD),
+        nak,
+        status,
+    );
 }
 
 #[test]
 fn more_reads_than_agreed() {
-    let mut pair = Pair::connected(Setup { dest_rd_atomic: 2, ..Setup::default() });
+    let mut pair = Pair::connected(Setup {
+        dest_rd_atomic: 2,
+        ..Setup::default()
+    });
     let remote = pair.region(1, pattern(LEN, 2));
-    let reth = |len| Extension::Reth(Reth { va: remote.addr, rkey: rkey(remote), len });
+    let reth = |len| {
+        Extension::Reth(Reth {
+            va: remote.addr,
+            rkey: rkey(remote),
+            len,
+        })
+    };
     // The first two are not answered yet when the third one comes.
     pair.forge(1, Opcode::RcReadRequest, 100, &reth(600), &[]);
     pair.forge(1, Opcode::RcReadRequest, 103, &reth(1), &[]);
@@ -183,7 +291,10 @@ fn message_longer_than_the_receive() {
         pair.post(0, &send(1, &[local]));
         pair.run();
         assert_eq!(pair.completed(0, SEND_CQ), [(1, Status::RemoteInvalidRequest)]);
-        assert_eq!(pair.completed(1, RECV_CQ), [(10, Status::LocalLength), (11, Status::Flushed)]);
+        assert_eq!(
+            pair.completed(1, RECV_CQ),
+            [(10, Status::LocalLength), (11, Status::Flushed)]
+        );
         assert_eq!(pair.syndromes(1), [Syndrome::Nak(Nak::InvalidRequest)]);
         assert!(pair.bytes(1, inbox)[room as usize..].iter().all(|byte| *byte == 0));
     }
@@ -281,7 +392,11 @@ fn wrong_order_of_opcodes() {
     };
     let bare = Extension::Bare;
     let imm = Extension::Imm(ImmDt(1));
-    let nothing = Extension::Reth(Reth { va: 0, rkey: RKey(0), len: 0 });
+    let nothing = Extension::Reth(Reth {
+        va: 0,
+        rkey: RKey(0),
+        len: 0,
+    });
     for opcode in [RcSendMiddle, RcSendLast, RcWriteMiddle, RcWriteLast] {
         invalid(&[(opcode, bare, 256)]);
     }
@@ -294,7 +409,12 @@ fn wrong_order_of_opcodes() {
         invalid(&[first, (opcode, nothing, 0)]);
     }
     invalid(&[first, (RcReadRequest, nothing, 0)]);
-    let atomic = AtomicEth { va: 0, rkey: RKey(0), swap_add: 0, compare: 0 };
+    let atomic = AtomicEth {
+        va: 0,
+        rkey: RKey(0),
+        swap_add: 0,
+        compare: 0,
+    };
     invalid(&[first, (Opcode::RcFetchAdd, Extension::Atomic(atomic), 0)]);
     invalid(&[(RcSendOnly, bare, 0), (RcSendLast, bare, 1)]);
 }
@@ -312,7 +432,11 @@ fn wrong_lengths() {
     }
     invalid(&[(RcSendOnly, bare, 257)]);
     for (declared, len) in [(1, 0), (0, 1), (300, 256), (5, 6), (u32::MAX, 256)] {
-        let reth = Extension::Reth(Reth { va: 0, rkey: RKey(0), len: declared });
+        let reth = Extension::Reth(Reth {
+            va: 0,
+            rkey: RKey(0),
+            len: declared,
+        });
         invalid(&[(RcWriteOnly, reth, len)]);
     }
 }
@@ -320,10 +444,20 @@ fn wrong_lengths() {
 #[test]
 fn write_that_does_not_have_its_length() {
     use Opcode::{RcWriteFirst, RcWriteLast, RcWriteMiddle};
-    for (declared, rest) in [(256, &[][..]), (100, &[][..]), (512, &[(RcWriteMiddle, 256)][..]), (600, &[(RcWriteLast, 256)]), (300, &[(RcWriteLast, 45)])] {
+    for (declared, rest) in [
+        (256, &[][..]),
+        (100, &[][..]),
+        (512, &[(RcWriteMiddle, 256)][..]),
+        (600, &[(RcWriteLast, 256)]),
+        (300, &[(RcWriteLast, 45)]),
+    ] {
         let mut pair = Pair::connected(Setup::default());
         let remote = pair.region(1, vec![0; LEN]);
-        let reth = Extension::Reth(Reth { va: remote.addr, rkey: rkey(remote), len: declared });
+        let reth = Extension::Reth(Reth {
+            va: remote.addr,
+            rkey: rkey(remote),
+            len: declared,
+        });
         pair.forge(1, RcWriteFirst, 100, &reth, &[1; 256]);
         for (opcode, len) in rest {
             assert_eq!(pair.state(1), State::Rts);
@@ -339,12 +473,18 @@ fn write_that_does_not_have_its_length() {
 fn invalidate_is_not_offered() {
     let key = Extension::Ieth(Ieth { rkey: RKey(1) });
     invalid(&[(Opcode::RcSendOnlyInvalidate, key, 8)]);
-    invalid(&[(Opcode::RcSendFirst, Extension::Bare, 256), (Opcode::RcSendLastInvalidate, key, 8)]);
+    invalid(&[
+        (Opcode::RcSendFirst, Extension::Bare, 256),
+        (Opcode::RcSendLastInvalidate, key, 8),
+    ]);
 }
 
 #[test]
 fn responses_that_do_not_fit() {
-    let good = Extension::Aeth(Aeth { syndrome: Syndrome::Ack(Credits::UNLIMITED), msn: 0 });
+    let good = Extension::Aeth(Aeth {
+        syndrome: Syndrome::Ack(Credits::UNLIMITED),
+        msn: 0,
+    });
     for (opcode, extension, len) in [
         (Opcode::RcReadResponseOnly, good, 256),
         (Opcode::RcReadResponseFirst, good, 255),
@@ -378,15 +518,27 @@ fn responses_to_nothing_change_nothing() {
     // Three packets are on their way: PSNs before, after and far from them are ghosts.
     for psn in [99, 98, 103, 104, 5000, 0x80_0000, 0xff_ffff] {
         for syndrome in syndromes {
-            pair.forge(0, Opcode::RcAcknowledge, psn, &Extension::Aeth(Aeth { syndrome, msn: 1 }), &[]);
+            pair.forge(
+                0,
+                Opcode::RcAcknowledge,
+                psn,
+                &Extension::Aeth(Aeth { syndrome, msn: 1 }),
+                &[],
+            );
         }
     }
     // READ responses to a WRITE are nonsense too.
-    let ack = Extension::Aeth(Aeth { syndrome: syndromes[0], msn: 1 });
+    let ack = Extension::Aeth(Aeth {
+        syndrome: syndromes[0],
+        msn: 1,
+    });
     (100..103).for_each(|psn| pair.forge(0, Opcode::RcReadResponseOnly, psn, &ack, &[1; 8]));
     assert_eq!(pair.completed(0, SEND_CQ), []);
     pair.run();
     assert_eq!(pair.completed(0, SEND_CQ), [(1, Status::Success)]);
     let counters = pair.nodes[0].endpoint.counters();
-    assert_eq!((counters.retransmits, counters.duplicates, counters.unexpected_responses), (0, 12, 19));
+    assert_eq!(
+        (counters.retransmits, counters.duplicates, counters.unexpected_responses),
+        (0, 12, 19)
+    );
 }

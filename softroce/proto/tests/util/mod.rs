@@ -76,6 +76,8 @@ pub(crate) struct Setup {
     pub(crate) signal_all: bool,
     pub(crate) v6: bool,
     pub(crate) sqd_notify: bool,
+    /// Packets delivered before both nodes may send again.
+    pub(crate) batch: usize,
 }
 
 impl Default for Setup {
@@ -98,6 +100,7 @@ impl Default for Setup {
             signal_all: false,
             v6: false,
             sqd_notify: true,
+            batch: 64,
         }
     }
 }
@@ -109,7 +112,9 @@ pub(crate) struct Pair {
     pub(crate) setup: Setup,
     /// Every packet sent, lost ones too.
     pub(crate) log: Vec<Sent>,
+    /// Packets on the wire, each with the number of deliveries that it waits for.
     flight: VecDeque<(usize, Sent)>,
+    delivered: usize,
 }
 
 pub(crate) fn qp_init(signal_all: bool) -> QpInit {
@@ -163,6 +168,7 @@ impl Pair {
             setup,
             log: Vec::new(),
             flight: VecDeque::new(),
+            delivered: 0,
         };
         for at in 0..2 {
             let modify = pair.init_modify();
@@ -283,20 +289,23 @@ impl Pair {
         loop {
             let mut moved = self.transmit(0, fate);
             moved |= self.transmit(1, fate);
-            let Some(due) = self.flight.iter().position(|(behind, _)| *behind == 0) else {
-                if self.flight.is_empty() && !moved {
+            let mut batch = self.setup.batch;
+            while batch > 0
+                && let Some(due) = self.flight.iter().position(|(due, _)| *due <= self.delivered)
+                && let Some((_, sent)) = self.flight.remove(due)
+            {
+                self.deliver(&sent);
+                self.delivered += 1;
+                moved = true;
+                batch -= 1;
+            }
+            if !moved {
+                let Some((due, _)) = self.flight.front() else {
                     return;
-                }
-                self.flight.iter_mut().for_each(|(behind, _)| *behind = 0);
-                continue;
-            };
-            let Some((_, sent)) = self.flight.remove(due) else {
-                continue;
-            };
-            self.flight
-                .iter_mut()
-                .for_each(|(behind, _)| *behind = behind.saturating_sub(1));
-            self.deliver(&sent);
+                };
+                // Nothing else comes that it could be behind of.
+                self.delivered = *due;
+            }
         }
     }
 
@@ -323,13 +332,13 @@ impl Pair {
             let number = self.log.len();
             self.log.push(sent.clone());
             match fate(number, &sent) {
-                Fate::Deliver => self.flight.push_back((0, sent)),
+                Fate::Deliver => self.flight.push_back((self.delivered, sent)),
                 Fate::Drop => {}
                 Fate::Duplicate => {
-                    self.flight.push_back((0, sent.clone()));
-                    self.flight.push_back((0, sent));
+                    self.flight.push_back((self.delivered, sent.clone()));
+                    self.flight.push_back((self.delivered, sent));
                 }
-                Fate::Delay(behind) => self.flight.push_back((behind, sent)),
+                Fate::Delay(behind) => self.flight.push_back((self.delivered + behind, sent)),
             }
         }
     }
@@ -364,8 +373,12 @@ impl Pair {
 
     /// The syndromes of the acknowledgements a node has sent.
     pub(crate) fn syndromes(&self, at: usize) -> Vec<Syndrome> {
-        let sent = self.log.iter().filter(|sent| sent.from == at && sent.opcode() == Opcode::RcAcknowledge);
-        sent.map(|sent| sent.packet().extension.aeth().unwrap().syndrome).collect()
+        let sent = self
+            .log
+            .iter()
+            .filter(|sent| sent.from == at && sent.opcode() == Opcode::RcAcknowledge);
+        sent.map(|sent| sent.packet().extension.aeth().unwrap().syndrome)
+            .collect()
     }
 
     /// The PSN of a packet a node expects next.
