@@ -1,6 +1,7 @@
 //! The chores of this workspace: `cargo xtask COMMAND`.
 
 mod apt;
+mod ci;
 mod setup;
 mod vm;
 
@@ -17,6 +18,7 @@ The chores of this workspace
 Usage: cargo xtask COMMAND [OPTIONS]
 
 Commands:
+  ci   check everything
   vm   run a command in a guest with the kernel's rxe
 
 Each has --help.
@@ -35,6 +37,7 @@ fn main() -> ExitCode {
 fn run(mut arguments: lexopt::Parser) -> Result<u8> {
     use lexopt::prelude::*;
     match arguments.next()? {
+        Some(Value(command)) if command == "ci" => ci::main(arguments),
         Some(Value(command)) if command == "vm" => vm::main(arguments),
         None | Some(Short('h') | Long("help")) => {
             print!("{HELP}");

@@ -20,6 +20,9 @@ pub(crate) const QEMU: Need = Need {
     found: || in_path("qemu-system-x86_64"),
 };
 
+/// Where Debian's libclang 14 lies. `rdma-sys` 0.3.0 builds with 15 at most.
+pub(crate) const LIBCLANG: &str = "/usr/lib/llvm-14/lib";
+
 /// What the check of our ABI against the C headers and `rdma-sys` is built from.
 pub(crate) const ABI: [Need; 3] = [
     Need {
@@ -32,7 +35,7 @@ pub(crate) const ABI: [Need; 3] = [
     },
     Need {
         package: "libclang-14-dev",
-        found: || Path::new("/usr/lib/llvm-14/lib/libclang.so").exists(),
+        found: || Path::new(LIBCLANG).join("libclang.so").exists(),
     },
 ];
 
