@@ -7,8 +7,8 @@
 use std::net::IpAddr;
 
 use doorbell_verbs::{
-    Buffer, CompletionQueue, Endpoint, Failure as Completed, Key, Local, Mtu, PreparedQueuePair, ProtectionDomain, Qpn, QueuePair,
-    Refused, Remote,
+    Buffer, CompletionQueue, Endpoint, Failure as Completed, Key, Local, Mtu, PreparedQueuePair, ProtectionDomain, Qpn,
+    QueuePair, Refused, Remote,
 };
 
 use crate::device::{Device, PORT};
@@ -146,10 +146,14 @@ impl Theirs {
     }
 
     fn key<K: Key>(&self, text: Option<&str>, bytes: u64) -> Result<Remote<K>, Failure> {
-        let remote = text.and_then(from_hex).and_then(|raw| Remote::<K>::from_bytes(&raw).ok());
+        let remote = text
+            .and_then(from_hex)
+            .and_then(|raw| Remote::<K>::from_bytes(&raw).ok());
         match remote {
             Some(remote) if remote.len() >= bytes => Ok(remote),
-            _ => Err(Failure::test(format!("{self} sent no usable key to its memory: are both ends the same doorbell?"))),
+            _ => Err(Failure::test(format!(
+                "{self} sent no usable key to its memory: are both ends the same doorbell?"
+            ))),
         }
     }
 
@@ -201,7 +205,9 @@ impl<O: Own> Station<O> {
         let context = &test.device.context;
         let pd = context.protection_domain().map_err(refused)?;
         let needs = O::needs(test);
-        let cq = context.completion_queue((needs.send + needs.receive) * test.plan.qps).map_err(refused)?;
+        let cq = context
+            .completion_queue((needs.send + needs.receive) * test.plan.qps)
+            .map_err(refused)?;
         let mut prepared = Vec::with_capacity(test.plan.qps as usize);
         for lane in 0..test.plan.qps as usize {
             let mut own = O::new(test, &pd, lane)?;
@@ -211,15 +217,22 @@ impl<O: Own> Station<O> {
             }
             prepared.push((qp, own));
         }
-        let ours = prepared.iter().map(|(qp, own)| describe(&qp.endpoint(), &own.keys())).collect();
-        test.control.send(&Message::Setup(Setup { bytes: test.bytes, lanes: ours }))?;
+        let ours = prepared
+            .iter()
+            .map(|(qp, own)| describe(&qp.endpoint(), &own.keys()))
+            .collect();
+        test.control.send(&Message::Setup(Setup {
+            bytes: test.bytes,
+            lanes: ours,
+        }))?;
         let theirs = match test.control.receive(Some(ANSWER), "its setup")? {
             Message::Setup(setup) if setup.bytes == test.bytes && setup.lanes.len() == prepared.len() => setup.lanes,
             other => return Err(test.control.unexpected(&other, "setup")),
         };
         let mut lanes = Vec::with_capacity(prepared.len());
         for ((qp, own), lane) in prepared.into_iter().zip(theirs) {
-            let (endpoint, theirs) = understand(lane).map_err(|reason| Failure::test(format!("peer {}: {reason}", test.control.peer())))?;
+            let (endpoint, theirs) =
+                understand(lane).map_err(|reason| Failure::test(format!("peer {}: {reason}", test.control.peer())))?;
             let qp = qp.connect(&endpoint).map_err(refused)?;
             lanes.push(Lane { qp, theirs, own });
         }
@@ -285,10 +298,20 @@ pub(crate) fn usable_inline(plan: &Plan, device: &Device) -> Result<u32, Failure
     }
     let pd = device.context.protection_domain().map_err(refused)?;
     let cq = device.context.completion_queue(2).map_err(refused)?;
-    match pd.queue_pair(&cq).send_depth(1).recv_depth(1).max_inline(plan.inline).rc() {
+    match pd
+        .queue_pair(&cq)
+        .send_depth(1)
+        .recv_depth(1)
+        .max_inline(plan.inline)
+        .rc()
+    {
         Ok(_) => Ok(plan.inline),
         Err(_) if !plan.inline_required => Ok(0),
-        Err(e) => Err(Failure::usage(format!("--inline {}: {}", plan.inline, one_line(&e.to_string())))),
+        Err(e) => Err(Failure::usage(format!(
+            "--inline {}: {}",
+            plan.inline,
+            one_line(&e.to_string())
+        ))),
     }
 }
 
@@ -337,7 +360,14 @@ mod tests {
     fn hexadecimal_survives_and_nonsense_does_not() {
         let bytes: [u8; 24] = std::array::from_fn(|i| (i * 11) as u8);
         assert_eq!(from_hex(&to_hex(&bytes)), Some(bytes));
-        for text in ["", "00", &"0".repeat(49), &"g".repeat(48), &"é".repeat(24), &"+f".repeat(24)] {
+        for text in [
+            "",
+            "00",
+            &"0".repeat(49),
+            &"g".repeat(48),
+            &"é".repeat(24),
+            &"+f".repeat(24),
+        ] {
             assert_eq!(from_hex::<24>(text), None, "{text}");
         }
     }

@@ -21,12 +21,21 @@ pub(crate) struct Watch<'a> {
 impl<'a> Watch<'a> {
     /// For the client: the peer says nothing until it is asked.
     pub(crate) fn of_client(control: &'a Control) -> Watch<'a> {
-        Watch { control, turns: 0, serving: false, finish: None, share_cores: share_cores() }
+        Watch {
+            control,
+            turns: 0,
+            serving: false,
+            finish: None,
+            share_cores: share_cores(),
+        }
     }
 
     /// For the server: the peer says when it has finished.
     pub(crate) fn of_server(control: &'a Control) -> Watch<'a> {
-        Watch { serving: true, ..Watch::of_client(control) }
+        Watch {
+            serving: true,
+            ..Watch::of_client(control)
+        }
     }
 
     /// One turn of a loop that found something to do.
@@ -36,7 +45,11 @@ impl<'a> Watch<'a> {
     #[inline]
     pub(crate) fn turn(&mut self) -> Result<(), Failure> {
         self.turns = self.turns.wrapping_add(1);
-        if self.turns.is_multiple_of(TURNS) && self.control.attention() { self.look() } else { Ok(()) }
+        if self.turns.is_multiple_of(TURNS) && self.control.attention() {
+            self.look()
+        } else {
+            Ok(())
+        }
     }
 
     /// One turn of a loop that found nothing to do.

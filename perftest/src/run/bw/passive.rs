@@ -28,7 +28,12 @@ impl Own for Lent {
             Verb::Atomic(_) => Grants::Atomic,
             Verb::Write | Verb::Send => Grants::Write,
         };
-        Needs { send: 1, receive: 1, inline: 0, grants }
+        Needs {
+            send: 1,
+            receive: 1,
+            inline: 0,
+            grants,
+        }
     }
 
     fn new(test: &Test<'_>, pd: &ProtectionDomain, lane: usize) -> Result<Self, Failure> {
@@ -44,8 +49,12 @@ impl Own for Lent {
                 }
                 Ok(Lent::ToRead(pd.register(memory, RemoteRead).map_err(refused)?, slots))
             }
-            Verb::Atomic(_) => Ok(Lent::ToCount(pd.register(Memory::zeroed(8), RemoteAtomic).map_err(refused)?)),
-            Verb::Write | Verb::Send => Ok(Lent::ToWrite(pd.register(Memory::zeroed(len), RemoteWrite).map_err(refused)?)),
+            Verb::Atomic(_) => Ok(Lent::ToCount(
+                pd.register(Memory::zeroed(8), RemoteAtomic).map_err(refused)?,
+            )),
+            Verb::Write | Verb::Send => Ok(Lent::ToWrite(
+                pd.register(Memory::zeroed(len), RemoteWrite).map_err(refused)?,
+            )),
         }
     }
 
@@ -55,7 +64,11 @@ impl Own for Lent {
             Lent::ToRead(memory, slots) => (*slots, memory.remote().to_bytes()),
             Lent::ToCount(memory) => (1, memory.remote().to_bytes()),
         };
-        Keys { slots, data: Some(data), counter: None }
+        Keys {
+            slots,
+            data: Some(data),
+            counter: None,
+        }
     }
 }
 
