@@ -136,7 +136,8 @@ struct State {
     unsignalled: u32,
 }
 
-/// Runs the test at one size. What was measured is in `timeline` even when it fails.
+/// Runs the test at one size: the warm-up, to its last message, then what is measured. What was measured is in `timeline` even when it fails.
+/// Returns the messages posted per lane.
 ///
 /// # Errors
 /// [`Failure::Interrupted`]; [`Failure::Test`] when data was wrong or the peer is lost.
@@ -145,43 +146,80 @@ pub(crate) fn run<F: Flow>(
     station: &mut Station<F>,
     timeline: &mut Timeline,
 ) -> Result<Vec<u64>, Failure> {
-    let Station { cq, lanes } = station;
-    for lane in lanes.iter_mut() {
+    for lane in &mut station.lanes {
         lane.own.attach(test, &lane.theirs)?;
     }
     let pace = Pace::new(test, F::requests_per_list(test));
+    let mut stream = Stream {
+        states: station.lanes.iter().map(|_| State::default()).collect(),
+        inline: InlineList::new(test, &pace),
+        pace,
+        watch: Watch::of_client(test.control),
+        done: 0,
+        station,
+    };
     let warmup = test.plan.warmup(test.bytes);
+    stream.until(warmup, &mut Deadline::after(None), |_| {})?;
     let total = test
         .plan
         .iterations(test.bytes)
         .map_or(u64::MAX, |iterations| warmup.saturating_add(iterations));
-    let mut states: Vec<State> = lanes
-        .iter()
-        .map(|_| State {
-            total,
-            ..State::default()
-        })
-        .collect();
-    let warmup = warmup * lanes.len() as u64;
-    let mut inline = InlineList::new(test, &pace);
-    let mut watch = Watch::of_client(test.control);
     let mut deadline = Deadline::after(test.plan.duration());
-    let mut done = 0;
-    let mut warm = false;
-    let mut unfinished = lanes.len();
-    if warmup == 0 {
-        let now = Instant::now();
-        timeline.start(now, 0);
-        deadline.start(now);
-        warm = true;
-    }
-    while unfinished > 0 {
-        for (lane, state) in lanes.iter_mut().zip(&mut states) {
-            fill(lane, state, &pace, &mut inline)?;
+    let now = Instant::now();
+    timeline.start(now, stream.done);
+    deadline.start(now);
+    let result = stream.until(total, &mut deadline, |done| timeline.note(done));
+    timeline.finish(Instant::now(), stream.done);
+    result.map(|()| stream.states.iter().map(|state| state.posted).collect())
+}
+
+/// A test under way.
+struct Stream<'a, F> {
+    station: &'a mut Station<F>,
+    states: Vec<State>,
+    pace: Pace,
+    inline: InlineList,
+    watch: Watch<'a>,
+    /// Messages done, on all lanes.
+    done: u64,
+}
+
+impl<F: Flow> Stream<'_, F> {
+    /// Goes on until every lane has done so many messages in all, or the deadline has passed and what was posted by then is done.
+    fn until(&mut self, total: u64, deadline: &mut Deadline, mut note: impl FnMut(u64)) -> Result<(), Failure> {
+        for state in &mut self.states {
+            state.total = total;
         }
-        let before = done;
+        let mut unfinished = self.states.iter().filter(|state| state.done < total).count();
+        while unfinished > 0 {
+            for (lane, state) in self.station.lanes.iter_mut().zip(&mut self.states) {
+                fill(lane, state, &self.pace, &mut self.inline)?;
+            }
+            let before = self.done;
+            unfinished -= self.take()?;
+            if self.done == before {
+                self.watch.idle()?;
+                continue;
+            }
+            self.watch.turn()?;
+            note(self.done);
+            if deadline.is_over() {
+                *deadline = Deadline::after(None);
+                for state in &mut self.states {
+                    // One more list, so that the last request asks for a completion and everything before it is confirmed.
+                    state.total = state.posted + u64::from(self.pace.list);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes what has completed. Returns how many lanes have finished with it.
+    #[inline]
+    fn take(&mut self) -> Result<usize, Failure> {
+        let Station { cq, lanes } = &mut *self.station;
         for completion in cq.poll().map_err(refused)? {
-            let Some((lane, state)) = lane_of(lanes, &mut states, completion.tag()) else {
+            let Some((lane, state)) = lane_of(lanes, &mut self.states, completion.tag()) else {
                 continue;
             };
             if let Err(failure) = completion.result() {
@@ -192,39 +230,18 @@ pub(crate) fn run<F: Flow>(
                 .retire(completion)
                 .map_err(|wrong| Failure::test(format!("{}: {wrong}", lane.theirs)))?;
         }
-        for (lane, state) in lanes.iter().zip(&mut states) {
+        let mut finished = 0;
+        for (lane, state) in lanes.iter().zip(&mut self.states) {
             // A counter that the peer writes may hold anything.
             let now_done = lane.own.done(state.retired).min(state.posted);
             if now_done > state.done {
-                done += now_done - state.done;
+                self.done += now_done - state.done;
                 state.done = now_done;
-                if now_done == state.total {
-                    unfinished -= 1;
-                }
+                finished += usize::from(now_done == state.total);
             }
         }
-        if done == before {
-            watch.idle()?;
-            continue;
-        }
-        watch.turn()?;
-        if !warm && done >= warmup {
-            let now = Instant::now();
-            timeline.start(now, done);
-            deadline.start(now);
-            warm = true;
-        }
-        timeline.note(done);
-        if deadline.is_over() {
-            deadline = Deadline::after(None);
-            for state in &mut states {
-                // One more list, so that the last request asks for a completion and everything before it is confirmed.
-                state.total = state.posted + u64::from(pace.list);
-            }
-        }
+        Ok(finished)
     }
-    timeline.finish(Instant::now(), done);
-    Ok(states.iter().map(|state| state.posted).collect())
 }
 
 fn lane_of<'a, F>(
