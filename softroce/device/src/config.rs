@@ -1,9 +1,11 @@
 //! How a device is set up: by its program, or by environment variables for programs that know nothing of it.
 
 use std::net::IpAddr;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use crate::link::ROCE_PORT;
+use crate::link::fault::FaultConfig;
 
 /// What a soft device is opened with.
 #[derive(Clone, Debug)]
@@ -14,6 +16,10 @@ pub struct DeviceConfig {
     pub address: Option<IpAddr>,
     /// The UDP port, here and at every peer: 4791 unless it is a test. The ICRC's sake forbids 0.
     pub port: u16,
+    /// Faults on what it sends.
+    pub faults: FaultConfig,
+    /// The file that captures what it sends and receives.
+    pub pcap: Option<PathBuf>,
     /// Chooses the first queue pair number; `None` for one that nobody can predict.
     pub seed: Option<u64>,
     /// How long the progress thread goes on spinning after the last traffic before it sleeps.
@@ -31,6 +37,8 @@ impl DeviceConfig {
             name: name.into(),
             address: None,
             port: ROCE_PORT,
+            faults: FaultConfig::default(),
+            pcap: None,
             seed: None,
             spin: SPIN,
         }
@@ -40,7 +48,9 @@ impl DeviceConfig {
     ///
     /// - `DOORBELL_SOFT_ADDR`: addresses, separated by commas, one device each;
     /// - `DOORBELL_SOFT_PORT`: the UDP port;
-    /// - `DOORBELL_LINK`: `udp`.
+    /// - `DOORBELL_LINK`: `udp`;
+    /// - `DOORBELL_FAULTS`: what to inject, such as `drop=0.05,seed=7` ([`FaultConfig`]);
+    /// - `DOORBELL_PCAP`: the file to capture into; of several devices each adds its name, as in `file-soft1.pcap`.
     ///
     /// # Errors
     /// When a variable is set to what cannot be understood.
@@ -67,9 +77,16 @@ impl DeviceConfig {
                 "is not a link of this version; it has: udp",
             ));
         }
+        if let Some(value) = set("DOORBELL_FAULTS") {
+            pattern.faults = value
+                .parse()
+                .map_err(|error| ConfigError::new("DOORBELL_FAULTS", &value, format!("is refused: {error}")))?;
+        }
+        pattern.pcap = set("DOORBELL_PCAP").map(PathBuf::from);
         let Some(addresses) = set("DOORBELL_SOFT_ADDR") else {
             return Ok(vec![pattern]);
         };
+        let several = addresses.contains(',');
         let device = |(index, address): (usize, &str)| {
             let address = address.trim().parse().map_err(|_| {
                 ConfigError::new(
@@ -78,14 +95,32 @@ impl DeviceConfig {
                     "is not an IP address such as 127.0.0.1 or ::1",
                 )
             })?;
+            let name = format!("soft{index}");
+            let pcap = pattern
+                .pcap
+                .as_ref()
+                .map(|file| if several { with_name(file, &name) } else { file.clone() });
             Ok(Self {
-                name: format!("soft{index}"),
+                name,
                 address: Some(address),
+                pcap,
                 ..pattern.clone()
             })
         };
         addresses.split(',').enumerate().map(device).collect()
     }
+}
+
+/// The file's path with `-name` before the extension.
+fn with_name(file: &Path, name: &str) -> PathBuf {
+    let mut own = file.file_stem().unwrap_or_default().to_owned();
+    own.push("-");
+    own.push(name);
+    if let Some(extension) = file.extension() {
+        own.push(".");
+        own.push(extension);
+    }
+    file.with_file_name(own)
 }
 
 /// An environment variable that cannot be understood.
@@ -145,12 +180,26 @@ mod tests {
     }
 
     #[test]
+    fn faults_and_captures() {
+        let set = [
+            ("DOORBELL_FAULTS", "drop=0.05,seed=7"),
+            ("DOORBELL_PCAP", "/tmp/a.b/run.pcap"),
+        ];
+        let one = devices(&set).unwrap();
+        assert_eq!((one[0].faults.drop, one[0].faults.seed), (0.05, 7));
+        assert_eq!(one[0].pcap.as_deref(), Some(Path::new("/tmp/a.b/run.pcap")));
+        let two = devices(&[set[1], ("DOORBELL_SOFT_ADDR", "127.0.0.1,127.0.0.2")]).unwrap();
+        assert_eq!(two[1].pcap.as_deref(), Some(Path::new("/tmp/a.b/run-soft1.pcap")));
+    }
+
+    #[test]
     fn what_cannot_be_understood_is_one_clear_line() {
         for (name, value, hint) in [
             ("DOORBELL_SOFT_ADDR", "127.0.0.1,localhost", "is not an IP address"),
             ("DOORBELL_SOFT_ADDR", "127.0.0.1,", "is not an IP address"),
             ("DOORBELL_SOFT_PORT", "0", "is not a UDP port"),
             ("DOORBELL_SOFT_PORT", "65536", "is not a UDP port"),
+            ("DOORBELL_FAULTS", "lose=1", "no fault is called"),
             ("DOORBELL_LINK", "local", "is not a link of this version"),
         ] {
             let error = devices(&[(name, value)]).unwrap_err();

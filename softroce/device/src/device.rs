@@ -5,13 +5,15 @@ use std::fmt;
 use std::hash::BuildHasher;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-use doorbell_roce_proto::{Endpoint, Gid, Mtu};
+use doorbell_roce_proto::{Counters, Endpoint, EndpointConfig, Gid, Mtu};
 
 use crate::config::DeviceConfig;
 use crate::drive::Shared;
+use crate::link::pcap::Capture;
 use crate::link::{BindError, Link};
 use crate::progress;
 
@@ -54,6 +56,16 @@ pub enum OpenError {
         /// The device's name.
         device: String,
     },
+    /// The capture file cannot be written.
+    #[error("cannot open {device}: cannot capture into {}: {source}", path.display())]
+    Capture {
+        /// The device's name.
+        device: String,
+        /// The file.
+        path: PathBuf,
+        /// Why not.
+        source: io::Error,
+    },
     /// The progress thread could not be started.
     #[error("cannot open {device}: no thread for it: {source}")]
     Thread {
@@ -90,13 +102,6 @@ pub struct DeviceInfo {
     pub netdev_mtu: u32,
 }
 
-/// What a device has counted since it was opened.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Counters {
-    /// Queue pairs there are now.
-    pub queue_pairs: usize,
-}
-
 /// A userspace RoCEv2 device, bound to an address. It goes away, with its progress thread, with the last object on it.
 pub struct Device {
     info: DeviceInfo,
@@ -118,7 +123,17 @@ impl Device {
         if config.port == 0 {
             return Err(OpenError::Port { device: device() });
         }
-        let link = bind(config)?;
+        let mut link = bind(config)?;
+        if let Some(path) = &config.pcap {
+            let capture = Capture::create(path).map_err(|source| OpenError::Capture {
+                device: device(),
+                path: path.clone(),
+                source,
+            })?;
+            link = link.with_capture(capture);
+        }
+        // After the capture, which then shows what is on the wire.
+        link = link.with_faults(config.faults);
         let address = link.local;
         let mtu = Mtu::for_netdev(link.mtu).ok_or_else(|| OpenError::Mtu {
             device: device(),
@@ -132,14 +147,11 @@ impl Device {
             mtu,
             netdev_mtu: link.mtu,
         };
-        let seed = config.seed.unwrap_or_else(|| RandomState::new().hash_one(address));
-        let shared = Arc::new(Shared::new(
-            address,
-            link.rx,
-            link.tx,
-            link.parker.waker(),
-            Endpoint::new(seed),
-        ));
+        let endpoint = Endpoint::with_config(EndpointConfig {
+            seed: config.seed.unwrap_or_else(|| RandomState::new().hash_one(address)),
+            window: window(link.receive_buffer, mtu),
+        });
+        let shared = Arc::new(Shared::new(address, link.rx, link.tx, link.parker.waker(), endpoint));
         let progress = std::thread::Builder::new()
             .name(format!("{}-progress", config.name))
             .spawn({
@@ -163,12 +175,14 @@ impl Device {
         &self.info
     }
 
-    /// What it has counted.
+    /// What its engine has counted since it was opened.
     pub fn counters(&self) -> Counters {
-        let core = self.shared.core.lock();
-        Counters {
-            queue_pairs: core.qp_count(),
-        }
+        *self.shared.core.lock().endpoint.counters()
+    }
+
+    /// How many queue pairs it has now.
+    pub fn queue_pairs(&self) -> usize {
+        self.shared.core.lock().endpoint.qp_count()
     }
 
     pub(crate) fn shared(&self) -> &Shared {
@@ -192,6 +206,15 @@ impl Drop for Device {
             let _ = progress.join();
         }
     }
+}
+
+/// How many packets a queue pair may have on the way: as many as rxe, unless a peer with a receive buffer like ours would lose some of them.
+fn window(receive_buffer: usize, mtu: Mtu) -> u32 {
+    /// The kernel charges a datagram up to twice its size.
+    const OVERHEAD: usize = 2;
+    let packets = receive_buffer / (OVERHEAD * mtu.bytes());
+    // Fewer than 16 packets would not fill the batches.
+    (packets.min(EndpointConfig::DEFAULT_WINDOW as usize) as u32).max(16)
 }
 
 fn bind(config: &DeviceConfig) -> Result<Link, OpenError> {

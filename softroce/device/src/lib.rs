@@ -19,9 +19,11 @@ mod progress;
 mod qp;
 mod state;
 
+pub use doorbell_roce_proto::Counters;
+
 pub use config::{ConfigError, DeviceConfig};
 pub use cq::{Cq, CqNotify, Overrun};
-pub use device::{Counters, Device, DeviceInfo, LimitError, OpenError};
+pub use device::{Device, DeviceInfo, LimitError, OpenError};
 pub use event::{Event, EventQueue, Owner, QpEvent, Token};
 pub use memory::{Mr, RegisterError, Rights};
 pub use pd::Pd;

@@ -75,9 +75,7 @@ impl<'a> Progress<'a> {
         let now = self.shared.now();
         if self.application_drives(now) {
             if now - self.driven_since > STEP_ASIDE {
-                thread::park_timeout(ASIDE);
-                // Whoever drove during that time may go on; who did not, stops being waited for.
-                self.last_drive = Some(self.shared.now());
+                self.stand_aside();
             } else {
                 thread::yield_now();
             }
@@ -102,6 +100,14 @@ impl<'a> Progress<'a> {
             return true;
         }
         self.last_drive.is_some_and(|last| now - last <= COURTESY)
+    }
+
+    /// Leaves the device to the application for a while, and after it too if the application drove meanwhile.
+    fn stand_aside(&mut self) {
+        thread::park_timeout(ASIDE);
+        let drives = self.shared.application_drives.load(Ordering::Relaxed);
+        self.last_drive = (drives != self.drives).then(|| self.shared.now());
+        self.drives = drives;
     }
 
     /// Sleeps until there is something to do.

@@ -15,6 +15,8 @@ use crate::event::{Event, Owner, QpEvent};
 use crate::link::{self, TxBatch};
 use crate::memory::Table;
 
+const _: () = assert!(capacity::QPS <= Endpoint::MAX_QPS);
+
 /// The state of a device, apart from its link.
 pub(crate) struct Core {
     pub(crate) endpoint: Endpoint,
@@ -95,11 +97,6 @@ impl Core {
     pub(crate) fn remove_qp(&mut self, qpn: Qpn) {
         self.endpoint.destroy_qp(qpn);
         self.qps.remove(&qpn);
-    }
-
-    /// How many queue pairs there are.
-    pub(crate) fn qp_count(&self) -> usize {
-        self.qps.len()
     }
 
     // Wire

@@ -144,7 +144,7 @@ fn errno_of(error: &OpenError) -> c_int {
         },
         OpenError::NoFreeAddress { .. } => libc::EADDRINUSE,
         OpenError::Mtu { .. } | OpenError::Port { .. } => libc::EINVAL,
-        OpenError::Thread { source, .. } => errno::of(source),
+        OpenError::Capture { source, .. } | OpenError::Thread { source, .. } => errno::of(source),
     }
 }
 

@@ -11,19 +11,19 @@ use doorbell_softroce_ibverbs::{DeviceConfig, api, configure};
 use doorbell_verbs_sys::*;
 
 /// Longer than anything here takes, on a busy machine too.
-pub const PATIENCE: Duration = Duration::from_secs(20);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 
-pub const ALL_RIGHTS: u32 =
+pub(crate) const ALL_RIGHTS: u32 =
     IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC;
 
 /// An address of this process alone, so that tests of several processes do not meet.
-pub fn own_address(last: u8) -> IpAddr {
+pub(crate) fn own_address(last: u8) -> IpAddr {
     let pid = std::process::id();
     IpAddr::V4(Ipv4Addr::new(127, 1 + (pid >> 8) as u8 % 250, pid as u8, last))
 }
 
 /// A device on one of this process' own addresses.
-pub fn device(name: &str, last: u8) -> DeviceConfig {
+pub(crate) fn device(name: &str, last: u8) -> DeviceConfig {
     DeviceConfig {
         address: Some(own_address(last)),
         ..DeviceConfig::new(name)
@@ -31,20 +31,23 @@ pub fn device(name: &str, last: u8) -> DeviceConfig {
 }
 
 /// Configures the devices of this test program, once.
-pub fn devices(configs: impl FnOnce() -> Vec<DeviceConfig>) {
+pub(crate) fn devices(configs: impl FnOnce() -> Vec<DeviceConfig>) {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| configure(configs()).unwrap());
 }
 
 /// Opens a device by name.
-pub fn open(name: &str) -> Result<*mut ibv_context, c_int> {
+pub(crate) fn open(name: &str) -> Result<*mut ibv_context, c_int> {
     let mut count = 0;
     // SAFETY: the list is freed below; what it points to stays.
     unsafe {
         let list = (api().get_device_list)(&mut count);
         assert!(!list.is_null());
         let all = std::slice::from_raw_parts(list, count as usize).to_vec();
-        assert!((*list.add(count as usize)).is_null(), "the list ends with a null pointer");
+        assert!(
+            (*list.add(count as usize)).is_null(),
+            "the list ends with a null pointer"
+        );
         (api().free_device_list)(list);
         let named = |device: &&*mut ibv_device| CStr::from_ptr((api().get_device_name)(**device)).to_str() == Ok(name);
         let device = all.iter().find(named).unwrap_or_else(|| panic!("no device {name}"));
@@ -53,27 +56,27 @@ pub fn open(name: &str) -> Result<*mut ibv_context, c_int> {
     }
 }
 
-pub fn errno() -> c_int {
+pub(crate) fn errno() -> c_int {
     std::io::Error::last_os_error().raw_os_error().unwrap()
 }
 
 /// How two sides are set up.
 #[derive(Clone, Copy, Debug)]
-pub struct Setup {
+pub(crate) struct Setup {
     /// Bytes of the registered buffer.
-    pub bytes: usize,
+    pub(crate) bytes: usize,
     /// Its rights.
-    pub rights: u32,
+    pub(crate) rights: u32,
     /// The queue pair's.
-    pub access: u32,
+    pub(crate) access: u32,
     /// Entries of each queue.
-    pub depth: u32,
-    pub mtu: ibv_mtu,
-    pub timeout: u8,
-    pub retry_cnt: u8,
-    pub rnr_retry: u8,
-    pub min_rnr_timer: u8,
-    pub sig_all: bool,
+    pub(crate) depth: u32,
+    pub(crate) mtu: ibv_mtu,
+    pub(crate) timeout: u8,
+    pub(crate) retry_cnt: u8,
+    pub(crate) rnr_retry: u8,
+    pub(crate) min_rnr_timer: u8,
+    pub(crate) sig_all: bool,
 }
 
 impl Default for Setup {
@@ -94,27 +97,27 @@ impl Default for Setup {
 }
 
 /// One side: context, PD, CQ, QP and a registered buffer; all destroyed on drop, each destruction checked.
-pub struct Side {
-    pub context: *mut ibv_context,
-    pub pd: *mut ibv_pd,
-    pub cq: *mut ibv_cq,
-    pub qp: *mut ibv_qp,
-    pub mr: *mut ibv_mr,
+pub(crate) struct Side {
+    pub(crate) context: *mut ibv_context,
+    pub(crate) pd: *mut ibv_pd,
+    pub(crate) cq: *mut ibv_cq,
+    pub(crate) qp: *mut ibv_qp,
+    pub(crate) mr: *mut ibv_mr,
     /// Of u64, for alignment. Behind a pointer as the device writes it while references would claim it.
     memory: *mut [u64],
     /// Destroyed before the rest by the test itself.
-    pub qp_gone: bool,
+    pub(crate) qp_gone: bool,
 }
 
 // SAFETY: verbs objects may be used from any thread (man pages).
 unsafe impl Send for Side {}
 
 impl Side {
-    pub fn new(device: &str, setup: &Setup) -> Self {
+    pub(crate) fn new(device: &str, setup: &Setup) -> Self {
         Self::with_channel(device, setup, ptr::null_mut())
     }
 
-    pub fn with_channel(device: &str, setup: &Setup, channel: *mut ibv_comp_channel) -> Self {
+    pub(crate) fn with_channel(device: &str, setup: &Setup, channel: *mut ibv_comp_channel) -> Self {
         let context = if channel.is_null() {
             open(device).unwrap()
         } else {
@@ -146,7 +149,7 @@ impl Side {
         }
     }
 
-    pub fn gid(&self) -> ibv_gid {
+    pub(crate) fn gid(&self) -> ibv_gid {
         let mut gid = MaybeUninit::uninit();
         // SAFETY: the context is live; filled when it says 0.
         unsafe {
@@ -155,57 +158,62 @@ impl Side {
         }
     }
 
-    pub fn qpn(&self) -> u32 {
+    pub(crate) fn qpn(&self) -> u32 {
         // SAFETY: live.
         unsafe { (*self.qp).qp_num }
     }
 
-    pub fn rkey(&self) -> u32 {
+    pub(crate) fn rkey(&self) -> u32 {
         // SAFETY: live.
         unsafe { (*self.mr).rkey }
     }
 
-    pub fn lkey(&self) -> u32 {
+    pub(crate) fn lkey(&self) -> u32 {
         // SAFETY: live.
         unsafe { (*self.mr).lkey }
     }
 
-    pub fn addr(&self) -> u64 {
+    pub(crate) fn addr(&self) -> u64 {
         self.memory.cast::<u8>().expose_provenance() as u64
     }
 
-    pub fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.memory.len() * 8
     }
 
     /// A byte of the buffer, read anew.
-    pub fn byte(&self, index: usize) -> u8 {
+    pub(crate) fn byte(&self, index: usize) -> u8 {
         assert!(index < self.len());
         // SAFETY: in the buffer.
         unsafe { self.memory.cast::<u8>().add(index).read_volatile() }
     }
 
-    pub fn bytes(&self, range: std::ops::Range<usize>) -> Vec<u8> {
+    pub(crate) fn bytes(&self, range: std::ops::Range<usize>) -> Vec<u8> {
         range.map(|index| self.byte(index)).collect()
     }
 
-    pub fn fill(&self, at: usize, bytes: &[u8]) {
+    pub(crate) fn fill(&self, at: usize, bytes: &[u8]) {
         assert!(at + bytes.len() <= self.len());
         // SAFETY: in the buffer.
-        unsafe { self.memory.cast::<u8>().add(at).copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+        unsafe {
+            self.memory
+                .cast::<u8>()
+                .add(at)
+                .copy_from_nonoverlapping(bytes.as_ptr(), bytes.len())
+        };
     }
 
-    pub fn word(&self, index: usize) -> u64 {
+    pub(crate) fn word(&self, index: usize) -> u64 {
         u64::from_ne_bytes(self.bytes(8 * index..8 * index + 8).try_into().unwrap())
     }
 
-    pub fn modify(&self, attr: &mut ibv_qp_attr, mask: u32) -> c_int {
+    pub(crate) fn modify(&self, attr: &mut ibv_qp_attr, mask: u32) -> c_int {
         // SAFETY: live.
         unsafe { (api().modify_qp)(self.qp, attr, mask as c_int) }
     }
 
     /// RESET → INIT.
-    pub fn init(&self, setup: &Setup) {
+    pub(crate) fn init(&self, setup: &Setup) {
         let mut attr = attr();
         attr.qp_state = IBV_QPS_INIT;
         attr.port_num = 1;
@@ -215,7 +223,7 @@ impl Side {
     }
 
     /// INIT → RTR → RTS, towards a queue pair at a GID.
-    pub fn connect_to(&self, setup: &Setup, gid: ibv_gid, qpn: u32, psns: (u32, u32)) {
+    pub(crate) fn connect_to(&self, setup: &Setup, gid: ibv_gid, qpn: u32, psns: (u32, u32)) {
         let mut attr = rtr_attr(setup, gid, qpn, psns.1);
         assert_eq!(self.modify(&mut attr, RTR_MASK), 0);
         attr.qp_state = IBV_QPS_RTS;
@@ -229,7 +237,7 @@ impl Side {
         assert_eq!(unsafe { (*self.qp).state }, IBV_QPS_RTS);
     }
 
-    pub fn sge(&self, at: usize, len: usize) -> ibv_sge {
+    pub(crate) fn sge(&self, at: usize, len: usize) -> ibv_sge {
         ibv_sge {
             addr: self.addr() + at as u64,
             length: len as u32,
@@ -238,7 +246,7 @@ impl Side {
     }
 
     /// Posts one request with these elements.
-    pub fn post(&self, mut wr: ibv_send_wr, sges: &mut [ibv_sge]) -> c_int {
+    pub(crate) fn post(&self, mut wr: ibv_send_wr, sges: &mut [ibv_sge]) -> c_int {
         wr.sg_list = sges.as_mut_ptr();
         wr.num_sge = sges.len() as c_int;
         let mut bad = ptr::null_mut();
@@ -248,7 +256,7 @@ impl Side {
         result
     }
 
-    pub fn receive(&self, wr_id: u64, sges: &mut [ibv_sge]) -> c_int {
+    pub(crate) fn receive(&self, wr_id: u64, sges: &mut [ibv_sge]) -> c_int {
         let mut wr = ibv_recv_wr {
             wr_id,
             next: ptr::null_mut(),
@@ -260,7 +268,7 @@ impl Side {
         unsafe { inline::post_recv(self.qp, &mut wr, &mut bad) }
     }
 
-    pub fn poll(&self) -> Option<ibv_wc> {
+    pub(crate) fn poll(&self) -> Option<ibv_wc> {
         let mut wc = MaybeUninit::uninit();
         // SAFETY: live, room for one, filled when it says so.
         unsafe {
@@ -273,7 +281,7 @@ impl Side {
     }
 
     /// The next completion.
-    pub fn wait(&self) -> ibv_wc {
+    pub(crate) fn wait(&self) -> ibv_wc {
         let since = Instant::now();
         loop {
             if let Some(wc) = self.poll() {
@@ -284,16 +292,26 @@ impl Side {
     }
 
     /// The next completion, which is of this request and a success.
-    pub fn done(&self, wr_id: u64) -> ibv_wc {
+    pub(crate) fn done(&self, wr_id: u64) -> ibv_wc {
         let wc = self.wait();
-        assert_eq!((wc.wr_id, wc.status), (wr_id, IBV_WC_SUCCESS), "of queue pair {:#x}", wc.qp_num);
+        assert_eq!(
+            (wc.wr_id, wc.status),
+            (wr_id, IBV_WC_SUCCESS),
+            "of queue pair {:#x}",
+            wc.qp_num
+        );
         wc
     }
 
-    pub fn state(&self) -> ibv_qp_state {
+    pub(crate) fn state(&self) -> ibv_qp_state {
         let (mut attr, mut init) = (attr(), MaybeUninit::uninit());
         // SAFETY: live, both to be written.
-        unsafe { assert_eq!((api().query_qp)(self.qp, &mut attr, IBV_QP_STATE as c_int, init.as_mut_ptr()), 0) };
+        unsafe {
+            assert_eq!(
+                (api().query_qp)(self.qp, &mut attr, IBV_QP_STATE as c_int, init.as_mut_ptr()),
+                0
+            )
+        };
         attr.qp_state
     }
 }
@@ -319,7 +337,7 @@ impl Drop for Side {
     }
 }
 
-pub const RTR_MASK: u32 = IBV_QP_STATE
+pub(crate) const RTR_MASK: u32 = IBV_QP_STATE
     | IBV_QP_AV
     | IBV_QP_PATH_MTU
     | IBV_QP_DEST_QPN
@@ -327,14 +345,10 @@ pub const RTR_MASK: u32 = IBV_QP_STATE
     | IBV_QP_MAX_DEST_RD_ATOMIC
     | IBV_QP_MIN_RNR_TIMER;
 
-pub const RTS_MASK: u32 = IBV_QP_STATE
-    | IBV_QP_TIMEOUT
-    | IBV_QP_RETRY_CNT
-    | IBV_QP_RNR_RETRY
-    | IBV_QP_SQ_PSN
-    | IBV_QP_MAX_QP_RD_ATOMIC;
+pub(crate) const RTS_MASK: u32 =
+    IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC;
 
-pub fn rtr_attr(setup: &Setup, gid: ibv_gid, qpn: u32, rq_psn: u32) -> ibv_qp_attr {
+pub(crate) fn rtr_attr(setup: &Setup, gid: ibv_gid, qpn: u32, rq_psn: u32) -> ibv_qp_attr {
     let mut attr = attr();
     attr.qp_state = IBV_QPS_RTR;
     attr.path_mtu = setup.mtu;
@@ -349,7 +363,7 @@ pub fn rtr_attr(setup: &Setup, gid: ibv_gid, qpn: u32, rq_psn: u32) -> ibv_qp_at
     attr
 }
 
-pub fn init_attr(cq: *mut ibv_cq, setup: &Setup) -> ibv_qp_init_attr {
+pub(crate) fn init_attr(cq: *mut ibv_cq, setup: &Setup) -> ibv_qp_init_attr {
     ibv_qp_init_attr {
         qp_context: ptr::null_mut(),
         send_cq: cq,
@@ -368,13 +382,13 @@ pub fn init_attr(cq: *mut ibv_cq, setup: &Setup) -> ibv_qp_init_attr {
 }
 
 /// All zero.
-pub fn attr() -> ibv_qp_attr {
+pub(crate) fn attr() -> ibv_qp_attr {
     // SAFETY: integers only.
     unsafe { MaybeUninit::zeroed().assume_init() }
 }
 
 /// A signalled request; what it points to is filled in by [`Side::post`].
-pub fn request(wr_id: u64, opcode: ibv_wr_opcode) -> ibv_send_wr {
+pub(crate) fn request(wr_id: u64, opcode: ibv_wr_opcode) -> ibv_send_wr {
     // SAFETY: integers and null pointers.
     let mut wr: ibv_send_wr = unsafe { MaybeUninit::zeroed().assume_init() };
     wr.wr_id = wr_id;
@@ -384,20 +398,20 @@ pub fn request(wr_id: u64, opcode: ibv_wr_opcode) -> ibv_send_wr {
 }
 
 /// A request towards remote memory.
-pub fn rdma(wr_id: u64, opcode: ibv_wr_opcode, remote_addr: u64, rkey: u32) -> ibv_send_wr {
+pub(crate) fn rdma(wr_id: u64, opcode: ibv_wr_opcode, remote_addr: u64, rkey: u32) -> ibv_send_wr {
     let mut wr = request(wr_id, opcode);
     wr.wr.rdma = ibv_send_wr_rdma { remote_addr, rkey };
     wr
 }
 
 /// Two connected sides.
-pub fn pair(names: (&str, &str), setup: &Setup) -> (Side, Side) {
+pub(crate) fn pair(names: (&str, &str), setup: &Setup) -> (Side, Side) {
     let (a, b) = (Side::new(names.0, setup), Side::new(names.1, setup));
     connect(&a, &b, setup);
     (a, b)
 }
 
-pub fn connect(a: &Side, b: &Side, setup: &Setup) {
+pub(crate) fn connect(a: &Side, b: &Side, setup: &Setup) {
     a.init(setup);
     b.init(setup);
     // PSNs that wrap soon.
@@ -407,6 +421,8 @@ pub fn connect(a: &Side, b: &Side, setup: &Setup) {
 }
 
 /// Bytes that differ by place and seed.
-pub fn pattern(len: usize, seed: u32) -> Vec<u8> {
-    (0..len as u32).map(|index| (index.wrapping_mul(2_654_435_761) ^ seed.wrapping_mul(0x9e37)).to_be_bytes()[1]).collect()
+pub(crate) fn pattern(len: usize, seed: u32) -> Vec<u8> {
+    (0..len as u32)
+        .map(|index| (index.wrapping_mul(2_654_435_761) ^ seed.wrapping_mul(0x9e37)).to_be_bytes()[1])
+        .collect()
 }

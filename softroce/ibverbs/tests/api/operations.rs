@@ -1,8 +1,6 @@
 //! Every operation, between two soft devices of one process, through the C calls.
 
-mod common;
-
-use common::*;
+use crate::common::*;
 use doorbell_verbs_sys::*;
 
 fn two() -> (Side, Side) {
@@ -18,7 +16,13 @@ fn write() {
     for (id, size) in (1..).zip(SIZES) {
         let sent = pattern(size, id as u32);
         a.fill(0, &sent);
-        assert_eq!(a.post(rdma(id, IBV_WR_RDMA_WRITE, b.addr() + 3, b.rkey()), &mut [a.sge(0, size)]), 0);
+        assert_eq!(
+            a.post(
+                rdma(id, IBV_WR_RDMA_WRITE, b.addr() + 3, b.rkey()),
+                &mut [a.sge(0, size)]
+            ),
+            0
+        );
         assert_eq!(a.done(id).opcode, IBV_WC_RDMA_WRITE);
         assert_eq!(b.bytes(3..3 + size), sent);
     }
