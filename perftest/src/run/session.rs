@@ -130,7 +130,7 @@ fn with_station<O: Own>(
     run: impl FnOnce(&mut Station<O>) -> Result<Vec<u64>, Failure>,
 ) -> Result<(), Failure> {
     let mut station = Station::<O>::establish(test)?;
-    let messages = run(&mut station)?;
+    let messages = run(&mut station).map_err(|failure| station.explain(failure, test.plan))?;
     test.control.send(&Message::Finish(Finish {
         messages: messages.clone(),
     }))?;
@@ -270,14 +270,18 @@ fn active<O: Own>(
     serve: impl FnOnce(&mut Station<O>) -> Result<Vec<u64>, Failure>,
 ) -> Result<(), Failure> {
     let mut station = Station::<O>::establish(test)?;
-    let messages = serve(&mut station)?;
+    let messages = serve(&mut station).map_err(|failure| station.explain(failure, test.plan))?;
     let checked = if test.plan.verify { messages.iter().sum() } else { 0 };
     test.control.send(&Message::Outcome(Outcome { messages, checked }))
 }
 
 fn passive(test: &Test<'_>) -> Result<(), Failure> {
-    let station = Station::<Lent>::establish(test)?;
-    match test.control.receive(None, "its finish")? {
+    let mut station = Station::<Lent>::establish(test)?;
+    match test
+        .control
+        .receive(None, "its finish")
+        .map_err(|failure| station.explain(failure, test.plan))?
+    {
         Message::Finish(_) => {}
         other => return Err(test.control.unexpected(&other, "finish")),
     }

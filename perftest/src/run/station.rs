@@ -5,10 +5,11 @@
 //! completion queue to the barrier before the first message, is the same for all and is done here.
 
 use std::net::IpAddr;
+use std::time::{Duration, Instant};
 
 use doorbell_verbs::{
     Buffer, CompletionQueue, Endpoint, Failure as Completed, Key, Local, Mtu, PreparedQueuePair, ProtectionDomain, Qpn,
-    QueuePair, Refused, Remote,
+    QueuePair, Refused, Remote, Status,
 };
 
 use crate::device::{Device, PORT};
@@ -18,6 +19,8 @@ use crate::plan::Plan;
 
 /// The most READs and atomics a queue pair keeps outstanding; more only helps over distances that no test has.
 const RD_ATOMIC: u8 = 16;
+/// How long a test that has lost its peer waits for the device to notice.
+const LONGEST_WAIT: Duration = Duration::from_secs(5);
 /// How often a receiver that has no receive posted is asked again: for ever, because flow control sees to it that it will.
 const RNR_RETRY: u8 = 7;
 
@@ -241,6 +244,50 @@ impl<O: Own> Station<O> {
             Message::Ready => Ok(Station { cq, lanes }),
             other => Err(test.control.unexpected(&other, "ready")),
         }
+    }
+}
+
+impl<O> Station<O> {
+    /// Says more about a lost peer: which device and queue pair it was, and, when this side's device finds out in the time that the test gave it,
+    /// what it has to say. Any other failure stays what it is.
+    #[cold]
+    pub(crate) fn explain(&mut self, failure: Failure, plan: &Plan) -> Failure {
+        let Failure::Lost { control, reason } = failure else {
+            return failure;
+        };
+        let Some(first) = self.lanes.first() else {
+            return Failure::Lost { control, reason };
+        };
+        let more = match self.lanes.len() - 1 {
+            0 => String::new(),
+            more => format!(" and {more} more queue pairs"),
+        };
+        let peer = format!("{}{more}", first.theirs);
+        let confirmed = match self.await_failure(plan) {
+            Some(status) => format!("; the device reports: {status}"),
+            None => String::new(),
+        };
+        Failure::test(format!(
+            "{peer} lost: {reason} (control connection {control}){confirmed}"
+        ))
+    }
+
+    /// Waits for a request to fail, as long as the device may take to give the peer up.
+    fn await_failure(&mut self, plan: &Plan) -> Option<Status> {
+        let one = Duration::from_nanos(4096)
+            .checked_mul(1 << plan.timeout)
+            .filter(|_| plan.timeout > 0)?;
+        let wait = one.saturating_mul(u32::from(plan.retry) + 1).min(LONGEST_WAIT) + Duration::from_millis(200);
+        let deadline = Instant::now() + wait;
+        while Instant::now() < deadline {
+            for done in self.cq.poll().ok()? {
+                if let Err(failure) = done.result() {
+                    return Some(failure.status);
+                }
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        None
     }
 }
 

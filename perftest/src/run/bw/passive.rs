@@ -14,11 +14,11 @@ use crate::plan::Verb;
 #[derive(Debug)]
 pub(crate) enum Lent {
     /// To be written to: one slot.
-    ToWrite(Buffer<RemoteWrite>),
+    Target(Buffer<RemoteWrite>),
     /// To be read from: as many slots as there are patterns.
-    ToRead(Buffer<RemoteRead>, u32),
+    Source(Buffer<RemoteRead>, u32),
     /// To be counted in.
-    ToCount(Buffer<RemoteAtomic>),
+    Counter(Buffer<RemoteAtomic>),
 }
 
 impl Own for Lent {
@@ -47,12 +47,12 @@ impl Own for Lent {
                         Pattern::new(test.plan.seed, lane, slot).fill(payload);
                     }
                 }
-                Ok(Lent::ToRead(pd.register(memory, RemoteRead).map_err(refused)?, slots))
+                Ok(Lent::Source(pd.register(memory, RemoteRead).map_err(refused)?, slots))
             }
-            Verb::Atomic(_) => Ok(Lent::ToCount(
+            Verb::Atomic(_) => Ok(Lent::Counter(
                 pd.register(Memory::zeroed(8), RemoteAtomic).map_err(refused)?,
             )),
-            Verb::Write | Verb::Send => Ok(Lent::ToWrite(
+            Verb::Write | Verb::Send => Ok(Lent::Target(
                 pd.register(Memory::zeroed(len), RemoteWrite).map_err(refused)?,
             )),
         }
@@ -60,9 +60,9 @@ impl Own for Lent {
 
     fn keys(&self) -> Keys {
         let (slots, data) = match self {
-            Lent::ToWrite(memory) => (1, memory.remote().to_bytes()),
-            Lent::ToRead(memory, slots) => (*slots, memory.remote().to_bytes()),
-            Lent::ToCount(memory) => (1, memory.remote().to_bytes()),
+            Lent::Target(memory) => (1, memory.remote().to_bytes()),
+            Lent::Source(memory, slots) => (*slots, memory.remote().to_bytes()),
+            Lent::Counter(memory) => (1, memory.remote().to_bytes()),
         };
         Keys {
             slots,
@@ -76,8 +76,8 @@ impl Lent {
     /// What has been counted, where that is the test.
     pub(crate) fn counted(&self) -> Option<u64> {
         match self {
-            Lent::ToCount(word) => Some(word.load_u64(0, Ordering::Acquire)),
-            Lent::ToWrite(_) | Lent::ToRead(..) => None,
+            Lent::Counter(word) => Some(word.load_u64(0, Ordering::Acquire)),
+            Lent::Target(_) | Lent::Source(..) => None,
         }
     }
 }
