@@ -7,3 +7,6 @@ mod pattern;
 pub(crate) mod session;
 mod station;
 mod watch;
+
+#[cfg(test)]
+mod wrong_data_tests;

@@ -79,7 +79,7 @@ pub(crate) fn client(
 }
 
 /// Measures one size: what came out of it, and why it ended early, if it did.
-fn measure(test: &Test<'_>) -> (Option<Row>, Option<Failure>) {
+pub(super) fn measure(test: &Test<'_>) -> (Option<Row>, Option<Failure>) {
     match test.plan.kind {
         Kind::Bw => {
             let mut timeline = Timeline::new(u64::from(test.window()) * u64::from(test.plan.qps));
@@ -255,7 +255,7 @@ fn accept(plan: &Plan, expected: &Expected<'_>) -> Result<(), String> {
         .map_err(|reason| format!("the client's test is refused: {}", one_line(&reason)))
 }
 
-fn serve_size(test: &Test<'_>) -> Result<(), Failure> {
+pub(super) fn serve_size(test: &Test<'_>) -> Result<(), Failure> {
     let plan = test.plan;
     match (plan.kind, plan.verb) {
         (Kind::Lat, Verb::Write | Verb::Send) => active::<Ball>(test, |station| lat::pingpong::serve(test, station)),
