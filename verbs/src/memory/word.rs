@@ -1,6 +1,6 @@
 //! The eight bytes in which an atomic operation leaves what it found.
 
-use core::ops::{Deref, DerefMut};
+use core::ops::Deref;
 
 use doorbell_verbs_sys as sys;
 
@@ -46,16 +46,11 @@ impl Word {
     }
 }
 
+/// Shared only: by `&mut Buffer` another buffer, of another size, could be put in its place.
 impl Deref for Word {
     type Target = Buffer<Local>;
 
     fn deref(&self) -> &Buffer<Local> {
         &self.buffer
-    }
-}
-
-impl DerefMut for Word {
-    fn deref_mut(&mut self) -> &mut Buffer<Local> {
-        &mut self.buffer
     }
 }

@@ -105,9 +105,10 @@ impl WorkRequest for sys::ibv_recv_wr {
     }
 }
 
-/// The work requests of one queue, one per slot, and one more that no slot has: the anchor at which every chain begins.
+/// The work requests of one queue, one per slot, and one more that is never posted: every chain is linked to it, and requests refused are written to it.
 pub(crate) struct RequestArray<W: WorkRequest> {
     requests: NonNull<W>,
+    scratch: *mut W,
     slots: usize,
     sges: NonNull<sys::ibv_sge>,
     num_sges: usize,
@@ -136,14 +137,16 @@ impl<W: WorkRequest> RequestArray<W> {
         let sges = NonNull::from(Box::leak(sges)).cast::<sys::ibv_sge>();
         let requests: Box<[W]> = (0..=slots)
             .map(|slot| {
-                // The anchor has no list; nothing reads it.
+                // The last one has no list; nothing reads it.
                 let list = sges.as_ptr().wrapping_add(slot * per_slot);
                 W::new(u64::from(key) << 32 | slot as u64, list)
             })
             .collect();
         let requests = NonNull::from(Box::leak(requests)).cast::<W>();
+        let scratch = requests.as_ptr().wrapping_add(slots);
         Self {
             requests,
+            scratch,
             slots,
             sges,
             num_sges,
@@ -160,11 +163,17 @@ impl<W: WorkRequest> RequestArray<W> {
         unsafe { self.requests.as_ptr().add(slot as usize) }
     }
 
+    /// The request that no slot has.
+    #[inline(always)]
+    pub(crate) fn scratch(&self) -> *mut W {
+        self.scratch
+    }
+
     /// Where the first request of a chain is linked.
     #[inline(always)]
     pub(crate) fn anchor(&self) -> *mut *mut W {
-        // SAFETY: the array has one element more than there are slots.
-        unsafe { W::link(self.requests.as_ptr().add(self.slots)) }
+        // SAFETY: it points to a request of the array.
+        unsafe { W::link(self.scratch) }
     }
 
     /// The slot of the request at `bad`, if it is one of this array.

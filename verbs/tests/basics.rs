@@ -1,0 +1,395 @@
+//! From library to completions, over the stub: what the provider gets is what was asked for, and what comes back is what was posted.
+
+use doorbell_verbs::{
+    Buffer, DeviceError, Gid, Local, Mtu, Psn, QpState, Queue, QueuePairError, Read, Remote, RemoteAll, Status,
+    Success, Word, Write,
+};
+use doorbell_verbs_sys as sys;
+
+use crate::rig::{PEER, rig};
+use crate::stub::{Stub, Verb, library};
+
+#[test]
+fn devices_are_listed_and_opened_by_name() {
+    let stub = Stub::new();
+    assert!(
+        library()
+            .devices()
+            .unwrap()
+            .iter()
+            .any(|device| device.name == stub.name && device.guid == 0x0102_0304_0506_0708)
+    );
+    let context = stub.open();
+    assert_eq!(context.name(), stub.name);
+    assert_eq!(context.attr().max_sge, 8);
+    let port = context.port(1).unwrap();
+    assert_eq!((port.active_mtu, port.bits_per_s), (Mtu::B1024, Some(100_000_000_000)));
+    let error = library().open("mlx5_0").unwrap_err();
+    assert!(
+        matches!(&error, DeviceError::NoDevice { there, .. } if there.contains(&stub.name)),
+        "{error}"
+    );
+    assert!(matches!(
+        context.port(2),
+        Err(DeviceError::NoPort { port: 2, ports: 1, .. })
+    ));
+}
+
+#[test]
+fn gids_are_found_and_the_furthest_reaching_is_the_default() {
+    let context = Stub::new().open();
+    let gids: Vec<_> = context
+        .gids(1)
+        .unwrap()
+        .iter()
+        .map(|entry| (entry.index, entry.gid.to_string()))
+        .collect();
+    assert_eq!(gids, [(1, "::ffff:10.0.0.1".to_owned()), (2, "fe80::1".to_owned())]);
+    let error = context.gid(1, 3).unwrap_err().to_string();
+    assert!(
+        error.contains("index 3") && error.contains("1 = ::ffff:10.0.0.1"),
+        "{error}"
+    );
+    let pd = context.protection_domain().unwrap();
+    let cq = context.completion_queue(256).unwrap();
+    let prepared = pd.queue_pair(&cq).rc().unwrap();
+    assert_eq!(prepared.endpoint().gid.to_string(), "::ffff:10.0.0.1");
+}
+
+#[test]
+fn connecting_gives_each_transition_what_it_requires() {
+    let stub = Stub::new();
+    let context = stub.open();
+    let pd = context.protection_domain().unwrap();
+    let cq = context.completion_queue(256).unwrap();
+    let prepared = pd.queue_pair(&cq).psn(Psn::truncated(9)).rc().unwrap();
+    assert_eq!(prepared.endpoint().psn.get(), 9);
+    let qp = prepared.connect(&PEER).unwrap();
+    assert_eq!(qp.state().unwrap(), QpState::Rts);
+    assert_eq!(qp.mtu(), Mtu::B1024, "the smaller of the two");
+    let masks = stub.masks(qp.qpn().get());
+    let init = sys::IBV_QP_STATE | sys::IBV_QP_PKEY_INDEX | sys::IBV_QP_PORT | sys::IBV_QP_ACCESS_FLAGS;
+    assert_eq!(masks.len(), 3);
+    assert_eq!(masks[0], init);
+    let attr = stub.attr(qp.qpn().get());
+    assert_eq!(
+        (attr.dest_qp_num, attr.rq_psn, attr.ah_attr.grh.sgid_index),
+        (0x77, 0x1234, 1)
+    );
+}
+
+#[test]
+fn a_refused_transition_is_explained() {
+    let stub = Stub::new();
+    let context = stub.open();
+    let pd = context.protection_domain().unwrap();
+    let cq = context.completion_queue(256).unwrap();
+    let prepared = pd.queue_pair(&cq).rc().unwrap();
+    stub.fail(Verb::ModifyQp, libc::EINVAL);
+    let mut peer = PEER;
+    peer.gid = Gid([0xfe; 16]);
+    let error = prepared.connect(&peer).unwrap_err().to_string();
+    assert!(
+        error.contains("INIT to RTR") && error.contains("of different kinds"),
+        "{error}"
+    );
+    assert_eq!(stub.live("qp"), 0, "a queue pair that did not connect is gone");
+    assert_eq!(cq.unreserved(), 256);
+}
+
+#[test]
+fn a_port_that_is_down_is_named() {
+    let stub = Stub::new();
+    let context = stub.open();
+    let pd = context.protection_domain().unwrap();
+    let cq = context.completion_queue(256).unwrap();
+    stub.port_state(sys::IBV_PORT_DOWN);
+    let error = pd.queue_pair(&cq).rc().unwrap_err();
+    assert!(matches!(error, QueuePairError::PortDown { port: 1, .. }), "{error}");
+}
+
+#[test]
+fn a_completion_queue_cannot_be_overbooked() {
+    let stub = Stub::new();
+    let context = stub.open();
+    let pd = context.protection_domain().unwrap();
+    let cq = context.completion_queue(100).unwrap();
+    let first = pd.queue_pair(&cq).send_depth(40).recv_depth(30).rc().unwrap();
+    assert_eq!(cq.unreserved(), 30);
+    let error = pd.queue_pair(&cq).send_depth(10).recv_depth(21).rc().unwrap_err();
+    assert!(
+        matches!(
+            error,
+            QueuePairError::CompletionQueueTooSmall {
+                which: "receive",
+                needed: 21,
+                free: 20,
+                capacity: 100
+            }
+        ),
+        "{error}"
+    );
+    assert_eq!(cq.unreserved(), 30, "the half that fitted is given back");
+    drop(first);
+    assert_eq!(cq.unreserved(), 100);
+}
+
+#[test]
+fn every_operation_reaches_the_provider_as_asked() {
+    let stub = Stub::new();
+    let (mut qp, mut cq, mut buffers) = rig(stub, 16, 8);
+    let qpn = qp.qpn().get();
+    let addr: Vec<u64> = buffers.iter().map(Buffer::addr).collect();
+    let remote = Remote::<doorbell_verbs::All>::from_raw(0x1000, 0x55, 4096);
+    let word = |buffer: Buffer| -> Word {
+        let (word, _) = buffer.split_at(8);
+        word.into_word().unwrap()
+    };
+    let bytes = [1, 2, 3];
+    let mut next = || buffers.remove(0);
+    let (a, b, c, d, e, f, g) = (next(), next(), next(), next(), next(), next(), next());
+    let [e, f] = [word(e), word(f)];
+    qp.post(|batch| {
+        batch.send(a).imm(0xabcd).signalled();
+        batch.write(b, remote).fence();
+        batch.read(c.part(8..24), remote.slice(64, 16).unwrap());
+        batch.write_inline(&bytes, remote);
+        batch.compare_swap(e, remote.word(8).unwrap(), 5, 6);
+        batch.fetch_add(f, remote.word(16).unwrap(), 7);
+        batch.write_gather([d, g], remote).imm(9).solicited().signalled();
+        batch.send_inline(&[]);
+    })
+    .unwrap();
+    assert_eq!(stub.doorbells(qpn).0, 1);
+    let posted = stub.pending_sends(qpn);
+    let summary: Vec<_> = posted
+        .iter()
+        .map(|request| (request.opcode, request.flags, request.sges.len()))
+        .collect();
+    assert_eq!(
+        summary,
+        [
+            (sys::IBV_WR_SEND_WITH_IMM, sys::IBV_SEND_SIGNALED, 1),
+            (sys::IBV_WR_RDMA_WRITE, sys::IBV_SEND_FENCE, 1),
+            (sys::IBV_WR_RDMA_READ, 0, 1),
+            (sys::IBV_WR_RDMA_WRITE, sys::IBV_SEND_INLINE, 1),
+            (sys::IBV_WR_ATOMIC_CMP_AND_SWP, 0, 1),
+            (sys::IBV_WR_ATOMIC_FETCH_AND_ADD, 0, 1),
+            (
+                sys::IBV_WR_RDMA_WRITE_WITH_IMM,
+                sys::IBV_SEND_SIGNALED | sys::IBV_SEND_SOLICITED,
+                2
+            ),
+            (sys::IBV_WR_SEND, sys::IBV_SEND_INLINE, 0),
+        ]
+    );
+    assert_eq!((posted[0].imm, posted[6].imm), (0xabcd, 9));
+    assert_eq!(posted[1].remote, (0x1000, 0x55));
+    assert_eq!(
+        (posted[2].remote, &posted[2].sges[0].0, posted[2].sges[0].1),
+        ((0x1040, 0x55), &(addr[2] + 8), 16)
+    );
+    assert_eq!(posted[3].inline, bytes);
+    assert_eq!((posted[4].remote, posted[4].atomic), ((0x1008, 0x55), (5, 6)));
+    assert_eq!((posted[5].remote, posted[5].atomic), ((0x1010, 0x55), (7, 0)));
+    assert_eq!(
+        posted[6].sges.iter().map(|sge| sge.0).collect::<Vec<_>>(),
+        [addr[3], addr[6]]
+    );
+
+    stub.complete_sends(qpn, 8);
+    let mut seen = Vec::new();
+    for mut done in cq.poll().unwrap() {
+        let result = done.result().unwrap();
+        let word = done.take_word().map(|word| word.addr());
+        let first = word.or_else(|| done.take::<Local>().map(|buffer| buffer.addr()));
+        let second = done.take::<Local>().map(|buffer| buffer.addr());
+        seen.push((done.sequence(), result, first, second));
+    }
+    assert_eq!(
+        seen,
+        [
+            (0, Success::Send, Some(addr[0]), None),
+            (1, Success::Confirmed, Some(addr[1]), None),
+            (2, Success::Confirmed, Some(addr[2]), None),
+            (4, Success::Confirmed, Some(addr[4]), None),
+            (5, Success::Confirmed, Some(addr[5]), None),
+            (6, Success::Write, Some(addr[3]), Some(addr[6])),
+        ]
+    );
+}
+
+#[test]
+fn receives_give_length_immediate_and_buffer() {
+    let stub = Stub::new();
+    let (mut qp, mut cq, mut buffers) = rig(stub, 4, 4);
+    let qpn = qp.qpn().get();
+    let (first, second, third) = (buffers.remove(0), buffers.remove(0), buffers.remove(0));
+    let addr = [first.addr(), second.addr(), third.addr()];
+    qp.post_receives(|batch| {
+        batch.receive(first);
+        batch.receive_scatter([second, third]);
+    })
+    .unwrap();
+    qp.receive(buffers.remove(0)).unwrap();
+    assert_eq!(stub.doorbells(qpn).1, 2);
+    assert_eq!(stub.pending_receives(qpn)[1].sges.len(), 2);
+    stub.complete_receive(qpn, sys::IBV_WC_RECV, 10, None);
+    stub.complete_receive(qpn, sys::IBV_WC_RECV, 100, Some(77));
+    stub.complete_receive(qpn, sys::IBV_WC_RECV_RDMA_WITH_IMM, 5, Some(8));
+    let mut seen = Vec::new();
+    for mut done in cq.poll().unwrap() {
+        assert_eq!(done.queue(), Queue::Receive);
+        let taken: Vec<u64> = core::iter::from_fn(|| done.take::<Local>())
+            .map(|buffer: Buffer| buffer.addr())
+            .collect();
+        seen.push((done.result().unwrap(), taken));
+    }
+    assert_eq!(seen[0], (Success::Receive { len: 10, imm: None }, vec![addr[0]]));
+    assert_eq!(
+        seen[1],
+        (
+            Success::Receive {
+                len: 100,
+                imm: Some(77)
+            },
+            vec![addr[1], addr[2]]
+        )
+    );
+    assert_eq!(seen[2].0, Success::ReceiveWrite { len: 5, imm: 8 });
+}
+
+#[test]
+fn an_error_completion_says_what_to_do_and_the_rest_is_flushed() {
+    let stub = Stub::new();
+    let (mut qp, mut cq, mut buffers) = rig(stub, 8, 3);
+    let qpn = qp.qpn().get();
+    let remote = Remote::<Write>::from_raw(0, 1, 64);
+    for _ in 0..3 {
+        qp.write(buffers.remove(0), remote).unwrap();
+    }
+    stub.complete_sends(qpn, 1);
+    stub.fail_send(qpn, sys::IBV_WC_RETRY_EXC_ERR);
+    let outcomes: Vec<_> = cq
+        .poll()
+        .unwrap()
+        .map(|mut done| {
+            (
+                done.sequence(),
+                done.take::<Local>().is_some(),
+                done.result().map_err(|failure| failure.status),
+            )
+        })
+        .collect();
+    assert_eq!(
+        outcomes,
+        [
+            (0, true, Ok(Success::Confirmed)),
+            (1, true, Err(Status::RetryExceeded)),
+            (2, true, Err(Status::Flushed)),
+        ],
+        "what was done before the failure succeeded"
+    );
+    assert_eq!(qp.state().unwrap(), QpState::Err);
+    let text = Status::RetryExceeded.advice();
+    assert!(text.contains("does not answer"), "{text}");
+}
+
+#[test]
+fn flush_brings_everything_back() {
+    let stub = Stub::new();
+    let (mut qp, mut cq, mut buffers) = rig(stub, 8, 4);
+    qp.receive(buffers.remove(0)).unwrap();
+    qp.send(buffers.remove(0)).unwrap();
+    qp.flush().unwrap();
+    let back = cq.poll().unwrap().filter_map(|mut done| done.take::<Local>()).count();
+    assert_eq!(back, 2);
+    assert_eq!((qp.send_room(), qp.receive_room()), (8, 8));
+}
+
+#[test]
+fn a_poll_that_stops_early_loses_nothing() {
+    let stub = Stub::new();
+    let (mut qp, mut cq, mut buffers) = rig(stub, 8, 6);
+    let qpn = qp.qpn().get();
+    qp.post(|batch| {
+        for buffer in buffers.drain(..5) {
+            batch.send(buffer);
+        }
+        batch.send(buffers.remove(0)).signalled();
+    })
+    .unwrap();
+    stub.complete_sends(qpn, 6);
+    let mut sequences = Vec::new();
+    for _ in 0..6 {
+        let done = cq.poll().unwrap().next().unwrap();
+        sequences.push(done.sequence());
+    }
+    assert_eq!(sequences, [0, 1, 2, 3, 4, 5]);
+    assert!(cq.poll().unwrap().next().is_none());
+}
+
+#[test]
+fn one_thread_can_poll_and_post_in_one_loop() {
+    let stub = Stub::new();
+    let (mut qp, mut cq, buffers) = rig(stub, 4, 4);
+    let qpn = qp.qpn().get();
+    for buffer in buffers {
+        qp.post(|batch| {
+            batch.send(buffer).signalled();
+        })
+        .unwrap();
+    }
+    for _ in 0..100 {
+        stub.complete_sends(qpn, 2);
+        for mut done in cq.poll().unwrap() {
+            let buffer: Buffer = done.take().unwrap();
+            qp.post(|batch| {
+                batch.send(buffer).signalled();
+            })
+            .unwrap();
+        }
+    }
+    assert_eq!(qp.next_send(), 204);
+}
+
+#[test]
+fn a_queue_never_fills_with_nothing_signalled() {
+    for depth in [1, 2, 3, 4, 7, 64] {
+        let stub = Stub::new();
+        let (mut qp, mut cq, _) = rig(stub, depth, 0);
+        let qpn = qp.qpn().get();
+        for _ in 0..20 {
+            while qp.send_inline(b"x").is_ok() {}
+            assert!(
+                stub.pending_sends(qpn).iter().any(|request| request.signalled()),
+                "depth {depth}"
+            );
+            stub.complete_sends(qpn, usize::MAX);
+            assert!(cq.poll().unwrap().count() > 0);
+            assert!(qp.send_room() > 0);
+        }
+    }
+}
+
+#[test]
+fn atomics_and_remote_memory_are_typed_and_checked() {
+    let stub = Stub::new();
+    let context = stub.open();
+    let pd = context.protection_domain().unwrap();
+    let buffer = pd.register(doorbell_verbs::Memory::zeroed(64), RemoteAll).unwrap();
+    let remote = buffer.remote();
+    let (addr, len, access) = stub.region(remote.rkey().0 & 0x7fff_ffff).unwrap();
+    assert_eq!((addr, len), (buffer.addr(), 64));
+    assert_eq!(access, 0b1111);
+    let bytes = remote.to_bytes();
+    assert_eq!(Remote::<Read>::from_bytes(&bytes).unwrap().addr(), remote.addr());
+    assert!(remote.word(1).is_none() && remote.word(64).is_none() && remote.word(56).is_some());
+    let read_only = pd
+        .register(vec![0_u8; 8], doorbell_verbs::RemoteRead)
+        .unwrap()
+        .remote()
+        .to_bytes();
+    let error = Remote::<Write>::from_bytes(&read_only).unwrap_err().to_string();
+    assert!(error.contains("Write"), "{error}");
+}

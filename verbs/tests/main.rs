@@ -1,0 +1,10 @@
+//! The safe API over a provider in memory.
+
+mod basics;
+mod lifetime;
+mod misuse;
+mod model;
+mod refusal;
+mod rig;
+mod stub;
+mod threads;

@@ -1,0 +1,10 @@
+//! A READ carries no immediate data.
+use doorbell_verbs::{Buffer, QueuePair, Read, Remote};
+
+fn misuse(qp: &mut QueuePair, buffer: Buffer, remote: Remote<Read>) {
+    let _ = qp.post(|batch| {
+        batch.read(buffer, remote).imm(7);
+    });
+}
+
+fn main() {}

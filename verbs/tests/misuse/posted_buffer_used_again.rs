@@ -1,0 +1,9 @@
+//! A posted buffer belongs to the queue until its completion gives it back.
+use doorbell_verbs::{Buffer, QueuePair};
+
+fn misuse(qp: &mut QueuePair, mut buffer: Buffer) {
+    qp.send(buffer).unwrap();
+    buffer[0] = 1;
+}
+
+fn main() {}

@@ -1,0 +1,8 @@
+//! A word stays eight bytes: no other buffer can be put in its place.
+use doorbell_verbs::{Buffer, Word};
+
+fn misuse(word: &mut Word, buffer: Buffer) {
+    **word = buffer;
+}
+
+fn main() {}

@@ -1,0 +1,213 @@
+//! The queue against a model: whatever is posted, refused, completed, failed and polled, in whatever order and however far, each buffer comes back exactly
+//! once, each request in its order, and the counts are right.
+
+use std::collections::VecDeque;
+
+use doorbell_verbs::{Buffer, CompletionQueue, Local, QueuePair, Success};
+use proptest::prelude::*;
+
+use crate::rig::rig;
+use crate::stub::Stub;
+
+#[derive(Debug, Clone)]
+enum Step {
+    /// Post a batch: for each request whether it has a buffer, and whether it is signalled. Perhaps the device refuses one.
+    Post(Vec<(bool, bool)>, Option<usize>),
+    /// The device completes so many.
+    Complete(usize),
+    /// Poll, and take at most so many from the iterator.
+    Poll(usize),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        (
+            prop::collection::vec((any::<bool>(), any::<bool>()), 0..6),
+            prop::option::weighted(0.2, 0..4_usize)
+        )
+            .prop_map(|(requests, refused)| Step::Post(requests, refused)),
+        (0..6_usize).prop_map(Step::Complete),
+        (0..6_usize).prop_map(Step::Poll),
+    ]
+}
+
+/// What the model knows of a request: its number, its buffer's address, and whether the provider was told to signal it.
+#[derive(Debug, Clone, PartialEq)]
+struct Request {
+    sequence: u64,
+    buffer: Option<u64>,
+}
+
+struct Model {
+    stub: &'static Stub,
+    qp: QueuePair,
+    cq: CompletionQueue,
+    free: Vec<Buffer>,
+    depth: usize,
+    /// In flight, oldest first.
+    in_flight: VecDeque<Request>,
+    /// What the device was given and has not completed: whether signalled.
+    at_device: VecDeque<bool>,
+    /// For each completion not yet fully yielded: up to which sequence it confirms.
+    completed_through: VecDeque<u64>,
+    device_done: u64,
+}
+
+impl Model {
+    fn new(depth: usize) -> Self {
+        let stub = Stub::new();
+        let (qp, cq, free) = rig(stub, depth as u32, depth);
+        Self {
+            stub,
+            qp,
+            cq,
+            free,
+            depth,
+            in_flight: VecDeque::new(),
+            at_device: VecDeque::new(),
+            completed_through: VecDeque::new(),
+            device_done: 0,
+        }
+    }
+
+    fn qpn(&self) -> u32 {
+        self.qp.qpn().get()
+    }
+
+    fn post(&mut self, requests: &[(bool, bool)], refused: Option<usize>) {
+        let mut planned = Vec::new();
+        let mut buffers = Vec::new();
+        for (offset, &(with_buffer, signalled)) in requests.iter().enumerate() {
+            let buffer = if with_buffer { self.free.pop() } else { None };
+            planned.push(Request {
+                sequence: self.qp.next_send() + offset as u64,
+                buffer: buffer.as_ref().map(Buffer::addr),
+            });
+            buffers.push((buffer, signalled));
+        }
+        let refused = refused.filter(|&index| index < requests.len());
+        if let Some(index) = refused {
+            self.stub.refuse_send(self.qpn(), index, libc::ENOMEM);
+        }
+        let fits = requests.len() <= self.depth - self.in_flight.len();
+        let result = self.qp.post(|batch| {
+            for (buffer, signalled) in buffers {
+                match (buffer, signalled) {
+                    (Some(buffer), true) => drop(batch.send(buffer).signalled()),
+                    (Some(buffer), false) => drop(batch.send(buffer)),
+                    (None, true) => drop(batch.send_inline(b"inline").signalled()),
+                    (None, false) => drop(batch.send_inline(b"inline")),
+                }
+            }
+        });
+        let posted = match (fits, refused) {
+            (false, _) => 0,
+            (true, Some(index)) => index,
+            (true, None) => requests.len(),
+        };
+        assert_eq!(result.is_ok(), posted == requests.len());
+        if !fits && let Some(index) = refused {
+            // The device was never asked: take its instruction back.
+            self.stub.refuse_send(self.qpn(), index + 1000, 0);
+        }
+        if let Err(refused) = result {
+            let refused = *refused;
+            assert_eq!(refused.posted, posted);
+            assert_eq!(refused.buffers.len(), requests.len() - posted);
+            for (mut back, planned) in refused.buffers.into_iter().zip(&planned[posted..]) {
+                let buffer = back.take::<Local>();
+                assert_eq!(buffer.as_ref().map(Buffer::addr), planned.buffer);
+                self.free.extend(buffer);
+                assert!(back.is_empty());
+            }
+        }
+        self.in_flight.extend(planned.into_iter().take(posted));
+        let given = self.stub.pending_sends(self.qpn());
+        for request in given.iter().skip(self.at_device.len()) {
+            self.at_device.push_back(request.signalled());
+        }
+        for (at, &(_, asked)) in requests.iter().take(posted).enumerate() {
+            let told = self.at_device[self.at_device.len() - posted + at];
+            assert!(told || !asked, "asked for a completion, the device was not");
+        }
+    }
+
+    fn complete(&mut self, n: usize) {
+        self.stub.complete_sends(self.qpn(), n);
+        for _ in 0..n {
+            let Some(signalled) = self.at_device.pop_front() else {
+                return;
+            };
+            if signalled {
+                self.completed_through.push_back(self.device_done);
+            }
+            self.device_done += 1;
+        }
+    }
+
+    fn poll(&mut self, n: usize) {
+        let mut taken = 0;
+        let completions = self.cq.poll().unwrap();
+        for mut done in completions.take(n) {
+            taken += 1;
+            let through = self.completed_through[0];
+            // Bufferless requests that a later one confirms are passed over in silence.
+            let expected = loop {
+                let request = self.in_flight.pop_front().unwrap();
+                if request.sequence == through || request.buffer.is_some() {
+                    break request;
+                }
+            };
+            let confirmed = expected.sequence != through;
+            assert_eq!(done.sequence(), expected.sequence);
+            assert_eq!(done.result().unwrap() == Success::Confirmed, confirmed);
+            let buffer = done.take::<Local>();
+            assert_eq!(buffer.as_ref().map(Buffer::addr), expected.buffer);
+            self.free.extend(buffer);
+            if !confirmed {
+                self.completed_through.pop_front();
+            }
+        }
+        // One call yields what an earlier one left, or else fetches.
+        assert!(
+            taken > 0 || n == 0 || self.completed_through.is_empty(),
+            "a completion was withheld"
+        );
+    }
+
+    fn check(&self) {
+        assert_eq!(self.qp.send_room() as usize, self.depth - self.in_flight.len());
+        let held = self.in_flight.iter().filter(|request| request.buffer.is_some()).count();
+        assert_eq!(self.free.len() + held, self.depth, "a buffer is lost or doubled");
+        assert!(
+            self.in_flight.len() < self.depth || self.at_device.contains(&true) || !self.completed_through.is_empty(),
+            "a full queue with no completion to come"
+        );
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
+
+    #[test]
+    fn the_queue_does_as_its_model(depth in 1..9_usize, steps in prop::collection::vec(step(), 0..120)) {
+        let mut model = Model::new(depth);
+        for step in steps {
+            match step {
+                Step::Post(requests, refused) => model.post(&requests, refused),
+                Step::Complete(n) => model.complete(n),
+                Step::Poll(n) => model.poll(n),
+            }
+            model.check();
+        }
+        while !model.completed_through.is_empty() {
+            model.poll(usize::MAX);
+        }
+        model.check();
+        let stub = model.stub;
+        drop(model);
+        for kind in ["qp", "mr", "cq", "pd", "context"] {
+            prop_assert_eq!(stub.live(kind), 0, "{}", kind);
+        }
+    }
+}

@@ -1,0 +1,191 @@
+//! Refusals: nothing is lost, nothing is posted twice, and the queue goes on afterwards.
+
+use doorbell_verbs::{Buffer, Local, Reason, Remote, Success, Write};
+
+use crate::rig::rig;
+use crate::stub::Stub;
+
+const REMOTE: Remote<Write> = Remote::from_raw(0x1000, 0x55, 64);
+
+/// The addresses of the buffers that a refusal gives back, request by request.
+fn addresses(buffers: Vec<doorbell_verbs::Buffers>) -> Vec<Option<u64>> {
+    buffers
+        .into_iter()
+        .map(|mut buffers| buffers.take::<Local>().map(|buffer| buffer.addr()))
+        .collect()
+}
+
+#[test]
+fn a_batch_that_does_not_fit_is_not_begun() {
+    let stub = Stub::new();
+    let (mut qp, _cq, buffers) = rig(stub, 4, 6);
+    let expected: Vec<_> = buffers.iter().map(|buffer| Some(buffer.addr())).collect();
+    let refused = qp
+        .post(|batch| {
+            for buffer in buffers {
+                batch.send(buffer);
+            }
+        })
+        .unwrap_err();
+    assert_eq!((refused.index, refused.posted), (4, 0));
+    assert!(matches!(refused.reason, Reason::QueueFull { depth: 4 }));
+    assert_eq!(addresses(refused.buffers), expected);
+    assert_eq!(stub.doorbells(qp.qpn().get()).0, 0);
+    assert_eq!((qp.next_send(), qp.send_room()), (0, 4));
+}
+
+#[test]
+fn a_request_that_does_not_fit_its_target_is_named() {
+    let stub = Stub::new();
+    let (mut qp, _cq, mut buffers) = rig(stub, 8, 7);
+    let (a, b, c) = (buffers.remove(0), buffers.remove(0), buffers.remove(0));
+    let expected = [a.addr(), b.addr(), c.addr()].map(Some);
+    let refused = qp
+        .post(|batch| {
+            batch.write(a, REMOTE);
+            batch.write(b, REMOTE.slice(1, 63).unwrap());
+            batch.write(c, REMOTE);
+        })
+        .unwrap_err();
+    assert_eq!(refused.index, 1);
+    assert!(
+        matches!(refused.reason, Reason::RemoteTooShort { len: 64, remote: 63 }),
+        "{refused}"
+    );
+    assert_eq!(addresses(refused.buffers), expected);
+
+    let long = [0; 65];
+    let refused = qp.post(|batch| drop(batch.send_inline(&long))).unwrap_err();
+    assert!(
+        matches!(refused.reason, Reason::InlineTooLong { len: 65, max: 64 }),
+        "{refused}"
+    );
+
+    let five: [Buffer; 4] = core::array::from_fn(|_| buffers.remove(0));
+    qp.post(|batch| drop(batch.send_gather(five))).unwrap();
+    assert_eq!(stub.doorbells(qp.qpn().get()).0, 1);
+}
+
+#[test]
+fn more_buffers_than_the_queue_pair_takes_come_back_all() {
+    let stub = Stub::new();
+    let (mut qp, _cq, mut buffers) = rig(stub, 8, 5);
+    let five: [Buffer; 5] = core::array::from_fn(|_| buffers.remove(0));
+    let mut refused = qp.post(|batch| drop(batch.send_gather(five))).unwrap_err();
+    assert!(
+        matches!(refused.reason, Reason::TooManyBuffers { asked: 5, max: 4 }),
+        "{refused}"
+    );
+    let back = core::iter::from_fn(|| refused.buffers[0].take::<Local>()).count();
+    assert_eq!(back, 5);
+}
+
+#[test]
+fn what_the_device_refuses_comes_back_and_the_rest_is_in_flight() {
+    let stub = Stub::new();
+    let (mut qp, mut cq, buffers) = rig(stub, 8, 5);
+    let qpn = qp.qpn().get();
+    let expected: Vec<_> = buffers.iter().map(Buffer::addr).collect();
+    stub.refuse_send(qpn, 3, libc::ENOMEM);
+    let refused = qp
+        .post(|batch| {
+            for buffer in buffers {
+                batch.send(buffer);
+            }
+        })
+        .unwrap_err();
+    assert_eq!((refused.index, refused.posted), (3, 3));
+    assert!(refused.to_string().contains("ibv_post_send"), "{refused}");
+    assert_eq!(addresses(refused.buffers), [Some(expected[3]), Some(expected[4])]);
+    assert_eq!((qp.next_send(), qp.send_room()), (3, 5));
+
+    qp.post(|batch| drop(batch.send_inline(b"x").signalled())).unwrap();
+    stub.complete_sends(qpn, 4);
+    let back: Vec<_> = cq
+        .poll()
+        .unwrap()
+        .map(|mut done| {
+            (
+                done.sequence(),
+                done.result().unwrap(),
+                done.take::<Local>().map(|buffer| buffer.addr()),
+            )
+        })
+        .collect();
+    let confirmed = |at: usize| (at as u64, Success::Confirmed, Some(expected[at]));
+    assert_eq!(
+        back,
+        [confirmed(0), confirmed(1), confirmed(2), (3, Success::Send, None)]
+    );
+}
+
+#[test]
+fn a_refusal_of_the_signalled_request_leaves_no_queue_without_one() {
+    let stub = Stub::new();
+    let (mut qp, mut cq, _) = rig(stub, 4, 0);
+    let qpn = qp.qpn().get();
+    for _ in 0..8 {
+        // Two fit before one must be signalled: refuse that one.
+        stub.refuse_send(qpn, 1, libc::EINVAL);
+        let refused = qp.post(|batch| {
+            drop(batch.send_inline(b"a"));
+            drop(batch.send_inline(b"b"));
+        });
+        assert_eq!(refused.unwrap_err().posted, 1);
+        while qp.send_inline(b"c").is_ok() {}
+        stub.complete_sends(qpn, usize::MAX);
+        assert!(cq.poll().unwrap().count() > 0, "the queue stands still");
+    }
+}
+
+#[test]
+fn receives_are_refused_alike() {
+    let stub = Stub::new();
+    let (mut qp, _cq, mut buffers) = rig(stub, 2, 5);
+    let qpn = qp.qpn().get();
+    let (a, b) = (buffers.remove(0), buffers.remove(0));
+    let second = b.addr();
+    stub.refuse_receive(qpn, 1, libc::EINVAL);
+    let refused = qp
+        .post_receives(|batch| {
+            batch.receive(a);
+            batch.receive(b);
+        })
+        .unwrap_err();
+    assert_eq!((refused.index, refused.posted), (1, 1));
+    assert_eq!(addresses(refused.buffers), [Some(second)]);
+    qp.receive(buffers.remove(0)).unwrap();
+    let refused = qp.receive(buffers.remove(0)).unwrap_err();
+    assert!(matches!(refused.reason, Reason::QueueFull { depth: 2 }));
+    assert_eq!(stub.doorbells(qpn).1, 2, "the full queue is not even tried");
+}
+
+#[test]
+fn a_panic_while_building_takes_everything_back() {
+    let stub = Stub::new();
+    let (mut qp, mut cq, mut buffers) = rig(stub, 4, 4);
+    let qpn = qp.qpn().get();
+    let (a, b) = (buffers.remove(0), buffers.remove(0));
+    let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        qp.post(|batch| {
+            batch.send(a);
+            batch.send(b).signalled();
+            panic!("in the closure");
+        })
+    }));
+    assert!(panicked.is_err());
+    assert_eq!((stub.doorbells(qpn).0, qp.next_send(), qp.send_room()), (0, 0, 4));
+    qp.post(|batch| drop(batch.send(buffers.remove(0)).signalled()))
+        .unwrap();
+    stub.complete_sends(qpn, 1);
+    assert_eq!(cq.poll().unwrap().map(|done| done.sequence()).collect::<Vec<_>>(), [0]);
+}
+
+#[test]
+fn an_empty_batch_rings_no_doorbell() {
+    let stub = Stub::new();
+    let (mut qp, _cq, _) = rig(stub, 4, 0);
+    qp.post(|_| {}).unwrap();
+    qp.post_receives(|_| {}).unwrap();
+    assert_eq!(stub.doorbells(qp.qpn().get()), (0, 0));
+}

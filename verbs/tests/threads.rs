@@ -1,0 +1,61 @@
+//! One thread posts, another polls: every buffer goes round exactly once at a time, and in order.
+
+use std::sync::mpsc;
+use std::thread;
+
+use doorbell_verbs::{Buffer, Local};
+
+use crate::rig::rig;
+use crate::stub::Stub;
+
+const ROUNDS: u64 = 20_000;
+
+#[test]
+fn a_poster_and_a_poller_on_two_threads_lose_and_double_nothing() {
+    let stub = Stub::new();
+    let (mut qp, mut cq, buffers) = rig(stub, 32, 64);
+    stub.complete_at_once();
+    let (give_back, returned) = mpsc::channel::<Buffer>();
+    for buffer in buffers {
+        give_back.send(buffer).unwrap();
+    }
+    let poster = thread::spawn(move || {
+        let mut number = 0_u64;
+        while number < ROUNDS {
+            let Ok(mut buffer) = returned.recv() else { break };
+            buffer[..8].copy_from_slice(&number.to_ne_bytes());
+            let mut waiting = Some(buffer);
+            while let Some(buffer) = waiting.take() {
+                let signalled = number.is_multiple_of(5);
+                let posted = qp.post(|batch| {
+                    let request = batch.send(buffer);
+                    drop(if signalled { request.signalled() } else { request });
+                });
+                if let Err(mut refused) = posted {
+                    waiting = refused.buffers[0].take();
+                    thread::yield_now();
+                }
+            }
+            number += 1;
+        }
+        qp
+    });
+    let mut next = 0;
+    // The last signalled one confirms all but the unsignalled tail.
+    let last = ROUNDS - ROUNDS % 5 - 4;
+    while next < last {
+        for mut done in cq.poll().unwrap() {
+            assert_eq!(done.sequence(), next);
+            let buffer = done.take::<Local>().unwrap();
+            let mut number = [0; 8];
+            number.copy_from_slice(&buffer[..8]);
+            assert_eq!(u64::from_ne_bytes(number), next, "the buffer of another request");
+            next += 1;
+            // The poster may be done.
+            let _ = give_back.send(buffer);
+        }
+        thread::yield_now();
+    }
+    let qp = poster.join().unwrap();
+    assert_eq!(qp.next_send(), ROUNDS);
+}
