@@ -133,21 +133,22 @@ impl<'q, 'd> Batch<'q, 'd> {
             match reconsider_send(self.staging.poster(), position, op, payload, self.accounting.limits) {
                 Some(payload) => payload,
                 None => {
+                    let wr = self.staging.scratch();
                     return Request {
-                        wr: self.staging.scratch(),
+                        wr,
                         position,
+                        signalled: false,
                         accounting: self.accounting,
                         op: PhantomData,
                     };
                 }
             }
         };
-        let flags = self.accounting.forced(position) | P::FLAGS;
         let fill = |wr: *mut sys::ibv_send_wr| {
             // SAFETY: `push` passes a request of the queue's array.
             unsafe {
                 op.fill(wr);
-                (*wr).send_flags = flags;
+                (*wr).send_flags = P::FLAGS;
             }
         };
         let num_sge = payload.num_sge();
@@ -160,6 +161,7 @@ impl<'q, 'd> Batch<'q, 'd> {
         Request {
             wr,
             position,
+            signalled: false,
             accounting: self.accounting,
             op: PhantomData,
         }
@@ -180,11 +182,12 @@ fn reconsider_send<O: Operation, P: Payload>(
     poster.reconsider(position, reason, payload)
 }
 
-/// A request just added to a batch, to be refined. It needs no more: dropping it leaves it as it is.
+/// A request just added to a batch, to be refined. When it is dropped, at the end of the statement, it is settled whether it is signalled.
 pub struct Request<'b, O: Operation> {
     /// The request in the queue's array, or, for one that was refused, one that is never posted.
     wr: *mut sys::ibv_send_wr,
     position: u64,
+    signalled: bool,
     accounting: &'b mut Accounting,
     op: PhantomData<O>,
 }
@@ -192,9 +195,9 @@ pub struct Request<'b, O: Operation> {
 impl<O: Operation> Request<'_, O> {
     /// Has a completion of its own, which confirms the unsignalled requests before it too.
     #[inline(always)]
-    pub fn signalled(self) -> Self {
-        self.accounting.signalled(self.position);
-        self.add(sys::IBV_SEND_SIGNALED)
+    pub fn signalled(mut self) -> Self {
+        self.signalled = true;
+        self
     }
 
     /// Waits until READs and atomics before it are done (IBTA vol 1, 10.8.3.3).
@@ -208,6 +211,16 @@ impl<O: Operation> Request<'_, O> {
         // SAFETY: `wr` points into the queue's array, which lives as long as the batch; it is not posted while the batch is borrowed.
         unsafe { (*self.wr).send_flags |= flag };
         self
+    }
+}
+
+impl<O: Operation> Drop for Request<'_, O> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        if self.accounting.settle(self.position, self.signalled) {
+            // SAFETY: as in `add`.
+            unsafe { (*self.wr).send_flags |= sys::IBV_SEND_SIGNALED }
+        }
     }
 }
 
