@@ -238,3 +238,22 @@ fn a_queue_that_cannot_be_polled_says_so() {
     );
     assert_eq!(cq.poll().unwrap().count(), 0, "and may be tried again");
 }
+
+#[test]
+fn a_panic_after_a_signalled_request_leaves_no_queue_without_one() {
+    let stub = Stub::new();
+    let (mut qp, mut cq, _) = rig(stub, 4, 0);
+    let qpn = qp.qpn().get();
+    let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        qp.post(|batch| {
+            for _ in 0..4 {
+                batch.send_inline(b"x").signalled();
+            }
+            panic!("in the closure");
+        })
+    }));
+    assert!(panicked.is_err());
+    while qp.send_inline(b"y").is_ok() {}
+    stub.complete_sends(qpn, usize::MAX);
+    assert!(cq.poll().unwrap().count() > 0, "the queue stands still");
+}

@@ -17,8 +17,22 @@ use crate::wr::payload::{Inline, Limits, One, Payload, Several};
 /// Each method adds a request, and returns it to be refined: `batch.write(buffer, remote).imm(7).signalled();`.
 pub struct Batch<'q, 'd> {
     staging: Staging<'q, sys::ibv_send_wr>,
-    accounting: &'q mut Accounting,
+    accounting: Unwinding<'q>,
     data: PhantomData<&'d [u8]>,
+}
+
+/// The accounting of a batch being built. Dropped only when the closure that builds it panics: then none of its requests is posted.
+struct Unwinding<'q> {
+    accounting: &'q mut Accounting,
+    /// The position of the batch's first request.
+    head: u64,
+}
+
+impl Drop for Unwinding<'_> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        self.accounting.forget_from(self.head);
+    }
 }
 
 impl<'q, 'd> Batch<'q, 'd> {
@@ -27,14 +41,22 @@ impl<'q, 'd> Batch<'q, 'd> {
     where
         F: for<'b> FnOnce(&mut Batch<'b, 'd>),
     {
+        let head = side.poster.head();
         let result = {
             let mut batch = Batch {
                 staging: Staging::new(&mut side.poster),
-                accounting: &mut side.accounting,
+                accounting: Unwinding {
+                    accounting: &mut side.accounting,
+                    head,
+                },
                 data: PhantomData,
             };
             build(&mut batch);
-            batch.staging.finish()
+            let Batch {
+                staging, accounting, ..
+            } = batch;
+            core::mem::forget(accounting);
+            staging.finish()
         };
         if result.is_err() {
             side.accounting.forget_from(side.poster.head());
@@ -126,11 +148,17 @@ impl<'q, 'd> Batch<'q, 'd> {
     #[inline(always)]
     fn stage<O: Operation, P: Payload>(&mut self, op: O, payload: P) -> Request<'_, O> {
         let position = self.staging.next();
-        let fits = op.admits(payload.bytes()) && payload.admits(self.accounting.limits);
+        let fits = op.admits(payload.bytes()) && payload.admits(self.accounting.accounting.limits);
         let payload = if fits && self.staging.has_room() {
             payload
         } else {
-            match reconsider_send(self.staging.poster(), position, op, payload, self.accounting.limits) {
+            match reconsider_send(
+                self.staging.poster(),
+                position,
+                op,
+                payload,
+                self.accounting.accounting.limits,
+            ) {
                 Some(payload) => payload,
                 None => {
                     let wr = self.staging.scratch();
@@ -138,7 +166,7 @@ impl<'q, 'd> Batch<'q, 'd> {
                         wr,
                         position,
                         signalled: false,
-                        accounting: self.accounting,
+                        accounting: self.accounting.accounting,
                         op: PhantomData,
                     };
                 }
@@ -162,7 +190,7 @@ impl<'q, 'd> Batch<'q, 'd> {
             wr,
             position,
             signalled: false,
-            accounting: self.accounting,
+            accounting: self.accounting.accounting,
             op: PhantomData,
         }
     }
