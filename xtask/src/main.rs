@@ -1,2 +1,62 @@
-//! The chores of this workspace.
-fn main() {}
+//! The chores of this workspace: `cargo xtask COMMAND`.
+
+mod apt;
+mod ci;
+mod setup;
+mod vm;
+
+use anyhow::Result;
+use std::{
+    env,
+    path::{self, Path, PathBuf},
+    process::ExitCode,
+};
+
+const HELP: &str = "\
+The chores of this workspace
+
+Usage: cargo xtask COMMAND [OPTIONS]
+
+Commands:
+  ci   check everything
+  vm   run a command in a guest with the kernel's rxe
+
+Each has --help.
+";
+
+fn main() -> ExitCode {
+    match run(lexopt::Parser::from_env()) {
+        Ok(status) => ExitCode::from(status),
+        Err(error) => {
+            eprintln!("xtask: {error:#}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn run(mut arguments: lexopt::Parser) -> Result<u8> {
+    use lexopt::prelude::*;
+    match arguments.next()? {
+        Some(Value(command)) if command == "ci" => ci::main(arguments),
+        Some(Value(command)) if command == "vm" => vm::main(arguments),
+        None | Some(Short('h') | Long("help")) => {
+            print!("{HELP}");
+            Ok(0)
+        }
+        Some(other) => Err(other.unexpected().into()),
+    }
+}
+
+/// The workspace's root.
+fn workspace() -> PathBuf {
+    // Cargo tells where the package is that it runs; the path known at compile time serves a copied binary.
+    let package =
+        env::var_os("CARGO_MANIFEST_DIR").map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")), PathBuf::from);
+    package.parent().map_or_else(|| PathBuf::from("."), Path::to_owned)
+}
+
+/// Where cargo builds; an absolute path.
+fn target_folder() -> Result<PathBuf> {
+    let chosen = env::var_os("CARGO_TARGET_DIR").map(PathBuf::from);
+    Ok(path::absolute(chosen.unwrap_or_else(|| workspace().join("target")))?)
+}

@@ -15,8 +15,7 @@
 //!
 //! What this costs: random damage to a packet passes with probability 2^-25 from an exact source, (322 + *t* in ms) · 2^-32 ≈ 2^-24 from a counting
 //! one (2^-16 at most, after a minute's silence), 2^-16 in the first packet of a pair, and (64 + *t*) · 2^-48 by two
-//! implausible packets in a row. A check with a known
-//! Identification, or over IPv6, has 2^-32. Nothing here is a defence against forgery, nor is the ICRC.
+//! implausible packets in a row. A check with a known Identification, or over IPv6, has 2^-32. Nothing here is a defence against forgery, nor is the ICRC.
 //!
 //! The table is of fixed size and forgets the pair that has been silent longest, those with a single packet first: a flood of sources makes the check of others as
 //! weak as that of a first packet, but costs no memory.

@@ -229,6 +229,13 @@ fn each_packet(fate: Fate, setup: Setup) {
 #[test]
 fn each_packet_lost() {
     each_packet(Fate::Drop, Setup::default());
+    each_packet(
+        Fate::Drop,
+        Setup {
+            batch: 1,
+            ..Setup::default()
+        },
+    );
 }
 
 #[test]
@@ -251,6 +258,20 @@ fn each_packet_twice() {
 fn each_packet_late() {
     each_packet(Fate::Delay(1), Setup::default());
     each_packet(Fate::Delay(4), Setup::default());
+    each_packet(
+        Fate::Delay(1),
+        Setup {
+            batch: 1,
+            ..Setup::default()
+        },
+    );
+    each_packet(
+        Fate::Delay(4),
+        Setup {
+            batch: 2,
+            ..Setup::default()
+        },
+    );
 }
 
 #[test]

@@ -150,12 +150,13 @@ impl<'q, 'd> Batch<'q, 'd> {
                 (*wr).send_flags = flags;
             }
         };
+        let num_sge = payload.num_sge();
         let staged = payload.stage();
         // SAFETY: `push` passes the request's list, and the limits were kept to.
         let fill_sges = |sges: *mut sys::ibv_sge| unsafe { P::fill(&staged.0, sges) };
         // SAFETY: there is room. The request is complete: opcode, flags, operands, list. Its memory is in the payload's buffers, or is inline data borrowed for
         // 'd, which outlives `finish` because `post`'s caller chose it.
-        let wr = unsafe { self.staging.push(fill, fill_sges, staged.1) };
+        let wr = unsafe { self.staging.push(fill, num_sge, fill_sges, staged.1) };
         Request {
             wr,
             position,
@@ -274,11 +275,12 @@ impl ReceiveBatch<'_> {
                 None => return,
             }
         };
+        let num_sge = payload.num_sge();
         let staged = payload.stage();
         // SAFETY: `push` passes the request's list, and the limits were kept to.
         let fill_sges = |sges: *mut sys::ibv_sge| unsafe { P::fill(&staged.0, sges) };
         // SAFETY: there is room. A receive has nothing but its list, whose memory is in the payload's buffers.
-        unsafe { self.staging.push(|_| {}, fill_sges, staged.1) };
+        unsafe { self.staging.push(|_| {}, num_sge, fill_sges, staged.1) };
     }
 }
 

@@ -77,14 +77,14 @@ impl<W: WorkRequest> Poster<W> {
         self.ring.depth()
     }
 
-    /// Puts `buffers` into the slot of `position`.
+    /// Puts `buffers` into a slot.
     ///
     /// # Safety
-    /// `position` is in `head..tail + depth`; what the slot held was taken out.
+    /// `slot` is that of a position in `head..tail + depth`; what it held was taken out.
     #[inline(always)]
-    unsafe fn put(&mut self, position: u64, buffers: Buffers) {
-        // SAFETY: the mask keeps the index in range of the ring's slots, which live as long as the ring; the slot is the poster's.
-        unsafe { *self.slots.add((position & self.mask) as usize).as_ref().get() = buffers.into_head() }
+    unsafe fn put(&mut self, slot: u64, buffers: Buffers) {
+        // SAFETY: the slots live as long as the ring; this one is the poster's.
+        unsafe { *self.slots.add(slot as usize).as_ref().get() = buffers.into_head() }
     }
 
     /// Asks the poller how far it has come.
@@ -196,15 +196,15 @@ pub(crate) struct Staging<'q, W: WorkRequest> {
     poster: &'q mut Poster<W>,
     /// The position of the next request.
     next: u64,
-    /// Where the next request is linked.
-    link: *mut *mut W,
+    /// The request to which the next one is linked.
+    last: *mut W,
 }
 
 impl<'q, W: WorkRequest> Staging<'q, W> {
     #[inline(always)]
     pub(crate) fn new(poster: &'q mut Poster<W>) -> Self {
-        let (next, link) = (poster.head, poster.requests.anchor());
-        Self { poster, next, link }
+        let (next, last) = (poster.head, poster.requests.scratch());
+        Self { poster, next, last }
     }
 
     /// The position that the next request will have.
@@ -230,7 +230,7 @@ impl<'q, W: WorkRequest> Staging<'q, W> {
     }
 
     /// Stages the next request: takes its place in the chain, has it written by `fill` (what only this kind of request has) and `fill_sges` (its
-    /// scatter-gather list, whose length it returns), and keeps its `buffers`.
+    /// scatter-gather list, of `num_sge` elements), and keeps its `buffers`.
     ///
     /// # Safety
     /// `has_room` is true. `fill` and `fill_sges` leave a request that the provider may be given, of at most `max_sge` elements, and do not panic. Its memory is in
@@ -239,18 +239,21 @@ impl<'q, W: WorkRequest> Staging<'q, W> {
     pub(crate) unsafe fn push(
         &mut self,
         fill: impl FnOnce(*mut W),
-        fill_sges: impl FnOnce(*mut sys::ibv_sge) -> i32,
+        num_sge: i32,
+        fill_sges: impl FnOnce(*mut sys::ibv_sge),
         buffers: Buffers,
     ) -> *mut W {
         // SAFETY: the mask keeps the slot in range. Slots of `head..limit` are the poster's, and so are their requests: `next` is one of them by contract.
-        // `link` points to the anchor or to the request staged before.
+        // `last` is the scratch request or the one staged before.
         unsafe {
-            let request = self.poster.requests.request(self.next & self.poster.mask);
-            *self.link = request;
-            self.link = W::link(request);
+            let slot = self.next & self.poster.mask;
+            let request = self.poster.requests.request(slot);
+            W::link(self.last, request);
+            self.last = request;
+            W::set_num_sge(request, num_sge);
             fill(request);
-            W::set_num_sge(request, fill_sges(W::sg_list(request)));
-            self.poster.put(self.next, buffers);
+            fill_sges(W::sg_list(request));
+            self.poster.put(slot, buffers);
             self.next += 1;
             request
         }
@@ -266,7 +269,7 @@ impl<'q, W: WorkRequest> Staging<'q, W> {
     #[inline(always)]
     pub(crate) fn finish(self) -> Result<(), Refused> {
         let this = ManuallyDrop::new(self);
-        let (next, link) = (this.next, this.link);
+        let (next, last) = (this.next, this.last);
         // SAFETY: moved out of a value that is not used again, and not dropped.
         let poster = unsafe { core::ptr::read(&raw const this.poster) };
         if poster.refusal.is_some() {
@@ -276,8 +279,8 @@ impl<'q, W: WorkRequest> Staging<'q, W> {
         if start == next {
             return Ok(());
         }
-        // SAFETY: `link` points to the last request staged: this ends the chain.
-        unsafe { *link = core::ptr::null_mut() };
+        // SAFETY: it is the last request staged: this ends the chain.
+        unsafe { W::link(last, core::ptr::null_mut()) };
         poster.head = next;
         // Before the device may complete them.
         poster.ring.publish(next);

@@ -43,11 +43,14 @@ pub(crate) mod sealed {
         /// Its list, and the buffers it owns, to be kept while in flight.
         fn stage(self) -> (Self::List, Buffers);
 
-        /// Writes the scatter-gather list, and returns how long it is.
+        /// How many elements the scatter-gather list has.
+        fn num_sge(&self) -> i32;
+
+        /// Writes the scatter-gather list.
         ///
         /// # Safety
         /// `check` found nothing, and there is room for `max_sge` elements.
-        unsafe fn fill(list: &Self::List, sges: *mut sys::ibv_sge) -> i32;
+        unsafe fn fill(list: &Self::List, sges: *mut sys::ibv_sge);
     }
 }
 
@@ -82,10 +85,14 @@ impl sealed::Stage for One {
     }
 
     #[inline(always)]
-    unsafe fn fill(sge: &sys::ibv_sge, sges: *mut sys::ibv_sge) -> i32 {
+    fn num_sge(&self) -> i32 {
+        1
+    }
+
+    #[inline(always)]
+    unsafe fn fill(sge: &sys::ibv_sge, sges: *mut sys::ibv_sge) {
         // SAFETY: every list has room for one.
         unsafe { *sges = *sge };
-        1
     }
 }
 
@@ -132,12 +139,15 @@ impl<const N: usize> sealed::Stage for Several<N> {
         (self.sges, self.buffers)
     }
 
-    unsafe fn fill(list: &[sys::ibv_sge; N], sges: *mut sys::ibv_sge) -> i32 {
+    fn num_sge(&self) -> i32 {
+        N as i32
+    }
+
+    unsafe fn fill(list: &[sys::ibv_sge; N], sges: *mut sys::ibv_sge) {
         for (index, sge) in list.iter().enumerate() {
             // SAFETY: `check` has seen that N elements fit.
             unsafe { *sges.add(index) = *sge };
         }
-        N as i32
     }
 }
 
@@ -190,13 +200,17 @@ impl sealed::Stage for Inline<'_> {
     }
 
     #[inline(always)]
-    unsafe fn fill(sge: &sys::ibv_sge, sges: *mut sys::ibv_sge) -> i32 {
+    fn num_sge(&self) -> i32 {
+        i32::from(self.len != 0)
+    }
+
+    #[inline(always)]
+    unsafe fn fill(sge: &sys::ibv_sge, sges: *mut sys::ibv_sge) {
         // SAFETY: every list has room for one.
         unsafe {
             (*sges).addr = sge.addr;
             (*sges).length = sge.length;
         }
-        i32::from(sge.length != 0)
     }
 }
 

@@ -130,6 +130,8 @@ impl QueuePair {
                 self.reset();
                 return Ok(());
             }
+            // What brought it into the error state by itself may still have to be told to the peer.
+            State::Err if from == State::Err => return Ok(()),
             State::Err => {
                 self.enter_error(out);
                 self.responder.silence();

@@ -10,7 +10,7 @@ use std::time::Duration;
 use doorbell_roce_proto::icrc::Flow;
 use doorbell_roce_proto::memory::{PdId, Sge};
 use doorbell_roce_proto::qp::{Modify, Path, QpInit, RemoteAccess, State};
-use doorbell_roce_proto::wire::{Opcode, Packet};
+use doorbell_roce_proto::wire::{self, Bth, Extension, Opcode, Packet, Syndrome, packet_len};
 use doorbell_roce_proto::work::{
     Completion, CompletionOpcode, CqId, Operation, Payload, ReceiveRequest, SendRequest, Status,
 };
@@ -76,6 +76,8 @@ pub(crate) struct Setup {
     pub(crate) signal_all: bool,
     pub(crate) v6: bool,
     pub(crate) sqd_notify: bool,
+    /// Packets delivered before both nodes may send again.
+    pub(crate) batch: usize,
 }
 
 impl Default for Setup {
@@ -98,6 +100,7 @@ impl Default for Setup {
             signal_all: false,
             v6: false,
             sqd_notify: true,
+            batch: 64,
         }
     }
 }
@@ -109,7 +112,9 @@ pub(crate) struct Pair {
     pub(crate) setup: Setup,
     /// Every packet sent, lost ones too.
     pub(crate) log: Vec<Sent>,
+    /// Packets on the wire, each with the number of deliveries that it waits for.
     flight: VecDeque<(usize, Sent)>,
+    delivered: usize,
 }
 
 pub(crate) fn qp_init(signal_all: bool) -> QpInit {
@@ -130,8 +135,8 @@ impl Pair {
     /// Both in RTS.
     pub(crate) fn connected(setup: Setup) -> Self {
         let mut pair = Self::in_rtr(setup);
-        pair.to_rts(0);
-        pair.to_rts(1);
+        pair.enter_rts(0);
+        pair.enter_rts(1);
         pair
     }
 
@@ -163,6 +168,7 @@ impl Pair {
             setup,
             log: Vec::new(),
             flight: VecDeque::new(),
+            delivered: 0,
         };
         for at in 0..2 {
             let modify = pair.init_modify();
@@ -214,7 +220,7 @@ impl Pair {
         }
     }
 
-    pub(crate) fn to_rts(&mut self, at: usize) {
+    pub(crate) fn enter_rts(&mut self, at: usize) {
         let modify = self.rts_modify(at);
         self.modify(at, &modify);
     }
@@ -224,7 +230,7 @@ impl Pair {
         node.endpoint.modify_qp(self.now, node.qpn, modify).unwrap();
     }
 
-    pub(crate) fn to_state(&mut self, at: usize, state: State) {
+    pub(crate) fn enter(&mut self, at: usize, state: State) {
         let notify = (state == State::Sqd).then_some(self.setup.sqd_notify);
         self.modify(
             at,
@@ -283,55 +289,61 @@ impl Pair {
         loop {
             let mut moved = self.transmit(0, fate);
             moved |= self.transmit(1, fate);
-            let Some(due) = self.flight.iter().position(|(behind, _)| *behind == 0) else {
-                if self.flight.is_empty() && !moved {
+            let mut batch = self.setup.batch;
+            while batch > 0
+                && let Some(due) = self.flight.iter().position(|(due, _)| *due <= self.delivered)
+                && let Some((_, sent)) = self.flight.remove(due)
+            {
+                self.deliver(&sent);
+                self.delivered += 1;
+                moved = true;
+                batch -= 1;
+            }
+            if !moved {
+                let Some((due, _)) = self.flight.front() else {
                     return;
-                }
-                self.flight.iter_mut().for_each(|(behind, _)| *behind = 0);
-                continue;
-            };
-            let Some((_, sent)) = self.flight.remove(due) else {
-                continue;
-            };
-            self.flight
-                .iter_mut()
-                .for_each(|(behind, _)| *behind = behind.saturating_sub(1));
-            self.deliver(&sent);
+                };
+                // Nothing else comes that it could be behind of.
+                self.delivered = *due;
+            }
         }
     }
 
     /// Sends what a node has to send.
     pub(crate) fn transmit(&mut self, at: usize, fate: &mut impl FnMut(usize, &Sent) -> Fate) -> bool {
         let mut moved = false;
-        let mut buf = [0xee; 4096 + 128];
-        loop {
-            let node = &mut self.nodes[at];
-            let transmit = node.endpoint.poll_transmit(self.now, &mut node.memory, &mut buf);
-            drain(node);
-            let Some(transmit) = transmit else {
-                return moved;
-            };
+        while let Some(sent) = self.transmit_one(at) {
             moved = true;
-            assert_eq!((transmit.src, transmit.qpn), (node.address, node.qpn));
-            let packet = &mut buf[..transmit.len];
-            Flow::new(transmit.src, transmit.dst, PORT, PORT).seal(0, packet);
-            let sent = Sent {
-                from: at,
-                bytes: packet.to_vec(),
-            };
-            assert!(sent.packet().payload.len() <= self.setup.mtu.bytes());
-            let number = self.log.len();
-            self.log.push(sent.clone());
-            match fate(number, &sent) {
-                Fate::Deliver => self.flight.push_back((0, sent)),
+            match fate(self.log.len() - 1, &sent) {
+                Fate::Deliver => self.flight.push_back((self.delivered, sent)),
                 Fate::Drop => {}
                 Fate::Duplicate => {
-                    self.flight.push_back((0, sent.clone()));
-                    self.flight.push_back((0, sent));
+                    self.flight.push_back((self.delivered, sent.clone()));
+                    self.flight.push_back((self.delivered, sent));
                 }
-                Fate::Delay(behind) => self.flight.push_back((behind, sent)),
+                Fate::Delay(behind) => self.flight.push_back((self.delivered + behind, sent)),
             }
         }
+        moved
+    }
+
+    /// Takes the next packet of a node, which is then lost unless the caller delivers it.
+    pub(crate) fn transmit_one(&mut self, at: usize) -> Option<Sent> {
+        let mut buf = [0xee; 4096 + 128];
+        let node = &mut self.nodes[at];
+        let transmit = node.endpoint.poll_transmit(self.now, &mut node.memory, &mut buf);
+        drain(node);
+        let transmit = transmit?;
+        assert_eq!((transmit.src, transmit.qpn), (node.address, node.qpn));
+        let packet = &mut buf[..transmit.len];
+        Flow::new(transmit.src, transmit.dst, PORT, PORT).seal(0, packet);
+        let sent = Sent {
+            from: at,
+            bytes: packet.to_vec(),
+        };
+        assert!(sent.packet().payload.len() <= self.setup.mtu.bytes());
+        self.log.push(sent.clone());
+        Some(sent)
     }
 
     /// Hands a packet to the other node.
@@ -348,6 +360,34 @@ impl Pair {
         };
         node.endpoint.handle_datagram(self.now, &datagram, &mut node.memory);
         drain(node);
+    }
+
+    /// Hands a node a packet that its peer did not send, but might have.
+    pub(crate) fn forge(&mut self, to: usize, opcode: Opcode, psn: u32, extension: &Extension, payload: &[u8]) {
+        let mut bth = Bth::new(opcode, self.nodes[to].qpn, Psn::new(psn));
+        bth.ack_req = true;
+        let mut bytes = vec![0; packet_len(opcode, payload.len())];
+        let start = wire::write(&mut bytes, &bth, extension, payload.len()).unwrap();
+        bytes[start..start + payload.len()].copy_from_slice(payload);
+        let from = 1 - to;
+        Flow::new(self.nodes[from].address, self.nodes[to].address, PORT, PORT).seal(0, &mut bytes);
+        self.deliver(&Sent { from, bytes });
+    }
+
+    /// The syndromes of the acknowledgements a node has sent.
+    pub(crate) fn syndromes(&self, at: usize) -> Vec<Syndrome> {
+        let sent = self
+            .log
+            .iter()
+            .filter(|sent| sent.from == at && sent.opcode() == Opcode::RcAcknowledge);
+        sent.map(|sent| sent.packet().extension.aeth().unwrap().syndrome)
+            .collect()
+    }
+
+    /// The PSN of a packet a node expects next.
+    pub(crate) fn expected_psn(&self, at: usize) -> u32 {
+        let node = &self.nodes[at];
+        node.endpoint.query_qp(node.qpn).unwrap().set.rq_psn.unwrap().get()
     }
 
     /// The completions of a queue so far: (wr_id, status).
@@ -443,4 +483,22 @@ pub(crate) fn pattern(len: usize, seed: u64) -> Vec<u8> {
 /// The receive completions' interesting part.
 pub(crate) fn receive_of(completion: &Completion) -> (CompletionOpcode, u32, Option<u32>) {
     (completion.opcode, completion.byte_len, completion.imm)
+}
+
+/// A connected pair with a region of `len` bytes at each end.
+pub(crate) fn with_regions(setup: Setup, len: usize) -> (Pair, Sge, Sge) {
+    let mut pair = Pair::connected(setup);
+    let local = pair.region(0, pattern(len, 1));
+    let remote = pair.region(1, pattern(len, 2));
+    (pair, local, remote)
+}
+
+/// A wire that is cut.
+pub(crate) fn drop_all(_: usize, _: &Sent) -> Fate {
+    Fate::Drop
+}
+
+/// These requests, all well.
+pub(crate) fn success(wr_ids: impl IntoIterator<Item = u64>) -> Vec<(u64, Status)> {
+    wr_ids.into_iter().map(|wr_id| (wr_id, Status::Success)).collect()
 }

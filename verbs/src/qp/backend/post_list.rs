@@ -13,11 +13,11 @@ pub(crate) trait WorkRequest: Sized {
     /// A request with this identity, and with room for its scatter-gather list at `sg_list`; the rest is zero.
     fn new(wr_id: u64, sg_list: *mut sys::ibv_sge) -> Self;
 
-    /// Where the pointer to the next request lies.
+    /// Makes `next` follow `wr`.
     ///
     /// # Safety
     /// `wr` points to a request.
-    unsafe fn link(wr: *mut Self) -> *mut *mut Self;
+    unsafe fn link(wr: *mut Self, next: *mut Self);
 
     /// Sets the number of scatter-gather elements.
     ///
@@ -46,9 +46,9 @@ impl WorkRequest for sys::ibv_send_wr {
     }
 
     #[inline(always)]
-    unsafe fn link(wr: *mut Self) -> *mut *mut Self {
+    unsafe fn link(wr: *mut Self, next: *mut Self) {
         // SAFETY: points to a request by contract.
-        unsafe { &raw mut (*wr).next }
+        unsafe { (*wr).next = next }
     }
 
     #[inline(always)]
@@ -81,9 +81,9 @@ impl WorkRequest for sys::ibv_recv_wr {
     }
 
     #[inline(always)]
-    unsafe fn link(wr: *mut Self) -> *mut *mut Self {
+    unsafe fn link(wr: *mut Self, next: *mut Self) {
         // SAFETY: points to a request by contract.
-        unsafe { &raw mut (*wr).next }
+        unsafe { (*wr).next = next }
     }
 
     #[inline(always)]
@@ -163,17 +163,10 @@ impl<W: WorkRequest> RequestArray<W> {
         unsafe { self.requests.as_ptr().add(slot as usize) }
     }
 
-    /// The request that no slot has.
+    /// The request that no slot has: where a chain begins, and what a refused request is written to.
     #[inline(always)]
     pub(crate) fn scratch(&self) -> *mut W {
         self.scratch
-    }
-
-    /// Where the first request of a chain is linked.
-    #[inline(always)]
-    pub(crate) fn anchor(&self) -> *mut *mut W {
-        // SAFETY: it points to a request of the array.
-        unsafe { W::link(self.scratch) }
     }
 
     /// The slot of the request at `bad`, if it is one of this array.

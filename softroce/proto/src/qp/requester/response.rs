@@ -222,9 +222,9 @@ impl Requester {
         self.recover(now)
     }
 
-    /// Packet `una`, or its response, is missing: goes back to it, once.
+    /// Packet `una`, or its response, is missing: goes back to it, once. In an RNR wait that is where we are already.
     fn recover(&mut self, now: Instant) -> Result<(), Status> {
-        if self.recovering == Some(self.una) {
+        if self.recovering == Some(self.una) || matches!(self.wait, Wait::Rnr(_)) {
             return Ok(());
         }
         self.retry(now)?;

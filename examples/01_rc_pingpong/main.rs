@@ -1,0 +1,86 @@
+//! A message back and forth over a reliable connection, as `ibv_rc_pingpong` does it: either end may be that program.
+//!
+//! ```text
+//! cargo run --release -p doorbell-examples --bin 01_rc_pingpong                      both ends here, on soft devices
+//! 01_rc_pingpong -d soft0                                                            the server, on the soft device
+//! 01_rc_pingpong -d rxe0 -g 1 10.9.0.2                                               the client, on the kernel's device
+//! ibv_rc_pingpong -d rxe0 -g 1 10.9.0.2                                              or this, to the same server
+//! ```
+//!
+//! A soft device listens on loopback unless `DOORBELL_SOFT_ADDR` names another address of this machine.
+
+#![forbid(unsafe_code)]
+
+mod options;
+mod pingpong;
+mod rendezvous;
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::process::ExitCode;
+use std::thread;
+
+use doorbell_softroce_ibverbs::{DeviceConfig, api, configure};
+use doorbell_verbs::Library;
+
+use options::Options;
+use rendezvous::Rendezvous;
+
+type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
+
+fn main() -> ExitCode {
+    let options = match Options::parse(std::env::args().skip(1)) {
+        Ok(options) => options,
+        Err(error) => {
+            eprintln!("{error}\n{}", options::USAGE);
+            return ExitCode::from(2);
+        }
+    };
+    let result = if options.device.is_empty() {
+        both_ends(&options)
+    } else {
+        one_end(&options)
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// The end that the command line asks for.
+fn one_end(options: &Options) -> Result<()> {
+    let library = if options.device.starts_with("soft") {
+        Library::new(api())
+    } else {
+        Library::system()?
+    };
+    let context = library.open(&options.device)?;
+    match &options.server {
+        None => pingpong::serve(&context, options, Rendezvous::listen(options.port)?),
+        Some(server) => pingpong::ask(&context, options, server),
+    }
+}
+
+/// A server in a thread and a client here, each on a soft device of its own.
+fn both_ends(options: &Options) -> Result<()> {
+    let device = |n: u8| DeviceConfig {
+        address: Some(IpAddr::V4(Ipv4Addr::new(127, 0, 0, 10 + n))),
+        ..DeviceConfig::new(format!("soft{n}"))
+    };
+    configure(vec![device(0), device(1)])?;
+    let library = Library::new(api());
+    let (server, client) = (library.open("soft0")?, library.open("soft1")?);
+    // Any port that is free: nobody else has to find it.
+    let rendezvous = Rendezvous::listen(0)?;
+    let options = Options {
+        port: rendezvous.port()?,
+        ..options.clone()
+    };
+    thread::scope(|scope| {
+        let serving = scope.spawn(|| pingpong::serve(&server, &options, rendezvous));
+        pingpong::ask(&client, &options, "127.0.0.1")?;
+        serving.join().map_err(|_| "the server panicked")?
+    })
+}

@@ -1,0 +1,151 @@
+//! The game itself: the client sends, the server sends back what it got.
+
+use std::time::Instant;
+
+use doorbell_verbs::{Buffer, CompletionQueue, Context, Local, PreparedQueuePair, Queue, QueuePair, Success};
+
+use crate::Result;
+use crate::options::Options;
+use crate::rendezvous::{Rendezvous, meet};
+
+/// What the message is made of: that of `ibv_rc_pingpong`, whose `-c` checks that every page begins with a zero.
+const FILL: u8 = 0x7b;
+const PAGE: usize = 4096;
+
+/// What an end has before it is connected: two buffers, so that one can receive while the other sends.
+struct Table {
+    returns: Returns,
+    qp: PreparedQueuePair,
+    spare: Buffer<Local>,
+}
+
+/// The completion queue, and the buffers that came back before they were asked for: the answer may be here before our own request is acknowledged.
+struct Returns {
+    cq: CompletionQueue,
+    size: usize,
+    sent: Option<Buffer<Local>>,
+    received: Option<Buffer<Local>>,
+}
+
+/// Makes a queue pair with one receive posted: the first message may come as soon as the other end knows of it.
+fn prepare(context: &Context, options: &Options) -> Result<Table> {
+    let pd = context.protection_domain()?;
+    let cq = context.completion_queue(4)?;
+    let mut builder = pd.queue_pair(&cq).send_depth(2).recv_depth(2).mtu(options.mtu);
+    if let Some(index) = options.gid_index {
+        builder = builder.gid_index(index);
+    }
+    let mut qp = builder.rc()?;
+    let message: Vec<u8> = (0..options.size)
+        .map(|i| if i.is_multiple_of(PAGE) { 0 } else { FILL })
+        .collect();
+    qp.receive(pd.register(vec![0; options.size], Local)?)?;
+    let spare = pd.register(message, Local)?;
+    let returns = Returns {
+        cq,
+        size: options.size,
+        sent: None,
+        received: None,
+    };
+    Ok(Table { returns, qp, spare })
+}
+
+/// The server: returns every message.
+pub(crate) fn serve(context: &Context, options: &Options, rendezvous: Rendezvous) -> Result<()> {
+    let Table {
+        mut returns,
+        qp,
+        mut spare,
+    } = prepare(context, options)?;
+    let ours = qp.endpoint();
+    let mut qp = rendezvous.accept(&ours, |theirs| Ok(qp.connect(theirs)?))?;
+    let start = Instant::now();
+    for round in 0..options.times {
+        let message = returns.wait(Queue::Receive)?;
+        check(&message, round)?;
+        // The next message may come as soon as this one is back.
+        qp.receive(spare)?;
+        send(&mut qp, message)?;
+        spare = returns.wait(Queue::Send)?;
+    }
+    report("server", options, start);
+    Ok(())
+}
+
+/// The client: sends, and wants to have it back as it was.
+pub(crate) fn ask(context: &Context, options: &Options, server: &str) -> Result<()> {
+    let Table {
+        mut returns,
+        qp,
+        spare: mut message,
+    } = prepare(context, options)?;
+    let theirs = meet(server, options.port, &qp.endpoint())?;
+    let mut qp = qp.connect(&theirs)?;
+    let start = Instant::now();
+    for round in 0..options.times {
+        send(&mut qp, message)?;
+        message = returns.wait(Queue::Send)?;
+        let answer = returns.wait(Queue::Receive)?;
+        if *answer != *message {
+            return Err(format!("message {round} came back changed").into());
+        }
+        qp.receive(answer)?;
+    }
+    report("client", options, start);
+    Ok(())
+}
+
+fn send(qp: &mut QueuePair, message: Buffer<Local>) -> Result<()> {
+    qp.post(|batch| drop(batch.send(message).signalled()))?;
+    Ok(())
+}
+
+impl Returns {
+    /// Waits for the request of `queue` that is in flight, and takes its buffer back.
+    fn wait(&mut self, queue: Queue) -> Result<Buffer<Local>> {
+        loop {
+            let back = if queue == Queue::Send {
+                &mut self.sent
+            } else {
+                &mut self.received
+            };
+            if let Some(buffer) = back.take() {
+                return Ok(buffer);
+            }
+            self.poll()?;
+        }
+    }
+
+    fn poll(&mut self) -> Result<()> {
+        for mut done in self.cq.poll()? {
+            match done.result()? {
+                Success::Receive { len, .. } if len as usize != self.size => {
+                    return Err(format!(
+                        "a message of {len} bytes instead of {}: give both ends the same -s",
+                        self.size
+                    )
+                    .into());
+                }
+                Success::Receive { .. } => self.received = done.take(),
+                _ => self.sent = done.take(),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Every byte is what a pingpong sends; a page's first one depends on the client's `-c`.
+fn check(message: &[u8], round: u32) -> Result<()> {
+    let right = |i: usize, byte: u8| byte == FILL || byte == 0 && i.is_multiple_of(PAGE);
+    match message.iter().enumerate().find(|&(i, &byte)| !right(i, byte)) {
+        None => Ok(()),
+        Some((i, byte)) => Err(format!("byte {i} of message {round} is {byte:#04x}").into()),
+    }
+}
+
+fn report(end: &str, options: &Options, start: Instant) {
+    let seconds = start.elapsed().as_secs_f64();
+    let bytes = 2.0 * options.size as f64 * f64::from(options.times);
+    let (rate, each) = (8.0 * bytes / seconds / 1e6, 1e6 * seconds / f64::from(options.times));
+    println!("{end}: {bytes} bytes in {seconds:.3} s = {rate:.1} Mbit/s, {each:.2} µs per round trip");
+}

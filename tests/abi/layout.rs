@@ -1,0 +1,24 @@
+//! What Rust makes of the bindings, as tables that `build.rs` derives from them.
+
+use core::mem::offset_of;
+
+use doorbell_verbs_sys::*;
+
+/// A struct or union.
+pub(crate) struct Type {
+    /// With its keyword, as C writes it.
+    pub(crate) c: &'static str,
+    pub(crate) size: usize,
+    pub(crate) align: usize,
+    pub(crate) fields: &'static [Field],
+}
+
+/// A field of a [`Type`], or of an unnamed type within it.
+pub(crate) struct Field {
+    /// Its path as C writes it.
+    pub(crate) c: &'static str,
+    pub(crate) offset: usize,
+    pub(crate) size: usize,
+}
+
+include!(concat!(env!("OUT_DIR"), "/layout.rs"));

@@ -1,0 +1,226 @@
+//! Turns the committed bindings of verbs-sys into tables for `abi/`: every struct and union with every field's path, every constant, every symbol.
+//!
+//! The list is derived rather than written, so that nothing can be added to the bindings without being compared. The parser knows exactly the formatting
+//! that rustfmt gives bindgen's output; whatever it gets wrong fails to compile, in Rust or in C.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+use std::{env, fs};
+
+/// What the bindings call types that have no tag in C: the members' own unnamed structs and unions. Their fields are compared through the named type
+/// around them.
+const UNNAMED_IN_C: &[&str] = &[
+    "ibv_gid_global",
+    "ibv_async_event_element",
+    "ibv_odp_transport_caps",
+    "ibv_wc_imm",
+    "ibv_send_wr_imm",
+    "ibv_send_wr_remote",
+    "ibv_send_wr_rdma",
+    "ibv_send_wr_atomic",
+    "ibv_send_wr_ud",
+    "ibv_send_wr_qp_type",
+    "ibv_send_wr_xrc",
+    "ibv_send_wr_extra",
+    "ibv_send_wr_bind_mw",
+    "ibv_send_wr_tso",
+];
+
+/// What rdma-sys 0.3.0 defines with private fields.
+const NOT_IN_RDMA_SYS: &[&str] = &["ibv_ops_wr"];
+
+struct Aggregate {
+    /// `struct` or `union`.
+    keyword: &'static str,
+    /// Name and type of each field.
+    fields: Vec<(String, String)>,
+}
+
+impl Aggregate {
+    /// Declared in the headers, never defined there.
+    fn is_opaque(&self) -> bool {
+        self.fields
+            .iter()
+            .all(|(name, _)| matches!(name.as_str(), "_unused" | "_address"))
+    }
+}
+
+fn main() {
+    let sys = Path::new(env!("CARGO_MANIFEST_DIR")).join("../verbs/sys/src");
+    let bindings = read(&sys.join("bindings.rs"));
+    let aggregates = aggregates(&bindings);
+    let mut out = String::from("use libc::{pthread_cond_t, pthread_mutex_t, timespec};\n");
+    write_types(&mut out, &aggregates);
+    write_rdma_sys(&mut out, &aggregates);
+    write_constants(&mut out, &bindings);
+    write_symbols(&mut out, &read(&sys.join("api.rs")));
+    let target = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets OUT_DIR")).join("layout.rs");
+    fs::write(&target, out).expect("OUT_DIR is writable");
+}
+
+fn read(path: &Path) -> String {
+    println!("cargo::rerun-if-changed={}", path.display());
+    fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+fn aggregates(bindings: &str) -> BTreeMap<String, Aggregate> {
+    let mut found = BTreeMap::new();
+    for (keyword, marker) in [("struct", "\npub struct "), ("union", "\npub union ")] {
+        for chunk in bindings.split(marker).skip(1) {
+            let (name, rest) = chunk.split_once(" {").expect("an opening brace follows the name");
+            let (body, _) = rest.split_once("\n}").expect("a closing brace ends the body");
+            found.insert(
+                name.to_owned(),
+                Aggregate {
+                    keyword,
+                    fields: fields(body),
+                },
+            );
+        }
+    }
+    found
+}
+
+/// Splits a body at the commas that stand outside all brackets.
+fn fields(body: &str) -> Vec<(String, String)> {
+    let body = body.split_whitespace().collect::<Vec<_>>().join(" ");
+    let (mut depth, mut before) = (0, ' ');
+    body.split(|c| {
+        depth += match c {
+            '(' | '[' | '<' => 1,
+            ')' | ']' => -1,
+            // The arrow of a function's result closes nothing.
+            '>' if before != '-' => -1,
+            _ => 0,
+        };
+        before = c;
+        c == ',' && depth == 0
+    })
+    .filter_map(|field| {
+        let field = field.trim();
+        let (name, ty) = field.strip_prefix("pub ").unwrap_or(field).split_once(": ")?;
+        Some((name.to_owned(), ty.to_owned()))
+    })
+    .collect()
+}
+
+fn is_unnamed(name: &str) -> bool {
+    UNNAMED_IN_C.contains(&name) || name.contains("__bindgen_ty")
+}
+
+/// A field, however deep it lies in unnamed types.
+struct Leaf {
+    rust: String,
+    c: String,
+    ty: String,
+}
+
+fn leaves(
+    aggregates: &BTreeMap<String, Aggregate>,
+    fields: &[(String, String)],
+    rust: &str,
+    c: &str,
+    out: &mut Vec<Leaf>,
+) {
+    for (name, ty) in fields {
+        let rust = format!("{rust}{name}");
+        // Members of an unnamed member are the outer type's own members in C.
+        let own = if name.starts_with("anon_") {
+            None
+        } else {
+            Some(format!("{c}{}", name.trim_end_matches('_')))
+        };
+        if let Some(c) = &own {
+            out.push(Leaf {
+                rust: rust.clone(),
+                c: c.clone(),
+                ty: ty.clone(),
+            });
+        }
+        if let Some(inner) = aggregates.get(ty).filter(|_| is_unnamed(ty)) {
+            let c = own.map_or_else(|| c.to_owned(), |own| format!("{own}."));
+            leaves(aggregates, &inner.fields, &format!("{rust}."), &c, out);
+        }
+    }
+}
+
+fn write_types(out: &mut String, aggregates: &BTreeMap<String, Aggregate>) {
+    out.push_str("pub(crate) static TYPES: &[Type] = &[\n");
+    for (name, aggregate) in aggregates
+        .iter()
+        .filter(|(name, a)| !is_unnamed(name) && !a.is_opaque())
+    {
+        let mut found = Vec::new();
+        leaves(aggregates, &aggregate.fields, "", "", &mut found);
+        write_type(out, &format!("{} {name}", aggregate.keyword), name, &found);
+    }
+    out.push_str("];\n");
+}
+
+/// Only the fields of named members: rdma-sys names the unnamed ones in its own way.
+fn write_rdma_sys(out: &mut String, aggregates: &BTreeMap<String, Aggregate>) {
+    out.push_str("#[cfg(feature = \"rdma-sys\")]\npub(crate) static RDMA_SYS: &[(Type, Type)] = &[\n");
+    for (name, aggregate) in aggregates
+        .iter()
+        .filter(|(name, a)| !is_unnamed(name) && !a.is_opaque())
+    {
+        if NOT_IN_RDMA_SYS.contains(&name.as_str()) {
+            continue;
+        }
+        let plain: Vec<Leaf> = aggregate
+            .fields
+            .iter()
+            .filter(|(field, _)| !field.starts_with("anon_"))
+            .map(|(field, ty)| Leaf {
+                rust: field.clone(),
+                c: field.clone(),
+                ty: ty.clone(),
+            })
+            .collect();
+        out.push('(');
+        write_type(out, name, name, &plain);
+        write_type(out, name, &format!("rdma_sys::{name}"), &plain);
+        out.push_str("),\n");
+    }
+    out.push_str("];\n");
+}
+
+fn write_type(out: &mut String, c: &str, rust: &str, leaves: &[Leaf]) {
+    let _ = writeln!(
+        out,
+        "Type {{ c: {c:?}, size: size_of::<{rust}>(), align: align_of::<{rust}>(), fields: &["
+    );
+    for Leaf { rust: path, c, ty } in leaves {
+        let _ = writeln!(
+            out,
+            "Field {{ c: {c:?}, offset: offset_of!({rust}, {path}), size: size_of::<{ty}>() }},"
+        );
+    }
+    out.push_str("] },\n");
+}
+
+fn write_constants(out: &mut String, bindings: &str) {
+    out.push_str("pub(crate) static CONSTANTS: &[(&str, i128)] = &[\n");
+    for line in bindings.lines() {
+        if let Some((name, _)) = line.strip_prefix("pub const ").and_then(|rest| rest.split_once(':')) {
+            let _ = writeln!(out, "({name:?}, {name} as i128),");
+        }
+    }
+    out.push_str("];\n");
+}
+
+fn write_symbols(out: &mut String, api: &str) {
+    let table = api
+        .split_once("\napi! {")
+        .expect("api.rs fills its table with the macro api!")
+        .1;
+    out.push_str("pub(crate) static SYMBOLS: &[&str] = &[\n");
+    for (before, after) in table.lines().filter_map(|line| line.split_once(" = \"")) {
+        if before.trim_start().starts_with("fn ") {
+            let symbol = after.split('"').next().unwrap_or_default();
+            let _ = writeln!(out, "{symbol:?},");
+        }
+    }
+    out.push_str("];\n");
+}

@@ -1,0 +1,421 @@
+//! What a conversation is to be: drawn from its seed before anything runs, expected results included.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::time::Duration;
+
+use doorbell_roce_proto::memory::AtomicOp;
+use doorbell_roce_proto::{EndpointConfig, Instant, Mtu, Psn};
+use doorbell_softroce::link::fault::FaultConfig;
+use fastrand::Rng;
+
+use crate::memory::apply;
+use crate::net::LinkConfig;
+
+/// The memory of one end of one connection, by who uses it. Ranges in it never touch: the gaps between them show stray writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Area {
+    /// What we send and write from; nobody writes to it.
+    Source,
+    /// Where our READs and atomics put what they bring.
+    Landing,
+    /// Where the peer's SENDs go.
+    Receive,
+    /// What the peer reads and writes.
+    Exposed,
+    /// The words for the peer's atomics.
+    Words,
+}
+
+impl Area {
+    pub(crate) const ALL: [Self; 5] = [Self::Source, Self::Landing, Self::Receive, Self::Exposed, Self::Words];
+}
+
+/// A range of an [`Area`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Range {
+    pub(crate) area: Area,
+    pub(crate) offset: usize,
+    pub(crate) len: usize,
+}
+
+impl Range {
+    pub(crate) fn of<'a>(&self, areas: &'a Areas) -> &'a [u8] {
+        &areas.0[self.area as usize][self.offset..self.offset + self.len]
+    }
+}
+
+/// The bytes of every [`Area`] of one end.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Areas(pub(crate) [Vec<u8>; 5]);
+
+impl Areas {
+    pub(crate) fn write(&mut self, range: &Range, data: &[u8]) {
+        self.0[range.area as usize][range.offset..range.offset + data.len()].copy_from_slice(data);
+    }
+
+    /// Writes `data` over the ranges, one after another, as far as it goes.
+    pub(crate) fn scatter(&mut self, ranges: &[Range], mut data: &[u8]) {
+        for range in ranges {
+            let (now, later) = data.split_at(range.len.min(data.len()));
+            self.write(range, now);
+            data = later;
+        }
+    }
+
+    pub(crate) fn gather(&self, ranges: &[Range]) -> Vec<u8> {
+        ranges.iter().flat_map(|range| range.of(self)).copied().collect()
+    }
+
+    /// Reserves room with a gap after it. Atomics' words need `align` 8.
+    fn reserve(&mut self, rng: &mut Rng, area: Area, len: usize, align: usize) -> Range {
+        let bytes = &mut self.0[area as usize];
+        let offset = bytes.len().next_multiple_of(align);
+        let end = offset + len + rng.usize(8..32);
+        while bytes.len() < end {
+            bytes.extend_from_slice(&rng.u64(..).to_le_bytes());
+        }
+        Range { area, offset, len }
+    }
+
+    /// Reserves room in up to `most` pieces.
+    fn reserve_pieces(&mut self, rng: &mut Rng, area: Area, len: usize, most: usize) -> Vec<Range> {
+        let mut left = len;
+        let mut ranges = Vec::new();
+        for rest in (0..rng.usize(1..=most)).rev() {
+            let part = if rest == 0 { left } else { rng.usize(0..=left) };
+            left -= part;
+            ranges.push(self.reserve(rng, area, part, 1));
+        }
+        ranges
+    }
+}
+
+/// What an operation does, and to which of the peer's ranges.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Action {
+    Send { imm: Option<u32> },
+    Write { target: Range, imm: Option<u32> },
+    Read { source: Range },
+    Atomic { word: Range, op: AtomicOp },
+}
+
+/// One send request.
+#[derive(Clone, Debug)]
+pub(crate) struct Op {
+    pub(crate) action: Action,
+    /// Our side of it.
+    pub(crate) local: Vec<Range>,
+    /// The bytes it moves, either way.
+    pub(crate) data: Vec<u8>,
+    pub(crate) inline: bool,
+    pub(crate) signalled: bool,
+    pub(crate) fence: bool,
+    pub(crate) solicited: bool,
+    /// Not to be posted before.
+    pub(crate) not_before: Instant,
+    /// The index of the receive it takes at the peer.
+    pub(crate) receive: Option<usize>,
+}
+
+impl Op {
+    /// Whether it brings data here.
+    pub(crate) fn fetches(&self) -> bool {
+        matches!(self.action, Action::Read { .. } | Action::Atomic { .. })
+    }
+
+    pub(crate) fn imm(&self) -> Option<u32> {
+        match self.action {
+            Action::Send { imm } | Action::Write { imm, .. } => imm,
+            _ => None,
+        }
+    }
+}
+
+/// One receive request.
+#[derive(Clone, Debug)]
+pub(crate) struct Receive {
+    pub(crate) local: Vec<Range>,
+    pub(crate) not_before: Instant,
+}
+
+/// One end of a connection: its queue pair's attributes and its program.
+#[derive(Clone, Debug)]
+pub(crate) struct End {
+    pub(crate) node: usize,
+    pub(crate) sq_psn: Psn,
+    pub(crate) timeout: u8,
+    pub(crate) retry_cnt: u8,
+    pub(crate) rnr_retry: u8,
+    pub(crate) min_rnr_timer: u8,
+    pub(crate) max_rd_atomic: u8,
+    pub(crate) max_dest_rd_atomic: u8,
+    pub(crate) max_send_wr: u32,
+    pub(crate) max_recv_wr: u32,
+    pub(crate) max_inline: u32,
+    pub(crate) signal_all: bool,
+    pub(crate) ops: Vec<Op>,
+    pub(crate) receives: Vec<Receive>,
+    /// Memory as it is at the start.
+    pub(crate) areas: Areas,
+}
+
+/// A connection between two nodes.
+#[derive(Clone, Debug)]
+pub(crate) struct Connection {
+    pub(crate) mtu: Mtu,
+    pub(crate) ends: [End; 2],
+}
+
+/// All of it.
+#[derive(Clone, Debug)]
+pub(crate) struct Plan {
+    pub(crate) addresses: Vec<IpAddr>,
+    pub(crate) link: LinkConfig,
+    /// Every endpoint's window, in packets.
+    pub(crate) window: u32,
+    pub(crate) connections: Vec<Connection>,
+}
+
+pub(crate) const MAX_SGE: usize = 4;
+
+impl Plan {
+    /// The conversation of `seed`.
+    pub(crate) fn draw(seed: u64) -> Self {
+        let mut rng = Rng::with_seed(seed);
+        let nodes = if rng.u8(..4) == 0 { 3 } else { 2 };
+        let v6 = rng.bool();
+        let addresses = (1..=nodes)
+            .map(|i| {
+                if v6 {
+                    Ipv6Addr::new(0xfd09, 0, 0, 0, 0, 0, 0, i).into()
+                } else {
+                    Ipv4Addr::new(10, 9, 0, i as u8).into()
+                }
+            })
+            .collect();
+        let link = LinkConfig {
+            bits_per_second: [10, 25, 100, 400][rng.usize(..4)] * 1_000_000_000,
+            latency: Duration::from_nanos(rng.u64(200..20_000)),
+            backlog: Duration::from_nanos(rng.u64(0..10_000)),
+            faults: draw_faults(&mut rng),
+        };
+        let window = if rng.bool() {
+            EndpointConfig::DEFAULT_WINDOW
+        } else {
+            rng.u32(1..=512)
+        };
+        let connections = (0..rng.usize(1..=4))
+            .map(|_| draw_connection(&mut rng, nodes.into()))
+            .collect();
+        Self {
+            addresses,
+            link,
+            window,
+            connections,
+        }
+    }
+}
+
+/// A fifth of the conversations run on a perfect link, a fifth with every fault at its most, the others with some faults of some strength.
+fn draw_faults(rng: &mut Rng) -> FaultConfig {
+    let kind = rng.u8(..5);
+    let mut fraction = || match kind {
+        0 => 0.0,
+        1 => 0.2,
+        _ if rng.bool() => 0.0,
+        _ => rng.f64() * 0.2,
+    };
+    let (drop, duplicate, reorder, corrupt) = (fraction(), fraction(), fraction(), fraction());
+    let delay = Duration::from_nanos(if kind > 1 && rng.bool() { rng.u64(..50_000) } else { 0 });
+    FaultConfig {
+        drop,
+        duplicate,
+        reorder,
+        corrupt,
+        delay,
+        seed: rng.u64(..),
+    }
+}
+
+fn draw_connection(rng: &mut Rng, nodes: usize) -> Connection {
+    let mtu = Mtu::from_code(rng.u32(1..=5)).expect("1 to 5 are codes");
+    let first = rng.usize(..nodes);
+    let second = (first + rng.usize(1..nodes)) % nodes;
+    let mut ends = [draw_end(rng, first), draw_end(rng, second)];
+    for i in 0..2 {
+        ends[i].max_dest_rd_atomic = (ends[1 - i].max_rd_atomic + rng.u8(..4)).min(16);
+    }
+    let [a, b] = &mut ends;
+    draw_program(rng, mtu, a, b);
+    draw_program(rng, mtu, b, a);
+    Connection { mtu, ends }
+}
+
+fn draw_end(rng: &mut Rng, node: usize) -> End {
+    End {
+        node,
+        // Every second one wraps within a conversation.
+        sq_psn: if rng.bool() {
+            Psn::new(rng.u32(..))
+        } else {
+            Psn::new(rng.u32(0xff_ff80..0x100_0000))
+        },
+        // Mostly well over a round trip; sometimes so short that it runs out for nothing.
+        timeout: if rng.u8(..8) == 0 { rng.u8(4..8) } else { rng.u8(10..13) },
+        retry_cnt: if rng.u8(..4) == 0 { rng.u8(..7) } else { 7 },
+        rnr_retry: if rng.u8(..4) == 0 { rng.u8(..7) } else { 7 },
+        min_rnr_timer: rng.u8(1..14),
+        max_rd_atomic: rng.u8(1..=8),
+        max_dest_rd_atomic: 0,
+        max_send_wr: rng.u32(1..=32),
+        max_recv_wr: rng.u32(1..=32),
+        max_inline: rng.u32(..=256),
+        signal_all: rng.u8(..4) == 0,
+        ops: Vec::new(),
+        receives: Vec::new(),
+        areas: Areas::default(),
+    }
+}
+
+/// Draws what `from` does to `to`, by running it on a copy of the memory of both.
+fn draw_program(rng: &mut Rng, mtu: Mtu, from: &mut End, to: &mut End) {
+    let words = [
+        to.areas.reserve(rng, Area::Words, 8, 8),
+        to.areas.reserve(rng, Area::Words, 8, 8),
+    ];
+    let mut values = words.map(|word| u64::from_ne_bytes(word.of(&to.areas).try_into().expect("words have 8 bytes")));
+    let pace = if rng.bool() { 0 } else { rng.u64(1..20_000) };
+    let lateness = if rng.bool() { 0 } else { rng.u64(1..200_000) };
+    let (mut send_at, mut receive_at) = (Instant::ZERO, Instant::ZERO);
+    let mut written: Option<(Range, Vec<u8>)> = None;
+    let mut unsignalled = 0;
+    for _ in 0..rng.usize(..=24) {
+        let len = match from.ops.last() {
+            Some(op) if op.fetches() && rng.bool() => op.data.len(),
+            _ => draw_len(rng, mtu.bytes()),
+        };
+        let imm = rng.bool().then(|| rng.u32(..));
+        let mut op = match rng.u8(..10) {
+            0..4 => draw_source(rng, from, Action::Send { imm }, len),
+            4..7 => {
+                // Sometimes over the range written last, which is then not read again.
+                let target = match written.take() {
+                    Some((target, _)) if target.len == len || rng.u8(..3) == 0 => Range {
+                        len: len.min(target.len),
+                        ..target
+                    },
+                    _ => to.areas.reserve(rng, Area::Exposed, len, 1),
+                };
+                let op = draw_source(rng, from, Action::Write { target, imm }, target.len);
+                written = Some((target, op.data.clone()));
+                op
+            }
+            7..9 => {
+                // Sometimes what was written last: the responder does requests in order.
+                let (source, data) = match written.clone() {
+                    Some(last) if rng.bool() => last,
+                    _ => {
+                        let source = to.areas.reserve(rng, Area::Exposed, len, 1);
+                        (source, source.of(&to.areas).to_vec())
+                    }
+                };
+                // Nothing may write again what a READ that is repeated may read again.
+                written = None;
+                let local = from.areas.reserve_pieces(rng, Area::Landing, source.len, MAX_SGE);
+                new_op(Action::Read { source }, local, data)
+            }
+            _ => {
+                let which = rng.usize(..2);
+                let op = match rng.u8(..3) {
+                    0 => AtomicOp::FetchAdd { add: rng.u64(..) },
+                    1 => AtomicOp::CompareSwap {
+                        compare: values[which],
+                        swap: rng.u64(..),
+                    },
+                    _ => AtomicOp::CompareSwap {
+                        compare: rng.u64(..),
+                        swap: rng.u64(..),
+                    },
+                };
+                let before = values[which];
+                values[which] = apply(op, before);
+                let local = vec![from.areas.reserve(rng, Area::Landing, 8, 8)];
+                new_op(
+                    Action::Atomic { word: words[which], op },
+                    local,
+                    before.to_ne_bytes().to_vec(),
+                )
+            }
+        };
+        if matches!(op.action, Action::Send { .. }) || op.imm().is_some() {
+            op.receive = Some(to.receives.len());
+            receive_at = receive_at + Duration::from_nanos(rng.u64(..=lateness));
+            let room = if matches!(op.action, Action::Send { .. }) {
+                op.data.len() + rng.usize(..64)
+            } else {
+                rng.usize(..64)
+            };
+            let local = to.areas.reserve_pieces(rng, Area::Receive, room, MAX_SGE);
+            to.receives.push(Receive {
+                local,
+                not_before: receive_at,
+            });
+        }
+        send_at = send_at + Duration::from_nanos(rng.u64(..=pace));
+        op.not_before = send_at;
+        op.fence |= rng.u8(..8) == 0;
+        op.solicited = rng.bool();
+        // A queue full of unsignalled requests could never be known to have room again.
+        op.signalled = unsignalled + 1 >= from.max_send_wr || rng.bool();
+        unsignalled = if op.signalled || from.signal_all {
+            0
+        } else {
+            unsignalled + 1
+        };
+        from.ops.push(op);
+    }
+    if let Some(last) = from.ops.last_mut() {
+        last.signalled = true;
+    }
+}
+
+fn new_op(action: Action, local: Vec<Range>, data: Vec<u8>) -> Op {
+    Op {
+        action,
+        local,
+        data,
+        inline: false,
+        signalled: false,
+        fence: false,
+        solicited: false,
+        not_before: Instant::ZERO,
+        receive: None,
+    }
+}
+
+/// A SEND or WRITE: from our source area, inline, or of what a READ before it brings (behind a fence then).
+fn draw_source(rng: &mut Rng, from: &mut End, action: Action, len: usize) -> Op {
+    let fetched = from.ops.last().filter(|op| op.fetches() && op.data.len() == len);
+    if let Some(fetched) = fetched {
+        let mut op = new_op(action, fetched.local.clone(), fetched.data.clone());
+        op.fence = true;
+        return op;
+    }
+    let local = from.areas.reserve_pieces(rng, Area::Source, len, MAX_SGE);
+    let data = from.areas.gather(&local);
+    let mut op = new_op(action, local, data);
+    op.inline = len <= from.max_inline as usize && rng.bool();
+    op
+}
+
+/// 0 B to about 40 KiB: many small ones, and the sizes around a multiple of the path MTU.
+fn draw_len(rng: &mut Rng, mtu: usize) -> usize {
+    match rng.u8(..20) {
+        0 => 0,
+        1..8 => rng.usize(..=64),
+        8..12 => rng.usize(..=4096),
+        12..17 => (mtu * rng.usize(1..=4) + rng.usize(..3)).saturating_sub(1),
+        17..19 => rng.usize(..=16384),
+        _ => rng.usize(..=40960),
+    }
+}

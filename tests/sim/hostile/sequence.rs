@@ -1,0 +1,188 @@
+//! Packets that no requester may send: each gets one NAK "invalid request" with its own PSN, the queue pair fails, and no byte of memory changes.
+
+use doorbell_roce_proto::qp::State;
+use doorbell_roce_proto::wire::{AtomicEth, Extension, ImmDt, Nak, Opcode, Packet, Reth, Syndrome};
+use doorbell_roce_proto::{AsyncEvent, Psn};
+
+use super::victim::{BASE, FIRST_PSN, MTU, Victim, packet};
+
+/// One packet of a sequence.
+type Step = (Opcode, Extension, usize);
+
+const BARE: Extension = Extension::Bare;
+
+fn reth(victim: &Victim, at: u64, len: u32) -> Extension {
+    Extension::Reth(Reth {
+        va: BASE + at,
+        rkey: victim.rkey(),
+        len,
+    })
+}
+
+fn atomic(victim: &Victim, at: u64) -> Extension {
+    Extension::Atomic(AtomicEth {
+        va: BASE + at,
+        rkey: victim.rkey(),
+        swap_add: 1,
+        compare: 0,
+    })
+}
+
+/// The syndromes of the acknowledgements sent, with their PSNs.
+fn answers(victim: &Victim) -> Vec<(Syndrome, Psn)> {
+    let parsed = victim
+        .sent
+        .iter()
+        .map(|(_, bytes)| Packet::parse(bytes).expect("it sends packets"));
+    parsed
+        .filter_map(|packet| Some((packet.extension.aeth()?.syndrome, packet.bth.psn)))
+        .collect()
+}
+
+/// Sends the packets with consecutive PSNs, 0xab as payload; the last must be refused.
+fn assert_invalid(what: &str, steps: impl Fn(&Victim) -> Vec<Step>) {
+    let mut victim = Victim::new(1);
+    let steps = steps(&victim);
+    let last = steps.len() as u32 - 1;
+    let mut before = victim.memory.clone();
+    for (i, (opcode, extension, len)) in (0..).zip(&steps) {
+        let bytes = packet(*opcode, victim.qpn, FIRST_PSN.add(i), extension, &vec![0xab; *len]);
+        if i == last {
+            before = victim.memory.clone();
+        }
+        victim.attack(&bytes);
+        victim.drain(8);
+    }
+    assert_refused(what, &victim, last, &before);
+}
+
+fn assert_refused(what: &str, victim: &Victim, last: u32, before: &crate::memory::SimMemory) {
+    let answers = answers(victim);
+    assert_eq!(
+        answers.last(),
+        Some(&(Syndrome::Nak(Nak::InvalidRequest), FIRST_PSN.add(last))),
+        "{what}: {answers:?}"
+    );
+    let naks = answers
+        .iter()
+        .filter(|(syndrome, _)| matches!(syndrome, Syndrome::Nak(_)))
+        .count();
+    assert_eq!(naks, 1, "{what}: {answers:?}");
+    assert_eq!(
+        victim.endpoint.query_qp(victim.qpn).map(|attributes| attributes.state),
+        Some(State::Err),
+        "{what}"
+    );
+    assert!(
+        victim.events.contains(&AsyncEvent::QpRequestError(victim.qpn)),
+        "{what}: {:?}",
+        victim.events
+    );
+    assert!(victim.memory == *before, "{what}: memory changed");
+}
+
+#[test]
+fn messages_must_begin_and_go_on_in_order() {
+    use Opcode::{
+        RcReadRequest, RcSendFirst, RcSendLast, RcSendMiddle, RcSendOnly, RcWriteFirst, RcWriteLast, RcWriteMiddle,
+    };
+    let mtu = MTU.bytes();
+    assert_invalid("SEND middle without first", |_| vec![(RcSendMiddle, BARE, mtu)]);
+    assert_invalid("SEND last without first", |_| vec![(RcSendLast, BARE, 8)]);
+    assert_invalid("SEND last with immediate without first", |_| {
+        vec![(Opcode::RcSendLastImm, Extension::Imm(ImmDt(1)), 8)]
+    });
+    assert_invalid("WRITE middle without first", |_| vec![(RcWriteMiddle, BARE, mtu)]);
+    assert_invalid("WRITE last without first", |_| vec![(RcWriteLast, BARE, 8)]);
+    assert_invalid("SEND first twice", |_| {
+        vec![(RcSendFirst, BARE, mtu), (RcSendFirst, BARE, mtu)]
+    });
+    assert_invalid("SEND only within a SEND", |_| {
+        vec![(RcSendFirst, BARE, mtu), (RcSendOnly, BARE, 8)]
+    });
+    assert_invalid("WRITE middle within a SEND", |_| {
+        vec![(RcSendFirst, BARE, mtu), (RcWriteMiddle, BARE, mtu)]
+    });
+    assert_invalid("WRITE last within a SEND", |_| {
+        vec![(RcSendFirst, BARE, mtu), (RcWriteLast, BARE, 8)]
+    });
+    assert_invalid("SEND last within a WRITE", |v| {
+        vec![(RcWriteFirst, reth(v, 4096, 2048), mtu), (RcSendLast, BARE, 8)]
+    });
+    assert_invalid("READ within a SEND", |v| {
+        vec![(RcSendFirst, BARE, mtu), (RcReadRequest, reth(v, 0, 8), 0)]
+    });
+    assert_invalid("atomic within a WRITE", |v| {
+        vec![
+            (RcWriteFirst, reth(v, 4096, 2048), mtu),
+            (Opcode::RcFetchAdd, atomic(v, 0), 0),
+        ]
+    });
+}
+
+#[test]
+fn packets_must_have_the_length_of_their_place() {
+    use Opcode::{
+        RcSendFirst, RcSendLast, RcSendMiddle, RcSendOnly, RcWriteFirst, RcWriteLast, RcWriteMiddle, RcWriteOnly,
+    };
+    let mtu = MTU.bytes();
+    assert_invalid("SEND first under the MTU", |_| vec![(RcSendFirst, BARE, mtu - 4)]);
+    assert_invalid("SEND first over the MTU", |_| vec![(RcSendFirst, BARE, mtu + 4)]);
+    assert_invalid("SEND middle under the MTU", |_| {
+        vec![(RcSendFirst, BARE, mtu), (RcSendMiddle, BARE, mtu - 1)]
+    });
+    assert_invalid("SEND last without payload", |_| {
+        vec![(RcSendFirst, BARE, mtu), (RcSendLast, BARE, 0)]
+    });
+    assert_invalid("SEND last over the MTU", |_| {
+        vec![(RcSendFirst, BARE, mtu), (RcSendLast, BARE, mtu + 1)]
+    });
+    assert_invalid("SEND only over the MTU", |_| vec![(RcSendOnly, BARE, mtu + 1)]);
+    assert_invalid("WRITE only under its length", |v| {
+        vec![(RcWriteOnly, reth(v, 0, 16), 8)]
+    });
+    assert_invalid("WRITE only over its length", |v| vec![(RcWriteOnly, reth(v, 0, 8), 16)]);
+    assert_invalid("WRITE only with a length over the MTU", |v| {
+        vec![(RcWriteOnly, reth(v, 0, 2048), mtu)]
+    });
+    assert_invalid("WRITE first with a length of one packet", |v| {
+        vec![(RcWriteFirst, reth(v, 0, 1024), mtu)]
+    });
+    assert_invalid("WRITE last under its length", |v| {
+        vec![(RcWriteFirst, reth(v, 0, 1032), mtu), (RcWriteLast, BARE, 4)]
+    });
+    assert_invalid("WRITE last over its length", |v| {
+        vec![(RcWriteFirst, reth(v, 0, 1032), mtu), (RcWriteLast, BARE, 16)]
+    });
+    assert_invalid("WRITE middle where its length ends", |v| {
+        vec![(RcWriteFirst, reth(v, 0, 2048), mtu), (RcWriteMiddle, BARE, mtu)]
+    });
+}
+
+#[test]
+fn atomics_must_be_aligned() {
+    for at in 1..8 {
+        assert_invalid("fetch and add", |v| vec![(Opcode::RcFetchAdd, atomic(v, at), 0)]);
+        assert_invalid("compare and swap", |v| vec![(Opcode::RcCompareSwap, atomic(v, at), 0)]);
+    }
+}
+
+/// The victim takes two READs or atomics at a time, and is not asked to send before the third has come.
+#[test]
+fn no_more_reads_and_atomics_than_agreed() {
+    for last in [Opcode::RcReadRequest, Opcode::RcFetchAdd] {
+        let mut victim = Victim::new(1);
+        let before = victim.memory.clone();
+        for (i, opcode) in (0..).zip([Opcode::RcReadRequest, Opcode::RcReadRequest, last]) {
+            let extension = if opcode == Opcode::RcFetchAdd {
+                atomic(&victim, 0)
+            } else {
+                reth(&victim, 0, 8)
+            };
+            let bytes = packet(opcode, victim.qpn, FIRST_PSN.add(i), &extension, &[]);
+            victim.attack(&bytes);
+        }
+        victim.drain(8);
+        assert_refused("a third one", &victim, 2, &before);
+    }
+}

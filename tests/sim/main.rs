@@ -1,0 +1,9 @@
+//! The protocol engine on a simulated network: virtual clock, real packets with real ICRCs, memory that is compared byte for byte.
+
+mod conversation;
+mod grid;
+mod hostile;
+mod memory;
+mod monitor;
+mod net;
+mod trace;

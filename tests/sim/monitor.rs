@@ -1,0 +1,168 @@
+//! The rules of the wire that hold at every packet, checked as it is sent, by someone who knows nothing of the endpoint's insides.
+
+use std::collections::HashMap;
+
+use doorbell_roce_proto::wire::{Operation, Packet, Position};
+use doorbell_roce_proto::{Mtu, Psn, Qpn};
+
+/// Requests of at most this many packets go unacknowledged without an AckReq among them.
+const ACK_REQ_EVERY: u32 = 64;
+
+/// One end of a connection as its packets show it.
+struct Flow {
+    peer: Qpn,
+    mtu: Mtu,
+    window: u32,
+    /// One past the last PSN sent.
+    next: Psn,
+    /// The message that the last new packet left open.
+    open: Option<Operation>,
+    since_ack_req: u32,
+    /// A READ takes many PSNs in one packet, so the window is not to be seen from outside any more.
+    reads: bool,
+    /// One past the highest PSN that a response which arrived names: nothing above it can be acknowledged.
+    acked: Psn,
+    /// One past the highest PSN that arrived in requests.
+    arrived: Psn,
+}
+
+/// What is known of one end of a connection beforehand.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Watched {
+    pub(crate) peer: Qpn,
+    pub(crate) mtu: Mtu,
+    /// Packets outstanding at most.
+    pub(crate) window: u32,
+    /// The first PSN it sends.
+    pub(crate) sq_psn: Psn,
+    /// The first PSN it expects.
+    pub(crate) rq_psn: Psn,
+}
+
+/// Watches every connection it is told of.
+#[derive(Default)]
+pub(crate) struct Monitor {
+    flows: HashMap<(usize, Qpn), Flow>,
+}
+
+impl Monitor {
+    /// Watches what `node`'s queue pair `qpn` sends.
+    pub(crate) fn watch(&mut self, node: usize, qpn: Qpn, watched: Watched) {
+        let Watched {
+            peer,
+            mtu,
+            window,
+            sq_psn,
+            rq_psn,
+        } = watched;
+        let flow = Flow {
+            peer,
+            mtu,
+            window,
+            next: sq_psn,
+            open: None,
+            since_ack_req: 0,
+            reads: false,
+            acked: sq_psn,
+            arrived: rq_psn,
+        };
+        self.flows.insert((node, qpn), flow);
+    }
+
+    /// Notes an undamaged packet that arrived at `node`.
+    pub(crate) fn delivered(&mut self, node: usize, payload: &[u8]) {
+        let Ok(packet) = Packet::parse(payload) else { return };
+        let Some(flow) = self.flows.get_mut(&(node, packet.bth.dest_qp)) else {
+            return;
+        };
+        if is_request(&packet) {
+            flow.arrived = later(flow.arrived, packet.bth.psn.add(span(&packet, flow.mtu)));
+        } else {
+            flow.acked = later(flow.acked, packet.bth.psn.add(1));
+        }
+    }
+
+    /// Checks a packet that `node`'s queue pair `qpn` sends.
+    ///
+    /// # Errors
+    /// When it breaks a rule.
+    pub(crate) fn sent(&mut self, node: usize, qpn: Qpn, payload: &[u8]) -> Result<(), String> {
+        let packet = Packet::parse(payload).map_err(|error| format!("node {node} sends no packet: {error}"))?;
+        let Some(flow) = self.flows.get_mut(&(node, qpn)) else {
+            return Ok(());
+        };
+        let broken = if packet.bth.dest_qp != flow.peer {
+            Some("is for another queue pair")
+        } else if is_request(&packet) {
+            flow.request(&packet)
+        } else if packet.bth.psn.since(flow.arrived) >= 0 {
+            Some("answers a request that never came")
+        } else if packet.payload.len() > flow.mtu.bytes() {
+            Some("is longer than the path MTU")
+        } else {
+            None
+        };
+        broken.map_or(Ok(()), |rule| {
+            Err(format!("node {node} sends a packet that {rule}: {:?}", packet.bth))
+        })
+    }
+}
+
+impl Flow {
+    fn request(&mut self, packet: &Packet<'_>) -> Option<&'static str> {
+        let (opcode, psn, len, mtu) = (
+            packet.bth.opcode,
+            packet.bth.psn,
+            packet.payload.len(),
+            self.mtu.bytes(),
+        );
+        let right_size = match opcode.position() {
+            Position::First | Position::Middle => len == mtu,
+            Position::Last => (1..=mtu).contains(&len),
+            Position::Only => len <= mtu,
+        };
+        let end = psn.add(span(packet, self.mtu));
+        if !right_size {
+            return Some("has a payload its place in the message forbids");
+        }
+        if psn.since(self.next) > 0 {
+            return Some("leaves out PSNs");
+        }
+        let answered = packet.bth.ack_req || !matches!(opcode.operation(), Operation::Send | Operation::Write);
+        self.since_ack_req = if answered { 0 } else { self.since_ack_req + 1 };
+        if self.since_ack_req >= ACK_REQ_EVERY {
+            return Some("is one of too many without AckReq");
+        }
+        if psn != self.next {
+            return (end.since(self.next) > 0).then_some("repeats more than was sent");
+        }
+        self.next = end;
+        let continues = self.open == Some(opcode.operation());
+        if opcode.position().starts() == continues || !continues && self.open.is_some() {
+            return Some("does not follow the one before it");
+        }
+        self.open = (!opcode.position().ends()).then_some(opcode.operation());
+        self.reads |= opcode.operation() == Operation::ReadRequest;
+        let outstanding = self.next.since(self.acked);
+        (!self.reads && outstanding > self.window as i32).then_some("is outside the window")
+    }
+}
+
+fn is_request(packet: &Packet<'_>) -> bool {
+    !matches!(
+        packet.bth.opcode.operation(),
+        Operation::ReadResponse | Operation::Acknowledge | Operation::AtomicAcknowledge
+    )
+}
+
+/// How many PSNs the packet takes: a READ request as many as its answer has packets.
+fn span(packet: &Packet<'_>, mtu: Mtu) -> u32 {
+    match (packet.bth.opcode.operation(), packet.extension.reth()) {
+        (Operation::ReadRequest, Some(reth)) => reth.len.div_ceil(mtu.bytes() as u32).max(1),
+        _ => 1,
+    }
+}
+
+fn later(a: Psn, b: Psn) -> Psn {
+    if b.since(a) > 0 { b } else { a }
+}

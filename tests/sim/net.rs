@@ -1,0 +1,334 @@
+//! The network: nodes with an [`Endpoint`] each, links with bandwidth, latency and faults between them, and one queue of events on a virtual clock.
+//!
+//! Everything is a function of the seeds: two runs of one network give the same packets at the same times.
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, VecDeque};
+use std::net::IpAddr;
+use std::time::Duration;
+
+use doorbell_roce_proto::icrc::Flow;
+use doorbell_roce_proto::wire::UDP_PORT;
+use doorbell_roce_proto::work::{Completion, CqId};
+use doorbell_roce_proto::{AsyncEvent, Datagram, Endpoint, Ident, Instant};
+use doorbell_softroce::link::fault::{FaultConfig, FaultModel};
+
+use crate::memory::SimMemory;
+use crate::monitor::Monitor;
+use crate::trace::Trace;
+
+/// The bytes that a packet has on the link besides its UDP payload: Ethernet, IPv4 and UDP headers and FCS.
+const FRAMING: u64 = 14 + 20 + 8 + 4;
+
+/// The byte of a packet that routers may change, and the ICRC therefore leaves out.
+const UNCOVERED: usize = 4;
+
+/// How often one moment may be timed out before the endpoint counts as stuck in it.
+const TIMEOUTS_PER_MOMENT: u32 = 1000;
+
+/// What every link is like.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LinkConfig {
+    pub(crate) bits_per_second: u64,
+    pub(crate) latency: Duration,
+    /// How much may wait to be sent before the node stops asking its endpoint for more.
+    pub(crate) backlog: Duration,
+    /// Faults of what each node sends; the node's number is added to the seed.
+    pub(crate) faults: FaultConfig,
+}
+
+/// A device on the network.
+pub(crate) struct Node {
+    pub(crate) endpoint: Endpoint,
+    pub(crate) memory: SimMemory,
+    pub(crate) address: IpAddr,
+    /// Completions not yet taken by the application.
+    pub(crate) completions: VecDeque<(CqId, Completion)>,
+    pub(crate) events: Vec<AsyncEvent>,
+    /// When the link has sent all that was handed to it.
+    free_at: Instant,
+    blocked: bool,
+    faults: FaultModel,
+    /// The IPv4 Identification of the next packet: this link's packets count up, as the kernel's do.
+    ident: u16,
+}
+
+/// A datagram under way.
+#[derive(Clone, Debug)]
+pub(crate) struct Packet {
+    pub(crate) src: IpAddr,
+    pub(crate) dst: IpAddr,
+    pub(crate) ident: u16,
+    pub(crate) payload: Vec<u8>,
+    /// It is not what was sent, in bytes that the ICRC covers.
+    pub(crate) damaged: bool,
+}
+
+enum Event {
+    Arrive {
+        node: usize,
+        packet: Packet,
+    },
+    /// The link has room again.
+    Unblock {
+        node: usize,
+    },
+    /// The application asked to be woken.
+    Wake {
+        token: usize,
+    },
+}
+
+struct Scheduled {
+    at: Instant,
+    /// Keeps simultaneous events in the order they were scheduled.
+    order: u64,
+    event: Event,
+}
+
+impl PartialEq for Scheduled {
+    fn eq(&self, other: &Self) -> bool {
+        self.order == other.order
+    }
+}
+
+impl Eq for Scheduled {}
+
+impl PartialOrd for Scheduled {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Scheduled {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        (self.at, self.order).cmp(&(other.at, other.order))
+    }
+}
+
+/// What a step did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Step {
+    /// Something happened at this node.
+    Node(usize),
+    /// A wake-up asked for with this token is due.
+    Wake(usize),
+    /// Nothing is under way and no timer runs.
+    Idle,
+}
+
+/// Nodes and what is under way between them.
+pub(crate) struct Network {
+    pub(crate) now: Instant,
+    pub(crate) nodes: Vec<Node>,
+    pub(crate) monitor: Monitor,
+    pub(crate) trace: Trace,
+    /// Every packet sent and by which node, when it is to be kept.
+    pub(crate) capture: Option<Vec<(usize, Vec<u8>)>>,
+    link: LinkConfig,
+    events: BinaryHeap<Reverse<Scheduled>>,
+    order: u64,
+    /// Timeouts handled at `now`.
+    timeouts: u32,
+    buf: Vec<u8>,
+}
+
+impl Network {
+    pub(crate) fn new(link: LinkConfig, trace: Trace) -> Self {
+        Self {
+            now: Instant::ZERO,
+            nodes: Vec::new(),
+            monitor: Monitor::default(),
+            trace,
+            capture: None,
+            link,
+            events: BinaryHeap::new(),
+            order: 0,
+            timeouts: 0,
+            buf: vec![0; 4096 + 128],
+        }
+    }
+
+    /// Adds a node and gives its number.
+    pub(crate) fn add(&mut self, endpoint: Endpoint, address: IpAddr) -> usize {
+        let number = self.nodes.len();
+        let faults = FaultConfig {
+            seed: self.link.faults.seed.wrapping_add(number as u64),
+            ..self.link.faults
+        };
+        self.nodes.push(Node {
+            endpoint,
+            memory: SimMemory::default(),
+            address,
+            completions: VecDeque::new(),
+            events: Vec::new(),
+            free_at: Instant::ZERO,
+            blocked: false,
+            faults: FaultModel::new(faults),
+            ident: 0x5a5a_u16.wrapping_mul(number as u16 + 1),
+        });
+        number
+    }
+
+    /// Has [`Step::Wake`] come at `at`.
+    pub(crate) fn wake_at(&mut self, at: Instant, token: usize) {
+        self.schedule(at, Event::Wake { token });
+    }
+
+    fn schedule(&mut self, at: Instant, event: Event) {
+        self.order += 1;
+        self.events.push(Reverse(Scheduled {
+            at,
+            order: self.order,
+            event,
+        }));
+    }
+
+    /// Does the next thing that is due, and moves the clock to it.
+    ///
+    /// # Errors
+    /// A rule of the wire was broken, or an endpoint does not get past its own timeout.
+    pub(crate) fn step(&mut self) -> Result<Step, String> {
+        let timeout = self
+            .nodes
+            .iter()
+            .enumerate()
+            .filter_map(|(node, n)| n.endpoint.poll_timeout().map(|at| (at, node)))
+            .min();
+        let event = self.events.peek().map(|Reverse(next)| next.at);
+        match (timeout, event) {
+            (None, None) => Ok(Step::Idle),
+            (Some((at, node)), event) if event.is_none_or(|event| at <= event) => self.time_out(at, node),
+            _ => self.happen(),
+        }
+    }
+
+    fn time_out(&mut self, at: Instant, node: usize) -> Result<Step, String> {
+        self.timeouts = if at > self.now { 0 } else { self.timeouts + 1 };
+        if self.timeouts > TIMEOUTS_PER_MOMENT {
+            return Err(format!(
+                "node {node} asks for a timeout at {:?} again and again",
+                self.now
+            ));
+        }
+        self.now = self.now.max(at);
+        self.trace.timeout(self.now, node);
+        self.nodes[node].endpoint.handle_timeout(self.now);
+        self.service(node)?;
+        Ok(Step::Node(node))
+    }
+
+    fn happen(&mut self) -> Result<Step, String> {
+        let Some(Reverse(Scheduled { at, event, .. })) = self.events.pop() else {
+            return Ok(Step::Idle);
+        };
+        if at > self.now {
+            (self.now, self.timeouts) = (at, 0);
+        }
+        let node = match event {
+            Event::Wake { token } => return Ok(Step::Wake(token)),
+            Event::Unblock { node } => {
+                self.nodes[node].blocked = false;
+                node
+            }
+            Event::Arrive { node, packet } => {
+                self.arrive(node, &packet);
+                node
+            }
+        };
+        self.service(node)?;
+        Ok(Step::Node(node))
+    }
+
+    fn arrive(&mut self, node: usize, packet: &Packet) {
+        self.trace.arrival(self.now, node, packet);
+        if !packet.damaged {
+            self.monitor.delivered(node, &packet.payload);
+        }
+        let Node { endpoint, memory, .. } = &mut self.nodes[node];
+        let datagram = Datagram {
+            src: packet.src,
+            dst: packet.dst,
+            src_port: UDP_PORT,
+            dst_port: UDP_PORT,
+            ident: Ident::Known(packet.ident),
+            payload: &packet.payload,
+        };
+        endpoint.handle_datagram(self.now, &datagram, memory);
+    }
+
+    /// Takes what a node's endpoint has to give: to be called after anything was done to it.
+    ///
+    /// # Errors
+    /// When a packet breaks a rule of the wire.
+    pub(crate) fn service(&mut self, node: usize) -> Result<(), String> {
+        while self.transmit(node)? {}
+        let Node {
+            endpoint,
+            completions,
+            events,
+            ..
+        } = &mut self.nodes[node];
+        completions.extend(std::iter::from_fn(|| endpoint.poll_completion()));
+        events.extend(std::iter::from_fn(|| endpoint.poll_event()));
+        Ok(())
+    }
+
+    /// Sends one packet; false when there is none, or no room on the link.
+    fn transmit(&mut self, from: usize) -> Result<bool, String> {
+        let node = &mut self.nodes[from];
+        if node.blocked {
+            return Ok(false);
+        }
+        if node.free_at.since(self.now) > self.link.backlog {
+            node.blocked = true;
+            let at = Instant(node.free_at.0 - self.link.backlog.as_nanos() as u64);
+            self.schedule(at, Event::Unblock { node: from });
+            return Ok(false);
+        }
+        let Some(transmit) = node.endpoint.poll_transmit(self.now, &mut node.memory, &mut self.buf) else {
+            return Ok(false);
+        };
+        self.monitor.sent(from, transmit.qpn, &self.buf[..transmit.len])?;
+        self.send(from, transmit.dst, transmit.len);
+        Ok(true)
+    }
+
+    /// Seals the packet in the buffer and puts it on the wire.
+    fn send(&mut self, from: usize, dst: IpAddr, len: usize) {
+        let node = &mut self.nodes[from];
+        let (src, ident) = (node.address, node.ident);
+        node.ident = node.ident.wrapping_add(1);
+        let packet = &mut self.buf[..len];
+        Flow::new(src, dst, UDP_PORT, UDP_PORT).seal(ident, packet);
+        let bits = 8 * (len as u64 + FRAMING);
+        node.free_at =
+            node.free_at.max(self.now) + Duration::from_nanos(bits * 1_000_000_000 / self.link.bits_per_second);
+        let arrival = node.free_at + self.link.latency;
+        let deliveries: Vec<_> = node.faults.decide(arrival, len).collect();
+        let payload = packet.to_vec();
+        self.trace.departure(self.now, from, &payload, deliveries.len());
+        if let Some(capture) = &mut self.capture {
+            capture.push((from, payload.clone()));
+        }
+        let Some(to) = self.nodes.iter().position(|node| node.address == dst) else {
+            return;
+        };
+        for delivery in deliveries {
+            let mut payload = payload.clone();
+            if let Some(corruption) = delivery.corruption {
+                corruption.apply(&mut payload);
+            }
+            let packet = Packet {
+                src,
+                dst,
+                ident,
+                payload,
+                damaged: delivery
+                    .corruption
+                    .is_some_and(|corruption| corruption.offset != UNCOVERED),
+            };
+            self.schedule(delivery.at, Event::Arrive { node: to, packet });
+        }
+    }
+}

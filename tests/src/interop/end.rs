@@ -1,0 +1,143 @@
+//! One end: its queue pair, its memory, and waiting for completions.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use doorbell_verbs::{
+    All, Buffer, Buffers, CompletionQueue, Context, Endpoint, Local, Mtu, Queue, QueuePair, Remote, RemoteAll, Success,
+};
+
+use super::channel::Channel;
+use super::pattern;
+
+/// The longest message.
+pub(super) const MAX_LEN: usize = 1 << 20;
+/// What lies behind the longest message, to see that nothing is written there.
+pub(super) const MARGIN: usize = 64;
+/// Requests in either queue at most.
+pub(super) const DEPTH: u32 = 64;
+/// The queue pair's timeout and retries come to about half a minute; after that it says so itself.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A connected end.
+#[derive(Debug)]
+pub struct End {
+    pub(super) qp: QueuePair,
+    cq: CompletionQueue,
+    pub(super) channel: Channel,
+    /// What the peer may read and write.
+    pub(super) exposed: Buffer<RemoteAll>,
+    /// The peer's.
+    pub(super) peer: Remote<All>,
+    /// Where requests come from or go to; away while one is in flight.
+    local: Option<Buffer<Local>>,
+}
+
+impl End {
+    /// Makes a queue pair and memory, and connects to the other end.
+    ///
+    /// # Errors
+    /// When the device refuses, or the other end is gone.
+    pub fn connect(context: &Context, gid: u8, mtu: Option<Mtu>, mut channel: Channel) -> Result<Self> {
+        let pd = context.protection_domain()?;
+        let cq = context.completion_queue(2 * DEPTH)?;
+        let mut builder = pd
+            .queue_pair(&cq)
+            .send_depth(DEPTH)
+            .recv_depth(DEPTH)
+            .max_inline(64)
+            .gid_index(gid)
+            .allow_remote_read()
+            .allow_remote_write()
+            .allow_remote_atomic();
+        if let Some(mtu) = mtu {
+            builder = builder.mtu(mtu);
+        }
+        let prepared = builder.rc()?;
+        let exposed = pd.register(vec![pattern::BACKGROUND; MAX_LEN + MARGIN], RemoteAll)?;
+        let local = pd.register(vec![0; MAX_LEN + MARGIN], Local)?;
+        let peer = Endpoint::from_bytes(&channel.exchange(prepared.endpoint().to_bytes())?)?;
+        let theirs = Remote::from_bytes(&channel.exchange(exposed.remote().to_bytes())?)?;
+        let qp = prepared.connect(&peer)?;
+        channel.barrier()?;
+        Ok(Self {
+            qp,
+            cq,
+            channel,
+            exposed,
+            peer: theirs,
+            local: Some(local),
+        })
+    }
+
+    /// The path MTU in bytes.
+    pub fn mtu(&self) -> u32 {
+        self.qp.mtu().bytes()
+    }
+
+    /// The local buffer, to be posted or looked at; [`put_back`](Self::put_back) when done.
+    pub(super) fn take_local(&mut self) -> Result<Buffer<Local>> {
+        self.local.take().context("the local buffer is in flight")
+    }
+
+    pub(super) fn put_back(&mut self, buffer: Buffer<Local>) {
+        self.local = Some(buffer);
+    }
+
+    /// Waits for as many completions of each queue, and gives each to `seen` with its sequence number.
+    pub(super) fn wait(
+        &mut self,
+        mut sends: usize,
+        mut receives: usize,
+        mut seen: impl FnMut(Queue, u64, Success, Buffers) -> Result<()>,
+    ) -> Result<()> {
+        let deadline = Instant::now() + PATIENCE;
+        while sends + receives > 0 {
+            for done in self.cq.poll()? {
+                let left = if done.queue() == Queue::Send {
+                    &mut sends
+                } else {
+                    &mut receives
+                };
+                ensure!(*left > 0, "a completion too many: {done:?}");
+                *left -= 1;
+                let (queue, sequence, success) = (done.queue(), done.sequence(), done.result()?);
+                seen(queue, sequence, success, done.into_buffers())?;
+            }
+            if Instant::now() > deadline {
+                bail!("{sends} sends and {receives} receives have not completed after {PATIENCE:?}");
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits for one completion of `queue`.
+    pub(super) fn wait_one(&mut self, queue: Queue) -> Result<(Success, Buffers)> {
+        let mut found = None;
+        let (sends, receives) = if queue == Queue::Send { (1, 0) } else { (0, 1) };
+        self.wait(sends, receives, |_, _, success, buffers| {
+            found = Some((success, buffers));
+            Ok(())
+        })?;
+        found.context("one completion was waited for")
+    }
+
+    /// Ends in step with the other end, so that neither's last acknowledgement is lost with its device.
+    pub(super) fn finish(mut self) -> Result<()> {
+        self.channel.barrier()
+    }
+}
+
+/// Checks that `bytes` hold the pattern of `round` from `offset` on.
+pub(super) fn verify(what: &str, round: u64, offset: usize, bytes: &[u8]) -> Result<()> {
+    match pattern::mismatch(round, offset, bytes) {
+        None => Ok(()),
+        Some((at, found, expected)) => {
+            bail!(
+                "{what}: byte {} of {} is {found:#04x} instead of {expected:#04x}",
+                offset + at,
+                bytes.len()
+            )
+        }
+    }
+}

@@ -1,0 +1,208 @@
+//! Runs the scripts of `tests/vm` in one guest, in the order of their names.
+//!
+//! A script runs under bash in the workspace's root and has passed when it ends with status 0; 77 means that it had to be
+//! skipped and has said why. It has 120 seconds, or what a line `# limit: SECONDS` of its own says. It finds the
+//! release binaries in `$DOORBELL_BIN` and the test programs of `doorbell-tests` in `$DOORBELL_TEST_NAME`. Processes that
+//! it leaves are killed and the MTU is set back, so that scripts do not depend on each other.
+
+use super::{Counts, Verdict};
+use crate::{
+    target_folder,
+    vm::{Request, machine::Outcome},
+    workspace,
+};
+use anyhow::{Context, Result, bail};
+use std::{
+    env,
+    ffi::OsString,
+    fs,
+    io::{self, Write},
+    path::{Path, PathBuf},
+    sync::mpsc::{self, Sender},
+    time::Duration,
+};
+
+/// Runs the scripts one after the other in the guest.
+const RUNNER: &str = include_str!("guest.sh");
+/// Seconds for a script that names no limit.
+const LIMIT: u64 = 120;
+/// Seconds for all that is not a script: the start, and the killing of what was left.
+const MARGIN: u64 = 180;
+/// Begins a line by which the runner reports.
+const REPORT: &str = "guest-script-ended ";
+/// Exit status of a script that was skipped, as automake has it.
+const SKIPPED: &str = "77";
+
+struct Script {
+    path: PathBuf,
+    limit: u64,
+}
+
+/// Runs all scripts, with these variables beside the usual ones.
+pub(super) fn run(variables: &[(OsString, OsString)]) -> Result<Verdict> {
+    // A guest starts in the current directory; the scripts are written for the root.
+    env::set_current_dir(workspace())?;
+    let scripts = scripts(Path::new("tests/vm"))?;
+    if scripts.is_empty() {
+        bail!("no scripts in tests/vm");
+    }
+    let mut command: Vec<OsString> = ["bash", "-c", RUNNER, "guest.sh"].map(Into::into).into();
+    for script in &scripts {
+        command.push(script.limit.to_string().into());
+        command.push(script.path.clone().into());
+    }
+    let mut request = Request::new(command);
+    request.limit = Duration::from_secs(MARGIN + scripts.iter().map(|script| script.limit + 10).sum::<u64>());
+    request.environment = variables.to_vec();
+    request
+        .environment
+        .push(("DOORBELL_BIN".into(), target_folder()?.join("release").into()));
+
+    let (reports, received) = mpsc::channel();
+    let outcome = request.run(Box::new(Watch::new(io::stdout(), reports)), Box::new(io::stderr()))?;
+    let (counts, failed) = judge(received.iter(), &scripts);
+    let stopped = match outcome {
+        Outcome::Exited(0) => None,
+        Outcome::Exited(status) => Some(format!("the runner of the scripts ended with {status}")),
+        Outcome::TimedOut => Some("the guest ran past its limit".to_owned()),
+        Outcome::Unread => Some("stdout was closed".to_owned()),
+        Outcome::Failed { reason, console } => {
+            for line in console {
+                eprintln!("console: {line}");
+            }
+            Some(reason)
+        }
+    };
+    let named = (!failed.is_empty()).then(|| format!("failed: {}", failed.join(" ")));
+    let why: Vec<_> = stopped.into_iter().chain(named).collect();
+    Ok(Verdict::Counted(counts, (!why.is_empty()).then(|| why.join("; "))))
+}
+
+/// The scripts of a folder in the order of their names.
+fn scripts(folder: &Path) -> Result<Vec<Script>> {
+    let mut scripts = Vec::new();
+    for entry in fs::read_dir(folder).with_context(|| format!("cannot list {}", folder.display()))? {
+        let path = entry?.path();
+        if path.extension().is_some_and(|extension| extension == "sh") {
+            let limit = limit(&fs::read_to_string(&path)?).with_context(|| format!("in {}", path.display()))?;
+            scripts.push(Script { path, limit });
+        }
+    }
+    scripts.sort_by(|one, other| one.path.cmp(&other.path));
+    Ok(scripts)
+}
+
+/// Seconds from a line `# limit: SECONDS`.
+fn limit(script: &str) -> Result<u64> {
+    match script.lines().find_map(|line| line.strip_prefix("# limit:")) {
+        Some(seconds) => seconds.trim().parse().context("the limit is a number of seconds"),
+        None => Ok(LIMIT),
+    }
+}
+
+/// Adds up `STATUS PATH` reports and names the scripts that failed. One without a report has failed too.
+fn judge(reports: impl Iterator<Item = String>, scripts: &[Script]) -> (Counts, Vec<String>) {
+    let reports: Vec<_> = reports.collect();
+    let mut counts = Counts::default();
+    let mut failed = Vec::new();
+    for script in scripts {
+        let path = script.path.to_string_lossy();
+        let status = reports
+            .iter()
+            .find_map(|report| report.strip_suffix(&*path)?.strip_suffix(' '));
+        match status {
+            Some("0") => counts.passed += 1,
+            Some(SKIPPED) => counts.skipped += 1,
+            _ => {
+                counts.failed += 1;
+                failed.push(path.into_owned());
+            }
+        }
+    }
+    (counts, failed)
+}
+
+/// Shows the guest's output and picks the runner's reports from it.
+struct Watch<W> {
+    shown: W,
+    line: Vec<u8>,
+    reports: Sender<String>,
+}
+
+impl<W> Watch<W> {
+    fn new(shown: W, reports: Sender<String>) -> Self {
+        Self {
+            shown,
+            line: Vec::new(),
+            reports,
+        }
+    }
+}
+
+impl<W: Write> Write for Watch<W> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        for byte in bytes {
+            if *byte != b'\n' {
+                self.line.push(*byte);
+                continue;
+            }
+            if let Some(report) = self.line.strip_prefix(REPORT.as_bytes()) {
+                let _ = self.reports.send(String::from_utf8_lossy(report).into_owned());
+            }
+            self.line.clear();
+        }
+        self.shown.write_all(bytes)?;
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.shown.flush()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_script_may_name_its_limit() {
+        assert_eq!(limit("#!/bin/bash\n# limit: 300\n").unwrap(), 300);
+        assert_eq!(limit("#!/bin/bash\n").unwrap(), LIMIT);
+        assert!(limit("# limit: long\n").is_err());
+    }
+
+    #[test]
+    fn a_script_that_never_reported_has_failed() {
+        let scripts = ["t/a.sh", "t/b.sh", "t/c.sh", "t/d.sh"].map(|path| Script {
+            path: path.into(),
+            limit: 1,
+        });
+        let reports = ["0 t/a.sh", "77 t/b.sh", "137 t/c.sh"].map(str::to_owned);
+        let (counts, failed) = judge(reports.into_iter(), &scripts);
+        assert_eq!(
+            counts,
+            Counts {
+                passed: 1,
+                failed: 2,
+                skipped: 1
+            }
+        );
+        assert_eq!(failed, ["t/c.sh", "t/d.sh"]);
+    }
+
+    #[test]
+    fn reports_are_found_wherever_the_output_is_cut() {
+        let (reports, received) = mpsc::channel();
+        let mut watch = Watch::new(Vec::new(), reports);
+        for piece in [
+            "some\nguest-script",
+            "-ended 0 ",
+            "a.sh\nnot a guest-script-ended 1 b.sh\n",
+        ] {
+            watch.write_all(piece.as_bytes()).unwrap();
+        }
+        assert!(watch.shown.ends_with(b"b.sh\n"), "everything is shown");
+        drop(watch);
+        assert_eq!(received.iter().collect::<Vec<_>>(), ["0 a.sh"]);
+    }
+}

@@ -1,0 +1,75 @@
+//! What the chores need from the machine: looked for as files, so that any distribution will do, and installed with apt
+//! where we are root.
+
+use crate::apt;
+use anyhow::{Result, bail};
+use std::{env, path::Path};
+
+/// Something that a part of the chores needs.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Need {
+    /// Debian's name of it.
+    pub(crate) package: &'static str,
+    /// Whether it is here.
+    found: fn() -> bool,
+}
+
+/// The emulator of the guest.
+pub(crate) const QEMU: Need = Need {
+    package: "qemu-system-x86",
+    found: || in_path("qemu-system-x86_64"),
+};
+
+/// Where Debian's libclang 14 lies. `rdma-sys` 0.3.0 builds with 15 at most.
+pub(crate) const LIBCLANG: &str = "/usr/lib/llvm-14/lib";
+
+/// What the check of our ABI against the C headers and `rdma-sys` is built from.
+pub(crate) const ABI: [Need; 4] = [
+    Need {
+        package: "pkg-config",
+        found: || in_path("pkg-config"),
+    },
+    Need {
+        package: "libibverbs-dev",
+        found: || Path::new("/usr/include/infiniband/verbs.h").exists(),
+    },
+    Need {
+        package: "librdmacm-dev",
+        found: || Path::new("/usr/include/rdma/rdma_cma.h").exists(),
+    },
+    Need {
+        package: "libclang-14-dev",
+        found: || Path::new(LIBCLANG).join("libclang.so").exists(),
+    },
+];
+
+/// Installs what is missing if we may; returns what then is still missing.
+pub(crate) fn provide(needs: &[Need]) -> Result<Vec<&'static str>> {
+    let missing = |needs: &[Need]| -> Vec<&'static str> {
+        needs
+            .iter()
+            .filter(|need| !(need.found)())
+            .map(|need| need.package)
+            .collect()
+    };
+    let before = missing(needs);
+    if before.is_empty() || !apt::is_root() || !apt::is_available() {
+        return Ok(before);
+    }
+    eprintln!("setup: installing {}", before.join(" "));
+    apt::install(&before)?;
+    Ok(missing(needs))
+}
+
+/// Fails unless the emulator is here or can be installed.
+pub(crate) fn require_qemu() -> Result<()> {
+    match provide(&[QEMU])?.as_slice() {
+        [] => Ok(()),
+        missing => bail!("missing: {} (as root: apt-get install {0})", missing.join(" ")),
+    }
+}
+
+/// Whether `PATH` has a program.
+pub(crate) fn in_path(program: &str) -> bool {
+    env::var_os("PATH").is_some_and(|path| env::split_paths(&path).any(|folder| folder.join(program).is_file()))
+}
