@@ -46,6 +46,16 @@ pub(crate) enum Command {
     Lat(LatArgs),
 }
 
+impl Command {
+    /// Whether another process of this program started this one and reports for it.
+    pub(crate) fn is_child(&self) -> bool {
+        match self {
+            Command::Devices(_) | Command::Limits(_) => false,
+            Command::Bw(BwArgs { test, .. }) | Command::Lat(LatArgs { test }) => test.child,
+        }
+    }
+}
+
 /// What `doorbell devices` takes.
 #[derive(Args, Debug)]
 pub(crate) struct DevicesArgs {

@@ -3,6 +3,7 @@
 //! Every error of the command ends here as one line a person can act on. The exit statuses are part of the command's contract: 0 done,
 //! 1 the test failed, 2 bad usage; 130 is what shells expect of a program that Ctrl-C ended.
 
+use std::net::SocketAddr;
 use std::process::ExitCode;
 
 /// Why a command could not do, or finish, what it was asked.
@@ -14,6 +15,14 @@ pub(crate) enum Failure {
     /// The test ran, or tried to, and failed: peer lost, wrong data, an address in use. Exit status 1.
     #[error("{0}")]
     Test(String),
+    /// The connection to the other end broke, or the other end fell silent. Exit status 1.
+    #[error("peer {control} lost: {reason}")]
+    Lost {
+        /// The other end of the connection.
+        control: SocketAddr,
+        /// What happened to it.
+        reason: String,
+    },
     /// Ctrl-C. Exit status 130.
     #[error("interrupted")]
     Interrupted,
@@ -33,7 +42,7 @@ impl Failure {
     /// The exit status of a command that ended so.
     pub(crate) fn status(&self) -> u8 {
         match self {
-            Failure::Test(_) => 1,
+            Failure::Test(_) | Failure::Lost { .. } => 1,
             Failure::Usage(_) => 2,
             Failure::Interrupted => 130,
         }
@@ -62,6 +71,14 @@ mod tests {
     fn statuses_are_the_contracts() {
         assert_eq!(Failure::test("x").status(), 1);
         assert_eq!(Failure::usage("x").status(), 2);
+        let lost = Failure::Lost {
+            control: ([127, 0, 0, 1], 9).into(),
+            reason: "it is gone".into(),
+        };
+        assert_eq!(
+            (lost.status(), lost.to_string().as_str()),
+            (1, "peer 127.0.0.1:9 lost: it is gone")
+        );
         assert_eq!(Failure::Interrupted.status(), 130);
     }
 

@@ -46,7 +46,10 @@ pub(crate) fn run(args: &LimitsArgs) -> Result<(), Failure> {
         eprintln!("doorbell: warning: {warning}");
     }
     if !args.json {
-        println!("{:<18} {:>18} {:>12}  what it is", "#limit", "bandwidth[GB/s]", "time[ns]");
+        report::print(&format!(
+            "{:<18} {:>18} {:>12}  what it is",
+            "#limit", "bandwidth[GB/s]", "time[ns]"
+        ));
     }
     let mut results = Vec::new();
     for (name, what, measure) in MEASUREMENTS {
@@ -54,7 +57,7 @@ pub(crate) fn run(args: &LimitsArgs) -> Result<(), Failure> {
             Ok(figure) => {
                 let limit = Limit { name, figure };
                 if !args.json {
-                    println!("{}", line(&limit, what));
+                    report::print(&line(&limit, what));
                 }
                 results.push(limit);
             }
@@ -66,7 +69,13 @@ pub(crate) fn run(args: &LimitsArgs) -> Result<(), Failure> {
     }
     if args.json {
         let version = env!("CARGO_PKG_VERSION");
-        report::print_json(&Limits { tool: "doorbell", version, test: "limits", memory: "host", results })?;
+        report::print_json(&Limits {
+            tool: "doorbell",
+            version,
+            test: "limits",
+            memory: "host",
+            results,
+        })?;
     }
     Ok(())
 }
@@ -74,15 +83,31 @@ pub(crate) fn run(args: &LimitsArgs) -> Result<(), Failure> {
 type Measurement = fn(Duration) -> Result<Figure, String>;
 
 const MEASUREMENTS: [(&str, &str, Measurement); 4] = [
-    ("memcpy", "one thread copies 1 MiB blocks", |duration| Ok(Figure::BytesPerS(limits::memcpy(duration).bytes_per_s))),
-    ("udp_gso", "UDP over loopback in GSO batches, CRC and one copy at each end", |duration| {
-        limits::udp_gso(duration).map(|limit| Figure::BytesPerS(limit.bytes_per_s)).map_err(reason)
+    ("memcpy", "one thread copies 1 MiB blocks", |duration| {
+        Ok(Figure::BytesPerS(limits::memcpy(duration).bytes_per_s))
     }),
-    ("shm_pingpong", "half a round trip of two threads that spin on shared memory", |duration| {
-        limits::shm_pingpong(duration).map(|limit| Figure::Ns(limit.ns)).map_err(reason)
-    }),
+    (
+        "udp_gso",
+        "UDP over loopback in GSO batches, CRC and one copy at each end",
+        |duration| {
+            limits::udp_gso(duration)
+                .map(|limit| Figure::BytesPerS(limit.bytes_per_s))
+                .map_err(reason)
+        },
+    ),
+    (
+        "shm_pingpong",
+        "half a round trip of two threads that spin on shared memory",
+        |duration| {
+            limits::shm_pingpong(duration)
+                .map(|limit| Figure::Ns(limit.ns))
+                .map_err(reason)
+        },
+    ),
     ("process_vm_writev", "1 MiB copies into another process", |duration| {
-        limits::process_vm_writev(duration).map(|limit| Figure::BytesPerS(limit.bytes_per_s)).map_err(reason)
+        limits::process_vm_writev(duration)
+            .map(|limit| Figure::BytesPerS(limit.bytes_per_s))
+            .map_err(reason)
     }),
 ];
 
@@ -109,8 +134,14 @@ mod tests {
     #[test]
     fn keys_are_the_contracts() {
         let limits = [
-            Limit { name: "memcpy", figure: Figure::BytesPerS(1.5) },
-            Limit { name: "shm_pingpong", figure: Figure::Ns(90.0) },
+            Limit {
+                name: "memcpy",
+                figure: Figure::BytesPerS(1.5),
+            },
+            Limit {
+                name: "shm_pingpong",
+                figure: Figure::Ns(90.0),
+            },
         ];
         assert_eq!(
             serde_json::to_string(&limits).unwrap(),

@@ -1,10 +1,17 @@
-//! The `doorbell` command.
+//! The `doorbell` command: RDMA bandwidth and latency tests, a list of devices, and the machine's own limits.
+//!
+//! `cli` says what may be asked, `plan` what a test does, `command` who runs where; `exchange` is how two ends agree, `orchestrate` how one
+//! machine has both; `run` measures, `stats` computes, `report` prints.
 #![forbid(unsafe_code)]
 
 mod cli;
+mod command;
+mod device;
+mod devices;
 mod exchange;
 mod failure;
 mod interrupt;
+mod limits;
 mod orchestrate;
 mod plan;
 mod report;
@@ -12,4 +19,48 @@ mod run;
 mod stats;
 mod units;
 
-fn main() {}
+use std::process::ExitCode;
+
+use clap::Parser;
+use tracing_subscriber::filter::{LevelFilter, Targets};
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
+
+use crate::cli::{Cli, Command};
+use crate::failure::Failure;
+use crate::plan::Plan;
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    log();
+    match run(&cli.command) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            if !cli.command.is_child() {
+                eprintln!("doorbell: {failure}");
+            }
+            failure.exit_code()
+        }
+    }
+}
+
+fn run(command: &Command) -> Result<(), Failure> {
+    match command {
+        Command::Devices(args) => devices::run(args),
+        Command::Limits(args) => limits::run(args),
+        Command::Bw(args) => command::run(&Plan::bw(args)?, &args.test),
+        Command::Lat(args) => command::run(&Plan::lat(args)?, &args.test),
+    }
+}
+
+/// Warnings of the libraries go to stderr. Why a userspace device does not open is the command's own message, so that it is told once.
+fn log() {
+    let lines = tracing_subscriber::fmt::layer()
+        .with_writer(std::io::stderr)
+        .without_time()
+        .with_target(false);
+    let filter = Targets::new()
+        .with_default(LevelFilter::WARN)
+        .with_target("doorbell_softroce_ibverbs", LevelFilter::OFF);
+    tracing_subscriber::registry().with(lines).with(filter).init();
+}

@@ -59,7 +59,9 @@ impl Server {
         let program = std::env::current_exe().map_err(cannot)?;
         let mut child = Command::new(program)
             .args(arguments)
+            // An address and a capture file are for one process.
             .env_remove("DOORBELL_SOFT_ADDR")
+            .env_remove("DOORBELL_PCAP")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()

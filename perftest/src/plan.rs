@@ -305,7 +305,12 @@ impl Plan {
 
     /// The test's name on the command line: `bw write`.
     pub(crate) fn command_name(&self) -> String {
-        format!("{} {}", self.kind.name(), self.verb.name())
+        Plan::command(self.kind, self.verb.name())
+    }
+
+    /// A test's name on the command line.
+    pub(crate) fn command(kind: Kind, verb: &str) -> String {
+        format!("{} {verb}", kind.name())
     }
 
     /// Messages measured per queue pair, or `None` when a size runs for a time.

@@ -1,8 +1,49 @@
 //! Safe RDMA verbs.
 //!
 //! Devices are opened from a [`Library`]: the system's libibverbs, or any other table of verbs, such as the userspace device's. A [`Context`] makes
-//! [`ProtectionDomain`]s and [`CompletionQueue`]s; a domain registers memory as [`Buffer`]s and makes [`QueuePair`]s. Posting a buffer moves it to the queue
-//! pair, its completion gives it back.
+//! [`ProtectionDomain`]s and [`CompletionQueue`]s; a domain registers memory as [`Buffer`]s and makes [`QueuePair`]s, which are connected to a peer's
+//! [`Endpoint`]. Posting a buffer moves it to the queue pair, its [`Completion`] gives it back: while the device may touch memory, safe code cannot.
+//!
+//! ```no_run
+//! use doorbell_verbs::{Endpoint, Library, Local, Remote, Write};
+//!
+//! # fn exchange(_: Endpoint) -> (Endpoint, Remote<Write>) { unimplemented!() }
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let device = Library::system()?.open("mlx5_0")?;
+//! let pd = device.protection_domain()?;
+//! let mut cq = device.completion_queue(256)?;
+//! let prepared = pd.queue_pair(&cq).max_inline(64).rc()?;
+//! // Each side gives the other its endpoint, and a key to memory that the other may write, by any means: a TCP connection, say.
+//! let (peer, inbox) = exchange(prepared.endpoint());
+//! let mut qp = prepared.connect(&peer)?;
+//!
+//! let log = pd.register(vec![0_u8; 1 << 20], Local)?;
+//! let done = 1_u64.to_be_bytes();
+//! qp.post(|batch| {
+//!     for (chunk, at) in log.chunks(64 << 10).zip(inbox.chunks(64 << 10)) {
+//!         batch.write(chunk, at);
+//!     }
+//!     batch.write_inline(&done, inbox).imm(7).signalled();
+//! })?;
+//! let mut free = Vec::new();
+//! while free.len() < 16 {
+//!     for mut completion in cq.poll()? {
+//!         completion.result()?;
+//!         free.extend(completion.take::<Local>());
+//!     }
+//! }
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # What is promised
+//!
+//! - Nothing safe frees, moves or aliases memory that a device may touch: see [`QueuePair`] for how a drop with work in flight goes, and [`Buffer`] for what can
+//!   be done with memory that peers read or write.
+//! - On the path from posting to completion there is no allocation, no lock, no atomic read-modify-write, and one call of the provider per batch.
+//! - A send queue is accounted for exactly: a batch that does not fit is refused whole, with its buffers, before anything is written. A completion queue cannot
+//!   overflow: queue pairs reserve their entries in it.
+//! - Every error says which verb failed, on what, and what to do.
 
 #![deny(unsafe_op_in_unsafe_fn)]
 

@@ -24,7 +24,11 @@ pub(crate) const QEMU: Need = Need {
 pub(crate) const LIBCLANG: &str = "/usr/lib/llvm-14/lib";
 
 /// What the check of our ABI against the C headers and `rdma-sys` is built from.
-pub(crate) const ABI: [Need; 3] = [
+pub(crate) const ABI: [Need; 4] = [
+    Need {
+        package: "pkg-config",
+        found: || in_path("pkg-config"),
+    },
     Need {
         package: "libibverbs-dev",
         found: || Path::new("/usr/include/infiniband/verbs.h").exists(),

@@ -16,13 +16,21 @@ pub(crate) fn of_system_device(name: &str) -> LinkKind {
 
 fn of_entry(class: &Path, name: &str) -> LinkKind {
     let entry = class.join(name);
-    let description = fs::read_to_string(entry.join("node_desc")).unwrap_or_default().to_ascii_lowercase();
+    let description = fs::read_to_string(entry.join("node_desc"))
+        .unwrap_or_default()
+        .to_ascii_lowercase();
     let described = description.starts_with("rxe") || description.contains("software");
-    let is_virtual = fs::canonicalize(&entry).is_ok_and(|path| path.components().any(|part| part.as_os_str() == "virtual"));
+    let is_virtual =
+        fs::canonicalize(&entry).is_ok_and(|path| path.components().any(|part| part.as_os_str() == "virtual"));
     let named = ["rxe", "siw"].iter().any(|prefix| {
-        name.strip_prefix(prefix).is_some_and(|rest| rest.trim_start_matches('_').bytes().all(|byte| byte.is_ascii_digit()))
+        name.strip_prefix(prefix)
+            .is_some_and(|rest| rest.trim_start_matches('_').bytes().all(|byte| byte.is_ascii_digit()))
     });
-    if described || is_virtual || named || entry.join("parent").exists() { LinkKind::KernelSoft } else { LinkKind::Hardware }
+    if described || is_virtual || named || entry.join("parent").exists() {
+        LinkKind::KernelSoft
+    } else {
+        LinkKind::Hardware
+    }
 }
 
 #[cfg(test)]
@@ -32,9 +40,12 @@ mod tests {
     #[test]
     fn software_is_never_taken_for_hardware() {
         let class = std::env::temp_dir().join(format!("doorbell-class-{}", std::process::id()));
-        for (name, file, content) in
-            [("mlx5_0", "node_desc", "host HCA-1\n"), ("fast0", "node_desc", "rxe\n"), ("iw0", "node_desc", "Software iWARP stack\n"), ("soft1", "parent", "eth0\n")]
-        {
+        for (name, file, content) in [
+            ("mlx5_0", "node_desc", "host HCA-1\n"),
+            ("fast0", "node_desc", "rxe\n"),
+            ("iw0", "node_desc", "Software iWARP stack\n"),
+            ("soft1", "parent", "eth0\n"),
+        ] {
             fs::create_dir_all(class.join(name)).unwrap();
             fs::write(class.join(name).join(file), content).unwrap();
         }

@@ -40,7 +40,13 @@ pub(crate) enum Reach {
 ///
 /// # Errors
 /// [`Failure::Usage`] when there is no such device or options do not fit it; [`Failure::Test`] when it cannot be opened.
-pub(crate) fn open(connection: &ConnectionArgs, soft: &SoftArgs, seed: u64, side: Side, reach: Reach) -> Result<Device, Failure> {
+pub(crate) fn open(
+    connection: &ConnectionArgs,
+    soft: &SoftArgs,
+    seed: u64,
+    side: Side,
+    reach: Reach,
+) -> Result<Device, Failure> {
     let named = connection.device.as_deref();
     let soft_devices = Soft::configured(soft, seed, side)?;
     let soft_name = match named {
@@ -72,7 +78,11 @@ fn open_soft(devices: Soft, name: &str) -> Result<Device, Failure> {
     let faults = devices.faults();
     let library = devices.library()?;
     let context = library.open(name).map_err(|e| soft::explain(name, &e))?;
-    Ok(Device { context, link: LinkKind::SoftUdp, faults })
+    Ok(Device {
+        context,
+        link: LinkKind::SoftUdp,
+        faults,
+    })
 }
 
 fn open_system(name: &str, soft_devices: &Soft) -> Result<Device, Failure> {
@@ -88,11 +98,20 @@ fn open_system(name: &str, soft_devices: &Soft) -> Result<Device, Failure> {
         DeviceError::NoDevice { there, .. } => Failure::usage(format!(
             "no device '{}': there is {}",
             one_line(name),
-            there.iter().map(String::as_str).chain(soft_devices.names()).collect::<Vec<_>>().join(", ")
+            there
+                .iter()
+                .map(String::as_str)
+                .chain(soft_devices.names())
+                .collect::<Vec<_>>()
+                .join(", ")
         )),
         other => Failure::test(one_line(&other.to_string())),
     })?;
-    Ok(Device { context, link: of_system_device(name), faults: None })
+    Ok(Device {
+        context,
+        link: of_system_device(name),
+        faults: None,
+    })
 }
 
 /// The first device of the system's library whose port can carry a test. No library, no device and no permission all mean: none.
@@ -100,6 +119,9 @@ fn first_active() -> Option<String> {
     let library = Library::system().ok()?;
     let devices = library.devices().ok()?;
     devices.into_iter().map(|device| device.name).find(|name| {
-        library.open(name).and_then(|context| context.port(PORT)).is_ok_and(|port| port.state == PortState::Active)
+        library
+            .open(name)
+            .and_then(|context| context.port(PORT))
+            .is_ok_and(|port| port.state == PortState::Active)
     })
 }

@@ -20,13 +20,15 @@ use crate::interrupt::Interrupt;
 /// How long the other side may take over an answer that it has at hand.
 pub(crate) const ANSWER: Duration = Duration::from_secs(30);
 /// How long a connection attempt may take, refusals while the server starts included.
-const CONNECT: Duration = Duration::from_secs(5);
+const CONNECT: Duration = Duration::from_secs(3);
 /// How long a client waits between attempts.
 const RETRY: Duration = Duration::from_millis(50);
 /// How long a silent connection may hold the server up before it says `DOORBELL`.
 const PREAMBLE: Duration = Duration::from_secs(5);
 /// How often a wait looks for Ctrl-C.
 const LOOK: Duration = Duration::from_millis(50);
+/// What is said of a connection that ended.
+const CLOSED: &str = "it closed the connection, or its process ended";
 /// Messages that may have arrived and not been looked at; a peer that sends more has to wait.
 const BACKLOG: usize = 16;
 
@@ -59,7 +61,7 @@ impl Control {
             loop {
                 let (got, last) = match frame::read(&mut reader) {
                     Ok(Some(message)) => (Ok(message), false),
-                    Ok(None) => (Err("closed the connection".to_owned()), true),
+                    Ok(None) => (Err(CLOSED.to_owned()), true),
                     Err(e) => (Err(one_line(&e.to_string())), true),
                 };
                 let listening = sender.send(got).is_ok();
@@ -117,10 +119,10 @@ impl Control {
         loop {
             match incoming.recv_timeout(LOOK) {
                 Ok(got) => return self.judge(got),
-                Err(RecvTimeoutError::Disconnected) => return Err(self.lost("closed the connection")),
+                Err(RecvTimeoutError::Disconnected) => return Err(self.lost(CLOSED)),
                 Err(RecvTimeoutError::Timeout) if self.interrupt.requested() => return Err(Failure::Interrupted),
                 Err(RecvTimeoutError::Timeout) if deadline.is_some_and(|deadline| Instant::now() >= deadline) => {
-                    return Err(self.lost(&format!("did not send {awaited} in time")));
+                    return Err(self.lost(&format!("it did not send {awaited} in time")));
                 }
                 Err(RecvTimeoutError::Timeout) => {}
             }
@@ -146,7 +148,7 @@ impl Control {
         match incoming.try_recv() {
             Ok(got) => self.judge(got).map(Some),
             Err(TryRecvError::Empty) => Ok(None),
-            Err(TryRecvError::Disconnected) => Err(self.lost("closed the connection")),
+            Err(TryRecvError::Disconnected) => Err(self.lost(CLOSED)),
         }
     }
 
@@ -168,7 +170,10 @@ impl Control {
     }
 
     fn lost(&self, reason: &str) -> Failure {
-        Failure::test(format!("peer {} lost: {reason}", self.peer))
+        Failure::Lost {
+            control: self.peer,
+            reason: reason.to_owned(),
+        }
     }
 }
 

@@ -22,5 +22,5 @@ mod control;
 pub(crate) mod frame;
 mod message;
 
-pub(crate) use control::{Control, Listener, connect};
+pub(crate) use control::{ANSWER, Control, Listener, connect};
 pub(crate) use message::{Accepted, Finish, Hello, Lane, Message, Outcome, Setup, check_hello};

@@ -12,11 +12,11 @@ use serde::{Deserialize, Serialize};
 use crate::stats::{Bandwidth, LatencyFigures};
 
 pub(crate) use json::print as print_json;
-pub(crate) use text::Table;
+pub(crate) use text::{Table, print};
 pub(crate) use warning::{Warning, of_this_machine};
 
-/// What carries the packets.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+/// What carries the packets; the later, the softer.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum LinkKind {
     /// An RDMA adapter.
@@ -43,11 +43,9 @@ impl LinkKind {
 pub(crate) struct Report {
     tool: &'static str,
     version: &'static str,
-    /// The test: `write_bw`.
-    pub(crate) test: String,
-    /// The device's name.
-    pub(crate) device: String,
-    /// What carries its packets.
+    test: String,
+    device: String,
+    /// What carries the packets: of two ends that differ, the softer.
     pub(crate) link: LinkKind,
     memory: &'static str,
     /// One row per size, in the order they ran.

@@ -27,8 +27,8 @@ impl Table {
     }
 }
 
-/// A reader that closed the pipe has seen what it wanted: not an error.
-fn print(text: &str) {
+/// Prints a line on stdout. A reader that closed the pipe has seen what it wanted: not an error.
+pub(crate) fn print(text: &str) {
     let mut stdout = io::stdout().lock();
     let _ = writeln!(stdout, "{text}").and_then(|()| stdout.flush());
 }

@@ -1,3 +1,12 @@
-//! Running a test.
+//! Running a test: one [`session`] with the other end, in it one [`station`] per message size, in that one of the tests of [`bw`] or
+//! [`lat`].
 
+mod bw;
+mod lat;
 mod pattern;
+pub(crate) mod session;
+mod station;
+mod watch;
+
+#[cfg(test)]
+mod wrong_data_tests;

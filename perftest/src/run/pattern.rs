@@ -29,7 +29,14 @@ pub(crate) struct Mismatch {
 impl Mismatch {
     /// What [`Pattern::check`] found, in which message.
     pub(crate) fn at(bytes: u64, lane: usize, iteration: u64, (offset, expected, found): (u64, u8, u8)) -> Mismatch {
-        Mismatch { bytes, lane, iteration, offset, expected, found }
+        Mismatch {
+            bytes,
+            lane,
+            iteration,
+            offset,
+            expected,
+            found,
+        }
     }
 }
 
@@ -61,6 +68,12 @@ impl Pattern {
         for (index, word) in (0..).zip(payload.chunks_mut(8)) {
             word.copy_from_slice(&self.word(index)[..word.len()]);
         }
+    }
+
+    /// What the last byte of a payload of `bytes` bytes is; there is one at least.
+    pub(crate) fn last_byte(self, bytes: u64) -> u8 {
+        let last = bytes.saturating_sub(1);
+        self.word(last / 8)[(last % 8) as usize]
     }
 
     /// Writes what differs from the payload in every byte.
@@ -103,6 +116,7 @@ mod tests {
             let pattern = Pattern::new(1, 0, 5);
             let mut payload = vec![0; len];
             pattern.fill(&mut payload);
+            assert_eq!(pattern.last_byte(len as u64), payload[len - 1]);
             assert_eq!(pattern.check(&payload), None);
             let mut wrong = payload.clone();
             pattern.fill_wrong(&mut wrong);

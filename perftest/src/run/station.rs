@@ -5,10 +5,11 @@
 //! completion queue to the barrier before the first message, is the same for all and is done here.
 
 use std::net::IpAddr;
+use std::time::{Duration, Instant};
 
 use doorbell_verbs::{
-    Buffer, CompletionQueue, Endpoint, Failure as Completed, Key, Local, Mtu, PreparedQueuePair, ProtectionDomain, Qpn, QueuePair,
-    Refused, Remote,
+    Buffer, CompletionQueue, Endpoint, Failure as Completed, Key, Local, Mtu, PreparedQueuePair, ProtectionDomain, Qpn,
+    QueuePair, Refused, Remote, Status,
 };
 
 use crate::device::{Device, PORT};
@@ -18,6 +19,8 @@ use crate::plan::Plan;
 
 /// The most READs and atomics a queue pair keeps outstanding; more only helps over distances that no test has.
 const RD_ATOMIC: u8 = 16;
+/// How long a test that has lost its peer waits for the device to notice.
+const LONGEST_WAIT: Duration = Duration::from_secs(5);
 /// How often a receiver that has no receive posted is asked again: for ever, because flow control sees to it that it will.
 const RNR_RETRY: u8 = 7;
 
@@ -146,10 +149,14 @@ impl Theirs {
     }
 
     fn key<K: Key>(&self, text: Option<&str>, bytes: u64) -> Result<Remote<K>, Failure> {
-        let remote = text.and_then(from_hex).and_then(|raw| Remote::<K>::from_bytes(&raw).ok());
+        let remote = text
+            .and_then(from_hex)
+            .and_then(|raw| Remote::<K>::from_bytes(&raw).ok());
         match remote {
             Some(remote) if remote.len() >= bytes => Ok(remote),
-            _ => Err(Failure::test(format!("{self} sent no usable key to its memory: are both ends the same doorbell?"))),
+            _ => Err(Failure::test(format!(
+                "{self} sent no usable key to its memory: are both ends the same doorbell?"
+            ))),
         }
     }
 
@@ -201,7 +208,9 @@ impl<O: Own> Station<O> {
         let context = &test.device.context;
         let pd = context.protection_domain().map_err(refused)?;
         let needs = O::needs(test);
-        let cq = context.completion_queue((needs.send + needs.receive) * test.plan.qps).map_err(refused)?;
+        let cq = context
+            .completion_queue((needs.send + needs.receive) * test.plan.qps)
+            .map_err(refused)?;
         let mut prepared = Vec::with_capacity(test.plan.qps as usize);
         for lane in 0..test.plan.qps as usize {
             let mut own = O::new(test, &pd, lane)?;
@@ -211,15 +220,22 @@ impl<O: Own> Station<O> {
             }
             prepared.push((qp, own));
         }
-        let ours = prepared.iter().map(|(qp, own)| describe(&qp.endpoint(), &own.keys())).collect();
-        test.control.send(&Message::Setup(Setup { bytes: test.bytes, lanes: ours }))?;
+        let ours = prepared
+            .iter()
+            .map(|(qp, own)| describe(&qp.endpoint(), &own.keys()))
+            .collect();
+        test.control.send(&Message::Setup(Setup {
+            bytes: test.bytes,
+            lanes: ours,
+        }))?;
         let theirs = match test.control.receive(Some(ANSWER), "its setup")? {
             Message::Setup(setup) if setup.bytes == test.bytes && setup.lanes.len() == prepared.len() => setup.lanes,
             other => return Err(test.control.unexpected(&other, "setup")),
         };
         let mut lanes = Vec::with_capacity(prepared.len());
         for ((qp, own), lane) in prepared.into_iter().zip(theirs) {
-            let (endpoint, theirs) = understand(lane).map_err(|reason| Failure::test(format!("peer {}: {reason}", test.control.peer())))?;
+            let (endpoint, theirs) =
+                understand(lane).map_err(|reason| Failure::test(format!("peer {}: {reason}", test.control.peer())))?;
             let qp = qp.connect(&endpoint).map_err(refused)?;
             lanes.push(Lane { qp, theirs, own });
         }
@@ -228,6 +244,50 @@ impl<O: Own> Station<O> {
             Message::Ready => Ok(Station { cq, lanes }),
             other => Err(test.control.unexpected(&other, "ready")),
         }
+    }
+}
+
+impl<O> Station<O> {
+    /// Says more about a lost peer: which device and queue pair it was, and, when this side's device finds out in the time that the test gave it,
+    /// what it has to say. Any other failure stays what it is.
+    #[cold]
+    pub(crate) fn explain(&mut self, failure: Failure, plan: &Plan) -> Failure {
+        let Failure::Lost { control, reason } = failure else {
+            return failure;
+        };
+        let Some(first) = self.lanes.first() else {
+            return Failure::Lost { control, reason };
+        };
+        let more = match self.lanes.len() - 1 {
+            0 => String::new(),
+            more => format!(" and {more} more queue pairs"),
+        };
+        let peer = format!("{}{more}", first.theirs);
+        let confirmed = match self.await_failure(plan) {
+            Some(status) => format!("; the device reports: {status}"),
+            None => String::new(),
+        };
+        Failure::test(format!(
+            "{peer} lost: {reason} (control connection {control}){confirmed}"
+        ))
+    }
+
+    /// Waits for a request to fail, as long as the device may take to give the peer up.
+    fn await_failure(&mut self, plan: &Plan) -> Option<Status> {
+        let one = Duration::from_nanos(4096)
+            .checked_mul(1 << plan.timeout)
+            .filter(|_| plan.timeout > 0)?;
+        let wait = one.saturating_mul(u32::from(plan.retry) + 1).min(LONGEST_WAIT) + Duration::from_millis(200);
+        let deadline = Instant::now() + wait;
+        while Instant::now() < deadline {
+            for done in self.cq.poll().ok()? {
+                if let Err(failure) = done.result() {
+                    return Some(failure.status);
+                }
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        None
     }
 }
 
@@ -285,10 +345,20 @@ pub(crate) fn usable_inline(plan: &Plan, device: &Device) -> Result<u32, Failure
     }
     let pd = device.context.protection_domain().map_err(refused)?;
     let cq = device.context.completion_queue(2).map_err(refused)?;
-    match pd.queue_pair(&cq).send_depth(1).recv_depth(1).max_inline(plan.inline).rc() {
+    match pd
+        .queue_pair(&cq)
+        .send_depth(1)
+        .recv_depth(1)
+        .max_inline(plan.inline)
+        .rc()
+    {
         Ok(_) => Ok(plan.inline),
         Err(_) if !plan.inline_required => Ok(0),
-        Err(e) => Err(Failure::usage(format!("--inline {}: {}", plan.inline, one_line(&e.to_string())))),
+        Err(e) => Err(Failure::usage(format!(
+            "--inline {}: {}",
+            plan.inline,
+            one_line(&e.to_string())
+        ))),
     }
 }
 
@@ -337,7 +407,14 @@ mod tests {
     fn hexadecimal_survives_and_nonsense_does_not() {
         let bytes: [u8; 24] = std::array::from_fn(|i| (i * 11) as u8);
         assert_eq!(from_hex(&to_hex(&bytes)), Some(bytes));
-        for text in ["", "00", &"0".repeat(49), &"g".repeat(48), &"é".repeat(24), &"+f".repeat(24)] {
+        for text in [
+            "",
+            "00",
+            &"0".repeat(49),
+            &"g".repeat(48),
+            &"é".repeat(24),
+            &"+f".repeat(24),
+        ] {
             assert_eq!(from_hex::<24>(text), None, "{text}");
         }
     }

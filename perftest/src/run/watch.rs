@@ -7,6 +7,9 @@ use crate::failure::Failure;
 
 /// A loop looks once in so many turns.
 const TURNS: u32 = 256;
+/// A loop that has found nothing to do for so many turns offers its core to others each turn: where there is nobody it gets it back at once,
+/// and where threads outnumber cores it is what lets the peer answer.
+const PATIENCE: u32 = 200;
 
 /// The looking.
 #[derive(Debug)]
@@ -15,18 +18,29 @@ pub(crate) struct Watch<'a> {
     turns: u32,
     serving: bool,
     finish: Option<Vec<u64>>,
-    share_cores: bool,
+    idle: u32,
+    patience: u32,
 }
 
 impl<'a> Watch<'a> {
     /// For the client: the peer says nothing until it is asked.
     pub(crate) fn of_client(control: &'a Control) -> Watch<'a> {
-        Watch { control, turns: 0, serving: false, finish: None, share_cores: share_cores() }
+        Watch {
+            control,
+            turns: 0,
+            serving: false,
+            finish: None,
+            idle: 0,
+            patience: if few_cores() { 0 } else { PATIENCE },
+        }
     }
 
     /// For the server: the peer says when it has finished.
     pub(crate) fn of_server(control: &'a Control) -> Watch<'a> {
-        Watch { serving: true, ..Watch::of_client(control) }
+        Watch {
+            serving: true,
+            ..Watch::of_client(control)
+        }
     }
 
     /// One turn of a loop that found something to do.
@@ -35,8 +49,8 @@ impl<'a> Watch<'a> {
     /// [`Failure::Interrupted`]; [`Failure::Test`] when the peer failed or is gone.
     #[inline]
     pub(crate) fn turn(&mut self) -> Result<(), Failure> {
-        self.turns = self.turns.wrapping_add(1);
-        if self.turns.is_multiple_of(TURNS) && self.control.attention() { self.look() } else { Ok(()) }
+        self.idle = 0;
+        self.count()
     }
 
     /// One turn of a loop that found nothing to do.
@@ -45,12 +59,23 @@ impl<'a> Watch<'a> {
     /// As [`Watch::turn`].
     #[inline]
     pub(crate) fn idle(&mut self) -> Result<(), Failure> {
-        if self.share_cores {
-            std::thread::yield_now();
-        } else {
+        if self.idle < self.patience {
+            self.idle += 1;
             std::hint::spin_loop();
+        } else {
+            std::thread::yield_now();
         }
-        self.turn()
+        self.count()
+    }
+
+    #[inline]
+    fn count(&mut self) -> Result<(), Failure> {
+        self.turns = self.turns.wrapping_add(1);
+        if self.turns.is_multiple_of(TURNS) && self.control.attention() {
+            self.look()
+        } else {
+            Ok(())
+        }
     }
 
     #[cold]
@@ -72,7 +97,7 @@ impl<'a> Watch<'a> {
 }
 
 /// Whether the spinning threads of both ends are more than the cores, so that a spinner has to make way.
-fn share_cores() -> bool {
+fn few_cores() -> bool {
     std::thread::available_parallelism().is_ok_and(|cores| cores.get() < 4)
 }
 

@@ -89,11 +89,6 @@ impl Timeline {
         self.next = done + self.stride;
     }
 
-    /// The time since the measurement started, if it did.
-    pub(crate) fn started(&self) -> Option<Instant> {
-        self.records.first().map(|first| first.at)
-    }
-
     /// The figures, or `None` when nothing was measured.
     pub(crate) fn bandwidth(&self) -> Option<Bandwidth> {
         let (first, last) = (self.records.first()?, self.records.last()?);

@@ -47,7 +47,10 @@ pub(crate) unsafe extern "C" fn open_device(device: *mut ibv_device) -> *mut ibv
     };
     let events = match EventQueue::new() {
         Ok(events) => Arc::new(events),
-        Err(error) => return errno::null(errno::of(&error)),
+        Err(error) => {
+            soft.close(opened);
+            return errno::null(errno::of(&error));
+        }
     };
     // SAFETY: all-zero is a verbs_context: integers, null pointers and entries that are `None`, which callers check for.
     let mut verbs: verbs_context = unsafe { MaybeUninit::zeroed().assume_init() };
@@ -75,7 +78,9 @@ pub(crate) unsafe extern "C" fn open_device(device: *mut ibv_device) -> *mut ibv
 /// ibv_open_device(3). Objects of the context that are still there keep the device itself open.
 pub(crate) unsafe extern "C" fn close_device(context: *mut ibv_context) -> c_int {
     // SAFETY: the pointer came from `open_device`, which took the allocation from a Box, and is given up by the caller.
-    drop(unsafe { Box::from_raw(context.byte_sub(offset_of!(verbs_context, context)).cast::<Context>()) });
+    let closed = unsafe { Box::from_raw(context.byte_sub(offset_of!(verbs_context, context)).cast::<Context>()) };
+    let Context { device, soft, .. } = *closed;
+    soft.close(device);
     0
 }
 

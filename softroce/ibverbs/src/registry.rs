@@ -4,7 +4,7 @@ use core::ffi::{c_char, c_int};
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
 use std::ptr;
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::{Arc, OnceLock};
 
 use doorbell_softroce::link::BindError;
 use doorbell_softroce::{ConfigError, Device, DeviceConfig, OpenError};
@@ -19,8 +19,9 @@ pub(crate) struct SoftDevice {
     base: ibv_device,
     config: DeviceConfig,
     guid: u64,
-    /// The device while any context is open on it: all contexts of the process share it.
-    open: Mutex<Weak<Device>>,
+    /// The device while any context is open on it: all contexts of the process share it. It is opened and closed under this lock, so that
+    /// whoever opens it anew finds its address free.
+    open: Mutex<Option<Arc<Device>>>,
 }
 
 /// The devices were listed already, so that their configuration stands.
@@ -92,7 +93,7 @@ impl SoftDevice {
             base,
             config,
             guid,
-            open: Mutex::new(Weak::new()),
+            open: Mutex::new(None),
         }
     }
 
@@ -117,18 +118,30 @@ impl SoftDevice {
     /// The device, opened by the first who asks. A failure is an errno value, its reason kept for [`last_open_error`].
     pub(crate) fn open(&self) -> Result<Arc<Device>, c_int> {
         let mut open = self.open.lock();
-        if let Some(device) = open.upgrade() {
-            return Ok(device);
+        if let Some(device) = &*open {
+            return Ok(Arc::clone(device));
         }
         match Device::open(&self.config) {
             Ok(device) => {
-                *open = Arc::downgrade(&device);
+                *open = Some(Arc::clone(&device));
                 Ok(device)
             }
             Err(error) => {
                 note(&error);
                 Err(errno_of(&error))
             }
+        }
+    }
+}
+
+impl SoftDevice {
+    /// A context is done with the device: closes it when nothing else is on it.
+    pub(crate) fn close(&self, device: Arc<Device>) {
+        let mut open = self.open.lock();
+        drop(device);
+        // 1 is ours, and nobody can take another from it under the lock. Objects that outlive their context keep it open.
+        if open.as_ref().is_some_and(|device| Arc::strong_count(device) == 1) {
+            *open = None;
         }
     }
 }

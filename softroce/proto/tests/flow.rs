@@ -1,36 +1,19 @@
-//! The rules of the conversation: windows, acknowledgements, retries, waits, limits, order.
+//! The rules of the conversation while nothing is lost: windows, acknowledgements, order, limits, turns.
 
 mod util;
 
-use std::time::Duration;
-
 use doorbell_roce_proto::memory::{AtomicOp, Sge};
 use doorbell_roce_proto::qp::State;
-use doorbell_roce_proto::wire::{Extension, Nak, Opcode, RnrTimer, Syndrome};
-use doorbell_roce_proto::work::{Operation, Payload, SendRequest, Status};
+use doorbell_roce_proto::wire::Opcode;
+use doorbell_roce_proto::work::{Payload, SendRequest, Status};
 use doorbell_roce_proto::{AsyncEvent, Instant, Mtu};
 
 use util::{
-    Fate, Pair, RECV_CQ, SEND_CQ, Setup, atomic_on, pattern, read_from, request, send, write_operation, write_to,
+    Fate, Pair, SEND_CQ, Setup, atomic_on, drop_all, pattern, read_from, request, send, success, with_regions,
+    write_operation, write_to,
 };
 
 const ADD: AtomicOp = AtomicOp::FetchAdd { add: 1 };
-
-fn success(wr_ids: impl IntoIterator<Item = u64>) -> Vec<(u64, Status)> {
-    wr_ids.into_iter().map(|wr_id| (wr_id, Status::Success)).collect()
-}
-
-/// A connected pair with a region of `len` bytes at each end.
-fn with_regions(setup: Setup, len: usize) -> (Pair, Sge, Sge) {
-    let mut pair = Pair::connected(setup);
-    let local = pair.region(0, pattern(len, 1));
-    let remote = pair.region(1, pattern(len, 2));
-    (pair, local, remote)
-}
-
-fn drop_all(_: usize, _: &util::Sent) -> Fate {
-    Fate::Drop
-}
 
 // Window and acknowledgements
 
@@ -215,299 +198,6 @@ fn inline_bytes_are_those_at_posting() {
     assert_eq!(pair.bytes(1, remote), pattern(600, 5));
 }
 
-// Loss
-
-#[test]
-fn one_nak_per_gap() {
-    let (mut pair, local, remote) = with_regions(Setup::default(), 256 * 20);
-    pair.post(0, &write_to(1, &[local], remote));
-    pair.run_with(|number, _| if number == 5 { Fate::Drop } else { Fate::Deliver });
-    let naks: Vec<_> = pair.log.iter().filter(|sent| sent.from == 1).collect();
-    assert_eq!(pair.syndromes(1)[0], Syndrome::Nak(Nak::PsnSequence));
-    assert_eq!(naks[0].packet().bth.psn.get(), 105);
-    assert_eq!(pair.syndromes(1).len(), 2);
-    let counters = pair.nodes[1].endpoint.counters();
-    assert_eq!((counters.sequence_naks_sent, counters.out_of_sequence), (1, 14));
-    // Everything from the gap on went again, and nothing waited for the timer.
-    assert_eq!(pair.nodes[0].endpoint.counters().retransmits, 15);
-    assert_eq!(pair.nodes[0].endpoint.counters().timeouts, 0);
-    assert_eq!(pair.bytes(1, remote), pattern(256 * 20, 1));
-}
-
-#[test]
-fn duplicated_naks_go_back_once() {
-    let (mut pair, local, remote) = with_regions(Setup::default(), 256 * 20);
-    pair.post(0, &write_to(1, &[local], remote));
-    pair.run_with(|number, sent| match number {
-        5 => Fate::Drop,
-        _ if sent.from == 1 => Fate::Duplicate,
-        _ => Fate::Deliver,
-    });
-    assert_eq!(pair.nodes[0].endpoint.counters().retransmits, 15);
-    assert_eq!(pair.completed(0, SEND_CQ), success([1]));
-}
-
-#[test]
-fn a_read_is_asked_for_from_the_first_response_missing() {
-    let (mut pair, local, remote) = with_regions(Setup::default(), 256 * 10);
-    pair.post(0, &read_from(1, &[local], remote));
-    // The request is number 0, the fifth response number 5.
-    pair.run_with(|number, _| if number == 5 { Fate::Drop } else { Fate::Deliver });
-    let requests: Vec<_> = pair.log.iter().filter(|sent| sent.from == 0).collect();
-    assert_eq!(requests.len(), 2);
-    let again = requests[1].packet();
-    let Extension::Reth(reth) = again.extension else {
-        panic!("{again:?}")
-    };
-    assert_eq!(
-        (again.bth.psn.get(), reth.va, reth.len),
-        (104, remote.addr + 4 * 256, 6 * 256)
-    );
-    assert_eq!(pair.bytes(0, local), pattern(256 * 10, 2));
-    assert_eq!(pair.completed(0, SEND_CQ), success([1]));
-    assert_eq!(pair.nodes[0].endpoint.counters().timeouts, 0);
-}
-
-#[test]
-fn an_atomic_is_done_once_however_often_it_comes() {
-    let (mut pair, local, remote) = with_regions(Setup::default(), 64);
-    let word = Sge { len: 8, ..local };
-    let before = u64::from_ne_bytes(pattern(64, 2)[..8].try_into().unwrap());
-    for wr_id in 0..4 {
-        let result = Sge {
-            addr: word.addr + 8 * wr_id,
-            ..word
-        };
-        pair.post(0, &atomic_on(wr_id, &[result], remote, ADD));
-    }
-    // Every answer is lost twice.
-    let mut answers = 0;
-    pair.run_with(|_, sent| {
-        answers += usize::from(sent.from == 1);
-        if sent.from == 1 && answers <= 8 {
-            Fate::Drop
-        } else {
-            Fate::Deliver
-        }
-    });
-    let words = |bytes: &[u8]| -> Vec<u64> {
-        bytes
-            .chunks(8)
-            .map(|word| u64::from_ne_bytes(word.try_into().unwrap()))
-            .collect()
-    };
-    let results = words(&pair.bytes(0, local)[..32]);
-    assert_eq!(
-        results,
-        (0..4).map(|done| before.wrapping_add(done)).collect::<Vec<_>>()
-    );
-    assert_eq!(words(pair.bytes(1, remote))[0], before.wrapping_add(4));
-    assert!(pair.nodes[1].endpoint.counters().duplicates >= 8);
-}
-
-#[test]
-fn a_duplicate_send_is_acknowledged_and_not_received_again() {
-    let (mut pair, local, remote) = with_regions(Setup::default(), 8);
-    pair.receive(1, 10, &[remote]);
-    pair.receive(1, 11, &[remote]);
-    pair.post(0, &send(1, &[local]));
-    // The first acknowledgement is lost.
-    pair.run_with(|number, _| if number == 1 { Fate::Drop } else { Fate::Deliver });
-    assert_eq!(pair.completed(0, SEND_CQ), success([1]));
-    assert_eq!(pair.completed(1, RECV_CQ), success([10]));
-    assert_eq!(pair.opcodes(0), [Opcode::RcSendOnly; 2]);
-    assert_eq!(pair.opcodes(1), [Opcode::RcAcknowledge; 2]);
-}
-
-// Retries and timers
-
-#[test]
-fn the_timer_retries_as_often_as_agreed_and_then_fails() {
-    for retry_cnt in [0, 1, 3, 7] {
-        let (mut pair, local, remote) = with_regions(
-            Setup {
-                retry_cnt,
-                timeout: 8,
-                ..Setup::default()
-            },
-            8,
-        );
-        let start = pair.now;
-        pair.post(0, &write_to(1, &[local], remote));
-        pair.post(0, &write_to(2, &[local], remote));
-        pair.run_with(drop_all);
-        assert_eq!(
-            pair.completed(0, SEND_CQ),
-            [(1, Status::RetryExceeded), (2, Status::Flushed)]
-        );
-        let tries = u32::from(retry_cnt) + 1;
-        assert_eq!(pair.log.len() as u32, 2 * tries);
-        let period = Duration::from_nanos(4096 << 8);
-        assert_eq!(pair.now - start, period * tries);
-        assert_eq!(pair.state(0), State::Err);
-        assert_eq!(pair.nodes[0].endpoint.counters().timeouts, u64::from(tries));
-        assert_eq!(pair.nodes[0].endpoint.poll_timeout(), None);
-    }
-}
-
-#[test]
-fn progress_gives_the_retries_back() {
-    // Each packet gets through the third time only: 20 packets need more retries than there are.
-    let (mut pair, local, remote) = with_regions(
-        Setup {
-            retry_cnt: 2,
-            window: 1,
-            ..Setup::default()
-        },
-        256 * 20,
-    );
-    pair.post(0, &write_to(1, &[local], remote));
-    let mut tries = 0;
-    pair.run_with(|_, sent| {
-        tries += usize::from(sent.from == 0);
-        if sent.from == 0 && tries % 3 != 0 {
-            Fate::Drop
-        } else {
-            Fate::Deliver
-        }
-    });
-    assert_eq!(pair.completed(0, SEND_CQ), success([1]));
-    assert_eq!(pair.nodes[0].endpoint.counters().timeouts, 40);
-}
-
-#[test]
-fn without_a_timeout_nothing_is_due() {
-    let (mut pair, local, remote) = with_regions(
-        Setup {
-            timeout: 0,
-            ..Setup::default()
-        },
-        8,
-    );
-    pair.post(0, &write_to(1, &[local], remote));
-    pair.run_with(drop_all);
-    assert_eq!(pair.completed(0, SEND_CQ), []);
-    assert_eq!(pair.nodes[0].endpoint.poll_timeout(), None);
-}
-
-#[test]
-fn nothing_is_due_when_all_is_acknowledged() {
-    let (mut pair, local, remote) = with_regions(Setup::default(), 600);
-    pair.post(0, &write_to(1, &[local], remote));
-    pair.transmit(0, &mut |_, _| Fate::Deliver);
-    assert_eq!(
-        pair.nodes[0].endpoint.poll_timeout(),
-        Some(pair.now + Duration::from_nanos(4096 << 10))
-    );
-    pair.exchange(&mut |_, _| Fate::Deliver);
-    assert_eq!(pair.nodes[0].endpoint.poll_timeout(), None);
-    assert_eq!(pair.nodes[1].endpoint.poll_timeout(), None);
-}
-
-// Receiver not ready
-
-#[test]
-fn without_a_receive_the_sender_waits_as_asked() {
-    for imm in [false, true] {
-        let (mut pair, local, remote) = with_regions(
-            Setup {
-                rnr_timer: 14,
-                ..Setup::default()
-            },
-            600,
-        );
-        let start = pair.now;
-        let operation = if imm {
-            write_operation(remote, Some(3))
-        } else {
-            Operation::Send { imm: None }
-        };
-        pair.post(0, &request(1, operation, &[local]));
-        pair.exchange(&mut |_, _| Fate::Deliver);
-        let wait = RnrTimer::from_code(14);
-        assert_eq!(pair.syndromes(1), [Syndrome::RnrNak(wait)]);
-        assert_eq!(pair.nodes[0].endpoint.poll_timeout(), Some(start + wait.duration()));
-        // Whatever is posted meanwhile waits too.
-        pair.post(0, &write_to(2, &[local], remote));
-        pair.exchange(&mut |_, _| Fate::Deliver);
-        let sent = pair.opcodes(0).len();
-        assert_eq!(sent, 3);
-        pair.receive(1, 10, &[remote]);
-        pair.run();
-        assert_eq!(pair.completed(0, SEND_CQ), success([1, 2]));
-        assert_eq!(pair.completed(1, RECV_CQ), success([10]));
-        assert_eq!(pair.now - start, wait.duration());
-        assert_eq!(pair.bytes(1, remote), pattern(600, 1));
-    }
-}
-
-#[test]
-fn rnr_retries_are_counted() {
-    for rnr_retry in [0, 1, 6] {
-        let (mut pair, local, _) = with_regions(
-            Setup {
-                rnr_retry,
-                ..Setup::default()
-            },
-            8,
-        );
-        pair.post(0, &send(1, &[local]));
-        pair.run();
-        assert_eq!(pair.completed(0, SEND_CQ), [(1, Status::RnrRetryExceeded)]);
-        assert_eq!(pair.opcodes(0).len(), usize::from(rnr_retry) + 1);
-        assert_eq!(pair.state(0), State::Err);
-        // The receiver is none the wiser.
-        assert_eq!(pair.state(1), State::Rts);
-    }
-}
-
-#[test]
-fn rnr_retry_7_is_for_ever() {
-    let (mut pair, local, remote) = with_regions(Setup::default(), 8);
-    pair.post(0, &send(1, &[local]));
-    for _ in 0..100 {
-        pair.exchange(&mut |_, _| Fate::Deliver);
-        pair.now = pair.nodes[0].endpoint.poll_timeout().unwrap();
-        let now = pair.now;
-        pair.nodes[0].endpoint.handle_timeout(now);
-    }
-    assert_eq!(pair.completed(0, SEND_CQ), []);
-    pair.receive(1, 10, &[remote]);
-    pair.run();
-    assert_eq!(pair.completed(0, SEND_CQ), success([1]));
-    assert_eq!(pair.nodes[0].endpoint.counters().rnr_naks_received, 100);
-}
-
-#[test]
-fn an_alive_receiver_that_is_not_ready_uses_up_no_transport_retries() {
-    // Between two RNR NAKs one packet is lost: with one retry, that must not add up.
-    let (mut pair, local, remote) = with_regions(
-        Setup {
-            retry_cnt: 1,
-            ..Setup::default()
-        },
-        8,
-    );
-    pair.post(0, &send(1, &[local]));
-    let mut sends = 0;
-    for _ in 0..20 {
-        pair.exchange(&mut |_, sent| {
-            sends += usize::from(sent.from == 0);
-            if sent.from == 0 && sends % 2 == 0 {
-                Fate::Drop
-            } else {
-                Fate::Deliver
-            }
-        });
-        pair.now = pair.nodes[0].endpoint.poll_timeout().unwrap();
-        let now = pair.now;
-        pair.nodes[0].endpoint.handle_timeout(now);
-    }
-    pair.receive(1, 10, &[remote]);
-    pair.run();
-    assert_eq!(pair.completed(0, SEND_CQ), success([1]));
-}
-
 // Order and limits
 
 #[test]
@@ -674,9 +364,9 @@ fn a_long_answer_does_not_hold_up_requests() {
 
 #[test]
 fn a_message_of_many_windows_across_the_wrap() {
-    let len = 256 * 20_000 + 3;
+    let len = 256 * 5_000 + 3;
     let setup = Setup {
-        psns: [0xff_f000, 0xff_ff00],
+        psns: [0xff_f800, 0xff_ff00],
         window: 1000,
         ..Setup::default()
     };
@@ -687,7 +377,7 @@ fn a_message_of_many_windows_across_the_wrap() {
     pair.log.clear();
     assert_eq!(pair.completed(0, SEND_CQ), success([1, 2]));
     assert!(pair.bytes(1, remote) == pattern(len, 1));
-    assert_eq!(pair.expected_psn(1), (0xff_f000 + 2 * 20_001) & 0xff_ffff);
+    assert_eq!(pair.expected_psn(1), (0xff_f800 + 2 * 5_001) & 0xff_ffff);
 }
 
 #[test]

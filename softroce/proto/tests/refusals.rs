@@ -542,3 +542,56 @@ fn responses_to_nothing_change_nothing() {
         (0, 12, 19)
     );
 }
+
+#[test]
+fn the_nak_goes_out_though_the_owner_moves_to_the_error_state_too() {
+    let mut pair = Pair::connected(Setup::default());
+    pair.forge(1, Opcode::RcSendLast, 100, &Extension::Bare, &[1]);
+    pair.enter(1, State::Err);
+    pair.transmit(1, &mut util::drop_all);
+    assert_eq!(pair.syndromes(1), [Syndrome::Nak(Nak::InvalidRequest)]);
+}
+
+#[test]
+fn a_queue_pair_put_into_the_error_state_says_nothing_more() {
+    let mut pair = Pair::connected(Setup::default());
+    let remote = pair.region(1, pattern(LEN, 2));
+    let reth = Reth {
+        va: remote.addr,
+        rkey: rkey(remote),
+        len: 600,
+    };
+    pair.forge(1, Opcode::RcReadRequest, 100, &Extension::Reth(reth), &[]);
+    pair.enter(1, State::Err);
+    pair.transmit(1, &mut util::drop_all);
+    assert_eq!(pair.log.len(), 0);
+}
+
+#[test]
+fn a_queue_pair_whose_own_request_failed_says_nothing_more() {
+    let mut pair = Pair::connected(Setup {
+        rd_atomic: 0,
+        ..Setup::default()
+    });
+    let (local, remote) = (pair.region(0, pattern(LEN, 1)), pair.region(1, pattern(LEN, 2)));
+    let reth = Reth {
+        va: local.addr,
+        rkey: rkey(local),
+        len: 600,
+    };
+    pair.post(0, &write_to(1, &[local], remote));
+    pair.transmit(0, &mut util::drop_all);
+    pair.log.clear();
+    pair.forge(0, Opcode::RcReadRequest, 9000, &Extension::Reth(reth), &[]);
+    let syndrome = Syndrome::Nak(Nak::RemoteOperational);
+    pair.forge(
+        0,
+        Opcode::RcAcknowledge,
+        100,
+        &Extension::Aeth(Aeth { syndrome, msn: 0 }),
+        &[],
+    );
+    pair.transmit(0, &mut util::drop_all);
+    assert_eq!(pair.completed(0, SEND_CQ), [(1, Status::RemoteOperational)]);
+    assert_eq!(pair.log.len(), 0);
+}

@@ -43,13 +43,14 @@ impl<'a> Completions<'a> {
     }
 
     /// The ring with this key; `None` for a queue pair that is gone.
+    #[inline(always)]
     fn find(&mut self, key: u32) -> Option<&'a Ring> {
-        if self.table.get(key).is_none() {
-            self.welcome();
-        }
-        let ring = self.table.get(key)?;
+        let ring = match self.table.get(key) {
+            Some(ring) => Arc::as_ptr(ring),
+            None => self.welcome(key)?,
+        };
         // SAFETY: the table's reference keeps the ring alive, and only `bury` removes one, which needs the `&mut CompletionQueue` that is borrowed for 'a.
-        let ring = unsafe { &*Arc::as_ptr(ring) };
+        let ring = unsafe { &*ring };
         self.ring = Some((ring, key));
         Some(ring)
     }
@@ -57,8 +58,9 @@ impl<'a> Completions<'a> {
     /// Looks for queue pairs made since.
     #[cold]
     #[inline(never)]
-    fn welcome(&mut self) {
+    fn welcome(&mut self, key: u32) -> Option<*const Ring> {
         self.cq.registry().welcome(self.table);
+        self.table.get(key).map(Arc::as_ptr)
     }
 }
 

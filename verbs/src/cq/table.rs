@@ -11,6 +11,7 @@ use crate::qp::{Queue, Ring};
 
 const INDEX_BITS: u32 = 16;
 
+#[inline(always)]
 fn index_of(key: u32) -> usize {
     (key & ((1 << INDEX_BITS) - 1)) as usize
 }
@@ -23,6 +24,7 @@ pub(super) struct Table {
 
 impl Table {
     /// The ring with this key.
+    #[inline(always)]
     pub(super) fn get(&self, key: u32) -> Option<&Arc<Ring>> {
         match self.entries.get(index_of(key)) {
             Some(Some((there, ring))) if *there == key => Some(ring),

@@ -2,12 +2,11 @@
 
 use core::ffi::c_uint;
 use core::marker::PhantomData;
-use core::mem::ManuallyDrop;
 
 use doorbell_verbs_sys as sys;
 
-use super::connected::SendSide;
-use super::refused::{Reason, Refused};
+use super::connected::{Accounting, SendSide};
+use super::refused::Refused;
 use super::staging::{Poster, Staging};
 use crate::memory::{GrantsRead, GrantsWrite, Remote, RemoteWord, Sink, Source, Word};
 use crate::wr::op::{self, Immediate, Operation};
@@ -15,12 +14,10 @@ use crate::wr::payload::{Inline, Limits, One, Payload, Several};
 
 /// The requests of one doorbell, being built: see [`QueuePair::post`](crate::QueuePair::post). Inline data must live for `'d`, until they are posted.
 ///
-/// Each method adds a request, and returns it to be refined (`.imm(7).signalled()`); it is complete when that statement ends.
+/// Each method adds a request, and returns it to be refined: `batch.write(buffer, remote).imm(7).signalled();`.
 pub struct Batch<'q, 'd> {
     staging: Staging<'q, sys::ibv_send_wr>,
-    limits: Limits,
-    signal_at: u64,
-    interval: u64,
+    accounting: &'q mut Accounting,
     data: PhantomData<&'d [u8]>,
 }
 
@@ -30,115 +27,87 @@ impl<'q, 'd> Batch<'q, 'd> {
     where
         F: for<'b> FnOnce(&mut Batch<'b, 'd>),
     {
-        let before = side.signal_at;
-        let (signal_at, result) = {
+        let result = {
             let mut batch = Batch {
                 staging: Staging::new(&mut side.poster),
-                limits: side.limits,
-                signal_at: before,
-                interval: side.interval,
+                accounting: &mut side.accounting,
                 data: PhantomData,
             };
             build(&mut batch);
-            let Batch { staging, signal_at, .. } = batch;
-            (signal_at, staging.finish())
+            batch.staging.finish()
         };
-        side.signal_at = match result {
-            Ok(()) => signal_at,
-            // Nothing posted: as before. Some posted, and perhaps one of them signalled: the next one is, to be safe.
-            Err(_) => before.max(side.poster.head()),
-        };
+        if result.is_err() {
+            side.accounting.forget_from(side.poster.head());
+        }
         result
     }
 
-    #[inline(always)]
-    fn request<O: Operation, P: Payload>(&mut self, op: O, payload: P) -> Request<'_, 'q, 'd, O, P> {
-        Request {
-            batch: self,
-            op,
-            payload: ManuallyDrop::new(payload),
-            flags: P::FLAGS,
-            imm: None,
-        }
-    }
-
     /// SENDs the buffer's bytes into the next receive that the peer has posted.
-    #[inline]
-    pub fn send(&mut self, buffer: impl Source) -> Request<'_, 'q, 'd, op::Send, One> {
-        self.request(op::Send, One::new(buffer))
+    #[inline(always)]
+    pub fn send(&mut self, buffer: impl Source) -> Request<'_, op::Send> {
+        self.stage(op::Send, One::new(buffer))
     }
 
     /// SENDs the bytes of several buffers as one message.
-    #[inline]
-    pub fn send_gather<S: Source, const N: usize>(
-        &mut self,
-        buffers: [S; N],
-    ) -> Request<'_, 'q, 'd, op::Send, Several<N>> {
-        self.request(op::Send, Several::new(buffers))
+    #[inline(always)]
+    pub fn send_gather<S: Source, const N: usize>(&mut self, buffers: [S; N]) -> Request<'_, op::Send> {
+        self.stage(op::Send, Several::new(buffers))
     }
 
     /// SENDs `bytes`, at most [`max_inline`](crate::QueuePair::max_inline).
-    #[inline]
-    pub fn send_inline(&mut self, bytes: &'d [u8]) -> Request<'_, 'q, 'd, op::Send, Inline<'d>> {
-        self.request(op::Send, Inline::new(bytes))
+    #[inline(always)]
+    pub fn send_inline(&mut self, bytes: &'d [u8]) -> Request<'_, op::Send> {
+        self.stage(op::Send, Inline::new(bytes))
     }
 
     /// WRITEs the buffer's bytes to the beginning of `remote`.
-    #[inline]
-    pub fn write(
-        &mut self,
-        buffer: impl Source,
-        remote: Remote<impl GrantsWrite>,
-    ) -> Request<'_, 'q, 'd, op::Write, One> {
-        self.request(op::Write::new(remote), One::new(buffer))
+    #[inline(always)]
+    pub fn write(&mut self, buffer: impl Source, remote: Remote<impl GrantsWrite>) -> Request<'_, op::Write> {
+        self.stage(op::Write::new(remote), One::new(buffer))
     }
 
     /// WRITEs the bytes of several buffers, one after the other, to the beginning of `remote`.
-    #[inline]
+    #[inline(always)]
     pub fn write_gather<S: Source, const N: usize>(
         &mut self,
         buffers: [S; N],
         remote: Remote<impl GrantsWrite>,
-    ) -> Request<'_, 'q, 'd, op::Write, Several<N>> {
-        self.request(op::Write::new(remote), Several::new(buffers))
+    ) -> Request<'_, op::Write> {
+        self.stage(op::Write::new(remote), Several::new(buffers))
     }
 
     /// WRITEs `bytes`, at most [`max_inline`](crate::QueuePair::max_inline), to the beginning of `remote`.
-    #[inline]
-    pub fn write_inline(
-        &mut self,
-        bytes: &'d [u8],
-        remote: Remote<impl GrantsWrite>,
-    ) -> Request<'_, 'q, 'd, op::Write, Inline<'d>> {
-        self.request(op::Write::new(remote), Inline::new(bytes))
+    #[inline(always)]
+    pub fn write_inline(&mut self, bytes: &'d [u8], remote: Remote<impl GrantsWrite>) -> Request<'_, op::Write> {
+        self.stage(op::Write::new(remote), Inline::new(bytes))
     }
 
     /// READs as many bytes as the buffer has from the beginning of `remote`.
-    #[inline]
-    pub fn read(&mut self, buffer: impl Sink, remote: Remote<impl GrantsRead>) -> Request<'_, 'q, 'd, op::Read, One> {
-        self.request(op::Read::new(remote), One::new(buffer))
+    #[inline(always)]
+    pub fn read(&mut self, buffer: impl Sink, remote: Remote<impl GrantsRead>) -> Request<'_, op::Read> {
+        self.stage(op::Read::new(remote), One::new(buffer))
     }
 
     /// READs as many bytes as the buffers have together from the beginning of `remote`, filling one after the other.
-    #[inline]
+    #[inline(always)]
     pub fn read_scatter<S: Sink, const N: usize>(
         &mut self,
         buffers: [S; N],
         remote: Remote<impl GrantsRead>,
-    ) -> Request<'_, 'q, 'd, op::Read, Several<N>> {
-        self.request(op::Read::new(remote), Several::new(buffers))
+    ) -> Request<'_, op::Read> {
+        self.stage(op::Read::new(remote), Several::new(buffers))
     }
 
     /// Sets the peer's word to `swap` if it is `compare`, atomically; the old value comes back in `word`.
-    #[inline]
+    #[inline(always)]
     pub fn compare_swap(
         &mut self,
         word: Word,
         at: RemoteWord,
         compare: u64,
         swap: u64,
-    ) -> Request<'_, 'q, 'd, op::CompareSwap, One> {
-        self.request(
+    ) -> Request<'_, op::CompareSwap> {
+        self.stage(
             op::CompareSwap {
                 word: at,
                 compare,
@@ -149,95 +118,115 @@ impl<'q, 'd> Batch<'q, 'd> {
     }
 
     /// Adds `add` to the peer's word, modulo 2^64, atomically; the old value comes back in `word`.
-    #[inline]
-    pub fn fetch_add(&mut self, word: Word, at: RemoteWord, add: u64) -> Request<'_, 'q, 'd, op::FetchAdd, One> {
-        self.request(op::FetchAdd { word: at, add }, One::new(word))
+    #[inline(always)]
+    pub fn fetch_add(&mut self, word: Word, at: RemoteWord, add: u64) -> Request<'_, op::FetchAdd> {
+        self.stage(op::FetchAdd { word: at, add }, One::new(word))
     }
 
     #[inline(always)]
-    fn stage<O: Operation, P: Payload>(&mut self, op: &O, payload: P, flags: c_uint, imm: Option<u32>) {
-        let fits = op.check(payload.bytes()).is_none() && payload.check(self.limits).is_none();
-        if !(fits && self.staging.has_room()) {
-            let reason = op.check(payload.bytes()).or_else(|| payload.check(self.limits));
-            if !self.staging.reconsider(reason) {
-                self.staging.keep(payload.into_buffers());
-                return;
-            }
-        }
-        let mut flags = flags;
-        if self.staging.next() == self.signal_at {
-            flags |= sys::IBV_SEND_SIGNALED;
-        }
-        if flags & sys::IBV_SEND_SIGNALED != 0 {
-            self.signal_at = self.staging.next() + self.interval;
-        }
-        let fill = |wr: *mut sys::ibv_send_wr| {
-            // SAFETY: `push` passes a request of the queue's array.
-            unsafe {
-                op.fill(wr, imm.is_some());
-                (*wr).send_flags = flags;
-                if let Some(imm) = imm {
-                    (*wr).anon_1.imm_data = imm.to_be();
+    fn stage<O: Operation, P: Payload>(&mut self, op: O, payload: P) -> Request<'_, O> {
+        let position = self.staging.next();
+        let fits = op.admits(payload.bytes()) && payload.admits(self.accounting.limits);
+        let payload = if fits && self.staging.has_room() {
+            payload
+        } else {
+            match reconsider_send(self.staging.poster(), position, op, payload, self.accounting.limits) {
+                Some(payload) => payload,
+                None => {
+                    return Request {
+                        wr: self.staging.scratch(),
+                        position,
+                        accounting: self.accounting,
+                        op: PhantomData,
+                    };
                 }
             }
         };
-        // SAFETY: `push` passes the request's list; `check` found nothing.
-        let fill_sges = |sges: *mut sys::ibv_sge| unsafe { payload.fill(sges) };
+        let flags = self.accounting.forced(position) | P::FLAGS;
+        let fill = |wr: *mut sys::ibv_send_wr| {
+            // SAFETY: `push` passes a request of the queue's array.
+            unsafe {
+                op.fill(wr);
+                (*wr).send_flags = flags;
+            }
+        };
+        let num_sge = payload.num_sge();
+        let staged = payload.stage();
+        // SAFETY: `push` passes the request's list, and the limits were kept to.
+        let fill_sges = |sges: *mut sys::ibv_sge| unsafe { P::fill(&staged.0, sges) };
         // SAFETY: there is room. The request is complete: opcode, flags, operands, list. Its memory is in the payload's buffers, or is inline data borrowed for
         // 'd, which outlives `finish` because `post`'s caller chose it.
-        unsafe { self.staging.push(fill, fill_sges) };
-        // SAFETY: this is the request just pushed.
-        unsafe { self.staging.keep_in_flight(payload.into_buffers()) };
+        let wr = unsafe { self.staging.push(fill, num_sge, fill_sges, staged.1) };
+        Request {
+            wr,
+            position,
+            accounting: self.accounting,
+            op: PhantomData,
+        }
     }
 }
 
-/// A request of a batch, complete when dropped, at the end of the statement.
-pub struct Request<'b, 'q, 'd, O: Operation, P: Payload> {
-    batch: &'b mut Batch<'q, 'd>,
+/// Finds out why a request cannot simply be staged; gives it back if it can be after all.
+#[cold]
+#[inline(never)]
+fn reconsider_send<O: Operation, P: Payload>(
+    poster: &mut Poster<sys::ibv_send_wr>,
+    position: u64,
     op: O,
-    payload: ManuallyDrop<P>,
-    flags: c_uint,
-    imm: Option<u32>,
+    payload: P,
+    limits: Limits,
+) -> Option<P> {
+    let reason = op.check(payload.bytes()).or_else(|| payload.check(limits));
+    poster.reconsider(position, reason, payload)
 }
 
-impl<O: Operation, P: Payload> Request<'_, '_, '_, O, P> {
+/// A request just added to a batch, to be refined. It needs no more: dropping it leaves it as it is.
+pub struct Request<'b, O: Operation> {
+    /// The request in the queue's array, or, for one that was refused, one that is never posted.
+    wr: *mut sys::ibv_send_wr,
+    position: u64,
+    accounting: &'b mut Accounting,
+    op: PhantomData<O>,
+}
+
+impl<O: Operation> Request<'_, O> {
     /// Has a completion of its own, which confirms the unsignalled requests before it too.
     #[inline(always)]
-    pub fn signalled(mut self) -> Self {
-        self.flags |= sys::IBV_SEND_SIGNALED;
-        self
+    pub fn signalled(self) -> Self {
+        self.accounting.signalled(self.position);
+        self.add(sys::IBV_SEND_SIGNALED)
     }
 
     /// Waits until READs and atomics before it are done (IBTA vol 1, 10.8.3.3).
     #[inline(always)]
-    pub fn fence(mut self) -> Self {
-        self.flags |= sys::IBV_SEND_FENCE;
+    pub fn fence(self) -> Self {
+        self.add(sys::IBV_SEND_FENCE)
+    }
+
+    #[inline(always)]
+    fn add(self, flag: c_uint) -> Self {
+        // SAFETY: `wr` points into the queue's array, which lives as long as the batch; it is not posted while the batch is borrowed.
+        unsafe { (*self.wr).send_flags |= flag };
         self
     }
 }
 
-impl<O: Immediate, P: Payload> Request<'_, '_, '_, O, P> {
+impl<O: Immediate> Request<'_, O> {
     /// Carries 32 bits to the peer's completion. A WRITE then consumes a receive of the peer's.
     #[inline(always)]
-    pub fn imm(mut self, imm: u32) -> Self {
-        self.imm = Some(imm);
+    pub fn imm(self, imm: u32) -> Self {
+        // SAFETY: as in `add`.
+        unsafe {
+            (*self.wr).opcode = O::WITH_IMMEDIATE;
+            (*self.wr).anon_1.imm_data = imm.to_be();
+        }
         self
     }
 
     /// Wakes a peer that waits for solicited completions (IBTA vol 1, 9.2.3); on a WRITE only with [`imm`](Self::imm).
     #[inline(always)]
-    pub fn solicited(mut self) -> Self {
-        self.flags |= sys::IBV_SEND_SOLICITED;
-        self
-    }
-}
-
-impl<O: Operation, P: Payload> Drop for Request<'_, '_, '_, O, P> {
-    #[inline(always)]
-    fn drop(&mut self) {
-        // SAFETY: taken once, here; not used after.
-        let payload = unsafe { ManuallyDrop::take(&mut self.payload) };
-        self.batch.stage(&self.op, payload, self.flags, self.imm);
+    pub fn solicited(self) -> Self {
+        self.add(sys::IBV_SEND_SOLICITED)
     }
 }
 
@@ -260,13 +249,13 @@ impl ReceiveBatch<'_> {
     }
 
     /// Receives a message into `buffer`; a longer one is an error on both sides.
-    #[inline]
+    #[inline(always)]
     pub fn receive(&mut self, buffer: impl Sink) {
         self.stage(One::new(buffer));
     }
 
     /// Receives a message into several buffers, one filled after the other.
-    #[inline]
+    #[inline(always)]
     pub fn receive_scatter<S: Sink, const N: usize>(&mut self, buffers: [S; N]) {
         self.stage(Several::new(buffers));
     }
@@ -277,20 +266,35 @@ impl ReceiveBatch<'_> {
             max_inline: 0,
             max_sge: self.staging.max_sge(),
         };
-        if !(payload.check(limits).is_none() && self.staging.has_room()) {
-            let reason: Option<Reason> = payload.check(limits);
-            if !self.staging.reconsider(reason) {
-                self.staging.keep(payload.into_buffers());
-                return;
+        let payload = if payload.admits(limits) && self.staging.has_room() {
+            payload
+        } else {
+            let position = self.staging.next();
+            match reconsider_receive(self.staging.poster(), position, payload, limits) {
+                Some(payload) => payload,
+                None => return,
             }
-        }
-        // SAFETY: `push` passes the request's list; `check` found nothing.
-        let fill_sges = |sges: *mut sys::ibv_sge| unsafe { payload.fill(sges) };
+        };
+        let num_sge = payload.num_sge();
+        let staged = payload.stage();
+        // SAFETY: `push` passes the request's list, and the limits were kept to.
+        let fill_sges = |sges: *mut sys::ibv_sge| unsafe { P::fill(&staged.0, sges) };
         // SAFETY: there is room. A receive has nothing but its list, whose memory is in the payload's buffers.
-        unsafe { self.staging.push(|_| {}, fill_sges) };
-        // SAFETY: this is the request just pushed.
-        unsafe { self.staging.keep_in_flight(payload.into_buffers()) };
+        unsafe { self.staging.push(|_| {}, num_sge, fill_sges, staged.1) };
     }
+}
+
+/// As [`reconsider_send`].
+#[cold]
+#[inline(never)]
+fn reconsider_receive<P: Payload>(
+    poster: &mut Poster<sys::ibv_recv_wr>,
+    position: u64,
+    payload: P,
+    limits: Limits,
+) -> Option<P> {
+    let reason = payload.check(limits);
+    poster.reconsider(position, reason, payload)
 }
 
 impl core::fmt::Debug for Batch<'_, '_> {
@@ -309,11 +313,10 @@ impl core::fmt::Debug for ReceiveBatch<'_> {
     }
 }
 
-impl<O: Operation, P: Payload> core::fmt::Debug for Request<'_, '_, '_, O, P> {
+impl<O: Operation> core::fmt::Debug for Request<'_, O> {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         f.debug_struct("Request")
-            .field("flags", &self.flags)
-            .field("imm", &self.imm)
+            .field("position", &self.position)
             .finish_non_exhaustive()
     }
 }

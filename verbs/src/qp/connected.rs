@@ -1,5 +1,7 @@
 //! A connected queue pair.
 
+use core::ffi::c_uint;
+
 use doorbell_verbs_sys as sys;
 
 use super::attributes::QpState;
@@ -16,10 +18,15 @@ use crate::wr::payload::Limits;
 /// The send queue's poster, and the accounting of its signalled requests.
 pub(crate) struct SendSide {
     pub(super) poster: Poster<sys::ibv_send_wr>,
+    pub(super) accounting: Accounting,
+}
+
+/// Which requests are signalled, and what a request may have.
+pub(super) struct Accounting {
     pub(super) limits: Limits,
-    /// The position whose request is signalled in any case, so that no run of unsignalled ones is longer than `interval - 1`.
-    pub(super) signal_at: u64,
-    pub(super) interval: u64,
+    /// The position whose request is signalled in any case: `interval` after the last one signalled.
+    signal_at: u64,
+    interval: u64,
 }
 
 impl SendSide {
@@ -36,9 +43,36 @@ impl SendSide {
         };
         Self {
             poster,
-            limits,
-            signal_at: interval - 1,
-            interval,
+            accounting: Accounting {
+                limits,
+                signal_at: interval - 1,
+                interval,
+            },
+        }
+    }
+}
+
+impl Accounting {
+    /// The flag of the request at `position` if it must be signalled.
+    #[inline(always)]
+    pub(super) fn forced(&mut self, position: u64) -> c_uint {
+        if position == self.signal_at {
+            self.signalled(position);
+            return sys::IBV_SEND_SIGNALED;
+        }
+        0
+    }
+
+    /// The request at `position` is signalled.
+    #[inline(always)]
+    pub(super) fn signalled(&mut self, position: u64) {
+        self.signal_at = position + self.interval;
+    }
+
+    /// The requests from `head` on were not posted. If one of them was signalled, it is not known which was before it: the next one is, to be safe.
+    pub(super) fn forget_from(&mut self, head: u64) {
+        if self.signal_at >= head + self.interval {
+            self.signal_at = head;
         }
     }
 }
@@ -82,7 +116,7 @@ impl QueuePair {
     ///
     /// # Errors
     /// When a request is refused, here (then none is posted) or by the device (then those before it are). The buffers come back with the error.
-    #[inline]
+    #[inline(always)]
     pub fn post<'d>(&mut self, build: impl for<'q> FnOnce(&mut Batch<'q, 'd>)) -> Result<(), Refused> {
         Batch::post(&mut self.send, build)
     }
@@ -91,7 +125,7 @@ impl QueuePair {
     ///
     /// # Errors
     /// As for [`post`](Self::post).
-    #[inline]
+    #[inline(always)]
     pub fn post_receives(&mut self, build: impl for<'q> FnOnce(&mut ReceiveBatch<'q>)) -> Result<(), Refused> {
         ReceiveBatch::post(&mut self.recv, build)
     }
@@ -100,7 +134,7 @@ impl QueuePair {
     ///
     /// # Errors
     /// As for [`post`](Self::post).
-    #[inline]
+    #[inline(always)]
     pub fn receive(&mut self, buffer: impl Sink) -> Result<(), Refused> {
         self.post_receives(|batch| batch.receive(buffer))
     }
@@ -109,7 +143,7 @@ impl QueuePair {
     ///
     /// # Errors
     /// As for [`post`](Self::post).
-    #[inline]
+    #[inline(always)]
     pub fn send(&mut self, buffer: impl Source) -> Result<(), Refused> {
         self.post(|batch| {
             batch.send(buffer);
@@ -120,7 +154,7 @@ impl QueuePair {
     ///
     /// # Errors
     /// As for [`post`](Self::post).
-    #[inline]
+    #[inline(always)]
     pub fn send_inline(&mut self, bytes: &[u8]) -> Result<(), Refused> {
         self.post(|batch| {
             batch.send_inline(bytes);
@@ -131,7 +165,7 @@ impl QueuePair {
     ///
     /// # Errors
     /// As for [`post`](Self::post).
-    #[inline]
+    #[inline(always)]
     pub fn write(&mut self, buffer: impl Source, remote: Remote<impl GrantsWrite>) -> Result<(), Refused> {
         self.post(|batch| {
             batch.write(buffer, remote);
@@ -142,7 +176,7 @@ impl QueuePair {
     ///
     /// # Errors
     /// As for [`post`](Self::post).
-    #[inline]
+    #[inline(always)]
     pub fn write_inline(&mut self, bytes: &[u8], remote: Remote<impl GrantsWrite>) -> Result<(), Refused> {
         self.post(|batch| {
             batch.write_inline(bytes, remote);
@@ -153,7 +187,7 @@ impl QueuePair {
     ///
     /// # Errors
     /// As for [`post`](Self::post).
-    #[inline]
+    #[inline(always)]
     pub fn read(&mut self, buffer: impl Sink, remote: Remote<impl GrantsRead>) -> Result<(), Refused> {
         self.post(|batch| {
             batch.read(buffer, remote);
@@ -164,7 +198,7 @@ impl QueuePair {
     ///
     /// # Errors
     /// As for [`post`](Self::post).
-    #[inline]
+    #[inline(always)]
     pub fn compare_swap(&mut self, word: Word, at: RemoteWord, compare: u64, swap: u64) -> Result<(), Refused> {
         self.post(|batch| {
             batch.compare_swap(word, at, compare, swap);
@@ -175,7 +209,7 @@ impl QueuePair {
     ///
     /// # Errors
     /// As for [`post`](Self::post).
-    #[inline]
+    #[inline(always)]
     pub fn fetch_add(&mut self, word: Word, at: RemoteWord, add: u64) -> Result<(), Refused> {
         self.post(|batch| {
             batch.fetch_add(word, at, add);
@@ -203,7 +237,7 @@ impl QueuePair {
     /// How many bytes a request may carry inline: as many as asked for, or more.
     #[must_use]
     pub fn max_inline(&self) -> u32 {
-        self.send.limits.max_inline
+        self.send.accounting.limits.max_inline
     }
 
     /// How many requests have been posted to the send queue: the [`sequence`](crate::Completion::sequence) of the next one.

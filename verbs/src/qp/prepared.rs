@@ -89,7 +89,7 @@ impl PreparedQueuePair {
     ///
     /// # Errors
     /// See [`QueuePair::post_receives`].
-    #[inline]
+    #[inline(always)]
     pub fn post_receives(&mut self, build: impl for<'q> FnOnce(&mut ReceiveBatch<'q>)) -> Result<(), Refused> {
         ReceiveBatch::post(&mut self.recv, build)
     }
@@ -98,7 +98,7 @@ impl PreparedQueuePair {
     ///
     /// # Errors
     /// See [`QueuePair::post_receives`].
-    #[inline]
+    #[inline(always)]
     pub fn receive(&mut self, buffer: impl Sink) -> Result<(), Refused> {
         self.post_receives(|batch| batch.receive(buffer))
     }

@@ -8,6 +8,7 @@
 //! requests posted before it, and lives in slot `position % slots`.
 
 use core::cell::UnsafeCell;
+use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use crate::memory::{Buffers, RangePtr};
@@ -25,8 +26,11 @@ pub enum Queue {
 #[repr(align(128))]
 struct Alone<T>(T);
 
+/// Holds the buffers of one request, if it has any.
+pub(crate) type Slot = UnsafeCell<Option<RangePtr>>;
+
 pub(crate) struct Ring {
-    slots: Box<[UnsafeCell<Option<RangePtr>>]>,
+    slots: Box<[Slot]>,
     mask: u64,
     depth: u32,
     queue: Queue,
@@ -87,20 +91,15 @@ impl Ring {
         self.tail.0.load(Ordering::Acquire)
     }
 
-    /// Poster: puts `buffers` into the slot of `position`.
-    ///
-    /// # Safety
-    /// The caller is the poster, and `position` is in `head..tail + depth`; what the slot held was taken out.
-    #[inline(always)]
-    pub(crate) unsafe fn put(&self, position: u64, buffers: Buffers) {
-        // SAFETY: the mask keeps the index in range; the slot is the poster's.
-        unsafe { *self.slot(position).get() = buffers.into_head() }
+    /// Poster: where the slots are, to put buffers into those of `head..tail + depth`.
+    pub(crate) fn slots(&self) -> NonNull<Slot> {
+        NonNull::from(&*self.slots).cast()
     }
 
     /// Poster: takes back what it put at `position` and has not published, or has taken back with `publish`.
     ///
     /// # Safety
-    /// The caller is the poster; `put` was called for `position`, which is not below `head`; nothing took it since.
+    /// The caller is the poster, and put something into this slot, which nothing took since; `position` is not below `head`.
     pub(crate) unsafe fn take_back(&self, position: u64) -> Buffers {
         // SAFETY: the slot is the poster's and owns its list, which no device has.
         unsafe { Buffers::from_head((*self.slot(position).get()).take()) }
@@ -141,7 +140,7 @@ impl Ring {
     }
 
     #[inline(always)]
-    fn slot(&self, position: u64) -> &UnsafeCell<Option<RangePtr>> {
+    fn slot(&self, position: u64) -> &Slot {
         // SAFETY: `mask` is the number of slots less one, and that number is a power of two.
         unsafe { self.slots.get_unchecked((position & self.mask) as usize) }
     }

@@ -6,10 +6,14 @@ use crate::memory::{Key, Remote, RemoteWord};
 use crate::qp::Reason;
 
 /// An operation of the send queue.
-pub trait Operation: sealed::Fill {}
+pub trait Operation: sealed::Fill + Copy {}
 
 /// Operations that may carry 32 bits of immediate data: SEND and WRITE (IBTA vol 1, 9.2.5).
-pub trait Immediate: Operation {}
+pub trait Immediate: Operation {
+    /// The opcode with immediate data.
+    #[doc(hidden)]
+    const WITH_IMMEDIATE: sys::ibv_wr_opcode;
+}
 
 pub(crate) mod sealed {
     use doorbell_verbs_sys as sys;
@@ -21,11 +25,18 @@ pub(crate) mod sealed {
         ///
         /// # Safety
         /// `wr` points to a work request.
-        unsafe fn fill(&self, wr: *mut sys::ibv_send_wr, immediate: bool);
+        unsafe fn fill(&self, wr: *mut sys::ibv_send_wr);
 
         /// Why a message of `len` bytes would not do, if so.
+        #[inline(always)]
         fn check(&self, _len: u64) -> Option<Reason> {
             None
+        }
+
+        /// Whether `check` finds nothing.
+        #[inline(always)]
+        fn admits(&self, len: u64) -> bool {
+            self.check(len).is_none()
         }
     }
 }
@@ -96,28 +107,18 @@ impl Read {
 
 impl sealed::Fill for Send {
     #[inline(always)]
-    unsafe fn fill(&self, wr: *mut sys::ibv_send_wr, immediate: bool) {
+    unsafe fn fill(&self, wr: *mut sys::ibv_send_wr) {
         // SAFETY: points to a request by contract.
-        unsafe {
-            (*wr).opcode = if immediate {
-                sys::IBV_WR_SEND_WITH_IMM
-            } else {
-                sys::IBV_WR_SEND
-            }
-        }
+        unsafe { (*wr).opcode = sys::IBV_WR_SEND }
     }
 }
 
 impl sealed::Fill for Write {
     #[inline(always)]
-    unsafe fn fill(&self, wr: *mut sys::ibv_send_wr, immediate: bool) {
+    unsafe fn fill(&self, wr: *mut sys::ibv_send_wr) {
         // SAFETY: as above.
         unsafe {
-            (*wr).opcode = if immediate {
-                sys::IBV_WR_RDMA_WRITE_WITH_IMM
-            } else {
-                sys::IBV_WR_RDMA_WRITE
-            };
+            (*wr).opcode = sys::IBV_WR_RDMA_WRITE;
             write_remote(wr, self.0);
         }
     }
@@ -130,7 +131,7 @@ impl sealed::Fill for Write {
 
 impl sealed::Fill for Read {
     #[inline(always)]
-    unsafe fn fill(&self, wr: *mut sys::ibv_send_wr, _immediate: bool) {
+    unsafe fn fill(&self, wr: *mut sys::ibv_send_wr) {
         // SAFETY: as above.
         unsafe {
             (*wr).opcode = sys::IBV_WR_RDMA_READ;
@@ -159,7 +160,7 @@ unsafe fn write_remote(wr: *mut sys::ibv_send_wr, target: Target) {
 
 impl sealed::Fill for CompareSwap {
     #[inline(always)]
-    unsafe fn fill(&self, wr: *mut sys::ibv_send_wr, _immediate: bool) {
+    unsafe fn fill(&self, wr: *mut sys::ibv_send_wr) {
         // SAFETY: as above.
         unsafe {
             (*wr).opcode = sys::IBV_WR_ATOMIC_CMP_AND_SWP;
@@ -175,7 +176,7 @@ impl sealed::Fill for CompareSwap {
 
 impl sealed::Fill for FetchAdd {
     #[inline(always)]
-    unsafe fn fill(&self, wr: *mut sys::ibv_send_wr, _immediate: bool) {
+    unsafe fn fill(&self, wr: *mut sys::ibv_send_wr) {
         // SAFETY: as above.
         unsafe {
             (*wr).opcode = sys::IBV_WR_ATOMIC_FETCH_AND_ADD;
@@ -194,5 +195,9 @@ impl Operation for Write {}
 impl Operation for Read {}
 impl Operation for CompareSwap {}
 impl Operation for FetchAdd {}
-impl Immediate for Send {}
-impl Immediate for Write {}
+impl Immediate for Send {
+    const WITH_IMMEDIATE: sys::ibv_wr_opcode = sys::IBV_WR_SEND_WITH_IMM;
+}
+impl Immediate for Write {
+    const WITH_IMMEDIATE: sys::ibv_wr_opcode = sys::IBV_WR_RDMA_WRITE_WITH_IMM;
+}

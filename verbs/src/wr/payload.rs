@@ -21,9 +21,12 @@ pub struct Limits {
 pub(crate) mod sealed {
     use super::{Buffers, Limits, Reason, c_uint, sys};
 
-    pub trait Stage {
+    pub trait Stage: Sized {
         /// Flags that the work request gets.
         const FLAGS: c_uint;
+
+        /// What its scatter-gather list is made from.
+        type List;
 
         /// Bytes of the message.
         fn bytes(&self) -> u64;
@@ -31,14 +34,23 @@ pub(crate) mod sealed {
         /// Why the queue pair would not take it, if so.
         fn check(&self, limits: Limits) -> Option<Reason>;
 
-        /// Writes the scatter-gather list, and returns how long it is.
+        /// Whether `check` finds nothing.
+        #[inline(always)]
+        fn admits(&self, limits: Limits) -> bool {
+            self.check(limits).is_none()
+        }
+
+        /// Its list, and the buffers it owns, to be kept while in flight.
+        fn stage(self) -> (Self::List, Buffers);
+
+        /// How many elements the scatter-gather list has.
+        fn num_sge(&self) -> i32;
+
+        /// Writes the scatter-gather list.
         ///
         /// # Safety
-        /// `check` found nothing, and the list has room for `max_sge` elements.
-        unsafe fn fill(&self, sges: *mut sys::ibv_sge) -> i32;
-
-        /// The buffers it owns, to be kept while in flight.
-        fn into_buffers(self) -> Buffers;
+        /// `check` found nothing, and there is room for `max_sge` elements.
+        unsafe fn fill(list: &Self::List, sges: *mut sys::ibv_sge);
     }
 }
 
@@ -55,6 +67,7 @@ impl One {
 
 impl sealed::Stage for One {
     const FLAGS: c_uint = 0;
+    type List = sys::ibv_sge;
 
     #[inline(always)]
     fn bytes(&self) -> u64 {
@@ -67,15 +80,19 @@ impl sealed::Stage for One {
     }
 
     #[inline(always)]
-    unsafe fn fill(&self, sges: *mut sys::ibv_sge) -> i32 {
-        // SAFETY: every list has room for one.
-        unsafe { *sges = self.0.sge };
+    fn stage(self) -> (sys::ibv_sge, Buffers) {
+        (self.0.sge, self.0.buffers)
+    }
+
+    #[inline(always)]
+    fn num_sge(&self) -> i32 {
         1
     }
 
     #[inline(always)]
-    fn into_buffers(self) -> Buffers {
-        self.0.buffers
+    unsafe fn fill(sge: &sys::ibv_sge, sges: *mut sys::ibv_sge) {
+        // SAFETY: every list has room for one.
+        unsafe { *sges = *sge };
     }
 }
 
@@ -101,6 +118,7 @@ impl<const N: usize> Several<N> {
 
 impl<const N: usize> sealed::Stage for Several<N> {
     const FLAGS: c_uint = 0;
+    type List = [sys::ibv_sge; N];
 
     fn bytes(&self) -> u64 {
         self.sges.iter().map(|sge| u64::from(sge.length)).sum()
@@ -117,16 +135,19 @@ impl<const N: usize> sealed::Stage for Several<N> {
         (len > MAX_MESSAGE).then_some(Reason::MessageTooLong { len })
     }
 
-    unsafe fn fill(&self, sges: *mut sys::ibv_sge) -> i32 {
-        for (index, sge) in self.sges.iter().enumerate() {
-            // SAFETY: `check` has seen that N elements fit.
-            unsafe { *sges.add(index) = *sge };
-        }
+    fn stage(self) -> ([sys::ibv_sge; N], Buffers) {
+        (self.sges, self.buffers)
+    }
+
+    fn num_sge(&self) -> i32 {
         N as i32
     }
 
-    fn into_buffers(self) -> Buffers {
-        self.buffers
+    unsafe fn fill(list: &[sys::ibv_sge; N], sges: *mut sys::ibv_sge) {
+        for (index, sge) in list.iter().enumerate() {
+            // SAFETY: `check` has seen that N elements fit.
+            unsafe { *sges.add(index) = *sge };
+        }
     }
 }
 
@@ -154,6 +175,7 @@ impl<'d> Inline<'d> {
 
 impl sealed::Stage for Inline<'_> {
     const FLAGS: c_uint = sys::IBV_SEND_INLINE;
+    type List = sys::ibv_sge;
 
     #[inline(always)]
     fn bytes(&self) -> u64 {
@@ -167,18 +189,28 @@ impl sealed::Stage for Inline<'_> {
     }
 
     #[inline(always)]
-    unsafe fn fill(&self, sges: *mut sys::ibv_sge) -> i32 {
-        // SAFETY: every list has room for one; an inline element's key is not looked at. The length fits, being at most `max_inline`.
-        unsafe {
-            (*sges).addr = self.bytes.addr() as u64;
-            (*sges).length = self.len as u32;
-        }
+    fn stage(self) -> (sys::ibv_sge, Buffers) {
+        // An inline element's key is not looked at. The length fits, being at most `max_inline`.
+        let sge = sys::ibv_sge {
+            addr: self.bytes.expose_provenance() as u64,
+            length: self.len as u32,
+            lkey: 0,
+        };
+        (sge, Buffers::NONE)
+    }
+
+    #[inline(always)]
+    fn num_sge(&self) -> i32 {
         i32::from(self.len != 0)
     }
 
     #[inline(always)]
-    fn into_buffers(self) -> Buffers {
-        Buffers::NONE
+    unsafe fn fill(sge: &sys::ibv_sge, sges: *mut sys::ibv_sge) {
+        // SAFETY: every list has room for one.
+        unsafe {
+            (*sges).addr = sge.addr;
+            (*sges).length = sge.length;
+        }
     }
 }
 

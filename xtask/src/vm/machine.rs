@@ -158,7 +158,8 @@ impl Drop for Qemu {
 fn command(image: &Image, sockets: &Sockets, job_size: usize, verbose: bool) -> Command {
     let mut command = Command::new("setpriv");
     command.args(["--pdeathsig", "KILL", "--", "qemu-system-x86_64"]);
-    // KVM is not used even where it is there: see docs/ARCHITECTURE.md. Emulation behaves the same everywhere.
+    // KVM is left alone even where /dev/kvm is there: the guest hung under it on the first machine we tried, many have none,
+    // and emulation behaves the same everywhere.
     command.args([
         "-nodefaults",
         "-no-user-config",

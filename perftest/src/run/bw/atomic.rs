@@ -20,17 +20,31 @@ pub(crate) struct Count {
 
 impl Own for Count {
     fn needs(test: &Test<'_>) -> Needs {
-        Needs { send: Pace::new(test, 0).depth(), receive: 1, inline: 0, grants: Grants::Nothing }
+        Needs {
+            send: Pace::new(test, 0).depth(),
+            receive: 1,
+            inline: 0,
+            grants: Grants::Nothing,
+        }
     }
 
     fn new(test: &Test<'_>, pd: &ProtectionDomain, _lane: usize) -> Result<Self, Failure> {
         let memory = Memory::zeroed(8 * test.window() as usize);
-        let free = pd.register_chunks(memory, 8, Local).map_err(refused)?.filter_map(|buffer| buffer.into_word().ok()).collect();
+        let free = pd
+            .register_chunks(memory, 8, Local)
+            .map_err(refused)?
+            .filter_map(|buffer| buffer.into_word().ok())
+            .collect();
         let operation = match test.plan.verb {
             Verb::Atomic(operation) => operation,
             Verb::Write | Verb::Read | Verb::Send => AtomicOperation::default(),
         };
-        Ok(Count { operation, verify: test.plan.verify, free, target: None })
+        Ok(Count {
+            operation,
+            verify: test.plan.verify,
+            free,
+            target: None,
+        })
     }
 }
 
@@ -41,7 +55,8 @@ impl Flow for Count {
 
     fn attach(&mut self, test: &Test<'_>, theirs: &Theirs) -> Result<(), Failure> {
         let word = theirs.data::<MayCount>(8)?.word(0);
-        self.target = Some(word.ok_or_else(|| Failure::test(format!("peer {}: its word is not aligned", test.control.peer())))?);
+        self.target =
+            Some(word.ok_or_else(|| Failure::test(format!("peer {}: its word is not aligned", test.control.peer())))?);
         Ok(())
     }
 
@@ -49,11 +64,18 @@ impl Flow for Count {
         u64::MAX
     }
 
+    #[inline]
+    fn free(&self) -> usize {
+        self.free.len()
+    }
+
     fn payload(&self, _index: u64, _into: &mut [u8]) {}
 
     #[inline]
     fn stage<'d>(&mut self, batch: &mut Batch<'_, 'd>, index: u64, _inline: Option<&'d [u8]>, signal: bool) {
-        let (Some(target), Some(mut word)) = (self.target, self.free.pop()) else { return };
+        let (Some(target), Some(mut word)) = (self.target, self.free.pop()) else {
+            return;
+        };
         if self.verify {
             word.set(u64::MAX);
         }
@@ -81,7 +103,11 @@ impl Flow for Count {
         let Some(word) = done.take_word() else { return Ok(()) };
         let found = word.get();
         if self.verify && found != iteration {
-            return Err(Wrong::Value { iteration, expected: iteration, found });
+            return Err(Wrong::Value {
+                iteration,
+                expected: iteration,
+                found,
+            });
         }
         self.free.push(word);
         Ok(())

@@ -14,11 +14,11 @@ use crate::plan::Verb;
 #[derive(Debug)]
 pub(crate) enum Lent {
     /// To be written to: one slot.
-    ToWrite(Buffer<RemoteWrite>),
+    Target(Buffer<RemoteWrite>),
     /// To be read from: as many slots as there are patterns.
-    ToRead(Buffer<RemoteRead>, u32),
+    Source(Buffer<RemoteRead>, u32),
     /// To be counted in.
-    ToCount(Buffer<RemoteAtomic>),
+    Counter(Buffer<RemoteAtomic>),
 }
 
 impl Own for Lent {
@@ -28,7 +28,12 @@ impl Own for Lent {
             Verb::Atomic(_) => Grants::Atomic,
             Verb::Write | Verb::Send => Grants::Write,
         };
-        Needs { send: 1, receive: 1, inline: 0, grants }
+        Needs {
+            send: 1,
+            receive: 1,
+            inline: 0,
+            grants,
+        }
     }
 
     fn new(test: &Test<'_>, pd: &ProtectionDomain, lane: usize) -> Result<Self, Failure> {
@@ -42,20 +47,28 @@ impl Own for Lent {
                         Pattern::new(test.plan.seed, lane, slot).fill(payload);
                     }
                 }
-                Ok(Lent::ToRead(pd.register(memory, RemoteRead).map_err(refused)?, slots))
+                Ok(Lent::Source(pd.register(memory, RemoteRead).map_err(refused)?, slots))
             }
-            Verb::Atomic(_) => Ok(Lent::ToCount(pd.register(Memory::zeroed(8), RemoteAtomic).map_err(refused)?)),
-            Verb::Write | Verb::Send => Ok(Lent::ToWrite(pd.register(Memory::zeroed(len), RemoteWrite).map_err(refused)?)),
+            Verb::Atomic(_) => Ok(Lent::Counter(
+                pd.register(Memory::zeroed(8), RemoteAtomic).map_err(refused)?,
+            )),
+            Verb::Write | Verb::Send => Ok(Lent::Target(
+                pd.register(Memory::zeroed(len), RemoteWrite).map_err(refused)?,
+            )),
         }
     }
 
     fn keys(&self) -> Keys {
         let (slots, data) = match self {
-            Lent::ToWrite(memory) => (1, memory.remote().to_bytes()),
-            Lent::ToRead(memory, slots) => (*slots, memory.remote().to_bytes()),
-            Lent::ToCount(memory) => (1, memory.remote().to_bytes()),
+            Lent::Target(memory) => (1, memory.remote().to_bytes()),
+            Lent::Source(memory, slots) => (*slots, memory.remote().to_bytes()),
+            Lent::Counter(memory) => (1, memory.remote().to_bytes()),
         };
-        Keys { slots, data: Some(data), counter: None }
+        Keys {
+            slots,
+            data: Some(data),
+            counter: None,
+        }
     }
 }
 
@@ -63,8 +76,8 @@ impl Lent {
     /// What has been counted, where that is the test.
     pub(crate) fn counted(&self) -> Option<u64> {
         match self {
-            Lent::ToCount(word) => Some(word.load_u64(0, Ordering::Acquire)),
-            Lent::ToWrite(_) | Lent::ToRead(..) => None,
+            Lent::Counter(word) => Some(word.load_u64(0, Ordering::Acquire)),
+            Lent::Target(_) | Lent::Source(..) => None,
         }
     }
 }

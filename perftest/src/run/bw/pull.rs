@@ -22,14 +22,30 @@ pub(crate) struct Pull {
 
 impl Own for Pull {
     fn needs(test: &Test<'_>) -> Needs {
-        Needs { send: Pace::new(test, 0).depth(), receive: 1, inline: 0, grants: Grants::Nothing }
+        Needs {
+            send: Pace::new(test, 0).depth(),
+            receive: 1,
+            inline: 0,
+            grants: Grants::Nothing,
+        }
     }
 
     fn new(test: &Test<'_>, pd: &ProtectionDomain, lane: usize) -> Result<Self, Failure> {
         let (len, window) = (test.len(), test.window() as usize);
-        let free = pd.register_chunks(Memory::zeroed(len * window), len, Local).map_err(refused)?.collect();
+        let free = pd
+            .register_chunks(Memory::zeroed(len * window), len, Local)
+            .map_err(refused)?
+            .collect();
         let plan = test.plan;
-        Ok(Pull { seed: plan.seed, lane, bytes: test.bytes, verify: plan.verify, free, source: None, slots: 0 })
+        Ok(Pull {
+            seed: plan.seed,
+            lane,
+            bytes: test.bytes,
+            verify: plan.verify,
+            free,
+            source: None,
+            slots: 0,
+        })
     }
 }
 
@@ -48,11 +64,18 @@ impl Flow for Pull {
         u64::MAX
     }
 
+    #[inline]
+    fn free(&self) -> usize {
+        self.free.len()
+    }
+
     fn payload(&self, _index: u64, _into: &mut [u8]) {}
 
     #[inline]
     fn stage<'d>(&mut self, batch: &mut Batch<'_, 'd>, index: u64, _inline: Option<&'d [u8]>, signal: bool) {
-        let source = self.source.and_then(|source| source.slice(index % self.slots * self.bytes, self.bytes));
+        let source = self
+            .source
+            .and_then(|source| source.slice(index % self.slots * self.bytes, self.bytes));
         if let (Some(source), Some(mut buffer)) = (source, self.free.pop()) {
             if self.verify {
                 Pattern::new(self.seed, self.lane, index % self.slots).fill_wrong(&mut buffer);
@@ -69,7 +92,9 @@ impl Flow for Pull {
     #[inline]
     fn retire(&mut self, mut done: Completion<'_>) -> Result<(), Wrong> {
         let iteration = done.sequence();
-        let Some(buffer) = done.take::<Local>() else { return Ok(()) };
+        let Some(buffer) = done.take::<Local>() else {
+            return Ok(());
+        };
         if self.verify
             && let Some(wrong) = Pattern::new(self.seed, self.lane, iteration % self.slots).check(&buffer)
         {

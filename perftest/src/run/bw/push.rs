@@ -54,8 +54,17 @@ fn is_counted(test: &Test<'_>) -> bool {
 
 impl Own for Push {
     fn needs(test: &Test<'_>) -> Needs {
-        let grants = if is_counted(test) { Grants::Write } else { Grants::Nothing };
-        Needs { send: Pace::new(test, Self::requests_per_list(test)).depth(), receive: 1, inline: 8, grants }
+        let grants = if is_counted(test) {
+            Grants::Write
+        } else {
+            Grants::Nothing
+        };
+        Needs {
+            send: Pace::new(test, Self::requests_per_list(test)).depth(),
+            receive: 1,
+            inline: 8,
+            grants,
+        }
     }
 
     fn new(test: &Test<'_>, pd: &ProtectionDomain, lane: usize) -> Result<Self, Failure> {
@@ -63,12 +72,19 @@ impl Own for Push {
         let sources = if test.is_inline() {
             Sources::Inline
         } else if test.plan.verify {
-            Sources::Different(pd.register_chunks(Memory::zeroed(len * window), len, Local).map_err(refused)?.collect())
+            Sources::Different(
+                pd.register_chunks(Memory::zeroed(len * window), len, Local)
+                    .map_err(refused)?
+                    .collect(),
+            )
         } else {
             let frozen = pd.register(Memory::zeroed(len), Local).map_err(refused)?.freeze();
             Sources::Same(std::iter::repeat_n(frozen, window).collect())
         };
-        let counter = is_counted(test).then(|| pd.register(Memory::zeroed(8), RemoteWrite)).transpose().map_err(refused)?;
+        let counter = is_counted(test)
+            .then(|| pd.register(Memory::zeroed(8), RemoteWrite))
+            .transpose()
+            .map_err(refused)?;
         Ok(Push {
             seed: test.plan.seed,
             lane,
@@ -83,7 +99,11 @@ impl Own for Push {
     }
 
     fn keys(&self) -> Keys {
-        Keys { slots: 0, data: None, counter: self.counter.as_ref().map(|counter| counter.remote().to_bytes()) }
+        Keys {
+            slots: 0,
+            data: None,
+            counter: self.counter.as_ref().map(|counter| counter.remote().to_bytes()),
+        }
     }
 }
 
@@ -95,7 +115,9 @@ impl Flow for Push {
     fn attach(&mut self, test: &Test<'_>, theirs: &Theirs) -> Result<(), Failure> {
         self.slots = theirs.slots.into();
         if self.slots == 0 {
-            return Err(Failure::test(format!("{theirs} has no room for a message: are both ends the same doorbell?")));
+            return Err(Failure::test(format!(
+                "{theirs} has no room for a message: are both ends the same doorbell?"
+            )));
         }
         if test.plan.verb == Verb::Write {
             self.target = Some(theirs.data(self.slots * self.bytes)?);
@@ -114,13 +136,24 @@ impl Flow for Push {
         }
     }
 
+    #[inline]
+    fn free(&self) -> usize {
+        match &self.sources {
+            Sources::Same(free) => free.len(),
+            Sources::Different(free) => free.len(),
+            Sources::Inline => usize::MAX,
+        }
+    }
+
     fn payload(&self, index: u64, into: &mut [u8]) {
         Pattern::new(self.seed, self.lane, index).fill(into);
     }
 
     #[inline]
     fn stage<'d>(&mut self, batch: &mut Batch<'_, 'd>, index: u64, inline: Option<&'d [u8]>, signal: bool) {
-        let target = self.target.and_then(|target| target.slice(index % self.slots * self.bytes, self.bytes));
+        let target = self
+            .target
+            .and_then(|target| target.slice(index % self.slots * self.bytes, self.bytes));
         macro_rules! post {
             ($request:expr) => {{
                 let request = $request;

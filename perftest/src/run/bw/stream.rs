@@ -5,7 +5,7 @@
 //! turn that finds completions.
 //!
 //! A completion is asked for once in [`Pace::signal_every`] requests. That interval is kept so short that a lane too full for another list
-//! always has a completion on its way: the requests in flight are then at least depth − list + 1.
+//! always has a completion on its way: the messages in flight are then at least window − list + 1.
 
 use std::time::Instant;
 
@@ -29,13 +29,16 @@ pub(crate) trait Flow: Own {
     /// [`Failure::Test`] when the peer's keys are of no use.
     fn attach(&mut self, test: &Test<'_>, theirs: &Theirs) -> Result<(), Failure>;
 
-    /// How many messages may have been posted in all by now; the window is seen to elsewhere.
+    /// How many messages may have been posted in all by now, for the peer's sake.
     fn allowance(&self) -> u64;
+
+    /// How many messages may be staged now, for want of buffers.
+    fn free(&self) -> usize;
 
     /// Writes the payload of message `index`, where messages travel inline and differ.
     fn payload(&self, index: u64, into: &mut [u8]);
 
-    /// Adds message `index` to a list; `inline` is its payload where messages travel inline.
+    /// Adds message `index` to a list, as long as there are free buffers; `inline` is its payload where messages travel inline.
     fn stage<'d>(&mut self, batch: &mut Batch<'_, 'd>, index: u64, inline: Option<&'d [u8]>, signal: bool);
 
     /// Ends a list; `posted` is the number of messages posted with it, little-endian.
@@ -71,8 +74,15 @@ impl std::fmt::Display for Wrong {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Wrong::Byte(mismatch) => mismatch.fmt(f),
-            Wrong::Value { iteration, expected, found } => {
-                write!(f, "wrong data: size 8 B, iteration {iteration}, offset 0: expected {expected}, found {found}")
+            Wrong::Value {
+                iteration,
+                expected,
+                found,
+            } => {
+                write!(
+                    f,
+                    "wrong data: size 8 B, iteration {iteration}, offset 0: expected {expected}, found {found}"
+                )
             }
         }
     }
@@ -102,7 +112,12 @@ impl Pace {
         let requests = list + extra;
         // Room for the extra requests of as many lists as the window holds.
         let depth = window + extra * window.div_ceil(list);
-        Pace { list, requests, depth, signal_every: cq_mod.clamp(1, depth - requests + 1) }
+        Pace {
+            list,
+            requests,
+            depth,
+            signal_every: cq_mod.clamp(1, window - list + 1),
+        }
     }
 
     /// The send queue's depth.
@@ -121,81 +136,119 @@ struct State {
     unsignalled: u32,
 }
 
-/// Runs the test at one size. What was measured is in `timeline` even when it fails.
+/// Runs the test at one size: the warm-up, to its last message, then what is measured. What was measured is in `timeline` even when it fails.
+/// Returns the messages posted per lane.
 ///
 /// # Errors
 /// [`Failure::Interrupted`]; [`Failure::Test`] when data was wrong or the peer is lost.
-pub(crate) fn run<F: Flow>(test: &Test<'_>, station: &mut Station<F>, timeline: &mut Timeline) -> Result<Vec<u64>, Failure> {
-    let Station { cq, lanes } = station;
-    for lane in lanes.iter_mut() {
+pub(crate) fn run<F: Flow>(
+    test: &Test<'_>,
+    station: &mut Station<F>,
+    timeline: &mut Timeline,
+) -> Result<Vec<u64>, Failure> {
+    for lane in &mut station.lanes {
         lane.own.attach(test, &lane.theirs)?;
     }
     let pace = Pace::new(test, F::requests_per_list(test));
+    let mut stream = Stream {
+        states: station.lanes.iter().map(|_| State::default()).collect(),
+        inline: InlineList::new(test, &pace),
+        pace,
+        watch: Watch::of_client(test.control),
+        done: 0,
+        station,
+    };
     let warmup = test.plan.warmup(test.bytes);
-    let total = test.plan.iterations(test.bytes).map_or(u64::MAX, |iterations| warmup.saturating_add(iterations));
-    let mut states: Vec<State> = lanes.iter().map(|_| State { total, ..State::default() }).collect();
-    let warmup = warmup * lanes.len() as u64;
-    let mut inline = InlineList::new(test, &pace);
-    let mut watch = Watch::of_client(test.control);
+    stream.until(warmup, &mut Deadline::after(None), |_| {})?;
+    let total = test
+        .plan
+        .iterations(test.bytes)
+        .map_or(u64::MAX, |iterations| warmup.saturating_add(iterations));
     let mut deadline = Deadline::after(test.plan.duration());
-    let mut done = 0;
-    let mut warm = false;
-    let mut unfinished = lanes.len();
-    if warmup == 0 {
-        let now = Instant::now();
-        timeline.start(now, 0);
-        deadline.start(now);
-        warm = true;
-    }
-    while unfinished > 0 {
-        for (lane, state) in lanes.iter_mut().zip(&mut states) {
-            fill(lane, state, &pace, &mut inline)?;
+    let now = Instant::now();
+    timeline.start(now, stream.done);
+    deadline.start(now);
+    let result = stream.until(total, &mut deadline, |done| timeline.note(done));
+    timeline.finish(Instant::now(), stream.done);
+    result.map(|()| stream.states.iter().map(|state| state.posted).collect())
+}
+
+/// A test under way.
+struct Stream<'a, F> {
+    station: &'a mut Station<F>,
+    states: Vec<State>,
+    pace: Pace,
+    inline: InlineList,
+    watch: Watch<'a>,
+    /// Messages done, on all lanes.
+    done: u64,
+}
+
+impl<F: Flow> Stream<'_, F> {
+    /// Goes on until every lane has done so many messages in all, or the deadline has passed and what was posted by then is done.
+    fn until(&mut self, total: u64, deadline: &mut Deadline, mut note: impl FnMut(u64)) -> Result<(), Failure> {
+        for state in &mut self.states {
+            state.total = total;
         }
-        let before = done;
+        let mut unfinished = self.states.iter().filter(|state| state.done < total).count();
+        while unfinished > 0 {
+            for (lane, state) in self.station.lanes.iter_mut().zip(&mut self.states) {
+                fill(lane, state, &self.pace, &mut self.inline)?;
+            }
+            let before = self.done;
+            unfinished -= self.take()?;
+            if self.done == before {
+                self.watch.idle()?;
+                continue;
+            }
+            self.watch.turn()?;
+            note(self.done);
+            if deadline.is_over() {
+                *deadline = Deadline::after(None);
+                for state in &mut self.states {
+                    // One more list, so that the last request asks for a completion and everything before it is confirmed.
+                    state.total = state.posted + u64::from(self.pace.list);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes what has completed. Returns how many lanes have finished with it.
+    #[inline]
+    fn take(&mut self) -> Result<usize, Failure> {
+        let Station { cq, lanes } = &mut *self.station;
         for completion in cq.poll().map_err(refused)? {
-            let Some((lane, state)) = lane_of(lanes, &mut states, completion.tag()) else { continue };
+            let Some((lane, state)) = lane_of(lanes, &mut self.states, completion.tag()) else {
+                continue;
+            };
             if let Err(failure) = completion.result() {
                 return Err(lane.theirs.failed(&failure));
             }
             state.retired = completion.sequence() + 1;
-            lane.own.retire(completion).map_err(|wrong| Failure::test(format!("{}: {wrong}", lane.theirs)))?;
+            lane.own
+                .retire(completion)
+                .map_err(|wrong| Failure::test(format!("{}: {wrong}", lane.theirs)))?;
         }
-        for (lane, state) in lanes.iter().zip(&mut states) {
+        let mut finished = 0;
+        for (lane, state) in lanes.iter().zip(&mut self.states) {
             // A counter that the peer writes may hold anything.
             let now_done = lane.own.done(state.retired).min(state.posted);
             if now_done > state.done {
-                done += now_done - state.done;
+                self.done += now_done - state.done;
                 state.done = now_done;
-                if now_done == state.total {
-                    unfinished -= 1;
-                }
+                finished += usize::from(now_done == state.total);
             }
         }
-        if done == before {
-            watch.idle()?;
-            continue;
-        }
-        watch.turn()?;
-        if !warm && done >= warmup {
-            let now = Instant::now();
-            timeline.start(now, done);
-            deadline.start(now);
-            warm = true;
-        }
-        timeline.note(done);
-        if deadline.is_over() {
-            deadline = Deadline::after(None);
-            for state in &mut states {
-                // One more list, so that the last request asks for a completion and everything before it is confirmed.
-                state.total = state.posted + u64::from(pace.list);
-            }
-        }
+        Ok(finished)
     }
-    timeline.finish(Instant::now(), done);
-    Ok(states.iter().map(|state| state.posted).collect())
 }
 
-fn lane_of<'a, F>(lanes: &'a mut [Lane<F>], states: &'a mut [State], tag: u64) -> Option<(&'a mut Lane<F>, &'a mut State)> {
+fn lane_of<'a, F>(
+    lanes: &'a mut [Lane<F>],
+    states: &'a mut [State],
+    tag: u64,
+) -> Option<(&'a mut Lane<F>, &'a mut State)> {
     let index = usize::try_from(tag).ok()?;
     Some((lanes.get_mut(index)?, states.get_mut(index)?))
 }
@@ -219,13 +272,21 @@ impl InlineList {
             (true, false) => 1,
             (true, true) => pace.list as usize,
         };
-        InlineList { bytes: vec![0x5a; messages * len], len, differ: test.plan.verify }
+        InlineList {
+            bytes: vec![0x5a; messages * len],
+            len,
+            differ: test.plan.verify,
+        }
     }
 
     /// The payload of the n-th message of a list.
     #[inline]
     fn get(&self, nth: u64) -> Option<&[u8]> {
-        let at = if self.differ { usize::try_from(nth).ok()?.checked_mul(self.len)? } else { 0 };
+        let at = if self.differ {
+            usize::try_from(nth).ok()?.checked_mul(self.len)?
+        } else {
+            0
+        };
         self.bytes.get(at..at + self.len)
     }
 }
@@ -235,9 +296,11 @@ impl InlineList {
 fn fill<F: Flow>(lane: &mut Lane<F>, state: &mut State, pace: &Pace, inline: &mut InlineList) -> Result<(), Failure> {
     loop {
         let left = state.total - state.posted;
-        let list = u64::from(pace.list).min(left).min(lane.own.allowance().saturating_sub(state.posted));
+        let list = u64::from(pace.list)
+            .min(left)
+            .min(lane.own.allowance().saturating_sub(state.posted));
         // Short lists only at the end, or where the peer has no room for more.
-        if list == 0 || lane.qp.send_room() < pace.requests {
+        if list == 0 || lane.qp.send_room() < pace.requests || lane.own.free() < pace.list as usize {
             return Ok(());
         }
         let Lane { qp, own, theirs } = lane;
@@ -290,7 +353,7 @@ mod tests {
                     for extra in [0, 1] {
                         let pace = Pace::of(window, list, cq_mod, extra);
                         assert!(pace.list >= 1 && pace.requests <= pace.depth);
-                        let in_flight_when_full = pace.depth - pace.requests + 1;
+                        let in_flight_when_full = (window - pace.list).min(pace.depth - pace.requests) + 1;
                         assert!((1..=in_flight_when_full).contains(&pace.signal_every), "{pace:?}");
                     }
                 }

@@ -3,6 +3,7 @@
 use std::ffi::{CStr, c_int};
 use std::mem::MaybeUninit;
 use std::net::{IpAddr, Ipv4Addr};
+use std::path::PathBuf;
 use std::ptr;
 use std::sync::Once;
 use std::time::{Duration, Instant};
@@ -20,6 +21,16 @@ pub(crate) const ALL_RIGHTS: u32 =
 pub(crate) fn own_address(last: u8) -> IpAddr {
     let pid = std::process::id();
     IpAddr::V4(Ipv4Addr::new(127, 1 + (pid >> 8) as u8 % 250, pid as u8, last))
+}
+
+/// A port of this process alone, where the address cannot be.
+pub(crate) fn own_port() -> u16 {
+    20_000 + (std::process::id() % 40_000) as u16
+}
+
+/// Where the device `captured` captures.
+pub(crate) fn capture_file() -> PathBuf {
+    std::env::temp_dir().join(format!("doorbell-test-{}.pcap", std::process::id()))
 }
 
 /// A device on one of this process' own addresses.
@@ -313,6 +324,15 @@ impl Side {
             )
         };
         attr.qp_state
+    }
+}
+
+impl Side {
+    /// The buffer of a side that the test destroys itself.
+    pub(crate) fn into_memory(self) -> *mut [u64] {
+        let memory = self.memory;
+        std::mem::forget(self);
+        memory
     }
 }
 

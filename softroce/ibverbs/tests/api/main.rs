@@ -1,4 +1,40 @@
-//! The soft devices through the C calls of libibverbs: two devices of one process over real sockets.
+//! The soft devices through the C calls of libibverbs: several devices of one process, over real sockets.
 
 mod common;
+mod completion;
+mod errors;
+mod faults;
+mod objects;
 mod operations;
+mod passive;
+
+use common::*;
+use doorbell_softroce_ibverbs::DeviceConfig;
+
+/// The devices of this test program. Whichever test is first configures them for all.
+pub(crate) fn setup() {
+    devices(|| {
+        let faulty = |name: &str, last: u8, seed: u64| {
+            let mut config = device(name, last);
+            config.faults = format!("drop=0.05,duplicate=0.05,reorder=0.05,corrupt=0.05,seed={seed}")
+                .parse()
+                .unwrap();
+            config
+        };
+        let mut captured = device("captured", 5);
+        captured.pcap = Some(capture_file());
+        let mut v6 = DeviceConfig::new("six");
+        v6.address = Some("::1".parse().unwrap());
+        v6.port = own_port();
+        vec![
+            device("soft0", 1),
+            device("soft1", 2),
+            faulty("faulty0", 3, 1),
+            faulty("faulty1", 4, 2),
+            captured,
+            v6,
+            // An address that soft0 has already.
+            device("taken", 1),
+        ]
+    });
+}

@@ -312,26 +312,9 @@ impl Pair {
     /// Sends what a node has to send.
     pub(crate) fn transmit(&mut self, at: usize, fate: &mut impl FnMut(usize, &Sent) -> Fate) -> bool {
         let mut moved = false;
-        let mut buf = [0xee; 4096 + 128];
-        loop {
-            let node = &mut self.nodes[at];
-            let transmit = node.endpoint.poll_transmit(self.now, &mut node.memory, &mut buf);
-            drain(node);
-            let Some(transmit) = transmit else {
-                return moved;
-            };
+        while let Some(sent) = self.transmit_one(at) {
             moved = true;
-            assert_eq!((transmit.src, transmit.qpn), (node.address, node.qpn));
-            let packet = &mut buf[..transmit.len];
-            Flow::new(transmit.src, transmit.dst, PORT, PORT).seal(0, packet);
-            let sent = Sent {
-                from: at,
-                bytes: packet.to_vec(),
-            };
-            assert!(sent.packet().payload.len() <= self.setup.mtu.bytes());
-            let number = self.log.len();
-            self.log.push(sent.clone());
-            match fate(number, &sent) {
+            match fate(self.log.len() - 1, &sent) {
                 Fate::Deliver => self.flight.push_back((self.delivered, sent)),
                 Fate::Drop => {}
                 Fate::Duplicate => {
@@ -341,6 +324,26 @@ impl Pair {
                 Fate::Delay(behind) => self.flight.push_back((self.delivered + behind, sent)),
             }
         }
+        moved
+    }
+
+    /// Takes the next packet of a node, which is then lost unless the caller delivers it.
+    pub(crate) fn transmit_one(&mut self, at: usize) -> Option<Sent> {
+        let mut buf = [0xee; 4096 + 128];
+        let node = &mut self.nodes[at];
+        let transmit = node.endpoint.poll_transmit(self.now, &mut node.memory, &mut buf);
+        drain(node);
+        let transmit = transmit?;
+        assert_eq!((transmit.src, transmit.qpn), (node.address, node.qpn));
+        let packet = &mut buf[..transmit.len];
+        Flow::new(transmit.src, transmit.dst, PORT, PORT).seal(0, packet);
+        let sent = Sent {
+            from: at,
+            bytes: packet.to_vec(),
+        };
+        assert!(sent.packet().payload.len() <= self.setup.mtu.bytes());
+        self.log.push(sent.clone());
+        Some(sent)
     }
 
     /// Hands a packet to the other node.
@@ -480,4 +483,22 @@ pub(crate) fn pattern(len: usize, seed: u64) -> Vec<u8> {
 /// The receive completions' interesting part.
 pub(crate) fn receive_of(completion: &Completion) -> (CompletionOpcode, u32, Option<u32>) {
     (completion.opcode, completion.byte_len, completion.imm)
+}
+
+/// A connected pair with a region of `len` bytes at each end.
+pub(crate) fn with_regions(setup: Setup, len: usize) -> (Pair, Sge, Sge) {
+    let mut pair = Pair::connected(setup);
+    let local = pair.region(0, pattern(len, 1));
+    let remote = pair.region(1, pattern(len, 2));
+    (pair, local, remote)
+}
+
+/// A wire that is cut.
+pub(crate) fn drop_all(_: usize, _: &Sent) -> Fate {
+    Fate::Drop
+}
+
+/// These requests, all well.
+pub(crate) fn success(wr_ids: impl IntoIterator<Item = u64>) -> Vec<(u64, Status)> {
+    wr_ids.into_iter().map(|wr_id| (wr_id, Status::Success)).collect()
 }

@@ -13,11 +13,11 @@ pub(crate) trait WorkRequest: Sized {
     /// A request with this identity, and with room for its scatter-gather list at `sg_list`; the rest is zero.
     fn new(wr_id: u64, sg_list: *mut sys::ibv_sge) -> Self;
 
-    /// Where the pointer to the next request lies.
+    /// Makes `next` follow `wr`.
     ///
     /// # Safety
     /// `wr` points to a request.
-    unsafe fn link(wr: *mut Self) -> *mut *mut Self;
+    unsafe fn link(wr: *mut Self, next: *mut Self);
 
     /// Sets the number of scatter-gather elements.
     ///
@@ -46,9 +46,9 @@ impl WorkRequest for sys::ibv_send_wr {
     }
 
     #[inline(always)]
-    unsafe fn link(wr: *mut Self) -> *mut *mut Self {
+    unsafe fn link(wr: *mut Self, next: *mut Self) {
         // SAFETY: points to a request by contract.
-        unsafe { &raw mut (*wr).next }
+        unsafe { (*wr).next = next }
     }
 
     #[inline(always)]
@@ -81,9 +81,9 @@ impl WorkRequest for sys::ibv_recv_wr {
     }
 
     #[inline(always)]
-    unsafe fn link(wr: *mut Self) -> *mut *mut Self {
+    unsafe fn link(wr: *mut Self, next: *mut Self) {
         // SAFETY: points to a request by contract.
-        unsafe { &raw mut (*wr).next }
+        unsafe { (*wr).next = next }
     }
 
     #[inline(always)]
@@ -105,9 +105,10 @@ impl WorkRequest for sys::ibv_recv_wr {
     }
 }
 
-/// The work requests of one queue, one per slot, and one more that no slot has: the anchor at which every chain begins.
+/// The work requests of one queue, one per slot, and one more that is never posted: every chain is linked to it, and requests refused are written to it.
 pub(crate) struct RequestArray<W: WorkRequest> {
     requests: NonNull<W>,
+    scratch: *mut W,
     slots: usize,
     sges: NonNull<sys::ibv_sge>,
     num_sges: usize,
@@ -136,14 +137,16 @@ impl<W: WorkRequest> RequestArray<W> {
         let sges = NonNull::from(Box::leak(sges)).cast::<sys::ibv_sge>();
         let requests: Box<[W]> = (0..=slots)
             .map(|slot| {
-                // The anchor has no list; nothing reads it.
+                // The last one has no list; nothing reads it.
                 let list = sges.as_ptr().wrapping_add(slot * per_slot);
                 W::new(u64::from(key) << 32 | slot as u64, list)
             })
             .collect();
         let requests = NonNull::from(Box::leak(requests)).cast::<W>();
+        let scratch = requests.as_ptr().wrapping_add(slots);
         Self {
             requests,
+            scratch,
             slots,
             sges,
             num_sges,
@@ -160,11 +163,10 @@ impl<W: WorkRequest> RequestArray<W> {
         unsafe { self.requests.as_ptr().add(slot as usize) }
     }
 
-    /// Where the first request of a chain is linked.
+    /// The request that no slot has: where a chain begins, and what a refused request is written to.
     #[inline(always)]
-    pub(crate) fn anchor(&self) -> *mut *mut W {
-        // SAFETY: the array has one element more than there are slots.
-        unsafe { W::link(self.requests.as_ptr().add(self.slots)) }
+    pub(crate) fn scratch(&self) -> *mut W {
+        self.scratch
     }
 
     /// The slot of the request at `bad`, if it is one of this array.

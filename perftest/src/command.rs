@@ -1,0 +1,278 @@
+//! `doorbell bw` and `doorbell lat`: who runs where, and what is printed.
+
+use std::ffi::OsString;
+use std::io::IsTerminal;
+use std::net::{IpAddr, Ipv4Addr};
+use std::time::Duration;
+
+use indicatif::{ProgressBar, ProgressStyle};
+
+use crate::cli::{Operation, SoftArgs, TestArgs};
+use crate::device::{self, Device, PORT, Reach, Side, Soft};
+use crate::exchange::{Control, Listener, connect};
+use crate::failure::Failure;
+use crate::interrupt::Interrupt;
+use crate::orchestrate::{self, Announcement, Server};
+use crate::plan::{Kind, Plan};
+use crate::report::{self, LinkKind, Report, Table, Warning};
+use crate::run::session::{self, Event, Expected, Local};
+use crate::units::show_bytes;
+
+/// How long a child waits for its parent to connect.
+const PARENT: Duration = Duration::from_secs(30);
+
+/// Runs a test, in whatever role the command line gives this process.
+///
+/// # Errors
+/// The test's, with its exit status.
+pub(crate) fn run(plan: &Plan, args: &TestArgs) -> Result<(), Failure> {
+    match (&args.peer, args.server, args.child) {
+        (_, true, true) => child(plan.kind, args),
+        (_, true, false) => server(plan.kind, args),
+        (Some(host), false, _) => {
+            let interrupt = Interrupt::catch()?;
+            let device = open(args, Side::Alone, Reach::Elsewhere)?;
+            let control = connect(host, args.connection.port, &interrupt)?;
+            client(plan, args, &device, &control, None, Reach::Elsewhere)
+        }
+        (None, false, _) => both(plan, args),
+    }
+}
+
+/// Both ends here: starts the server as a process of its own.
+fn both(plan: &Plan, args: &TestArgs) -> Result<(), Failure> {
+    let interrupt = Interrupt::catch()?;
+    let second = Soft::second_address(&args.soft)?;
+    let device = open(args, Side::First, Reach::Here)?;
+    let arguments = child_arguments(plan.kind, args, &device, second);
+    let server = Server::start(arguments, &interrupt)?;
+    let control = connect("127.0.0.1", server.port, &interrupt)?;
+    client(plan, args, &device, &control, Some(server.token.clone()), Reach::Here)
+}
+
+fn open(args: &TestArgs, side: Side, reach: Reach) -> Result<Device, Failure> {
+    device::open(&args.connection, &args.soft, args.seed, side, reach)
+}
+
+/// The command line of the process for the other end: the same test and device, an address and fault seed of its own.
+fn child_arguments(kind: Kind, args: &TestArgs, device: &Device, address: Option<IpAddr>) -> Vec<OsString> {
+    let mut line: Vec<String> = Plan::command(kind, operation_name(args.operation))
+        .split(' ')
+        .map(str::to_owned)
+        .collect();
+    let mut flag = |name: &str, value: Option<String>| {
+        if let Some(value) = value {
+            line.extend([format!("--{name}"), value]);
+        }
+    };
+    let SoftArgs {
+        soft_address: _,
+        soft_port,
+        drop,
+        duplicate,
+        reorder,
+        corrupt,
+        delay,
+        pcap: _,
+    } = &args.soft;
+    flag("port", Some("0".into()));
+    flag("device", Some(device.context.name().to_owned()));
+    flag("gid-index", args.connection.gid_index.map(|index| index.to_string()));
+    flag(
+        "soft-address",
+        address
+            .filter(|_| device.link == LinkKind::SoftUdp)
+            .map(|address| address.to_string()),
+    );
+    flag("soft-port", soft_port.map(|port| port.to_string()));
+    for (name, fraction) in [
+        ("drop", drop),
+        ("duplicate", duplicate),
+        ("reorder", reorder),
+        ("corrupt", corrupt),
+    ] {
+        flag(name, fraction.map(|fraction| fraction.to_string()));
+    }
+    flag("delay", delay.map(|delay| format!("{}ns", delay.as_nanos())));
+    flag("seed", Some(args.seed.wrapping_add(1).to_string()));
+    line.extend(["--server".to_owned(), "--child".to_owned()]);
+    line.into_iter().map(OsString::from).collect()
+}
+
+/// The client's side: runs the test and prints what comes out of it.
+fn client(
+    plan: &Plan,
+    args: &TestArgs,
+    device: &Device,
+    control: &Control,
+    token: Option<String>,
+    reach: Reach,
+) -> Result<(), Failure> {
+    let mut report = Report::new(plan.test_name(), device.context.name().to_owned(), device.link);
+    let progress = progress(plan, args);
+    let mut table = None;
+    let local = Local {
+        control,
+        device,
+        gid_index: args.connection.gid_index,
+    };
+    let outcome = session::client(local, plan, token, |event| match event {
+        Event::Accepted(accepted) => {
+            // A figure is of the softer of the two ends.
+            report.link = report.link.max(accepted.link);
+            progress.suspend(|| {
+                for warning in warnings(plan, device, report.link, reach) {
+                    eprintln!("doorbell: warning: {warning}");
+                }
+                if !args.json {
+                    table = Some(Table::begin(plan.kind, &about(plan, device, report.link, control)));
+                }
+            });
+        }
+        Event::Begins(bytes) => progress.set_message(show_bytes(bytes)),
+        Event::Row(row) => {
+            progress.inc(1);
+            if let Some(table) = &table {
+                progress.suspend(|| table.row(&row));
+            }
+            report.results.push(row);
+        }
+    });
+    progress.finish_and_clear();
+    if args.json && (outcome.is_ok() || !report.results.is_empty()) {
+        report::print_json(&report)?;
+    }
+    outcome
+}
+
+/// A bar over the sizes on a terminal, nothing elsewhere.
+fn progress(plan: &Plan, args: &TestArgs) -> ProgressBar {
+    if args.no_progress || !std::io::stderr().is_terminal() {
+        return ProgressBar::hidden();
+    }
+    let bar = ProgressBar::new(plan.sizes.len() as u64);
+    if let Ok(style) = ProgressStyle::with_template("{spinner} {wide_bar} {pos}/{len} sizes, {msg} B, {elapsed}") {
+        bar.set_style(style);
+    }
+    bar.enable_steady_tick(Duration::from_millis(200));
+    bar
+}
+
+fn about(plan: &Plan, device: &Device, link: LinkKind, control: &Control) -> String {
+    let port = device.context.port(PORT).ok();
+    let mtu = plan
+        .mtu
+        .or(port.map(|port| port.active_mtu.bytes()))
+        .map_or_else(|| "?".into(), |mtu| mtu.to_string());
+    let qps = if plan.qps == 1 {
+        String::new()
+    } else {
+        format!(" | {} queue pairs", plan.qps)
+    };
+    let verified = if plan.verify { " | verified" } else { "" };
+    format!(
+        "{} | device {} | link {} | memory host | MTU up to {mtu} B{qps}{verified} | peer {}",
+        plan.test_name(),
+        device.context.name(),
+        link.name(),
+        control.peer().ip()
+    )
+}
+
+fn warnings(plan: &Plan, device: &Device, link: LinkKind, reach: Reach) -> Vec<Warning> {
+    let per_end = if device.link == LinkKind::SoftUdp { 2 } else { 1 };
+    let ends = if reach == Reach::Here { 2 } else { 1 };
+    let mut warnings = Vec::new();
+    if link != LinkKind::Hardware {
+        warnings.push(Warning::NotHardware(link));
+    }
+    warnings.extend(report::of_this_machine(per_end * ends));
+    warnings.extend(device.faults.clone().map(Warning::Faults));
+    if plan.verify {
+        warnings.push(Warning::Verifying);
+    }
+    warnings
+}
+
+fn expected<'a>(kind: Kind, args: &TestArgs, token: Option<&'a str>) -> Expected<'a> {
+    Expected {
+        kind,
+        verb: operation_name(args.operation),
+        token,
+    }
+}
+
+fn operation_name(operation: Operation) -> &'static str {
+    match operation {
+        Operation::Write => "write",
+        Operation::Read => "read",
+        Operation::Send => "send",
+        Operation::Atomic => "atomic",
+    }
+}
+
+/// Waits for a peer and serves its test.
+fn server(kind: Kind, args: &TestArgs) -> Result<(), Failure> {
+    let interrupt = Interrupt::catch()?;
+    let device = open(args, Side::Alone, Reach::Elsewhere)?;
+    let listener = Listener::bind(args.connection.bind, args.connection.port)?;
+    eprintln!(
+        "doorbell: {} on {} waits for a peer on {}",
+        Plan::command(kind, operation_name(args.operation)),
+        device.context.name(),
+        listener.address()
+    );
+    serve(&listener, &device, args, &expected(kind, args, None), None, &interrupt)
+}
+
+/// Serves the process that started this one.
+fn child(kind: Kind, args: &TestArgs) -> Result<(), Failure> {
+    let token = orchestrate::adopt()?;
+    let interrupt = Interrupt::leave_to_parent()?;
+    let ready = || {
+        let device = open(args, Side::Alone, Reach::Here)?;
+        let listener = Listener::bind(IpAddr::V4(Ipv4Addr::LOCALHOST), args.connection.port)?;
+        Ok((device, listener))
+    };
+    let (device, listener) = ready().inspect_err(|failure: &Failure| {
+        drop(orchestrate::announce(&Announcement::Failed(
+            failure.to_string(),
+            failure.status(),
+        )))
+    })?;
+    orchestrate::announce(&Announcement::Port(listener.address().port()))?;
+    serve(
+        &listener,
+        &device,
+        args,
+        &expected(kind, args, Some(&token)),
+        Some(PARENT),
+        &interrupt,
+    )
+}
+
+/// Serves the first peer that is one.
+fn serve(
+    listener: &Listener,
+    device: &Device,
+    args: &TestArgs,
+    expected: &Expected<'_>,
+    within: Option<Duration>,
+    interrupt: &Interrupt,
+) -> Result<(), Failure> {
+    loop {
+        let control = listener.accept(within, interrupt)?;
+        match session::welcome(&control, expected) {
+            Ok(()) => {
+                let local = Local {
+                    control: &control,
+                    device,
+                    gid_index: args.connection.gid_index,
+                };
+                return session::serve(local, expected);
+            }
+            Err(Failure::Interrupted) => return Err(Failure::Interrupted),
+            Err(failure) => eprintln!("doorbell: turned a peer away: {failure}"),
+        }
+    }
+}

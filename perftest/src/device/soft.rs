@@ -1,0 +1,200 @@
+//! The userspace device, as the command line and the environment set it up.
+//!
+//! The environment (`DOORBELL_SOFT_ADDR` and its like) says what there is, flags override it. With both ends here the first address is the
+//! client's and the second the server's; where there is none the device takes a free loopback address, so two processes never collide.
+
+use std::net::IpAddr;
+
+use doorbell_softroce::link::fault::FaultConfig;
+use doorbell_softroce_ibverbs::{DeviceConfig, api, configure, last_open_error};
+use doorbell_verbs::{DeviceError, Library};
+
+use crate::cli::SoftArgs;
+use crate::failure::{Failure, one_line};
+
+/// Which addresses are this process's.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Side {
+    /// All of them: the other end is another command.
+    Alone,
+    /// The first: this process has started another for the other end.
+    First,
+}
+
+/// The userspace devices of this process, not yet opened.
+#[derive(Debug)]
+pub(crate) struct Soft {
+    devices: Vec<DeviceConfig>,
+}
+
+impl SoftArgs {
+    /// Whether any flag for userspace devices is given.
+    pub(crate) fn is_set(&self) -> bool {
+        !self.soft_address.is_empty() || self.soft_port.is_some() || self.pcap.is_some() || self.has_faults()
+    }
+
+    fn has_faults(&self) -> bool {
+        [self.drop, self.duplicate, self.reorder, self.corrupt]
+            .iter()
+            .any(Option::is_some)
+            || self.delay.is_some()
+    }
+}
+
+impl Soft {
+    /// What environment and flags ask for.
+    ///
+    /// # Errors
+    /// [`Failure::Usage`] when they cannot be understood or contradict each other.
+    pub(crate) fn configured(args: &SoftArgs, seed: u64, side: Side) -> Result<Soft, Failure> {
+        let devices = DeviceConfig::from_env().map_err(|e| Failure::usage(one_line(&e.to_string())))?;
+        Soft::over(devices, args, seed, side)
+    }
+
+    fn over(mut devices: Vec<DeviceConfig>, args: &SoftArgs, seed: u64, side: Side) -> Result<Soft, Failure> {
+        if !args.soft_address.is_empty()
+            && let Some(pattern) = devices.first().cloned()
+        {
+            let device = |(index, address): (usize, &IpAddr)| DeviceConfig {
+                name: format!("soft{index}"),
+                address: Some(*address),
+                ..pattern.clone()
+            };
+            devices = args.soft_address.iter().enumerate().map(device).collect();
+        }
+        if side == Side::First {
+            devices.truncate(1);
+        } else if args.soft_address.len() > 1 {
+            return Err(Failure::usage(
+                "--soft-address takes a second address only when both ends run here",
+            ));
+        }
+        for device in &mut devices {
+            if let Some(port) = args.soft_port {
+                device.port = port;
+            }
+            if args.has_faults() {
+                device.faults = FaultConfig {
+                    drop: args.drop.unwrap_or(0.0),
+                    duplicate: args.duplicate.unwrap_or(0.0),
+                    reorder: args.reorder.unwrap_or(0.0),
+                    corrupt: args.corrupt.unwrap_or(0.0),
+                    delay: args.delay.unwrap_or_default(),
+                    seed,
+                };
+            }
+            if let Some(file) = &args.pcap {
+                device.pcap = Some(file.clone());
+            }
+        }
+        Ok(Soft { devices })
+    }
+
+    /// The address for the process that this one starts for the other end; `None` lets it choose a loopback one.
+    ///
+    /// # Errors
+    /// [`Failure::Usage`] when this end has an address from which a loopback one cannot be reached and no second one is given.
+    pub(crate) fn second_address(args: &SoftArgs) -> Result<Option<IpAddr>, Failure> {
+        let devices = DeviceConfig::from_env().map_err(|e| Failure::usage(one_line(&e.to_string())))?;
+        let from_env: Vec<_> = devices.iter().filter_map(|device| device.address).collect();
+        let addresses = if args.soft_address.is_empty() {
+            &from_env
+        } else {
+            &args.soft_address
+        };
+        match addresses[..] {
+            [] => Ok(None),
+            [IpAddr::V4(only)] if only.is_loopback() => Ok(None),
+            [only] => Err(Failure::usage(format!(
+                "both ends run here and need an address each: give --soft-address {only},SECOND, or run the ends with --server and PEER"
+            ))),
+            [_, second, ..] => Ok(Some(second)),
+        }
+    }
+
+    /// Whether there is a device of this name.
+    pub(crate) fn has(&self, name: &str) -> bool {
+        self.devices.iter().any(|device| device.name == name)
+    }
+
+    /// The names there are.
+    pub(crate) fn names(&self) -> Vec<&str> {
+        self.devices.iter().map(|device| device.name.as_str()).collect()
+    }
+
+    /// The faults they add, if any.
+    pub(crate) fn faults(&self) -> Option<String> {
+        let faults = self.devices.first()?.faults;
+        faults.is_active().then(|| faults.to_string())
+    }
+
+    /// Makes them this process's, as a library of verbs.
+    ///
+    /// # Errors
+    /// [`Failure::Test`] when they are in use already, which is a bug of this program.
+    pub(crate) fn library(self) -> Result<Library, Failure> {
+        configure(self.devices).map_err(|e| Failure::test(e.to_string()))?;
+        Ok(Library::new(api()))
+    }
+}
+
+/// Why a userspace device could not be opened: the device knows better than `errno`.
+pub(super) fn explain(name: &str, error: &DeviceError) -> Failure {
+    match last_open_error() {
+        Some(reason) => Failure::test(one_line(&reason)),
+        None => Failure::test(format!(
+            "cannot open {}: {}",
+            one_line(name),
+            one_line(&error.to_string())
+        )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::cli::{Cli, Command};
+
+    fn soft(line: &str, side: Side) -> Result<Soft, Failure> {
+        let Command::Devices(args) = Cli::try_parse_from(format!("doorbell devices {line}").split_whitespace())
+            .unwrap()
+            .command
+        else {
+            panic!("devices is devices");
+        };
+        Soft::over(vec![DeviceConfig::new("soft0")], &args.soft, 9, side)
+    }
+
+    #[test]
+    fn flags_override_what_there_is() {
+        let soft = soft(
+            "--soft-address 127.0.0.7 --soft-port 14791 --drop 0.05 --delay 1ms --pcap x.pcap",
+            Side::Alone,
+        )
+        .unwrap();
+        let device = &soft.devices[0];
+        assert_eq!(
+            (soft.devices.len(), device.address, device.port),
+            (1, Some("127.0.0.7".parse().unwrap()), 14791)
+        );
+        assert_eq!(
+            (device.faults.drop, device.faults.seed, device.faults.delay.as_millis()),
+            (0.05, 9, 1)
+        );
+        assert!(device.pcap.is_some() && soft.faults().is_some());
+    }
+
+    #[test]
+    fn nothing_set_is_one_device_without_faults() {
+        let soft = soft("", Side::Alone).unwrap();
+        assert_eq!((soft.names(), soft.faults()), (vec!["soft0"], None));
+    }
+
+    #[test]
+    fn a_second_address_is_for_a_second_process() {
+        assert_eq!(soft("--soft-address ::1,::2", Side::First).unwrap().devices.len(), 1);
+        assert_eq!(soft("--soft-address ::1,::2", Side::Alone).unwrap_err().status(), 2);
+    }
+}

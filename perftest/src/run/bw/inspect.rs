@@ -1,0 +1,130 @@
+//! The server of a verified `bw write`: looks at every byte of every message in its slot, spoils the slot, and gives it back.
+//!
+//! The client writes its count of messages after each list, on the same queue pair: when the count is there, so are the messages before it.
+//! Spoiling means that a byte that is never written differs from what the next message has there.
+
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use doorbell_verbs::{Buffer, Memory, ProtectionDomain, RemoteWrite};
+
+use super::super::pattern::{Mismatch, Pattern};
+use super::super::station::{Grants, Keys, Needs, Own, Station, Test, refused};
+use super::super::watch::Watch;
+use super::credit::{self, Credit};
+use super::stream::LAST_LOOK;
+use crate::failure::Failure;
+
+/// One lane's slots.
+#[derive(Debug)]
+pub(crate) struct Slots {
+    memory: Buffer<RemoteWrite>,
+    notice: Buffer<RemoteWrite>,
+    slots: u32,
+}
+
+impl Own for Slots {
+    fn needs(_test: &Test<'_>) -> Needs {
+        Needs {
+            send: credit::DEPTH,
+            receive: 1,
+            inline: 8,
+            grants: Grants::Write,
+        }
+    }
+
+    fn new(test: &Test<'_>, pd: &ProtectionDomain, lane: usize) -> Result<Self, Failure> {
+        let (len, slots) = (test.len(), test.window());
+        let mut memory = Memory::zeroed(len * slots as usize);
+        for (index, slot) in (0..).zip(memory.chunks_exact_mut(len)) {
+            Pattern::new(test.plan.seed, lane, index).fill_wrong(slot);
+        }
+        Ok(Slots {
+            memory: pd.register(memory, RemoteWrite).map_err(refused)?,
+            notice: pd.register(Memory::zeroed(8), RemoteWrite).map_err(refused)?,
+            slots,
+        })
+    }
+
+    fn keys(&self) -> Keys {
+        Keys {
+            slots: self.slots,
+            data: Some(self.memory.remote().to_bytes()),
+            counter: Some(self.notice.remote().to_bytes()),
+        }
+    }
+}
+
+/// Serves until the client has finished and every message has been looked at. Returns the messages per lane.
+///
+/// # Errors
+/// [`Failure::Interrupted`]; [`Failure::Test`] when data was wrong or the peer is lost.
+pub(crate) fn serve(test: &Test<'_>, station: &mut Station<Slots>) -> Result<Vec<u64>, Failure> {
+    let Station { cq, lanes } = station;
+    let mut credits = lanes
+        .iter()
+        .map(|lane| Credit::new(&lane.theirs, lane.own.slots))
+        .collect::<Result<Vec<_>, _>>()?;
+    let mut watch = Watch::of_server(test.control);
+    let mut message = vec![0; test.len()];
+    let mut patience: Option<Instant> = None;
+    loop {
+        let mut idle = true;
+        for done in cq.poll().map_err(refused)? {
+            if let (Err(failure), Some(lane)) = (
+                done.result(),
+                usize::try_from(done.tag()).ok().and_then(|tag| lanes.get(tag)),
+            ) {
+                return Err(lane.theirs.failed(&failure));
+            }
+        }
+        for (index, (lane, credit)) in lanes.iter_mut().zip(&mut credits).enumerate() {
+            let there = u64::from_le(lane.own.notice.load_u64(0, Ordering::Acquire));
+            // Beyond what the client may have written the count is nonsense; its test then fails by itself.
+            let there = there.min(credit.done() + u64::from(lane.own.slots));
+            while credit.done() < there {
+                idle = false;
+                if let Some(wrong) = look(test, &mut lane.own, index, credit.done(), &mut message) {
+                    return Err(Failure::test(format!("{}: {wrong}", lane.theirs)));
+                }
+                credit.add();
+                credit.tell(&mut lane.qp, &lane.theirs, false)?;
+            }
+            credit.tell(&mut lane.qp, &lane.theirs, true)?;
+        }
+        if !idle {
+            watch.turn()?;
+            continue;
+        }
+        watch.idle()?;
+        if let Some(sent) = watch.finished() {
+            let all = sent.len() == credits.len()
+                && credits
+                    .iter()
+                    .zip(sent)
+                    .all(|(credit, sent)| credit.done() == *sent && credit.is_told());
+            if all {
+                return Ok(sent.to_vec());
+            }
+            if patience.get_or_insert_with(Instant::now).elapsed() > LAST_LOOK {
+                return Err(Failure::test(format!(
+                    "peer {}: not all it wrote has arrived",
+                    test.control.peer()
+                )));
+            }
+        }
+    }
+}
+
+/// Looks at one message and spoils its slot for the next one there.
+fn look(test: &Test<'_>, own: &mut Slots, lane: usize, iteration: u64, message: &mut [u8]) -> Option<Mismatch> {
+    let slots = u64::from(own.slots);
+    let at = (iteration % slots) as usize * message.len();
+    own.memory.read_at(at, message);
+    if let Some(wrong) = Pattern::new(test.plan.seed, lane, iteration).check(message) {
+        return Some(Mismatch::at(test.bytes, lane, iteration, wrong));
+    }
+    Pattern::new(test.plan.seed, lane, iteration + slots).fill_wrong(message);
+    own.memory.write_at(at, message);
+    None
+}

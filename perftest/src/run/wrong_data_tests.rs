@@ -1,0 +1,102 @@
+//! Wrong data is found and named: both ends run in this process on two userspace devices, and the server's payload is of another seed than the
+//! client expects, or the other way round.
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::OnceLock;
+use std::thread;
+
+use clap::Parser;
+use doorbell_softroce_ibverbs::{DeviceConfig, api, configure};
+use doorbell_verbs::Library;
+
+use super::session::{measure, serve_size};
+use super::station::Test;
+use crate::cli::{Cli, Command};
+use crate::device::Device;
+use crate::exchange::{Control, Listener, connect};
+use crate::failure::Failure;
+use crate::interrupt::Interrupt;
+use crate::plan::Plan;
+use crate::report::LinkKind;
+
+fn device(name: &str) -> Device {
+    static CONFIGURED: OnceLock<()> = OnceLock::new();
+    CONFIGURED.get_or_init(|| configure(vec![DeviceConfig::new("soft0"), DeviceConfig::new("soft1")]).unwrap());
+    Device {
+        context: Library::new(api()).open(name).unwrap(),
+        link: LinkKind::SoftUdp,
+        faults: None,
+    }
+}
+
+fn plan(line: &str) -> Plan {
+    match Cli::try_parse_from(format!("doorbell {line} --verify -n 50").split(' '))
+        .unwrap()
+        .command
+    {
+        Command::Bw(args) => Plan::bw(&args).unwrap(),
+        Command::Lat(args) => Plan::lat(&args).unwrap(),
+        other => panic!("{other:?} has no plan"),
+    }
+}
+
+fn test<'a>(plan: &'a Plan, device: &'a Device, control: &'a Control) -> Test<'a> {
+    Test {
+        plan,
+        bytes: plan.sizes[0],
+        device,
+        gid_index: None,
+        inline: plan.inline,
+        control,
+    }
+}
+
+/// Runs a test in which the two ends expect payloads of different seeds; gives what each side says of it.
+fn mismatched(line: &str) -> (Option<Failure>, Option<Failure>) {
+    let listener = Listener::bind(IpAddr::V4(Ipv4Addr::LOCALHOST), 0).unwrap();
+    let port = listener.address().port();
+    let theirs = Plan { seed: 2, ..plan(line) };
+    let server = thread::spawn(move || {
+        let device = device("soft1");
+        let control = listener.accept(None, &Interrupt::default()).unwrap();
+        let failure = serve_size(&test(&theirs, &device, &control)).err();
+        if let Some(failure) = &failure {
+            control.send_failure(failure);
+        }
+        failure
+    });
+    let (ours, device) = (plan(line), device("soft0"));
+    let control = connect("127.0.0.1", port, &Interrupt::default()).unwrap();
+    let (row, failure) = measure(&test(&ours, &device, &control));
+    assert!(row.is_none() || failure.is_some(), "{line}: {row:?}");
+    if let Some(failure) = &failure {
+        control.send_failure(failure);
+    }
+    drop(control);
+    (failure, server.join().unwrap())
+}
+
+#[test]
+fn the_end_that_looks_names_size_iteration_offset_and_bytes() {
+    for line in [
+        "bw write -s 100",
+        "bw send -s 100",
+        "bw read -s 100",
+        "lat write -s 100",
+        "lat send -s 500",
+        "lat read -s 100",
+    ] {
+        let (client, server) = mismatched(line);
+        let said = format!("{} / {}", client.expect(line), server.expect(line));
+        for word in [
+            "wrong data: size",
+            "iteration 0",
+            "offset 0",
+            "expected 0x",
+            "found 0x",
+            "queue pair",
+        ] {
+            assert!(said.contains(word), "{line}: {said}");
+        }
+    }
+}

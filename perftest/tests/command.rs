@@ -1,0 +1,533 @@
+//! The `doorbell` command as scripts see it: what it prints where, and how it exits.
+//!
+//! Every test runs the real binary on the userspace device, on loopback. Each process takes a free loopback address by itself, so tests do not
+//! disturb each other.
+
+use std::io::{BufRead, BufReader, Read};
+use std::net::{TcpListener, UdpSocket};
+use std::process::{Child, ChildStderr, Command, Output, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::Value;
+
+fn doorbell(line: &str) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_doorbell"));
+    command.args(line.split_whitespace());
+    for name in ["ADDR", "PORT"] {
+        command.env_remove(format!("DOORBELL_SOFT_{name}"));
+    }
+    command
+        .env_remove("DOORBELL_FAULTS")
+        .env_remove("DOORBELL_PCAP")
+        .env_remove("DOORBELL_LINK");
+    command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    command
+}
+
+fn run(line: &str) -> Output {
+    doorbell(line).output().expect("the binary runs")
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// The lines on stderr that are no warnings: what went wrong.
+fn complaint(output: &Output) -> Vec<String> {
+    stderr(output)
+        .lines()
+        .filter(|line| !line.starts_with("doorbell: warning:"))
+        .map(str::to_owned)
+        .collect()
+}
+
+/// Runs a test that has to succeed, and gives its JSON object.
+fn json(line: &str) -> Value {
+    let output = run(&format!("{line} --json"));
+    assert!(output.status.success(), "{line}: {}", stderr(&output));
+    serde_json::from_slice(&output.stdout).unwrap_or_else(|e| panic!("{line}: {e}: {output:?}"))
+}
+
+fn keys(value: &Value) -> Vec<&str> {
+    let mut keys: Vec<_> = value
+        .as_object()
+        .expect("an object")
+        .keys()
+        .map(String::as_str)
+        .collect();
+    keys.sort_unstable();
+    keys
+}
+
+/// A server that waits for a peer, and the port where it does.
+struct Server {
+    child: Child,
+    port: u16,
+}
+
+impl Server {
+    fn start(line: &str) -> Server {
+        let mut child = doorbell(&format!("{line} --server --port 0"))
+            .spawn()
+            .expect("the binary runs");
+        let mut stderr = BufReader::new(child.stderr.take().expect("a pipe"));
+        let mut line = String::new();
+        stderr.read_line(&mut line).expect("a line");
+        let port = line.trim().rsplit(':').next().and_then(|port| port.parse().ok());
+        child.stderr = Some(stderr.into_inner());
+        Server {
+            child,
+            port: port.unwrap_or_else(|| panic!("no port in {line:?}")),
+        }
+    }
+
+    fn end(mut self) -> (Option<i32>, String) {
+        let status = wait(&mut self.child);
+        let mut said = String::new();
+        self.child
+            .stderr
+            .take()
+            .expect("a pipe")
+            .read_to_string(&mut said)
+            .expect("text");
+        (status, said)
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A client that runs until something stops it.
+struct Client {
+    child: Child,
+    stderr: BufReader<ChildStderr>,
+    heard: String,
+}
+
+impl Client {
+    /// Starts one, and lets it measure for a moment: its warnings come when the peer has accepted the test.
+    fn start(line: &str) -> Client {
+        let mut child = doorbell(line).spawn().expect("the binary runs");
+        let mut stderr = BufReader::new(child.stderr.take().expect("a pipe"));
+        let mut heard = String::new();
+        stderr.read_line(&mut heard).expect("a line");
+        assert!(heard.contains("warning"), "{heard}");
+        thread::sleep(Duration::from_millis(300));
+        Client { child, stderr, heard }
+    }
+
+    fn end(mut self) -> Output {
+        self.stderr.read_to_string(&mut self.heard).expect("text");
+        let mut output = self.child.wait_with_output().expect("it ends");
+        output.stderr = self.heard.into_bytes();
+        output
+    }
+}
+
+/// Waits for a process, not for ever.
+fn wait(child: &mut Child) -> Option<i32> {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    loop {
+        if let Some(status) = child.try_wait().expect("it can be waited for") {
+            return status.code();
+        }
+        assert!(Instant::now() < deadline, "the process does not end");
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn signal(child: &Child, signal: Signal) {
+    kill(Pid::from_raw(i32::try_from(child.id()).expect("a process id")), signal).expect("the process is there");
+}
+
+#[test]
+fn every_bandwidth_test_prints_one_object_with_the_contracts_keys() {
+    for operation in ["write", "read", "send", "atomic"] {
+        let report = json(&format!("bw {operation} -n 200 -q 2 --tx-depth 16 --post-list 4"));
+        assert_eq!(
+            keys(&report),
+            ["device", "link", "memory", "results", "test", "tool", "version"]
+        );
+        assert_eq!(report["tool"], "doorbell");
+        assert_eq!(report["test"], format!("{operation}_bw"));
+        assert_eq!(
+            (&report["device"], &report["link"], &report["memory"]),
+            (&"soft0".into(), &"soft-udp".into(), &"host".into())
+        );
+        let row = &report["results"][0];
+        assert_eq!(
+            keys(row),
+            [
+                "bw_avg_bytes_per_s",
+                "bw_peak_bytes_per_s",
+                "bytes",
+                "iterations",
+                "msg_rate_per_s"
+            ]
+        );
+        assert_eq!(row["iterations"], 400, "{operation}");
+        assert_eq!(row["bytes"], if operation == "atomic" { 8 } else { 65536 });
+        let figure = |key: &str| row[key].as_f64().expect("a number");
+        assert!(
+            figure("bw_peak_bytes_per_s") >= figure("bw_avg_bytes_per_s") && figure("msg_rate_per_s") > 0.0,
+            "{row}"
+        );
+    }
+}
+
+#[test]
+fn every_latency_test_prints_one_object_with_the_contracts_keys() {
+    for operation in ["write", "read", "send", "atomic"] {
+        let report = json(&format!("lat {operation} -n 100"));
+        assert_eq!(report["test"], format!("{operation}_lat"));
+        let row = &report["results"][0];
+        assert_eq!(
+            keys(row),
+            [
+                "bytes",
+                "iterations",
+                "lat_avg_ns",
+                "lat_max_ns",
+                "lat_min_ns",
+                "lat_p50_ns",
+                "lat_p999_ns",
+                "lat_p99_ns",
+                "lat_stddev_ns"
+            ]
+        );
+        assert_eq!(
+            (&row["iterations"], &row["bytes"]),
+            (&100.into(), &if operation == "atomic" { 8 } else { 2 }.into())
+        );
+        let figures: Vec<f64> = ["lat_min_ns", "lat_p50_ns", "lat_p99_ns", "lat_p999_ns", "lat_max_ns"]
+            .iter()
+            .map(|key| row[*key].as_f64().expect("a number"))
+            .collect();
+        assert!(figures.is_sorted() && figures[0] > 0.0, "{row}");
+    }
+}
+
+#[test]
+fn every_byte_is_verified_while_packets_are_lost_and_spoilt() {
+    let faults = "--drop 0.05 --duplicate 0.02 --reorder 0.02 --corrupt 0.02 --seed 7 --timeout 12";
+    for operation in ["write", "read", "send", "atomic"] {
+        let size = if operation == "atomic" { 8 } else { 9001 };
+        for (kind, more) in [("bw", "-q 2 --tx-depth 8 --post-list 3 -n 60"), ("lat", "-n 30")] {
+            let report = json(&format!("{kind} {operation} -s {size} --verify {more} {faults}"));
+            assert_eq!(report["results"][0]["bytes"], size, "{kind} {operation}");
+        }
+    }
+}
+
+#[test]
+fn inline_messages_are_verified_too() {
+    json("bw write -s 48 --inline 48 --verify -n 300 --tx-depth 16 --post-list 5 --cq-mod 3");
+    json("bw send -s 48 --inline 48 --verify -n 300 --tx-depth 16 --rx-depth 4");
+    json("lat write -s 64 --verify -n 50");
+    json("lat write -s 64 --inline 0 --verify -n 50");
+    json("bw atomic --atomic-op compare-swap --verify -n 100");
+}
+
+#[test]
+fn a_timed_test_runs_for_its_time() {
+    let began = Instant::now();
+    let report = json("bw write -s 4K -D 0.3");
+    assert!(began.elapsed() >= Duration::from_millis(300));
+    assert!(report["results"][0]["iterations"].as_u64() > Some(0));
+    assert!(json("lat send -D 0.1")["results"][0]["iterations"].as_u64() > Some(0));
+}
+
+#[test]
+fn all_sizes_are_rows_of_one_table() {
+    let output = run("bw write --all -n 2");
+    assert!(output.status.success(), "{}", stderr(&output));
+    let text = String::from_utf8_lossy(&output.stdout);
+    let rows: Vec<u64> = text
+        .lines()
+        .filter(|line| !line.trim_start().starts_with('#'))
+        .map(|line| line.split_whitespace().next().unwrap().parse().unwrap())
+        .collect();
+    assert_eq!(rows, (1..=23).map(|power| 1 << power).collect::<Vec<u64>>());
+    assert!(
+        text.contains("BW average[MiB/s]") && text.contains("soft-udp"),
+        "{text}"
+    );
+    assert!(stderr(&output).contains("not hardware"), "{}", stderr(&output));
+}
+
+#[test]
+fn two_commands_find_each_other() {
+    let server = Server::start("bw send");
+    let report = json(&format!(
+        "bw send 127.0.0.1 --port {} -n 100 --verify -d soft0",
+        server.port
+    ));
+    assert_eq!(report["results"][0]["iterations"], 100);
+    assert_eq!(server.end().0, Some(0));
+}
+
+#[test]
+fn ends_that_run_different_tests_both_say_so() {
+    let server = Server::start("lat write");
+    let output = run(&format!("bw write localhost --port {} -d soft0", server.port));
+    let (status, said) = server.end();
+    assert_eq!((output.status.code(), status), (Some(1), Some(1)));
+    for said in [complaint(&output).join(""), said] {
+        assert!(
+            said.contains("'doorbell lat write'") && said.contains("'doorbell bw write'"),
+            "{said}"
+        );
+    }
+}
+
+#[test]
+fn a_killed_server_is_named_and_ends_the_test() {
+    for line in ["bw write -D 60", "lat send -D 60"] {
+        let mut server = Server::start(line.split(" -").next().unwrap());
+        let client = Client::start(&format!(
+            "{line} 127.0.0.1 --port {} -d soft0 --timeout 12 --retry 3",
+            server.port
+        ));
+        server.child.kill().unwrap();
+        let killed = Instant::now();
+        let output = client.end();
+        assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
+        assert!(killed.elapsed() < Duration::from_secs(20));
+        let complaint = complaint(&output);
+        assert_eq!(complaint.len(), 1, "{complaint:?}");
+        assert!(
+            complaint[0].contains("peer 127.0.0.") && complaint[0].contains("queue pair 0x"),
+            "{complaint:?}"
+        );
+    }
+}
+
+#[test]
+fn a_killed_client_is_named_and_ends_the_server() {
+    for line in ["bw write", "bw send"] {
+        let server = Server::start(line);
+        let mut client = Client::start(&format!("{line} 127.0.0.1 --port {} -d soft0 -D 60", server.port));
+        client.child.kill().unwrap();
+        client.child.wait().unwrap();
+        let (status, said) = server.end();
+        assert_eq!(status, Some(1), "{said}");
+        assert!(
+            said.contains("peer 127.0.0.") && said.contains("queue pair 0x"),
+            "{said}"
+        );
+        assert!(!said.contains("panicked"), "{said}");
+    }
+}
+
+/// The processes whose parent is this one.
+fn children_of(parent: u32) -> Vec<i32> {
+    let stat = |entry: std::fs::DirEntry| {
+        let text = std::fs::read_to_string(entry.path().join("stat")).ok()?;
+        // pid (name) state ppid …; the name may hold anything.
+        let ppid: u32 = text.rsplit(')').next()?.split_whitespace().nth(1)?.parse().ok()?;
+        (ppid == parent)
+            .then(|| entry.file_name().to_string_lossy().parse().ok())
+            .flatten()
+    };
+    std::fs::read_dir("/proc")
+        .unwrap()
+        .filter_map(|entry| stat(entry.ok()?))
+        .collect()
+}
+
+#[test]
+fn a_killed_child_ends_the_test() {
+    let client = Client::start("bw write -D 60 --timeout 12 --retry 3");
+    let children = children_of(client.child.id());
+    assert_eq!(children.len(), 1);
+    kill(Pid::from_raw(children[0]), Signal::SIGKILL).unwrap();
+    let output = client.end();
+    assert_eq!(output.status.code(), Some(1));
+    let complaint = complaint(&output);
+    assert!(
+        complaint.len() == 1 && complaint[0].contains("peer 127.0.0."),
+        "{complaint:?}"
+    );
+}
+
+#[test]
+fn the_child_does_not_outlive_a_killed_parent() {
+    let mut client = Client::start("bw send -D 60");
+    let children = children_of(client.child.id());
+    assert_eq!(children.len(), 1);
+    client.child.kill().unwrap();
+    client.child.wait().unwrap();
+    let deadline = Instant::now() + Duration::from_secs(20);
+    // Signal 0 asks whether it is there.
+    while kill(Pid::from_raw(children[0]), None).is_ok() && !is_zombie(children[0]) {
+        assert!(Instant::now() < deadline, "the child lives on");
+        thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// Ended, and only not yet collected by whoever inherited it.
+fn is_zombie(pid: i32) -> bool {
+    std::fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| {
+        stat.rsplit(')')
+            .next()
+            .is_some_and(|rest| rest.trim_start().starts_with('Z'))
+    })
+}
+
+#[test]
+fn an_interrupted_test_prints_what_it_has_and_exits_130() {
+    let client = Client::start("bw write -s 64 -D 60 --json");
+    signal(&client.child, Signal::SIGINT);
+    let output = client.end();
+    assert_eq!(output.status.code(), Some(130), "{}", stderr(&output));
+    let report: Value = serde_json::from_slice(&output.stdout).expect("one object");
+    assert!(report["results"][0]["iterations"].as_u64() > Some(0), "{report}");
+}
+
+#[test]
+fn bad_usage_is_one_line_and_exit_2() {
+    let none: &[&str] = &[];
+    for (line, hints) in [
+        ("bw write -s 0", &["sizes go from"][..]),
+        ("bw write --tx-depth 4 --post-list 8", &["--tx-depth"]),
+        ("bw atomic -s 64", &["8 bytes"]),
+        ("bw write -d nosuch9", &["no device 'nosuch9'", "soft0"]),
+        ("lat read --inline 8", &["--inline"]),
+        ("bw write no.such.host.invalid -d soft0", &["no.such.host.invalid"]),
+        ("bw write --soft-address ::1", &["--soft-address"]),
+        ("bw write -s 4X", none),
+        ("bw teleport", none),
+        ("topo", none),
+    ] {
+        let output = run(line);
+        assert_eq!(output.status.code(), Some(2), "{line}: {}", stderr(&output));
+        assert!(output.stdout.is_empty(), "{line}");
+        let said = complaint(&output);
+        if !hints.is_empty() {
+            assert_eq!(said.len(), 1, "{line}: {said:?}");
+        }
+        for hint in hints {
+            assert!(said[0].contains(hint), "{line}: {said:?}");
+        }
+        assert!(!stderr(&output).contains("panicked"), "{line}");
+    }
+}
+
+#[test]
+fn what_stands_in_the_way_is_one_line_and_exit_1() {
+    let tcp = TcpListener::bind("127.0.0.1:0").unwrap();
+    let tcp_port = tcp.local_addr().unwrap().port();
+    let udp = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let udp_port = udp.local_addr().unwrap().port();
+    for (line, hint) in [
+        (
+            format!("bw write --server -d soft0 --port {tcp_port}"),
+            "--port".to_owned(),
+        ),
+        (
+            format!("bw write --soft-address 127.0.0.1 --soft-port {udp_port}"),
+            udp_port.to_string(),
+        ),
+        (
+            "bw write --soft-address 192.0.2.1,192.0.2.2".to_owned(),
+            "192.0.2.1".to_owned(),
+        ),
+        (
+            "bw write 127.0.0.1 --port 1 -d soft0".to_owned(),
+            "cannot reach peer 127.0.0.1 port 1".to_owned(),
+        ),
+    ] {
+        let output = run(&line);
+        assert_eq!(output.status.code(), Some(1), "{line}: {}", stderr(&output));
+        let said = complaint(&output);
+        assert!(said.len() == 1 && said[0].contains(&hint), "{line}: {said:?}");
+    }
+}
+
+#[test]
+fn the_environment_is_heard() {
+    let output = doorbell("devices --json")
+        .env("DOORBELL_SOFT_ADDR", "127.0.9.1,127.0.9.2")
+        .output()
+        .unwrap();
+    let listing: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let soft: Vec<_> = listing["devices"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter(|device| device["link"] == "soft-udp")
+        .collect();
+    let addresses: Vec<_> = soft.iter().map(|device| device["address"].as_str().unwrap()).collect();
+    assert_eq!(addresses, ["127.0.9.1", "127.0.9.2"]);
+    let output = doorbell("devices")
+        .env("DOORBELL_SOFT_ADDR", "nonsense")
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    assert!(complaint(&output)[0].contains("DOORBELL_SOFT_ADDR"));
+}
+
+#[test]
+fn devices_lists_the_userspace_device_wherever_it_runs() {
+    let output = run("devices -v");
+    assert!(output.status.success(), "{}", stderr(&output));
+    let text = String::from_utf8(output.stdout).unwrap();
+    let soft = text.lines().find(|line| line.starts_with("soft0")).expect("soft0");
+    assert!(
+        soft.contains("soft-udp") && soft.contains("active") && soft.contains("127.0.0."),
+        "{soft}"
+    );
+}
+
+#[test]
+fn limits_are_measured_under_their_names() {
+    let output = run("limits --json -D 0.05");
+    assert!(output.status.success(), "{}", stderr(&output));
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    for limit in report["results"].as_array().unwrap() {
+        let unit = if limit["name"] == "shm_pingpong" {
+            "ns"
+        } else {
+            "bytes_per_s"
+        };
+        assert!(limit[unit].as_f64() > Some(0.0), "{limit}");
+        assert_eq!(limit.as_object().unwrap().len(), 2, "{limit}");
+    }
+    let names: Vec<_> = report["results"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|limit| limit["name"].as_str().unwrap())
+        .collect();
+    assert!(names.contains(&"memcpy") && names.contains(&"udp_gso"), "{names:?}");
+}
+
+#[test]
+fn help_has_examples_and_only_what_there_is() {
+    let output = run("--help");
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(
+        output.status.success() && text.contains("Examples:") && text.contains("Exit status"),
+        "{text}"
+    );
+    let lat = String::from_utf8(run("lat --help").stdout).unwrap();
+    assert!(!lat.contains("--child") && !lat.contains("--qps"), "{lat}");
+}
+
+#[test]
+fn a_capture_is_written() {
+    let file = std::env::temp_dir().join(format!("doorbell-capture-{}.pcap", std::process::id()));
+    json(&format!("bw write -n 20 -s 4K --pcap {}", file.display()));
+    assert!(std::fs::metadata(&file).unwrap().len() > 20 * 4096);
+    std::fs::remove_file(&file).unwrap();
+}

@@ -1,0 +1,442 @@
+//! The verbs of the stub, and their table.
+
+use core::ffi::{c_char, c_int, c_uint, c_void};
+use std::sync::Mutex;
+use std::sync::atomic::Ordering;
+
+use doorbell_verbs_sys::*;
+
+use super::{Cq, DEVICES, NEXT, Posted, Stub, StubQp, Verb, WorkQueue, flush};
+
+unsafe fn stub_of(context: *mut ibv_context) -> &'static Stub {
+    // SAFETY: every context of this provider has a stub's device, its first field.
+    unsafe { &*(*context).device.cast::<Stub>() }
+}
+
+fn set_errno(errno: c_int) {
+    // SAFETY: the calling thread's own errno.
+    unsafe { *libc::__errno_location() = errno }
+}
+
+unsafe extern "C" fn get_device_list(num: *mut c_int) -> *mut *mut ibv_device {
+    let devices: Vec<*mut ibv_device> = DEVICES
+        .lock()
+        .unwrap()
+        .iter()
+        .map(|stub| (&raw const **stub).cast_mut().cast())
+        .collect();
+    // SAFETY: the caller's.
+    unsafe { *num = devices.len() as c_int };
+    let mut devices = devices.into_boxed_slice();
+    // The list's length is not known when it is freed; so it is leaked.
+    let first = devices.as_mut_ptr();
+    core::mem::forget(devices);
+    first
+}
+unsafe extern "C" fn free_device_list(_: *mut *mut ibv_device) {}
+unsafe extern "C" fn get_device_name(device: *mut ibv_device) -> *const c_char {
+    // SAFETY: a stub's device.
+    unsafe { (*device.cast::<Stub>()).c_name.as_ptr() }
+}
+unsafe extern "C" fn get_device_guid(_: *mut ibv_device) -> u64 {
+    0x0102_0304_0506_0708_u64.to_be()
+}
+unsafe extern "C" fn open_device(device: *mut ibv_device) -> *mut ibv_context {
+    // SAFETY: all-zero is a valid context without functions; those called are filled in.
+    let mut context: Box<ibv_context> = Box::new(unsafe { core::mem::zeroed() });
+    context.device = device;
+    context.ops.post_send = Some(post_send);
+    context.ops.post_recv = Some(post_recv);
+    context.ops.poll_cq = Some(poll_cq);
+    let context = Box::into_raw(context);
+    // SAFETY: just made.
+    unsafe { stub_of(context) }.count("context", 1);
+    context
+}
+unsafe extern "C" fn close_device(context: *mut ibv_context) -> c_int {
+    // SAFETY: made by open_device.
+    let stub = unsafe { stub_of(context) };
+    for kind in ["pd", "mr", "cq", "qp"] {
+        assert_eq!(stub.live(kind), 0, "{kind} alive when the device is closed");
+    }
+    stub.count("context", -1);
+    // SAFETY: as above.
+    drop(unsafe { Box::from_raw(context) });
+    0
+}
+unsafe extern "C" fn get_async_event(_: *mut ibv_context, _: *mut ibv_async_event) -> c_int {
+    -1
+}
+unsafe extern "C" fn ack_async_event(_: *mut ibv_async_event) {}
+unsafe extern "C" fn query_device(_: *mut ibv_context, attr: *mut ibv_device_attr) -> c_int {
+    // SAFETY: the caller's.
+    unsafe {
+        attr.write_bytes(0, 1);
+        (*attr).phys_port_cnt = 1;
+        (*attr).max_qp_wr = 4096;
+        (*attr).max_sge = 8;
+        (*attr).max_cqe = 8192;
+        (*attr).max_qp_rd_atom = 16;
+        (*attr).max_qp_init_rd_atom = 16;
+        (*attr).atomic_cap = IBV_ATOMIC_HCA;
+    }
+    0
+}
+unsafe extern "C" fn query_port(context: *mut ibv_context, _: u8, attr: *mut _compat_ibv_port_attr) -> c_int {
+    let attr = attr.cast::<ibv_port_attr>();
+    // SAFETY: the caller's.
+    unsafe {
+        (*attr).state = stub_of(context).state().port_state;
+        (*attr).max_mtu = IBV_MTU_4096;
+        (*attr).active_mtu = IBV_MTU_1024;
+        (*attr).gid_tbl_len = 4;
+        (*attr).link_layer = IBV_LINK_LAYER_ETHERNET as u8;
+        (*attr).active_width = 2;
+        (*attr).active_speed = 32;
+    }
+    0
+}
+/// Index 1 holds 10.0.0.1, index 2 a link-local address, the others nothing.
+unsafe extern "C" fn query_gid(_: *mut ibv_context, _: u8, index: c_int, gid: *mut ibv_gid) -> c_int {
+    let mut raw = [0; 16];
+    match index {
+        1 => raw[10..].copy_from_slice(&[0xff, 0xff, 10, 0, 0, 1]),
+        2 => (raw[0], raw[1], raw[15]) = (0xfe, 0x80, 1),
+        _ => {}
+    }
+    // SAFETY: the caller's.
+    unsafe { (*gid).raw = raw };
+    0
+}
+unsafe extern "C" fn query_pkey(_: *mut ibv_context, _: u8, _: c_int, _: *mut u16) -> c_int {
+    0
+}
+unsafe extern "C" fn alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
+    // SAFETY: a live context.
+    unsafe { stub_of(context) }.count("pd", 1);
+    Box::into_raw(Box::new(ibv_pd { context, handle: 0 }))
+}
+unsafe extern "C" fn dealloc_pd(pd: *mut ibv_pd) -> c_int {
+    // SAFETY: made by alloc_pd.
+    let stub = unsafe { stub_of((*pd).context) };
+    for kind in ["mr", "qp"] {
+        assert_eq!(stub.live(kind), 0, "{kind} alive when the protection domain goes");
+    }
+    stub.count("pd", -1);
+    // SAFETY: as above.
+    drop(unsafe { Box::from_raw(pd) });
+    0
+}
+unsafe extern "C" fn reg_mr(pd: *mut ibv_pd, addr: *mut c_void, length: usize, access: c_int) -> *mut ibv_mr {
+    // SAFETY: a live domain.
+    let (stub, context) = unsafe { (stub_of((*pd).context), (*pd).context) };
+    if let Some(errno) = stub.failing(Verb::RegMr) {
+        set_errno(errno);
+        return core::ptr::null_mut();
+    }
+    stub.count("mr", 1);
+    let key = NEXT.fetch_add(1, Ordering::Relaxed) + 0x1000;
+    stub.state()
+        .regions
+        .insert(key, (addr as u64, length as u64, access as u32));
+    Box::into_raw(Box::new(ibv_mr {
+        context,
+        pd,
+        addr,
+        length,
+        handle: 0,
+        lkey: key,
+        rkey: key | 0x8000_0000,
+    }))
+}
+unsafe extern "C" fn dereg_mr(mr: *mut ibv_mr) -> c_int {
+    // SAFETY: made by reg_mr.
+    let (stub, lkey, addr) = unsafe { (stub_of((*mr).context), (*mr).lkey, (*mr).addr) };
+    if let Some(errno) = stub.failing(Verb::DeregMr) {
+        return errno;
+    }
+    // SAFETY: the memory must still be there: whoever frees it before this has it read here, which AddressSanitizer and valgrind see.
+    unsafe { addr.cast::<u8>().read_volatile() };
+    stub.count("mr", -1);
+    let mut state = stub.state();
+    state.regions.remove(&lkey);
+    state.log.push("dereg_mr");
+    // SAFETY: as above.
+    drop(unsafe { Box::from_raw(mr) });
+    0
+}
+unsafe extern "C" fn create_comp_channel(_: *mut ibv_context) -> *mut ibv_comp_channel {
+    core::ptr::null_mut()
+}
+unsafe extern "C" fn destroy_comp_channel(_: *mut ibv_comp_channel) -> c_int {
+    0
+}
+unsafe extern "C" fn create_cq(
+    context: *mut ibv_context,
+    cqe: c_int,
+    _: *mut c_void,
+    _: *mut ibv_comp_channel,
+    _: c_int,
+) -> *mut ibv_cq {
+    // SAFETY: all-zero is a valid ibv_cq.
+    let mut raw: ibv_cq = unsafe { core::mem::zeroed() };
+    (raw.context, raw.cqe) = (context, cqe);
+    // SAFETY: a live context.
+    unsafe { stub_of(context) }.count("cq", 1);
+    Box::into_raw(Box::new(Cq {
+        raw,
+        queue: Mutex::default(),
+    }))
+    .cast()
+}
+unsafe extern "C" fn resize_cq(_: *mut ibv_cq, _: c_int) -> c_int {
+    libc::ENOSYS
+}
+unsafe extern "C" fn destroy_cq(cq: *mut ibv_cq) -> c_int {
+    // SAFETY: made by create_cq.
+    let stub = unsafe { stub_of((*cq).context) };
+    assert_eq!(
+        stub.state()
+            .qps
+            .values()
+            .filter(|qp| qp.send_cq == cq as usize || qp.recv_cq == cq as usize)
+            .count(),
+        0,
+        "queue pairs alive when their completion queue goes"
+    );
+    stub.count("cq", -1);
+    // SAFETY: as above.
+    drop(unsafe { Box::from_raw(cq.cast::<Cq>()) });
+    0
+}
+unsafe extern "C" fn get_cq_event(_: *mut ibv_comp_channel, _: *mut *mut ibv_cq, _: *mut *mut c_void) -> c_int {
+    -1
+}
+unsafe extern "C" fn ack_cq_events(_: *mut ibv_cq, _: c_uint) {}
+unsafe extern "C" fn create_qp(pd: *mut ibv_pd, attr: *mut ibv_qp_init_attr) -> *mut ibv_qp {
+    // SAFETY: the caller's.
+    let (stub, attr) = unsafe { (stub_of((*pd).context), &mut *attr) };
+    if let Some(errno) = stub.failing(Verb::CreateQp) {
+        set_errno(errno);
+        return core::ptr::null_mut();
+    }
+    attr.cap.max_inline_data = attr.cap.max_inline_data.next_multiple_of(64);
+    let qpn = NEXT.fetch_add(1, Ordering::Relaxed);
+    // SAFETY: all-zero is a valid ibv_qp.
+    let mut qp: Box<ibv_qp> = Box::new(unsafe { core::mem::zeroed() });
+    // SAFETY: the caller's.
+    (qp.context, qp.qp_num) = (unsafe { (*pd).context }, qpn);
+    let raw = Box::into_raw(qp);
+    stub.count("qp", 1);
+    stub.state().qps.insert(
+        qpn,
+        StubQp {
+            state: IBV_QPS_RESET,
+            signal_all: attr.sq_sig_all != 0,
+            send_cq: attr.send_cq as usize,
+            recv_cq: attr.recv_cq as usize,
+            send: WorkQueue::default(),
+            recv: WorkQueue::default(),
+            masks: Vec::new(),
+            attr: None,
+        },
+    );
+    raw
+}
+unsafe extern "C" fn query_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, _: c_int, _: *mut ibv_qp_init_attr) -> c_int {
+    // SAFETY: the caller's.
+    unsafe { (*attr).qp_state = stub_of((*qp).context).state().qps[&(*qp).qp_num].state };
+    0
+}
+unsafe extern "C" fn modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_int) -> c_int {
+    // SAFETY: the caller's.
+    let (stub, qpn, attr) = unsafe { (stub_of((*qp).context), (*qp).qp_num, *attr) };
+    if attr.qp_state != IBV_QPS_ERR
+        && let Some(errno) = stub.failing(Verb::ModifyQp)
+    {
+        return errno;
+    }
+    let mut state = stub.state();
+    let qp = state.qps.get_mut(&qpn).unwrap();
+    qp.masks.push(mask as u32);
+    qp.state = attr.qp_state;
+    if attr.qp_state == IBV_QPS_RTR {
+        qp.attr = Some(attr);
+    }
+    if attr.qp_state == IBV_QPS_ERR {
+        flush(qp, qpn);
+    }
+    0
+}
+unsafe extern "C" fn destroy_qp(qp: *mut ibv_qp) -> c_int {
+    // SAFETY: made by create_qp.
+    let (stub, qpn) = unsafe { (stub_of((*qp).context), (*qp).qp_num) };
+    if let Some(errno) = stub.failing(Verb::DestroyQp) {
+        return errno;
+    }
+    stub.count("qp", -1);
+    let mut state = stub.state();
+    state.log.push("destroy_qp");
+    state.qps.remove(&qpn);
+    // SAFETY: as above.
+    drop(unsafe { Box::from_raw(qp) });
+    0
+}
+unsafe extern "C" fn fork_init() -> c_int {
+    0
+}
+
+unsafe fn sges_of(list: *const ibv_sge, num: c_int) -> Vec<(u64, u32, u32)> {
+    // SAFETY: the request's list.
+    (0..num as usize)
+        .map(|at| unsafe { &*list.add(at) })
+        .map(|sge| (sge.addr, sge.length, sge.lkey))
+        .collect()
+}
+
+unsafe extern "C" fn post_send(qp: *mut ibv_qp, mut wr: *mut ibv_send_wr, bad: *mut *mut ibv_send_wr) -> c_int {
+    // SAFETY: the caller's.
+    let (stub, qpn) = unsafe { (stub_of((*qp).context), (*qp).qp_num) };
+    let mut state = stub.state();
+    let queue = state.qps.get_mut(&qpn).unwrap();
+    queue.send.doorbells += 1;
+    let mut refuse = queue.send.refuse.take();
+    let failed = queue.state == IBV_QPS_ERR;
+    while !wr.is_null() {
+        if let Some((0, errno)) = refuse {
+            // SAFETY: the caller's.
+            unsafe { *bad = wr };
+            return errno;
+        }
+        refuse = refuse.map(|(index, errno)| (index - 1, errno));
+        // SAFETY: the chain is well-formed by contract; both unions were written for the opcode, or are zero.
+        let request = unsafe {
+            let inline = if (*wr).send_flags & IBV_SEND_INLINE != 0 && (*wr).num_sge == 1 {
+                let sge = *(*wr).sg_list;
+                let at = core::ptr::with_exposed_provenance::<u8>(sge.addr as usize);
+                core::slice::from_raw_parts(at, sge.length as usize).to_vec()
+            } else {
+                Vec::new()
+            };
+            let atomic = (*wr).opcode == IBV_WR_ATOMIC_CMP_AND_SWP || (*wr).opcode == IBV_WR_ATOMIC_FETCH_AND_ADD;
+            Posted {
+                wr_id: (*wr).wr_id,
+                opcode: (*wr).opcode,
+                flags: (*wr).send_flags,
+                imm: u32::from_be((*wr).anon_1.imm_data),
+                remote: match atomic {
+                    true => ((*wr).wr.atomic.remote_addr, (*wr).wr.atomic.rkey),
+                    false => ((*wr).wr.rdma.remote_addr, (*wr).wr.rdma.rkey),
+                },
+                atomic: ((*wr).wr.atomic.compare_add, (*wr).wr.atomic.swap),
+                sges: sges_of((*wr).sg_list, (*wr).num_sge),
+                inline,
+            }
+        };
+        queue.send.pending.push_back(request);
+        // SAFETY: as above.
+        wr = unsafe { (*wr).next };
+    }
+    if failed {
+        flush(queue, qpn);
+    }
+    drop(state);
+    if stub.auto.load(Ordering::Relaxed) != 0 {
+        stub.complete_sends(qpn, usize::MAX);
+    }
+    0
+}
+
+unsafe extern "C" fn post_recv(qp: *mut ibv_qp, mut wr: *mut ibv_recv_wr, bad: *mut *mut ibv_recv_wr) -> c_int {
+    // SAFETY: the caller's.
+    let (stub, qpn) = unsafe { (stub_of((*qp).context), (*qp).qp_num) };
+    let mut state = stub.state();
+    let queue = state.qps.get_mut(&qpn).unwrap();
+    queue.recv.doorbells += 1;
+    let mut refuse = queue.recv.refuse.take();
+    while !wr.is_null() {
+        if let Some((0, errno)) = refuse {
+            // SAFETY: the caller's.
+            unsafe { *bad = wr };
+            return errno;
+        }
+        refuse = refuse.map(|(index, errno)| (index - 1, errno));
+        // SAFETY: the chain is well-formed by contract.
+        let (wr_id, sges) = unsafe { ((*wr).wr_id, sges_of((*wr).sg_list, (*wr).num_sge)) };
+        queue.recv.pending.push_back(Posted {
+            wr_id,
+            opcode: 0,
+            flags: 0,
+            imm: 0,
+            remote: (0, 0),
+            atomic: (0, 0),
+            sges,
+            inline: Vec::new(),
+        });
+        // SAFETY: as above.
+        wr = unsafe { (*wr).next };
+    }
+    0
+}
+
+unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, num: c_int, wc: *mut ibv_wc) -> c_int {
+    // SAFETY: made by create_cq.
+    let cq = unsafe { &*cq.cast::<Cq>() };
+    let mut queue = cq.queue.lock().unwrap();
+    let n = queue.len().min(num as usize);
+    for (at, completion) in queue.drain(..n).enumerate() {
+        // SAFETY: the caller has room for `num`.
+        unsafe { *wc.add(at) = completion };
+    }
+    n as c_int
+}
+
+pub(super) static API: Api = Api {
+    get_device_list,
+    free_device_list,
+    get_device_name,
+    get_device_guid,
+    open_device,
+    close_device,
+    get_async_event,
+    ack_async_event,
+    query_device,
+    query_port,
+    query_gid,
+    query_pkey,
+    alloc_pd,
+    dealloc_pd,
+    reg_mr,
+    dereg_mr,
+    create_comp_channel,
+    destroy_comp_channel,
+    create_cq,
+    resize_cq,
+    destroy_cq,
+    get_cq_event,
+    ack_cq_events,
+    create_qp,
+    query_qp,
+    modify_qp,
+    destroy_qp,
+    fork_init,
+    create_srq: None,
+    modify_srq: None,
+    query_srq: None,
+    destroy_srq: None,
+    create_ah: None,
+    create_ah_from_wc: None,
+    destroy_ah: None,
+    rereg_mr: None,
+    reg_mr_iova: None,
+    reg_mr_iova2: None,
+    reg_dmabuf_mr: None,
+    query_gid_ex: None,
+    query_gid_table: None,
+    get_pkey_index: None,
+    get_device_index: None,
+    qp_to_qp_ex: None,
+    query_ece: None,
+    set_ece: None,
+    query_qp_data_in_order: None,
+};
