@@ -164,7 +164,11 @@ fn completions_of_a_queue_pair_gone_are_not_its_successors() {
         let mut second = connect(&cq);
         let third = buffers.remove(0);
         let expected = third.addr();
-        second.post(|batch| drop(batch.send(third).signalled())).unwrap();
+        second
+            .post(|batch| {
+                batch.send(third).signalled();
+            })
+            .unwrap();
         stub.complete_sends(second.qpn().get(), 1);
         let back: Vec<_> = cq
             .poll()
@@ -188,8 +192,10 @@ fn a_completion_of_nothing_in_flight_is_ignored() {
     let stub = Stub::new();
     let (mut qp, mut cq, mut buffers) = rig(stub, 4, 2);
     let qpn = qp.qpn().get();
-    qp.post(|batch| drop(batch.send(buffers.remove(0)).signalled()))
-        .unwrap();
+    qp.post(|batch| {
+        batch.send(buffers.remove(0)).signalled();
+    })
+    .unwrap();
     let wr_id = stub.pending_sends(qpn)[0].wr_id;
     stub.complete_sends(qpn, 1);
     for wr_id in [wr_id, wr_id + 2, wr_id | 7 << 32, u64::MAX] {
@@ -246,7 +252,10 @@ fn frozen_buffers_are_the_source_of_many_requests() {
     for _ in 0..3 {
         qp.send(frozen.clone()).unwrap();
     }
-    qp.post(|batch| drop(batch.send(frozen.clone()).signalled())).unwrap();
+    qp.post(|batch| {
+        batch.send(frozen.clone()).signalled();
+    })
+    .unwrap();
     stub.complete_sends(qp.qpn().get(), 4);
     let mut back = 0;
     for mut done in cq.poll().unwrap() {

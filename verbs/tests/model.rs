@@ -93,10 +93,18 @@ impl Model {
         let result = self.qp.post(|batch| {
             for (buffer, signalled) in buffers {
                 match (buffer, signalled) {
-                    (Some(buffer), true) => drop(batch.send(buffer).signalled()),
-                    (Some(buffer), false) => drop(batch.send(buffer)),
-                    (None, true) => drop(batch.send_inline(b"inline").signalled()),
-                    (None, false) => drop(batch.send_inline(b"inline")),
+                    (Some(buffer), true) => {
+                        batch.send(buffer).signalled();
+                    }
+                    (Some(buffer), false) => {
+                        batch.send(buffer);
+                    }
+                    (None, true) => {
+                        batch.send_inline(b"inline").signalled();
+                    }
+                    (None, false) => {
+                        batch.send_inline(b"inline");
+                    }
                 }
             }
         });

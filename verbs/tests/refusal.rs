@@ -55,14 +55,21 @@ fn a_request_that_does_not_fit_its_target_is_named() {
     assert_eq!(addresses(refused.buffers), expected);
 
     let long = [0; 65];
-    let refused = qp.post(|batch| drop(batch.send_inline(&long))).unwrap_err();
+    let refused = qp
+        .post(|batch| {
+            batch.send_inline(&long);
+        })
+        .unwrap_err();
     assert!(
         matches!(refused.reason, Reason::InlineTooLong { len: 65, max: 64 }),
         "{refused}"
     );
 
     let five: [Buffer; 4] = core::array::from_fn(|_| buffers.remove(0));
-    qp.post(|batch| drop(batch.send_gather(five))).unwrap();
+    qp.post(|batch| {
+        batch.send_gather(five);
+    })
+    .unwrap();
     assert_eq!(stub.doorbells(qp.qpn().get()).0, 1);
 }
 
@@ -71,7 +78,11 @@ fn more_buffers_than_the_queue_pair_takes_come_back_all() {
     let stub = Stub::new();
     let (mut qp, _cq, mut buffers) = rig(stub, 8, 5);
     let five: [Buffer; 5] = core::array::from_fn(|_| buffers.remove(0));
-    let mut refused = qp.post(|batch| drop(batch.send_gather(five))).unwrap_err();
+    let mut refused = qp
+        .post(|batch| {
+            batch.send_gather(five);
+        })
+        .unwrap_err();
     assert!(
         matches!(refused.reason, Reason::TooManyBuffers { asked: 5, max: 4 }),
         "{refused}"
@@ -99,7 +110,10 @@ fn what_the_device_refuses_comes_back_and_the_rest_is_in_flight() {
     assert_eq!(addresses(refused.buffers), [Some(expected[3]), Some(expected[4])]);
     assert_eq!((qp.next_send(), qp.send_room()), (3, 5));
 
-    qp.post(|batch| drop(batch.send_inline(b"x").signalled())).unwrap();
+    qp.post(|batch| {
+        batch.send_inline(b"x").signalled();
+    })
+    .unwrap();
     stub.complete_sends(qpn, 4);
     let back: Vec<_> = cq
         .poll()
@@ -128,8 +142,8 @@ fn a_refusal_of_the_signalled_request_leaves_no_queue_without_one() {
         // Two fit before one must be signalled: refuse that one.
         stub.refuse_send(qpn, 1, libc::EINVAL);
         let refused = qp.post(|batch| {
-            drop(batch.send_inline(b"a"));
-            drop(batch.send_inline(b"b"));
+            batch.send_inline(b"a");
+            batch.send_inline(b"b");
         });
         assert_eq!(refused.unwrap_err().posted, 1);
         while qp.send_inline(b"c").is_ok() {}
@@ -175,8 +189,10 @@ fn a_panic_while_building_takes_everything_back() {
     }));
     assert!(panicked.is_err());
     assert_eq!((stub.doorbells(qpn).0, qp.next_send(), qp.send_room()), (0, 0, 4));
-    qp.post(|batch| drop(batch.send(buffers.remove(0)).signalled()))
-        .unwrap();
+    qp.post(|batch| {
+        batch.send(buffers.remove(0)).signalled();
+    })
+    .unwrap();
     stub.complete_sends(qpn, 1);
     assert_eq!(cq.poll().unwrap().map(|done| done.sequence()).collect::<Vec<_>>(), [0]);
 }

@@ -29,7 +29,11 @@ fn a_poster_and_a_poller_on_two_threads_lose_and_double_nothing() {
                 let signalled = number.is_multiple_of(5);
                 let posted = qp.post(|batch| {
                     let request = batch.send(buffer);
-                    drop(if signalled { request.signalled() } else { request });
+                    if signalled {
+                        request.signalled()
+                    } else {
+                        request
+                    };
                 });
                 if let Err(mut refused) = posted {
                     waiting = refused.buffers[0].take();
