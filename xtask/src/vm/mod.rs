@@ -140,7 +140,13 @@ pub(crate) fn main(arguments: lexopt::Parser) -> Result<u8> {
         return Ok(0);
     };
     let limit = request.limit;
-    Ok(match request.run(Box::new(io::stdout()), Box::new(io::stderr()))? {
+    let outcome = request.run(Box::new(io::stdout()), Box::new(io::stderr()));
+    // A wrong call ends with 2 in `main`; from here on every status but the command's own is one of ours.
+    let outcome = outcome.unwrap_or_else(|error| Outcome::Failed {
+        reason: format!("{error:#}"),
+        console: Vec::new(),
+    });
+    Ok(match outcome {
         Outcome::Exited(status) => status,
         Outcome::TimedOut => {
             eprintln!("vm: stopped, the limit of {} s has passed", limit.as_secs());
@@ -148,7 +154,7 @@ pub(crate) fn main(arguments: lexopt::Parser) -> Result<u8> {
         }
         Outcome::Unread => UNREAD,
         Outcome::Failed { reason, console } => {
-            eprintln!("vm: {reason}; the console's last lines:");
+            eprintln!("vm: {reason}");
             for line in console {
                 eprintln!("vm: | {line}");
             }
