@@ -95,7 +95,9 @@ pub(crate) fn ask(context: &Context, options: &Options, server: &str) -> Result<
 }
 
 fn send(qp: &mut QueuePair, message: Buffer<Local>) -> Result<()> {
-    qp.post(|batch| drop(batch.send(message).signalled()))?;
+    qp.post(|batch| {
+        batch.send(message).signalled();
+    })?;
     Ok(())
 }
 
