@@ -1,5 +1,6 @@
 //! The game itself: the client sends, the server sends back what it got.
 
+use std::io::{self, Write};
 use std::time::Instant;
 
 use doorbell_verbs::{Buffer, CompletionQueue, Context, Local, PreparedQueuePair, Queue, QueuePair, Success};
@@ -68,8 +69,7 @@ pub(crate) fn serve(context: &Context, options: &Options, rendezvous: Rendezvous
         send(&mut qp, message)?;
         spare = returns.wait(Queue::Send)?;
     }
-    report("server", options, start);
-    Ok(())
+    report("server", options, start)
 }
 
 /// The client: sends, and wants to have it back as it was.
@@ -91,12 +91,13 @@ pub(crate) fn ask(context: &Context, options: &Options, server: &str) -> Result<
         }
         qp.receive(answer)?;
     }
-    report("client", options, start);
-    Ok(())
+    report("client", options, start)
 }
 
 fn send(qp: &mut QueuePair, message: Buffer<Local>) -> Result<()> {
-    qp.post(|batch| drop(batch.send(message).signalled()))?;
+    qp.post(|batch| {
+        batch.send(message).signalled();
+    })?;
     Ok(())
 }
 
@@ -143,9 +144,13 @@ fn check(message: &[u8], round: u32) -> Result<()> {
     }
 }
 
-fn report(end: &str, options: &Options, start: Instant) {
+fn report(end: &str, options: &Options, start: Instant) -> Result<()> {
     let seconds = start.elapsed().as_secs_f64();
     let bytes = 2.0 * options.size as f64 * f64::from(options.times);
     let (rate, each) = (8.0 * bytes / seconds / 1e6, 1e6 * seconds / f64::from(options.times));
-    println!("{end}: {bytes} bytes in {seconds:.3} s = {rate:.1} Mbit/s, {each:.2} µs per round trip");
+    writeln!(
+        io::stdout(),
+        "{end}: {bytes} bytes in {seconds:.3} s = {rate:.1} Mbit/s, {each:.2} µs per round trip"
+    )?;
+    Ok(())
 }

@@ -14,7 +14,7 @@ use doorbell_roce_proto::{Endpoint, EndpointConfig, Mtu, Psn, Qpn};
 use doorbell_softroce::link::fault::FaultConfig;
 
 use crate::memory::{RegionId, Rights};
-use crate::net::{LinkConfig, Network, Step};
+use crate::net::{Idents, LinkConfig, Network, Step};
 use crate::trace::Trace;
 
 const WINDOWS: [u32; 5] = [8, 32, 128, 512, 1024];
@@ -67,6 +67,7 @@ fn goodput(loss: f64, window: u32, seed: u64) -> f64 {
         latency: LATENCY,
         backlog: Duration::from_micros(1),
         faults,
+        idents: Idents::Zero,
     };
     let mut net = Network::new(link, Trace::default());
     let qpns = connect(&mut net, window);

@@ -26,6 +26,17 @@ const UNCOVERED: usize = 4;
 /// How often one moment may be timed out before the endpoint counts as stuck in it.
 const TIMEOUTS_PER_MOMENT: u32 = 1000;
 
+/// IPv4 Identifications: what senders put in, and what receivers see of it. Over IPv6 there is none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Idents {
+    /// They count, and receivers are told.
+    Known,
+    /// They are 0, as from a plain socket, and receivers are not told, as by one.
+    Zero,
+    /// They count, as the kernel's do, and receivers are not told.
+    Counting,
+}
+
 /// What every link is like.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LinkConfig {
@@ -35,6 +46,7 @@ pub(crate) struct LinkConfig {
     pub(crate) backlog: Duration,
     /// Faults of what each node sends; the node's number is added to the seed.
     pub(crate) faults: FaultConfig,
+    pub(crate) idents: Idents,
 }
 
 /// A device on the network.
@@ -49,7 +61,7 @@ pub(crate) struct Node {
     free_at: Instant,
     blocked: bool,
     faults: FaultModel,
-    /// The IPv4 Identification of the next packet: this link's packets count up, as the kernel's do.
+    /// The IPv4 Identification of the next packet.
     ident: u16,
 }
 
@@ -165,7 +177,11 @@ impl Network {
             free_at: Instant::ZERO,
             blocked: false,
             faults: FaultModel::new(faults),
-            ident: 0x5a5a_u16.wrapping_mul(number as u16 + 1),
+            ident: if self.link.idents == Idents::Zero {
+                0
+            } else {
+                0x5a5a_u16.wrapping_mul(number as u16 + 1)
+            },
         });
         number
     }
@@ -251,7 +267,10 @@ impl Network {
             dst: packet.dst,
             src_port: UDP_PORT,
             dst_port: UDP_PORT,
-            ident: Ident::Known(packet.ident),
+            ident: match self.link.idents {
+                Idents::Known => Ident::Known(packet.ident),
+                Idents::Zero | Idents::Counting => Ident::Unknown { segment: 0 },
+            },
             payload: &packet.payload,
         };
         endpoint.handle_datagram(self.now, &datagram, memory);
@@ -298,7 +317,7 @@ impl Network {
     fn send(&mut self, from: usize, dst: IpAddr, len: usize) {
         let node = &mut self.nodes[from];
         let (src, ident) = (node.address, node.ident);
-        node.ident = node.ident.wrapping_add(1);
+        node.ident = node.ident.wrapping_add(u16::from(self.link.idents != Idents::Zero));
         let packet = &mut self.buf[..len];
         Flow::new(src, dst, UDP_PORT, UDP_PORT).seal(ident, packet);
         let bits = 8 * (len as u64 + FRAMING);

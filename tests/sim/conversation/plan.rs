@@ -9,7 +9,7 @@ use doorbell_softroce::link::fault::FaultConfig;
 use fastrand::Rng;
 
 use crate::memory::apply;
-use crate::net::LinkConfig;
+use crate::net::{Idents, LinkConfig};
 
 /// The memory of one end of one connection, by who uses it. Ranges in it never touch: the gaps between them show stray writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -193,11 +193,18 @@ impl Plan {
                 }
             })
             .collect();
+        let faults = draw_faults(&mut rng);
         let link = LinkConfig {
             bits_per_second: [10, 25, 100, 400][rng.usize(..4)] * 1_000_000_000,
             latency: Duration::from_nanos(rng.u64(200..20_000)),
             backlog: Duration::from_nanos(rng.u64(0..10_000)),
-            faults: draw_faults(&mut rng),
+            faults,
+            idents: match rng.u8(..3) {
+                0 => Idents::Known,
+                // A solved Identification makes the ICRC one of 16 bits: what gets past it is not the engine's fault.
+                1 if faults.corrupt == 0.0 => Idents::Counting,
+                _ => Idents::Zero,
+            },
         };
         let window = if rng.bool() {
             EndpointConfig::DEFAULT_WINDOW

@@ -11,7 +11,7 @@ use doorbell_roce_proto::{AsyncEvent, Endpoint, LKey, Mtu, Psn, Qpn, RKey};
 use doorbell_softroce::link::fault::FaultConfig;
 
 use crate::memory::{RegionId, Rights};
-use crate::net::{LinkConfig, Network, Step};
+use crate::net::{Idents, LinkConfig, Network, Step};
 use crate::trace::Trace;
 
 const LINK: LinkConfig = LinkConfig {
@@ -26,6 +26,7 @@ const LINK: LinkConfig = LinkConfig {
         delay: Duration::ZERO,
         seed: 0,
     },
+    idents: Idents::Known,
 };
 const TARGET_LEN: usize = 8192;
 /// The words of the target region.

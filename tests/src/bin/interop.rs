@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use anyhow::{Context, Result, bail};
 use doorbell_tests::interop::{Config, Role, run};
 
-const USAGE: &str = "interop --device NAME --address IP (--listen|--connect) IP:PORT [--mtu BYTES] [--udp-port PORT]";
+const USAGE: &str = "interop --device NAME --address IP (--listen|--connect) IP:PORT [--mtu BYTES] [--timeout EXPONENT] [--udp-port PORT]";
 
 fn main() -> ExitCode {
     let config = match parse(std::env::args().skip(1)) {
@@ -26,7 +26,8 @@ fn main() -> ExitCode {
 }
 
 fn parse(mut args: impl Iterator<Item = String>) -> Result<Config> {
-    let (mut device, mut address, mut role, mut mtu, mut udp_port) = (None, None, None, None, None);
+    let (mut device, mut address, mut role) = (None, None, None);
+    let (mut mtu, mut timeout, mut udp_port) = (None, None, None);
     while let Some(name) = args.next() {
         let value = args.next().with_context(|| format!("{name} needs a value"))?;
         let wrong = || format!("{name} {value}");
@@ -36,6 +37,7 @@ fn parse(mut args: impl Iterator<Item = String>) -> Result<Config> {
             "--listen" => role = Some(Role::Listen(value.parse::<SocketAddr>().with_context(wrong)?)),
             "--connect" => role = Some(Role::Connect(value.parse::<SocketAddr>().with_context(wrong)?)),
             "--mtu" => mtu = Some(value.parse().with_context(wrong)?),
+            "--timeout" => timeout = Some(value.parse().with_context(wrong)?),
             "--udp-port" => udp_port = Some(value.parse().with_context(wrong)?),
             _ => bail!("{name}: no such option"),
         }
@@ -46,5 +48,6 @@ fn parse(mut args: impl Iterator<Item = String>) -> Result<Config> {
         role: role.context("--listen or --connect is missing")?,
         udp_port,
         mtu,
+        timeout,
     })
 }

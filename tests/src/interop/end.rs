@@ -38,7 +38,13 @@ impl End {
     ///
     /// # Errors
     /// When the device refuses, or the other end is gone.
-    pub fn connect(context: &Context, gid: u8, mtu: Option<Mtu>, mut channel: Channel) -> Result<Self> {
+    pub fn connect(
+        context: &Context,
+        gid: u8,
+        mtu: Option<Mtu>,
+        timeout: Option<u8>,
+        mut channel: Channel,
+    ) -> Result<Self> {
         let pd = context.protection_domain()?;
         let cq = context.completion_queue(2 * DEPTH)?;
         let mut builder = pd
@@ -52,6 +58,9 @@ impl End {
             .allow_remote_atomic();
         if let Some(mtu) = mtu {
             builder = builder.mtu(mtu);
+        }
+        if let Some(exponent) = timeout {
+            builder = builder.timeout(exponent);
         }
         let prepared = builder.rc()?;
         let exposed = pd.register(vec![pattern::BACKGROUND; MAX_LEN + MARGIN], RemoteAll)?;

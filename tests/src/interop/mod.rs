@@ -37,6 +37,8 @@ pub struct Config {
     pub udp_port: Option<u16>,
     /// The path MTU in bytes; the port's when not given.
     pub mtu: Option<u32>,
+    /// The exponent of the queue pair's local ACK timeout; the library's default when not given.
+    pub timeout: Option<u8>,
     /// Which end this is.
     pub role: Role,
 }
@@ -53,7 +55,7 @@ pub fn run(config: &Config) -> Result<()> {
         .map(|bytes| Mtu::from_bytes(bytes).with_context(|| format!("no path MTU has {bytes} bytes")));
     let channel = Channel::open(config.role)?;
     let first = matches!(config.role, Role::Listen(_));
-    let mut end = End::connect(&context, gid, mtu.transpose()?, channel)?;
+    let mut end = End::connect(&context, gid, mtu.transpose()?, config.timeout, channel)?;
     println!("{}: connected, MTU {}", config.device, end.mtu());
     let rounds = rounds::run(&mut end, first)?;
     let streamed = streams::run(&mut end)?;

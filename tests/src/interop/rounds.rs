@@ -132,11 +132,21 @@ impl Round {
             inline[..len].copy_from_slice(&local[..len]);
         }
         end.qp.post(|batch| match self.operation {
-            Operation::Send => drop(batch.send(local.part(..len)).signalled()),
-            Operation::SendImm => drop(batch.send(local.part(..len)).imm(imm).signalled()),
-            Operation::Write => drop(batch.write(local.part(..len), target).signalled()),
-            Operation::WriteImm => drop(batch.write(local.part(..len), target).imm(imm).signalled()),
-            Operation::Read => drop(batch.read(local.part(..len), target).signalled()),
+            Operation::Send => {
+                batch.send(local.part(..len)).signalled();
+            }
+            Operation::SendImm => {
+                batch.send(local.part(..len)).imm(imm).signalled();
+            }
+            Operation::Write => {
+                batch.write(local.part(..len), target).signalled();
+            }
+            Operation::WriteImm => {
+                batch.write(local.part(..len), target).imm(imm).signalled();
+            }
+            Operation::Read => {
+                batch.read(local.part(..len), target).signalled();
+            }
             Operation::SendInline => {
                 kept = Some(local);
                 batch.send_inline(&inline[..len]).signalled();
@@ -166,8 +176,12 @@ impl Round {
             .into_word()
             .map_err(|_| anyhow::anyhow!("the local buffer is not aligned"))?;
         end.qp.post(|batch| match self.operation {
-            Operation::CompareSwap => drop(batch.compare_swap(word, at, before, operand).signalled()),
-            _ => drop(batch.fetch_add(word, at, operand).signalled()),
+            Operation::CompareSwap => {
+                batch.compare_swap(word, at, before, operand).signalled();
+            }
+            _ => {
+                batch.fetch_add(word, at, operand).signalled();
+            }
         })?;
         let (success, mut buffers) = end.wait_one(Queue::Send)?;
         ensure!(

@@ -39,10 +39,9 @@ fn write(end: &mut End, mut pieces: Vec<Buffer<Local>>) -> Result<Vec<Buffer<Loc
         }
         let targets = end.peer.chunks(PIECE as u64);
         end.qp.post(|batch| {
-            pieces
-                .drain(..)
-                .zip(targets)
-                .for_each(|(piece, target)| drop(batch.write(piece, target).signalled()))
+            pieces.drain(..).zip(targets).for_each(|(piece, target)| {
+                batch.write(piece, target).signalled();
+            })
         })?;
         pieces = collect(end, PIECES, 0, &Success::Write)?;
     }
@@ -73,7 +72,9 @@ fn send(end: &mut End, mut pieces: Vec<Buffer<Local>>) -> Result<Vec<Buffer<Loca
             }
         }
         // What is left of the receives is used up, so that all buffers come back.
-        (0..spare).for_each(|_| drop(batch.send_inline(&[]).signalled()));
+        (0..spare).for_each(|_| {
+            batch.send_inline(&[]).signalled();
+        });
     })?;
     let first = end.qp.next_receive() - (messages + spare) as u64;
     let mut sent = Vec::new();
@@ -112,10 +113,9 @@ fn read(end: &mut End, pieces: Vec<Buffer<Local>>) -> Result<Vec<Buffer<Local>>>
     end.channel.barrier()?;
     let sources = end.peer.chunks(PIECE as u64);
     end.qp.post(|batch| {
-        pieces
-            .into_iter()
-            .zip(sources)
-            .for_each(|(piece, source)| drop(batch.read(piece, source).signalled()))
+        pieces.into_iter().zip(sources).for_each(|(piece, source)| {
+            batch.read(piece, source).signalled();
+        })
     })?;
     let pieces = collect(end, PIECES, 0, &Success::Read)?;
     for (i, piece) in pieces.iter().enumerate() {
