@@ -145,13 +145,17 @@ fn client(
     outcome
 }
 
-/// A bar over the sizes on a terminal, nothing elsewhere.
+/// On a terminal a bar over the sizes, or just a sign of life where there is one size; nothing elsewhere.
 fn progress(plan: &Plan, args: &TestArgs) -> ProgressBar {
     if args.no_progress || !std::io::stderr().is_terminal() {
         return ProgressBar::hidden();
     }
     let bar = ProgressBar::new(plan.sizes.len() as u64);
-    if let Ok(style) = ProgressStyle::with_template("{spinner} {wide_bar} {pos}/{len} sizes, {msg} B, {elapsed}") {
+    let template = match plan.sizes.len() {
+        1 => "{spinner} {msg} B, {elapsed}",
+        _ => "{spinner} {wide_bar} {pos}/{len} sizes, {msg} B, {elapsed}",
+    };
+    if let Ok(style) = ProgressStyle::with_template(template) {
         bar.set_style(style);
     }
     bar.enable_steady_tick(Duration::from_millis(200));

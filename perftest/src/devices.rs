@@ -69,7 +69,7 @@ pub(crate) fn run(args: &DevicesArgs) -> Result<(), Failure> {
             }
             for found in devices {
                 let link = device::of_system_device(&found.name);
-                let context = library.open(&found.name);
+                let context = library.open(&found.name).map_err(|e| e.to_string());
                 listing.devices.push(entry(found.name, link, context));
             }
         }
@@ -81,7 +81,7 @@ pub(crate) fn run(args: &DevicesArgs) -> Result<(), Failure> {
     let names: Vec<String> = soft.names().into_iter().map(str::to_owned).collect();
     let library = soft.library()?;
     for name in names {
-        let context = library.open(&name);
+        let context = library.open(&name).map_err(|e| device::explain(&name, &e).to_string());
         listing.devices.push(entry(name, LinkKind::SoftUdp, context));
     }
     if args.json {
@@ -94,15 +94,16 @@ pub(crate) fn run(args: &DevicesArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-fn entry(name: String, link: LinkKind, context: Result<Context, DeviceError>) -> Entry {
-    let asked = context.and_then(|context| Ok((context.port(PORT)?, context.gids(PORT)?, *context.attr())));
+fn entry(name: String, link: LinkKind, context: Result<Context, String>) -> Entry {
+    let ask = |context: Context| Ok((context.port(PORT)?, context.gids(PORT)?, *context.attr()));
+    let asked = context.and_then(|context| ask(context).map_err(|e: DeviceError| e.to_string()));
     let (port, gids, attr) = match asked {
         Ok(answers) => answers,
         Err(e) => {
             return Entry {
                 name,
                 link,
-                state: one_line(&e.to_string()),
+                state: one_line(&e),
                 active: false,
                 mtu_bytes: None,
                 bits_per_s: None,
@@ -197,13 +198,8 @@ mod tests {
 
     #[test]
     fn a_device_that_does_not_open_is_listed_with_the_reason() {
-        let refused = DeviceError::NoPort {
-            device: "x0".into(),
-            port: 1,
-            ports: 0,
-        };
-        let entry = entry("x0".into(), LinkKind::Hardware, Err(refused));
-        assert!(!entry.active && entry.state.contains("no port 1"), "{}", entry.state);
+        let entry = entry("x0".into(), LinkKind::Hardware, Err("no node under\n/dev".into()));
+        assert!(!entry.active && entry.state == "no node under /dev", "{}", entry.state);
         let listing = Listing {
             tool: "doorbell",
             version: "0",

@@ -3,8 +3,8 @@
 //! Every test runs the real binary on the userspace device, on loopback. Each process takes a free loopback address by itself, so tests do not
 //! disturb each other.
 
-use std::io::{BufRead, BufReader, Read};
-use std::net::{TcpListener, UdpSocket};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream, UdpSocket};
 use std::process::{Child, ChildStderr, Command, Output, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -392,6 +392,76 @@ fn an_interrupted_test_prints_what_it_has_and_exits_130() {
     assert_eq!(output.status.code(), Some(130), "{}", stderr(&output));
     let report: Value = serde_json::from_slice(&output.stdout).expect("one object");
     assert!(report["results"][0]["iterations"].as_u64() > Some(0), "{report}");
+}
+
+/// Says these messages to whoever waits on a port, and gives what comes back until the other side closes.
+fn say(port: u16, messages: &[&str]) -> String {
+    let mut stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    stream.write_all(b"DOORBELL").unwrap();
+    for message in messages {
+        stream.write_all(&(message.len() as u32).to_be_bytes()).unwrap();
+        stream.write_all(message.as_bytes()).unwrap();
+    }
+    let mut heard = Vec::new();
+    // What was heard before a reset counts as well.
+    let _ = stream.read_to_end(&mut heard);
+    String::from_utf8_lossy(&heard).into_owned()
+}
+
+const HELLO: &str = r#"{"hello":{"protocol":1,"version":"0"}}"#;
+
+#[test]
+fn a_child_serves_nobody_but_its_parent() {
+    let mut child = doorbell("bw write --port 0 --server --child")
+        .stdin(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut stdin = child.stdin.take().unwrap();
+    stdin.write_all(b"secret\n").unwrap();
+    let mut line = String::new();
+    BufReader::new(child.stdout.take().unwrap())
+        .read_line(&mut line)
+        .unwrap();
+    let port = serde_json::from_str::<Value>(&line).unwrap()["port"].as_u64().unwrap();
+    let heard = say(u16::try_from(port).unwrap(), &[HELLO]);
+    assert!(heard.contains("not the process that started this one"), "{heard}");
+    assert_eq!(child.try_wait().unwrap(), None);
+    drop(stdin);
+    assert_eq!(wait(&mut child), Some(1));
+}
+
+#[test]
+fn nonsense_from_a_peer_is_one_line_and_no_panic() {
+    let plan = |sizes: &str, more: &str| {
+        format!(
+            r#"{{"plan":{{"kind":"bw","verb":"write","sizes":{sizes},"extent":{{"iterations":1}},"warmup":0,"qps":1,"tx_depth":1,"rx_depth":2,"post_list":1,"cq_mod":1,"inline":0,"inline_required":false,"mtu":null,"verify":false,"seed":1,"timeout":14,"retry":7{more}}}}}"#
+        )
+    };
+    let setup = r#"{"setup":{"bytes":64,"lanes":[{"endpoint":"zz","slots":1}]}}"#;
+    for (messages, hint) in [
+        (
+            vec![HELLO.to_owned(), plan("[1152921504606846976]", "")],
+            "sizes go from",
+        ),
+        (vec![HELLO.to_owned(), plan("[]", "")], "1 to 64"),
+        (vec![HELLO.to_owned(), plan("[64]", r#","extra":1"#)], "not a message"),
+        (
+            vec![HELLO.to_owned(), plan("[64]", ""), setup.to_owned()],
+            "makes no sense",
+        ),
+        (vec![HELLO.to_owned(), r#""bye""#.to_owned()], "'plan' belongs"),
+    ] {
+        let server = Server::start("bw write -d soft0");
+        let messages: Vec<_> = messages.iter().map(String::as_str).collect();
+        say(server.port, &messages);
+        let (status, said) = server.end();
+        assert_eq!(status, Some(1), "{said}");
+        assert!(
+            said.contains(hint) && said.lines().count() == 1 && !said.contains("panicked"),
+            "{said}"
+        );
+    }
 }
 
 #[test]

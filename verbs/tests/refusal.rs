@@ -1,9 +1,9 @@
 //! Refusals: nothing is lost, nothing is posted twice, and the queue goes on afterwards.
 
-use doorbell_verbs::{Buffer, Local, Reason, Remote, Success, Write};
+use doorbell_verbs::{Buffer, CompletionQueueError, Local, Reason, Remote, Success, Write};
 
 use crate::rig::rig;
-use crate::stub::Stub;
+use crate::stub::{Stub, Verb};
 
 const REMOTE: Remote<Write> = Remote::from_raw(0x1000, 0x55, 64);
 
@@ -204,4 +204,56 @@ fn an_empty_batch_rings_no_doorbell() {
     qp.post(|_| {}).unwrap();
     qp.post_receives(|_| {}).unwrap();
     assert_eq!(stub.doorbells(qp.qpn().get()), (0, 0));
+}
+
+#[test]
+fn a_provider_that_does_not_say_which_request_it_refused_keeps_them_all() {
+    let stub = Stub::new();
+    let (mut qp, mut cq, mut buffers) = rig(stub, 4, 2);
+    stub.fail(Verb::PostSend, libc::EIO);
+    let (a, b) = (buffers.remove(0), buffers.remove(0));
+    let refused = qp
+        .post(|batch| {
+            batch.send(a);
+            batch.send(b).signalled();
+        })
+        .unwrap_err();
+    assert_eq!((refused.posted, refused.buffers.len()), (2, 0), "it may be using them");
+    stub.complete_sends(qp.qpn().get(), 2);
+    assert_eq!(
+        cq.poll().unwrap().filter_map(|mut done| done.take::<Local>()).count(),
+        2
+    );
+}
+
+#[test]
+fn a_queue_that_cannot_be_polled_says_so() {
+    let stub = Stub::new();
+    let (_qp, mut cq, _) = rig(stub, 4, 0);
+    stub.fail(Verb::PollCq, 0);
+    let error = cq.poll().unwrap_err();
+    assert!(
+        matches!(error, CompletionQueueError::Poll { result: -1, .. }),
+        "{error}"
+    );
+    assert_eq!(cq.poll().unwrap().count(), 0, "and may be tried again");
+}
+
+#[test]
+fn a_panic_after_a_signalled_request_leaves_no_queue_without_one() {
+    let stub = Stub::new();
+    let (mut qp, mut cq, _) = rig(stub, 4, 0);
+    let qpn = qp.qpn().get();
+    let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        qp.post(|batch| {
+            for _ in 0..4 {
+                batch.send_inline(b"x").signalled();
+            }
+            panic!("in the closure");
+        })
+    }));
+    assert!(panicked.is_err());
+    while qp.send_inline(b"y").is_ok() {}
+    stub.complete_sends(qpn, usize::MAX);
+    assert!(cq.poll().unwrap().count() > 0, "the queue stands still");
 }

@@ -10,7 +10,7 @@ use crate::failure::{Failure, one_line};
 use crate::report::LinkKind;
 
 pub(crate) use link_kind::of_system_device;
-pub(crate) use soft::{Side, Soft};
+pub(crate) use soft::{Side, Soft, explain};
 
 /// The port a test uses.
 pub(crate) const PORT: u8 = 1;
@@ -77,7 +77,7 @@ pub(crate) fn open(
 fn open_soft(devices: Soft, name: &str) -> Result<Device, Failure> {
     let faults = devices.faults();
     let library = devices.library()?;
-    let context = library.open(name).map_err(|e| soft::explain(name, &e))?;
+    let context = library.open(name).map_err(|e| explain(name, &e))?;
     Ok(Device {
         context,
         link: LinkKind::SoftUdp,

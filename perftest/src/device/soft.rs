@@ -139,7 +139,7 @@ impl Soft {
 }
 
 /// Why a userspace device could not be opened: the device knows better than `errno`.
-pub(super) fn explain(name: &str, error: &DeviceError) -> Failure {
+pub(crate) fn explain(name: &str, error: &DeviceError) -> Failure {
     match last_open_error() {
         Some(reason) => Failure::test(one_line(&reason)),
         None => Failure::test(format!(

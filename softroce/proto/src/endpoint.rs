@@ -227,7 +227,7 @@ impl Endpoint {
 
     // Work
 
-    /// Queues a send request. In SQD it waits for the return to RTS, in ERR it completes flushed at once.
+    /// Queues a send request; its time begins when its first packet is written, not now. In SQD it waits for the return to RTS, in ERR it completes flushed at once.
     ///
     /// # Errors
     /// When it is refused; nothing was queued. In RESET, INIT and RTR every send request is (IBTA vol 1, 10.3.1).
@@ -279,6 +279,8 @@ impl Endpoint {
     }
 
     /// Does what is due at `now`: retransmission, the end of RNR waits.
+    ///
+    /// Hand in first what has arrived: an answer not read yet looks like one that was lost, and costs a retry.
     pub fn handle_timeout(&mut self, now: Instant) {
         while let Some(index) = self.timers.expired(now) {
             if let Some(qp) = self.qps.get_mut(index) {

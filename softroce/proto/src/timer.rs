@@ -153,4 +153,18 @@ mod tests {
         timers.set(0, Some(Instant(15)));
         assert_eq!(timers.expired(Instant(15)), Some(0));
     }
+
+    #[test]
+    fn moving_deadlines_do_not_pile_up() {
+        let mut timers = timers();
+        timers.set(0, Some(Instant(5)));
+        for now in 0..10_000 {
+            timers.set(1, Some(Instant(now + 100)));
+            timers.set(2, (now % 2 == 0).then_some(Instant(now + 50)));
+            if timers.expired(Instant(now)) == Some(0) {
+                timers.set(0, Some(Instant(now + 7)));
+            }
+            assert!(timers.heap.len() <= 6, "{timers:?}");
+        }
+    }
 }

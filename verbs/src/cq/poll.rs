@@ -11,17 +11,28 @@ use crate::wr::completion::Completion;
 
 /// The requests that one [`poll`](super::CompletionQueue::poll) has found completed.
 pub struct Completions<'a> {
-    /// What the device wrote, of which `*yielded` are done with.
-    completions: &'a [sys::ibv_wc],
+    /// What the device wrote and has not been looked at.
+    rest: core::slice::Iter<'a, sys::ibv_wc>,
+    /// How many of the device's completions are done with: one is as soon as its own request, the last that it confirms, is yielded.
     yielded: &'a mut u32,
     table: &'a mut Table,
     cq: &'a Arc<CqInner>,
     /// The ring of the completion at hand, and its key.
-    ring: Option<(&'a Ring, u32)>,
-    /// The positions that it confirms and that are not yielded yet.
+    ring: *const Ring,
+    key: u64,
+    /// The completion at hand, and the positions that it confirms and that are not yielded yet.
+    wc: Option<&'a sys::ibv_wc>,
     next: u64,
     end: u64,
 }
+
+/// No ring's key.
+const NO_KEY: u64 = u64::MAX;
+
+// SAFETY: `ring` points into the table's rings, which are Send and Sync, and the table is borrowed.
+unsafe impl Send for Completions<'_> {}
+// SAFETY: as above.
+unsafe impl Sync for Completions<'_> {}
 
 impl<'a> Completions<'a> {
     #[inline(always)]
@@ -31,37 +42,61 @@ impl<'a> Completions<'a> {
         table: &'a mut Table,
         cq: &'a Arc<CqInner>,
     ) -> Self {
+        let rest = completions.get(*yielded as usize..).unwrap_or_default().iter();
         Self {
-            completions,
+            rest,
             yielded,
             table,
             cq,
-            ring: None,
+            ring: core::ptr::null(),
+            key: NO_KEY,
+            wc: None,
             next: 0,
             end: 0,
         }
     }
 
-    /// The ring with this key; `None` for a queue pair that is gone.
+    /// Takes up the next completion of a request in flight. `None` when there is none.
     #[inline(always)]
-    fn find(&mut self, key: u32) -> Option<&'a Ring> {
-        let ring = match self.table.get(key) {
-            Some(ring) => Arc::as_ptr(ring),
-            None => self.welcome(key)?,
-        };
-        // SAFETY: the table's reference keeps the ring alive, and only `bury` removes one, which needs the `&mut CompletionQueue` that is borrowed for 'a.
-        let ring = unsafe { &*ring };
-        self.ring = Some((ring, key));
-        Some(ring)
+    fn advance(&mut self) -> Option<()> {
+        loop {
+            let wc = self.rest.next()?;
+            let key = wc.wr_id >> 32;
+            if key == self.key || self.find(key) {
+                // SAFETY: `ring` is the ring of `key`. The table's reference keeps it alive, and only `bury` removes one, which needs the `&mut CompletionQueue`
+                // that is borrowed for 'a.
+                let confirmed = unsafe { &*self.ring }.confirmed_by(wc.wr_id as u32);
+                if let Some((tail, count)) = confirmed {
+                    (self.wc, self.next, self.end) = (Some(wc), tail, tail + count);
+                    return Some(());
+                }
+                unexpected(wc);
+            }
+            *self.yielded += 1;
+        }
     }
 
-    /// Looks for queue pairs made since.
-    #[cold]
-    #[inline(never)]
-    fn welcome(&mut self, key: u32) -> Option<*const Ring> {
-        self.cq.registry().welcome(self.table);
-        self.table.get(key).map(Arc::as_ptr)
+    /// Makes the ring with this key the one at hand. False for a queue pair that is gone.
+    #[inline(always)]
+    fn find(&mut self, key: u64) -> bool {
+        let found = match self.table.get(key as u32) {
+            Some(ring) => Some(Arc::as_ptr(ring)),
+            None => welcome(self.table, self.cq, key as u32),
+        };
+        match found {
+            Some(ring) => (self.ring, self.key) = (ring, key),
+            None => return false,
+        }
+        true
     }
+}
+
+/// Looks for a queue pair made since. Not a method, so that the iterator's state can stay in registers.
+#[cold]
+#[inline(never)]
+fn welcome(table: &mut Table, cq: &CqInner, key: u32) -> Option<*const Ring> {
+    cq.registry().welcome(table);
+    table.get(key).map(Arc::as_ptr)
 }
 
 /// A completion that confirms nothing in flight: the device says twice that a request is done, or says so of one never posted.
@@ -80,26 +115,13 @@ impl<'a> Iterator for Completions<'a> {
 
     #[inline]
     fn next(&mut self) -> Option<Completion<'a>> {
+        if self.next == self.end {
+            self.advance()?;
+        }
+        let wc = self.wc?;
+        // SAFETY: as in `advance`.
+        let ring = unsafe { &*self.ring };
         loop {
-            let wc = self.completions.get(*self.yielded as usize)?;
-            let key = (wc.wr_id >> 32) as u32;
-            let ring = match self.ring {
-                Some((ring, known)) if known == key => Some(ring),
-                _ => self.find(key),
-            };
-            let Some(ring) = ring else {
-                *self.yielded += 1;
-                continue;
-            };
-            if self.next == self.end {
-                let Some((tail, count)) = ring.confirmed_by(wc.wr_id as u32) else {
-                    unexpected(wc);
-                    *self.yielded += 1;
-                    continue;
-                };
-                self.next = tail;
-                self.end = tail + count;
-            }
             let position = self.next;
             self.next += 1;
             // SAFETY: we are the poller; `position` is one of those that this completion confirms (IBTA vol 1, 10.8.5.1: a completion of a send queue
@@ -121,7 +143,7 @@ impl<'a> Iterator for Completions<'a> {
 impl core::fmt::Debug for Completions<'_> {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         f.debug_struct("Completions")
-            .field("left", &(self.completions.len() - *self.yielded as usize))
+            .field("left", &self.rest.len())
             .finish_non_exhaustive()
     }
 }

@@ -122,22 +122,27 @@ impl Buffers {
 }
 
 impl Drop for Buffers {
-    #[inline]
+    #[inline(always)]
     fn drop(&mut self) {
-        if self.head.is_some() {
-            self.drop_all();
+        if let Some(head) = self.head {
+            // SAFETY: the list owns its ranges, and is not used after.
+            unsafe { drop_list(head) }
         }
     }
 }
 
-impl Buffers {
-    #[cold]
-    fn drop_all(&mut self) {
-        while let Some(range) = self.head {
-            // SAFETY: owned by the list, allocated by `allocate`, freed once: the list goes on behind it.
-            let header = unsafe { Box::from_raw(range.as_ptr()) };
-            self.head = header.next;
-        }
+/// Drops the list that begins at `head`. Takes it by value, so that a completion's fields can stay in registers.
+///
+/// # Safety
+/// The caller owns the list, and gives it up.
+#[cold]
+#[inline(never)]
+unsafe fn drop_list(head: RangePtr) {
+    let mut next = Some(head);
+    while let Some(range) = next {
+        // SAFETY: owned by the list, allocated by `allocate`, freed once: the list goes on behind it.
+        let header = unsafe { Box::from_raw(range.as_ptr()) };
+        next = header.next;
     }
 }
 

@@ -17,8 +17,22 @@ use crate::wr::payload::{Inline, Limits, One, Payload, Several};
 /// Each method adds a request, and returns it to be refined: `batch.write(buffer, remote).imm(7).signalled();`.
 pub struct Batch<'q, 'd> {
     staging: Staging<'q, sys::ibv_send_wr>,
-    accounting: &'q mut Accounting,
+    accounting: Unwinding<'q>,
     data: PhantomData<&'d [u8]>,
+}
+
+/// The accounting of a batch being built. Dropped only when the closure that builds it panics: then none of its requests is posted.
+struct Unwinding<'q> {
+    accounting: &'q mut Accounting,
+    /// The position of the batch's first request.
+    head: u64,
+}
+
+impl Drop for Unwinding<'_> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        self.accounting.forget_from(self.head);
+    }
 }
 
 impl<'q, 'd> Batch<'q, 'd> {
@@ -27,14 +41,22 @@ impl<'q, 'd> Batch<'q, 'd> {
     where
         F: for<'b> FnOnce(&mut Batch<'b, 'd>),
     {
+        let head = side.poster.head();
         let result = {
             let mut batch = Batch {
                 staging: Staging::new(&mut side.poster),
-                accounting: &mut side.accounting,
+                accounting: Unwinding {
+                    accounting: &mut side.accounting,
+                    head,
+                },
                 data: PhantomData,
             };
             build(&mut batch);
-            batch.staging.finish()
+            let Batch {
+                staging, accounting, ..
+            } = batch;
+            core::mem::forget(accounting);
+            staging.finish()
         };
         if result.is_err() {
             side.accounting.forget_from(side.poster.head());
@@ -126,28 +148,35 @@ impl<'q, 'd> Batch<'q, 'd> {
     #[inline(always)]
     fn stage<O: Operation, P: Payload>(&mut self, op: O, payload: P) -> Request<'_, O> {
         let position = self.staging.next();
-        let fits = op.admits(payload.bytes()) && payload.admits(self.accounting.limits);
+        let fits = op.admits(payload.bytes()) && payload.admits(self.accounting.accounting.limits);
         let payload = if fits && self.staging.has_room() {
             payload
         } else {
-            match reconsider_send(self.staging.poster(), position, op, payload, self.accounting.limits) {
+            match reconsider_send(
+                self.staging.poster(),
+                position,
+                op,
+                payload,
+                self.accounting.accounting.limits,
+            ) {
                 Some(payload) => payload,
                 None => {
+                    let wr = self.staging.scratch();
                     return Request {
-                        wr: self.staging.scratch(),
+                        wr,
                         position,
-                        accounting: self.accounting,
+                        signalled: false,
+                        accounting: self.accounting.accounting,
                         op: PhantomData,
                     };
                 }
             }
         };
-        let flags = self.accounting.forced(position) | P::FLAGS;
         let fill = |wr: *mut sys::ibv_send_wr| {
             // SAFETY: `push` passes a request of the queue's array.
             unsafe {
                 op.fill(wr);
-                (*wr).send_flags = flags;
+                (*wr).send_flags = P::FLAGS;
             }
         };
         let num_sge = payload.num_sge();
@@ -160,7 +189,8 @@ impl<'q, 'd> Batch<'q, 'd> {
         Request {
             wr,
             position,
-            accounting: self.accounting,
+            signalled: false,
+            accounting: self.accounting.accounting,
             op: PhantomData,
         }
     }
@@ -180,11 +210,12 @@ fn reconsider_send<O: Operation, P: Payload>(
     poster.reconsider(position, reason, payload)
 }
 
-/// A request just added to a batch, to be refined. It needs no more: dropping it leaves it as it is.
+/// A request just added to a batch, to be refined. When it is dropped, at the end of the statement, it is settled whether it is signalled.
 pub struct Request<'b, O: Operation> {
     /// The request in the queue's array, or, for one that was refused, one that is never posted.
     wr: *mut sys::ibv_send_wr,
     position: u64,
+    signalled: bool,
     accounting: &'b mut Accounting,
     op: PhantomData<O>,
 }
@@ -192,9 +223,9 @@ pub struct Request<'b, O: Operation> {
 impl<O: Operation> Request<'_, O> {
     /// Has a completion of its own, which confirms the unsignalled requests before it too.
     #[inline(always)]
-    pub fn signalled(self) -> Self {
-        self.accounting.signalled(self.position);
-        self.add(sys::IBV_SEND_SIGNALED)
+    pub fn signalled(mut self) -> Self {
+        self.signalled = true;
+        self
     }
 
     /// Waits until READs and atomics before it are done (IBTA vol 1, 10.8.3.3).
@@ -208,6 +239,16 @@ impl<O: Operation> Request<'_, O> {
         // SAFETY: `wr` points into the queue's array, which lives as long as the batch; it is not posted while the batch is borrowed.
         unsafe { (*self.wr).send_flags |= flag };
         self
+    }
+}
+
+impl<O: Operation> Drop for Request<'_, O> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        if self.accounting.settle(self.position, self.signalled) {
+            // SAFETY: as in `add`.
+            unsafe { (*self.wr).send_flags |= sys::IBV_SEND_SIGNALED }
+        }
     }
 }
 

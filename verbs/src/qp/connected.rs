@@ -1,7 +1,5 @@
 //! A connected queue pair.
 
-use core::ffi::c_uint;
-
 use doorbell_verbs_sys as sys;
 
 use super::attributes::QpState;
@@ -53,20 +51,14 @@ impl SendSide {
 }
 
 impl Accounting {
-    /// The flag of the request at `position` if it must be signalled.
+    /// Whether the request at `position` is signalled: if it `asked` for it, or must be.
     #[inline(always)]
-    pub(super) fn forced(&mut self, position: u64) -> c_uint {
-        if position == self.signal_at {
-            self.signalled(position);
-            return sys::IBV_SEND_SIGNALED;
+    pub(super) fn settle(&mut self, position: u64, asked: bool) -> bool {
+        let signalled = asked || position == self.signal_at;
+        if signalled {
+            self.signal_at = position + self.interval;
         }
-        0
-    }
-
-    /// The request at `position` is signalled.
-    #[inline(always)]
-    pub(super) fn signalled(&mut self, position: u64) {
-        self.signal_at = position + self.interval;
+        signalled
     }
 
     /// The requests from `head` on were not posted. If one of them was signalled, it is not known which was before it: the next one is, to be safe.

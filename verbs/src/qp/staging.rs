@@ -268,10 +268,9 @@ impl<'q, W: WorkRequest> Staging<'q, W> {
     /// Gives all that was staged to the provider: one doorbell.
     #[inline(always)]
     pub(crate) fn finish(self) -> Result<(), Refused> {
-        let this = ManuallyDrop::new(self);
+        let mut this = ManuallyDrop::new(self);
         let (next, last) = (this.next, this.last);
-        // SAFETY: moved out of a value that is not used again, and not dropped.
-        let poster = unsafe { core::ptr::read(&raw const this.poster) };
+        let poster = &mut *this.poster;
         if poster.refusal.is_some() {
             return Err(poster.refuse(next));
         }

@@ -21,6 +21,9 @@ pub(crate) enum Verb {
     CreateQp,
     ModifyQp,
     DestroyQp,
+    /// Takes all requests, and then says that it refused, but not which.
+    PostSend,
+    PollCq,
 }
 
 /// A request as the provider got it.

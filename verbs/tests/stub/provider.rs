@@ -341,6 +341,9 @@ unsafe extern "C" fn post_send(qp: *mut ibv_qp, mut wr: *mut ibv_send_wr, bad: *
         flush(queue, qpn);
     }
     drop(state);
+    if let Some(errno) = stub.failing(Verb::PostSend) {
+        return errno;
+    }
     if stub.auto.load(Ordering::Relaxed) != 0 {
         stub.complete_sends(qpn, usize::MAX);
     }
@@ -382,6 +385,10 @@ unsafe extern "C" fn post_recv(qp: *mut ibv_qp, mut wr: *mut ibv_recv_wr, bad: *
 unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, num: c_int, wc: *mut ibv_wc) -> c_int {
     // SAFETY: made by create_cq.
     let cq = unsafe { &*cq.cast::<Cq>() };
+    // SAFETY: a live context.
+    if unsafe { stub_of(cq.raw.context) }.failing(Verb::PollCq).is_some() {
+        return -1;
+    }
     let mut queue = cq.queue.lock().unwrap();
     let n = queue.len().min(num as usize);
     for (at, completion) in queue.drain(..n).enumerate() {

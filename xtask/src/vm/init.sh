@@ -80,6 +80,13 @@ network() {
 	link set v1 up
 	LINKS
     rdma link add rxe0 type rxe netdev v0 || return
+    # A new link shows as up only when the kernel's link watcher has run, up to a second later.
+    tries=0
+    until ip -n peer link show v1 | grep -q 'state UP'; do
+        tries=$((tries + 1))
+        [ $tries -lt 100 ] || return
+        usleep 50000
+    done
     tries=0
     until [ "$(cat /sys/class/infiniband/rxe0/ports/1/state)" = "4: ACTIVE" ]; do
         tries=$((tries + 1))
@@ -123,7 +130,12 @@ guest() {
     (
         cd "$DIRECTORY" || exit 125
         environment
-        exec "$@"
+        export PATH="$PATH:/usr/sbin:/sbin:/run/doorbell/bin"
+        # This shell would take its own `sh` or `ip` for a bare name; env takes the root's.
+        case $1 in
+            */*) exec "$@" ;;
+            *) exec /usr/bin/env -- "$@" ;;
+        esac
     ) < /dev/null > /run/doorbell/pipes/out 2> /run/doorbell/pipes/err 3>&-
     status=$?
 

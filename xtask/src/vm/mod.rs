@@ -11,8 +11,8 @@
 //!   fd09::2: `ip netns exec peer CMD`. The kernel's rxe holds UDP port 4791 in the first namespace, so a userspace device
 //!   goes into `peer`;
 //! - `/dev/infiniband` open to all users (`setpriv --reuid 65534 --clear-groups CMD` is an unprivileged one);
-//! - perftest, ibverbs-utils, iproute2 and rdma-core, fetched once into `target/vm`; `modprobe` for other modules, such
-//!   as `sch_netem`, `ifb`, `dummy` or `siw`;
+//! - perftest, ibverbs-utils, iproute2 and rdma-core, fetched once into `target/vm`; `busybox` for such as `ping`;
+//!   `modprobe` for other modules, such as `sch_netem`, `ifb` or `dummy` (Debian builds no `siw`);
 //! - the host's `PATH`, `HOME`, `LANG`, `CI`, `RUST_LOG`, `RUST_BACKTRACE` and `DOORBELL_*`, and what `--env` adds.
 //!
 //! A start takes some seconds, so many steps belong into one guest: `cargo xtask vm -- sh -c 'step 1 && step 2'`, or a
