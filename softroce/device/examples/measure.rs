@@ -17,7 +17,7 @@ use doorbell_softroce::{Cq, Device, DeviceConfig, EventQueue, Mr, Owner, Pd, Qp,
 
 /// WRITEs outstanding in the bandwidth test.
 const DEPTH: u64 = 16;
-const LATENCY_ROUNDS: usize = 20_000;
+const LATENCY_ROUNDS: usize = 2_000;
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 

@@ -2,7 +2,9 @@
 //!
 //! A peer's WRITE or READ needs no call of ours: the application polls its memory, and somebody has to drive. So does an application that sleeps on a
 //! completion channel. The thread has three gaits:
-//! - **spin**: it drives, and yields the processor when nothing came, for some time after the last traffic;
+//! - **spin**: it drives, and yields the processor when nothing came, for some time after the last traffic. Where others want the processor this is
+//!   no way to be quick: who yields forfeits the rest of its time slice, and comes back milliseconds later, while who sleeps is let in at once
+//!   when its datagram comes. So a yield that took long makes the thread park for a while instead;
 //! - **park**: it then sleeps in poll(2) until a datagram comes or the next deadline is there: a device at rest uses no processor;
 //! - **aside**: while threads of the application drive in a loop, it only looks now and then whether they still do, touches no lock, and is not woken by
 //!   the socket.
@@ -21,11 +23,20 @@ use crate::link::{Interest, Parker};
 /// How long the application's threads must have left the device alone before this one drives: somewhat longer than one turn of a polling loop.
 const COURTESY: Duration = Duration::from_micros(2);
 
-/// How long they must have driven without a longer pause for this thread to step aside.
+/// How long they must have been found driving at every look for this thread to step aside.
 const STEP_ASIDE: Duration = Duration::from_micros(100);
 
 /// How long it stands aside before it looks again: the longest that a peer's request waits when the application stops polling.
 const ASIDE: Duration = Duration::from_micros(250);
+
+/// How often they drive in that time when they do in a loop: a turn with nothing to do takes half a microsecond.
+const LOOP_DRIVES: u64 = 50;
+
+/// A yield that takes longer gave the processor to somebody who wanted it.
+const CROWDED: Duration = Duration::from_micros(50);
+
+/// How long the thread then parks where it would spin.
+const GIVE_WAY: Duration = Duration::from_millis(5);
 
 /// The thread's body: runs until the device is dropped.
 pub(crate) fn run(shared: &Arc<Shared>, parker: Parker, spin: Duration) {
@@ -41,13 +52,15 @@ struct Progress<'a> {
     shared: &'a Shared,
     parker: Parker,
     spin: Duration,
+    /// Until when it parks where it would spin.
+    crowded_until: Instant,
     /// The last time that driving here did something.
     last_traffic: Instant,
     /// `application_drives` when last looked at.
     drives: u64,
-    /// When it was last seen to change.
+    /// When a look last found them driving.
     last_drive: Option<Instant>,
-    /// Since when it has changed with pauses no longer than [`COURTESY`].
+    /// Since when every look has found them driving.
     driven_since: Instant,
 }
 
@@ -58,6 +71,7 @@ impl<'a> Progress<'a> {
             shared,
             parker,
             spin,
+            crowded_until: now,
             last_traffic: now,
             drives: 0,
             last_drive: None,
@@ -73,41 +87,63 @@ impl<'a> Progress<'a> {
 
     fn turn(&mut self) {
         let now = self.shared.now();
+        let crowded = now < self.crowded_until;
         if self.application_drives(now) {
             if now - self.driven_since > STEP_ASIDE {
                 self.stand_aside();
+            } else if crowded {
+                self.park();
             } else {
-                thread::yield_now();
+                self.give_way(now);
             }
-        } else if self.shared.drive() {
+        } else if self.shared.drive_for_progress() {
             self.last_traffic = now;
-        } else if now - self.last_traffic < self.spin {
-            thread::yield_now();
+        } else if now - self.last_traffic < self.spin && !crowded {
+            self.give_way(now);
         } else {
             self.park();
         }
     }
 
-    /// Whether threads of the application are driving in a loop.
+    /// Whether threads of the application are driving, or were so lately that they may well go on.
     fn application_drives(&mut self, now: Instant) -> bool {
-        let drives = self.shared.application_drives.load(Ordering::Relaxed);
-        if drives != self.drives || self.shared.application_inside.load(Ordering::Relaxed) > 0 {
-            self.drives = drives;
-            if self.last_drive.is_none_or(|last| now - last > COURTESY) {
-                self.driven_since = now;
-            }
+        if self.drove_since_last_look() {
             self.last_drive = Some(now);
             return true;
         }
+        // One that drives in a loop does so at every look. One that only polls now and then, and its memory in between, needs this thread.
+        self.driven_since = now;
         self.last_drive.is_some_and(|last| now - last <= COURTESY)
     }
 
-    /// Leaves the device to the application for a while, and after it too if the application drove meanwhile.
-    fn stand_aside(&mut self) {
-        thread::park_timeout(ASIDE);
+    fn drove_since_last_look(&mut self) -> bool {
         let drives = self.shared.application_drives.load(Ordering::Relaxed);
-        self.last_drive = (drives != self.drives).then(|| self.shared.now());
-        self.drives = drives;
+        let before = std::mem::replace(&mut self.drives, drives);
+        drives != before || self.shared.application_inside.load(Ordering::Relaxed) > 0
+    }
+
+    /// Lets others have the processor, and finds out whether any want it.
+    fn give_way(&mut self, before: Instant) {
+        thread::yield_now();
+        let after = self.shared.now();
+        if after - before > CROWDED {
+            self.crowded_until = after + GIVE_WAY;
+        }
+    }
+
+    /// Leaves the device to the application for as long as it goes on driving in a loop.
+    fn stand_aside(&mut self) {
+        while !self.shared.stop.load(Ordering::Acquire) {
+            let before = self.drives;
+            thread::park_timeout(ASIDE);
+            let inside = self.shared.application_inside.load(Ordering::Relaxed) > 0;
+            self.drives = self.shared.application_drives.load(Ordering::Relaxed);
+            if !inside && self.drives.wrapping_sub(before) < LOOP_DRIVES {
+                break;
+            }
+        }
+        self.last_drive = None;
+        self.driven_since = self.shared.now();
     }
 
     /// Sleeps until there is something to do.
@@ -125,6 +161,12 @@ impl<'a> Progress<'a> {
             Interest::ReceiveOrSend
         } else {
             Interest::Receive
+        };
+        // Replies held back before that have nobody else to send them.
+        let due = if shared.holds_replies() {
+            Some(Instant::ZERO)
+        } else {
+            due
         };
         let timeout = due.map(|due| due - shared.now());
         if timeout != Some(Duration::ZERO)
