@@ -16,6 +16,7 @@ use std::thread;
 use std::time::Duration;
 
 use doorbell_roce_proto::Instant;
+use nix::sys::prctl;
 
 use crate::drive::Shared;
 use crate::link::{Interest, Parker};
@@ -26,14 +27,16 @@ const COURTESY: Duration = Duration::from_micros(2);
 /// How long they must have been found driving at every look for this thread to step aside.
 const STEP_ASIDE: Duration = Duration::from_micros(100);
 
-/// How long it stands aside before it looks again: the longest that a peer's request waits when the application stops polling.
+/// The longest that it stands aside before it looks again, and what part of the time for which they have been driving it does. In proportion, because two
+/// devices may wait for one another: were each to stand aside for as long as the other made its application poll, that would never end.
 const ASIDE: Duration = Duration::from_micros(250);
+const ASIDE_SHARE: u32 = 8;
 
-/// How often they drive in that time when they do in a loop: a turn with nothing to do takes half a microsecond.
-const LOOP_DRIVES: u64 = 50;
+/// They no longer drive in a loop when they took longer for each turn: one with nothing to do takes half a microsecond.
+const LOOP_TURN: Duration = Duration::from_micros(5);
 
-/// A yield that takes longer gave the processor to somebody who wanted it.
-const CROWDED: Duration = Duration::from_micros(50);
+/// A yield that takes longer gave the processor to somebody who wanted it for a whole time slice.
+const CROWDED: Duration = Duration::from_millis(1);
 
 /// How long the thread then parks where it would spin.
 const GIVE_WAY: Duration = Duration::from_millis(5);
@@ -80,6 +83,8 @@ impl<'a> Progress<'a> {
     }
 
     fn run(&mut self) {
+        // Its sleeps are a few microseconds long; by default the kernel may add 50. Without it they are longer.
+        let _ = prctl::set_timerslack(1000);
         while !self.shared.stop.load(Ordering::Acquire) {
             self.turn();
         }
@@ -135,10 +140,12 @@ impl<'a> Progress<'a> {
     fn stand_aside(&mut self) {
         while !self.shared.stop.load(Ordering::Acquire) {
             let before = self.drives;
-            thread::park_timeout(ASIDE);
+            let slice = ((self.shared.now() - self.driven_since) / ASIDE_SHARE).min(ASIDE);
+            thread::park_timeout(slice);
             let inside = self.shared.application_inside.load(Ordering::Relaxed) > 0;
             self.drives = self.shared.application_drives.load(Ordering::Relaxed);
-            if !inside && self.drives.wrapping_sub(before) < LOOP_DRIVES {
+            let wanted = (slice.as_nanos() / LOOP_TURN.as_nanos()) as u64;
+            if !inside && self.drives.wrapping_sub(before) < wanted {
                 break;
             }
         }
