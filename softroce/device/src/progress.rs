@@ -9,6 +9,7 @@
 //! - **aside**: while threads of the application drive in a loop, it only looks now and then whether they still do, touches no lock, and is not woken by
 //!   the socket.
 
+use std::mem;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -21,10 +22,7 @@ use nix::sys::prctl;
 use crate::drive::Shared;
 use crate::link::{Interest, Parker};
 
-/// How long the application's threads must have left the device alone before this one drives: somewhat longer than one turn of a polling loop.
-const COURTESY: Duration = Duration::from_micros(2);
-
-/// How long they must have been found driving at every look for this thread to step aside.
+/// How long the application's threads must have been found driving at every look for this thread to step aside.
 const STEP_ASIDE: Duration = Duration::from_micros(100);
 
 /// The longest that it stands aside before it looks again, and what part of the time for which they have been driving it does. In proportion, because two
@@ -61,8 +59,6 @@ struct Progress<'a> {
     last_traffic: Instant,
     /// `application_drives` when last looked at.
     drives: u64,
-    /// When a look last found them driving.
-    last_drive: Option<Instant>,
     /// Since when every look has found them driving.
     driven_since: Instant,
 }
@@ -77,7 +73,6 @@ impl<'a> Progress<'a> {
             crowded_until: now,
             last_traffic: now,
             drives: 0,
-            last_drive: None,
             driven_since: now,
         }
     }
@@ -101,7 +96,7 @@ impl<'a> Progress<'a> {
             } else {
                 self.give_way(now);
             }
-        } else if self.shared.drive_for_progress() {
+        } else if self.shared.drive() {
             self.last_traffic = now;
         } else if now - self.last_traffic < self.spin && !crowded {
             self.give_way(now);
@@ -110,21 +105,16 @@ impl<'a> Progress<'a> {
         }
     }
 
-    /// Whether threads of the application are driving, or were so lately that they may well go on.
+    /// Whether threads of the application drove since the last look, or do so now. One that does so in a loop is found at every look; one that polls only
+    /// now and then, and its memory in between, needs this thread.
     fn application_drives(&mut self, now: Instant) -> bool {
-        if self.drove_since_last_look() {
-            self.last_drive = Some(now);
-            return true;
-        }
-        // One that drives in a loop does so at every look. One that only polls now and then, and its memory in between, needs this thread.
-        self.driven_since = now;
-        self.last_drive.is_some_and(|last| now - last <= COURTESY)
-    }
-
-    fn drove_since_last_look(&mut self) -> bool {
         let drives = self.shared.application_drives.load(Ordering::Relaxed);
-        let before = std::mem::replace(&mut self.drives, drives);
-        drives != before || self.shared.application_inside.load(Ordering::Relaxed) > 0
+        let before = mem::replace(&mut self.drives, drives);
+        let driven = drives != before || self.shared.application_inside.load(Ordering::Relaxed) > 0;
+        if !driven {
+            self.driven_since = now;
+        }
+        driven
     }
 
     /// Lets others have the processor, and finds out whether any want it.
@@ -149,7 +139,6 @@ impl<'a> Progress<'a> {
                 break;
             }
         }
-        self.last_drive = None;
         self.driven_since = self.shared.now();
     }
 
@@ -168,12 +157,6 @@ impl<'a> Progress<'a> {
             Interest::ReceiveOrSend
         } else {
             Interest::Receive
-        };
-        // Replies held back before that have nobody else to send them.
-        let due = if shared.holds_replies() {
-            Some(Instant::ZERO)
-        } else {
-            due
         };
         let timeout = due.map(|due| due - shared.now());
         if timeout != Some(Duration::ZERO)
