@@ -120,7 +120,7 @@ pub enum Status {
     /// The RNR retry counter ran out.
     RnrRetryExceeded = 13,
     /// The remote side aborted the operation.
-    RemoteAborted = 14,
+    RemoteAborted = 16,
 }
 
 /// What completed, by the codes of `enum ibv_wc_opcode`.
