@@ -17,7 +17,7 @@ use doorbell_softroce::{Cq, Device, DeviceConfig, EventQueue, Mr, Owner, Pd, Qp,
 
 /// WRITEs outstanding in the bandwidth test.
 const DEPTH: u64 = 16;
-const LATENCY_ROUNDS: usize = 2_000;
+const LATENCY_ROUNDS: usize = 10_000;
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
@@ -175,8 +175,7 @@ fn server(bytes: usize) -> Result<()> {
     println!("ready");
     for round in 1..=LATENCY_ROUNDS as u64 {
         side.await_ping(round);
-        side.ping(round, peer)
-            .inspect_err(|_| eprintln!("server at {round}: {:?}", side.device.counters()))?;
+        side.ping(round, peer)?;
     }
     lines.next();
     eprintln!("server: {:?}", side.device.counters());
@@ -227,8 +226,7 @@ fn client(bytes: usize, duration: Duration) -> Result<()> {
     let mut rounds = Vec::with_capacity(LATENCY_ROUNDS);
     for round in 1..=LATENCY_ROUNDS as u64 {
         let start = Instant::now();
-        side.ping(round, peer)
-            .inspect_err(|_| eprintln!("client at {round}: {:?}", side.device.counters()))?;
+        side.ping(round, peer)?;
         side.await_ping(round);
         rounds.push(start.elapsed() / 2);
     }

@@ -160,11 +160,8 @@ impl Cq {
         if found > 0 || max == 0 {
             return Ok(found);
         }
-        self.shared().drive_for_application(|| {
-            let taken = self.0.ring.take(max, take);
-            let found = taken.is_ok_and(|count| count > 0);
-            (taken, found)
-        })
+        self.shared().drive_for_application();
+        self.0.ring.take(max, take)
     }
 
     /// Has the channel told of the next completion; only of the next solicited one or error when `solicited_only` (ibv_req_notify_cq(3)).

@@ -151,7 +151,14 @@ impl Device {
             seed: config.seed.unwrap_or_else(|| RandomState::new().hash_one(address)),
             window: window(link.receive_buffer, mtu),
         });
-        let shared = Arc::new(Shared::new(address, link.rx, link.tx, link.parker.waker(), endpoint));
+        let shared = Arc::new(Shared::new(
+            address,
+            link.rx,
+            link.tx,
+            link.acks,
+            link.parker.waker(),
+            endpoint,
+        ));
         let progress = std::thread::Builder::new()
             .name(format!("{}-progress", config.name))
             .spawn({

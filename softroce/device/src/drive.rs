@@ -10,21 +10,22 @@
 //! is filled under core *and* tx, and core is given back before tx. A thread that finds tx taken does not wait: it leaves a note (`tx_wanted`),
 //! which the holder looks for after giving tx back.
 //!
-//! **Replies held back.** Who receives a SEND or WRITE mostly answers it. Its acknowledgement is therefore not sent before the application has seen the
-//! message and had a moment to post: both then leave in one system call, instead of the answer waiting for the acknowledgement's. This is done for a
-//! message that comes alone, and at most for [`HOLD`] by the progress thread, until the next poll by a thread of the application.
+//! **Acknowledgements leave beside the rest.** Who receives a SEND or WRITE mostly answers it, and each datagram costs microseconds in the kernel. A batch
+//! of nothing but acknowledgements therefore goes out by a second sending half, under the lock `acks`, which comes after tx: the thread that received
+//! sends it while the application posts its answer by the first. Their order towards other packets means nothing to the peer: a later
+//! response acknowledges what came before it as well, and what then comes late is ignored.
 //!
 //! The locks are parking_lot's: they spin a little before they sleep, which suits sections of about a microsecond; `try_lock` is one
 //! compare-and-swap; and a panic in one thread does not turn into a panic in every other.
 
-use std::hint;
+use std::mem;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 use std::thread::Thread;
-use std::time::{Duration, Instant as Clock};
+use std::time::Instant as Clock;
 
 use doorbell_roce_proto::icrc::Flow;
-use doorbell_roce_proto::wire::{Opcode, Operation, Transport};
+use doorbell_roce_proto::wire::Opcode;
 use doorbell_roce_proto::{Endpoint, Instant};
 use parking_lot::{Mutex, MutexGuard};
 
@@ -35,8 +36,8 @@ use crate::state::{Core, Filled};
 /// batch is still being handled.
 const STRIDE: usize = 32;
 
-/// How long the progress thread holds an acknowledgement back: what an application that polls its memory needs to see a message and to post an answer.
-const HOLD: Duration = Duration::from_nanos(1500);
+/// As many acknowledgements go out beside the rest; more of them are traffic in which latency does not count.
+const ACKS: usize = 4;
 
 /// No deadline.
 const NEVER: u64 = u64::MAX;
@@ -58,10 +59,10 @@ pub(crate) struct Shared {
     rx: Mutex<Rx>,
     pub(crate) core: Mutex<Core>,
     tx: Mutex<Tx>,
+    /// Its batch is empty whenever the lock is free.
+    acks: Option<Mutex<Tx>>,
     /// Somebody had something to send while tx was taken.
     tx_wanted: AtomicBool,
-    /// The engine has replies that wait for the application to post something.
-    held: AtomicBool,
     /// The batch holds packets that the socket had no room for.
     pub(crate) tx_blocked: AtomicBool,
     /// When the engine wants `handle_timeout`, in nanoseconds; [`NEVER`] when it does not.
@@ -88,14 +89,10 @@ fn seal(packet: &mut [u8], envelope: &Envelope) {
     Flow::new(src.ip(), dst.ip(), src.port(), dst.port()).seal(envelope.ident, packet);
 }
 
-/// Whether this is the last packet of a SEND or WRITE, whose acknowledgement may wait a little. What brings data back may not.
-fn ends_message(packet: &[u8]) -> bool {
-    let opcode = packet.first().and_then(|&code| Opcode::from_code(code));
-    opcode.is_some_and(|opcode| {
-        opcode.transport() == Transport::Rc
-            && matches!(opcode.operation(), Operation::Send | Operation::Write)
-            && opcode.position().ends()
-    })
+/// Whether a batch is short and holds nothing but acknowledgements, positive or negative.
+fn is_acks(batch: &TxBatch) -> bool {
+    let ack = Opcode::RcAcknowledge.code();
+    (1..=ACKS).contains(&batch.len()) && batch.packets().all(|(_, packet)| packet.first() == Some(&ack))
 }
 
 impl Shared {
@@ -103,21 +100,23 @@ impl Shared {
         local: SocketAddr,
         rx: Box<dyn Receive>,
         tx: Box<dyn Transmit>,
+        acks: Option<Box<dyn Transmit>>,
         waker: Waker,
         endpoint: Endpoint,
     ) -> Self {
+        let lane = |half| {
+            let batch = TxBatch::new(local, seal);
+            Mutex::new(Tx { half, batch })
+        };
         Self {
             rx: Mutex::new(Rx {
                 half: rx,
                 batch: RxBatch::new(local),
             }),
             core: Mutex::new(Core::new(endpoint, local.port())),
-            tx: Mutex::new(Tx {
-                half: tx,
-                batch: TxBatch::new(local, seal),
-            }),
+            tx: lane(tx),
+            acks: acks.map(lane),
             tx_wanted: AtomicBool::new(false),
-            held: AtomicBool::new(false),
             tx_blocked: AtomicBool::new(false),
             engine_due: AtomicU64::new(NEVER),
             link_due: AtomicU64::new(NEVER),
@@ -146,49 +145,17 @@ impl Shared {
         (due != NEVER).then_some(Instant(due))
     }
 
-    /// Drives on behalf of a thread of the application; the progress thread then keeps out of the way. `polled` says whether the thread has found what it
-    /// polls for, so that replies may wait for what it does next.
-    pub(crate) fn drive_for_application<R>(&self, polled: impl FnOnce() -> (R, bool)) -> R {
+    /// Drives on behalf of a thread of the application; the progress thread then keeps out of the way.
+    pub(crate) fn drive_for_application(&self) {
         self.application_inside.fetch_add(1, Ordering::Relaxed);
         self.drive();
-        let (result, found) = polled();
-        if !found {
-            self.release_held();
-        }
         self.application_drives.fetch_add(1, Ordering::Relaxed);
         self.application_inside.fetch_sub(1, Ordering::Relaxed);
-        result
     }
 
-    /// Drives on behalf of the progress thread; `false` when there was nothing to do or another thread is at it.
-    pub(crate) fn drive_for_progress(&self) -> bool {
-        let busy = self.drive();
-        if self.held.load(Ordering::Relaxed) {
-            let start = self.now();
-            while self.held.load(Ordering::Relaxed) && self.now() - start < HOLD {
-                hint::spin_loop();
-            }
-            self.release_held();
-        }
-        busy
-    }
-
-    /// Whether replies are held back.
-    pub(crate) fn holds_replies(&self) -> bool {
-        self.held.load(Ordering::SeqCst)
-    }
-
-    /// Sends the replies held back, if any.
-    fn release_held(&self) {
-        if self.held.load(Ordering::Relaxed) {
-            self.flush(self.core.lock());
-        }
-    }
-
-    /// Receives what has come, handles what is due, sends what there is to send, but for replies held back. Never waits; `false` when there was nothing to
-    /// do or another thread is at it.
-    fn drive(&self) -> bool {
-        self.release_held();
+    /// Receives what has come, handles what is due, sends what there is to send. Never waits; `false` when there was nothing to do or another
+    /// thread is at it.
+    pub(crate) fn drive(&self) -> bool {
         let received = self.receive();
         let blocked = self.tx_blocked.load(Ordering::Relaxed);
         if !blocked && self.due().is_none_or(|due| due > self.now()) {
@@ -205,37 +172,24 @@ impl Shared {
             return false;
         };
         let Rx { half, batch } = &mut *rx;
-        let messages = match half.receive(batch) {
+        match half.receive(batch) {
             Ok(0) => return false,
-            Ok(messages) => messages,
+            Ok(_) => {}
             Err(error) => {
                 self.fail(&error);
                 return false;
             }
-        };
+        }
         let mut datagrams = batch.datagrams().peekable();
-        while let Some(next) = datagrams.peek() {
-            let may_hold = messages == 1 && ends_message(next.bytes);
+        while datagrams.peek().is_some() {
             let now = self.now();
             let mut core = self.core.lock();
             for datagram in datagrams.by_ref().take(STRIDE) {
                 core.receive(now, &datagram);
             }
-            if may_hold {
-                self.hold(core);
-            } else {
-                self.flush(core);
-            }
+            self.flush(core);
         }
         true
-    }
-
-    /// Delivers completions and events, and leaves the replies for whoever comes next: a thread that posts or polls, or the progress thread, which is
-    /// woken for it.
-    fn hold(&self, core: MutexGuard<'_, Core>) {
-        self.held.store(true, Ordering::SeqCst);
-        self.settle(core);
-        self.wake_for(0);
     }
 
     /// Delivers completions and events, and sends what the engine has to send. Called after every change to the engine that may lead to any of these.
@@ -250,8 +204,6 @@ impl Shared {
 
     fn flush_with<'a>(&'a self, mut core: MutexGuard<'a, Core>, mut force: bool) {
         loop {
-            // Under core: nobody holds anything back at the same time.
-            self.held.store(false, Ordering::Relaxed);
             self.tx_wanted.store(true, Ordering::SeqCst);
             // Pairs with the fence below: either we get tx, or its holder sees the note.
             fence(Ordering::SeqCst);
@@ -262,10 +214,19 @@ impl Shared {
             self.tx_wanted.store(false, Ordering::SeqCst);
             let now = self.now();
             let filled = core.fill(now, &mut tx.batch);
-            self.settle(core);
-            let blocked = self.send(&mut tx, now, force);
-            force = false;
-            drop(tx);
+            let blocked = if let Some(mut acks) = self.beside(&tx.batch, force) {
+                mem::swap(&mut tx.batch, &mut acks.batch);
+                drop(tx);
+                self.settle(core);
+                self.send_acks(&mut acks, now);
+                false
+            } else {
+                self.settle(core);
+                let blocked = self.send(&mut tx, now, force);
+                force = false;
+                drop(tx);
+                blocked
+            };
             fence(Ordering::SeqCst);
             let more = filled == Filled::Full && !blocked;
             if !more && !self.tx_wanted.load(Ordering::SeqCst) {
@@ -273,6 +234,22 @@ impl Shared {
             }
             core = self.core.lock();
         }
+    }
+
+    /// The sending half for acknowledgements, when `batch` is made of them and the half is there and free.
+    fn beside(&self, batch: &TxBatch, force: bool) -> Option<MutexGuard<'_, Tx>> {
+        if force || !is_acks(batch) {
+            return None;
+        }
+        self.acks.as_ref()?.try_lock()
+    }
+
+    fn send_acks(&self, acks: &mut Tx, now: Instant) {
+        if let Err(error) = acks.half.transmit(&mut acks.batch, now) {
+            self.fail(&error);
+        }
+        // What the socket has no room for is lost, as it may be on any network: the requester asks again.
+        acks.batch.clear();
     }
 
     /// The end of a section under core: delivers, and makes the engine's deadline known, waking the progress thread if it sleeps beyond it.

@@ -9,6 +9,7 @@
 //! - **aside**: while threads of the application drive in a loop, it only looks now and then whether they still do, touches no lock, and is not woken by
 //!   the socket.
 
+use std::mem;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -16,24 +17,24 @@ use std::thread;
 use std::time::Duration;
 
 use doorbell_roce_proto::Instant;
+use nix::sys::prctl;
 
 use crate::drive::Shared;
 use crate::link::{Interest, Parker};
 
-/// How long the application's threads must have left the device alone before this one drives: somewhat longer than one turn of a polling loop.
-const COURTESY: Duration = Duration::from_micros(2);
-
-/// How long they must have been found driving at every look for this thread to step aside.
+/// How long the application's threads must have been found driving at every look for this thread to step aside.
 const STEP_ASIDE: Duration = Duration::from_micros(100);
 
-/// How long it stands aside before it looks again: the longest that a peer's request waits when the application stops polling.
+/// The longest that it stands aside before it looks again, and what part of the time for which they have been driving it does. In proportion, because two
+/// devices may wait for one another: were each to stand aside for as long as the other made its application poll, that would never end.
 const ASIDE: Duration = Duration::from_micros(250);
+const ASIDE_SHARE: u32 = 8;
 
-/// How often they drive in that time when they do in a loop: a turn with nothing to do takes half a microsecond.
-const LOOP_DRIVES: u64 = 50;
+/// They no longer drive in a loop when they took longer for each turn: one with nothing to do takes half a microsecond.
+const LOOP_TURN: Duration = Duration::from_micros(5);
 
-/// A yield that takes longer gave the processor to somebody who wanted it.
-const CROWDED: Duration = Duration::from_micros(50);
+/// A yield that takes longer gave the processor to somebody who wanted it for a whole time slice.
+const CROWDED: Duration = Duration::from_millis(1);
 
 /// How long the thread then parks where it would spin.
 const GIVE_WAY: Duration = Duration::from_millis(5);
@@ -58,8 +59,6 @@ struct Progress<'a> {
     last_traffic: Instant,
     /// `application_drives` when last looked at.
     drives: u64,
-    /// When a look last found them driving.
-    last_drive: Option<Instant>,
     /// Since when every look has found them driving.
     driven_since: Instant,
 }
@@ -74,12 +73,13 @@ impl<'a> Progress<'a> {
             crowded_until: now,
             last_traffic: now,
             drives: 0,
-            last_drive: None,
             driven_since: now,
         }
     }
 
     fn run(&mut self) {
+        // Its sleeps are a few microseconds long; by default the kernel may add 50. Without it they are longer.
+        let _ = prctl::set_timerslack(1000);
         while !self.shared.stop.load(Ordering::Acquire) {
             self.turn();
         }
@@ -96,7 +96,7 @@ impl<'a> Progress<'a> {
             } else {
                 self.give_way(now);
             }
-        } else if self.shared.drive_for_progress() {
+        } else if self.shared.drive() {
             self.last_traffic = now;
         } else if now - self.last_traffic < self.spin && !crowded {
             self.give_way(now);
@@ -105,21 +105,16 @@ impl<'a> Progress<'a> {
         }
     }
 
-    /// Whether threads of the application are driving, or were so lately that they may well go on.
+    /// Whether threads of the application drove since the last look, or do so now. One that does so in a loop is found at every look; one that polls only
+    /// now and then, and its memory in between, needs this thread.
     fn application_drives(&mut self, now: Instant) -> bool {
-        if self.drove_since_last_look() {
-            self.last_drive = Some(now);
-            return true;
-        }
-        // One that drives in a loop does so at every look. One that only polls now and then, and its memory in between, needs this thread.
-        self.driven_since = now;
-        self.last_drive.is_some_and(|last| now - last <= COURTESY)
-    }
-
-    fn drove_since_last_look(&mut self) -> bool {
         let drives = self.shared.application_drives.load(Ordering::Relaxed);
-        let before = std::mem::replace(&mut self.drives, drives);
-        drives != before || self.shared.application_inside.load(Ordering::Relaxed) > 0
+        let before = mem::replace(&mut self.drives, drives);
+        let driven = drives != before || self.shared.application_inside.load(Ordering::Relaxed) > 0;
+        if !driven {
+            self.driven_since = now;
+        }
+        driven
     }
 
     /// Lets others have the processor, and finds out whether any want it.
@@ -135,14 +130,15 @@ impl<'a> Progress<'a> {
     fn stand_aside(&mut self) {
         while !self.shared.stop.load(Ordering::Acquire) {
             let before = self.drives;
-            thread::park_timeout(ASIDE);
+            let slice = ((self.shared.now() - self.driven_since) / ASIDE_SHARE).min(ASIDE);
+            thread::park_timeout(slice);
             let inside = self.shared.application_inside.load(Ordering::Relaxed) > 0;
             self.drives = self.shared.application_drives.load(Ordering::Relaxed);
-            if !inside && self.drives.wrapping_sub(before) < LOOP_DRIVES {
+            let wanted = (slice.as_nanos() / LOOP_TURN.as_nanos()) as u64;
+            if !inside && self.drives.wrapping_sub(before) < wanted {
                 break;
             }
         }
-        self.last_drive = None;
         self.driven_since = self.shared.now();
     }
 
@@ -161,12 +157,6 @@ impl<'a> Progress<'a> {
             Interest::ReceiveOrSend
         } else {
             Interest::Receive
-        };
-        // Replies held back before that have nobody else to send them.
-        let due = if shared.holds_replies() {
-            Some(Instant::ZERO)
-        } else {
-            due
         };
         let timeout = due.map(|due| due - shared.now());
         if timeout != Some(Duration::ZERO)

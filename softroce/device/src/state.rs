@@ -57,9 +57,9 @@ impl Core {
         if self.pds == capacity::PDS {
             return None;
         }
-        self.pds += 1;
         // Numbers are not used again: what once named another domain must not fit by chance. 2^32 of them last.
         self.next_pd = self.next_pd.checked_add(1)?;
+        self.pds += 1;
         Some(PdId(self.next_pd))
     }
 

@@ -65,6 +65,8 @@ pub struct Link {
     pub receive_buffer: usize,
     /// The sending half.
     pub tx: Box<dyn Transmit>,
+    /// Another sending half, for packets whose order towards those of `tx` does not matter; `None` where a wrapper needs to see all in one order.
+    pub acks: Option<Box<dyn Transmit>>,
     /// The receiving half.
     pub rx: Box<dyn Receive>,
     /// Where its progress thread sleeps.
@@ -84,10 +86,14 @@ impl Link {
 
     /// The same link with all that it sends and receives written to `capture`.
     pub fn with_capture(mut self, capture: pcap::Capture) -> Self {
-        self.tx = Box::new(pcap::CaptureTx {
-            inner: self.tx,
-            capture: capture.clone(),
-        });
+        let captured = |inner| -> Box<dyn Transmit> {
+            Box::new(pcap::CaptureTx {
+                inner,
+                capture: capture.clone(),
+            })
+        };
+        self.acks = self.acks.map(captured);
+        self.tx = captured(self.tx);
         self.rx = Box::new(pcap::CaptureRx {
             inner: self.rx,
             capture,
@@ -99,6 +105,8 @@ impl Link {
     pub fn with_faults(mut self, faults: fault::FaultConfig) -> Self {
         if faults.is_active() {
             self.tx = Box::new(fault::FaultTx::new(self.tx, faults));
+            // Equal seeds give equal faults to equal sequences: there must be one sequence.
+            self.acks = None;
         }
         self
     }

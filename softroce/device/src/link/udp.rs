@@ -103,16 +103,18 @@ fn open(addr: SocketAddr) -> io::Result<Link> {
     let mtu = interface::mtu_of(&socket, local.ip());
     let receive_buffer = getsockopt(&socket, sockopt::RcvBuf)?;
     let socket = Arc::new(socket);
+    let sending_half = || UdpTx {
+        socket: Arc::clone(&socket),
+        gso: true,
+        refused: Refusals::default(),
+    };
     Ok(Link {
         local,
         mtu,
         receive_buffer,
         parker: Parker::new(Arc::clone(&socket))?,
-        tx: Box::new(UdpTx {
-            socket: Arc::clone(&socket),
-            gso: true,
-            refused: Refusals::default(),
-        }),
+        tx: Box::new(sending_half()),
+        acks: Some(Box::new(sending_half())),
         rx: Box::new(UdpRx { socket, expected: 1 }),
     })
 }
