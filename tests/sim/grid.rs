@@ -4,17 +4,16 @@
 //! is virtual and the losses are seeded: the table changes only with the engine.
 
 use std::fmt::Write as _;
-use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
-use doorbell_roce_proto::memory::{PdId, Sge};
-use doorbell_roce_proto::qp::{Modify, Path, QpInit, RemoteAccess, State};
-use doorbell_roce_proto::work::{CqId, Operation, Payload, SendRequest, Status};
-use doorbell_roce_proto::{Endpoint, EndpointConfig, Mtu, Psn, Qpn};
+use doorbell_roce_proto::memory::Sge;
+use doorbell_roce_proto::work::{Operation, Payload, SendRequest, Status};
+use doorbell_roce_proto::{Mtu, Qpn};
 use doorbell_softroce::link::fault::FaultConfig;
 
 use crate::memory::{RegionId, Rights};
 use crate::net::{Idents, LinkConfig, Network, Step};
+use crate::pair::{DEPTH, PD, connect};
 use crate::trace::Trace;
 
 const WINDOWS: [u32; 5] = [8, 32, 128, 512, 1024];
@@ -23,10 +22,9 @@ const BITS_PER_SECOND: u64 = 100_000_000_000;
 const LATENCY: Duration = Duration::from_micros(5);
 const MESSAGE: usize = 64 << 10;
 const MESSAGES: usize = 256;
-/// Enough messages outstanding for the widest window.
-const DEPTH: usize = 64;
 const MTU: Mtu = Mtu::Mtu4096;
-const PD: PdId = PdId(0);
+/// 1 ms: over the round trip that the widest window fills.
+const TIMEOUT: u8 = 8;
 const SEEDS: u64 = 3;
 
 #[test]
@@ -68,9 +66,10 @@ fn goodput(loss: f64, window: u32, seed: u64) -> f64 {
         backlog: Duration::from_micros(1),
         faults,
         idents: Idents::Zero,
+        socket: None,
     };
     let mut net = Network::new(link, Trace::default());
-    let qpns = connect(&mut net, window);
+    let qpns = connect(&mut net, window, MTU, TIMEOUT);
     let regions = [0, 1].map(|node| {
         let rights = Rights {
             write: node == 1,
@@ -99,72 +98,6 @@ fn goodput(loss: f64, window: u32, seed: u64) -> f64 {
             .filter(|(_, completion)| completion.status == Status::Success)
             .count();
     }
-}
-
-fn connect(net: &mut Network, window: u32) -> [Qpn; 2] {
-    let addresses = [1, 2].map(|host| IpAddr::from(Ipv4Addr::new(10, 9, 0, host)));
-    let qpns = addresses.map(|address| {
-        let node = net.add(Endpoint::with_config(EndpointConfig { seed: 1, window }), address);
-        net.nodes[node].endpoint.create_qp(QpInit {
-            pd: PD,
-            send_cq: CqId(0),
-            recv_cq: CqId(0),
-            max_send_wr: DEPTH as u32,
-            max_recv_wr: 1,
-            max_send_sge: 1,
-            max_recv_sge: 1,
-            max_inline: 0,
-            signal_all: true,
-        })
-    });
-    let none = Modify::default();
-    for i in 0..2 {
-        let path = Path {
-            local: addresses[i],
-            remote: addresses[1 - i],
-            traffic_class: 0,
-            hop_limit: 64,
-        };
-        let access = RemoteAccess {
-            write: true,
-            ..RemoteAccess::default()
-        };
-        for modify in [
-            Modify {
-                state: Some(State::Init),
-                pkey_index: Some(0),
-                port: Some(1),
-                access: Some(access),
-                ..none
-            },
-            Modify {
-                state: Some(State::Rtr),
-                path: Some(path),
-                path_mtu: Some(MTU),
-                dest_qpn: Some(qpns[1 - i]),
-                rq_psn: Some(Psn::new(0)),
-                max_dest_rd_atomic: Some(1),
-                min_rnr_timer: Some(1),
-                ..none
-            },
-            Modify {
-                state: Some(State::Rts),
-                sq_psn: Some(Psn::new(0)),
-                // 1 ms: over the round trip that the widest window fills.
-                timeout: Some(8),
-                retry_cnt: Some(7),
-                rnr_retry: Some(7),
-                max_rd_atomic: Some(1),
-                ..none
-            },
-        ] {
-            net.nodes[i]
-                .endpoint
-                .modify_qp(net.now, qpns[i], &modify)
-                .expect("the table allows it");
-        }
-    }
-    qpns
 }
 
 fn post(net: &mut Network, qpn: Qpn, [source, target]: [RegionId; 2]) {

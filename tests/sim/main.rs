@@ -6,4 +6,6 @@ mod hostile;
 mod memory;
 mod monitor;
 mod net;
+mod overrun;
+mod pair;
 mod trace;

@@ -47,6 +47,16 @@ pub(crate) struct LinkConfig {
     /// Faults of what each node sends; the node's number is added to the seed.
     pub(crate) faults: FaultConfig,
     pub(crate) idents: Idents,
+    /// What a receiver's socket buffer holds.
+    pub(crate) socket: Option<Socket>,
+}
+
+/// A socket's receive buffer, whose owner sleeps a while when the first packet comes, and then takes all. What does not fit is lost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Socket {
+    pub(crate) packets: u32,
+    /// How long its owner sleeps.
+    pub(crate) nap: Duration,
 }
 
 /// A device on the network.
@@ -60,6 +70,9 @@ pub(crate) struct Node {
     /// When the link has sent all that was handed to it.
     free_at: Instant,
     blocked: bool,
+    /// When the owner of the socket empties it, and what is in it until then.
+    emptied_at: Instant,
+    waiting: u32,
     faults: FaultModel,
     /// The IPv4 Identification of the next packet.
     ident: u16,
@@ -176,6 +189,8 @@ impl Network {
             events: Vec::new(),
             free_at: Instant::ZERO,
             blocked: false,
+            emptied_at: Instant::ZERO,
+            waiting: 0,
             faults: FaultModel::new(faults),
             ident: if self.link.idents == Idents::Zero {
                 0
@@ -257,6 +272,9 @@ impl Network {
     }
 
     fn arrive(&mut self, node: usize, packet: &Packet) {
+        if !self.enter_socket(node) {
+            return;
+        }
         self.trace.arrival(self.now, node, packet);
         if !packet.damaged {
             self.monitor.delivered(node, &packet.payload);
@@ -274,6 +292,20 @@ impl Network {
             payload: &packet.payload,
         };
         endpoint.handle_datagram(self.now, &datagram, memory);
+    }
+
+    /// Whether the node's socket has room for one more packet; it takes it then.
+    fn enter_socket(&mut self, node: usize) -> bool {
+        let Some(Socket { packets, nap }) = self.link.socket else {
+            return true;
+        };
+        let node = &mut self.nodes[node];
+        if node.emptied_at <= self.now {
+            (node.emptied_at, node.waiting) = (self.now + nap, 0);
+        }
+        let fits = node.waiting < packets;
+        node.waiting += u32::from(fits);
+        fits
     }
 
     /// Takes what a node's endpoint has to give: to be called after anything was done to it.

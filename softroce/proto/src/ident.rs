@@ -8,12 +8,12 @@
 //!   the datagram's place in its coalesced receive, and all below `MAX_SEGMENTS`, as a network may deliver segments in other groups than they were sent.
 //! - *Counting* sources, such as Linux' rxe: the kernel counts per source, destination and protocol, and when it last did so *t* ticks ago, first adds a random
 //!   number below *t*, to hide how much is sent. A tick is 1 ms at least. Plausible are 0, the place, the `AHEAD` + *t* after the last and the `BEHIND` before.
-//!   `AHEAD` allows for 255 packets lost in one burst (twice rxe's window of one queue pair), `BEHIND` for reordering.
+//!   `AHEAD` allows for 4095 packets lost in one burst: a READ's responses keep to no window, and what of them finds the socket full is lost in one piece. `BEHIND` is for reordering.
 //! - The first packet of a pair is accepted with any Identification: to refuse it would cost each new peer a retransmission timeout.
 //! - An implausible one is refused, but the next packet is accepted when its Identification lies within `FOLLOWS` + *t* after it. So a source that
 //!   changes its ways (a reboot, another device behind the address) loses one packet, which the transport sends again.
 //!
-//! What this costs: random damage to a packet passes with probability 2^-25 from an exact source, (322 + *t* in ms) · 2^-32 ≈ 2^-24 from a counting
+//! What this costs: random damage to a packet passes with probability 2^-25 from an exact source, (4162 + *t* in ms) · 2^-32 ≈ 2^-20 from a counting
 //! one (2^-16 at most, after a minute's silence), 2^-16 in the first packet of a pair, and (64 + *t*) · 2^-48 by two
 //! implausible packets in a row. A check with a known Identification, or over IPv6, has 2^-32. Nothing here is a defence against forgery, nor is the ICRC.
 //!
@@ -32,7 +32,7 @@ use crate::{Datagram, Ident, Instant};
 /// More segments than the kernel makes of one send (`UDP_MAX_SEGMENTS`).
 const MAX_SEGMENTS: u16 = 128;
 /// How far ahead of the last Identification a counting source may be, in packets, when no time has passed.
-const AHEAD: u64 = 256;
+const AHEAD: u64 = 4096;
 /// How far behind it, in packets.
 const BEHIND: u16 = 64;
 /// How far after an implausible Identification the next one proves it.

@@ -205,6 +205,7 @@ impl Plan {
                 1 if faults.corrupt == 0.0 => Idents::Counting,
                 _ => Idents::Zero,
             },
+            socket: None,
         };
         let window = if rng.bool() {
             EndpointConfig::DEFAULT_WINDOW

@@ -27,6 +27,7 @@ const LINK: LinkConfig = LinkConfig {
         seed: 0,
     },
     idents: Idents::Known,
+    socket: None,
 };
 const TARGET_LEN: usize = 8192;
 /// The words of the target region.

@@ -1,0 +1,82 @@
+//! Two nodes and one connection: what tests need that are about something else.
+
+use std::net::{IpAddr, Ipv4Addr};
+
+use doorbell_roce_proto::memory::PdId;
+use doorbell_roce_proto::qp::{Modify, Path, QpInit, RemoteAccess, State};
+use doorbell_roce_proto::work::CqId;
+use doorbell_roce_proto::{Endpoint, EndpointConfig, Mtu, Psn, Qpn};
+
+use crate::net::Network;
+
+/// The protection domain of both.
+pub(crate) const PD: PdId = PdId(0);
+/// Requests outstanding at most.
+pub(crate) const DEPTH: usize = 64;
+
+/// Adds two nodes with a queue pair each, connected to the other: RTS, everything allowed, everything signalled, retried for as long as may be.
+pub(crate) fn connect(net: &mut Network, window: u32, mtu: Mtu, timeout: u8) -> [Qpn; 2] {
+    let addresses = [1, 2].map(|host| IpAddr::from(Ipv4Addr::new(10, 9, 0, host)));
+    let qpns = addresses.map(|address| {
+        let node = net.add(Endpoint::with_config(EndpointConfig { seed: 1, window }), address);
+        net.nodes[node].endpoint.create_qp(QpInit {
+            pd: PD,
+            send_cq: CqId(0),
+            recv_cq: CqId(0),
+            max_send_wr: DEPTH as u32,
+            max_recv_wr: 1,
+            max_send_sge: 1,
+            max_recv_sge: 1,
+            max_inline: 0,
+            signal_all: true,
+        })
+    });
+    let none = Modify::default();
+    for i in 0..2 {
+        let path = Path {
+            local: addresses[i],
+            remote: addresses[1 - i],
+            traffic_class: 0,
+            hop_limit: 64,
+        };
+        let access = RemoteAccess {
+            read: true,
+            write: true,
+            atomic: true,
+        };
+        for modify in [
+            Modify {
+                state: Some(State::Init),
+                pkey_index: Some(0),
+                port: Some(1),
+                access: Some(access),
+                ..none
+            },
+            Modify {
+                state: Some(State::Rtr),
+                path: Some(path),
+                path_mtu: Some(mtu),
+                dest_qpn: Some(qpns[1 - i]),
+                rq_psn: Some(Psn::new(0)),
+                max_dest_rd_atomic: Some(1),
+                min_rnr_timer: Some(1),
+                ..none
+            },
+            Modify {
+                state: Some(State::Rts),
+                sq_psn: Some(Psn::new(0)),
+                timeout: Some(timeout),
+                retry_cnt: Some(7),
+                rnr_retry: Some(7),
+                max_rd_atomic: Some(1),
+                ..none
+            },
+        ] {
+            net.nodes[i]
+                .endpoint
+                .modify_qp(net.now, qpns[i], &modify)
+                .expect("the table allows it");
+        }
+    }
+    qpns
+}
