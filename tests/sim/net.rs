@@ -54,7 +54,7 @@ pub(crate) struct LinkConfig {
 /// A socket's receive buffer, whose owner sleeps a while when the first packet comes, and then takes all. What does not fit is lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Socket {
-    pub(crate) packets: u32,
+    pub(crate) packets: usize,
     /// How long its owner sleeps.
     pub(crate) nap: Duration,
 }
@@ -70,9 +70,8 @@ pub(crate) struct Node {
     /// When the link has sent all that was handed to it.
     free_at: Instant,
     blocked: bool,
-    /// When the owner of the socket empties it, and what is in it until then.
-    emptied_at: Instant,
-    waiting: u32,
+    /// What waits in its socket until the owner wakes up.
+    socket: Vec<Packet>,
     faults: FaultModel,
     /// The IPv4 Identification of the next packet.
     ident: u16,
@@ -93,6 +92,10 @@ enum Event {
     Arrive {
         node: usize,
         packet: Packet,
+    },
+    /// The owner of the socket wakes up and takes all that is in it.
+    Empty {
+        node: usize,
     },
     /// The link has room again.
     Unblock {
@@ -189,8 +192,7 @@ impl Network {
             events: Vec::new(),
             free_at: Instant::ZERO,
             blocked: false,
-            emptied_at: Instant::ZERO,
-            waiting: 0,
+            socket: Vec::new(),
             faults: FaultModel::new(faults),
             ident: if self.link.idents == Idents::Zero {
                 0
@@ -262,8 +264,20 @@ impl Network {
                 self.nodes[node].blocked = false;
                 node
             }
-            Event::Arrive { node, packet } => {
-                self.arrive(node, &packet);
+            Event::Arrive { node, packet } => match self.link.socket {
+                None => {
+                    self.arrive(node, &packet);
+                    node
+                }
+                Some(socket) => {
+                    self.enter(node, socket, packet);
+                    return Ok(Step::Node(node));
+                }
+            },
+            Event::Empty { node } => {
+                for packet in std::mem::take(&mut self.nodes[node].socket) {
+                    self.arrive(node, &packet);
+                }
                 node
             }
         };
@@ -271,10 +285,19 @@ impl Network {
         Ok(Step::Node(node))
     }
 
-    fn arrive(&mut self, node: usize, packet: &Packet) {
-        if !self.enter_socket(node) {
-            return;
+    /// Puts a packet into the node's socket, if there is room.
+    fn enter(&mut self, node: usize, socket: Socket, packet: Packet) {
+        let waiting = &mut self.nodes[node].socket;
+        let first = waiting.is_empty();
+        if waiting.len() < socket.packets {
+            waiting.push(packet);
         }
+        if first {
+            self.schedule(self.now + socket.nap, Event::Empty { node });
+        }
+    }
+
+    fn arrive(&mut self, node: usize, packet: &Packet) {
         self.trace.arrival(self.now, node, packet);
         if !packet.damaged {
             self.monitor.delivered(node, &packet.payload);
@@ -292,20 +315,6 @@ impl Network {
             payload: &packet.payload,
         };
         endpoint.handle_datagram(self.now, &datagram, memory);
-    }
-
-    /// Whether the node's socket has room for one more packet; it takes it then.
-    fn enter_socket(&mut self, node: usize) -> bool {
-        let Some(Socket { packets, nap }) = self.link.socket else {
-            return true;
-        };
-        let node = &mut self.nodes[node];
-        if node.emptied_at <= self.now {
-            (node.emptied_at, node.waiting) = (self.now + nap, 0);
-        }
-        let fits = node.waiting < packets;
-        node.waiting += u32::from(fits);
-        fits
     }
 
     /// Takes what a node's endpoint has to give: to be called after anything was done to it.

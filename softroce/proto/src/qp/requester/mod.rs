@@ -18,9 +18,9 @@ mod transmit;
 use core::time::Duration;
 
 use crate::outbox::Outbox;
-use crate::qp::send_queue::SendQueue;
+use crate::qp::send_queue::{SendQueue, Wqe};
 use crate::qp::{Connection, Modify, QpInit, ack_timeout};
-use crate::work::{Completion, CqId, PostError, SendRequest, Status};
+use crate::work::{Completion, CqId, Operation, PostError, SendRequest, Status};
 use crate::{Instant, Psn};
 
 /// `rnr_retry` of this value tries for ever (IBTA vol 1, 9.7.5.2.8). `retry_cnt` has no such value.
@@ -43,7 +43,10 @@ pub(crate) struct Requester {
     cursor: u64,
     /// The first request that has no sequence numbers yet.
     begun: u64,
-    /// READs and atomics begun and not completed.
+    /// Packets that one READ request asks for at most. A responder sends them all at once, so a longer READ is asked for in parts, the next when one has
+    /// come: that is its flow control, and keeps it within what our link can take.
+    part: u64,
+    /// READ requests (parts of READs) and atomics sent for the first time and not answered in full.
     awaiting: u32,
     /// Packets since one asked for an acknowledgement.
     unasked: u32,
@@ -89,6 +92,7 @@ impl Requester {
             max: 0,
             cursor: 0,
             begun: 0,
+            part: u64::from(window / 2).max(1),
             awaiting: 0,
             unasked: 0,
             retries_left: 0,
@@ -210,6 +214,14 @@ impl Requester {
             out.complete(self.cq, completion);
         }
         self.queue.head += 1;
+    }
+
+    /// The number after the part of a request that holds packet `number`: after the request, but for a long READ.
+    fn part_end(&self, wqe: &Wqe, number: u64) -> u64 {
+        match wqe.operation {
+            Operation::Read { .. } => wqe.end().min(number + self.part - (number - wqe.first) % self.part),
+            _ => wqe.end(),
+        }
     }
 
     fn psn(&self, number: u64) -> Psn {

@@ -123,8 +123,8 @@ impl Requester {
         let index = number - wqe.first;
         let offset = index * connection.mtu as u64;
         let expected = (u64::from(wqe.len) - offset).min(connection.mtu as u64);
-        let ends = number + 1 == wqe.end();
-        if packet.payload.len() as u64 != expected || packet.bth.opcode.position().ends() != ends {
+        let part_ends = number + 1 == self.part_end(&wqe, number);
+        if packet.payload.len() as u64 != expected || packet.bth.opcode.position().ends() != part_ends {
             return Err(Status::BadResponse);
         }
         sges::scatter(
@@ -135,7 +135,8 @@ impl Requester {
             packet.payload,
         )
         .map_err(|_| Status::LocalProtection)?;
-        self.take_data(now, ends, connection, out);
+        self.awaiting -= u32::from(part_ends);
+        self.take_data(now, number + 1 == wqe.end(), connection, out);
         Ok(())
     }
 
@@ -161,6 +162,7 @@ impl Requester {
         let bytes = original.to_ne_bytes();
         sges::scatter(memory, connection.pd, self.queue.sges(self.queue.head), 0, &bytes)
             .map_err(|_| Status::LocalProtection)?;
+        self.awaiting -= 1;
         self.take_data(now, true, connection, out);
         Ok(())
     }
@@ -177,7 +179,6 @@ impl Requester {
     fn take_data(&mut self, now: Instant, ends: bool, connection: &Connection, out: &mut Outbox) {
         self.una += 1;
         if ends {
-            self.awaiting -= 1;
             self.complete(Status::Success, connection, out);
         }
         self.progress(now);

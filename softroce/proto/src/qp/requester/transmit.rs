@@ -34,12 +34,21 @@ impl Requester {
             return Ok(None);
         }
         let wqe = *self.queue.get(self.cursor);
+        // The responses of a READ take up the window as our own packets do; a request for some goes out when there is room for them all.
+        if self.next > self.una && self.part_end(&wqe, self.next) - self.una > self.window && wqe.awaits_data() {
+            return Ok(None);
+        }
+        let next_part = wqe.awaits_data() && self.next == self.max && self.next > wqe.first;
+        if next_part && self.awaiting >= self.limits.max_rd_atomic {
+            return Ok(None);
+        }
         let Some((len, numbers)) = self.write(&wqe, connection, memory, buf)? else {
             return Ok(None);
         };
         if self.next < self.max {
             out.counters.retransmits += 1;
         }
+        self.awaiting += u32::from(next_part);
         self.next += numbers;
         self.max = self.max.max(self.next);
         if self.next == wqe.end() {
@@ -118,20 +127,13 @@ impl Requester {
                     1,
                 )
             }
-            // After a loss the rest is asked for, from the first packet that is missing (IBTA vol 1, 9.7.5.1.3).
+            // After a loss the rest of the part is asked for, from the first packet that is missing (IBTA vol 1, 9.7.5.1.3).
             Operation::Read { addr, rkey } => {
                 let va = addr.saturating_add(offset);
-                let reth = Reth {
-                    va,
-                    rkey,
-                    len: left as u32,
-                };
-                (
-                    Opcode::RcReadRequest,
-                    Extension::Reth(reth),
-                    false,
-                    wqe.end() - self.next,
-                )
+                let numbers = self.part_end(wqe, self.next) - self.next;
+                let len = left.min(numbers * connection.mtu as u64) as u32;
+                let reth = Reth { va, rkey, len };
+                (Opcode::RcReadRequest, Extension::Reth(reth), false, numbers)
             }
             Operation::Atomic { addr: va, rkey, op } => {
                 let (opcode, swap_add, compare) = match op {
