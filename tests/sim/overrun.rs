@@ -96,5 +96,5 @@ fn read(idents: Idents, packets: usize) -> Counters {
         net.nodes[0].memory.region(near).bytes == net.nodes[1].memory.region(far).bytes,
         "{idents:?}"
     );
-    net.nodes[0].endpoint.counters().clone()
+    *net.nodes[0].endpoint.counters()
 }
