@@ -259,10 +259,12 @@ macro_rules! atomics {
 
         #[doc = concat!("Stores the `", stringify!($int), "` at `offset` in one access.")]
         ///
+        /// By `&mut`, so that no other thread of this process loads these bytes meanwhile, perhaps with another width: that would be a data race even of atomics.
+        ///
         /// # Panics
         /// If it is beyond the buffer or unaligned, or the ordering is `Acquire` or `AcqRel`.
         #[inline]
-        pub fn $store(&self, offset: usize, value: $int, ordering: Ordering) {
+        pub fn $store(&mut self, offset: usize, value: $int, ordering: Ordering) {
             self.atomic::<$atomic>(offset).store(value, ordering);
         }
     };

@@ -28,6 +28,24 @@ pub enum LoadError {
     },
 }
 
+/// That the functions of an [`Api`] do as libibverbs' man pages say. A table cannot be made without one, nor one without `unsafe`: the safe API believes what a
+/// table's functions return, and any safe `extern "C" fn` can be made into a pointer to an unsafe one.
+#[derive(Debug)]
+pub struct Promise(());
+
+impl Promise {
+    /// Gives the promise.
+    ///
+    /// # Safety
+    /// Called by their man pages' rules, the functions of the table that it goes into, and those in the contexts and objects that they make, keep to these pages:
+    /// what they return is live until the verb that destroys it, they touch no memory but what they are given, registered memory only while registered, and that of
+    /// a request only until its completion has been polled or its queue pair destroyed.
+    #[must_use]
+    pub const unsafe fn given() -> Self {
+        Self(())
+    }
+}
+
 macro_rules! api {
     (
         required { $( $(#[$rdoc:meta])* fn $req:ident = $rsym:literal ( $($rarg:ident : $rty:ty),* ) $(-> $rret:ty)? ; )* }
@@ -38,9 +56,11 @@ macro_rules! api {
         /// The required ones are there in every rdma-core of the last years; an optional one is `None` where a library or a device does not
         /// supply it.
         ///
-        /// Whoever fills the table promises what the man pages promise; whoever calls through it keeps to their rules.
-        #[derive(Clone, Copy)]
+        /// Whoever fills the table promises what the man pages promise, by the [`Promise`] in it; whoever calls through it keeps to their rules.
+        /// It is neither `Clone` nor `Copy`: safe code cannot put functions of its own into a table that somebody else answers for.
         pub struct Api {
+            /// Whoever made this table answers for it.
+            pub promise: Promise,
             $( $(#[$rdoc])* pub $req: unsafe extern "C" fn($($rarg: $rty),*) $(-> $rret)?, )*
             $( $(#[$odoc])* pub $opt: Option<unsafe extern "C" fn($($oarg: $oty),*) $(-> $oret)?>, )*
         }
@@ -48,6 +68,8 @@ macro_rules! api {
         impl Api {
             fn fill(library: &Library) -> Result<Self, LoadError> {
                 Ok(Self {
+                    // SAFETY: the functions are libibverbs' own, as the man pages describe them.
+                    promise: unsafe { Promise::given() },
                     $( $req: {
                         // SAFETY: the symbol is a function of libibverbs' public ABI, whose C prototype in <infiniband/verbs.h> is the field's type.
                         let symbol = unsafe { library.get::<unsafe extern "C" fn($($rty),*) $(-> $rret)?>($rsym.as_bytes()) };

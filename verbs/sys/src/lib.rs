@@ -21,5 +21,5 @@ mod api;
 mod bindings;
 pub mod inline;
 
-pub use api::{Api, LoadError};
+pub use api::{Api, LoadError, Promise};
 pub use bindings::*;
