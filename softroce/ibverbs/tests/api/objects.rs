@@ -103,7 +103,9 @@ fn contexts_share_the_device() {
     // SAFETY: live, closed once.
     unsafe {
         assert_eq!((api().close_device)(one), 0);
-        assert!(!(api().alloc_pd)(two).is_null());
+        let pd = (api().alloc_pd)(two);
+        assert!(!pd.is_null());
+        assert_eq!((api().dealloc_pd)(pd), 0);
         assert_eq!((api().close_device)(two), 0);
     }
 }
