@@ -10,19 +10,23 @@
 //! is filled under core *and* tx, and core is given back before tx. A thread that finds tx taken does not wait: it leaves a note (`tx_wanted`),
 //! which the holder looks for after giving tx back.
 //!
-//! **Acknowledgements leave beside the rest.** Who receives a SEND or WRITE mostly answers it, and each datagram costs microseconds in the kernel. A batch
-//! of nothing but acknowledgements therefore goes out by a second sending half, under the lock `acks`, which comes after tx: the thread that received
+//! **Acknowledgements wait for an answer.** Who receives a SEND or WRITE mostly answers it, and each datagram costs microseconds in the kernel. When a
+//! message comes alone and leaves nothing to send but acknowledgements, these are held back (`held`) for a moment: whoever posts takes them along in the same
+//! GSO run. Otherwise the next drive sends them: that of a thread which polls again, or the progress thread's after [`HOLD`].
+//!
+//! **Acknowledgements leave beside the rest.** A batch of nothing but acknowledgements goes out by a second sending half, under the lock `acks`, which comes after tx: the thread that received
 //! sends it while the application posts its answer by the first. Their order towards other packets means nothing to the peer: a later
 //! response acknowledges what came before it as well, and what then comes late is ignored.
 //!
 //! The locks are parking_lot's: they spin a little before they sleep, which suits sections of about a microsecond; `try_lock` is one
 //! compare-and-swap; and a panic in one thread does not turn into a panic in every other.
 
+use std::hint;
 use std::mem;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 use std::thread::Thread;
-use std::time::Instant as Clock;
+use std::time::{Duration, Instant as Clock};
 
 use doorbell_roce_proto::icrc::Flow;
 use doorbell_roce_proto::wire::Opcode;
@@ -38,6 +42,9 @@ const STRIDE: usize = 32;
 
 /// As many acknowledgements go out beside the rest; more of them are traffic in which latency does not count.
 const ACKS: usize = 4;
+
+/// How long the progress thread holds acknowledgements back: what an application that polls its memory takes to see a message and to post an answer.
+const HOLD: Duration = Duration::from_nanos(1500);
 
 /// No deadline.
 const NEVER: u64 = u64::MAX;
@@ -63,6 +70,8 @@ pub(crate) struct Shared {
     acks: Option<Mutex<Tx>>,
     /// Somebody had something to send while tx was taken.
     tx_wanted: AtomicBool,
+    /// The engine has acknowledgements that wait for somebody to post.
+    held: AtomicBool,
     /// The batch holds packets that the socket had no room for.
     pub(crate) tx_blocked: AtomicBool,
     /// When the engine wants `handle_timeout`, in nanoseconds; [`NEVER`] when it does not.
@@ -117,6 +126,7 @@ impl Shared {
             tx: lane(tx),
             acks: acks.map(lane),
             tx_wanted: AtomicBool::new(false),
+            held: AtomicBool::new(false),
             tx_blocked: AtomicBool::new(false),
             engine_due: AtomicU64::new(NEVER),
             link_due: AtomicU64::new(NEVER),
@@ -153,9 +163,42 @@ impl Shared {
         self.application_inside.fetch_sub(1, Ordering::Relaxed);
     }
 
+    /// Drives on behalf of the progress thread; `false` when there was nothing to do or another thread is at it.
+    pub(crate) fn drive_for_progress(&self) -> bool {
+        let busy = self.drive();
+        if self.held.load(Ordering::Relaxed) {
+            let since = self.now();
+            while self.held.load(Ordering::Relaxed) && self.now() - since < HOLD {
+                hint::spin_loop();
+            }
+            self.release_held();
+        }
+        busy
+    }
+
+    /// Whether acknowledgements are held back.
+    pub(crate) fn holds(&self) -> bool {
+        self.held.load(Ordering::SeqCst)
+    }
+
+    /// Sends the acknowledgements held back, if any.
+    fn release_held(&self) {
+        if self.held.load(Ordering::Relaxed) {
+            self.flush(self.core.lock());
+        }
+    }
+
+    /// Leaves the acknowledgements to whoever comes next: a thread that posts or polls, or the progress thread, which is woken for it.
+    fn hold(&self, core: MutexGuard<'_, Core>) {
+        self.held.store(true, Ordering::SeqCst);
+        self.settle(core);
+        self.wake_for(0);
+    }
+
     /// Receives what has come, handles what is due, sends what there is to send. Never waits; `false` when there was nothing to do or another
     /// thread is at it.
-    pub(crate) fn drive(&self) -> bool {
+    fn drive(&self) -> bool {
+        self.release_held();
         let received = self.receive();
         let blocked = self.tx_blocked.load(Ordering::Relaxed);
         if !blocked && self.due().is_none_or(|due| due > self.now()) {
@@ -172,14 +215,14 @@ impl Shared {
             return false;
         };
         let Rx { half, batch } = &mut *rx;
-        match half.receive(batch) {
+        let messages = match half.receive(batch) {
             Ok(0) => return false,
-            Ok(_) => {}
+            Ok(messages) => messages,
             Err(error) => {
                 self.fail(&error);
                 return false;
             }
-        }
+        };
         let mut datagrams = batch.datagrams().peekable();
         while datagrams.peek().is_some() {
             let now = self.now();
@@ -187,7 +230,11 @@ impl Shared {
             for datagram in datagrams.by_ref().take(STRIDE) {
                 core.receive(now, &datagram);
             }
-            self.flush(core);
+            if messages == 1 && datagrams.peek().is_none() && core.endpoint.only_acknowledges() {
+                self.hold(core);
+            } else {
+                self.flush(core);
+            }
         }
         true
     }
@@ -204,6 +251,8 @@ impl Shared {
 
     fn flush_with<'a>(&'a self, mut core: MutexGuard<'a, Core>, mut force: bool) {
         loop {
+            // Under core: nobody holds anything back at the same time.
+            self.held.store(false, Ordering::Relaxed);
             self.tx_wanted.store(true, Ordering::SeqCst);
             // Pairs with the fence below: either we get tx, or its holder sees the note.
             fence(Ordering::SeqCst);

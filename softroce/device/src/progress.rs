@@ -96,7 +96,7 @@ impl<'a> Progress<'a> {
             } else {
                 self.give_way(now);
             }
-        } else if self.shared.drive() {
+        } else if self.shared.drive_for_progress() {
             self.last_traffic = now;
         } else if now - self.last_traffic < self.spin && !crowded {
             self.give_way(now);
@@ -160,6 +160,7 @@ impl<'a> Progress<'a> {
         };
         let timeout = due.map(|due| due - shared.now());
         if timeout != Some(Duration::ZERO)
+            && !shared.holds()
             && let Err(error) = self.parker.park(interest, timeout)
         {
             tracing::warn!("the soft device's progress thread cannot sleep: {error}");

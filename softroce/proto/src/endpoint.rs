@@ -17,6 +17,9 @@ use crate::{Instant, Qpn};
 /// Packets of one queue pair that are sent before another one has its turn: enough for runs that a link can batch.
 const BURST: u32 = 16;
 
+/// Queue pairs that are worth looking at for [`Endpoint::only_acknowledges`].
+const FEW: usize = 4;
+
 /// What the receiver knows of the IPv4 Identification of a datagram, which the ICRC covers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Ident {
@@ -326,6 +329,16 @@ impl Endpoint {
             return Some(transmit);
         }
         None
+    }
+
+    /// Whether all there is to send is acknowledgements, of a few queue pairs: their owner may wait a moment for a request that takes them along.
+    pub fn only_acknowledges(&self) -> bool {
+        (1..=FEW).contains(&self.active.queue.len())
+            && self
+                .active
+                .queue
+                .iter()
+                .all(|&index| self.qps.get(index).is_some_and(QueuePair::only_acknowledges))
     }
 
     /// When to call [`handle_timeout`](Self::handle_timeout) next: never late, and at times earlier than anything is due.

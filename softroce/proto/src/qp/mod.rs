@@ -55,11 +55,13 @@ pub(crate) struct QueuePair {
     turn: Turn,
 }
 
-/// Whose packets go first in a burst: answers, unless they have had the whole burst before.
+/// Whose packets go first in a burst: answers, unless they have had the whole burst before. But acknowledgements let requests go first, unless they
+/// waited for the whole burst before: whoever answers a message with one of his own has both leave together, the longer one first, as one GSO run.
 #[derive(Clone, Copy, Debug, Default)]
 struct Turn {
     requests_first: bool,
     requests_sent: bool,
+    acknowledgements_waited: bool,
 }
 
 impl QueuePair {
@@ -115,6 +117,11 @@ impl QueuePair {
         self.set
             .path
             .is_some_and(|path| path.local == local && path.remote == remote)
+    }
+
+    /// Whether all it has to send is acknowledgements.
+    pub(crate) fn only_acknowledges(&self) -> bool {
+        self.responder.acknowledges() && !self.requester.has_more()
     }
 
     pub(crate) fn deadline(&self) -> Option<Instant> {
@@ -268,8 +275,11 @@ impl QueuePair {
 
     /// A burst of this queue pair's packets ends; `cut` short by its length, or because there was nothing more.
     pub(crate) fn end_turn(&mut self, cut: bool) {
-        self.turn.requests_first = cut && !self.turn.requests_sent;
-        self.turn.requests_sent = false;
+        self.turn = Turn {
+            requests_first: cut && !self.turn.requests_sent,
+            requests_sent: false,
+            acknowledgements_waited: cut && self.responder.acknowledges(),
+        };
     }
 
     /// Writes the next packet and gives its length.
@@ -280,7 +290,8 @@ impl QueuePair {
         buf: &mut [u8],
         out: &mut Outbox,
     ) -> Option<usize> {
-        if self.turn.requests_first {
+        let yields = self.responder.acknowledges() && !self.turn.acknowledgements_waited;
+        if self.turn.requests_first || yields {
             self.transmit_request(now, memory, buf, out)
                 .or_else(|| self.transmit_reply(memory, buf, out))
         } else {

@@ -150,6 +150,11 @@ impl Requester {
         self.queue.head < self.begun
     }
 
+    /// Whether there are packets to send, now or when what it waits for has come.
+    pub(crate) fn has_more(&self) -> bool {
+        self.cursor < self.queue.tail
+    }
+
     /// When [`handle_timeout`](Self::handle_timeout) is due.
     pub(crate) fn deadline(&self) -> Option<Instant> {
         match self.wait {

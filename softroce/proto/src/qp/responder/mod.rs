@@ -164,6 +164,11 @@ impl Responder {
         self.queue.post(request)
     }
 
+    /// Whether what it says next is an acknowledgement, behind which nothing waits.
+    pub(crate) fn acknowledges(&self) -> bool {
+        self.replies.is_acknowledgement()
+    }
+
     pub(crate) const fn expected_psn(&self) -> Psn {
         self.expected
     }

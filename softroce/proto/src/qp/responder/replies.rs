@@ -79,6 +79,11 @@ impl Replies {
         self.again = 0;
     }
 
+    /// Whether one acknowledgement is all there is.
+    pub(crate) fn is_acknowledgement(&self) -> bool {
+        self.queue.len() == 1 && self.queue.front().is_some_and(|reply| matches!(reply.kind, Kind::Ack))
+    }
+
     pub(crate) fn front(&mut self) -> Option<&mut Reply> {
         self.queue.front_mut()
     }
