@@ -49,7 +49,7 @@ pub(crate) fn run(args: &LimitsArgs) -> Result<(), Failure> {
         report::print(&format!(
             "{:<18} {:>18} {:>12}  what it is",
             "#limit", "bandwidth[GB/s]", "time[ns]"
-        ));
+        ))?;
     }
     let mut results = Vec::new();
     for (name, what, measure) in MEASUREMENTS {
@@ -57,7 +57,7 @@ pub(crate) fn run(args: &LimitsArgs) -> Result<(), Failure> {
             Ok(figure) => {
                 let limit = Limit { name, figure };
                 if !args.json {
-                    report::print(&line(&limit, what));
+                    report::print(&line(&limit, what))?;
                 }
                 results.push(limit);
             }
