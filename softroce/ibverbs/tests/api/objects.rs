@@ -111,6 +111,30 @@ fn contexts_share_the_device() {
 }
 
 #[test]
+fn a_message_completed_is_acknowledged_though_its_queue_pair_goes_at_once() {
+    crate::setup();
+    let setup = Setup {
+        retry_cnt: 1,
+        ..Setup::default()
+    };
+    for round in 0..20 {
+        let (a, mut b) = pair(("soft0", "soft1"), &setup);
+        assert_eq!(b.receive(1, &mut [b.sge(0, 64)]), 0);
+        assert_eq!(a.post(request(2, IBV_WR_SEND), &mut [a.sge(0, 64)]), 0);
+        b.done(1);
+        if round % 2 == 0 {
+            let mut attr = attr();
+            attr.qp_state = IBV_QPS_ERR;
+            assert_eq!(b.modify(&mut attr, IBV_QP_STATE), 0);
+        }
+        // SAFETY: live, destroyed once.
+        assert_eq!(unsafe { (api().destroy_qp)(b.qp) }, 0);
+        b.qp_gone = true;
+        a.done(2);
+    }
+}
+
+#[test]
 fn what_is_not_supported_says_so_and_does_not_crash() {
     crate::setup();
     let a = Side::new("soft0", &Setup::default());
