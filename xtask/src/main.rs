@@ -2,6 +2,7 @@
 
 mod apt;
 mod ci;
+mod instructions;
 mod setup;
 mod vm;
 
@@ -18,8 +19,9 @@ The chores of this workspace
 Usage: cargo xtask COMMAND [OPTIONS]
 
 Commands:
-  ci   check everything
-  vm   run a command in a guest with the kernel's rxe
+  ci            check everything
+  instructions  count instructions per call of the data path, beside C
+  vm            run a command in a guest with the kernel's rxe
 
 Each has --help.
 ";
@@ -38,6 +40,7 @@ fn run(mut arguments: lexopt::Parser) -> Result<u8> {
     use lexopt::prelude::*;
     match arguments.next()? {
         Some(Value(command)) if command == "ci" => ci::main(arguments),
+        Some(Value(command)) if command == "instructions" => instructions::main(arguments),
         Some(Value(command)) if command == "vm" => vm::main(arguments),
         None | Some(Short('h') | Long("help")) => {
             print!("{HELP}");

@@ -43,6 +43,22 @@ pub(crate) const ABI: [Need; 4] = [
     },
 ];
 
+/// What counting instructions needs.
+pub(crate) const INSTRUCTIONS: [Need; 3] = [
+    Need {
+        package: "valgrind",
+        found: || in_path("valgrind"),
+    },
+    Need {
+        package: "gcc",
+        found: || in_path("gcc"),
+    },
+    Need {
+        package: "libibverbs-dev",
+        found: || Path::new("/usr/include/infiniband/verbs.h").exists(),
+    },
+];
+
 /// Installs what is missing if we may; returns what then is still missing.
 pub(crate) fn provide(needs: &[Need]) -> Result<Vec<&'static str>> {
     let missing = |needs: &[Need]| -> Vec<&'static str> {

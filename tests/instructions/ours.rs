@@ -1,0 +1,116 @@
+//! `instructions ROW ITERATIONS`: the column of `cargo xtask instructions` that is this toolkit. Only the functions named `measure_` are counted; the device is
+//! that of `provider.c`, in the place of the system's libibverbs.
+
+#![forbid(unsafe_code)]
+
+use std::hint::black_box;
+use std::process::ExitCode;
+
+use anyhow::{Context as _, Result, bail, ensure};
+use doorbell_verbs::{
+    Buffer, CompletionQueue, Endpoint, Gid, Library, Lid, Local, Mtu, Psn, Qpn, QueuePair, Refused, Remote, Write,
+};
+
+/// As the C columns have them.
+const DEPTH: u32 = 128;
+const BATCH: usize = 16;
+const BYTES: usize = 64;
+
+type Target = Remote<Write>;
+
+#[inline(never)]
+fn measure_write(qp: &mut QueuePair, buffer: Buffer, remote: &Target) -> Result<(), Refused> {
+    qp.write(buffer, *remote)
+}
+
+#[inline(never)]
+fn measure_inline(qp: &mut QueuePair, bytes: &[u8], remote: &Target) -> Result<(), Refused> {
+    qp.write_inline(bytes, *remote)
+}
+
+#[inline(never)]
+fn measure_batch(qp: &mut QueuePair, pool: &mut Vec<Buffer>, remote: &Target) -> Result<(), Refused> {
+    qp.post(|batch| {
+        for _ in 0..BATCH {
+            let Some(buffer) = pool.pop() else { break };
+            batch.write(buffer, *remote);
+        }
+    })
+}
+
+#[inline(never)]
+fn measure_receive(qp: &mut QueuePair, buffer: Buffer) -> Result<(), Refused> {
+    qp.receive(buffer)
+}
+
+#[inline(never)]
+fn measure_list(qp: &mut QueuePair, pool: &mut Vec<Buffer>) -> Result<(), Refused> {
+    qp.post_receives(|batch| {
+        for _ in 0..BATCH {
+            let Some(buffer) = pool.pop() else { break };
+            batch.receive(buffer);
+        }
+    })
+}
+
+/// Whether all that completed succeeded.
+#[inline(never)]
+fn measure_drain(cq: &mut CompletionQueue, pool: &mut Vec<Buffer>) -> bool {
+    let Ok(completions) = cq.poll() else { return false };
+    for mut done in completions {
+        if !done.is_ok() {
+            return false;
+        }
+        if let Some(buffer) = done.take() {
+            pool.push(buffer);
+        }
+    }
+    true
+}
+
+fn main() -> ExitCode {
+    match run(std::env::args().skip(1)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(mut arguments: impl Iterator<Item = String>) -> Result<()> {
+    let row = arguments.next().context("which row?")?;
+    let iterations: u64 = arguments.next().context("how many iterations?")?.parse()?;
+    let (mut qp, mut cq, mut pool) = set_up()?;
+    let (bytes, remote) = ([0; BATCH], Target::from_raw(0x10000, 0x4321, 1 << 20));
+    for _ in 0..iterations {
+        let (bytes, remote) = (black_box(&bytes), black_box(&remote));
+        match row.as_str() {
+            "write" => measure_write(&mut qp, pool.pop().context("no buffer")?, remote)?,
+            "inline" => measure_inline(&mut qp, bytes, remote)?,
+            "batch" => measure_batch(&mut qp, &mut pool, remote)?,
+            "receive" => measure_receive(&mut qp, pool.pop().context("no buffer")?)?,
+            "list" | "drain" => measure_list(&mut qp, &mut pool)?,
+            other => bail!("no row {other}"),
+        }
+        ensure!(measure_drain(&mut cq, &mut pool), "a completion failed");
+    }
+    Ok(())
+}
+
+fn set_up() -> Result<(QueuePair, CompletionQueue, Vec<Buffer>)> {
+    let context = Library::system()?.open("stub0")?;
+    let pd = context.protection_domain()?;
+    let cq = context.completion_queue(2 * DEPTH)?;
+    let qp = pd.queue_pair(&cq).send_depth(DEPTH).recv_depth(DEPTH).max_inline(64).rc()?;
+    let peer = Endpoint {
+        gid: Gid([0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 10, 0, 0, 2]),
+        lid: Lid(0),
+        qpn: Qpn::truncated(0x77),
+        psn: Psn::truncated(0),
+        mtu: Mtu::B4096,
+        rd_atomic: 1,
+    };
+    let buffers = pd.register(vec![0_u8; BYTES * 2 * DEPTH as usize], Local)?.chunks(BYTES).collect();
+    Ok((qp.connect(&peer)?, cq, buffers))
+}

@@ -1,0 +1,41 @@
+/* What the C columns have in common: `peer.c` sets up and repeats, `accounting.c` or `bare.c` is what is counted. */
+#pragma once
+#include <infiniband/verbs.h>
+
+/* As the Rust column has them. */
+#define DEPTH 128
+#define BATCH 16
+#define BYTES 64
+#define POLL 32
+
+struct buffer {
+	uint64_t addr;
+	uint32_t length;
+	uint32_t lkey;
+};
+
+struct remote {
+	uint64_t addr;
+	uint32_t rkey;
+};
+
+/* Buffers that no request has. */
+struct pool {
+	unsigned count;
+	struct buffer *free[2 * DEPTH];
+};
+
+extern struct pool pool;
+extern struct ibv_qp *qp;
+extern struct ibv_cq *cq;
+
+/* Whether completions give buffers back. */
+extern const int recycles;
+
+/* Each 0, or an errno value. */
+int measure_write(struct buffer *buffer, const struct remote *remote);
+int measure_inline(const void *bytes, uint32_t length, const struct remote *remote);
+int measure_batch(const struct remote *remote);
+int measure_receive(struct buffer *buffer);
+int measure_list(void);
+int measure_drain(void);

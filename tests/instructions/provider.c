@@ -1,0 +1,197 @@
+/* A libibverbs.so.1 that does nothing, for counting what its callers do: the same one under every column.
+ *
+ * One device, one port. A request completes when it is posted; no data moves. What the data path runs here is in functions that begin with `stub_`: the
+ * count leaves them out. */
+#include <infiniband/verbs.h>
+#include <stdlib.h>
+#include <string.h>
+
+#undef ibv_query_port
+#undef ibv_reg_mr
+
+#define ENTRIES 1024
+
+struct stub_cq {
+	struct ibv_cq cq;
+	unsigned head, tail;
+	struct ibv_wc ring[ENTRIES];
+};
+
+static struct ibv_device device = { .node_type = IBV_NODE_CA, .transport_type = IBV_TRANSPORT_IB, .name = "stub0" };
+
+static void stub_complete(struct ibv_cq *cq, uint64_t wr_id, uint32_t qp_num, enum ibv_wc_opcode opcode)
+{
+	struct stub_cq *to = (struct stub_cq *)cq;
+	to->ring[to->head++ % ENTRIES] =
+		(struct ibv_wc){ .wr_id = wr_id, .status = IBV_WC_SUCCESS, .opcode = opcode, .byte_len = 64, .qp_num = qp_num };
+}
+
+static int stub_post_send(struct ibv_qp *qp, struct ibv_send_wr *wr, struct ibv_send_wr **bad)
+{
+	(void)bad;
+	for (; wr; wr = wr->next)
+		if (wr->send_flags & IBV_SEND_SIGNALED)
+			stub_complete(qp->send_cq, wr->wr_id, qp->qp_num, IBV_WC_RDMA_WRITE);
+	return 0;
+}
+
+static int stub_post_recv(struct ibv_qp *qp, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad)
+{
+	(void)bad;
+	for (; wr; wr = wr->next)
+		stub_complete(qp->recv_cq, wr->wr_id, qp->qp_num, IBV_WC_RECV);
+	return 0;
+}
+
+static int stub_poll_cq(struct ibv_cq *cq, int num, struct ibv_wc *wc)
+{
+	struct stub_cq *from = (struct stub_cq *)cq;
+	int n = 0;
+	for (; n < num && from->tail != from->head; n++)
+		wc[n] = from->ring[from->tail++ % ENTRIES];
+	return n;
+}
+
+struct ibv_device **ibv_get_device_list(int *num)
+{
+	struct ibv_device **list = calloc(2, sizeof *list);
+	list[0] = &device;
+	if (num)
+		*num = 1;
+	return list;
+}
+
+void ibv_free_device_list(struct ibv_device **list) { free(list); }
+const char *ibv_get_device_name(struct ibv_device *d) { return d->name; }
+__be64 ibv_get_device_guid(struct ibv_device *d) { (void)d; return 0; }
+
+struct ibv_context *ibv_open_device(struct ibv_device *d)
+{
+	struct ibv_context *context = calloc(1, sizeof *context);
+	context->device = d;
+	context->num_comp_vectors = 1;
+	context->async_fd = context->cmd_fd = -1;
+	context->ops.post_send = stub_post_send;
+	context->ops.post_recv = stub_post_recv;
+	context->ops.poll_cq = stub_poll_cq;
+	return context;
+}
+
+int ibv_close_device(struct ibv_context *context) { free(context); return 0; }
+int ibv_get_async_event(struct ibv_context *context, struct ibv_async_event *event) { (void)context; (void)event; return -1; }
+void ibv_ack_async_event(struct ibv_async_event *event) { (void)event; }
+
+int ibv_query_device(struct ibv_context *context, struct ibv_device_attr *attr)
+{
+	(void)context;
+	memset(attr, 0, sizeof *attr);
+	attr->phys_port_cnt = 1;
+	attr->max_mr_size = UINT64_MAX;
+	attr->max_qp_wr = ENTRIES;
+	attr->max_sge = 4;
+	attr->max_cqe = ENTRIES;
+	attr->max_qp_rd_atom = attr->max_qp_init_rd_atom = 16;
+	return 0;
+}
+
+int ibv_query_port(struct ibv_context *context, uint8_t port, struct _compat_ibv_port_attr *compat)
+{
+	struct ibv_port_attr *attr = (struct ibv_port_attr *)compat;
+	(void)context;
+	(void)port;
+	attr->state = IBV_PORT_ACTIVE;
+	attr->max_mtu = attr->active_mtu = IBV_MTU_4096;
+	attr->gid_tbl_len = 1;
+	attr->link_layer = IBV_LINK_LAYER_ETHERNET;
+	return 0;
+}
+
+int ibv_query_gid(struct ibv_context *context, uint8_t port, int index, union ibv_gid *gid)
+{
+	static const uint8_t address[16] = { [10] = 0xff, 0xff, 10, 0, 0, 1 };
+	(void)context;
+	(void)port;
+	(void)index;
+	memcpy(gid->raw, address, sizeof address);
+	return 0;
+}
+
+int ibv_query_pkey(struct ibv_context *context, uint8_t port, int index, __be16 *pkey)
+{
+	(void)context;
+	(void)port;
+	(void)index;
+	*pkey = 0xffff;
+	return 0;
+}
+
+struct ibv_pd *ibv_alloc_pd(struct ibv_context *context)
+{
+	struct ibv_pd *pd = calloc(1, sizeof *pd);
+	pd->context = context;
+	return pd;
+}
+
+int ibv_dealloc_pd(struct ibv_pd *pd) { free(pd); return 0; }
+
+struct ibv_mr *ibv_reg_mr(struct ibv_pd *pd, void *addr, size_t length, int access)
+{
+	struct ibv_mr *mr = calloc(1, sizeof *mr);
+	(void)access;
+	mr->context = pd->context;
+	mr->pd = pd;
+	mr->addr = addr;
+	mr->length = length;
+	mr->lkey = mr->rkey = 0x1234;
+	return mr;
+}
+
+int ibv_dereg_mr(struct ibv_mr *mr) { free(mr); return 0; }
+struct ibv_comp_channel *ibv_create_comp_channel(struct ibv_context *context) { (void)context; return NULL; }
+int ibv_destroy_comp_channel(struct ibv_comp_channel *channel) { (void)channel; return 0; }
+
+struct ibv_cq *ibv_create_cq(struct ibv_context *context, int cqe, void *user, struct ibv_comp_channel *channel, int vector)
+{
+	struct stub_cq *cq = calloc(1, sizeof *cq);
+	(void)vector;
+	cq->cq.context = context;
+	cq->cq.channel = channel;
+	cq->cq.cq_context = user;
+	cq->cq.cqe = cqe;
+	return &cq->cq;
+}
+
+int ibv_resize_cq(struct ibv_cq *cq, int cqe) { (void)cq; (void)cqe; return 0; }
+int ibv_destroy_cq(struct ibv_cq *cq) { free(cq); return 0; }
+int ibv_get_cq_event(struct ibv_comp_channel *c, struct ibv_cq **cq, void **user) { (void)c; (void)cq; (void)user; return -1; }
+void ibv_ack_cq_events(struct ibv_cq *cq, unsigned n) { (void)cq; (void)n; }
+
+struct ibv_qp *ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *attr)
+{
+	struct ibv_qp *qp = calloc(1, sizeof *qp);
+	qp->context = pd->context;
+	qp->pd = pd;
+	qp->send_cq = attr->send_cq;
+	qp->recv_cq = attr->recv_cq;
+	qp->qp_num = 0x11;
+	qp->qp_type = attr->qp_type;
+	return qp;
+}
+
+int ibv_query_qp(struct ibv_qp *qp, struct ibv_qp_attr *attr, int mask, struct ibv_qp_init_attr *init)
+{
+	(void)mask;
+	(void)init;
+	attr->qp_state = qp->state;
+	return 0;
+}
+
+int ibv_modify_qp(struct ibv_qp *qp, struct ibv_qp_attr *attr, int mask)
+{
+	if (mask & IBV_QP_STATE)
+		qp->state = attr->qp_state;
+	return 0;
+}
+
+int ibv_destroy_qp(struct ibv_qp *qp) { free(qp); return 0; }
+int ibv_fork_init(void) { return 0; }
