@@ -9,13 +9,8 @@ int measure_write(struct buffer *buffer, const struct remote *remote)
 {
 	struct ibv_send_wr *bad;
 	struct ibv_sge sge = { buffer->addr, buffer->length, buffer->lkey };
-	struct ibv_send_wr wr = {
-		.sg_list = &sge,
-		.num_sge = 1,
-		.opcode = IBV_WR_RDMA_WRITE,
-		.send_flags = IBV_SEND_SIGNALED,
-		.wr.rdma = { remote->addr, remote->rkey },
-	};
+	struct ibv_send_wr wr;
+	fill_write(&wr, NULL, 0, &sge, IBV_SEND_SIGNALED, remote);
 	return ibv_post_send(qp, &wr, &bad);
 }
 
@@ -23,13 +18,8 @@ int measure_inline(const void *bytes, uint32_t length, const struct remote *remo
 {
 	struct ibv_send_wr *bad;
 	struct ibv_sge sge = { (uintptr_t)bytes, length, 0 };
-	struct ibv_send_wr wr = {
-		.sg_list = &sge,
-		.num_sge = 1,
-		.opcode = IBV_WR_RDMA_WRITE,
-		.send_flags = IBV_SEND_INLINE | IBV_SEND_SIGNALED,
-		.wr.rdma = { remote->addr, remote->rkey },
-	};
+	struct ibv_send_wr wr;
+	fill_write(&wr, NULL, 0, &sge, IBV_SEND_INLINE | IBV_SEND_SIGNALED, remote);
 	return ibv_post_send(qp, &wr, &bad);
 }
 
@@ -40,15 +30,9 @@ int measure_batch(const struct remote *remote)
 	for (int i = 0; i < BATCH; i++) {
 		struct buffer *buffer = pool.free[i];
 		sges[i] = (struct ibv_sge){ buffer->addr, buffer->length, buffer->lkey };
-		wrs[i] = (struct ibv_send_wr){
-			.next = i + 1 < BATCH ? &wrs[i + 1] : NULL,
-			.sg_list = &sges[i],
-			.num_sge = 1,
-			.opcode = IBV_WR_RDMA_WRITE,
-			.send_flags = IBV_SEND_SIGNALED,
-			.wr.rdma = { remote->addr, remote->rkey },
-		};
+		fill_write(&wrs[i], &wrs[i + 1], 0, &sges[i], IBV_SEND_SIGNALED, remote);
 	}
+	wrs[BATCH - 1].next = NULL;
 	return ibv_post_send(qp, wrs, &bad);
 }
 

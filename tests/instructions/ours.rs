@@ -102,7 +102,12 @@ fn set_up() -> Result<(QueuePair, CompletionQueue, Vec<Buffer>)> {
     let context = Library::system()?.open("stub0")?;
     let pd = context.protection_domain()?;
     let cq = context.completion_queue(2 * DEPTH)?;
-    let qp = pd.queue_pair(&cq).send_depth(DEPTH).recv_depth(DEPTH).max_inline(64).rc()?;
+    let qp = pd
+        .queue_pair(&cq)
+        .send_depth(DEPTH)
+        .recv_depth(DEPTH)
+        .max_inline(64)
+        .rc()?;
     let peer = Endpoint {
         gid: Gid([0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 10, 0, 0, 2]),
         lid: Lid(0),
@@ -111,6 +116,9 @@ fn set_up() -> Result<(QueuePair, CompletionQueue, Vec<Buffer>)> {
         mtu: Mtu::B4096,
         rd_atomic: 1,
     };
-    let buffers = pd.register(vec![0_u8; BYTES * 2 * DEPTH as usize], Local)?.chunks(BYTES).collect();
+    let buffers = pd
+        .register(vec![0_u8; BYTES * 2 * DEPTH as usize], Local)?
+        .chunks(BYTES)
+        .collect();
     Ok((qp.connect(&peer)?, cq, buffers))
 }

@@ -10,6 +10,7 @@ use super::refused::Refused;
 use super::staging::{Poster, Staging};
 use crate::memory::{GrantsRead, GrantsWrite, Remote, RemoteWord, Sink, Source, Word};
 use crate::wr::op::{self, Immediate, Operation};
+use crate::wr::payload::sealed::Stage as _;
 use crate::wr::payload::{Inline, Limits, One, Payload, Several};
 
 /// The requests of one doorbell, being built: see [`QueuePair::post`](crate::QueuePair::post). Inline data must live for `'d`, until they are posted.
@@ -62,6 +63,39 @@ impl<'q, 'd> Batch<'q, 'd> {
             side.accounting.forget_from(side.poster.head());
         }
         result
+    }
+
+    /// Posts one request, by a shorter way than a batch of one: nothing to chain, nothing to take back.
+    #[inline(always)]
+    pub(super) fn post_one<O: Operation, P: Payload>(side: &mut SendSide, op: O, payload: P) -> Result<(), Refused> {
+        let SendSide { poster, accounting } = &mut *side;
+        let fits = op.admits(payload.bytes()) && payload.admits(accounting.limits);
+        if !(fits && poster.has_room()) {
+            return post_one_as_batch(side, op, payload);
+        }
+        let signal = if accounting.settle(poster.head(), false) {
+            sys::IBV_SEND_SIGNALED
+        } else {
+            0
+        };
+        let fill = |wr: *mut sys::ibv_send_wr| {
+            // SAFETY: `post_one` passes a request of the queue's array.
+            unsafe {
+                op.fill(wr);
+                (*wr).send_flags = P::FLAGS | signal;
+            }
+        };
+        let num_sge = payload.num_sge();
+        let staged = payload.stage();
+        // SAFETY: `post_one` passes the request's list, and the limits were kept to.
+        let fill_sges = |sges: *mut sys::ibv_sge| unsafe { P::fill(&staged.0, sges) };
+        // SAFETY: there is room. The request is complete: opcode, flags, operands, list. Its memory is in the payload's buffers, or is inline data, which the
+        // payload borrows for longer than this call.
+        let (result, bad) = unsafe { poster.post_one(fill, num_sge, fill_sges, staged.1) };
+        if result == 0 {
+            return Ok(());
+        }
+        Err(side.take_back_one(bad, result))
     }
 
     /// SENDs the buffer's bytes into the next receive that the peer has posted.
@@ -196,6 +230,15 @@ impl<'q, 'd> Batch<'q, 'd> {
     }
 }
 
+/// Posts a request that cannot simply be staged, or says why it is refused.
+#[cold]
+#[inline(never)]
+fn post_one_as_batch<O: Operation, P: Payload>(side: &mut SendSide, op: O, payload: P) -> Result<(), Refused> {
+    Batch::post(side, |batch| {
+        batch.stage(op, payload);
+    })
+}
+
 /// Finds out why a request cannot simply be staged; gives it back if it can be after all.
 #[cold]
 #[inline(never)]
@@ -289,6 +332,25 @@ impl ReceiveBatch<'_> {
         batch.staging.finish()
     }
 
+    /// Posts one receive, by a shorter way than a batch of one.
+    #[inline(always)]
+    pub(super) fn post_one(poster: &mut Poster<sys::ibv_recv_wr>, buffer: impl Sink) -> Result<(), Refused> {
+        let payload = One::new(buffer);
+        if !poster.has_room() {
+            return receive_one_as_batch(poster, payload);
+        }
+        let num_sge = payload.num_sge();
+        let (sge, buffers) = payload.stage();
+        // SAFETY: `post_one` passes the request's list, which has room for one.
+        let fill_sges = |sges: *mut sys::ibv_sge| unsafe { One::fill(&sge, sges) };
+        // SAFETY: there is room. A receive has nothing but its list, whose memory is in the payload's buffers.
+        let (result, bad) = unsafe { poster.post_one(|_| {}, num_sge, fill_sges, buffers) };
+        if result == 0 {
+            return Ok(());
+        }
+        Err(poster.take_back_one(bad, result))
+    }
+
     /// Receives a message into `buffer`; a longer one is an error on both sides.
     #[inline(always)]
     pub fn receive(&mut self, buffer: impl Sink) {
@@ -323,6 +385,13 @@ impl ReceiveBatch<'_> {
         // SAFETY: there is room. A receive has nothing but its list, whose memory is in the payload's buffers.
         unsafe { self.staging.push(|_| {}, num_sge, fill_sges, staged.1) };
     }
+}
+
+/// As [`post_one_as_batch`].
+#[cold]
+#[inline(never)]
+fn receive_one_as_batch(poster: &mut Poster<sys::ibv_recv_wr>, payload: One) -> Result<(), Refused> {
+    ReceiveBatch::post(poster, |batch| batch.stage(payload))
 }
 
 /// As [`reconsider_send`].

@@ -11,7 +11,8 @@ use super::staging::Poster;
 use crate::error::QueuePairError;
 use crate::memory::{GrantsRead, GrantsWrite, Remote, RemoteWord, Sink, Source, Word};
 use crate::types::{Mtu, Qpn};
-use crate::wr::payload::Limits;
+use crate::wr::op;
+use crate::wr::payload::{Inline, Limits, One};
 
 /// The send queue's poster, and the accounting of its signalled requests.
 pub(crate) struct SendSide {
@@ -47,6 +48,17 @@ impl SendSide {
                 interval,
             },
         }
+    }
+}
+
+impl SendSide {
+    /// Takes back the one request just posted, which the provider refused.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn take_back_one(&mut self, bad: *mut sys::ibv_send_wr, result: i32) -> Refused {
+        let refused = self.poster.take_back_one(bad, result);
+        self.accounting.forget_from(self.poster.head());
+        refused
     }
 }
 
@@ -128,7 +140,7 @@ impl QueuePair {
     /// As for [`post`](Self::post).
     #[inline(always)]
     pub fn receive(&mut self, buffer: impl Sink) -> Result<(), Refused> {
-        self.post_receives(|batch| batch.receive(buffer))
+        ReceiveBatch::post_one(&mut self.recv, buffer)
     }
 
     /// Posts one SEND.
@@ -137,9 +149,7 @@ impl QueuePair {
     /// As for [`post`](Self::post).
     #[inline(always)]
     pub fn send(&mut self, buffer: impl Source) -> Result<(), Refused> {
-        self.post(|batch| {
-            batch.send(buffer);
-        })
+        Batch::post_one(&mut self.send, op::Send, One::new(buffer))
     }
 
     /// Posts one SEND of `bytes`, which may be changed at once.
@@ -148,9 +158,7 @@ impl QueuePair {
     /// As for [`post`](Self::post).
     #[inline(always)]
     pub fn send_inline(&mut self, bytes: &[u8]) -> Result<(), Refused> {
-        self.post(|batch| {
-            batch.send_inline(bytes);
-        })
+        Batch::post_one(&mut self.send, op::Send, Inline::new(bytes))
     }
 
     /// Posts one RDMA WRITE to the beginning of `remote`.
@@ -159,9 +167,7 @@ impl QueuePair {
     /// As for [`post`](Self::post).
     #[inline(always)]
     pub fn write(&mut self, buffer: impl Source, remote: Remote<impl GrantsWrite>) -> Result<(), Refused> {
-        self.post(|batch| {
-            batch.write(buffer, remote);
-        })
+        Batch::post_one(&mut self.send, op::Write::new(remote), One::new(buffer))
     }
 
     /// Posts one RDMA WRITE of `bytes`, which may be changed at once, to the beginning of `remote`.
@@ -170,9 +176,7 @@ impl QueuePair {
     /// As for [`post`](Self::post).
     #[inline(always)]
     pub fn write_inline(&mut self, bytes: &[u8], remote: Remote<impl GrantsWrite>) -> Result<(), Refused> {
-        self.post(|batch| {
-            batch.write_inline(bytes, remote);
-        })
+        Batch::post_one(&mut self.send, op::Write::new(remote), Inline::new(bytes))
     }
 
     /// Posts one RDMA READ from the beginning of `remote`, as many bytes as `buffer` has.
@@ -181,9 +185,7 @@ impl QueuePair {
     /// As for [`post`](Self::post).
     #[inline(always)]
     pub fn read(&mut self, buffer: impl Sink, remote: Remote<impl GrantsRead>) -> Result<(), Refused> {
-        self.post(|batch| {
-            batch.read(buffer, remote);
-        })
+        Batch::post_one(&mut self.send, op::Read::new(remote), One::new(buffer))
     }
 
     /// Posts one compare-and-swap; the old value comes back in `word`.
@@ -192,9 +194,12 @@ impl QueuePair {
     /// As for [`post`](Self::post).
     #[inline(always)]
     pub fn compare_swap(&mut self, word: Word, at: RemoteWord, compare: u64, swap: u64) -> Result<(), Refused> {
-        self.post(|batch| {
-            batch.compare_swap(word, at, compare, swap);
-        })
+        let op = op::CompareSwap {
+            word: at,
+            compare,
+            swap,
+        };
+        Batch::post_one(&mut self.send, op, One::new(word))
     }
 
     /// Posts one fetch-and-add; the old value comes back in `word`.
@@ -203,9 +208,7 @@ impl QueuePair {
     /// As for [`post`](Self::post).
     #[inline(always)]
     pub fn fetch_add(&mut self, word: Word, at: RemoteWord, add: u64) -> Result<(), Refused> {
-        self.post(|batch| {
-            batch.fetch_add(word, at, add);
-        })
+        Batch::post_one(&mut self.send, op::FetchAdd { word: at, add }, One::new(word))
     }
 
     /// Its number.

@@ -100,7 +100,7 @@ impl PreparedQueuePair {
     /// See [`QueuePair::post_receives`].
     #[inline(always)]
     pub fn receive(&mut self, buffer: impl Sink) -> Result<(), Refused> {
-        self.post_receives(|batch| batch.receive(buffer))
+        ReceiveBatch::post_one(&mut self.recv, buffer)
     }
 
     /// Connects it to `peer`: INIT to RTR to RTS (ibv_modify_qp(3)).

@@ -87,6 +87,50 @@ impl<W: WorkRequest> Poster<W> {
         unsafe { *self.slots.add(slot as usize).as_ref().get() = buffers.into_head() }
     }
 
+    /// Whether there is a free slot for the request at `head`, as far as is known without looking at what the poller has retired since.
+    #[inline(always)]
+    pub(crate) fn has_room(&self) -> bool {
+        self.head != self.limit
+    }
+
+    /// Posts one request: as [`Staging::push`] and [`Staging::finish`] do, in one. Returns what the provider said, and which request it named if it refused.
+    ///
+    /// # Safety
+    /// As for [`Staging::push`], of the request at `head`; inline data stays readable until this returns. If the result is not 0, `take_back_one` is called next.
+    #[inline(always)]
+    pub(crate) unsafe fn post_one(
+        &mut self,
+        fill: impl FnOnce(*mut W),
+        num_sge: i32,
+        fill_sges: impl FnOnce(*mut sys::ibv_sge),
+        buffers: Buffers,
+    ) -> (i32, *mut W) {
+        let slot = self.head & self.mask;
+        let mut bad = core::ptr::null_mut();
+        // SAFETY: the mask keeps the slot in range; it is the poster's, since there is room, and so is its request, which is a chain of its own and complete by
+        // contract. The queue pair is live. The request's memory is owned by the ring, which keeps it until completed, or until the queue pair is destroyed.
+        let result = unsafe {
+            let request = self.requests.request(slot);
+            W::link(request, core::ptr::null_mut());
+            W::set_num_sge(request, num_sge);
+            fill(request);
+            fill_sges(W::sg_list(request));
+            self.put(slot, buffers);
+            self.head += 1;
+            // Before the device may complete it.
+            self.ring.publish(self.head);
+            W::post(self.qp, request, &raw mut bad)
+        };
+        (result, bad)
+    }
+
+    /// Takes back the request just posted, if the provider did not accept it: `bad` and `result` are what [`post_one`](Self::post_one) returned.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn take_back_one(&mut self, bad: *mut W, result: i32) -> Refused {
+        self.take_back(self.head - 1, bad, result)
+    }
+
     /// Asks the poller how far it has come.
     fn look_for_room(&mut self) {
         self.limit = self.ring.retired() + u64::from(self.ring.depth());
