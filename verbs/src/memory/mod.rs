@@ -22,7 +22,6 @@ pub use rights::{
     All, Atomic, Exposed, GrantsAtomic, GrantsRead, GrantsWrite, Key, Kind, Local, PeerWritable, Read, ReadWrite,
     Readable, RemoteAll, RemoteAtomic, RemoteRead, RemoteReadWrite, RemoteWrite, Rights, Write,
 };
-pub(crate) use source::Single;
 pub use source::{Sink, Source};
 pub use storage::Memory;
 pub use word::Word;

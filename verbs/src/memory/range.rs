@@ -79,7 +79,7 @@ impl Buffers {
     /// Puts `first` before the others.
     pub(crate) fn prepend(&mut self, mut first: Self) {
         let Some(mut range) = first.head.take() else { return };
-        // SAFETY: the list owns its ranges. `first` holds one range: only `Single`s are put together.
+        // SAFETY: the list owns its ranges. `first` holds one range: it is that of a single source.
         unsafe { range.as_mut().next = self.head };
         self.head = Some(range);
     }

@@ -8,50 +8,98 @@ use super::rights::{Kind, Rights};
 use super::word::Word;
 
 /// Memory that a request may read: any [`Buffer`], or [`Part`] of one.
-pub trait Source: sealed::IntoSingle {}
+pub trait Source: sealed::Element {}
 
 /// Memory that a request may write: any but frozen.
 pub trait Sink: Source {}
 
 pub(crate) mod sealed {
-    use super::Single;
+    use super::{Buffers, sys};
 
-    pub trait IntoSingle {
-        fn into_single(self) -> Single;
+    /// One scatter-gather element, and the buffer it is of.
+    pub trait Element {
+        /// The element.
+        fn sge(&self) -> sys::ibv_sge;
+
+        /// How many bytes it covers.
+        fn bytes(&self) -> u32;
+
+        /// Writes the element.
+        ///
+        /// # Safety
+        /// `at` may be written, and is not in the header of a buffer.
+        #[inline(always)]
+        unsafe fn write_sge(&self, at: *mut sys::ibv_sge) {
+            // SAFETY: by contract.
+            unsafe { *at = self.sge() }
+        }
+
+        /// The whole buffer.
+        fn into_buffers(self) -> Buffers;
     }
 }
 
-/// One scatter-gather element, and the buffer it is of.
-#[derive(Debug)]
-pub struct Single {
-    pub(crate) sge: sys::ibv_sge,
-    pub(crate) buffers: Buffers,
-}
-
-impl<K: Kind> sealed::IntoSingle for Buffer<K> {
+impl<K: Kind> sealed::Element for Buffer<K> {
     #[inline(always)]
-    fn into_single(self) -> Single {
-        let sge = self.header().sge;
+    fn sge(&self) -> sys::ibv_sge {
+        self.header().sge
+    }
+
+    #[inline(always)]
+    fn bytes(&self) -> u32 {
+        self.header().sge.length
+    }
+
+    /// As one copy of 16 bytes, which the optimiser would make three of.
+    #[inline(always)]
+    unsafe fn write_sge(&self, at: *mut sys::ibv_sge) {
+        // SAFETY: `at` may be written by contract, and does not overlap a header.
+        unsafe { core::ptr::copy_nonoverlapping(&raw const self.header().sge, at, 1) }
+    }
+
+    #[inline(always)]
+    fn into_buffers(self) -> Buffers {
         // SAFETY: the range is owned by `self`, which gives it up.
-        let buffers = unsafe { Buffers::from_head(Some(self.into_range())) };
-        Single { sge, buffers }
+        unsafe { Buffers::from_head(Some(self.into_range())) }
     }
 }
 
-impl<K: Kind> sealed::IntoSingle for Part<K> {
+impl<K: Kind> sealed::Element for Part<K> {
     #[inline(always)]
-    fn into_single(self) -> Single {
-        let mut single = self.buffer.into_single();
-        single.sge.addr += u64::from(self.offset);
-        single.sge.length = self.len;
-        single
+    fn sge(&self) -> sys::ibv_sge {
+        let whole = self.buffer.sge();
+        sys::ibv_sge {
+            addr: whole.addr + u64::from(self.offset),
+            length: self.len,
+            ..whole
+        }
+    }
+
+    #[inline(always)]
+    fn bytes(&self) -> u32 {
+        self.len
+    }
+
+    #[inline(always)]
+    fn into_buffers(self) -> Buffers {
+        self.buffer.into_buffers()
     }
 }
 
-impl sealed::IntoSingle for Word {
+impl sealed::Element for Word {
     #[inline(always)]
-    fn into_single(self) -> Single {
-        self.into_buffer().into_single()
+    fn sge(&self) -> sys::ibv_sge {
+        (**self).sge()
+    }
+
+    #[inline(always)]
+    fn bytes(&self) -> u32 {
+        (**self).bytes()
+    }
+
+    #[inline(always)]
+    fn into_buffers(self) -> Buffers {
+        self.into_buffer().into_buffers()
     }
 }
 

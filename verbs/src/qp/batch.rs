@@ -10,7 +10,6 @@ use super::refused::Refused;
 use super::staging::{Poster, Staging};
 use crate::memory::{GrantsRead, GrantsWrite, Remote, RemoteWord, Sink, Source, Word};
 use crate::wr::op::{self, Immediate, Operation};
-use crate::wr::payload::sealed::Stage as _;
 use crate::wr::payload::{Inline, Limits, One, Payload, Several};
 
 /// The requests of one doorbell, being built: see [`QueuePair::post`](crate::QueuePair::post). Inline data must live for `'d`, until they are posted.
@@ -69,33 +68,27 @@ impl<'q, 'd> Batch<'q, 'd> {
     #[inline(always)]
     pub(super) fn post_one<O: Operation, P: Payload>(side: &mut SendSide, op: O, payload: P) -> Result<(), Refused> {
         let SendSide { poster, accounting } = &mut *side;
-        let fits = op.admits(payload.bytes()) && payload.admits(accounting.limits);
+        let fits = op.admits(payload.bytes()) && payload.is_single(accounting.limits);
         if !(fits && poster.has_room()) {
             return post_one_as_batch(side, op, payload);
         }
-        let signal = if accounting.settle(poster.head(), false) {
-            sys::IBV_SEND_SIGNALED
-        } else {
-            0
-        };
+        let signalled = accounting.settle(poster.head(), false);
         let fill = |wr: *mut sys::ibv_send_wr| {
             // SAFETY: `post_one` passes a request of the queue's array.
             unsafe {
                 op.fill(wr);
-                (*wr).send_flags = P::FLAGS | signal;
+                (*wr).send_flags = P::FLAGS;
+                if signalled {
+                    (*wr).send_flags = P::FLAGS | sys::IBV_SEND_SIGNALED;
+                }
             }
         };
-        let num_sge = payload.num_sge();
-        let staged = payload.stage();
-        // SAFETY: `post_one` passes the request's list, and the limits were kept to.
-        let fill_sges = |sges: *mut sys::ibv_sge| unsafe { P::fill(&staged.0, sges) };
-        // SAFETY: there is room. The request is complete: opcode, flags, operands, list. Its memory is in the payload's buffers, or is inline data, which the
-        // payload borrows for longer than this call.
-        let (result, bad) = unsafe { poster.post_one(fill, num_sge, fill_sges, staged.1) };
-        if result == 0 {
-            return Ok(());
+        // SAFETY: there is room, and the payload is one element within the limits. The request is complete: opcode, flags, operands, list. Inline data is
+        // borrowed by the payload for longer than this call.
+        match unsafe { poster.post_one(fill, payload) } {
+            0 => Ok(()),
+            result => Err(side.take_back_one(result)),
         }
-        Err(side.take_back_one(bad, result))
     }
 
     /// SENDs the buffer's bytes into the next receive that the peer has posted.
@@ -213,13 +206,9 @@ impl<'q, 'd> Batch<'q, 'd> {
                 (*wr).send_flags = P::FLAGS;
             }
         };
-        let num_sge = payload.num_sge();
-        let staged = payload.stage();
-        // SAFETY: `push` passes the request's list, and the limits were kept to.
-        let fill_sges = |sges: *mut sys::ibv_sge| unsafe { P::fill(&staged.0, sges) };
-        // SAFETY: there is room. The request is complete: opcode, flags, operands, list. Its memory is in the payload's buffers, or is inline data borrowed for
-        // 'd, which outlives `finish` because `post`'s caller chose it.
-        let wr = unsafe { self.staging.push(fill, num_sge, fill_sges, staged.1) };
+        // SAFETY: there is room, and the limits were kept to. The request is complete: opcode, flags, operands, list. Inline data is borrowed for 'd, which outlives
+        // `finish` because `post`'s caller chose it.
+        let wr = unsafe { self.staging.push(fill, payload) };
         Request {
             wr,
             position,
@@ -339,16 +328,11 @@ impl ReceiveBatch<'_> {
         if !poster.has_room() {
             return receive_one_as_batch(poster, payload);
         }
-        let num_sge = payload.num_sge();
-        let (sge, buffers) = payload.stage();
-        // SAFETY: `post_one` passes the request's list, which has room for one.
-        let fill_sges = |sges: *mut sys::ibv_sge| unsafe { One::fill(&sge, sges) };
-        // SAFETY: there is room. A receive has nothing but its list, whose memory is in the payload's buffers.
-        let (result, bad) = unsafe { poster.post_one(|_| {}, num_sge, fill_sges, buffers) };
-        if result == 0 {
-            return Ok(());
+        // SAFETY: there is room. A receive has nothing but its list, here of one element.
+        match unsafe { poster.post_one(|_| {}, payload) } {
+            0 => Ok(()),
+            result => Err(poster.take_back_one(result)),
         }
-        Err(poster.take_back_one(bad, result))
     }
 
     /// Receives a message into `buffer`; a longer one is an error on both sides.
@@ -378,19 +362,15 @@ impl ReceiveBatch<'_> {
                 None => return,
             }
         };
-        let num_sge = payload.num_sge();
-        let staged = payload.stage();
-        // SAFETY: `push` passes the request's list, and the limits were kept to.
-        let fill_sges = |sges: *mut sys::ibv_sge| unsafe { P::fill(&staged.0, sges) };
-        // SAFETY: there is room. A receive has nothing but its list, whose memory is in the payload's buffers.
-        unsafe { self.staging.push(|_| {}, num_sge, fill_sges, staged.1) };
+        // SAFETY: there is room, and the limits were kept to. A receive has nothing but its list.
+        unsafe { self.staging.push(|_| {}, payload) };
     }
 }
 
 /// As [`post_one_as_batch`].
 #[cold]
 #[inline(never)]
-fn receive_one_as_batch(poster: &mut Poster<sys::ibv_recv_wr>, payload: One) -> Result<(), Refused> {
+fn receive_one_as_batch(poster: &mut Poster<sys::ibv_recv_wr>, payload: One<impl Sink>) -> Result<(), Refused> {
     ReceiveBatch::post(poster, |batch| batch.stage(payload))
 }
 

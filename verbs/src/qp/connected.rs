@@ -1,5 +1,7 @@
 //! A connected queue pair.
 
+use core::ffi::c_int;
+
 use doorbell_verbs_sys as sys;
 
 use super::attributes::QpState;
@@ -55,8 +57,8 @@ impl SendSide {
     /// Takes back the one request just posted, which the provider refused.
     #[cold]
     #[inline(never)]
-    pub(super) fn take_back_one(&mut self, bad: *mut sys::ibv_send_wr, result: i32) -> Refused {
-        let refused = self.poster.take_back_one(bad, result);
+    pub(super) fn take_back_one(&mut self, result: c_int) -> Refused {
+        let refused = self.poster.take_back_one(result);
         self.accounting.forget_from(self.poster.head());
         refused
     }

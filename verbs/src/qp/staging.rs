@@ -2,6 +2,7 @@
 //!
 //! What changes with every request ([`Staging`]) is two words that live in registers: everything that may be called out of line gets them by value.
 
+use core::ffi::c_int;
 use core::mem::ManuallyDrop;
 use core::ptr::NonNull;
 use std::io;
@@ -30,6 +31,8 @@ pub(crate) struct Poster<W: WorkRequest> {
     /// request refused, so that all later ones are noticed too.
     limit: u64,
     pub(crate) max_sge: u32,
+    /// Which request the provider has refused, as it said in the last call. Here, as a stack frame for it would cost as much as the rest of a call.
+    bad: *mut W,
     /// Why the batch being built is refused, if it is.
     refusal: Option<Box<Refusal>>,
 }
@@ -60,6 +63,7 @@ impl<W: WorkRequest> Poster<W> {
             head: 0,
             limit,
             max_sge,
+            bad: core::ptr::null_mut(),
             refusal: None,
         }
     }
@@ -93,42 +97,36 @@ impl<W: WorkRequest> Poster<W> {
         self.head != self.limit
     }
 
-    /// Posts one request: as [`Staging::push`] and [`Staging::finish`] do, in one. Returns what the provider said, and which request it named if it refused.
+    /// Posts one request: as [`Staging::push`] and [`Staging::finish`] do, in one. Returns what the provider said.
     ///
     /// # Safety
-    /// As for [`Staging::push`], of the request at `head`; inline data stays readable until this returns. If the result is not 0, `take_back_one` is called next.
+    /// As for [`Staging::push`], of the request at `head`; the payload `is_single`, and inline data stays readable until this returns. If the result is not 0,
+    /// `take_back_one` is called next.
     #[inline(always)]
-    pub(crate) unsafe fn post_one(
-        &mut self,
-        fill: impl FnOnce(*mut W),
-        num_sge: i32,
-        fill_sges: impl FnOnce(*mut sys::ibv_sge),
-        buffers: Buffers,
-    ) -> (i32, *mut W) {
+    pub(crate) unsafe fn post_one(&mut self, fill: impl FnOnce(*mut W), payload: impl Payload) -> c_int {
         let slot = self.head & self.mask;
-        let mut bad = core::ptr::null_mut();
         // SAFETY: the mask keeps the slot in range; it is the poster's, since there is room, and so is its request, which is a chain of its own and complete by
         // contract. The queue pair is live. The request's memory is owned by the ring, which keeps it until completed, or until the queue pair is destroyed.
-        let result = unsafe {
+        unsafe {
             let request = self.requests.request(slot);
             W::link(request, core::ptr::null_mut());
-            W::set_num_sge(request, num_sge);
+            W::set_num_sge(request, 1);
             fill(request);
-            fill_sges(W::sg_list(request));
-            self.put(slot, buffers);
+            payload.fill(W::sg_list(request));
+            self.put(slot, payload.into_buffers());
             self.head += 1;
             // Before the device may complete it.
             self.ring.publish(self.head);
-            W::post(self.qp, request, &raw mut bad)
-        };
-        (result, bad)
+            self.bad = core::ptr::null_mut();
+            W::post(self.qp, request, &raw mut self.bad)
+        }
     }
 
-    /// Takes back the request just posted, if the provider did not accept it: `bad` and `result` are what [`post_one`](Self::post_one) returned.
+    /// Takes back the request just posted, if the provider did not accept it: `result` is what [`post_one`](Self::post_one) returned.
     #[cold]
     #[inline(never)]
-    pub(crate) fn take_back_one(&mut self, bad: *mut W, result: i32) -> Refused {
-        self.take_back(self.head - 1, bad, result)
+    pub(crate) fn take_back_one(&mut self, result: c_int) -> Refused {
+        self.take_back(self.head - 1, result)
     }
 
     /// Asks the poller how far it has come.
@@ -156,7 +154,7 @@ impl<W: WorkRequest> Poster<W> {
             }));
         }
         if let Some(refusal) = &mut self.refusal {
-            refusal.buffers.push(payload.stage().1);
+            refusal.buffers.push(payload.into_buffers());
         }
         None
     }
@@ -188,7 +186,7 @@ impl<W: WorkRequest> Poster<W> {
     /// Takes back what the provider did not accept of the chain of `start..self.head`: from the request at `bad` on.
     #[cold]
     #[inline(never)]
-    fn take_back(&mut self, start: u64, bad: *mut W, result: i32) -> Refused {
+    fn take_back(&mut self, start: u64, result: c_int) -> Refused {
         let error = match result {
             errno if errno > 0 => io::Error::from_raw_os_error(errno),
             _ => io::Error::last_os_error(),
@@ -197,7 +195,7 @@ impl<W: WorkRequest> Poster<W> {
         // A provider that names no request of this chain leaves open which it took: then they all stay in flight, where nothing can touch them.
         let accepted = self
             .requests
-            .slot_of(bad)
+            .slot_of(self.bad)
             .map(|slot| slot.wrapping_sub(start) & self.mask)
             .filter(|&accepted| accepted < next - start)
             .unwrap_or(next - start);
@@ -273,20 +271,14 @@ impl<'q, W: WorkRequest> Staging<'q, W> {
         self.next != self.poster.limit
     }
 
-    /// Stages the next request: takes its place in the chain, has it written by `fill` (what only this kind of request has) and `fill_sges` (its
-    /// scatter-gather list, of `num_sge` elements), and keeps its `buffers`.
+    /// Stages the next request: takes its place in the chain, has it written by `fill` (what only this kind of request has) and by its `payload`, and keeps
+    /// the payload's buffers.
     ///
     /// # Safety
-    /// `has_room` is true. `fill` and `fill_sges` leave a request that the provider may be given, of at most `max_sge` elements, and do not panic. Its memory is in
-    /// `buffers`, or is inline data that stays readable until `finish`.
+    /// `has_room` is true, and the payload keeps to the queue pair's limits. `fill` completes a request that the provider may be given, and does not panic. Inline
+    /// data stays readable until `finish`.
     #[inline(always)]
-    pub(crate) unsafe fn push(
-        &mut self,
-        fill: impl FnOnce(*mut W),
-        num_sge: i32,
-        fill_sges: impl FnOnce(*mut sys::ibv_sge),
-        buffers: Buffers,
-    ) -> *mut W {
+    pub(crate) unsafe fn push(&mut self, fill: impl FnOnce(*mut W), payload: impl Payload) -> *mut W {
         // SAFETY: the mask keeps the slot in range. Slots of `head..limit` are the poster's, and so are their requests: `next` is one of them by contract.
         // `last` is the scratch request or the one staged before.
         unsafe {
@@ -294,10 +286,10 @@ impl<'q, W: WorkRequest> Staging<'q, W> {
             let request = self.poster.requests.request(slot);
             W::link(self.last, request);
             self.last = request;
-            W::set_num_sge(request, num_sge);
+            W::set_num_sge(request, payload.num_sge());
             fill(request);
-            fill_sges(W::sg_list(request));
-            self.poster.put(slot, buffers);
+            payload.fill(W::sg_list(request));
+            self.poster.put(slot, payload.into_buffers());
             self.next += 1;
             request
         }
@@ -327,14 +319,20 @@ impl<'q, W: WorkRequest> Staging<'q, W> {
         poster.head = next;
         // Before the device may complete them.
         poster.ring.publish(next);
-        let mut bad = core::ptr::null_mut();
+        poster.bad = core::ptr::null_mut();
         // SAFETY: the queue pair is live. The chain begins with the request of position `start` and ends with that of `next - 1`, each filled as `push` requires;
         // their memory is owned by the ring, which keeps it until completed, or until the queue pair is destroyed.
-        let result = unsafe { W::post(poster.qp, poster.requests.request(start & poster.mask), &raw mut bad) };
+        let result = unsafe {
+            W::post(
+                poster.qp,
+                poster.requests.request(start & poster.mask),
+                &raw mut poster.bad,
+            )
+        };
         if result == 0 {
             return Ok(());
         }
-        Err(poster.take_back(start, bad, result))
+        Err(poster.take_back(start, result))
     }
 }
 

@@ -5,7 +5,7 @@ use core::marker::PhantomData;
 
 use doorbell_verbs_sys as sys;
 
-use crate::memory::{Buffers, Single, Source};
+use crate::memory::{Buffers, Source};
 use crate::qp::Reason;
 
 /// What a request carries: [`One`], [`Several`] or [`Inline`].
@@ -25,9 +25,6 @@ pub(crate) mod sealed {
         /// Flags that the work request gets.
         const FLAGS: c_uint;
 
-        /// What its scatter-gather list is made from.
-        type List;
-
         /// Bytes of the message.
         fn bytes(&self) -> u64;
 
@@ -40,8 +37,8 @@ pub(crate) mod sealed {
             self.check(limits).is_none()
         }
 
-        /// Its list, and the buffers it owns, to be kept while in flight.
-        fn stage(self) -> (Self::List, Buffers);
+        /// Whether `check` finds nothing, and `num_sge` is 1.
+        fn is_single(&self, limits: Limits) -> bool;
 
         /// How many elements the scatter-gather list has.
         fn num_sge(&self) -> i32;
@@ -50,28 +47,30 @@ pub(crate) mod sealed {
         ///
         /// # Safety
         /// `check` found nothing, and there is room for `max_sge` elements.
-        unsafe fn fill(list: &Self::List, sges: *mut sys::ibv_sge);
+        unsafe fn fill(&self, sges: *mut sys::ibv_sge);
+
+        /// The buffers it owns, to be kept while in flight.
+        fn into_buffers(self) -> Buffers;
     }
 }
 
 /// One buffer.
 #[derive(Debug)]
-pub struct One(Single);
+pub struct One<S>(S);
 
-impl One {
+impl<S: Source> One<S> {
     #[inline(always)]
-    pub(crate) fn new<S: Source>(source: S) -> Self {
-        Self(source.into_single())
+    pub(crate) fn new(source: S) -> Self {
+        Self(source)
     }
 }
 
-impl sealed::Stage for One {
+impl<S: Source> sealed::Stage for One<S> {
     const FLAGS: c_uint = 0;
-    type List = sys::ibv_sge;
 
     #[inline(always)]
     fn bytes(&self) -> u64 {
-        u64::from(self.0.sge.length)
+        u64::from(self.0.bytes())
     }
 
     #[inline(always)]
@@ -80,8 +79,8 @@ impl sealed::Stage for One {
     }
 
     #[inline(always)]
-    fn stage(self) -> (sys::ibv_sge, Buffers) {
-        (self.0.sge, self.0.buffers)
+    fn is_single(&self, _limits: Limits) -> bool {
+        true
     }
 
     #[inline(always)]
@@ -90,9 +89,14 @@ impl sealed::Stage for One {
     }
 
     #[inline(always)]
-    unsafe fn fill(sge: &sys::ibv_sge, sges: *mut sys::ibv_sge) {
+    unsafe fn fill(&self, sges: *mut sys::ibv_sge) {
         // SAFETY: every list has room for one.
-        unsafe { *sges = *sge };
+        unsafe { self.0.write_sge(sges) }
+    }
+
+    #[inline(always)]
+    fn into_buffers(self) -> Buffers {
+        self.0.into_buffers()
     }
 }
 
@@ -106,11 +110,10 @@ pub struct Several<const N: usize> {
 impl<const N: usize> Several<N> {
     pub(crate) fn new<S: Source>(sources: [S; N]) -> Self {
         const { assert!(N > 0, "a request of several buffers needs at least one") };
-        let singles = sources.map(S::into_single);
-        let sges = core::array::from_fn(|index| singles[index].sge);
+        let sges = core::array::from_fn(|index| sources[index].sge());
         let mut buffers = Buffers::NONE;
-        for single in singles.into_iter().rev() {
-            buffers.prepend(single.buffers);
+        for source in sources.into_iter().rev() {
+            buffers.prepend(source.into_buffers());
         }
         Self { sges, buffers }
     }
@@ -118,7 +121,6 @@ impl<const N: usize> Several<N> {
 
 impl<const N: usize> sealed::Stage for Several<N> {
     const FLAGS: c_uint = 0;
-    type List = [sys::ibv_sge; N];
 
     fn bytes(&self) -> u64 {
         self.sges.iter().map(|sge| u64::from(sge.length)).sum()
@@ -135,19 +137,23 @@ impl<const N: usize> sealed::Stage for Several<N> {
         (len > MAX_MESSAGE).then_some(Reason::MessageTooLong { len })
     }
 
-    fn stage(self) -> ([sys::ibv_sge; N], Buffers) {
-        (self.sges, self.buffers)
+    fn is_single(&self, limits: Limits) -> bool {
+        N == 1 && self.admits(limits)
     }
 
     fn num_sge(&self) -> i32 {
         N as i32
     }
 
-    unsafe fn fill(list: &[sys::ibv_sge; N], sges: *mut sys::ibv_sge) {
-        for (index, sge) in list.iter().enumerate() {
+    unsafe fn fill(&self, sges: *mut sys::ibv_sge) {
+        for (index, sge) in self.sges.iter().enumerate() {
             // SAFETY: `check` has seen that N elements fit.
             unsafe { *sges.add(index) = *sge };
         }
+    }
+
+    fn into_buffers(self) -> Buffers {
+        self.buffers
     }
 }
 
@@ -175,7 +181,6 @@ impl<'d> Inline<'d> {
 
 impl sealed::Stage for Inline<'_> {
     const FLAGS: c_uint = sys::IBV_SEND_INLINE;
-    type List = sys::ibv_sge;
 
     #[inline(always)]
     fn bytes(&self) -> u64 {
@@ -188,15 +193,10 @@ impl sealed::Stage for Inline<'_> {
         (self.len > max as usize).then_some(Reason::InlineTooLong { len: self.len, max })
     }
 
+    /// An empty one has no element.
     #[inline(always)]
-    fn stage(self) -> (sys::ibv_sge, Buffers) {
-        // An inline element's key is not looked at. The length fits, being at most `max_inline`.
-        let sge = sys::ibv_sge {
-            addr: self.bytes.expose_provenance() as u64,
-            length: self.len as u32,
-            lkey: 0,
-        };
-        (sge, Buffers::NONE)
+    fn is_single(&self, limits: Limits) -> bool {
+        self.len.wrapping_sub(1) < limits.max_inline as usize
     }
 
     #[inline(always)]
@@ -205,15 +205,20 @@ impl sealed::Stage for Inline<'_> {
     }
 
     #[inline(always)]
-    unsafe fn fill(sge: &sys::ibv_sge, sges: *mut sys::ibv_sge) {
-        // SAFETY: every list has room for one.
+    unsafe fn fill(&self, sges: *mut sys::ibv_sge) {
+        // SAFETY: every list has room for one. An inline element's key is not looked at. The length fits, being at most `max_inline`.
         unsafe {
-            (*sges).addr = sge.addr;
-            (*sges).length = sge.length;
+            (*sges).addr = self.bytes.expose_provenance() as u64;
+            (*sges).length = self.len as u32;
         }
+    }
+
+    #[inline(always)]
+    fn into_buffers(self) -> Buffers {
+        Buffers::NONE
     }
 }
 
-impl Payload for One {}
+impl<S: Source> Payload for One<S> {}
 impl<const N: usize> Payload for Several<N> {}
 impl Payload for Inline<'_> {}
