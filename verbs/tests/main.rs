@@ -1,5 +1,6 @@
 //! The safe API over a provider in memory.
 
+mod allocation;
 mod basics;
 mod lifetime;
 mod misuse;

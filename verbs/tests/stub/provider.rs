@@ -6,6 +6,8 @@ use std::sync::atomic::Ordering;
 
 use doorbell_verbs_sys::*;
 
+use crate::allocation::OfTheProvider;
+
 use super::{Cq, DEVICES, NEXT, Posted, Stub, StubQp, Verb, WorkQueue, flush};
 
 unsafe fn stub_of(context: *mut ibv_context) -> &'static Stub {
@@ -295,6 +297,7 @@ unsafe fn sges_of(list: *const ibv_sge, num: c_int) -> Vec<(u64, u32, u32)> {
 }
 
 unsafe extern "C" fn post_send(qp: *mut ibv_qp, mut wr: *mut ibv_send_wr, bad: *mut *mut ibv_send_wr) -> c_int {
+    let _uncounted = OfTheProvider::begin();
     // SAFETY: the caller's.
     let (stub, qpn) = unsafe { (stub_of((*qp).context), (*qp).qp_num) };
     let mut state = stub.state();
@@ -351,6 +354,7 @@ unsafe extern "C" fn post_send(qp: *mut ibv_qp, mut wr: *mut ibv_send_wr, bad: *
 }
 
 unsafe extern "C" fn post_recv(qp: *mut ibv_qp, mut wr: *mut ibv_recv_wr, bad: *mut *mut ibv_recv_wr) -> c_int {
+    let _uncounted = OfTheProvider::begin();
     // SAFETY: the caller's.
     let (stub, qpn) = unsafe { (stub_of((*qp).context), (*qp).qp_num) };
     let mut state = stub.state();
@@ -383,6 +387,7 @@ unsafe extern "C" fn post_recv(qp: *mut ibv_qp, mut wr: *mut ibv_recv_wr, bad: *
 }
 
 unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, num: c_int, wc: *mut ibv_wc) -> c_int {
+    let _uncounted = OfTheProvider::begin();
     // SAFETY: made by create_cq.
     let cq = unsafe { &*cq.cast::<Cq>() };
     // SAFETY: a live context.

@@ -1,0 +1,142 @@
+//! Posting, receiving and polling neither allocate nor free: counted by this test program's allocator, thread by thread, as its tests run side by side.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+
+use doorbell_verbs::{Buffer, CompletionQueue, QueuePair, Refused, Remote, Write};
+use doorbell_verbs_sys::IBV_WC_RECV;
+
+use crate::rig::rig;
+use crate::stub::Stub;
+
+thread_local! {
+    static CALLS: Cell<u64> = const { Cell::new(0) };
+    static PAUSED: Cell<bool> = const { Cell::new(false) };
+}
+
+struct Counting;
+
+fn count() {
+    // A thread that is going has no counter, and no test.
+    let _ = PAUSED.try_with(|paused| {
+        if !paused.get() {
+            let _ = CALLS.try_with(|calls| calls.set(calls.get() + 1));
+        }
+    });
+}
+
+// SAFETY: the system's allocator does all the work; counting neither allocates nor unwinds.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        count();
+        // SAFETY: by contract.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
+        count();
+        // SAFETY: by contract.
+        unsafe { System.dealloc(at, layout) }
+    }
+
+    unsafe fn realloc(&self, at: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        count();
+        // SAFETY: by contract.
+        unsafe { System.realloc(at, layout, size) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// While it lives, what this thread allocates is not counted: the provider's records are not the crate's.
+pub(crate) struct OfTheProvider(bool);
+
+impl OfTheProvider {
+    pub(crate) fn begin() -> Self {
+        Self(PAUSED.replace(true))
+    }
+}
+
+impl Drop for OfTheProvider {
+    fn drop(&mut self) {
+        PAUSED.set(self.0);
+    }
+}
+
+/// How many calls of the allocator `what` makes.
+fn calls_in(what: impl FnOnce()) -> u64 {
+    let before = CALLS.get();
+    what();
+    CALLS.get() - before
+}
+
+#[test]
+fn the_allocator_counts() {
+    assert_eq!(calls_in(|| drop(std::hint::black_box(Box::new(1_u64)))), 2);
+    let paused = calls_in(|| {
+        let _provider = OfTheProvider::begin();
+        drop(std::hint::black_box(Box::new(1_u64)));
+    });
+    assert_eq!(paused, 0);
+}
+
+const DEPTH: u32 = 32;
+const BATCH: usize = 16;
+
+/// Posts in every way, and completes and polls all of it.
+fn round(stub: &'static Stub, qp: &mut QueuePair, cq: &mut CompletionQueue, pool: &mut Vec<Buffer>) {
+    let remote: Remote<Write> = Remote::from_raw(0x1000, 7, 4096);
+    let posted: Result<(), Refused> = (|| {
+        qp.write(pool.pop().unwrap(), remote)?;
+        qp.write_inline(&[7; 16], remote)?;
+        qp.send_inline(&[])?;
+        qp.post(|batch| {
+            for buffer in pool.drain(..BATCH) {
+                batch.write(buffer, remote);
+            }
+            batch
+                .send_gather([pool.pop().unwrap(), pool.pop().unwrap()])
+                .signalled();
+        })?;
+        qp.receive(pool.pop().unwrap())?;
+        qp.post_receives(|batch| {
+            for buffer in pool.drain(..BATCH - 1) {
+                batch.receive(buffer);
+            }
+        })
+    })();
+    posted.unwrap();
+    {
+        let _provider = OfTheProvider::begin();
+        stub.complete_sends(qp.qpn().get(), usize::MAX);
+        for _ in 0..BATCH {
+            stub.complete_receive(qp.qpn().get(), IBV_WC_RECV, 64, None);
+        }
+    }
+    for mut done in cq.poll().unwrap() {
+        assert!(done.is_ok());
+        while let Some(buffer) = done.take() {
+            pool.push(buffer);
+        }
+    }
+}
+
+#[test]
+fn neither_posting_nor_polling_allocates() {
+    let stub = Stub::new();
+    let buffers = 64;
+    let (mut qp, mut cq, mut pool) = rig(stub, DEPTH, buffers);
+    // The first completion of a queue pair puts it in the poller's table.
+    round(stub, &mut qp, &mut cq, &mut pool);
+    // Many times round the rings, so that the slow path of looking for room is taken too.
+    for number in 0..100 {
+        let calls = calls_in(|| round(stub, &mut qp, &mut cq, &mut pool));
+        assert_eq!(calls, 0, "calls of the allocator in round {number}");
+    }
+    assert_eq!(
+        pool.len(),
+        buffers,
+        "every round ends with a signalled request, which gives all buffers back"
+    );
+}
