@@ -20,19 +20,28 @@ use table::{Registry, Table};
 
 use crate::context::{Context, ContextInner};
 use crate::error::{CompletionQueueError, check};
+use crate::qp::{Queue, Ring};
 
 /// How many completions one call of ibv_poll_cq asks for.
 const BATCH: usize = 32;
 
 /// A completion queue and the right to poll it. It is not `Clone`: a queue has one poller.
 pub struct CompletionQueue {
-    inner: Arc<CqInner>,
     /// What the last call of ibv_poll_cq wrote.
     completions: Box<[sys::ibv_wc; BATCH]>,
-    /// How many of them it wrote, and how many have been yielded.
+    /// How many of them it wrote.
     fetched: u32,
+    poller: Poller,
+}
+
+/// What taking completions changes. Apart from the completions themselves, which are lent out meanwhile, and in one place, so that it is one pointer.
+struct Poller {
+    inner: Arc<CqInner>,
+    /// How many of the completions fetched have been yielded.
     yielded: u32,
     table: Table,
+    /// A ring that nothing is ever posted to: that at hand before there is another.
+    none: Arc<Ring>,
     /// Entries to be released when the queue is next seen empty: gone queue pairs may have had as many completions in it.
     draining: u32,
 }
@@ -101,29 +110,32 @@ impl CompletionQueue {
         // SAFETY: all-zero is a valid value of this struct of integers; so every entry is initialised, however much of it a provider writes.
         let completions = Box::new(unsafe { core::mem::zeroed() });
         Ok(Self {
-            inner: Arc::new(inner),
             completions,
             fetched: 0,
-            yielded: 0,
-            table: Table::default(),
-            draining: 0,
+            poller: Poller {
+                inner: Arc::new(inner),
+                yielded: 0,
+                table: Table::default(),
+                none: Arc::new(Ring::new(1, Queue::Receive, 0)),
+                draining: 0,
+            },
         })
     }
 
     pub(crate) fn inner(&self) -> &Arc<CqInner> {
-        &self.inner
+        &self.poller.inner
     }
 
     /// How many entries it has: as many as asked for, or more.
     #[must_use]
     pub fn capacity(&self) -> u32 {
-        self.inner.capacity
+        self.poller.inner.capacity
     }
 
     /// How many of its entries no queue pair has reserved.
     #[must_use]
     pub fn unreserved(&self) -> u32 {
-        self.inner.registry().free()
+        self.poller.inner.registry().free()
     }
 
     /// The requests that have completed (ibv_poll_cq(3)), at most 32 completions and all the unsignalled requests that they confirm, in the order of each
@@ -136,33 +148,32 @@ impl CompletionQueue {
     /// When the device cannot be polled any more.
     #[inline]
     pub fn poll(&mut self) -> Result<Completions<'_>, CompletionQueueError> {
-        if self.yielded == self.fetched {
-            if self.inner.departed.load(Ordering::Acquire) {
-                self.bury();
+        if self.poller.yielded == self.fetched {
+            if self.poller.inner.departed.load(Ordering::Acquire) {
+                self.poller.bury();
             }
             self.fetch()?;
         }
+        let fetched = self.poller.yielded as usize..self.fetched as usize;
         Ok(Completions::new(
-            &self.completions[..self.fetched as usize],
-            &mut self.yielded,
-            &mut self.table,
-            &self.inner,
+            self.completions.get(fetched).unwrap_or_default(),
+            &mut self.poller,
         ))
     }
 
     #[inline(always)]
     fn fetch(&mut self) -> Result<(), CompletionQueueError> {
         // SAFETY: the queue is live, and there is room for BATCH entries.
-        let result = unsafe { inline::poll_cq(self.inner.raw, BATCH as i32, self.completions.as_mut_ptr()) };
-        self.yielded = 0;
+        let result = unsafe { inline::poll_cq(self.poller.inner.raw, BATCH as i32, self.completions.as_mut_ptr()) };
+        self.poller.yielded = 0;
         self.fetched = result.cast_unsigned();
         // Negative: failed. One comparison sees to both this and a provider that counts wrongly.
         if self.fetched > BATCH as u32 {
             self.fetched = 0;
             return Err(self.poll_failed(result));
         }
-        if self.fetched < BATCH as u32 && self.draining != 0 {
-            self.drained();
+        if self.fetched < BATCH as u32 && self.poller.draining != 0 {
+            self.poller.drained();
         }
         Ok(())
     }
@@ -170,11 +181,13 @@ impl CompletionQueue {
     #[cold]
     fn poll_failed(&self, result: i32) -> CompletionQueueError {
         CompletionQueueError::Poll {
-            device: self.inner.context.name.clone(),
+            device: self.poller.inner.context.name.clone(),
             result,
         }
     }
+}
 
+impl Poller {
     /// Drops what queue pairs now gone had in flight, and forgets their rings.
     #[cold]
     fn bury(&mut self) {
@@ -195,7 +208,7 @@ impl CompletionQueue {
 impl core::fmt::Debug for CompletionQueue {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         f.debug_struct("CompletionQueue")
-            .field("capacity", &self.inner.capacity)
+            .field("capacity", &self.capacity())
             .finish_non_exhaustive()
     }
 }
@@ -203,7 +216,7 @@ impl core::fmt::Debug for CompletionQueue {
 impl Drop for CompletionQueue {
     fn drop(&mut self) {
         // Rings that never came to the table belong to their queue pairs alone from now on.
-        let arrivals = self.inner.registry().close();
+        let arrivals = self.poller.inner.registry().close();
         drop(arrivals);
     }
 }

@@ -112,20 +112,36 @@ impl Ring {
         self.head.0.store(head, Ordering::Release);
     }
 
-    /// Poller: the position retired next, and how many from there a completion with this slot retires. `None` if no such request is in flight.
+    /// Poller: the position retired next.
     #[inline(always)]
-    pub(crate) fn confirmed_by(&self, slot: u32) -> Option<(u64, u64)> {
-        let tail = self.tail.0.load(Ordering::Relaxed);
-        let count = (u64::from(slot).wrapping_sub(tail) & self.mask) + 1;
+    pub(crate) fn tail(&self) -> u64 {
+        self.tail.0.load(Ordering::Relaxed)
+    }
+
+    /// The slot of `position`.
+    #[inline(always)]
+    pub(crate) fn slot_of(&self, position: u64) -> u64 {
+        position & self.mask
+    }
+
+    /// Poller: whether the request at `position`, which is not retired, is in flight.
+    #[inline(always)]
+    pub(crate) fn holds(&self, position: u64) -> bool {
         // Acquire: what the poster put in the slots is visible.
-        let head = self.head.0.load(Ordering::Acquire);
-        (count <= head.wrapping_sub(tail)).then_some((tail, count))
+        position < self.head.0.load(Ordering::Acquire)
+    }
+
+    /// Poller: how many requests a completion with this slot retires, from `tail` on, the position retired next. `None` if no such request is in flight.
+    #[inline(always)]
+    pub(crate) fn confirmed_by(&self, slot: u32, tail: u64) -> Option<u64> {
+        let before = u64::from(slot).wrapping_sub(tail) & self.mask;
+        self.holds(tail + before).then_some(before + 1)
     }
 
     /// Poller: takes what the slot of `position` holds.
     ///
     /// # Safety
-    /// The caller is the poller; `position` is in `tail..tail + count` of [`confirmed_by`](Self::confirmed_by), taken once; a completion has confirmed it, so
+    /// The caller is the poller; `position` is the tail, or as far from it as [`confirmed_by`](Self::confirmed_by) says, and taken once; a completion has confirmed it, so
     /// that the device is done with the buffers.
     #[inline(always)]
     pub(crate) unsafe fn take(&self, position: u64) -> Buffers {
@@ -142,7 +158,7 @@ impl Ring {
     #[inline(always)]
     fn slot(&self, position: u64) -> &Slot {
         // SAFETY: `mask` is the number of slots less one, and that number is a power of two.
-        unsafe { self.slots.get_unchecked((position & self.mask) as usize) }
+        unsafe { self.slots.get_unchecked(self.slot_of(position) as usize) }
     }
 }
 
