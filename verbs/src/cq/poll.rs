@@ -111,15 +111,16 @@ impl<'a> Iterator for Completions<'a> {
         // SAFETY: the poller's reference keeps the ring alive, and only `bury` removes one, which needs the `&mut CompletionQueue` that is borrowed for 'a.
         let ring = unsafe { &*self.ring };
         let position = self.next;
+        let slot = ring.slot_of(position);
         if self.left == 0
             && let Some(wc) = self.rest.as_slice().first()
-            && wc.wr_id == self.key | ring.slot_of(position)
+            && wc.wr_id == self.key | slot
             && ring.holds(position)
         {
             // The commonest: the completion of the very request that is next, on the same ring as before.
             self.rest.next();
             // SAFETY: we are the poller; it is in flight, and this completion is its own. The tail is moved past it before anything else sees the ring.
-            let buffers = unsafe { ring.take(position) };
+            let buffers = unsafe { ring.take_slot(slot) };
             self.next = position + 1;
             self.poller.yielded += 1;
             ring.retire(self.next);

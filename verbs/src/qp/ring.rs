@@ -145,8 +145,18 @@ impl Ring {
     /// that the device is done with the buffers.
     #[inline(always)]
     pub(crate) unsafe fn take(&self, position: u64) -> Buffers {
-        // SAFETY: the mask keeps the index in range; the slot is the poller's, and the list in it ours. It need not be cleared: the tail moves past it.
-        unsafe { Buffers::from_head(*self.slot(position).get()) }
+        // SAFETY: by contract.
+        unsafe { self.take_slot(self.slot_of(position)) }
+    }
+
+    /// Poller: as [`take`](Self::take), for whoever has worked the slot out already.
+    ///
+    /// # Safety
+    /// As for [`take`](Self::take); `slot` is what [`slot_of`](Self::slot_of) says of the position.
+    #[inline(always)]
+    pub(crate) unsafe fn take_slot(&self, slot: u64) -> Buffers {
+        // SAFETY: `slot_of` keeps the index in range; the slot is the poller's, and the list in it ours. It need not be cleared: the tail moves past it.
+        unsafe { Buffers::from_head(*self.slots.get_unchecked(slot as usize).get()) }
     }
 
     /// Poller: gives the slots below `tail` back to the poster.
