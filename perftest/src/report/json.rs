@@ -7,11 +7,11 @@ use crate::failure::Failure;
 /// Prints a value as one line of JSON.
 ///
 /// # Errors
-/// As [`print`](super::print).
+/// As [`print_line`](super::print_line).
 pub(crate) fn print(value: &impl Serialize) -> Result<(), Failure> {
     let text =
         serde_json::to_string(value).map_err(|e| Failure::test(format!("cannot write the results as JSON: {e}")))?;
-    super::print(&text)
+    super::print_line(&text)
 }
 
 #[cfg(test)]

@@ -18,19 +18,19 @@ impl Table {
     /// Prints what is measured and the column heads.
     ///
     /// # Errors
-    /// As [`print`].
+    /// As [`print_line`].
     pub(crate) fn begin(kind: Kind, about: &str) -> Result<Table, Failure> {
-        print(&format!("# {about}\n{}", head(kind)))?;
+        print_line(&format!("# {about}\n{}", head(kind)))?;
         Ok(Table { kind })
     }
 
     /// Prints a row.
     ///
     /// # Errors
-    /// As [`print`].
+    /// As [`print_line`].
     pub(crate) fn row(&self, row: &Row) -> Result<(), Failure> {
         debug_assert_eq!(matches!(row, Row::Bandwidth(_)), self.kind == Kind::Bw);
-        print(&line(row))
+        print_line(&line(row))
     }
 }
 
@@ -38,7 +38,7 @@ impl Table {
 ///
 /// # Errors
 /// [`Failure::Test`] when stdout does not take it. A reader that closed the pipe has seen what it wanted: not an error.
-pub(crate) fn print(text: &str) -> Result<(), Failure> {
+pub(crate) fn print_line(text: &str) -> Result<(), Failure> {
     let mut stdout = io::stdout().lock();
     match writeln!(stdout, "{text}").and_then(|()| stdout.flush()) {
         Err(e) if e.kind() != io::ErrorKind::BrokenPipe => Err(Failure::test(format!("cannot write to stdout: {e}"))),

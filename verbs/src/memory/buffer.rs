@@ -284,7 +284,8 @@ impl<R: PeerWritable> Buffer<R> {
             "offset {offset} is not aligned to {} bytes",
             size_of::<A>()
         );
-        // SAFETY: in range and aligned, valid as long as `self`; all access to memory of these rights is atomic (here, in `copy`, and by devices).
+        // SAFETY: in range and aligned, valid as long as `self`. In this process all access to memory of these rights is atomic (here and in `copy`), and stores
+        // have the buffer alone, so that accesses of different widths don't race; what devices do meanwhile is DMA (see `copy`).
         unsafe { &*at }
     }
 }
