@@ -257,3 +257,102 @@ fn a_panic_after_a_signalled_request_leaves_no_queue_without_one() {
     stub.complete_sends(qpn, usize::MAX);
     assert!(cq.poll().unwrap().count() > 0, "the queue stands still");
 }
+
+/// Single requests take a shorter way than batches, with the same promises.
+#[test]
+fn single_requests_are_refused_as_those_of_a_batch() {
+    let stub = Stub::new();
+    let (mut qp, mut cq, mut buffers) = rig(stub, 2, 3);
+    let qpn = qp.qpn().get();
+    let (a, b) = (buffers.remove(0), buffers.remove(0));
+    let at = a.addr();
+
+    let short = Remote::<Write>::from_raw(0x1000, 0x55, 63);
+    let mut refused = qp.write(a, short).unwrap_err();
+    assert!(matches!(refused.reason, Reason::RemoteTooShort { len: 64, remote: 63 }));
+    let a: Buffer = refused.buffers[0].take().unwrap();
+    let refused = qp.write_inline(&[0; 65], REMOTE).unwrap_err();
+    assert!(matches!(
+        refused.reason,
+        Reason::RemoteTooShort { .. } | Reason::InlineTooLong { .. }
+    ));
+
+    stub.refuse_send(qpn, 0, libc::ENOMEM);
+    let refused = qp.write(a, REMOTE).unwrap_err();
+    assert_eq!((refused.index, refused.posted, qp.next_send()), (0, 0, 0));
+    assert_eq!(addresses(refused.buffers), [Some(at)]);
+
+    // That it named that request then says nothing about now, though it is of the same slot.
+    stub.fail(Verb::PostSend, libc::EIO);
+    let refused = qp.write(b, REMOTE).unwrap_err();
+    assert_eq!(
+        (refused.posted, refused.buffers.len(), qp.next_send()),
+        (1, 0, 1),
+        "it may be using it"
+    );
+
+    qp.send_inline(b"x").unwrap();
+    let refused = qp.send_inline(b"y").unwrap_err();
+    assert!(matches!(refused.reason, Reason::QueueFull { depth: 2 }));
+    stub.complete_sends(qpn, 2);
+    assert_eq!(
+        cq.poll().unwrap().filter_map(|mut done| done.take::<Local>()).count(),
+        1
+    );
+
+    qp.receive(buffers.remove(0)).unwrap();
+    stub.refuse_receive(qpn, 0, libc::EINVAL);
+    let spare = received(&mut cq, stub, qpn);
+    let refused = qp.receive(spare).unwrap_err();
+    assert_eq!((refused.posted, refused.buffers.len(), qp.next_receive()), (0, 1, 1));
+}
+
+/// The buffer of the oldest receive, completed for it.
+fn received(cq: &mut doorbell_verbs::CompletionQueue, stub: &'static Stub, qpn: u32) -> Buffer {
+    stub.complete_receive(qpn, doorbell_verbs_sys::IBV_WC_RECV, 64, None);
+    let mut completions = cq.poll().unwrap();
+    let mut done = completions.next().unwrap();
+    done.take().unwrap()
+}
+
+/// Two queue pairs on one completion queue, in turn, signalled and not: the short way for the very next request must not be taken for another ring's.
+#[test]
+fn completions_of_two_queue_pairs_in_turn_find_their_own_requests() {
+    let stub = Stub::new();
+    let context = stub.open();
+    let pd = context.protection_domain().unwrap();
+    let mut cq = context.completion_queue(64).unwrap();
+    let mut qps: Vec<_> = (0..2)
+        .map(|tag| {
+            let qp = pd.queue_pair(&cq).send_depth(16).recv_depth(1).tag(tag).rc().unwrap();
+            qp.connect(&crate::rig::PEER).unwrap()
+        })
+        .collect();
+    let mut buffers = pd.register(vec![0_u8; 64 * 12], Local).unwrap().chunks(64);
+    let mut expected = Vec::new();
+    for round in 0..3_u64 {
+        for (tag, qp) in (0_u64..).zip(&mut qps) {
+            let (first, second) = (buffers.next().unwrap(), buffers.next().unwrap());
+            expected.extend([(tag, 2 * round, first.addr()), (tag, 2 * round + 1, second.addr())]);
+            qp.post(|batch| {
+                // In every other round each has a completion of its own.
+                let request = batch.send(first);
+                if round % 2 == 1 {
+                    request.signalled();
+                }
+            })
+            .unwrap();
+            qp.post(|batch| {
+                batch.send(second).signalled();
+            })
+            .unwrap();
+            stub.complete_sends(qp.qpn().get(), 2);
+        }
+    }
+    let found: Vec<_> = cq
+        .poll()
+        .unwrap()
+        .map(|mut done| (done.tag(), done.sequence(), done.take::<Local>().unwrap().addr()))
+        .collect();
+    assert_eq!(found, expected);
+}
