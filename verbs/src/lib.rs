@@ -50,6 +50,7 @@
 mod context;
 mod cq;
 mod error;
+mod event;
 mod library;
 mod memory;
 mod pd;
@@ -59,8 +60,12 @@ mod types;
 mod wr;
 
 pub use context::{Context, DeviceAttr};
-pub use cq::{CompletionQueue, Completions};
-pub use error::{CompletionQueueError, DeviceError, IndexOrAny, MemoryError, QueuePairError};
+pub use cq::{CompletionQueue, Completions, Notify};
+pub use error::{CompletionQueueError, DeviceError, EventError, IndexOrAny, MemoryError, QueuePairError};
+pub use event::channel::CqId;
+pub use event::{AsyncEvent, CompletionChannel, Events, PortEvent, QueuePairEvent};
+#[cfg(feature = "tokio")]
+pub use event::{TokioChannel, TokioEvents};
 pub use library::{Device, Library};
 pub use memory::{
     All, Atomic, BadRemote, Buffer, Buffers, Chunks, Exposed, Frozen, GrantsAtomic, GrantsRead, GrantsWrite, Key, Kind,

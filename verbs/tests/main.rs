@@ -1,6 +1,7 @@
 //! The safe API over a provider in memory.
 
 mod basics;
+mod events;
 mod lifetime;
 mod misuse;
 mod model;
