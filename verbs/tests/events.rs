@@ -76,6 +76,20 @@ fn a_sleeper_gives_up_in_time_and_finds_what_was_there_before() {
 }
 
 #[test]
+fn a_completion_between_poll_and_arming_is_not_slept_through() {
+    let stub = Stub::new();
+    let context = stub.open();
+    let pd = context.protection_domain().unwrap();
+    let channel = context.completion_channel().unwrap();
+    let (mut qp, mut cq, buffer) = on_channel(&pd, &channel);
+    qp.send(buffer).unwrap();
+    stub.complete_before_arming(qp.qpn().get());
+    // It makes no event: nobody would end this sleep.
+    assert_eq!(cq.wait(None).unwrap().count(), 1);
+    assert_eq!(channel.try_next().unwrap(), None);
+}
+
+#[test]
 fn queues_of_one_channel_are_told_apart() {
     let stub = Stub::new();
     let context = stub.open();

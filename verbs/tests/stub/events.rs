@@ -23,6 +23,11 @@ impl Stub {
         self.extended.store(1, core::sync::atomic::Ordering::Relaxed);
     }
 
+    /// The oldest send of a queue pair completes just before a completion queue is next armed: when a sleeper has polled for the last time.
+    pub(crate) fn complete_before_arming(&self, qpn: u32) {
+        self.state().completes_before_arming = Some(qpn);
+    }
+
     /// Something happens to a queue pair.
     pub(crate) fn raise_on(&self, qpn: u32, event_type: u32) {
         let qp = self.state().qps[&qpn].raw as *mut ibv_qp;
@@ -156,6 +161,12 @@ pub(super) unsafe extern "C" fn destroy_comp_channel(channel: *mut ibv_comp_chan
 }
 
 pub(super) unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -> c_int {
+    // SAFETY: live.
+    let stub = unsafe { stub_of((*cq).context) };
+    let completes = stub.state().completes_before_arming.take();
+    if let Some(qpn) = completes {
+        stub.complete_sends(qpn, 1);
+    }
     // SAFETY: made by create_cq.
     let mut armed = unsafe { &*cq.cast::<Cq>() }.armed.lock().unwrap();
     *armed = Some(solicited_only != 0 && *armed != Some(false));

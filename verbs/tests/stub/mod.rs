@@ -91,7 +91,9 @@ struct State {
     unacknowledged: HashMap<usize, u32>,
     /// How often events were acknowledged.
     acknowledgements: usize,
-    /// What each completion queue was last told of moderation.
+    /// The queue pair whose oldest send completes just before a completion queue is next armed.
+    completes_before_arming: Option<u32>,
+    /// What a completion queue was last told of moderation.
     moderation: Option<(u16, u16)>,
 }
 
