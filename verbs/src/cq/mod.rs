@@ -135,7 +135,7 @@ impl CompletionQueue {
     /// How many entries it has: as many as asked for, or more.
     #[must_use]
     pub fn capacity(&self) -> u32 {
-        self.inner.capacity()
+        self.inner().capacity()
     }
 
     /// How many of its entries no queue pair has reserved.
@@ -213,8 +213,8 @@ impl CompletionQueue {
 impl core::fmt::Debug for CompletionQueue {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         f.debug_struct("CompletionQueue")
-            .field("id", &self.inner.id)
-            .field("capacity", &self.inner.capacity())
+            .field("id", &self.id())
+            .field("capacity", &self.capacity())
             .finish_non_exhaustive()
     }
 }

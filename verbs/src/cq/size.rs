@@ -27,10 +27,10 @@ impl CompletionQueue {
     /// # Errors
     /// When its queue pairs have reserved more than that, the device has no queues as large, or cannot resize them. The queue is as it was then.
     pub fn resize(&mut self, entries: u32) -> Result<(), CompletionQueueError> {
-        let context = &self.inner.context;
+        let context = &self.inner().context;
         let cqe = checked(context, entries)?;
         // Held throughout, so that no queue pair reserves what is about to go.
-        let mut registry = self.inner.registry();
+        let mut registry = self.inner().registry();
         let reserved = registry.reserved();
         if entries < reserved {
             return Err(CompletionQueueError::Reserved {
@@ -40,14 +40,14 @@ impl CompletionQueue {
             });
         }
         // SAFETY: the queue is live; nobody else polls or resizes it, by `&mut self`.
-        let result = unsafe { (context.api.resize_cq)(self.inner.raw, cqe) };
+        let result = unsafe { (context.api.resize_cq)(self.inner().raw, cqe) };
         check(result).map_err(|error| CompletionQueueError::Resize {
             device: context.name.clone(),
             entries,
             error,
         })?;
         // SAFETY: live; written by making and resizing alone, which is over.
-        let capacity = unsafe { (*self.inner.raw).cqe };
+        let capacity = unsafe { (*self.inner().raw).cqe };
         registry.resized(u32::try_from(capacity).unwrap_or(entries));
         Ok(())
     }
@@ -66,9 +66,9 @@ impl CompletionQueue {
             },
         };
         // SAFETY: the queue is live, and so is `attr`.
-        let result = unsafe { inline::modify_cq(self.inner.raw, &mut attr) };
+        let result = unsafe { inline::modify_cq(self.inner().raw, &mut attr) };
         check(result).map_err(|error| CompletionQueueError::Moderate {
-            device: self.inner.context.name.clone(),
+            device: self.inner().context.name.clone(),
             count,
             period_us,
             error,

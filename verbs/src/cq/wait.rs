@@ -23,7 +23,7 @@ impl CompletionQueue {
     /// What names it in events.
     #[must_use]
     pub fn id(&self) -> CqId {
-        self.inner.id
+        self.inner().id
     }
 
     /// Has its channel told of the next completion, once (ibv_req_notify_cq(3), IBTA vol 1, 11.4.2.2).
@@ -36,9 +36,9 @@ impl CompletionQueue {
     pub fn arm(&mut self, notify: Notify) -> Result<(), EventError> {
         self.channel()?;
         // SAFETY: the queue is live.
-        let result = unsafe { inline::req_notify_cq(self.inner.raw, i32::from(notify == Notify::Solicited)) };
+        let result = unsafe { inline::req_notify_cq(self.inner().raw, i32::from(notify == Notify::Solicited)) };
         check(result).map_err(|error| EventError::Arm {
-            device: self.inner.context.name.clone(),
+            device: self.inner().context.name.clone(),
             error,
         })
     }
@@ -93,13 +93,13 @@ impl CompletionQueue {
     /// Whether it was made on `channel`.
     #[cfg(feature = "tokio")]
     pub(crate) fn is_on(&self, channel: &crate::event::CompletionChannel) -> bool {
-        let own = self.inner.channel.as_ref();
+        let own = self.inner().channel.as_ref();
         own.is_some_and(|own| std::sync::Arc::ptr_eq(own, channel.inner()))
     }
 
     fn channel(&self) -> Result<&ChannelInner, EventError> {
-        self.inner.channel.as_deref().ok_or_else(|| EventError::NoChannel {
-            device: self.inner.context.name.clone(),
+        self.inner().channel.as_deref().ok_or_else(|| EventError::NoChannel {
+            device: self.inner().context.name.clone(),
         })
     }
 }
