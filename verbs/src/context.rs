@@ -1,13 +1,15 @@
 //! An open device: its queries, and the making of protection domains and completion queues.
 
 use core::mem::MaybeUninit;
+use core::sync::atomic::AtomicBool;
 use std::io;
 use std::sync::Arc;
 
 use doorbell_verbs_sys::{self as sys, Api, inline};
 
 use crate::cq::CompletionQueue;
-use crate::error::{CompletionQueueError, DeviceError, IndexOrAny, check};
+use crate::error::{CompletionQueueError, DeviceError, EventError, IndexOrAny, check};
+use crate::event::{CompletionChannel, Events};
 use crate::pd::ProtectionDomain;
 use crate::port::{GidEntry, GidType, PortAttr};
 use crate::types::Gid;
@@ -23,6 +25,8 @@ pub(crate) struct ContextInner {
     pub(crate) raw: *mut sys::ibv_context,
     pub(crate) name: String,
     pub(crate) attr: DeviceAttr,
+    /// Whether there is a reader of its asynchronous events.
+    pub(crate) events_taken: AtomicBool,
 }
 
 // SAFETY: every verb may be called from any thread at any time (libibverbs is thread-safe but for objects made otherwise, of which we make none); `raw` is
@@ -91,7 +95,13 @@ impl Context {
         // SAFETY: all-zero is a valid value of this struct of integers, and the query may have filled any part of it.
         let attr = DeviceAttr::from_sys(unsafe { attr.assume_init_ref() });
         Ok(Self {
-            inner: Arc::new(ContextInner { api, raw, name, attr }),
+            inner: Arc::new(ContextInner {
+                api,
+                raw,
+                name,
+                attr,
+                events_taken: AtomicBool::new(false),
+            }),
         })
     }
 
@@ -253,7 +263,35 @@ impl Context {
     /// # Errors
     /// When the device refuses, or has no queues as large.
     pub fn completion_queue(&self, entries: u32) -> Result<CompletionQueue, CompletionQueueError> {
-        CompletionQueue::new(self, entries)
+        CompletionQueue::new(self, entries, None)
+    }
+
+    /// A completion queue as [`completion_queue`](Self::completion_queue) makes it, of which `channel` tells when it has something to poll.
+    ///
+    /// # Errors
+    /// As for [`completion_queue`](Self::completion_queue), and when the channel is another device's.
+    pub fn completion_queue_on(
+        &self,
+        channel: &CompletionChannel,
+        entries: u32,
+    ) -> Result<CompletionQueue, CompletionQueueError> {
+        CompletionQueue::new(self, entries, Some(channel))
+    }
+
+    /// A channel to sleep on until completion queues have something to poll (ibv_create_comp_channel(3)).
+    ///
+    /// # Errors
+    /// When the device refuses, or the process has no file descriptor left.
+    pub fn completion_channel(&self) -> Result<CompletionChannel, EventError> {
+        CompletionChannel::new(self)
+    }
+
+    /// The reader of its asynchronous events. There is one at a time; events that come while there is none wait for the next.
+    ///
+    /// # Errors
+    /// When there is one already.
+    pub fn events(&self) -> Result<Events, EventError> {
+        Events::new(self)
     }
 
     fn port_exists(&self, port: u8) -> Result<(), DeviceError> {

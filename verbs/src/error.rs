@@ -173,7 +173,7 @@ pub enum MemoryError {
 #[non_exhaustive]
 pub enum CompletionQueueError {
     /// More entries than the device has.
-    #[error("ibv_create_cq({device}): {entries} entries asked for, the device has at most {max}")]
+    #[error("a completion queue of {entries} entries: {device} has at most {max}")]
     TooLarge {
         /// The device's name.
         device: String,
@@ -181,6 +181,12 @@ pub enum CompletionQueueError {
         entries: u32,
         /// The most that the device allows.
         max: u32,
+    },
+    /// The queue and the channel it was to be made on belong to different devices.
+    #[error("the completion channel belongs to another device than {device}, which was to have the completion queue")]
+    ForeignChannel {
+        /// The device's name.
+        device: String,
     },
     /// ibv_create_cq(3) failed.
     #[error("ibv_create_cq({device}, {entries} entries): {error}")]
@@ -193,6 +199,42 @@ pub enum CompletionQueueError {
         #[source]
         error: io::Error,
     },
+    /// Fewer entries than the queue pairs on it have reserved.
+    #[error(
+        "ibv_resize_cq({device}): {entries} entries asked for, and its queue pairs have reserved {reserved}: drop some, and poll it until it is empty"
+    )]
+    Reserved {
+        /// The device's name.
+        device: String,
+        /// The entries asked for.
+        entries: u32,
+        /// The entries that are reserved.
+        reserved: u32,
+    },
+    /// ibv_resize_cq(3) failed; the queue is as it was.
+    #[error("ibv_resize_cq({device}, {entries} entries): {error}{}", resize_advice(.error))]
+    Resize {
+        /// The device's name.
+        device: String,
+        /// The entries asked for.
+        entries: u32,
+        /// What the library said.
+        #[source]
+        error: io::Error,
+    },
+    /// ibv_modify_cq(3) failed.
+    #[error("ibv_modify_cq({device}, {count} completions, {period_us} µs): {error}{}", moderate_advice(.error))]
+    Moderate {
+        /// The device's name.
+        device: String,
+        /// The completions asked for.
+        count: u16,
+        /// The time asked for, in microseconds.
+        period_us: u16,
+        /// What the library said; of kind [`Unsupported`](io::ErrorKind::Unsupported) where the device has no moderation.
+        #[source]
+        error: io::Error,
+    },
     /// ibv_poll_cq(3) failed: the queue is broken, and so are the queue pairs on it.
     #[error("ibv_poll_cq({device}): failed ({result}); the queue has overrun or the device is gone: reopen it")]
     Poll {
@@ -201,6 +243,74 @@ pub enum CompletionQueueError {
         /// What the verb returned.
         result: c_int,
     },
+}
+
+fn resize_advice(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::Unsupported => ": the device cannot resize queues: make it large enough from the start",
+        _ => "",
+    }
+}
+
+fn moderate_advice(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::Unsupported => ": the device has no moderation: do without, it only saves interrupts",
+        io::ErrorKind::InvalidInput => ": lower the count or the time",
+        _ => "",
+    }
+}
+
+/// Events that cannot be waited for.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum EventError {
+    /// ibv_create_comp_channel(3) failed.
+    #[error("ibv_create_comp_channel({device}): {error}; each channel takes a file descriptor (`ulimit -n`)")]
+    CreateChannel {
+        /// The device's name.
+        device: String,
+        /// What the library said.
+        #[source]
+        error: io::Error,
+    },
+    /// Events cannot be read.
+    #[error("{verb}({device}): {error}; the device is gone: reopen it")]
+    Wait {
+        /// The verb that failed.
+        verb: &'static str,
+        /// The device's name.
+        device: String,
+        /// What the library said.
+        #[source]
+        error: io::Error,
+    },
+    /// The completion queue was made without a channel, so that nothing can tell of it.
+    #[error("a completion queue of {device} has no channel to wait on: make it with Context::completion_queue_on")]
+    NoChannel {
+        /// The device's name.
+        device: String,
+    },
+    /// The completion queue is on another channel than the one waited on, or on none.
+    #[error("the completion queue was not made on this channel: make it with Context::completion_queue_on")]
+    ForeignChannel,
+    /// ibv_req_notify_cq(3) failed.
+    #[error("ibv_req_notify_cq({device}): {error}")]
+    Arm {
+        /// The device's name.
+        device: String,
+        /// What the library said.
+        #[source]
+        error: io::Error,
+    },
+    /// The context's asynchronous events have a reader already.
+    #[error("the asynchronous events of {device} are being read already: drop that reader first")]
+    ReaderTaken {
+        /// The device's name.
+        device: String,
+    },
+    /// The completion queue cannot be polled.
+    #[error(transparent)]
+    Poll(#[from] CompletionQueueError),
 }
 
 /// A queue pair that could not be made, connected or queried.

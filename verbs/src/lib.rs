@@ -35,6 +35,23 @@
 //! # }
 //! ```
 //!
+//! # Sleeping instead of polling
+//!
+//! A completion queue made on a [`CompletionChannel`] can be waited for: [`CompletionQueue::wait`] by a thread, with a timeout, `TokioChannel` (feature `tokio`)
+//! by a task, and the channel's descriptor by an event loop. What happens to devices, ports and queue pairs unasked comes from [`Context::events`].
+//!
+//! ```no_run
+//! # use std::time::Duration;
+//! # fn serve(device: &doorbell_verbs::Context) -> Result<(), Box<dyn std::error::Error>> {
+//! let channel = device.completion_channel()?;
+//! let mut cq = device.completion_queue_on(&channel, 256)?;
+//! for completion in cq.wait(Duration::from_secs(1))? {
+//!     println!("{:?}", completion.result()?);
+//! }
+//! # Ok(())
+//! # }
+//! ```
+//!
 //! # What is promised
 //!
 //! - Nothing safe frees, moves or aliases memory that a device may touch: see [`QueuePair`] for how a drop with work in flight goes, and [`Buffer`] for what can
@@ -42,6 +59,7 @@
 //! - On the path from posting to completion there is no allocation, no lock, no atomic read-modify-write, and one call of the provider per batch.
 //! - A send queue is accounted for exactly: a batch that does not fit is refused whole, with its buffers, before anything is written. A completion queue cannot
 //!   overflow: queue pairs reserve their entries in it.
+//! - No wake-up is lost, whoever else waits on the same channel, and every event is acknowledged before its object goes.
 //! - Every error says which verb failed, on what, and what to do.
 
 #![deny(unsafe_op_in_unsafe_fn)]
@@ -49,6 +67,7 @@
 mod context;
 mod cq;
 mod error;
+mod event;
 mod library;
 mod memory;
 mod pd;
@@ -58,8 +77,12 @@ mod types;
 mod wr;
 
 pub use context::{Context, DeviceAttr};
-pub use cq::{CompletionQueue, Completions};
-pub use error::{CompletionQueueError, DeviceError, IndexOrAny, MemoryError, QueuePairError};
+pub use cq::{CompletionQueue, Completions, Notify};
+pub use error::{CompletionQueueError, DeviceError, EventError, IndexOrAny, MemoryError, QueuePairError};
+pub use event::channel::CqId;
+pub use event::{AsyncEvent, CompletionChannel, Events, PortEvent, QueuePairEvent};
+#[cfg(feature = "tokio")]
+pub use event::{TokioChannel, TokioEvents};
 pub use library::{Device, Library};
 pub use memory::{
     All, Atomic, BadRemote, Buffer, Buffers, Chunks, Exposed, Frozen, GrantsAtomic, GrantsRead, GrantsWrite, Key, Kind,

@@ -2,6 +2,7 @@
 
 mod allocation;
 mod basics;
+mod events;
 mod lifetime;
 mod misuse;
 mod model;

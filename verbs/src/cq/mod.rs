@@ -5,7 +5,9 @@
 //! meets a completion that it does not know, or when told that a queue pair has gone.
 
 mod poll;
+mod size;
 mod table;
+mod wait;
 
 use core::mem::ManuallyDrop;
 use core::sync::atomic::{AtomicBool, Ordering};
@@ -17,9 +19,12 @@ use doorbell_verbs_sys::{self as sys, inline};
 pub use poll::Completions;
 pub(crate) use table::Attachment;
 use table::{Registry, Table};
+pub use wait::Notify;
 
 use crate::context::{Context, ContextInner};
 use crate::error::{CompletionQueueError, check};
+use crate::event::CompletionChannel;
+use crate::event::channel::{ChannelInner, CqId};
 use crate::qp::{Queue, Ring};
 
 /// How many completions one call of ibv_poll_cq asks for.
@@ -50,7 +55,10 @@ struct Poller {
 pub(crate) struct CqInner {
     raw: *mut sys::ibv_cq,
     pub(crate) context: ManuallyDrop<Arc<ContextInner>>,
-    capacity: u32,
+    /// What its events call it.
+    id: CqId,
+    /// What tells of its completions.
+    channel: ManuallyDrop<Option<Arc<ChannelInner>>>,
     registry: Mutex<Registry>,
     /// Whether the registry tells of queue pairs gone.
     departed: AtomicBool,
@@ -67,7 +75,7 @@ impl CqInner {
     }
 
     pub(crate) fn capacity(&self) -> u32 {
-        self.capacity
+        self.registry().capacity()
     }
 
     fn registry(&self) -> MutexGuard<'_, Registry> {
@@ -77,21 +85,30 @@ impl CqInner {
 }
 
 impl CompletionQueue {
-    pub(crate) fn new(context: &Context, entries: u32) -> Result<Self, CompletionQueueError> {
-        let context = context.inner();
-        let max = context.attr.max_cqe;
-        let Some(cqe) = i32::try_from(entries).ok().filter(|_| entries <= max) else {
-            return Err(CompletionQueueError::TooLarge {
-                device: context.name.clone(),
-                entries,
-                max,
+    pub(crate) fn new(
+        context: &Context,
+        entries: u32,
+        channel: Option<&CompletionChannel>,
+    ) -> Result<Self, CompletionQueueError> {
+        let channel = channel.map(CompletionChannel::inner);
+        if channel.is_some_and(|channel| !channel.is_of(context)) {
+            return Err(CompletionQueueError::ForeignChannel {
+                device: context.name().to_owned(),
             });
-        };
-        // SAFETY: the context is live; no channel and no user pointer.
-        let raw = unsafe {
-            (context.api.create_cq)(context.raw, cqe.max(1), core::ptr::null_mut(), core::ptr::null_mut(), 0)
-        };
+        }
+        let context = context.inner();
+        let cqe = size::checked(context, entries)?;
+        let id = CqId::next();
+        if let Some(channel) = channel {
+            channel.enlist(id);
+        }
+        let raw_channel = channel.map_or(core::ptr::null_mut(), |channel| channel.raw());
+        // SAFETY: context and channel are live, and of one device; the user pointer is a number.
+        let raw = unsafe { (context.api.create_cq)(context.raw, cqe, id.to_context(), raw_channel, 0) };
         if raw.is_null() {
+            if let Some(channel) = channel {
+                channel.strike(id);
+            }
             return Err(CompletionQueueError::Create {
                 device: context.name.clone(),
                 entries,
@@ -103,7 +120,8 @@ impl CompletionQueue {
         let inner = CqInner {
             raw,
             context: ManuallyDrop::new(Arc::clone(context)),
-            capacity,
+            id,
+            channel: ManuallyDrop::new(channel.map(Arc::clone)),
             registry: Mutex::new(Registry::new(capacity)),
             departed: AtomicBool::new(false),
         };
@@ -129,7 +147,7 @@ impl CompletionQueue {
     /// How many entries it has: as many as asked for, or more.
     #[must_use]
     pub fn capacity(&self) -> u32 {
-        self.poller.inner.capacity
+        self.inner().capacity()
     }
 
     /// How many of its entries no queue pair has reserved.
@@ -208,6 +226,7 @@ impl Poller {
 impl core::fmt::Debug for CompletionQueue {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         f.debug_struct("CompletionQueue")
+            .field("id", &self.id())
             .field("capacity", &self.capacity())
             .finish_non_exhaustive()
     }
@@ -223,13 +242,20 @@ impl Drop for CompletionQueue {
 
 impl Drop for CqInner {
     fn drop(&mut self) {
+        if let Some(channel) = &*self.channel {
+            // SAFETY: the queue is live, and was made with this id.
+            unsafe { channel.dismiss(self.id, self.raw) };
+        }
         // SAFETY: the last reference: the poller and every queue pair on it are gone.
         let result = unsafe { (self.context.api.destroy_cq)(self.raw) };
         match check(result) {
             // SAFETY: dropped once, here; not used after.
-            Ok(()) => unsafe { ManuallyDrop::drop(&mut self.context) },
+            Ok(()) => unsafe {
+                ManuallyDrop::drop(&mut self.channel);
+                ManuallyDrop::drop(&mut self.context);
+            },
             Err(error) => {
-                tracing::error!(device = %self.context.name, %error, "ibv_destroy_cq failed; queue and context are leaked");
+                tracing::error!(device = %self.context.name, %error, "ibv_destroy_cq failed; queue, channel and context are leaked");
             }
         }
     }

@@ -48,6 +48,8 @@ impl Table {
 
 /// What queue pairs and poller tell each other, behind the queue's lock.
 pub(super) struct Registry {
+    /// Entries there are.
+    capacity: u32,
     /// Entries not reserved.
     free: u32,
     /// The next key of each index that has been used and is free again.
@@ -65,6 +67,7 @@ pub(super) struct Registry {
 impl Registry {
     pub(super) fn new(capacity: u32) -> Self {
         Self {
+            capacity,
             free: capacity,
             vacant: Vec::new(),
             indices: 0,
@@ -76,6 +79,21 @@ impl Registry {
 
     pub(super) fn free(&self) -> u32 {
         self.free
+    }
+
+    pub(super) fn capacity(&self) -> u32 {
+        self.capacity
+    }
+
+    /// Entries reserved.
+    pub(super) fn reserved(&self) -> u32 {
+        self.capacity - self.free
+    }
+
+    /// The queue has `capacity` entries now, no fewer than are reserved.
+    pub(super) fn resized(&mut self, capacity: u32) {
+        let reserved = self.reserved();
+        (self.capacity, self.free) = (capacity, capacity.saturating_sub(reserved));
     }
 
     /// A key that no ring has or had.

@@ -95,3 +95,17 @@ pub unsafe fn query_port(api: &Api, context: *mut ibv_context, port: u8, attr: *
         }
     }
 }
+
+/// ibv_modify_cq(3): 0, or an errno value; `EOPNOTSUPP` when the provider has no such function.
+///
+/// # Safety
+/// `cq` and `attr` are live.
+pub unsafe fn modify_cq(cq: *mut ibv_cq, attr: *mut ibv_modify_cq_attr) -> c_int {
+    // SAFETY: a live queue has a live context, and the extended entry is read only when `sz` covers it.
+    unsafe {
+        match extended!((*cq).context, modify_cq) {
+            Some(modify) => modify(cq, attr),
+            None => libc::EOPNOTSUPP,
+        }
+    }
+}

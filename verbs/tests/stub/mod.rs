@@ -2,6 +2,7 @@
 //!
 //! It moves no data. Each test makes a device of its own, so that tests don't see each other's. This module is what tests tell it; `provider` is what the crate calls.
 
+mod events;
 mod provider;
 
 use core::ffi::c_int;
@@ -24,6 +25,9 @@ pub(crate) enum Verb {
     /// Takes all requests, and then says that it refused, but not which.
     PostSend,
     PollCq,
+    DestroyCq,
+    CreateCq,
+    ResizeCq,
 }
 
 /// A request as the provider got it.
@@ -60,6 +64,7 @@ struct WorkQueue {
 }
 
 struct StubQp {
+    raw: usize,
     state: u32,
     signal_all: bool,
     send_cq: usize,
@@ -80,12 +85,24 @@ struct State {
     fail: HashMap<Verb, c_int>,
     log: Vec<&'static str>,
     port_state: u32,
+    /// Asynchronous events that nobody has read.
+    async_events: VecDeque<ibv_async_event>,
+    /// Events read and not acknowledged, by the address of their object.
+    unacknowledged: HashMap<usize, u32>,
+    /// How often events were acknowledged.
+    acknowledgements: usize,
+    /// The queue pair whose oldest send completes just before a completion queue is next armed.
+    completes_before_arming: Option<u32>,
+    /// What a completion queue was last told of moderation.
+    moderation: Option<(u16, u16)>,
 }
 
 #[repr(C)]
 struct Cq {
     raw: ibv_cq,
     queue: Mutex<VecDeque<ibv_wc>>,
+    /// Whether the next completion makes an event; and whether only a failed one does, as nothing here is solicited.
+    armed: Mutex<Option<bool>>,
 }
 
 /// A device. Leaked, as its pointers go everywhere.
@@ -97,6 +114,10 @@ pub(crate) struct Stub {
     state: Mutex<State>,
     /// Complete every request as soon as it is posted.
     auto: AtomicU32,
+    /// Readable while there are asynchronous events.
+    async_fd: c_int,
+    /// Contexts opened from now on have the extended functions.
+    extended: AtomicU32,
 }
 
 // SAFETY: `device` is never written after it was made; its pointers are null.
@@ -126,6 +147,8 @@ impl Stub {
             c_name,
             state: Mutex::new(state),
             auto: AtomicU32::new(0),
+            async_fd: events::semaphore(),
+            extended: AtomicU32::new(0),
         }));
         DEVICES.lock().unwrap().push(stub);
         stub
@@ -303,6 +326,8 @@ fn push(cq: usize, wc: ibv_wc) {
     let mut queue = cq.queue.lock().unwrap();
     queue.push_back(wc);
     assert!(queue.len() <= cq.raw.cqe as usize, "the completion queue has overrun");
+    drop(queue);
+    events::completed(cq, wc.status != IBV_WC_SUCCESS);
 }
 
 /// The library whose devices are the stubs.

@@ -1,6 +1,6 @@
 //! The verbs of the stub, and their table.
 
-use core::ffi::{c_char, c_int, c_uint, c_void};
+use core::ffi::{c_char, c_int, c_void};
 use std::sync::Mutex;
 use std::sync::atomic::Ordering;
 
@@ -8,14 +8,17 @@ use doorbell_verbs_sys::*;
 
 use crate::allocation::OfTheProvider;
 
-use super::{Cq, DEVICES, NEXT, Posted, Stub, StubQp, Verb, WorkQueue, flush};
+use super::events::{
+    ack_async_event, ack_cq_events, create_comp_channel, destroy_comp_channel, get_async_event, get_cq_event, resize_cq,
+};
+use super::{Cq, DEVICES, NEXT, Posted, Stub, StubQp, Verb, WorkQueue, events, flush};
 
-unsafe fn stub_of(context: *mut ibv_context) -> &'static Stub {
+pub(super) unsafe fn stub_of(context: *mut ibv_context) -> &'static Stub {
     // SAFETY: every context of this provider has a stub's device, its first field.
     unsafe { &*(*context).device.cast::<Stub>() }
 }
 
-fn set_errno(errno: c_int) {
+pub(super) fn set_errno(errno: c_int) {
     // SAFETY: the calling thread's own errno.
     unsafe { *libc::__errno_location() = errno }
 }
@@ -45,31 +48,38 @@ unsafe extern "C" fn get_device_guid(_: *mut ibv_device) -> u64 {
 }
 unsafe extern "C" fn open_device(device: *mut ibv_device) -> *mut ibv_context {
     // SAFETY: all-zero is a valid context without functions; those called are filled in.
-    let mut context: Box<ibv_context> = Box::new(unsafe { core::mem::zeroed() });
+    let mut whole: Box<verbs_context> = Box::new(unsafe { core::mem::zeroed() });
+    // SAFETY: a stub's device.
+    let stub = unsafe { &*device.cast::<Stub>() };
+    if stub.extended.load(Ordering::Relaxed) != 0 {
+        whole.context.abi_compat = inline::VERBS_ABI_IS_EXTENDED;
+        whole.sz = size_of::<verbs_context>();
+        whole.modify_cq = Some(events::modify_cq);
+    }
+    let context = &mut whole.context;
     context.device = device;
+    context.async_fd = stub.async_fd;
     context.ops.post_send = Some(post_send);
     context.ops.post_recv = Some(post_recv);
     context.ops.poll_cq = Some(poll_cq);
-    let context = Box::into_raw(context);
-    // SAFETY: just made.
-    unsafe { stub_of(context) }.count("context", 1);
-    context
+    context.ops.req_notify_cq = Some(events::req_notify_cq);
+    stub.count("context", 1);
+    // SAFETY: a member of what was just made.
+    unsafe { &raw mut (*Box::into_raw(whole)).context }
 }
 unsafe extern "C" fn close_device(context: *mut ibv_context) -> c_int {
     // SAFETY: made by open_device.
     let stub = unsafe { stub_of(context) };
-    for kind in ["pd", "mr", "cq", "qp"] {
+    for kind in ["pd", "mr", "cq", "qp", "channel"] {
         assert_eq!(stub.live(kind), 0, "{kind} alive when the device is closed");
     }
     stub.count("context", -1);
     // SAFETY: as above.
-    drop(unsafe { Box::from_raw(context) });
+    let whole = unsafe { context.byte_sub(core::mem::offset_of!(verbs_context, context)) };
+    // SAFETY: as above.
+    drop(unsafe { Box::from_raw(whole.cast::<verbs_context>()) });
     0
 }
-unsafe extern "C" fn get_async_event(_: *mut ibv_context, _: *mut ibv_async_event) -> c_int {
-    -1
-}
-unsafe extern "C" fn ack_async_event(_: *mut ibv_async_event) {}
 unsafe extern "C" fn query_device(_: *mut ibv_context, attr: *mut ibv_device_attr) -> c_int {
     // SAFETY: the caller's.
     unsafe {
@@ -167,32 +177,29 @@ unsafe extern "C" fn dereg_mr(mr: *mut ibv_mr) -> c_int {
     drop(unsafe { Box::from_raw(mr) });
     0
 }
-unsafe extern "C" fn create_comp_channel(_: *mut ibv_context) -> *mut ibv_comp_channel {
-    core::ptr::null_mut()
-}
-unsafe extern "C" fn destroy_comp_channel(_: *mut ibv_comp_channel) -> c_int {
-    0
-}
 unsafe extern "C" fn create_cq(
     context: *mut ibv_context,
     cqe: c_int,
-    _: *mut c_void,
-    _: *mut ibv_comp_channel,
+    cq_context: *mut c_void,
+    channel: *mut ibv_comp_channel,
     _: c_int,
 ) -> *mut ibv_cq {
+    // SAFETY: a live context.
+    if let Some(errno) = unsafe { stub_of(context) }.failing(Verb::CreateCq) {
+        set_errno(errno);
+        return core::ptr::null_mut();
+    }
     // SAFETY: all-zero is a valid ibv_cq.
     let mut raw: ibv_cq = unsafe { core::mem::zeroed() };
-    (raw.context, raw.cqe) = (context, cqe);
+    (raw.context, raw.cqe, raw.cq_context, raw.channel) = (context, cqe, cq_context, channel);
     // SAFETY: a live context.
     unsafe { stub_of(context) }.count("cq", 1);
     Box::into_raw(Box::new(Cq {
         raw,
         queue: Mutex::default(),
+        armed: Mutex::default(),
     }))
     .cast()
-}
-unsafe extern "C" fn resize_cq(_: *mut ibv_cq, _: c_int) -> c_int {
-    libc::ENOSYS
 }
 unsafe extern "C" fn destroy_cq(cq: *mut ibv_cq) -> c_int {
     // SAFETY: made by create_cq.
@@ -206,15 +213,16 @@ unsafe extern "C" fn destroy_cq(cq: *mut ibv_cq) -> c_int {
         0,
         "queue pairs alive when their completion queue goes"
     );
+    if let Some(errno) = stub.failing(Verb::DestroyCq) {
+        return errno;
+    }
+    // SAFETY: live; its channel too.
+    unsafe { events::forget(&*cq.cast::<Cq>()) };
     stub.count("cq", -1);
     // SAFETY: as above.
     drop(unsafe { Box::from_raw(cq.cast::<Cq>()) });
     0
 }
-unsafe extern "C" fn get_cq_event(_: *mut ibv_comp_channel, _: *mut *mut ibv_cq, _: *mut *mut c_void) -> c_int {
-    -1
-}
-unsafe extern "C" fn ack_cq_events(_: *mut ibv_cq, _: c_uint) {}
 unsafe extern "C" fn create_qp(pd: *mut ibv_pd, attr: *mut ibv_qp_init_attr) -> *mut ibv_qp {
     // SAFETY: the caller's.
     let (stub, attr) = unsafe { (stub_of((*pd).context), &mut *attr) };
@@ -233,6 +241,7 @@ unsafe extern "C" fn create_qp(pd: *mut ibv_pd, attr: *mut ibv_qp_init_attr) -> 
     stub.state().qps.insert(
         qpn,
         StubQp {
+            raw: raw as usize,
             state: IBV_QPS_RESET,
             signal_all: attr.sq_sig_all != 0,
             send_cq: attr.send_cq as usize,
@@ -277,6 +286,7 @@ unsafe extern "C" fn destroy_qp(qp: *mut ibv_qp) -> c_int {
         return errno;
     }
     stub.count("qp", -1);
+    stub.all_acknowledged(qp as usize);
     let mut state = stub.state();
     state.log.push("destroy_qp");
     state.qps.remove(&qpn);

@@ -1,0 +1,124 @@
+//! A receiver that sleeps: between two messages its thread takes no processor time, where one that polls takes all of it.
+//!
+//! ```text
+//! cargo run --release -p doorbell-examples --bin 02_sleeping_receiver
+//! ```
+//!
+//! The completion queue is made on a completion channel, and [`CompletionQueue::wait`] sleeps on that until there is something to poll. At last the
+//! sender writes by a key that the receiver never gave: of that no completion tells the receiver, but an asynchronous event.
+
+#![forbid(unsafe_code)]
+
+use std::process::ExitCode;
+use std::thread;
+use std::time::Duration;
+
+use doorbell_examples::{Error, soft_pair};
+use doorbell_verbs::{
+    AsyncEvent, Buffer, CompletionQueue, Context, Local, PreparedQueuePair, QueuePair, QueuePairEvent, Remote, Success,
+    Write,
+};
+
+/// Longer than a message takes to come, on a busy machine too: after that the sender is taken for dead.
+const PATIENCE: Duration = Duration::from_secs(30);
+const MESSAGES: u32 = 5;
+const BYTES: usize = 64;
+
+fn main() -> ExitCode {
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// One end, not connected yet: its queue pair, completion queue, and a buffer.
+fn prepare(context: &Context) -> Result<(PreparedQueuePair, CompletionQueue, Buffer), Error> {
+    let pd = context.protection_domain()?;
+    let channel = context.completion_channel()?;
+    // The queue keeps the channel: it is needed for no more than this.
+    let cq = context.completion_queue_on(&channel, 16)?;
+    let qp = pd
+        .queue_pair(&cq)
+        .send_depth(4)
+        .recv_depth(4)
+        .allow_remote_write()
+        .rc()?;
+    Ok((qp, cq, pd.register(vec![0; BYTES], Local)?))
+}
+
+fn run() -> Result<(), Error> {
+    let (sending, receiving) = soft_pair()?;
+    let (sender, sent, message) = prepare(&sending)?;
+    let (mut receiver, mut received, inbox) = prepare(&receiving)?;
+    let (to_sender, to_receiver) = (sender.endpoint(), receiver.endpoint());
+    receiver.receive(inbox)?;
+    let mut receiver = receiver.connect(&to_sender)?;
+    let sender = sender.connect(&to_receiver)?;
+    let mut events = receiving.events()?;
+
+    thread::scope(|scope| {
+        let sending = scope.spawn(|| send(sender, sent, message));
+        receive(&mut receiver, &mut received)?;
+        let refused = AsyncEvent::Qp {
+            qpn: receiver.qpn(),
+            event: QueuePairEvent::AccessError,
+        };
+        match events.wait(PATIENCE)? {
+            Some(event) if event == refused => println!("a write by a key of its own making: refused"),
+            other => return Err(format!("expected {refused:?}, got {other:?}").into()),
+        }
+        sending.join().map_err(|_| "the sender panicked")?
+    })
+}
+
+/// Receives all messages, asleep until each comes.
+fn receive(qp: &mut QueuePair, cq: &mut CompletionQueue) -> Result<(), Error> {
+    let mut count = 0;
+    while count < MESSAGES {
+        let mut any = false;
+        for mut done in cq.wait(PATIENCE)? {
+            any = true;
+            let Success::Receive { len, imm: Some(number) } = done.result()? else {
+                return Err(format!("expected a message, got {done:?}").into());
+            };
+            let inbox: Buffer = done.take().ok_or("a receive gives its buffer back")?;
+            if number != count || inbox[..len as usize] != [number as u8; BYTES] {
+                return Err(format!("message {number} in place of {count}, or not as it was sent").into());
+            }
+            println!("message {number}: {len} bytes");
+            count += 1;
+            qp.receive(inbox)?;
+        }
+        if !any {
+            return Err("the sender says nothing more".into());
+        }
+    }
+    Ok(())
+}
+
+/// Sends a message now and then, and at last writes by a key that nobody gave it. It sleeps, too, until each is acknowledged.
+fn send(mut qp: QueuePair, mut cq: CompletionQueue, mut message: Buffer) -> Result<(), Error> {
+    for number in 0..MESSAGES {
+        thread::sleep(Duration::from_millis(50));
+        message.fill(number as u8);
+        qp.post(|batch| {
+            batch.send(message).imm(number).signalled();
+        })?;
+        let mut done = cq.wait(PATIENCE)?.next().ok_or("no acknowledgement")?;
+        done.result()?;
+        message = done.take().ok_or("a send gives its buffer back")?;
+    }
+    qp.post(|batch| {
+        batch
+            .write(message, Remote::<Write>::from_raw(0, 0, BYTES as u64))
+            .signalled();
+    })?;
+    let done = cq.wait(PATIENCE)?.next().ok_or("no refusal")?;
+    match done.result() {
+        Ok(success) => Err(format!("a write by no key succeeded: {success:?}").into()),
+        Err(_) => Ok(()),
+    }
+}

@@ -1,0 +1,188 @@
+//! Many connections served by tasks of one thread: each awaits its own completion queue, all are told by one completion channel.
+//!
+//! ```text
+//! cargo run --release -p doorbell-examples --bin 03_tokio
+//! ```
+//!
+//! Every client sends a number and awaits its double. With the feature `tokio` of `doorbell-verbs`, a [`TokioChannel`] takes the place of the thread's sleep.
+
+#![forbid(unsafe_code)]
+
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use doorbell_examples::{Error, soft_pair};
+use doorbell_verbs::{
+    Buffer, CompletionQueue, Context, Local, Notify, PreparedQueuePair, ProtectionDomain, Queue, QueuePair,
+    TokioChannel,
+};
+
+const CLIENTS: u64 = 8;
+const ROUNDS: u64 = 50;
+const WORD: usize = size_of::<u64>();
+/// Longer than all of it takes, on a busy machine too.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn main() -> ExitCode {
+    let result = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(Error::from)
+        .and_then(|runtime| runtime.block_on(run()));
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn run() -> Result<(), Error> {
+    let (ours, theirs) = soft_pair()?;
+    let (clients, servers) = (Side::new(&ours)?, Side::new(&theirs)?);
+    let mut tasks = Vec::new();
+    for number in 0..CLIENTS {
+        let (client, server) = (clients.prepare()?, servers.prepare()?);
+        let (to_client, to_server) = (client.qp.endpoint(), server.qp.endpoint());
+        tasks.push(tokio::spawn(serve(server.connect(&to_client)?)));
+        tasks.push(tokio::spawn(ask(client.connect(&to_server)?, number)));
+    }
+    let all = async {
+        // Kept until all are done: a connection that goes cannot acknowledge again what its peer has sent, should that be needed.
+        let mut done = Vec::new();
+        for task in tasks {
+            done.push(task.await??);
+        }
+        Ok::<_, Error>(done)
+    };
+    tokio::time::timeout(PATIENCE, all).await??;
+    println!("{CLIENTS} clients, {ROUNDS} answers each");
+    Ok(())
+}
+
+/// One device, and the channel of all its connections.
+struct Side {
+    pd: ProtectionDomain,
+    channel: Arc<TokioChannel>,
+}
+
+/// A connection that is half made.
+struct Prepared {
+    qp: PreparedQueuePair,
+    cq: CompletionQueue,
+    channel: Arc<TokioChannel>,
+    message: Buffer,
+}
+
+/// A connection, with the buffers that are not in flight: at most one comes in while another goes out.
+struct Connection {
+    qp: QueuePair,
+    cq: CompletionQueue,
+    channel: Arc<TokioChannel>,
+    received: Option<Buffer>,
+    sent: Option<Buffer>,
+}
+
+impl Side {
+    fn new(context: &Context) -> Result<Self, Error> {
+        Ok(Self {
+            pd: context.protection_domain()?,
+            channel: Arc::new(TokioChannel::new(context.completion_channel()?)?),
+        })
+    }
+
+    /// A queue pair with one receive posted.
+    fn prepare(&self) -> Result<Prepared, Error> {
+        let cq = self.pd.context().completion_queue_on(self.channel.channel(), 8)?;
+        let mut qp = self.pd.queue_pair(&cq).send_depth(4).recv_depth(4).signal_all().rc()?;
+        qp.receive(self.pd.register(vec![0; WORD], Local)?)?;
+        Ok(Prepared {
+            qp,
+            cq,
+            channel: Arc::clone(&self.channel),
+            message: self.pd.register(vec![0; WORD], Local)?,
+        })
+    }
+}
+
+impl Prepared {
+    fn connect(self, peer: &doorbell_verbs::Endpoint) -> Result<Connection, Error> {
+        Ok(Connection {
+            qp: self.qp.connect(peer)?,
+            cq: self.cq,
+            channel: self.channel,
+            received: None,
+            sent: Some(self.message),
+        })
+    }
+}
+
+impl Connection {
+    async fn send(&mut self, number: u64) -> Result<(), Error> {
+        let mut message = loop {
+            match self.sent.take() {
+                Some(message) => break message,
+                None => self.completions().await?,
+            }
+        };
+        message.copy_from_slice(&number.to_be_bytes());
+        Ok(self.qp.send(message)?)
+    }
+
+    async fn receive(&mut self) -> Result<u64, Error> {
+        let message = loop {
+            match self.received.take() {
+                Some(message) => break message,
+                None => self.completions().await?,
+            }
+        };
+        let number = u64::from_be_bytes(message[..].try_into()?);
+        self.qp.receive(message)?;
+        Ok(number)
+    }
+
+    /// Awaits completions, and keeps the buffers that they give back.
+    async fn completions(&mut self) -> Result<(), Error> {
+        for mut done in self.channel.completions(&mut self.cq, Notify::Any).await? {
+            done.result()?;
+            match done.queue() {
+                Queue::Receive => self.received = done.take(),
+                Queue::Send => self.sent = done.take(),
+            }
+        }
+        Ok(())
+    }
+
+    /// Awaits the acknowledgement of what was sent: dropping the connection would take it back.
+    async fn finish(&mut self) -> Result<(), Error> {
+        while self.sent.is_none() {
+            self.completions().await?;
+        }
+        Ok(())
+    }
+}
+
+/// Answers every number by its double.
+async fn serve(mut connection: Connection) -> Result<Connection, Error> {
+    for _ in 0..ROUNDS {
+        let number = connection.receive().await?;
+        connection.send(2 * number).await?;
+    }
+    connection.finish().await?;
+    Ok(connection)
+}
+
+async fn ask(mut connection: Connection, client: u64) -> Result<Connection, Error> {
+    for round in 0..ROUNDS {
+        let number = client << 32 | round;
+        connection.send(number).await?;
+        let answer = connection.receive().await?;
+        if answer != 2 * number {
+            return Err(format!("client {client} asked for the double of {number}, and was told {answer}").into());
+        }
+    }
+    connection.finish().await?;
+    Ok(connection)
+}

@@ -1,0 +1,77 @@
+//! How many entries a queue has, and how often it interrupts.
+
+use core::ffi::c_int;
+
+use doorbell_verbs_sys::{self as sys, inline};
+
+use super::CompletionQueue;
+use crate::context::ContextInner;
+use crate::error::{CompletionQueueError, check};
+
+/// A number of entries as verbs take it.
+pub(super) fn checked(context: &ContextInner, entries: u32) -> Result<c_int, CompletionQueueError> {
+    let max = context.attr.max_cqe;
+    match i32::try_from(entries).ok().filter(|_| entries <= max) {
+        Some(cqe) => Ok(cqe.max(1)),
+        None => Err(CompletionQueueError::TooLarge {
+            device: context.name.clone(),
+            entries,
+            max,
+        }),
+    }
+}
+
+impl CompletionQueue {
+    /// Changes how many entries it has, to `entries` or more (ibv_resize_cq(3), IBTA vol 1, 11.2.8.3). Queue pairs may work on it meanwhile.
+    ///
+    /// # Errors
+    /// When its queue pairs have reserved more than that, the device has no queues as large, or cannot resize them. The queue is as it was then.
+    pub fn resize(&mut self, entries: u32) -> Result<(), CompletionQueueError> {
+        let context = &self.inner().context;
+        let cqe = checked(context, entries)?;
+        // Held throughout, so that no queue pair reserves what is about to go.
+        let mut registry = self.inner().registry();
+        let reserved = registry.reserved();
+        if entries < reserved {
+            return Err(CompletionQueueError::Reserved {
+                device: context.name.clone(),
+                entries,
+                reserved,
+            });
+        }
+        // SAFETY: the queue is live; nobody else polls or resizes it, by `&mut self`.
+        let result = unsafe { (context.api.resize_cq)(self.inner().raw, cqe) };
+        check(result).map_err(|error| CompletionQueueError::Resize {
+            device: context.name.clone(),
+            entries,
+            error,
+        })?;
+        // SAFETY: live; written by making and resizing alone, which is over.
+        let capacity = unsafe { (*self.inner().raw).cqe };
+        registry.resized(u32::try_from(capacity).unwrap_or(entries));
+        Ok(())
+    }
+
+    /// Has the device gather completions before it makes an event of them: until there are `count`, or the oldest is `period_us` microseconds old
+    /// (ibv_modify_cq(3)). 0 and 0 is no moderation, as at the beginning. What a poll finds does not change.
+    ///
+    /// # Errors
+    /// When the device has no moderation (an error of kind [`Unsupported`](std::io::ErrorKind::Unsupported)), or not as much.
+    pub fn moderate(&mut self, count: u16, period_us: u16) -> Result<(), CompletionQueueError> {
+        let mut attr = sys::ibv_modify_cq_attr {
+            attr_mask: sys::IBV_CQ_ATTR_MODERATE,
+            moderate: sys::ibv_moderate_cq {
+                cq_count: count,
+                cq_period: period_us,
+            },
+        };
+        // SAFETY: the queue is live, and so is `attr`.
+        let result = unsafe { inline::modify_cq(self.inner().raw, &mut attr) };
+        check(result).map_err(|error| CompletionQueueError::Moderate {
+            device: self.inner().context.name.clone(),
+            count,
+            period_us,
+            error,
+        })
+    }
+}

@@ -1,0 +1,399 @@
+//! Completion channels: sleeping until a completion queue has something to poll (IBTA vol 1, 10.10; ibv_get_cq_event(3)).
+//!
+//! Whoever reads events from the channel reads those of other queues too. So events are *recorded* by queue, and each waiter looks for its own in the record:
+//! none is lost to the wrong reader. At most one thread, the *leader*, sleeps on the descriptor, and records all that is there before it gives up the lead;
+//! the others sleep until it does. While there is a leader nobody else reads from the descriptor: poll(2) would not return for an event that is gone again.
+
+use core::ffi::c_void;
+use core::mem::ManuallyDrop;
+use core::num::NonZeroUsize;
+use core::sync::atomic::{AtomicUsize, Ordering};
+use std::collections::{HashMap, VecDeque};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use doorbell_verbs_sys as sys;
+
+use super::{deadline_of, left_until, set_nonblocking, wait_readable};
+use crate::context::{Context, ContextInner};
+use crate::error::{EventError, check};
+
+/// Events of one queue that are acknowledged together: acknowledging takes a lock (ibv_get_cq_event(3)).
+const ACKNOWLEDGED_TOGETHER: u32 = 64;
+
+/// What names a completion queue in events: unique in the process, and never used again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct CqId(NonZeroUsize);
+
+impl CqId {
+    pub(crate) fn next() -> Self {
+        static NEXT: AtomicUsize = AtomicUsize::new(1);
+        // 2^64 queues cannot be made.
+        Self(NonZeroUsize::new(NEXT.fetch_add(1, Ordering::Relaxed)).unwrap_or(NonZeroUsize::MAX))
+    }
+
+    /// As a queue's `cq_context`, which its events bring back.
+    pub(crate) fn to_context(self) -> *mut c_void {
+        core::ptr::without_provenance_mut(self.0.get())
+    }
+
+    /// The queue with this `cq_context`; `None` for one that this crate did not make.
+    pub(crate) fn from_context(context: *mut c_void) -> Option<Self> {
+        NonZeroUsize::new(context.addr()).map(Self)
+    }
+}
+
+impl core::fmt::Display for CqId {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// A completion channel: it tells which of its completion queues has something to poll, once for each time that the queue was
+/// [armed](crate::CompletionQueue::arm). Clones are the same channel, which lives as long as they and the queues made on it.
+///
+/// To sleep until one queue has completions, see [`CompletionQueue::wait`](crate::CompletionQueue::wait). To serve many from one thread:
+///
+/// ```no_run
+/// use doorbell_verbs::{CompletionChannel, CompletionQueue, EventError, Notify};
+///
+/// fn serve(channel: &CompletionChannel, queues: &mut [CompletionQueue]) -> Result<(), EventError> {
+///     loop {
+///         for cq in &mut *queues {
+///             // Arm first, then poll: a completion that comes between the two is found, one that comes later makes an event.
+///             cq.arm(Notify::Any)?;
+///             while cq.poll()?.map(drop).count() > 0 {}
+///         }
+///         channel.wait(None)?;
+///     }
+/// }
+/// ```
+///
+/// [`wait`](Self::wait) names the queue, so that a larger server need not look at the others. In an event loop of one's own, watch the descriptor ([`AsFd`]) and
+/// call [`try_next`](Self::try_next) until it gives `None`; the descriptor must not be read, nor made blocking.
+#[derive(Clone)]
+pub struct CompletionChannel {
+    inner: Arc<ChannelInner>,
+}
+
+/// The channel, as its queues hold it.
+pub(crate) struct ChannelInner {
+    raw: *mut sys::ibv_comp_channel,
+    context: ManuallyDrop<Arc<ContextInner>>,
+    record: Mutex<Record>,
+    /// The record has grown, or the lead is free.
+    changed: Condvar,
+    /// The same, for tasks.
+    #[cfg(feature = "tokio")]
+    pub(super) told: ::tokio::sync::Notify,
+}
+
+// SAFETY: `raw` is only passed to verbs, which may be called from any thread, and its `fd` is constant; the rest is Send and Sync.
+unsafe impl Send for ChannelInner {}
+// SAFETY: as above.
+unsafe impl Sync for ChannelInner {}
+
+/// The events read so far.
+#[derive(Default)]
+pub(crate) struct Record {
+    queues: HashMap<CqId, QueueRecord>,
+    /// Queues with an event that nobody has been told of, oldest first.
+    untold: VecDeque<CqId>,
+    /// Whether a thread sleeps on the descriptor.
+    led: bool,
+}
+
+#[derive(Default)]
+struct QueueRecord {
+    /// Events read so far.
+    seen: u64,
+    unacknowledged: u32,
+    /// Whether it is among the `untold`.
+    untold: bool,
+}
+
+impl Record {
+    /// The next queue to be told of.
+    pub(crate) fn next(&mut self) -> Option<CqId> {
+        let id = self.untold.pop_front()?;
+        if let Some(queue) = self.queues.get_mut(&id) {
+            queue.untold = false;
+        }
+        Some(id)
+    }
+
+    /// How many events of queue `id` there were.
+    fn seen(&self, id: CqId) -> u64 {
+        self.queues.get(&id).map_or(0, |queue| queue.seen)
+    }
+
+    /// Whether there were any events of queue `id` but the first `seen`. Then nobody need be told of it.
+    pub(crate) fn told_since(&mut self, id: CqId, seen: u64) -> Option<()> {
+        let queue = self.queues.get_mut(&id).filter(|queue| queue.seen != seen)?;
+        if core::mem::take(&mut queue.untold) {
+            self.untold.retain(|other| *other != id);
+        }
+        Some(())
+    }
+
+    /// Adds an event of queue `id`. Says how many of its events to acknowledge now.
+    fn add(&mut self, id: Option<CqId>) -> u32 {
+        let Some((id, queue)) = id.and_then(|id| Some((id, self.queues.get_mut(&id)?))) else {
+            // Its queue is being destroyed, which waits for this.
+            return 1;
+        };
+        queue.seen += 1;
+        queue.unacknowledged += 1;
+        if !core::mem::replace(&mut queue.untold, true) {
+            self.untold.push_back(id);
+        }
+        if queue.unacknowledged < ACKNOWLEDGED_TOGETHER {
+            return 0;
+        }
+        core::mem::take(&mut queue.unacknowledged)
+    }
+}
+
+impl CompletionChannel {
+    pub(crate) fn new(context: &Context) -> Result<Self, EventError> {
+        let context = context.inner();
+        let failed = |error| EventError::CreateChannel {
+            device: context.name.clone(),
+            error,
+        };
+        // SAFETY: the context is live.
+        let raw = unsafe { (context.api.create_comp_channel)(context.raw) };
+        if raw.is_null() {
+            return Err(failed(io::Error::last_os_error()));
+        }
+        let inner = ChannelInner {
+            raw,
+            context: ManuallyDrop::new(Arc::clone(context)),
+            record: Mutex::default(),
+            changed: Condvar::new(),
+            #[cfg(feature = "tokio")]
+            told: ::tokio::sync::Notify::new(),
+        };
+        set_nonblocking(inner.fd()).map_err(failed)?;
+        Ok(Self { inner: Arc::new(inner) })
+    }
+
+    pub(crate) fn inner(&self) -> &Arc<ChannelInner> {
+        &self.inner
+    }
+
+    /// The next queue that has an event (ibv_get_cq_event(3)); sleeps until there is one. `None` when `timeout` came first; a `timeout` of `None` never comes.
+    ///
+    /// The event says that the queue got a completion after it was armed. Who polls in between may find it empty.
+    ///
+    /// # Errors
+    /// When the channel cannot be read: the device is gone.
+    pub fn wait(&self, timeout: impl Into<Option<Duration>>) -> Result<Option<CqId>, EventError> {
+        self.inner.wait(deadline_of(timeout.into()), Record::next)
+    }
+
+    /// The next queue that has an event, without blocking. `None` when there is none, or another thread is just about to read it, which is then told.
+    ///
+    /// # Errors
+    /// As for [`wait`](Self::wait).
+    pub fn try_next(&self) -> Result<Option<CqId>, EventError> {
+        self.inner.look(&mut Record::next)
+    }
+}
+
+impl ChannelInner {
+    fn fd(&self) -> BorrowedFd<'_> {
+        // SAFETY: the channel is live as long as `self`, and owns its descriptor.
+        unsafe { BorrowedFd::borrow_raw((*self.raw).fd) }
+    }
+
+    pub(crate) fn raw(&self) -> *mut sys::ibv_comp_channel {
+        self.raw
+    }
+
+    pub(crate) fn is_of(&self, context: &Context) -> bool {
+        self.context.raw == context.inner().raw
+    }
+
+    fn record(&self) -> MutexGuard<'_, Record> {
+        // Its holders don't panic between two writes.
+        self.record.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Begins to keep the events of a queue about to be made on this channel.
+    pub(crate) fn enlist(&self, id: CqId) {
+        self.record().queues.insert(id, QueueRecord::default());
+    }
+
+    /// Forgets a queue that could not be made.
+    pub(crate) fn strike(&self, id: CqId) {
+        self.record().queues.remove(&id);
+    }
+
+    /// Forgets a queue about to be destroyed, and acknowledges its events, for which destroying it waits.
+    ///
+    /// # Safety
+    /// `cq` is live, and its `cq_context` says `id`.
+    pub(crate) unsafe fn dismiss(&self, id: CqId, cq: *mut sys::ibv_cq) {
+        let mut record = self.record();
+        let Some(queue) = record.queues.remove(&id) else { return };
+        record.untold.retain(|other| *other != id);
+        drop(record);
+        if queue.unacknowledged > 0 {
+            // SAFETY: the queue is live, and has had as many events that were not acknowledged.
+            unsafe { (self.context.api.ack_cq_events)(cq, queue.unacknowledged) };
+        }
+    }
+
+    /// How many events of queue `id` there were.
+    pub(crate) fn seen(&self, id: CqId) -> u64 {
+        self.record().seen(id)
+    }
+
+    /// Reads all the events that are there into the record, and tells those who wait.
+    fn read(&self, record: &mut Record) -> Result<(), EventError> {
+        let mut any = false;
+        let result = loop {
+            let (mut cq, mut context) = (core::ptr::null_mut(), core::ptr::null_mut());
+            // SAFETY: the channel is live, and both may be written.
+            if unsafe { (self.context.api.get_cq_event)(self.raw, &mut cq, &mut context) } != 0 {
+                break io::Error::last_os_error();
+            }
+            any = true;
+            let acknowledged = record.add(CqId::from_context(context));
+            if acknowledged > 0 {
+                // SAFETY: a queue lives at least until its events are acknowledged, and these were not.
+                unsafe { (self.context.api.ack_cq_events)(cq, acknowledged) };
+            }
+        };
+        if any {
+            self.tell();
+        }
+        match result.kind() {
+            io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => Ok(()),
+            _ => Err(self.failed(result)),
+        }
+    }
+
+    fn tell(&self) {
+        self.changed.notify_all();
+        #[cfg(feature = "tokio")]
+        self.told.notify_waiters();
+    }
+
+    pub(super) fn failed(&self, error: io::Error) -> EventError {
+        EventError::Wait {
+            verb: "ibv_get_cq_event",
+            device: self.context.name.clone(),
+            error,
+        }
+    }
+
+    /// What `find` makes of the record, without blocking.
+    pub(super) fn look<T>(&self, find: &mut impl FnMut(&mut Record) -> Option<T>) -> Result<Option<T>, EventError> {
+        let mut record = self.record();
+        let found = find(&mut record);
+        if found.is_some() || record.led {
+            return Ok(found);
+        }
+        self.read(&mut record)?;
+        Ok(find(&mut record))
+    }
+
+    /// Sleeps until `find` finds something in the record. `None` when the deadline came first.
+    pub(crate) fn wait<T>(
+        &self,
+        deadline: Option<Instant>,
+        mut find: impl FnMut(&mut Record) -> Option<T>,
+    ) -> Result<Option<T>, EventError> {
+        let mut record = self.record();
+        loop {
+            if let Some(found) = find(&mut record) {
+                return Ok(Some(found));
+            }
+            if !record.led {
+                self.read(&mut record)?;
+                if let Some(found) = find(&mut record) {
+                    return Ok(Some(found));
+                }
+            }
+            let left = left_until(deadline);
+            if left == Some(Duration::ZERO) {
+                return Ok(None);
+            }
+            record = if record.led {
+                self.follow(record, left)
+            } else {
+                self.lead(record, deadline)?
+            };
+        }
+    }
+
+    /// Sleeps until the leader has read events or given up the lead.
+    fn follow<'a>(&'a self, record: MutexGuard<'a, Record>, left: Option<Duration>) -> MutexGuard<'a, Record> {
+        match left {
+            Some(left) => {
+                self.changed
+                    .wait_timeout(record, left)
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .0
+            }
+            None => self.changed.wait(record).unwrap_or_else(PoisonError::into_inner),
+        }
+    }
+
+    /// Sleeps until there are events, and reads them.
+    fn lead<'a>(
+        &'a self,
+        mut record: MutexGuard<'a, Record>,
+        deadline: Option<Instant>,
+    ) -> Result<MutexGuard<'a, Record>, EventError> {
+        record.led = true;
+        drop(record);
+        let slept = wait_readable(self.fd(), deadline);
+        let mut record = self.record();
+        record.led = false;
+        let read = self.read(&mut record);
+        // Whatever came of it, another must take the lead.
+        self.tell();
+        slept.map_err(|error| self.failed(error))?;
+        read.map(|()| record)
+    }
+}
+
+impl AsFd for CompletionChannel {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.inner.fd()
+    }
+}
+
+impl AsRawFd for CompletionChannel {
+    fn as_raw_fd(&self) -> RawFd {
+        self.as_fd().as_raw_fd()
+    }
+}
+
+impl core::fmt::Debug for CompletionChannel {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("CompletionChannel")
+            .field("device", &self.inner.context.name)
+            .field("fd", &self.as_raw_fd())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Drop for ChannelInner {
+    fn drop(&mut self) {
+        // SAFETY: the last reference: the queues on it hold one until they have been destroyed (and leak it if destroying failed).
+        let result = unsafe { (self.context.api.destroy_comp_channel)(self.raw) };
+        match check(result) {
+            // SAFETY: dropped once, here; not used after.
+            Ok(()) => unsafe { ManuallyDrop::drop(&mut self.context) },
+            Err(error) => {
+                tracing::error!(device = %self.context.name, %error, "ibv_destroy_comp_channel failed; channel and context are leaked");
+            }
+        }
+    }
+}

@@ -1,0 +1,232 @@
+//! Asynchronous events: what happens to a device's objects without a request having asked for it (IBTA vol 1, 11.6.3; ibv_get_async_event(3)).
+
+use core::mem::MaybeUninit;
+use core::sync::atomic::Ordering;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+use doorbell_verbs_sys as sys;
+
+use super::channel::CqId;
+use super::{deadline_of, set_nonblocking, wait_readable};
+use crate::context::{Context, ContextInner};
+use crate::error::EventError;
+use crate::types::Qpn;
+
+/// Something happened to a device or one of its objects.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum AsyncEvent {
+    /// To a queue pair.
+    Qp {
+        /// Its number.
+        qpn: Qpn,
+        /// What happened.
+        event: QueuePairEvent,
+    },
+    /// A completion queue has overrun: completions are lost, and the queue pairs on it must be dropped.
+    CqOverrun(CqId),
+    /// To a port.
+    Port {
+        /// Its number, from 1.
+        port: u8,
+        /// What happened.
+        event: PortEvent,
+    },
+    /// The device cannot go on. Drop everything made from it, and open it anew.
+    DeviceFatal,
+    /// Another event, with the code of `ibv_event_type`.
+    Other(u32),
+}
+
+/// What may happen to a queue pair.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum QueuePairEvent {
+    /// It went to the error state by an error that no completion reports.
+    Fatal,
+    /// The peer sent a request that is malformed or that this side does not allow.
+    RequestError,
+    /// The peer tried to access memory that it has no right to.
+    AccessError,
+    /// The first message arrived before this side was ready to send.
+    CommunicationEstablished,
+    /// Its send queue has drained (to SQD).
+    SendQueueDrained,
+    /// It is in the error state, and has taken its last receive from its shared receive queue.
+    LastRequestReached,
+    /// It goes by its alternate path now.
+    PathMigrated,
+    /// It could not go over to its alternate path.
+    PathMigrationFailed,
+}
+
+/// What may happen to a port.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum PortEvent {
+    /// Its link came up.
+    Active,
+    /// Its link went down.
+    Error,
+    /// Its LID changed.
+    LidChanged,
+    /// Its table of partition keys changed.
+    PkeysChanged,
+    /// Its subnet manager changed.
+    SubnetManagerChanged,
+    /// The subnet manager asks all clients to register again.
+    ClientsMustReregister,
+    /// Its table of GIDs changed: an IP address of its network interface came or went.
+    GidsChanged,
+}
+
+impl AsyncEvent {
+    /// # Safety
+    /// The event was filled by ibv_get_async_event, and is not acknowledged: the object that it names is live.
+    unsafe fn from_sys(raw: &sys::ibv_async_event) -> Self {
+        use {PortEvent as P, QueuePairEvent as Q};
+        let qp = |event| {
+            // SAFETY: called for the types whose element is a queue pair (ibv_get_async_event(3)), live by contract.
+            let number = unsafe { (*raw.element.qp).qp_num };
+            Self::Qp {
+                qpn: Qpn::truncated(number),
+                event,
+            }
+        };
+        let port = |event| {
+            // SAFETY: called for the types whose element is a port's number.
+            let number = unsafe { raw.element.port_num };
+            Self::Port {
+                port: u8::try_from(number).unwrap_or(0),
+                event,
+            }
+        };
+        match raw.event_type {
+            sys::IBV_EVENT_CQ_ERR => {
+                // SAFETY: of this type the element is a completion queue, live by contract.
+                let id = CqId::from_context(unsafe { (*raw.element.cq).cq_context });
+                id.map_or(Self::Other(raw.event_type), Self::CqOverrun)
+            }
+            sys::IBV_EVENT_QP_FATAL => qp(Q::Fatal),
+            sys::IBV_EVENT_QP_REQ_ERR => qp(Q::RequestError),
+            sys::IBV_EVENT_QP_ACCESS_ERR => qp(Q::AccessError),
+            sys::IBV_EVENT_COMM_EST => qp(Q::CommunicationEstablished),
+            sys::IBV_EVENT_SQ_DRAINED => qp(Q::SendQueueDrained),
+            sys::IBV_EVENT_PATH_MIG => qp(Q::PathMigrated),
+            sys::IBV_EVENT_PATH_MIG_ERR => qp(Q::PathMigrationFailed),
+            sys::IBV_EVENT_QP_LAST_WQE_REACHED => qp(Q::LastRequestReached),
+            sys::IBV_EVENT_PORT_ACTIVE => port(P::Active),
+            sys::IBV_EVENT_PORT_ERR => port(P::Error),
+            sys::IBV_EVENT_LID_CHANGE => port(P::LidChanged),
+            sys::IBV_EVENT_PKEY_CHANGE => port(P::PkeysChanged),
+            sys::IBV_EVENT_SM_CHANGE => port(P::SubnetManagerChanged),
+            sys::IBV_EVENT_CLIENT_REREGISTER => port(P::ClientsMustReregister),
+            sys::IBV_EVENT_GID_CHANGE => port(P::GidsChanged),
+            sys::IBV_EVENT_DEVICE_FATAL => Self::DeviceFatal,
+            other => Self::Other(other),
+        }
+    }
+}
+
+/// The reader of a context's asynchronous events, made by [`Context::events`]. A context has one at a time.
+///
+/// An event is acknowledged as soon as it is read: destroying an object waits for that, and the natural answer to the event of a queue pair is to drop the queue
+/// pair. So an event names its object by a number; when other threads make queue pairs while this one reads, that number may have become another's.
+///
+/// In an event loop of one's own, watch the descriptor ([`AsFd`]) and call [`try_next`](Self::try_next) until it gives `None`.
+pub struct Events {
+    context: Arc<ContextInner>,
+}
+
+impl Events {
+    pub(crate) fn new(context: &Context) -> Result<Self, EventError> {
+        let context = context.inner();
+        if context.events_taken.swap(true, Ordering::Acquire) {
+            return Err(EventError::ReaderTaken {
+                device: context.name.clone(),
+            });
+        }
+        let events = Self {
+            context: Arc::clone(context),
+        };
+        match set_nonblocking(events.as_fd()) {
+            Ok(()) => Ok(events),
+            Err(error) => Err(events.failed(error)),
+        }
+    }
+
+    /// The next event; sleeps until there is one. `None` when `timeout` came first; a `timeout` of `None` never comes.
+    ///
+    /// # Errors
+    /// When events cannot be read: the device is gone.
+    pub fn wait(&mut self, timeout: impl Into<Option<Duration>>) -> Result<Option<AsyncEvent>, EventError> {
+        let deadline = deadline_of(timeout.into());
+        loop {
+            if let Some(event) = self.try_next()? {
+                return Ok(Some(event));
+            }
+            if !wait_readable(self.as_fd(), deadline).map_err(|error| self.failed(error))? {
+                return Ok(None);
+            }
+        }
+    }
+
+    /// The next event, if there is one (ibv_get_async_event(3)); without blocking.
+    ///
+    /// # Errors
+    /// As for [`wait`](Self::wait).
+    pub fn try_next(&mut self) -> Result<Option<AsyncEvent>, EventError> {
+        let mut raw = MaybeUninit::<sys::ibv_async_event>::zeroed();
+        // SAFETY: the context is live, and `raw` may be written.
+        if unsafe { (self.context.api.get_async_event)(self.context.raw, raw.as_mut_ptr()) } != 0 {
+            let error = io::Error::last_os_error();
+            return match error.kind() {
+                io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => Ok(None),
+                _ => Err(self.failed(error)),
+            };
+        }
+        // SAFETY: it said 0, so it has filled this; the event is acknowledged below.
+        let event = unsafe { AsyncEvent::from_sys(raw.assume_init_ref()) };
+        // SAFETY: read just now, and acknowledged once.
+        unsafe { (self.context.api.ack_async_event)(raw.as_mut_ptr()) };
+        Ok(Some(event))
+    }
+
+    pub(super) fn failed(&self, error: io::Error) -> EventError {
+        EventError::Wait {
+            verb: "ibv_get_async_event",
+            device: self.context.name.clone(),
+            error,
+        }
+    }
+}
+
+impl AsFd for Events {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        // SAFETY: the context is live as long as `self`, and owns the descriptor.
+        unsafe { BorrowedFd::borrow_raw((*self.context.raw).async_fd) }
+    }
+}
+
+impl AsRawFd for Events {
+    fn as_raw_fd(&self) -> RawFd {
+        self.as_fd().as_raw_fd()
+    }
+}
+
+impl core::fmt::Debug for Events {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("Events")
+            .field("device", &self.context.name)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Drop for Events {
+    fn drop(&mut self) {
+        self.context.events_taken.store(false, Ordering::Release);
+    }
+}

@@ -1,0 +1,132 @@
+//! Waiting in tasks of a tokio runtime, whose I/O driver must be enabled.
+
+use core::future::{Future, poll_fn};
+use core::pin::pin;
+use core::task::Poll;
+use std::io;
+
+use ::tokio::io::Interest;
+use ::tokio::io::unix::AsyncFd;
+
+use super::channel::{CompletionChannel, CqId, Record};
+use super::reader::{AsyncEvent, Events};
+use crate::cq::{CompletionQueue, Completions, Notify};
+use crate::error::EventError;
+
+/// A [`CompletionChannel`] whose events tasks wait for. Any number of tasks may wait at once, each for a queue of its own, and threads beside them.
+///
+/// Every wait may be cancelled (dropped): no event is lost with it.
+#[derive(Debug)]
+pub struct TokioChannel {
+    fd: AsyncFd<CompletionChannel>,
+}
+
+impl TokioChannel {
+    /// Registers `channel` with the runtime of the task at hand.
+    ///
+    /// # Errors
+    /// When the runtime refuses the descriptor, as it does for a channel that is registered already.
+    ///
+    /// # Panics
+    /// Outside a runtime, or in one whose I/O is not enabled.
+    pub fn new(channel: CompletionChannel) -> io::Result<Self> {
+        // SAFETY: the channel is live, and its descriptor open and the same, as long as the handle that the AsyncFd owns.
+        let fd = unsafe { AsyncFd::register_with_interest(channel, Interest::READABLE) }?;
+        Ok(Self { fd })
+    }
+
+    /// The channel itself, to make completion queues on.
+    pub fn channel(&self) -> &CompletionChannel {
+        self.fd.get_ref()
+    }
+
+    /// The next queue that has an event: see [`CompletionChannel::wait`].
+    ///
+    /// # Errors
+    /// When the channel cannot be read: the device is gone.
+    pub async fn wait(&self) -> Result<CqId, EventError> {
+        self.find(Record::next).await
+    }
+
+    /// The completions of `cq`, once there are any: the task's [`CompletionQueue::wait`].
+    ///
+    /// # Errors
+    /// When `cq` was made on another channel or on none, cannot be armed or polled, or the channel cannot be read.
+    pub async fn completions<'q>(
+        &self,
+        cq: &'q mut CompletionQueue,
+        notify: Notify,
+    ) -> Result<Completions<'q>, EventError> {
+        let channel = self.channel();
+        if !cq.is_on(channel) {
+            return Err(EventError::ForeignChannel);
+        }
+        while !cq.found()? {
+            let seen = channel.inner().seen(cq.id());
+            cq.arm(notify)?;
+            if cq.found()? {
+                break;
+            }
+            let id = cq.id();
+            self.find(|record| record.told_since(id, seen)).await?;
+        }
+        Ok(cq.poll()?)
+    }
+
+    async fn find<T>(&self, mut find: impl FnMut(&mut Record) -> Option<T>) -> Result<T, EventError> {
+        let inner = self.channel().inner();
+        loop {
+            // Before looking: what is told after that wakes us.
+            let mut told = pin!(inner.told.notified());
+            told.as_mut().enable();
+            if let Some(found) = inner.look(&mut find)? {
+                return Ok(found);
+            }
+            let mut readable = pin!(self.fd.readable());
+            let woken = poll_fn(|cx| {
+                if told.as_mut().poll(cx).is_ready() {
+                    return Poll::Ready(Ok(()));
+                }
+                // Cleared before the descriptor is read to its end: what comes after that sets it again.
+                readable.as_mut().poll(cx).map_ok(|mut guard| guard.clear_ready())
+            });
+            woken.await.map_err(|error| inner.failed(error))?;
+        }
+    }
+}
+
+/// [`Events`] that a task waits for.
+#[derive(Debug)]
+pub struct TokioEvents {
+    fd: AsyncFd<Events>,
+}
+
+impl TokioEvents {
+    /// Registers `events` with the runtime of the task at hand.
+    ///
+    /// # Errors
+    /// When the runtime refuses the descriptor.
+    ///
+    /// # Panics
+    /// Outside a runtime, or in one whose I/O is not enabled.
+    pub fn new(events: Events) -> io::Result<Self> {
+        // SAFETY: the reader, which the AsyncFd owns, holds the context, whose descriptor is open and the same as long as it lives.
+        let fd = unsafe { AsyncFd::register_with_interest(events, Interest::READABLE) }?;
+        Ok(Self { fd })
+    }
+
+    /// The next event, once there is one. May be cancelled: no event is lost with it.
+    ///
+    /// # Errors
+    /// When events cannot be read: the device is gone.
+    pub async fn next(&mut self) -> Result<AsyncEvent, EventError> {
+        loop {
+            if let Some(event) = self.fd.get_mut().try_next()? {
+                return Ok(event);
+            }
+            let ready = self.fd.readable().await.map(|mut guard| guard.clear_ready());
+            ready.map_err(|error| self.fd.get_ref().failed(error))?;
+            // An event that came before it was cleared is read now, a later one makes it ready again.
+        }
+    }
+}

@@ -1,0 +1,11 @@
+//! Sleeping polls: what an earlier poll has found must have been read.
+
+use doorbell_verbs::CompletionQueue;
+
+fn misuse(cq: &mut CompletionQueue) {
+    let done = cq.poll().unwrap();
+    let _ = cq.wait(None).unwrap();
+    drop(done);
+}
+
+fn main() {}
