@@ -102,7 +102,7 @@ impl Default for Setup {
             access: ALL_RIGHTS,
             depth: 64,
             mtu: IBV_MTU_1024,
-            timeout: 12,
+            timeout: 14,
             retry_cnt: 7,
             rnr_retry: 7,
             min_rnr_timer: 1,
