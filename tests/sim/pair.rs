@@ -4,6 +4,7 @@ use std::net::{IpAddr, Ipv4Addr};
 
 use doorbell_roce_proto::memory::PdId;
 use doorbell_roce_proto::qp::{Modify, Path, QpInit, RemoteAccess, State};
+use doorbell_roce_proto::wire::Transport;
 use doorbell_roce_proto::work::CqId;
 use doorbell_roce_proto::{Endpoint, EndpointConfig, Mtu, Psn, Qpn};
 
@@ -18,8 +19,16 @@ pub(crate) const DEPTH: usize = 64;
 pub(crate) fn connect(net: &mut Network, window: u32, mtu: Mtu, timeout: u8) -> [Qpn; 2] {
     let addresses = [1, 2].map(|host| IpAddr::from(Ipv4Addr::new(10, 9, 0, host)));
     let qpns = addresses.map(|address| {
-        let node = net.add(Endpoint::with_config(EndpointConfig { seed: 1, window }), address);
+        let node = net.add(
+            Endpoint::with_config(EndpointConfig {
+                seed: 1,
+                window,
+                ..EndpointConfig::default()
+            }),
+            address,
+        );
         net.nodes[node].endpoint.create_qp(QpInit {
+            transport: Transport::Rc,
             pd: PD,
             send_cq: CqId(0),
             recv_cq: CqId(0),

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use doorbell_roce_proto::memory::Sge;
 use doorbell_roce_proto::qp::{Modify, Path, RemoteAccess, State};
+use doorbell_roce_proto::wire::Transport;
 use doorbell_roce_proto::work::{Operation, Payload, SendRequest, Status};
 use doorbell_roce_proto::{Gid, Psn, Qpn, RKey};
 use doorbell_softroce::{Cq, Device, DeviceConfig, EventQueue, Mr, Owner, Pd, Qp, QpConfig, Rights};
@@ -40,6 +41,7 @@ impl Side {
         };
         let cq = device.completion_queue(256, owner.clone(), None)?;
         let config = QpConfig {
+            transport: Transport::Rc,
             send_cq: cq.clone(),
             recv_cq: cq.clone(),
             max_send_wr: 128,

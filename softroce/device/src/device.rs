@@ -151,6 +151,7 @@ impl Device {
         let endpoint = Endpoint::with_config(EndpointConfig {
             seed: config.seed.unwrap_or_else(|| RandomState::new().hash_one(address)),
             window: window(link.receive_buffer, mtu),
+            mtu,
         });
         let shared = Arc::new(Shared::new(
             address,

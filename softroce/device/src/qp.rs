@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use doorbell_roce_proto::qp::{Attributes, Modify, ModifyError, QpInit, State};
-use doorbell_roce_proto::work::{PostError, ReceiveRequest, SendRequest};
+use doorbell_roce_proto::wire::Transport;
+use doorbell_roce_proto::work::{Destination, PostError, ReceiveRequest, SendRequest};
 use doorbell_roce_proto::{Endpoint, Instant, Qpn};
 
 use crate::capacity;
@@ -12,7 +13,7 @@ use crate::device::Device;
 use crate::event::Owner;
 use crate::pd::Pd;
 
-/// What a queue pair is created with (ibv_create_qp(3)). It is of type RC.
+/// What a queue pair is created with (ibv_create_qp(3)).
 #[derive(Clone, Debug)]
 pub struct QpConfig {
     /// Where send requests complete.
@@ -31,6 +32,8 @@ pub struct QpConfig {
     pub max_inline: u32,
     /// Complete every send request, whatever its flag.
     pub signal_all: bool,
+    /// Its transport service.
+    pub transport: Transport,
 }
 
 /// Why a queue pair could not be created.
@@ -48,7 +51,7 @@ pub enum CreateQpError {
     Exhausted,
 }
 
-/// An RC queue pair. Dropping it destroys it: what is queued is forgotten without completions, and its memory is touched no more.
+/// A queue pair. Dropping it destroys it: what is queued is forgotten without completions, and its memory is touched no more.
 #[derive(Debug)]
 pub struct Qp {
     pd: Pd,
@@ -82,6 +85,7 @@ impl Pd {
             max_recv_sge: config.max_recv_sge,
             max_inline: config.max_inline,
             signal_all: config.signal_all,
+            transport: config.transport,
         };
         let number = self
             .device()
@@ -113,6 +117,14 @@ impl Posting<'_> {
     /// When it is refused; nothing of it was queued.
     pub fn send(&mut self, request: &SendRequest<'_>) -> Result<(), PostError> {
         self.endpoint.post_send(self.now, self.qpn, request)
+    }
+
+    /// Queues a SEND of a UD queue pair.
+    ///
+    /// # Errors
+    /// When it is refused; nothing of it was queued.
+    pub fn send_datagram(&mut self, request: &SendRequest<'_>, to: &Destination) -> Result<(), PostError> {
+        self.endpoint.post_datagram(self.now, self.qpn, request, to)
     }
 
     /// Queues a receive.

@@ -10,13 +10,13 @@ use crate::query::PORT;
 /// TTL of packets whose address vector leaves it open.
 const DEFAULT_HOP_LIMIT: u8 = 64;
 
-/// The attributes that a soft RC queue pair has none of: they are for other transports, or for what it cannot do.
-const UNSUPPORTED: u32 = IBV_QP_QKEY | IBV_QP_ALT_PATH | IBV_QP_CAP | IBV_QP_RATE_LIMIT;
+/// The attributes that no queue pair has here: they are for what a soft device cannot do.
+const UNSUPPORTED: u32 = IBV_QP_ALT_PATH | IBV_QP_CAP | IBV_QP_RATE_LIMIT;
 
 /// Why attributes were refused before the engine saw them (`EINVAL`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub(crate) enum Refused {
-    #[error("attributes {0:#x} are not supported for RC on a soft device")]
+    #[error("attributes {0:#x} are not supported on a soft device")]
     Unsupported(u32),
     #[error("{0} is not one of `enum ibv_qp_state`")]
     State(u32),
@@ -70,6 +70,7 @@ pub(crate) fn to_modify(attr: &ibv_qp_attr, mask: u32, device: &DeviceInfo) -> R
         path_mtu: given(IBV_QP_PATH_MTU)
             .then(|| to_mtu(attr.path_mtu, device.mtu))
             .transpose()?,
+        qkey: given(IBV_QP_QKEY).then_some(attr.qkey),
         dest_qpn: given(IBV_QP_DEST_QPN).then(|| Qpn::new(attr.dest_qp_num)),
         rq_psn: given(IBV_QP_RQ_PSN).then(|| Psn::new(attr.rq_psn)),
         max_dest_rd_atomic: given(IBV_QP_MAX_DEST_RD_ATOMIC).then_some(attr.max_dest_rd_atomic),
@@ -110,7 +111,8 @@ fn to_mtu(code: ibv_mtu, port: Mtu) -> Result<Mtu, Refused> {
         .ok_or(Refused::Mtu(code))
 }
 
-fn to_path(vector: &ibv_ah_attr, device: &DeviceInfo) -> Result<Path, Refused> {
+/// What an address vector stands for.
+pub(crate) fn to_path(vector: &ibv_ah_attr, device: &DeviceInfo) -> Result<Path, Refused> {
     if vector.is_global == 0 {
         return Err(Refused::NotGlobal);
     }
@@ -147,7 +149,7 @@ pub(crate) fn to_attr(found: &Attributes) -> ibv_qp_attr {
         cur_qp_state: state,
         path_mtu: set.path_mtu.map_or(0, |mtu| mtu as ibv_mtu),
         path_mig_state: IBV_MIG_MIGRATED,
-        qkey: 0,
+        qkey: set.qkey.unwrap_or(0),
         rq_psn: set.rq_psn.map_or(0, Psn::get),
         sq_psn: set.sq_psn.map_or(0, Psn::get),
         dest_qp_num: set.dest_qpn.map_or(0, Qpn::get),

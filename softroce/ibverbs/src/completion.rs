@@ -308,8 +308,11 @@ fn to_wc(completion: &Completion) -> ibv_wc {
         };
         wc.byte_len = completion.byte_len;
         wc.src_qp = completion.src_qpn.get();
+        if completion.grh {
+            wc.wc_flags = IBV_WC_GRH;
+        }
         if let Some(imm) = completion.imm {
-            wc.wc_flags = IBV_WC_WITH_IMM;
+            wc.wc_flags |= IBV_WC_WITH_IMM;
             wc.anon_1.imm_data = imm.to_be();
         }
     }

@@ -10,6 +10,7 @@
 //! Each object is a C struct as rdma-core lays it out, followed by the Rust handle it stands for; C sees a pointer to the former. An object's memory is
 //! given back by its destroying function alone.
 
+mod address;
 mod attributes;
 mod completion;
 mod context;
@@ -61,9 +62,9 @@ static API: Api = Api {
     modify_srq: None,
     query_srq: None,
     destroy_srq: None,
-    create_ah: None,
-    create_ah_from_wc: None,
-    destroy_ah: None,
+    create_ah: Some(address::create_ah),
+    create_ah_from_wc: Some(address::create_ah_from_wc),
+    destroy_ah: Some(address::destroy_ah),
     rereg_mr: None,
     reg_mr_iova: Some(protection::reg_mr_iova),
     reg_mr_iova2: Some(protection::reg_mr_iova2),

@@ -4,8 +4,8 @@ use core::ffi::c_int;
 use std::slice;
 
 use doorbell_roce_proto::memory::{AtomicOp, Sge};
-use doorbell_roce_proto::work::{Operation, Payload, PostError, ReceiveRequest, SendRequest};
-use doorbell_roce_proto::{LKey, RKey};
+use doorbell_roce_proto::work::{Destination, Operation, Payload, PostError, ReceiveRequest, SendRequest};
+use doorbell_roce_proto::{LKey, Qpn, RKey};
 use doorbell_softroce::{Posting, capacity};
 use doorbell_verbs_sys::{
     IBV_SEND_FENCE, IBV_SEND_INLINE, IBV_SEND_SIGNALED, IBV_SEND_SOLICITED, IBV_WR_ATOMIC_CMP_AND_SWP,
@@ -13,6 +13,7 @@ use doorbell_verbs_sys::{
     IBV_WR_SEND_WITH_IMM, ibv_qp, ibv_recv_wr, ibv_send_wr, ibv_sge,
 };
 
+use crate::address;
 use crate::queue_pair::SoftQp;
 
 const MAX_SGES: usize = capacity::SGES as usize;
@@ -31,7 +32,7 @@ pub(crate) unsafe extern "C" fn post_send(
         // SAFETY: the list is well formed by contract: each request is live, the last one's `next` is null.
         while let Some(request) = unsafe { next.as_ref() } {
             // SAFETY: so is its list of elements, and what they point to when it is inline.
-            if let Err(refused) = unsafe { send_one(posting, request) } {
+            if let Err(refused) = unsafe { send_one(posting, request, soft.is_datagram) } {
                 // SAFETY: the caller's to write (man page).
                 unsafe { *bad_wr = next };
                 return errno_of(refused);
@@ -120,20 +121,30 @@ fn with_sges<R>(list: &[ibv_sge], post: impl FnOnce(&[Sge]) -> R) -> R {
 /// Queues one send request.
 ///
 /// # Safety
-/// Its list of elements is live, and with IBV_SEND_INLINE the memory they name.
-unsafe fn send_one(posting: &mut Posting<'_>, wr: &ibv_send_wr) -> Result<(), PostError> {
+/// Its list of elements is live, with IBV_SEND_INLINE the memory they name, and for a datagram its address handle, which is ours.
+unsafe fn send_one(posting: &mut Posting<'_>, wr: &ibv_send_wr, is_datagram: bool) -> Result<(), PostError> {
     let operation = operation_of(wr)?;
+    let destination = if is_datagram {
+        // SAFETY: by contract.
+        Some(unsafe { destination_of(wr) }?)
+    } else {
+        None
+    };
     // SAFETY: by contract.
     let list = unsafe { elements(wr.sg_list, wr.num_sge) }?;
     let mut post = |payload: Payload<'_>| {
-        posting.send(&SendRequest {
+        let request = SendRequest {
             wr_id: wr.wr_id,
             operation,
             payload,
             signalled: wr.send_flags & IBV_SEND_SIGNALED != 0,
             fence: wr.send_flags & IBV_SEND_FENCE != 0,
             solicited: wr.send_flags & IBV_SEND_SOLICITED != 0,
-        })
+        };
+        match &destination {
+            None => posting.send(&request),
+            Some(to) => posting.send_datagram(&request, to),
+        }
     };
     if wr.send_flags & IBV_SEND_INLINE == 0 {
         return with_sges(list, |sges| post(Payload::Gather(sges)));
@@ -172,6 +183,22 @@ unsafe fn bytes_of<'a>(element: &ibv_sge) -> &'a [u8] {
     let start = std::ptr::with_exposed_provenance::<u8>(element.addr as usize);
     // SAFETY: by contract.
     unsafe { slice::from_raw_parts(start, element.length as usize) }
+}
+
+/// Where a datagram goes. The path is copied: the handle may be destroyed once the request is posted.
+///
+/// # Safety
+/// The request's address handle is null, or live and ours.
+unsafe fn destination_of(wr: &ibv_send_wr) -> Result<Destination, PostError> {
+    // SAFETY: the members of the union are plain data, and a UD queue pair's requests have this one (man page).
+    let ud = unsafe { wr.wr.ud };
+    // SAFETY: by contract.
+    let path = unsafe { address::path_of(ud.ah) }.ok_or(PostError::Invalid)?;
+    Ok(Destination {
+        path,
+        qpn: Qpn::new(ud.remote_qpn),
+        qkey: ud.remote_qkey,
+    })
 }
 
 fn operation_of(wr: &ibv_send_wr) -> Result<Operation, PostError> {

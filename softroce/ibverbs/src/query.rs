@@ -70,7 +70,7 @@ pub(crate) unsafe extern "C" fn query_device(context: *mut ibv_context, attr: *m
         max_mcast_grp: 0,
         max_mcast_qp_attach: 0,
         max_total_mcast_qp_attach: 0,
-        max_ah: 0,
+        max_ah: c_int::MAX,
         max_fmr: 0,
         max_map_per_fmr: 0,
         max_srq: 0,

@@ -6,8 +6,11 @@ use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use doorbell_roce_proto::wire::Transport;
 use doorbell_softroce::{CreateQpError, Event, EventQueue, Owner, Qp, QpConfig, Token};
-use doorbell_verbs_sys::{IBV_QP_STATE, IBV_QPS_RESET, IBV_QPT_RC, ibv_pd, ibv_qp, ibv_qp_attr, ibv_qp_init_attr};
+use doorbell_verbs_sys::{
+    IBV_QP_STATE, IBV_QPS_RESET, IBV_QPT_RC, IBV_QPT_UC, IBV_QPT_UD, ibv_pd, ibv_qp, ibv_qp_attr, ibv_qp_init_attr,
+};
 
 use crate::completion::SoftCq;
 use crate::context::{Context, await_acknowledged, next_handle};
@@ -20,6 +23,8 @@ pub(crate) struct SoftQp {
     base: ibv_qp,
     /// Dropped before the rest, which must stay in place until the last event is acknowledged.
     pub(crate) qp: ManuallyDrop<Qp>,
+    /// Sends name their destination.
+    pub(crate) is_datagram: bool,
     /// The context's events, to take ours out of.
     events: Arc<EventQueue<Event>>,
     /// Asynchronous events handed to the application.
@@ -65,7 +70,13 @@ pub(crate) fn of_event(token: Token) -> *mut ibv_qp {
 pub(crate) unsafe extern "C" fn create_qp(pd: *mut ibv_pd, init: *mut ibv_qp_init_attr) -> *mut ibv_qp {
     // SAFETY: both are live by contract.
     let (soft_pd, attr) = unsafe { (&*pd.cast::<SoftPd>(), &*init) };
-    if attr.qp_type != IBV_QPT_RC || !attr.srq.is_null() {
+    let transport = match attr.qp_type {
+        IBV_QPT_RC => Transport::Rc,
+        IBV_QPT_UC => Transport::Uc,
+        IBV_QPT_UD => Transport::Ud,
+        _ => return errno::null(libc::EOPNOTSUPP),
+    };
+    if !attr.srq.is_null() {
         return errno::null(libc::EOPNOTSUPP);
     }
     // SAFETY: the completion queues are live and ours by contract, or null.
@@ -82,6 +93,7 @@ pub(crate) unsafe extern "C" fn create_qp(pd: *mut ibv_pd, init: *mut ibv_qp_ini
         max_recv_sge: attr.cap.max_recv_sge,
         max_inline: attr.cap.max_inline_data,
         signal_all: attr.sq_sig_all != 0,
+        transport,
     };
     // SAFETY: a live PD has a live context.
     let context = unsafe { (*pd).context };
@@ -116,12 +128,13 @@ pub(crate) unsafe extern "C" fn create_qp(pd: *mut ibv_pd, init: *mut ibv_qp_ini
             handle: next_handle(),
             qp_num: qp.number().get(),
             state: IBV_QPS_RESET,
-            qp_type: IBV_QPT_RC,
+            qp_type: attr.qp_type,
             mutex: libc::PTHREAD_MUTEX_INITIALIZER,
             cond: libc::PTHREAD_COND_INITIALIZER,
             events_completed: 0,
         },
         qp: ManuallyDrop::new(qp),
+        is_datagram: transport == Transport::Ud,
         events: Arc::clone(events),
         async_events: AtomicU32::new(0),
     };
@@ -176,7 +189,7 @@ pub(crate) unsafe extern "C" fn query_qp(
             recv_cq: (*qp).recv_cq,
             srq: ptr::null_mut(),
             cap: queried.cap,
-            qp_type: IBV_QPT_RC,
+            qp_type: (*qp).qp_type,
             sq_sig_all: c_int::from(found.init.signal_all),
         });
         (*qp).state = queried.qp_state;

@@ -11,6 +11,7 @@ use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use doorbell_roce_proto::icrc::Flow;
 use doorbell_roce_proto::memory::{AccessError, AtomicOp, Memory, PdId, RemoteRight, Sge};
 use doorbell_roce_proto::qp::{Modify, Path, QpInit, RemoteAccess, State};
+use doorbell_roce_proto::wire::Transport;
 use doorbell_roce_proto::work::{CqId, Operation, Payload, ReceiveRequest, SendRequest};
 use doorbell_roce_proto::{Datagram, Endpoint, EndpointConfig, Ident, Instant, LKey, Mtu, Psn, Qpn, RKey};
 
@@ -74,8 +75,13 @@ struct Node {
 }
 
 fn node(seed: u64) -> Node {
-    let mut endpoint = Endpoint::with_config(EndpointConfig { seed, window: 1024 });
+    let mut endpoint = Endpoint::with_config(EndpointConfig {
+        seed,
+        window: 1024,
+        ..EndpointConfig::default()
+    });
     let qpn = endpoint.create_qp(QpInit {
+        transport: Transport::Rc,
         pd: PdId(0),
         send_cq: CqId(0),
         recv_cq: CqId(1),

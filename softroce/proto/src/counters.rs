@@ -7,12 +7,16 @@ pub struct Counters {
     pub rx_packets: u64,
     /// Packets written for the wire.
     pub tx_packets: u64,
-    /// Refused: bytes that are no packet, or one of a service that is not offered.
+    /// Refused: bytes that are no packet, or one of another transport than its queue pair's.
     pub malformed: u64,
     /// Refused: no such queue pair, or one that does not receive.
     pub no_qp: u64,
     /// Refused: the queue pair is connected to another address.
     pub wrong_peer: u64,
+    /// Refused: a datagram with another queue key than its queue pair's.
+    pub qkey_violations: u64,
+    /// Messages over UC and UD given up without a word: incomplete, too long, without a receive or a right, or (at the sender) longer than a datagram.
+    pub dropped_messages: u64,
     /// Refused: the ICRC does not match.
     pub icrc_errors: u64,
     /// Requests and responses seen before, or too late to matter.

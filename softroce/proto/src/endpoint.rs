@@ -11,8 +11,8 @@ use crate::qp::{Attributes, Modify, ModifyError, QpInit, QueuePair};
 use crate::table::QpTable;
 use crate::timer::Timers;
 use crate::wire::{Packet, Transport};
-use crate::work::{Completion, CqId, PostError, ReceiveRequest, SendRequest};
-use crate::{Instant, Qpn};
+use crate::work::{Completion, CqId, Destination, PostError, ReceiveRequest, SendRequest};
+use crate::{Instant, Mtu, Qpn};
 
 /// Packets of one queue pair that are sent before another one has its turn: enough for runs that a link can batch.
 const BURST: u32 = 16;
@@ -88,6 +88,8 @@ pub struct EndpointConfig {
     pub seed: u64,
     /// PSNs of one queue pair unacknowledged at most, 1 to 2^22; values beyond count as the nearest. More is faster over long paths, and has to go again after a loss.
     pub window: u32,
+    /// The port's MTU: the most that a datagram (UD) carries.
+    pub mtu: Mtu,
 }
 
 impl EndpointConfig {
@@ -101,6 +103,7 @@ impl Default for EndpointConfig {
         Self {
             seed: 0,
             window: Self::DEFAULT_WINDOW,
+            mtu: Mtu::Mtu4096,
         }
     }
 }
@@ -115,7 +118,7 @@ impl Default for EndpointConfig {
 #[derive(Debug)]
 pub struct Endpoint {
     qps: QpTable,
-    window: u32,
+    config: EndpointConfig,
     idents: IdentTracker,
     timers: Timers,
     active: Active,
@@ -170,7 +173,10 @@ impl Endpoint {
     pub fn with_config(config: EndpointConfig) -> Self {
         Self {
             qps: QpTable::new(config.seed),
-            window: config.window.clamp(1, EndpointConfig::MAX_WINDOW),
+            config: EndpointConfig {
+                window: config.window.clamp(1, EndpointConfig::MAX_WINDOW),
+                ..config
+            },
             idents: IdentTracker::default(),
             timers: Timers::default(),
             active: Active {
@@ -188,8 +194,8 @@ impl Endpoint {
     /// # Panics
     /// When there are [`MAX_QPS`](Self::MAX_QPS) already: their owner bounds them.
     pub fn create_qp(&mut self, init: QpInit) -> Qpn {
-        let window = self.window;
-        let created = self.qps.insert(|qpn| QueuePair::new(qpn, init, window));
+        let config = self.config;
+        let created = self.qps.insert(|qpn| QueuePair::new(qpn, init, &config));
         let slots = self.qps.slots();
         self.timers.grow(slots);
         self.active.queued.resize(slots, false);
@@ -233,10 +239,29 @@ impl Endpoint {
     /// Queues a send request; its time begins when its first packet is written, not now. In SQD it waits for the return to RTS, in ERR it completes flushed at once.
     ///
     /// # Errors
-    /// When it is refused; nothing was queued. In RESET, INIT and RTR every send request is (IBTA vol 1, 10.3.1).
+    /// When it is refused; nothing was queued. In RESET, INIT and RTR every send request is (IBTA vol 1, 10.3.1), and so is what the transport does not offer: UC
+    /// has neither READs nor atomics, and UD takes [`post_datagram`](Self::post_datagram).
     pub fn post_send(&mut self, _now: Instant, qpn: Qpn, request: &SendRequest<'_>) -> Result<(), PostError> {
         let (index, qp) = find(&mut self.qps, qpn).ok_or(PostError::UnknownQp)?;
         qp.post_send(request, &mut self.out)?;
+        self.active.add(index);
+        Ok(())
+    }
+
+    /// Queues a SEND of a UD queue pair; otherwise as [`post_send`](Self::post_send). One that is longer than the port's MTU completes, but is not sent (IBTA vol 1,
+    /// 9.8.4: C10-93.1.1).
+    ///
+    /// # Errors
+    /// When it is refused; nothing was queued. On a queue pair that is not UD it is, as is any operation but SEND.
+    pub fn post_datagram(
+        &mut self,
+        _now: Instant,
+        qpn: Qpn,
+        request: &SendRequest<'_>,
+        to: &Destination,
+    ) -> Result<(), PostError> {
+        let (index, qp) = find(&mut self.qps, qpn).ok_or(PostError::UnknownQp)?;
+        qp.post_datagram(request, to, &mut self.out)?;
         self.active.add(index);
         Ok(())
     }
@@ -259,8 +284,8 @@ impl Endpoint {
         let counters = &mut self.out.counters;
         counters.rx_packets += 1;
         let packet = match Packet::parse(datagram.payload) {
-            Ok(packet) if packet.bth.opcode.transport() == Transport::Rc => packet,
-            _ => {
+            Ok(packet) => packet,
+            Err(_) => {
                 counters.malformed += 1;
                 return;
             }
@@ -269,6 +294,10 @@ impl Endpoint {
             counters.no_qp += 1;
             return;
         };
+        if packet.bth.opcode.transport() != qp.transport() {
+            counters.malformed += 1;
+            return;
+        }
         if !qp.is_between(datagram.dst.to_canonical(), datagram.src.to_canonical()) {
             counters.wrong_peer += 1;
             return;
@@ -277,7 +306,11 @@ impl Endpoint {
             counters.icrc_errors += 1;
             return;
         }
-        qp.handle_packet(now, &packet, memory, &mut self.out);
+        match qp.transport() {
+            Transport::Rc => qp.handle_packet(now, &packet, memory, &mut self.out),
+            Transport::Uc => qp.handle_unreliable(&packet, memory, &mut self.out),
+            Transport::Ud => qp.handle_datagram(&packet, datagram, memory, &mut self.out),
+        }
         self.touched(index);
     }
 

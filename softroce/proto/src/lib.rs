@@ -1,4 +1,4 @@
-//! The RoCEv2 reliable transport without I/O: datagrams, time and posted work go in; datagrams, completions and deadlines come out.
+//! The RoCEv2 transports RC, UC and UD without I/O: datagrams, time and posted work go in; datagrams, completions and deadlines come out.
 #![forbid(unsafe_code)]
 
 mod counters;

@@ -110,8 +110,10 @@ impl QpTable {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::EndpointConfig;
     use crate::memory::PdId;
     use crate::qp::QpInit;
+    use crate::wire::Transport;
     use crate::work::CqId;
 
     fn insert(table: &mut QpTable) -> Qpn {
@@ -125,8 +127,11 @@ mod tests {
             max_recv_sge: 1,
             max_inline: 0,
             signal_all: false,
+            transport: Transport::Rc,
         };
-        table.insert(|qpn| QueuePair::new(qpn, init, 1)).unwrap()
+        table
+            .insert(|qpn| QueuePair::new(qpn, init, &EndpointConfig::default()))
+            .unwrap()
     }
 
     #[test]

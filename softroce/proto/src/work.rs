@@ -1,6 +1,7 @@
 //! Work requests and work completions, in the standard's words (IBTA vol 1, 10.8 and 11.4).
 
 use crate::memory::{AtomicOp, Sge};
+use crate::qp::Path;
 use crate::{Qpn, RKey};
 
 /// A completion queue, as the owner of the endpoint numbers them.
@@ -68,6 +69,17 @@ pub struct SendRequest<'a> {
     pub solicited: bool,
 }
 
+/// Where a datagram goes (IBTA vol 1, 10.8.3.1 for UD): an address handle's path, and whom it is for there.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Destination {
+    /// What the address handle stands for.
+    pub path: Path,
+    /// The receiving queue pair.
+    pub qpn: Qpn,
+    /// The queue key that it must have; with the highest bit set, the sender's own goes instead (IBTA vol 1, 10.2.5).
+    pub qkey: u32,
+}
+
 /// A receive-queue work request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ReceiveRequest<'a> {
@@ -86,7 +98,7 @@ pub enum PostError {
     State,
     /// The queue is full (`ENOMEM`).
     Full,
-    /// Too many scatter/gather elements, too much inline data, inline where it is not allowed, a message over 2^31 bytes, or an atomic whose SGEs are not one
+    /// An operation that the queue pair's transport does not offer, too many scatter/gather elements, too much inline data, inline where it is not allowed, a message over 2^31 bytes, or an atomic whose SGEs are not one
     /// of 8 bytes (`EINVAL`).
     Invalid,
 }
@@ -162,4 +174,6 @@ pub struct Completion {
     pub src_qpn: Qpn,
     /// The sender asked for a solicited event.
     pub solicited: bool,
+    /// The first [`GRH_LEN`](crate::wire::GRH_LEN) bytes received are the IP header: always for UD, never else. They count in `byte_len`.
+    pub grh: bool,
 }

@@ -5,12 +5,13 @@ mod util;
 use std::net::IpAddr;
 
 use doorbell_roce_proto::icrc::Flow;
+use doorbell_roce_proto::memory::Sge;
 use doorbell_roce_proto::qp::State;
-use doorbell_roce_proto::wire::Opcode;
-use doorbell_roce_proto::work::Status;
+use doorbell_roce_proto::wire::{Opcode, Transport};
+use doorbell_roce_proto::work::{ReceiveRequest, Status};
 use doorbell_roce_proto::{Datagram, Ident};
 
-use util::{Pair, SEND_CQ, Sent, Setup, pattern, read_from, send, success, with_regions, write_to};
+use util::{Pair, RECV_CQ, SEND_CQ, Sent, Setup, pattern, read_from, send, success, with_regions, write_to};
 
 const PORT: u16 = 4791;
 
@@ -90,6 +91,78 @@ fn mutated_packets_of_the_peer_never_panic() {
         pair.run();
         let ended = pair.completed(0, SEND_CQ).len();
         assert!(ended == 5 || pair.state(0) == State::Rts, "{ended}");
+    }
+}
+
+/// Over UC and UD no packet, however malformed, does more than be dropped: no error, no answer, and the next message arrives.
+#[test]
+fn mutated_packets_without_a_connection_change_nothing() {
+    for transport in [Transport::Uc, Transport::Ud] {
+        let setup = Setup {
+            transport,
+            ..Setup::default()
+        };
+        let (mut pair, local, remote) = with_regions(setup, 600);
+        let to = pair.destination(0);
+        let short = [Sge { len: 200, ..local }];
+        let post = |pair: &mut Pair| match transport {
+            Transport::Ud => pair.post_datagram(0, &send(1, &short), &to),
+            _ => {
+                pair.post(0, &send(1, &[local]));
+                pair.post(0, &write_to(2, &[local], remote));
+                pair.post(0, &send(3, &short));
+            }
+        };
+        post(&mut pair);
+        pair.run_with(util::drop_all);
+        let packets = pair.log.clone();
+        let flow = Flow::new(pair.nodes[0].address, pair.nodes[1].address, PORT, PORT);
+        let mut random = Random(3);
+        for number in 0..20_000 {
+            if number % 5 == 0 {
+                let node = &mut pair.nodes[1];
+                // Full most of the time.
+                let _ = node.endpoint.post_receive(
+                    node.qpn,
+                    &ReceiveRequest {
+                        wr_id: 9,
+                        sges: &[Sge {
+                            len: 40 + random.next(560) as u32,
+                            ..remote
+                        }],
+                    },
+                );
+            }
+            let sent = &packets[random.next(packets.len())];
+            let bytes = mutate(&mut random, sent, &flow);
+            let src = pair.nodes[0].address;
+            handle(&mut pair, 1, src, &bytes);
+            while let Some((cq, completion)) = pair.nodes[1].endpoint.poll_completion() {
+                assert_eq!((cq, completion.status), (RECV_CQ, Status::Success));
+                assert!(completion.byte_len <= 600);
+            }
+        }
+        assert_eq!(pair.state(1), State::Rts);
+        assert!(pair.transmit_one(1).is_none(), "nothing is answered");
+        let counters = pair.counters(1);
+        assert!(counters.malformed > 0 && counters.dropped_messages > 0, "{counters:?}");
+        // An empty one fits any receive.
+        let node = &mut pair.nodes[1];
+        let _ = node.endpoint.post_receive(
+            node.qpn,
+            &ReceiveRequest {
+                wr_id: 9,
+                sges: &[remote],
+            },
+        );
+        match transport {
+            Transport::Ud => pair.post_datagram(0, &send(4, &[]), &to),
+            _ => pair.post(0, &send(4, &[])),
+        }
+        pair.run();
+        assert_eq!(pair.completed(1, RECV_CQ), success([9]), "{transport:?}");
+        // Looks at the guards around it too.
+        assert_eq!(pair.bytes(1, remote).len(), 600);
     }
 }
 

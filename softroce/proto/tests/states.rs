@@ -3,10 +3,11 @@
 mod util;
 
 use doorbell_roce_proto::qp::{Modify, ModifyError, Path, RemoteAccess, State};
+use doorbell_roce_proto::wire::Transport;
 use doorbell_roce_proto::work::{Operation, Payload, PostError, ReceiveRequest, SendRequest, Status};
 use doorbell_roce_proto::{AsyncEvent, Endpoint, Mtu, Psn, Qpn};
 
-use util::{Fate, Pair, RECV_CQ, SEND_CQ, Setup, pattern, read_from, send, write_to};
+use util::{Fate, Pair, QKEY, RECV_CQ, SEND_CQ, Setup, pattern, read_from, send, write_to};
 
 const STATES: [State; 7] = [
     State::Reset,
@@ -52,6 +53,13 @@ fn attributes(pair: &Pair) -> Vec<(u32, Modify)> {
             },
         ),
         (1 << 5, Modify { port: Some(1), ..none }),
+        (
+            1 << 6,
+            Modify {
+                qkey: Some(QKEY),
+                ..none
+            },
+        ),
         (
             1 << 7,
             Modify {
@@ -137,12 +145,15 @@ fn merge(into: &mut Modify, from: &Modify) {
         ($($field:ident)*) => { $(into.$field = into.$field.or(from.$field);)* };
     }
     take!(sqd_async_notify access pkey_index port path path_mtu timeout retry_cnt rnr_retry rq_psn max_rd_atomic
-        min_rnr_timer sq_psn max_dest_rd_atomic dest_qpn);
+        min_rnr_timer sq_psn max_dest_rd_atomic dest_qpn qkey);
 }
 
 /// A fresh pair whose first queue pair is in `state`.
-fn in_state(state: State) -> Pair {
-    let mut pair = Pair::connected(Setup::default());
+fn in_state(transport: Transport, state: State) -> Pair {
+    let mut pair = Pair::connected(Setup {
+        transport,
+        ..Setup::default()
+    });
     match state {
         State::Reset => pair.enter(0, State::Reset),
         State::Init | State::Rtr => {
@@ -154,14 +165,19 @@ fn in_state(state: State) -> Pair {
             }
         }
         State::Sqd | State::Err => pair.enter(0, state),
-        State::Rts | State::Sqe => {}
+        State::Rts => {}
+        State::Sqe => util::fail_sending(&mut pair),
     }
     pair
 }
 
-/// Tries a modify of a queue pair in `from`, and gives it with the error that it got.
 fn attempt(from: State, modify: &Modify) -> Result<(), ModifyError> {
-    let mut pair = in_state(from);
+    attempt_over(Transport::Rc, from, modify)
+}
+
+/// Tries a modify of a queue pair in `from`, and gives the error that it got.
+fn attempt_over(transport: Transport, from: State, modify: &Modify) -> Result<(), ModifyError> {
+    let mut pair = in_state(transport, from);
     let (node, now) = (&mut pair.nodes[0], pair.now);
     let before = node.endpoint.query_qp(node.qpn).unwrap();
     let result = node.endpoint.modify_qp(now, node.qpn, modify);
@@ -174,7 +190,9 @@ fn attempt(from: State, modify: &Modify) -> Result<(), ModifyError> {
 }
 
 /// What ibv_modify_qp(3) and IBTA table 91 say: (from, to, required, optional), bits of `enum ibv_qp_attr_mask`.
-const TABLE: [(State, State, u32, u32); 19] = [
+type Row = (State, State, u32, u32);
+
+const RC: [Row; 19] = [
     (State::Reset, State::Reset, 0, 0),
     (State::Reset, State::Init, 0x38, 0),
     (State::Init, State::Reset, 0, 0),
@@ -196,16 +214,83 @@ const TABLE: [(State, State, u32, u32); 19] = [
     (State::Err, State::Err, 0, 0),
 ];
 
+const UC: [Row; 22] = [
+    (State::Reset, State::Reset, 0, 0),
+    (State::Reset, State::Init, 0x38, 0),
+    (State::Init, State::Reset, 0, 0),
+    (State::Init, State::Init, 0, 0x38),
+    (State::Init, State::Rtr, 0x10_1180, 0x18),
+    (State::Init, State::Err, 0, 0),
+    (State::Rtr, State::Reset, 0, 0),
+    (State::Rtr, State::Rts, 0x1_0000, 0x8),
+    (State::Rtr, State::Err, 0, 0),
+    (State::Rts, State::Reset, 0, 0),
+    (State::Rts, State::Rts, 0, 0x8),
+    (State::Rts, State::Sqd, 0, 0x4),
+    (State::Rts, State::Err, 0, 0),
+    (State::Sqd, State::Reset, 0, 0),
+    (State::Sqd, State::Rts, 0, 0x8),
+    (State::Sqd, State::Sqd, 0, 0x98),
+    (State::Sqd, State::Err, 0, 0),
+    (State::Sqe, State::Reset, 0, 0),
+    (State::Sqe, State::Rts, 0, 0x8),
+    (State::Sqe, State::Err, 0, 0),
+    (State::Err, State::Reset, 0, 0),
+    (State::Err, State::Err, 0, 0),
+];
+
+const UD: [Row; 22] = [
+    (State::Reset, State::Reset, 0, 0),
+    (State::Reset, State::Init, 0x70, 0),
+    (State::Init, State::Reset, 0, 0),
+    (State::Init, State::Init, 0, 0x70),
+    (State::Init, State::Rtr, 0, 0x50),
+    (State::Init, State::Err, 0, 0),
+    (State::Rtr, State::Reset, 0, 0),
+    (State::Rtr, State::Rts, 0x1_0000, 0x40),
+    (State::Rtr, State::Err, 0, 0),
+    (State::Rts, State::Reset, 0, 0),
+    (State::Rts, State::Rts, 0, 0x40),
+    (State::Rts, State::Sqd, 0, 0x4),
+    (State::Rts, State::Err, 0, 0),
+    (State::Sqd, State::Reset, 0, 0),
+    (State::Sqd, State::Rts, 0, 0x40),
+    (State::Sqd, State::Sqd, 0, 0x50),
+    (State::Sqd, State::Err, 0, 0),
+    (State::Sqe, State::Reset, 0, 0),
+    (State::Sqe, State::Rts, 0, 0x40),
+    (State::Sqe, State::Err, 0, 0),
+    (State::Err, State::Reset, 0, 0),
+    (State::Err, State::Err, 0, 0),
+];
+
 #[test]
-fn every_transition_with_every_attribute() {
+fn every_transition_of_rc_with_every_attribute() {
+    every_transition(Transport::Rc, &RC);
+}
+
+#[test]
+fn every_transition_of_uc_with_every_attribute() {
+    every_transition(Transport::Uc, &UC);
+}
+
+#[test]
+fn every_transition_of_ud_with_every_attribute() {
+    every_transition(Transport::Ud, &UD);
+}
+
+fn every_transition(transport: Transport, table: &[Row]) {
     let all = attributes(&Pair::connected(Setup::default()));
-    for from in STATES.into_iter().filter(|state| *state != State::Sqe) {
+    let attempt = |from, modify: &Modify| attempt_over(transport, from, modify);
+    // RC never gets into SQE.
+    let exists = |state: &State| transport != Transport::Rc || *state != State::Sqe;
+    for from in STATES.into_iter().filter(exists) {
         for to in STATES {
             let asked = Modify {
                 state: Some(to),
                 ..Modify::default()
             };
-            let Some((.., required, optional)) = TABLE.iter().find(|row| (row.0, row.1) == (from, to)) else {
+            let Some((.., required, optional)) = table.iter().find(|row| (row.0, row.1) == (from, to)) else {
                 assert_eq!(attempt(from, &asked), Err(ModifyError::Transition { from, to }));
                 continue;
             };
@@ -371,7 +456,7 @@ fn unknown_queue_pairs() {
 #[test]
 fn where_work_may_be_posted() {
     for state in STATES.into_iter().filter(|state| *state != State::Sqe) {
-        let mut pair = in_state(state);
+        let mut pair = in_state(Transport::Rc, state);
         let (node, now) = (&mut pair.nodes[0], pair.now);
         let sent = node.endpoint.post_send(now, node.qpn, &send(1, &[]));
         let received = node

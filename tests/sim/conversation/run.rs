@@ -2,6 +2,7 @@
 
 use doorbell_roce_proto::memory::{PdId, Sge};
 use doorbell_roce_proto::qp::{Modify, Path, QpInit, RemoteAccess, State};
+use doorbell_roce_proto::wire::Transport;
 use doorbell_roce_proto::work::{Completion, CqId, Operation, Payload, ReceiveRequest, SendRequest};
 use doorbell_roce_proto::{AsyncEvent, Endpoint, EndpointConfig, Instant, Qpn};
 
@@ -63,6 +64,7 @@ impl<'a> Conversation<'a> {
             let config = EndpointConfig {
                 seed: seed.wrapping_add(i as u64),
                 window: plan.window,
+                ..EndpointConfig::default()
             };
             net.add(Endpoint::with_config(config), address);
         }
@@ -322,6 +324,7 @@ impl<'a> Live<'a> {
                 .register(pd, base, rights, end.areas.0[area as usize].clone())
         });
         let qpn = node.endpoint.create_qp(QpInit {
+            transport: Transport::Rc,
             pd,
             send_cq: CqId(2 * i as u32),
             recv_cq: CqId(2 * i as u32 + 1),

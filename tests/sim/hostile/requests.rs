@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use doorbell_roce_proto::memory::{AtomicOp, PdId, Sge};
 use doorbell_roce_proto::qp::{Modify, Path, QpInit, RemoteAccess, State};
-use doorbell_roce_proto::wire::{Nak, Packet, Syndrome};
+use doorbell_roce_proto::wire::{Nak, Packet, Syndrome, Transport};
 use doorbell_roce_proto::work::{Completion, CqId, Operation, Payload, ReceiveRequest, SendRequest, Status};
 use doorbell_roce_proto::{AsyncEvent, Endpoint, LKey, Mtu, Psn, Qpn, RKey};
 use doorbell_softroce::link::fault::FaultConfig;
@@ -164,6 +164,7 @@ fn attempt(case: &Case) -> Seen {
     for i in 0..2 {
         let node = net.add(Endpoint::new(40 + i as u64), addresses[i]);
         qpns[i] = net.nodes[node].endpoint.create_qp(QpInit {
+            transport: Transport::Rc,
             pd: PD,
             send_cq: CqId(0),
             recv_cq: CqId(1),

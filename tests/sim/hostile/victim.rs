@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use doorbell_roce_proto::icrc::{self, Flow};
 use doorbell_roce_proto::memory::{PdId, Sge};
 use doorbell_roce_proto::qp::{Modify, Path, QpInit, RemoteAccess, State};
-use doorbell_roce_proto::wire::{self, Bth, Extension, Opcode, UDP_PORT};
+use doorbell_roce_proto::wire::{self, Bth, Extension, Opcode, Transport, UDP_PORT};
 use doorbell_roce_proto::work::{Completion, CqId, ReceiveRequest};
 use doorbell_roce_proto::{AsyncEvent, Datagram, Endpoint, Ident, Instant, Mtu, Psn, Qpn, RKey};
 
@@ -38,6 +38,7 @@ pub(super) struct Victim {
 /// What it takes to connect to the attacker.
 pub(super) fn init(pd: PdId) -> QpInit {
     QpInit {
+        transport: Transport::Rc,
         pd,
         send_cq: CqId(0),
         recv_cq: CqId(1),

@@ -14,6 +14,9 @@ use doorbell_verbs_sys::*;
 /// Longer than anything here takes, on a busy machine too.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 
+/// The queue key of every UD queue pair here.
+pub(crate) const QKEY: u32 = 0x1111_1111;
+
 pub(crate) const ALL_RIGHTS: u32 =
     IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC;
 
@@ -88,6 +91,7 @@ pub(crate) struct Setup {
     pub(crate) rnr_retry: u8,
     pub(crate) min_rnr_timer: u8,
     pub(crate) sig_all: bool,
+    pub(crate) qp_type: ibv_qp_type,
 }
 
 impl Default for Setup {
@@ -98,11 +102,12 @@ impl Default for Setup {
             access: ALL_RIGHTS,
             depth: 64,
             mtu: IBV_MTU_1024,
-            timeout: 12,
+            timeout: 14,
             retry_cnt: 7,
             rnr_retry: 7,
             min_rnr_timer: 1,
             sig_all: false,
+            qp_type: IBV_QPT_RC,
         }
     }
 }
@@ -229,21 +234,35 @@ impl Side {
         attr.qp_state = IBV_QPS_INIT;
         attr.port_num = 1;
         attr.qp_access_flags = setup.access;
-        let mask = IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS;
+        attr.qkey = QKEY;
+        let own = if setup.qp_type == IBV_QPT_UD {
+            IBV_QP_QKEY
+        } else {
+            IBV_QP_ACCESS_FLAGS
+        };
+        let mask = IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | own;
         assert_eq!(self.modify(&mut attr, mask), 0);
     }
 
     /// INIT → RTR → RTS, towards a queue pair at a GID.
     pub(crate) fn connect_to(&self, setup: &Setup, gid: ibv_gid, qpn: u32, psns: (u32, u32)) {
         let mut attr = rtr_attr(setup, gid, qpn, psns.1);
-        assert_eq!(self.modify(&mut attr, RTR_MASK), 0);
+        let (rtr, rts) = match setup.qp_type {
+            IBV_QPT_RC => (RTR_MASK, RTS_MASK),
+            IBV_QPT_UC => (
+                RTR_MASK & !(IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER),
+                IBV_QP_STATE | IBV_QP_SQ_PSN,
+            ),
+            _ => (IBV_QP_STATE, IBV_QP_STATE | IBV_QP_SQ_PSN),
+        };
+        assert_eq!(self.modify(&mut attr, rtr), 0);
         attr.qp_state = IBV_QPS_RTS;
         attr.timeout = setup.timeout;
         attr.retry_cnt = setup.retry_cnt;
         attr.rnr_retry = setup.rnr_retry;
         attr.sq_psn = psns.0;
         attr.max_rd_atomic = 4;
-        assert_eq!(self.modify(&mut attr, RTS_MASK), 0);
+        assert_eq!(self.modify(&mut attr, rts), 0);
         // SAFETY: live.
         assert_eq!(unsafe { (*self.qp).state }, IBV_QPS_RTS);
     }
@@ -396,7 +415,7 @@ pub(crate) fn init_attr(cq: *mut ibv_cq, setup: &Setup) -> ibv_qp_init_attr {
             max_recv_sge: 4,
             max_inline_data: 128,
         },
-        qp_type: IBV_QPT_RC,
+        qp_type: setup.qp_type,
         sq_sig_all: c_int::from(setup.sig_all),
     }
 }

@@ -7,6 +7,7 @@ mod faults;
 mod objects;
 mod operations;
 mod passive;
+mod unreliable;
 
 use common::*;
 use doorbell_softroce_ibverbs::DeviceConfig;

@@ -153,7 +153,7 @@ fn what_is_not_supported_says_so_and_does_not_crash() {
         );
         assert!(ops._compat_create_ah.unwrap()().is_null());
         let mut init = init_attr(a.cq, &Setup::default());
-        init.qp_type = IBV_QPT_UD;
+        init.qp_type = IBV_QPT_RAW_PACKET;
         assert!((api().create_qp)(a.pd, &mut init).is_null());
         assert_eq!(errno(), libc::EOPNOTSUPP);
     }

@@ -4,6 +4,7 @@ use core::net::IpAddr;
 use core::time::Duration;
 
 use crate::memory::PdId;
+use crate::wire::Transport;
 use crate::work::CqId;
 use crate::{Mtu, Psn, Qpn};
 
@@ -21,7 +22,7 @@ pub enum State {
     Rts = 3,
     /// Send queue drained: what was begun finishes, nothing new is begun.
     Sqd = 4,
-    /// Send queue error: not entered by an RC queue pair.
+    /// Send queue error: a send request of a UC or UD queue pair failed. Further ones are flushed, while receiving goes on. RC has ERR for it.
     Sqe = 5,
     /// Error: every request is flushed.
     Err = 6,
@@ -48,6 +49,8 @@ pub struct QpInit {
     pub max_inline: u32,
     /// Complete every send request, whatever its flag.
     pub signal_all: bool,
+    /// Its transport service.
+    pub transport: Transport,
 }
 
 /// What peers may do to memory through this queue pair, beside what the region grants.
@@ -109,6 +112,8 @@ pub struct Modify {
     pub rnr_retry: Option<u8>,
     /// IBV_QP_MAX_QP_RD_ATOMIC: READs and atomics outstanding to the peer at most.
     pub max_rd_atomic: Option<u8>,
+    /// IBV_QP_QKEY: what a datagram must carry to be received (IBTA vol 1, 10.2.5).
+    pub qkey: Option<u32>,
     /// IBV_QP_EN_SQD_ASYNC_NOTIFY.
     pub sqd_async_notify: Option<bool>,
 }

@@ -7,6 +7,7 @@ mod responder;
 mod send_queue;
 mod sges;
 mod transitions;
+mod unreliable;
 
 use core::net::IpAddr;
 
@@ -16,9 +17,9 @@ use crate::memory::{Memory, PdId};
 use crate::outbox::Outbox;
 use crate::qp::requester::Requester;
 use crate::qp::responder::{Refused, Responder};
-use crate::wire::{Nak, Packet};
+use crate::wire::{Nak, Packet, Transport};
 use crate::work::{PostError, ReceiveRequest, SendRequest, Status};
-use crate::{AsyncEvent, Instant, Mtu, Qpn};
+use crate::{AsyncEvent, EndpointConfig, Instant, Mtu, Qpn};
 
 /// What both sides of a queue pair need to know of its connection.
 #[derive(Clone, Copy, Debug)]
@@ -53,6 +54,8 @@ pub(crate) struct QueuePair {
     /// In SQD: requests that had begun are still going on.
     draining: bool,
     turn: Turn,
+    /// UD: where the datagram written last goes.
+    datagram_path: Option<Path>,
 }
 
 /// Whose packets go first in a burst: answers, unless they have had the whole burst before. But acknowledgements let requests go first, unless they
@@ -65,7 +68,12 @@ struct Turn {
 }
 
 impl QueuePair {
-    pub(crate) fn new(qpn: Qpn, init: QpInit, window: u32) -> Self {
+    pub(crate) fn new(qpn: Qpn, init: QpInit, config: &EndpointConfig) -> Self {
+        // UD's is the port's; the others are told theirs.
+        let mtu = match init.transport {
+            Transport::Ud => config.mtu,
+            Transport::Rc | Transport::Uc => Mtu::Mtu256,
+        };
         Self {
             init,
             state: State::Reset,
@@ -74,13 +82,14 @@ impl QueuePair {
                 pd: init.pd,
                 qpn,
                 peer: Qpn::new(0),
-                mtu: Mtu::Mtu256.bytes(),
+                mtu: mtu.bytes(),
             },
-            requester: Requester::new(&init, window),
+            requester: Requester::new(&init, config.window),
             responder: Responder::new(&init),
             established: false,
             draining: false,
             turn: Turn::default(),
+            datagram_path: None,
         }
     }
 
@@ -103,17 +112,28 @@ impl QueuePair {
         self.connection.qpn
     }
 
+    pub(crate) const fn transport(&self) -> Transport {
+        self.init.transport
+    }
+
+    /// Where the packet written last goes.
     pub(crate) const fn path(&self) -> Option<&Path> {
-        self.set.path.as_ref()
+        match self.init.transport {
+            Transport::Ud => self.datagram_path.as_ref(),
+            Transport::Rc | Transport::Uc => self.set.path.as_ref(),
+        }
     }
 
     /// Whether packets for it are looked at: RTR and beyond, short of an error (IBTA vol 1, 10.3.1).
     pub(crate) const fn receives(&self) -> bool {
-        matches!(self.state, State::Rtr | State::Rts | State::Sqd)
+        matches!(self.state, State::Rtr | State::Rts | State::Sqd | State::Sqe)
     }
 
-    /// Whether these are the two ends of its path.
+    /// Whether these are the two ends of its path; UD takes packets from anywhere.
     pub(crate) fn is_between(&self, local: IpAddr, remote: IpAddr) -> bool {
+        if self.init.transport == Transport::Ud {
+            return true;
+        }
         self.set
             .path
             .is_some_and(|path| path.local == local && path.remote == remote)
@@ -131,7 +151,7 @@ impl QueuePair {
     // State
 
     pub(crate) fn modify(&mut self, now: Instant, modify: &Modify, out: &mut Outbox) -> Result<(), ModifyError> {
-        let (from, to) = (self.state, modify.target(self.state)?);
+        let (from, to) = (self.state, modify.target(self.init.transport, self.state)?);
         match to {
             State::Reset => {
                 self.reset();
@@ -217,8 +237,11 @@ impl QueuePair {
         if self.state < State::Rts {
             return Err(PostError::State);
         }
+        if !self.offers(&request.operation) {
+            return Err(PostError::Invalid);
+        }
         self.requester.post(request)?;
-        if self.state == State::Err {
+        if matches!(self.state, State::Sqe | State::Err) {
             self.requester.flush(&self.connection, out);
         }
         Ok(())
@@ -307,6 +330,9 @@ impl QueuePair {
         buf: &mut [u8],
         out: &mut Outbox,
     ) -> Option<usize> {
+        if self.init.transport != Transport::Rc {
+            return self.transmit_unreliable(memory, buf, out);
+        }
         let draining = match self.state {
             State::Rts => false,
             State::Sqd => true,
@@ -350,6 +376,7 @@ impl Modify {
             path: newer.path.map(Path::canonical).or(self.path),
             path_mtu: newer.path_mtu.or(self.path_mtu),
             dest_qpn: newer.dest_qpn.or(self.dest_qpn),
+            qkey: newer.qkey.or(self.qkey),
             rq_psn: newer.rq_psn.or(self.rq_psn),
             max_dest_rd_atomic: newer.max_dest_rd_atomic.or(self.max_dest_rd_atomic),
             min_rnr_timer: newer.min_rnr_timer.or(self.min_rnr_timer),

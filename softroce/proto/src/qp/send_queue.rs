@@ -4,7 +4,8 @@
 
 use crate::memory::{AccessError, Memory, PdId, Sge};
 use crate::qp::{QpInit, sges};
-use crate::work::{CompletionOpcode, Operation, Payload, PostError, SendRequest};
+use crate::wire::Transport;
+use crate::work::{CompletionOpcode, Destination, Operation, Payload, PostError, SendRequest};
 use crate::{LKey, RKey};
 
 /// The longest message: 2^31 bytes (IBTA vol 1, 9.7.8: maximum message size).
@@ -78,6 +79,8 @@ pub(crate) struct SendQueue {
     wqes: Box<[Wqe]>,
     sges: Box<[Sge]>,
     inline: Box<[u8]>,
+    /// UD: where each goes; empty for the others.
+    destinations: Box<[Option<Destination>]>,
     limit: u64,
     max_sge: usize,
     max_inline: usize,
@@ -99,6 +102,7 @@ impl SendQueue {
         Self {
             wqes: vec![Wqe::EMPTY; slots].into_boxed_slice(),
             sges: vec![nowhere; slots * max_sge].into_boxed_slice(),
+            destinations: vec![None; if init.transport == Transport::Ud { slots } else { 0 }].into_boxed_slice(),
             inline: vec![0; slots * max_inline].into_boxed_slice(),
             limit: u64::from(init.max_send_wr),
             max_sge,
@@ -160,6 +164,26 @@ impl SendQueue {
         };
         self.tail += 1;
         Ok(())
+    }
+
+    /// Appends a datagram.
+    pub(crate) fn post_datagram(
+        &mut self,
+        request: &SendRequest<'_>,
+        to: &Destination,
+        signal_all: bool,
+    ) -> Result<(), PostError> {
+        let slot = self.slot(self.tail);
+        self.post(request, signal_all)?;
+        if let Some(destination) = self.destinations.get_mut(slot) {
+            *destination = Some(*to);
+        }
+        Ok(())
+    }
+
+    /// Where a datagram goes.
+    pub(crate) fn destination(&self, number: u64) -> Option<Destination> {
+        self.destinations.get(self.slot(number)).copied().flatten()
     }
 
     /// The request's length, when it may be posted at all.

@@ -1,8 +1,9 @@
-//! Which attributes each transition of an RC queue pair needs and takes, as rows (IBTA vol 1, table 91; ibv_modify_qp(3)).
+//! Which attributes each transition of a queue pair needs and takes, as rows for each transport (IBTA vol 1, table 91; ibv_modify_qp(3)).
 
 use crate::qp::{Modify, ModifyError, State};
+use crate::wire::Transport;
 
-/// The bits of `enum ibv_qp_attr_mask` that an RC queue pair knows here.
+/// The bits of `enum ibv_qp_attr_mask` that a queue pair knows here.
 pub(crate) mod mask {
     pub(crate) const STATE: u32 = 1 << 0;
     pub(crate) const CUR_STATE: u32 = 1 << 1;
@@ -10,6 +11,7 @@ pub(crate) mod mask {
     pub(crate) const ACCESS_FLAGS: u32 = 1 << 3;
     pub(crate) const PKEY_INDEX: u32 = 1 << 4;
     pub(crate) const PORT: u32 = 1 << 5;
+    pub(crate) const QKEY: u32 = 1 << 6;
     pub(crate) const AV: u32 = 1 << 7;
     pub(crate) const PATH_MTU: u32 = 1 << 8;
     pub(crate) const TIMEOUT: u32 = 1 << 9;
@@ -25,7 +27,7 @@ pub(crate) mod mask {
 
 use mask::{
     ACCESS_FLAGS, AV, CUR_STATE, DEST_QPN, EN_SQD_ASYNC_NOTIFY, MAX_DEST_RD_ATOMIC, MAX_QP_RD_ATOMIC, MIN_RNR_TIMER,
-    PATH_MTU, PKEY_INDEX, PORT, RETRY_CNT, RNR_RETRY, RQ_PSN, SQ_PSN, STATE, TIMEOUT,
+    PATH_MTU, PKEY_INDEX, PORT, QKEY, RETRY_CNT, RNR_RETRY, RQ_PSN, SQ_PSN, STATE, TIMEOUT,
 };
 
 /// A transition that exists.
@@ -46,7 +48,7 @@ const fn row(from: State, to: State, required: u32, optional: u32) -> Row {
 }
 
 /// Every transition of an RC queue pair. [`STATE`] itself is always taken.
-const ROWS: &[Row] = &[
+const RC: &[Row] = &[
     row(State::Reset, State::Reset, 0, 0),
     row(State::Reset, State::Init, PKEY_INDEX | PORT | ACCESS_FLAGS, 0),
     row(State::Init, State::Reset, 0, 0),
@@ -91,6 +93,71 @@ const ROWS: &[Row] = &[
     row(State::Err, State::Err, 0, 0),
 ];
 
+/// Every transition of a UC queue pair: nothing that concerns acknowledgements, READs or atomics; and SQE.
+const UC: &[Row] = &[
+    row(State::Reset, State::Reset, 0, 0),
+    row(State::Reset, State::Init, PKEY_INDEX | PORT | ACCESS_FLAGS, 0),
+    row(State::Init, State::Reset, 0, 0),
+    row(State::Init, State::Err, 0, 0),
+    row(State::Init, State::Init, 0, PKEY_INDEX | PORT | ACCESS_FLAGS),
+    row(
+        State::Init,
+        State::Rtr,
+        AV | PATH_MTU | DEST_QPN | RQ_PSN,
+        PKEY_INDEX | ACCESS_FLAGS,
+    ),
+    row(State::Rtr, State::Reset, 0, 0),
+    row(State::Rtr, State::Err, 0, 0),
+    row(State::Rtr, State::Rts, SQ_PSN, CUR_STATE | ACCESS_FLAGS),
+    row(State::Rts, State::Reset, 0, 0),
+    row(State::Rts, State::Err, 0, 0),
+    row(State::Rts, State::Rts, 0, CUR_STATE | ACCESS_FLAGS),
+    row(State::Rts, State::Sqd, 0, EN_SQD_ASYNC_NOTIFY),
+    row(State::Sqd, State::Reset, 0, 0),
+    row(State::Sqd, State::Err, 0, 0),
+    row(State::Sqd, State::Rts, 0, CUR_STATE | ACCESS_FLAGS),
+    row(State::Sqd, State::Sqd, 0, AV | ACCESS_FLAGS | PKEY_INDEX),
+    row(State::Sqe, State::Reset, 0, 0),
+    row(State::Sqe, State::Err, 0, 0),
+    row(State::Sqe, State::Rts, 0, CUR_STATE | ACCESS_FLAGS),
+    row(State::Err, State::Reset, 0, 0),
+    row(State::Err, State::Err, 0, 0),
+];
+
+/// Every transition of a UD queue pair: it has no peer, but a Q_Key.
+const UD: &[Row] = &[
+    row(State::Reset, State::Reset, 0, 0),
+    row(State::Reset, State::Init, PKEY_INDEX | PORT | QKEY, 0),
+    row(State::Init, State::Reset, 0, 0),
+    row(State::Init, State::Err, 0, 0),
+    row(State::Init, State::Init, 0, PKEY_INDEX | PORT | QKEY),
+    row(State::Init, State::Rtr, 0, PKEY_INDEX | QKEY),
+    row(State::Rtr, State::Reset, 0, 0),
+    row(State::Rtr, State::Err, 0, 0),
+    row(State::Rtr, State::Rts, SQ_PSN, CUR_STATE | QKEY),
+    row(State::Rts, State::Reset, 0, 0),
+    row(State::Rts, State::Err, 0, 0),
+    row(State::Rts, State::Rts, 0, CUR_STATE | QKEY),
+    row(State::Rts, State::Sqd, 0, EN_SQD_ASYNC_NOTIFY),
+    row(State::Sqd, State::Reset, 0, 0),
+    row(State::Sqd, State::Err, 0, 0),
+    row(State::Sqd, State::Rts, 0, CUR_STATE | QKEY),
+    row(State::Sqd, State::Sqd, 0, PKEY_INDEX | QKEY),
+    row(State::Sqe, State::Reset, 0, 0),
+    row(State::Sqe, State::Err, 0, 0),
+    row(State::Sqe, State::Rts, 0, CUR_STATE | QKEY),
+    row(State::Err, State::Reset, 0, 0),
+    row(State::Err, State::Err, 0, 0),
+];
+
+const fn rows(transport: Transport) -> &'static [Row] {
+    match transport {
+        Transport::Rc => RC,
+        Transport::Uc => UC,
+        Transport::Ud => UD,
+    }
+}
+
 impl Modify {
     /// Its bits of `enum ibv_qp_attr_mask`.
     pub(crate) fn mask(&self) -> u32 {
@@ -101,6 +168,7 @@ impl Modify {
             | bit(self.access.is_some(), ACCESS_FLAGS)
             | bit(self.pkey_index.is_some(), PKEY_INDEX)
             | bit(self.port.is_some(), PORT)
+            | bit(self.qkey.is_some(), QKEY)
             | bit(self.path.is_some(), AV)
             | bit(self.path_mtu.is_some(), PATH_MTU)
             | bit(self.timeout.is_some(), TIMEOUT)
@@ -133,14 +201,14 @@ impl Modify {
         bad.iter().find(|(bad, _)| *bad).map(|(_, bit)| *bit)
     }
 
-    /// The state a queue pair in `from` gets into by this, when the table allows it.
-    pub(crate) fn target(&self, from: State) -> Result<State, ModifyError> {
+    /// The state a queue pair of `transport` in `from` gets into by this, when the table allows it.
+    pub(crate) fn target(&self, transport: Transport, from: State) -> Result<State, ModifyError> {
         let to = self.state.unwrap_or(from);
         let no_such = ModifyError::Transition { from, to };
         if self.current_state.is_some_and(|state| state != from) {
             return Err(no_such);
         }
-        let row = ROWS
+        let row = rows(transport)
             .iter()
             .find(|row| row.from == from && row.to == to)
             .ok_or(no_such)?;

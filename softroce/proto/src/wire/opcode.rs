@@ -309,6 +309,20 @@ impl Opcode {
         }
     }
 
+    /// The UC opcode for the same packet, where there is one: SENDs and WRITEs without invalidate.
+    pub const fn uc(self) -> Option<Self> {
+        // UC's numbers are RC's with 001 for 000 in the top bits.
+        match Self::from_code(self.code() & 0x1f | Self::UcSendFirst.code()) {
+            Some(same) if matches!(self.transport(), Transport::Rc) => Some(same),
+            _ => None,
+        }
+    }
+
+    /// The UD SEND opcode.
+    pub const fn ud_send(imm: bool) -> Self {
+        if imm { Self::UdSendOnlyImm } else { Self::UdSendOnly }
+    }
+
     /// The RC RDMA READ response opcode of a packet at `position`.
     pub const fn rc_read_response(position: Position) -> Self {
         match position {

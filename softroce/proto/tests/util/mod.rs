@@ -10,17 +10,21 @@ use std::time::Duration;
 use doorbell_roce_proto::icrc::Flow;
 use doorbell_roce_proto::memory::{PdId, Sge};
 use doorbell_roce_proto::qp::{Modify, Path, QpInit, RemoteAccess, State};
-use doorbell_roce_proto::wire::{self, Bth, Extension, Opcode, Packet, Syndrome, packet_len};
+use doorbell_roce_proto::wire::{self, Bth, Extension, Opcode, Packet, Syndrome, Transport, packet_len};
 use doorbell_roce_proto::work::{
-    Completion, CompletionOpcode, CqId, Operation, Payload, ReceiveRequest, SendRequest, Status,
+    Completion, CompletionOpcode, CqId, Destination, Operation, Payload, ReceiveRequest, SendRequest, Status,
 };
-use doorbell_roce_proto::{AsyncEvent, Datagram, Endpoint, EndpointConfig, Ident, Instant, Mtu, Psn, Qpn};
+use doorbell_roce_proto::{
+    AsyncEvent, Counters, Datagram, Endpoint, EndpointConfig, Ident, Instant, LKey, Mtu, Psn, Qpn,
+};
 
 use memory::{Regions, Rights};
 
 pub(crate) const PD: PdId = PdId(7);
 pub(crate) const SEND_CQ: CqId = CqId(1);
 pub(crate) const RECV_CQ: CqId = CqId(2);
+/// The queue key of both ends of a UD pair.
+pub(crate) const QKEY: u32 = 0x1122_3344;
 const PORT: u16 = 4791;
 
 /// What the wire does to a packet.
@@ -78,6 +82,7 @@ pub(crate) struct Setup {
     pub(crate) sqd_notify: bool,
     /// Packets delivered before both nodes may send again.
     pub(crate) batch: usize,
+    pub(crate) transport: Transport,
 }
 
 impl Default for Setup {
@@ -101,6 +106,7 @@ impl Default for Setup {
             v6: false,
             sqd_notify: true,
             batch: 64,
+            transport: Transport::Rc,
         }
     }
 }
@@ -119,6 +125,7 @@ pub(crate) struct Pair {
 
 pub(crate) fn qp_init(signal_all: bool) -> QpInit {
     QpInit {
+        transport: Transport::Rc,
         pd: PD,
         send_cq: SEND_CQ,
         recv_cq: RECV_CQ,
@@ -151,8 +158,12 @@ impl Pair {
             let mut endpoint = Endpoint::with_config(EndpointConfig {
                 seed: at as u64 + 1,
                 window: setup.window,
+                mtu: setup.mtu,
             });
-            let qpn = endpoint.create_qp(qp_init(setup.signal_all));
+            let qpn = endpoint.create_qp(QpInit {
+                transport: setup.transport,
+                ..qp_init(setup.signal_all)
+            });
             Node {
                 endpoint,
                 memory: Regions::new(PD),
@@ -184,13 +195,21 @@ impl Pair {
             state: Some(State::Init),
             pkey_index: Some(0),
             port: Some(1),
-            access: Some(self.setup.access),
+            access: (self.setup.transport != Transport::Ud).then_some(self.setup.access),
+            qkey: (self.setup.transport == Transport::Ud).then_some(QKEY),
             ..Modify::default()
         }
     }
 
     pub(crate) fn rtr_modify(&self, at: usize) -> Modify {
         let peer = &self.nodes[1 - at];
+        let reliable = self.setup.transport == Transport::Rc;
+        if self.setup.transport == Transport::Ud {
+            return Modify {
+                state: Some(State::Rtr),
+                ..Modify::default()
+            };
+        }
         Modify {
             state: Some(State::Rtr),
             path: Some(Path {
@@ -202,20 +221,21 @@ impl Pair {
             path_mtu: Some(self.setup.mtu),
             dest_qpn: Some(peer.qpn),
             rq_psn: Some(Psn::new(self.setup.psns[1 - at])),
-            max_dest_rd_atomic: Some(self.setup.dest_rd_atomic),
-            min_rnr_timer: Some(self.setup.rnr_timer),
+            max_dest_rd_atomic: reliable.then_some(self.setup.dest_rd_atomic),
+            min_rnr_timer: reliable.then_some(self.setup.rnr_timer),
             ..Modify::default()
         }
     }
 
     pub(crate) fn rts_modify(&self, at: usize) -> Modify {
+        let reliable = self.setup.transport == Transport::Rc;
         Modify {
             state: Some(State::Rts),
             sq_psn: Some(Psn::new(self.setup.psns[at])),
-            timeout: Some(self.setup.timeout),
-            retry_cnt: Some(self.setup.retry_cnt),
-            rnr_retry: Some(self.setup.rnr_retry),
-            max_rd_atomic: Some(self.setup.rd_atomic),
+            timeout: reliable.then_some(self.setup.timeout),
+            retry_cnt: reliable.then_some(self.setup.retry_cnt),
+            rnr_retry: reliable.then_some(self.setup.rnr_retry),
+            max_rd_atomic: reliable.then_some(self.setup.rd_atomic),
             ..Modify::default()
         }
     }
@@ -254,6 +274,30 @@ impl Pair {
     pub(crate) fn post(&mut self, at: usize, request: &SendRequest<'_>) {
         let node = &mut self.nodes[at];
         node.endpoint.post_send(self.now, node.qpn, request).unwrap();
+    }
+
+    /// Where a node's datagrams for the other one go.
+    pub(crate) fn destination(&self, at: usize) -> Destination {
+        let (node, peer) = (&self.nodes[at], &self.nodes[1 - at]);
+        Destination {
+            path: Path {
+                local: node.address,
+                remote: peer.address,
+                traffic_class: 3,
+                hop_limit: 9,
+            },
+            qpn: peer.qpn,
+            qkey: QKEY,
+        }
+    }
+
+    pub(crate) fn post_datagram(&mut self, at: usize, request: &SendRequest<'_>, to: &Destination) {
+        let node = &mut self.nodes[at];
+        node.endpoint.post_datagram(self.now, node.qpn, request, to).unwrap();
+    }
+
+    pub(crate) fn counters(&self, at: usize) -> Counters {
+        *self.nodes[at].endpoint.counters()
     }
 
     pub(crate) fn receive(&mut self, at: usize, wr_id: u64, sges: &[Sge]) {
@@ -491,6 +535,26 @@ pub(crate) fn with_regions(setup: Setup, len: usize) -> (Pair, Sge, Sge) {
     let local = pair.region(0, pattern(len, 1));
     let remote = pair.region(1, pattern(len, 2));
     (pair, local, remote)
+}
+
+/// Has the first queue pair of a UC or UD pair fail a send request.
+pub(crate) fn fail_sending(pair: &mut Pair) {
+    let nowhere = Sge {
+        addr: 0,
+        len: 8,
+        lkey: LKey(0),
+    };
+    let to = pair.destination(0);
+    match pair.setup.transport {
+        Transport::Ud => pair.post_datagram(0, &send(77, &[nowhere]), &to),
+        _ => pair.post(0, &send(77, &[nowhere])),
+    }
+    assert!(pair.transmit_one(0).is_none());
+    assert_eq!(
+        pair.nodes[0].completions.pop().unwrap().1.status,
+        Status::LocalProtection
+    );
+    assert_eq!(pair.state(0), State::Sqe);
 }
 
 /// A wire that is cut.

@@ -10,10 +10,12 @@
 //! ```
 //!
 //! `una` is the oldest one not acknowledged, `next` the one sent next, `max` the first never sent. Going back is `next = una`; what a READ has
-//! received follows from `una` alone. [`transmit`] is the half that writes packets, [`response`] the half that reads the answers.
+//! received follows from `una` alone. [`transmit`] is the half that writes packets, [`response`] the half that reads the answers; [`unreliable`] writes those
+//! of UC and UD, which have no answers.
 
 mod response;
 mod transmit;
+mod unreliable;
 
 use core::time::Duration;
 
@@ -215,6 +217,7 @@ impl Requester {
                 qpn: connection.qpn,
                 src_qpn: connection.peer,
                 solicited: false,
+                grh: false,
             };
             out.complete(self.cq, completion);
         }

@@ -1,6 +1,5 @@
 //! The requester's packets: which one is next, and writing it.
 
-use crate::Instant;
 use crate::memory::{AtomicOp, Memory};
 use crate::outbox::Outbox;
 use crate::qp::requester::{Requester, Wait};
@@ -8,6 +7,7 @@ use crate::qp::send_queue::Wqe;
 use crate::qp::{Connection, sges};
 use crate::wire::{self, AtomicEth, Bth, Extension, ImmDt, Opcode, Position, Reth};
 use crate::work::{Operation, Status};
+use crate::{Instant, RKey};
 
 /// An acknowledgement is asked for at least this often, in packets.
 const ASK_EVERY: u32 = 64;
@@ -61,7 +61,12 @@ impl Requester {
     }
 
     /// Gives the request at the cursor its sequence numbers, unless it has to wait.
-    fn begin<M: Memory>(&mut self, connection: &Connection, draining: bool, memory: &mut M) -> Result<bool, Status> {
+    pub(super) fn begin<M: Memory>(
+        &mut self,
+        connection: &Connection,
+        draining: bool,
+        memory: &mut M,
+    ) -> Result<bool, Status> {
         let number = self.cursor;
         let wqe = *self.queue.get(number);
         if draining || wqe.fence && self.awaiting > 0 {
@@ -113,19 +118,12 @@ impl Requester {
         let left = u64::from(wqe.len) - offset;
         let (opcode, extension, payload, numbers) = match wqe.operation {
             Operation::Send { imm } => {
-                let position = position(wqe, index);
-                let opcode = Opcode::rc_send(position, imm.is_some());
-                (opcode, with_imm(opcode, None, imm), true, 1)
+                let (opcode, extension) = send_headers(wqe, index, imm);
+                (opcode, extension, true, 1)
             }
             Operation::Write { addr, rkey, imm } => {
-                let opcode = Opcode::rc_write(position(wqe, index), imm.is_some());
-                let len = wqe.len;
-                (
-                    opcode,
-                    with_imm(opcode, Some(Reth { va: addr, rkey, len }), imm),
-                    true,
-                    1,
-                )
+                let (opcode, extension) = write_headers(wqe, index, addr, rkey, imm);
+                (opcode, extension, true, 1)
             }
             // After a loss the rest of the part is asked for, from the first packet that is missing (IBTA vol 1, 9.7.5.1.3).
             Operation::Read { addr, rkey } => {
@@ -171,6 +169,19 @@ impl Requester {
         self.unasked = if bth.ack_req { 0 } else { self.unasked + 1 };
         Ok(Some((wire::packet_len(opcode, len), numbers)))
     }
+}
+
+/// Opcode (RC's) and extension headers of packet `index` of a SEND.
+pub(super) fn send_headers(wqe: &Wqe, index: u64, imm: Option<u32>) -> (Opcode, Extension) {
+    let opcode = Opcode::rc_send(position(wqe, index), imm.is_some());
+    (opcode, with_imm(opcode, None, imm))
+}
+
+/// Opcode (RC's) and extension headers of packet `index` of a WRITE.
+pub(super) fn write_headers(wqe: &Wqe, index: u64, addr: u64, rkey: RKey, imm: Option<u32>) -> (Opcode, Extension) {
+    let opcode = Opcode::rc_write(position(wqe, index), imm.is_some());
+    let len = wqe.len;
+    (opcode, with_imm(opcode, Some(Reth { va: addr, rkey, len }), imm))
 }
 
 fn position(wqe: &Wqe, index: u64) -> Position {

@@ -1,10 +1,14 @@
 //! The responder: carries out the peer's requests in the order of their PSNs, each once, and answers (IBTA vol 1, 9.7.3 to 9.7.5).
 //!
-//! [`request`] decides what a packet is (next, gap or seen before) and carries it out; [`replies`] keeps what is to be said; [`transmit`] writes it.
+//! [`request`] decides what a packet is (next, gap or seen before) and carries it out; [`replies`] keeps what is to be said; [`transmit`] writes it. [`unreliable`] is what UC
+//! and UD do instead.
 
 mod replies;
 mod request;
 mod transmit;
+mod unreliable;
+
+pub(crate) use unreliable::Broken;
 
 use crate::outbox::Outbox;
 use crate::qp::receive_queue::ReceiveQueue;
@@ -12,7 +16,7 @@ use crate::qp::responder::replies::{Kind, Replies};
 use crate::qp::{Connection, Modify, QpInit, RemoteAccess};
 use crate::wire::{Nak, RnrTimer};
 use crate::work::{Completion, CompletionOpcode, CqId, PostError, ReceiveRequest, Status};
-use crate::{Psn, RKey};
+use crate::{Psn, Qpn, RKey};
 
 /// The responder of one queue pair.
 #[derive(Debug)]
@@ -214,8 +218,9 @@ impl Responder {
             byte_len: outcome.byte_len,
             imm: outcome.imm,
             qpn: connection.qpn,
-            src_qpn: connection.peer,
+            src_qpn: outcome.datagram_from.unwrap_or(connection.peer),
             solicited: outcome.solicited,
+            grh: outcome.datagram_from.is_some(),
         };
         out.complete(self.cq, completion);
         true
@@ -230,6 +235,8 @@ struct Outcome {
     byte_len: u32,
     imm: Option<u32>,
     solicited: bool,
+    /// UD: the sender's queue pair. The IP header is in front then.
+    datagram_from: Option<Qpn>,
 }
 
 impl Outcome {
@@ -240,6 +247,7 @@ impl Outcome {
             byte_len: 0,
             imm: None,
             solicited: false,
+            datagram_from: None,
         }
     }
 }

@@ -15,7 +15,7 @@ const MAX_MESSAGE: u32 = 1 << 31;
 const MASK_24: u32 = 0x00ff_ffff;
 
 /// How carrying out a request ended.
-enum Done {
+pub(super) enum Done {
     /// It is part of a message that goes on.
     Part,
     /// It ends a message.
@@ -95,7 +95,7 @@ impl Responder {
     }
 
     /// A packet of a SEND: into the oldest receive.
-    fn send<M: Memory>(
+    pub(super) fn send<M: Memory>(
         &mut self,
         packet: &Packet<'_>,
         extension: Extension,
@@ -141,13 +141,14 @@ impl Responder {
             byte_len: end as u32,
             imm: extension.imm().map(|imm| imm.0),
             solicited: packet.bth.solicited,
+            datagram_from: None,
         };
         self.complete(connection, outcome, out);
         Ok(Done::Message)
     }
 
     /// A packet of a WRITE.
-    fn write<M: Memory>(
+    pub(super) fn write<M: Memory>(
         &mut self,
         packet: &Packet<'_>,
         extension: Extension,
@@ -204,6 +205,7 @@ impl Responder {
                 byte_len: target.len,
                 imm: Some(imm.0),
                 solicited: packet.bth.solicited,
+                datagram_from: None,
             };
             self.complete(connection, outcome, out);
         }

@@ -1,0 +1,92 @@
+//! Address handles: where datagrams go (ibv_create_ah(3)).
+
+use core::ffi::c_int;
+
+use doorbell_roce_proto::Gid;
+use doorbell_roce_proto::qp::Path;
+use doorbell_roce_proto::wire::{GRH_LEN, ip_header_ends};
+use doorbell_softroce::Pd;
+use doorbell_verbs_sys::{IBV_WC_GRH, ibv_ah, ibv_ah_attr, ibv_grh, ibv_pd, ibv_wc};
+
+use crate::context::next_handle;
+use crate::protection::SoftPd;
+use crate::query::PORT;
+use crate::{attributes, errno};
+
+/// The hop limit of answers: as far as may be.
+const HOP_LIMIT: u8 = 255;
+
+/// An address handle: what C sees, and what it stands for.
+#[repr(C)]
+struct SoftAh {
+    base: ibv_ah,
+    path: Path,
+    /// Keeps the protection domain busy.
+    _pd: Pd,
+}
+
+/// What an address handle stands for; `None` for a null pointer.
+///
+/// # Safety
+/// `ah` is null, or live and came from [`create_ah`].
+pub(crate) unsafe fn path_of(ah: *mut ibv_ah) -> Option<Path> {
+    // SAFETY: by contract; `base` is the first member of SoftAh, and the pointer derives from the whole.
+    unsafe { ah.cast::<SoftAh>().as_ref() }.map(|soft| soft.path)
+}
+
+/// ibv_create_ah(3).
+pub(crate) unsafe extern "C" fn create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) -> *mut ibv_ah {
+    // SAFETY: both are live by contract, and `pd` is ours.
+    let (soft, attr) = unsafe { (&*pd.cast::<SoftPd>(), &*attr) };
+    let path = match attributes::to_path(attr, soft.pd.device().info()) {
+        Ok(path) => path,
+        Err(refused) => {
+            tracing::debug!("ibv_create_ah: {refused}");
+            return errno::null(libc::EINVAL);
+        }
+    };
+    let ah = SoftAh {
+        base: ibv_ah {
+            // SAFETY: as above.
+            context: unsafe { (*pd).context },
+            pd,
+            handle: next_handle(),
+        },
+        path,
+        _pd: soft.pd.clone(),
+    };
+    Box::into_raw(Box::new(ah)).cast()
+}
+
+/// ibv_create_ah_from_wc(3): the way back to whoever sent the datagram of a receive completion, told by the first 40 bytes received.
+pub(crate) unsafe extern "C" fn create_ah_from_wc(
+    pd: *mut ibv_pd,
+    wc: *mut ibv_wc,
+    grh: *mut ibv_grh,
+    port: u8,
+) -> *mut ibv_ah {
+    // SAFETY: live by contract.
+    if unsafe { (*wc).wc_flags } & IBV_WC_GRH == 0 || port != PORT {
+        return errno::null(libc::EINVAL);
+    }
+    // SAFETY: the completion says that the 40 bytes are there; no alignment is asked of them.
+    let header = unsafe { grh.cast::<[u8; GRH_LEN]>().read_unaligned() };
+    let Some((source, _)) = ip_header_ends(&header) else {
+        return errno::null(libc::EINVAL);
+    };
+    // SAFETY: integers only.
+    let mut attr: ibv_ah_attr = unsafe { core::mem::zeroed() };
+    attr.is_global = 1;
+    attr.port_num = port;
+    attr.grh.dgid.raw = Gid::from(source).0;
+    attr.grh.hop_limit = HOP_LIMIT;
+    // SAFETY: the same contract.
+    unsafe { create_ah(pd, &mut attr) }
+}
+
+/// ibv_create_ah(3). Requests posted with it stay as they are.
+pub(crate) unsafe extern "C" fn destroy_ah(ah: *mut ibv_ah) -> c_int {
+    // SAFETY: it came from a Box in `create_ah`, and is given up by the caller.
+    drop(unsafe { Box::from_raw(ah.cast::<SoftAh>()) });
+    0
+}

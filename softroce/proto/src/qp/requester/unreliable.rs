@@ -1,0 +1,125 @@
+//! Sending over UC and UD: each request completes with its last packet, so that nothing is ever on its way here: `una`, `next` and `max` are one
+//! (IBTA vol 1, 9.8.2 and 9.8.4).
+
+use crate::memory::Memory;
+use crate::outbox::Outbox;
+use crate::qp::requester::Requester;
+use crate::qp::requester::transmit::{send_headers, write_headers};
+use crate::qp::{Connection, Path};
+use crate::wire::{self, Bth, Deth, Extension, ImmDt, Opcode};
+use crate::work::{Destination, Operation, PostError, SendRequest, Status};
+
+/// The bit by which a request asks for its queue pair's own Q_Key (IBTA vol 1, 10.2.5: controlled Q_Keys).
+const OWN_QKEY: u32 = 0x8000_0000;
+
+impl Requester {
+    pub(crate) fn post_datagram(&mut self, request: &SendRequest<'_>, to: &Destination) -> Result<(), PostError> {
+        self.queue.post_datagram(request, to, self.signal_all)
+    }
+
+    /// Writes the next packet of a UC queue pair and gives its length; `Ok(None)` when there is none. When `draining`, no request begins.
+    ///
+    /// # Errors
+    /// The status with which the oldest request fails.
+    pub(crate) fn transmit_unreliable<M: Memory>(
+        &mut self,
+        connection: &Connection,
+        draining: bool,
+        memory: &mut M,
+        buf: &mut [u8],
+        out: &mut Outbox,
+    ) -> Result<Option<usize>, Status> {
+        if !self.has_more() || self.cursor == self.begun && !self.begin(connection, draining, memory)? {
+            return Ok(None);
+        }
+        let wqe = *self.queue.get(self.cursor);
+        let index = self.next - wqe.first;
+        let (reliable, extension) = match wqe.operation {
+            Operation::Send { imm } => send_headers(&wqe, index, imm),
+            Operation::Write { addr, rkey, imm } => write_headers(&wqe, index, addr, rkey, imm),
+            Operation::Read { .. } | Operation::Atomic { .. } => return Err(Status::LocalQpOperation),
+        };
+        let Some(opcode) = reliable.uc() else {
+            return Err(Status::LocalQpOperation);
+        };
+        let mut bth = Bth::new(opcode, connection.peer, self.psn(self.next));
+        bth.solicited = opcode.position().ends() && wqe.solicited;
+        let offset = index * connection.mtu as u64;
+        let len = (u64::from(wqe.len) - offset).min(connection.mtu as u64) as usize;
+        self.write_unreliable(&bth, &extension, (offset, len), connection, memory, buf, out)
+    }
+
+    /// Writes the next packet of a UD queue pair with the Q_Key `own`, and gives its length and where it goes.
+    ///
+    /// # Errors
+    /// The status with which the oldest request fails.
+    pub(crate) fn transmit_datagram<M: Memory>(
+        &mut self,
+        connection: &Connection,
+        own: u32,
+        draining: bool,
+        memory: &mut M,
+        buf: &mut [u8],
+        out: &mut Outbox,
+    ) -> Result<Option<(usize, Path)>, Status> {
+        while self.has_more() && !draining {
+            let wqe = *self.queue.get(self.cursor);
+            let (Operation::Send { imm }, Some(to)) = (wqe.operation, self.queue.destination(self.cursor)) else {
+                return Err(Status::LocalQpOperation);
+            };
+            if wqe.len as usize > connection.mtu {
+                // Neither sent nor an error: C10-93.1.1.
+                out.counters.dropped_messages += 1;
+                self.begun += 1;
+                self.cursor += 1;
+                self.complete(Status::Success, connection, out);
+                continue;
+            }
+            if !self.begin(connection, draining, memory)? {
+                return Ok(None);
+            }
+            let deth = Deth {
+                qkey: if to.qkey & OWN_QKEY == 0 { to.qkey } else { own },
+                src_qp: connection.qpn,
+            };
+            let extension = imm.map_or(Extension::Deth(deth), |imm| Extension::DethImm(deth, ImmDt(imm)));
+            let mut bth = Bth::new(Opcode::ud_send(imm.is_some()), to.qpn, self.psn(self.next));
+            bth.solicited = wqe.solicited;
+            let part = (0, wqe.len as usize);
+            let written = self.write_unreliable(&bth, &extension, part, connection, memory, buf, out)?;
+            return Ok(written.map(|len| (len, to.path)));
+        }
+        Ok(None)
+    }
+
+    /// Writes a packet with the (offset, length) `part` of the message at the cursor, and completes the request with its last one.
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "the engine's surroundings, handed down to where both transports meet"
+    )]
+    fn write_unreliable<M: Memory>(
+        &mut self,
+        bth: &Bth,
+        extension: &Extension,
+        (offset, len): (u64, usize),
+        connection: &Connection,
+        memory: &mut M,
+        buf: &mut [u8],
+        out: &mut Outbox,
+    ) -> Result<Option<usize>, Status> {
+        let Ok(start) = wire::write(buf, bth, extension, len) else {
+            return Ok(None);
+        };
+        self.queue
+            .gather(self.cursor, memory, connection.pd, offset, &mut buf[start..start + len])
+            .map_err(|_| Status::LocalProtection)?;
+        self.next += 1;
+        self.una = self.next;
+        self.max = self.next;
+        if bth.opcode.position().ends() {
+            self.cursor += 1;
+            self.complete(Status::Success, connection, out);
+        }
+        Ok(Some(wire::packet_len(bth.opcode, len)))
+    }
+}

@@ -1,0 +1,118 @@
+//! Receiving over UC and UD: what cannot be taken is dropped without a word (IBTA vol 1, 9.8.2.2 and 9.8.4; responder fault class D of 9.9.3). Only a receive that
+//! cannot be written ends the queue pair (class A).
+
+use crate::Datagram;
+use crate::memory::Memory;
+use crate::outbox::Outbox;
+use crate::qp::responder::request::Done;
+use crate::qp::responder::{Message, Outcome, Refused, Responder};
+use crate::qp::{Connection, sges};
+use crate::wire::{Extension, GRH_LEN, Operation, Packet, ip_header};
+use crate::work::{CompletionOpcode, Status};
+
+/// A receive completed with an error of our own: the queue pair goes into the error state.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Broken;
+
+impl Responder {
+    /// Takes a packet of UC. True when it was carried out, in part or in whole.
+    ///
+    /// # Errors
+    /// When the queue pair ends by it.
+    pub(crate) fn handle_unreliable<M: Memory>(
+        &mut self,
+        packet: &Packet<'_>,
+        connection: &Connection,
+        memory: &mut M,
+        out: &mut Outbox,
+    ) -> Result<bool, Broken> {
+        let (psn, starts) = (packet.bth.psn, packet.bth.opcode.position().starts());
+        let gap = psn != self.expected;
+        out.counters.out_of_sequence += u64::from(gap);
+        self.expected = psn.add(1);
+        // A message that lacks a packet is over; its receive serves the next one. A new message may begin with any PSN.
+        if (gap || starts) && self.message != Message::None {
+            self.give_up(out);
+        }
+        if !starts && self.message == Message::None {
+            return Ok(false);
+        }
+        let done = match packet.bth.opcode.operation() {
+            Operation::Send if self.has_room(packet) => self.send(packet, packet.extension, connection, memory, out),
+            Operation::Write => self.write(packet, packet.extension, connection, memory, out),
+            _ => Ok(Done::NotReady),
+        };
+        match done {
+            Ok(Done::NotReady) | Err(Refused { reported: false, .. }) => {
+                self.give_up(out);
+                Ok(false)
+            }
+            Ok(_) => Ok(true),
+            Err(_) => Err(Broken),
+        }
+    }
+
+    fn give_up(&mut self, out: &mut Outbox) {
+        out.counters.dropped_messages += 1;
+        self.message = Message::None;
+    }
+
+    /// Whether the oldest receive takes this packet of a SEND.
+    fn has_room(&self, packet: &Packet<'_>) -> bool {
+        let done = match self.message {
+            Message::Send { done } => done,
+            Message::None | Message::Write(_) => 0,
+        };
+        let end = done + packet.payload.len() as u64;
+        self.queue.front().is_some_and(|(receive, _)| end <= receive.room)
+    }
+
+    /// Takes a packet of UD: the IP header and the payload go into the oldest receive.
+    ///
+    /// # Errors
+    /// When the queue pair ends by it.
+    pub(crate) fn handle_datagram<M: Memory>(
+        &mut self,
+        packet: &Packet<'_>,
+        datagram: &Datagram<'_>,
+        qkey: u32,
+        connection: &Connection,
+        memory: &mut M,
+        out: &mut Outbox,
+    ) -> Result<(), Broken> {
+        let (Extension::Deth(deth) | Extension::DethImm(deth, _)) = packet.extension else {
+            return Ok(());
+        };
+        if deth.qkey != qkey {
+            out.counters.qkey_violations += 1;
+            return Ok(());
+        }
+        let byte_len = GRH_LEN + packet.payload.len();
+        let fits = packet.payload.len() <= connection.mtu;
+        let Some((_, list)) = self
+            .queue
+            .front()
+            .filter(|(receive, _)| fits && byte_len as u64 <= receive.room)
+        else {
+            out.counters.dropped_messages += 1;
+            return Ok(());
+        };
+        let header = ip_header(datagram.src, datagram.dst, datagram.payload.len());
+        let scattered = sges::scatter(memory, connection.pd, list, 0, &header)
+            .and_then(|()| sges::scatter(memory, connection.pd, list, GRH_LEN as u64, packet.payload));
+        if scattered.is_err() {
+            self.complete(connection, Outcome::error(Status::LocalProtection), out);
+            return Err(Broken);
+        }
+        let outcome = Outcome {
+            status: Status::Success,
+            opcode: CompletionOpcode::Receive,
+            byte_len: byte_len as u32,
+            imm: packet.extension.imm().map(|imm| imm.0),
+            solicited: packet.bth.solicited,
+            datagram_from: Some(deth.src_qp),
+        };
+        self.complete(connection, outcome, out);
+        Ok(())
+    }
+}

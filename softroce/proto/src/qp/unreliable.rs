@@ -1,0 +1,118 @@
+//! What UC and UD queue pairs do otherwise: nothing comes back, so that a request is done when its last packet is handed to the link, and what cannot be
+//! received is dropped without a word (IBTA vol 1, 9.8).
+
+use super::QueuePair;
+use crate::memory::Memory;
+use crate::outbox::Outbox;
+use crate::qp::State;
+use crate::qp::responder::Broken;
+use crate::wire::{Packet, Transport};
+use crate::work::{Destination, Operation, PostError, SendRequest, Status};
+use crate::{AsyncEvent, Datagram};
+
+impl QueuePair {
+    /// Whether a request without a destination may be posted (IBTA vol 1, table 36: operations of each transport).
+    pub(super) const fn offers(&self, operation: &Operation) -> bool {
+        match self.init.transport {
+            Transport::Rc => true,
+            Transport::Uc => matches!(operation, Operation::Send { .. } | Operation::Write { .. }),
+            Transport::Ud => false,
+        }
+    }
+
+    pub(crate) fn post_datagram(
+        &mut self,
+        request: &SendRequest<'_>,
+        to: &Destination,
+        out: &mut Outbox,
+    ) -> Result<(), PostError> {
+        if self.state < State::Rts {
+            return Err(PostError::State);
+        }
+        if self.init.transport != Transport::Ud || !matches!(request.operation, Operation::Send { .. }) {
+            return Err(PostError::Invalid);
+        }
+        self.requester.post_datagram(request, to)?;
+        if matches!(self.state, State::Sqe | State::Err) {
+            self.requester.flush(&self.connection, out);
+        }
+        Ok(())
+    }
+
+    /// Takes a packet that is whole, from the peer and for this UC queue pair, which [`receives`](Self::receives).
+    pub(crate) fn handle_unreliable<M: Memory>(&mut self, packet: &Packet<'_>, memory: &mut M, out: &mut Outbox) {
+        match self.responder.handle_unreliable(packet, &self.connection, memory, out) {
+            Ok(true) if !self.established => {
+                self.established = true;
+                out.event(AsyncEvent::CommunicationEstablished(self.connection.qpn));
+            }
+            Ok(_) => {}
+            Err(Broken) => self.enter_error(out),
+        }
+    }
+
+    /// Takes a packet that is whole, from anybody and for this UD queue pair, which [`receives`](Self::receives).
+    pub(crate) fn handle_datagram<M: Memory>(
+        &mut self,
+        packet: &Packet<'_>,
+        datagram: &Datagram<'_>,
+        memory: &mut M,
+        out: &mut Outbox,
+    ) {
+        let qkey = self.set.qkey.unwrap_or(0);
+        let handled = self
+            .responder
+            .handle_datagram(packet, datagram, qkey, &self.connection, memory, out);
+        if handled == Err(Broken) {
+            self.enter_error(out);
+        }
+    }
+
+    /// Writes the next packet of a UC or UD queue pair and gives its length.
+    pub(super) fn transmit_unreliable<M: Memory>(
+        &mut self,
+        memory: &mut M,
+        buf: &mut [u8],
+        out: &mut Outbox,
+    ) -> Option<usize> {
+        let draining = match self.state {
+            State::Rts => false,
+            State::Sqd => true,
+            _ => return None,
+        };
+        let written = if self.init.transport == Transport::Ud {
+            let qkey = self.set.qkey.unwrap_or(0);
+            let written = self
+                .requester
+                .transmit_datagram(&self.connection, qkey, draining, memory, buf, out);
+            written.map(|written| {
+                written.map(|(len, path)| {
+                    self.datagram_path = Some(path);
+                    len
+                })
+            })
+        } else {
+            self.requester
+                .transmit_unreliable(&self.connection, draining, memory, buf, out)
+        };
+        match written {
+            Ok(len) => {
+                self.turn.requests_sent |= len.is_some();
+                self.check_drained(out);
+                len
+            }
+            Err(status) => {
+                self.fail_sending(status, out);
+                None
+            }
+        }
+    }
+
+    /// The oldest send request ends with `status` and those after it are flushed; receiving goes on (IBTA vol 1, 10.3.1.6: SQE).
+    fn fail_sending(&mut self, status: Status, out: &mut Outbox) {
+        self.requester.fail(status, &self.connection, out);
+        self.requester.flush(&self.connection, out);
+        self.draining = false;
+        self.state = State::Sqe;
+    }
+}

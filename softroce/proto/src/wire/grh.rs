@@ -1,0 +1,104 @@
+//! The 40 bytes in front of a received datagram: the place of InfiniBand's global route header, where RoCEv2 has the IP header (IBTA annex A17.4.5.2).
+//!
+//! ```text
+//! IPv6:  0..40 the header
+//! IPv4:  0..20 zero, 20..40 the header
+//! ```
+//!
+//! A UDP socket hands over the datagram without its IP header, so it is made anew. What the socket does not tell has a fixed value: no traffic class, flow
+//! label or Identification, and a TTL of 64. The IPv4 checksum is right for what is there: that is how readers tell IPv4 from IPv6.
+
+use core::net::IpAddr;
+
+/// The bytes in front of every datagram received.
+pub const GRH_LEN: usize = 40;
+
+const UDP: u8 = 17;
+const UDP_HEADER: usize = 8;
+const IPV4_HEADER: usize = 20;
+const HOP_LIMIT: u8 = 64;
+
+/// The header of a datagram with `payload_len` bytes of UDP payload; IPv4-mapped addresses count as IPv4.
+pub fn ip_header(src: IpAddr, dst: IpAddr, payload_len: usize) -> [u8; GRH_LEN] {
+    let mut grh = [0; GRH_LEN];
+    // A datagram is shorter than 2^16 bytes, headers included.
+    let udp_len = (UDP_HEADER + payload_len) as u16;
+    match (src.to_canonical(), dst.to_canonical()) {
+        (IpAddr::V4(src), IpAddr::V4(dst)) => {
+            let ip = &mut grh[GRH_LEN - IPV4_HEADER..];
+            ip[0] = 0x45;
+            ip[2..4].copy_from_slice(&udp_len.wrapping_add(IPV4_HEADER as u16).to_be_bytes());
+            // Don't fragment.
+            ip[6] = 0x40;
+            ip[8] = HOP_LIMIT;
+            ip[9] = UDP;
+            ip[12..16].copy_from_slice(&src.octets());
+            ip[16..20].copy_from_slice(&dst.octets());
+            let checksum = checksum(ip);
+            ip[10..12].copy_from_slice(&checksum.to_be_bytes());
+        }
+        (src, dst) => {
+            grh[0] = 0x60;
+            grh[4..6].copy_from_slice(&udp_len.to_be_bytes());
+            grh[6] = UDP;
+            grh[7] = HOP_LIMIT;
+            grh[8..24].copy_from_slice(&crate::Gid::from(src).0);
+            grh[24..40].copy_from_slice(&crate::Gid::from(dst).0);
+        }
+    }
+    grh
+}
+
+/// Source and destination of such a header: IPv4 where there is one with a right checksum behind 20 bytes, IPv6 else; `None` when it is neither.
+pub fn ip_header_ends(grh: &[u8; GRH_LEN]) -> Option<(IpAddr, IpAddr)> {
+    let ip = &grh[GRH_LEN - IPV4_HEADER..];
+    if ip[0] == 0x45 && checksum(ip) == 0 {
+        let address = |at: usize| IpAddr::from([ip[at], ip[at + 1], ip[at + 2], ip[at + 3]]);
+        return Some((address(12), address(16)));
+    }
+    let (source, destination) = grh[8..].split_first_chunk::<16>()?;
+    let destination: [u8; 16] = destination.try_into().ok()?;
+    (grh[0] >> 4 == 6).then(|| (IpAddr::from(*source), IpAddr::from(destination)))
+}
+
+/// The Internet checksum (RFC 1071) of a header whose checksum field is zero.
+fn checksum(header: &[u8]) -> u16 {
+    let sum: u32 = header
+        .chunks_exact(2)
+        .map(|pair| u32::from(u16::from_be_bytes([pair[0], pair[1]])))
+        .sum();
+    // At most ten words: two folds leave no carry.
+    let folded = (sum & 0xffff) + (sum >> 16);
+    !((folded & 0xffff) + (folded >> 16)) as u16
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ipv4_behind_twenty_zeros() {
+        let grh = ip_header("10.9.0.2".parse().unwrap(), "10.9.0.1".parse().unwrap(), 100);
+        assert_eq!(grh[..20], [0; 20]);
+        assert_eq!(grh[20..30], [0x45, 0, 0, 128, 0, 0, 0x40, 0, 64, 17]);
+        assert_eq!(grh[32..], [10, 9, 0, 2, 10, 9, 0, 1]);
+        // A header with its checksum in it sums up to all ones.
+        assert_eq!(checksum(&grh[20..]), 0);
+        assert_ne!(grh[30..32], [0, 0]);
+        let ends = ("10.9.0.2".parse().unwrap(), "10.9.0.1".parse().unwrap());
+        assert_eq!(ip_header_ends(&grh), Some(ends));
+        let mut wrong = grh;
+        wrong[30] ^= 1;
+        assert_eq!(ip_header_ends(&wrong), None);
+    }
+
+    #[test]
+    fn ipv6_fills_it() {
+        let grh = ip_header("fd09::2".parse().unwrap(), "fd09::1".parse().unwrap(), 100);
+        assert_eq!(grh[..8], [0x60, 0, 0, 0, 0, 108, 17, 64]);
+        assert_eq!((grh[8], grh[9], grh[23]), (0xfd, 0x09, 2));
+        assert_eq!((grh[24], grh[25], grh[39]), (0xfd, 0x09, 1));
+        let ends = ("fd09::2".parse().unwrap(), "fd09::1".parse().unwrap());
+        assert_eq!(ip_header_ends(&grh), Some(ends));
+    }
+}

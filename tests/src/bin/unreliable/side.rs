@@ -1,0 +1,362 @@
+//! A queue pair of UC or UD and its memory, by the calls that a C program would make. Nothing is destroyed: the process ends with it.
+
+use std::ffi::{CStr, c_int};
+use std::mem::MaybeUninit;
+use std::net::IpAddr;
+use std::ptr;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use doorbell_verbs_sys::*;
+
+use crate::{Config, Transport};
+
+/// The queue key of the stock ping-pongs.
+const QKEY: u32 = 0x1111_1111;
+/// In front of every datagram received.
+const GRH: usize = 40;
+/// Receives posted.
+const DEPTH: usize = 16;
+/// How long a message may take before it counts as lost.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// Says which request a completion is of.
+const SEND: u64 = 1 << 32;
+
+/// What the other end must know.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Whereabouts {
+    pub(crate) qpn: u32,
+    pub(crate) psn: u32,
+    pub(crate) gid: [u8; 16],
+}
+
+/// Where an end may be written to.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Target {
+    pub(crate) addr: u64,
+    pub(crate) rkey: u32,
+}
+
+/// One end. Its buffer: a message to be sent, one to be written by the peer, and the receives.
+pub(crate) struct Side {
+    transport: Transport,
+    size: usize,
+    api: &'static Api,
+    pd: *mut ibv_pd,
+    cq: *mut ibv_cq,
+    qp: *mut ibv_qp,
+    mr: *mut ibv_mr,
+    buffer: *mut u8,
+    gid: ibv_gid,
+    gid_index: u8,
+    ah: *mut ibv_ah,
+    peer: u32,
+    /// Receives that have been used.
+    received: u64,
+    /// Whether the send under way has completed.
+    sent: bool,
+}
+
+/// The errno value of a call as an error.
+fn checked(result: c_int, call: &str) -> Result<()> {
+    ensure!(result == 0, "{call}: {}", std::io::Error::from_raw_os_error(result));
+    Ok(())
+}
+
+/// The pointer, or what errno says.
+fn made<T>(object: *mut T, call: &str) -> Result<*mut T> {
+    ensure!(!object.is_null(), "{call}: {}", std::io::Error::last_os_error());
+    Ok(object)
+}
+
+/// All zero.
+fn zeroed<T: Copy>() -> T {
+    // SAFETY: used for the C structs of verbs alone: integers, null pointers and unions of these.
+    unsafe { MaybeUninit::zeroed().assume_init() }
+}
+
+impl Side {
+    /// A queue pair in INIT, with its receives posted.
+    pub(crate) fn open(api: &'static Api, config: &Config) -> Result<Self> {
+        let slot = config.size + GRH;
+        let buffer = Box::leak(vec![0_u8; slot * (DEPTH + 2)].into_boxed_slice());
+        let len = buffer.len();
+        let buffer = buffer.as_mut_ptr();
+        // SAFETY: each object is what the call before gave, and lives to the end of the process, as does the buffer; attributes are read and written in the calls.
+        unsafe {
+            let context = open_device(api, &config.device)?;
+            let (gid_index, gid) = find_gid(api, context, config.address)?;
+            let pd = made((api.alloc_pd)(context), "ibv_alloc_pd")?;
+            let access = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE;
+            let mr = made((api.reg_mr)(pd, buffer.cast(), len, access as c_int), "ibv_reg_mr")?;
+            let cq = (api.create_cq)(context, 4 * DEPTH as c_int, ptr::null_mut(), ptr::null_mut(), 0);
+            let cq = made(cq, "ibv_create_cq")?;
+            let mut init: ibv_qp_init_attr = zeroed();
+            init.send_cq = cq;
+            init.recv_cq = cq;
+            init.cap.max_send_wr = 4;
+            init.cap.max_recv_wr = DEPTH as u32;
+            init.cap.max_send_sge = 1;
+            init.cap.max_recv_sge = 1;
+            init.qp_type = match config.transport {
+                Transport::Uc => IBV_QPT_UC,
+                Transport::Ud => IBV_QPT_UD,
+            };
+            let qp = made((api.create_qp)(pd, &mut init), "ibv_create_qp")?;
+            let side = Self {
+                transport: config.transport,
+                size: config.size,
+                api,
+                pd,
+                cq,
+                qp,
+                mr,
+                buffer,
+                gid,
+                gid_index,
+                ah: ptr::null_mut(),
+                peer: 0,
+                received: 0,
+                sent: true,
+            };
+            let mut attr: ibv_qp_attr = zeroed();
+            attr.qp_state = IBV_QPS_INIT;
+            attr.port_num = 1;
+            attr.qkey = QKEY;
+            attr.qp_access_flags = IBV_ACCESS_REMOTE_WRITE;
+            let own = match config.transport {
+                Transport::Uc => IBV_QP_ACCESS_FLAGS,
+                Transport::Ud => IBV_QP_QKEY,
+            };
+            side.modify(&mut attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | own)?;
+            for number in 0..DEPTH as u64 {
+                side.post_receive(number)?;
+            }
+            Ok(side)
+        }
+    }
+
+    pub(crate) fn whereabouts(&self) -> Whereabouts {
+        Whereabouts {
+            // SAFETY: live; a GID is 16 bytes whichever member was written.
+            qpn: unsafe { (*self.qp).qp_num },
+            psn: self.psn(),
+            // SAFETY: as above.
+            gid: unsafe { self.gid.raw },
+        }
+    }
+
+    /// Where the peer may write.
+    pub(crate) fn target(&self) -> Target {
+        Target {
+            addr: self.place(1),
+            // SAFETY: live.
+            rkey: unsafe { (*self.mr).rkey },
+        }
+    }
+
+    /// Into RTS, towards the other end.
+    pub(crate) fn connect(&mut self, peer: &Whereabouts) -> Result<()> {
+        self.peer = peer.qpn;
+        let mut attr: ibv_qp_attr = zeroed();
+        attr.qp_state = IBV_QPS_RTR;
+        attr.path_mtu = IBV_MTU_1024;
+        attr.dest_qp_num = peer.qpn;
+        attr.rq_psn = peer.psn;
+        attr.ah_attr.is_global = 1;
+        attr.ah_attr.port_num = 1;
+        attr.ah_attr.grh.dgid.raw = peer.gid;
+        attr.ah_attr.grh.sgid_index = self.gid_index;
+        attr.ah_attr.grh.hop_limit = 64;
+        let connected = match self.transport {
+            Transport::Uc => IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN,
+            Transport::Ud => 0,
+        };
+        self.modify(&mut attr, IBV_QP_STATE | connected)?;
+        attr.qp_state = IBV_QPS_RTS;
+        attr.sq_psn = self.psn();
+        self.modify(&mut attr, IBV_QP_STATE | IBV_QP_SQ_PSN)?;
+        if self.transport == Transport::Ud {
+            let create = self.api.create_ah.context("the library has no ibv_create_ah")?;
+            // SAFETY: the PD is live.
+            self.ah = made(unsafe { create(self.pd, &mut attr.ah_attr) }, "ibv_create_ah")?;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn size(&self) -> usize {
+        self.size
+    }
+
+    /// Sends a message, to the peer's receive or its `target`.
+    pub(crate) fn send(&mut self, bytes: &[u8], target: Option<Target>) -> Result<()> {
+        ensure!(bytes.len() <= self.size, "{} bytes", bytes.len());
+        while !self.sent {
+            self.poll()?;
+        }
+        // SAFETY: the first place of the buffer has room, and no request uses it.
+        unsafe { self.buffer.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+        let mut element = self.element(0, bytes.len());
+        let mut wr: ibv_send_wr = zeroed();
+        wr.wr_id = SEND;
+        wr.sg_list = &mut element;
+        wr.num_sge = 1;
+        wr.send_flags = IBV_SEND_SIGNALED;
+        wr.opcode = IBV_WR_SEND;
+        if let Some(target) = target {
+            wr.opcode = IBV_WR_RDMA_WRITE_WITH_IMM;
+            wr.wr.rdma = ibv_send_wr_rdma {
+                remote_addr: target.addr,
+                rkey: target.rkey,
+            };
+        }
+        if self.transport == Transport::Ud {
+            wr.wr.ud = ibv_send_wr_ud {
+                ah: self.ah,
+                remote_qpn: self.peer,
+                remote_qkey: QKEY,
+            };
+        }
+        let mut bad = ptr::null_mut();
+        self.sent = false;
+        // SAFETY: live; a list of one, whose element is in registered memory.
+        checked(
+            unsafe { inline::post_send(self.qp, &mut wr, &mut bad) },
+            "ibv_post_send",
+        )
+    }
+
+    /// Waits for a message.
+    pub(crate) fn receive(&mut self) -> Result<Vec<u8>> {
+        let since = Instant::now();
+        loop {
+            if let Some(bytes) = self.poll()? {
+                return Ok(bytes);
+            }
+            ensure!(since.elapsed() < PATIENCE, "no message after {PATIENCE:?}");
+        }
+    }
+
+    /// Takes a completion, if there is one; gives the message of a receive, and posts it again.
+    fn poll(&mut self) -> Result<Option<Vec<u8>>> {
+        let mut wc = MaybeUninit::<ibv_wc>::uninit();
+        // SAFETY: live, room for one.
+        let count = unsafe { inline::poll_cq(self.cq, 1, wc.as_mut_ptr()) };
+        ensure!(count >= 0, "ibv_poll_cq: {count}");
+        if count == 0 {
+            return Ok(None);
+        }
+        // SAFETY: filled, as it says.
+        let wc = unsafe { wc.assume_init() };
+        ensure!(wc.status == IBV_WC_SUCCESS, "a completion with status {}", wc.status);
+        if wc.wr_id == SEND {
+            self.sent = true;
+            return Ok(None);
+        }
+        ensure!(
+            wc.wr_id == self.received % DEPTH as u64,
+            "receive {} completed out of order",
+            wc.wr_id
+        );
+        self.received += 1;
+        let (place, grh) = match (self.transport, wc.opcode) {
+            (Transport::Ud, IBV_WC_RECV) => {
+                ensure!(wc.wc_flags & IBV_WC_GRH != 0, "a datagram without its header");
+                ensure!(wc.src_qp == self.peer, "a datagram of queue pair {:#x}", wc.src_qp);
+                (wc.wr_id as usize + 2, GRH)
+            }
+            (Transport::Uc, IBV_WC_RECV) => (wc.wr_id as usize + 2, 0),
+            (Transport::Uc, IBV_WC_RECV_RDMA_WITH_IMM) => (1, 0),
+            (_, other) => bail!("a completion of opcode {other}"),
+        };
+        let end = wc.byte_len as usize;
+        ensure!((grh..=self.size + GRH).contains(&end), "{end} bytes received");
+        // SAFETY: in the buffer, and the device has done with it.
+        let bytes = unsafe { std::slice::from_raw_parts(self.buffer.add(place * (self.size + GRH) + grh), end - grh) };
+        let bytes = bytes.to_vec();
+        self.post_receive(wc.wr_id)?;
+        Ok(Some(bytes))
+    }
+
+    fn post_receive(&self, number: u64) -> Result<()> {
+        let mut element = self.element(number as usize + 2, self.size + GRH);
+        let mut wr = ibv_recv_wr {
+            wr_id: number,
+            next: ptr::null_mut(),
+            sg_list: &mut element,
+            num_sge: 1,
+        };
+        let mut bad = ptr::null_mut();
+        // SAFETY: live; a list of one, whose element is in registered memory.
+        checked(
+            unsafe { inline::post_recv(self.qp, &mut wr, &mut bad) },
+            "ibv_post_recv",
+        )
+    }
+
+    fn element(&self, place: usize, len: usize) -> ibv_sge {
+        ibv_sge {
+            addr: self.place(place),
+            length: len as u32,
+            // SAFETY: live.
+            lkey: unsafe { (*self.mr).lkey },
+        }
+    }
+
+    fn place(&self, number: usize) -> u64 {
+        (self.buffer.expose_provenance() + number * (self.size + GRH)) as u64
+    }
+
+    /// The first PSN: any will do, and this one wraps soon.
+    fn psn(&self) -> u32 {
+        0xff_fff0
+    }
+
+    fn modify(&self, attr: &mut ibv_qp_attr, mask: u32) -> Result<()> {
+        // SAFETY: live.
+        checked(
+            unsafe { (self.api.modify_qp)(self.qp, attr, mask as c_int) },
+            "ibv_modify_qp",
+        )
+    }
+}
+
+/// Opens a device by its name.
+///
+/// # Safety
+/// `api` is a libibverbs.
+unsafe fn open_device(api: &Api, name: &str) -> Result<*mut ibv_context> {
+    let mut count = 0;
+    // SAFETY: the list is as long as it says; what it points to stays, as it is never freed.
+    unsafe {
+        let list = made((api.get_device_list)(&mut count), "ibv_get_device_list")?;
+        for index in 0..count as usize {
+            let device = *list.add(index);
+            if CStr::from_ptr((api.get_device_name)(device)).to_str() == Ok(name) {
+                return made((api.open_device)(device), "ibv_open_device");
+            }
+        }
+    }
+    bail!("no device {name}")
+}
+
+/// The GID that stands for an address, and its index.
+///
+/// # Safety
+/// `context` is live and of `api`.
+unsafe fn find_gid(api: &Api, context: *mut ibv_context, address: IpAddr) -> Result<(u8, ibv_gid)> {
+    let wanted = match address {
+        IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
+        IpAddr::V6(v6) => v6.octets(),
+    };
+    for index in 0..16 {
+        let mut gid: ibv_gid = zeroed();
+        // SAFETY: by contract; 16 bytes whichever member was written.
+        unsafe {
+            if (api.query_gid)(context, 1, index, &mut gid) == 0 && gid.raw == wanted {
+                return Ok((index as u8, gid));
+            }
+        }
+    }
+    bail!("no GID for {address}")
+}
