@@ -26,13 +26,13 @@ pub(crate) unsafe extern "C" fn post_send(
     bad_wr: *mut *mut ibv_send_wr,
 ) -> c_int {
     // SAFETY: `qp` is live and ours by contract.
-    let soft = unsafe { SoftQp::handle(qp) };
+    let (soft, is_datagram) = unsafe { (SoftQp::handle(qp), SoftQp::is_datagram(qp)) };
     soft.post_send(|posting| {
         let mut next = wr;
         // SAFETY: the list is well formed by contract: each request is live, the last one's `next` is null.
         while let Some(request) = unsafe { next.as_ref() } {
             // SAFETY: so is its list of elements, and what they point to when it is inline.
-            if let Err(refused) = unsafe { send_one(posting, request, soft.is_datagram) } {
+            if let Err(refused) = unsafe { send_one(posting, request, is_datagram) } {
                 // SAFETY: the caller's to write (man page).
                 unsafe { *bad_wr = next };
                 return errno_of(refused);

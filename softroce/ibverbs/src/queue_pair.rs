@@ -24,7 +24,7 @@ pub(crate) struct SoftQp {
     /// Dropped before the rest, which must stay in place until the last event is acknowledged.
     pub(crate) qp: ManuallyDrop<Qp>,
     /// Sends name their destination.
-    pub(crate) is_datagram: bool,
+    is_datagram: bool,
     /// The context's events, to take ours out of.
     events: Arc<EventQueue<Event>>,
     /// Asynchronous events handed to the application.
@@ -39,6 +39,15 @@ impl SoftQp {
     pub(crate) unsafe fn handle<'a>(qp: *mut ibv_qp) -> &'a Qp {
         // SAFETY: ours by contract, `base` being its first member; the handle is written at creation and destruction only.
         unsafe { &(*qp.cast::<Self>()).qp }
+    }
+
+    /// Whether its sends name their destination.
+    ///
+    /// # Safety
+    /// As for [`handle`](Self::handle).
+    pub(crate) unsafe fn is_datagram(qp: *mut ibv_qp) -> bool {
+        // SAFETY: ours by contract; the field is written at creation only.
+        unsafe { (*qp.cast::<Self>()).is_datagram }
     }
 }
 
