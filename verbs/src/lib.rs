@@ -47,15 +47,18 @@
 
 #![deny(unsafe_op_in_unsafe_fn)]
 
+pub mod cm;
 mod context;
 mod cq;
 mod error;
+pub mod exchange;
 mod library;
 mod memory;
 mod pd;
 mod port;
 mod qp;
 mod types;
+mod wait;
 mod wr;
 
 pub use context::{Context, DeviceAttr};
