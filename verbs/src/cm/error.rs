@@ -17,7 +17,8 @@ pub enum CmError {
     Library(#[from] LoadError),
     /// There is no connection manager in this kernel, or not for this user.
     #[error(
-        "rdma_create_event_channel: {0}; is the kernel's rdma_ucm module loaded (`modprobe rdma_ucm`), and may the user open /dev/infiniband/rdma_cm?"
+        "rdma_create_event_channel: {0}; is there an RDMA device (`rdma link`), is the kernel's rdma_ucm module loaded (`modprobe rdma_ucm`), and may the user \
+         open /dev/infiniband/rdma_cm?"
     )]
     Unavailable(#[source] io::Error),
     /// A call failed at once.
@@ -105,7 +106,7 @@ pub enum CmError {
     Device(#[from] DeviceError),
     /// The queue pair could not be connected.
     #[error(transparent)]
-    QueuePair(#[from] QueuePairError),
+    Transition(#[from] QueuePairError),
 }
 
 fn call_advice(error: &io::Error) -> &'static str {

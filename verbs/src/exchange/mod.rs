@@ -14,7 +14,8 @@
 //! ```
 //!
 //! When [`pair`](Exchange::pair) returns, both queue pairs are connected, and either side may send. It can be called again, for more queue pairs, in the same
-//! order on both sides; the TCP connection is closed when the exchange is dropped.
+//! order on both sides; the TCP connection is closed when the exchange is dropped. A queue pair that is gone acknowledges nothing, so the peer's last request
+//! may fail if this side drops its own as soon as it has the data: [`finish`](Exchange::finish) lets both end together.
 //!
 //! # The format, version 1
 //!
@@ -34,13 +35,15 @@
 //! |---|---|
 //! | 1 | `01`: connected; or `00`: failed, and the TCP connection ends |
 //!
+//! and in the end, by [`finish`](Exchange::finish), one byte `02`.
+//!
 //! A version with another layout has another number; there is no negotiation. There is no authentication either: whoever reaches the port can connect, so listen
 //! where only friends can.
 
 mod frame;
 
 use core::time::Duration;
-use std::io::{self, Read, Write};
+use std::io::{self, Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::os::fd::AsFd;
 use std::thread;
@@ -48,6 +51,13 @@ use std::thread;
 use crate::error::QueuePairError;
 use crate::qp::{BadEndpoint, Endpoint, PreparedQueuePair, QueuePair};
 use crate::wait::{Deadline, readable};
+
+/// What a side says when its queue pair could not be connected.
+const FAILED: u8 = 0;
+/// What a side says when its queue pair is connected.
+const CONNECTED: u8 = 1;
+/// What a side says when it is done.
+const DONE: u8 = 2;
 
 /// The most bytes that can be said besides the endpoint.
 pub const MAX_DATA: usize = 4096;
@@ -84,7 +94,7 @@ pub enum ExchangeError {
         error: io::Error,
     },
     /// The peer closed the connection before it was done.
-    #[error("the peer {peer} closed the connection before its queue pair was connected; its own message says why")]
+    #[error("the peer {peer} closed the connection before it was done; its own message says why")]
     Closed {
         /// The peer's address.
         peer: SocketAddr,
@@ -138,7 +148,7 @@ pub enum ExchangeError {
     },
     /// The queue pair could not be connected.
     #[error(transparent)]
-    QueuePair(#[from] QueuePairError),
+    Transition(#[from] QueuePairError),
 }
 
 /// Waits for peers.
@@ -271,13 +281,30 @@ impl Exchange {
         let deadline = Deadline::after(self.timeout);
         let (endpoint, said) = self.swap(&qp.endpoint(), data, deadline)?;
         let connected = qp.connect(&endpoint);
-        self.write(&[u8::from(connected.is_ok())], deadline)?;
+        let verdict = if connected.is_ok() { CONNECTED } else { FAILED };
+        self.write(&[verdict], deadline)?;
         let qp = connected?;
-        let mut verdict = [0];
-        self.read(&mut verdict, deadline)?;
-        match verdict {
-            [1] => Ok((qp, said)),
-            [0] => Err(ExchangeError::Closed { peer: self.peer }),
+        self.hear(CONNECTED, deadline)?;
+        Ok((qp, said))
+    }
+
+    /// Tells the peer that this side is done with all queue pairs, and waits until the peer is too, as long as the exchange's `timeout`.
+    ///
+    /// # Errors
+    /// When the peer is gone, or not done in time.
+    pub fn finish(mut self) -> Result<(), ExchangeError> {
+        let deadline = Deadline::after(self.timeout);
+        self.write(&[DONE], deadline)?;
+        self.hear(DONE, deadline)
+    }
+
+    /// Waits for one byte that the peer says.
+    fn hear(&mut self, expected: u8, deadline: Deadline) -> Result<(), ExchangeError> {
+        let mut said = [0];
+        self.read(&mut said, deadline)?;
+        match said {
+            [byte] if byte == expected => Ok(()),
+            [FAILED] => Err(ExchangeError::Closed { peer: self.peer }),
             _ => Err(ExchangeError::NotOurs { peer: self.peer }),
         }
     }

@@ -1,5 +1,7 @@
 //! The format, and peers that keep to none. Pairing of real queue pairs is tested over the stub provider in `tests/`, and over devices by the example.
 
+use std::net::Shutdown;
+
 use super::*;
 use crate::types::{Gid, Lid, Mtu, Psn, Qpn};
 
@@ -30,7 +32,8 @@ fn with_peer(timeout: Duration) -> (Exchange, TcpStream) {
 fn answer_to(bytes: &[u8]) -> Result<(Endpoint, Vec<u8>), ExchangeError> {
     let (mut exchange, mut peer) = with_peer(LONG);
     peer.write_all(bytes).unwrap();
-    drop(peer);
+    // Only this way: what was written could be lost if the socket were closed with something in it to be read.
+    peer.shutdown(Shutdown::Write).unwrap();
     exchange.swap(&endpoint(1), b"", Deadline::after(LONG))
 }
 
@@ -148,4 +151,26 @@ fn too_much_is_refused_before_anything_is_sent() {
     let mut sent = Vec::new();
     peer.read_to_end(&mut sent).unwrap();
     assert!(sent.is_empty());
+}
+
+#[test]
+fn both_ends_finish_together() {
+    let (exchange, mut peer) = with_peer(LONG);
+    let finishing = thread::spawn(move || exchange.finish());
+    let mut said = [0];
+    peer.read_exact(&mut said).unwrap();
+    assert_eq!(said, [2]);
+    assert!(!finishing.is_finished());
+    peer.write_all(&[2]).unwrap();
+    finishing.join().unwrap().unwrap();
+}
+
+#[test]
+fn a_peer_that_failed_or_talks_nonsense_does_not_finish() {
+    for byte in [0, 1, 0xff] {
+        let (exchange, mut peer) = with_peer(LONG);
+        peer.write_all(&[byte]).unwrap();
+        let error = exchange.finish().unwrap_err();
+        assert_eq!(matches!(error, ExchangeError::Closed { .. }), byte == 0, "{error}");
+    }
 }
