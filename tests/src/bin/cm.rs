@@ -258,12 +258,14 @@ fn rejected(manager: ConnectionManager, listener: &mut Listener, server: SocketA
         let serve = || {
             let request = listener.next_request(PATIENCE)?.context("no request")?;
             padded(request.private_data(), b"please")?;
+            // Whoever uses the device still, the request is rejected when it is dropped.
+            let device = request.context()?;
             if with_reason {
                 request.reject(b"not today")?;
             }
-            Ok(())
+            Ok(device)
         };
-        both(serve, || failure(manager, server, PATIENCE)).map(|((), error)| error)
+        both(serve, || failure(manager, server, PATIENCE)).map(|(_, error)| error)
     };
     match reject(true)? {
         CmError::Rejected {

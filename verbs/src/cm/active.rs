@@ -2,7 +2,6 @@
 
 use core::time::Duration;
 use std::net::SocketAddr;
-use std::sync::Arc;
 
 use doorbell_verbs_sys as sys;
 use sys::rdmacm::RDMA_CM_EVENT_CONNECT_RESPONSE;
@@ -18,7 +17,7 @@ use crate::wait::Deadline;
 /// A device and a path by which a peer is reached; made by [`ConnectionManager::resolve`].
 #[derive(Debug)]
 pub struct Route {
-    id: Arc<Id>,
+    id: Id,
 }
 
 impl Route {
@@ -30,7 +29,7 @@ impl Route {
     ) -> Result<Self, CmError> {
         let id = Id::new(manager, peer)?;
         id.resolve(from, peer, deadline)?;
-        Ok(Self { id: Arc::new(id) })
+        Ok(Self { id })
     }
 
     /// The device, to make the queue pair on.

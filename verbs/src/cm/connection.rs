@@ -3,7 +3,6 @@
 use core::time::Duration;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::Arc;
 
 use doorbell_verbs_sys as sys;
 use sys::rdmacm;
@@ -18,7 +17,7 @@ use crate::wait::Deadline;
 /// Dropping it disconnects, without waiting for the peer. The queue pair is not touched by that; but a peer that hears of it will stop.
 #[derive(Debug)]
 pub struct Connection {
-    id: Arc<Id>,
+    id: Id,
     private_data: Vec<u8>,
     disconnected: bool,
 }
@@ -40,7 +39,7 @@ pub enum ConnectionEvent {
 }
 
 impl Connection {
-    pub(super) fn new(id: Arc<Id>, private_data: Vec<u8>) -> Self {
+    pub(super) fn new(id: Id, private_data: Vec<u8>) -> Self {
         Self {
             id,
             private_data,

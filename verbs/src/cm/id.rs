@@ -65,7 +65,7 @@ pub(super) struct Id {
 }
 
 // SAFETY: librdmacm may be called from any thread (rdma_cm(7)). What it changes in an identifier it changes within calls on it, all of which but queries need
-// the one handle that has it: Route, Listener, ConnectionRequest or Connection. A Context only keeps it alive.
+// the one handle that has it: Route, Listener, ConnectionRequest or Connection. One that keeps a device for a Context is never called again.
 unsafe impl Send for Id {}
 // SAFETY: as above.
 unsafe impl Sync for Id {}
@@ -141,13 +141,21 @@ impl Id {
         Ok(name.to_string_lossy().into_owned())
     }
 
-    /// The context of the device it is bound to; the context keeps the identifier.
-    pub(super) fn context(self: &Arc<Self>) -> Result<Context, CmError> {
+    /// The context of the device it is bound to. librdmacm keeps a device open at least as long as an identifier is bound to it; so that this one can be
+    /// destroyed, and the connection with it, whoever still uses the context, another identifier of the same device keeps that.
+    pub(super) fn context(&self) -> Result<Context, CmError> {
+        let address = self.name;
         let name = self.device()?;
-        // SAFETY: live, and not null, as device() found.
-        let raw = unsafe { (*self.raw).verbs };
-        // librdmacm keeps a device open at least as long as an identifier is bound to it.
-        Ok(Context::borrow(self.manager.verbs, raw, name, Arc::clone(self) as _)?)
+        let mut at = self.local().ok_or(CmError::DeviceRemoved { address })?;
+        at.set_port(0);
+        let keeper = Self::new(self.manager, at)?;
+        keeper.bind(at)?;
+        // SAFETY: both are live; set when they were bound, and constant from then on.
+        let (raw, kept) = unsafe { ((*self.raw).verbs, (*keeper.raw).verbs) };
+        if raw != kept {
+            return Err(CmError::DeviceRemoved { address });
+        }
+        Ok(Context::borrow(self.manager.verbs, raw, name, Arc::new(keeper))?)
     }
 
     pub(super) fn bind(&self, to: SocketAddr) -> Result<(), CmError> {

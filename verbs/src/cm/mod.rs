@@ -28,8 +28,9 @@
 //! that becomes readable when there is an event for it. Events are copied and acknowledged before they are looked at, so an identifier can always be destroyed;
 //! it goes first, then its channel.
 //!
-//! The devices' contexts belong to librdmacm. A [`Context`](crate::Context) got here keeps the identifier it came from, and is not closed by us. Queue pairs may
-//! as well be made on a context of one's own of the same device, opened by [`Library::open`](crate::Library::open).
+//! The devices' contexts belong to librdmacm. A [`Context`](crate::Context) got here keeps its device open with an identifier of its own, and is not closed by us.
+//! Queue pairs may as well be made on a context of one's own of the same device, opened by [`Library::open`](crate::Library::open): a server does that once, instead
+//! of asking each request.
 
 mod active;
 mod address;

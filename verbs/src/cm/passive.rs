@@ -3,7 +3,6 @@
 use core::time::Duration;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::Arc;
 
 use doorbell_verbs_sys as sys;
 use sys::rdmacm::{RDMA_CM_EVENT_DEVICE_REMOVAL, RDMA_CM_EVENT_ESTABLISHED};
@@ -50,7 +49,7 @@ impl Listener {
             let Some(child) = event.child else { continue };
             let id = Id::adopt(self.id.manager(), child, self.id.name())?;
             return Ok(Some(ConnectionRequest {
-                id: Arc::new(id),
+                id,
                 private_data: event.private_data,
                 responder_resources: event.responder_resources,
                 initiator_depth: event.initiator_depth,
@@ -69,7 +68,7 @@ impl AsFd for Listener {
 /// A peer that wants to connect. It is rejected when dropped.
 #[derive(Debug)]
 pub struct ConnectionRequest {
-    id: Arc<Id>,
+    id: Id,
     private_data: Vec<u8>,
     responder_resources: u8,
     initiator_depth: u8,
