@@ -1,6 +1,8 @@
 //! The safe API over a provider in memory.
 
 mod basics;
+mod cm;
+mod exchange;
 mod lifetime;
 mod misuse;
 mod model;
