@@ -244,6 +244,10 @@ impl Exchange {
                 // connect_timeout() refuses zero.
                 let left = deadline.left().max(Duration::from_millis(1));
                 match TcpStream::connect_timeout(&peer, left) {
+                    // On loopback the system may give a caller the very port it calls, which answers then: nobody else is there yet.
+                    Ok(stream) if stream.local_addr().is_ok_and(|own| own == peer) => {
+                        last = io::ErrorKind::ConnectionRefused.into();
+                    }
                     Ok(stream) => return Self::new(stream, peer, timeout),
                     Err(error) => last = error,
                 }
