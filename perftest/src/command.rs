@@ -110,7 +110,8 @@ fn client(
 ) -> Result<(), Failure> {
     let mut report = Report::new(plan.test_name(), device.context.name().to_owned(), device.link);
     let progress = progress(plan, args);
-    let mut table = None;
+    let mut table = Ok(None);
+    let mut printed = Ok(());
     let local = Local {
         control,
         device,
@@ -125,15 +126,15 @@ fn client(
                     eprintln!("doorbell: warning: {warning}");
                 }
                 if !args.json {
-                    table = Some(Table::begin(plan.kind, &about(plan, device, report.link, control)));
+                    table = Table::begin(plan.kind, &about(plan, device, report.link, control)).map(Some);
                 }
             });
         }
         Event::Begins(bytes) => progress.set_message(show_bytes(bytes)),
         Event::Row(row) => {
             progress.inc(1);
-            if let Some(table) = &table {
-                progress.suspend(|| table.row(&row));
+            if let (Ok(Some(table)), Ok(())) = (&table, &printed) {
+                printed = progress.suspend(|| table.row(&row));
             }
             report.results.push(row);
         }
@@ -142,7 +143,7 @@ fn client(
     if args.json && (outcome.is_ok() || !report.results.is_empty()) {
         report::print_json(&report)?;
     }
-    outcome
+    outcome.and(table.map(drop)).and(printed)
 }
 
 /// On a terminal a bar over the sizes, or just a sign of life where there is one size; nothing elsewhere.

@@ -87,7 +87,7 @@ pub(crate) fn run(args: &DevicesArgs) -> Result<(), Failure> {
     if args.json {
         return report::print_json(&listing);
     }
-    report::print(&text(&listing, args.verbose));
+    report::print_line(&text(&listing, args.verbose))?;
     for note in &listing.notes {
         eprintln!("doorbell: note: {note}");
     }

@@ -46,10 +46,10 @@ pub(crate) fn run(args: &LimitsArgs) -> Result<(), Failure> {
         eprintln!("doorbell: warning: {warning}");
     }
     if !args.json {
-        report::print(&format!(
+        report::print_line(&format!(
             "{:<18} {:>18} {:>12}  what it is",
             "#limit", "bandwidth[GB/s]", "time[ns]"
-        ));
+        ))?;
     }
     let mut results = Vec::new();
     for (name, what, measure) in MEASUREMENTS {
@@ -57,7 +57,7 @@ pub(crate) fn run(args: &LimitsArgs) -> Result<(), Failure> {
             Ok(figure) => {
                 let limit = Limit { name, figure };
                 if !args.json {
-                    report::print(&line(&limit, what));
+                    report::print_line(&line(&limit, what))?;
                 }
                 results.push(limit);
             }

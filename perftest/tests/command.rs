@@ -3,6 +3,7 @@
 //! Every test runs the real binary on the userspace device, on loopback. Each process takes a free loopback address by itself, so tests do not
 //! disturb each other.
 
+use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream, UdpSocket};
 use std::process::{Child, ChildStderr, Command, Output, Stdio};
@@ -521,6 +522,19 @@ fn what_stands_in_the_way_is_one_line_and_exit_1() {
         assert_eq!(output.status.code(), Some(1), "{line}: {}", stderr(&output));
         let said = complaint(&output);
         assert!(said.len() == 1 && said[0].contains(&hint), "{line}: {said:?}");
+    }
+}
+
+#[test]
+fn results_that_cannot_be_written_are_a_failure() {
+    for line in ["bw write -n 20", "bw write -n 20 --json", "devices", "devices --json"] {
+        let full = File::options().write(true).open("/dev/full").unwrap();
+        let output = doorbell(line).stdout(full).output().unwrap();
+        assert_eq!(output.status.code(), Some(1), "{line}: {}", stderr(&output));
+        assert!(
+            stderr(&output).contains("cannot write to stdout: No space left on device"),
+            "{line}"
+        );
     }
 }
 

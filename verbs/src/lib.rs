@@ -7,8 +7,7 @@
 //! ```no_run
 //! use doorbell_verbs::{Endpoint, Library, Local, Remote, Write};
 //!
-//! # fn exchange(_: Endpoint) -> (Endpoint, Remote<Write>) { unimplemented!() }
-//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # fn example(exchange: fn(Endpoint) -> (Endpoint, Remote<Write>)) -> Result<(), Box<dyn std::error::Error>> {
 //! let device = Library::system()?.open("mlx5_0")?;
 //! let pd = device.protection_domain()?;
 //! let mut cq = device.completion_queue(256)?;

@@ -35,8 +35,8 @@ impl Library {
 
     /// The devices of another implementation of the verbs ABI.
     ///
-    /// Whoever filled the table wrote its functions as `unsafe extern "C" fn`, and promised there what the man pages promise; every guarantee of
-    /// this crate rests on that, as it rests on libibverbs for [`system`](Self::system).
+    /// Whoever filled the table gave its [`Promise`](doorbell_verbs_sys::Promise) that the functions do as the man pages say; every guarantee of this crate
+    /// rests on that, as it rests on libibverbs for [`system`](Self::system).
     #[must_use]
     pub const fn new(api: &'static Api) -> Self {
         Self { api }

@@ -373,6 +373,35 @@ fn a_queue_never_fills_with_nothing_signalled() {
 }
 
 #[test]
+fn a_forgotten_request_is_made_up_for_by_the_next() {
+    let stub = Stub::new();
+    let (mut qp, mut cq, _) = rig(stub, 4, 0);
+    let qpn = qp.qpn().get();
+    let mut asked = 0;
+    // The second is the one that the library would signal; it is never settled.
+    while qp
+        .post(|batch| {
+            let request = batch.send_inline(b"x");
+            if asked == 1 {
+                core::mem::forget(request);
+            }
+        })
+        .is_ok()
+    {
+        asked += 1;
+    }
+    let signalled: Vec<bool> = stub
+        .pending_sends(qpn)
+        .iter()
+        .map(|request| request.signalled())
+        .collect();
+    assert_eq!(signalled, [false, false, true, false]);
+    stub.complete_sends(qpn, usize::MAX);
+    assert!(cq.poll().unwrap().count() > 0);
+    assert!(qp.send_room() > 0);
+}
+
+#[test]
 fn atomics_and_remote_memory_are_typed_and_checked() {
     let stub = Stub::new();
     let context = stub.open();

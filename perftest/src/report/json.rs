@@ -1,7 +1,5 @@
 //! Results as one JSON object on stdout.
 
-use std::io::{self, Write};
-
 use serde::Serialize;
 
 use crate::failure::Failure;
@@ -9,14 +7,11 @@ use crate::failure::Failure;
 /// Prints a value as one line of JSON.
 ///
 /// # Errors
-/// [`Failure::Test`] when stdout does not take it. A reader that closed the pipe is not an error.
+/// As [`print_line`](super::print_line).
 pub(crate) fn print(value: &impl Serialize) -> Result<(), Failure> {
     let text =
         serde_json::to_string(value).map_err(|e| Failure::test(format!("cannot write the results as JSON: {e}")))?;
-    match writeln!(io::stdout().lock(), "{text}") {
-        Err(e) if e.kind() != io::ErrorKind::BrokenPipe => Err(Failure::test(format!("cannot write to stdout: {e}"))),
-        _ => Ok(()),
-    }
+    super::print_line(&text)
 }
 
 #[cfg(test)]

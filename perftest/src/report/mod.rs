@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use crate::stats::{Bandwidth, LatencyFigures};
 
 pub(crate) use json::print as print_json;
-pub(crate) use text::{Table, print};
+pub(crate) use text::{Table, print_line};
 pub(crate) use warning::{Warning, of_this_machine};
 
 /// What carries the packets; the later, the softer.

@@ -3,6 +3,7 @@
 use std::io::{self, Write};
 
 use super::{BandwidthRow, LatencyRow, Row};
+use crate::failure::Failure;
 use crate::plan::Kind;
 
 const MIB: f64 = 1024.0 * 1024.0;
@@ -15,22 +16,34 @@ pub(crate) struct Table {
 
 impl Table {
     /// Prints what is measured and the column heads.
-    pub(crate) fn begin(kind: Kind, about: &str) -> Table {
-        print(&format!("# {about}\n{}", head(kind)));
-        Table { kind }
+    ///
+    /// # Errors
+    /// As [`print_line`].
+    pub(crate) fn begin(kind: Kind, about: &str) -> Result<Table, Failure> {
+        print_line(&format!("# {about}\n{}", head(kind)))?;
+        Ok(Table { kind })
     }
 
     /// Prints a row.
-    pub(crate) fn row(&self, row: &Row) {
+    ///
+    /// # Errors
+    /// As [`print_line`].
+    pub(crate) fn row(&self, row: &Row) -> Result<(), Failure> {
         debug_assert_eq!(matches!(row, Row::Bandwidth(_)), self.kind == Kind::Bw);
-        print(&line(row));
+        print_line(&line(row))
     }
 }
 
-/// Prints a line on stdout. A reader that closed the pipe has seen what it wanted: not an error.
-pub(crate) fn print(text: &str) {
+/// Prints a line on stdout.
+///
+/// # Errors
+/// [`Failure::Test`] when stdout does not take it. A reader that closed the pipe has seen what it wanted: not an error.
+pub(crate) fn print_line(text: &str) -> Result<(), Failure> {
     let mut stdout = io::stdout().lock();
-    let _ = writeln!(stdout, "{text}").and_then(|()| stdout.flush());
+    match writeln!(stdout, "{text}").and_then(|()| stdout.flush()) {
+        Err(e) if e.kind() != io::ErrorKind::BrokenPipe => Err(Failure::test(format!("cannot write to stdout: {e}"))),
+        _ => Ok(()),
+    }
 }
 
 fn head(kind: Kind) -> String {

@@ -30,7 +30,8 @@ pub enum OpenError {
     },
     /// None of the addresses tried was free.
     #[error(
-        "cannot open {device}: UDP port {port} is taken on every address from 127.0.0.1 to {last}; end other soft devices, or choose an address"
+        "cannot open {device}: UDP port {port} is taken on every address from 127.0.0.1 to {last}: the kernel's rxe (rdma link show) takes it \
+         on all; choose another port on both ends (--soft-port, DOORBELL_SOFT_PORT), or use a network namespace of its own"
     )]
     NoFreeAddress {
         /// The device's name.

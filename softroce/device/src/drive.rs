@@ -18,6 +18,10 @@
 //! sends it while the application posts its answer by the first. Their order towards other packets means nothing to the peer: a later
 //! response acknowledges what came before it as well, and what then comes late is ignored.
 //!
+//! **What arrived comes before the timers.** An answer that waits in the socket, or in the batch of a thread that lost the processor while it received, looks
+//! to the engine like one that was lost. So timers run in a drive that itself had rx and found the socket empty, by the time of before it looked; or, lest a
+//! stream that never ends starve them, when as much has been received since they were due as could have waited then ([`BACKLOG`]).
+//!
 //! The locks are parking_lot's: they spin a little before they sleep, which suits sections of about a microsecond; `try_lock` is one
 //! compare-and-swap; and a panic in one thread does not turn into a panic in every other.
 
@@ -46,6 +50,9 @@ const ACKS: usize = 4;
 /// How long the progress thread holds acknowledgements back: what an application that polls its memory takes to see a message and to post an answer.
 const HOLD: Duration = Duration::from_nanos(1500);
 
+/// After as many receives nothing is left of what waited in the socket before them: a buffer of 16 MiB holds about as many times 32 acknowledgements.
+const BACKLOG: u32 = 1024;
+
 /// No deadline.
 const NEVER: u64 = u64::MAX;
 
@@ -53,6 +60,21 @@ const NEVER: u64 = u64::MAX;
 pub(crate) struct Rx {
     half: Box<dyn Receive>,
     batch: RxBatch,
+    /// How many receives in a row found something while timers were due.
+    behind: u32,
+}
+
+/// What a look at the socket came to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Received {
+    /// Another thread is at it.
+    Busy,
+    /// Nothing waits, or nothing will come any more.
+    Nothing,
+    /// Something came; more may wait.
+    Some,
+    /// Something came, but nothing is left of what waited when the timers became due.
+    CaughtUp,
 }
 
 /// The sending side of the link.
@@ -121,6 +143,7 @@ impl Shared {
             rx: Mutex::new(Rx {
                 half: rx,
                 batch: RxBatch::new(local),
+                behind: 0,
             }),
             core: Mutex::new(Core::new(endpoint, local.port())),
             tx: lane(tx),
@@ -199,29 +222,54 @@ impl Shared {
     /// thread is at it.
     fn drive(&self) -> bool {
         self.release_held();
-        let received = self.receive();
+        let late = self.if_passed(&self.engine_due);
+        let received = self.receive(late.is_some());
+        let late = late.filter(|_| matches!(received, Received::Nothing | Received::CaughtUp));
+        let something = matches!(received, Received::Some | Received::CaughtUp);
         let blocked = self.tx_blocked.load(Ordering::Relaxed);
-        if !blocked && self.due().is_none_or(|due| due > self.now()) {
-            return received;
+        if late.is_none() && !blocked && self.if_passed(&self.link_due).is_none() {
+            return something;
         }
         let mut core = self.core.lock();
-        core.endpoint.handle_timeout(self.now());
+        if let Some(now) = late {
+            core.endpoint.handle_timeout(now);
+        }
         self.flush_blocked(core);
-        received || !blocked || !self.tx_blocked.load(Ordering::Relaxed)
+        something || !blocked || !self.tx_blocked.load(Ordering::Relaxed)
     }
 
-    fn receive(&self) -> bool {
+    /// The time, when the deadline has passed.
+    fn if_passed(&self, due: &AtomicU64) -> Option<Instant> {
+        let due = due.load(Ordering::SeqCst);
+        if due == NEVER {
+            return None;
+        }
+        Some(self.now()).filter(|now| now.0 >= due)
+    }
+
+    /// Receives once; `late` when timers are due.
+    fn receive(&self, late: bool) -> Received {
         let Some(mut rx) = self.rx.try_lock() else {
-            return false;
+            return Received::Busy;
         };
-        let Rx { half, batch } = &mut *rx;
+        let Rx { half, batch, behind } = &mut *rx;
         let messages = match half.receive(batch) {
-            Ok(0) => return false,
+            Ok(0) => {
+                *behind = 0;
+                return Received::Nothing;
+            }
             Ok(messages) => messages,
             Err(error) => {
                 self.fail(&error);
-                return false;
+                return Received::Nothing;
             }
+        };
+        *behind = if late { *behind + 1 } else { 0 };
+        let received = if *behind == BACKLOG {
+            *behind = 0;
+            Received::CaughtUp
+        } else {
+            Received::Some
         };
         let mut datagrams = batch.datagrams().peekable();
         while datagrams.peek().is_some() {
@@ -236,7 +284,7 @@ impl Shared {
                 self.flush(core);
             }
         }
-        true
+        received
     }
 
     /// Delivers completions and events, and sends what the engine has to send. Called after every change to the engine that may lead to any of these.
@@ -249,6 +297,17 @@ impl Shared {
         self.flush_with(core, true);
     }
 
+    /// As [`flush`](Self::flush), but waits for tx: called before a queue pair falls silent. A completion that the application has seen of a message
+    /// means that the peer will hear so.
+    pub(crate) fn flush_waiting<'a>(&'a self, core: MutexGuard<'a, Core>) {
+        self.held.store(false, Ordering::Relaxed);
+        // Under core, as the order allows: nobody waits for core under tx.
+        let tx = self.tx.lock();
+        if self.fill_and_send(core, tx, false) {
+            self.flush(self.core.lock());
+        }
+    }
+
     fn flush_with<'a>(&'a self, mut core: MutexGuard<'a, Core>, mut force: bool) {
         loop {
             // Under core: nobody holds anything back at the same time.
@@ -256,33 +315,37 @@ impl Shared {
             self.tx_wanted.store(true, Ordering::SeqCst);
             // Pairs with the fence below: either we get tx, or its holder sees the note.
             fence(Ordering::SeqCst);
-            let Some(mut tx) = self.tx.try_lock() else {
+            let Some(tx) = self.tx.try_lock() else {
                 self.settle(core);
                 return;
             };
-            self.tx_wanted.store(false, Ordering::SeqCst);
-            let now = self.now();
-            let filled = core.fill(now, &mut tx.batch);
-            let blocked = if let Some(mut acks) = self.beside(&tx.batch, force) {
-                mem::swap(&mut tx.batch, &mut acks.batch);
-                drop(tx);
-                self.settle(core);
-                self.send_acks(&mut acks, now);
-                false
-            } else {
-                self.settle(core);
-                let blocked = self.send(&mut tx, now, force);
-                force = false;
-                drop(tx);
-                blocked
-            };
-            fence(Ordering::SeqCst);
-            let more = filled == Filled::Full && !blocked;
-            if !more && !self.tx_wanted.load(Ordering::SeqCst) {
+            if !self.fill_and_send(core, tx, mem::take(&mut force)) {
                 return;
             }
             core = self.core.lock();
         }
+    }
+
+    /// Sends what the engine has to send, as far as the batch has room. Says whether there is more, or was for somebody who found tx taken.
+    fn fill_and_send<'a>(&'a self, mut core: MutexGuard<'a, Core>, mut tx: MutexGuard<'a, Tx>, force: bool) -> bool {
+        self.tx_wanted.store(false, Ordering::SeqCst);
+        let now = self.now();
+        let filled = core.fill(now, &mut tx.batch);
+        let blocked = if let Some(mut acks) = self.beside(&tx.batch, force) {
+            mem::swap(&mut tx.batch, &mut acks.batch);
+            drop(tx);
+            self.settle(core);
+            self.send_acks(&mut acks, now);
+            false
+        } else {
+            self.settle(core);
+            let blocked = self.send(&mut tx, now, force);
+            drop(tx);
+            blocked
+        };
+        fence(Ordering::SeqCst);
+        let more = filled == Filled::Full && !blocked;
+        more || self.tx_wanted.load(Ordering::SeqCst)
     }
 
     /// The sending half for acknowledgements, when `batch` is made of them and the half is there and free.
@@ -361,3 +424,6 @@ impl Shared {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -159,8 +159,10 @@ impl<'a> Progress<'a> {
             Interest::Receive
         };
         let timeout = due.map(|due| due - shared.now());
-        if timeout != Some(Duration::ZERO)
-            && !shared.holds()
+        if timeout == Some(Duration::ZERO) {
+            // Due, but another thread is receiving, and the timers come after: it may be waiting for this processor.
+            thread::yield_now();
+        } else if !shared.holds()
             && let Err(error) = self.parker.park(interest, timeout)
         {
             tracing::warn!("the soft device's progress thread cannot sleep: {error}");

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use doorbell_roce_proto::qp::{Attributes, Modify, ModifyError, QpInit};
+use doorbell_roce_proto::qp::{Attributes, Modify, ModifyError, QpInit, State};
 use doorbell_roce_proto::work::{PostError, ReceiveRequest, SendRequest};
 use doorbell_roce_proto::{Endpoint, Instant, Qpn};
 
@@ -179,6 +179,9 @@ impl Qp {
     /// When the table of transitions refuses it; nothing changed then.
     pub fn modify(&self, modify: &Modify) -> Result<(), ModifyError> {
         let shared = self.device().shared();
+        if matches!(modify.state, Some(State::Reset | State::Err)) {
+            shared.flush_waiting(shared.core.lock());
+        }
         let mut core = shared.core.lock();
         let result = core.endpoint.modify_qp(shared.now(), self.number, modify);
         shared.flush(core);
@@ -194,6 +197,7 @@ impl Qp {
 impl Drop for Qp {
     fn drop(&mut self) {
         let shared = self.pd.device().shared();
+        shared.flush_waiting(shared.core.lock());
         let mut core = shared.core.lock();
         core.remove_qp(self.number);
         // Its timers are gone with it.

@@ -28,13 +28,24 @@ struct SoftChannel {
 #[repr(C)]
 pub(crate) struct SoftCq {
     base: ibv_cq,
-    pub(crate) cq: Cq,
+    cq: Cq,
     /// The context's events, to take ours out of.
     events: Arc<EventQueue<Event>>,
     /// Completion events handed to the application.
     completion_events: AtomicU32,
     /// Asynchronous events handed to the application.
     async_events: AtomicU32,
+}
+
+impl SoftCq {
+    /// The queue behind C's pointer, `None` for null. Not a reference to the whole: other threads may write `base` meanwhile (its acknowledged events).
+    ///
+    /// # Safety
+    /// `cq` is null, or came from [`create_cq`] and was not destroyed; the reference is not used after it is.
+    pub(crate) unsafe fn handle<'a>(cq: *mut ibv_cq) -> Option<&'a Cq> {
+        // SAFETY: not null, so ours by contract, `base` being its first member; the handle is written at creation and destruction only.
+        (!cq.is_null()).then(|| unsafe { &(*cq.cast::<Self>()).cq })
+    }
 }
 
 /// A queue's name in events: its address.
@@ -201,14 +212,14 @@ pub(crate) unsafe extern "C" fn destroy_cq(cq: *mut ibv_cq) -> c_int {
     let soft = cq.cast::<SoftCq>();
     let token = token_of(soft);
     {
-        // SAFETY: `cq` is live and ours by contract; the reference ends with this block.
-        let this = unsafe { &*soft };
-        if this.cq.is_shared() {
+        // SAFETY: `cq` is live and ours by contract; only fields are borrowed that nobody writes, for this block, for others may be acknowledging events.
+        let (handle, events) = unsafe { (&(*soft).cq, &(*soft).events) };
+        if handle.is_shared() {
             return libc::EBUSY;
         }
-        this.events.remove(|event| *event == Event::CqOverrun(token));
+        events.remove(|event| *event == Event::CqOverrun(token));
         // SAFETY: its channel, if any, is live: it cannot be destroyed while this queue is on it.
-        if let Some(channel) = unsafe { this.base.channel.cast::<SoftChannel>().as_ref() } {
+        if let Some(channel) = unsafe { (*soft).base.channel.cast::<SoftChannel>().as_ref() } {
             channel.queue.remove(|name| *name == token);
             channel.users.fetch_sub(1, Ordering::AcqRel);
         }

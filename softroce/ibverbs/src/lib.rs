@@ -22,10 +22,13 @@ mod queue_pair;
 mod registry;
 
 pub use doorbell_softroce::{ConfigError, DeviceConfig, OpenError};
-use doorbell_verbs_sys::Api;
+use doorbell_verbs_sys::{Api, Promise};
 pub use registry::{AlreadyInUse, configure, last_open_error};
 
 static API: Api = Api {
+    // SAFETY: each function below is the verb of its name, and keeps to its man page: objects live in boxes that only their destroying function frees, and the
+    // device copies to and from registered memory under a lock that deregistering and destroying take.
+    promise: unsafe { Promise::given() },
     get_device_list: registry::get_device_list,
     free_device_list: registry::free_device_list,
     get_device_name: registry::get_device_name,

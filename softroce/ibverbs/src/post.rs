@@ -25,8 +25,8 @@ pub(crate) unsafe extern "C" fn post_send(
     bad_wr: *mut *mut ibv_send_wr,
 ) -> c_int {
     // SAFETY: `qp` is live and ours by contract.
-    let soft = unsafe { &*qp.cast::<SoftQp>() };
-    soft.qp.post_send(|posting| {
+    let soft = unsafe { SoftQp::handle(qp) };
+    soft.post_send(|posting| {
         let mut next = wr;
         // SAFETY: the list is well formed by contract: each request is live, the last one's `next` is null.
         while let Some(request) = unsafe { next.as_ref() } {
@@ -49,8 +49,8 @@ pub(crate) unsafe extern "C" fn post_recv(
     bad_wr: *mut *mut ibv_recv_wr,
 ) -> c_int {
     // SAFETY: `qp` is live and ours by contract.
-    let soft = unsafe { &*qp.cast::<SoftQp>() };
-    soft.qp.post_receive(|posting| {
+    let soft = unsafe { SoftQp::handle(qp) };
+    soft.post_receive(|posting| {
         let mut next = wr;
         // SAFETY: as in `post_send`.
         while let Some(request) = unsafe { next.as_ref() } {
@@ -175,18 +175,21 @@ unsafe fn bytes_of<'a>(element: &ibv_sge) -> &'a [u8] {
 }
 
 fn operation_of(wr: &ibv_send_wr) -> Result<Operation, PostError> {
-    // SAFETY: both members of the union are 32-bit integers, so that either may be read whatever was written.
+    // SAFETY: called for the opcodes with immediate data only, for which the caller has filled it (man page).
     let imm = || Some(u32::from_be(unsafe { wr.anon_1.imm_data }));
-    // SAFETY: the unions' members are integers: what the opcode does not use is not looked at.
-    let (rdma, atomic) = unsafe { (wr.wr.rdma, wr.wr.atomic) };
+    // A program need not initialise the member that its opcode does not use: that one is not looked at.
+    // SAFETY: called for WRITE and READ only, for which the caller has filled it (man page).
+    let rdma = || unsafe { wr.wr.rdma };
+    // SAFETY: as above, for the atomics.
+    let atomic = || unsafe { wr.wr.atomic };
     let write = |imm| Operation::Write {
-        addr: rdma.remote_addr,
-        rkey: RKey(rdma.rkey),
+        addr: rdma().remote_addr,
+        rkey: RKey(rdma().rkey),
         imm,
     };
     let on_word = |op| Operation::Atomic {
-        addr: atomic.remote_addr,
-        rkey: RKey(atomic.rkey),
+        addr: atomic().remote_addr,
+        rkey: RKey(atomic().rkey),
         op,
     };
     Ok(match wr.opcode {
@@ -195,15 +198,15 @@ fn operation_of(wr: &ibv_send_wr) -> Result<Operation, PostError> {
         IBV_WR_RDMA_WRITE => write(None),
         IBV_WR_RDMA_WRITE_WITH_IMM => write(imm()),
         IBV_WR_RDMA_READ => Operation::Read {
-            addr: rdma.remote_addr,
-            rkey: RKey(rdma.rkey),
+            addr: rdma().remote_addr,
+            rkey: RKey(rdma().rkey),
         },
         IBV_WR_ATOMIC_CMP_AND_SWP => on_word(AtomicOp::CompareSwap {
-            compare: atomic.compare_add,
-            swap: atomic.swap,
+            compare: atomic().compare_add,
+            swap: atomic().swap,
         }),
         IBV_WR_ATOMIC_FETCH_AND_ADD => on_word(AtomicOp::FetchAdd {
-            add: atomic.compare_add,
+            add: atomic().compare_add,
         }),
         _ => return Err(PostError::Invalid),
     })

@@ -26,6 +26,17 @@ pub(crate) struct SoftQp {
     async_events: AtomicU32,
 }
 
+impl SoftQp {
+    /// The queue pair behind C's pointer. Not a reference to the whole: other threads may write `base` meanwhile (its state, its acknowledged events).
+    ///
+    /// # Safety
+    /// `qp` came from [`create_qp`] and was not destroyed; the reference is not used after it is.
+    pub(crate) unsafe fn handle<'a>(qp: *mut ibv_qp) -> &'a Qp {
+        // SAFETY: ours by contract, `base` being its first member; the handle is written at creation and destruction only.
+        unsafe { &(*qp.cast::<Self>()).qp }
+    }
+}
+
 /// A queue pair's name in events: its address.
 fn token_of(qp: *mut SoftQp) -> Token {
     qp.expose_provenance() as Token
@@ -58,18 +69,13 @@ pub(crate) unsafe extern "C" fn create_qp(pd: *mut ibv_pd, init: *mut ibv_qp_ini
         return errno::null(libc::EOPNOTSUPP);
     }
     // SAFETY: the completion queues are live and ours by contract, or null.
-    let cqs = unsafe {
-        (
-            attr.send_cq.cast::<SoftCq>().as_ref(),
-            attr.recv_cq.cast::<SoftCq>().as_ref(),
-        )
-    };
+    let cqs = unsafe { (SoftCq::handle(attr.send_cq), SoftCq::handle(attr.recv_cq)) };
     let (Some(send_cq), Some(recv_cq)) = cqs else {
         return errno::null(libc::EINVAL);
     };
     let config = QpConfig {
-        send_cq: send_cq.cq.clone(),
-        recv_cq: recv_cq.cq.clone(),
+        send_cq: send_cq.clone(),
+        recv_cq: recv_cq.clone(),
         max_send_wr: attr.cap.max_send_wr,
         max_recv_wr: attr.cap.max_recv_wr,
         max_send_sge: attr.cap.max_send_sge,
@@ -128,16 +134,16 @@ pub(crate) unsafe extern "C" fn create_qp(pd: *mut ibv_pd, init: *mut ibv_qp_ini
 /// ibv_modify_qp(3).
 pub(crate) unsafe extern "C" fn modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_int) -> c_int {
     let mask = mask as u32;
-    // SAFETY: both are live by contract; the references end before `state` is written.
-    let (soft, attr) = unsafe { (&*qp.cast::<SoftQp>(), &*attr) };
-    let modify = match attributes::to_modify(attr, mask, soft.qp.device().info()) {
+    // SAFETY: both are live and `qp` ours by contract.
+    let (soft, attr) = unsafe { (SoftQp::handle(qp), &*attr) };
+    let modify = match attributes::to_modify(attr, mask, soft.device().info()) {
         Ok(modify) => modify,
         Err(refused) => {
             tracing::debug!("ibv_modify_qp: {refused}");
             return libc::EINVAL;
         }
     };
-    if let Err(refused) = soft.qp.modify(&modify) {
+    if let Err(refused) = soft.modify(&modify) {
         tracing::debug!("ibv_modify_qp: {refused:?}");
         return libc::EINVAL;
     }
@@ -156,9 +162,9 @@ pub(crate) unsafe extern "C" fn query_qp(
     _mask: c_int,
     init: *mut ibv_qp_init_attr,
 ) -> c_int {
-    // SAFETY: `qp` is live and ours by contract; the reference ends before `state` is written.
-    let soft = unsafe { &*qp.cast::<SoftQp>() };
-    let Some(found) = soft.qp.query() else {
+    // SAFETY: `qp` is live and ours by contract.
+    let soft = unsafe { SoftQp::handle(qp) };
+    let Some(found) = soft.query() else {
         return libc::EINVAL;
     };
     let queried = attributes::to_attr(&found);

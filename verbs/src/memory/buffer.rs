@@ -259,10 +259,12 @@ macro_rules! atomics {
 
         #[doc = concat!("Stores the `", stringify!($int), "` at `offset` in one access.")]
         ///
+        /// By `&mut`, so that no other thread of this process loads these bytes meanwhile, perhaps with another width: that would be a data race even of atomics.
+        ///
         /// # Panics
         /// If it is beyond the buffer or unaligned, or the ordering is `Acquire` or `AcqRel`.
         #[inline]
-        pub fn $store(&self, offset: usize, value: $int, ordering: Ordering) {
+        pub fn $store(&mut self, offset: usize, value: $int, ordering: Ordering) {
             self.atomic::<$atomic>(offset).store(value, ordering);
         }
     };
@@ -282,7 +284,8 @@ impl<R: PeerWritable> Buffer<R> {
             "offset {offset} is not aligned to {} bytes",
             size_of::<A>()
         );
-        // SAFETY: in range and aligned, valid as long as `self`; all access to memory of these rights is atomic (here, in `copy`, and by devices).
+        // SAFETY: in range and aligned, valid as long as `self`. In this process all access to memory of these rights is atomic (here and in `copy`), and stores
+        // have the buffer alone, so that accesses of different widths don't race; what devices do meanwhile is DMA (see `copy`).
         unsafe { &*at }
     }
 }

@@ -1,5 +1,8 @@
-//! Copies to and from memory that a device (in this process, for the soft device) may touch meanwhile: relaxed atomic accesses, eight bytes at a time where
-//! the shared side is aligned. What a peer writes concurrently may be torn, but no access is a data race.
+//! Copies to and from memory that a device may touch meanwhile: relaxed atomic accesses, eight bytes at a time where the shared side is aligned, so that what
+//! a peer writes concurrently may be torn, but is read once and never assumed to stay.
+//!
+//! What the device does is DMA, of which the language's memory model knows nothing. The soft device, whose copies run in a thread of this process, keeps to the
+//! same: raw copies, without references to the memory. Threads of this process do not race with one another here: stores need `&mut`.
 
 use core::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
 

@@ -129,7 +129,7 @@ impl Drop for Region {
             },
             Err(error) => tracing::error!(
                 device = %self.pd.context.name,
-                len = self.memory.len(),
+                len = self.memory.size(),
                 %error,
                 "ibv_dereg_mr failed; the memory is leaked, because the device may still touch it"
             ),

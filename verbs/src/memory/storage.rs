@@ -59,6 +59,11 @@ impl Memory {
         unsafe { Vec::from_raw_parts(this.start.as_ptr(), this.len, this.layout.size()) }
     }
 
+    /// How many bytes, without a reference to them: a device may be writing.
+    pub(super) fn size(&self) -> usize {
+        self.len
+    }
+
     pub(super) fn start(&self) -> *mut u8 {
         self.start.as_ptr()
     }

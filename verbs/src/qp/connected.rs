@@ -54,7 +54,7 @@ impl Accounting {
     /// Whether the request at `position` is signalled: if it `asked` for it, or must be.
     #[inline(always)]
     pub(super) fn settle(&mut self, position: u64, asked: bool) -> bool {
-        let signalled = asked || position == self.signal_at;
+        let signalled = asked || position >= self.signal_at;
         if signalled {
             self.signal_at = position + self.interval;
         }

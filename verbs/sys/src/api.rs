@@ -30,6 +30,24 @@ pub enum LoadError {
     },
 }
 
+/// That the functions of an [`Api`], or of a [`CmApi`](crate::rdmacm::CmApi), do as the man pages say. A table cannot be made without one, nor one without
+/// `unsafe`: the safe API believes what a table's functions return, and any safe `extern "C" fn` can be made into a pointer to an unsafe one.
+#[derive(Debug)]
+pub struct Promise(());
+
+impl Promise {
+    /// Gives the promise.
+    ///
+    /// # Safety
+    /// Called by their man pages' rules, the functions of the table that it goes into, and those in the contexts and objects that they make, keep to these pages:
+    /// what they return is live until the verb that destroys it, they touch no memory but what they are given, registered memory only while registered, and that of
+    /// a request only until its completion has been polled or its queue pair destroyed.
+    #[must_use]
+    pub const unsafe fn given() -> Self {
+        Self(())
+    }
+}
+
 /// Makes a table of a library's functions, and `fill`, which looks each of them up.
 macro_rules! api {
     (
@@ -39,8 +57,12 @@ macro_rules! api {
         optional { $( $(#[$odoc:meta])* fn $opt:ident = $osym:literal ( $($oarg:ident : $oty:ty),* ) $(-> $oret:ty)? ; )* }
     ) => {
         $(#[$doc])*
-        #[derive(Clone, Copy)]
+        ///
+        /// Whoever fills the table promises what the man pages promise, by the [`Promise`](crate::Promise) in it; whoever calls through it keeps to their rules.
+        /// It is neither `Clone` nor `Copy`: safe code cannot put functions of its own into a table that somebody else answers for.
         pub struct $name {
+            /// Whoever made this table answers for it.
+            pub promise: $crate::Promise,
             $( $(#[$rdoc])* pub $req: unsafe extern "C" fn($($rarg: $rty),*) $(-> $rret)?, )*
             $( $(#[$odoc])* pub $opt: Option<unsafe extern "C" fn($($oarg: $oty),*) $(-> $oret)?>, )*
         }
@@ -48,6 +70,8 @@ macro_rules! api {
         impl $name {
             fn fill(library: &Library) -> Result<Self, LoadError> {
                 Ok(Self {
+                    // SAFETY: the functions are the system library's own, as the man pages describe them.
+                    promise: unsafe { $crate::Promise::given() },
                     $( $req: {
                         // SAFETY: the symbol is a function of the library's public ABI, whose C prototype in its header is the field's type.
                         let symbol = unsafe { library.get::<unsafe extern "C" fn($($rty),*) $(-> $rret)?>($rsym.as_bytes()) };
@@ -76,8 +100,6 @@ api! {
     ///
     /// The required ones are there in every rdma-core of the last years; an optional one is `None` where a library or a device does not
     /// supply it.
-    ///
-    /// Whoever fills the table promises what the man pages promise; whoever calls through it keeps to their rules.
     struct Api from LIBRARY;
     required {
         /// ibv_get_device_list(3).

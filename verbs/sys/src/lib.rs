@@ -22,5 +22,5 @@ mod bindings;
 pub mod inline;
 pub mod rdmacm;
 
-pub use api::{Api, LoadError};
+pub use api::{Api, LoadError, Promise};
 pub use bindings::*;

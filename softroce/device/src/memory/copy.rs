@@ -1,4 +1,10 @@
 //! The copies between the device's packets and the application's memory: all the raw memory access there is.
+//!
+//! The application may access the same bytes at the same time, as it may with a device that has DMA. Therefore nothing here makes a reference to registered
+//! memory, decides anything by what it reads there, or reads a byte twice: a copy is one memcpy between raw pointers, which the compiler can neither split into
+//! more accesses nor do without (its other side is handed on: to the socket, or to whoever has the region's address). A byte that changes meanwhile comes over
+//! as it was before or after, never as a bound or an address. In the letter of the language's memory model such a race has no meaning, like DMA itself; what the
+//! application may rely on is what [`to_peer_visible`] orders.
 
 use std::ptr;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering, fence};
@@ -10,7 +16,7 @@ const WORD: usize = size_of::<u64>();
 /// Copies out of registered memory.
 ///
 /// # Safety
-/// `src` is readable for the length of `dst`, and does not overlap it.
+/// `src` is readable for the length of `dst`, and does not overlap it. It may be written meanwhile (see the module).
 pub(super) unsafe fn from(src: *const u8, dst: &mut [u8]) {
     // SAFETY: `src` is readable for that length by contract; `dst` is a unique reference, and does not overlap by contract.
     unsafe { ptr::copy_nonoverlapping(src, dst.as_mut_ptr(), dst.len()) }
@@ -20,7 +26,7 @@ pub(super) unsafe fn from(src: *const u8, dst: &mut [u8]) {
 /// there. An aligned word is stored at once, otherwise its bytes in ascending order.
 ///
 /// # Safety
-/// `dst` is writable for the length of `src`, and does not overlap it.
+/// `dst` is writable for the length of `src`, and does not overlap it. It may be read or written meanwhile (see the module).
 pub(super) unsafe fn to_peer_visible(src: &[u8], dst: *mut u8) {
     let (head, tail) = src.split_at(src.len().saturating_sub(WORD));
     // SAFETY: `head` is the beginning of `src`, for the whole of which `dst` is writable without overlap.

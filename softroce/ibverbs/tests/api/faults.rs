@@ -14,8 +14,8 @@ fn size_of(message: u64) -> usize {
 fn nothing_is_lost_under_faults() {
     crate::setup();
     let setup = Setup {
-        // 8 ms: what a loss may cost; not less, for on a busy machine the peer may not run for some milliseconds, and seven retries have to outlast that.
-        timeout: 11,
+        // 34 ms: what a loss at the end of a message may cost. On a busy machine the peer may not run for many milliseconds, and seven retries have to outlast that.
+        timeout: 13,
         ..Setup::default()
     };
     let (a, b) = pair(("faulty0", "faulty1"), &setup);

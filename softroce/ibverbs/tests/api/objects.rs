@@ -103,8 +103,34 @@ fn contexts_share_the_device() {
     // SAFETY: live, closed once.
     unsafe {
         assert_eq!((api().close_device)(one), 0);
-        assert!(!(api().alloc_pd)(two).is_null());
+        let pd = (api().alloc_pd)(two);
+        assert!(!pd.is_null());
+        assert_eq!((api().dealloc_pd)(pd), 0);
         assert_eq!((api().close_device)(two), 0);
+    }
+}
+
+#[test]
+fn a_message_completed_is_acknowledged_though_its_queue_pair_goes_at_once() {
+    crate::setup();
+    let setup = Setup {
+        retry_cnt: 1,
+        ..Setup::default()
+    };
+    for round in 0..20 {
+        let (a, mut b) = pair(("soft0", "soft1"), &setup);
+        assert_eq!(b.receive(1, &mut [b.sge(0, 64)]), 0);
+        assert_eq!(a.post(request(2, IBV_WR_SEND), &mut [a.sge(0, 64)]), 0);
+        b.done(1);
+        if round % 2 == 0 {
+            let mut attr = attr();
+            attr.qp_state = IBV_QPS_ERR;
+            assert_eq!(b.modify(&mut attr, IBV_QP_STATE), 0);
+        }
+        // SAFETY: live, destroyed once.
+        assert_eq!(unsafe { (api().destroy_qp)(b.qp) }, 0);
+        b.qp_gone = true;
+        a.done(2);
     }
 }
 
