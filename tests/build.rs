@@ -48,13 +48,19 @@ impl Aggregate {
 
 fn main() {
     let sys = Path::new(env!("CARGO_MANIFEST_DIR")).join("../verbs/sys/src");
-    let bindings = read(&sys.join("bindings.rs"));
+    let bindings = read(&sys.join("bindings.rs")) + &read(&sys.join("rdmacm/bindings.rs"));
     let aggregates = aggregates(&bindings);
-    let mut out = String::from("use libc::{pthread_cond_t, pthread_mutex_t, timespec};\n");
+    let mut out = String::from(
+        "use libc::{\n    pthread_cond_t, pthread_mutex_t, sockaddr, sockaddr_in, sockaddr_in6, sockaddr_storage, timespec,\n};\n",
+    );
     write_types(&mut out, &aggregates);
     write_rdma_sys(&mut out, &aggregates);
     write_constants(&mut out, &bindings);
-    write_symbols(&mut out, &read(&sys.join("api.rs")));
+    let tables = [("libibverbs.so.1", "api.rs"), ("librdmacm.so.1", "rdmacm/mod.rs")];
+    write_symbols(
+        &mut out,
+        &tables.map(|(library, file)| (library, read(&sys.join(file)))),
+    );
     let target = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets OUT_DIR")).join("layout.rs");
     fs::write(&target, out).expect("OUT_DIR is writable");
 }
@@ -210,16 +216,18 @@ fn write_constants(out: &mut String, bindings: &str) {
     out.push_str("];\n");
 }
 
-fn write_symbols(out: &mut String, api: &str) {
-    let table = api
-        .split_once("\napi! {")
-        .expect("api.rs fills its table with the macro api!")
-        .1;
-    out.push_str("pub(crate) static SYMBOLS: &[&str] = &[\n");
-    for (before, after) in table.lines().filter_map(|line| line.split_once(" = \"")) {
-        if before.trim_start().starts_with("fn ") {
-            let symbol = after.split('"').next().unwrap_or_default();
-            let _ = writeln!(out, "{symbol:?},");
+fn write_symbols(out: &mut String, tables: &[(&str, String)]) {
+    out.push_str("pub(crate) static SYMBOLS: &[(&str, &str)] = &[\n");
+    for (library, api) in tables {
+        let table = api
+            .split_once("\napi! {")
+            .expect("a table is filled with the macro api!")
+            .1;
+        for (before, after) in table.lines().filter_map(|line| line.split_once(" = \"")) {
+            if before.trim_start().starts_with("fn ") {
+                let symbol = after.split('"').next().unwrap_or_default();
+                let _ = writeln!(out, "({library:?}, {symbol:?}),");
+            }
         }
     }
     out.push_str("];\n");

@@ -1,4 +1,4 @@
-//! Sizes, alignments, offsets and constants against `<infiniband/verbs.h>`: a C program is generated that prints what the compiler makes of it.
+//! Sizes, alignments, offsets and constants against `<infiniband/verbs.h>` and `<rdma/rdma_cma.h>`: a C program is generated that prints what the compiler makes of it.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
@@ -12,7 +12,7 @@ use crate::missing;
 fn bindings_agree_with_the_c_headers() {
     let dir = tempfile::tempdir().unwrap();
     if !has_headers(dir.path()) {
-        return missing("no C compiler with <infiniband/verbs.h> (gcc and libibverbs-dev)");
+        return missing("no C compiler with <rdma/rdma_cma.h> (gcc and librdmacm-dev)");
     }
     let c = ask_c(dir.path());
     let mut compared = 0;
@@ -53,7 +53,7 @@ fn bindings_agree_with_the_c_headers() {
 
 fn has_headers(dir: &Path) -> bool {
     let source = dir.join("probe.c");
-    std::fs::write(&source, "#include <infiniband/verbs.h>\n").unwrap();
+    std::fs::write(&source, "#include <rdma/rdma_cma.h>\n").unwrap();
     Command::new("cc")
         .arg("-fsyntax-only")
         .arg(source)
@@ -78,8 +78,9 @@ fn ask_c(dir: &Path) -> HashMap<String, i128> {
 }
 
 fn c_program() -> String {
-    let mut c =
-        String::from("#include <stddef.h>\n#include <stdio.h>\n#include <infiniband/verbs.h>\nint main(void) {\n");
+    let mut c = String::from(
+        "#include <stddef.h>\n#include <stdio.h>\n#include <infiniband/verbs.h>\n#include <rdma/rdma_cma.h>\nint main(void) {\n",
+    );
     for ty in TYPES {
         let t = ty.c;
         let _ = writeln!(

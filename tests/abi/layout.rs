@@ -2,6 +2,7 @@
 
 use core::mem::offset_of;
 
+use doorbell_verbs_sys::rdmacm::*;
 use doorbell_verbs_sys::*;
 
 /// A struct or union.

@@ -1,40 +1,65 @@
-//! Every function the [`Api`] table names against the system's library.
+//! Every function that the [`Api`] and [`CmApi`] tables name against the system's libraries.
 
+use doorbell_verbs_sys::rdmacm::CmApi;
 use doorbell_verbs_sys::{Api, LoadError};
 use libloading::os::unix::Library;
 
 use crate::layout::SYMBOLS;
 use crate::missing;
 
-const LIBRARY: &str = "libibverbs.so.1";
+#[test]
+fn every_symbol_is_in_the_systems_libibverbs() {
+    all_in("libibverbs.so.1", "libibverbs1", 40);
+}
 
 #[test]
-fn every_symbol_is_in_the_systems_library() {
-    // SAFETY: libibverbs' initialisers ask nothing of their callers, and the library is only looked up in.
-    let library = match unsafe { Library::new(LIBRARY) } {
+fn every_symbol_is_in_the_systems_librdmacm() {
+    all_in("librdmacm.so.1", "librdmacm1", 15);
+}
+
+/// Looks up all symbols of a library, of which there are more than `at_least`.
+fn all_in(name: &str, package: &str, at_least: usize) {
+    // SAFETY: the initialisers of rdma-core's libraries ask nothing of their callers, and the library is only looked up in.
+    let library = match unsafe { Library::new(name) } {
         Ok(library) => library,
-        Err(error) => return missing(&format!("{LIBRARY} (libibverbs1): {error}")),
+        Err(error) => return missing(&format!("{name} ({package}): {error}")),
     };
-    let absent: Vec<_> = SYMBOLS
+    let named: Vec<_> = SYMBOLS.iter().filter(|(of, _)| *of == name).collect();
+    let absent: Vec<_> = named
         .iter()
-        .filter(|symbol| {
+        .filter(|(_, symbol)| {
             // SAFETY: the address is not used, so its type does not matter.
             unsafe { library.get::<*const ()>(symbol.as_bytes()) }.is_err()
         })
         .collect();
-    assert!(absent.is_empty(), "not in {LIBRARY}: {absent:?}");
+    assert!(absent.is_empty(), "not in {name}: {absent:?}");
     assert!(
-        SYMBOLS.len() > 40,
-        "only {} symbols were found in api.rs",
-        SYMBOLS.len()
+        named.len() > at_least,
+        "only {} symbols were found for {name}",
+        named.len()
     );
+}
+
+#[test]
+fn the_table_of_librdmacm_fills_from_the_systems_library() {
+    let cm = match CmApi::load() {
+        Ok(cm) => cm,
+        Err(LoadError::NoLibrary { reason, .. }) => return missing(&format!("librdmacm1: {reason}")),
+        Err(error) => panic!("{error}"),
+    };
+    // SAFETY: takes nothing; where the kernel has no connection manager it gives no channel.
+    let channel = unsafe { (cm.create_event_channel)() };
+    if !channel.is_null() {
+        // SAFETY: just made, and not used after.
+        unsafe { (cm.destroy_event_channel)(channel) };
+    }
 }
 
 #[test]
 fn the_table_fills_from_the_systems_library() {
     let api = match Api::load() {
         Ok(api) => api,
-        Err(LoadError::NoLibrary { reason, .. }) => return missing(&format!("{LIBRARY} (libibverbs1): {reason}")),
+        Err(LoadError::NoLibrary { reason, .. }) => return missing(&format!("libibverbs1: {reason}")),
         Err(error) => panic!("{error}"),
     };
     let mut count = -1;

@@ -27,6 +27,8 @@ pub(crate) struct ContextInner {
     pub(crate) attr: DeviceAttr,
     /// Whether there is a reader of its asynchronous events.
     pub(crate) events_taken: AtomicBool,
+    /// What has opened the context and closes it, when that is not us: it lives as long as this.
+    lender: Option<Arc<dyn Send + Sync>>,
 }
 
 // SAFETY: every verb may be called from any thread at any time (libibverbs is thread-safe but for objects made otherwise, of which we make none); `raw` is
@@ -80,12 +82,32 @@ impl DeviceAttr {
 impl Context {
     /// Takes over a context just opened.
     pub(crate) fn adopt(api: &'static Api, raw: *mut sys::ibv_context, name: String) -> Result<Self, DeviceError> {
+        Self::new(api, raw, name, None).inspect_err(|_| {
+            // SAFETY: opened by the caller, and nothing was made from it.
+            unsafe { (api.close_device)(raw) };
+        })
+    }
+
+    /// Uses a context that `lender` has open, and keeps open as long as it lives.
+    pub(crate) fn borrow(
+        api: &'static Api,
+        raw: *mut sys::ibv_context,
+        name: String,
+        lender: Arc<dyn Send + Sync>,
+    ) -> Result<Self, DeviceError> {
+        Self::new(api, raw, name, Some(lender))
+    }
+
+    fn new(
+        api: &'static Api,
+        raw: *mut sys::ibv_context,
+        name: String,
+        lender: Option<Arc<dyn Send + Sync>>,
+    ) -> Result<Self, DeviceError> {
         let mut attr = MaybeUninit::<sys::ibv_device_attr>::zeroed();
         // SAFETY: `raw` is live and `attr` may be written.
         let queried = check(unsafe { (api.query_device)(raw, attr.as_mut_ptr()) });
         if let Err(error) = queried {
-            // SAFETY: opened by the caller, and nothing was made from it.
-            unsafe { (api.close_device)(raw) };
             return Err(DeviceError::Query {
                 verb: "ibv_query_device",
                 object: name,
@@ -101,6 +123,7 @@ impl Context {
                 name,
                 attr,
                 events_taken: AtomicBool::new(false),
+                lender,
             }),
         })
     }
@@ -337,6 +360,9 @@ impl core::fmt::Debug for Context {
 
 impl Drop for ContextInner {
     fn drop(&mut self) {
+        if self.lender.is_some() {
+            return;
+        }
         // SAFETY: the last reference: every object made from the context holds one until it has been destroyed (and leaks it if destroying failed).
         let result = unsafe { (self.api.close_device)(self.raw) };
         if let Err(error) = check(result) {

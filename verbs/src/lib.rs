@@ -64,16 +64,19 @@
 
 #![deny(unsafe_op_in_unsafe_fn)]
 
+pub mod cm;
 mod context;
 mod cq;
 mod error;
 mod event;
+pub mod exchange;
 mod library;
 mod memory;
 mod pd;
 mod port;
 mod qp;
 mod types;
+mod wait;
 mod wr;
 
 pub use context::{Context, DeviceAttr};

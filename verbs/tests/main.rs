@@ -2,7 +2,9 @@
 
 mod allocation;
 mod basics;
+mod cm;
 mod events;
+mod exchange;
 mod lifetime;
 mod misuse;
 mod model;

@@ -18,6 +18,7 @@ mod batch;
 mod builder;
 mod connected;
 mod endpoint;
+pub(crate) mod managed;
 mod object;
 mod prepared;
 mod refused;

@@ -18,13 +18,13 @@ use crate::types::{Mtu, Psn, Qpn};
 /// A queue pair in the INIT state: it can be given receives, and be connected, which makes a [`QueuePair`] of it.
 pub struct PreparedQueuePair {
     // Before the object: it points into the queue pair.
-    send: SendSide,
-    recv: Poster<sys::ibv_recv_wr>,
-    object: QpObject,
-    settings: Settings,
+    pub(super) send: SendSide,
+    pub(super) recv: Poster<sys::ibv_recv_wr>,
+    pub(super) object: QpObject,
+    pub(super) settings: Settings,
     port: PortAttr,
     gid: Option<GidEntry>,
-    rd_atomic: u8,
+    pub(super) rd_atomic: u8,
     psn: Psn,
 }
 

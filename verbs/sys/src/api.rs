@@ -1,4 +1,4 @@
-//! The table of libibverbs' functions, and the loader that fills it from the system's library.
+//! The table of libibverbs' functions, and the loader that fills it from the system's library; and the macro that makes such tables.
 
 use core::ffi::{c_char, c_int, c_uint, c_void};
 use std::sync::OnceLock;
@@ -11,15 +11,17 @@ use crate::bindings::*;
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum LoadError {
     /// The dynamic loader found no usable library; its own words follow.
-    #[error("cannot load {library}: {reason}; install rdma-core's libibverbs1, or use the soft device (soft0)")]
+    #[error("cannot load {library}: {reason}; {advice}")]
     NoLibrary {
         /// The file name looked for.
         library: &'static str,
         /// What dlerror(3) said.
         reason: String,
+        /// What to do about it.
+        advice: &'static str,
     },
     /// The library lacks a function that every rdma-core since 2018 has.
-    #[error("{library} has no function {symbol}: rdma-core 20 or newer is needed")]
+    #[error("{library} has no function {symbol}: a newer rdma-core is needed")]
     NoSymbol {
         /// The file name of the library.
         library: &'static str,
@@ -28,8 +30,8 @@ pub enum LoadError {
     },
 }
 
-/// That the functions of an [`Api`] do as libibverbs' man pages say. A table cannot be made without one, nor one without `unsafe`: the safe API believes what a
-/// table's functions return, and any safe `extern "C" fn` can be made into a pointer to an unsafe one.
+/// That the functions of an [`Api`], or of a [`CmApi`](crate::rdmacm::CmApi), do as the man pages say. A table cannot be made without one, nor one without
+/// `unsafe`: the safe API believes what a table's functions return, and any safe `extern "C" fn` can be made into a pointer to an unsafe one.
 #[derive(Debug)]
 pub struct Promise(());
 
@@ -46,34 +48,34 @@ impl Promise {
     }
 }
 
+/// Makes a table of a library's functions, and `fill`, which looks each of them up.
 macro_rules! api {
     (
+        $(#[$doc:meta])*
+        struct $name:ident from $library:ident;
         required { $( $(#[$rdoc:meta])* fn $req:ident = $rsym:literal ( $($rarg:ident : $rty:ty),* ) $(-> $rret:ty)? ; )* }
         optional { $( $(#[$odoc:meta])* fn $opt:ident = $osym:literal ( $($oarg:ident : $oty:ty),* ) $(-> $oret:ty)? ; )* }
     ) => {
-        /// The functions of libibverbs, as pointers (see the man page of each, `ibv_` before the field's name).
+        $(#[$doc])*
         ///
-        /// The required ones are there in every rdma-core of the last years; an optional one is `None` where a library or a device does not
-        /// supply it.
-        ///
-        /// Whoever fills the table promises what the man pages promise, by the [`Promise`] in it; whoever calls through it keeps to their rules.
+        /// Whoever fills the table promises what the man pages promise, by the [`Promise`](crate::Promise) in it; whoever calls through it keeps to their rules.
         /// It is neither `Clone` nor `Copy`: safe code cannot put functions of its own into a table that somebody else answers for.
-        pub struct Api {
+        pub struct $name {
             /// Whoever made this table answers for it.
-            pub promise: Promise,
+            pub promise: $crate::Promise,
             $( $(#[$rdoc])* pub $req: unsafe extern "C" fn($($rarg: $rty),*) $(-> $rret)?, )*
             $( $(#[$odoc])* pub $opt: Option<unsafe extern "C" fn($($oarg: $oty),*) $(-> $oret)?>, )*
         }
 
-        impl Api {
+        impl $name {
             fn fill(library: &Library) -> Result<Self, LoadError> {
                 Ok(Self {
-                    // SAFETY: the functions are libibverbs' own, as the man pages describe them.
-                    promise: unsafe { Promise::given() },
+                    // SAFETY: the functions are the system library's own, as the man pages describe them.
+                    promise: unsafe { $crate::Promise::given() },
                     $( $req: {
-                        // SAFETY: the symbol is a function of libibverbs' public ABI, whose C prototype in <infiniband/verbs.h> is the field's type.
+                        // SAFETY: the symbol is a function of the library's public ABI, whose C prototype in its header is the field's type.
                         let symbol = unsafe { library.get::<unsafe extern "C" fn($($rty),*) $(-> $rret)?>($rsym.as_bytes()) };
-                        *symbol.map_err(|_| LoadError::NoSymbol { library: LIBRARY, symbol: $rsym })?
+                        *symbol.map_err(|_| LoadError::NoSymbol { library: $library, symbol: $rsym })?
                     }, )*
                     $( $opt: {
                         // SAFETY: as above.
@@ -83,10 +85,22 @@ macro_rules! api {
                 })
             }
         }
+
+        impl core::fmt::Debug for $name {
+            fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+                f.debug_struct(stringify!($name)).finish_non_exhaustive()
+            }
+        }
     };
 }
+pub(crate) use api;
 
 api! {
+    /// The functions of libibverbs, as pointers (see the man page of each, `ibv_` before the field's name).
+    ///
+    /// The required ones are there in every rdma-core of the last years; an optional one is `None` where a library or a device does not
+    /// supply it.
+    struct Api from LIBRARY;
     required {
         /// ibv_get_device_list(3).
         fn get_device_list = "ibv_get_device_list"(num_devices: *mut c_int) -> *mut *mut ibv_device;
@@ -199,26 +213,49 @@ impl Api {
         static SYSTEM: OnceLock<Result<Api, LoadError>> = OnceLock::new();
         SYSTEM
             .get_or_init(|| {
-                // SAFETY: libibverbs' initialisers have no requirements of their callers; the library stays loaded (below), so the
-                // function pointers taken from it stay valid.
-                let library = unsafe { Library::open(Some(LIBRARY), RTLD_NOW | RTLD_LOCAL) }.map_err(|error| {
-                    LoadError::NoLibrary {
-                        library: LIBRARY,
-                        reason: error.to_string(),
-                    }
-                })?;
-                let api = Self::fill(&library)?;
-                // Providers keep threads and exit handlers in it: it can never be unloaded.
-                core::mem::forget(library);
-                Ok(api)
+                // SAFETY: libibverbs' initialisers have no requirements of their callers.
+                let library = unsafe {
+                    open(
+                        LIBRARY,
+                        "install rdma-core's libibverbs1, or use the soft device (soft0)",
+                    )
+                }?;
+                Self::fill(library)
             })
             .as_ref()
             .map_err(Clone::clone)
     }
 }
 
-impl core::fmt::Debug for Api {
-    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        f.debug_struct("Api").finish_non_exhaustive()
+/// Loads `library` for the life of the process: what lies behind the function pointers taken from it can never be unloaded. Providers keep threads and
+/// exit handlers in it besides.
+///
+/// # Safety
+/// The library's initialisers must have no requirements that the caller does not meet.
+pub(crate) unsafe fn open(library: &'static str, advice: &'static str) -> Result<&'static Library, LoadError> {
+    // SAFETY: the caller's promise.
+    let opened =
+        unsafe { Library::open(Some(library), RTLD_NOW | RTLD_LOCAL) }.map_err(|error| LoadError::NoLibrary {
+            library,
+            reason: error.to_string(),
+            advice,
+        })?;
+    Ok(Box::leak(Box::new(opened)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_missing_library_is_an_error_that_says_what_to_do() {
+        // SAFETY: there is no such library.
+        let error = unsafe { open("libdoorbell-is-not-there.so.1", "install it") }.unwrap_err();
+        let text = error.to_string();
+        assert!(
+            text.starts_with("cannot load libdoorbell-is-not-there.so.1: "),
+            "{text}"
+        );
+        assert!(text.ends_with("; install it"), "{text}");
     }
 }

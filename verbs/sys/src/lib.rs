@@ -20,6 +20,7 @@ mod api;
 )]
 mod bindings;
 pub mod inline;
+pub mod rdmacm;
 
 pub use api::{Api, LoadError, Promise};
 pub use bindings::*;

@@ -41,10 +41,7 @@ impl Rig {
         let link = Link::udp("127.0.0.1:0".parse().unwrap()).unwrap();
         let something_waits = Arc::new(AtomicBool::new(false));
         let transmits = Arc::new(AtomicUsize::new(0));
-        let endpoint = Endpoint::with_config(EndpointConfig {
-            seed: 1,
-            window: EndpointConfig::DEFAULT_WINDOW,
-        });
+        let endpoint = Endpoint::new(1);
         let shared = Shared::new(
             link.local,
             Box::new(Waiting(Arc::clone(&something_waits))),

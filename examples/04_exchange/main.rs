@@ -1,0 +1,133 @@
+//! Two programs that know nothing but a TCP address connect their queue pairs and give each other a key; one writes to the other's memory.
+//!
+//! ```text
+//! cargo run --release -p doorbell-examples --bin 04_exchange                  both ends here, on soft devices
+//! 04_exchange mlx5_0 listen 0.0.0.0:18516                                     one end each, on the system's devices
+//! 04_exchange mlx5_0 connect server:18516
+//! ```
+//!
+//! Either end may be on a soft device too (`soft0`), which listens on loopback unless `DOORBELL_SOFT_ADDR` names another address of this machine.
+
+#![forbid(unsafe_code)]
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::process::ExitCode;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use doorbell_softroce_ibverbs::{DeviceConfig, api, configure};
+use doorbell_verbs::exchange::{Exchange, Listener};
+use doorbell_verbs::{Context, Library, Local, Queue, Remote, RemoteWrite, Write};
+
+type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
+
+/// How long each end waits for the other.
+const PATIENCE: Duration = Duration::from_secs(30);
+const LETTER: &str = "Written into your memory, and you were not asked.";
+
+fn main() -> ExitCode {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let args: Vec<&str> = args.iter().map(String::as_str).collect();
+    let result = match *args {
+        [] => both_ends(),
+        [device, "listen", at] => open(device).and_then(|device| read_letter(&device, &Listener::bind(at)?)),
+        [device, "connect", to] => open(device).and_then(|device| write_letter(&device, to)),
+        _ => {
+            eprintln!("usage: 04_exchange [DEVICE listen|connect ADDRESS:PORT]");
+            return ExitCode::from(2);
+        }
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn open(device: &str) -> Result<Context> {
+    let library = if device.starts_with("soft") {
+        Library::new(api())
+    } else {
+        Library::system()?
+    };
+    Ok(library.open(device)?)
+}
+
+fn both_ends() -> Result<()> {
+    let device = |n: u8| DeviceConfig {
+        address: Some(IpAddr::V4(Ipv4Addr::new(127, 0, 0, 40 + n))),
+        ..DeviceConfig::new(format!("soft{n}"))
+    };
+    configure(vec![device(0), device(1)])?;
+    let listener = Listener::bind("127.0.0.1:0")?;
+    let address = listener.local_addr().to_string();
+    thread::scope(|scope| {
+        let reader = scope.spawn(|| read_letter(&open("soft0")?, &listener));
+        let written = write_letter(&open("soft1")?, &address);
+        reader.join().map_err(|_| "the reader panicked")??;
+        written
+    })
+}
+
+/// Gives whoever comes a key to its memory, and reads what is there once it is told to.
+fn read_letter(device: &Context, listener: &Listener) -> Result<()> {
+    let pd = device.protection_domain()?;
+    let mut cq = device.completion_queue(8)?;
+    let mut qp = pd
+        .queue_pair(&cq)
+        .send_depth(4)
+        .recv_depth(4)
+        .allow_remote_write()
+        .rc()?;
+    let inbox = pd.register(vec![0; LETTER.len()], RemoteWrite)?;
+    qp.receive(pd.register(vec![0; 8], Local)?)?;
+
+    let mut exchange = listener.accept(PATIENCE)?;
+    let (_qp, _) = exchange.pair(qp, &inbox.remote().to_bytes())?;
+
+    // The message comes after the WRITE in the same queue pair, so what was written is there.
+    wait(&mut cq, Queue::Receive)?;
+    let mut letter = vec![0; LETTER.len()];
+    inbox.read_at(0, &mut letter);
+    let letter = String::from_utf8(letter)?;
+    if letter != LETTER {
+        return Err(format!("another letter: {letter:?}").into());
+    }
+    println!("{letter}");
+    Ok(exchange.finish()?)
+}
+
+/// Writes to the memory that the other end gives a key to, and says so.
+fn write_letter(device: &Context, to: &str) -> Result<()> {
+    let pd = device.protection_domain()?;
+    let mut cq = device.completion_queue(8)?;
+    let qp = pd.queue_pair(&cq).send_depth(4).recv_depth(4).max_inline(4).rc()?;
+    let letter = pd.register(LETTER.as_bytes().to_vec(), Local)?;
+
+    let mut exchange = Exchange::connect(to, PATIENCE)?;
+    let (mut qp, said) = exchange.pair(qp, b"")?;
+    let inbox: Remote<Write> = Remote::from_bytes(said.as_slice().try_into()?)?;
+
+    qp.post(|batch| {
+        batch.write(letter, inbox);
+        batch.send_inline(b"sent").signalled();
+    })?;
+    wait(&mut cq, Queue::Send)?;
+    // Not earlier: a queue pair that is gone acknowledges nothing.
+    Ok(exchange.finish()?)
+}
+
+fn wait(cq: &mut doorbell_verbs::CompletionQueue, queue: Queue) -> Result<()> {
+    let deadline = Instant::now() + PATIENCE;
+    while Instant::now() < deadline {
+        for done in cq.poll()? {
+            done.result()?;
+            if done.queue() == queue {
+                return Ok(());
+            }
+        }
+    }
+    Err(format!("nothing completed in {PATIENCE:?}").into())
+}

@@ -1,0 +1,327 @@
+//! Both ends of connections made by the connection manager, at one address of an RDMA device of this machine: what is to go well, and what is not.
+
+#![forbid(unsafe_code)]
+
+use std::net::{IpAddr, SocketAddr};
+use std::process::ExitCode;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, anyhow, bail, ensure};
+use doorbell_verbs::cm::{
+    CmError, Connection, ConnectionEvent, ConnectionManager, Listener, MAX_ACCEPT_DATA, MAX_CONNECT_DATA, Rejection,
+};
+use doorbell_verbs::{
+    Buffer, CompletionQueue, Context, Library, Local, PreparedQueuePair, QpState, Queue, QueuePair, Remote,
+    RemoteWrite, Success, Write,
+};
+
+const USAGE: &str = "usage: cm IP    (an address of an RDMA device of this machine)";
+const PATIENCE: Duration = Duration::from_secs(20);
+const LEN: usize = 100_000;
+
+fn main() -> ExitCode {
+    let address = std::env::args().nth(1).map(|arg| arg.parse::<IpAddr>());
+    let Some(Ok(address)) = address else {
+        eprintln!("{USAGE}");
+        return ExitCode::from(2);
+    };
+    match run(address) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("cm {address}: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(address: IpAddr) -> Result<()> {
+    let manager = ConnectionManager::system()?;
+    let mut listener = manager.listen(SocketAddr::new(address, 0), 8)?;
+    let server = listener.local_addr().context("the listener has no address")?;
+    ensure!(server.port() != 0 && server.ip() == address, "listening on {server}");
+    conversation(manager, &mut listener, server).context("conversation")?;
+    own_context(manager, &mut listener, server).context("a context of one's own")?;
+    rejected(manager, &mut listener, server).context("rejected")?;
+    silent(manager, &listener, server).context("silent")?;
+    drop(listener);
+    refused(manager, server).context("refused")?;
+    nowhere(manager).context("nowhere")
+}
+
+/// An end's queue pair before it is connected, with a receive posted, and its memory that the peer may write.
+struct Prepared {
+    cq: CompletionQueue,
+    qp: PreparedQueuePair,
+    inbox: Buffer<RemoteWrite>,
+    /// The same twice: to be written, and to be sent.
+    messages: [Buffer<Local>; 2],
+}
+
+fn prepare(device: &Context, port: u8, fill: u8) -> Result<Prepared> {
+    let pd = device.protection_domain()?;
+    let cq = device.completion_queue(16)?;
+    let builder = pd.queue_pair(&cq).send_depth(4).recv_depth(4).port(port);
+    let mut qp = builder.allow_remote_write().rc()?;
+    qp.receive(pd.register(vec![0; LEN], Local)?)?;
+    Ok(Prepared {
+        cq,
+        qp,
+        inbox: pd.register(vec![0; LEN], RemoteWrite)?,
+        messages: [
+            pd.register(vec![fill; LEN], Local)?,
+            pd.register(vec![fill; LEN], Local)?,
+        ],
+    })
+}
+
+/// Writes to the peer's inbox, says so by a message, and checks what the peer wrote and said.
+fn talk(
+    qp: &mut QueuePair,
+    cq: &mut CompletionQueue,
+    inbox: &Buffer<RemoteWrite>,
+    [message, said]: [Buffer<Local>; 2],
+    to: Remote<Write>,
+    expected: u8,
+) -> Result<()> {
+    qp.post(|batch| {
+        batch.write(message, to);
+        batch.send(said).signalled();
+    })?;
+    let (_, heard) = wait_both(cq)?;
+    ensure!(heard.iter().all(|&byte| byte == expected), "a wrong message");
+    let mut copy = vec![0; LEN];
+    inbox.read_at(0, &mut copy);
+    ensure!(copy.iter().all(|&byte| byte == expected), "wrong data was written");
+    Ok(())
+}
+
+/// Waits for a request of either queue: the message may be here before our own WRITE is acknowledged.
+fn wait_both(cq: &mut CompletionQueue) -> Result<(Buffer<Local>, Buffer<Local>)> {
+    let deadline = Instant::now() + PATIENCE;
+    let (mut sent, mut received) = (None, None);
+    loop {
+        for mut done in cq.poll()? {
+            if let Success::Receive { len, .. } = done.result()? {
+                ensure!(len as usize == LEN, "{len} bytes received");
+            }
+            let back = if done.queue() == Queue::Send {
+                &mut sent
+            } else {
+                &mut received
+            };
+            *back = done.take();
+        }
+        match (sent, received) {
+            (Some(sent), Some(received)) => return Ok((sent, received)),
+            pair => (sent, received) = pair,
+        }
+        ensure!(
+            Instant::now() < deadline,
+            "sent {}, received {} in {PATIENCE:?}",
+            sent.is_some(),
+            received.is_some()
+        );
+    }
+}
+
+fn padded(private_data: &[u8], said: &[u8]) -> Result<()> {
+    ensure!(
+        private_data.starts_with(said) && private_data[said.len()..].iter().all(|&byte| byte == 0),
+        "private data {private_data:?}"
+    );
+    Ok(())
+}
+
+fn key(private_data: &[u8]) -> Result<Remote<Write>> {
+    let bytes = private_data.first_chunk().context("no key in the private data")?;
+    Ok(Remote::from_bytes(bytes)?)
+}
+
+fn both<A: Send, B>(server: impl FnOnce() -> Result<A> + Send, client: impl FnOnce() -> Result<B>) -> Result<(A, B)> {
+    thread::scope(|scope| {
+        let server = scope.spawn(server);
+        let client = client();
+        let server = server.join().map_err(|_| anyhow!("the server panicked"))?;
+        Ok((server.context("the server")?, client.context("the client")?))
+    })
+}
+
+/// Data both ways, private data both ways, and the server sees that the client disconnects.
+fn conversation(manager: ConnectionManager, listener: &mut Listener, server: SocketAddr) -> Result<()> {
+    let serve = || {
+        let request = listener.next_request(PATIENCE)?.context("no request")?;
+        let theirs = key(request.private_data())?;
+        let Prepared {
+            mut cq,
+            qp,
+            inbox,
+            messages,
+        } = prepare(&request.context()?, request.port(), 2)?;
+        let mut answer = inbox.remote().to_bytes().to_vec();
+        answer.resize(MAX_ACCEPT_DATA, 0xa5);
+        let (mut qp, mut connection) = request.accept(qp, &answer, PATIENCE)?;
+        ensure!(
+            connection.local_addr() == Some(server),
+            "accepted at {:?}",
+            connection.local_addr()
+        );
+        talk(&mut qp, &mut cq, &inbox, messages, theirs, 1)?;
+        wait_for(&mut connection, ConnectionEvent::Disconnected)?;
+        qp.flush()?;
+        ensure!(
+            qp.state()? == QpState::Err,
+            "not in error after the peer has disconnected"
+        );
+        Ok(())
+    };
+    let ask = || {
+        let route = manager.resolve(server, PATIENCE)?;
+        let Prepared {
+            mut cq,
+            qp,
+            inbox,
+            messages,
+        } = prepare(&route.context()?, route.port(), 1)?;
+        let mut request = inbox.remote().to_bytes().to_vec();
+        request.resize(MAX_CONNECT_DATA, 0x5a);
+        let (mut qp, connection) = route.connect(qp, &request, PATIENCE)?;
+        let answer = connection.private_data().to_vec();
+        ensure!(
+            answer.len() == MAX_ACCEPT_DATA && answer.ends_with(&[0xa5; 8]),
+            "answer {answer:?}"
+        );
+        ensure!(
+            connection.peer_addr() == Some(server),
+            "connected to {:?}",
+            connection.peer_addr()
+        );
+        talk(&mut qp, &mut cq, &inbox, messages, key(&answer)?, 2)?;
+        println!(
+            "{server}: data both ways, path MTU {}, peer {}",
+            qp.mtu(),
+            qp.peer().gid
+        );
+        connection.disconnect(PATIENCE)?;
+        Ok(())
+    };
+    both(serve, ask).map(drop)
+}
+
+fn wait_for(connection: &mut Connection, wanted: ConnectionEvent) -> Result<()> {
+    while let Some(event) = connection.next_event(PATIENCE)? {
+        if event == wanted {
+            return Ok(());
+        }
+    }
+    bail!("no {wanted:?} in {PATIENCE:?}")
+}
+
+/// The server's queue pair is on a context that it opened itself; and the client sees that the server's connection is dropped.
+fn own_context(manager: ConnectionManager, listener: &mut Listener, server: SocketAddr) -> Result<()> {
+    let serve = || {
+        let request = listener.next_request(PATIENCE)?.context("no request")?;
+        padded(request.private_data(), b"own")?;
+        let device = Library::system()?.open(request.context()?.name())?;
+        let Prepared { qp, .. } = prepare(&device, request.port(), 2)?;
+        drop(request.accept(qp, b"", PATIENCE)?);
+        Ok(())
+    };
+    let ask = || {
+        let route = manager.resolve(server, PATIENCE)?;
+        let Prepared { qp, .. } = prepare(&route.context()?, route.port(), 1)?;
+        let (_qp, mut connection) = route.connect(qp, b"own", PATIENCE)?;
+        padded(connection.private_data(), b"")?;
+        wait_for(&mut connection, ConnectionEvent::Disconnected)?;
+        connection.disconnect(PATIENCE)?;
+        Ok(())
+    };
+    both(serve, ask).map(drop)
+}
+
+/// Tries to connect, and returns why it failed.
+fn failure(manager: ConnectionManager, server: SocketAddr, patience: Duration) -> Result<CmError> {
+    let route = manager.resolve(server, PATIENCE)?;
+    let Prepared { qp, .. } = prepare(&route.context()?, route.port(), 1)?;
+    match route.connect(qp, b"please", patience) {
+        Ok(_) => bail!("it was accepted"),
+        Err(error) => {
+            println!("{error}");
+            Ok(error)
+        }
+    }
+}
+
+/// By the server, with a reason; and by dropping the request.
+fn rejected(manager: ConnectionManager, listener: &mut Listener, server: SocketAddr) -> Result<()> {
+    let mut reject = |with_reason: bool| {
+        let serve = || {
+            let request = listener.next_request(PATIENCE)?.context("no request")?;
+            padded(request.private_data(), b"please")?;
+            // Whoever uses the device still, the request is rejected when it is dropped.
+            let device = request.context()?;
+            if with_reason {
+                request.reject(b"not today")?;
+            }
+            Ok(device)
+        };
+        both(serve, || failure(manager, server, PATIENCE)).map(|(_, error)| error)
+    };
+    match reject(true)? {
+        CmError::Rejected {
+            reason: Rejection::ByPeer,
+            private_data,
+            ..
+        } => padded(&private_data, b"not today")?,
+        other => bail!("{other:?}"),
+    }
+    match reject(false)? {
+        CmError::Rejected {
+            reason: Rejection::ByPeer,
+            ..
+        } => Ok(()),
+        other => bail!("{other:?}"),
+    }
+}
+
+/// A listener that never looks at its requests; and private data that is too long.
+fn silent(manager: ConnectionManager, _listener: &Listener, server: SocketAddr) -> Result<()> {
+    match failure(manager, server, Duration::from_millis(300))? {
+        CmError::TimedOut {
+            call: "rdma_connect", ..
+        } => {}
+        other => bail!("{other:?}"),
+    }
+    let route = manager.resolve(server, PATIENCE)?;
+    let Prepared { qp, .. } = prepare(&route.context()?, route.port(), 1)?;
+    match route.connect(qp, &[0; MAX_CONNECT_DATA + 1], PATIENCE) {
+        Err(CmError::PrivateData { len: 57, max: 56, .. }) => Ok(()),
+        other => bail!("{other:?}"),
+    }
+}
+
+/// Nobody listens.
+fn refused(manager: ConnectionManager, server: SocketAddr) -> Result<()> {
+    match failure(manager, server, PATIENCE)? {
+        CmError::Rejected {
+            reason: Rejection::NoListener,
+            ..
+        } => Ok(()),
+        other => bail!("{other:?}"),
+    }
+}
+
+/// An address for documentation, that nobody has (RFC 5737); and a source that is not ours.
+fn nowhere(manager: ConnectionManager) -> Result<()> {
+    let nobody: SocketAddr = "192.0.2.1:7471".parse()?;
+    for result in [
+        manager.resolve(nobody, Duration::from_secs(1)),
+        manager.resolve_from(nobody, nobody, Duration::from_secs(1)),
+    ] {
+        match result {
+            Ok(route) => bail!("{nobody} was found: {route:?}"),
+            Err(error) => println!("{error}"),
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,81 @@
+//! The active side: a route to a peer, and connecting on it.
+
+use core::time::Duration;
+use std::net::SocketAddr;
+
+use doorbell_verbs_sys as sys;
+use sys::rdmacm::RDMA_CM_EVENT_CONNECT_RESPONSE;
+
+use super::connection::{self, Connection};
+use super::error::CmError;
+use super::id::Id;
+use super::{ConnectionManager, MAX_CONNECT_DATA};
+use crate::context::Context;
+use crate::qp::{PreparedQueuePair, QueuePair};
+use crate::wait::Deadline;
+
+/// A device and a path by which a peer is reached; made by [`ConnectionManager::resolve`].
+#[derive(Debug)]
+pub struct Route {
+    id: Id,
+}
+
+impl Route {
+    pub(super) fn resolve(
+        manager: ConnectionManager,
+        from: Option<SocketAddr>,
+        peer: SocketAddr,
+        deadline: Deadline,
+    ) -> Result<Self, CmError> {
+        let id = Id::new(manager, peer)?;
+        id.resolve(from, peer, deadline)?;
+        Ok(Self { id })
+    }
+
+    /// The device, to make the queue pair on.
+    ///
+    /// # Errors
+    /// When it cannot be queried.
+    pub fn context(&self) -> Result<Context, CmError> {
+        self.id.context()
+    }
+
+    /// The device's port, to be given to [`QueuePairBuilder::port`](crate::QueuePairBuilder::port).
+    #[must_use]
+    pub fn port(&self) -> u8 {
+        self.id.port()
+    }
+
+    /// The address that the connection will come from; `None` if it is of a family that the standard library does not know.
+    #[must_use]
+    pub fn local_addr(&self) -> Option<SocketAddr> {
+        self.id.local()
+    }
+
+    /// Connects `qp` to whoever listens at the peer's address, and waits until it has accepted, within `timeout` (rdma_connect(3)).
+    ///
+    /// The peer sees `private_data`, at most [`MAX_CONNECT_DATA`] bytes, followed by zeros. Path MTU and retries are those that the two managers agree on;
+    /// the builder's `timeout` and `min_rnr_timer` hold, its `gid_index`, `mtu` and `psn` don't.
+    ///
+    /// # Errors
+    /// When nobody listens there, the peer rejects or does not answer, the queue pair is on another device or port, or the device refuses.
+    pub fn connect(
+        self,
+        mut qp: PreparedQueuePair,
+        private_data: &[u8],
+        timeout: Duration,
+    ) -> Result<(QueuePair, Connection), CmError> {
+        let deadline = Deadline::after(timeout);
+        connection::fits("rdma_connect", private_data, MAX_CONNECT_DATA)?;
+        connection::prepare(&self.id, &mut qp)?;
+        self.id.connect(&qp.offer(), private_data)?;
+        let response = self
+            .id
+            .expect(RDMA_CM_EVENT_CONNECT_RESPONSE, "rdma_connect", deadline)?;
+        let rtr = self.id.attributes(sys::IBV_QPS_RTR)?;
+        let rts = self.id.attributes(sys::IBV_QPS_RTS)?;
+        let qp = qp.connect_managed(rtr, rts)?;
+        self.id.establish()?;
+        Ok((qp, Connection::new(self.id, response.private_data)))
+    }
+}

@@ -1,0 +1,348 @@
+//! An identifier with its event channel: the one place that owns either, and calls the library with them.
+
+use core::ffi::{c_int, c_void};
+use core::mem::MaybeUninit;
+use core::ptr;
+use std::ffi::CStr;
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+
+use doorbell_verbs_sys::rdmacm as sys;
+use doorbell_verbs_sys::{ibv_qp_attr, ibv_qp_state};
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
+use nix::sys::socket::{SockaddrLike, SockaddrStorage};
+
+use super::error::{CmError, Rejection};
+use super::event::{Child, Event, no_parameters};
+use super::{ConnectionManager, address};
+use crate::context::Context;
+use crate::qp::managed::Offer;
+use crate::wait::{Deadline, readable};
+
+/// An event channel (rdma_create_event_channel(3)); its descriptor does not block.
+struct Channel {
+    manager: ConnectionManager,
+    raw: *mut sys::rdma_event_channel,
+}
+
+impl Channel {
+    fn new(manager: ConnectionManager) -> Result<Self, CmError> {
+        // SAFETY: takes nothing.
+        let raw = unsafe { (manager.cm.create_event_channel)() };
+        if raw.is_null() {
+            return Err(CmError::Unavailable(io::Error::last_os_error()));
+        }
+        let channel = Self { manager, raw };
+        let flags = fcntl(channel.fd(), FcntlArg::F_GETFL).map(OFlag::from_bits_retain);
+        flags
+            .and_then(|flags| fcntl(channel.fd(), FcntlArg::F_SETFL(flags | OFlag::O_NONBLOCK)))
+            .map_err(|error| CmError::Unavailable(error.into()))?;
+        Ok(channel)
+    }
+
+    fn fd(&self) -> BorrowedFd<'_> {
+        // SAFETY: the channel is live, and its descriptor is open as long.
+        unsafe { BorrowedFd::borrow_raw((*self.raw).fd) }
+    }
+}
+
+impl Drop for Channel {
+    fn drop(&mut self) {
+        // SAFETY: destroyed once, here; no identifier is on it: `Id` destroys its own first, and leaks the channel otherwise.
+        unsafe { (self.manager.cm.destroy_event_channel)(self.raw) }
+    }
+}
+
+/// An identifier (rdma_create_id(3)) and the channel of its events, with the address that errors call it by.
+pub(super) struct Id {
+    raw: *mut sys::rdma_cm_id,
+    /// `None` only while it is dropped.
+    channel: Option<Channel>,
+    manager: ConnectionManager,
+    name: SocketAddr,
+}
+
+// SAFETY: librdmacm may be called from any thread (rdma_cm(7)). What it changes in an identifier it changes within calls on it, all of which but queries need
+// the one handle that has it: Route, Listener, ConnectionRequest or Connection. One that keeps a device for a Context is never called again.
+unsafe impl Send for Id {}
+// SAFETY: as above.
+unsafe impl Sync for Id {}
+
+impl Id {
+    /// A new one, for connections.
+    pub(super) fn new(manager: ConnectionManager, name: SocketAddr) -> Result<Self, CmError> {
+        let channel = Channel::new(manager)?;
+        let mut raw = ptr::null_mut();
+        // SAFETY: the channel is live, `raw` may be written.
+        let result = unsafe { (manager.cm.create_id)(channel.raw, &mut raw, ptr::null_mut(), sys::RDMA_PS_TCP) };
+        if result != 0 {
+            return Err(CmError::Unavailable(io::Error::last_os_error()));
+        }
+        Ok(Self {
+            raw,
+            channel: Some(channel),
+            manager,
+            name,
+        })
+    }
+
+    /// Takes over what a listener's event brought, to a channel of its own (rdma_migrate_id(3)).
+    pub(super) fn adopt(manager: ConnectionManager, Child(raw): Child, listener: SocketAddr) -> Result<Self, CmError> {
+        let mut id = Self {
+            raw,
+            channel: None,
+            manager,
+            // SAFETY: live, and known to nobody else.
+            name: unsafe { address::peer(raw) }.unwrap_or(listener),
+        };
+        let channel = Channel::new(manager)?;
+        // SAFETY: both are live, and the event that brought the identifier has been acknowledged, so this does not wait.
+        let result = unsafe { (manager.cm.migrate_id)(raw, channel.raw) };
+        id.check("rdma_migrate_id", result)?;
+        id.channel = Some(channel);
+        Ok(id)
+    }
+
+    pub(super) fn name(&self) -> SocketAddr {
+        self.name
+    }
+
+    pub(super) fn manager(&self) -> ConnectionManager {
+        self.manager
+    }
+
+    pub(super) fn local(&self) -> Option<SocketAddr> {
+        // SAFETY: live; nobody changes it while the caller has its handle.
+        unsafe { address::local(self.raw) }
+    }
+
+    pub(super) fn peer(&self) -> Option<SocketAddr> {
+        // SAFETY: as above.
+        unsafe { address::peer(self.raw) }
+    }
+
+    /// The port of the device it is bound to, from 1.
+    pub(super) fn port(&self) -> u8 {
+        // SAFETY: live; set when it was bound to a device.
+        unsafe { (*self.raw).port_num }
+    }
+
+    /// The name of the device it is bound to.
+    pub(super) fn device(&self) -> Result<String, CmError> {
+        // SAFETY: live; set when it was bound to a device, and constant from then on.
+        let context = unsafe { (*self.raw).verbs };
+        if context.is_null() {
+            return Err(CmError::DeviceRemoved { address: self.name });
+        }
+        // SAFETY: an open context has a device, which has a name that lives as long.
+        let name = unsafe { CStr::from_ptr((self.manager.verbs.get_device_name)((*context).device)) };
+        Ok(name.to_string_lossy().into_owned())
+    }
+
+    /// The context of the device it is bound to. librdmacm keeps a device open at least as long as an identifier is bound to it; so that this one can be
+    /// destroyed, and the connection with it, whoever still uses the context, another identifier of the same device keeps that.
+    pub(super) fn context(&self) -> Result<Context, CmError> {
+        let address = self.name;
+        let name = self.device()?;
+        let mut at = self.local().ok_or(CmError::DeviceRemoved { address })?;
+        at.set_port(0);
+        let keeper = Self::new(self.manager, at)?;
+        keeper.bind(at)?;
+        // SAFETY: both are live; set when they were bound, and constant from then on.
+        let (raw, kept) = unsafe { ((*self.raw).verbs, (*keeper.raw).verbs) };
+        if raw != kept {
+            return Err(CmError::DeviceRemoved { address });
+        }
+        Ok(Context::borrow(self.manager.verbs, raw, name, Arc::new(keeper))?)
+    }
+
+    pub(super) fn bind(&self, to: SocketAddr) -> Result<(), CmError> {
+        let to = SockaddrStorage::from(to);
+        // SAFETY: live; the address is read only.
+        let result = unsafe { (self.manager.cm.bind_addr)(self.raw, to.as_ptr().cast_mut()) };
+        self.check("rdma_bind_addr", result)
+    }
+
+    pub(super) fn listen(&self, backlog: u16) -> Result<(), CmError> {
+        // SAFETY: live.
+        let result = unsafe { (self.manager.cm.listen)(self.raw, backlog.into()) };
+        self.check("rdma_listen", result)
+    }
+
+    pub(super) fn resolve(&self, from: Option<SocketAddr>, to: SocketAddr, deadline: Deadline) -> Result<(), CmError> {
+        let (from, to) = (from.map(SockaddrStorage::from), SockaddrStorage::from(to));
+        let from = from.as_ref().map_or(ptr::null(), SockaddrStorage::as_ptr);
+        let (cm, ms) = (self.manager.cm, deadline.left_ms().max(1));
+        // SAFETY: live; the addresses are read only, and may be null for the source.
+        let result = unsafe { (cm.resolve_addr)(self.raw, from.cast_mut(), to.as_ptr().cast_mut(), ms) };
+        self.check("rdma_resolve_addr", result)?;
+        self.expect(sys::RDMA_CM_EVENT_ADDR_RESOLVED, "rdma_resolve_addr", deadline)?;
+        // SAFETY: live.
+        let result = unsafe { (cm.resolve_route)(self.raw, deadline.left_ms().max(1)) };
+        self.check("rdma_resolve_route", result)?;
+        self.expect(sys::RDMA_CM_EVENT_ROUTE_RESOLVED, "rdma_resolve_route", deadline)?;
+        Ok(())
+    }
+
+    /// What the manager says for the transition to `state`.
+    pub(super) fn attributes(&self, state: ibv_qp_state) -> Result<ibv_qp_attr, CmError> {
+        let mut attr = MaybeUninit::<ibv_qp_attr>::zeroed();
+        let mut mask = 0;
+        // SAFETY: live; both may be written, and all-zero is a valid value of the struct of integers, whose state it reads.
+        let (result, attr) = unsafe {
+            (*attr.as_mut_ptr()).qp_state = state;
+            let result = (self.manager.cm.init_qp_attr)(self.raw, attr.as_mut_ptr(), &mut mask);
+            (result, attr.assume_init())
+        };
+        self.check("rdma_init_qp_attr", result)?;
+        Ok(attr)
+    }
+
+    pub(super) fn connect(&self, offer: &Offer, private_data: &[u8]) -> Result<(), CmError> {
+        let mut parameters = parameters(offer, private_data);
+        // SAFETY: live; the parameters, and the data that they point to, are read only in the call.
+        let result = unsafe { (self.manager.cm.connect)(self.raw, &mut parameters) };
+        self.check("rdma_connect", result)
+    }
+
+    pub(super) fn accept(&self, offer: &Offer, private_data: &[u8]) -> Result<(), CmError> {
+        let mut parameters = parameters(offer, private_data);
+        // SAFETY: as above.
+        let result = unsafe { (self.manager.cm.accept)(self.raw, &mut parameters) };
+        self.check("rdma_accept", result)
+    }
+
+    pub(super) fn establish(&self) -> Result<(), CmError> {
+        // SAFETY: live.
+        let result = unsafe { (self.manager.cm.establish)(self.raw) };
+        self.check("rdma_establish", result)
+    }
+
+    pub(super) fn reject(&self, private_data: &[u8]) -> Result<(), CmError> {
+        let len = u8::try_from(private_data.len()).unwrap_or(u8::MAX);
+        // SAFETY: live; at least `len` bytes are read, only in the call.
+        let result = unsafe { (self.manager.cm.reject)(self.raw, private_data.as_ptr().cast::<c_void>(), len) };
+        self.check("rdma_reject", result)
+    }
+
+    pub(super) fn disconnect(&self) -> Result<(), CmError> {
+        // SAFETY: live.
+        let result = unsafe { (self.manager.cm.disconnect)(self.raw) };
+        self.check("rdma_disconnect", result)
+    }
+
+    /// The next event; `None` when there is none until the deadline.
+    pub(super) fn next_event(&self, deadline: Deadline) -> Result<Option<Event>, CmError> {
+        let Some(channel) = &self.channel else { return Ok(None) };
+        loop {
+            let mut raw = ptr::null_mut();
+            // SAFETY: the channel is live, `raw` may be written.
+            if unsafe { (self.manager.cm.get_cm_event)(channel.raw, &mut raw) } == 0 {
+                // SAFETY: just got; copied before it is acknowledged, once.
+                let event = unsafe {
+                    let event = Event::copy(raw);
+                    (self.manager.cm.ack_cm_event)(raw);
+                    event
+                };
+                return Ok(Some(event));
+            }
+            let error = io::Error::last_os_error();
+            if !matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) {
+                return Err(self.failed("rdma_get_cm_event", error));
+            }
+            if !readable(channel.fd(), deadline).map_err(|error| self.failed("poll", error))? {
+                return Ok(None);
+            }
+        }
+    }
+
+    /// Waits for the event `kind`, which `call` leads to if all goes well.
+    pub(super) fn expect(
+        &self,
+        kind: sys::rdma_cm_event_type,
+        call: &'static str,
+        deadline: Deadline,
+    ) -> Result<Event, CmError> {
+        let address = self.name;
+        while let Some(event) = self.next_event(deadline)? {
+            let error = match event.kind {
+                found if found == kind => return Ok(event),
+                sys::RDMA_CM_EVENT_REJECTED => CmError::Rejected {
+                    address,
+                    reason: Rejection::of(event.status),
+                    private_data: event.private_data,
+                },
+                sys::RDMA_CM_EVENT_ADDR_ERROR
+                | sys::RDMA_CM_EVENT_ROUTE_ERROR
+                | sys::RDMA_CM_EVENT_UNREACHABLE
+                | sys::RDMA_CM_EVENT_CONNECT_ERROR => CmError::Unreachable {
+                    call,
+                    address,
+                    error: io::Error::from_raw_os_error(event.status.saturating_abs()),
+                },
+                sys::RDMA_CM_EVENT_DISCONNECTED => CmError::Disconnected { address },
+                sys::RDMA_CM_EVENT_DEVICE_REMOVAL => CmError::DeviceRemoved { address },
+                _ => continue,
+            };
+            return Err(error);
+        }
+        Err(CmError::TimedOut { call, address })
+    }
+
+    fn check(&self, call: &'static str, result: c_int) -> Result<(), CmError> {
+        match result {
+            0 => Ok(()),
+            _ => Err(self.failed(call, io::Error::last_os_error())),
+        }
+    }
+
+    fn failed(&self, call: &'static str, error: io::Error) -> CmError {
+        CmError::Call {
+            call,
+            address: self.name,
+            error,
+        }
+    }
+}
+
+impl AsFd for Id {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.channel
+            .as_ref()
+            .expect("an identifier has a channel until it is dropped")
+            .fd()
+    }
+}
+
+impl core::fmt::Debug for Id {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "Id({})", self.name)
+    }
+}
+
+impl Drop for Id {
+    fn drop(&mut self) {
+        // SAFETY: destroyed once, here. Every event that was taken has been acknowledged, so this does not wait; queue pairs were not made on it.
+        let result = unsafe { (self.manager.cm.destroy_id)(self.raw) };
+        if result != 0 {
+            let error = io::Error::last_os_error();
+            tracing::error!(address = %self.name, %error, "rdma_destroy_id failed; it is leaked with its event channel");
+            core::mem::forget(self.channel.take());
+        }
+    }
+}
+
+fn parameters(offer: &Offer, private_data: &[u8]) -> sys::rdma_conn_param {
+    let mut parameters = no_parameters();
+    parameters.private_data = private_data.as_ptr().cast();
+    parameters.private_data_len = u8::try_from(private_data.len()).unwrap_or(u8::MAX);
+    parameters.responder_resources = offer.responder_resources;
+    parameters.initiator_depth = offer.initiator_depth;
+    parameters.flow_control = 1;
+    parameters.retry_count = offer.retry_count;
+    parameters.rnr_retry_count = offer.rnr_retry;
+    parameters.qp_num = offer.qpn.get();
+    parameters
+}

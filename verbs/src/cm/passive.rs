@@ -1,0 +1,147 @@
+//! The passive side: listening, and what comes of a request.
+
+use core::time::Duration;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd};
+
+use doorbell_verbs_sys as sys;
+use sys::rdmacm::{RDMA_CM_EVENT_DEVICE_REMOVAL, RDMA_CM_EVENT_ESTABLISHED};
+
+use super::connection::{self, Connection};
+use super::error::CmError;
+use super::id::Id;
+use super::{ConnectionManager, MAX_ACCEPT_DATA, MAX_REJECT_DATA};
+use crate::context::Context;
+use crate::qp::{PreparedQueuePair, QueuePair};
+use crate::wait::Deadline;
+
+/// Listens for connections; made by [`ConnectionManager::listen`]. Its descriptor is readable when there is a request, or something else to be looked at.
+#[derive(Debug)]
+pub struct Listener {
+    id: Id,
+}
+
+impl Listener {
+    pub(super) fn new(manager: ConnectionManager, address: SocketAddr, backlog: u16) -> Result<Self, CmError> {
+        let id = Id::new(manager, address)?;
+        id.bind(address)?;
+        id.listen(backlog)?;
+        Ok(Self { id })
+    }
+
+    /// The address it listens on, with the port it got if none was asked for; `None` if it is of a family that the standard library does not know.
+    #[must_use]
+    pub fn local_addr(&self) -> Option<SocketAddr> {
+        self.id.local()
+    }
+
+    /// The next request, for which it waits as long as `timeout`; `None` when there is none.
+    ///
+    /// # Errors
+    /// When the manager fails, or the device that it listens on is removed.
+    pub fn next_request(&mut self, timeout: Duration) -> Result<Option<ConnectionRequest>, CmError> {
+        let deadline = Deadline::after(timeout);
+        while let Some(event) = self.id.next_event(deadline)? {
+            if event.kind == RDMA_CM_EVENT_DEVICE_REMOVAL {
+                let address = self.id.name();
+                return Err(CmError::DeviceRemoved { address });
+            }
+            let Some(child) = event.child else { continue };
+            let id = Id::adopt(self.id.manager(), child, self.id.name())?;
+            return Ok(Some(ConnectionRequest {
+                id,
+                private_data: event.private_data,
+                responder_resources: event.responder_resources,
+                initiator_depth: event.initiator_depth,
+            }));
+        }
+        Ok(None)
+    }
+}
+
+impl AsFd for Listener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.id.as_fd()
+    }
+}
+
+/// A peer that wants to connect. It is rejected when dropped.
+#[derive(Debug)]
+pub struct ConnectionRequest {
+    id: Id,
+    private_data: Vec<u8>,
+    responder_resources: u8,
+    initiator_depth: u8,
+}
+
+impl ConnectionRequest {
+    /// What the peer says, followed by zeros: most transports don't tell how long it is.
+    #[must_use]
+    pub fn private_data(&self) -> &[u8] {
+        &self.private_data
+    }
+
+    /// The device it came by, to make the queue pair on.
+    ///
+    /// # Errors
+    /// When it cannot be queried.
+    pub fn context(&self) -> Result<Context, CmError> {
+        self.id.context()
+    }
+
+    /// The device's port, to be given to [`QueuePairBuilder::port`](crate::QueuePairBuilder::port).
+    #[must_use]
+    pub fn port(&self) -> u8 {
+        self.id.port()
+    }
+
+    /// The address that it was sent to; `None` if it is of a family that the standard library does not know.
+    #[must_use]
+    pub fn local_addr(&self) -> Option<SocketAddr> {
+        self.id.local()
+    }
+
+    /// The address that it comes from; `None` if it is of a family that the standard library does not know.
+    #[must_use]
+    pub fn peer_addr(&self) -> Option<SocketAddr> {
+        self.id.peer()
+    }
+
+    /// Connects `qp` to the peer, and waits until it is connected too, within `timeout` (rdma_accept(3)). Receives for what the peer sends first are to be
+    /// posted before.
+    ///
+    /// The peer sees `private_data`, at most [`MAX_ACCEPT_DATA`] bytes, followed by zeros. What holds of the builder's settings is told at
+    /// [`Route::connect`](super::Route::connect).
+    ///
+    /// # Errors
+    /// When the peer is gone or does not answer, the queue pair is on another device or port, or the device refuses.
+    pub fn accept(
+        self,
+        mut qp: PreparedQueuePair,
+        private_data: &[u8],
+        timeout: Duration,
+    ) -> Result<(QueuePair, Connection), CmError> {
+        let deadline = Deadline::after(timeout);
+        connection::fits("rdma_accept", private_data, MAX_ACCEPT_DATA)?;
+        connection::prepare(&self.id, &mut qp)?;
+        let mut offer = qp.offer();
+        // No more than the peer asks for, or serves.
+        offer.responder_resources = offer.responder_resources.min(self.responder_resources);
+        offer.initiator_depth = offer.initiator_depth.min(self.initiator_depth);
+        let rtr = self.id.attributes(sys::IBV_QPS_RTR)?;
+        let rts = self.id.attributes(sys::IBV_QPS_RTS)?;
+        let qp = qp.connect_managed(rtr, rts)?;
+        self.id.accept(&offer, private_data)?;
+        self.id.expect(RDMA_CM_EVENT_ESTABLISHED, "rdma_accept", deadline)?;
+        Ok((qp, Connection::new(self.id, self.private_data)))
+    }
+
+    /// Says no, and why: at most [`MAX_REJECT_DATA`] bytes (rdma_reject(3)).
+    ///
+    /// # Errors
+    /// When the manager fails, or the reason is too long; the peer is rejected then without one.
+    pub fn reject(self, reason: &[u8]) -> Result<(), CmError> {
+        connection::fits("rdma_reject", reason, MAX_REJECT_DATA)?;
+        self.id.reject(reason)
+    }
+}

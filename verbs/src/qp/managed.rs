@@ -1,0 +1,101 @@
+//! Connecting by the attributes that a connection manager has negotiated, instead of a peer's [`Endpoint`].
+
+use doorbell_verbs_sys as sys;
+
+use super::attributes::QpState;
+use super::connected::QueuePair;
+use super::endpoint::Endpoint;
+use super::object::no_attributes;
+use super::prepared::PreparedQueuePair;
+use crate::error::QueuePairError;
+use crate::types::{Gid, Lid, Mtu, Psn, Qpn};
+
+/// What the peer's connection manager is told of a queue pair.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Offer {
+    pub(crate) qpn: Qpn,
+    /// READs and atomics that it serves at once.
+    pub(crate) responder_resources: u8,
+    /// READs and atomics that it may have outstanding.
+    pub(crate) initiator_depth: u8,
+    pub(crate) retry_count: u8,
+    pub(crate) rnr_retry: u8,
+}
+
+impl PreparedQueuePair {
+    pub(crate) fn offer(&self) -> Offer {
+        Offer {
+            qpn: self.qpn(),
+            responder_resources: self.rd_atomic,
+            initiator_depth: self
+                .rd_atomic
+                .min(self.object.pd().context.attr.max_initiated_rd_atomic),
+            retry_count: self.settings.retry_count,
+            rnr_retry: self.settings.rnr_retry,
+        }
+    }
+
+    /// The device it was made on.
+    pub(crate) fn device(&self) -> &str {
+        &self.object.pd().context.name
+    }
+
+    /// The port it was made on.
+    pub(crate) fn port(&self) -> u8 {
+        self.settings.port
+    }
+
+    /// Takes over the partition of the path, if it is another than the builder's.
+    pub(crate) fn join_partition(&mut self, pkey_index: u16) -> Result<(), QueuePairError> {
+        if self.settings.pkey_index == pkey_index {
+            return Ok(());
+        }
+        self.settings.pkey_index = pkey_index;
+        let mut attr = no_attributes();
+        attr.pkey_index = pkey_index;
+        self.object
+            .modify((QpState::Init, QpState::Init), attr, sys::IBV_QP_PKEY_INDEX, |_| {
+                vec![format!("P_Key index {pkey_index} must exist")]
+            })
+    }
+
+    /// INIT to RTR to RTS, with what the connection manager says for each. The builder's own have their say in what only this side has to know: how long
+    /// to wait for an acknowledgement and before a retry without a receive; and they bound the READs and atomics.
+    pub(crate) fn connect_managed(
+        self,
+        mut rtr: sys::ibv_qp_attr,
+        mut rts: sys::ibv_qp_attr,
+    ) -> Result<QueuePair, QueuePairError> {
+        let offer = self.offer();
+        rtr.max_dest_rd_atomic = rtr.max_dest_rd_atomic.min(offer.responder_resources);
+        rtr.min_rnr_timer = self.settings.min_rnr_timer;
+        let mask = sys::IBV_QP_AV
+            | sys::IBV_QP_PATH_MTU
+            | sys::IBV_QP_DEST_QPN
+            | sys::IBV_QP_RQ_PSN
+            | sys::IBV_QP_MAX_DEST_RD_ATOMIC
+            | sys::IBV_QP_MIN_RNR_TIMER;
+        self.object.modify((QpState::Init, QpState::Rtr), rtr, mask, |_| {
+            vec!["the connection manager's path is no longer there".to_owned()]
+        })?;
+        rts.max_rd_atomic = rts.max_rd_atomic.min(offer.initiator_depth);
+        rts.timeout = self.settings.timeout;
+        let mask = sys::IBV_QP_SQ_PSN
+            | sys::IBV_QP_TIMEOUT
+            | sys::IBV_QP_RETRY_CNT
+            | sys::IBV_QP_RNR_RETRY
+            | sys::IBV_QP_MAX_QP_RD_ATOMIC;
+        self.object
+            .modify((QpState::Rtr, QpState::Rts), rts, mask, |_| Vec::new())?;
+        let mtu = Mtu::from_code(rtr.path_mtu).unwrap_or(Mtu::B256);
+        let peer = Endpoint {
+            gid: Gid::from_sys(&rtr.ah_attr.grh.dgid),
+            lid: Lid(rtr.ah_attr.dlid),
+            qpn: Qpn::truncated(rtr.dest_qp_num),
+            psn: Psn::truncated(rtr.rq_psn),
+            mtu,
+            rd_atomic: rts.max_rd_atomic,
+        };
+        Ok(QueuePair::new(self.send, self.recv, self.object, peer, mtu))
+    }
+}

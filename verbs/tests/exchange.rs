@@ -1,0 +1,58 @@
+//! Queue pairs connected over TCP, on two stubs.
+
+use std::thread;
+use std::time::Duration;
+
+use doorbell_verbs::exchange::{Exchange, ExchangeError, Listener};
+use doorbell_verbs::{CompletionQueue, PreparedQueuePair, Psn};
+
+use crate::stub::{Stub, Verb};
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn prepared(stub: &'static Stub, psn: u32) -> (PreparedQueuePair, CompletionQueue) {
+    let context = stub.open();
+    let cq = context.completion_queue(8).unwrap();
+    let pd = context.protection_domain().unwrap();
+    let builder = pd.queue_pair(&cq).send_depth(4).recv_depth(4);
+    (builder.psn(Psn::truncated(psn)).rc().unwrap(), cq)
+}
+
+#[test]
+fn each_end_is_connected_to_the_other_and_hears_what_it_says() {
+    let listener = Listener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr();
+    let passive = thread::spawn(move || {
+        let (qp, _cq) = prepared(Stub::new(), 1);
+        let ours = qp.endpoint();
+        let mut exchange = listener.accept(PATIENCE).unwrap();
+        let (qp, said) = exchange.pair(qp, b"from the passive side").unwrap();
+        assert_eq!(said, b"");
+        exchange.finish().unwrap();
+        (ours, *qp.peer())
+    });
+    let (qp, _cq) = prepared(Stub::new(), 2);
+    let ours = qp.endpoint();
+    let mut exchange = Exchange::connect(address, PATIENCE).unwrap();
+    let (qp, said) = exchange.pair(qp, b"").unwrap();
+    exchange.finish().unwrap();
+    assert_eq!(said, b"from the passive side");
+    assert_eq!((*qp.peer(), ours), passive.join().unwrap());
+}
+
+#[test]
+fn a_queue_pair_that_fails_to_connect_is_an_error_at_both_ends() {
+    let listener = Listener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr();
+    let passive = thread::spawn(move || {
+        let stub = Stub::new();
+        let (qp, _cq) = prepared(stub, 1);
+        stub.fail(Verb::ModifyQp, libc::EINVAL);
+        listener.accept(PATIENCE).unwrap().pair(qp, b"").unwrap_err()
+    });
+    let (qp, _cq) = prepared(Stub::new(), 2);
+    let theirs = Exchange::connect(address, PATIENCE).unwrap().pair(qp, b"").unwrap_err();
+    assert!(matches!(theirs, ExchangeError::Closed { .. }), "{theirs}");
+    let ours = passive.join().unwrap();
+    assert!(matches!(ours, ExchangeError::Transition(_)), "{ours}");
+}
