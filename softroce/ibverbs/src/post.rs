@@ -31,7 +31,7 @@ pub(crate) unsafe extern "C" fn post_send(
         let mut next = wr;
         // SAFETY: the list is well formed by contract: each request is live, the last one's `next` is null.
         while let Some(request) = unsafe { next.as_ref() } {
-            // SAFETY: so is its list of elements, and what they point to when it is inline.
+            // SAFETY: so is its list of elements, what they point to when it is inline, and the address handle of a datagram.
             if let Err(refused) = unsafe { send_one(posting, request, is_datagram) } {
                 // SAFETY: the caller's to write (man page).
                 unsafe { *bad_wr = next };
@@ -121,14 +121,15 @@ fn with_sges<R>(list: &[ibv_sge], post: impl FnOnce(&[Sge]) -> R) -> R {
 /// Queues one send request.
 ///
 /// # Safety
-/// Its list of elements is live, with IBV_SEND_INLINE the memory they name, and for a datagram its address handle, which is ours.
+/// Its list of elements is live, with IBV_SEND_INLINE the memory they name, and for a SEND of a UD queue pair its address handle, which is ours.
 unsafe fn send_one(posting: &mut Posting<'_>, wr: &ibv_send_wr, is_datagram: bool) -> Result<(), PostError> {
     let operation = operation_of(wr)?;
-    let destination = if is_datagram {
+    let destination = match operation {
+        _ if !is_datagram => None,
         // SAFETY: by contract.
-        Some(unsafe { destination_of(wr) }?)
-    } else {
-        None
+        Operation::Send { .. } => Some(unsafe { destination_of(wr) }?),
+        // Its union holds something else than an address handle.
+        _ => return Err(PostError::Invalid),
     };
     // SAFETY: by contract.
     let list = unsafe { elements(wr.sg_list, wr.num_sge) }?;
@@ -190,7 +191,7 @@ unsafe fn bytes_of<'a>(element: &ibv_sge) -> &'a [u8] {
 /// # Safety
 /// The request's address handle is null, or live and ours.
 unsafe fn destination_of(wr: &ibv_send_wr) -> Result<Destination, PostError> {
-    // SAFETY: the members of the union are plain data, and a UD queue pair's requests have this one (man page).
+    // SAFETY: the members of the union are plain data, and a UD queue pair's SENDs have this one (man page).
     let ud = unsafe { wr.wr.ud };
     // SAFETY: by contract.
     let path = unsafe { address::path_of(ud.ah) }.ok_or(PostError::Invalid)?;
