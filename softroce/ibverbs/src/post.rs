@@ -25,10 +25,10 @@ pub(crate) unsafe extern "C" fn post_send(
     wr: *mut ibv_send_wr,
     bad_wr: *mut *mut ibv_send_wr,
 ) -> c_int {
+    // SAFETY: `qp` is live and ours by contract, and this field is never written.
+    let is_datagram = unsafe { (*qp.cast::<SoftQp>()).is_datagram };
     // SAFETY: `qp` is live and ours by contract.
     let soft = unsafe { &*qp.cast::<SoftQp>() };
-    // SAFETY: as above; it is never written.
-    let is_datagram = unsafe { (*qp.cast::<SoftQp>()).is_datagram };
     soft.qp.post_send(|posting| {
         let mut next = wr;
         // SAFETY: the list is well formed by contract: each request is live, the last one's `next` is null.
