@@ -1,8 +1,11 @@
 //! How a server tells a client how many messages it is done with: a count, written into a word of the client's.
 
+use std::time::Instant;
+
 use doorbell_verbs::{QueuePair, Remote, Write as MayWrite};
 
 use super::super::station::Theirs;
+use super::stream::LAST_LOOK;
 use crate::failure::Failure;
 
 /// Requests of a server's send queue: enough that counts never wait for one another.
@@ -61,5 +64,34 @@ impl Credit {
     /// Whether the client has been told all.
     pub(crate) fn is_told(&self) -> bool {
         self.told == self.done
+    }
+}
+
+/// Waits for the last messages after the client has said how many it sent: they may still be on their way.
+#[derive(Debug, Default)]
+pub(crate) struct LastLook {
+    since: Option<Instant>,
+}
+
+impl LastLook {
+    /// Whether every lane is done with as many messages as were sent on it, and has told so.
+    ///
+    /// # Errors
+    /// [`Failure::Test`] with what `missing` says when they have not come within [`LAST_LOOK`] of the first call.
+    pub(crate) fn all(
+        &mut self,
+        credits: &[Credit],
+        sent: &[u64],
+        missing: impl FnOnce() -> String,
+    ) -> Result<bool, Failure> {
+        let all = sent.len() == credits.len()
+            && credits
+                .iter()
+                .zip(sent)
+                .all(|(credit, sent)| credit.done() == *sent && credit.is_told());
+        if !all && self.since.get_or_insert_with(Instant::now).elapsed() > LAST_LOOK {
+            return Err(Failure::test(missing()));
+        }
+        Ok(all)
     }
 }

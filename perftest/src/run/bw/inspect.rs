@@ -4,15 +4,13 @@
 //! Spoiling means that a byte that is never written differs from what the next message has there.
 
 use std::sync::atomic::Ordering;
-use std::time::Instant;
 
 use doorbell_verbs::{Buffer, Memory, ProtectionDomain, RemoteWrite};
 
 use super::super::pattern::{Mismatch, Pattern};
 use super::super::station::{Grants, Keys, Needs, Own, Station, Test, refused};
 use super::super::watch::Watch;
-use super::credit::{self, Credit};
-use super::stream::LAST_LOOK;
+use super::credit::{self, Credit, LastLook};
 use crate::failure::Failure;
 
 /// One lane's slots.
@@ -67,7 +65,7 @@ pub(crate) fn serve(test: &Test<'_>, station: &mut Station<Slots>) -> Result<Vec
         .collect::<Result<Vec<_>, _>>()?;
     let mut watch = Watch::of_server(test.control);
     let mut message = vec![0; test.len()];
-    let mut patience: Option<Instant> = None;
+    let mut last_look = LastLook::default();
     loop {
         let mut idle = true;
         for done in cq.poll().map_err(refused)? {
@@ -98,19 +96,9 @@ pub(crate) fn serve(test: &Test<'_>, station: &mut Station<Slots>) -> Result<Vec
         }
         watch.idle()?;
         if let Some(sent) = watch.finished() {
-            let all = sent.len() == credits.len()
-                && credits
-                    .iter()
-                    .zip(sent)
-                    .all(|(credit, sent)| credit.done() == *sent && credit.is_told());
-            if all {
+            let missing = || format!("peer {}: not all it wrote has arrived", test.control.peer());
+            if last_look.all(&credits, sent, missing)? {
                 return Ok(sent.to_vec());
-            }
-            if patience.get_or_insert_with(Instant::now).elapsed() > LAST_LOOK {
-                return Err(Failure::test(format!(
-                    "peer {}: not all it wrote has arrived",
-                    test.control.peer()
-                )));
             }
         }
     }

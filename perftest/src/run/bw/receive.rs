@@ -1,14 +1,11 @@
 //! The server of `bw send`: takes messages, with `--verify` looks at every byte, posts their buffers again, and says so.
 
-use std::time::Instant;
-
 use doorbell_verbs::{Buffer, Local, Memory, ProtectionDomain, Queue, Success};
 
 use super::super::pattern::{Mismatch, Pattern};
 use super::super::station::{Grants, Keys, Lane, Needs, Own, Station, Test, refused};
 use super::super::watch::Watch;
-use super::credit::{self, Credit};
-use super::stream::LAST_LOOK;
+use super::credit::{self, Credit, LastLook};
 use crate::failure::Failure;
 
 /// One lane's receives.
@@ -66,7 +63,7 @@ pub(crate) fn serve(test: &Test<'_>, station: &mut Station<Receives>) -> Result<
         .map(|lane| Credit::new(&lane.theirs, lane.own.slots))
         .collect::<Result<Vec<_>, _>>()?;
     let mut watch = Watch::of_server(test.control);
-    let mut patience: Option<Instant> = None;
+    let mut last_look = LastLook::default();
     loop {
         let mut idle = true;
         for mut done in cq.poll().map_err(refused)? {
@@ -111,19 +108,9 @@ pub(crate) fn serve(test: &Test<'_>, station: &mut Station<Receives>) -> Result<
         }
         watch.idle()?;
         if let Some(sent) = watch.finished() {
-            let all = sent.len() == credits.len()
-                && credits
-                    .iter()
-                    .zip(sent)
-                    .all(|(credit, sent)| credit.done() == *sent && credit.is_told());
-            if all {
+            let missing = || format!("peer {}: not all it sent has arrived", test.control.peer());
+            if last_look.all(&credits, sent, missing)? {
                 return Ok(sent.to_vec());
-            }
-            if patience.get_or_insert_with(Instant::now).elapsed() > LAST_LOOK {
-                return Err(Failure::test(format!(
-                    "peer {}: not all it sent has arrived",
-                    test.control.peer()
-                )));
             }
         }
     }
