@@ -16,6 +16,7 @@ mod completion;
 mod context;
 mod errno;
 mod event;
+mod extended_cq;
 mod post;
 mod protection;
 mod query;

@@ -3,6 +3,7 @@
 mod common;
 mod completion;
 mod errors;
+mod extended_cq;
 mod faults;
 mod objects;
 mod operations;
