@@ -3,6 +3,7 @@
 mod allocation;
 mod basics;
 mod cm;
+mod datagrams;
 mod events;
 mod exchange;
 mod lifetime;
@@ -12,3 +13,4 @@ mod refusal;
 mod rig;
 mod stub;
 mod threads;
+mod transports;
