@@ -244,7 +244,11 @@ fn a_handle_dropped_with_sends_in_flight_stays_until_they_are_polled() {
     assert_eq!(stub.live("ah"), 3, "completed, but not polled");
     assert_eq!(rig.drain(), 2);
     let fourth = rig.handle();
-    assert_eq!(stub.live("ah"), 3, "one more, and the first is gone, whatever is in flight of later sends");
+    assert_eq!(
+        stub.live("ah"),
+        3,
+        "one more, and the first is gone, whatever is in flight of later sends"
+    );
     stub.complete_sends(qpn, 1);
     assert_eq!(rig.drain(), 1);
     drop((other, third, fourth));
