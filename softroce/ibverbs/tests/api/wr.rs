@@ -197,8 +197,9 @@ fn uc_and_ud_have_their_operations() {
     let wc = b.done(10);
     assert_eq!((wc.byte_len, wc.wc_flags), (48, IBV_WC_GRH | IBV_WC_WITH_IMM));
     assert_eq!(b.bytes(40..48), b"datagram");
-    // A destination is needed for each, and an address handle for it.
-    for set in [None, Some(ptr::null_mut())] {
+    // A destination is needed for each, and an address handle of the same domain for it.
+    let foreign = Ah::to(&b, b.gid());
+    for set in [None, Some(ptr::null_mut()), Some(foreign.0)] {
         wr.start();
         wr.signalled(2).send();
         if let Some(ah) = set {
