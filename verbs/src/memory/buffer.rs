@@ -13,7 +13,9 @@ use super::remote::Remote;
 use super::rights::{Exposed, Kind, Local, PeerWritable, Readable, RemoteRead, Rights};
 use super::storage::Memory;
 use super::word::Word;
+use crate::describe::BufferDescription;
 use crate::error::MemoryError;
+use crate::types::RKey;
 
 /// A unique, owned range of registered memory, with rights `K`. Never empty.
 ///
@@ -95,6 +97,20 @@ impl<K: Kind> Buffer<K> {
     #[must_use]
     pub fn addr(&self) -> u64 {
         self.header().sge.addr
+    }
+
+    /// Where it lies, and the keys of its region.
+    #[must_use]
+    pub fn describe(&self) -> BufferDescription {
+        let region = &self.header().region;
+        BufferDescription {
+            addr: self.addr(),
+            len: self.len(),
+            region_addr: region.start(),
+            region_len: region.len(),
+            lkey: region.lkey(),
+            rkey: RKey(region.rkey()),
+        }
     }
 
     /// Cuts it in two, the first of `mid` bytes.

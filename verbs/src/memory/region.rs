@@ -90,7 +90,11 @@ impl Region {
         }))
     }
 
-    fn start(&self) -> u64 {
+    pub(super) fn len(&self) -> usize {
+        self.memory.size()
+    }
+
+    pub(super) fn start(&self) -> u64 {
         self.memory.start().expose_provenance() as u64
     }
 
