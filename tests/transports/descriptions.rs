@@ -8,25 +8,25 @@ use crate::Side;
 fn a_device_describes_itself_with_its_ports() {
     let side = Side::new(0);
     let device = side.context.describe().unwrap();
-    assert_eq!(device.name, "soft0");
+    assert_eq!(device.name, side.context.name());
     assert_eq!(device.atomics, AtomicSupport::Device);
     let limit = |name: &str| device.limits.iter().find(|(known, _)| *known == name).unwrap().1;
     assert_eq!(limit("max_cqe"), u64::from(side.context.attr().max_cqe));
     assert_eq!(limit("max_qp_wr"), u64::from(side.context.attr().max_queue_depth));
     let [port] = &device.ports[..] else {
-        panic!("a soft device has one port");
+        panic!("one port");
     };
     assert_eq!(port.attr, side.context.port(1).unwrap());
     assert_eq!(port.gids, side.context.gids(1).unwrap());
     assert_eq!(port.pkeys, [(0, 0xffff)]);
     let shown = device.to_string();
-    let gid = port.gids[0].gid;
+    let (index, gid) = (port.gids[0].index, port.gids[0].gid);
     for line in [
-        "soft0",
+        side.context.name(),
         "  atomic_cap Device",
         "  port 1 active, Ethernet",
         "    P_Key 0: 0xffff",
-        &format!("    GID 0: {gid}, RoceV2"),
+        &format!("    GID {index}: {gid}, RoceV2"),
     ] {
         assert!(shown.lines().any(|shown| shown == line), "no line {line:?} in\n{shown}");
     }

@@ -19,8 +19,19 @@ use doorbell_verbs::{
 /// Longer than anything here takes, on a busy machine too.
 const PATIENCE: Duration = Duration::from_secs(60);
 
+/// Names a device of the system's to run on instead, both ends on it.
+const DEVICE: &str = "DOORBELL_TRANSPORTS_DEVICE";
+
+/// Whether the device is one of ours.
+fn is_soft() -> bool {
+    std::env::var_os(DEVICE).is_none()
+}
+
 /// Device `soft0` or `soft1`, on an address of this process's own.
 fn open(n: u8) -> Context {
+    if let Ok(name) = std::env::var(DEVICE) {
+        return Library::system().unwrap().open(&name).unwrap();
+    }
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
         let [_, _, high, low] = std::process::id().to_be_bytes();
