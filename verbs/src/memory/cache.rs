@@ -19,7 +19,8 @@ use super::storage::PAGE;
 use crate::error::MemoryError;
 use crate::pd::ProtectionDomain;
 
-/// How much a [`RegistrationCache`] keeps registered of what nobody uses. What is in use counts too, but stays whatever the limits.
+/// How much a [`RegistrationCache`] keeps registered. What is in use counts too, but stays whatever the limits; what is idle beyond them goes when memory is next
+/// registered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CacheLimits {
     /// Regions at most.

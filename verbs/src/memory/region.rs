@@ -54,11 +54,6 @@ const RIGHTS: c_uint = sys::IBV_ACCESS_LOCAL_WRITE
     | sys::IBV_ACCESS_REMOTE_ATOMIC
     | sys::IBV_ACCESS_MW_BIND;
 
-/// `ib_uverbs_advise_mr_advice`: fault the pages in for reading.
-const PREFETCH: u32 = 0;
-/// `ib_uverbs_advise_mr_advice`: fault the pages in for writing.
-const PREFETCH_WRITE: u32 = 1;
-
 /// What a region keeps while it is registered.
 pub(super) enum Backing {
     /// Memory of its own.
@@ -259,7 +254,11 @@ impl Region {
 
     /// ibv_advise_mr(3), for the pages of `sge`.
     pub(super) fn prefetch(&self, mut sge: sys::ibv_sge, writable: bool) -> Result<(), MemoryError> {
-        let advice = if writable { PREFETCH_WRITE } else { PREFETCH };
+        let advice = if writable {
+            sys::IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_WRITE
+        } else {
+            sys::IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH
+        };
         // SAFETY: domain and region are live, and the element lies in the region.
         let result = unsafe { inline::advise_mr(self.pd.raw, advice, 0, &mut sge, 1) };
         check(result).map_err(|error| MemoryError::Prefetch {
