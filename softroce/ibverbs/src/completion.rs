@@ -6,6 +6,7 @@ use std::os::fd::AsRawFd;
 use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
 use doorbell_roce_proto::work::{Completion, CompletionOpcode, Status};
 use doorbell_softroce::clock::Stamps;
@@ -244,6 +245,18 @@ pub(crate) unsafe extern "C" fn resize_cq(cq: *mut ibv_cq, cqe: c_int) -> c_int 
     }
 }
 
+/// ibv_modify_cq(3).
+pub(crate) unsafe extern "C" fn modify_cq(cq: *mut ibv_cq, attr: *mut ibv_modify_cq_attr) -> c_int {
+    // SAFETY: both are live and `cq` ours by contract.
+    let (cq, attr) = unsafe { (&(*cq.cast::<SoftCq>()).cq, &*attr) };
+    if attr.attr_mask != IBV_CQ_ATTR_MODERATE {
+        return libc::EINVAL;
+    }
+    let ibv_moderate_cq { cq_count, cq_period } = attr.moderate;
+    cq.moderate(cq_count, Duration::from_micros(cq_period.into()));
+    0
+}
+
 /// ibv_create_cq(3): `EBUSY` while queue pairs complete into it; waits until its events are acknowledged (ibv_get_cq_event(3)).
 pub(crate) unsafe extern "C" fn destroy_cq(cq: *mut ibv_cq) -> c_int {
     let soft = cq.cast::<SoftCq>();
@@ -254,6 +267,7 @@ pub(crate) unsafe extern "C" fn destroy_cq(cq: *mut ibv_cq) -> c_int {
         if handle.is_shared() {
             return libc::EBUSY;
         }
+        handle.disarm();
         events.remove(|event| *event == Event::CqOverrun(token));
         // SAFETY: its channel, if any, is live: it cannot be destroyed while this queue is on it.
         if let Some(channel) = unsafe { (*soft).base.channel.cast::<SoftChannel>().as_ref() } {
@@ -261,7 +275,7 @@ pub(crate) unsafe extern "C" fn destroy_cq(cq: *mut ibv_cq) -> c_int {
             channel.users.fetch_sub(1, Ordering::AcqRel);
         }
     }
-    // SAFETY: live; the mutex and condition were initialised with it. No queue pair completes into it, so that no new event comes.
+    // SAFETY: live; the mutex and condition were initialised with it. No queue pair completes into it and it is not armed, so that no new event comes.
     unsafe {
         let (mutex, cond) = (&raw mut (*cq).mutex, &raw mut (*cq).cond);
         let completion_events = (*soft).completion_events.load(Ordering::Relaxed);

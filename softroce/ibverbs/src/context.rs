@@ -55,6 +55,7 @@ pub(crate) unsafe extern "C" fn open_device(device: *mut ibv_device) -> *mut ibv
     // SAFETY: all-zero is a verbs_context: integers, null pointers and entries that are `None`, which callers check for.
     let mut verbs: verbs_context = unsafe { MaybeUninit::zeroed().assume_init() };
     verbs.query_port = Some(query::query_port);
+    verbs.modify_cq = Some(completion::modify_cq);
     verbs.create_cq_ex = Some(extended_cq::create_cq_ex);
     verbs.query_device_ex = Some(query::query_device_ex);
     verbs.query_rt_values = Some(query::query_rt_values);

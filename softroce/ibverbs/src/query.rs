@@ -58,6 +58,8 @@ pub(crate) unsafe extern "C" fn query_device_ex(
     // Every bit of a stamp counts.
     attributes.completion_timestamp_mask = u64::MAX;
     attributes.hca_core_clock = clock::TICK_KHZ;
+    attributes.cq_mod_caps.max_cq_count = u16::MAX;
+    attributes.cq_mod_caps.max_cq_period = u16::MAX;
     attributes.device_cap_flags_ex = u64::from(attributes.orig_attr.device_cap_flags);
     attributes.phys_port_cnt_ex = u32::from(attributes.orig_attr.phys_port_cnt);
     let len = attr_size.min(size_of::<ibv_device_attr_ex>());
