@@ -33,4 +33,4 @@ pub use endpoint::{BadEndpoint, Endpoint};
 pub use prepared::PreparedQueuePair;
 pub use refused::{Reason, Refused, RefusedBatch};
 pub use ring::Queue;
-pub(crate) use ring::Ring;
+pub(crate) use ring::{Ring, Slot};

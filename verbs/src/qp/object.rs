@@ -30,6 +30,8 @@ impl QpObject {
     pub(crate) unsafe fn new(raw: *mut sys::ibv_qp, pd: Arc<PdInner>, send: Attachment, recv: Attachment) -> Self {
         // SAFETY: live by contract.
         let qpn = Qpn::truncated(unsafe { (*raw).qp_num });
+        send.ring().belong_to(qpn);
+        recv.ring().belong_to(qpn);
         Self {
             raw,
             qpn,
