@@ -24,13 +24,15 @@ mod prepared;
 mod refused;
 mod ring;
 mod staging;
+mod transport;
 
 pub use attributes::{Explanation, QpState};
 pub use batch::{Batch, ReceiveBatch, Request};
 pub use builder::QueuePairBuilder;
 pub use connected::QueuePair;
-pub use endpoint::{BadEndpoint, Endpoint};
+pub use endpoint::{BadEndpoint, Endpoint, UdEndpoint};
 pub use prepared::PreparedQueuePair;
 pub use refused::{Reason, Refused, RefusedBatch};
 pub use ring::Queue;
 pub(crate) use ring::{Ring, Slot};
+pub use transport::{Connected, GRH_BYTES, Rc, Reliable, Transport, TransportKind, Uc, Ud};

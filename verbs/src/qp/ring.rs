@@ -9,7 +9,7 @@
 
 use core::cell::UnsafeCell;
 use core::ptr::NonNull;
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use crate::memory::{Buffers, RangePtr};
 use crate::types::Qpn;
@@ -38,6 +38,8 @@ pub(crate) struct Ring {
     tag: u64,
     /// The queue pair's number, once it has been made.
     qpn: AtomicU32,
+    /// Whether what it receives are datagrams, each behind its global route header. Set before the queue pair is used.
+    datagrams: AtomicBool,
     /// Requests posted so far. Written by the poster.
     head: Alone<AtomicU64>,
     /// Requests retired so far. Written by the poller.
@@ -61,6 +63,7 @@ impl Ring {
             queue,
             tag,
             qpn: AtomicU32::new(0),
+            datagrams: AtomicBool::new(false),
             head: Alone(AtomicU64::new(0)),
             tail: Alone(AtomicU64::new(0)),
         }
@@ -89,6 +92,20 @@ impl Ring {
     /// The ring is that of queue pair `qpn`, to which nothing has been posted yet.
     pub(crate) fn belong_to(&self, qpn: Qpn) {
         self.qpn.store(qpn.get(), Ordering::Relaxed);
+    }
+
+    /// From now on what is received are datagrams.
+    pub(crate) fn expect_datagrams(&self) {
+        self.datagrams.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn receives_datagrams(&self) -> bool {
+        self.datagrams.load(Ordering::Relaxed)
+    }
+
+    /// Requests posted so far, as anybody sees it.
+    pub(crate) fn posted(&self) -> u64 {
+        self.head.0.load(Ordering::Acquire)
     }
 
     /// Requests in flight, as either party sees them. The other may be changing it.
