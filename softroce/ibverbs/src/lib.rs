@@ -21,6 +21,7 @@ mod protection;
 mod query;
 mod queue_pair;
 mod registry;
+mod window;
 
 pub use doorbell_softroce::{ConfigError, DeviceConfig, OpenError};
 use doorbell_verbs_sys::{Api, Promise};

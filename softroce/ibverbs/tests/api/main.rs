@@ -8,6 +8,7 @@ mod objects;
 mod operations;
 mod passive;
 mod unreliable;
+mod windows;
 
 use common::*;
 use doorbell_softroce_ibverbs::DeviceConfig;
