@@ -144,66 +144,66 @@ impl Place {
     }
 }
 
-    /// Goes on to the next completion of a request in flight, and finds how many requests without a completion it confirms before its own, and how long the run is that it
-    /// begins. `None` when there is none.
-    #[inline(never)]
-    fn locate<'a>(poller: &mut Poller, mut next: *const sys::ibv_wc) -> Option<(Place, &'a sys::ibv_wc, Buffers)> {
-        while next != poller.end {
-            // SAFETY: before the end.
-            let wc: &'a sys::ibv_wc = unsafe { &*next };
-            let key = wc.wr_id & KEY;
-            if key == poller.key || find(poller, key) {
-                // SAFETY: as in `Place::step`.
-                let ring = unsafe { &*poller.ring };
-                let mut tail = ring.tail();
-                if let Some(mut before) = ring.confirmed_before(wc.wr_id as u32, tail) {
-                    loop {
-                        let (slot, slots) = ring.contiguous(tail);
-                        let mut place = Place {
-                            wc: next,
-                            run_end: next,
-                            expected: key | ring.slot_of(tail),
-                            slot,
-                            ring,
-                            unsignalled: 0,
-                        };
-                        let buffers = unsafe { place.take() };
-                        if before == 0 {
-                            place.wc = unsafe { next.add(1) };
-                            let rest = poller.end.addr() - place.wc.addr();
-                            let own = (slots - 1) as usize * size_of::<sys::ibv_wc>();
-                            place.run_end = unsafe { place.wc.byte_add(rest.min(own)) };
-                            return Some((place, wc, buffers));
-                        }
-                        if !buffers.is_empty() {
-                            place.unsignalled = (before - 1).min(slots - 1);
-                            return Some((place, &CONFIRMED, buffers));
-                        }
-                        before -= 1;
-                        tail += 1;
-                        ring.retire(tail);
+/// Goes on to the next completion of a request in flight, and finds how many requests without a completion it confirms before its own, and how long the run is that it
+/// begins. `None` when there is none.
+#[inline(never)]
+fn locate<'a>(poller: &mut Poller, mut next: *const sys::ibv_wc) -> Option<(Place, &'a sys::ibv_wc, Buffers)> {
+    while next != poller.end {
+        // SAFETY: before the end.
+        let wc: &'a sys::ibv_wc = unsafe { &*next };
+        let key = wc.wr_id & KEY;
+        if key == poller.key || find(poller, key) {
+            // SAFETY: as in `Place::step`.
+            let ring = unsafe { &*poller.ring };
+            let mut tail = ring.tail();
+            if let Some(mut before) = ring.confirmed_before(wc.wr_id as u32, tail) {
+                loop {
+                    let (slot, slots) = ring.contiguous(tail);
+                    let mut place = Place {
+                        wc: next,
+                        run_end: next,
+                        expected: key | ring.slot_of(tail),
+                        slot,
+                        ring,
+                        unsignalled: 0,
+                    };
+                    let buffers = unsafe { place.take() };
+                    if before == 0 {
+                        place.wc = unsafe { next.add(1) };
+                        let rest = poller.end.addr() - place.wc.addr();
+                        let own = (slots - 1) as usize * size_of::<sys::ibv_wc>();
+                        place.run_end = unsafe { place.wc.byte_add(rest.min(own)) };
+                        return Some((place, wc, buffers));
                     }
+                    if !buffers.is_empty() {
+                        place.unsignalled = (before - 1).min(slots - 1);
+                        return Some((place, &CONFIRMED, buffers));
+                    }
+                    before -= 1;
+                    tail += 1;
+                    ring.retire(tail);
                 }
-                unexpected(wc);
             }
-            // SAFETY: as above.
-            next = unsafe { next.add(1) };
+            unexpected(wc);
         }
-        None
+        // SAFETY: as above.
+        next = unsafe { next.add(1) };
     }
+    None
+}
 
-    /// Makes the ring with this key the one at hand. False for a queue pair that is gone.
-    #[inline(always)]
-    fn find(poller: &mut Poller, key: u64) -> bool {
-        let table_key = (key >> 32) as u32;
-        let found = match poller.table.get(table_key) {
-            Some(ring) => Some(Arc::as_ptr(ring)),
-            None => welcome(poller, table_key),
-        };
-        let Some(ring) = found else { return false };
-        (poller.key, poller.ring) = (key, ring);
-        true
-    }
+/// Makes the ring with this key the one at hand. False for a queue pair that is gone.
+#[inline(always)]
+fn find(poller: &mut Poller, key: u64) -> bool {
+    let table_key = (key >> 32) as u32;
+    let found = match poller.table.get(table_key) {
+        Some(ring) => Some(Arc::as_ptr(ring)),
+        None => welcome(poller, table_key),
+    };
+    let Some(ring) = found else { return false };
+    (poller.key, poller.ring) = (key, ring);
+    true
+}
 
 /// Completions on their way: tells the poller how far they came when it is over, be it by an unwinding panic.
 struct Going<'a>(Completions<'a>);
