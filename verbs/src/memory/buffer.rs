@@ -253,7 +253,7 @@ impl<R: Rights> Buffer<R> {
             Err((error, false)) => return Err(Reregister::Lost(error)),
         }
         header.sge.lkey = region.lkey();
-        header.tag = N::TAG;
+        header.become_kind::<N>();
         // SAFETY: owned, in no list, and now of this tag. What peers could do to it by its old rights the device refuses from here on.
         Ok(unsafe { Buffer::from_range(self.into_range()) })
     }
