@@ -177,7 +177,12 @@ impl Qp {
     pub(in crate::conformance) fn walk(&self, mut from: ibv_qp_state, way: &[ibv_qp_state]) -> Result<()> {
         for &to in way {
             let result = self.step(from, to);
-            ensure!(result == Errno(0), "{} → {}: {result}", state_name(from), state_name(to));
+            ensure!(
+                result == Errno(0),
+                "{} → {}: {result}",
+                state_name(from),
+                state_name(to)
+            );
             from = to;
         }
         Ok(())
@@ -197,7 +202,9 @@ impl Qp {
         }
         let result = self.post_one(send);
         ensure!(result == Errno(0), "a send that is to fail locally: {result}");
-        self.send_cq.next_within(PATIENCE)?.context("a local error gave no completion")?;
+        self.send_cq
+            .next_within(PATIENCE)?
+            .context("a local error gave no completion")?;
         let state = self.state()?;
         ensure!(
             state == IBV_QPS_SQE,
