@@ -2,10 +2,12 @@
 
 mod allocation;
 mod basics;
+mod cache;
 mod cm;
 mod events;
 mod exchange;
 mod lifetime;
+mod memory;
 mod misuse;
 mod model;
 mod refusal;

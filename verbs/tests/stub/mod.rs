@@ -3,6 +3,7 @@
 //! It moves no data. Each test makes a device of its own, so that tests don't see each other's. This module is what tests tell it; `provider` is what the crate calls.
 
 mod events;
+pub(crate) mod memory;
 mod provider;
 
 use core::ffi::c_int;
@@ -19,6 +20,9 @@ use doorbell_verbs_sys::*;
 pub(crate) enum Verb {
     RegMr,
     DeregMr,
+    /// Returns the value given.
+    ReregMr,
+    RegDmaBuf,
     CreateQp,
     ModifyQp,
     DestroyQp,
