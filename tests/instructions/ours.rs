@@ -8,7 +8,8 @@ use std::process::ExitCode;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use doorbell_verbs::{
-    Buffer, CompletionQueue, Endpoint, Gid, Library, Lid, Local, Mtu, Psn, Qpn, QueuePair, Refused, Remote, Write,
+    Buffer, CompletionQueue, Endpoint, Failure, Gid, Library, Lid, Local, Mtu, Psn, Qpn, QueuePair, Refused, Remote,
+    Write,
 };
 
 /// As the C columns have them.
@@ -57,15 +58,14 @@ fn measure_list(qp: &mut QueuePair, pool: &mut Vec<Buffer>) -> Result<(), Refuse
 #[inline(never)]
 fn measure_drain(cq: &mut CompletionQueue, pool: &mut Vec<Buffer>) -> bool {
     let Ok(completions) = cq.poll() else { return false };
-    for mut done in completions {
-        if !done.is_ok() {
-            return false;
-        }
-        if let Some(buffer) = done.take() {
+    let drained = completions.try_for_each(|done| {
+        done.result()?;
+        if let Some(buffer) = done.into_buffer() {
             pool.push(buffer);
         }
-    }
-    true
+        Ok::<_, Failure>(())
+    });
+    drained.is_ok()
 }
 
 fn main() -> ExitCode {

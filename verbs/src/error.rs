@@ -401,6 +401,18 @@ pub enum QueuePairError {
         #[source]
         error: io::Error,
     },
+    /// A value is beyond the range of its attribute.
+    #[error("ibv_modify_qp({object}): {what} {asked} is beyond {max}")]
+    Range {
+        /// The queue pair.
+        object: String,
+        /// Which attribute.
+        what: &'static str,
+        /// What was asked for.
+        asked: u8,
+        /// The highest that there is.
+        max: u8,
+    },
     /// ibv_query_qp(3) failed.
     #[error("ibv_query_qp({object}): {error}")]
     Query {

@@ -97,8 +97,9 @@ pub use memory::{
 pub use pd::ProtectionDomain;
 pub use port::{GidEntry, GidType, LinkLayer, PortAttr, PortState};
 pub use qp::{
-    BadEndpoint, Batch, Connected, Endpoint, Explanation, GRH_BYTES, PreparedQueuePair, QpState, Queue, QueuePair,
-    QueuePairBuilder, Rc, Reason, ReceiveBatch, Refused, RefusedBatch, Reliable, Request, Transport, TransportKind, Uc,
+    BadEndpoint, Batch, Capacity, Change, Connected, ConnectionAttr, Endpoint, Explanation, GRH_BYTES, GlobalPath,
+    PathAttr, PathMigration, PreparedQueuePair, QpState, Queue, QueuePair, QueuePairAttr, QueuePairBuilder, Rc, Reason,
+    ReceiveBatch, Refused, RefusedBatch, Reliable, ReliableAttr, RemoteRights, Request, Transport, TransportKind, Uc,
     Ud, UdEndpoint,
 };
 pub use types::{Gid, Lid, Mtu, Psn, QKey, Qpn, RKey};

@@ -102,6 +102,7 @@ impl Core {
 
     pub(crate) fn remove_qp(&mut self, qpn: Qpn) {
         self.endpoint.destroy_qp(qpn);
+        self.memory.release_windows_of(qpn);
         self.qps.remove(&qpn);
     }
 

@@ -49,8 +49,51 @@ pub unsafe fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -> c_int {
     unsafe { (*(*cq).context).ops.req_notify_cq.unwrap_unchecked()(cq, solicited_only) }
 }
 
-/// The marker in `ibv_context::abi_compat` of a context that lies inside a [`verbs_context`]: `UINT8_MAX` as a pointer.
-pub const VERBS_ABI_IS_EXTENDED: *mut c_void = core::ptr::without_provenance_mut(u8::MAX as usize);
+/// The marker in `ibv_context::abi_compat` of a context that lies inside a [`verbs_context`]: `UINTPTR_MAX` as a pointer.
+pub const VERBS_ABI_IS_EXTENDED: *mut c_void = core::ptr::without_provenance_mut(usize::MAX);
+
+/// ibv_alloc_mw(3): null with errno set on failure; `EOPNOTSUPP` when the provider has no windows.
+///
+/// # Safety
+/// `pd` is live.
+pub unsafe fn alloc_mw(pd: *mut ibv_pd, kind: ibv_mw_type) -> *mut ibv_mw {
+    // SAFETY: a live domain has a live context; the pointer to errno is this thread's. The caller's arguments are the callee's.
+    unsafe {
+        let Some(alloc) = (*(*pd).context).ops.alloc_mw else {
+            *libc::__errno_location() = libc::EOPNOTSUPP;
+            return core::ptr::null_mut();
+        };
+        alloc(pd, kind)
+    }
+}
+
+/// ibv_dealloc_mw(3): 0, or an errno value.
+///
+/// # Safety
+/// `mw` is live, and not used after this.
+pub unsafe fn dealloc_mw(mw: *mut ibv_mw) -> c_int {
+    // SAFETY: live; the provider that allocated it fills this entry too.
+    unsafe { (*(*mw).context).ops.dealloc_mw.unwrap_unchecked()(mw) }
+}
+
+/// ibv_bind_mw(3), for windows of type 1: 0, or an errno value.
+///
+/// # Safety
+/// `qp`, `mw` and what `bind` names are live, and stay so until the binding completes.
+pub unsafe fn bind_mw(qp: *mut ibv_qp, mw: *mut ibv_mw, bind: *mut ibv_mw_bind) -> c_int {
+    // SAFETY: as in `dealloc_mw`.
+    unsafe {
+        if (*mw).type_ != IBV_MW_TYPE_1 {
+            return libc::EINVAL;
+        }
+        (*(*mw).context).ops.bind_mw.unwrap_unchecked()(qp, mw, bind)
+    }
+}
+
+/// ibv_inc_rkey(3): the key with its lower 8 bits increased, which are the consumer's to choose.
+pub const fn inc_rkey(rkey: u32) -> u32 {
+    rkey & !0xff | rkey.wrapping_add(1) & 0xff
+}
 
 /// The extended context around `context`, or null when its provider has none.
 ///

@@ -10,6 +10,7 @@ mod objects;
 mod operations;
 mod passive;
 mod unreliable;
+mod windows;
 mod wr;
 
 use common::*;
