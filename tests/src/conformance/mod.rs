@@ -21,7 +21,7 @@ use doorbell_verbs_sys::Api;
 
 use rig::Bench;
 
-const USAGE: &str = "conformance [--device NAME] [--address IP] [--only PART]… [--waivers FILE] [--json] [--seed N] [--quiet-ms N] | --list";
+const USAGE: &str = "conformance [--device NAME] [--address IP] [--only PART]… [--waivers FILE] [--json] [--seed N] [--quiet-ms N] [--patience-ms N] | --list";
 
 /// A rule.
 struct Case {
@@ -60,6 +60,7 @@ struct Options {
     json: bool,
     seed: u64,
     quiet: Duration,
+    patience: Duration,
 }
 
 /// The program: 0 when every case conforms or is waived, 1 when one does not, 2 when the command line is wrong.
@@ -91,6 +92,7 @@ fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Options> {
         json: false,
         seed: 1,
         quiet: Duration::from_millis(30),
+        patience: Duration::from_secs(20),
     };
     while let Some(name) = arguments.next() {
         match name.as_str() {
@@ -113,6 +115,7 @@ fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Options> {
             "--waivers" => options.waivers = Some(value.into()),
             "--seed" => options.seed = value.parse().with_context(wrong)?,
             "--quiet-ms" => options.quiet = Duration::from_millis(value.parse().with_context(wrong)?),
+            "--patience-ms" => options.patience = Duration::from_millis(value.parse().with_context(wrong)?),
             _ => bail!("{name}: no such option"),
         }
     }

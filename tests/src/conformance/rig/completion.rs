@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail, ensure};
 use doorbell_verbs_sys::*;
 
-use super::{Channel, Device, Errno, Object, PATIENCE};
+use super::{Channel, Device, Errno, Object};
 
 /// A completion queue.
 #[derive(Clone)]
@@ -61,6 +61,11 @@ impl Cq {
         self.0.object.destroy()
     }
 
+    /// The pointer, to be destroyed by the caller.
+    pub(super) fn take(&self) -> *mut ibv_cq {
+        self.0.object.ptr.replace(ptr::null_mut())
+    }
+
     /// Entries it has room for, at least.
     pub(in crate::conformance) fn capacity(&self) -> c_int {
         // SAFETY: live.
@@ -105,9 +110,10 @@ impl Cq {
 
     /// The next completion.
     pub(in crate::conformance) fn wait(&self) -> Result<ibv_wc> {
-        match self.next_within(PATIENCE)? {
+        let patience = self.device().patience();
+        match self.next_within(patience)? {
             Some(wc) => Ok(wc),
-            None => bail!("no completion within {PATIENCE:?}"),
+            None => bail!("no completion within {patience:?}"),
         }
     }
 

@@ -5,6 +5,7 @@ use std::ffi::{CStr, c_int};
 use std::mem::MaybeUninit;
 use std::ptr;
 use std::rc::Rc;
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use doorbell_verbs_sys::*;
@@ -21,6 +22,7 @@ struct Inner {
     port: ibv_port_attr,
     gid: ibv_gid,
     gid_index: u8,
+    patience: Duration,
 }
 
 impl Bench {
@@ -50,6 +52,7 @@ impl Bench {
             port,
             gid,
             gid_index,
+            patience: self.patience,
         })))
     }
 }
@@ -99,6 +102,11 @@ impl Device {
 
     pub(in crate::conformance) fn api(&self) -> &'static Api {
         self.0.api
+    }
+
+    /// Longer than anything takes that is going to happen.
+    pub(in crate::conformance) fn patience(&self) -> Duration {
+        self.0.patience
     }
 
     pub(in crate::conformance) fn raw(&self) -> *mut ibv_context {
