@@ -91,7 +91,7 @@ pub use event::{TokioChannel, TokioEvents};
 pub use library::{Device, Library};
 pub use memory::{
     All, Atomic, BadRemote, Buffer, Buffers, Chunks, Exposed, Frozen, GrantsAtomic, GrantsRead, GrantsWrite, Key, Kind,
-    Local, Memory, Part, PeerWritable, Read, ReadWrite, Readable, Reclaim, Remote, RemoteAll, RemoteAtomic,
+    Local, Memory, Part, PeerWritable, Pool, Read, ReadWrite, Readable, Reclaim, Remote, RemoteAll, RemoteAtomic,
     RemoteChunks, RemoteRead, RemoteReadWrite, RemoteWord, RemoteWrite, Rights, Sink, Source, Word, Write,
 };
 pub use pd::ProtectionDomain;

@@ -5,6 +5,7 @@
 
 mod buffer;
 mod copy;
+mod pool;
 mod range;
 pub(crate) mod region;
 mod remote;
@@ -15,6 +16,7 @@ mod storage;
 mod word;
 
 pub use buffer::{Buffer, Chunks, Frozen, Part, Reclaim};
+pub use pool::Pool;
 pub use range::Buffers;
 pub(crate) use range::RangePtr;
 pub use remote::{BadRemote, Remote, RemoteChunks, RemoteWord};
