@@ -2,11 +2,13 @@
 
 mod allocation;
 mod basics;
+mod cache;
 mod cm;
 mod datagrams;
 mod events;
 mod exchange;
 mod lifetime;
+mod memory;
 mod misuse;
 mod model;
 mod refusal;

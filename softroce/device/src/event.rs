@@ -27,6 +27,17 @@ pub enum QpEvent {
     SendQueueDrained,
 }
 
+/// What happened to the device's port (ibv_get_async_event(3)).
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum PortEvent {
+    /// Its interface came up.
+    Active,
+    /// Its interface went down.
+    Error,
+    /// Its interface lost the device's address, or has it again: the GID comes and goes with it.
+    GidChange,
+}
+
 /// An asynchronous event.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Event {
@@ -34,6 +45,8 @@ pub enum Event {
     CqOverrun(Token),
     /// Something happened to a queue pair.
     Qp(Token, QpEvent),
+    /// Something happened to the port.
+    Port(PortEvent),
     /// The device cannot go on: its socket broke, or its progress thread failed.
     DeviceFatal,
 }

@@ -40,5 +40,5 @@ pub use query::{
 };
 pub use refused::{Reason, Refused, RefusedBatch};
 pub use ring::Queue;
-pub(crate) use ring::Ring;
+pub(crate) use ring::{Ring, Slot};
 pub use transport::{Connected, GRH_BYTES, Rc, Reliable, Transport, TransportKind, Uc, Ud};

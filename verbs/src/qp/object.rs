@@ -39,6 +39,8 @@ impl QpObject {
     ) -> Self {
         // SAFETY: live by contract.
         let qpn = Qpn::truncated(unsafe { (*raw).qp_num });
+        send.ring().belong_to(qpn);
+        recv.ring().belong_to(qpn);
         Self {
             raw,
             qpn,

@@ -4,6 +4,7 @@
 
 mod address;
 mod events;
+pub(crate) mod memory;
 mod provider;
 
 use core::ffi::c_int;
@@ -22,6 +23,9 @@ pub(crate) use address::Origin;
 pub(crate) enum Verb {
     RegMr,
     DeregMr,
+    /// Returns the value given.
+    ReregMr,
+    RegDmaBuf,
     CreateQp,
     ModifyQp,
     DestroyQp,

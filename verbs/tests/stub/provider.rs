@@ -12,7 +12,7 @@ use super::address::{create_ah, create_ah_from_wc, destroy_ah};
 use super::events::{
     ack_async_event, ack_cq_events, create_comp_channel, destroy_comp_channel, get_async_event, get_cq_event, resize_cq,
 };
-use super::{Cq, DEVICES, NEXT, Posted, Stub, StubQp, Verb, WorkQueue, events, flush};
+use super::{Cq, DEVICES, NEXT, Posted, Stub, StubQp, Verb, WorkQueue, events, flush, memory};
 
 pub(super) unsafe fn stub_of(context: *mut ibv_context) -> &'static Stub {
     // SAFETY: every context of this provider has a stub's device, its first field.
@@ -56,6 +56,11 @@ unsafe extern "C" fn open_device(device: *mut ibv_device) -> *mut ibv_context {
         whole.context.abi_compat = inline::VERBS_ABI_IS_EXTENDED;
         whole.sz = size_of::<verbs_context>();
         whole.modify_cq = Some(events::modify_cq);
+        whole.query_device_ex = Some(memory::query_device_ex);
+        whole.advise_mr = Some(memory::advise_mr);
+        whole.alloc_dm = Some(memory::alloc_dm);
+        whole.free_dm = Some(memory::free_dm);
+        whole.reg_dm_mr = Some(memory::reg_dm_mr);
     }
     let context = &mut whole.context;
     context.device = device;
@@ -81,7 +86,7 @@ unsafe extern "C" fn close_device(context: *mut ibv_context) -> c_int {
     drop(unsafe { Box::from_raw(whole.cast::<verbs_context>()) });
     0
 }
-unsafe extern "C" fn query_device(_: *mut ibv_context, attr: *mut ibv_device_attr) -> c_int {
+pub(super) unsafe extern "C" fn query_device(_: *mut ibv_context, attr: *mut ibv_device_attr) -> c_int {
     // SAFETY: the caller's.
     unsafe {
         attr.write_bytes(0, 1);
@@ -140,7 +145,12 @@ unsafe extern "C" fn dealloc_pd(pd: *mut ibv_pd) -> c_int {
     drop(unsafe { Box::from_raw(pd) });
     0
 }
-unsafe extern "C" fn reg_mr(pd: *mut ibv_pd, addr: *mut c_void, length: usize, access: c_int) -> *mut ibv_mr {
+pub(super) unsafe extern "C" fn reg_mr(
+    pd: *mut ibv_pd,
+    addr: *mut c_void,
+    length: usize,
+    access: c_int,
+) -> *mut ibv_mr {
     // SAFETY: a live domain.
     let (stub, context) = unsafe { (stub_of((*pd).context), (*pd).context) };
     if let Some(errno) = stub.failing(Verb::RegMr) {
@@ -463,10 +473,10 @@ pub(super) static API: Api = Api {
     create_ah: Some(create_ah),
     create_ah_from_wc: Some(create_ah_from_wc),
     destroy_ah: Some(destroy_ah),
-    rereg_mr: None,
+    rereg_mr: Some(memory::rereg_mr),
     reg_mr_iova: None,
-    reg_mr_iova2: None,
-    reg_dmabuf_mr: None,
+    reg_mr_iova2: Some(memory::reg_mr_iova2),
+    reg_dmabuf_mr: Some(memory::reg_dmabuf_mr),
     query_gid_ex: None,
     query_gid_table: None,
     get_pkey_index: None,

@@ -170,12 +170,6 @@ fn what_is_not_supported_says_so_and_does_not_crash() {
     // SAFETY: live objects; the entries are filled, which is what is tested.
     unsafe {
         let ops = &(*a.context).ops;
-        assert!(ops.alloc_mw.unwrap()(a.pd, IBV_MW_TYPE_1).is_null());
-        assert_eq!(errno(), libc::EOPNOTSUPP);
-        assert_eq!(
-            ops.bind_mw.unwrap()(a.qp, ptr::null_mut(), ptr::null_mut()),
-            libc::EOPNOTSUPP
-        );
         assert_eq!(
             ops.post_srq_recv.unwrap()(ptr::null_mut(), ptr::null_mut(), ptr::null_mut()),
             libc::EOPNOTSUPP
