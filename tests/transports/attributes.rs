@@ -150,6 +150,15 @@ fn uc_and_ud_drain_too() {
     ud.drain().unwrap();
     expect_drained(&mut events, ud.qpn());
     uc.change().rights(RemoteRights::default()).apply().unwrap();
+    let all = RemoteRights {
+        read: true,
+        ..RemoteRights::default()
+    };
+    let error = uc.change().rights(all).apply().unwrap_err().to_string();
+    assert!(
+        error.starts_with("a UC queue pair has no use for rights to READ"),
+        "{error}"
+    );
     ud.change().qkey(QKey(0x55)).apply().unwrap();
     assert_eq!(ud.endpoint().qkey, QKey(0x55));
     assert_eq!(ud.query().unwrap().qkey, Some(QKey(0x55)));

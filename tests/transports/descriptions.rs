@@ -44,7 +44,7 @@ fn a_buffer_describes_itself_with_its_region() {
     assert_eq!(
         memory.to_string(),
         format!(
-            "40 bytes at {:#x}, of a region of 64 at {start:#x}, lkey {:#010x}, rkey {rkey}",
+            "40 bytes at {:#x}, of a region of 64 at {start:#x}, lkey {:#010x}, rkey {rkey}; peers may READ",
             start + 24,
             memory.lkey
         )

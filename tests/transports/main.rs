@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use doorbell_softroce_ibverbs::{DeviceConfig, api, configure};
 use doorbell_verbs::{
     Buffer, CompletionQueue, Connected, Context, Library, Local, PreparedQueuePair, ProtectionDomain, Queue, QueuePair,
-    QueuePairBuilder, QueuePairError,
+    QueuePairBuilder, QueuePairError, Status,
 };
 
 /// Longer than anything here takes, on a busy machine too.
@@ -83,6 +83,17 @@ impl Side {
                 completion.result().unwrap();
             }
             assert!(Instant::now() < deadline, "no completion of the {queue:?} queue came");
+        }
+    }
+
+    /// Why the next request failed, which it did.
+    fn failed(&mut self) -> Status {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            if let Some(completion) = self.cq.poll().unwrap().next() {
+                return completion.result().unwrap_err().status;
+            }
+            assert!(Instant::now() < deadline, "no completion came");
         }
     }
 }

@@ -9,6 +9,7 @@ use doorbell_verbs_sys::{self as sys, inline};
 use crate::context::Context;
 use crate::error::{DeviceError, check};
 use crate::port::{GidEntry, PortAttr};
+use crate::qp::RemoteRights;
 use crate::types::RKey;
 
 /// All that a device says of itself (ibv_query_device(3), ibv_query_port(3) and the tables of its ports), as [`Context::describe`] finds it. Shown by
@@ -313,6 +314,8 @@ pub struct BufferDescription {
     pub lkey: u32,
     /// The key by which a peer's do; of no use where peers have no rights.
     pub rkey: RKey,
+    /// What peers may do with the region.
+    pub rights: RemoteRights,
 }
 
 impl fmt::Display for BufferDescription {
@@ -324,10 +327,11 @@ impl fmt::Display for BufferDescription {
             region_len,
             lkey,
             rkey,
+            rights,
         } = self;
         write!(
             f,
-            "{len} bytes at {addr:#x}, of a region of {region_len} at {region_addr:#x}, lkey {lkey:#010x}, rkey {rkey}"
+            "{len} bytes at {addr:#x}, of a region of {region_len} at {region_addr:#x}, lkey {lkey:#010x}, rkey {rkey}; peers may {rights}"
         )
     }
 }

@@ -15,6 +15,7 @@ use super::storage::Memory;
 use super::word::Word;
 use crate::describe::BufferDescription;
 use crate::error::MemoryError;
+use crate::qp::RemoteRights;
 use crate::types::RKey;
 
 /// A unique, owned range of registered memory, with rights `K`. Never empty.
@@ -115,6 +116,7 @@ impl<K: Kind> Buffer<K> {
             region_len: region.len(),
             lkey: region.lkey(),
             rkey: RKey(region.rkey()),
+            rights: RemoteRights::from_sys(region.access()),
         }
     }
 
