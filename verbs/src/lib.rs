@@ -91,8 +91,8 @@ pub use event::{TokioChannel, TokioEvents};
 pub use library::{Device, Library};
 pub use memory::{
     All, Atomic, BadRemote, Buffer, Buffers, CacheLimits, CacheStats, Chunks, DeviceMemory, Exposed, Frozen,
-    GrantsAtomic, GrantsRead, GrantsWrite, Host, HugePage, Key, Kind, Local, Memory, Opaque, Part, PeerWritable, Read,
-    ReadWrite, Readable, Reclaim, RegionAttr, Registration, RegistrationCache, Remote, RemoteAll, RemoteAtomic,
+    GrantsAtomic, GrantsRead, GrantsWrite, Host, HugePage, Key, Kind, Local, Memory, Opaque, Part, PeerWritable, Pool,
+    Read, ReadWrite, Readable, Reclaim, RegionAttr, Registration, RegistrationCache, Remote, RemoteAll, RemoteAtomic,
     RemoteChunks, RemoteRead, RemoteReadWrite, RemoteWord, RemoteWrite, Reregister, Rights, Sink, Source, Word, Write,
 };
 pub use pd::ProtectionDomain;

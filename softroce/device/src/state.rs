@@ -11,7 +11,7 @@ use doorbell_roce_proto::{AsyncEvent, Datagram, Endpoint, Ident, Instant, Qpn};
 
 use crate::capacity;
 use crate::cq::CqRing;
-use crate::event::{Event, Owner, QpEvent};
+use crate::event::{Event, EventQueue, Owner, QpEvent};
 use crate::link::{self, TxBatch};
 use crate::memory::Table;
 
@@ -25,6 +25,8 @@ pub(crate) struct Core {
     /// The queues whose channels wait for more completions, and until when (ibv_modify_cq(3)).
     moderated: Vec<(Instant, Arc<CqRing>)>,
     qps: HashMap<Qpn, Owner>,
+    /// Who hears of the port.
+    pub(crate) listeners: Vec<Arc<EventQueue<Event>>>,
     pds: usize,
     next_pd: u32,
     /// The UDP port of every RoCEv2 device here: ours, and the one we send to.
@@ -48,6 +50,7 @@ impl Core {
             cqs: Vec::new(),
             moderated: Vec::new(),
             qps: HashMap::new(),
+            listeners: Vec::new(),
             pds: 0,
             next_pd: 0,
             port,

@@ -49,6 +49,7 @@ pub(crate) unsafe extern "C" fn open_device(device: *mut ibv_device) -> *mut ibv
             return errno::null(errno::of(&error));
         }
     };
+    opened.listen(Arc::clone(&events));
     // SAFETY: all-zero is a verbs_context: integers, null pointers and entries that are `None`, which callers check for.
     let mut verbs: verbs_context = unsafe { MaybeUninit::zeroed().assume_init() };
     verbs.query_port = Some(query::query_port);
@@ -81,7 +82,10 @@ pub(crate) unsafe extern "C" fn open_device(device: *mut ibv_device) -> *mut ibv
 pub(crate) unsafe extern "C" fn close_device(context: *mut ibv_context) -> c_int {
     // SAFETY: the pointer came from `open_device`, which took the allocation from a Box, and is given up by the caller.
     let closed = unsafe { Box::from_raw(context.byte_sub(offset_of!(verbs_context, context)).cast::<Context>()) };
-    let Context { device, soft, .. } = *closed;
+    let Context {
+        device, soft, events, ..
+    } = *closed;
+    device.unlisten(&events);
     soft.close(device);
     0
 }

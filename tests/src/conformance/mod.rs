@@ -21,7 +21,7 @@ use doorbell_verbs_sys::Api;
 
 use rig::Bench;
 
-const USAGE: &str = "conformance [--device NAME] [--address IP] [--only PART]… [--waivers FILE] [--json] [--seed N] [--quiet-ms N] | --list";
+const USAGE: &str = "conformance [--device NAME] [--address IP] [--only PART]… [--waivers FILE] [--json] [--seed N] [--quiet-ms N] [--patience-ms N] | --list";
 
 /// A rule.
 struct Case {
@@ -60,6 +60,7 @@ struct Options {
     json: bool,
     seed: u64,
     quiet: Duration,
+    patience: Duration,
 }
 
 /// The program: 0 when every case conforms or is waived, 1 when one does not, 2 when the command line is wrong.
@@ -91,6 +92,7 @@ fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Options> {
         json: false,
         seed: 1,
         quiet: Duration::from_millis(30),
+        patience: Duration::from_secs(20),
     };
     while let Some(name) = arguments.next() {
         match name.as_str() {
@@ -113,6 +115,7 @@ fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Options> {
             "--waivers" => options.waivers = Some(value.into()),
             "--seed" => options.seed = value.parse().with_context(wrong)?,
             "--quiet-ms" => options.quiet = Duration::from_millis(value.parse().with_context(wrong)?),
+            "--patience-ms" => options.patience = Duration::from_millis(value.parse().with_context(wrong)?),
             _ => bail!("{name}: no such option"),
         }
     }
@@ -127,11 +130,20 @@ fn run(options: &Options) -> Result<bool> {
         report::list(&cases);
         return Ok(true);
     }
-    let waivers = options.waivers.as_deref().map(waivers::read).transpose()?.unwrap_or_default();
+    let waivers = options
+        .waivers
+        .as_deref()
+        .map(waivers::read)
+        .transpose()?
+        .unwrap_or_default();
     waivers::check(&waivers, &names)?;
     if !options.only.is_empty() {
         cases.retain(|case| options.only.iter().any(|part| case.name.contains(part)));
-        ensure!(!cases.is_empty(), "no case has {} in its name", options.only.join(" or "));
+        ensure!(
+            !cases.is_empty(),
+            "no case has {} in its name",
+            options.only.join(" or ")
+        );
     }
     let api = table(options)?;
     let results = runner::run(api, options, cases, &waivers, |result| report::tell(options, result));

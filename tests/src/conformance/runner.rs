@@ -20,7 +20,10 @@ pub(super) enum Outcome {
     Passed,
     Failed(String),
     /// Fails, as the waiver file says.
-    Waived { failure: String, reason: String },
+    Waived {
+        failure: String,
+        reason: String,
+    },
     /// Passes, which the waiver file denies.
     WaivedInVain(String),
     /// The device does not report the capability.
@@ -64,10 +67,9 @@ pub(super) fn run(
 
 fn one(api: &'static Api, options: &Options, case: Arc<Case>, waivers: &[Waiver]) -> CaseResult {
     let since = Instant::now();
-    let bench = (options.device.clone(), options.seed, options.quiet);
+    let (device, seed, times) = (options.device.clone(), options.seed, [options.quiet, options.patience]);
     let outcome = in_time(Arc::clone(&case), move |case| {
-        let (device, seed, quiet) = bench;
-        attempt(case, &Bench::new(api, &device, seed, quiet))
+        attempt(case, &Bench::new(api, &device, seed, times))
     });
     let waiver = waivers.iter().find(|waiver| waiver.covers(&case.name));
     CaseResult {

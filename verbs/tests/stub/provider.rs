@@ -8,6 +8,7 @@ use doorbell_verbs_sys::*;
 
 use crate::allocation::OfTheProvider;
 
+use super::address::{create_ah, create_ah_from_wc, destroy_ah};
 use super::events::{
     ack_async_event, ack_cq_events, create_comp_channel, destroy_comp_channel, get_async_event, get_cq_event, resize_cq,
 };
@@ -136,7 +137,7 @@ unsafe extern "C" fn alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
 unsafe extern "C" fn dealloc_pd(pd: *mut ibv_pd) -> c_int {
     // SAFETY: made by alloc_pd.
     let stub = unsafe { stub_of((*pd).context) };
-    for kind in ["mr", "qp"] {
+    for kind in ["mr", "qp", "ah"] {
         assert_eq!(stub.live(kind), 0, "{kind} alive when the protection domain goes");
     }
     stub.count("pd", -1);
@@ -252,6 +253,7 @@ unsafe extern "C" fn create_qp(pd: *mut ibv_pd, attr: *mut ibv_qp_init_attr) -> 
         qpn,
         StubQp {
             raw: raw as usize,
+            transport: attr.qp_type,
             state: IBV_QPS_RESET,
             signal_all: attr.sq_sig_all != 0,
             send_cq: attr.send_cq as usize,
@@ -272,7 +274,8 @@ unsafe extern "C" fn query_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, _: c_int,
 unsafe extern "C" fn modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_int) -> c_int {
     // SAFETY: the caller's.
     let (stub, qpn, attr) = unsafe { (stub_of((*qp).context), (*qp).qp_num, *attr) };
-    if attr.qp_state != IBV_QPS_ERR
+    let moves = mask as u32 & IBV_QP_STATE != 0;
+    if !(moves && attr.qp_state == IBV_QPS_ERR)
         && let Some(errno) = stub.failing(Verb::ModifyQp)
     {
         return errno;
@@ -280,6 +283,10 @@ unsafe extern "C" fn modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_
     let mut state = stub.state();
     let qp = state.qps.get_mut(&qpn).unwrap();
     qp.masks.push(mask as u32);
+    if !moves {
+        qp.attr = Some(attr);
+        return 0;
+    }
     qp.state = attr.qp_state;
     if attr.qp_state == IBV_QPS_RTR {
         qp.attr = Some(attr);
@@ -347,6 +354,10 @@ unsafe extern "C" fn post_send(qp: *mut ibv_qp, mut wr: *mut ibv_send_wr, bad: *
                 opcode: (*wr).opcode,
                 flags: (*wr).send_flags,
                 imm: u32::from_be((*wr).anon_1.imm_data),
+                to: (queue.transport == IBV_QPT_UD).then(|| {
+                    let ud = (*wr).wr.ud;
+                    (ud.ah as usize, ud.remote_qpn, ud.remote_qkey)
+                }),
                 remote: match atomic {
                     true => ((*wr).wr.atomic.remote_addr, (*wr).wr.atomic.rkey),
                     false => ((*wr).wr.rdma.remote_addr, (*wr).wr.rdma.rkey),
@@ -396,6 +407,7 @@ unsafe extern "C" fn post_recv(qp: *mut ibv_qp, mut wr: *mut ibv_recv_wr, bad: *
             flags: 0,
             imm: 0,
             remote: (0, 0),
+            to: None,
             atomic: (0, 0),
             sges,
             inline: Vec::new(),
@@ -458,9 +470,9 @@ pub(super) static API: Api = Api {
     modify_srq: None,
     query_srq: None,
     destroy_srq: None,
-    create_ah: None,
-    create_ah_from_wc: None,
-    destroy_ah: None,
+    create_ah: Some(create_ah),
+    create_ah_from_wc: Some(create_ah_from_wc),
+    destroy_ah: Some(destroy_ah),
     rereg_mr: Some(memory::rereg_mr),
     reg_mr_iova: None,
     reg_mr_iova2: Some(memory::reg_mr_iova2),

@@ -2,6 +2,7 @@
 
 mod common;
 mod completion;
+mod drain;
 mod errors;
 mod extended_cq;
 mod faults;

@@ -1,7 +1,11 @@
 //! The rules, by area.
 
+mod access;
+mod completion;
+mod notify;
 mod objects;
 mod posting;
+mod reliable;
 mod transfers;
 mod transitions;
 
@@ -14,6 +18,10 @@ pub(super) fn all() -> Vec<Case> {
         transitions::cases(),
         posting::cases(),
         transfers::cases(),
+        access::cases(),
+        completion::cases(),
+        reliable::cases(),
+        notify::cases(),
     ]
     .into_iter()
     .flatten()

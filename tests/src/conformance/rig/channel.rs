@@ -3,6 +3,7 @@
 use std::ffi::c_uint;
 use std::ptr;
 use std::rc::Rc;
+use std::thread;
 use std::time::Duration;
 
 use doorbell_verbs_sys::*;
@@ -65,6 +66,35 @@ impl Cq {
     pub(in crate::conformance) fn arm(&self, solicited_only: bool) -> Errno {
         // SAFETY: live.
         Errno(unsafe { inline::req_notify_cq(self.raw(), i32::from(solicited_only)) })
+    }
+}
+
+/// A queue on its way to another thread.
+struct Sent(*mut ibv_cq);
+
+// SAFETY: verbs may be called from any thread (man pages).
+unsafe impl Send for Sent {}
+
+impl Cq {
+    /// Destroys it in another thread, with one event taken but not acknowledged, which is done after that time: whether the destruction waited for it, and its result.
+    pub(in crate::conformance) fn destroy_in_parallel(&self, after: Duration) -> (bool, Errno) {
+        let api = self.device().api();
+        let taken = Sent(self.take());
+        let cq = taken.0;
+        thread::scope(|scope| {
+            let destruction = scope.spawn(move || {
+                let taken = taken;
+                // SAFETY: live, and the case's no more.
+                unsafe { (api.destroy_cq)(taken.0) }
+            });
+            thread::sleep(after);
+            let waited = !destruction.is_finished();
+            if waited {
+                // SAFETY: live, as its destruction waits for this; one event of it was taken.
+                unsafe { (api.ack_cq_events)(cq, 1) };
+            }
+            (waited, Errno(destruction.join().unwrap_or(-1)))
+        })
     }
 }
 

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail, ensure};
 use doorbell_verbs_sys::*;
 
-use super::{Channel, Device, Errno, Object, PATIENCE};
+use super::{Channel, Device, Errno, Object};
 
 /// A completion queue.
 #[derive(Clone)]
@@ -61,6 +61,11 @@ impl Cq {
         self.0.object.destroy()
     }
 
+    /// The pointer, to be destroyed by the caller.
+    pub(super) fn take(&self) -> *mut ibv_cq {
+        self.0.object.ptr.replace(ptr::null_mut())
+    }
+
     /// Entries it has room for, at least.
     pub(in crate::conformance) fn capacity(&self) -> c_int {
         // SAFETY: live.
@@ -79,7 +84,10 @@ impl Cq {
         let found = unsafe { inline::poll_cq(self.raw(), most as c_int, room.as_mut_ptr().cast()) };
         ensure!(found >= 0 && found as usize <= most, "ibv_poll_cq for {most}: {found}");
         // SAFETY: as many were filled.
-        Ok(room[..found as usize].iter().map(|wc| unsafe { wc.assume_init() }).collect())
+        Ok(room[..found as usize]
+            .iter()
+            .map(|wc| unsafe { wc.assume_init() })
+            .collect())
     }
 
     pub(in crate::conformance) fn poll(&self) -> Result<Option<ibv_wc>> {
@@ -102,9 +110,10 @@ impl Cq {
 
     /// The next completion.
     pub(in crate::conformance) fn wait(&self) -> Result<ibv_wc> {
-        match self.next_within(PATIENCE)? {
+        let patience = self.device().patience();
+        match self.next_within(patience)? {
             Some(wc) => Ok(wc),
-            None => bail!("no completion within {PATIENCE:?}"),
+            None => bail!("no completion within {patience:?}"),
         }
     }
 
@@ -130,7 +139,11 @@ impl Cq {
     pub(in crate::conformance) fn silent(&self, time: Duration) -> Result<()> {
         match self.next_within(time)? {
             None => Ok(()),
-            Some(wc) => bail!("a completion of request {} that should not be: {}", wc.wr_id, named(wc.status)),
+            Some(wc) => bail!(
+                "a completion of request {} that should not be: {}",
+                wc.wr_id,
+                named(wc.status)
+            ),
         }
     }
 

@@ -5,6 +5,7 @@ use std::ffi::{CStr, c_int};
 use std::mem::MaybeUninit;
 use std::ptr;
 use std::rc::Rc;
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use doorbell_verbs_sys::*;
@@ -21,6 +22,7 @@ struct Inner {
     port: ibv_port_attr,
     gid: ibv_gid,
     gid_index: u8,
+    patience: Duration,
 }
 
 impl Bench {
@@ -50,6 +52,7 @@ impl Bench {
             port,
             gid,
             gid_index,
+            patience: self.patience,
         })))
     }
 }
@@ -61,7 +64,8 @@ fn open(api: &Api, name: &str) -> Result<*mut ibv_context> {
         let list = (api.get_device_list)(&mut count);
         ensure!(!list.is_null(), "ibv_get_device_list: {}", Errno::last());
         let all = std::slice::from_raw_parts(list, count as usize);
-        let named = |device: &&*mut ibv_device| CStr::from_ptr((api.get_device_name)(**device)).to_bytes() == name.as_bytes();
+        let named =
+            |device: &&*mut ibv_device| CStr::from_ptr((api.get_device_name)(**device)).to_bytes() == name.as_bytes();
         let context = all.iter().find(named).map(|&device| (api.open_device)(device));
         let error = Errno::last();
         (api.free_device_list)(list);
@@ -98,6 +102,11 @@ impl Device {
 
     pub(in crate::conformance) fn api(&self) -> &'static Api {
         self.0.api
+    }
+
+    /// Longer than anything takes that is going to happen.
+    pub(in crate::conformance) fn patience(&self) -> Duration {
+        self.0.patience
     }
 
     pub(in crate::conformance) fn raw(&self) -> *mut ibv_context {

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
+use anyhow::{Context, Result};
 use doorbell_verbs_sys::*;
 
 use super::channel::readable;
@@ -23,6 +24,13 @@ impl Device {
         // SAFETY: live; `event` may be written.
         let result = unsafe { (self.api().get_async_event)(self.raw(), &mut event) };
         (result == 0).then(|| Event(event, self.clone()))
+    }
+}
+
+impl Device {
+    /// The next event; an error when none comes.
+    pub(in crate::conformance) fn next_event(&self) -> Result<Event> {
+        self.event(self.patience()).context("no asynchronous event came")
     }
 }
 

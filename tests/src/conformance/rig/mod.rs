@@ -33,9 +33,6 @@ pub(super) use memory::{ALL_RIGHTS, Memory, Mr, Pd};
 pub(super) use qp::{Ah, Peer, QKEY, Qp};
 pub(super) use wr::{Posted, Recv, Send};
 
-/// Longer than anything takes that is going to happen, on a busy machine too.
-pub(super) const PATIENCE: Duration = Duration::from_secs(20);
-
 /// What a case is given.
 pub(super) struct Bench {
     pub(super) api: &'static Api,
@@ -45,17 +42,20 @@ pub(super) struct Bench {
     pub(super) seed: u64,
     /// How long is waited for what must not happen.
     pub(super) quiet: Duration,
+    /// Longer than anything takes that is going to happen.
+    pub(super) patience: Duration,
     /// Destructions that failed.
     complaints: Rc<RefCell<Vec<String>>>,
 }
 
 impl Bench {
-    pub(super) fn new(api: &'static Api, device: &str, seed: u64, quiet: Duration) -> Self {
+    pub(super) fn new(api: &'static Api, device: &str, seed: u64, [quiet, patience]: [Duration; 2]) -> Self {
         Self {
             api,
             device: device.to_owned(),
             seed,
             quiet,
+            patience,
             complaints: Rc::default(),
         }
     }
@@ -175,7 +175,9 @@ impl<T> Drop for Object<T> {
         let result = self.destroy();
         if result != Errno(0) {
             let what = self.what;
-            self.complaints.borrow_mut().push(format!("destroying the {what}: {result}"));
+            self.complaints
+                .borrow_mut()
+                .push(format!("destroying the {what}: {result}"));
         }
     }
 }

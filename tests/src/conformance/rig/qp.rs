@@ -10,7 +10,7 @@ use anyhow::{Context, Result, ensure};
 use doorbell_verbs_sys::*;
 
 use super::states::{rule, state_name};
-use super::{Cq, Device, Errno, NotOffered, Object, PATIENCE, Pd, Send, Setup, zeroed};
+use super::{Cq, Device, Errno, NotOffered, Object, Pd, Send, Setup, zeroed};
 
 /// The queue key of every datagram queue pair, unless a case wants another.
 pub(in crate::conformance) const QKEY: u32 = 0x1111_1111;
@@ -177,7 +177,12 @@ impl Qp {
     pub(in crate::conformance) fn walk(&self, mut from: ibv_qp_state, way: &[ibv_qp_state]) -> Result<()> {
         for &to in way {
             let result = self.step(from, to);
-            ensure!(result == Errno(0), "{} → {}: {result}", state_name(from), state_name(to));
+            ensure!(
+                result == Errno(0),
+                "{} → {}: {result}",
+                state_name(from),
+                state_name(to)
+            );
             from = to;
         }
         Ok(())
@@ -197,7 +202,7 @@ impl Qp {
         }
         let result = self.post_one(send);
         ensure!(result == Errno(0), "a send that is to fail locally: {result}");
-        self.send_cq.next_within(PATIENCE)?.context("a local error gave no completion")?;
+        self.send_cq.wait().context("of a local error")?;
         let state = self.state()?;
         ensure!(
             state == IBV_QPS_SQE,
