@@ -20,7 +20,7 @@ pub(crate) const ALL: [Step; 9] = [
     Step {
         name: "fmt",
         about: "rustfmt has nothing to change",
-        run: || cargo(&["fmt", "--all", "--check"]),
+        run: format,
     },
     Step {
         name: "clippy",
@@ -72,6 +72,16 @@ fn set_up() -> Result<Verdict> {
         [] => Ok(Verdict::Passed),
         missing => lacking(missing),
     }
+}
+
+/// The workspace, and the packages that are no members of it with the one that they share.
+fn format() -> Result<Verdict> {
+    cargo(&["fmt", "--all", "--check"])?;
+    for peer in instructions::PEERS {
+        let manifest = format!("tests/peers/{peer}/Cargo.toml");
+        cargo(&["fmt", "--all", "--manifest-path", &manifest, "--check"])?;
+    }
+    Ok(Verdict::Passed)
 }
 
 fn clippy() -> Result<Verdict> {

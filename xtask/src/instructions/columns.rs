@@ -26,7 +26,7 @@ pub(super) struct Programs {
 }
 
 /// The crates that are measured beside us: their titles, and their packages' folders in `tests/peers`.
-const PEERS: [&str; 3] = ["ibverbs", "sideway", "rdma-sys"];
+pub(crate) const PEERS: [&str; 3] = ["ibverbs", "sideway", "rdma-sys"];
 
 impl Programs {
     /// Builds everything, the C programs by `gcc -O2`.

@@ -13,6 +13,7 @@ mod purity;
 use crate::setup;
 use anyhow::{Context, Result, bail};
 use callgrind::{Outcome, Profile, Run};
+pub(crate) use columns::PEERS;
 use columns::{Column, Programs};
 use purity::{Disassembly, Objects};
 use std::{
