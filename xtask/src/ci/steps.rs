@@ -77,7 +77,7 @@ fn set_up() -> Result<Verdict> {
 /// The workspace, and the packages that are no members of it with the one that they share.
 fn format() -> Result<Verdict> {
     cargo(&["fmt", "--all", "--check"])?;
-    for peer in instructions::PEERS {
+    for (peer, _) in instructions::PEERS {
         let manifest = format!("tests/peers/{peer}/Cargo.toml");
         cargo(&["fmt", "--all", "--manifest-path", &manifest, "--check"])?;
     }
