@@ -8,7 +8,8 @@ use std::process::ExitCode;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use doorbell_verbs::{
-    Buffer, CompletionQueue, Endpoint, Failure, Gid, Library, Lid, Local, Mtu, Psn, Qpn, Pool, QueuePair, Refused, Remote, Write,
+    Buffer, CompletionQueue, Endpoint, Failure, Gid, Library, Lid, Local, Mtu, Pool, Psn, Qpn, QueuePair, Refused,
+    Remote, Write,
 };
 
 /// As the C columns have them.
