@@ -11,7 +11,7 @@ use doorbell_verbs_sys::inline::VERBS_ABI_IS_EXTENDED;
 use doorbell_verbs_sys::{ibv_context, ibv_context_ops, ibv_device, ibv_recv_wr, ibv_srq, verbs_context};
 
 use crate::registry::SoftDevice;
-use crate::{completion, errno, post, query, window};
+use crate::{completion, errno, extended_cq, post, query, queue_pair, window};
 
 /// A context: what C sees, and what it stands for.
 #[repr(C)]
@@ -49,9 +49,15 @@ pub(crate) unsafe extern "C" fn open_device(device: *mut ibv_device) -> *mut ibv
             return errno::null(errno::of(&error));
         }
     };
+    opened.listen(Arc::clone(&events));
     // SAFETY: all-zero is a verbs_context: integers, null pointers and entries that are `None`, which callers check for.
     let mut verbs: verbs_context = unsafe { MaybeUninit::zeroed().assume_init() };
     verbs.query_port = Some(query::query_port);
+    verbs.modify_cq = Some(completion::modify_cq);
+    verbs.create_cq_ex = Some(extended_cq::create_cq_ex);
+    verbs.query_device_ex = Some(query::query_device_ex);
+    verbs.query_rt_values = Some(query::query_rt_values);
+    verbs.create_qp_ex = Some(queue_pair::create_qp_ex);
     verbs.sz = size_of::<verbs_context>();
     verbs.context = ibv_context {
         device,
@@ -76,7 +82,10 @@ pub(crate) unsafe extern "C" fn open_device(device: *mut ibv_device) -> *mut ibv
 pub(crate) unsafe extern "C" fn close_device(context: *mut ibv_context) -> c_int {
     // SAFETY: the pointer came from `open_device`, which took the allocation from a Box, and is given up by the caller.
     let closed = unsafe { Box::from_raw(context.byte_sub(offset_of!(verbs_context, context)).cast::<Context>()) };
-    let Context { device, soft, .. } = *closed;
+    let Context {
+        device, soft, events, ..
+    } = *closed;
+    device.unlisten(&events);
     soft.close(device);
     0
 }
