@@ -258,7 +258,8 @@ fn a_peer_takes_the_key_away() {
 
 #[test]
 fn what_a_peer_may_not_take_away() {
-    let keys: [fn(&Side) -> (Option<Window>, u32); 4] = [
+    type MakeKey = fn(&Side) -> (Option<Window>, u32);
+    let keys: [MakeKey; 4] = [
         |b| (None, b.rkey()),
         |_| (None, 0xdead_beef),
         |b| {
