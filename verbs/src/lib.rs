@@ -64,6 +64,7 @@
 
 #![deny(unsafe_op_in_unsafe_fn)]
 
+mod ah;
 pub mod cm;
 mod context;
 mod cq;
@@ -79,6 +80,7 @@ mod types;
 mod wait;
 mod wr;
 
+pub use ah::{AddressHandle, AddressHandleBuilder, AddressHandleError};
 pub use context::{Context, DeviceAttr};
 pub use cq::{CompletionQueue, Completions, Notify};
 pub use error::{CompletionQueueError, DeviceError, EventError, IndexOrAny, MemoryError, QueuePairError};
@@ -88,17 +90,21 @@ pub use event::{AsyncEvent, CompletionChannel, Events, PortEvent, QueuePairEvent
 pub use event::{TokioChannel, TokioEvents};
 pub use library::{Device, Library};
 pub use memory::{
-    All, Atomic, BadRemote, Buffer, Buffers, Chunks, Exposed, Frozen, GrantsAtomic, GrantsRead, GrantsWrite, Key, Kind,
-    Local, Memory, Part, PeerWritable, Read, ReadWrite, Readable, Reclaim, Remote, RemoteAll, RemoteAtomic,
-    RemoteChunks, RemoteRead, RemoteReadWrite, RemoteWord, RemoteWrite, Rights, Sink, Source, Word, Write,
+    All, Atomic, BadRemote, Buffer, Buffers, CacheLimits, CacheStats, Chunks, DeviceMemory, Exposed, Frozen,
+    GrantsAtomic, GrantsRead, GrantsWrite, Host, HugePage, Key, Kind, Local, Memory, Opaque, Part, PeerWritable, Pool,
+    Read, ReadWrite, Readable, Reclaim, RegionAttr, Registration, RegistrationCache, Remote, RemoteAll, RemoteAtomic,
+    RemoteChunks, RemoteRead, RemoteReadWrite, RemoteWord, RemoteWrite, Reregister, Rights, Sink, Source, Word, Write,
 };
 pub use pd::ProtectionDomain;
 pub use port::{GidEntry, GidType, LinkLayer, PortAttr, PortState};
 pub use qp::{
-    BadEndpoint, Batch, Endpoint, Explanation, PreparedQueuePair, QpState, Queue, QueuePair, QueuePairBuilder, Reason,
-    ReceiveBatch, Refused, RefusedBatch, Request,
+    BadEndpoint, Batch, Capacity, Change, Connected, ConnectionAttr, Endpoint, Explanation, GRH_BYTES, GlobalPath,
+    PathAttr, PathMigration, PreparedQueuePair, QpState, Queue, QueuePair, QueuePairAttr, QueuePairBuilder, Rc, Reason,
+    ReceiveBatch, Refused, RefusedBatch, Reliable, ReliableAttr, RemoteRights, Request, Transport, TransportKind, Uc,
+    Ud, UdEndpoint,
 };
-pub use types::{Gid, Lid, Mtu, Psn, Qpn, RKey};
+pub use types::{Gid, Lid, Mtu, Psn, QKey, Qpn, RKey};
 pub use wr::completion::{Completion, Success};
+pub use wr::datagram::Datagram;
 pub use wr::status::{Failure, Status};
 pub use wr::{op, payload};

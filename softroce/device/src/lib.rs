@@ -6,6 +6,7 @@
 //! Who does the work: threads of the application inside `poll` and `post`, and one progress thread for those that wait in memory or sleep
 //! (`progress`). The three locks they share, and their order, are described in `drive`.
 
+pub mod clock;
 mod config;
 mod cq;
 mod device;
@@ -22,10 +23,11 @@ mod state;
 pub use doorbell_roce_proto::Counters;
 
 pub use config::{ConfigError, DeviceConfig};
-pub use cq::{Cq, CqNotify, Overrun};
+pub use cq::{Cq, CqConfig, CqNotify, Overrun};
 pub use device::{Device, DeviceInfo, LimitError, OpenError};
-pub use event::{Event, EventQueue, Owner, QpEvent, Token};
-pub use memory::{Mr, RegisterError, Rights};
+pub use event::{Event, EventQueue, Owner, PortEvent, QpEvent, Token};
+pub use link::PortState;
+pub use memory::{Bound, Mr, Mw, RegisterError, Rights, WindowKind};
 pub use pd::Pd;
 pub use qp::{CreateQpError, Posting, Qp, QpConfig};
 
@@ -43,8 +45,10 @@ pub mod capacity {
     pub const CQS: usize = 16_384;
     /// Entries of a completion queue.
     pub const CQ_ENTRIES: u32 = 1 << 20;
-    /// Memory regions: their index is 16 bits of the key.
-    pub const REGIONS: usize = 65_535;
+    /// Memory regions: the index of a region or window is 16 bits of its key.
+    pub const REGIONS: usize = 32_768;
+    /// Memory windows.
+    pub const WINDOWS: usize = 32_768;
     /// Protection domains.
     pub const PDS: usize = 32_768;
     /// READs and atomics outstanding on a queue pair, as requester and as responder.

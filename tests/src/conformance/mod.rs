@@ -143,11 +143,20 @@ fn run(options: &Options) -> Result<bool> {
         print!("{}", cases::matrix(bench));
         return Ok(true);
     }
-    let waivers = options.waivers.as_deref().map(waivers::read).transpose()?.unwrap_or_default();
+    let waivers = options
+        .waivers
+        .as_deref()
+        .map(waivers::read)
+        .transpose()?
+        .unwrap_or_default();
     waivers::check(&waivers, &names)?;
     if !options.only.is_empty() {
         cases.retain(|case| options.only.iter().any(|part| case.name.contains(part)));
-        ensure!(!cases.is_empty(), "no case has {} in its name", options.only.join(" or "));
+        ensure!(
+            !cases.is_empty(),
+            "no case has {} in its name",
+            options.only.join(" or ")
+        );
     }
     let api = table(options)?;
     let results = runner::run(api, options, cases, &waivers, |result| report::tell(options, result));

@@ -32,7 +32,10 @@ pub(super) fn tell(options: &Options, CaseResult { case, outcome, took }: &CaseR
     }
     let (word, detail) = match outcome {
         Outcome::Passed => ("ok", String::new()),
-        Outcome::Failed(failure) => ("FAILED", format!("\n    [{}] {}\n    {failure}", case.clause, case.says)),
+        Outcome::Failed(failure) => (
+            "FAILED",
+            format!("\n    [{}] {}\n    {failure}", case.clause, case.says),
+        ),
         Outcome::Waived { failure, .. } => ("waived", format!(": {failure}")),
         Outcome::WaivedInVain(reason) => ("PASSED, though waived", format!(": {reason}")),
         Outcome::NotOffered(what) => ("not offered", format!(": {what}")),

@@ -20,7 +20,10 @@ pub(super) enum Outcome {
     Passed,
     Failed(String),
     /// Fails, as the waiver file says.
-    Waived { failure: String, reason: String },
+    Waived {
+        failure: String,
+        reason: String,
+    },
     /// Passes, which the waiver file denies.
     WaivedInVain(String),
     /// The device does not report the capability.

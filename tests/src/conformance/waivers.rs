@@ -48,7 +48,11 @@ fn parse(text: &str) -> Result<Vec<Waiver>> {
         if waivers.iter().any(|waiver| waiver.pattern == pattern) {
             bail!("line {}: {pattern} is waived twice", number + 1);
         }
-        ensure!(!reason.trim().is_empty(), "line {}: a waiver needs a reason", number + 1);
+        ensure!(
+            !reason.trim().is_empty(),
+            "line {}: a waiver needs a reason",
+            number + 1
+        );
         waivers.push(Waiver {
             pattern: pattern.to_owned(),
             unsteady,

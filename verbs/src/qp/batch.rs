@@ -6,19 +6,24 @@ use core::marker::PhantomData;
 use doorbell_verbs_sys as sys;
 
 use super::connected::{Accounting, SendSide};
-use super::refused::Refused;
+use super::refused::{Reason, Refused};
 use super::staging::{Poster, Staging};
+use super::transport::{Connected, Rc, Reliable, Transport, Ud};
+use crate::ah::AddressHandle;
 use crate::memory::{GrantsRead, GrantsWrite, Remote, RemoteWord, Sink, Source, Word};
+use crate::types::{QKey, Qpn};
 use crate::wr::op::{self, Immediate, Operation};
+use crate::wr::payload::sealed::Stage;
 use crate::wr::payload::{Inline, Limits, One, Payload, Several};
 
 /// The requests of one doorbell, being built: see [`QueuePair::post`](crate::QueuePair::post). Inline data must live for `'d`, until they are posted.
 ///
 /// Each method adds a request, and returns it to be refined: `batch.write(buffer, remote).imm(7).signalled();`.
-pub struct Batch<'q, 'd> {
+pub struct Batch<'q, 'd, T: Transport = Rc> {
     staging: Staging<'q, sys::ibv_send_wr>,
     accounting: Unwinding<'q>,
     data: PhantomData<&'d [u8]>,
+    transport: PhantomData<T>,
 }
 
 /// The accounting of a batch being built. Dropped only when the closure that builds it panics: then none of its requests is posted.
@@ -35,11 +40,11 @@ impl Drop for Unwinding<'_> {
     }
 }
 
-impl<'q, 'd> Batch<'q, 'd> {
+impl<'q, 'd, T: Transport> Batch<'q, 'd, T> {
     #[inline(always)]
     pub(super) fn post<F>(side: &mut SendSide, build: F) -> Result<(), Refused>
     where
-        F: for<'b> FnOnce(&mut Batch<'b, 'd>),
+        F: for<'b> FnOnce(&mut Batch<'b, 'd, T>),
     {
         let head = side.poster.head();
         let result = {
@@ -50,6 +55,7 @@ impl<'q, 'd> Batch<'q, 'd> {
                     head,
                 },
                 data: PhantomData,
+                transport: PhantomData,
             };
             build(&mut batch);
             let Batch {
@@ -70,7 +76,7 @@ impl<'q, 'd> Batch<'q, 'd> {
         let SendSide { poster, accounting } = &mut *side;
         let fits = op.admits(payload.bytes()) && payload.is_single(accounting.limits);
         if !(fits && poster.has_room()) {
-            return post_one_as_batch(side, op, payload);
+            return post_one_as_batch::<T, O, P>(side, op, payload);
         }
         let signalled = accounting.settle(poster.head(), false);
         let fill = |wr: *mut sys::ibv_send_wr| {
@@ -89,87 +95,6 @@ impl<'q, 'd> Batch<'q, 'd> {
             0 => Ok(()),
             result => Err(side.take_back_one(result)),
         }
-    }
-
-    /// SENDs the buffer's bytes into the next receive that the peer has posted.
-    #[inline(always)]
-    pub fn send(&mut self, buffer: impl Source) -> Request<'_, op::Send> {
-        self.stage(op::Send, One::new(buffer))
-    }
-
-    /// SENDs the bytes of several buffers as one message.
-    #[inline(always)]
-    pub fn send_gather<S: Source, const N: usize>(&mut self, buffers: [S; N]) -> Request<'_, op::Send> {
-        self.stage(op::Send, Several::new(buffers))
-    }
-
-    /// SENDs `bytes`, at most [`max_inline`](crate::QueuePair::max_inline).
-    #[inline(always)]
-    pub fn send_inline(&mut self, bytes: &'d [u8]) -> Request<'_, op::Send> {
-        self.stage(op::Send, Inline::new(bytes))
-    }
-
-    /// WRITEs the buffer's bytes to the beginning of `remote`.
-    #[inline(always)]
-    pub fn write(&mut self, buffer: impl Source, remote: Remote<impl GrantsWrite>) -> Request<'_, op::Write> {
-        self.stage(op::Write::new(remote), One::new(buffer))
-    }
-
-    /// WRITEs the bytes of several buffers, one after the other, to the beginning of `remote`.
-    #[inline(always)]
-    pub fn write_gather<S: Source, const N: usize>(
-        &mut self,
-        buffers: [S; N],
-        remote: Remote<impl GrantsWrite>,
-    ) -> Request<'_, op::Write> {
-        self.stage(op::Write::new(remote), Several::new(buffers))
-    }
-
-    /// WRITEs `bytes`, at most [`max_inline`](crate::QueuePair::max_inline), to the beginning of `remote`.
-    #[inline(always)]
-    pub fn write_inline(&mut self, bytes: &'d [u8], remote: Remote<impl GrantsWrite>) -> Request<'_, op::Write> {
-        self.stage(op::Write::new(remote), Inline::new(bytes))
-    }
-
-    /// READs as many bytes as the buffer has from the beginning of `remote`.
-    #[inline(always)]
-    pub fn read(&mut self, buffer: impl Sink, remote: Remote<impl GrantsRead>) -> Request<'_, op::Read> {
-        self.stage(op::Read::new(remote), One::new(buffer))
-    }
-
-    /// READs as many bytes as the buffers have together from the beginning of `remote`, filling one after the other.
-    #[inline(always)]
-    pub fn read_scatter<S: Sink, const N: usize>(
-        &mut self,
-        buffers: [S; N],
-        remote: Remote<impl GrantsRead>,
-    ) -> Request<'_, op::Read> {
-        self.stage(op::Read::new(remote), Several::new(buffers))
-    }
-
-    /// Sets the peer's word to `swap` if it is `compare`, atomically; the old value comes back in `word`.
-    #[inline(always)]
-    pub fn compare_swap(
-        &mut self,
-        word: Word,
-        at: RemoteWord,
-        compare: u64,
-        swap: u64,
-    ) -> Request<'_, op::CompareSwap> {
-        self.stage(
-            op::CompareSwap {
-                word: at,
-                compare,
-                swap,
-            },
-            One::new(word),
-        )
-    }
-
-    /// Adds `add` to the peer's word, modulo 2^64, atomically; the old value comes back in `word`.
-    #[inline(always)]
-    pub fn fetch_add(&mut self, word: Word, at: RemoteWord, add: u64) -> Request<'_, op::FetchAdd> {
-        self.stage(op::FetchAdd { word: at, add }, One::new(word))
     }
 
     #[inline(always)]
@@ -219,11 +144,146 @@ impl<'q, 'd> Batch<'q, 'd> {
     }
 }
 
+impl<'d> Batch<'_, 'd, Ud> {
+    /// SENDs the buffer's bytes to the queue pair `qpn` at `ah`, which receives it if `qkey` is its key.
+    #[inline(always)]
+    pub fn send_to(
+        &mut self,
+        buffer: impl Source,
+        ah: &'d AddressHandle,
+        qpn: Qpn,
+        qkey: QKey,
+    ) -> Request<'_, op::SendTo> {
+        let op = self.destination(ah, qpn, qkey);
+        self.stage(op, One::new(buffer))
+    }
+
+    /// SENDs the bytes of several buffers as one message, as [`send_to`](Self::send_to) does.
+    #[inline(always)]
+    pub fn send_to_gather<S: Source, const N: usize>(
+        &mut self,
+        buffers: [S; N],
+        ah: &'d AddressHandle,
+        qpn: Qpn,
+        qkey: QKey,
+    ) -> Request<'_, op::SendTo> {
+        let op = self.destination(ah, qpn, qkey);
+        self.stage(op, Several::new(buffers))
+    }
+
+    /// SENDs `bytes`, at most [`max_inline`](crate::QueuePair::max_inline), as [`send_to`](Self::send_to) does.
+    #[inline(always)]
+    pub fn send_to_inline(
+        &mut self,
+        bytes: &'d [u8],
+        ah: &'d AddressHandle,
+        qpn: Qpn,
+        qkey: QKey,
+    ) -> Request<'_, op::SendTo> {
+        let op = self.destination(ah, qpn, qkey);
+        self.stage(op, Inline::new(bytes))
+    }
+
+    #[inline(always)]
+    fn destination(&self, ah: &AddressHandle, qpn: Qpn, qkey: QKey) -> op::SendTo {
+        self.accounting.accounting.datagrams.to(ah, qpn, qkey)
+    }
+}
+
+impl<'d, T: Connected> Batch<'_, 'd, T> {
+    /// SENDs the buffer's bytes into the next receive that the peer has posted.
+    #[inline(always)]
+    pub fn send(&mut self, buffer: impl Source) -> Request<'_, op::Send> {
+        self.stage(op::Send, One::new(buffer))
+    }
+
+    /// SENDs the bytes of several buffers as one message.
+    #[inline(always)]
+    pub fn send_gather<S: Source, const N: usize>(&mut self, buffers: [S; N]) -> Request<'_, op::Send> {
+        self.stage(op::Send, Several::new(buffers))
+    }
+
+    /// SENDs `bytes`, at most [`max_inline`](crate::QueuePair::max_inline).
+    #[inline(always)]
+    pub fn send_inline(&mut self, bytes: &'d [u8]) -> Request<'_, op::Send> {
+        self.stage(op::Send, Inline::new(bytes))
+    }
+
+    /// WRITEs the buffer's bytes to the beginning of `remote`.
+    #[inline(always)]
+    pub fn write(&mut self, buffer: impl Source, remote: Remote<impl GrantsWrite>) -> Request<'_, op::Write> {
+        self.stage(op::Write::new(remote), One::new(buffer))
+    }
+
+    /// WRITEs the bytes of several buffers, one after the other, to the beginning of `remote`.
+    #[inline(always)]
+    pub fn write_gather<S: Source, const N: usize>(
+        &mut self,
+        buffers: [S; N],
+        remote: Remote<impl GrantsWrite>,
+    ) -> Request<'_, op::Write> {
+        self.stage(op::Write::new(remote), Several::new(buffers))
+    }
+
+    /// WRITEs `bytes`, at most [`max_inline`](crate::QueuePair::max_inline), to the beginning of `remote`.
+    #[inline(always)]
+    pub fn write_inline(&mut self, bytes: &'d [u8], remote: Remote<impl GrantsWrite>) -> Request<'_, op::Write> {
+        self.stage(op::Write::new(remote), Inline::new(bytes))
+    }
+}
+
+impl<T: Reliable> Batch<'_, '_, T> {
+    /// READs as many bytes as the buffer has from the beginning of `remote`.
+    #[inline(always)]
+    pub fn read(&mut self, buffer: impl Sink, remote: Remote<impl GrantsRead>) -> Request<'_, op::Read> {
+        self.stage(op::Read::new(remote), One::new(buffer))
+    }
+
+    /// READs as many bytes as the buffers have together from the beginning of `remote`, filling one after the other.
+    #[inline(always)]
+    pub fn read_scatter<S: Sink, const N: usize>(
+        &mut self,
+        buffers: [S; N],
+        remote: Remote<impl GrantsRead>,
+    ) -> Request<'_, op::Read> {
+        self.stage(op::Read::new(remote), Several::new(buffers))
+    }
+
+    /// Sets the peer's word to `swap` if it is `compare`, atomically; the old value comes back in `word`.
+    #[inline(always)]
+    pub fn compare_swap(
+        &mut self,
+        word: Word,
+        at: RemoteWord,
+        compare: u64,
+        swap: u64,
+    ) -> Request<'_, op::CompareSwap> {
+        self.stage(
+            op::CompareSwap {
+                word: at,
+                compare,
+                swap,
+            },
+            One::new(word),
+        )
+    }
+
+    /// Adds `add` to the peer's word, modulo 2^64, atomically; the old value comes back in `word`.
+    #[inline(always)]
+    pub fn fetch_add(&mut self, word: Word, at: RemoteWord, add: u64) -> Request<'_, op::FetchAdd> {
+        self.stage(op::FetchAdd { word: at, add }, One::new(word))
+    }
+}
+
 /// Posts a request that cannot simply be staged, or says why it is refused.
 #[cold]
 #[inline(never)]
-fn post_one_as_batch<O: Operation, P: Payload>(side: &mut SendSide, op: O, payload: P) -> Result<(), Refused> {
-    Batch::post(side, |batch| {
+fn post_one_as_batch<T: Transport, O: Operation, P: Payload>(
+    side: &mut SendSide,
+    op: O,
+    payload: P,
+) -> Result<(), Refused> {
+    Batch::<T>::post(side, |batch| {
         batch.stage(op, payload);
     })
 }
@@ -304,18 +364,20 @@ impl<O: Immediate> Request<'_, O> {
 }
 
 /// The receives of one call, being built: see [`QueuePair::post_receives`](crate::QueuePair::post_receives).
-pub struct ReceiveBatch<'q> {
+pub struct ReceiveBatch<'q, T: Transport = Rc> {
     staging: Staging<'q, sys::ibv_recv_wr>,
+    transport: PhantomData<T>,
 }
 
-impl ReceiveBatch<'_> {
+impl<T: Transport> ReceiveBatch<'_, T> {
     #[inline(always)]
     pub(super) fn post<F>(poster: &mut Poster<sys::ibv_recv_wr>, build: F) -> Result<(), Refused>
     where
-        F: for<'b> FnOnce(&mut ReceiveBatch<'b>),
+        F: for<'b> FnOnce(&mut ReceiveBatch<'b, T>),
     {
         let mut batch = ReceiveBatch {
             staging: Staging::new(poster),
+            transport: PhantomData,
         };
         build(&mut batch);
         batch.staging.finish()
@@ -325,8 +387,8 @@ impl ReceiveBatch<'_> {
     #[inline(always)]
     pub(super) fn post_one(poster: &mut Poster<sys::ibv_recv_wr>, buffer: impl Sink) -> Result<(), Refused> {
         let payload = One::new(buffer);
-        if !poster.has_room() {
-            return receive_one_as_batch(poster, payload);
+        if !(poster.has_room() && payload.bytes() >= T::HEADROOM) {
+            return receive_one_as_batch::<T>(poster, payload);
         }
         // SAFETY: there is room. A receive has nothing but its list, here of one element.
         match unsafe { poster.post_one(|_| {}, payload) } {
@@ -335,7 +397,7 @@ impl ReceiveBatch<'_> {
         }
     }
 
-    /// Receives a message into `buffer`; a longer one is an error on both sides.
+    /// Receives a message into `buffer`; a longer one is an error on both sides. A datagram comes behind [`GRH_BYTES`](crate::GRH_BYTES) bytes of header.
     #[inline(always)]
     pub fn receive(&mut self, buffer: impl Sink) {
         self.stage(One::new(buffer));
@@ -353,11 +415,12 @@ impl ReceiveBatch<'_> {
             max_inline: 0,
             max_sge: self.staging.max_sge(),
         };
-        let payload = if payload.admits(limits) && self.staging.has_room() {
+        let fits = payload.admits(limits) && payload.bytes() >= T::HEADROOM;
+        let payload = if fits && self.staging.has_room() {
             payload
         } else {
             let position = self.staging.next();
-            match reconsider_receive(self.staging.poster(), position, payload, limits) {
+            match reconsider_receive(self.staging.poster(), position, payload, limits, T::HEADROOM) {
                 Some(payload) => payload,
                 None => return,
             }
@@ -370,8 +433,11 @@ impl ReceiveBatch<'_> {
 /// As [`post_one_as_batch`].
 #[cold]
 #[inline(never)]
-fn receive_one_as_batch(poster: &mut Poster<sys::ibv_recv_wr>, payload: One<impl Sink>) -> Result<(), Refused> {
-    ReceiveBatch::post(poster, |batch| batch.stage(payload))
+fn receive_one_as_batch<T: Transport>(
+    poster: &mut Poster<sys::ibv_recv_wr>,
+    payload: One<impl Sink>,
+) -> Result<(), Refused> {
+    ReceiveBatch::<T>::post(poster, |batch| batch.stage(payload))
 }
 
 /// As [`reconsider_send`].
@@ -382,12 +448,15 @@ fn reconsider_receive<P: Payload>(
     position: u64,
     payload: P,
     limits: Limits,
+    headroom: u64,
 ) -> Option<P> {
-    let reason = payload.check(limits);
+    let len = payload.bytes();
+    let short = (len < headroom).then_some(Reason::NoRoomForHeader { len });
+    let reason = payload.check(limits).or(short);
     poster.reconsider(position, reason, payload)
 }
 
-impl core::fmt::Debug for Batch<'_, '_> {
+impl<T: Transport> core::fmt::Debug for Batch<'_, '_, T> {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         f.debug_struct("Batch")
             .field("next", &self.staging.next())
@@ -395,7 +464,7 @@ impl core::fmt::Debug for Batch<'_, '_> {
     }
 }
 
-impl core::fmt::Debug for ReceiveBatch<'_> {
+impl<T: Transport> core::fmt::Debug for ReceiveBatch<'_, T> {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         f.debug_struct("ReceiveBatch")
             .field("next", &self.staging.next())

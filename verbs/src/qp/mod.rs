@@ -16,21 +16,29 @@ pub(crate) mod attributes;
 mod backend;
 mod batch;
 mod builder;
+mod change;
 mod connected;
 mod endpoint;
 pub(crate) mod managed;
 mod object;
 mod prepared;
+mod query;
 mod refused;
 mod ring;
 mod staging;
+mod transport;
 
 pub use attributes::{Explanation, QpState};
 pub use batch::{Batch, ReceiveBatch, Request};
 pub use builder::QueuePairBuilder;
+pub use change::Change;
 pub use connected::QueuePair;
-pub use endpoint::{BadEndpoint, Endpoint};
+pub use endpoint::{BadEndpoint, Endpoint, UdEndpoint};
 pub use prepared::PreparedQueuePair;
+pub use query::{
+    Capacity, ConnectionAttr, GlobalPath, PathAttr, PathMigration, QueuePairAttr, ReliableAttr, RemoteRights,
+};
 pub use refused::{Reason, Refused, RefusedBatch};
 pub use ring::Queue;
-pub(crate) use ring::Ring;
+pub(crate) use ring::{Ring, Slot};
+pub use transport::{Connected, GRH_BYTES, Rc, Reliable, Transport, TransportKind, Uc, Ud};

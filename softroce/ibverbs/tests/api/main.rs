@@ -2,12 +2,16 @@
 
 mod common;
 mod completion;
+mod drain;
 mod errors;
+mod extended_cq;
 mod faults;
 mod objects;
 mod operations;
 mod passive;
 mod unreliable;
+mod windows;
+mod wr;
 
 use common::*;
 use doorbell_softroce_ibverbs::DeviceConfig;

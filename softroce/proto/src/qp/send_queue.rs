@@ -26,7 +26,7 @@ pub(crate) struct Wqe {
     pub(crate) solicited: bool,
     /// The sequence number of its first packet; set when it begins.
     pub(crate) first: u64,
-    /// How many sequence numbers it takes; set when it begins.
+    /// How many sequence numbers it takes, none when it is local; set when it begins.
     pub(crate) packets: u32,
 }
 
@@ -57,7 +57,7 @@ impl Wqe {
     pub(crate) const fn completion_opcode(&self) -> CompletionOpcode {
         use crate::memory::AtomicOp;
         match self.operation {
-            Operation::Send { .. } => CompletionOpcode::Send,
+            Operation::Send { .. } | Operation::SendInvalidate { .. } => CompletionOpcode::Send,
             Operation::Write { .. } => CompletionOpcode::Write,
             Operation::Read { .. } => CompletionOpcode::Read,
             Operation::Atomic {
@@ -68,6 +68,8 @@ impl Wqe {
                 op: AtomicOp::FetchAdd { .. },
                 ..
             } => CompletionOpcode::FetchAdd,
+            Operation::Bind(_) => CompletionOpcode::BindWindow,
+            Operation::Invalidate { .. } => CompletionOpcode::LocalInvalidate,
         }
     }
 }
@@ -166,6 +168,15 @@ impl SendQueue {
         Ok(())
     }
 
+    /// Whether [`post`](Self::post) would take a request after `ahead` others.
+    pub(crate) fn would_take(&self, request: &SendRequest<'_>, ahead: u32) -> Result<(), PostError> {
+        self.check(request)?;
+        if self.tail - self.head + u64::from(ahead) >= self.limit {
+            return Err(PostError::Full);
+        }
+        Ok(())
+    }
+
     /// Appends a datagram.
     pub(crate) fn post_datagram(
         &mut self,
@@ -199,7 +210,7 @@ impl SendQueue {
         {
             return Err(PostError::Invalid);
         }
-        if len > MAX_MESSAGE {
+        if len > MAX_MESSAGE || len > 0 && request.operation.is_local() {
             return Err(PostError::Invalid);
         }
         Ok(len as u32)

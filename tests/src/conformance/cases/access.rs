@@ -16,11 +16,31 @@ struct Operation {
 }
 
 const OPERATIONS: [Operation; 5] = [
-    Operation { name: "write", opcode: IBV_WR_RDMA_WRITE, right: IBV_ACCESS_REMOTE_WRITE },
-    Operation { name: "write-imm", opcode: IBV_WR_RDMA_WRITE_WITH_IMM, right: IBV_ACCESS_REMOTE_WRITE },
-    Operation { name: "read", opcode: IBV_WR_RDMA_READ, right: IBV_ACCESS_REMOTE_READ },
-    Operation { name: "compare-swap", opcode: IBV_WR_ATOMIC_CMP_AND_SWP, right: IBV_ACCESS_REMOTE_ATOMIC },
-    Operation { name: "fetch-add", opcode: IBV_WR_ATOMIC_FETCH_AND_ADD, right: IBV_ACCESS_REMOTE_ATOMIC },
+    Operation {
+        name: "write",
+        opcode: IBV_WR_RDMA_WRITE,
+        right: IBV_ACCESS_REMOTE_WRITE,
+    },
+    Operation {
+        name: "write-imm",
+        opcode: IBV_WR_RDMA_WRITE_WITH_IMM,
+        right: IBV_ACCESS_REMOTE_WRITE,
+    },
+    Operation {
+        name: "read",
+        opcode: IBV_WR_RDMA_READ,
+        right: IBV_ACCESS_REMOTE_READ,
+    },
+    Operation {
+        name: "compare-swap",
+        opcode: IBV_WR_ATOMIC_CMP_AND_SWP,
+        right: IBV_ACCESS_REMOTE_ATOMIC,
+    },
+    Operation {
+        name: "fetch-add",
+        opcode: IBV_WR_ATOMIC_FETCH_AND_ADD,
+        right: IBV_ACCESS_REMOTE_ATOMIC,
+    },
 ];
 
 pub(super) fn cases() -> Vec<Case> {
@@ -28,52 +48,130 @@ pub(super) fn cases() -> Vec<Case> {
     for operation in OPERATIONS {
         let name = operation.name;
         cases.extend([
-            case(&format!("access/{name}-allowed"), "10.6.3.1", "it works with its own right alone, of region and queue pair", move |bench| {
-                allowed(bench, operation)
-            }),
-            case(&format!("access/{name}-not-by-region"), "9.7.4.1.5", "without its right of the region: remote access error, memory unchanged", move |bench| {
-                denied(bench, operation)
-            }),
-            case(&format!("access/{name}-not-by-queue-pair"), "9.7.4.1.4", "without its right of the queue pair: an invalid request, memory unchanged", move |bench| {
-                unsupported(bench, operation)
-            }),
-            case(&format!("access/{name}-unknown-key"), "9.7.4.1.5", "with a key of no region: remote access error", move |bench| {
-                bad_target(bench, operation, |pair| (pair.b.mr.at(0), pair.b.mr.rkey() ^ 0x0055_0000))
-            }),
-            case(&format!("access/{name}-beyond-the-end"), "9.7.4.1.5", "some bytes beyond the region: remote access error, memory unchanged", move |bench| {
-                bad_target(bench, operation, |pair| (pair.b.mr.at(pair.b.mr.length() - 4), pair.b.mr.rkey()))
-            }),
-            case(&format!("access/{name}-around-zero"), "9.7.4.1.5", "an address whose range wraps around zero: remote access error", move |bench| {
-                bad_target(bench, operation, |pair| (0_u64.wrapping_sub(8), pair.b.mr.rkey()))
-            }),
-            case(&format!("access/{name}-before-the-start"), "9.7.4.1.5", "before the region's start: remote access error, memory unchanged", move |bench| {
-                bad_target(bench, operation, |pair| (pair.b.mr.at(0) - 8, pair.b.mr.rkey()))
-            }),
-            case(&format!("access/{name}-other-domain"), "10.2.2", "a region of another protection domain: remote access error", move |bench| {
-                other_domain(bench, operation)
-            }),
-            case(&format!("access/{name}-deregistered"), "10.6.5", "once deregistered: remote access error", move |bench| {
-                deregistered(bench, operation)
-            }),
+            case(
+                &format!("access/{name}-allowed"),
+                "10.6.3.1",
+                "it works with its own right alone, of region and queue pair",
+                move |bench| allowed(bench, operation),
+            ),
+            case(
+                &format!("access/{name}-not-by-region"),
+                "9.7.4.1.5",
+                "without its right of the region: remote access error, memory unchanged",
+                move |bench| denied(bench, operation),
+            ),
+            case(
+                &format!("access/{name}-not-by-queue-pair"),
+                "9.7.4.1.4",
+                "without its right of the queue pair: an invalid request, memory unchanged",
+                move |bench| unsupported(bench, operation),
+            ),
+            case(
+                &format!("access/{name}-unknown-key"),
+                "9.7.4.1.5",
+                "with a key of no region: remote access error",
+                move |bench| {
+                    bad_target(bench, operation, |pair| {
+                        (pair.b.mr.at(0), pair.b.mr.rkey() ^ 0x0055_0000)
+                    })
+                },
+            ),
+            case(
+                &format!("access/{name}-beyond-the-end"),
+                "9.7.4.1.5",
+                "some bytes beyond the region: remote access error, memory unchanged",
+                move |bench| {
+                    bad_target(bench, operation, |pair| {
+                        (pair.b.mr.at(pair.b.mr.length() - 4), pair.b.mr.rkey())
+                    })
+                },
+            ),
+            case(
+                &format!("access/{name}-around-zero"),
+                "9.7.4.1.5",
+                "an address whose range wraps around zero: remote access error",
+                move |bench| bad_target(bench, operation, |pair| (0_u64.wrapping_sub(8), pair.b.mr.rkey())),
+            ),
+            case(
+                &format!("access/{name}-before-the-start"),
+                "9.7.4.1.5",
+                "before the region's start: remote access error, memory unchanged",
+                move |bench| bad_target(bench, operation, |pair| (pair.b.mr.at(0) - 8, pair.b.mr.rkey())),
+            ),
+            case(
+                &format!("access/{name}-other-domain"),
+                "10.2.2",
+                "a region of another protection domain: remote access error",
+                move |bench| other_domain(bench, operation),
+            ),
+            case(
+                &format!("access/{name}-deregistered"),
+                "10.6.5",
+                "once deregistered: remote access error",
+                move |bench| deregistered(bench, operation),
+            ),
         ]);
     }
     for transport in [IBV_QPT_RC, IBV_QPT_UC] {
         for source in SOURCES {
             let name = format!("local/{}-of-{}", source.name, transport_name(transport));
-            cases.push(case(&name, "10.6.3.2", "a send from there completes with a local protection error, and nothing is sent", move |bench| {
-                local_source(bench, transport, source)
-            }));
+            cases.push(case(
+                &name,
+                "10.6.3.2",
+                "a send from there completes with a local protection error, and nothing is sent",
+                move |bench| local_source(bench, transport, source),
+            ));
         }
     }
     cases.extend([
-        case("local/read-into-read-only", "10.6.3.1", "a READ into memory without local write fails locally, memory unchanged", read_into_read_only),
-        case("local/receive-into-read-only", "10.6.3.1", "a receive into memory without local write fails at both ends, memory unchanged", receive_into_read_only),
-        case("local/receive-with-unknown-key", "9.9.3.1", "a receive with a key of no region fails at both ends", receive_with_unknown_key),
-        case("local/send-from-read-only", "10.6.3.1", "memory without any right can be sent from", send_from_read_only),
-        case("access/zero-length-needs-no-key", "9.4.3", "WRITE and READ of no bytes succeed whatever key and address they name", zero_length),
-        case("access/part-of-a-long-write", "9.7.4.1.5", "a WRITE of many packets whose end lies beyond the region changes nothing at all", long_write),
-        case("access/part-of-a-long-read", "9.7.4.1.5", "a READ of many packets whose end lies beyond the region brings nothing at all", long_read),
-        case("access/change-in-rts", "11.2.5.2", "rights taken from the queue pair in RTS are gone", change_in_rts),
+        case(
+            "local/read-into-read-only",
+            "10.6.3.1",
+            "a READ into memory without local write fails locally, memory unchanged",
+            read_into_read_only,
+        ),
+        case(
+            "local/receive-into-read-only",
+            "10.6.3.1",
+            "a receive into memory without local write fails at both ends, memory unchanged",
+            receive_into_read_only,
+        ),
+        case(
+            "local/receive-with-unknown-key",
+            "9.9.3.1",
+            "a receive with a key of no region fails at both ends",
+            receive_with_unknown_key,
+        ),
+        case(
+            "local/send-from-read-only",
+            "10.6.3.1",
+            "memory without any right can be sent from",
+            send_from_read_only,
+        ),
+        case(
+            "access/zero-length-needs-no-key",
+            "9.4.3",
+            "WRITE and READ of no bytes succeed whatever key and address they name",
+            zero_length,
+        ),
+        case(
+            "access/part-of-a-long-write",
+            "9.7.4.1.5",
+            "a WRITE of many packets whose end lies beyond the region changes nothing at all",
+            long_write,
+        ),
+        case(
+            "access/part-of-a-long-read",
+            "9.7.4.1.5",
+            "a READ of many packets whose end lies beyond the region brings nothing at all",
+            long_read,
+        ),
+        case(
+            "access/change-in-rts",
+            "11.2.5.2",
+            "rights taken from the queue pair in RTS are gone",
+            change_in_rts,
+        ),
     ]);
     cases
 }
@@ -135,7 +233,8 @@ fn allowed(bench: &Bench, operation: Operation) -> Result<()> {
     };
     let pair = bench.pair_of(&Setup::default(), &target)?;
     pair.b.expect(2, 64, 8)?;
-    pair.a.post(request(&pair, operation, pair.b.mr.at(0), pair.b.mr.rkey()))?;
+    pair.a
+        .post(request(&pair, operation, pair.b.mr.at(0), pair.b.mr.rkey()))?;
     pair.a.sent.done(1)?;
     Ok(())
 }
@@ -156,7 +255,13 @@ fn unsupported(bench: &Bench, operation: Operation) -> Result<()> {
         ..Setup::default()
     };
     let pair = bench.pair_of(&Setup::default(), &target)?;
-    fails(bench, &pair, operation, (pair.b.mr.at(0), pair.b.mr.rkey()), IBV_WC_REM_INV_REQ_ERR)
+    fails(
+        bench,
+        &pair,
+        operation,
+        (pair.b.mr.at(0), pair.b.mr.rkey()),
+        IBV_WC_REM_INV_REQ_ERR,
+    )
 }
 
 fn bad_target(bench: &Bench, operation: Operation, target: fn(&Pair) -> (u64, u32)) -> Result<()> {
@@ -219,7 +324,11 @@ fn local_source(bench: &Bench, transport: ibv_qp_type, source: Source) -> Result
     pair.a.sent.wait_for(1, IBV_WC_LOC_PROT_ERR)?;
     pair.b.received.silent(bench.quiet)?;
     let state = pair.a.qp.state()?;
-    let expected = if transport == IBV_QPT_RC { IBV_QPS_ERR } else { IBV_QPS_SQE };
+    let expected = if transport == IBV_QPT_RC {
+        IBV_QPS_ERR
+    } else {
+        IBV_QPS_SQE
+    };
     ensure!(state == expected, "the state is {state} instead of {expected}");
     Ok(())
 }
@@ -228,7 +337,10 @@ fn read_into_read_only(bench: &Bench) -> Result<()> {
     let pair = bench.pair(&Setup::default())?;
     let region = pair.a.pd.register(64, 0)?;
     pair.b.fill(0, &[1; 8]);
-    let read = Send::new(IBV_WR_RDMA_READ).id(1).sge(region.sge(0, 8)).at(pair.b.mr.at(0), pair.b.mr.rkey());
+    let read = Send::new(IBV_WR_RDMA_READ)
+        .id(1)
+        .sge(region.sge(0, 8))
+        .at(pair.b.mr.at(0), pair.b.mr.rkey());
     pair.a.post(read)?;
     pair.a.sent.wait_for(1, IBV_WC_LOC_PROT_ERR)?;
     ensure!(region.memory.bytes(0..64) == [0; 64], "the memory changed");
@@ -238,10 +350,16 @@ fn read_into_read_only(bench: &Bench) -> Result<()> {
 
 /// A SEND into a receive that the responder's own memory does not allow.
 fn bad_receive(pair: &Pair, receive: ibv_sge) -> Result<()> {
-    ensure!(pair.b.qp.receive_one(Recv::new(2).sge(receive)).0 == 0, "the receive was refused at once");
+    ensure!(
+        pair.b.qp.receive_one(Recv::new(2).sge(receive)).0 == 0,
+        "the receive was refused at once"
+    );
     pair.a.post(Send::new(IBV_WR_SEND).id(1).sge(pair.a.mr.sge(0, 8)))?;
     pair.a.sent.wait_for(1, IBV_WC_REM_OP_ERR).context("at the sender")?;
-    pair.b.received.wait_for(2, IBV_WC_LOC_PROT_ERR).context("at the receiver")?;
+    pair.b
+        .received
+        .wait_for(2, IBV_WC_LOC_PROT_ERR)
+        .context("at the receiver")?;
     ensure!(pair.b.qp.state()? == IBV_QPS_ERR, "the receiver is not in ERR");
     Ok(())
 }
@@ -279,8 +397,16 @@ fn zero_length(bench: &Bench) -> Result<()> {
     for opcode in [IBV_WR_RDMA_WRITE, IBV_WR_RDMA_READ] {
         for (addr, rkey) in [(0, 0), (u64::MAX, pair.b.mr.rkey()), (pair.b.mr.at(0), 0x00ab_cd00)] {
             pair.a.post(Send::new(opcode).id(1).at(addr, rkey))?;
-            let wc = pair.a.sent.done(1).with_context(|| format!("opcode {opcode} at {addr:#x}, key {rkey:#x}"))?;
-            ensure!(opcode == IBV_WR_RDMA_WRITE || wc.byte_len == 0, "a READ of {} bytes", wc.byte_len);
+            let wc = pair
+                .a
+                .sent
+                .done(1)
+                .with_context(|| format!("opcode {opcode} at {addr:#x}, key {rkey:#x}"))?;
+            ensure!(
+                opcode == IBV_WR_RDMA_WRITE || wc.byte_len == 0,
+                "a READ of {} bytes",
+                wc.byte_len
+            );
         }
     }
     Ok(())
@@ -298,7 +424,10 @@ fn long_write(bench: &Bench) -> Result<()> {
         .at(pair.b.mr.at(start), pair.b.mr.rkey());
     pair.a.post(write)?;
     pair.a.sent.wait_for(1, IBV_WC_REM_ACCESS_ERR)?;
-    ensure!(pair.b.bytes(start, LONG - 1).iter().all(|&byte| byte == 0), "some of it was written");
+    ensure!(
+        pair.b.bytes(start, LONG - 1).iter().all(|&byte| byte == 0),
+        "some of it was written"
+    );
     Ok(())
 }
 
@@ -318,7 +447,12 @@ fn long_read(bench: &Bench) -> Result<()> {
 
 fn change_in_rts(bench: &Bench) -> Result<()> {
     let pair = bench.pair(&Setup::default())?;
-    let write = || Send::new(IBV_WR_RDMA_WRITE).id(1).sge(pair.a.mr.sge(0, 8)).at(pair.b.mr.at(0), pair.b.mr.rkey());
+    let write = || {
+        Send::new(IBV_WR_RDMA_WRITE)
+            .id(1)
+            .sge(pair.a.mr.sge(0, 8))
+            .at(pair.b.mr.at(0), pair.b.mr.rkey())
+    };
     pair.a.post(write())?;
     pair.a.sent.done(1)?;
     let mut attr = pair.b.qp.attr();

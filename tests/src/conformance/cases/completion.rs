@@ -11,25 +11,120 @@ use crate::conformance::{Case, case};
 
 pub(super) fn cases() -> Vec<Case> {
     vec![
-        case("completion/unsignalled", "10.8.6", "a request that asks for no completion gets none when it succeeds", unsignalled),
-        case("completion/signal-all", "10.8.6", "a queue pair that signals all completes every request", signal_all),
-        case("completion/unsignalled-error", "10.8.6", "an unsignalled request that fails completes all the same", unsignalled_error),
-        case("completion/order-of-operations", "10.8.3", "requests of every operation complete in the order posted", order_of_operations),
-        case("completion/receives-in-order", "10.8.3", "receives complete in the order posted", receives_in_order),
-        case("completion/poll-nothing", "ibv_poll_cq(3)", "polling an empty queue, or for no entries, gives none", poll_nothing),
-        case("completion/poll-in-parts", "ibv_poll_cq(3)", "polling gives no more than asked for and loses nothing", poll_in_parts),
-        case("completion/shared-queue", "10.2.6", "one queue serves both queues of several queue pairs", shared_queue),
-        case("completion/flush-in-order", "10.3.1.7", "in ERR what is queued completes flushed, in order, unsignalled requests too", flush_in_order),
-        case("completion/flush-behind-an-error", "10.8.7", "requests behind a failed one are flushed, none is executed", flush_behind),
-        case("completion/sends-posted-in-err", "10.3.1.7", "sends posted in ERR complete flushed", sends_in_err),
-        case("completion/receives-posted-in-err", "10.3.1.7", "receives posted in ERR complete flushed", receives_in_err),
-        case("completion/other-queue-pairs-go-on", "10.8.7", "an error of one queue pair leaves others of its completion queue alone", others_go_on),
-        case("completion/reset-forgets", "10.3.1.1", "what is queued when a queue pair goes to RESET never completes", reset_forgets),
-        case("completion/after-destroy", "11.2.4.4", "a destroyed queue pair completes nothing more", after_destroy),
-        case("fence/read-then-send", "10.8.3.3", "a fenced SEND carries what the READs before it brought", fence),
-        case("cq/resize-keeps-completions", "11.2.8.3", "resizing keeps what is in the queue, and its order", resize_keeps),
-        case("cq/resize-too-small", "11.2.8.3", "resizing to less than what is in the queue is refused and keeps it", resize_too_small),
-        case("cq/overrun", "11.6.3.1", "a completion too many makes a CQ error event", overrun),
+        case(
+            "completion/unsignalled",
+            "10.8.6",
+            "a request that asks for no completion gets none when it succeeds",
+            unsignalled,
+        ),
+        case(
+            "completion/signal-all",
+            "10.8.6",
+            "a queue pair that signals all completes every request",
+            signal_all,
+        ),
+        case(
+            "completion/unsignalled-error",
+            "10.8.6",
+            "an unsignalled request that fails completes all the same",
+            unsignalled_error,
+        ),
+        case(
+            "completion/order-of-operations",
+            "10.8.3",
+            "requests of every operation complete in the order posted",
+            order_of_operations,
+        ),
+        case(
+            "completion/receives-in-order",
+            "10.8.3",
+            "receives complete in the order posted",
+            receives_in_order,
+        ),
+        case(
+            "completion/poll-nothing",
+            "ibv_poll_cq(3)",
+            "polling an empty queue, or for no entries, gives none",
+            poll_nothing,
+        ),
+        case(
+            "completion/poll-in-parts",
+            "ibv_poll_cq(3)",
+            "polling gives no more than asked for and loses nothing",
+            poll_in_parts,
+        ),
+        case(
+            "completion/shared-queue",
+            "10.2.6",
+            "one queue serves both queues of several queue pairs",
+            shared_queue,
+        ),
+        case(
+            "completion/flush-in-order",
+            "10.3.1.7",
+            "in ERR what is queued completes flushed, in order, unsignalled requests too",
+            flush_in_order,
+        ),
+        case(
+            "completion/flush-behind-an-error",
+            "10.8.7",
+            "requests behind a failed one are flushed, none is executed",
+            flush_behind,
+        ),
+        case(
+            "completion/sends-posted-in-err",
+            "10.3.1.7",
+            "sends posted in ERR complete flushed",
+            sends_in_err,
+        ),
+        case(
+            "completion/receives-posted-in-err",
+            "10.3.1.7",
+            "receives posted in ERR complete flushed",
+            receives_in_err,
+        ),
+        case(
+            "completion/other-queue-pairs-go-on",
+            "10.8.7",
+            "an error of one queue pair leaves others of its completion queue alone",
+            others_go_on,
+        ),
+        case(
+            "completion/reset-forgets",
+            "10.3.1.1",
+            "what is queued when a queue pair goes to RESET never completes",
+            reset_forgets,
+        ),
+        case(
+            "completion/after-destroy",
+            "11.2.4.4",
+            "a destroyed queue pair completes nothing more",
+            after_destroy,
+        ),
+        case(
+            "fence/read-then-send",
+            "10.8.3.3",
+            "a fenced SEND carries what the READs before it brought",
+            fence,
+        ),
+        case(
+            "cq/resize-keeps-completions",
+            "11.2.8.3",
+            "resizing keeps what is in the queue, and its order",
+            resize_keeps,
+        ),
+        case(
+            "cq/resize-too-small",
+            "11.2.8.3",
+            "resizing to less than what is in the queue is refused and keeps it",
+            resize_too_small,
+        ),
+        case(
+            "cq/overrun",
+            "11.6.3.1",
+            "a completion too many makes a CQ error event",
+            overrun,
+        ),
     ]
 }
 
@@ -78,7 +173,11 @@ fn signal_all(bench: &Bench) -> Result<()> {
 
 fn unsignalled_error(bench: &Bench) -> Result<()> {
     let pair = bench.pair(&Setup::default())?;
-    let write = Send::new(IBV_WR_RDMA_WRITE).id(1).unsignalled().sge(pair.a.mr.sge(0, 8)).at(16, 0x00ab_cd00);
+    let write = Send::new(IBV_WR_RDMA_WRITE)
+        .id(1)
+        .unsignalled()
+        .sge(pair.a.mr.sge(0, 8))
+        .at(16, 0x00ab_cd00);
     pair.a.post(write)?;
     pair.a.sent.wait_for(1, IBV_WC_REM_ACCESS_ERR)?;
     Ok(())
@@ -92,9 +191,15 @@ fn order_of_operations(bench: &Bench) -> Result<()> {
     let sends = [
         Send::new(IBV_WR_RDMA_READ).id(0).sge(long).at(at, key),
         nothing(1),
-        Send::new(IBV_WR_ATOMIC_FETCH_AND_ADD).id(2).sge(pair.a.mr.sge(8000, 8)).atomic(at, key, 1, 0),
+        Send::new(IBV_WR_ATOMIC_FETCH_AND_ADD)
+            .id(2)
+            .sge(pair.a.mr.sge(8000, 8))
+            .atomic(at, key, 1, 0),
         Send::new(IBV_WR_RDMA_WRITE).id(3).sge(long).at(at, key),
-        Send::new(IBV_WR_RDMA_READ).id(4).sge(pair.a.mr.sge(8000, 1)).at(at, key),
+        Send::new(IBV_WR_RDMA_READ)
+            .id(4)
+            .sge(pair.a.mr.sge(8000, 1))
+            .at(at, key),
         Send::new(IBV_WR_SEND_WITH_IMM).id(5),
         Send::new(IBV_WR_RDMA_WRITE_WITH_IMM).id(6).at(at, key),
         nothing(7),
@@ -115,7 +220,9 @@ fn receives_in_order(bench: &Bench) -> Result<()> {
         let send = match id % 3 {
             0 => nothing(id),
             1 => Send::new(IBV_WR_SEND_WITH_IMM).id(id),
-            _ => Send::new(IBV_WR_RDMA_WRITE_WITH_IMM).id(id).at(pair.b.mr.at(0), pair.b.mr.rkey()),
+            _ => Send::new(IBV_WR_RDMA_WRITE_WITH_IMM)
+                .id(id)
+                .at(pair.b.mr.at(0), pair.b.mr.rkey()),
         };
         pair.a.post(send)?;
     }
@@ -131,7 +238,10 @@ fn poll_nothing(bench: &Bench) -> Result<()> {
     ready(&pair, 1)?;
     pair.a.post(nothing(1))?;
     pair.b.received.done(0)?;
-    ensure!(pair.a.sent.poll_many(0)?.is_empty(), "entries came that nobody asked for");
+    ensure!(
+        pair.a.sent.poll_many(0)?.is_empty(),
+        "entries came that nobody asked for"
+    );
     pair.a.sent.done(1)?;
     pair.a.sent.empty()
 }
@@ -157,8 +267,7 @@ fn poll_in_parts(bench: &Bench) -> Result<()> {
 fn shared_queue(bench: &Bench) -> Result<()> {
     let device = bench.open()?;
     let (pd, cq) = (device.pd()?, device.cq(64)?);
-    let ends = [0, 1, 2, 3]
-        .map(|salt| End::with(&pd, cq.clone(), cq.clone(), &Setup::default(), bench.psn(salt)));
+    let ends = [0, 1, 2, 3].map(|salt| End::with(&pd, cq.clone(), cq.clone(), &Setup::default(), bench.psn(salt)));
     let [a, b, c, d] = ends;
     let ends = [a?, b?, c?, d?];
     for (one, other) in [(0, 1), (2, 3)] {
@@ -219,7 +328,12 @@ fn flush_behind(bench: &Bench) -> Result<()> {
     let pair = bench.pair(&Setup::default())?;
     let (at, key) = (pair.b.mr.at(0), pair.b.mr.rkey());
     pair.a.fill(0, &[7; 8]);
-    let write = |id: u64, place: u64, key| Send::new(IBV_WR_RDMA_WRITE).id(id).sge(pair.a.mr.sge(0, 8)).at(place, key);
+    let write = |id: u64, place: u64, key| {
+        Send::new(IBV_WR_RDMA_WRITE)
+            .id(id)
+            .sge(pair.a.mr.sge(0, 8))
+            .at(place, key)
+    };
     let posted = pair.a.qp.post(&[
         write(0, at, key),
         write(1, at, key ^ 0x0055_0000),
@@ -267,10 +381,23 @@ fn others_go_on(bench: &Bench) -> Result<()> {
     let other = End::with(&pd, cq.clone(), cq.clone(), &Setup::default(), bench.psn(2))?;
     one.qp.bring_to(IBV_QPS_RTS)?;
     other.qp.bring_to(IBV_QPS_RTS)?;
-    one.post(Send::new(IBV_WR_RDMA_WRITE).id(1).sge(one.mr.sge(0, 8)).at(16, 0x00ab_cd00))?;
+    one.post(
+        Send::new(IBV_WR_RDMA_WRITE)
+            .id(1)
+            .sge(one.mr.sge(0, 8))
+            .at(16, 0x00ab_cd00),
+    )?;
     // Its own peer: whether the refusal or the flush comes first is open.
-    ensure!(cq.wait()?.status != IBV_WC_SUCCESS, "a WRITE with a key of no region succeeded");
-    other.post(Send::new(IBV_WR_RDMA_WRITE).id(2).sge(other.mr.sge(0, 8)).at(other.mr.at(64), other.mr.rkey()))?;
+    ensure!(
+        cq.wait()?.status != IBV_WC_SUCCESS,
+        "a WRITE with a key of no region succeeded"
+    );
+    other.post(
+        Send::new(IBV_WR_RDMA_WRITE)
+            .id(2)
+            .sge(other.mr.sge(0, 8))
+            .at(other.mr.at(64), other.mr.rkey()),
+    )?;
     cq.done(2)?;
     ensure!(other.qp.state()? == IBV_QPS_RTS, "the other queue pair is not in RTS");
     Ok(())
@@ -308,7 +435,10 @@ fn fence(bench: &Bench) -> Result<()> {
         ensure!(pair.a.qp.post(&[read, send]) == Posted::All, "refused");
         pair.a.sent.done(3)?;
         pair.b.received.done(1)?;
-        ensure!(pair.b.bytes(8000, 6000) == bytes, "the SEND of round {round} did not wait for the READ");
+        ensure!(
+            pair.b.bytes(8000, 6000) == bytes,
+            "the SEND of round {round} did not wait for the READ"
+        );
     }
     Ok(())
 }
@@ -333,7 +463,11 @@ fn resize_keeps(bench: &Bench) -> Result<()> {
     for entries in [200, 16, 50] {
         let result = pair.a.sent.resize(entries);
         ensure!(result == Errno(0), "to {entries}: {result}");
-        ensure!(pair.a.sent.capacity() >= entries, "{} entries of {entries}", pair.a.sent.capacity());
+        ensure!(
+            pair.a.sent.capacity() >= entries,
+            "{} entries of {entries}",
+            pair.a.sent.capacity()
+        );
     }
     for id in 0..8 {
         pair.a.sent.done(id)?;
@@ -358,15 +492,32 @@ fn resize_too_small(bench: &Bench) -> Result<()> {
 fn overrun(bench: &Bench) -> Result<()> {
     let device = bench.open()?;
     let (pd, small, received) = (device.pd()?, device.cq(1)?, device.cq(8)?);
-    let end = End::with(&pd, small.clone(), received, &Setup { depth: 64, ..Setup::default() }, bench.psn(1))?;
+    let end = End::with(
+        &pd,
+        small.clone(),
+        received,
+        &Setup {
+            depth: 64,
+            ..Setup::default()
+        },
+        bench.psn(1),
+    )?;
     end.qp.bring_to(IBV_QPS_RTS)?;
     let room = small.capacity();
     ensure!(room < 60, "{room} entries of 1: more than this case can fill");
     for id in 0..=room as u64 + 1 {
-        let write = Send::new(IBV_WR_RDMA_WRITE).id(id).sge(end.mr.sge(0, 8)).at(end.mr.at(64), end.mr.rkey());
+        let write = Send::new(IBV_WR_RDMA_WRITE)
+            .id(id)
+            .sge(end.mr.sge(0, 8))
+            .at(end.mr.at(64), end.mr.rkey());
         end.post(write)?;
     }
-    let event = device.next_event().with_context(|| format!("of {} completions in {room} entries", room + 2))?;
-    ensure!(event.kind() == IBV_EVENT_CQ_ERR && event.is_of_cq(&small), "another event: {event:?}");
+    let event = device
+        .next_event()
+        .with_context(|| format!("of {} completions in {room} entries", room + 2))?;
+    ensure!(
+        event.kind() == IBV_EVENT_CQ_ERR && event.is_of_cq(&small),
+        "another event: {event:?}"
+    );
     Ok(())
 }

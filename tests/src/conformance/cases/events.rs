@@ -8,18 +8,78 @@ use crate::conformance::{Case, case};
 
 pub(super) fn cases() -> Vec<Case> {
     vec![
-        case("event/none-without-cause", "11.6.3", "traffic in RTS makes no asynchronous event", none),
-        case("event/communication-established", "11.6.3.1", "the first message in RTR makes an event", established),
-        case("event/access-error", "11.6.3.2", "a remote access violation makes an event at the responder", access_error),
-        case("event/invalid-request", "11.6.3.2", "an invalid request makes an event at the responder", invalid_request),
-        case("event/names-its-queue-pair", "ibv_get_async_event(3)", "an event names the queue pair that it is of", names),
-        case("event/destroyed-with-event-unread", "ibv_get_async_event(3)", "events nobody has read die with their queue pair", unread),
-        case("drain/idle", "10.3.1.5", "a queue with nothing in it is drained at once, with an event if asked for", drain_idle),
-        case("drain/no-event-unless-asked", "11.2.5.2", "without EN_SQD_ASYNC_NOTIFY there is no event", drain_silent),
-        case("drain/finishes-what-has-begun", "10.3.1.5", "requests under way complete before the queue is drained", drain_busy),
-        case("drain/holds-what-comes", "10.3.1.5", "requests posted in SQD wait until RTS", drain_holds),
-        case("drain/receives-go-on", "10.3.1.5", "a queue pair in SQD receives and answers as before", drain_receives),
-        case("drain/change-and-resume", "11.2.5.2", "what SQD lets one change is in force after RTS", drain_change),
+        case(
+            "event/none-without-cause",
+            "11.6.3",
+            "traffic in RTS makes no asynchronous event",
+            none,
+        ),
+        case(
+            "event/communication-established",
+            "11.6.3.1",
+            "the first message in RTR makes an event",
+            established,
+        ),
+        case(
+            "event/access-error",
+            "11.6.3.2",
+            "a remote access violation makes an event at the responder",
+            access_error,
+        ),
+        case(
+            "event/invalid-request",
+            "11.6.3.2",
+            "an invalid request makes an event at the responder",
+            invalid_request,
+        ),
+        case(
+            "event/names-its-queue-pair",
+            "ibv_get_async_event(3)",
+            "an event names the queue pair that it is of",
+            names,
+        ),
+        case(
+            "event/destroyed-with-event-unread",
+            "ibv_get_async_event(3)",
+            "events nobody has read die with their queue pair",
+            unread,
+        ),
+        case(
+            "drain/idle",
+            "10.3.1.5",
+            "a queue with nothing in it is drained at once, with an event if asked for",
+            drain_idle,
+        ),
+        case(
+            "drain/no-event-unless-asked",
+            "11.2.5.2",
+            "without EN_SQD_ASYNC_NOTIFY there is no event",
+            drain_silent,
+        ),
+        case(
+            "drain/finishes-what-has-begun",
+            "10.3.1.5",
+            "requests under way complete before the queue is drained",
+            drain_busy,
+        ),
+        case(
+            "drain/holds-what-comes",
+            "10.3.1.5",
+            "requests posted in SQD wait until RTS",
+            drain_holds,
+        ),
+        case(
+            "drain/receives-go-on",
+            "10.3.1.5",
+            "a queue pair in SQD receives and answers as before",
+            drain_receives,
+        ),
+        case(
+            "drain/change-and-resume",
+            "11.2.5.2",
+            "what SQD lets one change is in force after RTS",
+            drain_change,
+        ),
     ]
 }
 
@@ -48,13 +108,21 @@ fn established(bench: &Bench) -> Result<()> {
     pair.a.post(nothing(2))?;
     pair.a.sent.done(2)?;
     let event = pair.b.device().next_event()?;
-    ensure!(event.kind() == IBV_EVENT_COMM_EST && event.is_of_qp(&pair.b.qp), "another event: {event:?}");
+    ensure!(
+        event.kind() == IBV_EVENT_COMM_EST && event.is_of_qp(&pair.b.qp),
+        "another event: {event:?}"
+    );
     Ok(())
 }
 
 /// A WRITE that the responder refuses.
 fn refused_write(pair: &Pair, rkey: u32) -> Result<()> {
-    pair.a.post(Send::new(IBV_WR_RDMA_WRITE).id(1).sge(pair.a.mr.sge(0, 8)).at(pair.b.mr.at(0), rkey))?;
+    pair.a.post(
+        Send::new(IBV_WR_RDMA_WRITE)
+            .id(1)
+            .sge(pair.a.mr.sge(0, 8))
+            .at(pair.b.mr.at(0), rkey),
+    )?;
     ensure!(pair.a.sent.wait()?.status != IBV_WC_SUCCESS, "the WRITE was taken");
     Ok(())
 }
@@ -63,7 +131,10 @@ fn access_error(bench: &Bench) -> Result<()> {
     let pair = bench.pair(&Setup::default())?;
     refused_write(&pair, pair.b.mr.rkey() ^ 0x0055_0000)?;
     let event = pair.b.device().next_event()?;
-    ensure!(event.kind() == IBV_EVENT_QP_ACCESS_ERR && event.is_of_qp(&pair.b.qp), "another event: {event:?}");
+    ensure!(
+        event.kind() == IBV_EVENT_QP_ACCESS_ERR && event.is_of_qp(&pair.b.qp),
+        "another event: {event:?}"
+    );
     Ok(())
 }
 
@@ -75,7 +146,10 @@ fn invalid_request(bench: &Bench) -> Result<()> {
     let pair = bench.pair_of(&Setup::default(), &closed)?;
     refused_write(&pair, pair.b.mr.rkey())?;
     let event = pair.b.device().next_event()?;
-    ensure!(event.kind() == IBV_EVENT_QP_REQ_ERR && event.is_of_qp(&pair.b.qp), "another event: {event:?}");
+    ensure!(
+        event.kind() == IBV_EVENT_QP_REQ_ERR && event.is_of_qp(&pair.b.qp),
+        "another event: {event:?}"
+    );
     Ok(())
 }
 
@@ -88,7 +162,10 @@ fn names(bench: &Bench) -> Result<()> {
         let result = end.qp.modify(&attr, IBV_QP_STATE | IBV_QP_EN_SQD_ASYNC_NOTIFY);
         ensure!(result == Errno(0), "RTS → SQD: {result}");
         let event = end.device().next_event()?;
-        ensure!(event.is_of_qp(&end.qp) && !event.is_of_qp(&other.qp), "of the other queue pair");
+        ensure!(
+            event.is_of_qp(&end.qp) && !event.is_of_qp(&other.qp),
+            "of the other queue pair"
+        );
     }
     Ok(())
 }
@@ -118,7 +195,10 @@ fn drain(pair: &Pair, notify: bool) -> Result<()> {
 
 fn drained(pair: &Pair) -> Result<()> {
     let event = pair.a.device().next_event()?;
-    ensure!(event.kind() == IBV_EVENT_SQ_DRAINED && event.is_of_qp(&pair.a.qp), "another event: {event:?}");
+    ensure!(
+        event.kind() == IBV_EVENT_SQ_DRAINED && event.is_of_qp(&pair.a.qp),
+        "another event: {event:?}"
+    );
     Ok(())
 }
 
@@ -127,7 +207,12 @@ fn drain_idle(bench: &Bench) -> Result<()> {
     drain(&pair, true)?;
     drained(&pair)?;
     let (attr, _) = pair.a.qp.query()?;
-    ensure!((attr.qp_state, attr.sq_draining) == (IBV_QPS_SQD, 0), "state {}, draining {}", attr.qp_state, attr.sq_draining);
+    ensure!(
+        (attr.qp_state, attr.sq_draining) == (IBV_QPS_SQD, 0),
+        "state {}, draining {}",
+        attr.qp_state,
+        attr.sq_draining
+    );
     Ok(())
 }
 
@@ -146,7 +231,10 @@ fn drain_busy(bench: &Bench) -> Result<()> {
     pair.a.post(nothing(1))?;
     pair.a.sent.silent(bench.quiet)?;
     drain(&pair, true)?;
-    ensure!(pair.a.device().event(bench.quiet).is_none(), "drained with a request under way");
+    ensure!(
+        pair.a.device().event(bench.quiet).is_none(),
+        "drained with a request under way"
+    );
     let (attr, _) = pair.a.qp.query()?;
     ensure!(attr.sq_draining == 1, "sq_draining is {}", attr.sq_draining);
     pair.b.expect(2, 0, 8)?;
@@ -176,7 +264,10 @@ fn drain_receives(bench: &Bench) -> Result<()> {
     pair.b.post(nothing(2).inline(b"in SQD"))?;
     pair.b.sent.done(2)?;
     pair.a.received.done(1)?;
-    let read = Send::new(IBV_WR_RDMA_READ).id(3).sge(pair.b.mr.sge(0, 6)).at(pair.a.mr.at(0), pair.a.mr.rkey());
+    let read = Send::new(IBV_WR_RDMA_READ)
+        .id(3)
+        .sge(pair.b.mr.sge(0, 6))
+        .at(pair.a.mr.at(0), pair.a.mr.rkey());
     pair.b.post(read)?;
     pair.b.sent.done(3)?;
     ensure!(pair.b.bytes(0, 6) == b"in SQD", "other bytes were read");
@@ -191,10 +282,18 @@ fn drain_change(bench: &Bench) -> Result<()> {
     attr.qp_state = IBV_QPS_SQD;
     attr.rnr_retry = 0;
     attr.retry_cnt = 2;
-    let result = pair.a.qp.modify(&attr, IBV_QP_STATE | IBV_QP_RNR_RETRY | IBV_QP_RETRY_CNT);
+    let result = pair
+        .a
+        .qp
+        .modify(&attr, IBV_QP_STATE | IBV_QP_RNR_RETRY | IBV_QP_RETRY_CNT);
     ensure!(result == Errno(0), "the change: {result}");
     let (found, _) = pair.a.qp.query()?;
-    ensure!((found.rnr_retry, found.retry_cnt) == (0, 2), "a query says {} and {}", found.rnr_retry, found.retry_cnt);
+    ensure!(
+        (found.rnr_retry, found.retry_cnt) == (0, 2),
+        "a query says {} and {}",
+        found.rnr_retry,
+        found.retry_cnt
+    );
     ensure!(pair.a.qp.step(IBV_QPS_SQD, IBV_QPS_RTS) == Errno(0), "SQD → RTS");
     pair.a.post(nothing(1))?;
     pair.a.sent.wait_for(1, IBV_WC_RNR_RETRY_EXC_ERR)?;

@@ -87,8 +87,7 @@ impl Event {
             Self::Write => transport != IBV_QPT_UD,
             Self::Read => transport == IBV_QPT_RC,
             Self::Answer => {
-                transport == IBV_QPT_RC
-                    && matches!(state, IBV_QPS_RESET | IBV_QPS_RTS | IBV_QPS_SQD | IBV_QPS_ERR)
+                transport == IBV_QPT_RC && matches!(state, IBV_QPS_RESET | IBV_QPS_RTS | IBV_QPS_SQD | IBV_QPS_ERR)
             }
             Self::LocalErrorOfReceive | Self::Flush | Self::Forget => !matches!(state, IBV_QPS_RESET | IBV_QPS_ERR),
             _ => true,
@@ -145,7 +144,12 @@ impl Cell {
 pub(super) fn cases() -> Vec<Case> {
     cells()
         .map(|cell| {
-            let name = format!("state/{}-{}/{}", transport_name(cell.transport), state_name(cell.state), cell.event.name());
+            let name = format!(
+                "state/{}-{}/{}",
+                transport_name(cell.transport),
+                state_name(cell.state),
+                cell.event.name()
+            );
             let expected = cell.expected();
             let says = expected.unwrap_or("the matrix does not say");
             case(&name, "10.3.1, figure 124", says, move |bench| {
@@ -188,7 +192,11 @@ struct Scene<'a> {
 
 fn observe(bench: &Bench, cell: Cell, expected: &str) -> Result<String> {
     let setup = Setup {
-        rnr_retry: if matches!(cell.event, Event::SendWithoutReceive) { 0 } else { 7 },
+        rnr_retry: if matches!(cell.event, Event::SendWithoutReceive) {
+            0
+        } else {
+            7
+        },
         retry_cnt: 2,
         timeout: 14,
         ..Setup::of(cell.transport)
@@ -243,14 +251,24 @@ impl Scene<'_> {
             }
             Event::Write => {
                 self.enter(None)?;
-                let write = Send::new(IBV_WR_RDMA_WRITE).id(5).inline(b"written").at(it.mr.at(0), it.mr.rkey());
+                let write = Send::new(IBV_WR_RDMA_WRITE)
+                    .id(5)
+                    .inline(b"written")
+                    .at(it.mr.at(0), it.mr.rkey());
                 let ends = self.incoming(write)?;
-                let memory = if it.bytes(0, 7) == b"written" { "written" } else { "unchanged" };
+                let memory = if it.bytes(0, 7) == b"written" {
+                    "written"
+                } else {
+                    "unchanged"
+                };
                 Ok(format!("memory {memory}, {ends}"))
             }
             Event::Read => {
                 self.enter(None)?;
-                let read = Send::new(IBV_WR_RDMA_READ).id(5).sge(self.peer.mr.sge(0, 8)).at(it.mr.at(0), it.mr.rkey());
+                let read = Send::new(IBV_WR_RDMA_READ)
+                    .id(5)
+                    .sge(self.peer.mr.sge(0, 8))
+                    .at(it.mr.at(0), it.mr.rkey());
                 self.incoming(read)
             }
             Event::LocalErrorOfSend => {
@@ -321,7 +339,11 @@ impl Scene<'_> {
 
     /// The next completion of a queue; how long is waited depends on what is expected, what is found does not.
     fn next(&self, cq: &Cq, expecting: bool) -> Result<Option<ibv_wc>> {
-        cq.next_within(if expecting { self.it.device().patience() } else { self.quiet })
+        cq.next_within(if expecting {
+            self.it.device().patience()
+        } else {
+            self.quiet
+        })
     }
 
     /// What posting came to.
@@ -330,7 +352,10 @@ impl Scene<'_> {
             return Ok("refused".to_owned());
         }
         let wc = self.next(cq, self.expected.starts_with("completes"))?;
-        Ok(wc.map_or_else(|| "waits".to_owned(), |wc| format!("completes with {}", named(wc.status))))
+        Ok(wc.map_or_else(
+            || "waits".to_owned(),
+            |wc| format!("completes with {}", named(wc.status)),
+        ))
     }
 
     /// A request of the peer: how it ends there, and what becomes of it here.
@@ -354,7 +379,10 @@ impl Scene<'_> {
         }
         self.peer.expect(9, 0, 64)?;
         let wc = self.next(&it.sent, self.expected.starts_with("completes"))?;
-        let end = wc.map_or_else(|| "nothing".to_owned(), |wc| format!("completes with {}", named(wc.status)));
+        let end = wc.map_or_else(
+            || "nothing".to_owned(),
+            |wc| format!("completes with {}", named(wc.status)),
+        );
         Ok(format!("{end}; {}", self.state()?))
     }
 
@@ -377,7 +405,9 @@ impl Scene<'_> {
         let Some(to) = to else {
             let result = it.qp.destroy();
             ensure!(result == Errno(0), "destroying it: {result}");
-            return self.completed(waits, expecting).map(|completed| format!("{completed}; gone"));
+            return self
+                .completed(waits, expecting)
+                .map(|completed| format!("{completed}; gone"));
         };
         it.qp.walk(state, &[to])?;
         let completed = self.completed(waits, expecting)?;

@@ -8,21 +8,96 @@ use crate::conformance::{Case, case};
 
 pub(super) fn cases() -> Vec<Case> {
     vec![
-        case("notify/not-armed", "11.4.2.2", "without a request there is no event", not_armed),
-        case("notify/one-per-request", "11.4.2.2", "one event for each request, however many completions come", one_per_request),
-        case("notify/armed-again", "11.4.2.2", "armed again, there is an event again", armed_again),
-        case("notify/armed-after-completion", "11.4.2.2", "what was there when the queue was armed makes no event", armed_after),
-        case("notify/armed-twice", "11.4.2.2", "armed twice, there is one event", armed_twice),
-        case("notify/send-completion", "11.4.2.2", "completions of sends make events as those of receives do", send_completion),
-        case("notify/unsolicited", "11.4.2.2", "armed for solicited completions: others make no event", unsolicited),
-        case("notify/solicited-send", "9.2.3", "a SEND that solicits makes one", solicited_send),
-        case("notify/solicited-write", "9.2.3", "a WRITE with immediate data that solicits makes one", solicited_write),
-        case("notify/solicited-error", "11.4.2.2", "a completion in error makes one, solicited or not", solicited_error),
-        case("notify/any-wins", "11.4.2.2", "armed for any and then for solicited completions, any makes an event", any_wins),
-        case("notify/widened", "11.4.2.2", "armed for solicited and then for any completions, any makes an event", widened),
-        case("notify/which-queue", "ibv_get_cq_event(3)", "an event names its completion queue", which_queue),
-        case("notify/shared-channel", "ibv_create_comp_channel(3)", "queues of one channel have their events each", shared_channel),
-        case("notify/acknowledged-late", "ibv_get_cq_event(3)", "destroying a queue waits until its events are acknowledged", acknowledged_late),
+        case(
+            "notify/not-armed",
+            "11.4.2.2",
+            "without a request there is no event",
+            not_armed,
+        ),
+        case(
+            "notify/one-per-request",
+            "11.4.2.2",
+            "one event for each request, however many completions come",
+            one_per_request,
+        ),
+        case(
+            "notify/armed-again",
+            "11.4.2.2",
+            "armed again, there is an event again",
+            armed_again,
+        ),
+        case(
+            "notify/armed-after-completion",
+            "11.4.2.2",
+            "what was there when the queue was armed makes no event",
+            armed_after,
+        ),
+        case(
+            "notify/armed-twice",
+            "11.4.2.2",
+            "armed twice, there is one event",
+            armed_twice,
+        ),
+        case(
+            "notify/send-completion",
+            "11.4.2.2",
+            "completions of sends make events as those of receives do",
+            send_completion,
+        ),
+        case(
+            "notify/unsolicited",
+            "11.4.2.2",
+            "armed for solicited completions: others make no event",
+            unsolicited,
+        ),
+        case(
+            "notify/solicited-send",
+            "9.2.3",
+            "a SEND that solicits makes one",
+            solicited_send,
+        ),
+        case(
+            "notify/solicited-write",
+            "9.2.3",
+            "a WRITE with immediate data that solicits makes one",
+            solicited_write,
+        ),
+        case(
+            "notify/solicited-error",
+            "11.4.2.2",
+            "a completion in error makes one, solicited or not",
+            solicited_error,
+        ),
+        case(
+            "notify/any-wins",
+            "11.4.2.2",
+            "armed for any and then for solicited completions, any makes an event",
+            any_wins,
+        ),
+        case(
+            "notify/widened",
+            "11.4.2.2",
+            "armed for solicited and then for any completions, any makes an event",
+            widened,
+        ),
+        case(
+            "notify/which-queue",
+            "ibv_get_cq_event(3)",
+            "an event names its completion queue",
+            which_queue,
+        ),
+        case(
+            "notify/shared-channel",
+            "ibv_create_comp_channel(3)",
+            "queues of one channel have their events each",
+            shared_channel,
+        ),
+        case(
+            "notify/acknowledged-late",
+            "ibv_get_cq_event(3)",
+            "destroying a queue waits until its events are acknowledged",
+            acknowledged_late,
+        ),
     ]
 }
 
@@ -86,7 +161,11 @@ impl Notified {
         match self.channel.event(bench.quiet)? {
             None => Ok(()),
             Some(queue) => {
-                let cq = if queue == RECEIVED { &self.pair.b.received } else { &self.pair.b.sent };
+                let cq = if queue == RECEIVED {
+                    &self.pair.b.received
+                } else {
+                    &self.pair.b.sent
+                };
                 cq.acknowledge(1);
                 anyhow::bail!("an event came")
             }

@@ -9,33 +9,168 @@ use crate::conformance::{Case, case};
 
 pub(super) fn cases() -> Vec<Case> {
     vec![
-        case("device/limits", "11.2.1.2", "every limit that verbs needs is reported above zero", limits),
-        case("device/port", "11.2.1.3", "the port is active, and its MTU no larger than its largest", port),
-        case("device/no-such-port", "ibv_query_port(3)", "a port that is not there is refused", no_such_port),
-        case("device/gid", "11.2.1.3", "the GID table has an entry, and none beyond its length", gid),
-        case("device/pkey", "10.9.1", "the first partition key is the default one, with full membership", pkey),
-        case("object/pd-busy", "10.2.2", "a protection domain in use cannot be freed", pd_busy),
-        case("object/cq-busy", "11.2.8.4", "a completion queue in use cannot be destroyed", cq_busy),
-        case("object/channel-busy", "ibv_create_comp_channel(3)", "a channel in use cannot be destroyed", channel_busy),
-        case("object/ah-keeps-pd", "11.2.3.1", "an address handle keeps its protection domain", ah_keeps_pd),
-        case("object/in-order", "ibv_open_device(3)", "destroyed from the users to the used, every destruction succeeds", in_order),
-        case("object/many", "10.2.4", "keys and queue pair numbers of objects alive are all different", many),
-        case("object/qpn-is-24-bit", "9.2.4", "queue pair numbers are of 24 bits and neither 0 nor 1", qpn_width),
-        case("cq/capacity", "11.2.8.1", "a completion queue has at least the entries asked for", cq_capacity),
-        case("cq/too-large", "11.2.8.1", "more entries than the device has are refused", cq_too_large),
-        case("cq/no-entries", "ibv_create_cq(3)", "a completion queue of no or less entries is refused", cq_no_entries),
-        case("cq/bad-vector", "ibv_create_cq(3)", "a completion vector that is not there is refused", cq_bad_vector),
-        case("qp/capacity", "11.2.4.1", "the queues have at least the capacities asked for, and say so", qp_capacity),
-        case("qp/too-deep", "11.2.4.1", "more requests than the device has are refused", qp_too_deep),
-        case("qp/too-many-elements", "11.2.4.1", "more elements than the device has are refused", qp_too_many_sges),
-        case("qp/unknown-transport", "ibv_create_qp(3)", "a transport that is none is refused", qp_unknown_transport),
-        case("qp/starts-in-reset", "10.3.1.1", "a queue pair is made in RESET", qp_starts_in_reset),
-        case("mr/no-memory", "ibv_reg_mr(3)", "memory that is not there cannot be registered", mr_no_memory),
-        case("mr/remote-write-needs-local", "10.6.3.1", "remote write without local write is refused", mr_remote_write_alone),
-        case("mr/remote-atomic-needs-local", "10.6.3.1", "remote atomics without local write are refused", mr_remote_atomic_alone),
-        case("mr/same-memory-twice", "10.6.3", "memory may be registered twice, with keys of its own each", mr_twice),
-        case("mr/zero-length", "10.6.3", "a region without remote rights of a single byte works like any other", mr_one_byte),
-        case("ah/needs-a-port", "11.2.3.1", "an address of a port that is not there is refused", ah_bad_port),
+        case(
+            "device/limits",
+            "11.2.1.2",
+            "every limit that verbs needs is reported above zero",
+            limits,
+        ),
+        case(
+            "device/port",
+            "11.2.1.3",
+            "the port is active, and its MTU no larger than its largest",
+            port,
+        ),
+        case(
+            "device/no-such-port",
+            "ibv_query_port(3)",
+            "a port that is not there is refused",
+            no_such_port,
+        ),
+        case(
+            "device/gid",
+            "11.2.1.3",
+            "the GID table has an entry, and none beyond its length",
+            gid,
+        ),
+        case(
+            "device/pkey",
+            "10.9.1",
+            "the first partition key is the default one, with full membership",
+            pkey,
+        ),
+        case(
+            "object/pd-busy",
+            "10.2.2",
+            "a protection domain in use cannot be freed",
+            pd_busy,
+        ),
+        case(
+            "object/cq-busy",
+            "11.2.8.4",
+            "a completion queue in use cannot be destroyed",
+            cq_busy,
+        ),
+        case(
+            "object/channel-busy",
+            "ibv_create_comp_channel(3)",
+            "a channel in use cannot be destroyed",
+            channel_busy,
+        ),
+        case(
+            "object/ah-keeps-pd",
+            "11.2.3.1",
+            "an address handle keeps its protection domain",
+            ah_keeps_pd,
+        ),
+        case(
+            "object/in-order",
+            "ibv_open_device(3)",
+            "destroyed from the users to the used, every destruction succeeds",
+            in_order,
+        ),
+        case(
+            "object/many",
+            "10.2.4",
+            "keys and queue pair numbers of objects alive are all different",
+            many,
+        ),
+        case(
+            "object/qpn-is-24-bit",
+            "9.2.4",
+            "queue pair numbers are of 24 bits and neither 0 nor 1",
+            qpn_width,
+        ),
+        case(
+            "cq/capacity",
+            "11.2.8.1",
+            "a completion queue has at least the entries asked for",
+            cq_capacity,
+        ),
+        case(
+            "cq/too-large",
+            "11.2.8.1",
+            "more entries than the device has are refused",
+            cq_too_large,
+        ),
+        case(
+            "cq/no-entries",
+            "ibv_create_cq(3)",
+            "a completion queue of no or less entries is refused",
+            cq_no_entries,
+        ),
+        case(
+            "cq/bad-vector",
+            "ibv_create_cq(3)",
+            "a completion vector that is not there is refused",
+            cq_bad_vector,
+        ),
+        case(
+            "qp/capacity",
+            "11.2.4.1",
+            "the queues have at least the capacities asked for, and say so",
+            qp_capacity,
+        ),
+        case(
+            "qp/too-deep",
+            "11.2.4.1",
+            "more requests than the device has are refused",
+            qp_too_deep,
+        ),
+        case(
+            "qp/too-many-elements",
+            "11.2.4.1",
+            "more elements than the device has are refused",
+            qp_too_many_sges,
+        ),
+        case(
+            "qp/unknown-transport",
+            "ibv_create_qp(3)",
+            "a transport that is none is refused",
+            qp_unknown_transport,
+        ),
+        case(
+            "qp/starts-in-reset",
+            "10.3.1.1",
+            "a queue pair is made in RESET",
+            qp_starts_in_reset,
+        ),
+        case(
+            "mr/no-memory",
+            "ibv_reg_mr(3)",
+            "memory that is not there cannot be registered",
+            mr_no_memory,
+        ),
+        case(
+            "mr/remote-write-needs-local",
+            "10.6.3.1",
+            "remote write without local write is refused",
+            mr_remote_write_alone,
+        ),
+        case(
+            "mr/remote-atomic-needs-local",
+            "10.6.3.1",
+            "remote atomics without local write are refused",
+            mr_remote_atomic_alone,
+        ),
+        case(
+            "mr/same-memory-twice",
+            "10.6.3",
+            "memory may be registered twice, with keys of its own each",
+            mr_twice,
+        ),
+        case(
+            "mr/zero-length",
+            "10.6.3",
+            "a region without remote rights of a single byte works like any other",
+            mr_one_byte,
+        ),
+        case(
+            "ah/needs-a-port",
+            "11.2.3.1",
+            "an address of a port that is not there is refused",
+            ah_bad_port,
+        ),
     ]
 }
 
@@ -71,7 +206,10 @@ fn port(bench: &Bench) -> Result<()> {
     ensure!((IBV_MTU_256..=IBV_MTU_4096).contains(&mtu), "active_mtu {mtu}");
     ensure!(mtu <= port.max_mtu, "active_mtu {mtu} and max_mtu {}", port.max_mtu);
     ensure!(port.max_msg_sz >= 1 << 20, "max_msg_sz {}", port.max_msg_sz);
-    ensure!(port.gid_tbl_len > 0 && port.pkey_tbl_len > 0, "no table of GIDs or partitions");
+    ensure!(
+        port.gid_tbl_len > 0 && port.pkey_tbl_len > 0,
+        "no table of GIDs or partitions"
+    );
     Ok(())
 }
 
@@ -131,7 +269,10 @@ fn cq_busy(bench: &Bench) -> Result<()> {
         ensure!(result == Errno(libc::EBUSY), "that of the {queue} queue: {result}");
     }
     ensure!(qp.destroy() == Errno(0), "the queue pair cannot be destroyed");
-    ensure!(sends.destroy() == Errno(0) && receives.destroy() == Errno(0), "not destroyed when unused");
+    ensure!(
+        sends.destroy() == Errno(0) && receives.destroy() == Errno(0),
+        "not destroyed when unused"
+    );
     Ok(())
 }
 
@@ -189,9 +330,18 @@ fn many(bench: &Bench) -> Result<()> {
         numbers.sort_unstable();
         numbers.windows(2).all(|pair| pair[0] != pair[1])
     };
-    ensure!(different(qps.iter().map(|qp| qp.qpn()).collect()), "two queue pairs of one number");
-    ensure!(different(regions.iter().map(|mr| mr.lkey()).collect()), "two regions of one lkey");
-    ensure!(different(regions.iter().map(|mr| mr.rkey()).collect()), "two regions of one rkey");
+    ensure!(
+        different(qps.iter().map(|qp| qp.qpn()).collect()),
+        "two queue pairs of one number"
+    );
+    ensure!(
+        different(regions.iter().map(|mr| mr.lkey()).collect()),
+        "two regions of one lkey"
+    );
+    ensure!(
+        different(regions.iter().map(|mr| mr.rkey()).collect()),
+        "two regions of one rkey"
+    );
     Ok(())
 }
 
@@ -200,7 +350,11 @@ fn qpn_width(bench: &Bench) -> Result<()> {
     let (pd, cq) = (device.pd()?, device.cq(4)?);
     for transport in TRANSPORTS {
         let qpn = pd.qp(&cq, &cq, &Setup::of(transport), 0)?.qpn();
-        ensure!((2..1 << 24).contains(&qpn), "{} has {qpn:#x}", transport_name(transport));
+        ensure!(
+            (2..1 << 24).contains(&qpn),
+            "{} has {qpn:#x}",
+            transport_name(transport)
+        );
     }
     Ok(())
 }
@@ -217,7 +371,10 @@ fn cq_capacity(bench: &Bench) -> Result<()> {
 fn cq_too_large(bench: &Bench) -> Result<()> {
     let device = bench.open()?;
     let most = device.query()?.max_cqe;
-    ensure!(device.cq(most.saturating_add(1)).is_err(), "{most} and one more entries were granted");
+    ensure!(
+        device.cq(most.saturating_add(1)).is_err(),
+        "{most} and one more entries were granted"
+    );
     Ok(())
 }
 
@@ -233,7 +390,10 @@ fn cq_bad_vector(bench: &Bench) -> Result<()> {
     let device = bench.open()?;
     let vectors = device.completion_vectors();
     for vector in [vectors, -1] {
-        ensure!(device.cq_with(4, None, 0, vector).is_err(), "vector {vector} of {vectors} was taken");
+        ensure!(
+            device.cq_with(4, None, 0, vector).is_err(),
+            "vector {vector} of {vectors} was taken"
+        );
     }
     Ok(())
 }
@@ -331,8 +491,14 @@ fn mr_twice(bench: &Bench) -> Result<()> {
     let one = pd.register_part(&memory, 0..256, ALL_RIGHTS)?;
     let other = pd.register_part(&memory, 64..128, 0)?;
     ensure!(one.lkey() != other.lkey(), "two regions of one lkey");
-    ensure!((one.length(), other.length()) == (256, 64), "the lengths are not what was asked for");
-    ensure!(one.deregister() == Errno(0) && other.deregister() == Errno(0), "not deregistered");
+    ensure!(
+        (one.length(), other.length()) == (256, 64),
+        "the lengths are not what was asked for"
+    );
+    ensure!(
+        one.deregister() == Errno(0) && other.deregister() == Errno(0),
+        "not deregistered"
+    );
     Ok(())
 }
 
@@ -344,10 +510,17 @@ fn mr_one_byte(bench: &Bench) -> Result<()> {
     let region = pair.a.pd.register(1, 0)?;
     region.memory.fill(0, &[0x5a]);
     pair.b.expect(1, 0, 8)?;
-    pair.a.post(crate::conformance::rig::Send::new(IBV_WR_SEND).id(2).sge(region.sge(0, 1)))?;
+    pair.a.post(
+        crate::conformance::rig::Send::new(IBV_WR_SEND)
+            .id(2)
+            .sge(region.sge(0, 1)),
+    )?;
     pair.a.sent.done(2)?;
     let wc = pair.b.received.done(1)?;
-    ensure!(wc.byte_len == 1 && pair.b.bytes(0, 2) == [0x5a, 0], "another byte arrived");
+    ensure!(
+        wc.byte_len == 1 && pair.b.bytes(0, 2) == [0x5a, 0],
+        "another byte arrived"
+    );
     Ok(())
 }
 

@@ -9,24 +9,114 @@ use crate::conformance::{Case, case};
 
 pub(super) fn cases() -> Vec<Case> {
     vec![
-        case("post/send-queue-full", "ibv_post_send(3)", "a request too many is refused, and the bad one is named", send_queue_full),
-        case("post/receive-queue-full", "ibv_post_recv(3)", "a receive too many is refused, and the bad one is named", receive_queue_full),
-        case("post/slots-come-back", "10.8.5.1", "the slots of completed requests can be used again, many times around", slots_come_back),
-        case("post/list-in-order", "10.8.3", "a list is executed in its order", list_in_order),
-        case("post/partial-list", "ibv_post_send(3)", "requests before the bad one are posted, and none behind it", partial_list),
-        case("post/partial-receives", "ibv_post_recv(3)", "receives before the bad one are posted, and none behind it", partial_receives),
-        case("post/too-many-elements", "11.4.1.1", "a send of more elements than asked for is refused", too_many_elements),
-        case("post/too-many-receive-elements", "11.4.1.2", "a receive of more elements than asked for is refused", too_many_receive_elements),
-        case("post/inline-too-long", "ibv_post_send(3)", "inline data beyond the capacity are refused", inline_too_long),
-        case("post/inline-up-to-capacity", "ibv_post_send(3)", "inline data of every length up to the capacity arrive", inline_lengths),
-        case("post/inline-buffer-is-free", "ibv_post_send(3)", "inline data may be overwritten as soon as posting has returned", inline_is_copied),
-        case("post/inline-of-a-read", "ibv_post_send(3)", "a READ cannot be inline", inline_read),
-        case("post/unknown-opcode", "11.4.1.1", "an opcode that is none is refused", unknown_opcode),
-        case("post/rdma-on-ud", "table 34", "UD has SEND alone: WRITE, READ and atomics are refused", rdma_on_ud),
-        case("post/read-on-uc", "table 34", "UC has neither READ nor atomics", read_on_uc),
-        case("post/reset-refuses-receives", "10.3.1.1", "no receive can be posted in RESET", reset_refuses_receives),
-        case("post/init-refuses-sends", "10.3.1.2", "no send can be posted before RTS", early_sends),
-        case("post/empty-list", "ibv_post_send(3)", "a receive without elements and a send without elements are fine", no_elements),
+        case(
+            "post/send-queue-full",
+            "ibv_post_send(3)",
+            "a request too many is refused, and the bad one is named",
+            send_queue_full,
+        ),
+        case(
+            "post/receive-queue-full",
+            "ibv_post_recv(3)",
+            "a receive too many is refused, and the bad one is named",
+            receive_queue_full,
+        ),
+        case(
+            "post/slots-come-back",
+            "10.8.5.1",
+            "the slots of completed requests can be used again, many times around",
+            slots_come_back,
+        ),
+        case(
+            "post/list-in-order",
+            "10.8.3",
+            "a list is executed in its order",
+            list_in_order,
+        ),
+        case(
+            "post/partial-list",
+            "ibv_post_send(3)",
+            "requests before the bad one are posted, and none behind it",
+            partial_list,
+        ),
+        case(
+            "post/partial-receives",
+            "ibv_post_recv(3)",
+            "receives before the bad one are posted, and none behind it",
+            partial_receives,
+        ),
+        case(
+            "post/too-many-elements",
+            "11.4.1.1",
+            "a send of more elements than asked for is refused",
+            too_many_elements,
+        ),
+        case(
+            "post/too-many-receive-elements",
+            "11.4.1.2",
+            "a receive of more elements than asked for is refused",
+            too_many_receive_elements,
+        ),
+        case(
+            "post/inline-too-long",
+            "ibv_post_send(3)",
+            "inline data beyond the capacity are refused",
+            inline_too_long,
+        ),
+        case(
+            "post/inline-up-to-capacity",
+            "ibv_post_send(3)",
+            "inline data of every length up to the capacity arrive",
+            inline_lengths,
+        ),
+        case(
+            "post/inline-buffer-is-free",
+            "ibv_post_send(3)",
+            "inline data may be overwritten as soon as posting has returned",
+            inline_is_copied,
+        ),
+        case(
+            "post/inline-of-a-read",
+            "ibv_post_send(3)",
+            "a READ cannot be inline",
+            inline_read,
+        ),
+        case(
+            "post/unknown-opcode",
+            "11.4.1.1",
+            "an opcode that is none is refused",
+            unknown_opcode,
+        ),
+        case(
+            "post/rdma-on-ud",
+            "table 34",
+            "UD has SEND alone: WRITE, READ and atomics are refused",
+            rdma_on_ud,
+        ),
+        case(
+            "post/read-on-uc",
+            "table 34",
+            "UC has neither READ nor atomics",
+            read_on_uc,
+        ),
+        case(
+            "post/reset-refuses-receives",
+            "10.3.1.1",
+            "no receive can be posted in RESET",
+            reset_refuses_receives,
+        ),
+        case(
+            "post/init-refuses-sends",
+            "10.3.1.2",
+            "no send can be posted before RTS",
+            early_sends,
+        ),
+        case(
+            "post/empty-list",
+            "ibv_post_send(3)",
+            "a receive without elements and a send without elements are fine",
+            no_elements,
+        ),
     ]
 }
 
@@ -53,7 +143,10 @@ fn refused_for_want_of_room(granted: usize, post: impl Fn() -> Posted) -> Result
     for _ in 0..granted {
         match post() {
             Posted::All => {}
-            Posted::Refused { at: Some(0 | 1), errno: Errno(libc::ENOMEM) } => return Ok(()),
+            Posted::Refused {
+                at: Some(0 | 1),
+                errno: Errno(libc::ENOMEM),
+            } => return Ok(()),
             other => anyhow::bail!("beyond what was granted: {other:?}"),
         }
     }
@@ -104,7 +197,10 @@ fn list_in_order(bench: &Bench) -> Result<()> {
     for index in 0..8_u8 {
         pair.a.sent.done(index.into())?;
         pair.b.received.done(index.into())?;
-        ensure!(pair.b.bytes(usize::from(index) * 8, 1) == [index + 1], "receive {index} got another message");
+        ensure!(
+            pair.b.bytes(usize::from(index) * 8, 1) == [index + 1],
+            "receive {index} got another message"
+        );
     }
     Ok(())
 }
@@ -179,7 +275,11 @@ fn inline_too_long(bench: &Bench) -> Result<()> {
     let posted = pair.a.qp.post(&[nothing(1).inline(&vec![1; most + 1])]);
     ensure!(posted.is_refused_at(0), "one element of {} bytes: {posted:?}", most + 1);
     let posted = pair.a.qp.post(&[nothing(1).inline(&vec![1; most]).inline(&[1])]);
-    ensure!(posted.is_refused_at(0), "two elements of {} bytes: {posted:?}", most + 1);
+    ensure!(
+        posted.is_refused_at(0),
+        "two elements of {} bytes: {posted:?}",
+        most + 1
+    );
     Ok(())
 }
 
@@ -232,14 +332,18 @@ fn unknown_opcode(bench: &Bench) -> Result<()> {
     Ok(())
 }
 
-const ATOMICS_AND_READ: [ibv_wr_opcode; 3] =
-    [IBV_WR_RDMA_READ, IBV_WR_ATOMIC_CMP_AND_SWP, IBV_WR_ATOMIC_FETCH_AND_ADD];
+const ATOMICS_AND_READ: [ibv_wr_opcode; 3] = [IBV_WR_RDMA_READ, IBV_WR_ATOMIC_CMP_AND_SWP, IBV_WR_ATOMIC_FETCH_AND_ADD];
 
 fn rdma_on_ud(bench: &Bench) -> Result<()> {
     let pair = bench.pair(&Setup::of(IBV_QPT_UD))?;
     let ah = pair.a.pd.ah(pair.a.device().address_of(pair.a.device().gid()))?;
-    for opcode in [IBV_WR_RDMA_WRITE, IBV_WR_RDMA_WRITE_WITH_IMM].into_iter().chain(ATOMICS_AND_READ) {
-        let send = Send::new(opcode).to(&ah, pair.b.qp.qpn(), QKEY).sge(pair.a.mr.sge(0, 8));
+    for opcode in [IBV_WR_RDMA_WRITE, IBV_WR_RDMA_WRITE_WITH_IMM]
+        .into_iter()
+        .chain(ATOMICS_AND_READ)
+    {
+        let send = Send::new(opcode)
+            .to(&ah, pair.b.qp.qpn(), QKEY)
+            .sge(pair.a.mr.sge(0, 8));
         let posted = pair.a.qp.post(&[send]);
         ensure!(posted.is_refused_at(0), "opcode {opcode}: {posted:?}");
     }
@@ -249,7 +353,9 @@ fn rdma_on_ud(bench: &Bench) -> Result<()> {
 fn read_on_uc(bench: &Bench) -> Result<()> {
     let pair = bench.pair(&Setup::of(IBV_QPT_UC))?;
     for opcode in ATOMICS_AND_READ {
-        let send = Send::new(opcode).at(pair.b.mr.at(0), pair.b.mr.rkey()).sge(pair.a.mr.sge(0, 8));
+        let send = Send::new(opcode)
+            .at(pair.b.mr.at(0), pair.b.mr.rkey())
+            .sge(pair.a.mr.sge(0, 8));
         let posted = pair.a.qp.post(&[send]);
         ensure!(posted.is_refused_at(0), "opcode {opcode}: {posted:?}");
     }
@@ -277,7 +383,11 @@ fn early_sends(bench: &Bench) -> Result<()> {
                 send = send.to(&ah, end.qp.qpn(), QKEY);
             }
             let result = end.qp.post_one(send);
-            ensure!(result != Errno(0), "{} took one in state {state}", transport_name(transport));
+            ensure!(
+                result != Errno(0),
+                "{} took one in state {state}",
+                transport_name(transport)
+            );
         }
     }
     Ok(())
@@ -285,7 +395,10 @@ fn early_sends(bench: &Bench) -> Result<()> {
 
 fn no_elements(bench: &Bench) -> Result<()> {
     let pair = bench.pair(&Setup::default())?;
-    ensure!(pair.b.qp.receive_one(Recv::new(1)) == Errno(0), "the receive was refused");
+    ensure!(
+        pair.b.qp.receive_one(Recv::new(1)) == Errno(0),
+        "the receive was refused"
+    );
     pair.a.post(nothing(2))?;
     pair.a.sent.done(2)?;
     ensure!(pair.b.received.done(1)?.byte_len == 0, "it had a length");

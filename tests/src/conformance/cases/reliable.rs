@@ -11,29 +11,144 @@ use crate::conformance::{Case, case};
 
 pub(super) fn cases() -> Vec<Case> {
     vec![
-        case("rnr/no-retries", "9.7.5.2.8", "rnr_retry 0: the first RNR NAK ends the request", rnr_no_retries),
-        case("rnr/some-retries", "9.7.5.2.8", "rnr_retry 2: as many retries, then an error", rnr_some_retries),
-        case("rnr/for-ever", "9.7.5.2.8", "rnr_retry 7: the request waits until there is a receive", rnr_for_ever),
-        case("rnr/retries-begin-anew", "9.7.5.2.8", "the count of retries begins anew with every request that succeeds", rnr_anew),
-        case("rnr/write-with-immediate", "9.7.5.2.8", "a WRITE with immediate data waits for its receive too, and is done once", rnr_write_imm),
-        case("rnr/write-needs-no-receive", "9.4.3", "a WRITE without immediate data takes no receive", write_needs_none),
-        case("rnr/receiver-stays", "9.9.3.1", "a receiver that was not ready stays in RTS", rnr_receiver_stays),
-        case("retry/peer-destroyed", "9.7.6.1.3", "a peer that is gone: the retries are used up, then an error", peer_destroyed),
-        case("retry/peer-in-init", "9.7.6.1.3", "a peer that does not receive yet: the same", peer_in_init),
-        case("retry/peer-in-err", "10.3.1.7", "a peer in ERR answers nothing", peer_in_err),
-        case("retry/peer-in-reset", "10.3.1.1", "a peer in RESET answers nothing", peer_in_reset),
-        case("retry/other-peer", "9.6.1.1.1", "a peer that is connected to somebody else answers nothing", peer_of_another),
-        case("retry/peer-comes-back", "9.7.6.1.1", "a request is repeated until the peer is there", peer_comes_back),
-        case("invalid/longer-than-receive", "9.9.3.1", "a message longer than its receive: length error there, invalid request here", too_long),
-        case("invalid/atomic-unaligned", "9.4.5", "an atomic on an address that is not of 8 bytes is an invalid request", atomic_unaligned),
-        case("invalid/read-without-resources", "9.7.4.1.2", "a READ that the responder has no resources for is an invalid request", read_without_resources),
-        case("limit/one-read-at-a-time", "9.7.7.2.1", "max_rd_atomic 1: many READs and atomics posted at once all succeed", one_at_a_time),
-        case("limit/many-reads", "9.7.7.2.1", "as many READs as the responder has resources for, many times over", many_reads),
-        case("limit/atomics-are-executed-once", "9.4.5", "many atomics on one word, each executed once", atomics_once),
-        case("rtr/receives-before-rts", "10.3.1.3", "a queue pair in RTR receives and answers", rtr_receives),
-        case("init/receives-are-kept", "10.3.1.2", "receives posted in INIT are used after RTR", init_receives),
-        case("order/write-then-send", "9.5", "a SEND behind WRITEs arrives when their bytes are there", write_then_send),
-        case("order/both-directions", "9.5", "two queue pairs that send to each other at once lose nothing", both_directions),
+        case(
+            "rnr/no-retries",
+            "9.7.5.2.8",
+            "rnr_retry 0: the first RNR NAK ends the request",
+            rnr_no_retries,
+        ),
+        case(
+            "rnr/some-retries",
+            "9.7.5.2.8",
+            "rnr_retry 2: as many retries, then an error",
+            rnr_some_retries,
+        ),
+        case(
+            "rnr/for-ever",
+            "9.7.5.2.8",
+            "rnr_retry 7: the request waits until there is a receive",
+            rnr_for_ever,
+        ),
+        case(
+            "rnr/retries-begin-anew",
+            "9.7.5.2.8",
+            "the count of retries begins anew with every request that succeeds",
+            rnr_anew,
+        ),
+        case(
+            "rnr/write-with-immediate",
+            "9.7.5.2.8",
+            "a WRITE with immediate data waits for its receive too, and is done once",
+            rnr_write_imm,
+        ),
+        case(
+            "rnr/write-needs-no-receive",
+            "9.4.3",
+            "a WRITE without immediate data takes no receive",
+            write_needs_none,
+        ),
+        case(
+            "rnr/receiver-stays",
+            "9.9.3.1",
+            "a receiver that was not ready stays in RTS",
+            rnr_receiver_stays,
+        ),
+        case(
+            "retry/peer-destroyed",
+            "9.7.6.1.3",
+            "a peer that is gone: the retries are used up, then an error",
+            peer_destroyed,
+        ),
+        case(
+            "retry/peer-in-init",
+            "9.7.6.1.3",
+            "a peer that does not receive yet: the same",
+            peer_in_init,
+        ),
+        case(
+            "retry/peer-in-err",
+            "10.3.1.7",
+            "a peer in ERR answers nothing",
+            peer_in_err,
+        ),
+        case(
+            "retry/peer-in-reset",
+            "10.3.1.1",
+            "a peer in RESET answers nothing",
+            peer_in_reset,
+        ),
+        case(
+            "retry/other-peer",
+            "9.6.1.1.1",
+            "a peer that is connected to somebody else answers nothing",
+            peer_of_another,
+        ),
+        case(
+            "retry/peer-comes-back",
+            "9.7.6.1.1",
+            "a request is repeated until the peer is there",
+            peer_comes_back,
+        ),
+        case(
+            "invalid/longer-than-receive",
+            "9.9.3.1",
+            "a message longer than its receive: length error there, invalid request here",
+            too_long,
+        ),
+        case(
+            "invalid/atomic-unaligned",
+            "9.4.5",
+            "an atomic on an address that is not of 8 bytes is an invalid request",
+            atomic_unaligned,
+        ),
+        case(
+            "invalid/read-without-resources",
+            "9.7.4.1.2",
+            "a READ that the responder has no resources for is an invalid request",
+            read_without_resources,
+        ),
+        case(
+            "limit/one-read-at-a-time",
+            "9.7.7.2.1",
+            "max_rd_atomic 1: many READs and atomics posted at once all succeed",
+            one_at_a_time,
+        ),
+        case(
+            "limit/many-reads",
+            "9.7.7.2.1",
+            "as many READs as the responder has resources for, many times over",
+            many_reads,
+        ),
+        case(
+            "limit/atomics-are-executed-once",
+            "9.4.5",
+            "many atomics on one word, each executed once",
+            atomics_once,
+        ),
+        case(
+            "rtr/receives-before-rts",
+            "10.3.1.3",
+            "a queue pair in RTR receives and answers",
+            rtr_receives,
+        ),
+        case(
+            "init/receives-are-kept",
+            "10.3.1.2",
+            "receives posted in INIT are used after RTR",
+            init_receives,
+        ),
+        case(
+            "order/write-then-send",
+            "9.5",
+            "a SEND behind WRITEs arrives when their bytes are there",
+            write_then_send,
+        ),
+        case(
+            "order/both-directions",
+            "9.5",
+            "two queue pairs that send to each other at once lose nothing",
+            both_directions,
+        ),
     ]
 }
 
@@ -104,7 +219,10 @@ fn rnr_anew(bench: &Bench) -> Result<()> {
 fn rnr_write_imm(bench: &Bench) -> Result<()> {
     let pair = rnr(bench, 7)?;
     pair.a.fill(0, &[6; 3000]);
-    let write = Send::new(IBV_WR_RDMA_WRITE_WITH_IMM).id(1).sge(pair.a.mr.sge(0, 3000)).at(pair.b.mr.at(0), pair.b.mr.rkey());
+    let write = Send::new(IBV_WR_RDMA_WRITE_WITH_IMM)
+        .id(1)
+        .sge(pair.a.mr.sge(0, 3000))
+        .at(pair.b.mr.at(0), pair.b.mr.rkey());
     pair.a.post(write)?;
     pair.a.sent.silent(bench.quiet)?;
     pair.b.expect(2, 8000, 8)?;
@@ -120,7 +238,12 @@ fn write_needs_none(bench: &Bench) -> Result<()> {
     let pair = rnr(bench, 0)?;
     pair.b.expect(2, 64, 8)?;
     for id in 0..4 {
-        pair.a.post(Send::new(IBV_WR_RDMA_WRITE).id(id).sge(pair.a.mr.sge(0, 8)).at(pair.b.mr.at(0), pair.b.mr.rkey()))?;
+        pair.a.post(
+            Send::new(IBV_WR_RDMA_WRITE)
+                .id(id)
+                .sge(pair.a.mr.sge(0, 8))
+                .at(pair.b.mr.at(0), pair.b.mr.rkey()),
+        )?;
         pair.a.sent.done(id)?;
     }
     pair.b.received.empty()
@@ -214,7 +337,10 @@ fn too_long(bench: &Bench) -> Result<()> {
 fn atomic_unaligned(bench: &Bench) -> Result<()> {
     for opcode in [IBV_WR_ATOMIC_FETCH_AND_ADD, IBV_WR_ATOMIC_CMP_AND_SWP] {
         let pair = bench.pair(&Setup::default())?;
-        let atomic = Send::new(opcode).id(1).sge(pair.a.mr.sge(0, 8)).atomic(pair.b.mr.at(4), pair.b.mr.rkey(), 0, 1);
+        let atomic = Send::new(opcode)
+            .id(1)
+            .sge(pair.a.mr.sge(0, 8))
+            .atomic(pair.b.mr.at(4), pair.b.mr.rkey(), 0, 1);
         // A library may see it as well as the peer.
         match pair.a.qp.post_one(atomic) {
             Errno(0) => {
@@ -233,7 +359,12 @@ fn read_without_resources(bench: &Bench) -> Result<()> {
         ..Setup::default()
     };
     let pair = bench.pair_of(&Setup::default(), &without)?;
-    pair.a.post(Send::new(IBV_WR_RDMA_READ).id(1).sge(pair.a.mr.sge(0, 8)).at(pair.b.mr.at(0), pair.b.mr.rkey()))?;
+    pair.a.post(
+        Send::new(IBV_WR_RDMA_READ)
+            .id(1)
+            .sge(pair.a.mr.sge(0, 8))
+            .at(pair.b.mr.at(0), pair.b.mr.rkey()),
+    )?;
     pair.a.sent.wait_for(1, IBV_WC_REM_INV_REQ_ERR)?;
     Ok(())
 }
@@ -268,7 +399,11 @@ fn flood(bench: &Bench, rd_atomic: u8) -> Result<()> {
         }
         ensure!(pair.a.bytes(64, 3000) == bytes, "other bytes came");
         let sum = pair.b.mr.memory.word(0);
-        ensure!(sum == 3 * (round + 1), "{sum} atomics were executed of {}", 3 * (round + 1));
+        ensure!(
+            sum == 3 * (round + 1),
+            "{sum} atomics were executed of {}",
+            3 * (round + 1)
+        );
     }
     Ok(())
 }
@@ -341,9 +476,16 @@ fn write_then_send(bench: &Bench) -> Result<()> {
         let target = |at: usize| (pair.b.mr.at(at), pair.b.mr.rkey());
         let write = |id: u64, from: usize| {
             let (addr, key) = target(from);
-            Send::new(IBV_WR_RDMA_WRITE).id(id).unsignalled().sge(pair.a.mr.sge(from, 3000)).at(addr, key)
+            Send::new(IBV_WR_RDMA_WRITE)
+                .id(id)
+                .unsignalled()
+                .sge(pair.a.mr.sge(from, 3000))
+                .at(addr, key)
         };
-        ensure!(pair.a.qp.post(&[write(1, 0), write(2, 3000), nothing(3)]) == Posted::All, "refused");
+        ensure!(
+            pair.a.qp.post(&[write(1, 0), write(2, 3000), nothing(3)]) == Posted::All,
+            "refused"
+        );
         pair.b.received.done(1)?;
         ensure!(pair.b.bytes(0, 6000) == bytes, "not all was there in round {round}");
         pair.a.sent.done(3)?;
@@ -357,7 +499,10 @@ fn both_directions(bench: &Bench) -> Result<()> {
     for round in 0..5 {
         for end in ends {
             for id in 0..8 {
-                ensure!(end.qp.receive_one(Recv::new(id).sge(end.mr.sge(8000, 3000))) == Errno(0), "a receive was refused");
+                ensure!(
+                    end.qp.receive_one(Recv::new(id).sge(end.mr.sge(8000, 3000))) == Errno(0),
+                    "a receive was refused"
+                );
             }
         }
         for end in ends {
@@ -367,7 +512,11 @@ fn both_directions(bench: &Bench) -> Result<()> {
         for end in ends {
             for id in 0..8 {
                 let wc = end.sent.wait()?;
-                ensure!((wc.wr_id, wc.status) == (100 + id, 0), "round {round}: {}", named(wc.status));
+                ensure!(
+                    (wc.wr_id, wc.status) == (100 + id, 0),
+                    "round {round}: {}",
+                    named(wc.status)
+                );
                 end.received.done(id)?;
             }
         }

@@ -11,14 +11,54 @@ const IMM: [u8; 4] = [0x01, 0x23, 0x45, 0x67];
 
 pub(super) fn cases() -> Vec<Case> {
     let mut cases = vec![
-        case("read/lengths", "9.4.4", "a READ of every length at which packets divide brings every byte", read_lengths),
-        case("atomic/fetch-add", "9.4.5", "FETCH & ADD adds modulo 2^64 and returns what was there", fetch_add),
-        case("atomic/compare-swap", "9.4.5", "COMPARE & SWAP stores only where the comparison holds, and returns what was there", compare_swap),
-        case("gather/odd-sizes", "10.7.3.1", "a message is gathered from elements of odd sizes, empty ones too", gather),
-        case("scatter/odd-sizes", "10.7.3.1", "a message is scattered over elements of odd sizes, empty ones too", scatter),
-        case("scatter/read", "10.7.3.1", "a READ is scattered over elements of odd sizes", scatter_read),
-        case("scatter/shorter-message", "10.7.3.2", "bytes of a receive beyond the message stay as they were", shorter_message),
-        case("loopback/own-queue-pair", "17.2.2", "a queue pair connected to itself talks to itself", own_queue_pair),
+        case(
+            "read/lengths",
+            "9.4.4",
+            "a READ of every length at which packets divide brings every byte",
+            read_lengths,
+        ),
+        case(
+            "atomic/fetch-add",
+            "9.4.5",
+            "FETCH & ADD adds modulo 2^64 and returns what was there",
+            fetch_add,
+        ),
+        case(
+            "atomic/compare-swap",
+            "9.4.5",
+            "COMPARE & SWAP stores only where the comparison holds, and returns what was there",
+            compare_swap,
+        ),
+        case(
+            "gather/odd-sizes",
+            "10.7.3.1",
+            "a message is gathered from elements of odd sizes, empty ones too",
+            gather,
+        ),
+        case(
+            "scatter/odd-sizes",
+            "10.7.3.1",
+            "a message is scattered over elements of odd sizes, empty ones too",
+            scatter,
+        ),
+        case(
+            "scatter/read",
+            "10.7.3.1",
+            "a READ is scattered over elements of odd sizes",
+            scatter_read,
+        ),
+        case(
+            "scatter/shorter-message",
+            "10.7.3.2",
+            "bytes of a receive beyond the message stay as they were",
+            shorter_message,
+        ),
+        case(
+            "loopback/own-queue-pair",
+            "17.2.2",
+            "a queue pair connected to itself talks to itself",
+            own_queue_pair,
+        ),
     ];
     for transport in [IBV_QPT_RC, IBV_QPT_UC] {
         let name = transport_name(transport);
@@ -61,13 +101,29 @@ pub(super) fn cases() -> Vec<Case> {
             ),
         ]);
     }
-    cases.push(case("psn/wrap-of-read-and-atomic", "9.7.2", "a READ's responses and an atomic wrap like any packet", psn_wrap_of_read));
+    cases.push(case(
+        "psn/wrap-of-read-and-atomic",
+        "9.7.2",
+        "a READ's responses and an atomic wrap like any packet",
+        psn_wrap_of_read,
+    ));
     cases
 }
 
 /// Lengths at which packets of this MTU divide.
 fn lengths(mtu: usize) -> [usize; 10] {
-    [0, 1, 3, mtu - 1, mtu, mtu + 1, 2 * mtu - 1, 2 * mtu, 5 * mtu, 5 * mtu + 2]
+    [
+        0,
+        1,
+        3,
+        mtu - 1,
+        mtu,
+        mtu + 1,
+        2 * mtu - 1,
+        2 * mtu,
+        5 * mtu,
+        5 * mtu + 2,
+    ]
 }
 
 fn send_lengths(bench: &Bench, transport: ibv_qp_type) -> Result<()> {
@@ -87,11 +143,23 @@ fn send(bench: &Bench, pair: &Pair, len: usize) -> Result<()> {
     pair.a.post(Send::new(IBV_WR_SEND).id(8).sge(pair.a.mr.sge(0, len)))?;
     let wc = pair.a.sent.done(8)?;
     ensure!(wc.opcode == IBV_WC_SEND, "the send completed as opcode {}", wc.opcode);
-    ensure!(wc.qp_num == pair.a.qp.qpn(), "the send completed for queue pair {:#x}", wc.qp_num);
+    ensure!(
+        wc.qp_num == pair.a.qp.qpn(),
+        "the send completed for queue pair {:#x}",
+        wc.qp_num
+    );
     let wc = pair.b.received.done(7)?;
-    ensure!(wc.opcode == IBV_WC_RECV, "the receive completed as opcode {}", wc.opcode);
+    ensure!(
+        wc.opcode == IBV_WC_RECV,
+        "the receive completed as opcode {}",
+        wc.opcode
+    );
     ensure!(wc.byte_len as usize == len, "{} bytes arrived of {len}", wc.byte_len);
-    ensure!(wc.qp_num == pair.b.qp.qpn(), "the receive completed for queue pair {:#x}", wc.qp_num);
+    ensure!(
+        wc.qp_num == pair.b.qp.qpn(),
+        "the receive completed for queue pair {:#x}",
+        wc.qp_num
+    );
     ensure!(wc.wc_flags & IBV_WC_WITH_IMM == 0, "there was immediate data");
     ensure!(pair.b.bytes(0, len) == bytes, "other bytes arrived than the {len} sent");
     ensure!(pair.b.bytes(len, 8) == [0; 8], "bytes behind the message changed");
@@ -118,7 +186,10 @@ fn write_lengths(bench: &Bench, transport: ibv_qp_type) -> Result<()> {
         pair.a.post(Send::new(IBV_WR_SEND).id(3))?;
         pair.a.sent.done(3)?;
         pair.b.received.done(2)?;
-        ensure!(pair.b.bytes(at, len) == bytes, "other bytes arrived than the {len} written");
+        ensure!(
+            pair.b.bytes(at, len) == bytes,
+            "other bytes arrived than the {len} written"
+        );
         ensure!(pair.b.bytes(0, at) == [0; 13], "bytes before the target changed");
         ensure!(pair.b.bytes(at + len, 8) == [0; 8], "bytes behind the target changed");
     }
@@ -129,12 +200,23 @@ fn send_immediate(bench: &Bench, transport: ibv_qp_type) -> Result<()> {
     let pair = bench.pair(&Setup::of(transport))?;
     for len in [0, 1, 1024, 1025] {
         pair.b.expect(1, 0, 2048)?;
-        let send = Send::new(IBV_WR_SEND_WITH_IMM).id(2).imm(IMM).sge(pair.a.mr.sge(0, len));
+        let send = Send::new(IBV_WR_SEND_WITH_IMM)
+            .id(2)
+            .imm(IMM)
+            .sge(pair.a.mr.sge(0, len));
         pair.a.post(send)?;
-        ensure!(pair.a.sent.done(2)?.opcode == IBV_WC_SEND, "the send completed as something else");
+        ensure!(
+            pair.a.sent.done(2)?.opcode == IBV_WC_SEND,
+            "the send completed as something else"
+        );
         let wc = pair.b.received.done(1)?;
         immediate(&wc)?;
-        ensure!(wc.opcode == IBV_WC_RECV && wc.byte_len as usize == len, "with {len} bytes: {}, {}", wc.opcode, wc.byte_len);
+        ensure!(
+            wc.opcode == IBV_WC_RECV && wc.byte_len as usize == len,
+            "with {len} bytes: {}, {}",
+            wc.opcode,
+            wc.byte_len
+        );
     }
     Ok(())
 }
@@ -159,12 +241,22 @@ fn write_immediate(bench: &Bench, transport: ibv_qp_type) -> Result<()> {
             .sge(pair.a.mr.sge(0, len))
             .at(pair.b.mr.at(0), pair.b.mr.rkey());
         pair.a.post(write)?;
-        ensure!(pair.a.sent.done(2)?.opcode == IBV_WC_RDMA_WRITE, "the WRITE completed as something else");
+        ensure!(
+            pair.a.sent.done(2)?.opcode == IBV_WC_RDMA_WRITE,
+            "the WRITE completed as something else"
+        );
         let wc = pair.b.received.done(1)?;
         immediate(&wc)?;
-        ensure!(wc.opcode == IBV_WC_RECV_RDMA_WITH_IMM, "the receive completed as opcode {}", wc.opcode);
+        ensure!(
+            wc.opcode == IBV_WC_RECV_RDMA_WITH_IMM,
+            "the receive completed as opcode {}",
+            wc.opcode
+        );
         ensure!(wc.byte_len as usize == len, "length {} of {len}", wc.byte_len);
-        ensure!(pair.b.bytes(0, len) == bytes, "other bytes arrived than the {len} written");
+        ensure!(
+            pair.b.bytes(0, len) == bytes,
+            "other bytes arrived than the {len} written"
+        );
         ensure!(pair.b.bytes(8000, 64) == [0; 64], "the memory of the receive changed");
     }
     Ok(())
@@ -177,7 +269,10 @@ fn every_mtu(bench: &Bench, transport: ibv_qp_type) -> Result<()> {
             mtu,
             ..Setup::of(transport)
         })?;
-        for len in lengths(128 << mtu).into_iter().filter(|&len| len + 8 <= pair.a.mr.length()) {
+        for len in lengths(128 << mtu)
+            .into_iter()
+            .filter(|&len| len + 8 <= pair.a.mr.length())
+        {
             send(bench, &pair, len)?;
         }
     }
@@ -212,7 +307,11 @@ fn psn_wrap_of_read(bench: &Bench) -> Result<()> {
             .atomic(pair.b.mr.at(0), pair.b.mr.rkey(), 1, 0);
         pair.a.post(add)?;
         pair.a.sent.done(count)?;
-        ensure!(pair.a.mr.memory.word(0) == count, "{} instead of {count}", pair.a.mr.memory.word(0));
+        ensure!(
+            pair.a.mr.memory.word(0) == count,
+            "{} instead of {count}",
+            pair.a.mr.memory.word(0)
+        );
     }
     Ok(())
 }
@@ -237,8 +336,15 @@ fn read(bench: &Bench, pair: &Pair, len: usize) -> Result<()> {
     pair.a.post(read)?;
     let wc = pair.a.sent.done(1)?;
     ensure!(wc.opcode == IBV_WC_RDMA_READ, "it completed as opcode {}", wc.opcode);
-    ensure!(wc.byte_len as usize == len, "its completion says {} bytes of {len}", wc.byte_len);
-    ensure!(pair.a.bytes(0, len) == bytes, "other bytes came than the {len} that lie there");
+    ensure!(
+        wc.byte_len as usize == len,
+        "its completion says {} bytes of {len}",
+        wc.byte_len
+    );
+    ensure!(
+        pair.a.bytes(0, len) == bytes,
+        "other bytes came than the {len} that lie there"
+    );
     ensure!(pair.a.bytes(len, 8) == [0; 8], "bytes behind the message changed");
     Ok(())
 }
@@ -257,11 +363,22 @@ fn fetch_add(bench: &Bench) -> Result<()> {
         let wc = pair.a.sent.done(id)?;
         ensure!(wc.opcode == IBV_WC_FETCH_ADD, "it completed as opcode {}", wc.opcode);
         ensure!(wc.byte_len == 8, "its completion says {} bytes", wc.byte_len);
-        ensure!(pair.a.mr.memory.word(8) == before, "it returned {:#x} instead of {before:#x}", pair.a.mr.memory.word(8));
+        ensure!(
+            pair.a.mr.memory.word(8) == before,
+            "it returned {:#x} instead of {before:#x}",
+            pair.a.mr.memory.word(8)
+        );
         let after = before.wrapping_add(add);
-        ensure!(pair.b.mr.memory.word(16) == after, "{:#x} is there instead of {after:#x}", pair.b.mr.memory.word(16));
+        ensure!(
+            pair.b.mr.memory.word(16) == after,
+            "{:#x} is there instead of {after:#x}",
+            pair.b.mr.memory.word(16)
+        );
     }
-    ensure!(pair.b.mr.memory.word(8) == 0 && pair.b.mr.memory.word(24) == 0, "the neighbours changed");
+    ensure!(
+        pair.b.mr.memory.word(8) == 0 && pair.b.mr.memory.word(24) == 0,
+        "the neighbours changed"
+    );
     Ok(())
 }
 
@@ -282,8 +399,16 @@ fn compare_swap(bench: &Bench) -> Result<()> {
         pair.a.post(request)?;
         let wc = pair.a.sent.done(id as u64)?;
         ensure!(wc.opcode == IBV_WC_COMP_SWAP, "it completed as opcode {}", wc.opcode);
-        ensure!(pair.a.mr.memory.word(8) == before, "it returned {:#x} instead of {before:#x}", pair.a.mr.memory.word(8));
-        ensure!(pair.b.mr.memory.word(16) == after, "{:#x} is there instead of {after:#x}", pair.b.mr.memory.word(16));
+        ensure!(
+            pair.a.mr.memory.word(8) == before,
+            "it returned {:#x} instead of {before:#x}",
+            pair.a.mr.memory.word(8)
+        );
+        ensure!(
+            pair.b.mr.memory.word(16) == after,
+            "{:#x} is there instead of {after:#x}",
+            pair.b.mr.memory.word(16)
+        );
     }
     Ok(())
 }
@@ -319,7 +444,11 @@ fn gather(bench: &Bench) -> Result<()> {
     pair.a.post(send)?;
     pair.a.sent.done(1)?;
     let wc = pair.b.received.done(2)?;
-    ensure!(wc.byte_len as usize == total, "{} bytes arrived of {total}", wc.byte_len);
+    ensure!(
+        wc.byte_len as usize == total,
+        "{} bytes arrived of {total}",
+        wc.byte_len
+    );
     ensure!(pair.b.bytes(0, total) == bytes, "other bytes arrived");
     Ok(())
 }
@@ -329,8 +458,14 @@ fn scattered(end: &crate::conformance::rig::End, bytes: &[u8]) -> Result<()> {
     let mut done = 0;
     for (at, sge) in elements(&end.mr, &ODD) {
         let len = sge.length as usize;
-        ensure!(end.bytes(at, len) == bytes[done..done + len], "other bytes in the element of {len}");
-        ensure!(end.bytes(at - 1, 1) == [0] && end.bytes(at + len, 1) == [0], "bytes around the element of {len} changed");
+        ensure!(
+            end.bytes(at, len) == bytes[done..done + len],
+            "other bytes in the element of {len}"
+        );
+        ensure!(
+            end.bytes(at - 1, 1) == [0] && end.bytes(at + len, 1) == [0],
+            "bytes around the element of {len} changed"
+        );
         done += len;
     }
     Ok(())
@@ -340,9 +475,12 @@ fn scatter(bench: &Bench) -> Result<()> {
     let pair = bench.pair(&Setup::default())?;
     let bytes = bench.pattern(ODD.iter().sum(), 1);
     pair.a.fill(0, &bytes);
-    let receive = elements(&pair.b.mr, &ODD).into_iter().fold(Recv::new(2), |receive, (_, sge)| receive.sge(sge));
+    let receive = elements(&pair.b.mr, &ODD)
+        .into_iter()
+        .fold(Recv::new(2), |receive, (_, sge)| receive.sge(sge));
     ensure!(pair.b.qp.receive_one(receive).0 == 0, "the receive was refused");
-    pair.a.post(Send::new(IBV_WR_SEND).id(1).sge(pair.a.mr.sge(0, bytes.len())))?;
+    pair.a
+        .post(Send::new(IBV_WR_SEND).id(1).sge(pair.a.mr.sge(0, bytes.len())))?;
     pair.a.sent.done(1)?;
     pair.b.received.done(2)?;
     scattered(&pair.b, &bytes)
@@ -353,7 +491,9 @@ fn scatter_read(bench: &Bench) -> Result<()> {
     let bytes = bench.pattern(ODD.iter().sum(), 1);
     pair.b.fill(0, &bytes);
     let read = Send::new(IBV_WR_RDMA_READ).id(1).at(pair.b.mr.at(0), pair.b.mr.rkey());
-    let read = elements(&pair.a.mr, &ODD).into_iter().fold(read, |read, (_, sge)| read.sge(sge));
+    let read = elements(&pair.a.mr, &ODD)
+        .into_iter()
+        .fold(read, |read, (_, sge)| read.sge(sge));
     pair.a.post(read)?;
     pair.a.sent.done(1)?;
     scattered(&pair.a, &bytes)
@@ -363,14 +503,28 @@ fn shorter_message(bench: &Bench) -> Result<()> {
     let pair = bench.pair(&Setup::default())?;
     pair.b.fill(0, &[0xee; 300]);
     pair.a.fill(0, &[0x11; 100]);
-    let receive = Recv::new(2).sge(pair.b.mr.sge(0, 60)).sge(pair.b.mr.sge(100, 60)).sge(pair.b.mr.sge(200, 60));
+    let receive = Recv::new(2)
+        .sge(pair.b.mr.sge(0, 60))
+        .sge(pair.b.mr.sge(100, 60))
+        .sge(pair.b.mr.sge(200, 60));
     ensure!(pair.b.qp.receive_one(receive).0 == 0, "the receive was refused");
     pair.a.post(Send::new(IBV_WR_SEND).id(1).sge(pair.a.mr.sge(0, 100)))?;
     pair.a.sent.done(1)?;
     let wc = pair.b.received.done(2)?;
     ensure!(wc.byte_len == 100, "{} bytes arrived of 100", wc.byte_len);
-    let expected = |index: usize| if index < 60 || (100..140).contains(&index) { 0x11 } else { 0xee };
-    let wrong = pair.b.bytes(0, 300).into_iter().enumerate().find(|&(index, byte)| byte != expected(index));
+    let expected = |index: usize| {
+        if index < 60 || (100..140).contains(&index) {
+            0x11
+        } else {
+            0xee
+        }
+    };
+    let wrong = pair
+        .b
+        .bytes(0, 300)
+        .into_iter()
+        .enumerate()
+        .find(|&(index, byte)| byte != expected(index));
     ensure!(wrong.is_none(), "byte {wrong:?}");
     Ok(())
 }
@@ -386,7 +540,12 @@ fn own_queue_pair(bench: &Bench) -> Result<()> {
     end.sent.done(2)?;
     end.received.done(1)?;
     ensure!(end.bytes(4096, 3000) == bytes, "other bytes arrived");
-    end.post(Send::new(IBV_WR_RDMA_READ).id(3).sge(end.mr.sge(9000, 3000)).at(end.mr.at(0), end.mr.rkey()))?;
+    end.post(
+        Send::new(IBV_WR_RDMA_READ)
+            .id(3)
+            .sge(end.mr.sge(9000, 3000))
+            .at(end.mr.at(0), end.mr.rkey()),
+    )?;
     end.sent.done(3)?;
     ensure!(end.bytes(9000, 3000) == bytes, "other bytes were read");
     Ok(())

@@ -19,9 +19,16 @@ pub(super) fn cases() -> Vec<Case> {
                 continue;
             }
             for to in STATES {
-                let name = format!("modify/{}-{}-{}", transport_name(transport), state_name(from), state_name(to));
+                let name = format!(
+                    "modify/{}-{}-{}",
+                    transport_name(transport),
+                    state_name(from),
+                    state_name(to)
+                );
                 let says = match rule(transport, from, to) {
-                    Some(_) => "the transition needs what table 91 requires, takes what is optional, and refuses the rest",
+                    Some(_) => {
+                        "the transition needs what table 91 requires, takes what is optional, and refuses the rest"
+                    }
                     None => "there is no such transition",
                 };
                 cases.push(case(&name, "11.2.5.2, table 91", says, move |bench| {
@@ -30,11 +37,36 @@ pub(super) fn cases() -> Vec<Case> {
             }
         }
     }
-    cases.push(case("modify/query-returns-it", "11.2.5.3", "a query returns what was set", query_returns));
-    cases.push(case("modify/wrong-current-state", "11.2.5.2", "a current state that is not the current one is refused", wrong_current_state));
-    cases.push(case("modify/no-such-state", "ibv_modify_qp(3)", "a state that is none is refused", no_such_state));
-    cases.push(case("modify/values", "11.2.5.2", "values out of their ranges are refused", values));
-    cases.push(case("modify/reset-forgets", "10.3.1.1", "after RESET the queue pair connects as if new", reset_forgets));
+    cases.push(case(
+        "modify/query-returns-it",
+        "11.2.5.3",
+        "a query returns what was set",
+        query_returns,
+    ));
+    cases.push(case(
+        "modify/wrong-current-state",
+        "11.2.5.2",
+        "a current state that is not the current one is refused",
+        wrong_current_state,
+    ));
+    cases.push(case(
+        "modify/no-such-state",
+        "ibv_modify_qp(3)",
+        "a state that is none is refused",
+        no_such_state,
+    ));
+    cases.push(case(
+        "modify/values",
+        "11.2.5.2",
+        "values out of their ranges are refused",
+        values,
+    ));
+    cases.push(case(
+        "modify/reset-forgets",
+        "10.3.1.1",
+        "after RESET the queue pair connects as if new",
+        reset_forgets,
+    ));
     cases
 }
 
@@ -56,7 +88,12 @@ fn transition(bench: &Bench, transport: ibv_qp_type, from: ibv_qp_state, to: ibv
         .filter(|(_, flag)| *flag == 0 || flags & flag == 0)
         .fold(0, |bits, (bit, _)| bits | bit);
     // A port cannot be changed, but setting it to what it is harms nobody.
-    let left_open = left_open | if from == IBV_QPS_SQD && flags & IBV_DEVICE_CHANGE_PHY_PORT == 0 { IBV_QP_PORT } else { 0 };
+    let left_open = left_open
+        | if from == IBV_QPS_SQD && flags & IBV_DEVICE_CHANGE_PHY_PORT == 0 {
+            IBV_QP_PORT
+        } else {
+            0
+        };
     // What is refused leaves the state as it was, so one queue pair does for all refusals.
     for (bit, name) in ATTRIBUTES {
         if required & bit != 0 {
@@ -65,7 +102,10 @@ fn transition(bench: &Bench, transport: ibv_qp_type, from: ibv_qp_state, to: ibv
             ensure!(end.qp.state()? == from, "the state changed though {name} was missing");
         } else if (optional | left_open) & bit == 0 {
             let result = end.qp.modify(&wish(&end, from, to), IBV_QP_STATE | required | bit);
-            ensure!(result == Errno(libc::EINVAL), "with {name}, which has no place in it: {result}");
+            ensure!(
+                result == Errno(libc::EINVAL),
+                "with {name}, which has no place in it: {result}"
+            );
             ensure!(end.qp.state()? == from, "the state changed though {name} was given");
         }
     }
@@ -93,7 +133,10 @@ fn wish(end: &End, from: ibv_qp_state, to: ibv_qp_state) -> ibv_qp_attr {
 
 fn no_transition(end: &End, transport: ibv_qp_type, from: ibv_qp_state, to: ibv_qp_state) -> Result<()> {
     let everywhere = |states: [ibv_qp_state; 7]| {
-        states.into_iter().filter_map(|state| rule(transport, state, to)).fold(0, |bits, rule| bits | rule.required)
+        states
+            .into_iter()
+            .filter_map(|state| rule(transport, state, to))
+            .fold(0, |bits, rule| bits | rule.required)
     };
     for mask in [0, everywhere(STATES)] {
         let result = end.qp.modify(&wish(end, from, to), IBV_QP_STATE | mask);
@@ -130,11 +173,19 @@ fn query_returns(bench: &Bench) -> Result<()> {
         ("retry_cnt", attr.retry_cnt.into(), set.retry_cnt.into()),
         ("rnr_retry", attr.rnr_retry.into(), set.rnr_retry.into()),
         ("min_rnr_timer", attr.min_rnr_timer.into(), set.min_rnr_timer.into()),
-        ("max_dest_rd_atomic", attr.max_dest_rd_atomic.into(), set.max_dest_rd_atomic.into()),
+        (
+            "max_dest_rd_atomic",
+            attr.max_dest_rd_atomic.into(),
+            set.max_dest_rd_atomic.into(),
+        ),
         ("port_num", attr.port_num.into(), 1),
         ("pkey_index", attr.pkey_index.into(), 0),
         ("ah_attr.is_global", attr.ah_attr.is_global.into(), 1),
-        ("ah_attr.grh.sgid_index", attr.ah_attr.grh.sgid_index.into(), set.ah_attr.grh.sgid_index.into()),
+        (
+            "ah_attr.grh.sgid_index",
+            attr.ah_attr.grh.sgid_index.into(),
+            set.ah_attr.grh.sgid_index.into(),
+        ),
         ("sq_sig_all", init.sq_sig_all as u32, 1),
         ("qp_type", init.qp_type, IBV_QPT_RC),
     ];
@@ -142,9 +193,14 @@ fn query_returns(bench: &Bench) -> Result<()> {
         ensure!(found == expected, "{name} is {found:#x} instead of {expected:#x}");
     }
     // A device may grant more.
-    ensure!(attr.max_rd_atomic >= set.max_rd_atomic, "max_rd_atomic is {}", attr.max_rd_atomic);
     ensure!(
-        crate::conformance::rig::gid_bytes(&attr.ah_attr.grh.dgid) == crate::conformance::rig::gid_bytes(&set.ah_attr.grh.dgid),
+        attr.max_rd_atomic >= set.max_rd_atomic,
+        "max_rd_atomic is {}",
+        attr.max_rd_atomic
+    );
+    ensure!(
+        crate::conformance::rig::gid_bytes(&attr.ah_attr.grh.dgid)
+            == crate::conformance::rig::gid_bytes(&set.ah_attr.grh.dgid),
         "another destination GID"
     );
     Ok(())
@@ -182,17 +238,35 @@ fn values(bench: &Bench) -> Result<()> {
     let ways: [(&str, ibv_qp_state, ibv_qp_state, Spoil); 9] = [
         ("port_num 0", IBV_QPS_RESET, IBV_QPS_INIT, |attr, _| attr.port_num = 0),
         ("port_num 99", IBV_QPS_RESET, IBV_QPS_INIT, |attr, _| attr.port_num = 99),
-        ("pkey_index beyond the table", IBV_QPS_RESET, IBV_QPS_INIT, |attr, device| {
-            attr.pkey_index = device.port().pkey_tbl_len;
-        }),
+        (
+            "pkey_index beyond the table",
+            IBV_QPS_RESET,
+            IBV_QPS_INIT,
+            |attr, device| {
+                attr.pkey_index = device.port().pkey_tbl_len;
+            },
+        ),
         ("path_mtu 0", IBV_QPS_INIT, IBV_QPS_RTR, |attr, _| attr.path_mtu = 0),
-        ("path_mtu of no name", IBV_QPS_INIT, IBV_QPS_RTR, |attr, _| attr.path_mtu = 6),
-        ("ah_attr.port_num 99", IBV_QPS_INIT, IBV_QPS_RTR, |attr, _| attr.ah_attr.port_num = 99),
-        ("sgid_index beyond the table", IBV_QPS_INIT, IBV_QPS_RTR, |attr, device| {
-            attr.ah_attr.grh.sgid_index = device.port().gid_tbl_len.min(255) as u8;
+        ("path_mtu of no name", IBV_QPS_INIT, IBV_QPS_RTR, |attr, _| {
+            attr.path_mtu = 6
         }),
-        ("max_dest_rd_atomic 255", IBV_QPS_INIT, IBV_QPS_RTR, |attr, _| attr.max_dest_rd_atomic = 255),
-        ("max_rd_atomic 255", IBV_QPS_RTR, IBV_QPS_RTS, |attr, _| attr.max_rd_atomic = 255),
+        ("ah_attr.port_num 99", IBV_QPS_INIT, IBV_QPS_RTR, |attr, _| {
+            attr.ah_attr.port_num = 99
+        }),
+        (
+            "sgid_index beyond the table",
+            IBV_QPS_INIT,
+            IBV_QPS_RTR,
+            |attr, device| {
+                attr.ah_attr.grh.sgid_index = device.port().gid_tbl_len.min(255) as u8;
+            },
+        ),
+        ("max_dest_rd_atomic 255", IBV_QPS_INIT, IBV_QPS_RTR, |attr, _| {
+            attr.max_dest_rd_atomic = 255
+        }),
+        ("max_rd_atomic 255", IBV_QPS_RTR, IBV_QPS_RTS, |attr, _| {
+            attr.max_rd_atomic = 255
+        }),
     ];
     for (what, from, to, spoil) in ways {
         let end = end_in(&device, IBV_QPT_RC, from)?;
@@ -216,7 +290,8 @@ fn reset_forgets(bench: &Bench) -> Result<()> {
     }
     pair.b.received.empty()?;
     pair.b.expect(2, 0, 8)?;
-    pair.a.post(crate::conformance::rig::Send::new(IBV_WR_SEND).id(3).inline(b"again"))?;
+    pair.a
+        .post(crate::conformance::rig::Send::new(IBV_WR_SEND).id(3).inline(b"again"))?;
     pair.a.sent.done(3)?;
     pair.b.received.done(2)?;
     ensure!(pair.b.bytes(0, 5) == b"again", "another message arrived");

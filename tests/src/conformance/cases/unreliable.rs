@@ -8,16 +8,66 @@ use crate::conformance::{Case, case};
 
 pub(super) fn cases() -> Vec<Case> {
     vec![
-        case("uc/no-receive", "9.8.2.2", "a message without a receive is dropped whole, and the next one arrives", no_receive),
-        case("uc/long-message-without-receive", "9.8.2.2", "so is one of many packets", long_without_receive),
-        case("uc/nobody-there", "9.8.2", "requests to a peer that is gone complete", nobody_there),
-        case("uc/wrong-key", "9.8.2.2.5", "a WRITE with a wrong key is dropped, and the next message arrives", wrong_key),
-        case("uc/write-without-right", "9.8.2.2.5", "a WRITE that the queue pair does not allow is dropped", without_right),
-        case("uc/write-with-immediate-without-receive", "9.8.2.2", "a WRITE with immediate data and no receive changes nothing but its target", imm_without_receive),
-        case("uc/longer-than-receive", "9.8.2.2", "a message longer than its receive changes nothing behind it, and is no success", longer),
-        case("uc/sender-stays", "9.8.2", "a sender whose messages are dropped stays in RTS", sender_stays),
-        case("uc/local-error", "10.3.1.6", "a local error stops the send queue alone: SQE, which still receives, and RTS again", local_error),
-        case("uc/flushed-behind-local-error", "10.3.1.6", "requests behind a local error are flushed", flushed),
+        case(
+            "uc/no-receive",
+            "9.8.2.2",
+            "a message without a receive is dropped whole, and the next one arrives",
+            no_receive,
+        ),
+        case(
+            "uc/long-message-without-receive",
+            "9.8.2.2",
+            "so is one of many packets",
+            long_without_receive,
+        ),
+        case(
+            "uc/nobody-there",
+            "9.8.2",
+            "requests to a peer that is gone complete",
+            nobody_there,
+        ),
+        case(
+            "uc/wrong-key",
+            "9.8.2.2.5",
+            "a WRITE with a wrong key is dropped, and the next message arrives",
+            wrong_key,
+        ),
+        case(
+            "uc/write-without-right",
+            "9.8.2.2.5",
+            "a WRITE that the queue pair does not allow is dropped",
+            without_right,
+        ),
+        case(
+            "uc/write-with-immediate-without-receive",
+            "9.8.2.2",
+            "a WRITE with immediate data and no receive changes nothing but its target",
+            imm_without_receive,
+        ),
+        case(
+            "uc/longer-than-receive",
+            "9.8.2.2",
+            "a message longer than its receive changes nothing behind it, and is no success",
+            longer,
+        ),
+        case(
+            "uc/sender-stays",
+            "9.8.2",
+            "a sender whose messages are dropped stays in RTS",
+            sender_stays,
+        ),
+        case(
+            "uc/local-error",
+            "10.3.1.6",
+            "a local error stops the send queue alone: SQE, which still receives, and RTS again",
+            local_error,
+        ),
+        case(
+            "uc/flushed-behind-local-error",
+            "10.3.1.6",
+            "requests behind a local error are flushed",
+            flushed,
+        ),
     ]
 }
 
@@ -91,7 +141,12 @@ fn without_right(bench: &Bench) -> Result<()> {
     };
     let pair = bench.pair_of(&Setup::of(IBV_QPT_UC), &target)?;
     pair.a.fill(0, &[5; 64]);
-    pair.a.post(Send::new(IBV_WR_RDMA_WRITE).id(1).sge(pair.a.mr.sge(0, 64)).at(pair.b.mr.at(0), pair.b.mr.rkey()))?;
+    pair.a.post(
+        Send::new(IBV_WR_RDMA_WRITE)
+            .id(1)
+            .sge(pair.a.mr.sge(0, 64))
+            .at(pair.b.mr.at(0), pair.b.mr.rkey()),
+    )?;
     pair.a.sent.done(1)?;
     pair.b.expect(2, 8000, 1000)?;
     next_arrives(&pair, 2)?;
@@ -102,7 +157,10 @@ fn without_right(bench: &Bench) -> Result<()> {
 fn imm_without_receive(bench: &Bench) -> Result<()> {
     let pair = pair(bench)?;
     pair.a.fill(0, &[5; 64]);
-    let write = Send::new(IBV_WR_RDMA_WRITE_WITH_IMM).id(1).sge(pair.a.mr.sge(0, 64)).at(pair.b.mr.at(0), pair.b.mr.rkey());
+    let write = Send::new(IBV_WR_RDMA_WRITE_WITH_IMM)
+        .id(1)
+        .sge(pair.a.mr.sge(0, 64))
+        .at(pair.b.mr.at(0), pair.b.mr.rkey());
     pair.a.post(write)?;
     pair.a.sent.done(1)?;
     pair.b.received.silent(bench.quiet)?;
@@ -119,7 +177,11 @@ fn longer(bench: &Bench) -> Result<()> {
     pair.b.expect(1, 0, 100)?;
     send(&pair, 2, 3000)?;
     if let Some(wc) = pair.b.received.next_within(bench.quiet)? {
-        ensure!(wc.status != IBV_WC_SUCCESS, "the receive is a success of {} bytes", wc.byte_len);
+        ensure!(
+            wc.status != IBV_WC_SUCCESS,
+            "the receive is a success of {} bytes",
+            wc.byte_len
+        );
     }
     ensure!(pair.b.bytes(100, 3000) == [0; 3000], "bytes behind the receive changed");
     Ok(())
@@ -138,7 +200,10 @@ fn sender_stays(bench: &Bench) -> Result<()> {
 fn fail_locally(pair: &Pair) -> Result<()> {
     let mut bad = pair.a.mr.sge(0, 8);
     bad.lkey ^= 0x0055_0000;
-    let posted = pair.a.qp.post(&[Send::new(IBV_WR_SEND).id(1).sge(bad), Send::new(IBV_WR_SEND).id(2)]);
+    let posted = pair
+        .a
+        .qp
+        .post(&[Send::new(IBV_WR_SEND).id(1).sge(bad), Send::new(IBV_WR_SEND).id(2)]);
     ensure!(posted == crate::conformance::rig::Posted::All, "{posted:?}");
     ensure!(pair.a.sent.wait()?.status != IBV_WC_SUCCESS, "it was sent");
     pair.a.sent.wait_for(2, IBV_WC_WR_FLUSH_ERR)?;

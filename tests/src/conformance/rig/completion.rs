@@ -84,7 +84,10 @@ impl Cq {
         let found = unsafe { inline::poll_cq(self.raw(), most as c_int, room.as_mut_ptr().cast()) };
         ensure!(found >= 0 && found as usize <= most, "ibv_poll_cq for {most}: {found}");
         // SAFETY: as many were filled.
-        Ok(room[..found as usize].iter().map(|wc| unsafe { wc.assume_init() }).collect())
+        Ok(room[..found as usize]
+            .iter()
+            .map(|wc| unsafe { wc.assume_init() })
+            .collect())
     }
 
     pub(in crate::conformance) fn poll(&self) -> Result<Option<ibv_wc>> {
@@ -136,7 +139,11 @@ impl Cq {
     pub(in crate::conformance) fn silent(&self, time: Duration) -> Result<()> {
         match self.next_within(time)? {
             None => Ok(()),
-            Some(wc) => bail!("a completion of request {} that should not be: {}", wc.wr_id, named(wc.status)),
+            Some(wc) => bail!(
+                "a completion of request {} that should not be: {}",
+                wc.wr_id,
+                named(wc.status)
+            ),
         }
     }
 

@@ -64,7 +64,8 @@ fn open(api: &Api, name: &str) -> Result<*mut ibv_context> {
         let list = (api.get_device_list)(&mut count);
         ensure!(!list.is_null(), "ibv_get_device_list: {}", Errno::last());
         let all = std::slice::from_raw_parts(list, count as usize);
-        let named = |device: &&*mut ibv_device| CStr::from_ptr((api.get_device_name)(**device)).to_bytes() == name.as_bytes();
+        let named =
+            |device: &&*mut ibv_device| CStr::from_ptr((api.get_device_name)(**device)).to_bytes() == name.as_bytes();
         let context = all.iter().find(named).map(|&device| (api.open_device)(device));
         let error = Errno::last();
         (api.free_device_list)(list);

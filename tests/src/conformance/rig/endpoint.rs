@@ -80,7 +80,10 @@ impl End {
     /// In RESET.
     pub(in crate::conformance) fn new(device: &Device, setup: &Setup, psn: u32) -> Result<Self> {
         let pd = device.pd().context("ibv_alloc_pd")?;
-        let (sent, received) = (device.cq(setup.depth as c_int * 2)?, device.cq(setup.depth as c_int * 2)?);
+        let (sent, received) = (
+            device.cq(setup.depth as c_int * 2)?,
+            device.cq(setup.depth as c_int * 2)?,
+        );
         Self::with(&pd, sent, received, setup, psn)
     }
 
@@ -172,7 +175,9 @@ impl Bench {
 
 /// Bytes that differ by place and seed; none is 0, which memory starts with.
 pub(in crate::conformance) fn pattern(len: usize, seed: u64) -> Vec<u8> {
-    (0..len as u64).map(|index| (mix(seed ^ index) >> 56) as u8 | 1).collect()
+    (0..len as u64)
+        .map(|index| (mix(seed ^ index) >> 56) as u8 | 1)
+        .collect()
 }
 
 /// SplitMix64's output function.

@@ -42,7 +42,9 @@ impl Drop for Words {
 
 impl Memory {
     pub(in crate::conformance) fn new(len: usize) -> Self {
-        Self(Rc::new(Words(Box::into_raw(vec![0_u64; len.div_ceil(8)].into_boxed_slice()))))
+        Self(Rc::new(Words(Box::into_raw(
+            vec![0_u64; len.div_ceil(8)].into_boxed_slice(),
+        ))))
     }
 
     pub(in crate::conformance) fn len(&self) -> usize {
@@ -60,7 +62,9 @@ impl Memory {
     pub(in crate::conformance) fn bytes(&self, range: Range<usize>) -> Vec<u8> {
         assert!(range.end <= self.len());
         // SAFETY: in the memory; read anew each time.
-        range.map(|index| unsafe { self.ptr().add(index).read_volatile() }).collect()
+        range
+            .map(|index| unsafe { self.ptr().add(index).read_volatile() })
+            .collect()
     }
 
     pub(in crate::conformance) fn fill(&self, at: usize, bytes: &[u8]) {
@@ -103,7 +107,12 @@ impl Pd {
     }
 
     /// Registers a part of the memory.
-    pub(in crate::conformance) fn register_part(&self, memory: &Memory, range: Range<usize>, rights: u32) -> Result<Mr, Errno> {
+    pub(in crate::conformance) fn register_part(
+        &self,
+        memory: &Memory,
+        range: Range<usize>,
+        rights: u32,
+    ) -> Result<Mr, Errno> {
         assert!(range.end <= memory.len());
         let device = self.device();
         let addr = memory.addr() + range.start as u64;

@@ -175,7 +175,9 @@ impl<T> Drop for Object<T> {
         let result = self.destroy();
         if result != Errno(0) {
             let what = self.what;
-            self.complaints.borrow_mut().push(format!("destroying the {what}: {result}"));
+            self.complaints
+                .borrow_mut()
+                .push(format!("destroying the {what}: {result}"));
         }
     }
 }

@@ -177,7 +177,12 @@ impl Qp {
     pub(in crate::conformance) fn walk(&self, mut from: ibv_qp_state, way: &[ibv_qp_state]) -> Result<()> {
         for &to in way {
             let result = self.step(from, to);
-            ensure!(result == Errno(0), "{} → {}: {result}", state_name(from), state_name(to));
+            ensure!(
+                result == Errno(0),
+                "{} → {}: {result}",
+                state_name(from),
+                state_name(to)
+            );
             from = to;
         }
         Ok(())

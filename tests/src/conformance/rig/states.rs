@@ -80,7 +80,11 @@ pub(in crate::conformance) struct Rule {
 pub(in crate::conformance) fn rule(transport: ibv_qp_type, from: ibv_qp_state, to: ibv_qp_state) -> Option<Rule> {
     let is_rc = transport == IBV_QPT_RC;
     // What a queue pair has of its own on every transport: rights of the peer, or a key against strangers.
-    let own = if transport == IBV_QPT_UD { IBV_QP_QKEY } else { IBV_QP_ACCESS_FLAGS };
+    let own = if transport == IBV_QPT_UD {
+        IBV_QP_QKEY
+    } else {
+        IBV_QP_ACCESS_FLAGS
+    };
     let of_rc = |bits| if is_rc { bits } else { 0 };
     let of_connected = |bits| if transport == IBV_QPT_UD { 0 } else { bits };
     let migration = of_connected(IBV_QP_ALT_PATH | IBV_QP_PATH_MIG_STATE);

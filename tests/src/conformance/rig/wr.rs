@@ -118,7 +118,10 @@ impl Recv {
 pub(in crate::conformance) enum Posted {
     All,
     /// Refused at the request of this index, with an errno value; those before it are posted.
-    Refused { at: Option<usize>, errno: Errno },
+    Refused {
+        at: Option<usize>,
+        errno: Errno,
+    },
 }
 
 impl Posted {
@@ -153,7 +156,10 @@ impl Qp {
         let mut bad = ptr::null_mut();
         // SAFETY: live; a list of requests with their elements and inline data, all of which live through the call. Other memory is named by keys, which the device checks.
         let result = unsafe { inline::post_send(self.raw(), first, &mut bad) };
-        Posted::new(result, (0..list.len()).find(|&index| ptr::eq(bad, first.wrapping_add(index))))
+        Posted::new(
+            result,
+            (0..list.len()).find(|&index| ptr::eq(bad, first.wrapping_add(index))),
+        )
     }
 
     pub(in crate::conformance) fn post_one(&self, send: Send) -> Errno {
@@ -170,7 +176,10 @@ impl Qp {
         let mut bad = ptr::null_mut();
         // SAFETY: as in `post`.
         let result = unsafe { inline::post_recv(self.raw(), first, &mut bad) };
-        Posted::new(result, (0..list.len()).find(|&index| ptr::eq(bad, first.wrapping_add(index))))
+        Posted::new(
+            result,
+            (0..list.len()).find(|&index| ptr::eq(bad, first.wrapping_add(index))),
+        )
     }
 
     pub(in crate::conformance) fn receive_one(&self, receive: Recv) -> Errno {
