@@ -1,11 +1,8 @@
 //! A connected queue pair.
 
-use core::ffi::c_int;
-
-use doorbell_verbs_sys as sys;
-
 use super::attributes::QpState;
-use super::batch::{Batch, ReceiveBatch};
+use super::backend::{Backend, PostList, Receives};
+use super::batch::{Batch, ReceiveBatch, post_one};
 use super::endpoint::Endpoint;
 use super::object::{QpObject, no_attributes};
 use super::refused::Refused;
@@ -14,75 +11,8 @@ use super::transport::{Connected, Rc, Reliable, Transport};
 use crate::error::QueuePairError;
 use crate::memory::{GrantsRead, GrantsWrite, Remote, RemoteWord, Sink, Source, Word};
 use crate::types::{Mtu, Qpn};
-use crate::wr::op;
-use crate::wr::payload::{Inline, Limits, One};
-
-/// The send queue's poster, and the accounting of its signalled requests.
-pub(crate) struct SendSide {
-    pub(super) poster: Poster<sys::ibv_send_wr>,
-    pub(super) accounting: Accounting,
-}
-
-/// Which requests are signalled, and what a request may have.
-pub(super) struct Accounting {
-    pub(super) limits: Limits,
-    /// The position whose request is signalled in any case: `interval` after the last one signalled.
-    signal_at: u64,
-    interval: u64,
-}
-
-impl SendSide {
-    pub(super) fn new(poster: Poster<sys::ibv_send_wr>, max_inline: u32, signal_all: bool) -> Self {
-        let limits = Limits {
-            max_inline,
-            max_sge: poster.max_sge,
-        };
-        // Half the queue: when it is full, at least one completion is on its way, and frees at least half of it. With signal_all the device signals.
-        let interval = if signal_all {
-            u64::MAX / 2
-        } else {
-            u64::from(poster.depth() / 2).max(1)
-        };
-        Self {
-            poster,
-            accounting: Accounting {
-                limits,
-                signal_at: interval - 1,
-                interval,
-            },
-        }
-    }
-}
-
-impl SendSide {
-    /// Takes back the one request just posted, which the provider refused.
-    #[cold]
-    #[inline(never)]
-    pub(super) fn take_back_one(&mut self, result: c_int) -> Refused {
-        let refused = self.poster.take_back_one(result);
-        self.accounting.forget_from(self.poster.head());
-        refused
-    }
-}
-
-impl Accounting {
-    /// Whether the request at `position` is signalled: if it `asked` for it, or must be.
-    #[inline(always)]
-    pub(super) fn settle(&mut self, position: u64, asked: bool) -> bool {
-        let signalled = asked || position >= self.signal_at;
-        if signalled {
-            self.signal_at = position + self.interval;
-        }
-        signalled
-    }
-
-    /// The requests from `head` on were not posted. If one of them was signalled, it is not known which was before it: the next one is, to be safe.
-    pub(super) fn forget_from(&mut self, head: u64) {
-        if self.signal_at >= head + self.interval {
-            self.signal_at = head;
-        }
-    }
-}
+use crate::wr::op::{self, UNBOUNDED};
+use crate::wr::payload::{Inline, One};
 
 /// A connected queue pair: requests go out by [`post`](Self::post) and its short forms, receives by [`post_receives`](Self::post_receives), and what became of
 /// them comes from the completion queues given when it was made.
@@ -91,16 +21,16 @@ impl Accounting {
 /// library signals one by itself, so that the queue never stands still.
 ///
 /// Dropping it takes it to the error state and destroys it; the buffers it has in flight are dropped when its completion queues are next polled (or dropped).
-pub struct QueuePair<T: Transport = Rc> {
+pub struct QueuePair<T: Transport = Rc, B: Backend = PostList> {
     // Before the object: they point into the queue pair.
-    send: SendSide,
-    recv: Poster<sys::ibv_recv_wr>,
+    send: Poster<B>,
+    recv: Poster<Receives>,
     object: QpObject,
     link: T::Link,
 }
 
-impl<T: Transport> QueuePair<T> {
-    pub(super) fn new(send: SendSide, recv: Poster<sys::ibv_recv_wr>, object: QpObject, link: T::Link) -> Self {
+impl<T: Transport, B: Backend> QueuePair<T, B> {
+    pub(super) fn new(send: Poster<B>, recv: Poster<Receives>, object: QpObject, link: T::Link) -> Self {
         Self {
             send,
             recv,
@@ -116,7 +46,7 @@ impl<T: Transport> QueuePair<T> {
     /// # Errors
     /// When a request is refused, here (then none is posted) or by the device (then those before it are). The buffers come back with the error.
     #[inline(always)]
-    pub fn post<'d>(&mut self, build: impl for<'q> FnOnce(&mut Batch<'q, 'd, T>)) -> Result<(), Refused> {
+    pub fn post<'d>(&mut self, build: impl for<'q> FnOnce(&mut Batch<'q, 'd, T, B>)) -> Result<(), Refused> {
         Batch::post(&mut self.send, build)
     }
 
@@ -147,13 +77,13 @@ impl<T: Transport> QueuePair<T> {
     /// How many bytes a request may carry inline: as many as asked for, or more.
     #[must_use]
     pub fn max_inline(&self) -> u32 {
-        self.send.accounting.limits.max_inline
+        self.send.limits.max_inline
     }
 
     /// How many requests have been posted to the send queue: the [`sequence`](crate::Completion::sequence) of the next one.
     #[must_use]
     pub fn next_send(&self) -> u64 {
-        self.send.poster.head()
+        self.send.head()
     }
 
     /// How many receives have been posted: the [`sequence`](crate::Completion::sequence) of the next one.
@@ -165,7 +95,7 @@ impl<T: Transport> QueuePair<T> {
     /// How many more requests the send queue takes now.
     #[must_use]
     pub fn send_room(&self) -> u32 {
-        self.send.poster.depth() - self.send.poster.in_flight()
+        self.send.depth() - self.send.in_flight()
     }
 
     /// How many more receives it takes now.
@@ -192,14 +122,14 @@ impl<T: Transport> QueuePair<T> {
     }
 }
 
-impl<T: Connected> QueuePair<T> {
+impl<T: Connected, B: Backend> QueuePair<T, B> {
     /// Posts one SEND.
     ///
     /// # Errors
     /// As for [`post`](Self::post).
     #[inline(always)]
     pub fn send(&mut self, buffer: impl Source) -> Result<(), Refused> {
-        Batch::<T>::post_one(&mut self.send, op::Send, One::new(buffer))
+        post_one(&mut self.send, op::Send, UNBOUNDED, One::new(buffer))
     }
 
     /// Posts one SEND of `bytes`, which may be changed at once.
@@ -208,7 +138,7 @@ impl<T: Connected> QueuePair<T> {
     /// As for [`post`](Self::post).
     #[inline(always)]
     pub fn send_inline(&mut self, bytes: &[u8]) -> Result<(), Refused> {
-        Batch::<T>::post_one(&mut self.send, op::Send, Inline::new(bytes))
+        post_one(&mut self.send, op::Send, UNBOUNDED, Inline::new(bytes))
     }
 
     /// Posts one RDMA WRITE to the beginning of `remote`.
@@ -217,7 +147,7 @@ impl<T: Connected> QueuePair<T> {
     /// As for [`post`](Self::post).
     #[inline(always)]
     pub fn write(&mut self, buffer: impl Source, remote: Remote<impl GrantsWrite>) -> Result<(), Refused> {
-        Batch::<T>::post_one(&mut self.send, op::Write::new(remote), One::new(buffer))
+        post_one(&mut self.send, op::Write::new(remote), remote.len(), One::new(buffer))
     }
 
     /// Posts one RDMA WRITE of `bytes`, which may be changed at once, to the beginning of `remote`.
@@ -226,7 +156,7 @@ impl<T: Connected> QueuePair<T> {
     /// As for [`post`](Self::post).
     #[inline(always)]
     pub fn write_inline(&mut self, bytes: &[u8], remote: Remote<impl GrantsWrite>) -> Result<(), Refused> {
-        Batch::<T>::post_one(&mut self.send, op::Write::new(remote), Inline::new(bytes))
+        post_one(&mut self.send, op::Write::new(remote), remote.len(), Inline::new(bytes))
     }
 
     /// What it is connected to.
@@ -242,14 +172,14 @@ impl<T: Connected> QueuePair<T> {
     }
 }
 
-impl<T: Reliable> QueuePair<T> {
+impl<T: Reliable, B: Backend> QueuePair<T, B> {
     /// Posts one RDMA READ from the beginning of `remote`, as many bytes as `buffer` has.
     ///
     /// # Errors
     /// As for [`post`](Self::post).
     #[inline(always)]
     pub fn read(&mut self, buffer: impl Sink, remote: Remote<impl GrantsRead>) -> Result<(), Refused> {
-        Batch::<T>::post_one(&mut self.send, op::Read::new(remote), One::new(buffer))
+        post_one(&mut self.send, op::Read::new(remote), remote.len(), One::new(buffer))
     }
 
     /// Posts one compare-and-swap; the old value comes back in `word`.
@@ -263,7 +193,7 @@ impl<T: Reliable> QueuePair<T> {
             compare,
             swap,
         };
-        Batch::<T>::post_one(&mut self.send, op, One::new(word))
+        post_one(&mut self.send, op, UNBOUNDED, One::new(word))
     }
 
     /// Posts one fetch-and-add; the old value comes back in `word`.
@@ -272,11 +202,16 @@ impl<T: Reliable> QueuePair<T> {
     /// As for [`post`](Self::post).
     #[inline(always)]
     pub fn fetch_add(&mut self, word: Word, at: RemoteWord, add: u64) -> Result<(), Refused> {
-        Batch::<T>::post_one(&mut self.send, op::FetchAdd { word: at, add }, One::new(word))
+        post_one(
+            &mut self.send,
+            op::FetchAdd { word: at, add },
+            UNBOUNDED,
+            One::new(word),
+        )
     }
 }
 
-impl<T: Transport> core::fmt::Debug for QueuePair<T> {
+impl<T: Transport, B: Backend> core::fmt::Debug for QueuePair<T, B> {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         f.debug_struct("QueuePair")
             .field("qpn", &self.qpn())

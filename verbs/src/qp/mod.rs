@@ -27,6 +27,7 @@ mod staging;
 mod transport;
 
 pub use attributes::{Explanation, QpState};
+pub use backend::{Backend, PostList};
 pub use batch::{Batch, ReceiveBatch, Request};
 pub use builder::QueuePairBuilder;
 pub use connected::QueuePair;

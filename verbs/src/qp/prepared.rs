@@ -5,24 +5,26 @@ use core::marker::PhantomData;
 use doorbell_verbs_sys as sys;
 
 use super::attributes::QpState;
+use super::backend::{Backend, PostList, Receives};
 use super::batch::ReceiveBatch;
 use super::builder::Settings;
-use super::connected::{QueuePair, SendSide};
+use super::connected::QueuePair;
 use super::endpoint::Endpoint;
 use super::object::{QpObject, no_attributes};
 use super::refused::Refused;
-use super::staging::Poster;
+use super::staging::{Poster, Signalling};
 use super::transport::{Connected, Link, Rc};
 use crate::error::QueuePairError;
 use crate::memory::Sink;
 use crate::port::{GidEntry, LinkLayer, PortAttr};
 use crate::types::{Mtu, Psn, Qpn};
+use crate::wr::payload::Limits;
 
 /// A queue pair in the INIT state: it can be given receives, and be connected, which makes a [`QueuePair`] of it.
-pub struct PreparedQueuePair<T: Connected = Rc> {
+pub struct PreparedQueuePair<T: Connected = Rc, B: Backend = PostList> {
     // Before the object: it points into the queue pair.
-    pub(super) send: SendSide,
-    pub(super) recv: Poster<sys::ibv_recv_wr>,
+    pub(super) send: Poster<B>,
+    pub(super) recv: Poster<Receives>,
     pub(super) object: QpObject,
     pub(super) settings: Settings,
     port: PortAttr,
@@ -32,7 +34,7 @@ pub struct PreparedQueuePair<T: Connected = Rc> {
     transport: PhantomData<T>,
 }
 
-impl<T: Connected> PreparedQueuePair<T> {
+impl<T: Connected, B: Backend> PreparedQueuePair<T, B> {
     #[expect(clippy::too_many_arguments, reason = "called once, by the builder")]
     pub(super) fn new(
         object: QpObject,
@@ -46,14 +48,26 @@ impl<T: Connected> PreparedQueuePair<T> {
         signal_all: bool,
     ) -> Self {
         let (send, recv) = (object.send(), object.recv());
+        let signalling = if signal_all {
+            Signalling::Never
+        } else {
+            Signalling::EveryHalf
+        };
+        let limits = |max_sge, max_inline| Limits { max_inline, max_sge };
+        let (to_send, to_receive) = (limits(max_send_sge, max_inline), limits(max_recv_sge, 0));
         // SAFETY: the queue pair lives as long as the object, which goes after the posters in this struct and in QueuePair; each ring is fresh.
         let (send, recv) = unsafe {
             (
-                Poster::new(object.raw(), send.ring().clone(), send.key(), max_send_sge),
-                Poster::new(object.raw(), recv.ring().clone(), recv.key(), max_recv_sge),
+                Poster::new(object.raw(), send.ring().clone(), send.key(), to_send, signalling),
+                Poster::new(
+                    object.raw(),
+                    recv.ring().clone(),
+                    recv.key(),
+                    to_receive,
+                    Signalling::Never,
+                ),
             )
         };
-        let send = SendSide::new(send, max_inline, signal_all);
         Self {
             send,
             recv,
@@ -115,7 +129,7 @@ impl<T: Connected> PreparedQueuePair<T> {
     ///
     /// # Errors
     /// When the device refuses; the error says what is wrong with which attribute. The queue pair is gone then, with the receives posted to it.
-    pub fn connect(self, peer: &Endpoint) -> Result<QueuePair<T>, QueuePairError> {
+    pub fn connect(self, peer: &Endpoint) -> Result<QueuePair<T, B>, QueuePairError> {
         let mtu = self.mtu().min(peer.mtu);
         self.to_rtr(peer, mtu)?;
         self.to_rts(peer)?;
@@ -211,7 +225,7 @@ impl<T: Connected> PreparedQueuePair<T> {
     }
 }
 
-impl<T: Connected> core::fmt::Debug for PreparedQueuePair<T> {
+impl<T: Connected, B: Backend> core::fmt::Debug for PreparedQueuePair<T, B> {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         f.debug_struct("PreparedQueuePair")
             .field("endpoint", &self.endpoint())

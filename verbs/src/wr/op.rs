@@ -3,13 +3,15 @@
 use doorbell_verbs_sys as sys;
 
 use crate::memory::{Key, Remote, RemoteWord};
-use crate::qp::Reason;
 
 /// An operation of the send queue.
-pub trait Operation: sealed::Fill + Copy {}
+pub trait Operation: sealed::Fill + Copy + core::fmt::Debug {}
+
+/// Operations that send a message, which the peer may be woken by: SEND and WRITE, with or without immediate data.
+pub trait Message: Operation {}
 
 /// Operations that may carry 32 bits of immediate data: SEND and WRITE (IBTA vol 1, 9.2.5).
-pub trait Immediate: Operation {
+pub trait Immediate: Message {
     /// The opcode with immediate data.
     #[doc(hidden)]
     const WITH_IMMEDIATE: sys::ibv_wr_opcode;
@@ -27,18 +29,18 @@ pub(crate) mod sealed {
         /// `wr` points to a work request.
         unsafe fn fill(&self, wr: *mut sys::ibv_send_wr);
 
-        /// Why a message of `len` bytes would not do, if so.
-        #[inline(always)]
-        fn check(&self, _len: u64) -> Option<Reason> {
-            None
-        }
-
-        /// Whether `check` finds nothing.
-        #[inline(always)]
-        fn admits(&self, len: u64) -> bool {
-            self.check(len).is_none()
+        /// What is wrong with a message of `len` bytes where there is `room` for fewer.
+        fn too_long(len: u64, room: u64) -> Reason {
+            Reason::RemoteTooShort { len, remote: room }
         }
     }
+}
+
+/// An [`Immediate`] operation with its 32 bits.
+#[derive(Debug, Clone, Copy)]
+pub struct WithImmediate<O> {
+    pub(crate) op: O,
+    pub(crate) imm: u32,
 }
 
 /// SEND (IBTA vol 1, 9.4.1): into a receive that the peer posted.
@@ -68,10 +70,10 @@ pub struct FetchAdd {
     pub(crate) add: u64,
 }
 
+/// Where remote memory begins. Two words, so that it is passed in registers where a request is looked at more closely.
 #[derive(Debug, Clone, Copy)]
 struct Target {
     addr: u64,
-    len: u64,
     rkey: u32,
 }
 
@@ -80,16 +82,13 @@ impl Target {
     fn new<K: Key>(remote: Remote<K>) -> Self {
         Self {
             addr: remote.addr(),
-            len: remote.len(),
             rkey: remote.rkey().0,
         }
     }
-
-    #[inline(always)]
-    fn check(&self, len: u64) -> Option<Reason> {
-        (len > self.len).then_some(Reason::RemoteTooShort { len, remote: self.len })
-    }
 }
+
+/// The room for a message that nothing but its own limits bounds.
+pub(crate) const UNBOUNDED: u64 = u64::MAX;
 
 impl Write {
     #[inline(always)]
@@ -122,11 +121,6 @@ impl sealed::Fill for Write {
             write_remote(wr, self.0);
         }
     }
-
-    #[inline(always)]
-    fn check(&self, len: u64) -> Option<Reason> {
-        self.0.check(len)
-    }
 }
 
 impl sealed::Fill for Read {
@@ -137,11 +131,6 @@ impl sealed::Fill for Read {
             (*wr).opcode = sys::IBV_WR_RDMA_READ;
             write_remote(wr, self.0);
         }
-    }
-
-    #[inline(always)]
-    fn check(&self, len: u64) -> Option<Reason> {
-        self.0.check(len)
     }
 }
 
@@ -190,11 +179,27 @@ impl sealed::Fill for FetchAdd {
     }
 }
 
+impl<O: Immediate> sealed::Fill for WithImmediate<O> {
+    #[inline(always)]
+    unsafe fn fill(&self, wr: *mut sys::ibv_send_wr) {
+        // SAFETY: as above.
+        unsafe {
+            self.op.fill(wr);
+            (*wr).opcode = O::WITH_IMMEDIATE;
+            (*wr).anon_1.imm_data = self.imm.to_be();
+        }
+    }
+}
+
+impl<O: Immediate> Operation for WithImmediate<O> {}
+impl<O: Immediate> Message for WithImmediate<O> {}
 impl Operation for Send {}
 impl Operation for Write {}
 impl Operation for Read {}
 impl Operation for CompareSwap {}
 impl Operation for FetchAdd {}
+impl Message for Send {}
+impl Message for Write {}
 impl Immediate for Send {
     const WITH_IMMEDIATE: sys::ibv_wr_opcode = sys::IBV_WR_SEND_WITH_IMM;
 }
