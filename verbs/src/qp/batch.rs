@@ -3,16 +3,17 @@
 use core::ffi::c_uint;
 use core::marker::PhantomData;
 use core::mem::ManuallyDrop;
+use core::ptr::null_mut as null;
 
 use doorbell_verbs_sys as sys;
 
 use super::backend::{Backend, PostList, Receives};
-use super::refused::Refused;
+use super::refused::{Reason, Refused};
 use super::staging::{Cursor, Poster, Staging, push};
 use super::transport::{Connected, Rc, Reliable, Transport};
 use crate::memory::{GrantsRead, GrantsWrite, Remote, RemoteWord, Sink, Source, Word};
 use crate::wr::op::{self, Immediate, Message, Operation, UNBOUNDED};
-use crate::wr::payload::{Inline, One, Payload, Several};
+use crate::wr::payload::{Inline, Limits, One, Payload, Several};
 
 /// The requests of one doorbell, being built: see [`QueuePair::post`](crate::QueuePair::post). Inline data must live for `'d`, until they are posted.
 ///
@@ -59,24 +60,15 @@ pub(super) fn post_one<B: Backend, O: Operation, P: Payload>(
     room: u64,
     payload: P,
 ) -> Result<(), Refused> {
-    let fits = payload.bytes() <= room && payload.is_single(poster.limits);
-    if !(fits && poster.take_turn()) {
+    if payload.bytes() > room || !payload.is_single(poster.limits) || !poster.take_turn() {
         return post_one_with_care(poster, op, room, payload);
     }
     // SAFETY: there is room, and the payload is one element within the limits. The request is complete: operation, flags, list. Inline data is borrowed by the
     // payload for longer than this call.
-    let result = unsafe {
-        poster.post_one(payload, |qp, form, payload| {
-            B::write(qp, form, core::ptr::null_mut(), &op, payload, 0)
-        })
-    };
-    if result == 0 {
-        return Ok(());
-    }
-    Err(poster.take_back_one(result))
+    unsafe { poster.post_one(payload, |qp, form, payload| B::write(qp, form, null(), &op, payload, 0)) }
 }
 
-/// Posts a request that cannot simply be posted, or says why it is refused.
+/// Posts one request that cannot simply be posted, or refuses it.
 #[cold]
 #[inline(never)]
 fn post_one_with_care<B: Backend, O: Operation, P: Payload>(
@@ -85,9 +77,25 @@ fn post_one_with_care<B: Backend, O: Operation, P: Payload>(
     room: u64,
     payload: P,
 ) -> Result<(), Refused> {
-    let mut staging = Staging::restarted(poster);
-    staging.cursor = stage_with_care(staging.poster, staging.cursor, op, room, payload, 0);
-    staging.finish()
+    if payload.bytes() <= room
+        && payload.admits(poster.limits)
+        && let Some(flags) = poster.make_room_for_one()
+    {
+        // SAFETY: as in `post_one`; the limits were kept to.
+        return unsafe {
+            poster.post_one(payload, |qp, form, payload| {
+                B::write(qp, form, null(), &op, payload, flags)
+            })
+        };
+    }
+    Err(poster.refuse_one(objection::<O, P>(room, &payload, poster.limits), payload.into_buffers()))
+}
+
+/// What is wrong with a payload where there is `room` for so many bytes; `None` if nothing is.
+fn objection<O: Operation, P: Payload>(room: u64, payload: &P, limits: Limits) -> Option<Reason> {
+    let len = payload.bytes();
+    let too_long = (len > room).then(|| O::too_long(len, room));
+    too_long.or_else(|| payload.check(limits))
 }
 
 /// Stages the next request, or keeps its buffers with the refusal.
@@ -100,22 +108,42 @@ fn stage<B: Backend, O: Operation, P: Payload>(
     payload: P,
     flags: c_uint,
 ) {
-    let fits = payload.bytes() <= room && payload.admits(poster.limits);
-    if !(fits && cursor.has_left()) {
+    if payload.bytes() > room || !payload.admits(poster.limits) || cursor.left() == 0 {
         *cursor = stage_with_care(poster, *cursor, op, room, payload, flags);
         return;
     }
-    let signalled = flags & sys::IBV_SEND_SIGNALED != 0;
-    // SAFETY: there is room, and the limits were kept to. The request is complete: operation, flags, list. Inline data is borrowed for 'd, which outlives
-    // `finish` because `post`'s caller chose it.
+    let left = cursor.left() - 1;
+    // SAFETY: there is room, and the limits were kept to.
+    unsafe { stage_counted(poster, cursor, left, op, payload, flags) }
+}
+
+/// Stages the next request, after which `left` is the count.
+///
+/// # Safety
+/// There was room for it, and the payload keeps to the queue pair's limits.
+#[inline(always)]
+unsafe fn stage_counted<B: Backend, O: Operation, P: Payload>(
+    poster: &mut Poster<B>,
+    cursor: &mut Cursor<B>,
+    left: u64,
+    op: O,
+    payload: P,
+    flags: c_uint,
+) {
+    cursor.set_left(left);
+    if flags & sys::IBV_SEND_SIGNALED != 0 {
+        cursor.set_left(poster.signalled(left));
+    }
+    // SAFETY: by contract. The request is complete: operation, flags, list. Inline data is borrowed for 'd of the batch, which outlives `finish` because `post`'s caller
+    // chose it.
     unsafe {
-        push(poster, cursor, payload, signalled, |qp, form, payload| {
+        push(poster, cursor, payload, |qp, form, payload| {
             B::write(qp, form, (*form).following, &op, payload, flags)
         });
     }
 }
 
-/// Stages a request that cannot simply be staged, or says why it is refused. It cannot unwind, so that whoever builds a batch need not have all of it in memory.
+/// Stages a request that cannot simply be staged, or refuses it and the batch. It cannot unwind, so that whoever builds a batch need not have all of it in memory.
 #[cold]
 #[inline(never)]
 extern "C" fn stage_with_care<B: Backend, O: Operation, P: Payload>(
@@ -126,21 +154,15 @@ extern "C" fn stage_with_care<B: Backend, O: Operation, P: Payload>(
     payload: P,
     flags: c_uint,
 ) -> Cursor<B> {
-    let len = payload.bytes();
-    let reason = (len > room).then(|| O::too_long(len, room));
-    let reason = reason.or_else(|| payload.check(poster.limits));
-    match poster.reconsider(&mut cursor, reason) {
-        Some(more) => {
-            let flags = flags | more;
-            let signalled = flags & sys::IBV_SEND_SIGNALED != 0;
-            // SAFETY: as in `stage`; `reconsider` has found room.
-            unsafe {
-                push(poster, &mut cursor, payload, signalled, |qp, form, payload| {
-                    B::write(qp, form, (*form).following, &op, payload, flags)
-                });
-            }
-        }
-        None => poster.keep(payload.into_buffers()),
+    if payload.bytes() <= room
+        && payload.admits(poster.limits)
+        && let Some((more, left)) = poster.make_room(cursor.left())
+    {
+        // SAFETY: there is room, and the limits were kept to.
+        unsafe { stage_counted(poster, &mut cursor, left, op, payload, flags | more) };
+    } else {
+        let reason = objection::<O, P>(room, &payload, poster.limits);
+        poster.refuse_next(&mut cursor, reason, payload.into_buffers());
     }
     cursor
 }
@@ -338,15 +360,7 @@ impl ReceiveBatch<'_> {
             return receive_one_with_care(poster, payload);
         }
         // SAFETY: there is room. A receive has nothing but its list, here of one element.
-        let result = unsafe {
-            poster.post_one(payload, |_, form, payload| {
-                Receives::write(form, core::ptr::null_mut(), payload)
-            })
-        };
-        if result == 0 {
-            return Ok(());
-        }
-        Err(poster.take_back_one(result))
+        unsafe { poster.post_one(payload, |_, form, payload| Receives::write(form, null(), payload)) }
     }
 
     /// Receives a message into `buffer`; a longer one is an error on both sides.
@@ -364,13 +378,14 @@ impl ReceiveBatch<'_> {
     #[inline(always)]
     fn stage<P: Payload>(&mut self, payload: P) {
         let Staging { poster, cursor } = &mut self.staging;
-        if !(payload.admits(poster.limits) && cursor.has_left()) {
+        if !payload.admits(poster.limits) || cursor.left() == 0 {
             *cursor = receive_with_care(poster, *cursor, payload);
             return;
         }
+        cursor.set_left(cursor.left() - 1);
         // SAFETY: there is room, and the limits were kept to. A receive has nothing but its list.
         unsafe {
-            push(poster, cursor, payload, false, |_, form, payload| {
+            push(poster, cursor, payload, |_, form, payload| {
                 Receives::write(form, (*form).following, payload)
             })
         };
@@ -380,10 +395,12 @@ impl ReceiveBatch<'_> {
 /// As [`post_one_with_care`].
 #[cold]
 #[inline(never)]
-fn receive_one_with_care(poster: &mut Poster<Receives>, payload: One<impl Sink>) -> Result<(), Refused> {
-    let mut staging = Staging::restarted(poster);
-    staging.cursor = receive_with_care(staging.poster, staging.cursor, payload);
-    staging.finish()
+fn receive_one_with_care(poster: &mut Poster<Receives>, payload: impl Payload) -> Result<(), Refused> {
+    if poster.make_room_for_one().is_none() {
+        return Err(poster.refuse_one(None, payload.into_buffers()));
+    }
+    // SAFETY: as in `ReceiveBatch::post_one`.
+    unsafe { poster.post_one(payload, |_, form, payload| Receives::write(form, null(), payload)) }
 }
 
 /// As [`stage_with_care`].
@@ -394,15 +411,19 @@ extern "C" fn receive_with_care<P: Payload>(
     mut cursor: Cursor<Receives>,
     payload: P,
 ) -> Cursor<Receives> {
-    let reason = payload.check(poster.limits);
-    match poster.reconsider(&mut cursor, reason) {
-        // SAFETY: as in `ReceiveBatch::stage`; `reconsider` has found room.
-        Some(_) => unsafe {
-            push(poster, &mut cursor, payload, false, |_, form, payload| {
+    if payload.admits(poster.limits)
+        && let Some((_, left)) = poster.make_room(cursor.left())
+    {
+        cursor.set_left(left);
+        // SAFETY: as in `ReceiveBatch::stage`.
+        unsafe {
+            push(poster, &mut cursor, payload, |_, form, payload| {
                 Receives::write(form, (*form).following, payload)
             });
-        },
-        None => poster.keep(payload.into_buffers()),
+        }
+    } else {
+        let reason = payload.check(poster.limits);
+        poster.refuse_next(&mut cursor, reason, payload.into_buffers());
     }
     cursor
 }

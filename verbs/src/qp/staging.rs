@@ -58,10 +58,15 @@ impl<L: Line> Clone for Cursor<L> {
 impl<L: Line> Copy for Cursor<L> {}
 
 impl<L: Line> Cursor<L> {
-    /// Whether the next request may simply be staged, if it fits the queue pair's limits.
+    /// How many requests may be staged before something has to be looked after.
     #[inline(always)]
-    pub(super) fn has_left(&self) -> bool {
-        self.left != 0
+    pub(super) fn left(&self) -> u64 {
+        self.left
+    }
+
+    #[inline(always)]
+    pub(super) fn set_left(&mut self, left: u64) {
+        self.left = left;
     }
 }
 
@@ -144,20 +149,20 @@ impl<L: Line> Poster<L> {
         !none
     }
 
-    /// Posts one request, `write`n into a form. Returns what the provider said.
+    /// Posts one request, `write`n into a form.
     ///
     /// # Safety
-    /// `take_turn` returned true for it. `write` writes the request of its line completely, with none to follow, with `payload`, which keeps to the queue pair's limits, and does not panic;
-    /// inline data stays readable until this returns. If the result is not 0, `take_back_one` is called next.
+    /// `take_turn` or `make_room_for_one` has found room for it. `write` writes the request of its line completely, with none to follow, with `payload`, which keeps
+    /// to the queue pair's limits, and does not panic; inline data stays readable until this returns.
     #[inline(always)]
     pub(crate) unsafe fn post_one<P: Payload>(
         &mut self,
         payload: P,
         write: impl FnOnce(*mut sys::ibv_qp, *mut Form<L::Request>, &P),
-    ) -> c_int {
+    ) -> Result<(), Refused> {
         // SAFETY: there is room, so that the slot and the form are the poster's; both live as long as it. The queue pair is live. The buffers are owned by the
         // ring from here on, which keeps them until completed, or until the queue pair is destroyed.
-        unsafe {
+        let result = unsafe {
             let form = self.cursor.next;
             write(self.qp, form, &payload);
             self.cursor.next = (*form).following;
@@ -165,13 +170,43 @@ impl<L: Line> Poster<L> {
             // Before the device may complete it.
             self.ring.publish_one();
             L::ring(self.qp, form, &mut self.bad)
+        };
+        if result == 0 {
+            return Ok(());
+        }
+        Err(self.take_back_one(result))
+    }
+
+    /// Looks after what has to be before the one request that is next, perhaps because `take_turn` returned false. As [`make_room`](Self::make_room) otherwise.
+    #[inline(always)]
+    pub(super) fn make_room_for_one(&mut self) -> Option<c_uint> {
+        self.put_turn_back();
+        let (flags, left) = self.make_room(self.cursor.left)?;
+        self.cursor.left = left;
+        Some(flags)
+    }
+
+    /// Gives back the turn that could not be taken.
+    fn put_turn_back(&mut self) {
+        if self.cursor.left == u64::MAX {
+            self.cursor.left = 0;
         }
     }
 
-    /// Takes back the request just posted, if the provider did not accept it: `result` is what [`post_one`](Self::post_one) returned.
+    /// Refuses one request that was posted by itself.
     #[cold]
     #[inline(never)]
-    pub(crate) fn take_back_one(&mut self, result: c_int) -> Refused {
+    pub(super) fn refuse_one(&mut self, reason: Option<Reason>, buffers: Buffers) -> Refused {
+        self.put_turn_back();
+        let mut cursor = self.cursor;
+        self.refuse_next(&mut cursor, reason, buffers);
+        self.refuse()
+    }
+
+    /// Takes back the request just posted, which the provider did not accept.
+    #[cold]
+    #[inline(never)]
+    fn take_back_one(&mut self, result: c_int) -> Refused {
         self.take_back(self.forms.before(self.cursor.next), result)
     }
 
@@ -182,9 +217,9 @@ impl<L: Line> Poster<L> {
         self.checkpoint - position
     }
 
-    /// The request before the cursor, of which `left` is the count, is signalled: the next one that must be is an interval away. Returns the new count.
+    /// The request just staged, after which `left` is the count, is signalled: the next one that must be is an interval away. Returns the new count.
     #[inline(always)]
-    fn signalled(&mut self, left: u64) -> u64 {
+    pub(super) fn signalled(&mut self, left: u64) -> u64 {
         let next = self.checkpoint - left;
         self.signal_at = next - 1 + self.interval;
         self.count_from(next)
@@ -200,52 +235,52 @@ impl<L: Line> Poster<L> {
         self.cursor.left = self.count_from(head);
     }
 
-    /// Looks after what has to be, for the request that is next at `cursor`, and that does not pass for `reason`, if there is one. Says with which flags it may
-    /// be staged after all; else its buffers, and those of all after it, are to be kept with the refusal.
-    pub(super) fn reconsider(&mut self, cursor: &mut Cursor<L>, reason: Option<Reason>) -> Option<c_uint> {
-        if self.refusal.is_some() {
-            return None;
-        }
-        let position = self.checkpoint - cursor.left;
+    /// Looks after what has to be before the request that is next, `left` being the count at it. Gives the flags that it needs besides its own, and the count
+    /// after it; `None` when the queue is full, or the batch refused.
+    #[inline(always)]
+    pub(super) fn make_room(&mut self, left: u64) -> Option<(c_uint, u64)> {
+        let position = self.checkpoint - left;
         self.full_at = self.ring.retired() + u64::from(self.ring.depth());
-        let full = || Reason::QueueFull {
-            depth: self.ring.depth(),
-        };
-        if let Some(reason) = reason.or_else(|| (position == self.full_at).then(full)) {
-            self.refusal = Some(Box::new(Refusal {
-                reason,
-                at: position,
-                buffers: Vec::new(),
-            }));
-            // No request passes by the quick way, and the batch ends as if it were empty, until the refusal is given.
-            self.checkpoint = position;
-            *cursor = Cursor {
-                next: self.cursor.next,
-                left: 0,
-            };
+        if position == self.full_at || self.refusal.is_some() {
             return None;
         }
-        let flags = if position == self.signal_at {
-            sys::IBV_SEND_SIGNALED
-        } else {
-            0
-        };
-        // At least one until the checkpoint: the request at hand, if it is signalled here, moves it when staged.
-        self.checkpoint = self.full_at.min(self.signal_at.max(position + 1));
-        cursor.left = self.checkpoint - position;
-        Some(flags)
-    }
-
-    /// Keeps the buffers of a request that `reconsider` has refused.
-    pub(super) fn keep(&mut self, buffers: Buffers) {
-        if let Some(refusal) = &mut self.refusal {
-            refusal.buffers.push(buffers);
+        let mut flags = 0;
+        if position == self.signal_at {
+            flags = sys::IBV_SEND_SIGNALED;
+            self.signal_at = position + self.interval;
         }
+        Some((flags, self.count_from(position + 1)))
     }
 
-    /// Takes back what was staged, because one of the batch was refused here, whose refusal this is.
-    fn refuse(&mut self, refusal: Refusal) -> Refused {
+    /// Refuses the request that is next at `cursor`, for `reason` or because the queue is full, and so the batch. Keeps its buffers for the refusal, or those of
+    /// any request after it.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn refuse_next(&mut self, cursor: &mut Cursor<L>, reason: Option<Reason>, buffers: Buffers) {
+        let at = self.checkpoint - cursor.left;
+        let depth = self.ring.depth();
+        let refusal = self.refusal.get_or_insert_with(|| {
+            Box::new(Refusal {
+                reason: reason.unwrap_or(Reason::QueueFull { depth }),
+                at,
+                buffers: Vec::new(),
+            })
+        });
+        refusal.buffers.push(buffers);
+        // No request passes by the quick way, and the batch ends as if it were empty, until the refusal is given.
+        self.checkpoint = at;
+        *cursor = Cursor {
+            next: self.cursor.next,
+            left: 0,
+        };
+    }
+
+    /// Takes back what was staged, because `refuse_next` has refused one of the batch.
+    #[cold]
+    #[inline(never)]
+    fn refuse(&mut self) -> Refused {
         let head = self.head();
+        let refusal = self.refusal.take().expect("refuse_next has left one");
         let mut buffers = self.unstage(head, refusal.at);
         buffers.extend(refusal.buffers);
         self.forget_from(head);
@@ -314,14 +349,6 @@ impl<'q, L: Line> Staging<'q, L> {
         Self { poster, cursor }
     }
 
-    /// As [`new`](Self::new), for a request that did not pass by the short way, perhaps because `take_turn` returned false.
-    pub(crate) fn restarted(poster: &'q mut Poster<L>) -> Self {
-        if poster.cursor.left == u64::MAX {
-            poster.cursor.left = 0;
-        }
-        Self::new(poster)
-    }
-
     /// How many requests are staged.
     pub(crate) fn len(&self) -> u64 {
         self.poster.checkpoint - self.cursor.left - self.poster.head()
@@ -365,8 +392,8 @@ impl<L: Line> Poster<L> {
     #[cold]
     #[inline(never)]
     fn finish_unusual(&mut self, left: u64) -> Result<(), Refused> {
-        if let Some(refusal) = self.refusal.take() {
-            return Err(self.refuse(*refusal));
+        if self.refusal.is_some() {
+            return Err(self.refuse());
         }
         if self.checkpoint - left == self.head() {
             self.cursor.left = left;
@@ -397,23 +424,18 @@ impl<L: Line> Drop for Staging<'_, L> {
     }
 }
 
-/// Stages the next request, with `flags` (`ibv_send_flags`), `write`n into a form: takes its place at `cursor` and keeps its payload's buffers.
+/// Stages the next request, `write`n into a form: takes its place at `cursor`, whose count says so already, and keeps its payload's buffers.
 ///
 /// # Safety
-/// `cursor.left` is not 0, and the payload keeps to the queue pair's limits. `write` writes the request of its line completely, with `payload`, and does not panic.
+/// There was room for it, and the payload keeps to the queue pair's limits. `write` writes the request of its line completely, with `payload`, and does not panic.
 /// Inline data stays readable until the batch is finished.
 #[inline(always)]
 pub(crate) unsafe fn push<L: Line, P: Payload>(
     poster: &mut Poster<L>,
     cursor: &mut Cursor<L>,
     payload: P,
-    signalled: bool,
     write: impl FnOnce(*mut sys::ibv_qp, *mut Form<L::Request>, &P),
 ) {
-    cursor.left -= 1;
-    if signalled {
-        cursor.left = poster.signalled(cursor.left);
-    }
     let form = cursor.next;
     write(poster.qp, form, &payload);
     // SAFETY: the slots of `head..full_at` are the poster's, and so are their forms: by contract `next` is one of them.
