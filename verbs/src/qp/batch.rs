@@ -60,7 +60,7 @@ pub(super) fn post_one<B: Backend, O: Operation, P: Payload>(
     room: u64,
     payload: P,
 ) -> Result<(), Refused> {
-    if payload.bytes() > room || !payload.is_single(poster.limits) || !poster.take_turn() {
+    if !payload.is_single(poster.limits) || payload.bytes() > room || !poster.take_turn() {
         return post_one_with_care(poster, op, room, payload);
     }
     // SAFETY: there is room, and the payload is one element within the limits. The request is complete: operation, flags, list. Inline data is borrowed by the
