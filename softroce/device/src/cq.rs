@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use doorbell_roce_proto::work::{Completion, CqId, Status};
 use parking_lot::Mutex;
 
+use crate::clock::{Stamp, Stamps};
 use crate::device::{Device, LimitError};
 use crate::event::{Event, EventQueue, Owner, Token};
 use crate::{capacity, drive::Shared};
@@ -18,6 +19,17 @@ pub struct CqNotify {
     pub channel: Arc<EventQueue<Token>>,
     /// What the channel is told.
     pub token: Token,
+}
+
+/// What a completion queue is created with (ibv_create_cq_ex(3)).
+#[derive(Clone, Debug)]
+pub struct CqConfig {
+    /// Its entries.
+    pub entries: u32,
+    /// Its channel, if any.
+    pub notify: Option<CqNotify>,
+    /// The clocks by which its completions are stamped.
+    pub stamps: Stamps,
 }
 
 /// The queue overran earlier: completions were lost (IBTA vol 1, 10.10.2.4).
@@ -36,7 +48,7 @@ enum Armed {
 
 #[derive(Debug)]
 struct Ring {
-    entries: VecDeque<Completion>,
+    entries: VecDeque<(Completion, Stamp)>,
     capacity: usize,
     armed: Armed,
 }
@@ -50,6 +62,7 @@ pub(crate) struct CqRing {
     /// Set while the ring is full, never cleared.
     overrun: AtomicBool,
     notify: Option<CqNotify>,
+    stamps: Stamps,
     owner: Owner,
 }
 
@@ -65,7 +78,7 @@ impl CqRing {
             }
             return;
         }
-        ring.entries.push_back(completion);
+        ring.entries.push_back((completion, self.stamps.now()));
         self.len.store(ring.entries.len(), Ordering::Release);
         let tell = match ring.armed {
             Armed::No => false,
@@ -82,7 +95,7 @@ impl CqRing {
     }
 
     /// Hands up to `max` completions to `take`.
-    fn take(&self, max: usize, mut take: impl FnMut(Completion)) -> Result<usize, Overrun> {
+    fn take(&self, max: usize, mut take: impl FnMut(Completion, Stamp)) -> Result<usize, Overrun> {
         if self.len.load(Ordering::Acquire) == 0 {
             return if self.overrun.load(Ordering::Relaxed) {
                 Err(Overrun)
@@ -92,7 +105,9 @@ impl CqRing {
         }
         let mut ring = self.ring.lock();
         let count = max.min(ring.entries.len());
-        ring.entries.drain(..count).for_each(&mut take);
+        for (completion, stamp) in ring.entries.drain(..count) {
+            take(completion, stamp);
+        }
         self.len.store(ring.entries.len(), Ordering::Release);
         Ok(count)
     }
@@ -110,16 +125,16 @@ struct CqHandle {
 }
 
 impl Device {
-    /// A completion queue of exactly `entries` entries, its overrun told to `owner`.
+    /// A completion queue of exactly as many entries as asked for, its overrun told to `owner`.
     ///
     /// # Errors
-    /// When `entries` is 0 or too many, or the device has no more queues.
-    pub fn completion_queue(
-        self: &Arc<Self>,
-        entries: u32,
-        owner: Owner,
-        notify: Option<CqNotify>,
-    ) -> Result<Cq, LimitError> {
+    /// When it has no entries or too many, or the device has no more queues.
+    pub fn completion_queue(self: &Arc<Self>, config: CqConfig, owner: Owner) -> Result<Cq, LimitError> {
+        let CqConfig {
+            entries,
+            notify,
+            stamps,
+        } = config;
         if !(1..=capacity::CQ_ENTRIES).contains(&entries) {
             return Err(LimitError::Size);
         }
@@ -132,6 +147,7 @@ impl Device {
             len: AtomicUsize::new(0),
             overrun: AtomicBool::new(false),
             notify,
+            stamps,
             owner,
         });
         let id = self
@@ -156,12 +172,38 @@ impl Cq {
     /// # Errors
     /// When the queue has overrun, and what it still held has been taken.
     pub fn poll(&self, max: usize, mut take: impl FnMut(Completion)) -> Result<usize, Overrun> {
-        let found = self.0.ring.take(max, &mut take)?;
+        let found = self.0.ring.take(max, |completion, _| take(completion))?;
         if found > 0 || max == 0 {
             return Ok(found);
         }
         self.shared().drive_for_application();
-        self.0.ring.take(max, take)
+        self.0.ring.take(max, |completion, _| take(completion))
+    }
+
+    /// The oldest completion and when it was generated, `None` when there is none.
+    ///
+    /// # Errors
+    /// As for [`poll`](Self::poll).
+    pub fn take_next(&self) -> Result<Option<(Completion, Stamp)>, Overrun> {
+        let mut next = None;
+        self.0
+            .ring
+            .take(1, |completion, stamp| next = Some((completion, stamp)))?;
+        Ok(next)
+    }
+
+    /// As [`take_next`](Self::take_next), but finding none it moves the device on once, and looks again.
+    ///
+    /// # Errors
+    /// As for [`poll`](Self::poll).
+    pub fn poll_next(&self) -> Result<Option<(Completion, Stamp)>, Overrun> {
+        match self.take_next()? {
+            None => {
+                self.shared().drive_for_application();
+                self.take_next()
+            }
+            found => Ok(found),
+        }
     }
 
     /// Has the channel told of the next completion; only of the next solicited one or error when `solicited_only` (ibv_req_notify_cq(3)).

@@ -75,7 +75,7 @@ pub(crate) unsafe extern "C" fn post_recv(
     })
 }
 
-fn errno_of(refused: PostError) -> c_int {
+pub(crate) fn errno_of(refused: PostError) -> c_int {
     match refused {
         PostError::Full => libc::ENOMEM,
         PostError::UnknownQp | PostError::State | PostError::Invalid => libc::EINVAL,
@@ -95,7 +95,7 @@ unsafe fn elements<'a>(list: *const ibv_sge, count: c_int) -> Result<&'a [ibv_sg
     }
 }
 
-fn to_sge(element: &ibv_sge) -> Sge {
+pub(crate) fn to_sge(element: &ibv_sge) -> Sge {
     Sge {
         addr: element.addr,
         len: element.length,

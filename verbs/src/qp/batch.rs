@@ -10,9 +10,12 @@ use doorbell_verbs_sys as sys;
 use super::backend::{Backend, PostList, Receives};
 use super::refused::{Reason, Refused};
 use super::staging::{Cursor, Poster, Staging, push};
-use super::transport::{Connected, Rc, Reliable, Transport};
+use super::transport::{Connected, Rc, Reliable, Transport, Ud};
+use crate::ah::AddressHandle;
 use crate::memory::{GrantsRead, GrantsWrite, Remote, RemoteWord, Sink, Source, Word};
+use crate::types::{QKey, Qpn};
 use crate::wr::op::{self, Immediate, Message, Operation, UNBOUNDED};
+use crate::wr::payload::sealed::Stage;
 use crate::wr::payload::{Inline, Limits, One, Payload, Several};
 
 /// The requests of one doorbell, being built: see [`QueuePair::post`](crate::QueuePair::post). Inline data must live for `'d`, until they are posted.
@@ -60,7 +63,7 @@ pub(super) fn post_one<B: Backend, O: Operation, P: Payload>(
     room: u64,
     payload: P,
 ) -> Result<(), Refused> {
-    if !payload.is_single(poster.limits) || payload.bytes() > room || !poster.take_turn() {
+    if !payload.is_single(poster.limits) || op.refuses(payload.bytes(), room) || !poster.take_turn() {
         return post_one_with_care(poster, op, room, payload);
     }
     // SAFETY: there is room, and the payload is one element within the limits. The request is complete: operation, flags, list. Inline data is borrowed by the
@@ -77,7 +80,7 @@ fn post_one_with_care<B: Backend, O: Operation, P: Payload>(
     room: u64,
     payload: P,
 ) -> Result<(), Refused> {
-    if payload.bytes() <= room
+    if !op.refuses(payload.bytes(), room)
         && payload.admits(poster.limits)
         && let Some(flags) = poster.make_room_for_one()
     {
@@ -88,14 +91,12 @@ fn post_one_with_care<B: Backend, O: Operation, P: Payload>(
             })
         };
     }
-    Err(poster.refuse_one(objection::<O, P>(room, &payload, poster.limits), payload.into_buffers()))
+    Err(poster.refuse_one(objection(op, room, &payload, poster.limits), payload.into_buffers()))
 }
 
-/// What is wrong with a payload where there is `room` for so many bytes; `None` if nothing is.
-fn objection<O: Operation, P: Payload>(room: u64, payload: &P, limits: Limits) -> Option<Reason> {
-    let len = payload.bytes();
-    let too_long = (len > room).then(|| O::too_long(len, room));
-    too_long.or_else(|| payload.check(limits))
+/// What is wrong with a request that has `room` for so many bytes; `None` if nothing is.
+fn objection<O: Operation, P: Payload>(op: O, room: u64, payload: &P, limits: Limits) -> Option<Reason> {
+    op.objection(payload.bytes(), room).or_else(|| payload.check(limits))
 }
 
 /// Stages the next request, or keeps its buffers with the refusal.
@@ -108,7 +109,7 @@ fn stage<B: Backend, O: Operation, P: Payload>(
     payload: P,
     flags: c_uint,
 ) {
-    if payload.bytes() > room || !payload.admits(poster.limits) || cursor.left() == 0 {
+    if op.refuses(payload.bytes(), room) || !payload.admits(poster.limits) || cursor.left() == 0 {
         *cursor = stage_with_care(poster, *cursor, op, room, payload, flags);
         return;
     }
@@ -154,17 +155,63 @@ extern "C" fn stage_with_care<B: Backend, O: Operation, P: Payload>(
     payload: P,
     flags: c_uint,
 ) -> Cursor<B> {
-    if payload.bytes() <= room
+    if !op.refuses(payload.bytes(), room)
         && payload.admits(poster.limits)
         && let Some((more, left)) = poster.make_room(cursor.left())
     {
         // SAFETY: there is room, and the limits were kept to.
         unsafe { stage_counted(poster, &mut cursor, left, op, payload, flags | more) };
     } else {
-        let reason = objection::<O, P>(room, &payload, poster.limits);
+        let reason = objection(op, room, &payload, poster.limits);
         poster.refuse_next(&mut cursor, reason, payload.into_buffers());
     }
     cursor
+}
+
+impl<'d, B: Backend> Batch<'_, 'd, Ud, B> {
+    /// SENDs the buffer's bytes to the queue pair `qpn` at `ah`, which receives it if `qkey` is its key.
+    #[inline(always)]
+    pub fn send_to<S: Source>(
+        &mut self,
+        buffer: S,
+        ah: &'d AddressHandle,
+        qpn: Qpn,
+        qkey: QKey,
+    ) -> Request<'_, op::SendTo, One<S>, B> {
+        let (op, room) = self.destination(ah, qpn, qkey);
+        self.stage(op, room, One::new(buffer))
+    }
+
+    /// SENDs the bytes of several buffers as one message, as [`send_to`](Self::send_to) does.
+    #[inline(always)]
+    pub fn send_to_gather<S: Source, const N: usize>(
+        &mut self,
+        buffers: [S; N],
+        ah: &'d AddressHandle,
+        qpn: Qpn,
+        qkey: QKey,
+    ) -> Request<'_, op::SendTo, Several<N>, B> {
+        let (op, room) = self.destination(ah, qpn, qkey);
+        self.stage(op, room, Several::new(buffers))
+    }
+
+    /// SENDs `bytes`, at most [`max_inline`](crate::QueuePair::max_inline), as [`send_to`](Self::send_to) does.
+    #[inline(always)]
+    pub fn send_to_inline(
+        &mut self,
+        bytes: &'d [u8],
+        ah: &'d AddressHandle,
+        qpn: Qpn,
+        qkey: QKey,
+    ) -> Request<'_, op::SendTo, Inline<'d>, B> {
+        let (op, room) = self.destination(ah, qpn, qkey);
+        self.stage(op, room, Inline::new(bytes))
+    }
+
+    #[inline(always)]
+    fn destination(&self, ah: &AddressHandle, qpn: Qpn, qkey: QKey) -> (op::SendTo, u64) {
+        self.staging.poster.datagrams.to(ah, qpn, qkey)
+    }
 }
 
 impl<'d, T: Connected, B: Backend> Batch<'_, 'd, T, B> {
@@ -335,18 +382,20 @@ impl<O: Message, P: Payload, B: Backend> Request<'_, O, P, B> {
 }
 
 /// The receives of one call, being built: see [`QueuePair::post_receives`](crate::QueuePair::post_receives).
-pub struct ReceiveBatch<'q> {
+pub struct ReceiveBatch<'q, T: Transport = Rc> {
     staging: Staging<'q, Receives>,
+    transport: PhantomData<T>,
 }
 
-impl ReceiveBatch<'_> {
+impl<T: Transport> ReceiveBatch<'_, T> {
     #[inline(always)]
     pub(super) fn post<F>(poster: &mut Poster<Receives>, build: F) -> Result<(), Refused>
     where
-        F: for<'b> FnOnce(&mut ReceiveBatch<'b>),
+        F: for<'b> FnOnce(&mut ReceiveBatch<'b, T>),
     {
         let mut batch = ReceiveBatch {
             staging: Staging::new(poster),
+            transport: PhantomData,
         };
         build(&mut batch);
         batch.staging.finish()
@@ -356,14 +405,14 @@ impl ReceiveBatch<'_> {
     #[inline(always)]
     pub(super) fn post_one(poster: &mut Poster<Receives>, buffer: impl Sink) -> Result<(), Refused> {
         let payload = One::new(buffer);
-        if !poster.take_turn() {
-            return receive_one_with_care(poster, payload);
+        if payload.bytes() < T::HEADROOM || !poster.take_turn() {
+            return receive_one_with_care(poster, payload, T::HEADROOM);
         }
         // SAFETY: there is room. A receive has nothing but its list, here of one element.
         unsafe { poster.post_one(payload, |_, form, payload| Receives::write(form, null(), payload)) }
     }
 
-    /// Receives a message into `buffer`; a longer one is an error on both sides.
+    /// Receives a message into `buffer`; a longer one is an error on both sides. A datagram comes behind [`GRH_BYTES`](crate::GRH_BYTES) bytes of header.
     #[inline(always)]
     pub fn receive(&mut self, buffer: impl Sink) {
         self.stage(One::new(buffer));
@@ -378,8 +427,8 @@ impl ReceiveBatch<'_> {
     #[inline(always)]
     fn stage<P: Payload>(&mut self, payload: P) {
         let Staging { poster, cursor } = &mut self.staging;
-        if !payload.admits(poster.limits) || cursor.left() == 0 {
-            *cursor = receive_with_care(poster, *cursor, payload);
+        if !payload.admits(poster.limits) || payload.bytes() < T::HEADROOM || cursor.left() == 0 {
+            *cursor = receive_with_care(poster, *cursor, payload, T::HEADROOM);
             return;
         }
         cursor.set_left(cursor.left() - 1);
@@ -395,9 +444,10 @@ impl ReceiveBatch<'_> {
 /// As [`post_one_with_care`].
 #[cold]
 #[inline(never)]
-fn receive_one_with_care(poster: &mut Poster<Receives>, payload: impl Payload) -> Result<(), Refused> {
-    if poster.make_room_for_one().is_none() {
-        return Err(poster.refuse_one(None, payload.into_buffers()));
+fn receive_one_with_care(poster: &mut Poster<Receives>, payload: impl Payload, headroom: u64) -> Result<(), Refused> {
+    let objection = objection_to_receive(headroom, &payload, poster.limits);
+    if objection.is_some() || poster.make_room_for_one().is_none() {
+        return Err(poster.refuse_one(objection, payload.into_buffers()));
     }
     // SAFETY: as in `ReceiveBatch::post_one`.
     unsafe { poster.post_one(payload, |_, form, payload| Receives::write(form, null(), payload)) }
@@ -410,8 +460,10 @@ extern "C" fn receive_with_care<P: Payload>(
     poster: &mut Poster<Receives>,
     mut cursor: Cursor<Receives>,
     payload: P,
+    headroom: u64,
 ) -> Cursor<Receives> {
-    if payload.admits(poster.limits)
+    let objection = objection_to_receive(headroom, &payload, poster.limits);
+    if objection.is_none()
         && let Some((_, left)) = poster.make_room(cursor.left())
     {
         cursor.set_left(left);
@@ -422,10 +474,16 @@ extern "C" fn receive_with_care<P: Payload>(
             });
         }
     } else {
-        let reason = payload.check(poster.limits);
-        poster.refuse_next(&mut cursor, reason, payload.into_buffers());
+        poster.refuse_next(&mut cursor, objection, payload.into_buffers());
     }
     cursor
+}
+
+/// What is wrong with a receive that must have `headroom` for the header in front of a message; `None` if nothing is.
+fn objection_to_receive(headroom: u64, payload: &impl Payload, limits: Limits) -> Option<Reason> {
+    let len = payload.bytes();
+    let short = (len < headroom).then_some(Reason::NoRoomForHeader { len });
+    payload.check(limits).or(short)
 }
 
 impl<T: Transport, B: Backend> core::fmt::Debug for Batch<'_, '_, T, B> {
@@ -436,7 +494,7 @@ impl<T: Transport, B: Backend> core::fmt::Debug for Batch<'_, '_, T, B> {
     }
 }
 
-impl core::fmt::Debug for ReceiveBatch<'_> {
+impl<T: Transport> core::fmt::Debug for ReceiveBatch<'_, T> {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         f.debug_struct("ReceiveBatch")
             .field("staged", &self.staging.len())

@@ -1,24 +1,55 @@
-//! A connected queue pair.
+//! A queue pair in use: connected, or ready for datagrams.
 
 use super::attributes::QpState;
 use super::backend::{Backend, PostList, Receives};
 use super::batch::{Batch, ReceiveBatch, post_one};
-use super::endpoint::Endpoint;
+use super::endpoint::{Endpoint, UdEndpoint};
 use super::object::{QpObject, no_attributes};
 use super::refused::Refused;
 use super::staging::Poster;
-use super::transport::{Connected, Rc, Reliable, Transport};
+use super::transport::{Connected, Rc, Reliable, Transport, Ud};
+use crate::ah::AddressHandle;
 use crate::error::QueuePairError;
 use crate::memory::{GrantsRead, GrantsWrite, Remote, RemoteWord, Sink, Source, Word};
-use crate::types::{Mtu, Qpn};
+use crate::types::{Mtu, QKey, Qpn};
 use crate::wr::op::{self, UNBOUNDED};
 use crate::wr::payload::{Inline, One};
 
-/// A connected queue pair: requests go out by [`post`](Self::post) and its short forms, receives by [`post_receives`](Self::post_receives), and what became of
+/// What a UD queue pair asks of a datagram and its address handle; all zero for others.
+#[derive(Default)]
+pub(super) struct Datagrams {
+    /// The address of the protection domain, to compare.
+    pub(super) pd: usize,
+    pub(super) port: u8,
+    /// The longest message in bytes.
+    pub(super) max_len: u32,
+}
+
+impl Datagrams {
+    /// The operation that sends to `ah`, and the room for its message; one that is refused, if the handle is not the queue pair's to use.
+    #[inline(always)]
+    pub(super) fn to(&self, ah: &AddressHandle, qpn: Qpn, qkey: QKey) -> (op::SendTo, u64) {
+        let raw = if ah.serves(self.pd, self.port) {
+            ah.raw()
+        } else {
+            core::ptr::null_mut()
+        };
+        let op = op::SendTo {
+            ah: raw,
+            qpn: qpn.get(),
+            qkey: qkey.0,
+        };
+        (op, self.max_len.min(ah.max_len()).into())
+    }
+}
+
+/// A queue pair in use: requests go out by [`post`](Self::post) and its short forms, receives by [`post_receives`](Self::post_receives), and what became of
 /// them comes from the completion queues given when it was made.
 ///
 /// Sends are unsignalled unless they say otherwise: their buffers come back with the next signalled one's completion. At the latest every half queue the
 /// library signals one by itself, so that the queue never stands still.
+///
+/// What it can be asked for depends on its [`Transport`]: [`Rc`] has all operations, [`Uc`](crate::Uc) SEND and WRITE, and [`Ud`] SEND to any number of peers.
 ///
 /// Dropping it takes it to the error state and destroys it; the buffers it has in flight are dropped when its completion queues are next polled (or dropped).
 pub struct QueuePair<T: Transport = Rc, B: Backend = PostList> {
@@ -55,7 +86,7 @@ impl<T: Transport, B: Backend> QueuePair<T, B> {
     /// # Errors
     /// As for [`post`](Self::post).
     #[inline(always)]
-    pub fn post_receives(&mut self, build: impl for<'q> FnOnce(&mut ReceiveBatch<'q>)) -> Result<(), Refused> {
+    pub fn post_receives(&mut self, build: impl for<'q> FnOnce(&mut ReceiveBatch<'q, T>)) -> Result<(), Refused> {
         ReceiveBatch::post(&mut self.recv, build)
     }
 
@@ -65,7 +96,7 @@ impl<T: Transport, B: Backend> QueuePair<T, B> {
     /// As for [`post`](Self::post).
     #[inline(always)]
     pub fn receive(&mut self, buffer: impl Sink) -> Result<(), Refused> {
-        ReceiveBatch::post_one(&mut self.recv, buffer)
+        ReceiveBatch::<T>::post_one(&mut self.recv, buffer)
     }
 
     /// Its number.
@@ -119,6 +150,40 @@ impl<T: Transport, B: Backend> QueuePair<T, B> {
     pub fn flush(&mut self) -> Result<(), QueuePairError> {
         self.object
             .modify((QpState::Rts, QpState::Err), no_attributes(), 0, |_| Vec::new())
+    }
+}
+
+impl<B: Backend> QueuePair<Ud, B> {
+    /// Posts one SEND of the buffer's bytes to the queue pair `qpn` at `ah`, which receives it if `qkey` is its key. At most [`max_datagram`](Self::max_datagram) bytes.
+    ///
+    /// # Errors
+    /// As for [`post`](Self::post), and when the handle is of another protection domain or port.
+    #[inline(always)]
+    pub fn send_to(&mut self, buffer: impl Source, ah: &AddressHandle, qpn: Qpn, qkey: QKey) -> Result<(), Refused> {
+        let (op, room) = self.send.datagrams.to(ah, qpn, qkey);
+        post_one(&mut self.send, op, room, One::new(buffer))
+    }
+
+    /// Posts one SEND of `bytes`, which may be changed at once, as [`send_to`](Self::send_to) does.
+    ///
+    /// # Errors
+    /// As for [`send_to`](Self::send_to).
+    #[inline(always)]
+    pub fn send_to_inline(&mut self, bytes: &[u8], ah: &AddressHandle, qpn: Qpn, qkey: QKey) -> Result<(), Refused> {
+        let (op, room) = self.send.datagrams.to(ah, qpn, qkey);
+        post_one(&mut self.send, op, room, Inline::new(bytes))
+    }
+
+    /// What others must know to send to it.
+    #[must_use]
+    pub fn endpoint(&self) -> UdEndpoint {
+        self.link
+    }
+
+    /// The longest message that it sends, in bytes: one packet. What it sends to may take less.
+    #[must_use]
+    pub fn max_datagram(&self) -> u32 {
+        self.send.datagrams.max_len
     }
 }
 

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use doorbell_verbs_sys as sys;
 
 use super::attributes::{Explanation, QpState};
+use super::transport::TransportKind;
 use crate::cq::Attachment;
 use crate::error::{QueuePairError, check};
 use crate::pd::PdInner;
@@ -14,6 +15,7 @@ use crate::types::Qpn;
 pub(crate) struct QpObject {
     raw: *mut sys::ibv_qp,
     qpn: Qpn,
+    transport: TransportKind,
     pd: ManuallyDrop<Arc<PdInner>>,
     send: ManuallyDrop<Attachment>,
     recv: ManuallyDrop<Attachment>,
@@ -26,13 +28,20 @@ unsafe impl Sync for QpObject {}
 
 impl QpObject {
     /// # Safety
-    /// `raw` is a queue pair just made in `pd`, on the completion queues of `send` and `recv`.
-    pub(crate) unsafe fn new(raw: *mut sys::ibv_qp, pd: Arc<PdInner>, send: Attachment, recv: Attachment) -> Self {
+    /// `raw` is a queue pair of `transport` just made in `pd`, on the completion queues of `send` and `recv`.
+    pub(crate) unsafe fn new(
+        raw: *mut sys::ibv_qp,
+        transport: TransportKind,
+        pd: Arc<PdInner>,
+        send: Attachment,
+        recv: Attachment,
+    ) -> Self {
         // SAFETY: live by contract.
         let qpn = Qpn::truncated(unsafe { (*raw).qp_num });
         Self {
             raw,
             qpn,
+            transport,
             pd: ManuallyDrop::new(pd),
             send: ManuallyDrop::new(send),
             recv: ManuallyDrop::new(recv),
@@ -98,7 +107,7 @@ impl QpObject {
         // SAFETY: the queue pair is live.
         let result = unsafe { (self.pd.context.api.modify_qp)(self.raw, &mut attr, mask.cast_signed()) };
         check(result).map_err(|error| {
-            let explanation = Explanation::of(self.state().unwrap_or(from), to, mask);
+            let explanation = Explanation::of(self.transport, self.state().unwrap_or(from), to, mask);
             let explanation = notes(&error).into_iter().fold(explanation, Explanation::note);
             QueuePairError::Modify {
                 object: format!("{}, {from} to {to}", self.name()),
@@ -125,6 +134,9 @@ impl Drop for QpObject {
         unsafe { (api.modify_qp)(self.raw, &mut attr, sys::IBV_QP_STATE.cast_signed()) };
         // SAFETY: made by create_qp of this Api, destroyed once, here; posting needs the object that is being dropped.
         let result = unsafe { (api.destroy_qp)(self.raw) };
+        if result == 0 {
+            self.pd.handles.dismiss(&self.pd.context, self.send.ring());
+        }
         match check(result) {
             // SAFETY: dropped once, here. The device is done with the queue pair, so what its rings hold may go.
             Ok(()) => unsafe {

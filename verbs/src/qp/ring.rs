@@ -9,7 +9,7 @@
 
 use core::cell::UnsafeCell;
 use core::ptr::NonNull;
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crate::memory::{Buffers, RangePtr};
 
@@ -35,6 +35,8 @@ pub(crate) struct Ring {
     depth: u32,
     queue: Queue,
     tag: u64,
+    /// Whether what it receives are datagrams, each behind its global route header. Set before the queue pair is used.
+    datagrams: AtomicBool,
     /// Requests posted so far. Written by the poster.
     head: Alone<AtomicU64>,
     /// Requests retired so far. Written by the poller.
@@ -57,6 +59,7 @@ impl Ring {
             depth,
             queue,
             tag,
+            datagrams: AtomicBool::new(false),
             head: Alone(AtomicU64::new(0)),
             tail: Alone(AtomicU64::new(0)),
         }
@@ -76,6 +79,20 @@ impl Ring {
 
     pub(crate) fn tag(&self) -> u64 {
         self.tag
+    }
+
+    /// From now on what is received are datagrams.
+    pub(crate) fn expect_datagrams(&self) {
+        self.datagrams.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn receives_datagrams(&self) -> bool {
+        self.datagrams.load(Ordering::Relaxed)
+    }
+
+    /// Requests posted so far, as anybody sees it.
+    pub(crate) fn posted(&self) -> u64 {
+        self.head.0.load(Ordering::Acquire)
     }
 
     /// Requests in flight, as either party sees them. The other may be changing it.

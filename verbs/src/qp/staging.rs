@@ -12,6 +12,7 @@ use std::sync::Arc;
 use doorbell_verbs_sys as sys;
 
 use super::backend::{Form, Forms, Line};
+use super::connected::Datagrams;
 use super::refused::{Reason, Refused, RefusedBatch};
 use super::ring::Ring;
 use crate::memory::Buffers;
@@ -27,6 +28,7 @@ pub(crate) struct Poster<L: Line> {
     /// much as the rest of a call.
     bad: *mut L::Request,
     pub(super) limits: Limits,
+    pub(super) datagrams: Datagrams,
     /// The position at which something has to be looked after: the smaller of the two below. `checkpoint - left` is the position of the next request.
     checkpoint: u64,
     /// The position that would be one too many: the tail when last looked at, plus the depth.
@@ -118,6 +120,7 @@ impl<L: Line> Poster<L> {
             qp,
             bad: core::ptr::null_mut(),
             limits,
+            datagrams: Datagrams::default(),
             checkpoint: 0,
             full_at: depth,
             signal_at: interval - 1,

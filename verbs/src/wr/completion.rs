@@ -2,6 +2,7 @@
 
 use doorbell_verbs_sys as sys;
 
+use super::datagram::Datagram;
 use super::status::{Failure, Status};
 use crate::memory::{Buffer, Buffers, Kind, Word};
 use crate::qp::{Queue, Ring};
@@ -23,7 +24,7 @@ pub enum Success {
     FetchAdd,
     /// A message has arrived in the request's buffers.
     Receive {
-        /// Its length in bytes.
+        /// Its length in bytes; that of a datagram with the header in front of it (see [`Completion::datagram`]).
         len: u32,
         /// Immediate data, if it carried any.
         imm: Option<u32>,
@@ -142,6 +143,18 @@ impl<'a> Completion<'a> {
     #[must_use]
     pub fn sequence(&self) -> u64 {
         self.position
+    }
+
+    /// The datagram received, if this is a receive of a [`Ud`](crate::Ud) queue pair that succeeded.
+    #[inline]
+    #[must_use]
+    pub fn datagram(&self) -> Option<Datagram> {
+        match self.result() {
+            Ok(Success::Receive { imm, .. }) if self.ring.receives_datagrams() => {
+                Some(Datagram::from_sys(self.wc, imm))
+            }
+            _ => None,
+        }
     }
 
     /// Takes the request's first buffer, if it is a `Buffer<K>`; the next call takes the next (see [`Buffers::take`]).

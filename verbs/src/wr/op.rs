@@ -3,6 +3,7 @@
 use doorbell_verbs_sys as sys;
 
 use crate::memory::{Key, Remote, RemoteWord};
+use crate::qp::Reason;
 
 /// An operation of the send queue.
 pub trait Operation: sealed::Fill + Copy + core::fmt::Debug {}
@@ -10,7 +11,7 @@ pub trait Operation: sealed::Fill + Copy + core::fmt::Debug {}
 /// Operations that send a message, which the peer may be woken by: SEND and WRITE, with or without immediate data.
 pub trait Message: Operation {}
 
-/// Operations that may carry 32 bits of immediate data: SEND and WRITE (IBTA vol 1, 9.2.5).
+/// Operations that may carry 32 bits of immediate data: SEND, to a peer or an address, and WRITE (IBTA vol 1, 9.2.5).
 pub trait Immediate: Message {
     /// The opcode with immediate data.
     #[doc(hidden)]
@@ -29,9 +30,15 @@ pub(crate) mod sealed {
         /// `wr` points to a work request.
         unsafe fn fill(&self, wr: *mut sys::ibv_send_wr);
 
-        /// What is wrong with a message of `len` bytes where there is `room` for fewer.
-        fn too_long(len: u64, room: u64) -> Reason {
-            Reason::RemoteTooShort { len, remote: room }
+        /// Whether a message of `len` bytes will not do where there is `room` for so many.
+        #[inline(always)]
+        fn refuses(&self, len: u64, room: u64) -> bool {
+            len > room
+        }
+
+        /// What is wrong with it, if `refuses` says so.
+        fn objection(&self, len: u64, room: u64) -> Option<Reason> {
+            (len > room).then_some(Reason::RemoteTooShort { len, remote: room })
         }
     }
 }
@@ -46,6 +53,15 @@ pub struct WithImmediate<O> {
 /// SEND (IBTA vol 1, 9.4.1): into a receive that the peer posted.
 #[derive(Debug, Clone, Copy)]
 pub struct Send;
+
+/// SEND to an address that the request names (IBTA vol 1, 9.8.3): a datagram.
+#[derive(Debug, Clone, Copy)]
+pub struct SendTo {
+    /// Null where the address handle is not the queue pair's to use.
+    pub(crate) ah: *mut sys::ibv_ah,
+    pub(crate) qpn: u32,
+    pub(crate) qkey: u32,
+}
 
 /// RDMA WRITE (IBTA vol 1, 9.4.3).
 #[derive(Debug, Clone, Copy)]
@@ -109,6 +125,34 @@ impl sealed::Fill for Send {
     unsafe fn fill(&self, wr: *mut sys::ibv_send_wr) {
         // SAFETY: points to a request by contract.
         unsafe { (*wr).opcode = sys::IBV_WR_SEND }
+    }
+}
+
+impl sealed::Fill for SendTo {
+    #[inline(always)]
+    unsafe fn fill(&self, wr: *mut sys::ibv_send_wr) {
+        // SAFETY: as above.
+        unsafe {
+            (*wr).opcode = sys::IBV_WR_SEND;
+            (*wr).wr.ud = sys::ibv_send_wr_ud {
+                ah: self.ah,
+                remote_qpn: self.qpn,
+                remote_qkey: self.qkey,
+            };
+        }
+    }
+
+    #[inline(always)]
+    fn refuses(&self, len: u64, room: u64) -> bool {
+        self.ah.is_null() || len > room
+    }
+
+    fn objection(&self, len: u64, room: u64) -> Option<Reason> {
+        if self.ah.is_null() {
+            return Some(Reason::ForeignAddressHandle);
+        }
+        let max = u32::try_from(room).unwrap_or(u32::MAX);
+        (len > room).then_some(Reason::DatagramTooLong { len, max })
     }
 }
 
@@ -189,18 +233,32 @@ impl<O: Immediate> sealed::Fill for WithImmediate<O> {
             (*wr).anon_1.imm_data = self.imm.to_be();
         }
     }
+
+    #[inline(always)]
+    fn refuses(&self, len: u64, room: u64) -> bool {
+        self.op.refuses(len, room)
+    }
+
+    fn objection(&self, len: u64, room: u64) -> Option<Reason> {
+        self.op.objection(len, room)
+    }
 }
 
 impl<O: Immediate> Operation for WithImmediate<O> {}
 impl<O: Immediate> Message for WithImmediate<O> {}
 impl Operation for Send {}
+impl Operation for SendTo {}
 impl Operation for Write {}
 impl Operation for Read {}
 impl Operation for CompareSwap {}
 impl Operation for FetchAdd {}
 impl Message for Send {}
+impl Message for SendTo {}
 impl Message for Write {}
 impl Immediate for Send {
+    const WITH_IMMEDIATE: sys::ibv_wr_opcode = sys::IBV_WR_SEND_WITH_IMM;
+}
+impl Immediate for SendTo {
     const WITH_IMMEDIATE: sys::ibv_wr_opcode = sys::IBV_WR_SEND_WITH_IMM;
 }
 impl Immediate for Write {

@@ -3,11 +3,13 @@
 mod common;
 mod completion;
 mod errors;
+mod extended_cq;
 mod faults;
 mod objects;
 mod operations;
 mod passive;
 mod unreliable;
+mod wr;
 
 use common::*;
 use doorbell_softroce_ibverbs::DeviceConfig;
