@@ -109,16 +109,15 @@ fn stage<B: Backend, O: Operation, P: Payload>(
     payload: P,
     flags: c_uint,
 ) {
-    if op.refuses(payload.bytes(), room) || !payload.admits(poster.limits) || cursor.left() == 0 {
+    if op.refuses(payload.bytes(), room) || !payload.admits(poster.limits) || !cursor.take_turn() {
         *cursor = stage_with_care(poster, *cursor, op, room, payload, flags);
         return;
     }
-    let left = cursor.left() - 1;
     // SAFETY: there is room, and the limits were kept to.
-    unsafe { stage_counted(poster, cursor, left, op, payload, flags) }
+    unsafe { stage_counted(poster, cursor, op, payload, flags) }
 }
 
-/// Stages the next request, after which `left` is the count.
+/// Stages the next request, which has taken its turn.
 ///
 /// # Safety
 /// There was room for it, and the payload keeps to the queue pair's limits.
@@ -126,14 +125,12 @@ fn stage<B: Backend, O: Operation, P: Payload>(
 unsafe fn stage_counted<B: Backend, O: Operation, P: Payload>(
     poster: &mut Poster<B>,
     cursor: &mut Cursor<B>,
-    left: u64,
     op: O,
     payload: P,
     flags: c_uint,
 ) {
-    cursor.set_left(left);
     if flags & sys::IBV_SEND_SIGNALED != 0 {
-        cursor.set_left(poster.signalled(left));
+        cursor.set_left(poster.signalled(cursor.left()));
     }
     // SAFETY: by contract. The request is complete: operation, flags, list. Inline data is borrowed for 'd of the batch, which outlives `finish` because `post`'s caller
     // chose it.
@@ -155,12 +152,14 @@ extern "C" fn stage_with_care<B: Backend, O: Operation, P: Payload>(
     payload: P,
     flags: c_uint,
 ) -> Cursor<B> {
+    cursor.put_turn_back();
     if !op.refuses(payload.bytes(), room)
         && payload.admits(poster.limits)
         && let Some((more, left)) = poster.make_room(cursor.left())
     {
+        cursor.set_left(left);
         // SAFETY: there is room, and the limits were kept to.
-        unsafe { stage_counted(poster, &mut cursor, left, op, payload, flags | more) };
+        unsafe { stage_counted(poster, &mut cursor, op, payload, flags | more) };
     } else {
         let reason = objection(op, room, &payload, poster.limits);
         poster.refuse_next(&mut cursor, reason, payload.into_buffers());
@@ -427,11 +426,10 @@ impl<T: Transport> ReceiveBatch<'_, T> {
     #[inline(always)]
     fn stage<P: Payload>(&mut self, payload: P) {
         let Staging { poster, cursor } = &mut self.staging;
-        if !payload.admits(poster.limits) || payload.bytes() < T::HEADROOM || cursor.left() == 0 {
+        if !payload.admits(poster.limits) || payload.bytes() < T::HEADROOM || !cursor.take_turn() {
             *cursor = receive_with_care(poster, *cursor, payload, T::HEADROOM);
             return;
         }
-        cursor.set_left(cursor.left() - 1);
         // SAFETY: there is room, and the limits were kept to. A receive has nothing but its list.
         unsafe {
             push(poster, cursor, payload, |_, form, payload| {
@@ -462,6 +460,7 @@ extern "C" fn receive_with_care<P: Payload>(
     payload: P,
     headroom: u64,
 ) -> Cursor<Receives> {
+    cursor.put_turn_back();
     let objection = objection_to_receive(headroom, &payload, poster.limits);
     if objection.is_none()
         && let Some((_, left)) = poster.make_room(cursor.left())

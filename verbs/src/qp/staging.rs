@@ -60,6 +60,22 @@ impl<L: Line> Clone for Cursor<L> {
 impl<L: Line> Copy for Cursor<L> {}
 
 impl<L: Line> Cursor<L> {
+    /// Takes the place of the next request. False when something has to be looked after before; then `put_turn_back` is to follow.
+    #[inline(always)]
+    pub(super) fn take_turn(&mut self) -> bool {
+        let (left, none) = self.left.overflowing_sub(1);
+        self.left = left;
+        !none
+    }
+
+    /// Gives back the turn that could not be taken, if one could not.
+    #[inline(always)]
+    pub(super) fn put_turn_back(&mut self) {
+        if self.left == u64::MAX {
+            self.left = 0;
+        }
+    }
+
     /// How many requests may be staged before something has to be looked after.
     #[inline(always)]
     pub(super) fn left(&self) -> u64 {
@@ -147,9 +163,7 @@ impl<L: Line> Poster<L> {
     /// Takes the place of the next request of a queue to which nothing is being staged. False when something has to be looked after before.
     #[inline(always)]
     pub(crate) fn take_turn(&mut self) -> bool {
-        let (left, none) = self.cursor.left.overflowing_sub(1);
-        self.cursor.left = left;
-        !none
+        self.cursor.take_turn()
     }
 
     /// Posts one request, `write`n into a form.
@@ -183,24 +197,17 @@ impl<L: Line> Poster<L> {
     /// Looks after what has to be before the one request that is next, perhaps because `take_turn` returned false. As [`make_room`](Self::make_room) otherwise.
     #[inline(always)]
     pub(super) fn make_room_for_one(&mut self) -> Option<c_uint> {
-        self.put_turn_back();
+        self.cursor.put_turn_back();
         let (flags, left) = self.make_room(self.cursor.left)?;
         self.cursor.left = left;
         Some(flags)
-    }
-
-    /// Gives back the turn that could not be taken.
-    fn put_turn_back(&mut self) {
-        if self.cursor.left == u64::MAX {
-            self.cursor.left = 0;
-        }
     }
 
     /// Refuses one request that was posted by itself.
     #[cold]
     #[inline(never)]
     pub(super) fn refuse_one(&mut self, reason: Option<Reason>, buffers: Buffers) -> Refused {
-        self.put_turn_back();
+        self.cursor.put_turn_back();
         let mut cursor = self.cursor;
         self.refuse_next(&mut cursor, reason, buffers);
         self.refuse()
