@@ -97,9 +97,9 @@ pub use memory::{
 pub use pd::ProtectionDomain;
 pub use port::{GidEntry, GidType, LinkLayer, PortAttr, PortState};
 pub use qp::{
-    Backend, BadEndpoint, Batch, Connected, Endpoint, Explanation, GRH_BYTES, PostList, PreparedQueuePair, QpState,
-    Queue, QueuePair, QueuePairBuilder, Rc, Reason, ReceiveBatch, Refused, RefusedBatch, Reliable, Request, Transport,
-    TransportKind, Uc, Ud, UdEndpoint,
+    Backend, BadEndpoint, Batch, Connected, EitherBackend, Endpoint, Explanation, GRH_BYTES, PostList,
+    PreparedQueuePair, QpState, Queue, QueuePair, QueuePairBuilder, Rc, Reason, ReceiveBatch, Refused, RefusedBatch,
+    Reliable, Request, Transport, TransportKind, Uc, Ud, UdEndpoint, WorkRequests,
 };
 pub use types::{Gid, Lid, Mtu, Psn, QKey, Qpn, RKey};
 pub use wr::completion::{Completion, Success};

@@ -63,7 +63,11 @@ pub(super) fn post_one<B: Backend, O: Operation, P: Payload>(
     room: u64,
     payload: P,
 ) -> Result<(), Refused> {
-    if !payload.is_single(poster.limits) || op.refuses(payload.bytes(), room) || !poster.take_turn() {
+    if !payload.is_single(poster.limits)
+        || op.refuses(payload.bytes(), room)
+        || !B::can(poster.qp(), &op)
+        || !poster.take_turn()
+    {
         return post_one_with_care(poster, op, room, payload);
     }
     // SAFETY: there is room, and the payload is one element within the limits. The request is complete: operation, flags, list. Inline data is borrowed by the
@@ -82,6 +86,7 @@ fn post_one_with_care<B: Backend, O: Operation, P: Payload>(
 ) -> Result<(), Refused> {
     if !op.refuses(payload.bytes(), room)
         && payload.admits(poster.limits)
+        && B::can(poster.qp(), &op)
         && let Some(flags) = poster.make_room_for_one()
     {
         // SAFETY: as in `post_one`; the limits were kept to.
@@ -91,12 +96,21 @@ fn post_one_with_care<B: Backend, O: Operation, P: Payload>(
             })
         };
     }
-    Err(poster.refuse_one(objection(op, room, &payload, poster.limits), payload.into_buffers()))
+    Err(poster.refuse_one(objection(poster, op, room, &payload), payload.into_buffers()))
 }
 
 /// What is wrong with a request that has `room` for so many bytes; `None` if nothing is.
-fn objection<O: Operation, P: Payload>(op: O, room: u64, payload: &P, limits: Limits) -> Option<Reason> {
-    op.objection(payload.bytes(), room).or_else(|| payload.check(limits))
+fn objection<B: Backend, O: Operation, P: Payload>(
+    poster: &Poster<B>,
+    op: O,
+    room: u64,
+    payload: &P,
+) -> Option<Reason> {
+    if !B::can(poster.qp(), &op) {
+        return Some(Reason::Unsupported);
+    }
+    op.objection(payload.bytes(), room)
+        .or_else(|| payload.check(poster.limits))
 }
 
 /// Stages the next request, or keeps its buffers with the refusal.
@@ -109,7 +123,11 @@ fn stage<B: Backend, O: Operation, P: Payload>(
     payload: P,
     flags: c_uint,
 ) {
-    if op.refuses(payload.bytes(), room) || !payload.admits(poster.limits) || !cursor.take_turn() {
+    if op.refuses(payload.bytes(), room)
+        || !payload.admits(poster.limits)
+        || !B::can(poster.qp(), &op)
+        || !cursor.take_turn()
+    {
         *cursor = stage_with_care(poster, *cursor, op, room, payload, flags);
         return;
     }
@@ -155,13 +173,14 @@ extern "C" fn stage_with_care<B: Backend, O: Operation, P: Payload>(
     cursor.put_turn_back();
     if !op.refuses(payload.bytes(), room)
         && payload.admits(poster.limits)
+        && B::can(poster.qp(), &op)
         && let Some((more, left)) = poster.make_room(cursor.left())
     {
         cursor.set_left(left);
         // SAFETY: there is room, and the limits were kept to.
         unsafe { stage_counted(poster, &mut cursor, op, payload, flags | more) };
     } else {
-        let reason = objection(op, room, &payload, poster.limits);
+        let reason = objection(poster, op, room, &payload);
         poster.refuse_next(&mut cursor, reason, payload.into_buffers());
     }
     cursor

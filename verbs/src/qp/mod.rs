@@ -15,6 +15,7 @@
 pub(crate) mod attributes;
 mod backend;
 mod batch;
+mod best;
 mod builder;
 mod connected;
 mod endpoint;
@@ -27,7 +28,7 @@ mod staging;
 mod transport;
 
 pub use attributes::{Explanation, QpState};
-pub use backend::{Backend, PostList};
+pub use backend::{Backend, EitherBackend, PostList, WorkRequests};
 pub use batch::{Batch, ReceiveBatch, Request};
 pub use builder::QueuePairBuilder;
 pub use connected::QueuePair;

@@ -148,6 +148,11 @@ impl<L: Line> Poster<L> {
         poster
     }
 
+    #[inline(always)]
+    pub(super) fn qp(&self) -> *mut sys::ibv_qp {
+        self.qp
+    }
+
     pub(crate) fn head(&self) -> u64 {
         self.ring.head()
     }
@@ -180,6 +185,7 @@ impl<L: Line> Poster<L> {
         // SAFETY: there is room, so that the slot and the form are the poster's; both live as long as it. The queue pair is live. The buffers are owned by the
         // ring from here on, which keeps them until completed, or until the queue pair is destroyed.
         let result = unsafe {
+            L::begin(self.qp);
             let form = self.cursor.next;
             write(self.qp, form, &payload);
             self.cursor.next = (*form).following;
@@ -285,7 +291,7 @@ impl<L: Line> Poster<L> {
         };
     }
 
-    /// Takes back what was staged, because `refuse_next` has refused one of the batch.
+    /// Takes back what was staged, because `refuse_next` has refused one of the batch. None is begun any more.
     #[cold]
     #[inline(never)]
     fn refuse(&mut self) -> Refused {
@@ -317,12 +323,16 @@ impl<L: Line> Poster<L> {
             count => count,
         };
         // A provider that names no request of this chain leaves open which it took: then they all stay in flight, where nothing can touch them.
-        let accepted = self
+        let bad = self
             .forms
-            .find(core::mem::replace(&mut self.bad, core::ptr::null_mut()))
-            .map(|form| self.forms.between(first, form))
-            .filter(|&accepted| accepted < count)
-            .unwrap_or(count);
+            .find(core::mem::replace(&mut self.bad, core::ptr::null_mut()));
+        let accepted = if L::NAMES_THE_REFUSED {
+            bad.map(|form| self.forms.between(first, form))
+                .filter(|&accepted| accepted < count)
+                .unwrap_or(count)
+        } else {
+            0
+        };
         let head = end - count + accepted;
         self.ring.publish(head);
         self.cursor.next = self.forms.at(head);
@@ -356,6 +366,8 @@ impl<'q, L: Line> Staging<'q, L> {
     #[inline(always)]
     pub(crate) fn new(poster: &'q mut Poster<L>) -> Self {
         let cursor = poster.cursor;
+        // SAFETY: the queue pair is live; a batch that was begun before was completed or aborted.
+        unsafe { L::begin(poster.qp) };
         Self { poster, cursor }
     }
 
@@ -402,10 +414,15 @@ impl<L: Line> Poster<L> {
     #[cold]
     #[inline(never)]
     fn finish_unusual(&mut self, left: u64) -> Result<(), Refused> {
+        let empty = self.checkpoint - left == self.head();
+        if empty || self.refusal.is_some() {
+            // SAFETY: begun in `Staging::new`, and neither completed nor aborted.
+            unsafe { L::abort(self.qp) };
+        }
         if self.refusal.is_some() {
             return Err(self.refuse());
         }
-        if self.checkpoint - left == self.head() {
+        if empty {
             self.cursor.left = left;
             return Ok(());
         }
@@ -419,6 +436,8 @@ impl<L: Line> Poster<L> {
     #[cold]
     #[inline(never)]
     fn abandon(&mut self, left: u64) {
+        // SAFETY: begun in `Staging::new`, and neither completed nor aborted.
+        unsafe { L::abort(self.qp) };
         let (head, next) = (self.head(), self.checkpoint - left);
         drop(self.unstage(head, next));
         self.refusal = None;

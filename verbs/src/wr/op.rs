@@ -1,6 +1,6 @@
 //! The operations of a send queue, as types: each knows its opcode and what it writes into a work request.
 
-use doorbell_verbs_sys as sys;
+use doorbell_verbs_sys::{self as sys, work_requests};
 
 use crate::memory::{Key, Remote, RemoteWord};
 use crate::qp::Reason;
@@ -16,6 +16,13 @@ pub trait Immediate: Message {
     /// The opcode with immediate data.
     #[doc(hidden)]
     const WITH_IMMEDIATE: sys::ibv_wr_opcode;
+
+    /// Tells the operation with immediate data to the provider.
+    ///
+    /// # Safety
+    /// As for the operation without.
+    #[doc(hidden)]
+    unsafe fn call_with(&self, qp: *mut sys::ibv_qp_ex, imm: u32);
 }
 
 pub(crate) mod sealed {
@@ -29,6 +36,21 @@ pub(crate) mod sealed {
         /// # Safety
         /// `wr` points to a work request.
         unsafe fn fill(&self, wr: *mut sys::ibv_send_wr);
+
+        /// Tells the operation to the provider.
+        ///
+        /// # Safety
+        /// `qp` is live and was made by ibv_create_qp_ex, a batch of it was begun, and the operation `is_callable`.
+        unsafe fn call(&self, qp: *mut sys::ibv_qp_ex);
+
+        /// Whether the queue pair takes it: those that any of its transport takes were looked for when it was made.
+        ///
+        /// # Safety
+        /// `qp` is live and was made by ibv_create_qp_ex.
+        #[inline(always)]
+        unsafe fn is_callable(&self, _qp: *mut sys::ibv_qp_ex) -> bool {
+            true
+        }
 
         /// Whether a message of `len` bytes will not do where there is `room` for so many.
         #[inline(always)]
@@ -126,6 +148,12 @@ impl sealed::Fill for Send {
         // SAFETY: points to a request by contract.
         unsafe { (*wr).opcode = sys::IBV_WR_SEND }
     }
+
+    #[inline(always)]
+    unsafe fn call(&self, qp: *mut sys::ibv_qp_ex) {
+        // SAFETY: by contract.
+        unsafe { work_requests::wr_send(qp) }
+    }
 }
 
 impl sealed::Fill for SendTo {
@@ -139,6 +167,15 @@ impl sealed::Fill for SendTo {
                 remote_qpn: self.qpn,
                 remote_qkey: self.qkey,
             };
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn call(&self, qp: *mut sys::ibv_qp_ex) {
+        // SAFETY: by contract; the address handle is live, as the request borrows it.
+        unsafe {
+            work_requests::wr_send(qp);
+            work_requests::wr_set_ud_addr(qp, self.ah, self.qpn, self.qkey);
         }
     }
 
@@ -165,6 +202,12 @@ impl sealed::Fill for Write {
             write_remote(wr, self.0);
         }
     }
+
+    #[inline(always)]
+    unsafe fn call(&self, qp: *mut sys::ibv_qp_ex) {
+        // SAFETY: by contract.
+        unsafe { work_requests::wr_rdma_write(qp, self.0.rkey, self.0.addr) }
+    }
 }
 
 impl sealed::Fill for Read {
@@ -175,6 +218,12 @@ impl sealed::Fill for Read {
             (*wr).opcode = sys::IBV_WR_RDMA_READ;
             write_remote(wr, self.0);
         }
+    }
+
+    #[inline(always)]
+    unsafe fn call(&self, qp: *mut sys::ibv_qp_ex) {
+        // SAFETY: by contract.
+        unsafe { work_requests::wr_rdma_read(qp, self.0.rkey, self.0.addr) }
     }
 }
 
@@ -205,6 +254,18 @@ impl sealed::Fill for CompareSwap {
             };
         }
     }
+
+    #[inline(always)]
+    unsafe fn call(&self, qp: *mut sys::ibv_qp_ex) {
+        // SAFETY: by contract.
+        unsafe { work_requests::wr_atomic_cmp_swp(qp, self.word.rkey.0, self.word.addr, self.compare, self.swap) }
+    }
+
+    #[inline(always)]
+    unsafe fn is_callable(&self, qp: *mut sys::ibv_qp_ex) -> bool {
+        // SAFETY: by contract.
+        unsafe { (*qp).wr_atomic_cmp_swp.is_some() }
+    }
 }
 
 impl sealed::Fill for FetchAdd {
@@ -221,6 +282,18 @@ impl sealed::Fill for FetchAdd {
             };
         }
     }
+
+    #[inline(always)]
+    unsafe fn call(&self, qp: *mut sys::ibv_qp_ex) {
+        // SAFETY: by contract.
+        unsafe { work_requests::wr_atomic_fetch_add(qp, self.word.rkey.0, self.word.addr, self.add) }
+    }
+
+    #[inline(always)]
+    unsafe fn is_callable(&self, qp: *mut sys::ibv_qp_ex) -> bool {
+        // SAFETY: by contract.
+        unsafe { (*qp).wr_atomic_fetch_add.is_some() }
+    }
 }
 
 impl<O: Immediate> sealed::Fill for WithImmediate<O> {
@@ -232,6 +305,12 @@ impl<O: Immediate> sealed::Fill for WithImmediate<O> {
             (*wr).opcode = O::WITH_IMMEDIATE;
             (*wr).anon_1.imm_data = self.imm.to_be();
         }
+    }
+
+    #[inline(always)]
+    unsafe fn call(&self, qp: *mut sys::ibv_qp_ex) {
+        // SAFETY: by contract.
+        unsafe { self.op.call_with(qp, self.imm) }
     }
 
     #[inline(always)]
@@ -257,10 +336,31 @@ impl Message for SendTo {}
 impl Message for Write {}
 impl Immediate for Send {
     const WITH_IMMEDIATE: sys::ibv_wr_opcode = sys::IBV_WR_SEND_WITH_IMM;
+
+    #[inline(always)]
+    unsafe fn call_with(&self, qp: *mut sys::ibv_qp_ex, imm: u32) {
+        // SAFETY: by contract.
+        unsafe { work_requests::wr_send_imm(qp, imm.to_be()) }
+    }
 }
 impl Immediate for SendTo {
     const WITH_IMMEDIATE: sys::ibv_wr_opcode = sys::IBV_WR_SEND_WITH_IMM;
+
+    #[inline(always)]
+    unsafe fn call_with(&self, qp: *mut sys::ibv_qp_ex, imm: u32) {
+        // SAFETY: by contract.
+        unsafe {
+            work_requests::wr_send_imm(qp, imm.to_be());
+            work_requests::wr_set_ud_addr(qp, self.ah, self.qpn, self.qkey);
+        }
+    }
 }
 impl Immediate for Write {
     const WITH_IMMEDIATE: sys::ibv_wr_opcode = sys::IBV_WR_RDMA_WRITE_WITH_IMM;
+
+    #[inline(always)]
+    unsafe fn call_with(&self, qp: *mut sys::ibv_qp_ex, imm: u32) {
+        // SAFETY: by contract.
+        unsafe { work_requests::wr_rdma_write_imm(qp, self.0.rkey, self.0.addr, imm.to_be()) }
+    }
 }

@@ -6,7 +6,10 @@ use core::ffi::{c_int, c_uint};
 
 use doorbell_verbs_sys::{self as sys, inline};
 
-use super::{Backend, Form, Line, sealed};
+use super::{Backend, Form, Line, create, sealed};
+use crate::error::QueuePairError;
+use crate::pd::ProtectionDomain;
+use crate::qp::transport::TransportKind;
 use crate::wr::op::Operation;
 use crate::wr::payload::Payload;
 
@@ -46,6 +49,14 @@ impl Line for PostList {
 }
 
 impl sealed::Sends for PostList {
+    fn create(
+        pd: &ProtectionDomain,
+        _transport: TransportKind,
+        init: &mut sys::ibv_qp_init_attr,
+    ) -> Result<*mut sys::ibv_qp, QueuePairError> {
+        create::plain(pd, init)
+    }
+
     #[inline(always)]
     unsafe fn write<O: Operation, P: Payload>(
         _qp: *mut sys::ibv_qp,
