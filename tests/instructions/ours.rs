@@ -8,8 +8,8 @@ use std::process::ExitCode;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use doorbell_verbs::{
-    Buffer, CompletionQueue, Endpoint, Gid, Library, Lid, Local, Mtu, Psn, Qpn, QueuePair, Rc, Refused, Remote,
-    WorkRequests, Write,
+    Buffer, CompletionQueue, Endpoint, Failure, Gid, Library, Lid, Local, Mtu, Pool, Psn, Qpn, QueuePair, Rc, Refused,
+    Remote, WorkRequests, Write,
 };
 
 /// As the C columns have them.
@@ -30,7 +30,7 @@ fn measure_inline(qp: &mut QueuePair, bytes: &[u8], remote: &Target) -> Result<(
 }
 
 #[inline(never)]
-fn measure_batch(qp: &mut QueuePair, pool: &mut Vec<Buffer>, remote: &Target) -> Result<(), Refused> {
+fn measure_batch(qp: &mut QueuePair, pool: &mut Pool, remote: &Target) -> Result<(), Refused> {
     qp.post(|batch| {
         for _ in 0..BATCH {
             let Some(buffer) = pool.pop() else { break };
@@ -50,11 +50,7 @@ fn measure_inline_wr(qp: &mut QueuePair<Rc, WorkRequests>, bytes: &[u8], remote:
 }
 
 #[inline(never)]
-fn measure_batch_wr(
-    qp: &mut QueuePair<Rc, WorkRequests>,
-    pool: &mut Vec<Buffer>,
-    remote: &Target,
-) -> Result<(), Refused> {
+fn measure_batch_wr(qp: &mut QueuePair<Rc, WorkRequests>, pool: &mut Pool, remote: &Target) -> Result<(), Refused> {
     qp.post(|batch| {
         for _ in 0..BATCH {
             let Some(buffer) = pool.pop() else { break };
@@ -69,7 +65,7 @@ fn measure_receive(qp: &mut QueuePair, buffer: Buffer) -> Result<(), Refused> {
 }
 
 #[inline(never)]
-fn measure_list(qp: &mut QueuePair, pool: &mut Vec<Buffer>) -> Result<(), Refused> {
+fn measure_list(qp: &mut QueuePair, pool: &mut Pool) -> Result<(), Refused> {
     qp.post_receives(|batch| {
         for _ in 0..BATCH {
             let Some(buffer) = pool.pop() else { break };
@@ -80,17 +76,16 @@ fn measure_list(qp: &mut QueuePair, pool: &mut Vec<Buffer>) -> Result<(), Refuse
 
 /// Whether all that completed succeeded.
 #[inline(never)]
-fn measure_drain(cq: &mut CompletionQueue, pool: &mut Vec<Buffer>) -> bool {
+fn measure_drain(cq: &mut CompletionQueue, pool: &mut Pool) -> bool {
     let Ok(completions) = cq.poll() else { return false };
-    for mut done in completions {
-        if !done.is_ok() {
-            return false;
-        }
-        if let Some(buffer) = done.take() {
+    let drained = completions.try_for_each(|done| {
+        done.result()?;
+        if let Some(buffer) = done.into_buffer() {
             pool.push(buffer);
         }
-    }
-    true
+        Ok::<_, Failure>(())
+    });
+    drained.is_ok()
 }
 
 fn main() -> ExitCode {
@@ -133,7 +128,7 @@ fn run(mut arguments: impl Iterator<Item = String>) -> Result<bool> {
 }
 
 /// A queue pair of each backend, their completion queue, and buffers.
-fn set_up() -> Result<(QueuePair, QueuePair<Rc, WorkRequests>, CompletionQueue, Vec<Buffer>)> {
+fn set_up() -> Result<(QueuePair, QueuePair<Rc, WorkRequests>, CompletionQueue, Pool)> {
     let context = Library::system()?.open("stub0")?;
     let pd = context.protection_domain()?;
     let cq = context.completion_queue(4 * DEPTH)?;

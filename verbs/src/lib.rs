@@ -90,16 +90,18 @@ pub use event::{AsyncEvent, CompletionChannel, Events, PortEvent, QueuePairEvent
 pub use event::{TokioChannel, TokioEvents};
 pub use library::{Device, Library};
 pub use memory::{
-    All, Atomic, BadRemote, Buffer, Buffers, Chunks, Exposed, Frozen, GrantsAtomic, GrantsRead, GrantsWrite, Key, Kind,
-    Local, Memory, Part, PeerWritable, Read, ReadWrite, Readable, Reclaim, Remote, RemoteAll, RemoteAtomic,
-    RemoteChunks, RemoteRead, RemoteReadWrite, RemoteWord, RemoteWrite, Rights, Sink, Source, Word, Write,
+    All, Atomic, BadRemote, Buffer, Buffers, CacheLimits, CacheStats, Chunks, DeviceMemory, Exposed, Frozen,
+    GrantsAtomic, GrantsRead, GrantsWrite, Host, HugePage, Key, Kind, Local, Memory, Opaque, Part, PeerWritable, Pool,
+    Read, ReadWrite, Readable, Reclaim, RegionAttr, Registration, RegistrationCache, Remote, RemoteAll, RemoteAtomic,
+    RemoteChunks, RemoteRead, RemoteReadWrite, RemoteWord, RemoteWrite, Reregister, Rights, Sink, Source, Word, Write,
 };
 pub use pd::ProtectionDomain;
 pub use port::{GidEntry, GidType, LinkLayer, PortAttr, PortState};
 pub use qp::{
-    Backend, BadEndpoint, Batch, Connected, EitherBackend, Endpoint, Explanation, GRH_BYTES, PostList,
-    PreparedQueuePair, QpState, Queue, QueuePair, QueuePairBuilder, Rc, Reason, ReceiveBatch, Refused, RefusedBatch,
-    Reliable, Request, Transport, TransportKind, Uc, Ud, UdEndpoint, WorkRequests,
+    Backend, BadEndpoint, Batch, Capacity, Change, Connected, ConnectionAttr, EitherBackend, Endpoint, Explanation,
+    GRH_BYTES, GlobalPath, PathAttr, PathMigration, PostList, PreparedQueuePair, QpState, Queue, QueuePair,
+    QueuePairAttr, QueuePairBuilder, Rc, Reason, ReceiveBatch, Refused, RefusedBatch, Reliable, ReliableAttr,
+    RemoteRights, Request, Transport, TransportKind, Uc, Ud, UdEndpoint, WorkRequests,
 };
 pub use types::{Gid, Lid, Mtu, Psn, QKey, Qpn, RKey};
 pub use wr::completion::{Completion, Success};

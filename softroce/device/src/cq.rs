@@ -1,11 +1,14 @@
 //! Completion queues: fixed rings that the engine's completions are put into and threads of the application poll.
 
 use std::collections::VecDeque;
+use std::mem;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
 
+use doorbell_roce_proto::Instant;
 use doorbell_roce_proto::work::{Completion, CqId, Status};
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::clock::{Stamp, Stamps};
 use crate::device::{Device, LimitError};
@@ -51,6 +54,27 @@ struct Ring {
     entries: VecDeque<(Completion, Stamp)>,
     capacity: usize,
     armed: Armed,
+    moderation: Moderation,
+    /// Completions that the channel would have been told of, were it not for moderation.
+    waiting: u32,
+    /// When it is to be told of them at the latest.
+    tell_by: Option<Instant>,
+    /// The device has this queue in its list of those that wait for a time.
+    listed: bool,
+}
+
+/// How completions are gathered into one event (ibv_modify_cq(3)): as many as this, or all that came within the period since the first. A count of 1 or less, or no
+/// period, gathers nothing.
+#[derive(Clone, Copy, Debug, Default)]
+struct Moderation {
+    count: u16,
+    period: Duration,
+}
+
+impl Moderation {
+    fn holds_back(&self, waiting: u32) -> bool {
+        waiting < u32::from(self.count) && self.period > Duration::ZERO
+    }
 }
 
 /// The ring itself, shared with the device's state. Its lock is a leaf but for the queues of events.
@@ -66,9 +90,18 @@ pub(crate) struct CqRing {
     owner: Owner,
 }
 
+impl Ring {
+    fn disarm(&mut self) {
+        self.armed = Armed::No;
+        self.waiting = 0;
+        self.tell_by = None;
+    }
+}
+
 impl CqRing {
-    /// Appends a completion; one too many breaks the queue, not the memory.
-    pub(crate) fn push(&self, completion: Completion) {
+    /// Appends a completion; one too many breaks the queue, not the memory. Says when to call [`tell_if_due`](Self::tell_if_due), unless that has been said
+    /// already: then its answer says it again.
+    pub(crate) fn push(&self, completion: Completion, now: impl FnOnce() -> Instant) -> Option<Instant> {
         let mut ring = self.ring.lock();
         if ring.entries.len() >= ring.capacity {
             drop(ring);
@@ -76,7 +109,7 @@ impl CqRing {
                 tracing::error!("a completion queue overran: completions are lost");
                 self.owner.queue.push(Event::CqOverrun(self.owner.token));
             }
-            return;
+            return None;
         }
         ring.entries.push_back((completion, self.stamps.now()));
         self.len.store(ring.entries.len(), Ordering::Release);
@@ -85,13 +118,45 @@ impl CqRing {
             Armed::Solicited => completion.solicited || completion.status != Status::Success,
             Armed::Any => true,
         };
-        if tell {
-            ring.armed = Armed::No;
-            drop(ring);
-            if let Some(notify) = &self.notify {
-                notify.channel.push(notify.token);
-            }
+        if !tell {
+            return None;
         }
+        ring.waiting += 1;
+        if !ring.moderation.holds_back(ring.waiting) {
+            self.tell(ring);
+            return None;
+        }
+        if ring.tell_by.is_none() {
+            ring.tell_by = Some(now() + ring.moderation.period);
+        }
+        if mem::replace(&mut ring.listed, true) {
+            None
+        } else {
+            ring.tell_by
+        }
+    }
+
+    /// Tells the channel.
+    fn tell(&self, mut ring: MutexGuard<'_, Ring>) {
+        ring.disarm();
+        drop(ring);
+        if let Some(notify) = &self.notify {
+            notify.channel.push(notify.token);
+        }
+    }
+
+    /// Tells the channel of what has waited long enough; when to ask again, if there is anything to wait for.
+    pub(crate) fn tell_if_due(&self, now: Instant) -> Option<Instant> {
+        let mut ring = self.ring.lock();
+        match ring.tell_by {
+            Some(due) if due > now => return Some(due),
+            Some(_) => {
+                ring.listed = false;
+                self.tell(ring);
+            }
+            None => ring.listed = false,
+        }
+        None
     }
 
     /// Hands up to `max` completions to `take`.
@@ -143,6 +208,10 @@ impl Device {
                 entries: VecDeque::with_capacity(entries as usize),
                 capacity: entries as usize,
                 armed: Armed::No,
+                moderation: Moderation::default(),
+                waiting: 0,
+                tell_by: None,
+                listed: false,
             }),
             len: AtomicUsize::new(0),
             overrun: AtomicBool::new(false),
@@ -213,6 +282,23 @@ impl Cq {
             (Armed::Any, _) | (_, false) => Armed::Any,
             _ => Armed::Solicited,
         };
+    }
+
+    /// Has the channel told only of every `count` completions, or of those that came within `period` since the first, whichever is earlier (ibv_modify_cq(3)). A
+    /// count of 0 or 1, or a period of 0, is no moderation. What waited by the rules before is told at once.
+    pub fn moderate(&self, count: u16, period: Duration) {
+        let mut ring = self.0.ring.ring.lock();
+        ring.moderation = Moderation { count, period };
+        if ring.waiting > 0 {
+            self.0.ring.tell(ring);
+        }
+    }
+
+    /// Takes back what [`arm`](Self::arm) asked for. Once this has returned the channel is told nothing until it is armed again.
+    pub fn disarm(&self) {
+        // The channel is told under this lock.
+        let _core = self.shared().core.lock();
+        self.0.ring.ring.lock().disarm();
     }
 
     /// Changes the number of entries.

@@ -11,7 +11,7 @@ use doorbell_roce_proto::{AsyncEvent, Datagram, Endpoint, Ident, Instant, Qpn};
 
 use crate::capacity;
 use crate::cq::CqRing;
-use crate::event::{Event, Owner, QpEvent};
+use crate::event::{Event, EventQueue, Owner, QpEvent};
 use crate::link::{self, TxBatch};
 use crate::memory::Table;
 
@@ -22,7 +22,11 @@ pub(crate) struct Core {
     pub(crate) endpoint: Endpoint,
     pub(crate) memory: Table,
     cqs: Vec<Option<Arc<CqRing>>>,
+    /// The queues whose channels wait for more completions, and until when (ibv_modify_cq(3)).
+    moderated: Vec<(Instant, Arc<CqRing>)>,
     qps: HashMap<Qpn, Owner>,
+    /// Who hears of the port.
+    pub(crate) listeners: Vec<Arc<EventQueue<Event>>>,
     pds: usize,
     next_pd: u32,
     /// The UDP port of every RoCEv2 device here: ours, and the one we send to.
@@ -44,7 +48,9 @@ impl Core {
             endpoint,
             memory: Table::new(),
             cqs: Vec::new(),
+            moderated: Vec::new(),
             qps: HashMap::new(),
+            listeners: Vec::new(),
             pds: 0,
             next_pd: 0,
             port,
@@ -80,8 +86,8 @@ impl Core {
     }
 
     pub(crate) fn remove_cq(&mut self, id: CqId) {
-        if let Some(slot) = self.cqs.get_mut(id.0 as usize) {
-            *slot = None;
+        if let Some(ring) = self.cqs.get_mut(id.0 as usize).and_then(Option::take) {
+            self.moderated.retain(|(_, waiting)| !Arc::ptr_eq(waiting, &ring));
         }
     }
 
@@ -96,6 +102,7 @@ impl Core {
 
     pub(crate) fn remove_qp(&mut self, qpn: Qpn) {
         self.endpoint.destroy_qp(qpn);
+        self.memory.release_windows_of(qpn);
         self.qps.remove(&qpn);
     }
 
@@ -127,11 +134,13 @@ impl Core {
         Filled::Full
     }
 
-    /// Hands the engine's completions to their queues, and its events to the owners of the queue pairs.
-    pub(crate) fn deliver(&mut self) {
+    /// Hands the engine's completions to their queues, and its events to the owners of the queue pairs. `now` tells the time where it is needed.
+    pub(crate) fn deliver(&mut self, now: impl Fn() -> Instant) {
         while let Some((cq, completion)) = self.endpoint.poll_completion() {
-            if let Some(Some(ring)) = self.cqs.get(cq.0 as usize) {
-                ring.push(completion);
+            if let Some(Some(ring)) = self.cqs.get(cq.0 as usize)
+                && let Some(due) = ring.push(completion, &now)
+            {
+                self.moderated.push((due, Arc::clone(ring)));
             }
         }
         while let Some(event) = self.endpoint.poll_event() {
@@ -146,6 +155,23 @@ impl Core {
                 owner.queue.push(Event::Qp(owner.token, event));
             }
         }
+    }
+
+    /// Tells the channels of what has waited long enough.
+    pub(crate) fn tell_moderated(&mut self, now: Instant) {
+        self.moderated.retain_mut(|(due, ring)| {
+            if *due > now {
+                return true;
+            }
+            let again = ring.tell_if_due(now);
+            *due = again.unwrap_or(*due);
+            again.is_some()
+        });
+    }
+
+    /// When [`tell_moderated`](Self::tell_moderated) is due.
+    pub(crate) fn moderation_due(&self) -> Option<Instant> {
+        self.moderated.iter().map(|(due, _)| *due).min()
     }
 
     /// Tells every owner of a queue pair that the device is lost; each queue of events once.

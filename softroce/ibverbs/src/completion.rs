@@ -6,6 +6,7 @@ use std::os::fd::AsRawFd;
 use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
 use doorbell_roce_proto::work::{Completion, CompletionOpcode, Status};
 use doorbell_softroce::clock::Stamps;
@@ -244,6 +245,18 @@ pub(crate) unsafe extern "C" fn resize_cq(cq: *mut ibv_cq, cqe: c_int) -> c_int 
     }
 }
 
+/// ibv_modify_cq(3).
+pub(crate) unsafe extern "C" fn modify_cq(cq: *mut ibv_cq, attr: *mut ibv_modify_cq_attr) -> c_int {
+    // SAFETY: both are live and `cq` ours by contract.
+    let (cq, attr) = unsafe { (&(*cq.cast::<SoftCq>()).cq, &*attr) };
+    if attr.attr_mask != IBV_CQ_ATTR_MODERATE {
+        return libc::EINVAL;
+    }
+    let ibv_moderate_cq { cq_count, cq_period } = attr.moderate;
+    cq.moderate(cq_count, Duration::from_micros(cq_period.into()));
+    0
+}
+
 /// ibv_create_cq(3): `EBUSY` while queue pairs complete into it; waits until its events are acknowledged (ibv_get_cq_event(3)).
 pub(crate) unsafe extern "C" fn destroy_cq(cq: *mut ibv_cq) -> c_int {
     let soft = cq.cast::<SoftCq>();
@@ -254,6 +267,7 @@ pub(crate) unsafe extern "C" fn destroy_cq(cq: *mut ibv_cq) -> c_int {
         if handle.is_shared() {
             return libc::EBUSY;
         }
+        handle.disarm();
         events.remove(|event| *event == Event::CqOverrun(token));
         // SAFETY: its channel, if any, is live: it cannot be destroyed while this queue is on it.
         if let Some(channel) = unsafe { (*soft).base.channel.cast::<SoftChannel>().as_ref() } {
@@ -261,7 +275,7 @@ pub(crate) unsafe extern "C" fn destroy_cq(cq: *mut ibv_cq) -> c_int {
             channel.users.fetch_sub(1, Ordering::AcqRel);
         }
     }
-    // SAFETY: live; the mutex and condition were initialised with it. No queue pair completes into it, so that no new event comes.
+    // SAFETY: live; the mutex and condition were initialised with it. No queue pair completes into it and it is not armed, so that no new event comes.
     unsafe {
         let (mutex, cond) = (&raw mut (*cq).mutex, &raw mut (*cq).cond);
         let completion_events = (*soft).completion_events.load(Ordering::Relaxed);
@@ -340,6 +354,8 @@ pub(crate) fn to_wc(completion: &Completion) -> ibv_wc {
             CompletionOpcode::Read => IBV_WC_RDMA_READ,
             CompletionOpcode::CompareSwap => IBV_WC_COMP_SWAP,
             CompletionOpcode::FetchAdd => IBV_WC_FETCH_ADD,
+            CompletionOpcode::BindWindow => IBV_WC_BIND_MW,
+            CompletionOpcode::LocalInvalidate => IBV_WC_LOCAL_INV,
             CompletionOpcode::Receive => IBV_WC_RECV,
             CompletionOpcode::ReceiveWriteImm => IBV_WC_RECV_RDMA_WITH_IMM,
         };
@@ -352,6 +368,10 @@ pub(crate) fn to_wc(completion: &Completion) -> ibv_wc {
             wc.wc_flags |= IBV_WC_WITH_IMM;
             wc.anon_1.imm_data = imm.to_be();
         }
+        if let Some(rkey) = completion.invalidated {
+            wc.wc_flags |= IBV_WC_WITH_INV;
+            wc.anon_1.invalidated_rkey = rkey.0;
+        }
     }
     wc
 }
@@ -363,6 +383,7 @@ fn status_of(status: Status) -> ibv_wc_status {
         Status::LocalQpOperation => IBV_WC_LOC_QP_OP_ERR,
         Status::LocalProtection => IBV_WC_LOC_PROT_ERR,
         Status::Flushed => IBV_WC_WR_FLUSH_ERR,
+        Status::WindowBind => IBV_WC_MW_BIND_ERR,
         Status::BadResponse => IBV_WC_BAD_RESP_ERR,
         Status::LocalAccess => IBV_WC_LOC_ACCESS_ERR,
         Status::RemoteInvalidRequest => IBV_WC_REM_INV_REQ_ERR,

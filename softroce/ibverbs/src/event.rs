@@ -2,10 +2,11 @@
 
 use core::ffi::c_int;
 
-use doorbell_softroce::{Event, QpEvent};
+use doorbell_softroce::{Event, PortEvent, QpEvent};
 use doorbell_verbs_sys::{
-    IBV_EVENT_COMM_EST, IBV_EVENT_CQ_ERR, IBV_EVENT_DEVICE_FATAL, IBV_EVENT_QP_ACCESS_ERR, IBV_EVENT_QP_FATAL,
-    IBV_EVENT_QP_REQ_ERR, IBV_EVENT_SQ_DRAINED, ibv_async_event, ibv_async_event_element, ibv_context,
+    IBV_EVENT_COMM_EST, IBV_EVENT_CQ_ERR, IBV_EVENT_DEVICE_FATAL, IBV_EVENT_GID_CHANGE, IBV_EVENT_PORT_ACTIVE,
+    IBV_EVENT_PORT_ERR, IBV_EVENT_QP_ACCESS_ERR, IBV_EVENT_QP_FATAL, IBV_EVENT_QP_REQ_ERR, IBV_EVENT_SQ_DRAINED,
+    ibv_async_event, ibv_async_event_element, ibv_context, ibv_event_type,
 };
 
 use crate::context::{Context, acknowledge};
@@ -21,7 +22,7 @@ pub(crate) unsafe extern "C" fn get_async_event(context: *mut ibv_context, event
         Event::CqOverrun(token) => unsafe { completion::count_async_event(token) },
         // SAFETY: as above.
         Event::Qp(token, _) => unsafe { queue_pair::count_async_event(token) },
-        Event::DeviceFatal => {}
+        Event::Port(_) | Event::DeviceFatal => {}
     };
     match context.events.wait(count) {
         Ok(taken) => {
@@ -53,12 +54,21 @@ fn to_event(event: Event) -> ibv_async_event {
                 QpEvent::SendQueueDrained => IBV_EVENT_SQ_DRAINED,
             },
         },
-        Event::DeviceFatal => ibv_async_event {
-            element: ibv_async_event_element {
-                port_num: c_int::from(PORT),
-            },
-            event_type: IBV_EVENT_DEVICE_FATAL,
+        Event::Port(what) => of_port(match what {
+            PortEvent::Active => IBV_EVENT_PORT_ACTIVE,
+            PortEvent::Error => IBV_EVENT_PORT_ERR,
+            PortEvent::GidChange => IBV_EVENT_GID_CHANGE,
+        }),
+        Event::DeviceFatal => of_port(IBV_EVENT_DEVICE_FATAL),
+    }
+}
+
+fn of_port(event_type: ibv_event_type) -> ibv_async_event {
+    ibv_async_event {
+        element: ibv_async_event_element {
+            port_num: c_int::from(PORT),
         },
+        event_type,
     }
 }
 

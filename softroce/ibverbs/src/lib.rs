@@ -22,6 +22,7 @@ mod protection;
 mod query;
 mod queue_pair;
 mod registry;
+mod window;
 mod wr;
 
 pub use doorbell_softroce::{ConfigError, DeviceConfig, OpenError};

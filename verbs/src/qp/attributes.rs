@@ -297,6 +297,14 @@ impl Explanation {
         }
     }
 
+    /// Whether what RTS does not allow can be changed in SQD.
+    fn allowed_when_drained(&self) -> bool {
+        let drained = needs_of(self.transport, QpState::Sqd, QpState::Sqd).map_or(0, |row| row.optional);
+        (self.from, self.to) == (QpState::Rts, QpState::Rts)
+            && !self.unwanted.is_empty()
+            && self.unwanted.iter().all(|name| names(drained).contains(name))
+    }
+
     fn impossible(&self) -> String {
         let Self {
             transport, from, to, ..
@@ -344,6 +352,9 @@ impl fmt::Display for Explanation {
                 self.to,
                 self.unwanted.join(", ")
             ));
+        }
+        if self.allowed_when_drained() {
+            parts.push("SQD to SQD does: drain() first".to_owned());
         }
         parts.extend(self.notes.iter().cloned());
         if parts.is_empty() {

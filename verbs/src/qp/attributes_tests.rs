@@ -135,6 +135,19 @@ fn an_explanation_names_what_is_missing_and_what_is_too_much() {
 }
 
 #[test]
+fn what_can_be_changed_when_drained_is_said_to_be() {
+    let text = |transport, given| Explanation::of(transport, QpState::Rts, QpState::Rts, given).to_string();
+    assert_eq!(
+        text(TransportKind::Rc, IBV_QP_TIMEOUT),
+        "RTS to RTS does not allow IBV_QP_TIMEOUT; SQD to SQD does: drain() first"
+    );
+    assert_eq!(
+        text(TransportKind::Uc, IBV_QP_TIMEOUT),
+        "RTS to RTS does not allow IBV_QP_TIMEOUT"
+    );
+}
+
+#[test]
 fn a_transition_that_there_is_not_is_called_so() {
     let of = |transport, from, to| Explanation::of(transport, from, to, IBV_QP_STATE);
     assert_eq!(

@@ -1,15 +1,13 @@
 //! A queue pair in use: connected, or ready for datagrams.
 
-use super::attributes::QpState;
 use super::backend::{Backend, PostList, Receives};
 use super::batch::{Batch, ReceiveBatch, post_one};
 use super::endpoint::{Endpoint, UdEndpoint};
-use super::object::{QpObject, no_attributes};
+use super::object::QpObject;
 use super::refused::Refused;
 use super::staging::Poster;
 use super::transport::{Connected, Rc, Reliable, Transport, Ud};
 use crate::ah::AddressHandle;
-use crate::error::QueuePairError;
 use crate::memory::{GrantsRead, GrantsWrite, Remote, RemoteWord, Sink, Source, Word};
 use crate::types::{Mtu, QKey, Qpn};
 use crate::wr::op::{self, UNBOUNDED};
@@ -56,8 +54,8 @@ pub struct QueuePair<T: Transport = Rc, B: Backend = PostList> {
     // Before the object: they point into the queue pair.
     send: Poster<B>,
     recv: Poster<Receives>,
-    object: QpObject,
-    link: T::Link,
+    pub(super) object: QpObject,
+    pub(super) link: T::Link,
 }
 
 impl<T: Transport, B: Backend> QueuePair<T, B> {
@@ -133,23 +131,6 @@ impl<T: Transport, B: Backend> QueuePair<T, B> {
     #[must_use]
     pub fn receive_room(&self) -> u32 {
         self.recv.depth() - self.recv.in_flight()
-    }
-
-    /// The state it is in (ibv_query_qp(3)): the device may enter ERR by itself.
-    ///
-    /// # Errors
-    /// When the device cannot be asked.
-    pub fn state(&self) -> Result<QpState, QueuePairError> {
-        self.object.state()
-    }
-
-    /// Takes it to the error state: all that is in flight completes, as [`Flushed`](crate::Status::Flushed) unless it was done.
-    ///
-    /// # Errors
-    /// When the device refuses.
-    pub fn flush(&mut self) -> Result<(), QueuePairError> {
-        self.object
-            .modify((QpState::Rts, QpState::Err), no_attributes(), 0, |_| Vec::new())
     }
 }
 

@@ -9,9 +9,10 @@
 
 use core::cell::UnsafeCell;
 use core::ptr::NonNull;
-use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use crate::memory::{Buffers, RangePtr};
+use crate::types::Qpn;
 
 /// Which of a queue pair's two queues.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -35,6 +36,8 @@ pub(crate) struct Ring {
     depth: u32,
     queue: Queue,
     tag: u64,
+    /// The queue pair's number, once it has been made.
+    qpn: AtomicU32,
     /// Whether what it receives are datagrams, each behind its global route header. Set before the queue pair is used.
     datagrams: AtomicBool,
     /// Requests posted so far. Written by the poster.
@@ -59,6 +62,7 @@ impl Ring {
             depth,
             queue,
             tag,
+            qpn: AtomicU32::new(0),
             datagrams: AtomicBool::new(false),
             head: Alone(AtomicU64::new(0)),
             tail: Alone(AtomicU64::new(0)),
@@ -79,6 +83,15 @@ impl Ring {
 
     pub(crate) fn tag(&self) -> u64 {
         self.tag
+    }
+
+    pub(crate) fn qpn(&self) -> Qpn {
+        Qpn::truncated(self.qpn.load(Ordering::Relaxed))
+    }
+
+    /// The ring is that of queue pair `qpn`, to which nothing has been posted yet.
+    pub(crate) fn belong_to(&self, qpn: Qpn) {
+        self.qpn.store(qpn.get(), Ordering::Relaxed);
     }
 
     /// From now on what is received are datagrams.
@@ -161,38 +174,42 @@ impl Ring {
         position < self.head.0.load(Ordering::Acquire)
     }
 
-    /// Poller: how many requests a completion with this slot retires, from `tail` on, the position retired next. `None` if no such request is in flight.
+    /// Poller: how many requests before its own a completion with this slot retires, from `tail` on, the position retired next. `None` if no such request is in
+    /// flight.
     #[inline(always)]
-    pub(crate) fn confirmed_by(&self, slot: u32, tail: u64) -> Option<u64> {
+    pub(crate) fn confirmed_before(&self, slot: u32, tail: u64) -> Option<u64> {
         let before = u64::from(slot).wrapping_sub(tail) & self.mask;
-        self.holds(tail + before).then_some(before + 1)
+        self.holds(tail + before).then_some(before)
     }
 
-    /// Poller: takes what the slot of `position` holds.
-    ///
-    /// # Safety
-    /// The caller is the poller; `position` is the tail, or as far from it as [`confirmed_by`](Self::confirmed_by) says, and taken once; a completion has confirmed it, so
-    /// that the device is done with the buffers.
+    /// Poller: the slot of `position`, which is not retired, and how many requests are in flight from there on.
     #[inline(always)]
-    pub(crate) unsafe fn take(&self, position: u64) -> Buffers {
-        // SAFETY: by contract.
-        unsafe { self.take_slot(self.slot_of(position)) }
+    pub(crate) fn from(&self, position: u64) -> (*const Slot, u64) {
+        // Acquire: what the poster put in the slots is visible.
+        let in_flight = self.head.0.load(Ordering::Acquire).saturating_sub(position);
+        (self.slot(position), in_flight)
     }
 
-    /// Poller: as [`take`](Self::take), for whoever has worked the slot out already.
+    /// Poller: whether the request at `position` has posted no buffers.
     ///
     /// # Safety
-    /// As for [`take`](Self::take); `slot` is what [`slot_of`](Self::slot_of) says of the position.
+    /// The caller is the poller, and the request is in flight.
     #[inline(always)]
-    pub(crate) unsafe fn take_slot(&self, slot: u64) -> Buffers {
-        // SAFETY: `slot_of` keeps the index in range; the slot is the poller's, and the list in it ours. It need not be cleared: the tail moves past it.
-        unsafe { Buffers::from_head(*self.slots.get_unchecked(slot as usize).get()) }
+    pub(crate) unsafe fn is_vacant(&self, position: u64) -> bool {
+        // SAFETY: the slot is the poller's.
+        unsafe { (*self.slot(position).get()).is_none() }
     }
 
     /// Poller: gives the slots below `tail` back to the poster.
     #[inline(always)]
     pub(crate) fn retire(&self, tail: u64) {
         self.tail.0.store(tail, Ordering::Release);
+    }
+
+    /// Poller: as [`retire`](Self::retire), of one more slot. It alone writes the tail, so this need not be one step; it becomes one instruction nevertheless.
+    #[inline(always)]
+    pub(crate) fn retire_next(&self) {
+        self.retire(self.tail() + 1);
     }
 
     #[inline(always)]
@@ -213,7 +230,7 @@ impl Drop for Ring {
         let (tail, head) = (*self.tail.0.get_mut(), *self.head.0.get_mut());
         for position in tail..head {
             // SAFETY: `&mut self`: there is neither poster nor poller left, and the slots of `tail..head` own their lists.
-            drop(unsafe { self.take(position) });
+            drop(unsafe { self.take_back(position) });
         }
     }
 }

@@ -6,7 +6,7 @@ use core::fmt::{self, Debug};
 use doorbell_verbs_sys as sys;
 
 use super::endpoint::{Endpoint, UdEndpoint};
-use crate::types::Mtu;
+use crate::types::{Gid, Lid, Mtu, QKey};
 
 /// Which transport service a queue pair has, as a value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -68,12 +68,21 @@ pub struct Link {
     pub(crate) mtu: Mtu,
 }
 
+impl Link {
+    fn changed(&mut self, attr: &sys::ibv_qp_attr, mask: sys::ibv_qp_attr_mask) {
+        if mask & sys::IBV_QP_AV != 0 {
+            self.peer.gid = Gid::from_sys(&attr.ah_attr.grh.dgid);
+            self.peer.lid = Lid(attr.ah_attr.dlid);
+        }
+    }
+}
+
 /// The bytes in front of every datagram received: its global route header, or room for it (IBTA vol 1, 11.4.1.2). A receive of a [`Ud`] queue pair needs as
 /// many more than the longest message, and the message begins behind them.
 pub const GRH_BYTES: usize = 40;
 
 pub(crate) mod sealed {
-    use super::{Debug, TransportKind};
+    use super::{Debug, TransportKind, sys};
 
     pub trait Service: Send + Sync + 'static {
         const KIND: TransportKind;
@@ -81,23 +90,39 @@ pub(crate) mod sealed {
         const HEADROOM: u64 = 0;
         /// What a queue pair in use knows of whom it talks to.
         type Link: Debug + Send + Sync;
+        /// Takes over what was changed of the queue pair.
+        fn changed(link: &mut Self::Link, attr: &sys::ibv_qp_attr, mask: sys::ibv_qp_attr_mask);
     }
 }
 
 impl sealed::Service for Rc {
     const KIND: TransportKind = TransportKind::Rc;
     type Link = Link;
+
+    fn changed(link: &mut Link, attr: &sys::ibv_qp_attr, mask: sys::ibv_qp_attr_mask) {
+        link.changed(attr, mask);
+    }
 }
 
 impl sealed::Service for Uc {
     const KIND: TransportKind = TransportKind::Uc;
     type Link = Link;
+
+    fn changed(link: &mut Link, attr: &sys::ibv_qp_attr, mask: sys::ibv_qp_attr_mask) {
+        link.changed(attr, mask);
+    }
 }
 
 impl sealed::Service for Ud {
     const KIND: TransportKind = TransportKind::Ud;
     const HEADROOM: u64 = GRH_BYTES as u64;
     type Link = UdEndpoint;
+
+    fn changed(own: &mut UdEndpoint, attr: &sys::ibv_qp_attr, mask: sys::ibv_qp_attr_mask) {
+        if mask & sys::IBV_QP_QKEY != 0 {
+            own.qkey = QKey(attr.qkey);
+        }
+    }
 }
 
 impl Transport for Rc {}

@@ -2,6 +2,7 @@
 
 mod common;
 mod completion;
+mod drain;
 mod errors;
 mod extended_cq;
 mod faults;
@@ -9,6 +10,7 @@ mod objects;
 mod operations;
 mod passive;
 mod unreliable;
+mod windows;
 mod wr;
 
 use common::*;
