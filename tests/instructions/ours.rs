@@ -8,8 +8,8 @@ use std::process::ExitCode;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use doorbell_verbs::{
-    Buffer, CompletionQueue, Endpoint, Failure, Gid, Library, Lid, Local, Mtu, Pool, Psn, Qpn, QueuePair, Refused,
-    Remote, Write,
+    Buffer, CompletionQueue, Context, CqKind, Endpoint, Failure, Gid, Library, Lid, Local, Mtu, Pool, Psn, Qpn,
+    QueuePair, Refused, Remote, Write,
 };
 
 /// As the C columns have them.
@@ -56,10 +56,10 @@ fn measure_list(qp: &mut QueuePair, pool: &mut Pool) -> Result<(), Refused> {
 
 /// Whether all that completed succeeded.
 #[inline(never)]
-fn measure_drain(cq: &mut CompletionQueue, pool: &mut Pool) -> bool {
+fn measure_drain<Q: CqKind>(cq: &mut CompletionQueue<Q>, pool: &mut Pool) -> bool {
     let Ok(completions) = cq.poll() else { return false };
     let drained = completions.try_for_each(|done| {
-        done.result()?;
+        done.check()?;
         if let Some(buffer) = done.into_buffer() {
             pool.push(buffer);
         }
@@ -86,17 +86,29 @@ fn main() -> ExitCode {
 fn run(mut arguments: impl Iterator<Item = String>) -> Result<bool> {
     let row = arguments.next().context("which row?")?;
     let iterations: u64 = arguments.next().context("how many iterations?")?.parse()?;
-    let (mut qp, mut cq, mut pool) = set_up()?;
+    let context = Library::system()?.open("stub0")?;
+    if row.ends_with("_ex") {
+        let cq = context.extended_completion_queue(2 * DEPTH).create()?;
+        repeat(&row, iterations, &context, cq)
+    } else {
+        let cq = context.completion_queue(2 * DEPTH)?;
+        repeat(&row, iterations, &context, cq)
+    }
+}
+
+/// Whether there is such a call.
+fn repeat<Q: CqKind>(row: &str, iterations: u64, context: &Context, mut cq: CompletionQueue<Q>) -> Result<bool> {
+    let (mut qp, mut pool) = set_up(context, &cq)?;
     let (bytes, remote) = ([0; BATCH], Target::from_raw(0x10000, 0x4321, 1 << 20));
     for _ in 0..iterations {
         let (bytes, remote) = (black_box(&bytes), black_box(&remote));
-        match row.as_str() {
+        match row {
             "write" => measure_write(&mut qp, pool.pop().context("no buffer")?, remote)?,
             "inline" => measure_inline(&mut qp, bytes, remote)?,
             "batch" => measure_batch(&mut qp, &mut pool, remote)?,
             "receive" => measure_receive(&mut qp, pool.pop().context("no buffer")?)?,
-            "list" | "drain" => measure_list(&mut qp, &mut pool)?,
-            "write_wr" | "inline_wr" | "batch_wr" | "drain_ex" => return Ok(false),
+            "list" | "drain" | "drain_ex" => measure_list(&mut qp, &mut pool)?,
+            "write_wr" | "inline_wr" | "batch_wr" => return Ok(false),
             other => bail!("no row {other}"),
         }
         ensure!(measure_drain(&mut cq, &mut pool), "a completion failed");
@@ -104,12 +116,10 @@ fn run(mut arguments: impl Iterator<Item = String>) -> Result<bool> {
     Ok(true)
 }
 
-fn set_up() -> Result<(QueuePair, CompletionQueue, Pool)> {
-    let context = Library::system()?.open("stub0")?;
+fn set_up<Q: CqKind>(context: &Context, cq: &CompletionQueue<Q>) -> Result<(QueuePair, Pool)> {
     let pd = context.protection_domain()?;
-    let cq = context.completion_queue(2 * DEPTH)?;
     let qp = pd
-        .queue_pair(&cq)
+        .queue_pair(cq)
         .send_depth(DEPTH)
         .recv_depth(DEPTH)
         .max_inline(64)
@@ -126,5 +136,5 @@ fn set_up() -> Result<(QueuePair, CompletionQueue, Pool)> {
         .register(vec![0_u8; BYTES * 2 * DEPTH as usize], Local)?
         .chunks(BYTES)
         .collect();
-    Ok((qp.connect(&peer)?, cq, buffers))
+    Ok((qp.connect(&peer)?, buffers))
 }

@@ -82,7 +82,10 @@ mod wr;
 
 pub use ah::{AddressHandle, AddressHandleBuilder, AddressHandleError};
 pub use context::{Context, DeviceAttr};
-pub use cq::{CompletionQueue, Completions, Notify};
+pub use cq::{
+    BestCompletionQueue, Classic, CompletionQueue, Completions, CqKind, Extended, ExtendedCompletionQueueBuilder,
+    Notify,
+};
 pub use error::{CompletionQueueError, DeviceError, EventError, IndexOrAny, MemoryError, QueuePairError};
 pub use event::channel::CqId;
 pub use event::{AsyncEvent, CompletionChannel, Events, PortEvent, QueuePairEvent};

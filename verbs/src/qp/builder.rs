@@ -16,7 +16,7 @@ use super::ring::Queue;
 use super::staging::Poster;
 use super::transport::{Connected, Transport, TransportKind, Uc, Ud};
 use crate::ah::Route;
-use crate::cq::{Attachment, CompletionQueue};
+use crate::cq::{Attachment, CompletionQueue, CqInner, CqKind};
 use crate::error::QueuePairError;
 use crate::pd::ProtectionDomain;
 use crate::port::{GidEntry, PortAttr, PortState};
@@ -30,8 +30,8 @@ use crate::types::{Mtu, Psn, QKey};
 #[must_use = "a builder does nothing until rc(), uc() or ud() is called"]
 pub struct QueuePairBuilder<'a> {
     pd: &'a ProtectionDomain,
-    send_cq: &'a CompletionQueue,
-    recv_cq: &'a CompletionQueue,
+    send_cq: &'a Arc<CqInner>,
+    recv_cq: &'a Arc<CqInner>,
     send_depth: u32,
     recv_depth: u32,
     max_send_sge: u32,
@@ -104,7 +104,7 @@ pub(super) struct Made {
 const DEFAULT_RD_ATOMIC: u8 = 16;
 
 impl<'a> QueuePairBuilder<'a> {
-    pub(crate) fn new(pd: &'a ProtectionDomain, cq: &'a CompletionQueue) -> Self {
+    pub(crate) fn new(pd: &'a ProtectionDomain, cq: &'a Arc<CqInner>) -> Self {
         Self {
             pd,
             send_cq: cq,
@@ -122,8 +122,8 @@ impl<'a> QueuePairBuilder<'a> {
     }
 
     /// Completions of receives go to `cq`, those of sends stay where they are.
-    pub fn recv_cq(mut self, cq: &'a CompletionQueue) -> Self {
-        self.recv_cq = cq;
+    pub fn recv_cq<Q: CqKind>(mut self, cq: &'a CompletionQueue<Q>) -> Self {
+        self.recv_cq = cq.inner();
         self
     }
 
@@ -461,11 +461,10 @@ impl<'a> QueuePairBuilder<'a> {
     fn attach(
         &self,
         which: &'static str,
-        cq: &CompletionQueue,
+        inner: &Arc<CqInner>,
         depth: u32,
         queue: Queue,
     ) -> Result<Attachment, QueuePairError> {
-        let inner = cq.inner();
         if inner.context.raw != self.pd.inner().context.raw {
             return Err(QueuePairError::ForeignCompletionQueue { which });
         }
