@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use doorbell_verbs_sys as sys;
 
-use super::backend::{Form, Forms, Line};
+use super::backend::{Form, Forms, Handle, Line};
 use super::connected::Datagrams;
 use super::refused::{Reason, Refused, RefusedBatch};
 use super::ring::Ring;
@@ -102,8 +102,8 @@ impl<L: Line> Poster<L> {
     }
 
     #[inline(always)]
-    pub(super) fn qp(&self) -> *mut sys::ibv_qp {
-        self.qp
+    pub(super) fn qp(&self) -> Handle<'_> {
+        Handle::new(&self.qp)
     }
 
     /// The form of the next request to be posted.
@@ -148,19 +148,19 @@ impl<L: Line> Poster<L> {
     pub(crate) unsafe fn post_one<P: Payload>(
         &mut self,
         payload: P,
-        write: impl FnOnce(*mut sys::ibv_qp, *mut Form<L::Request>, &P),
+        write: impl FnOnce(Handle<'_>, *mut Form<L::Request>, &P),
     ) -> Result<(), Refused> {
         // SAFETY: there is room, so that the slot and the form are the poster's; both live as long as it. The queue pair is live. The buffers are owned by the
         // ring from here on, which keeps them until completed, or until the queue pair is destroyed.
         let result = unsafe {
-            L::begin(self.qp);
+            L::begin(self.qp());
             let form = self.next;
-            write(self.qp, form, &payload);
+            write(self.qp(), form, &payload);
             self.next = (*form).following;
             *(*(*form).slot).get() = payload.into_buffers().into_head();
             // Before the device may complete it.
             self.ring.publish_one();
-            L::ring(self.qp, form, &mut self.bad)
+            L::ring(Handle::new(&self.qp), form, &mut self.bad)
         };
         if result == 0 {
             return Ok(());
@@ -323,7 +323,7 @@ impl<'q, L: Line> Staging<'q, L> {
     pub(crate) fn new(poster: &'q mut Poster<L>) -> Self {
         let next = poster.next;
         // SAFETY: the queue pair is live; a batch that was begun before was completed or aborted.
-        unsafe { L::begin(poster.qp) };
+        unsafe { L::begin(poster.qp()) };
         Self { poster, next }
     }
 
@@ -358,7 +358,7 @@ impl<L: Line> Poster<L> {
         // or until the queue pair is destroyed.
         let result = unsafe {
             L::end(last);
-            L::ring(self.qp, first, &mut self.bad)
+            L::ring(Handle::new(&self.qp), first, &mut self.bad)
         };
         if result == 0 {
             return Ok(());
@@ -373,7 +373,7 @@ impl<L: Line> Poster<L> {
         let empty = self.checkpoint - self.left == self.head();
         if empty || self.refusal.is_some() {
             // SAFETY: begun in `Staging::new`, and neither completed nor aborted.
-            unsafe { L::abort(self.qp) };
+            unsafe { L::abort(self.qp()) };
         }
         if self.refusal.is_some() {
             return Err(self.refuse());
@@ -389,7 +389,7 @@ impl<L: Line> Poster<L> {
     #[inline(never)]
     fn abandon(&mut self) {
         // SAFETY: begun in `Staging::new`, and neither completed nor aborted.
-        unsafe { L::abort(self.qp) };
+        unsafe { L::abort(self.qp()) };
         self.put_turn_back();
         let (head, next) = (self.head(), self.checkpoint - self.left);
         drop(self.unstage(head, next));
@@ -416,10 +416,10 @@ pub(crate) unsafe fn push<L: Line, P: Payload>(
     poster: &mut Poster<L>,
     next: &mut *mut Form<L::Request>,
     payload: P,
-    write: impl FnOnce(*mut sys::ibv_qp, *mut Form<L::Request>, &P),
+    write: impl FnOnce(Handle<'_>, *mut Form<L::Request>, &P),
 ) {
     let form = *next;
-    write(poster.qp, form, &payload);
+    write(poster.qp(), form, &payload);
     // SAFETY: the slots of `head..full_at` are the poster's, and so are their forms: by contract this is one of them.
     unsafe {
         *next = (*form).following;
