@@ -123,20 +123,12 @@ impl<L: Line> Poster<L> {
         self.ring.depth()
     }
 
-    /// Takes the turn of the next request. False when something has to be looked after before: `make_room` or `refuse_next` is to follow.
+    /// Takes the turn of the next request. False when something has to be looked after before: `make_room` is to follow.
     #[inline(always)]
     pub(crate) fn take_turn(&mut self) -> bool {
         let (left, none) = self.left.overflowing_sub(1);
         self.left = left;
         !none
-    }
-
-    /// Gives back the turn that could not be taken, if one could not.
-    #[inline(always)]
-    fn put_turn_back(&mut self) {
-        if self.left == u64::MAX {
-            self.left = 0;
-        }
     }
 
     /// Posts one request, `write`n into a form.
@@ -208,14 +200,14 @@ impl<L: Line> Poster<L> {
         self.count_from(head);
     }
 
-    /// Looks after what has to be before the next request, and takes its turn. Gives the flags that it needs besides its own; `None` when the queue is full, or the
-    /// batch refused.
+    /// Looks after what has to be before the next request, whose turn `take_turn` could not take, and takes it. Gives the flags that it needs besides its own; `None`
+    /// when the queue is full, or the batch refused.
     #[inline(always)]
     pub(super) fn make_room(&mut self) -> Option<c_uint> {
-        self.put_turn_back();
-        let position = self.checkpoint - self.left;
+        let position = self.checkpoint;
         self.full_at = self.ring.retired() + u64::from(self.ring.depth());
         if position == self.full_at || self.refusal.is_some() {
+            self.left = 0;
             return None;
         }
         let mut flags = 0;
@@ -231,7 +223,6 @@ impl<L: Line> Poster<L> {
     #[cold]
     #[inline(never)]
     pub(super) fn refuse_next(&mut self, reason: Option<Reason>, buffers: Buffers) {
-        self.put_turn_back();
         let at = self.checkpoint - self.left;
         let depth = self.ring.depth();
         let refusal = self.refusal.get_or_insert_with(|| {
@@ -390,7 +381,6 @@ impl<L: Line> Poster<L> {
     fn abandon(&mut self) {
         // SAFETY: begun in `Staging::new`, and neither completed nor aborted.
         unsafe { L::abort(self.qp()) };
-        self.put_turn_back();
         let (head, next) = (self.head(), self.checkpoint - self.left);
         drop(self.unstage(head, next));
         self.refusal = None;
