@@ -4,7 +4,7 @@
 
 use doorbell_verbs::{Buffer, Local, Memory, MemoryError, Reclaim, RemoteRead, RemoteWrite};
 
-use crate::rig::{PEER, rig};
+use crate::rig::{Made, PEER, for_both_kinds, poll_count, poll_each, rig_of};
 use crate::stub::{Stub, Verb};
 
 fn assert_all_gone(stub: &'static Stub) {
@@ -89,21 +89,16 @@ fn a_refused_registration_gives_advice() {
     assert!(matches!(pd.register(Vec::new(), Local), Err(MemoryError::Empty)));
 }
 
-#[test]
-fn a_queue_pair_dropped_with_work_in_flight_gives_it_up_at_the_next_poll() {
+fn a_queue_pair_dropped_with_work_in_flight_gives_it_up_at_the_next_poll<Q: Made>() {
     let stub = Stub::new();
-    let (mut qp, mut cq, mut buffers) = rig(stub, 8, 4);
+    let (mut qp, mut cq, mut buffers) = rig_of::<Q>(stub, 8, 4);
     qp.send(buffers.remove(0)).unwrap();
     qp.receive(buffers.remove(0)).unwrap();
     buffers.clear();
     assert_eq!(stub.live("mr"), 1);
     drop(qp);
     assert_eq!(stub.live("mr"), 1, "the poller may be taking completions");
-    assert_eq!(
-        cq.poll().unwrap().count(),
-        0,
-        "completions of a queue pair gone are nobody's"
-    );
+    assert_eq!(poll_count(&mut cq), 0, "completions of a queue pair gone are nobody's");
     assert_eq!(stub.live("mr"), 0);
     assert_eq!(stub.log(), ["destroy_qp", "dereg_mr"], "in this order");
     assert_eq!(cq.unreserved(), 16, "seen empty, all its entries are free again");
@@ -111,10 +106,9 @@ fn a_queue_pair_dropped_with_work_in_flight_gives_it_up_at_the_next_poll() {
     assert_all_gone(stub);
 }
 
-#[test]
-fn a_completion_queue_dropped_first_leaves_the_memory_to_the_queue_pair() {
+fn a_completion_queue_dropped_first_leaves_the_memory_to_the_queue_pair<Q: Made>() {
     let stub = Stub::new();
-    let (mut qp, cq, mut buffers) = rig(stub, 8, 2);
+    let (mut qp, cq, mut buffers) = rig_of::<Q>(stub, 8, 2);
     qp.send(buffers.remove(0)).unwrap();
     buffers.clear();
     drop(cq);
@@ -124,27 +118,29 @@ fn a_completion_queue_dropped_first_leaves_the_memory_to_the_queue_pair() {
     assert_all_gone(stub);
 }
 
-#[test]
-fn a_queue_pair_that_cannot_be_destroyed_keeps_its_memory_for_ever() {
+fn a_queue_pair_that_cannot_be_destroyed_keeps_its_memory_for_ever<Q: Made>() {
     let stub = Stub::new();
-    let (mut qp, mut cq, mut buffers) = rig(stub, 8, 2);
+    let (mut qp, mut cq, mut buffers) = rig_of::<Q>(stub, 8, 2);
     qp.send(buffers.remove(0)).unwrap();
     buffers.clear();
     stub.fail(Verb::DestroyQp, libc::EBUSY);
     drop(qp);
     // Its flush completion is still one of a known ring: that buffer is the caller's again, and only that.
-    let back = cq.poll().unwrap().filter_map(|mut done| done.take::<Local>()).count();
+    let back = poll_each(&mut cq, |mut done| done.take::<Local>())
+        .into_iter()
+        .flatten()
+        .count();
     assert_eq!(back, 1);
     drop(cq);
     assert_eq!((stub.live("qp"), stub.live("cq"), stub.live("pd")), (1, 1, 1));
 }
 
-#[test]
-fn completions_of_a_queue_pair_gone_are_not_its_successors() {
+fn completions_of_a_queue_pair_gone_are_not_its_successors<Q: Made>() {
     let stub = Stub::new();
+    stub.extend();
     let context = stub.open();
     let pd = context.protection_domain().unwrap();
-    let mut cq = context.completion_queue(64).unwrap();
+    let mut cq = Q::make(&context, 64);
     let mut buffers: Vec<Buffer> = pd.register(vec![0_u8; 640], Local).unwrap().chunks(64).collect();
     let connect = |cq: &_| {
         pd.queue_pair(cq)
@@ -170,27 +166,22 @@ fn completions_of_a_queue_pair_gone_are_not_its_successors() {
             })
             .unwrap();
         stub.complete_sends(second.qpn().get(), 1);
-        let back: Vec<_> = cq
-            .poll()
-            .unwrap()
-            .map(|mut done| {
-                (
-                    done.qpn(),
-                    done.sequence(),
-                    done.take::<Local>().map(|buffer| buffer.addr()),
-                )
-            })
-            .collect();
+        let back: Vec<_> = poll_each(&mut cq, |mut done| {
+            (
+                done.qpn(),
+                done.sequence(),
+                done.take::<Local>().map(|buffer| buffer.addr()),
+            )
+        });
         assert_eq!(back, [(second.qpn(), 0, Some(expected))]);
     }
-    assert_eq!(cq.poll().unwrap().count(), 0);
+    assert_eq!(poll_count(&mut cq), 0);
     assert_eq!(cq.unreserved(), 64);
 }
 
-#[test]
-fn a_completion_of_nothing_in_flight_is_ignored() {
+fn a_completion_of_nothing_in_flight_is_ignored<Q: Made>() {
     let stub = Stub::new();
-    let (mut qp, mut cq, mut buffers) = rig(stub, 4, 2);
+    let (mut qp, mut cq, mut buffers) = rig_of::<Q>(stub, 4, 2);
     let qpn = qp.qpn().get();
     qp.post(|batch| {
         batch.send(buffers.remove(0)).signalled();
@@ -201,11 +192,7 @@ fn a_completion_of_nothing_in_flight_is_ignored() {
     for wr_id in [wr_id, wr_id + 2, wr_id | 7 << 32, u64::MAX] {
         stub.forge(qpn, wr_id);
     }
-    let back: Vec<_> = cq
-        .poll()
-        .unwrap()
-        .map(|mut done| done.take::<Local>().is_some())
-        .collect();
+    let back: Vec<_> = poll_each(&mut cq, |mut done| done.take::<Local>().is_some());
     assert_eq!(back, [true]);
     assert_eq!(qp.send_room(), 4);
 }
@@ -279,3 +266,11 @@ fn a_large_region_is_registered_in_chunks() {
     assert_eq!((addresses[1] - addresses[0], addresses[2] - addresses[0]), (4096, 8192));
     assert_eq!(stub.live("mr"), 0);
 }
+
+for_both_kinds!(
+    a_queue_pair_dropped_with_work_in_flight_gives_it_up_at_the_next_poll,
+    a_completion_queue_dropped_first_leaves_the_memory_to_the_queue_pair,
+    a_queue_pair_that_cannot_be_destroyed_keeps_its_memory_for_ever,
+    completions_of_a_queue_pair_gone_are_not_its_successors,
+    a_completion_of_nothing_in_flight_is_ignored,
+);

@@ -7,6 +7,7 @@ mod cm;
 mod datagrams;
 mod events;
 mod exchange;
+mod extended_cq;
 mod lifetime;
 mod memory;
 mod misuse;

@@ -5,15 +5,14 @@ use std::thread;
 
 use doorbell_verbs::{Buffer, Local};
 
-use crate::rig::rig;
+use crate::rig::{Made, for_both_kinds, rig_of};
 use crate::stub::Stub;
 
 const ROUNDS: u64 = 20_000;
 
-#[test]
-fn a_poster_and_a_poller_on_two_threads_lose_and_double_nothing() {
+fn a_poster_and_a_poller_on_two_threads_lose_and_double_nothing<Q: Made>() {
     let stub = Stub::new();
-    let (mut qp, mut cq, buffers) = rig(stub, 32, 64);
+    let (mut qp, mut cq, buffers) = rig_of::<Q>(stub, 32, 64);
     stub.complete_at_once();
     let (give_back, returned) = mpsc::channel::<Buffer>();
     for buffer in buffers {
@@ -48,7 +47,7 @@ fn a_poster_and_a_poller_on_two_threads_lose_and_double_nothing() {
     // The last signalled one confirms all but the unsignalled tail.
     let last = ROUNDS - ROUNDS % 5 - 4;
     while next < last {
-        for mut done in cq.poll().unwrap() {
+        cq.poll().unwrap().for_each(|mut done| {
             assert_eq!(done.sequence(), next);
             let buffer = done.take::<Local>().unwrap();
             let mut number = [0; 8];
@@ -57,9 +56,11 @@ fn a_poster_and_a_poller_on_two_threads_lose_and_double_nothing() {
             next += 1;
             // The poster may be done.
             let _ = give_back.send(buffer);
-        }
+        });
         thread::yield_now();
     }
     let qp = poster.join().unwrap();
     assert_eq!(qp.next_send(), ROUNDS);
 }
+
+for_both_kinds!(a_poster_and_a_poller_on_two_threads_lose_and_double_nothing);

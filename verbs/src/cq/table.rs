@@ -7,7 +7,7 @@ use core::sync::atomic::Ordering;
 use std::sync::Arc;
 
 use super::CqInner;
-use crate::qp::{Queue, Ring};
+use crate::qp::{QpObject, Queue, Ring};
 
 const INDEX_BITS: u32 = 16;
 
@@ -60,6 +60,8 @@ pub(super) struct Registry {
     arrivals: Vec<(u32, Arc<Ring>)>,
     /// Keys of rings whose queue pair is gone, and how many completions each may have left in the queue.
     departures: Vec<(u32, u32)>,
+    /// Queue pairs dropped by the thread that polls, to be destroyed when it has done so.
+    postponed: Vec<QpObject>,
     /// Whether the poller is gone.
     closed: bool,
 }
@@ -73,6 +75,7 @@ impl Registry {
             indices: 0,
             arrivals: Vec::new(),
             departures: Vec::new(),
+            postponed: Vec::new(),
             closed: false,
         }
     }
@@ -140,6 +143,15 @@ impl Registry {
         self.free += entries;
     }
 
+    pub(super) fn postpone(&mut self, object: QpObject) {
+        self.postponed.push(object);
+    }
+
+    /// Queue pairs to be destroyed now: dropped by the caller, outside the lock.
+    pub(super) fn take_postponed(&mut self) -> Vec<QpObject> {
+        core::mem::take(&mut self.postponed)
+    }
+
     /// The poller is gone.
     pub(super) fn close(&mut self) -> Vec<(u32, Arc<Ring>)> {
         self.closed = true;
@@ -176,7 +188,7 @@ impl Attachment {
         })
     }
 
-    pub(crate) fn cq(&self) -> &CqInner {
+    pub(crate) fn cq(&self) -> &Arc<CqInner> {
         &self.cq
     }
 

@@ -36,6 +36,7 @@ pub use builder::QueuePairBuilder;
 pub use change::Change;
 pub use connected::QueuePair;
 pub use endpoint::{BadEndpoint, Endpoint, UdEndpoint};
+pub(crate) use object::QpObject;
 pub use prepared::PreparedQueuePair;
 pub use query::{
     Capacity, ConnectionAttr, GlobalPath, PathAttr, PathMigration, QueuePairAttr, ReliableAttr, RemoteRights,

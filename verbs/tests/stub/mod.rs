@@ -4,6 +4,7 @@
 
 mod address;
 mod events;
+pub(crate) mod extended_cq;
 pub(crate) mod memory;
 mod provider;
 
@@ -31,7 +32,9 @@ pub(crate) enum Verb {
     DestroyQp,
     /// Takes all requests, and then says that it refused, but not which.
     PostSend,
+    /// Starting the poll of an extended queue, too.
     PollCq,
+    NextPoll,
     DestroyCq,
     CreateCq,
     CreateAh,
@@ -106,16 +109,33 @@ struct State {
     acknowledgements: usize,
     /// The queue pair whose oldest send completes just before a completion queue is next armed.
     completes_before_arming: Option<u32>,
+    /// How often polls of extended queues were started, advanced and ended; and how often their completions were read.
+    polls: (usize, usize, usize),
+    reads: usize,
     /// What a completion queue was last told of moderation.
     moderation: Option<(u16, u16)>,
 }
 
 #[repr(C)]
 struct Cq {
-    raw: ibv_cq,
+    /// Begins with what a classic queue has.
+    raw: ibv_cq_ex,
+    /// The poll that is open, if it is an extended one.
+    poll: Mutex<Option<extended_cq::Open>>,
     queue: Mutex<VecDeque<ibv_wc>>,
     /// Whether the next completion makes an event; and whether only a failed one does, as nothing here is solicited.
     armed: Mutex<Option<bool>>,
+}
+
+impl Cq {
+    fn leak(raw: ibv_cq_ex) -> *mut Self {
+        Box::into_raw(Box::new(Self {
+            raw,
+            poll: Mutex::default(),
+            queue: Mutex::default(),
+            armed: Mutex::default(),
+        }))
+    }
 }
 
 /// A device. Leaked, as its pointers go everywhere.
@@ -291,6 +311,13 @@ impl Stub {
             state.qps[&qpn].recv_cq,
             completion(wr_id, qpn, IBV_WC_SUCCESS, IBV_WC_SEND),
         );
+    }
+
+    /// The completion queues of a queue pair.
+    fn queues_of(&self, qpn: u32) -> [usize; 2] {
+        let state = self.state();
+        let qp = &state.qps[&qpn];
+        [qp.send_cq, qp.recv_cq]
     }
 
     fn count(&self, kind: &'static str, by: i32) {

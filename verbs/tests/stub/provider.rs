@@ -1,7 +1,6 @@
 //! The verbs of the stub, and their table.
 
 use core::ffi::{c_char, c_int, c_void};
-use std::sync::Mutex;
 use std::sync::atomic::Ordering;
 
 use doorbell_verbs_sys::*;
@@ -12,7 +11,7 @@ use super::address::{create_ah, create_ah_from_wc, destroy_ah};
 use super::events::{
     ack_async_event, ack_cq_events, create_comp_channel, destroy_comp_channel, get_async_event, get_cq_event, resize_cq,
 };
-use super::{Cq, DEVICES, NEXT, Posted, Stub, StubQp, Verb, WorkQueue, events, flush, memory};
+use super::{Cq, DEVICES, NEXT, Posted, Stub, StubQp, Verb, WorkQueue, events, extended_cq, flush, memory};
 
 pub(super) unsafe fn stub_of(context: *mut ibv_context) -> &'static Stub {
     // SAFETY: every context of this provider has a stub's device, its first field.
@@ -56,6 +55,8 @@ unsafe extern "C" fn open_device(device: *mut ibv_device) -> *mut ibv_context {
         whole.context.abi_compat = inline::VERBS_ABI_IS_EXTENDED;
         whole.sz = size_of::<verbs_context>();
         whole.modify_cq = Some(events::modify_cq);
+        whole.create_cq_ex = Some(extended_cq::create_cq_ex);
+        whole.query_rt_values = Some(extended_cq::query_rt_values);
         whole.query_device_ex = Some(memory::query_device_ex);
         whole.advise_mr = Some(memory::advise_mr);
         whole.alloc_dm = Some(memory::alloc_dm);
@@ -200,17 +201,12 @@ unsafe extern "C" fn create_cq(
         set_errno(errno);
         return core::ptr::null_mut();
     }
-    // SAFETY: all-zero is a valid ibv_cq.
-    let mut raw: ibv_cq = unsafe { core::mem::zeroed() };
+    // SAFETY: all-zero is a valid ibv_cq_ex, without calls.
+    let mut raw: ibv_cq_ex = unsafe { core::mem::zeroed() };
     (raw.context, raw.cqe, raw.cq_context, raw.channel) = (context, cqe, cq_context, channel);
     // SAFETY: a live context.
     unsafe { stub_of(context) }.count("cq", 1);
-    Box::into_raw(Box::new(Cq {
-        raw,
-        queue: Mutex::default(),
-        armed: Mutex::default(),
-    }))
-    .cast()
+    Cq::leak(raw).cast()
 }
 unsafe extern "C" fn destroy_cq(cq: *mut ibv_cq) -> c_int {
     // SAFETY: made by create_cq.
@@ -228,7 +224,9 @@ unsafe extern "C" fn destroy_cq(cq: *mut ibv_cq) -> c_int {
         return errno;
     }
     // SAFETY: live; its channel too.
-    unsafe { events::forget(&*cq.cast::<Cq>()) };
+    let inner = unsafe { &*cq.cast::<Cq>() };
+    events::forget(inner);
+    assert!(inner.poll.lock().unwrap().is_none(), "destroyed while it is polled");
     stub.count("cq", -1);
     // SAFETY: as above.
     drop(unsafe { Box::from_raw(cq.cast::<Cq>()) });
@@ -301,6 +299,13 @@ unsafe extern "C" fn destroy_qp(qp: *mut ibv_qp) -> c_int {
     let (stub, qpn) = unsafe { (stub_of((*qp).context), (*qp).qp_num) };
     if let Some(errno) = stub.failing(Verb::DestroyQp) {
         return errno;
+    }
+    for cq in stub.queues_of(qpn) {
+        // SAFETY: alive as long as a queue pair on it.
+        assert!(
+            !extended_cq::is_polled_here(unsafe { &*(cq as *const Cq) }),
+            "destroyed by the thread that polls its queue"
+        );
     }
     stub.count("qp", -1);
     stub.all_acknowledged(qp as usize);
