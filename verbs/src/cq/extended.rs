@@ -89,6 +89,7 @@ impl Poller<Extended> {
         }
         self.end();
         self.own.phase = Phase::Held;
+        self.series = 0;
     }
 
     /// Ends a poll that a forgotten cursor has left open, or a look whose poll never came.
@@ -110,9 +111,10 @@ impl Poller<Extended> {
         if result != 0 {
             return self.not_started(result);
         }
+        self.inner.polled_by.store(this_thread(), Ordering::Relaxed);
+        // Last, so that whoever begins to go through it at once need not look what it is.
         self.own.current = self.own.raw;
         self.own.phase = Phase::Fresh;
-        self.inner.polled_by.store(this_thread(), Ordering::Relaxed);
         Ok(())
     }
 
@@ -150,6 +152,16 @@ impl Poller<Extended> {
         Ok(())
     }
 
+    /// The call for the next completion has failed, or has found none since queue pairs have gone.
+    #[cold]
+    fn nothing_more(&mut self, result: i32, cq: *mut sys::ibv_cq_ex) {
+        if result != ENOENT {
+            self.own.failure = Some(result);
+        } else if cq == self.own.raw {
+            self.drained();
+        }
+    }
+
     /// Makes the next completion the current one. False, with the poll ended, when there is none.
     #[inline(always)]
     fn next_poll(&mut self, cq: *mut sys::ibv_cq_ex) -> bool {
@@ -158,10 +170,8 @@ impl Poller<Extended> {
         if result == 0 {
             return true;
         }
-        if result != ENOENT {
-            self.own.failure = Some(result);
-        } else if self.draining != 0 && cq == self.own.raw {
-            self.drained();
+        if result != ENOENT || self.draining != 0 {
+            self.nothing_more(result, cq);
         }
         self.end();
         false
@@ -181,8 +191,6 @@ pub struct ExtendedCursor<'a> {
 impl<'a> ExtendedCursor<'a> {
     #[inline(always)]
     pub(super) fn new(poller: &'a mut Poller<Extended>) -> Self {
-        poller.series = 0;
-        poller.own.budget = BATCH as u64 - 1;
         Self {
             cq: poller.own.current,
             spot: Spot::NOWHERE,
@@ -203,8 +211,8 @@ impl Cursor<Extended> for ExtendedCursor<'_> {
         let run = in_flight.min(BATCH as u64);
         if run != 0 {
             (self.spot, self.left) = (spot, run);
-            self.poller.own.budget = BATCH as u64 - run;
         }
+        self.poller.own.budget = BATCH as u64 - self.left;
         true
     }
 
@@ -247,7 +255,8 @@ impl Cursor<Extended> for ExtendedCursor<'_> {
                 return true;
             }
             // The next one is looked up.
-            (self.spot, self.left) = (Spot::NOWHERE, 1);
+            self.left = 1;
+            self.spot.expect_none();
             if self.poller.own.budget == 0 {
                 self.poller.end();
                 return false;
@@ -262,6 +271,7 @@ impl Cursor<Extended> for ExtendedCursor<'_> {
         match self.poller.own.phase {
             Phase::Fresh => {
                 self.poller.own.phase = Phase::Open;
+                self.poller.own.budget = BATCH as u64 - self.left;
                 true
             }
             Phase::Open => self.follow(),

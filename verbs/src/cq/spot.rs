@@ -58,7 +58,13 @@ impl Spot {
         Self::of(ring, poller.key, ring.tail())
     }
 
-    /// No `wr_id` is this request's any more.
+    /// There is no next request any more, until another spot replaces this.
+    #[inline(always)]
+    pub(super) fn expect_none(&mut self) {
+        self.expected = NO_WR_ID;
+    }
+
+    /// No `wr_id` is this request's any more, which is the next nevertheless.
     pub(super) fn disguise(&mut self) {
         self.offset = self.offset.wrapping_add(self.expected).wrapping_sub(NO_WR_ID);
         self.expected = NO_WR_ID;
