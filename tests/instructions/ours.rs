@@ -32,8 +32,7 @@ fn measure_inline(qp: &mut QueuePair, bytes: &[u8], remote: &Target) -> Result<(
 #[inline(never)]
 fn measure_batch(qp: &mut QueuePair, pool: &mut Pool, remote: &Target) -> Result<(), Refused> {
     qp.post(|batch| {
-        for _ in 0..BATCH {
-            let Some(buffer) = pool.pop() else { break };
+        for buffer in pool.drain(BATCH) {
             batch.write(buffer, *remote);
         }
     })
@@ -52,8 +51,7 @@ fn measure_inline_wr(qp: &mut QueuePair<Rc, WorkRequests>, bytes: &[u8], remote:
 #[inline(never)]
 fn measure_batch_wr(qp: &mut QueuePair<Rc, WorkRequests>, pool: &mut Pool, remote: &Target) -> Result<(), Refused> {
     qp.post(|batch| {
-        for _ in 0..BATCH {
-            let Some(buffer) = pool.pop() else { break };
+        for buffer in pool.drain(BATCH) {
             batch.write(buffer, *remote);
         }
     })
@@ -67,8 +65,7 @@ fn measure_receive(qp: &mut QueuePair, buffer: Buffer) -> Result<(), Refused> {
 #[inline(never)]
 fn measure_list(qp: &mut QueuePair, pool: &mut Pool) -> Result<(), Refused> {
     qp.post_receives(|batch| {
-        for _ in 0..BATCH {
-            let Some(buffer) = pool.pop() else { break };
+        for buffer in pool.drain(BATCH) {
             batch.receive(buffer);
         }
     })

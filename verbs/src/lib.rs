@@ -116,7 +116,7 @@ pub use event::{AsyncEvent, CompletionChannel, Events, PortEvent, QueuePairEvent
 pub use event::{TokioChannel, TokioEvents};
 pub use library::{Device, Library};
 pub use memory::{
-    All, Atomic, BadRemote, Buffer, Buffers, CacheLimits, CacheStats, Chunks, DeviceMemory, Exposed, Frozen,
+    All, Atomic, BadRemote, Buffer, Buffers, CacheLimits, CacheStats, Chunks, DeviceMemory, Drain, Exposed, Frozen,
     GrantsAtomic, GrantsRead, GrantsWrite, Host, HugePage, Key, Kind, Local, Memory, Opaque, Part, PeerWritable, Pool,
     Read, ReadWrite, Readable, Reclaim, RegionAttr, Registration, RegistrationCache, Remote, RemoteAll, RemoteAtomic,
     RemoteChunks, RemoteRead, RemoteReadWrite, RemoteWord, RemoteWrite, Reregister, Rights, Sink, Source, Word, Write,

@@ -8,8 +8,20 @@ use doorbell_verbs::{
 };
 use doorbell_verbs_sys as sys;
 
-use crate::rig::{Made, PEER, for_both_kinds, poll_count, poll_each, rig_of};
+use crate::rig::{Kind, Made, PEER, over_all_kinds, poll_count, poll_each, rig_of};
 use crate::stub::{Stub, Verb, library};
+
+over_all_kinds! {
+    a_panic_while_completions_are_taken_loses_none_but_its_own,
+    every_operation_reaches_the_provider_as_asked,
+    receives_give_length_immediate_and_buffer,
+    an_error_completion_says_what_to_do_and_the_rest_is_flushed,
+    flush_brings_everything_back,
+    a_poll_that_stops_early_loses_nothing,
+    one_thread_can_poll_and_post_in_one_loop,
+    a_queue_never_fills_with_nothing_signalled,
+    a_forgotten_request_is_not_posted_and_another_is_signalled_for_it,
+}
 
 #[test]
 fn devices_are_listed_and_opened_by_name() {
@@ -136,9 +148,9 @@ fn a_completion_queue_cannot_be_overbooked() {
     assert_eq!(cq.unreserved(), 100);
 }
 
-fn every_operation_reaches_the_provider_as_asked<Q: Made>() {
+fn every_operation_reaches_the_provider_as_asked<B: Kind, Q: Made>() {
     let stub = Stub::new();
-    let (mut qp, mut cq, mut buffers) = rig_of::<Q>(stub, 16, 8);
+    let (mut qp, mut cq, mut buffers) = rig_of::<B, Q>(stub, 16, 8);
     let qpn = qp.qpn().get();
     let addr: Vec<u64> = buffers.iter().map(Buffer::addr).collect();
     let remote = Remote::<doorbell_verbs::All>::from_raw(0x1000, 0x55, 4096);
@@ -220,9 +232,9 @@ fn every_operation_reaches_the_provider_as_asked<Q: Made>() {
     );
 }
 
-fn receives_give_length_immediate_and_buffer<Q: Made>() {
+fn receives_give_length_immediate_and_buffer<B: Kind, Q: Made>() {
     let stub = Stub::new();
-    let (mut qp, mut cq, mut buffers) = rig_of::<Q>(stub, 4, 4);
+    let (mut qp, mut cq, mut buffers) = rig_of::<B, Q>(stub, 4, 4);
     let qpn = qp.qpn().get();
     let (first, second, third) = (buffers.remove(0), buffers.remove(0), buffers.remove(0));
     let addr = [first.addr(), second.addr(), third.addr()];
@@ -259,9 +271,9 @@ fn receives_give_length_immediate_and_buffer<Q: Made>() {
     assert_eq!(seen[2].0, Success::ReceiveWrite { len: 5, imm: 8 });
 }
 
-fn an_error_completion_says_what_to_do_and_the_rest_is_flushed<Q: Made>() {
+fn an_error_completion_says_what_to_do_and_the_rest_is_flushed<B: Kind, Q: Made>() {
     let stub = Stub::new();
-    let (mut qp, mut cq, mut buffers) = rig_of::<Q>(stub, 8, 3);
+    let (mut qp, mut cq, mut buffers) = rig_of::<B, Q>(stub, 8, 3);
     let qpn = qp.qpn().get();
     let remote = Remote::<Write>::from_raw(0, 1, 64);
     for _ in 0..3 {
@@ -290,9 +302,9 @@ fn an_error_completion_says_what_to_do_and_the_rest_is_flushed<Q: Made>() {
     assert!(text.contains("does not answer"), "{text}");
 }
 
-fn flush_brings_everything_back<Q: Made>() {
+fn flush_brings_everything_back<B: Kind, Q: Made>() {
     let stub = Stub::new();
-    let (mut qp, mut cq, mut buffers) = rig_of::<Q>(stub, 8, 4);
+    let (mut qp, mut cq, mut buffers) = rig_of::<B, Q>(stub, 8, 4);
     qp.receive(buffers.remove(0)).unwrap();
     qp.send(buffers.remove(0)).unwrap();
     qp.flush().unwrap();
@@ -304,9 +316,9 @@ fn flush_brings_everything_back<Q: Made>() {
     assert_eq!((qp.send_room(), qp.receive_room()), (8, 8));
 }
 
-fn a_poll_that_stops_early_loses_nothing<Q: Made>() {
+fn a_poll_that_stops_early_loses_nothing<B: Kind, Q: Made>() {
     let stub = Stub::new();
-    let (mut qp, mut cq, mut buffers) = rig_of::<Q>(stub, 8, 6);
+    let (mut qp, mut cq, mut buffers) = rig_of::<B, Q>(stub, 8, 6);
     let qpn = qp.qpn().get();
     qp.post(|batch| {
         for buffer in buffers.drain(..5) {
@@ -326,9 +338,9 @@ fn a_poll_that_stops_early_loses_nothing<Q: Made>() {
     assert!(cq.poll().unwrap().next_completion().is_none());
 }
 
-fn one_thread_can_poll_and_post_in_one_loop<Q: Made>() {
+fn one_thread_can_poll_and_post_in_one_loop<B: Kind, Q: Made>() {
     let stub = Stub::new();
-    let (mut qp, mut cq, buffers) = rig_of::<Q>(stub, 4, 4);
+    let (mut qp, mut cq, buffers) = rig_of::<B, Q>(stub, 4, 4);
     let qpn = qp.qpn().get();
     for buffer in buffers {
         qp.post(|batch| {
@@ -349,10 +361,10 @@ fn one_thread_can_poll_and_post_in_one_loop<Q: Made>() {
     assert_eq!(qp.next_send(), 204);
 }
 
-fn a_queue_never_fills_with_nothing_signalled<Q: Made>() {
+fn a_queue_never_fills_with_nothing_signalled<B: Kind, Q: Made>() {
     for depth in [1, 2, 3, 4, 7, 64] {
         let stub = Stub::new();
-        let (mut qp, mut cq, _) = rig_of::<Q>(stub, depth, 0);
+        let (mut qp, mut cq, _) = rig_of::<B, Q>(stub, depth, 0);
         let qpn = qp.qpn().get();
         for _ in 0..20 {
             while qp.send_inline(b"x").is_ok() {}
@@ -367,9 +379,9 @@ fn a_queue_never_fills_with_nothing_signalled<Q: Made>() {
     }
 }
 
-fn a_forgotten_request_is_not_posted_and_another_is_signalled_for_it<Q: Made>() {
+fn a_forgotten_request_is_not_posted_and_another_is_signalled_for_it<B: Kind, Q: Made>() {
     let stub = Stub::new();
-    let (mut qp, mut cq, _) = rig_of::<Q>(stub, 4, 0);
+    let (mut qp, mut cq, _) = rig_of::<B, Q>(stub, 4, 0);
     let qpn = qp.qpn().get();
     let mut asked = 0;
     // The second is the one that the library would signal; it never takes its place in the batch.
@@ -417,9 +429,9 @@ fn atomics_and_remote_memory_are_typed_and_checked() {
     assert!(error.contains("Write"), "{error}");
 }
 
-fn a_panic_while_completions_are_taken_loses_none_but_its_own<Q: Made>() {
+fn a_panic_while_completions_are_taken_loses_none_but_its_own<B: Kind, Q: Made>() {
     let stub = Stub::new();
-    let (mut qp, mut cq, mut buffers) = rig_of::<Q>(stub, 8, 6);
+    let (mut qp, mut cq, mut buffers) = rig_of::<B, Q>(stub, 8, 6);
     let qpn = qp.qpn().get();
     for _ in 0..2 {
         qp.post(|batch| {
@@ -444,15 +456,3 @@ fn a_panic_while_completions_are_taken_loses_none_but_its_own<Q: Made>() {
     assert_eq!((seen.into_inner(), panics), (vec![0, 1, 2, 3, 4, 5], 3));
     assert_eq!(qp.send_room(), 8);
 }
-
-for_both_kinds!(
-    a_panic_while_completions_are_taken_loses_none_but_its_own,
-    every_operation_reaches_the_provider_as_asked,
-    receives_give_length_immediate_and_buffer,
-    an_error_completion_says_what_to_do_and_the_rest_is_flushed,
-    flush_brings_everything_back,
-    a_poll_that_stops_early_loses_nothing,
-    one_thread_can_poll_and_post_in_one_loop,
-    a_queue_never_fills_with_nothing_signalled,
-    a_forgotten_request_is_not_posted_and_another_is_signalled_for_it,
-);

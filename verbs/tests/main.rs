@@ -17,3 +17,4 @@ mod rig;
 mod stub;
 mod threads;
 mod transports;
+mod work_requests;

@@ -3,10 +3,12 @@
 
 use std::collections::VecDeque;
 
-use doorbell_verbs::{Buffer, Classic, CompletionQueue, Extended, Local, QueuePair, Success};
+use doorbell_verbs::{
+    Buffer, Classic, CompletionQueue, Extended, Local, PostList, QueuePair, Rc, Success, WorkRequests,
+};
 use proptest::prelude::*;
 
-use crate::rig::{Made, rig_of};
+use crate::rig::{Kind, Made, rig_of};
 use crate::stub::Stub;
 
 #[derive(Debug, Clone)]
@@ -38,9 +40,9 @@ struct Request {
     buffer: Option<u64>,
 }
 
-struct Model<Q: Made> {
+struct Model<B: Kind, Q: Made> {
     stub: &'static Stub,
-    qp: QueuePair,
+    qp: QueuePair<Rc, B>,
     cq: CompletionQueue<Q>,
     free: Vec<Buffer>,
     depth: usize,
@@ -53,7 +55,7 @@ struct Model<Q: Made> {
     device_done: u64,
 }
 
-impl<Q: Made> Model<Q> {
+impl<B: Kind, Q: Made> Model<B, Q> {
     fn new(depth: usize) -> Self {
         let stub = Stub::new();
         let (qp, cq, free) = rig_of(stub, depth as u32, depth);
@@ -110,6 +112,7 @@ impl<Q: Made> Model<Q> {
         });
         let posted = match (fits, refused) {
             (false, _) => 0,
+            (true, Some(_)) if B::WHOLE => 0,
             (true, Some(index)) => index,
             (true, None) => requests.len(),
         };
@@ -202,17 +205,27 @@ proptest! {
 
     #[test]
     fn the_queue_does_as_its_model(depth in 1..9_usize, steps in prop::collection::vec(step(), 0..120)) {
-        run::<Classic>(depth, steps);
+        run::<PostList, Classic>(depth, steps);
     }
 
     #[test]
-    fn the_extended_queue_does_as_its_model(depth in 1..9_usize, steps in prop::collection::vec(step(), 0..120)) {
-        run::<Extended>(depth, steps);
+    fn the_queue_posted_to_by_calls_does_as_its_model(depth in 1..9_usize, steps in prop::collection::vec(step(), 0..120)) {
+        run::<WorkRequests, Classic>(depth, steps);
+    }
+
+    #[test]
+    fn the_queue_does_as_its_model_when_polled_by_calls(depth in 1..9_usize, steps in prop::collection::vec(step(), 0..120)) {
+        run::<PostList, Extended>(depth, steps);
+    }
+
+    #[test]
+    fn the_queue_does_as_its_model_when_posted_to_and_polled_by_calls(depth in 1..9_usize, steps in prop::collection::vec(step(), 0..120)) {
+        run::<WorkRequests, Extended>(depth, steps);
     }
 }
 
-fn run<Q: Made>(depth: usize, steps: Vec<Step>) {
-    let mut model = Model::<Q>::new(depth);
+fn run<B: Kind, Q: Made>(depth: usize, steps: Vec<Step>) {
+    let mut model = Model::<B, Q>::new(depth);
     for step in steps {
         match step {
             Step::Post(requests, refused) => model.post(&requests, refused),

@@ -1,8 +1,8 @@
 //! What most tests begin with.
 
 use doorbell_verbs::{
-    Buffer, Classic, Completion, CompletionQueue, Context, CqKind, Endpoint, Extended, Gid, Lid, Local, Mtu, Psn, Qpn,
-    QueuePair,
+    Backend, Buffer, Classic, Completion, CompletionQueue, Context, CqKind, Endpoint, Extended, Gid, Lid, Local, Mtu,
+    PostList, PreparedQueuePair, Psn, Qpn, QueuePair, QueuePairBuilder, QueuePairError, Rc, WorkRequests,
 };
 
 use crate::stub::Stub;
@@ -16,7 +16,31 @@ pub(crate) const PEER: Endpoint = Endpoint {
     rd_atomic: 4,
 };
 
-/// A kind of completion queue that tests run over.
+/// The backends, for tests that run over both.
+pub(crate) trait Kind: Backend + Sized {
+    /// Whether a batch that the provider refuses is refused whole.
+    const WHOLE: bool;
+
+    fn rc(builder: QueuePairBuilder<'_>) -> Result<PreparedQueuePair<Rc, Self>, QueuePairError>;
+}
+
+impl Kind for PostList {
+    const WHOLE: bool = false;
+
+    fn rc(builder: QueuePairBuilder<'_>) -> Result<PreparedQueuePair, QueuePairError> {
+        builder.rc()
+    }
+}
+
+impl Kind for WorkRequests {
+    const WHOLE: bool = true;
+
+    fn rc(builder: QueuePairBuilder<'_>) -> Result<PreparedQueuePair<Rc, Self>, QueuePairError> {
+        builder.work_requests().rc()
+    }
+}
+
+/// The kinds of completion queue, for tests that run over both.
 pub(crate) trait Made: CqKind {
     fn make(context: &Context, entries: u32) -> CompletionQueue<Self>;
 }
@@ -33,25 +57,6 @@ impl Made for Extended {
     }
 }
 
-/// Makes a test of each function, generic over the kind of queue, for both.
-macro_rules! for_both_kinds {
-    ($($name:ident),* $(,)?) => {
-        mod classic {
-            $( #[test]
-            fn $name() {
-                super::$name::<doorbell_verbs::Classic>();
-            } )*
-        }
-        mod extended {
-            $( #[test]
-            fn $name() {
-                super::$name::<doorbell_verbs::Extended>();
-            } )*
-        }
-    };
-}
-pub(crate) use for_both_kinds;
-
 /// What `each` makes of every request that one poll finds completed.
 pub(crate) fn poll_each<Q: CqKind, T>(
     cq: &mut CompletionQueue<Q>,
@@ -67,31 +72,74 @@ pub(crate) fn poll_count<Q: CqKind>(cq: &mut CompletionQueue<Q>) -> usize {
     poll_each(cq, |_| ()).len()
 }
 
+/// Makes tests of each of these functions, in a module of this name: for this backend, and this kind of queue if it is generic over that too.
+macro_rules! over {
+    ($module:ident: $($kind:ident),+; $names:tt) => {
+        mod $module {
+            use doorbell_verbs::*;
+
+            $crate::rig::over!(@ ($($kind),+) $names);
+        }
+    };
+    (@ $kinds:tt ($($name:ident),* $(,)?)) => {
+        $( $crate::rig::over!(# $kinds $name); )*
+    };
+    (# ($($kind:ident),+) $name:ident) => {
+        #[test]
+        fn $name() {
+            super::$name::<$($kind),+>();
+        }
+    };
+}
+pub(crate) use over;
+
+/// Makes a test of each of these functions for either backend.
+macro_rules! over_both_backends {
+    ($($name:ident),* $(,)?) => {
+        $crate::rig::over!(post_list: PostList; ($($name),*));
+        $crate::rig::over!(work_requests: WorkRequests; ($($name),*));
+    };
+}
+pub(crate) use over_both_backends;
+
+/// Makes a test of each of these functions for either backend with either kind of queue.
+macro_rules! over_all_kinds {
+    ($($name:ident),* $(,)?) => {
+        $crate::rig::over!(post_list_classic: PostList, Classic; ($($name),*));
+        $crate::rig::over!(work_requests_classic: WorkRequests, Classic; ($($name),*));
+        $crate::rig::over!(post_list_extended: PostList, Extended; ($($name),*));
+        $crate::rig::over!(work_requests_extended: WorkRequests, Extended; ($($name),*));
+    };
+}
+pub(crate) use over_all_kinds;
+
 /// A connected queue pair of `depth`, its classic completion queue, and `n` buffers of 64 bytes.
-pub(crate) fn rig(stub: &'static Stub, depth: u32, n: usize) -> (QueuePair, CompletionQueue, Vec<Buffer>) {
+pub(crate) fn rig<B: Kind>(
+    stub: &'static Stub,
+    depth: u32,
+    n: usize,
+) -> (QueuePair<Rc, B>, CompletionQueue, Vec<Buffer>) {
     rig_of(stub, depth, n)
 }
 
 /// As [`rig`], with a completion queue of either kind.
-pub(crate) fn rig_of<Q: Made>(
+pub(crate) fn rig_of<B: Kind, Q: Made>(
     stub: &'static Stub,
     depth: u32,
     n: usize,
-) -> (QueuePair, CompletionQueue<Q>, Vec<Buffer>) {
+) -> (QueuePair<Rc, B>, CompletionQueue<Q>, Vec<Buffer>) {
     stub.extend();
     let context = stub.open();
     let pd = context.protection_domain().unwrap();
     let cq = Q::make(&context, 2 * depth);
-    let qp = pd
+    let builder = pd
         .queue_pair(&cq)
         .send_depth(depth)
         .recv_depth(depth)
         .max_inline(32)
         .max_send_sge(4)
-        .max_recv_sge(4)
-        .rc()
-        .unwrap();
-    let qp = qp.connect(&PEER).unwrap();
+        .max_recv_sge(4);
+    let qp = B::rc(builder).unwrap().connect(&PEER).unwrap();
     let buffers = pd
         .register(vec![0_u8; 64 * n.max(1)], Local)
         .unwrap()

@@ -5,14 +5,18 @@ use std::thread;
 
 use doorbell_verbs::{Buffer, Local};
 
-use crate::rig::{Made, for_both_kinds, rig_of};
+use crate::rig::{Kind, Made, over_all_kinds, rig_of};
 use crate::stub::Stub;
+
+over_all_kinds! {
+    a_poster_and_a_poller_on_two_threads_lose_and_double_nothing,
+}
 
 const ROUNDS: u64 = 20_000;
 
-fn a_poster_and_a_poller_on_two_threads_lose_and_double_nothing<Q: Made>() {
+fn a_poster_and_a_poller_on_two_threads_lose_and_double_nothing<B: Kind, Q: Made>() {
     let stub = Stub::new();
-    let (mut qp, mut cq, buffers) = rig_of::<Q>(stub, 32, 64);
+    let (mut qp, mut cq, buffers) = rig_of::<B, Q>(stub, 32, 64);
     stub.complete_at_once();
     let (give_back, returned) = mpsc::channel::<Buffer>();
     for buffer in buffers {
@@ -62,5 +66,3 @@ fn a_poster_and_a_poller_on_two_threads_lose_and_double_nothing<Q: Made>() {
     let qp = poster.join().unwrap();
     assert_eq!(qp.next_send(), ROUNDS);
 }
-
-for_both_kinds!(a_poster_and_a_poller_on_two_threads_lose_and_double_nothing);
