@@ -1,4 +1,4 @@
-//! UC, UD and the attributes of queue pairs in use by the safe API on soft devices, both ends in this process: what the stub of `verbs` cannot show, because there
+//! UC, UD, memory and the attributes of queue pairs in use by the safe API on soft devices, both ends in this process: what the stub of `verbs` cannot show, because there
 //! nothing is sent.
 
 mod attributes;
@@ -6,6 +6,7 @@ mod backends;
 mod connected;
 mod datagrams;
 mod descriptions;
+mod memory;
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Once;

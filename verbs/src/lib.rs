@@ -104,7 +104,10 @@ mod wr;
 
 pub use ah::{AddressHandle, AddressHandleBuilder, AddressHandleError};
 pub use context::{Context, DeviceAttr};
-pub use cq::{CompletionQueue, Completions, Notify};
+pub use cq::{
+    BestCompletionQueue, Classic, CompletionQueue, Completions, CqKind, Extended, ExtendedCompletionQueueBuilder,
+    Notify,
+};
 pub use describe::{AtomicSupport, BufferDescription, DeviceDescription, PortDescription};
 pub use error::{CompletionQueueError, DeviceError, EventError, IndexOrAny, MemoryError, QueuePairError};
 pub use event::channel::CqId;
