@@ -98,10 +98,10 @@ pub use memory::{
 pub use pd::ProtectionDomain;
 pub use port::{GidEntry, GidType, LinkLayer, PortAttr, PortState};
 pub use qp::{
-    BadEndpoint, Batch, Capacity, Change, Connected, ConnectionAttr, Endpoint, Explanation, GRH_BYTES, GlobalPath,
-    PathAttr, PathMigration, PreparedQueuePair, QpState, Queue, QueuePair, QueuePairAttr, QueuePairBuilder, Rc, Reason,
-    ReceiveBatch, Refused, RefusedBatch, Reliable, ReliableAttr, RemoteRights, Request, Transport, TransportKind, Uc,
-    Ud, UdEndpoint,
+    Backend, BadEndpoint, Batch, Capacity, Change, Connected, ConnectionAttr, EitherBackend, Endpoint, Explanation,
+    GRH_BYTES, GlobalPath, PathAttr, PathMigration, PostList, PreparedQueuePair, QpState, Queue, QueuePair,
+    QueuePairAttr, QueuePairBuilder, Rc, Reason, ReceiveBatch, Refused, RefusedBatch, Reliable, ReliableAttr,
+    RemoteRights, Request, Transport, TransportKind, Uc, Ud, UdEndpoint, WorkRequests,
 };
 pub use types::{Gid, Lid, Mtu, Psn, QKey, Qpn, RKey};
 pub use wr::completion::{Completion, Success};

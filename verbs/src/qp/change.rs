@@ -6,6 +6,7 @@ use std::io;
 use doorbell_verbs_sys as sys;
 
 use super::attributes::QpState;
+use super::backend::Backend;
 use super::connected::QueuePair;
 use super::object::{QpObject, no_attributes};
 use super::query::{PathAttr, PathMigration, QueuePairAttr, RemoteRights};
@@ -13,7 +14,7 @@ use super::transport::{Connected, Reliable, Transport, Ud};
 use crate::error::QueuePairError;
 use crate::types::QKey;
 
-impl<T: Transport> QueuePair<T> {
+impl<T: Transport, B: Backend> QueuePair<T, B> {
     /// The state it is in (ibv_query_qp(3)): the device may enter ERR, or with UC and UD SQE, by itself.
     ///
     /// # Errors
