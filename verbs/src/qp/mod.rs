@@ -28,6 +28,7 @@ mod refused;
 mod ring;
 mod staging;
 mod transport;
+mod windows;
 
 pub use attributes::{Explanation, QpState};
 pub use backend::{Backend, EitherBackend, PostList, WorkRequests};
