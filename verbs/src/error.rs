@@ -512,7 +512,7 @@ pub enum QueuePairError {
     NotOfTransport {
         /// The transport.
         transport: TransportKind,
-        /// The builder's method.
+        /// The builder's method, or what was to be changed.
         setting: &'static str,
     },
     /// The port cannot carry traffic.

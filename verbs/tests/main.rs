@@ -16,3 +16,4 @@ mod rig;
 mod stub;
 mod threads;
 mod transports;
+mod windows;

@@ -11,7 +11,7 @@ use doorbell_verbs_sys::inline::VERBS_ABI_IS_EXTENDED;
 use doorbell_verbs_sys::{ibv_context, ibv_context_ops, ibv_device, ibv_recv_wr, ibv_srq, verbs_context};
 
 use crate::registry::SoftDevice;
-use crate::{completion, errno, extended_cq, post, query, queue_pair, window};
+use crate::{completion, device_memory, errno, extended_cq, post, protection, query, queue_pair, window};
 
 /// A context: what C sees, and what it stands for.
 #[repr(C)]
@@ -53,6 +53,11 @@ pub(crate) unsafe extern "C" fn open_device(device: *mut ibv_device) -> *mut ibv
     // SAFETY: all-zero is a verbs_context: integers, null pointers and entries that are `None`, which callers check for.
     let mut verbs: verbs_context = unsafe { MaybeUninit::zeroed().assume_init() };
     verbs.query_port = Some(query::query_port);
+    verbs.advise_mr = Some(protection::advise_mr);
+    verbs.alloc_null_mr = Some(protection::alloc_null_mr);
+    verbs.reg_dm_mr = Some(protection::reg_dm_mr);
+    verbs.alloc_dm = Some(device_memory::alloc_dm);
+    verbs.free_dm = Some(device_memory::free_dm);
     verbs.modify_cq = Some(completion::modify_cq);
     verbs.create_cq_ex = Some(extended_cq::create_cq_ex);
     verbs.query_device_ex = Some(query::query_device_ex);

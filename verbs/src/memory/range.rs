@@ -57,11 +57,6 @@ impl Range {
         }
     }
 
-    /// What it is: see the constants of the module.
-    pub(super) fn tag(&self) -> u16 {
-        self.tag
-    }
-
     /// Allocates the header of `len` bytes at `addr`, which the caller owns and which lie in `region`.
     pub(super) fn allocate<K: Kind>(region: Arc<Region>, addr: u64, len: usize) -> RangePtr {
         debug_assert!((1..=super::region::MAX_BUFFER).contains(&len));

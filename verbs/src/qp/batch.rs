@@ -8,9 +8,9 @@ use core::ptr::null_mut as null;
 
 use doorbell_verbs_sys as sys;
 
-use super::backend::{Backend, PostList, Receives};
+use super::backend::{Backend, Form, Line, PostList, Receives};
 use super::refused::{Reason, Refused};
-use super::staging::{Cursor, Poster, Staging, push};
+use super::staging::{Poster, Staging, push};
 use super::transport::{Connected, Rc, Reliable, Transport, Ud};
 use crate::ah::AddressHandle;
 use crate::memory::{
@@ -49,7 +49,7 @@ impl<'d, T: Transport, B: Backend> Batch<'_, 'd, T, B> {
     fn stage<O: Operation, P: Payload>(&mut self, op: O, room: u64, payload: P) -> Request<'_, O, P, B> {
         Request {
             poster: self.staging.poster,
-            cursor: &mut self.staging.cursor,
+            next: &mut self.staging.next,
             op,
             room,
             payload: ManuallyDrop::new(payload),
@@ -90,7 +90,7 @@ fn post_one_with_care<B: Backend, O: Operation, P: Payload>(
     if !op.refuses(payload.bytes(), room)
         && payload.admits(poster.limits)
         && B::can(poster.qp(), &op)
-        && let Some(flags) = poster.make_room_for_one()
+        && let Some(flags) = poster.make_room()
     {
         // SAFETY: as in `post_one`; the limits were kept to.
         return unsafe {
@@ -116,11 +116,11 @@ fn objection<B: Backend, O: Operation, P: Payload>(
         .or_else(|| payload.check(poster.limits))
 }
 
-/// Stages the next request, or keeps its buffers with the refusal.
+/// Stages a request at `next`, or keeps its buffers with the refusal.
 #[inline(always)]
 fn stage<B: Backend, O: Operation, P: Payload>(
     poster: &mut Poster<B>,
-    cursor: &mut Cursor<B>,
+    next: &mut *mut Form<B::Request>,
     op: O,
     room: u64,
     payload: P,
@@ -129,64 +129,63 @@ fn stage<B: Backend, O: Operation, P: Payload>(
     if op.refuses(payload.bytes(), room)
         || !payload.admits(poster.limits)
         || !B::can(poster.qp(), &op)
-        || !cursor.take_turn()
+        || !poster.take_turn()
     {
-        *cursor = stage_with_care(poster, *cursor, op, room, payload, flags);
+        *next = stage_with_care(poster, *next, op, room, payload, flags);
         return;
     }
-    // SAFETY: there is room, and the limits were kept to.
-    unsafe { stage_counted(poster, cursor, op, payload, flags) }
+    // SAFETY: it has its turn, and the limits were kept to.
+    unsafe { stage_in_turn(poster, next, op, payload, flags) }
 }
 
-/// Stages the next request, which has taken its turn.
+/// Stages a request at `next`.
 ///
 /// # Safety
-/// There was room for it, and the payload keeps to the queue pair's limits.
+/// It has its turn, and the payload keeps to the queue pair's limits, which takes this operation.
 #[inline(always)]
-unsafe fn stage_counted<B: Backend, O: Operation, P: Payload>(
+unsafe fn stage_in_turn<B: Backend, O: Operation, P: Payload>(
     poster: &mut Poster<B>,
-    cursor: &mut Cursor<B>,
+    next: &mut *mut Form<B::Request>,
     op: O,
     payload: P,
     flags: c_uint,
 ) {
     if flags & sys::IBV_SEND_SIGNALED != 0 {
-        cursor.set_left(poster.signalled(cursor.left()));
+        poster.signalled();
     }
     // SAFETY: by contract. The request is complete: operation, flags, list. Inline data is borrowed for 'd of the batch, which outlives `finish` because `post`'s caller
     // chose it.
     unsafe {
-        push(poster, cursor, payload, |qp, form, payload| {
+        push(poster, next, payload, |qp, form, payload| {
             B::write(qp, form, (*form).following, &op, payload, flags)
         });
     }
 }
 
-/// Stages a request that cannot simply be staged, or refuses it and the batch. It cannot unwind, so that whoever builds a batch need not have all of it in memory.
+/// Stages a request that cannot simply be staged, or refuses it and the batch. Returns the form of the next one, or, of a refused batch, that of the first. It cannot
+/// unwind, so that whoever builds a batch need not have all of it in memory.
 #[cold]
 #[inline(never)]
 extern "C" fn stage_with_care<B: Backend, O: Operation, P: Payload>(
     poster: &mut Poster<B>,
-    mut cursor: Cursor<B>,
+    mut next: *mut Form<B::Request>,
     op: O,
     room: u64,
     payload: P,
     flags: c_uint,
-) -> Cursor<B> {
-    cursor.put_turn_back();
+) -> *mut Form<B::Request> {
     if !op.refuses(payload.bytes(), room)
         && payload.admits(poster.limits)
         && B::can(poster.qp(), &op)
-        && let Some((more, left)) = poster.make_room(cursor.left())
+        && let Some(more) = poster.make_room()
     {
-        cursor.set_left(left);
-        // SAFETY: there is room, and the limits were kept to.
-        unsafe { stage_counted(poster, &mut cursor, op, payload, flags | more) };
-    } else {
-        let reason = objection(poster, op, room, &payload);
-        poster.refuse_next(&mut cursor, reason, payload.into_buffers());
+        // SAFETY: it has its turn, and the limits were kept to.
+        unsafe { stage_in_turn(poster, &mut next, op, payload, flags | more) };
+        return next;
     }
-    cursor
+    let reason = objection(poster, op, room, &payload);
+    poster.refuse_next(reason, payload.into_buffers());
+    poster.first()
 }
 
 impl<'d, B: Backend> Batch<'_, 'd, Ud, B> {
@@ -379,7 +378,7 @@ impl<T: Reliable, B: Backend> Batch<'_, '_, T, B> {
 /// A request of a batch, to be refined. It takes its place in the batch when it is dropped, at the end of the statement; one that is leaked instead is not posted.
 pub struct Request<'b, O: Operation, P: Payload, B: Backend = PostList> {
     poster: &'b mut Poster<B>,
-    cursor: &'b mut Cursor<B>,
+    next: &'b mut *mut Form<B::Request>,
     op: O,
     /// How many bytes the message may have.
     room: u64,
@@ -414,7 +413,7 @@ impl<'b, O: Operation, P: Payload, B: Backend> Request<'b, O, P, B> {
         unsafe {
             Request {
                 poster: core::ptr::read(&raw const this.poster),
-                cursor: core::ptr::read(&raw const this.cursor),
+                next: core::ptr::read(&raw const this.next),
                 op: to(this.op),
                 room: this.room,
                 payload: core::ptr::read(&raw const this.payload),
@@ -429,7 +428,7 @@ impl<O: Operation, P: Payload, B: Backend> Drop for Request<'_, O, P, B> {
     fn drop(&mut self) {
         // SAFETY: taken once, here.
         let payload = unsafe { ManuallyDrop::take(&mut self.payload) };
-        stage(self.poster, self.cursor, self.op, self.room, payload, self.flags);
+        stage(self.poster, self.next, self.op, self.room, payload, self.flags);
     }
 }
 
@@ -494,17 +493,17 @@ impl<T: Transport> ReceiveBatch<'_, T> {
 
     #[inline(always)]
     fn stage<P: Payload>(&mut self, payload: P) {
-        let Staging { poster, cursor } = &mut self.staging;
-        if !payload.admits(poster.limits) || payload.bytes() < T::HEADROOM || !cursor.take_turn() {
-            *cursor = receive_with_care(poster, *cursor, payload, T::HEADROOM);
+        let Staging { poster, next } = &mut self.staging;
+        if !payload.admits(poster.limits) || payload.bytes() < T::HEADROOM || !poster.take_turn() {
+            *next = receive_with_care(poster, *next, payload, T::HEADROOM);
             return;
         }
-        // SAFETY: there is room, and the limits were kept to. A receive has nothing but its list.
+        // SAFETY: it has its turn, and the limits were kept to. A receive has nothing but its list.
         unsafe {
-            push(poster, cursor, payload, |_, form, payload| {
+            push(poster, next, payload, |_, form, payload| {
                 Receives::write(form, (*form).following, payload)
-            })
-        };
+            });
+        }
     }
 }
 
@@ -513,7 +512,7 @@ impl<T: Transport> ReceiveBatch<'_, T> {
 #[inline(never)]
 fn receive_one_with_care(poster: &mut Poster<Receives>, payload: impl Payload, headroom: u64) -> Result<(), Refused> {
     let objection = objection_to_receive(headroom, &payload, poster.limits);
-    if objection.is_some() || poster.make_room_for_one().is_none() {
+    if objection.is_some() || poster.make_room().is_none() {
         return Err(poster.refuse_one(objection, payload.into_buffers()));
     }
     // SAFETY: as in `ReceiveBatch::post_one`.
@@ -525,26 +524,22 @@ fn receive_one_with_care(poster: &mut Poster<Receives>, payload: impl Payload, h
 #[inline(never)]
 extern "C" fn receive_with_care<P: Payload>(
     poster: &mut Poster<Receives>,
-    mut cursor: Cursor<Receives>,
+    mut next: *mut Form<<Receives as Line>::Request>,
     payload: P,
     headroom: u64,
-) -> Cursor<Receives> {
-    cursor.put_turn_back();
+) -> *mut Form<<Receives as Line>::Request> {
     let objection = objection_to_receive(headroom, &payload, poster.limits);
-    if objection.is_none()
-        && let Some((_, left)) = poster.make_room(cursor.left())
-    {
-        cursor.set_left(left);
+    if objection.is_none() && poster.make_room().is_some() {
         // SAFETY: as in `ReceiveBatch::stage`.
         unsafe {
-            push(poster, &mut cursor, payload, |_, form, payload| {
+            push(poster, &mut next, payload, |_, form, payload| {
                 Receives::write(form, (*form).following, payload)
             });
         }
-    } else {
-        poster.refuse_next(&mut cursor, objection, payload.into_buffers());
+        return next;
     }
-    cursor
+    poster.refuse_next(objection, payload.into_buffers());
+    poster.first()
 }
 
 /// What is wrong with a receive that must have `headroom` for the header in front of a message; `None` if nothing is.

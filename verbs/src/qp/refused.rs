@@ -123,14 +123,18 @@ pub struct RefusedBatch {
 }
 
 impl RefusedBatch {
-    /// Takes the memory window that the request was to bind whose buffers are those at `index`.
-    pub fn take_window<T: WindowType>(&mut self, index: usize) -> Option<MemoryWindow<T>> {
-        MemoryWindow::take(self.buffers.get_mut(index)?, false)
+    /// Takes the first memory window of this type, not taken yet, that one of the requests not posted was to bind.
+    pub fn take_window<T: WindowType>(&mut self) -> Option<MemoryWindow<T>> {
+        self.buffers
+            .iter_mut()
+            .find_map(|buffers| MemoryWindow::take(buffers, false))
     }
 
-    /// Takes the memory window, bound still, that the request was to unbind whose buffers are those at `index`.
-    pub fn take_bound_window<K: Key, T: WindowType>(&mut self, index: usize) -> Option<BoundWindow<K, T>> {
-        BoundWindow::take(self.buffers.get_mut(index)?, false)
+    /// Takes the first memory window of this type and these rights, not taken yet and bound still, that one of the requests not posted was to unbind.
+    pub fn take_bound_window<K: Key, T: WindowType>(&mut self) -> Option<BoundWindow<K, T>> {
+        self.buffers
+            .iter_mut()
+            .find_map(|buffers| BoundWindow::take(buffers, false))
     }
 }
 

@@ -1,8 +1,8 @@
 //! Staging a batch: requests are written into the queue's forms, counted, and given to the provider by one doorbell, or taken back.
 //!
-//! What changes with every request ([`Cursor`]) is two words that live in registers: the form that comes next, and how many requests may be staged before
-//! something has to be looked after, be it that the queue may be full or that a request must be signalled. So one count, going down, is the only check that a
-//! request in the middle of a batch costs; everything else waits for it to reach zero.
+//! What changes with every request is the form that comes next, and how many *turns* are left: how many requests may be staged before something has to be looked
+//! after, be it that the queue may be full or that a request must be signalled. So one count, going down, is the only check that a request in the middle of a
+//! batch costs; everything else waits for it to pass zero.
 
 use core::ffi::{c_int, c_uint};
 use core::mem::ManuallyDrop;
@@ -20,8 +20,10 @@ use crate::wr::payload::{Limits, Payload};
 
 /// The poster's side of one queue.
 pub(crate) struct Poster<L: Line> {
-    /// Of the next request.
-    cursor: Cursor<L>,
+    /// The form of the next request to be posted.
+    next: *mut Form<L::Request>,
+    /// Turns left for requests to be staged; one too few, `u64::MAX`, when one could not be taken.
+    left: u64,
     ring: Arc<Ring>,
     qp: *mut sys::ibv_qp,
     /// Which request the provider has refused, as it said in the last call that failed; null before it is made. Here, as a stack frame for it would cost as
@@ -29,7 +31,7 @@ pub(crate) struct Poster<L: Line> {
     bad: *mut L::Request,
     pub(super) limits: Limits,
     pub(super) datagrams: Datagrams,
-    /// The position at which something has to be looked after: the smaller of the two below. `checkpoint - left` is the position of the next request.
+    /// The position at which something has to be looked after: the smaller of the two below. `checkpoint - left` is the position of the next request to be staged.
     checkpoint: u64,
     /// The position that would be one too many: the tail when last looked at, plus the depth.
     full_at: u64,
@@ -41,53 +43,6 @@ pub(crate) struct Poster<L: Line> {
     refusal: Option<Box<Refusal>>,
     /// The memory windows that go with the queue pair.
     pub(super) ties: Ties,
-}
-
-/// Where the next request goes.
-#[repr(C)]
-pub(crate) struct Cursor<L: Line> {
-    /// Its form. While a batch is being refused, that of the batch's first request: it ends as if it were empty.
-    next: *mut Form<L::Request>,
-    /// How many requests may be staged before something has to be looked after.
-    left: u64,
-}
-
-impl<L: Line> Clone for Cursor<L> {
-    #[inline(always)]
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-
-impl<L: Line> Copy for Cursor<L> {}
-
-impl<L: Line> Cursor<L> {
-    /// Takes the place of the next request. False when something has to be looked after before; then `put_turn_back` is to follow.
-    #[inline(always)]
-    pub(super) fn take_turn(&mut self) -> bool {
-        let (left, none) = self.left.overflowing_sub(1);
-        self.left = left;
-        !none
-    }
-
-    /// Gives back the turn that could not be taken, if one could not.
-    #[inline(always)]
-    pub(super) fn put_turn_back(&mut self) {
-        if self.left == u64::MAX {
-            self.left = 0;
-        }
-    }
-
-    /// How many requests may be staged before something has to be looked after.
-    #[inline(always)]
-    pub(super) fn left(&self) -> u64 {
-        self.left
-    }
-
-    #[inline(always)]
-    pub(super) fn set_left(&mut self, left: u64) {
-        self.left = left;
-    }
 }
 
 struct Refusal {
@@ -130,10 +85,8 @@ impl<L: Line> Poster<L> {
             Signalling::EveryHalf => (depth / 2).max(1),
         };
         let mut poster = Self {
-            cursor: Cursor {
-                next: forms.at(0),
-                left: 0,
-            },
+            next: forms.at(0),
+            left: 0,
             ring,
             qp,
             bad: core::ptr::null_mut(),
@@ -147,13 +100,18 @@ impl<L: Line> Poster<L> {
             refusal: None,
             ties: Ties::default(),
         };
-        poster.cursor.left = poster.count_from(0);
+        poster.count_from(0);
         poster
     }
 
     #[inline(always)]
     pub(super) fn qp(&self) -> *mut sys::ibv_qp {
         self.qp
+    }
+
+    /// The form of the next request to be posted.
+    pub(super) fn first(&self) -> *mut Form<L::Request> {
+        self.next
     }
 
     pub(crate) fn head(&self) -> u64 {
@@ -168,16 +126,26 @@ impl<L: Line> Poster<L> {
         self.ring.depth()
     }
 
-    /// Takes the place of the next request of a queue to which nothing is being staged. False when something has to be looked after before.
+    /// Takes the turn of the next request. False when something has to be looked after before: `make_room` or `refuse_next` is to follow.
     #[inline(always)]
     pub(crate) fn take_turn(&mut self) -> bool {
-        self.cursor.take_turn()
+        let (left, none) = self.left.overflowing_sub(1);
+        self.left = left;
+        !none
+    }
+
+    /// Gives back the turn that could not be taken, if one could not.
+    #[inline(always)]
+    fn put_turn_back(&mut self) {
+        if self.left == u64::MAX {
+            self.left = 0;
+        }
     }
 
     /// Posts one request, `write`n into a form.
     ///
     /// # Safety
-    /// `take_turn` or `make_room_for_one` has found room for it. `write` writes the request of its line completely, with none to follow, with `payload`, which keeps
+    /// It has its turn. `write` writes the request of its line completely, with none to follow, with `payload`, which keeps
     /// to the queue pair's limits, and does not panic; inline data stays readable until this returns.
     #[inline(always)]
     pub(crate) unsafe fn post_one<P: Payload>(
@@ -189,9 +157,9 @@ impl<L: Line> Poster<L> {
         // ring from here on, which keeps them until completed, or until the queue pair is destroyed.
         let result = unsafe {
             L::begin(self.qp);
-            let form = self.cursor.next;
+            let form = self.next;
             write(self.qp, form, &payload);
-            self.cursor.next = (*form).following;
+            self.next = (*form).following;
             *(*(*form).slot).get() = payload.into_buffers().into_head();
             // Before the device may complete it.
             self.ring.publish_one();
@@ -210,14 +178,14 @@ impl<L: Line> Poster<L> {
         buffers: Buffers,
         call: impl FnOnce(*mut sys::ibv_qp, u64) -> c_int,
     ) -> Result<(), Refused> {
-        if !self.take_turn() && self.make_room_for_one().is_none() {
+        if !self.take_turn() && self.make_room().is_none() {
             return Err(self.refuse_one(None, buffers));
         }
-        self.cursor.left = self.signalled(self.cursor.left);
-        let form = self.cursor.next;
-        // SAFETY: there is room, so that the slot and the form are the poster's; both live as long as it.
+        self.signalled();
+        let form = self.next;
+        // SAFETY: it has its turn, so that the slot and the form are the poster's; both live as long as it.
         let wr_id = unsafe {
-            self.cursor.next = (*form).following;
+            self.next = (*form).following;
             *(*(*form).slot).get() = buffers.into_head();
             L::identity(&(*form).request)
         };
@@ -236,22 +204,11 @@ impl<L: Line> Poster<L> {
         Err(refused)
     }
 
-    /// Looks after what has to be before the one request that is next, perhaps because `take_turn` returned false. As [`make_room`](Self::make_room) otherwise.
-    #[inline(always)]
-    pub(super) fn make_room_for_one(&mut self) -> Option<c_uint> {
-        self.cursor.put_turn_back();
-        let (flags, left) = self.make_room(self.cursor.left)?;
-        self.cursor.left = left;
-        Some(flags)
-    }
-
     /// Refuses one request that was posted by itself.
     #[cold]
     #[inline(never)]
     pub(super) fn refuse_one(&mut self, reason: Option<Reason>, buffers: Buffers) -> Refused {
-        self.cursor.put_turn_back();
-        let mut cursor = self.cursor;
-        self.refuse_next(&mut cursor, reason, buffers);
+        self.refuse_next(reason, buffers);
         self.refuse()
     }
 
@@ -259,22 +216,22 @@ impl<L: Line> Poster<L> {
     #[cold]
     #[inline(never)]
     fn take_back_one(&mut self, result: c_int) -> Refused {
-        self.take_back(self.forms.before(self.cursor.next), result)
+        self.take_back(self.forms.before(self.next), result)
     }
 
-    /// Sets the checkpoint, and says how many requests may be staged until then, the next one being that of `position`.
+    /// Sets the checkpoint, and the turns left until then for requests of `position` and after.
     #[inline(always)]
-    fn count_from(&mut self, position: u64) -> u64 {
+    fn count_from(&mut self, position: u64) {
         self.checkpoint = self.full_at.min(self.signal_at);
-        self.checkpoint - position
+        self.left = self.checkpoint - position;
     }
 
-    /// The request just staged, after which `left` is the count, is signalled: the next one that must be is an interval away. Returns the new count.
+    /// The request that has just taken its turn is signalled: the next one that must be is an interval away.
     #[inline(always)]
-    pub(super) fn signalled(&mut self, left: u64) -> u64 {
-        let next = self.checkpoint - left;
+    pub(super) fn signalled(&mut self) {
+        let next = self.checkpoint - self.left;
         self.signal_at = next - 1 + self.interval;
-        self.count_from(next)
+        self.count_from(next);
     }
 
     /// Requests from `head` on are forgotten: the counters are as if they had never been staged.
@@ -284,14 +241,15 @@ impl<L: Line> Poster<L> {
             self.signal_at = head;
         }
         self.full_at = self.ring.retired() + u64::from(self.ring.depth());
-        self.cursor.left = self.count_from(head);
+        self.count_from(head);
     }
 
-    /// Looks after what has to be before the request that is next, `left` being the count at it. Gives the flags that it needs besides its own, and the count
-    /// after it; `None` when the queue is full, or the batch refused.
+    /// Looks after what has to be before the next request, and takes its turn. Gives the flags that it needs besides its own; `None` when the queue is full, or the
+    /// batch refused.
     #[inline(always)]
-    pub(super) fn make_room(&mut self, left: u64) -> Option<(c_uint, u64)> {
-        let position = self.checkpoint - left;
+    pub(super) fn make_room(&mut self) -> Option<c_uint> {
+        self.put_turn_back();
+        let position = self.checkpoint - self.left;
         self.full_at = self.ring.retired() + u64::from(self.ring.depth());
         if position == self.full_at || self.refusal.is_some() {
             return None;
@@ -301,15 +259,16 @@ impl<L: Line> Poster<L> {
             flags = sys::IBV_SEND_SIGNALED;
             self.signal_at = position + self.interval;
         }
-        Some((flags, self.count_from(position + 1)))
+        self.count_from(position + 1);
+        Some(flags)
     }
 
-    /// Refuses the request that is next at `cursor`, for `reason` or because the queue is full, and so the batch. Keeps its buffers for the refusal, or those of
-    /// any request after it.
+    /// Refuses the next request, for `reason` or because the queue is full, and so the batch. Keeps its buffers for the refusal, or those of any request after it.
     #[cold]
     #[inline(never)]
-    pub(super) fn refuse_next(&mut self, cursor: &mut Cursor<L>, reason: Option<Reason>, buffers: Buffers) {
-        let at = self.checkpoint - cursor.left;
+    pub(super) fn refuse_next(&mut self, reason: Option<Reason>, buffers: Buffers) {
+        self.put_turn_back();
+        let at = self.checkpoint - self.left;
         let depth = self.ring.depth();
         let refusal = self.refusal.get_or_insert_with(|| {
             Box::new(Refusal {
@@ -319,12 +278,8 @@ impl<L: Line> Poster<L> {
             })
         });
         refusal.buffers.push(buffers);
-        // No request passes by the quick way, and the batch ends as if it were empty, until the refusal is given.
-        self.checkpoint = at;
-        *cursor = Cursor {
-            next: self.cursor.next,
-            left: 0,
-        };
+        // No request passes by the quick way until the refusal is given.
+        (self.checkpoint, self.left) = (at, 0);
     }
 
     /// Takes back what was staged, because `refuse_next` has refused one of the batch. None is begun any more.
@@ -354,7 +309,7 @@ impl<L: Line> Poster<L> {
         };
         let end = self.head();
         // As many as fill the queue end where they began.
-        let count = match self.forms.between(first, self.cursor.next) {
+        let count = match self.forms.between(first, self.next) {
             0 => self.ring.mask() + 1,
             count => count,
         };
@@ -371,7 +326,7 @@ impl<L: Line> Poster<L> {
         };
         let head = end - count + accepted;
         self.ring.publish(head);
-        self.cursor.next = self.forms.at(head);
+        self.next = self.forms.at(head);
         let buffers = self.unstage(head, end);
         self.forget_from(head);
         let posted = accepted as usize;
@@ -395,45 +350,46 @@ impl<L: Line> Poster<L> {
 /// A batch being built: what it has staged of a poster's queue. Dropped before [`finish`](Self::finish), by an unwinding panic, it takes all back.
 pub(crate) struct Staging<'q, L: Line> {
     pub(super) poster: &'q mut Poster<L>,
-    pub(super) cursor: Cursor<L>,
+    /// The form of the next request. Once the batch is refused, that of its first: it ends as if it were empty.
+    pub(super) next: *mut Form<L::Request>,
 }
 
 impl<'q, L: Line> Staging<'q, L> {
     #[inline(always)]
     pub(crate) fn new(poster: &'q mut Poster<L>) -> Self {
-        let cursor = poster.cursor;
+        let next = poster.next;
         // SAFETY: the queue pair is live; a batch that was begun before was completed or aborted.
         unsafe { L::begin(poster.qp) };
-        Self { poster, cursor }
+        Self { poster, next }
     }
 
     /// How many requests are staged.
     pub(crate) fn len(&self) -> u64 {
-        self.poster.checkpoint - self.cursor.left - self.poster.head()
+        self.poster.checkpoint - self.poster.left - self.poster.head()
     }
 
     /// Gives all that was staged to the provider: one doorbell.
     #[inline(always)]
     pub(crate) fn finish(self) -> Result<(), Refused> {
         let mut this = ManuallyDrop::new(self);
-        let cursor = this.cursor;
+        let next = this.next;
         let poster = &mut *this.poster;
-        if cursor.next == poster.cursor.next {
-            return poster.finish_unusual(cursor.left);
+        if next == poster.next {
+            return poster.finish_unusual();
         }
-        poster.hand_over(cursor)
+        poster.hand_over(next)
     }
 }
 
 impl<L: Line> Poster<L> {
-    /// Gives what was staged up to `cursor` to the provider, which is at least one request.
+    /// Gives what was staged up to `next` to the provider, which is at least one request.
     #[inline(always)]
-    fn hand_over(&mut self, cursor: Cursor<L>) -> Result<(), Refused> {
-        let first = self.cursor.next;
-        let last = self.forms.before(cursor.next);
-        self.cursor = cursor;
+    fn hand_over(&mut self, next: *mut Form<L::Request>) -> Result<(), Refused> {
+        let first = self.next;
+        let last = self.forms.before(next);
+        self.next = next;
         // Before the device may complete them.
-        self.ring.publish(self.checkpoint - cursor.left);
+        self.ring.publish(self.checkpoint - self.left);
         // SAFETY: the queue pair is live. Each of these forms was written as staging requires; their buffers are owned by the ring, which keeps them until completed,
         // or until the queue pair is destroyed.
         let result = unsafe {
@@ -449,8 +405,8 @@ impl<L: Line> Poster<L> {
     /// Finishes a batch that ends where it began: a refused one, an empty one, or one that fills the queue.
     #[cold]
     #[inline(never)]
-    fn finish_unusual(&mut self, left: u64) -> Result<(), Refused> {
-        let empty = self.checkpoint - left == self.head();
+    fn finish_unusual(&mut self) -> Result<(), Refused> {
+        let empty = self.checkpoint - self.left == self.head();
         if empty || self.refusal.is_some() {
             // SAFETY: begun in `Staging::new`, and neither completed nor aborted.
             unsafe { L::abort(self.qp) };
@@ -459,22 +415,19 @@ impl<L: Line> Poster<L> {
             return Err(self.refuse());
         }
         if empty {
-            self.cursor.left = left;
             return Ok(());
         }
-        self.hand_over(Cursor {
-            next: self.cursor.next,
-            left,
-        })
+        self.hand_over(self.next)
     }
 
-    /// Takes back all of a batch that was staged up to `left`, because the closure that builds it has panicked.
+    /// Takes back all of a batch, because the closure that builds it has panicked.
     #[cold]
     #[inline(never)]
-    fn abandon(&mut self, left: u64) {
+    fn abandon(&mut self) {
         // SAFETY: begun in `Staging::new`, and neither completed nor aborted.
         unsafe { L::abort(self.qp) };
-        let (head, next) = (self.head(), self.checkpoint - left);
+        self.put_turn_back();
+        let (head, next) = (self.head(), self.checkpoint - self.left);
         drop(self.unstage(head, next));
         self.refusal = None;
         self.forget_from(head);
@@ -485,27 +438,27 @@ impl<L: Line> Drop for Staging<'_, L> {
     /// Only an unwinding panic in the closure that builds the batch comes here.
     #[inline(always)]
     fn drop(&mut self) {
-        self.poster.abandon(self.cursor.left);
+        self.poster.abandon();
     }
 }
 
-/// Stages the next request, `write`n into a form: takes its place at `cursor`, whose count says so already, and keeps its payload's buffers.
+/// Stages a request, `write`n into the form at `next`, and keeps its payload's buffers. `next` becomes the form of the next one.
 ///
 /// # Safety
-/// There was room for it, and the payload keeps to the queue pair's limits. `write` writes the request of its line completely, with `payload`, and does not panic.
+/// It has its turn, and the payload keeps to the queue pair's limits. `write` writes the request of its line completely, with `payload`, and does not panic.
 /// Inline data stays readable until the batch is finished.
 #[inline(always)]
 pub(crate) unsafe fn push<L: Line, P: Payload>(
     poster: &mut Poster<L>,
-    cursor: &mut Cursor<L>,
+    next: &mut *mut Form<L::Request>,
     payload: P,
     write: impl FnOnce(*mut sys::ibv_qp, *mut Form<L::Request>, &P),
 ) {
-    let form = cursor.next;
+    let form = *next;
     write(poster.qp, form, &payload);
-    // SAFETY: the slots of `head..full_at` are the poster's, and so are their forms: by contract `next` is one of them.
+    // SAFETY: the slots of `head..full_at` are the poster's, and so are their forms: by contract this is one of them.
     unsafe {
-        cursor.next = (*form).following;
+        *next = (*form).following;
         *(*(*form).slot).get() = payload.into_buffers().into_head();
     }
 }

@@ -256,9 +256,11 @@ fn a_peer_takes_the_key_away() {
     }
 }
 
+/// Makes a key that is not the peer's to take away, and the window that it is of, if any.
+type MakeKey = fn(&Side) -> (Option<Window>, u32);
+
 #[test]
 fn what_a_peer_may_not_take_away() {
-    type MakeKey = fn(&Side) -> (Option<Window>, u32);
     let keys: [MakeKey; 4] = [
         |b| (None, b.rkey()),
         |_| (None, 0xdead_beef),
@@ -517,77 +519,4 @@ fn the_device_says_what_it_has() {
         IBV_DEVICE_MEM_WINDOW | IBV_DEVICE_MEM_WINDOW_TYPE_2B
     );
     assert!(attr.max_mw > 0);
-}
-
-#[test]
-fn by_calls() {
-    crate::setup();
-    let windows = IBV_QP_EX_WITH_BIND_MW | IBV_QP_EX_WITH_LOCAL_INV | IBV_QP_EX_WITH_SEND_WITH_INV;
-    let setup = Setup {
-        rights: BINDABLE,
-        bytes: 1 << 12,
-        send_ops: Some(IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_RDMA_WRITE | windows),
-        ..Setup::default()
-    };
-    let (a, b) = pair(("soft0", "soft1"), &setup);
-    let window = Window::new(&b, IBV_MW_TYPE_2);
-    let one = Window::new(&b, IBV_MW_TYPE_1);
-    let rkey = inline::inc_rkey(window.rkey());
-    let info = range(&b, 512, 64);
-    assert_eq!(a.receive(8, &mut [a.sge(1024, 4)]), 0);
-    assert_eq!(b.receive(9, &mut []), 0);
-    // SAFETY: all live, each batch begun and completed, with the calls that its queue pair was created for.
-    unsafe {
-        let (of_a, of_b) = (api().qp_to_qp_ex.unwrap()(a.qp), api().qp_to_qp_ex.unwrap()(b.qp));
-        let named = |qp: *mut ibv_qp_ex, wr_id| {
-            (*qp).wr_id = wr_id;
-            (*qp).wr_flags = IBV_SEND_SIGNALED;
-        };
-        let start = |qp: *mut ibv_qp_ex| (*qp).wr_start.unwrap()(qp);
-        let complete = |qp: *mut ibv_qp_ex| (*qp).wr_complete.unwrap()(qp);
-        // The window, and its key to the peer, in one batch.
-        start(of_b);
-        named(of_b, 1);
-        (*of_b).wr_bind_mw.unwrap()(of_b, window.0, rkey, &info);
-        named(of_b, 2);
-        (*of_b).wr_send.unwrap()(of_b);
-        let mut told = rkey.to_ne_bytes();
-        (*of_b).wr_set_inline_data.unwrap()(of_b, told.as_mut_ptr().cast(), told.len());
-        assert_eq!(complete(of_b), 0);
-        window.rename(rkey);
-        assert_eq!(b.done(1).opcode, IBV_WC_BIND_MW);
-        b.done(2);
-        a.done(8);
-        assert_eq!(a.bytes(1024..1028), rkey.to_ne_bytes());
-        // Written, and the key taken away.
-        a.fill(0, &pattern(64, 7));
-        start(of_a);
-        named(of_a, 3);
-        (*of_a).wr_rdma_write.unwrap()(of_a, rkey, b.addr() + 512);
-        (*of_a).wr_set_sge.unwrap()(of_a, a.lkey(), a.addr(), 64);
-        named(of_a, 4);
-        (*of_a).wr_send_inv.unwrap()(of_a, rkey);
-        assert_eq!(complete(of_a), 0);
-        a.done(3);
-        a.done(4);
-        let wc = b.done(9);
-        assert_eq!((wc.wc_flags, wc.anon_1.invalidated_rkey), (IBV_WC_WITH_INV, rkey));
-        assert_eq!(b.bytes(512..576), pattern(64, 7));
-        // Refused whole: a window of the wrong type, and bytes for a request that has none.
-        start(of_b);
-        named(of_b, 5);
-        (*of_b).wr_local_inv.unwrap()(of_b, rkey);
-        (*of_b).wr_bind_mw.unwrap()(of_b, one.0, one.rkey(), &info);
-        assert_eq!(complete(of_b), libc::EINVAL);
-        start(of_b);
-        (*of_b).wr_local_inv.unwrap()(of_b, rkey);
-        (*of_b).wr_set_sge.unwrap()(of_b, b.lkey(), b.addr(), 8);
-        assert_eq!(complete(of_b), libc::EINVAL);
-        assert!(b.poll().is_none());
-        start(of_b);
-        named(of_b, 6);
-        (*of_b).wr_local_inv.unwrap()(of_b, rkey);
-        assert_eq!(complete(of_b), 0);
-        assert_eq!(b.done(6).opcode, IBV_WC_LOCAL_INV);
-    }
 }
