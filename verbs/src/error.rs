@@ -615,6 +615,16 @@ fn locked_memory_limit() -> Option<String> {
     })
 }
 
+fn window_advice(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::Unsupported => {
+            "the device has none of that type (see DeviceAttr::windows): register memory with remote rights"
+        }
+        io::ErrorKind::OutOfMemory => "it has no more: drop some, or register memory with remote rights",
+        _ => "does the device have such windows (see DeviceAttr::windows)?",
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -641,15 +651,5 @@ mod tests {
             there: vec!["soft0".into(), "rxe0".into()],
         };
         assert_eq!(error.to_string(), "no RDMA device \"mlx5_9\"; there is soft0, rxe0");
-    }
-}
-
-fn window_advice(error: &io::Error) -> &'static str {
-    match error.kind() {
-        io::ErrorKind::Unsupported => {
-            "the device has none of that type (see DeviceAttr::windows): register memory with remote rights"
-        }
-        io::ErrorKind::OutOfMemory => "it has no more: drop some, or register memory with remote rights",
-        _ => "does the device have such windows (see DeviceAttr::windows)?",
     }
 }

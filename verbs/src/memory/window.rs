@@ -255,12 +255,8 @@ impl<T: WindowType> MemoryWindow<T> {
         } else {
             None
         };
-        // SAFETY: it is live unless it is null, and unbound, so that no queue pair takes it along.
-        let rkey = if mw.is_null() {
-            0
-        } else {
-            inline::inc_rkey(unsafe { (*mw).rkey })
-        };
+        // SAFETY: null, or live, and unbound, so that no queue pair takes it along.
+        let rkey = unsafe { mw.as_ref() }.map_or(0, |mw| inline::inc_rkey(mw.rkey));
         let info = sys::ibv_mw_bind_info {
             mr: region.raw(),
             addr,
@@ -299,8 +295,8 @@ impl<T: WindowType> MemoryWindow<T> {
 
 impl Cell {
     /// Its window, which lives on, and the region.
-    fn dissolve(self: Box<Self>) -> (Arc<WindowInner>, Arc<Region>) {
-        let cell = core::mem::ManuallyDrop::new(*self);
+    fn dissolve(self) -> (Arc<WindowInner>, Arc<Region>) {
+        let cell = core::mem::ManuallyDrop::new(self);
         // SAFETY: each is taken once, as the cell is not dropped; the rest of it is plain data.
         unsafe {
             (

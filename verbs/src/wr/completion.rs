@@ -163,10 +163,12 @@ impl<'a> Completion<'a> {
     /// The kernel's rxe of Linux 6.1 takes the key away, but does not say so here.
     #[must_use]
     pub fn invalidated(&self) -> Option<RKey> {
-        let received = self.is_ok() && self.wc.opcode == sys::IBV_WC_RECV;
+        let invalidating = self.wc.wc_flags & sys::IBV_WC_WITH_INV != 0;
+        if !self.is_ok() || self.wc.opcode != sys::IBV_WC_RECV || !invalidating {
+            return None;
+        }
         // SAFETY: both variants of the union are 32-bit integers.
-        (received && self.wc.wc_flags & sys::IBV_WC_WITH_INV != 0)
-            .then(|| RKey(unsafe { self.wc.anon_1.invalidated_rkey }))
+        Some(RKey(unsafe { self.wc.anon_1.invalidated_rkey }))
     }
 
     /// Takes the memory window that the request has bound, with the rights that it has bound, if it succeeded in that.
