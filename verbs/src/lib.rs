@@ -104,7 +104,10 @@ mod wr;
 
 pub use ah::{AddressHandle, AddressHandleBuilder, AddressHandleError};
 pub use context::{Context, DeviceAttr, Windows};
-pub use cq::{CompletionQueue, Completions, Notify};
+pub use cq::{
+    BestCompletionQueue, Classic, CompletionQueue, Completions, CqKind, Extended, ExtendedCompletionQueueBuilder,
+    Notify,
+};
 pub use describe::{AtomicSupport, BufferDescription, DeviceDescription, PortDescription};
 pub use error::{CompletionQueueError, DeviceError, EventError, IndexOrAny, MemoryError, QueuePairError};
 pub use event::channel::CqId;
@@ -114,10 +117,10 @@ pub use event::{TokioChannel, TokioEvents};
 pub use library::{Device, Library};
 pub use memory::{
     All, Atomic, BadRemote, Bindable, BoundWindow, Buffer, Buffers, CacheLimits, CacheStats, Chunks, DeviceMemory,
-    Exposed, Frozen, GrantsAtomic, GrantsRead, GrantsWrite, Host, HugePage, Key, Kind, Local, Memory, MemoryWindow,
-    Opaque, Part, PeerWritable, Pool, Read, ReadWrite, Readable, Reclaim, RegionAttr, Registration, RegistrationCache,
-    Remote, RemoteAll, RemoteAtomic, RemoteChunks, RemoteRead, RemoteReadWrite, RemoteWord, RemoteWrite, Reregister,
-    Rights, Sink, Source, Type1, Type2, WindowType, Windowed, Word, Write,
+    Drain, Exposed, Frozen, GrantsAtomic, GrantsRead, GrantsWrite, Host, HugePage, Key, Kind, Local, Memory,
+    MemoryWindow, Opaque, Part, PeerWritable, Pool, Read, ReadWrite, Readable, Reclaim, RegionAttr, Registration,
+    RegistrationCache, Remote, RemoteAll, RemoteAtomic, RemoteChunks, RemoteRead, RemoteReadWrite, RemoteWord,
+    RemoteWrite, Reregister, Rights, Sink, Source, Type1, Type2, WindowType, Windowed, Word, Write,
 };
 pub use pd::ProtectionDomain;
 pub use port::{GidEntry, GidType, LinkLayer, PortAttr, PortState};

@@ -17,3 +17,4 @@ mod stub;
 mod threads;
 mod transports;
 mod windows;
+mod work_requests;
