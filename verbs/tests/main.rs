@@ -17,4 +17,5 @@ mod rig;
 mod stub;
 mod threads;
 mod transports;
+mod windows;
 mod work_requests;

@@ -11,7 +11,9 @@ use super::address::{create_ah, create_ah_from_wc, destroy_ah};
 use super::events::{
     ack_async_event, ack_cq_events, create_comp_channel, destroy_comp_channel, get_async_event, get_cq_event, resize_cq,
 };
-use super::{Cq, DEVICES, NEXT, Posted, Stub, StubQp, Verb, WorkQueue, calls, events, extended_cq, flush, memory};
+use super::{
+    Cq, DEVICES, NEXT, Posted, Stub, StubQp, Verb, WorkQueue, calls, events, extended_cq, flush, memory, windows,
+};
 
 pub(super) unsafe fn stub_of(context: *mut ibv_context) -> &'static Stub {
     // SAFETY: every context of this provider has a stub's device, its first field.
@@ -67,6 +69,9 @@ unsafe extern "C" fn open_device(device: *mut ibv_device) -> *mut ibv_context {
     let context = &mut whole.context;
     context.device = device;
     context.async_fd = stub.async_fd;
+    context.ops.alloc_mw = Some(windows::alloc_mw);
+    context.ops.dealloc_mw = Some(windows::dealloc_mw);
+    context.ops.bind_mw = Some(windows::bind_mw);
     context.ops.post_send = Some(post_send);
     context.ops.post_recv = Some(post_recv);
     context.ops.poll_cq = Some(poll_cq);
@@ -363,6 +368,7 @@ unsafe extern "C" fn post_send(qp: *mut ibv_qp, mut wr: *mut ibv_send_wr, bad: *
             } else {
                 Vec::new()
             };
+            let (bind, invalidate) = windows::of_request(&*wr);
             let atomic = (*wr).opcode == IBV_WR_ATOMIC_CMP_AND_SWP || (*wr).opcode == IBV_WR_ATOMIC_FETCH_AND_ADD;
             Posted {
                 wr_id: (*wr).wr_id,
@@ -380,6 +386,8 @@ unsafe extern "C" fn post_send(qp: *mut ibv_qp, mut wr: *mut ibv_send_wr, bad: *
                 atomic: ((*wr).wr.atomic.compare_add, (*wr).wr.atomic.swap),
                 sges: sges_of((*wr).sg_list, (*wr).num_sge),
                 inline,
+                bind,
+                invalidate,
             }
         };
         queue.send.pending.push_back(request);
@@ -426,6 +434,8 @@ unsafe extern "C" fn post_recv(qp: *mut ibv_qp, mut wr: *mut ibv_recv_wr, bad: *
             atomic: (0, 0),
             sges,
             inline: Vec::new(),
+            bind: None,
+            invalidate: None,
         });
         // SAFETY: as above.
         wr = unsafe { (*wr).next };
