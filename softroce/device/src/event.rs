@@ -25,6 +25,8 @@ pub enum QpEvent {
     CommunicationEstablished,
     /// Its send queue has drained.
     SendQueueDrained,
+    /// It is in the error state, and takes no more receives of its shared receive queue.
+    LastWqeReached,
 }
 
 /// An asynchronous event.
@@ -34,6 +36,8 @@ pub enum Event {
     CqOverrun(Token),
     /// Something happened to a queue pair.
     Qp(Token, QpEvent),
+    /// Fewer receives are in a shared receive queue than the limit that was armed.
+    SrqLimit(Token),
     /// The device cannot go on: its socket broke, or its progress thread failed.
     DeviceFatal,
 }

@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use doorbell_roce_proto::memory::PdId;
 use doorbell_roce_proto::qp::QpInit;
-use doorbell_roce_proto::work::CqId;
-use doorbell_roce_proto::{AsyncEvent, Datagram, Endpoint, Ident, Instant, Qpn};
+use doorbell_roce_proto::work::{CqId, SrqId};
+use doorbell_roce_proto::{AsyncEvent, Datagram, Endpoint, Ident, Instant, Qpn, SrqInit};
 
 use crate::capacity;
 use crate::cq::CqRing;
@@ -23,6 +23,7 @@ pub(crate) struct Core {
     pub(crate) memory: Table,
     cqs: Vec<Option<Arc<CqRing>>>,
     qps: HashMap<Qpn, Owner>,
+    srqs: HashMap<SrqId, Owner>,
     pds: usize,
     next_pd: u32,
     /// The UDP port of every RoCEv2 device here: ours, and the one we send to.
@@ -45,6 +46,7 @@ impl Core {
             memory: Table::new(),
             cqs: Vec::new(),
             qps: HashMap::new(),
+            srqs: HashMap::new(),
             pds: 0,
             next_pd: 0,
             port,
@@ -99,6 +101,22 @@ impl Core {
         self.qps.remove(&qpn);
     }
 
+    pub(crate) fn add_srq(&mut self, init: SrqInit, owner: Owner) -> Option<SrqId> {
+        if self.srqs.len() == capacity::SRQS {
+            return None;
+        }
+        let id = self.endpoint.create_srq(init);
+        self.srqs.insert(id, owner);
+        Some(id)
+    }
+
+    pub(crate) fn remove_srq(&mut self, id: SrqId) {
+        // Only once no queue pair is on it: each holds a handle.
+        if self.endpoint.destroy_srq(id).is_ok() {
+            self.srqs.remove(&id);
+        }
+    }
+
     // Wire
 
     /// Gives the engine a datagram of the link.
@@ -127,7 +145,7 @@ impl Core {
         Filled::Full
     }
 
-    /// Hands the engine's completions to their queues, and its events to the owners of the queue pairs.
+    /// Hands the engine's completions to their queues, and its events to the owners of the objects.
     pub(crate) fn deliver(&mut self) {
         while let Some((cq, completion)) = self.endpoint.poll_completion() {
             if let Some(Some(ring)) = self.cqs.get(cq.0 as usize) {
@@ -141,6 +159,13 @@ impl Core {
                 AsyncEvent::QpAccessError(qpn) => (qpn, QpEvent::AccessError),
                 AsyncEvent::CommunicationEstablished(qpn) => (qpn, QpEvent::CommunicationEstablished),
                 AsyncEvent::SendQueueDrained(qpn) => (qpn, QpEvent::SendQueueDrained),
+                AsyncEvent::LastWqeReached(qpn) => (qpn, QpEvent::LastWqeReached),
+                AsyncEvent::SrqLimitReached(srq) => {
+                    if let Some(owner) = self.srqs.get(&srq) {
+                        owner.queue.push(Event::SrqLimit(owner.token));
+                    }
+                    continue;
+                }
             };
             if let Some(owner) = self.qps.get(&qpn) {
                 owner.queue.push(Event::Qp(owner.token, event));
