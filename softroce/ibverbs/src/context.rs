@@ -9,12 +9,11 @@ use std::sync::Arc;
 use doorbell_softroce::{Device, Event, EventQueue};
 use doorbell_verbs_sys::inline::VERBS_ABI_IS_EXTENDED;
 use doorbell_verbs_sys::{
-    ibv_context, ibv_context_ops, ibv_device, ibv_mw, ibv_mw_bind, ibv_mw_type, ibv_pd, ibv_qp, ibv_recv_wr, ibv_srq,
-    verbs_context,
+    ibv_context, ibv_context_ops, ibv_device, ibv_mw, ibv_mw_bind, ibv_mw_type, ibv_pd, ibv_qp, verbs_context,
 };
 
 use crate::registry::SoftDevice;
-use crate::{completion, errno, post, query};
+use crate::{completion, errno, post, query, shared_receive};
 
 /// A context: what C sees, and what it stands for.
 #[repr(C)]
@@ -55,6 +54,7 @@ pub(crate) unsafe extern "C" fn open_device(device: *mut ibv_device) -> *mut ibv
     // SAFETY: all-zero is a verbs_context: integers, null pointers and entries that are `None`, which callers check for.
     let mut verbs: verbs_context = unsafe { MaybeUninit::zeroed().assume_init() };
     verbs.query_port = Some(query::query_port);
+    verbs.create_srq_ex = Some(shared_receive::create_srq_ex);
     verbs.sz = size_of::<verbs_context>();
     verbs.context = ibv_context {
         device,
@@ -112,7 +112,7 @@ fn operations() -> ibv_context_ops {
         _compat_modify_srq: Some(unsupported),
         _compat_query_srq: Some(unsupported),
         _compat_destroy_srq: Some(unsupported),
-        post_srq_recv: Some(post_srq_recv),
+        post_srq_recv: Some(post::post_srq_recv),
         _compat_create_qp: Some(unsupported),
         _compat_query_qp: Some(unsupported),
         _compat_modify_qp: Some(unsupported),
@@ -140,14 +140,6 @@ unsafe extern "C" fn bind_mw(_qp: *mut ibv_qp, _mw: *mut ibv_mw, _bind: *mut ibv
 }
 
 unsafe extern "C" fn dealloc_mw(_mw: *mut ibv_mw) -> c_int {
-    libc::EOPNOTSUPP
-}
-
-unsafe extern "C" fn post_srq_recv(_srq: *mut ibv_srq, wr: *mut ibv_recv_wr, bad_wr: *mut *mut ibv_recv_wr) -> c_int {
-    if !bad_wr.is_null() {
-        // SAFETY: not null, so the caller's to write (man page).
-        unsafe { *bad_wr = wr };
-    }
     libc::EOPNOTSUPP
 }
 

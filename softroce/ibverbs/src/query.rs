@@ -6,8 +6,8 @@ use std::mem::{MaybeUninit, offset_of};
 use doorbell_softroce::capacity;
 use doorbell_verbs_sys::{
     _compat_ibv_port_attr, IBV_ATOMIC_HCA, IBV_DEVICE_CURR_QP_STATE_MOD, IBV_DEVICE_RC_RNR_NAK_GEN,
-    IBV_DEVICE_SYS_IMAGE_GUID, IBV_GID_TYPE_ROCE_V2, IBV_LINK_LAYER_ETHERNET, IBV_PORT_ACTIVE, IBV_PORT_IP_BASED_GIDS,
-    ibv_context, ibv_device_attr, ibv_gid, ibv_gid_entry, ibv_port_attr,
+    IBV_DEVICE_SRQ_RESIZE, IBV_DEVICE_SYS_IMAGE_GUID, IBV_GID_TYPE_ROCE_V2, IBV_LINK_LAYER_ETHERNET, IBV_PORT_ACTIVE,
+    IBV_PORT_IP_BASED_GIDS, ibv_context, ibv_device_attr, ibv_gid, ibv_gid_entry, ibv_port_attr,
 };
 
 use crate::context::Context;
@@ -49,7 +49,10 @@ pub(crate) unsafe extern "C" fn query_device(context: *mut ibv_context, attr: *m
         hw_ver: 0,
         max_qp: capacity::QPS as c_int,
         max_qp_wr: capacity::WORK_REQUESTS as c_int,
-        device_cap_flags: IBV_DEVICE_CURR_QP_STATE_MOD | IBV_DEVICE_SYS_IMAGE_GUID | IBV_DEVICE_RC_RNR_NAK_GEN,
+        device_cap_flags: IBV_DEVICE_CURR_QP_STATE_MOD
+            | IBV_DEVICE_SYS_IMAGE_GUID
+            | IBV_DEVICE_RC_RNR_NAK_GEN
+            | IBV_DEVICE_SRQ_RESIZE,
         max_sge: capacity::SGES as c_int,
         max_sge_rd: capacity::SGES as c_int,
         max_cq: capacity::CQS as c_int,
@@ -73,9 +76,9 @@ pub(crate) unsafe extern "C" fn query_device(context: *mut ibv_context, attr: *m
         max_ah: c_int::MAX,
         max_fmr: 0,
         max_map_per_fmr: 0,
-        max_srq: 0,
-        max_srq_wr: 0,
-        max_srq_sge: 0,
+        max_srq: capacity::SRQS as c_int,
+        max_srq_wr: capacity::WORK_REQUESTS as c_int,
+        max_srq_sge: capacity::SGES as c_int,
         max_pkeys: 1,
         // Under 8 µs on most machines: 4.096 µs · 2^15 is the code that rxe gives, generous for a thread that may have to be woken.
         local_ca_ack_delay: 15,

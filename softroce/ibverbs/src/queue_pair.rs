@@ -15,6 +15,7 @@ use doorbell_verbs_sys::{
 use crate::completion::SoftCq;
 use crate::context::{Context, await_acknowledged, next_handle};
 use crate::protection::SoftPd;
+use crate::shared_receive::SoftSrq;
 use crate::{attributes, errno};
 
 /// A queue pair: what C sees, and what it stands for.
@@ -85,14 +86,13 @@ pub(crate) unsafe extern "C" fn create_qp(pd: *mut ibv_pd, init: *mut ibv_qp_ini
         IBV_QPT_UD => Transport::Ud,
         _ => return errno::null(libc::EOPNOTSUPP),
     };
-    if !attr.srq.is_null() {
-        return errno::null(libc::EOPNOTSUPP);
-    }
     // SAFETY: the completion queues are live and ours by contract, or null.
     let cqs = unsafe { (SoftCq::handle(attr.send_cq), SoftCq::handle(attr.recv_cq)) };
     let (Some(send_cq), Some(recv_cq)) = cqs else {
         return errno::null(libc::EINVAL);
     };
+    // SAFETY: a shared receive queue that is given is live and ours by contract.
+    let srq = (!attr.srq.is_null()).then(|| unsafe { SoftSrq::handle(attr.srq) });
     let config = QpConfig {
         send_cq: send_cq.clone(),
         recv_cq: recv_cq.clone(),
@@ -103,6 +103,7 @@ pub(crate) unsafe extern "C" fn create_qp(pd: *mut ibv_pd, init: *mut ibv_qp_ini
         max_inline: attr.cap.max_inline_data,
         signal_all: attr.sq_sig_all != 0,
         transport,
+        srq: srq.cloned(),
     };
     // SAFETY: a live PD has a live context.
     let context = unsafe { (*pd).context };
@@ -133,7 +134,7 @@ pub(crate) unsafe extern "C" fn create_qp(pd: *mut ibv_pd, init: *mut ibv_qp_ini
             pd,
             send_cq: attr.send_cq,
             recv_cq: attr.recv_cq,
-            srq: ptr::null_mut(),
+            srq: attr.srq,
             handle: next_handle(),
             qp_num: qp.number().get(),
             state: IBV_QPS_RESET,
@@ -196,7 +197,7 @@ pub(crate) unsafe extern "C" fn query_qp(
             qp_context: (*qp).qp_context,
             send_cq: (*qp).send_cq,
             recv_cq: (*qp).recv_cq,
-            srq: ptr::null_mut(),
+            srq: (*qp).srq,
             cap: queried.cap,
             qp_type: (*qp).qp_type,
             sq_sig_all: c_int::from(found.init.signal_all),

@@ -7,6 +7,7 @@ mod faults;
 mod objects;
 mod operations;
 mod passive;
+mod shared;
 mod unreliable;
 
 use common::*;
