@@ -95,8 +95,8 @@ pub use memory::{
 pub use pd::ProtectionDomain;
 pub use port::{GidEntry, GidType, LinkLayer, PortAttr, PortState};
 pub use qp::{
-    BadEndpoint, Batch, Endpoint, Explanation, PreparedQueuePair, QpState, Queue, QueuePair, QueuePairBuilder, Reason,
-    ReceiveBatch, Refused, RefusedBatch, Request,
+    BadEndpoint, Batch, Connected, Endpoint, Explanation, PreparedQueuePair, QpState, Queue, QueuePair,
+    QueuePairBuilder, Rc, Reason, ReceiveBatch, Refused, RefusedBatch, Reliable, Request, Transport, Uc, Ud,
 };
 pub use types::{Gid, Lid, Mtu, Psn, Qpn, RKey};
 pub use wr::completion::{Completion, Success};

@@ -8,6 +8,7 @@ use doorbell_verbs_sys as sys;
 use super::connected::{Accounting, SendSide};
 use super::refused::Refused;
 use super::staging::{Poster, Staging};
+use super::transport::{Connected, Rc, Reliable, Transport};
 use crate::memory::{GrantsRead, GrantsWrite, Remote, RemoteWord, Sink, Source, Word};
 use crate::wr::op::{self, Immediate, Operation};
 use crate::wr::payload::{Inline, Limits, One, Payload, Several};
@@ -15,10 +16,11 @@ use crate::wr::payload::{Inline, Limits, One, Payload, Several};
 /// The requests of one doorbell, being built: see [`QueuePair::post`](crate::QueuePair::post). Inline data must live for `'d`, until they are posted.
 ///
 /// Each method adds a request, and returns it to be refined: `batch.write(buffer, remote).imm(7).signalled();`.
-pub struct Batch<'q, 'd> {
+pub struct Batch<'q, 'd, T: Transport = Rc> {
     staging: Staging<'q, sys::ibv_send_wr>,
     accounting: Unwinding<'q>,
     data: PhantomData<&'d [u8]>,
+    transport: PhantomData<T>,
 }
 
 /// The accounting of a batch being built. Dropped only when the closure that builds it panics: then none of its requests is posted.
@@ -35,11 +37,11 @@ impl Drop for Unwinding<'_> {
     }
 }
 
-impl<'q, 'd> Batch<'q, 'd> {
+impl<'q, 'd, T: Transport> Batch<'q, 'd, T> {
     #[inline(always)]
     pub(super) fn post<F>(side: &mut SendSide, build: F) -> Result<(), Refused>
     where
-        F: for<'b> FnOnce(&mut Batch<'b, 'd>),
+        F: for<'b> FnOnce(&mut Batch<'b, 'd, T>),
     {
         let head = side.poster.head();
         let result = {
@@ -50,6 +52,7 @@ impl<'q, 'd> Batch<'q, 'd> {
                     head,
                 },
                 data: PhantomData,
+                transport: PhantomData,
             };
             build(&mut batch);
             let Batch {
@@ -70,7 +73,7 @@ impl<'q, 'd> Batch<'q, 'd> {
         let SendSide { poster, accounting } = &mut *side;
         let fits = op.admits(payload.bytes()) && payload.is_single(accounting.limits);
         if !(fits && poster.has_room()) {
-            return post_one_as_batch(side, op, payload);
+            return post_one_as_batch::<T, O, P>(side, op, payload);
         }
         let signalled = accounting.settle(poster.head(), false);
         let fill = |wr: *mut sys::ibv_send_wr| {
@@ -89,87 +92,6 @@ impl<'q, 'd> Batch<'q, 'd> {
             0 => Ok(()),
             result => Err(side.take_back_one(result)),
         }
-    }
-
-    /// SENDs the buffer's bytes into the next receive that the peer has posted.
-    #[inline(always)]
-    pub fn send(&mut self, buffer: impl Source) -> Request<'_, op::Send> {
-        self.stage(op::Send, One::new(buffer))
-    }
-
-    /// SENDs the bytes of several buffers as one message.
-    #[inline(always)]
-    pub fn send_gather<S: Source, const N: usize>(&mut self, buffers: [S; N]) -> Request<'_, op::Send> {
-        self.stage(op::Send, Several::new(buffers))
-    }
-
-    /// SENDs `bytes`, at most [`max_inline`](crate::QueuePair::max_inline).
-    #[inline(always)]
-    pub fn send_inline(&mut self, bytes: &'d [u8]) -> Request<'_, op::Send> {
-        self.stage(op::Send, Inline::new(bytes))
-    }
-
-    /// WRITEs the buffer's bytes to the beginning of `remote`.
-    #[inline(always)]
-    pub fn write(&mut self, buffer: impl Source, remote: Remote<impl GrantsWrite>) -> Request<'_, op::Write> {
-        self.stage(op::Write::new(remote), One::new(buffer))
-    }
-
-    /// WRITEs the bytes of several buffers, one after the other, to the beginning of `remote`.
-    #[inline(always)]
-    pub fn write_gather<S: Source, const N: usize>(
-        &mut self,
-        buffers: [S; N],
-        remote: Remote<impl GrantsWrite>,
-    ) -> Request<'_, op::Write> {
-        self.stage(op::Write::new(remote), Several::new(buffers))
-    }
-
-    /// WRITEs `bytes`, at most [`max_inline`](crate::QueuePair::max_inline), to the beginning of `remote`.
-    #[inline(always)]
-    pub fn write_inline(&mut self, bytes: &'d [u8], remote: Remote<impl GrantsWrite>) -> Request<'_, op::Write> {
-        self.stage(op::Write::new(remote), Inline::new(bytes))
-    }
-
-    /// READs as many bytes as the buffer has from the beginning of `remote`.
-    #[inline(always)]
-    pub fn read(&mut self, buffer: impl Sink, remote: Remote<impl GrantsRead>) -> Request<'_, op::Read> {
-        self.stage(op::Read::new(remote), One::new(buffer))
-    }
-
-    /// READs as many bytes as the buffers have together from the beginning of `remote`, filling one after the other.
-    #[inline(always)]
-    pub fn read_scatter<S: Sink, const N: usize>(
-        &mut self,
-        buffers: [S; N],
-        remote: Remote<impl GrantsRead>,
-    ) -> Request<'_, op::Read> {
-        self.stage(op::Read::new(remote), Several::new(buffers))
-    }
-
-    /// Sets the peer's word to `swap` if it is `compare`, atomically; the old value comes back in `word`.
-    #[inline(always)]
-    pub fn compare_swap(
-        &mut self,
-        word: Word,
-        at: RemoteWord,
-        compare: u64,
-        swap: u64,
-    ) -> Request<'_, op::CompareSwap> {
-        self.stage(
-            op::CompareSwap {
-                word: at,
-                compare,
-                swap,
-            },
-            One::new(word),
-        )
-    }
-
-    /// Adds `add` to the peer's word, modulo 2^64, atomically; the old value comes back in `word`.
-    #[inline(always)]
-    pub fn fetch_add(&mut self, word: Word, at: RemoteWord, add: u64) -> Request<'_, op::FetchAdd> {
-        self.stage(op::FetchAdd { word: at, add }, One::new(word))
     }
 
     #[inline(always)]
@@ -219,11 +141,100 @@ impl<'q, 'd> Batch<'q, 'd> {
     }
 }
 
+impl<'d, T: Connected> Batch<'_, 'd, T> {
+    /// SENDs the buffer's bytes into the next receive that the peer has posted.
+    #[inline(always)]
+    pub fn send(&mut self, buffer: impl Source) -> Request<'_, op::Send> {
+        self.stage(op::Send, One::new(buffer))
+    }
+
+    /// SENDs the bytes of several buffers as one message.
+    #[inline(always)]
+    pub fn send_gather<S: Source, const N: usize>(&mut self, buffers: [S; N]) -> Request<'_, op::Send> {
+        self.stage(op::Send, Several::new(buffers))
+    }
+
+    /// SENDs `bytes`, at most [`max_inline`](crate::QueuePair::max_inline).
+    #[inline(always)]
+    pub fn send_inline(&mut self, bytes: &'d [u8]) -> Request<'_, op::Send> {
+        self.stage(op::Send, Inline::new(bytes))
+    }
+
+    /// WRITEs the buffer's bytes to the beginning of `remote`.
+    #[inline(always)]
+    pub fn write(&mut self, buffer: impl Source, remote: Remote<impl GrantsWrite>) -> Request<'_, op::Write> {
+        self.stage(op::Write::new(remote), One::new(buffer))
+    }
+
+    /// WRITEs the bytes of several buffers, one after the other, to the beginning of `remote`.
+    #[inline(always)]
+    pub fn write_gather<S: Source, const N: usize>(
+        &mut self,
+        buffers: [S; N],
+        remote: Remote<impl GrantsWrite>,
+    ) -> Request<'_, op::Write> {
+        self.stage(op::Write::new(remote), Several::new(buffers))
+    }
+
+    /// WRITEs `bytes`, at most [`max_inline`](crate::QueuePair::max_inline), to the beginning of `remote`.
+    #[inline(always)]
+    pub fn write_inline(&mut self, bytes: &'d [u8], remote: Remote<impl GrantsWrite>) -> Request<'_, op::Write> {
+        self.stage(op::Write::new(remote), Inline::new(bytes))
+    }
+}
+
+impl<T: Reliable> Batch<'_, '_, T> {
+    /// READs as many bytes as the buffer has from the beginning of `remote`.
+    #[inline(always)]
+    pub fn read(&mut self, buffer: impl Sink, remote: Remote<impl GrantsRead>) -> Request<'_, op::Read> {
+        self.stage(op::Read::new(remote), One::new(buffer))
+    }
+
+    /// READs as many bytes as the buffers have together from the beginning of `remote`, filling one after the other.
+    #[inline(always)]
+    pub fn read_scatter<S: Sink, const N: usize>(
+        &mut self,
+        buffers: [S; N],
+        remote: Remote<impl GrantsRead>,
+    ) -> Request<'_, op::Read> {
+        self.stage(op::Read::new(remote), Several::new(buffers))
+    }
+
+    /// Sets the peer's word to `swap` if it is `compare`, atomically; the old value comes back in `word`.
+    #[inline(always)]
+    pub fn compare_swap(
+        &mut self,
+        word: Word,
+        at: RemoteWord,
+        compare: u64,
+        swap: u64,
+    ) -> Request<'_, op::CompareSwap> {
+        self.stage(
+            op::CompareSwap {
+                word: at,
+                compare,
+                swap,
+            },
+            One::new(word),
+        )
+    }
+
+    /// Adds `add` to the peer's word, modulo 2^64, atomically; the old value comes back in `word`.
+    #[inline(always)]
+    pub fn fetch_add(&mut self, word: Word, at: RemoteWord, add: u64) -> Request<'_, op::FetchAdd> {
+        self.stage(op::FetchAdd { word: at, add }, One::new(word))
+    }
+}
+
 /// Posts a request that cannot simply be staged, or says why it is refused.
 #[cold]
 #[inline(never)]
-fn post_one_as_batch<O: Operation, P: Payload>(side: &mut SendSide, op: O, payload: P) -> Result<(), Refused> {
-    Batch::post(side, |batch| {
+fn post_one_as_batch<T: Transport, O: Operation, P: Payload>(
+    side: &mut SendSide,
+    op: O,
+    payload: P,
+) -> Result<(), Refused> {
+    Batch::<T>::post(side, |batch| {
         batch.stage(op, payload);
     })
 }
@@ -387,7 +398,7 @@ fn reconsider_receive<P: Payload>(
     poster.reconsider(position, reason, payload)
 }
 
-impl core::fmt::Debug for Batch<'_, '_> {
+impl<T: Transport> core::fmt::Debug for Batch<'_, '_, T> {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         f.debug_struct("Batch")
             .field("next", &self.staging.next())

@@ -10,6 +10,8 @@ use super::attributes::QpState;
 use super::object::{QpObject, no_attributes};
 use super::prepared::PreparedQueuePair;
 use super::ring::Queue;
+use super::transport::Rc;
+use super::transport::sealed::Service;
 use crate::cq::{Attachment, CompletionQueue};
 use crate::error::QueuePairError;
 use crate::pd::ProtectionDomain;
@@ -272,7 +274,7 @@ impl<'a> QueuePairBuilder<'a> {
                 max_recv_sge: self.max_recv_sge,
                 max_inline_data: self.max_inline,
             },
-            qp_type: sys::IBV_QPT_RC,
+            qp_type: <Rc as Service>::TYPE,
             sq_sig_all: i32::from(self.signal_all),
         };
         let pd = self.pd.inner();

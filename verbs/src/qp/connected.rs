@@ -10,6 +10,7 @@ use super::endpoint::Endpoint;
 use super::object::{QpObject, no_attributes};
 use super::refused::Refused;
 use super::staging::Poster;
+use super::transport::{Connected, Rc, Reliable, Transport};
 use crate::error::QueuePairError;
 use crate::memory::{GrantsRead, GrantsWrite, Remote, RemoteWord, Sink, Source, Word};
 use crate::types::{Mtu, Qpn};
@@ -90,29 +91,21 @@ impl Accounting {
 /// library signals one by itself, so that the queue never stands still.
 ///
 /// Dropping it takes it to the error state and destroys it; the buffers it has in flight are dropped when its completion queues are next polled (or dropped).
-pub struct QueuePair {
+pub struct QueuePair<T: Transport = Rc> {
     // Before the object: they point into the queue pair.
     send: SendSide,
     recv: Poster<sys::ibv_recv_wr>,
     object: QpObject,
-    peer: Endpoint,
-    mtu: Mtu,
+    link: T::Link,
 }
 
-impl QueuePair {
-    pub(super) fn new(
-        send: SendSide,
-        recv: Poster<sys::ibv_recv_wr>,
-        object: QpObject,
-        peer: Endpoint,
-        mtu: Mtu,
-    ) -> Self {
+impl<T: Transport> QueuePair<T> {
+    pub(super) fn new(send: SendSide, recv: Poster<sys::ibv_recv_wr>, object: QpObject, link: T::Link) -> Self {
         Self {
             send,
             recv,
             object,
-            peer,
-            mtu,
+            link,
         }
     }
 
@@ -123,7 +116,7 @@ impl QueuePair {
     /// # Errors
     /// When a request is refused, here (then none is posted) or by the device (then those before it are). The buffers come back with the error.
     #[inline(always)]
-    pub fn post<'d>(&mut self, build: impl for<'q> FnOnce(&mut Batch<'q, 'd>)) -> Result<(), Refused> {
+    pub fn post<'d>(&mut self, build: impl for<'q> FnOnce(&mut Batch<'q, 'd, T>)) -> Result<(), Refused> {
         Batch::post(&mut self.send, build)
     }
 
@@ -145,90 +138,10 @@ impl QueuePair {
         ReceiveBatch::post_one(&mut self.recv, buffer)
     }
 
-    /// Posts one SEND.
-    ///
-    /// # Errors
-    /// As for [`post`](Self::post).
-    #[inline(always)]
-    pub fn send(&mut self, buffer: impl Source) -> Result<(), Refused> {
-        Batch::post_one(&mut self.send, op::Send, One::new(buffer))
-    }
-
-    /// Posts one SEND of `bytes`, which may be changed at once.
-    ///
-    /// # Errors
-    /// As for [`post`](Self::post).
-    #[inline(always)]
-    pub fn send_inline(&mut self, bytes: &[u8]) -> Result<(), Refused> {
-        Batch::post_one(&mut self.send, op::Send, Inline::new(bytes))
-    }
-
-    /// Posts one RDMA WRITE to the beginning of `remote`.
-    ///
-    /// # Errors
-    /// As for [`post`](Self::post).
-    #[inline(always)]
-    pub fn write(&mut self, buffer: impl Source, remote: Remote<impl GrantsWrite>) -> Result<(), Refused> {
-        Batch::post_one(&mut self.send, op::Write::new(remote), One::new(buffer))
-    }
-
-    /// Posts one RDMA WRITE of `bytes`, which may be changed at once, to the beginning of `remote`.
-    ///
-    /// # Errors
-    /// As for [`post`](Self::post).
-    #[inline(always)]
-    pub fn write_inline(&mut self, bytes: &[u8], remote: Remote<impl GrantsWrite>) -> Result<(), Refused> {
-        Batch::post_one(&mut self.send, op::Write::new(remote), Inline::new(bytes))
-    }
-
-    /// Posts one RDMA READ from the beginning of `remote`, as many bytes as `buffer` has.
-    ///
-    /// # Errors
-    /// As for [`post`](Self::post).
-    #[inline(always)]
-    pub fn read(&mut self, buffer: impl Sink, remote: Remote<impl GrantsRead>) -> Result<(), Refused> {
-        Batch::post_one(&mut self.send, op::Read::new(remote), One::new(buffer))
-    }
-
-    /// Posts one compare-and-swap; the old value comes back in `word`.
-    ///
-    /// # Errors
-    /// As for [`post`](Self::post).
-    #[inline(always)]
-    pub fn compare_swap(&mut self, word: Word, at: RemoteWord, compare: u64, swap: u64) -> Result<(), Refused> {
-        let op = op::CompareSwap {
-            word: at,
-            compare,
-            swap,
-        };
-        Batch::post_one(&mut self.send, op, One::new(word))
-    }
-
-    /// Posts one fetch-and-add; the old value comes back in `word`.
-    ///
-    /// # Errors
-    /// As for [`post`](Self::post).
-    #[inline(always)]
-    pub fn fetch_add(&mut self, word: Word, at: RemoteWord, add: u64) -> Result<(), Refused> {
-        Batch::post_one(&mut self.send, op::FetchAdd { word: at, add }, One::new(word))
-    }
-
     /// Its number.
     #[must_use]
     pub fn qpn(&self) -> Qpn {
         self.object.qpn()
-    }
-
-    /// What it is connected to.
-    #[must_use]
-    pub fn peer(&self) -> &Endpoint {
-        &self.peer
-    }
-
-    /// The path MTU in use: the smaller of the two ends'.
-    #[must_use]
-    pub fn mtu(&self) -> Mtu {
-        self.mtu
     }
 
     /// How many bytes a request may carry inline: as many as asked for, or more.
@@ -279,11 +192,95 @@ impl QueuePair {
     }
 }
 
-impl core::fmt::Debug for QueuePair {
+impl<T: Connected> QueuePair<T> {
+    /// Posts one SEND.
+    ///
+    /// # Errors
+    /// As for [`post`](Self::post).
+    #[inline(always)]
+    pub fn send(&mut self, buffer: impl Source) -> Result<(), Refused> {
+        Batch::<T>::post_one(&mut self.send, op::Send, One::new(buffer))
+    }
+
+    /// Posts one SEND of `bytes`, which may be changed at once.
+    ///
+    /// # Errors
+    /// As for [`post`](Self::post).
+    #[inline(always)]
+    pub fn send_inline(&mut self, bytes: &[u8]) -> Result<(), Refused> {
+        Batch::<T>::post_one(&mut self.send, op::Send, Inline::new(bytes))
+    }
+
+    /// Posts one RDMA WRITE to the beginning of `remote`.
+    ///
+    /// # Errors
+    /// As for [`post`](Self::post).
+    #[inline(always)]
+    pub fn write(&mut self, buffer: impl Source, remote: Remote<impl GrantsWrite>) -> Result<(), Refused> {
+        Batch::<T>::post_one(&mut self.send, op::Write::new(remote), One::new(buffer))
+    }
+
+    /// Posts one RDMA WRITE of `bytes`, which may be changed at once, to the beginning of `remote`.
+    ///
+    /// # Errors
+    /// As for [`post`](Self::post).
+    #[inline(always)]
+    pub fn write_inline(&mut self, bytes: &[u8], remote: Remote<impl GrantsWrite>) -> Result<(), Refused> {
+        Batch::<T>::post_one(&mut self.send, op::Write::new(remote), Inline::new(bytes))
+    }
+
+    /// What it is connected to.
+    #[must_use]
+    pub fn peer(&self) -> &Endpoint {
+        &self.link.peer
+    }
+
+    /// The path MTU in use: the smaller of the two ends'.
+    #[must_use]
+    pub fn mtu(&self) -> Mtu {
+        self.link.mtu
+    }
+}
+
+impl<T: Reliable> QueuePair<T> {
+    /// Posts one RDMA READ from the beginning of `remote`, as many bytes as `buffer` has.
+    ///
+    /// # Errors
+    /// As for [`post`](Self::post).
+    #[inline(always)]
+    pub fn read(&mut self, buffer: impl Sink, remote: Remote<impl GrantsRead>) -> Result<(), Refused> {
+        Batch::<T>::post_one(&mut self.send, op::Read::new(remote), One::new(buffer))
+    }
+
+    /// Posts one compare-and-swap; the old value comes back in `word`.
+    ///
+    /// # Errors
+    /// As for [`post`](Self::post).
+    #[inline(always)]
+    pub fn compare_swap(&mut self, word: Word, at: RemoteWord, compare: u64, swap: u64) -> Result<(), Refused> {
+        let op = op::CompareSwap {
+            word: at,
+            compare,
+            swap,
+        };
+        Batch::<T>::post_one(&mut self.send, op, One::new(word))
+    }
+
+    /// Posts one fetch-and-add; the old value comes back in `word`.
+    ///
+    /// # Errors
+    /// As for [`post`](Self::post).
+    #[inline(always)]
+    pub fn fetch_add(&mut self, word: Word, at: RemoteWord, add: u64) -> Result<(), Refused> {
+        Batch::<T>::post_one(&mut self.send, op::FetchAdd { word: at, add }, One::new(word))
+    }
+}
+
+impl<T: Transport> core::fmt::Debug for QueuePair<T> {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         f.debug_struct("QueuePair")
             .field("qpn", &self.qpn())
-            .field("peer", &self.peer)
+            .field("link", &self.link)
             .finish_non_exhaustive()
     }
 }

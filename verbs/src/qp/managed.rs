@@ -7,6 +7,7 @@ use super::connected::QueuePair;
 use super::endpoint::Endpoint;
 use super::object::no_attributes;
 use super::prepared::PreparedQueuePair;
+use super::transport::Link;
 use crate::error::QueuePairError;
 use crate::types::{Gid, Lid, Mtu, Psn, Qpn};
 
@@ -96,6 +97,6 @@ impl PreparedQueuePair {
             mtu,
             rd_atomic: rts.max_rd_atomic,
         };
-        Ok(QueuePair::new(self.send, self.recv, self.object, peer, mtu))
+        Ok(QueuePair::new(self.send, self.recv, self.object, Link { peer, mtu }))
     }
 }

@@ -24,6 +24,7 @@ mod prepared;
 mod refused;
 mod ring;
 mod staging;
+mod transport;
 
 pub use attributes::{Explanation, QpState};
 pub use batch::{Batch, ReceiveBatch, Request};
@@ -34,3 +35,4 @@ pub use prepared::PreparedQueuePair;
 pub use refused::{Reason, Refused, RefusedBatch};
 pub use ring::Queue;
 pub(crate) use ring::Ring;
+pub use transport::{Connected, Rc, Reliable, Transport, Uc, Ud};

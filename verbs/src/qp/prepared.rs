@@ -1,5 +1,7 @@
 //! A queue pair that can receive posts, but is not connected yet: give its endpoint to the peer, then connect.
 
+use core::marker::PhantomData;
+
 use doorbell_verbs_sys as sys;
 
 use super::attributes::QpState;
@@ -10,13 +12,14 @@ use super::endpoint::Endpoint;
 use super::object::{QpObject, no_attributes};
 use super::refused::Refused;
 use super::staging::Poster;
+use super::transport::{Connected, Link, Rc};
 use crate::error::QueuePairError;
 use crate::memory::Sink;
 use crate::port::{GidEntry, LinkLayer, PortAttr};
 use crate::types::{Mtu, Psn, Qpn};
 
 /// A queue pair in the INIT state: it can be given receives, and be connected, which makes a [`QueuePair`] of it.
-pub struct PreparedQueuePair {
+pub struct PreparedQueuePair<T: Connected = Rc> {
     // Before the object: it points into the queue pair.
     pub(super) send: SendSide,
     pub(super) recv: Poster<sys::ibv_recv_wr>,
@@ -26,9 +29,10 @@ pub struct PreparedQueuePair {
     gid: Option<GidEntry>,
     pub(super) rd_atomic: u8,
     psn: Psn,
+    transport: PhantomData<T>,
 }
 
-impl PreparedQueuePair {
+impl<T: Connected> PreparedQueuePair<T> {
     #[expect(clippy::too_many_arguments, reason = "called once, by the builder")]
     pub(super) fn new(
         object: QpObject,
@@ -59,6 +63,7 @@ impl PreparedQueuePair {
             gid,
             rd_atomic,
             psn,
+            transport: PhantomData,
         }
     }
 
@@ -110,11 +115,16 @@ impl PreparedQueuePair {
     ///
     /// # Errors
     /// When the device refuses; the error says what is wrong with which attribute. The queue pair is gone then, with the receives posted to it.
-    pub fn connect(self, peer: &Endpoint) -> Result<QueuePair, QueuePairError> {
+    pub fn connect(self, peer: &Endpoint) -> Result<QueuePair<T>, QueuePairError> {
         let mtu = self.mtu().min(peer.mtu);
         self.to_rtr(peer, mtu)?;
         self.to_rts(peer)?;
-        Ok(QueuePair::new(self.send, self.recv, self.object, *peer, mtu))
+        Ok(QueuePair::new(
+            self.send,
+            self.recv,
+            self.object,
+            Link { peer: *peer, mtu },
+        ))
     }
 
     fn to_rtr(&self, peer: &Endpoint, mtu: Mtu) -> Result<(), QueuePairError> {
@@ -201,7 +211,7 @@ impl PreparedQueuePair {
     }
 }
 
-impl core::fmt::Debug for PreparedQueuePair {
+impl<T: Connected> core::fmt::Debug for PreparedQueuePair<T> {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         f.debug_struct("PreparedQueuePair")
             .field("endpoint", &self.endpoint())
