@@ -5,6 +5,7 @@
 //! - `conformance/`: two processes on the soft device, over real sockets.
 //! - `vm/`: scripts for the kernel guest: the soft device against the kernel's rxe and stock programs.
 //!
-//! Here is what several of them use: [`interop`], both ends of a conversation of every operation.
+//! Here is what several of them use: [`interop`], both ends of a conversation of every operation, and [`raw`], the verbs as C calls them.
 
 pub mod interop;
+pub mod raw;
