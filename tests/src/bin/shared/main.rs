@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use doorbell_tests::interop::Role;
-use doorbell_tests::raw::{Rendezvous, table};
+use doorbell_tests::raw::{Rendezvous, Whereabouts, table};
 
 use end::{End, Event};
 
@@ -28,6 +28,9 @@ const LIMIT: usize = 3;
 const STREAM: usize = 120;
 /// As many messages of a datagram's stream are on the way at most: each finds a receive.
 const LOT: usize = 4;
+
+/// The stock program always says as many lines, whatever its number of queue pairs.
+const STOCK_LINES: usize = 256;
 
 /// Which transport.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -104,7 +107,12 @@ fn run(config: &Config) -> Result<()> {
     if config.stock.is_some() {
         (0..end::DEPTH).try_for_each(|slot| end.post_receive(slot))?;
     }
-    connect(&mut end, &mut rendezvous, is_server)?;
+    let lines = if config.stock.is_some() {
+        STOCK_LINES
+    } else {
+        config.qps
+    };
+    connect(&mut end, &mut rendezvous, lines, is_server)?;
     if let Some(rounds) = config.stock {
         return ping_pong(&mut end, rounds, is_server);
     }
@@ -132,14 +140,21 @@ fn run(config: &Config) -> Result<()> {
     Ok(())
 }
 
-fn connect(end: &mut End, rendezvous: &mut Rendezvous, is_server: bool) -> Result<()> {
-    let ours = end.whereabouts();
+/// Each says where its queue pairs are, in so many lines.
+fn connect(end: &mut End, rendezvous: &mut Rendezvous, lines: usize, is_server: bool) -> Result<()> {
+    let mut ours = end.whereabouts();
+    let nowhere = Whereabouts {
+        qpn: 0,
+        psn: 0,
+        gid: [0; 16],
+    };
+    ours.resize(lines, nowhere);
     let say = |rendezvous: &mut Rendezvous| ours.iter().try_for_each(|one| rendezvous.say(one));
     if !is_server {
         say(rendezvous)?;
     }
     let theirs = ours.iter().map(|_| rendezvous.hear()).collect::<Result<Vec<_>>>()?;
-    end.connect(&theirs)?;
+    end.connect(&theirs[..end.qps()])?;
     if is_server {
         say(rendezvous)?;
         rendezvous.hear_done()
