@@ -5,8 +5,13 @@ use std::fmt::Write as _;
 use std::path::Path;
 use std::process::{Command, Output};
 
+use doorbell_verbs_sys::inline;
+
 use crate::layout::{CONSTANTS, TYPES};
 use crate::missing;
+
+/// The marker of an extended context.
+const EXTENDED: &str = "__VERBS_ABI_IS_EXTENDED";
 
 #[test]
 fn bindings_agree_with_the_c_headers() {
@@ -35,6 +40,8 @@ fn bindings_agree_with_the_c_headers() {
     for &(name, value) in CONSTANTS {
         compare(format!("value {name}"), value);
     }
+    // A macro, so it is not among the constants.
+    compare(EXTENDED.to_owned(), inline::VERBS_ABI_IS_EXTENDED.addr() as i128);
     assert!(
         differences.is_empty(),
         "{} of {compared} differ:\n{}",
@@ -98,6 +105,7 @@ fn c_program() -> String {
     for (name, _) in CONSTANTS {
         let _ = writeln!(c, "printf(\"value {name} %lld\\n\", (long long)({name}));");
     }
+    let _ = writeln!(c, "printf(\"{EXTENDED} %zu\\n\", (size_t){EXTENDED});");
     c.push_str("return 0;\n}\n");
     c
 }

@@ -14,8 +14,10 @@ struct queue {
 	struct buffer *slots[DEPTH];
 };
 
-static struct queue queues[2] = { [SEND] = { .signal_at = DEPTH / 2 - 1 } };
+static struct queue sends = { .signal_at = DEPTH / 2 - 1 }, receives;
+static struct queue *const queues[] = { [SEND] = &sends, [RECEIVE] = &receives };
 
+/* The queue's number and the slot. */
 static inline uint64_t wr_id_of(int queue, uint32_t position)
 {
 	return (uint64_t)queue << 32 | position % DEPTH;
@@ -31,7 +33,7 @@ static inline unsigned flags_at(struct queue *queue, uint32_t position)
 
 int measure_write(struct buffer *buffer, const struct remote *remote)
 {
-	struct queue *queue = &queues[SEND];
+	struct queue *queue = &sends;
 	struct ibv_send_wr *bad;
 	uint32_t head = queue->head;
 	if (head - queue->tail == DEPTH)
@@ -46,7 +48,7 @@ int measure_write(struct buffer *buffer, const struct remote *remote)
 
 int measure_inline(const void *bytes, uint32_t length, const struct remote *remote)
 {
-	struct queue *queue = &queues[SEND];
+	struct queue *queue = &sends;
 	struct ibv_send_wr *bad;
 	uint32_t head = queue->head;
 	if (head - queue->tail == DEPTH)
@@ -61,32 +63,87 @@ int measure_inline(const void *bytes, uint32_t length, const struct remote *remo
 
 int measure_batch(const struct remote *remote)
 {
-	struct queue *queue = &queues[SEND];
+	struct queue *queue = &sends;
 	struct ibv_send_wr wrs[BATCH], *bad;
 	struct ibv_sge sges[BATCH];
 	uint32_t head = queue->head;
+	struct buffer **top = &pool.free[pool.count];
 	if (head - queue->tail > DEPTH - BATCH)
 		return ENOMEM;
 	for (int i = 0; i < BATCH; i++, head++) {
-		struct buffer *buffer = pool.free[--pool.count];
+		struct buffer *buffer = *--top;
 		sges[i] = (struct ibv_sge){ buffer->addr, buffer->length, buffer->lkey };
-		fill_write(&wrs[i], &wrs[i + 1], wr_id_of(SEND, head), &sges[i], flags_at(queue, head), remote);
+		fill_write(&wrs[i], i + 1 < BATCH ? &wrs[i + 1] : NULL, wr_id_of(SEND, head), &sges[i], flags_at(queue, head), remote);
 		queue->slots[head % DEPTH] = buffer;
 	}
-	wrs[BATCH - 1].next = NULL;
 	queue->head = head;
+	pool.count = top - pool.free;
 	return ibv_post_send(qp, wrs, &bad);
+}
+
+int measure_write_wr(struct buffer *buffer, const struct remote *remote)
+{
+	struct queue *queue = &sends;
+	uint32_t head = queue->head;
+	if (head - queue->tail == DEPTH)
+		return ENOMEM;
+	ibv_wr_start(qp_ex);
+	qp_ex->wr_id = wr_id_of(SEND, head);
+	qp_ex->wr_flags = flags_at(queue, head);
+	ibv_wr_rdma_write(qp_ex, remote->rkey, remote->addr);
+	ibv_wr_set_sge(qp_ex, buffer->lkey, buffer->addr, buffer->length);
+	queue->slots[head % DEPTH] = buffer;
+	queue->head = head + 1;
+	return ibv_wr_complete(qp_ex);
+}
+
+int measure_inline_wr(const void *bytes, uint32_t length, const struct remote *remote)
+{
+	struct queue *queue = &sends;
+	uint32_t head = queue->head;
+	if (head - queue->tail == DEPTH)
+		return ENOMEM;
+	ibv_wr_start(qp_ex);
+	qp_ex->wr_id = wr_id_of(SEND, head);
+	qp_ex->wr_flags = flags_at(queue, head);
+	ibv_wr_rdma_write(qp_ex, remote->rkey, remote->addr);
+	ibv_wr_set_inline_data(qp_ex, (void *)bytes, length);
+	queue->slots[head % DEPTH] = NULL;
+	queue->head = head + 1;
+	return ibv_wr_complete(qp_ex);
+}
+
+int measure_batch_wr(const struct remote *remote)
+{
+	struct queue *queue = &sends;
+	uint32_t head = queue->head;
+	struct buffer **top = &pool.free[pool.count];
+	if (head - queue->tail > DEPTH - BATCH)
+		return ENOMEM;
+	ibv_wr_start(qp_ex);
+	for (int i = 0; i < BATCH; i++, head++) {
+		struct buffer *buffer = *--top;
+		qp_ex->wr_id = wr_id_of(SEND, head);
+		qp_ex->wr_flags = flags_at(queue, head);
+		ibv_wr_rdma_write(qp_ex, remote->rkey, remote->addr);
+		ibv_wr_set_sge(qp_ex, buffer->lkey, buffer->addr, buffer->length);
+		queue->slots[head % DEPTH] = buffer;
+	}
+	queue->head = head;
+	pool.count = top - pool.free;
+	return ibv_wr_complete(qp_ex);
 }
 
 int measure_receive(struct buffer *buffer)
 {
-	struct queue *queue = &queues[RECEIVE];
+	struct queue *queue = &receives;
 	struct ibv_recv_wr *bad;
 	uint32_t head = queue->head;
 	if (head - queue->tail == DEPTH)
 		return ENOMEM;
 	struct ibv_sge sge = { buffer->addr, buffer->length, buffer->lkey };
-	struct ibv_recv_wr wr = { .wr_id = wr_id_of(RECEIVE, head), .sg_list = &sge, .num_sge = 1 };
+	struct ibv_recv_wr wr;
+	fill_receive(&wr, NULL, wr_id_of(RECEIVE, head), &sge);
 	queue->slots[head % DEPTH] = buffer;
 	queue->head = head + 1;
 	return ibv_post_recv(qp, &wr, &bad);
@@ -94,44 +151,72 @@ int measure_receive(struct buffer *buffer)
 
 int measure_list(void)
 {
-	struct queue *queue = &queues[RECEIVE];
+	struct queue *queue = &receives;
 	struct ibv_recv_wr wrs[BATCH], *bad;
 	struct ibv_sge sges[BATCH];
 	uint32_t head = queue->head;
+	struct buffer **top = &pool.free[pool.count];
 	if (head - queue->tail > DEPTH - BATCH)
 		return ENOMEM;
 	for (int i = 0; i < BATCH; i++, head++) {
-		struct buffer *buffer = pool.free[--pool.count];
+		struct buffer *buffer = *--top;
 		sges[i] = (struct ibv_sge){ buffer->addr, buffer->length, buffer->lkey };
-		wrs[i] = (struct ibv_recv_wr){
-			.wr_id = wr_id_of(RECEIVE, head),
-			.next = i + 1 < BATCH ? &wrs[i + 1] : NULL,
-			.sg_list = &sges[i],
-			.num_sge = 1,
-		};
+		fill_receive(&wrs[i], i + 1 < BATCH ? &wrs[i + 1] : NULL, wr_id_of(RECEIVE, head), &sges[i]);
 		queue->slots[head % DEPTH] = buffer;
 	}
 	queue->head = head;
+	pool.count = top - pool.free;
 	return ibv_post_recv(qp, wrs, &bad);
+}
+
+/* Retires slots to that of a completion, and pushes their buffers on the pool whose top that is. Returns its new top. */
+static inline struct buffer **retire(uint64_t wr_id, struct buffer **top)
+{
+	struct queue *queue = queues[wr_id >> 32];
+	uint32_t tail = queue->tail, end = (uint32_t)wr_id + 1;
+	do {
+		struct buffer *buffer = queue->slots[tail++ % DEPTH];
+		if (buffer)
+			*top++ = buffer;
+	} while ((tail ^ end) % DEPTH);
+	queue->tail = tail;
+	return top;
 }
 
 int measure_drain(void)
 {
 	struct ibv_wc wcs[POLL];
-	int n = ibv_poll_cq(cq, POLL, wcs);
+	struct buffer **top = &pool.free[pool.count];
+	int result = 0, n = ibv_poll_cq(cq, POLL, wcs);
 	if (n < 0)
 		return EIO;
 	for (int i = 0; i < n; i++) {
-		struct queue *queue = &queues[wcs[i].wr_id >> 32];
-		uint32_t end = (uint32_t)wcs[i].wr_id + 1;
-		if (wcs[i].status != IBV_WC_SUCCESS)
-			return EIO;
-		do {
-			struct buffer *buffer = queue->slots[queue->tail % DEPTH];
-			if (buffer)
-				pool.free[pool.count++] = buffer;
-			queue->tail++;
-		} while (queue->tail % DEPTH != end % DEPTH);
+		if (wcs[i].status != IBV_WC_SUCCESS) {
+			result = EIO;
+			break;
+		}
+		top = retire(wcs[i].wr_id, top);
 	}
-	return 0;
+	pool.count = top - pool.free;
+	return result;
+}
+
+int measure_drain_ex(void)
+{
+	struct ibv_poll_cq_attr attr = {};
+	struct buffer **top = &pool.free[pool.count];
+	int result = ibv_start_poll(cq_ex, &attr);
+	if (result)
+		return result == ENOENT ? 0 : EIO;
+	do {
+		if (cq_ex->status != IBV_WC_SUCCESS) {
+			result = EIO;
+			break;
+		}
+		top = retire(cq_ex->wr_id, top);
+		result = ibv_next_poll(cq_ex);
+	} while (!result);
+	ibv_end_poll(cq_ex);
+	pool.count = top - pool.free;
+	return result == ENOENT ? 0 : EIO;
 }

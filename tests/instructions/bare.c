@@ -30,17 +30,50 @@ int measure_batch(const struct remote *remote)
 	for (int i = 0; i < BATCH; i++) {
 		struct buffer *buffer = pool.free[i];
 		sges[i] = (struct ibv_sge){ buffer->addr, buffer->length, buffer->lkey };
-		fill_write(&wrs[i], &wrs[i + 1], 0, &sges[i], IBV_SEND_SIGNALED, remote);
+		fill_write(&wrs[i], i + 1 < BATCH ? &wrs[i + 1] : NULL, 0, &sges[i], IBV_SEND_SIGNALED, remote);
 	}
-	wrs[BATCH - 1].next = NULL;
 	return ibv_post_send(qp, wrs, &bad);
+}
+
+int measure_write_wr(struct buffer *buffer, const struct remote *remote)
+{
+	ibv_wr_start(qp_ex);
+	qp_ex->wr_id = 0;
+	qp_ex->wr_flags = IBV_SEND_SIGNALED;
+	ibv_wr_rdma_write(qp_ex, remote->rkey, remote->addr);
+	ibv_wr_set_sge(qp_ex, buffer->lkey, buffer->addr, buffer->length);
+	return ibv_wr_complete(qp_ex);
+}
+
+int measure_inline_wr(const void *bytes, uint32_t length, const struct remote *remote)
+{
+	ibv_wr_start(qp_ex);
+	qp_ex->wr_id = 0;
+	qp_ex->wr_flags = IBV_SEND_SIGNALED;
+	ibv_wr_rdma_write(qp_ex, remote->rkey, remote->addr);
+	ibv_wr_set_inline_data(qp_ex, (void *)bytes, length);
+	return ibv_wr_complete(qp_ex);
+}
+
+int measure_batch_wr(const struct remote *remote)
+{
+	ibv_wr_start(qp_ex);
+	for (int i = 0; i < BATCH; i++) {
+		struct buffer *buffer = pool.free[i];
+		qp_ex->wr_id = 0;
+		qp_ex->wr_flags = IBV_SEND_SIGNALED;
+		ibv_wr_rdma_write(qp_ex, remote->rkey, remote->addr);
+		ibv_wr_set_sge(qp_ex, buffer->lkey, buffer->addr, buffer->length);
+	}
+	return ibv_wr_complete(qp_ex);
 }
 
 int measure_receive(struct buffer *buffer)
 {
 	struct ibv_recv_wr *bad;
 	struct ibv_sge sge = { buffer->addr, buffer->length, buffer->lkey };
-	struct ibv_recv_wr wr = { .sg_list = &sge, .num_sge = 1 };
+	struct ibv_recv_wr wr;
+	fill_receive(&wr, NULL, 0, &sge);
 	return ibv_post_recv(qp, &wr, &bad);
 }
 
@@ -51,7 +84,7 @@ int measure_list(void)
 	for (int i = 0; i < BATCH; i++) {
 		struct buffer *buffer = pool.free[i];
 		sges[i] = (struct ibv_sge){ buffer->addr, buffer->length, buffer->lkey };
-		wrs[i] = (struct ibv_recv_wr){ .next = i + 1 < BATCH ? &wrs[i + 1] : NULL, .sg_list = &sges[i], .num_sge = 1 };
+		fill_receive(&wrs[i], i + 1 < BATCH ? &wrs[i + 1] : NULL, 0, &sges[i]);
 	}
 	return ibv_post_recv(qp, wrs, &bad);
 }
@@ -66,4 +99,21 @@ int measure_drain(void)
 		if (wcs[i].status != IBV_WC_SUCCESS)
 			return EIO;
 	return 0;
+}
+
+int measure_drain_ex(void)
+{
+	struct ibv_poll_cq_attr attr = {};
+	int result = ibv_start_poll(cq_ex, &attr);
+	if (result)
+		return result == ENOENT ? 0 : EIO;
+	do {
+		if (cq_ex->status != IBV_WC_SUCCESS) {
+			result = EIO;
+			break;
+		}
+		result = ibv_next_poll(cq_ex);
+	} while (!result);
+	ibv_end_poll(cq_ex);
+	return result == ENOENT ? 0 : EIO;
 }

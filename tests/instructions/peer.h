@@ -29,16 +29,24 @@ extern struct pool pool;
 extern struct ibv_qp *qp;
 extern struct ibv_cq *cq;
 
+/* The same objects again, where the row has them made with extensions. */
+extern struct ibv_qp_ex *qp_ex;
+extern struct ibv_cq_ex *cq_ex;
+
 /* Whether completions give buffers back. */
 extern const int recycles;
 
-/* Each 0, or an errno value. */
+/* Each 0, or an errno value. `_wr` posts through ibv_wr_*, `_ex` polls an extended completion queue. */
 int measure_write(struct buffer *buffer, const struct remote *remote);
+int measure_write_wr(struct buffer *buffer, const struct remote *remote);
 int measure_inline(const void *bytes, uint32_t length, const struct remote *remote);
+int measure_inline_wr(const void *bytes, uint32_t length, const struct remote *remote);
 int measure_batch(const struct remote *remote);
+int measure_batch_wr(const struct remote *remote);
 int measure_receive(struct buffer *buffer);
 int measure_list(void);
 int measure_drain(void);
+int measure_drain_ex(void);
 
 /* Writes what an RDMA WRITE has, and leaves the rest as it is: setting all of the 128 bytes would cost more than the request. */
 static inline void fill_write(struct ibv_send_wr *wr, struct ibv_send_wr *next, uint64_t wr_id, struct ibv_sge *sge, unsigned flags,
@@ -52,4 +60,12 @@ static inline void fill_write(struct ibv_send_wr *wr, struct ibv_send_wr *next, 
 	wr->send_flags = flags;
 	wr->wr.rdma.remote_addr = remote->addr;
 	wr->wr.rdma.rkey = remote->rkey;
+}
+
+static inline void fill_receive(struct ibv_recv_wr *wr, struct ibv_recv_wr *next, uint64_t wr_id, struct ibv_sge *sge)
+{
+	wr->wr_id = wr_id;
+	wr->next = next;
+	wr->sg_list = sge;
+	wr->num_sge = 1;
 }

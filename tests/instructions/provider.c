@@ -1,56 +1,15 @@
 /* A libibverbs.so.1 that does nothing, for counting what its callers do: the same one under every column.
  *
- * One device, one port. A request completes when it is posted; no data moves. What the data path runs here is in functions that begin with `stub_`: the
- * count leaves them out. */
-#include <infiniband/verbs.h>
+ * One device, one port; both ways to post and both kinds of completion queue. */
+#include "provider.h"
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
 #undef ibv_query_port
 #undef ibv_reg_mr
 
-#define ENTRIES 1024
-
-struct stub_cq {
-	struct ibv_cq cq;
-	unsigned head, tail;
-	struct ibv_wc ring[ENTRIES];
-};
-
 static struct ibv_device device = { .node_type = IBV_NODE_CA, .transport_type = IBV_TRANSPORT_IB, .name = "stub0" };
-
-static void stub_complete(struct ibv_cq *cq, uint64_t wr_id, uint32_t qp_num, enum ibv_wc_opcode opcode)
-{
-	struct stub_cq *to = (struct stub_cq *)cq;
-	to->ring[to->head++ % ENTRIES] =
-		(struct ibv_wc){ .wr_id = wr_id, .status = IBV_WC_SUCCESS, .opcode = opcode, .byte_len = 64, .qp_num = qp_num };
-}
-
-static int stub_post_send(struct ibv_qp *qp, struct ibv_send_wr *wr, struct ibv_send_wr **bad)
-{
-	(void)bad;
-	for (; wr; wr = wr->next)
-		if (wr->send_flags & IBV_SEND_SIGNALED)
-			stub_complete(qp->send_cq, wr->wr_id, qp->qp_num, IBV_WC_RDMA_WRITE);
-	return 0;
-}
-
-static int stub_post_recv(struct ibv_qp *qp, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad)
-{
-	(void)bad;
-	for (; wr; wr = wr->next)
-		stub_complete(qp->recv_cq, wr->wr_id, qp->qp_num, IBV_WC_RECV);
-	return 0;
-}
-
-static int stub_poll_cq(struct ibv_cq *cq, int num, struct ibv_wc *wc)
-{
-	struct stub_cq *from = (struct stub_cq *)cq;
-	int n = 0;
-	for (; n < num && from->tail != from->head; n++)
-		wc[n] = from->ring[from->tail++ % ENTRIES];
-	return n;
-}
 
 struct ibv_device **ibv_get_device_list(int *num)
 {
@@ -65,19 +24,71 @@ void ibv_free_device_list(struct ibv_device **list) { free(list); }
 const char *ibv_get_device_name(struct ibv_device *d) { return d->name; }
 __be64 ibv_get_device_guid(struct ibv_device *d) { (void)d; return 0; }
 
+static int query_device_ex(struct ibv_context *context, const struct ibv_query_device_ex_input *input, struct ibv_device_attr_ex *attr, size_t size)
+{
+	(void)input;
+	if (size < sizeof attr->orig_attr)
+		return EINVAL;
+	memset(attr, 0, size);
+	return ibv_query_device(context, &attr->orig_attr);
+}
+
+static int query_port_ex(struct ibv_context *context, uint8_t port, struct ibv_port_attr *attr, size_t size)
+{
+	memset(attr, 0, size);
+	return ibv_query_port(context, port, (struct _compat_ibv_port_attr *)attr);
+}
+
+static struct ibv_cq_ex *create_cq_ex(struct ibv_context *context, struct ibv_cq_init_attr_ex *attr)
+{
+	struct stub_cq *cq = calloc(1, sizeof *cq);
+	cq->cq.context = context;
+	cq->cq.channel = attr->channel;
+	cq->cq.cq_context = attr->cq_context;
+	cq->cq.cqe = attr->cqe;
+	stub_serve_cq(&cq->ex);
+	return &cq->ex;
+}
+
+static struct ibv_qp *create_qp_ex(struct ibv_context *context, struct ibv_qp_init_attr_ex *attr)
+{
+	union stub_qp *made = calloc(1, sizeof *made);
+	struct ibv_qp *qp = &made->qp;
+	qp->context = context;
+	qp->qp_context = attr->qp_context;
+	qp->pd = attr->pd;
+	qp->send_cq = attr->send_cq;
+	qp->recv_cq = attr->recv_cq;
+	qp->qp_num = 0x11;
+	qp->qp_type = attr->qp_type;
+	if (attr->comp_mask & IBV_QP_INIT_ATTR_SEND_OPS_FLAGS)
+		stub_serve_qp(&made->ex);
+	return qp;
+}
+
 struct ibv_context *ibv_open_device(struct ibv_device *d)
 {
-	struct ibv_context *context = calloc(1, sizeof *context);
+	struct verbs_context *extended = calloc(1, sizeof *extended);
+	struct ibv_context *context = &extended->context;
+	extended->sz = sizeof *extended;
+	extended->query_device_ex = query_device_ex;
+	extended->query_port = query_port_ex;
+	extended->create_cq_ex = create_cq_ex;
+	extended->create_qp_ex = create_qp_ex;
+	context->abi_compat = __VERBS_ABI_IS_EXTENDED;
 	context->device = d;
 	context->num_comp_vectors = 1;
 	context->async_fd = context->cmd_fd = -1;
-	context->ops.post_send = stub_post_send;
-	context->ops.post_recv = stub_post_recv;
-	context->ops.poll_cq = stub_poll_cq;
+	stub_serve_context(context);
 	return context;
 }
 
-int ibv_close_device(struct ibv_context *context) { free(context); return 0; }
+int ibv_close_device(struct ibv_context *context)
+{
+	free(verbs_get_ctx(context));
+	return 0;
+}
+
 int ibv_get_async_event(struct ibv_context *context, struct ibv_async_event *event) { (void)context; (void)event; return -1; }
 void ibv_ack_async_event(struct ibv_async_event *event) { (void)event; }
 
@@ -152,13 +163,8 @@ int ibv_destroy_comp_channel(struct ibv_comp_channel *channel) { (void)channel; 
 
 struct ibv_cq *ibv_create_cq(struct ibv_context *context, int cqe, void *user, struct ibv_comp_channel *channel, int vector)
 {
-	struct stub_cq *cq = calloc(1, sizeof *cq);
 	(void)vector;
-	cq->cq.context = context;
-	cq->cq.channel = channel;
-	cq->cq.cq_context = user;
-	cq->cq.cqe = cqe;
-	return &cq->cq;
+	return ibv_cq_ex_to_cq(create_cq_ex(context, &(struct ibv_cq_init_attr_ex){ .cqe = cqe, .cq_context = user, .channel = channel }));
 }
 
 int ibv_resize_cq(struct ibv_cq *cq, int cqe) { (void)cq; (void)cqe; return 0; }
@@ -168,14 +174,15 @@ void ibv_ack_cq_events(struct ibv_cq *cq, unsigned n) { (void)cq; (void)n; }
 
 struct ibv_qp *ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *attr)
 {
-	struct ibv_qp *qp = calloc(1, sizeof *qp);
-	qp->context = pd->context;
-	qp->pd = pd;
-	qp->send_cq = attr->send_cq;
-	qp->recv_cq = attr->recv_cq;
-	qp->qp_num = 0x11;
-	qp->qp_type = attr->qp_type;
-	return qp;
+	struct ibv_qp_init_attr_ex extended = { .pd = pd };
+	memcpy(&extended, attr, sizeof *attr);
+	return create_qp_ex(pd->context, &extended);
+}
+
+struct ibv_qp_ex *ibv_qp_to_qp_ex(struct ibv_qp *qp)
+{
+	struct ibv_qp_ex *extended = &((union stub_qp *)qp)->ex;
+	return extended->wr_start ? extended : NULL;
 }
 
 int ibv_query_qp(struct ibv_qp *qp, struct ibv_qp_attr *attr, int mask, struct ibv_qp_init_attr *init)

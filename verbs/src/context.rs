@@ -11,7 +11,7 @@ use crate::cq::CompletionQueue;
 use crate::error::{CompletionQueueError, DeviceError, EventError, IndexOrAny, check};
 use crate::event::{CompletionChannel, Events};
 use crate::pd::ProtectionDomain;
-use crate::port::{GidEntry, GidType, PortAttr};
+use crate::port::{GidEntry, GidType, LinkLayer, PortAttr};
 use crate::types::Gid;
 
 /// An open device (ibv_open_device(3)). Cloning is cheap: all clones, and all objects made from them, share one context, which is closed with the last.
@@ -189,11 +189,25 @@ impl Context {
     }
 
     /// The GID to use when the user named none: the one that reaches furthest (RoCEv2 with IPv4 first).
-    pub(crate) fn default_gid(&self, port: u8) -> Result<GidEntry, DeviceError> {
+    fn default_gid(&self, port: u8) -> Result<GidEntry, DeviceError> {
         let entries = self.gids(port)?;
         // The first of the best: max_by_key would take the last.
         let best = entries.iter().rev().max_by_key(|entry| entry.preference());
         best.copied().ok_or_else(|| self.no_gid(port, IndexOrAny::Any, &[]))
+    }
+
+    /// The GID that packets of `port` come from: the one asked for; or, where there must be one, the one that reaches furthest.
+    pub(crate) fn source_gid(
+        &self,
+        port: u8,
+        index: Option<u8>,
+        attr: &PortAttr,
+    ) -> Result<Option<GidEntry>, DeviceError> {
+        match (index, attr.link_layer) {
+            (Some(index), _) => Ok(Some(self.gid(port, index.into())?)),
+            (None, LinkLayer::Ethernet) => Ok(Some(self.default_gid(port)?)),
+            (None, _) => Ok(None),
+        }
     }
 
     /// The whole table in one call, where the library has it.

@@ -7,6 +7,7 @@ use std::io;
 
 use doorbell_verbs_sys as sys;
 
+use crate::qp::TransportKind;
 use crate::qp::attributes::Explanation;
 use crate::types::{Gid, Mtu};
 
@@ -359,6 +360,14 @@ pub enum QueuePairError {
         #[source]
         error: io::Error,
     },
+    /// The builder was told something that the transport does not have.
+    #[error("a {transport} queue pair has no use for {setting}: only RC has READ and atomics, and UD has SEND alone")]
+    NotOfTransport {
+        /// The transport.
+        transport: TransportKind,
+        /// The builder's method.
+        setting: &'static str,
+    },
     /// The port cannot carry traffic.
     #[error("{device} port {port} is {state}, not active: bring its link up (`rdma link`, `ip link set … up`)")]
     PortDown {
@@ -391,6 +400,18 @@ pub enum QueuePairError {
         /// What the library said.
         #[source]
         error: io::Error,
+    },
+    /// A value is beyond the range of its attribute.
+    #[error("ibv_modify_qp({object}): {what} {asked} is beyond {max}")]
+    Range {
+        /// The queue pair.
+        object: String,
+        /// Which attribute.
+        what: &'static str,
+        /// What was asked for.
+        asked: u8,
+        /// The highest that there is.
+        max: u8,
     },
     /// ibv_query_qp(3) failed.
     #[error("ibv_query_qp({object}): {error}")]

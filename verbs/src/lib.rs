@@ -64,6 +64,7 @@
 
 #![deny(unsafe_op_in_unsafe_fn)]
 
+mod ah;
 pub mod cm;
 mod context;
 mod cq;
@@ -79,6 +80,7 @@ mod types;
 mod wait;
 mod wr;
 
+pub use ah::{AddressHandle, AddressHandleBuilder, AddressHandleError};
 pub use context::{Context, DeviceAttr};
 pub use cq::{CompletionQueue, Completions, Notify};
 pub use error::{CompletionQueueError, DeviceError, EventError, IndexOrAny, MemoryError, QueuePairError};
@@ -95,10 +97,13 @@ pub use memory::{
 pub use pd::ProtectionDomain;
 pub use port::{GidEntry, GidType, LinkLayer, PortAttr, PortState};
 pub use qp::{
-    BadEndpoint, Batch, Connected, Endpoint, Explanation, PreparedQueuePair, QpState, Queue, QueuePair,
-    QueuePairBuilder, Rc, Reason, ReceiveBatch, Refused, RefusedBatch, Reliable, Request, Transport, Uc, Ud,
+    BadEndpoint, Batch, Capacity, Change, Connected, ConnectionAttr, Endpoint, Explanation, GRH_BYTES, GlobalPath,
+    PathAttr, PathMigration, PreparedQueuePair, QpState, Queue, QueuePair, QueuePairAttr, QueuePairBuilder, Rc, Reason,
+    ReceiveBatch, Refused, RefusedBatch, Reliable, ReliableAttr, RemoteRights, Request, Transport, TransportKind, Uc,
+    Ud, UdEndpoint,
 };
-pub use types::{Gid, Lid, Mtu, Psn, Qpn, RKey};
+pub use types::{Gid, Lid, Mtu, Psn, QKey, Qpn, RKey};
 pub use wr::completion::{Completion, Success};
+pub use wr::datagram::Datagram;
 pub use wr::status::{Failure, Status};
 pub use wr::{op, payload};

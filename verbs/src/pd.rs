@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use doorbell_verbs_sys as sys;
 
+use crate::ah::{AddressHandleBuilder, Handles};
 use crate::context::{Context, ContextInner};
 use crate::cq::CompletionQueue;
 use crate::error::{DeviceError, MemoryError, check};
@@ -22,6 +23,8 @@ pub struct ProtectionDomain {
 pub(crate) struct PdInner {
     pub(crate) raw: *mut sys::ibv_pd,
     pub(crate) context: ManuallyDrop<Arc<ContextInner>>,
+    /// Its address handles.
+    pub(crate) handles: Handles,
 }
 
 // SAFETY: `raw` is only passed to verbs, which may be called from any thread.
@@ -44,6 +47,7 @@ impl ProtectionDomain {
             inner: Arc::new(PdInner {
                 raw,
                 context: ManuallyDrop::new(Arc::clone(context)),
+                handles: Handles::default(),
             }),
         })
     }
@@ -83,6 +87,11 @@ impl ProtectionDomain {
         region::register_chunks(&self.inner, memory.into(), chunk, rights)
     }
 
+    /// Begins an address handle, for queue pairs of this domain to send datagrams to.
+    pub fn address_handle(&self) -> AddressHandleBuilder<'_> {
+        AddressHandleBuilder::new(self)
+    }
+
     /// Begins a queue pair whose completions of both queues go to `cq` (see [`QueuePairBuilder::recv_cq`] for two).
     pub fn queue_pair<'a>(&'a self, cq: &'a CompletionQueue) -> QueuePairBuilder<'a> {
         QueuePairBuilder::new(self, cq)
@@ -99,6 +108,7 @@ impl core::fmt::Debug for ProtectionDomain {
 
 impl Drop for PdInner {
     fn drop(&mut self) {
+        self.handles.close(&self.context);
         // SAFETY: the last reference: regions and queue pairs hold one until they have been destroyed (and leak it if destroying failed).
         let result = unsafe { (self.context.api.dealloc_pd)(self.raw) };
         match check(result) {

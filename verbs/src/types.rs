@@ -56,6 +56,28 @@ impl fmt::Display for RKey {
     }
 }
 
+/// A queue key: a datagram is received only if it carries the key of the queue pair that it is for (IBTA vol 1, 10.2.5).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct QKey(pub u32);
+
+impl QKey {
+    /// What [`QueuePairBuilder::ud`](crate::QueuePairBuilder::ud) gives a queue pair unless told otherwise: that of rdma-core's examples (`ibv_ud_pingpong`).
+    pub const DEFAULT: Self = Self(0x1111_1111);
+
+    /// Whether it is a controlled one, its highest bit set, which only privileged processes may give to a queue pair (IBTA vol 1, 10.2.5). Where it is named as
+    /// the key of a send's destination, the sender's own is sent instead.
+    #[must_use]
+    pub const fn is_controlled(self) -> bool {
+        self.0 >> 31 != 0
+    }
+}
+
+impl fmt::Display for QKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:#010x}", self.0)
+    }
+}
+
 /// A local identifier: a port's address within an InfiniBand subnet; 0 on RoCE (IBTA vol 1, 4.1.3).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Lid(pub u16);

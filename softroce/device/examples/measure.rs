@@ -14,7 +14,8 @@ use doorbell_roce_proto::qp::{Modify, Path, RemoteAccess, State};
 use doorbell_roce_proto::wire::Transport;
 use doorbell_roce_proto::work::{Operation, Payload, SendRequest, Status};
 use doorbell_roce_proto::{Gid, Psn, Qpn, RKey};
-use doorbell_softroce::{Cq, Device, DeviceConfig, EventQueue, Mr, Owner, Pd, Qp, QpConfig, Rights};
+use doorbell_softroce::clock::Stamps;
+use doorbell_softroce::{Cq, CqConfig, Device, DeviceConfig, EventQueue, Mr, Owner, Pd, Qp, QpConfig, Rights};
 
 /// WRITEs outstanding in the bandwidth test.
 const DEPTH: u64 = 16;
@@ -39,7 +40,12 @@ impl Side {
             queue: Arc::new(EventQueue::new()?),
             token: 0,
         };
-        let cq = device.completion_queue(256, owner.clone(), None)?;
+        let config = CqConfig {
+            entries: 256,
+            notify: None,
+            stamps: Stamps::default(),
+        };
+        let cq = device.completion_queue(config, owner.clone())?;
         let config = QpConfig {
             transport: Transport::Rc,
             send_cq: cq.clone(),

@@ -1,12 +1,16 @@
 //! Completion queues: fixed rings that the engine's completions are put into and threads of the application poll.
 
 use std::collections::VecDeque;
+use std::mem;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
 
+use doorbell_roce_proto::Instant;
 use doorbell_roce_proto::work::{Completion, CqId, Status};
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 
+use crate::clock::{Stamp, Stamps};
 use crate::device::{Device, LimitError};
 use crate::event::{Event, EventQueue, Owner, Token};
 use crate::{capacity, drive::Shared};
@@ -18,6 +22,17 @@ pub struct CqNotify {
     pub channel: Arc<EventQueue<Token>>,
     /// What the channel is told.
     pub token: Token,
+}
+
+/// What a completion queue is created with (ibv_create_cq_ex(3)).
+#[derive(Clone, Debug)]
+pub struct CqConfig {
+    /// Its entries.
+    pub entries: u32,
+    /// Its channel, if any.
+    pub notify: Option<CqNotify>,
+    /// The clocks by which its completions are stamped.
+    pub stamps: Stamps,
 }
 
 /// The queue overran earlier: completions were lost (IBTA vol 1, 10.10.2.4).
@@ -36,9 +51,30 @@ enum Armed {
 
 #[derive(Debug)]
 struct Ring {
-    entries: VecDeque<Completion>,
+    entries: VecDeque<(Completion, Stamp)>,
     capacity: usize,
     armed: Armed,
+    moderation: Moderation,
+    /// Completions that the channel would have been told of, were it not for moderation.
+    waiting: u32,
+    /// When it is to be told of them at the latest.
+    tell_by: Option<Instant>,
+    /// The device has this queue in its list of those that wait for a time.
+    listed: bool,
+}
+
+/// How completions are gathered into one event (ibv_modify_cq(3)): as many as this, or all that came within the period since the first. A count of 1 or less, or no
+/// period, gathers nothing.
+#[derive(Clone, Copy, Debug, Default)]
+struct Moderation {
+    count: u16,
+    period: Duration,
+}
+
+impl Moderation {
+    fn holds_back(&self, waiting: u32) -> bool {
+        waiting < u32::from(self.count) && self.period > Duration::ZERO
+    }
 }
 
 /// The ring itself, shared with the device's state. Its lock is a leaf but for the queues of events.
@@ -50,12 +86,22 @@ pub(crate) struct CqRing {
     /// Set while the ring is full, never cleared.
     overrun: AtomicBool,
     notify: Option<CqNotify>,
+    stamps: Stamps,
     owner: Owner,
 }
 
+impl Ring {
+    fn disarm(&mut self) {
+        self.armed = Armed::No;
+        self.waiting = 0;
+        self.tell_by = None;
+    }
+}
+
 impl CqRing {
-    /// Appends a completion; one too many breaks the queue, not the memory.
-    pub(crate) fn push(&self, completion: Completion) {
+    /// Appends a completion; one too many breaks the queue, not the memory. Says when to call [`tell_if_due`](Self::tell_if_due), unless that has been said
+    /// already: then its answer says it again.
+    pub(crate) fn push(&self, completion: Completion, now: impl FnOnce() -> Instant) -> Option<Instant> {
         let mut ring = self.ring.lock();
         if ring.entries.len() >= ring.capacity {
             drop(ring);
@@ -63,26 +109,58 @@ impl CqRing {
                 tracing::error!("a completion queue overran: completions are lost");
                 self.owner.queue.push(Event::CqOverrun(self.owner.token));
             }
-            return;
+            return None;
         }
-        ring.entries.push_back(completion);
+        ring.entries.push_back((completion, self.stamps.now()));
         self.len.store(ring.entries.len(), Ordering::Release);
         let tell = match ring.armed {
             Armed::No => false,
             Armed::Solicited => completion.solicited || completion.status != Status::Success,
             Armed::Any => true,
         };
-        if tell {
-            ring.armed = Armed::No;
-            drop(ring);
-            if let Some(notify) = &self.notify {
-                notify.channel.push(notify.token);
-            }
+        if !tell {
+            return None;
+        }
+        ring.waiting += 1;
+        if !ring.moderation.holds_back(ring.waiting) {
+            self.tell(ring);
+            return None;
+        }
+        if ring.tell_by.is_none() {
+            ring.tell_by = Some(now() + ring.moderation.period);
+        }
+        if mem::replace(&mut ring.listed, true) {
+            None
+        } else {
+            ring.tell_by
         }
     }
 
+    /// Tells the channel.
+    fn tell(&self, mut ring: MutexGuard<'_, Ring>) {
+        ring.disarm();
+        drop(ring);
+        if let Some(notify) = &self.notify {
+            notify.channel.push(notify.token);
+        }
+    }
+
+    /// Tells the channel of what has waited long enough; when to ask again, if there is anything to wait for.
+    pub(crate) fn tell_if_due(&self, now: Instant) -> Option<Instant> {
+        let mut ring = self.ring.lock();
+        match ring.tell_by {
+            Some(due) if due > now => return Some(due),
+            Some(_) => {
+                ring.listed = false;
+                self.tell(ring);
+            }
+            None => ring.listed = false,
+        }
+        None
+    }
+
     /// Hands up to `max` completions to `take`.
-    fn take(&self, max: usize, mut take: impl FnMut(Completion)) -> Result<usize, Overrun> {
+    fn take(&self, max: usize, mut take: impl FnMut(Completion, Stamp)) -> Result<usize, Overrun> {
         if self.len.load(Ordering::Acquire) == 0 {
             return if self.overrun.load(Ordering::Relaxed) {
                 Err(Overrun)
@@ -92,7 +170,9 @@ impl CqRing {
         }
         let mut ring = self.ring.lock();
         let count = max.min(ring.entries.len());
-        ring.entries.drain(..count).for_each(&mut take);
+        for (completion, stamp) in ring.entries.drain(..count) {
+            take(completion, stamp);
+        }
         self.len.store(ring.entries.len(), Ordering::Release);
         Ok(count)
     }
@@ -110,16 +190,16 @@ struct CqHandle {
 }
 
 impl Device {
-    /// A completion queue of exactly `entries` entries, its overrun told to `owner`.
+    /// A completion queue of exactly as many entries as asked for, its overrun told to `owner`.
     ///
     /// # Errors
-    /// When `entries` is 0 or too many, or the device has no more queues.
-    pub fn completion_queue(
-        self: &Arc<Self>,
-        entries: u32,
-        owner: Owner,
-        notify: Option<CqNotify>,
-    ) -> Result<Cq, LimitError> {
+    /// When it has no entries or too many, or the device has no more queues.
+    pub fn completion_queue(self: &Arc<Self>, config: CqConfig, owner: Owner) -> Result<Cq, LimitError> {
+        let CqConfig {
+            entries,
+            notify,
+            stamps,
+        } = config;
         if !(1..=capacity::CQ_ENTRIES).contains(&entries) {
             return Err(LimitError::Size);
         }
@@ -128,10 +208,15 @@ impl Device {
                 entries: VecDeque::with_capacity(entries as usize),
                 capacity: entries as usize,
                 armed: Armed::No,
+                moderation: Moderation::default(),
+                waiting: 0,
+                tell_by: None,
+                listed: false,
             }),
             len: AtomicUsize::new(0),
             overrun: AtomicBool::new(false),
             notify,
+            stamps,
             owner,
         });
         let id = self
@@ -156,12 +241,38 @@ impl Cq {
     /// # Errors
     /// When the queue has overrun, and what it still held has been taken.
     pub fn poll(&self, max: usize, mut take: impl FnMut(Completion)) -> Result<usize, Overrun> {
-        let found = self.0.ring.take(max, &mut take)?;
+        let found = self.0.ring.take(max, |completion, _| take(completion))?;
         if found > 0 || max == 0 {
             return Ok(found);
         }
         self.shared().drive_for_application();
-        self.0.ring.take(max, take)
+        self.0.ring.take(max, |completion, _| take(completion))
+    }
+
+    /// The oldest completion and when it was generated, `None` when there is none.
+    ///
+    /// # Errors
+    /// As for [`poll`](Self::poll).
+    pub fn take_next(&self) -> Result<Option<(Completion, Stamp)>, Overrun> {
+        let mut next = None;
+        self.0
+            .ring
+            .take(1, |completion, stamp| next = Some((completion, stamp)))?;
+        Ok(next)
+    }
+
+    /// As [`take_next`](Self::take_next), but finding none it moves the device on once, and looks again.
+    ///
+    /// # Errors
+    /// As for [`poll`](Self::poll).
+    pub fn poll_next(&self) -> Result<Option<(Completion, Stamp)>, Overrun> {
+        match self.take_next()? {
+            None => {
+                self.shared().drive_for_application();
+                self.take_next()
+            }
+            found => Ok(found),
+        }
     }
 
     /// Has the channel told of the next completion; only of the next solicited one or error when `solicited_only` (ibv_req_notify_cq(3)).
@@ -171,6 +282,23 @@ impl Cq {
             (Armed::Any, _) | (_, false) => Armed::Any,
             _ => Armed::Solicited,
         };
+    }
+
+    /// Has the channel told only of every `count` completions, or of those that came within `period` since the first, whichever is earlier (ibv_modify_cq(3)). A
+    /// count of 0 or 1, or a period of 0, is no moderation. What waited by the rules before is told at once.
+    pub fn moderate(&self, count: u16, period: Duration) {
+        let mut ring = self.0.ring.ring.lock();
+        ring.moderation = Moderation { count, period };
+        if ring.waiting > 0 {
+            self.0.ring.tell(ring);
+        }
+    }
+
+    /// Takes back what [`arm`](Self::arm) asked for. Once this has returned the channel is told nothing until it is armed again.
+    pub fn disarm(&self) {
+        // The channel is told under this lock.
+        let _core = self.shared().core.lock();
+        self.0.ring.ring.lock().disarm();
     }
 
     /// Changes the number of entries.

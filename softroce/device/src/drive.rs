@@ -100,6 +100,8 @@ pub(crate) struct Shared {
     engine_due: AtomicU64,
     /// When the link wants `transmit`, likewise.
     link_due: AtomicU64,
+    /// When a completion channel is to be told of what it was moderated for, likewise.
+    channels_due: AtomicU64,
     /// The deadline with which the progress thread sleeps; 0 while it is awake.
     pub(crate) parked_until: AtomicU64,
     /// How often threads of the application have driven.
@@ -153,6 +155,7 @@ impl Shared {
             tx_blocked: AtomicBool::new(false),
             engine_due: AtomicU64::new(NEVER),
             link_due: AtomicU64::new(NEVER),
+            channels_due: AtomicU64::new(NEVER),
             parked_until: AtomicU64::new(0),
             application_drives: AtomicU64::new(0),
             application_inside: AtomicU32::new(0),
@@ -169,12 +172,11 @@ impl Shared {
         Instant(self.epoch.elapsed().as_nanos() as u64)
     }
 
-    /// The next deadline of engine and link; `None` when there is none.
+    /// The next deadline of engine, link and channels; `None` when there is none.
     pub(crate) fn due(&self) -> Option<Instant> {
-        let due = self
-            .engine_due
-            .load(Ordering::SeqCst)
-            .min(self.link_due.load(Ordering::SeqCst));
+        let due = [&self.engine_due, &self.link_due, &self.channels_due]
+            .into_iter()
+            .fold(NEVER, |least, due| least.min(due.load(Ordering::SeqCst)));
         (due != NEVER).then_some(Instant(due))
     }
 
@@ -227,12 +229,16 @@ impl Shared {
         let late = late.filter(|_| matches!(received, Received::Nothing | Received::CaughtUp));
         let something = matches!(received, Received::Some | Received::CaughtUp);
         let blocked = self.tx_blocked.load(Ordering::Relaxed);
-        if late.is_none() && !blocked && self.if_passed(&self.link_due).is_none() {
+        let telling = self.if_passed(&self.channels_due);
+        if late.is_none() && telling.is_none() && !blocked && self.if_passed(&self.link_due).is_none() {
             return something;
         }
         let mut core = self.core.lock();
         if let Some(now) = late {
             core.endpoint.handle_timeout(now);
+        }
+        if let Some(now) = telling {
+            core.tell_moderated(now);
         }
         self.flush_blocked(core);
         something || !blocked || !self.tx_blocked.load(Ordering::Relaxed)
@@ -366,11 +372,13 @@ impl Shared {
 
     /// The end of a section under core: delivers, and makes the engine's deadline known, waking the progress thread if it sleeps beyond it.
     fn settle(&self, mut core: MutexGuard<'_, Core>) {
-        core.deliver();
+        core.deliver(|| self.now());
         let due = core.endpoint.poll_timeout().map_or(NEVER, |due| due.0);
         self.engine_due.store(due, Ordering::SeqCst);
+        let channels = core.moderation_due().map_or(NEVER, |due| due.0);
+        self.channels_due.store(channels, Ordering::SeqCst);
         drop(core);
-        self.wake_for(due);
+        self.wake_for(due.min(channels));
     }
 
     /// Delivers completions and events only: for changes that send nothing.

@@ -6,6 +6,7 @@
 //! Who does the work: threads of the application inside `poll` and `post`, and one progress thread for those that wait in memory or sleep
 //! (`progress`). The three locks they share, and their order, are described in `drive`.
 
+pub mod clock;
 mod config;
 mod cq;
 mod device;
@@ -23,7 +24,7 @@ mod state;
 pub use doorbell_roce_proto::Counters;
 
 pub use config::{ConfigError, DeviceConfig};
-pub use cq::{Cq, CqNotify, Overrun};
+pub use cq::{Cq, CqConfig, CqNotify, Overrun};
 pub use device::{Device, DeviceInfo, LimitError, OpenError};
 pub use event::{Event, EventQueue, Owner, QpEvent, Token};
 pub use memory::{Mr, RegisterError, Rights};

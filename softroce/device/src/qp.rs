@@ -139,6 +139,14 @@ impl Posting<'_> {
         self.endpoint.post_datagram(self.now, self.qpn, request, to)
     }
 
+    /// Whether [`send`](Self::send), or [`send_datagram`](Self::send_datagram) for a `datagram`, would queue a request after `ahead` others.
+    ///
+    /// # Errors
+    /// When it would be refused.
+    pub fn check_send(&self, request: &SendRequest<'_>, datagram: bool, ahead: u32) -> Result<(), PostError> {
+        self.endpoint.check_send(self.qpn, request, datagram, ahead)
+    }
+
     /// Queues a receive.
     ///
     /// # Errors

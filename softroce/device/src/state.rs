@@ -22,6 +22,8 @@ pub(crate) struct Core {
     pub(crate) endpoint: Endpoint,
     pub(crate) memory: Table,
     cqs: Vec<Option<Arc<CqRing>>>,
+    /// The queues whose channels wait for more completions, and until when (ibv_modify_cq(3)).
+    moderated: Vec<(Instant, Arc<CqRing>)>,
     qps: HashMap<Qpn, Owner>,
     srqs: HashMap<SrqId, Owner>,
     pds: usize,
@@ -45,6 +47,7 @@ impl Core {
             endpoint,
             memory: Table::new(),
             cqs: Vec::new(),
+            moderated: Vec::new(),
             qps: HashMap::new(),
             srqs: HashMap::new(),
             pds: 0,
@@ -82,8 +85,8 @@ impl Core {
     }
 
     pub(crate) fn remove_cq(&mut self, id: CqId) {
-        if let Some(slot) = self.cqs.get_mut(id.0 as usize) {
-            *slot = None;
+        if let Some(ring) = self.cqs.get_mut(id.0 as usize).and_then(Option::take) {
+            self.moderated.retain(|(_, waiting)| !Arc::ptr_eq(waiting, &ring));
         }
     }
 
@@ -145,11 +148,13 @@ impl Core {
         Filled::Full
     }
 
-    /// Hands the engine's completions to their queues, and its events to the owners of the objects.
-    pub(crate) fn deliver(&mut self) {
+    /// Hands the engine's completions to their queues, and its events to the owners of the objects. `now` tells the time where it is needed.
+    pub(crate) fn deliver(&mut self, now: impl Fn() -> Instant) {
         while let Some((cq, completion)) = self.endpoint.poll_completion() {
-            if let Some(Some(ring)) = self.cqs.get(cq.0 as usize) {
-                ring.push(completion);
+            if let Some(Some(ring)) = self.cqs.get(cq.0 as usize)
+                && let Some(due) = ring.push(completion, &now)
+            {
+                self.moderated.push((due, Arc::clone(ring)));
             }
         }
         while let Some(event) = self.endpoint.poll_event() {
@@ -171,6 +176,23 @@ impl Core {
                 owner.queue.push(Event::Qp(owner.token, event));
             }
         }
+    }
+
+    /// Tells the channels of what has waited long enough.
+    pub(crate) fn tell_moderated(&mut self, now: Instant) {
+        self.moderated.retain_mut(|(due, ring)| {
+            if *due > now {
+                return true;
+            }
+            let again = ring.tell_if_due(now);
+            *due = again.unwrap_or(*due);
+            again.is_some()
+        });
+    }
+
+    /// When [`tell_moderated`](Self::tell_moderated) is due.
+    pub(crate) fn moderation_due(&self) -> Option<Instant> {
+        self.moderated.iter().map(|(due, _)| *due).min()
     }
 
     /// Tells every owner of a queue pair that the device is lost; each queue of events once.

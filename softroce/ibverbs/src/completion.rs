@@ -6,13 +6,16 @@ use std::os::fd::AsRawFd;
 use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
 use doorbell_roce_proto::work::{Completion, CompletionOpcode, Status};
-use doorbell_softroce::{Cq, CqNotify, Event, EventQueue, Owner, Token};
+use doorbell_softroce::clock::Stamps;
+use doorbell_softroce::{Cq, CqConfig, CqNotify, Event, EventQueue, Owner, Token};
 use doorbell_verbs_sys::*;
 
 use crate::context::{Context, acknowledge, await_acknowledged, next_handle};
 use crate::errno;
+use crate::extended_cq::Poll;
 use crate::protection::errno_of_limit;
 
 /// A completion channel: what C sees, and what it stands for.
@@ -24,11 +27,13 @@ struct SoftChannel {
     users: AtomicU32,
 }
 
-/// A completion queue: what C sees, and what it stands for.
+/// A completion queue: what C sees, and what it stands for. Every one is laid out as an extended one; only those made as such have its calls.
 #[repr(C)]
 pub(crate) struct SoftCq {
-    base: ibv_cq,
-    cq: Cq,
+    base: ibv_cq_ex,
+    pub(crate) cq: Cq,
+    /// Where a poll by calls is.
+    pub(crate) poll: Poll,
     /// The context's events, to take ours out of.
     events: Arc<EventQueue<Event>>,
     /// Completion events handed to the application.
@@ -139,9 +144,37 @@ pub(crate) unsafe extern "C" fn create_cq(
     channel: *mut ibv_comp_channel,
     comp_vector: c_int,
 ) -> *mut ibv_cq {
+    let wanted = Wanted {
+        cqe,
+        cq_context,
+        channel,
+        comp_vector,
+        stamps: Stamps::default(),
+        single_threaded: false,
+    };
+    // SAFETY: the same contract.
+    unsafe { create(context, &wanted) }
+}
+
+/// What a completion queue is created with.
+pub(crate) struct Wanted {
+    pub(crate) cqe: c_int,
+    pub(crate) cq_context: *mut c_void,
+    pub(crate) channel: *mut ibv_comp_channel,
+    pub(crate) comp_vector: c_int,
+    pub(crate) stamps: Stamps,
+    pub(crate) single_threaded: bool,
+}
+
+/// Creates a completion queue; null, with `errno` set, when it cannot be had.
+///
+/// # Safety
+/// `context` is live, and so is the channel, unless it is null.
+pub(crate) unsafe fn create(context: *mut ibv_context, wanted: &Wanted) -> *mut ibv_cq {
+    let &Wanted { cqe, channel, .. } = wanted;
     // SAFETY: `context` is live by contract.
     let opened = unsafe { Context::from_ptr(context) };
-    let (Ok(entries), 0) = (u32::try_from(cqe), comp_vector) else {
+    let (Ok(entries), 0) = (u32::try_from(cqe), wanted.comp_vector) else {
         return errno::null(libc::EINVAL);
     };
     // Its address is its name in events, so that it exists before the queue does.
@@ -157,7 +190,12 @@ pub(crate) unsafe extern "C" fn create_cq(
         channel: Arc::clone(&channel.queue),
         token,
     });
-    let cq = match opened.device.completion_queue(entries, owner, notify) {
+    let config = CqConfig {
+        entries,
+        notify,
+        stamps: wanted.stamps,
+    };
+    let cq = match opened.device.completion_queue(config, owner) {
         Ok(cq) => cq,
         Err(error) => {
             // SAFETY: just taken from that Box, and never filled.
@@ -168,19 +206,19 @@ pub(crate) unsafe extern "C" fn create_cq(
     if let Some(channel) = channel_of_it {
         channel.users.fetch_add(1, Ordering::AcqRel);
     }
+    // SAFETY: all-zero is an ibv_cq_ex: integers, null pointers and calls that are `None`; the mutex and condition are set below.
+    let mut base: ibv_cq_ex = unsafe { MaybeUninit::zeroed().assume_init() };
+    base.context = context;
+    base.channel = channel;
+    base.cq_context = wanted.cq_context;
+    base.handle = next_handle();
+    base.cqe = cqe;
+    base.mutex = libc::PTHREAD_MUTEX_INITIALIZER;
+    base.cond = libc::PTHREAD_COND_INITIALIZER;
     let soft = SoftCq {
-        base: ibv_cq {
-            context,
-            channel,
-            cq_context,
-            handle: next_handle(),
-            cqe,
-            mutex: libc::PTHREAD_MUTEX_INITIALIZER,
-            cond: libc::PTHREAD_COND_INITIALIZER,
-            comp_events_completed: 0,
-            async_events_completed: 0,
-        },
+        base,
         cq,
+        poll: Poll::new(wanted.single_threaded),
         events: Arc::clone(&opened.events),
         completion_events: AtomicU32::new(0),
         async_events: AtomicU32::new(0),
@@ -207,6 +245,18 @@ pub(crate) unsafe extern "C" fn resize_cq(cq: *mut ibv_cq, cqe: c_int) -> c_int 
     }
 }
 
+/// ibv_modify_cq(3).
+pub(crate) unsafe extern "C" fn modify_cq(cq: *mut ibv_cq, attr: *mut ibv_modify_cq_attr) -> c_int {
+    // SAFETY: both are live and `cq` ours by contract.
+    let (cq, attr) = unsafe { (&(*cq.cast::<SoftCq>()).cq, &*attr) };
+    if attr.attr_mask != IBV_CQ_ATTR_MODERATE {
+        return libc::EINVAL;
+    }
+    let ibv_moderate_cq { cq_count, cq_period } = attr.moderate;
+    cq.moderate(cq_count, Duration::from_micros(cq_period.into()));
+    0
+}
+
 /// ibv_create_cq(3): `EBUSY` while queue pairs complete into it; waits until its events are acknowledged (ibv_get_cq_event(3)).
 pub(crate) unsafe extern "C" fn destroy_cq(cq: *mut ibv_cq) -> c_int {
     let soft = cq.cast::<SoftCq>();
@@ -217,6 +267,7 @@ pub(crate) unsafe extern "C" fn destroy_cq(cq: *mut ibv_cq) -> c_int {
         if handle.is_shared() {
             return libc::EBUSY;
         }
+        handle.disarm();
         events.remove(|event| *event == Event::CqOverrun(token));
         // SAFETY: its channel, if any, is live: it cannot be destroyed while this queue is on it.
         if let Some(channel) = unsafe { (*soft).base.channel.cast::<SoftChannel>().as_ref() } {
@@ -224,7 +275,7 @@ pub(crate) unsafe extern "C" fn destroy_cq(cq: *mut ibv_cq) -> c_int {
             channel.users.fetch_sub(1, Ordering::AcqRel);
         }
     }
-    // SAFETY: live; the mutex and condition were initialised with it. No queue pair completes into it, so that no new event comes.
+    // SAFETY: live; the mutex and condition were initialised with it. No queue pair completes into it and it is not armed, so that no new event comes.
     unsafe {
         let (mutex, cond) = (&raw mut (*cq).mutex, &raw mut (*cq).cond);
         let completion_events = (*soft).completion_events.load(Ordering::Relaxed);
@@ -280,7 +331,7 @@ pub(crate) unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c
 }
 
 /// A completion as C has it. Of a failed one only `wr_id`, `status`, `qp_num` and `vendor_err` mean anything; the rest is zero.
-fn to_wc(completion: &Completion) -> ibv_wc {
+pub(crate) fn to_wc(completion: &Completion) -> ibv_wc {
     let mut wc = ibv_wc {
         wr_id: completion.wr_id,
         status: status_of(completion.status),

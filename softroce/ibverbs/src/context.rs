@@ -13,7 +13,7 @@ use doorbell_verbs_sys::{
 };
 
 use crate::registry::SoftDevice;
-use crate::{completion, errno, post, query, shared_receive};
+use crate::{completion, errno, extended_cq, post, query, queue_pair, shared_receive};
 
 /// A context: what C sees, and what it stands for.
 #[repr(C)]
@@ -55,6 +55,11 @@ pub(crate) unsafe extern "C" fn open_device(device: *mut ibv_device) -> *mut ibv
     let mut verbs: verbs_context = unsafe { MaybeUninit::zeroed().assume_init() };
     verbs.query_port = Some(query::query_port);
     verbs.create_srq_ex = Some(shared_receive::create_srq_ex);
+    verbs.modify_cq = Some(completion::modify_cq);
+    verbs.create_cq_ex = Some(extended_cq::create_cq_ex);
+    verbs.query_device_ex = Some(query::query_device_ex);
+    verbs.query_rt_values = Some(query::query_rt_values);
+    verbs.create_qp_ex = Some(queue_pair::create_qp_ex);
     verbs.sz = size_of::<verbs_context>();
     verbs.context = ibv_context {
         device,

@@ -16,12 +16,14 @@ mod completion;
 mod context;
 mod errno;
 mod event;
+mod extended_cq;
 mod post;
 mod protection;
 mod query;
 mod queue_pair;
 mod registry;
 mod shared_receive;
+mod wr;
 
 pub use doorbell_softroce::{ConfigError, DeviceConfig, OpenError};
 use doorbell_verbs_sys::{Api, Promise};
@@ -74,7 +76,7 @@ static API: Api = Api {
     query_gid_table: Some(query::query_gid_table),
     get_pkey_index: Some(query::get_pkey_index),
     get_device_index: None,
-    qp_to_qp_ex: None,
+    qp_to_qp_ex: Some(queue_pair::qp_to_qp_ex),
     query_ece: None,
     set_ece: None,
     query_qp_data_in_order: None,

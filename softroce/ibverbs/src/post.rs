@@ -94,7 +94,7 @@ unsafe fn each_receive(
     0
 }
 
-fn errno_of(refused: PostError) -> c_int {
+pub(crate) fn errno_of(refused: PostError) -> c_int {
     match refused {
         PostError::Full => libc::ENOMEM,
         PostError::UnknownQp | PostError::State | PostError::Invalid => libc::EINVAL,
@@ -114,7 +114,7 @@ unsafe fn elements<'a>(list: *const ibv_sge, count: c_int) -> Result<&'a [ibv_sg
     }
 }
 
-fn to_sge(element: &ibv_sge) -> Sge {
+pub(crate) fn to_sge(element: &ibv_sge) -> Sge {
     Sge {
         addr: element.addr,
         len: element.length,

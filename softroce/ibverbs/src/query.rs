@@ -3,11 +3,12 @@
 use core::ffi::{c_char, c_int};
 use std::mem::{MaybeUninit, offset_of};
 
-use doorbell_softroce::capacity;
+use doorbell_softroce::{capacity, clock};
 use doorbell_verbs_sys::{
     _compat_ibv_port_attr, IBV_ATOMIC_HCA, IBV_DEVICE_CURR_QP_STATE_MOD, IBV_DEVICE_RC_RNR_NAK_GEN,
     IBV_DEVICE_SRQ_RESIZE, IBV_DEVICE_SYS_IMAGE_GUID, IBV_GID_TYPE_ROCE_V2, IBV_LINK_LAYER_ETHERNET, IBV_PORT_ACTIVE,
-    IBV_PORT_IP_BASED_GIDS, ibv_context, ibv_device_attr, ibv_gid, ibv_gid_entry, ibv_port_attr,
+    IBV_PORT_IP_BASED_GIDS, IBV_VALUES_MASK_RAW_CLOCK, ibv_context, ibv_device_attr, ibv_device_attr_ex, ibv_gid,
+    ibv_gid_entry, ibv_port_attr, ibv_query_device_ex_input, ibv_values_ex,
 };
 
 use crate::context::Context;
@@ -31,13 +32,69 @@ const GRH_REQUIRED: u8 = 1;
 /// ibv_query_device(3).
 pub(crate) unsafe extern "C" fn query_device(context: *mut ibv_context, attr: *mut ibv_device_attr) -> c_int {
     // SAFETY: `context` is live by contract.
-    let context = unsafe { Context::from_ptr(context) };
+    let attributes = device_attributes(unsafe { Context::from_ptr(context) });
+    // SAFETY: the caller's to write (man page).
+    unsafe { attr.write(attributes) };
+    0
+}
+
+/// The `query_device_ex` entry of `verbs_context`, ibv_query_device_ex(3): fills as much of the struct as the caller knows.
+pub(crate) unsafe extern "C" fn query_device_ex(
+    context: *mut ibv_context,
+    input: *const ibv_query_device_ex_input,
+    attr: *mut ibv_device_attr_ex,
+    attr_size: usize,
+) -> c_int {
+    // SAFETY: live by contract, or null.
+    let asks_more = unsafe { input.as_ref() }.is_some_and(|input| input.comp_mask != 0);
+    if asks_more || attr_size < offset_of!(ibv_device_attr_ex, odp_caps) {
+        return libc::EINVAL;
+    }
+    // SAFETY: all-zero is an ibv_device_attr_ex: integers only. What stays zero is what no soft device has: on-demand paging, for it pins no page; segmentation,
+    // hashing and pacing of raw packets, and tag matching.
+    let mut attributes: ibv_device_attr_ex = unsafe { MaybeUninit::zeroed().assume_init() };
+    // SAFETY: `context` is live by contract.
+    attributes.orig_attr = device_attributes(unsafe { Context::from_ptr(context) });
+    // Every bit of a stamp counts.
+    attributes.completion_timestamp_mask = u64::MAX;
+    attributes.hca_core_clock = clock::TICK_KHZ;
+    attributes.cq_mod_caps.max_cq_count = u16::MAX;
+    attributes.cq_mod_caps.max_cq_period = u16::MAX;
+    attributes.device_cap_flags_ex = u64::from(attributes.orig_attr.device_cap_flags);
+    attributes.phys_port_cnt_ex = u32::from(attributes.orig_attr.phys_port_cnt);
+    let len = attr_size.min(size_of::<ibv_device_attr_ex>());
+    // SAFETY: the caller's struct has `len` bytes at least, ours as many; all of both is plain integers.
+    unsafe {
+        attr.cast::<u8>().write_bytes(0, attr_size);
+        (&raw const attributes)
+            .cast::<u8>()
+            .copy_to_nonoverlapping(attr.cast(), len);
+    };
+    0
+}
+
+/// The `query_rt_values` entry of `verbs_context`, ibv_query_rt_values_ex(3): the device's clock, in ticks, as `tv_nsec` has it for other devices too.
+pub(crate) unsafe extern "C" fn query_rt_values(_context: *mut ibv_context, values: *mut ibv_values_ex) -> c_int {
+    // SAFETY: live by contract.
+    let values = unsafe { &mut *values };
+    if values.comp_mask & !IBV_VALUES_MASK_RAW_CLOCK != 0 {
+        return libc::EINVAL;
+    }
+    if values.comp_mask & IBV_VALUES_MASK_RAW_CLOCK != 0 {
+        values.raw_clock.tv_sec = 0;
+        // Below 2^63 for 292 years after boot.
+        values.raw_clock.tv_nsec = clock::ticks() as i64;
+    }
+    0
+}
+
+fn device_attributes(context: &Context) -> ibv_device_attr {
     let guid = context.soft.guid().to_be();
     let mut fw_ver = [0; 64];
     for (to, from) in fw_ver.iter_mut().zip(env!("CARGO_PKG_VERSION").bytes()) {
         *to = from as c_char;
     }
-    let attributes = ibv_device_attr {
+    ibv_device_attr {
         fw_ver,
         node_guid: guid,
         sys_image_guid: guid,
@@ -83,10 +140,7 @@ pub(crate) unsafe extern "C" fn query_device(context: *mut ibv_context, attr: *m
         // Under 8 µs on most machines: 4.096 µs · 2^15 is the code that rxe gives, generous for a thread that may have to be woken.
         local_ca_ack_delay: 15,
         phys_port_cnt: 1,
-    };
-    // SAFETY: the caller's to write (man page).
-    unsafe { attr.write(attributes) };
-    0
+    }
 }
 
 fn port_attributes(context: &Context) -> ibv_port_attr {

@@ -9,19 +9,25 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use doorbell_roce_proto::wire::Transport;
 use doorbell_softroce::{CreateQpError, Event, EventQueue, Owner, Qp, QpConfig, Token};
 use doorbell_verbs_sys::{
-    IBV_QP_STATE, IBV_QPS_RESET, IBV_QPT_RC, IBV_QPT_UC, IBV_QPT_UD, ibv_pd, ibv_qp, ibv_qp_attr, ibv_qp_init_attr,
+    IBV_QP_CREATE_BLOCK_SELF_MCAST_LB, IBV_QP_CREATE_PCI_WRITE_END_PADDING, IBV_QP_INIT_ATTR_CREATE_FLAGS,
+    IBV_QP_INIT_ATTR_IND_TABLE, IBV_QP_INIT_ATTR_MAX_TSO_HEADER, IBV_QP_INIT_ATTR_PD, IBV_QP_INIT_ATTR_RX_HASH,
+    IBV_QP_INIT_ATTR_SEND_OPS_FLAGS, IBV_QP_INIT_ATTR_XRCD, IBV_QP_STATE, IBV_QPS_RESET, IBV_QPT_RC, IBV_QPT_UC,
+    IBV_QPT_UD, ibv_context, ibv_pd, ibv_qp, ibv_qp_attr, ibv_qp_ex, ibv_qp_init_attr, ibv_qp_init_attr_ex,
 };
 
 use crate::completion::SoftCq;
 use crate::context::{Context, await_acknowledged, next_handle};
 use crate::protection::SoftPd;
 use crate::shared_receive::SoftSrq;
+use crate::wr::{self, Stage};
 use crate::{attributes, errno};
 
 /// A queue pair: what C sees, and what it stands for.
 #[repr(C)]
 pub(crate) struct SoftQp {
-    base: ibv_qp,
+    base: ibv_qp_ex,
+    /// Requests between `ibv_wr_start` and `ibv_wr_complete`, when it was created for these calls.
+    stage: Option<Stage>,
     /// Dropped before the rest, which must stay in place until the last event is acknowledged.
     pub(crate) qp: ManuallyDrop<Qp>,
     /// Sends name their destination.
@@ -40,6 +46,15 @@ impl SoftQp {
     pub(crate) unsafe fn handle<'a>(qp: *mut ibv_qp) -> &'a Qp {
         // SAFETY: ours by contract, `base` being its first member; the handle is written at creation and destruction only.
         unsafe { &(*qp.cast::<Self>()).qp }
+    }
+
+    /// Where `ibv_wr_*` stages its requests, if it was created for these calls.
+    ///
+    /// # Safety
+    /// As for [`handle`](Self::handle).
+    pub(crate) unsafe fn stage<'a>(qp: *mut ibv_qp_ex) -> Option<&'a Stage> {
+        // SAFETY: ours by contract, `base` being its first member; the field is written at creation and destruction only.
+        unsafe { (*qp.cast::<Self>()).stage.as_ref() }
     }
 
     /// Whether its sends name their destination.
@@ -78,14 +93,71 @@ pub(crate) fn of_event(token: Token) -> *mut ibv_qp {
 
 /// ibv_create_qp(3).
 pub(crate) unsafe extern "C" fn create_qp(pd: *mut ibv_pd, init: *mut ibv_qp_init_attr) -> *mut ibv_qp {
-    // SAFETY: both are live by contract.
-    let (soft_pd, attr) = unsafe { (&*pd.cast::<SoftPd>(), &*init) };
+    // SAFETY: the same contract.
+    unsafe { create(pd, &*init, None) }
+}
+
+/// ibv_create_qp_ex(3): a protection domain is required; what is for queue pairs that the device has not (XRC, TSO, hashing) is `EOPNOTSUPP`, what nobody
+/// knows `EINVAL`.
+pub(crate) unsafe extern "C" fn create_qp_ex(context: *mut ibv_context, init: *mut ibv_qp_init_attr_ex) -> *mut ibv_qp {
+    const SUPPORTED: u32 = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_CREATE_FLAGS | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
+    const KNOWN: u32 = SUPPORTED
+        | IBV_QP_INIT_ATTR_XRCD
+        | IBV_QP_INIT_ATTR_MAX_TSO_HEADER
+        | IBV_QP_INIT_ATTR_IND_TABLE
+        | IBV_QP_INIT_ATTR_RX_HASH;
+    // Neither asks for anything here: there is no multicast that could come back, and no bus to pad for.
+    const FLAGS: u32 = IBV_QP_CREATE_BLOCK_SELF_MCAST_LB | IBV_QP_CREATE_PCI_WRITE_END_PADDING;
+    // SAFETY: live by contract.
+    let attr = unsafe { &*init };
+    let given = |bit| attr.comp_mask & bit != 0;
+    // SAFETY: a protection domain that is given is live.
+    if attr.comp_mask & !KNOWN != 0 || !given(IBV_QP_INIT_ATTR_PD) || unsafe { (*attr.pd).context } != context {
+        return errno::null(libc::EINVAL);
+    }
+    if attr.comp_mask & !SUPPORTED != 0 || given(IBV_QP_INIT_ATTR_CREATE_FLAGS) && attr.create_flags & !FLAGS != 0 {
+        return errno::null(libc::EOPNOTSUPP);
+    }
+    let operations = given(IBV_QP_INIT_ATTR_SEND_OPS_FLAGS).then_some(attr.send_ops_flags);
+    let classic = ibv_qp_init_attr {
+        qp_context: attr.qp_context,
+        send_cq: attr.send_cq,
+        recv_cq: attr.recv_cq,
+        srq: attr.srq,
+        cap: attr.cap,
+        qp_type: attr.qp_type,
+        sq_sig_all: attr.sq_sig_all,
+    };
+    // SAFETY: the same contract.
+    unsafe { create(attr.pd, &classic, operations) }
+}
+
+/// ibv_qp_to_qp_ex, see ibv_wr_post(3): null for a queue pair that was created without send operations.
+pub(crate) unsafe extern "C" fn qp_to_qp_ex(qp: *mut ibv_qp) -> *mut ibv_qp_ex {
+    let extended = qp.cast::<ibv_qp_ex>();
+    // SAFETY: live and ours by contract.
+    match unsafe { SoftQp::stage(extended) } {
+        Some(_) => extended,
+        None => ptr::null_mut(),
+    }
+}
+
+/// Creates a queue pair; with the calls of ibv_wr_post(3) for these `operations`, when there are any.
+///
+/// # Safety
+/// `pd` is live and ours, as are the completion queues of `attr`, unless they are null.
+unsafe fn create(pd: *mut ibv_pd, attr: &ibv_qp_init_attr, operations: Option<u64>) -> *mut ibv_qp {
+    // SAFETY: live by contract.
+    let soft_pd = unsafe { &*pd.cast::<SoftPd>() };
     let transport = match attr.qp_type {
         IBV_QPT_RC => Transport::Rc,
         IBV_QPT_UC => Transport::Uc,
         IBV_QPT_UD => Transport::Ud,
         _ => return errno::null(libc::EOPNOTSUPP),
     };
+    if operations.is_some_and(|asked| asked & !wr::operations_of(transport) != 0) {
+        return errno::null(libc::EOPNOTSUPP);
+    }
     // SAFETY: the completion queues are live and ours by contract, or null.
     let cqs = unsafe { (SoftCq::handle(attr.send_cq), SoftCq::handle(attr.recv_cq)) };
     let (Some(send_cq), Some(recv_cq)) = cqs else {
@@ -127,22 +199,24 @@ pub(crate) unsafe extern "C" fn create_qp(pd: *mut ibv_pd, init: *mut ibv_qp_ini
             });
         }
     };
+    let qp_base = ibv_qp {
+        context,
+        qp_context: attr.qp_context,
+        pd,
+        send_cq: attr.send_cq,
+        recv_cq: attr.recv_cq,
+        srq: attr.srq,
+        handle: next_handle(),
+        qp_num: qp.number().get(),
+        state: IBV_QPS_RESET,
+        qp_type: attr.qp_type,
+        mutex: libc::PTHREAD_MUTEX_INITIALIZER,
+        cond: libc::PTHREAD_COND_INITIALIZER,
+        events_completed: 0,
+    };
     let soft = SoftQp {
-        base: ibv_qp {
-            context,
-            qp_context: attr.qp_context,
-            pd,
-            send_cq: attr.send_cq,
-            recv_cq: attr.recv_cq,
-            srq: attr.srq,
-            handle: next_handle(),
-            qp_num: qp.number().get(),
-            state: IBV_QPS_RESET,
-            qp_type: attr.qp_type,
-            mutex: libc::PTHREAD_MUTEX_INITIALIZER,
-            cond: libc::PTHREAD_COND_INITIALIZER,
-            events_completed: 0,
-        },
+        base: wr::with_calls(qp_base, operations),
+        stage: operations.map(|_| Stage::new(&attr.cap)),
         qp: ManuallyDrop::new(qp),
         is_datagram: transport == Transport::Ud,
         events: Arc::clone(events),

@@ -305,6 +305,16 @@ impl Endpoint {
         Ok(())
     }
 
+    /// Whether [`post_send`](Self::post_send), or [`post_datagram`](Self::post_datagram) for a `datagram`, would queue a request after `ahead` others: for
+    /// those who post several requests or none.
+    ///
+    /// # Errors
+    /// When it would be refused, and why.
+    pub fn check_send(&self, qpn: Qpn, request: &SendRequest<'_>, datagram: bool, ahead: u32) -> Result<(), PostError> {
+        let qp = self.qps.find(qpn).and_then(|index| self.qps.get(index));
+        qp.ok_or(PostError::UnknownQp)?.would_take(request, datagram, ahead)
+    }
+
     /// Queues a receive request. In ERR it completes flushed at once.
     ///
     /// # Errors

@@ -10,6 +10,7 @@ mod table;
 mod wait;
 
 use core::mem::ManuallyDrop;
+use core::ptr::NonNull;
 use core::sync::atomic::{AtomicBool, Ordering};
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -25,28 +26,28 @@ use crate::context::{Context, ContextInner};
 use crate::error::{CompletionQueueError, check};
 use crate::event::CompletionChannel;
 use crate::event::channel::{ChannelInner, CqId};
-use crate::qp::{Queue, Ring};
+use crate::qp::Ring;
 
 /// How many completions one call of ibv_poll_cq asks for.
 const BATCH: usize = 32;
 
 /// A completion queue and the right to poll it. It is not `Clone`: a queue has one poller.
 pub struct CompletionQueue {
-    /// What the last call of ibv_poll_cq wrote.
-    completions: Box<[sys::ibv_wc; BATCH]>,
-    /// How many of them it wrote.
-    fetched: u32,
     poller: Poller,
 }
 
-/// What taking completions changes. Apart from the completions themselves, which are lent out meanwhile, and in one place, so that it is one pointer.
+/// What taking completions changes.
 struct Poller {
     inner: Arc<CqInner>,
-    /// How many of the completions fetched have been yielded.
-    yielded: u32,
+    /// The completions that the last call of ibv_poll_cq wrote and that have not been yielded.
+    rest: *const sys::ibv_wc,
+    end: *const sys::ibv_wc,
+    /// Where they lie: room for BATCH of them, from a box.
+    completions: NonNull<sys::ibv_wc>,
     table: Table,
-    /// A ring that nothing is ever posted to: that at hand before there is another.
-    none: Arc<Ring>,
+    /// The ring in the table that was at hand last, and its key, in the upper half.
+    ring: *const Ring,
+    key: u64,
     /// Entries to be released when the queue is next seen empty: gone queue pairs may have had as many completions in it.
     draining: u32,
 }
@@ -126,15 +127,17 @@ impl CompletionQueue {
             departed: AtomicBool::new(false),
         };
         // SAFETY: all-zero is a valid value of this struct of integers; so every entry is initialised, however much of it a provider writes.
-        let completions = Box::new(unsafe { core::mem::zeroed() });
+        let completions: Box<[sys::ibv_wc; BATCH]> = Box::new(unsafe { core::mem::zeroed() });
+        let completions = NonNull::from(Box::leak(completions)).cast();
         Ok(Self {
-            completions,
-            fetched: 0,
             poller: Poller {
                 inner: Arc::new(inner),
-                yielded: 0,
+                rest: completions.as_ptr(),
+                end: completions.as_ptr(),
+                completions,
                 table: Table::default(),
-                none: Arc::new(Ring::new(1, Queue::Receive, 0)),
+                ring: core::ptr::null(),
+                key: poll::NO_KEY,
                 draining: 0,
             },
         })
@@ -166,32 +169,31 @@ impl CompletionQueue {
     /// When the device cannot be polled any more.
     #[inline]
     pub fn poll(&mut self) -> Result<Completions<'_>, CompletionQueueError> {
-        if self.poller.yielded == self.fetched {
+        if self.poller.rest == self.poller.end {
             if self.poller.inner.departed.load(Ordering::Acquire) {
                 self.poller.bury();
             }
             self.fetch()?;
         }
-        let fetched = self.poller.yielded as usize..self.fetched as usize;
-        Ok(Completions::new(
-            self.completions.get(fetched).unwrap_or_default(),
-            &mut self.poller,
-        ))
+        Ok(Completions::new(&mut self.poller))
     }
 
     #[inline(always)]
     fn fetch(&mut self) -> Result<(), CompletionQueueError> {
+        let poller = &mut self.poller;
+        let base = poller.completions.as_ptr();
         // SAFETY: the queue is live, and there is room for BATCH entries.
-        let result = unsafe { inline::poll_cq(self.poller.inner.raw, BATCH as i32, self.completions.as_mut_ptr()) };
-        self.poller.yielded = 0;
-        self.fetched = result.cast_unsigned();
+        let result = unsafe { inline::poll_cq(poller.inner.raw, BATCH as i32, base) };
         // Negative: failed. One comparison sees to both this and a provider that counts wrongly.
-        if self.fetched > BATCH as u32 {
-            self.fetched = 0;
+        let fetched = result.cast_unsigned() as usize;
+        if fetched > BATCH {
             return Err(self.poll_failed(result));
         }
-        if self.fetched < BATCH as u32 && self.poller.draining != 0 {
-            self.poller.drained();
+        poller.rest = base;
+        // SAFETY: no more than there is room for.
+        poller.end = unsafe { base.add(fetched) };
+        if poller.draining != 0 && fetched < BATCH {
+            poller.drained();
         }
         Ok(())
     }
@@ -212,6 +214,8 @@ impl Poller {
         self.inner.departed.store(false, Ordering::Relaxed);
         let (departed, draining) = self.inner.registry().settle(&mut self.table);
         self.draining += draining;
+        // It may have been one of those.
+        self.key = poll::NO_KEY;
         // Outside the lock: this deregisters memory.
         drop(departed);
     }
@@ -220,6 +224,19 @@ impl Poller {
     #[cold]
     fn drained(&mut self) {
         self.inner.registry().release(core::mem::take(&mut self.draining));
+    }
+}
+
+// SAFETY: the completions are its own; the rest is Send and Sync.
+unsafe impl Send for Poller {}
+// SAFETY: as above; shared access only reads counts.
+unsafe impl Sync for Poller {}
+
+impl Drop for Poller {
+    fn drop(&mut self) {
+        let completions = self.completions.cast::<[sys::ibv_wc; BATCH]>();
+        // SAFETY: from a box, by `new`; freed once.
+        drop(unsafe { Box::from_raw(completions.as_ptr()) });
     }
 }
 

@@ -1,90 +1,221 @@
 //! Taking completions: each confirms its own request and the unsignalled ones before it.
 
+use core::convert::Infallible;
+use core::ops::ControlFlow;
 use std::sync::Arc;
 
 use doorbell_verbs_sys as sys;
 
 use super::Poller;
-use crate::qp::Ring;
-use crate::wr::completion::Completion;
+use crate::memory::Buffers;
+use crate::qp::{Ring, Slot};
+use crate::wr::completion::{CONFIRMED, Completion};
 
 /// The requests that one [`poll`](super::CompletionQueue::poll) has found completed.
+///
+/// [`for_each`](Self::for_each) and [`try_for_each`](Self::try_for_each) are the fastest way through them, since all that they carry from one request to the next
+/// stays in registers. They are otherwise the same as a `for` loop.
 pub struct Completions<'a> {
-    /// What the device wrote and has not been looked at.
-    rest: core::slice::Iter<'a, sys::ibv_wc>,
-    /// Counts the completions that are done with: one is as soon as its own request, the last that it confirms, is yielded.
     poller: &'a mut Poller,
-    /// The ring of the completion at hand, and its key, in the upper half.
+    place: Place,
+}
+
+/// Where taking completions has come to: all that changes with every request.
+#[derive(Clone, Copy)]
+struct Place {
+    /// The completion at hand: the first that is not done with. One is as soon as its own request, the last that it confirms, is yielded.
+    wc: *const sys::ibv_wc,
+    /// Completions before this one may be those of the ring's next requests, one by one (a *run*): to compare its `wr_id` is all there is to do to know one.
+    run_end: *const sys::ibv_wc,
+    /// The `wr_id` of the ring's next request, and its slot.
+    expected: u64,
+    slot: *const Slot,
     ring: *const Ring,
-    key: u64,
-    /// The completion at hand.
-    wc: Option<&'a sys::ibv_wc>,
-    /// The position in that ring that is retired next, and how many from there the completion at hand confirms.
-    next: u64,
-    left: u64,
+    /// How many requests before its own, which have no completion, that at hand confirms, as far as their slots follow one another. There is no run meanwhile.
+    unsignalled: u64,
 }
 
 /// The upper half of a `wr_id`: its ring's key.
 const KEY: u64 = !0 << 32;
 
 /// What no ring has as its key.
-const NO_KEY: u64 = 1;
+pub(super) const NO_KEY: u64 = 1;
 
-// SAFETY: `ring` points to one of the poller's rings, which are Send and Sync, and the poller is borrowed.
+// SAFETY: the pointers lead to what the poller has, which is Send and Sync, and the poller is borrowed.
 unsafe impl Send for Completions<'_> {}
 // SAFETY: as above.
 unsafe impl Sync for Completions<'_> {}
 
 impl<'a> Completions<'a> {
     #[inline(always)]
-    pub(super) fn new(completions: &'a [sys::ibv_wc], poller: &'a mut Poller) -> Self {
-        Self {
-            rest: completions.iter(),
-            ring: Arc::as_ptr(&poller.none),
-            poller,
-            key: NO_KEY,
-            wc: None,
-            next: 0,
-            left: 0,
-        }
-    }
-
-    /// Takes up the next completion of a request in flight. `None` when there is none.
-    #[inline(always)]
-    fn advance(&mut self) -> Option<&'a sys::ibv_wc> {
-        loop {
-            let wc = self.rest.next()?;
-            let key = wc.wr_id & KEY;
-            if key == self.key || self.find(key) {
-                // SAFETY: as in `next`.
-                let confirmed = unsafe { &*self.ring }.confirmed_by(wc.wr_id as u32, self.next);
-                if let Some(count) = confirmed {
-                    (self.wc, self.left) = (Some(wc), count);
-                    return Some(wc);
-                }
-                unexpected(wc);
-            }
-            self.poller.yielded += 1;
-        }
-    }
-
-    /// Makes the ring with this key the one at hand. False for a queue pair that is gone.
-    #[inline(always)]
-    fn find(&mut self, key: u64) -> bool {
-        let table_key = (key >> 32) as u32;
-        let found = match self.poller.table.get(table_key) {
-            Some(ring) => Some(Arc::as_ptr(ring)),
-            None => welcome(self.poller, table_key),
+    pub(super) fn new(poller: &'a mut Poller) -> Self {
+        let place = Place {
+            wc: poller.rest,
+            run_end: poller.rest,
+            expected: 0,
+            slot: core::ptr::null(),
+            ring: core::ptr::null(),
+            unsignalled: 0,
         };
-        let Some(ring) = found else { return false };
-        // SAFETY: as in `next`.
-        let tail = unsafe { &*ring }.tail();
-        (self.ring, self.key, self.next) = (ring, key, tail);
-        true
+        Self { poller, place }
+    }
+
+    /// Calls `each` with every request that has completed.
+    #[inline]
+    pub fn for_each(self, mut each: impl FnMut(Completion<'a>)) {
+        let ControlFlow::Continue(()) = self.drive(|done| -> ControlFlow<Infallible> {
+            each(done);
+            ControlFlow::Continue(())
+        });
+    }
+
+    /// Calls `each` with every request that has completed, up to the first for which it fails; the next poll yields those after it.
+    ///
+    /// # Errors
+    /// That of `each`.
+    #[inline]
+    pub fn try_for_each<E>(self, mut each: impl FnMut(Completion<'a>) -> Result<(), E>) -> Result<(), E> {
+        let flow = self.drive(|done| match each(done) {
+            Ok(()) => ControlFlow::Continue(()),
+            Err(error) => ControlFlow::Break(error),
+        });
+        match flow {
+            ControlFlow::Continue(()) => Ok(()),
+            ControlFlow::Break(error) => Err(error),
+        }
+    }
+
+    /// Gives every request that has completed to `each`, until that breaks off. It is called in one place, so that it is compiled into the loop.
+    #[inline(always)]
+    fn drive<B>(self, mut each: impl FnMut(Completion<'a>) -> ControlFlow<B>) -> ControlFlow<B> {
+        let mut going = Going(self);
+        while let Some(done) = going.0.step() {
+            each(done)?;
+        }
+        ControlFlow::Continue(())
+    }
+
+    /// The next request.
+    #[inline(always)]
+    fn step(&mut self) -> Option<Completion<'a>> {
+        let place = &mut self.place;
+        let wc: &'a sys::ibv_wc;
+        let buffers;
+        // SAFETY: in a run, so before the end of what the device wrote, which it writes again only in a poll, for which the queue would have to be borrowed mutably.
+        if place.wc != place.run_end && unsafe { (*place.wc).wr_id } == place.expected {
+            // The completion of the very next request.
+            // SAFETY: as above; it is in a run.
+            (wc, place.wc, buffers) = unsafe { (&*place.wc, place.wc.add(1), place.take()) };
+        } else if place.unsignalled != 0 && unsafe { (*(*place.slot).get()).is_some() } {
+            // The next request has no completion, that at hand confirms it.
+            // SAFETY: the completion at hand confirms it (IBTA vol 1, 10.8.5.1: a completion of a send queue implies that those posted before it are complete).
+            (wc, buffers) = unsafe { (&CONFIRMED, place.take()) };
+            place.unsignalled -= 1;
+        } else if place.wc != self.poller.end
+            && let Some(located) = locate(self.poller, place.wc)
+        {
+            (*place, wc, buffers) = located;
+        } else {
+            place.wc = self.poller.end;
+            return None;
+        }
+        // SAFETY: the poller's reference keeps the ring alive, and only `bury` removes one, which needs the `&mut CompletionQueue` that is borrowed for 'a.
+        let ring = unsafe { &*place.ring };
+        let position = ring.tail();
+        ring.retire(position + 1);
+        Some(Completion::new(wc, ring, position, buffers))
     }
 }
 
-/// Looks for a queue pair made since. Not a method, so that the iterator's state can stay in registers.
+impl Place {
+    /// What the next request has posted. The caller moves the ring's tail past it.
+    ///
+    /// # Safety
+    /// That request is in flight, its slot follows in memory that of the one before, and a completion has confirmed it.
+    #[inline(always)]
+    unsafe fn take(&mut self) -> Buffers {
+        // SAFETY: by contract; we are the poller, and take it once, as the tail is moved past it before anything else sees the ring.
+        unsafe {
+            let buffers = Buffers::from_head(*(*self.slot).get());
+            self.slot = self.slot.add(1);
+            self.expected += 1;
+            buffers
+        }
+    }
+}
+
+/// Goes on to the next completion of a request in flight, and finds how many requests without a completion it confirms before its own, and how long the run is that it
+/// begins. `None` when there is none.
+#[inline(never)]
+fn locate<'a>(poller: &mut Poller, mut next: *const sys::ibv_wc) -> Option<(Place, &'a sys::ibv_wc, Buffers)> {
+    while next != poller.end {
+        // SAFETY: before the end.
+        let wc: &'a sys::ibv_wc = unsafe { &*next };
+        let key = wc.wr_id & KEY;
+        if key == poller.key || find(poller, key) {
+            // SAFETY: as in `Place::step`.
+            let ring = unsafe { &*poller.ring };
+            let mut tail = ring.tail();
+            if let Some(mut before) = ring.confirmed_before(wc.wr_id as u32, tail) {
+                loop {
+                    let (slot, slots) = ring.contiguous(tail);
+                    let mut place = Place {
+                        wc: next,
+                        run_end: next,
+                        expected: key | ring.slot_of(tail),
+                        slot,
+                        ring,
+                        unsignalled: 0,
+                    };
+                    let buffers = unsafe { place.take() };
+                    if before == 0 {
+                        place.wc = unsafe { next.add(1) };
+                        let rest = poller.end.addr() - place.wc.addr();
+                        let own = (slots - 1) as usize * size_of::<sys::ibv_wc>();
+                        place.run_end = unsafe { place.wc.byte_add(rest.min(own)) };
+                        return Some((place, wc, buffers));
+                    }
+                    if !buffers.is_empty() {
+                        place.unsignalled = (before - 1).min(slots - 1);
+                        return Some((place, &CONFIRMED, buffers));
+                    }
+                    before -= 1;
+                    tail += 1;
+                    ring.retire(tail);
+                }
+            }
+            unexpected(wc);
+        }
+        // SAFETY: as above.
+        next = unsafe { next.add(1) };
+    }
+    None
+}
+
+/// Makes the ring with this key the one at hand. False for a queue pair that is gone.
+#[inline(always)]
+fn find(poller: &mut Poller, key: u64) -> bool {
+    let table_key = (key >> 32) as u32;
+    let found = match poller.table.get(table_key) {
+        Some(ring) => Some(Arc::as_ptr(ring)),
+        None => welcome(poller, table_key),
+    };
+    let Some(ring) = found else { return false };
+    (poller.key, poller.ring) = (key, ring);
+    true
+}
+
+/// Completions on their way: tells the poller how far they came when it is over, be it by an unwinding panic.
+struct Going<'a>(Completions<'a>);
+
+impl Drop for Going<'_> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        self.0.poller.rest = self.0.place.wc;
+    }
+}
+
+/// Looks for a queue pair made since.
 #[cold]
 #[inline(never)]
 fn welcome(poller: &mut Poller, key: u32) -> Option<*const Ring> {
@@ -108,59 +239,17 @@ impl<'a> Iterator for Completions<'a> {
 
     #[inline]
     fn next(&mut self) -> Option<Completion<'a>> {
-        // SAFETY: the poller's reference keeps the ring alive, and only `bury` removes one, which needs the `&mut CompletionQueue` that is borrowed for 'a.
-        let ring = unsafe { &*self.ring };
-        let position = self.next;
-        let slot = ring.slot_of(position);
-        if self.left == 0
-            && let Some(wc) = self.rest.as_slice().first()
-            && wc.wr_id == self.key | slot
-            && ring.holds(position)
-        {
-            // The commonest: the completion of the very request that is next, on the same ring as before.
-            self.rest.next();
-            // SAFETY: we are the poller; it is in flight, and this completion is its own. The tail is moved past it before anything else sees the ring.
-            let buffers = unsafe { ring.take_slot(slot) };
-            self.next = position + 1;
-            self.poller.yielded += 1;
-            ring.retire(self.next);
-            return Some(Completion::new(wc, ring, position, false, buffers));
-        }
-        self.next_of_several()
-    }
-}
-
-impl<'a> Completions<'a> {
-    /// The next request, whatever its completion is.
-    #[inline(always)]
-    fn next_of_several(&mut self) -> Option<Completion<'a>> {
-        let wc = if self.left == 0 { self.advance()? } else { self.wc? };
-        // SAFETY: as in `next`.
-        let ring = unsafe { &*self.ring };
-        loop {
-            let position = self.next;
-            self.next += 1;
-            self.left -= 1;
-            // SAFETY: we are the poller; `position` is one of those that this completion confirms (IBTA vol 1, 10.8.5.1: a completion of a send queue
-            // implies that those posted before it are complete), and is taken once, since the tail is moved past it before anything else sees the ring.
-            let buffers = unsafe { ring.take(position) };
-            let confirmed = self.left != 0;
-            if confirmed && buffers.is_empty() {
-                continue;
-            }
-            if !confirmed {
-                self.poller.yielded += 1;
-            }
-            ring.retire(self.next);
-            return Some(Completion::new(wc, ring, position, confirmed, buffers));
-        }
+        let done = self.step();
+        self.poller.rest = self.place.wc;
+        done
     }
 }
 
 impl core::fmt::Debug for Completions<'_> {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        let bytes = self.poller.end.addr() - self.place.wc.addr();
         f.debug_struct("Completions")
-            .field("left", &self.rest.len())
+            .field("left", &(bytes / size_of::<sys::ibv_wc>()))
             .finish_non_exhaustive()
     }
 }

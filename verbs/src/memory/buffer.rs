@@ -320,7 +320,7 @@ impl Buffer<RemoteRead> {
 
 impl<K: Readable> Buffer<K> {
     fn into_kind(mut self) -> Buffer<Frozen> {
-        self.header_mut().tag = Frozen::TAG;
+        self.header_mut().become_kind::<Frozen>();
         // SAFETY: owned, in no list, and now of this tag. Neither kind lets peers write, so reading it as `&[u8]` stays right.
         unsafe { Buffer::from_range(self.into_range()) }
     }

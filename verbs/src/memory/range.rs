@@ -18,13 +18,22 @@ pub(crate) struct Range {
     /// The next buffer of the same request; `None` but in a list of several.
     next: Option<NonNull<Range>>,
     pub(super) region: Arc<Region>,
-    pub(super) tag: u8,
+    /// Its kind's tag, plus [`LINKED`] while there is a next: so one comparison says that a buffer is of a kind, and its request's only one.
+    tag: u16,
 }
+
+/// In a tag: there is a next buffer.
+const LINKED: u16 = 1 << 8;
 
 /// The unique pointer to a range's header: whoever has it owns the range.
 pub(crate) type RangePtr = NonNull<Range>;
 
 impl Range {
+    /// Makes it one of kind `K`, which it is to be as a buffer from now on. It is in no list.
+    pub(super) fn become_kind<K: Kind>(&mut self) {
+        self.tag = K::TAG.into();
+    }
+
     /// Allocates the header of `len` bytes at `addr`, which the caller owns and which lie in `region`.
     pub(super) fn allocate<K: Kind>(region: Arc<Region>, addr: u64, len: usize) -> RangePtr {
         debug_assert!((1..=super::region::MAX_BUFFER).contains(&len));
@@ -37,7 +46,7 @@ impl Range {
             sge,
             next: None,
             region,
-            tag: K::TAG,
+            tag: K::TAG.into(),
         });
         // SAFETY: a box's pointer is never null.
         unsafe { NonNull::new_unchecked(Box::into_raw(range)) }
@@ -80,7 +89,10 @@ impl Buffers {
     pub(crate) fn prepend(&mut self, mut first: Self) {
         let Some(mut range) = first.head.take() else { return };
         // SAFETY: the list owns its ranges. `first` holds one range: it is that of a single source.
-        unsafe { range.as_mut().next = self.head };
+        let header = unsafe { range.as_mut() };
+        if self.head.is_some() {
+            (header.next, header.tag) = (self.head, header.tag | LINKED);
+        }
         self.head = Some(range);
     }
 
@@ -89,15 +101,15 @@ impl Buffers {
     /// A request has one buffer, or several in the order in which they were given; each call takes the next.
     #[inline]
     pub fn take<K: Kind>(&mut self) -> Option<Buffer<K>> {
-        let mut range = self.head?;
+        let range = self.head?;
         // SAFETY: the list owns its ranges.
-        let header = unsafe { range.as_mut() };
-        if header.tag != K::TAG {
-            return None;
-        }
-        self.head = header.next;
-        if self.head.is_some() {
-            header.next = None;
+        if unsafe { range.as_ref() }.tag == u16::from(K::TAG) {
+            self.head = None;
+        } else {
+            // SAFETY: as above.
+            let (taken, rest) = unsafe { take_otherwise(range, K::TAG) };
+            self.head = rest;
+            taken?;
         }
         // SAFETY: the range is owned, of this kind, and no longer in the list.
         Some(unsafe { Buffer::from_range(range) })
@@ -129,6 +141,22 @@ impl Drop for Buffers {
             unsafe { drop_list(head) }
         }
     }
+}
+
+/// Takes the first of the list that begins at `head`, if it is of the kind with this tag, and has others behind it. Returns it, and the list that is left.
+///
+/// # Safety
+/// The caller owns the list.
+#[cold]
+#[inline(never)]
+unsafe fn take_otherwise(mut head: RangePtr, tag: u8) -> (Option<RangePtr>, Option<RangePtr>) {
+    // SAFETY: owned by the list.
+    let header = unsafe { head.as_mut() };
+    if header.tag != u16::from(tag) | LINKED {
+        return (None, Some(head));
+    }
+    header.tag = tag.into();
+    (Some(head), header.next.take())
 }
 
 /// Drops the list that begins at `head`. Takes it by value, so that a completion's fields can stay in registers.

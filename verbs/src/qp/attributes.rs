@@ -7,9 +7,11 @@ use doorbell_verbs_sys as sys;
 use sys::{
     IBV_QP_ACCESS_FLAGS, IBV_QP_ALT_PATH, IBV_QP_AV, IBV_QP_CUR_STATE, IBV_QP_DEST_QPN, IBV_QP_EN_SQD_ASYNC_NOTIFY,
     IBV_QP_MAX_DEST_RD_ATOMIC, IBV_QP_MAX_QP_RD_ATOMIC, IBV_QP_MIN_RNR_TIMER, IBV_QP_PATH_MIG_STATE, IBV_QP_PATH_MTU,
-    IBV_QP_PKEY_INDEX, IBV_QP_PORT, IBV_QP_RETRY_CNT, IBV_QP_RNR_RETRY, IBV_QP_RQ_PSN, IBV_QP_SQ_PSN, IBV_QP_STATE,
-    IBV_QP_TIMEOUT, ibv_qp_attr_mask as Mask,
+    IBV_QP_PKEY_INDEX, IBV_QP_PORT, IBV_QP_QKEY, IBV_QP_RETRY_CNT, IBV_QP_RNR_RETRY, IBV_QP_RQ_PSN, IBV_QP_SQ_PSN,
+    IBV_QP_STATE, IBV_QP_TIMEOUT, ibv_qp_attr_mask as Mask,
 };
+
+use super::transport::TransportKind;
 
 /// The state of a queue pair (IBTA vol 1, 10.3.1).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -76,79 +78,151 @@ impl fmt::Display for QpState {
     }
 }
 
-/// A transition of an RC queue pair, with the attributes that it requires and those that it allows besides. `IBV_QP_STATE` goes without saying.
-struct Transition {
-    from: QpState,
-    to: QpState,
+/// Which attributes a transition requires, and which it allows besides. `IBV_QP_STATE` goes without saying.
+#[derive(Clone, Copy)]
+struct Needs {
     required: Mask,
     optional: Mask,
 }
 
-const fn row(from: QpState, to: QpState, required: Mask, optional: Mask) -> Transition {
-    Transition {
-        from,
-        to,
-        required,
-        optional,
-    }
+/// A transition, with what each transport asks of it; `None` where a transport does not have it.
+struct Transition {
+    from: QpState,
+    to: QpState,
+    rc: Option<Needs>,
+    uc: Option<Needs>,
+    ud: Option<Needs>,
 }
 
-/// The transitions of an RC queue pair, but for those from any state to RESET and ERR, which take nothing.
-const RC: &[Transition] = &[
-    row(
-        QpState::Reset,
-        QpState::Init,
-        IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS,
-        0,
-    ),
-    row(
-        QpState::Init,
-        QpState::Init,
-        0,
-        IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS,
-    ),
-    row(
-        QpState::Init,
-        QpState::Rtr,
-        IBV_QP_AV
-            | IBV_QP_PATH_MTU
-            | IBV_QP_DEST_QPN
-            | IBV_QP_RQ_PSN
-            | IBV_QP_MAX_DEST_RD_ATOMIC
-            | IBV_QP_MIN_RNR_TIMER,
-        IBV_QP_PKEY_INDEX | IBV_QP_ACCESS_FLAGS | IBV_QP_ALT_PATH,
-    ),
-    row(
-        QpState::Rtr,
-        QpState::Rts,
-        IBV_QP_SQ_PSN | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_MAX_QP_RD_ATOMIC,
-        IBV_QP_CUR_STATE | IBV_QP_ACCESS_FLAGS | IBV_QP_MIN_RNR_TIMER | IBV_QP_ALT_PATH | IBV_QP_PATH_MIG_STATE,
-    ),
-    row(QpState::Rts, QpState::Rts, 0, LIVE),
-    row(QpState::Rts, QpState::Sqd, 0, IBV_QP_EN_SQD_ASYNC_NOTIFY),
-    row(QpState::Sqd, QpState::Rts, 0, LIVE),
-    row(
-        QpState::Sqd,
-        QpState::Sqd,
-        0,
-        IBV_QP_PKEY_INDEX
-            | IBV_QP_PORT
-            | IBV_QP_ACCESS_FLAGS
-            | IBV_QP_AV
-            | IBV_QP_TIMEOUT
-            | IBV_QP_RETRY_CNT
-            | IBV_QP_RNR_RETRY
-            | IBV_QP_MAX_QP_RD_ATOMIC
-            | IBV_QP_MAX_DEST_RD_ATOMIC
-            | IBV_QP_MIN_RNR_TIMER
-            | IBV_QP_ALT_PATH
-            | IBV_QP_PATH_MIG_STATE,
-    ),
+const fn needs(required: Mask, optional: Mask) -> Option<Needs> {
+    Some(Needs { required, optional })
+}
+
+/// The partition and port of a queue pair, which come first.
+const PLACE: Mask = IBV_QP_PKEY_INDEX | IBV_QP_PORT;
+/// The path to a peer.
+const PATH: Mask = IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN;
+/// What a connected queue pair that is sending, or about to again, may have changed.
+const LIVE: Mask = IBV_QP_CUR_STATE | IBV_QP_ACCESS_FLAGS | IBV_QP_ALT_PATH | IBV_QP_PATH_MIG_STATE;
+/// The same of one for datagrams.
+const LIVE_UD: Mask = IBV_QP_CUR_STATE | IBV_QP_QKEY;
+
+/// All transitions, but for those to RESET and ERR, which take nothing.
+const TABLE: &[Transition] = &[
+    Transition {
+        from: QpState::Reset,
+        to: QpState::Init,
+        rc: needs(PLACE | IBV_QP_ACCESS_FLAGS, 0),
+        uc: needs(PLACE | IBV_QP_ACCESS_FLAGS, 0),
+        ud: needs(PLACE | IBV_QP_QKEY, 0),
+    },
+    Transition {
+        from: QpState::Init,
+        to: QpState::Init,
+        rc: needs(0, PLACE | IBV_QP_ACCESS_FLAGS),
+        uc: needs(0, PLACE | IBV_QP_ACCESS_FLAGS),
+        ud: needs(0, PLACE | IBV_QP_QKEY),
+    },
+    Transition {
+        from: QpState::Init,
+        to: QpState::Rtr,
+        rc: needs(
+            PATH | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER,
+            IBV_QP_PKEY_INDEX | IBV_QP_ACCESS_FLAGS | IBV_QP_ALT_PATH,
+        ),
+        uc: needs(PATH, IBV_QP_PKEY_INDEX | IBV_QP_ACCESS_FLAGS | IBV_QP_ALT_PATH),
+        ud: needs(0, IBV_QP_PKEY_INDEX | IBV_QP_QKEY),
+    },
+    Transition {
+        from: QpState::Rtr,
+        to: QpState::Rts,
+        rc: needs(
+            IBV_QP_SQ_PSN | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_MAX_QP_RD_ATOMIC,
+            LIVE | IBV_QP_MIN_RNR_TIMER,
+        ),
+        uc: needs(IBV_QP_SQ_PSN, LIVE),
+        ud: needs(IBV_QP_SQ_PSN, LIVE_UD),
+    },
+    Transition {
+        from: QpState::Rts,
+        to: QpState::Rts,
+        rc: needs(0, LIVE | IBV_QP_MIN_RNR_TIMER),
+        uc: needs(0, LIVE),
+        ud: needs(0, LIVE_UD),
+    },
+    Transition {
+        from: QpState::Rts,
+        to: QpState::Sqd,
+        rc: needs(0, IBV_QP_EN_SQD_ASYNC_NOTIFY),
+        uc: needs(0, IBV_QP_EN_SQD_ASYNC_NOTIFY),
+        ud: needs(0, IBV_QP_EN_SQD_ASYNC_NOTIFY),
+    },
+    Transition {
+        from: QpState::Sqd,
+        to: QpState::Rts,
+        rc: needs(0, LIVE | IBV_QP_MIN_RNR_TIMER),
+        uc: needs(0, LIVE),
+        ud: needs(0, LIVE_UD),
+    },
+    Transition {
+        from: QpState::Sqd,
+        to: QpState::Sqd,
+        rc: needs(
+            0,
+            PLACE
+                | IBV_QP_ACCESS_FLAGS
+                | IBV_QP_AV
+                | IBV_QP_TIMEOUT
+                | IBV_QP_RETRY_CNT
+                | IBV_QP_RNR_RETRY
+                | IBV_QP_MAX_QP_RD_ATOMIC
+                | IBV_QP_MAX_DEST_RD_ATOMIC
+                | IBV_QP_MIN_RNR_TIMER
+                | IBV_QP_ALT_PATH
+                | IBV_QP_PATH_MIG_STATE,
+        ),
+        uc: needs(
+            0,
+            IBV_QP_PKEY_INDEX | IBV_QP_ACCESS_FLAGS | IBV_QP_AV | IBV_QP_ALT_PATH | IBV_QP_PATH_MIG_STATE,
+        ),
+        ud: needs(0, IBV_QP_PKEY_INDEX | IBV_QP_QKEY),
+    },
+    Transition {
+        from: QpState::Sqe,
+        to: QpState::Rts,
+        rc: None,
+        uc: needs(0, IBV_QP_CUR_STATE | IBV_QP_ACCESS_FLAGS),
+        ud: needs(0, LIVE_UD),
+    },
 ];
 
-/// What a queue pair that is sending, or about to again, may have changed.
-const LIVE: Mask =
-    IBV_QP_CUR_STATE | IBV_QP_ACCESS_FLAGS | IBV_QP_MIN_RNR_TIMER | IBV_QP_ALT_PATH | IBV_QP_PATH_MIG_STATE;
+/// What a transition asks of a queue pair of `transport`; `None` if it has no such transition.
+fn needs_of(transport: TransportKind, from: QpState, to: QpState) -> Option<Needs> {
+    let anywhere = match to {
+        QpState::Reset => needs(0, 0),
+        QpState::Err if from != QpState::Reset => needs(0, 0),
+        _ => None,
+    };
+    let row = TABLE.iter().find(|row| row.from == from && row.to == to);
+    anywhere.or_else(|| {
+        row.and_then(|row| match transport {
+            TransportKind::Rc => row.rc,
+            TransportKind::Uc => row.uc,
+            TransportKind::Ud => row.ud,
+        })
+    })
+}
+
+/// The states, in the standard's order.
+const STATES: [QpState; 7] = [
+    QpState::Reset,
+    QpState::Init,
+    QpState::Rtr,
+    QpState::Rts,
+    QpState::Sqd,
+    QpState::Sqe,
+    QpState::Err,
+];
 
 /// The attributes' names, as ibv_modify_qp(3) has them.
 const NAMES: &[(Mask, &str)] = &[
@@ -157,7 +231,7 @@ const NAMES: &[(Mask, &str)] = &[
     (IBV_QP_ACCESS_FLAGS, "IBV_QP_ACCESS_FLAGS"),
     (IBV_QP_PKEY_INDEX, "IBV_QP_PKEY_INDEX"),
     (IBV_QP_PORT, "IBV_QP_PORT"),
-    (sys::IBV_QP_QKEY, "IBV_QP_QKEY"),
+    (IBV_QP_QKEY, "IBV_QP_QKEY"),
     (IBV_QP_AV, "IBV_QP_AV"),
     (IBV_QP_PATH_MTU, "IBV_QP_PATH_MTU"),
     (IBV_QP_TIMEOUT, "IBV_QP_TIMEOUT"),
@@ -187,6 +261,8 @@ fn names(mask: Mask) -> Vec<&'static str> {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Explanation {
+    /// The queue pair's transport.
+    pub transport: TransportKind,
     /// The state the queue pair is in.
     pub from: QpState,
     /// The state asked for.
@@ -202,23 +278,50 @@ pub struct Explanation {
 }
 
 impl Explanation {
-    /// Compares the attributes given for a transition of an RC queue pair with the table.
-    pub(crate) fn of(from: QpState, to: QpState, given: Mask) -> Self {
+    /// Compares the attributes given for a transition of a queue pair of `transport` with the table.
+    pub(crate) fn of(transport: TransportKind, from: QpState, to: QpState, given: Mask) -> Self {
         let given = given & !IBV_QP_STATE;
-        let anywhere = matches!(to, QpState::Reset | QpState::Err).then_some((0, 0));
-        let row = RC
-            .iter()
-            .find(|row| row.from == from && row.to == to)
-            .map(|row| (row.required, row.optional));
-        let (required, optional) = anywhere.or(row).unwrap_or((0, 0));
+        let row = needs_of(transport, from, to);
+        let Needs { required, optional } = row.unwrap_or(Needs {
+            required: 0,
+            optional: 0,
+        });
         Self {
+            transport,
             from,
             to,
-            possible: anywhere.or(row).is_some(),
+            possible: row.is_some(),
             missing: names(required & !given),
             unwanted: names(given & !required & !optional),
             notes: Vec::new(),
         }
+    }
+
+    /// Whether what RTS does not allow can be changed in SQD.
+    fn allowed_when_drained(&self) -> bool {
+        let drained = needs_of(self.transport, QpState::Sqd, QpState::Sqd).map_or(0, |row| row.optional);
+        (self.from, self.to) == (QpState::Rts, QpState::Rts)
+            && !self.unwanted.is_empty()
+            && self.unwanted.iter().all(|name| names(drained).contains(name))
+    }
+
+    fn impossible(&self) -> String {
+        let Self {
+            transport, from, to, ..
+        } = self;
+        let article = if *transport == TransportKind::Rc { "an" } else { "a" };
+        if from == to {
+            return format!("nothing of {article} {transport} queue pair can be changed in {from}");
+        }
+        let onward: Vec<String> = STATES
+            .into_iter()
+            .filter(|&next| next != *from && needs_of(*transport, *from, next).is_some())
+            .map(|next| next.to_string())
+            .collect();
+        format!(
+            "{article} {transport} queue pair cannot go from {from} to {to}, only to {}",
+            onward.join(" or ")
+        )
     }
 
     /// Adds what the values themselves give away.
@@ -231,7 +334,7 @@ impl Explanation {
 impl fmt::Display for Explanation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if !self.possible {
-            return write!(f, "an RC queue pair cannot go from {} to {}", self.from, self.to);
+            return f.write_str(&self.impossible());
         }
         let mut parts = Vec::new();
         if !self.missing.is_empty() {
@@ -250,6 +353,9 @@ impl fmt::Display for Explanation {
                 self.unwanted.join(", ")
             ));
         }
+        if self.allowed_when_drained() {
+            parts.push("SQD to SQD does: drain() first".to_owned());
+        }
         parts.extend(self.notes.iter().cloned());
         if parts.is_empty() {
             parts.push("the attributes given are the right ones, so one of their values is not".to_owned());
@@ -259,85 +365,5 @@ impl fmt::Display for Explanation {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// The lists of required attributes for IBV_QPT_RC in ibv_modify_qp(3), less IBV_QP_STATE, written out by name.
-    const MAN_PAGE: &[(QpState, QpState, &[&str])] = &[
-        (
-            QpState::Reset,
-            QpState::Init,
-            &["IBV_QP_PKEY_INDEX", "IBV_QP_PORT", "IBV_QP_ACCESS_FLAGS"],
-        ),
-        (
-            QpState::Init,
-            QpState::Rtr,
-            &[
-                "IBV_QP_AV",
-                "IBV_QP_PATH_MTU",
-                "IBV_QP_DEST_QPN",
-                "IBV_QP_RQ_PSN",
-                "IBV_QP_MAX_DEST_RD_ATOMIC",
-                "IBV_QP_MIN_RNR_TIMER",
-            ],
-        ),
-        (
-            QpState::Rtr,
-            QpState::Rts,
-            &[
-                "IBV_QP_SQ_PSN",
-                "IBV_QP_MAX_QP_RD_ATOMIC",
-                "IBV_QP_RETRY_CNT",
-                "IBV_QP_RNR_RETRY",
-                "IBV_QP_TIMEOUT",
-            ],
-        ),
-    ];
-
-    #[test]
-    fn required_attributes_are_those_of_the_man_page() {
-        for &(from, to, listed) in MAN_PAGE {
-            let mut required = Explanation::of(from, to, IBV_QP_STATE).missing;
-            let mut listed = listed.to_vec();
-            required.sort_unstable();
-            listed.sort_unstable();
-            assert_eq!(required, listed, "{from} to {to}");
-        }
-        let others = RC
-            .iter()
-            .filter(|row| !MAN_PAGE.iter().any(|&(from, to, _)| (row.from, row.to) == (from, to)));
-        for row in others {
-            assert_eq!(
-                row.required, 0,
-                "{} to {} requires nothing by the man page",
-                row.from, row.to
-            );
-        }
-    }
-
-    #[test]
-    fn a_row_never_requires_what_it_calls_optional_and_names_all_it_has() {
-        for row in RC {
-            assert_eq!(row.required & row.optional, 0, "{} to {}", row.from, row.to);
-            let named: Mask = NAMES.iter().map(|&(bit, _)| bit).sum();
-            assert_eq!((row.required | row.optional) & !named, 0, "{} to {}", row.from, row.to);
-        }
-    }
-
-    #[test]
-    fn an_explanation_names_what_is_missing_and_what_is_too_much() {
-        let given = IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_ACCESS_FLAGS | sys::IBV_QP_QKEY;
-        let text = Explanation::of(QpState::Reset, QpState::Init, given).to_string();
-        assert_eq!(
-            text,
-            "RESET to INIT requires IBV_QP_PORT; RESET to INIT does not allow IBV_QP_QKEY"
-        );
-    }
-
-    #[test]
-    fn a_transition_that_there_is_not_is_called_so() {
-        let text = Explanation::of(QpState::Reset, QpState::Rts, IBV_QP_STATE).to_string();
-        assert_eq!(text, "an RC queue pair cannot go from RESET to RTS");
-        assert!(Explanation::of(QpState::Rts, QpState::Err, IBV_QP_STATE).possible);
-    }
-}
+#[path = "attributes_tests.rs"]
+mod tests;

@@ -6,11 +6,14 @@ use core::marker::PhantomData;
 use doorbell_verbs_sys as sys;
 
 use super::connected::{Accounting, SendSide};
-use super::refused::Refused;
+use super::refused::{Reason, Refused};
 use super::staging::{Poster, Staging};
-use super::transport::{Connected, Rc, Reliable, Transport};
+use super::transport::{Connected, Rc, Reliable, Transport, Ud};
+use crate::ah::AddressHandle;
 use crate::memory::{GrantsRead, GrantsWrite, Remote, RemoteWord, Sink, Source, Word};
+use crate::types::{QKey, Qpn};
 use crate::wr::op::{self, Immediate, Operation};
+use crate::wr::payload::sealed::Stage;
 use crate::wr::payload::{Inline, Limits, One, Payload, Several};
 
 /// The requests of one doorbell, being built: see [`QueuePair::post`](crate::QueuePair::post). Inline data must live for `'d`, until they are posted.
@@ -138,6 +141,52 @@ impl<'q, 'd, T: Transport> Batch<'q, 'd, T> {
             accounting: self.accounting.accounting,
             op: PhantomData,
         }
+    }
+}
+
+impl<'d> Batch<'_, 'd, Ud> {
+    /// SENDs the buffer's bytes to the queue pair `qpn` at `ah`, which receives it if `qkey` is its key.
+    #[inline(always)]
+    pub fn send_to(
+        &mut self,
+        buffer: impl Source,
+        ah: &'d AddressHandle,
+        qpn: Qpn,
+        qkey: QKey,
+    ) -> Request<'_, op::SendTo> {
+        let op = self.destination(ah, qpn, qkey);
+        self.stage(op, One::new(buffer))
+    }
+
+    /// SENDs the bytes of several buffers as one message, as [`send_to`](Self::send_to) does.
+    #[inline(always)]
+    pub fn send_to_gather<S: Source, const N: usize>(
+        &mut self,
+        buffers: [S; N],
+        ah: &'d AddressHandle,
+        qpn: Qpn,
+        qkey: QKey,
+    ) -> Request<'_, op::SendTo> {
+        let op = self.destination(ah, qpn, qkey);
+        self.stage(op, Several::new(buffers))
+    }
+
+    /// SENDs `bytes`, at most [`max_inline`](crate::QueuePair::max_inline), as [`send_to`](Self::send_to) does.
+    #[inline(always)]
+    pub fn send_to_inline(
+        &mut self,
+        bytes: &'d [u8],
+        ah: &'d AddressHandle,
+        qpn: Qpn,
+        qkey: QKey,
+    ) -> Request<'_, op::SendTo> {
+        let op = self.destination(ah, qpn, qkey);
+        self.stage(op, Inline::new(bytes))
+    }
+
+    #[inline(always)]
+    fn destination(&self, ah: &AddressHandle, qpn: Qpn, qkey: QKey) -> op::SendTo {
+        self.accounting.accounting.datagrams.to(ah, qpn, qkey)
     }
 }
 
@@ -315,18 +364,20 @@ impl<O: Immediate> Request<'_, O> {
 }
 
 /// The receives of one call, being built: see [`QueuePair::post_receives`](crate::QueuePair::post_receives).
-pub struct ReceiveBatch<'q> {
+pub struct ReceiveBatch<'q, T: Transport = Rc> {
     staging: Staging<'q, sys::ibv_recv_wr>,
+    transport: PhantomData<T>,
 }
 
-impl ReceiveBatch<'_> {
+impl<T: Transport> ReceiveBatch<'_, T> {
     #[inline(always)]
     pub(super) fn post<F>(poster: &mut Poster<sys::ibv_recv_wr>, build: F) -> Result<(), Refused>
     where
-        F: for<'b> FnOnce(&mut ReceiveBatch<'b>),
+        F: for<'b> FnOnce(&mut ReceiveBatch<'b, T>),
     {
         let mut batch = ReceiveBatch {
             staging: Staging::new(poster),
+            transport: PhantomData,
         };
         build(&mut batch);
         batch.staging.finish()
@@ -336,8 +387,8 @@ impl ReceiveBatch<'_> {
     #[inline(always)]
     pub(super) fn post_one(poster: &mut Poster<sys::ibv_recv_wr>, buffer: impl Sink) -> Result<(), Refused> {
         let payload = One::new(buffer);
-        if !poster.has_room() {
-            return receive_one_as_batch(poster, payload);
+        if !(poster.has_room() && payload.bytes() >= T::HEADROOM) {
+            return receive_one_as_batch::<T>(poster, payload);
         }
         // SAFETY: there is room. A receive has nothing but its list, here of one element.
         match unsafe { poster.post_one(|_| {}, payload) } {
@@ -346,7 +397,7 @@ impl ReceiveBatch<'_> {
         }
     }
 
-    /// Receives a message into `buffer`; a longer one is an error on both sides.
+    /// Receives a message into `buffer`; a longer one is an error on both sides. A datagram comes behind [`GRH_BYTES`](crate::GRH_BYTES) bytes of header.
     #[inline(always)]
     pub fn receive(&mut self, buffer: impl Sink) {
         self.stage(One::new(buffer));
@@ -364,11 +415,12 @@ impl ReceiveBatch<'_> {
             max_inline: 0,
             max_sge: self.staging.max_sge(),
         };
-        let payload = if payload.admits(limits) && self.staging.has_room() {
+        let fits = payload.admits(limits) && payload.bytes() >= T::HEADROOM;
+        let payload = if fits && self.staging.has_room() {
             payload
         } else {
             let position = self.staging.next();
-            match reconsider_receive(self.staging.poster(), position, payload, limits) {
+            match reconsider_receive(self.staging.poster(), position, payload, limits, T::HEADROOM) {
                 Some(payload) => payload,
                 None => return,
             }
@@ -381,8 +433,11 @@ impl ReceiveBatch<'_> {
 /// As [`post_one_as_batch`].
 #[cold]
 #[inline(never)]
-fn receive_one_as_batch(poster: &mut Poster<sys::ibv_recv_wr>, payload: One<impl Sink>) -> Result<(), Refused> {
-    ReceiveBatch::post(poster, |batch| batch.stage(payload))
+fn receive_one_as_batch<T: Transport>(
+    poster: &mut Poster<sys::ibv_recv_wr>,
+    payload: One<impl Sink>,
+) -> Result<(), Refused> {
+    ReceiveBatch::<T>::post(poster, |batch| batch.stage(payload))
 }
 
 /// As [`reconsider_send`].
@@ -393,8 +448,11 @@ fn reconsider_receive<P: Payload>(
     position: u64,
     payload: P,
     limits: Limits,
+    headroom: u64,
 ) -> Option<P> {
-    let reason = payload.check(limits);
+    let len = payload.bytes();
+    let short = (len < headroom).then_some(Reason::NoRoomForHeader { len });
+    let reason = payload.check(limits).or(short);
     poster.reconsider(position, reason, payload)
 }
 
@@ -406,7 +464,7 @@ impl<T: Transport> core::fmt::Debug for Batch<'_, '_, T> {
     }
 }
 
-impl core::fmt::Debug for ReceiveBatch<'_> {
+impl<T: Transport> core::fmt::Debug for ReceiveBatch<'_, T> {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         f.debug_struct("ReceiveBatch")
             .field("next", &self.staging.next())

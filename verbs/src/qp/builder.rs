@@ -3,27 +3,31 @@
 use core::hash::{BuildHasher, Hasher};
 use std::hash::RandomState;
 use std::io;
+use std::sync::Arc;
 
 use doorbell_verbs_sys as sys;
 
 use super::attributes::QpState;
+use super::connected::{Datagrams, QueuePair, SendSide};
+use super::endpoint::UdEndpoint;
 use super::object::{QpObject, no_attributes};
 use super::prepared::PreparedQueuePair;
 use super::ring::Queue;
-use super::transport::Rc;
-use super::transport::sealed::Service;
+use super::staging::Poster;
+use super::transport::{Connected, Transport, TransportKind, Uc, Ud};
+use crate::ah::Route;
 use crate::cq::{Attachment, CompletionQueue};
 use crate::error::QueuePairError;
 use crate::pd::ProtectionDomain;
-use crate::port::{GidEntry, LinkLayer, PortAttr, PortState};
-use crate::types::{Mtu, Psn};
+use crate::port::{GidEntry, PortAttr, PortState};
+use crate::types::{Mtu, Psn, QKey};
 
 /// Builds a queue pair; made by [`ProtectionDomain::queue_pair`].
 ///
 /// Whatever is not set has a default that serves: queues of 128, one buffer per request, no inline data, no rights for the peer, port 1, the GID that reaches
 /// furthest, the port's MTU.
 #[derive(Debug, Clone)]
-#[must_use = "a builder does nothing until rc() is called"]
+#[must_use = "a builder does nothing until rc(), uc() or ud() is called"]
 pub struct QueuePairBuilder<'a> {
     pd: &'a ProtectionDomain,
     send_cq: &'a CompletionQueue,
@@ -55,9 +59,19 @@ pub(super) struct Settings {
     pub(super) hop_limit: u8,
     pub(super) service_level: u8,
     pub(super) pkey_index: u16,
+    pub(super) qkey: QKey,
 }
 
 impl Settings {
+    pub(super) fn route(&self) -> Route {
+        Route {
+            port: self.port,
+            traffic_class: self.traffic_class,
+            hop_limit: self.hop_limit,
+            service_level: self.service_level,
+        }
+    }
+
     const DEFAULT: Self = Self {
         port: 1,
         gid_index: None,
@@ -74,7 +88,16 @@ impl Settings {
         hop_limit: 64,
         service_level: 0,
         pkey_index: 0,
+        qkey: QKey::DEFAULT,
     };
+}
+
+/// A queue pair just made, in RESET.
+pub(super) struct Made {
+    pub(super) object: QpObject,
+    pub(super) port: PortAttr,
+    pub(super) gid: Option<GidEntry>,
+    max_inline: u32,
 }
 
 /// How many READs and atomics at once a queue pair serves and has outstanding, if the device allows and nobody asked for another number.
@@ -242,11 +265,76 @@ impl<'a> QueuePairBuilder<'a> {
         self
     }
 
+    /// The key that datagrams must carry to be received (default [`QKey::DEFAULT`]). For [`ud`](Self::ud).
+    pub fn qkey(mut self, qkey: QKey) -> Self {
+        self.settings.qkey = qkey;
+        self
+    }
+
     /// Makes a reliably connected queue pair and brings it to INIT (ibv_create_qp(3), IBTA vol 1, 10.2.4).
     ///
     /// # Errors
     /// When a size is beyond the device's limits, a completion queue is too small, the port is not active, the GID does not exist, or the device refuses.
     pub fn rc(self) -> Result<PreparedQueuePair, QueuePairError> {
+        self.prepare()
+    }
+
+    /// Makes an unreliably connected queue pair and brings it to INIT. The peer's must be of the same transport. What is set of acknowledgements, retries, READs
+    /// and atomics has no meaning for it.
+    ///
+    /// # Errors
+    /// As for [`rc`](Self::rc), and when the peer is allowed to READ or to use atomics, which UC does not have.
+    pub fn uc(self) -> Result<PreparedQueuePair<Uc>, QueuePairError> {
+        self.check_rights(TransportKind::Uc, sys::IBV_ACCESS_REMOTE_WRITE)?;
+        self.prepare()
+    }
+
+    /// Makes a queue pair for datagrams, and brings it to RTS: it is in use at once. Give [`endpoint`](QueuePair::endpoint) to whoever is to send to it. Datagrams
+    /// that come before a receive is posted are dropped.
+    ///
+    /// Receives must be [`GRH_BYTES`](crate::GRH_BYTES) longer than the longest message, which is the port's MTU, or that set by [`mtu`](Self::mtu).
+    ///
+    /// # Errors
+    /// As for [`rc`](Self::rc), and when anything is allowed to peers: UD has SEND alone.
+    pub fn ud(self) -> Result<QueuePair<Ud>, QueuePairError> {
+        self.check_rights(TransportKind::Ud, 0)?;
+        let made = self.make::<Ud>()?;
+        self.to_init::<Ud>(&made.object)?;
+        self.to_ready(&made.object)?;
+        let mtu = self.settings.mtu.unwrap_or(made.port.active_mtu);
+        let endpoint = UdEndpoint {
+            gid: made.gid.map(|entry| entry.gid).unwrap_or_default(),
+            lid: made.port.lid,
+            qpn: made.object.qpn(),
+            qkey: self.settings.qkey,
+            mtu,
+        };
+        let (mut send, recv) = self.sides(&made);
+        send.accounting.datagrams = Datagrams {
+            pd: Arc::as_ptr(self.pd.inner()).addr(),
+            port: self.settings.port,
+            max_len: mtu.bytes(),
+        };
+        made.object.recv().ring().expect_datagrams();
+        self.pd.inner().handles.enlist(made.object.send().ring());
+        Ok(QueuePair::new(send, recv, made.object, endpoint))
+    }
+
+    fn prepare<T: Connected>(self) -> Result<PreparedQueuePair<T>, QueuePairError> {
+        let made = self.make::<T>()?;
+        self.to_init::<T>(&made.object)?;
+        let rd_atomic = if T::KIND == TransportKind::Rc {
+            self.granted_rd_atomic()
+        } else {
+            0
+        };
+        let psn = self.settings.psn.unwrap_or_else(random_psn);
+        let (send, recv) = self.sides(&made);
+        Ok(PreparedQueuePair::new(made, send, recv, self.settings, rd_atomic, psn))
+    }
+
+    /// Makes the queue pair, in RESET.
+    fn make<T: Transport>(&self) -> Result<Made, QueuePairError> {
         self.check_limits()?;
         let context = self.pd.context();
         let port = context.port(self.settings.port)?;
@@ -258,7 +346,7 @@ impl<'a> QueuePairBuilder<'a> {
             });
         }
         self.check_mtu(&port)?;
-        let gid = self.choose_gid(&port)?;
+        let gid = context.source_gid(self.settings.port, self.settings.gid_index, &port)?;
 
         let send = self.attach("send", self.send_cq, self.send_depth, Queue::Send)?;
         let recv = self.attach("receive", self.recv_cq, self.recv_depth, Queue::Receive)?;
@@ -274,7 +362,7 @@ impl<'a> QueuePairBuilder<'a> {
                 max_recv_sge: self.max_recv_sge,
                 max_inline_data: self.max_inline,
             },
-            qp_type: <Rc as Service>::TYPE,
+            qp_type: T::KIND.to_sys(),
             sq_sig_all: i32::from(self.signal_all),
         };
         let pd = self.pd.inner();
@@ -287,23 +375,42 @@ impl<'a> QueuePairBuilder<'a> {
             });
         }
         // SAFETY: just made, with these.
-        let object = unsafe { QpObject::new(raw, pd.clone(), send, recv) };
-        self.to_init(&object)?;
-
-        let rd_atomic = self.granted_rd_atomic();
-        // What the device granted: at least what was asked for, by ibv_create_qp(3).
-        let max_inline = init.cap.max_inline_data.max(self.max_inline);
-        Ok(PreparedQueuePair::new(
+        let object = unsafe { QpObject::new(raw, T::KIND, pd.clone(), send, recv) };
+        Ok(Made {
             object,
-            self.settings,
             port,
             gid,
-            rd_atomic,
-            self.settings.psn.unwrap_or_else(random_psn),
-            (self.max_send_sge, self.max_recv_sge),
-            max_inline,
-            self.signal_all,
-        ))
+            // What the device granted: at least what was asked for, by ibv_create_qp(3).
+            max_inline: init.cap.max_inline_data.max(self.max_inline),
+        })
+    }
+
+    /// What posts to the two queues of the queue pair just made.
+    fn sides(&self, made: &Made) -> (SendSide, Poster<sys::ibv_recv_wr>) {
+        let (raw, send, recv) = (made.object.raw(), made.object.send(), made.object.recv());
+        // SAFETY: the queue pair lives as long as the object, which goes after the posters in PreparedQueuePair and in QueuePair; each ring is fresh, and this is
+        // called once.
+        let (send, recv) = unsafe {
+            (
+                Poster::new(raw, send.ring().clone(), send.key(), self.max_send_sge),
+                Poster::new(raw, recv.ring().clone(), recv.key(), self.max_recv_sge),
+            )
+        };
+        (SendSide::new(send, made.max_inline, self.signal_all), recv)
+    }
+
+    /// Refuses rights for peers that the transport has no use for.
+    fn check_rights(&self, transport: TransportKind, possible: sys::ibv_access_flags) -> Result<(), QueuePairError> {
+        let rights = [
+            (sys::IBV_ACCESS_REMOTE_READ, "allow_remote_read"),
+            (sys::IBV_ACCESS_REMOTE_WRITE, "allow_remote_write"),
+            (sys::IBV_ACCESS_REMOTE_ATOMIC, "allow_remote_atomic"),
+        ];
+        let excess = self.access & !possible;
+        match rights.iter().find(|(bit, _)| excess & bit != 0) {
+            Some(&(_, setting)) => Err(QueuePairError::NotOfTransport { transport, setting }),
+            None => Ok(()),
+        }
     }
 
     fn check_limits(&self) -> Result<(), QueuePairError> {
@@ -351,15 +458,6 @@ impl<'a> QueuePairBuilder<'a> {
         }
     }
 
-    fn choose_gid(&self, port: &PortAttr) -> Result<Option<GidEntry>, QueuePairError> {
-        let context = self.pd.context();
-        match (self.settings.gid_index, port.link_layer) {
-            (Some(index), _) => Ok(Some(context.gid(self.settings.port, index.into())?)),
-            (None, LinkLayer::Ethernet) => Ok(Some(context.default_gid(self.settings.port)?)),
-            (None, _) => Ok(None),
-        }
-    }
-
     fn attach(
         &self,
         which: &'static str,
@@ -379,18 +477,45 @@ impl<'a> QueuePairBuilder<'a> {
         })
     }
 
-    fn to_init(&self, object: &QpObject) -> Result<(), QueuePairError> {
+    fn to_init<T: Transport>(&self, object: &QpObject) -> Result<(), QueuePairError> {
         let mut attr = no_attributes();
         attr.pkey_index = self.settings.pkey_index;
         attr.port_num = self.settings.port;
         attr.qp_access_flags = self.access;
-        let mask = sys::IBV_QP_PKEY_INDEX | sys::IBV_QP_PORT | sys::IBV_QP_ACCESS_FLAGS;
-        object.modify((QpState::Reset, QpState::Init), attr, mask, |_| {
-            vec![format!(
-                "port {} and P_Key index {} must exist, and the device must have the rights allowed to the peer",
-                self.settings.port, self.settings.pkey_index
-            )]
+        attr.qkey = self.settings.qkey.0;
+        let own = match T::KIND {
+            TransportKind::Rc | TransportKind::Uc => sys::IBV_QP_ACCESS_FLAGS,
+            TransportKind::Ud => sys::IBV_QP_QKEY,
+        };
+        let mask = sys::IBV_QP_PKEY_INDEX | sys::IBV_QP_PORT | own;
+        object.modify((QpState::Reset, QpState::Init), attr, mask, |error| {
+            self.init_notes(T::KIND, error)
         })
+    }
+
+    fn init_notes(&self, transport: TransportKind, error: &io::Error) -> Vec<String> {
+        let Settings {
+            port, pkey_index, qkey, ..
+        } = self.settings;
+        match transport {
+            TransportKind::Ud if qkey.is_controlled() && error.kind() == io::ErrorKind::PermissionDenied => {
+                vec![format!(
+                    "Q_Key {qkey} has its highest bit set: only privileged processes may use it"
+                )]
+            }
+            TransportKind::Ud => vec![format!("port {port} and P_Key index {pkey_index} must exist")],
+            TransportKind::Rc | TransportKind::Uc => vec![format!(
+                "port {port} and P_Key index {pkey_index} must exist, and the device must have the rights allowed to the peer"
+            )],
+        }
+    }
+
+    /// A UD queue pair from INIT to RTS.
+    fn to_ready(&self, object: &QpObject) -> Result<(), QueuePairError> {
+        object.modify((QpState::Init, QpState::Rtr), no_attributes(), 0, |_| Vec::new())?;
+        let mut attr = no_attributes();
+        attr.sq_psn = self.settings.psn.unwrap_or_else(random_psn).get();
+        object.modify((QpState::Rtr, QpState::Rts), attr, sys::IBV_QP_SQ_PSN, |_| Vec::new())
     }
 
     fn granted_rd_atomic(&self) -> u8 {

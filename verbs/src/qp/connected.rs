@@ -1,19 +1,18 @@
-//! A connected queue pair.
+//! A queue pair in use: connected, or ready for datagrams.
 
 use core::ffi::c_int;
 
 use doorbell_verbs_sys as sys;
 
-use super::attributes::QpState;
 use super::batch::{Batch, ReceiveBatch};
-use super::endpoint::Endpoint;
-use super::object::{QpObject, no_attributes};
+use super::endpoint::{Endpoint, UdEndpoint};
+use super::object::QpObject;
 use super::refused::Refused;
 use super::staging::Poster;
-use super::transport::{Connected, Rc, Reliable, Transport};
-use crate::error::QueuePairError;
+use super::transport::{Connected, Rc, Reliable, Transport, Ud};
+use crate::ah::AddressHandle;
 use crate::memory::{GrantsRead, GrantsWrite, Remote, RemoteWord, Sink, Source, Word};
-use crate::types::{Mtu, Qpn};
+use crate::types::{Mtu, QKey, Qpn};
 use crate::wr::op;
 use crate::wr::payload::{Inline, Limits, One};
 
@@ -26,9 +25,33 @@ pub(crate) struct SendSide {
 /// Which requests are signalled, and what a request may have.
 pub(super) struct Accounting {
     pub(super) limits: Limits,
+    pub(super) datagrams: Datagrams,
     /// The position whose request is signalled in any case: `interval` after the last one signalled.
     signal_at: u64,
     interval: u64,
+}
+
+/// What a UD queue pair asks of a datagram and its address handle; all zero for others.
+#[derive(Default)]
+pub(super) struct Datagrams {
+    /// The address of the protection domain, to compare.
+    pub(super) pd: usize,
+    pub(super) port: u8,
+    /// The longest message in bytes.
+    pub(super) max_len: u32,
+}
+
+impl Datagrams {
+    /// The operation that sends to `ah`; one that is refused, if the handle is not the queue pair's to use.
+    #[inline(always)]
+    pub(super) fn to(&self, ah: &AddressHandle, qpn: Qpn, qkey: QKey) -> op::SendTo {
+        op::SendTo {
+            ah: ah.raw(),
+            qpn: qpn.get(),
+            qkey: qkey.0,
+            max_len: ah.serves(self.pd, self.port).then(|| self.max_len.min(ah.max_len())),
+        }
+    }
 }
 
 impl SendSide {
@@ -47,6 +70,7 @@ impl SendSide {
             poster,
             accounting: Accounting {
                 limits,
+                datagrams: Datagrams::default(),
                 signal_at: interval - 1,
                 interval,
             },
@@ -84,19 +108,21 @@ impl Accounting {
     }
 }
 
-/// A connected queue pair: requests go out by [`post`](Self::post) and its short forms, receives by [`post_receives`](Self::post_receives), and what became of
+/// A queue pair in use: requests go out by [`post`](Self::post) and its short forms, receives by [`post_receives`](Self::post_receives), and what became of
 /// them comes from the completion queues given when it was made.
 ///
 /// Sends are unsignalled unless they say otherwise: their buffers come back with the next signalled one's completion. At the latest every half queue the
 /// library signals one by itself, so that the queue never stands still.
+///
+/// What it can be asked for depends on its [`Transport`]: [`Rc`] has all operations, [`Uc`](crate::Uc) SEND and WRITE, and [`Ud`] SEND to any number of peers.
 ///
 /// Dropping it takes it to the error state and destroys it; the buffers it has in flight are dropped when its completion queues are next polled (or dropped).
 pub struct QueuePair<T: Transport = Rc> {
     // Before the object: they point into the queue pair.
     send: SendSide,
     recv: Poster<sys::ibv_recv_wr>,
-    object: QpObject,
-    link: T::Link,
+    pub(super) object: QpObject,
+    pub(super) link: T::Link,
 }
 
 impl<T: Transport> QueuePair<T> {
@@ -125,7 +151,7 @@ impl<T: Transport> QueuePair<T> {
     /// # Errors
     /// As for [`post`](Self::post).
     #[inline(always)]
-    pub fn post_receives(&mut self, build: impl for<'q> FnOnce(&mut ReceiveBatch<'q>)) -> Result<(), Refused> {
+    pub fn post_receives(&mut self, build: impl for<'q> FnOnce(&mut ReceiveBatch<'q, T>)) -> Result<(), Refused> {
         ReceiveBatch::post(&mut self.recv, build)
     }
 
@@ -135,7 +161,7 @@ impl<T: Transport> QueuePair<T> {
     /// As for [`post`](Self::post).
     #[inline(always)]
     pub fn receive(&mut self, buffer: impl Sink) -> Result<(), Refused> {
-        ReceiveBatch::post_one(&mut self.recv, buffer)
+        ReceiveBatch::<T>::post_one(&mut self.recv, buffer)
     }
 
     /// Its number.
@@ -173,22 +199,39 @@ impl<T: Transport> QueuePair<T> {
     pub fn receive_room(&self) -> u32 {
         self.recv.depth() - self.recv.in_flight()
     }
+}
 
-    /// The state it is in (ibv_query_qp(3)): the device may enter ERR by itself.
+impl QueuePair<Ud> {
+    /// Posts one SEND of the buffer's bytes to the queue pair `qpn` at `ah`, which receives it if `qkey` is its key. At most [`max_datagram`](Self::max_datagram) bytes.
     ///
     /// # Errors
-    /// When the device cannot be asked.
-    pub fn state(&self) -> Result<QpState, QueuePairError> {
-        self.object.state()
+    /// As for [`post`](Self::post), and when the handle is of another protection domain or port.
+    #[inline(always)]
+    pub fn send_to(&mut self, buffer: impl Source, ah: &AddressHandle, qpn: Qpn, qkey: QKey) -> Result<(), Refused> {
+        let op = self.send.accounting.datagrams.to(ah, qpn, qkey);
+        Batch::<Ud>::post_one(&mut self.send, op, One::new(buffer))
     }
 
-    /// Takes it to the error state: all that is in flight completes, as [`Flushed`](crate::Status::Flushed) unless it was done.
+    /// Posts one SEND of `bytes`, which may be changed at once, as [`send_to`](Self::send_to) does.
     ///
     /// # Errors
-    /// When the device refuses.
-    pub fn flush(&mut self) -> Result<(), QueuePairError> {
-        self.object
-            .modify((QpState::Rts, QpState::Err), no_attributes(), 0, |_| Vec::new())
+    /// As for [`send_to`](Self::send_to).
+    #[inline(always)]
+    pub fn send_to_inline(&mut self, bytes: &[u8], ah: &AddressHandle, qpn: Qpn, qkey: QKey) -> Result<(), Refused> {
+        let op = self.send.accounting.datagrams.to(ah, qpn, qkey);
+        Batch::<Ud>::post_one(&mut self.send, op, Inline::new(bytes))
+    }
+
+    /// What others must know to send to it.
+    #[must_use]
+    pub fn endpoint(&self) -> UdEndpoint {
+        self.link
+    }
+
+    /// The longest message that it sends, in bytes: one packet. What it sends to may take less.
+    #[must_use]
+    pub fn max_datagram(&self) -> u32 {
+        self.send.accounting.datagrams.max_len
     }
 }
 

@@ -1,6 +1,6 @@
-//! What two queue pairs must know of each other to be connected.
+//! What queue pairs must know of each other: to be connected, or to send each other datagrams.
 
-use crate::types::{Gid, Lid, Mtu, Psn, Qpn};
+use crate::types::{Gid, Lid, Mtu, Psn, QKey, Qpn};
 
 /// One end of a connection: give your own to the peer, by any means, and connect to the peer's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -67,6 +67,65 @@ impl Endpoint {
     }
 }
 
+/// Where a UD queue pair can be reached: give your own to whoever is to send to it, by any means.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct UdEndpoint {
+    /// The port's GID.
+    pub gid: Gid,
+    /// The port's LID; 0 on RoCE.
+    pub lid: Lid,
+    /// The queue pair's number.
+    pub qpn: Qpn,
+    /// The key that a datagram must carry to be received.
+    pub qkey: QKey,
+    /// The longest datagram that its port takes.
+    pub mtu: Mtu,
+}
+
+/// Set in the second byte of a serialised [`UdEndpoint`], so that neither kind is taken for the other.
+const DATAGRAM: u8 = 0x80;
+
+impl UdEndpoint {
+    /// It as bytes: version (1), MTU code plus 128, LID (2), queue pair number (4), Q_Key (4), four zeros, GID (16); numbers big-endian.
+    #[must_use]
+    pub fn to_bytes(&self) -> [u8; ENDPOINT_BYTES] {
+        let mut bytes = [0; ENDPOINT_BYTES];
+        bytes[0] = VERSION;
+        bytes[1] = DATAGRAM | self.mtu as u8;
+        bytes[2..4].copy_from_slice(&self.lid.0.to_be_bytes());
+        bytes[4..8].copy_from_slice(&self.qpn.get().to_be_bytes());
+        bytes[8..12].copy_from_slice(&self.qkey.0.to_be_bytes());
+        bytes[16..].copy_from_slice(&self.gid.0);
+        bytes
+    }
+
+    /// What [`to_bytes`](Self::to_bytes) made.
+    ///
+    /// # Errors
+    /// When the version is another, it is a connection's [`Endpoint`], or a number is out of its range.
+    pub fn from_bytes(bytes: &[u8; ENDPOINT_BYTES]) -> Result<Self, BadEndpoint> {
+        if bytes[0] != VERSION {
+            return Err(BadEndpoint("of another version: the peer runs another release"));
+        }
+        if bytes[1] & DATAGRAM == 0 {
+            return Err(BadEndpoint(
+                "it is a connection's, and the queue pair here sends datagrams",
+            ));
+        }
+        let number = |at: usize| u32::from_be_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
+        let mut gid = [0; 16];
+        gid.copy_from_slice(&bytes[16..]);
+        Ok(Self {
+            gid: Gid(gid),
+            lid: Lid(u16::from_be_bytes([bytes[2], bytes[3]])),
+            qpn: Qpn::new(number(4)).ok_or(BadEndpoint("its queue pair number has more than 24 bits"))?,
+            qkey: QKey(number(8)),
+            mtu: Mtu::from_code((bytes[1] & !DATAGRAM).into())
+                .ok_or(BadEndpoint("its MTU is none of the standard's"))?,
+        })
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -82,6 +141,25 @@ mod tests {
             rd_atomic: 16,
         };
         assert_eq!(Endpoint::from_bytes(&endpoint.to_bytes()), Ok(endpoint));
+    }
+
+    #[test]
+    fn an_endpoint_for_datagrams_goes_to_bytes_and_back_and_is_not_taken_for_a_connections() {
+        let endpoint = UdEndpoint {
+            gid: Gid([7; 16]),
+            lid: Lid(0x1234),
+            qpn: Qpn::truncated(0x00ab_cdef),
+            qkey: QKey(0x8765_4321),
+            mtu: Mtu::B2048,
+        };
+        let bytes = endpoint.to_bytes();
+        assert_eq!(UdEndpoint::from_bytes(&bytes), Ok(endpoint));
+        assert!(Endpoint::from_bytes(&bytes).is_err());
+        for (at, value) in [(0, 2), (1, 4), (1, 0x86), (4, 1)] {
+            let mut bad = bytes;
+            bad[at] = value;
+            assert!(UdEndpoint::from_bytes(&bad).is_err(), "byte {at} = {value}");
+        }
     }
 
     #[test]

@@ -1,11 +1,13 @@
 //! The queue pair itself: what must be destroyed before its rings, protection domain and completion queues go.
 
-use core::mem::{ManuallyDrop, MaybeUninit};
+use core::mem::ManuallyDrop;
 use std::sync::Arc;
 
 use doorbell_verbs_sys as sys;
 
 use super::attributes::{Explanation, QpState};
+use super::query::QueuePairAttr;
+use super::transport::TransportKind;
 use crate::cq::Attachment;
 use crate::error::{QueuePairError, check};
 use crate::pd::PdInner;
@@ -14,6 +16,7 @@ use crate::types::Qpn;
 pub(crate) struct QpObject {
     raw: *mut sys::ibv_qp,
     qpn: Qpn,
+    transport: TransportKind,
     pd: ManuallyDrop<Arc<PdInner>>,
     send: ManuallyDrop<Attachment>,
     recv: ManuallyDrop<Attachment>,
@@ -26,13 +29,22 @@ unsafe impl Sync for QpObject {}
 
 impl QpObject {
     /// # Safety
-    /// `raw` is a queue pair just made in `pd`, on the completion queues of `send` and `recv`.
-    pub(crate) unsafe fn new(raw: *mut sys::ibv_qp, pd: Arc<PdInner>, send: Attachment, recv: Attachment) -> Self {
+    /// `raw` is a queue pair of `transport` just made in `pd`, on the completion queues of `send` and `recv`.
+    pub(crate) unsafe fn new(
+        raw: *mut sys::ibv_qp,
+        transport: TransportKind,
+        pd: Arc<PdInner>,
+        send: Attachment,
+        recv: Attachment,
+    ) -> Self {
         // SAFETY: live by contract.
         let qpn = Qpn::truncated(unsafe { (*raw).qp_num });
+        send.ring().belong_to(qpn);
+        recv.ring().belong_to(qpn);
         Self {
             raw,
             qpn,
+            transport,
             pd: ManuallyDrop::new(pd),
             send: ManuallyDrop::new(send),
             recv: ManuallyDrop::new(recv),
@@ -64,25 +76,30 @@ impl QpObject {
         format!("{} queue pair {}", self.pd.context.name, self.qpn)
     }
 
-    /// The state it is in (ibv_query_qp(3)).
+    /// The state it is in.
     pub(crate) fn state(&self) -> Result<QpState, QueuePairError> {
-        let mut attr = MaybeUninit::<sys::ibv_qp_attr>::zeroed();
-        let mut init = MaybeUninit::<sys::ibv_qp_init_attr>::zeroed();
+        let (attr, _) = self.ask(sys::IBV_QP_STATE)?;
+        Ok(QpState::from_sys(attr.qp_state))
+    }
+
+    /// All that the device says of it.
+    pub(crate) fn query(&self) -> Result<QueuePairAttr, QueuePairError> {
+        let (attr, init) = self.ask(ALL)?;
+        Ok(QueuePairAttr::from_sys(self.qpn, self.transport, &attr, &init))
+    }
+
+    /// ibv_query_qp(3).
+    fn ask(&self, mask: sys::ibv_qp_attr_mask) -> Result<(sys::ibv_qp_attr, sys::ibv_qp_init_attr), QueuePairError> {
+        let mut attr = no_attributes();
+        // SAFETY: all-zero is a valid value of this struct of integers and nullable pointers.
+        let mut init: sys::ibv_qp_init_attr = unsafe { core::mem::zeroed() };
         // SAFETY: the queue pair is live and both may be written.
-        let result = unsafe {
-            (self.pd.context.api.query_qp)(
-                self.raw,
-                attr.as_mut_ptr(),
-                sys::IBV_QP_STATE.cast_signed(),
-                init.as_mut_ptr(),
-            )
-        };
+        let result = unsafe { (self.pd.context.api.query_qp)(self.raw, &mut attr, mask.cast_signed(), &mut init) };
         check(result).map_err(|error| QueuePairError::Query {
             object: self.name(),
             error,
         })?;
-        // SAFETY: zeroed before, which is valid for this struct of integers, and filled by the library.
-        Ok(QpState::from_sys(unsafe { attr.assume_init_ref() }.qp_state))
+        Ok((attr, init))
     }
 
     /// Moves it from `from` to `to` with the attributes of `mask` (ibv_modify_qp(3)). A refusal is explained by the table, and by `notes` from the errno.
@@ -95,19 +112,60 @@ impl QpObject {
     ) -> Result<(), QueuePairError> {
         let mask = mask | sys::IBV_QP_STATE;
         attr.qp_state = to.to_sys();
-        // SAFETY: the queue pair is live.
-        let result = unsafe { (self.pd.context.api.modify_qp)(self.raw, &mut attr, mask.cast_signed()) };
-        check(result).map_err(|error| {
-            let explanation = Explanation::of(self.state().unwrap_or(from), to, mask);
-            let explanation = notes(&error).into_iter().fold(explanation, Explanation::note);
-            QueuePairError::Modify {
-                object: format!("{}, {from} to {to}", self.name()),
-                explanation: Box::new(explanation),
-                error,
-            }
+        self.tell(attr, mask).map_err(|error| {
+            let object = format!("{}, {from} to {to}", self.name());
+            self.refused(object, (self.state().unwrap_or(from), to), mask, error, notes)
         })
     }
+
+    /// Changes the attributes of `mask`, in the state that it is in. A refusal is explained as by [`modify`](Self::modify).
+    pub(crate) fn change(
+        &self,
+        attr: sys::ibv_qp_attr,
+        mask: sys::ibv_qp_attr_mask,
+        notes: impl FnOnce(&std::io::Error) -> Vec<String>,
+    ) -> Result<(), QueuePairError> {
+        self.tell(attr, mask).map_err(|error| {
+            let state = self.state().unwrap_or(QpState::Rts);
+            let object = format!("{}, in {state}", self.name());
+            self.refused(object, (state, state), mask, error, notes)
+        })
+    }
+
+    /// ibv_modify_qp(3).
+    fn tell(&self, mut attr: sys::ibv_qp_attr, mask: sys::ibv_qp_attr_mask) -> Result<(), std::io::Error> {
+        // SAFETY: the queue pair is live.
+        check(unsafe { (self.pd.context.api.modify_qp)(self.raw, &mut attr, mask.cast_signed()) })
+    }
+
+    fn refused(
+        &self,
+        object: String,
+        (from, to): (QpState, QpState),
+        mask: sys::ibv_qp_attr_mask,
+        error: std::io::Error,
+        notes: impl FnOnce(&std::io::Error) -> Vec<String>,
+    ) -> QueuePairError {
+        let explanation = Explanation::of(self.transport, from, to, mask);
+        let explanation = notes(&error).into_iter().fold(explanation, Explanation::note);
+        QueuePairError::Modify {
+            object,
+            explanation: Box::new(explanation),
+            error,
+        }
+    }
+
+    /// That it has not drained yet, if that is so.
+    pub(crate) fn draining_note(&self) -> Vec<String> {
+        match self.query() {
+            Ok(attr) if attr.draining => vec!["it is still draining: wait for the event SendQueueDrained".to_owned()],
+            _ => Vec::new(),
+        }
+    }
 }
+
+/// All attributes that there are.
+const ALL: sys::ibv_qp_attr_mask = (sys::IBV_QP_DEST_QPN << 1) - 1;
 
 /// Attributes that are all zero, to be filled with those that a transition's mask names.
 pub(crate) fn no_attributes() -> sys::ibv_qp_attr {
@@ -125,6 +183,9 @@ impl Drop for QpObject {
         unsafe { (api.modify_qp)(self.raw, &mut attr, sys::IBV_QP_STATE.cast_signed()) };
         // SAFETY: made by create_qp of this Api, destroyed once, here; posting needs the object that is being dropped.
         let result = unsafe { (api.destroy_qp)(self.raw) };
+        if result == 0 {
+            self.pd.handles.dismiss(&self.pd.context, self.send.ring());
+        }
         match check(result) {
             // SAFETY: dropped once, here. The device is done with the queue pair, so what its rings hold may go.
             Ok(()) => unsafe {

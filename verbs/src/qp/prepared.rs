@@ -6,13 +6,13 @@ use doorbell_verbs_sys as sys;
 
 use super::attributes::QpState;
 use super::batch::ReceiveBatch;
-use super::builder::Settings;
+use super::builder::{Made, Settings};
 use super::connected::{QueuePair, SendSide};
 use super::endpoint::Endpoint;
 use super::object::{QpObject, no_attributes};
 use super::refused::Refused;
 use super::staging::Poster;
-use super::transport::{Connected, Link, Rc};
+use super::transport::{Connected, Link, Rc, TransportKind};
 use crate::error::QueuePairError;
 use crate::memory::Sink;
 use crate::port::{GidEntry, LinkLayer, PortAttr};
@@ -33,34 +33,21 @@ pub struct PreparedQueuePair<T: Connected = Rc> {
 }
 
 impl<T: Connected> PreparedQueuePair<T> {
-    #[expect(clippy::too_many_arguments, reason = "called once, by the builder")]
     pub(super) fn new(
-        object: QpObject,
+        made: Made,
+        send: SendSide,
+        recv: Poster<sys::ibv_recv_wr>,
         settings: Settings,
-        port: PortAttr,
-        gid: Option<GidEntry>,
         rd_atomic: u8,
         psn: Psn,
-        (max_send_sge, max_recv_sge): (u32, u32),
-        max_inline: u32,
-        signal_all: bool,
     ) -> Self {
-        let (send, recv) = (object.send(), object.recv());
-        // SAFETY: the queue pair lives as long as the object, which goes after the posters in this struct and in QueuePair; each ring is fresh.
-        let (send, recv) = unsafe {
-            (
-                Poster::new(object.raw(), send.ring().clone(), send.key(), max_send_sge),
-                Poster::new(object.raw(), recv.ring().clone(), recv.key(), max_recv_sge),
-            )
-        };
-        let send = SendSide::new(send, max_inline, signal_all);
         Self {
             send,
             recv,
-            object,
+            object: made.object,
             settings,
-            port,
-            gid,
+            port: made.port,
+            gid: made.gid,
             rd_atomic,
             psn,
             transport: PhantomData,
@@ -95,7 +82,7 @@ impl<T: Connected> PreparedQueuePair<T> {
     /// # Errors
     /// See [`QueuePair::post_receives`].
     #[inline(always)]
-    pub fn post_receives(&mut self, build: impl for<'q> FnOnce(&mut ReceiveBatch<'q>)) -> Result<(), Refused> {
+    pub fn post_receives(&mut self, build: impl for<'q> FnOnce(&mut ReceiveBatch<'q, T>)) -> Result<(), Refused> {
         ReceiveBatch::post(&mut self.recv, build)
     }
 
@@ -105,7 +92,7 @@ impl<T: Connected> PreparedQueuePair<T> {
     /// See [`QueuePair::post_receives`].
     #[inline(always)]
     pub fn receive(&mut self, buffer: impl Sink) -> Result<(), Refused> {
-        ReceiveBatch::post_one(&mut self.recv, buffer)
+        ReceiveBatch::<T>::post_one(&mut self.recv, buffer)
     }
 
     /// Connects it to `peer`: INIT to RTR to RTS (ibv_modify_qp(3)).
@@ -134,13 +121,14 @@ impl<T: Connected> PreparedQueuePair<T> {
         attr.rq_psn = peer.psn.get();
         attr.max_dest_rd_atomic = self.rd_atomic;
         attr.min_rnr_timer = self.settings.min_rnr_timer;
-        attr.ah_attr = self.address(peer);
-        let mask = sys::IBV_QP_AV
-            | sys::IBV_QP_PATH_MTU
-            | sys::IBV_QP_DEST_QPN
-            | sys::IBV_QP_RQ_PSN
-            | sys::IBV_QP_MAX_DEST_RD_ATOMIC
-            | sys::IBV_QP_MIN_RNR_TIMER;
+        attr.ah_attr = self
+            .settings
+            .route()
+            .vector(peer.gid, peer.lid, self.gid.map(|entry| entry.index));
+        let mut mask = sys::IBV_QP_AV | sys::IBV_QP_PATH_MTU | sys::IBV_QP_DEST_QPN | sys::IBV_QP_RQ_PSN;
+        if T::KIND == TransportKind::Rc {
+            mask |= sys::IBV_QP_MAX_DEST_RD_ATOMIC | sys::IBV_QP_MIN_RNR_TIMER;
+        }
         self.object.modify((QpState::Init, QpState::Rtr), attr, mask, |error| {
             self.rtr_notes(error, peer, mtu)
         })
@@ -162,30 +150,14 @@ impl<T: Connected> PreparedQueuePair<T> {
                 if own.to_ip().is_ipv4() != peer.gid.to_ip().is_ipv4() && self.gid.is_some() {
                     notes.push(format!("this side's GID {own} and the peer's {} are of different kinds", peer.gid));
                 }
-                notes.push(format!(
-                    "path MTU {mtu} must be at most the port's {}, and rd_atomic {} at most the device's",
-                    self.port.active_mtu, self.rd_atomic
-                ));
+                notes.push(format!("path MTU {mtu} must be at most the port's {}", self.port.active_mtu));
+                if T::KIND == TransportKind::Rc {
+                    notes.push(format!("rd_atomic {} must be at most the device's", self.rd_atomic));
+                }
             }
             _ => {}
         }
         notes
-    }
-
-    fn address(&self, peer: &Endpoint) -> sys::ibv_ah_attr {
-        let mut address = no_attributes().ah_attr;
-        address.dlid = peer.lid.0;
-        address.sl = self.settings.service_level;
-        address.port_num = self.settings.port;
-        if let Some(gid) = self.gid {
-            address.is_global = 1;
-            address.grh.dgid = peer.gid.to_sys();
-            // The index came from a u8, or from a table whose preferred entry lies beyond what this field can name; then the device says so.
-            address.grh.sgid_index = u8::try_from(gid.index).unwrap_or(u8::MAX);
-            address.grh.hop_limit = self.settings.hop_limit;
-            address.grh.traffic_class = self.settings.traffic_class;
-        }
-        address
     }
 
     fn to_rts(&self, peer: &Endpoint) -> Result<(), QueuePairError> {
@@ -197,6 +169,11 @@ impl<T: Connected> PreparedQueuePair<T> {
         attr.rnr_retry = self.settings.rnr_retry;
         // No more than the peer serves: it would refuse the excess (IBTA vol 1, 9.7.5.1.4).
         attr.max_rd_atomic = self.rd_atomic.min(most).min(peer.rd_atomic);
+        if T::KIND == TransportKind::Uc {
+            return self
+                .object
+                .modify((QpState::Rtr, QpState::Rts), attr, sys::IBV_QP_SQ_PSN, |_| Vec::new());
+        }
         let mask = sys::IBV_QP_SQ_PSN
             | sys::IBV_QP_TIMEOUT
             | sys::IBV_QP_RETRY_CNT

@@ -2,6 +2,7 @@
 
 use std::io;
 
+use super::transport::GRH_BYTES;
 use crate::memory::Buffers;
 
 /// Why a request was refused.
@@ -46,6 +47,27 @@ pub enum Reason {
         /// The message's length in bytes.
         len: u64,
     },
+    /// A receive of a UD queue pair without room for the header in front of every datagram.
+    #[error(
+        "{len} bytes to receive a datagram in, of which {GRH_BYTES} are its header's: make each receive GRH_BYTES longer than the longest message"
+    )]
+    NoRoomForHeader {
+        /// The buffers' length in bytes.
+        len: u64,
+    },
+    /// The message does not fit one packet.
+    #[error("{len} bytes in one datagram, the MTU here or at its destination is {max}: send several")]
+    DatagramTooLong {
+        /// The message's length in bytes.
+        len: u64,
+        /// The longest possible, in bytes.
+        max: u32,
+    },
+    /// The address handle is of another protection domain, or another port, than the queue pair.
+    #[error(
+        "the address handle is of another protection domain or port than the queue pair: make it of the same ProtectionDomain, for the port of the builder"
+    )]
+    ForeignAddressHandle,
     /// The device refused.
     #[error("{verb}: {error}; {}", advice(.error))]
     Device {

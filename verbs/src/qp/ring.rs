@@ -9,9 +9,10 @@
 
 use core::cell::UnsafeCell;
 use core::ptr::NonNull;
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use crate::memory::{Buffers, RangePtr};
+use crate::types::Qpn;
 
 /// Which of a queue pair's two queues.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -35,6 +36,10 @@ pub(crate) struct Ring {
     depth: u32,
     queue: Queue,
     tag: u64,
+    /// The queue pair's number, once it has been made.
+    qpn: AtomicU32,
+    /// Whether what it receives are datagrams, each behind its global route header. Set before the queue pair is used.
+    datagrams: AtomicBool,
     /// Requests posted so far. Written by the poster.
     head: Alone<AtomicU64>,
     /// Requests retired so far. Written by the poller.
@@ -57,6 +62,8 @@ impl Ring {
             depth,
             queue,
             tag,
+            qpn: AtomicU32::new(0),
+            datagrams: AtomicBool::new(false),
             head: Alone(AtomicU64::new(0)),
             tail: Alone(AtomicU64::new(0)),
         }
@@ -76,6 +83,29 @@ impl Ring {
 
     pub(crate) fn tag(&self) -> u64 {
         self.tag
+    }
+
+    pub(crate) fn qpn(&self) -> Qpn {
+        Qpn::truncated(self.qpn.load(Ordering::Relaxed))
+    }
+
+    /// The ring is that of queue pair `qpn`, to which nothing has been posted yet.
+    pub(crate) fn belong_to(&self, qpn: Qpn) {
+        self.qpn.store(qpn.get(), Ordering::Relaxed);
+    }
+
+    /// From now on what is received are datagrams.
+    pub(crate) fn expect_datagrams(&self) {
+        self.datagrams.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn receives_datagrams(&self) -> bool {
+        self.datagrams.load(Ordering::Relaxed)
+    }
+
+    /// Requests posted so far, as anybody sees it.
+    pub(crate) fn posted(&self) -> u64 {
+        self.head.0.load(Ordering::Acquire)
     }
 
     /// Requests in flight, as either party sees them. The other may be changing it.
@@ -131,11 +161,22 @@ impl Ring {
         position < self.head.0.load(Ordering::Acquire)
     }
 
-    /// Poller: how many requests a completion with this slot retires, from `tail` on, the position retired next. `None` if no such request is in flight.
+    /// Poller: how many requests before its own a completion with this slot retires, from `tail` on, the position retired next. `None` if no such request is in
+    /// flight.
     #[inline(always)]
-    pub(crate) fn confirmed_by(&self, slot: u32, tail: u64) -> Option<u64> {
+    pub(crate) fn confirmed_before(&self, slot: u32, tail: u64) -> Option<u64> {
         let before = u64::from(slot).wrapping_sub(tail) & self.mask;
-        self.holds(tail + before).then_some(before + 1)
+        self.holds(tail + before).then_some(before)
+    }
+
+    /// Poller: the slot of `position`, which is not retired, and how many from there on lie one behind the other in memory and are in flight.
+    #[inline(always)]
+    pub(crate) fn contiguous(&self, position: u64) -> (*const Slot, u64) {
+        let slot = self.slot_of(position);
+        // Acquire: what the poster put in the slots is visible.
+        let in_flight = self.head.0.load(Ordering::Acquire).saturating_sub(position);
+        let to_end = self.mask + 1 - slot;
+        (self.slots.as_ptr().wrapping_add(slot as usize), in_flight.min(to_end))
     }
 
     /// Poller: takes what the slot of `position` holds.
@@ -145,18 +186,8 @@ impl Ring {
     /// that the device is done with the buffers.
     #[inline(always)]
     pub(crate) unsafe fn take(&self, position: u64) -> Buffers {
-        // SAFETY: by contract.
-        unsafe { self.take_slot(self.slot_of(position)) }
-    }
-
-    /// Poller: as [`take`](Self::take), for whoever has worked the slot out already.
-    ///
-    /// # Safety
-    /// As for [`take`](Self::take); `slot` is what [`slot_of`](Self::slot_of) says of the position.
-    #[inline(always)]
-    pub(crate) unsafe fn take_slot(&self, slot: u64) -> Buffers {
-        // SAFETY: `slot_of` keeps the index in range; the slot is the poller's, and the list in it ours. It need not be cleared: the tail moves past it.
-        unsafe { Buffers::from_head(*self.slots.get_unchecked(slot as usize).get()) }
+        // SAFETY: the slot is the poller's, and the list in it ours. It need not be cleared: the tail moves past it.
+        unsafe { Buffers::from_head(*self.slot(position).get()) }
     }
 
     /// Poller: gives the slots below `tail` back to the poster.

@@ -1,12 +1,44 @@
 //! The transport services as types: which requests a queue pair takes is known to the compiler (IBTA vol 1, 9.7.1 and table 39: READ and atomics need RC, WRITE
 //! needs a connection, UD has SEND alone).
 
-use core::fmt::Debug;
+use core::fmt::{self, Debug};
 
 use doorbell_verbs_sys as sys;
 
-use super::endpoint::Endpoint;
-use crate::types::Mtu;
+use super::endpoint::{Endpoint, UdEndpoint};
+use crate::types::{Gid, Lid, Mtu, QKey};
+
+/// Which transport service a queue pair has, as a value.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum TransportKind {
+    /// Reliable connection: see [`Rc`].
+    Rc,
+    /// Unreliable connection: see [`Uc`].
+    Uc,
+    /// Unreliable datagram: see [`Ud`].
+    Ud,
+}
+
+impl TransportKind {
+    pub(crate) fn to_sys(self) -> sys::ibv_qp_type {
+        match self {
+            Self::Rc => sys::IBV_QPT_RC,
+            Self::Uc => sys::IBV_QPT_UC,
+            Self::Ud => sys::IBV_QPT_UD,
+        }
+    }
+}
+
+impl fmt::Display for TransportKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Rc => "RC",
+            Self::Uc => "UC",
+            Self::Ud => "UD",
+        })
+    }
+}
 
 /// The transport service of a queue pair: [`Rc`], [`Uc`] or [`Ud`].
 pub trait Transport: sealed::Service {}
@@ -36,30 +68,61 @@ pub struct Link {
     pub(crate) mtu: Mtu,
 }
 
+impl Link {
+    fn changed(&mut self, attr: &sys::ibv_qp_attr, mask: sys::ibv_qp_attr_mask) {
+        if mask & sys::IBV_QP_AV != 0 {
+            self.peer.gid = Gid::from_sys(&attr.ah_attr.grh.dgid);
+            self.peer.lid = Lid(attr.ah_attr.dlid);
+        }
+    }
+}
+
+/// The bytes in front of every datagram received: its global route header, or room for it (IBTA vol 1, 11.4.1.2). A receive of a [`Ud`] queue pair needs as
+/// many more than the longest message, and the message begins behind them.
+pub const GRH_BYTES: usize = 40;
+
 pub(crate) mod sealed {
-    use super::{Debug, sys};
+    use super::{Debug, TransportKind, sys};
 
     pub trait Service: Send + Sync + 'static {
-        /// What ibv_create_qp(3) calls it.
-        const TYPE: sys::ibv_qp_type;
+        const KIND: TransportKind;
+        /// What a receive must have room for besides the message, in bytes.
+        const HEADROOM: u64 = 0;
         /// What a queue pair in use knows of whom it talks to.
         type Link: Debug + Send + Sync;
+        /// Takes over what was changed of the queue pair.
+        fn changed(link: &mut Self::Link, attr: &sys::ibv_qp_attr, mask: sys::ibv_qp_attr_mask);
     }
 }
 
 impl sealed::Service for Rc {
-    const TYPE: sys::ibv_qp_type = sys::IBV_QPT_RC;
+    const KIND: TransportKind = TransportKind::Rc;
     type Link = Link;
+
+    fn changed(link: &mut Link, attr: &sys::ibv_qp_attr, mask: sys::ibv_qp_attr_mask) {
+        link.changed(attr, mask);
+    }
 }
 
 impl sealed::Service for Uc {
-    const TYPE: sys::ibv_qp_type = sys::IBV_QPT_UC;
+    const KIND: TransportKind = TransportKind::Uc;
     type Link = Link;
+
+    fn changed(link: &mut Link, attr: &sys::ibv_qp_attr, mask: sys::ibv_qp_attr_mask) {
+        link.changed(attr, mask);
+    }
 }
 
 impl sealed::Service for Ud {
-    const TYPE: sys::ibv_qp_type = sys::IBV_QPT_UD;
-    type Link = ();
+    const KIND: TransportKind = TransportKind::Ud;
+    const HEADROOM: u64 = GRH_BYTES as u64;
+    type Link = UdEndpoint;
+
+    fn changed(own: &mut UdEndpoint, attr: &sys::ibv_qp_attr, mask: sys::ibv_qp_attr_mask) {
+        if mask & sys::IBV_QP_QKEY != 0 {
+            own.qkey = QKey(attr.qkey);
+        }
+    }
 }
 
 impl Transport for Rc {}

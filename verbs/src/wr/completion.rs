@@ -2,6 +2,7 @@
 
 use doorbell_verbs_sys as sys;
 
+use super::datagram::Datagram;
 use super::status::{Failure, Status};
 use crate::memory::{Buffer, Buffers, Kind, Word};
 use crate::qp::{Queue, Ring};
@@ -23,7 +24,7 @@ pub enum Success {
     FetchAdd,
     /// A message has arrived in the request's buffers.
     Receive {
-        /// Its length in bytes.
+        /// Its length in bytes; that of a datagram with the header in front of it (see [`Completion::datagram`]).
         len: u32,
         /// Immediate data, if it carried any.
         imm: Option<u32>,
@@ -47,19 +48,36 @@ pub struct Completion<'a> {
     wc: &'a sys::ibv_wc,
     ring: &'a Ring,
     position: u64,
-    /// Whether `wc` is another request's, which has confirmed this one.
-    confirmed: bool,
     buffers: Buffers,
 }
 
+/// What stands for the completion of a request that has none of its own, since it was not signalled.
+pub(crate) static CONFIRMED: sys::ibv_wc = sys::ibv_wc {
+    wr_id: 0,
+    status: sys::IBV_WC_SUCCESS,
+    opcode: CONFIRMED_OPCODE,
+    vendor_err: 0,
+    byte_len: 0,
+    anon_1: sys::ibv_wc_imm { imm_data: 0 },
+    qp_num: 0,
+    src_qp: 0,
+    wc_flags: 0,
+    pkey_index: 0,
+    slid: 0,
+    sl: 0,
+    dlid_path_bits: 0,
+};
+
+/// The opcode of [`CONFIRMED`]: one that no device has.
+const CONFIRMED_OPCODE: sys::ibv_wc_opcode = sys::ibv_wc_opcode::MAX;
+
 impl<'a> Completion<'a> {
     #[inline(always)]
-    pub(crate) fn new(wc: &'a sys::ibv_wc, ring: &'a Ring, position: u64, confirmed: bool, buffers: Buffers) -> Self {
+    pub(crate) fn new(wc: &'a sys::ibv_wc, ring: &'a Ring, position: u64, buffers: Buffers) -> Self {
         Self {
             wc,
             ring,
             position,
-            confirmed,
             buffers,
         }
     }
@@ -70,11 +88,8 @@ impl<'a> Completion<'a> {
     /// When it failed: the queue pair is in the error state then, and all requests after this one complete as [`Status::Flushed`].
     #[inline]
     pub fn result(&self) -> Result<Success, Failure> {
-        if self.confirmed {
-            return Ok(Success::Confirmed);
-        }
         if self.wc.status != sys::IBV_WC_SUCCESS {
-            return Err(self.failure());
+            return Err(failure(self.wc, self.ring, self.position));
         }
         let imm = || {
             // SAFETY: both variants of the union are 32-bit integers.
@@ -94,6 +109,7 @@ impl<'a> Completion<'a> {
                 len: self.wc.byte_len,
                 imm: imm(),
             },
+            CONFIRMED_OPCODE => Success::Confirmed,
             other => Success::Other(other),
         })
     }
@@ -102,25 +118,14 @@ impl<'a> Completion<'a> {
     #[inline]
     #[must_use]
     pub fn is_ok(&self) -> bool {
-        self.confirmed || self.wc.status == sys::IBV_WC_SUCCESS
-    }
-
-    #[cold]
-    fn failure(&self) -> Failure {
-        Failure {
-            status: Status::from_sys(self.wc.status),
-            vendor_error: self.wc.vendor_err,
-            qpn: self.qpn(),
-            queue: self.queue(),
-            sequence: self.position,
-        }
+        self.wc.status == sys::IBV_WC_SUCCESS
     }
 
     /// The queue pair whose request it was.
     #[inline]
     #[must_use]
     pub fn qpn(&self) -> Qpn {
-        Qpn::truncated(self.wc.qp_num)
+        self.ring.qpn()
     }
 
     /// The number given to that queue pair by [`QueuePairBuilder::tag`](crate::QueuePairBuilder::tag).
@@ -144,6 +149,18 @@ impl<'a> Completion<'a> {
         self.position
     }
 
+    /// The datagram received, if this is a receive of a [`Ud`](crate::Ud) queue pair that succeeded.
+    #[inline]
+    #[must_use]
+    pub fn datagram(&self) -> Option<Datagram> {
+        match self.result() {
+            Ok(Success::Receive { imm, .. }) if self.ring.receives_datagrams() => {
+                Some(Datagram::from_sys(self.wc, imm))
+            }
+            _ => None,
+        }
+    }
+
     /// Takes the request's first buffer, if it is a `Buffer<K>`; the next call takes the next (see [`Buffers::take`]).
     #[inline]
     pub fn take<K: Kind>(&mut self) -> Option<Buffer<K>> {
@@ -156,11 +173,31 @@ impl<'a> Completion<'a> {
         self.buffers.take_word()
     }
 
+    /// The request's first buffer, if it is a `Buffer<K>`; any others are dropped.
+    #[inline]
+    #[must_use]
+    pub fn into_buffer<K: Kind>(mut self) -> Option<Buffer<K>> {
+        self.buffers.take()
+    }
+
     /// All the request's buffers that were not taken yet.
     #[inline]
     #[must_use]
     pub fn into_buffers(self) -> Buffers {
         self.buffers
+    }
+}
+
+/// Takes what it needs by value, so that a completion need not be in memory.
+#[cold]
+#[inline(never)]
+fn failure(wc: &sys::ibv_wc, ring: &Ring, position: u64) -> Failure {
+    Failure {
+        status: Status::from_sys(wc.status),
+        vendor_error: wc.vendor_err,
+        qpn: ring.qpn(),
+        queue: ring.queue(),
+        sequence: position,
     }
 }
 

@@ -8,7 +8,7 @@ use crate::qp::Reason;
 /// An operation of the send queue.
 pub trait Operation: sealed::Fill + Copy {}
 
-/// Operations that may carry 32 bits of immediate data: SEND and WRITE (IBTA vol 1, 9.2.5).
+/// Operations that may carry 32 bits of immediate data: SEND, to a peer or an address, and WRITE (IBTA vol 1, 9.2.5).
 pub trait Immediate: Operation {
     /// The opcode with immediate data.
     #[doc(hidden)]
@@ -44,6 +44,16 @@ pub(crate) mod sealed {
 /// SEND (IBTA vol 1, 9.4.1): into a receive that the peer posted.
 #[derive(Debug, Clone, Copy)]
 pub struct Send;
+
+/// SEND to an address that the request names (IBTA vol 1, 9.8.3): a datagram.
+#[derive(Debug, Clone, Copy)]
+pub struct SendTo {
+    pub(crate) ah: *mut sys::ibv_ah,
+    pub(crate) qpn: u32,
+    pub(crate) qkey: u32,
+    /// The longest message in bytes; `None` where the address handle is not the queue pair's to use.
+    pub(crate) max_len: Option<u32>,
+}
 
 /// RDMA WRITE (IBTA vol 1, 9.4.3).
 #[derive(Debug, Clone, Copy)]
@@ -110,6 +120,29 @@ impl sealed::Fill for Send {
     unsafe fn fill(&self, wr: *mut sys::ibv_send_wr) {
         // SAFETY: points to a request by contract.
         unsafe { (*wr).opcode = sys::IBV_WR_SEND }
+    }
+}
+
+impl sealed::Fill for SendTo {
+    #[inline(always)]
+    unsafe fn fill(&self, wr: *mut sys::ibv_send_wr) {
+        // SAFETY: as above.
+        unsafe {
+            (*wr).opcode = sys::IBV_WR_SEND;
+            (*wr).wr.ud = sys::ibv_send_wr_ud {
+                ah: self.ah,
+                remote_qpn: self.qpn,
+                remote_qkey: self.qkey,
+            };
+        }
+    }
+
+    #[inline(always)]
+    fn check(&self, len: u64) -> Option<Reason> {
+        let Some(max) = self.max_len else {
+            return Some(Reason::ForeignAddressHandle);
+        };
+        (len > u64::from(max)).then_some(Reason::DatagramTooLong { len, max })
     }
 }
 
@@ -191,11 +224,15 @@ impl sealed::Fill for FetchAdd {
 }
 
 impl Operation for Send {}
+impl Operation for SendTo {}
 impl Operation for Write {}
 impl Operation for Read {}
 impl Operation for CompareSwap {}
 impl Operation for FetchAdd {}
 impl Immediate for Send {
+    const WITH_IMMEDIATE: sys::ibv_wr_opcode = sys::IBV_WR_SEND_WITH_IMM;
+}
+impl Immediate for SendTo {
     const WITH_IMMEDIATE: sys::ibv_wr_opcode = sys::IBV_WR_SEND_WITH_IMM;
 }
 impl Immediate for Write {

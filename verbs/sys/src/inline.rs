@@ -59,8 +59,8 @@ pub unsafe fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -> c_int {
     unsafe { (*(*cq).context).ops.req_notify_cq.unwrap_unchecked()(cq, solicited_only) }
 }
 
-/// The marker in `ibv_context::abi_compat` of a context that lies inside a [`verbs_context`]: `UINT8_MAX` as a pointer.
-pub const VERBS_ABI_IS_EXTENDED: *mut c_void = core::ptr::without_provenance_mut(u8::MAX as usize);
+/// The marker in `ibv_context::abi_compat` of a context that lies inside a [`verbs_context`]: `UINTPTR_MAX` as a pointer.
+pub const VERBS_ABI_IS_EXTENDED: *mut c_void = core::ptr::without_provenance_mut(usize::MAX);
 
 /// The extended context around `context`, or null when its provider has none.
 ///

@@ -92,6 +92,10 @@ pub(crate) struct Setup {
     pub(crate) min_rnr_timer: u8,
     pub(crate) sig_all: bool,
     pub(crate) qp_type: ibv_qp_type,
+    /// Made by ibv_create_qp_ex for these operations.
+    pub(crate) send_ops: Option<u32>,
+    /// A completion queue made by ibv_create_cq_ex, with these fields.
+    pub(crate) wc_flags: Option<u32>,
 }
 
 impl Default for Setup {
@@ -108,6 +112,8 @@ impl Default for Setup {
             min_rnr_timer: 1,
             sig_all: false,
             qp_type: IBV_QPT_RC,
+            send_ops: None,
+            wc_flags: None,
         }
     }
 }
@@ -145,12 +151,19 @@ impl Side {
         unsafe {
             let pd = (api().alloc_pd)(context);
             assert!(!pd.is_null());
-            let cq = (api().create_cq)(context, 4 * setup.depth as c_int, ptr::null_mut(), channel, 0);
+            let entries = 4 * setup.depth;
+            let cq = match setup.wc_flags {
+                None => (api().create_cq)(context, entries as c_int, ptr::null_mut(), channel, 0),
+                Some(fields) => create_cq_ex(context, &mut extended_cq_attr(entries, fields, channel)).cast(),
+            };
             assert!(!cq.is_null());
             let mr = (api().reg_mr)(pd, memory.cast(), setup.bytes, setup.rights as c_int);
             assert!(!mr.is_null(), "errno {}", errno());
             let mut init = init_attr(cq, setup);
-            let qp = (api().create_qp)(pd, &mut init);
+            let qp = match setup.send_ops {
+                None => (api().create_qp)(pd, &mut init),
+                Some(operations) => create_qp_ex(context, &mut extended_attr(pd, &init, operations)),
+            };
             assert!(!qp.is_null(), "errno {}", errno());
             assert_eq!((*qp).state, IBV_QPS_RESET);
             Self {
@@ -399,6 +412,53 @@ pub(crate) fn rtr_attr(setup: &Setup, gid: ibv_gid, qpn: u32, rq_psn: u32) -> ib
     attr.ah_attr.port_num = 1;
     attr.ah_attr.grh.dgid = gid;
     attr.ah_attr.grh.hop_limit = 1;
+    attr
+}
+
+/// ibv_create_qp_ex(3).
+///
+/// # Safety
+/// What is named is live.
+pub(crate) unsafe fn create_qp_ex(context: *mut ibv_context, attr: *mut ibv_qp_init_attr_ex) -> *mut ibv_qp {
+    // SAFETY: a soft device's context is extended, and has all of it.
+    unsafe { (*inline::verbs_get_ctx(context)).create_qp_ex.unwrap()(context, attr) }
+}
+
+/// ibv_create_cq_ex(3).
+///
+/// # Safety
+/// What is named is live.
+pub(crate) unsafe fn create_cq_ex(context: *mut ibv_context, attr: *mut ibv_cq_init_attr_ex) -> *mut ibv_cq_ex {
+    // SAFETY: as above.
+    unsafe { (*inline::verbs_get_ctx(context)).create_cq_ex.unwrap()(context, attr) }
+}
+
+/// What asks for a completion queue whose completions have these fields.
+pub(crate) fn extended_cq_attr(cqe: u32, fields: u32, channel: *mut ibv_comp_channel) -> ibv_cq_init_attr_ex {
+    ibv_cq_init_attr_ex {
+        cqe,
+        cq_context: ptr::null_mut(),
+        channel,
+        comp_vector: 0,
+        wc_flags: u64::from(fields),
+        comp_mask: 0,
+        flags: 0,
+        parent_domain: ptr::null_mut(),
+    }
+}
+
+/// What asks for a queue pair with the calls of ibv_wr_post(3).
+pub(crate) fn extended_attr(pd: *mut ibv_pd, init: &ibv_qp_init_attr, operations: u32) -> ibv_qp_init_attr_ex {
+    // SAFETY: integers and pointers.
+    let mut attr: ibv_qp_init_attr_ex = unsafe { MaybeUninit::zeroed().assume_init() };
+    attr.send_cq = init.send_cq;
+    attr.recv_cq = init.recv_cq;
+    attr.cap = init.cap;
+    attr.qp_type = init.qp_type;
+    attr.sq_sig_all = init.sq_sig_all;
+    attr.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
+    attr.pd = pd;
+    attr.send_ops_flags = u64::from(operations);
     attr
 }
 

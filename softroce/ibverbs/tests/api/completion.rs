@@ -2,6 +2,7 @@
 
 use std::mem::MaybeUninit;
 use std::ptr;
+use std::time::{Duration, Instant};
 
 use doorbell_softroce_ibverbs::api;
 use doorbell_verbs_sys::*;
@@ -16,6 +17,16 @@ fn event_of(channel: *mut ibv_comp_channel, cq: *mut ibv_cq) {
     assert_eq!(named, cq);
     // SAFETY: live.
     unsafe { (api().ack_cq_events)(cq, 1) };
+}
+
+fn readable(fd: i32) -> bool {
+    let mut watched = libc::pollfd {
+        fd,
+        events: libc::POLLIN,
+        revents: 0,
+    };
+    // SAFETY: one entry, live.
+    unsafe { libc::poll(&mut watched, 1, 0) == 1 }
 }
 
 fn set_nonblocking(fd: i32) {
@@ -129,4 +140,103 @@ fn an_overrun_breaks_the_queue_and_not_the_memory() {
     let mut wc = MaybeUninit::uninit();
     // SAFETY: live, room for one.
     assert!(unsafe { inline::poll_cq(a.cq, 1, wc.as_mut_ptr()) } < 0);
+}
+
+/// ibv_modify_cq(3) with these bits.
+fn modify_cq(cq: *mut ibv_cq, attr_mask: u32, cq_count: u16, cq_period: u16) -> i32 {
+    let moderate = ibv_moderate_cq { cq_count, cq_period };
+    let mut attr = ibv_modify_cq_attr { attr_mask, moderate };
+    // SAFETY: live.
+    unsafe { inline::modify_cq(cq, &mut attr) }
+}
+
+#[test]
+fn moderation_gathers_completions_into_one_event() {
+    crate::setup();
+    let setup = Setup::default();
+    let context = open("soft1").unwrap();
+    // SAFETY: live.
+    let channel = unsafe { (api().create_comp_channel)(context) };
+    let a = Side::new("soft0", &setup);
+    let b = Side::with_channel("soft1", &setup, channel);
+    connect(&a, &b, &setup);
+    let arm = || {
+        // SAFETY: live.
+        assert_eq!(unsafe { inline::req_notify_cq(b.cq, 0) }, 0)
+    };
+    let mut next = 0;
+    // Another message, received when this returns, and whether the channel was told by then: it is told before the message is acknowledged.
+    let mut told = || {
+        next += 1;
+        assert_eq!(b.receive(next, &mut [b.sge(0, 8)]), 0);
+        assert_eq!(a.post(request(next, IBV_WR_SEND), &mut [a.sge(0, 8)]), 0);
+        a.done(next);
+        // SAFETY: live.
+        readable(unsafe { (*channel).fd })
+    };
+    let take = |messages: usize| {
+        event_of(channel, b.cq);
+        for _ in 0..messages {
+            b.wait();
+        }
+    };
+    let micros = |period: u16| Duration::from_micros(period.into());
+    assert_eq!(modify_cq(b.cq, IBV_CQ_ATTR_MODERATE, 4, u16::MAX), 0);
+    for _ in 0..3 {
+        arm();
+        let since = Instant::now();
+        for message in 1..4 {
+            assert!(
+                !told() || since.elapsed() >= micros(u16::MAX),
+                "told of message {message}"
+            );
+        }
+        assert!(told(), "of the fourth");
+        take(4);
+    }
+    // Fewer than that are told when the time is over.
+    const PERIOD: u16 = 20_000;
+    assert_eq!(modify_cq(b.cq, IBV_CQ_ATTR_MODERATE, 1000, PERIOD), 0);
+    for messages in [1, 3] {
+        arm();
+        let since = Instant::now();
+        for _ in 0..messages {
+            told();
+        }
+        take(messages);
+        assert!(since.elapsed() >= micros(PERIOD));
+    }
+    // No moderation without a period or more than one to wait for; unknown attributes change nothing.
+    for (count, period) in [(0, 0), (1, u16::MAX), (1000, 0)] {
+        assert_eq!(modify_cq(b.cq, IBV_CQ_ATTR_MODERATE, count, period), 0);
+        arm();
+        assert!(told(), "{count} in {period} µs");
+        take(1);
+    }
+    for mask in [0, IBV_CQ_ATTR_RESERVED, IBV_CQ_ATTR_RESERVED | IBV_CQ_ATTR_MODERATE] {
+        assert_eq!(modify_cq(b.cq, mask, 1000, u16::MAX), libc::EINVAL);
+    }
+    // A queue that goes while its channel waits is not told of.
+    assert_eq!(modify_cq(b.cq, IBV_CQ_ATTR_MODERATE, 1000, u16::MAX), 0);
+    arm();
+    assert_eq!(b.receive(900, &mut [b.sge(0, 8)]), 0);
+    assert_eq!(a.post(request(900, IBV_WR_SEND), &mut [a.sge(0, 8)]), 0);
+    a.done(900);
+    // SAFETY: live, destroyed once, after what uses it.
+    unsafe {
+        set_nonblocking((*channel).fd);
+        let (qp, cq, mr, pd) = (b.qp, b.cq, b.mr, b.pd);
+        let memory = b.into_memory();
+        assert_eq!((api().destroy_qp)(qp), 0);
+        assert_eq!((api().destroy_cq)(cq), 0);
+        std::thread::sleep(2 * micros(u16::MAX));
+        let (mut named, mut cq_context) = (ptr::null_mut(), ptr::null_mut());
+        assert_eq!((api().get_cq_event)(channel, &mut named, &mut cq_context), -1);
+        assert_eq!(errno(), libc::EAGAIN);
+        assert_eq!((api().destroy_comp_channel)(channel), 0);
+        assert_eq!((api().dereg_mr)(mr), 0);
+        assert_eq!((api().dealloc_pd)(pd), 0);
+        assert_eq!((api().close_device)(context), 0);
+        drop(Box::from_raw(memory));
+    }
 }

@@ -3,12 +3,14 @@
 mod common;
 mod completion;
 mod errors;
+mod extended_cq;
 mod faults;
 mod objects;
 mod operations;
 mod passive;
 mod shared;
 mod unreliable;
+mod wr;
 
 use common::*;
 use doorbell_softroce_ibverbs::DeviceConfig;

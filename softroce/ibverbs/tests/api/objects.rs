@@ -53,6 +53,35 @@ fn device_port_and_gid() {
         );
         assert!(device.max_qp_rd_atom >= 16);
 
+        let query_ex = (*inline::verbs_get_ctx(context)).query_device_ex.unwrap();
+        let mut extended = MaybeUninit::<ibv_device_attr_ex>::uninit();
+        let size = size_of::<ibv_device_attr_ex>();
+        assert_eq!(query_ex(context, ptr::null(), extended.as_mut_ptr(), size), 0);
+        let extended = extended.assume_init();
+        assert_eq!(
+            (extended.orig_attr.max_qp, extended.phys_port_cnt_ex),
+            (device.max_qp, 1)
+        );
+        assert_eq!(
+            (extended.completion_timestamp_mask, extended.hca_core_clock),
+            (u64::MAX, 1_000_000)
+        );
+        assert_eq!(extended.device_cap_flags_ex, u64::from(device.device_cap_flags));
+        assert_eq!((extended.odp_caps.general_caps, extended.raw_packet_caps), (0, 0));
+        // A program of the past knows less of it, one of the future more.
+        let known = std::mem::offset_of!(ibv_device_attr_ex, max_dm_size);
+        let mut bytes = [0xee_u8; 2 * size_of::<ibv_device_attr_ex>()];
+        assert_eq!(query_ex(context, ptr::null(), bytes.as_mut_ptr().cast(), known), 0);
+        assert_eq!(bytes[known..], [0xee; 2 * size_of::<ibv_device_attr_ex>()][known..]);
+        assert_eq!(query_ex(context, ptr::null(), bytes.as_mut_ptr().cast(), 2 * size), 0);
+        assert!(bytes[size..].iter().all(|&byte| byte == 0));
+        assert_eq!(
+            query_ex(context, ptr::null(), bytes.as_mut_ptr().cast(), 8),
+            libc::EINVAL
+        );
+        let input = ibv_query_device_ex_input { comp_mask: 1 };
+        assert_eq!(query_ex(context, &input, bytes.as_mut_ptr().cast(), size), libc::EINVAL);
+
         let mut port = MaybeUninit::<ibv_port_attr>::uninit();
         assert_eq!(inline::query_port(api(), context, 1, port.as_mut_ptr()), 0);
         let port = port.assume_init();

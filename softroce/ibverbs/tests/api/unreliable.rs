@@ -20,10 +20,10 @@ fn of_type(names: (&str, &str), qp_type: ibv_qp_type) -> (Side, Side) {
 }
 
 /// An address handle of a PD, destroyed on drop.
-struct Ah(*mut ibv_ah);
+pub(crate) struct Ah(pub(crate) *mut ibv_ah);
 
 impl Ah {
-    fn to(side: &Side, gid: ibv_gid) -> Self {
+    pub(crate) fn to(side: &Side, gid: ibv_gid) -> Self {
         let mut attr = attr().ah_attr;
         attr.is_global = 1;
         attr.port_num = 1;

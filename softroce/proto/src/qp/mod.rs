@@ -19,7 +19,7 @@ use crate::qp::requester::Requester;
 use crate::qp::responder::{Refused, Responder};
 use crate::srq::SharedQueue;
 use crate::wire::{Nak, Packet, Transport};
-use crate::work::{PostError, ReceiveRequest, SendRequest, SrqId, Status};
+use crate::work::{Operation, PostError, ReceiveRequest, SendRequest, SrqId, Status};
 use crate::{AsyncEvent, EndpointConfig, Instant, Mtu, Qpn};
 
 /// What both sides of a queue pair need to know of its connection.
@@ -257,6 +257,22 @@ impl QueuePair {
             self.requester.flush(&self.connection, out);
         }
         Ok(())
+    }
+
+    /// Whether [`post_send`](Self::post_send), or [`post_datagram`](Self::post_datagram) for a `datagram`, would take a request after `ahead` others.
+    pub(crate) fn would_take(&self, request: &SendRequest<'_>, datagram: bool, ahead: u32) -> Result<(), PostError> {
+        if self.state < State::Rts {
+            return Err(PostError::State);
+        }
+        let offered = if datagram {
+            self.init.transport == Transport::Ud && matches!(request.operation, Operation::Send { .. })
+        } else {
+            self.offers(&request.operation)
+        };
+        if !offered {
+            return Err(PostError::Invalid);
+        }
+        self.requester.would_take(request, ahead)
     }
 
     pub(crate) fn post_receive(&mut self, request: &ReceiveRequest<'_>, out: &mut Outbox) -> Result<(), PostError> {

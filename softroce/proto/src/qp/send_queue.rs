@@ -166,6 +166,15 @@ impl SendQueue {
         Ok(())
     }
 
+    /// Whether [`post`](Self::post) would take a request after `ahead` others.
+    pub(crate) fn would_take(&self, request: &SendRequest<'_>, ahead: u32) -> Result<(), PostError> {
+        self.check(request)?;
+        if self.tail - self.head + u64::from(ahead) >= self.limit {
+            return Err(PostError::Full);
+        }
+        Ok(())
+    }
+
     /// Appends a datagram.
     pub(crate) fn post_datagram(
         &mut self,

@@ -142,6 +142,11 @@ impl Requester {
         self.queue.post(request, self.signal_all)
     }
 
+    /// Whether a request would be taken after `ahead` others.
+    pub(crate) fn would_take(&self, request: &SendRequest<'_>, ahead: u32) -> Result<(), PostError> {
+        self.queue.would_take(request, ahead)
+    }
+
     /// The PSN of the next new packet.
     pub(crate) fn next_psn(&self) -> Psn {
         self.psn(self.max)

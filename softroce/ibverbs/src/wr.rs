@@ -1,0 +1,449 @@
+//! Posting by calls, request by request: ibv_wr_post(3).
+//!
+//! A hardware provider writes each request into its send queue as the calls come. Here the engine is behind the device's lock, which nobody may hold for as long
+//! as an application likes; so the requests are staged in memory of the queue pair, allocated when it was created, and `ibv_wr_complete` posts them all
+//! under the lock, or none: each is checked before the first is queued. A mistake on the way (a setter before its request, too many elements, a queue too
+//! small) is kept and told by `ibv_wr_complete`.
+//!
+//! `ibv_wr_start` holds a lock of the queue pair until the batch is completed or aborted, so that threads take turns; one thread may have batches open on several
+//! queue pairs. Calls of operations that were not asked for at creation are null pointers, as rxe has them.
+//!
+//! A new operation is a row in [`operations_of`], a pointer in [`with_calls`], and its function beside [`send`].
+
+use core::ffi::{c_int, c_void};
+use std::cell::UnsafeCell;
+use std::mem::MaybeUninit;
+use std::ops::Range;
+use std::slice;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use doorbell_roce_proto::memory::{AtomicOp, Sge};
+use doorbell_roce_proto::wire::Transport;
+use doorbell_roce_proto::work::{Destination, Operation, Payload, PostError, SendRequest};
+use doorbell_roce_proto::{Qpn, RKey};
+use doorbell_softroce::Posting;
+use doorbell_verbs_sys::{
+    IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP, IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD, IBV_QP_EX_WITH_RDMA_READ,
+    IBV_QP_EX_WITH_RDMA_WRITE, IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM, IBV_QP_EX_WITH_SEND, IBV_QP_EX_WITH_SEND_WITH_IMM,
+    IBV_SEND_FENCE, IBV_SEND_SIGNALED, IBV_SEND_SOLICITED, ibv_ah, ibv_data_buf, ibv_qp, ibv_qp_cap, ibv_qp_ex,
+    ibv_sge,
+};
+use parking_lot::RawMutex;
+use parking_lot::lock_api::RawMutex as _;
+
+use crate::address;
+use crate::post::{errno_of, to_sge};
+use crate::queue_pair::SoftQp;
+
+/// The operations that a queue pair may be created for (`IBV_QP_EX_WITH_*`; IBTA vol 1, table 36).
+pub(crate) fn operations_of(transport: Transport) -> u64 {
+    let sends = IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_SEND_WITH_IMM;
+    let writes = IBV_QP_EX_WITH_RDMA_WRITE | IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM;
+    let atomics = IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP | IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD;
+    u64::from(match transport {
+        Transport::Rc => sends | writes | IBV_QP_EX_WITH_RDMA_READ | atomics,
+        Transport::Uc => sends | writes,
+        Transport::Ud => sends,
+    })
+}
+
+/// What C sees of a queue pair: its calls for the operations that it was created for, and none when it was created for none.
+pub(crate) fn with_calls(qp_base: ibv_qp, operations: Option<u64>) -> ibv_qp_ex {
+    // SAFETY: all-zero is an ibv_qp_ex: integers, null pointers and calls that are `None`. The mutex and condition are overwritten by those of `qp_base`.
+    let mut qp: ibv_qp_ex = unsafe { MaybeUninit::zeroed().assume_init() };
+    qp.qp_base = qp_base;
+    let Some(operations) = operations else {
+        return qp;
+    };
+    let asked = |operation: u32| operations & u64::from(operation) != 0;
+    macro_rules! call {
+        ($entry:ident, $flag:ident, $function:ident) => {
+            qp.$entry = if asked($flag) { Some($function) } else { None };
+        };
+    }
+    call!(wr_send, IBV_QP_EX_WITH_SEND, send);
+    call!(wr_send_imm, IBV_QP_EX_WITH_SEND_WITH_IMM, send_imm);
+    call!(wr_rdma_write, IBV_QP_EX_WITH_RDMA_WRITE, rdma_write);
+    call!(wr_rdma_write_imm, IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM, rdma_write_imm);
+    call!(wr_rdma_read, IBV_QP_EX_WITH_RDMA_READ, rdma_read);
+    call!(wr_atomic_cmp_swp, IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP, atomic_cmp_swp);
+    call!(
+        wr_atomic_fetch_add,
+        IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD,
+        atomic_fetch_add
+    );
+    qp.wr_set_sge = Some(set_sge);
+    qp.wr_set_sge_list = Some(set_sge_list);
+    qp.wr_set_inline_data = Some(set_inline_data);
+    qp.wr_set_inline_data_list = Some(set_inline_data_list);
+    qp.wr_set_ud_addr = Some(set_ud_addr);
+    qp.wr_start = Some(start);
+    qp.wr_complete = Some(complete);
+    qp.wr_abort = Some(abort);
+    qp
+}
+
+/// The staged requests of a queue pair, behind the lock that a batch holds.
+pub(crate) struct Stage {
+    lock: RawMutex,
+    /// Whether a batch is open: the lock is held, and `batch` is its holder's.
+    open: AtomicBool,
+    batch: UnsafeCell<Batch>,
+}
+
+/// A batch. Its vectors never grow: they have the room that the queue pair's capacities need.
+struct Batch {
+    requests: Vec<Staged>,
+    sges: Vec<Sge>,
+    inline: Vec<u8>,
+    max_requests: usize,
+    max_sge: usize,
+    max_inline: usize,
+    /// The first mistake.
+    refused: Option<PostError>,
+}
+
+/// A staged request.
+#[derive(Debug)]
+struct Staged {
+    wr_id: u64,
+    flags: u32,
+    operation: Operation,
+    bytes: Bytes,
+    destination: Option<Destination>,
+}
+
+/// Where the bytes of a staged request are: a range of the batch's elements, or of its inline bytes.
+#[derive(Debug)]
+enum Bytes {
+    Gather(Range<usize>),
+    Inline(Range<usize>),
+}
+
+impl Stage {
+    /// Room for as many requests as the queue pair takes.
+    pub(crate) fn new(cap: &ibv_qp_cap) -> Self {
+        let (max_requests, max_sge, max_inline) = (
+            cap.max_send_wr as usize,
+            cap.max_send_sge as usize,
+            cap.max_inline_data as usize,
+        );
+        Self {
+            lock: RawMutex::INIT,
+            open: AtomicBool::new(false),
+            batch: UnsafeCell::new(Batch {
+                requests: Vec::with_capacity(max_requests),
+                sges: Vec::with_capacity(max_requests * max_sge),
+                inline: Vec::with_capacity(max_requests * max_inline),
+                max_requests,
+                max_sge,
+                max_inline,
+                refused: None,
+            }),
+        }
+    }
+
+    /// Runs `change` on the batch, if one is open. A call outside of one has no way to say so, and changes nothing.
+    ///
+    /// # Safety
+    /// An open batch is this thread's, as ibv_wr_post(3) demands, and `change` does not come back here.
+    unsafe fn with(&self, change: impl FnOnce(&mut Batch)) {
+        if self.open.load(Ordering::Relaxed) {
+            // SAFETY: it is open, thus this thread's alone by contract until it is completed or aborted.
+            change(unsafe { &mut *self.batch.get() });
+        }
+    }
+
+    /// Ends a batch: `false` when none is open.
+    ///
+    /// # Safety
+    /// As for [`with`](Self::with).
+    unsafe fn end(&self, last: impl FnOnce(&mut Batch)) -> bool {
+        if !self.open.load(Ordering::Relaxed) {
+            return false;
+        }
+        // SAFETY: as in `with`; nobody else comes here before the lock is given back. It is ours, `start` having taken it for this batch.
+        unsafe {
+            last(&mut *self.batch.get());
+            self.open.store(false, Ordering::Relaxed);
+            self.lock.unlock();
+        }
+        true
+    }
+}
+
+impl Batch {
+    fn clear(&mut self) {
+        self.requests.clear();
+        self.sges.clear();
+        self.inline.clear();
+        self.refused = None;
+    }
+
+    fn refuse(&mut self, why: PostError) {
+        self.refused.get_or_insert(why);
+    }
+
+    fn begin(&mut self, wr_id: u64, flags: u32, operation: Operation) {
+        if self.requests.len() == self.max_requests {
+            return self.refuse(PostError::Full);
+        }
+        self.requests.push(Staged {
+            wr_id,
+            flags,
+            operation,
+            bytes: Bytes::Gather(0..0),
+            destination: None,
+        });
+    }
+
+    /// Changes the request begun last. After a mistake nothing is staged any more: it might be meant for a request that was refused.
+    fn set(&mut self, change: impl FnOnce(&mut Staged, &mut Vec<Sge>, &mut Vec<u8>) -> Result<(), PostError>) {
+        if self.refused.is_some() {
+            return;
+        }
+        let Some(request) = self.requests.last_mut() else {
+            return self.refuse(PostError::Invalid);
+        };
+        // A second setter of bytes replaces the first: so the room suffices.
+        match &request.bytes {
+            Bytes::Gather(range) => self.sges.truncate(self.sges.len() - range.len()),
+            Bytes::Inline(range) => self.inline.truncate(self.inline.len() - range.len()),
+        }
+        request.bytes = Bytes::Gather(0..0);
+        if let Err(why) = change(request, &mut self.sges, &mut self.inline) {
+            self.refuse(why);
+        }
+    }
+
+    fn set_elements(&mut self, elements: &[ibv_sge]) {
+        let max = self.max_sge;
+        self.set(|request, sges, _| {
+            if elements.len() > max {
+                return Err(PostError::Invalid);
+            }
+            let start = sges.len();
+            sges.extend(elements.iter().map(to_sge));
+            request.bytes = Bytes::Gather(start..sges.len());
+            Ok(())
+        });
+    }
+
+    /// # Safety
+    /// Each piece is readable, and nobody changes it meanwhile.
+    unsafe fn set_inline(&mut self, pieces: &[ibv_data_buf]) {
+        let max = self.max_inline;
+        self.set(|request, _, inline| {
+            // What is too long is refused before any of it is read.
+            let total = pieces
+                .iter()
+                .try_fold(0_usize, |sum, piece| sum.checked_add(piece.length));
+            if total.is_none_or(|total| total > max) {
+                return Err(PostError::Invalid);
+            }
+            let start = inline.len();
+            for piece in pieces.iter().filter(|piece| piece.length > 0) {
+                // SAFETY: readable by contract.
+                inline.extend_from_slice(unsafe { slice::from_raw_parts(piece.addr.cast(), piece.length) });
+            }
+            request.bytes = Bytes::Inline(start..inline.len());
+            Ok(())
+        });
+    }
+
+    /// Posts all requests, or none.
+    fn post(&self, posting: &mut Posting<'_>, is_datagram: bool) -> Result<(), PostError> {
+        if let Some(why) = self.refused {
+            return Err(why);
+        }
+        for (ahead, request) in (0..).zip(&self.requests) {
+            if is_datagram != request.destination.is_some() {
+                return Err(PostError::Invalid);
+            }
+            posting.check_send(&self.request(request), is_datagram, ahead)?;
+        }
+        for request in &self.requests {
+            match &request.destination {
+                None => posting.send(&self.request(request))?,
+                Some(to) => posting.send_datagram(&self.request(request), to)?,
+            }
+        }
+        Ok(())
+    }
+
+    fn request(&self, staged: &Staged) -> SendRequest<'_> {
+        SendRequest {
+            wr_id: staged.wr_id,
+            operation: staged.operation,
+            payload: match &staged.bytes {
+                Bytes::Gather(range) => Payload::Gather(&self.sges[range.clone()]),
+                Bytes::Inline(range) => Payload::Inline(&self.inline[range.clone()]),
+            },
+            signalled: staged.flags & IBV_SEND_SIGNALED != 0,
+            fence: staged.flags & IBV_SEND_FENCE != 0,
+            solicited: staged.flags & IBV_SEND_SOLICITED != 0,
+        }
+    }
+}
+
+// Batches
+
+/// `ibv_wr_start`: waits while another thread has a batch open on this queue pair.
+unsafe extern "C" fn start(qp: *mut ibv_qp_ex) {
+    // SAFETY: live and ours by contract, as for every call here; one with these calls has a stage.
+    if let Some(stage) = unsafe { SoftQp::stage(qp) } {
+        stage.lock.lock();
+        // SAFETY: the lock was just taken, and is held until `end`.
+        unsafe { &mut *stage.batch.get() }.clear();
+        stage.open.store(true, Ordering::Relaxed);
+    }
+}
+
+/// `ibv_wr_complete`: posts what was staged since `ibv_wr_start`; on an error, an errno value, nothing of it. `EINVAL` without a batch.
+unsafe extern "C" fn complete(qp: *mut ibv_qp_ex) -> c_int {
+    // SAFETY: as in `start`; the base is the extended struct's first member.
+    let (stage, soft, is_datagram) = unsafe {
+        let base = qp.cast::<ibv_qp>();
+        (SoftQp::stage(qp), SoftQp::handle(base), SoftQp::is_datagram(base))
+    };
+    let mut posted = Err(PostError::Invalid);
+    if let Some(stage) = stage {
+        // SAFETY: an open batch is this thread's by contract.
+        unsafe { stage.end(|batch| posted = soft.post_send(|posting| batch.post(posting, is_datagram))) };
+    }
+    posted.map_or_else(errno_of, |()| 0)
+}
+
+/// `ibv_wr_abort`: forgets what was staged since `ibv_wr_start`.
+unsafe extern "C" fn abort(qp: *mut ibv_qp_ex) {
+    // SAFETY: as in `complete`.
+    if let Some(stage) = unsafe { SoftQp::stage(qp) } {
+        // SAFETY: an open batch is this thread's by contract.
+        unsafe { stage.end(Batch::clear) };
+    }
+}
+
+/// Runs `change` on the open batch of a queue pair.
+///
+/// # Safety
+/// `qp` is live and ours, and its open batch, if any, this thread's.
+unsafe fn change(qp: *mut ibv_qp_ex, change: impl FnOnce(&mut Batch)) {
+    // SAFETY: by contract.
+    if let Some(stage) = unsafe { SoftQp::stage(qp) } {
+        // SAFETY: by contract.
+        unsafe { stage.with(change) };
+    }
+}
+
+// Requests
+
+/// Stages a request under the name and flags that the caller has set in the queue pair.
+///
+/// # Safety
+/// As for [`change`].
+unsafe fn begin(qp: *mut ibv_qp_ex, operation: Operation) {
+    // SAFETY: live by contract; the caller alone writes the two while its batch is open.
+    let (wr_id, flags) = unsafe { ((*qp).wr_id, (*qp).wr_flags) };
+    // SAFETY: the same contract.
+    unsafe { change(qp, |batch| batch.begin(wr_id, flags, operation)) };
+}
+
+unsafe extern "C" fn send(qp: *mut ibv_qp_ex) {
+    // SAFETY: by contract of ibv_wr_post(3), as for all the calls that follow.
+    unsafe { begin(qp, Operation::Send { imm: None }) };
+}
+
+unsafe extern "C" fn send_imm(qp: *mut ibv_qp_ex, imm_data: u32) {
+    let imm = Some(u32::from_be(imm_data));
+    // SAFETY: as above.
+    unsafe { begin(qp, Operation::Send { imm }) };
+}
+
+unsafe extern "C" fn rdma_write(qp: *mut ibv_qp_ex, rkey: u32, addr: u64) {
+    let (rkey, imm) = (RKey(rkey), None);
+    // SAFETY: as above.
+    unsafe { begin(qp, Operation::Write { addr, rkey, imm }) };
+}
+
+unsafe extern "C" fn rdma_write_imm(qp: *mut ibv_qp_ex, rkey: u32, addr: u64, imm_data: u32) {
+    let (rkey, imm) = (RKey(rkey), Some(u32::from_be(imm_data)));
+    // SAFETY: as above.
+    unsafe { begin(qp, Operation::Write { addr, rkey, imm }) };
+}
+
+unsafe extern "C" fn rdma_read(qp: *mut ibv_qp_ex, rkey: u32, addr: u64) {
+    let rkey = RKey(rkey);
+    // SAFETY: as above.
+    unsafe { begin(qp, Operation::Read { addr, rkey }) };
+}
+
+unsafe extern "C" fn atomic_cmp_swp(qp: *mut ibv_qp_ex, rkey: u32, addr: u64, compare: u64, swap: u64) {
+    let (rkey, op) = (RKey(rkey), AtomicOp::CompareSwap { compare, swap });
+    // SAFETY: as above.
+    unsafe { begin(qp, Operation::Atomic { addr, rkey, op }) };
+}
+
+unsafe extern "C" fn atomic_fetch_add(qp: *mut ibv_qp_ex, rkey: u32, addr: u64, add: u64) {
+    let (rkey, op) = (RKey(rkey), AtomicOp::FetchAdd { add });
+    // SAFETY: as above.
+    unsafe { begin(qp, Operation::Atomic { addr, rkey, op }) };
+}
+
+// Setters
+
+unsafe extern "C" fn set_sge(qp: *mut ibv_qp_ex, lkey: u32, addr: u64, length: u32) {
+    let element = ibv_sge { addr, length, lkey };
+    // SAFETY: as above.
+    unsafe { change(qp, |batch| batch.set_elements(slice::from_ref(&element))) };
+}
+
+unsafe extern "C" fn set_sge_list(qp: *mut ibv_qp_ex, num_sge: usize, sg_list: *const ibv_sge) {
+    // SAFETY: that many elements by contract.
+    let elements = unsafe { list(sg_list, num_sge) };
+    // SAFETY: as above.
+    unsafe { change(qp, |batch| batch.set_elements(elements)) };
+}
+
+/// The bytes are copied at once: the caller may use them anew.
+unsafe extern "C" fn set_inline_data(qp: *mut ibv_qp_ex, addr: *mut c_void, length: usize) {
+    let piece = ibv_data_buf { addr, length };
+    // SAFETY: as above; readable by contract.
+    unsafe { change(qp, |batch| batch.set_inline(slice::from_ref(&piece))) };
+}
+
+unsafe extern "C" fn set_inline_data_list(qp: *mut ibv_qp_ex, num_buf: usize, buf_list: *const ibv_data_buf) {
+    // SAFETY: that many pieces by contract.
+    let pieces = unsafe { list(buf_list, num_buf) };
+    // SAFETY: as above; readable by contract.
+    unsafe { change(qp, |batch| batch.set_inline(pieces)) };
+}
+
+/// The path is copied: the handle may be destroyed once this has returned.
+unsafe extern "C" fn set_ud_addr(qp: *mut ibv_qp_ex, ah: *mut ibv_ah, remote_qpn: u32, remote_qkey: u32) {
+    // SAFETY: null, or live and ours by contract.
+    let path = unsafe { address::path_of(ah) };
+    let set = |batch: &mut Batch| match (batch.requests.last_mut(), path) {
+        (Some(request), Some(path)) => {
+            request.destination = Some(Destination {
+                path,
+                qpn: Qpn::new(remote_qpn),
+                qkey: remote_qkey,
+            });
+        }
+        _ => batch.refuse(PostError::Invalid),
+    };
+    // SAFETY: as above.
+    unsafe { change(qp, set) };
+}
+
+/// A list of C's.
+///
+/// # Safety
+/// `first` points to `count` live elements, unless `count` is 0.
+unsafe fn list<'a, T>(first: *const T, count: usize) -> &'a [T] {
+    if count == 0 {
+        return &[];
+    }
+    // SAFETY: by contract.
+    unsafe { slice::from_raw_parts(first, count) }
+}

@@ -1,0 +1,193 @@
+//! Attributes of queue pairs in use: asked for, changed, and the drained state in which most can be.
+
+use doorbell_verbs::{
+    AsyncEvent, Local, PathMigration, QKey, QpState, Queue, QueuePairError, QueuePairEvent, RemoteRead, RemoteRights,
+    Success, TransportKind,
+};
+
+use crate::{PATIENCE, Side, connect};
+
+#[test]
+fn a_drained_queue_pair_is_changed_and_goes_on() {
+    let (mut a, b) = (Side::new(0), Side::new(1));
+    let (mut to_b, _to_a) = connect(&a, &b, |builder| builder.allow_remote_read().rc());
+    let mut events = a.context.events().unwrap();
+    let log = b.pd.register(vec![7; 64], RemoteRead).unwrap();
+
+    let error = to_b.change().timeout(20).apply().unwrap_err();
+    assert!(
+        error
+            .to_string()
+            .ends_with("RTS to RTS does not allow IBV_QP_TIMEOUT; SQD to SQD does: drain() first"),
+        "{error}"
+    );
+    to_b.drain().unwrap();
+    let drained = events.wait(PATIENCE).unwrap();
+    let qpn = to_b.qpn();
+    assert_eq!(
+        drained,
+        Some(AsyncEvent::Qp {
+            qpn,
+            event: QueuePairEvent::SendQueueDrained
+        })
+    );
+    let attr = to_b.query().unwrap();
+    assert_eq!((attr.state, attr.draining), (QpState::Sqd, false));
+
+    // What is posted now waits.
+    to_b.read(a.buffer(64), log.remote()).unwrap();
+    to_b.change()
+        .timeout(20)
+        .retry_count(3)
+        .rnr_retry(2)
+        .initiator_depth(2)
+        .apply()
+        .unwrap();
+    let mut path = to_b.query().unwrap().connection.unwrap().path;
+    if let Some(global) = &mut path.global {
+        (global.hop_limit, global.traffic_class) = (9, 32);
+    }
+    to_b.change().path(path).apply().unwrap();
+    assert!(a.cq.poll().unwrap().next().is_none(), "nothing is sent in SQD");
+    to_b.resume().unwrap();
+    let attr = to_b.query().unwrap();
+    let reliable = attr.connection.unwrap().reliable.unwrap();
+    assert_eq!(attr.state, QpState::Rts);
+    assert_eq!((reliable.timeout, reliable.retry_count, reliable.rnr_retry), (20, 3, 2));
+    assert_eq!(attr.connection.unwrap().path, path);
+
+    to_b.change()
+        .min_rnr_timer(20)
+        .rights(RemoteRights {
+            read: true,
+            ..RemoteRights::default()
+        })
+        .apply()
+        .unwrap();
+    let attr = to_b.query().unwrap();
+    assert_eq!(attr.connection.unwrap().reliable.unwrap().min_rnr_timer, 20);
+    assert_eq!(
+        attr.rights,
+        RemoteRights {
+            read: true,
+            ..RemoteRights::default()
+        }
+    );
+
+    to_b.read(a.buffer(64), log.remote()).unwrap();
+    to_b.flush().unwrap();
+    let error = to_b.resume().unwrap_err();
+    assert!(
+        error
+            .to_string()
+            .ends_with("an RC queue pair cannot go from ERR to RTS, only to RESET"),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_read_posted_while_drained_is_done_after() {
+    let (mut a, b) = (Side::new(0), Side::new(1));
+    let (mut to_b, _to_a) = connect(&a, &b, |builder| builder.allow_remote_read().signal_all().rc());
+    let log = b.pd.register(vec![7; 64], RemoteRead).unwrap();
+    to_b.drain().unwrap();
+    to_b.read(a.buffer(64), log.remote()).unwrap();
+    to_b.resume().unwrap();
+    a.next(Queue::Send, |completion| {
+        assert_eq!(completion.result(), Ok(Success::Read));
+        assert_eq!(*completion.take::<Local>().unwrap(), [7; 64]);
+    });
+}
+
+#[test]
+fn values_beyond_their_range_are_refused_here() {
+    let (a, b) = (Side::new(0), Side::new(1));
+    let (mut qp, _other) = connect(&a, &b, |builder| builder.rc());
+    let error = qp.change().min_rnr_timer(32).apply().unwrap_err();
+    assert!(matches!(
+        error,
+        QueuePairError::Range {
+            what: "min_rnr_timer",
+            asked: 32,
+            max: 31,
+            ..
+        }
+    ));
+    assert!(
+        error.to_string().ends_with(": min_rnr_timer 32 is beyond 31"),
+        "{error}"
+    );
+    let path = qp.query().unwrap().connection.unwrap().path;
+    let error = qp
+        .change()
+        .alternate_path(path, 0, 14)
+        .migration(PathMigration::Rearm)
+        .apply();
+    assert!(
+        matches!(error, Err(QueuePairError::Modify { .. })),
+        "a soft device has no alternate paths"
+    );
+}
+
+#[test]
+fn uc_and_ud_drain_too() {
+    let (a, b) = (Side::new(0), Side::new(1));
+    let mut events = a.context.events().unwrap();
+    let (mut uc, _other) = connect(&a, &b, |builder| builder.allow_remote_write().uc());
+    let mut ud = a.builder().ud().unwrap();
+    let mut expect_drained = |qpn| {
+        let event = QueuePairEvent::SendQueueDrained;
+        // Another test's queue pairs may be heard of too.
+        while events.wait(PATIENCE).unwrap().expect("the event comes") != (AsyncEvent::Qp { qpn, event }) {}
+    };
+    uc.drain().unwrap();
+    expect_drained(uc.qpn());
+    ud.drain().unwrap();
+    expect_drained(ud.qpn());
+    uc.change().rights(RemoteRights::default()).apply().unwrap();
+    ud.change().qkey(QKey(0x55)).apply().unwrap();
+    assert_eq!(ud.endpoint().qkey, QKey(0x55));
+    assert_eq!(ud.query().unwrap().qkey, Some(QKey(0x55)));
+    for state in [uc.state().unwrap(), ud.state().unwrap()] {
+        assert_eq!(state, QpState::Sqd);
+    }
+    uc.resume().unwrap();
+    ud.resume().unwrap();
+    assert_eq!(ud.query().unwrap().state, QpState::Rts);
+    let attr = uc.query().unwrap();
+    assert_eq!((attr.transport, attr.state), (TransportKind::Uc, QpState::Rts));
+    assert!(attr.connection.unwrap().reliable.is_none(), "UC has no retries");
+}
+
+#[test]
+fn a_query_shows_everything() {
+    let (a, b) = (Side::new(0), Side::new(1));
+    let set = |builder: doorbell_verbs::QueuePairBuilder<'_>| {
+        let psn = doorbell_verbs::Psn::truncated(0x123);
+        builder.psn(psn).allow_remote_read().allow_remote_write().rc()
+    };
+    let (qp, _other) = connect(&a, &b, set);
+    let gid = qp.peer().gid;
+    let expected = format!(
+        "queue pair {}: RC, RTS\n  \
+         port 1, P_Key index 0\n  \
+         send queue 16 of 1 buffers, receive queue 16 of 1 buffers, 64 bytes inline\n  \
+         peers may READ, WRITE\n  \
+         peer {} at {gid} from GID index 0 of port 1, hop limit 64, traffic class 0, flow label 0, service level 0, path MTU {}\n  \
+         timeout 14 (67.1ms), 7 retries, 7 when the receiver is not ready, RNR timer 12\n  \
+         READs and atomics: 16 outstanding, 16 served\n  \
+         path migration Migrated, receive PSN 0x000123\n  \
+         send PSN 0x000123",
+        qp.qpn(),
+        qp.peer().qpn,
+        qp.mtu(),
+    );
+    assert_eq!(qp.query().unwrap().to_string(), expected);
+    let ud = a.builder().ud().unwrap();
+    let shown = ud.query().unwrap().to_string();
+    assert!(shown.contains("\n  Q_Key 0x11111111\n"), "{shown}");
+    assert!(
+        shown.starts_with(&format!("queue pair {}: UD, RTS\n", ud.qpn())),
+        "{shown}"
+    );
+}

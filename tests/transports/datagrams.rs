@@ -1,0 +1,181 @@
+//! UD: datagrams by address handles.
+
+use doorbell_verbs::{AddressHandleError, Buffer, Datagram, GRH_BYTES, Local, QKey, Queue, Reason, Success};
+
+use crate::Side;
+
+/// Room for a datagram of the longest kind.
+const ROOM: usize = 4096 + GRH_BYTES;
+
+/// The next datagram received, and its buffer.
+fn receive(side: &mut Side) -> (Datagram, Buffer) {
+    side.next(Queue::Receive, |completion| {
+        let datagram = completion.datagram().expect("a datagram");
+        let len = datagram.len() + GRH_BYTES;
+        let imm = datagram.imm();
+        assert_eq!(
+            completion.result(),
+            Ok(Success::Receive { len: len as u32, imm }),
+            "the completion's length has the header in it"
+        );
+        (datagram, completion.take::<Local>().unwrap())
+    })
+}
+
+#[test]
+fn a_datagram_is_answered_by_what_its_completion_says() {
+    let (mut a, mut b) = (Side::new(0), Side::new(1));
+    let (mut asks, mut answers) = (a.builder().ud().unwrap(), b.builder().ud().unwrap());
+    let there = answers.endpoint();
+    assert_eq!(there.qkey, QKey::DEFAULT);
+    let ah = a.pd.address_handle().to(&there).unwrap();
+    for round in 0..50_u32 {
+        let len = (round as usize * 83) % (asks.max_datagram() as usize + 1);
+        answers.receive(b.buffer(ROOM)).unwrap();
+        asks.receive(a.buffer(ROOM)).unwrap();
+        let mut question = a.buffer(ROOM);
+        for (at, byte) in question.iter_mut().enumerate() {
+            *byte = (at as u32 ^ round) as u8;
+        }
+        let expected = question[..len].to_vec();
+        let part = question.part(..len);
+        asks.post(|batch| {
+            batch.send_to(part, &ah, there.qpn, there.qkey).imm(round).signalled();
+        })
+        .unwrap();
+
+        let (datagram, received) = receive(&mut b);
+        assert_eq!((datagram.source(), datagram.imm()), (asks.qpn(), Some(round)));
+        assert!(datagram.has_grh());
+        assert_eq!(received[datagram.payload()], expected);
+        let back = b.pd.address_handle().reply_to(&datagram, &received).unwrap();
+        let echo = received.part(datagram.payload());
+        answers.send_to(echo, &back, datagram.source(), there.qkey).unwrap();
+        // The send may still be in flight.
+        drop(back);
+
+        let (answer, received) = receive(&mut a);
+        assert_eq!((answer.source(), answer.imm()), (there.qpn, None));
+        assert_eq!(received[answer.payload()], expected);
+    }
+}
+
+#[test]
+fn one_queue_pair_talks_to_many() {
+    let (a, mut b) = (Side::new(0), Side::new(1));
+    let mut hub = a.builder().ud().unwrap();
+    let mut others: Vec<_> = (0..2).map(|_| b.builder().qkey(QKey(0x77)).ud().unwrap()).collect();
+    // One handle: all are on one port.
+    let ah = a.pd.address_handle().to_gid(others[0].endpoint().gid).unwrap();
+    for other in &mut others {
+        other.receive(b.buffer(ROOM)).unwrap();
+    }
+    let greeting = *b"to the second";
+    let (head, tail) = (a.buffer(4), a.buffer(8));
+    hub.post(|batch| {
+        batch.send_to_inline(&greeting, &ah, others[1].qpn(), QKey(0x77));
+        batch
+            .send_to_gather([head, tail], &ah, others[0].qpn(), QKey(0x77))
+            .signalled();
+    })
+    .unwrap_err();
+    // Two buffers in one request were not asked for. Now without.
+    hub.send_to_inline(&greeting, &ah, others[1].qpn(), QKey(0x77)).unwrap();
+    let (datagram, received) = receive(&mut b);
+    assert_eq!(datagram.source(), hub.qpn());
+    assert_eq!(received[datagram.payload()], greeting);
+    // A wrong key: dropped without a word. The next with the right one arrives.
+    hub.send_to_inline(b"wrong", &ah, others[0].qpn(), QKey(0x78)).unwrap();
+    hub.send_to_inline(b"right", &ah, others[0].qpn(), QKey(0x77)).unwrap();
+    let (datagram, received) = receive(&mut b);
+    assert_eq!(&received[datagram.payload()], b"right");
+}
+
+#[test]
+fn what_cannot_be_a_datagram_is_refused_before_it_is_posted() {
+    let (a, b) = (Side::new(0), Side::new(1));
+    let mut qp = a.builder().mtu(doorbell_verbs::Mtu::B256).ud().unwrap();
+    let there = b.builder().ud().unwrap().endpoint();
+    let ah = a.pd.address_handle().to(&there).unwrap();
+    assert_eq!(qp.max_datagram(), 256);
+
+    let refused = qp.send_to(a.buffer(257), &ah, there.qpn, there.qkey).unwrap_err();
+    assert!(matches!(refused.reason, Reason::DatagramTooLong { len: 257, max: 256 }));
+    assert_eq!(
+        refused.to_string(),
+        "request 0 of the batch was refused: 257 bytes in one datagram, the MTU here or at its destination is 256: send several"
+    );
+
+    let refused = qp.receive(a.buffer(GRH_BYTES - 1)).unwrap_err();
+    assert!(matches!(refused.reason, Reason::NoRoomForHeader { len: 39 }));
+    assert_eq!(refused.buffers.len(), 1, "the buffer comes back");
+    qp.receive(a.buffer(GRH_BYTES)).unwrap();
+    let (room, short) = (a.buffer(ROOM), a.buffer(8));
+    let refused = qp
+        .post_receives(|batch| {
+            batch.receive(room);
+            batch.receive(short);
+        })
+        .unwrap_err();
+    assert_eq!((refused.index, refused.buffers.len()), (1, 2));
+
+    let other = a.context.protection_domain().unwrap();
+    let foreign = other.address_handle().to(&there).unwrap();
+    let refused = qp.send_to(a.buffer(8), &foreign, there.qpn, there.qkey).unwrap_err();
+    assert!(matches!(refused.reason, Reason::ForeignAddressHandle));
+}
+
+#[test]
+fn an_address_handle_that_cannot_be_says_why() {
+    let side = Side::new(0);
+    let endpoint = side.builder().ud().unwrap().endpoint();
+    let builder = || side.pd.address_handle();
+    let six = doorbell_verbs::Gid::from("2001:db8::1".parse::<std::net::IpAddr>().unwrap());
+    let error = builder().to_gid(six).unwrap_err();
+    assert!(
+        matches!(
+            error,
+            AddressHandleError::Create {
+                verb: "ibv_create_ah",
+                ..
+            }
+        ),
+        "{error}"
+    );
+    assert!(error.to_string().contains("2001:db8::1 from ::ffff:127."), "{error}");
+    assert!(matches!(
+        builder().service_level(16).to(&endpoint),
+        Err(AddressHandleError::ServiceLevel { level: 16 })
+    ));
+    assert!(matches!(
+        builder().port(2).to(&endpoint),
+        Err(AddressHandleError::Device(_))
+    ));
+    assert!(matches!(
+        builder().gid_index(9).to(&endpoint),
+        Err(AddressHandleError::Device(_))
+    ));
+}
+
+#[test]
+fn a_short_buffer_holds_no_header() {
+    let (a, mut b) = (Side::new(0), Side::new(1));
+    let mut from = a.builder().ud().unwrap();
+    let mut to = b.builder().max_recv_sge(2).ud().unwrap();
+    let there = to.endpoint();
+    let buffers = [b.buffer(16), b.buffer(64)];
+    to.post_receives(|batch| batch.receive_scatter(buffers)).unwrap();
+    let ah = a.pd.address_handle().to(&there).unwrap();
+    from.send_to_inline(b"scattered", &ah, there.qpn, there.qkey).unwrap();
+    let (datagram, first, second) = b.next(Queue::Receive, |completion| {
+        let mut take = || completion.take::<Local>().unwrap();
+        let (first, second) = (take(), take());
+        (completion.datagram().unwrap(), first, second)
+    });
+    assert!(matches!(
+        b.pd.address_handle().reply_to(&datagram, &first),
+        Err(AddressHandleError::NoHeader { len: 16 })
+    ));
+    let payload = datagram.payload();
+    assert_eq!(&second[payload.start - 16..payload.end - 16], b"scattered");
+}

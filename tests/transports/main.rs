@@ -1,0 +1,87 @@
+//! UC, UD and the attributes of queue pairs in use by the safe API on soft devices, both ends in this process: what the stub of `verbs` cannot show, because there
+//! nothing is sent.
+
+mod attributes;
+mod connected;
+mod datagrams;
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::Once;
+use std::time::{Duration, Instant};
+
+use doorbell_softroce_ibverbs::{DeviceConfig, api, configure};
+use doorbell_verbs::{
+    Buffer, CompletionQueue, Connected, Context, Library, Local, PreparedQueuePair, ProtectionDomain, Queue, QueuePair,
+    QueuePairBuilder, QueuePairError,
+};
+
+/// Longer than anything here takes, on a busy machine too.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Device `soft0` or `soft1`, on an address of this process's own.
+fn open(n: u8) -> Context {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let [_, _, high, low] = std::process::id().to_be_bytes();
+        let device = |n: u8| DeviceConfig {
+            address: Some(IpAddr::V4(Ipv4Addr::new(127, 96 + high % 64, low, 1 + n))),
+            ..DeviceConfig::new(format!("soft{n}"))
+        };
+        configure(vec![device(0), device(1)]).unwrap();
+    });
+    Library::new(api()).open(&format!("soft{n}")).unwrap()
+}
+
+/// One side: a device, a domain, and a completion queue of 64 entries.
+struct Side {
+    context: Context,
+    pd: ProtectionDomain,
+    cq: CompletionQueue,
+}
+
+impl Side {
+    fn new(n: u8) -> Self {
+        let context = open(n);
+        let pd = context.protection_domain().unwrap();
+        let cq = context.completion_queue(64).unwrap();
+        Self { context, pd, cq }
+    }
+
+    /// Queues of 16 requests.
+    fn builder(&self) -> QueuePairBuilder<'_> {
+        self.pd
+            .queue_pair(&self.cq)
+            .send_depth(16)
+            .recv_depth(16)
+            .max_inline(64)
+    }
+
+    fn buffer(&self, len: usize) -> Buffer {
+        self.pd.register(vec![0; len], Local).unwrap()
+    }
+
+    /// The next request that was posted to `queue` of any queue pair and is done, with `look` at its completion. Others are dropped.
+    fn next<R>(&mut self, queue: Queue, mut look: impl FnMut(&mut doorbell_verbs::Completion<'_>) -> R) -> R {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            for mut completion in self.cq.poll().unwrap() {
+                if completion.queue() == queue {
+                    return look(&mut completion);
+                }
+                completion.result().unwrap();
+            }
+            assert!(Instant::now() < deadline, "no completion of the {queue:?} queue came");
+        }
+    }
+}
+
+/// Two queue pairs of one transport, connected to each other.
+fn connect<T: Connected>(
+    a: &Side,
+    b: &Side,
+    make: impl Fn(QueuePairBuilder<'_>) -> Result<PreparedQueuePair<T>, QueuePairError>,
+) -> (QueuePair<T>, QueuePair<T>) {
+    let (to_b, to_a) = (make(a.builder()).unwrap(), make(b.builder()).unwrap());
+    let (of_a, of_b) = (to_b.endpoint(), to_a.endpoint());
+    (to_b.connect(&of_b).unwrap(), to_a.connect(&of_a).unwrap())
+}

@@ -1,0 +1,322 @@
+//! Address handles: where datagrams go (ibv_create_ah(3), IBTA vol 1, 10.2.2). Made for an endpoint that a peer gave, for a GID, or for whoever sent a datagram.
+
+mod keep;
+
+use core::mem::MaybeUninit;
+use std::io;
+use std::sync::Arc;
+
+use doorbell_verbs_sys as sys;
+
+pub(crate) use keep::Handles;
+
+use crate::error::DeviceError;
+use crate::memory::{Buffer, Kind};
+use crate::pd::{PdInner, ProtectionDomain};
+use crate::qp::{GRH_BYTES, UdEndpoint};
+use crate::types::{Gid, Lid};
+use crate::wr::datagram::Datagram;
+
+/// Where datagrams go: the path to a port, which many queue pairs may be at.
+///
+/// Cloning is cheap. It may be dropped as soon as a post with it has returned: the protection domain keeps what the device may still need (ibv_post_send(3): until the
+/// completions of all sends with it have been polled), without a cost on the path from posting to completion.
+#[derive(Clone)]
+pub struct AddressHandle {
+    inner: Arc<AhInner>,
+}
+
+struct AhInner {
+    raw: *mut sys::ibv_ah,
+    port: u8,
+    /// The longest datagram that its destination takes, in bytes, as far as is known.
+    max_len: u32,
+    pd: Arc<PdInner>,
+}
+
+// SAFETY: `raw` is only passed to verbs, which may be called from any thread.
+unsafe impl Send for AhInner {}
+// SAFETY: as above.
+unsafe impl Sync for AhInner {}
+
+/// Nothing is known of the destination's MTU.
+const ANY_LENGTH: u32 = u32::MAX;
+
+impl AddressHandle {
+    /// # Safety
+    /// `raw` was just made in `pd`, for `port`.
+    unsafe fn new(raw: *mut sys::ibv_ah, port: u8, max_len: u32, pd: &Arc<PdInner>) -> Self {
+        let pd = Arc::clone(pd);
+        Self {
+            inner: Arc::new(AhInner { raw, port, max_len, pd }),
+        }
+    }
+
+    #[inline(always)]
+    pub(crate) fn raw(&self) -> *mut sys::ibv_ah {
+        self.inner.raw
+    }
+
+    #[inline(always)]
+    pub(crate) fn max_len(&self) -> u32 {
+        self.inner.max_len
+    }
+
+    /// Whether a queue pair on `port`, in the domain at the address `pd`, may use it.
+    #[inline(always)]
+    pub(crate) fn serves(&self, pd: usize, port: u8) -> bool {
+        Arc::as_ptr(&self.inner.pd).addr() == pd && self.inner.port == port
+    }
+}
+
+impl core::fmt::Debug for AddressHandle {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("AddressHandle")
+            .field("device", &self.inner.pd.context.name)
+            .field("port", &self.inner.port)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Drop for AhInner {
+    fn drop(&mut self) {
+        // SAFETY: made in this domain by `new`, given up here, once. No post with it is under way: that borrows a handle.
+        unsafe { self.pd.handles.retire(&self.pd.context, self.raw) };
+    }
+}
+
+/// How packets leave: what an address vector says besides their destination.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Route {
+    pub(crate) port: u8,
+    pub(crate) traffic_class: u8,
+    pub(crate) hop_limit: u8,
+    pub(crate) service_level: u8,
+}
+
+impl Route {
+    /// The address vector to `gid` or, without the index of a GID of one's own, to `lid` (IBTA vol 1, 11.2.2.1).
+    pub(crate) fn vector(&self, gid: Gid, lid: Lid, source: Option<u32>) -> sys::ibv_ah_attr {
+        // SAFETY: all-zero is a valid value of this struct of integers.
+        let mut vector: sys::ibv_ah_attr = unsafe { core::mem::zeroed() };
+        vector.dlid = lid.0;
+        vector.sl = self.service_level;
+        vector.port_num = self.port;
+        if let Some(index) = source {
+            vector.is_global = 1;
+            vector.grh.dgid = gid.to_sys();
+            // The index came from a u8, or from a table whose preferred entry lies beyond what this field can name; then the device says so.
+            vector.grh.sgid_index = u8::try_from(index).unwrap_or(u8::MAX);
+            vector.grh.hop_limit = self.hop_limit;
+            vector.grh.traffic_class = self.traffic_class;
+        }
+        vector
+    }
+}
+
+/// Builds an address handle; made by [`ProtectionDomain::address_handle`]. Port and GID must be those of the queue pair that is to use it.
+#[derive(Debug, Clone, Copy)]
+#[must_use = "a builder does nothing until to(), to_gid() or reply_to() is called"]
+pub struct AddressHandleBuilder<'a> {
+    pd: &'a ProtectionDomain,
+    route: Route,
+    gid_index: Option<u8>,
+}
+
+impl<'a> AddressHandleBuilder<'a> {
+    pub(crate) fn new(pd: &'a ProtectionDomain) -> Self {
+        Self {
+            pd,
+            route: Route {
+                port: 1,
+                traffic_class: 0,
+                hop_limit: 64,
+                service_level: 0,
+            },
+            gid_index: None,
+        }
+    }
+
+    /// The port that packets leave by, from 1 (default 1).
+    pub fn port(mut self, port: u8) -> Self {
+        self.route.port = port;
+        self
+    }
+
+    /// The index of the GID that packets come from (default on RoCE: the one that reaches furthest; on InfiniBand: none, addressing by LID).
+    pub fn gid_index(mut self, index: u8) -> Self {
+        self.gid_index = Some(index);
+        self
+    }
+
+    /// The traffic class of the packets: on RoCEv2 the IP header's DSCP and ECN (default 0).
+    pub fn traffic_class(mut self, class: u8) -> Self {
+        self.route.traffic_class = class;
+        self
+    }
+
+    /// How many routers the packets may pass (default 64).
+    pub fn hop_limit(mut self, hops: u8) -> Self {
+        self.route.hop_limit = hops;
+        self
+    }
+
+    /// The InfiniBand service level, at most 15 (default 0).
+    pub fn service_level(mut self, level: u8) -> Self {
+        self.route.service_level = level;
+        self
+    }
+
+    /// The handle for the port at which `endpoint` is.
+    ///
+    /// # Errors
+    /// When the device has no datagrams, this side's port or GID does not exist, or the peer's address cannot be resolved.
+    pub fn to(self, endpoint: &UdEndpoint) -> Result<AddressHandle, AddressHandleError> {
+        self.create(endpoint.gid, endpoint.lid, endpoint.mtu.bytes())
+    }
+
+    /// The handle for the port with this GID.
+    ///
+    /// # Errors
+    /// As for [`to`](Self::to).
+    pub fn to_gid(self, gid: Gid) -> Result<AddressHandle, AddressHandleError> {
+        self.create(gid, Lid(0), ANY_LENGTH)
+    }
+
+    /// The handle for whoever sent `datagram`, which lies in the buffer `received` behind its header (ibv_create_ah_from_wc(3)). Of the builder's settings only the
+    /// port matters: the answer goes back the way that the datagram came.
+    ///
+    /// # Errors
+    /// As for [`to`](Self::to), and when the buffer is too short to hold the header.
+    pub fn reply_to<K: Kind>(
+        self,
+        datagram: &Datagram,
+        received: &Buffer<K>,
+    ) -> Result<AddressHandle, AddressHandleError> {
+        let len = received.len();
+        if len < GRH_BYTES {
+            return Err(AddressHandleError::NoHeader { len });
+        }
+        let mut header = [0; GRH_BYTES];
+        received.read_at(0, &mut header);
+        // SAFETY: all-zero is a valid value of both, structs of integers, and every bit pattern of the header is a header's.
+        let (mut wc, mut grh) = unsafe { (datagram.to_sys(), MaybeUninit::<sys::ibv_grh>::zeroed().assume_init()) };
+        const { assert!(size_of::<sys::ibv_grh>() == GRH_BYTES) };
+        // SAFETY: both are 40 bytes, and any bytes are a valid ibv_grh.
+        unsafe { core::ptr::copy_nonoverlapping(header.as_ptr(), (&raw mut grh).cast(), GRH_BYTES) };
+        let pd = self.pd.inner();
+        let Some(create) = pd.context.api.create_ah_from_wc else {
+            return Err(self.unsupported());
+        };
+        self.check()?;
+        pd.handles.sweep(&pd.context);
+        // SAFETY: the domain is live, and completion and header are of one datagram.
+        let raw = unsafe { create(pd.raw, &mut wc, &mut grh, self.route.port) };
+        self.made("ibv_create_ah_from_wc", raw, ANY_LENGTH, || {
+            format!("the sender of a datagram, queue pair {}", datagram.source())
+        })
+    }
+
+    fn create(&self, gid: Gid, lid: Lid, max_len: u32) -> Result<AddressHandle, AddressHandleError> {
+        let pd = self.pd.inner();
+        let Some(create) = pd.context.api.create_ah else {
+            return Err(self.unsupported());
+        };
+        self.check()?;
+        let context = self.pd.context();
+        let port = context.port(self.route.port)?;
+        let source = context.source_gid(self.route.port, self.gid_index, &port)?;
+        let mut vector = self.route.vector(gid, lid, source.map(|entry| entry.index));
+        pd.handles.sweep(&pd.context);
+        // SAFETY: the domain is live, and the vector may be read.
+        let raw = unsafe { create(pd.raw, &mut vector) };
+        self.made("ibv_create_ah", raw, max_len, || match source {
+            Some(source) => format!("{gid} from {}", source.gid),
+            None => format!("LID {lid}"),
+        })
+    }
+
+    fn check(&self) -> Result<(), AddressHandleError> {
+        match self.route.service_level {
+            0..=15 => Ok(()),
+            level => Err(AddressHandleError::ServiceLevel { level }),
+        }
+    }
+
+    fn unsupported(&self) -> AddressHandleError {
+        AddressHandleError::Unsupported {
+            device: self.pd.inner().context.name.clone(),
+        }
+    }
+
+    fn made(
+        &self,
+        verb: &'static str,
+        raw: *mut sys::ibv_ah,
+        max_len: u32,
+        destination: impl FnOnce() -> String,
+    ) -> Result<AddressHandle, AddressHandleError> {
+        let pd = self.pd.inner();
+        if raw.is_null() {
+            return Err(AddressHandleError::Create {
+                verb,
+                object: format!("{} port {}, {}", pd.context.name, self.route.port, destination()),
+                error: io::Error::last_os_error(),
+            });
+        }
+        // SAFETY: just made, in this domain and for this port.
+        Ok(unsafe { AddressHandle::new(raw, self.route.port, max_len, pd) })
+    }
+}
+
+/// An address handle that could not be made.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum AddressHandleError {
+    /// The library or device has no address handles.
+    #[error("{device} has no datagrams: its library lacks ibv_create_ah")]
+    Unsupported {
+        /// The device's name.
+        device: String,
+    },
+    /// Service levels have four bits.
+    #[error("service level {level}: the highest is 15")]
+    ServiceLevel {
+        /// What was asked for.
+        level: u8,
+    },
+    /// The buffer does not hold the header of a datagram.
+    #[error(
+        "a buffer of {len} bytes does not hold the {GRH_BYTES} of a datagram's header: give the one that it was received in"
+    )]
+    NoHeader {
+        /// Its length in bytes.
+        len: usize,
+    },
+    /// ibv_create_ah(3) or ibv_create_ah_from_wc(3) failed.
+    #[error("{verb}({object}): {error}; {}", create_advice(.error))]
+    Create {
+        /// The verb.
+        verb: &'static str,
+        /// Device, port and destination.
+        object: String,
+        /// What the library said.
+        #[source]
+        error: io::Error,
+    },
+    /// A port or a GID could not be queried.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+}
+
+fn create_advice(error: &io::Error) -> &'static str {
+    use io::ErrorKind::{HostUnreachable, InvalidInput, NetworkUnreachable, OutOfMemory, TimedOut};
+    match error.kind() {
+        TimedOut | HostUnreachable | NetworkUnreachable => "the address cannot be resolved: check routing to the peer",
+        InvalidInput => "is the peer's GID of the same kind as this side's (IPv4 or IPv6), and a unicast address?",
+        OutOfMemory => {
+            "the device has no room for another address handle: drop some, and poll the completions of sends with them"
+        }
+        _ => "see the kernel's log",
+    }
+}

@@ -1,0 +1,108 @@
+//! What a completion says of a datagram received: whom it came from, and where in its buffer it lies.
+
+use core::ops::Range;
+
+use doorbell_verbs_sys as sys;
+
+use crate::qp::GRH_BYTES;
+use crate::types::{Lid, Qpn};
+
+/// A datagram received by a UD queue pair (IBTA vol 1, 11.4.2.1). It lies in the request's buffer behind the [`GRH_BYTES`] bytes of its global route header.
+///
+/// To answer, make an address handle by [`reply_to`](crate::AddressHandleBuilder::reply_to) with the buffer, and send to [`source`](Self::source). The Q_Key of the sender
+/// is not told: by convention both sides use the same.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Datagram {
+    pub(crate) len: u32,
+    pub(crate) imm: Option<u32>,
+    pub(crate) source: Qpn,
+    pub(crate) flags: u32,
+    pub(crate) pkey_index: u16,
+    pub(crate) slid: u16,
+    pub(crate) sl: u8,
+    pub(crate) path_bits: u8,
+}
+
+impl Datagram {
+    /// Of the completion of a receive of a UD queue pair that succeeded.
+    pub(crate) fn from_sys(wc: &sys::ibv_wc, imm: Option<u32>) -> Self {
+        Self {
+            len: wc.byte_len.saturating_sub(GRH_BYTES as u32),
+            imm,
+            source: Qpn::truncated(wc.src_qp),
+            flags: wc.wc_flags,
+            pkey_index: wc.pkey_index,
+            slid: wc.slid,
+            sl: wc.sl,
+            path_bits: wc.dlid_path_bits,
+        }
+    }
+
+    /// As much of a completion as an address handle is made of.
+    pub(crate) fn to_sys(self) -> sys::ibv_wc {
+        // SAFETY: all-zero is a valid value of this struct of integers.
+        let mut wc: sys::ibv_wc = unsafe { core::mem::zeroed() };
+        wc.status = sys::IBV_WC_SUCCESS;
+        wc.opcode = sys::IBV_WC_RECV;
+        wc.byte_len = self.len.saturating_add(GRH_BYTES as u32);
+        wc.src_qp = self.source.get();
+        wc.wc_flags = self.flags;
+        wc.pkey_index = self.pkey_index;
+        wc.slid = self.slid;
+        wc.sl = self.sl;
+        wc.dlid_path_bits = self.path_bits;
+        wc
+    }
+
+    /// The message's length in bytes, without the header.
+    #[expect(
+        clippy::len_without_is_empty,
+        reason = "a datagram may be empty, and is one all the same"
+    )]
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len as usize
+    }
+
+    /// Where the message lies in the buffers: `&buffer[datagram.payload()]`.
+    #[must_use]
+    pub fn payload(&self) -> Range<usize> {
+        GRH_BYTES..GRH_BYTES + self.len()
+    }
+
+    /// Immediate data, if it carried any.
+    #[must_use]
+    pub fn imm(&self) -> Option<u32> {
+        self.imm
+    }
+
+    /// The queue pair that sent it.
+    #[must_use]
+    pub fn source(&self) -> Qpn {
+        self.source
+    }
+
+    /// Whether the first [`GRH_BYTES`] bytes hold its header. On RoCE they always do; on InfiniBand they hold nothing when it came from the same subnet without one.
+    #[must_use]
+    pub fn has_grh(&self) -> bool {
+        self.flags & sys::IBV_WC_GRH != 0
+    }
+
+    /// The LID of the port that sent it; 0 on RoCE.
+    #[must_use]
+    pub fn source_lid(&self) -> Lid {
+        Lid(self.slid)
+    }
+
+    /// The InfiniBand service level that it came with.
+    #[must_use]
+    pub fn service_level(&self) -> u8 {
+        self.sl
+    }
+
+    /// The index of the partition key that it came with.
+    #[must_use]
+    pub fn pkey_index(&self) -> u16 {
+        self.pkey_index
+    }
+}
