@@ -76,6 +76,7 @@ mod memory;
 mod pd;
 mod port;
 mod qp;
+mod srq;
 mod types;
 mod wait;
 mod wr;
@@ -85,7 +86,7 @@ pub use context::{Context, DeviceAttr};
 pub use cq::{CompletionQueue, Completions, Notify};
 pub use error::{CompletionQueueError, DeviceError, EventError, IndexOrAny, MemoryError, QueuePairError};
 pub use event::channel::CqId;
-pub use event::{AsyncEvent, CompletionChannel, Events, PortEvent, QueuePairEvent};
+pub use event::{AsyncEvent, CompletionChannel, Events, PortEvent, QueuePairEvent, SharedReceiveEvent};
 #[cfg(feature = "tokio")]
 pub use event::{TokioChannel, TokioEvents};
 pub use library::{Device, Library};
@@ -97,10 +98,14 @@ pub use memory::{
 pub use pd::ProtectionDomain;
 pub use port::{GidEntry, GidType, LinkLayer, PortAttr, PortState};
 pub use qp::{
-    BadEndpoint, Batch, Capacity, Change, Connected, ConnectionAttr, Endpoint, Explanation, GRH_BYTES, GlobalPath,
-    PathAttr, PathMigration, PreparedQueuePair, QpState, Queue, QueuePair, QueuePairAttr, QueuePairBuilder, Rc, Reason,
-    ReceiveBatch, Refused, RefusedBatch, Reliable, ReliableAttr, RemoteRights, Request, Transport, TransportKind, Uc,
-    Ud, UdEndpoint,
+    BadEndpoint, Batch, Capacity, Change, Connected, ConnectionAttr, Connectionless, Endpoint, Explanation, GRH_BYTES,
+    GlobalPath, OwnReceives, PathAttr, PathMigration, PreparedQueuePair, QpState, Queue, QueuePair, QueuePairAttr,
+    QueuePairBuilder, Rc, Reason, ReceiveBatch, Refused, RefusedBatch, Reliable, ReliableAttr, RemoteRights, Request,
+    SharedReceive, Transport, TransportKind, Uc, Ud, UdEndpoint,
+};
+pub use srq::{
+    SharedQueuePairBuilder, SharedReceiveAttr, SharedReceiveBatch, SharedReceiveBuilder, SharedReceiveError,
+    SharedReceiveHandle, SharedReceiveQueue, SrqId,
 };
 pub use types::{Gid, Lid, Mtu, Psn, QKey, Qpn, RKey};
 pub use wr::completion::{Completion, Success};

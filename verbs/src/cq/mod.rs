@@ -5,6 +5,7 @@
 //! meets a completion that it does not know, or when told that a queue pair has gone.
 
 mod poll;
+mod shared;
 mod size;
 mod table;
 mod wait;
@@ -50,6 +51,8 @@ struct Poller {
     key: u64,
     /// Entries to be released when the queue is next seen empty: gone queue pairs may have had as many completions in it.
     draining: u32,
+    /// Whether something is to be done when the queue is next seen empty.
+    settling: bool,
 }
 
 /// The queue, as its queue pairs hold it.
@@ -139,6 +142,7 @@ impl CompletionQueue {
                 ring: core::ptr::null(),
                 key: poll::NO_KEY,
                 draining: 0,
+                settling: false,
             },
         })
     }
@@ -192,8 +196,8 @@ impl CompletionQueue {
         poller.rest = base;
         // SAFETY: no more than there is room for.
         poller.end = unsafe { base.add(fetched) };
-        if poller.draining != 0 && fetched < BATCH {
-            poller.drained();
+        if poller.settling && fetched < BATCH {
+            poller.drained(fetched == 0);
         }
         Ok(())
     }
@@ -214,16 +218,21 @@ impl Poller {
         self.inner.departed.store(false, Ordering::Relaxed);
         let (departed, draining) = self.inner.registry().settle(&mut self.table);
         self.draining += draining;
+        self.settling |= self.draining != 0 || self.table.shared.has_gone();
         // It may have been one of those.
         self.key = poll::NO_KEY;
         // Outside the lock: this deregisters memory.
         drop(departed);
     }
 
-    /// The queue has been seen empty after queue pairs had gone: none of their completions is left in it.
+    /// The queue has been seen empty after queue pairs had gone: none of their completions is left in it, and none is to be yielded when there is `nothing`.
     #[cold]
-    fn drained(&mut self) {
+    fn drained(&mut self, nothing: bool) {
         self.inner.registry().release(core::mem::take(&mut self.draining));
+        if nothing {
+            self.table.shared.forget();
+        }
+        self.settling = self.table.shared.has_gone();
     }
 }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use doorbell_verbs_sys as sys;
 
-use super::Poller;
+use super::{Poller, shared};
 use crate::memory::Buffers;
 use crate::qp::{Ring, Slot};
 use crate::wr::completion::{CONFIRMED, Completion};
@@ -119,7 +119,7 @@ impl<'a> Completions<'a> {
             place.wc = self.poller.end;
             return None;
         }
-        // SAFETY: the poller's reference keeps the ring alive, and only `bury` removes one, which needs the `&mut CompletionQueue` that is borrowed for 'a.
+        // SAFETY: the poller's reference keeps the ring alive, and only `bury` and `drained` remove one, which need the `&mut CompletionQueue` that is borrowed for 'a.
         let ring = unsafe { &*place.ring };
         let position = ring.tail();
         ring.retire(position + 1);
@@ -183,6 +183,21 @@ fn locate<'a>(poller: &mut Poller, mut next: *const sys::ibv_wc) -> Option<(Plac
                     tail += 1;
                     ring.retire(tail);
                 }
+            }
+            unexpected(wc);
+        } else if shared::is_shared(key) {
+            if let Some((ring, buffers)) = shared::take(poller, wc) {
+                // SAFETY: as above.
+                let wc_after = unsafe { next.add(1) };
+                let place = Place {
+                    wc: wc_after,
+                    run_end: wc_after,
+                    expected: 0,
+                    slot: core::ptr::null(),
+                    ring,
+                    unsignalled: 0,
+                };
+                return Some((place, wc, buffers));
             }
             unexpected(wc);
         }

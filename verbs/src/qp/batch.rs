@@ -8,7 +8,7 @@ use doorbell_verbs_sys as sys;
 use super::connected::{Accounting, SendSide};
 use super::refused::{Reason, Refused};
 use super::staging::{Poster, Staging};
-use super::transport::{Connected, Rc, Reliable, Transport, Ud};
+use super::transport::{Connected, Connectionless, Rc, Reliable, Transport};
 use crate::ah::AddressHandle;
 use crate::memory::{GrantsRead, GrantsWrite, Remote, RemoteWord, Sink, Source, Word};
 use crate::types::{QKey, Qpn};
@@ -144,7 +144,7 @@ impl<'q, 'd, T: Transport> Batch<'q, 'd, T> {
     }
 }
 
-impl<'d> Batch<'_, 'd, Ud> {
+impl<'d, T: Connectionless> Batch<'_, 'd, T> {
     /// SENDs the buffer's bytes to the queue pair `qpn` at `ah`, which receives it if `qkey` is its key.
     #[inline(always)]
     pub fn send_to(

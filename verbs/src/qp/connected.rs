@@ -9,7 +9,7 @@ use super::endpoint::{Endpoint, UdEndpoint};
 use super::object::QpObject;
 use super::refused::Refused;
 use super::staging::Poster;
-use super::transport::{Connected, Rc, Reliable, Transport, Ud};
+use super::transport::{Connected, Connectionless, OwnReceives, Rc, Reliable, Transport};
 use crate::ah::AddressHandle;
 use crate::memory::{GrantsRead, GrantsWrite, Remote, RemoteWord, Sink, Source, Word};
 use crate::types::{Mtu, QKey, Qpn};
@@ -146,24 +146,6 @@ impl<T: Transport> QueuePair<T> {
         Batch::post(&mut self.send, build)
     }
 
-    /// Posts all the receives that `build` makes, by one call of the device (ibv_post_recv(3)). Messages fill them in this order.
-    ///
-    /// # Errors
-    /// As for [`post`](Self::post).
-    #[inline(always)]
-    pub fn post_receives(&mut self, build: impl for<'q> FnOnce(&mut ReceiveBatch<'q, T>)) -> Result<(), Refused> {
-        ReceiveBatch::post(&mut self.recv, build)
-    }
-
-    /// Posts one receive.
-    ///
-    /// # Errors
-    /// As for [`post`](Self::post).
-    #[inline(always)]
-    pub fn receive(&mut self, buffer: impl Sink) -> Result<(), Refused> {
-        ReceiveBatch::<T>::post_one(&mut self.recv, buffer)
-    }
-
     /// Its number.
     #[must_use]
     pub fn qpn(&self) -> Qpn {
@@ -182,16 +164,36 @@ impl<T: Transport> QueuePair<T> {
         self.send.poster.head()
     }
 
-    /// How many receives have been posted: the [`sequence`](crate::Completion::sequence) of the next one.
-    #[must_use]
-    pub fn next_receive(&self) -> u64 {
-        self.recv.head()
-    }
-
     /// How many more requests the send queue takes now.
     #[must_use]
     pub fn send_room(&self) -> u32 {
         self.send.poster.depth() - self.send.poster.in_flight()
+    }
+}
+
+impl<T: OwnReceives> QueuePair<T> {
+    /// Posts all the receives that `build` makes, by one call of the device (ibv_post_recv(3)). Messages fill them in this order.
+    ///
+    /// # Errors
+    /// As for [`post`](Self::post).
+    #[inline(always)]
+    pub fn post_receives(&mut self, build: impl for<'q> FnOnce(&mut ReceiveBatch<'q, T>)) -> Result<(), Refused> {
+        ReceiveBatch::post(&mut self.recv, build)
+    }
+
+    /// Posts one receive.
+    ///
+    /// # Errors
+    /// As for [`post`](Self::post).
+    #[inline(always)]
+    pub fn receive(&mut self, buffer: impl Sink) -> Result<(), Refused> {
+        ReceiveBatch::<T>::post_one(&mut self.recv, buffer)
+    }
+
+    /// How many receives have been posted: the [`sequence`](crate::Completion::sequence) of the next one.
+    #[must_use]
+    pub fn next_receive(&self) -> u64 {
+        self.recv.head()
     }
 
     /// How many more receives it takes now.
@@ -201,7 +203,7 @@ impl<T: Transport> QueuePair<T> {
     }
 }
 
-impl QueuePair<Ud> {
+impl<T: Connectionless> QueuePair<T> {
     /// Posts one SEND of the buffer's bytes to the queue pair `qpn` at `ah`, which receives it if `qkey` is its key. At most [`max_datagram`](Self::max_datagram) bytes.
     ///
     /// # Errors
@@ -209,7 +211,7 @@ impl QueuePair<Ud> {
     #[inline(always)]
     pub fn send_to(&mut self, buffer: impl Source, ah: &AddressHandle, qpn: Qpn, qkey: QKey) -> Result<(), Refused> {
         let op = self.send.accounting.datagrams.to(ah, qpn, qkey);
-        Batch::<Ud>::post_one(&mut self.send, op, One::new(buffer))
+        Batch::<T>::post_one(&mut self.send, op, One::new(buffer))
     }
 
     /// Posts one SEND of `bytes`, which may be changed at once, as [`send_to`](Self::send_to) does.
@@ -219,7 +221,7 @@ impl QueuePair<Ud> {
     #[inline(always)]
     pub fn send_to_inline(&mut self, bytes: &[u8], ah: &AddressHandle, qpn: Qpn, qkey: QKey) -> Result<(), Refused> {
         let op = self.send.accounting.datagrams.to(ah, qpn, qkey);
-        Batch::<Ud>::post_one(&mut self.send, op, Inline::new(bytes))
+        Batch::<T>::post_one(&mut self.send, op, Inline::new(bytes))
     }
 
     /// What others must know to send to it.

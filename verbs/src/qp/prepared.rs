@@ -12,7 +12,7 @@ use super::endpoint::Endpoint;
 use super::object::{QpObject, no_attributes};
 use super::refused::Refused;
 use super::staging::Poster;
-use super::transport::{Connected, Link, Rc, TransportKind};
+use super::transport::{Connected, Link, OwnReceives, Rc, TransportKind};
 use crate::error::QueuePairError;
 use crate::memory::Sink;
 use crate::port::{GidEntry, LinkLayer, PortAttr};
@@ -75,24 +75,6 @@ impl<T: Connected> PreparedQueuePair<T> {
 
     fn mtu(&self) -> Mtu {
         self.settings.mtu.unwrap_or(self.port.active_mtu)
-    }
-
-    /// Posts receives, to be there when the peer sends: see [`QueuePair::post_receives`].
-    ///
-    /// # Errors
-    /// See [`QueuePair::post_receives`].
-    #[inline(always)]
-    pub fn post_receives(&mut self, build: impl for<'q> FnOnce(&mut ReceiveBatch<'q, T>)) -> Result<(), Refused> {
-        ReceiveBatch::post(&mut self.recv, build)
-    }
-
-    /// Posts one receive.
-    ///
-    /// # Errors
-    /// See [`QueuePair::post_receives`].
-    #[inline(always)]
-    pub fn receive(&mut self, buffer: impl Sink) -> Result<(), Refused> {
-        ReceiveBatch::<T>::post_one(&mut self.recv, buffer)
     }
 
     /// Connects it to `peer`: INIT to RTR to RTS (ibv_modify_qp(3)).
@@ -185,6 +167,26 @@ impl<T: Connected> PreparedQueuePair<T> {
                 attr.max_rd_atomic
             )]
         })
+    }
+}
+
+impl<T: Connected + OwnReceives> PreparedQueuePair<T> {
+    /// Posts receives, to be there when the peer sends: see [`QueuePair::post_receives`].
+    ///
+    /// # Errors
+    /// See [`QueuePair::post_receives`].
+    #[inline(always)]
+    pub fn post_receives(&mut self, build: impl for<'q> FnOnce(&mut ReceiveBatch<'q, T>)) -> Result<(), Refused> {
+        ReceiveBatch::post(&mut self.recv, build)
+    }
+
+    /// Posts one receive.
+    ///
+    /// # Errors
+    /// See [`QueuePair::post_receives`].
+    #[inline(always)]
+    pub fn receive(&mut self, buffer: impl Sink) -> Result<(), Refused> {
+        ReceiveBatch::<T>::post_one(&mut self.recv, buffer)
     }
 }
 

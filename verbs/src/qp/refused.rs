@@ -71,7 +71,7 @@ pub enum Reason {
     /// The device refused.
     #[error("{verb}: {error}; {}", advice(.error))]
     Device {
-        /// The verb: ibv_post_send or ibv_post_recv.
+        /// The verb: ibv_post_send, ibv_post_recv or ibv_post_srq_recv.
         verb: &'static str,
         /// What the library said.
         #[source]
