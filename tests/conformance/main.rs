@@ -1,5 +1,5 @@
-//! Two processes, each with a soft device, over real sockets on loopback: every operation from either end, every byte verified
-//! ([`doorbell_tests::interop`]), on a good link and on one with faults.
+//! The conformance suite ([`doorbell_tests::conformance`]) on the soft device. And two processes, each with a soft device, over real sockets on loopback: every
+//! operation from either end, every byte verified ([`doorbell_tests::interop`]), on a good link and on one with faults.
 
 use std::net::TcpListener;
 use std::process::{Child, Command, Output, Stdio};
@@ -22,7 +22,12 @@ fn end(address: &str, udp: u16, role: &str, tcp: u16, mtu: u32, faults: Option<&
         .args(["--timeout", "13"])
         .stdout(Stdio::piped())
         .stderr(Stdio::piped());
-    // What the developer's own environment asks of soft devices is not meant here.
+    clean(&mut command).envs(faults.map(|faults| ("DOORBELL_FAULTS", faults)));
+    command.spawn().expect("the program was built with this test")
+}
+
+/// Without what the developer's own environment asks of soft devices, which is not meant here.
+fn clean(command: &mut Command) -> &mut Command {
     for name in [
         "DOORBELL_SOFT_ADDR",
         "DOORBELL_SOFT_PORT",
@@ -32,8 +37,7 @@ fn end(address: &str, udp: u16, role: &str, tcp: u16, mtu: u32, faults: Option<&
     ] {
         command.env_remove(name);
     }
-    command.envs(faults.map(|faults| ("DOORBELL_FAULTS", faults)));
-    command.spawn().expect("the program was built with this test")
+    command
 }
 
 /// Runs both ends to success.
@@ -76,4 +80,17 @@ fn every_operation_with_every_fault() {
         1024,
         Some("drop=0.05,duplicate=0.05,reorder=0.05,corrupt=0.05,seed=1"),
     );
+}
+
+/// The suite on the soft device, which has all of it: nothing fails, and what is not offered is what it says it cannot do.
+#[test]
+fn the_soft_device_conforms() {
+    let [address, _] = addresses();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_conformance"));
+    clean(&mut command).args(["--device", "soft0", "--address", &address]);
+    let Output { status, stdout, stderr } = command.output().expect("the program was built with this test");
+    let (stdout, stderr) = (String::from_utf8_lossy(&stdout), String::from_utf8_lossy(&stderr));
+    assert!(status.success(), "{status}\n{stdout}{stderr}");
+    let left_out: Vec<&str> = stdout.lines().filter(|line| line.contains("  not offered: ")).collect();
+    assert!(left_out.is_empty(), "{}", left_out.join("\n"));
 }

@@ -8,8 +8,8 @@ use std::process::ExitCode;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use doorbell_verbs::{
-    Buffer, CompletionQueue, Endpoint, Failure, Gid, Library, Lid, Local, Mtu, Psn, Qpn, QueuePair, Refused, Remote,
-    Write,
+    Buffer, CompletionQueue, Endpoint, Failure, Gid, Library, Lid, Local, Mtu, Pool, Psn, Qpn, QueuePair, Refused,
+    Remote, Write,
 };
 
 /// As the C columns have them.
@@ -30,7 +30,7 @@ fn measure_inline(qp: &mut QueuePair, bytes: &[u8], remote: &Target) -> Result<(
 }
 
 #[inline(never)]
-fn measure_batch(qp: &mut QueuePair, pool: &mut Vec<Buffer>, remote: &Target) -> Result<(), Refused> {
+fn measure_batch(qp: &mut QueuePair, pool: &mut Pool, remote: &Target) -> Result<(), Refused> {
     qp.post(|batch| {
         for _ in 0..BATCH {
             let Some(buffer) = pool.pop() else { break };
@@ -45,7 +45,7 @@ fn measure_receive(qp: &mut QueuePair, buffer: Buffer) -> Result<(), Refused> {
 }
 
 #[inline(never)]
-fn measure_list(qp: &mut QueuePair, pool: &mut Vec<Buffer>) -> Result<(), Refused> {
+fn measure_list(qp: &mut QueuePair, pool: &mut Pool) -> Result<(), Refused> {
     qp.post_receives(|batch| {
         for _ in 0..BATCH {
             let Some(buffer) = pool.pop() else { break };
@@ -56,7 +56,7 @@ fn measure_list(qp: &mut QueuePair, pool: &mut Vec<Buffer>) -> Result<(), Refuse
 
 /// Whether all that completed succeeded.
 #[inline(never)]
-fn measure_drain(cq: &mut CompletionQueue, pool: &mut Vec<Buffer>) -> bool {
+fn measure_drain(cq: &mut CompletionQueue, pool: &mut Pool) -> bool {
     let Ok(completions) = cq.poll() else { return false };
     let drained = completions.try_for_each(|done| {
         done.result()?;
@@ -104,7 +104,7 @@ fn run(mut arguments: impl Iterator<Item = String>) -> Result<bool> {
     Ok(true)
 }
 
-fn set_up() -> Result<(QueuePair, CompletionQueue, Vec<Buffer>)> {
+fn set_up() -> Result<(QueuePair, CompletionQueue, Pool)> {
     let context = Library::system()?.open("stub0")?;
     let pd = context.protection_domain()?;
     let cq = context.completion_queue(2 * DEPTH)?;

@@ -1,6 +1,6 @@
 //! Registered memory as plain vectors, with the checks a device makes.
 
-use doorbell_roce_proto::memory::{AccessError, AtomicOp, Memory, PdId, RemoteRight, Sge};
+use doorbell_roce_proto::memory::{AccessError, AtomicOp, Bind, Invalidator, Memory, PdId, RemoteRight, Sge, Via};
 use doorbell_roce_proto::{LKey, RKey};
 
 /// What a region grants.
@@ -134,34 +134,42 @@ impl Memory for SimMemory {
 
     fn check_remote(
         &mut self,
-        pd: PdId,
+        via: Via,
         rkey: RKey,
         addr: u64,
         len: u64,
         right: RemoteRight,
     ) -> Result<(), AccessError> {
-        self.remote(pd, rkey, addr, len, right).map(drop)
+        self.remote(via.pd, rkey, addr, len, right).map(drop)
     }
 
-    fn remote_read(&mut self, pd: PdId, rkey: RKey, addr: u64, dst: &mut [u8]) -> Result<(), AccessError> {
-        dst.copy_from_slice(self.remote(pd, rkey, addr, dst.len() as u64, RemoteRight::Read)?);
+    fn remote_read(&mut self, via: Via, rkey: RKey, addr: u64, dst: &mut [u8]) -> Result<(), AccessError> {
+        dst.copy_from_slice(self.remote(via.pd, rkey, addr, dst.len() as u64, RemoteRight::Read)?);
         Ok(())
     }
 
-    fn remote_write(&mut self, pd: PdId, rkey: RKey, addr: u64, src: &[u8]) -> Result<(), AccessError> {
-        self.remote(pd, rkey, addr, src.len() as u64, RemoteRight::Write)?
+    fn remote_write(&mut self, via: Via, rkey: RKey, addr: u64, src: &[u8]) -> Result<(), AccessError> {
+        self.remote(via.pd, rkey, addr, src.len() as u64, RemoteRight::Write)?
             .copy_from_slice(src);
         Ok(())
     }
 
-    fn remote_atomic(&mut self, pd: PdId, rkey: RKey, addr: u64, op: AtomicOp) -> Result<u64, AccessError> {
+    fn remote_atomic(&mut self, via: Via, rkey: RKey, addr: u64, op: AtomicOp) -> Result<u64, AccessError> {
         let word = self
-            .remote(pd, rkey, addr, 8, RemoteRight::Atomic)?
+            .remote(via.pd, rkey, addr, 8, RemoteRight::Atomic)?
             .as_mut_array::<8>()
             .ok_or(AccessError)?;
         let before = u64::from_ne_bytes(*word);
         *word = apply(op, before).to_ne_bytes();
         Ok(before)
+    }
+
+    fn bind(&mut self, _: Via, _: &Bind) -> Result<(), AccessError> {
+        Err(AccessError)
+    }
+
+    fn invalidate(&mut self, _: Via, _: RKey, _: Invalidator) -> Result<(), AccessError> {
+        Err(AccessError)
     }
 }
 

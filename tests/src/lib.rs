@@ -2,11 +2,13 @@
 //!
 //! - `abi/`: the bindings of verbs-sys against the C headers, the system's library and `rdma-sys`.
 //! - `sim/`: the protocol engine on a simulated network with a virtual clock: lossy conversations, throughput, hostile input.
-//! - `conformance/`: two processes on the soft device, over real sockets.
 //! - `transports/`: UC, UD and the drained state by the safe API.
+//! - `conformance/`: the conformance suite on the soft device; and two processes, over real sockets.
 //! - `vm/`: scripts for the kernel guest: the soft device against the kernel's rxe and stock programs.
 //!
-//! Here is what several of them use: [`interop`], both ends of a conversation of every operation, and [`raw`], the verbs as C calls them.
+//! Here is what several of them use: [`interop`], both ends of a conversation of every operation; [`conformance`], the suite of rules that every device is held to; and [`raw`], the
+//! verbs as C calls them.
 
+pub mod conformance;
 pub mod interop;
 pub mod raw;

@@ -8,8 +8,9 @@ use std::sync::Arc;
 use doorbell_verbs_sys::{self as sys, Api, inline};
 
 use crate::cq::CompletionQueue;
-use crate::error::{CompletionQueueError, DeviceError, EventError, IndexOrAny, check};
+use crate::error::{CompletionQueueError, DeviceError, EventError, IndexOrAny, MemoryError, check};
 use crate::event::{CompletionChannel, Events};
+use crate::memory::DeviceMemory;
 use crate::pd::ProtectionDomain;
 use crate::port::{GidEntry, GidType, LinkLayer, PortAttr};
 use crate::types::Gid;
@@ -63,6 +64,10 @@ pub struct DeviceAttr {
     pub atomics: bool,
     /// Its vendor, by IEEE OUI.
     pub vendor_id: u32,
+    /// Whether it can page on demand: see [`Registration::on_demand`](crate::Registration::on_demand).
+    pub on_demand_paging: bool,
+    /// How much memory of its own it has to give, in bytes: see [`Context::device_memory`].
+    pub device_memory_bytes: u64,
 }
 
 impl DeviceAttr {
@@ -81,6 +86,19 @@ impl DeviceAttr {
             max_region_bytes: attr.max_mr_size,
             atomics: attr.atomic_cap != sys::IBV_ATOMIC_NONE,
             vendor_id: attr.vendor_id,
+            on_demand_paging: false,
+            device_memory_bytes: 0,
+        }
+    }
+}
+
+impl DeviceAttr {
+    /// With what only ibv_query_device_ex(3) tells.
+    fn extended(self, attr: &sys::ibv_device_attr_ex) -> Self {
+        Self {
+            on_demand_paging: attr.odp_caps.general_caps & u64::from(sys::IBV_ODP_SUPPORT) != 0,
+            device_memory_bytes: attr.max_dm_size,
+            ..self
         }
     }
 }
@@ -121,7 +139,13 @@ impl Context {
             });
         }
         // SAFETY: all-zero is a valid value of this struct of integers, and the query may have filled any part of it.
-        let attr = DeviceAttr::from_sys(unsafe { attr.assume_init_ref() });
+        let mut attr = DeviceAttr::from_sys(unsafe { attr.assume_init_ref() });
+        let mut more = MaybeUninit::<sys::ibv_device_attr_ex>::zeroed();
+        // SAFETY: `raw` is live and `more` may be written. A provider that has not this call has none of what it tells of.
+        if unsafe { inline::query_device_ex(raw, more.as_mut_ptr()) } == 0 {
+            // SAFETY: all-zero is a valid value of this struct of integers, and the query may have filled any part of it.
+            attr = attr.extended(unsafe { more.assume_init_ref() });
+        }
         Ok(Self {
             inner: Arc::new(ContextInner {
                 api,
@@ -297,6 +321,14 @@ impl Context {
     /// When the device refuses.
     pub fn protection_domain(&self) -> Result<ProtectionDomain, DeviceError> {
         ProtectionDomain::new(self)
+    }
+
+    /// `len` bytes of the device's own memory, beginning at a multiple of `align` (ibv_alloc_dm(3)).
+    ///
+    /// # Errors
+    /// When the device has none, or not as much (see [`DeviceAttr::device_memory_bytes`]).
+    pub fn device_memory(&self, len: usize, align: usize) -> Result<DeviceMemory, MemoryError> {
+        DeviceMemory::new(self, len, align)
     }
 
     /// A completion queue of at least `entries` entries (ibv_create_cq(3), IBTA vol 1, 10.2.6).

@@ -164,9 +164,125 @@ pub enum MemoryError {
         #[source]
         error: io::Error,
     },
+    /// Huge pages could not be had.
+    #[error(
+        "{len} bytes of huge pages of {page_kib} KiB: {error}; set some aside (/sys/kernel/mm/hugepages/hugepages-{page_kib}kB/nr_hugepages), or use Memory::transparent_huge"
+    )]
+    HugePages {
+        /// How many bytes were asked for.
+        len: usize,
+        /// The size of the pages, in KiB.
+        page_kib: usize,
+        /// What mmap(2) said.
+        #[source]
+        error: io::Error,
+    },
+    /// The device cannot page on demand.
+    #[error("{device} cannot page on demand: register without on_demand, which pins the memory")]
+    NoOnDemandPaging {
+        /// The device's name.
+        device: String,
+    },
+    /// ibv_advise_mr(3) failed.
+    #[error("ibv_advise_mr({device}): {error}; only regions that page on demand can be prefetched")]
+    Prefetch {
+        /// The device's name.
+        device: String,
+        /// What the library said.
+        #[source]
+        error: io::Error,
+    },
+    /// ibv_rereg_mr(3) failed.
+    #[error("ibv_rereg_mr({device}): {error}; deregister the memory (Buffer::into_memory) and register it anew")]
+    Reregister {
+        /// The device's name.
+        device: String,
+        /// What the library said.
+        #[source]
+        error: io::Error,
+    },
+    /// The device cannot register dma-bufs.
+    #[error(
+        "{device} cannot register a dma-buf: it takes a device with that ability (mlx5, efa, irdma, bnxt_re, mana), Linux 5.12 and rdma-core 34; without it copy \
+         through host memory, or load nvidia_peermem"
+    )]
+    NoDmaBuf {
+        /// The device's name.
+        device: String,
+    },
+    /// An address that a dma-buf cannot be registered at.
+    #[error(
+        "a dma-buf's {len} bytes at offset {offset:#x} cannot be known by addresses from {iova:#x} on: both must have the same place in their page, and the end lie in \
+         the address space"
+    )]
+    DmaBufAddress {
+        /// The offset in the dma-buf, in bytes.
+        offset: u64,
+        /// The address asked for.
+        iova: u64,
+        /// How many bytes were to be registered.
+        len: usize,
+    },
+    /// ibv_reg_dmabuf_mr(3) failed.
+    #[error("ibv_reg_dmabuf_mr({device}, {len} bytes): {error}; is the descriptor a dma-buf, and the range in it?")]
+    RegisterDmaBuf {
+        /// The device's name.
+        device: String,
+        /// How many bytes were to be registered.
+        len: usize,
+        /// What the library said.
+        #[source]
+        error: io::Error,
+    },
+    /// A range that is not in what the owner lends.
+    #[error("bytes {start}..{end} are beyond the {len} bytes of their owner")]
+    BeyondOwner {
+        /// The first byte.
+        start: usize,
+        /// The byte after the last.
+        end: usize,
+        /// How many there are.
+        len: usize,
+    },
+    /// A verb of device memory failed.
+    #[error("{verb}({device}, {len} bytes): {error}{}", device_memory_advice(.error))]
+    DeviceMemory {
+        /// The verb that failed.
+        verb: &'static str,
+        /// The device's name.
+        device: String,
+        /// How many bytes it was about.
+        len: usize,
+        /// What the library said.
+        #[source]
+        error: io::Error,
+    },
+    /// A range that is not in the device memory.
+    #[error("{len} bytes at offset {offset} are beyond device memory of {whole} bytes")]
+    BeyondDeviceMemory {
+        /// The offset in bytes.
+        offset: u64,
+        /// The length in bytes.
+        len: usize,
+        /// What there is, in bytes.
+        whole: u64,
+    },
+    /// Device memory and protection domain are of different devices.
+    #[error("the device memory belongs to another device than {device}, in whose domain it was to be registered")]
+    ForeignDeviceMemory {
+        /// The device's name.
+        device: String,
+    },
     /// ibv_dereg_mr(3) failed; the memory stays as it was, out of reach.
     #[error("ibv_dereg_mr: {0}; the memory is leaked, because the device may still touch it")]
     Deregister(#[source] io::Error),
+}
+
+impl MemoryError {
+    /// Whether fewer or smaller regions would help.
+    pub(crate) fn is_lack_of_room(&self) -> bool {
+        matches!(self, Self::Register { error, .. } if error.kind() == io::ErrorKind::OutOfMemory)
+    }
 }
 
 /// A completion queue that could not be made or polled.
@@ -244,6 +360,14 @@ pub enum CompletionQueueError {
         /// What the verb returned.
         result: c_int,
     },
+}
+
+fn device_memory_advice(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::Unsupported => "; the device has no memory to give: use the host's",
+        io::ErrorKind::OutOfMemory => "; see DeviceAttr::device_memory_bytes, which others share",
+        _ => "",
+    }
 }
 
 fn resize_advice(error: &io::Error) -> &'static str {

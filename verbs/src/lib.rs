@@ -91,9 +91,10 @@ pub use event::{AsyncEvent, CompletionChannel, Events, PortEvent, QueuePairEvent
 pub use event::{TokioChannel, TokioEvents};
 pub use library::{Device, Library};
 pub use memory::{
-    All, Atomic, BadRemote, Buffer, Buffers, Chunks, Exposed, Frozen, GrantsAtomic, GrantsRead, GrantsWrite, Key, Kind,
-    Local, Memory, Part, PeerWritable, Read, ReadWrite, Readable, Reclaim, Remote, RemoteAll, RemoteAtomic,
-    RemoteChunks, RemoteRead, RemoteReadWrite, RemoteWord, RemoteWrite, Rights, Sink, Source, Word, Write,
+    All, Atomic, BadRemote, Buffer, Buffers, CacheLimits, CacheStats, Chunks, DeviceMemory, Exposed, Frozen,
+    GrantsAtomic, GrantsRead, GrantsWrite, Host, HugePage, Key, Kind, Local, Memory, Opaque, Part, PeerWritable, Pool,
+    Read, ReadWrite, Readable, Reclaim, RegionAttr, Registration, RegistrationCache, Remote, RemoteAll, RemoteAtomic,
+    RemoteChunks, RemoteRead, RemoteReadWrite, RemoteWord, RemoteWrite, Reregister, Rights, Sink, Source, Word, Write,
 };
 pub use pd::ProtectionDomain;
 pub use port::{GidEntry, GidType, LinkLayer, PortAttr, PortState};

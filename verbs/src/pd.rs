@@ -3,6 +3,7 @@
 
 use core::mem::ManuallyDrop;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use doorbell_verbs_sys as sys;
@@ -11,7 +12,7 @@ use crate::ah::{AddressHandleBuilder, Handles};
 use crate::context::{Context, ContextInner};
 use crate::cq::CompletionQueue;
 use crate::error::{DeviceError, MemoryError, check};
-use crate::memory::{Buffer, Chunks, Memory, Rights, region};
+use crate::memory::{Buffer, Chunks, DeviceMemory, Memory, Opaque, Registration, Rights, registration};
 use crate::qp::QueuePairBuilder;
 use crate::srq::SharedReceiveBuilder;
 
@@ -72,7 +73,7 @@ impl ProtectionDomain {
     /// When the memory is empty or longer than one message may be (see [`register_chunks`](Self::register_chunks)), or the device refuses; the
     /// commonest cause is the limit on locked memory, which the error names.
     pub fn register<R: Rights>(&self, memory: impl Into<Memory>, rights: R) -> Result<Buffer<R>, MemoryError> {
-        region::register(&self.inner, memory.into(), rights)
+        self.registration().register(memory, rights)
     }
 
     /// Registers `memory` of any length as one region, and cuts it into buffers of `chunk` bytes (the last may be shorter).
@@ -85,7 +86,49 @@ impl ProtectionDomain {
         chunk: usize,
         rights: R,
     ) -> Result<Chunks<R>, MemoryError> {
-        region::register_chunks(&self.inner, memory.into(), chunk, rights)
+        self.registration().register_chunks(memory, chunk, rights)
+    }
+
+    /// Begins a registration with options: relaxed ordering, paging on demand, huge pages.
+    pub fn registration(&self) -> Registration<'_> {
+        Registration::new(self)
+    }
+
+    /// Whether the device registers dma-bufs: memory of a GPU or another device.
+    #[must_use]
+    pub fn supports_dmabuf(&self) -> bool {
+        registration::supports_dmabuf(&self.inner)
+    }
+
+    /// Registers the `len` bytes at `offset` of the dma-buf `fd`, to be known by addresses from `iova` on (ibv_reg_dmabuf_mr(3)). The descriptor is closed: the kernel
+    /// holds the dma-buf as long as it is registered.
+    ///
+    /// # Errors
+    /// When the range is empty, too long for one message or beyond the address space, `offset` and `iova` differ in their place in a page, or the device refuses
+    /// (see [`supports_dmabuf`](Self::supports_dmabuf)).
+    pub fn register_dmabuf<R: Rights>(
+        &self,
+        fd: OwnedFd,
+        offset: u64,
+        len: usize,
+        iova: u64,
+        rights: R,
+    ) -> Result<Buffer<Opaque<R>>, MemoryError> {
+        registration::register_dmabuf(&self.inner, fd, offset, len, iova, rights)
+    }
+
+    /// Registers the `len` bytes at `offset` of device memory (ibv_reg_dm_mr: see ibv_alloc_dm(3)). Their addresses begin at 0.
+    ///
+    /// # Errors
+    /// When the range is empty or beyond the memory, the memory is another device's, or the device refuses.
+    pub fn register_device_memory<R: Rights>(
+        &self,
+        memory: &DeviceMemory,
+        offset: u64,
+        len: usize,
+        rights: R,
+    ) -> Result<Buffer<Opaque<R>>, MemoryError> {
+        registration::register_device_memory(&self.inner, memory, offset, len, rights)
     }
 
     /// Begins an address handle, for queue pairs of this domain to send datagrams to.

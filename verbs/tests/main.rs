@@ -2,13 +2,17 @@
 
 mod allocation;
 mod basics;
+mod cache;
 mod cm;
+mod datagrams;
 mod events;
 mod exchange;
 mod lifetime;
+mod memory;
 mod misuse;
 mod model;
 mod refusal;
 mod rig;
 mod stub;
 mod threads;
+mod transports;

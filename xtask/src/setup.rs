@@ -59,6 +59,26 @@ pub(crate) const INSTRUCTIONS: [Need; 3] = [
     },
 ];
 
+/// What the crates are built from that instructions are counted beside: bindgen, and rdma-core by cmake.
+pub(crate) const PEERS: [Need; 7] = [
+    ABI[0],
+    ABI[1],
+    ABI[2],
+    ABI[3],
+    Need {
+        package: "cmake",
+        found: || in_path("cmake"),
+    },
+    Need {
+        package: "libnl-3-dev",
+        found: || Path::new("/usr/include/libnl3/netlink/netlink.h").exists(),
+    },
+    Need {
+        package: "libnl-route-3-dev",
+        found: || Path::new("/usr/include/libnl3/netlink/route/link.h").exists(),
+    },
+];
+
 /// Installs what is missing if we may; returns what then is still missing.
 pub(crate) fn provide(needs: &[Need]) -> Result<Vec<&'static str>> {
     let missing = |needs: &[Need]| -> Vec<&'static str> {

@@ -13,8 +13,9 @@ use doorbell_roce_proto::{Counters, Endpoint, EndpointConfig, Gid, Mtu};
 
 use crate::config::DeviceConfig;
 use crate::drive::Shared;
+use crate::event::{Event, EventQueue};
 use crate::link::pcap::Capture;
-use crate::link::{BindError, Link};
+use crate::link::{BindError, Link, PortState, PortWatch};
 use crate::progress;
 
 /// Why a device could not be opened; each is one line for the user.
@@ -161,11 +162,14 @@ impl Device {
             link.parker.waker(),
             endpoint,
         ));
+        if let Some(port) = link.watch.as_mut().and_then(PortWatch::state) {
+            shared.set_port(port);
+        }
         let progress = std::thread::Builder::new()
             .name(format!("{}-progress", config.name))
             .spawn({
                 let (shared, parker, spin) = (Arc::clone(&shared), link.parker, config.spin);
-                move || progress::run(&shared, parker, spin)
+                move || progress::run(&shared, parker, link.watch, spin)
             })
             .map_err(|source| OpenError::Thread {
                 device: device(),
@@ -182,6 +186,22 @@ impl Device {
     /// What it says of itself.
     pub fn info(&self) -> &DeviceInfo {
         &self.info
+    }
+
+    /// What its port is good for now.
+    pub fn port(&self) -> PortState {
+        self.shared.port()
+    }
+
+    /// Has `listener` told of what happens to the port, until [`unlisten`](Self::unlisten).
+    pub fn listen(&self, listener: Arc<EventQueue<Event>>) {
+        self.shared.core.lock().listeners.push(listener);
+    }
+
+    /// Ends what [`listen`](Self::listen) began.
+    pub fn unlisten(&self, listener: &Arc<EventQueue<Event>>) {
+        let listeners = &mut self.shared.core.lock().listeners;
+        listeners.retain(|other| !Arc::ptr_eq(other, listener));
     }
 
     /// What its engine has counted since it was opened.

@@ -37,7 +37,8 @@ use doorbell_roce_proto::wire::Opcode;
 use doorbell_roce_proto::{Endpoint, Instant};
 use parking_lot::{Mutex, MutexGuard};
 
-use crate::link::{Envelope, Receive, RxBatch, Transmit, TxBatch, Waker};
+use crate::event::{Event, PortEvent};
+use crate::link::{Envelope, PortState, Receive, RxBatch, Transmit, TxBatch, Waker};
 use crate::state::{Core, Filled};
 
 /// Datagrams handled between two looks at what the engine wants to send: a peer that streams gets its acknowledgements while the rest of a large
@@ -110,6 +111,8 @@ pub(crate) struct Shared {
     pub(crate) application_inside: AtomicU32,
     /// The device is being dropped.
     pub(crate) stop: AtomicBool,
+    /// What the port is good for. Written under core, so that its changes and the events that tell of them are in one order.
+    port: (AtomicBool, AtomicBool),
     /// The link broke; said once.
     broken: AtomicBool,
     waker: Waker,
@@ -160,6 +163,7 @@ impl Shared {
             application_drives: AtomicU64::new(0),
             application_inside: AtomicU32::new(0),
             stop: AtomicBool::new(false),
+            port: (AtomicBool::new(true), AtomicBool::new(true)),
             broken: AtomicBool::new(false),
             waker,
             epoch: Clock::now(),
@@ -415,6 +419,33 @@ impl Shared {
         self.stop.store(true, Ordering::SeqCst);
         self.waker.wake();
         progress.unpark();
+    }
+
+    /// What the port is good for now.
+    pub(crate) fn port(&self) -> PortState {
+        PortState {
+            active: self.port.0.load(Ordering::Acquire),
+            addressed: self.port.1.load(Ordering::Acquire),
+        }
+    }
+
+    /// The port has changed: tells who listens what is new.
+    pub(crate) fn set_port(&self, now: PortState) {
+        let core = self.core.lock();
+        let before = self.port();
+        self.port.0.store(now.active, Ordering::Release);
+        self.port.1.store(now.addressed, Ordering::Release);
+        let gid = (now.addressed != before.addressed).then_some(PortEvent::GidChange);
+        let link = (now.active != before.active).then_some(if now.active {
+            PortEvent::Active
+        } else {
+            PortEvent::Error
+        });
+        for event in gid.into_iter().chain(link) {
+            for listener in &core.listeners {
+                listener.push(Event::Port(event));
+            }
+        }
     }
 
     /// The link broke: says so once, here and to the owners of queue pairs. What is outstanding then fails by its timeouts.

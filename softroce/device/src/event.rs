@@ -29,6 +29,17 @@ pub enum QpEvent {
     LastWqeReached,
 }
 
+/// What happened to the device's port (ibv_get_async_event(3)).
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum PortEvent {
+    /// Its interface came up.
+    Active,
+    /// Its interface went down.
+    Error,
+    /// Its interface lost the device's address, or has it again: the GID comes and goes with it.
+    GidChange,
+}
+
 /// An asynchronous event.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Event {
@@ -38,6 +49,8 @@ pub enum Event {
     Qp(Token, QpEvent),
     /// Fewer receives are in a shared receive queue than the limit that was armed.
     SrqLimit(Token),
+    /// Something happened to the port.
+    Port(PortEvent),
     /// The device cannot go on: its socket broke, or its progress thread failed.
     DeviceFatal,
 }
@@ -103,9 +116,30 @@ impl<T> EventQueue<T> {
         }
     }
 
-    /// Takes out the events that `is_gone` says nobody may see any more.
+    /// Takes out the events that `is_gone` says nobody may see any more. The descriptor does not stay readable for them.
     pub fn remove(&self, is_gone: impl Fn(&T) -> bool) {
-        self.waiting.lock().retain(|event| !is_gone(event));
+        let mut waiting = self.waiting.lock();
+        let before = waiting.len();
+        waiting.retain(|event| !is_gone(event));
+        // Fewer when somebody who waits has counted one down already: he finds nothing, and waits on.
+        for _ in waiting.len()..before {
+            if !self.count_down() {
+                break;
+            }
+        }
+    }
+
+    /// Takes one off the semaphore's count; false if it is 0. Never blocks, though the descriptor may be a blocking one (preadv2(2)); where the kernel cannot do that to
+    /// an eventfd, before Linux 5.8, the count stays, and who waits is woken once for nothing.
+    fn count_down(&self) -> bool {
+        let mut count = [0_u8; size_of::<u64>()];
+        let into = libc::iovec {
+            iov_base: count.as_mut_ptr().cast(),
+            iov_len: count.len(),
+        };
+        // SAFETY: the descriptor is open, and the one element is 8 bytes that may be written. An offset of -1 is that of read(2).
+        let read = unsafe { libc::preadv2(self.fd.as_fd().as_raw_fd(), &into, 1, -1, libc::RWF_NOWAIT) };
+        read == count.len() as isize
     }
 
     /// How many events wait.
@@ -133,6 +167,8 @@ impl<T> AsRawFd for EventQueue<T> {
 
 #[cfg(test)]
 mod tests {
+    use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
     use super::*;
 
     #[test]
@@ -146,6 +182,27 @@ mod tests {
         assert_eq!(queue.wait(|_| {}).unwrap(), 3);
         assert_eq!(queue.wait(|_| {}).unwrap(), 4);
         assert!(queue.is_empty());
+    }
+
+    #[test]
+    fn the_descriptor_is_readable_for_what_is_there_alone() {
+        let queue = EventQueue::new().unwrap();
+        let readable = || {
+            let mut fds = [PollFd::new(queue.as_fd(), PollFlags::POLLIN)];
+            poll(&mut fds, PollTimeout::ZERO).unwrap() == 1
+        };
+        queue.push(1);
+        queue.push(2);
+        queue.push(1);
+        queue.remove(|&event| event == 1);
+        assert!(readable());
+        assert_eq!(queue.wait(|_| {}).unwrap(), 2);
+        assert!(!readable(), "nothing waits");
+        queue.push(3);
+        queue.remove(|_| true);
+        assert!(!readable());
+        queue.push(4);
+        assert_eq!(queue.wait(|_| {}).unwrap(), 4);
     }
 
     #[test]

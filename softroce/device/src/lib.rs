@@ -26,8 +26,9 @@ pub use doorbell_roce_proto::Counters;
 pub use config::{ConfigError, DeviceConfig};
 pub use cq::{Cq, CqConfig, CqNotify, Overrun};
 pub use device::{Device, DeviceInfo, LimitError, OpenError};
-pub use event::{Event, EventQueue, Owner, QpEvent, Token};
-pub use memory::{Mr, RegisterError, Rights};
+pub use event::{Event, EventQueue, Owner, PortEvent, QpEvent, Token};
+pub use link::PortState;
+pub use memory::{Bound, Mr, Mw, RegisterError, Rights, WindowKind};
 pub use pd::Pd;
 pub use qp::{CreateQpError, Posting, Qp, QpConfig};
 pub use srq::{SharedPosting, Srq, SrqConfig};
@@ -48,8 +49,10 @@ pub mod capacity {
     pub const CQS: usize = 16_384;
     /// Entries of a completion queue.
     pub const CQ_ENTRIES: u32 = 1 << 20;
-    /// Memory regions: their index is 16 bits of the key.
-    pub const REGIONS: usize = 65_535;
+    /// Memory regions: the index of a region or window is 16 bits of its key.
+    pub const REGIONS: usize = 32_768;
+    /// Memory windows.
+    pub const WINDOWS: usize = 32_768;
     /// Protection domains.
     pub const PDS: usize = 32_768;
     /// READs and atomics outstanding on a queue pair, as requester and as responder.

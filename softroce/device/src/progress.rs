@@ -20,7 +20,7 @@ use doorbell_roce_proto::Instant;
 use nix::sys::prctl;
 
 use crate::drive::Shared;
-use crate::link::{Interest, Parker};
+use crate::link::{Interest, Parker, PortWatch};
 
 /// How long the application's threads must have been found driving at every look for this thread to step aside.
 const STEP_ASIDE: Duration = Duration::from_micros(100);
@@ -39,9 +39,12 @@ const CROWDED: Duration = Duration::from_millis(1);
 /// How long the thread then parks where it would spin.
 const GIVE_WAY: Duration = Duration::from_millis(5);
 
+/// How often the port is looked at by a thread that does not sleep. One that does is woken.
+const LOOK: Duration = Duration::from_millis(10);
+
 /// The thread's body: runs until the device is dropped.
-pub(crate) fn run(shared: &Arc<Shared>, parker: Parker, spin: Duration) {
-    let turns = AssertUnwindSafe(|| Progress::new(shared, parker, spin).run());
+pub(crate) fn run(shared: &Arc<Shared>, parker: Parker, watch: Option<PortWatch>, spin: Duration) {
+    let turns = AssertUnwindSafe(|| Progress::new(shared, parker, watch, spin).run());
     // A panic here is a bug of ours. Peers would wait for this device without a word; the application at least is told.
     if catch_unwind(turns).is_err() {
         tracing::error!("the soft device's progress thread failed");
@@ -52,6 +55,9 @@ pub(crate) fn run(shared: &Arc<Shared>, parker: Parker, spin: Duration) {
 struct Progress<'a> {
     shared: &'a Shared,
     parker: Parker,
+    watch: Option<PortWatch>,
+    /// When to look whether the port has changed.
+    look_at: Instant,
     spin: Duration,
     /// Until when it parks where it would spin.
     crowded_until: Instant,
@@ -64,11 +70,13 @@ struct Progress<'a> {
 }
 
 impl<'a> Progress<'a> {
-    fn new(shared: &'a Shared, parker: Parker, spin: Duration) -> Self {
+    fn new(shared: &'a Shared, parker: Parker, watch: Option<PortWatch>, spin: Duration) -> Self {
         let now = shared.now();
         Self {
             shared,
             parker,
+            watch,
+            look_at: now,
             spin,
             crowded_until: now,
             last_traffic: now,
@@ -87,6 +95,7 @@ impl<'a> Progress<'a> {
 
     fn turn(&mut self) {
         let now = self.shared.now();
+        self.look_at_port(now);
         let crowded = now < self.crowded_until;
         if self.application_drives(now) {
             if now - self.driven_since > STEP_ASIDE {
@@ -102,6 +111,17 @@ impl<'a> Progress<'a> {
             self.give_way(now);
         } else {
             self.park();
+        }
+    }
+
+    /// Tells of what has changed at the port. While this thread is awake it looks only now and then.
+    fn look_at_port(&mut self, now: Instant) {
+        if now < self.look_at {
+            return;
+        }
+        self.look_at = now + LOOK;
+        if let Some(state) = self.watch.as_mut().and_then(PortWatch::changed) {
+            self.shared.set_port(state);
         }
     }
 
@@ -135,6 +155,7 @@ impl<'a> Progress<'a> {
             let inside = self.shared.application_inside.load(Ordering::Relaxed) > 0;
             self.drives = self.shared.application_drives.load(Ordering::Relaxed);
             let wanted = (slice.as_nanos() / LOOP_TURN.as_nanos()) as u64;
+            self.look_at_port(self.shared.now());
             if !inside && self.drives.wrapping_sub(before) < wanted {
                 break;
             }
@@ -162,11 +183,15 @@ impl<'a> Progress<'a> {
         if timeout == Some(Duration::ZERO) {
             // Due, but another thread is receiving, and the timers come after: it may be waiting for this processor.
             thread::yield_now();
-        } else if !shared.holds()
-            && let Err(error) = self.parker.park(interest, timeout)
-        {
-            tracing::warn!("the soft device's progress thread cannot sleep: {error}");
-            thread::sleep(Duration::from_millis(1));
+        } else if !shared.holds() {
+            match self.parker.park(interest, timeout) {
+                Ok(true) => self.look_at = Instant::ZERO,
+                Ok(false) => {}
+                Err(error) => {
+                    tracing::warn!("the soft device's progress thread cannot sleep: {error}");
+                    thread::sleep(Duration::from_millis(1));
+                }
+            }
         }
         shared.parked_until.store(0, Ordering::SeqCst);
     }

@@ -221,6 +221,9 @@ impl Qp {
         }
         let mut core = shared.core.lock();
         let result = core.endpoint.modify_qp(shared.now(), self.number, modify);
+        if result.is_ok() && modify.state == Some(State::Reset) {
+            core.memory.release_windows_of(self.number);
+        }
         shared.flush(core);
         result
     }

@@ -11,7 +11,7 @@ use doorbell_roce_proto::{AsyncEvent, Datagram, Endpoint, Ident, Instant, Qpn, S
 
 use crate::capacity;
 use crate::cq::CqRing;
-use crate::event::{Event, Owner, QpEvent};
+use crate::event::{Event, EventQueue, Owner, QpEvent};
 use crate::link::{self, TxBatch};
 use crate::memory::Table;
 
@@ -26,6 +26,8 @@ pub(crate) struct Core {
     moderated: Vec<(Instant, Arc<CqRing>)>,
     qps: HashMap<Qpn, Owner>,
     srqs: HashMap<SrqId, Owner>,
+    /// Who hears of the port.
+    pub(crate) listeners: Vec<Arc<EventQueue<Event>>>,
     pds: usize,
     next_pd: u32,
     /// The UDP port of every RoCEv2 device here: ours, and the one we send to.
@@ -50,6 +52,7 @@ impl Core {
             moderated: Vec::new(),
             qps: HashMap::new(),
             srqs: HashMap::new(),
+            listeners: Vec::new(),
             pds: 0,
             next_pd: 0,
             port,
@@ -101,6 +104,7 @@ impl Core {
 
     pub(crate) fn remove_qp(&mut self, qpn: Qpn) {
         self.endpoint.destroy_qp(qpn);
+        self.memory.release_windows_of(qpn);
         self.qps.remove(&qpn);
     }
 

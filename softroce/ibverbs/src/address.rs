@@ -25,13 +25,14 @@ struct SoftAh {
     _pd: Pd,
 }
 
-/// What an address handle stands for; `None` for a null pointer.
+/// What an address handle stands for; `None` for a null pointer, or one of another protection domain than `pd` (IBTA vol 1, 10.2.2).
 ///
 /// # Safety
 /// `ah` is null, or live and came from [`create_ah`].
-pub(crate) unsafe fn path_of(ah: *mut ibv_ah) -> Option<Path> {
+pub(crate) unsafe fn path_of(ah: *mut ibv_ah, pd: *mut ibv_pd) -> Option<Path> {
     // SAFETY: by contract; `base` is the first member of SoftAh, and the pointer derives from the whole.
-    unsafe { ah.cast::<SoftAh>().as_ref() }.map(|soft| soft.path)
+    let soft = unsafe { ah.cast::<SoftAh>().as_ref() };
+    soft.filter(|soft| soft.base.pd == pd).map(|soft| soft.path)
 }
 
 /// ibv_create_ah(3).

@@ -10,8 +10,26 @@ use crate::query::PORT;
 /// TTL of packets whose address vector leaves it open.
 const DEFAULT_HOP_LIMIT: u8 = 64;
 
-/// The attributes that no queue pair has here: they are for what a soft device cannot do.
-const UNSUPPORTED: u32 = IBV_QP_ALT_PATH | IBV_QP_CAP | IBV_QP_RATE_LIMIT;
+/// The attributes that there are here. The others are for what a soft device cannot do (IBV_QP_ALT_PATH, IBV_QP_CAP, IBV_QP_RATE_LIMIT), or none of ibv_modify_qp(3).
+const SUPPORTED: u32 = IBV_QP_STATE
+    | IBV_QP_CUR_STATE
+    | IBV_QP_EN_SQD_ASYNC_NOTIFY
+    | IBV_QP_ACCESS_FLAGS
+    | IBV_QP_PKEY_INDEX
+    | IBV_QP_PORT
+    | IBV_QP_QKEY
+    | IBV_QP_AV
+    | IBV_QP_PATH_MTU
+    | IBV_QP_TIMEOUT
+    | IBV_QP_RETRY_CNT
+    | IBV_QP_RNR_RETRY
+    | IBV_QP_RQ_PSN
+    | IBV_QP_MAX_QP_RD_ATOMIC
+    | IBV_QP_MIN_RNR_TIMER
+    | IBV_QP_SQ_PSN
+    | IBV_QP_MAX_DEST_RD_ATOMIC
+    | IBV_QP_PATH_MIG_STATE
+    | IBV_QP_DEST_QPN;
 
 /// Why attributes were refused before the engine saw them (`EINVAL`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
@@ -41,8 +59,8 @@ pub(crate) enum Refused {
 /// What C asks for, for the engine.
 pub(crate) fn to_modify(attr: &ibv_qp_attr, mask: u32, device: &DeviceInfo) -> Result<Modify, Refused> {
     let given = |bit: u32| mask & bit != 0;
-    if given(UNSUPPORTED) {
-        return Err(Refused::Unsupported(mask & UNSUPPORTED));
+    if given(!SUPPORTED) {
+        return Err(Refused::Unsupported(mask & !SUPPORTED));
     }
     if given(IBV_QP_PATH_MIG_STATE) && attr.path_mig_state != IBV_MIG_MIGRATED {
         return Err(Refused::Migration);

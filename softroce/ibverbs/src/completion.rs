@@ -354,6 +354,8 @@ pub(crate) fn to_wc(completion: &Completion) -> ibv_wc {
             CompletionOpcode::Read => IBV_WC_RDMA_READ,
             CompletionOpcode::CompareSwap => IBV_WC_COMP_SWAP,
             CompletionOpcode::FetchAdd => IBV_WC_FETCH_ADD,
+            CompletionOpcode::BindWindow => IBV_WC_BIND_MW,
+            CompletionOpcode::LocalInvalidate => IBV_WC_LOCAL_INV,
             CompletionOpcode::Receive => IBV_WC_RECV,
             CompletionOpcode::ReceiveWriteImm => IBV_WC_RECV_RDMA_WITH_IMM,
         };
@@ -366,6 +368,10 @@ pub(crate) fn to_wc(completion: &Completion) -> ibv_wc {
             wc.wc_flags |= IBV_WC_WITH_IMM;
             wc.anon_1.imm_data = imm.to_be();
         }
+        if let Some(rkey) = completion.invalidated {
+            wc.wc_flags |= IBV_WC_WITH_INV;
+            wc.anon_1.invalidated_rkey = rkey.0;
+        }
     }
     wc
 }
@@ -377,6 +383,7 @@ fn status_of(status: Status) -> ibv_wc_status {
         Status::LocalQpOperation => IBV_WC_LOC_QP_OP_ERR,
         Status::LocalProtection => IBV_WC_LOC_PROT_ERR,
         Status::Flushed => IBV_WC_WR_FLUSH_ERR,
+        Status::WindowBind => IBV_WC_MW_BIND_ERR,
         Status::BadResponse => IBV_WC_BAD_RESP_ERR,
         Status::LocalAccess => IBV_WC_LOC_ACCESS_ERR,
         Status::RemoteInvalidRequest => IBV_WC_REM_INV_REQ_ERR,

@@ -8,12 +8,10 @@ use std::sync::Arc;
 
 use doorbell_softroce::{Device, Event, EventQueue};
 use doorbell_verbs_sys::inline::VERBS_ABI_IS_EXTENDED;
-use doorbell_verbs_sys::{
-    ibv_context, ibv_context_ops, ibv_device, ibv_mw, ibv_mw_bind, ibv_mw_type, ibv_pd, ibv_qp, verbs_context,
-};
+use doorbell_verbs_sys::{ibv_context, ibv_context_ops, ibv_device, verbs_context};
 
 use crate::registry::SoftDevice;
-use crate::{completion, errno, extended_cq, post, query, queue_pair, shared_receive};
+use crate::{completion, errno, extended_cq, post, query, queue_pair, shared_receive, window};
 
 /// A context: what C sees, and what it stands for.
 #[repr(C)]
@@ -51,6 +49,7 @@ pub(crate) unsafe extern "C" fn open_device(device: *mut ibv_device) -> *mut ibv
             return errno::null(errno::of(&error));
         }
     };
+    opened.listen(Arc::clone(&events));
     // SAFETY: all-zero is a verbs_context: integers, null pointers and entries that are `None`, which callers check for.
     let mut verbs: verbs_context = unsafe { MaybeUninit::zeroed().assume_init() };
     verbs.query_port = Some(query::query_port);
@@ -84,7 +83,10 @@ pub(crate) unsafe extern "C" fn open_device(device: *mut ibv_device) -> *mut ibv
 pub(crate) unsafe extern "C" fn close_device(context: *mut ibv_context) -> c_int {
     // SAFETY: the pointer came from `open_device`, which took the allocation from a Box, and is given up by the caller.
     let closed = unsafe { Box::from_raw(context.byte_sub(offset_of!(verbs_context, context)).cast::<Context>()) };
-    let Context { device, soft, .. } = *closed;
+    let Context {
+        device, soft, events, ..
+    } = *closed;
+    device.unlisten(&events);
     soft.close(device);
     0
 }
@@ -104,9 +106,9 @@ fn operations() -> ibv_context_ops {
         _compat_reg_mr: Some(unsupported),
         _compat_rereg_mr: Some(unsupported),
         _compat_dereg_mr: Some(unsupported),
-        alloc_mw: Some(alloc_mw),
-        bind_mw: Some(bind_mw),
-        dealloc_mw: Some(dealloc_mw),
+        alloc_mw: Some(window::alloc_mw),
+        bind_mw: Some(window::bind_mw),
+        dealloc_mw: Some(window::dealloc_mw),
         _compat_create_cq: Some(unsupported),
         poll_cq: Some(completion::poll_cq),
         req_notify_cq: Some(completion::req_notify_cq),
@@ -134,18 +136,6 @@ fn operations() -> ibv_context_ops {
 
 unsafe extern "C" fn unsupported() -> *mut c_void {
     errno::null(libc::ENOSYS)
-}
-
-unsafe extern "C" fn alloc_mw(_pd: *mut ibv_pd, _kind: ibv_mw_type) -> *mut ibv_mw {
-    errno::null(libc::EOPNOTSUPP)
-}
-
-unsafe extern "C" fn bind_mw(_qp: *mut ibv_qp, _mw: *mut ibv_mw, _bind: *mut ibv_mw_bind) -> c_int {
-    libc::EOPNOTSUPP
-}
-
-unsafe extern "C" fn dealloc_mw(_mw: *mut ibv_mw) -> c_int {
-    libc::EOPNOTSUPP
 }
 
 /// A number for the `handle` of the next object: what rdma-core has from the kernel. Programs print it.

@@ -2,11 +2,12 @@
 
 use core::ffi::c_int;
 
-use doorbell_softroce::{Event, QpEvent};
+use doorbell_softroce::{Event, PortEvent, QpEvent};
 use doorbell_verbs_sys::{
-    IBV_EVENT_COMM_EST, IBV_EVENT_CQ_ERR, IBV_EVENT_DEVICE_FATAL, IBV_EVENT_QP_ACCESS_ERR, IBV_EVENT_QP_FATAL,
-    IBV_EVENT_QP_LAST_WQE_REACHED, IBV_EVENT_QP_REQ_ERR, IBV_EVENT_SQ_DRAINED, IBV_EVENT_SRQ_ERR,
-    IBV_EVENT_SRQ_LIMIT_REACHED, ibv_async_event, ibv_async_event_element, ibv_context,
+    IBV_EVENT_COMM_EST, IBV_EVENT_CQ_ERR, IBV_EVENT_DEVICE_FATAL, IBV_EVENT_GID_CHANGE, IBV_EVENT_PORT_ACTIVE,
+    IBV_EVENT_PORT_ERR, IBV_EVENT_QP_ACCESS_ERR, IBV_EVENT_QP_FATAL, IBV_EVENT_QP_LAST_WQE_REACHED,
+    IBV_EVENT_QP_REQ_ERR, IBV_EVENT_SQ_DRAINED, IBV_EVENT_SRQ_ERR, IBV_EVENT_SRQ_LIMIT_REACHED, ibv_async_event,
+    ibv_async_event_element, ibv_context, ibv_event_type,
 };
 
 use crate::context::{Context, acknowledge};
@@ -24,7 +25,7 @@ pub(crate) unsafe extern "C" fn get_async_event(context: *mut ibv_context, event
         Event::Qp(token, _) => unsafe { queue_pair::count_async_event(token) },
         // SAFETY: as above.
         Event::SrqLimit(token) => unsafe { shared_receive::count_async_event(token) },
-        Event::DeviceFatal => {}
+        Event::Port(_) | Event::DeviceFatal => {}
     };
     match context.events.wait(count) {
         Ok(taken) => {
@@ -63,12 +64,21 @@ fn to_event(event: Event) -> ibv_async_event {
             },
             event_type: IBV_EVENT_SRQ_LIMIT_REACHED,
         },
-        Event::DeviceFatal => ibv_async_event {
-            element: ibv_async_event_element {
-                port_num: c_int::from(PORT),
-            },
-            event_type: IBV_EVENT_DEVICE_FATAL,
+        Event::Port(what) => of_port(match what {
+            PortEvent::Active => IBV_EVENT_PORT_ACTIVE,
+            PortEvent::Error => IBV_EVENT_PORT_ERR,
+            PortEvent::GidChange => IBV_EVENT_GID_CHANGE,
+        }),
+        Event::DeviceFatal => of_port(IBV_EVENT_DEVICE_FATAL),
+    }
+}
+
+fn of_port(event_type: ibv_event_type) -> ibv_async_event {
+    ibv_async_event {
+        element: ibv_async_event_element {
+            port_num: c_int::from(PORT),
         },
+        event_type,
     }
 }
 

@@ -23,6 +23,7 @@ mod query;
 mod queue_pair;
 mod registry;
 mod shared_receive;
+mod window;
 mod wr;
 
 pub use doorbell_softroce::{ConfigError, DeviceConfig, OpenError};

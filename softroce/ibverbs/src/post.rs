@@ -9,13 +9,14 @@ use doorbell_roce_proto::{LKey, Qpn, RKey};
 use doorbell_softroce::{Posting, capacity};
 use doorbell_verbs_sys::{
     IBV_SEND_FENCE, IBV_SEND_INLINE, IBV_SEND_SIGNALED, IBV_SEND_SOLICITED, IBV_WR_ATOMIC_CMP_AND_SWP,
-    IBV_WR_ATOMIC_FETCH_AND_ADD, IBV_WR_RDMA_READ, IBV_WR_RDMA_WRITE, IBV_WR_RDMA_WRITE_WITH_IMM, IBV_WR_SEND,
-    IBV_WR_SEND_WITH_IMM, ibv_qp, ibv_recv_wr, ibv_send_wr, ibv_sge, ibv_srq,
+    IBV_WR_ATOMIC_FETCH_AND_ADD, IBV_WR_BIND_MW, IBV_WR_LOCAL_INV, IBV_WR_RDMA_READ, IBV_WR_RDMA_WRITE,
+    IBV_WR_RDMA_WRITE_WITH_IMM, IBV_WR_SEND, IBV_WR_SEND_WITH_IMM, IBV_WR_SEND_WITH_INV, ibv_pd, ibv_qp, ibv_recv_wr,
+    ibv_send_wr, ibv_sge, ibv_srq,
 };
 
-use crate::address;
 use crate::queue_pair::SoftQp;
 use crate::shared_receive::SoftSrq;
+use crate::{address, window};
 
 const MAX_SGES: usize = capacity::SGES as usize;
 const MAX_INLINE: usize = capacity::INLINE as usize;
@@ -33,7 +34,7 @@ pub(crate) unsafe extern "C" fn post_send(
         // SAFETY: the list is well formed by contract: each request is live, the last one's `next` is null.
         while let Some(request) = unsafe { next.as_ref() } {
             // SAFETY: so is its list of elements, what they point to when it is inline, and the address handle of a datagram.
-            if let Err(refused) = unsafe { send_one(posting, request, is_datagram) } {
+            if let Err(refused) = unsafe { send_one(posting, request, is_datagram.then_some(qp)) } {
                 // SAFETY: the caller's to write (man page).
                 unsafe { *bad_wr = next };
                 return errno_of(refused);
@@ -140,18 +141,26 @@ fn with_sges<R>(list: &[ibv_sge], post: impl FnOnce(&[Sge]) -> R) -> R {
 /// Queues one send request.
 ///
 /// # Safety
-/// Its list of elements is live, with IBV_SEND_INLINE the memory they name, and for a SEND of a UD queue pair its address handle, which is ours.
-unsafe fn send_one(posting: &mut Posting<'_>, wr: &ibv_send_wr, is_datagram: bool) -> Result<(), PostError> {
-    let operation = operation_of(wr)?;
-    let destination = match operation {
-        _ if !is_datagram => None,
-        // SAFETY: by contract.
-        Operation::Send { .. } => Some(unsafe { destination_of(wr) }?),
+/// Its list of elements is live, with IBV_SEND_INLINE the memory they name, for a binding its window and region, which are ours, and so is the UD queue pair
+/// `datagrams`, if it is of one, with the address handle of a SEND, which is ours.
+unsafe fn send_one(
+    posting: &mut Posting<'_>,
+    wr: &ibv_send_wr,
+    datagrams: Option<*mut ibv_qp>,
+) -> Result<(), PostError> {
+    // SAFETY: by contract.
+    let operation = unsafe { operation_of(wr) }?;
+    let destination = match (datagrams, operation) {
+        (None, _) => None,
+        // SAFETY: by contract; a queue pair's domain never changes.
+        (Some(qp), Operation::Send { .. }) => Some(unsafe { destination_of(wr, (*qp).pd) }?),
         // Its union holds something else than an address handle.
         _ => return Err(PostError::Invalid),
     };
+    // A request without packets has no bytes: its list is not looked at.
+    let count = if operation.is_local() { 0 } else { wr.num_sge };
     // SAFETY: by contract.
-    let list = unsafe { elements(wr.sg_list, wr.num_sge) }?;
+    let list = unsafe { elements(wr.sg_list, count) }?;
     let mut post = |payload: Payload<'_>| {
         let request = SendRequest {
             wr_id: wr.wr_id,
@@ -166,7 +175,7 @@ unsafe fn send_one(posting: &mut Posting<'_>, wr: &ibv_send_wr, is_datagram: boo
             Some(to) => posting.send_datagram(&request, to),
         }
     };
-    if wr.send_flags & IBV_SEND_INLINE == 0 {
+    if wr.send_flags & IBV_SEND_INLINE == 0 || operation.is_local() {
         return with_sges(list, |sges| post(Payload::Gather(sges)));
     }
     // A request that is too long is refused before any of it is read: the engine knows only what the queue pair may have.
@@ -205,15 +214,15 @@ unsafe fn bytes_of<'a>(element: &ibv_sge) -> &'a [u8] {
     unsafe { slice::from_raw_parts(start, element.length as usize) }
 }
 
-/// Where a datagram goes. The path is copied: the handle may be destroyed once the request is posted.
+/// Where a datagram of a queue pair in `pd` goes. The path is copied: the handle may be destroyed once the request is posted.
 ///
 /// # Safety
 /// The request's address handle is null, or live and ours.
-unsafe fn destination_of(wr: &ibv_send_wr) -> Result<Destination, PostError> {
+unsafe fn destination_of(wr: &ibv_send_wr, pd: *mut ibv_pd) -> Result<Destination, PostError> {
     // SAFETY: the members of the union are plain data, and a UD queue pair's SENDs have this one (man page).
     let ud = unsafe { wr.wr.ud };
     // SAFETY: by contract.
-    let path = unsafe { address::path_of(ud.ah) }.ok_or(PostError::Invalid)?;
+    let path = unsafe { address::path_of(ud.ah, pd) }.ok_or(PostError::Invalid)?;
     Ok(Destination {
         path,
         qpn: Qpn::new(ud.remote_qpn),
@@ -221,9 +230,15 @@ unsafe fn destination_of(wr: &ibv_send_wr) -> Result<Destination, PostError> {
     })
 }
 
-fn operation_of(wr: &ibv_send_wr) -> Result<Operation, PostError> {
+/// What a request asks for.
+///
+/// # Safety
+/// The window and the region of a binding are null, or live and ours.
+unsafe fn operation_of(wr: &ibv_send_wr) -> Result<Operation, PostError> {
     // SAFETY: called for the opcodes with immediate data only, for which the caller has filled it (man page).
     let imm = || Some(u32::from_be(unsafe { wr.anon_1.imm_data }));
+    // SAFETY: as above, for the opcodes that invalidate.
+    let invalidated = || RKey(unsafe { wr.anon_1.invalidate_rkey });
     // A program need not initialise the member that its opcode does not use: that one is not looked at.
     // SAFETY: called for WRITE and READ only, for which the caller has filled it (man page).
     let rdma = || unsafe { wr.wr.rdma };
@@ -242,6 +257,19 @@ fn operation_of(wr: &ibv_send_wr) -> Result<Operation, PostError> {
     Ok(match wr.opcode {
         IBV_WR_SEND => Operation::Send { imm: None },
         IBV_WR_SEND_WITH_IMM => Operation::Send { imm: imm() },
+        IBV_WR_SEND_WITH_INV => Operation::SendInvalidate { rkey: invalidated() },
+        IBV_WR_LOCAL_INV => Operation::Invalidate { rkey: invalidated() },
+        IBV_WR_BIND_MW => {
+            // SAFETY: the caller has filled this member for the opcode (man page); window and region by contract.
+            let bind = unsafe {
+                window::posted_bind(
+                    wr.anon_2.bind_mw.mw,
+                    wr.anon_2.bind_mw.rkey,
+                    &wr.anon_2.bind_mw.bind_info,
+                )
+            };
+            Operation::Bind(bind?)
+        }
         IBV_WR_RDMA_WRITE => write(None),
         IBV_WR_RDMA_WRITE_WITH_IMM => write(imm()),
         IBV_WR_RDMA_READ => Operation::Read {

@@ -4,8 +4,8 @@ use core::ffi::{c_int, c_uint, c_void};
 
 use doorbell_softroce::{LimitError, Mr, Pd, RegisterError, Rights};
 use doorbell_verbs_sys::{
-    IBV_ACCESS_HUGETLB, IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_OPTIONAL_FIRST, IBV_ACCESS_REMOTE_ATOMIC,
-    IBV_ACCESS_REMOTE_READ, IBV_ACCESS_REMOTE_WRITE, ibv_context, ibv_mr, ibv_pd,
+    IBV_ACCESS_HUGETLB, IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_MW_BIND, IBV_ACCESS_OPTIONAL_FIRST,
+    IBV_ACCESS_REMOTE_ATOMIC, IBV_ACCESS_REMOTE_READ, IBV_ACCESS_REMOTE_WRITE, ibv_context, ibv_mr, ibv_pd,
 };
 
 use crate::context::{Context, next_handle};
@@ -22,8 +22,7 @@ pub(crate) struct SoftPd {
 #[repr(C)]
 struct SoftMr {
     base: ibv_mr,
-    /// Held for its drop, which deregisters.
-    _mr: Mr,
+    mr: Mr,
 }
 
 /// The access flags above this bit may be ignored by who does not know them (ibv_reg_mr(3)): bits 20 to 29.
@@ -54,7 +53,7 @@ pub(crate) unsafe extern "C" fn alloc_pd(context: *mut ibv_context) -> *mut ibv_
     }
 }
 
-/// ibv_alloc_pd(3): `EBUSY` while regions or queue pairs are in it.
+/// ibv_alloc_pd(3): `EBUSY` while regions, windows or queue pairs are in it.
 pub(crate) unsafe extern "C" fn dealloc_pd(pd: *mut ibv_pd) -> c_int {
     let soft = pd.cast::<SoftPd>();
     // SAFETY: `pd` is live and ours by contract.
@@ -110,9 +109,10 @@ unsafe fn register(pd: *mut ibv_pd, addr: *mut c_void, length: usize, iova: u64,
         | IBV_ACCESS_REMOTE_WRITE
         | IBV_ACCESS_REMOTE_READ
         | IBV_ACCESS_REMOTE_ATOMIC
+        | IBV_ACCESS_MW_BIND
         | IBV_ACCESS_HUGETLB;
     if access & !(KNOWN | OPTIONAL) != 0 {
-        // Memory windows, zero-based addresses, on-demand paging.
+        // Zero-based addresses, on-demand paging.
         return errno::null(libc::EOPNOTSUPP);
     }
     let rights = Rights {
@@ -120,6 +120,7 @@ unsafe fn register(pd: *mut ibv_pd, addr: *mut c_void, length: usize, iova: u64,
         remote_write: access & IBV_ACCESS_REMOTE_WRITE != 0,
         remote_read: access & IBV_ACCESS_REMOTE_READ != 0,
         remote_atomic: access & IBV_ACCESS_REMOTE_ATOMIC != 0,
+        bind: access & IBV_ACCESS_MW_BIND != 0,
     };
     // SAFETY: live by contract.
     let soft = unsafe { &*pd.cast::<SoftPd>() };
@@ -136,7 +137,7 @@ unsafe fn register(pd: *mut ibv_pd, addr: *mut c_void, length: usize, iova: u64,
                 lkey: mr.lkey().0,
                 rkey: mr.rkey().0,
             },
-            _mr: mr,
+            mr,
         }))
         .cast(),
         Err(error) => {
@@ -150,8 +151,12 @@ unsafe fn register(pd: *mut ibv_pd, addr: *mut c_void, length: usize, iova: u64,
     }
 }
 
-/// ibv_reg_mr(3). When it returns, no copy to or from the memory is in flight.
+/// ibv_reg_mr(3): `EBUSY` while windows are bound to it. When it returns 0, no copy to or from the memory is in flight.
 pub(crate) unsafe extern "C" fn dereg_mr(mr: *mut ibv_mr) -> c_int {
+    // SAFETY: `mr` is live and ours by contract; the handle is written at creation and destruction only.
+    if unsafe { &(*mr.cast::<SoftMr>()).mr }.deregister().is_err() {
+        return libc::EBUSY;
+    }
     // SAFETY: it came from a Box in `register`, and is given up by the caller.
     drop(unsafe { Box::from_raw(mr.cast::<SoftMr>()) });
     0

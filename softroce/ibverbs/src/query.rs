@@ -5,8 +5,9 @@ use std::mem::{MaybeUninit, offset_of};
 
 use doorbell_softroce::{capacity, clock};
 use doorbell_verbs_sys::{
-    _compat_ibv_port_attr, IBV_ATOMIC_HCA, IBV_DEVICE_CURR_QP_STATE_MOD, IBV_DEVICE_RC_RNR_NAK_GEN,
-    IBV_DEVICE_SRQ_RESIZE, IBV_DEVICE_SYS_IMAGE_GUID, IBV_GID_TYPE_ROCE_V2, IBV_LINK_LAYER_ETHERNET, IBV_PORT_ACTIVE,
+    _compat_ibv_port_attr, IBV_ATOMIC_HCA, IBV_DEVICE_CURR_QP_STATE_MOD, IBV_DEVICE_MEM_WINDOW,
+    IBV_DEVICE_MEM_WINDOW_TYPE_2B, IBV_DEVICE_PORT_ACTIVE_EVENT, IBV_DEVICE_RC_RNR_NAK_GEN, IBV_DEVICE_SRQ_RESIZE,
+    IBV_DEVICE_SYS_IMAGE_GUID, IBV_GID_TYPE_ROCE_V2, IBV_LINK_LAYER_ETHERNET, IBV_PORT_ACTIVE, IBV_PORT_DOWN,
     IBV_PORT_IP_BASED_GIDS, IBV_VALUES_MASK_RAW_CLOCK, ibv_context, ibv_device_attr, ibv_device_attr_ex, ibv_gid,
     ibv_gid_entry, ibv_port_attr, ibv_query_device_ex_input, ibv_values_ex,
 };
@@ -24,8 +25,9 @@ const DEFAULT_PKEY: u16 = 0xffff;
 const WIDTH_4X: u8 = 2;
 /// 10 Gb/s per lane: with 4X a port of 40 Gb/s, the order of what loopback carries.
 const SPEED_QDR: u8 = 4;
-/// `LinkUp` of the physical states (IBTA vol 1, 14.2.5.6).
+/// `LinkUp` and `Disabled` of the physical states (IBTA vol 1, 14.2.5.6).
 const PHYSICAL_LINK_UP: u8 = 5;
+const PHYSICAL_DISABLED: u8 = 3;
 /// `IBV_QPF_GRH_REQUIRED`: addresses need a GID, as always under RoCE.
 const GRH_REQUIRED: u8 = 1;
 
@@ -106,10 +108,14 @@ fn device_attributes(context: &Context) -> ibv_device_attr {
         hw_ver: 0,
         max_qp: capacity::QPS as c_int,
         max_qp_wr: capacity::WORK_REQUESTS as c_int,
+        // Not MEM_MGT_EXTENSIONS, which promises fast registration too.
         device_cap_flags: IBV_DEVICE_CURR_QP_STATE_MOD
+            | IBV_DEVICE_PORT_ACTIVE_EVENT
             | IBV_DEVICE_SYS_IMAGE_GUID
             | IBV_DEVICE_RC_RNR_NAK_GEN
-            | IBV_DEVICE_SRQ_RESIZE,
+            | IBV_DEVICE_SRQ_RESIZE
+            | IBV_DEVICE_MEM_WINDOW
+            | IBV_DEVICE_MEM_WINDOW_TYPE_2B,
         max_sge: capacity::SGES as c_int,
         max_sge_rd: capacity::SGES as c_int,
         max_cq: capacity::CQS as c_int,
@@ -124,7 +130,7 @@ fn device_attributes(context: &Context) -> ibv_device_attr {
         atomic_cap: IBV_ATOMIC_HCA,
         max_ee: 0,
         max_rdd: 0,
-        max_mw: 0,
+        max_mw: capacity::WINDOWS as c_int,
         max_raw_ipv6_qp: 0,
         max_raw_ethy_qp: 0,
         max_mcast_grp: 0,
@@ -147,7 +153,11 @@ fn port_attributes(context: &Context) -> ibv_port_attr {
     // SAFETY: all-zero is an ibv_port_attr: it has integers only.
     let mut attr: ibv_port_attr = unsafe { MaybeUninit::zeroed().assume_init() };
     let mtu = context.device.info().mtu as u32;
-    attr.state = IBV_PORT_ACTIVE;
+    (attr.state, attr.phys_state) = if context.device.port().active {
+        (IBV_PORT_ACTIVE, PHYSICAL_LINK_UP)
+    } else {
+        (IBV_PORT_DOWN, PHYSICAL_DISABLED)
+    };
     attr.max_mtu = mtu;
     attr.active_mtu = mtu;
     attr.gid_tbl_len = 1;
@@ -157,7 +167,6 @@ fn port_attributes(context: &Context) -> ibv_port_attr {
     attr.max_vl_num = 1;
     attr.active_width = WIDTH_4X;
     attr.active_speed = SPEED_QDR;
-    attr.phys_state = PHYSICAL_LINK_UP;
     attr.link_layer = IBV_LINK_LAYER_ETHERNET as u8;
     attr.flags = GRH_REQUIRED;
     attr
@@ -206,15 +215,21 @@ pub(crate) unsafe extern "C" fn query_gid(
         return errno::minus_one(libc::EINVAL);
     }
     // SAFETY: `context` is live by contract.
-    let raw = unsafe { Context::from_ptr(context) }.device.info().gid.0;
+    let device = &unsafe { Context::from_ptr(context) }.device;
+    // An entry of the table that is empty now is all zero.
+    let raw = if device.port().addressed {
+        device.info().gid.0
+    } else {
+        [0; 16]
+    };
     // SAFETY: the caller's to write (man page).
     unsafe { gid.write(ibv_gid { raw }) };
     0
 }
 
-/// The one entry of the GID table.
-fn gid_entry(context: &Context) -> ibv_gid_entry {
-    ibv_gid_entry {
+/// The one entry of the GID table; `None` while the device's interface has not its address.
+fn gid_entry(context: &Context) -> Option<ibv_gid_entry> {
+    context.device.port().addressed.then(|| ibv_gid_entry {
         gid: ibv_gid {
             raw: context.device.info().gid.0,
         },
@@ -222,7 +237,7 @@ fn gid_entry(context: &Context) -> ibv_gid_entry {
         port_num: u32::from(PORT),
         gid_type: IBV_GID_TYPE_ROCE_V2,
         ndev_ifindex: 0,
-    }
+    })
 }
 
 /// Writes as much of the entry as the caller knows.
@@ -254,8 +269,12 @@ pub(crate) unsafe extern "C" fn query_gid_ex(
     if index != 0 {
         return libc::ENODATA;
     }
-    // SAFETY: `context` is live by contract, and `entry` has `entry_size` bytes.
-    unsafe { write_entry(&gid_entry(Context::from_ptr(context)), entry, entry_size) };
+    // SAFETY: `context` is live by contract.
+    let Some(found) = gid_entry(unsafe { Context::from_ptr(context) }) else {
+        return libc::ENODATA;
+    };
+    // SAFETY: `entry` has `entry_size` bytes.
+    unsafe { write_entry(&found, entry, entry_size) };
     0
 }
 
@@ -273,8 +292,12 @@ pub(crate) unsafe extern "C" fn query_gid_table(
     if max_entries == 0 {
         return 0;
     }
-    // SAFETY: `context` is live by contract, and there is room for one entry of `entry_size` bytes.
-    unsafe { write_entry(&gid_entry(Context::from_ptr(context)), entries, entry_size) };
+    // SAFETY: `context` is live by contract.
+    let Some(found) = gid_entry(unsafe { Context::from_ptr(context) }) else {
+        return 0;
+    };
+    // SAFETY: there is room for one entry of `entry_size` bytes.
+    unsafe { write_entry(&found, entries, entry_size) };
     1
 }
 

@@ -420,8 +420,8 @@ unsafe extern "C" fn set_inline_data_list(qp: *mut ibv_qp_ex, num_buf: usize, bu
 
 /// The path is copied: the handle may be destroyed once this has returned.
 unsafe extern "C" fn set_ud_addr(qp: *mut ibv_qp_ex, ah: *mut ibv_ah, remote_qpn: u32, remote_qkey: u32) {
-    // SAFETY: null, or live and ours by contract.
-    let path = unsafe { address::path_of(ah) };
+    // SAFETY: null, or live and ours by contract, as is the queue pair, whose domain never changes.
+    let path = unsafe { address::path_of(ah, (*qp).qp_base.pd) };
     let set = |batch: &mut Batch| match (batch.requests.last_mut(), path) {
         (Some(request), Some(path)) => {
             request.destination = Some(Destination {

@@ -1,10 +1,37 @@
 //! How the engine reaches registered memory: through a trait, so that it holds no pointers and its tests use plain vectors.
 
-use crate::{LKey, RKey};
+use crate::qp::RemoteAccess;
+use crate::{LKey, Qpn, RKey};
 
 /// A protection domain, as the owner of the [`Memory`] numbers them.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct PdId(pub u32);
+
+/// The queue pair through which a peer reaches memory, or a window is bound.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Via {
+    /// Its protection domain.
+    pub pd: PdId,
+    /// Its number: a window of type 2B is good for one queue pair only.
+    pub qpn: Qpn,
+}
+
+/// The binding of a memory window to a range of a region (IBTA vol 1, 10.6.7.2).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Bind {
+    /// The key that the window gets: its upper 24 bits name the window and never change, the lower 8 are the consumer's.
+    pub rkey: RKey,
+    /// The region, by its local key; of no concern when `len` is 0.
+    pub region: LKey,
+    /// The first byte, as the region has its addresses.
+    pub addr: u64,
+    /// Length in bytes; with 0 a window of type 1 is bound to nothing.
+    pub len: u64,
+    /// What peers may do through the window.
+    pub access: RemoteAccess,
+    /// Peers count addresses from 0 at the first byte of the window, not as the region has them.
+    pub zero_based: bool,
+}
 
 /// One scatter/gather element: a range of a local memory region.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -34,6 +61,15 @@ pub enum RemoteRight {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct AccessError;
 
+/// Who takes a window's key away.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Invalidator {
+    /// The owner, by a request of its own (IBV_WR_LOCAL_INV).
+    Local,
+    /// The peer, by a SEND with invalidate.
+    Peer,
+}
+
 /// An atomic operation on eight aligned bytes (IBTA vol 1, 9.4.5). Values are in host order.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum AtomicOp {
@@ -53,8 +89,8 @@ pub enum AtomicOp {
 
 /// Registered memory: keys, ranges, rights, and the moving of bytes.
 ///
-/// Every method checks the key, the protection domain, the range and the right at the time of the call and moves nothing when one of them
-/// fails. A range of length 0 is always granted, whatever its key and address (IBTA vol 1, 9.4.3: no check for zero-length RDMA).
+/// Every method checks the key, the protection domain (of a key of a window also what ties it to a queue pair), the range and the right at the time of the call
+/// and moves nothing when one of them fails. A range of length 0 is always granted, whatever its key and address (IBTA vol 1, 9.4.3: no check for zero-length RDMA).
 pub trait Memory {
     /// Copies from local memory (a gather) into `dst`.
     ///
@@ -80,7 +116,7 @@ pub trait Memory {
     /// When it may not.
     fn check_remote(
         &mut self,
-        pd: PdId,
+        via: Via,
         rkey: RKey,
         addr: u64,
         len: u64,
@@ -91,18 +127,30 @@ pub trait Memory {
     ///
     /// # Errors
     /// When the range may not be read remotely.
-    fn remote_read(&mut self, pd: PdId, rkey: RKey, addr: u64, dst: &mut [u8]) -> Result<(), AccessError>;
+    fn remote_read(&mut self, via: Via, rkey: RKey, addr: u64, dst: &mut [u8]) -> Result<(), AccessError>;
 
     /// Copies in for a peer's RDMA WRITE; the last 8 bytes become visible last.
     ///
     /// # Errors
     /// When the range may not be written remotely.
-    fn remote_write(&mut self, pd: PdId, rkey: RKey, addr: u64, src: &[u8]) -> Result<(), AccessError>;
+    fn remote_write(&mut self, via: Via, rkey: RKey, addr: u64, src: &[u8]) -> Result<(), AccessError>;
 
     /// Performs a peer's atomic on the eight bytes at `addr` and gives the value before. Atomic with respect to the host's own 8-byte atomics. The
     /// caller has checked the alignment of `addr`.
     ///
     /// # Errors
     /// When the word may not be used so.
-    fn remote_atomic(&mut self, pd: PdId, rkey: RKey, addr: u64, op: AtomicOp) -> Result<u64, AccessError>;
+    fn remote_atomic(&mut self, via: Via, rkey: RKey, addr: u64, op: AtomicOp) -> Result<u64, AccessError>;
+
+    /// Binds a memory window: its old key is worth nothing from then on, its new one grants what was asked for.
+    ///
+    /// # Errors
+    /// When window, region, range or rights do not allow it; nothing changed then.
+    fn bind(&mut self, via: Via, bind: &Bind) -> Result<(), AccessError>;
+
+    /// Takes the key of a window of type 2 away.
+    ///
+    /// # Errors
+    /// When it is not the key of such a window, or not one that may be taken away through this queue pair.
+    fn invalidate(&mut self, via: Via, rkey: RKey, by: Invalidator) -> Result<(), AccessError>;
 }

@@ -1,6 +1,6 @@
 //! Work requests and work completions, in the standard's words (IBTA vol 1, 10.8 and 11.4).
 
-use crate::memory::{AtomicOp, Sge};
+use crate::memory::{AtomicOp, Bind, Sge};
 use crate::qp::Path;
 use crate::{Qpn, RKey};
 
@@ -19,6 +19,11 @@ pub enum Operation {
     Send {
         /// Immediate data.
         imm: Option<u32>,
+    },
+    /// SEND that takes a key of the receiver's away (IBTA vol 1, 9.4.1.1).
+    SendInvalidate {
+        /// The key, of a window bound to the peer's queue pair.
+        rkey: RKey,
     },
     /// RDMA WRITE, with immediate data when given.
     Write {
@@ -45,6 +50,20 @@ pub enum Operation {
         /// The operation.
         op: AtomicOp,
     },
+    /// Binds a memory window. Nothing is sent; it is done before any request behind it begins.
+    Bind(Bind),
+    /// Takes the key of a window away (local invalidate). Nothing is sent; it is done before any request behind it begins.
+    Invalidate {
+        /// The key.
+        rkey: RKey,
+    },
+}
+
+impl Operation {
+    /// Whether it is done here, without a packet: binding and local invalidate.
+    pub const fn is_local(&self) -> bool {
+        matches!(self, Self::Bind(_) | Self::Invalidate { .. })
+    }
 }
 
 /// Where a request's bytes are.
@@ -103,7 +122,7 @@ pub enum PostError {
     /// The queue is full (`ENOMEM`).
     Full,
     /// An operation that the queue pair's transport does not offer, too many scatter/gather elements, too much inline data, inline where it is not allowed, a message over 2^31 bytes, an atomic whose SGEs are not one
-    /// of 8 bytes, or a receive for a queue pair that has a shared receive queue (`EINVAL`).
+    /// of 8 bytes, bytes for an operation that has none, or a receive for a queue pair that has a shared receive queue (`EINVAL`).
     Invalid,
 }
 
@@ -121,6 +140,8 @@ pub enum Status {
     LocalProtection = 4,
     /// Flushed: the QP was in, or went into, the error state.
     Flushed = 5,
+    /// Memory management operation error: a window that cannot be bound so, or a key that cannot be invalidated (IBTA vol 1, 11.6.2).
+    WindowBind = 6,
     /// Bad response from the peer.
     BadResponse = 7,
     /// The receiver's buffer could not take a WRITE with immediate's target (local access error).
@@ -153,6 +174,10 @@ pub enum CompletionOpcode {
     CompareSwap = 3,
     /// Fetch and add.
     FetchAdd = 4,
+    /// Binding of a memory window.
+    BindWindow = 5,
+    /// Local invalidate.
+    LocalInvalidate = 6,
     /// A receive, by SEND.
     Receive = 128,
     /// A receive, by RDMA WRITE with immediate.
@@ -172,6 +197,8 @@ pub struct Completion {
     pub byte_len: u32,
     /// Immediate data, when it came with some.
     pub imm: Option<u32>,
+    /// The key that the peer took away with the message, if it did.
+    pub invalidated: Option<RKey>,
     /// The local queue pair.
     pub qpn: Qpn,
     /// The peer's queue pair.

@@ -4,7 +4,7 @@ mod util;
 
 use doorbell_roce_proto::memory::{AtomicOp, Sge};
 use doorbell_roce_proto::qp::{RemoteAccess, State};
-use doorbell_roce_proto::wire::{Aeth, AtomicEth, Credits, Extension, Ieth, ImmDt, Nak, Opcode, Reth, Syndrome};
+use doorbell_roce_proto::wire::{Aeth, AtomicEth, Credits, Extension, ImmDt, Nak, Opcode, Reth, Syndrome};
 use doorbell_roce_proto::work::{Operation, SendRequest, Status};
 use doorbell_roce_proto::{AsyncEvent, LKey, RKey};
 
@@ -467,16 +467,6 @@ fn write_that_does_not_have_its_length() {
         let written = if rest.is_empty() { 0 } else { 256 };
         assert!(pair.bytes(1, remote)[written..].iter().all(|byte| *byte == 0));
     }
-}
-
-#[test]
-fn invalidate_is_not_offered() {
-    let key = Extension::Ieth(Ieth { rkey: RKey(1) });
-    invalid(&[(Opcode::RcSendOnlyInvalidate, key, 8)]);
-    invalid(&[
-        (Opcode::RcSendFirst, Extension::Bare, 256),
-        (Opcode::RcSendLastInvalidate, key, 8),
-    ]);
 }
 
 #[test]

@@ -11,7 +11,7 @@ use doorbell_verbs_sys as sys;
 pub(crate) use keep::Handles;
 
 use crate::error::DeviceError;
-use crate::memory::{Buffer, Kind};
+use crate::memory::{Buffer, Host};
 use crate::pd::{PdInner, ProtectionDomain};
 use crate::qp::{GRH_BYTES, UdEndpoint};
 use crate::types::{Gid, Lid};
@@ -188,7 +188,7 @@ impl<'a> AddressHandleBuilder<'a> {
     ///
     /// # Errors
     /// As for [`to`](Self::to), and when the buffer is too short to hold the header.
-    pub fn reply_to<K: Kind>(
+    pub fn reply_to<K: Host>(
         self,
         datagram: &Datagram,
         received: &Buffer<K>,

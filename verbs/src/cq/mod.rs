@@ -27,7 +27,7 @@ use crate::context::{Context, ContextInner};
 use crate::error::{CompletionQueueError, check};
 use crate::event::CompletionChannel;
 use crate::event::channel::{ChannelInner, CqId};
-use crate::qp::Ring;
+use crate::qp::{Queue, Ring};
 
 /// How many completions one call of ibv_poll_cq asks for.
 const BATCH: usize = 32;
@@ -46,9 +46,11 @@ struct Poller {
     /// Where they lie: room for BATCH of them, from a box.
     completions: NonNull<sys::ibv_wc>,
     table: Table,
-    /// The ring in the table that was at hand last, and its key, in the upper half.
+    /// The ring that was at hand last, and its key, in the upper half: one in the table, or `none`.
     ring: *const Ring,
     key: u64,
+    /// A ring that nothing is ever posted to.
+    none: Arc<Ring>,
     /// Entries to be released when the queue is next seen empty: gone queue pairs may have had as many completions in it.
     draining: u32,
     /// Whether something is to be done when the queue is next seen empty.
@@ -132,6 +134,7 @@ impl CompletionQueue {
         // SAFETY: all-zero is a valid value of this struct of integers; so every entry is initialised, however much of it a provider writes.
         let completions: Box<[sys::ibv_wc; BATCH]> = Box::new(unsafe { core::mem::zeroed() });
         let completions = NonNull::from(Box::leak(completions)).cast();
+        let none = Arc::new(Ring::new(1, Queue::Receive, 0));
         Ok(Self {
             poller: Poller {
                 inner: Arc::new(inner),
@@ -139,8 +142,9 @@ impl CompletionQueue {
                 end: completions.as_ptr(),
                 completions,
                 table: Table::default(),
-                ring: core::ptr::null(),
+                ring: Arc::as_ptr(&none),
                 key: poll::NO_KEY,
+                none,
                 draining: 0,
                 settling: false,
             },
@@ -196,8 +200,8 @@ impl CompletionQueue {
         poller.rest = base;
         // SAFETY: no more than there is room for.
         poller.end = unsafe { base.add(fetched) };
-        if poller.settling && fetched < BATCH {
-            poller.drained(fetched == 0);
+        if poller.settling {
+            poller.drained(fetched);
         }
         Ok(())
     }
@@ -220,16 +224,20 @@ impl Poller {
         self.draining += draining;
         self.settling |= self.draining != 0 || self.table.shared.has_gone();
         // It may have been one of those.
-        self.key = poll::NO_KEY;
+        (self.ring, self.key) = (Arc::as_ptr(&self.none), poll::NO_KEY);
         // Outside the lock: this deregisters memory.
         drop(departed);
     }
 
-    /// The queue has been seen empty after queue pairs had gone: none of their completions is left in it, and none is to be yielded when there is `nothing`.
+    /// The queue has been polled since queue pairs have gone. Once it is seen empty none of their completions is left in it; and once nothing was fetched, none is to be
+    /// yielded either.
     #[cold]
-    fn drained(&mut self, nothing: bool) {
+    fn drained(&mut self, fetched: usize) {
+        if fetched == BATCH {
+            return;
+        }
         self.inner.registry().release(core::mem::take(&mut self.draining));
-        if nothing {
+        if fetched == 0 {
             self.table.shared.forget();
         }
         self.settling = self.table.shared.has_gone();

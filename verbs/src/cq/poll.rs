@@ -30,6 +30,8 @@ struct Place {
     /// The `wr_id` of the ring's next request, and its slot.
     expected: u64,
     slot: *const Slot,
+    /// The position of a request of the ring, as long as slots follow one another, less its `wr_id`.
+    offset: u64,
     ring: *const Ring,
     /// How many requests before its own, which have no completion, that at hand confirms, as far as their slots follow one another. There is no run meanwhile.
     unsignalled: u64,
@@ -54,6 +56,7 @@ impl<'a> Completions<'a> {
             run_end: poller.rest,
             expected: 0,
             slot: core::ptr::null(),
+            offset: 0,
             ring: core::ptr::null(),
             unsignalled: 0,
         };
@@ -89,10 +92,22 @@ impl<'a> Completions<'a> {
     #[inline(always)]
     fn drive<B>(self, mut each: impl FnMut(Completion<'a>) -> ControlFlow<B>) -> ControlFlow<B> {
         let mut going = Going(self);
+        going.0.begin();
         while let Some(done) = going.0.step() {
             each(done)?;
         }
         ControlFlow::Continue(())
+    }
+
+    /// Begins a run on the ring that was at hand last. It may end at once.
+    #[inline(always)]
+    fn begin(&mut self) {
+        let poller = &*self.poller;
+        if poller.rest != poller.end {
+            // SAFETY: as in `step`.
+            let ring = unsafe { &*poller.ring };
+            self.place = Place::run(ring, poller.key, ring.tail(), poller.rest, poller.end);
+        }
     }
 
     /// The next request.
@@ -121,13 +136,46 @@ impl<'a> Completions<'a> {
         }
         // SAFETY: the poller's reference keeps the ring alive, and only `bury` and `drained` remove one, which need the `&mut CompletionQueue` that is borrowed for 'a.
         let ring = unsafe { &*place.ring };
-        let position = ring.tail();
-        ring.retire(position + 1);
+        ring.retire_next();
+        let position = place.expected.wrapping_add(place.offset).wrapping_sub(1);
         Some(Completion::new(wc, ring, position, buffers))
     }
 }
 
 impl Place {
+    /// A run from the completion `wc` on, which may be that of the request at `position` of `ring`: as many as there are, or as there are requests in flight, if those are
+    /// fewer. Where the slots come to their end no completion has the `wr_id` that is expected next.
+    #[inline(always)]
+    fn run(ring: &Ring, key: u64, position: u64, wc: *const sys::ibv_wc, end: *const sys::ibv_wc) -> Self {
+        let (slot, in_flight) = ring.from(position);
+        let expected = key | ring.slot_of(position);
+        let bytes = (end.addr() - wc.addr()).min(in_flight as usize * size_of::<sys::ibv_wc>());
+        Self {
+            wc,
+            // SAFETY: not behind the end of what the device wrote.
+            run_end: unsafe { wc.byte_add(bytes) },
+            expected,
+            slot,
+            offset: position.wrapping_sub(expected),
+            ring,
+            unsignalled: 0,
+        }
+    }
+
+    /// After a request that was not posted to `ring`, but counts in it: no run, the next completion is `next`.
+    fn alone(ring: &Ring, next: *const sys::ibv_wc) -> Self {
+        Self {
+            wc: next,
+            run_end: next,
+            expected: 0,
+            slot: core::ptr::null(),
+            // So that the position is the ring's tail.
+            offset: ring.tail() + 1,
+            ring,
+            unsignalled: 0,
+        }
+    }
+
     /// What the next request has posted. The caller moves the ring's tail past it.
     ///
     /// # Safety
@@ -144,71 +192,52 @@ impl Place {
     }
 }
 
-/// Goes on to the next completion of a request in flight, and finds how many requests without a completion it confirms before its own, and how long the run is that it
-/// begins. `None` when there is none.
+/// Goes on to the next completion of a request in flight, and takes what the first request has posted that it confirms and that has any, or else its own. Returns what follows,
+/// the completion to show for the request, and its buffers. `None` when there is none.
 #[inline(never)]
-fn locate<'a>(poller: &mut Poller, mut next: *const sys::ibv_wc) -> Option<(Place, &'a sys::ibv_wc, Buffers)> {
-    while next != poller.end {
-        // SAFETY: before the end.
-        let wc: &'a sys::ibv_wc = unsafe { &*next };
+fn locate<'a>(poller: &mut Poller, mut at: *const sys::ibv_wc) -> Option<(Place, &'a sys::ibv_wc, Buffers)> {
+    while at != poller.end {
+        // SAFETY: before the end of what the device wrote, which it writes again only in a poll, for which the queue would have to be borrowed mutably.
+        let wc: &'a sys::ibv_wc = unsafe { &*at };
         let key = wc.wr_id & KEY;
         if key == poller.key || find(poller, key) {
-            // SAFETY: as in `Place::step`.
+            // SAFETY: as in `Completions::step`.
             let ring = unsafe { &*poller.ring };
             let mut tail = ring.tail();
             if let Some(mut before) = ring.confirmed_before(wc.wr_id as u32, tail) {
-                loop {
-                    let (slot, slots) = ring.contiguous(tail);
-                    let mut place = Place {
-                        wc: next,
-                        run_end: next,
-                        expected: key | ring.slot_of(tail),
-                        slot,
-                        ring,
-                        unsignalled: 0,
-                    };
-                    let buffers = unsafe { place.take() };
-                    if before == 0 {
-                        place.wc = unsafe { next.add(1) };
-                        let rest = poller.end.addr() - place.wc.addr();
-                        let own = (slots - 1) as usize * size_of::<sys::ibv_wc>();
-                        place.run_end = unsafe { place.wc.byte_add(rest.min(own)) };
-                        return Some((place, wc, buffers));
-                    }
-                    if !buffers.is_empty() {
-                        place.unsignalled = (before - 1).min(slots - 1);
-                        return Some((place, &CONFIRMED, buffers));
-                    }
-                    before -= 1;
-                    tail += 1;
-                    ring.retire(tail);
+                // SAFETY: we are the poller, and all these requests are in flight.
+                while before != 0 && unsafe { ring.is_vacant(tail) } {
+                    (tail, before) = (tail + 1, before - 1);
                 }
+                ring.retire(tail);
+                let mut place = Place::run(ring, key, tail, at, poller.end);
+                // SAFETY: in flight, and confirmed (IBTA vol 1, 10.8.5.1: a completion of a send queue implies that those posted before it are complete).
+                let buffers = unsafe { place.take() };
+                if before == 0 {
+                    // SAFETY: as above.
+                    place.wc = unsafe { at.add(1) };
+                    return Some((place, wc, buffers));
+                }
+                place.run_end = at;
+                place.unsignalled = (before - 1).min(ring.mask() - ring.slot_of(tail));
+                return Some((place, &CONFIRMED, buffers));
             }
             unexpected(wc);
         } else if shared::is_shared(key) {
             if let Some((ring, buffers)) = shared::take(poller, wc) {
-                // SAFETY: as above.
-                let wc_after = unsafe { next.add(1) };
-                let place = Place {
-                    wc: wc_after,
-                    run_end: wc_after,
-                    expected: 0,
-                    slot: core::ptr::null(),
-                    ring,
-                    unsignalled: 0,
-                };
-                return Some((place, wc, buffers));
+                // SAFETY: as in `Completions::step`, and as above.
+                let (ring, next) = unsafe { (&*ring, at.add(1)) };
+                return Some((Place::alone(ring, next), wc, buffers));
             }
             unexpected(wc);
         }
         // SAFETY: as above.
-        next = unsafe { next.add(1) };
+        at = unsafe { at.add(1) };
     }
     None
 }
 
 /// Makes the ring with this key the one at hand. False for a queue pair that is gone.
-#[inline(always)]
 fn find(poller: &mut Poller, key: u64) -> bool {
     let table_key = (key >> 32) as u32;
     let found = match poller.table.get(table_key) {

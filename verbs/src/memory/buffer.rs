@@ -8,9 +8,9 @@ use std::sync::Arc;
 
 use super::copy;
 use super::range::{Buffers, Range, RangePtr};
-use super::region::{MAX_BUFFER, Region};
+use super::region::{MAX_BUFFER, Region, RegionAttr};
 use super::remote::Remote;
-use super::rights::{Exposed, Kind, Local, PeerWritable, Readable, RemoteRead, Rights};
+use super::rights::{Exposed, Host, Key, Kind, Local, Opaque, PeerWritable, Readable, RemoteRead, Rights};
 use super::storage::Memory;
 use super::word::Word;
 use crate::error::MemoryError;
@@ -39,16 +39,15 @@ unsafe impl<K: Kind> Send for Buffer<K> {}
 // SAFETY: through `&Buffer` memory is only read, or accessed atomically.
 unsafe impl<K: Kind> Sync for Buffer<K> {}
 
-impl<R: Rights> Buffer<R> {
+impl<K: Kind> Buffer<K> {
+    /// A buffer of `len` bytes at `addr`, which the caller owns, lie in `region`, and are of kind `K`.
     pub(super) fn new(region: Arc<Region>, addr: u64, len: usize) -> Self {
         Self {
-            range: Range::allocate::<R>(region, addr, len),
+            range: Range::allocate::<K>(region, addr, len),
             kind: PhantomData,
         }
     }
-}
 
-impl<K: Kind> Buffer<K> {
     /// # Safety
     /// `range` is owned by the caller, in no list, and was made with `K`'s tag.
     #[inline(always)]
@@ -88,6 +87,12 @@ impl<K: Kind> Buffer<K> {
     #[expect(clippy::len_without_is_empty, reason = "a buffer is never empty")]
     pub fn len(&self) -> usize {
         self.header().sge.length as usize
+    }
+
+    /// The region it is of.
+    #[must_use]
+    pub fn region(&self) -> RegionAttr {
+        self.header().region.attr()
     }
 
     /// Its address, as the device and peers name it.
@@ -141,26 +146,6 @@ impl<K: Kind> Buffer<K> {
         Ok(self)
     }
 
-    /// Deregisters the region and gives its memory back, the whole of it, if this is its last buffer.
-    ///
-    /// # Errors
-    /// Gives the buffer back if there are others of the region; else says why the device refused.
-    pub fn into_memory(self) -> Result<Memory, Reclaim<K>> {
-        let region = {
-            // SAFETY: owned, allocated by `Range::allocate` from a Box; `into_range` gave up ownership.
-            let header = unsafe { Box::from_raw(self.into_range().as_ptr()) };
-            match Arc::try_unwrap(header.region) {
-                Ok(region) => region,
-                Err(region) => {
-                    let range = Range::allocate::<K>(region, header.sge.addr, header.sge.length as usize);
-                    // SAFETY: the same range as before, with a header of its own again.
-                    return Err(Reclaim::Shared(unsafe { Self::from_range(range) }));
-                }
-            }
-        };
-        region.dissolve().map_err(Reclaim::Refused)
-    }
-
     /// The bytes of `range` only, still owning the whole: a message shorter than its buffer.
     ///
     /// # Panics
@@ -189,6 +174,43 @@ impl<K: Kind> Buffer<K> {
         }
     }
 
+    /// The address of `len` bytes at `offset`.
+    #[inline]
+    fn check(&self, offset: usize, len: usize) -> *mut u8 {
+        let whole = self.len();
+        assert!(
+            offset <= whole && len <= whole - offset,
+            "{len} bytes at offset {offset} are beyond a buffer of {whole} bytes"
+        );
+        self.start().wrapping_add(offset)
+    }
+}
+
+impl<K: Host> Buffer<K> {
+    /// Deregisters the region and gives its memory back, the whole of it, if this is its last buffer.
+    ///
+    /// # Errors
+    /// Gives the buffer back if there are others of the region, or the memory isn't the region's own; else says why the device refused.
+    pub fn into_memory(self) -> Result<Memory, Reclaim<K>> {
+        let region = {
+            // SAFETY: owned, allocated by `Range::allocate` from a Box; `into_range` gave up ownership.
+            let header = unsafe { Box::from_raw(self.into_range().as_ptr()) };
+            let again = |region| {
+                let range = Range::allocate::<K>(region, header.sge.addr, header.sge.length as usize);
+                // SAFETY: the same range as before, with a header of its own again.
+                unsafe { Self::from_range(range) }
+            };
+            if !header.region.owns_memory() {
+                return Err(Reclaim::Borrowed(again(header.region)));
+            }
+            match Arc::try_unwrap(header.region) {
+                Ok(region) => region,
+                Err(region) => return Err(Reclaim::Shared(again(region))),
+            }
+        };
+        region.dissolve().map_err(Reclaim::Refused)
+    }
+
     /// Copies from `offset` into `into`, reading each byte once.
     ///
     /// Where peers may write, what is read may be torn between their writes, as memory read by any other means would be.
@@ -202,19 +224,40 @@ impl<K: Kind> Buffer<K> {
         unsafe { copy::load(from, into) }
     }
 
-    /// The address of `len` bytes at `offset`.
-    #[inline]
-    fn check(&self, offset: usize, len: usize) -> *mut u8 {
-        let whole = self.len();
-        assert!(
-            offset <= whole && len <= whole - offset,
-            "{len} bytes at offset {offset} are beyond a buffer of {whole} bytes"
-        );
-        self.start().wrapping_add(offset)
+    /// Asks for its pages to be there when the device next wants them, if the region pages on demand (ibv_advise_mr(3)); mapped for writing too if `writable`. A hint:
+    /// it returns at once.
+    ///
+    /// # Errors
+    /// When the device has no such call, or refuses.
+    pub fn prefetch(&self, writable: bool) -> Result<(), MemoryError> {
+        let header = self.header();
+        header.region.prefetch(header.sge, writable)
     }
 }
 
 impl<R: Rights> Buffer<R> {
+    /// Gives the whole region other rights without registering it anew (ibv_rereg_mr(3)), if this is its last buffer. Peers' keys to it may have changed: hand out
+    /// new ones.
+    ///
+    /// # Errors
+    /// Gives the buffer back as it was if there are others of the region, or the device refuses.
+    pub fn with_rights<N: Rights>(mut self, _: N) -> Result<Buffer<N>, Reregister<R>> {
+        let header = self.header_mut();
+        let Some(region) = Arc::get_mut(&mut header.region) else {
+            return Err(Reregister::Shared(self));
+        };
+        match region.change_rights(N::ACCESS) {
+            Ok(()) => {}
+            Err((error, true)) => return Err(Reregister::Refused(self, error)),
+            // The buffer is dropped, which deregisters what is left.
+            Err((error, false)) => return Err(Reregister::Lost(error)),
+        }
+        header.sge.lkey = region.lkey();
+        header.become_kind::<N>();
+        // SAFETY: owned, in no list, and now of this tag. What peers could do to it by its old rights the device refuses from here on.
+        Ok(unsafe { Buffer::from_range(self.into_range()) })
+    }
+
     /// Copies `from` to `offset`.
     ///
     /// # Panics
@@ -233,14 +276,26 @@ impl<R: Rights> Buffer<R> {
     }
 }
 
+/// What to hand to a peer, so that it can reach `header`'s range.
+fn remote_of<K: Key>(header: &Range) -> Remote<K> {
+    Remote::from_raw(header.sge.addr, header.region.rkey(), u64::from(header.sge.length))
+}
+
 impl<R: Exposed> Buffer<R> {
     /// What to hand to a peer, so that it can reach this buffer with the rights it has.
     ///
     /// It may be used as long as the region lives; afterwards the peer gets a remote access error, and nothing happens here.
     #[must_use]
     pub fn remote(&self) -> Remote<R::Key> {
-        let header = self.header();
-        Remote::from_raw(header.sge.addr, header.region.rkey(), u64::from(header.sge.length))
+        remote_of(self.header())
+    }
+}
+
+impl<R: Exposed> Buffer<Opaque<R>> {
+    /// What to hand to a peer, so that it can reach this memory with the rights it has.
+    #[must_use]
+    pub fn remote(&self) -> Remote<R::Key> {
+        remote_of(self.header())
     }
 }
 
@@ -377,9 +432,26 @@ pub enum Reclaim<K: Kind> {
     /// There are other buffers of the region; here is the one given.
     #[error("other buffers of the region are still alive")]
     Shared(Buffer<K>),
+    /// The memory is not the region's own: the buffer came from a [`RegistrationCache`](crate::RegistrationCache); here it is.
+    #[error("the region's memory belongs to somebody else")]
+    Borrowed(Buffer<K>),
     /// The device refused; the memory is leaked.
     #[error(transparent)]
     Refused(MemoryError),
+}
+
+/// Why [`Buffer::with_rights`] changed nothing.
+#[derive(Debug, thiserror::Error)]
+pub enum Reregister<K: Kind> {
+    /// There are other buffers of the region; here is the one given.
+    #[error("other buffers of the region are still alive")]
+    Shared(Buffer<K>),
+    /// The device refused, and the region is as it was; here is the buffer.
+    #[error("{1}")]
+    Refused(Buffer<K>, #[source] MemoryError),
+    /// The device failed half-way: the region is gone, with its memory.
+    #[error("{0}; the region is gone")]
+    Lost(#[source] MemoryError),
 }
 
 /// Some bytes of a buffer, and the whole of it: see [`Buffer::part`].

@@ -4,9 +4,13 @@
 //! A buffer is one thin pointer to a header (`range`), so that posting it is a pointer store. [`Remote`] is what a peer is given: address, key and rights.
 
 mod buffer;
+mod cache;
 mod copy;
+mod device;
+mod pool;
 mod range;
-pub(crate) mod region;
+mod region;
+pub(crate) mod registration;
 mod remote;
 mod rights;
 mod source;
@@ -14,14 +18,19 @@ mod storage;
 
 mod word;
 
-pub use buffer::{Buffer, Chunks, Frozen, Part, Reclaim};
+pub use buffer::{Buffer, Chunks, Frozen, Part, Reclaim, Reregister};
+pub use cache::{CacheLimits, CacheStats, RegistrationCache};
+pub use device::DeviceMemory;
+pub use pool::Pool;
 pub use range::Buffers;
 pub(crate) use range::RangePtr;
+pub use region::RegionAttr;
+pub use registration::Registration;
 pub use remote::{BadRemote, Remote, RemoteChunks, RemoteWord};
 pub use rights::{
-    All, Atomic, Exposed, GrantsAtomic, GrantsRead, GrantsWrite, Key, Kind, Local, PeerWritable, Read, ReadWrite,
-    Readable, RemoteAll, RemoteAtomic, RemoteRead, RemoteReadWrite, RemoteWrite, Rights, Write,
+    All, Atomic, Exposed, GrantsAtomic, GrantsRead, GrantsWrite, Host, Key, Kind, Local, Opaque, PeerWritable, Read,
+    ReadWrite, Readable, RemoteAll, RemoteAtomic, RemoteRead, RemoteReadWrite, RemoteWrite, Rights, Write,
 };
 pub use source::{Sink, Source};
-pub use storage::Memory;
+pub use storage::{HugePage, Memory};
 pub use word::Word;

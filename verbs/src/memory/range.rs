@@ -15,8 +15,8 @@ use super::word::Word;
 pub(crate) struct Range {
     /// Ready to be copied into a work request.
     pub(super) sge: sys::ibv_sge,
-    /// The next buffer of the same request; `None` but in a list of several.
-    next: Option<NonNull<Range>>,
+    /// The next buffer of the same request, while the tag says so, or in the same pool; of no meaning otherwise.
+    pub(super) next: Option<NonNull<Range>>,
     pub(super) region: Arc<Region>,
     /// Its kind's tag, plus [`LINKED`] while there is a next: so one comparison says that a buffer is of a kind, and its request's only one.
     tag: u16,
@@ -29,6 +29,11 @@ const LINKED: u16 = 1 << 8;
 pub(crate) type RangePtr = NonNull<Range>;
 
 impl Range {
+    /// The next buffer of the same request.
+    fn following(&self) -> Option<RangePtr> {
+        if self.tag & LINKED == 0 { None } else { self.next }
+    }
+
     /// Makes it one of kind `K`, which it is to be as a buffer from now on. It is in no list.
     pub(super) fn become_kind<K: Kind>(&mut self) {
         self.tag = K::TAG.into();
@@ -156,7 +161,7 @@ unsafe fn take_otherwise(mut head: RangePtr, tag: u8) -> (Option<RangePtr>, Opti
         return (None, Some(head));
     }
     header.tag = tag.into();
-    (Some(head), header.next.take())
+    (Some(head), header.next)
 }
 
 /// Drops the list that begins at `head`. Takes it by value, so that a completion's fields can stay in registers.
@@ -170,7 +175,7 @@ unsafe fn drop_list(head: RangePtr) {
     while let Some(range) = next {
         // SAFETY: owned by the list, allocated by `allocate`, freed once: the list goes on behind it.
         let header = unsafe { Box::from_raw(range.as_ptr()) };
-        next = header.next;
+        next = header.following();
     }
 }
 
@@ -182,7 +187,7 @@ impl core::fmt::Debug for Buffers {
             // SAFETY: the list owns its ranges.
             let header = unsafe { range.as_ref() };
             list.entry(&format_args!("{} bytes", header.sge.length));
-            next = header.next;
+            next = header.following();
         }
         list.finish()
     }

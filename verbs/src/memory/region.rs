@@ -1,16 +1,19 @@
 //! Memory regions: registration, and the guarantee that memory is freed only after the device has let go of it.
 
+use core::ffi::c_uint;
 use core::mem::ManuallyDrop;
+use std::any::Any;
 use std::io;
 use std::sync::Arc;
 
-use doorbell_verbs_sys as sys;
+use doorbell_verbs_sys::{self as sys, inline};
 
 use super::buffer::{Buffer, Chunks};
 use super::rights::Rights;
 use super::storage::Memory;
 use crate::error::{MemoryError, check, register_advice};
 use crate::pd::PdInner;
+use crate::types::RKey;
 
 /// The longest message, hence the longest buffer: 2^31 bytes (IBTA vol 1, 9.7.7).
 pub(super) const MAX_BUFFER: usize = 1 << 31;
@@ -20,8 +23,46 @@ pub(crate) struct Region {
     mr: *mut sys::ibv_mr,
     lkey: u32,
     rkey: u32,
-    memory: ManuallyDrop<Memory>,
+    /// The address of its first byte, as the device knows it. For memory that the host reaches, the host's own.
+    start: u64,
+    len: usize,
+    access: c_uint,
+    backing: ManuallyDrop<Backing>,
     pd: ManuallyDrop<Arc<PdInner>>,
+}
+
+/// A region, as its device knows it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct RegionAttr {
+    /// The address of its first byte, as requests name it: the host's, or the `iova` that it was registered at.
+    pub addr: u64,
+    /// Its length in bytes.
+    pub len: u64,
+    /// The key by which this side's requests name it.
+    pub lkey: u32,
+    /// The key by which peers name it.
+    pub rkey: RKey,
+    /// The rights and options that it was registered with (`ibv_access_flags`).
+    pub access: u32,
+}
+
+/// The rights among the flags of a region; the rest are options.
+const RIGHTS: c_uint = sys::IBV_ACCESS_LOCAL_WRITE
+    | sys::IBV_ACCESS_REMOTE_READ
+    | sys::IBV_ACCESS_REMOTE_WRITE
+    | sys::IBV_ACCESS_REMOTE_ATOMIC
+    | sys::IBV_ACCESS_MW_BIND;
+
+/// What a region keeps while it is registered.
+pub(super) enum Backing {
+    /// Memory of its own.
+    Owned(Memory),
+    /// What keeps the memory alive, perhaps with others.
+    #[expect(dead_code, reason = "it is kept, not used")]
+    Kept(Arc<dyn Any + Send + Sync>),
+    /// Nothing: the kernel keeps it, or whoever registered it has promised to.
+    Elsewhere,
 }
 
 // SAFETY: `mr` is only passed to verbs, which may be called from any thread; the memory is reached only through ranges, which are unique.
@@ -29,69 +70,120 @@ unsafe impl Send for Region {}
 // SAFETY: as above.
 unsafe impl Sync for Region {}
 
-pub(crate) fn register<R: Rights>(pd: &Arc<PdInner>, memory: Memory, _: R) -> Result<Buffer<R>, MemoryError> {
-    let len = memory.len();
-    if len > MAX_BUFFER {
-        return Err(MemoryError::TooLong { len, max: MAX_BUFFER });
-    }
-    let region = Region::new::<R>(pd, memory)?;
-    let start = region.start();
+/// One region of one buffer.
+pub(super) fn register<R: Rights>(pd: &Arc<PdInner>, memory: Memory, flags: c_uint) -> Result<Buffer<R>, MemoryError> {
+    let len = memory.size();
+    check_buffer(len)?;
+    let region = Region::of_host(pd, memory, R::ACCESS | flags)?;
+    let start = region.start;
     Ok(Buffer::new(region, start, len))
 }
 
-pub(crate) fn register_chunks<R: Rights>(
+/// One region of many buffers.
+pub(super) fn register_chunks<R: Rights>(
     pd: &Arc<PdInner>,
     memory: Memory,
     chunk: usize,
-    _: R,
+    flags: c_uint,
 ) -> Result<Chunks<R>, MemoryError> {
-    if chunk > MAX_BUFFER {
-        return Err(MemoryError::TooLong {
-            len: chunk,
-            max: MAX_BUFFER,
-        });
-    }
-    if chunk == 0 {
-        return Err(MemoryError::Empty);
-    }
-    let len = memory.len();
-    let region = Region::new::<R>(pd, memory)?;
-    let start = region.start();
+    check_buffer(chunk)?;
+    let len = memory.size();
+    let region = Region::of_host(pd, memory, R::ACCESS | flags)?;
+    let start = region.start;
     Ok(Chunks::new(region, start, len, chunk))
 }
 
+/// Whether a buffer may be as long.
+pub(super) fn check_buffer(len: usize) -> Result<(), MemoryError> {
+    match len {
+        0 => Err(MemoryError::Empty),
+        1..=MAX_BUFFER => Ok(()),
+        _ => Err(MemoryError::TooLong { len, max: MAX_BUFFER }),
+    }
+}
+
 impl Region {
-    fn new<R: Rights>(pd: &Arc<PdInner>, memory: Memory) -> Result<Arc<Self>, MemoryError> {
-        let len = memory.len();
+    fn of_host(pd: &Arc<PdInner>, memory: Memory, access: c_uint) -> Result<Arc<Self>, MemoryError> {
+        let (start, len) = (memory.start(), memory.size());
+        // SAFETY: the memory is `len` owned bytes, which the region keeps until it is deregistered.
+        unsafe { Self::register(pd, start, len, access, Backing::Owned(memory)) }
+    }
+
+    /// Registers `len` bytes at `start` (ibv_reg_mr(3)).
+    ///
+    /// # Safety
+    /// The bytes are mapped, and stay so until the region is gone; `backing` may see to that. What the device and buffers of the region may do to them by `access`,
+    /// nobody else does meanwhile.
+    pub(super) unsafe fn register(
+        pd: &Arc<PdInner>,
+        start: *mut u8,
+        len: usize,
+        access: c_uint,
+        backing: Backing,
+    ) -> Result<Arc<Self>, MemoryError> {
         if len == 0 {
             return Err(MemoryError::Empty);
         }
-        let context = &pd.context;
-        // SAFETY: the domain is live; the memory is `len` owned bytes, which outlive the registration (see Drop). The device, and this crate through
-        // buffers, reach it by address from here on: `start` is exposed below.
-        let mr = unsafe { (context.api.reg_mr)(pd.raw, memory.start().cast(), len, R::ACCESS.cast_signed()) };
+        // The device, and this crate through buffers, reach it by address from here on.
+        let addr = start.expose_provenance() as u64;
+        let api = pd.context.api;
+        // SAFETY: the domain is live; the memory is mapped as long as the region is, by contract.
+        let mr = unsafe {
+            match api.reg_mr_iova2 {
+                // What verbs.h makes of ibv_reg_mr: the library drops the optional flags that its kernel does not know.
+                Some(register) => register(pd.raw, start.cast(), len, addr, access),
+                None => {
+                    let access = access & (sys::IBV_ACCESS_OPTIONAL_FIRST - 1);
+                    (api.reg_mr)(pd.raw, start.cast(), len, access.cast_signed())
+                }
+            }
+        };
         if mr.is_null() {
             let error = io::Error::last_os_error();
             return Err(MemoryError::Register {
-                device: context.name.clone(),
+                device: pd.context.name.clone(),
                 len,
                 advice: register_advice(&error),
                 error,
             });
         }
-        // SAFETY: just made, live.
+        // SAFETY: just made in this domain.
+        Ok(unsafe { Self::adopt(pd, mr, addr, len, access, backing) })
+    }
+
+    /// Takes over a region just made.
+    ///
+    /// # Safety
+    /// `mr` was made in `pd`, for `len` bytes that the device knows by addresses from `start` on, and nobody else deregisters it; the bytes stay there until it is
+    /// deregistered, which `backing` may see to.
+    pub(super) unsafe fn adopt(
+        pd: &Arc<PdInner>,
+        mr: *mut sys::ibv_mr,
+        start: u64,
+        len: usize,
+        access: c_uint,
+        backing: Backing,
+    ) -> Arc<Self> {
+        // SAFETY: live by contract.
         let (lkey, rkey) = unsafe { ((*mr).lkey, (*mr).rkey) };
-        Ok(Arc::new(Self {
+        Arc::new(Self {
             mr,
             lkey,
             rkey,
-            memory: ManuallyDrop::new(memory),
+            start,
+            len,
+            access,
+            backing: ManuallyDrop::new(backing),
             pd: ManuallyDrop::new(Arc::clone(pd)),
-        }))
+        })
     }
 
-    fn start(&self) -> u64 {
-        self.memory.start().expose_provenance() as u64
+    pub(super) fn start(&self) -> u64 {
+        self.start
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.len
     }
 
     pub(super) fn lkey(&self) -> u32 {
@@ -102,19 +194,92 @@ impl Region {
         self.rkey
     }
 
-    /// Deregisters, and gives the memory back.
+    /// Whether its memory is its own, so that `dissolve` can give it back.
+    pub(super) fn owns_memory(&self) -> bool {
+        matches!(*self.backing, Backing::Owned(_))
+    }
+
+    /// Deregisters, and gives the memory back, which it owns.
     pub(super) fn dissolve(self) -> Result<Memory, MemoryError> {
         let mut this = ManuallyDrop::new(self);
         this.deregister().map_err(MemoryError::Deregister)?;
         // SAFETY: both are taken once, here, since Drop does not run; the device has let go of the memory.
-        unsafe {
+        let backing = unsafe {
             ManuallyDrop::drop(&mut this.pd);
-            Ok(ManuallyDrop::take(&mut this.memory))
+            ManuallyDrop::take(&mut this.backing)
+        };
+        match backing {
+            Backing::Owned(memory) => Ok(memory),
+            Backing::Kept(_) | Backing::Elsewhere => Ok(Memory::zeroed(0)),
+        }
+    }
+
+    /// Changes what peers may do (ibv_rereg_mr(3)). The keys may be others afterwards.
+    ///
+    /// # Errors
+    /// What the device said, and whether the region is still registered as it was.
+    pub(super) fn change_rights(&mut self, rights: c_uint) -> Result<(), (MemoryError, bool)> {
+        let access = self.access & !RIGHTS | rights;
+        let failed = |error| MemoryError::Reregister {
+            device: self.pd.context.name.clone(),
+            error,
+        };
+        let Some(rereg) = self.pd.context.api.rereg_mr else {
+            return Err((failed(io::ErrorKind::Unsupported.into()), true));
+        };
+        let flags = sys::IBV_REREG_MR_CHANGE_ACCESS.cast_signed();
+        // SAFETY: the region is live and nobody else's (`&mut`); domain and translation stay.
+        let result = unsafe {
+            rereg(
+                self.mr,
+                flags,
+                core::ptr::null_mut(),
+                core::ptr::null_mut(),
+                0,
+                access.cast_signed(),
+            )
+        };
+        if result != 0 {
+            let kept = !matches!(
+                result,
+                sys::IBV_REREG_MR_ERR_CMD | sys::IBV_REREG_MR_ERR_CMD_AND_DO_FORK_NEW
+            );
+            return Err((failed(io::Error::last_os_error()), kept));
+        }
+        self.access = access;
+        // SAFETY: live.
+        (self.lkey, self.rkey) = unsafe { ((*self.mr).lkey, (*self.mr).rkey) };
+        Ok(())
+    }
+
+    /// ibv_advise_mr(3), for the pages of `sge`.
+    pub(super) fn prefetch(&self, mut sge: sys::ibv_sge, writable: bool) -> Result<(), MemoryError> {
+        let advice = if writable {
+            sys::IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_WRITE
+        } else {
+            sys::IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH
+        };
+        // SAFETY: domain and region are live, and the element lies in the region.
+        let result = unsafe { inline::advise_mr(self.pd.raw, advice, 0, &mut sge, 1) };
+        check(result).map_err(|error| MemoryError::Prefetch {
+            device: self.pd.context.name.clone(),
+            error,
+        })
+    }
+
+    /// What it is.
+    pub(super) fn attr(&self) -> RegionAttr {
+        RegionAttr {
+            addr: self.start,
+            len: self.len as u64,
+            lkey: self.lkey,
+            rkey: RKey(self.rkey),
+            access: self.access,
         }
     }
 
     fn deregister(&self) -> Result<(), io::Error> {
-        // SAFETY: made by reg_mr of this Api, and deregistered once: by `dissolve` or by Drop, which exclude each other.
+        // SAFETY: made by this Api, and deregistered once: by `dissolve` or by Drop, which exclude each other.
         check(unsafe { (self.pd.context.api.dereg_mr)(self.mr) })
     }
 }
@@ -124,12 +289,12 @@ impl Drop for Region {
         match self.deregister() {
             // SAFETY: dropped once, here; the device has let go of the memory. The domain goes after the region, as it must.
             Ok(()) => unsafe {
-                ManuallyDrop::drop(&mut self.memory);
+                ManuallyDrop::drop(&mut self.backing);
                 ManuallyDrop::drop(&mut self.pd);
             },
             Err(error) => tracing::error!(
                 device = %self.pd.context.name,
-                len = self.memory.size(),
+                len = self.len,
                 %error,
                 "ibv_dereg_mr failed; the memory is leaked, because the device may still touch it"
             ),

@@ -5,6 +5,7 @@
 //! (IBTA vol 1, 10.6.3.1: remote write and atomic rights require it anyway).
 
 use core::ffi::c_uint;
+use core::marker::PhantomData;
 
 use doorbell_verbs_sys as sys;
 
@@ -15,15 +16,18 @@ mod sealed {
 }
 use sealed::Sealed;
 
-/// What a buffer is: one of the [`Rights`], or [`Frozen`].
+/// What a buffer is: one of the [`Rights`], [`Frozen`], or [`Opaque`].
 pub trait Kind: Sealed + 'static {
     /// Tells kinds apart where the type is erased.
     #[doc(hidden)]
     const TAG: u8;
 }
 
+/// Kinds of memory that this process reaches by load and store: all but [`Opaque`].
+pub trait Host: Kind {}
+
 /// Rights that memory can be registered with.
-pub trait Rights: Kind + Copy {
+pub trait Rights: Host + Copy {
     /// `ibv_access_flags` of the region.
     #[doc(hidden)]
     const ACCESS: c_uint;
@@ -65,6 +69,7 @@ macro_rules! rights {
         pub struct $name;
         impl Sealed for $name {}
         impl Kind for $name { const TAG: u8 = $tag; }
+        impl Host for $name {}
         impl Rights for $name { const ACCESS: c_uint = sys::IBV_ACCESS_LOCAL_WRITE | $access; }
     )* };
 }
@@ -80,6 +85,9 @@ macro_rules! keys {
         impl Exposed for $rights { type Key = $name; }
     )* };
 }
+
+/// The access of memory that peers have no rights in.
+pub(super) const LOCAL: c_uint = Local::ACCESS;
 
 const READ: c_uint = sys::IBV_ACCESS_REMOTE_READ;
 const WRITE: c_uint = sys::IBV_ACCESS_REMOTE_WRITE;
@@ -116,6 +124,18 @@ keys! {
 impl Sealed for Frozen {}
 impl Kind for Frozen {
     const TAG: u8 = 7;
+}
+impl Host for Frozen {}
+
+/// Memory with rights `R` that this process cannot reach, only devices: a GPU's, shared as a dma-buf
+/// ([`register_dmabuf`](crate::ProtectionDomain::register_dmabuf)), or the adapter's own ([`DeviceMemory`](crate::DeviceMemory)). A `Buffer<Opaque<R>>` is posted as
+/// any other, and gives no bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Opaque<R: Rights = Local>(PhantomData<R>);
+
+impl<R: Rights> Sealed for Opaque<R> {}
+impl<R: Rights> Kind for Opaque<R> {
+    const TAG: u8 = R::TAG | 0x80;
 }
 
 impl Readable for Local {}

@@ -4,7 +4,7 @@ use doorbell_verbs_sys as sys;
 
 use super::buffer::{Buffer, Part};
 use super::range::Buffers;
-use super::rights::{Kind, Rights};
+use super::rights::{Kind, Opaque, Rights};
 use super::word::Word;
 
 /// Memory that a request may read: any [`Buffer`], or [`Part`] of one.
@@ -107,5 +107,7 @@ impl<K: Kind> Source for Buffer<K> {}
 impl<K: Kind> Source for Part<K> {}
 impl<R: Rights> Sink for Buffer<R> {}
 impl<R: Rights> Sink for Part<R> {}
+impl<R: Rights> Sink for Buffer<Opaque<R>> {}
+impl<R: Rights> Sink for Part<Opaque<R>> {}
 impl Source for Word {}
 impl Sink for Word {}

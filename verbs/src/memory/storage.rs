@@ -1,27 +1,70 @@
-//! The allocation behind a region.
+//! The memory behind a region, and who frees it.
 
 use core::mem::ManuallyDrop;
+use core::num::NonZeroUsize;
 use core::ops::{Deref, DerefMut};
 use core::ptr::NonNull;
 use std::alloc::{self, Layout};
+use std::io;
 
-/// An owned allocation that can be registered: made from a `Vec<u8>` or `Box<[u8]>` without copying, or page-aligned by [`Memory::zeroed`].
+use nix::sys::mman::{MapFlags, MmapAdvise, ProtFlags, madvise, mmap_anonymous, munmap};
+
+use crate::error::MemoryError;
+
+/// Owned memory that can be registered: made from a `Vec<u8>` or `Box<[u8]>` without copying, page-aligned by [`Memory::zeroed`], of huge pages by
+/// [`Memory::huge`], or anybody's by [`Memory::from_owner`].
 ///
 /// Unlike a `Box` it may be moved while others hold pointers into it, which is what a device does.
 pub struct Memory {
     start: NonNull<u8>,
     /// Initialised bytes.
     len: usize,
-    /// What the allocation was made with; size 0 when there is none.
-    layout: Layout,
+    origin: Origin,
+}
+
+/// Where memory came from, which is how it goes.
+enum Origin {
+    /// From the global allocator, with this layout; size 0 when there is none.
+    Heap(Layout),
+    /// A mapping of this many bytes.
+    Mapped(NonZeroUsize),
+    /// Another value's, which frees it when dropped. A raw pointer, as a `Box` that is moved claims its content for itself.
+    Owned(NonNull<dyn Send>),
 }
 
 /// The page size assumed for alignment: what x86-64 and most arm64 kernels use.
-const PAGE: usize = 4096;
+pub(super) const PAGE: usize = 4096;
 
-// SAFETY: it owns plain bytes, as a `Vec<u8>` does.
+/// A size of huge pages (Linux' Documentation/admin-guide/mm/hugetlbpage.rst).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum HugePage {
+    /// 2 MiB.
+    Size2M,
+    /// 1 GiB.
+    Size1G,
+}
+
+impl HugePage {
+    /// Its size in bytes.
+    #[must_use]
+    pub const fn bytes(self) -> usize {
+        match self {
+            Self::Size2M => 2 << 20,
+            Self::Size1G => 1 << 30,
+        }
+    }
+
+    const fn flag(self) -> MapFlags {
+        match self {
+            Self::Size2M => MapFlags::MAP_HUGE_2MB,
+            Self::Size1G => MapFlags::MAP_HUGE_1GB,
+        }
+    }
+}
+
+// SAFETY: it owns plain bytes, as a `Vec<u8>` does, or a value that is Send.
 unsafe impl Send for Memory {}
-// SAFETY: as above; shared access only reads.
+// SAFETY: as above; shared access only reads bytes, and never touches the owner.
 unsafe impl Sync for Memory {}
 
 impl Memory {
@@ -31,32 +74,102 @@ impl Memory {
     /// If `len` is beyond `isize::MAX`. Aborts, as `Vec` does, when there is no memory.
     #[must_use]
     pub fn zeroed(len: usize) -> Self {
-        let layout = Layout::from_size_align(len, PAGE).expect("a length below isize::MAX");
+        Self::aligned(len, PAGE)
+    }
+
+    /// `len` bytes of zeros in huge pages that the administrator has set aside (mmap(2), `MAP_HUGETLB`): a device's translation table has one entry for each page,
+    /// so that large regions register faster and miss less. Pages that are begun are taken whole.
+    ///
+    /// # Errors
+    /// When there are not enough of them; [`transparent_huge`](Self::transparent_huge) needs none set aside.
+    pub fn huge(len: usize, page: HugePage) -> Result<Self, MemoryError> {
+        let failed = |error| MemoryError::HugePages {
+            len,
+            page_kib: page.bytes() >> 10,
+            error,
+        };
+        let whole = len.checked_next_multiple_of(page.bytes()).and_then(NonZeroUsize::new);
+        let Some(whole) = whole.filter(|_| len != 0) else {
+            return Err(MemoryError::Empty);
+        };
+        let flags = MapFlags::MAP_PRIVATE | MapFlags::MAP_HUGETLB | page.flag();
+        // SAFETY: a new mapping, wherever the kernel has room for it: nothing there is replaced.
+        let start = unsafe { mmap_anonymous(None, whole, ProtFlags::PROT_READ | ProtFlags::PROT_WRITE, flags) };
+        let start = start.map_err(|errno| failed(io::Error::from(errno)))?;
+        Ok(Self {
+            start: start.cast(),
+            len,
+            origin: Origin::Mapped(whole),
+        })
+    }
+
+    /// `len` bytes of zeros, beginning at a boundary of 2 MiB, which the kernel is asked to back with huge pages as it finds them (madvise(2), `MADV_HUGEPAGE`): a
+    /// hint, which changes nothing but speed.
+    ///
+    /// # Panics
+    /// As [`zeroed`](Self::zeroed).
+    #[must_use]
+    pub fn transparent_huge(len: usize) -> Self {
+        Self::aligned(len, HugePage::Size2M.bytes())
+    }
+
+    /// Zeros at a multiple of `align`; in huge pages if that is what a huge page begins at.
+    fn aligned(len: usize, align: usize) -> Self {
+        let layout = Layout::from_size_align(len, align).expect("a length below isize::MAX");
+        let origin = Origin::Heap(layout);
         if len == 0 {
             return Self {
                 start: NonNull::dangling(),
                 len,
-                layout,
+                origin,
             };
         }
         // SAFETY: the layout's size is not 0.
-        let start = unsafe { alloc::alloc_zeroed(layout) };
+        let start = unsafe { alloc::alloc(layout) };
         let Some(start) = NonNull::new(start) else {
             alloc::handle_alloc_error(layout)
         };
-        Self { start, len, layout }
+        if align > PAGE {
+            // Before the first touch, which decides what backs a page. SAFETY: the range is ours; this advice changes no byte of it. A kernel without transparent
+            // huge pages refuses it, which does no harm.
+            let _ = unsafe { madvise(start.cast(), len, MmapAdvise::MADV_HUGEPAGE) };
+        }
+        // SAFETY: `len` bytes, just allocated.
+        unsafe { start.write_bytes(0, len) };
+        Self { start, len, origin }
     }
 
-    /// The bytes as a `Vec`; page-aligned memory is copied, memory that came from a `Vec` or `Box` is not.
+    /// The bytes that `owner` lends by `as_mut`, which are its until it is dropped: a mapped file, a pinned allocation, an array. It is asked once, and dropped
+    /// with the memory.
+    #[must_use]
+    pub fn from_owner(owner: impl AsMut<[u8]> + Send + 'static) -> Self {
+        let owner = Box::into_raw(Box::new(owner));
+        // SAFETY: a box's pointer, which nobody else has. What `as_mut` lends stays lent for as long as the value is neither touched nor dropped, as it cannot
+        // know when the borrow ends; and it isn't touched until `Memory` drops it.
+        let bytes = unsafe { (*owner).as_mut() };
+        let (start, len) = (NonNull::from(&mut *bytes).cast(), bytes.len());
+        // SAFETY: a box's pointer is never null.
+        let owner: NonNull<dyn Send> = unsafe { NonNull::new_unchecked(owner) };
+        Self {
+            start,
+            len,
+            origin: Origin::Owned(owner),
+        }
+    }
+
+    /// The bytes as a `Vec`; memory that came from a `Vec` or `Box` is not copied, other memory is.
     #[must_use]
     pub fn into_vec(self) -> Vec<u8> {
-        if self.layout.align() != 1 {
+        let Origin::Heap(layout) = self.origin else {
+            return self.to_vec();
+        };
+        if layout.align() != 1 {
             return self.to_vec();
         }
         let this = ManuallyDrop::new(self);
-        // SAFETY: memory of alignment 1 came from a `Vec<u8>` or `Box<[u8]>` (the only constructors but `zeroed`), whose pointer, length and
+        // SAFETY: heap memory of alignment 1 came from a `Vec<u8>` or `Box<[u8]>` (all other constructors align it), whose pointer, length and
         // capacity these are; it is given up here without running its own Drop.
-        unsafe { Vec::from_raw_parts(this.start.as_ptr(), this.len, this.layout.size()) }
+        unsafe { Vec::from_raw_parts(this.start.as_ptr(), this.len, layout.size()) }
     }
 
     /// How many bytes, without a reference to them: a device may be writing.
@@ -76,7 +189,7 @@ impl From<Vec<u8>> for Memory {
         Self {
             start: NonNull::new(vec.as_mut_ptr()).expect("a Vec's pointer is not null"),
             len: vec.len(),
-            layout,
+            origin: Origin::Heap(layout),
         }
     }
 }
@@ -84,6 +197,12 @@ impl From<Vec<u8>> for Memory {
 impl From<Box<[u8]>> for Memory {
     fn from(slice: Box<[u8]>) -> Self {
         slice.into_vec().into()
+    }
+}
+
+impl From<&'static mut [u8]> for Memory {
+    fn from(slice: &'static mut [u8]) -> Self {
+        Self::from_owner(slice)
     }
 }
 
@@ -105,9 +224,18 @@ impl DerefMut for Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        if self.layout.size() != 0 {
+        match self.origin {
+            Origin::Heap(layout) if layout.size() == 0 => {}
             // SAFETY: allocated by the global allocator with this layout, freed once.
-            unsafe { alloc::dealloc(self.start.as_ptr(), self.layout) }
+            Origin::Heap(layout) => unsafe { alloc::dealloc(self.start.as_ptr(), layout) },
+            Origin::Mapped(len) => {
+                // SAFETY: mapped by `huge` with this length, and unmapped once.
+                if let Err(error) = unsafe { munmap(self.start.cast(), len.get()) } {
+                    tracing::error!(len, %error, "munmap of huge pages failed; they are leaked");
+                }
+            }
+            // SAFETY: from a box in `from_owner`, dropped once.
+            Origin::Owned(owner) => drop(unsafe { Box::from_raw(owner.as_ptr()) }),
         }
     }
 }

@@ -169,31 +169,34 @@ impl Ring {
         self.holds(tail + before).then_some(before)
     }
 
-    /// Poller: the slot of `position`, which is not retired, and how many from there on lie one behind the other in memory and are in flight.
+    /// Poller: the slot of `position`, which is not retired, and how many requests are in flight from there on.
     #[inline(always)]
-    pub(crate) fn contiguous(&self, position: u64) -> (*const Slot, u64) {
-        let slot = self.slot_of(position);
+    pub(crate) fn from(&self, position: u64) -> (*const Slot, u64) {
         // Acquire: what the poster put in the slots is visible.
         let in_flight = self.head.0.load(Ordering::Acquire).saturating_sub(position);
-        let to_end = self.mask + 1 - slot;
-        (self.slots.as_ptr().wrapping_add(slot as usize), in_flight.min(to_end))
+        (self.slot(position), in_flight)
     }
 
-    /// Poller: takes what the slot of `position` holds.
+    /// Poller: whether the request at `position` has posted no buffers.
     ///
     /// # Safety
-    /// The caller is the poller; `position` is the tail, or as far from it as [`confirmed_by`](Self::confirmed_by) says, and taken once; a completion has confirmed it, so
-    /// that the device is done with the buffers.
+    /// The caller is the poller, and the request is in flight.
     #[inline(always)]
-    pub(crate) unsafe fn take(&self, position: u64) -> Buffers {
-        // SAFETY: the slot is the poller's, and the list in it ours. It need not be cleared: the tail moves past it.
-        unsafe { Buffers::from_head(*self.slot(position).get()) }
+    pub(crate) unsafe fn is_vacant(&self, position: u64) -> bool {
+        // SAFETY: the slot is the poller's.
+        unsafe { (*self.slot(position).get()).is_none() }
     }
 
     /// Poller: gives the slots below `tail` back to the poster.
     #[inline(always)]
     pub(crate) fn retire(&self, tail: u64) {
         self.tail.0.store(tail, Ordering::Release);
+    }
+
+    /// Poller: as [`retire`](Self::retire), of one more slot. It alone writes the tail, so this need not be one step; it becomes one instruction nevertheless.
+    #[inline(always)]
+    pub(crate) fn retire_next(&self) {
+        self.retire(self.tail() + 1);
     }
 
     #[inline(always)]
@@ -214,7 +217,7 @@ impl Drop for Ring {
         let (tail, head) = (*self.tail.0.get_mut(), *self.head.0.get_mut());
         for position in tail..head {
             // SAFETY: `&mut self`: there is neither poster nor poller left, and the slots of `tail..head` own their lists.
-            drop(unsafe { self.take(position) });
+            drop(unsafe { self.take_back(position) });
         }
     }
 }

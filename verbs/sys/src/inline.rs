@@ -3,7 +3,7 @@
 //! These are never symbols of the library, so they are written here by hand. Each has the safety rules of its man page: the objects named by
 //! pointers are live, and were made by the library (or soft device) whose function pointers they carry.
 
-use core::ffi::{c_int, c_void};
+use core::ffi::{c_int, c_uint, c_void};
 use core::mem::{offset_of, size_of};
 
 use crate::api::Api;
@@ -62,6 +62,49 @@ pub unsafe fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -> c_int {
 /// The marker in `ibv_context::abi_compat` of a context that lies inside a [`verbs_context`]: `UINTPTR_MAX` as a pointer.
 pub const VERBS_ABI_IS_EXTENDED: *mut c_void = core::ptr::without_provenance_mut(usize::MAX);
 
+/// ibv_alloc_mw(3): null with errno set on failure; `EOPNOTSUPP` when the provider has no windows.
+///
+/// # Safety
+/// `pd` is live.
+pub unsafe fn alloc_mw(pd: *mut ibv_pd, kind: ibv_mw_type) -> *mut ibv_mw {
+    // SAFETY: a live domain has a live context; the pointer to errno is this thread's. The caller's arguments are the callee's.
+    unsafe {
+        let Some(alloc) = (*(*pd).context).ops.alloc_mw else {
+            *libc::__errno_location() = libc::EOPNOTSUPP;
+            return core::ptr::null_mut();
+        };
+        alloc(pd, kind)
+    }
+}
+
+/// ibv_dealloc_mw(3): 0, or an errno value.
+///
+/// # Safety
+/// `mw` is live, and not used after this.
+pub unsafe fn dealloc_mw(mw: *mut ibv_mw) -> c_int {
+    // SAFETY: live; the provider that allocated it fills this entry too.
+    unsafe { (*(*mw).context).ops.dealloc_mw.unwrap_unchecked()(mw) }
+}
+
+/// ibv_bind_mw(3), for windows of type 1: 0, or an errno value.
+///
+/// # Safety
+/// `qp`, `mw` and what `bind` names are live, and stay so until the binding completes.
+pub unsafe fn bind_mw(qp: *mut ibv_qp, mw: *mut ibv_mw, bind: *mut ibv_mw_bind) -> c_int {
+    // SAFETY: as in `dealloc_mw`.
+    unsafe {
+        if (*mw).type_ != IBV_MW_TYPE_1 {
+            return libc::EINVAL;
+        }
+        (*(*mw).context).ops.bind_mw.unwrap_unchecked()(qp, mw, bind)
+    }
+}
+
+/// ibv_inc_rkey(3): the key with its lower 8 bits increased, which are the consumer's to choose.
+pub const fn inc_rkey(rkey: u32) -> u32 {
+    rkey & !0xff | rkey.wrapping_add(1) & 0xff
+}
+
 /// The extended context around `context`, or null when its provider has none.
 ///
 /// # Safety
@@ -118,4 +161,116 @@ pub unsafe fn modify_cq(cq: *mut ibv_cq, attr: *mut ibv_modify_cq_attr) -> c_int
             None => libc::EOPNOTSUPP,
         }
     }
+}
+
+/// ibv_query_device_ex(3) with no input: 0, or an errno value; `EOPNOTSUPP` when the provider has no such function. Fills as much of `attr` as it knows, the rest is zero.
+///
+/// # Safety
+/// `context` is live; `attr` may be written.
+pub unsafe fn query_device_ex(context: *mut ibv_context, attr: *mut ibv_device_attr_ex) -> c_int {
+    // SAFETY: all-zero is a valid ibv_device_attr_ex; the context is live, and the extended entry is read only when `sz` covers it.
+    unsafe {
+        attr.write_bytes(0, 1);
+        match extended!(context, query_device_ex) {
+            Some(query) => query(context, core::ptr::null(), attr, size_of::<ibv_device_attr_ex>()),
+            None => libc::EOPNOTSUPP,
+        }
+    }
+}
+
+/// ibv_advise_mr(3): 0, or an errno value; `EOPNOTSUPP` when the provider has no such function.
+///
+/// # Safety
+/// `pd` is live, and `sg_list` points to `num_sge` elements of its regions.
+pub unsafe fn advise_mr(
+    pd: *mut ibv_pd,
+    advice: ib_uverbs_advise_mr_advice,
+    flags: u32,
+    sg_list: *mut ibv_sge,
+    num_sge: u32,
+) -> c_int {
+    // SAFETY: a live domain has a live context, and the extended entry is read only when `sz` covers it.
+    unsafe {
+        match extended!((*pd).context, advise_mr) {
+            Some(advise) => advise(pd, advice, flags, sg_list, num_sge),
+            None => libc::EOPNOTSUPP,
+        }
+    }
+}
+
+/// ibv_alloc_dm(3): null, with `errno` set, on failure; `EOPNOTSUPP` when the provider has no such function.
+///
+/// # Safety
+/// `context` and `attr` are live.
+pub unsafe fn alloc_dm(context: *mut ibv_context, attr: *mut ibv_alloc_dm_attr) -> *mut ibv_dm {
+    // SAFETY: live by contract, and the extended entry is read only when `sz` covers it.
+    unsafe {
+        match extended!(context, alloc_dm) {
+            Some(alloc) => alloc(context, attr),
+            None => fail(libc::EOPNOTSUPP),
+        }
+    }
+}
+
+/// ibv_free_dm: 0, or an errno value (ibv_alloc_dm(3)).
+///
+/// # Safety
+/// `dm` is live, and not used after.
+pub unsafe fn free_dm(dm: *mut ibv_dm) -> c_int {
+    // SAFETY: live by contract, and the extended entry is read only when `sz` covers it.
+    unsafe {
+        match extended!((*dm).context, free_dm) {
+            Some(free) => free(dm),
+            None => libc::EOPNOTSUPP,
+        }
+    }
+}
+
+/// ibv_reg_dm_mr (ibv_alloc_dm(3)): null, with `errno` set, on failure; `EOPNOTSUPP` when the provider has no such function.
+///
+/// # Safety
+/// `pd` and `dm` are live, and of one device.
+pub unsafe fn reg_dm_mr(pd: *mut ibv_pd, dm: *mut ibv_dm, offset: u64, length: usize, access: c_uint) -> *mut ibv_mr {
+    // SAFETY: live by contract, and the extended entry is read only when `sz` covers it.
+    unsafe {
+        match extended!((*pd).context, reg_dm_mr) {
+            Some(register) => register(pd, dm, offset, length, access),
+            None => fail(libc::EOPNOTSUPP),
+        }
+    }
+}
+
+/// ibv_memcpy_to_dm (ibv_alloc_dm(3)): 0, or an errno value.
+///
+/// # Safety
+/// `dm` is live, the range is in it, and `from` has `length` readable bytes.
+pub unsafe fn memcpy_to_dm(dm: *mut ibv_dm, offset: u64, from: *const c_void, length: usize) -> c_int {
+    // SAFETY: live by contract; verbs.h calls the entry unconditionally, we don't.
+    unsafe {
+        match (*dm).memcpy_to_dm {
+            Some(copy) => copy(dm, offset, from, length),
+            None => libc::EOPNOTSUPP,
+        }
+    }
+}
+
+/// ibv_memcpy_from_dm (ibv_alloc_dm(3)): 0, or an errno value.
+///
+/// # Safety
+/// `dm` is live, the range is in it, and `into` has room for `length` bytes.
+pub unsafe fn memcpy_from_dm(into: *mut c_void, dm: *mut ibv_dm, offset: u64, length: usize) -> c_int {
+    // SAFETY: as in `memcpy_to_dm`.
+    unsafe {
+        match (*dm).memcpy_from_dm {
+            Some(copy) => copy(into, dm, offset, length),
+            None => libc::EOPNOTSUPP,
+        }
+    }
+}
+
+/// Null, with `errno` set: how verbs that make an object fail.
+fn fail<T>(errno: c_int) -> *mut T {
+    // SAFETY: the calling thread's own errno.
+    unsafe { *libc::__errno_location() = errno };
+    core::ptr::null_mut()
 }

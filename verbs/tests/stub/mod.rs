@@ -2,7 +2,9 @@
 //!
 //! It moves no data. Each test makes a device of its own, so that tests don't see each other's. This module is what tests tell it; `provider` is what the crate calls.
 
+mod address;
 mod events;
+pub(crate) mod memory;
 mod provider;
 
 use core::ffi::c_int;
@@ -14,11 +16,16 @@ use std::sync::{Mutex, MutexGuard};
 use doorbell_verbs::{Context, Library};
 use doorbell_verbs_sys::*;
 
+pub(crate) use address::Origin;
+
 /// Verbs of which a test may say that the next call fails, with an errno.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Verb {
     RegMr,
     DeregMr,
+    /// Returns the value given.
+    ReregMr,
+    RegDmaBuf,
     CreateQp,
     ModifyQp,
     DestroyQp,
@@ -27,6 +34,7 @@ pub(crate) enum Verb {
     PollCq,
     DestroyCq,
     CreateCq,
+    CreateAh,
     ResizeCq,
 }
 
@@ -40,6 +48,8 @@ pub(crate) struct Posted {
     pub(crate) remote: (u64, u32),
     /// compare_add and swap.
     pub(crate) atomic: (u64, u64),
+    /// Where a datagram goes: address handle, queue pair and key.
+    pub(crate) to: Option<(usize, u32, u32)>,
     /// Address, length, key.
     pub(crate) sges: Vec<(u64, u32, u32)>,
     /// What an inline request carries.
@@ -65,6 +75,7 @@ struct WorkQueue {
 
 struct StubQp {
     raw: usize,
+    transport: u32,
     state: u32,
     signal_all: bool,
     send_cq: usize,
@@ -84,6 +95,8 @@ struct State {
     regions: HashMap<u32, (u64, u64, u32)>,
     fail: HashMap<Verb, c_int>,
     log: Vec<&'static str>,
+    /// What address handles were made of.
+    handles: Vec<Origin>,
     port_state: u32,
     /// Asynchronous events that nobody has read.
     async_events: VecDeque<ibv_async_event>,
@@ -247,6 +260,17 @@ impl Stub {
             wc.anon_1.imm_data = imm.to_be();
             wc.wc_flags = IBV_WC_WITH_IMM;
         }
+        push(qp.recv_cq, wc);
+    }
+
+    /// Completes the oldest receive with a datagram of `len` bytes from queue pair `source`, with `flags` besides.
+    pub(crate) fn complete_datagram(&self, qpn: u32, len: u32, source: u32, flags: u32) {
+        let mut state = self.state();
+        let qp = state.qps.get_mut(&qpn).unwrap();
+        let request = qp.recv.pending.pop_front().expect("a receive is posted");
+        let mut wc = completion(request.wr_id, qpn, IBV_WC_SUCCESS, IBV_WC_RECV);
+        (wc.byte_len, wc.src_qp, wc.wc_flags) = (len + 40, source, flags);
+        (wc.slid, wc.sl, wc.pkey_index, wc.dlid_path_bits) = (0x21, 3, 1, 2);
         push(qp.recv_cq, wc);
     }
 

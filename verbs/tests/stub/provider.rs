@@ -8,10 +8,11 @@ use doorbell_verbs_sys::*;
 
 use crate::allocation::OfTheProvider;
 
+use super::address::{create_ah, create_ah_from_wc, destroy_ah};
 use super::events::{
     ack_async_event, ack_cq_events, create_comp_channel, destroy_comp_channel, get_async_event, get_cq_event, resize_cq,
 };
-use super::{Cq, DEVICES, NEXT, Posted, Stub, StubQp, Verb, WorkQueue, events, flush};
+use super::{Cq, DEVICES, NEXT, Posted, Stub, StubQp, Verb, WorkQueue, events, flush, memory};
 
 pub(super) unsafe fn stub_of(context: *mut ibv_context) -> &'static Stub {
     // SAFETY: every context of this provider has a stub's device, its first field.
@@ -55,6 +56,11 @@ unsafe extern "C" fn open_device(device: *mut ibv_device) -> *mut ibv_context {
         whole.context.abi_compat = inline::VERBS_ABI_IS_EXTENDED;
         whole.sz = size_of::<verbs_context>();
         whole.modify_cq = Some(events::modify_cq);
+        whole.query_device_ex = Some(memory::query_device_ex);
+        whole.advise_mr = Some(memory::advise_mr);
+        whole.alloc_dm = Some(memory::alloc_dm);
+        whole.free_dm = Some(memory::free_dm);
+        whole.reg_dm_mr = Some(memory::reg_dm_mr);
     }
     let context = &mut whole.context;
     context.device = device;
@@ -80,7 +86,7 @@ unsafe extern "C" fn close_device(context: *mut ibv_context) -> c_int {
     drop(unsafe { Box::from_raw(whole.cast::<verbs_context>()) });
     0
 }
-unsafe extern "C" fn query_device(_: *mut ibv_context, attr: *mut ibv_device_attr) -> c_int {
+pub(super) unsafe extern "C" fn query_device(_: *mut ibv_context, attr: *mut ibv_device_attr) -> c_int {
     // SAFETY: the caller's.
     unsafe {
         attr.write_bytes(0, 1);
@@ -131,7 +137,7 @@ unsafe extern "C" fn alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
 unsafe extern "C" fn dealloc_pd(pd: *mut ibv_pd) -> c_int {
     // SAFETY: made by alloc_pd.
     let stub = unsafe { stub_of((*pd).context) };
-    for kind in ["mr", "qp"] {
+    for kind in ["mr", "qp", "ah"] {
         assert_eq!(stub.live(kind), 0, "{kind} alive when the protection domain goes");
     }
     stub.count("pd", -1);
@@ -139,7 +145,12 @@ unsafe extern "C" fn dealloc_pd(pd: *mut ibv_pd) -> c_int {
     drop(unsafe { Box::from_raw(pd) });
     0
 }
-unsafe extern "C" fn reg_mr(pd: *mut ibv_pd, addr: *mut c_void, length: usize, access: c_int) -> *mut ibv_mr {
+pub(super) unsafe extern "C" fn reg_mr(
+    pd: *mut ibv_pd,
+    addr: *mut c_void,
+    length: usize,
+    access: c_int,
+) -> *mut ibv_mr {
     // SAFETY: a live domain.
     let (stub, context) = unsafe { (stub_of((*pd).context), (*pd).context) };
     if let Some(errno) = stub.failing(Verb::RegMr) {
@@ -242,6 +253,7 @@ unsafe extern "C" fn create_qp(pd: *mut ibv_pd, attr: *mut ibv_qp_init_attr) -> 
         qpn,
         StubQp {
             raw: raw as usize,
+            transport: attr.qp_type,
             state: IBV_QPS_RESET,
             signal_all: attr.sq_sig_all != 0,
             send_cq: attr.send_cq as usize,
@@ -262,7 +274,8 @@ unsafe extern "C" fn query_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, _: c_int,
 unsafe extern "C" fn modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_int) -> c_int {
     // SAFETY: the caller's.
     let (stub, qpn, attr) = unsafe { (stub_of((*qp).context), (*qp).qp_num, *attr) };
-    if attr.qp_state != IBV_QPS_ERR
+    let moves = mask as u32 & IBV_QP_STATE != 0;
+    if !(moves && attr.qp_state == IBV_QPS_ERR)
         && let Some(errno) = stub.failing(Verb::ModifyQp)
     {
         return errno;
@@ -270,6 +283,10 @@ unsafe extern "C" fn modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_
     let mut state = stub.state();
     let qp = state.qps.get_mut(&qpn).unwrap();
     qp.masks.push(mask as u32);
+    if !moves {
+        qp.attr = Some(attr);
+        return 0;
+    }
     qp.state = attr.qp_state;
     if attr.qp_state == IBV_QPS_RTR {
         qp.attr = Some(attr);
@@ -337,6 +354,10 @@ unsafe extern "C" fn post_send(qp: *mut ibv_qp, mut wr: *mut ibv_send_wr, bad: *
                 opcode: (*wr).opcode,
                 flags: (*wr).send_flags,
                 imm: u32::from_be((*wr).anon_1.imm_data),
+                to: (queue.transport == IBV_QPT_UD).then(|| {
+                    let ud = (*wr).wr.ud;
+                    (ud.ah as usize, ud.remote_qpn, ud.remote_qkey)
+                }),
                 remote: match atomic {
                     true => ((*wr).wr.atomic.remote_addr, (*wr).wr.atomic.rkey),
                     false => ((*wr).wr.rdma.remote_addr, (*wr).wr.rdma.rkey),
@@ -386,6 +407,7 @@ unsafe extern "C" fn post_recv(qp: *mut ibv_qp, mut wr: *mut ibv_recv_wr, bad: *
             flags: 0,
             imm: 0,
             remote: (0, 0),
+            to: None,
             atomic: (0, 0),
             sges,
             inline: Vec::new(),
@@ -448,13 +470,13 @@ pub(super) static API: Api = Api {
     modify_srq: None,
     query_srq: None,
     destroy_srq: None,
-    create_ah: None,
-    create_ah_from_wc: None,
-    destroy_ah: None,
-    rereg_mr: None,
+    create_ah: Some(create_ah),
+    create_ah_from_wc: Some(create_ah_from_wc),
+    destroy_ah: Some(destroy_ah),
+    rereg_mr: Some(memory::rereg_mr),
     reg_mr_iova: None,
-    reg_mr_iova2: None,
-    reg_dmabuf_mr: None,
+    reg_mr_iova2: Some(memory::reg_mr_iova2),
+    reg_dmabuf_mr: Some(memory::reg_dmabuf_mr),
     query_gid_ex: None,
     query_gid_table: None,
     get_pkey_index: None,

@@ -113,7 +113,7 @@ pub(crate) fn main(arguments: lexopt::Parser) -> Result<u8> {
 }
 
 /// Whether a missing part is a failure and not a reason to skip.
-fn under_ci() -> bool {
+pub(crate) fn under_ci() -> bool {
     std::env::var_os("CI").is_some_and(|value| value == "true" || value == "1")
 }
 

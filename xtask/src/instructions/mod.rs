@@ -1,31 +1,43 @@
-//! `cargo xtask instructions`: how many instructions a call of the data path costs, beside the same in C.
+//! `cargo xtask instructions`: how many instructions a call of the data path costs, beside the same in C and in other crates.
 //!
-//! Everything is built in one run from `tests/instructions`: a libibverbs that does nothing (`provider.c`), a program for each C column, and ours, each doing
-//! what a row names over and over. Callgrind counts inside the functions named `measure_`, less what the provider's own (`stub_`) cost, which is the same for all.
-//! Each row is run twice, and the difference of the counts divided by that of the iterations: what happens once per program cancels.
+//! Everything is built in one run: from `tests/instructions` a libibverbs that does nothing (`provider.c`), a program for each C column, and ours; from
+//! `tests/peers` a program for each crate that we compare with ([`columns`]). Each does what a row names over and over. Callgrind counts inside the functions
+//! named `measure_`, less what the provider's own (`stub_`) cost, which is the same for all ([`callgrind`]). Each row is run twice, and the difference of the
+//! counts divided by that of the iterations: what happens once per program cancels. In ours, what was executed must be free of locks, atomic
+//! read-modify-writes and the heap ([`purity`]).
 
 mod callgrind;
+mod columns;
+mod purity;
 
-use crate::{setup, target_folder, workspace};
-use anyhow::{Context, Error, Result, bail};
+use crate::setup;
+use anyhow::{Context, Result, bail};
+use callgrind::{Outcome, Profile, Run};
+use columns::{Column, Programs};
+use purity::{Disassembly, Objects};
 use std::{
-    env,
+    collections::BTreeSet,
     fmt::{self, Display},
-    fs,
-    path::{Path, PathBuf},
-    process::Command,
+    path::Path,
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
+    thread,
 };
 
 const HELP: &str = "\
-Count instructions per call of the data path, beside C
+Count instructions per call of the data path, beside C and other crates
 
 Usage: cargo xtask instructions [OPTIONS]
 
 Options:
-      --report  exit with status 0 even when ours costs too much
-  -h, --help    show this
+      --no-peers  leave out the columns of other crates, which take a minute to build at first
+      --report    exit with status 0 even when ours costs too much
+  -h, --help      show this
 
-Exits with status 1 when ours takes more than 2 instructions per call above C with accounting in any row.
+Exit status: 0 when ours keeps its promise; 1 when in any row it takes more than 2 instructions per call above C with accounting, or executes an atomic
+read-modify-write, takes a lock or calls the allocator; 2 when something could not be built or counted.
 ";
 
 /// How many instructions per call ours may take above C with accounting.
@@ -33,6 +45,10 @@ const MARGIN: f64 = 2.0;
 
 /// Iterations of the two runs: both after all of a queue of 128 has been used; their difference is whole rounds of it.
 const ITERATIONS: (u64, u64) = (256, 1280);
+
+/// Where in [`Programs::columns`] they are.
+const OURS: usize = 0;
+const ACCOUNTING: usize = 1;
 
 /// A row of the table: the name that the programs know, what it is, and the function counted (the beginning of its name).
 struct Row {
@@ -95,9 +111,6 @@ const ROWS: [Row; 10] = [
     },
 ];
 
-/// The exit status of a program that has no such call; it says why on stdout.
-const LACKS: i32 = 3;
-
 /// What a row costs in a column, in instructions per call.
 #[derive(Debug, Clone, PartialEq)]
 enum Cost {
@@ -122,151 +135,198 @@ impl Display for Cost {
     }
 }
 
+/// A cell of the table, and what was executed for it each time.
+struct Cell {
+    cost: Cost,
+    per_call: Option<Profile>,
+}
+
 /// The command.
-pub(crate) fn main(mut arguments: lexopt::Parser) -> Result<u8> {
+pub(crate) fn main(arguments: lexopt::Parser) -> Result<u8> {
+    let Some(options) = parse(arguments)? else { return Ok(0) };
+    let kept = check(options.with_peers)?;
+    Ok(u8::from(!kept && !options.report))
+}
+
+#[derive(Debug, PartialEq, Eq)]
+struct Options {
+    with_peers: bool,
+    report: bool,
+}
+
+/// The options; `None` when something was only to be shown.
+fn parse(mut arguments: lexopt::Parser) -> Result<Option<Options>> {
     use lexopt::prelude::*;
-    let mut report = false;
+    let mut options = Options {
+        with_peers: true,
+        report: false,
+    };
     while let Some(argument) = arguments.next()? {
         match argument {
             Short('h') | Long("help") => {
                 print!("{HELP}");
-                return Ok(0);
+                return Ok(None);
             }
-            Long("report") => report = true,
+            Long("no-peers") => options.with_peers = false,
+            Long("report") => options.report = true,
             other => return Err(other.unexpected().into()),
         }
+    }
+    Ok(Some(options))
+}
+
+/// Builds, counts and prints everything. Whether ours keeps its promise.
+pub(crate) fn check(with_peers: bool) -> Result<bool> {
+    if !cfg!(target_arch = "x86_64") {
+        bail!("instructions are counted on x86-64 only");
     }
     match setup::provide(&setup::INSTRUCTIONS)?.as_slice() {
         [] => {}
         missing => bail!("missing: {} (as root: apt-get install {0})", missing.join(" ")),
     }
-    let all_within = count(&Programs::build()?)?;
-    Ok(u8::from(!all_within && !report))
-}
-
-/// Counts and prints every row. Whether ours costs no more than it may.
-fn count(programs: &Programs) -> Result<bool> {
-    println!(
-        "{:<34} {:>8} {:>18} {:>8}",
-        "instructions per call", "ours", "C with accounting", "bare C"
-    );
-    let mut all_within = true;
-    for row in &ROWS {
-        let ours = programs.cost(&programs.ours, row)?;
-        let accounting = programs.cost(&programs.accounting, row)?;
-        let bare = programs.cost(&programs.bare, row)?;
-        let mark = if ours.is_within(&accounting) { "" } else { "  too many" };
-        all_within &= mark.is_empty();
-        println!("{:<34} {ours:>8} {accounting:>18} {bare:>8}{mark}", row.about);
-    }
-    Ok(all_within)
-}
-
-/// What is run.
-struct Programs {
-    folder: PathBuf,
-    ours: PathBuf,
-    accounting: PathBuf,
-    bare: PathBuf,
-}
-
-impl Programs {
-    /// Builds them, the C ones by `gcc -O2`.
-    fn build() -> Result<Self> {
-        let folder = target_folder()?.join("instructions");
-        fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
-        let source = workspace().join("tests/instructions");
-        let provider = folder.join("libibverbs.so.1");
-        gcc(
-            &["-shared", "-fPIC", "-Wl,-soname,libibverbs.so.1"],
-            &[source.join("provider.c"), source.join("datapath.c")],
-            &provider,
-        )?;
-        let peer = |variant: &str| -> Result<PathBuf> {
-            let program = folder.join(variant);
-            let sources = [
-                source.join("peer.c"),
-                source.join(variant).with_extension("c"),
-                provider.clone(),
-            ];
-            gcc(&[], &sources, &program)?;
-            Ok(program)
-        };
-        let (accounting, bare) = (peer("accounting")?, peer("bare")?);
-        Ok(Self {
-            ours: build_ours()?,
-            accounting,
-            bare,
-            folder,
-        })
-    }
-
-    /// Instructions per call of `row` in `program`.
-    fn cost(&self, program: &Path, row: &Row) -> Result<Cost> {
-        let (few, many) = ITERATIONS;
-        let least = match self.count(program, row, few)? {
-            Ok(least) => least,
-            Err(reason) => return Ok(Cost::Lacking(reason)),
-        };
-        let most = self.count(program, row, many)?.map_err(Error::msg)?;
-        Ok(Cost::Counted(most.saturating_sub(least) as f64 / (many - few) as f64))
-    }
-
-    /// Instructions in all calls of `row` when `program` repeats it, or why it has no such call.
-    fn count(&self, program: &Path, row: &Row, iterations: u64) -> Result<Result<u64, String>> {
-        let profile = self.folder.join("callgrind.out");
-        let output = Command::new("valgrind")
-            .args(["--tool=callgrind", "--compress-strings=no", "--compress-pos=no"])
-            .arg(format!("--callgrind-out-file={}", profile.display()))
-            .arg(format!("--toggle-collect=*{}*", row.function))
-            .arg(program)
-            .args([row.name, &iterations.to_string()])
-            // The provider in place of the system's libibverbs.
-            .env("LD_LIBRARY_PATH", &self.folder)
-            .output()
-            .context("cannot run valgrind")?;
-        if output.status.code() == Some(LACKS) {
-            return Ok(Err(String::from_utf8_lossy(&output.stdout).trim().to_owned()));
-        }
-        if !output.status.success() {
-            let said = String::from_utf8_lossy(&output.stderr);
-            bail!("{} {}: {}\n{said}", program.display(), row.name, output.status);
-        }
-        let profile = fs::read_to_string(&profile).with_context(|| format!("cannot read {}", profile.display()))?;
-        match callgrind::own_cost(&profile) {
-            0 => bail!("{} {}: callgrind met no {}", program.display(), row.name, row.function),
-            cost => Ok(Ok(cost)),
+    let programs = Programs::build(with_peers)?;
+    let mut objects = Objects::default();
+    check_the_check(&programs, &mut objects)?;
+    for Column { title, program } in &programs.columns {
+        let Ok(program) = program else { continue };
+        if let Some(part) = Disassembly::of(program)?.part_of_a_measure() {
+            bail!("{title}: {part} is a part of a measured function, and callgrind would not count in it");
         }
     }
+    let cells = measure(&programs)?;
+    let within = print_table(&programs, &cells);
+    let pure = print_faults(&cells, &mut objects)?;
+    Ok(within && pure)
 }
 
-fn gcc(options: &[&str], sources: &[PathBuf], output: &Path) -> Result<()> {
-    let status = Command::new("gcc")
-        .args(["-O2", "-Wall", "-Wextra", "-Werror"])
-        .args(options)
-        .arg("-o")
-        .arg(output)
-        .args(sources)
-        .status()
-        .context("cannot run gcc")?;
-    if !status.success() {
-        bail!("gcc for {}: {status}", output.display());
+/// Makes sure that what may not be executed is found where it is.
+fn check_the_check(programs: &Programs, objects: &mut Objects) -> Result<()> {
+    let run = Run {
+        program: &programs.guilty,
+        row: "guilty",
+        iterations: 1,
+        function: "measure_guilty",
+        libraries: &programs.folder,
+        output: programs.folder.join("guilty.callgrind"),
+    };
+    let Outcome::Counted(profile) = run.measure()? else {
+        bail!("tests/instructions/guilty.c lacks its only row");
+    };
+    let faults = objects.faults(&profile)?;
+    for expected in ["malloc", "free", "pthread_mutex_lock", "`lock ", "`xchg "] {
+        if !faults.iter().any(|fault| fault.contains(expected)) {
+            bail!("tests/instructions/guilty.c executes {expected} and it was not found: {faults:?}");
+        }
     }
     Ok(())
 }
 
-/// Our column, as a user would build it: the release profile.
-fn build_ours() -> Result<PathBuf> {
-    let status = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
-        .args(["build", "--release", "--locked", "--package", "doorbell-tests"])
-        .args(["--bin", "instructions"])
-        .current_dir(workspace())
-        .status()
-        .context("cannot run cargo")?;
-    if !status.success() {
-        bail!("cargo build: {status}");
+/// Every cell of the table, row by row, as many at a time as there are processors.
+fn measure(programs: &Programs) -> Result<Vec<Vec<Cell>>> {
+    let columns = programs.columns.len();
+    let next = AtomicUsize::new(0);
+    let cells = Mutex::new(Vec::new());
+    let work = || {
+        loop {
+            let n = next.fetch_add(1, Ordering::Relaxed);
+            let Some(row) = ROWS.get(n / columns) else { return };
+            let cell = cell(programs, row, n % columns);
+            cells.lock().unwrap_or_else(PoisonError::into_inner).push((n, cell));
+        }
+    };
+    thread::scope(|scope| {
+        for _ in 0..thread::available_parallelism().map_or(1, usize::from) {
+            scope.spawn(work);
+        }
+    });
+    let mut cells = cells.into_inner().unwrap_or_else(PoisonError::into_inner);
+    cells.sort_by_key(|(n, _)| *n);
+    let mut cells = cells.into_iter().map(|(_, cell)| cell);
+    ROWS.iter().map(|_| cells.by_ref().take(columns).collect()).collect()
+}
+
+/// What `row` costs in the column with this index.
+fn cell(programs: &Programs, row: &Row, column: usize) -> Result<Cell> {
+    let lacking = |reason| Cell {
+        cost: Cost::Lacking(reason),
+        per_call: None,
+    };
+    let program: &Path = match &programs.columns[column].program {
+        Ok(program) => program,
+        Err(reason) => return Ok(lacking(reason.clone())),
+    };
+    let run = |iterations| {
+        Run {
+            program,
+            row: row.name,
+            iterations,
+            function: row.function,
+            libraries: &programs.folder,
+            output: programs.folder.join(format!("{}-{column}.callgrind", row.name)),
+        }
+        .measure()
+    };
+    let (few, many) = ITERATIONS;
+    match (run(few)?, run(many)?) {
+        (Outcome::Counted(least), Outcome::Counted(most)) => {
+            let difference = most
+                .own_cost()
+                .checked_sub(least.own_cost())
+                .context("fewer instructions for more calls")?;
+            Ok(Cell {
+                cost: Cost::Counted(difference as f64 / (many - few) as f64),
+                per_call: Some(most.beyond(&least)),
+            })
+        }
+        (Outcome::Lacking(reason), _) | (_, Outcome::Lacking(reason)) => Ok(lacking(reason)),
     }
-    Ok(target_folder()?.join("release/instructions"))
+}
+
+/// Prints the table and the reasons for what is not in it. Whether ours costs no more than it may.
+fn print_table(programs: &Programs, cells: &[Vec<Cell>]) -> bool {
+    let width = |title: &str| title.chars().count().max(8);
+    print!("{:<34}", "instructions per call");
+    for Column { title, .. } in &programs.columns {
+        print!(" {title:>0$}", width(title));
+    }
+    println!();
+    let (mut all_within, mut reasons) = (true, Vec::new());
+    for (row, cells) in ROWS.iter().zip(cells) {
+        print!("{:<34}", row.about);
+        for (column, cell) in programs.columns.iter().zip(cells) {
+            print!(" {:>1$}", cell.cost, width(column.title));
+            if let Cost::Lacking(reason) = &cell.cost {
+                let line = format!("– {}: {reason}", column.title);
+                if !reasons.contains(&line) {
+                    reasons.push(line);
+                }
+            }
+        }
+        let within = cells[OURS].cost.is_within(&cells[ACCOUNTING].cost);
+        println!("{}", if within { "" } else { "  too many" });
+        all_within &= within;
+    }
+    for line in reasons {
+        println!("{line}");
+    }
+    all_within
+}
+
+/// Prints what ours may not execute and did. Whether there is nothing.
+fn print_faults(cells: &[Vec<Cell>], objects: &mut Objects) -> Result<bool> {
+    let mut pure = true;
+    for (row, cells) in ROWS.iter().zip(cells) {
+        let Some(profile) = &cells[OURS].per_call else { continue };
+        let faults: BTreeSet<String> = objects.faults(profile)?;
+        for fault in &faults {
+            println!("{}: ours {fault}", row.about);
+        }
+        pure &= faults.is_empty();
+    }
+    if pure {
+        println!("Calls of ours execute no lock, no atomic read-modify-write and no allocation.");
+    }
+    Ok(pure)
 }
 
 #[cfg(test)]
@@ -280,5 +340,31 @@ mod tests {
         assert!(within(52.0));
         assert!(!within(52.1));
         assert!(!Cost::Lacking("not written yet".to_owned()).is_within(&Cost::Counted(50.0)));
+    }
+
+    #[test]
+    fn a_cell_is_a_figure_or_a_dash() {
+        assert_eq!(format!("{:>8}", Cost::Counted(47.66)), "    47.7");
+        assert_eq!(format!("{:>8}", Cost::Lacking("no such call".to_owned())), "       –");
+    }
+
+    #[test]
+    fn options_are_read() {
+        let read = |arguments: &[&str]| parse(lexopt::Parser::from_args(arguments));
+        let options = |with_peers, report| Some(Options { with_peers, report });
+        assert_eq!(read(&[]).unwrap(), options(true, false));
+        assert_eq!(read(&["--report", "--no-peers"]).unwrap(), options(false, true));
+        assert!(read(&["--nope"]).is_err() && read(&["row"]).is_err());
+    }
+
+    #[test]
+    fn the_function_of_a_row_is_the_beginning_of_its_name() {
+        for row in &ROWS {
+            assert!(
+                format!("measure_{}", row.name).starts_with(row.function),
+                "{}",
+                row.name
+            );
+        }
     }
 }

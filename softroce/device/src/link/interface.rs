@@ -1,9 +1,13 @@
-//! Which interface an address belongs to, and how large its frames are.
+//! Which interface an address belongs to, how large its frames are, and whether it is up.
 
 use super::sys;
+use nix::errno::Errno;
 use nix::ifaddrs::{InterfaceAddress, getifaddrs};
+use nix::net::if_::InterfaceFlags;
+use nix::sys::socket::{AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, bind, recv, socket};
 use std::net::{IpAddr, UdpSocket};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::Arc;
 
 /// What is assumed when no interface claims an address, as an Ethernet has it.
 const DEFAULT_MTU: u32 = 1500;
@@ -16,21 +20,92 @@ pub(super) fn mtu_of(socket: &UdpSocket, ip: IpAddr) -> u32 {
     sys::interface_mtu(socket.as_fd(), &name).unwrap_or(DEFAULT_MTU)
 }
 
-/// The interface with the address itself; failing that, one whose subnet holds it, as `lo` holds all of 127/8.
+/// The interface with the address itself; failing that, a loopback interface whose subnet holds it, as `lo` holds all of 127/8.
 fn name_of(ip: IpAddr) -> Option<String> {
+    owner_of(getifaddrs().ok()?, ip)
+}
+
+fn owner_of(interfaces: impl Iterator<Item = InterfaceAddress>, ip: IpAddr) -> Option<String> {
     let mut in_subnet = None;
-    for interface in getifaddrs().ok()? {
+    for interface in interfaces {
         let Some(own) = interface.address.as_ref().and_then(ip_of) else {
             continue;
         };
         if own == ip {
             return Some(interface.interface_name);
         }
-        if in_subnet.is_none() && shares_subnet(&interface, own, ip) {
+        let loopback = interface.flags.contains(InterfaceFlags::IFF_LOOPBACK);
+        if in_subnet.is_none() && loopback && shares_subnet(&interface, own, ip) {
             in_subnet = Some(interface.interface_name);
         }
     }
     in_subnet
+}
+
+/// What the port behind an address is good for now.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct PortState {
+    /// The interface is up, and there is a link.
+    pub active: bool,
+    /// The interface has the address.
+    pub addressed: bool,
+}
+
+/// Watches the interface of an address: rtnetlink(7) tells that something has changed, without privilege, and getifaddrs(3) what there is now. What goes and comes back
+/// between two looks is not seen.
+pub struct PortWatch {
+    notices: Arc<OwnedFd>,
+    ip: IpAddr,
+    /// The interface that had the address last.
+    interface: String,
+}
+
+impl PortWatch {
+    /// A watch of the interface that has `ip` in the network namespace of this thread; `None` when there is none, or the kernel gives no notice.
+    pub(super) fn new(ip: IpAddr) -> Option<Self> {
+        let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+        let notices = socket(AddressFamily::Netlink, SockType::Raw, flags, SockProtocol::NetlinkRoute).ok()?;
+        let groups = libc::RTMGRP_LINK | libc::RTMGRP_IPV4_IFADDR | libc::RTMGRP_IPV6_IFADDR;
+        bind(notices.as_raw_fd(), &NetlinkAddr::new(0, groups as u32)).ok()?;
+        Some(Self {
+            notices: Arc::new(notices),
+            ip,
+            interface: name_of(ip)?,
+        })
+    }
+
+    /// Readable when there is a reason to call [`changed`](Self::changed).
+    pub(super) fn notices(&self) -> Arc<OwnedFd> {
+        Arc::clone(&self.notices)
+    }
+
+    /// The state after what has been told since the last call; `None` when nothing has. Never blocks.
+    pub fn changed(&mut self) -> Option<PortState> {
+        let mut told = false;
+        let mut notice = [0_u8; 4096];
+        // Too many notices for the socket are a notice, too.
+        while let Ok(1..) | Err(Errno::ENOBUFS | Errno::EINTR) =
+            recv(self.notices.as_raw_fd(), &mut notice, MsgFlags::MSG_DONTWAIT)
+        {
+            told = true;
+        }
+        if told { self.state() } else { None }
+    }
+
+    /// The state now; `None` when the kernel does not say.
+    pub fn state(&mut self) -> Option<PortState> {
+        let interfaces: Vec<_> = getifaddrs().ok()?.collect();
+        let owner = owner_of(interfaces.iter().cloned(), self.ip);
+        let addressed = owner.is_some();
+        if let Some(owner) = owner {
+            self.interface = owner;
+        }
+        let running = InterfaceFlags::IFF_UP | InterfaceFlags::IFF_RUNNING;
+        let active = interfaces
+            .iter()
+            .any(|entry| entry.interface_name == self.interface && entry.flags.contains(running));
+        Some(PortState { active, addressed })
+    }
 }
 
 fn ip_of(address: &nix::sys::socket::SockaddrStorage) -> Option<IpAddr> {

@@ -17,6 +17,7 @@ mod sys;
 mod tx;
 mod udp;
 
+pub use interface::{PortState, PortWatch};
 pub use park::{Interest, Parker, Waker};
 pub use rx::{Datagram, RxBatch};
 pub use tx::{ARENA, Envelope, MAX_PACKET, MAX_RUN, MAX_SEGMENTS, RunRef, Seal, Slot, TxBatch};
@@ -71,6 +72,8 @@ pub struct Link {
     pub rx: Box<dyn Receive>,
     /// Where its progress thread sleeps.
     pub parker: Parker,
+    /// What tells of changes of its interface, where anything does; the parker wakes for it.
+    pub watch: Option<PortWatch>,
 }
 
 impl Link {

@@ -6,7 +6,7 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::sys::time::TimeSpec;
 use std::io;
 use std::net::UdpSocket;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Duration;
@@ -35,6 +35,8 @@ pub enum Interest {
 /// The sleeping side. One thread owns it; it shares the link's socket with the two halves and takes no lock of theirs.
 pub struct Parker {
     socket: Arc<UdpSocket>,
+    /// Another descriptor that it wakes for.
+    watched: Option<Arc<OwnedFd>>,
     shared: Arc<Shared>,
 }
 
@@ -45,18 +47,22 @@ pub struct Waker {
 }
 
 impl Parker {
-    /// A parker for `socket`.
+    /// A parker for `socket` that also wakes when `watched` is readable.
     ///
     /// # Errors
     ///
     /// When the process has no file descriptor left: eventfd(2).
-    pub(super) fn new(socket: Arc<UdpSocket>) -> io::Result<Self> {
+    pub(super) fn new(socket: Arc<UdpSocket>, watched: Option<Arc<OwnedFd>>) -> io::Result<Self> {
         let event = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
         let shared = Arc::new(Shared {
             state: AtomicU8::new(AWAKE),
             event,
         });
-        Ok(Self { socket, shared })
+        Ok(Self {
+            socket,
+            watched,
+            shared,
+        })
     }
 
     /// A handle with which other threads wake this one.
@@ -67,12 +73,12 @@ impl Parker {
     }
 
     /// Sleeps until what `interest` names, a [`Waker::wake`] since the last return from here, or `timeout`; for ever
-    /// without one. May return early.
+    /// without one. May return early. Says whether the watched descriptor is readable, for which it wakes as well.
     ///
     /// # Errors
     ///
     /// See ppoll(2): only from a lack of kernel memory.
-    pub fn park(&mut self, interest: Interest, timeout: Option<Duration>) -> io::Result<()> {
+    pub fn park(&mut self, interest: Interest, timeout: Option<Duration>) -> io::Result<bool> {
         let shared = &*self.shared;
         if shared
             .state
@@ -80,15 +86,18 @@ impl Parker {
             .is_err()
         {
             shared.state.swap(AWAKE, Ordering::SeqCst);
-            return Ok(());
+            return Ok(false);
         }
         let socket_events = match interest {
             Interest::Receive => PollFlags::POLLIN,
             Interest::ReceiveOrSend => PollFlags::POLLIN | PollFlags::POLLOUT,
         };
+        let besides = self.watched.as_deref();
         let mut watched = [
             PollFd::new(self.socket.as_fd(), socket_events),
             PollFd::new(shared.event.as_fd(), PollFlags::POLLIN),
+            // Twice the same where there is no other.
+            PollFd::new(besides.map_or(shared.event.as_fd(), AsFd::as_fd), PollFlags::POLLIN),
         ];
         let result = ppoll(&mut watched, timeout.map(TimeSpec::from_duration), None);
         // An exchange and not a store, here and above: what the waker did before it called is visible afterwards.
@@ -98,7 +107,7 @@ impl Parker {
             let _ = shared.event.read();
         }
         match result {
-            Ok(_) | Err(Errno::EINTR) => Ok(()),
+            Ok(_) | Err(Errno::EINTR) => Ok(besides.is_some() && watched[2].any() == Some(true)),
             Err(errno) => Err(errno.into()),
         }
     }

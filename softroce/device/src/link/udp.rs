@@ -7,6 +7,7 @@
 //! A datagram that the network or the host refuses is a datagram lost: the transport's timers deal with both alike, so
 //! that [`Transmit::transmit`] takes it as lost, says so once for each kind of refusal, and goes on.
 
+use super::interface::PortWatch;
 use super::park::Parker;
 use super::rx::{RxBatch, SLOT};
 use super::sys::{self, Outgoing, RECEIVE_MESSAGES};
@@ -103,6 +104,8 @@ fn open(addr: SocketAddr) -> io::Result<Link> {
     let mtu = interface::mtu_of(&socket, local.ip());
     let receive_buffer = getsockopt(&socket, sockopt::RcvBuf)?;
     let socket = Arc::new(socket);
+    let watch = PortWatch::new(local.ip());
+    let notices = watch.as_ref().map(PortWatch::notices);
     let sending_half = || UdpTx {
         socket: Arc::clone(&socket),
         gso: true,
@@ -112,7 +115,8 @@ fn open(addr: SocketAddr) -> io::Result<Link> {
         local,
         mtu,
         receive_buffer,
-        parker: Parker::new(Arc::clone(&socket))?,
+        parker: Parker::new(Arc::clone(&socket), notices)?,
+        watch,
         tx: Box::new(sending_half()),
         acks: Some(Box::new(sending_half())),
         rx: Box::new(UdpRx { socket, expected: 1 }),

@@ -1,4 +1,4 @@
-//! Registered memory: the table of regions behind the engine's `Memory` trait, and the moving of bytes.
+//! Registered memory: the table of regions and windows behind the engine's `Memory` trait, and the moving of bytes.
 //!
 //! The table lives under the engine's lock, and so does every copy. Deregistering takes that lock: once it returns, no copy is in flight and none
 //! can begin.
@@ -9,6 +9,7 @@
 mod copy;
 mod pages;
 mod table;
+mod window;
 
 use std::sync::Arc;
 
@@ -19,6 +20,7 @@ use crate::device::Device;
 use crate::pd::Pd;
 
 pub(crate) use table::{Region, Table};
+pub use window::{Bound, Mw, WindowKind};
 
 /// What a region may be used for (ibv_reg_mr(3)). Local reading is always allowed.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
@@ -31,6 +33,8 @@ pub struct Rights {
     pub remote_read: bool,
     /// IBV_ACCESS_REMOTE_ATOMIC.
     pub remote_atomic: bool,
+    /// IBV_ACCESS_MW_BIND: memory windows may be bound to it.
+    pub bind: bool,
 }
 
 /// Why memory could not be registered.
@@ -53,7 +57,8 @@ pub enum RegisterError {
     Exhausted,
 }
 
-/// A memory region (ibv_reg_mr(3)). Dropping it deregisters it: after that no peer and no queue pair touches the memory.
+/// A memory region (ibv_reg_mr(3)). Dropping it deregisters it: after that no peer and no queue pair touches the memory. Windows that are bound to it are unbound
+/// then; [`deregister`](Mr::deregister) refuses instead.
 #[derive(Debug)]
 pub struct Mr {
     pd: Pd,
@@ -82,7 +87,7 @@ impl Pd {
         pages::populate(addr.addr(), len, rights.local_write)?;
         let region = Region::new(addr, len as u64, iova, self.id(), rights);
         let mut core = self.device().shared().core.lock();
-        let key = core.memory.insert(region).ok_or(RegisterError::Exhausted)?;
+        let key = core.memory.add_region(region).ok_or(RegisterError::Exhausted)?;
         drop(core);
         Ok(Mr { pd: self.clone(), key })
     }
@@ -102,6 +107,15 @@ impl Mr {
     /// The device it is of.
     pub fn device(&self) -> &Arc<Device> {
         self.pd.device()
+    }
+
+    /// Takes the region's memory away from peers and queue pairs: all that is left to do is to drop it. Its keys are worth nothing from then on.
+    ///
+    /// # Errors
+    /// While windows are bound to it (IBTA vol 1, 10.6.7.2.6); nothing changed then.
+    pub fn deregister(&self) -> Result<(), Bound> {
+        let mut core = self.device().shared().core.lock();
+        core.memory.deregister(self.key)
     }
 }
 

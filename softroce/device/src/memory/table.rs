@@ -1,12 +1,15 @@
-//! The table of memory regions, and the checks of key, domain, range and right (IBTA vol 1, 10.6).
+//! The table of memory regions and windows, and the checks of key, domain, range and right (IBTA vol 1, 10.6).
+
+mod window;
 
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
 
-use doorbell_roce_proto::memory::{AccessError, AtomicOp, Memory, PdId, RemoteRight, Sge};
+use doorbell_roce_proto::memory::{AccessError, AtomicOp, Bind, Invalidator, Memory, PdId, RemoteRight, Sge, Via};
 use doorbell_roce_proto::{LKey, RKey};
 
-use super::{Rights, copy};
+use self::window::Window;
+use super::{Bound, Rights, copy};
 use crate::capacity;
 
 /// A registered range.
@@ -17,6 +20,8 @@ pub(crate) struct Region {
     iova: u64,
     pd: PdId,
     rights: Rights,
+    /// How many windows are bound to it.
+    windows: usize,
 }
 
 // SAFETY: whoever registered it promised memory that stays mapped until the region is dropped, for the whole process: the pointer is as good on
@@ -32,6 +37,7 @@ impl Region {
             iova,
             pd,
             rights,
+            windows: 0,
         }
     }
 
@@ -55,19 +61,30 @@ impl Region {
 }
 
 #[derive(Debug)]
-struct Slot {
-    key: u32,
-    region: Option<Region>,
+enum Object {
+    Nothing,
+    Region(Region),
+    Window(Window),
 }
 
-/// The regions of a device. A key is the index of its slot in the upper 16 bits, and below them a tag that nobody can predict, new for each
-/// registration.
+#[derive(Debug)]
+struct Slot {
+    key: u32,
+    object: Object,
+}
+
+/// The regions and windows of a device. A key is the index of its slot in the upper 16 bits, and below them a tag that nobody can predict, new for each
+/// registration. Of a window's key the lower 8 bits are the consumer's, new for each binding.
 #[derive(Debug)]
 pub(crate) struct Table {
     slots: Vec<Slot>,
     free: Vec<u16>,
     tags: RandomState,
     registrations: u64,
+    regions: usize,
+    windows: usize,
+    /// How many of the windows are bound.
+    bindings: usize,
 }
 
 impl Table {
@@ -77,24 +94,66 @@ impl Table {
             free: Vec::new(),
             tags: RandomState::new(),
             registrations: 0,
+            regions: 0,
+            windows: 0,
+            bindings: 0,
         }
     }
 
-    /// Adds a region and gives its key; `None` when the table is full.
-    pub(super) fn insert(&mut self, region: Region) -> Option<u32> {
+    /// Adds a region and gives its key; `None` when there are too many.
+    pub(super) fn add_region(&mut self, region: Region) -> Option<u32> {
+        if self.regions == capacity::REGIONS {
+            return None;
+        }
+        let key = self.insert(Object::Region(region))?;
+        self.regions += 1;
+        Some(key)
+    }
+
+    /// Takes a region out, and unbinds what windows are bound to it.
+    pub(super) fn remove(&mut self, key: u32) {
+        let index = (key >> 16) as u16;
+        if let Some(Slot {
+            object: Object::Region(region),
+            ..
+        }) = self.slots.get(usize::from(index)).filter(|slot| slot.key == key)
+        {
+            if region.windows > 0 {
+                self.unbind_from(index);
+            }
+            self.free(index);
+            self.regions -= 1;
+        }
+    }
+
+    /// Takes the region's memory away, unless windows are bound to it. The slot is its owner's until it is [removed](Self::remove).
+    pub(super) fn deregister(&mut self, key: u32) -> Result<(), Bound> {
+        let slot = self.slots.get_mut((key >> 16) as usize).filter(|slot| slot.key == key);
+        if let Some(Slot {
+            object: Object::Region(region),
+            ..
+        }) = slot
+        {
+            if region.windows > 0 {
+                return Err(Bound);
+            }
+            // No address is inside, and no window can be bound.
+            region.len = 0;
+            region.rights = Rights::default();
+        }
+        Ok(())
+    }
+
+    fn insert(&mut self, object: Object) -> Option<u32> {
         let index = match self.free.pop() {
             Some(index) => index,
-            None if self.slots.len() < capacity::REGIONS => self.slots.len() as u16,
-            None => return None,
+            None => u16::try_from(self.slots.len()).ok()?,
         };
         self.registrations += 1;
         let tag = self.tags.hash_one(self.registrations) as u16;
-        // Never 0: some programs take a key of 0 for none.
-        let key = u32::from(index) << 16 | u32::from(tag.max(1));
-        let slot = Slot {
-            key,
-            region: Some(region),
-        };
+        // Never 0, whatever a window's lower 8 bits are: some programs take a key of 0 for none.
+        let key = u32::from(index) << 16 | u32::from(tag.max(0x100));
+        let slot = Slot { key, object };
         match self.slots.get_mut(usize::from(index)) {
             Some(old) => *old = slot,
             None => self.slots.push(slot),
@@ -102,21 +161,17 @@ impl Table {
         Some(key)
     }
 
-    /// Takes a region out.
-    pub(super) fn remove(&mut self, key: u32) {
-        let index = (key >> 16) as u16;
-        if let Some(slot) = self.slots.get_mut(usize::from(index))
-            && slot.key == key
-            && slot.region.take().is_some()
-        {
-            self.free.push(index);
-        }
+    fn free(&mut self, index: u16) {
+        self.slots[usize::from(index)].object = Object::Nothing;
+        self.free.push(index);
     }
 
     fn region(&self, pd: PdId, key: u32) -> Result<&Region, AccessError> {
         let slot = self.slots.get((key >> 16) as usize).filter(|slot| slot.key == key);
-        let region = slot.and_then(|slot| slot.region.as_ref());
-        region.filter(|region| region.pd == pd).ok_or(AccessError)
+        match slot.map(|slot| &slot.object) {
+            Some(Object::Region(region)) if region.pd == pd => Ok(region),
+            _ => Err(AccessError),
+        }
     }
 
     fn local(&self, pd: PdId, key: LKey, addr: u64, len: usize, write: bool) -> Result<*mut u8, AccessError> {
@@ -127,12 +182,19 @@ impl Table {
         region.locate(addr, len as u64)
     }
 
-    fn remote(&self, pd: PdId, key: RKey, addr: u64, len: u64, right: RemoteRight) -> Result<*mut u8, AccessError> {
-        let region = self.region(pd, key.0)?;
-        if !region.grants(right) {
-            return Err(AccessError);
+    fn remote(&self, via: Via, key: RKey, addr: u64, len: u64, right: RemoteRight) -> Result<*mut u8, AccessError> {
+        let slot = self.slots.get((key.0 >> 16) as usize).filter(|slot| slot.key == key.0);
+        match slot.map(|slot| &slot.object) {
+            Some(Object::Region(region)) if region.pd == via.pd && region.grants(right) => region.locate(addr, len),
+            Some(Object::Window(window)) => {
+                let (index, addr) = window.translate(via, addr, len, right)?;
+                match self.slots.get(usize::from(index)).map(|slot| &slot.object) {
+                    Some(Object::Region(region)) => region.locate(addr, len),
+                    _ => Err(AccessError),
+                }
+            }
+            _ => Err(AccessError),
         }
-        region.locate(addr, len)
     }
 }
 
@@ -166,7 +228,7 @@ impl Memory for Table {
 
     fn check_remote(
         &mut self,
-        pd: PdId,
+        via: Via,
         rkey: RKey,
         addr: u64,
         len: u64,
@@ -175,37 +237,46 @@ impl Memory for Table {
         if len == 0 {
             return Ok(());
         }
-        self.remote(pd, rkey, addr, len, right).map(drop)
+        self.remote(via, rkey, addr, len, right).map(drop)
     }
 
-    fn remote_read(&mut self, pd: PdId, rkey: RKey, addr: u64, dst: &mut [u8]) -> Result<(), AccessError> {
+    fn remote_read(&mut self, via: Via, rkey: RKey, addr: u64, dst: &mut [u8]) -> Result<(), AccessError> {
         if dst.is_empty() {
             return Ok(());
         }
-        let src = self.remote(pd, rkey, addr, dst.len() as u64, RemoteRight::Read)?;
+        let src = self.remote(via, rkey, addr, dst.len() as u64, RemoteRight::Read)?;
         // SAFETY: as in `gather`.
         unsafe { copy::from(src, dst) };
         Ok(())
     }
 
-    fn remote_write(&mut self, pd: PdId, rkey: RKey, addr: u64, src: &[u8]) -> Result<(), AccessError> {
+    fn remote_write(&mut self, via: Via, rkey: RKey, addr: u64, src: &[u8]) -> Result<(), AccessError> {
         if src.is_empty() {
             return Ok(());
         }
-        let dst = self.remote(pd, rkey, addr, src.len() as u64, RemoteRight::Write)?;
-        // SAFETY: inside a region with REMOTE_WRITE, which registration grants only with LOCAL_WRITE, thus writable; `src` is the device's own.
+        let dst = self.remote(via, rkey, addr, src.len() as u64, RemoteRight::Write)?;
+        // SAFETY: inside a region with REMOTE_WRITE, or a window with it; registration and binding grant that only with LOCAL_WRITE, thus writable; `src` is the
+        // device's own.
         unsafe { copy::to_peer_visible(src, dst) };
         Ok(())
     }
 
-    fn remote_atomic(&mut self, pd: PdId, rkey: RKey, addr: u64, op: AtomicOp) -> Result<u64, AccessError> {
-        let word = self.remote(pd, rkey, addr, 8, RemoteRight::Atomic)?;
+    fn remote_atomic(&mut self, via: Via, rkey: RKey, addr: u64, op: AtomicOp) -> Result<u64, AccessError> {
+        let word = self.remote(via, rkey, addr, 8, RemoteRight::Atomic)?;
         // The engine checked the address; with an I/O virtual address of its own, the memory may lie otherwise.
         if !word.addr().is_multiple_of(8) {
             return Err(AccessError);
         }
-        // SAFETY: eight bytes inside a region with REMOTE_ATOMIC, which needs LOCAL_WRITE: readable and writable; aligned as checked.
+        // SAFETY: eight bytes inside a region or window with REMOTE_ATOMIC, which needs LOCAL_WRITE: readable and writable; aligned as checked.
         Ok(unsafe { copy::atomic(word, op) })
+    }
+
+    fn bind(&mut self, via: Via, bind: &Bind) -> Result<(), AccessError> {
+        self.bind_window(via, bind)
+    }
+
+    fn invalidate(&mut self, via: Via, rkey: RKey, by: Invalidator) -> Result<(), AccessError> {
+        self.invalidate_window(via, rkey, by)
     }
 }
 

@@ -2,6 +2,7 @@
 
 mod common;
 mod completion;
+mod drain;
 mod errors;
 mod extended_cq;
 mod faults;
@@ -10,6 +11,7 @@ mod operations;
 mod passive;
 mod shared;
 mod unreliable;
+mod windows;
 mod wr;
 
 use common::*;

@@ -216,6 +216,10 @@ fn ud_with_another_queue_key_or_no_handle() {
     let mut none = datagram(4, IBV_WR_SEND, &there, b.qpn());
     none.wr.ud.ah = ptr::null_mut();
     assert_eq!(a.post(none, &mut [a.sge(0, 8)]), libc::EINVAL);
+    // A handle of another domain is none for this queue pair.
+    let foreign = Ah::to(&b, b.gid());
+    let of_another = datagram(4, IBV_WR_SEND, &foreign, b.qpn());
+    assert_eq!(a.post(of_another, &mut [a.sge(0, 8)]), libc::EINVAL);
     // No address handle is looked for in what has none.
     let write = rdma(5, IBV_WR_RDMA_WRITE, b.addr(), b.rkey());
     assert_eq!(a.post(write, &mut [a.sge(0, 8)]), libc::EINVAL);

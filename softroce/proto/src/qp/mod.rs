@@ -13,7 +13,7 @@ use core::net::IpAddr;
 
 pub use attributes::{Attributes, Modify, ModifyError, Path, QpInit, RemoteAccess, State, ack_timeout};
 
-use crate::memory::{Memory, PdId};
+use crate::memory::{Memory, PdId, Via};
 use crate::outbox::Outbox;
 use crate::qp::requester::Requester;
 use crate::qp::responder::{Refused, Responder};
@@ -33,6 +33,14 @@ struct Connection {
 }
 
 impl Connection {
+    /// The queue pair, as memory asks for it.
+    const fn via(&self) -> Via {
+        Via {
+            pd: self.pd,
+            qpn: self.qpn,
+        }
+    }
+
     /// The packets of a message: at least one (IBTA vol 1, 9.4.1).
     const fn packets(&self, len: u32) -> u32 {
         let packets = len.div_ceil(self.mtu as u32);

@@ -26,7 +26,7 @@ pub(crate) struct Wqe {
     pub(crate) solicited: bool,
     /// The sequence number of its first packet; set when it begins.
     pub(crate) first: u64,
-    /// How many sequence numbers it takes; set when it begins.
+    /// How many sequence numbers it takes, none when it is local; set when it begins.
     pub(crate) packets: u32,
 }
 
@@ -57,7 +57,7 @@ impl Wqe {
     pub(crate) const fn completion_opcode(&self) -> CompletionOpcode {
         use crate::memory::AtomicOp;
         match self.operation {
-            Operation::Send { .. } => CompletionOpcode::Send,
+            Operation::Send { .. } | Operation::SendInvalidate { .. } => CompletionOpcode::Send,
             Operation::Write { .. } => CompletionOpcode::Write,
             Operation::Read { .. } => CompletionOpcode::Read,
             Operation::Atomic {
@@ -68,6 +68,8 @@ impl Wqe {
                 op: AtomicOp::FetchAdd { .. },
                 ..
             } => CompletionOpcode::FetchAdd,
+            Operation::Bind(_) => CompletionOpcode::BindWindow,
+            Operation::Invalidate { .. } => CompletionOpcode::LocalInvalidate,
         }
     }
 }
@@ -208,7 +210,7 @@ impl SendQueue {
         {
             return Err(PostError::Invalid);
         }
-        if len > MAX_MESSAGE {
+        if len > MAX_MESSAGE || len > 0 && request.operation.is_local() {
             return Err(PostError::Invalid);
         }
         Ok(len as u32)

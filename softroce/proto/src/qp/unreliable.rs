@@ -15,7 +15,10 @@ impl QueuePair {
     pub(super) const fn offers(&self, operation: &Operation) -> bool {
         match self.init.transport {
             Transport::Rc => true,
-            Transport::Uc => matches!(operation, Operation::Send { .. } | Operation::Write { .. }),
+            Transport::Uc => matches!(
+                operation,
+                Operation::Send { .. } | Operation::Write { .. } | Operation::Bind(_) | Operation::Invalidate { .. }
+            ),
             Transport::Ud => false,
         }
     }

@@ -152,6 +152,14 @@ impl Extension {
         }
     }
 
+    /// The IETH, where there is one.
+    pub const fn ieth(&self) -> Option<&Ieth> {
+        match self {
+            Self::Ieth(ieth) => Some(ieth),
+            _ => None,
+        }
+    }
+
     /// The immediate data, where there is some.
     pub const fn imm(&self) -> Option<ImmDt> {
         match self {

@@ -1,6 +1,6 @@
 //! Registered memory of plain vectors, with guard bytes around every region.
 
-use doorbell_roce_proto::memory::{AccessError, AtomicOp, Memory, PdId, RemoteRight, Sge};
+use doorbell_roce_proto::memory::{AccessError, AtomicOp, Bind, Invalidator, Memory, PdId, RemoteRight, Sge, Via};
 use doorbell_roce_proto::{LKey, RKey};
 
 const GUARD: usize = 64;
@@ -39,13 +39,27 @@ struct Region {
     bytes: Vec<u8>,
 }
 
-/// All regions of a node; the key of each is its number and a constant.
+/// A memory window of type 2B.
+struct Window {
+    rkey: RKey,
+    bound: Option<(Via, Bind)>,
+}
+
+/// All regions and windows of a node; the key of each is its number and a constant.
 pub(crate) struct Regions {
     pd: PdId,
     regions: Vec<Region>,
+    windows: Vec<Window>,
+    /// The key of each binding and invalidation that was carried out.
+    pub(crate) log: Vec<RKey>,
 }
 
 const KEY: u32 = 0x5000;
+const WINDOW_KEY: u32 = 0x9000_0000;
+
+fn window_index(rkey: RKey) -> usize {
+    ((rkey.0 ^ WINDOW_KEY) >> 8) as usize
+}
 
 pub(crate) fn rkey(sge: Sge) -> RKey {
     RKey(sge.lkey.0)
@@ -56,7 +70,16 @@ impl Regions {
         Self {
             pd,
             regions: Vec::new(),
+            windows: Vec::new(),
+            log: Vec::new(),
         }
+    }
+
+    /// A new window, with its key.
+    pub(crate) fn window(&mut self) -> RKey {
+        let rkey = RKey(WINDOW_KEY | (self.windows.len() as u32) << 8);
+        self.windows.push(Window { rkey, bound: None });
+        rkey
     }
 
     pub(crate) fn register(&mut self, bytes: Vec<u8>, rights: Rights) -> Sge {
@@ -82,6 +105,16 @@ impl Regions {
         }
     }
 
+    /// The whole of a region, by its number.
+    pub(crate) fn region_of(&self, number: usize) -> Sge {
+        let region = &self.regions[number];
+        Sge {
+            addr: region.base,
+            len: (region.bytes.len() - 2 * GUARD) as u32,
+            lkey: LKey(number as u32 | KEY),
+        }
+    }
+
     pub(crate) fn deregister(&mut self, sge: Sge) {
         self.regions[(sge.lkey.0 ^ KEY) as usize].gone = true;
     }
@@ -98,6 +131,34 @@ impl Regions {
         );
         let start = GUARD + (sge.addr - region.base) as usize;
         &region.bytes[start..start + sge.len as usize]
+    }
+
+    fn find_remote(
+        &mut self,
+        via: Via,
+        rkey: RKey,
+        addr: u64,
+        len: u64,
+        right: RemoteRight,
+    ) -> Result<&mut [u8], AccessError> {
+        let granted = |read, write, atomic| match right {
+            RemoteRight::Read => read,
+            RemoteRight::Write => write,
+            RemoteRight::Atomic => atomic,
+        };
+        let window = self.windows.get(window_index(rkey));
+        let Some((to, bind)) = window
+            .filter(|window| window.rkey == rkey)
+            .and_then(|window| window.bound)
+        else {
+            let right = |rights: Rights| granted(rights.read, rights.write, rights.atomic);
+            return self.find(via.pd, rkey.0, addr, len, right);
+        };
+        let inside = addr >= bind.addr && addr + len <= bind.addr + bind.len;
+        if to != via || !inside || !granted(bind.access.read, bind.access.write, bind.access.atomic) {
+            return Err(AccessError);
+        }
+        self.find(via.pd, bind.region.0, addr, len, |_| true)
     }
 
     fn find(
@@ -143,33 +204,28 @@ impl Memory for Regions {
 
     fn check_remote(
         &mut self,
-        pd: PdId,
+        via: Via,
         rkey: RKey,
         addr: u64,
         len: u64,
         right: RemoteRight,
     ) -> Result<(), AccessError> {
-        let right = |rights: Rights| match right {
-            RemoteRight::Read => rights.read,
-            RemoteRight::Write => rights.write,
-            RemoteRight::Atomic => rights.atomic,
-        };
-        self.find(pd, rkey.0, addr, len, right).map(drop)
+        self.find_remote(via, rkey, addr, len, right).map(drop)
     }
 
-    fn remote_read(&mut self, pd: PdId, rkey: RKey, addr: u64, dst: &mut [u8]) -> Result<(), AccessError> {
-        dst.copy_from_slice(self.find(pd, rkey.0, addr, dst.len() as u64, |rights| rights.read)?);
+    fn remote_read(&mut self, via: Via, rkey: RKey, addr: u64, dst: &mut [u8]) -> Result<(), AccessError> {
+        dst.copy_from_slice(self.find_remote(via, rkey, addr, dst.len() as u64, RemoteRight::Read)?);
         Ok(())
     }
 
-    fn remote_write(&mut self, pd: PdId, rkey: RKey, addr: u64, src: &[u8]) -> Result<(), AccessError> {
-        self.find(pd, rkey.0, addr, src.len() as u64, |rights| rights.write)?
+    fn remote_write(&mut self, via: Via, rkey: RKey, addr: u64, src: &[u8]) -> Result<(), AccessError> {
+        self.find_remote(via, rkey, addr, src.len() as u64, RemoteRight::Write)?
             .copy_from_slice(src);
         Ok(())
     }
 
-    fn remote_atomic(&mut self, pd: PdId, rkey: RKey, addr: u64, op: AtomicOp) -> Result<u64, AccessError> {
-        let word = self.find(pd, rkey.0, addr, 8, |rights| rights.atomic)?;
+    fn remote_atomic(&mut self, via: Via, rkey: RKey, addr: u64, op: AtomicOp) -> Result<u64, AccessError> {
+        let word = self.find_remote(via, rkey, addr, 8, RemoteRight::Atomic)?;
         let mut bytes = [0; 8];
         bytes.copy_from_slice(word);
         let before = u64::from_ne_bytes(bytes);
@@ -180,5 +236,28 @@ impl Memory for Regions {
         };
         word.copy_from_slice(&after.to_ne_bytes());
         Ok(before)
+    }
+
+    fn bind(&mut self, via: Via, bind: &Bind) -> Result<(), AccessError> {
+        self.find(via.pd, bind.region.0, bind.addr, bind.len, |_| true)?;
+        let window = self.windows.get_mut(window_index(bind.rkey)).ok_or(AccessError)?;
+        if window.bound.is_some() {
+            return Err(AccessError);
+        }
+        window.rkey = bind.rkey;
+        window.bound = Some((via, *bind));
+        self.log.push(bind.rkey);
+        Ok(())
+    }
+
+    fn invalidate(&mut self, via: Via, rkey: RKey, by: Invalidator) -> Result<(), AccessError> {
+        let window = self.windows.get_mut(window_index(rkey)).ok_or(AccessError)?;
+        let ours = window.bound.is_none_or(|(to, _)| to == via);
+        if window.rkey != rkey || !ours || by == Invalidator::Peer && window.bound.is_none() {
+            return Err(AccessError);
+        }
+        window.bound = None;
+        self.log.push(rkey);
+        Ok(())
     }
 }

@@ -1,5 +1,7 @@
 //! Each reason to refuse an access, and the copies.
 
+use doorbell_roce_proto::Qpn;
+
 use super::*;
 
 const PD: PdId = PdId(3);
@@ -8,13 +10,19 @@ const ALL: Rights = Rights {
     remote_write: true,
     remote_read: true,
     remote_atomic: true,
+    bind: true,
+};
+/// The queue pair that peers reach memory by.
+const VIA: Via = Via {
+    pd: PD,
+    qpn: Qpn::new(5),
 };
 
 /// A table with `bytes` registered at `iova`, and its key.
 fn table_of(bytes: &mut [u8], iova: u64, rights: Rights) -> (Table, u32) {
     let mut table = Table::new();
     let region = Region::new(bytes.as_mut_ptr(), bytes.len() as u64, iova, PD, rights);
-    let key = table.insert(region).unwrap();
+    let key = table.add_region(region).unwrap();
     (table, key)
 }
 
@@ -23,7 +31,7 @@ fn ranges_are_exact_and_do_not_overflow() {
     let mut bytes = [7_u8; 64];
     for iova in [0, 0x1000, u64::MAX - 64] {
         let (mut table, key) = table_of(&mut bytes, iova, ALL);
-        let mut check = |addr: u64, len: u64| table.check_remote(PD, RKey(key), addr, len, RemoteRight::Read);
+        let mut check = |addr: u64, len: u64| table.check_remote(VIA, RKey(key), addr, len, RemoteRight::Read);
         assert_eq!(check(iova, 64), Ok(()));
         assert_eq!(check(iova + 63, 1), Ok(()));
         assert_eq!(check(iova + 64, 1), Err(AccessError));
@@ -54,7 +62,9 @@ fn a_key_is_good_for_one_registration_in_one_domain() {
     table.remove(key);
     table.remove(key);
     assert_eq!(table.gather(PD, LKey(key), 0, &mut out), Err(AccessError));
-    let again = table.insert(Region::new(bytes.as_mut_ptr(), 64, 0, PD, ALL)).unwrap();
+    let again = table
+        .add_region(Region::new(bytes.as_mut_ptr(), 64, 0, PD, ALL))
+        .unwrap();
     assert_eq!(again >> 16, key >> 16, "the slot is used again");
     assert_eq!(table.gather(PD, LKey(again), 0, &mut out), Ok(()));
 }
@@ -91,7 +101,7 @@ fn every_right_is_needed_and_enough() {
         for (other, _) in cases {
             let wanted = if other == right { Ok(()) } else { Err(AccessError) };
             assert_eq!(
-                table.check_remote(PD, RKey(key), 0, 8, other),
+                table.check_remote(VIA, RKey(key), 0, 8, other),
                 wanted,
                 "{other:?} with {rights:?}"
             );
@@ -106,9 +116,9 @@ fn every_right_is_needed_and_enough() {
     assert_eq!(table.check_local(PD, &sge, false), Ok(()));
     assert_eq!(table.check_local(PD, &sge, true), Err(AccessError));
     assert_eq!(table.scatter(PD, LKey(key), 0, &[1; 8]), Err(AccessError));
-    assert_eq!(table.remote_write(PD, RKey(key), 0, &[1; 8]), Err(AccessError));
+    assert_eq!(table.remote_write(VIA, RKey(key), 0, &[1; 8]), Err(AccessError));
     assert_eq!(
-        table.remote_atomic(PD, RKey(key), 0, AtomicOp::FetchAdd { add: 1 }),
+        table.remote_atomic(VIA, RKey(key), 0, AtomicOp::FetchAdd { add: 1 }),
         Err(AccessError)
     );
     assert_eq!(bytes, [0; 64]);
@@ -121,9 +131,9 @@ fn copies_of_every_length_and_alignment() {
             let mut bytes = [0xee_u8; 64];
             let (mut table, key) = table_of(&mut bytes, 0x100, ALL);
             let src: Vec<u8> = (1..=len as u8).collect();
-            table.remote_write(PD, RKey(key), 0x100 + at as u64, &src).unwrap();
+            table.remote_write(VIA, RKey(key), 0x100 + at as u64, &src).unwrap();
             let mut back = vec![0; len];
-            table.remote_read(PD, RKey(key), 0x100 + at as u64, &mut back).unwrap();
+            table.remote_read(VIA, RKey(key), 0x100 + at as u64, &mut back).unwrap();
             assert_eq!(back, src);
             assert_eq!(&bytes[at..at + len], &src[..]);
             assert!(bytes[..at].iter().chain(&bytes[at + len..]).all(|&byte| byte == 0xee));
@@ -136,9 +146,13 @@ fn atomics_work_on_aligned_words_of_memory() {
     let mut words = [5_u64, 0];
     let base = words.as_mut_ptr().cast::<u8>();
     let mut table = Table::new();
-    let key = RKey(table.insert(Region::new(base, 16, 0, PD, ALL)).unwrap());
-    let skewed = RKey(table.insert(Region::new(base.wrapping_add(4), 12, 0, PD, ALL)).unwrap());
-    let mut atomic = |key, op| table.remote_atomic(PD, key, 0, op);
+    let key = RKey(table.add_region(Region::new(base, 16, 0, PD, ALL)).unwrap());
+    let skewed = RKey(
+        table
+            .add_region(Region::new(base.wrapping_add(4), 12, 0, PD, ALL))
+            .unwrap(),
+    );
+    let mut atomic = |key, op| table.remote_atomic(VIA, key, 0, op);
     assert_eq!(atomic(key, AtomicOp::FetchAdd { add: u64::MAX }), Ok(5));
     assert_eq!(atomic(key, AtomicOp::CompareSwap { compare: 5, swap: 9 }), Ok(4));
     assert_eq!(atomic(key, AtomicOp::CompareSwap { compare: 4, swap: 9 }), Ok(4));
@@ -152,7 +166,9 @@ fn tags_do_not_repeat_predictably() {
     let mut table = Table::new();
     let mut tags = std::collections::HashSet::new();
     for _ in 0..64 {
-        let key = table.insert(Region::new(bytes.as_mut_ptr(), 8, 0, PD, ALL)).unwrap();
+        let key = table
+            .add_region(Region::new(bytes.as_mut_ptr(), 8, 0, PD, ALL))
+            .unwrap();
         tags.insert(key as u16);
         table.remove(key);
     }

@@ -11,8 +11,9 @@
 //!
 //! `una` is the oldest one not acknowledged, `next` the one sent next, `max` the first never sent. Going back is `next = una`; what a READ has
 //! received follows from `una` alone. [`transmit`] is the half that writes packets, [`response`] the half that reads the answers; [`unreliable`] writes those
-//! of UC and UD, which have no answers.
+//! of UC and UD, which have no answers; [`local`] carries out what needs no packets.
 
+mod local;
 mod response;
 mod transmit;
 mod unreliable;
@@ -219,6 +220,7 @@ impl Requester {
                 opcode: wqe.completion_opcode(),
                 byte_len: wqe.len,
                 imm: None,
+                invalidated: None,
                 qpn: connection.qpn,
                 src_qpn: connection.peer,
                 solicited: false,

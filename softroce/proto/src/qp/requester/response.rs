@@ -180,6 +180,7 @@ impl Requester {
         self.una += 1;
         if ends {
             self.complete(Status::Success, connection, out);
+            self.complete_local(connection, out);
         }
         self.progress(now);
     }
@@ -198,6 +199,7 @@ impl Requester {
             } else {
                 self.una = wqe.end();
                 self.complete(Status::Success, connection, out);
+                self.complete_local(connection, out);
             }
         }
         if self.una > before {

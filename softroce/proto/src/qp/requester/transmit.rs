@@ -5,7 +5,7 @@ use crate::outbox::Outbox;
 use crate::qp::requester::{Requester, Wait};
 use crate::qp::send_queue::Wqe;
 use crate::qp::{Connection, sges};
-use crate::wire::{self, AtomicEth, Bth, Extension, ImmDt, Opcode, Position, Reth};
+use crate::wire::{self, AtomicEth, Bth, Extension, Ieth, ImmDt, Opcode, Position, Reth};
 use crate::work::{Operation, Status};
 use crate::{Instant, RKey};
 
@@ -30,7 +30,7 @@ impl Requester {
         if self.cursor == self.queue.tail || waits || self.next - self.una >= self.window {
             return Ok(None);
         }
-        if self.cursor == self.begun && !self.begin(connection, draining, memory)? {
+        if !self.find_packets(connection, draining, memory, out)? {
             return Ok(None);
         }
         let wqe = *self.queue.get(self.cursor);
@@ -80,6 +80,9 @@ impl Requester {
                 return Ok(false);
             }
         }
+        if wqe.operation.is_local() {
+            return self.begin_local(&wqe.operation, connection, memory);
+        }
         let packets = connection.packets(wqe.len);
         // A request of one packet is checked when its bytes are read; nothing of a longer one goes out when its end cannot.
         if (wqe.awaits_data() || packets > 1)
@@ -97,7 +100,7 @@ impl Requester {
     }
 
     /// The request at the cursor cannot be sent: it fails when it is the oldest, until then it holds up those behind it.
-    fn refuse(&self, status: Status) -> Result<(), Status> {
+    pub(super) fn refuse(&self, status: Status) -> Result<(), Status> {
         if self.cursor == self.queue.head {
             Err(status)
         } else {
@@ -119,6 +122,10 @@ impl Requester {
         let (opcode, extension, payload, numbers) = match wqe.operation {
             Operation::Send { imm } => {
                 let (opcode, extension) = send_headers(wqe, index, imm);
+                (opcode, extension, true, 1)
+            }
+            Operation::SendInvalidate { rkey } => {
+                let (opcode, extension) = send_invalidate_headers(wqe, index, rkey);
                 (opcode, extension, true, 1)
             }
             Operation::Write { addr, rkey, imm } => {
@@ -146,6 +153,8 @@ impl Requester {
                 };
                 (opcode, Extension::Atomic(atomic), false, 1)
             }
+            // They have no packets.
+            Operation::Bind(_) | Operation::Invalidate { .. } => return Ok(None),
         };
         let len = if payload {
             left.min(connection.mtu as u64) as usize
@@ -175,6 +184,15 @@ impl Requester {
 pub(super) fn send_headers(wqe: &Wqe, index: u64, imm: Option<u32>) -> (Opcode, Extension) {
     let opcode = Opcode::rc_send(position(wqe, index), imm.is_some());
     (opcode, with_imm(opcode, None, imm))
+}
+
+/// Opcode and extension headers of packet `index` of a SEND with invalidate: the last one carries the key.
+fn send_invalidate_headers(wqe: &Wqe, index: u64, rkey: RKey) -> (Opcode, Extension) {
+    match position(wqe, index) {
+        Position::Last => (Opcode::RcSendLastInvalidate, Extension::Ieth(Ieth { rkey })),
+        Position::Only => (Opcode::RcSendOnlyInvalidate, Extension::Ieth(Ieth { rkey })),
+        Position::First | Position::Middle => send_headers(wqe, index, None),
+    }
 }
 
 /// Opcode (RC's) and extension headers of packet `index` of a WRITE.

@@ -29,7 +29,7 @@ impl Requester {
         buf: &mut [u8],
         out: &mut Outbox,
     ) -> Result<Option<usize>, Status> {
-        if !self.has_more() || self.cursor == self.begun && !self.begin(connection, draining, memory)? {
+        if !self.find_packets(connection, draining, memory, out)? {
             return Ok(None);
         }
         let wqe = *self.queue.get(self.cursor);
@@ -37,7 +37,8 @@ impl Requester {
         let (reliable, extension) = match wqe.operation {
             Operation::Send { imm } => send_headers(&wqe, index, imm),
             Operation::Write { addr, rkey, imm } => write_headers(&wqe, index, addr, rkey, imm),
-            Operation::Read { .. } | Operation::Atomic { .. } => return Err(Status::LocalQpOperation),
+            // Posting refuses all others.
+            _ => return Err(Status::LocalQpOperation),
         };
         let Some(opcode) = reliable.uc() else {
             return Err(Status::LocalQpOperation);

@@ -238,6 +238,7 @@ impl Responder {
             opcode: outcome.opcode,
             byte_len: outcome.byte_len,
             imm: outcome.imm,
+            invalidated: outcome.invalidated,
             qpn: connection.qpn,
             src_qpn: outcome.datagram_from.unwrap_or(connection.peer),
             solicited: outcome.solicited,
@@ -255,6 +256,7 @@ struct Outcome {
     opcode: CompletionOpcode,
     byte_len: u32,
     imm: Option<u32>,
+    invalidated: Option<RKey>,
     solicited: bool,
     /// UD: the sender's queue pair. The IP header is in front then.
     datagram_from: Option<Qpn>,
@@ -267,6 +269,7 @@ impl Outcome {
             opcode: CompletionOpcode::Receive,
             byte_len: 0,
             imm: None,
+            invalidated: None,
             solicited: false,
             datagram_from: None,
         }

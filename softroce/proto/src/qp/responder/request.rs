@@ -1,6 +1,6 @@
 //! Carrying out requests (IBTA vol 1, 9.7.4 for the order of checks, 9.7.5.2 for the NAKs, 9.4 for the operations).
 
-use crate::memory::{AtomicOp, Memory, RemoteRight};
+use crate::memory::{AtomicOp, Invalidator, Memory, RemoteRight};
 use crate::outbox::Outbox;
 use crate::qp::responder::replies::{Kind, Stream};
 use crate::qp::responder::{Message, Outcome, Refused, Responder, Target};
@@ -109,7 +109,7 @@ impl Responder {
             (Message::Send { done }, false) => done,
             _ => return Err(Refused::INVALID),
         };
-        if packet.bth.opcode.has_invalidate() || !fits(packet, connection) {
+        if !fits(packet, connection) {
             return Err(Refused::INVALID);
         }
         if position.starts() && !self.has_receive(out) {
@@ -137,12 +137,23 @@ impl Responder {
             self.message = Message::Send { done: end };
             return Ok(Done::Part);
         }
+        // The receive is used up, so that it tells of the error (IBTA vol 1, 9.9.3: responder class J).
+        let invalidated = extension.ieth().map(|ieth| ieth.rkey);
+        let via = connection.via();
+        if invalidated.is_some_and(|rkey| memory.invalidate(via, rkey, Invalidator::Peer).is_err()) {
+            self.complete(connection, Outcome::error(Status::RemoteInvalidRequest), out);
+            return Err(Refused {
+                nak: Nak::RemoteAccess,
+                reported: true,
+            });
+        }
         self.message = Message::None;
         let outcome = Outcome {
             status: Status::Success,
             opcode: CompletionOpcode::Receive,
             byte_len: end as u32,
             imm: extension.imm().map(|imm| imm.0),
+            invalidated,
             solicited: packet.bth.solicited,
             datagram_from: None,
         };
@@ -183,7 +194,7 @@ impl Responder {
         if position.starts() && target.len > 0 {
             let len = u64::from(target.len);
             memory
-                .check_remote(connection.pd, target.rkey, target.addr, len, RemoteRight::Write)
+                .check_remote(connection.via(), target.rkey, target.addr, len, RemoteRight::Write)
                 .map_err(|_| Refused::ACCESS)?;
         }
         let imm = extension.imm();
@@ -192,7 +203,7 @@ impl Responder {
         }
         if bytes > 0 {
             memory
-                .remote_write(connection.pd, target.rkey, target.addr, packet.payload)
+                .remote_write(connection.via(), target.rkey, target.addr, packet.payload)
                 .map_err(|_| Refused::ACCESS)?;
         }
         if !position.ends() {
@@ -207,6 +218,7 @@ impl Responder {
                 opcode: CompletionOpcode::ReceiveWriteImm,
                 byte_len: target.len,
                 imm: Some(imm.0),
+                invalidated: None,
                 solicited: packet.bth.solicited,
                 datagram_from: None,
             };
@@ -223,7 +235,7 @@ impl Responder {
         if reth.len > 0 {
             let len = u64::from(reth.len);
             memory
-                .check_remote(connection.pd, reth.rkey, reth.va, len, RemoteRight::Read)
+                .check_remote(connection.via(), reth.rkey, reth.va, len, RemoteRight::Read)
                 .map_err(|_| Refused::ACCESS)?;
         }
         self.msn = (self.msn + 1) & MASK_24;
@@ -253,7 +265,7 @@ impl Responder {
             AtomicOp::FetchAdd { add: atomic.swap_add }
         };
         let original = memory
-            .remote_atomic(connection.pd, atomic.rkey, atomic.va, op)
+            .remote_atomic(connection.via(), atomic.rkey, atomic.va, op)
             .map_err(|_| Refused::ACCESS)?;
         self.msn = (self.msn + 1) & MASK_24;
         self.replay.store(self.expected, original);

@@ -30,7 +30,12 @@ impl Responder {
             let bytes = stream.bytes(connection);
             if bytes > 0
                 && memory
-                    .remote_read(connection.pd, stream.rkey, stream.addr, &mut buf[start..start + bytes])
+                    .remote_read(
+                        connection.via(),
+                        stream.rkey,
+                        stream.addr,
+                        &mut buf[start..start + bytes],
+                    )
                     .is_err()
             {
                 if reply.again {

@@ -114,6 +114,7 @@ impl Responder {
             opcode: CompletionOpcode::Receive,
             byte_len: byte_len as u32,
             imm: packet.extension.imm().map(|imm| imm.0),
+            invalidated: None,
             solicited: packet.bth.solicited,
             datagram_from: Some(deth.src_qp),
         };

@@ -1,0 +1,216 @@
+//! The windows of the table: binding, invalidating, and what a key of theirs is good for (IBTA vol 1, 10.6.7.2).
+//!
+//! A window shares the table's slots with the regions, so that no key is ever both. A region counts the windows bound to it and stays while there are some; a
+//! queue pair that goes, or is reset, takes the bindings of its windows of type 2 with it.
+
+use doorbell_roce_proto::memory::{AccessError, Bind, Invalidator, PdId, RemoteRight, Via};
+use doorbell_roce_proto::qp::RemoteAccess;
+use doorbell_roce_proto::{Qpn, RKey};
+
+use super::{Object, Table};
+use crate::capacity;
+use crate::memory::WindowKind;
+
+/// A window.
+#[derive(Debug)]
+pub(super) struct Window {
+    pd: PdId,
+    kind: WindowKind,
+    bound: Option<Binding>,
+}
+
+/// What a window is bound to.
+#[derive(Clone, Copy, Debug)]
+struct Binding {
+    /// The slot of the region, which stays as long as this.
+    region: u16,
+    /// The first byte, as the region has its addresses.
+    start: u64,
+    len: u64,
+    access: RemoteAccess,
+    zero_based: bool,
+    /// The queue pair that bound it.
+    qpn: Qpn,
+}
+
+impl Window {
+    /// The slot of the region and the address in it, when the window lets a peer's request of this queue pair pass.
+    pub(super) fn translate(
+        &self,
+        via: Via,
+        addr: u64,
+        len: u64,
+        right: RemoteRight,
+    ) -> Result<(u16, u64), AccessError> {
+        let bound = self.bound.as_ref().ok_or(AccessError)?;
+        let ours = match self.kind {
+            WindowKind::One => self.pd == via.pd,
+            WindowKind::Two => bound.qpn == via.qpn,
+        };
+        let granted = match right {
+            RemoteRight::Read => bound.access.read,
+            RemoteRight::Write => bound.access.write,
+            RemoteRight::Atomic => bound.access.atomic,
+        };
+        let offset = if bound.zero_based {
+            addr
+        } else {
+            addr.checked_sub(bound.start).ok_or(AccessError)?
+        };
+        let inside = offset.checked_add(len).is_some_and(|end| end <= bound.len);
+        if ours && granted && inside {
+            // Within the region, whose range does not wrap.
+            Ok((bound.region, bound.start + offset))
+        } else {
+            Err(AccessError)
+        }
+    }
+}
+
+impl Table {
+    /// Adds a window and gives its key; `None` when there are too many.
+    pub(in crate::memory) fn add_window(&mut self, pd: PdId, kind: WindowKind) -> Option<u32> {
+        if self.windows == capacity::WINDOWS {
+            return None;
+        }
+        let bound = None;
+        let key = self.insert(Object::Window(Window { pd, kind, bound }))?;
+        self.windows += 1;
+        Some(key)
+    }
+
+    /// Takes a window out, whatever its key is now.
+    pub(in crate::memory) fn remove_window(&mut self, key: u32) {
+        let index = (key >> 16) as u16;
+        if self.window(key).is_some() {
+            self.unbind(index);
+            self.free(index);
+            self.windows -= 1;
+        }
+    }
+
+    /// The queue pair is gone, or forgot everything: so do the windows of type 2 that it bound.
+    pub(crate) fn release_windows_of(&mut self, qpn: Qpn) {
+        self.unbind_where(|kind, bound| kind == WindowKind::Two && bound.qpn == qpn);
+    }
+
+    /// Unbinds every window that is bound to the region at `index`.
+    pub(super) fn unbind_from(&mut self, index: u16) {
+        self.unbind_where(|_, bound| bound.region == index);
+    }
+
+    fn unbind_where(&mut self, which: impl Fn(WindowKind, &Binding) -> bool) {
+        if self.bindings == 0 {
+            return;
+        }
+        for index in 0..self.slots.len() {
+            if let Object::Window(Window {
+                kind,
+                bound: Some(bound),
+                ..
+            }) = &self.slots[index].object
+                && which(*kind, bound)
+            {
+                // The table has no more slots than a u16 counts.
+                self.unbind(index as u16);
+            }
+        }
+    }
+
+    /// The window of a key, whatever the key's lower 8 bits.
+    fn window(&mut self, key: u32) -> Option<&mut Window> {
+        let slot = self.slots.get_mut((key >> 16) as usize)?;
+        match &mut slot.object {
+            Object::Window(window) if slot.key >> 8 == key >> 8 => Some(window),
+            _ => None,
+        }
+    }
+
+    fn unbind(&mut self, index: u16) {
+        let Some(Object::Window(window)) = self.slots.get_mut(usize::from(index)).map(|slot| &mut slot.object) else {
+            return;
+        };
+        let Some(bound) = window.bound.take() else {
+            return;
+        };
+        self.bindings -= 1;
+        if let Some(Object::Region(region)) = self
+            .slots
+            .get_mut(usize::from(bound.region))
+            .map(|slot| &mut slot.object)
+        {
+            region.windows -= 1;
+        }
+    }
+
+    /// As [`Memory::bind`](doorbell_roce_proto::memory::Memory::bind).
+    pub(super) fn bind_window(&mut self, via: Via, bind: &Bind) -> Result<(), AccessError> {
+        let window = self.window(bind.rkey.0).ok_or(AccessError)?;
+        // C10-72: one protection domain for all. A window of type 2 is bound once, to something, until it is invalidated.
+        let (two, free) = (window.kind == WindowKind::Two, window.bound.is_none());
+        if window.pd != via.pd || two && (bind.len == 0 || !free) || !two && bind.zero_based {
+            return Err(AccessError);
+        }
+        let binding = match bind.len {
+            0 => None,
+            _ => Some(self.binding(via, bind)?),
+        };
+        let index = (bind.rkey.0 >> 16) as u16;
+        self.unbind(index);
+        self.slots[usize::from(index)].key = bind.rkey.0;
+        let Some(bound) = binding else {
+            return Ok(());
+        };
+        if let Object::Region(region) = &mut self.slots[usize::from(bound.region)].object {
+            region.windows += 1;
+        }
+        if let Object::Window(window) = &mut self.slots[usize::from(index)].object {
+            window.bound = Some(bound);
+        }
+        self.bindings += 1;
+        Ok(())
+    }
+
+    /// The binding asked for, when the region allows it.
+    fn binding(&self, via: Via, bind: &Bind) -> Result<Binding, AccessError> {
+        let region = self.region(via.pd, bind.region.0)?;
+        let writes = bind.access.write || bind.access.atomic;
+        // C10-73 and C10-74.
+        if !region.rights.bind || writes && !region.rights.local_write {
+            return Err(AccessError);
+        }
+        // C10-75.
+        region.locate(bind.addr, bind.len)?;
+        Ok(Binding {
+            region: (bind.region.0 >> 16) as u16,
+            start: bind.addr,
+            len: bind.len,
+            access: bind.access,
+            zero_based: bind.zero_based,
+            qpn: via.qpn,
+        })
+    }
+
+    /// As [`Memory::invalidate`](doorbell_roce_proto::memory::Memory::invalidate).
+    pub(super) fn invalidate_window(&mut self, via: Via, rkey: RKey, by: Invalidator) -> Result<(), AccessError> {
+        let index = (rkey.0 >> 16) as u16;
+        let current = self
+            .slots
+            .get(usize::from(index))
+            .is_some_and(|slot| slot.key == rkey.0);
+        let window = self.window(rkey.0).filter(|_| current).ok_or(AccessError)?;
+        // A key that is worth nothing any more may be taken away by its owner, who need not know whether the peer has done so.
+        let ours = match window.bound {
+            Some(bound) => bound.qpn == via.qpn,
+            None => window.pd == via.pd && by == Invalidator::Local,
+        };
+        if window.kind != WindowKind::Two || !ours {
+            return Err(AccessError);
+        }
+        self.unbind(index);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,302 @@
+//! Each reason to refuse a binding, an access through a window, and an invalidation.
+
+use doorbell_roce_proto::LKey;
+use doorbell_roce_proto::memory::Memory;
+
+use super::*;
+use crate::memory::table::Region;
+use crate::memory::{Bound, Rights};
+
+const PD: PdId = PdId(3);
+const VIA: Via = Via {
+    pd: PD,
+    qpn: Qpn::new(5),
+};
+const OTHER_QP: Via = Via {
+    pd: PD,
+    qpn: Qpn::new(6),
+};
+const OTHER_PD: Via = Via {
+    pd: PdId(4),
+    qpn: Qpn::new(7),
+};
+const ALL: RemoteAccess = RemoteAccess {
+    read: true,
+    write: true,
+    atomic: true,
+};
+const BINDABLE: Rights = Rights {
+    local_write: true,
+    remote_write: false,
+    remote_read: false,
+    remote_atomic: false,
+    bind: true,
+};
+const IOVA: u64 = 0x1_0000;
+
+struct Rig {
+    table: Table,
+    region: u32,
+    window: u32,
+}
+
+/// 64 bytes at [`IOVA`], which live on, and a window that is not bound yet.
+fn rig(kind: WindowKind, rights: Rights) -> Rig {
+    let words: &'static mut [u64; 8] = Box::leak(Box::new([0; 8]));
+    let mut table = Table::new();
+    let region = Region::new(words.as_mut_ptr().cast(), 64, IOVA, PD, rights);
+    let region = table.add_region(region).unwrap();
+    let window = table.add_window(PD, kind).unwrap();
+    Rig { table, region, window }
+}
+
+impl Rig {
+    /// Bytes 16 to 48, with the window's key's lower bits as they are but for `low`.
+    fn request(&self, low: u32) -> Bind {
+        Bind {
+            rkey: RKey(self.window & !0xff | low),
+            region: LKey(self.region),
+            addr: IOVA + 16,
+            len: 32,
+            access: ALL,
+            zero_based: false,
+        }
+    }
+
+    fn bind(&mut self, low: u32) -> RKey {
+        let request = self.request(low);
+        self.table.bind(VIA, &request).unwrap();
+        request.rkey
+    }
+
+    fn reads(&mut self, via: Via, rkey: RKey, addr: u64, len: u64) -> bool {
+        self.table.check_remote(via, rkey, addr, len, RemoteRight::Read).is_ok()
+    }
+
+    fn refuses(&mut self, via: Via, change: impl FnOnce(&mut Bind)) {
+        let mut request = self.request(9);
+        change(&mut request);
+        assert_eq!(self.table.bind(via, &request), Err(AccessError), "{request:?}");
+        assert_eq!(
+            (self.table.bindings, self.slot_key()),
+            (0, self.window),
+            "nothing changed"
+        );
+    }
+
+    fn slot_key(&self) -> u32 {
+        self.table.slots[(self.window >> 16) as usize].key
+    }
+}
+
+#[test]
+fn a_window_shows_its_range_and_nothing_else() {
+    for kind in [WindowKind::One, WindowKind::Two] {
+        let mut rig = rig(kind, BINDABLE);
+        let first = RKey(rig.window);
+        assert!(!rig.reads(VIA, first, IOVA + 16, 1), "it is not bound yet");
+        let rkey = rig.bind(9);
+        assert!(rig.reads(VIA, rkey, IOVA + 16, 32));
+        for (addr, len) in [(IOVA + 15, 2), (IOVA + 16, 33), (IOVA + 48, 1), (0, 1), (u64::MAX, 2)] {
+            assert!(!rig.reads(VIA, rkey, addr, len), "{len} bytes at {addr:#x}");
+        }
+        let region = RKey(rig.region);
+        assert!(
+            !rig.reads(VIA, region, IOVA + 16, 1),
+            "the region itself grants nothing"
+        );
+        assert!(!rig.reads(VIA, first, IOVA + 16, 1), "its former key is worth nothing");
+        assert!(!rig.reads(OTHER_PD, rkey, IOVA + 16, 1));
+        assert_eq!(rig.reads(OTHER_QP, rkey, IOVA + 16, 1), kind == WindowKind::One);
+        rig.table.remote_write(VIA, rkey, IOVA + 16, &[1; 32]).unwrap();
+        let add = doorbell_roce_proto::memory::AtomicOp::FetchAdd { add: 1 };
+        assert_eq!(
+            rig.table.remote_atomic(VIA, rkey, IOVA + 40, add),
+            Ok(u64::from_ne_bytes([1; 8]))
+        );
+        let mut bytes = [9; 64];
+        rig.table.gather(PD, LKey(rig.region), IOVA, &mut bytes).unwrap();
+        assert_eq!(
+            (bytes[..16].as_ref(), bytes[48..].as_ref()),
+            ([0; 16].as_ref(), [0; 16].as_ref())
+        );
+        assert_eq!(bytes[16..40], [1; 24]);
+    }
+}
+
+#[test]
+fn a_window_grants_what_was_bound() {
+    for (right, access) in [
+        (
+            RemoteRight::Read,
+            RemoteAccess {
+                read: true,
+                ..RemoteAccess::default()
+            },
+        ),
+        (
+            RemoteRight::Write,
+            RemoteAccess {
+                write: true,
+                ..RemoteAccess::default()
+            },
+        ),
+        (
+            RemoteRight::Atomic,
+            RemoteAccess {
+                atomic: true,
+                ..RemoteAccess::default()
+            },
+        ),
+    ] {
+        let mut rig = rig(WindowKind::Two, BINDABLE);
+        let request = Bind {
+            access,
+            ..rig.request(1)
+        };
+        rig.table.bind(VIA, &request).unwrap();
+        for other in [RemoteRight::Read, RemoteRight::Write, RemoteRight::Atomic] {
+            let granted = rig.table.check_remote(VIA, request.rkey, IOVA + 16, 8, other).is_ok();
+            assert_eq!(granted, other == right, "{other:?} with {access:?}");
+        }
+    }
+}
+
+#[test]
+fn what_cannot_be_bound() {
+    for kind in [WindowKind::One, WindowKind::Two] {
+        let mut rig = rig(kind, BINDABLE);
+        rig.refuses(OTHER_PD, |_| {});
+        rig.refuses(VIA, |bind| bind.region = LKey(bind.region.0 ^ 1));
+        rig.refuses(VIA, |bind| bind.region = LKey(bind.rkey.0));
+        rig.refuses(VIA, |bind| bind.rkey = RKey(bind.region.0));
+        rig.refuses(VIA, |bind| bind.rkey = RKey(bind.rkey.0 ^ 0x100));
+        rig.refuses(VIA, |bind| bind.addr = IOVA + 40);
+        rig.refuses(VIA, |bind| bind.addr = IOVA - 1);
+        rig.refuses(VIA, |bind| bind.len = u64::MAX);
+    }
+    rig(WindowKind::One, BINDABLE).refuses(VIA, |bind| bind.zero_based = true);
+    rig(WindowKind::Two, BINDABLE).refuses(VIA, |bind| bind.len = 0);
+    let without = |change: fn(&mut Rights)| {
+        let mut rights = BINDABLE;
+        change(&mut rights);
+        rig(WindowKind::Two, rights)
+    };
+    without(|rights| rights.bind = false).refuses(VIA, |_| {});
+    let mut read_only = without(|rights| rights.local_write = false);
+    read_only.refuses(VIA, |bind| bind.access.atomic = false);
+    read_only.refuses(VIA, |bind| bind.access.write = false);
+    let read = RemoteAccess {
+        read: true,
+        ..RemoteAccess::default()
+    };
+    let request = Bind {
+        access: read,
+        ..read_only.request(9)
+    };
+    assert_eq!(
+        read_only.table.bind(VIA, &request),
+        Ok(()),
+        "reading needs no LOCAL_WRITE"
+    );
+}
+
+#[test]
+fn a_window_of_type_1_is_bound_again_and_unbound_by_binding() {
+    let mut rig = rig(WindowKind::One, BINDABLE);
+    let first = rig.bind(1);
+    let second = rig.bind(2);
+    assert!(!rig.reads(VIA, first, IOVA + 16, 1));
+    assert!(rig.reads(VIA, second, IOVA + 16, 1));
+    assert_eq!(rig.table.invalidate(VIA, second, Invalidator::Local), Err(AccessError));
+    assert_eq!(rig.table.deregister(rig.region), Err(Bound));
+    let nothing = Bind {
+        len: 0,
+        region: LKey(0),
+        ..rig.request(3)
+    };
+    rig.table.bind(OTHER_QP, &nothing).unwrap();
+    assert!(!rig.reads(VIA, nothing.rkey, IOVA + 16, 1));
+    assert_eq!(rig.table.deregister(rig.region), Ok(()));
+}
+
+#[test]
+fn a_window_of_type_2_is_bound_once_and_invalidated() {
+    let mut rig = rig(WindowKind::Two, BINDABLE);
+    let rkey = rig.bind(1);
+    let again = rig.request(2);
+    assert_eq!(rig.table.bind(VIA, &again), Err(AccessError));
+    for by in [Invalidator::Local, Invalidator::Peer] {
+        let mut fails = |via, rkey| assert_eq!(rig.table.invalidate(via, rkey, by), Err(AccessError));
+        fails(OTHER_QP, rkey);
+        fails(OTHER_PD, rkey);
+        fails(VIA, RKey(rkey.0 ^ 1));
+        fails(VIA, RKey(rig.region));
+        fails(VIA, RKey(u32::MAX));
+    }
+    assert!(rig.reads(VIA, rkey, IOVA + 16, 1));
+    rig.table.invalidate(VIA, rkey, Invalidator::Peer).unwrap();
+    assert!(!rig.reads(VIA, rkey, IOVA + 16, 1));
+    assert_eq!(
+        rig.table.invalidate(VIA, rkey, Invalidator::Peer),
+        Err(AccessError),
+        "bound to nobody"
+    );
+    assert_eq!(
+        rig.table.invalidate(VIA, rkey, Invalidator::Local),
+        Ok(()),
+        "the owner need not know"
+    );
+    assert_eq!(
+        rig.table.invalidate(OTHER_PD, rkey, Invalidator::Local),
+        Err(AccessError)
+    );
+    let rkey = rig.bind(2);
+    assert!(rig.reads(VIA, rkey, IOVA + 16, 1));
+}
+
+#[test]
+fn addresses_from_zero() {
+    let mut rig = rig(WindowKind::Two, BINDABLE);
+    let request = Bind {
+        zero_based: true,
+        ..rig.request(1)
+    };
+    rig.table.bind(VIA, &request).unwrap();
+    rig.table.remote_write(VIA, request.rkey, 0, &[5]).unwrap();
+    let mut byte = [0];
+    rig.table.gather(PD, LKey(rig.region), IOVA + 16, &mut byte).unwrap();
+    assert_eq!(byte, [5]);
+    assert!(rig.reads(VIA, request.rkey, 31, 1));
+    assert!(!rig.reads(VIA, request.rkey, 31, 2));
+    assert!(!rig.reads(VIA, request.rkey, IOVA + 16, 1));
+}
+
+#[test]
+fn regions_queue_pairs_and_windows_go_in_any_order() {
+    // The region first.
+    let mut one = rig(WindowKind::One, BINDABLE);
+    let rkey = one.bind(1);
+    one.table.remove(one.region);
+    assert!(!one.reads(VIA, rkey, IOVA + 16, 1));
+    assert_eq!(one.table.bindings, 0);
+    one.table.remove_window(one.window);
+    // The window first; its slot is used again, its key is not good.
+    let mut two = rig(WindowKind::Two, BINDABLE);
+    let rkey = two.bind(1);
+    two.table.remove_window(two.window);
+    assert!(!two.reads(VIA, rkey, IOVA + 16, 1));
+    assert_eq!((two.table.windows, two.table.bindings), (0, 0));
+    assert_eq!(two.table.bind(VIA, &two.request(2)), Err(AccessError));
+    assert_eq!(two.table.deregister(two.region), Ok(()));
+    // The queue pair first: those of type 2 go with it, those of type 1 stay.
+    for (kind, stays) in [(WindowKind::One, true), (WindowKind::Two, false)] {
+        let mut rig = rig(kind, BINDABLE);
+        let rkey = rig.bind(1);
+        rig.table.release_windows_of(OTHER_QP.qpn);
+        assert!(rig.reads(VIA, rkey, IOVA + 16, 1));
+        rig.table.release_windows_of(VIA.qpn);
+        assert_eq!(rig.reads(VIA, rkey, IOVA + 16, 1), stays);
+        assert_eq!(rig.table.deregister(rig.region).is_err(), stays);
+    }
+}

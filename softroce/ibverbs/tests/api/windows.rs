@@ -1,0 +1,519 @@
+//! Memory windows of types 1 and 2, local and remote invalidate; every refusal, and what follows from it.
+
+use std::ptr;
+
+use doorbell_softroce_ibverbs::api;
+use doorbell_verbs_sys::*;
+
+use crate::common::*;
+
+const BINDABLE: u32 = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_MW_BIND;
+const REMOTE: u32 = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC;
+
+/// Two connected sides whose regions grant nothing to peers, but may have windows.
+fn two() -> (Side, Side) {
+    crate::setup();
+    let setup = Setup {
+        rights: BINDABLE,
+        bytes: 1 << 12,
+        ..Setup::default()
+    };
+    pair(("soft0", "soft1"), &setup)
+}
+
+/// A window, gone before its domain is.
+struct Window(*mut ibv_mw);
+
+impl Window {
+    fn new(of: &Side, kind: ibv_mw_type) -> Self {
+        // SAFETY: live.
+        let mw = unsafe { inline::alloc_mw(of.pd, kind) };
+        assert!(!mw.is_null(), "errno {}", errno());
+        Self(mw)
+    }
+
+    fn rkey(&self) -> u32 {
+        // SAFETY: live.
+        unsafe { (*self.0).rkey }
+    }
+
+    /// Takes the key that a posted binding asks for.
+    fn rename(&self, rkey: u32) {
+        // SAFETY: live, and ours to write (ibv_bind_mw(3)).
+        unsafe { (*self.0).rkey = rkey };
+    }
+}
+
+impl Drop for Window {
+    fn drop(&mut self) {
+        // SAFETY: live, and given up.
+        assert_eq!(unsafe { inline::dealloc_mw(self.0) }, 0);
+    }
+}
+
+/// `len` bytes at `at` of a side's buffer, with every right.
+fn range(of: &Side, at: usize, len: usize) -> ibv_mw_bind_info {
+    ibv_mw_bind_info {
+        mr: of.mr,
+        addr: of.addr() + at as u64,
+        length: len as u64,
+        mw_access_flags: REMOTE,
+    }
+}
+
+fn bind_1(of: &Side, window: &Window, wr_id: u64, bind_info: ibv_mw_bind_info) -> i32 {
+    let mut bind = ibv_mw_bind {
+        wr_id,
+        send_flags: IBV_SEND_SIGNALED,
+        bind_info,
+    };
+    // SAFETY: all live.
+    unsafe { inline::bind_mw(of.qp, window.0, &mut bind) }
+}
+
+fn binding(window: &Window, wr_id: u64, rkey: u32, bind_info: ibv_mw_bind_info) -> ibv_send_wr {
+    let mut wr = request(wr_id, IBV_WR_BIND_MW);
+    wr.anon_2.bind_mw = ibv_send_wr_bind_mw {
+        mw: window.0,
+        rkey,
+        bind_info,
+    };
+    wr
+}
+
+/// Binds a window of type 2, with the next key.
+fn bind_2(of: &Side, window: &Window, bind_info: ibv_mw_bind_info) {
+    let rkey = inline::inc_rkey(window.rkey());
+    assert_eq!(of.post(binding(window, 90, rkey, bind_info), &mut []), 0);
+    assert_eq!(of.done(90).opcode, IBV_WC_BIND_MW);
+    window.rename(rkey);
+}
+
+fn bind(of: &Side, window: &Window, bind_info: ibv_mw_bind_info) {
+    // SAFETY: live.
+    if unsafe { (*window.0).type_ } == IBV_MW_TYPE_2 {
+        return bind_2(of, window, bind_info);
+    }
+    let before = window.rkey();
+    assert_eq!(bind_1(of, window, 90, bind_info), 0);
+    assert_eq!(window.rkey(), inline::inc_rkey(before));
+    assert_eq!(of.done(90).opcode, IBV_WC_BIND_MW);
+}
+
+fn invalidating(wr_id: u64, opcode: ibv_wr_opcode, rkey: u32) -> ibv_send_wr {
+    let mut wr = request(wr_id, opcode);
+    wr.anon_1.invalidate_rkey = rkey;
+    wr
+}
+
+/// The peer's request fails and both queue pairs are in ERR.
+fn refused(a: &Side, b: &Side, wr: ibv_send_wr) {
+    let before = b.bytes(0..b.len());
+    assert_eq!(a.post(wr, &mut [a.sge(0, 8)]), 0);
+    let wc = a.wait();
+    assert_eq!((wc.wr_id, wc.status), (wr.wr_id, IBV_WC_REM_ACCESS_ERR));
+    assert_eq!((a.state(), b.state()), (IBV_QPS_ERR, IBV_QPS_ERR));
+    assert_eq!(b.bytes(0..b.len()), before, "target memory is unchanged");
+}
+
+#[test]
+fn every_operation_through_a_window() {
+    for kind in [IBV_MW_TYPE_1, IBV_MW_TYPE_2] {
+        let (a, b) = two();
+        let window = Window::new(&b, kind);
+        bind(&b, &window, range(&b, 512, 2048));
+        assert_ne!(window.rkey(), b.rkey());
+        let (at, rkey) = (b.addr() + 512, window.rkey());
+        let sent = pattern(2048, 3);
+        a.fill(0, &sent);
+        assert_eq!(a.post(rdma(1, IBV_WR_RDMA_WRITE, at, rkey), &mut [a.sge(0, 2048)]), 0);
+        a.done(1);
+        assert_eq!(b.bytes(512..2560), sent);
+        assert!(
+            b.bytes(0..512)
+                .iter()
+                .chain(&b.bytes(2560..4096))
+                .all(|&byte| byte == 0)
+        );
+        b.fill(512, &pattern(2048, 4));
+        assert_eq!(a.post(rdma(2, IBV_WR_RDMA_READ, at, rkey), &mut [a.sge(0, 2048)]), 0);
+        a.done(2);
+        assert_eq!(a.bytes(0..2048), pattern(2048, 4));
+        b.fill(512, &41_u64.to_ne_bytes());
+        let mut add = request(3, IBV_WR_ATOMIC_FETCH_AND_ADD);
+        add.wr.atomic = ibv_send_wr_atomic {
+            remote_addr: at,
+            compare_add: 1,
+            swap: 0,
+            rkey,
+        };
+        assert_eq!(a.post(add, &mut [a.sge(0, 8)]), 0);
+        a.done(3);
+        assert_eq!((a.word(0), b.word(64)), (41, 42));
+    }
+}
+
+#[test]
+fn a_window_is_exact_and_grants_what_was_bound() {
+    let cases: [(u32, ibv_wr_opcode, usize); 5] = [
+        (REMOTE, IBV_WR_RDMA_WRITE, 511),
+        (REMOTE, IBV_WR_RDMA_READ, 1017),
+        (IBV_ACCESS_REMOTE_READ, IBV_WR_RDMA_WRITE, 512),
+        (IBV_ACCESS_REMOTE_WRITE, IBV_WR_RDMA_READ, 512),
+        (IBV_ACCESS_REMOTE_WRITE, IBV_WR_ATOMIC_FETCH_AND_ADD, 512),
+    ];
+    for kind in [IBV_MW_TYPE_1, IBV_MW_TYPE_2] {
+        for (access, opcode, at) in cases {
+            let (a, b) = two();
+            let window = Window::new(&b, kind);
+            let mut info = range(&b, 512, 512);
+            info.mw_access_flags = access;
+            bind(&b, &window, info);
+            let mut wr = rdma(1, opcode, b.addr() + at as u64, window.rkey());
+            if opcode == IBV_WR_ATOMIC_FETCH_AND_ADD {
+                wr.wr.atomic = ibv_send_wr_atomic {
+                    remote_addr: b.addr() + at as u64,
+                    compare_add: 1,
+                    swap: 0,
+                    rkey: window.rkey(),
+                };
+            }
+            refused(&a, &b, wr);
+        }
+    }
+}
+
+#[test]
+fn a_window_that_is_not_bound_any_more() {
+    let unbind: [fn(&Side, &Window); 2] = [
+        |b, window| {
+            // Bound to nothing by length 0, with and without a region.
+            let mut nothing = range(b, 0, 0);
+            assert_eq!(bind_1(b, window, 91, nothing), 0);
+            b.done(91);
+            (nothing.mr, nothing.addr) = (ptr::null_mut(), 0);
+            assert_eq!(bind_1(b, window, 92, nothing), 0);
+            b.done(92);
+        },
+        |b, window| {
+            let local = invalidating(91, IBV_WR_LOCAL_INV, window.rkey());
+            assert_eq!(b.post(local, &mut []), 0);
+            assert_eq!(b.done(91).opcode, IBV_WC_LOCAL_INV);
+        },
+    ];
+    for (kind, unbind) in [IBV_MW_TYPE_1, IBV_MW_TYPE_2].into_iter().zip(unbind) {
+        for former in [false, true] {
+            let (a, b) = two();
+            let window = Window::new(&b, kind);
+            bind(&b, &window, range(&b, 0, 64));
+            let bound = window.rkey();
+            unbind(&b, &window);
+            let rkey = if former { bound } else { window.rkey() };
+            refused(&a, &b, rdma(1, IBV_WR_RDMA_WRITE, b.addr(), rkey));
+        }
+    }
+}
+
+#[test]
+fn a_window_of_type_2_can_be_bound_anew() {
+    let (a, b) = two();
+    let window = Window::new(&b, IBV_MW_TYPE_2);
+    for round in 0..300_u64 {
+        bind_2(&b, &window, range(&b, 8 * (round as usize % 100), 8));
+        a.fill(0, &round.to_ne_bytes());
+        let at = b.addr() + 8 * (round % 100);
+        assert_eq!(
+            a.post(rdma(round, IBV_WR_RDMA_WRITE, at, window.rkey()), &mut [a.sge(0, 8)]),
+            0
+        );
+        a.done(round);
+        assert_eq!(b.word(round as usize % 100), round);
+        assert_eq!(b.post(invalidating(91, IBV_WR_LOCAL_INV, window.rkey()), &mut []), 0);
+        b.done(91);
+    }
+}
+
+#[test]
+fn a_peer_takes_the_key_away() {
+    for size in [0, 8, 1024, 1025, 2048] {
+        let (a, b) = two();
+        let window = Window::new(&b, IBV_MW_TYPE_2);
+        bind_2(&b, &window, range(&b, 0, 8));
+        assert_eq!(b.receive(7, &mut [b.sge(1024, 2048)]), 0);
+        a.fill(0, &pattern(size, 5));
+        let send = invalidating(1, IBV_WR_SEND_WITH_INV, window.rkey());
+        assert_eq!(a.post(send, &mut [a.sge(0, size)]), 0);
+        assert_eq!(a.done(1).opcode, IBV_WC_SEND);
+        let wc = b.done(7);
+        assert_eq!(
+            (wc.opcode, wc.wc_flags, wc.byte_len),
+            (IBV_WC_RECV, IBV_WC_WITH_INV, size as u32)
+        );
+        // SAFETY: the flag says that this is the member written.
+        assert_eq!(unsafe { wc.anon_1.invalidated_rkey }, window.rkey());
+        assert_eq!(b.bytes(1024..1024 + size), pattern(size, 5));
+        refused(&a, &b, rdma(2, IBV_WR_RDMA_WRITE, b.addr(), window.rkey()));
+    }
+}
+
+#[test]
+fn what_a_peer_may_not_take_away() {
+    let keys: [fn(&Side) -> (Option<Window>, u32); 4] = [
+        |b| (None, b.rkey()),
+        |_| (None, 0xdead_beef),
+        |b| {
+            let window = Window::new(b, IBV_MW_TYPE_1);
+            bind(b, &window, range(b, 0, 8));
+            let rkey = window.rkey();
+            (Some(window), rkey)
+        },
+        |b| {
+            let window = Window::new(b, IBV_MW_TYPE_2);
+            let rkey = window.rkey();
+            (Some(window), rkey)
+        },
+    ];
+    for key in keys {
+        let (a, b) = two();
+        let (_window, rkey) = key(&b);
+        assert_eq!(b.receive(7, &mut [b.sge(0, 8)]), 0);
+        assert_eq!(a.post(invalidating(1, IBV_WR_SEND_WITH_INV, rkey), &mut []), 0);
+        let wc = a.wait();
+        assert_eq!((wc.wr_id, wc.status), (1, IBV_WC_REM_ACCESS_ERR));
+        let wc = b.wait();
+        assert_eq!((wc.wr_id, wc.status), (7, IBV_WC_REM_INV_REQ_ERR));
+        assert_eq!((a.state(), b.state()), (IBV_QPS_ERR, IBV_QPS_ERR));
+    }
+}
+
+#[test]
+fn a_window_of_type_2_is_of_the_queue_pair_that_bound_it() {
+    for kind in [IBV_MW_TYPE_1, IBV_MW_TYPE_2] {
+        let (a, b) = two();
+        let window = Window::new(&b, kind);
+        bind(&b, &window, range(&b, 0, 64));
+        // Another connection of the same protection domain.
+        let setup = Setup::default();
+        let c = Side::new("soft0", &setup);
+        let mut init = init_attr(b.cq, &setup);
+        // SAFETY: live; the queue pair is destroyed below, before the rest.
+        let qp = unsafe { (api().create_qp)(b.pd, &mut init) };
+        let mut d = std::mem::ManuallyDrop::new(borrow(&b));
+        d.qp = qp;
+        connect(&c, &d, &setup);
+        let wr = rdma(1, IBV_WR_RDMA_WRITE, b.addr(), window.rkey());
+        assert_eq!(c.post(wr, &mut [c.sge(0, 8)]), 0);
+        let wanted = if kind == IBV_MW_TYPE_1 {
+            IBV_WC_SUCCESS
+        } else {
+            IBV_WC_REM_ACCESS_ERR
+        };
+        assert_eq!(c.wait().status, wanted);
+        // The first one is good still.
+        assert_eq!(a.post(wr, &mut [a.sge(0, 8)]), 0);
+        a.done(1);
+        // SAFETY: live, destroyed once.
+        assert_eq!(unsafe { (api().destroy_qp)(qp) }, 0);
+    }
+}
+
+/// The objects of a side, not to be destroyed.
+fn borrow(side: &Side) -> Side {
+    // SAFETY: plain pointers; the caller keeps the copy from being dropped.
+    unsafe { ptr::read(side) }
+}
+
+#[test]
+fn bindings_that_are_refused_at_once() {
+    let (a, b) = two();
+    let (one, two) = (Window::new(&b, IBV_MW_TYPE_1), Window::new(&b, IBV_MW_TYPE_2));
+    let good = range(&b, 0, 64);
+    // Of the wrong type for the call.
+    assert_eq!(bind_1(&b, &two, 1, good), libc::EINVAL);
+    let mut bind = ibv_mw_bind {
+        wr_id: 1,
+        send_flags: 0,
+        bind_info: good,
+    };
+    // SAFETY: live.
+    let past_the_header = unsafe { (*b.context).ops.bind_mw.unwrap()(b.qp, two.0, &mut bind) };
+    assert_eq!(past_the_header, libc::EINVAL);
+    let refused = |wr| assert_eq!(b.post(wr, &mut []), libc::EINVAL);
+    refused(binding(&one, 1, one.rkey(), good));
+    // A key that is another window's, and no window.
+    refused(binding(&two, 1, one.rkey(), good));
+    refused(binding(&two, 1, two.rkey() ^ 0x100, good));
+    let mut none = binding(&two, 1, two.rkey(), good);
+    none.anon_2.bind_mw.mw = ptr::null_mut();
+    refused(none);
+    for flag in [IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_MW_BIND, IBV_ACCESS_ON_DEMAND] {
+        let mut info = good;
+        info.mw_access_flags |= flag;
+        assert_eq!(bind_1(&b, &one, 1, info), libc::EINVAL);
+        refused(binding(&two, 1, two.rkey(), info));
+    }
+    let mut nowhere = good;
+    nowhere.mr = ptr::null_mut();
+    assert_eq!(bind_1(&b, &one, 1, nowhere), libc::EINVAL);
+    refused(binding(&two, 1, two.rkey(), nowhere));
+    let mut foreign = good;
+    foreign.mr = a.mr;
+    assert_eq!(bind_1(&b, &one, 1, foreign), libc::EPERM);
+    // SAFETY: live.
+    unsafe {
+        assert!(inline::alloc_mw(b.pd, 3).is_null());
+        assert_eq!(errno(), libc::EINVAL);
+        assert_eq!((api().dealloc_pd)(b.pd), libc::EBUSY);
+    }
+    // Nothing of it left a trace.
+    assert!(b.poll().is_none());
+    assert_eq!(b.state(), IBV_QPS_RTS);
+    let datagrams = Setup {
+        qp_type: IBV_QPT_UD,
+        ..Setup::default()
+    };
+    let (c, _d) = pair(("soft0", "soft1"), &datagrams);
+    let other = Window::new(&c, IBV_MW_TYPE_1);
+    assert_eq!(bind_1(&c, &other, 1, range(&c, 0, 8)), libc::EINVAL);
+    let unreliable = Setup {
+        qp_type: IBV_QPT_UC,
+        ..Setup::default()
+    };
+    let (e, _f) = pair(("soft0", "soft1"), &unreliable);
+    assert_eq!(e.post(invalidating(1, IBV_WR_SEND_WITH_INV, 1), &mut []), libc::EINVAL);
+}
+
+#[test]
+fn bindings_that_fail_when_they_are_carried_out() {
+    type Change = fn(&Side, &mut ibv_mw_bind_info);
+    let changes: [(u32, Change); 6] = [
+        (BINDABLE, |b, info| info.addr = b.addr() + 4096 - 63),
+        (BINDABLE, |b, info| info.addr = b.addr() - 1),
+        (BINDABLE, |_, info| info.length = u64::MAX),
+        // The region lets no window be bound, or has no LOCAL_WRITE.
+        (IBV_ACCESS_LOCAL_WRITE, |_, _| {}),
+        (IBV_ACCESS_MW_BIND, |_, info| {
+            info.mw_access_flags = IBV_ACCESS_REMOTE_WRITE
+        }),
+        (IBV_ACCESS_MW_BIND, |_, info| {
+            info.mw_access_flags = IBV_ACCESS_REMOTE_ATOMIC
+        }),
+    ];
+    crate::setup();
+    for kind in [IBV_MW_TYPE_1, IBV_MW_TYPE_2] {
+        for (rights, change) in changes {
+            let setup = Setup {
+                rights,
+                bytes: 1 << 12,
+                ..Setup::default()
+            };
+            let (_a, b) = pair(("soft0", "soft1"), &setup);
+            let window = Window::new(&b, kind);
+            let mut info = range(&b, 0, 64);
+            change(&b, &mut info);
+            if kind == IBV_MW_TYPE_1 {
+                assert_eq!(bind_1(&b, &window, 1, info), 0);
+            } else {
+                assert_eq!(b.post(binding(&window, 1, window.rkey(), info), &mut []), 0);
+            }
+            let wc = b.wait();
+            assert_eq!((wc.wr_id, wc.status), (1, IBV_WC_MW_BIND_ERR));
+            assert_eq!(b.state(), IBV_QPS_ERR);
+        }
+    }
+    // Of type 2: bound already, to nothing, by a key that is not there to be invalidated.
+    let twice: [fn(&Side, &Window) -> ibv_send_wr; 4] = [
+        |b, window| {
+            bind_2(b, window, range(b, 0, 8));
+            binding(window, 1, inline::inc_rkey(window.rkey()), range(b, 0, 8))
+        },
+        |b, window| binding(window, 1, window.rkey(), range(b, 0, 0)),
+        |_, window| invalidating(1, IBV_WR_LOCAL_INV, window.rkey() ^ 1),
+        |b, _| invalidating(1, IBV_WR_LOCAL_INV, b.rkey()),
+    ];
+    for make in twice {
+        let (_a, b) = two();
+        let window = Window::new(&b, IBV_MW_TYPE_2);
+        assert_eq!(b.post(make(&b, &window), &mut []), 0);
+        let wc = b.wait();
+        assert_eq!((wc.wr_id, wc.status), (1, IBV_WC_MW_BIND_ERR));
+    }
+    let (_a, b) = two();
+    let window = Window::new(&b, IBV_MW_TYPE_1);
+    let mut info = range(&b, 0, 64);
+    info.mw_access_flags |= IBV_ACCESS_ZERO_BASED;
+    assert_eq!(bind_1(&b, &window, 1, info), 0);
+    assert_eq!(b.wait().status, IBV_WC_MW_BIND_ERR);
+}
+
+#[test]
+fn a_region_stays_while_windows_are_bound_to_it() {
+    let (_a, b) = two();
+    let window = Window::new(&b, IBV_MW_TYPE_2);
+    bind_2(&b, &window, range(&b, 0, 64));
+    // SAFETY: live.
+    assert_eq!(unsafe { (api().dereg_mr)(b.mr) }, libc::EBUSY);
+    // Side's drop deregisters it once the window is gone, and asserts that it may.
+    drop(window);
+}
+
+#[test]
+fn a_reset_queue_pair_forgets_its_windows_of_type_2() {
+    for kind in [IBV_MW_TYPE_1, IBV_MW_TYPE_2] {
+        let setup = Setup {
+            rights: BINDABLE,
+            ..Setup::default()
+        };
+        let (a, b) = two();
+        let window = Window::new(&b, kind);
+        bind(&b, &window, range(&b, 0, 64));
+        for side in [&a, &b] {
+            let mut reset = attr();
+            reset.qp_state = IBV_QPS_RESET;
+            assert_eq!(side.modify(&mut reset, IBV_QP_STATE), 0);
+        }
+        connect(&a, &b, &setup);
+        let wr = rdma(1, IBV_WR_RDMA_WRITE, b.addr(), window.rkey());
+        if kind == IBV_MW_TYPE_2 {
+            refused(&a, &b, wr);
+        } else {
+            assert_eq!(a.post(wr, &mut [a.sge(0, 8)]), 0);
+            a.done(1);
+        }
+    }
+}
+
+#[test]
+fn addresses_from_zero() {
+    let (a, b) = two();
+    let window = Window::new(&b, IBV_MW_TYPE_2);
+    let mut info = range(&b, 512, 64);
+    info.mw_access_flags |= IBV_ACCESS_ZERO_BASED;
+    bind_2(&b, &window, info);
+    a.fill(0, &pattern(64, 6));
+    assert_eq!(
+        a.post(rdma(1, IBV_WR_RDMA_WRITE, 0, window.rkey()), &mut [a.sge(0, 64)]),
+        0
+    );
+    a.done(1);
+    assert_eq!(b.bytes(512..576), pattern(64, 6));
+    refused(&a, &b, rdma(2, IBV_WR_RDMA_WRITE, 57, window.rkey()));
+}
+
+#[test]
+fn the_device_says_what_it_has() {
+    crate::setup();
+    let side = Side::new("soft0", &Setup::default());
+    let mut attr = std::mem::MaybeUninit::uninit();
+    // SAFETY: live; filled when it says 0.
+    let attr = unsafe {
+        assert_eq!((api().query_device)(side.context, attr.as_mut_ptr()), 0);
+        attr.assume_init()
+    };
+    let windows = IBV_DEVICE_MEM_WINDOW | IBV_DEVICE_MEM_WINDOW_TYPE_2A | IBV_DEVICE_MEM_WINDOW_TYPE_2B;
+    assert_eq!(
+        attr.device_cap_flags & windows,
+        IBV_DEVICE_MEM_WINDOW | IBV_DEVICE_MEM_WINDOW_TYPE_2B
+    );
+    assert!(attr.max_mw > 0);
+}

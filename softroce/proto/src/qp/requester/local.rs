@@ -1,0 +1,66 @@
+//! What the send queue does without packets: binding memory windows, and taking their keys away (IBTA vol 1, 10.6.7.2 and 10.8.3).
+//!
+//! Such a request has no sequence numbers. It is carried out once, when its turn to begin comes: before any request behind it begins, so that a peer
+//! that is told of a key finds it good, and after the READs and atomics before it where it has a fence. It completes, as all do, in the order of the queue.
+
+use crate::memory::{AccessError, Invalidator, Memory};
+use crate::outbox::Outbox;
+use crate::qp::Connection;
+use crate::qp::requester::Requester;
+use crate::work::{Operation, Status};
+
+impl Requester {
+    /// Brings the cursor to the next request that has packets, which has begun then. False when there is none, or it has to wait.
+    ///
+    /// # Errors
+    /// The status with which the oldest request fails.
+    pub(super) fn find_packets<M: Memory>(
+        &mut self,
+        connection: &Connection,
+        draining: bool,
+        memory: &mut M,
+        out: &mut Outbox,
+    ) -> Result<bool, Status> {
+        while self.cursor < self.queue.tail {
+            if self.cursor == self.begun && !self.begin(connection, draining, memory)? {
+                return Ok(false);
+            }
+            if self.queue.get(self.cursor).packets > 0 {
+                return Ok(true);
+            }
+            self.cursor += 1;
+            self.complete_local(connection, out);
+        }
+        Ok(false)
+    }
+
+    /// Carries out the request at the cursor, which is local. False when it cannot be, and is not the oldest yet.
+    pub(super) fn begin_local<M: Memory>(
+        &mut self,
+        operation: &Operation,
+        connection: &Connection,
+        memory: &mut M,
+    ) -> Result<bool, Status> {
+        let done = match operation {
+            Operation::Bind(bind) => memory.bind(connection.via(), bind),
+            Operation::Invalidate { rkey } => memory.invalidate(connection.via(), *rkey, Invalidator::Local),
+            _ => Err(AccessError),
+        };
+        if done.is_err() {
+            return self.refuse(Status::WindowBind).map(|()| false);
+        }
+        let first = self.next;
+        let entry = self.queue.get_mut(self.cursor);
+        entry.first = first;
+        entry.packets = 0;
+        self.begun += 1;
+        Ok(true)
+    }
+
+    /// Completes the local requests that the oldest ones now are.
+    pub(super) fn complete_local(&mut self, connection: &Connection, out: &mut Outbox) {
+        while self.queue.head < self.begun && self.queue.get(self.queue.head).packets == 0 {
+            self.complete(Status::Success, connection, out);
+        }
+    }
+}

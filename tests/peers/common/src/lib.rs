@@ -1,0 +1,148 @@
+//! What the peers' columns of `cargo xtask instructions` have in common: the accounting that C does beside them, and `PROGRAM ROW ITERATIONS`.
+//!
+//! None of these crates knows which buffer a completion gives back, nor how many requests a queue has room for: that is their user's work, here done as
+//! `tests/instructions/accounting.c` does it.
+
+use std::error::Error;
+use std::process::ExitCode;
+
+/// As the other columns have them.
+pub const DEPTH: u32 = 128;
+pub const BATCH: usize = 16;
+pub const BYTES: usize = 64;
+
+/// A piece of registered memory.
+#[derive(Clone, Copy)]
+pub struct Buffer {
+    /// Its first byte.
+    pub addr: u64,
+    /// In bytes.
+    pub length: u32,
+    /// The key of its region.
+    pub lkey: u32,
+}
+
+impl Buffer {
+    /// All that the queues can hold, cut from one region. They live as long as the program.
+    pub fn pool(memory: *mut u8, lkey: u32) -> Vec<&'static Self> {
+        (0..2 * DEPTH as usize)
+            .map(|n| {
+                &*Box::leak(Box::new(Self {
+                    addr: memory as u64 + (n * BYTES) as u64,
+                    length: BYTES as u32,
+                    lkey,
+                }))
+            })
+            .collect()
+    }
+}
+
+/// Where WRITEs go.
+pub struct Remote {
+    /// In the peer's memory.
+    pub addr: u64,
+    /// The key of the peer's region.
+    pub rkey: u32,
+}
+
+/// Which queue a `wr_id` is of: its upper half. The lower half is the slot.
+pub const RECEIVE: u64 = 1 << 32;
+
+/// A queue's slots, from the oldest not retired to the next free one.
+pub struct Queue<B> {
+    head: u32,
+    tail: u32,
+    signal_at: u32,
+    slots: [Option<B>; DEPTH as usize],
+}
+
+impl<B: Copy> Default for Queue<B> {
+    fn default() -> Self {
+        Self {
+            head: 0,
+            tail: 0,
+            signal_at: DEPTH / 2 - 1,
+            slots: [None; DEPTH as usize],
+        }
+    }
+}
+
+impl<B: Copy> Queue<B> {
+    /// Whether so many more requests fit.
+    #[inline]
+    pub fn has_room(&self, requests: usize) -> bool {
+        self.head.wrapping_sub(self.tail) <= DEPTH - requests as u32
+    }
+
+    /// Takes the next slot, for a request that has this buffer.
+    #[inline]
+    pub fn put(&mut self, buffer: Option<B>) -> u64 {
+        let slot = self.head % DEPTH;
+        self.slots[slot as usize] = buffer;
+        self.head = self.head.wrapping_add(1);
+        u64::from(slot)
+    }
+
+    /// Whether the next request must be signalled: one in every half queue.
+    #[inline]
+    pub fn is_signalled(&mut self) -> bool {
+        if self.head != self.signal_at {
+            return false;
+        }
+        self.signal_at = self.head.wrapping_add(DEPTH / 2);
+        true
+    }
+
+    /// Retires slots to this one, and gives their buffers back.
+    #[inline]
+    pub fn retire(&mut self, slot: u32, pool: &mut Vec<B>) {
+        let end = slot.wrapping_add(1) % DEPTH;
+        loop {
+            if let Some(buffer) = self.slots[(self.tail % DEPTH) as usize] {
+                pool.push(buffer);
+            }
+            self.tail = self.tail.wrapping_add(1);
+            if self.tail % DEPTH == end {
+                break;
+            }
+        }
+    }
+}
+
+/// What a peer is for [`main`]. Errors of the data path are `false`.
+pub trait Peer: Sized {
+    /// Why the crate has no such call.
+    fn lacks(row: &str) -> Option<&'static str>;
+    /// Makes what a row needs.
+    fn open(row: &str) -> Result<Self, Box<dyn Error>>;
+    /// Posts what a row says.
+    fn post(&mut self, row: &str) -> bool;
+    /// Polls until nothing is left, and retires what is done.
+    fn drain(&mut self) -> bool;
+}
+
+/// `PROGRAM ROW ITERATIONS`. Exit status 3: the crate has no such call, for the reason on stdout.
+pub fn main<P: Peer>() -> ExitCode {
+    let mut arguments = std::env::args().skip(1);
+    let (Some(row), Some(Ok(iterations))) = (arguments.next(), arguments.next().map(|n| n.parse::<u32>())) else {
+        eprintln!("usage: PROGRAM ROW ITERATIONS");
+        return ExitCode::from(2);
+    };
+    if let Some(reason) = P::lacks(&row) {
+        println!("{reason}");
+        return ExitCode::from(3);
+    }
+    let mut peer = match P::open(&row) {
+        Ok(peer) => peer,
+        Err(error) => {
+            eprintln!("{error}");
+            return ExitCode::FAILURE;
+        }
+    };
+    let done = (0..iterations).all(|_| peer.post(&row) && peer.drain());
+    if !done {
+        eprintln!("{row} failed");
+        return ExitCode::FAILURE;
+    }
+    ExitCode::SUCCESS
+}

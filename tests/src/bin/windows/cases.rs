@@ -1,0 +1,385 @@
+//! The cases, each over a connection of its own, as a refusal ends it.
+
+use anyhow::{Context, Result, ensure};
+use doorbell_verbs_sys::*;
+
+use crate::end::{Connection, End, LEN, Window, request};
+
+const ALL: u32 = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC;
+/// The window: of several packets, and neither its start nor its end at one's.
+const AT: usize = 5000;
+const SIZE: usize = 5001;
+/// Where the peer has its bytes for an operation.
+const SCRATCH: usize = 0;
+/// The key of no window and no region.
+const NO_KEY: u32 = 0x1234_5678;
+
+/// What the peer does, and where.
+#[derive(Clone, Copy, Debug)]
+struct Attempt {
+    opcode: ibv_wr_opcode,
+    /// Relative to the window.
+    at: i64,
+    len: usize,
+}
+
+const fn attempt(opcode: ibv_wr_opcode, at: i64, len: usize) -> Attempt {
+    Attempt { opcode, at, len }
+}
+
+const WRITE: Attempt = attempt(IBV_WR_RDMA_WRITE, 0, SIZE);
+
+/// Runs every case with the windows on this end when `owner`, else on the other; says how many. `soft`: this end is a soft device.
+pub(crate) fn run(end: &mut End, owner: bool, soft: bool) -> Result<usize> {
+    let mut count = 0;
+    for kind in [IBV_MW_TYPE_1, IBV_MW_TYPE_2] {
+        let mut case = |name: &str, run: &mut dyn FnMut(&mut End) -> Result<()>| {
+            count += 1;
+            let role = if owner { "owner" } else { "peer" };
+            run(end).with_context(|| format!("{name}, window of type {kind}, as {role}"))
+        };
+        case("every operation", &mut |end| every_operation(end, owner, kind))?;
+        for (access, attempt) in REFUSED {
+            let name = format!("{attempt:?} with access {access:#x}");
+            case(&name, &mut |end| refused(end, owner, kind, access, attempt))?;
+        }
+        case("unbound", &mut |end| unbound(end, owner, kind))?;
+        case("bound again", &mut |end| bound_again(end, owner, kind))?;
+        case("another connection", &mut |end| other_connection(end, owner, kind))?;
+        case("bad binding", &mut |end| bad_binding(end, owner, kind))?;
+        case("deregistration", &mut |end| deregistration(end, owner, soft, kind))?;
+    }
+    for len in [0, 100, 3000] {
+        count += 1;
+        invalidated(end, owner, len).with_context(|| format!("SEND of {len} bytes with invalidate"))?;
+    }
+    for former in [false, true] {
+        count += 1;
+        wrongly_invalidated(end, owner, soft, former).context("SEND with invalidate of a wrong key")?;
+    }
+    count += 1;
+    wrongly_invalidated_here(end, owner, soft).context("local invalidate of a wrong key")?;
+    Ok(count)
+}
+
+/// What a window with these rights does not let pass.
+const REFUSED: [(u32, Attempt); 8] = [
+    (ALL, attempt(IBV_WR_RDMA_WRITE, -1, SIZE)),
+    (ALL, attempt(IBV_WR_RDMA_WRITE, 1, SIZE)),
+    (ALL, attempt(IBV_WR_RDMA_READ, SIZE as i64, 1)),
+    (ALL, attempt(IBV_WR_ATOMIC_FETCH_AND_ADD, -8, 8)),
+    (IBV_ACCESS_REMOTE_READ, attempt(IBV_WR_RDMA_WRITE, 0, 8)),
+    (IBV_ACCESS_REMOTE_WRITE, attempt(IBV_WR_RDMA_READ, 0, 8)),
+    (IBV_ACCESS_REMOTE_WRITE, attempt(IBV_WR_ATOMIC_CMP_AND_SWP, 0, 8)),
+    (IBV_ACCESS_REMOTE_ATOMIC, attempt(IBV_WR_RDMA_READ, 0, 8)),
+];
+
+fn pattern(len: usize, seed: u64) -> Vec<u8> {
+    let byte = |at: usize| ((seed << 32 | at as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40) as u8;
+    (0..len).map(byte).collect()
+}
+
+/// Binds the window for the peer, and gives what the peer needs; 0 on the peer's side, which hears it.
+fn offer(end: &mut End, window: Option<&Window>) -> Result<(u64, u32)> {
+    let (addr, rkey) = window.map_or((0, 0), |window| (end.addr() + AT as u64, window.rkey()));
+    let addr_theirs = u64::from_be_bytes(end.channel.exchange(addr.to_be_bytes())?);
+    let rkey_theirs = u32::from_be_bytes(end.channel.exchange(rkey.to_be_bytes())?);
+    Ok(if window.is_some() {
+        (addr, rkey)
+    } else {
+        (addr_theirs, rkey_theirs)
+    })
+}
+
+/// A connection, and on the owner's side a window bound to its place, whose memory has this pattern; and what the peer needs.
+fn prepared(
+    end: &mut End,
+    owner: bool,
+    kind: ibv_mw_type,
+    access: u32,
+) -> Result<(Option<Window>, Connection, (u64, u32))> {
+    let connection = end.connect()?;
+    end.fill(0, &pattern(LEN, u64::from(owner)));
+    let mut window = None;
+    if owner {
+        let made = end.window(kind)?;
+        expect(
+            &connection.bind(&made, end.range(AT, SIZE, access))?,
+            IBV_WC_SUCCESS,
+            IBV_WC_BIND_MW,
+        )?;
+        ensure!(made.rkey() != end.rkey(), "window and region have one key");
+        window = Some(made);
+    }
+    let target = offer(end, window.as_ref())?;
+    Ok((window, connection, target))
+}
+
+fn expect(wc: &ibv_wc, status: ibv_wc_status, opcode: ibv_wc_opcode) -> Result<()> {
+    ensure!(
+        wc.status == status,
+        "a completion of status {} instead of {status}",
+        wc.status
+    );
+    ensure!(
+        status != IBV_WC_SUCCESS || wc.opcode == opcode,
+        "a completion of opcode {}",
+        wc.opcode
+    );
+    Ok(())
+}
+
+/// Does as the peer what is to be done, and gives the status.
+fn act(end: &End, connection: &Connection, attempt: Attempt, (addr, rkey): (u64, u32)) -> Result<ibv_wc_status> {
+    let remote_addr = addr.wrapping_add_signed(attempt.at);
+    let mut wr = request(attempt.opcode);
+    match attempt.opcode {
+        IBV_WR_ATOMIC_FETCH_AND_ADD | IBV_WR_ATOMIC_CMP_AND_SWP => {
+            wr.wr.atomic = ibv_send_wr_atomic {
+                remote_addr,
+                compare_add: 7,
+                swap: 9,
+                rkey,
+            };
+        }
+        _ => wr.wr.rdma = ibv_send_wr_rdma { remote_addr, rkey },
+    }
+    Ok(connection.complete(wr, end.element(SCRATCH, attempt.len))?.status)
+}
+
+/// The peer's attempt is refused; the owner's memory is as it was.
+fn refusal(end: &mut End, owner: bool, connection: &Connection, attempt: Attempt, target: (u64, u32)) -> Result<()> {
+    end.channel.barrier()?;
+    if !owner {
+        let status = act(end, connection, attempt, target)?;
+        ensure!(status == IBV_WC_REM_ACCESS_ERR, "status {status} instead of a refusal");
+    }
+    end.channel.barrier()?;
+    if owner {
+        ensure!(end.bytes() == pattern(LEN, 1), "memory has changed");
+    }
+    Ok(())
+}
+
+fn every_operation(end: &mut End, owner: bool, kind: ibv_mw_type) -> Result<()> {
+    let (_window, connection, target) = prepared(end, owner, kind, ALL)?;
+    // The window's first word that atomics can be done on.
+    let word = (AT.next_multiple_of(8) - AT) as i64;
+    if !owner {
+        end.fill(SCRATCH, &pattern(SIZE, 5));
+        ensure!(
+            act(end, &connection, WRITE, target)? == IBV_WC_SUCCESS,
+            "the WRITE failed"
+        );
+    }
+    end.channel.barrier()?;
+    let mut wanted = pattern(LEN, 1);
+    wanted[AT..AT + SIZE].copy_from_slice(&pattern(SIZE, 5));
+    if owner {
+        ensure!(end.bytes() == wanted, "memory is not as written");
+        end.fill(AT, &pattern(SIZE, 6));
+        end.fill(AT + word as usize, &7_u64.to_ne_bytes());
+    }
+    end.channel.barrier()?;
+    if !owner {
+        let read = attempt(IBV_WR_RDMA_READ, 0, SIZE);
+        ensure!(
+            act(end, &connection, read, target)? == IBV_WC_SUCCESS,
+            "the READ failed"
+        );
+        let mut wanted = pattern(SIZE, 6);
+        wanted[word as usize..word as usize + 8].copy_from_slice(&7_u64.to_ne_bytes());
+        ensure!(end.bytes()[SCRATCH..SCRATCH + SIZE] == wanted, "what was read is wrong");
+        for (opcode, before) in [(IBV_WR_ATOMIC_CMP_AND_SWP, 7_u64), (IBV_WR_ATOMIC_FETCH_AND_ADD, 9)] {
+            let status = act(end, &connection, attempt(opcode, word, 8), target)?;
+            ensure!(status == IBV_WC_SUCCESS, "the atomic {opcode} failed with {status}");
+            ensure!(
+                end.bytes()[..8] == before.to_ne_bytes(),
+                "the atomic {opcode} gave a wrong value"
+            );
+        }
+    }
+    end.channel.barrier()?;
+    if owner {
+        let at = AT + word as usize;
+        ensure!(
+            end.bytes()[at..at + 8] == 16_u64.to_ne_bytes(),
+            "the atomics left a wrong value"
+        );
+    }
+    end.channel.barrier()
+}
+
+fn refused(end: &mut End, owner: bool, kind: ibv_mw_type, access: u32, attempt: Attempt) -> Result<()> {
+    let (_window, connection, target) = prepared(end, owner, kind, access)?;
+    refusal(end, owner, &connection, attempt, target)
+}
+
+fn invalidate(opcode: ibv_wr_opcode, rkey: u32) -> ibv_send_wr {
+    let mut wr = request(opcode);
+    wr.anon_1.invalidate_rkey = rkey;
+    wr
+}
+
+/// The owner takes the window away: by binding it to nothing, or by invalidating its key.
+fn unbound(end: &mut End, owner: bool, kind: ibv_mw_type) -> Result<()> {
+    let (window, connection, target) = prepared(end, owner, kind, ALL)?;
+    if let Some(window) = &window {
+        if kind == IBV_MW_TYPE_1 {
+            let wc = connection.bind(window, end.range(AT, 0, 0))?;
+            expect(&wc, IBV_WC_SUCCESS, IBV_WC_BIND_MW)?;
+        } else {
+            let wc = connection.complete(invalidate(IBV_WR_LOCAL_INV, window.rkey()), end.element(0, 0))?;
+            expect(&wc, IBV_WC_SUCCESS, IBV_WC_LOCAL_INV)?;
+        }
+    }
+    refusal(end, owner, &connection, WRITE, target)
+}
+
+/// A window bound again has a new key, and the old one is worth nothing.
+fn bound_again(end: &mut End, owner: bool, kind: ibv_mw_type) -> Result<()> {
+    let (window, connection, former) = prepared(end, owner, kind, ALL)?;
+    if let Some(window) = &window {
+        if kind == IBV_MW_TYPE_2 {
+            let wc = connection.complete(invalidate(IBV_WR_LOCAL_INV, window.rkey()), end.element(0, 0))?;
+            expect(&wc, IBV_WC_SUCCESS, IBV_WC_LOCAL_INV)?;
+        }
+        let wc = connection.bind(window, end.range(AT, SIZE, ALL))?;
+        expect(&wc, IBV_WC_SUCCESS, IBV_WC_BIND_MW)?;
+    }
+    let target = offer(end, window.as_ref())?;
+    if !owner {
+        let read = attempt(IBV_WR_RDMA_READ, 0, SIZE);
+        ensure!(
+            act(end, &connection, read, target)? == IBV_WC_SUCCESS,
+            "the READ failed"
+        );
+        ensure!(
+            end.bytes()[..SIZE] == pattern(LEN, 1)[AT..AT + SIZE],
+            "what was read is wrong"
+        );
+    }
+    refusal(end, owner, &connection, WRITE, former)
+}
+
+/// Through another connection of the domain, a window of type 1 can be reached, one of type 2B cannot.
+fn other_connection(end: &mut End, owner: bool, kind: ibv_mw_type) -> Result<()> {
+    let (_window, _first, target) = prepared(end, owner, kind, ALL)?;
+    let second = end.connect()?;
+    if kind == IBV_MW_TYPE_2 {
+        return refusal(end, owner, &second, WRITE, target);
+    }
+    if !owner {
+        let read = attempt(IBV_WR_RDMA_READ, 0, SIZE);
+        ensure!(act(end, &second, read, target)? == IBV_WC_SUCCESS, "the READ failed");
+        ensure!(
+            end.bytes()[..SIZE] == pattern(LEN, 1)[AT..AT + SIZE],
+            "what was read is wrong"
+        );
+    }
+    end.channel.barrier()
+}
+
+/// A range that is not inside the region; and a second binding of a window of type 2.
+fn bad_binding(end: &mut End, owner: bool, kind: ibv_mw_type) -> Result<()> {
+    for twice in [false, true] {
+        let (window, connection, _) = prepared(end, owner, kind, ALL)?;
+        if let (Some(bound), true) = (&window, kind == IBV_MW_TYPE_2 || !twice) {
+            let other = end.window(kind)?;
+            let wc = if twice {
+                connection.bind(bound, end.range(AT, 8, ALL))?
+            } else {
+                connection.bind(&other, end.range(LEN - 7, 8, ALL))?
+            };
+            expect(&wc, IBV_WC_MW_BIND_ERR, IBV_WC_BIND_MW)?;
+        }
+        end.channel.barrier()?;
+    }
+    Ok(())
+}
+
+/// A region stays while a window is bound to it.
+fn deregistration(end: &mut End, owner: bool, soft: bool, kind: ibv_mw_type) -> Result<()> {
+    let (window, _connection, _) = prepared(end, owner, kind, ALL)?;
+    if window.is_some() {
+        let errno = end.try_deregister();
+        // rxe says EINVAL, like an argument that is wrong.
+        let wanted = if soft {
+            "Device or resource busy"
+        } else {
+            "Invalid argument"
+        };
+        let says = std::io::Error::from_raw_os_error(errno).to_string();
+        ensure!(says.starts_with(wanted), "ibv_dereg_mr: {says}");
+    }
+    end.channel.barrier()
+}
+
+/// The peer takes the key away with a message.
+fn invalidated(end: &mut End, owner: bool, len: usize) -> Result<()> {
+    let (window, connection, target) = prepared(end, owner, IBV_MW_TYPE_2, ALL)?;
+    if owner {
+        connection.receive(end.element(SCRATCH, 4000))?;
+    }
+    end.channel.barrier()?;
+    if owner {
+        let wc = connection.received()?;
+        expect(&wc, IBV_WC_SUCCESS, IBV_WC_RECV)?;
+        ensure!(wc.wc_flags & IBV_WC_WITH_INV != 0, "flags {:#x}", wc.wc_flags);
+        // SAFETY: the flag says that this is the member written.
+        let rkey = unsafe { wc.anon_1.invalidated_rkey };
+        ensure!(window.is_some_and(|window| window.rkey() == rkey), "the key {rkey:#x}");
+        ensure!(wc.byte_len as usize == len, "{} bytes", wc.byte_len);
+        ensure!(
+            end.bytes()[SCRATCH..SCRATCH + len] == pattern(LEN, 0)[..len],
+            "the message is wrong"
+        );
+        end.fill(0, &pattern(LEN, 1));
+    } else {
+        let wc = connection.complete(invalidate(IBV_WR_SEND_WITH_INV, target.1), end.element(SCRATCH, len))?;
+        expect(&wc, IBV_WC_SUCCESS, IBV_WC_SEND)?;
+    }
+    refusal(end, owner, &connection, WRITE, target)
+}
+
+/// The peer asks for a key to be taken away that is not there: `former` of this window, or of none at all.
+fn wrongly_invalidated(end: &mut End, owner: bool, soft: bool, former: bool) -> Result<()> {
+    let (_window, connection, (_, rkey)) = prepared(end, owner, IBV_MW_TYPE_2, ALL)?;
+    if owner {
+        connection.receive(end.element(SCRATCH, 100))?;
+    }
+    let owner_is_soft = u32::from_be_bytes(end.channel.exchange(u32::from(soft).to_be_bytes())?) == 1;
+    let owner_is_soft = if owner { soft } else { owner_is_soft };
+    let key = if former { rkey ^ 0xff } else { NO_KEY };
+    if owner {
+        let wc = connection.received()?;
+        println!(
+            "SEND with invalidate of a wrong key: the receive has status {}",
+            wc.status
+        );
+        ensure!(wc.status == IBV_WC_REM_INV_REQ_ERR, "status {}", wc.status);
+    } else {
+        let wc = connection.complete(invalidate(IBV_WR_SEND_WITH_INV, key), end.element(SCRATCH, 0))?;
+        println!(
+            "SEND with invalidate of a wrong key: the request has status {}",
+            wc.status
+        );
+        ensure!(
+            !owner_is_soft || wc.status == IBV_WC_REM_ACCESS_ERR,
+            "status {}",
+            wc.status
+        );
+    }
+    end.channel.barrier()
+}
+
+/// The owner asks for a key to be taken away that is not there.
+fn wrongly_invalidated_here(end: &mut End, owner: bool, soft: bool) -> Result<()> {
+    let (_window, connection, _) = prepared(end, owner, IBV_MW_TYPE_2, ALL)?;
+    if owner {
+        let wc = connection.complete(invalidate(IBV_WR_LOCAL_INV, NO_KEY), end.element(0, 0))?;
+        let wanted = if soft { IBV_WC_MW_BIND_ERR } else { IBV_WC_LOC_QP_OP_ERR };
+        ensure!(wc.status == wanted, "status {} instead of {wanted}", wc.status);
+    }
+    end.channel.barrier()
+}

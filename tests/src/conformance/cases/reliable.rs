@@ -1,0 +1,518 @@
+//! What RC does about peers that are not ready, not there, or ask for what cannot be; and the limits of READs and atomics.
+
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use doorbell_verbs_sys::*;
+
+use crate::conformance::rig::{Bench, End, Errno, Pair, Posted, Recv, Send, Setup, named};
+use crate::conformance::{Case, case};
+
+pub(super) fn cases() -> Vec<Case> {
+    vec![
+        case(
+            "rnr/no-retries",
+            "9.7.5.2.8",
+            "rnr_retry 0: the first RNR NAK ends the request",
+            rnr_no_retries,
+        ),
+        case(
+            "rnr/some-retries",
+            "9.7.5.2.8",
+            "rnr_retry 2: as many retries, then an error",
+            rnr_some_retries,
+        ),
+        case(
+            "rnr/for-ever",
+            "9.7.5.2.8",
+            "rnr_retry 7: the request waits until there is a receive",
+            rnr_for_ever,
+        ),
+        case(
+            "rnr/retries-begin-anew",
+            "9.7.5.2.8",
+            "the count of retries begins anew with every request that succeeds",
+            rnr_anew,
+        ),
+        case(
+            "rnr/write-with-immediate",
+            "9.7.5.2.8",
+            "a WRITE with immediate data waits for its receive too, and is done once",
+            rnr_write_imm,
+        ),
+        case(
+            "rnr/write-needs-no-receive",
+            "9.4.3",
+            "a WRITE without immediate data takes no receive",
+            write_needs_none,
+        ),
+        case(
+            "rnr/receiver-stays",
+            "9.9.3.1",
+            "a receiver that was not ready stays in RTS",
+            rnr_receiver_stays,
+        ),
+        case(
+            "retry/peer-destroyed",
+            "9.7.6.1.3",
+            "a peer that is gone: the retries are used up, then an error",
+            peer_destroyed,
+        ),
+        case(
+            "retry/peer-in-init",
+            "9.7.6.1.3",
+            "a peer that does not receive yet: the same",
+            peer_in_init,
+        ),
+        case(
+            "retry/peer-in-err",
+            "10.3.1.7",
+            "a peer in ERR answers nothing",
+            peer_in_err,
+        ),
+        case(
+            "retry/peer-in-reset",
+            "10.3.1.1",
+            "a peer in RESET answers nothing",
+            peer_in_reset,
+        ),
+        case(
+            "retry/other-peer",
+            "9.6.1.1.1",
+            "a peer that is connected to somebody else answers nothing",
+            peer_of_another,
+        ),
+        case(
+            "retry/peer-comes-back",
+            "9.7.6.1.1",
+            "a request is repeated until the peer is there",
+            peer_comes_back,
+        ),
+        case(
+            "invalid/longer-than-receive",
+            "9.9.3.1",
+            "a message longer than its receive: length error there, invalid request here",
+            too_long,
+        ),
+        case(
+            "invalid/atomic-unaligned",
+            "9.4.5",
+            "an atomic on an address that is not of 8 bytes is an invalid request",
+            atomic_unaligned,
+        ),
+        case(
+            "invalid/read-without-resources",
+            "9.7.4.1.2",
+            "a READ that the responder has no resources for is an invalid request",
+            read_without_resources,
+        ),
+        case(
+            "limit/one-read-at-a-time",
+            "9.7.7.2.1",
+            "max_rd_atomic 1: many READs and atomics posted at once all succeed",
+            one_at_a_time,
+        ),
+        case(
+            "limit/many-reads",
+            "9.7.7.2.1",
+            "as many READs as the responder has resources for, many times over",
+            many_reads,
+        ),
+        case(
+            "limit/atomics-are-executed-once",
+            "9.4.5",
+            "many atomics on one word, each executed once",
+            atomics_once,
+        ),
+        case(
+            "rtr/receives-before-rts",
+            "10.3.1.3",
+            "a queue pair in RTR receives and answers",
+            rtr_receives,
+        ),
+        case(
+            "init/receives-are-kept",
+            "10.3.1.2",
+            "receives posted in INIT are used after RTR",
+            init_receives,
+        ),
+        case(
+            "order/write-then-send",
+            "9.5",
+            "a SEND behind WRITEs arrives when their bytes are there",
+            write_then_send,
+        ),
+        case(
+            "order/both-directions",
+            "9.5",
+            "two queue pairs that send to each other at once lose nothing",
+            both_directions,
+        ),
+    ]
+}
+
+/// A side that is not patient: what goes unanswered fails after some 100 ms.
+fn hasty() -> Setup {
+    Setup {
+        timeout: 12,
+        retry_cnt: 3,
+        ..Setup::default()
+    }
+}
+
+fn nothing(id: u64) -> Send {
+    Send::new(IBV_WR_SEND).id(id)
+}
+
+fn rnr(bench: &Bench, rnr_retry: u8) -> Result<Pair> {
+    bench.pair(&Setup {
+        rnr_retry,
+        ..Setup::default()
+    })
+}
+
+fn rnr_no_retries(bench: &Bench) -> Result<()> {
+    let pair = rnr(bench, 0)?;
+    pair.a.post(nothing(1))?;
+    pair.a.sent.wait_for(1, IBV_WC_RNR_RETRY_EXC_ERR)?;
+    ensure!(pair.a.qp.state()? == IBV_QPS_ERR, "the requester is not in ERR");
+    Ok(())
+}
+
+fn rnr_some_retries(bench: &Bench) -> Result<()> {
+    let pair = rnr(bench, 2)?;
+    pair.a.post(nothing(1))?;
+    pair.a.sent.wait_for(1, IBV_WC_RNR_RETRY_EXC_ERR)?;
+    Ok(())
+}
+
+fn rnr_for_ever(bench: &Bench) -> Result<()> {
+    let pair = rnr(bench, 7)?;
+    pair.a.post(nothing(1))?;
+    // Many times 0.64 ms, which is the responder's timer.
+    pair.a.sent.silent(bench.quiet)?;
+    pair.b.expect(2, 0, 8)?;
+    pair.a.sent.done(1)?;
+    pair.b.received.done(2)?;
+    Ok(())
+}
+
+fn rnr_anew(bench: &Bench) -> Result<()> {
+    let setup = Setup {
+        rnr_retry: 3,
+        // 40.96 ms: a receive is there before the second retry.
+        min_rnr_timer: 24,
+        ..Setup::default()
+    };
+    let pair = bench.pair(&setup)?;
+    for id in 0..6 {
+        pair.a.post(nothing(id))?;
+        thread::sleep(Duration::from_millis(5));
+        pair.b.expect(10 + id, 0, 8)?;
+        pair.a.sent.done(id)?;
+        pair.b.received.done(10 + id)?;
+    }
+    Ok(())
+}
+
+fn rnr_write_imm(bench: &Bench) -> Result<()> {
+    let pair = rnr(bench, 7)?;
+    pair.a.fill(0, &[6; 3000]);
+    let write = Send::new(IBV_WR_RDMA_WRITE_WITH_IMM)
+        .id(1)
+        .sge(pair.a.mr.sge(0, 3000))
+        .at(pair.b.mr.at(0), pair.b.mr.rkey());
+    pair.a.post(write)?;
+    pair.a.sent.silent(bench.quiet)?;
+    pair.b.expect(2, 8000, 8)?;
+    pair.b.expect(3, 8000, 8)?;
+    pair.a.sent.done(1)?;
+    pair.b.received.done(2)?;
+    pair.b.received.empty()?;
+    ensure!(pair.b.bytes(0, 3000) == [6; 3000], "not all was written");
+    Ok(())
+}
+
+fn write_needs_none(bench: &Bench) -> Result<()> {
+    let pair = rnr(bench, 0)?;
+    pair.b.expect(2, 64, 8)?;
+    for id in 0..4 {
+        pair.a.post(
+            Send::new(IBV_WR_RDMA_WRITE)
+                .id(id)
+                .sge(pair.a.mr.sge(0, 8))
+                .at(pair.b.mr.at(0), pair.b.mr.rkey()),
+        )?;
+        pair.a.sent.done(id)?;
+    }
+    pair.b.received.empty()
+}
+
+fn rnr_receiver_stays(bench: &Bench) -> Result<()> {
+    let pair = rnr(bench, 0)?;
+    pair.a.post(nothing(1))?;
+    pair.a.sent.wait_for(1, IBV_WC_RNR_RETRY_EXC_ERR)?;
+    ensure!(pair.b.qp.state()? == IBV_QPS_RTS, "it is not in RTS");
+    pair.b.received.empty()
+}
+
+/// That a send of `a` goes unanswered.
+fn unanswered(pair: &Pair) -> Result<()> {
+    pair.a.post(nothing(1))?;
+    pair.a.sent.wait_for(1, IBV_WC_RETRY_EXC_ERR)?;
+    ensure!(pair.a.qp.state()? == IBV_QPS_ERR, "the requester is not in ERR");
+    Ok(())
+}
+
+fn peer_destroyed(bench: &Bench) -> Result<()> {
+    let pair = bench.pair(&hasty())?;
+    ensure!(pair.b.qp.destroy() == Errno(0), "destroying the peer");
+    unanswered(&pair)
+}
+
+fn peer_in_init(bench: &Bench) -> Result<()> {
+    let pair = bench.strangers(&hasty(), &hasty())?;
+    pair.a.qp.bring_to(IBV_QPS_RTS)?;
+    pair.b.qp.bring_to(IBV_QPS_INIT)?;
+    pair.b.expect(2, 0, 8)?;
+    unanswered(&pair)?;
+    pair.b.received.empty()
+}
+
+fn peer_in_err(bench: &Bench) -> Result<()> {
+    let pair = bench.pair(&hasty())?;
+    ensure!(pair.b.qp.step(IBV_QPS_RTS, IBV_QPS_ERR) == Errno(0), "RTS → ERR");
+    unanswered(&pair)
+}
+
+fn peer_in_reset(bench: &Bench) -> Result<()> {
+    let pair = bench.pair(&hasty())?;
+    ensure!(pair.b.qp.step(IBV_QPS_RTS, IBV_QPS_RESET) == Errno(0), "RTS → RESET");
+    unanswered(&pair)
+}
+
+fn peer_of_another(bench: &Bench) -> Result<()> {
+    let pair = bench.strangers(&hasty(), &hasty())?;
+    let mut elsewhere = pair.a.qp.as_peer();
+    // An address that nobody here has (RFC 5737).
+    elsewhere.gid.raw = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 192, 0, 2, 1];
+    pair.b.qp.set_peer(elsewhere);
+    pair.a.qp.bring_to(IBV_QPS_RTS)?;
+    pair.b.qp.bring_to(IBV_QPS_RTR)?;
+    pair.b.expect(2, 0, 8)?;
+    unanswered(&pair)?;
+    pair.b.received.empty()
+}
+
+fn peer_comes_back(bench: &Bench) -> Result<()> {
+    let pair = bench.strangers(&Setup::default(), &Setup::default())?;
+    pair.a.qp.bring_to(IBV_QPS_RTS)?;
+    pair.b.qp.bring_to(IBV_QPS_INIT)?;
+    pair.b.expect(2, 0, 8)?;
+    pair.a.post(nothing(1))?;
+    thread::sleep(Duration::from_millis(20));
+    ensure!(pair.b.qp.step(IBV_QPS_INIT, IBV_QPS_RTR) == Errno(0), "INIT → RTR");
+    pair.a.sent.done(1)?;
+    pair.b.received.done(2)?;
+    Ok(())
+}
+
+fn too_long(bench: &Bench) -> Result<()> {
+    for len in [65, 5000] {
+        let pair = bench.pair(&Setup::default())?;
+        pair.a.fill(0, &vec![9; len]);
+        pair.b.expect(2, 0, 64)?;
+        pair.a.post(nothing(1).sge(pair.a.mr.sge(0, len)))?;
+        pair.a.sent.wait_for(1, IBV_WC_REM_INV_REQ_ERR)?;
+        pair.b.received.wait_for(2, IBV_WC_LOC_LEN_ERR)?;
+        ensure!(pair.b.bytes(64, 64) == [0; 64], "bytes behind the receive changed");
+        ensure!(pair.b.qp.state()? == IBV_QPS_ERR, "the receiver is not in ERR");
+    }
+    Ok(())
+}
+
+fn atomic_unaligned(bench: &Bench) -> Result<()> {
+    for opcode in [IBV_WR_ATOMIC_FETCH_AND_ADD, IBV_WR_ATOMIC_CMP_AND_SWP] {
+        let pair = bench.pair(&Setup::default())?;
+        let atomic = Send::new(opcode)
+            .id(1)
+            .sge(pair.a.mr.sge(0, 8))
+            .atomic(pair.b.mr.at(4), pair.b.mr.rkey(), 0, 1);
+        pair.a.post(atomic)?;
+        pair.a.sent.wait_for(1, IBV_WC_REM_INV_REQ_ERR)?;
+        ensure!(pair.b.bytes(0, 16) == [0; 16], "the memory changed");
+    }
+    Ok(())
+}
+
+fn read_without_resources(bench: &Bench) -> Result<()> {
+    let without = Setup {
+        dest_rd_atomic: 0,
+        ..Setup::default()
+    };
+    let pair = bench.pair_of(&Setup::default(), &without)?;
+    pair.a.post(
+        Send::new(IBV_WR_RDMA_READ)
+            .id(1)
+            .sge(pair.a.mr.sge(0, 8))
+            .at(pair.b.mr.at(0), pair.b.mr.rkey()),
+    )?;
+    pair.a.sent.wait_for(1, IBV_WC_REM_INV_REQ_ERR)?;
+    Ok(())
+}
+
+/// Posts as many READs and atomics as fit, several times over.
+fn flood(bench: &Bench, rd_atomic: u8) -> Result<()> {
+    let pair = bench.pair(&Setup {
+        rd_atomic,
+        dest_rd_atomic: rd_atomic,
+        ..Setup::default()
+    })?;
+    let bytes = bench.pattern(3000, 1);
+    pair.b.fill(64, &bytes);
+    for round in 0..4 {
+        let sends: Vec<Send> = (0..12)
+            .map(|id| {
+                if id % 4 == 3 {
+                    return Send::new(IBV_WR_ATOMIC_FETCH_AND_ADD)
+                        .id(id)
+                        .sge(pair.a.mr.sge(0, 8))
+                        .atomic(pair.b.mr.at(0), pair.b.mr.rkey(), 1, 0);
+                }
+                Send::new(IBV_WR_RDMA_READ)
+                    .id(id)
+                    .sge(pair.a.mr.sge(64, 3000))
+                    .at(pair.b.mr.at(64), pair.b.mr.rkey())
+            })
+            .collect();
+        ensure!(pair.a.qp.post(&sends) == Posted::All, "refused");
+        for id in 0..12 {
+            pair.a.sent.done(id)?;
+        }
+        ensure!(pair.a.bytes(64, 3000) == bytes, "other bytes came");
+        let sum = pair.b.mr.memory.word(0);
+        ensure!(
+            sum == 3 * (round + 1),
+            "{sum} atomics were executed of {}",
+            3 * (round + 1)
+        );
+    }
+    Ok(())
+}
+
+fn one_at_a_time(bench: &Bench) -> Result<()> {
+    flood(bench, 1)
+}
+
+fn many_reads(bench: &Bench) -> Result<()> {
+    let most = bench.open()?.query()?.max_qp_rd_atom;
+    flood(bench, most.min(16) as u8)
+}
+
+fn atomics_once(bench: &Bench) -> Result<()> {
+    let pair = bench.pair(&Setup::default())?;
+    for round in 0..8 {
+        let sends: Vec<Send> = (0..16)
+            .map(|id| {
+                Send::new(IBV_WR_ATOMIC_FETCH_AND_ADD)
+                    .id(id)
+                    .sge(pair.a.mr.sge(8 * id as usize, 8))
+                    .atomic(pair.b.mr.at(0), pair.b.mr.rkey(), 1, 0)
+            })
+            .collect();
+        ensure!(pair.a.qp.post(&sends) == Posted::All, "refused");
+        for id in 0..16 {
+            pair.a.sent.done(id)?;
+            let found = pair.a.mr.memory.word(8 * id as usize);
+            ensure!(found == round * 16 + id, "atomic {id} of round {round} found {found}");
+        }
+    }
+    Ok(())
+}
+
+fn rtr_receives(bench: &Bench) -> Result<()> {
+    let pair = bench.strangers(&Setup::default(), &Setup::default())?;
+    pair.a.qp.bring_to(IBV_QPS_RTS)?;
+    pair.b.qp.bring_to(IBV_QPS_RTR)?;
+    pair.b.expect(2, 0, 8)?;
+    pair.a.post(nothing(1).inline(b"early"))?;
+    pair.a.sent.done(1)?;
+    pair.b.received.done(2)?;
+    ensure!(pair.b.bytes(0, 5) == b"early", "other bytes arrived");
+    ensure!(pair.b.qp.state()? == IBV_QPS_RTR, "the state changed by itself");
+    Ok(())
+}
+
+fn init_receives(bench: &Bench) -> Result<()> {
+    let pair = bench.strangers(&Setup::default(), &Setup::default())?;
+    pair.a.qp.bring_to(IBV_QPS_RTS)?;
+    pair.b.qp.bring_to(IBV_QPS_INIT)?;
+    for id in 0..3 {
+        pair.b.expect(id, 0, 8)?;
+    }
+    pair.b.qp.walk(IBV_QPS_INIT, &[IBV_QPS_RTR, IBV_QPS_RTS])?;
+    for id in 0..3 {
+        pair.a.post(nothing(id))?;
+        pair.a.sent.done(id)?;
+        pair.b.received.done(id)?;
+    }
+    Ok(())
+}
+
+fn write_then_send(bench: &Bench) -> Result<()> {
+    let pair = bench.pair(&Setup::default())?;
+    for round in 0..8_u32 {
+        let bytes = bench.pattern(6000, round);
+        pair.a.fill(0, &bytes);
+        pair.b.expect(1, 8000, 0)?;
+        let target = |at: usize| (pair.b.mr.at(at), pair.b.mr.rkey());
+        let write = |id: u64, from: usize| {
+            let (addr, key) = target(from);
+            Send::new(IBV_WR_RDMA_WRITE)
+                .id(id)
+                .unsignalled()
+                .sge(pair.a.mr.sge(from, 3000))
+                .at(addr, key)
+        };
+        ensure!(
+            pair.a.qp.post(&[write(1, 0), write(2, 3000), nothing(3)]) == Posted::All,
+            "refused"
+        );
+        pair.b.received.done(1)?;
+        ensure!(pair.b.bytes(0, 6000) == bytes, "not all was there in round {round}");
+        pair.a.sent.done(3)?;
+    }
+    Ok(())
+}
+
+fn both_directions(bench: &Bench) -> Result<()> {
+    let pair = bench.pair(&Setup::default())?;
+    let ends: [&End; 2] = [&pair.a, &pair.b];
+    for round in 0..5 {
+        for end in ends {
+            for id in 0..8 {
+                ensure!(
+                    end.qp.receive_one(Recv::new(id).sge(end.mr.sge(8000, 3000))) == Errno(0),
+                    "a receive was refused"
+                );
+            }
+        }
+        for end in ends {
+            let sends: Vec<Send> = (0..8).map(|id| nothing(100 + id).sge(end.mr.sge(0, 2500))).collect();
+            ensure!(end.qp.post(&sends) == Posted::All, "refused");
+        }
+        for end in ends {
+            for id in 0..8 {
+                let wc = end.sent.wait()?;
+                ensure!(
+                    (wc.wr_id, wc.status) == (100 + id, 0),
+                    "round {round}: {}",
+                    named(wc.status)
+                );
+                end.received.done(id)?;
+            }
+        }
+    }
+    Ok(())
+}

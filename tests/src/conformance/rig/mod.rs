@@ -1,0 +1,183 @@
+//! The objects of verbs for the cases: each owns what it stands for, and lets a case do what a correct program must not.
+//!
+//! All `unsafe` of the suite is in this folder. What makes it sound: an object holds the objects that it is made from, so that none is destroyed before its users;
+//! registered memory belongs to a [`Memory`] that its regions hold; a request points to nothing but what lives through the call. What a case chooses freely
+//! (addresses, keys, masks, sizes) are numbers that the device has to check: that it does is what is tested. A destruction that fails when a case is over is
+//! noted as a complaint, which fails the case.
+
+mod channel;
+mod completion;
+mod context;
+mod endpoint;
+mod event;
+mod memory;
+mod qp;
+pub(super) mod states;
+mod wr;
+
+use std::cell::{Cell, RefCell};
+use std::ffi::c_int;
+use std::fmt;
+use std::io;
+use std::mem::MaybeUninit;
+use std::rc::Rc;
+use std::time::Duration;
+
+use doorbell_verbs_sys::Api;
+
+pub(super) use channel::Channel;
+pub(super) use completion::{Completions, Cq, immediate, named};
+pub(super) use context::{Device, gid_bytes};
+pub(super) use endpoint::{End, Pair, Setup, pattern};
+pub(super) use memory::{ALL_RIGHTS, Memory, Mr, Pd};
+pub(super) use qp::{Ah, Peer, QKEY, Qp};
+pub(super) use wr::{Posted, Recv, Send};
+
+/// What a case is given.
+pub(super) struct Bench {
+    pub(super) api: &'static Api,
+    /// Its device's name.
+    pub(super) device: String,
+    /// Where its patterns of bytes and first sequence numbers come from.
+    pub(super) seed: u64,
+    /// How long is waited for what must not happen.
+    pub(super) quiet: Duration,
+    /// Longer than anything takes that is going to happen.
+    pub(super) patience: Duration,
+    /// Destructions that failed.
+    complaints: Rc<RefCell<Vec<String>>>,
+}
+
+impl Bench {
+    pub(super) fn new(api: &'static Api, device: &str, seed: u64, [quiet, patience]: [Duration; 2]) -> Self {
+        Self {
+            api,
+            device: device.to_owned(),
+            seed,
+            quiet,
+            patience,
+            complaints: Rc::default(),
+        }
+    }
+
+    pub(super) fn complaints(&self) -> Vec<String> {
+        self.complaints.take()
+    }
+}
+
+/// The device does not have, and truthfully does not report, what a case is about.
+#[derive(Debug)]
+pub(super) struct NotOffered(pub(super) String);
+
+impl fmt::Display for NotOffered {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "not offered: {}", self.0)
+    }
+}
+
+impl std::error::Error for NotOffered {}
+
+/// A refusal, as an errno value.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) struct Errno(pub(super) c_int);
+
+impl Errno {
+    pub(super) fn last() -> Self {
+        Self(io::Error::last_os_error().raw_os_error().unwrap_or(0))
+    }
+}
+
+impl fmt::Debug for Errno {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self.0 {
+            0 => "success",
+            libc::EBUSY => "EBUSY",
+            libc::EINVAL => "EINVAL",
+            libc::ENOMEM => "ENOMEM",
+            libc::EFAULT => "EFAULT",
+            libc::EAGAIN => "EAGAIN",
+            libc::ENOSYS => "ENOSYS",
+            libc::EPERM => "EPERM",
+            libc::EOPNOTSUPP => "EOPNOTSUPP",
+            other => return write!(f, "errno {other}"),
+        })
+    }
+}
+
+impl fmt::Display for Errno {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(self, f)
+    }
+}
+
+impl std::error::Error for Errno {}
+
+/// All zero.
+pub(super) fn zeroed<T: Copy>() -> T {
+    // SAFETY: used for the C structs of verbs alone: integers, null pointers, absent functions and unions of these.
+    unsafe { MaybeUninit::zeroed().assume_init() }
+}
+
+/// Something that one of the verbs made, and the verb that destroys it.
+struct Object<T> {
+    ptr: Cell<*mut T>,
+    destroy: unsafe extern "C" fn(*mut T) -> c_int,
+    what: &'static str,
+    complaints: Rc<RefCell<Vec<String>>>,
+}
+
+impl<T> Object<T> {
+    /// What the verb returned, or what errno says.
+    fn new(
+        device: &Device,
+        what: &'static str,
+        ptr: *mut T,
+        destroy: unsafe extern "C" fn(*mut T) -> c_int,
+    ) -> Result<Self, Errno> {
+        if ptr.is_null() {
+            return Err(Errno::last());
+        }
+        Ok(Self {
+            ptr: Cell::new(ptr),
+            destroy,
+            what,
+            complaints: device.complaints(),
+        })
+    }
+
+    /// The pointer that the verbs take.
+    ///
+    /// # Panics
+    /// When the case has destroyed it.
+    fn get(&self) -> *mut T {
+        let ptr = self.ptr.get();
+        assert!(!ptr.is_null(), "the case uses a {} that it has destroyed", self.what);
+        ptr
+    }
+
+    /// Destroys it, now and not on drop, unless that is refused.
+    fn destroy(&self) -> Errno {
+        let ptr = self.get();
+        // SAFETY: made by the verb that `destroy` belongs to and live, as every destruction that succeeds clears the pointer.
+        let result = unsafe { (self.destroy)(ptr) };
+        if result == 0 {
+            self.ptr.set(std::ptr::null_mut());
+        }
+        Errno(result)
+    }
+}
+
+impl<T> Drop for Object<T> {
+    fn drop(&mut self) {
+        if self.ptr.get().is_null() {
+            return;
+        }
+        let result = self.destroy();
+        if result != Errno(0) {
+            let what = self.what;
+            self.complaints
+                .borrow_mut()
+                .push(format!("destroying the {what}: {result}"));
+        }
+    }
+}

@@ -1,0 +1,167 @@
+//! Runs cases one after the other, each in a thread of its own with a limit, and judges them.
+
+use std::panic;
+use std::sync::{Arc, mpsc};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use doorbell_verbs_sys::Api;
+
+use super::rig::{Bench, NotOffered};
+use super::waivers::Waiver;
+use super::{Case, Options};
+
+/// No case may take longer: twice what it waits for a completion, which most need once.
+const LIMIT: Duration = Duration::from_secs(45);
+
+/// How a case ended.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) enum Outcome {
+    Passed,
+    Failed(String),
+    /// Fails, as the waiver file says.
+    Waived {
+        failure: String,
+        reason: String,
+    },
+    /// Passes, which the waiver file denies.
+    WaivedInVain(String),
+    /// The device does not report the capability.
+    NotOffered(String),
+}
+
+/// A case that was run.
+pub(super) struct CaseResult {
+    pub(super) case: Arc<Case>,
+    pub(super) outcome: Outcome,
+    pub(super) took: Duration,
+}
+
+impl CaseResult {
+    pub(super) fn is_good(&self) -> bool {
+        !matches!(self.outcome, Outcome::Failed(_) | Outcome::WaivedInVain(_))
+    }
+}
+
+/// Runs them all, and tells of each as it ends.
+pub(super) fn run(
+    api: &'static Api,
+    options: &Options,
+    cases: Vec<Case>,
+    waivers: &[Waiver],
+    mut tell: impl FnMut(&CaseResult),
+) -> Vec<CaseResult> {
+    // A panic is told with its case.
+    panic::set_hook(Box::new(|_| {}));
+    let results = cases
+        .into_iter()
+        .map(|case| {
+            let result = one(api, options, Arc::new(case), waivers);
+            tell(&result);
+            result
+        })
+        .collect();
+    drop(panic::take_hook());
+    results
+}
+
+fn one(api: &'static Api, options: &Options, case: Arc<Case>, waivers: &[Waiver]) -> CaseResult {
+    let since = Instant::now();
+    let (device, seed, times) = (options.device.clone(), options.seed, [options.quiet, options.patience]);
+    let outcome = in_time(Arc::clone(&case), move |case| {
+        attempt(case, &Bench::new(api, &device, seed, times))
+    });
+    let waiver = waivers.iter().find(|waiver| waiver.covers(&case.name));
+    CaseResult {
+        case,
+        outcome: judge(outcome, waiver),
+        took: since.elapsed(),
+    }
+}
+
+fn attempt(case: &Case, bench: &Bench) -> Outcome {
+    match (case.run)(bench) {
+        Ok(()) => match &bench.complaints()[..] {
+            [] => Outcome::Passed,
+            complaints => Outcome::Failed(complaints.join("; ")),
+        },
+        Err(error) => match error.downcast_ref::<NotOffered>() {
+            Some(NotOffered(what)) => Outcome::NotOffered(what.clone()),
+            None => Outcome::Failed(format!("{error:#}")),
+        },
+    }
+}
+
+/// Runs the case in a thread. One that hangs in a verb is left behind: nothing can stop it, and the process ends soon.
+fn in_time(case: Arc<Case>, run: impl FnOnce(&Case) -> Outcome + Send + 'static) -> Outcome {
+    let (say, heard) = mpsc::channel();
+    let thread = thread::Builder::new().name(case.name.clone()).spawn(move || {
+        // The other end is gone when this was too late.
+        let _ = say.send(run(&case));
+    });
+    let thread = match thread {
+        Ok(thread) => thread,
+        Err(error) => return Outcome::Failed(format!("no thread for it: {error}")),
+    };
+    match heard.recv_timeout(LIMIT) {
+        Ok(outcome) => outcome,
+        Err(mpsc::RecvTimeoutError::Timeout) => Outcome::Failed(format!("has not ended after {LIMIT:?}")),
+        Err(mpsc::RecvTimeoutError::Disconnected) => Outcome::Failed(match thread.join() {
+            Ok(()) => "ended without a word".to_owned(),
+            Err(panic) => format!("panicked: {}", words(&*panic)),
+        }),
+    }
+}
+
+fn words(panic: &(dyn std::any::Any + Send)) -> String {
+    let text = panic.downcast_ref::<String>().cloned();
+    text.or_else(|| panic.downcast_ref::<&str>().map(|&text| text.to_owned()))
+        .unwrap_or_else(|| "without words".to_owned())
+}
+
+fn judge(outcome: Outcome, waiver: Option<&Waiver>) -> Outcome {
+    let Some(waiver) = waiver else {
+        return outcome;
+    };
+    match outcome {
+        Outcome::Failed(failure) => Outcome::Waived {
+            failure,
+            reason: waiver.reason.clone(),
+        },
+        Outcome::Passed | Outcome::NotOffered(_) if !waiver.unsteady => Outcome::WaivedInVain(waiver.reason.clone()),
+        other => other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::case;
+    use super::*;
+
+    fn waiver(unsteady: bool) -> Waiver {
+        Waiver {
+            pattern: "a/b".to_owned(),
+            unsteady,
+            reason: "it is so".to_owned(),
+        }
+    }
+
+    #[test]
+    fn a_waived_case_must_fail() {
+        let failed = Outcome::Failed("x".to_owned());
+        assert_eq!(judge(failed.clone(), None), failed);
+        assert!(matches!(judge(failed, Some(&waiver(false))), Outcome::Waived { .. }));
+        assert!(matches!(
+            judge(Outcome::Passed, Some(&waiver(false))),
+            Outcome::WaivedInVain(_)
+        ));
+        assert_eq!(judge(Outcome::Passed, Some(&waiver(true))), Outcome::Passed);
+    }
+
+    #[test]
+    fn a_panic_is_a_failure_with_its_words() {
+        let case = Arc::new(case("a/b", "", "", |_| Ok(())));
+        let outcome = in_time(case, |_| panic!("no {}", "way"));
+        assert_eq!(outcome, Outcome::Failed("panicked: no way".to_owned()));
+    }
+}

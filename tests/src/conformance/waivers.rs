@@ -1,0 +1,104 @@
+//! Waivers: what a device is known to do otherwise, with the reason.
+//!
+//! A line is `NAME: reason`, where the name is a case's, or its beginning and `*`; `unsteady NAME: reason` when the case passes at times; empty lines and those
+//! that begin with `#` are for the reader.
+
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, Result, bail, ensure};
+
+/// A line.
+#[derive(Clone, Debug)]
+pub(super) struct Waiver {
+    /// A case's name, or its beginning and `*`.
+    pub(super) pattern: String,
+    /// The case may pass as well as fail.
+    pub(super) unsteady: bool,
+    pub(super) reason: String,
+}
+
+impl Waiver {
+    pub(super) fn covers(&self, name: &str) -> bool {
+        match self.pattern.strip_suffix('*') {
+            Some(beginning) => name.starts_with(beginning),
+            None => name == self.pattern,
+        }
+    }
+}
+
+pub(super) fn read(path: &Path) -> Result<Vec<Waiver>> {
+    let text = fs::read_to_string(path).with_context(|| path.display().to_string())?;
+    parse(&text).with_context(|| path.display().to_string())
+}
+
+fn parse(text: &str) -> Result<Vec<Waiver>> {
+    let mut waivers: Vec<Waiver> = Vec::new();
+    for (number, line) in text.lines().enumerate() {
+        if line.trim().is_empty() || line.starts_with('#') {
+            continue;
+        }
+        let (head, reason) = line
+            .split_once(": ")
+            .with_context(|| format!("line {}: not `NAME: reason`", number + 1))?;
+        let (unsteady, pattern) = match head.strip_prefix("unsteady ") {
+            Some(pattern) => (true, pattern),
+            None => (false, head),
+        };
+        if waivers.iter().any(|waiver| waiver.pattern == pattern) {
+            bail!("line {}: {pattern} is waived twice", number + 1);
+        }
+        ensure!(
+            !reason.trim().is_empty(),
+            "line {}: a waiver needs a reason",
+            number + 1
+        );
+        waivers.push(Waiver {
+            pattern: pattern.to_owned(),
+            unsteady,
+            reason: reason.trim().to_owned(),
+        });
+    }
+    Ok(waivers)
+}
+
+/// Each waiver is of a case that there is.
+pub(super) fn check(waivers: &[Waiver], names: &[String]) -> Result<()> {
+    for waiver in waivers {
+        ensure!(
+            names.iter().any(|name| waiver.covers(name)),
+            "the waiver of {} is of no case that there is",
+            waiver.pattern
+        );
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_names_a_case_and_says_why() {
+        let waivers = parse("# of a device\n\na/b: it has none: none at all\nunsteady c/*: now and then\n").unwrap();
+        let [first, second] = &waivers[..] else {
+            panic!("{waivers:?}")
+        };
+        assert_eq!(
+            (&*first.pattern, first.unsteady, &*first.reason),
+            ("a/b", false, "it has none: none at all")
+        );
+        assert!(second.unsteady && second.covers("c/d") && !second.covers("a/c/"));
+        assert!(first.covers("a/b") && !first.covers("a/bc"));
+    }
+
+    #[test]
+    fn a_waiver_without_reason_case_or_twice_is_refused() {
+        assert!(parse("a/b\n").is_err());
+        assert!(parse("a/b:  \n").is_err());
+        assert!(parse("a/b: so\na/b: so\n").is_err());
+        let waivers = parse("a/b: so\n").unwrap();
+        assert!(check(&waivers, &["a/c".to_owned()]).is_err());
+        assert!(check(&waivers, &["a/b".to_owned()]).is_ok());
+    }
+}

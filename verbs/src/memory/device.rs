@@ -1,0 +1,143 @@
+//! Memory on the adapter itself (ibv_alloc_dm(3)): small, and nearer to the wire than the host's.
+
+use core::mem::ManuallyDrop;
+use std::any::Any;
+use std::io;
+use std::sync::Arc;
+
+use doorbell_verbs_sys::{self as sys, inline};
+
+use crate::context::{Context, ContextInner};
+use crate::error::{MemoryError, check};
+use crate::pd::PdInner;
+
+/// Memory of the device, which only copies reach, and requests once it is registered
+/// ([`ProtectionDomain::register_device_memory`](crate::ProtectionDomain::register_device_memory)). Cloning is cheap; it is freed with the last clone and the last
+/// buffer registered of it.
+#[derive(Clone)]
+pub struct DeviceMemory {
+    inner: Arc<DmInner>,
+}
+
+struct DmInner {
+    raw: *mut sys::ibv_dm,
+    len: usize,
+    context: ManuallyDrop<Arc<ContextInner>>,
+}
+
+// SAFETY: `raw` is only passed to verbs, which may be called from any thread.
+unsafe impl Send for DmInner {}
+// SAFETY: as above.
+unsafe impl Sync for DmInner {}
+
+impl DeviceMemory {
+    pub(crate) fn new(context: &Context, len: usize, align: usize) -> Result<Self, MemoryError> {
+        let context = context.inner();
+        if len == 0 {
+            return Err(MemoryError::Empty);
+        }
+        let mut attr = sys::ibv_alloc_dm_attr {
+            length: len,
+            log_align_req: align.max(1).next_power_of_two().ilog2(),
+            comp_mask: 0,
+        };
+        // SAFETY: the context is live.
+        let raw = unsafe { inline::alloc_dm(context.raw, &mut attr) };
+        if raw.is_null() {
+            return Err(MemoryError::DeviceMemory {
+                verb: "ibv_alloc_dm",
+                device: context.name.clone(),
+                len,
+                error: io::Error::last_os_error(),
+            });
+        }
+        Ok(Self {
+            inner: Arc::new(DmInner {
+                raw,
+                len,
+                context: ManuallyDrop::new(Arc::clone(context)),
+            }),
+        })
+    }
+
+    /// Its length in bytes.
+    #[must_use]
+    #[expect(clippy::len_without_is_empty, reason = "it is never empty")]
+    pub fn len(&self) -> usize {
+        self.inner.len
+    }
+
+    /// Copies `from` to `offset` (ibv_memcpy_to_dm(3)).
+    ///
+    /// # Errors
+    /// When the range is beyond it, or the device refuses: some want offset and length to be multiples of 4.
+    pub fn write(&self, offset: u64, from: &[u8]) -> Result<(), MemoryError> {
+        self.check(offset, from.len())?;
+        // SAFETY: the device memory is live, and `from` is readable.
+        let result = unsafe { inline::memcpy_to_dm(self.inner.raw, offset, from.as_ptr().cast(), from.len()) };
+        self.copied("ibv_memcpy_to_dm", from.len(), result)
+    }
+
+    /// Copies from `offset` into `into` (ibv_memcpy_from_dm(3)).
+    ///
+    /// # Errors
+    /// As for [`write`](Self::write).
+    pub fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), MemoryError> {
+        self.check(offset, into.len())?;
+        // SAFETY: the device memory is live, and `into` may be written.
+        let result = unsafe { inline::memcpy_from_dm(into.as_mut_ptr().cast(), self.inner.raw, offset, into.len()) };
+        self.copied("ibv_memcpy_from_dm", into.len(), result)
+    }
+
+    fn copied(&self, verb: &'static str, len: usize, result: i32) -> Result<(), MemoryError> {
+        check(result).map_err(|error| MemoryError::DeviceMemory {
+            verb,
+            device: self.inner.context.name.clone(),
+            len,
+            error,
+        })
+    }
+
+    /// Whether `len` bytes at `offset` are in it.
+    pub(super) fn check(&self, offset: u64, len: usize) -> Result<(), MemoryError> {
+        let whole = self.inner.len as u64;
+        if offset.checked_add(len as u64).is_some_and(|end| end <= whole) {
+            return Ok(());
+        }
+        Err(MemoryError::BeyondDeviceMemory { offset, len, whole })
+    }
+
+    pub(super) fn raw(&self) -> *mut sys::ibv_dm {
+        self.inner.raw
+    }
+
+    pub(super) fn is_of(&self, pd: &PdInner) -> bool {
+        self.inner.context.raw == pd.context.raw
+    }
+
+    /// What keeps it from being freed.
+    pub(super) fn keeper(&self) -> Arc<dyn Any + Send + Sync> {
+        Arc::clone(&self.inner) as _
+    }
+}
+
+impl core::fmt::Debug for DeviceMemory {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("DeviceMemory")
+            .field("len", &self.inner.len)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Drop for DmInner {
+    fn drop(&mut self) {
+        // SAFETY: the last reference: regions of it hold one until they are deregistered.
+        match check(unsafe { inline::free_dm(self.raw) }) {
+            // SAFETY: dropped once, here.
+            Ok(()) => unsafe { ManuallyDrop::drop(&mut self.context) },
+            Err(error) => {
+                tracing::error!(device = %self.context.name, %error, "ibv_free_dm failed; it is leaked, and its context");
+            }
+        }
+    }
+}

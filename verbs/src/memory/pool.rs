@@ -1,0 +1,120 @@
+//! Buffers that no request has, as a list through their headers.
+
+use core::marker::PhantomData;
+
+use super::buffer::Buffer;
+use super::range::RangePtr;
+use super::rights::{Kind, Local};
+
+/// A pool of buffers: where those wait that no request has. The last one in is the first out, as it is the likeliest to be in the processor's caches.
+///
+/// It is a list through the buffers themselves: it never allocates, is never full, and costs about as much as C's array of pointers.
+///
+/// ```no_run
+/// # fn example(cq: &mut doorbell_verbs::CompletionQueue, qp: &mut doorbell_verbs::QueuePair) -> Result<(), Box<dyn std::error::Error>> {
+/// use doorbell_verbs::Pool;
+///
+/// let mut pool: Pool = Pool::new();
+/// cq.poll()?.try_for_each(|done| {
+///     done.result()?;
+///     pool.extend(done.into_buffer());
+///     Ok::<_, doorbell_verbs::Failure>(())
+/// })?;
+/// while let Some(buffer) = pool.pop() {
+///     qp.receive(buffer)?;
+/// }
+/// # Ok(())
+/// # }
+/// ```
+pub struct Pool<K: Kind = Local> {
+    /// Each header tells of the next; the last one's `next` is `None`.
+    first: Option<RangePtr>,
+    kind: PhantomData<Buffer<K>>,
+}
+
+// SAFETY: it owns its buffers, which are Send.
+unsafe impl<K: Kind> Send for Pool<K> {}
+// SAFETY: shared access only looks whether there are any, and reads their lengths.
+unsafe impl<K: Kind> Sync for Pool<K> {}
+
+impl<K: Kind> Pool<K> {
+    /// One without buffers.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self {
+            first: None,
+            kind: PhantomData,
+        }
+    }
+
+    /// Puts `buffer` in.
+    #[inline]
+    pub fn push(&mut self, buffer: Buffer<K>) {
+        let mut range = buffer.into_range();
+        // SAFETY: the buffer, now ours, owned its header.
+        unsafe { range.as_mut().next = self.first };
+        self.first = Some(range);
+    }
+
+    /// Takes the buffer that was put in last.
+    #[inline]
+    pub fn pop(&mut self) -> Option<Buffer<K>> {
+        let range = self.first?;
+        // SAFETY: the pool owns it.
+        self.first = unsafe { range.as_ref().next };
+        // SAFETY: owned, of this kind as `push` took it from such a buffer, and no longer in the list.
+        Some(unsafe { Buffer::from_range(range) })
+    }
+
+    /// Whether there is none in it.
+    #[inline]
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.first.is_none()
+    }
+
+    /// How many there are. Counts them, one by one.
+    #[must_use]
+    pub fn count(&self) -> usize {
+        let next = |range: &RangePtr| {
+            // SAFETY: the pool owns it.
+            unsafe { range.as_ref().next }
+        };
+        core::iter::successors(self.first, next).count()
+    }
+}
+
+impl<K: Kind> Default for Pool<K> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl<K: Kind> Extend<Buffer<K>> for Pool<K> {
+    #[inline]
+    fn extend<I: IntoIterator<Item = Buffer<K>>>(&mut self, buffers: I) {
+        buffers.into_iter().for_each(|buffer| self.push(buffer));
+    }
+}
+
+impl<K: Kind> FromIterator<Buffer<K>> for Pool<K> {
+    fn from_iter<I: IntoIterator<Item = Buffer<K>>>(buffers: I) -> Self {
+        let mut pool = Self::new();
+        pool.extend(buffers);
+        pool
+    }
+}
+
+impl<K: Kind> Drop for Pool<K> {
+    fn drop(&mut self) {
+        while self.pop().is_some() {}
+    }
+}
+
+impl<K: Kind> core::fmt::Debug for Pool<K> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("Pool")
+            .field("count", &self.count())
+            .finish_non_exhaustive()
+    }
+}

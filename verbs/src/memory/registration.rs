@@ -1,0 +1,184 @@
+//! Registering memory with more than rights: options of a region, dma-bufs, and device memory.
+
+use core::ffi::c_uint;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
+
+use doorbell_verbs_sys::{self as sys, inline};
+
+use super::buffer::{Buffer, Chunks};
+use super::device::DeviceMemory;
+use super::region::{self, Backing, Region, check_buffer};
+use super::rights::{Opaque, Rights};
+use super::storage::{Memory, PAGE};
+use crate::error::MemoryError;
+use crate::pd::{PdInner, ProtectionDomain};
+
+/// How memory is to be registered; made by [`ProtectionDomain::registration`].
+///
+/// ```no_run
+/// # use doorbell_verbs::{HugePage, Memory, ProtectionDomain, RemoteWrite};
+/// # fn example(pd: &ProtectionDomain) -> Result<(), Box<dyn std::error::Error>> {
+/// let memory = Memory::huge(1 << 30, HugePage::Size2M)?;
+/// let inbox = pd.registration().relaxed_ordering().huge_pages().register(memory, RemoteWrite)?;
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug, Clone, Copy)]
+#[must_use = "nothing is registered until register() is called"]
+pub struct Registration<'a> {
+    pd: &'a ProtectionDomain,
+    flags: c_uint,
+}
+
+impl<'a> Registration<'a> {
+    pub(crate) fn new(pd: &'a ProtectionDomain) -> Self {
+        Self { pd, flags: 0 }
+    }
+
+    /// Lets the device write the region's bytes in any order (`IBV_ACCESS_RELAXED_ORDERING`, PCIe relaxed ordering), which is faster on many hosts. Then only a
+    /// completion says that data has arrived: a flag that a peer writes last may be seen before the data. A device or kernel that doesn't know it ignores it.
+    pub fn relaxed_ordering(mut self) -> Self {
+        self.flags |= sys::IBV_ACCESS_RELAXED_ORDERING;
+        self
+    }
+
+    /// Does not pin the region: the device asks for pages when it needs them (`IBV_ACCESS_ON_DEMAND`), see [`Buffer::prefetch`]. For
+    /// [devices that have it](crate::DeviceAttr::on_demand_paging).
+    ///
+    /// A region of the whole address space, which verbs also offer, is not: it would let requests touch memory that isn't theirs.
+    pub fn on_demand(mut self) -> Self {
+        self.flags |= sys::IBV_ACCESS_ON_DEMAND;
+        self
+    }
+
+    /// Says that the memory is of huge pages (`IBV_ACCESS_HUGETLB`), which paging on demand must know; for pinned memory the library sees it by itself.
+    pub fn huge_pages(mut self) -> Self {
+        self.flags |= sys::IBV_ACCESS_HUGETLB;
+        self
+    }
+
+    /// See [`ProtectionDomain::register`].
+    ///
+    /// # Errors
+    /// As [`ProtectionDomain::register`], and when the device can't page on demand and is asked to.
+    pub fn register<R: Rights>(self, memory: impl Into<Memory>, _: R) -> Result<Buffer<R>, MemoryError> {
+        self.check()?;
+        region::register(self.pd.inner(), memory.into(), self.flags)
+    }
+
+    /// See [`ProtectionDomain::register_chunks`].
+    ///
+    /// # Errors
+    /// As [`register`](Self::register).
+    pub fn register_chunks<R: Rights>(
+        self,
+        memory: impl Into<Memory>,
+        chunk: usize,
+        _: R,
+    ) -> Result<Chunks<R>, MemoryError> {
+        self.check()?;
+        region::register_chunks(self.pd.inner(), memory.into(), chunk, self.flags)
+    }
+
+    fn check(self) -> Result<(), MemoryError> {
+        let context = &self.pd.inner().context;
+        if self.flags & sys::IBV_ACCESS_ON_DEMAND != 0 && !context.attr.on_demand_paging {
+            return Err(MemoryError::NoOnDemandPaging {
+                device: context.name.clone(),
+            });
+        }
+        Ok(())
+    }
+}
+
+/// Whether the device registers dma-bufs: it is asked to register none, and says what is wrong with that.
+pub(crate) fn supports_dmabuf(pd: &PdInner) -> bool {
+    let Some(reg_dmabuf_mr) = pd.context.api.reg_dmabuf_mr else {
+        return false;
+    };
+    // SAFETY: the domain is live; no descriptor is -1, so nothing is registered.
+    let mr = unsafe { reg_dmabuf_mr(pd.raw, 0, PAGE, 0, -1, 0) };
+    if mr.is_null() {
+        return !unsupported(&io::Error::last_os_error());
+    }
+    // SAFETY: should a device have registered something after all, it is not used.
+    unsafe { (pd.context.api.dereg_mr)(mr) };
+    true
+}
+
+/// The two ways of saying that there is no such call: the kernel's, and that of providers without it.
+fn unsupported(error: &io::Error) -> bool {
+    const EPROTONOSUPPORT: i32 = 93;
+    error.kind() == io::ErrorKind::Unsupported || error.raw_os_error() == Some(EPROTONOSUPPORT)
+}
+
+pub(crate) fn register_dmabuf<R: Rights>(
+    pd: &Arc<PdInner>,
+    fd: OwnedFd,
+    offset: u64,
+    len: usize,
+    iova: u64,
+    _: R,
+) -> Result<Buffer<Opaque<R>>, MemoryError> {
+    check_buffer(len)?;
+    let device = || pd.context.name.clone();
+    let page = PAGE as u64;
+    if offset % page != iova % page || iova.checked_add(len as u64).is_none() {
+        return Err(MemoryError::DmaBufAddress { offset, iova, len });
+    }
+    let Some(reg_dmabuf_mr) = pd.context.api.reg_dmabuf_mr else {
+        return Err(MemoryError::NoDmaBuf { device: device() });
+    };
+    let access = R::ACCESS.cast_signed();
+    // SAFETY: the domain is live and the descriptor open. The kernel holds the dma-buf as long as the region is; nothing of this process' memory is registered.
+    let mr = unsafe { reg_dmabuf_mr(pd.raw, offset, len, iova, fd.as_raw_fd(), access) };
+    if mr.is_null() {
+        let error = io::Error::last_os_error();
+        return Err(if unsupported(&error) {
+            MemoryError::NoDmaBuf { device: device() }
+        } else {
+            MemoryError::RegisterDmaBuf {
+                device: device(),
+                len,
+                error,
+            }
+        });
+    }
+    // SAFETY: just made in this domain. Its bytes are known by addresses from `iova` on (the struct's `addr` is the offset, by ibv_reg_dmabuf_mr(3)).
+    let region = unsafe { Region::adopt(pd, mr, iova, len, R::ACCESS, Backing::Elsewhere) };
+    Ok(Buffer::new(region, iova, len))
+}
+
+pub(crate) fn register_device_memory<R: Rights>(
+    pd: &Arc<PdInner>,
+    memory: &DeviceMemory,
+    offset: u64,
+    len: usize,
+    _: R,
+) -> Result<Buffer<Opaque<R>>, MemoryError> {
+    check_buffer(len)?;
+    memory.check(offset, len)?;
+    let failed = |error| MemoryError::DeviceMemory {
+        verb: "ibv_reg_dm_mr",
+        device: pd.context.name.clone(),
+        len,
+        error,
+    };
+    if !memory.is_of(pd) {
+        return Err(MemoryError::ForeignDeviceMemory {
+            device: pd.context.name.clone(),
+        });
+    }
+    // Device memory has no address of its own: requests count from the region's first byte (ibv_alloc_dm(3)).
+    let access = R::ACCESS | sys::IBV_ACCESS_ZERO_BASED;
+    // SAFETY: domain and device memory are live, of one device, and the region keeps the latter.
+    let mr = unsafe { inline::reg_dm_mr(pd.raw, memory.raw(), offset, len, access) };
+    if mr.is_null() {
+        return Err(failed(io::Error::last_os_error()));
+    }
+    // SAFETY: just made in this domain.
+    let region = unsafe { Region::adopt(pd, mr, 0, len, access, Backing::Kept(memory.keeper())) };
+    Ok(Buffer::new(region, 0, len))
+}

@@ -1,0 +1,131 @@
+//! Building the columns: ours, C, and the peers.
+
+use crate::{ci, setup, target_folder, workspace};
+use anyhow::{Context, Result, bail};
+use std::{
+    env, fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+/// A column of the table.
+pub(super) struct Column {
+    pub(super) title: &'static str,
+    /// The program, or why it could not be built here.
+    pub(super) program: Result<PathBuf, String>,
+}
+
+/// What is counted, and what it is counted with.
+pub(super) struct Programs {
+    /// Where the C programs are, the provider and what callgrind writes.
+    pub(super) folder: PathBuf,
+    /// Ours, C with accounting, and others: in this order.
+    pub(super) columns: Vec<Column>,
+    /// Does what a data path may not do.
+    pub(super) guilty: PathBuf,
+}
+
+/// The crates that are measured beside us: their titles, and their packages' folders in `tests/peers`.
+const PEERS: [&str; 3] = ["ibverbs", "sideway", "rdma-sys"];
+
+impl Programs {
+    /// Builds everything, the C programs by `gcc -O2`.
+    pub(super) fn build(with_peers: bool) -> Result<Self> {
+        let folder = target_folder()?.join("instructions");
+        fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
+        let source = workspace().join("tests/instructions");
+        let provider = folder.join("libibverbs.so.1");
+        let versions = format!("-Wl,--version-script={}", source.join("provider.map").display());
+        gcc(
+            &["-shared", "-fPIC", "-Wl,-soname,libibverbs.so.1", &versions],
+            &[source.join("provider.c"), source.join("datapath.c")],
+            &provider,
+        )?;
+        let c = |name: &str, also: &[PathBuf]| -> Result<PathBuf> {
+            let program = folder.join(name);
+            let own = source.join(name).with_extension("c");
+            gcc(&["-pthread"], &[&[own], also].concat(), &program)?;
+            Ok(program)
+        };
+        let peer = [source.join("peer.c"), provider];
+        let column = |title, program| Column { title, program };
+        let mut columns = vec![
+            column("ours", Ok(build_ours()?)),
+            column("C with accounting", Ok(c("accounting", &peer)?)),
+            column("bare C", Ok(c("bare", &peer)?)),
+        ];
+        if with_peers {
+            let missing = setup::provide(&setup::PEERS)?;
+            for title in PEERS {
+                columns.push(column(title, build_peer(title, &missing)?));
+            }
+        }
+        Ok(Self {
+            columns,
+            guilty: c("guilty", &[])?,
+            folder,
+        })
+    }
+}
+
+fn gcc(options: &[&str], sources: &[PathBuf], output: &Path) -> Result<()> {
+    let status = Command::new("gcc")
+        .args(["-O2", "-Wall", "-Wextra", "-Werror"])
+        .args(options)
+        .arg("-o")
+        .arg(output)
+        .args(sources)
+        .status()
+        .context("cannot run gcc")?;
+    if !status.success() {
+        bail!("gcc for {}: {status}", output.display());
+    }
+    Ok(())
+}
+
+/// Cargo, the same one that runs us, building as a user would: the release profile.
+fn cargo_build() -> Command {
+    let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command
+        .args(["build", "--release", "--locked"])
+        .current_dir(workspace());
+    command
+}
+
+fn build_ours() -> Result<PathBuf> {
+    let status = cargo_build()
+        .args(["--package", "doorbell-tests", "--bin", "instructions"])
+        .status()
+        .context("cannot run cargo")?;
+    if !status.success() {
+        bail!("cargo build: {status}");
+    }
+    Ok(target_folder()?.join("release/instructions"))
+}
+
+/// A peer's program, or why it cannot be built here. Where nothing may be left out, that is an error.
+fn build_peer(name: &str, missing: &[&str]) -> Result<Result<PathBuf, String>> {
+    let not_built = |why: String| {
+        if ci::under_ci() {
+            bail!("{name}: {why}")
+        } else {
+            Ok(Err(why))
+        }
+    };
+    if !missing.is_empty() {
+        return not_built(format!("missing: {} (as root: apt-get install {0})", missing.join(" ")));
+    }
+    let folder = target_folder()?.join("peers");
+    let status = cargo_build()
+        .arg("--manifest-path")
+        .arg(workspace().join("tests/peers").join(name).join("Cargo.toml"))
+        .arg("--target-dir")
+        .arg(&folder)
+        .env("LIBCLANG_PATH", setup::LIBCLANG)
+        .status()
+        .context("cannot run cargo")?;
+    if !status.success() {
+        return not_built(format!("not built: cargo build: {status} (cargo says why above)"));
+    }
+    Ok(Ok(folder.join(format!("release/doorbell-peer-{name}"))))
+}
