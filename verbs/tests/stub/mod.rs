@@ -6,6 +6,7 @@ mod address;
 mod events;
 pub(crate) mod memory;
 mod provider;
+mod shared;
 
 use core::ffi::c_int;
 use std::collections::{HashMap, VecDeque};
@@ -36,6 +37,8 @@ pub(crate) enum Verb {
     CreateCq,
     CreateAh,
     ResizeCq,
+    CreateSrq,
+    DestroySrq,
 }
 
 /// A request as the provider got it.
@@ -80,6 +83,8 @@ struct StubQp {
     signal_all: bool,
     send_cq: usize,
     recv_cq: usize,
+    /// The address of its shared receive queue, 0 if it has none.
+    srq: usize,
     send: WorkQueue,
     recv: WorkQueue,
     /// What each transition was given.
@@ -90,6 +95,10 @@ struct StubQp {
 #[derive(Default)]
 struct State {
     qps: HashMap<u32, StubQp>,
+    /// By address.
+    srqs: HashMap<usize, shared::StubSrq>,
+    /// Completions of a queue pair that are not polled go with it, as on hardware.
+    purges: bool,
     live: HashMap<&'static str, i32>,
     /// Registered: key to address and length.
     regions: HashMap<u32, (u64, u64, u32)>,
