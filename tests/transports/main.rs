@@ -4,6 +4,7 @@
 mod attributes;
 mod connected;
 mod datagrams;
+mod shared;
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Once;
