@@ -49,6 +49,9 @@ impl Table {
     }
 }
 
+/// Rings, each with its key.
+type Arrivals = Vec<(u32, Arc<Ring>)>;
+
 /// What queue pairs and poller tell each other, behind the queue's lock.
 pub(super) struct Registry {
     /// Entries there are.
@@ -60,7 +63,7 @@ pub(super) struct Registry {
     /// Indices used so far.
     indices: u32,
     /// Rings that the poller has not put in its table yet.
-    arrivals: Vec<(u32, Arc<Ring>)>,
+    arrivals: Arrivals,
     /// Keys of rings whose queue pair is gone, and how many completions each may have left in the queue.
     departures: Vec<(u32, u32)>,
     /// The same of shared receive queues.
@@ -182,12 +185,12 @@ impl Registry {
         true
     }
 
-    /// The poller is gone.
-    pub(super) fn close(&mut self) -> Vec<(u32, Arc<Ring>)> {
+    /// The poller is gone. Gives what it did not know yet, to be dropped.
+    pub(super) fn close(&mut self) -> (Arrivals, Vec<Arc<Returns>>) {
         self.closed = true;
-        self.shared_arrivals.clear();
-        self.shared_departures.clear();
-        core::mem::take(&mut self.arrivals)
+        let mut shared = core::mem::take(&mut self.shared_arrivals);
+        shared.extend(self.shared_departures.drain(..).map(|(returns, _)| returns));
+        (core::mem::take(&mut self.arrivals), shared)
     }
 }
 

@@ -185,6 +185,27 @@ impl SrqInner {
 ///
 /// It is not `Clone`: a queue has one poster. What makes queue pairs on it in other threads is its [`handle`](Self::handle).
 ///
+/// ```no_run
+/// # use doorbell_verbs::{CompletionQueue, Endpoint, Local, ProtectionDomain};
+/// # fn serve(pd: &ProtectionDomain, cq: &mut CompletionQueue, peers: &[Endpoint]) -> Result<(), Box<dyn std::error::Error>> {
+/// let mut srq = pd.shared_receive_queue(256).create()?;
+/// let mut qps = Vec::new();
+/// for peer in peers {
+///     qps.push(pd.queue_pair(cq).shared_receive(&srq).rc()?.connect(peer)?);
+/// }
+/// let inbox = pd.register(vec![0_u8; 256 << 10], Local)?;
+/// srq.post_receives(|batch| inbox.chunks(1 << 10).for_each(|buffer| batch.receive(buffer)))?;
+/// loop {
+///     for mut done in cq.poll()? {
+///         println!("{:?} of queue pair {}", done.result()?, done.qpn());
+///         if let Some(buffer) = done.take::<Local>() {
+///             srq.receive(buffer)?;
+///         }
+///     }
+/// }
+/// # }
+/// ```
+///
 /// Which queue pair takes a receive is not known before its message begins. The completion comes to that queue pair's completion queue, in any order, and brings the
 /// buffer back; its [`sequence`](crate::Completion::sequence) is the number of receives that the queue pair has had completed before.
 ///
