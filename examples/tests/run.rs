@@ -25,6 +25,20 @@ fn the_sleeping_receiver_wakes_for_every_message_and_event() {
 }
 
 #[test]
+fn datagrams_are_answered_without_connecting() {
+    let stdout = run(env!("CARGO_BIN_EXE_05_datagrams"));
+    let lines: Vec<_> = stdout.lines().collect();
+    assert_eq!(lines.len(), 4, "{stdout}");
+    for (number, line) in lines[..3].iter().enumerate() {
+        assert!(
+            line.starts_with(&format!("client {number}: 20 answers from queue pair 0x")),
+            "{stdout}"
+        );
+    }
+    assert_eq!(lines[3], "the server knew none of them before they asked");
+}
+
+#[test]
 fn tasks_serve_all_clients() {
     assert_eq!(run(env!("CARGO_BIN_EXE_03_tokio")), "8 clients, 50 answers each\n");
 }

@@ -8,8 +8,8 @@ use std::process::ExitCode;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use doorbell_verbs::{
-    Buffer, CompletionQueue, Endpoint, Failure, Gid, Library, Lid, Local, Mtu, Pool, Psn, Qpn, QueuePair, Refused,
-    Remote, Write,
+    Buffer, CompletionQueue, Endpoint, Failure, Gid, Library, Lid, Local, Mtu, Pool, Psn, Qpn, QueuePair, Rc, Refused,
+    Remote, WorkRequests, Write,
 };
 
 /// As the C columns have them.
@@ -31,6 +31,26 @@ fn measure_inline(qp: &mut QueuePair, bytes: &[u8], remote: &Target) -> Result<(
 
 #[inline(never)]
 fn measure_batch(qp: &mut QueuePair, pool: &mut Pool, remote: &Target) -> Result<(), Refused> {
+    qp.post(|batch| {
+        for _ in 0..BATCH {
+            let Some(buffer) = pool.pop() else { break };
+            batch.write(buffer, *remote);
+        }
+    })
+}
+
+#[inline(never)]
+fn measure_write_wr(qp: &mut QueuePair<Rc, WorkRequests>, buffer: Buffer, remote: &Target) -> Result<(), Refused> {
+    qp.write(buffer, *remote)
+}
+
+#[inline(never)]
+fn measure_inline_wr(qp: &mut QueuePair<Rc, WorkRequests>, bytes: &[u8], remote: &Target) -> Result<(), Refused> {
+    qp.write_inline(bytes, *remote)
+}
+
+#[inline(never)]
+fn measure_batch_wr(qp: &mut QueuePair<Rc, WorkRequests>, pool: &mut Pool, remote: &Target) -> Result<(), Refused> {
     qp.post(|batch| {
         for _ in 0..BATCH {
             let Some(buffer) = pool.pop() else { break };
@@ -86,7 +106,7 @@ fn main() -> ExitCode {
 fn run(mut arguments: impl Iterator<Item = String>) -> Result<bool> {
     let row = arguments.next().context("which row?")?;
     let iterations: u64 = arguments.next().context("how many iterations?")?.parse()?;
-    let (mut qp, mut cq, mut pool) = set_up()?;
+    let (mut qp, mut calls, mut cq, mut pool) = set_up()?;
     let (bytes, remote) = ([0; BATCH], Target::from_raw(0x10000, 0x4321, 1 << 20));
     for _ in 0..iterations {
         let (bytes, remote) = (black_box(&bytes), black_box(&remote));
@@ -96,7 +116,10 @@ fn run(mut arguments: impl Iterator<Item = String>) -> Result<bool> {
             "batch" => measure_batch(&mut qp, &mut pool, remote)?,
             "receive" => measure_receive(&mut qp, pool.pop().context("no buffer")?)?,
             "list" | "drain" => measure_list(&mut qp, &mut pool)?,
-            "write_wr" | "inline_wr" | "batch_wr" | "drain_ex" => return Ok(false),
+            "write_wr" => measure_write_wr(&mut calls, pool.pop().context("no buffer")?, remote)?,
+            "inline_wr" => measure_inline_wr(&mut calls, bytes, remote)?,
+            "batch_wr" => measure_batch_wr(&mut calls, &mut pool, remote)?,
+            "drain_ex" => return Ok(false),
             other => bail!("no row {other}"),
         }
         ensure!(measure_drain(&mut cq, &mut pool), "a completion failed");
@@ -104,16 +127,13 @@ fn run(mut arguments: impl Iterator<Item = String>) -> Result<bool> {
     Ok(true)
 }
 
-fn set_up() -> Result<(QueuePair, CompletionQueue, Pool)> {
+/// A queue pair of each backend, their completion queue, and buffers.
+fn set_up() -> Result<(QueuePair, QueuePair<Rc, WorkRequests>, CompletionQueue, Pool)> {
     let context = Library::system()?.open("stub0")?;
     let pd = context.protection_domain()?;
-    let cq = context.completion_queue(2 * DEPTH)?;
-    let qp = pd
-        .queue_pair(&cq)
-        .send_depth(DEPTH)
-        .recv_depth(DEPTH)
-        .max_inline(64)
-        .rc()?;
+    let cq = context.completion_queue(4 * DEPTH)?;
+    let builder = pd.queue_pair(&cq).send_depth(DEPTH).recv_depth(DEPTH).max_inline(64);
+    let (qp, calls) = (builder.clone().rc()?, builder.work_requests().rc()?);
     let peer = Endpoint {
         gid: Gid([0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 10, 0, 0, 2]),
         lid: Lid(0),
@@ -126,5 +146,5 @@ fn set_up() -> Result<(QueuePair, CompletionQueue, Pool)> {
         .register(vec![0_u8; BYTES * 2 * DEPTH as usize], Local)?
         .chunks(BYTES)
         .collect();
-    Ok((qp.connect(&peer)?, cq, buffers))
+    Ok((qp.connect(&peer)?, calls.connect(&peer)?, cq, buffers))
 }

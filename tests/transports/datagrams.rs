@@ -1,8 +1,10 @@
 //! UD: datagrams by address handles.
 
-use doorbell_verbs::{AddressHandleError, Buffer, Datagram, GRH_BYTES, Local, QKey, Queue, Reason, Success};
+use doorbell_verbs::{
+    AddressHandleError, Buffer, Datagram, GRH_BYTES, Local, QKey, QpState, Queue, Reason, Status, Success,
+};
 
-use crate::Side;
+use crate::{Side, is_soft};
 
 /// Room for a datagram of the longest kind.
 const ROOM: usize = 4096 + GRH_BYTES;
@@ -142,7 +144,10 @@ fn an_address_handle_that_cannot_be_says_why() {
         ),
         "{error}"
     );
-    assert!(error.to_string().contains("2001:db8::1 from ::ffff:127."), "{error}");
+    assert!(
+        error.to_string().contains("port 1, 2001:db8::1 from ::ffff:"),
+        "{error}"
+    );
     assert!(matches!(
         builder().service_level(16).to(&endpoint),
         Err(AddressHandleError::ServiceLevel { level: 16 })
@@ -178,4 +183,46 @@ fn a_short_buffer_holds_no_header() {
     ));
     let payload = datagram.payload();
     assert_eq!(&second[payload.start - 16..payload.end - 16], b"scattered");
+}
+
+#[test]
+fn a_send_that_fails_stops_sending_until_it_is_resumed() {
+    let (mut a, mut b) = (Side::new(0), Side::new(1));
+    let (mut from, mut to) = (a.builder().ud().unwrap(), b.builder().ud().unwrap());
+    let (here, there) = (from.endpoint(), to.endpoint());
+    let (ah, back) = (
+        a.pd.address_handle().to(&there).unwrap(),
+        b.pd.address_handle().to(&here).unwrap(),
+    );
+    // Memory of another domain: the device finds out.
+    let foreign = a.context.protection_domain().unwrap();
+    let foreign = foreign.register(vec![0; 8], Local).unwrap();
+    from.post(|batch| {
+        batch.send_to(foreign, &ah, there.qpn, there.qkey).signalled();
+        batch.send_to_inline(b"flushed", &ah, there.qpn, there.qkey).signalled();
+    })
+    .unwrap();
+    let statuses = [Status::LocalProtection, Status::Flushed];
+    for status in statuses {
+        let found = a.failed();
+        if is_soft() {
+            assert_eq!(found, status);
+        }
+    }
+    if !is_soft() {
+        // The kernel's rxe has no SQE: it goes to ERR (IBTA vol 1, 10.3.1.6).
+        assert_eq!(from.state().unwrap(), QpState::Err);
+        return;
+    }
+    assert_eq!(from.state().unwrap(), QpState::Sqe);
+    // It receives as before.
+    from.receive(a.buffer(ROOM)).unwrap();
+    to.send_to_inline(b"still there?", &back, here.qpn, here.qkey).unwrap();
+    let (datagram, received) = receive(&mut a);
+    assert_eq!(&received[datagram.payload()], b"still there?");
+    from.resume().unwrap();
+    to.receive(b.buffer(ROOM)).unwrap();
+    from.send_to_inline(b"again", &ah, there.qpn, there.qkey).unwrap();
+    let (datagram, received) = receive(&mut b);
+    assert_eq!(&received[datagram.payload()], b"again");
 }

@@ -151,3 +151,18 @@ fn datagrams_to_either_of_two() {
         peer.next(Queue::Receive, |done| assert!(done.is_ok()));
     }
 }
+
+/// Sends by the calls of ibv_wr_post(3) go with shared receives too.
+#[test]
+fn by_either_backend() {
+    let mut side = Side::new(0);
+    let mut srq = side.pd.shared_receive_queue(8).create().unwrap();
+    let make = || side.builder().work_requests().shared_receive(&srq).uc().unwrap();
+    let (one, other) = (make(), make());
+    let (of_one, of_other) = (one.endpoint(), other.endpoint());
+    let (mut one, other) = (one.connect(&of_other).unwrap(), other.connect(&of_one).unwrap());
+    srq.receive(side.buffer(10)).unwrap();
+    one.send_inline(b"hello").unwrap();
+    let (qpn, len) = side.next(Queue::Receive, |done| (done.qpn(), done.result()));
+    assert_eq!((qpn, len), (other.qpn(), Ok(Success::Receive { len: 5, imm: None })));
+}

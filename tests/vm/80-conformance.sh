@@ -4,4 +4,4 @@
 # limit: 240
 set -euo pipefail
 
-"$DOORBELL_BIN/conformance" --device rxe0 --waivers docs/waivers/rxe.txt --quiet-ms 100
+"$DOORBELL_BIN/conformance" --device rxe0 --waivers docs/waivers/rxe.txt --quiet-ms 100 --patience-ms 6000

@@ -487,12 +487,24 @@ pub enum QueuePairError {
         #[source]
         error: io::Error,
     },
+    /// The device has no `ibv_wr_*` (ibv_wr_post(3)).
+    #[error(
+        "{device} has no ibv_wr_* for {transport} queue pairs ({reason}): leave out work_requests(), or use best_rc() and its like"
+    )]
+    NoWorkRequests {
+        /// The device's name.
+        device: String,
+        /// The queue pair's transport.
+        transport: TransportKind,
+        /// What is missing.
+        reason: String,
+    },
     /// The builder was told something that the transport does not have.
     #[error("a {transport} queue pair has no use for {setting}: only RC has READ and atomics, and UD has SEND alone")]
     NotOfTransport {
         /// The transport.
         transport: TransportKind,
-        /// The builder's method.
+        /// The builder's method, or what was to be changed.
         setting: &'static str,
     },
     /// The port cannot carry traffic.

@@ -52,6 +52,27 @@
 //! # }
 //! ```
 //!
+//! # Datagrams
+//!
+//! A queue pair made by [`ud`](QueuePairBuilder::ud) has no peer: each message names where it goes, by an [`AddressHandle`], and a [`Datagram`] received says where it came
+//! from. [`Uc`] and [`Ud`] are types, as [`Rc`] is, which a queue pair has for a parameter; what a transport does not have does not compile.
+//!
+//! ```no_run
+//! # use doorbell_verbs::{Buffer, CompletionQueue, GRH_BYTES, Local, ProtectionDomain};
+//! # fn echo(pd: &ProtectionDomain, cq: &mut CompletionQueue) -> Result<(), Box<dyn std::error::Error>> {
+//! let mut qp = pd.queue_pair(cq).ud()?;
+//! println!("send to {:?}", qp.endpoint());
+//! qp.receive(pd.register(vec![0; GRH_BYTES + 1024], Local)?)?;
+//! for mut done in cq.poll()? {
+//!     if let (Some(datagram), Some(received)) = (done.datagram(), done.take::<Local>()) {
+//!         let ah = pd.address_handle().reply_to(&datagram, &received)?;
+//!         qp.send_to(received.part(datagram.payload()), &ah, datagram.source(), qp.endpoint().qkey)?;
+//!     }
+//! }
+//! # Ok(())
+//! # }
+//! ```
+//!
 //! # What is promised
 //!
 //! - Nothing safe frees, moves or aliases memory that a device may touch: see [`QueuePair`] for how a drop with work in flight goes, and [`Buffer`] for what can
@@ -68,6 +89,7 @@ mod ah;
 pub mod cm;
 mod context;
 mod cq;
+mod describe;
 mod error;
 mod event;
 pub mod exchange;
@@ -84,6 +106,7 @@ mod wr;
 pub use ah::{AddressHandle, AddressHandleBuilder, AddressHandleError};
 pub use context::{Context, DeviceAttr};
 pub use cq::{CompletionQueue, Completions, Notify};
+pub use describe::{AtomicSupport, BufferDescription, DeviceDescription, PortDescription};
 pub use error::{CompletionQueueError, DeviceError, EventError, IndexOrAny, MemoryError, QueuePairError};
 pub use event::channel::CqId;
 pub use event::{AsyncEvent, CompletionChannel, Events, PortEvent, QueuePairEvent, SharedReceiveEvent};
@@ -99,10 +122,10 @@ pub use memory::{
 pub use pd::ProtectionDomain;
 pub use port::{GidEntry, GidType, LinkLayer, PortAttr, PortState};
 pub use qp::{
-    BadEndpoint, Batch, Capacity, Change, Connected, ConnectionAttr, Connectionless, Endpoint, Explanation, GRH_BYTES,
-    GlobalPath, OwnReceives, PathAttr, PathMigration, PreparedQueuePair, QpState, Queue, QueuePair, QueuePairAttr,
-    QueuePairBuilder, Rc, Reason, ReceiveBatch, Refused, RefusedBatch, Reliable, ReliableAttr, RemoteRights, Request,
-    SharedReceive, Transport, TransportKind, Uc, Ud, UdEndpoint,
+    Backend, BadEndpoint, Batch, Capacity, Change, Connected, ConnectionAttr, Connectionless, EitherBackend, Endpoint,
+    Explanation, GRH_BYTES, GlobalPath, OwnReceives, PathAttr, PathMigration, PostList, PreparedQueuePair, QpState,
+    Queue, QueuePair, QueuePairAttr, QueuePairBuilder, Rc, Reason, ReceiveBatch, Refused, RefusedBatch, Reliable,
+    ReliableAttr, RemoteRights, Request, SharedReceive, Transport, TransportKind, Uc, Ud, UdEndpoint, WorkRequests,
 };
 pub use srq::{
     SharedQueuePairBuilder, SharedReceiveAttr, SharedReceiveBatch, SharedReceiveBuilder, SharedReceiveError,

@@ -59,8 +59,8 @@ pub(crate) const INSTRUCTIONS: [Need; 3] = [
     },
 ];
 
-/// What the crates are built from that instructions are counted beside: bindgen, and rdma-core by cmake.
-pub(crate) const PEERS: [Need; 7] = [
+/// What the crates need that build rdma-core, or a part of it, by cmake.
+pub(crate) const RDMA_CORE: [Need; 7] = [
     ABI[0],
     ABI[1],
     ABI[2],

@@ -15,7 +15,9 @@ use doorbell_roce_proto::wire::Transport;
 use doorbell_roce_proto::work::{Operation, Payload, SendRequest, Status};
 use doorbell_roce_proto::{Gid, Psn, Qpn, RKey};
 use doorbell_softroce::clock::Stamps;
-use doorbell_softroce::{Cq, CqConfig, Device, DeviceConfig, EventQueue, Mr, Owner, Pd, Qp, QpConfig, Rights};
+use doorbell_softroce::{
+    Cq, CqConfig, Device, DeviceConfig, EventQueue, HostRange, Mr, Owner, Pd, Qp, QpConfig, Rights,
+};
 
 /// WRITEs outstanding in the bandwidth test.
 const DEPTH: u64 = 16;
@@ -69,8 +71,13 @@ impl Side {
             ..Rights::default()
         };
         let start = memory.as_ptr().cast::<u8>().cast_mut();
+        let range = HostRange {
+            addr: start,
+            len: memory.len() * 8,
+            iova: start.addr() as u64,
+        };
         // SAFETY: leaked, thus mapped for ever; of atomics, so that the device's writes break no reference's rules.
-        let mr = unsafe { pd.register(start, memory.len() * 8, start.addr() as u64, rights) }?;
+        let mr = unsafe { pd.register(range, rights) }?;
         Ok(Self {
             device,
             qp,

@@ -28,7 +28,7 @@ pub use cq::{Cq, CqConfig, CqNotify, Overrun};
 pub use device::{Device, DeviceInfo, LimitError, OpenError};
 pub use event::{Event, EventQueue, Owner, PortEvent, QpEvent, Token};
 pub use link::PortState;
-pub use memory::{Bound, Mr, Mw, RegisterError, Rights, WindowKind};
+pub use memory::{Bound, Change, Dm, HostRange, Mr, Mw, OutOfRange, RegisterError, Rights, WindowKind};
 pub use pd::Pd;
 pub use qp::{CreateQpError, Posting, Qp, QpConfig};
 pub use srq::{SharedPosting, Srq, SrqConfig};
@@ -53,6 +53,8 @@ pub mod capacity {
     pub const REGIONS: usize = 32_768;
     /// Memory windows.
     pub const WINDOWS: usize = 32_768;
+    /// Bytes of device memory.
+    pub const DEVICE_MEMORY: usize = 4 << 20;
     /// Protection domains.
     pub const PDS: usize = 32_768;
     /// READs and atomics outstanding on a queue pair, as requester and as responder.

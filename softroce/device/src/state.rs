@@ -29,6 +29,8 @@ pub(crate) struct Core {
     /// Who hears of the port.
     pub(crate) listeners: Vec<Arc<EventQueue<Event>>>,
     pds: usize,
+    /// Bytes of device memory in use.
+    device_memory: usize,
     next_pd: u32,
     /// The UDP port of every RoCEv2 device here: ours, and the one we send to.
     port: u16,
@@ -54,6 +56,7 @@ impl Core {
             srqs: HashMap::new(),
             listeners: Vec::new(),
             pds: 0,
+            device_memory: 0,
             next_pd: 0,
             port,
         }
@@ -73,6 +76,20 @@ impl Core {
 
     pub(crate) fn remove_pd(&mut self) {
         self.pds -= 1;
+    }
+
+    /// Whether that much device memory was left; it is taken then.
+    pub(crate) fn take_device_memory(&mut self, len: usize) -> bool {
+        let left = capacity::DEVICE_MEMORY - self.device_memory;
+        if len > left {
+            return false;
+        }
+        self.device_memory += len;
+        true
+    }
+
+    pub(crate) fn return_device_memory(&mut self, len: usize) {
+        self.device_memory -= len;
     }
 
     pub(crate) fn add_cq(&mut self, ring: Arc<CqRing>) -> Option<CqId> {

@@ -11,7 +11,9 @@ use doorbell_verbs_sys::inline::VERBS_ABI_IS_EXTENDED;
 use doorbell_verbs_sys::{ibv_context, ibv_context_ops, ibv_device, verbs_context};
 
 use crate::registry::SoftDevice;
-use crate::{completion, errno, extended_cq, post, query, queue_pair, shared_receive, window};
+use crate::{
+    completion, device_memory, errno, extended_cq, post, protection, query, queue_pair, shared_receive, window,
+};
 
 /// A context: what C sees, and what it stands for.
 #[repr(C)]
@@ -54,6 +56,11 @@ pub(crate) unsafe extern "C" fn open_device(device: *mut ibv_device) -> *mut ibv
     let mut verbs: verbs_context = unsafe { MaybeUninit::zeroed().assume_init() };
     verbs.query_port = Some(query::query_port);
     verbs.create_srq_ex = Some(shared_receive::create_srq_ex);
+    verbs.advise_mr = Some(protection::advise_mr);
+    verbs.alloc_null_mr = Some(protection::alloc_null_mr);
+    verbs.reg_dm_mr = Some(protection::reg_dm_mr);
+    verbs.alloc_dm = Some(device_memory::alloc_dm);
+    verbs.free_dm = Some(device_memory::free_dm);
     verbs.modify_cq = Some(completion::modify_cq);
     verbs.create_cq_ex = Some(extended_cq::create_cq_ex);
     verbs.query_device_ex = Some(query::query_device_ex);

@@ -14,6 +14,7 @@ mod address;
 mod attributes;
 mod completion;
 mod context;
+mod device_memory;
 mod errno;
 mod event;
 mod extended_cq;
@@ -69,7 +70,7 @@ static API: Api = Api {
     create_ah: Some(address::create_ah),
     create_ah_from_wc: Some(address::create_ah_from_wc),
     destroy_ah: Some(address::destroy_ah),
-    rereg_mr: None,
+    rereg_mr: Some(protection::rereg_mr),
     reg_mr_iova: Some(protection::reg_mr_iova),
     reg_mr_iova2: Some(protection::reg_mr_iova2),
     reg_dmabuf_mr: None,

@@ -1,15 +1,21 @@
 //! Protection domains and memory regions.
 
 use core::ffi::{c_int, c_uint, c_void};
+use std::{ptr, slice};
 
-use doorbell_softroce::{LimitError, Mr, Pd, RegisterError, Rights};
+use doorbell_softroce::{Change, HostRange, LimitError, Mr, Pd, RegisterError, Rights};
 use doorbell_verbs_sys::{
-    IBV_ACCESS_HUGETLB, IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_MW_BIND, IBV_ACCESS_OPTIONAL_FIRST,
-    IBV_ACCESS_REMOTE_ATOMIC, IBV_ACCESS_REMOTE_READ, IBV_ACCESS_REMOTE_WRITE, ibv_context, ibv_mr, ibv_pd,
+    IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH, IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT,
+    IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_WRITE, IBV_ACCESS_HUGETLB, IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_MW_BIND,
+    IBV_ACCESS_OPTIONAL_FIRST, IBV_ACCESS_REMOTE_ATOMIC, IBV_ACCESS_REMOTE_READ, IBV_ACCESS_REMOTE_WRITE,
+    IBV_ACCESS_ZERO_BASED, IBV_REREG_MR_CHANGE_ACCESS, IBV_REREG_MR_CHANGE_PD, IBV_REREG_MR_CHANGE_TRANSLATION,
+    IBV_REREG_MR_ERR_INPUT, IBV_REREG_MR_FLAGS_SUPPORTED, ib_uverbs_advise_mr_advice, ibv_context, ibv_dm, ibv_mr,
+    ibv_pd, ibv_sge,
 };
 
 use crate::context::{Context, next_handle};
-use crate::errno;
+use crate::post::to_sge;
+use crate::{device_memory, errno};
 
 /// A protection domain: what C sees, and what it stands for.
 #[repr(C)]
@@ -22,6 +28,8 @@ pub(crate) struct SoftPd {
 #[repr(C)]
 struct SoftMr {
     base: ibv_mr,
+    /// Its addresses begin at 0.
+    zero_based: bool,
     mr: Mr,
 }
 
@@ -100,36 +108,66 @@ pub(crate) unsafe extern "C" fn reg_mr_iova2(
     unsafe { register(pd, addr, length, iova, access) }
 }
 
-/// Registers memory.
+/// What access flags mean.
+struct Access {
+    rights: Rights,
+    zero_based: bool,
+}
+
+impl Access {
+    /// # Errors
+    /// The errno value for flags that are not known here. Huge pages and relaxed ordering are hints, and need nothing. On-demand paging is not there to be had: the
+    /// device looks at every page when it is registered.
+    fn of(flags: u32) -> Result<Self, c_int> {
+        const KNOWN: u32 = IBV_ACCESS_LOCAL_WRITE
+            | IBV_ACCESS_REMOTE_WRITE
+            | IBV_ACCESS_REMOTE_READ
+            | IBV_ACCESS_REMOTE_ATOMIC
+            | IBV_ACCESS_MW_BIND
+            | IBV_ACCESS_ZERO_BASED
+            | IBV_ACCESS_HUGETLB;
+        if flags & !(KNOWN | OPTIONAL) != 0 {
+            return Err(libc::EOPNOTSUPP);
+        }
+        Ok(Self {
+            rights: Rights {
+                local_write: flags & IBV_ACCESS_LOCAL_WRITE != 0,
+                remote_write: flags & IBV_ACCESS_REMOTE_WRITE != 0,
+                remote_read: flags & IBV_ACCESS_REMOTE_READ != 0,
+                remote_atomic: flags & IBV_ACCESS_REMOTE_ATOMIC != 0,
+                bind: flags & IBV_ACCESS_MW_BIND != 0,
+            },
+            zero_based: flags & IBV_ACCESS_ZERO_BASED != 0,
+        })
+    }
+}
+
+fn errno_of_refused(error: RegisterError) -> c_int {
+    tracing::debug!("memory region: {error}");
+    match error {
+        RegisterError::Range | RegisterError::Rights => libc::EINVAL,
+        RegisterError::Fault => libc::EFAULT,
+        RegisterError::Bound => libc::EBUSY,
+        RegisterError::OutOfMemory | RegisterError::Exhausted => libc::ENOMEM,
+    }
+}
+
+/// What C sees of a region, or null with `errno` set.
 ///
 /// # Safety
-/// `pd` is live and ours; the memory stays mapped until the region is deregistered (ibv_reg_mr(3)).
-unsafe fn register(pd: *mut ibv_pd, addr: *mut c_void, length: usize, iova: u64, access: u32) -> *mut ibv_mr {
-    const KNOWN: u32 = IBV_ACCESS_LOCAL_WRITE
-        | IBV_ACCESS_REMOTE_WRITE
-        | IBV_ACCESS_REMOTE_READ
-        | IBV_ACCESS_REMOTE_ATOMIC
-        | IBV_ACCESS_MW_BIND
-        | IBV_ACCESS_HUGETLB;
-    if access & !(KNOWN | OPTIONAL) != 0 {
-        // Zero-based addresses, on-demand paging.
-        return errno::null(libc::EOPNOTSUPP);
-    }
-    let rights = Rights {
-        local_write: access & IBV_ACCESS_LOCAL_WRITE != 0,
-        remote_write: access & IBV_ACCESS_REMOTE_WRITE != 0,
-        remote_read: access & IBV_ACCESS_REMOTE_READ != 0,
-        remote_atomic: access & IBV_ACCESS_REMOTE_ATOMIC != 0,
-        bind: access & IBV_ACCESS_MW_BIND != 0,
-    };
-    // SAFETY: live by contract.
-    let soft = unsafe { &*pd.cast::<SoftPd>() };
-    // SAFETY: the memory stays mapped until it is deregistered by contract; how the program uses it meanwhile is its concern, as with any RDMA device.
-    let registered = unsafe { soft.pd.register(addr.cast(), length, iova, rights) };
+/// `pd` is live and ours.
+unsafe fn give(
+    pd: *mut ibv_pd,
+    addr: *mut c_void,
+    length: usize,
+    zero_based: bool,
+    registered: Result<Mr, RegisterError>,
+) -> *mut ibv_mr {
     match registered {
         Ok(mr) => Box::into_raw(Box::new(SoftMr {
             base: ibv_mr {
-                context: soft.base.context,
+                // SAFETY: live by contract.
+                context: unsafe { (*pd).context },
                 pd,
                 addr,
                 length,
@@ -137,18 +175,156 @@ unsafe fn register(pd: *mut ibv_pd, addr: *mut c_void, length: usize, iova: u64,
                 lkey: mr.lkey().0,
                 rkey: mr.rkey().0,
             },
+            zero_based,
             mr,
         }))
         .cast(),
-        Err(error) => {
-            tracing::debug!("ibv_reg_mr: {error}");
-            errno::null(match error {
-                RegisterError::Range | RegisterError::Rights => libc::EINVAL,
-                RegisterError::Fault => libc::EFAULT,
-                RegisterError::OutOfMemory | RegisterError::Exhausted => libc::ENOMEM,
-            })
+        Err(error) => errno::null(errno_of_refused(error)),
+    }
+}
+
+/// Registers memory.
+///
+/// # Safety
+/// `pd` is live and ours; the memory stays mapped until the region is deregistered (ibv_reg_mr(3)).
+unsafe fn register(pd: *mut ibv_pd, addr: *mut c_void, len: usize, iova: u64, access: u32) -> *mut ibv_mr {
+    let access = match Access::of(access) {
+        Ok(access) => access,
+        Err(value) => return errno::null(value),
+    };
+    let range = HostRange {
+        addr: addr.cast(),
+        len,
+        iova: if access.zero_based { 0 } else { iova },
+    };
+    // SAFETY: live by contract.
+    let soft = unsafe { &*pd.cast::<SoftPd>() };
+    // SAFETY: the memory stays mapped until it is deregistered by contract; how the program uses it meanwhile is its concern, as with any RDMA device.
+    let registered = unsafe { soft.pd.register(range, access.rights) };
+    // SAFETY: the same contract.
+    unsafe { give(pd, addr, len, access.zero_based, registered) }
+}
+
+/// The `reg_dm_mr` entry of `verbs_context`, ibv_alloc_dm(3): addresses are from 0 on, and the flags must say so.
+pub(crate) unsafe extern "C" fn reg_dm_mr(
+    pd: *mut ibv_pd,
+    dm: *mut ibv_dm,
+    offset: u64,
+    length: usize,
+    access: c_uint,
+) -> *mut ibv_mr {
+    let access = match Access::of(access) {
+        Ok(access) if access.zero_based => access,
+        Ok(_) => return errno::null(libc::EINVAL),
+        Err(value) => return errno::null(value),
+    };
+    // SAFETY: both are live and ours by contract.
+    let (soft, dm) = unsafe { (&*pd.cast::<SoftPd>(), device_memory::handle(dm)) };
+    let registered = soft.pd.register_device_memory(dm, offset, length, access.rights);
+    // SAFETY: the same contract.
+    unsafe { give(pd, ptr::null_mut(), length, true, registered) }
+}
+
+/// The `alloc_null_mr` entry of `verbs_context`, ibv_alloc_null_mr(3).
+pub(crate) unsafe extern "C" fn alloc_null_mr(pd: *mut ibv_pd) -> *mut ibv_mr {
+    // SAFETY: live and ours by contract.
+    let registered = unsafe { &*pd.cast::<SoftPd>() }.pd.null_region();
+    // SAFETY: the same contract.
+    unsafe { give(pd, ptr::null_mut(), usize::MAX, false, registered) }
+}
+
+/// ibv_rereg_mr(3): the region keeps its keys, and changes between two packets. When it fails the region is as it was: `IBV_REREG_MR_ERR_INPUT`, with the reason
+/// in `errno`, `EBUSY` among them while windows are bound to it.
+pub(crate) unsafe extern "C" fn rereg_mr(
+    mr: *mut ibv_mr,
+    flags: c_int,
+    pd: *mut ibv_pd,
+    addr: *mut c_void,
+    length: usize,
+    access: c_int,
+) -> c_int {
+    let refuse = |value| {
+        errno::set(value);
+        IBV_REREG_MR_ERR_INPUT
+    };
+    let flags = flags as u32;
+    let given = |bit| flags & bit != 0;
+    if flags == 0 || flags & !IBV_REREG_MR_FLAGS_SUPPORTED != 0 || access != 0 && !given(IBV_REREG_MR_CHANGE_ACCESS) {
+        return refuse(libc::EINVAL);
+    }
+    let access = match given(IBV_REREG_MR_CHANGE_ACCESS)
+        .then(|| Access::of(access as u32))
+        .transpose()
+    {
+        Ok(access) => access,
+        Err(value) => return refuse(value),
+    };
+    // SAFETY: live and ours by contract, and nobody uses the struct meanwhile.
+    let soft = unsafe { &mut *mr.cast::<SoftMr>() };
+    let zero_based = access.as_ref().map_or(soft.zero_based, |access| access.zero_based);
+    // Whether its addresses begin at 0 is decided with where they are.
+    if zero_based && !soft.zero_based && !given(IBV_REREG_MR_CHANGE_TRANSLATION) {
+        return refuse(libc::EINVAL);
+    }
+    // SAFETY: live by contract, when it is to change.
+    if given(IBV_REREG_MR_CHANGE_PD) && unsafe { (*pd).context } != soft.base.context {
+        return refuse(libc::EINVAL);
+    }
+    // SAFETY: as above.
+    let new_pd = given(IBV_REREG_MR_CHANGE_PD).then(|| unsafe { &*pd.cast::<SoftPd>() });
+    let change = Change {
+        range: given(IBV_REREG_MR_CHANGE_TRANSLATION).then(|| HostRange {
+            addr: addr.cast(),
+            len: length,
+            iova: if zero_based { 0 } else { addr.addr() as u64 },
+        }),
+        pd: new_pd.map(|soft| &soft.pd),
+        rights: access.map(|access| access.rights),
+    };
+    // SAFETY: the new memory stays mapped as that of `register`.
+    if let Err(error) = unsafe { soft.mr.change(&change) } {
+        return refuse(errno_of_refused(error));
+    }
+    if new_pd.is_some() {
+        soft.base.pd = pd;
+    }
+    if change.range.is_some() {
+        (soft.base.addr, soft.base.length, soft.zero_based) = (addr, length, zero_based);
+    }
+    0
+}
+
+/// The `advise_mr` entry of `verbs_context`, ibv_advise_mr(3). The pages of a region are there from the beginning: advice to fetch them is taken, and nothing is left to do.
+pub(crate) unsafe extern "C" fn advise_mr(
+    pd: *mut ibv_pd,
+    advice: ib_uverbs_advise_mr_advice,
+    flags: u32,
+    sg_list: *mut ibv_sge,
+    num_sges: u32,
+) -> c_int {
+    /// `IBV_ADVISE_MR_FLAG_FLUSH`: to be done on return, as all of it is.
+    const FLUSH: u32 = 1;
+    let write = match advice {
+        IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH | IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT => false,
+        IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_WRITE => true,
+        _ => return libc::EOPNOTSUPP,
+    };
+    if flags & !FLUSH != 0 || num_sges == 0 {
+        return libc::EINVAL;
+    }
+    // SAFETY: live and ours by contract.
+    let pd = unsafe { &(*pd.cast::<SoftPd>()).pd };
+    // SAFETY: that many elements by contract.
+    for element in unsafe { slice::from_raw_parts(sg_list, num_sges as usize) } {
+        let element = to_sge(element);
+        if !pd.allows(&element, false) {
+            return libc::EFAULT;
+        }
+        if write && !pd.allows(&element, true) {
+            return libc::EPERM;
         }
     }
+    0
 }
 
 /// ibv_reg_mr(3): `EBUSY` while windows are bound to it. When it returns 0, no copy to or from the memory is in flight.

@@ -60,6 +60,7 @@ pub(crate) unsafe extern "C" fn query_device_ex(
     // Every bit of a stamp counts.
     attributes.completion_timestamp_mask = u64::MAX;
     attributes.hca_core_clock = clock::TICK_KHZ;
+    attributes.max_dm_size = capacity::DEVICE_MEMORY as u64;
     attributes.cq_mod_caps.max_cq_count = u16::MAX;
     attributes.cq_mod_caps.max_cq_period = u16::MAX;
     attributes.device_cap_flags_ex = u64::from(attributes.orig_attr.device_cap_flags);

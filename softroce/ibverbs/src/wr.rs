@@ -23,26 +23,28 @@ use doorbell_roce_proto::work::{Destination, Operation, Payload, PostError, Send
 use doorbell_roce_proto::{Qpn, RKey};
 use doorbell_softroce::Posting;
 use doorbell_verbs_sys::{
-    IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP, IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD, IBV_QP_EX_WITH_RDMA_READ,
-    IBV_QP_EX_WITH_RDMA_WRITE, IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM, IBV_QP_EX_WITH_SEND, IBV_QP_EX_WITH_SEND_WITH_IMM,
-    IBV_SEND_FENCE, IBV_SEND_SIGNALED, IBV_SEND_SOLICITED, ibv_ah, ibv_data_buf, ibv_qp, ibv_qp_cap, ibv_qp_ex,
-    ibv_sge,
+    IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP, IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD, IBV_QP_EX_WITH_BIND_MW,
+    IBV_QP_EX_WITH_LOCAL_INV, IBV_QP_EX_WITH_RDMA_READ, IBV_QP_EX_WITH_RDMA_WRITE, IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM,
+    IBV_QP_EX_WITH_SEND, IBV_QP_EX_WITH_SEND_WITH_IMM, IBV_QP_EX_WITH_SEND_WITH_INV, IBV_SEND_FENCE, IBV_SEND_SIGNALED,
+    IBV_SEND_SOLICITED, ibv_ah, ibv_data_buf, ibv_mw, ibv_mw_bind_info, ibv_qp, ibv_qp_cap, ibv_qp_ex, ibv_sge,
 };
 use parking_lot::RawMutex;
 use parking_lot::lock_api::RawMutex as _;
 
-use crate::address;
 use crate::post::{errno_of, to_sge};
 use crate::queue_pair::SoftQp;
+use crate::{address, window};
 
 /// The operations that a queue pair may be created for (`IBV_QP_EX_WITH_*`; IBTA vol 1, table 36).
 pub(crate) fn operations_of(transport: Transport) -> u64 {
     let sends = IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_SEND_WITH_IMM;
     let writes = IBV_QP_EX_WITH_RDMA_WRITE | IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM;
     let atomics = IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP | IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD;
+    let windows = IBV_QP_EX_WITH_BIND_MW | IBV_QP_EX_WITH_LOCAL_INV;
+    let reliable = IBV_QP_EX_WITH_RDMA_READ | atomics | IBV_QP_EX_WITH_SEND_WITH_INV;
     u64::from(match transport {
-        Transport::Rc => sends | writes | IBV_QP_EX_WITH_RDMA_READ | atomics,
-        Transport::Uc => sends | writes,
+        Transport::Rc => sends | writes | windows | reliable,
+        Transport::Uc => sends | writes | windows,
         Transport::Ud => sends,
     })
 }
@@ -72,6 +74,9 @@ pub(crate) fn with_calls(qp_base: ibv_qp, operations: Option<u64>) -> ibv_qp_ex 
         IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD,
         atomic_fetch_add
     );
+    call!(wr_bind_mw, IBV_QP_EX_WITH_BIND_MW, bind_mw);
+    call!(wr_local_inv, IBV_QP_EX_WITH_LOCAL_INV, local_inv);
+    call!(wr_send_inv, IBV_QP_EX_WITH_SEND_WITH_INV, send_inv);
     qp.wr_set_sge = Some(set_sge);
     qp.wr_set_sge_list = Some(set_sge_list);
     qp.wr_set_inline_data = Some(set_inline_data);
@@ -357,6 +362,28 @@ unsafe extern "C" fn send_imm(qp: *mut ibv_qp_ex, imm_data: u32) {
     let imm = Some(u32::from_be(imm_data));
     // SAFETY: as above.
     unsafe { begin(qp, Operation::Send { imm }) };
+}
+
+unsafe extern "C" fn send_inv(qp: *mut ibv_qp_ex, invalidate_rkey: u32) {
+    let rkey = RKey(invalidate_rkey);
+    // SAFETY: as above.
+    unsafe { begin(qp, Operation::SendInvalidate { rkey }) };
+}
+
+unsafe extern "C" fn local_inv(qp: *mut ibv_qp_ex, invalidate_rkey: u32) {
+    let rkey = RKey(invalidate_rkey);
+    // SAFETY: as above.
+    unsafe { begin(qp, Operation::Invalidate { rkey }) };
+}
+
+unsafe extern "C" fn bind_mw(qp: *mut ibv_qp_ex, mw: *mut ibv_mw, rkey: u32, bind_info: *const ibv_mw_bind_info) {
+    // SAFETY: as above; window, region and what is asked for are live, the first two ours.
+    unsafe {
+        match window::posted_bind(mw, rkey, &*bind_info) {
+            Ok(bind) => begin(qp, Operation::Bind(bind)),
+            Err(why) => change(qp, |batch| batch.refuse(why)),
+        }
+    }
 }
 
 unsafe extern "C" fn rdma_write(qp: *mut ibv_qp_ex, rkey: u32, addr: u64) {

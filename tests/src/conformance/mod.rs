@@ -21,7 +21,7 @@ use doorbell_verbs_sys::Api;
 
 use rig::Bench;
 
-const USAGE: &str = "conformance [--device NAME] [--address IP] [--only PART]… [--waivers FILE] [--json] [--seed N] [--quiet-ms N] [--patience-ms N] | --list";
+const USAGE: &str = "conformance [--device NAME] [--address IP] [--only PART]… [--waivers FILE] [--json] [--seed N] [--quiet-ms N] [--patience-ms N] | --list | --matrix";
 
 /// A rule.
 struct Case {
@@ -53,6 +53,8 @@ fn case(
 #[derive(Debug)]
 struct Options {
     list: bool,
+    /// Print the matrix of state and event as the device has it.
+    matrix: bool,
     device: String,
     address: Option<std::net::IpAddr>,
     only: Vec<String>,
@@ -85,6 +87,7 @@ pub fn command(arguments: impl Iterator<Item = String>) -> ExitCode {
 fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Options> {
     let mut options = Options {
         list: false,
+        matrix: false,
         device: "soft0".to_owned(),
         address: None,
         only: Vec::new(),
@@ -98,6 +101,10 @@ fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Options> {
         match name.as_str() {
             "--list" => {
                 options.list = true;
+                continue;
+            }
+            "--matrix" => {
+                options.matrix = true;
                 continue;
             }
             "--json" => {
@@ -128,6 +135,12 @@ fn run(options: &Options) -> Result<bool> {
     let names: Vec<String> = cases.iter().map(|case| case.name.clone()).collect();
     if options.list {
         report::list(&cases);
+        return Ok(true);
+    }
+    if options.matrix {
+        let api = table(options)?;
+        let bench = || Bench::new(api, &options.device, options.seed, [options.quiet, options.patience]);
+        print!("{}", cases::matrix(bench));
         return Ok(true);
     }
     let waivers = options

@@ -11,7 +11,7 @@ use super::error::CmError;
 use super::id::Id;
 use super::{ConnectionManager, MAX_CONNECT_DATA};
 use crate::context::Context;
-use crate::qp::{PreparedQueuePair, QueuePair};
+use crate::qp::{Backend, PreparedQueuePair, QueuePair, Rc};
 use crate::wait::Deadline;
 
 /// A device and a path by which a peer is reached; made by [`ConnectionManager::resolve`].
@@ -59,12 +59,12 @@ impl Route {
     ///
     /// # Errors
     /// When nobody listens there, the peer rejects or does not answer, the queue pair is on another device or port, or the device refuses.
-    pub fn connect(
+    pub fn connect<B: Backend>(
         self,
-        mut qp: PreparedQueuePair,
+        mut qp: PreparedQueuePair<Rc, B>,
         private_data: &[u8],
         timeout: Duration,
-    ) -> Result<(QueuePair, Connection), CmError> {
+    ) -> Result<(QueuePair<Rc, B>, Connection), CmError> {
         let deadline = Deadline::after(timeout);
         connection::fits("rdma_connect", private_data, MAX_CONNECT_DATA)?;
         connection::prepare(&self.id, &mut qp)?;

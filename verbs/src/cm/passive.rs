@@ -12,7 +12,7 @@ use super::error::CmError;
 use super::id::Id;
 use super::{ConnectionManager, MAX_ACCEPT_DATA, MAX_REJECT_DATA};
 use crate::context::Context;
-use crate::qp::{PreparedQueuePair, QueuePair};
+use crate::qp::{Backend, PreparedQueuePair, QueuePair, Rc};
 use crate::wait::Deadline;
 
 /// Listens for connections; made by [`ConnectionManager::listen`]. Its descriptor is readable when there is a request, or something else to be looked at.
@@ -115,12 +115,12 @@ impl ConnectionRequest {
     ///
     /// # Errors
     /// When the peer is gone or does not answer, the queue pair is on another device or port, or the device refuses.
-    pub fn accept(
+    pub fn accept<B: Backend>(
         self,
-        mut qp: PreparedQueuePair,
+        mut qp: PreparedQueuePair<Rc, B>,
         private_data: &[u8],
         timeout: Duration,
-    ) -> Result<(QueuePair, Connection), CmError> {
+    ) -> Result<(QueuePair<Rc, B>, Connection), CmError> {
         let deadline = Deadline::after(timeout);
         connection::fits("rdma_accept", private_data, MAX_ACCEPT_DATA)?;
         connection::prepare(&self.id, &mut qp)?;

@@ -32,6 +32,9 @@ use crate::qp::{Queue, Ring};
 /// How many completions one call of ibv_poll_cq asks for.
 const BATCH: usize = 32;
 
+/// What the device writes into, behind one entry that it doesn't.
+type Written = [sys::ibv_wc; BATCH + 1];
+
 /// A completion queue and the right to poll it. It is not `Clone`: a queue has one poller.
 pub struct CompletionQueue {
     poller: Poller,
@@ -40,15 +43,17 @@ pub struct CompletionQueue {
 /// What taking completions changes.
 struct Poller {
     inner: Arc<CqInner>,
-    /// The completions that the last call of ibv_poll_cq wrote and that have not been yielded.
-    rest: *const sys::ibv_wc,
+    /// The last completion that is done with, and the last that the device wrote: all between are to be yielded.
+    last: *const sys::ibv_wc,
     end: *const sys::ibv_wc,
-    /// Where they lie: room for BATCH of them, from a box.
+    /// Where they lie: room for BATCH of them and one before, from a box.
     completions: NonNull<sys::ibv_wc>,
     table: Table,
     /// The ring that was at hand last, and its key, in the upper half: one in the table, or `none`.
     ring: *const Ring,
     key: u64,
+    /// 0 when the completion taken last is done with. Else one more than the requests that it confirms, its own not among them, as far as their slots follow one another.
+    series: u64,
     /// A ring that nothing is ever posted to.
     none: Arc<Ring>,
     /// Entries to be released when the queue is next seen empty: gone queue pairs may have had as many completions in it.
@@ -132,18 +137,19 @@ impl CompletionQueue {
             departed: AtomicBool::new(false),
         };
         // SAFETY: all-zero is a valid value of this struct of integers; so every entry is initialised, however much of it a provider writes.
-        let completions: Box<[sys::ibv_wc; BATCH]> = Box::new(unsafe { core::mem::zeroed() });
+        let completions: Box<Written> = Box::new(unsafe { core::mem::zeroed() });
         let completions = NonNull::from(Box::leak(completions)).cast();
         let none = Arc::new(Ring::new(1, Queue::Receive, 0));
         Ok(Self {
             poller: Poller {
                 inner: Arc::new(inner),
-                rest: completions.as_ptr(),
+                last: completions.as_ptr(),
                 end: completions.as_ptr(),
                 completions,
                 table: Table::default(),
                 ring: Arc::as_ptr(&none),
                 key: poll::NO_KEY,
+                series: 0,
                 none,
                 draining: 0,
                 settling: false,
@@ -177,7 +183,7 @@ impl CompletionQueue {
     /// When the device cannot be polled any more.
     #[inline]
     pub fn poll(&mut self) -> Result<Completions<'_>, CompletionQueueError> {
-        if self.poller.rest == self.poller.end {
+        if self.poller.last == self.poller.end {
             if self.poller.inner.departed.load(Ordering::Acquire) {
                 self.poller.bury();
             }
@@ -189,17 +195,17 @@ impl CompletionQueue {
     #[inline(always)]
     fn fetch(&mut self) -> Result<(), CompletionQueueError> {
         let poller = &mut self.poller;
-        let base = poller.completions.as_ptr();
-        // SAFETY: the queue is live, and there is room for BATCH entries.
-        let result = unsafe { inline::poll_cq(poller.inner.raw, BATCH as i32, base) };
+        let before = poller.completions.as_ptr();
+        // SAFETY: the queue is live, and there is room for BATCH entries behind the first.
+        let result = unsafe { inline::poll_cq(poller.inner.raw, BATCH as i32, before.add(1)) };
         // Negative: failed. One comparison sees to both this and a provider that counts wrongly.
         let fetched = result.cast_unsigned() as usize;
         if fetched > BATCH {
             return Err(self.poll_failed(result));
         }
-        poller.rest = base;
+        poller.last = before;
         // SAFETY: no more than there is room for.
-        poller.end = unsafe { base.add(fetched) };
+        poller.end = unsafe { before.add(fetched) };
         if poller.settling {
             poller.drained(fetched);
         }
@@ -251,7 +257,7 @@ unsafe impl Sync for Poller {}
 
 impl Drop for Poller {
     fn drop(&mut self) {
-        let completions = self.completions.cast::<[sys::ibv_wc; BATCH]>();
+        let completions = self.completions.cast::<Written>();
         // SAFETY: from a box, by `new`; freed once.
         drop(unsafe { Box::from_raw(completions.as_ptr()) });
     }

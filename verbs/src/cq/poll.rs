@@ -9,7 +9,7 @@ use doorbell_verbs_sys as sys;
 use super::{Poller, shared};
 use crate::memory::Buffers;
 use crate::qp::{Ring, Slot};
-use crate::wr::completion::{CONFIRMED, Completion};
+use crate::wr::completion::Completion;
 
 /// The requests that one [`poll`](super::CompletionQueue::poll) has found completed.
 ///
@@ -23,9 +23,9 @@ pub struct Completions<'a> {
 /// Where taking completions has come to: all that changes with every request.
 #[derive(Clone, Copy)]
 struct Place {
-    /// The completion at hand: the first that is not done with. One is as soon as its own request, the last that it confirms, is yielded.
-    wc: *const sys::ibv_wc,
-    /// Completions before this one may be those of the ring's next requests, one by one (a *run*): to compare its `wr_id` is all there is to do to know one.
+    /// The completion that was taken last. It is done with, unless it confirms requests that have not been yielded, its own the last of them (a *series*).
+    at: *const sys::ibv_wc,
+    /// How far a *run* goes: the completions after `at` up to this one may be those of the ring's next requests, one by one, and to compare its `wr_id` is all there is to do to know one.
     run_end: *const sys::ibv_wc,
     /// The `wr_id` of the ring's next request, and its slot.
     expected: u64,
@@ -33,8 +33,6 @@ struct Place {
     /// The position of a request of the ring, as long as slots follow one another, less its `wr_id`.
     offset: u64,
     ring: *const Ring,
-    /// How many requests before its own, which have no completion, that at hand confirms, as far as their slots follow one another. There is no run meanwhile.
-    unsignalled: u64,
 }
 
 /// The upper half of a `wr_id`: its ring's key.
@@ -51,15 +49,8 @@ unsafe impl Sync for Completions<'_> {}
 impl<'a> Completions<'a> {
     #[inline(always)]
     pub(super) fn new(poller: &'a mut Poller) -> Self {
-        let place = Place {
-            wc: poller.rest,
-            run_end: poller.rest,
-            expected: 0,
-            slot: core::ptr::null(),
-            offset: 0,
-            ring: core::ptr::null(),
-            unsignalled: 0,
-        };
+        poller.series = 0;
+        let place = Place::nowhere(poller.last);
         Self { poller, place }
     }
 
@@ -93,8 +84,8 @@ impl<'a> Completions<'a> {
     fn drive<B>(self, mut each: impl FnMut(Completion<'a>) -> ControlFlow<B>) -> ControlFlow<B> {
         let mut going = Going(self);
         going.0.begin();
-        while let Some(done) = going.0.step() {
-            each(done)?;
+        while let Some(buffers) = going.0.advance() {
+            each(going.0.retire(buffers))?;
         }
         ControlFlow::Continue(())
     }
@@ -103,76 +94,91 @@ impl<'a> Completions<'a> {
     #[inline(always)]
     fn begin(&mut self) {
         let poller = &*self.poller;
-        if poller.rest != poller.end {
+        if poller.last != poller.end {
             // SAFETY: as in `step`.
             let ring = unsafe { &*poller.ring };
-            self.place = Place::run(ring, poller.key, ring.tail(), poller.rest, poller.end);
+            self.place = Place::run(ring, poller.key, ring.tail(), poller.last, poller.end);
         }
     }
 
-    /// The next request.
+    /// Takes what the next request has posted.
     #[inline(always)]
-    fn step(&mut self) -> Option<Completion<'a>> {
+    fn advance(&mut self) -> Option<Buffers> {
         let place = &mut self.place;
-        let wc: &'a sys::ibv_wc;
         let buffers;
-        // SAFETY: in a run, so before the end of what the device wrote, which it writes again only in a poll, for which the queue would have to be borrowed mutably.
-        if place.wc != place.run_end && unsafe { (*place.wc).wr_id } == place.expected {
+        // SAFETY: in a run, so there is another that the device wrote.
+        if place.at != place.run_end && unsafe { (*place.at.add(1)).wr_id } == place.expected {
             // The completion of the very next request.
             // SAFETY: as above; it is in a run.
-            (wc, place.wc, buffers) = unsafe { (&*place.wc, place.wc.add(1), place.take()) };
-        } else if place.unsignalled != 0 && unsafe { (*(*place.slot).get()).is_some() } {
-            // The next request has no completion, that at hand confirms it.
-            // SAFETY: the completion at hand confirms it (IBTA vol 1, 10.8.5.1: a completion of a send queue implies that those posted before it are complete).
-            (wc, buffers) = unsafe { (&CONFIRMED, place.take()) };
-            place.unsignalled -= 1;
-        } else if place.wc != self.poller.end
-            && let Some(located) = locate(self.poller, place.wc)
-        {
-            (*place, wc, buffers) = located;
+            (place.at, buffers) = unsafe { (place.at.add(1), place.take()) };
+        } else if self.poller.series > 1 && unsafe { (*(*place.slot).get()).is_some() } {
+            // The next request has no completion of its own.
+            // SAFETY: that at hand confirms it (IBTA vol 1, 10.8.5.1: a completion of a send queue implies that those posted before it are complete).
+            buffers = unsafe { place.take() };
+            self.poller.series -= 1;
+        } else if place.at != self.poller.end || self.poller.series != 0 {
+            let located = locate(self.poller, place.at);
+            *place = located.0;
+            buffers = located.1?;
         } else {
-            place.wc = self.poller.end;
             return None;
         }
+        Some(buffers)
+    }
+
+    /// Gives the slot of the request that had posted `buffers`, just taken, back to the poster.
+    #[inline(always)]
+    fn retire(&mut self, buffers: Buffers) -> Completion<'a> {
+        let place = &self.place;
+        // SAFETY: written by the device, which does so again only in a poll, for which the queue would have to be borrowed mutably.
+        let wc = unsafe { &*place.at };
         // SAFETY: the poller's reference keeps the ring alive, and only `bury` and `drained` remove one, which need the `&mut CompletionQueue` that is borrowed for 'a.
         let ring = unsafe { &*place.ring };
         ring.retire_next();
         let position = place.expected.wrapping_add(place.offset).wrapping_sub(1);
-        Some(Completion::new(wc, ring, position, buffers))
+        Completion::new(wc, ring, position, buffers)
     }
 }
 
 impl Place {
-    /// A run from the completion `wc` on, which may be that of the request at `position` of `ring`: as many as there are, or as there are requests in flight, if those are
-    /// fewer. Where the slots come to their end no completion has the `wr_id` that is expected next.
+    /// No run, and no ring.
     #[inline(always)]
-    fn run(ring: &Ring, key: u64, position: u64, wc: *const sys::ibv_wc, end: *const sys::ibv_wc) -> Self {
+    fn nowhere(at: *const sys::ibv_wc) -> Self {
+        Self {
+            at,
+            run_end: at,
+            expected: 0,
+            slot: core::ptr::null(),
+            offset: 0,
+            ring: core::ptr::null(),
+        }
+    }
+
+    /// A run behind the completion `at`, the first of it perhaps that of the request at `position` of `ring`: as many as there are, or as there are requests in flight, if
+    /// those are fewer. Where the slots come to their end no completion has the `wr_id` that is expected next.
+    #[inline(always)]
+    fn run(ring: &Ring, key: u64, position: u64, at: *const sys::ibv_wc, end: *const sys::ibv_wc) -> Self {
         let (slot, in_flight) = ring.from(position);
         let expected = key | ring.slot_of(position);
-        let bytes = (end.addr() - wc.addr()).min(in_flight as usize * size_of::<sys::ibv_wc>());
+        let bytes = (end.addr() - at.addr()).min(in_flight as usize * size_of::<sys::ibv_wc>());
         Self {
-            wc,
-            // SAFETY: not behind the end of what the device wrote.
-            run_end: unsafe { wc.byte_add(bytes) },
+            at,
+            // SAFETY: not behind the last that the device wrote.
+            run_end: unsafe { at.byte_add(bytes) },
             expected,
             slot,
             offset: position.wrapping_sub(expected),
             ring,
-            unsignalled: 0,
         }
     }
 
-    /// After a request that was not posted to `ring`, but counts in it: no run, the next completion is `next`.
-    fn alone(ring: &Ring, next: *const sys::ibv_wc) -> Self {
+    /// At the completion of a request that was not posted to `ring`, but counts in it: no run.
+    fn alone(ring: &Ring, at: *const sys::ibv_wc) -> Self {
         Self {
-            wc: next,
-            run_end: next,
-            expected: 0,
-            slot: core::ptr::null(),
             // So that the position is the ring's tail.
             offset: ring.tail() + 1,
             ring,
-            unsignalled: 0,
+            ..Self::nowhere(at)
         }
     }
 
@@ -192,13 +198,18 @@ impl Place {
     }
 }
 
-/// Goes on to the next completion of a request in flight, and takes what the first request has posted that it confirms and that has any, or else its own. Returns what follows,
-/// the completion to show for the request, and its buffers. `None` when there is none.
+/// Takes what the next request has posted, whatever its completion is: goes on to that of a request in flight, if that at hand is done with, and passes over requests without
+/// buffers that it confirms. Nothing when there is none.
+#[cold]
 #[inline(never)]
-fn locate<'a>(poller: &mut Poller, mut at: *const sys::ibv_wc) -> Option<(Place, &'a sys::ibv_wc, Buffers)> {
-    while at != poller.end {
-        // SAFETY: before the end of what the device wrote, which it writes again only in a poll, for which the queue would have to be borrowed mutably.
-        let wc: &'a sys::ibv_wc = unsafe { &*at };
+fn locate(poller: &mut Poller, at: *const sys::ibv_wc) -> (Place, Option<Buffers>) {
+    let mut last = poller.done_with(at);
+    poller.series = 0;
+    while last != poller.end {
+        // SAFETY: before the last that the device wrote.
+        let at = unsafe { last.add(1) };
+        // SAFETY: as in `Completions::step`.
+        let wc = unsafe { &*at };
         let key = wc.wr_id & KEY;
         if key == poller.key || find(poller, key) {
             // SAFETY: as in `Completions::step`.
@@ -210,31 +221,28 @@ fn locate<'a>(poller: &mut Poller, mut at: *const sys::ibv_wc) -> Option<(Place,
                     (tail, before) = (tail + 1, before - 1);
                 }
                 ring.retire(tail);
-                let mut place = Place::run(ring, key, tail, at, poller.end);
-                // SAFETY: in flight, and confirmed (IBTA vol 1, 10.8.5.1: a completion of a send queue implies that those posted before it are complete).
+                let mut place = Place::run(ring, key, tail, last, poller.end);
+                place.at = at;
+                // SAFETY: in flight, and confirmed (IBTA vol 1, 10.8.5.1).
                 let buffers = unsafe { place.take() };
-                if before == 0 {
-                    // SAFETY: as above.
-                    place.wc = unsafe { at.add(1) };
-                    return Some((place, wc, buffers));
+                if before != 0 {
+                    place.run_end = at;
+                    // That of this one is taken; those that remain are of use as far as their slots follow one another.
+                    poller.series = 1 + (before - 1).min(ring.mask() - ring.slot_of(tail));
                 }
-                place.run_end = at;
-                place.unsignalled = (before - 1).min(ring.mask() - ring.slot_of(tail));
-                return Some((place, &CONFIRMED, buffers));
+                return (place, Some(buffers));
             }
             unexpected(wc);
         } else if shared::is_shared(key) {
             if let Some((ring, buffers)) = shared::take(poller, wc) {
-                // SAFETY: as in `Completions::step`, and as above.
-                let (ring, next) = unsafe { (&*ring, at.add(1)) };
-                return Some((Place::alone(ring, next), wc, buffers));
+                // SAFETY: as in `Completions::step`.
+                return (Place::alone(unsafe { &*ring }, at), Some(buffers));
             }
             unexpected(wc);
         }
-        // SAFETY: as above.
-        at = unsafe { at.add(1) };
+        last = at;
     }
-    None
+    (Place::nowhere(last), None)
 }
 
 /// Makes the ring with this key the one at hand. False for a queue pair that is gone.
@@ -249,13 +257,25 @@ fn find(poller: &mut Poller, key: u64) -> bool {
     true
 }
 
+impl Poller {
+    /// The last completion that is done with, when that taken last is `at`.
+    #[inline(always)]
+    fn done_with(&self, at: *const sys::ibv_wc) -> *const sys::ibv_wc {
+        if self.series == 0 {
+            return at;
+        }
+        // SAFETY: in a series, so it is one that the device wrote, and the first of these is not the first of all.
+        unsafe { at.sub(1) }
+    }
+}
+
 /// Completions on their way: tells the poller how far they came when it is over, be it by an unwinding panic.
 struct Going<'a>(Completions<'a>);
 
 impl Drop for Going<'_> {
     #[inline(always)]
     fn drop(&mut self) {
-        self.0.poller.rest = self.0.place.wc;
+        self.0.poller.last = self.0.poller.done_with(self.0.place.at);
     }
 }
 
@@ -283,15 +303,15 @@ impl<'a> Iterator for Completions<'a> {
 
     #[inline]
     fn next(&mut self) -> Option<Completion<'a>> {
-        let done = self.step();
-        self.poller.rest = self.place.wc;
+        let done = self.advance().map(|buffers| self.retire(buffers));
+        self.poller.last = self.poller.done_with(self.place.at);
         done
     }
 }
 
 impl core::fmt::Debug for Completions<'_> {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        let bytes = self.poller.end.addr() - self.place.wc.addr();
+        let bytes = self.poller.end.addr() - self.poller.last.addr();
         f.debug_struct("Completions")
             .field("left", &(bytes / size_of::<sys::ibv_wc>()))
             .finish_non_exhaustive()

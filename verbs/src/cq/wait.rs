@@ -87,7 +87,7 @@ impl CompletionQueue {
     /// Polls, and says whether the next poll has completions to yield without asking the device.
     pub(crate) fn found(&mut self) -> Result<bool, CompletionQueueError> {
         self.poll()?;
-        Ok(self.poller.rest != self.poller.end)
+        Ok(self.poller.last != self.poller.end)
     }
 
     /// Whether it was made on `channel`.

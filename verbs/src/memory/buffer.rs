@@ -13,7 +13,10 @@ use super::remote::Remote;
 use super::rights::{Exposed, Host, Key, Kind, Local, Opaque, PeerWritable, Readable, RemoteRead, Rights};
 use super::storage::Memory;
 use super::word::Word;
+use crate::describe::BufferDescription;
 use crate::error::MemoryError;
+use crate::qp::RemoteRights;
+use crate::types::RKey;
 
 /// A unique, owned range of registered memory, with rights `K`. Never empty.
 ///
@@ -100,6 +103,21 @@ impl<K: Kind> Buffer<K> {
     #[must_use]
     pub fn addr(&self) -> u64 {
         self.header().sge.addr
+    }
+
+    /// Where it lies, and the keys of its region.
+    #[must_use]
+    pub fn describe(&self) -> BufferDescription {
+        let region = &self.header().region;
+        BufferDescription {
+            addr: self.addr(),
+            len: self.len(),
+            region_addr: region.start(),
+            region_len: region.len(),
+            lkey: region.lkey(),
+            rkey: RKey(region.rkey()),
+            rights: RemoteRights::from_sys(region.access()),
+        }
     }
 
     /// Cuts it in two, the first of `mid` bytes.

@@ -186,6 +186,10 @@ impl Region {
         self.len
     }
 
+    pub(super) fn access(&self) -> c_uint {
+        self.access
+    }
+
     pub(super) fn lkey(&self) -> u32 {
         self.lkey
     }

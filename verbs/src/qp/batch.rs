@@ -2,160 +2,201 @@
 
 use core::ffi::c_uint;
 use core::marker::PhantomData;
+use core::mem::ManuallyDrop;
+use core::ptr::null_mut as null;
 
 use doorbell_verbs_sys as sys;
 
-use super::connected::{Accounting, SendSide};
+use super::backend::{Backend, Form, Line, PostList, Receives};
 use super::refused::{Reason, Refused};
-use super::staging::{Poster, Staging};
+use super::staging::{Poster, Staging, push};
 use super::transport::{Connected, Connectionless, Rc, Reliable, Transport};
 use crate::ah::AddressHandle;
 use crate::memory::{GrantsRead, GrantsWrite, Remote, RemoteWord, Sink, Source, Word};
 use crate::types::{QKey, Qpn};
-use crate::wr::op::{self, Immediate, Operation};
+use crate::wr::op::{self, Immediate, Message, Operation, UNBOUNDED};
 use crate::wr::payload::sealed::Stage;
 use crate::wr::payload::{Inline, Limits, One, Payload, Several};
 
 /// The requests of one doorbell, being built: see [`QueuePair::post`](crate::QueuePair::post). Inline data must live for `'d`, until they are posted.
 ///
 /// Each method adds a request, and returns it to be refined: `batch.write(buffer, remote).imm(7).signalled();`.
-pub struct Batch<'q, 'd, T: Transport = Rc> {
-    staging: Staging<'q, sys::ibv_send_wr>,
-    accounting: Unwinding<'q>,
+pub struct Batch<'q, 'd, T: Transport = Rc, B: Backend = PostList> {
+    staging: Staging<'q, B>,
     data: PhantomData<&'d [u8]>,
     transport: PhantomData<T>,
 }
 
-/// The accounting of a batch being built. Dropped only when the closure that builds it panics: then none of its requests is posted.
-struct Unwinding<'q> {
-    accounting: &'q mut Accounting,
-    /// The position of the batch's first request.
-    head: u64,
-}
-
-impl Drop for Unwinding<'_> {
+impl<'d, T: Transport, B: Backend> Batch<'_, 'd, T, B> {
     #[inline(always)]
-    fn drop(&mut self) {
-        self.accounting.forget_from(self.head);
-    }
-}
-
-impl<'q, 'd, T: Transport> Batch<'q, 'd, T> {
-    #[inline(always)]
-    pub(super) fn post<F>(side: &mut SendSide, build: F) -> Result<(), Refused>
+    pub(super) fn post<F>(poster: &mut Poster<B>, build: F) -> Result<(), Refused>
     where
-        F: for<'b> FnOnce(&mut Batch<'b, 'd, T>),
+        F: for<'b> FnOnce(&mut Batch<'b, 'd, T, B>),
     {
-        let head = side.poster.head();
-        let result = {
-            let mut batch = Batch {
-                staging: Staging::new(&mut side.poster),
-                accounting: Unwinding {
-                    accounting: &mut side.accounting,
-                    head,
-                },
-                data: PhantomData,
-                transport: PhantomData,
-            };
-            build(&mut batch);
-            let Batch {
-                staging, accounting, ..
-            } = batch;
-            core::mem::forget(accounting);
-            staging.finish()
+        let mut batch = Batch {
+            staging: Staging::new(poster),
+            data: PhantomData,
+            transport: PhantomData,
         };
-        if result.is_err() {
-            side.accounting.forget_from(side.poster.head());
-        }
-        result
-    }
-
-    /// Posts one request, by a shorter way than a batch of one: nothing to chain, nothing to take back.
-    #[inline(always)]
-    pub(super) fn post_one<O: Operation, P: Payload>(side: &mut SendSide, op: O, payload: P) -> Result<(), Refused> {
-        let SendSide { poster, accounting } = &mut *side;
-        let fits = op.admits(payload.bytes()) && payload.is_single(accounting.limits);
-        if !(fits && poster.has_room()) {
-            return post_one_as_batch::<T, O, P>(side, op, payload);
-        }
-        let signalled = accounting.settle(poster.head(), false);
-        let fill = |wr: *mut sys::ibv_send_wr| {
-            // SAFETY: `post_one` passes a request of the queue's array.
-            unsafe {
-                op.fill(wr);
-                (*wr).send_flags = P::FLAGS;
-                if signalled {
-                    (*wr).send_flags = P::FLAGS | sys::IBV_SEND_SIGNALED;
-                }
-            }
-        };
-        // SAFETY: there is room, and the payload is one element within the limits. The request is complete: opcode, flags, operands, list. Inline data is
-        // borrowed by the payload for longer than this call.
-        match unsafe { poster.post_one(fill, payload) } {
-            0 => Ok(()),
-            result => Err(side.take_back_one(result)),
-        }
+        build(&mut batch);
+        batch.staging.finish()
     }
 
     #[inline(always)]
-    fn stage<O: Operation, P: Payload>(&mut self, op: O, payload: P) -> Request<'_, O> {
-        let position = self.staging.next();
-        let fits = op.admits(payload.bytes()) && payload.admits(self.accounting.accounting.limits);
-        let payload = if fits && self.staging.has_room() {
-            payload
-        } else {
-            match reconsider_send(
-                self.staging.poster(),
-                position,
-                op,
-                payload,
-                self.accounting.accounting.limits,
-            ) {
-                Some(payload) => payload,
-                None => {
-                    let wr = self.staging.scratch();
-                    return Request {
-                        wr,
-                        position,
-                        signalled: false,
-                        accounting: self.accounting.accounting,
-                        op: PhantomData,
-                    };
-                }
-            }
-        };
-        let fill = |wr: *mut sys::ibv_send_wr| {
-            // SAFETY: `push` passes a request of the queue's array.
-            unsafe {
-                op.fill(wr);
-                (*wr).send_flags = P::FLAGS;
-            }
-        };
-        // SAFETY: there is room, and the limits were kept to. The request is complete: opcode, flags, operands, list. Inline data is borrowed for 'd, which outlives
-        // `finish` because `post`'s caller chose it.
-        let wr = unsafe { self.staging.push(fill, payload) };
+    fn stage<O: Operation, P: Payload>(&mut self, op: O, room: u64, payload: P) -> Request<'_, O, P, B> {
         Request {
-            wr,
-            position,
-            signalled: false,
-            accounting: self.accounting.accounting,
-            op: PhantomData,
+            poster: self.staging.poster,
+            next: &mut self.staging.next,
+            op,
+            room,
+            payload: ManuallyDrop::new(payload),
+            flags: 0,
         }
     }
 }
 
-impl<'d, T: Connectionless> Batch<'_, 'd, T> {
+/// Posts one request of at most `room` bytes, by a shorter way than a batch of one: nothing to chain, nothing to take back.
+#[inline(always)]
+pub(super) fn post_one<B: Backend, O: Operation, P: Payload>(
+    poster: &mut Poster<B>,
+    op: O,
+    room: u64,
+    payload: P,
+) -> Result<(), Refused> {
+    if !payload.is_single(poster.limits)
+        || op.refuses(payload.bytes(), room)
+        || !B::can(poster.qp(), &op)
+        || !poster.take_turn()
+    {
+        return post_one_with_care(poster, op, room, payload);
+    }
+    // SAFETY: there is room, and the payload is one element within the limits. The request is complete: operation, flags, list. Inline data is borrowed by the
+    // payload for longer than this call.
+    unsafe { poster.post_one(payload, |qp, form, payload| B::write(qp, form, null(), &op, payload, 0)) }
+}
+
+/// Posts one request that cannot simply be posted, or refuses it.
+#[cold]
+#[inline(never)]
+fn post_one_with_care<B: Backend, O: Operation, P: Payload>(
+    poster: &mut Poster<B>,
+    op: O,
+    room: u64,
+    payload: P,
+) -> Result<(), Refused> {
+    if !op.refuses(payload.bytes(), room)
+        && payload.admits(poster.limits)
+        && B::can(poster.qp(), &op)
+        && let Some(flags) = poster.make_room()
+    {
+        // SAFETY: as in `post_one`; the limits were kept to.
+        return unsafe {
+            poster.post_one(payload, |qp, form, payload| {
+                B::write(qp, form, null(), &op, payload, flags)
+            })
+        };
+    }
+    Err(poster.refuse_one(objection(poster, op, room, &payload), payload.into_buffers()))
+}
+
+/// What is wrong with a request that has `room` for so many bytes; `None` if nothing is.
+fn objection<B: Backend, O: Operation, P: Payload>(
+    poster: &Poster<B>,
+    op: O,
+    room: u64,
+    payload: &P,
+) -> Option<Reason> {
+    if !B::can(poster.qp(), &op) {
+        return Some(Reason::Unsupported);
+    }
+    op.objection(payload.bytes(), room)
+        .or_else(|| payload.check(poster.limits))
+}
+
+/// Stages a request at `next`, or keeps its buffers with the refusal.
+#[inline(always)]
+fn stage<B: Backend, O: Operation, P: Payload>(
+    poster: &mut Poster<B>,
+    next: &mut *mut Form<B::Request>,
+    op: O,
+    room: u64,
+    payload: P,
+    flags: c_uint,
+) {
+    if op.refuses(payload.bytes(), room)
+        || !payload.admits(poster.limits)
+        || !B::can(poster.qp(), &op)
+        || !poster.take_turn()
+    {
+        *next = stage_with_care(poster, *next, op, room, payload, flags);
+        return;
+    }
+    // SAFETY: it has its turn, and the limits were kept to.
+    unsafe { stage_in_turn(poster, next, op, payload, flags) }
+}
+
+/// Stages a request at `next`.
+///
+/// # Safety
+/// It has its turn, and the payload keeps to the queue pair's limits, which takes this operation.
+#[inline(always)]
+unsafe fn stage_in_turn<B: Backend, O: Operation, P: Payload>(
+    poster: &mut Poster<B>,
+    next: &mut *mut Form<B::Request>,
+    op: O,
+    payload: P,
+    flags: c_uint,
+) {
+    if flags & sys::IBV_SEND_SIGNALED != 0 {
+        poster.signalled();
+    }
+    // SAFETY: by contract. The request is complete: operation, flags, list. Inline data is borrowed for 'd of the batch, which outlives `finish` because `post`'s caller
+    // chose it.
+    unsafe {
+        push(poster, next, payload, |qp, form, payload| {
+            B::write(qp, form, (*form).following, &op, payload, flags)
+        });
+    }
+}
+
+/// Stages a request that cannot simply be staged, or refuses it and the batch. Returns the form of the next one, or, of a refused batch, that of the first. It cannot
+/// unwind, so that whoever builds a batch need not have all of it in memory.
+#[cold]
+#[inline(never)]
+extern "C" fn stage_with_care<B: Backend, O: Operation, P: Payload>(
+    poster: &mut Poster<B>,
+    mut next: *mut Form<B::Request>,
+    op: O,
+    room: u64,
+    payload: P,
+    flags: c_uint,
+) -> *mut Form<B::Request> {
+    if !op.refuses(payload.bytes(), room)
+        && payload.admits(poster.limits)
+        && B::can(poster.qp(), &op)
+        && let Some(more) = poster.make_room()
+    {
+        // SAFETY: it has its turn, and the limits were kept to.
+        unsafe { stage_in_turn(poster, &mut next, op, payload, flags | more) };
+        return next;
+    }
+    let reason = objection(poster, op, room, &payload);
+    poster.refuse_next(reason, payload.into_buffers());
+    poster.first()
+}
+
+impl<'d, T: Connectionless, B: Backend> Batch<'_, 'd, T, B> {
     /// SENDs the buffer's bytes to the queue pair `qpn` at `ah`, which receives it if `qkey` is its key.
     #[inline(always)]
-    pub fn send_to(
+    pub fn send_to<S: Source>(
         &mut self,
-        buffer: impl Source,
+        buffer: S,
         ah: &'d AddressHandle,
         qpn: Qpn,
         qkey: QKey,
-    ) -> Request<'_, op::SendTo> {
-        let op = self.destination(ah, qpn, qkey);
-        self.stage(op, One::new(buffer))
+    ) -> Request<'_, op::SendTo, One<S>, B> {
+        let (op, room) = self.destination(ah, qpn, qkey);
+        self.stage(op, room, One::new(buffer))
     }
 
     /// SENDs the bytes of several buffers as one message, as [`send_to`](Self::send_to) does.
@@ -166,9 +207,9 @@ impl<'d, T: Connectionless> Batch<'_, 'd, T> {
         ah: &'d AddressHandle,
         qpn: Qpn,
         qkey: QKey,
-    ) -> Request<'_, op::SendTo> {
-        let op = self.destination(ah, qpn, qkey);
-        self.stage(op, Several::new(buffers))
+    ) -> Request<'_, op::SendTo, Several<N>, B> {
+        let (op, room) = self.destination(ah, qpn, qkey);
+        self.stage(op, room, Several::new(buffers))
     }
 
     /// SENDs `bytes`, at most [`max_inline`](crate::QueuePair::max_inline), as [`send_to`](Self::send_to) does.
@@ -179,40 +220,44 @@ impl<'d, T: Connectionless> Batch<'_, 'd, T> {
         ah: &'d AddressHandle,
         qpn: Qpn,
         qkey: QKey,
-    ) -> Request<'_, op::SendTo> {
-        let op = self.destination(ah, qpn, qkey);
-        self.stage(op, Inline::new(bytes))
+    ) -> Request<'_, op::SendTo, Inline<'d>, B> {
+        let (op, room) = self.destination(ah, qpn, qkey);
+        self.stage(op, room, Inline::new(bytes))
     }
 
     #[inline(always)]
-    fn destination(&self, ah: &AddressHandle, qpn: Qpn, qkey: QKey) -> op::SendTo {
-        self.accounting.accounting.datagrams.to(ah, qpn, qkey)
+    fn destination(&self, ah: &AddressHandle, qpn: Qpn, qkey: QKey) -> (op::SendTo, u64) {
+        self.staging.poster.datagrams.to(ah, qpn, qkey)
     }
 }
 
-impl<'d, T: Connected> Batch<'_, 'd, T> {
+impl<'d, T: Connected, B: Backend> Batch<'_, 'd, T, B> {
     /// SENDs the buffer's bytes into the next receive that the peer has posted.
     #[inline(always)]
-    pub fn send(&mut self, buffer: impl Source) -> Request<'_, op::Send> {
-        self.stage(op::Send, One::new(buffer))
+    pub fn send<S: Source>(&mut self, buffer: S) -> Request<'_, op::Send, One<S>, B> {
+        self.stage(op::Send, UNBOUNDED, One::new(buffer))
     }
 
     /// SENDs the bytes of several buffers as one message.
     #[inline(always)]
-    pub fn send_gather<S: Source, const N: usize>(&mut self, buffers: [S; N]) -> Request<'_, op::Send> {
-        self.stage(op::Send, Several::new(buffers))
+    pub fn send_gather<S: Source, const N: usize>(&mut self, buffers: [S; N]) -> Request<'_, op::Send, Several<N>, B> {
+        self.stage(op::Send, UNBOUNDED, Several::new(buffers))
     }
 
     /// SENDs `bytes`, at most [`max_inline`](crate::QueuePair::max_inline).
     #[inline(always)]
-    pub fn send_inline(&mut self, bytes: &'d [u8]) -> Request<'_, op::Send> {
-        self.stage(op::Send, Inline::new(bytes))
+    pub fn send_inline(&mut self, bytes: &'d [u8]) -> Request<'_, op::Send, Inline<'d>, B> {
+        self.stage(op::Send, UNBOUNDED, Inline::new(bytes))
     }
 
     /// WRITEs the buffer's bytes to the beginning of `remote`.
     #[inline(always)]
-    pub fn write(&mut self, buffer: impl Source, remote: Remote<impl GrantsWrite>) -> Request<'_, op::Write> {
-        self.stage(op::Write::new(remote), One::new(buffer))
+    pub fn write<S: Source>(
+        &mut self,
+        buffer: S,
+        remote: Remote<impl GrantsWrite>,
+    ) -> Request<'_, op::Write, One<S>, B> {
+        self.stage(op::Write::new(remote), remote.len(), One::new(buffer))
     }
 
     /// WRITEs the bytes of several buffers, one after the other, to the beginning of `remote`.
@@ -221,22 +266,26 @@ impl<'d, T: Connected> Batch<'_, 'd, T> {
         &mut self,
         buffers: [S; N],
         remote: Remote<impl GrantsWrite>,
-    ) -> Request<'_, op::Write> {
-        self.stage(op::Write::new(remote), Several::new(buffers))
+    ) -> Request<'_, op::Write, Several<N>, B> {
+        self.stage(op::Write::new(remote), remote.len(), Several::new(buffers))
     }
 
     /// WRITEs `bytes`, at most [`max_inline`](crate::QueuePair::max_inline), to the beginning of `remote`.
     #[inline(always)]
-    pub fn write_inline(&mut self, bytes: &'d [u8], remote: Remote<impl GrantsWrite>) -> Request<'_, op::Write> {
-        self.stage(op::Write::new(remote), Inline::new(bytes))
+    pub fn write_inline(
+        &mut self,
+        bytes: &'d [u8],
+        remote: Remote<impl GrantsWrite>,
+    ) -> Request<'_, op::Write, Inline<'d>, B> {
+        self.stage(op::Write::new(remote), remote.len(), Inline::new(bytes))
     }
 }
 
-impl<T: Reliable> Batch<'_, '_, T> {
+impl<T: Reliable, B: Backend> Batch<'_, '_, T, B> {
     /// READs as many bytes as the buffer has from the beginning of `remote`.
     #[inline(always)]
-    pub fn read(&mut self, buffer: impl Sink, remote: Remote<impl GrantsRead>) -> Request<'_, op::Read> {
-        self.stage(op::Read::new(remote), One::new(buffer))
+    pub fn read<S: Sink>(&mut self, buffer: S, remote: Remote<impl GrantsRead>) -> Request<'_, op::Read, One<S>, B> {
+        self.stage(op::Read::new(remote), remote.len(), One::new(buffer))
     }
 
     /// READs as many bytes as the buffers have together from the beginning of `remote`, filling one after the other.
@@ -245,8 +294,8 @@ impl<T: Reliable> Batch<'_, '_, T> {
         &mut self,
         buffers: [S; N],
         remote: Remote<impl GrantsRead>,
-    ) -> Request<'_, op::Read> {
-        self.stage(op::Read::new(remote), Several::new(buffers))
+    ) -> Request<'_, op::Read, Several<N>, B> {
+        self.stage(op::Read::new(remote), remote.len(), Several::new(buffers))
     }
 
     /// Sets the peer's word to `swap` if it is `compare`, atomically; the old value comes back in `word`.
@@ -257,67 +306,41 @@ impl<T: Reliable> Batch<'_, '_, T> {
         at: RemoteWord,
         compare: u64,
         swap: u64,
-    ) -> Request<'_, op::CompareSwap> {
+    ) -> Request<'_, op::CompareSwap, One<Word>, B> {
         self.stage(
             op::CompareSwap {
                 word: at,
                 compare,
                 swap,
             },
+            UNBOUNDED,
             One::new(word),
         )
     }
 
     /// Adds `add` to the peer's word, modulo 2^64, atomically; the old value comes back in `word`.
     #[inline(always)]
-    pub fn fetch_add(&mut self, word: Word, at: RemoteWord, add: u64) -> Request<'_, op::FetchAdd> {
-        self.stage(op::FetchAdd { word: at, add }, One::new(word))
+    pub fn fetch_add(&mut self, word: Word, at: RemoteWord, add: u64) -> Request<'_, op::FetchAdd, One<Word>, B> {
+        self.stage(op::FetchAdd { word: at, add }, UNBOUNDED, One::new(word))
     }
 }
 
-/// Posts a request that cannot simply be staged, or says why it is refused.
-#[cold]
-#[inline(never)]
-fn post_one_as_batch<T: Transport, O: Operation, P: Payload>(
-    side: &mut SendSide,
+/// A request of a batch, to be refined. It takes its place in the batch when it is dropped, at the end of the statement; one that is leaked instead is not posted.
+pub struct Request<'b, O: Operation, P: Payload, B: Backend = PostList> {
+    poster: &'b mut Poster<B>,
+    next: &'b mut *mut Form<B::Request>,
     op: O,
-    payload: P,
-) -> Result<(), Refused> {
-    Batch::<T>::post(side, |batch| {
-        batch.stage(op, payload);
-    })
+    /// How many bytes the message may have.
+    room: u64,
+    payload: ManuallyDrop<P>,
+    flags: c_uint,
 }
 
-/// Finds out why a request cannot simply be staged; gives it back if it can be after all.
-#[cold]
-#[inline(never)]
-fn reconsider_send<O: Operation, P: Payload>(
-    poster: &mut Poster<sys::ibv_send_wr>,
-    position: u64,
-    op: O,
-    payload: P,
-    limits: Limits,
-) -> Option<P> {
-    let reason = op.check(payload.bytes()).or_else(|| payload.check(limits));
-    poster.reconsider(position, reason, payload)
-}
-
-/// A request just added to a batch, to be refined. When it is dropped, at the end of the statement, it is settled whether it is signalled.
-pub struct Request<'b, O: Operation> {
-    /// The request in the queue's array, or, for one that was refused, one that is never posted.
-    wr: *mut sys::ibv_send_wr,
-    position: u64,
-    signalled: bool,
-    accounting: &'b mut Accounting,
-    op: PhantomData<O>,
-}
-
-impl<O: Operation> Request<'_, O> {
+impl<'b, O: Operation, P: Payload, B: Backend> Request<'b, O, P, B> {
     /// Has a completion of its own, which confirms the unsignalled requests before it too.
     #[inline(always)]
-    pub fn signalled(mut self) -> Self {
-        self.signalled = true;
-        self
+    pub fn signalled(self) -> Self {
+        self.add(sys::IBV_SEND_SIGNALED)
     }
 
     /// Waits until READs and atomics before it are done (IBTA vol 1, 10.8.3.3).
@@ -327,35 +350,47 @@ impl<O: Operation> Request<'_, O> {
     }
 
     #[inline(always)]
-    fn add(self, flag: c_uint) -> Self {
-        // SAFETY: `wr` points into the queue's array, which lives as long as the batch; it is not posted while the batch is borrowed.
-        unsafe { (*self.wr).send_flags |= flag };
+    fn add(mut self, flag: c_uint) -> Self {
+        self.flags |= flag;
         self
+    }
+
+    /// The same with another operation.
+    #[inline(always)]
+    fn map<Q: Operation>(self, to: impl FnOnce(O) -> Q) -> Request<'b, Q, P, B> {
+        let this = ManuallyDrop::new(self);
+        // SAFETY: each field is taken once, as `this` is neither used nor dropped after.
+        unsafe {
+            Request {
+                poster: core::ptr::read(&raw const this.poster),
+                next: core::ptr::read(&raw const this.next),
+                op: to(this.op),
+                room: this.room,
+                payload: core::ptr::read(&raw const this.payload),
+                flags: this.flags,
+            }
+        }
     }
 }
 
-impl<O: Operation> Drop for Request<'_, O> {
+impl<O: Operation, P: Payload, B: Backend> Drop for Request<'_, O, P, B> {
     #[inline(always)]
     fn drop(&mut self) {
-        if self.accounting.settle(self.position, self.signalled) {
-            // SAFETY: as in `add`.
-            unsafe { (*self.wr).send_flags |= sys::IBV_SEND_SIGNALED }
-        }
+        // SAFETY: taken once, here.
+        let payload = unsafe { ManuallyDrop::take(&mut self.payload) };
+        stage(self.poster, self.next, self.op, self.room, payload, self.flags);
     }
 }
 
-impl<O: Immediate> Request<'_, O> {
+impl<'b, O: Immediate, P: Payload, B: Backend> Request<'b, O, P, B> {
     /// Carries 32 bits to the peer's completion. A WRITE then consumes a receive of the peer's.
     #[inline(always)]
-    pub fn imm(self, imm: u32) -> Self {
-        // SAFETY: as in `add`.
-        unsafe {
-            (*self.wr).opcode = O::WITH_IMMEDIATE;
-            (*self.wr).anon_1.imm_data = imm.to_be();
-        }
-        self
+    pub fn imm(self, imm: u32) -> Request<'b, op::WithImmediate<O>, P, B> {
+        self.map(|op| op::WithImmediate { op, imm })
     }
+}
 
+impl<O: Message, P: Payload, B: Backend> Request<'_, O, P, B> {
     /// Wakes a peer that waits for solicited completions (IBTA vol 1, 9.2.3); on a WRITE only with [`imm`](Self::imm).
     #[inline(always)]
     pub fn solicited(self) -> Self {
@@ -365,13 +400,13 @@ impl<O: Immediate> Request<'_, O> {
 
 /// The receives of one call, being built: see [`QueuePair::post_receives`](crate::QueuePair::post_receives).
 pub struct ReceiveBatch<'q, T: Transport = Rc> {
-    staging: Staging<'q, sys::ibv_recv_wr>,
+    staging: Staging<'q, Receives>,
     transport: PhantomData<T>,
 }
 
 impl<T: Transport> ReceiveBatch<'_, T> {
     #[inline(always)]
-    pub(super) fn post<F>(poster: &mut Poster<sys::ibv_recv_wr>, build: F) -> Result<(), Refused>
+    pub(super) fn post<F>(poster: &mut Poster<Receives>, build: F) -> Result<(), Refused>
     where
         F: for<'b> FnOnce(&mut ReceiveBatch<'b, T>),
     {
@@ -385,16 +420,13 @@ impl<T: Transport> ReceiveBatch<'_, T> {
 
     /// Posts one receive, by a shorter way than a batch of one.
     #[inline(always)]
-    pub(super) fn post_one(poster: &mut Poster<sys::ibv_recv_wr>, buffer: impl Sink) -> Result<(), Refused> {
+    pub(super) fn post_one(poster: &mut Poster<Receives>, buffer: impl Sink) -> Result<(), Refused> {
         let payload = One::new(buffer);
-        if !(poster.has_room() && payload.bytes() >= T::HEADROOM) {
-            return receive_one_as_batch::<T>(poster, payload);
+        if payload.bytes() < T::HEADROOM || !poster.take_turn() {
+            return receive_one_with_care(poster, payload, T::HEADROOM);
         }
         // SAFETY: there is room. A receive has nothing but its list, here of one element.
-        match unsafe { poster.post_one(|_| {}, payload) } {
-            0 => Ok(()),
-            result => Err(poster.take_back_one(result)),
-        }
+        unsafe { poster.post_one(payload, |_, form, payload| Receives::write(form, null(), payload)) }
     }
 
     /// Receives a message into `buffer`; a longer one is an error on both sides. A datagram comes behind [`GRH_BYTES`](crate::GRH_BYTES) bytes of header.
@@ -411,55 +443,66 @@ impl<T: Transport> ReceiveBatch<'_, T> {
 
     #[inline(always)]
     fn stage<P: Payload>(&mut self, payload: P) {
-        let limits = Limits {
-            max_inline: 0,
-            max_sge: self.staging.max_sge(),
-        };
-        let fits = payload.admits(limits) && payload.bytes() >= T::HEADROOM;
-        let payload = if fits && self.staging.has_room() {
-            payload
-        } else {
-            let position = self.staging.next();
-            match reconsider_receive(self.staging.poster(), position, payload, limits, T::HEADROOM) {
-                Some(payload) => payload,
-                None => return,
-            }
-        };
-        // SAFETY: there is room, and the limits were kept to. A receive has nothing but its list.
-        unsafe { self.staging.push(|_| {}, payload) };
+        let Staging { poster, next } = &mut self.staging;
+        if !payload.admits(poster.limits) || payload.bytes() < T::HEADROOM || !poster.take_turn() {
+            *next = receive_with_care(poster, *next, payload, T::HEADROOM);
+            return;
+        }
+        // SAFETY: it has its turn, and the limits were kept to. A receive has nothing but its list.
+        unsafe {
+            push(poster, next, payload, |_, form, payload| {
+                Receives::write(form, (*form).following, payload)
+            });
+        }
     }
 }
 
-/// As [`post_one_as_batch`].
+/// As [`post_one_with_care`].
 #[cold]
 #[inline(never)]
-fn receive_one_as_batch<T: Transport>(
-    poster: &mut Poster<sys::ibv_recv_wr>,
-    payload: One<impl Sink>,
-) -> Result<(), Refused> {
-    ReceiveBatch::<T>::post(poster, |batch| batch.stage(payload))
+fn receive_one_with_care(poster: &mut Poster<Receives>, payload: impl Payload, headroom: u64) -> Result<(), Refused> {
+    let objection = objection_to_receive(headroom, &payload, poster.limits);
+    if objection.is_some() || poster.make_room().is_none() {
+        return Err(poster.refuse_one(objection, payload.into_buffers()));
+    }
+    // SAFETY: as in `ReceiveBatch::post_one`.
+    unsafe { poster.post_one(payload, |_, form, payload| Receives::write(form, null(), payload)) }
 }
 
-/// As [`reconsider_send`].
+/// As [`stage_with_care`].
 #[cold]
 #[inline(never)]
-fn reconsider_receive<P: Payload>(
-    poster: &mut Poster<sys::ibv_recv_wr>,
-    position: u64,
+extern "C" fn receive_with_care<P: Payload>(
+    poster: &mut Poster<Receives>,
+    mut next: *mut Form<<Receives as Line>::Request>,
     payload: P,
-    limits: Limits,
     headroom: u64,
-) -> Option<P> {
+) -> *mut Form<<Receives as Line>::Request> {
+    let objection = objection_to_receive(headroom, &payload, poster.limits);
+    if objection.is_none() && poster.make_room().is_some() {
+        // SAFETY: as in `ReceiveBatch::stage`.
+        unsafe {
+            push(poster, &mut next, payload, |_, form, payload| {
+                Receives::write(form, (*form).following, payload)
+            });
+        }
+        return next;
+    }
+    poster.refuse_next(objection, payload.into_buffers());
+    poster.first()
+}
+
+/// What is wrong with a receive that must have `headroom` for the header in front of a message; `None` if nothing is.
+fn objection_to_receive(headroom: u64, payload: &impl Payload, limits: Limits) -> Option<Reason> {
     let len = payload.bytes();
     let short = (len < headroom).then_some(Reason::NoRoomForHeader { len });
-    let reason = payload.check(limits).or(short);
-    poster.reconsider(position, reason, payload)
+    payload.check(limits).or(short)
 }
 
-impl<T: Transport> core::fmt::Debug for Batch<'_, '_, T> {
+impl<T: Transport, B: Backend> core::fmt::Debug for Batch<'_, '_, T, B> {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         f.debug_struct("Batch")
-            .field("next", &self.staging.next())
+            .field("staged", &self.staging.len())
             .finish_non_exhaustive()
     }
 }
@@ -467,15 +510,13 @@ impl<T: Transport> core::fmt::Debug for Batch<'_, '_, T> {
 impl<T: Transport> core::fmt::Debug for ReceiveBatch<'_, T> {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         f.debug_struct("ReceiveBatch")
-            .field("next", &self.staging.next())
+            .field("staged", &self.staging.len())
             .finish_non_exhaustive()
     }
 }
 
-impl<O: Operation> core::fmt::Debug for Request<'_, O> {
+impl<O: Operation, P: Payload, B: Backend> core::fmt::Debug for Request<'_, O, P, B> {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        f.debug_struct("Request")
-            .field("position", &self.position)
-            .finish_non_exhaustive()
+        f.debug_struct("Request").field("op", &self.op).finish_non_exhaustive()
     }
 }

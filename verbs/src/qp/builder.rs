@@ -1,6 +1,7 @@
 //! Making a queue pair: sizes, rights and the parameters of its connection.
 
 use core::hash::{BuildHasher, Hasher};
+use core::marker::PhantomData;
 use std::hash::RandomState;
 use std::io;
 use std::sync::Arc;
@@ -8,13 +9,14 @@ use std::sync::Arc;
 use doorbell_verbs_sys as sys;
 
 use super::attributes::QpState;
-use super::connected::{Datagrams, QueuePair, SendSide};
+use super::backend::{Backend, PostList, Receives, WorkRequests};
+use super::connected::{Datagrams, QueuePair};
 use super::endpoint::UdEndpoint;
 use super::object::{QpObject, no_attributes};
 use super::prepared::PreparedQueuePair;
 use super::ring::Queue;
-use super::staging::Poster;
-use super::transport::{Connected, Connectionless, Transport, TransportKind, Uc, Ud};
+use super::staging::{Poster, Signalling};
+use super::transport::{Connected, Connectionless, Rc, Transport, TransportKind, Uc, Ud};
 use crate::ah::Route;
 use crate::cq::{Attachment, CompletionQueue};
 use crate::error::QueuePairError;
@@ -22,6 +24,7 @@ use crate::pd::ProtectionDomain;
 use crate::port::{GidEntry, PortAttr, PortState};
 use crate::srq::{SharedQueuePairBuilder, SharedReceiveHandle};
 use crate::types::{Mtu, Psn, QKey};
+use crate::wr::payload::Limits;
 
 /// Builds a queue pair; made by [`ProtectionDomain::queue_pair`].
 ///
@@ -29,7 +32,7 @@ use crate::types::{Mtu, Psn, QKey};
 /// furthest, the port's MTU.
 #[derive(Debug, Clone)]
 #[must_use = "a builder does nothing until rc(), uc() or ud() is called"]
-pub struct QueuePairBuilder<'a> {
+pub struct QueuePairBuilder<'a, B: Backend = PostList> {
     pd: &'a ProtectionDomain,
     send_cq: &'a CompletionQueue,
     recv_cq: &'a CompletionQueue,
@@ -43,6 +46,7 @@ pub struct QueuePairBuilder<'a> {
     tag: u64,
     access: sys::ibv_access_flags,
     pub(super) settings: Settings,
+    backend: PhantomData<B>,
 }
 
 /// The parameters of a connection (IBTA vol 1, 11.2.5.2).
@@ -121,9 +125,33 @@ impl<'a> QueuePairBuilder<'a> {
             tag: 0,
             access: 0,
             settings: Settings::DEFAULT,
+            backend: PhantomData,
         }
     }
 
+    /// Posts by the calls of `ibv_wr_post(3)` instead of by lists. Not every provider has them: then making the queue pair fails with
+    /// [`NoWorkRequests`](QueuePairError::NoWorkRequests).
+    pub fn work_requests(self) -> QueuePairBuilder<'a, WorkRequests> {
+        QueuePairBuilder {
+            pd: self.pd,
+            send_cq: self.send_cq,
+            recv_cq: self.recv_cq,
+            srq: self.srq,
+            send_depth: self.send_depth,
+            recv_depth: self.recv_depth,
+            max_send_sge: self.max_send_sge,
+            max_recv_sge: self.max_recv_sge,
+            max_inline: self.max_inline,
+            signal_all: self.signal_all,
+            tag: self.tag,
+            access: self.access,
+            settings: self.settings,
+            backend: PhantomData,
+        }
+    }
+}
+
+impl<'a, B: Backend> QueuePairBuilder<'a, B> {
     /// Completions of receives go to `cq`, those of sends stay where they are.
     pub fn recv_cq(mut self, cq: &'a CompletionQueue) -> Self {
         self.recv_cq = cq;
@@ -276,7 +304,7 @@ impl<'a> QueuePairBuilder<'a> {
 
     /// Receives come from `srq`, which may be of another protection domain: the queue pair has none of its own, whatever was said of them. The completion queue of
     /// receives has as many entries reserved as `srq` holds receives, once for all queue pairs that share both queues.
-    pub fn shared_receive(mut self, srq: &'a impl AsRef<SharedReceiveHandle>) -> SharedQueuePairBuilder<'a> {
+    pub fn shared_receive(mut self, srq: &'a impl AsRef<SharedReceiveHandle>) -> SharedQueuePairBuilder<'a, B> {
         self.srq = Some(srq.as_ref());
         (self.recv_depth, self.max_recv_sge) = (0, 0);
         SharedQueuePairBuilder::new(self)
@@ -286,7 +314,7 @@ impl<'a> QueuePairBuilder<'a> {
     ///
     /// # Errors
     /// When a size is beyond the device's limits, a completion queue is too small, the port is not active, the GID does not exist, or the device refuses.
-    pub fn rc(self) -> Result<PreparedQueuePair, QueuePairError> {
+    pub fn rc(self) -> Result<PreparedQueuePair<Rc, B>, QueuePairError> {
         self.prepare()
     }
 
@@ -295,7 +323,7 @@ impl<'a> QueuePairBuilder<'a> {
     ///
     /// # Errors
     /// As for [`rc`](Self::rc), and when the peer is allowed to READ or to use atomics, which UC does not have.
-    pub fn uc(self) -> Result<PreparedQueuePair<Uc>, QueuePairError> {
+    pub fn uc(self) -> Result<PreparedQueuePair<Uc, B>, QueuePairError> {
         self.prepare_unreliable()
     }
 
@@ -306,11 +334,11 @@ impl<'a> QueuePairBuilder<'a> {
     ///
     /// # Errors
     /// As for [`rc`](Self::rc), and when anything is allowed to peers: UD has SEND alone.
-    pub fn ud(self) -> Result<QueuePair<Ud>, QueuePairError> {
+    pub fn ud(self) -> Result<QueuePair<Ud, B>, QueuePairError> {
         self.ready()
     }
 
-    pub(crate) fn ready<T: Connectionless>(self) -> Result<QueuePair<T>, QueuePairError> {
+    pub(crate) fn ready<T: Connectionless>(self) -> Result<QueuePair<T, B>, QueuePairError> {
         self.check_rights(TransportKind::Ud, 0)?;
         let made = self.make::<T>()?;
         self.to_init::<T>(&made.object)?;
@@ -324,7 +352,7 @@ impl<'a> QueuePairBuilder<'a> {
             mtu,
         };
         let (mut send, recv) = self.sides(&made);
-        send.accounting.datagrams = Datagrams {
+        send.datagrams = Datagrams {
             pd: Arc::as_ptr(self.pd.inner()).addr(),
             port: self.settings.port,
             max_len: mtu.bytes(),
@@ -334,12 +362,12 @@ impl<'a> QueuePairBuilder<'a> {
         Ok(QueuePair::new(send, recv, made.object, endpoint))
     }
 
-    pub(crate) fn prepare_unreliable<T: Connected>(self) -> Result<PreparedQueuePair<T>, QueuePairError> {
+    pub(crate) fn prepare_unreliable<T: Connected>(self) -> Result<PreparedQueuePair<T, B>, QueuePairError> {
         self.check_rights(TransportKind::Uc, sys::IBV_ACCESS_REMOTE_WRITE)?;
         self.prepare()
     }
 
-    pub(crate) fn prepare<T: Connected>(self) -> Result<PreparedQueuePair<T>, QueuePairError> {
+    pub(crate) fn prepare<T: Connected>(self) -> Result<PreparedQueuePair<T, B>, QueuePairError> {
         let made = self.make::<T>()?;
         self.to_init::<T>(&made.object)?;
         let rd_atomic = if T::KIND == TransportKind::Rc {
@@ -386,14 +414,8 @@ impl<'a> QueuePairBuilder<'a> {
             sq_sig_all: i32::from(self.signal_all),
         };
         let pd = self.pd.inner();
-        // SAFETY: domain and completion queues are live, and stay so as long as the queue pair (the object below holds them).
-        let raw = unsafe { (pd.context.api.create_qp)(pd.raw, &mut init) };
-        if raw.is_null() {
-            return Err(QueuePairError::Create {
-                device: context.name().to_owned(),
-                error: io::Error::last_os_error(),
-            });
-        }
+        // The completion queues stay live as long as the queue pair: the object below holds them.
+        let raw = B::create(self.pd, T::KIND, &mut init)?;
         // SAFETY: just made, with these.
         let object = unsafe { QpObject::new(raw, T::KIND, pd.clone(), send, recv) };
         Ok(Made {
@@ -406,17 +428,29 @@ impl<'a> QueuePairBuilder<'a> {
     }
 
     /// What posts to the two queues of the queue pair just made.
-    fn sides(&self, made: &Made) -> (SendSide, Poster<sys::ibv_recv_wr>) {
+    fn sides(&self, made: &Made) -> (Poster<B>, Poster<Receives>) {
         let (raw, send, recv) = (made.object.raw(), made.object.send(), made.object.recv());
+        let to_send = Limits {
+            max_inline: made.max_inline,
+            max_sge: self.max_send_sge,
+        };
+        let to_receive = Limits {
+            max_inline: 0,
+            max_sge: self.max_recv_sge,
+        };
+        let signalling = if self.signal_all {
+            Signalling::Never
+        } else {
+            Signalling::EveryHalf
+        };
         // SAFETY: the queue pair lives as long as the object, which goes after the posters in PreparedQueuePair and in QueuePair; each ring is fresh, and this is
         // called once.
-        let (send, recv) = unsafe {
+        unsafe {
             (
-                Poster::new(raw, send.ring().clone(), send.key(), self.max_send_sge),
-                Poster::new(raw, recv.ring().clone(), recv.key(), self.max_recv_sge),
+                Poster::new(raw, send.ring().clone(), send.key(), to_send, signalling),
+                Poster::new(raw, recv.ring().clone(), recv.key(), to_receive, Signalling::Never),
             )
-        };
-        (SendSide::new(send, made.max_inline, self.signal_all), recv)
+        }
     }
 
     /// Refuses rights for peers that the transport has no use for.

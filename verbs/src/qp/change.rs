@@ -6,14 +6,15 @@ use std::io;
 use doorbell_verbs_sys as sys;
 
 use super::attributes::QpState;
+use super::backend::Backend;
 use super::connected::QueuePair;
 use super::object::{QpObject, no_attributes};
 use super::query::{PathAttr, PathMigration, QueuePairAttr, RemoteRights};
-use super::transport::{Connected, Reliable, Transport, Ud};
+use super::transport::{Connected, Reliable, Transport, TransportKind, Ud};
 use crate::error::QueuePairError;
 use crate::types::QKey;
 
-impl<T: Transport> QueuePair<T> {
+impl<T: Transport, B: Backend> QueuePair<T, B> {
     /// The state it is in (ibv_query_qp(3)): the device may enter ERR, or with UC and UD SQE, by itself.
     ///
     /// # Errors
@@ -37,7 +38,7 @@ impl<T: Transport> QueuePair<T> {
             link: &mut self.link,
             attr: no_attributes(),
             mask: 0,
-            checks: Vec::new(),
+            refused: None,
             transport: PhantomData,
         }
     }
@@ -87,14 +88,21 @@ pub struct Change<'q, T: Transport> {
     link: &'q mut T::Link,
     attr: sys::ibv_qp_attr,
     mask: sys::ibv_qp_attr_mask,
-    /// Values given, with the highest that there is.
-    checks: Vec<(&'static str, u8, u8)>,
+    /// What is wrong with the first value that cannot be.
+    refused: Option<QueuePairError>,
     transport: PhantomData<T>,
 }
 
 impl<T: Transport> Change<'_, T> {
     fn bounded(mut self, what: &'static str, value: u8, max: u8) -> Self {
-        self.checks.push((what, value, max));
+        if value > max && self.refused.is_none() {
+            self.refused = Some(QueuePairError::Range {
+                object: self.object.name(),
+                what,
+                asked: value,
+                max,
+            });
+        }
         self
     }
 
@@ -110,13 +118,8 @@ impl<T: Transport> Change<'_, T> {
     /// # Errors
     /// When a value is beyond its range, or the state does not allow the change, or the device does not. Nothing is changed then.
     pub fn apply(self) -> Result<(), QueuePairError> {
-        if let Some(&(what, asked, max)) = self.checks.iter().find(|(_, asked, max)| asked > max) {
-            return Err(QueuePairError::Range {
-                object: self.object.name(),
-                what,
-                asked,
-                max,
-            });
+        if let Some(refused) = self.refused {
+            return Err(refused);
         }
         self.object.change(self.attr, self.mask, |error| match error.kind() {
             io::ErrorKind::Unsupported => vec!["the device cannot change this".to_owned()],
@@ -128,8 +131,14 @@ impl<T: Transport> Change<'_, T> {
 }
 
 impl<T: Connected> Change<'_, T> {
-    /// What the peer may do; all of it is replaced.
+    /// What the peer may do; all of it is replaced. With UC that is to WRITE, or nothing.
     pub fn rights(mut self, rights: RemoteRights) -> Self {
+        if T::KIND == TransportKind::Uc && (rights.read || rights.atomic) && self.refused.is_none() {
+            self.refused = Some(QueuePairError::NotOfTransport {
+                transport: T::KIND,
+                setting: "rights to READ or use atomics",
+            });
+        }
         self.attr.qp_access_flags = rights.to_sys();
         self.mask |= sys::IBV_QP_ACCESS_FLAGS;
         self

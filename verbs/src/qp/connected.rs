@@ -1,10 +1,7 @@
 //! A queue pair in use: connected, or ready for datagrams.
 
-use core::ffi::c_int;
-
-use doorbell_verbs_sys as sys;
-
-use super::batch::{Batch, ReceiveBatch};
+use super::backend::{Backend, PostList, Receives};
+use super::batch::{Batch, ReceiveBatch, post_one};
 use super::endpoint::{Endpoint, UdEndpoint};
 use super::object::QpObject;
 use super::refused::Refused;
@@ -13,23 +10,8 @@ use super::transport::{Connected, Connectionless, OwnReceives, Rc, Reliable, Tra
 use crate::ah::AddressHandle;
 use crate::memory::{GrantsRead, GrantsWrite, Remote, RemoteWord, Sink, Source, Word};
 use crate::types::{Mtu, QKey, Qpn};
-use crate::wr::op;
-use crate::wr::payload::{Inline, Limits, One};
-
-/// The send queue's poster, and the accounting of its signalled requests.
-pub(crate) struct SendSide {
-    pub(super) poster: Poster<sys::ibv_send_wr>,
-    pub(super) accounting: Accounting,
-}
-
-/// Which requests are signalled, and what a request may have.
-pub(super) struct Accounting {
-    pub(super) limits: Limits,
-    pub(super) datagrams: Datagrams,
-    /// The position whose request is signalled in any case: `interval` after the last one signalled.
-    signal_at: u64,
-    interval: u64,
-}
+use crate::wr::op::{self, UNBOUNDED};
+use crate::wr::payload::{Inline, One};
 
 /// What a UD queue pair asks of a datagram and its address handle; all zero for others.
 #[derive(Default)]
@@ -42,69 +24,20 @@ pub(super) struct Datagrams {
 }
 
 impl Datagrams {
-    /// The operation that sends to `ah`; one that is refused, if the handle is not the queue pair's to use.
+    /// The operation that sends to `ah`, and the room for its message; one that is refused, if the handle is not the queue pair's to use.
     #[inline(always)]
-    pub(super) fn to(&self, ah: &AddressHandle, qpn: Qpn, qkey: QKey) -> op::SendTo {
-        op::SendTo {
-            ah: ah.raw(),
+    pub(super) fn to(&self, ah: &AddressHandle, qpn: Qpn, qkey: QKey) -> (op::SendTo, u64) {
+        let raw = if ah.serves(self.pd, self.port) {
+            ah.raw()
+        } else {
+            core::ptr::null_mut()
+        };
+        let op = op::SendTo {
+            ah: raw,
             qpn: qpn.get(),
             qkey: qkey.0,
-            max_len: ah.serves(self.pd, self.port).then(|| self.max_len.min(ah.max_len())),
-        }
-    }
-}
-
-impl SendSide {
-    pub(super) fn new(poster: Poster<sys::ibv_send_wr>, max_inline: u32, signal_all: bool) -> Self {
-        let limits = Limits {
-            max_inline,
-            max_sge: poster.max_sge,
         };
-        // Half the queue: when it is full, at least one completion is on its way, and frees at least half of it. With signal_all the device signals.
-        let interval = if signal_all {
-            u64::MAX / 2
-        } else {
-            u64::from(poster.depth() / 2).max(1)
-        };
-        Self {
-            poster,
-            accounting: Accounting {
-                limits,
-                datagrams: Datagrams::default(),
-                signal_at: interval - 1,
-                interval,
-            },
-        }
-    }
-}
-
-impl SendSide {
-    /// Takes back the one request just posted, which the provider refused.
-    #[cold]
-    #[inline(never)]
-    pub(super) fn take_back_one(&mut self, result: c_int) -> Refused {
-        let refused = self.poster.take_back_one(result);
-        self.accounting.forget_from(self.poster.head());
-        refused
-    }
-}
-
-impl Accounting {
-    /// Whether the request at `position` is signalled: if it `asked` for it, or must be.
-    #[inline(always)]
-    pub(super) fn settle(&mut self, position: u64, asked: bool) -> bool {
-        let signalled = asked || position >= self.signal_at;
-        if signalled {
-            self.signal_at = position + self.interval;
-        }
-        signalled
-    }
-
-    /// The requests from `head` on were not posted. If one of them was signalled, it is not known which was before it: the next one is, to be safe.
-    pub(super) fn forget_from(&mut self, head: u64) {
-        if self.signal_at >= head + self.interval {
-            self.signal_at = head;
-        }
+        (op, self.max_len.min(ah.max_len()).into())
     }
 }
 
@@ -117,16 +50,16 @@ impl Accounting {
 /// What it can be asked for depends on its [`Transport`]: [`Rc`] has all operations, [`Uc`](crate::Uc) SEND and WRITE, and [`Ud`] SEND to any number of peers.
 ///
 /// Dropping it takes it to the error state and destroys it; the buffers it has in flight are dropped when its completion queues are next polled (or dropped).
-pub struct QueuePair<T: Transport = Rc> {
+pub struct QueuePair<T: Transport = Rc, B: Backend = PostList> {
     // Before the object: they point into the queue pair.
-    send: SendSide,
-    recv: Poster<sys::ibv_recv_wr>,
+    send: Poster<B>,
+    recv: Poster<Receives>,
     pub(super) object: QpObject,
     pub(super) link: T::Link,
 }
 
-impl<T: Transport> QueuePair<T> {
-    pub(super) fn new(send: SendSide, recv: Poster<sys::ibv_recv_wr>, object: QpObject, link: T::Link) -> Self {
+impl<T: Transport, B: Backend> QueuePair<T, B> {
+    pub(super) fn new(send: Poster<B>, recv: Poster<Receives>, object: QpObject, link: T::Link) -> Self {
         Self {
             send,
             recv,
@@ -142,7 +75,7 @@ impl<T: Transport> QueuePair<T> {
     /// # Errors
     /// When a request is refused, here (then none is posted) or by the device (then those before it are). The buffers come back with the error.
     #[inline(always)]
-    pub fn post<'d>(&mut self, build: impl for<'q> FnOnce(&mut Batch<'q, 'd, T>)) -> Result<(), Refused> {
+    pub fn post<'d>(&mut self, build: impl for<'q> FnOnce(&mut Batch<'q, 'd, T, B>)) -> Result<(), Refused> {
         Batch::post(&mut self.send, build)
     }
 
@@ -155,23 +88,23 @@ impl<T: Transport> QueuePair<T> {
     /// How many bytes a request may carry inline: as many as asked for, or more.
     #[must_use]
     pub fn max_inline(&self) -> u32 {
-        self.send.accounting.limits.max_inline
+        self.send.limits.max_inline
     }
 
     /// How many requests have been posted to the send queue: the [`sequence`](crate::Completion::sequence) of the next one.
     #[must_use]
     pub fn next_send(&self) -> u64 {
-        self.send.poster.head()
+        self.send.head()
     }
 
     /// How many more requests the send queue takes now.
     #[must_use]
     pub fn send_room(&self) -> u32 {
-        self.send.poster.depth() - self.send.poster.in_flight()
+        self.send.depth() - self.send.in_flight()
     }
 }
 
-impl<T: OwnReceives> QueuePair<T> {
+impl<T: OwnReceives, B: Backend> QueuePair<T, B> {
     /// Posts all the receives that `build` makes, by one call of the device (ibv_post_recv(3)). Messages fill them in this order.
     ///
     /// # Errors
@@ -203,15 +136,15 @@ impl<T: OwnReceives> QueuePair<T> {
     }
 }
 
-impl<T: Connectionless> QueuePair<T> {
+impl<T: Connectionless, B: Backend> QueuePair<T, B> {
     /// Posts one SEND of the buffer's bytes to the queue pair `qpn` at `ah`, which receives it if `qkey` is its key. At most [`max_datagram`](Self::max_datagram) bytes.
     ///
     /// # Errors
     /// As for [`post`](Self::post), and when the handle is of another protection domain or port.
     #[inline(always)]
     pub fn send_to(&mut self, buffer: impl Source, ah: &AddressHandle, qpn: Qpn, qkey: QKey) -> Result<(), Refused> {
-        let op = self.send.accounting.datagrams.to(ah, qpn, qkey);
-        Batch::<T>::post_one(&mut self.send, op, One::new(buffer))
+        let (op, room) = self.send.datagrams.to(ah, qpn, qkey);
+        post_one(&mut self.send, op, room, One::new(buffer))
     }
 
     /// Posts one SEND of `bytes`, which may be changed at once, as [`send_to`](Self::send_to) does.
@@ -220,8 +153,8 @@ impl<T: Connectionless> QueuePair<T> {
     /// As for [`send_to`](Self::send_to).
     #[inline(always)]
     pub fn send_to_inline(&mut self, bytes: &[u8], ah: &AddressHandle, qpn: Qpn, qkey: QKey) -> Result<(), Refused> {
-        let op = self.send.accounting.datagrams.to(ah, qpn, qkey);
-        Batch::<T>::post_one(&mut self.send, op, Inline::new(bytes))
+        let (op, room) = self.send.datagrams.to(ah, qpn, qkey);
+        post_one(&mut self.send, op, room, Inline::new(bytes))
     }
 
     /// What others must know to send to it.
@@ -233,18 +166,18 @@ impl<T: Connectionless> QueuePair<T> {
     /// The longest message that it sends, in bytes: one packet. What it sends to may take less.
     #[must_use]
     pub fn max_datagram(&self) -> u32 {
-        self.send.accounting.datagrams.max_len
+        self.send.datagrams.max_len
     }
 }
 
-impl<T: Connected> QueuePair<T> {
+impl<T: Connected, B: Backend> QueuePair<T, B> {
     /// Posts one SEND.
     ///
     /// # Errors
     /// As for [`post`](Self::post).
     #[inline(always)]
     pub fn send(&mut self, buffer: impl Source) -> Result<(), Refused> {
-        Batch::<T>::post_one(&mut self.send, op::Send, One::new(buffer))
+        post_one(&mut self.send, op::Send, UNBOUNDED, One::new(buffer))
     }
 
     /// Posts one SEND of `bytes`, which may be changed at once.
@@ -253,7 +186,7 @@ impl<T: Connected> QueuePair<T> {
     /// As for [`post`](Self::post).
     #[inline(always)]
     pub fn send_inline(&mut self, bytes: &[u8]) -> Result<(), Refused> {
-        Batch::<T>::post_one(&mut self.send, op::Send, Inline::new(bytes))
+        post_one(&mut self.send, op::Send, UNBOUNDED, Inline::new(bytes))
     }
 
     /// Posts one RDMA WRITE to the beginning of `remote`.
@@ -262,7 +195,7 @@ impl<T: Connected> QueuePair<T> {
     /// As for [`post`](Self::post).
     #[inline(always)]
     pub fn write(&mut self, buffer: impl Source, remote: Remote<impl GrantsWrite>) -> Result<(), Refused> {
-        Batch::<T>::post_one(&mut self.send, op::Write::new(remote), One::new(buffer))
+        post_one(&mut self.send, op::Write::new(remote), remote.len(), One::new(buffer))
     }
 
     /// Posts one RDMA WRITE of `bytes`, which may be changed at once, to the beginning of `remote`.
@@ -271,7 +204,7 @@ impl<T: Connected> QueuePair<T> {
     /// As for [`post`](Self::post).
     #[inline(always)]
     pub fn write_inline(&mut self, bytes: &[u8], remote: Remote<impl GrantsWrite>) -> Result<(), Refused> {
-        Batch::<T>::post_one(&mut self.send, op::Write::new(remote), Inline::new(bytes))
+        post_one(&mut self.send, op::Write::new(remote), remote.len(), Inline::new(bytes))
     }
 
     /// What it is connected to.
@@ -287,14 +220,14 @@ impl<T: Connected> QueuePair<T> {
     }
 }
 
-impl<T: Reliable> QueuePair<T> {
+impl<T: Reliable, B: Backend> QueuePair<T, B> {
     /// Posts one RDMA READ from the beginning of `remote`, as many bytes as `buffer` has.
     ///
     /// # Errors
     /// As for [`post`](Self::post).
     #[inline(always)]
     pub fn read(&mut self, buffer: impl Sink, remote: Remote<impl GrantsRead>) -> Result<(), Refused> {
-        Batch::<T>::post_one(&mut self.send, op::Read::new(remote), One::new(buffer))
+        post_one(&mut self.send, op::Read::new(remote), remote.len(), One::new(buffer))
     }
 
     /// Posts one compare-and-swap; the old value comes back in `word`.
@@ -308,7 +241,7 @@ impl<T: Reliable> QueuePair<T> {
             compare,
             swap,
         };
-        Batch::<T>::post_one(&mut self.send, op, One::new(word))
+        post_one(&mut self.send, op, UNBOUNDED, One::new(word))
     }
 
     /// Posts one fetch-and-add; the old value comes back in `word`.
@@ -317,11 +250,16 @@ impl<T: Reliable> QueuePair<T> {
     /// As for [`post`](Self::post).
     #[inline(always)]
     pub fn fetch_add(&mut self, word: Word, at: RemoteWord, add: u64) -> Result<(), Refused> {
-        Batch::<T>::post_one(&mut self.send, op::FetchAdd { word: at, add }, One::new(word))
+        post_one(
+            &mut self.send,
+            op::FetchAdd { word: at, add },
+            UNBOUNDED,
+            One::new(word),
+        )
     }
 }
 
-impl<T: Transport> core::fmt::Debug for QueuePair<T> {
+impl<T: Transport, B: Backend> core::fmt::Debug for QueuePair<T, B> {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         f.debug_struct("QueuePair")
             .field("qpn", &self.qpn())

@@ -3,11 +3,12 @@
 use doorbell_verbs_sys as sys;
 
 use super::attributes::QpState;
+use super::backend::Backend;
 use super::connected::QueuePair;
 use super::endpoint::Endpoint;
 use super::object::no_attributes;
 use super::prepared::PreparedQueuePair;
-use super::transport::Link;
+use super::transport::{Link, Rc};
 use crate::error::QueuePairError;
 use crate::types::{Gid, Lid, Mtu, Psn, Qpn};
 
@@ -23,7 +24,7 @@ pub(crate) struct Offer {
     pub(crate) rnr_retry: u8,
 }
 
-impl PreparedQueuePair {
+impl<B: Backend> PreparedQueuePair<Rc, B> {
     pub(crate) fn offer(&self) -> Offer {
         Offer {
             qpn: self.qpn(),
@@ -66,7 +67,7 @@ impl PreparedQueuePair {
         self,
         mut rtr: sys::ibv_qp_attr,
         mut rts: sys::ibv_qp_attr,
-    ) -> Result<QueuePair, QueuePairError> {
+    ) -> Result<QueuePair<Rc, B>, QueuePairError> {
         let offer = self.offer();
         rtr.max_dest_rd_atomic = rtr.max_dest_rd_atomic.min(offer.responder_resources);
         rtr.min_rnr_timer = self.settings.min_rnr_timer;

@@ -15,6 +15,7 @@
 pub(crate) mod attributes;
 mod backend;
 mod batch;
+mod best;
 mod builder;
 mod change;
 mod connected;
@@ -29,6 +30,7 @@ mod staging;
 mod transport;
 
 pub use attributes::{Explanation, QpState};
+pub use backend::{Backend, EitherBackend, PostList, WorkRequests};
 pub use batch::{Batch, ReceiveBatch, Request};
 pub use builder::QueuePairBuilder;
 pub use change::Change;

@@ -5,9 +5,10 @@ use core::marker::PhantomData;
 use doorbell_verbs_sys as sys;
 
 use super::attributes::QpState;
+use super::backend::{Backend, PostList, Receives};
 use super::batch::ReceiveBatch;
 use super::builder::{Made, Settings};
-use super::connected::{QueuePair, SendSide};
+use super::connected::QueuePair;
 use super::endpoint::Endpoint;
 use super::object::{QpObject, no_attributes};
 use super::refused::Refused;
@@ -19,10 +20,10 @@ use crate::port::{GidEntry, LinkLayer, PortAttr};
 use crate::types::{Mtu, Psn, Qpn};
 
 /// A queue pair in the INIT state: it can be given receives, and be connected, which makes a [`QueuePair`] of it.
-pub struct PreparedQueuePair<T: Connected = Rc> {
+pub struct PreparedQueuePair<T: Connected = Rc, B: Backend = PostList> {
     // Before the object: it points into the queue pair.
-    pub(super) send: SendSide,
-    pub(super) recv: Poster<sys::ibv_recv_wr>,
+    pub(super) send: Poster<B>,
+    pub(super) recv: Poster<Receives>,
     pub(super) object: QpObject,
     pub(super) settings: Settings,
     port: PortAttr,
@@ -32,11 +33,11 @@ pub struct PreparedQueuePair<T: Connected = Rc> {
     transport: PhantomData<T>,
 }
 
-impl<T: Connected> PreparedQueuePair<T> {
+impl<T: Connected, B: Backend> PreparedQueuePair<T, B> {
     pub(super) fn new(
         made: Made,
-        send: SendSide,
-        recv: Poster<sys::ibv_recv_wr>,
+        send: Poster<B>,
+        recv: Poster<Receives>,
         settings: Settings,
         rd_atomic: u8,
         psn: Psn,
@@ -84,7 +85,7 @@ impl<T: Connected> PreparedQueuePair<T> {
     ///
     /// # Errors
     /// When the device refuses; the error says what is wrong with which attribute. The queue pair is gone then, with the receives posted to it.
-    pub fn connect(self, peer: &Endpoint) -> Result<QueuePair<T>, QueuePairError> {
+    pub fn connect(self, peer: &Endpoint) -> Result<QueuePair<T, B>, QueuePairError> {
         let mtu = self.mtu().min(peer.mtu);
         self.to_rtr(peer, mtu)?;
         self.to_rts(peer)?;
@@ -170,7 +171,7 @@ impl<T: Connected> PreparedQueuePair<T> {
     }
 }
 
-impl<T: Connected + OwnReceives> PreparedQueuePair<T> {
+impl<T: Connected + OwnReceives, B: Backend> PreparedQueuePair<T, B> {
     /// Posts receives, to be there when the peer sends: see [`QueuePair::post_receives`].
     ///
     /// # Errors
@@ -190,7 +191,7 @@ impl<T: Connected + OwnReceives> PreparedQueuePair<T> {
     }
 }
 
-impl<T: Connected> core::fmt::Debug for PreparedQueuePair<T> {
+impl<T: Connected, B: Backend> core::fmt::Debug for PreparedQueuePair<T, B> {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         f.debug_struct("PreparedQueuePair")
             .field("endpoint", &self.endpoint())

@@ -173,7 +173,7 @@ impl RemoteRights {
             | bit(self.atomic, sys::IBV_ACCESS_REMOTE_ATOMIC)
     }
 
-    fn from_sys(flags: sys::ibv_access_flags) -> Self {
+    pub(crate) fn from_sys(flags: sys::ibv_access_flags) -> Self {
         Self {
             read: flags & sys::IBV_ACCESS_REMOTE_READ != 0,
             write: flags & sys::IBV_ACCESS_REMOTE_WRITE != 0,

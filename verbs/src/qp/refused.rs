@@ -68,10 +68,13 @@ pub enum Reason {
         "the address handle is of another protection domain or port than the queue pair: make it of the same ProtectionDomain, for the port of the builder"
     )]
     ForeignAddressHandle,
+    /// The device has no such operation.
+    #[error("the device has no such operation (for atomics, see DeviceAttr::atomics)")]
+    Unsupported,
     /// The device refused.
     #[error("{verb}: {error}; {}", advice(.error))]
     Device {
-        /// The verb: ibv_post_send, ibv_post_recv or ibv_post_srq_recv.
+        /// The verb: ibv_post_send, ibv_post_recv, ibv_post_srq_recv or ibv_wr_complete.
         verb: &'static str,
         /// What the library said.
         #[source]

@@ -142,6 +142,19 @@ impl Ring {
         self.head.0.store(head, Ordering::Release);
     }
 
+    /// Poster: as [`publish`](Self::publish), of one more request.
+    #[inline(always)]
+    pub(crate) fn publish_one(&self) {
+        // Not a read-modify-write: the poster alone writes it.
+        self.publish(self.head.0.load(Ordering::Relaxed) + 1);
+    }
+
+    /// Poster: requests posted so far.
+    #[inline(always)]
+    pub(crate) fn head(&self) -> u64 {
+        self.head.0.load(Ordering::Relaxed)
+    }
+
     /// Poller: the position retired next.
     #[inline(always)]
     pub(crate) fn tail(&self) -> u64 {

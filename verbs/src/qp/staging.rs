@@ -1,76 +1,118 @@
-//! Staging a batch: requests are written into the queue's own array, counted, and given to the provider by one call, or taken back.
+//! Staging a batch: requests are written into the queue's forms, counted, and given to the provider by one doorbell, or taken back.
 //!
-//! What changes with every request ([`Staging`]) is two words that live in registers: everything that may be called out of line gets them by value.
+//! What changes with every request is the form that comes next, and how many *turns* are left: how many requests may be staged before something has to be looked
+//! after, be it that the queue may be full or that a request must be signalled. So one count, going down, is the only check that a request in the middle of a
+//! batch costs; everything else waits for it to pass zero.
 
-use core::ffi::c_int;
+use core::ffi::{c_int, c_uint};
 use core::mem::ManuallyDrop;
-use core::ptr::NonNull;
 use std::io;
 use std::sync::Arc;
 
 use doorbell_verbs_sys as sys;
 
-use super::backend::post_list::{RequestArray, WorkRequest};
+use super::backend::{Form, Forms, Line};
+use super::connected::Datagrams;
 use super::refused::{Reason, Refused, RefusedBatch};
-use super::ring::{Queue, Ring, Slot, slots_for};
+use super::ring::Ring;
 use crate::memory::Buffers;
-use crate::wr::payload::Payload;
+use crate::wr::payload::{Limits, Payload};
 
 /// The poster's side of one queue.
-pub(crate) struct Poster<W: WorkRequest> {
-    requests: RequestArray<W>,
+pub(crate) struct Poster<L: Line> {
+    /// The form of the next request to be posted.
+    next: *mut Form<L::Request>,
+    /// Turns left for requests to be staged; one too few, `u64::MAX`, when one could not be taken.
+    left: u64,
     ring: Arc<Ring>,
-    /// The ring's slots.
-    slots: NonNull<Slot>,
     qp: *mut sys::ibv_qp,
-    /// The slots less one.
-    mask: u64,
-    /// Requests posted so far: what the ring's head is.
-    head: u64,
-    /// The position that would be one too many: the tail when last looked at, plus the depth. While a batch is being refused, the position of its first
-    /// request refused, so that all later ones are noticed too.
-    limit: u64,
-    pub(crate) max_sge: u32,
-    /// Which request the provider has refused, as it said in the last call. Here, as a stack frame for it would cost as much as the rest of a call.
-    bad: *mut W,
+    /// Which request the provider has refused, as it said in the last call that failed; null before it is made. Here, as a stack frame for it would cost as
+    /// much as the rest of a call.
+    bad: *mut L::Request,
+    pub(super) limits: Limits,
+    pub(super) datagrams: Datagrams,
+    /// The position at which something has to be looked after: the smaller of the two below. `checkpoint - left` is the position of the next request to be staged.
+    checkpoint: u64,
+    /// The position that would be one too many: the tail when last looked at, plus the depth.
+    full_at: u64,
+    /// The position whose request is signalled in any case: `interval` after the last one signalled.
+    signal_at: u64,
+    interval: u64,
+    forms: Forms<L::Request>,
     /// Why the batch being built is refused, if it is.
     refusal: Option<Box<Refusal>>,
 }
 
 struct Refusal {
     reason: Reason,
+    /// The position of the refused request.
+    at: u64,
     /// The buffers of the refused request and those after it.
     buffers: Vec<Buffers>,
 }
 
-// SAFETY: `qp` is only passed to verbs, which may be called from any thread; `slots` points into the ring, which is Send; so is the rest.
-unsafe impl<W: WorkRequest> Send for Poster<W> {}
-// SAFETY: shared access only reads counters.
-unsafe impl<W: WorkRequest> Sync for Poster<W> {}
+/// Which requests of a queue are signalled without being asked to.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Signalling {
+    /// None: the device signals each.
+    Never,
+    /// One at least every half queue: when the queue is full, a completion is on its way, and frees at least half of it.
+    EveryHalf,
+}
 
-impl<W: WorkRequest> Poster<W> {
+// SAFETY: `qp` is only passed to verbs, which may be called from any thread; forms and ring are Send.
+unsafe impl<L: Line> Send for Poster<L> {}
+// SAFETY: shared access only reads counters.
+unsafe impl<L: Line> Sync for Poster<L> {}
+
+impl<L: Line> Poster<L> {
     /// # Safety
     /// `qp` is live as long as the poster is used; the poster is the ring's only one; `key` is the ring's in its completion queue.
-    pub(crate) unsafe fn new(qp: *mut sys::ibv_qp, ring: Arc<Ring>, key: u32, max_sge: u32) -> Self {
-        let requests = RequestArray::new(slots_for(ring.depth()), max_sge, key);
-        let (slots, mask, limit) = (ring.slots(), ring.mask(), u64::from(ring.depth()));
-        Self {
-            requests,
+    pub(crate) unsafe fn new(
+        qp: *mut sys::ibv_qp,
+        ring: Arc<Ring>,
+        key: u32,
+        limits: Limits,
+        signalling: Signalling,
+    ) -> Self {
+        let depth = u64::from(ring.depth());
+        // SAFETY: the poster holds the ring as long as the forms, in whatever order it drops them: forms don't look at it then.
+        let forms = unsafe { Forms::new(&ring, limits.max_sge, key, L::request) };
+        let interval = match signalling {
+            Signalling::Never => u64::MAX / 2,
+            Signalling::EveryHalf => (depth / 2).max(1),
+        };
+        let mut poster = Self {
+            next: forms.at(0),
+            left: 0,
             ring,
-            slots,
             qp,
-            mask,
-            head: 0,
-            limit,
-            max_sge,
             bad: core::ptr::null_mut(),
+            limits,
+            datagrams: Datagrams::default(),
+            checkpoint: 0,
+            full_at: depth,
+            signal_at: interval - 1,
+            interval,
+            forms,
             refusal: None,
-        }
+        };
+        poster.count_from(0);
+        poster
     }
 
     #[inline(always)]
+    pub(super) fn qp(&self) -> *mut sys::ibv_qp {
+        self.qp
+    }
+
+    /// The form of the next request to be posted.
+    pub(super) fn first(&self) -> *mut Form<L::Request> {
+        self.next
+    }
+
     pub(crate) fn head(&self) -> u64 {
-        self.head
+        self.ring.head()
     }
 
     pub(crate) fn in_flight(&self) -> u32 {
@@ -81,265 +123,306 @@ impl<W: WorkRequest> Poster<W> {
         self.ring.depth()
     }
 
-    /// Puts `buffers` into a slot.
-    ///
-    /// # Safety
-    /// `slot` is that of a position in `head..tail + depth`; what it held was taken out.
+    /// Takes the turn of the next request. False when something has to be looked after before: `make_room` or `refuse_next` is to follow.
     #[inline(always)]
-    unsafe fn put(&mut self, slot: u64, buffers: Buffers) {
-        // SAFETY: the slots live as long as the ring; this one is the poster's.
-        unsafe { *self.slots.add(slot as usize).as_ref().get() = buffers.into_head() }
+    pub(crate) fn take_turn(&mut self) -> bool {
+        let (left, none) = self.left.overflowing_sub(1);
+        self.left = left;
+        !none
     }
 
-    /// Whether there is a free slot for the request at `head`, as far as is known without looking at what the poller has retired since.
+    /// Gives back the turn that could not be taken, if one could not.
     #[inline(always)]
-    pub(crate) fn has_room(&self) -> bool {
-        self.head != self.limit
+    fn put_turn_back(&mut self) {
+        if self.left == u64::MAX {
+            self.left = 0;
+        }
     }
 
-    /// Posts one request: as [`Staging::push`] and [`Staging::finish`] do, in one. Returns what the provider said.
+    /// Posts one request, `write`n into a form.
     ///
     /// # Safety
-    /// As for [`Staging::push`], of the request at `head`; the payload `is_single`, and inline data stays readable until this returns. If the result is not 0,
-    /// `take_back_one` is called next.
+    /// It has its turn. `write` writes the request of its line completely, with none to follow, with `payload`, which keeps
+    /// to the queue pair's limits, and does not panic; inline data stays readable until this returns.
     #[inline(always)]
-    pub(crate) unsafe fn post_one(&mut self, fill: impl FnOnce(*mut W), payload: impl Payload) -> c_int {
-        let slot = self.head & self.mask;
-        // SAFETY: the mask keeps the slot in range; it is the poster's, since there is room, and so is its request, which is a chain of its own and complete by
-        // contract. The queue pair is live. The request's memory is owned by the ring, which keeps it until completed, or until the queue pair is destroyed.
-        unsafe {
-            let request = self.requests.request(slot);
-            W::link(request, core::ptr::null_mut());
-            W::set_num_sge(request, 1);
-            fill(request);
-            payload.fill(W::sg_list(request));
-            self.put(slot, payload.into_buffers());
-            self.head += 1;
+    pub(crate) unsafe fn post_one<P: Payload>(
+        &mut self,
+        payload: P,
+        write: impl FnOnce(*mut sys::ibv_qp, *mut Form<L::Request>, &P),
+    ) -> Result<(), Refused> {
+        // SAFETY: there is room, so that the slot and the form are the poster's; both live as long as it. The queue pair is live. The buffers are owned by the
+        // ring from here on, which keeps them until completed, or until the queue pair is destroyed.
+        let result = unsafe {
+            L::begin(self.qp);
+            let form = self.next;
+            write(self.qp, form, &payload);
+            self.next = (*form).following;
+            *(*(*form).slot).get() = payload.into_buffers().into_head();
             // Before the device may complete it.
-            self.ring.publish(self.head);
-            self.bad = core::ptr::null_mut();
-            W::post(self.qp, request, &raw mut self.bad)
-        }
-    }
-
-    /// Takes back the request just posted, if the provider did not accept it: `result` is what [`post_one`](Self::post_one) returned.
-    #[cold]
-    #[inline(never)]
-    pub(crate) fn take_back_one(&mut self, result: c_int) -> Refused {
-        self.take_back(self.head - 1, result)
-    }
-
-    /// Asks the poller how far it has come.
-    fn look_for_room(&mut self) {
-        self.limit = self.ring.retired() + u64::from(self.ring.depth());
-    }
-
-    /// What to do with the request at `position` that did not pass: `reason` is what its own check said, if it was that. Gives it back if it may be staged after
-    /// all; else keeps its buffers, to be given back with the refusal.
-    pub(crate) fn reconsider<P: Payload>(&mut self, position: u64, reason: Option<Reason>, payload: P) -> Option<P> {
-        if self.refusal.is_none() {
-            if reason.is_none() {
-                self.look_for_room();
-                if position != self.limit {
-                    return Some(payload);
-                }
-            }
-            let reason = reason.unwrap_or(Reason::QueueFull {
-                depth: self.ring.depth(),
-            });
-            self.limit = position;
-            self.refusal = Some(Box::new(Refusal {
-                reason,
-                buffers: Vec::new(),
-            }));
-        }
-        if let Some(refusal) = &mut self.refusal {
-            refusal.buffers.push(payload.into_buffers());
-        }
-        None
-    }
-
-    /// Takes back the requests `head..next`, because one of the batch was refused here.
-    #[cold]
-    #[inline(never)]
-    fn refuse(&mut self, next: u64) -> Refused {
-        let index = (next - self.head) as usize;
-        let mut buffers = self.unstage(next);
-        self.look_for_room();
-        let reason = match self.refusal.take() {
-            Some(refusal) => {
-                buffers.extend(refusal.buffers);
-                refusal.reason
-            }
-            None => Reason::QueueFull {
-                depth: self.ring.depth(),
-            },
+            self.ring.publish_one();
+            L::ring(self.qp, form, &mut self.bad)
         };
+        if result == 0 {
+            return Ok(());
+        }
+        Err(self.take_back_one(result))
+    }
+
+    /// Refuses one request that was posted by itself.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn refuse_one(&mut self, reason: Option<Reason>, buffers: Buffers) -> Refused {
+        self.refuse_next(reason, buffers);
+        self.refuse()
+    }
+
+    /// Takes back the request just posted, which the provider did not accept.
+    #[cold]
+    #[inline(never)]
+    fn take_back_one(&mut self, result: c_int) -> Refused {
+        self.take_back(self.forms.before(self.next), result)
+    }
+
+    /// Sets the checkpoint, and the turns left until then for requests of `position` and after.
+    #[inline(always)]
+    fn count_from(&mut self, position: u64) {
+        self.checkpoint = self.full_at.min(self.signal_at);
+        self.left = self.checkpoint - position;
+    }
+
+    /// The request that has just taken its turn is signalled: the next one that must be is an interval away.
+    #[inline(always)]
+    pub(super) fn signalled(&mut self) {
+        let next = self.checkpoint - self.left;
+        self.signal_at = next - 1 + self.interval;
+        self.count_from(next);
+    }
+
+    /// Requests from `head` on are forgotten: the counters are as if they had never been staged.
+    fn forget_from(&mut self, head: u64) {
+        // If one of them was signalled, it is not known which was before it: the next one is, to be safe.
+        if self.signal_at >= head.saturating_add(self.interval) {
+            self.signal_at = head;
+        }
+        self.full_at = self.ring.retired() + u64::from(self.ring.depth());
+        self.count_from(head);
+    }
+
+    /// Looks after what has to be before the next request, and takes its turn. Gives the flags that it needs besides its own; `None` when the queue is full, or the
+    /// batch refused.
+    #[inline(always)]
+    pub(super) fn make_room(&mut self) -> Option<c_uint> {
+        self.put_turn_back();
+        let position = self.checkpoint - self.left;
+        self.full_at = self.ring.retired() + u64::from(self.ring.depth());
+        if position == self.full_at || self.refusal.is_some() {
+            return None;
+        }
+        let mut flags = 0;
+        if position == self.signal_at {
+            flags = sys::IBV_SEND_SIGNALED;
+            self.signal_at = position + self.interval;
+        }
+        self.count_from(position + 1);
+        Some(flags)
+    }
+
+    /// Refuses the next request, for `reason` or because the queue is full, and so the batch. Keeps its buffers for the refusal, or those of any request after it.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn refuse_next(&mut self, reason: Option<Reason>, buffers: Buffers) {
+        self.put_turn_back();
+        let at = self.checkpoint - self.left;
+        let depth = self.ring.depth();
+        let refusal = self.refusal.get_or_insert_with(|| {
+            Box::new(Refusal {
+                reason: reason.unwrap_or(Reason::QueueFull { depth }),
+                at,
+                buffers: Vec::new(),
+            })
+        });
+        refusal.buffers.push(buffers);
+        // No request passes by the quick way until the refusal is given.
+        (self.checkpoint, self.left) = (at, 0);
+    }
+
+    /// Takes back what was staged, because `refuse_next` has refused one of the batch. None is begun any more.
+    #[cold]
+    #[inline(never)]
+    fn refuse(&mut self) -> Refused {
+        let head = self.head();
+        let refusal = self.refusal.take().expect("refuse_next has left one");
+        let mut buffers = self.unstage(head, refusal.at);
+        buffers.extend(refusal.buffers);
+        self.forget_from(head);
         Box::new(RefusedBatch {
-            index,
-            reason,
+            index: (refusal.at - head) as usize,
+            reason: refusal.reason,
             posted: 0,
             buffers,
         })
     }
 
-    /// Takes back what the provider did not accept of the chain of `start..self.head`: from the request at `bad` on.
+    /// Takes back what the provider did not accept of the requests just posted, of which `first` is the first: from that at `bad` on.
     #[cold]
     #[inline(never)]
-    fn take_back(&mut self, start: u64, result: c_int) -> Refused {
+    fn take_back(&mut self, first: *mut Form<L::Request>, result: c_int) -> Refused {
         let error = match result {
             errno if errno > 0 => io::Error::from_raw_os_error(errno),
             _ => io::Error::last_os_error(),
         };
-        let next = self.head;
-        // A provider that names no request of this chain leaves open which it took: then they all stay in flight, where nothing can touch them.
-        let accepted = self
-            .requests
-            .slot_of(self.bad)
-            .map(|slot| slot.wrapping_sub(start) & self.mask)
-            .filter(|&accepted| accepted < next - start)
-            .unwrap_or(next - start);
-        self.head = start + accepted;
-        self.ring.publish(self.head);
-        let buffers = self.unstage(next);
-        let verb = match self.ring.queue() {
-            Queue::Send => "ibv_post_send",
-            Queue::Receive => "ibv_post_recv",
+        let end = self.head();
+        // As many as fill the queue end where they began.
+        let count = match self.forms.between(first, self.next) {
+            0 => self.ring.mask() + 1,
+            count => count,
         };
+        // A provider that names no request of this chain leaves open which it took: then they all stay in flight, where nothing can touch them.
+        let bad = self
+            .forms
+            .find(core::mem::replace(&mut self.bad, core::ptr::null_mut()));
+        let accepted = if L::NAMES_THE_REFUSED {
+            bad.map(|form| self.forms.between(first, form))
+                .filter(|&accepted| accepted < count)
+                .unwrap_or(count)
+        } else {
+            0
+        };
+        let head = end - count + accepted;
+        self.ring.publish(head);
+        self.next = self.forms.at(head);
+        let buffers = self.unstage(head, end);
+        self.forget_from(head);
         let posted = accepted as usize;
         Box::new(RefusedBatch {
             index: posted,
-            reason: Reason::Device { verb, error },
+            reason: Reason::Device { verb: L::VERB, error },
             posted,
             buffers,
         })
     }
 
-    /// Takes back all, because the closure that builds the batch has panicked.
-    #[cold]
-    #[inline(never)]
-    fn abandon(&mut self, next: u64) {
-        drop(self.unstage(next));
-        self.refusal = None;
-        self.look_for_room();
-    }
-
-    /// Takes the buffers of `head..next` out of their slots.
-    fn unstage(&mut self, next: u64) -> Vec<Buffers> {
-        // SAFETY: all of them were put by `push`, are not published (or no more), and are taken once: the caller forgets `next`.
-        (self.head..next)
+    /// Takes the buffers of `from..to` out of their slots.
+    fn unstage(&mut self, from: u64, to: u64) -> Vec<Buffers> {
+        // SAFETY: all of them were put there by staging, are not published (or no more), and are taken once: the caller forgets them.
+        (from..to)
             .map(|position| unsafe { self.ring.take_back(position) })
             .collect()
     }
 }
 
 /// A batch being built: what it has staged of a poster's queue. Dropped before [`finish`](Self::finish), by an unwinding panic, it takes all back.
-pub(crate) struct Staging<'q, W: WorkRequest> {
-    poster: &'q mut Poster<W>,
-    /// The position of the next request.
-    next: u64,
-    /// The request to which the next one is linked.
-    last: *mut W,
+pub(crate) struct Staging<'q, L: Line> {
+    pub(super) poster: &'q mut Poster<L>,
+    /// The form of the next request. Once the batch is refused, that of its first: it ends as if it were empty.
+    pub(super) next: *mut Form<L::Request>,
 }
 
-impl<'q, W: WorkRequest> Staging<'q, W> {
+impl<'q, L: Line> Staging<'q, L> {
     #[inline(always)]
-    pub(crate) fn new(poster: &'q mut Poster<W>) -> Self {
-        let (next, last) = (poster.head, poster.requests.scratch());
-        Self { poster, next, last }
+    pub(crate) fn new(poster: &'q mut Poster<L>) -> Self {
+        let next = poster.next;
+        // SAFETY: the queue pair is live; a batch that was begun before was completed or aborted.
+        unsafe { L::begin(poster.qp) };
+        Self { poster, next }
     }
 
-    /// The position that the next request will have.
-    #[inline(always)]
-    pub(crate) fn next(&self) -> u64 {
-        self.next
-    }
-
-    #[inline(always)]
-    pub(crate) fn poster(&mut self) -> &mut Poster<W> {
-        self.poster
-    }
-
-    #[inline(always)]
-    pub(crate) fn max_sge(&self) -> u32 {
-        self.poster.max_sge
-    }
-
-    /// Whether there is a free slot, as far as is known without looking at what the poller has retired since.
-    #[inline(always)]
-    pub(crate) fn has_room(&self) -> bool {
-        self.next != self.poster.limit
-    }
-
-    /// Stages the next request: takes its place in the chain, has it written by `fill` (what only this kind of request has) and by its `payload`, and keeps
-    /// the payload's buffers.
-    ///
-    /// # Safety
-    /// `has_room` is true, and the payload keeps to the queue pair's limits. `fill` completes a request that the provider may be given, and does not panic. Inline
-    /// data stays readable until `finish`.
-    #[inline(always)]
-    pub(crate) unsafe fn push(&mut self, fill: impl FnOnce(*mut W), payload: impl Payload) -> *mut W {
-        // SAFETY: the mask keeps the slot in range. Slots of `head..limit` are the poster's, and so are their requests: `next` is one of them by contract.
-        // `last` is the scratch request or the one staged before.
-        unsafe {
-            let slot = self.next & self.poster.mask;
-            let request = self.poster.requests.request(slot);
-            W::link(self.last, request);
-            self.last = request;
-            W::set_num_sge(request, payload.num_sge());
-            fill(request);
-            payload.fill(W::sg_list(request));
-            self.poster.put(slot, payload.into_buffers());
-            self.next += 1;
-            request
-        }
-    }
-
-    /// A request that is never posted.
-    #[inline(always)]
-    pub(crate) fn scratch(&self) -> *mut W {
-        self.poster.requests.scratch()
+    /// How many requests are staged.
+    pub(crate) fn len(&self) -> u64 {
+        self.poster.checkpoint - self.poster.left - self.poster.head()
     }
 
     /// Gives all that was staged to the provider: one doorbell.
     #[inline(always)]
     pub(crate) fn finish(self) -> Result<(), Refused> {
         let mut this = ManuallyDrop::new(self);
-        let (next, last) = (this.next, this.last);
+        let next = this.next;
         let poster = &mut *this.poster;
-        if poster.refusal.is_some() {
-            return Err(poster.refuse(next));
+        if next == poster.next {
+            return poster.finish_unusual();
         }
-        let start = poster.head;
-        if start == next {
-            return Ok(());
-        }
-        // SAFETY: it is the last request staged: this ends the chain.
-        unsafe { W::link(last, core::ptr::null_mut()) };
-        poster.head = next;
+        poster.hand_over(next)
+    }
+}
+
+impl<L: Line> Poster<L> {
+    /// Gives what was staged up to `next` to the provider, which is at least one request.
+    #[inline(always)]
+    fn hand_over(&mut self, next: *mut Form<L::Request>) -> Result<(), Refused> {
+        let first = self.next;
+        let last = self.forms.before(next);
+        self.next = next;
         // Before the device may complete them.
-        poster.ring.publish(next);
-        poster.bad = core::ptr::null_mut();
-        // SAFETY: the queue pair is live. The chain begins with the request of position `start` and ends with that of `next - 1`, each filled as `push` requires;
-        // their memory is owned by the ring, which keeps it until completed, or until the queue pair is destroyed.
+        self.ring.publish(self.checkpoint - self.left);
+        // SAFETY: the queue pair is live. Each of these forms was written as staging requires; their buffers are owned by the ring, which keeps them until completed,
+        // or until the queue pair is destroyed.
         let result = unsafe {
-            W::post(
-                poster.qp,
-                poster.requests.request(start & poster.mask),
-                &raw mut poster.bad,
-            )
+            L::end(last);
+            L::ring(self.qp, first, &mut self.bad)
         };
         if result == 0 {
             return Ok(());
         }
-        Err(poster.take_back(start, result))
+        Err(self.take_back(first, result))
+    }
+
+    /// Finishes a batch that ends where it began: a refused one, an empty one, or one that fills the queue.
+    #[cold]
+    #[inline(never)]
+    fn finish_unusual(&mut self) -> Result<(), Refused> {
+        let empty = self.checkpoint - self.left == self.head();
+        if empty || self.refusal.is_some() {
+            // SAFETY: begun in `Staging::new`, and neither completed nor aborted.
+            unsafe { L::abort(self.qp) };
+        }
+        if self.refusal.is_some() {
+            return Err(self.refuse());
+        }
+        if empty {
+            return Ok(());
+        }
+        self.hand_over(self.next)
+    }
+
+    /// Takes back all of a batch, because the closure that builds it has panicked.
+    #[cold]
+    #[inline(never)]
+    fn abandon(&mut self) {
+        // SAFETY: begun in `Staging::new`, and neither completed nor aborted.
+        unsafe { L::abort(self.qp) };
+        self.put_turn_back();
+        let (head, next) = (self.head(), self.checkpoint - self.left);
+        drop(self.unstage(head, next));
+        self.refusal = None;
+        self.forget_from(head);
     }
 }
 
-impl<W: WorkRequest> Drop for Staging<'_, W> {
+impl<L: Line> Drop for Staging<'_, L> {
     /// Only an unwinding panic in the closure that builds the batch comes here.
     #[inline(always)]
     fn drop(&mut self) {
-        self.poster.abandon(self.next);
+        self.poster.abandon();
+    }
+}
+
+/// Stages a request, `write`n into the form at `next`, and keeps its payload's buffers. `next` becomes the form of the next one.
+///
+/// # Safety
+/// It has its turn, and the payload keeps to the queue pair's limits. `write` writes the request of its line completely, with `payload`, and does not panic.
+/// Inline data stays readable until the batch is finished.
+#[inline(always)]
+pub(crate) unsafe fn push<L: Line, P: Payload>(
+    poster: &mut Poster<L>,
+    next: &mut *mut Form<L::Request>,
+    payload: P,
+    write: impl FnOnce(*mut sys::ibv_qp, *mut Form<L::Request>, &P),
+) {
+    let form = *next;
+    write(poster.qp, form, &payload);
+    // SAFETY: the slots of `head..full_at` are the poster's, and so are their forms: by contract this is one of them.
+    unsafe {
+        *next = (*form).following;
+        *(*(*form).slot).get() = payload.into_buffers().into_head();
     }
 }

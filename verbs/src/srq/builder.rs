@@ -3,7 +3,7 @@
 use super::{SharedReceiveError, SharedReceiveQueue};
 use crate::error::QueuePairError;
 use crate::pd::ProtectionDomain;
-use crate::qp::{PreparedQueuePair, QueuePair, QueuePairBuilder, Rc, SharedReceive, Uc, Ud};
+use crate::qp::{Backend, PostList, PreparedQueuePair, QueuePair, QueuePairBuilder, Rc, SharedReceive, Uc, Ud};
 
 /// Builds a shared receive queue; made by [`ProtectionDomain::shared_receive_queue`].
 #[derive(Debug, Clone)]
@@ -59,12 +59,12 @@ impl<'a> SharedReceiveBuilder<'a> {
 /// [`shared_receive`](QueuePairBuilder::shared_receive).
 #[derive(Debug, Clone)]
 #[must_use = "a builder does nothing until rc(), uc() or ud() is called"]
-pub struct SharedQueuePairBuilder<'a> {
-    builder: QueuePairBuilder<'a>,
+pub struct SharedQueuePairBuilder<'a, B: Backend = PostList> {
+    builder: QueuePairBuilder<'a, B>,
 }
 
-impl<'a> SharedQueuePairBuilder<'a> {
-    pub(crate) fn new(builder: QueuePairBuilder<'a>) -> Self {
+impl<'a, B: Backend> SharedQueuePairBuilder<'a, B> {
+    pub(crate) fn new(builder: QueuePairBuilder<'a, B>) -> Self {
         Self { builder }
     }
 
@@ -72,7 +72,7 @@ impl<'a> SharedQueuePairBuilder<'a> {
     ///
     /// # Errors
     /// As there, and when the completion queue of receives has not as many entries free as the shared receive queue holds receives.
-    pub fn rc(self) -> Result<PreparedQueuePair<SharedReceive<Rc>>, QueuePairError> {
+    pub fn rc(self) -> Result<PreparedQueuePair<SharedReceive<Rc>, B>, QueuePairError> {
         self.builder.prepare()
     }
 
@@ -80,7 +80,7 @@ impl<'a> SharedQueuePairBuilder<'a> {
     ///
     /// # Errors
     /// As there, and as for [`rc`](Self::rc).
-    pub fn uc(self) -> Result<PreparedQueuePair<SharedReceive<Uc>>, QueuePairError> {
+    pub fn uc(self) -> Result<PreparedQueuePair<SharedReceive<Uc>, B>, QueuePairError> {
         self.builder.prepare_unreliable()
     }
 
@@ -88,7 +88,7 @@ impl<'a> SharedQueuePairBuilder<'a> {
     ///
     /// # Errors
     /// As there, and as for [`rc`](Self::rc).
-    pub fn ud(self) -> Result<QueuePair<SharedReceive<Ud>>, QueuePairError> {
+    pub fn ud(self) -> Result<QueuePair<SharedReceive<Ud>, B>, QueuePairError> {
         self.builder.ready()
     }
 }

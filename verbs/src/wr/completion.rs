@@ -45,31 +45,12 @@ pub enum Success {
 /// One request retired, with its buffers. Those not taken are dropped with it.
 #[must_use = "a completion says whether the request succeeded"]
 pub struct Completion<'a> {
+    /// Its completion, or that of the later request which confirms it.
     wc: &'a sys::ibv_wc,
     ring: &'a Ring,
     position: u64,
     buffers: Buffers,
 }
-
-/// What stands for the completion of a request that has none of its own, since it was not signalled.
-pub(crate) static CONFIRMED: sys::ibv_wc = sys::ibv_wc {
-    wr_id: 0,
-    status: sys::IBV_WC_SUCCESS,
-    opcode: CONFIRMED_OPCODE,
-    vendor_err: 0,
-    byte_len: 0,
-    anon_1: sys::ibv_wc_imm { imm_data: 0 },
-    qp_num: 0,
-    src_qp: 0,
-    wc_flags: 0,
-    pkey_index: 0,
-    slid: 0,
-    sl: 0,
-    dlid_path_bits: 0,
-};
-
-/// The opcode of [`CONFIRMED`]: one that no device has.
-const CONFIRMED_OPCODE: sys::ibv_wc_opcode = sys::ibv_wc_opcode::MAX;
 
 impl<'a> Completion<'a> {
     #[inline(always)]
@@ -88,8 +69,13 @@ impl<'a> Completion<'a> {
     /// When it failed: the queue pair is in the error state then, and all requests after this one complete as [`Status::Flushed`].
     #[inline]
     pub fn result(&self) -> Result<Success, Failure> {
-        if self.wc.status != sys::IBV_WC_SUCCESS {
-            return Err(failure(self.wc, self.ring, self.position));
+        if self.wc.status != sys::IBV_WC_SUCCESS
+            && let Some(failure) = failure(self.wc, self.ring, self.position)
+        {
+            return Err(failure);
+        }
+        if self.is_confirmed() {
+            return Ok(Success::Confirmed);
         }
         let imm = || {
             // SAFETY: both variants of the union are 32-bit integers.
@@ -109,7 +95,6 @@ impl<'a> Completion<'a> {
                 len: self.wc.byte_len,
                 imm: imm(),
             },
-            CONFIRMED_OPCODE => Success::Confirmed,
             other => Success::Other(other),
         })
     }
@@ -118,7 +103,13 @@ impl<'a> Completion<'a> {
     #[inline]
     #[must_use]
     pub fn is_ok(&self) -> bool {
-        self.wc.status == sys::IBV_WC_SUCCESS
+        self.wc.status == sys::IBV_WC_SUCCESS || self.is_confirmed()
+    }
+
+    /// Whether the completion is that of a later request, which confirms this one.
+    #[inline]
+    fn is_confirmed(&self) -> bool {
+        is_of_later(self.wc, self.ring, self.position)
     }
 
     /// The queue pair whose request it was.
@@ -188,17 +179,28 @@ impl<'a> Completion<'a> {
     }
 }
 
-/// Takes what it needs by value, so that a completion need not be in memory.
+/// Whether a completion that confirms the request at `position` is that of a later one: the lower half of its `wr_id` is the slot of its own. Receives have one each; those of a shared
+/// receive queue lie in no slot of the ring.
+#[inline]
+fn is_of_later(wc: &sys::ibv_wc, ring: &Ring, position: u64) -> bool {
+    u64::from(wc.wr_id as u32) != ring.slot_of(position) && ring.queue() == Queue::Send
+}
+
+/// How the request at `position` has failed, if this error completion is its own. Takes what it needs by value, so that a completion need not be in memory, and all of it, so that
+/// nothing of it need be worked out before.
 #[cold]
 #[inline(never)]
-fn failure(wc: &sys::ibv_wc, ring: &Ring, position: u64) -> Failure {
-    Failure {
+fn failure(wc: &sys::ibv_wc, ring: &Ring, position: u64) -> Option<Failure> {
+    if is_of_later(wc, ring, position) {
+        return None;
+    }
+    Some(Failure {
         status: Status::from_sys(wc.status),
         vendor_error: wc.vendor_err,
         qpn: ring.qpn(),
         queue: ring.queue(),
         sequence: position,
-    }
+    })
 }
 
 impl core::fmt::Debug for Completion<'_> {

@@ -1,18 +1,28 @@
 //! The operations of a send queue, as types: each knows its opcode and what it writes into a work request.
 
-use doorbell_verbs_sys as sys;
+use doorbell_verbs_sys::{self as sys, work_requests};
 
 use crate::memory::{Key, Remote, RemoteWord};
 use crate::qp::Reason;
 
 /// An operation of the send queue.
-pub trait Operation: sealed::Fill + Copy {}
+pub trait Operation: sealed::Fill + Copy + core::fmt::Debug {}
+
+/// Operations that send a message, which the peer may be woken by: SEND and WRITE, with or without immediate data.
+pub trait Message: Operation {}
 
 /// Operations that may carry 32 bits of immediate data: SEND, to a peer or an address, and WRITE (IBTA vol 1, 9.2.5).
-pub trait Immediate: Operation {
+pub trait Immediate: Message {
     /// The opcode with immediate data.
     #[doc(hidden)]
     const WITH_IMMEDIATE: sys::ibv_wr_opcode;
+
+    /// Tells the operation with immediate data to the provider.
+    ///
+    /// # Safety
+    /// As for the operation without.
+    #[doc(hidden)]
+    unsafe fn call_with(&self, qp: *mut sys::ibv_qp_ex, imm: u32);
 }
 
 pub(crate) mod sealed {
@@ -27,18 +37,39 @@ pub(crate) mod sealed {
         /// `wr` points to a work request.
         unsafe fn fill(&self, wr: *mut sys::ibv_send_wr);
 
-        /// Why a message of `len` bytes would not do, if so.
+        /// Tells the operation to the provider.
+        ///
+        /// # Safety
+        /// `qp` is live and was made by ibv_create_qp_ex, a batch of it was begun, and the operation `is_callable`.
+        unsafe fn call(&self, qp: *mut sys::ibv_qp_ex);
+
+        /// Whether the queue pair takes it: those that any of its transport takes were looked for when it was made.
+        ///
+        /// # Safety
+        /// `qp` is live and was made by ibv_create_qp_ex.
         #[inline(always)]
-        fn check(&self, _len: u64) -> Option<Reason> {
-            None
+        unsafe fn is_callable(&self, _qp: *mut sys::ibv_qp_ex) -> bool {
+            true
         }
 
-        /// Whether `check` finds nothing.
+        /// Whether a message of `len` bytes will not do where there is `room` for so many.
         #[inline(always)]
-        fn admits(&self, len: u64) -> bool {
-            self.check(len).is_none()
+        fn refuses(&self, len: u64, room: u64) -> bool {
+            len > room
+        }
+
+        /// What is wrong with it, if `refuses` says so.
+        fn objection(&self, len: u64, room: u64) -> Option<Reason> {
+            (len > room).then_some(Reason::RemoteTooShort { len, remote: room })
         }
     }
+}
+
+/// An [`Immediate`] operation with its 32 bits.
+#[derive(Debug, Clone, Copy)]
+pub struct WithImmediate<O> {
+    pub(crate) op: O,
+    pub(crate) imm: u32,
 }
 
 /// SEND (IBTA vol 1, 9.4.1): into a receive that the peer posted.
@@ -48,11 +79,10 @@ pub struct Send;
 /// SEND to an address that the request names (IBTA vol 1, 9.8.3): a datagram.
 #[derive(Debug, Clone, Copy)]
 pub struct SendTo {
+    /// Null where the address handle is not the queue pair's to use.
     pub(crate) ah: *mut sys::ibv_ah,
     pub(crate) qpn: u32,
     pub(crate) qkey: u32,
-    /// The longest message in bytes; `None` where the address handle is not the queue pair's to use.
-    pub(crate) max_len: Option<u32>,
 }
 
 /// RDMA WRITE (IBTA vol 1, 9.4.3).
@@ -78,10 +108,10 @@ pub struct FetchAdd {
     pub(crate) add: u64,
 }
 
+/// Where remote memory begins. Two words, so that it is passed in registers where a request is looked at more closely.
 #[derive(Debug, Clone, Copy)]
 struct Target {
     addr: u64,
-    len: u64,
     rkey: u32,
 }
 
@@ -90,16 +120,13 @@ impl Target {
     fn new<K: Key>(remote: Remote<K>) -> Self {
         Self {
             addr: remote.addr(),
-            len: remote.len(),
             rkey: remote.rkey().0,
         }
     }
-
-    #[inline(always)]
-    fn check(&self, len: u64) -> Option<Reason> {
-        (len > self.len).then_some(Reason::RemoteTooShort { len, remote: self.len })
-    }
 }
+
+/// The room for a message that nothing but its own limits bounds.
+pub(crate) const UNBOUNDED: u64 = u64::MAX;
 
 impl Write {
     #[inline(always)]
@@ -121,6 +148,12 @@ impl sealed::Fill for Send {
         // SAFETY: points to a request by contract.
         unsafe { (*wr).opcode = sys::IBV_WR_SEND }
     }
+
+    #[inline(always)]
+    unsafe fn call(&self, qp: *mut sys::ibv_qp_ex) {
+        // SAFETY: by contract.
+        unsafe { work_requests::wr_send(qp) }
+    }
 }
 
 impl sealed::Fill for SendTo {
@@ -138,11 +171,25 @@ impl sealed::Fill for SendTo {
     }
 
     #[inline(always)]
-    fn check(&self, len: u64) -> Option<Reason> {
-        let Some(max) = self.max_len else {
+    unsafe fn call(&self, qp: *mut sys::ibv_qp_ex) {
+        // SAFETY: by contract; the address handle is live, as the request borrows it.
+        unsafe {
+            work_requests::wr_send(qp);
+            work_requests::wr_set_ud_addr(qp, self.ah, self.qpn, self.qkey);
+        }
+    }
+
+    #[inline(always)]
+    fn refuses(&self, len: u64, room: u64) -> bool {
+        self.ah.is_null() || len > room
+    }
+
+    fn objection(&self, len: u64, room: u64) -> Option<Reason> {
+        if self.ah.is_null() {
             return Some(Reason::ForeignAddressHandle);
-        };
-        (len > u64::from(max)).then_some(Reason::DatagramTooLong { len, max })
+        }
+        let max = u32::try_from(room).unwrap_or(u32::MAX);
+        (len > room).then_some(Reason::DatagramTooLong { len, max })
     }
 }
 
@@ -157,8 +204,9 @@ impl sealed::Fill for Write {
     }
 
     #[inline(always)]
-    fn check(&self, len: u64) -> Option<Reason> {
-        self.0.check(len)
+    unsafe fn call(&self, qp: *mut sys::ibv_qp_ex) {
+        // SAFETY: by contract.
+        unsafe { work_requests::wr_rdma_write(qp, self.0.rkey, self.0.addr) }
     }
 }
 
@@ -173,8 +221,9 @@ impl sealed::Fill for Read {
     }
 
     #[inline(always)]
-    fn check(&self, len: u64) -> Option<Reason> {
-        self.0.check(len)
+    unsafe fn call(&self, qp: *mut sys::ibv_qp_ex) {
+        // SAFETY: by contract.
+        unsafe { work_requests::wr_rdma_read(qp, self.0.rkey, self.0.addr) }
     }
 }
 
@@ -205,6 +254,18 @@ impl sealed::Fill for CompareSwap {
             };
         }
     }
+
+    #[inline(always)]
+    unsafe fn call(&self, qp: *mut sys::ibv_qp_ex) {
+        // SAFETY: by contract.
+        unsafe { work_requests::wr_atomic_cmp_swp(qp, self.word.rkey.0, self.word.addr, self.compare, self.swap) }
+    }
+
+    #[inline(always)]
+    unsafe fn is_callable(&self, qp: *mut sys::ibv_qp_ex) -> bool {
+        // SAFETY: by contract.
+        unsafe { (*qp).wr_atomic_cmp_swp.is_some() }
+    }
 }
 
 impl sealed::Fill for FetchAdd {
@@ -221,20 +282,85 @@ impl sealed::Fill for FetchAdd {
             };
         }
     }
+
+    #[inline(always)]
+    unsafe fn call(&self, qp: *mut sys::ibv_qp_ex) {
+        // SAFETY: by contract.
+        unsafe { work_requests::wr_atomic_fetch_add(qp, self.word.rkey.0, self.word.addr, self.add) }
+    }
+
+    #[inline(always)]
+    unsafe fn is_callable(&self, qp: *mut sys::ibv_qp_ex) -> bool {
+        // SAFETY: by contract.
+        unsafe { (*qp).wr_atomic_fetch_add.is_some() }
+    }
 }
 
+impl<O: Immediate> sealed::Fill for WithImmediate<O> {
+    #[inline(always)]
+    unsafe fn fill(&self, wr: *mut sys::ibv_send_wr) {
+        // SAFETY: as above.
+        unsafe {
+            self.op.fill(wr);
+            (*wr).opcode = O::WITH_IMMEDIATE;
+            (*wr).anon_1.imm_data = self.imm.to_be();
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn call(&self, qp: *mut sys::ibv_qp_ex) {
+        // SAFETY: by contract.
+        unsafe { self.op.call_with(qp, self.imm) }
+    }
+
+    #[inline(always)]
+    fn refuses(&self, len: u64, room: u64) -> bool {
+        self.op.refuses(len, room)
+    }
+
+    fn objection(&self, len: u64, room: u64) -> Option<Reason> {
+        self.op.objection(len, room)
+    }
+}
+
+impl<O: Immediate> Operation for WithImmediate<O> {}
+impl<O: Immediate> Message for WithImmediate<O> {}
 impl Operation for Send {}
 impl Operation for SendTo {}
 impl Operation for Write {}
 impl Operation for Read {}
 impl Operation for CompareSwap {}
 impl Operation for FetchAdd {}
+impl Message for Send {}
+impl Message for SendTo {}
+impl Message for Write {}
 impl Immediate for Send {
     const WITH_IMMEDIATE: sys::ibv_wr_opcode = sys::IBV_WR_SEND_WITH_IMM;
+
+    #[inline(always)]
+    unsafe fn call_with(&self, qp: *mut sys::ibv_qp_ex, imm: u32) {
+        // SAFETY: by contract.
+        unsafe { work_requests::wr_send_imm(qp, imm.to_be()) }
+    }
 }
 impl Immediate for SendTo {
     const WITH_IMMEDIATE: sys::ibv_wr_opcode = sys::IBV_WR_SEND_WITH_IMM;
+
+    #[inline(always)]
+    unsafe fn call_with(&self, qp: *mut sys::ibv_qp_ex, imm: u32) {
+        // SAFETY: by contract.
+        unsafe {
+            work_requests::wr_send_imm(qp, imm.to_be());
+            work_requests::wr_set_ud_addr(qp, self.ah, self.qpn, self.qkey);
+        }
+    }
 }
 impl Immediate for Write {
     const WITH_IMMEDIATE: sys::ibv_wr_opcode = sys::IBV_WR_RDMA_WRITE_WITH_IMM;
+
+    #[inline(always)]
+    unsafe fn call_with(&self, qp: *mut sys::ibv_qp_ex, imm: u32) {
+        // SAFETY: by contract.
+        unsafe { work_requests::wr_rdma_write_imm(qp, self.0.rkey, self.0.addr, imm.to_be()) }
+    }
 }

@@ -3,7 +3,7 @@
 use core::ffi::c_uint;
 use core::marker::PhantomData;
 
-use doorbell_verbs_sys as sys;
+use doorbell_verbs_sys::{self as sys, work_requests};
 
 use crate::memory::{Buffers, Source};
 use crate::qp::Reason;
@@ -49,6 +49,12 @@ pub(crate) mod sealed {
         /// `check` found nothing, and there is room for `max_sge` elements.
         unsafe fn fill(&self, sges: *mut sys::ibv_sge);
 
+        /// Tells it to the provider.
+        ///
+        /// # Safety
+        /// `check` found nothing; `qp` is live and was made by ibv_create_qp_ex, and an operation of a batch of it has just been told.
+        unsafe fn tell(&self, qp: *mut sys::ibv_qp_ex);
+
         /// The buffers it owns, to be kept while in flight.
         fn into_buffers(self) -> Buffers;
     }
@@ -92,6 +98,13 @@ impl<S: Source> sealed::Stage for One<S> {
     unsafe fn fill(&self, sges: *mut sys::ibv_sge) {
         // SAFETY: every list has room for one.
         unsafe { self.0.write_sge(sges) }
+    }
+
+    #[inline(always)]
+    unsafe fn tell(&self, qp: *mut sys::ibv_qp_ex) {
+        let sge = self.0.sge();
+        // SAFETY: by contract.
+        unsafe { work_requests::wr_set_sge(qp, sge.lkey, sge.addr, sge.length) }
     }
 
     #[inline(always)]
@@ -150,6 +163,11 @@ impl<const N: usize> sealed::Stage for Several<N> {
             // SAFETY: `check` has seen that N elements fit.
             unsafe { *sges.add(index) = *sge };
         }
+    }
+
+    unsafe fn tell(&self, qp: *mut sys::ibv_qp_ex) {
+        // SAFETY: by contract; the list is read during the call.
+        unsafe { work_requests::wr_set_sge_list(qp, N, self.sges.as_ptr()) }
     }
 
     fn into_buffers(self) -> Buffers {
@@ -211,6 +229,12 @@ impl sealed::Stage for Inline<'_> {
             (*sges).addr = self.bytes.expose_provenance() as u64;
             (*sges).length = self.len as u32;
         }
+    }
+
+    #[inline(always)]
+    unsafe fn tell(&self, qp: *mut sys::ibv_qp_ex) {
+        // SAFETY: by contract; the bytes are only read, though the prototype does not say so.
+        unsafe { work_requests::wr_set_inline_data(qp, self.bytes.cast_mut().cast(), self.len) }
     }
 
     #[inline(always)]

@@ -21,6 +21,7 @@ mod api;
 mod bindings;
 pub mod inline;
 pub mod rdmacm;
+pub mod work_requests;
 
 pub use api::{Api, LoadError, Promise};
 pub use bindings::*;

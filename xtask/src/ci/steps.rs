@@ -1,7 +1,7 @@
 //! What `cargo xtask ci` checks.
 
 use super::{Counts, Step, Verdict, guest, lacking, licences};
-use crate::{setup, workspace};
+use crate::{instructions, setup, workspace};
 use anyhow::{Context, Result, bail};
 use std::{
     ffi::OsString,
@@ -20,7 +20,7 @@ pub(crate) const ALL: [Step; 9] = [
     Step {
         name: "fmt",
         about: "rustfmt has nothing to change",
-        run: || cargo(&["fmt", "--all", "--check"]),
+        run: format,
     },
     Step {
         name: "clippy",
@@ -59,12 +59,29 @@ pub(crate) const ALL: [Step; 9] = [
     },
 ];
 
+/// Steps that run only where `--only` names them. What belongs to every run moves to [`ALL`].
+pub(crate) const ON_REQUEST: [Step; 1] = [Step {
+    name: "instructions",
+    about: "the data path costs no more than C with accounting, and neither locks nor allocates",
+    run: count_instructions,
+}];
+
 fn set_up() -> Result<Verdict> {
     let needs: Vec<_> = setup::ABI.into_iter().chain([setup::QEMU]).collect();
     match setup::provide(&needs)?.as_slice() {
         [] => Ok(Verdict::Passed),
         missing => lacking(missing),
     }
+}
+
+/// The workspace, and the packages that are no members of it with the one that they share.
+fn format() -> Result<Verdict> {
+    cargo(&["fmt", "--all", "--check"])?;
+    for (peer, _) in instructions::PEERS {
+        let manifest = format!("tests/peers/{peer}/Cargo.toml");
+        cargo(&["fmt", "--all", "--manifest-path", &manifest, "--check"])?;
+    }
+    Ok(Verdict::Passed)
 }
 
 fn clippy() -> Result<Verdict> {
@@ -126,6 +143,17 @@ fn vm() -> Result<Verdict> {
     }
     release()?;
     guest::run(&test_binaries()?)
+}
+
+fn count_instructions() -> Result<Verdict> {
+    match setup::provide(&setup::INSTRUCTIONS)?.as_slice() {
+        [] => {}
+        missing => return lacking(missing),
+    }
+    if !instructions::check(true)? {
+        bail!("ours does more than it may; the table above says where");
+    }
+    Ok(Verdict::Passed)
 }
 
 fn cargo(arguments: &[&str]) -> Result<Verdict> {

@@ -1,6 +1,10 @@
 //! Building the columns: ours, C, and the peers.
 
-use crate::{ci, setup, target_folder, workspace};
+use crate::{
+    ci,
+    setup::{self, Need},
+    target_folder, workspace,
+};
 use anyhow::{Context, Result, bail};
 use std::{
     env, fs,
@@ -25,8 +29,12 @@ pub(super) struct Programs {
     pub(super) guilty: PathBuf,
 }
 
-/// The crates that are measured beside us: their titles, and their packages' folders in `tests/peers`.
-const PEERS: [&str; 3] = ["ibverbs", "sideway", "rdma-sys"];
+/// The crates that are measured beside us: their titles, which are their packages' folders in `tests/peers` as well, and what they need.
+pub(crate) const PEERS: [(&str, &[Need]); 3] = [
+    ("ibverbs", &setup::RDMA_CORE),
+    ("sideway", &setup::RDMA_CORE),
+    ("rdma-sys", &setup::ABI),
+];
 
 impl Programs {
     /// Builds everything, the C programs by `gcc -O2`.
@@ -55,9 +63,8 @@ impl Programs {
             column("bare C", Ok(c("bare", &peer)?)),
         ];
         if with_peers {
-            let missing = setup::provide(&setup::PEERS)?;
-            for title in PEERS {
-                columns.push(column(title, build_peer(title, &missing)?));
+            for (title, needs) in PEERS {
+                columns.push(column(title, build_peer(title, needs)?));
             }
         }
         Ok(Self {
@@ -103,8 +110,17 @@ fn build_ours() -> Result<PathBuf> {
     Ok(target_folder()?.join("release/instructions"))
 }
 
+/// What this machine lacks of these, in a line.
+fn lacking(needs: &[Need]) -> Option<String> {
+    match setup::provide(needs) {
+        Ok(missing) if missing.is_empty() => None,
+        Ok(missing) => Some(format!("missing: {} (as root: apt-get install {0})", missing.join(" "))),
+        Err(error) => Some(format!("{error:#}").lines().next().unwrap_or_default().to_owned()),
+    }
+}
+
 /// A peer's program, or why it cannot be built here. Where nothing may be left out, that is an error.
-fn build_peer(name: &str, missing: &[&str]) -> Result<Result<PathBuf, String>> {
+fn build_peer(name: &str, needs: &[Need]) -> Result<Result<PathBuf, String>> {
     let not_built = |why: String| {
         if ci::under_ci() {
             bail!("{name}: {why}")
@@ -112,8 +128,8 @@ fn build_peer(name: &str, missing: &[&str]) -> Result<Result<PathBuf, String>> {
             Ok(Err(why))
         }
     };
-    if !missing.is_empty() {
-        return not_built(format!("missing: {} (as root: apt-get install {0})", missing.join(" ")));
+    if let Some(lacking) = lacking(needs) {
+        return not_built(lacking);
     }
     let folder = target_folder()?.join("peers");
     let status = cargo_build()

@@ -13,6 +13,7 @@ mod purity;
 use crate::setup;
 use anyhow::{Context, Result, bail};
 use callgrind::{Outcome, Profile, Run};
+pub(crate) use columns::PEERS;
 use columns::{Column, Programs};
 use purity::{Disassembly, Objects};
 use std::{
@@ -32,7 +33,7 @@ Count instructions per call of the data path, beside C and other crates
 Usage: cargo xtask instructions [OPTIONS]
 
 Options:
-      --no-peers  leave out the columns of other crates, which take a minute to build at first
+      --no-peers  leave out the columns of other crates, which take two minutes to build at first
       --report    exit with status 0 even when ours costs too much
   -h, --help      show this
 

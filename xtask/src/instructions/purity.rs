@@ -40,6 +40,8 @@ impl Disassembly {
         let mut parsed = Self::default();
         for line in text.lines() {
             if let Some((address, instruction)) = line.split_once(":\t") {
+                // What a relative operand comes to is told after a hash.
+                let instruction = instruction.split('#').next().unwrap_or(instruction);
                 if let Ok(address) = u64::from_str_radix(address.trim(), 16) {
                     parsed.instructions.insert(address, instruction.trim().to_owned());
                 }
@@ -151,7 +153,7 @@ Disassembly of section .text:
 
 000000000003e580 <instructions::measure_batch>:
    3e580:\tpush   %rbp
-   3e581:\tlock cmpxchg %rcx,0x10(%rdi)
+   3e581:\tlock cmpxchg %rcx,0x10(%rip)        # 5f008 <COUNT>
    3e587:\txchg   %eax,(%rdi)
    3e589:\txchg   %ax,%ax
    3e58b:\tret
@@ -179,7 +181,7 @@ Disassembly of section .text:
         assert!(faults(&[0x3e580, 0x3e589, 0x3e58b]).is_empty());
         assert_eq!(
             faults(&[0x3e580, 0x3e581]).first().unwrap(),
-            "executes `lock cmpxchg %rcx,0x10(%rdi)` in measure_batch"
+            "executes `lock cmpxchg %rcx,0x10(%rip)` in measure_batch"
         );
         assert_eq!(faults(&[0x3e581, 0x3e587, 0x3e589]).len(), 2);
     }

@@ -7,18 +7,21 @@
 //! is what RDMA gives it: the last eight bytes of a packet become visible after the rest (`copy::to_peer_visible`).
 
 mod copy;
+mod dm;
 mod pages;
 mod table;
 mod window;
 
 use std::sync::Arc;
 
+use doorbell_roce_proto::memory::{Memory, Sge};
 use doorbell_roce_proto::{LKey, RKey};
 
 use crate::capacity;
 use crate::device::Device;
 use crate::pd::Pd;
 
+pub use dm::{Dm, OutOfRange};
 pub(crate) use table::{Region, Table};
 pub use window::{Bound, Mw, WindowKind};
 
@@ -37,6 +40,16 @@ pub struct Rights {
     pub bind: bool,
 }
 
+impl Rights {
+    /// Whether they go together (ibv_reg_mr(3)).
+    fn check(self) -> Result<(), RegisterError> {
+        if (self.remote_write || self.remote_atomic) && !self.local_write {
+            return Err(RegisterError::Rights);
+        }
+        Ok(())
+    }
+}
+
 /// Why memory could not be registered.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum RegisterError {
@@ -52,6 +65,9 @@ pub enum RegisterError {
     /// The machine has no memory left for its pages.
     #[error("no memory left for the pages of the region")]
     OutOfMemory,
+    /// Windows are bound to the region that is to change.
+    #[error("memory windows are bound to the memory region")]
+    Bound,
     /// The device has [`capacity::REGIONS`] already.
     #[error("the device has {max} memory regions already", max = capacity::REGIONS)]
     Exhausted,
@@ -63,10 +79,61 @@ pub enum RegisterError {
 pub struct Mr {
     pd: Pd,
     key: u32,
+    kind: Kind,
+}
+
+/// What is registered.
+#[derive(Debug)]
+enum Kind {
+    /// The application's memory.
+    Host(HostRange),
+    /// Device memory, held for as long.
+    Device { _dm: Dm },
+    /// Nothing: what is written vanishes.
+    Null,
+}
+
+/// A range of the application's memory, and the addresses by which peers and work requests name it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct HostRange {
+    /// The first byte.
+    pub addr: *mut u8,
+    /// How many.
+    pub len: usize,
+    /// The first byte's address.
+    pub iova: u64,
+}
+
+// SAFETY: the promise made to [`Pd::register`] is for the whole process, and the pointer is used to look at the mapping alone.
+unsafe impl Send for HostRange {}
+// SAFETY: as above.
+unsafe impl Sync for HostRange {}
+
+impl HostRange {
+    /// Checks it and brings its pages in.
+    fn prepare(&self, rights: Rights) -> Result<(), RegisterError> {
+        let wraps =
+            self.addr.addr().checked_add(self.len).is_none() || self.iova.checked_add(self.len as u64).is_none();
+        if self.len == 0 || wraps {
+            return Err(RegisterError::Range);
+        }
+        pages::populate(self.addr.addr(), self.len, rights.local_write)
+    }
+}
+
+/// What [`Mr::change`] changes; `None` stays.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Change<'a> {
+    /// Its memory.
+    pub range: Option<HostRange>,
+    /// Its protection domain.
+    pub pd: Option<&'a Pd>,
+    /// Its rights.
+    pub rights: Option<Rights>,
 }
 
 impl Pd {
-    /// Registers `len` bytes at `addr`, which peers and work requests then name by addresses from `iova` on.
+    /// Registers memory, which peers and work requests then name by the addresses from `iova` on.
     ///
     /// Its pages are brought in, as a device with DMA would pin them.
     ///
@@ -76,20 +143,33 @@ impl Pd {
     ///
     /// # Errors
     /// When range, rights or pages do not allow it, or the device is full.
-    pub unsafe fn register(&self, addr: *mut u8, len: usize, iova: u64, rights: Rights) -> Result<Mr, RegisterError> {
-        if (rights.remote_write || rights.remote_atomic) && !rights.local_write {
-            return Err(RegisterError::Rights);
-        }
-        let wraps = addr.addr().checked_add(len).is_none() || iova.checked_add(len as u64).is_none();
-        if len == 0 || wraps {
-            return Err(RegisterError::Range);
-        }
-        pages::populate(addr.addr(), len, rights.local_write)?;
-        let region = Region::new(addr, len as u64, iova, self.id(), rights);
+    pub unsafe fn register(&self, range: HostRange, rights: Rights) -> Result<Mr, RegisterError> {
+        rights.check()?;
+        range.prepare(rights)?;
+        let region = Region::new(range.addr, range.len as u64, range.iova, self.id(), rights);
+        self.add(region, Kind::Host(range))
+    }
+
+    /// A region of no memory at all: work requests here may name it, at any address, to read zeroes and to have what is received vanish (ibv_alloc_null_mr(3)).
+    ///
+    /// # Errors
+    /// When the device is full.
+    pub fn null_region(&self) -> Result<Mr, RegisterError> {
+        self.add(Region::null(self.id()), Kind::Null)
+    }
+
+    fn add(&self, region: Region, kind: Kind) -> Result<Mr, RegisterError> {
         let mut core = self.device().shared().core.lock();
         let key = core.memory.add_region(region).ok_or(RegisterError::Exhausted)?;
         drop(core);
-        Ok(Mr { pd: self.clone(), key })
+        let pd = self.clone();
+        Ok(Mr { pd, key, kind })
+    }
+
+    /// Whether a work request may name all of `sge`, to write there when `write`.
+    pub fn allows(&self, sge: &Sge, write: bool) -> bool {
+        let memory = &mut self.device().shared().core.lock().memory;
+        memory.check_local(self.id(), sge, write).is_ok()
     }
 }
 
@@ -107,6 +187,45 @@ impl Mr {
     /// The device it is of.
     pub fn device(&self) -> &Arc<Device> {
         self.pd.device()
+    }
+
+    /// Changes memory, domain or rights between two packets, and keeps the keys (ibv_rereg_mr(3)). What peers and work requests name afterwards is the new.
+    ///
+    /// # Safety
+    /// As for [`Pd::register`], for a new range or new rights. When this returns without an error, a range that was given up is touched no more.
+    ///
+    /// # Errors
+    /// When range, rights or pages do not allow it, the domain is of another device, windows are bound to it, or it is to have a range or rights and is not one of the
+    /// application's memory (no right of a null region, no range of device memory can change). Nothing changed then.
+    pub unsafe fn change(&mut self, change: &Change<'_>) -> Result<(), RegisterError> {
+        if change.pd.is_some_and(|pd| !Arc::ptr_eq(pd.device(), self.device())) {
+            return Err(RegisterError::Range);
+        }
+        let before = self.device().shared().core.lock().memory.rights(self.key);
+        let rights = change.rights.unwrap_or(before);
+        rights.check()?;
+        let range = match self.kind {
+            Kind::Host(range) => {
+                let range = change.range.unwrap_or(range);
+                range.prepare(rights)?;
+                Some(range)
+            }
+            _ if change.range.is_some() => return Err(RegisterError::Range),
+            Kind::Device { .. } => None,
+            Kind::Null if change.rights.is_some() => return Err(RegisterError::Rights),
+            Kind::Null => None,
+        };
+        let pd = change.pd.unwrap_or(&self.pd);
+        let mut core = self.device().shared().core.lock();
+        core.memory
+            .change(self.key, range, pd.id(), rights)
+            .map_err(|Bound| RegisterError::Bound)?;
+        drop(core);
+        if let Some(range) = range {
+            self.kind = Kind::Host(range);
+        }
+        self.pd = pd.clone();
+        Ok(())
     }
 
     /// Takes the region's memory away from peers and queue pairs: all that is left to do is to drop it. Its keys are worth nothing from then on.

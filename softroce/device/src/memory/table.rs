@@ -4,17 +4,19 @@ mod window;
 
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
+use std::ptr;
 
 use doorbell_roce_proto::memory::{AccessError, AtomicOp, Bind, Invalidator, Memory, PdId, RemoteRight, Sge, Via};
 use doorbell_roce_proto::{LKey, RKey};
 
 use self::window::Window;
-use super::{Bound, Rights, copy};
+use super::{Bound, HostRange, Rights, copy};
 use crate::capacity;
 
 /// A registered range.
 #[derive(Debug)]
 pub(crate) struct Region {
+    /// Null for a region of no memory.
     base: *mut u8,
     len: u64,
     iova: u64,
@@ -39,6 +41,15 @@ impl Region {
             rights,
             windows: 0,
         }
+    }
+
+    /// A region of every address and no memory, for local use.
+    pub(super) fn null(pd: PdId) -> Self {
+        let rights = Rights {
+            local_write: true,
+            ..Rights::default()
+        };
+        Self::new(ptr::null_mut(), u64::MAX, 0, pd, rights)
     }
 
     /// Where `len` bytes at `addr` lie, when they lie inside.
@@ -144,6 +155,37 @@ impl Table {
         Ok(())
     }
 
+    fn region_mut(&mut self, key: u32) -> Option<&mut Region> {
+        let slot = self
+            .slots
+            .get_mut((key >> 16) as usize)
+            .filter(|slot| slot.key == key)?;
+        match &mut slot.object {
+            Object::Region(region) => Some(region),
+            _ => None,
+        }
+    }
+
+    /// The rights of a region; none of what is none.
+    pub(super) fn rights(&mut self, key: u32) -> Rights {
+        self.region_mut(key).map_or(Rights::default(), |region| region.rights)
+    }
+
+    /// Gives a region another domain, other rights, and other memory when `range` says so, unless windows are bound to it.
+    pub(super) fn change(&mut self, key: u32, range: Option<HostRange>, pd: PdId, rights: Rights) -> Result<(), Bound> {
+        let Some(region) = self.region_mut(key) else {
+            return Ok(());
+        };
+        if region.windows > 0 {
+            return Err(Bound);
+        }
+        if let Some(range) = range {
+            (region.base, region.len, region.iova) = (range.addr, range.len as u64, range.iova);
+        }
+        (region.pd, region.rights) = (pd, rights);
+        Ok(())
+    }
+
     fn insert(&mut self, object: Object) -> Option<u32> {
         let index = match self.free.pop() {
             Some(index) => index,
@@ -174,12 +216,14 @@ impl Table {
         }
     }
 
-    fn local(&self, pd: PdId, key: LKey, addr: u64, len: usize, write: bool) -> Result<*mut u8, AccessError> {
+    /// Where a local range is; `None` when it is of no memory.
+    fn local(&self, pd: PdId, key: LKey, addr: u64, len: usize, write: bool) -> Result<Option<*mut u8>, AccessError> {
         let region = self.region(pd, key.0)?;
         if write && !region.rights.local_write {
             return Err(AccessError);
         }
-        region.locate(addr, len as u64)
+        let place = region.locate(addr, len as u64)?;
+        Ok((!region.base.is_null()).then_some(place))
     }
 
     fn remote(&self, via: Via, key: RKey, addr: u64, len: u64, right: RemoteRight) -> Result<*mut u8, AccessError> {
@@ -203,9 +247,11 @@ impl Memory for Table {
         if dst.is_empty() {
             return Ok(());
         }
-        let src = self.local(pd, lkey, addr, dst.len(), false)?;
-        // SAFETY: inside a region, thus readable; `dst` is the device's own memory, never registered.
-        unsafe { copy::from(src, dst) };
+        match self.local(pd, lkey, addr, dst.len(), false)? {
+            // SAFETY: inside a region, thus readable; `dst` is the device's own memory, never registered.
+            Some(src) => unsafe { copy::from(src, dst) },
+            None => dst.fill(0),
+        }
         Ok(())
     }
 
@@ -220,9 +266,10 @@ impl Memory for Table {
         if src.is_empty() {
             return Ok(());
         }
-        let dst = self.local(pd, lkey, addr, src.len(), true)?;
-        // SAFETY: inside a region with LOCAL_WRITE, thus writable; `src` is the device's own memory.
-        unsafe { copy::to_peer_visible(src, dst) };
+        if let Some(dst) = self.local(pd, lkey, addr, src.len(), true)? {
+            // SAFETY: inside a region with LOCAL_WRITE, thus writable; `src` is the device's own memory.
+            unsafe { copy::to_peer_visible(src, dst) };
+        }
         Ok(())
     }
 

@@ -6,6 +6,7 @@ mod drain;
 mod errors;
 mod extended_cq;
 mod faults;
+mod memory;
 mod objects;
 mod operations;
 mod passive;

@@ -256,9 +256,12 @@ fn a_peer_takes_the_key_away() {
     }
 }
 
+/// Makes a key that is not the peer's to take away, and the window that it is of, if any.
+type MakeKey = fn(&Side) -> (Option<Window>, u32);
+
 #[test]
 fn what_a_peer_may_not_take_away() {
-    let keys: [fn(&Side) -> (Option<Window>, u32); 4] = [
+    let keys: [MakeKey; 4] = [
         |b| (None, b.rkey()),
         |_| (None, 0xdead_beef),
         |b| {

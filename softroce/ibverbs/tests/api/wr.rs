@@ -197,8 +197,9 @@ fn uc_and_ud_have_their_operations() {
     let wc = b.done(10);
     assert_eq!((wc.byte_len, wc.wc_flags), (48, IBV_WC_GRH | IBV_WC_WITH_IMM));
     assert_eq!(b.bytes(40..48), b"datagram");
-    // A destination is needed for each, and an address handle for it.
-    for set in [None, Some(ptr::null_mut())] {
+    // A destination is needed for each, and an address handle of the same domain for it.
+    let foreign = Ah::to(&b, b.gid());
+    for set in [None, Some(ptr::null_mut()), Some(foreign.0)] {
         wr.start();
         wr.signalled(2).send();
         if let Some(ah) = set {
@@ -372,6 +373,9 @@ fn a_batch_is_refused_whole_when_the_queue_has_no_room_for_it() {
 fn threads_take_turns() {
     let (a, b) = two(IBV_QPT_RC, RELIABLE);
     const ROUNDS: u64 = 200;
+    // A send queue has room again when a request is done, polled or not: the completion queue takes them all.
+    // SAFETY: live.
+    assert_eq!(unsafe { (api().resize_cq)(a.cq, 6 * ROUNDS as i32) }, 0);
     std::thread::scope(|scope| {
         for thread in 0..3_u64 {
             let (wr, rkey, addr) = (Wr::of(&a), b.rkey(), b.addr());
@@ -389,7 +393,7 @@ fn threads_take_turns() {
                         }
                         match wr.complete() {
                             0 => break,
-                            // Full until the other end of the scope has polled.
+                            // Full until the peer has acknowledged some.
                             error => assert_eq!(error, libc::ENOMEM),
                         }
                         std::thread::yield_now();

@@ -96,16 +96,18 @@ impl<B: Copy> Queue<B> {
     /// Retires slots to this one, and gives their buffers back.
     #[inline]
     pub fn retire(&mut self, slot: u32, pool: &mut Vec<B>) {
-        let end = slot.wrapping_add(1) % DEPTH;
+        let end = slot.wrapping_add(1);
+        let mut tail = self.tail;
         loop {
-            if let Some(buffer) = self.slots[(self.tail % DEPTH) as usize] {
+            if let Some(buffer) = self.slots[(tail % DEPTH) as usize] {
                 pool.push(buffer);
             }
-            self.tail = self.tail.wrapping_add(1);
-            if self.tail % DEPTH == end {
+            tail = tail.wrapping_add(1);
+            if (tail ^ end) % DEPTH == 0 {
                 break;
             }
         }
+        self.tail = tail;
     }
 }
 

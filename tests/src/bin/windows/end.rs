@@ -36,7 +36,7 @@ pub(crate) struct Connection {
     qp: *mut ibv_qp,
 }
 
-/// A window, deallocated on drop: before its connection, which some providers insist on.
+/// A window, deallocated on drop.
 pub(crate) struct Window(*mut ibv_mw);
 
 /// The errno value of a call as an error.

@@ -63,7 +63,6 @@ fn parse(mut args: impl Iterator<Item = String>) -> Result<Config> {
 }
 
 fn run(config: &Config) -> Result<()> {
-    let soft = config.device.starts_with("soft");
     let mut end = End::open(
         table(config)?,
         &config.device,
@@ -71,9 +70,11 @@ fn run(config: &Config) -> Result<()> {
         Channel::open(config.role)?,
     )?;
     let first = matches!(config.role, Role::Listen(_));
+    let soft = config.device.starts_with("soft");
+    let peer_soft = end.channel.exchange([u8::from(soft)])? == [1];
     let mut count = 0;
     for owner in [first, !first] {
-        count += cases::run(&mut end, owner, soft)?;
+        count += cases::run(&mut end, owner, if owner { soft } else { peer_soft })?;
     }
     println!(
         "{}: {count} cases of memory windows, every byte verified",

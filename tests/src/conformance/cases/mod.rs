@@ -2,14 +2,20 @@
 
 mod access;
 mod completion;
+mod datagram;
+mod events;
+mod matrix;
 mod notify;
 mod objects;
 mod posting;
 mod reliable;
 mod transfers;
 mod transitions;
+mod unreliable;
 
 use super::Case;
+
+pub(super) use matrix::print as matrix;
 
 /// Every case, in the order in which they run.
 pub(super) fn all() -> Vec<Case> {
@@ -22,6 +28,10 @@ pub(super) fn all() -> Vec<Case> {
         completion::cases(),
         reliable::cases(),
         notify::cases(),
+        datagram::cases(),
+        unreliable::cases(),
+        events::cases(),
+        matrix::cases(),
     ]
     .into_iter()
     .flatten()

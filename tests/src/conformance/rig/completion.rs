@@ -158,9 +158,6 @@ pub(in crate::conformance) struct Completions<'a>(pub(in crate::conformance) &'a
 
 impl fmt::Display for Completions<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.0.is_empty() {
-            return f.write_str("none");
-        }
         for (index, wc) in self.0.iter().enumerate() {
             let comma = if index == 0 { "" } else { ", " };
             write!(f, "{comma}{} {}", wc.wr_id, named(wc.status))?;

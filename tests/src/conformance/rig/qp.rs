@@ -189,7 +189,7 @@ impl Qp {
     }
 
     /// RTS → SQE by a send from memory that is not registered (IBTA vol 1, 10.3.1.6).
-    fn break_send_queue(&self) -> Result<()> {
+    pub(in crate::conformance) fn break_send_queue(&self) -> Result<()> {
         let nowhere = ibv_sge {
             addr: 16,
             length: 4,

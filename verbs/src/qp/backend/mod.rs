@@ -1,3 +1,114 @@
-//! How requests reach the provider. [`post_list`] chains `ibv_send_wr` and hands them over by one call.
+//! How requests reach the provider: the *line* of a queue.
+//!
+//! [`PostList`] chains `ibv_send_wr` and hands the chain over by one call, and [`Receives`] does the same with `ibv_recv_wr`; [`WorkRequests`] makes a call for each
+//! request. What they have in common, and what the accounting in [`staging`](super::staging) needs of them, is [`Line`].
 
-pub(crate) mod post_list;
+mod create;
+mod form;
+mod post_list;
+mod work_requests;
+
+use core::ffi::{c_int, c_uint};
+
+use doorbell_verbs_sys as sys;
+
+pub(crate) use form::Form;
+pub(crate) use form::Forms;
+pub use post_list::PostList;
+pub(crate) use post_list::Receives;
+pub use work_requests::WorkRequests;
+
+use super::transport::TransportKind;
+use crate::error::QueuePairError;
+use crate::pd::ProtectionDomain;
+use crate::wr::op::Operation;
+use crate::wr::payload::Payload;
+
+/// How the requests of a queue pair's send queue reach the provider: [`PostList`] or [`WorkRequests`].
+pub trait Backend: sealed::Sends {}
+
+/// A value for either backend: what [`QueuePairBuilder::best_rc`](crate::QueuePairBuilder::best_rc) and its like return, to be matched on once.
+#[derive(Debug)]
+pub enum EitherBackend<L, W> {
+    /// For [`PostList`].
+    PostList(L),
+    /// For [`WorkRequests`].
+    WorkRequests(W),
+}
+
+/// The way of one queue's requests to the provider.
+///
+/// Requests are written one after the other into forms, between `begin` and either `ring` or `abort`.
+pub trait Line: 'static {
+    /// What a form holds.
+    type Request;
+
+    /// The verb that posts them.
+    const VERB: &'static str;
+
+    /// Whether the provider says which request it has refused, and takes those before it; else it takes all or none.
+    const NAMES_THE_REFUSED: bool = true;
+
+    /// A request with this identity, whose scatter-gather list lies at `list`.
+    fn request(wr_id: u64, list: *mut sys::ibv_sge) -> Self::Request;
+
+    /// Begins a batch.
+    ///
+    /// # Safety
+    /// `qp` is live, and no batch of it is begun.
+    #[inline(always)]
+    unsafe fn begin(_qp: *mut sys::ibv_qp) {}
+
+    /// Forgets the batch that was begun.
+    ///
+    /// # Safety
+    /// `qp` is live, and there is one.
+    #[inline(always)]
+    unsafe fn abort(_qp: *mut sys::ibv_qp) {}
+
+    /// Ends the chain of requests with that of `last`.
+    ///
+    /// # Safety
+    /// `last` is a form of the queue, whose requests the provider does not have.
+    unsafe fn end(last: *mut Form<Self::Request>);
+
+    /// Gives the requests that begin with `first`, and were ended, to the provider: one doorbell. 0, or an errno value.
+    ///
+    /// # Safety
+    /// `qp` is live; these forms follow one another, were all written since `begin`, and their buffers stay registered and untouched until completed.
+    unsafe fn ring(qp: *mut sys::ibv_qp, first: *mut Form<Self::Request>, bad: &mut *mut Self::Request) -> c_int;
+}
+
+pub(crate) mod sealed {
+    use super::{Form, Line, Operation, Payload, ProtectionDomain, QueuePairError, TransportKind, c_uint, sys};
+
+    /// A line of send requests.
+    pub trait Sends: Line {
+        /// Makes a queue pair for it in `pd`, and says in `init` what the device granted.
+        fn create(
+            pd: &ProtectionDomain,
+            transport: TransportKind,
+            init: &mut sys::ibv_qp_init_attr,
+        ) -> Result<*mut sys::ibv_qp, QueuePairError>;
+
+        /// Whether a queue pair takes this operation at all.
+        #[inline(always)]
+        fn can<O: Operation>(_qp: *mut sys::ibv_qp, _op: &O) -> bool {
+            true
+        }
+
+        /// Writes a request of `op` and `payload`, with `flags` (`ibv_send_flags`) besides those of the payload; `next` is to follow it.
+        ///
+        /// # Safety
+        /// `form` is one of the queue of `qp`, whose requests the provider does not have; the payload keeps to the queue pair's limits, and the queue pair `can`;
+        /// `begin` was called.
+        unsafe fn write<O: Operation, P: Payload>(
+            qp: *mut sys::ibv_qp,
+            form: *mut Form<Self::Request>,
+            next: *mut Form<Self::Request>,
+            op: &O,
+            payload: &P,
+            flags: c_uint,
+        );
+    }
+}

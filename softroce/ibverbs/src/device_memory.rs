@@ -1,0 +1,88 @@
+//! Device memory: ibv_alloc_dm(3).
+
+use core::ffi::{c_int, c_void};
+use std::slice;
+
+use doorbell_softroce::{Dm, OutOfRange};
+use doorbell_verbs_sys::{IBV_DM_MASK_HANDLE, ibv_alloc_dm_attr, ibv_context, ibv_dm};
+
+use crate::context::{Context, next_handle};
+use crate::errno;
+use crate::protection::errno_of_limit;
+
+/// A piece of device memory: what C sees, and what it stands for.
+#[repr(C)]
+struct SoftDm {
+    base: ibv_dm,
+    dm: Dm,
+}
+
+/// The piece behind C's pointer.
+///
+/// # Safety
+/// `dm` came from [`alloc_dm`] and was not freed; the reference is not used after it is.
+pub(crate) unsafe fn handle<'a>(dm: *mut ibv_dm) -> &'a Dm {
+    // SAFETY: ours by contract, `base` being its first member.
+    unsafe { &(*dm.cast::<SoftDm>()).dm }
+}
+
+/// The `alloc_dm` entry of `verbs_context`, ibv_alloc_dm(3).
+pub(crate) unsafe extern "C" fn alloc_dm(context: *mut ibv_context, attr: *mut ibv_alloc_dm_attr) -> *mut ibv_dm {
+    // SAFETY: both are live by contract.
+    let (opened, attr) = unsafe { (Context::from_ptr(context), &*attr) };
+    if attr.comp_mask != 0 {
+        return errno::null(libc::EINVAL);
+    }
+    match opened.device.device_memory(attr.length, attr.log_align_req) {
+        Ok(dm) => Box::into_raw(Box::new(SoftDm {
+            base: ibv_dm {
+                context,
+                memcpy_to_dm: Some(memcpy_to_dm),
+                memcpy_from_dm: Some(memcpy_from_dm),
+                comp_mask: IBV_DM_MASK_HANDLE,
+                handle: next_handle(),
+            },
+            dm,
+        }))
+        .cast(),
+        Err(error) => errno::null(errno_of_limit(error)),
+    }
+}
+
+/// The `free_dm` entry of `verbs_context`, ibv_alloc_dm(3): `EBUSY` while a region is registered on it.
+pub(crate) unsafe extern "C" fn free_dm(dm: *mut ibv_dm) -> c_int {
+    // SAFETY: live and ours by contract.
+    if unsafe { handle(dm) }.is_shared() {
+        return libc::EBUSY;
+    }
+    // SAFETY: it came from a Box in `alloc_dm`, and is given up by the caller.
+    drop(unsafe { Box::from_raw(dm.cast::<SoftDm>()) });
+    0
+}
+
+fn errno_of(copied: Result<(), OutOfRange>) -> c_int {
+    match copied {
+        Ok(()) => 0,
+        Err(OutOfRange) => libc::EFAULT,
+    }
+}
+
+/// `ibv_memcpy_to_dm`: `EFAULT` beyond the end.
+unsafe extern "C" fn memcpy_to_dm(dm: *mut ibv_dm, offset: u64, host_addr: *const c_void, length: usize) -> c_int {
+    if length == 0 {
+        return 0;
+    }
+    // SAFETY: readable by contract, and nobody changes it meanwhile; `dm` is live and ours.
+    let (dm, bytes) = unsafe { (handle(dm), slice::from_raw_parts(host_addr.cast(), length)) };
+    errno_of(dm.write(offset, bytes))
+}
+
+/// `ibv_memcpy_from_dm`: `EFAULT` beyond the end.
+unsafe extern "C" fn memcpy_from_dm(host_addr: *mut c_void, dm: *mut ibv_dm, offset: u64, length: usize) -> c_int {
+    if length == 0 {
+        return 0;
+    }
+    // SAFETY: writable by contract, and nobody else uses it meanwhile; `dm` is live and ours. All-zero or not, any byte is one.
+    let (dm, bytes) = unsafe { (handle(dm), slice::from_raw_parts_mut(host_addr.cast(), length)) };
+    errno_of(dm.read(offset, bytes))
+}

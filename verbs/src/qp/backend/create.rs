@@ -1,0 +1,110 @@
+//! Making a queue pair for a backend: by ibv_create_qp(3), or by ibv_create_qp_ex(3) with the operations that its transport may be asked for.
+
+use std::io;
+
+use doorbell_verbs_sys::{self as sys, work_requests};
+
+use crate::error::QueuePairError;
+use crate::pd::ProtectionDomain;
+use crate::qp::transport::TransportKind;
+
+/// For post lists.
+pub(super) fn plain(
+    pd: &ProtectionDomain,
+    init: &mut sys::ibv_qp_init_attr,
+) -> Result<*mut sys::ibv_qp, QueuePairError> {
+    let pd = pd.inner();
+    // SAFETY: the domain is live, and so are the completion queues that `init` names.
+    let raw = unsafe { (pd.context.api.create_qp)(pd.raw, init) };
+    if raw.is_null() {
+        return Err(QueuePairError::Create {
+            device: pd.context.name.clone(),
+            error: io::Error::last_os_error(),
+        });
+    }
+    Ok(raw)
+}
+
+/// For `ibv_wr_*`.
+pub(super) fn extended(
+    pd: &ProtectionDomain,
+    transport: TransportKind,
+    init: &mut sys::ibv_qp_init_attr,
+) -> Result<*mut sys::ibv_qp, QueuePairError> {
+    let pd = pd.inner();
+    let context = &pd.context;
+    let lacking = |reason: &str| QueuePairError::NoWorkRequests {
+        device: context.name.clone(),
+        transport,
+        reason: reason.to_owned(),
+    };
+    let Some(to_extended) = context.api.qp_to_qp_ex else {
+        return Err(lacking("the library has no ibv_qp_to_qp_ex"));
+    };
+    // SAFETY: all-zero is a valid value of this struct of integers and nullable pointers.
+    let mut attr: sys::ibv_qp_init_attr_ex = unsafe { core::mem::zeroed() };
+    attr.qp_context = init.qp_context;
+    attr.send_cq = init.send_cq;
+    attr.recv_cq = init.recv_cq;
+    attr.srq = init.srq;
+    attr.cap = init.cap;
+    attr.qp_type = init.qp_type;
+    attr.sq_sig_all = init.sq_sig_all;
+    attr.comp_mask = sys::IBV_QP_INIT_ATTR_PD | sys::IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
+    attr.pd = pd.raw;
+    attr.send_ops_flags = operations(transport, context.attr.atomics).into();
+    // SAFETY: as in `plain`.
+    let raw = unsafe { work_requests::create_qp_ex(context.raw, &mut attr) };
+    if raw.is_null() {
+        let error = io::Error::last_os_error();
+        return Err(match error.kind() {
+            io::ErrorKind::Unsupported => lacking(&format!("ibv_create_qp_ex: {error}")),
+            _ => QueuePairError::Create {
+                device: context.name.clone(),
+                error,
+            },
+        });
+    }
+    init.cap = attr.cap;
+    // SAFETY: just made.
+    let extended = unsafe { to_extended(raw) };
+    // SAFETY: live, if it is not null.
+    if extended.cast() == raw && unsafe { is_complete(&*extended, transport) } {
+        return Ok(raw);
+    }
+    // SAFETY: just made, and nobody else has it.
+    unsafe { (context.api.destroy_qp)(raw) };
+    Err(lacking("the provider leaves some of the functions out"))
+}
+
+/// Which operations a queue pair of this transport may be asked for (`ibv_qp_create_send_ops_flags`).
+fn operations(transport: TransportKind, atomics: bool) -> sys::ibv_qp_create_send_ops_flags {
+    let send = sys::IBV_QP_EX_WITH_SEND | sys::IBV_QP_EX_WITH_SEND_WITH_IMM;
+    let write = sys::IBV_QP_EX_WITH_RDMA_WRITE | sys::IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM;
+    let atomic = sys::IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP | sys::IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD;
+    match transport {
+        TransportKind::Ud => send,
+        TransportKind::Uc => send | write,
+        TransportKind::Rc if atomics => send | write | sys::IBV_QP_EX_WITH_RDMA_READ | atomic,
+        TransportKind::Rc => send | write | sys::IBV_QP_EX_WITH_RDMA_READ,
+    }
+}
+
+/// Whether all functions are there that a queue pair of this transport may be asked for, but for atomics, which are looked for when used.
+fn is_complete(qp: &sys::ibv_qp_ex, transport: TransportKind) -> bool {
+    let always = qp.wr_start.is_some()
+        && qp.wr_complete.is_some()
+        && qp.wr_abort.is_some()
+        && qp.wr_send.is_some()
+        && qp.wr_send_imm.is_some()
+        && qp.wr_set_sge.is_some()
+        && qp.wr_set_sge_list.is_some()
+        && qp.wr_set_inline_data.is_some();
+    let write = || qp.wr_rdma_write.is_some() && qp.wr_rdma_write_imm.is_some();
+    always
+        && match transport {
+            TransportKind::Rc => write() && qp.wr_rdma_read.is_some(),
+            TransportKind::Uc => write(),
+            TransportKind::Ud => qp.wr_set_ud_addr.is_some(),
+        }
+}

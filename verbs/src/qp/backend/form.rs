@@ -1,0 +1,118 @@
+//! The forms of a queue: for each slot of its ring a request in which all that never changes is filled in already.
+//!
+//! What a request is depends on the [`Line`](super::Line). Its identity, where its scatter-gather list lies, which slot keeps its buffers and which form
+//! follows are written at creation: posting one then computes no address and reads no counter.
+
+use core::ptr::NonNull;
+use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+
+use doorbell_verbs_sys as sys;
+
+use crate::qp::ring::{Ring, Slot};
+
+/// A form. Its address is that of its request, which is how the provider names it.
+#[repr(C)]
+pub struct Form<R> {
+    pub(crate) request: R,
+    /// The form of the next slot; after the last comes the first.
+    pub(crate) following: *mut Form<R>,
+    /// The slot.
+    pub(crate) slot: *const Slot,
+    /// The first scatter-gather element; as many more as the queue has per request lie behind the form.
+    pub(crate) sge: sys::ibv_sge,
+}
+
+/// All forms of a queue, one for each slot, in one block.
+pub(crate) struct Forms<R> {
+    block: NonNull<u8>,
+    layout: Layout,
+    stride: usize,
+    slots: usize,
+    request: core::marker::PhantomData<R>,
+}
+
+// SAFETY: it owns the block; what the forms point to outlives them by the contract of `new`.
+unsafe impl<R> Send for Forms<R> {}
+// SAFETY: shared access reads nothing.
+unsafe impl<R> Sync for Forms<R> {}
+
+/// A form begins on a cache line of its own.
+const LINE: usize = 64;
+
+impl<R> Forms<R> {
+    /// Forms for the slots of `ring`, whose requests have `max_sge` elements and are made by `request`, of their identity and list; `key` is the upper half of the
+    /// former.
+    ///
+    /// # Safety
+    /// The ring outlives them.
+    pub(crate) unsafe fn new(
+        ring: &Ring,
+        max_sge: u32,
+        key: u32,
+        request: impl Fn(u64, *mut sys::ibv_sge) -> R,
+    ) -> Self {
+        let slots = ring.mask() as usize + 1;
+        let more = max_sge.saturating_sub(1) as usize * size_of::<sys::ibv_sge>();
+        let stride = (size_of::<Form<R>>() + more).next_multiple_of(LINE);
+        let bytes = stride.checked_mul(slots).unwrap_or(usize::MAX);
+        let layout = Layout::from_size_align(bytes, LINE).expect("the device has no queue of half the address space");
+        // SAFETY: a queue has at least one slot, and a form is not empty.
+        let Some(block) = NonNull::new(unsafe { alloc_zeroed(layout) }) else {
+            handle_alloc_error(layout)
+        };
+        let forms = Self {
+            block,
+            layout,
+            stride,
+            slots,
+            request: core::marker::PhantomData,
+        };
+        for slot in 0..slots {
+            let form = forms.at(slot as u64);
+            // SAFETY: the form is in the block, which is ours and zero, a valid value of its elements.
+            unsafe {
+                (&raw mut (*form).request).write(request(u64::from(key) << 32 | slot as u64, &raw mut (*form).sge));
+                (*form).following = forms.at(slot as u64 + 1);
+                (*form).slot = ring.slots().add(slot).as_ptr();
+            }
+        }
+        forms
+    }
+
+    /// The form of the slot of `position`.
+    pub(crate) fn at(&self, position: u64) -> *mut Form<R> {
+        let slot = position as usize & (self.slots - 1);
+        self.block.as_ptr().wrapping_add(slot * self.stride).cast()
+    }
+
+    /// The form that `form` follows.
+    #[inline(always)]
+    pub(crate) fn before(&self, form: *mut Form<R>) -> *mut Form<R> {
+        let first = self.block.as_ptr();
+        let from = if form.cast() == first {
+            first.wrapping_add(self.layout.size())
+        } else {
+            form.cast()
+        };
+        from.wrapping_sub(self.stride).cast()
+    }
+
+    /// How many forms lie from `first` up to, but without, `next`: 0 if they are one.
+    pub(crate) fn between(&self, first: *mut Form<R>, next: *mut Form<R>) -> u64 {
+        let slot = |form: *mut Form<R>| (form.addr() - self.block.addr().get()) / self.stride;
+        (slot(next).wrapping_sub(slot(first)) & (self.slots - 1)) as u64
+    }
+
+    /// The form of the request at `request`, if it is one of these.
+    pub(crate) fn find(&self, request: *mut R) -> Option<*mut Form<R>> {
+        let offset = request.addr().checked_sub(self.block.addr().get())?;
+        (offset % self.stride == 0 && offset < self.layout.size()).then(|| self.at((offset / self.stride) as u64))
+    }
+}
+
+impl<R> Drop for Forms<R> {
+    fn drop(&mut self) {
+        // SAFETY: allocated in `new` with this layout, and freed once. Requests are plain data.
+        unsafe { dealloc(self.block.as_ptr(), self.layout) }
+    }
+}

@@ -1,0 +1,89 @@
+//! The data path by calls (ibv_wr_post(3)): a batch is begun, each request is told to the provider by a call for its operation and one for its data, and the batch
+//! is completed, which rings the doorbell, or aborted.
+//!
+//! The provider writes its own format at once: there is no list between it and us, and a form holds the request's identity alone.
+
+use core::ffi::{c_int, c_uint};
+
+use doorbell_verbs_sys::{self as sys, work_requests};
+
+use super::{Backend, Form, Line, create, sealed};
+use crate::error::QueuePairError;
+use crate::pd::ProtectionDomain;
+use crate::qp::transport::TransportKind;
+use crate::wr::op::Operation;
+use crate::wr::payload::Payload;
+
+/// Requests are posted by the calls of `ibv_wr_post(3)`: what some providers do faster than lists, and others don't have.
+///
+/// If the device refuses a batch, it is refused whole: no request of it was posted, and [`index`](crate::RefusedBatch::index) is 0, as it does not say which it was.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct WorkRequests;
+
+impl Line for WorkRequests {
+    /// Its `wr_id`.
+    type Request = u64;
+    const VERB: &'static str = "ibv_wr_complete";
+    const NAMES_THE_REFUSED: bool = false;
+
+    fn request(wr_id: u64, _list: *mut sys::ibv_sge) -> u64 {
+        wr_id
+    }
+
+    #[inline(always)]
+    unsafe fn begin(qp: *mut sys::ibv_qp) {
+        // SAFETY: by contract.
+        unsafe { work_requests::wr_start(qp.cast()) }
+    }
+
+    #[inline(always)]
+    unsafe fn end(_last: *mut Form<u64>) {}
+
+    #[inline(always)]
+    unsafe fn ring(qp: *mut sys::ibv_qp, _first: *mut Form<u64>, _bad: &mut *mut u64) -> c_int {
+        // SAFETY: by contract.
+        unsafe { work_requests::wr_complete(qp.cast()) }
+    }
+
+    unsafe fn abort(qp: *mut sys::ibv_qp) {
+        // SAFETY: by contract.
+        unsafe { work_requests::wr_abort(qp.cast()) }
+    }
+}
+
+impl sealed::Sends for WorkRequests {
+    fn create(
+        pd: &ProtectionDomain,
+        transport: TransportKind,
+        init: &mut sys::ibv_qp_init_attr,
+    ) -> Result<*mut sys::ibv_qp, QueuePairError> {
+        create::extended(pd, transport, init)
+    }
+
+    #[inline(always)]
+    fn can<O: Operation>(qp: *mut sys::ibv_qp, op: &O) -> bool {
+        // SAFETY: the queue pair of a poster is live, and one of this backend was made by ibv_create_qp_ex.
+        unsafe { op.is_callable(qp.cast()) }
+    }
+
+    #[inline(always)]
+    unsafe fn write<O: Operation, P: Payload>(
+        qp: *mut sys::ibv_qp,
+        form: *mut Form<u64>,
+        _next: *mut Form<u64>,
+        op: &O,
+        payload: &P,
+        flags: c_uint,
+    ) {
+        let qp: *mut sys::ibv_qp_ex = qp.cast();
+        // SAFETY: the queue pair is live, and a batch was begun; the operation can be called by contract.
+        unsafe {
+            (*qp).wr_id = (*form).request;
+            (*qp).wr_flags = flags;
+            op.call(qp);
+            payload.tell(qp);
+        }
+    }
+}
+
+impl Backend for WorkRequests {}

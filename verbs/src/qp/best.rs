@@ -1,0 +1,53 @@
+//! Making queue pairs by whichever backend the provider has, for programs that are to run on any.
+
+use super::backend::{EitherBackend, WorkRequests};
+use super::builder::QueuePairBuilder;
+use super::connected::QueuePair;
+use super::prepared::PreparedQueuePair;
+use super::transport::{Rc, Uc, Ud};
+use crate::error::QueuePairError;
+
+impl<'a> QueuePairBuilder<'a> {
+    /// As [`rc`](Self::rc), by the calls of `ibv_wr_post(3)` where the provider has them. Match on the result once, and hand what is in it to code that is generic
+    /// over the [`Backend`].
+    ///
+    /// # Errors
+    /// As for [`rc`](Self::rc).
+    #[expect(clippy::type_complexity, reason = "each part is what a match takes out")]
+    pub fn best_rc(
+        self,
+    ) -> Result<EitherBackend<PreparedQueuePair, PreparedQueuePair<Rc, WorkRequests>>, QueuePairError> {
+        self.best(QueuePairBuilder::rc, QueuePairBuilder::rc)
+    }
+
+    /// As [`uc`](Self::uc), by the better backend: see [`best_rc`](Self::best_rc).
+    ///
+    /// # Errors
+    /// As for [`uc`](Self::uc).
+    #[expect(clippy::type_complexity, reason = "each part is what a match takes out")]
+    pub fn best_uc(
+        self,
+    ) -> Result<EitherBackend<PreparedQueuePair<Uc>, PreparedQueuePair<Uc, WorkRequests>>, QueuePairError> {
+        self.best(QueuePairBuilder::uc, QueuePairBuilder::uc)
+    }
+
+    /// As [`ud`](Self::ud), by the better backend: see [`best_rc`](Self::best_rc).
+    ///
+    /// # Errors
+    /// As for [`ud`](Self::ud).
+    #[expect(clippy::type_complexity, reason = "each part is what a match takes out")]
+    pub fn best_ud(self) -> Result<EitherBackend<QueuePair<Ud>, QueuePair<Ud, WorkRequests>>, QueuePairError> {
+        self.best(QueuePairBuilder::ud, QueuePairBuilder::ud)
+    }
+
+    fn best<L, W>(
+        self,
+        list: impl FnOnce(Self) -> Result<L, QueuePairError>,
+        calls: impl FnOnce(QueuePairBuilder<'a, WorkRequests>) -> Result<W, QueuePairError>,
+    ) -> Result<EitherBackend<L, W>, QueuePairError> {
+        match calls(self.clone().work_requests()) {
+            Err(QueuePairError::NoWorkRequests { .. }) => list(self).map(EitherBackend::PostList),
+            made => made.map(EitherBackend::WorkRequests),
+        }
+    }
+}
