@@ -17,3 +17,4 @@ mod shared;
 mod stub;
 mod threads;
 mod transports;
+mod work_requests;

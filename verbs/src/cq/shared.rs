@@ -6,10 +6,9 @@
 use core::sync::atomic::Ordering;
 use std::sync::Arc;
 
-use doorbell_verbs_sys as sys;
-
+use super::kind::Machinery;
+use super::spot::{Confirmed, Spot, unexpected};
 use super::{CqInner, Poller};
-use crate::memory::Buffers;
 use crate::qp::{Queue, Ring};
 use crate::srq::{Returns, SHARED_KEY};
 
@@ -84,23 +83,31 @@ pub(super) fn is_shared(key: u64) -> bool {
     key & (u64::from(SHARED_KEY) << 32) != 0
 }
 
-/// What such a completion is of, and its buffers, whose slot goes back to the poster. `None` when it is of no request in flight.
-///
-/// The rings stay where they are until the queue is next polled.
-pub(super) fn take(poller: &mut Poller, wc: &sys::ibv_wc) -> Option<(*const Ring, Buffers)> {
-    let (key, slot) = ((wc.wr_id >> 32) as u32, wc.wr_id as u32);
+/// As [`spot::confirm`](super::spot::confirm), of such a completion: it confirms its own request alone, whose slot goes back to the poster.
+pub(super) fn confirm<Q: Machinery>(poller: &mut Poller<Q>, wr_id: u64, qp_num: u32) -> Option<Confirmed> {
+    let (key, slot) = ((wr_id >> 32) as u32, wr_id as u32);
     if poller.table.shared.returns(key).is_none() {
         poller.inner.registry().welcome(&mut poller.table);
     }
     let returns = poller.table.shared.returns(key)?;
     // SAFETY: we are the poller of this queue, and this is the completion.
-    let buffers = unsafe { returns.retire(slot) }?;
+    let Some(buffers) = (unsafe { returns.retire(slot) }) else {
+        unexpected(wr_id, returns.unknown());
+        return None;
+    };
     let unknown = core::ptr::from_ref(returns.unknown());
-    Some((member(poller, wc.qp_num).unwrap_or(unknown), buffers))
+    let ring = member(poller, qp_num).unwrap_or(unknown);
+    poller.series = 0;
+    Some(Confirmed {
+        buffers,
+        // SAFETY: in the poller's table, or of what is in it.
+        spot: Spot::alone(unsafe { &*ring }),
+        in_flight: 1,
+    })
 }
 
 #[inline(always)]
-fn member(poller: &mut Poller, qpn: u32) -> Option<*const Ring> {
+fn member<Q: Machinery>(poller: &mut Poller<Q>, qpn: u32) -> Option<*const Ring> {
     match poller.table.shared.member(qpn) {
         Some(ring) => Some(Arc::as_ptr(ring)),
         None => look_for_member(poller, qpn),
@@ -110,7 +117,7 @@ fn member(poller: &mut Poller, qpn: u32) -> Option<*const Ring> {
 /// Looks for a queue pair whose first such completion this is, and then among those that are gone.
 #[cold]
 #[inline(never)]
-fn look_for_member(poller: &mut Poller, qpn: u32) -> Option<*const Ring> {
+fn look_for_member<Q: Machinery>(poller: &mut Poller<Q>, qpn: u32) -> Option<*const Ring> {
     poller.inner.registry().welcome(&mut poller.table);
     let table = &mut poller.table;
     let is_it = |ring: &&Arc<Ring>| is_member(ring) && ring.qpn().get() == qpn;
