@@ -1,5 +1,7 @@
 //! Queue pairs that take their receives from one shared receive queue.
 
+use std::time::Instant;
+
 use doorbell_verbs::{
     AsyncEvent, Buffer, GRH_BYTES, Local, PreparedQueuePair, QKey, Queue, QueuePair, QueuePairEvent, Rc, SharedReceive,
     SharedReceiveEvent, SharedReceiveQueue, Success, Ud,
@@ -165,4 +167,40 @@ fn by_either_backend() {
     one.send_inline(b"hello").unwrap();
     let (qpn, len) = side.next(Queue::Receive, |done| (done.qpn(), done.result()));
     assert_eq!((qpn, len), (other.qpn(), Ok(Success::Receive { len: 5, imm: None })));
+}
+
+/// An extended queue tells by a call which queue pair a completion is of, and so does the copy of one that a poll has left.
+#[test]
+fn completions_of_an_extended_queue() {
+    let side = Side::new(0);
+    let mut cq = side.context.extended_completion_queue(64).create().unwrap();
+    let mut srq = side.pd.shared_receive_queue(8).create().unwrap();
+    let make = |tag| {
+        let builder = side.builder().recv_cq(&cq).send_depth(4).tag(tag);
+        builder.shared_receive(&srq).rc().unwrap()
+    };
+    let (one, other) = (make(1), make(2));
+    let (of_one, of_other) = (one.endpoint(), other.endpoint());
+    let mut qps = [one.connect(&of_other).unwrap(), other.connect(&of_one).unwrap()];
+    for _ in 0..8 {
+        srq.receive(side.buffer(10)).unwrap();
+    }
+    for number in 0..4 {
+        qps.iter_mut().for_each(|qp| qp.send_inline(&[number; 7]).unwrap());
+    }
+    let deadline = Instant::now() + PATIENCE;
+    let mut next = [0; 2];
+    while next != [4; 2] {
+        // One of a poll, and the rest by the next.
+        if let Some(mut done) = cq.poll().unwrap().next_completion() {
+            let (tag, sequence) = (done.tag() as usize, done.sequence());
+            assert_eq!(done.qpn(), qps[tag - 1].qpn());
+            assert_eq!(done.result(), Ok(Success::Receive { len: 7, imm: None }));
+            assert_eq!(u64::from(done.take::<Local>().unwrap()[0]), sequence);
+            assert_eq!(sequence, next[tag - 1]);
+            next[tag - 1] += 1;
+        }
+        assert!(Instant::now() < deadline, "{next:?}");
+    }
+    assert_eq!(srq.room(), 8);
 }
