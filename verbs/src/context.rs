@@ -50,6 +50,10 @@ pub struct DeviceAttr {
     pub max_sge: u32,
     /// The most entries of a completion queue.
     pub max_cqe: u32,
+    /// The most receives a shared receive queue may hold; 0 where there are none.
+    pub max_shared_receive_depth: u32,
+    /// The most scatter-gather elements of a receive of a shared receive queue.
+    pub max_shared_receive_sge: u32,
     /// The most READs and atomics a queue pair can serve at once.
     pub max_rd_atomic: u8,
     /// The most READs and atomics a queue pair can have outstanding.
@@ -97,6 +101,8 @@ impl DeviceAttr {
             max_queue_depth: count(attr.max_qp_wr),
             max_sge: count(attr.max_sge),
             max_cqe: count(attr.max_cqe),
+            max_shared_receive_depth: count(attr.max_srq_wr),
+            max_shared_receive_sge: count(attr.max_srq_sge),
             max_rd_atomic: small(attr.max_qp_rd_atom),
             max_initiated_rd_atomic: small(attr.max_qp_init_rd_atom),
             max_region_bytes: attr.max_mr_size,

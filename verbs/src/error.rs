@@ -505,6 +505,9 @@ pub enum QueuePairError {
         /// "send" or "receive".
         which: &'static str,
     },
+    /// The queue pair and its shared receive queue belong to different devices.
+    #[error("the shared receive queue belongs to another device than the protection domain")]
+    ForeignSharedReceiveQueue,
     /// ibv_create_qp(3) failed.
     #[error("ibv_create_qp({device}): {error}; {}", create_advice(.error))]
     Create {

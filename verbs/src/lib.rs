@@ -98,6 +98,7 @@ mod memory;
 mod pd;
 mod port;
 mod qp;
+mod srq;
 mod types;
 mod wait;
 mod wr;
@@ -111,7 +112,7 @@ pub use cq::{
 pub use describe::{AtomicSupport, BufferDescription, DeviceDescription, PortDescription};
 pub use error::{CompletionQueueError, DeviceError, EventError, IndexOrAny, MemoryError, QueuePairError};
 pub use event::channel::CqId;
-pub use event::{AsyncEvent, CompletionChannel, Events, PortEvent, QueuePairEvent};
+pub use event::{AsyncEvent, CompletionChannel, Events, PortEvent, QueuePairEvent, SharedReceiveEvent};
 #[cfg(feature = "tokio")]
 pub use event::{TokioChannel, TokioEvents};
 pub use library::{Device, Library};
@@ -125,10 +126,14 @@ pub use memory::{
 pub use pd::ProtectionDomain;
 pub use port::{GidEntry, GidType, LinkLayer, PortAttr, PortState};
 pub use qp::{
-    Backend, BadEndpoint, Batch, Capacity, Change, Connected, ConnectionAttr, EitherBackend, Endpoint, Explanation,
-    GRH_BYTES, GlobalPath, PathAttr, PathMigration, PostList, PreparedQueuePair, QpState, Queue, QueuePair,
-    QueuePairAttr, QueuePairBuilder, Rc, Reason, ReceiveBatch, Refused, RefusedBatch, Reliable, ReliableAttr,
-    RemoteRights, Request, Transport, TransportKind, Uc, Ud, UdEndpoint, WorkRequests,
+    Backend, BadEndpoint, Batch, Capacity, Change, Connected, ConnectionAttr, Connectionless, EitherBackend, Endpoint,
+    Explanation, GRH_BYTES, GlobalPath, OwnReceives, PathAttr, PathMigration, PostList, PreparedQueuePair, QpState,
+    Queue, QueuePair, QueuePairAttr, QueuePairBuilder, Rc, Reason, ReceiveBatch, Refused, RefusedBatch, Reliable,
+    ReliableAttr, RemoteRights, Request, SharedReceive, Transport, TransportKind, Uc, Ud, UdEndpoint, WorkRequests,
+};
+pub use srq::{
+    SharedQueuePairBuilder, SharedReceiveAttr, SharedReceiveBatch, SharedReceiveBuilder, SharedReceiveError,
+    SharedReceiveHandle, SharedReceiveQueue, SrqId,
 };
 pub use types::{Gid, Lid, Mtu, Psn, QKey, Qpn, RKey};
 pub use wr::completion::{Completion, Success};

@@ -16,6 +16,7 @@ use crate::memory::{
     Buffer, Chunks, DeviceMemory, Memory, MemoryWindow, Opaque, Registration, Rights, Type1, registration,
 };
 use crate::qp::QueuePairBuilder;
+use crate::srq::SharedReceiveBuilder;
 
 /// A protection domain. Cloning is cheap; it is deallocated with the last object made in it.
 #[derive(Clone)]
@@ -151,6 +152,11 @@ impl ProtectionDomain {
     /// Begins an address handle, for queue pairs of this domain to send datagrams to.
     pub fn address_handle(&self) -> AddressHandleBuilder<'_> {
         AddressHandleBuilder::new(self)
+    }
+
+    /// Begins a shared receive queue for `depth` receives outstanding. The buffers posted to it are those of this domain.
+    pub fn shared_receive_queue(&self, depth: u32) -> SharedReceiveBuilder<'_> {
+        SharedReceiveBuilder::new(self, depth)
     }
 
     /// Begins a queue pair whose completions of both queues go to `cq` (see [`QueuePairBuilder::recv_cq`] for two).

@@ -14,6 +14,7 @@ mod misuse;
 mod model;
 mod refusal;
 mod rig;
+mod shared;
 mod stub;
 mod threads;
 mod transports;

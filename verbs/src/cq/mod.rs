@@ -11,6 +11,7 @@ mod held;
 mod kind;
 mod make;
 mod poll;
+mod shared;
 mod size;
 mod spot;
 mod table;
@@ -63,6 +64,8 @@ pub struct Poller<Q: Machinery> {
     none: Arc<Ring>,
     /// Entries to be released when the queue is next seen empty: gone queue pairs may have had as many completions in it.
     draining: u32,
+    /// Whether something is to be done when the queue is next seen empty.
+    settling: bool,
 }
 
 /// The queue, as its queue pairs hold it.
@@ -132,6 +135,7 @@ impl<Q: CqKind> CompletionQueue<Q> {
                 series: 0,
                 none,
                 draining: 0,
+                settling: false,
             },
         }
     }
@@ -183,6 +187,7 @@ impl<Q: Machinery> Poller<Q> {
         self.inner.departed.store(false, Ordering::Relaxed);
         let (departed, draining) = self.inner.registry().settle(&mut self.table);
         self.draining += draining;
+        self.settling |= self.draining != 0 || self.table.shared.has_gone();
         // It may have been one of those.
         (self.ring, self.key) = (Arc::as_ptr(&self.none), spot::NO_KEY);
         // Outside the lock: this deregisters memory.
@@ -196,10 +201,14 @@ impl<Q: Machinery> Poller<Q> {
         drop(postponed);
     }
 
-    /// The queue has been seen empty after queue pairs had gone: none of their completions is left in it.
+    /// The queue has been seen empty after queue pairs had gone: none of their completions is left in it, and none is to be yielded when there is `nothing` more.
     #[cold]
-    fn drained(&mut self) {
+    fn drained(&mut self, nothing: bool) {
         self.inner.registry().release(core::mem::take(&mut self.draining));
+        if nothing {
+            self.table.shared.forget();
+        }
+        self.settling = self.table.shared.has_gone();
     }
 
     #[cold]

@@ -11,7 +11,7 @@ use doorbell_verbs_sys as sys;
 use super::backend::{Backend, Form, Line, PostList, Receives};
 use super::refused::{Reason, Refused};
 use super::staging::{Poster, Staging, push};
-use super::transport::{Connected, Rc, Reliable, Transport, Ud};
+use super::transport::{Connected, Connectionless, Rc, Reliable, Transport};
 use crate::ah::AddressHandle;
 use crate::memory::{
     Bindable, BoundWindow, Buffer, GrantsRead, GrantsWrite, Key, MemoryWindow, Remote, RemoteWord, Sink, Source, Word,
@@ -202,7 +202,7 @@ extern "C" fn refuse<B: Backend, O: Operation, P: Payload>(
     poster.first()
 }
 
-impl<'d, B: Backend> Batch<'_, 'd, Ud, B> {
+impl<'d, T: Connectionless, B: Backend> Batch<'_, 'd, T, B> {
     /// SENDs the buffer's bytes to the queue pair `qpn` at `ah`, which receives it if `qkey` is its key.
     #[inline(always)]
     pub fn send_to<S: Source>(

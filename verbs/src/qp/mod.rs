@@ -46,4 +46,6 @@ pub use query::{
 pub use refused::{Reason, Refused, RefusedBatch};
 pub use ring::Queue;
 pub(crate) use ring::{Ring, Slot};
-pub use transport::{Connected, GRH_BYTES, Rc, Reliable, Transport, TransportKind, Uc, Ud};
+pub use transport::{
+    Connected, Connectionless, GRH_BYTES, OwnReceives, Rc, Reliable, SharedReceive, Transport, TransportKind, Uc, Ud,
+};

@@ -85,7 +85,7 @@ pub enum Reason {
     /// The device refused.
     #[error("{verb}: {error}; {}", advice(.error))]
     Device {
-        /// The verb: ibv_post_send, ibv_post_recv or ibv_wr_complete.
+        /// The verb: ibv_post_send, ibv_post_recv, ibv_post_srq_recv or ibv_wr_complete.
         verb: &'static str,
         /// What the library said.
         #[source]

@@ -234,10 +234,11 @@ impl Completion<'_, Extended> {
     }
 }
 
-/// Whether a completion that confirms the request at `position` is that of a later one: the lower half of its `wr_id` is the slot of its own.
+/// Whether a completion that confirms the request at `position` is that of a later one: the lower half of its `wr_id` is the slot of its own. Receives have one each; those of a shared
+/// receive queue lie in no slot of the ring.
 #[inline]
 fn is_of_later(entry: impl Entry, ring: &Ring, position: u64) -> bool {
-    u64::from(entry.slot()) != ring.slot_of(position)
+    u64::from(entry.slot()) != ring.slot_of(position) && ring.queue() == Queue::Send
 }
 
 /// How the request at `position` has failed, if this error completion is its own. Takes what it needs by value, so that a completion need not be in memory, and all of it, so that

@@ -8,6 +8,7 @@ mod events;
 pub(crate) mod extended_cq;
 pub(crate) mod memory;
 mod provider;
+mod shared;
 mod windows;
 
 use core::ffi::c_int;
@@ -44,6 +45,8 @@ pub(crate) enum Verb {
     AllocMw,
     BindMw,
     ResizeCq,
+    CreateSrq,
+    DestroySrq,
 }
 
 /// A request as the provider got it.
@@ -101,6 +104,8 @@ struct StubQp {
     signal_all: bool,
     send_cq: usize,
     recv_cq: usize,
+    /// The address of its shared receive queue, 0 if it has none.
+    srq: usize,
     send: WorkQueue,
     recv: WorkQueue,
     /// What is being told by `ibv_wr_*`.
@@ -115,6 +120,10 @@ struct StubQp {
 #[derive(Default)]
 struct State {
     qps: HashMap<u32, StubQp>,
+    /// By address.
+    srqs: HashMap<usize, shared::StubSrq>,
+    /// Completions of a queue pair that are not polled go with it, as on hardware.
+    purges: bool,
     live: HashMap<&'static str, i32>,
     /// Registered: key to address and length.
     regions: HashMap<u32, (u64, u64, u32)>,
