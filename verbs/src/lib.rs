@@ -101,6 +101,7 @@ mod memory;
 mod pd;
 mod port;
 mod qp;
+pub mod raw;
 mod srq;
 mod types;
 mod wait;

@@ -19,6 +19,7 @@ use doorbell_verbs_sys as sys;
 use super::{deadline_of, left_until, set_nonblocking, wait_readable};
 use crate::context::{Context, ContextInner};
 use crate::error::{EventError, check};
+use crate::raw::Lender;
 
 /// Events of one queue that are acknowledged together: acknowledging takes a lock (ibv_get_cq_event(3)).
 const ACKNOWLEDGED_TOGETHER: u32 = 64;
@@ -88,6 +89,7 @@ pub(crate) struct ChannelInner {
     /// The same, for tasks.
     #[cfg(feature = "tokio")]
     pub(super) told: ::tokio::sync::Notify,
+    lender: Lender,
 }
 
 // SAFETY: `raw` is only passed to verbs, which may be called from any thread, and its `fd` is constant; the rest is Send and Sync.
@@ -168,6 +170,17 @@ impl CompletionChannel {
         if raw.is_null() {
             return Err(failed(io::Error::last_os_error()));
         }
+        // SAFETY: just made on this device.
+        unsafe { Self::adopt(context, raw, None) }.map_err(failed)
+    }
+
+    /// # Safety
+    /// `raw` is a live channel of this device, which no completion queue is on, and nobody but the lender destroys.
+    pub(crate) unsafe fn adopt(
+        context: &Arc<ContextInner>,
+        raw: *mut sys::ibv_comp_channel,
+        lender: Lender,
+    ) -> io::Result<Self> {
         let inner = ChannelInner {
             raw,
             context: ManuallyDrop::new(Arc::clone(context)),
@@ -175,8 +188,9 @@ impl CompletionChannel {
             changed: Condvar::new(),
             #[cfg(feature = "tokio")]
             told: ::tokio::sync::Notify::new(),
+            lender,
         };
-        set_nonblocking(inner.fd()).map_err(failed)?;
+        set_nonblocking(inner.fd())?;
         Ok(Self { inner: Arc::new(inner) })
     }
 
@@ -386,9 +400,12 @@ impl core::fmt::Debug for CompletionChannel {
 
 impl Drop for ChannelInner {
     fn drop(&mut self) {
-        // SAFETY: the last reference: the queues on it hold one until they have been destroyed (and leak it if destroying failed).
-        let result = unsafe { (self.context.api.destroy_comp_channel)(self.raw) };
-        match check(result) {
+        let result = match self.lender {
+            Some(_) => Ok(()),
+            // SAFETY: the last reference: the queues on it hold one until they have been destroyed (and leak it if destroying failed).
+            None => check(unsafe { (self.context.api.destroy_comp_channel)(self.raw) }),
+        };
+        match result {
             // SAFETY: dropped once, here; not used after.
             Ok(()) => unsafe { ManuallyDrop::drop(&mut self.context) },
             Err(error) => {
