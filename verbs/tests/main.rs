@@ -12,6 +12,7 @@ mod lifetime;
 mod memory;
 mod misuse;
 mod model;
+mod raw;
 mod refusal;
 mod rig;
 mod shared;
