@@ -96,6 +96,8 @@ mod error;
 mod event;
 pub mod exchange;
 pub mod guide;
+#[cfg(feature = "ibverbs")]
+pub mod interop;
 mod library;
 mod memory;
 mod pd;

@@ -8,6 +8,8 @@ mod datagrams;
 mod events;
 mod exchange;
 mod extended_cq;
+#[cfg(feature = "ibverbs")]
+mod ibverbs;
 mod lifetime;
 mod memory;
 mod misuse;
