@@ -144,6 +144,24 @@ pub(super) fn cases() -> Vec<Case> {
             write_then_send,
         ),
         case(
+            "order/write-then-read",
+            "9.5",
+            "a READ behind a WRITE of the same bytes brings what was written",
+            write_then_read,
+        ),
+        case(
+            "long/every-operation",
+            "9.7.2",
+            "WRITE, READ and SEND of many more packets than may be under way at once",
+            long_messages,
+        ),
+        case(
+            "invalid/short-answer-of-atomic",
+            "10.8.2.2",
+            "an atomic with less than 8 bytes for its answer is no success, and nothing is written beyond them",
+            short_answer,
+        ),
+        case(
             "order/both-directions",
             "9.5",
             "two queue pairs that send to each other at once lose nothing",
@@ -521,5 +539,80 @@ fn both_directions(bench: &Bench) -> Result<()> {
             }
         }
     }
+    Ok(())
+}
+
+fn write_then_read(bench: &Bench) -> Result<()> {
+    let pair = bench.pair(&Setup::default())?;
+    for round in 0..8_u32 {
+        let bytes = bench.pattern(3000, round);
+        pair.a.fill(0, &bytes);
+        let (at, key) = (pair.b.mr.at(0), pair.b.mr.rkey());
+        let posted = pair.a.qp.post(&[
+            Send::new(IBV_WR_RDMA_WRITE)
+                .id(1)
+                .unsignalled()
+                .sge(pair.a.mr.sge(0, 3000))
+                .at(at, key),
+            Send::new(IBV_WR_RDMA_READ)
+                .id(2)
+                .sge(pair.a.mr.sge(8000, 3000))
+                .at(at, key),
+        ]);
+        ensure!(posted == Posted::All, "{posted:?}");
+        pair.a.sent.done(2)?;
+        ensure!(
+            pair.a.bytes(8000, 3000) == bytes,
+            "round {round} read what was there before"
+        );
+    }
+    Ok(())
+}
+
+fn long_messages(bench: &Bench) -> Result<()> {
+    const LEN: usize = 300_000;
+    let pair = bench.pair(&Setup {
+        bytes: 2 * LEN,
+        ..Setup::default()
+    })?;
+    let bytes = bench.pattern(LEN, 1);
+    pair.a.fill(0, &bytes);
+    let (at, key) = (pair.b.mr.at(0), pair.b.mr.rkey());
+    pair.a.post(
+        Send::new(IBV_WR_RDMA_WRITE)
+            .id(1)
+            .sge(pair.a.mr.sge(0, LEN))
+            .at(at, key),
+    )?;
+    pair.a.sent.done(1)?;
+    ensure!(pair.b.bytes(0, LEN) == bytes, "other bytes were written");
+    pair.a.post(
+        Send::new(IBV_WR_RDMA_READ)
+            .id(2)
+            .sge(pair.a.mr.sge(LEN, LEN))
+            .at(at, key),
+    )?;
+    pair.a.sent.done(2)?;
+    ensure!(pair.a.bytes(LEN, LEN) == bytes, "other bytes were read");
+    pair.b.expect(3, LEN, LEN)?;
+    pair.a.post(nothing(4).sge(pair.a.mr.sge(0, LEN)))?;
+    pair.a.sent.done(4)?;
+    pair.b.received.done(3)?;
+    ensure!(pair.b.bytes(LEN, LEN) == bytes, "other bytes arrived");
+    Ok(())
+}
+
+fn short_answer(bench: &Bench) -> Result<()> {
+    let pair = bench.pair(&Setup::default())?;
+    pair.b.fill(0, &[0x55; 8]);
+    let atomic = Send::new(IBV_WR_ATOMIC_FETCH_AND_ADD)
+        .id(1)
+        .sge(pair.a.mr.sge(0, 4))
+        .atomic(pair.b.mr.at(0), pair.b.mr.rkey(), 1, 0);
+    if pair.a.qp.post_one(atomic) == Errno(0) {
+        let wc = pair.a.sent.wait()?;
+        ensure!(wc.status != IBV_WC_SUCCESS, "it succeeded");
+    }
+    ensure!(pair.a.bytes(4, 8) == [0; 8], "bytes behind the element changed");
     Ok(())
 }
