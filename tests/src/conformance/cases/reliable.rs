@@ -84,6 +84,24 @@ pub(super) fn cases() -> Vec<Case> {
             peer_of_another,
         ),
         case(
+            "retry/no-retries",
+            "9.7.6.1.3",
+            "retry_cnt 0: the first timeout ends the request",
+            no_retries,
+        ),
+        case(
+            "retry/no-timeout",
+            "9.7.6.1.3",
+            "timeout 0: a request that goes unanswered waits for ever",
+            no_timeout,
+        ),
+        case(
+            "retry/other-sequence",
+            "9.7.1",
+            "a peer that expects sequence numbers far from ours takes nothing",
+            other_sequence,
+        ),
+        case(
             "retry/peer-comes-back",
             "9.7.6.1.1",
             "a request is repeated until the peer is there",
@@ -615,4 +633,37 @@ fn short_answer(bench: &Bench) -> Result<()> {
     }
     ensure!(pair.a.bytes(4, 8) == [0; 8], "bytes behind the element changed");
     Ok(())
+}
+
+fn no_retries(bench: &Bench) -> Result<()> {
+    let pair = bench.pair(&Setup {
+        retry_cnt: 0,
+        ..hasty()
+    })?;
+    ensure!(pair.b.qp.destroy() == Errno(0), "destroying the peer");
+    unanswered(&pair)
+}
+
+fn no_timeout(bench: &Bench) -> Result<()> {
+    let pair = bench.pair(&Setup { timeout: 0, ..hasty() })?;
+    ensure!(pair.b.qp.destroy() == Errno(0), "destroying the peer");
+    pair.a.post(nothing(1))?;
+    pair.a.sent.silent(bench.quiet)?;
+    ensure!(pair.a.qp.step(IBV_QPS_RTS, IBV_QPS_ERR) == Errno(0), "RTS → ERR");
+    pair.a.sent.wait_for(1, IBV_WC_WR_FLUSH_ERR)?;
+    Ok(())
+}
+
+fn other_sequence(bench: &Bench) -> Result<()> {
+    let pair = bench.strangers(&hasty(), &hasty())?;
+    let mut other = pair.a.qp.as_peer();
+    // As far behind as can be: what comes looks like what was long done.
+    other.psn = (other.psn + (1 << 20)) & 0x00ff_ffff;
+    pair.b.qp.set_peer(other);
+    pair.a.qp.bring_to(IBV_QPS_RTS)?;
+    pair.b.qp.bring_to(IBV_QPS_RTS)?;
+    pair.b.expect(2, 0, 8)?;
+    pair.a.post(nothing(1))?;
+    // Whatever the peer answers, nothing was received.
+    pair.b.received.silent(bench.quiet)
 }
