@@ -86,6 +86,7 @@
 #![deny(unsafe_op_in_unsafe_fn)]
 
 mod ah;
+mod clock;
 pub mod cm;
 mod context;
 mod cq;
@@ -103,6 +104,7 @@ mod wait;
 mod wr;
 
 pub use ah::{AddressHandle, AddressHandleBuilder, AddressHandleError};
+pub use clock::DeviceClock;
 pub use context::{Context, DeviceAttr};
 pub use cq::{
     BestCompletionQueue, Classic, CompletionQueue, Completions, CqKind, Extended, ExtendedCompletionQueueBuilder,
