@@ -65,7 +65,7 @@ impl Drop for OfTheProvider {
 }
 
 /// How many calls of the allocator `what` makes.
-fn calls_in(what: impl FnOnce()) -> u64 {
+pub(crate) fn calls_in(what: impl FnOnce()) -> u64 {
     let before = CALLS.get();
     what();
     CALLS.get() - before

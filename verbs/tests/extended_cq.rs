@@ -334,3 +334,20 @@ fn an_extended_queue_is_resized_and_moderated_as_a_classic_one() {
     assert_eq!(stub.moderation(), Some((16, 100)));
     assert_eq!(poll_count(&mut cq), 3);
 }
+
+#[test]
+fn a_queue_is_described() {
+    let stub = Stub::new();
+    let (_qp, cq, _) = rig(stub, 8, 0);
+    let text = cq.describe().to_string();
+    let lines: Vec<_> = text.lines().skip(1).collect();
+    assert_eq!(
+        lines,
+        ["  kind: extended", "  cqe: 16, of which reserved: 16", "  channel: no"]
+    );
+    let description = Stub::new().open().completion_queue(8).unwrap().describe();
+    assert_eq!(
+        (description.kind, description.reserved, description.capacity),
+        ("classic", 0, 8)
+    );
+}

@@ -2,7 +2,7 @@
 
 use doorbell_verbs::{
     Backend, Buffer, Classic, Completion, CompletionQueue, Context, CqKind, Endpoint, Extended, Gid, Lid, Local, Mtu,
-    PostList, PreparedQueuePair, Psn, Qpn, QueuePair, QueuePairBuilder, QueuePairError, Rc, WorkRequests,
+    PostList, PreparedQueuePair, Psn, Qpn, QueuePair, QueuePairBuilder, QueuePairError, Rc, Ud, WorkRequests,
 };
 
 use crate::stub::Stub;
@@ -22,6 +22,8 @@ pub(crate) trait Kind: Backend + Sized {
     const WHOLE: bool;
 
     fn rc(builder: QueuePairBuilder<'_>) -> Result<PreparedQueuePair<Rc, Self>, QueuePairError>;
+
+    fn ud(builder: QueuePairBuilder<'_>) -> Result<QueuePair<Ud, Self>, QueuePairError>;
 }
 
 impl Kind for PostList {
@@ -30,6 +32,10 @@ impl Kind for PostList {
     fn rc(builder: QueuePairBuilder<'_>) -> Result<PreparedQueuePair, QueuePairError> {
         builder.rc()
     }
+
+    fn ud(builder: QueuePairBuilder<'_>) -> Result<QueuePair<Ud>, QueuePairError> {
+        builder.ud()
+    }
 }
 
 impl Kind for WorkRequests {
@@ -37,6 +43,10 @@ impl Kind for WorkRequests {
 
     fn rc(builder: QueuePairBuilder<'_>) -> Result<PreparedQueuePair<Rc, Self>, QueuePairError> {
         builder.work_requests().rc()
+    }
+
+    fn ud(builder: QueuePairBuilder<'_>) -> Result<QueuePair<Ud, Self>, QueuePairError> {
+        builder.work_requests().ud()
     }
 }
 

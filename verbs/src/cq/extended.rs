@@ -146,8 +146,8 @@ impl Poller<Extended> {
         if let Some(result) = self.own.failure.take() {
             return Err(self.failed("ibv_next_poll", result));
         }
-        if self.draining != 0 {
-            self.drained();
+        if self.settling {
+            self.drained(true);
         }
         Ok(())
     }
@@ -158,7 +158,7 @@ impl Poller<Extended> {
         if result != ENOENT {
             self.own.failure = Some(result);
         } else if cq == self.own.raw {
-            self.drained();
+            self.drained(true);
         }
     }
 
@@ -170,7 +170,7 @@ impl Poller<Extended> {
         if result == 0 {
             return true;
         }
-        if result != ENOENT || self.draining != 0 {
+        if result != ENOENT || self.settling {
             self.nothing_more(result, cq);
         }
         self.end();
@@ -223,7 +223,10 @@ impl Cursor<Extended> for ExtendedCursor<'_> {
             // The commonest: the completion of the very next request.
             // SAFETY: in a run, it is in flight.
             Some(unsafe { self.spot.take() })
-        } else if self.poller.series > 1 && unsafe { self.spot.has_buffers() } {
+        } else if self.poller.series > 1
+            // SAFETY: we are the poller, and in a series the next request is in flight.
+            && unsafe { self.spot.has_buffers() }
+        {
             // SAFETY: the current completion confirms it.
             let buffers = unsafe { self.spot.take() };
             self.poller.series -= 1;
@@ -304,11 +307,13 @@ fn locate(poller: &mut Poller<Extended>, cq: *mut sys::ibv_cq_ex, left: u64) -> 
         poller.series = 0;
         // SAFETY: live, and one of its completions is current.
         let wr_id = unsafe { (*cq).wr_id };
+        // SAFETY: as above.
+        let qp_num = || unsafe { (*cq).read_qp_num.map_or(0, |read| read(cq)) };
         if let Some(Confirmed {
             buffers,
             mut spot,
             in_flight,
-        }) = confirm(poller, wr_id)
+        }) = confirm(poller, wr_id, qp_num)
         {
             let mut run = allowed.min(in_flight);
             if poller.series != 0 {

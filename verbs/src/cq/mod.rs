@@ -3,14 +3,19 @@
 //! The queue itself ([`CqInner`]) is shared with its queue pairs and outlives them. The *poller*, [`CompletionQueue`], is unique: it alone takes completions,
 //! and knows by its `table` to which ring each belongs. Queue pairs come and go through a registry behind a lock, which the poller looks at only when it
 //! meets a completion that it does not know, or when told that a queue pair has gone.
+//!
+//! Two kinds of queue (`kind`) are polled each in its way: `classic` by arrays of completions, `extended` by a call for each. What a completion confirms is found in one way for both
+//! (`spot`), and given to users by one type (`poll`). The commonest case, that of the very request which is next on the ring at hand, is one comparison of `wr_id`.
 
 mod any;
 mod classic;
+mod describe;
 mod extended;
 mod held;
 mod kind;
 mod make;
 mod poll;
+mod shared;
 mod size;
 mod spot;
 mod table;
@@ -23,6 +28,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use doorbell_verbs_sys as sys;
 
 pub use any::BestCompletionQueue;
+pub use describe::CompletionQueueDescription;
 pub(crate) use kind::Entry;
 use kind::Machinery;
 pub use kind::{Classic, CqKind, Extended};
@@ -63,6 +69,8 @@ pub struct Poller<Q: Machinery> {
     none: Arc<Ring>,
     /// Entries to be released when the queue is next seen empty: gone queue pairs may have had as many completions in it.
     draining: u32,
+    /// Whether something is to be done when the queue is next seen empty.
+    settling: bool,
 }
 
 /// The queue, as its queue pairs hold it.
@@ -132,6 +140,7 @@ impl<Q: CqKind> CompletionQueue<Q> {
                 series: 0,
                 none,
                 draining: 0,
+                settling: false,
             },
         }
     }
@@ -183,6 +192,7 @@ impl<Q: Machinery> Poller<Q> {
         self.inner.departed.store(false, Ordering::Relaxed);
         let (departed, draining) = self.inner.registry().settle(&mut self.table);
         self.draining += draining;
+        self.settling |= self.draining != 0 || self.table.shared.has_gone();
         // It may have been one of those.
         (self.ring, self.key) = (Arc::as_ptr(&self.none), spot::NO_KEY);
         // Outside the lock: this deregisters memory.
@@ -196,10 +206,14 @@ impl<Q: Machinery> Poller<Q> {
         drop(postponed);
     }
 
-    /// The queue has been seen empty after queue pairs had gone: none of their completions is left in it.
+    /// The queue has been seen empty after queue pairs had gone: none of their completions is left in it, and none is to be yielded when there is `nothing` more.
     #[cold]
-    fn drained(&mut self) {
+    fn drained(&mut self, nothing: bool) {
         self.inner.registry().release(core::mem::take(&mut self.draining));
+        if nothing {
+            self.table.shared.forget();
+        }
+        self.settling = self.table.shared.has_gone();
     }
 
     #[cold]

@@ -8,6 +8,8 @@ mod events;
 pub(crate) mod extended_cq;
 pub(crate) mod memory;
 mod provider;
+mod shared;
+mod windows;
 
 use core::ffi::c_int;
 use std::collections::{HashMap, VecDeque};
@@ -40,7 +42,11 @@ pub(crate) enum Verb {
     DestroyCq,
     CreateCq,
     CreateAh,
+    AllocMw,
+    BindMw,
     ResizeCq,
+    CreateSrq,
+    DestroySrq,
 }
 
 /// A request as the provider got it.
@@ -59,6 +65,19 @@ pub(crate) struct Posted {
     pub(crate) sges: Vec<(u64, u32, u32)>,
     /// What an inline request carries.
     pub(crate) inline: Vec<u8>,
+    /// What a window is to be bound to.
+    pub(crate) bind: Option<Bound>,
+    /// The key to be invalidated.
+    pub(crate) invalidate: Option<u32>,
+}
+
+/// The binding of a window: its key, and the range and rights behind it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Bound {
+    pub(crate) rkey: u32,
+    pub(crate) addr: u64,
+    pub(crate) len: u64,
+    pub(crate) access: u32,
 }
 
 impl Posted {
@@ -85,6 +104,8 @@ struct StubQp {
     signal_all: bool,
     send_cq: usize,
     recv_cq: usize,
+    /// The address of its shared receive queue, 0 if it has none.
+    srq: usize,
     send: WorkQueue,
     recv: WorkQueue,
     /// What is being told by `ibv_wr_*`.
@@ -99,6 +120,10 @@ struct StubQp {
 #[derive(Default)]
 struct State {
     qps: HashMap<u32, StubQp>,
+    /// By address.
+    srqs: HashMap<usize, shared::StubSrq>,
+    /// Completions of a queue pair that are not polled go with it, as on hardware.
+    purges: bool,
     live: HashMap<&'static str, i32>,
     /// Registered: key to address and length.
     regions: HashMap<u32, (u64, u64, u32)>,
@@ -301,6 +326,17 @@ impl Stub {
         push(qp.recv_cq, wc);
     }
 
+    /// Completes the oldest receive with an empty message that has invalidated a key.
+    pub(crate) fn complete_invalidating(&self, qpn: u32, rkey: u32) {
+        let mut state = self.state();
+        let qp = state.qps.get_mut(&qpn).unwrap();
+        let request = qp.recv.pending.pop_front().expect("a receive is posted");
+        let mut wc = completion(request.wr_id, qpn, IBV_WC_SUCCESS, IBV_WC_RECV);
+        wc.anon_1.invalidated_rkey = rkey;
+        wc.wc_flags = IBV_WC_WITH_INV;
+        push(qp.recv_cq, wc);
+    }
+
     /// Completes the oldest receive with a datagram of `len` bytes from queue pair `source`, with `flags` besides.
     pub(crate) fn complete_datagram(&self, qpn: u32, len: u32, source: u32, flags: u32) {
         let mut state = self.state();
@@ -375,6 +411,8 @@ fn success(request: &Posted, qpn: u32) -> ibv_wc {
         IBV_WR_RDMA_READ => IBV_WC_RDMA_READ,
         IBV_WR_ATOMIC_CMP_AND_SWP => IBV_WC_COMP_SWAP,
         IBV_WR_ATOMIC_FETCH_AND_ADD => IBV_WC_FETCH_ADD,
+        IBV_WR_BIND_MW => IBV_WC_BIND_MW,
+        IBV_WR_LOCAL_INV => IBV_WC_LOCAL_INV,
         _ => IBV_WC_SEND,
     };
     completion(request.wr_id, qpn, IBV_WC_SUCCESS, opcode)

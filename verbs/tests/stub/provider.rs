@@ -11,7 +11,10 @@ use super::address::{create_ah, create_ah_from_wc, destroy_ah};
 use super::events::{
     ack_async_event, ack_cq_events, create_comp_channel, destroy_comp_channel, get_async_event, get_cq_event, resize_cq,
 };
-use super::{Cq, DEVICES, NEXT, Posted, Stub, StubQp, Verb, WorkQueue, calls, events, extended_cq, flush, memory};
+use super::{
+    Cq, DEVICES, NEXT, Posted, Stub, StubQp, Verb, WorkQueue, calls, events, extended_cq, flush, memory, shared,
+    windows,
+};
 
 pub(super) unsafe fn stub_of(context: *mut ibv_context) -> &'static Stub {
     // SAFETY: every context of this provider has a stub's device, its first field.
@@ -67,8 +70,12 @@ unsafe extern "C" fn open_device(device: *mut ibv_device) -> *mut ibv_context {
     let context = &mut whole.context;
     context.device = device;
     context.async_fd = stub.async_fd;
+    context.ops.alloc_mw = Some(windows::alloc_mw);
+    context.ops.dealloc_mw = Some(windows::dealloc_mw);
+    context.ops.bind_mw = Some(windows::bind_mw);
     context.ops.post_send = Some(post_send);
     context.ops.post_recv = Some(post_recv);
+    context.ops.post_srq_recv = Some(shared::post_srq_recv);
     context.ops.poll_cq = Some(poll_cq);
     context.ops.req_notify_cq = Some(events::req_notify_cq);
     stub.count("context", 1);
@@ -78,7 +85,7 @@ unsafe extern "C" fn open_device(device: *mut ibv_device) -> *mut ibv_context {
 unsafe extern "C" fn close_device(context: *mut ibv_context) -> c_int {
     // SAFETY: made by open_device.
     let stub = unsafe { stub_of(context) };
-    for kind in ["pd", "mr", "cq", "qp", "channel"] {
+    for kind in ["pd", "mr", "cq", "qp", "srq", "channel"] {
         assert_eq!(stub.live(kind), 0, "{kind} alive when the device is closed");
     }
     stub.count("context", -1);
@@ -95,6 +102,9 @@ pub(super) unsafe extern "C" fn query_device(_: *mut ibv_context, attr: *mut ibv
         (*attr).phys_port_cnt = 1;
         (*attr).max_qp_wr = 4096;
         (*attr).max_sge = 8;
+        (*attr).max_srq = 64;
+        (*attr).max_srq_wr = 1024;
+        (*attr).max_srq_sge = 4;
         (*attr).max_cqe = 8192;
         (*attr).max_qp_rd_atom = 16;
         (*attr).max_qp_init_rd_atom = 16;
@@ -139,7 +149,7 @@ unsafe extern "C" fn alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
 unsafe extern "C" fn dealloc_pd(pd: *mut ibv_pd) -> c_int {
     // SAFETY: made by alloc_pd.
     let stub = unsafe { stub_of((*pd).context) };
-    for kind in ["mr", "qp", "ah"] {
+    for kind in ["mr", "qp", "ah", "srq"] {
         assert_eq!(stub.live(kind), 0, "{kind} alive when the protection domain goes");
     }
     stub.count("pd", -1);
@@ -261,6 +271,7 @@ pub(super) unsafe fn create(pd: *mut ibv_pd, attr: &mut ibv_qp_init_attr) -> *mu
             raw: raw as usize,
             transport: attr.qp_type,
             state: IBV_QPS_RESET,
+            srq: attr.srq as usize,
             signal_all: attr.sq_sig_all != 0,
             send_cq: attr.send_cq as usize,
             recv_cq: attr.recv_cq as usize,
@@ -312,8 +323,9 @@ unsafe extern "C" fn destroy_qp(qp: *mut ibv_qp) -> c_int {
     }
     for cq in stub.queues_of(qpn) {
         // SAFETY: alive as long as a queue pair on it.
+        let cq = unsafe { &*(cq as *const Cq) };
         assert!(
-            !extended_cq::is_polled_here(unsafe { &*(cq as *const Cq) }),
+            !extended_cq::is_polled_here(cq),
             "destroyed by the thread that polls its queue"
         );
     }
@@ -321,7 +333,11 @@ unsafe extern "C" fn destroy_qp(qp: *mut ibv_qp) -> c_int {
     stub.all_acknowledged(qp as usize);
     let mut state = stub.state();
     state.log.push("destroy_qp");
-    state.qps.remove(&qpn);
+    let gone = state.qps.remove(&qpn).unwrap();
+    if state.purges {
+        shared::purge(&gone, qpn);
+    }
+    drop(state);
     // SAFETY: as above.
     drop(unsafe { Box::from_raw(qp.cast::<ibv_qp_ex>()) });
     0
@@ -363,6 +379,7 @@ unsafe extern "C" fn post_send(qp: *mut ibv_qp, mut wr: *mut ibv_send_wr, bad: *
             } else {
                 Vec::new()
             };
+            let (bind, invalidate) = windows::of_request(&*wr);
             let atomic = (*wr).opcode == IBV_WR_ATOMIC_CMP_AND_SWP || (*wr).opcode == IBV_WR_ATOMIC_FETCH_AND_ADD;
             Posted {
                 wr_id: (*wr).wr_id,
@@ -380,6 +397,8 @@ unsafe extern "C" fn post_send(qp: *mut ibv_qp, mut wr: *mut ibv_send_wr, bad: *
                 atomic: ((*wr).wr.atomic.compare_add, (*wr).wr.atomic.swap),
                 sges: sges_of((*wr).sg_list, (*wr).num_sge),
                 inline,
+                bind,
+                invalidate,
             }
         };
         queue.send.pending.push_back(request);
@@ -426,6 +445,8 @@ unsafe extern "C" fn post_recv(qp: *mut ibv_qp, mut wr: *mut ibv_recv_wr, bad: *
             atomic: (0, 0),
             sges,
             inline: Vec::new(),
+            bind: None,
+            invalidate: None,
         });
         // SAFETY: as above.
         wr = unsafe { (*wr).next };
@@ -481,10 +502,10 @@ pub(super) static API: Api = Api {
     modify_qp,
     destroy_qp,
     fork_init,
-    create_srq: None,
-    modify_srq: None,
-    query_srq: None,
-    destroy_srq: None,
+    create_srq: Some(shared::create_srq),
+    modify_srq: Some(shared::modify_srq),
+    query_srq: Some(shared::query_srq),
+    destroy_srq: Some(shared::destroy_srq),
     create_ah: Some(create_ah),
     create_ah_from_wc: Some(create_ah_from_wc),
     destroy_ah: Some(destroy_ah),
