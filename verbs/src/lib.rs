@@ -104,7 +104,7 @@ mod wait;
 mod wr;
 
 pub use ah::{AddressHandle, AddressHandleBuilder, AddressHandleError};
-pub use context::{Context, DeviceAttr};
+pub use context::{Context, DeviceAttr, Windows};
 pub use cq::{
     BestCompletionQueue, Classic, CompletionQueue, Completions, CqKind, Extended, ExtendedCompletionQueueBuilder,
     Notify,
@@ -117,10 +117,11 @@ pub use event::{AsyncEvent, CompletionChannel, Events, PortEvent, QueuePairEvent
 pub use event::{TokioChannel, TokioEvents};
 pub use library::{Device, Library};
 pub use memory::{
-    All, Atomic, BadRemote, Buffer, Buffers, CacheLimits, CacheStats, Chunks, DeviceMemory, Drain, Exposed, Frozen,
-    GrantsAtomic, GrantsRead, GrantsWrite, Host, HugePage, Key, Kind, Local, Memory, Opaque, Part, PeerWritable, Pool,
-    Read, ReadWrite, Readable, Reclaim, RegionAttr, Registration, RegistrationCache, Remote, RemoteAll, RemoteAtomic,
-    RemoteChunks, RemoteRead, RemoteReadWrite, RemoteWord, RemoteWrite, Reregister, Rights, Sink, Source, Word, Write,
+    All, Atomic, BadRemote, Bindable, BoundWindow, Buffer, Buffers, CacheLimits, CacheStats, Chunks, DeviceMemory,
+    Drain, Exposed, Frozen, GrantsAtomic, GrantsRead, GrantsWrite, Host, HugePage, Key, Kind, Local, Memory,
+    MemoryWindow, Opaque, Part, PeerWritable, Pool, Read, ReadWrite, Readable, Reclaim, RegionAttr, Registration,
+    RegistrationCache, Remote, RemoteAll, RemoteAtomic, RemoteChunks, RemoteRead, RemoteReadWrite, RemoteWord,
+    RemoteWrite, Reregister, Rights, Sink, Source, Type1, Type2, WindowType, Windowed, Word, Write,
 };
 pub use pd::ProtectionDomain;
 pub use port::{GidEntry, GidType, LinkLayer, PortAttr, PortState};

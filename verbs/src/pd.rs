@@ -12,7 +12,9 @@ use crate::ah::{AddressHandleBuilder, Handles};
 use crate::context::{Context, ContextInner};
 use crate::cq::{CompletionQueue, CqKind};
 use crate::error::{DeviceError, MemoryError, check};
-use crate::memory::{Buffer, Chunks, DeviceMemory, Memory, Opaque, Registration, Rights, registration};
+use crate::memory::{
+    Buffer, Chunks, DeviceMemory, Memory, MemoryWindow, Opaque, Registration, Rights, Type1, registration,
+};
 use crate::qp::QueuePairBuilder;
 use crate::srq::SharedReceiveBuilder;
 
@@ -129,6 +131,22 @@ impl ProtectionDomain {
         rights: R,
     ) -> Result<Buffer<Opaque<R>>, MemoryError> {
         registration::register_device_memory(&self.inner, memory, offset, len, rights)
+    }
+
+    /// A memory window of type 2, bound to nothing (ibv_alloc_mw(3)): see [`MemoryWindow`].
+    ///
+    /// # Errors
+    /// When the device has no such windows (see [`DeviceAttr::windows`](crate::DeviceAttr::windows)), or no more of them.
+    pub fn memory_window(&self) -> Result<MemoryWindow, MemoryError> {
+        MemoryWindow::new(&self.inner)
+    }
+
+    /// A memory window of type 1, bound to nothing: see [`MemoryWindow`].
+    ///
+    /// # Errors
+    /// As for [`memory_window`](Self::memory_window).
+    pub fn memory_window_type_1(&self) -> Result<MemoryWindow<Type1>, MemoryError> {
+        MemoryWindow::new(&self.inner)
     }
 
     /// Begins an address handle, for queue pairs of this domain to send datagrams to.

@@ -58,6 +58,12 @@ impl Spot {
         Self::of(ring, poller.key, ring.tail())
     }
 
+    /// There is no next request any more, until another spot replaces this.
+    #[inline(always)]
+    pub(super) fn expect_none(&mut self) {
+        self.expected = NO_WR_ID;
+    }
+
     /// Behind the request that a completion has confirmed, which was not posted to `ring` but counts in it: no `wr_id` is expected.
     pub(super) fn alone(ring: &Ring) -> Self {
         Self {
@@ -68,7 +74,7 @@ impl Spot {
         }
     }
 
-    /// No `wr_id` is this request's any more.
+    /// No `wr_id` is this request's any more, which is the next nevertheless.
     pub(super) fn disguise(&mut self) {
         self.offset = self.offset.wrapping_add(self.expected).wrapping_sub(NO_WR_ID);
         self.expected = NO_WR_ID;

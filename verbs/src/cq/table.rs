@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use super::CqInner;
 use super::shared::{self, SharedTable};
-use crate::qp::{Queue, Ring};
+use crate::qp::{QpObject, Queue, Ring};
 use crate::srq::{Membership, Returns, SHARED_KEY, SrqInner};
 
 const INDEX_BITS: u32 = 16;
@@ -66,6 +66,8 @@ pub(super) struct Registry {
     arrivals: Arrivals,
     /// Keys of rings whose queue pair is gone, and how many completions each may have left in the queue.
     departures: Vec<(u32, u32)>,
+    /// Queue pairs dropped by the thread that polls, to be destroyed when it has done so.
+    postponed: Vec<QpObject>,
     /// The same of shared receive queues.
     shared_arrivals: Vec<Arc<Returns>>,
     shared_departures: Vec<(Arc<Returns>, u32)>,
@@ -82,6 +84,7 @@ impl Registry {
             indices: 0,
             arrivals: Vec::new(),
             departures: Vec::new(),
+            postponed: Vec::new(),
             shared_arrivals: Vec::new(),
             shared_departures: Vec::new(),
             closed: false,
@@ -163,6 +166,15 @@ impl Registry {
         self.free += entries;
     }
 
+    pub(super) fn postpone(&mut self, object: QpObject) {
+        self.postponed.push(object);
+    }
+
+    /// Queue pairs to be destroyed now: dropped by the caller, outside the lock.
+    pub(super) fn take_postponed(&mut self) -> Vec<QpObject> {
+        core::mem::take(&mut self.postponed)
+    }
+
     /// Reserves `entries` for a shared receive queue.
     pub(super) fn enlist_shared(&mut self, entries: u32, returns: Arc<Returns>) -> Result<(), u32> {
         if self.free < entries {
@@ -235,7 +247,7 @@ impl Attachment {
         Ok(())
     }
 
-    pub(crate) fn cq(&self) -> &CqInner {
+    pub(crate) fn cq(&self) -> &Arc<CqInner> {
         &self.cq
     }
 

@@ -52,7 +52,7 @@ impl Datagrams {
 /// Dropping it takes it to the error state and destroys it; the buffers it has in flight are dropped when its completion queues are next polled (or dropped).
 pub struct QueuePair<T: Transport = Rc, B: Backend = PostList> {
     // Before the object: they point into the queue pair.
-    send: Poster<B>,
+    pub(super) send: Poster<B>,
     recv: Poster<Receives>,
     pub(super) object: QpObject,
     pub(super) link: T::Link,

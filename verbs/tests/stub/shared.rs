@@ -202,6 +202,8 @@ pub(super) unsafe extern "C" fn post_srq_recv(
             atomic: (0, 0),
             sges,
             inline: Vec::new(),
+            bind: None,
+            invalidate: None,
         });
         // SAFETY: as above.
         wr = unsafe { (*wr).next };
