@@ -78,3 +78,11 @@ fn all_messages_arrive_once_though_their_server_goes_away() {
     );
     assert_eq!(lines[last], "24 messages delivered, each once", "{stdout}");
 }
+
+#[test]
+fn all_clients_share_the_servers_receives() {
+    assert_eq!(
+        run(env!("CARGO_BIN_EXE_09_shared_receives")),
+        "400 answers to 8 clients, by 4 receives\n"
+    );
+}

@@ -8,6 +8,7 @@
 //! | send datagrams | [`datagrams`] | `examples/05_datagrams` |
 //! | go on after a failure | [`recover`] | `examples/08_recover` |
 //! | sleep instead of poll | [`sleep`] | `examples/02_sleeping_receiver`, `examples/03_tokio` |
+//! | share receives among queue pairs | [`share_receives`] | `examples/09_shared_receives` |
 //! | register the memory of a GPU | [`gpu_memory`] | |
 //!
 //! Each example runs on the userspace device, both ends in one process: `cargo run --release -p doorbell-examples --bin 06_stream_writes`.
@@ -19,5 +20,6 @@ pub mod datagrams;
 pub mod gpu_memory;
 pub mod recover;
 pub mod serve_reads;
+pub mod share_receives;
 pub mod sleep;
 pub mod stream_writes;

@@ -73,6 +73,7 @@
 //!   [`fence`](crate::Request::fence) (10.8.3.3), or after the READ's completion.
 //! - *READs are slower than WRITEs.* Each waits a round trip, and few are outstanding: raise `rd_atomic`, read longer ranges, or have the server write.
 //! - *Who has the key can read.* A key is 32 bits, checked with the protection domain of the queue pair: one domain per group of clients that may see the same.
+//!   To give and take rights one by one, bind a [`MemoryWindow`](crate::MemoryWindow).
 //!
 //! # Where the rules are
 //!
