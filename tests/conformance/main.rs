@@ -82,7 +82,7 @@ fn every_operation_with_every_fault() {
     );
 }
 
-/// The suite on the soft device, which has all of it: nothing fails, and what is not offered is what it says it cannot do.
+/// The suite on the soft device, which offers all of it.
 #[test]
 fn the_soft_device_conforms() {
     let [address, _] = addresses();

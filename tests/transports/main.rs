@@ -7,6 +7,7 @@ mod connected;
 mod datagrams;
 mod descriptions;
 mod memory;
+mod shared;
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Once;

@@ -72,8 +72,8 @@ impl Poller<Classic> {
         self.own.last = before;
         // SAFETY: no more than there is room for.
         self.own.end = unsafe { before.add(fetched) };
-        if self.draining != 0 && fetched < BATCH {
-            self.drained();
+        if self.settling && fetched < BATCH {
+            self.drained(fetched == 0);
         }
         Ok(())
     }
@@ -149,11 +149,6 @@ impl<'a> ClassicCursor<'a> {
             },
         }
     }
-
-    /// How many completions are left.
-    pub(super) fn left(&self) -> usize {
-        (self.poller.own.end.addr() - self.poller.own.last.addr()) / size_of::<sys::ibv_wc>()
-    }
 }
 
 impl Cursor<Classic> for ClassicCursor<'_> {
@@ -184,7 +179,10 @@ impl Cursor<Classic> for ClassicCursor<'_> {
                 place.at = place.at.add(1);
                 Some(place.spot.take())
             }
-        } else if self.poller.series > 1 && unsafe { place.spot.has_buffers() } {
+        } else if self.poller.series > 1
+            // SAFETY: we are the poller, and in a series the next request is in flight.
+            && unsafe { place.spot.has_buffers() }
+        {
             // SAFETY: the completion at hand confirms it.
             let buffers = unsafe { place.spot.take() };
             self.poller.series -= 1;
@@ -227,12 +225,12 @@ fn locate(poller: &mut Poller<Classic>, at: *const sys::ibv_wc) -> (Place, Optio
         // SAFETY: before the last that the device wrote.
         let at = unsafe { last.add(1) };
         // SAFETY: as above.
-        let wr_id = unsafe { (*at).wr_id };
+        let (wr_id, qp_num) = unsafe { ((*at).wr_id, (*at).qp_num) };
         if let Some(Confirmed {
             buffers,
             spot,
             in_flight,
-        }) = confirm(poller, wr_id)
+        }) = confirm(poller, wr_id, || qp_num)
         {
             let mut place = Place::run((spot, in_flight), last, poller.own.end);
             place.at = at;

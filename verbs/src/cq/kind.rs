@@ -25,6 +25,9 @@ impl CqKind for Extended {}
 
 /// What a kind of queue is to those who poll it.
 pub trait Machinery: Sized + 'static {
+    /// What it is called.
+    const NAME: &'static str;
+
     /// What of a poller is this kind's own.
     type Own;
     /// Goes through the completions that a poll has found.
@@ -40,6 +43,9 @@ pub trait Machinery: Sized + 'static {
 
     /// Begins to go through what is left.
     fn cursor(poller: &mut Poller<Self>) -> Self::Cursor<'_>;
+
+    /// Leaves no poll open.
+    fn close(poller: &mut Poller<Self>);
 }
 
 /// Goes through the completions found. It begins or resumes before each advance.
@@ -96,6 +102,8 @@ pub trait Entry: Copy {
 }
 
 impl Machinery for Classic {
+    const NAME: &'static str = "classic";
+
     type Own = super::classic::Fetched;
     type Cursor<'a> = ClassicCursor<'a>;
     type Entry<'a> = &'a sys::ibv_wc;
@@ -114,9 +122,13 @@ impl Machinery for Classic {
     fn cursor(poller: &mut Poller<Self>) -> ClassicCursor<'_> {
         ClassicCursor::new(poller)
     }
+
+    fn close(_: &mut Poller<Self>) {}
 }
 
 impl Machinery for Extended {
+    const NAME: &'static str = "extended";
+
     type Own = Calls;
     type Cursor<'a> = ExtendedCursor<'a>;
     type Entry<'a> = ExtendedEntry<'a>;
@@ -134,6 +146,10 @@ impl Machinery for Extended {
     #[inline(always)]
     fn cursor(poller: &mut Poller<Self>) -> ExtendedCursor<'_> {
         ExtendedCursor::new(poller)
+    }
+
+    fn close(poller: &mut Poller<Self>) {
+        poller.abandon();
     }
 }
 

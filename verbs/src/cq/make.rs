@@ -2,7 +2,7 @@
 
 use core::ffi::c_int;
 use core::mem::ManuallyDrop;
-use core::sync::atomic::AtomicBool;
+use core::sync::atomic::{AtomicBool, AtomicUsize};
 use std::io;
 use std::sync::{Arc, Mutex};
 
@@ -60,6 +60,7 @@ impl CqInner {
             channel: ManuallyDrop::new(channel.map(Arc::clone)),
             registry: Mutex::new(Registry::new(capacity)),
             departed: AtomicBool::new(false),
+            polled_by: AtomicUsize::new(0),
         })
     }
 }

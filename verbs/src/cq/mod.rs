@@ -3,26 +3,32 @@
 //! The queue itself ([`CqInner`]) is shared with its queue pairs and outlives them. The *poller*, [`CompletionQueue`], is unique: it alone takes completions,
 //! and knows by its `table` to which ring each belongs. Queue pairs come and go through a registry behind a lock, which the poller looks at only when it
 //! meets a completion that it does not know, or when told that a queue pair has gone.
+//!
+//! Two kinds of queue (`kind`) are polled each in its way: `classic` by arrays of completions, `extended` by a call for each. What a completion confirms is found in one way for both
+//! (`spot`), and given to users by one type (`poll`). The commonest case, that of the very request which is next on the ring at hand, is one comparison of `wr_id`.
 
 mod any;
 mod classic;
+mod describe;
 mod extended;
 mod held;
 mod kind;
 mod make;
 mod poll;
+mod shared;
 mod size;
 mod spot;
 mod table;
 mod wait;
 
 use core::mem::ManuallyDrop;
-use core::sync::atomic::{AtomicBool, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use doorbell_verbs_sys as sys;
 
 pub use any::BestCompletionQueue;
+pub use describe::CompletionQueueDescription;
 pub(crate) use kind::Entry;
 use kind::Machinery;
 pub use kind::{Classic, CqKind, Extended};
@@ -36,7 +42,7 @@ pub use wait::Notify;
 use crate::context::ContextInner;
 use crate::error::{CompletionQueueError, check};
 use crate::event::channel::{ChannelInner, CqId};
-use crate::qp::{Queue, Ring};
+use crate::qp::{QpObject, Queue, Ring};
 
 /// How many completions one poll takes at most.
 const BATCH: usize = 32;
@@ -51,9 +57,8 @@ pub struct CompletionQueue<Q: CqKind = Classic> {
 
 /// What taking completions changes.
 pub struct Poller<Q: Machinery> {
-    /// Before `inner`: it is dropped first, and may call the queue.
-    own: Q::Own,
     inner: Arc<CqInner>,
+    own: Q::Own,
     table: Table,
     /// The ring that was at hand last, and its key, in the upper half: one in the table, or `none`.
     ring: *const Ring,
@@ -64,6 +69,8 @@ pub struct Poller<Q: Machinery> {
     none: Arc<Ring>,
     /// Entries to be released when the queue is next seen empty: gone queue pairs may have had as many completions in it.
     draining: u32,
+    /// Whether something is to be done when the queue is next seen empty.
+    settling: bool,
 }
 
 /// The queue, as its queue pairs hold it.
@@ -77,6 +84,8 @@ pub(crate) struct CqInner {
     registry: Mutex<Registry>,
     /// Whether the registry tells of queue pairs gone.
     departed: AtomicBool,
+    /// The thread that has a poll of it open, or 0; of an extended queue alone.
+    polled_by: AtomicUsize,
 }
 
 // SAFETY: `raw` is only passed to verbs, which may be called from any thread; the rest is Send and Sync.
@@ -93,10 +102,29 @@ impl CqInner {
         self.registry().capacity()
     }
 
+    /// Whether the calling thread has a poll of it open.
+    pub(crate) fn is_polled_here(&self) -> bool {
+        self.polled_by.load(Ordering::Relaxed) == this_thread()
+    }
+
+    /// Keeps a queue pair that is to be destroyed until the queue is next polled, or gone.
+    #[cold]
+    pub(crate) fn postpone(&self, object: QpObject) {
+        self.registry().postpone(object);
+        self.departed.store(true, Ordering::Release);
+    }
+
     fn registry(&self) -> MutexGuard<'_, Registry> {
         // Its holders don't panic between two writes; after one that did elsewhere it is consistent.
         self.registry.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// A number that no other thread has now. Never 0.
+#[inline(always)]
+fn this_thread() -> usize {
+    thread_local!(static MARK: u8 = const { 0 });
+    MARK.with(|mark| core::ptr::from_ref(mark).addr())
 }
 
 impl<Q: CqKind> CompletionQueue<Q> {
@@ -112,6 +140,7 @@ impl<Q: CqKind> CompletionQueue<Q> {
                 series: 0,
                 none,
                 draining: 0,
+                settling: false,
             },
         }
     }
@@ -159,19 +188,32 @@ impl<Q: Machinery> Poller<Q> {
     /// Drops what queue pairs now gone had in flight, and forgets their rings.
     #[cold]
     fn bury(&mut self) {
+        self.destroy_postponed();
         self.inner.departed.store(false, Ordering::Relaxed);
         let (departed, draining) = self.inner.registry().settle(&mut self.table);
         self.draining += draining;
+        self.settling |= self.draining != 0 || self.table.shared.has_gone();
         // It may have been one of those.
         (self.ring, self.key) = (Arc::as_ptr(&self.none), spot::NO_KEY);
         // Outside the lock: this deregisters memory.
         drop(departed);
     }
 
-    /// The queue has been seen empty after queue pairs had gone: none of their completions is left in it.
+    /// Destroys queue pairs that were dropped while this thread had a poll open.
+    fn destroy_postponed(&self) {
+        let postponed = self.inner.registry().take_postponed();
+        // Outside the lock, which this takes.
+        drop(postponed);
+    }
+
+    /// The queue has been seen empty after queue pairs had gone: none of their completions is left in it, and none is to be yielded when there is `nothing` more.
     #[cold]
-    fn drained(&mut self) {
+    fn drained(&mut self, nothing: bool) {
         self.inner.registry().release(core::mem::take(&mut self.draining));
+        if nothing {
+            self.table.shared.forget();
+        }
+        self.settling = self.table.shared.has_gone();
     }
 
     #[cold]
@@ -206,6 +248,8 @@ impl<Q: CqKind> core::fmt::Debug for CompletionQueue<Q> {
 
 impl<Q: CqKind> Drop for CompletionQueue<Q> {
     fn drop(&mut self) {
+        Q::close(&mut self.poller);
+        self.poller.destroy_postponed();
         // Rings that never came to the table belong to their queue pairs alone from now on.
         let arrivals = self.poller.inner.registry().close();
         drop(arrivals);
