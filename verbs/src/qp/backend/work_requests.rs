@@ -90,6 +90,7 @@ impl sealed::Sends for WorkRequests {
         payload: &P,
         flags: c_uint,
     ) {
+        // That data is inline is told by the call, and by the flag too: rxe's provider takes it from the flag.
         let flags = P::FLAGS | flags;
         // SAFETY: the queue pair is live, and a batch was begun; the operation can be called by contract.
         unsafe {
