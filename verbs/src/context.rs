@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use doorbell_verbs_sys::{self as sys, Api, inline};
 
+use crate::clock::DeviceClock;
 use crate::cq::{BestCompletionQueue, CompletionQueue, ExtendedCompletionQueueBuilder};
 use crate::error::{CompletionQueueError, DeviceError, EventError, IndexOrAny, MemoryError, check};
 use crate::event::{CompletionChannel, Events};
@@ -62,6 +63,8 @@ pub struct DeviceAttr {
     pub max_region_bytes: u64,
     /// Whether it has atomics at all.
     pub atomics: bool,
+    /// The clock by which it stamps completions, if it has one.
+    pub clock: Option<DeviceClock>,
     /// Which [memory windows](crate::MemoryWindow) it has.
     pub windows: Windows,
     /// Its vendor, by IEEE OUI.
@@ -107,6 +110,7 @@ impl DeviceAttr {
             max_initiated_rd_atomic: small(attr.max_qp_init_rd_atom),
             max_region_bytes: attr.max_mr_size,
             atomics: attr.atomic_cap != sys::IBV_ATOMIC_NONE,
+            clock: None,
             windows: Windows::from_sys(attr.device_cap_flags),
             vendor_id: attr.vendor_id,
             on_demand_paging: false,
@@ -121,6 +125,7 @@ impl DeviceAttr {
         Self {
             on_demand_paging: attr.odp_caps.general_caps & u64::from(sys::IBV_ODP_SUPPORT) != 0,
             device_memory_bytes: attr.max_dm_size,
+            clock: DeviceClock::from_sys(attr),
             ..self
         }
     }

@@ -86,6 +86,7 @@
 #![deny(unsafe_op_in_unsafe_fn)]
 
 mod ah;
+mod clock;
 pub mod cm;
 mod context;
 mod cq;
@@ -104,10 +105,11 @@ mod wait;
 mod wr;
 
 pub use ah::{AddressHandle, AddressHandleBuilder, AddressHandleError};
+pub use clock::DeviceClock;
 pub use context::{Context, DeviceAttr, Windows};
 pub use cq::{
-    BestCompletionQueue, Classic, CompletionQueue, Completions, CqKind, Extended, ExtendedCompletionQueueBuilder,
-    Notify,
+    BestCompletionQueue, Classic, CompletionQueue, CompletionQueueDescription, Completions, CqKind, Extended,
+    ExtendedCompletionQueueBuilder, Notify,
 };
 pub use describe::{AtomicSupport, BufferDescription, DeviceDescription, PortDescription};
 pub use error::{CompletionQueueError, DeviceError, EventError, IndexOrAny, MemoryError, QueuePairError};

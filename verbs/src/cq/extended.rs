@@ -223,7 +223,10 @@ impl Cursor<Extended> for ExtendedCursor<'_> {
             // The commonest: the completion of the very next request.
             // SAFETY: in a run, it is in flight.
             Some(unsafe { self.spot.take() })
-        } else if self.poller.series > 1 && unsafe { self.spot.has_buffers() } {
+        } else if self.poller.series > 1
+            // SAFETY: we are the poller, and in a series the next request is in flight.
+            && unsafe { self.spot.has_buffers() }
+        {
             // SAFETY: the current completion confirms it.
             let buffers = unsafe { self.spot.take() };
             self.poller.series -= 1;

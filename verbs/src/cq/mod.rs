@@ -3,9 +3,13 @@
 //! The queue itself ([`CqInner`]) is shared with its queue pairs and outlives them. The *poller*, [`CompletionQueue`], is unique: it alone takes completions,
 //! and knows by its `table` to which ring each belongs. Queue pairs come and go through a registry behind a lock, which the poller looks at only when it
 //! meets a completion that it does not know, or when told that a queue pair has gone.
+//!
+//! Two kinds of queue (`kind`) are polled each in its way: `classic` by arrays of completions, `extended` by a call for each. What a completion confirms is found in one way for both
+//! (`spot`), and given to users by one type (`poll`). The commonest case, that of the very request which is next on the ring at hand, is one comparison of `wr_id`.
 
 mod any;
 mod classic;
+mod describe;
 mod extended;
 mod held;
 mod kind;
@@ -24,6 +28,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use doorbell_verbs_sys as sys;
 
 pub use any::BestCompletionQueue;
+pub use describe::CompletionQueueDescription;
 pub(crate) use kind::Entry;
 use kind::Machinery;
 pub use kind::{Classic, CqKind, Extended};

@@ -47,7 +47,7 @@ impl Datagrams {
 /// Sends are unsignalled unless they say otherwise: their buffers come back with the next signalled one's completion. At the latest every half queue the
 /// library signals one by itself, so that the queue never stands still.
 ///
-/// What it can be asked for depends on its [`Transport`]: [`Rc`] has all operations, [`Uc`](crate::Uc) SEND and WRITE, and [`Ud`] SEND to any number of peers.
+/// What it can be asked for depends on its [`Transport`]: [`Rc`] has all operations, [`Uc`](crate::Uc) SEND and WRITE, and [`Ud`](crate::Ud) SEND to any number of peers.
 ///
 /// Dropping it takes it to the error state and destroys it; the buffers it has in flight are dropped when its completion queues are next polled (or dropped).
 pub struct QueuePair<T: Transport = Rc, B: Backend = PostList> {

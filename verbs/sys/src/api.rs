@@ -41,7 +41,8 @@ impl Promise {
     /// # Safety
     /// Called by their man pages' rules, the functions of the table that it goes into, and those in the contexts and objects that they make, keep to these pages:
     /// what they return is live until the verb that destroys it, they touch no memory but what they are given, registered memory only while registered, and that of
-    /// a request only until its completion has been polled or its queue pair destroyed.
+    /// a request only until its completion has been polled or its queue pair destroyed. Each completion is of a request that was posted with its `wr_id`, and comes once;
+    /// it is polled after that was posted, and after those of the same send queue that were posted before.
     #[must_use]
     pub const unsafe fn given() -> Self {
         Self(())

@@ -323,8 +323,9 @@ unsafe extern "C" fn destroy_qp(qp: *mut ibv_qp) -> c_int {
     }
     for cq in stub.queues_of(qpn) {
         // SAFETY: alive as long as a queue pair on it.
+        let cq = unsafe { &*(cq as *const Cq) };
         assert!(
-            !extended_cq::is_polled_here(unsafe { &*(cq as *const Cq) }),
+            !extended_cq::is_polled_here(cq),
             "destroyed by the thread that polls its queue"
         );
     }
