@@ -58,7 +58,7 @@ fn bindings_agree_with_the_c_headers() {
     );
 }
 
-fn has_headers(dir: &Path) -> bool {
+pub(crate) fn has_headers(dir: &Path) -> bool {
     let source = dir.join("probe.c");
     std::fs::write(&source, "#include <rdma/rdma_cma.h>\n").unwrap();
     Command::new("cc")
@@ -110,7 +110,7 @@ fn c_program() -> String {
     c
 }
 
-fn run(command: &mut Command) -> Output {
+pub(crate) fn run(command: &mut Command) -> Output {
     let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
     assert!(
         output.status.success(),

@@ -1,9 +1,10 @@
 //! The committed bindings of verbs-sys against parties that did not write them: the C compiler with rdma-core's own headers, the system's library, and (feature
-//! `rdma-sys`) bindings that another crate generates.
+//! `rdma-sys`) bindings that another crate generates. And the inline functions of those headers against the soft device.
 //!
 //! What a machine lacks is said and skipped; under `CI=true`, where it can be installed, it is a failure.
 
 mod headers;
+mod inlines;
 mod layout;
 #[cfg(feature = "rdma-sys")]
 mod rdma_sys;

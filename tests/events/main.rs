@@ -152,6 +152,23 @@ fn a_channel_tells_its_queues_apart_and_the_solicited_from_the_rest() {
 }
 
 #[test]
+fn a_moderated_channel_is_told_after_a_while() {
+    let (a, b) = (side(0), side(1));
+    let (mut sender, mut receiver) = connect((&a.0, &a.1), (&b.0, &b.1));
+    const PERIOD_US: u16 = 20_000;
+    receiver.cq.moderate(16, PERIOD_US).unwrap();
+    receiver.qp.receive(buffer(&b.0)).unwrap();
+    receiver.cq.arm(Notify::Any).unwrap();
+    let start = Instant::now();
+    sender.qp.send(buffer(&a.0)).unwrap();
+    assert_eq!(b.1.wait(PATIENCE).unwrap(), Some(receiver.cq.id()));
+    let after = start.elapsed();
+    assert!(after >= Duration::from_micros(PERIOD_US.into()), "{after:?}");
+    next(&mut receiver.cq);
+    next(&mut sender.cq);
+}
+
+#[test]
 fn a_queue_is_resized_while_it_holds_completions() {
     let (a, b) = (side(0), side(1));
     let (mut sender, mut receiver) = connect((&a.0, &a.1), (&b.0, &b.1));

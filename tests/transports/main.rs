@@ -1,10 +1,11 @@
-//! UC, UD and the attributes of queue pairs in use by the safe API on soft devices, both ends in this process: what the stub of `verbs` cannot show, because there
+//! UC, UD, memory and the attributes of queue pairs in use by the safe API on soft devices, both ends in this process: what the stub of `verbs` cannot show, because there
 //! nothing is sent.
 
 mod attributes;
 mod connected;
 mod datagrams;
 mod descriptions;
+mod memory;
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Once;

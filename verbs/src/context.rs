@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use doorbell_verbs_sys::{self as sys, Api, inline};
 
-use crate::cq::CompletionQueue;
+use crate::cq::{BestCompletionQueue, CompletionQueue, ExtendedCompletionQueueBuilder};
 use crate::error::{CompletionQueueError, DeviceError, EventError, IndexOrAny, MemoryError, check};
 use crate::event::{CompletionChannel, Events};
 use crate::memory::DeviceMemory;
@@ -332,7 +332,7 @@ impl Context {
     /// # Errors
     /// When the device refuses, or has no queues as large.
     pub fn completion_queue(&self, entries: u32) -> Result<CompletionQueue, CompletionQueueError> {
-        CompletionQueue::new(self, entries, None)
+        CompletionQueue::classic(self, entries, None)
     }
 
     /// A completion queue as [`completion_queue`](Self::completion_queue) makes it, of which `channel` tells when it has something to poll.
@@ -344,7 +344,20 @@ impl Context {
         channel: &CompletionChannel,
         entries: u32,
     ) -> Result<CompletionQueue, CompletionQueueError> {
-        CompletionQueue::new(self, entries, Some(channel))
+        CompletionQueue::classic(self, entries, Some(channel))
+    }
+
+    /// Begins an extended completion queue of at least `entries` entries (ibv_create_cq_ex(3)): see [`ExtendedCompletionQueueBuilder`].
+    pub fn extended_completion_queue(&self, entries: u32) -> ExtendedCompletionQueueBuilder<'_> {
+        ExtendedCompletionQueueBuilder::new(self, entries)
+    }
+
+    /// A completion queue of at least `entries` entries, of the better kind that the device has.
+    ///
+    /// # Errors
+    /// As for [`completion_queue`](Self::completion_queue).
+    pub fn best_completion_queue(&self, entries: u32) -> Result<BestCompletionQueue, CompletionQueueError> {
+        BestCompletionQueue::new(self, entries)
     }
 
     /// A channel to sleep on until completion queues have something to poll (ibv_create_comp_channel(3)).

@@ -305,9 +305,11 @@ pub enum CompletionQueueError {
         /// The device's name.
         device: String,
     },
-    /// ibv_create_cq(3) failed.
-    #[error("ibv_create_cq({device}, {entries} entries): {error}")]
+    /// ibv_create_cq(3) or ibv_create_cq_ex(3) failed.
+    #[error("{verb}({device}, {entries} entries): {error}{}", create_cq_advice(verb, .error))]
     Create {
+        /// The verb.
+        verb: &'static str,
         /// The device's name.
         device: String,
         /// The entries asked for.
@@ -352,9 +354,11 @@ pub enum CompletionQueueError {
         #[source]
         error: io::Error,
     },
-    /// ibv_poll_cq(3) failed: the queue is broken, and so are the queue pairs on it.
-    #[error("ibv_poll_cq({device}): failed ({result}); the queue has overrun or the device is gone: reopen it")]
+    /// ibv_poll_cq(3), or a call that polls an extended queue, failed: the queue is broken, and so are the queue pairs on it.
+    #[error("{verb}({device}): failed ({result}); the queue has overrun or the device is gone: reopen it")]
     Poll {
+        /// The verb.
+        verb: &'static str,
         /// The device's name.
         device: String,
         /// What the verb returned.
@@ -366,6 +370,21 @@ fn device_memory_advice(error: &io::Error) -> &'static str {
     match error.kind() {
         io::ErrorKind::Unsupported => "; the device has no memory to give: use the host's",
         io::ErrorKind::OutOfMemory => "; see DeviceAttr::device_memory_bytes, which others share",
+        _ => "",
+    }
+}
+
+fn create_cq_advice(verb: &str, error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::Unsupported if verb == "ibv_create_cq_ex" => {
+            "; the device has no extended queues, or no time stamps: ask for less, or use Context::completion_queue"
+        }
+        io::ErrorKind::InvalidInput if verb == "ibv_create_cq_ex" => {
+            "; the device does not know all that was asked for: ask for less, or use Context::completion_queue"
+        }
+        io::ErrorKind::OutOfMemory => {
+            "; the device or RLIMIT_MEMLOCK has no room for it: make it smaller, or drop others"
+        }
         _ => "",
     }
 }

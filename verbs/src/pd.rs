@@ -10,7 +10,7 @@ use doorbell_verbs_sys as sys;
 
 use crate::ah::{AddressHandleBuilder, Handles};
 use crate::context::{Context, ContextInner};
-use crate::cq::CompletionQueue;
+use crate::cq::{CompletionQueue, CqKind};
 use crate::error::{DeviceError, MemoryError, check};
 use crate::memory::{Buffer, Chunks, DeviceMemory, Memory, Opaque, Registration, Rights, registration};
 use crate::qp::QueuePairBuilder;
@@ -136,8 +136,8 @@ impl ProtectionDomain {
     }
 
     /// Begins a queue pair whose completions of both queues go to `cq` (see [`QueuePairBuilder::recv_cq`] for two).
-    pub fn queue_pair<'a>(&'a self, cq: &'a CompletionQueue) -> QueuePairBuilder<'a> {
-        QueuePairBuilder::new(self, cq)
+    pub fn queue_pair<'a, Q: CqKind>(&'a self, cq: &'a CompletionQueue<Q>) -> QueuePairBuilder<'a> {
+        QueuePairBuilder::new(self, cq.inner())
     }
 }
 

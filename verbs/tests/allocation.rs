@@ -3,10 +3,10 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
-use doorbell_verbs::{Buffer, CompletionQueue, QueuePair, Refused, Remote, Write};
+use doorbell_verbs::{Buffer, CompletionQueue, QueuePair, Rc, Refused, Remote, Write};
 use doorbell_verbs_sys::IBV_WC_RECV;
 
-use crate::rig::rig;
+use crate::rig::{Kind, over_both_backends, rig};
 use crate::stub::Stub;
 
 thread_local! {
@@ -85,7 +85,7 @@ const DEPTH: u32 = 32;
 const BATCH: usize = 16;
 
 /// Posts in every way, and completes and polls all of it.
-fn round(stub: &'static Stub, qp: &mut QueuePair, cq: &mut CompletionQueue, pool: &mut Vec<Buffer>) {
+fn round<B: Kind>(stub: &'static Stub, qp: &mut QueuePair<Rc, B>, cq: &mut CompletionQueue, pool: &mut Vec<Buffer>) {
     let remote: Remote<Write> = Remote::from_raw(0x1000, 7, 4096);
     let posted: Result<(), Refused> = (|| {
         qp.write(pool.pop().unwrap(), remote)?;
@@ -122,11 +122,12 @@ fn round(stub: &'static Stub, qp: &mut QueuePair, cq: &mut CompletionQueue, pool
     }
 }
 
-#[test]
-fn neither_posting_nor_polling_allocates() {
+over_both_backends! { neither_posting_nor_polling_allocates }
+
+fn neither_posting_nor_polling_allocates<B: Kind>() {
     let stub = Stub::new();
     let buffers = 64;
-    let (mut qp, mut cq, mut pool) = rig(stub, DEPTH, buffers);
+    let (mut qp, mut cq, mut pool) = rig::<B>(stub, DEPTH, buffers);
     // The first completion of a queue pair puts it in the poller's table.
     round(stub, &mut qp, &mut cq, &mut pool);
     // Many times round the rings, so that the slow path of looking for room is taken too.

@@ -6,8 +6,19 @@ use doorbell_verbs::{
 };
 use doorbell_verbs_sys as sys;
 
-use crate::rig::{PEER, rig};
+use crate::rig::{Kind, PEER, over_both_backends, rig};
 use crate::stub::{Stub, Verb, library};
+
+over_both_backends! {
+    every_operation_reaches_the_provider_as_asked,
+    receives_give_length_immediate_and_buffer,
+    an_error_completion_says_what_to_do_and_the_rest_is_flushed,
+    flush_brings_everything_back,
+    a_poll_that_stops_early_loses_nothing,
+    one_thread_can_poll_and_post_in_one_loop,
+    a_queue_never_fills_with_nothing_signalled,
+    a_forgotten_request_is_not_posted_and_another_is_signalled_for_it,
+}
 
 #[test]
 fn devices_are_listed_and_opened_by_name() {
@@ -134,10 +145,9 @@ fn a_completion_queue_cannot_be_overbooked() {
     assert_eq!(cq.unreserved(), 100);
 }
 
-#[test]
-fn every_operation_reaches_the_provider_as_asked() {
+fn every_operation_reaches_the_provider_as_asked<B: Kind>() {
     let stub = Stub::new();
-    let (mut qp, mut cq, mut buffers) = rig(stub, 16, 8);
+    let (mut qp, mut cq, mut buffers) = rig::<B>(stub, 16, 8);
     let qpn = qp.qpn().get();
     let addr: Vec<u64> = buffers.iter().map(Buffer::addr).collect();
     let remote = Remote::<doorbell_verbs::All>::from_raw(0x1000, 0x55, 4096);
@@ -219,10 +229,9 @@ fn every_operation_reaches_the_provider_as_asked() {
     );
 }
 
-#[test]
-fn receives_give_length_immediate_and_buffer() {
+fn receives_give_length_immediate_and_buffer<B: Kind>() {
     let stub = Stub::new();
-    let (mut qp, mut cq, mut buffers) = rig(stub, 4, 4);
+    let (mut qp, mut cq, mut buffers) = rig::<B>(stub, 4, 4);
     let qpn = qp.qpn().get();
     let (first, second, third) = (buffers.remove(0), buffers.remove(0), buffers.remove(0));
     let addr = [first.addr(), second.addr(), third.addr()];
@@ -259,10 +268,9 @@ fn receives_give_length_immediate_and_buffer() {
     assert_eq!(seen[2].0, Success::ReceiveWrite { len: 5, imm: 8 });
 }
 
-#[test]
-fn an_error_completion_says_what_to_do_and_the_rest_is_flushed() {
+fn an_error_completion_says_what_to_do_and_the_rest_is_flushed<B: Kind>() {
     let stub = Stub::new();
-    let (mut qp, mut cq, mut buffers) = rig(stub, 8, 3);
+    let (mut qp, mut cq, mut buffers) = rig::<B>(stub, 8, 3);
     let qpn = qp.qpn().get();
     let remote = Remote::<Write>::from_raw(0, 1, 64);
     for _ in 0..3 {
@@ -295,10 +303,9 @@ fn an_error_completion_says_what_to_do_and_the_rest_is_flushed() {
     assert!(text.contains("does not answer"), "{text}");
 }
 
-#[test]
-fn flush_brings_everything_back() {
+fn flush_brings_everything_back<B: Kind>() {
     let stub = Stub::new();
-    let (mut qp, mut cq, mut buffers) = rig(stub, 8, 4);
+    let (mut qp, mut cq, mut buffers) = rig::<B>(stub, 8, 4);
     qp.receive(buffers.remove(0)).unwrap();
     qp.send(buffers.remove(0)).unwrap();
     qp.flush().unwrap();
@@ -307,10 +314,9 @@ fn flush_brings_everything_back() {
     assert_eq!((qp.send_room(), qp.receive_room()), (8, 8));
 }
 
-#[test]
-fn a_poll_that_stops_early_loses_nothing() {
+fn a_poll_that_stops_early_loses_nothing<B: Kind>() {
     let stub = Stub::new();
-    let (mut qp, mut cq, mut buffers) = rig(stub, 8, 6);
+    let (mut qp, mut cq, mut buffers) = rig::<B>(stub, 8, 6);
     let qpn = qp.qpn().get();
     qp.post(|batch| {
         for buffer in buffers.drain(..5) {
@@ -329,10 +335,9 @@ fn a_poll_that_stops_early_loses_nothing() {
     assert!(cq.poll().unwrap().next().is_none());
 }
 
-#[test]
-fn one_thread_can_poll_and_post_in_one_loop() {
+fn one_thread_can_poll_and_post_in_one_loop<B: Kind>() {
     let stub = Stub::new();
-    let (mut qp, mut cq, buffers) = rig(stub, 4, 4);
+    let (mut qp, mut cq, buffers) = rig::<B>(stub, 4, 4);
     let qpn = qp.qpn().get();
     for buffer in buffers {
         qp.post(|batch| {
@@ -353,11 +358,10 @@ fn one_thread_can_poll_and_post_in_one_loop() {
     assert_eq!(qp.next_send(), 204);
 }
 
-#[test]
-fn a_queue_never_fills_with_nothing_signalled() {
+fn a_queue_never_fills_with_nothing_signalled<B: Kind>() {
     for depth in [1, 2, 3, 4, 7, 64] {
         let stub = Stub::new();
-        let (mut qp, mut cq, _) = rig(stub, depth, 0);
+        let (mut qp, mut cq, _) = rig::<B>(stub, depth, 0);
         let qpn = qp.qpn().get();
         for _ in 0..20 {
             while qp.send_inline(b"x").is_ok() {}
@@ -372,10 +376,9 @@ fn a_queue_never_fills_with_nothing_signalled() {
     }
 }
 
-#[test]
-fn a_forgotten_request_is_not_posted_and_another_is_signalled_for_it() {
+fn a_forgotten_request_is_not_posted_and_another_is_signalled_for_it<B: Kind>() {
     let stub = Stub::new();
-    let (mut qp, mut cq, _) = rig(stub, 4, 0);
+    let (mut qp, mut cq, _) = rig::<B>(stub, 4, 0);
     let qpn = qp.qpn().get();
     let mut asked = 0;
     // The second is the one that the library would signal; it never takes its place in the batch.

@@ -4,8 +4,15 @@
 
 use doorbell_verbs::{Buffer, Local, Memory, MemoryError, Reclaim, RemoteRead, RemoteWrite};
 
-use crate::rig::{PEER, rig};
+use crate::rig::{Kind, PEER, over_both_backends, rig};
 use crate::stub::{Stub, Verb};
+
+over_both_backends! {
+    a_queue_pair_dropped_with_work_in_flight_gives_it_up_at_the_next_poll,
+    a_completion_queue_dropped_first_leaves_the_memory_to_the_queue_pair,
+    a_queue_pair_that_cannot_be_destroyed_keeps_its_memory_for_ever,
+    a_completion_of_nothing_in_flight_is_ignored,
+}
 
 fn assert_all_gone(stub: &'static Stub) {
     for kind in ["mr", "qp", "cq", "pd", "context"] {
@@ -89,10 +96,9 @@ fn a_refused_registration_gives_advice() {
     assert!(matches!(pd.register(Vec::new(), Local), Err(MemoryError::Empty)));
 }
 
-#[test]
-fn a_queue_pair_dropped_with_work_in_flight_gives_it_up_at_the_next_poll() {
+fn a_queue_pair_dropped_with_work_in_flight_gives_it_up_at_the_next_poll<B: Kind>() {
     let stub = Stub::new();
-    let (mut qp, mut cq, mut buffers) = rig(stub, 8, 4);
+    let (mut qp, mut cq, mut buffers) = rig::<B>(stub, 8, 4);
     qp.send(buffers.remove(0)).unwrap();
     qp.receive(buffers.remove(0)).unwrap();
     buffers.clear();
@@ -111,10 +117,9 @@ fn a_queue_pair_dropped_with_work_in_flight_gives_it_up_at_the_next_poll() {
     assert_all_gone(stub);
 }
 
-#[test]
-fn a_completion_queue_dropped_first_leaves_the_memory_to_the_queue_pair() {
+fn a_completion_queue_dropped_first_leaves_the_memory_to_the_queue_pair<B: Kind>() {
     let stub = Stub::new();
-    let (mut qp, cq, mut buffers) = rig(stub, 8, 2);
+    let (mut qp, cq, mut buffers) = rig::<B>(stub, 8, 2);
     qp.send(buffers.remove(0)).unwrap();
     buffers.clear();
     drop(cq);
@@ -124,10 +129,9 @@ fn a_completion_queue_dropped_first_leaves_the_memory_to_the_queue_pair() {
     assert_all_gone(stub);
 }
 
-#[test]
-fn a_queue_pair_that_cannot_be_destroyed_keeps_its_memory_for_ever() {
+fn a_queue_pair_that_cannot_be_destroyed_keeps_its_memory_for_ever<B: Kind>() {
     let stub = Stub::new();
-    let (mut qp, mut cq, mut buffers) = rig(stub, 8, 2);
+    let (mut qp, mut cq, mut buffers) = rig::<B>(stub, 8, 2);
     qp.send(buffers.remove(0)).unwrap();
     buffers.clear();
     stub.fail(Verb::DestroyQp, libc::EBUSY);
@@ -187,10 +191,9 @@ fn completions_of_a_queue_pair_gone_are_not_its_successors() {
     assert_eq!(cq.unreserved(), 64);
 }
 
-#[test]
-fn a_completion_of_nothing_in_flight_is_ignored() {
+fn a_completion_of_nothing_in_flight_is_ignored<B: Kind>() {
     let stub = Stub::new();
-    let (mut qp, mut cq, mut buffers) = rig(stub, 4, 2);
+    let (mut qp, mut cq, mut buffers) = rig::<B>(stub, 4, 2);
     let qpn = qp.qpn().get();
     qp.post(|batch| {
         batch.send(buffers.remove(0)).signalled();

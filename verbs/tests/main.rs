@@ -27,3 +27,4 @@ mod rig;
 mod stub;
 mod threads;
 mod transports;
+mod work_requests;

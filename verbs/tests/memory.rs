@@ -223,6 +223,10 @@ fn rights_change_with_the_keys_if_the_buffer_is_the_last() {
     };
     assert!(error.to_string().starts_with("ibv_rereg_mr("), "{error}");
     assert_eq!(second.region(), after);
+    stub.fail(Verb::ReregMr, libc::EOPNOTSUPP);
+    let Err(Reregister::Refused(second, _)) = second.with_rights(Local) else {
+        panic!("nothing has changed")
+    };
     stub.fail(Verb::ReregMr, sys::IBV_REREG_MR_ERR_CMD);
     assert!(matches!(second.with_rights(Local), Err(Reregister::Lost(_))));
     assert_eq!(stub.live("mr"), 0);

@@ -3,10 +3,10 @@
 
 use std::collections::VecDeque;
 
-use doorbell_verbs::{Buffer, CompletionQueue, Local, QueuePair, Success};
+use doorbell_verbs::{Buffer, CompletionQueue, Local, PostList, QueuePair, Rc, Success, WorkRequests};
 use proptest::prelude::*;
 
-use crate::rig::rig;
+use crate::rig::{Kind, rig};
 use crate::stub::Stub;
 
 #[derive(Debug, Clone)]
@@ -38,9 +38,9 @@ struct Request {
     buffer: Option<u64>,
 }
 
-struct Model {
+struct Model<B: Kind> {
     stub: &'static Stub,
-    qp: QueuePair,
+    qp: QueuePair<Rc, B>,
     cq: CompletionQueue,
     free: Vec<Buffer>,
     depth: usize,
@@ -53,7 +53,7 @@ struct Model {
     device_done: u64,
 }
 
-impl Model {
+impl<B: Kind> Model<B> {
     fn new(depth: usize) -> Self {
         let stub = Stub::new();
         let (qp, cq, free) = rig(stub, depth as u32, depth);
@@ -110,6 +110,7 @@ impl Model {
         });
         let posted = match (fits, refused) {
             (false, _) => 0,
+            (true, Some(_)) if B::WHOLE => 0,
             (true, Some(index)) => index,
             (true, None) => requests.len(),
         };
@@ -199,23 +200,32 @@ proptest! {
 
     #[test]
     fn the_queue_does_as_its_model(depth in 1..9_usize, steps in prop::collection::vec(step(), 0..120)) {
-        let mut model = Model::new(depth);
-        for step in steps {
-            match step {
-                Step::Post(requests, refused) => model.post(&requests, refused),
-                Step::Complete(n) => model.complete(n),
-                Step::Poll(n) => model.poll(n),
-            }
-            model.check();
-        }
-        while !model.completed_through.is_empty() {
-            model.poll(usize::MAX);
+        run::<PostList>(depth, steps);
+    }
+
+    #[test]
+    fn the_queue_posted_to_by_calls_does_as_its_model(depth in 1..9_usize, steps in prop::collection::vec(step(), 0..120)) {
+        run::<WorkRequests>(depth, steps);
+    }
+}
+
+fn run<B: Kind>(depth: usize, steps: Vec<Step>) {
+    let mut model = Model::<B>::new(depth);
+    for step in steps {
+        match step {
+            Step::Post(requests, refused) => model.post(&requests, refused),
+            Step::Complete(n) => model.complete(n),
+            Step::Poll(n) => model.poll(n),
         }
         model.check();
-        let stub = model.stub;
-        drop(model);
-        for kind in ["qp", "mr", "cq", "pd", "context"] {
-            prop_assert_eq!(stub.live(kind), 0, "{}", kind);
-        }
+    }
+    while !model.completed_through.is_empty() {
+        model.poll(usize::MAX);
+    }
+    model.check();
+    let stub = model.stub;
+    drop(model);
+    for kind in ["qp", "mr", "cq", "pd", "context"] {
+        assert_eq!(stub.live(kind), 0, "{kind}");
     }
 }

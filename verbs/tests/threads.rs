@@ -5,16 +5,19 @@ use std::thread;
 
 use doorbell_verbs::{Buffer, Local};
 
-use crate::rig::rig;
+use crate::rig::{Kind, over_both_backends, rig};
 use crate::stub::Stub;
+
+over_both_backends! {
+    a_poster_and_a_poller_on_two_threads_lose_and_double_nothing,
+}
 
 /// Miri is a thousand times slower.
 const ROUNDS: u64 = if cfg!(miri) { 200 } else { 20_000 };
 
-#[test]
-fn a_poster_and_a_poller_on_two_threads_lose_and_double_nothing() {
+fn a_poster_and_a_poller_on_two_threads_lose_and_double_nothing<B: Kind>() {
     let stub = Stub::new();
-    let (mut qp, mut cq, buffers) = rig(stub, 32, 64);
+    let (mut qp, mut cq, buffers) = rig::<B>(stub, 32, 64);
     stub.complete_at_once();
     let (give_back, returned) = mpsc::channel::<Buffer>();
     for buffer in buffers {

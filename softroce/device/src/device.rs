@@ -193,7 +193,7 @@ impl Device {
         self.shared.port()
     }
 
-    /// Has `listener` told of what happens to the port, until [`unlisten`](Self::unlisten).
+    /// Has `listener` told of what happens to the port and to the device, until [`unlisten`](Self::unlisten).
     pub fn listen(&self, listener: Arc<EventQueue<Event>>) {
         self.shared.core.lock().listeners.push(listener);
     }

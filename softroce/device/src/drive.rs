@@ -380,7 +380,10 @@ impl Shared {
         let due = core.endpoint.poll_timeout().map_or(NEVER, |due| due.0);
         self.engine_due.store(due, Ordering::SeqCst);
         let channels = core.moderation_due().map_or(NEVER, |due| due.0);
-        self.channels_due.store(channels, Ordering::SeqCst);
+        // Mostly never; a look costs less than a store that all must see at once, and under core nobody else stores.
+        if self.channels_due.load(Ordering::Relaxed) != channels {
+            self.channels_due.store(channels, Ordering::SeqCst);
+        }
         drop(core);
         self.wake_for(due.min(channels));
     }
@@ -448,7 +451,7 @@ impl Shared {
         }
     }
 
-    /// The link broke: says so once, here and to the owners of queue pairs. What is outstanding then fails by its timeouts.
+    /// The link broke: says so once, here and to the owners of contexts and queue pairs. What is outstanding then fails by its timeouts.
     fn fail(&self, error: &dyn std::fmt::Display) {
         if !self.broken.swap(true, Ordering::Relaxed) {
             tracing::error!("the soft device's link failed: {error}");

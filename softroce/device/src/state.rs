@@ -25,7 +25,7 @@ pub(crate) struct Core {
     /// The queues whose channels wait for more completions, and until when (ibv_modify_cq(3)).
     moderated: Vec<(Instant, Arc<CqRing>)>,
     qps: HashMap<Qpn, Owner>,
-    /// Who hears of the port.
+    /// Who hears of the port, and of the device.
     pub(crate) listeners: Vec<Arc<EventQueue<Event>>>,
     pds: usize,
     /// Bytes of device memory in use.
@@ -191,14 +191,14 @@ impl Core {
         self.moderated.iter().map(|(due, _)| *due).min()
     }
 
-    /// Tells every owner of a queue pair that the device is lost; each queue of events once.
+    /// Tells who listens, and every owner of a queue pair, that the device is lost; each queue of events once.
     pub(crate) fn tell_fatal(&self) {
         let mut told = Vec::new();
-        for owner in self.qps.values() {
-            let queue = Arc::as_ptr(&owner.queue);
-            if !told.contains(&queue) {
-                told.push(queue);
-                owner.queue.push(Event::DeviceFatal);
+        let owners = self.qps.values().map(|owner| &owner.queue);
+        for queue in self.listeners.iter().chain(owners) {
+            if !told.contains(&Arc::as_ptr(queue)) {
+                told.push(Arc::as_ptr(queue));
+                queue.push(Event::DeviceFatal);
             }
         }
     }

@@ -5,8 +5,8 @@
 //! under the lock, or none: each is checked before the first is queued. A mistake on the way (a setter before its request, too many elements, a queue too
 //! small) is kept and told by `ibv_wr_complete`.
 //!
-//! `ibv_wr_start` holds a lock of the queue pair until the batch is completed or aborted, so that threads take turns; one thread may have batches open on several
-//! queue pairs. Calls of operations that were not asked for at creation are null pointers, as rxe has them.
+//! `ibv_wr_start` holds a lock of the queue pair until the batch is completed or aborted, so that threads take turns, and a thread that starts twice waits for itself; one
+//! thread may have batches open on several queue pairs. Calls of operations that were not asked for at creation are null pointers, as rxe has them.
 //!
 //! A new operation is a row in [`operations_of`], a pointer in [`with_calls`], and its function beside [`send`].
 

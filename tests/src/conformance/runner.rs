@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use doorbell_verbs_sys::Api;
 
 use super::rig::{Bench, NotOffered};
-use super::waivers::Waiver;
+use super::waivers::{Kind, Waiver};
 use super::{Case, Options};
 
 /// No case may take longer: twice what it waits for a completion, which most need once.
@@ -19,7 +19,7 @@ const LIMIT: Duration = Duration::from_secs(45);
 pub(super) enum Outcome {
     Passed,
     Failed(String),
-    /// Fails, as the waiver file says.
+    /// Fails, as the waiver file says, or is not run.
     Waived {
         failure: String,
         reason: String,
@@ -68,10 +68,18 @@ pub(super) fn run(
 fn one(api: &'static Api, options: &Options, case: Arc<Case>, waivers: &[Waiver]) -> CaseResult {
     let since = Instant::now();
     let (device, seed, times) = (options.device.clone(), options.seed, [options.quiet, options.patience]);
+    let waiver = waivers.iter().find(|waiver| waiver.covers(&case.name));
+    if let Some(waiver) = waiver.filter(|waiver| waiver.kind == Kind::Never) {
+        let outcome = Outcome::Waived {
+            failure: "not run".to_owned(),
+            reason: waiver.reason.clone(),
+        };
+        let took = Duration::ZERO;
+        return CaseResult { case, outcome, took };
+    }
     let outcome = in_time(Arc::clone(&case), move |case| {
         attempt(case, &Bench::new(api, &device, seed, times))
     });
-    let waiver = waivers.iter().find(|waiver| waiver.covers(&case.name));
     CaseResult {
         case,
         outcome: judge(outcome, waiver),
@@ -128,7 +136,9 @@ fn judge(outcome: Outcome, waiver: Option<&Waiver>) -> Outcome {
             failure,
             reason: waiver.reason.clone(),
         },
-        Outcome::Passed | Outcome::NotOffered(_) if !waiver.unsteady => Outcome::WaivedInVain(waiver.reason.clone()),
+        Outcome::Passed | Outcome::NotOffered(_) if waiver.kind == Kind::Fails => {
+            Outcome::WaivedInVain(waiver.reason.clone())
+        }
         other => other,
     }
 }
@@ -138,10 +148,10 @@ mod tests {
     use super::super::case;
     use super::*;
 
-    fn waiver(unsteady: bool) -> Waiver {
+    fn waiver(kind: Kind) -> Waiver {
         Waiver {
             pattern: "a/b".to_owned(),
-            unsteady,
+            kind,
             reason: "it is so".to_owned(),
         }
     }
@@ -150,12 +160,15 @@ mod tests {
     fn a_waived_case_must_fail() {
         let failed = Outcome::Failed("x".to_owned());
         assert_eq!(judge(failed.clone(), None), failed);
-        assert!(matches!(judge(failed, Some(&waiver(false))), Outcome::Waived { .. }));
         assert!(matches!(
-            judge(Outcome::Passed, Some(&waiver(false))),
+            judge(failed, Some(&waiver(Kind::Fails))),
+            Outcome::Waived { .. }
+        ));
+        assert!(matches!(
+            judge(Outcome::Passed, Some(&waiver(Kind::Fails))),
             Outcome::WaivedInVain(_)
         ));
-        assert_eq!(judge(Outcome::Passed, Some(&waiver(true))), Outcome::Passed);
+        assert_eq!(judge(Outcome::Passed, Some(&waiver(Kind::Unsteady))), Outcome::Passed);
     }
 
     #[test]

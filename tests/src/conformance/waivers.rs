@@ -1,20 +1,28 @@
 //! Waivers: what a device is known to do otherwise, with the reason.
 //!
-//! A line is `NAME: reason`, where the name is a case's, or its beginning and `*`; `unsteady NAME: reason` when the case passes at times; empty lines and those
-//! that begin with `#` are for the reader.
+//! A line is `NAME: reason`, where the name is a case's, or its beginning and `*`; `unsteady NAME: reason` when the case passes at times; `never NAME: reason` when
+//! the machine does not survive it, so that it is not run; empty lines and those that begin with `#` are for the reader.
 
 use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail, ensure};
 
+/// What is known of a waived case.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Kind {
+    Fails,
+    Unsteady,
+    /// Must not be run.
+    Never,
+}
+
 /// A line.
 #[derive(Clone, Debug)]
 pub(super) struct Waiver {
     /// A case's name, or its beginning and `*`.
     pub(super) pattern: String,
-    /// The case may pass as well as fail.
-    pub(super) unsteady: bool,
+    pub(super) kind: Kind,
     pub(super) reason: String,
 }
 
@@ -41,9 +49,10 @@ fn parse(text: &str) -> Result<Vec<Waiver>> {
         let (head, reason) = line
             .split_once(": ")
             .with_context(|| format!("line {}: not `NAME: reason`", number + 1))?;
-        let (unsteady, pattern) = match head.strip_prefix("unsteady ") {
-            Some(pattern) => (true, pattern),
-            None => (false, head),
+        let (kind, pattern) = match head.split_once(' ') {
+            Some(("unsteady", pattern)) => (Kind::Unsteady, pattern),
+            Some(("never", pattern)) => (Kind::Never, pattern),
+            _ => (Kind::Fails, head),
         };
         if waivers.iter().any(|waiver| waiver.pattern == pattern) {
             bail!("line {}: {pattern} is waived twice", number + 1);
@@ -55,7 +64,7 @@ fn parse(text: &str) -> Result<Vec<Waiver>> {
         );
         waivers.push(Waiver {
             pattern: pattern.to_owned(),
-            unsteady,
+            kind,
             reason: reason.trim().to_owned(),
         });
     }
@@ -80,15 +89,18 @@ mod tests {
 
     #[test]
     fn a_line_names_a_case_and_says_why() {
-        let waivers = parse("# of a device\n\na/b: it has none: none at all\nunsteady c/*: now and then\n").unwrap();
-        let [first, second] = &waivers[..] else {
+        let waivers =
+            parse("# of a device\n\na/b: it has none: none at all\nunsteady c/*: now and then\nnever d/e: it burns\n")
+                .unwrap();
+        let [first, second, third] = &waivers[..] else {
             panic!("{waivers:?}")
         };
         assert_eq!(
-            (&*first.pattern, first.unsteady, &*first.reason),
-            ("a/b", false, "it has none: none at all")
+            (&*first.pattern, first.kind, &*first.reason),
+            ("a/b", Kind::Fails, "it has none: none at all")
         );
-        assert!(second.unsteady && second.covers("c/d") && !second.covers("a/c/"));
+        assert_eq!((&*third.pattern, third.kind), ("d/e", Kind::Never));
+        assert!(second.kind == Kind::Unsteady && second.covers("c/d") && !second.covers("a/c/"));
         assert!(first.covers("a/b") && !first.covers("a/bc"));
     }
 

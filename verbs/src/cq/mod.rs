@@ -4,49 +4,56 @@
 //! and knows by its `table` to which ring each belongs. Queue pairs come and go through a registry behind a lock, which the poller looks at only when it
 //! meets a completion that it does not know, or when told that a queue pair has gone.
 
+mod any;
+mod classic;
+mod extended;
+mod held;
+mod kind;
+mod make;
 mod poll;
 mod size;
+mod spot;
 mod table;
 mod wait;
 
 use core::mem::ManuallyDrop;
-use core::ptr::NonNull;
 use core::sync::atomic::{AtomicBool, Ordering};
-use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use doorbell_verbs_sys::{self as sys, inline};
+use doorbell_verbs_sys as sys;
 
+pub use any::BestCompletionQueue;
+pub(crate) use kind::Entry;
+use kind::Machinery;
+pub use kind::{Classic, CqKind, Extended};
+pub use make::ExtendedCompletionQueueBuilder;
 pub use poll::Completions;
+pub(crate) use spot::Retired;
 pub(crate) use table::Attachment;
 use table::{Registry, Table};
 pub use wait::Notify;
 
-use crate::context::{Context, ContextInner};
+use crate::context::ContextInner;
 use crate::error::{CompletionQueueError, check};
-use crate::event::CompletionChannel;
 use crate::event::channel::{ChannelInner, CqId};
 use crate::qp::{Queue, Ring};
 
-/// How many completions one call of ibv_poll_cq asks for.
+/// How many completions one poll takes at most.
 const BATCH: usize = 32;
 
-/// What the device writes into, behind one entry that it doesn't.
-type Written = [sys::ibv_wc; BATCH + 1];
-
 /// A completion queue and the right to poll it. It is not `Clone`: a queue has one poller.
-pub struct CompletionQueue {
-    poller: Poller,
+///
+/// It is [`Classic`], as [`Context::completion_queue`](crate::Context::completion_queue) makes it, or [`Extended`], as
+/// [`Context::extended_completion_queue`](crate::Context::extended_completion_queue) does. What is written for `CompletionQueue<Q>` with [`Q: CqKind`](CqKind) serves both.
+pub struct CompletionQueue<Q: CqKind = Classic> {
+    poller: Poller<Q>,
 }
 
 /// What taking completions changes.
-struct Poller {
+pub struct Poller<Q: Machinery> {
+    /// Before `inner`: it is dropped first, and may call the queue.
+    own: Q::Own,
     inner: Arc<CqInner>,
-    /// The last completion that is done with, and the last that the device wrote: all between are to be yielded.
-    last: *const sys::ibv_wc,
-    end: *const sys::ibv_wc,
-    /// Where they lie: room for BATCH of them and one before, from a box.
-    completions: NonNull<sys::ibv_wc>,
     table: Table,
     /// The ring that was at hand last, and its key, in the upper half: one in the table, or `none`.
     ring: *const Ring,
@@ -92,65 +99,21 @@ impl CqInner {
     }
 }
 
-impl CompletionQueue {
-    pub(crate) fn new(
-        context: &Context,
-        entries: u32,
-        channel: Option<&CompletionChannel>,
-    ) -> Result<Self, CompletionQueueError> {
-        let channel = channel.map(CompletionChannel::inner);
-        if channel.is_some_and(|channel| !channel.is_of(context)) {
-            return Err(CompletionQueueError::ForeignChannel {
-                device: context.name().to_owned(),
-            });
-        }
-        let context = context.inner();
-        let cqe = size::checked(context, entries)?;
-        let id = CqId::next();
-        if let Some(channel) = channel {
-            channel.enlist(id);
-        }
-        let raw_channel = channel.map_or(core::ptr::null_mut(), |channel| channel.raw());
-        // SAFETY: context and channel are live, and of one device; the user pointer is a number.
-        let raw = unsafe { (context.api.create_cq)(context.raw, cqe, id.to_context(), raw_channel, 0) };
-        if raw.is_null() {
-            if let Some(channel) = channel {
-                channel.strike(id);
-            }
-            return Err(CompletionQueueError::Create {
-                device: context.name.clone(),
-                entries,
-                error: io::Error::last_os_error(),
-            });
-        }
-        // SAFETY: just made, live.
-        let capacity = u32::try_from(unsafe { (*raw).cqe }).unwrap_or(entries);
-        let inner = CqInner {
-            raw,
-            context: ManuallyDrop::new(Arc::clone(context)),
-            id,
-            channel: ManuallyDrop::new(channel.map(Arc::clone)),
-            registry: Mutex::new(Registry::new(capacity)),
-            departed: AtomicBool::new(false),
-        };
-        // SAFETY: all-zero is a valid value of this struct of integers; so every entry is initialised, however much of it a provider writes.
-        let completions: Box<Written> = Box::new(unsafe { core::mem::zeroed() });
-        let completions = NonNull::from(Box::leak(completions)).cast();
+impl<Q: CqKind> CompletionQueue<Q> {
+    fn new(inner: CqInner, own: Q::Own) -> Self {
         let none = Arc::new(Ring::new(1, Queue::Receive, 0));
-        Ok(Self {
+        Self {
             poller: Poller {
+                own,
                 inner: Arc::new(inner),
-                last: completions.as_ptr(),
-                end: completions.as_ptr(),
-                completions,
                 table: Table::default(),
                 ring: Arc::as_ptr(&none),
-                key: poll::NO_KEY,
+                key: spot::NO_KEY,
                 series: 0,
                 none,
                 draining: 0,
             },
-        })
+        }
     }
 
     pub(crate) fn inner(&self) -> &Arc<CqInner> {
@@ -178,46 +141,21 @@ impl CompletionQueue {
     /// # Errors
     /// When the device cannot be polled any more.
     #[inline]
-    pub fn poll(&mut self) -> Result<Completions<'_>, CompletionQueueError> {
-        if self.poller.last == self.poller.end {
-            if self.poller.inner.departed.load(Ordering::Acquire) {
-                self.poller.bury();
-            }
-            self.fetch()?;
-        }
-        Ok(Completions::new(&mut self.poller))
-    }
-
-    #[inline(always)]
-    fn fetch(&mut self) -> Result<(), CompletionQueueError> {
-        let poller = &mut self.poller;
-        let before = poller.completions.as_ptr();
-        // SAFETY: the queue is live, and there is room for BATCH entries behind the first.
-        let result = unsafe { inline::poll_cq(poller.inner.raw, BATCH as i32, before.add(1)) };
-        // Negative: failed. One comparison sees to both this and a provider that counts wrongly.
-        let fetched = result.cast_unsigned() as usize;
-        if fetched > BATCH {
-            return Err(self.poll_failed(result));
-        }
-        poller.last = before;
-        // SAFETY: no more than there is room for.
-        poller.end = unsafe { before.add(fetched) };
-        if poller.draining != 0 {
-            poller.drained(fetched);
-        }
-        Ok(())
-    }
-
-    #[cold]
-    fn poll_failed(&self, result: i32) -> CompletionQueueError {
-        CompletionQueueError::Poll {
-            device: self.poller.inner.context.name.clone(),
-            result,
-        }
+    pub fn poll(&mut self) -> Result<Completions<'_, Q>, CompletionQueueError> {
+        Q::look(&mut self.poller)?;
+        Ok(Completions::new(Q::cursor(&mut self.poller)))
     }
 }
 
-impl Poller {
+impl<Q: Machinery> Poller<Q> {
+    /// Brings the table up to date, if queue pairs have gone.
+    #[inline(always)]
+    fn settle(&mut self) {
+        if self.inner.departed.load(Ordering::Acquire) {
+            self.bury();
+        }
+    }
+
     /// Drops what queue pairs now gone had in flight, and forgets their rings.
     #[cold]
     fn bury(&mut self) {
@@ -225,35 +163,39 @@ impl Poller {
         let (departed, draining) = self.inner.registry().settle(&mut self.table);
         self.draining += draining;
         // It may have been one of those.
-        (self.ring, self.key) = (Arc::as_ptr(&self.none), poll::NO_KEY);
+        (self.ring, self.key) = (Arc::as_ptr(&self.none), spot::NO_KEY);
         // Outside the lock: this deregisters memory.
         drop(departed);
     }
 
-    /// The queue has been polled since queue pairs have gone. Once it is seen empty none of their completions is left in it.
+    /// The queue has been seen empty after queue pairs had gone: none of their completions is left in it.
     #[cold]
-    fn drained(&mut self, fetched: usize) {
-        if fetched == BATCH {
-            return;
-        }
+    fn drained(&mut self) {
         self.inner.registry().release(core::mem::take(&mut self.draining));
     }
-}
 
-// SAFETY: the completions are its own; the rest is Send and Sync.
-unsafe impl Send for Poller {}
-// SAFETY: as above; shared access only reads counts.
-unsafe impl Sync for Poller {}
-
-impl Drop for Poller {
-    fn drop(&mut self) {
-        let completions = self.completions.cast::<Written>();
-        // SAFETY: from a box, by `new`; freed once.
-        drop(unsafe { Box::from_raw(completions.as_ptr()) });
+    #[cold]
+    fn failed(&self, verb: &'static str, result: i32) -> CompletionQueueError {
+        CompletionQueueError::Poll {
+            verb,
+            device: self.inner.context.name.clone(),
+            result,
+        }
     }
 }
 
-impl core::fmt::Debug for CompletionQueue {
+// SAFETY: `ring` is one of the poller's own; the rest is Send and Sync.
+unsafe impl<Q: Machinery<Own: Send>> Send for Poller<Q> {}
+// SAFETY: as above; shared access only reads counts.
+unsafe impl<Q: Machinery<Own: Sync>> Sync for Poller<Q> {}
+
+impl core::fmt::Debug for CqInner {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("CqInner").field("id", &self.id).finish_non_exhaustive()
+    }
+}
+
+impl<Q: CqKind> core::fmt::Debug for CompletionQueue<Q> {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         f.debug_struct("CompletionQueue")
             .field("id", &self.id())
@@ -262,7 +204,7 @@ impl core::fmt::Debug for CompletionQueue {
     }
 }
 
-impl Drop for CompletionQueue {
+impl<Q: CqKind> Drop for CompletionQueue<Q> {
     fn drop(&mut self) {
         // Rings that never came to the table belong to their queue pairs alone from now on.
         let arrivals = self.poller.inner.registry().close();

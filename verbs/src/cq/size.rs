@@ -4,7 +4,7 @@ use core::ffi::c_int;
 
 use doorbell_verbs_sys::{self as sys, inline};
 
-use super::CompletionQueue;
+use super::{CompletionQueue, CqKind};
 use crate::context::ContextInner;
 use crate::error::{CompletionQueueError, check};
 
@@ -21,7 +21,7 @@ pub(super) fn checked(context: &ContextInner, entries: u32) -> Result<c_int, Com
     }
 }
 
-impl CompletionQueue {
+impl<Q: CqKind> CompletionQueue<Q> {
     /// Changes how many entries it has, to `entries` or more (ibv_resize_cq(3), IBTA vol 1, 11.2.8.3). Queue pairs may work on it meanwhile.
     ///
     /// # Errors

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use doorbell_verbs_sys::inline;
 
-use super::{CompletionQueue, Completions};
+use super::{CompletionQueue, Completions, CqKind};
 use crate::error::{CompletionQueueError, EventError, check};
 use crate::event::channel::{ChannelInner, CqId};
 use crate::event::deadline_of;
@@ -19,7 +19,7 @@ pub enum Notify {
     Solicited,
 }
 
-impl CompletionQueue {
+impl<Q: CqKind> CompletionQueue<Q> {
     /// What names it in events.
     #[must_use]
     pub fn id(&self) -> CqId {
@@ -52,7 +52,7 @@ impl CompletionQueue {
     /// # Errors
     /// When it was made without a channel ([`Context::completion_queue_on`](crate::Context::completion_queue_on) makes one with), the device cannot be polled or
     /// the channel not be read any more.
-    pub fn wait(&mut self, timeout: impl Into<Option<Duration>>) -> Result<Completions<'_>, EventError> {
+    pub fn wait(&mut self, timeout: impl Into<Option<Duration>>) -> Result<Completions<'_, Q>, EventError> {
         self.wait_for(Notify::Any, timeout)
     }
 
@@ -64,7 +64,7 @@ impl CompletionQueue {
         &mut self,
         notify: Notify,
         timeout: impl Into<Option<Duration>>,
-    ) -> Result<Completions<'_>, EventError> {
+    ) -> Result<Completions<'_, Q>, EventError> {
         let deadline = deadline_of(timeout.into());
         let id = self.id();
         while !self.found()? {
@@ -86,8 +86,8 @@ impl CompletionQueue {
 
     /// Polls, and says whether the next poll has completions to yield without asking the device.
     pub(crate) fn found(&mut self) -> Result<bool, CompletionQueueError> {
-        self.poll()?;
-        Ok(self.poller.last != self.poller.end)
+        Q::look(&mut self.poller)?;
+        Ok(Q::has_found(&self.poller))
     }
 
     /// Whether it was made on `channel`.

@@ -10,7 +10,7 @@ use ::tokio::io::unix::AsyncFd;
 
 use super::channel::{CompletionChannel, CqId, Record};
 use super::reader::{AsyncEvent, Events};
-use crate::cq::{CompletionQueue, Completions, Notify};
+use crate::cq::{CompletionQueue, Completions, CqKind, Notify};
 use crate::error::EventError;
 
 /// A [`CompletionChannel`] whose events tasks wait for. Any number of tasks may wait at once, each for a queue of its own, and threads beside them.
@@ -52,11 +52,11 @@ impl TokioChannel {
     ///
     /// # Errors
     /// When `cq` was made on another channel or on none, cannot be armed or polled, or the channel cannot be read.
-    pub async fn completions<'q>(
+    pub async fn completions<'q, Q: CqKind>(
         &self,
-        cq: &'q mut CompletionQueue,
+        cq: &'q mut CompletionQueue<Q>,
         notify: Notify,
-    ) -> Result<Completions<'q>, EventError> {
+    ) -> Result<Completions<'q, Q>, EventError> {
         let channel = self.channel();
         if !cq.is_on(channel) {
             return Err(EventError::ForeignChannel);

@@ -21,7 +21,7 @@ mod word;
 pub use buffer::{Buffer, Chunks, Frozen, Part, Reclaim, Reregister};
 pub use cache::{CacheLimits, CacheStats, RegistrationCache};
 pub use device::DeviceMemory;
-pub use pool::Pool;
+pub use pool::{Drain, Pool};
 pub use range::Buffers;
 pub(crate) use range::RangePtr;
 pub use region::RegionAttr;

@@ -66,6 +66,23 @@ impl<K: Kind> Pool<K> {
         Some(unsafe { Buffer::from_range(range) })
     }
 
+    /// Takes up to `n` buffers, one by one. Those that are not taken stay in the pool, unless the iterator is leaked.
+    ///
+    /// ```no_run
+    /// # fn example(pool: &mut doorbell_verbs::Pool, qp: &mut doorbell_verbs::QueuePair) -> Result<(), doorbell_verbs::Refused> {
+    /// qp.post_receives(|batch| pool.drain(16).for_each(|buffer| batch.receive(buffer)))
+    /// # }
+    /// ```
+    #[inline]
+    pub fn drain(&mut self, n: usize) -> Drain<'_, K> {
+        let first = self.first.take();
+        Drain {
+            pool: self,
+            first,
+            left: n,
+        }
+    }
+
     /// Whether there is none in it.
     #[inline]
     #[must_use]
@@ -102,6 +119,58 @@ impl<K: Kind> FromIterator<Buffer<K>> for Pool<K> {
         let mut pool = Self::new();
         pool.extend(buffers);
         pool
+    }
+}
+
+/// Takes buffers out of a pool: see [`Pool::drain`].
+pub struct Drain<'p, K: Kind> {
+    /// Holds nothing meanwhile: what is left comes back when this is dropped.
+    pool: &'p mut Pool<K>,
+    first: Option<RangePtr>,
+    left: usize,
+}
+
+// SAFETY: it owns its buffers, which are Send.
+unsafe impl<K: Kind> Send for Drain<'_, K> {}
+// SAFETY: shared access does nothing.
+unsafe impl<K: Kind> Sync for Drain<'_, K> {}
+
+impl<K: Kind> Iterator for Drain<'_, K> {
+    type Item = Buffer<K>;
+
+    #[inline]
+    fn next(&mut self) -> Option<Buffer<K>> {
+        // Counted before it is known whether there is one to take, as that costs one instruction less.
+        let (left, none) = self.left.overflowing_sub(1);
+        if none {
+            return None;
+        }
+        self.left = left;
+        let range = self.first?;
+        // SAFETY: owned, as the pool holds it no more.
+        self.first = unsafe { range.as_ref().next };
+        // SAFETY: owned, of this kind as `push` took it from such a buffer, and no longer in the list.
+        Some(unsafe { Buffer::from_range(range) })
+    }
+
+    #[inline]
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        (0, Some(self.left))
+    }
+}
+
+impl<K: Kind> Drop for Drain<'_, K> {
+    #[inline]
+    fn drop(&mut self) {
+        self.pool.first = self.first;
+    }
+}
+
+impl<K: Kind> core::fmt::Debug for Drain<'_, K> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("Drain")
+            .field("left", &self.left)
+            .finish_non_exhaustive()
     }
 }
 

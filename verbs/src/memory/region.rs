@@ -244,11 +244,14 @@ impl Region {
             )
         };
         if result != 0 {
-            let kept = !matches!(
+            let error = io::Error::last_os_error();
+            let half_way = matches!(
                 result,
                 sys::IBV_REREG_MR_ERR_CMD | sys::IBV_REREG_MR_ERR_CMD_AND_DO_FORK_NEW
             );
-            return Err((failed(io::Error::last_os_error()), kept));
+            // A device that has no such call fails in the command, too, and has changed nothing.
+            let kept = !half_way || error.kind() == io::ErrorKind::Unsupported;
+            return Err((failed(error), kept));
         }
         self.access = access;
         // SAFETY: live.

@@ -84,19 +84,24 @@ fn post_one_with_care<B: Backend, O: Operation, P: Payload>(
     room: u64,
     payload: P,
 ) -> Result<(), Refused> {
-    if !op.refuses(payload.bytes(), room)
-        && payload.admits(poster.limits)
-        && B::can(poster.qp(), &op)
-        && let Some(flags) = poster.make_room()
-    {
-        // SAFETY: as in `post_one`; the limits were kept to.
-        return unsafe {
-            poster.post_one(payload, |qp, form, payload| {
-                B::write(qp, form, null(), &op, payload, flags)
-            })
+    if !op.refuses(payload.bytes(), room) && payload.admits(poster.limits) && B::can(poster.qp(), &op) {
+        // One that is single has not got its turn; another has not asked for it.
+        let flags = if !payload.is_single(poster.limits) && poster.take_turn() {
+            Some(0)
+        } else {
+            poster.make_room()
         };
+        if let Some(flags) = flags {
+            // SAFETY: as in `post_one`; the limits were kept to.
+            return unsafe {
+                poster.post_one(payload, |qp, form, payload| {
+                    B::write(qp, form, null(), &op, payload, flags)
+                })
+            };
+        }
     }
-    Err(poster.refuse_one(objection(poster, op, room, &payload), payload.into_buffers()))
+    let reason = objection(poster, op, room, &payload);
+    Err(poster.refuse_one(reason, payload.into_buffers()))
 }
 
 /// What is wrong with a request that has `room` for so many bytes; `None` if nothing is.
@@ -123,12 +128,12 @@ fn stage<B: Backend, O: Operation, P: Payload>(
     payload: P,
     flags: c_uint,
 ) {
-    if op.refuses(payload.bytes(), room)
-        || !payload.admits(poster.limits)
-        || !B::can(poster.qp(), &op)
-        || !poster.take_turn()
-    {
-        *next = stage_with_care(poster, *next, op, room, payload, flags);
+    if op.refuses(payload.bytes(), room) || !payload.admits(poster.limits) || !B::can(poster.qp(), &op) {
+        *next = refuse(poster, op, room, payload);
+        return;
+    }
+    if !poster.take_turn() {
+        *next = stage_out_of_turn(poster, *next, op, room, payload, flags);
         return;
     }
     // SAFETY: it has its turn, and the limits were kept to.
@@ -159,11 +164,11 @@ unsafe fn stage_in_turn<B: Backend, O: Operation, P: Payload>(
     }
 }
 
-/// Stages a request that cannot simply be staged, or refuses it and the batch. Returns the form of the next one, or, of a refused batch, that of the first. It cannot
-/// unwind, so that whoever builds a batch need not have all of it in memory.
+/// Stages a request that could not take its turn, or refuses it. Returns the form of the next one. It cannot unwind, so that whoever builds a batch need not have all
+/// of it in memory.
 #[cold]
 #[inline(never)]
-extern "C" fn stage_with_care<B: Backend, O: Operation, P: Payload>(
+extern "C" fn stage_out_of_turn<B: Backend, O: Operation, P: Payload>(
     poster: &mut Poster<B>,
     mut next: *mut Form<B::Request>,
     op: O,
@@ -171,15 +176,24 @@ extern "C" fn stage_with_care<B: Backend, O: Operation, P: Payload>(
     payload: P,
     flags: c_uint,
 ) -> *mut Form<B::Request> {
-    if !op.refuses(payload.bytes(), room)
-        && payload.admits(poster.limits)
-        && B::can(poster.qp(), &op)
-        && let Some(more) = poster.make_room()
-    {
-        // SAFETY: it has its turn, and the limits were kept to.
-        unsafe { stage_in_turn(poster, &mut next, op, payload, flags | more) };
-        return next;
-    }
+    let Some(more) = poster.make_room() else {
+        return refuse(poster, op, room, payload);
+    };
+    // SAFETY: it has its turn, and the limits were kept to.
+    unsafe { stage_in_turn(poster, &mut next, op, payload, flags | more) };
+    next
+}
+
+/// Refuses a request, and the batch: keeps its buffers with the refusal. Returns the form of the batch's first request: it ends as if it were empty. It cannot unwind
+/// either.
+#[cold]
+#[inline(never)]
+extern "C" fn refuse<B: Backend, O: Operation, P: Payload>(
+    poster: &mut Poster<B>,
+    op: O,
+    room: u64,
+    payload: P,
+) -> *mut Form<B::Request> {
     let reason = objection(poster, op, room, &payload);
     poster.refuse_next(reason, payload.into_buffers());
     poster.first()
@@ -444,8 +458,12 @@ impl<T: Transport> ReceiveBatch<'_, T> {
     #[inline(always)]
     fn stage<P: Payload>(&mut self, payload: P) {
         let Staging { poster, next } = &mut self.staging;
-        if !payload.admits(poster.limits) || payload.bytes() < T::HEADROOM || !poster.take_turn() {
-            *next = receive_with_care(poster, *next, payload, T::HEADROOM);
+        if !payload.admits(poster.limits) || payload.bytes() < T::HEADROOM {
+            *next = refuse_receive(poster, payload, T::HEADROOM);
+            return;
+        }
+        if !poster.take_turn() {
+            *next = receive_out_of_turn(poster, *next, payload);
             return;
         }
         // SAFETY: it has its turn, and the limits were kept to. A receive has nothing but its list.
@@ -469,26 +487,36 @@ fn receive_one_with_care(poster: &mut Poster<Receives>, payload: impl Payload, h
     unsafe { poster.post_one(payload, |_, form, payload| Receives::write(form, null(), payload)) }
 }
 
-/// As [`stage_with_care`].
+/// As [`stage_out_of_turn`].
 #[cold]
 #[inline(never)]
-extern "C" fn receive_with_care<P: Payload>(
+extern "C" fn receive_out_of_turn<P: Payload>(
     poster: &mut Poster<Receives>,
     mut next: *mut Form<<Receives as Line>::Request>,
     payload: P,
+) -> *mut Form<<Receives as Line>::Request> {
+    if poster.make_room().is_none() {
+        return refuse_receive(poster, payload, 0);
+    }
+    // SAFETY: as in `ReceiveBatch::stage`.
+    unsafe {
+        push(poster, &mut next, payload, |_, form, payload| {
+            Receives::write(form, (*form).following, payload)
+        });
+    }
+    next
+}
+
+/// As [`refuse`].
+#[cold]
+#[inline(never)]
+extern "C" fn refuse_receive<P: Payload>(
+    poster: &mut Poster<Receives>,
+    payload: P,
     headroom: u64,
 ) -> *mut Form<<Receives as Line>::Request> {
-    let objection = objection_to_receive(headroom, &payload, poster.limits);
-    if objection.is_none() && poster.make_room().is_some() {
-        // SAFETY: as in `ReceiveBatch::stage`.
-        unsafe {
-            push(poster, &mut next, payload, |_, form, payload| {
-                Receives::write(form, (*form).following, payload)
-            });
-        }
-        return next;
-    }
-    poster.refuse_next(objection, payload.into_buffers());
+    let reason = objection_to_receive(headroom, &payload, poster.limits);
+    poster.refuse_next(reason, payload.into_buffers());
     poster.first()
 }
 

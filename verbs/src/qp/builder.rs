@@ -18,7 +18,7 @@ use super::ring::Queue;
 use super::staging::{Poster, Signalling};
 use super::transport::{Connected, Rc, Transport, TransportKind, Uc, Ud};
 use crate::ah::Route;
-use crate::cq::{Attachment, CompletionQueue};
+use crate::cq::{Attachment, CompletionQueue, CqInner, CqKind};
 use crate::error::QueuePairError;
 use crate::pd::ProtectionDomain;
 use crate::port::{GidEntry, PortAttr, PortState};
@@ -33,8 +33,8 @@ use crate::wr::payload::Limits;
 #[must_use = "a builder does nothing until rc(), uc() or ud() is called"]
 pub struct QueuePairBuilder<'a, B: Backend = PostList> {
     pd: &'a ProtectionDomain,
-    send_cq: &'a CompletionQueue,
-    recv_cq: &'a CompletionQueue,
+    send_cq: &'a Arc<CqInner>,
+    recv_cq: &'a Arc<CqInner>,
     send_depth: u32,
     recv_depth: u32,
     max_send_sge: u32,
@@ -108,7 +108,7 @@ pub(super) struct Made {
 const DEFAULT_RD_ATOMIC: u8 = 16;
 
 impl<'a> QueuePairBuilder<'a> {
-    pub(crate) fn new(pd: &'a ProtectionDomain, cq: &'a CompletionQueue) -> Self {
+    pub(crate) fn new(pd: &'a ProtectionDomain, cq: &'a Arc<CqInner>) -> Self {
         Self {
             pd,
             send_cq: cq,
@@ -149,8 +149,8 @@ impl<'a> QueuePairBuilder<'a> {
 
 impl<'a, B: Backend> QueuePairBuilder<'a, B> {
     /// Completions of receives go to `cq`, those of sends stay where they are.
-    pub fn recv_cq(mut self, cq: &'a CompletionQueue) -> Self {
-        self.recv_cq = cq;
+    pub fn recv_cq<Q: CqKind>(mut self, cq: &'a CompletionQueue<Q>) -> Self {
+        self.recv_cq = cq.inner();
         self
     }
 
@@ -494,11 +494,10 @@ impl<'a, B: Backend> QueuePairBuilder<'a, B> {
     fn attach(
         &self,
         which: &'static str,
-        cq: &CompletionQueue,
+        inner: &Arc<CqInner>,
         depth: u32,
         queue: Queue,
     ) -> Result<Attachment, QueuePairError> {
-        let inner = cq.inner();
         if inner.context.raw != self.pd.inner().context.raw {
             return Err(QueuePairError::ForeignCompletionQueue { which });
         }

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use doorbell_verbs_sys as sys;
 
-use super::backend::{Form, Forms, Line};
+use super::backend::{Form, Forms, Handle, Line};
 use super::connected::Datagrams;
 use super::refused::{Reason, Refused, RefusedBatch};
 use super::ring::Ring;
@@ -102,8 +102,8 @@ impl<L: Line> Poster<L> {
     }
 
     #[inline(always)]
-    pub(super) fn qp(&self) -> *mut sys::ibv_qp {
-        self.qp
+    pub(super) fn qp(&self) -> Handle<'_> {
+        Handle::new(&self.qp)
     }
 
     /// The form of the next request to be posted.
@@ -123,20 +123,12 @@ impl<L: Line> Poster<L> {
         self.ring.depth()
     }
 
-    /// Takes the turn of the next request. False when something has to be looked after before: `make_room` or `refuse_next` is to follow.
+    /// Takes the turn of the next request. False when something has to be looked after before: `make_room` is to follow.
     #[inline(always)]
     pub(crate) fn take_turn(&mut self) -> bool {
         let (left, none) = self.left.overflowing_sub(1);
         self.left = left;
         !none
-    }
-
-    /// Gives back the turn that could not be taken, if one could not.
-    #[inline(always)]
-    fn put_turn_back(&mut self) {
-        if self.left == u64::MAX {
-            self.left = 0;
-        }
     }
 
     /// Posts one request, `write`n into a form.
@@ -148,19 +140,19 @@ impl<L: Line> Poster<L> {
     pub(crate) unsafe fn post_one<P: Payload>(
         &mut self,
         payload: P,
-        write: impl FnOnce(*mut sys::ibv_qp, *mut Form<L::Request>, &P),
+        write: impl FnOnce(Handle<'_>, *mut Form<L::Request>, &P),
     ) -> Result<(), Refused> {
         // SAFETY: there is room, so that the slot and the form are the poster's; both live as long as it. The queue pair is live. The buffers are owned by the
         // ring from here on, which keeps them until completed, or until the queue pair is destroyed.
         let result = unsafe {
-            L::begin(self.qp);
+            L::begin(self.qp());
             let form = self.next;
-            write(self.qp, form, &payload);
+            write(self.qp(), form, &payload);
             self.next = (*form).following;
             *(*(*form).slot).get() = payload.into_buffers().into_head();
             // Before the device may complete it.
             self.ring.publish_one();
-            L::ring(self.qp, form, &mut self.bad)
+            L::ring(Handle::new(&self.qp), form, &mut self.bad)
         };
         if result == 0 {
             return Ok(());
@@ -208,14 +200,14 @@ impl<L: Line> Poster<L> {
         self.count_from(head);
     }
 
-    /// Looks after what has to be before the next request, and takes its turn. Gives the flags that it needs besides its own; `None` when the queue is full, or the
-    /// batch refused.
+    /// Looks after what has to be before the next request, whose turn `take_turn` could not take, and takes it. Gives the flags that it needs besides its own; `None`
+    /// when the queue is full, or the batch refused.
     #[inline(always)]
     pub(super) fn make_room(&mut self) -> Option<c_uint> {
-        self.put_turn_back();
-        let position = self.checkpoint - self.left;
+        let position = self.checkpoint;
         self.full_at = self.ring.retired() + u64::from(self.ring.depth());
         if position == self.full_at || self.refusal.is_some() {
+            self.left = 0;
             return None;
         }
         let mut flags = 0;
@@ -231,7 +223,6 @@ impl<L: Line> Poster<L> {
     #[cold]
     #[inline(never)]
     pub(super) fn refuse_next(&mut self, reason: Option<Reason>, buffers: Buffers) {
-        self.put_turn_back();
         let at = self.checkpoint - self.left;
         let depth = self.ring.depth();
         let refusal = self.refusal.get_or_insert_with(|| {
@@ -323,7 +314,7 @@ impl<'q, L: Line> Staging<'q, L> {
     pub(crate) fn new(poster: &'q mut Poster<L>) -> Self {
         let next = poster.next;
         // SAFETY: the queue pair is live; a batch that was begun before was completed or aborted.
-        unsafe { L::begin(poster.qp) };
+        unsafe { L::begin(poster.qp()) };
         Self { poster, next }
     }
 
@@ -358,7 +349,7 @@ impl<L: Line> Poster<L> {
         // or until the queue pair is destroyed.
         let result = unsafe {
             L::end(last);
-            L::ring(self.qp, first, &mut self.bad)
+            L::ring(Handle::new(&self.qp), first, &mut self.bad)
         };
         if result == 0 {
             return Ok(());
@@ -373,7 +364,7 @@ impl<L: Line> Poster<L> {
         let empty = self.checkpoint - self.left == self.head();
         if empty || self.refusal.is_some() {
             // SAFETY: begun in `Staging::new`, and neither completed nor aborted.
-            unsafe { L::abort(self.qp) };
+            unsafe { L::abort(self.qp()) };
         }
         if self.refusal.is_some() {
             return Err(self.refuse());
@@ -389,8 +380,7 @@ impl<L: Line> Poster<L> {
     #[inline(never)]
     fn abandon(&mut self) {
         // SAFETY: begun in `Staging::new`, and neither completed nor aborted.
-        unsafe { L::abort(self.qp) };
-        self.put_turn_back();
+        unsafe { L::abort(self.qp()) };
         let (head, next) = (self.head(), self.checkpoint - self.left);
         drop(self.unstage(head, next));
         self.refusal = None;
@@ -416,10 +406,10 @@ pub(crate) unsafe fn push<L: Line, P: Payload>(
     poster: &mut Poster<L>,
     next: &mut *mut Form<L::Request>,
     payload: P,
-    write: impl FnOnce(*mut sys::ibv_qp, *mut Form<L::Request>, &P),
+    write: impl FnOnce(Handle<'_>, *mut Form<L::Request>, &P),
 ) {
     let form = *next;
-    write(poster.qp, form, &payload);
+    write(poster.qp(), form, &payload);
     // SAFETY: the slots of `head..full_at` are the poster's, and so are their forms: by contract this is one of them.
     unsafe {
         *next = (*form).following;

@@ -4,6 +4,7 @@ use doorbell_verbs_sys as sys;
 
 use super::datagram::Datagram;
 use super::status::{Failure, Status};
+use crate::cq::{Classic, CqKind, Entry, Extended, Retired};
 use crate::memory::{Buffer, Buffers, Kind, Word};
 use crate::qp::{Queue, Ring};
 use crate::types::Qpn;
@@ -44,21 +45,21 @@ pub enum Success {
 
 /// One request retired, with its buffers. Those not taken are dropped with it.
 #[must_use = "a completion says whether the request succeeded"]
-pub struct Completion<'a> {
+pub struct Completion<'a, Q: CqKind = Classic> {
     /// Its completion, or that of the later request which confirms it.
-    wc: &'a sys::ibv_wc,
+    entry: Q::Entry<'a>,
     ring: &'a Ring,
     position: u64,
     buffers: Buffers,
 }
 
-impl<'a> Completion<'a> {
+impl<'a, Q: CqKind> Completion<'a, Q> {
     #[inline(always)]
-    pub(crate) fn new(wc: &'a sys::ibv_wc, ring: &'a Ring, position: u64, buffers: Buffers) -> Self {
+    pub(crate) fn new(entry: Q::Entry<'a>, retired: Retired<'a>, buffers: Buffers) -> Self {
         Self {
-            wc,
-            ring,
-            position,
+            entry,
+            ring: retired.ring,
+            position: retired.position,
             buffers,
         }
     }
@@ -69,47 +70,54 @@ impl<'a> Completion<'a> {
     /// When it failed: the queue pair is in the error state then, and all requests after this one complete as [`Status::Flushed`].
     #[inline]
     pub fn result(&self) -> Result<Success, Failure> {
-        if self.wc.status != sys::IBV_WC_SUCCESS
-            && let Some(failure) = failure(self.wc, self.ring, self.position)
-        {
-            return Err(failure);
-        }
+        self.check()?;
         if self.is_confirmed() {
             return Ok(Success::Confirmed);
         }
-        let imm = || {
-            // SAFETY: both variants of the union are 32-bit integers.
-            u32::from_be(unsafe { self.wc.anon_1.imm_data })
-        };
-        Ok(match self.wc.opcode {
+        let imm = || u32::from_be(self.entry.imm_data());
+        Ok(match self.entry.opcode() {
             sys::IBV_WC_SEND => Success::Send,
             sys::IBV_WC_RDMA_WRITE => Success::Write,
             sys::IBV_WC_RDMA_READ => Success::Read,
             sys::IBV_WC_COMP_SWAP => Success::CompareSwap,
             sys::IBV_WC_FETCH_ADD => Success::FetchAdd,
             sys::IBV_WC_RECV => Success::Receive {
-                len: self.wc.byte_len,
-                imm: (self.wc.wc_flags & sys::IBV_WC_WITH_IMM != 0).then(imm),
+                len: self.entry.byte_len(),
+                imm: (self.entry.wc_flags() & sys::IBV_WC_WITH_IMM != 0).then(imm),
             },
             sys::IBV_WC_RECV_RDMA_WITH_IMM => Success::ReceiveWrite {
-                len: self.wc.byte_len,
+                len: self.entry.byte_len(),
                 imm: imm(),
             },
             other => Success::Other(other),
         })
     }
 
+    /// Whether the request succeeded: [`result`](Self::result), without what it did. Costs next to nothing.
+    ///
+    /// # Errors
+    /// As for [`result`](Self::result).
+    #[inline]
+    pub fn check(&self) -> Result<(), Failure> {
+        if self.entry.status() != sys::IBV_WC_SUCCESS
+            && let Some(failure) = failure(self.entry, self.ring, self.position)
+        {
+            return Err(failure);
+        }
+        Ok(())
+    }
+
     /// Whether the request succeeded.
     #[inline]
     #[must_use]
     pub fn is_ok(&self) -> bool {
-        self.wc.status == sys::IBV_WC_SUCCESS || self.is_confirmed()
+        self.entry.status() == sys::IBV_WC_SUCCESS || self.is_confirmed()
     }
 
     /// Whether the completion is that of a later request, which confirms this one.
     #[inline]
     fn is_confirmed(&self) -> bool {
-        is_of_later(self.wc, self.ring, self.position)
+        is_of_later(self.entry, self.ring, self.position)
     }
 
     /// The queue pair whose request it was.
@@ -145,9 +153,7 @@ impl<'a> Completion<'a> {
     #[must_use]
     pub fn datagram(&self) -> Option<Datagram> {
         match self.result() {
-            Ok(Success::Receive { imm, .. }) if self.ring.receives_datagrams() => {
-                Some(Datagram::from_sys(self.wc, imm))
-            }
+            Ok(Success::Receive { imm, .. }) if self.ring.receives_datagrams() => Some(Datagram::new(self.entry, imm)),
             _ => None,
         }
     }
@@ -179,30 +185,48 @@ impl<'a> Completion<'a> {
     }
 }
 
+impl Completion<'_, Extended> {
+    /// When the request completed, in ticks of the device's clock ([`Context::clock`](crate::Context::clock) makes times of them). `None` unless the queue was made
+    /// [with time stamps](crate::ExtendedCompletionQueueBuilder::timestamps); of a request that a later one confirms, the time of that.
+    #[inline]
+    #[must_use]
+    pub fn timestamp_ticks(&self) -> Option<u64> {
+        self.entry.ticks()
+    }
+
+    /// When the request completed, in nanoseconds since 1970-01-01 UTC. `None` unless the queue was made [with the time of
+    /// day](crate::ExtendedCompletionQueueBuilder::wallclock); of a request that a later one confirms, the time of that.
+    #[inline]
+    #[must_use]
+    pub fn wallclock_ns(&self) -> Option<u64> {
+        self.entry.wallclock_ns()
+    }
+}
+
 /// Whether a completion that confirms the request at `position` is that of a later one: the lower half of its `wr_id` is the slot of its own.
 #[inline]
-fn is_of_later(wc: &sys::ibv_wc, ring: &Ring, position: u64) -> bool {
-    u64::from(wc.wr_id as u32) != ring.slot_of(position)
+fn is_of_later(entry: impl Entry, ring: &Ring, position: u64) -> bool {
+    u64::from(entry.slot()) != ring.slot_of(position)
 }
 
 /// How the request at `position` has failed, if this error completion is its own. Takes what it needs by value, so that a completion need not be in memory, and all of it, so that
 /// nothing of it need be worked out before.
 #[cold]
 #[inline(never)]
-fn failure(wc: &sys::ibv_wc, ring: &Ring, position: u64) -> Option<Failure> {
-    if is_of_later(wc, ring, position) {
+fn failure(entry: impl Entry, ring: &Ring, position: u64) -> Option<Failure> {
+    if is_of_later(entry, ring, position) {
         return None;
     }
     Some(Failure {
-        status: Status::from_sys(wc.status),
-        vendor_error: wc.vendor_err,
+        status: Status::from_sys(entry.status()),
+        vendor_error: entry.vendor_err(),
         qpn: ring.qpn(),
         queue: ring.queue(),
         sequence: position,
     })
 }
 
-impl core::fmt::Debug for Completion<'_> {
+impl<Q: CqKind> core::fmt::Debug for Completion<'_, Q> {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         f.debug_struct("Completion")
             .field("qpn", &self.qpn())

@@ -4,6 +4,7 @@ use core::ops::Range;
 
 use doorbell_verbs_sys as sys;
 
+use crate::cq::Entry;
 use crate::qp::GRH_BYTES;
 use crate::types::{Lid, Qpn};
 
@@ -25,16 +26,16 @@ pub struct Datagram {
 
 impl Datagram {
     /// Of the completion of a receive of a UD queue pair that succeeded.
-    pub(crate) fn from_sys(wc: &sys::ibv_wc, imm: Option<u32>) -> Self {
+    pub(crate) fn new(entry: impl Entry, imm: Option<u32>) -> Self {
         Self {
-            len: wc.byte_len.saturating_sub(GRH_BYTES as u32),
+            len: entry.byte_len().saturating_sub(GRH_BYTES as u32),
             imm,
-            source: Qpn::truncated(wc.src_qp),
-            flags: wc.wc_flags,
-            pkey_index: wc.pkey_index,
-            slid: wc.slid,
-            sl: wc.sl,
-            path_bits: wc.dlid_path_bits,
+            source: Qpn::truncated(entry.src_qp()),
+            flags: entry.wc_flags(),
+            pkey_index: entry.pkey_index().unwrap_or(0),
+            slid: entry.slid(),
+            sl: entry.sl(),
+            path_bits: entry.dlid_path_bits(),
         }
     }
 
@@ -100,7 +101,7 @@ impl Datagram {
         self.sl
     }
 
-    /// The index of the partition key that it came with.
+    /// The index of the partition key that it came with; 0 when it came by an extended completion queue, which does not tell.
     #[must_use]
     pub fn pkey_index(&self) -> u16 {
         self.pkey_index

@@ -43,6 +43,9 @@ pub(crate) mod sealed {
         /// `qp` is live and was made by ibv_create_qp_ex, a batch of it was begun, and the operation `is_callable`.
         unsafe fn call(&self, qp: *mut sys::ibv_qp_ex);
 
+        /// Whether any queue pair of its transport takes it; else `is_callable` says so.
+        const ALWAYS: bool = true;
+
         /// Whether the queue pair takes it: those that any of its transport takes were looked for when it was made.
         ///
         /// # Safety
@@ -261,6 +264,8 @@ impl sealed::Fill for CompareSwap {
         unsafe { work_requests::wr_atomic_cmp_swp(qp, self.word.rkey.0, self.word.addr, self.compare, self.swap) }
     }
 
+    const ALWAYS: bool = false;
+
     #[inline(always)]
     unsafe fn is_callable(&self, qp: *mut sys::ibv_qp_ex) -> bool {
         // SAFETY: by contract.
@@ -288,6 +293,8 @@ impl sealed::Fill for FetchAdd {
         // SAFETY: by contract.
         unsafe { work_requests::wr_atomic_fetch_add(qp, self.word.rkey.0, self.word.addr, self.add) }
     }
+
+    const ALWAYS: bool = false;
 
     #[inline(always)]
     unsafe fn is_callable(&self, qp: *mut sys::ibv_qp_ex) -> bool {

@@ -264,3 +264,65 @@ fn fail<T>(errno: c_int) -> *mut T {
     unsafe { *libc::__errno_location() = errno };
     core::ptr::null_mut()
 }
+
+/// ibv_create_cq_ex(3): null with errno set on failure, `EOPNOTSUPP` when the provider has no such function.
+///
+/// # Safety
+/// `context`, `attr` and the channel in it are live.
+pub unsafe fn create_cq_ex(context: *mut ibv_context, attr: *mut ibv_cq_init_attr_ex) -> *mut ibv_cq_ex {
+    // SAFETY: live by contract, and the extended entry is read only when `sz` covers it; the thread's own errno.
+    unsafe {
+        match extended!(context, create_cq_ex) {
+            Some(create) => create(context, attr),
+            None => {
+                *libc::__errno_location() = libc::EOPNOTSUPP;
+                core::ptr::null_mut()
+            }
+        }
+    }
+}
+
+/// ibv_start_poll of ibv_create_cq_ex(3): 0 when a completion is current, `ENOENT` when there is none, or another errno value.
+///
+/// # Safety
+/// `cq` is live, has its calls, and has no open poll of this thread.
+#[inline(always)]
+pub unsafe fn start_poll(cq: *mut ibv_cq_ex) -> c_int {
+    let mut attr = ibv_poll_cq_attr { comp_mask: 0 };
+    // SAFETY: by contract.
+    unsafe { (*cq).start_poll.unwrap_unchecked()(cq, &mut attr) }
+}
+
+/// ibv_next_poll of ibv_create_cq_ex(3): as [`start_poll`].
+///
+/// # Safety
+/// `cq` is live, has its calls, and its poll is open.
+#[inline(always)]
+pub unsafe fn next_poll(cq: *mut ibv_cq_ex) -> c_int {
+    // SAFETY: by contract.
+    unsafe { (*cq).next_poll.unwrap_unchecked()(cq) }
+}
+
+/// ibv_end_poll of ibv_create_cq_ex(3).
+///
+/// # Safety
+/// As for [`next_poll`]; the poll is no longer open after it.
+#[inline(always)]
+pub unsafe fn end_poll(cq: *mut ibv_cq_ex) {
+    // SAFETY: by contract.
+    unsafe { (*cq).end_poll.unwrap_unchecked()(cq) }
+}
+
+/// ibv_query_rt_values_ex(3): 0, or an errno value; `EOPNOTSUPP` when the provider has no such function.
+///
+/// # Safety
+/// `context` and `values` are live.
+pub unsafe fn query_rt_values_ex(context: *mut ibv_context, values: *mut ibv_values_ex) -> c_int {
+    // SAFETY: live by contract, and the extended entry is read only when `sz` covers it.
+    unsafe {
+        match extended!(context, query_rt_values) {
+            Some(query) => query(context, values),
+            None => libc::EOPNOTSUPP,
+        }
+    }
+}

@@ -44,7 +44,12 @@ pub(super) unsafe extern "C" fn rereg_mr(
     // SAFETY: a live region.
     let (stub, old) = unsafe { (stub_of((*mr).context), (*mr).lkey) };
     if let Some(result) = stub.failing(Verb::ReregMr) {
-        set_errno(libc::EINVAL);
+        // A result above 0 is no result of this verb: the device has no such call.
+        let (result, errno) = match result {
+            errno if errno > 0 => (IBV_REREG_MR_ERR_CMD, errno),
+            result => (result, libc::EINVAL),
+        };
+        set_errno(errno);
         return result;
     }
     let mut state = stub.state();

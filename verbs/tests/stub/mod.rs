@@ -3,6 +3,7 @@
 //! It moves no data. Each test makes a device of its own, so that tests don't see each other's. This module is what tests tell it; `provider` is what the crate calls.
 
 mod address;
+mod calls;
 mod events;
 pub(crate) mod memory;
 mod provider;
@@ -27,9 +28,10 @@ pub(crate) enum Verb {
     ReregMr,
     RegDmaBuf,
     CreateQp,
+    CreateQpEx,
     ModifyQp,
     DestroyQp,
-    /// Takes all requests, and then says that it refused, but not which.
+    /// Takes all requests, and then says that it refused, but not which; by `ibv_wr_*`, takes none.
     PostSend,
     PollCq,
     DestroyCq,
@@ -82,6 +84,10 @@ struct StubQp {
     recv_cq: usize,
     send: WorkQueue,
     recv: WorkQueue,
+    /// What is being told by `ibv_wr_*`.
+    building: Option<calls::Building>,
+    /// How often that was aborted.
+    aborts: usize,
     /// What each transition was given.
     masks: Vec<u32>,
     attr: Option<ibv_qp_attr>,
@@ -108,6 +114,8 @@ struct State {
     completes_before_arming: Option<u32>,
     /// What a completion queue was last told of moderation.
     moderation: Option<(u16, u16)>,
+    /// The operations that `ibv_create_qp_ex` leaves out (`ibv_qp_create_send_ops_flags`).
+    without: u32,
 }
 
 #[repr(C)]
@@ -215,6 +223,16 @@ impl Stub {
         let state = self.state();
         let qp = &state.qps[&qpn];
         (qp.send.doorbells, qp.recv.doorbells)
+    }
+
+    /// How many batches of `ibv_wr_*` were aborted.
+    pub(crate) fn aborts(&self, qpn: u32) -> usize {
+        self.state().qps[&qpn].aborts
+    }
+
+    /// Queue pairs made from now on by `ibv_create_qp_ex` have not these operations (`ibv_qp_create_send_ops_flags`).
+    pub(crate) fn without(&self, operations: u32) {
+        self.state().without = operations;
     }
 
     pub(crate) fn masks(&self, qpn: u32) -> Vec<u32> {

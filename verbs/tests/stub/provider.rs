@@ -12,7 +12,7 @@ use super::address::{create_ah, create_ah_from_wc, destroy_ah};
 use super::events::{
     ack_async_event, ack_cq_events, create_comp_channel, destroy_comp_channel, get_async_event, get_cq_event, resize_cq,
 };
-use super::{Cq, DEVICES, NEXT, Posted, Stub, StubQp, Verb, WorkQueue, events, flush, memory};
+use super::{Cq, DEVICES, NEXT, Posted, Stub, StubQp, Verb, WorkQueue, calls, events, flush, memory};
 
 pub(super) unsafe fn stub_of(context: *mut ibv_context) -> &'static Stub {
     // SAFETY: every context of this provider has a stub's device, its first field.
@@ -56,6 +56,7 @@ unsafe extern "C" fn open_device(device: *mut ibv_device) -> *mut ibv_context {
         whole.context.abi_compat = inline::VERBS_ABI_IS_EXTENDED;
         whole.sz = size_of::<verbs_context>();
         whole.modify_cq = Some(events::modify_cq);
+        whole.create_qp_ex = Some(calls::create_qp_ex);
         whole.query_device_ex = Some(memory::query_device_ex);
         whole.advise_mr = Some(memory::advise_mr);
         whole.alloc_dm = Some(memory::alloc_dm);
@@ -241,13 +242,20 @@ unsafe extern "C" fn create_qp(pd: *mut ibv_pd, attr: *mut ibv_qp_init_attr) -> 
         set_errno(errno);
         return core::ptr::null_mut();
     }
+    // SAFETY: the caller's.
+    unsafe { create(pd, attr) }
+}
+/// Makes a queue pair that has no `ibv_wr_*` yet.
+pub(super) unsafe fn create(pd: *mut ibv_pd, attr: &mut ibv_qp_init_attr) -> *mut ibv_qp {
+    // SAFETY: the caller's.
+    let stub = unsafe { stub_of((*pd).context) };
     attr.cap.max_inline_data = attr.cap.max_inline_data.next_multiple_of(64);
     let qpn = NEXT.fetch_add(1, Ordering::Relaxed);
-    // SAFETY: all-zero is a valid ibv_qp.
-    let mut qp: Box<ibv_qp> = Box::new(unsafe { core::mem::zeroed() });
+    // SAFETY: all-zero is a valid ibv_qp_ex.
+    let mut qp: Box<ibv_qp_ex> = Box::new(unsafe { core::mem::zeroed() });
     // SAFETY: the caller's.
-    (qp.context, qp.qp_num) = (unsafe { (*pd).context }, qpn);
-    let raw = Box::into_raw(qp);
+    (qp.qp_base.context, qp.qp_base.qp_num) = (unsafe { (*pd).context }, qpn);
+    let raw = Box::into_raw(qp).cast();
     stub.count("qp", 1);
     stub.state().qps.insert(
         qpn,
@@ -260,6 +268,8 @@ unsafe extern "C" fn create_qp(pd: *mut ibv_pd, attr: *mut ibv_qp_init_attr) -> 
             recv_cq: attr.recv_cq as usize,
             send: WorkQueue::default(),
             recv: WorkQueue::default(),
+            building: None,
+            aborts: 0,
             masks: Vec::new(),
             attr: None,
         },
@@ -308,14 +318,14 @@ unsafe extern "C" fn destroy_qp(qp: *mut ibv_qp) -> c_int {
     state.log.push("destroy_qp");
     state.qps.remove(&qpn);
     // SAFETY: as above.
-    drop(unsafe { Box::from_raw(qp) });
+    drop(unsafe { Box::from_raw(qp.cast::<ibv_qp_ex>()) });
     0
 }
 unsafe extern "C" fn fork_init() -> c_int {
     0
 }
 
-unsafe fn sges_of(list: *const ibv_sge, num: c_int) -> Vec<(u64, u32, u32)> {
+pub(super) unsafe fn sges_of(list: *const ibv_sge, num: c_int) -> Vec<(u64, u32, u32)> {
     // SAFETY: the request's list.
     (0..num as usize)
         .map(|at| unsafe { &*list.add(at) })
@@ -481,7 +491,7 @@ pub(super) static API: Api = Api {
     query_gid_table: None,
     get_pkey_index: None,
     get_device_index: None,
-    qp_to_qp_ex: None,
+    qp_to_qp_ex: Some(calls::qp_to_qp_ex),
     query_ece: None,
     set_ece: None,
     query_qp_data_in_order: None,

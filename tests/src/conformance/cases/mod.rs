@@ -1,17 +1,21 @@
 //! The rules, by area.
 
 mod access;
+mod calls;
 mod completion;
 mod datagram;
 mod events;
 mod matrix;
+mod memory;
 mod notify;
 mod objects;
 mod posting;
 mod reliable;
+mod shared;
 mod transfers;
 mod transitions;
 mod unreliable;
+mod windows;
 
 use super::Case;
 
@@ -31,6 +35,10 @@ pub(super) fn all() -> Vec<Case> {
         datagram::cases(),
         unreliable::cases(),
         events::cases(),
+        memory::cases(),
+        windows::cases(),
+        shared::cases(),
+        calls::cases(),
         matrix::cases(),
     ]
     .into_iter()

@@ -40,6 +40,11 @@ impl Device {
         let context = ptr::without_provenance_mut(context);
         // SAFETY: context and channel are live, and the queue holds both.
         let cq = unsafe { (self.api().create_cq)(self.raw(), entries, context, raw, vector) };
+        self.adopt_cq(cq, channel)
+    }
+
+    /// What a verb that makes completion queues returned.
+    pub(super) fn adopt_cq(&self, cq: *mut ibv_cq, channel: Option<&Channel>) -> Result<Cq, Errno> {
         Ok(Cq(Rc::new(Inner {
             object: Object::new(self, "completion queue", cq, self.api().destroy_cq)?,
             device: self.clone(),

@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 use doorbell_verbs_sys::*;
 
 use super::channel::readable;
-use super::{Cq, Device, Qp, zeroed};
+use super::{Cq, Device, Qp, Srq, zeroed};
 
 /// An event taken; acknowledged on drop.
 pub(in crate::conformance) struct Event(ibv_async_event, Device);
@@ -47,6 +47,13 @@ impl Event {
     pub(in crate::conformance) fn is_of_cq(&self, cq: &Cq) -> bool {
         // SAFETY: as above.
         unsafe { self.0.element.cq == cq.raw() }
+    }
+}
+
+impl Event {
+    pub(in crate::conformance) fn is_of_srq(&self, srq: &Srq) -> bool {
+        // SAFETY: as above.
+        unsafe { self.0.element.srq == srq.raw() }
     }
 }
 

@@ -1,6 +1,6 @@
 //! Protection domains, memory, and regions of it.
 
-use std::ffi::c_int;
+use std::ffi::{c_int, c_void};
 use std::ops::Range;
 use std::rc::Rc;
 
@@ -51,6 +51,11 @@ impl Memory {
         self.0.0.len() * 8
     }
 
+    /// Where it lies, for the verbs.
+    pub(super) fn place(&self) -> *mut c_void {
+        self.ptr().cast()
+    }
+
     fn ptr(&self) -> *mut u8 {
         self.0.0.cast()
     }
@@ -90,7 +95,7 @@ pub(in crate::conformance) struct Mr {
     object: Object<ibv_mr>,
     pub(in crate::conformance) memory: Memory,
     addr: u64,
-    _pd: Pd,
+    pd: Pd,
 }
 
 impl Pd {
@@ -114,16 +119,21 @@ impl Pd {
         rights: u32,
     ) -> Result<Mr, Errno> {
         assert!(range.end <= memory.len());
-        let device = self.device();
         let addr = memory.addr() + range.start as u64;
         let place = memory.ptr().wrapping_add(range.start).cast();
         // SAFETY: the PD is live, and the range is in memory that the region holds.
-        let mr = unsafe { (device.api().reg_mr)(self.raw(), place, range.len(), rights as c_int) };
+        let mr = unsafe { (self.device().api().reg_mr)(self.raw(), place, range.len(), rights as c_int) };
+        self.adopt_mr(mr, memory, addr)
+    }
+
+    /// What a verb that makes regions returned: of this memory, the first of which peers know by this address.
+    pub(super) fn adopt_mr(&self, mr: *mut ibv_mr, memory: &Memory, addr: u64) -> Result<Mr, Errno> {
+        let device = self.device();
         Ok(Mr {
             object: Object::new(device, "memory region", mr, device.api().dereg_mr)?,
             memory: memory.clone(),
             addr,
-            _pd: self.clone(),
+            pd: self.clone(),
         })
     }
 
@@ -176,6 +186,17 @@ impl Mr {
             addr: self.at(offset),
             length: len as u32,
             lkey: self.lkey(),
+        }
+    }
+
+    /// Notes what ibv_rereg_mr(3) has changed.
+    pub(super) fn changed(&mut self, flags: u32, pd: &Pd, memory: &Memory) {
+        if flags & IBV_REREG_MR_CHANGE_PD != 0 {
+            self.pd = pd.clone();
+        }
+        if flags & IBV_REREG_MR_CHANGE_TRANSLATION != 0 {
+            self.memory = memory.clone();
+            self.addr = memory.addr();
         }
     }
 

@@ -8,11 +8,15 @@
 mod channel;
 mod completion;
 mod context;
+mod device_memory;
 mod endpoint;
 mod event;
+mod extended;
 mod memory;
 mod qp;
+mod srq;
 pub(super) mod states;
+mod window;
 mod wr;
 
 use std::cell::{Cell, RefCell};
@@ -28,9 +32,12 @@ use doorbell_verbs_sys::Api;
 pub(super) use channel::Channel;
 pub(super) use completion::{Completions, Cq, immediate, named};
 pub(super) use context::{Device, gid_bytes};
-pub(super) use endpoint::{End, Pair, Setup, pattern};
+pub(super) use endpoint::{End, Pair, Setup};
+pub(super) use extended::{Calls, CqEx};
 pub(super) use memory::{ALL_RIGHTS, Memory, Mr, Pd};
-pub(super) use qp::{Ah, Peer, QKEY, Qp};
+pub(super) use qp::{Ah, QKEY, Qp};
+pub(super) use srq::Srq;
+pub(super) use window::{Binding, Mw, invalidated, next_key};
 pub(super) use wr::{Posted, Recv, Send};
 
 /// What a case is given.

@@ -10,7 +10,7 @@ use anyhow::{Context, Result, ensure};
 use doorbell_verbs_sys::*;
 
 use super::states::{rule, state_name};
-use super::{Cq, Device, Errno, NotOffered, Object, Pd, Send, Setup, zeroed};
+use super::{Cq, Device, Errno, NotOffered, Object, Pd, Send, Setup, Srq, zeroed};
 
 /// The queue key of every datagram queue pair, unless a case wants another.
 pub(in crate::conformance) const QKEY: u32 = 0x1111_1111;
@@ -35,15 +35,16 @@ pub(in crate::conformance) struct Qp {
     pd: Pd,
     send_cq: Cq,
     _recv_cq: Cq,
+    _srq: Option<Srq>,
 }
 
 /// What ibv_create_qp(3) is asked for.
-pub(super) fn init_attr(send_cq: &Cq, recv_cq: &Cq, setup: &Setup) -> ibv_qp_init_attr {
+pub(super) fn init_attr(send_cq: &Cq, recv_cq: &Cq, srq: Option<&Srq>, setup: &Setup) -> ibv_qp_init_attr {
     ibv_qp_init_attr {
         qp_context: ptr::null_mut(),
         send_cq: send_cq.raw(),
         recv_cq: recv_cq.raw(),
-        srq: ptr::null_mut(),
+        srq: srq.map_or(ptr::null_mut(), Srq::raw),
         cap: ibv_qp_cap {
             max_send_wr: setup.depth,
             max_recv_wr: setup.depth,
@@ -59,10 +60,34 @@ pub(super) fn init_attr(send_cq: &Cq, recv_cq: &Cq, setup: &Setup) -> ibv_qp_ini
 impl Pd {
     /// A queue pair in RESET, its own peer until told otherwise. `psn` is the first that it will send.
     pub(in crate::conformance) fn qp(&self, send_cq: &Cq, recv_cq: &Cq, setup: &Setup, psn: u32) -> Result<Qp, Errno> {
-        let device = self.device();
-        let mut init = init_attr(send_cq, recv_cq, setup);
+        self.qp_on(None, send_cq, recv_cq, setup, psn)
+    }
+
+    /// With a shared receive queue.
+    pub(in crate::conformance) fn qp_on(
+        &self,
+        srq: Option<&Srq>,
+        send_cq: &Cq,
+        recv_cq: &Cq,
+        setup: &Setup,
+        psn: u32,
+    ) -> Result<Qp, Errno> {
+        let mut init = init_attr(send_cq, recv_cq, srq, setup);
         // SAFETY: PD and queues are live, and the queue pair holds them.
-        let qp = unsafe { (device.api().create_qp)(self.raw(), &mut init) };
+        let qp = unsafe { (self.device().api().create_qp)(self.raw(), &mut init) };
+        self.adopt(qp, [send_cq, recv_cq], srq, setup, (psn, init.cap))
+    }
+
+    /// What a verb that makes queue pairs returned, with the capacities that it granted.
+    pub(super) fn adopt(
+        &self,
+        qp: *mut ibv_qp,
+        [send_cq, recv_cq]: [&Cq; 2],
+        srq: Option<&Srq>,
+        setup: &Setup,
+        (psn, cap): (u32, ibv_qp_cap),
+    ) -> Result<Qp, Errno> {
+        let device = self.device();
         let object = Object::new(device, "queue pair", qp, device.api().destroy_qp)?;
         // SAFETY: just made.
         let qpn = unsafe { (*object.get()).qp_num };
@@ -70,8 +95,8 @@ impl Pd {
             object,
             qpn,
             setup: Setup {
-                depth: init.cap.max_send_wr,
-                inline: init.cap.max_inline_data,
+                depth: cap.max_send_wr,
+                inline: cap.max_inline_data,
                 ..*setup
             },
             psn,
@@ -83,6 +108,7 @@ impl Pd {
             pd: self.clone(),
             send_cq: send_cq.clone(),
             _recv_cq: recv_cq.clone(),
+            _srq: srq.cloned(),
         })
     }
 }

@@ -5,7 +5,7 @@ use std::ptr;
 
 use doorbell_verbs_sys::*;
 
-use super::{Ah, Errno, Qp, zeroed};
+use super::{Ah, Binding, Errno, Mw, Qp, zeroed};
 
 /// A send request, signalled unless told otherwise.
 #[derive(Clone)]
@@ -80,6 +80,22 @@ impl Send {
         self
     }
 
+    /// The key that a SEND or a local request invalidates.
+    pub(in crate::conformance) fn invalidating(mut self, rkey: u32) -> Self {
+        self.wr.anon_1.invalidate_rkey = rkey;
+        self
+    }
+
+    /// What a request binds, and the key that it gives the window.
+    pub(in crate::conformance) fn binding(mut self, mw: &Mw, rkey: u32, binding: Binding<'_>) -> Self {
+        self.wr.anon_2.bind_mw = ibv_send_wr_bind_mw {
+            mw: mw.raw(),
+            rkey,
+            bind_info: binding.info(),
+        };
+        self
+    }
+
     /// The destination of a datagram.
     pub(in crate::conformance) fn to(mut self, ah: &Ah, remote_qpn: u32, remote_qkey: u32) -> Self {
         self.wr.wr.ud = ibv_send_wr_ud {
@@ -125,7 +141,7 @@ pub(in crate::conformance) enum Posted {
 }
 
 impl Posted {
-    fn new(result: c_int, bad: Option<usize>) -> Self {
+    pub(super) fn new(result: c_int, bad: Option<usize>) -> Self {
         if result == 0 {
             return Self::All;
         }
@@ -200,7 +216,7 @@ fn elements_of(send: &Send) -> Vec<ibv_sge> {
 }
 
 /// The requests as C has them, and the elements that they point to.
-fn chain(receives: &[Recv]) -> (Vec<ibv_recv_wr>, Vec<Vec<ibv_sge>>) {
+pub(super) fn chain(receives: &[Recv]) -> (Vec<ibv_recv_wr>, Vec<Vec<ibv_sge>>) {
     let mut elements: Vec<Vec<ibv_sge>> = receives.iter().map(|receive| receive.sges.clone()).collect();
     let mut list: Vec<ibv_recv_wr> = receives
         .iter()

@@ -36,6 +36,24 @@ pub enum EitherBackend<L, W> {
     WorkRequests(W),
 }
 
+/// A queue pair, as the poster keeps it: read anew for each call of the provider, since to keep it in a register across calls would cost that register's saving and
+/// restoring.
+#[derive(Clone, Copy)]
+pub struct Handle<'p>(&'p *mut sys::ibv_qp);
+
+impl<'p> Handle<'p> {
+    #[inline(always)]
+    pub(super) fn new(qp: &'p *mut sys::ibv_qp) -> Self {
+        Self(qp)
+    }
+
+    #[inline(always)]
+    pub(super) fn get(self) -> *mut sys::ibv_qp {
+        // SAFETY: a reference may be read from.
+        unsafe { core::ptr::from_ref(self.0).read_volatile() }
+    }
+}
+
 /// The way of one queue's requests to the provider.
 ///
 /// Requests are written one after the other into forms, between `begin` and either `ring` or `abort`.
@@ -57,14 +75,14 @@ pub trait Line: 'static {
     /// # Safety
     /// `qp` is live, and no batch of it is begun.
     #[inline(always)]
-    unsafe fn begin(_qp: *mut sys::ibv_qp) {}
+    unsafe fn begin(_qp: Handle<'_>) {}
 
     /// Forgets the batch that was begun.
     ///
     /// # Safety
     /// `qp` is live, and there is one.
     #[inline(always)]
-    unsafe fn abort(_qp: *mut sys::ibv_qp) {}
+    unsafe fn abort(_qp: Handle<'_>) {}
 
     /// Ends the chain of requests with that of `last`.
     ///
@@ -76,11 +94,11 @@ pub trait Line: 'static {
     ///
     /// # Safety
     /// `qp` is live; these forms follow one another, were all written since `begin`, and their buffers stay registered and untouched until completed.
-    unsafe fn ring(qp: *mut sys::ibv_qp, first: *mut Form<Self::Request>, bad: &mut *mut Self::Request) -> c_int;
+    unsafe fn ring(qp: Handle<'_>, first: *mut Form<Self::Request>, bad: &mut *mut Self::Request) -> c_int;
 }
 
 pub(crate) mod sealed {
-    use super::{Form, Line, Operation, Payload, ProtectionDomain, QueuePairError, TransportKind, c_uint, sys};
+    use super::{Form, Handle, Line, Operation, Payload, ProtectionDomain, QueuePairError, TransportKind, c_uint, sys};
 
     /// A line of send requests.
     pub trait Sends: Line {
@@ -93,7 +111,7 @@ pub(crate) mod sealed {
 
         /// Whether a queue pair takes this operation at all.
         #[inline(always)]
-        fn can<O: Operation>(_qp: *mut sys::ibv_qp, _op: &O) -> bool {
+        fn can<O: Operation>(_qp: Handle<'_>, _op: &O) -> bool {
             true
         }
 
@@ -103,7 +121,7 @@ pub(crate) mod sealed {
         /// `form` is one of the queue of `qp`, whose requests the provider does not have; the payload keeps to the queue pair's limits, and the queue pair `can`;
         /// `begin` was called.
         unsafe fn write<O: Operation, P: Payload>(
-            qp: *mut sys::ibv_qp,
+            qp: Handle<'_>,
             form: *mut Form<Self::Request>,
             next: *mut Form<Self::Request>,
             op: &O,

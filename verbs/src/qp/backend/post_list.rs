@@ -6,7 +6,7 @@ use core::ffi::{c_int, c_uint};
 
 use doorbell_verbs_sys::{self as sys, inline};
 
-use super::{Backend, Form, Line, create, sealed};
+use super::{Backend, Form, Handle, Line, create, sealed};
 use crate::error::QueuePairError;
 use crate::pd::ProtectionDomain;
 use crate::qp::transport::TransportKind;
@@ -42,9 +42,9 @@ impl Line for PostList {
     }
 
     #[inline(always)]
-    unsafe fn ring(qp: *mut sys::ibv_qp, first: *mut Form<Self::Request>, bad: &mut *mut Self::Request) -> c_int {
+    unsafe fn ring(qp: Handle<'_>, first: *mut Form<Self::Request>, bad: &mut *mut Self::Request) -> c_int {
         // SAFETY: by contract.
-        unsafe { inline::post_send(qp, first.cast(), bad) }
+        unsafe { inline::post_send(qp.get(), first.cast(), bad) }
     }
 }
 
@@ -59,7 +59,7 @@ impl sealed::Sends for PostList {
 
     #[inline(always)]
     unsafe fn write<O: Operation, P: Payload>(
-        _qp: *mut sys::ibv_qp,
+        _qp: Handle<'_>,
         form: *mut Form<Self::Request>,
         next: *mut Form<Self::Request>,
         op: &O,
@@ -100,9 +100,9 @@ impl Line for Receives {
     }
 
     #[inline(always)]
-    unsafe fn ring(qp: *mut sys::ibv_qp, first: *mut Form<Self::Request>, bad: &mut *mut Self::Request) -> c_int {
+    unsafe fn ring(qp: Handle<'_>, first: *mut Form<Self::Request>, bad: &mut *mut Self::Request) -> c_int {
         // SAFETY: by contract.
-        unsafe { inline::post_recv(qp, first.cast(), bad) }
+        unsafe { inline::post_recv(qp.get(), first.cast(), bad) }
     }
 }
 

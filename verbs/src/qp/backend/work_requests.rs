@@ -7,7 +7,7 @@ use core::ffi::{c_int, c_uint};
 
 use doorbell_verbs_sys::{self as sys, work_requests};
 
-use super::{Backend, Form, Line, create, sealed};
+use super::{Backend, Form, Handle, Line, create, sealed};
 use crate::error::QueuePairError;
 use crate::pd::ProtectionDomain;
 use crate::qp::transport::TransportKind;
@@ -31,23 +31,25 @@ impl Line for WorkRequests {
     }
 
     #[inline(always)]
-    unsafe fn begin(qp: *mut sys::ibv_qp) {
+    unsafe fn begin(qp: Handle<'_>) {
         // SAFETY: by contract.
-        unsafe { work_requests::wr_start(qp.cast()) }
+        unsafe {
+            work_requests::wr_start(qp.get().cast());
+        }
     }
 
     #[inline(always)]
     unsafe fn end(_last: *mut Form<u64>) {}
 
     #[inline(always)]
-    unsafe fn ring(qp: *mut sys::ibv_qp, _first: *mut Form<u64>, _bad: &mut *mut u64) -> c_int {
+    unsafe fn ring(qp: Handle<'_>, _first: *mut Form<u64>, _bad: &mut *mut u64) -> c_int {
         // SAFETY: by contract.
-        unsafe { work_requests::wr_complete(qp.cast()) }
+        unsafe { work_requests::wr_complete(qp.get().cast()) }
     }
 
-    unsafe fn abort(qp: *mut sys::ibv_qp) {
+    unsafe fn abort(qp: Handle<'_>) {
         // SAFETY: by contract.
-        unsafe { work_requests::wr_abort(qp.cast()) }
+        unsafe { work_requests::wr_abort(qp.get().cast()) }
     }
 }
 
@@ -61,27 +63,32 @@ impl sealed::Sends for WorkRequests {
     }
 
     #[inline(always)]
-    fn can<O: Operation>(qp: *mut sys::ibv_qp, op: &O) -> bool {
+    fn can<O: Operation>(qp: Handle<'_>, op: &O) -> bool {
         // SAFETY: the queue pair of a poster is live, and one of this backend was made by ibv_create_qp_ex.
-        unsafe { op.is_callable(qp.cast()) }
+        O::ALWAYS || unsafe { op.is_callable(qp.get().cast()) }
     }
 
     #[inline(always)]
     unsafe fn write<O: Operation, P: Payload>(
-        qp: *mut sys::ibv_qp,
+        qp: Handle<'_>,
         form: *mut Form<u64>,
         _next: *mut Form<u64>,
         op: &O,
         payload: &P,
         flags: c_uint,
     ) {
-        let qp: *mut sys::ibv_qp_ex = qp.cast();
         // SAFETY: the queue pair is live, and a batch was begun; the operation can be called by contract.
         unsafe {
-            (*qp).wr_id = (*form).request;
-            (*qp).wr_flags = flags;
-            op.call(qp);
-            payload.tell(qp);
+            let extended: *mut sys::ibv_qp_ex = qp.get().cast();
+            (*extended).wr_id = (*form).request;
+            if flags != 0 {
+                (*extended).wr_flags = flags;
+            }
+            op.call(extended);
+            payload.tell(qp.get().cast());
+            if flags != 0 {
+                (*qp.get().cast::<sys::ibv_qp_ex>()).wr_flags = 0;
+            }
         }
     }
 }

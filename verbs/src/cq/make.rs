@@ -1,0 +1,158 @@
+//! Making completion queues.
+
+use core::ffi::c_int;
+use core::mem::ManuallyDrop;
+use core::sync::atomic::AtomicBool;
+use std::io;
+use std::sync::{Arc, Mutex};
+
+use doorbell_verbs_sys::{self as sys, inline};
+
+use super::classic::Fetched;
+use super::extended::Calls;
+use super::table::Registry;
+use super::{Classic, CompletionQueue, CqInner, Extended, size};
+use crate::context::Context;
+use crate::error::CompletionQueueError;
+use crate::event::CompletionChannel;
+use crate::event::channel::CqId;
+
+impl CqInner {
+    /// Makes a queue by `create`, which gets the number of entries, the queue's id, and its channel or null.
+    fn make(
+        context: &Context,
+        entries: u32,
+        channel: Option<&CompletionChannel>,
+        verb: &'static str,
+        create: impl FnOnce(c_int, CqId, *mut sys::ibv_comp_channel) -> *mut sys::ibv_cq,
+    ) -> Result<Self, CompletionQueueError> {
+        let channel = channel.map(CompletionChannel::inner);
+        if channel.is_some_and(|channel| !channel.is_of(context)) {
+            return Err(CompletionQueueError::ForeignChannel {
+                device: context.name().to_owned(),
+            });
+        }
+        let context = context.inner();
+        let cqe = size::checked(context, entries)?;
+        let id = CqId::next();
+        if let Some(channel) = channel {
+            channel.enlist(id);
+        }
+        let raw = create(cqe, id, channel.map_or(core::ptr::null_mut(), |channel| channel.raw()));
+        if raw.is_null() {
+            let error = io::Error::last_os_error();
+            if let Some(channel) = channel {
+                channel.strike(id);
+            }
+            return Err(CompletionQueueError::Create {
+                verb,
+                device: context.name.clone(),
+                entries,
+                error,
+            });
+        }
+        // SAFETY: just made, live.
+        let capacity = u32::try_from(unsafe { (*raw).cqe }).unwrap_or(entries);
+        Ok(Self {
+            raw,
+            context: ManuallyDrop::new(Arc::clone(context)),
+            id,
+            channel: ManuallyDrop::new(channel.map(Arc::clone)),
+            registry: Mutex::new(Registry::new(capacity)),
+            departed: AtomicBool::new(false),
+        })
+    }
+}
+
+impl CompletionQueue<Classic> {
+    pub(crate) fn classic(
+        context: &Context,
+        entries: u32,
+        channel: Option<&CompletionChannel>,
+    ) -> Result<Self, CompletionQueueError> {
+        let (api, raw_context) = (context.inner().api, context.inner().raw);
+        let inner = CqInner::make(context, entries, channel, "ibv_create_cq", |cqe, id, channel| {
+            // SAFETY: context and channel are live, and of one device; the user pointer is a number.
+            unsafe { (api.create_cq)(raw_context, cqe, id.to_context(), channel, 0) }
+        })?;
+        Ok(Self::new(inner, Fetched::new()))
+    }
+}
+
+/// Builds an extended completion queue (ibv_create_cq_ex(3)); made by [`Context::extended_completion_queue`].
+#[derive(Debug, Clone)]
+#[must_use = "a builder does nothing until create() is called"]
+pub struct ExtendedCompletionQueueBuilder<'a> {
+    context: &'a Context,
+    channel: Option<&'a CompletionChannel>,
+    entries: u32,
+    fields: u32,
+}
+
+impl<'a> ExtendedCompletionQueueBuilder<'a> {
+    pub(crate) fn new(context: &'a Context, entries: u32) -> Self {
+        Self {
+            context,
+            channel: None,
+            entries,
+            fields: sys::IBV_WC_STANDARD_FLAGS,
+        }
+    }
+
+    /// `channel` tells when the queue has something to poll.
+    pub fn on(mut self, channel: &'a CompletionChannel) -> Self {
+        self.channel = Some(channel);
+        self
+    }
+
+    /// Completions say when they came by the device's clock: see [`Completion::timestamp_ticks`](crate::Completion::timestamp_ticks).
+    pub fn timestamps(mut self) -> Self {
+        self.fields |= sys::IBV_WC_EX_WITH_COMPLETION_TIMESTAMP;
+        self
+    }
+
+    /// Completions say when they came by the time of day: see [`Completion::wallclock_ns`](crate::Completion::wallclock_ns).
+    pub fn wallclock(mut self) -> Self {
+        self.fields |= sys::IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK;
+        self
+    }
+
+    /// Makes the queue.
+    ///
+    /// # Errors
+    /// When the device has no extended queues (an error of kind [`Unsupported`](io::ErrorKind::Unsupported)), or none with what was asked for, or as large; when
+    /// it refuses, or the channel is another device's.
+    pub fn create(self) -> Result<CompletionQueue<Extended>, CompletionQueueError> {
+        let raw_context = self.context.inner().raw;
+        let verb = "ibv_create_cq_ex";
+        let inner = CqInner::make(self.context, self.entries, self.channel, verb, |cqe, id, channel| {
+            let mut attr = sys::ibv_cq_init_attr_ex {
+                cqe: cqe.cast_unsigned(),
+                cq_context: id.to_context(),
+                channel,
+                comp_vector: 0,
+                wc_flags: self.fields.into(),
+                comp_mask: 0,
+                flags: 0,
+                parent_domain: core::ptr::null_mut(),
+            };
+            // SAFETY: context and channel are live, and of one device; the user pointer is a number.
+            unsafe { inline::create_cq_ex(raw_context, &mut attr) }.cast()
+        })?;
+        let raw = inner.raw.cast::<sys::ibv_cq_ex>();
+        // SAFETY: just made.
+        let complete =
+            unsafe { (*raw).start_poll.is_some() && (*raw).next_poll.is_some() && (*raw).end_poll.is_some() };
+        if !complete {
+            return Err(CompletionQueueError::Create {
+                verb,
+                device: self.context.name().to_owned(),
+                entries: self.entries,
+                error: io::ErrorKind::Unsupported.into(),
+            });
+        }
+        // SAFETY: it lives as long as `inner`, which goes after the calls, and they are there.
+        let calls = unsafe { Calls::new(raw) };
+        Ok(CompletionQueue::new(inner, calls))
+    }
+}
