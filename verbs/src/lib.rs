@@ -98,6 +98,7 @@ mod memory;
 mod pd;
 mod port;
 mod qp;
+mod sync;
 mod types;
 mod wait;
 mod wr;

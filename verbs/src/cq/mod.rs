@@ -10,6 +10,9 @@ mod extended;
 mod held;
 mod kind;
 mod make;
+mod members;
+#[cfg(all(test, doorbell_loom))]
+mod model;
 mod poll;
 mod size;
 mod spot;
@@ -17,8 +20,7 @@ mod table;
 mod wait;
 
 use core::mem::ManuallyDrop;
-use core::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use doorbell_verbs_sys as sys;
 
@@ -27,6 +29,7 @@ pub(crate) use kind::Entry;
 use kind::Machinery;
 pub use kind::{Classic, CqKind, Extended};
 pub use make::ExtendedCompletionQueueBuilder;
+use members::Members;
 pub use poll::Completions;
 pub(crate) use spot::Retired;
 pub(crate) use table::Attachment;
@@ -37,6 +40,7 @@ use crate::context::ContextInner;
 use crate::error::{CompletionQueueError, check};
 use crate::event::channel::{ChannelInner, CqId};
 use crate::qp::{Queue, Ring};
+use crate::sync::MutexGuard;
 
 /// How many completions one poll takes at most.
 const BATCH: usize = 32;
@@ -74,9 +78,7 @@ pub(crate) struct CqInner {
     id: CqId,
     /// What tells of its completions.
     channel: ManuallyDrop<Option<Arc<ChannelInner>>>,
-    registry: Mutex<Registry>,
-    /// Whether the registry tells of queue pairs gone.
-    departed: AtomicBool,
+    members: Members,
 }
 
 // SAFETY: `raw` is only passed to verbs, which may be called from any thread; the rest is Send and Sync.
@@ -94,8 +96,7 @@ impl CqInner {
     }
 
     fn registry(&self) -> MutexGuard<'_, Registry> {
-        // Its holders don't panic between two writes; after one that did elsewhere it is consistent.
-        self.registry.lock().unwrap_or_else(PoisonError::into_inner)
+        self.members.registry()
     }
 }
 
@@ -151,7 +152,7 @@ impl<Q: Machinery> Poller<Q> {
     /// Brings the table up to date, if queue pairs have gone.
     #[inline(always)]
     fn settle(&mut self) {
-        if self.inner.departed.load(Ordering::Acquire) {
+        if self.inner.members.is_told() {
             self.bury();
         }
     }
@@ -159,8 +160,7 @@ impl<Q: Machinery> Poller<Q> {
     /// Drops what queue pairs now gone had in flight, and forgets their rings.
     #[cold]
     fn bury(&mut self) {
-        self.inner.departed.store(false, Ordering::Relaxed);
-        let (departed, draining) = self.inner.registry().settle(&mut self.table);
+        let (departed, draining) = self.inner.members.settle(&mut self.table);
         self.draining += draining;
         // It may have been one of those.
         (self.ring, self.key) = (Arc::as_ptr(&self.none), spot::NO_KEY);

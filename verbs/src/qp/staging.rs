@@ -149,7 +149,7 @@ impl<L: Line> Poster<L> {
             let form = self.next;
             write(self.qp(), form, &payload);
             self.next = (*form).following;
-            *(*(*form).slot).get() = payload.into_buffers().into_head();
+            (*(*form).slot).set(payload.into_buffers().into_head());
             // Before the device may complete it.
             self.ring.publish_one();
             L::ring(Handle::new(&self.qp), form, &mut self.bad)
@@ -413,6 +413,6 @@ pub(crate) unsafe fn push<L: Line, P: Payload>(
     // SAFETY: the slots of `head..full_at` are the poster's, and so are their forms: by contract this is one of them.
     unsafe {
         *next = (*form).following;
-        *(*(*form).slot).get() = payload.into_buffers().into_head();
+        (*(*form).slot).set(payload.into_buffers().into_head());
     }
 }
