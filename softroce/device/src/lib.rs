@@ -19,6 +19,7 @@ mod pd;
 mod progress;
 mod qp;
 mod state;
+mod sync;
 
 pub use doorbell_roce_proto::Counters;
 
