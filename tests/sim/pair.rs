@@ -38,6 +38,7 @@ pub(crate) fn connect(net: &mut Network, window: u32, mtu: Mtu, timeout: u8) -> 
             max_recv_sge: 1,
             max_inline: 0,
             signal_all: true,
+            srq: None,
         })
     });
     let none = Modify::default();

@@ -2,10 +2,12 @@
 //! nothing is sent.
 
 mod attributes;
+mod backends;
 mod connected;
 mod datagrams;
 mod descriptions;
 mod memory;
+mod shared;
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Once;
@@ -13,8 +15,8 @@ use std::time::{Duration, Instant};
 
 use doorbell_softroce_ibverbs::{DeviceConfig, api, configure};
 use doorbell_verbs::{
-    Buffer, CompletionQueue, Connected, Context, Library, Local, PreparedQueuePair, ProtectionDomain, Queue, QueuePair,
-    QueuePairBuilder, QueuePairError, Status,
+    Backend, Buffer, CompletionQueue, Connected, Context, Library, Local, PreparedQueuePair, ProtectionDomain, Queue,
+    QueuePair, QueuePairBuilder, QueuePairError, Status,
 };
 
 /// Longer than anything here takes, on a busy machine too.
@@ -100,11 +102,11 @@ impl Side {
 }
 
 /// Two queue pairs of one transport, connected to each other.
-fn connect<T: Connected>(
+fn connect<T: Connected, B: Backend>(
     a: &Side,
     b: &Side,
-    make: impl Fn(QueuePairBuilder<'_>) -> Result<PreparedQueuePair<T>, QueuePairError>,
-) -> (QueuePair<T>, QueuePair<T>) {
+    make: impl Fn(QueuePairBuilder<'_>) -> Result<PreparedQueuePair<T, B>, QueuePairError>,
+) -> (QueuePair<T, B>, QueuePair<T, B>) {
     let (to_b, to_a) = (make(a.builder()).unwrap(), make(b.builder()).unwrap());
     let (of_a, of_b) = (to_b.endpoint(), to_a.endpoint());
     (to_b.connect(&of_b).unwrap(), to_a.connect(&of_a).unwrap())

@@ -50,6 +50,10 @@ pub struct DeviceAttr {
     pub max_sge: u32,
     /// The most entries of a completion queue.
     pub max_cqe: u32,
+    /// The most receives a shared receive queue may hold; 0 where there are none.
+    pub max_shared_receive_depth: u32,
+    /// The most scatter-gather elements of a receive of a shared receive queue.
+    pub max_shared_receive_sge: u32,
     /// The most READs and atomics a queue pair can serve at once.
     pub max_rd_atomic: u8,
     /// The most READs and atomics a queue pair can have outstanding.
@@ -58,12 +62,34 @@ pub struct DeviceAttr {
     pub max_region_bytes: u64,
     /// Whether it has atomics at all.
     pub atomics: bool,
+    /// Which [memory windows](crate::MemoryWindow) it has.
+    pub windows: Windows,
     /// Its vendor, by IEEE OUI.
     pub vendor_id: u32,
     /// Whether it can page on demand: see [`Registration::on_demand`](crate::Registration::on_demand).
     pub on_demand_paging: bool,
     /// How much memory of its own it has to give, in bytes: see [`Context::device_memory`].
     pub device_memory_bytes: u64,
+}
+
+/// Which memory windows a device has (`IBV_DEVICE_MEM_WINDOW` and its like of ibv_query_device(3)).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Windows {
+    /// Of type 1.
+    pub type_1: bool,
+    /// Of type 2.
+    pub type_2: bool,
+}
+
+impl Windows {
+    fn from_sys(flags: sys::ibv_device_cap_flags) -> Self {
+        let type_2 = sys::IBV_DEVICE_MEM_WINDOW_TYPE_2A | sys::IBV_DEVICE_MEM_WINDOW_TYPE_2B;
+        Self {
+            type_1: flags & sys::IBV_DEVICE_MEM_WINDOW != 0,
+            type_2: flags & type_2 != 0,
+        }
+    }
 }
 
 impl DeviceAttr {
@@ -75,10 +101,13 @@ impl DeviceAttr {
             max_queue_depth: count(attr.max_qp_wr),
             max_sge: count(attr.max_sge),
             max_cqe: count(attr.max_cqe),
+            max_shared_receive_depth: count(attr.max_srq_wr),
+            max_shared_receive_sge: count(attr.max_srq_sge),
             max_rd_atomic: small(attr.max_qp_rd_atom),
             max_initiated_rd_atomic: small(attr.max_qp_init_rd_atom),
             max_region_bytes: attr.max_mr_size,
             atomics: attr.atomic_cap != sys::IBV_ATOMIC_NONE,
+            windows: Windows::from_sys(attr.device_cap_flags),
             vendor_id: attr.vendor_id,
             on_demand_paging: false,
             device_memory_bytes: 0,

@@ -192,6 +192,17 @@ pub enum MemoryError {
         #[source]
         error: io::Error,
     },
+    /// ibv_alloc_mw(3) failed.
+    #[error("ibv_alloc_mw({device}, type {kind}): {error}; {}", window_advice(.error))]
+    Window {
+        /// The device's name.
+        device: String,
+        /// Its type: 1 or 2.
+        kind: u32,
+        /// What the library said.
+        #[source]
+        error: io::Error,
+    },
     /// ibv_rereg_mr(3) failed.
     #[error("ibv_rereg_mr({device}): {error}; deregister the memory (Buffer::into_memory) and register it anew")]
     Reregister {
@@ -494,6 +505,9 @@ pub enum QueuePairError {
         /// "send" or "receive".
         which: &'static str,
     },
+    /// The queue pair and its shared receive queue belong to different devices.
+    #[error("the shared receive queue belongs to another device than the protection domain")]
+    ForeignSharedReceiveQueue,
     /// ibv_create_qp(3) failed.
     #[error("ibv_create_qp({device}): {error}; {}", create_advice(.error))]
     Create {
@@ -621,6 +635,16 @@ fn locked_memory_limit() -> Option<String> {
     } else {
         format!("{soft} bytes")
     })
+}
+
+fn window_advice(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::Unsupported => {
+            "the device has none of that type (see DeviceAttr::windows): register memory with remote rights"
+        }
+        io::ErrorKind::OutOfMemory => "it has no more: drop some, or register memory with remote rights",
+        _ => "does the device have such windows (see DeviceAttr::windows)?",
+    }
 }
 
 #[cfg(test)]

@@ -98,13 +98,14 @@ mod memory;
 mod pd;
 mod port;
 mod qp;
+mod srq;
 mod sync;
 mod types;
 mod wait;
 mod wr;
 
 pub use ah::{AddressHandle, AddressHandleBuilder, AddressHandleError};
-pub use context::{Context, DeviceAttr};
+pub use context::{Context, DeviceAttr, Windows};
 pub use cq::{
     BestCompletionQueue, Classic, CompletionQueue, Completions, CqKind, Extended, ExtendedCompletionQueueBuilder,
     Notify,
@@ -112,23 +113,28 @@ pub use cq::{
 pub use describe::{AtomicSupport, BufferDescription, DeviceDescription, PortDescription};
 pub use error::{CompletionQueueError, DeviceError, EventError, IndexOrAny, MemoryError, QueuePairError};
 pub use event::channel::CqId;
-pub use event::{AsyncEvent, CompletionChannel, Events, PortEvent, QueuePairEvent};
+pub use event::{AsyncEvent, CompletionChannel, Events, PortEvent, QueuePairEvent, SharedReceiveEvent};
 #[cfg(feature = "tokio")]
 pub use event::{TokioChannel, TokioEvents};
 pub use library::{Device, Library};
 pub use memory::{
-    All, Atomic, BadRemote, Buffer, Buffers, CacheLimits, CacheStats, Chunks, DeviceMemory, Drain, Exposed, Frozen,
-    GrantsAtomic, GrantsRead, GrantsWrite, Host, HugePage, Key, Kind, Local, Memory, Opaque, Part, PeerWritable, Pool,
-    Read, ReadWrite, Readable, Reclaim, RegionAttr, Registration, RegistrationCache, Remote, RemoteAll, RemoteAtomic,
-    RemoteChunks, RemoteRead, RemoteReadWrite, RemoteWord, RemoteWrite, Reregister, Rights, Sink, Source, Word, Write,
+    All, Atomic, BadRemote, Bindable, BoundWindow, Buffer, Buffers, CacheLimits, CacheStats, Chunks, DeviceMemory,
+    Drain, Exposed, Frozen, GrantsAtomic, GrantsRead, GrantsWrite, Host, HugePage, Key, Kind, Local, Memory,
+    MemoryWindow, Opaque, Part, PeerWritable, Pool, Read, ReadWrite, Readable, Reclaim, RegionAttr, Registration,
+    RegistrationCache, Remote, RemoteAll, RemoteAtomic, RemoteChunks, RemoteRead, RemoteReadWrite, RemoteWord,
+    RemoteWrite, Reregister, Rights, Sink, Source, Type1, Type2, WindowType, Windowed, Word, Write,
 };
 pub use pd::ProtectionDomain;
 pub use port::{GidEntry, GidType, LinkLayer, PortAttr, PortState};
 pub use qp::{
-    Backend, BadEndpoint, Batch, Capacity, Change, Connected, ConnectionAttr, EitherBackend, Endpoint, Explanation,
-    GRH_BYTES, GlobalPath, PathAttr, PathMigration, PostList, PreparedQueuePair, QpState, Queue, QueuePair,
-    QueuePairAttr, QueuePairBuilder, Rc, Reason, ReceiveBatch, Refused, RefusedBatch, Reliable, ReliableAttr,
-    RemoteRights, Request, Transport, TransportKind, Uc, Ud, UdEndpoint, WorkRequests,
+    Backend, BadEndpoint, Batch, Capacity, Change, Connected, ConnectionAttr, Connectionless, EitherBackend, Endpoint,
+    Explanation, GRH_BYTES, GlobalPath, OwnReceives, PathAttr, PathMigration, PostList, PreparedQueuePair, QpState,
+    Queue, QueuePair, QueuePairAttr, QueuePairBuilder, Rc, Reason, ReceiveBatch, Refused, RefusedBatch, Reliable,
+    ReliableAttr, RemoteRights, Request, SharedReceive, Transport, TransportKind, Uc, Ud, UdEndpoint, WorkRequests,
+};
+pub use srq::{
+    SharedQueuePairBuilder, SharedReceiveAttr, SharedReceiveBatch, SharedReceiveBuilder, SharedReceiveError,
+    SharedReceiveHandle, SharedReceiveQueue, SrqId,
 };
 pub use types::{Gid, Lid, Mtu, Psn, QKey, Qpn, RKey};
 pub use wr::completion::{Completion, Success};

@@ -12,8 +12,11 @@ use crate::ah::{AddressHandleBuilder, Handles};
 use crate::context::{Context, ContextInner};
 use crate::cq::{CompletionQueue, CqKind};
 use crate::error::{DeviceError, MemoryError, check};
-use crate::memory::{Buffer, Chunks, DeviceMemory, Memory, Opaque, Registration, Rights, registration};
+use crate::memory::{
+    Buffer, Chunks, DeviceMemory, Memory, MemoryWindow, Opaque, Registration, Rights, Type1, registration,
+};
 use crate::qp::QueuePairBuilder;
+use crate::srq::SharedReceiveBuilder;
 
 /// A protection domain. Cloning is cheap; it is deallocated with the last object made in it.
 #[derive(Clone)]
@@ -130,9 +133,30 @@ impl ProtectionDomain {
         registration::register_device_memory(&self.inner, memory, offset, len, rights)
     }
 
+    /// A memory window of type 2, bound to nothing (ibv_alloc_mw(3)): see [`MemoryWindow`].
+    ///
+    /// # Errors
+    /// When the device has no such windows (see [`DeviceAttr::windows`](crate::DeviceAttr::windows)), or no more of them.
+    pub fn memory_window(&self) -> Result<MemoryWindow, MemoryError> {
+        MemoryWindow::new(&self.inner)
+    }
+
+    /// A memory window of type 1, bound to nothing: see [`MemoryWindow`].
+    ///
+    /// # Errors
+    /// As for [`memory_window`](Self::memory_window).
+    pub fn memory_window_type_1(&self) -> Result<MemoryWindow<Type1>, MemoryError> {
+        MemoryWindow::new(&self.inner)
+    }
+
     /// Begins an address handle, for queue pairs of this domain to send datagrams to.
     pub fn address_handle(&self) -> AddressHandleBuilder<'_> {
         AddressHandleBuilder::new(self)
+    }
+
+    /// Begins a shared receive queue for `depth` receives outstanding. The buffers posted to it are those of this domain.
+    pub fn shared_receive_queue(&self, depth: u32) -> SharedReceiveBuilder<'_> {
+        SharedReceiveBuilder::new(self, depth)
     }
 
     /// Begins a queue pair whose completions of both queues go to `cq` (see [`QueuePairBuilder::recv_cq`] for two).

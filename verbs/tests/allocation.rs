@@ -6,7 +6,7 @@ use std::cell::Cell;
 use doorbell_verbs::{Buffer, CompletionQueue, QueuePair, Rc, Refused, Remote, Write};
 use doorbell_verbs_sys::IBV_WC_RECV;
 
-use crate::rig::{Kind, over_both_backends, rig};
+use crate::rig::{Kind, Made, over_all_kinds, rig_of};
 use crate::stub::Stub;
 
 thread_local! {
@@ -65,7 +65,7 @@ impl Drop for OfTheProvider {
 }
 
 /// How many calls of the allocator `what` makes.
-fn calls_in(what: impl FnOnce()) -> u64 {
+pub(crate) fn calls_in(what: impl FnOnce()) -> u64 {
     let before = CALLS.get();
     what();
     CALLS.get() - before
@@ -85,7 +85,12 @@ const DEPTH: u32 = 32;
 const BATCH: usize = 16;
 
 /// Posts in every way, and completes and polls all of it.
-fn round<B: Kind>(stub: &'static Stub, qp: &mut QueuePair<Rc, B>, cq: &mut CompletionQueue, pool: &mut Vec<Buffer>) {
+fn round<B: Kind, Q: Made>(
+    stub: &'static Stub,
+    qp: &mut QueuePair<Rc, B>,
+    cq: &mut CompletionQueue<Q>,
+    pool: &mut Vec<Buffer>,
+) {
     let remote: Remote<Write> = Remote::from_raw(0x1000, 7, 4096);
     let posted: Result<(), Refused> = (|| {
         qp.write(pool.pop().unwrap(), remote)?;
@@ -114,20 +119,20 @@ fn round<B: Kind>(stub: &'static Stub, qp: &mut QueuePair<Rc, B>, cq: &mut Compl
             stub.complete_receive(qp.qpn().get(), IBV_WC_RECV, 64, None);
         }
     }
-    for mut done in cq.poll().unwrap() {
+    cq.poll().unwrap().for_each(|mut done| {
         assert!(done.is_ok());
         while let Some(buffer) = done.take() {
             pool.push(buffer);
         }
-    }
+    });
 }
 
-over_both_backends! { neither_posting_nor_polling_allocates }
+over_all_kinds! { neither_posting_nor_polling_allocates }
 
-fn neither_posting_nor_polling_allocates<B: Kind>() {
+fn neither_posting_nor_polling_allocates<B: Kind, Q: Made>() {
     let stub = Stub::new();
     let buffers = 64;
-    let (mut qp, mut cq, mut pool) = rig::<B>(stub, DEPTH, buffers);
+    let (mut qp, mut cq, mut pool) = rig_of::<B, Q>(stub, DEPTH, buffers);
     // The first completion of a queue pair puts it in the poller's table.
     round(stub, &mut qp, &mut cq, &mut pool);
     // Many times round the rings, so that the slow path of looking for room is taken too.

@@ -1,12 +1,26 @@
 //! Datagrams over the stub: what is posted, what completions say, and how long address handles live.
 
 use doorbell_verbs::{
-    AddressHandle, AddressHandleError, Buffer, CompletionQueue, GRH_BYTES, Gid, Lid, Local, Mtu, ProtectionDomain,
-    QKey, Qpn, QueuePair, Reason, Ud, UdEndpoint,
+    AddressHandle, AddressHandleError, Buffer, CompletionQueue, GRH_BYTES, Gid, Lid, Local, Mtu, PostList,
+    ProtectionDomain, QKey, Qpn, QueuePair, Reason, Ud, UdEndpoint,
 };
 use doorbell_verbs_sys::*;
 
+use crate::rig::{Kind, over_both_backends};
 use crate::stub::{Origin, Stub, Verb};
+
+over_both_backends! {
+    a_datagram_names_its_destination,
+    the_shorter_mtu_bounds_a_datagram,
+    a_completion_tells_whom_a_datagram_came_from,
+    only_a_receive_that_succeeded_is_a_datagram,
+    a_handle_dropped_with_sends_in_flight_stays_until_they_are_polled,
+    a_queue_pair_that_goes_needs_no_handle,
+    a_connection_needs_no_handle,
+    a_queue_pair_that_cannot_be_destroyed_keeps_its_handles,
+    a_refused_send_needs_no_handle,
+    handles_come_and_go_while_datagrams_stream,
+}
 
 const THERE: UdEndpoint = UdEndpoint {
     gid: Gid([0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 10, 0, 0, 2]),
@@ -16,28 +30,28 @@ const THERE: UdEndpoint = UdEndpoint {
     mtu: Mtu::B512,
 };
 
-struct Rig {
-    qp: QueuePair<Ud>,
+struct Rig<B: Kind> {
+    qp: QueuePair<Ud, B>,
     cq: CompletionQueue,
     pd: ProtectionDomain,
 }
 
-fn rig(stub: &'static Stub) -> Rig {
+fn rig<B: Kind>(stub: &'static Stub) -> Rig<B> {
+    stub.extend();
     let context = stub.open();
     let pd = context.protection_domain().unwrap();
     let cq = context.completion_queue(64).unwrap();
-    let qp = pd
+    let builder = pd
         .queue_pair(&cq)
         .send_depth(8)
         .recv_depth(8)
         .max_inline(32)
-        .max_send_sge(2)
-        .ud()
-        .unwrap();
+        .max_send_sge(2);
+    let qp = B::ud(builder).unwrap();
     Rig { qp, cq, pd }
 }
 
-impl Rig {
+impl<B: Kind> Rig<B> {
     fn handle(&self) -> AddressHandle {
         self.pd.address_handle().to(&THERE).unwrap()
     }
@@ -65,10 +79,9 @@ impl Rig {
     }
 }
 
-#[test]
-fn a_datagram_names_its_destination() {
+fn a_datagram_names_its_destination<B: Kind>() {
     let stub = Stub::new();
-    let mut rig = rig(stub);
+    let mut rig = rig::<B>(stub);
     let ah = rig.handle();
     let (a, b, c) = (rig.buffer(8), rig.buffer(16), rig.buffer(4));
     let bytes = [1, 2, 3];
@@ -104,10 +117,9 @@ fn a_datagram_names_its_destination() {
     assert_eq!(stub.doorbells(rig.qp.qpn().get()).0, 2);
 }
 
-#[test]
-fn the_shorter_mtu_bounds_a_datagram() {
+fn the_shorter_mtu_bounds_a_datagram<B: Kind>() {
     let stub = Stub::new();
-    let mut rig = rig(stub);
+    let mut rig = rig::<B>(stub);
     assert_eq!(rig.qp.max_datagram(), 1024);
     let known = rig.handle();
     let (fits, not) = (rig.buffer(512), rig.buffer(513));
@@ -132,7 +144,7 @@ fn the_shorter_mtu_bounds_a_datagram() {
 #[test]
 fn a_handle_is_made_of_what_the_builder_says() {
     let stub = Stub::new();
-    let rig = rig(stub);
+    let rig = rig::<PostList>(stub);
     let builder = rig
         .pd
         .address_handle()
@@ -162,10 +174,9 @@ fn a_handle_is_made_of_what_the_builder_says() {
     assert_eq!(error, expected);
 }
 
-#[test]
-fn a_completion_tells_whom_a_datagram_came_from() {
+fn a_completion_tells_whom_a_datagram_came_from<B: Kind>() {
     let stub = Stub::new();
-    let mut rig = rig(stub);
+    let mut rig = rig::<B>(stub);
     let qpn = rig.qp.qpn().get();
     let mut buffer = rig.buffer(GRH_BYTES + 16);
     for (at, byte) in buffer.iter_mut().enumerate() {
@@ -204,10 +215,9 @@ fn a_completion_tells_whom_a_datagram_came_from() {
     ));
 }
 
-#[test]
-fn only_a_receive_that_succeeded_is_a_datagram() {
+fn only_a_receive_that_succeeded_is_a_datagram<B: Kind>() {
     let stub = Stub::new();
-    let mut rig = rig(stub);
+    let mut rig = rig::<B>(stub);
     let (ah, qpn) = (rig.handle(), rig.qp.qpn().get());
     rig.send(&ah);
     stub.complete_sends(qpn, 1);
@@ -226,10 +236,9 @@ fn only_a_receive_that_succeeded_is_a_datagram() {
     assert!(!completion.is_ok() && completion.datagram().is_none());
 }
 
-#[test]
-fn a_handle_dropped_with_sends_in_flight_stays_until_they_are_polled() {
+fn a_handle_dropped_with_sends_in_flight_stays_until_they_are_polled<B: Kind>() {
     let stub = Stub::new();
-    let mut rig = rig(stub);
+    let mut rig = rig::<B>(stub);
     let qpn = rig.qp.qpn().get();
     let ah = rig.handle();
     rig.send(&ah);
@@ -255,10 +264,9 @@ fn a_handle_dropped_with_sends_in_flight_stays_until_they_are_polled() {
     assert_eq!(stub.live("ah"), 0);
 }
 
-#[test]
-fn a_queue_pair_that_goes_needs_no_handle() {
+fn a_queue_pair_that_goes_needs_no_handle<B: Kind>() {
     let stub = Stub::new();
-    let mut rig = rig(stub);
+    let mut rig = rig::<B>(stub);
     let idle = rig.pd.queue_pair(&rig.cq).send_depth(8).recv_depth(8).ud().unwrap();
     let ah = rig.handle();
     rig.send(&ah);
@@ -272,10 +280,9 @@ fn a_queue_pair_that_goes_needs_no_handle() {
     assert_eq!(stub.live("context"), 0);
 }
 
-#[test]
-fn a_connection_needs_no_handle() {
+fn a_connection_needs_no_handle<B: Kind>() {
     let stub = Stub::new();
-    let mut rig = rig(stub);
+    let mut rig = rig::<B>(stub);
     let mut rc = rig
         .pd
         .queue_pair(&rig.cq)
@@ -294,7 +301,7 @@ fn a_connection_needs_no_handle() {
 #[test]
 fn a_handle_outlives_what_it_was_made_with() {
     let stub = Stub::new();
-    let rig = rig(stub);
+    let rig = rig::<PostList>(stub);
     let ah = rig.handle();
     drop(rig);
     assert_eq!((stub.live("qp"), stub.live("pd"), stub.live("ah")), (0, 1, 1));
@@ -302,10 +309,9 @@ fn a_handle_outlives_what_it_was_made_with() {
     assert_eq!((stub.live("pd"), stub.live("ah"), stub.live("context")), (0, 0, 0));
 }
 
-#[test]
-fn a_queue_pair_that_cannot_be_destroyed_keeps_its_handles() {
+fn a_queue_pair_that_cannot_be_destroyed_keeps_its_handles<B: Kind>() {
     let stub = Stub::new();
-    let mut rig = rig(stub);
+    let mut rig = rig::<B>(stub);
     let ah = rig.handle();
     rig.send(&ah);
     drop(ah);
@@ -314,10 +320,9 @@ fn a_queue_pair_that_cannot_be_destroyed_keeps_its_handles() {
     assert_eq!((stub.live("qp"), stub.live("ah"), stub.live("pd")), (1, 1, 1));
 }
 
-#[test]
-fn a_refused_send_needs_no_handle() {
+fn a_refused_send_needs_no_handle<B: Kind>() {
     let stub = Stub::new();
-    let mut rig = rig(stub);
+    let mut rig = rig::<B>(stub);
     let ah = rig.handle();
     stub.refuse_send(rig.qp.qpn().get(), 0, libc::ENOMEM);
     let buffer = rig.buffer(8);
@@ -326,11 +331,10 @@ fn a_refused_send_needs_no_handle() {
     assert_eq!(stub.live("ah"), 0);
 }
 
-#[test]
-fn handles_come_and_go_while_datagrams_stream() {
+fn handles_come_and_go_while_datagrams_stream<B: Kind>() {
     let stub = Stub::new();
     stub.complete_at_once();
-    let mut rig = rig(stub);
+    let mut rig = rig::<B>(stub);
     for round in 0..200 {
         let ah = rig.handle();
         for _ in 0..=round % 5 {

@@ -16,6 +16,7 @@ mod events;
 // Miri has no sockets.
 #[cfg(not(miri))]
 mod exchange;
+mod extended_cq;
 mod lifetime;
 mod memory;
 // Miri runs no compiler.
@@ -24,7 +25,9 @@ mod misuse;
 mod model;
 mod refusal;
 mod rig;
+mod shared;
 mod stub;
 mod threads;
 mod transports;
+mod windows;
 mod work_requests;

@@ -3,7 +3,7 @@
 use std::os::fd::OwnedFd;
 
 use doorbell_verbs::{
-    Buffer, HugePage, Local, Memory, MemoryError, Opaque, Read, Reclaim, Remote, RemoteRead, RemoteReadWrite,
+    Buffer, HugePage, Local, Memory, MemoryError, Opaque, Pool, Read, Reclaim, Remote, RemoteRead, RemoteReadWrite,
     RemoteWrite, Reregister,
 };
 use doorbell_verbs_sys as sys;
@@ -249,4 +249,28 @@ fn what_a_cache_registered_is_not_given_back_as_memory() {
     let buffer = cache.shared(&owner, 10..20).unwrap();
     assert_eq!(*buffer, [9; 10]);
     assert!(matches!(buffer.into_memory(), Err(Reclaim::Borrowed(_))));
+}
+
+#[test]
+fn a_pool_is_drained_of_so_many_and_keeps_the_rest() {
+    let stub = Stub::new();
+    let pd = stub.open().protection_domain().unwrap();
+    let mut pool: Pool = pd.register(vec![0; 8 * 5], Local).unwrap().chunks(8).collect();
+    let drained: Vec<_> = pool.drain(2).collect();
+    assert_eq!((drained.len(), pool.count()), (2, 3));
+    // The last one in is the first out; an iterator that is not used up leaves what it has not given.
+    let last = drained[0].addr();
+    pool.extend(drained.into_iter().rev());
+    assert_eq!(pool.drain(3).next().map(|buffer| buffer.addr()), Some(last));
+    assert_eq!(pool.count(), 4);
+    let mut drain = pool.drain(1);
+    assert!(drain.next().is_some() && drain.next().is_none() && drain.next().is_none());
+    drop(drain);
+    assert_eq!(pool.drain(9).count(), 3);
+    assert!(pool.is_empty() && pool.drain(1).next().is_none());
+    // Leaked, it leaks what it has: nothing is given twice.
+    pool.extend(pd.register(vec![0; 8], Local));
+    core::mem::forget(pool.drain(1));
+    assert!(pool.is_empty());
+    assert_eq!(stub.live("mr"), 1);
 }

@@ -1,8 +1,8 @@
 //! What most tests begin with.
 
 use doorbell_verbs::{
-    Backend, Buffer, CompletionQueue, Endpoint, Gid, Lid, Local, Mtu, PostList, PreparedQueuePair, Psn, Qpn, QueuePair,
-    QueuePairBuilder, QueuePairError, Rc, WorkRequests,
+    Backend, Buffer, Classic, Completion, CompletionQueue, Context, CqKind, Endpoint, Extended, Gid, Lid, Local, Mtu,
+    PostList, PreparedQueuePair, Psn, Qpn, QueuePair, QueuePairBuilder, QueuePairError, Rc, Ud, WorkRequests,
 };
 
 use crate::stub::Stub;
@@ -22,6 +22,8 @@ pub(crate) trait Kind: Backend + Sized {
     const WHOLE: bool;
 
     fn rc(builder: QueuePairBuilder<'_>) -> Result<PreparedQueuePair<Rc, Self>, QueuePairError>;
+
+    fn ud(builder: QueuePairBuilder<'_>) -> Result<QueuePair<Ud, Self>, QueuePairError>;
 }
 
 impl Kind for PostList {
@@ -29,6 +31,10 @@ impl Kind for PostList {
 
     fn rc(builder: QueuePairBuilder<'_>) -> Result<PreparedQueuePair, QueuePairError> {
         builder.rc()
+    }
+
+    fn ud(builder: QueuePairBuilder<'_>) -> Result<QueuePair<Ud>, QueuePairError> {
+        builder.ud()
     }
 }
 
@@ -38,41 +44,104 @@ impl Kind for WorkRequests {
     fn rc(builder: QueuePairBuilder<'_>) -> Result<PreparedQueuePair<Rc, Self>, QueuePairError> {
         builder.work_requests().rc()
     }
+
+    fn ud(builder: QueuePairBuilder<'_>) -> Result<QueuePair<Ud, Self>, QueuePairError> {
+        builder.work_requests().ud()
+    }
 }
+
+/// The kinds of completion queue, for tests that run over both.
+pub(crate) trait Made: CqKind {
+    fn make(context: &Context, entries: u32) -> CompletionQueue<Self>;
+}
+
+impl Made for Classic {
+    fn make(context: &Context, entries: u32) -> CompletionQueue {
+        context.completion_queue(entries).unwrap()
+    }
+}
+
+impl Made for Extended {
+    fn make(context: &Context, entries: u32) -> CompletionQueue<Self> {
+        context.extended_completion_queue(entries).create().unwrap()
+    }
+}
+
+/// What `each` makes of every request that one poll finds completed.
+pub(crate) fn poll_each<Q: CqKind, T>(
+    cq: &mut CompletionQueue<Q>,
+    mut each: impl FnMut(Completion<'_, Q>) -> T,
+) -> Vec<T> {
+    let mut made = Vec::new();
+    cq.poll().unwrap().for_each(|done| made.push(each(done)));
+    made
+}
+
+/// How many requests one poll finds completed.
+pub(crate) fn poll_count<Q: CqKind>(cq: &mut CompletionQueue<Q>) -> usize {
+    poll_each(cq, |_| ()).len()
+}
+
+/// Makes tests of each of these functions, in a module of this name: for this backend, and this kind of queue if it is generic over that too.
+macro_rules! over {
+    ($module:ident: $($kind:ident),+; $names:tt) => {
+        mod $module {
+            use doorbell_verbs::*;
+
+            $crate::rig::over!(@ ($($kind),+) $names);
+        }
+    };
+    (@ $kinds:tt ($($name:ident),* $(,)?)) => {
+        $( $crate::rig::over!(# $kinds $name); )*
+    };
+    (# ($($kind:ident),+) $name:ident) => {
+        #[test]
+        fn $name() {
+            super::$name::<$($kind),+>();
+        }
+    };
+}
+pub(crate) use over;
 
 /// Makes a test of each of these functions for either backend.
 macro_rules! over_both_backends {
     ($($name:ident),* $(,)?) => {
-        mod post_list {
-            $(
-                #[test]
-                fn $name() {
-                    super::$name::<doorbell_verbs::PostList>();
-                }
-            )*
-        }
-        mod work_requests {
-            $(
-                #[test]
-                fn $name() {
-                    super::$name::<doorbell_verbs::WorkRequests>();
-                }
-            )*
-        }
+        $crate::rig::over!(post_list: PostList; ($($name),*));
+        $crate::rig::over!(work_requests: WorkRequests; ($($name),*));
     };
 }
 pub(crate) use over_both_backends;
 
-/// A connected queue pair of `depth`, its completion queue, and `n` buffers of 64 bytes.
+/// Makes a test of each of these functions for either backend with either kind of queue.
+macro_rules! over_all_kinds {
+    ($($name:ident),* $(,)?) => {
+        $crate::rig::over!(post_list_classic: PostList, Classic; ($($name),*));
+        $crate::rig::over!(work_requests_classic: WorkRequests, Classic; ($($name),*));
+        $crate::rig::over!(post_list_extended: PostList, Extended; ($($name),*));
+        $crate::rig::over!(work_requests_extended: WorkRequests, Extended; ($($name),*));
+    };
+}
+pub(crate) use over_all_kinds;
+
+/// A connected queue pair of `depth`, its classic completion queue, and `n` buffers of 64 bytes.
 pub(crate) fn rig<B: Kind>(
     stub: &'static Stub,
     depth: u32,
     n: usize,
 ) -> (QueuePair<Rc, B>, CompletionQueue, Vec<Buffer>) {
+    rig_of(stub, depth, n)
+}
+
+/// As [`rig`], with a completion queue of either kind.
+pub(crate) fn rig_of<B: Kind, Q: Made>(
+    stub: &'static Stub,
+    depth: u32,
+    n: usize,
+) -> (QueuePair<Rc, B>, CompletionQueue<Q>, Vec<Buffer>) {
     stub.extend();
     let context = stub.open();
     let pd = context.protection_domain().unwrap();
-    let cq = context.completion_queue(2 * depth).unwrap();
+    let cq = Q::make(&context, 2 * depth);
     let builder = pd
         .queue_pair(&cq)
         .send_depth(depth)

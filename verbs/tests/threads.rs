@@ -5,19 +5,19 @@ use std::thread;
 
 use doorbell_verbs::{Buffer, Local};
 
-use crate::rig::{Kind, over_both_backends, rig};
+use crate::rig::{Kind, Made, over_all_kinds, rig_of};
 use crate::stub::Stub;
 
-over_both_backends! {
+over_all_kinds! {
     a_poster_and_a_poller_on_two_threads_lose_and_double_nothing,
 }
 
 /// Miri is a thousand times slower.
 const ROUNDS: u64 = if cfg!(miri) { 200 } else { 20_000 };
 
-fn a_poster_and_a_poller_on_two_threads_lose_and_double_nothing<B: Kind>() {
+fn a_poster_and_a_poller_on_two_threads_lose_and_double_nothing<B: Kind, Q: Made>() {
     let stub = Stub::new();
-    let (mut qp, mut cq, buffers) = rig::<B>(stub, 32, 64);
+    let (mut qp, mut cq, buffers) = rig_of::<B, Q>(stub, 32, 64);
     stub.complete_at_once();
     let (give_back, returned) = mpsc::channel::<Buffer>();
     for buffer in buffers {
@@ -52,7 +52,7 @@ fn a_poster_and_a_poller_on_two_threads_lose_and_double_nothing<B: Kind>() {
     // The last signalled one confirms all but the unsignalled tail.
     let last = ROUNDS - ROUNDS % 5 - 4;
     while next < last {
-        for mut done in cq.poll().unwrap() {
+        cq.poll().unwrap().for_each(|mut done| {
             assert_eq!(done.sequence(), next);
             let buffer = done.take::<Local>().unwrap();
             let mut number = [0; 8];
@@ -61,7 +61,7 @@ fn a_poster_and_a_poller_on_two_threads_lose_and_double_nothing<B: Kind>() {
             next += 1;
             // The poster may be done.
             let _ = give_back.send(buffer);
-        }
+        });
         thread::yield_now();
     }
     let qp = poster.join().unwrap();

@@ -58,6 +58,7 @@ impl Side {
             max_recv_sge: 1,
             max_inline: 64,
             signal_all: true,
+            srq: None,
         };
         let qp = pd.queue_pair(&config, owner)?;
         let memory: &'static [AtomicU64] = (0..bytes.div_ceil(8))

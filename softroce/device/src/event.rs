@@ -25,6 +25,8 @@ pub enum QpEvent {
     CommunicationEstablished,
     /// Its send queue has drained.
     SendQueueDrained,
+    /// It is in the error state, and takes no more receives of its shared receive queue.
+    LastWqeReached,
 }
 
 /// What happened to the device's port (ibv_get_async_event(3)).
@@ -45,6 +47,8 @@ pub enum Event {
     CqOverrun(Token),
     /// Something happened to a queue pair.
     Qp(Token, QpEvent),
+    /// Fewer receives are in a shared receive queue than the limit that was armed.
+    SrqLimit(Token),
     /// Something happened to the port.
     Port(PortEvent),
     /// The device cannot go on: its socket broke, or its progress thread failed.

@@ -1,6 +1,6 @@
 //! The userspace RoCEv2 device: drives the sans-IO engine of `doorbell-roce-proto` over UDP sockets.
 //!
-//! [`Device::open`] binds an address and gives the objects of the verbs as Rust values: [`Pd`], [`Mr`], [`Cq`], [`Qp`]. The C ABI over them is
+//! [`Device::open`] binds an address and gives the objects of the verbs as Rust values: [`Pd`], [`Mr`], [`Cq`], [`Srq`], [`Qp`]. The C ABI over them is
 //! `doorbell-softroce-ibverbs`.
 //!
 //! Who does the work: threads of the application inside `poll` and `post`, and one progress thread for those that wait in memory or sleep
@@ -18,6 +18,7 @@ mod memory;
 mod pd;
 mod progress;
 mod qp;
+mod srq;
 mod state;
 mod sync;
 
@@ -31,6 +32,7 @@ pub use link::PortState;
 pub use memory::{Bound, Change, Dm, HostRange, Mr, Mw, OutOfRange, RegisterError, Rights, WindowKind};
 pub use pd::Pd;
 pub use qp::{CreateQpError, Posting, Qp, QpConfig};
+pub use srq::{SharedPosting, Srq, SrqConfig};
 
 /// What one device can do; the same for every device (ibv_query_device(3)).
 pub mod capacity {
@@ -42,6 +44,8 @@ pub mod capacity {
     pub const SGES: u32 = 32;
     /// Bytes of inline data of a request.
     pub const INLINE: u32 = 512;
+    /// Shared receive queues, each of as many requests and elements as a queue pair's.
+    pub const SRQS: usize = 16_384;
     /// Completion queues.
     pub const CQS: usize = 16_384;
     /// Entries of a completion queue.

@@ -12,6 +12,7 @@ use crate::cq::Cq;
 use crate::device::Device;
 use crate::event::Owner;
 use crate::pd::Pd;
+use crate::srq::Srq;
 
 /// What a queue pair is created with (ibv_create_qp(3)).
 #[derive(Clone, Debug)]
@@ -34,6 +35,8 @@ pub struct QpConfig {
     pub signal_all: bool,
     /// Its transport service.
     pub transport: Transport,
+    /// Where it takes receives from in place of a queue of its own.
+    pub srq: Option<Srq>,
 }
 
 /// Why a queue pair could not be created.
@@ -43,8 +46,8 @@ pub enum CreateQpError {
     #[error("a queue pair on a soft device has at most {wr} requests of {sge} elements per queue, and {inline} inline bytes",
         wr = capacity::WORK_REQUESTS, sge = capacity::SGES, inline = capacity::INLINE)]
     Size,
-    /// Completion queue and protection domain are of different devices (`EINVAL`).
-    #[error("a queue pair's completion queues and protection domain must be of one device")]
+    /// Completion queues, shared receive queue and protection domain are of different devices (`EINVAL`).
+    #[error("a queue pair's completion queues, shared receive queue and protection domain must be of one device")]
     OtherDevice,
     /// The device has no more (`ENOMEM`).
     #[error("the device has {max} queue pairs already", max = capacity::QPS)]
@@ -58,6 +61,7 @@ pub struct Qp {
     number: Qpn,
     send_cq: Cq,
     recv_cq: Cq,
+    srq: Option<Srq>,
 }
 
 impl Pd {
@@ -66,13 +70,19 @@ impl Pd {
     /// # Errors
     /// When a size is out of range, objects do not belong together, or the device is full.
     pub fn queue_pair(&self, config: &QpConfig, owner: Owner) -> Result<Qp, CreateQpError> {
-        let sizes_fit = config.max_send_wr.max(config.max_recv_wr) <= capacity::WORK_REQUESTS
-            && config.max_send_sge.max(config.max_recv_sge) <= capacity::SGES
+        // With a shared receive queue it has no queue for receives, whatever their sizes say (ibv_create_qp(3)).
+        let (max_recv_wr, max_recv_sge) = match config.srq {
+            Some(_) => (0, 0),
+            None => (config.max_recv_wr, config.max_recv_sge),
+        };
+        let sizes_fit = config.max_send_wr.max(max_recv_wr) <= capacity::WORK_REQUESTS
+            && config.max_send_sge.max(max_recv_sge) <= capacity::SGES
             && config.max_inline <= capacity::INLINE;
         if !sizes_fit {
             return Err(CreateQpError::Size);
         }
-        if !config.send_cq.is_of(self.device()) || !config.recv_cq.is_of(self.device()) {
+        let srq_fits = config.srq.as_ref().is_none_or(|srq| srq.is_of(self.device()));
+        if !config.send_cq.is_of(self.device()) || !config.recv_cq.is_of(self.device()) || !srq_fits {
             return Err(CreateQpError::OtherDevice);
         }
         let init = QpInit {
@@ -80,12 +90,13 @@ impl Pd {
             send_cq: config.send_cq.id(),
             recv_cq: config.recv_cq.id(),
             max_send_wr: config.max_send_wr,
-            max_recv_wr: config.max_recv_wr,
+            max_recv_wr,
             max_send_sge: config.max_send_sge,
-            max_recv_sge: config.max_recv_sge,
+            max_recv_sge,
             max_inline: config.max_inline,
             signal_all: config.signal_all,
             transport: config.transport,
+            srq: config.srq.as_ref().map(Srq::id),
         };
         let number = self
             .device()
@@ -99,6 +110,7 @@ impl Pd {
             number,
             send_cq: config.send_cq.clone(),
             recv_cq: config.recv_cq.clone(),
+            srq: config.srq.clone(),
         })
     }
 }
@@ -158,6 +170,11 @@ impl Qp {
     /// Where receives complete.
     pub fn recv_cq(&self) -> &Cq {
         &self.recv_cq
+    }
+
+    /// Where it takes receives from in place of a queue of its own.
+    pub fn srq(&self) -> Option<&Srq> {
+        self.srq.as_ref()
     }
 
     /// The device it is of.

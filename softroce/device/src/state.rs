@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use doorbell_roce_proto::memory::PdId;
 use doorbell_roce_proto::qp::QpInit;
-use doorbell_roce_proto::work::CqId;
-use doorbell_roce_proto::{AsyncEvent, Datagram, Endpoint, Ident, Instant, Qpn};
+use doorbell_roce_proto::work::{CqId, SrqId};
+use doorbell_roce_proto::{AsyncEvent, Datagram, Endpoint, Ident, Instant, Qpn, SrqInit};
 
 use crate::capacity;
 use crate::cq::CqRing;
@@ -25,6 +25,7 @@ pub(crate) struct Core {
     /// The queues whose channels wait for more completions, and until when (ibv_modify_cq(3)).
     moderated: Vec<(Instant, Arc<CqRing>)>,
     qps: HashMap<Qpn, Owner>,
+    srqs: HashMap<SrqId, Owner>,
     /// Who hears of the port, and of the device.
     pub(crate) listeners: Vec<Arc<EventQueue<Event>>>,
     pds: usize,
@@ -52,6 +53,7 @@ impl Core {
             cqs: Vec::new(),
             moderated: Vec::new(),
             qps: HashMap::new(),
+            srqs: HashMap::new(),
             listeners: Vec::new(),
             pds: 0,
             device_memory: 0,
@@ -123,6 +125,22 @@ impl Core {
         self.qps.remove(&qpn);
     }
 
+    pub(crate) fn add_srq(&mut self, init: SrqInit, owner: Owner) -> Option<SrqId> {
+        if self.srqs.len() == capacity::SRQS {
+            return None;
+        }
+        let id = self.endpoint.create_srq(init);
+        self.srqs.insert(id, owner);
+        Some(id)
+    }
+
+    pub(crate) fn remove_srq(&mut self, id: SrqId) {
+        // Only once no queue pair is on it: each holds a handle.
+        if self.endpoint.destroy_srq(id).is_ok() {
+            self.srqs.remove(&id);
+        }
+    }
+
     // Wire
 
     /// Gives the engine a datagram of the link.
@@ -151,7 +169,7 @@ impl Core {
         Filled::Full
     }
 
-    /// Hands the engine's completions to their queues, and its events to the owners of the queue pairs. `now` tells the time where it is needed.
+    /// Hands the engine's completions to their queues, and its events to the owners of the objects. `now` tells the time where it is needed.
     pub(crate) fn deliver(&mut self, now: impl Fn() -> Instant) {
         while let Some((cq, completion)) = self.endpoint.poll_completion() {
             if let Some(Some(ring)) = self.cqs.get(cq.0 as usize)
@@ -167,6 +185,13 @@ impl Core {
                 AsyncEvent::QpAccessError(qpn) => (qpn, QpEvent::AccessError),
                 AsyncEvent::CommunicationEstablished(qpn) => (qpn, QpEvent::CommunicationEstablished),
                 AsyncEvent::SendQueueDrained(qpn) => (qpn, QpEvent::SendQueueDrained),
+                AsyncEvent::LastWqeReached(qpn) => (qpn, QpEvent::LastWqeReached),
+                AsyncEvent::SrqLimitReached(srq) => {
+                    if let Some(owner) = self.srqs.get(&srq) {
+                        owner.queue.push(Event::SrqLimit(owner.token));
+                    }
+                    continue;
+                }
             };
             if let Some(owner) = self.qps.get(&qpn) {
                 owner.queue.push(Event::Qp(owner.token, event));

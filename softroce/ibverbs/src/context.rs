@@ -8,10 +8,12 @@ use std::sync::Arc;
 
 use doorbell_softroce::{Device, Event, EventQueue};
 use doorbell_verbs_sys::inline::VERBS_ABI_IS_EXTENDED;
-use doorbell_verbs_sys::{ibv_context, ibv_context_ops, ibv_device, ibv_recv_wr, ibv_srq, verbs_context};
+use doorbell_verbs_sys::{ibv_context, ibv_context_ops, ibv_device, verbs_context};
 
 use crate::registry::SoftDevice;
-use crate::{completion, device_memory, errno, extended_cq, post, protection, query, queue_pair, window};
+use crate::{
+    completion, device_memory, errno, extended_cq, post, protection, query, queue_pair, shared_receive, window,
+};
 
 /// A context: what C sees, and what it stands for.
 #[repr(C)]
@@ -53,6 +55,7 @@ pub(crate) unsafe extern "C" fn open_device(device: *mut ibv_device) -> *mut ibv
     // SAFETY: all-zero is a verbs_context: integers, null pointers and entries that are `None`, which callers check for.
     let mut verbs: verbs_context = unsafe { MaybeUninit::zeroed().assume_init() };
     verbs.query_port = Some(query::query_port);
+    verbs.create_srq_ex = Some(shared_receive::create_srq_ex);
     verbs.advise_mr = Some(protection::advise_mr);
     verbs.alloc_null_mr = Some(protection::alloc_null_mr);
     verbs.reg_dm_mr = Some(protection::reg_dm_mr);
@@ -123,7 +126,7 @@ fn operations() -> ibv_context_ops {
         _compat_modify_srq: Some(unsupported),
         _compat_query_srq: Some(unsupported),
         _compat_destroy_srq: Some(unsupported),
-        post_srq_recv: Some(post_srq_recv),
+        post_srq_recv: Some(post::post_srq_recv),
         _compat_create_qp: Some(unsupported),
         _compat_query_qp: Some(unsupported),
         _compat_modify_qp: Some(unsupported),
@@ -140,14 +143,6 @@ fn operations() -> ibv_context_ops {
 
 unsafe extern "C" fn unsupported() -> *mut c_void {
     errno::null(libc::ENOSYS)
-}
-
-unsafe extern "C" fn post_srq_recv(_srq: *mut ibv_srq, wr: *mut ibv_recv_wr, bad_wr: *mut *mut ibv_recv_wr) -> c_int {
-    if !bad_wr.is_null() {
-        // SAFETY: not null, so the caller's to write (man page).
-        unsafe { *bad_wr = wr };
-    }
-    libc::EOPNOTSUPP
 }
 
 /// A number for the `handle` of the next object: what rdma-core has from the kernel. Programs print it.

@@ -5,13 +5,14 @@ use core::ffi::c_int;
 use doorbell_softroce::{Event, PortEvent, QpEvent};
 use doorbell_verbs_sys::{
     IBV_EVENT_COMM_EST, IBV_EVENT_CQ_ERR, IBV_EVENT_DEVICE_FATAL, IBV_EVENT_GID_CHANGE, IBV_EVENT_PORT_ACTIVE,
-    IBV_EVENT_PORT_ERR, IBV_EVENT_QP_ACCESS_ERR, IBV_EVENT_QP_FATAL, IBV_EVENT_QP_REQ_ERR, IBV_EVENT_SQ_DRAINED,
-    ibv_async_event, ibv_async_event_element, ibv_context, ibv_event_type,
+    IBV_EVENT_PORT_ERR, IBV_EVENT_QP_ACCESS_ERR, IBV_EVENT_QP_FATAL, IBV_EVENT_QP_LAST_WQE_REACHED,
+    IBV_EVENT_QP_REQ_ERR, IBV_EVENT_SQ_DRAINED, IBV_EVENT_SRQ_ERR, IBV_EVENT_SRQ_LIMIT_REACHED, ibv_async_event,
+    ibv_async_event_element, ibv_context, ibv_event_type,
 };
 
 use crate::context::{Context, acknowledge};
 use crate::query::PORT;
-use crate::{completion, errno, queue_pair};
+use crate::{completion, errno, queue_pair, shared_receive};
 
 /// ibv_get_async_event(3).
 pub(crate) unsafe extern "C" fn get_async_event(context: *mut ibv_context, event: *mut ibv_async_event) -> c_int {
@@ -22,6 +23,8 @@ pub(crate) unsafe extern "C" fn get_async_event(context: *mut ibv_context, event
         Event::CqOverrun(token) => unsafe { completion::count_async_event(token) },
         // SAFETY: as above.
         Event::Qp(token, _) => unsafe { queue_pair::count_async_event(token) },
+        // SAFETY: as above.
+        Event::SrqLimit(token) => unsafe { shared_receive::count_async_event(token) },
         Event::Port(_) | Event::DeviceFatal => {}
     };
     match context.events.wait(count) {
@@ -52,7 +55,14 @@ fn to_event(event: Event) -> ibv_async_event {
                 QpEvent::AccessError => IBV_EVENT_QP_ACCESS_ERR,
                 QpEvent::CommunicationEstablished => IBV_EVENT_COMM_EST,
                 QpEvent::SendQueueDrained => IBV_EVENT_SQ_DRAINED,
+                QpEvent::LastWqeReached => IBV_EVENT_QP_LAST_WQE_REACHED,
             },
+        },
+        Event::SrqLimit(token) => ibv_async_event {
+            element: ibv_async_event_element {
+                srq: shared_receive::of_event(token),
+            },
+            event_type: IBV_EVENT_SRQ_LIMIT_REACHED,
         },
         Event::Port(what) => of_port(match what {
             PortEvent::Active => IBV_EVENT_PORT_ACTIVE,
@@ -86,10 +96,16 @@ pub(crate) unsafe extern "C" fn ack_async_event(event: *mut ibv_async_event) {
             | IBV_EVENT_QP_REQ_ERR
             | IBV_EVENT_QP_ACCESS_ERR
             | IBV_EVENT_COMM_EST
-            | IBV_EVENT_SQ_DRAINED => {
+            | IBV_EVENT_SQ_DRAINED
+            | IBV_EVENT_QP_LAST_WQE_REACHED => {
                 let qp = (*event).element.qp;
                 let (mutex, cond) = (&raw mut (*qp).mutex, &raw mut (*qp).cond);
                 acknowledge(mutex, cond, &raw mut (*qp).events_completed, 1);
+            }
+            IBV_EVENT_SRQ_ERR | IBV_EVENT_SRQ_LIMIT_REACHED => {
+                let srq = (*event).element.srq;
+                let (mutex, cond) = (&raw mut (*srq).mutex, &raw mut (*srq).cond);
+                acknowledge(mutex, cond, &raw mut (*srq).events_completed, 1);
             }
             _ => {}
         }

@@ -23,6 +23,7 @@ mod protection;
 mod query;
 mod queue_pair;
 mod registry;
+mod shared_receive;
 mod window;
 mod wr;
 
@@ -62,10 +63,10 @@ static API: Api = Api {
     modify_qp: queue_pair::modify_qp,
     destroy_qp: queue_pair::destroy_qp,
     fork_init: context::fork_init,
-    create_srq: None,
-    modify_srq: None,
-    query_srq: None,
-    destroy_srq: None,
+    create_srq: Some(shared_receive::create_srq),
+    modify_srq: Some(shared_receive::modify_srq),
+    query_srq: Some(shared_receive::query_srq),
+    destroy_srq: Some(shared_receive::destroy_srq),
     create_ah: Some(address::create_ah),
     create_ah_from_wc: Some(address::create_ah_from_wc),
     destroy_ah: Some(address::destroy_ah),

@@ -11,10 +11,11 @@ use doorbell_verbs_sys::{
     IBV_SEND_FENCE, IBV_SEND_INLINE, IBV_SEND_SIGNALED, IBV_SEND_SOLICITED, IBV_WR_ATOMIC_CMP_AND_SWP,
     IBV_WR_ATOMIC_FETCH_AND_ADD, IBV_WR_BIND_MW, IBV_WR_LOCAL_INV, IBV_WR_RDMA_READ, IBV_WR_RDMA_WRITE,
     IBV_WR_RDMA_WRITE_WITH_IMM, IBV_WR_SEND, IBV_WR_SEND_WITH_IMM, IBV_WR_SEND_WITH_INV, ibv_pd, ibv_qp, ibv_recv_wr,
-    ibv_send_wr, ibv_sge,
+    ibv_send_wr, ibv_sge, ibv_srq,
 };
 
 use crate::queue_pair::SoftQp;
+use crate::shared_receive::SoftSrq;
 use crate::{address, window};
 
 const MAX_SGES: usize = capacity::SGES as usize;
@@ -52,28 +53,46 @@ pub(crate) unsafe extern "C" fn post_recv(
 ) -> c_int {
     // SAFETY: `qp` is live and ours by contract.
     let soft = unsafe { SoftQp::handle(qp) };
-    soft.post_receive(|posting| {
-        let mut next = wr;
-        // SAFETY: as in `post_send`.
-        while let Some(request) = unsafe { next.as_ref() } {
-            // SAFETY: so is its list of elements.
-            let posted = unsafe { elements(request.sg_list, request.num_sge) }.and_then(|list| {
-                with_sges(list, |sges| {
-                    posting.receive(&ReceiveRequest {
-                        wr_id: request.wr_id,
-                        sges,
-                    })
-                })
-            });
-            if let Err(refused) = posted {
-                // SAFETY: the caller's to write (man page).
-                unsafe { *bad_wr = next };
-                return errno_of(refused);
-            }
-            next = request.next;
+    // SAFETY: the list is well formed, and `bad_wr` the caller's to write (man page).
+    soft.post_receive(|posting| unsafe { each_receive(wr, bad_wr, |request| posting.receive(request)) })
+}
+
+/// ibv_post_srq_recv(3).
+pub(crate) unsafe extern "C" fn post_srq_recv(
+    srq: *mut ibv_srq,
+    wr: *mut ibv_recv_wr,
+    bad_wr: *mut *mut ibv_recv_wr,
+) -> c_int {
+    // SAFETY: `srq` is live and ours by contract.
+    let soft = unsafe { SoftSrq::handle(srq) };
+    // SAFETY: as in `post_recv`.
+    soft.post_receive(|posting| unsafe { each_receive(wr, bad_wr, |request| posting.receive(request)) })
+}
+
+/// Hands the receives of a list to `post`, up to the first that is refused.
+///
+/// # Safety
+/// Each request is live and the last one's `next` is null; `bad_wr` may be written.
+unsafe fn each_receive(
+    wr: *mut ibv_recv_wr,
+    bad_wr: *mut *mut ibv_recv_wr,
+    mut post: impl FnMut(&ReceiveRequest<'_>) -> Result<(), PostError>,
+) -> c_int {
+    let mut next = wr;
+    // SAFETY: by contract.
+    while let Some(request) = unsafe { next.as_ref() } {
+        let wr_id = request.wr_id;
+        // SAFETY: so is its list of elements.
+        let posted = unsafe { elements(request.sg_list, request.num_sge) }
+            .and_then(|list| with_sges(list, |sges| post(&ReceiveRequest { wr_id, sges })));
+        if let Err(refused) = posted {
+            // SAFETY: by contract.
+            unsafe { *bad_wr = next };
+            return errno_of(refused);
         }
-        0
-    })
+        next = request.next;
+    }
+    0
 }
 
 pub(crate) fn errno_of(refused: PostError) -> c_int {

@@ -18,6 +18,7 @@ use doorbell_verbs_sys::{
 use crate::completion::SoftCq;
 use crate::context::{Context, await_acknowledged, next_handle};
 use crate::protection::SoftPd;
+use crate::shared_receive::SoftSrq;
 use crate::wr::{self, Stage};
 use crate::{attributes, errno};
 
@@ -154,7 +155,7 @@ unsafe fn create(pd: *mut ibv_pd, attr: &ibv_qp_init_attr, operations: Option<u6
         IBV_QPT_UD => Transport::Ud,
         _ => return errno::null(libc::EOPNOTSUPP),
     };
-    if !attr.srq.is_null() || operations.is_some_and(|asked| asked & !wr::operations_of(transport) != 0) {
+    if operations.is_some_and(|asked| asked & !wr::operations_of(transport) != 0) {
         return errno::null(libc::EOPNOTSUPP);
     }
     // SAFETY: the completion queues are live and ours by contract, or null.
@@ -162,6 +163,8 @@ unsafe fn create(pd: *mut ibv_pd, attr: &ibv_qp_init_attr, operations: Option<u6
     let (Some(send_cq), Some(recv_cq)) = cqs else {
         return errno::null(libc::EINVAL);
     };
+    // SAFETY: a shared receive queue that is given is live and ours by contract.
+    let srq = (!attr.srq.is_null()).then(|| unsafe { SoftSrq::handle(attr.srq) });
     let config = QpConfig {
         send_cq: send_cq.clone(),
         recv_cq: recv_cq.clone(),
@@ -172,6 +175,7 @@ unsafe fn create(pd: *mut ibv_pd, attr: &ibv_qp_init_attr, operations: Option<u6
         max_inline: attr.cap.max_inline_data,
         signal_all: attr.sq_sig_all != 0,
         transport,
+        srq: srq.cloned(),
     };
     // SAFETY: a live PD has a live context.
     let context = unsafe { (*pd).context };
@@ -201,7 +205,7 @@ unsafe fn create(pd: *mut ibv_pd, attr: &ibv_qp_init_attr, operations: Option<u6
         pd,
         send_cq: attr.send_cq,
         recv_cq: attr.recv_cq,
-        srq: ptr::null_mut(),
+        srq: attr.srq,
         handle: next_handle(),
         qp_num: qp.number().get(),
         state: IBV_QPS_RESET,
@@ -267,7 +271,7 @@ pub(crate) unsafe extern "C" fn query_qp(
             qp_context: (*qp).qp_context,
             send_cq: (*qp).send_cq,
             recv_cq: (*qp).recv_cq,
-            srq: ptr::null_mut(),
+            srq: (*qp).srq,
             cap: queried.cap,
             qp_type: (*qp).qp_type,
             sq_sig_all: c_int::from(found.init.signal_all),

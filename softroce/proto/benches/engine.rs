@@ -99,6 +99,7 @@ fn node(seed: u64) -> Node {
         max_recv_sge: 1,
         max_inline: 64,
         signal_all: false,
+        srq: None,
     });
     Node {
         endpoint,

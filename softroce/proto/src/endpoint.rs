@@ -8,10 +8,11 @@ use crate::ident::{IdentTracker, Verdict};
 use crate::memory::Memory;
 use crate::outbox::Outbox;
 use crate::qp::{Attributes, Modify, ModifyError, QpInit, QueuePair};
+use crate::srq::{SharedQueue, SrqAttributes, SrqError, SrqInit};
 use crate::table::QpTable;
 use crate::timer::Timers;
 use crate::wire::{Packet, Transport};
-use crate::work::{Completion, CqId, Destination, PostError, ReceiveRequest, SendRequest};
+use crate::work::{Completion, CqId, Destination, PostError, ReceiveRequest, SendRequest, SrqId};
 use crate::{Instant, Mtu, Qpn};
 
 /// Packets of one queue pair that are sent before another one has its turn: enough for runs that a link can batch.
@@ -79,6 +80,10 @@ pub enum AsyncEvent {
     CommunicationEstablished(Qpn),
     /// IBV_EVENT_SQ_DRAINED.
     SendQueueDrained(Qpn),
+    /// IBV_EVENT_QP_LAST_WQE_REACHED: the queue pair is in the error state and takes no more receives of its shared receive queue.
+    LastWqeReached(Qpn),
+    /// IBV_EVENT_SRQ_LIMIT_REACHED: fewer receives are in the shared receive queue than its limit, which is disarmed now.
+    SrqLimitReached(SrqId),
 }
 
 /// How an endpoint behaves.
@@ -192,10 +197,14 @@ impl Endpoint {
     /// Creates a queue pair in [`State::Reset`](crate::qp::State::Reset). Its queues are allocated here, once.
     ///
     /// # Panics
-    /// When there are [`MAX_QPS`](Self::MAX_QPS) already: their owner bounds them.
+    /// When there are [`MAX_QPS`](Self::MAX_QPS) already, or there is no such shared receive queue: their owner sees to both.
     pub fn create_qp(&mut self, init: QpInit) -> Qpn {
         let config = self.config;
-        let created = self.qps.insert(|qpn| QueuePair::new(qpn, init, &config));
+        let srq = init.srq.map(|id| match self.out.srqs.join(id) {
+            Some(srq) => srq,
+            None => panic!("there is no {id:?}"),
+        });
+        let created = self.qps.insert(|qpn| QueuePair::new(qpn, init, &config, srq));
         let slots = self.qps.slots();
         self.timers.grow(slots);
         self.active.queued.resize(slots, false);
@@ -228,10 +237,40 @@ impl Endpoint {
 
     /// Forgets a queue pair and what is queued on it, without completions; false when there is none.
     pub fn destroy_qp(&mut self, qpn: Qpn) -> bool {
-        if let Some(index) = self.qps.find(qpn) {
+        if let Some((index, qp)) = find(&mut self.qps, qpn) {
             self.timers.set(index, None);
+            if let Some(srq) = qp.srq() {
+                self.out.srqs.leave(srq);
+            }
         }
         self.qps.remove(qpn)
+    }
+
+    /// Creates a shared receive queue, its limit not armed. Its room is allocated here, once.
+    pub fn create_srq(&mut self, init: SrqInit) -> SrqId {
+        self.out.srqs.insert(init)
+    }
+
+    /// Changes a shared receive queue: its size where `max_wr` is given, and arms its limit where that is (0 disarms it). When fewer receives than that are queued,
+    /// [`AsyncEvent::SrqLimitReached`] comes, at once if so already, and the limit is disarmed (IBTA vol 1, 10.2.9.5 and 11.2.3).
+    ///
+    /// # Errors
+    /// When a value is out of range; nothing changed then.
+    pub fn modify_srq(&mut self, srq: SrqId, max_wr: Option<u32>, limit: Option<u32>) -> Result<(), SrqError> {
+        self.out.modify_srq(srq, max_wr, limit)
+    }
+
+    /// What a shared receive queue is like now; `None` when there is none.
+    pub fn query_srq(&self, srq: SrqId) -> Option<SrqAttributes> {
+        self.out.srqs.get(srq).map(SharedQueue::attributes)
+    }
+
+    /// Forgets a shared receive queue and what is queued on it, without completions.
+    ///
+    /// # Errors
+    /// When there is none, or a queue pair takes receives from it.
+    pub fn destroy_srq(&mut self, srq: SrqId) -> Result<(), SrqError> {
+        self.out.srqs.remove(srq)
     }
 
     // Work
@@ -279,10 +318,18 @@ impl Endpoint {
     /// Queues a receive request. In ERR it completes flushed at once.
     ///
     /// # Errors
-    /// When it is refused; nothing was queued. In RESET every receive request is.
+    /// When it is refused; nothing was queued. In RESET every receive request is, and always on a queue pair with a shared receive queue.
     pub fn post_receive(&mut self, qpn: Qpn, request: &ReceiveRequest<'_>) -> Result<(), PostError> {
         let (_, qp) = find(&mut self.qps, qpn).ok_or(PostError::UnknownQp)?;
         qp.post_receive(request, &mut self.out)
+    }
+
+    /// Queues a receive request for whichever queue pair of a shared receive queue needs one first, whatever states those are in (IBTA vol 1, 10.2.9).
+    ///
+    /// # Errors
+    /// When it is refused; nothing was queued.
+    pub fn post_shared_receive(&mut self, srq: SrqId, request: &ReceiveRequest<'_>) -> Result<(), PostError> {
+        self.out.srqs.get_mut(srq).ok_or(PostError::UnknownQp)?.post(request)
     }
 
     // Wire and time

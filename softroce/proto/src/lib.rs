@@ -8,6 +8,7 @@ pub mod ident;
 pub mod memory;
 mod outbox;
 pub mod qp;
+mod srq;
 mod table;
 mod time;
 mod timer;
@@ -17,5 +18,6 @@ pub mod work;
 
 pub use counters::Counters;
 pub use endpoint::{AsyncEvent, Datagram, Endpoint, EndpointConfig, Ident, Transmit};
+pub use srq::{SrqAttributes, SrqError, SrqInit};
 pub use time::Instant;
 pub use types::{Gid, LKey, Mtu, Psn, Qpn, RKey};

@@ -1,17 +1,20 @@
-//! What the queue pairs of an endpoint hand out beside packets: completions, events and counts.
+//! What the queue pairs of an endpoint hand out beside packets: completions, events and counts. And what they take in turn: the requests of shared
+//! receive queues.
 
 use std::collections::VecDeque;
 
 use crate::AsyncEvent;
 use crate::counters::Counters;
+use crate::srq::SrqTable;
 use crate::work::{Completion, CqId};
 
-/// The common exit of all queue pairs. The queues keep their room, so that a steady flow allocates nothing.
+/// What all queue pairs have in common. The queues keep their room, so that a steady flow allocates nothing.
 #[derive(Debug, Default)]
 pub(crate) struct Outbox {
     pub(crate) completions: VecDeque<(CqId, Completion)>,
     pub(crate) events: VecDeque<AsyncEvent>,
     pub(crate) counters: Counters,
+    pub(crate) srqs: SrqTable,
 }
 
 impl Outbox {

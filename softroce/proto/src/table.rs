@@ -128,9 +128,10 @@ mod tests {
             max_inline: 0,
             signal_all: false,
             transport: Transport::Rc,
+            srq: None,
         };
         table
-            .insert(|qpn| QueuePair::new(qpn, init, &EndpointConfig::default()))
+            .insert(|qpn| QueuePair::new(qpn, init, &EndpointConfig::default(), None))
             .unwrap()
     }
 

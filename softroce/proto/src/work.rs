@@ -8,6 +8,10 @@ use crate::{Qpn, RKey};
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct CqId(pub u32);
 
+/// A shared receive queue of an endpoint.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct SrqId(pub(crate) u32);
+
 /// What a send-queue request does.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Operation {
@@ -111,14 +115,14 @@ pub struct ReceiveRequest<'a> {
 /// Why a request was refused at posting; nothing was queued.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum PostError {
-    /// No such queue pair.
+    /// No such queue pair, or no such shared receive queue.
     UnknownQp,
     /// The queue pair's state does not take this request (`EINVAL`).
     State,
     /// The queue is full (`ENOMEM`).
     Full,
     /// An operation that the queue pair's transport does not offer, too many scatter/gather elements, too much inline data, inline where it is not allowed, a message over 2^31 bytes, an atomic whose SGEs are not one
-    /// of 8 bytes, or bytes for an operation that has none (`EINVAL`).
+    /// of 8 bytes, bytes for an operation that has none, or a receive for a queue pair that has a shared receive queue (`EINVAL`).
     Invalid,
 }
 

@@ -334,6 +334,7 @@ impl<'a> Live<'a> {
             max_recv_sge: MAX_SGE as u32,
             max_inline: end.max_inline,
             signal_all: end.signal_all,
+            srq: None,
         });
         Self {
             end,

@@ -174,6 +174,7 @@ fn attempt(case: &Case) -> Seen {
             max_recv_sge: 1,
             max_inline: 0,
             signal_all: true,
+            srq: None,
         });
     }
     for i in 0..2 {

@@ -48,6 +48,7 @@ pub(super) fn init(pd: PdId) -> QpInit {
         max_recv_sge: 2,
         max_inline: 64,
         signal_all: true,
+        srq: None,
     }
 }
 

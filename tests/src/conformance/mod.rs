@@ -31,15 +31,18 @@ struct Case {
     clause: &'static str,
     /// The rule in one line.
     says: String,
-    run: Box<dyn Fn(&Bench) -> Result<()> + std::marker::Send + Sync>,
+    run: Box<Check>,
 }
+
+/// Holds a device to a rule.
+type Check = dyn Fn(&Bench) -> Result<()> + Send + Sync;
 
 /// A case with a fixed name.
 fn case(
     name: &str,
     clause: &'static str,
     says: &str,
-    run: impl Fn(&Bench) -> Result<()> + std::marker::Send + Sync + 'static,
+    run: impl Fn(&Bench) -> Result<()> + Send + Sync + 'static,
 ) -> Case {
     Case {
         name: name.to_owned(),

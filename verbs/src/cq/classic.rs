@@ -72,8 +72,8 @@ impl Poller<Classic> {
         self.own.last = before;
         // SAFETY: no more than there is room for.
         self.own.end = unsafe { before.add(fetched) };
-        if self.draining != 0 && fetched < BATCH {
-            self.drained();
+        if self.settling && fetched < BATCH {
+            self.drained(fetched == 0);
         }
         Ok(())
     }
@@ -227,12 +227,12 @@ fn locate(poller: &mut Poller<Classic>, at: *const sys::ibv_wc) -> (Place, Optio
         // SAFETY: before the last that the device wrote.
         let at = unsafe { last.add(1) };
         // SAFETY: as above.
-        let wr_id = unsafe { (*at).wr_id };
+        let (wr_id, qp_num) = unsafe { ((*at).wr_id, (*at).qp_num) };
         if let Some(Confirmed {
             buffers,
             spot,
             in_flight,
-        }) = confirm(poller, wr_id)
+        }) = confirm(poller, wr_id, || qp_num)
         {
             let mut place = Place::run((spot, in_flight), last, poller.own.end);
             place.at = at;

@@ -4,13 +4,14 @@
 //! and has not yielded all of is copied (`held`), as the provider has given it out, and the next poll begins with the copy.
 
 use core::marker::PhantomData;
+use core::sync::atomic::Ordering;
 
 use doorbell_verbs_sys::{self as sys, inline};
 
 use super::held::Held;
 use super::kind::{Cursor, Entry, Extended};
 use super::spot::{Confirmed, Retired, Spot, confirm};
-use super::{BATCH, Poller};
+use super::{BATCH, Poller, this_thread};
 use crate::error::CompletionQueueError;
 use crate::memory::Buffers;
 
@@ -66,37 +67,38 @@ impl Calls {
     pub(super) fn is_left(&self) -> bool {
         self.phase != Phase::Closed
     }
+}
 
+impl Poller<Extended> {
     /// Ends an open poll.
     #[inline(always)]
     fn end(&mut self) {
-        self.phase = Phase::Closed;
+        self.own.phase = Phase::Closed;
+        self.inner.polled_by.store(0, Ordering::Relaxed);
         // SAFETY: live, and this poll is open: it is ended nowhere else, but where the phase becomes another.
-        unsafe { inline::end_poll(self.current) };
+        unsafe { inline::end_poll(self.own.current) };
     }
 
     /// Ends an open poll whose current completion is not done with, and keeps a copy of it.
     #[cold]
     fn hold(&mut self) {
-        if self.current == self.raw {
+        let own = &mut self.own;
+        if own.current == own.raw {
             // SAFETY: live, and one of its completions is current.
-            unsafe { self.held.copy(self.raw) };
+            unsafe { own.held.copy(own.raw) };
         }
         self.end();
-        self.phase = Phase::Held;
+        self.own.phase = Phase::Held;
+        self.series = 0;
     }
-}
 
-impl Drop for Calls {
-    fn drop(&mut self) {
-        // Left by a cursor that was forgotten, or by a look whose poll never came.
-        if matches!(self.phase, Phase::Fresh | Phase::Open) {
+    /// Ends a poll that a forgotten cursor has left open, or a look whose poll never came.
+    pub(super) fn abandon(&mut self) {
+        if matches!(self.own.phase, Phase::Fresh | Phase::Open) {
             self.end();
         }
     }
-}
 
-impl Poller<Extended> {
     /// Starts a poll, if nothing is left.
     #[inline(always)]
     pub(super) fn start(&mut self) -> Result<(), CompletionQueueError> {
@@ -109,6 +111,8 @@ impl Poller<Extended> {
         if result != 0 {
             return self.not_started(result);
         }
+        self.inner.polled_by.store(this_thread(), Ordering::Relaxed);
+        // Last, so that whoever begins to go through it at once need not look what it is.
         self.own.current = self.own.raw;
         self.own.phase = Phase::Fresh;
         Ok(())
@@ -121,10 +125,10 @@ impl Poller<Extended> {
         if self.own.phase == Phase::Open {
             // Its cursor has been forgotten.
             if self.series == 0 {
-                self.own.end();
+                self.end();
                 return false;
             }
-            self.own.hold();
+            self.hold();
         }
         if self.own.phase == Phase::Held {
             self.own.current = self.own.held.as_queue();
@@ -142,10 +146,20 @@ impl Poller<Extended> {
         if let Some(result) = self.own.failure.take() {
             return Err(self.failed("ibv_next_poll", result));
         }
-        if self.draining != 0 {
-            self.drained();
+        if self.settling {
+            self.drained(true);
         }
         Ok(())
+    }
+
+    /// The call for the next completion has failed, or has found none since queue pairs have gone.
+    #[cold]
+    fn nothing_more(&mut self, result: i32, cq: *mut sys::ibv_cq_ex) {
+        if result != ENOENT {
+            self.own.failure = Some(result);
+        } else if cq == self.own.raw {
+            self.drained(true);
+        }
     }
 
     /// Makes the next completion the current one. False, with the poll ended, when there is none.
@@ -156,10 +170,10 @@ impl Poller<Extended> {
         if result == 0 {
             return true;
         }
-        if result != ENOENT {
-            self.own.failure = Some(result);
+        if result != ENOENT || self.settling {
+            self.nothing_more(result, cq);
         }
-        self.own.end();
+        self.end();
         false
     }
 }
@@ -177,8 +191,6 @@ pub struct ExtendedCursor<'a> {
 impl<'a> ExtendedCursor<'a> {
     #[inline(always)]
     pub(super) fn new(poller: &'a mut Poller<Extended>) -> Self {
-        poller.series = 0;
-        poller.own.budget = BATCH as u64 - 1;
         Self {
             cq: poller.own.current,
             spot: Spot::NOWHERE,
@@ -199,8 +211,8 @@ impl Cursor<Extended> for ExtendedCursor<'_> {
         let run = in_flight.min(BATCH as u64);
         if run != 0 {
             (self.spot, self.left) = (spot, run);
-            self.poller.own.budget = BATCH as u64 - run;
         }
+        self.poller.own.budget = BATCH as u64 - self.left;
         true
     }
 
@@ -243,9 +255,10 @@ impl Cursor<Extended> for ExtendedCursor<'_> {
                 return true;
             }
             // The next one is looked up.
-            (self.spot, self.left) = (Spot::NOWHERE, 1);
+            self.left = 1;
+            self.spot.expect_none();
             if self.poller.own.budget == 0 {
-                self.poller.own.end();
+                self.poller.end();
                 return false;
             }
             self.poller.own.budget -= 1;
@@ -258,6 +271,7 @@ impl Cursor<Extended> for ExtendedCursor<'_> {
         match self.poller.own.phase {
             Phase::Fresh => {
                 self.poller.own.phase = Phase::Open;
+                self.poller.own.budget = BATCH as u64 - self.left;
                 true
             }
             Phase::Open => self.follow(),
@@ -272,11 +286,9 @@ impl Cursor<Extended> for ExtendedCursor<'_> {
 impl Drop for ExtendedCursor<'_> {
     #[inline(always)]
     fn drop(&mut self) {
-        let done = self.poller.series == 0;
-        let own = &mut self.poller.own;
-        match own.phase {
-            Phase::Open if done => own.end(),
-            Phase::Open | Phase::Fresh => own.hold(),
+        match self.poller.own.phase {
+            Phase::Open if self.poller.series == 0 => self.poller.end(),
+            Phase::Open | Phase::Fresh => self.poller.hold(),
             Phase::Closed | Phase::Held => {}
         }
     }
@@ -292,11 +304,13 @@ fn locate(poller: &mut Poller<Extended>, cq: *mut sys::ibv_cq_ex, left: u64) -> 
         poller.series = 0;
         // SAFETY: live, and one of its completions is current.
         let wr_id = unsafe { (*cq).wr_id };
+        // SAFETY: as above.
+        let qp_num = || unsafe { (*cq).read_qp_num.map_or(0, |read| read(cq)) };
         if let Some(Confirmed {
             buffers,
             mut spot,
             in_flight,
-        }) = confirm(poller, wr_id)
+        }) = confirm(poller, wr_id, qp_num)
         {
             let mut run = allowed.min(in_flight);
             if poller.series != 0 {
@@ -309,7 +323,7 @@ fn locate(poller: &mut Poller<Extended>, cq: *mut sys::ibv_cq_ex, left: u64) -> 
         }
         allowed -= 1;
         if allowed == 0 {
-            poller.own.end();
+            poller.end();
             break;
         }
         if !poller.next_poll(cq) {

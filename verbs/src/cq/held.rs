@@ -10,6 +10,7 @@ pub(super) struct Held {
     queue: sys::ibv_cq_ex,
     opcode: sys::ibv_wc_opcode,
     vendor_err: u32,
+    qp_num: u32,
     byte_len: u32,
     imm_data: u32,
     src_qp: u32,
@@ -33,7 +34,7 @@ impl Held {
         (&raw mut *self).cast()
     }
 
-    /// Copies the current completion of `from`: what is valid in it (ibv_poll_cq(3): in a failed one, status and vendor's code).
+    /// Copies the current completion of `from`: what is valid in it (ibv_poll_cq(3): in a failed one, status, vendor's code and queue pair).
     ///
     /// # Safety
     /// `from` is live, and has a current completion.
@@ -55,6 +56,7 @@ impl Held {
         (self.queue.wr_id, self.queue.status) = unsafe { ((*from).wr_id, (*from).status) };
         copy!(
             vendor_err by read_vendor_err,
+            qp_num by read_qp_num,
             ticks by read_completion_ts,
             wallclock_ns by read_completion_wallclock_ns,
         );
@@ -89,6 +91,7 @@ mod calls {
     read! {
         opcode: sys::ibv_wc_opcode,
         vendor_err: u32,
+        qp_num: u32,
         byte_len: u32,
         imm_data: u32,
         src_qp: u32,

@@ -40,6 +40,9 @@ pub trait Machinery: Sized + 'static {
 
     /// Begins to go through what is left.
     fn cursor(poller: &mut Poller<Self>) -> Self::Cursor<'_>;
+
+    /// Leaves no poll open.
+    fn close(poller: &mut Poller<Self>);
 }
 
 /// Goes through the completions found. It begins or resumes before each advance.
@@ -114,6 +117,8 @@ impl Machinery for Classic {
     fn cursor(poller: &mut Poller<Self>) -> ClassicCursor<'_> {
         ClassicCursor::new(poller)
     }
+
+    fn close(_: &mut Poller<Self>) {}
 }
 
 impl Machinery for Extended {
@@ -134,6 +139,10 @@ impl Machinery for Extended {
     #[inline(always)]
     fn cursor(poller: &mut Poller<Self>) -> ExtendedCursor<'_> {
         ExtendedCursor::new(poller)
+    }
+
+    fn close(poller: &mut Poller<Self>) {
+        poller.abandon();
     }
 }
 

@@ -2,6 +2,7 @@
 
 use core::ffi::c_int;
 use core::mem::ManuallyDrop;
+use core::sync::atomic::AtomicUsize;
 use std::io;
 use std::sync::Arc;
 
@@ -58,6 +59,7 @@ impl CqInner {
             id,
             channel: ManuallyDrop::new(channel.map(Arc::clone)),
             members: Members::new(capacity),
+            polled_by: AtomicUsize::new(0),
         })
     }
 }

@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use super::table::{Registry, Table};
+use super::table::Registry;
 use crate::qp::Ring;
 use crate::sync::{self, AtomicBool, Mutex, MutexGuard, Ordering};
 
 pub(crate) struct Members {
     registry: Mutex<Registry>,
-    /// Whether the registry tells of queue pairs gone.
+    /// Whether the registry tells of queue pairs gone, and the poller has not heard so.
     departed: AtomicBool,
 }
 
@@ -44,16 +44,14 @@ impl Members {
         self.departed.store(true, Ordering::Release);
     }
 
-    /// Poller: whether there is something to [`settle`](Self::settle).
+    /// Poller: whether it has been told of something since it last heard.
     #[inline(always)]
     pub(super) fn is_told(&self) -> bool {
         self.departed.load(Ordering::Acquire)
     }
 
-    /// Poller: brings its table up to date. Returns the rings of queue pairs gone, to be dropped when no lock is held, and how many completions they may have left in the queue.
-    pub(super) fn settle(&self, table: &mut Table) -> (Vec<Arc<Ring>>, u32) {
-        // First: what is told of while the registry is read is looked at next time.
+    /// Poller: is about to look at the registry. It says so first: what it is told of while it looks makes it look again.
+    pub(super) fn hear(&self) {
         self.departed.store(false, Ordering::Relaxed);
-        self.registry().settle(table)
     }
 }

@@ -14,12 +14,14 @@ mod members;
 #[cfg(all(test, doorbell_loom))]
 mod model;
 mod poll;
+mod shared;
 mod size;
 mod spot;
 mod table;
 mod wait;
 
 use core::mem::ManuallyDrop;
+use core::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::Arc;
 
 use doorbell_verbs_sys as sys;
@@ -39,7 +41,7 @@ pub use wait::Notify;
 use crate::context::ContextInner;
 use crate::error::{CompletionQueueError, check};
 use crate::event::channel::{ChannelInner, CqId};
-use crate::qp::{Queue, Ring};
+use crate::qp::{QpObject, Queue, Ring};
 use crate::sync::MutexGuard;
 
 /// How many completions one poll takes at most.
@@ -55,9 +57,8 @@ pub struct CompletionQueue<Q: CqKind = Classic> {
 
 /// What taking completions changes.
 pub struct Poller<Q: Machinery> {
-    /// Before `inner`: it is dropped first, and may call the queue.
-    own: Q::Own,
     inner: Arc<CqInner>,
+    own: Q::Own,
     table: Table,
     /// The ring that was at hand last, and its key, in the upper half: one in the table, or `none`.
     ring: *const Ring,
@@ -68,6 +69,8 @@ pub struct Poller<Q: Machinery> {
     none: Arc<Ring>,
     /// Entries to be released when the queue is next seen empty: gone queue pairs may have had as many completions in it.
     draining: u32,
+    /// Whether something is to be done when the queue is next seen empty.
+    settling: bool,
 }
 
 /// The queue, as its queue pairs hold it.
@@ -79,6 +82,8 @@ pub(crate) struct CqInner {
     /// What tells of its completions.
     channel: ManuallyDrop<Option<Arc<ChannelInner>>>,
     members: Members,
+    /// The thread that has a poll of it open, or 0; of an extended queue alone.
+    polled_by: AtomicUsize,
 }
 
 // SAFETY: `raw` is only passed to verbs, which may be called from any thread; the rest is Send and Sync.
@@ -95,9 +100,28 @@ impl CqInner {
         self.registry().capacity()
     }
 
+    /// Whether the calling thread has a poll of it open.
+    pub(crate) fn is_polled_here(&self) -> bool {
+        self.polled_by.load(Ordering::Relaxed) == this_thread()
+    }
+
+    /// Keeps a queue pair that is to be destroyed until the queue is next polled, or gone.
+    #[cold]
+    pub(crate) fn postpone(&self, object: QpObject) {
+        self.registry().postpone(object);
+        self.members.tell();
+    }
+
     fn registry(&self) -> MutexGuard<'_, Registry> {
         self.members.registry()
     }
+}
+
+/// A number that no other thread has now. Never 0.
+#[inline(always)]
+fn this_thread() -> usize {
+    thread_local!(static MARK: u8 = const { 0 });
+    MARK.with(|mark| core::ptr::from_ref(mark).addr())
 }
 
 impl<Q: CqKind> CompletionQueue<Q> {
@@ -113,6 +137,7 @@ impl<Q: CqKind> CompletionQueue<Q> {
                 series: 0,
                 none,
                 draining: 0,
+                settling: false,
             },
         }
     }
@@ -160,18 +185,32 @@ impl<Q: Machinery> Poller<Q> {
     /// Drops what queue pairs now gone had in flight, and forgets their rings.
     #[cold]
     fn bury(&mut self) {
-        let (departed, draining) = self.inner.members.settle(&mut self.table);
+        self.inner.members.hear();
+        self.destroy_postponed();
+        let (departed, draining) = self.inner.registry().settle(&mut self.table);
         self.draining += draining;
+        self.settling |= self.draining != 0 || self.table.shared.has_gone();
         // It may have been one of those.
         (self.ring, self.key) = (Arc::as_ptr(&self.none), spot::NO_KEY);
         // Outside the lock: this deregisters memory.
         drop(departed);
     }
 
-    /// The queue has been seen empty after queue pairs had gone: none of their completions is left in it.
+    /// Destroys queue pairs that were dropped while this thread had a poll open.
+    fn destroy_postponed(&self) {
+        let postponed = self.inner.registry().take_postponed();
+        // Outside the lock, which this takes.
+        drop(postponed);
+    }
+
+    /// The queue has been seen empty after queue pairs had gone: none of their completions is left in it, and none is to be yielded when there is `nothing` more.
     #[cold]
-    fn drained(&mut self) {
+    fn drained(&mut self, nothing: bool) {
         self.inner.registry().release(core::mem::take(&mut self.draining));
+        if nothing {
+            self.table.shared.forget();
+        }
+        self.settling = self.table.shared.has_gone();
     }
 
     #[cold]
@@ -206,6 +245,8 @@ impl<Q: CqKind> core::fmt::Debug for CompletionQueue<Q> {
 
 impl<Q: CqKind> Drop for CompletionQueue<Q> {
     fn drop(&mut self) {
+        Q::close(&mut self.poller);
+        self.poller.destroy_postponed();
         // Rings that never came to the table belong to their queue pairs alone from now on.
         let arrivals = self.poller.inner.registry().close();
         drop(arrivals);

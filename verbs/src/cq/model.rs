@@ -167,7 +167,8 @@ fn a_departure_is_never_overlooked() {
         let mut buried = 0;
         let mut look = || {
             if members.is_told() {
-                let (gone, left) = members.settle(&mut table);
+                members.hear();
+                let (gone, left) = members.registry().settle(&mut table);
                 assert_eq!(left, 0);
                 buried += gone.len();
             }

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use super::Poller;
 use super::kind::Machinery;
+use super::{Poller, shared};
 use crate::memory::Buffers;
 use crate::qp::{Ring, Slot};
 
@@ -58,7 +58,23 @@ impl Spot {
         Self::of(ring, poller.key, ring.tail())
     }
 
-    /// No `wr_id` is this request's any more.
+    /// There is no next request any more, until another spot replaces this.
+    #[inline(always)]
+    pub(super) fn expect_none(&mut self) {
+        self.expected = NO_WR_ID;
+    }
+
+    /// Behind the request that a completion has confirmed, which was not posted to `ring` but counts in it: no `wr_id` is expected.
+    pub(super) fn alone(ring: &Ring) -> Self {
+        Self {
+            // So that the position is the ring's tail.
+            offset: ring.tail().wrapping_add(1).wrapping_sub(NO_WR_ID),
+            ring,
+            ..Self::NOWHERE
+        }
+    }
+
+    /// No `wr_id` is this request's any more, which is the next nevertheless.
     pub(super) fn disguise(&mut self) {
         self.offset = self.offset.wrapping_add(self.expected).wrapping_sub(NO_WR_ID);
         self.expected = NO_WR_ID;
@@ -95,7 +111,7 @@ impl Spot {
     /// [`take`](Self::take) has just been called; the poller that keeps the ring stays borrowed for 'a.
     #[inline(always)]
     pub(super) unsafe fn retire<'a>(&self) -> Retired<'a> {
-        // SAFETY: the poller's reference keeps the ring alive, and only `bury` removes one, which needs the poller.
+        // SAFETY: the poller's reference keeps the ring alive, and only `bury` and `drained` remove one, which need the poller.
         let ring = unsafe { &*self.ring };
         ring.retire_next();
         Retired {
@@ -125,10 +141,17 @@ pub(super) struct Confirmed {
 /// Finds what the completion with this `wr_id` confirms first, passing over requests without buffers. Notes in `poller.series` whether others follow. `None` when it is of no
 /// request in flight, as one of a queue pair that is gone.
 ///
-/// Here is the place for keys of another meaning: those that the table does not know.
-pub(super) fn confirm<Q: Machinery>(poller: &mut Poller<Q>, wr_id: u64) -> Option<Confirmed> {
+/// A receive that came from a shared receive queue is one of the queue pair that `qp_num` tells.
+pub(super) fn confirm<Q: Machinery>(
+    poller: &mut Poller<Q>,
+    wr_id: u64,
+    qp_num: impl FnOnce() -> u32,
+) -> Option<Confirmed> {
     let key = wr_id & KEY;
     if key != poller.key {
+        if shared::is_shared(key) {
+            return shared::confirm(poller, wr_id, qp_num());
+        }
         let table_key = (key >> 32) as u32;
         poller.ring = match poller.table.get(table_key) {
             Some(ring) => Arc::as_ptr(ring),
@@ -174,6 +197,6 @@ fn welcome<Q: Machinery>(poller: &mut Poller<Q>, key: u32) -> Option<*const Ring
 /// A completion that confirms nothing in flight: the device says twice that a request is done, or says so of one never posted.
 #[cold]
 #[inline(never)]
-fn unexpected(wr_id: u64, ring: &Ring) {
+pub(super) fn unexpected(wr_id: u64, ring: &Ring) {
     tracing::error!(wr_id, qpn = %ring.qpn(), "a completion of no request in flight; ignored");
 }

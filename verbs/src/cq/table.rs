@@ -1,12 +1,14 @@
 //! Which ring a completion belongs to, and how many entries of the queue are spoken for.
 //!
 //! Each ring attached to a completion queue has a *key*, the upper half of its requests' `wr_id`: an index into the poller's table, and that index's generation,
-//! so that a completion of a queue pair that is gone is never taken for one of its successor's.
+//! so that a completion of a queue pair that is gone is never taken for one of its successor's. The highest bit is that of shared receive queues (see `shared`).
 
 use std::sync::Arc;
 
 use super::CqInner;
-use crate::qp::{Queue, Ring};
+use super::shared::{self, SharedTable};
+use crate::qp::{QpObject, Queue, Ring};
+use crate::srq::{Membership, Returns, SHARED_KEY, SrqInner};
 
 const INDEX_BITS: u32 = 16;
 
@@ -18,7 +20,8 @@ fn index_of(key: u32) -> usize {
 /// The rings that the poller knows, by the index in their key.
 #[derive(Default)]
 pub(super) struct Table {
-    entries: Vec<Option<(u32, Arc<Ring>)>>,
+    pub(super) entries: Vec<Option<(u32, Arc<Ring>)>>,
+    pub(super) shared: SharedTable,
 }
 
 impl Table {
@@ -45,6 +48,9 @@ impl Table {
     }
 }
 
+/// Rings, each with its key.
+type Arrivals = Vec<(u32, Arc<Ring>)>;
+
 /// What queue pairs and poller tell each other, behind the queue's lock.
 pub(super) struct Registry {
     /// Entries there are.
@@ -56,9 +62,14 @@ pub(super) struct Registry {
     /// Indices used so far.
     indices: u32,
     /// Rings that the poller has not put in its table yet.
-    arrivals: Vec<(u32, Arc<Ring>)>,
+    arrivals: Arrivals,
     /// Keys of rings whose queue pair is gone, and how many completions each may have left in the queue.
     departures: Vec<(u32, u32)>,
+    /// Queue pairs dropped by the thread that polls, to be destroyed when it has done so.
+    postponed: Vec<QpObject>,
+    /// The same of shared receive queues.
+    shared_arrivals: Vec<Arc<Returns>>,
+    shared_departures: Vec<(Arc<Returns>, u32)>,
     /// Whether the poller is gone.
     closed: bool,
 }
@@ -72,6 +83,9 @@ impl Registry {
             indices: 0,
             arrivals: Vec::new(),
             departures: Vec::new(),
+            postponed: Vec::new(),
+            shared_arrivals: Vec::new(),
+            shared_departures: Vec::new(),
             closed: false,
         }
     }
@@ -109,7 +123,8 @@ impl Registry {
 
     /// Gives the index of `key` back, unless its generations are used up.
     fn free_key(&mut self, key: u32) {
-        if let Some(next) = key.checked_add(1 << INDEX_BITS) {
+        let next = key + (1 << INDEX_BITS);
+        if next < SHARED_KEY {
             self.vacant.push(next);
         }
     }
@@ -145,6 +160,9 @@ impl Registry {
         for (key, ring) in self.arrivals.drain(..) {
             table.insert(key, ring);
         }
+        for returns in self.shared_arrivals.drain(..) {
+            table.shared.insert(returns);
+        }
     }
 
     /// Brings the table up to date. Returns the rings of queue pairs gone, to be dropped, and how many completions they may have left in the queue.
@@ -153,9 +171,17 @@ impl Registry {
         let mut rings = Vec::with_capacity(self.departures.len());
         let mut left = 0;
         for (key, outstanding) in core::mem::take(&mut self.departures) {
-            rings.extend(table.remove(key));
+            match table.remove(key) {
+                // What it received from a shared receive queue may still be told.
+                Some(ring) if shared::is_member(&ring) => table.shared.retire_member(ring),
+                ring => rings.extend(ring),
+            }
             left += outstanding;
             self.free_key(key);
+        }
+        for (returns, outstanding) in self.shared_departures.drain(..) {
+            table.shared.retire(returns);
+            left += outstanding;
         }
         (rings, left)
     }
@@ -165,10 +191,43 @@ impl Registry {
         self.free += entries;
     }
 
-    /// The poller is gone.
-    pub(super) fn close(&mut self) -> Vec<(u32, Arc<Ring>)> {
+    pub(super) fn postpone(&mut self, object: QpObject) {
+        self.postponed.push(object);
+    }
+
+    /// Queue pairs to be destroyed now: dropped by the caller, outside the lock.
+    pub(super) fn take_postponed(&mut self) -> Vec<QpObject> {
+        core::mem::take(&mut self.postponed)
+    }
+
+    /// Reserves `entries` for a shared receive queue.
+    pub(super) fn enlist_shared(&mut self, entries: u32, returns: Arc<Returns>) -> Result<(), u32> {
+        if self.free < entries {
+            return Err(self.free);
+        }
+        self.free -= entries;
+        if !self.closed {
+            self.shared_arrivals.push(returns);
+        }
+        Ok(())
+    }
+
+    /// A shared receive queue does not complete here any more; `entries` are to be released when the queue is next seen empty. Whether the poller is to be told.
+    pub(super) fn strike_shared(&mut self, entries: u32, returns: Arc<Returns>) -> bool {
+        if self.closed {
+            self.free += entries;
+            return false;
+        }
+        self.shared_departures.push((returns, entries));
+        true
+    }
+
+    /// The poller is gone. Gives what it did not know yet, to be dropped.
+    pub(super) fn close(&mut self) -> (Arrivals, Vec<Arc<Returns>>) {
         self.closed = true;
-        core::mem::take(&mut self.arrivals)
+        let mut shared = core::mem::take(&mut self.shared_arrivals);
+        shared.extend(self.shared_departures.drain(..).map(|(returns, _)| returns));
+        (core::mem::take(&mut self.arrivals), shared)
     }
 }
 
@@ -177,6 +236,8 @@ pub(crate) struct Attachment {
     cq: Arc<CqInner>,
     key: u32,
     ring: Arc<Ring>,
+    /// Of the receives, when they come from a shared receive queue. Given up after the rest.
+    membership: Option<Membership>,
 }
 
 impl Attachment {
@@ -191,10 +252,20 @@ impl Attachment {
             cq: Arc::clone(cq),
             key,
             ring,
+            membership: None,
         })
     }
 
-    pub(crate) fn cq(&self) -> &CqInner {
+    /// What it stands for are receives of `srq`. Its own ring has no room.
+    ///
+    /// # Errors
+    /// How many entries there are, when they are too few for those of `srq`.
+    pub(crate) fn share(&mut self, srq: &Arc<SrqInner>) -> Result<(), u32> {
+        self.membership = Some(Membership::new(srq, &self.cq)?);
+        Ok(())
+    }
+
+    pub(crate) fn cq(&self) -> &Arc<CqInner> {
         &self.cq
     }
 

@@ -18,7 +18,7 @@ use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 pub use channel::CompletionChannel;
-pub use reader::{AsyncEvent, Events, PortEvent, QueuePairEvent};
+pub use reader::{AsyncEvent, Events, PortEvent, QueuePairEvent, SharedReceiveEvent};
 #[cfg(feature = "tokio")]
 pub use tokio::{TokioChannel, TokioEvents};
 

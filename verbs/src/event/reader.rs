@@ -13,6 +13,7 @@ use super::channel::CqId;
 use super::{deadline_of, set_nonblocking, wait_readable};
 use crate::context::{Context, ContextInner};
 use crate::error::EventError;
+use crate::srq::SrqId;
 use crate::types::Qpn;
 
 /// Something happened to a device or one of its objects.
@@ -25,6 +26,13 @@ pub enum AsyncEvent {
         qpn: Qpn,
         /// What happened.
         event: QueuePairEvent,
+    },
+    /// To a shared receive queue.
+    SharedReceiveQueue {
+        /// What names it: [`SharedReceiveQueue::id`](crate::SharedReceiveQueue::id).
+        id: SrqId,
+        /// What happened.
+        event: SharedReceiveEvent,
     },
     /// A completion queue has overrun: completions are lost, and the queue pairs on it must be dropped.
     CqOverrun(CqId),
@@ -61,6 +69,16 @@ pub enum QueuePairEvent {
     PathMigrated,
     /// It could not go over to its alternate path.
     PathMigrationFailed,
+}
+
+/// What may happen to a shared receive queue.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum SharedReceiveEvent {
+    /// Fewer receives are left in it than the limit that was [armed](crate::SharedReceiveQueue::arm_limit); it is disarmed now.
+    LimitReached,
+    /// It cannot go on: drop it, and the queue pairs on it.
+    Error,
 }
 
 /// What may happen to a port.
@@ -104,7 +122,14 @@ impl AsyncEvent {
                 event,
             }
         };
+        let srq = |event| {
+            // SAFETY: called for the types whose element is a shared receive queue, live by contract.
+            let id = SrqId::from_context(unsafe { (*raw.element.srq).srq_context });
+            id.map_or(Self::Other(raw.event_type), |id| Self::SharedReceiveQueue { id, event })
+        };
         match raw.event_type {
+            sys::IBV_EVENT_SRQ_LIMIT_REACHED => srq(SharedReceiveEvent::LimitReached),
+            sys::IBV_EVENT_SRQ_ERR => srq(SharedReceiveEvent::Error),
             sys::IBV_EVENT_CQ_ERR => {
                 // SAFETY: of this type the element is a completion queue, live by contract.
                 let id = CqId::from_context(unsafe { (*raw.element.cq).cq_context });

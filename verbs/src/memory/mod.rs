@@ -15,6 +15,7 @@ mod remote;
 mod rights;
 mod source;
 mod storage;
+mod window;
 
 mod word;
 
@@ -28,9 +29,12 @@ pub use region::RegionAttr;
 pub use registration::Registration;
 pub use remote::{BadRemote, Remote, RemoteChunks, RemoteWord};
 pub use rights::{
-    All, Atomic, Exposed, GrantsAtomic, GrantsRead, GrantsWrite, Host, Key, Kind, Local, Opaque, PeerWritable, Read,
-    ReadWrite, Readable, RemoteAll, RemoteAtomic, RemoteRead, RemoteReadWrite, RemoteWrite, Rights, Write,
+    All, Atomic, Bindable, Exposed, GrantsAtomic, GrantsRead, GrantsWrite, Host, Key, Kind, Local, Opaque,
+    PeerWritable, Read, ReadWrite, Readable, RemoteAll, RemoteAtomic, RemoteRead, RemoteReadWrite, RemoteWrite, Rights,
+    Windowed, Write,
 };
 pub use source::{Sink, Source};
 pub use storage::{HugePage, Memory};
+pub(crate) use window::Ties;
+pub use window::{BoundWindow, MemoryWindow, Type1, Type2, WindowType};
 pub use word::Word;

@@ -8,6 +8,7 @@ use doorbell_verbs_sys as sys;
 use super::buffer::Buffer;
 use super::region::Region;
 use super::rights::{Kind, Local};
+use super::window::Cell;
 use super::word::Word;
 
 /// The header of a buffer, on the heap. Made when the range is made, never when it is posted.
@@ -25,6 +26,9 @@ pub(crate) struct Range {
 /// In a tag: there is a next buffer.
 const LINKED: u16 = 1 << 8;
 
+/// In a tag: the range is the beginning of a window's [`Cell`], and no buffer's.
+pub(super) const WINDOW: u16 = 1 << 9;
+
 /// The unique pointer to a range's header: whoever has it owns the range.
 pub(crate) type RangePtr = NonNull<Range>;
 
@@ -37,6 +41,20 @@ impl Range {
     /// Makes it one of kind `K`, which it is to be as a buffer from now on. It is in no list.
     pub(super) fn become_kind<K: Kind>(&mut self) {
         self.tag = K::TAG.into();
+    }
+
+    /// The beginning of a window's cell: a range of no bytes, with a `tag` that says [`WINDOW`].
+    pub(super) fn of_window(region: Arc<Region>, tag: u16) -> Self {
+        Self {
+            sge: sys::ibv_sge {
+                addr: 0,
+                length: 0,
+                lkey: 0,
+            },
+            next: None,
+            region,
+            tag: tag | WINDOW,
+        }
     }
 
     /// Allocates the header of `len` bytes at `addr`, which the caller owns and which lie in `region`.
@@ -120,6 +138,29 @@ impl Buffers {
         Some(unsafe { Buffer::from_range(range) })
     }
 
+    /// A window on its way, as the only one of its request.
+    pub(super) fn of_window(cell: Box<Cell>) -> Self {
+        // SAFETY: a box's pointer is never null.
+        let range = unsafe { NonNull::new_unchecked(Box::into_raw(cell)) };
+        // A cell begins with its range, and its tag says that there is more.
+        Self {
+            head: Some(range.cast()),
+        }
+    }
+
+    /// Takes the window, if the request had one, and `wanted` says yes to its tag.
+    pub(super) fn take_window(&mut self, wanted: impl FnOnce(u16) -> bool) -> Option<Box<Cell>> {
+        let range = self.head?;
+        // SAFETY: the list owns its ranges.
+        let tag = unsafe { range.as_ref() }.tag;
+        if tag & WINDOW == 0 || !wanted(tag) {
+            return None;
+        }
+        self.head = None;
+        // SAFETY: the tag says that it was made by `of_window`, which gave up the box; it is no longer in the list.
+        Some(unsafe { Box::from_raw(range.cast::<Cell>().as_ptr()) })
+    }
+
     /// The first buffer as a word, if it is one: what an atomic operation gives back.
     #[inline]
     pub fn take_word(&mut self) -> Option<Word> {
@@ -173,6 +214,12 @@ unsafe fn take_otherwise(mut head: RangePtr, tag: u8) -> (Option<RangePtr>, Opti
 unsafe fn drop_list(head: RangePtr) {
     let mut next = Some(head);
     while let Some(range) = next {
+        // SAFETY: owned by the list.
+        if unsafe { range.as_ref() }.tag & WINDOW != 0 {
+            // SAFETY: as in `take_window`. Nothing is linked to a window.
+            drop(unsafe { Box::from_raw(range.cast::<Cell>().as_ptr()) });
+            return;
+        }
         // SAFETY: owned by the list, allocated by `allocate`, freed once: the list goes on behind it.
         let header = unsafe { Box::from_raw(range.as_ptr()) };
         next = header.following();

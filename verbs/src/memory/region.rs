@@ -178,6 +178,14 @@ impl Region {
         })
     }
 
+    pub(super) fn raw(&self) -> *mut sys::ibv_mr {
+        self.mr
+    }
+
+    pub(super) fn pd(&self) -> &Arc<PdInner> {
+        &self.pd
+    }
+
     pub(super) fn start(&self) -> u64 {
         self.start
     }

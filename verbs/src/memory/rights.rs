@@ -106,6 +106,8 @@ rights! {
     RemoteAtomic = 5, ATOMIC;
     /// Peers may read, write and perform atomic operations.
     RemoteAll = 6, READ | WRITE | ATOMIC;
+    /// Peers have the rights of the [memory windows](crate::MemoryWindow) that are bound to it, and none besides. As any of them may let peers write, it is never lent as `&[u8]`.
+    Windowed = 8, sys::IBV_ACCESS_MW_BIND;
 }
 
 keys! {
@@ -146,3 +148,9 @@ impl PeerWritable for RemoteWrite {}
 impl PeerWritable for RemoteReadWrite {}
 impl PeerWritable for RemoteAtomic {}
 impl PeerWritable for RemoteAll {}
+impl PeerWritable for Windowed {}
+
+/// Kinds of memory that memory windows can be bound to: [`Windowed`], also where it is [`Opaque`].
+pub trait Bindable: Kind {}
+impl Bindable for Windowed {}
+impl Bindable for Opaque<Windowed> {}

@@ -3,6 +3,7 @@
 use core::ffi::c_uint;
 use core::marker::PhantomData;
 use core::mem::ManuallyDrop;
+use core::ops::RangeBounds;
 use core::ptr::null_mut as null;
 
 use doorbell_verbs_sys as sys;
@@ -10,13 +11,15 @@ use doorbell_verbs_sys as sys;
 use super::backend::{Backend, Form, Line, PostList, Receives};
 use super::refused::{Reason, Refused};
 use super::staging::{Poster, Staging, push};
-use super::transport::{Connected, Rc, Reliable, Transport, Ud};
+use super::transport::{Connected, Connectionless, Rc, Reliable, Transport};
 use crate::ah::AddressHandle;
-use crate::memory::{GrantsRead, GrantsWrite, Remote, RemoteWord, Sink, Source, Word};
-use crate::types::{QKey, Qpn};
+use crate::memory::{
+    Bindable, BoundWindow, Buffer, GrantsRead, GrantsWrite, Key, MemoryWindow, Remote, RemoteWord, Sink, Source, Word,
+};
+use crate::types::{QKey, Qpn, RKey};
 use crate::wr::op::{self, Immediate, Message, Operation, UNBOUNDED};
 use crate::wr::payload::sealed::Stage;
-use crate::wr::payload::{Inline, Limits, One, Payload, Several};
+use crate::wr::payload::{Inline, Limits, One, Payload, Several, Window};
 
 /// The requests of one doorbell, being built: see [`QueuePair::post`](crate::QueuePair::post). Inline data must live for `'d`, until they are posted.
 ///
@@ -199,7 +202,7 @@ extern "C" fn refuse<B: Backend, O: Operation, P: Payload>(
     poster.first()
 }
 
-impl<'d, B: Backend> Batch<'_, 'd, Ud, B> {
+impl<'d, T: Connectionless, B: Backend> Batch<'_, 'd, T, B> {
     /// SENDs the buffer's bytes to the queue pair `qpn` at `ah`, which receives it if `qkey` is its key.
     #[inline(always)]
     pub fn send_to<S: Source>(
@@ -292,6 +295,53 @@ impl<'d, T: Connected, B: Backend> Batch<'_, 'd, T, B> {
         remote: Remote<impl GrantsWrite>,
     ) -> Request<'_, op::Write, Inline<'d>, B> {
         self.stage(op::Write::new(remote), remote.len(), Inline::new(bytes))
+    }
+}
+
+/// Memory windows.
+impl<T: Connected, B: Backend> Batch<'_, '_, T, B> {
+    /// Binds a window to `range` of a buffer's bytes, for the peer to have the rights that `grants` names. Requests after it find it bound.
+    ///
+    /// # Panics
+    /// If the range is beyond the buffer.
+    pub fn bind<K: Key>(
+        &mut self,
+        window: MemoryWindow,
+        over: &Buffer<impl Bindable>,
+        range: impl RangeBounds<usize>,
+        _grants: K,
+    ) -> Request<'_, op::Bind, Window, B> {
+        let (binding, inner, on_its_way) = window.binding::<K>(over, range);
+        self.staging.poster.ties.tie(&inner);
+        self.stage(op::Bind(binding), UNBOUNDED, Window::new(on_its_way))
+    }
+
+    /// Takes a window's key away (local invalidate). From its completion on the peer can do nothing by it.
+    pub fn invalidate<K: Key>(&mut self, window: BoundWindow<K>) -> Request<'_, op::Invalidate, Window, B> {
+        let (binding, on_its_way) = window.release();
+        self.stage(op::Invalidate(binding), UNBOUNDED, Window::new(on_its_way))
+    }
+}
+
+impl<'d, T: Reliable, B: Backend> Batch<'_, 'd, T, B> {
+    /// SENDs the buffer's bytes, and takes away the key `rkey` of a window that the peer has bound by its end of this connection.
+    #[inline(always)]
+    pub fn send_with_invalidate<S: Source>(
+        &mut self,
+        buffer: S,
+        rkey: RKey,
+    ) -> Request<'_, op::SendInvalidate, One<S>, B> {
+        self.stage(op::SendInvalidate { rkey: rkey.0 }, UNBOUNDED, One::new(buffer))
+    }
+
+    /// SENDs `bytes`, at most [`max_inline`](crate::QueuePair::max_inline), as [`send_with_invalidate`](Self::send_with_invalidate) does.
+    #[inline(always)]
+    pub fn send_inline_with_invalidate(
+        &mut self,
+        bytes: &'d [u8],
+        rkey: RKey,
+    ) -> Request<'_, op::SendInvalidate, Inline<'d>, B> {
+        self.stage(op::SendInvalidate { rkey: rkey.0 }, UNBOUNDED, Inline::new(bytes))
     }
 }
 

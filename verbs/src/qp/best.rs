@@ -9,11 +9,10 @@ use crate::error::QueuePairError;
 
 impl<'a> QueuePairBuilder<'a> {
     /// As [`rc`](Self::rc), by the calls of `ibv_wr_post(3)` where the provider has them. Match on the result once, and hand what is in it to code that is generic
-    /// over the [`Backend`].
+    /// over the [`Backend`](crate::Backend).
     ///
     /// # Errors
     /// As for [`rc`](Self::rc).
-    #[expect(clippy::type_complexity, reason = "each part is what a match takes out")]
     pub fn best_rc(
         self,
     ) -> Result<EitherBackend<PreparedQueuePair, PreparedQueuePair<Rc, WorkRequests>>, QueuePairError> {
@@ -24,7 +23,6 @@ impl<'a> QueuePairBuilder<'a> {
     ///
     /// # Errors
     /// As for [`uc`](Self::uc).
-    #[expect(clippy::type_complexity, reason = "each part is what a match takes out")]
     pub fn best_uc(
         self,
     ) -> Result<EitherBackend<PreparedQueuePair<Uc>, PreparedQueuePair<Uc, WorkRequests>>, QueuePairError> {
@@ -35,7 +33,6 @@ impl<'a> QueuePairBuilder<'a> {
     ///
     /// # Errors
     /// As for [`ud`](Self::ud).
-    #[expect(clippy::type_complexity, reason = "each part is what a match takes out")]
     pub fn best_ud(self) -> Result<EitherBackend<QueuePair<Ud>, QueuePair<Ud, WorkRequests>>, QueuePairError> {
         self.best(QueuePairBuilder::ud, QueuePairBuilder::ud)
     }

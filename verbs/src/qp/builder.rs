@@ -16,12 +16,13 @@ use super::object::{QpObject, no_attributes};
 use super::prepared::PreparedQueuePair;
 use super::ring::Queue;
 use super::staging::{Poster, Signalling};
-use super::transport::{Connected, Rc, Transport, TransportKind, Uc, Ud};
+use super::transport::{Connected, Connectionless, Rc, Transport, TransportKind, Uc, Ud};
 use crate::ah::Route;
 use crate::cq::{Attachment, CompletionQueue, CqInner, CqKind};
 use crate::error::QueuePairError;
 use crate::pd::ProtectionDomain;
 use crate::port::{GidEntry, PortAttr, PortState};
+use crate::srq::{SharedQueuePairBuilder, SharedReceiveHandle};
 use crate::types::{Mtu, Psn, QKey};
 use crate::wr::payload::Limits;
 
@@ -35,6 +36,7 @@ pub struct QueuePairBuilder<'a, B: Backend = PostList> {
     pd: &'a ProtectionDomain,
     send_cq: &'a Arc<CqInner>,
     recv_cq: &'a Arc<CqInner>,
+    srq: Option<&'a SharedReceiveHandle>,
     send_depth: u32,
     recv_depth: u32,
     max_send_sge: u32,
@@ -113,6 +115,7 @@ impl<'a> QueuePairBuilder<'a> {
             pd,
             send_cq: cq,
             recv_cq: cq,
+            srq: None,
             send_depth: 128,
             recv_depth: 128,
             max_send_sge: 1,
@@ -133,6 +136,7 @@ impl<'a> QueuePairBuilder<'a> {
             pd: self.pd,
             send_cq: self.send_cq,
             recv_cq: self.recv_cq,
+            srq: self.srq,
             send_depth: self.send_depth,
             recv_depth: self.recv_depth,
             max_send_sge: self.max_send_sge,
@@ -298,6 +302,14 @@ impl<'a, B: Backend> QueuePairBuilder<'a, B> {
         self
     }
 
+    /// Receives come from `srq`, which may be of another protection domain: the queue pair has none of its own, whatever was said of them. The completion queue of
+    /// receives has as many entries reserved as `srq` holds receives, once for all queue pairs that share both queues.
+    pub fn shared_receive(mut self, srq: &'a impl AsRef<SharedReceiveHandle>) -> SharedQueuePairBuilder<'a, B> {
+        self.srq = Some(srq.as_ref());
+        (self.recv_depth, self.max_recv_sge) = (0, 0);
+        SharedQueuePairBuilder::new(self)
+    }
+
     /// Makes a reliably connected queue pair and brings it to INIT (ibv_create_qp(3), IBTA vol 1, 10.2.4).
     ///
     /// # Errors
@@ -312,8 +324,7 @@ impl<'a, B: Backend> QueuePairBuilder<'a, B> {
     /// # Errors
     /// As for [`rc`](Self::rc), and when the peer is allowed to READ or to use atomics, which UC does not have.
     pub fn uc(self) -> Result<PreparedQueuePair<Uc, B>, QueuePairError> {
-        self.check_rights(TransportKind::Uc, sys::IBV_ACCESS_REMOTE_WRITE)?;
-        self.prepare()
+        self.prepare_unreliable()
     }
 
     /// Makes a queue pair for datagrams, and brings it to RTS: it is in use at once. Give [`endpoint`](QueuePair::endpoint) to whoever is to send to it. Datagrams
@@ -324,9 +335,13 @@ impl<'a, B: Backend> QueuePairBuilder<'a, B> {
     /// # Errors
     /// As for [`rc`](Self::rc), and when anything is allowed to peers: UD has SEND alone.
     pub fn ud(self) -> Result<QueuePair<Ud, B>, QueuePairError> {
+        self.ready()
+    }
+
+    pub(crate) fn ready<T: Connectionless>(self) -> Result<QueuePair<T, B>, QueuePairError> {
         self.check_rights(TransportKind::Ud, 0)?;
-        let made = self.make::<Ud>()?;
-        self.to_init::<Ud>(&made.object)?;
+        let made = self.make::<T>()?;
+        self.to_init::<T>(&made.object)?;
         self.to_ready(&made.object)?;
         let mtu = self.settings.mtu.unwrap_or(made.port.active_mtu);
         let endpoint = UdEndpoint {
@@ -347,7 +362,12 @@ impl<'a, B: Backend> QueuePairBuilder<'a, B> {
         Ok(QueuePair::new(send, recv, made.object, endpoint))
     }
 
-    fn prepare<T: Connected>(self) -> Result<PreparedQueuePair<T, B>, QueuePairError> {
+    pub(crate) fn prepare_unreliable<T: Connected>(self) -> Result<PreparedQueuePair<T, B>, QueuePairError> {
+        self.check_rights(TransportKind::Uc, sys::IBV_ACCESS_REMOTE_WRITE)?;
+        self.prepare()
+    }
+
+    pub(crate) fn prepare<T: Connected>(self) -> Result<PreparedQueuePair<T, B>, QueuePairError> {
         let made = self.make::<T>()?;
         self.to_init::<T>(&made.object)?;
         let rd_atomic = if T::KIND == TransportKind::Rc {
@@ -376,12 +396,13 @@ impl<'a, B: Backend> QueuePairBuilder<'a, B> {
         let gid = context.source_gid(self.settings.port, self.settings.gid_index, &port)?;
 
         let send = self.attach("send", self.send_cq, self.send_depth, Queue::Send)?;
-        let recv = self.attach("receive", self.recv_cq, self.recv_depth, Queue::Receive)?;
+        let mut recv = self.attach("receive", self.recv_cq, self.recv_depth, Queue::Receive)?;
+        let srq = self.share(&mut recv)?;
         let mut init = sys::ibv_qp_init_attr {
             qp_context: core::ptr::null_mut(),
             send_cq: send.cq().raw(),
             recv_cq: recv.cq().raw(),
-            srq: core::ptr::null_mut(),
+            srq,
             cap: sys::ibv_qp_cap {
                 max_send_wr: self.send_depth,
                 max_recv_wr: self.recv_depth,
@@ -507,6 +528,24 @@ impl<'a, B: Backend> QueuePairBuilder<'a, B> {
             free,
             capacity: inner.capacity(),
         })
+    }
+
+    /// Has the receives come from the shared receive queue, if there is one, and gives that.
+    fn share(&self, recv: &mut Attachment) -> Result<*mut sys::ibv_srq, QueuePairError> {
+        let Some(srq) = self.srq.map(SharedReceiveHandle::inner) else {
+            return Ok(core::ptr::null_mut());
+        };
+        if srq.context().raw != self.pd.inner().context.raw {
+            return Err(QueuePairError::ForeignSharedReceiveQueue);
+        }
+        recv.share(srq)
+            .map_err(|free| QueuePairError::CompletionQueueTooSmall {
+                which: "receive",
+                needed: srq.depth(),
+                free,
+                capacity: recv.cq().capacity(),
+            })?;
+        Ok(srq.raw())
     }
 
     fn to_init<T: Transport>(&self, object: &QpObject) -> Result<(), QueuePairError> {

@@ -6,7 +6,7 @@ use super::endpoint::{Endpoint, UdEndpoint};
 use super::object::QpObject;
 use super::refused::Refused;
 use super::staging::Poster;
-use super::transport::{Connected, Rc, Reliable, Transport, Ud};
+use super::transport::{Connected, Connectionless, OwnReceives, Rc, Reliable, Transport};
 use crate::ah::AddressHandle;
 use crate::memory::{GrantsRead, GrantsWrite, Remote, RemoteWord, Sink, Source, Word};
 use crate::types::{Mtu, QKey, Qpn};
@@ -52,7 +52,7 @@ impl Datagrams {
 /// Dropping it takes it to the error state and destroys it; the buffers it has in flight are dropped when its completion queues are next polled (or dropped).
 pub struct QueuePair<T: Transport = Rc, B: Backend = PostList> {
     // Before the object: they point into the queue pair.
-    send: Poster<B>,
+    pub(super) send: Poster<B>,
     recv: Poster<Receives>,
     pub(super) object: QpObject,
     pub(super) link: T::Link,
@@ -79,24 +79,6 @@ impl<T: Transport, B: Backend> QueuePair<T, B> {
         Batch::post(&mut self.send, build)
     }
 
-    /// Posts all the receives that `build` makes, by one call of the device (ibv_post_recv(3)). Messages fill them in this order.
-    ///
-    /// # Errors
-    /// As for [`post`](Self::post).
-    #[inline(always)]
-    pub fn post_receives(&mut self, build: impl for<'q> FnOnce(&mut ReceiveBatch<'q, T>)) -> Result<(), Refused> {
-        ReceiveBatch::post(&mut self.recv, build)
-    }
-
-    /// Posts one receive.
-    ///
-    /// # Errors
-    /// As for [`post`](Self::post).
-    #[inline(always)]
-    pub fn receive(&mut self, buffer: impl Sink) -> Result<(), Refused> {
-        ReceiveBatch::<T>::post_one(&mut self.recv, buffer)
-    }
-
     /// Its number.
     #[must_use]
     pub fn qpn(&self) -> Qpn {
@@ -115,16 +97,36 @@ impl<T: Transport, B: Backend> QueuePair<T, B> {
         self.send.head()
     }
 
-    /// How many receives have been posted: the [`sequence`](crate::Completion::sequence) of the next one.
-    #[must_use]
-    pub fn next_receive(&self) -> u64 {
-        self.recv.head()
-    }
-
     /// How many more requests the send queue takes now.
     #[must_use]
     pub fn send_room(&self) -> u32 {
         self.send.depth() - self.send.in_flight()
+    }
+}
+
+impl<T: OwnReceives, B: Backend> QueuePair<T, B> {
+    /// Posts all the receives that `build` makes, by one call of the device (ibv_post_recv(3)). Messages fill them in this order.
+    ///
+    /// # Errors
+    /// As for [`post`](Self::post).
+    #[inline(always)]
+    pub fn post_receives(&mut self, build: impl for<'q> FnOnce(&mut ReceiveBatch<'q, T>)) -> Result<(), Refused> {
+        ReceiveBatch::post(&mut self.recv, build)
+    }
+
+    /// Posts one receive.
+    ///
+    /// # Errors
+    /// As for [`post`](Self::post).
+    #[inline(always)]
+    pub fn receive(&mut self, buffer: impl Sink) -> Result<(), Refused> {
+        ReceiveBatch::<T>::post_one(&mut self.recv, buffer)
+    }
+
+    /// How many receives have been posted: the [`sequence`](crate::Completion::sequence) of the next one.
+    #[must_use]
+    pub fn next_receive(&self) -> u64 {
+        self.recv.head()
     }
 
     /// How many more receives it takes now.
@@ -134,7 +136,7 @@ impl<T: Transport, B: Backend> QueuePair<T, B> {
     }
 }
 
-impl<B: Backend> QueuePair<Ud, B> {
+impl<T: Connectionless, B: Backend> QueuePair<T, B> {
     /// Posts one SEND of the buffer's bytes to the queue pair `qpn` at `ah`, which receives it if `qkey` is its key. At most [`max_datagram`](Self::max_datagram) bytes.
     ///
     /// # Errors

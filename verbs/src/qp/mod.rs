@@ -10,7 +10,8 @@
 //!    holds a reference to its rings until then, and leaks it if destroying fails.
 //! 3. Memory is deregistered when its last buffer is gone, and freed only if that succeeded.
 //! 4. What a peer may write at any time is never lent as a slice.
-//! 5. Protection domain, completion queues and context are held by reference count by all that was made of them, so that destruction is in order.
+//! 5. A memory window holds the region it is bound to, and is deallocated before it lets go: no peer reaches memory by a key whose region is gone.
+//! 6. Protection domain, completion queues and context are held by reference count by all that was made of them, so that destruction is in order.
 
 pub(crate) mod attributes;
 mod backend;
@@ -28,6 +29,7 @@ mod refused;
 mod ring;
 mod staging;
 mod transport;
+mod windows;
 
 pub use attributes::{Explanation, QpState};
 pub use backend::{Backend, EitherBackend, PostList, WorkRequests};
@@ -36,6 +38,7 @@ pub use builder::QueuePairBuilder;
 pub use change::Change;
 pub use connected::QueuePair;
 pub use endpoint::{BadEndpoint, Endpoint, UdEndpoint};
+pub(crate) use object::QpObject;
 pub use prepared::PreparedQueuePair;
 pub use query::{
     Capacity, ConnectionAttr, GlobalPath, PathAttr, PathMigration, QueuePairAttr, ReliableAttr, RemoteRights,
@@ -43,4 +46,6 @@ pub use query::{
 pub use refused::{Reason, Refused, RefusedBatch};
 pub use ring::Queue;
 pub(crate) use ring::{Ring, Slot};
-pub use transport::{Connected, GRH_BYTES, Rc, Reliable, Transport, TransportKind, Uc, Ud};
+pub use transport::{
+    Connected, Connectionless, GRH_BYTES, OwnReceives, Rc, Reliable, SharedReceive, Transport, TransportKind, Uc, Ud,
+};

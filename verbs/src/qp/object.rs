@@ -181,6 +181,31 @@ impl Drop for QpObject {
         attr.qp_state = sys::IBV_QPS_ERR;
         // SAFETY: the queue pair is live.
         unsafe { (api.modify_qp)(self.raw, &mut attr, sys::IBV_QP_STATE.cast_signed()) };
+        // A provider may hold the lock of an extended completion queue while that is polled, and destroying takes it: on the polling thread that would wait for itself for ever.
+        let polled_here = [&self.send, &self.recv]
+            .map(|attachment| Arc::clone(attachment.cq()))
+            .into_iter()
+            .find(|cq| cq.is_polled_here());
+        if let Some(cq) = polled_here {
+            // SAFETY: what is in the three is moved out, and nothing of it used after: they are not dropped with `self`.
+            let (pd, send, recv) = unsafe {
+                (
+                    ManuallyDrop::new(ManuallyDrop::take(&mut self.pd)),
+                    ManuallyDrop::new(ManuallyDrop::take(&mut self.send)),
+                    ManuallyDrop::new(ManuallyDrop::take(&mut self.recv)),
+                )
+            };
+            let (raw, qpn, transport) = (self.raw, self.qpn, self.transport);
+            cq.postpone(Self {
+                raw,
+                qpn,
+                transport,
+                pd,
+                send,
+                recv,
+            });
+            return;
+        }
         // SAFETY: made by create_qp of this Api, destroyed once, here; posting needs the object that is being dropped.
         let result = unsafe { (api.destroy_qp)(self.raw) };
         if result == 0 {

@@ -13,7 +13,7 @@ use super::endpoint::Endpoint;
 use super::object::{QpObject, no_attributes};
 use super::refused::Refused;
 use super::staging::Poster;
-use super::transport::{Connected, Link, Rc, TransportKind};
+use super::transport::{Connected, Link, OwnReceives, Rc, TransportKind};
 use crate::error::QueuePairError;
 use crate::memory::Sink;
 use crate::port::{GidEntry, LinkLayer, PortAttr};
@@ -76,24 +76,6 @@ impl<T: Connected, B: Backend> PreparedQueuePair<T, B> {
 
     fn mtu(&self) -> Mtu {
         self.settings.mtu.unwrap_or(self.port.active_mtu)
-    }
-
-    /// Posts receives, to be there when the peer sends: see [`QueuePair::post_receives`].
-    ///
-    /// # Errors
-    /// See [`QueuePair::post_receives`].
-    #[inline(always)]
-    pub fn post_receives(&mut self, build: impl for<'q> FnOnce(&mut ReceiveBatch<'q, T>)) -> Result<(), Refused> {
-        ReceiveBatch::post(&mut self.recv, build)
-    }
-
-    /// Posts one receive.
-    ///
-    /// # Errors
-    /// See [`QueuePair::post_receives`].
-    #[inline(always)]
-    pub fn receive(&mut self, buffer: impl Sink) -> Result<(), Refused> {
-        ReceiveBatch::<T>::post_one(&mut self.recv, buffer)
     }
 
     /// Connects it to `peer`: INIT to RTR to RTS (ibv_modify_qp(3)).
@@ -186,6 +168,26 @@ impl<T: Connected, B: Backend> PreparedQueuePair<T, B> {
                 attr.max_rd_atomic
             )]
         })
+    }
+}
+
+impl<T: Connected + OwnReceives, B: Backend> PreparedQueuePair<T, B> {
+    /// Posts receives, to be there when the peer sends: see [`QueuePair::post_receives`].
+    ///
+    /// # Errors
+    /// See [`QueuePair::post_receives`].
+    #[inline(always)]
+    pub fn post_receives(&mut self, build: impl for<'q> FnOnce(&mut ReceiveBatch<'q, T>)) -> Result<(), Refused> {
+        ReceiveBatch::post(&mut self.recv, build)
+    }
+
+    /// Posts one receive.
+    ///
+    /// # Errors
+    /// See [`QueuePair::post_receives`].
+    #[inline(always)]
+    pub fn receive(&mut self, buffer: impl Sink) -> Result<(), Refused> {
+        ReceiveBatch::<T>::post_one(&mut self.recv, buffer)
     }
 }
 

@@ -3,7 +3,7 @@
 use std::io;
 
 use super::transport::GRH_BYTES;
-use crate::memory::Buffers;
+use crate::memory::{BoundWindow, Buffers, Key, MemoryWindow, WindowType};
 
 /// Why a request was refused.
 #[derive(Debug, thiserror::Error)]
@@ -71,10 +71,21 @@ pub enum Reason {
     /// The device has no such operation.
     #[error("the device has no such operation (for atomics, see DeviceAttr::atomics)")]
     Unsupported,
+    /// The memory window went with the queue pair that it was bound by.
+    #[error("the memory window is gone with the queue pair that bound it: make another one")]
+    WindowGone,
+    /// The memory window is of another protection domain than the memory.
+    #[error(
+        "the memory window is of another protection domain than the memory: make both of the same ProtectionDomain"
+    )]
+    ForeignWindow,
+    /// A memory window over no bytes.
+    #[error("a memory window was to be bound to no bytes: bind it to one at least, or drop it")]
+    EmptyWindow,
     /// The device refused.
     #[error("{verb}: {error}; {}", advice(.error))]
     Device {
-        /// The verb: ibv_post_send, ibv_post_recv or ibv_wr_complete.
+        /// The verb: ibv_post_send, ibv_post_recv, ibv_post_srq_recv or ibv_wr_complete.
         verb: &'static str,
         /// What the library said.
         #[source]
@@ -109,6 +120,22 @@ pub struct RefusedBatch {
     pub posted: usize,
     /// The buffers of each request that was not posted, in order, beginning with request number [`posted`](Self::posted).
     pub buffers: Vec<Buffers>,
+}
+
+impl RefusedBatch {
+    /// Takes the first memory window of this type, not taken yet, that one of the requests not posted was to bind.
+    pub fn take_window<T: WindowType>(&mut self) -> Option<MemoryWindow<T>> {
+        self.buffers
+            .iter_mut()
+            .find_map(|buffers| MemoryWindow::take(buffers, false))
+    }
+
+    /// Takes the first memory window of this type and these rights, not taken yet and bound still, that one of the requests not posted was to unbind.
+    pub fn take_bound_window<K: Key, T: WindowType>(&mut self) -> Option<BoundWindow<K, T>> {
+        self.buffers
+            .iter_mut()
+            .find_map(|buffers| BoundWindow::take(buffers, false))
+    }
 }
 
 /// What posting returns when it was refused: a [`RefusedBatch`], boxed to keep the usual return small.

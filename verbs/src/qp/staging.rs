@@ -15,7 +15,7 @@ use super::backend::{Form, Forms, Handle, Line};
 use super::connected::Datagrams;
 use super::refused::{Reason, Refused, RefusedBatch};
 use super::ring::Ring;
-use crate::memory::Buffers;
+use crate::memory::{Buffers, Ties};
 use crate::wr::payload::{Limits, Payload};
 
 /// The poster's side of one queue.
@@ -41,6 +41,8 @@ pub(crate) struct Poster<L: Line> {
     forms: Forms<L::Request>,
     /// Why the batch being built is refused, if it is.
     refusal: Option<Box<Refusal>>,
+    /// The memory windows that go with the queue pair.
+    pub(super) ties: Ties,
 }
 
 struct Refusal {
@@ -96,6 +98,7 @@ impl<L: Line> Poster<L> {
             interval,
             forms,
             refusal: None,
+            ties: Ties::default(),
         };
         poster.count_from(0);
         poster
@@ -158,6 +161,39 @@ impl<L: Line> Poster<L> {
             return Ok(());
         }
         Err(self.take_back_one(result))
+    }
+
+    /// Posts one signalled request that the provider has a `call` of its own for, which is given the request's identity, and returns 0 or an errno value.
+    pub(super) fn post_call(
+        &mut self,
+        verb: &'static str,
+        buffers: Buffers,
+        call: impl FnOnce(*mut sys::ibv_qp, u64) -> c_int,
+    ) -> Result<(), Refused> {
+        if !self.take_turn() && self.make_room().is_none() {
+            return Err(self.refuse_one(None, buffers));
+        }
+        self.signalled();
+        let form = self.next;
+        // SAFETY: it has its turn, so that the slot and the form are the poster's; both live as long as it.
+        let wr_id = unsafe {
+            self.next = (*form).following;
+            (*(*form).slot).set(buffers.into_head());
+            L::identity(&(*form).request)
+        };
+        // Before the device may complete it.
+        self.ring.publish_one();
+        let result = call(self.qp, wr_id);
+        if result == 0 {
+            return Ok(());
+        }
+        // The provider does not name the request, but there is only one.
+        self.bad = form.cast();
+        let mut refused = self.take_back_one(result);
+        if let Reason::Device { verb: named, .. } = &mut refused.reason {
+            *named = verb;
+        }
+        Err(refused)
     }
 
     /// Refuses one request that was posted by itself.

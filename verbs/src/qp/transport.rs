@@ -2,6 +2,7 @@
 //! needs a connection, UD has SEND alone).
 
 use core::fmt::{self, Debug};
+use core::marker::PhantomData;
 
 use doorbell_verbs_sys as sys;
 
@@ -48,6 +49,16 @@ pub trait Connected: Transport + sealed::Service<Link = Link> {}
 
 /// Transports on which the peer answers, so that READ and atomics are possible: [`Rc`].
 pub trait Reliable: Connected {}
+
+/// Transports without a connection: each request names its destination: [`Ud`].
+pub trait Connectionless: Transport + sealed::Service<Link = UdEndpoint> {}
+
+/// Queue pairs with receives of their own: all but those whose transport is [`SharedReceive`].
+pub trait OwnReceives: Transport {}
+
+/// The transport `T` of a queue pair that takes its receives from a [`SharedReceiveQueue`](crate::SharedReceiveQueue): it has none of its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SharedReceive<T>(PhantomData<T>);
 
 /// Reliable connection: every request arrives, once and in order, or completes in error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -125,9 +136,27 @@ impl sealed::Service for Ud {
     }
 }
 
+impl<T: Transport> sealed::Service for SharedReceive<T> {
+    const KIND: TransportKind = T::KIND;
+    const HEADROOM: u64 = T::HEADROOM;
+    type Link = T::Link;
+
+    fn changed(link: &mut T::Link, attr: &sys::ibv_qp_attr, mask: sys::ibv_qp_attr_mask) {
+        T::changed(link, attr, mask);
+    }
+}
+
 impl Transport for Rc {}
 impl Transport for Uc {}
 impl Transport for Ud {}
 impl Connected for Rc {}
 impl Connected for Uc {}
 impl Reliable for Rc {}
+impl Connectionless for Ud {}
+impl<T: Transport> Transport for SharedReceive<T> {}
+impl<T: Connected> Connected for SharedReceive<T> {}
+impl<T: Reliable> Reliable for SharedReceive<T> {}
+impl<T: Connectionless> Connectionless for SharedReceive<T> {}
+impl OwnReceives for Rc {}
+impl OwnReceives for Uc {}
+impl OwnReceives for Ud {}

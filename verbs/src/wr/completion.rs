@@ -5,9 +5,9 @@ use doorbell_verbs_sys as sys;
 use super::datagram::Datagram;
 use super::status::{Failure, Status};
 use crate::cq::{Classic, CqKind, Entry, Extended, Retired};
-use crate::memory::{Buffer, Buffers, Kind, Word};
+use crate::memory::{BoundWindow, Buffer, Buffers, Key, Kind, MemoryWindow, WindowType, Word};
 use crate::qp::{Queue, Ring};
-use crate::types::Qpn;
+use crate::types::{Qpn, RKey};
 
 /// What a request that succeeded did.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -23,6 +23,10 @@ pub enum Success {
     CompareSwap,
     /// The old value is in the request's word.
     FetchAdd,
+    /// The window is bound: see [`Completion::take_bound_window`].
+    Bind,
+    /// The window's key is worth nothing any more: see [`Completion::take_window`].
+    Invalidate,
     /// A message has arrived in the request's buffers.
     Receive {
         /// Its length in bytes; that of a datagram with the header in front of it (see [`Completion::datagram`]).
@@ -81,6 +85,8 @@ impl<'a, Q: CqKind> Completion<'a, Q> {
             sys::IBV_WC_RDMA_READ => Success::Read,
             sys::IBV_WC_COMP_SWAP => Success::CompareSwap,
             sys::IBV_WC_FETCH_ADD => Success::FetchAdd,
+            sys::IBV_WC_BIND_MW => Success::Bind,
+            sys::IBV_WC_LOCAL_INV => Success::Invalidate,
             sys::IBV_WC_RECV => Success::Receive {
                 len: self.entry.byte_len(),
                 imm: (self.entry.wc_flags() & sys::IBV_WC_WITH_IMM != 0).then(imm),
@@ -158,6 +164,31 @@ impl<'a, Q: CqKind> Completion<'a, Q> {
         }
     }
 
+    /// The key that the message received has invalidated, if it is a SEND with invalidate: to be given to [`BoundWindow::invalidated`].
+    ///
+    /// The kernel's rxe of Linux 6.1 takes the key away, but does not say so here.
+    #[must_use]
+    pub fn invalidated(&self) -> Option<RKey> {
+        let received = self.is_ok() && self.entry.opcode() == sys::IBV_WC_RECV;
+        let invalidating = received && self.entry.wc_flags() & sys::IBV_WC_WITH_INV != 0;
+        // Unlike immediate data, it is in host order.
+        invalidating.then(|| RKey(self.entry.imm_data()))
+    }
+
+    /// Takes the memory window that the request has bound, with the rights that it has bound, if it succeeded in that.
+    pub fn take_bound_window<K: Key, T: WindowType>(&mut self) -> Option<BoundWindow<K, T>> {
+        self.is_ok()
+            .then(|| BoundWindow::take(&mut self.buffers, true))
+            .flatten()
+    }
+
+    /// Takes the memory window that the request has unbound, if it succeeded in that.
+    pub fn take_window<T: WindowType>(&mut self) -> Option<MemoryWindow<T>> {
+        self.is_ok()
+            .then(|| MemoryWindow::take(&mut self.buffers, true))
+            .flatten()
+    }
+
     /// Takes the request's first buffer, if it is a `Buffer<K>`; the next call takes the next (see [`Buffers::take`]).
     #[inline]
     pub fn take<K: Kind>(&mut self) -> Option<Buffer<K>> {
@@ -203,10 +234,11 @@ impl Completion<'_, Extended> {
     }
 }
 
-/// Whether a completion that confirms the request at `position` is that of a later one: the lower half of its `wr_id` is the slot of its own.
+/// Whether a completion that confirms the request at `position` is that of a later one: the lower half of its `wr_id` is the slot of its own. Receives have one each; those of a shared
+/// receive queue lie in no slot of the ring.
 #[inline]
 fn is_of_later(entry: impl Entry, ring: &Ring, position: u64) -> bool {
-    u64::from(entry.slot()) != ring.slot_of(position)
+    u64::from(entry.slot()) != ring.slot_of(position) && ring.queue() == Queue::Send
 }
 
 /// How the request at `position` has failed, if this error completion is its own. Takes what it needs by value, so that a completion need not be in memory, and all of it, so that

@@ -8,7 +8,7 @@ use crate::qp::Reason;
 /// An operation of the send queue.
 pub trait Operation: sealed::Fill + Copy + core::fmt::Debug {}
 
-/// Operations that send a message, which the peer may be woken by: SEND and WRITE, with or without immediate data.
+/// Operations that send a message, which the peer may be woken by: SEND and WRITE, with or without immediate data, and SEND with invalidate.
 pub trait Message: Operation {}
 
 /// Operations that may carry 32 bits of immediate data: SEND, to a peer or an address, and WRITE (IBTA vol 1, 9.2.5).
@@ -109,6 +109,49 @@ pub struct CompareSwap {
 pub struct FetchAdd {
     pub(crate) word: RemoteWord,
     pub(crate) add: u64,
+}
+
+/// SEND that takes a key of the peer's away (IBTA vol 1, 9.4.1.1).
+#[derive(Debug, Clone, Copy)]
+pub struct SendInvalidate {
+    pub(crate) rkey: u32,
+}
+
+/// Binding of a memory window (IBTA vol 1, 10.8.3.3).
+#[derive(Debug, Clone, Copy)]
+pub struct Bind(pub(crate) Binding);
+
+/// Local invalidate of a memory window (IBTA vol 1, 10.8.3.3).
+#[derive(Debug, Clone, Copy)]
+pub struct Invalidate(pub(crate) Binding);
+
+/// What a request does with a window.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Binding {
+    /// Live, unless there is an objection.
+    pub(crate) mw: *mut sys::ibv_mw,
+    /// The key that it is to have, or that is to be taken away.
+    pub(crate) rkey: u32,
+    pub(crate) info: sys::ibv_mw_bind_info,
+    pub(crate) objection: Option<Objection>,
+}
+
+/// What is wrong with a window's request.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Objection {
+    Gone,
+    Foreign,
+    Empty,
+}
+
+impl Binding {
+    pub(crate) fn reason(&self) -> Option<Reason> {
+        self.objection.map(|objection| match objection {
+            Objection::Gone => Reason::WindowGone,
+            Objection::Foreign => Reason::ForeignWindow,
+            Objection::Empty => Reason::EmptyWindow,
+        })
+    }
 }
 
 /// Where remote memory begins. Two words, so that it is passed in registers where a request is looked at more closely.
@@ -303,6 +346,89 @@ impl sealed::Fill for FetchAdd {
     }
 }
 
+impl sealed::Fill for SendInvalidate {
+    #[inline(always)]
+    unsafe fn fill(&self, wr: *mut sys::ibv_send_wr) {
+        // SAFETY: as above.
+        unsafe {
+            (*wr).opcode = sys::IBV_WR_SEND_WITH_INV;
+            (*wr).anon_1.invalidate_rkey = self.rkey;
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn call(&self, qp: *mut sys::ibv_qp_ex) {
+        // SAFETY: by contract.
+        unsafe { work_requests::wr_send_inv(qp, self.rkey) }
+    }
+
+    #[inline(always)]
+    unsafe fn is_callable(&self, qp: *mut sys::ibv_qp_ex) -> bool {
+        // SAFETY: by contract.
+        unsafe { (*qp).wr_send_inv.is_some() }
+    }
+}
+
+impl sealed::Fill for Bind {
+    unsafe fn fill(&self, wr: *mut sys::ibv_send_wr) {
+        // SAFETY: as above.
+        unsafe {
+            (*wr).opcode = sys::IBV_WR_BIND_MW;
+            (*wr).anon_2.bind_mw = sys::ibv_send_wr_bind_mw {
+                mw: self.0.mw,
+                rkey: self.0.rkey,
+                bind_info: self.0.info,
+            };
+        }
+    }
+
+    unsafe fn call(&self, qp: *mut sys::ibv_qp_ex) {
+        // SAFETY: by contract; window and region are live, as the request keeps them.
+        unsafe { work_requests::wr_bind_mw(qp, self.0.mw, self.0.rkey, &raw const self.0.info) }
+    }
+
+    unsafe fn is_callable(&self, qp: *mut sys::ibv_qp_ex) -> bool {
+        // SAFETY: by contract.
+        unsafe { (*qp).wr_bind_mw.is_some() }
+    }
+
+    fn refuses(&self, _len: u64, _room: u64) -> bool {
+        self.0.objection.is_some()
+    }
+
+    fn objection(&self, _len: u64, _room: u64) -> Option<Reason> {
+        self.0.reason()
+    }
+}
+
+impl sealed::Fill for Invalidate {
+    unsafe fn fill(&self, wr: *mut sys::ibv_send_wr) {
+        // SAFETY: as above.
+        unsafe {
+            (*wr).opcode = sys::IBV_WR_LOCAL_INV;
+            (*wr).anon_1.invalidate_rkey = self.0.rkey;
+        }
+    }
+
+    unsafe fn call(&self, qp: *mut sys::ibv_qp_ex) {
+        // SAFETY: by contract.
+        unsafe { work_requests::wr_local_inv(qp, self.0.rkey) }
+    }
+
+    unsafe fn is_callable(&self, qp: *mut sys::ibv_qp_ex) -> bool {
+        // SAFETY: by contract.
+        unsafe { (*qp).wr_local_inv.is_some() }
+    }
+
+    fn refuses(&self, _len: u64, _room: u64) -> bool {
+        self.0.objection.is_some()
+    }
+
+    fn objection(&self, _len: u64, _room: u64) -> Option<Reason> {
+        self.0.reason()
+    }
+}
+
 impl<O: Immediate> sealed::Fill for WithImmediate<O> {
     #[inline(always)]
     unsafe fn fill(&self, wr: *mut sys::ibv_send_wr) {
@@ -338,6 +464,10 @@ impl Operation for Write {}
 impl Operation for Read {}
 impl Operation for CompareSwap {}
 impl Operation for FetchAdd {}
+impl Operation for SendInvalidate {}
+impl Operation for Bind {}
+impl Operation for Invalidate {}
+impl Message for SendInvalidate {}
 impl Message for Send {}
 impl Message for SendTo {}
 impl Message for Write {}

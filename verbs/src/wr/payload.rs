@@ -1,4 +1,4 @@
-//! What a request carries: one buffer, several, or bytes inline.
+//! What a request carries: one buffer, several, bytes inline, or a memory window.
 
 use core::ffi::c_uint;
 use core::marker::PhantomData;
@@ -8,7 +8,7 @@ use doorbell_verbs_sys::{self as sys, work_requests};
 use crate::memory::{Buffers, Source};
 use crate::qp::Reason;
 
-/// What a request carries: [`One`], [`Several`] or [`Inline`].
+/// What a request carries: [`One`], [`Several`], [`Inline`] or [`Window`].
 pub trait Payload: sealed::Stage {}
 
 /// The limits of a queue pair that a payload must keep to.
@@ -243,6 +243,46 @@ impl sealed::Stage for Inline<'_> {
     }
 }
 
+/// A memory window, to be bound or unbound: nothing that goes on the wire.
+#[derive(Debug)]
+pub struct Window(Buffers);
+
+impl Window {
+    /// A window on its way.
+    pub(crate) fn new(on_its_way: Buffers) -> Self {
+        Self(on_its_way)
+    }
+}
+
+impl sealed::Stage for Window {
+    const FLAGS: c_uint = 0;
+
+    fn bytes(&self) -> u64 {
+        0
+    }
+
+    fn check(&self, _limits: Limits) -> Option<Reason> {
+        None
+    }
+
+    fn is_single(&self, _limits: Limits) -> bool {
+        false
+    }
+
+    fn num_sge(&self) -> i32 {
+        0
+    }
+
+    unsafe fn fill(&self, _sges: *mut sys::ibv_sge) {}
+
+    unsafe fn tell(&self, _qp: *mut sys::ibv_qp_ex) {}
+
+    fn into_buffers(self) -> Buffers {
+        self.0
+    }
+}
+
 impl<S: Source> Payload for One<S> {}
 impl<const N: usize> Payload for Several<N> {}
 impl Payload for Inline<'_> {}
+impl Payload for Window {}

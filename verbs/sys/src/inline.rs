@@ -29,6 +29,16 @@ pub unsafe fn post_recv(qp: *mut ibv_qp, wr: *mut ibv_recv_wr, bad_wr: *mut *mut
     unsafe { (*(*qp).context).ops.post_recv.unwrap_unchecked()(qp, wr, bad_wr) }
 }
 
+/// ibv_post_srq_recv(3): 0, or an errno value with `*bad_wr` at the request refused.
+///
+/// # Safety
+/// `srq` is live; `wr` as for [`post_recv`].
+#[inline(always)]
+pub unsafe fn post_srq_recv(srq: *mut ibv_srq, wr: *mut ibv_recv_wr, bad_wr: *mut *mut ibv_recv_wr) -> c_int {
+    // SAFETY: as in `post_send`.
+    unsafe { (*(*srq).context).ops.post_srq_recv.unwrap_unchecked()(srq, wr, bad_wr) }
+}
+
 /// ibv_poll_cq(3): how many of `wc` were filled, or a negative value on failure.
 ///
 /// # Safety

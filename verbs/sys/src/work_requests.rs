@@ -54,6 +54,12 @@ work_requests! {
     fn wr_send();
     /// A SEND with immediate data.
     fn wr_send_imm(imm_data: __be32);
+    /// A SEND that invalidates a key of the peer's.
+    fn wr_send_inv(invalidate_rkey: u32);
+    /// A local invalidate.
+    fn wr_local_inv(invalidate_rkey: u32);
+    /// The binding of a memory window of type 2.
+    fn wr_bind_mw(mw: *mut ibv_mw, rkey: u32, bind_info: *const ibv_mw_bind_info);
     /// An RDMA WRITE.
     fn wr_rdma_write(rkey: u32, remote_addr: u64);
     /// An RDMA WRITE with immediate data.

@@ -141,6 +141,8 @@ unsafe fn begin(qp: *mut ibv_qp_ex, opcode: u32, fill: impl FnOnce(&mut Posted))
         atomic: (0, 0),
         sges: Vec::new(),
         inline: Vec::new(),
+        bind: None,
+        invalidate: None,
     };
     // SAFETY: the caller's.
     unsafe {

@@ -54,7 +54,7 @@ impl Stub {
         });
     }
 
-    fn raise(&self, event: ibv_async_event) {
+    pub(super) fn raise(&self, event: ibv_async_event) {
         self.state().async_events.push_back(event);
         post(self.async_fd);
     }

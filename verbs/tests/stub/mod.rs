@@ -5,8 +5,11 @@
 mod address;
 mod calls;
 mod events;
+pub(crate) mod extended_cq;
 pub(crate) mod memory;
 mod provider;
+mod shared;
+mod windows;
 
 use core::ffi::c_int;
 use std::collections::{HashMap, VecDeque};
@@ -33,11 +36,17 @@ pub(crate) enum Verb {
     DestroyQp,
     /// Takes all requests, and then says that it refused, but not which; by `ibv_wr_*`, takes none.
     PostSend,
+    /// Starting the poll of an extended queue, too.
     PollCq,
+    NextPoll,
     DestroyCq,
     CreateCq,
     CreateAh,
+    AllocMw,
+    BindMw,
     ResizeCq,
+    CreateSrq,
+    DestroySrq,
 }
 
 /// A request as the provider got it.
@@ -56,6 +65,19 @@ pub(crate) struct Posted {
     pub(crate) sges: Vec<(u64, u32, u32)>,
     /// What an inline request carries.
     pub(crate) inline: Vec<u8>,
+    /// What a window is to be bound to.
+    pub(crate) bind: Option<Bound>,
+    /// The key to be invalidated.
+    pub(crate) invalidate: Option<u32>,
+}
+
+/// The binding of a window: its key, and the range and rights behind it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Bound {
+    pub(crate) rkey: u32,
+    pub(crate) addr: u64,
+    pub(crate) len: u64,
+    pub(crate) access: u32,
 }
 
 impl Posted {
@@ -82,6 +104,8 @@ struct StubQp {
     signal_all: bool,
     send_cq: usize,
     recv_cq: usize,
+    /// The address of its shared receive queue, 0 if it has none.
+    srq: usize,
     send: WorkQueue,
     recv: WorkQueue,
     /// What is being told by `ibv_wr_*`.
@@ -96,6 +120,10 @@ struct StubQp {
 #[derive(Default)]
 struct State {
     qps: HashMap<u32, StubQp>,
+    /// By address.
+    srqs: HashMap<usize, shared::StubSrq>,
+    /// Completions of a queue pair that are not polled go with it, as on hardware.
+    purges: bool,
     live: HashMap<&'static str, i32>,
     /// Registered: key to address and length.
     regions: HashMap<u32, (u64, u64, u32)>,
@@ -112,6 +140,9 @@ struct State {
     acknowledgements: usize,
     /// The queue pair whose oldest send completes just before a completion queue is next armed.
     completes_before_arming: Option<u32>,
+    /// How often polls of extended queues were started, advanced and ended; and how often their completions were read.
+    polls: (usize, usize, usize),
+    reads: usize,
     /// What a completion queue was last told of moderation.
     moderation: Option<(u16, u16)>,
     /// The operations that `ibv_create_qp_ex` leaves out (`ibv_qp_create_send_ops_flags`).
@@ -120,10 +151,24 @@ struct State {
 
 #[repr(C)]
 struct Cq {
-    raw: ibv_cq,
+    /// Begins with what a classic queue has.
+    raw: ibv_cq_ex,
+    /// The poll that is open, if it is an extended one.
+    poll: Mutex<Option<extended_cq::Open>>,
     queue: Mutex<VecDeque<ibv_wc>>,
     /// Whether the next completion makes an event; and whether only a failed one does, as nothing here is solicited.
     armed: Mutex<Option<bool>>,
+}
+
+impl Cq {
+    fn leak(raw: ibv_cq_ex) -> *mut Self {
+        Box::into_raw(Box::new(Self {
+            raw,
+            poll: Mutex::default(),
+            queue: Mutex::default(),
+            armed: Mutex::default(),
+        }))
+    }
 }
 
 /// A device. Leaked, as its pointers go everywhere.
@@ -281,6 +326,17 @@ impl Stub {
         push(qp.recv_cq, wc);
     }
 
+    /// Completes the oldest receive with an empty message that has invalidated a key.
+    pub(crate) fn complete_invalidating(&self, qpn: u32, rkey: u32) {
+        let mut state = self.state();
+        let qp = state.qps.get_mut(&qpn).unwrap();
+        let request = qp.recv.pending.pop_front().expect("a receive is posted");
+        let mut wc = completion(request.wr_id, qpn, IBV_WC_SUCCESS, IBV_WC_RECV);
+        wc.anon_1.invalidated_rkey = rkey;
+        wc.wc_flags = IBV_WC_WITH_INV;
+        push(qp.recv_cq, wc);
+    }
+
     /// Completes the oldest receive with a datagram of `len` bytes from queue pair `source`, with `flags` besides.
     pub(crate) fn complete_datagram(&self, qpn: u32, len: u32, source: u32, flags: u32) {
         let mut state = self.state();
@@ -309,6 +365,13 @@ impl Stub {
             state.qps[&qpn].recv_cq,
             completion(wr_id, qpn, IBV_WC_SUCCESS, IBV_WC_SEND),
         );
+    }
+
+    /// The completion queues of a queue pair.
+    fn queues_of(&self, qpn: u32) -> [usize; 2] {
+        let state = self.state();
+        let qp = &state.qps[&qpn];
+        [qp.send_cq, qp.recv_cq]
     }
 
     fn count(&self, kind: &'static str, by: i32) {
@@ -348,6 +411,8 @@ fn success(request: &Posted, qpn: u32) -> ibv_wc {
         IBV_WR_RDMA_READ => IBV_WC_RDMA_READ,
         IBV_WR_ATOMIC_CMP_AND_SWP => IBV_WC_COMP_SWAP,
         IBV_WR_ATOMIC_FETCH_AND_ADD => IBV_WC_FETCH_ADD,
+        IBV_WR_BIND_MW => IBV_WC_BIND_MW,
+        IBV_WR_LOCAL_INV => IBV_WC_LOCAL_INV,
         _ => IBV_WC_SEND,
     };
     completion(request.wr_id, qpn, IBV_WC_SUCCESS, opcode)

@@ -1,7 +1,6 @@
 //! The verbs of the stub, and their table.
 
 use core::ffi::{c_char, c_int, c_void};
-use std::sync::Mutex;
 use std::sync::atomic::Ordering;
 
 use doorbell_verbs_sys::*;
@@ -12,7 +11,10 @@ use super::address::{create_ah, create_ah_from_wc, destroy_ah};
 use super::events::{
     ack_async_event, ack_cq_events, create_comp_channel, destroy_comp_channel, get_async_event, get_cq_event, resize_cq,
 };
-use super::{Cq, DEVICES, NEXT, Posted, Stub, StubQp, Verb, WorkQueue, calls, events, flush, memory};
+use super::{
+    Cq, DEVICES, NEXT, Posted, Stub, StubQp, Verb, WorkQueue, calls, events, extended_cq, flush, memory, shared,
+    windows,
+};
 
 pub(super) unsafe fn stub_of(context: *mut ibv_context) -> &'static Stub {
     // SAFETY: every context of this provider has a stub's device, its first field.
@@ -56,6 +58,8 @@ unsafe extern "C" fn open_device(device: *mut ibv_device) -> *mut ibv_context {
         whole.context.abi_compat = inline::VERBS_ABI_IS_EXTENDED;
         whole.sz = size_of::<verbs_context>();
         whole.modify_cq = Some(events::modify_cq);
+        whole.create_cq_ex = Some(extended_cq::create_cq_ex);
+        whole.query_rt_values = Some(extended_cq::query_rt_values);
         whole.create_qp_ex = Some(calls::create_qp_ex);
         whole.query_device_ex = Some(memory::query_device_ex);
         whole.advise_mr = Some(memory::advise_mr);
@@ -66,8 +70,12 @@ unsafe extern "C" fn open_device(device: *mut ibv_device) -> *mut ibv_context {
     let context = &mut whole.context;
     context.device = device;
     context.async_fd = stub.async_fd;
+    context.ops.alloc_mw = Some(windows::alloc_mw);
+    context.ops.dealloc_mw = Some(windows::dealloc_mw);
+    context.ops.bind_mw = Some(windows::bind_mw);
     context.ops.post_send = Some(post_send);
     context.ops.post_recv = Some(post_recv);
+    context.ops.post_srq_recv = Some(shared::post_srq_recv);
     context.ops.poll_cq = Some(poll_cq);
     context.ops.req_notify_cq = Some(events::req_notify_cq);
     stub.count("context", 1);
@@ -77,7 +85,7 @@ unsafe extern "C" fn open_device(device: *mut ibv_device) -> *mut ibv_context {
 unsafe extern "C" fn close_device(context: *mut ibv_context) -> c_int {
     // SAFETY: made by open_device.
     let stub = unsafe { stub_of(context) };
-    for kind in ["pd", "mr", "cq", "qp", "channel"] {
+    for kind in ["pd", "mr", "cq", "qp", "srq", "channel"] {
         assert_eq!(stub.live(kind), 0, "{kind} alive when the device is closed");
     }
     stub.count("context", -1);
@@ -94,6 +102,9 @@ pub(super) unsafe extern "C" fn query_device(_: *mut ibv_context, attr: *mut ibv
         (*attr).phys_port_cnt = 1;
         (*attr).max_qp_wr = 4096;
         (*attr).max_sge = 8;
+        (*attr).max_srq = 64;
+        (*attr).max_srq_wr = 1024;
+        (*attr).max_srq_sge = 4;
         (*attr).max_cqe = 8192;
         (*attr).max_qp_rd_atom = 16;
         (*attr).max_qp_init_rd_atom = 16;
@@ -138,7 +149,7 @@ unsafe extern "C" fn alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
 unsafe extern "C" fn dealloc_pd(pd: *mut ibv_pd) -> c_int {
     // SAFETY: made by alloc_pd.
     let stub = unsafe { stub_of((*pd).context) };
-    for kind in ["mr", "qp", "ah"] {
+    for kind in ["mr", "qp", "ah", "srq"] {
         assert_eq!(stub.live(kind), 0, "{kind} alive when the protection domain goes");
     }
     stub.count("pd", -1);
@@ -201,17 +212,12 @@ unsafe extern "C" fn create_cq(
         set_errno(errno);
         return core::ptr::null_mut();
     }
-    // SAFETY: all-zero is a valid ibv_cq.
-    let mut raw: ibv_cq = unsafe { core::mem::zeroed() };
+    // SAFETY: all-zero is a valid ibv_cq_ex, without calls.
+    let mut raw: ibv_cq_ex = unsafe { core::mem::zeroed() };
     (raw.context, raw.cqe, raw.cq_context, raw.channel) = (context, cqe, cq_context, channel);
     // SAFETY: a live context.
     unsafe { stub_of(context) }.count("cq", 1);
-    Box::into_raw(Box::new(Cq {
-        raw,
-        queue: Mutex::default(),
-        armed: Mutex::default(),
-    }))
-    .cast()
+    Cq::leak(raw).cast()
 }
 unsafe extern "C" fn destroy_cq(cq: *mut ibv_cq) -> c_int {
     // SAFETY: made by create_cq.
@@ -229,7 +235,9 @@ unsafe extern "C" fn destroy_cq(cq: *mut ibv_cq) -> c_int {
         return errno;
     }
     // SAFETY: live; its channel too.
-    unsafe { events::forget(&*cq.cast::<Cq>()) };
+    let inner = unsafe { &*cq.cast::<Cq>() };
+    events::forget(inner);
+    assert!(inner.poll.lock().unwrap().is_none(), "destroyed while it is polled");
     stub.count("cq", -1);
     // SAFETY: as above.
     drop(unsafe { Box::from_raw(cq.cast::<Cq>()) });
@@ -263,6 +271,7 @@ pub(super) unsafe fn create(pd: *mut ibv_pd, attr: &mut ibv_qp_init_attr) -> *mu
             raw: raw as usize,
             transport: attr.qp_type,
             state: IBV_QPS_RESET,
+            srq: attr.srq as usize,
             signal_all: attr.sq_sig_all != 0,
             send_cq: attr.send_cq as usize,
             recv_cq: attr.recv_cq as usize,
@@ -312,11 +321,22 @@ unsafe extern "C" fn destroy_qp(qp: *mut ibv_qp) -> c_int {
     if let Some(errno) = stub.failing(Verb::DestroyQp) {
         return errno;
     }
+    for cq in stub.queues_of(qpn) {
+        // SAFETY: alive as long as a queue pair on it.
+        assert!(
+            !extended_cq::is_polled_here(unsafe { &*(cq as *const Cq) }),
+            "destroyed by the thread that polls its queue"
+        );
+    }
     stub.count("qp", -1);
     stub.all_acknowledged(qp as usize);
     let mut state = stub.state();
     state.log.push("destroy_qp");
-    state.qps.remove(&qpn);
+    let gone = state.qps.remove(&qpn).unwrap();
+    if state.purges {
+        shared::purge(&gone, qpn);
+    }
+    drop(state);
     // SAFETY: as above.
     drop(unsafe { Box::from_raw(qp.cast::<ibv_qp_ex>()) });
     0
@@ -358,6 +378,7 @@ unsafe extern "C" fn post_send(qp: *mut ibv_qp, mut wr: *mut ibv_send_wr, bad: *
             } else {
                 Vec::new()
             };
+            let (bind, invalidate) = windows::of_request(&*wr);
             let atomic = (*wr).opcode == IBV_WR_ATOMIC_CMP_AND_SWP || (*wr).opcode == IBV_WR_ATOMIC_FETCH_AND_ADD;
             Posted {
                 wr_id: (*wr).wr_id,
@@ -375,6 +396,8 @@ unsafe extern "C" fn post_send(qp: *mut ibv_qp, mut wr: *mut ibv_send_wr, bad: *
                 atomic: ((*wr).wr.atomic.compare_add, (*wr).wr.atomic.swap),
                 sges: sges_of((*wr).sg_list, (*wr).num_sge),
                 inline,
+                bind,
+                invalidate,
             }
         };
         queue.send.pending.push_back(request);
@@ -421,6 +444,8 @@ unsafe extern "C" fn post_recv(qp: *mut ibv_qp, mut wr: *mut ibv_recv_wr, bad: *
             atomic: (0, 0),
             sges,
             inline: Vec::new(),
+            bind: None,
+            invalidate: None,
         });
         // SAFETY: as above.
         wr = unsafe { (*wr).next };
@@ -476,10 +501,10 @@ pub(super) static API: Api = Api {
     modify_qp,
     destroy_qp,
     fork_init,
-    create_srq: None,
-    modify_srq: None,
-    query_srq: None,
-    destroy_srq: None,
+    create_srq: Some(shared::create_srq),
+    modify_srq: Some(shared::modify_srq),
+    query_srq: Some(shared::query_srq),
+    destroy_srq: Some(shared::destroy_srq),
     create_ah: Some(create_ah),
     create_ah_from_wc: Some(create_ah_from_wc),
     destroy_ah: Some(destroy_ah),

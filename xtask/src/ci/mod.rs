@@ -184,9 +184,6 @@ fn parse(mut arguments: lexopt::Parser) -> Result<Option<Vec<&'static Step>>> {
                 for step in &steps::ALL {
                     println!("{:<12} {}", step.name, step.about);
                 }
-                for step in &steps::ON_REQUEST {
-                    println!("{:<12} {} (only where --only names it)", step.name, step.about);
-                }
                 return Ok(None);
             }
             Long("only") => only.push(known(&arguments.value()?.string()?)?),
@@ -195,17 +192,11 @@ fn parse(mut arguments: lexopt::Parser) -> Result<Option<Vec<&'static Step>>> {
         }
     }
     let wanted = |step: &&Step| (only.is_empty() || only.contains(&step.name)) && !skip.contains(&step.name);
-    let named = |step: &&Step| only.contains(&step.name) && !skip.contains(&step.name);
-    let always = steps::ALL.iter().filter(wanted);
-    Ok(Some(always.chain(steps::ON_REQUEST.iter().filter(named)).collect()))
+    Ok(Some(steps::ALL.iter().filter(wanted).collect()))
 }
 
 fn known(name: &str) -> Result<&'static str> {
-    match steps::ALL
-        .iter()
-        .chain(&steps::ON_REQUEST)
-        .find(|step| step.name == name)
-    {
+    match steps::ALL.iter().find(|step| step.name == name) {
         Some(step) => Ok(step.name),
         None => bail!("no step {name:?}; cargo xtask ci --list shows them"),
     }
@@ -226,10 +217,6 @@ mod tests {
         assert_eq!(all.len(), steps::ALL.len());
         assert_eq!(chosen(&["--only", "vm", "--only=fmt"]), ["fmt", "vm"]);
         assert_eq!(chosen(&["--skip", all[0]]), all[1..]);
-        assert_eq!(
-            chosen(&["--only", "instructions", "--only", "fmt"]),
-            ["fmt", "instructions"]
-        );
         assert!(parse(lexopt::Parser::from_args(["--only", "nope"])).is_err());
     }
 

@@ -11,7 +11,7 @@ use std::{
 };
 
 /// All steps, in the order in which they run: cheap ones first, and the guest last as it needs the builds.
-pub(crate) const ALL: [Step; 9] = [
+pub(crate) const ALL: [Step; 10] = [
     Step {
         name: "setup",
         about: "what the other steps need from the machine",
@@ -53,18 +53,16 @@ pub(crate) const ALL: [Step; 9] = [
         run: licences::check,
     },
     Step {
+        name: "instructions",
+        about: "the data path costs no more than C with accounting, and neither locks nor allocates",
+        run: count_instructions,
+    },
+    Step {
         name: "vm",
         about: "the scripts of tests/vm in a guest with the kernel's rxe",
         run: vm,
     },
 ];
-
-/// Steps that run only where `--only` names them. What belongs to every run moves to [`ALL`].
-pub(crate) const ON_REQUEST: [Step; 1] = [Step {
-    name: "instructions",
-    about: "the data path costs no more than C with accounting, and neither locks nor allocates",
-    run: count_instructions,
-}];
 
 fn set_up() -> Result<Verdict> {
     let needs: Vec<_> = setup::ABI.into_iter().chain([setup::QEMU]).collect();

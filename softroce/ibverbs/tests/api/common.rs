@@ -525,3 +525,14 @@ pub(crate) fn pattern(len: usize, seed: u32) -> Vec<u8> {
         .map(|index| (index.wrapping_mul(2_654_435_761) ^ seed.wrapping_mul(0x9e37)).to_be_bytes()[1])
         .collect()
 }
+
+/// The next asynchronous event of a context, acknowledged.
+pub(crate) fn async_event(context: *mut ibv_context) -> ibv_async_event {
+    let mut event = MaybeUninit::uninit();
+    // SAFETY: live; filled when it says 0.
+    unsafe {
+        assert_eq!((api().get_async_event)(context, event.as_mut_ptr()), 0);
+        (api().ack_async_event)(event.as_mut_ptr());
+        event.assume_init()
+    }
+}

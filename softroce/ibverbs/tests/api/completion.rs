@@ -94,17 +94,6 @@ fn a_sleeper_is_woken_by_the_progress_thread() {
     }
 }
 
-/// The next asynchronous event of a context, acknowledged.
-fn async_event(context: *mut ibv_context) -> ibv_async_event {
-    let mut event = MaybeUninit::uninit();
-    // SAFETY: live; filled when it says 0.
-    unsafe {
-        assert_eq!((api().get_async_event)(context, event.as_mut_ptr()), 0);
-        (api().ack_async_event)(event.as_mut_ptr());
-        event.assume_init()
-    }
-}
-
 #[test]
 fn a_refused_access_is_told_to_its_owner() {
     crate::setup();

@@ -10,6 +10,7 @@ mod memory;
 mod objects;
 mod operations;
 mod passive;
+mod shared;
 mod unreliable;
 mod windows;
 mod wr;

@@ -5,7 +5,7 @@ use core::time::Duration;
 
 use crate::memory::PdId;
 use crate::wire::Transport;
-use crate::work::CqId;
+use crate::work::{CqId, SrqId};
 use crate::{Mtu, Psn, Qpn};
 
 /// The state of a queue pair, by the codes of `enum ibv_qp_state`.
@@ -51,6 +51,8 @@ pub struct QpInit {
     pub signal_all: bool,
     /// Its transport service.
     pub transport: Transport,
+    /// The shared receive queue that it takes receives from; it has none of its own then, whatever `max_recv_wr` and `max_recv_sge` say.
+    pub srq: Option<SrqId>,
 }
 
 /// What peers may do to memory through this queue pair, beside what the region grants.

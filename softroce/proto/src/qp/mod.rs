@@ -1,7 +1,7 @@
 //! Queue pairs: the state machine that holds a requester and a responder together (IBTA vol 1, 10.3).
 
 mod attributes;
-mod receive_queue;
+pub(crate) mod receive_queue;
 mod requester;
 mod responder;
 mod send_queue;
@@ -17,8 +17,9 @@ use crate::memory::{Memory, PdId, Via};
 use crate::outbox::Outbox;
 use crate::qp::requester::Requester;
 use crate::qp::responder::{Refused, Responder};
+use crate::srq::SharedQueue;
 use crate::wire::{Nak, Packet, Transport};
-use crate::work::{Operation, PostError, ReceiveRequest, SendRequest, Status};
+use crate::work::{Operation, PostError, ReceiveRequest, SendRequest, SrqId, Status};
 use crate::{AsyncEvent, EndpointConfig, Instant, Mtu, Qpn};
 
 /// What both sides of a queue pair need to know of its connection.
@@ -76,7 +77,8 @@ struct Turn {
 }
 
 impl QueuePair {
-    pub(crate) fn new(qpn: Qpn, init: QpInit, config: &EndpointConfig) -> Self {
+    /// One in RESET, taking receives from `srq` when that is given.
+    pub(crate) fn new(qpn: Qpn, init: QpInit, config: &EndpointConfig, srq: Option<&SharedQueue>) -> Self {
         // UD's is the port's; the others are told theirs.
         let mtu = match init.transport {
             Transport::Ud => config.mtu,
@@ -93,7 +95,7 @@ impl QueuePair {
                 mtu: mtu.bytes(),
             },
             requester: Requester::new(&init, config.window),
-            responder: Responder::new(&init),
+            responder: Responder::new(&init, srq),
             established: false,
             draining: false,
             turn: Turn::default(),
@@ -122,6 +124,11 @@ impl QueuePair {
 
     pub(crate) const fn transport(&self) -> Transport {
         self.init.transport
+    }
+
+    /// The shared receive queue that it takes receives from.
+    pub(crate) const fn srq(&self) -> Option<SrqId> {
+        self.init.srq
     }
 
     /// Where the packet written last goes.
@@ -205,10 +212,15 @@ impl QueuePair {
 
     /// Everything is flushed, send queue first. What the responder has yet to say stays: a NAK may be among it that explains this.
     fn enter_error(&mut self, out: &mut Outbox) {
+        let fresh = self.state != State::Err;
         self.state = State::Err;
         self.draining = false;
         self.requester.flush(&self.connection, out);
         self.responder.flush(&self.connection, out);
+        // What it held is complete now, and it takes nothing more (IBTA vol 1, 11.6.3: last WQE reached).
+        if fresh && self.init.srq.is_some() {
+            out.event(AsyncEvent::LastWqeReached(self.connection.qpn));
+        }
     }
 
     /// The oldest send request ends with `status`, and everything after it is flushed (IBTA vol 1, 10.7.3.1).
@@ -272,6 +284,9 @@ impl QueuePair {
     }
 
     pub(crate) fn post_receive(&mut self, request: &ReceiveRequest<'_>, out: &mut Outbox) -> Result<(), PostError> {
+        if self.init.srq.is_some() {
+            return Err(PostError::Invalid);
+        }
         if self.state == State::Reset {
             return Err(PostError::State);
         }

@@ -1,8 +1,8 @@
-//! The receive queue: a ring of requests with their elements, allocated when the queue pair is created.
+//! The receive queue: a ring of requests with their elements, allocated when the queue pair or the shared receive queue is created.
 
 use crate::LKey;
 use crate::memory::Sge;
-use crate::qp::{QpInit, sges};
+use crate::qp::sges;
 use crate::work::{PostError, ReceiveRequest};
 
 /// A queued receive request.
@@ -26,9 +26,10 @@ pub(crate) struct ReceiveQueue {
 }
 
 impl ReceiveQueue {
-    pub(crate) fn new(init: &QpInit) -> Self {
-        let slots = (init.max_recv_wr.max(1) as usize).next_power_of_two();
-        let max_sge = init.max_recv_sge as usize;
+    /// Room for `max_wr` requests of `max_sge` elements.
+    pub(crate) fn new(max_wr: u32, max_sge: u32) -> Self {
+        let slots = (max_wr.max(1) as usize).next_power_of_two();
+        let max_sge = max_sge as usize;
         let empty = Receive {
             wr_id: 0,
             room: 0,
@@ -42,7 +43,7 @@ impl ReceiveQueue {
         Self {
             receives: vec![empty; slots].into_boxed_slice(),
             sges: vec![nowhere; slots * max_sge].into_boxed_slice(),
-            limit: u64::from(init.max_recv_wr),
+            limit: u64::from(max_wr),
             max_sge,
             head: 0,
             tail: 0,
@@ -51,6 +52,11 @@ impl ReceiveQueue {
 
     const fn slot(&self, number: u64) -> usize {
         number as usize & (self.receives.len() - 1)
+    }
+
+    /// Requests queued.
+    pub(crate) const fn len(&self) -> u64 {
+        self.tail - self.head
     }
 
     /// Forgets every request.
@@ -64,7 +70,7 @@ impl ReceiveQueue {
         if request.sges.len() > self.max_sge {
             return Err(PostError::Invalid);
         }
-        if self.tail - self.head >= self.limit {
+        if self.len() >= self.limit {
             return Err(PostError::Full);
         }
         let slot = self.slot(self.tail);
@@ -95,5 +101,15 @@ impl ReceiveQueue {
         let (receive, _) = self.front()?;
         self.head += 1;
         Some(receive)
+    }
+
+    /// Moves the oldest request to `other`, which takes as many elements and has room; false when there is none.
+    pub(crate) fn move_to(&mut self, other: &mut Self) -> bool {
+        let moved = self.front().is_some_and(|(receive, sges)| {
+            let wr_id = receive.wr_id;
+            other.post(&ReceiveRequest { wr_id, sges }).is_ok()
+        });
+        self.head += u64::from(moved);
+        moved
     }
 }

@@ -31,6 +31,7 @@ impl Rights {
 }
 
 struct Region {
+    pd: PdId,
     base: u64,
     rights: Rights,
     gone: bool,
@@ -82,11 +83,16 @@ impl Regions {
     }
 
     pub(crate) fn register(&mut self, bytes: Vec<u8>, rights: Rights) -> Sge {
+        self.register_in(self.pd, bytes, rights)
+    }
+
+    pub(crate) fn register_in(&mut self, pd: PdId, bytes: Vec<u8>, rights: Rights) -> Sge {
         let (key, len) = (self.regions.len() as u32 | KEY, bytes.len());
         let base = 0x7000_0000 + (u64::from(key) << 32);
         let mut guarded = vec![GUARD_BYTE; len + 2 * GUARD];
         guarded[GUARD..GUARD + len].copy_from_slice(&bytes);
         self.regions.push(Region {
+            pd,
             base,
             rights,
             gone: false,
@@ -170,7 +176,7 @@ impl Regions {
         let room = (region.bytes.len() - 2 * GUARD) as u64;
         let start = addr.checked_sub(region.base).ok_or(AccessError)?;
         let end = start.checked_add(len).ok_or(AccessError)?;
-        if pd != self.pd || region.gone || end > room || !right(region.rights) {
+        if pd != region.pd || region.gone || end > room || !right(region.rights) {
             return Err(AccessError);
         }
         Ok(&mut region.bytes[GUARD + start as usize..GUARD + end as usize])

@@ -12,10 +12,11 @@ use doorbell_roce_proto::memory::{PdId, Sge};
 use doorbell_roce_proto::qp::{Modify, Path, QpInit, RemoteAccess, State};
 use doorbell_roce_proto::wire::{self, Bth, Extension, Opcode, Packet, Syndrome, Transport, packet_len};
 use doorbell_roce_proto::work::{
-    Completion, CompletionOpcode, CqId, Destination, Operation, Payload, ReceiveRequest, SendRequest, Status,
+    Completion, CompletionOpcode, CqId, Destination, Operation, Payload, PostError, ReceiveRequest, SendRequest, SrqId,
+    Status,
 };
 use doorbell_roce_proto::{
-    AsyncEvent, Counters, Datagram, Endpoint, EndpointConfig, Ident, Instant, LKey, Mtu, Psn, Qpn,
+    AsyncEvent, Counters, Datagram, Endpoint, EndpointConfig, Ident, Instant, LKey, Mtu, Psn, Qpn, SrqInit,
 };
 
 use memory::{Regions, Rights};
@@ -60,6 +61,10 @@ pub(crate) struct Node {
     pub(crate) memory: Regions,
     pub(crate) address: IpAddr,
     pub(crate) qpn: Qpn,
+    /// The queue pair that [`Pair::swap`] puts in its place, once there is one.
+    pub(crate) second: Option<Qpn>,
+    /// What its queue pairs take receives from.
+    pub(crate) srq: Option<SrqId>,
     pub(crate) completions: Vec<(CqId, Completion)>,
     pub(crate) events: Vec<AsyncEvent>,
 }
@@ -83,6 +88,8 @@ pub(crate) struct Setup {
     /// Packets delivered before both nodes may send again.
     pub(crate) batch: usize,
     pub(crate) transport: Transport,
+    /// The second node's queue pairs share a receive queue.
+    pub(crate) srq: Option<SrqInit>,
 }
 
 impl Default for Setup {
@@ -107,6 +114,7 @@ impl Default for Setup {
             sqd_notify: true,
             batch: 64,
             transport: Transport::Rc,
+            srq: None,
         }
     }
 }
@@ -135,6 +143,7 @@ pub(crate) fn qp_init(signal_all: bool) -> QpInit {
         max_recv_sge: 4,
         max_inline: 600,
         signal_all,
+        srq: None,
     }
 }
 
@@ -160,8 +169,10 @@ impl Pair {
                 window: setup.window,
                 mtu: setup.mtu,
             });
+            let srq = setup.srq.filter(|_| at == 1).map(|init| endpoint.create_srq(init));
             let qpn = endpoint.create_qp(QpInit {
                 transport: setup.transport,
+                srq,
                 ..qp_init(setup.signal_all)
             });
             Node {
@@ -169,6 +180,8 @@ impl Pair {
                 memory: Regions::new(PD),
                 address: addresses[at],
                 qpn,
+                second: None,
+                srq,
                 completions: Vec::new(),
                 events: Vec::new(),
             }
@@ -181,13 +194,48 @@ impl Pair {
             flight: VecDeque::new(),
             delivered: 0,
         };
-        for at in 0..2 {
-            let modify = pair.init_modify();
-            pair.modify(at, &modify);
-            let modify = pair.rtr_modify(at);
-            pair.modify(at, &modify);
-        }
+        pair.enter_rtr();
         pair
+    }
+
+    fn enter_rtr(&mut self) {
+        for at in 0..2 {
+            let modify = self.init_modify();
+            self.modify(at, &modify);
+            let modify = self.rtr_modify(at);
+            self.modify(at, &modify);
+        }
+    }
+
+    /// Connects a second queue pair of each node, which is put in the place of the first.
+    pub(crate) fn connect_second(&mut self) {
+        let setup = self.setup;
+        for node in &mut self.nodes {
+            node.second = Some(node.qpn);
+            node.qpn = node.endpoint.create_qp(QpInit {
+                transport: setup.transport,
+                srq: node.srq,
+                ..qp_init(setup.signal_all)
+            });
+        }
+        self.enter_rtr();
+        self.enter_rts(0);
+        self.enter_rts(1);
+    }
+
+    /// Turns to the other queue pair of each node.
+    pub(crate) fn swap(&mut self) {
+        for node in &mut self.nodes {
+            let second = node.second.replace(node.qpn);
+            node.qpn = second.expect("connect_second was called");
+        }
+    }
+
+    /// Posts a receive for any queue pair of the second node.
+    pub(crate) fn receive_shared(&mut self, wr_id: u64, sges: &[Sge]) -> Result<(), PostError> {
+        let node = &mut self.nodes[1];
+        let srq = node.srq.expect("the setup has a shared receive queue");
+        node.endpoint.post_shared_receive(srq, &ReceiveRequest { wr_id, sges })
     }
 
     pub(crate) fn init_modify(&self) -> Modify {
@@ -378,7 +426,8 @@ impl Pair {
         let transmit = node.endpoint.poll_transmit(self.now, &mut node.memory, &mut buf);
         drain(node);
         let transmit = transmit?;
-        assert_eq!((transmit.src, transmit.qpn), (node.address, node.qpn));
+        assert_eq!(transmit.src, node.address);
+        assert!(transmit.qpn == node.qpn || Some(transmit.qpn) == node.second);
         let packet = &mut buf[..transmit.len];
         Flow::new(transmit.src, transmit.dst, PORT, PORT).seal(0, packet);
         let sent = Sent {

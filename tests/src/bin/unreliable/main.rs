@@ -5,17 +5,15 @@
 //! client verifies every byte. So both directions are seen. Between two of ours, `--write` has UC use RDMA WRITE with immediate instead of SEND. The
 //! transports repeat nothing: a message lost fails the run, after some seconds.
 
-mod rendezvous;
 mod side;
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail, ensure};
-use doorbell_softroce_ibverbs::{DeviceConfig, api, configure};
-use doorbell_verbs_sys::Api;
+use doorbell_tests::interop::Role;
+use doorbell_tests::raw::{Rendezvous, table};
 
-use rendezvous::Rendezvous;
 use side::{Side, Target};
 
 const USAGE: &str = "unreliable --device NAME --address IP --transport uc|ud (--listen|--connect) IP:PORT [--size BYTES] [--rounds N] [--write yes]";
@@ -25,13 +23,6 @@ const USAGE: &str = "unreliable --device NAME --address IP --transport uc|ud (--
 enum Transport {
     Uc,
     Ud,
-}
-
-/// Which end.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Role {
-    Listen(SocketAddr),
-    Connect(SocketAddr),
 }
 
 /// What an end is given.
@@ -100,7 +91,7 @@ fn parse(mut args: impl Iterator<Item = String>) -> Result<Config> {
 }
 
 fn run(config: &Config) -> Result<()> {
-    let mut side = Side::open(table(config)?, config)?;
+    let mut side = Side::open(table(&config.device, config.address)?, config)?;
     let mut rendezvous = Rendezvous::open(config.role)?;
     let is_server = matches!(config.role, Role::Listen(_));
     if is_server {
@@ -115,7 +106,7 @@ fn run(config: &Config) -> Result<()> {
         rendezvous.say_done()?;
     }
     let target = if config.write {
-        Some(rendezvous.swap(side.target())?)
+        Some(Target::from_bytes(rendezvous.swap(side.target().to_bytes())?))
     } else {
         None
     };
@@ -159,16 +150,4 @@ fn answer(side: &mut Side, target: Option<Target>) -> Result<()> {
 fn pattern(round: u32, offset: usize) -> u8 {
     let mixed = (u64::from(round) << 32 | offset as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     (mixed >> 40) as u8
-}
-
-/// The verbs that the device is to be reached by.
-fn table(config: &Config) -> Result<&'static Api> {
-    if !config.device.starts_with("soft") {
-        return Ok(Api::load()?);
-    }
-    configure(vec![DeviceConfig {
-        address: Some(config.address),
-        ..DeviceConfig::new(&config.device)
-    }])?;
-    Ok(api())
 }

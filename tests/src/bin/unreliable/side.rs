@@ -1,12 +1,12 @@
 //! A queue pair of UC or UD and its memory, by the calls that a C program would make. Nothing is destroyed: the process ends with it.
 
-use std::ffi::{CStr, c_int};
+use std::ffi::c_int;
 use std::mem::MaybeUninit;
-use std::net::IpAddr;
 use std::ptr;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
+use doorbell_tests::raw::{Whereabouts, checked, find_gid, made, open_device, zeroed};
 use doorbell_verbs_sys::*;
 
 use crate::{Config, Transport};
@@ -21,14 +21,6 @@ const DEPTH: usize = 16;
 const PATIENCE: Duration = Duration::from_secs(20);
 /// Says which request a completion is of.
 const SEND: u64 = 1 << 32;
-
-/// What the other end must know.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Whereabouts {
-    pub(crate) qpn: u32,
-    pub(crate) psn: u32,
-    pub(crate) gid: [u8; 16],
-}
 
 /// Where an end may be written to.
 #[derive(Clone, Copy, Debug)]
@@ -57,22 +49,25 @@ pub(crate) struct Side {
     sent: bool,
 }
 
-/// The errno value of a call as an error.
-fn checked(result: c_int, call: &str) -> Result<()> {
-    ensure!(result == 0, "{call}: {}", std::io::Error::from_raw_os_error(result));
-    Ok(())
-}
+impl Target {
+    /// For the other end.
+    pub(crate) fn to_bytes(self) -> [u8; 12] {
+        let mut bytes = [0; 12];
+        bytes[..8].copy_from_slice(&self.addr.to_be_bytes());
+        bytes[8..].copy_from_slice(&self.rkey.to_be_bytes());
+        bytes
+    }
 
-/// The pointer, or what errno says.
-fn made<T>(object: *mut T, call: &str) -> Result<*mut T> {
-    ensure!(!object.is_null(), "{call}: {}", std::io::Error::last_os_error());
-    Ok(object)
-}
-
-/// All zero.
-fn zeroed<T: Copy>() -> T {
-    // SAFETY: used for the C structs of verbs alone: integers, null pointers and unions of these.
-    unsafe { MaybeUninit::zeroed().assume_init() }
+    /// From the other end.
+    pub(crate) fn from_bytes(bytes: [u8; 12]) -> Self {
+        let (mut addr, mut rkey) = ([0; 8], [0; 4]);
+        addr.copy_from_slice(&bytes[..8]);
+        rkey.copy_from_slice(&bytes[8..]);
+        Self {
+            addr: u64::from_be_bytes(addr),
+            rkey: u32::from_be_bytes(rkey),
+        }
+    }
 }
 
 impl Side {
@@ -319,44 +314,4 @@ impl Side {
             "ibv_modify_qp",
         )
     }
-}
-
-/// Opens a device by its name.
-///
-/// # Safety
-/// `api` is a libibverbs.
-unsafe fn open_device(api: &Api, name: &str) -> Result<*mut ibv_context> {
-    let mut count = 0;
-    // SAFETY: the list is as long as it says; what it points to stays, as it is never freed.
-    unsafe {
-        let list = made((api.get_device_list)(&mut count), "ibv_get_device_list")?;
-        for index in 0..count as usize {
-            let device = *list.add(index);
-            if CStr::from_ptr((api.get_device_name)(device)).to_str() == Ok(name) {
-                return made((api.open_device)(device), "ibv_open_device");
-            }
-        }
-    }
-    bail!("no device {name}")
-}
-
-/// The GID that stands for an address, and its index.
-///
-/// # Safety
-/// `context` is live and of `api`.
-unsafe fn find_gid(api: &Api, context: *mut ibv_context, address: IpAddr) -> Result<(u8, ibv_gid)> {
-    let wanted = match address {
-        IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
-        IpAddr::V6(v6) => v6.octets(),
-    };
-    for index in 0..16 {
-        let mut gid: ibv_gid = zeroed();
-        // SAFETY: by contract; 16 bytes whichever member was written.
-        unsafe {
-            if (api.query_gid)(context, 1, index, &mut gid) == 0 && gid.raw == wanted {
-                return Ok((index as u8, gid));
-            }
-        }
-    }
-    bail!("no GID for {address}")
 }

@@ -366,18 +366,12 @@ fn wrongly_invalidated(end: &mut End, owner: bool, soft: bool, former: bool) -> 
     let key = if former { rkey ^ 0xff } else { NO_KEY };
     if owner {
         let wc = connection.received()?;
-        println!(
-            "SEND with invalidate of a wrong key: the receive has status {}",
-            wc.status
-        );
         ensure!(wc.status == IBV_WC_REM_INV_REQ_ERR, "status {}", wc.status);
     } else {
         let wc = connection.complete(invalidate(IBV_WR_SEND_WITH_INV, key), end.element(SCRATCH, 0))?;
-        println!(
-            "SEND with invalidate of a wrong key: the request has status {}",
-            wc.status
-        );
-        ensure!(!soft || wc.status == IBV_WC_REM_ACCESS_ERR, "status {}", wc.status);
+        // rxe (Linux 6.1) acknowledges the message before it fails.
+        let wanted = if soft { IBV_WC_REM_ACCESS_ERR } else { IBV_WC_SUCCESS };
+        ensure!(wc.status == wanted, "status {} instead of {wanted}", wc.status);
     }
     end.channel.barrier()
 }

@@ -3,6 +3,7 @@
 
 mod cases;
 mod end;
+mod safe;
 
 use std::net::{IpAddr, SocketAddr};
 use std::process::ExitCode;
@@ -63,18 +64,18 @@ fn parse(mut args: impl Iterator<Item = String>) -> Result<Config> {
 }
 
 fn run(config: &Config) -> Result<()> {
-    let mut end = End::open(
-        table(config)?,
-        &config.device,
-        config.address,
-        Channel::open(config.role)?,
-    )?;
+    let api = table(config)?;
+    let mut end = End::open(api, &config.device, config.address, Channel::open(config.role)?)?;
     let first = matches!(config.role, Role::Listen(_));
     let soft = config.device.starts_with("soft");
     let peer_soft = end.channel.exchange([u8::from(soft)])? == [1];
     let mut count = 0;
     for owner in [first, !first] {
         count += cases::run(&mut end, owner, if owner { soft } else { peer_soft })?;
+    }
+    for owner in [first, !first] {
+        safe::run(api, &config.device, config.address, &mut end.channel, owner)?;
+        count += 2;
     }
     println!(
         "{}: {count} cases of memory windows, every byte verified",

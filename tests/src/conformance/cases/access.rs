@@ -180,9 +180,11 @@ pub(super) fn cases() -> Vec<Case> {
 #[derive(Clone, Copy)]
 struct Source {
     name: &'static str,
-    /// The element, and a region to be kept until the case is over.
-    sge: fn(&End) -> Result<(ibv_sge, Option<Mr>)>,
+    sge: fn(&End) -> Result<Found>,
 }
+
+/// An element, and a region to be kept until the case is over.
+type Found = (ibv_sge, Option<Mr>);
 
 const SOURCES: [Source; 4] = [
     Source {

@@ -431,3 +431,23 @@ impl Scene<'_> {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::{EXPECTED, cells};
+
+    #[test]
+    fn the_snapshot_has_each_cell_once_and_no_other() {
+        let mut wanted = String::new();
+        let mut section = String::new();
+        for cell in cells() {
+            if section != cell.section() {
+                section = cell.section();
+                wanted += &format!("{section}\n");
+            }
+            let outcome = cell.expected().expect("it stands in the snapshot");
+            wanted += &format!("    {:30} {outcome}\n", cell.event.name());
+        }
+        assert_eq!(wanted, EXPECTED);
+    }
+}

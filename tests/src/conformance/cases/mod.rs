@@ -45,3 +45,24 @@ pub(super) fn all() -> Vec<Case> {
     .flatten()
     .collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::all;
+
+    #[test]
+    fn every_case_has_a_name_of_its_own_a_clause_and_a_rule() {
+        let mut names = BTreeSet::new();
+        for case in all() {
+            assert!(names.insert(case.name.clone()), "{} twice", case.name);
+            assert!(
+                case.name.contains('/') && !case.name.contains([' ', '*', ':']),
+                "{}",
+                case.name
+            );
+            assert!(!case.clause.is_empty() && !case.says.is_empty(), "{}", case.name);
+        }
+    }
+}

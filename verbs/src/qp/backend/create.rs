@@ -52,9 +52,18 @@ pub(super) fn extended(
     attr.sq_sig_all = init.sq_sig_all;
     attr.comp_mask = sys::IBV_QP_INIT_ATTR_PD | sys::IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
     attr.pd = pd.raw;
-    attr.send_ops_flags = operations(transport, context.attr.atomics).into();
-    // SAFETY: as in `plain`.
-    let raw = unsafe { work_requests::create_qp_ex(context.raw, &mut attr) };
+    let needed = operations(transport, context.attr.atomics);
+    let mut raw = core::ptr::null_mut();
+    // Windows are looked for when used, as atomics are: a provider that has no calls for them is asked for the rest.
+    let windows = transport == TransportKind::Rc && context.attr.windows.type_2;
+    for more in [WINDOWS, 0].into_iter().filter(|&more| windows || more == 0) {
+        attr.send_ops_flags = (needed | more).into();
+        // SAFETY: as in `plain`.
+        raw = unsafe { work_requests::create_qp_ex(context.raw, &mut attr) };
+        if !raw.is_null() {
+            break;
+        }
+    }
     if raw.is_null() {
         let error = io::Error::last_os_error();
         return Err(match error.kind() {
@@ -76,6 +85,10 @@ pub(super) fn extended(
     unsafe { (context.api.destroy_qp)(raw) };
     Err(lacking("the provider leaves some of the functions out"))
 }
+
+/// The operations of memory windows (`ibv_qp_create_send_ops_flags`).
+const WINDOWS: sys::ibv_qp_create_send_ops_flags =
+    sys::IBV_QP_EX_WITH_BIND_MW | sys::IBV_QP_EX_WITH_LOCAL_INV | sys::IBV_QP_EX_WITH_SEND_WITH_INV;
 
 /// Which operations a queue pair of this transport may be asked for (`ibv_qp_create_send_ops_flags`).
 fn operations(transport: TransportKind, atomics: bool) -> sys::ibv_qp_create_send_ops_flags {

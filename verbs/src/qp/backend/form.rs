@@ -54,7 +54,7 @@ impl<R> Forms<R> {
         let slots = ring.mask() as usize + 1;
         let more = max_sge.saturating_sub(1) as usize * size_of::<sys::ibv_sge>();
         let stride = (size_of::<Form<R>>() + more).next_multiple_of(LINE);
-        let bytes = stride.checked_mul(slots).unwrap_or(usize::MAX);
+        let bytes = stride.saturating_mul(slots);
         let layout = Layout::from_size_align(bytes, LINE).expect("the device has no queue of half the address space");
         // SAFETY: a queue has at least one slot, and a form is not empty.
         let Some(block) = NonNull::new(unsafe { alloc_zeroed(layout) }) else {

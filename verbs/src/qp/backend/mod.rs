@@ -70,6 +70,9 @@ pub trait Line: 'static {
     /// A request with this identity, whose scatter-gather list lies at `list`.
     fn request(wr_id: u64, list: *mut sys::ibv_sge) -> Self::Request;
 
+    /// The identity of a request.
+    fn identity(request: &Self::Request) -> u64;
+
     /// Begins a batch.
     ///
     /// # Safety

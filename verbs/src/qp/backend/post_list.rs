@@ -35,6 +35,10 @@ impl Line for PostList {
         }
     }
 
+    fn identity(request: &Self::Request) -> u64 {
+        request.wr_id
+    }
+
     #[inline(always)]
     unsafe fn end(last: *mut Form<Self::Request>) {
         // SAFETY: by contract.
@@ -91,6 +95,10 @@ impl Line for Receives {
             sg_list: list,
             num_sge: 0,
         }
+    }
+
+    fn identity(request: &Self::Request) -> u64 {
+        request.wr_id
     }
 
     #[inline(always)]

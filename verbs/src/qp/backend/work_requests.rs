@@ -30,6 +30,10 @@ impl Line for WorkRequests {
         wr_id
     }
 
+    fn identity(request: &u64) -> u64 {
+        *request
+    }
+
     #[inline(always)]
     unsafe fn begin(qp: Handle<'_>) {
         // SAFETY: by contract.

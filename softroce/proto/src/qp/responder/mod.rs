@@ -10,18 +10,24 @@ mod unreliable;
 
 pub(crate) use unreliable::Broken;
 
+use crate::memory::PdId;
 use crate::outbox::Outbox;
 use crate::qp::receive_queue::ReceiveQueue;
 use crate::qp::responder::replies::{Kind, Replies};
 use crate::qp::{Connection, Modify, QpInit, RemoteAccess};
+use crate::srq::SharedQueue;
 use crate::wire::{Nak, RnrTimer};
-use crate::work::{Completion, CompletionOpcode, CqId, PostError, ReceiveRequest, Status};
+use crate::work::{Completion, CompletionOpcode, CqId, PostError, ReceiveRequest, SrqId, Status};
 use crate::{Psn, Qpn, RKey};
 
 /// The responder of one queue pair.
 #[derive(Debug)]
 pub(crate) struct Responder {
+    /// Its own receives, or the one that it holds of the shared receive queue.
     queue: ReceiveQueue,
+    srq: Option<SrqId>,
+    /// The protection domain of its receives: a shared queue has one of its own (IBTA vol 1, 10.2.9).
+    receive_pd: PdId,
     cq: CqId,
     limits: Limits,
 
@@ -120,9 +126,14 @@ impl Replay {
 }
 
 impl Responder {
-    pub(crate) fn new(init: &QpInit) -> Self {
+    pub(crate) fn new(init: &QpInit, srq: Option<&SharedQueue>) -> Self {
         Self {
-            queue: ReceiveQueue::new(init),
+            queue: srq.map_or_else(
+                || ReceiveQueue::new(init.max_recv_wr, init.max_recv_sge),
+                SharedQueue::place_for_one,
+            ),
+            srq: init.srq,
+            receive_pd: srq.map_or(init.pd, SharedQueue::pd),
             cq: init.recv_cq,
             limits: Limits::default(),
             expected: Psn::new(0),
@@ -166,6 +177,16 @@ impl Responder {
 
     pub(crate) fn post(&mut self, request: &ReceiveRequest<'_>) -> Result<(), PostError> {
         self.queue.post(request)
+    }
+
+    /// Whether there is a receive for a message that begins: one of its own, or one that it takes of the shared queue and holds from now on.
+    fn has_receive(&mut self, out: &mut Outbox) -> bool {
+        if let Some(srq) = self.srq
+            && self.queue.len() == 0
+        {
+            return out.take_receive(srq, &mut self.queue);
+        }
+        self.queue.len() > 0
     }
 
     /// Whether what it says next is an acknowledgement, behind which nothing waits.

@@ -112,6 +112,9 @@ impl Responder {
         if !fits(packet, connection) {
             return Err(Refused::INVALID);
         }
+        if position.starts() && !self.has_receive(out) {
+            return Ok(Done::NotReady);
+        }
         let Some((receive, list)) = self.queue.front() else {
             return Ok(Done::NotReady);
         };
@@ -123,7 +126,7 @@ impl Responder {
                 reported: true,
             });
         }
-        if sges::scatter(memory, connection.pd, list, done, packet.payload).is_err() {
+        if sges::scatter(memory, self.receive_pd, list, done, packet.payload).is_err() {
             self.complete(connection, Outcome::error(Status::LocalProtection), out);
             return Err(Refused {
                 nak: Nak::RemoteOperational,
@@ -195,7 +198,7 @@ impl Responder {
                 .map_err(|_| Refused::ACCESS)?;
         }
         let imm = extension.imm();
-        if imm.is_some() && self.queue.front().is_none() {
+        if imm.is_some() && !self.has_receive(out) {
             return Ok(Done::NotReady);
         }
         if bytes > 0 {

@@ -38,7 +38,9 @@ impl Responder {
             return Ok(false);
         }
         let done = match packet.bth.opcode.operation() {
-            Operation::Send if self.has_room(packet) => self.send(packet, packet.extension, connection, memory, out),
+            Operation::Send if self.has_room(packet, out) => {
+                self.send(packet, packet.extension, connection, memory, out)
+            }
             Operation::Write => self.write(packet, packet.extension, connection, memory, out),
             _ => Ok(Done::NotReady),
         };
@@ -58,11 +60,14 @@ impl Responder {
     }
 
     /// Whether the oldest receive takes this packet of a SEND.
-    fn has_room(&self, packet: &Packet<'_>) -> bool {
+    fn has_room(&mut self, packet: &Packet<'_>, out: &mut Outbox) -> bool {
         let done = match self.message {
             Message::Send { done } => done,
             Message::None | Message::Write(_) => 0,
         };
+        if packet.bth.opcode.position().starts() && !self.has_receive(out) {
+            return false;
+        }
         let end = done + packet.payload.len() as u64;
         self.queue.front().is_some_and(|(receive, _)| end <= receive.room)
     }
@@ -88,18 +93,18 @@ impl Responder {
             return Ok(());
         }
         let byte_len = GRH_LEN + packet.payload.len();
-        let fits = packet.payload.len() <= connection.mtu;
+        let takes = packet.payload.len() <= connection.mtu && self.has_receive(out);
         let Some((_, list)) = self
             .queue
             .front()
-            .filter(|(receive, _)| fits && byte_len as u64 <= receive.room)
+            .filter(|(receive, _)| takes && byte_len as u64 <= receive.room)
         else {
             out.counters.dropped_messages += 1;
             return Ok(());
         };
         let header = ip_header(datagram.src, datagram.dst, datagram.payload.len());
-        let scattered = sges::scatter(memory, connection.pd, list, 0, &header)
-            .and_then(|()| sges::scatter(memory, connection.pd, list, GRH_LEN as u64, packet.payload));
+        let scattered = sges::scatter(memory, self.receive_pd, list, 0, &header)
+            .and_then(|()| sges::scatter(memory, self.receive_pd, list, GRH_LEN as u64, packet.payload));
         if scattered.is_err() {
             self.complete(connection, Outcome::error(Status::LocalProtection), out);
             return Err(Broken);

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 
-use crate::Role;
-use crate::side::{Target, Whereabouts};
+use super::Whereabouts;
+use crate::interop::Role;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 /// `0000:000000:000000:`, 32 digits and the NUL.
@@ -17,11 +17,15 @@ const LINE: usize = 19 + 32 + 1;
 const DONE: [u8; 5] = *b"done\0";
 
 /// The TCP connection.
-pub(crate) struct Rendezvous(TcpStream);
+#[derive(Debug)]
+pub struct Rendezvous(TcpStream);
 
 impl Rendezvous {
     /// Waits for the other end, or goes to it, trying until it is there.
-    pub(crate) fn open(role: Role) -> Result<Self> {
+    ///
+    /// # Errors
+    /// When there is no connection within a minute.
+    pub fn open(role: Role) -> Result<Self> {
         let stream = match role {
             Role::Listen(at) => TcpListener::bind(at)?.accept()?.0,
             Role::Connect(to) => {
@@ -39,13 +43,21 @@ impl Rendezvous {
         Ok(Self(stream))
     }
 
-    pub(crate) fn say(&mut self, ours: &Whereabouts) -> Result<()> {
+    /// Says where a queue pair is.
+    ///
+    /// # Errors
+    /// When the other end is gone.
+    pub fn say(&mut self, ours: &Whereabouts) -> Result<()> {
         let gid: String = ours.gid.iter().map(|byte| format!("{byte:02x}")).collect();
         let line = format!("0000:{:06x}:{:06x}:{gid}\0", ours.qpn, ours.psn);
         Ok(self.0.write_all(line.as_bytes())?)
     }
 
-    pub(crate) fn hear(&mut self) -> Result<Whereabouts> {
+    /// Hears where a queue pair is.
+    ///
+    /// # Errors
+    /// When the other end is gone, or says something else.
+    pub fn hear(&mut self) -> Result<Whereabouts> {
         let mut line = [0; LINE];
         self.0.read_exact(&mut line).context("the other end said too little")?;
         let text = std::str::from_utf8(&line)?.trim_end_matches('\0');
@@ -60,28 +72,35 @@ impl Rendezvous {
         })
     }
 
-    pub(crate) fn say_done(&mut self) -> Result<()> {
+    /// The client's last word.
+    ///
+    /// # Errors
+    /// When the other end is gone.
+    pub fn say_done(&mut self) -> Result<()> {
         Ok(self.0.write_all(&DONE)?)
     }
 
-    pub(crate) fn hear_done(&mut self) -> Result<()> {
+    /// Hears the client's last word.
+    ///
+    /// # Errors
+    /// When it is another one, or the client is gone.
+    pub fn hear_done(&mut self) -> Result<()> {
         let mut done = [0; DONE.len()];
         self.0.read_exact(&mut done).context("the client did not finish")?;
         ensure!(done == DONE, "the client said {}", done.escape_ascii());
         Ok(())
     }
 
-    /// Between two of ours: where each may write at the other.
-    pub(crate) fn swap(&mut self, ours: Target) -> Result<Target> {
-        let mut bytes = [0; 12];
-        bytes[..8].copy_from_slice(&ours.addr.to_be_bytes());
-        bytes[8..].copy_from_slice(&ours.rkey.to_be_bytes());
-        self.0.write_all(&bytes)?;
-        self.0.read_exact(&mut bytes)?;
-        let (addr, rkey) = bytes.split_at(8);
-        Ok(Target {
-            addr: u64::from_be_bytes(addr.try_into()?),
-            rkey: u32::from_be_bytes(rkey.try_into()?),
-        })
+    /// Between two of ours: gives the other end `bytes`, and gets as many from it.
+    ///
+    /// # Errors
+    /// When the other end is gone.
+    pub fn swap<const N: usize>(&mut self, ours: [u8; N]) -> Result<[u8; N]> {
+        let mut theirs = [0; N];
+        self.0.write_all(&ours)?;
+        self.0
+            .read_exact(&mut theirs)
+            .context("the other end is gone; its own message says why")?;
+        Ok(theirs)
     }
 }

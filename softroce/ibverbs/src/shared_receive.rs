@@ -1,0 +1,189 @@
+//! Shared receive queues: creating, changing, querying and destroying them.
+
+use core::ffi::c_int;
+use std::mem::MaybeUninit;
+use std::ptr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use doorbell_softroce::{Event, EventQueue, Owner, Srq, SrqConfig, Token};
+use doorbell_verbs_sys::{
+    IBV_SRQ_INIT_ATTR_PD, IBV_SRQ_INIT_ATTR_TYPE, IBV_SRQ_LIMIT, IBV_SRQ_MAX_WR, IBV_SRQT_BASIC, ibv_context, ibv_pd,
+    ibv_srq, ibv_srq_attr, ibv_srq_init_attr, ibv_srq_init_attr_ex,
+};
+
+use crate::context::{Context, await_acknowledged, next_handle};
+use crate::errno;
+use crate::protection::{SoftPd, errno_of_limit};
+
+/// A shared receive queue: what C sees, and what it stands for.
+#[repr(C)]
+pub(crate) struct SoftSrq {
+    base: ibv_srq,
+    srq: Srq,
+    /// The context's events, to take ours out of.
+    events: Arc<EventQueue<Event>>,
+    /// Asynchronous events handed to the application.
+    async_events: AtomicU32,
+}
+
+impl SoftSrq {
+    /// The queue behind C's pointer. Not a reference to the whole: other threads may write `base` meanwhile (its acknowledged events).
+    ///
+    /// # Safety
+    /// `srq` came from [`create_srq`] and was not destroyed; the reference is not used after it is.
+    pub(crate) unsafe fn handle<'a>(srq: *mut ibv_srq) -> &'a Srq {
+        // SAFETY: ours by contract, `base` being its first member; the handle is written at creation and destruction only.
+        unsafe { &(*srq.cast::<Self>()).srq }
+    }
+}
+
+/// A queue's name in events: its address.
+fn token_of(srq: *mut SoftSrq) -> Token {
+    srq.expose_provenance() as Token
+}
+
+fn from_token(token: Token) -> *mut SoftSrq {
+    // It came from a pointer of this process.
+    ptr::with_exposed_provenance_mut(token as usize)
+}
+
+/// Counts an asynchronous event handed to the application.
+///
+/// # Safety
+/// The event was just taken from the context's queue of events, under its lock.
+pub(crate) unsafe fn count_async_event(token: Token) {
+    // SAFETY: live: destroying it takes its events out first.
+    unsafe { &(*from_token(token)).async_events }.fetch_add(1, Ordering::Relaxed);
+}
+
+/// The queue that an event names, as C sees it.
+pub(crate) fn of_event(token: Token) -> *mut ibv_srq {
+    from_token(token).cast()
+}
+
+/// ibv_create_srq(3). The limit is not armed, whatever `srq_limit` says (man page).
+pub(crate) unsafe extern "C" fn create_srq(pd: *mut ibv_pd, init: *mut ibv_srq_init_attr) -> *mut ibv_srq {
+    // SAFETY: both are live by contract, and `pd` is ours.
+    let (soft_pd, init) = unsafe { (&*pd.cast::<SoftPd>(), &*init) };
+    // SAFETY: a live PD has a live context.
+    let context = unsafe { (*pd).context };
+    // SAFETY: as above.
+    let events = &unsafe { Context::from_ptr(context) }.events;
+    // Its address is its name in events, so that it exists before the queue does.
+    let place = Box::into_raw(Box::<SoftSrq>::new_uninit()).cast::<SoftSrq>();
+    let config = SrqConfig {
+        max_wr: init.attr.max_wr,
+        max_sge: init.attr.max_sge,
+    };
+    let owner = Owner {
+        queue: Arc::clone(events),
+        token: token_of(place),
+    };
+    let srq = match soft_pd.pd.shared_receive_queue(config, owner) {
+        Ok(srq) => srq,
+        Err(error) => {
+            tracing::debug!("ibv_create_srq: {error}");
+            // SAFETY: just taken from that Box, and never filled.
+            drop(unsafe { Box::from_raw(place.cast::<MaybeUninit<SoftSrq>>()) });
+            return errno::null(errno_of_limit(error));
+        }
+    };
+    let soft = SoftSrq {
+        base: ibv_srq {
+            context,
+            srq_context: init.srq_context,
+            pd,
+            handle: next_handle(),
+            mutex: libc::PTHREAD_MUTEX_INITIALIZER,
+            cond: libc::PTHREAD_COND_INITIALIZER,
+            events_completed: 0,
+        },
+        srq,
+        events: Arc::clone(events),
+        async_events: AtomicU32::new(0),
+    };
+    // SAFETY: just allocated for it.
+    unsafe { place.write(soft) };
+    // `init.attr` stays as it is: the queue is as large as asked for.
+    place.cast()
+}
+
+/// ibv_create_srq_ex(3), for the basic type.
+pub(crate) unsafe extern "C" fn create_srq_ex(
+    _context: *mut ibv_context,
+    init: *mut ibv_srq_init_attr_ex,
+) -> *mut ibv_srq {
+    // SAFETY: live by contract.
+    let init = unsafe { &*init };
+    let basic = init.comp_mask & IBV_SRQ_INIT_ATTR_TYPE == 0 || init.srq_type == IBV_SRQT_BASIC;
+    if !basic || init.comp_mask & !(IBV_SRQ_INIT_ATTR_TYPE | IBV_SRQ_INIT_ATTR_PD) != 0 {
+        return errno::null(libc::EOPNOTSUPP);
+    }
+    if init.comp_mask & IBV_SRQ_INIT_ATTR_PD == 0 {
+        return errno::null(libc::EINVAL);
+    }
+    let mut basic = ibv_srq_init_attr {
+        srq_context: init.srq_context,
+        attr: init.attr,
+    };
+    // SAFETY: the mask says that the domain is given, so it is live and ours by contract.
+    unsafe { create_srq(init.pd, &mut basic) }
+}
+
+/// ibv_modify_srq(3).
+pub(crate) unsafe extern "C" fn modify_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_attr, mask: c_int) -> c_int {
+    let mask = mask as u32;
+    if mask & !(IBV_SRQ_MAX_WR | IBV_SRQ_LIMIT) != 0 {
+        return libc::EINVAL;
+    }
+    // SAFETY: both are live and `srq` ours by contract.
+    let (soft, attr) = unsafe { (SoftSrq::handle(srq), &*attr) };
+    let max_wr = (mask & IBV_SRQ_MAX_WR != 0).then_some(attr.max_wr);
+    let limit = (mask & IBV_SRQ_LIMIT != 0).then_some(attr.srq_limit);
+    match soft.modify(max_wr, limit) {
+        Ok(()) => 0,
+        Err(refused) => {
+            tracing::debug!("ibv_modify_srq: {refused:?}");
+            libc::EINVAL
+        }
+    }
+}
+
+/// ibv_query_srq(3).
+pub(crate) unsafe extern "C" fn query_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_attr) -> c_int {
+    // SAFETY: `srq` is live and ours by contract.
+    let Some(found) = unsafe { SoftSrq::handle(srq) }.query() else {
+        return libc::EINVAL;
+    };
+    // SAFETY: the caller's to write (man page).
+    unsafe {
+        attr.write(ibv_srq_attr {
+            max_wr: found.max_wr,
+            max_sge: found.max_sge,
+            srq_limit: found.limit,
+        });
+    }
+    0
+}
+
+/// ibv_create_srq(3): `EBUSY` while queue pairs take receives from it; waits until its events are acknowledged (ibv_get_async_event(3)).
+pub(crate) unsafe extern "C" fn destroy_srq(srq: *mut ibv_srq) -> c_int {
+    let soft = srq.cast::<SoftSrq>();
+    let token = token_of(soft);
+    // SAFETY: `srq` is live and ours by contract.
+    if unsafe { SoftSrq::handle(srq) }.is_shared() {
+        return libc::EBUSY;
+    }
+    // SAFETY: it is live still, and the mutex and condition were initialised with it. No queue pair takes receives and nobody arms its limit, so that no new event
+    // comes.
+    unsafe {
+        (*soft).events.remove(|event| *event == Event::SrqLimit(token));
+        let wanted = (*soft).async_events.load(Ordering::Relaxed);
+        let (mutex, cond) = (&raw mut (*srq).mutex, &raw mut (*srq).cond);
+        await_acknowledged(mutex, cond, &raw const (*srq).events_completed, wanted);
+    }
+    // SAFETY: it came from a Box in `create_srq`, and nothing waits for it any more.
+    drop(unsafe { Box::from_raw(soft) });
+    0
+}

@@ -1,0 +1,182 @@
+//! Shared receive queues: one queue of receives for many queue pairs (IBTA vol 1, 10.2.9).
+//!
+//! A queue pair takes the oldest receive when a message begins that needs one, and holds it until it completes, in a queue of its own with one place. What a
+//! queue pair holds goes with it: into the error state it is flushed, at a reset it is forgotten. The rest stays for the others.
+
+use crate::AsyncEvent;
+use crate::memory::PdId;
+use crate::outbox::Outbox;
+use crate::qp::receive_queue::ReceiveQueue;
+use crate::work::{PostError, ReceiveRequest, SrqId};
+
+/// What a shared receive queue is created with (ibv_create_srq(3)).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct SrqInit {
+    /// The protection domain of its receives' memory.
+    pub pd: PdId,
+    /// Receives queued at most.
+    pub max_wr: u32,
+    /// Elements per receive at most.
+    pub max_sge: u32,
+}
+
+/// A shared receive queue as a query gives it (ibv_query_srq(3)).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct SrqAttributes {
+    /// Receives queued at most.
+    pub max_wr: u32,
+    /// Elements per receive at most.
+    pub max_sge: u32,
+    /// The limit that is armed; 0 when none is.
+    pub limit: u32,
+}
+
+/// Why a shared receive queue was not changed or destroyed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum SrqError {
+    /// No such shared receive queue (`EINVAL`).
+    Unknown,
+    /// A size of fewer receives than are queued, or a limit beyond the size (`EINVAL`).
+    Value,
+    /// Queue pairs take receives from it (`EBUSY`).
+    InUse,
+}
+
+/// A shared receive queue.
+#[derive(Debug)]
+pub(crate) struct SharedQueue {
+    init: SrqInit,
+    queue: ReceiveQueue,
+    /// The event comes when fewer receives are queued; 0 when it is not armed.
+    limit: u32,
+    /// Queue pairs on it.
+    users: u32,
+}
+
+impl SharedQueue {
+    fn new(init: SrqInit) -> Self {
+        Self {
+            init,
+            queue: ReceiveQueue::new(init.max_wr, init.max_sge),
+            limit: 0,
+            users: 0,
+        }
+    }
+
+    pub(crate) const fn pd(&self) -> PdId {
+        self.init.pd
+    }
+
+    /// Where a queue pair holds the receive that it has taken.
+    pub(crate) fn place_for_one(&self) -> ReceiveQueue {
+        ReceiveQueue::new(1, self.init.max_sge)
+    }
+
+    pub(crate) const fn attributes(&self) -> SrqAttributes {
+        SrqAttributes {
+            max_wr: self.init.max_wr,
+            max_sge: self.init.max_sge,
+            limit: self.limit,
+        }
+    }
+
+    pub(crate) fn post(&mut self, request: &ReceiveRequest<'_>) -> Result<(), PostError> {
+        self.queue.post(request)
+    }
+
+    fn modify(&mut self, max_wr: Option<u32>, limit: Option<u32>) -> Result<(), SrqError> {
+        let size = max_wr.unwrap_or(self.init.max_wr);
+        if u64::from(size) < self.queue.len() || limit.unwrap_or(self.limit) > size {
+            return Err(SrqError::Value);
+        }
+        if size != self.init.max_wr {
+            let mut resized = ReceiveQueue::new(size, self.init.max_sge);
+            while self.queue.move_to(&mut resized) {}
+            self.queue = resized;
+            self.init.max_wr = size;
+        }
+        self.limit = limit.unwrap_or(self.limit);
+        Ok(())
+    }
+
+    /// Whether fewer receives are queued than the limit armed, which is disarmed then.
+    fn fell_below_limit(&mut self) -> bool {
+        let below = self.queue.len() < u64::from(self.limit);
+        if below {
+            self.limit = 0;
+        }
+        below
+    }
+}
+
+/// The shared receive queues by number. Whose number it is knows the owner of the endpoint: numbers are used again.
+#[derive(Debug, Default)]
+pub(crate) struct SrqTable {
+    slots: Vec<Option<SharedQueue>>,
+}
+
+impl SrqTable {
+    pub(crate) fn insert(&mut self, init: SrqInit) -> SrqId {
+        let index = self.slots.iter().position(Option::is_none).unwrap_or(self.slots.len());
+        if index == self.slots.len() {
+            self.slots.push(None);
+        }
+        self.slots[index] = Some(SharedQueue::new(init));
+        SrqId(index as u32)
+    }
+
+    pub(crate) fn get(&self, id: SrqId) -> Option<&SharedQueue> {
+        self.slots.get(id.0 as usize)?.as_ref()
+    }
+
+    pub(crate) fn get_mut(&mut self, id: SrqId) -> Option<&mut SharedQueue> {
+        self.slots.get_mut(id.0 as usize)?.as_mut()
+    }
+
+    /// A queue pair is to take receives from it.
+    pub(crate) fn join(&mut self, id: SrqId) -> Option<&SharedQueue> {
+        let srq = self.get_mut(id)?;
+        srq.users += 1;
+        Some(srq)
+    }
+
+    /// A queue pair takes no more receives from it.
+    pub(crate) fn leave(&mut self, id: SrqId) {
+        if let Some(srq) = self.get_mut(id) {
+            srq.users -= 1;
+        }
+    }
+
+    pub(crate) fn remove(&mut self, id: SrqId) -> Result<(), SrqError> {
+        let slot = self.slots.get_mut(id.0 as usize).ok_or(SrqError::Unknown)?;
+        match slot {
+            None => return Err(SrqError::Unknown),
+            Some(srq) if srq.users > 0 => return Err(SrqError::InUse),
+            Some(_) => *slot = None,
+        }
+        Ok(())
+    }
+}
+
+impl Outbox {
+    /// Moves the oldest receive of a shared queue to where a queue pair holds it; false when there is none.
+    pub(crate) fn take_receive(&mut self, id: SrqId, place: &mut ReceiveQueue) -> bool {
+        let Some(srq) = self.srqs.get_mut(id) else {
+            return false;
+        };
+        let moved = srq.queue.move_to(place);
+        if srq.fell_below_limit() {
+            self.event(AsyncEvent::SrqLimitReached(id));
+        }
+        moved
+    }
+
+    pub(crate) fn modify_srq(&mut self, id: SrqId, max_wr: Option<u32>, limit: Option<u32>) -> Result<(), SrqError> {
+        let srq = self.srqs.get_mut(id).ok_or(SrqError::Unknown)?;
+        srq.modify(max_wr, limit)?;
+        if srq.fell_below_limit() {
+            self.event(AsyncEvent::SrqLimitReached(id));
+        }
+        Ok(())
+    }
+}

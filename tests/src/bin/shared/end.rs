@@ -1,0 +1,393 @@
+//! Queue pairs on a shared receive queue and their memory, by the calls that a C program would make. Nothing is destroyed: the process ends with it.
+
+use std::mem::MaybeUninit;
+use std::ptr;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use doorbell_tests::raw::{Whereabouts, checked, find_gid, made, open_device, zeroed};
+use doorbell_verbs_sys::*;
+
+use crate::{Config, Transport};
+
+/// Places for receives.
+pub(crate) const DEPTH: usize = 32;
+/// The longest message; that of the stock ping-pongs.
+pub(crate) const SIZE: usize = 4096;
+
+const QKEY: u32 = 0x1111_1111;
+/// In front of every datagram received.
+const GRH: usize = 40;
+/// How long a message or an event may take before it counts as lost.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// Says that a completion is of the send of the queue pair whose index is below it.
+const SEND: u64 = 1 << 32;
+/// The first PSN of every queue pair: any will do, and this one wraps soon.
+const PSN: u32 = 0xff_fff0;
+
+/// A message that has come.
+pub(crate) struct Received {
+    /// Which queue pair it came by.
+    pub(crate) qp: usize,
+    /// Which place it was in: free again.
+    pub(crate) slot: usize,
+    pub(crate) bytes: Vec<u8>,
+}
+
+/// What an end is told unasked.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Event {
+    Limit,
+    LastWqe(u32),
+    Other(u32),
+}
+
+/// One end. Its buffer: a place for the message that each queue pair sends, then those for the receives.
+pub(crate) struct End {
+    transport: Transport,
+    api: &'static Api,
+    pd: *mut ibv_pd,
+    cq: *mut ibv_cq,
+    srq: *mut ibv_srq,
+    qps: Vec<*mut ibv_qp>,
+    mr: *mut ibv_mr,
+    buffer: *mut u8,
+    gid: ibv_gid,
+    gid_index: u8,
+    /// By queue pair: where it sends to.
+    peers: Vec<(u32, *mut ibv_ah)>,
+    /// By queue pair: a send is under way.
+    sending: Vec<bool>,
+    /// A message that came while waiting for something else.
+    kept: Vec<Received>,
+    events: Receiver<Event>,
+    is_soft: bool,
+}
+
+impl End {
+    /// Queue pairs in INIT; no receive is posted.
+    pub(crate) fn open(api: &'static Api, config: &Config) -> Result<Self> {
+        let buffer = Box::leak(vec![0_u8; (SIZE + GRH) * (config.qps + DEPTH)].into_boxed_slice());
+        let len = buffer.len();
+        let buffer = buffer.as_mut_ptr();
+        let create_srq = api.create_srq.context("the library has no ibv_create_srq")?;
+        // SAFETY: each object is what the call before gave, and lives to the end of the process, as does the buffer; attributes are read and written in the calls.
+        unsafe {
+            let context = open_device(api, &config.device)?;
+            let (gid_index, gid) = find_gid(api, context, config.address)?;
+            let pd = made((api.alloc_pd)(context), "ibv_alloc_pd")?;
+            let access = IBV_ACCESS_LOCAL_WRITE as i32;
+            let mr = made((api.reg_mr)(pd, buffer.cast(), len, access), "ibv_reg_mr")?;
+            let entries = (DEPTH + config.qps) as i32;
+            let cq = (api.create_cq)(context, entries, ptr::null_mut(), ptr::null_mut(), 0);
+            let cq = made(cq, "ibv_create_cq")?;
+            let mut init: ibv_srq_init_attr = zeroed();
+            init.attr.max_wr = DEPTH as u32;
+            init.attr.max_sge = 1;
+            let srq = made(create_srq(pd, &mut init), "ibv_create_srq")?;
+            let mut init: ibv_qp_init_attr = zeroed();
+            init.send_cq = cq;
+            init.recv_cq = cq;
+            init.srq = srq;
+            init.cap.max_send_wr = 4;
+            init.cap.max_send_sge = 1;
+            init.qp_type = match config.transport {
+                Transport::Rc => IBV_QPT_RC,
+                Transport::Ud => IBV_QPT_UD,
+            };
+            let qps = (0..config.qps)
+                .map(|_| made((api.create_qp)(pd, &mut init), "ibv_create_qp"))
+                .collect::<Result<Vec<_>>>()?;
+            let end = Self {
+                transport: config.transport,
+                api,
+                pd,
+                cq,
+                srq,
+                qps,
+                mr,
+                buffer,
+                gid,
+                gid_index,
+                peers: Vec::new(),
+                sending: vec![false; config.qps],
+                kept: Vec::new(),
+                events: events(api, context),
+                is_soft: config.device.starts_with("soft"),
+            };
+            let mut attr: ibv_qp_attr = zeroed();
+            attr.qp_state = IBV_QPS_INIT;
+            attr.port_num = 1;
+            attr.qkey = QKEY;
+            let own = match config.transport {
+                Transport::Rc => IBV_QP_ACCESS_FLAGS,
+                Transport::Ud => IBV_QP_QKEY,
+            };
+            for qp in 0..config.qps {
+                end.modify(qp, &mut attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | own)?;
+            }
+            Ok(end)
+        }
+    }
+
+    pub(crate) fn qps(&self) -> usize {
+        self.qps.len()
+    }
+
+    pub(crate) fn whereabouts(&self) -> Vec<Whereabouts> {
+        let one = |&qp: &*mut ibv_qp| Whereabouts {
+            // SAFETY: live.
+            qpn: unsafe { (*qp).qp_num },
+            psn: PSN,
+            // SAFETY: a GID is 16 bytes whichever member was written.
+            gid: unsafe { self.gid.raw },
+        };
+        self.qps.iter().map(one).collect()
+    }
+
+    /// Into RTS, each towards its peer.
+    pub(crate) fn connect(&mut self, peers: &[Whereabouts]) -> Result<()> {
+        for (qp, peer) in peers.iter().enumerate() {
+            let mut attr: ibv_qp_attr = zeroed();
+            attr.qp_state = IBV_QPS_RTR;
+            attr.path_mtu = IBV_MTU_1024;
+            attr.dest_qp_num = peer.qpn;
+            attr.rq_psn = peer.psn;
+            attr.max_dest_rd_atomic = 1;
+            attr.min_rnr_timer = 12;
+            attr.ah_attr.is_global = 1;
+            attr.ah_attr.port_num = 1;
+            attr.ah_attr.grh.dgid.raw = peer.gid;
+            attr.ah_attr.grh.sgid_index = self.gid_index;
+            attr.ah_attr.grh.hop_limit = 64;
+            attr.timeout = 14;
+            attr.retry_cnt = 7;
+            attr.rnr_retry = 7;
+            attr.sq_psn = PSN;
+            attr.max_rd_atomic = 1;
+            let path = IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN;
+            let retries = IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_MAX_QP_RD_ATOMIC;
+            let (rtr, rts) = match self.transport {
+                Transport::Rc => (path | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER, retries),
+                Transport::Ud => (0, 0),
+            };
+            self.modify(qp, &mut attr, IBV_QP_STATE | rtr)?;
+            attr.qp_state = IBV_QPS_RTS;
+            self.modify(qp, &mut attr, IBV_QP_STATE | IBV_QP_SQ_PSN | rts)?;
+            let mut ah = ptr::null_mut();
+            if self.transport == Transport::Ud {
+                let create = self.api.create_ah.context("the library has no ibv_create_ah")?;
+                // SAFETY: the PD is live.
+                ah = made(unsafe { create(self.pd, &mut attr.ah_attr) }, "ibv_create_ah")?;
+            }
+            self.peers.push((peer.qpn, ah));
+        }
+        Ok(())
+    }
+
+    /// Arms the limit.
+    pub(crate) fn arm(&self, limit: u32) -> Result<()> {
+        let modify = self.api.modify_srq.context("the library has no ibv_modify_srq")?;
+        let mut attr = ibv_srq_attr {
+            max_wr: 0,
+            max_sge: 0,
+            srq_limit: limit,
+        };
+        // SAFETY: live.
+        checked(
+            unsafe { modify(self.srq, &mut attr, IBV_SRQ_LIMIT as i32) },
+            "ibv_modify_srq",
+        )
+    }
+
+    /// The next event, when one comes in time.
+    pub(crate) fn event(&self) -> Result<Option<Event>> {
+        match self.events.recv_timeout(PATIENCE) {
+            Ok(event) => Ok(Some(event)),
+            Err(RecvTimeoutError::Timeout) => Ok(None),
+            Err(RecvTimeoutError::Disconnected) => bail!("ibv_get_async_event fails"),
+        }
+    }
+
+    /// Puts a queue pair into the error state. It holds no receive, so that nothing is flushed; a soft device says that its last one was reached.
+    pub(crate) fn fail(&mut self, qp: usize) -> Result<()> {
+        let mut attr: ibv_qp_attr = zeroed();
+        attr.qp_state = IBV_QPS_ERR;
+        self.modify(qp, &mut attr, IBV_QP_STATE)?;
+        // The kernel's rxe has no such event.
+        if self.is_soft {
+            // SAFETY: live.
+            let wanted = Event::LastWqe(unsafe { (*self.qps[qp]).qp_num });
+            let event = self.event()?;
+            ensure!(event == Some(wanted), "{event:?} instead of {wanted:?}");
+        }
+        ensure!(self.poll()?.is_none(), "something was flushed");
+        Ok(())
+    }
+
+    /// Posts the receive of a place to the shared queue.
+    pub(crate) fn post_receive(&mut self, slot: usize) -> Result<()> {
+        let mut element = self.element(self.qps.len() + slot, SIZE + GRH);
+        let mut wr = ibv_recv_wr {
+            wr_id: slot as u64,
+            next: ptr::null_mut(),
+            sg_list: &mut element,
+            num_sge: 1,
+        };
+        let mut bad = ptr::null_mut();
+        // SAFETY: live; a list of one, whose element is in registered memory.
+        let result = unsafe { inline::post_srq_recv(self.srq, &mut wr, &mut bad) };
+        checked(result, "ibv_post_srq_recv")
+    }
+
+    /// Sends a message, when the queue pair's last one is done.
+    pub(crate) fn send(&mut self, qp: usize, bytes: &[u8]) -> Result<()> {
+        self.wait_until(|end| !end.sending[qp])?;
+        // SAFETY: the place has room for the longest message, and no request uses it.
+        unsafe {
+            let place = self.buffer.add(qp * (SIZE + GRH));
+            place.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len().min(SIZE));
+        }
+        let mut element = self.element(qp, bytes.len());
+        let mut wr: ibv_send_wr = zeroed();
+        wr.wr_id = SEND | qp as u64;
+        wr.sg_list = &mut element;
+        wr.num_sge = 1;
+        wr.send_flags = IBV_SEND_SIGNALED;
+        wr.opcode = IBV_WR_SEND;
+        if self.transport == Transport::Ud {
+            let (remote_qpn, ah) = self.peers[qp];
+            wr.wr.ud = ibv_send_wr_ud {
+                ah,
+                remote_qpn,
+                remote_qkey: QKEY,
+            };
+        }
+        let mut bad = ptr::null_mut();
+        self.sending[qp] = true;
+        // SAFETY: live; a list of one, whose element is in registered memory.
+        checked(
+            unsafe { inline::post_send(self.qps[qp], &mut wr, &mut bad) },
+            "ibv_post_send",
+        )
+    }
+
+    /// Waits until every send is done.
+    pub(crate) fn wait_sent(&mut self) -> Result<()> {
+        self.wait_until(|end| !end.sending.contains(&true))
+    }
+
+    /// Waits for a message.
+    pub(crate) fn receive(&mut self) -> Result<Received> {
+        self.wait_until(|end| !end.kept.is_empty())?;
+        Ok(self.kept.remove(0))
+    }
+
+    /// A message, if one has come.
+    pub(crate) fn poll(&mut self) -> Result<Option<Received>> {
+        self.take_completion()?;
+        Ok((!self.kept.is_empty()).then(|| self.kept.remove(0)))
+    }
+
+    fn wait_until(&mut self, done: impl Fn(&Self) -> bool) -> Result<()> {
+        let since = Instant::now();
+        while !done(self) {
+            self.take_completion()?;
+            ensure!(since.elapsed() < PATIENCE, "nothing after {PATIENCE:?}");
+        }
+        Ok(())
+    }
+
+    /// Takes a completion, if there is one, and keeps the message of a receive.
+    fn take_completion(&mut self) -> Result<()> {
+        let mut wc = MaybeUninit::<ibv_wc>::uninit();
+        // SAFETY: live, room for one.
+        let count = unsafe { inline::poll_cq(self.cq, 1, wc.as_mut_ptr()) };
+        ensure!(count >= 0, "ibv_poll_cq: {count}");
+        if count == 0 {
+            return Ok(());
+        }
+        // SAFETY: filled, as it says.
+        let wc = unsafe { wc.assume_init() };
+        // SAFETY: live.
+        let qp = self.qps.iter().position(|&qp| unsafe { (*qp).qp_num } == wc.qp_num);
+        let qp = qp.with_context(|| format!("a completion of queue pair {:#x}", wc.qp_num))?;
+        ensure!(
+            wc.status == IBV_WC_SUCCESS,
+            "queue pair {qp}: a completion with status {}",
+            wc.status
+        );
+        if wc.wr_id == SEND | qp as u64 {
+            self.sending[qp] = false;
+            return Ok(());
+        }
+        let (slot, end) = (wc.wr_id as usize, wc.byte_len as usize);
+        let grh = match self.transport {
+            Transport::Rc => 0,
+            Transport::Ud => GRH,
+        };
+        ensure!(
+            wc.opcode == IBV_WC_RECV && slot < DEPTH,
+            "opcode {}, request {slot}",
+            wc.opcode
+        );
+        ensure!((grh..=SIZE + GRH).contains(&end), "{end} bytes received");
+        ensure!(
+            wc.src_qp == self.peers[qp].0 || grh == 0,
+            "a datagram of queue pair {:#x}",
+            wc.src_qp
+        );
+        let start = (self.qps.len() + slot) * (SIZE + GRH) + grh;
+        // SAFETY: in the buffer, and the device has done with it.
+        let bytes = unsafe { std::slice::from_raw_parts(self.buffer.add(start), end - grh) }.to_vec();
+        self.kept.push(Received { qp, slot, bytes });
+        Ok(())
+    }
+
+    fn element(&self, place: usize, len: usize) -> ibv_sge {
+        ibv_sge {
+            addr: (self.buffer.expose_provenance() + place * (SIZE + GRH)) as u64,
+            length: len as u32,
+            // SAFETY: live.
+            lkey: unsafe { (*self.mr).lkey },
+        }
+    }
+
+    fn modify(&self, qp: usize, attr: &mut ibv_qp_attr, mask: u32) -> Result<()> {
+        // SAFETY: live.
+        let result = unsafe { (self.api.modify_qp)(self.qps[qp], attr, mask as i32) };
+        checked(result, "ibv_modify_qp")
+    }
+}
+
+/// Reads events in a thread of its own, which ends with the process or the device.
+fn events(api: &'static Api, context: *mut ibv_context) -> Receiver<Event> {
+    let (sender, receiver) = channel();
+    let context = context.expose_provenance();
+    thread::spawn(move || {
+        loop {
+            let mut event = MaybeUninit::<ibv_async_event>::uninit();
+            // SAFETY: the context is never closed; the event is filled when it says 0, and acknowledged once, after its element was looked at.
+            let told = unsafe {
+                let context = ptr::with_exposed_provenance_mut(context);
+                if (api.get_async_event)(context, event.as_mut_ptr()) != 0 {
+                    return;
+                }
+                let what = event.assume_init_ref();
+                let told = match what.event_type {
+                    IBV_EVENT_SRQ_LIMIT_REACHED => Event::Limit,
+                    IBV_EVENT_QP_LAST_WQE_REACHED => Event::LastWqe((*what.element.qp).qp_num),
+                    other => Event::Other(other),
+                };
+                (api.ack_async_event)(event.as_mut_ptr());
+                told
+            };
+            if sender.send(told).is_err() {
+                return;
+            }
+        }
+    });
+    receiver
+}

@@ -1,0 +1,145 @@
+//! The same by the safe API: windows that come and go while connections do, in the order that the device needs.
+
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use doorbell_tests::interop::Channel;
+use doorbell_verbs::{
+    Completion, CompletionQueue, Context, Endpoint, Key, Library, Local, ProtectionDomain, QueuePair, Remote, Status,
+    Type1, Type2, WindowType, Windowed, Write,
+};
+use doorbell_verbs_sys::Api;
+
+/// How long a completion may take.
+const PATIENCE: Duration = Duration::from_secs(30);
+const LEN: usize = 3000;
+
+/// Runs it with the windows on this end when `owner`, else on the other.
+pub(crate) fn run(api: &'static Api, device: &str, address: IpAddr, channel: &mut Channel, owner: bool) -> Result<()> {
+    let context = Library::new(api).open(device)?;
+    dropped_with_its_queue_pair(&context, address, channel, owner).context("a window of type 2 by the safe API")?;
+    type_1(&context, address, channel, owner).context("a window of type 1 by the safe API")
+}
+
+fn connect(
+    context: &Context,
+    address: IpAddr,
+    channel: &mut Channel,
+) -> Result<(QueuePair, CompletionQueue, ProtectionDomain)> {
+    let gids = context.gids(1)?;
+    let gid = gids.iter().find(|entry| entry.gid.to_ip() == address);
+    let gid = gid.with_context(|| format!("no GID for {address}"))?;
+    let pd = context.protection_domain()?;
+    let cq = context.completion_queue(16)?;
+    let builder = pd.queue_pair(&cq).gid_index(u8::try_from(gid.index)?);
+    let prepared = builder.send_depth(8).recv_depth(8).allow_remote_write().rc()?;
+    let peer = Endpoint::from_bytes(&channel.exchange(prepared.endpoint().to_bytes())?)?;
+    let qp = prepared.connect(&peer)?;
+    channel.barrier()?;
+    Ok((qp, cq, pd))
+}
+
+/// What `take` makes of the next completion.
+fn next<R>(cq: &mut CompletionQueue, take: impl FnOnce(Completion<'_>) -> Result<R>) -> Result<R> {
+    let since = Instant::now();
+    loop {
+        if let Some(done) = cq.poll()?.next() {
+            return take(done);
+        }
+        ensure!(since.elapsed() < PATIENCE, "no completion after {PATIENCE:?}");
+    }
+}
+
+fn bound<K: Key, T: WindowType>(mut done: Completion<'_>) -> Result<doorbell_verbs::BoundWindow<K, T>> {
+    done.result()?;
+    done.take_bound_window().context("the window did not come back")
+}
+
+/// Writes as the peer, and says how it ends.
+fn write(
+    (qp, cq, pd): (&mut QueuePair, &mut CompletionQueue, &ProtectionDomain),
+    byte: u8,
+    to: Remote<Write>,
+) -> Result<Option<Status>> {
+    let buffer = pd.register(vec![byte; LEN], Local)?;
+    qp.post(|batch| drop(batch.write(buffer, to).signalled()))?;
+    next(cq, |done| Ok(done.result().err().map(|failure| failure.status)))
+}
+
+/// A window bound, written through, invalidated and bound again; then the queue pair is dropped while it is bound.
+fn dropped_with_its_queue_pair(context: &Context, address: IpAddr, channel: &mut Channel, owner: bool) -> Result<()> {
+    let (mut qp, mut cq, pd) = connect(context, address, channel)?;
+    let nothing = Remote::<Write>::from_raw(0, 0, 0).to_bytes();
+    if !owner {
+        for round in [1, 2] {
+            let key = Remote::<Write>::from_bytes(&channel.exchange(nothing)?)?;
+            ensure!(
+                write((&mut qp, &mut cq, &pd), round, key)?.is_none(),
+                "the WRITE of round {round} failed"
+            );
+            channel.barrier()?;
+        }
+        return channel.barrier();
+    }
+    let inbox = pd.register(vec![0; LEN], Windowed)?;
+    let mut window = pd.memory_window()?;
+    qp.bind(window, &inbox, .., Write)?;
+    let first = next(&mut cq, bound::<Write, Type2>)?;
+    channel.exchange(first.remote().to_bytes())?;
+    channel.barrier()?;
+    let mut bytes = vec![0; LEN];
+    inbox.read_at(0, &mut bytes);
+    ensure!(bytes == [1; LEN], "memory is not as written");
+    qp.invalidate(first)?;
+    window = next(&mut cq, |mut done| {
+        done.result()?;
+        done.take_window().context("the window did not come back")
+    })?;
+    qp.bind(window, &inbox, .., Write)?;
+    let second = next(&mut cq, bound::<Write, Type2>)?;
+    channel.exchange(second.remote().to_bytes())?;
+    channel.barrier()?;
+    inbox.read_at(0, &mut bytes);
+    ensure!(bytes == [2; LEN], "memory is not as written");
+    drop(qp);
+    drop(second);
+    inbox.into_memory()?;
+    channel.barrier()
+}
+
+/// A window of type 1, bound and unbound.
+fn type_1(context: &Context, address: IpAddr, channel: &mut Channel, owner: bool) -> Result<()> {
+    let (mut qp, mut cq, pd) = connect(context, address, channel)?;
+    let nothing = Remote::<Write>::from_raw(0, 0, 0).to_bytes();
+    if !owner {
+        let key = Remote::<Write>::from_bytes(&channel.exchange(nothing)?)?;
+        ensure!(write((&mut qp, &mut cq, &pd), 3, key)?.is_none(), "the WRITE failed");
+        channel.barrier()?;
+        channel.barrier()?;
+        let refused = write((&mut qp, &mut cq, &pd), 4, key)?;
+        ensure!(
+            refused == Some(Status::RemoteAccess),
+            "{refused:?} instead of a refusal"
+        );
+        return channel.barrier();
+    }
+    let inbox = pd.register(vec![0; LEN], Windowed)?;
+    qp.bind_type_1(pd.memory_window_type_1()?, &inbox, .., Write)?;
+    let window = next(&mut cq, bound::<Write, Type1>)?;
+    channel.exchange(window.remote().to_bytes())?;
+    channel.barrier()?;
+    qp.unbind_type_1(window)?;
+    let window = next(&mut cq, |mut done| {
+        done.result()?;
+        done.take_window::<Type1>().context("the window did not come back")
+    })?;
+    channel.barrier()?;
+    channel.barrier()?;
+    let mut bytes = vec![0; LEN];
+    inbox.read_at(0, &mut bytes);
+    ensure!(bytes == [3; LEN], "memory is not as written once");
+    drop(window);
+    inbox.into_memory()?;
+    Ok(())
+}

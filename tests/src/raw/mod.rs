@@ -1,0 +1,126 @@
+//! The verbs as a C program calls them, for the ends of conversations that the safe API does not speak: little helpers, and the exchange of the stock ping-pongs.
+
+mod rendezvous;
+
+use std::ffi::{CStr, c_int};
+use std::mem::MaybeUninit;
+use std::net::IpAddr;
+
+use anyhow::{Result, bail, ensure};
+use doorbell_softroce_ibverbs::{DeviceConfig, api, configure};
+use doorbell_verbs_sys::*;
+
+pub use rendezvous::Rendezvous;
+
+/// What the other end must know of a queue pair.
+#[derive(Clone, Copy, Debug)]
+pub struct Whereabouts {
+    /// Its number.
+    pub qpn: u32,
+    /// Its first PSN.
+    pub psn: u32,
+    /// Its GID.
+    pub gid: [u8; 16],
+}
+
+/// The errno value of a call as an error.
+///
+/// # Errors
+/// When it is not 0.
+pub fn checked(result: c_int, call: &str) -> Result<()> {
+    ensure!(result == 0, "{call}: {}", std::io::Error::from_raw_os_error(result));
+    Ok(())
+}
+
+/// The pointer, or what errno says.
+///
+/// # Errors
+/// When it is null.
+pub fn made<T>(object: *mut T, call: &str) -> Result<*mut T> {
+    ensure!(!object.is_null(), "{call}: {}", std::io::Error::last_os_error());
+    Ok(object)
+}
+
+/// A C struct of which all zero is a value.
+///
+/// # Safety
+/// It is made of integers, raw pointers and unions of these.
+pub unsafe trait Plain: Copy {}
+
+// SAFETY: made of integers, raw pointers and unions of these.
+unsafe impl Plain for ibv_gid {}
+// SAFETY: as above.
+unsafe impl Plain for ibv_qp_attr {}
+// SAFETY: as above.
+unsafe impl Plain for ibv_qp_init_attr {}
+// SAFETY: as above.
+unsafe impl Plain for ibv_send_wr {}
+// SAFETY: as above.
+unsafe impl Plain for ibv_srq_init_attr {}
+
+/// All zero.
+pub fn zeroed<T: Plain>() -> T {
+    // SAFETY: that is a value of it.
+    unsafe { MaybeUninit::zeroed().assume_init() }
+}
+
+/// The verbs that a device is to be reached by: one whose name begins with `soft` is made here, at this address, any other is the system's.
+///
+/// # Errors
+/// When there is no such library, or soft devices were configured already.
+pub fn table(device: &str, address: IpAddr) -> Result<&'static Api> {
+    if !device.starts_with("soft") {
+        return Ok(Api::load()?);
+    }
+    configure(vec![DeviceConfig {
+        address: Some(address),
+        ..DeviceConfig::new(device)
+    }])?;
+    Ok(api())
+}
+
+/// Opens a device by its name.
+///
+/// # Safety
+/// `api` is a libibverbs.
+///
+/// # Errors
+/// When there is none of this name, or it cannot be opened.
+pub unsafe fn open_device(api: &Api, name: &str) -> Result<*mut ibv_context> {
+    let mut count = 0;
+    // SAFETY: the list is as long as it says; what it points to stays, as it is never freed.
+    unsafe {
+        let list = made((api.get_device_list)(&mut count), "ibv_get_device_list")?;
+        for index in 0..count as usize {
+            let device = *list.add(index);
+            if CStr::from_ptr((api.get_device_name)(device)).to_str() == Ok(name) {
+                return made((api.open_device)(device), "ibv_open_device");
+            }
+        }
+    }
+    bail!("no device {name}")
+}
+
+/// The GID that stands for an address, and its index.
+///
+/// # Safety
+/// `context` is live and of `api`.
+///
+/// # Errors
+/// When none does.
+pub unsafe fn find_gid(api: &Api, context: *mut ibv_context, address: IpAddr) -> Result<(u8, ibv_gid)> {
+    let wanted = match address {
+        IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
+        IpAddr::V6(v6) => v6.octets(),
+    };
+    for index in 0..16 {
+        let mut gid: ibv_gid = zeroed();
+        // SAFETY: by contract; 16 bytes whichever member was written.
+        unsafe {
+            if (api.query_gid)(context, 1, index, &mut gid) == 0 && gid.raw == wanted {
+                return Ok((index as u8, gid));
+            }
+        }
+    }
+    bail!("no GID for {address}")
+}

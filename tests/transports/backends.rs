@@ -1,0 +1,226 @@
+//! Both backends of the send queue do the same to the peer, whatever the operation: posted by lists, and by the calls of ibv_wr_post(3), which both the soft device
+//! and the kernel's rxe have.
+
+use std::time::Instant;
+
+use doorbell_verbs::{
+    Backend, Buffer, EitherBackend, GRH_BYTES, Local, Queue, QueuePair, QueuePairBuilder, Rc, Reason, RemoteAll,
+    RemoteWrite, Status, Success, Transport, Ud,
+};
+
+use crate::{PATIENCE, Side, connect};
+
+const ROUNDS: u32 = 40;
+
+/// `len` bytes that only this round has.
+fn filled(side: &Side, len: usize, round: u32) -> Buffer {
+    let mut buffer = side.buffer(len);
+    for (at, byte) in buffer.iter_mut().enumerate() {
+        *byte = (at as u32 * 7 + round) as u8;
+    }
+    buffer
+}
+
+/// Waits until all that was posted to the send queue is done, and gives its buffers back, in order.
+fn all_back<T: Transport, B: Backend>(side: &mut Side, qp: &QueuePair<T, B>) -> Vec<Buffer> {
+    let deadline = Instant::now() + PATIENCE;
+    let mut back = Vec::new();
+    while qp.send_room() < 16 {
+        for mut done in side.cq.poll().unwrap() {
+            done.result().unwrap();
+            assert_eq!(done.queue(), Queue::Send);
+            back.extend(core::iter::from_fn(|| done.take()));
+        }
+        assert!(Instant::now() < deadline, "not all that was posted came back");
+    }
+    back
+}
+
+/// Every operation of RC, in batches and alone, in one direction.
+fn reliable<B: Backend>(a: &mut Side, b: &mut Side, mut to_b: QueuePair<Rc, B>, mut to_a: QueuePair<Rc, B>) {
+    let mut inbox = b.pd.register(vec![0; 4096], RemoteAll).unwrap();
+    inbox.fill(0);
+    let remote = inbox.remote();
+    let at = |offset: u64, len: u64| remote.slice(offset, len).unwrap();
+    let word = |side: &Side| side.buffer(8).into_word().ok().unwrap();
+    for round in 0..ROUNDS {
+        let (whole, head, tail) = (
+            filled(a, 1500, round),
+            filled(a, 100, round + 1),
+            filled(a, 50, round + 2),
+        );
+        let mut expected = vec![0; 2048];
+        expected[..1500].copy_from_slice(&whole);
+        expected[1500..1600].copy_from_slice(&head);
+        expected[1600..1650].copy_from_slice(&tail);
+        expected[1650..1658].copy_from_slice(&u64::from(round).to_ne_bytes());
+        to_a.receive(b.buffer(64)).unwrap();
+        to_a.receive(b.buffer(64)).unwrap();
+        to_b.post(|batch| {
+            batch.write(whole, at(0, 1500));
+            batch.write_gather([head, tail], at(1500, 150));
+            batch.write_inline(&expected[1650..1658], at(1650, 8)).fence();
+            batch.write_inline(&[], at(0, 0)).imm(round);
+            batch.send_inline(b"and so on").imm(!round).signalled();
+        })
+        .unwrap();
+        b.next(Queue::Receive, |done| {
+            assert_eq!(done.result(), Ok(Success::ReceiveWrite { len: 0, imm: round }));
+        });
+        b.next(Queue::Receive, |done| {
+            let (len, imm) = (9, Some(!round));
+            assert_eq!(done.result(), Ok(Success::Receive { len, imm }));
+            assert_eq!(&done.take::<Local>().unwrap()[..9], b"and so on");
+        });
+        let mut there = vec![0; 2048];
+        inbox.read_at(0, &mut there);
+        assert_eq!(there, expected, "round {round}");
+
+        // What was written is read back, and the counter counts.
+        let (one, two) = (a.buffer(1000), a.buffer(1048));
+        let (add, swap) = (word(a), word(a));
+        let counter = remote.word(2048).unwrap();
+        to_b.post(|batch| {
+            batch.read_scatter([one, two], at(0, 2048));
+            batch.fetch_add(add, counter, 3);
+            batch
+                .compare_swap(swap, counter, 3 * u64::from(round + 1), u64::from(round))
+                .signalled();
+        })
+        .unwrap();
+        let back = all_back(a, &to_b);
+        let [.., one, two, added, swapped] = &back[..] else {
+            panic!("the requests give their buffers back")
+        };
+        assert_eq!([&one[..], &two[..]].concat(), expected);
+        let found = [added, swapped].map(|word| u64::from_ne_bytes(word[..].try_into().unwrap()));
+        assert_eq!(found, [3 * u64::from(round), 3 * u64::from(round + 1)]);
+        // The swap put the round there: make it what the next round expects.
+        let single = word(a);
+        to_b.fetch_add(single, counter, 3 * u64::from(round + 1) - u64::from(round))
+            .unwrap();
+        let (buffer, from) = (a.buffer(16), at(2048, 16));
+        to_b.read(buffer, from).unwrap();
+        to_a.receive(b.buffer(32)).unwrap();
+        to_b.send(filled(a, 32, round)).unwrap();
+        b.next(Queue::Receive, |done| done.result().unwrap());
+        to_b.post(|batch| {
+            batch.write_inline(&[], at(0, 0)).signalled();
+        })
+        .unwrap();
+        all_back(a, &to_b);
+    }
+    // The queue takes as many as it has room for, and refuses whole what it has not.
+    let depth = to_b.send_room() as usize;
+    let refused = to_b
+        .post(|batch| {
+            for _ in 0..=depth {
+                batch.write_inline(b"x", at(0, 1));
+            }
+        })
+        .unwrap_err();
+    assert!(matches!(refused.reason, Reason::QueueFull { .. }), "{refused}");
+    assert_eq!((refused.index, refused.posted), (depth, 0));
+    to_b.post(|batch| {
+        for _ in 1..depth {
+            batch.write_inline(b"y", at(0, 1));
+        }
+        batch.write_inline(b"z", at(0, 1)).signalled();
+    })
+    .unwrap();
+    all_back(a, &to_b);
+    // In the error state what is posted comes back flushed.
+    to_b.flush().unwrap();
+    to_b.send(a.buffer(8)).unwrap();
+    assert_eq!(a.failed(), Status::Flushed);
+}
+
+#[test]
+fn rc_does_the_same_over_both() {
+    let (mut a, mut b) = (Side::new(0), Side::new(1));
+    fn allow(builder: QueuePairBuilder<'_>) -> QueuePairBuilder<'_> {
+        let builder = builder.allow_remote_read().allow_remote_write().allow_remote_atomic();
+        builder.max_send_sge(2)
+    }
+    let (to_b, to_a) = connect(&a, &b, |builder| allow(builder).rc());
+    reliable(&mut a, &mut b, to_b, to_a);
+    let (to_b, to_a) = connect(&a, &b, |builder| match allow(builder).best_rc()? {
+        EitherBackend::WorkRequests(prepared) => Ok(prepared),
+        EitherBackend::PostList(_) => panic!("the device has ibv_wr_*"),
+    });
+    reliable(&mut a, &mut b, to_b, to_a);
+}
+
+#[test]
+fn uc_streams_by_calls() {
+    let (mut a, mut b) = (Side::new(0), Side::new(1));
+    let (mut to_b, mut to_a) = connect(&a, &b, |builder: QueuePairBuilder<'_>| {
+        builder.allow_remote_write().work_requests().uc()
+    });
+    let inbox = b.pd.register(vec![0; 64], RemoteWrite).unwrap();
+    for round in 0..ROUNDS {
+        to_a.receive(b.buffer(6 << 10)).unwrap();
+        to_a.receive(b.buffer(8)).unwrap();
+        let message = filled(&a, 5 << 10, round);
+        let expected = message.to_vec();
+        to_b.post(|batch| {
+            batch.send(message).imm(round);
+            batch
+                .write_inline(&expected[..64], inbox.remote())
+                .imm(!round)
+                .signalled();
+        })
+        .unwrap();
+        b.next(Queue::Receive, |done| {
+            let (len, imm) = (5 << 10, Some(round));
+            assert_eq!(done.result(), Ok(Success::Receive { len, imm }));
+            assert_eq!(done.take::<Local>().unwrap()[..5 << 10], expected);
+        });
+        b.next(Queue::Receive, |done| {
+            assert_eq!(done.result(), Ok(Success::ReceiveWrite { len: 64, imm: !round }));
+        });
+        let mut written = [0; 64];
+        inbox.read_at(0, &mut written);
+        assert_eq!(written, expected[..64]);
+        all_back(&mut a, &to_b);
+    }
+}
+
+fn datagrams<B: Backend>(a: &mut Side, b: &mut Side, mut from: QueuePair<Ud, B>, mut to: QueuePair<Ud, B>) {
+    let there = to.endpoint();
+    let ah = a.pd.address_handle().to(&there).unwrap();
+    for round in 0..ROUNDS {
+        for _ in 0..3 {
+            to.receive(b.buffer(1024 + GRH_BYTES)).unwrap();
+        }
+        let (whole, head, tail) = (filled(a, 512, round), filled(a, 3, round), filled(a, 4, round));
+        let gathered = [&head[..], &tail[..]].concat();
+        let expected = [whole.to_vec(), gathered, b"inline".to_vec()];
+        from.post(|batch| {
+            batch.send_to(whole, &ah, there.qpn, there.qkey).imm(round);
+            batch.send_to_gather([head, tail], &ah, there.qpn, there.qkey);
+            batch.send_to_inline(b"inline", &ah, there.qpn, there.qkey).signalled();
+        })
+        .unwrap();
+        for (number, expected) in expected.iter().enumerate() {
+            b.next(Queue::Receive, |done| {
+                let datagram = done.datagram().expect("a datagram");
+                assert_eq!(datagram.imm(), (number == 0).then_some(round));
+                assert_eq!(datagram.source(), from.qpn());
+                assert_eq!(&done.take::<Local>().unwrap()[datagram.payload()], &expected[..]);
+            });
+        }
+        all_back(a, &from);
+    }
+}
+
+#[test]
+fn ud_does_the_same_over_both() {
+    let (mut a, mut b) = (Side::new(0), Side::new(1));
+    let lists = |side: &Side| side.builder().max_send_sge(2).ud().unwrap();
+    let (from, to) = (lists(&a), lists(&b));
+    datagrams(&mut a, &mut b, from, to);
+    let calls = |side: &Side| side.builder().max_send_sge(2).work_requests().ud().unwrap();
+    let (from, to) = (calls(&a), calls(&b));
+    datagrams(&mut a, &mut b, from, to);
+}

@@ -1,0 +1,145 @@
+//! Completions of receives that came from a shared receive queue: found by the key of that queue, and attributed to the queue pair that took the receive.
+//!
+//! Such a completion's `wr_id` names the shared receive queue and the slot; which queue pair took it says its `qp_num`. The queue pair's own ring of receives has no
+//! room, and stands for its number and tag; the completion counts in it.
+
+use std::sync::Arc;
+
+use super::kind::Machinery;
+use super::spot::{Confirmed, Spot, unexpected};
+use super::{CqInner, Poller};
+use crate::qp::{Queue, Ring};
+use crate::srq::{Returns, SHARED_KEY};
+
+/// What the poller knows of shared receive queues, and of the queue pairs on them.
+#[derive(Default)]
+pub(super) struct SharedTable {
+    returns: Vec<Arc<Returns>>,
+    /// The rings of queue pairs that have had such completions, by number.
+    members: Vec<(u32, Arc<Ring>)>,
+    /// Of what is gone: completions may be left of it until the queue has been seen empty.
+    gone_returns: Vec<Arc<Returns>>,
+    gone_members: Vec<Arc<Ring>>,
+}
+
+impl SharedTable {
+    pub(super) fn insert(&mut self, returns: Arc<Returns>) {
+        self.returns.push(returns);
+    }
+
+    /// The last queue pair that shares both queues is gone.
+    pub(super) fn retire(&mut self, returns: Arc<Returns>) {
+        self.gone_returns.push(returns);
+    }
+
+    /// A queue pair with this ring is gone.
+    pub(super) fn retire_member(&mut self, ring: Arc<Ring>) {
+        self.members.retain(|(_, member)| !Arc::ptr_eq(member, &ring));
+        self.gone_members.push(ring);
+    }
+
+    /// Whether anything is to be forgotten when the queue is next seen empty.
+    pub(super) fn has_gone(&self) -> bool {
+        !(self.gone_returns.is_empty() && self.gone_members.is_empty())
+    }
+
+    /// The queue is empty, and what was in it has been yielded.
+    pub(super) fn forget(&mut self) {
+        let gone = core::mem::take(&mut self.gone_returns);
+        self.returns
+            .retain(|returns| !gone.iter().any(|gone| Arc::ptr_eq(returns, gone)));
+        self.gone_members.clear();
+    }
+
+    fn returns(&self, key: u32) -> Option<&Arc<Returns>> {
+        self.returns.iter().find(|returns| returns.key() == key)
+    }
+
+    fn member(&self, qpn: u32) -> Option<&Arc<Ring>> {
+        let at = self.members.binary_search_by_key(&qpn, |(number, _)| *number).ok()?;
+        self.members.get(at).map(|(_, ring)| ring)
+    }
+
+    fn remember(&mut self, qpn: u32, ring: &Arc<Ring>) {
+        if let Err(at) = self.members.binary_search_by_key(&qpn, |(number, _)| *number) {
+            self.members.insert(at, (qpn, Arc::clone(ring)));
+        }
+    }
+
+    fn gone_member(&self, qpn: u32) -> Option<&Arc<Ring>> {
+        self.gone_members.iter().find(|ring| ring.qpn().get() == qpn)
+    }
+}
+
+/// Whether a ring is that of a queue pair without receives of its own.
+pub(super) fn is_member(ring: &Ring) -> bool {
+    ring.queue() == Queue::Receive && ring.depth() == 0
+}
+
+/// Whether a completion with this key is of a shared receive queue.
+#[inline(always)]
+pub(super) fn is_shared(key: u64) -> bool {
+    key & (u64::from(SHARED_KEY) << 32) != 0
+}
+
+/// As [`spot::confirm`](super::spot::confirm), of such a completion: it confirms its own request alone, whose slot goes back to the poster.
+pub(super) fn confirm<Q: Machinery>(poller: &mut Poller<Q>, wr_id: u64, qp_num: u32) -> Option<Confirmed> {
+    let (key, slot) = ((wr_id >> 32) as u32, wr_id as u32);
+    if poller.table.shared.returns(key).is_none() {
+        poller.inner.registry().welcome(&mut poller.table);
+    }
+    let returns = poller.table.shared.returns(key)?;
+    // SAFETY: we are the poller of this queue, and this is the completion.
+    let Some(buffers) = (unsafe { returns.retire(slot) }) else {
+        unexpected(wr_id, returns.unknown());
+        return None;
+    };
+    let unknown = core::ptr::from_ref(returns.unknown());
+    let ring = member(poller, qp_num).unwrap_or(unknown);
+    poller.series = 0;
+    Some(Confirmed {
+        buffers,
+        // SAFETY: in the poller's table, or of what is in it.
+        spot: Spot::alone(unsafe { &*ring }),
+        in_flight: 1,
+    })
+}
+
+#[inline(always)]
+fn member<Q: Machinery>(poller: &mut Poller<Q>, qpn: u32) -> Option<*const Ring> {
+    match poller.table.shared.member(qpn) {
+        Some(ring) => Some(Arc::as_ptr(ring)),
+        None => look_for_member(poller, qpn),
+    }
+}
+
+/// Looks for a queue pair whose first such completion this is, and then among those that are gone.
+#[cold]
+#[inline(never)]
+fn look_for_member<Q: Machinery>(poller: &mut Poller<Q>, qpn: u32) -> Option<*const Ring> {
+    poller.inner.registry().welcome(&mut poller.table);
+    let table = &mut poller.table;
+    let is_it = |ring: &&Arc<Ring>| is_member(ring) && ring.qpn().get() == qpn;
+    if let Some(ring) = table.entries.iter().flatten().map(|(_, ring)| ring).find(is_it) {
+        table.shared.remember(qpn, ring);
+        return Some(Arc::as_ptr(ring));
+    }
+    table.shared.gone_member(qpn).map(Arc::as_ptr)
+}
+
+impl CqInner {
+    /// Reserves `entries` for a shared receive queue, whose slots go back by `returns`.
+    ///
+    /// # Errors
+    /// How many there are, when they are too few.
+    pub(crate) fn enlist_shared(&self, entries: u32, returns: &Arc<Returns>) -> Result<(), u32> {
+        self.registry().enlist_shared(entries, Arc::clone(returns))
+    }
+
+    /// The last queue pair that shares both queues has been destroyed; as many completions may be left.
+    pub(crate) fn strike_shared(&self, entries: u32, returns: Arc<Returns>) {
+        if self.registry().strike_shared(entries, returns) {
+            self.members.tell();
+        }
+    }
+}

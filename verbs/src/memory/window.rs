@@ -1,0 +1,439 @@
+//! Memory windows: rights of peers in a part of a region, given and taken by requests of a queue pair instead of by registering (IBTA vol 1, 10.6.7).
+//!
+//! A window is unbound ([`MemoryWindow`]), bound ([`BoundWindow`]), or on its way. What is on its way is a [`Cell`], which lies in the slot of its request like a
+//! buffer: so the completion moves it out, a refusal gives it back, and a queue pair dropped with it in flight drops it with its other slots.
+//!
+//! Who drops a window takes it from the device first, and lets go of the region after: a region is never deregistered under a window. One of type 2 is tied to the
+//! queue pair that bound it, and goes with it ([`Ties`]): some devices cannot destroy the queue pair before.
+
+use core::marker::PhantomData;
+use core::ops::{Bound, RangeBounds};
+use std::io;
+use std::sync::{Arc, Weak};
+
+use doorbell_verbs_sys::{self as sys, inline};
+
+use super::buffer::Buffer;
+use super::range::{Buffers, Range};
+use super::region::Region;
+use super::remote::Remote;
+use super::rights::{Bindable, Key};
+use crate::error::{MemoryError, check};
+use crate::pd::PdInner;
+use crate::sync::{self, Mutex, MutexGuard};
+use crate::types::RKey;
+use crate::wr::op::{Binding, Objection};
+
+mod sealed {
+    pub trait Sealed {
+        /// `ibv_mw_type`.
+        const KIND: doorbell_verbs_sys::ibv_mw_type;
+        /// In a cell's tag.
+        const TAG: u16;
+    }
+}
+use sealed::Sealed;
+
+/// The type of a memory window: [`Type1`] or [`Type2`].
+pub trait WindowType: Sealed + 'static {}
+
+/// A window for every queue pair of its protection domain, bound and unbound by a call of its own (ibv_bind_mw(3)).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Type1;
+
+/// A window for the queue pair that bound it, bound and invalidated by requests of a batch; its peer may invalidate it too (IBTA vol 1, 10.6.7.2: type 2).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Type2;
+
+impl Sealed for Type1 {
+    const KIND: sys::ibv_mw_type = sys::IBV_MW_TYPE_1;
+    const TAG: u16 = 1 << 11;
+}
+impl Sealed for Type2 {
+    const KIND: sys::ibv_mw_type = sys::IBV_MW_TYPE_2;
+    const TAG: u16 = 0;
+}
+impl WindowType for Type1 {}
+impl WindowType for Type2 {}
+
+/// In a cell's tag: it is on its way to be unbound.
+const RELEASE: u16 = 1 << 10;
+/// In a cell's tag: all but the rights.
+const WHAT: u16 = RELEASE | Type1::TAG;
+/// In a cell's tag: the rights (`ibv_access_flags`).
+const ACCESS: u16 = 0xff;
+
+/// A memory window that is bound to nothing: no peer can do anything by it.
+///
+/// Bound to [`Windowed`](crate::Windowed) memory, it gives a peer rights in a part of it, and takes them away again, without registering anything, which is slow.
+/// Binding moves it to the queue; the completion gives it back as a [`BoundWindow`]:
+///
+/// ```no_run
+/// use doorbell_verbs::{ProtectionDomain, QueuePair, CompletionQueue, Windowed, Write};
+///
+/// # fn example(pd: &ProtectionDomain, qp: &mut QueuePair, cq: &mut CompletionQueue) -> Result<(), Box<dyn std::error::Error>> {
+/// let inbox = pd.register(vec![0_u8; 1 << 20], Windowed)?;
+/// qp.bind(pd.memory_window()?, &inbox, 0..4096, Write)?;
+/// let mut bound = None;
+/// while bound.is_none() {
+///     for mut completion in cq.poll()? {
+///         completion.result()?;
+///         bound = completion.take_bound_window::<Write, _>();
+///     }
+/// }
+/// let window = bound.ok_or("none")?;
+/// let key = window.remote(); // to be sent to the peer, which may write those 4096 bytes with it
+/// qp.invalidate(window)?; // and from here on may no more
+/// # drop(key);
+/// # Ok(())
+/// # }
+/// ```
+///
+/// A window whose request fails is dropped with its completion.
+pub struct MemoryWindow<T: WindowType = Type2> {
+    inner: Arc<WindowInner>,
+    kind: PhantomData<T>,
+}
+
+/// A memory window that is bound: a peer that has its [`remote`](Self::remote) reaches the memory with the rights `K`. Dropping it takes them away.
+///
+/// The region stays registered as long as it is bound. A window of type 2 goes with the queue pair that bound it: when that is dropped, its key is worth nothing.
+pub struct BoundWindow<K: Key, T: WindowType = Type2> {
+    inner: Arc<WindowInner>,
+    region: Arc<Region>,
+    addr: u64,
+    len: u64,
+    rkey: u32,
+    rights: PhantomData<(K, T)>,
+}
+
+/// The window as its device knows it.
+pub(crate) struct WindowInner {
+    state: Mutex<State>,
+    pd: Arc<PdInner>,
+}
+
+struct State {
+    /// Null when it is gone.
+    mw: *mut sys::ibv_mw,
+    /// Bound, or on its way to be, by a queue pair that it is to go with.
+    tied: bool,
+}
+
+// SAFETY: `mw` is only passed to verbs, which may be called from any thread, and written under the lock.
+unsafe impl Send for State {}
+
+/// A window in the slot of its request.
+#[repr(C)]
+pub(super) struct Cell {
+    /// First, so that the slot's pointer is a range's. Its region is that which the window is, or is to be, bound to.
+    range: Range,
+    inner: Arc<WindowInner>,
+    addr: u64,
+    len: u64,
+    rkey: u32,
+}
+
+impl Drop for Cell {
+    /// Nobody has asked for it: it goes, before its region may.
+    fn drop(&mut self) {
+        self.inner.deallocate();
+    }
+}
+
+impl WindowInner {
+    fn state(&self) -> MutexGuard<'_, State> {
+        sync::lock(&self.state)
+    }
+
+    /// ibv_dealloc_mw(3), once: what is bound is bound no more.
+    fn deallocate(&self) {
+        let mut state = self.state();
+        let mw = core::mem::replace(&mut state.mw, core::ptr::null_mut());
+        if mw.is_null() {
+            return;
+        }
+        // SAFETY: live until here, and nobody finds it any more.
+        if let Err(error) = check(unsafe { inline::dealloc_mw(mw) }) {
+            tracing::error!(device = %self.pd.context.name, %error, "ibv_dealloc_mw failed; the window is leaked");
+        }
+    }
+
+    /// Has C's struct say what the key is now. The provider looks at it in the next call that binds the window: for type 2 it is ours to keep up (ibv_bind_mw(3)), for type 1
+    /// it is this already.
+    fn keep_key(&self, rkey: u32) {
+        let state = self.state();
+        let mw = state.mw;
+        if !mw.is_null() {
+            // SAFETY: live while it is not null and the lock is held; nothing else looks at the key of a window that is on no way.
+            unsafe { (*mw).rkey = rkey };
+        }
+    }
+
+    fn untie(&self) {
+        self.state().tied = false;
+    }
+}
+
+impl Drop for WindowInner {
+    fn drop(&mut self) {
+        self.deallocate();
+    }
+}
+
+/// The windows that are tied to a queue pair. To be dropped before it is destroyed.
+#[derive(Default)]
+pub(crate) struct Ties {
+    windows: Vec<Weak<WindowInner>>,
+}
+
+impl Ties {
+    /// The queue pair is about to bind a window.
+    pub(crate) fn tie(&mut self, window: &Arc<WindowInner>) {
+        window.state().tied = true;
+        let weak = Arc::downgrade(window);
+        if self.windows.iter().any(|other| other.ptr_eq(&weak)) {
+            return;
+        }
+        if self.windows.len() == self.windows.capacity() {
+            self.windows.retain(|other| other.strong_count() > 0);
+        }
+        self.windows.push(weak);
+    }
+}
+
+impl Drop for Ties {
+    fn drop(&mut self) {
+        for window in self.windows.iter().filter_map(Weak::upgrade) {
+            let tied = window.state().tied;
+            if tied {
+                window.deallocate();
+            }
+        }
+    }
+}
+
+impl<T: WindowType> MemoryWindow<T> {
+    pub(crate) fn new(pd: &Arc<PdInner>) -> Result<Self, MemoryError> {
+        // SAFETY: the domain is live.
+        let mw = unsafe { inline::alloc_mw(pd.raw, T::KIND) };
+        if mw.is_null() {
+            return Err(MemoryError::Window {
+                device: pd.context.name.clone(),
+                kind: T::KIND,
+                error: io::Error::last_os_error(),
+            });
+        }
+        let state = State { mw, tied: false };
+        Ok(Self {
+            inner: Arc::new(WindowInner {
+                state: Mutex::new(state),
+                pd: Arc::clone(pd),
+            }),
+            kind: PhantomData,
+        })
+    }
+
+    /// What binding it to `range` of a buffer asks of the device, and what is to be kept meanwhile.
+    ///
+    /// # Panics
+    /// If the range is beyond the buffer.
+    pub(crate) fn binding<K: Key>(
+        self,
+        over: &Buffer<impl Bindable>,
+        range: impl RangeBounds<usize>,
+    ) -> (Binding, Arc<WindowInner>, Buffers) {
+        let (offset, len) = within(over.len(), range);
+        let (addr, region) = (over.addr() + offset, Arc::clone(&over.header().region));
+        let mw = self.inner.state().mw;
+        let objection = if mw.is_null() {
+            Some(Objection::Gone)
+        } else if !Arc::ptr_eq(&self.inner.pd, region.pd()) {
+            Some(Objection::Foreign)
+        } else if len == 0 {
+            Some(Objection::Empty)
+        } else {
+            None
+        };
+        // SAFETY: null, or live, and unbound, so that no queue pair takes it along.
+        let rkey = unsafe { mw.as_ref() }.map_or(0, |mw| inline::inc_rkey(mw.rkey));
+        let info = sys::ibv_mw_bind_info {
+            mr: region.raw(),
+            addr,
+            length: len,
+            mw_access_flags: K::ACCESS,
+        };
+        let cell = Cell {
+            range: Range::of_window(region, T::TAG | K::ACCESS as u16),
+            inner: Arc::clone(&self.inner),
+            addr,
+            len,
+            rkey,
+        };
+        let binding = Binding {
+            mw,
+            rkey,
+            info,
+            objection,
+        };
+        (binding, self.inner, Buffers::of_window(Box::new(cell)))
+    }
+
+    /// The window of a request that has unbound it, or was refused binding it.
+    pub(crate) fn take(buffers: &mut Buffers, unbound: bool) -> Option<Self> {
+        let what = if unbound { RELEASE | T::TAG } else { T::TAG };
+        let cell = buffers.take_window(|tag| tag & WHAT == what)?;
+        let (inner, region) = cell.dissolve();
+        inner.untie();
+        drop(region);
+        Some(Self {
+            inner,
+            kind: PhantomData,
+        })
+    }
+}
+
+impl Cell {
+    /// Its window, which lives on, and the region.
+    fn dissolve(self) -> (Arc<WindowInner>, Arc<Region>) {
+        let cell = core::mem::ManuallyDrop::new(self);
+        // SAFETY: each is taken once, as the cell is not dropped; the rest of it is plain data.
+        unsafe {
+            (
+                core::ptr::read(&raw const cell.inner),
+                core::ptr::read(&raw const cell.range.region),
+            )
+        }
+    }
+}
+
+impl<K: Key, T: WindowType> BoundWindow<K, T> {
+    /// What to hand to a peer, so that it can reach the memory with the rights that were bound.
+    #[must_use]
+    pub fn remote(&self) -> Remote<K> {
+        Remote::from_raw(self.addr, self.rkey, self.len)
+    }
+
+    /// Its key, by which a peer invalidates it.
+    #[must_use]
+    pub fn rkey(&self) -> RKey {
+        RKey(self.rkey)
+    }
+
+    /// What unbinding it asks of the device, and what is to be kept meanwhile.
+    pub(crate) fn release(self) -> (Binding, Buffers) {
+        let mw = self.inner.state().mw;
+        // By type 1: bound to none of the region's bytes.
+        let info = sys::ibv_mw_bind_info {
+            mr: self.region.raw(),
+            addr: self.addr,
+            length: 0,
+            mw_access_flags: 0,
+        };
+        let binding = Binding {
+            mw,
+            rkey: self.rkey,
+            info,
+            objection: mw.is_null().then_some(Objection::Gone),
+        };
+        let (addr, len, rkey) = (self.addr, self.len, self.rkey);
+        let (inner, region) = self.into_parts();
+        let cell = Cell {
+            range: Range::of_window(region, RELEASE | T::TAG | K::ACCESS as u16),
+            inner,
+            addr,
+            len,
+            rkey,
+        };
+        (binding, Buffers::of_window(Box::new(cell)))
+    }
+
+    /// The window and the region, without dropping either.
+    fn into_parts(self) -> (Arc<WindowInner>, Arc<Region>) {
+        let this = core::mem::ManuallyDrop::new(self);
+        // SAFETY: each is taken once, as `this` is not dropped; the rest of it is plain data.
+        unsafe {
+            (
+                core::ptr::read(&raw const this.inner),
+                core::ptr::read(&raw const this.region),
+            )
+        }
+    }
+
+    /// The window of a request that has bound it, or was refused unbinding it.
+    pub(crate) fn take(buffers: &mut Buffers, bound: bool) -> Option<Self> {
+        let what = if bound { T::TAG } else { RELEASE | T::TAG };
+        let cell = buffers.take_window(|tag| tag & (WHAT | ACCESS) == what | K::ACCESS as u16)?;
+        let (addr, len, rkey) = (cell.addr, cell.len, cell.rkey);
+        let (inner, region) = cell.dissolve();
+        inner.keep_key(rkey);
+        Some(Self {
+            inner,
+            region,
+            addr,
+            len,
+            rkey,
+            rights: PhantomData,
+        })
+    }
+}
+
+impl<K: Key> BoundWindow<K> {
+    /// The window, which a message of the peer has invalidated: `rkey` is what [`Completion::invalidated`](crate::Completion::invalidated) said.
+    ///
+    /// # Errors
+    /// Gives it back if the key is another window's.
+    pub fn invalidated(self, rkey: RKey) -> Result<MemoryWindow, Self> {
+        if rkey.0 != self.rkey {
+            return Err(self);
+        }
+        let (inner, region) = self.into_parts();
+        inner.untie();
+        drop(region);
+        Ok(MemoryWindow {
+            inner,
+            kind: PhantomData,
+        })
+    }
+}
+
+impl<K: Key, T: WindowType> Drop for BoundWindow<K, T> {
+    fn drop(&mut self) {
+        // Before the region may go, even if a queue pair that is being dropped has it in its hands.
+        self.inner.deallocate();
+    }
+}
+
+/// Offset and length of a range of `len` bytes.
+fn within(len: usize, range: impl RangeBounds<usize>) -> (u64, u64) {
+    let start = match range.start_bound() {
+        Bound::Included(&start) => start,
+        Bound::Excluded(&before) => before.saturating_add(1),
+        Bound::Unbounded => 0,
+    };
+    let end = match range.end_bound() {
+        Bound::Included(&last) => last.saturating_add(1),
+        Bound::Excluded(&end) => end,
+        Bound::Unbounded => len,
+    };
+    assert!(
+        start <= end && end <= len,
+        "bytes {start}..{end} are beyond a buffer of {len} bytes"
+    );
+    (start as u64, (end - start) as u64)
+}
+
+impl<T: WindowType> core::fmt::Debug for MemoryWindow<T> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("MemoryWindow").field("type", &T::KIND).finish()
+    }
+}
+
+impl<K: Key, T: WindowType> core::fmt::Debug for BoundWindow<K, T> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("BoundWindow")
+            .field("type", &T::KIND)
+            .field("remote", &self.remote())
+            .finish()
+    }
+}

@@ -1,0 +1,433 @@
+//! Shared receive queues: one queue of receives for any number of queue pairs (IBTA vol 1, 10.2.9; ibv_create_srq(3)).
+//!
+//! [`slots`] holds what is in flight; [`post`] posts it; [`pair`](mod@pair) is the place of such a queue in a completion queue, by which that one's poller finds the
+//! slots; [`builder`] makes queue pairs on it.
+//!
+//! # Why nothing safe frees, moves or aliases memory that the device may touch
+//!
+//! As for queue pairs (see `qp`): posting moves buffers into slots before the device hears of them, and a slot gives them back when a completion names it, or when
+//! the provider says that it did not take the request. What is in the slots otherwise is dropped only after ibv_destroy_srq(3) has returned success, which needs
+//! all queue pairs on the queue to be gone: each holds a reference until it has been destroyed.
+//!
+//! # Why a completion queue cannot overflow
+//!
+//! A receive has at most one completion waiting anywhere: its slot is posted again only after a poller has taken that. So there are never more completions of a shared
+//! receive queue than it has slots, in all completion queues together; as any of its queue pairs may take all receives, each completion queue that they use has as many
+//! entries reserved, once for all queue pairs that share both.
+
+mod builder;
+mod error;
+#[cfg(all(test, doorbell_loom))]
+mod model;
+mod pair;
+mod post;
+mod slots;
+
+use core::ffi::{c_int, c_void};
+use core::mem::ManuallyDrop;
+use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::io;
+use std::sync::{Arc, Weak};
+
+use doorbell_verbs_sys as sys;
+
+pub use builder::{SharedQueuePairBuilder, SharedReceiveBuilder};
+pub use error::SharedReceiveError;
+pub(crate) use pair::{Membership, Pair};
+use post::Poster;
+pub use post::SharedReceiveBatch;
+pub(crate) use slots::Returns;
+use slots::Slots;
+
+use crate::context::ContextInner;
+use crate::cq::CqInner;
+use crate::error::check;
+use crate::memory::Sink;
+use crate::pd::PdInner;
+use crate::qp::Refused;
+use crate::sync::{self, Mutex, MutexGuard};
+
+/// The bit of a key (the upper half of `wr_id`) that those of shared receive queues have, and those of queue pairs have not.
+pub(crate) const SHARED_KEY: u32 = 1 << 31;
+
+/// What names a shared receive queue in events: unique in the process, and never used again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct SrqId(u32);
+
+impl SrqId {
+    /// The next one; `None` when all have been used.
+    fn next() -> Option<Self> {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let next = |number: u32| (number < SHARED_KEY).then_some(number + 1);
+        let taken = NEXT.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next);
+        taken.ok().map(|number| Self(number | SHARED_KEY))
+    }
+
+    /// As a queue's `srq_context`, which its events bring back.
+    fn to_context(self) -> *mut c_void {
+        core::ptr::without_provenance_mut(self.0 as usize)
+    }
+
+    /// The queue with this `srq_context`; `None` for one that this crate did not make.
+    pub(crate) fn from_context(context: *mut c_void) -> Option<Self> {
+        let number = u32::try_from(context.addr()).ok()?;
+        (number & SHARED_KEY != 0).then_some(Self(number))
+    }
+}
+
+impl core::fmt::Display for SrqId {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        (self.0 & !SHARED_KEY).fmt(f)
+    }
+}
+
+/// The verbs of a library that has shared receive queues.
+#[derive(Clone, Copy)]
+struct Verbs {
+    create: unsafe extern "C" fn(*mut sys::ibv_pd, *mut sys::ibv_srq_init_attr) -> *mut sys::ibv_srq,
+    modify: unsafe extern "C" fn(*mut sys::ibv_srq, *mut sys::ibv_srq_attr, c_int) -> c_int,
+    query: unsafe extern "C" fn(*mut sys::ibv_srq, *mut sys::ibv_srq_attr) -> c_int,
+    destroy: unsafe extern "C" fn(*mut sys::ibv_srq) -> c_int,
+}
+
+impl Verbs {
+    fn of(api: &sys::Api) -> Option<Self> {
+        Some(Self {
+            create: api.create_srq?,
+            modify: api.modify_srq?,
+            query: api.query_srq?,
+            destroy: api.destroy_srq?,
+        })
+    }
+}
+
+/// The queue, as all that depends on it holds it.
+pub(crate) struct SrqInner {
+    raw: *mut sys::ibv_srq,
+    verbs: Verbs,
+    /// Its id's number: the upper half of its requests' `wr_id`.
+    key: u32,
+    depth: u32,
+    max_sge: u32,
+    pd: ManuallyDrop<Arc<PdInner>>,
+    slots: ManuallyDrop<Arc<Slots>>,
+    pairs: Mutex<Pairs>,
+    /// Whether there are `arrivals`: changed behind the lock, looked at without.
+    arrived: AtomicBool,
+}
+
+/// The completion queues that its receives complete to.
+#[derive(Default)]
+struct Pairs {
+    pairs: Vec<Weak<Pair>>,
+    /// Ways back that the poster does not know yet.
+    arrivals: Vec<Arc<Returns>>,
+}
+
+// SAFETY: `raw` is only passed to verbs, which may be called from any thread; the rest is Send and Sync.
+unsafe impl Send for SrqInner {}
+// SAFETY: as above.
+unsafe impl Sync for SrqInner {}
+
+impl SrqInner {
+    fn pairs(&self) -> MutexGuard<'_, Pairs> {
+        sync::lock(&self.pairs)
+    }
+
+    /// Its place in `cq`: the one that there is, or one made now.
+    ///
+    /// # Errors
+    /// How many entries are free, when they are too few.
+    fn pair(&self, cq: &Arc<CqInner>) -> Result<Arc<Pair>, u32> {
+        let mut pairs = self.pairs();
+        pairs.pairs.retain(|pair| pair.strong_count() > 0);
+        let existing = pairs.pairs.iter().filter_map(Weak::upgrade).find(|pair| pair.is_in(cq));
+        if let Some(pair) = existing {
+            return Ok(pair);
+        }
+        let returns = Arc::new(Returns::new(self.key, Arc::clone(&self.slots)));
+        let pair = Arc::new(Pair::new(cq, self.depth, Arc::clone(&returns))?);
+        pairs.pairs.push(Arc::downgrade(&pair));
+        pairs.arrivals.push(returns);
+        self.arrived.store(true, Ordering::Relaxed);
+        Ok(pair)
+    }
+
+    /// Appends the ways back that are new. Whether there were any.
+    fn take_new_returns(&self, known: &mut Vec<Arc<Returns>>) -> bool {
+        if !self.arrived.load(Ordering::Relaxed) {
+            return false;
+        }
+        let mut pairs = self.pairs();
+        self.arrived.store(false, Ordering::Relaxed);
+        known.append(&mut pairs.arrivals);
+        true
+    }
+
+    pub(crate) fn raw(&self) -> *mut sys::ibv_srq {
+        self.raw
+    }
+
+    pub(crate) fn depth(&self) -> u32 {
+        self.depth
+    }
+
+    pub(crate) fn context(&self) -> &ContextInner {
+        &self.pd.context
+    }
+
+    fn name(&self) -> String {
+        format!("{} shared receive queue {}", self.pd.context.name, SrqId(self.key))
+    }
+}
+
+/// A shared receive queue, from which queue pairs made on it take their receives: [`receive`](Self::receive) posts for all of them. Made by
+/// [`ProtectionDomain::shared_receive_queue`](crate::ProtectionDomain::shared_receive_queue); queue pairs by
+/// [`QueuePairBuilder::shared_receive`](crate::QueuePairBuilder::shared_receive).
+///
+/// It is not `Clone`: a queue has one poster. What makes queue pairs on it in other threads is its [`handle`](Self::handle).
+///
+/// ```no_run
+/// # use doorbell_verbs::{CompletionQueue, Endpoint, Local, ProtectionDomain};
+/// # fn serve(pd: &ProtectionDomain, cq: &mut CompletionQueue, peers: &[Endpoint]) -> Result<(), Box<dyn std::error::Error>> {
+/// let mut srq = pd.shared_receive_queue(256).create()?;
+/// let mut qps = Vec::new();
+/// for peer in peers {
+///     qps.push(pd.queue_pair(cq).shared_receive(&srq).rc()?.connect(peer)?);
+/// }
+/// let inbox = pd.register(vec![0_u8; 256 << 10], Local)?;
+/// srq.post_receives(|batch| inbox.chunks(1 << 10).for_each(|buffer| batch.receive(buffer)))?;
+/// loop {
+///     for mut done in cq.poll()? {
+///         println!("{:?} of queue pair {}", done.result()?, done.qpn());
+///         if let Some(buffer) = done.take::<Local>() {
+///             srq.receive(buffer)?;
+///         }
+///     }
+/// }
+/// # }
+/// ```
+///
+/// Which queue pair takes a receive is not known before its message begins. The completion comes to that queue pair's completion queue, in any order, and brings the
+/// buffer back; its [`sequence`](crate::Completion::sequence) is the number of receives that the queue pair has had completed before.
+///
+/// A queue pair that goes to the error state flushes only the receive that it holds, if any. Dropping one may lose completions that were not polled yet, as some
+/// devices take them out of the completion queue: the buffers then come back, to be dropped, when the shared receive queue goes, and until then there is room for as
+/// many fewer. To lose none take the queue pair to the error state ([`flush`](crate::QueuePair::flush)), wait for the event
+/// [`LastRequestReached`](crate::QueuePairEvent::LastRequestReached), poll until the completion queue is empty, and then drop it (IBTA vol 1, 10.3.1.5 and 11.6.3).
+///
+/// The queue is destroyed when it, its handles and all queue pairs on it are gone; the buffers posted to it are dropped after that.
+pub struct SharedReceiveQueue {
+    poster: Poster,
+    handle: SharedReceiveHandle,
+}
+
+/// A shared receive queue as those see it who make queue pairs on it. Cloning is cheap.
+#[derive(Clone)]
+pub struct SharedReceiveHandle(Arc<SrqInner>);
+
+/// What a shared receive queue is like (ibv_query_srq(3)).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct SharedReceiveAttr {
+    /// How many receives the device holds in it: as many as asked for, or more.
+    pub depth: u32,
+    /// How many buffers a receive may have.
+    pub max_sge: u32,
+    /// The limit that is armed, 0 if none is.
+    pub limit: u32,
+}
+
+impl SharedReceiveQueue {
+    fn new(pd: &Arc<PdInner>, depth: u32, max_sge: u32) -> Result<Self, SharedReceiveError> {
+        let device = || pd.context.name.clone();
+        let Some(verbs) = Verbs::of(pd.context.api) else {
+            return Err(SharedReceiveError::Unsupported { device: device() });
+        };
+        let failed = |error| SharedReceiveError::Create {
+            device: device(),
+            error,
+        };
+        let id = SrqId::next().ok_or_else(|| failed(io::Error::other("2^31 have been made in this process")))?;
+        let mut init = sys::ibv_srq_init_attr {
+            srq_context: id.to_context(),
+            attr: sys::ibv_srq_attr {
+                max_wr: depth,
+                max_sge,
+                srq_limit: 0,
+            },
+        };
+        // SAFETY: the domain is live, and stays so as long as the queue, which holds it.
+        let raw = unsafe { (verbs.create)(pd.raw, &mut init) };
+        if raw.is_null() {
+            let error = io::Error::last_os_error();
+            return Err(match error.kind() {
+                io::ErrorKind::Unsupported => SharedReceiveError::Unsupported { device: device() },
+                _ => failed(error),
+            });
+        }
+        let inner = Arc::new(SrqInner {
+            raw,
+            verbs,
+            key: id.0,
+            depth,
+            max_sge,
+            pd: ManuallyDrop::new(Arc::clone(pd)),
+            slots: ManuallyDrop::new(Arc::new(Slots::new(depth))),
+            pairs: Mutex::default(),
+            arrived: AtomicBool::new(false),
+        });
+        Ok(Self {
+            handle: SharedReceiveHandle(Arc::clone(&inner)),
+            // SAFETY: just made.
+            poster: unsafe { Poster::new(inner) },
+        })
+    }
+
+    /// Posts one receive, for whichever of its queue pairs needs one first (ibv_post_srq_recv(3)). A datagram comes behind [`GRH_BYTES`](crate::GRH_BYTES)
+    /// bytes of header, for which there must be room.
+    ///
+    /// # Errors
+    /// When it is refused, here or by the device. The buffer comes back with the error.
+    #[inline]
+    pub fn receive(&mut self, buffer: impl Sink) -> Result<(), Refused> {
+        self.poster.post_one(buffer)
+    }
+
+    /// Posts all the receives that `build` makes, by one call of the device.
+    ///
+    /// # Errors
+    /// When a receive is refused, here (then none is posted) or by the device (then those before it are). The buffers come back with the error.
+    #[inline]
+    pub fn post_receives(&mut self, build: impl for<'q> FnOnce(&mut SharedReceiveBatch<'q>)) -> Result<(), Refused> {
+        SharedReceiveBatch::post(&mut self.poster, build)
+    }
+
+    /// How many more receives it takes now.
+    #[must_use]
+    pub fn room(&mut self) -> u32 {
+        self.poster.room()
+    }
+
+    /// How many receives may be outstanding.
+    #[must_use]
+    pub fn depth(&self) -> u32 {
+        self.handle.0.depth
+    }
+
+    /// What names it in events.
+    #[must_use]
+    pub fn id(&self) -> SrqId {
+        self.handle.id()
+    }
+
+    /// What makes queue pairs on it, in other threads too.
+    #[must_use]
+    pub fn handle(&self) -> SharedReceiveHandle {
+        self.handle.clone()
+    }
+
+    /// Has the event [`LimitReached`](crate::SharedReceiveEvent::LimitReached) come, once, when fewer than `limit` receives are left (ibv_modify_srq(3), IBTA vol 1,
+    /// 10.2.9.5). 0 disarms. Some devices tell at once when there are fewer already, others with the next receive that is taken.
+    ///
+    /// # Errors
+    /// When it is more than the queue holds, or the device refuses.
+    pub fn arm_limit(&self, limit: u32) -> Result<(), SharedReceiveError> {
+        let inner = &*self.handle.0;
+        let mut attr = sys::ibv_srq_attr {
+            max_wr: 0,
+            max_sge: 0,
+            srq_limit: limit,
+        };
+        // SAFETY: the queue is live, and so is `attr`.
+        let result = unsafe { (inner.verbs.modify)(inner.raw, &mut attr, sys::IBV_SRQ_LIMIT.cast_signed()) };
+        check(result).map_err(|error| SharedReceiveError::Arm {
+            queue: inner.name(),
+            limit,
+            depth: inner.depth,
+            error,
+        })
+    }
+
+    /// What the device says of it (ibv_query_srq(3)).
+    ///
+    /// # Errors
+    /// When it cannot be asked.
+    pub fn query(&self) -> Result<SharedReceiveAttr, SharedReceiveError> {
+        let inner = &*self.handle.0;
+        let mut attr = sys::ibv_srq_attr {
+            max_wr: 0,
+            max_sge: 0,
+            srq_limit: 0,
+        };
+        // SAFETY: the queue is live, and `attr` may be written.
+        let result = unsafe { (inner.verbs.query)(inner.raw, &mut attr) };
+        check(result).map_err(|error| SharedReceiveError::Query {
+            queue: inner.name(),
+            error,
+        })?;
+        Ok(SharedReceiveAttr {
+            depth: attr.max_wr,
+            max_sge: attr.max_sge,
+            limit: attr.srq_limit,
+        })
+    }
+}
+
+impl SharedReceiveHandle {
+    /// What names it in events.
+    #[must_use]
+    pub fn id(&self) -> SrqId {
+        SrqId(self.0.key)
+    }
+
+    pub(crate) fn inner(&self) -> &Arc<SrqInner> {
+        &self.0
+    }
+}
+
+impl AsRef<SharedReceiveHandle> for SharedReceiveQueue {
+    fn as_ref(&self) -> &SharedReceiveHandle {
+        &self.handle
+    }
+}
+
+impl AsRef<Self> for SharedReceiveHandle {
+    fn as_ref(&self) -> &Self {
+        self
+    }
+}
+
+impl core::fmt::Debug for SharedReceiveQueue {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("SharedReceiveQueue")
+            .field("id", &self.id())
+            .field("depth", &self.depth())
+            .finish_non_exhaustive()
+    }
+}
+
+impl core::fmt::Debug for SharedReceiveHandle {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("SharedReceiveHandle")
+            .field("id", &self.id())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Drop for SrqInner {
+    fn drop(&mut self) {
+        // SAFETY: the last reference: every queue pair on it has been destroyed, and nobody posts.
+        let result = unsafe { (self.verbs.destroy)(self.raw) };
+        match check(result) {
+            // SAFETY: dropped once, here; not used after. The device is done with the queue, so that what its slots hold may go.
+            Ok(()) => unsafe {
+                ManuallyDrop::drop(&mut self.slots);
+                ManuallyDrop::drop(&mut self.pd);
+            },
+            Err(error) => {
+                tracing::error!(queue = %self.name(), %error, "ibv_destroy_srq failed; it is leaked with all it has in flight");
+            }
+        }
+    }
+}

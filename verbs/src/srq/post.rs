@@ -1,0 +1,315 @@
+//! Posting to a shared receive queue: slots off a free list, requests chained, given to the provider by one call, or taken back.
+
+use core::ffi::c_int;
+use core::mem::ManuallyDrop;
+use core::ptr;
+use std::io;
+use std::sync::Arc;
+
+use doorbell_verbs_sys::{self as sys, inline};
+
+use super::SrqInner;
+use super::slots::Returns;
+use crate::memory::{Buffers, Sink};
+use crate::qp::{Reason, Refused, RefusedBatch};
+
+/// The longest message: 2^31 bytes (IBTA vol 1, 9.7.7).
+const MAX_MESSAGE: u64 = 1 << 31;
+
+/// The poster's side of a shared receive queue.
+pub(super) struct Poster {
+    pub(super) srq: Arc<SrqInner>,
+    /// A request for each slot, and the elements of each.
+    requests: Vec<sys::ibv_recv_wr>,
+    elements: Vec<sys::ibv_sge>,
+    /// Slots to be used next, the last first. Has room for all, as has `staged`.
+    free: Vec<u32>,
+    /// Those of the batch being built, in its order.
+    staged: Vec<u32>,
+    /// From where slots come back: one for each completion queue in use.
+    returns: Vec<Arc<Returns>>,
+}
+
+// SAFETY: the pointers in the requests lead to the poster's own arrays; the rest is Send.
+unsafe impl Send for Poster {}
+// SAFETY: shared access reads no request.
+unsafe impl Sync for Poster {}
+
+impl Poster {
+    /// # Safety
+    /// It is the only poster of `srq`, to which nothing was posted.
+    pub(super) unsafe fn new(srq: Arc<SrqInner>) -> Self {
+        let request = |slot| sys::ibv_recv_wr {
+            wr_id: u64::from(srq.key) << 32 | u64::from(slot),
+            next: ptr::null_mut(),
+            sg_list: ptr::null_mut(),
+            num_sge: 0,
+        };
+        let nowhere = sys::ibv_sge {
+            addr: 0,
+            length: 0,
+            lkey: 0,
+        };
+        Self {
+            requests: (0..srq.depth).map(request).collect(),
+            elements: vec![nowhere; srq.depth as usize * srq.max_sge as usize],
+            free: (0..srq.depth).rev().collect(),
+            staged: Vec::with_capacity(srq.depth as usize),
+            returns: Vec::new(),
+            srq,
+        }
+    }
+
+    /// How many requests there is room for now.
+    pub(super) fn room(&mut self) -> u32 {
+        self.collect();
+        self.free.len() as u32
+    }
+
+    /// Takes in the slots that have come back.
+    #[inline(never)]
+    fn collect(&mut self) {
+        let Self { srq, free, returns, .. } = self;
+        if srq.take_new_returns(returns) {
+            // Those of completion queues no longer in use are done with: ours is the last reference, so that nothing comes any more.
+            returns.retain_mut(|returns| {
+                let over = Arc::get_mut(returns).is_some();
+                free.extend(core::iter::from_fn(|| returns.pop()));
+                !over
+            });
+        }
+        for returns in returns {
+            free.extend(core::iter::from_fn(|| returns.pop()));
+        }
+    }
+
+    /// A free slot, if there is one.
+    #[inline(always)]
+    fn take_slot(&mut self) -> Option<u32> {
+        if self.free.is_empty() {
+            self.collect();
+        }
+        self.free.pop()
+    }
+
+    /// Posts one receive.
+    #[inline]
+    pub(super) fn post_one(&mut self, buffer: impl Sink) -> Result<(), Refused> {
+        let Some(slot) = self.take_slot() else {
+            return Err(self.full(buffer.into_buffers()));
+        };
+        // SAFETY: the slot was free, and every list has room for one element.
+        unsafe { self.stage(slot, [buffer]) };
+        self.post()
+    }
+
+    /// Fills a free slot and its request, which then is the last of those staged.
+    ///
+    /// # Safety
+    /// The slot came from `take_slot`; `N` is at most `max_sge`.
+    #[inline(always)]
+    unsafe fn stage<S: Sink, const N: usize>(&mut self, slot: u32, buffers: [S; N]) {
+        // SAFETY: slots are below the depth, for which there are as many requests, each with `max_sge` elements.
+        unsafe {
+            let list = self
+                .elements
+                .as_mut_ptr()
+                .add(slot as usize * self.srq.max_sge as usize);
+            for (index, buffer) in buffers.iter().enumerate() {
+                buffer.write_sge(list.add(index));
+            }
+            let request = self.requests.as_mut_ptr().add(slot as usize);
+            (*request).sg_list = list;
+            (*request).num_sge = N as c_int;
+        }
+        let mut all = Buffers::NONE;
+        for buffer in buffers.into_iter().rev() {
+            all.prepend(buffer.into_buffers());
+        }
+        // SAFETY: the slot is the poster's.
+        unsafe { self.srq.slots.put(slot, all) };
+        self.staged.push(slot);
+    }
+
+    /// Gives all that was staged to the provider: one doorbell.
+    #[inline(always)]
+    fn post(&mut self) -> Result<(), Refused> {
+        let requests = self.requests.as_mut_ptr();
+        let mut next = ptr::null_mut();
+        for &slot in self.staged.iter().rev() {
+            // SAFETY: slots are below the depth.
+            unsafe {
+                let request = requests.add(slot as usize);
+                (*request).next = next;
+                next = request;
+            }
+        }
+        if next.is_null() {
+            return Ok(());
+        }
+        let mut bad = ptr::null_mut();
+        // SAFETY: the queue is live. The chain is that of the staged requests, each filled by `stage`; their memory is owned by their slots, which keep it until they have
+        // completed, or until the queue is destroyed.
+        let result = unsafe { inline::post_srq_recv(self.srq.raw, next, &mut bad) };
+        if result == 0 {
+            self.staged.clear();
+            return Ok(());
+        }
+        Err(self.take_back(bad, result))
+    }
+
+    /// Takes back what the provider did not accept of the staged requests: from that at `bad` on.
+    #[cold]
+    #[inline(never)]
+    fn take_back(&mut self, bad: *mut sys::ibv_recv_wr, result: c_int) -> Refused {
+        let error = match result {
+            errno if errno > 0 => io::Error::from_raw_os_error(errno),
+            _ => io::Error::last_os_error(),
+        };
+        let requests = self.requests.as_ptr();
+        let is_bad = |&slot: &u32| ptr::eq(requests.wrapping_add(slot as usize), bad);
+        // A provider that names no request of this chain leaves open which it took: then they all stay in flight, where nothing can touch them.
+        let accepted = self.staged.iter().position(is_bad).unwrap_or(self.staged.len());
+        let buffers = self.unstage(accepted);
+        self.staged.clear();
+        Box::new(RefusedBatch {
+            index: accepted,
+            reason: Reason::Device {
+                verb: "ibv_post_srq_recv",
+                error,
+            },
+            posted: accepted,
+            buffers,
+        })
+    }
+
+    /// Takes the staged requests from number `first` on back, and gives their buffers.
+    fn unstage(&mut self, first: usize) -> Vec<Buffers> {
+        let Self { srq, free, staged, .. } = self;
+        let take = |slot| {
+            free.push(slot);
+            // SAFETY: the device does not have it.
+            unsafe { srq.slots.take(slot) }.unwrap_or(Buffers::NONE)
+        };
+        staged.drain(first..).map(take).collect()
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn full(&self, buffers: Buffers) -> Refused {
+        Box::new(RefusedBatch {
+            index: 0,
+            reason: self.queue_full(),
+            posted: 0,
+            buffers: vec![buffers],
+        })
+    }
+
+    fn queue_full(&self) -> Reason {
+        Reason::QueueFull { depth: self.srq.depth }
+    }
+}
+
+/// The receives of one call, being built: see [`SharedReceiveQueue::post_receives`](super::SharedReceiveQueue::post_receives).
+pub struct SharedReceiveBatch<'q> {
+    poster: &'q mut Poster,
+    /// Why the batch is refused, if it is, and the buffers of the refused request and those after it.
+    refusal: Option<Box<(Reason, Vec<Buffers>)>>,
+}
+
+impl SharedReceiveBatch<'_> {
+    #[inline]
+    pub(super) fn post(
+        poster: &mut Poster,
+        build: impl for<'q> FnOnce(&mut SharedReceiveBatch<'q>),
+    ) -> Result<(), Refused> {
+        let mut batch = SharedReceiveBatch { poster, refusal: None };
+        build(&mut batch);
+        batch.finish()
+    }
+
+    /// Receives a message into `buffer`; a longer one is an error on both sides. A datagram comes behind [`GRH_BYTES`](crate::GRH_BYTES) bytes of header.
+    #[inline]
+    pub fn receive(&mut self, buffer: impl Sink) {
+        self.receive_scatter([buffer]);
+    }
+
+    /// Receives a message into several buffers, one filled after the other.
+    #[inline]
+    pub fn receive_scatter<S: Sink, const N: usize>(&mut self, buffers: [S; N]) {
+        const { assert!(N > 0, "a receive needs a buffer") };
+        match self.check(&buffers) {
+            // SAFETY: the slot was free, and `check` has seen that the buffers fit.
+            Ok(slot) => unsafe { self.poster.stage(slot, buffers) },
+            Err(reason) => self.refuse(reason, buffers),
+        }
+    }
+
+    /// A slot for the next request, if it can be staged; else why not.
+    #[inline]
+    fn check<S: Sink, const N: usize>(&mut self, buffers: &[S; N]) -> Result<u32, Option<Reason>> {
+        if self.refusal.is_some() {
+            return Err(None);
+        }
+        let max = self.poster.srq.max_sge;
+        if N > max as usize {
+            return Err(Some(Reason::TooManyBuffers { asked: N, max }));
+        }
+        let len = buffers.iter().map(|buffer| u64::from(buffer.bytes())).sum();
+        if len > MAX_MESSAGE {
+            return Err(Some(Reason::MessageTooLong { len }));
+        }
+        self.poster.take_slot().ok_or_else(|| Some(self.poster.queue_full()))
+    }
+
+    /// Keeps the buffers, to be given back with the refusal; the first one's reason counts.
+    #[cold]
+    #[inline(never)]
+    fn refuse<S: Sink, const N: usize>(&mut self, reason: Option<Reason>, buffers: [S; N]) {
+        let mut all = Buffers::NONE;
+        for buffer in buffers.into_iter().rev() {
+            all.prepend(buffer.into_buffers());
+        }
+        let why = || reason.unwrap_or(self.poster.queue_full());
+        let refusal = self.refusal.get_or_insert_with(|| Box::new((why(), Vec::new())));
+        refusal.1.push(all);
+    }
+
+    #[inline]
+    fn finish(self) -> Result<(), Refused> {
+        let mut this = ManuallyDrop::new(self);
+        match this.refusal.take() {
+            None => this.poster.post(),
+            Some(refusal) => Err(this.refused(*refusal)),
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn refused(&mut self, (reason, rest): (Reason, Vec<Buffers>)) -> Refused {
+        let index = self.poster.staged.len();
+        let mut buffers = self.poster.unstage(0);
+        buffers.extend(rest);
+        Box::new(RefusedBatch {
+            index,
+            reason,
+            posted: 0,
+            buffers,
+        })
+    }
+}
+
+impl Drop for SharedReceiveBatch<'_> {
+    /// Only an unwinding panic in the closure that builds the batch comes here.
+    fn drop(&mut self) {
+        drop(self.poster.unstage(0));
+    }
+}
+
+impl core::fmt::Debug for SharedReceiveBatch<'_> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("SharedReceiveBatch")
+            .field("staged", &self.poster.staged.len())
+            .finish_non_exhaustive()
+    }
+}

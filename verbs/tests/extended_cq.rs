@@ -1,0 +1,271 @@
+//! What extended completion queues have that classic ones have not: polls that are started and ended, completions that are read by calls, and time stamps.
+
+use std::cell::Cell;
+
+use doorbell_verbs::{
+    BestCompletionQueue, Buffer, CompletionQueue, CompletionQueueError, Extended, Local, QueuePair, Status, Success,
+};
+use doorbell_verbs_sys as sys;
+
+use crate::rig::{PEER, poll_count, poll_each, rig_of};
+use crate::stub::extended_cq::{ticks_of, wallclock_of};
+use crate::stub::{Stub, Verb};
+
+fn rig(stub: &'static Stub, depth: u32, n: usize) -> (QueuePair, CompletionQueue<Extended>, Vec<Buffer>) {
+    rig_of(stub, depth, n)
+}
+
+/// Posts as many receives as there are buffers, and completes them.
+fn receive_all(stub: &'static Stub, qp: &mut QueuePair, buffers: &mut Vec<Buffer>) {
+    let n = buffers.len();
+    for buffer in buffers.drain(..) {
+        qp.receive(buffer).unwrap();
+    }
+    for len in 0..n as u32 {
+        stub.complete_receive(qp.qpn().get(), sys::IBV_WC_RECV, len, Some(len));
+    }
+}
+
+#[test]
+fn a_poll_is_started_and_ended_once_and_reads_only_what_it_is_asked() {
+    let stub = Stub::new();
+    let (mut qp, mut cq, mut buffers) = rig(stub, 8, 5);
+    assert_eq!(poll_count(&mut cq), 0);
+    assert_eq!(stub.polls(), (0, 0, 0), "nothing to end where nothing was started");
+    receive_all(stub, &mut qp, &mut buffers);
+    cq.poll().unwrap().for_each(|done| {
+        done.check().unwrap();
+        buffers.extend(done.into_buffer());
+    });
+    assert_eq!((buffers.len(), stub.polls(), stub.reads()), (5, (1, 5, 1), 0));
+    receive_all(stub, &mut qp, &mut buffers);
+    let lengths = poll_each(&mut cq, |done| match done.result().unwrap() {
+        Success::Receive { len, imm } => (len, imm),
+        other => panic!("{other:?}"),
+    });
+    assert_eq!(lengths, [0, 1, 2, 3, 4].map(|len| (len, Some(len))));
+    assert_eq!(
+        (stub.polls(), stub.reads()),
+        ((2, 10, 2), 5 * 4),
+        "opcode, length, flags, immediate"
+    );
+}
+
+#[test]
+fn a_poll_takes_no_more_than_a_batch() {
+    let stub = Stub::new();
+    let (mut qp, mut cq, mut buffers) = rig(stub, 64, 40);
+    receive_all(stub, &mut qp, &mut buffers);
+    assert_eq!(
+        (poll_count(&mut cq), poll_count(&mut cq), poll_count(&mut cq)),
+        (32, 8, 0)
+    );
+    assert_eq!(stub.polls(), (2, 31 + 8, 2));
+}
+
+#[test]
+fn a_poll_left_in_the_middle_goes_on_with_the_rest() {
+    let stub = Stub::new();
+    let (mut qp, mut cq, mut buffers) = rig(stub, 8, 4);
+    let qpn = qp.qpn().get();
+    qp.post(|batch| {
+        for buffer in buffers.drain(..3) {
+            batch.send(buffer);
+        }
+        batch.send(buffers.remove(0)).signalled();
+    })
+    .unwrap();
+    stub.complete_sends(qpn, 3);
+    // The one that confirms the others has failed: what it is must not be lost meanwhile.
+    stub.fail_send(qpn, sys::IBV_WC_REM_ACCESS_ERR);
+    let seen = Cell::new(0);
+    let outcome = cq.poll().unwrap().try_for_each(|done| {
+        seen.set(seen.get() + 1);
+        if seen.get() == 2 { Err(done.sequence()) } else { Ok(()) }
+    });
+    assert_eq!(outcome, Err(1));
+    assert_eq!(stub.polls(), (1, 0, 1), "ended, though the completion is not done with");
+    {
+        let mut completions = cq.poll().unwrap();
+        let done = completions.next_completion().unwrap();
+        assert_eq!((done.sequence(), done.result()), (2, Ok(Success::Confirmed)));
+    }
+    // A poll that nobody looked at changes nothing.
+    drop(cq.poll().unwrap());
+    let last = poll_each(&mut cq, |done| {
+        let failure = done.result().unwrap_err();
+        (failure.sequence, failure.status, failure.vendor_error)
+    });
+    assert_eq!(last, [(3, Status::RemoteAccess, 0x99)]);
+    assert_eq!(stub.polls(), (1, 0, 1));
+    assert_eq!((qp.send_room(), poll_count(&mut cq)), (8, 0));
+}
+
+#[test]
+fn what_a_kept_completion_says_is_what_it_said() {
+    let stub = Stub::new();
+    stub.extend();
+    let context = stub.open();
+    let pd = context.protection_domain().unwrap();
+    let queue = context.extended_completion_queue(64).timestamps().wallclock();
+    let mut cq = queue.create().unwrap();
+    let builder = pd.queue_pair(&cq).send_depth(8).recv_depth(8);
+    let mut qp = builder.rc().unwrap().connect(&PEER).unwrap();
+    let buffer = pd.register(vec![0_u8; 64], Local).unwrap();
+    qp.receive(buffer).unwrap();
+    stub.complete_receive(qp.qpn().get(), sys::IBV_WC_RECV_RDMA_WITH_IMM, 61, Some(7));
+    let wr_id = 1 << 32;
+    // Started, and given up before it was looked at.
+    drop(cq.poll().unwrap());
+    let told = poll_each(&mut cq, |done| {
+        (done.result(), done.timestamp_ticks(), done.wallclock_ns())
+    });
+    assert_eq!(
+        told,
+        [(
+            Ok(Success::ReceiveWrite { len: 61, imm: 7 }),
+            Some(ticks_of(wr_id)),
+            Some(wallclock_of(wr_id))
+        )]
+    );
+    assert_eq!(stub.polls().0, 1);
+}
+
+#[test]
+fn a_forgotten_poll_is_ended_by_the_next_and_loses_nothing() {
+    let stub = Stub::new();
+    let (mut qp, mut cq, mut buffers) = rig(stub, 8, 6);
+    receive_all(stub, &mut qp, &mut buffers);
+    let mut completions = cq.poll().unwrap();
+    buffers.extend(completions.next_completion().unwrap().take::<Local>());
+    core::mem::forget(completions);
+    assert_eq!(stub.polls(), (1, 0, 0));
+    assert_eq!(poll_count(&mut cq), 5);
+    assert_eq!(stub.polls(), (2, 5, 2));
+    // One that had nothing looked at.
+    qp.receive(buffers.remove(0)).unwrap();
+    stub.complete_receive(qp.qpn().get(), sys::IBV_WC_RECV, 1, None);
+    core::mem::forget(cq.poll().unwrap());
+    assert_eq!(poll_count(&mut cq), 1);
+    // In the middle of what a completion confirms.
+    qp.post(|batch| {
+        batch.send_inline(b"a");
+        batch.send_inline(b"b").signalled();
+    })
+    .unwrap();
+    stub.complete_sends(qp.qpn().get(), 2);
+    core::mem::forget(cq.poll().unwrap());
+    drop(cq);
+    let (started, _, ended) = stub.polls();
+    assert_eq!(started, ended, "before the queue goes");
+}
+
+#[test]
+fn a_queue_pair_dropped_by_the_thread_that_polls_is_destroyed_afterwards() {
+    let stub = Stub::new();
+    let (mut qp, mut cq, mut buffers) = rig(stub, 8, 4);
+    buffers.truncate(2);
+    receive_all(stub, &mut qp, &mut buffers);
+    let mut pair = Some(qp);
+    let received = Cell::new(0);
+    cq.poll().unwrap().for_each(|done| {
+        done.check().unwrap();
+        received.set(received.get() + 1);
+        // The stub fails the test when this destroys it now: a real provider would wait for its own lock.
+        drop(pair.take());
+    });
+    assert_eq!((received.get(), stub.live("qp")), (2, 1));
+    assert_eq!(poll_count(&mut cq), 0);
+    assert_eq!((stub.live("qp"), stub.live("mr")), (0, 0));
+    assert_eq!(cq.unreserved(), 16);
+}
+
+#[test]
+fn a_queue_pair_dropped_while_its_queue_is_polled_goes_with_the_queue_at_the_latest() {
+    let stub = Stub::new();
+    let (mut qp, mut cq, mut buffers) = rig(stub, 8, 2);
+    receive_all(stub, &mut qp, &mut buffers);
+    let mut completions = cq.poll().unwrap();
+    drop(completions.next_completion());
+    drop(qp);
+    drop(completions);
+    assert_eq!(stub.live("qp"), 1);
+    drop(cq);
+    for kind in ["qp", "mr", "cq", "pd", "context"] {
+        assert_eq!(stub.live(kind), 0, "{kind}");
+    }
+}
+
+#[test]
+fn a_panic_ends_the_poll_and_keeps_the_rest() {
+    let stub = Stub::new();
+    let (mut qp, mut cq, mut buffers) = rig(stub, 8, 5);
+    receive_all(stub, &mut qp, &mut buffers);
+    let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        cq.poll()
+            .unwrap()
+            .for_each(|done| assert!(done.sequence() < 2, "on purpose"));
+    }));
+    assert!(panicked.is_err());
+    let (started, _, ended) = stub.polls();
+    assert_eq!((started, ended), (1, 1));
+    assert_eq!(poll_each(&mut cq, |done| done.sequence()), [3, 4]);
+}
+
+#[test]
+fn a_poll_that_fails_says_so() {
+    let stub = Stub::new();
+    let (mut qp, mut cq, mut buffers) = rig(stub, 8, 3);
+    stub.fail(Verb::PollCq, libc::EIO);
+    let error = cq.poll().map(|_| ()).unwrap_err();
+    assert!(
+        matches!(
+            error,
+            CompletionQueueError::Poll {
+                verb: "ibv_start_poll",
+                ..
+            }
+        ),
+        "{error}"
+    );
+    receive_all(stub, &mut qp, &mut buffers);
+    stub.fail(Verb::NextPoll, libc::EIO);
+    assert_eq!(poll_count(&mut cq), 1, "what was found before the failure is given");
+    assert_eq!(poll_count(&mut cq), 2);
+    let error = cq.poll().map(|_| ()).unwrap_err().to_string();
+    assert!(error.contains("ibv_next_poll") && error.contains("overrun"), "{error}");
+    assert_eq!(poll_count(&mut cq), 0, "and may be tried again");
+}
+
+#[test]
+fn a_device_without_extended_queues_says_what_to_use() {
+    let stub = Stub::new();
+    let context = stub.open();
+    let error = context.extended_completion_queue(8).create().unwrap_err().to_string();
+    assert!(
+        error.contains("ibv_create_cq_ex") && error.contains("Context::completion_queue"),
+        "{error}"
+    );
+    let best = context.best_completion_queue(8).unwrap();
+    assert!(matches!(best, BestCompletionQueue::Classic(_)), "{best:?}");
+    let stub = Stub::new();
+    stub.extend();
+    let context = stub.open();
+    let best = context.best_completion_queue(8).unwrap();
+    assert!(matches!(best, BestCompletionQueue::Extended(_)), "{best:?}");
+    drop(best);
+    stub.fail(Verb::CreateCq, libc::ENOMEM);
+    let error = context.best_completion_queue(8).unwrap_err().to_string();
+    assert!(error.contains("RLIMIT_MEMLOCK"), "{error}");
+    let error = context.extended_completion_queue(100_000).create().unwrap_err();
+    assert!(matches!(error, CompletionQueueError::TooLarge { .. }), "{error}");
+}
+
+#[test]
+fn time_is_told_where_it_was_asked_for() {
+    let stub = Stub::new();
+    let (mut qp, mut cq, mut buffers) = rig(stub, 8, 1);
+    receive_all(stub, &mut qp, &mut buffers);
+    let told = poll_each(&mut cq, |done| (done.timestamp_ticks(), done.wallclock_ns()));
+    assert_eq!(told, [(None, None)]);
+}

@@ -1,0 +1,8 @@
+//! A queue pair with a shared receive queue has no receives of its own.
+use doorbell_verbs::{Buffer, QueuePair, Rc, SharedReceive};
+
+fn misuse(qp: &mut QueuePair<SharedReceive<Rc>>, buffer: Buffer) {
+    qp.receive(buffer).unwrap();
+}
+
+fn main() {}

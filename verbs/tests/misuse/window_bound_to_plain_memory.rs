@@ -1,0 +1,8 @@
+//! Windows are bound to memory that was registered for it.
+use doorbell_verbs::{Buffer, MemoryWindow, QueuePair, Read};
+
+fn misuse(qp: &mut QueuePair, window: MemoryWindow, buffer: &Buffer) {
+    let _ = qp.bind(window, buffer, .., Read);
+}
+
+fn main() {}
