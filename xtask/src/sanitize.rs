@@ -147,13 +147,14 @@ fn valgrind() -> Result<Verdict> {
         missing => return ci::lacking(missing),
     }
     let runner = format!("CARGO_TARGET_{}_RUNNER", host()?.to_uppercase().replace('-', "_"));
-    // What was never freed is LeakSanitizer's business.
+    // What was never freed is LeakSanitizer's business; and as one thread runs at a time, those tests in which several race or wait for one another say no more than elsewhere.
     let mut command = ci::command(&["test"]);
     command.env(
         runner,
-        "valgrind --quiet --error-exitcode=99 --leak-check=no --fair-sched=yes",
+        "valgrind --quiet --error-exitcode=99 --leak-check=no",
     );
-    ci::tests(command.args(VERBS).args(BUT_THE_COMPILER))
+    command.args(VERBS).args(BUT_THE_COMPILER);
+    ci::tests(command.args(["--skip", "threads::", "--skip", "events::"]))
 }
 
 fn loom() -> Result<Verdict> {
