@@ -126,6 +126,7 @@ mod pd;
 mod port;
 mod qp;
 mod srq;
+mod sync;
 mod types;
 mod wait;
 mod wr;

@@ -157,7 +157,7 @@ impl<L: Line> Poster<L> {
             let form = self.next;
             write(self.qp(), form, &payload);
             self.next = (*form).following;
-            *(*(*form).slot).get() = payload.into_buffers().into_head();
+            (*(*form).slot).set(payload.into_buffers().into_head());
             // Before the device may complete it.
             self.ring.publish_one();
             L::ring(Handle::new(&self.qp), form, &mut self.bad)
@@ -183,7 +183,7 @@ impl<L: Line> Poster<L> {
         // SAFETY: it has its turn, so that the slot and the form are the poster's; both live as long as it.
         let wr_id = unsafe {
             self.next = (*form).following;
-            *(*(*form).slot).get() = buffers.into_head();
+            (*(*form).slot).set(buffers.into_head());
             L::identity(&(*form).request)
         };
         // Before the device may complete it.
@@ -459,6 +459,6 @@ pub(crate) unsafe fn push<L: Line, P: Payload>(
     // SAFETY: the slots of `head..full_at` are the poster's, and so are their forms: by contract this is one of them.
     unsafe {
         *next = (*form).following;
-        *(*(*form).slot).get() = payload.into_buffers().into_head();
+        (*(*form).slot).set(payload.into_buffers().into_head());
     }
 }
