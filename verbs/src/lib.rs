@@ -75,6 +75,32 @@
 //! # }
 //! ```
 //!
+//! # Taking completions
+//!
+//! [`Completions::try_for_each`] is the fastest way, and a [`Pool`] the cheapest place for the buffers that come back; both allocate nothing. A `for` loop does too. Devices with extended
+//! completion queues ([`Context::extended_completion_queue`]) stamp completions with the time; what is written for `CompletionQueue<Q>` with `Q: CqKind` serves both kinds, and
+//! [`Context::best_completion_queue`] gives the better one that a device has.
+//!
+//! ```no_run
+//! use doorbell_verbs::{CompletionQueue, CompletionQueueError, CqKind, Failure, Pool};
+//!
+//! #[derive(Debug)]
+//! enum Error {
+//!     Queue(CompletionQueueError),
+//!     Request(Failure),
+//! }
+//!
+//! /// Brings back the buffers of all requests that have completed.
+//! fn reap<Q: CqKind>(cq: &mut CompletionQueue<Q>, pool: &mut Pool) -> Result<(), Error> {
+//!     let completions = cq.poll().map_err(Error::Queue)?;
+//!     completions.try_for_each(|done| {
+//!         done.check().map_err(Error::Request)?;
+//!         pool.extend(done.into_buffer());
+//!         Ok(())
+//!     })
+//! }
+//! ```
+//!
 //! # What is promised
 //!
 //! - Nothing safe frees, moves or aliases memory that a device may touch: see [`QueuePair`] for how a drop with work in flight goes, and [`Buffer`] for what can
@@ -106,6 +132,7 @@ mod port;
 mod qp;
 pub mod raw;
 mod srq;
+mod sync;
 mod types;
 mod wait;
 mod wr;

@@ -21,7 +21,7 @@ fn cache(stub: &'static Stub, regions: usize, bytes: u64) -> (ProtectionDomain, 
     (pd, cache)
 }
 
-/// `PAGES` pages, which outlive the cache and its buffers in each test.
+/// `PAGES` pages, which outlive the cache and its buffers in each test: it is made first, so that it is dropped last.
 fn arena() -> (Memory, NonNull<u8>) {
     let mut memory = Memory::zeroed(PAGES * PAGE);
     let start = NonNull::new(memory.as_mut_ptr()).unwrap();
@@ -38,8 +38,8 @@ unsafe fn local(cache: &RegistrationCache, start: NonNull<u8>, at: usize, len: u
 #[test]
 fn memory_is_registered_once_in_whole_pages() {
     let stub = Stub::new();
-    let (_pd, cache) = cache(stub, 8, 1 << 20);
     let (_memory, start) = arena();
+    let (_pd, cache) = cache(stub, 8, 1 << 20);
     // SAFETY: the arena outlives the cache; no two buffers of it live at once.
     let first = unsafe { local(&cache, start, 5000, 100) }.region();
     assert_eq!((first.addr, first.len), (start.addr().get() as u64 + 4096, 4096));
@@ -57,8 +57,8 @@ fn memory_is_registered_once_in_whole_pages() {
 #[test]
 fn what_peers_may_reach_is_registered_exactly() {
     let stub = Stub::new();
-    let (_pd, cache) = cache(stub, 8, 1 << 20);
     let (_memory, start) = arena();
+    let (_pd, cache) = cache(stub, 8, 1 << 20);
     let register = |at: usize, len| {
         // SAFETY: the arena outlives the cache; no two buffers of it live at once.
         unsafe { cache.foreign(start.add(at), len, RemoteWrite) }
@@ -100,8 +100,8 @@ fn shared_memory_is_read_only_and_kept_alive() {
 #[test]
 fn the_idle_go_when_the_device_has_no_room() {
     let stub = Stub::new();
-    let (_pd, cache) = cache(stub, 8, 1 << 20);
     let (_memory, start) = arena();
+    let (_pd, cache) = cache(stub, 8, 1 << 20);
     // SAFETY: the arena outlives the cache; the buffers don't overlap.
     let (used, _) = unsafe { (local(&cache, start, 0, 1), drop(local(&cache, start, 2 * PAGE, 1))) };
     stub.fail(Verb::RegMr, libc::ENOMEM);
@@ -145,8 +145,8 @@ proptest! {
     fn whatever_happens_what_is_given_out_is_registered(steps in prop::collection::vec(step(), 1..60)) {
         const REGIONS: usize = 3;
         let stub = Stub::new();
-        let (pd, cache) = cache(stub, REGIONS, 8 * PAGE as u64);
         let (memory, start) = arena();
+        let (pd, cache) = cache(stub, REGIONS, 8 * PAGE as u64);
         let base = start.addr().get() as u64;
         let mut buffers: Vec<Buffer> = Vec::new();
         for step in steps {

@@ -86,6 +86,7 @@ fn an_owner_is_dropped_after_its_region() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "Miri maps no huge pages")]
 fn huge_memory_is_aligned_zero_and_ours() {
     let mut memory = Memory::transparent_huge((2 << 20) + 5);
     assert_eq!((memory.len(), memory.as_ptr() as usize % (2 << 20)), ((2 << 20) + 5, 0));

@@ -12,7 +12,8 @@ over_all_kinds! {
     a_poster_and_a_poller_on_two_threads_lose_and_double_nothing,
 }
 
-const ROUNDS: u64 = 20_000;
+/// Miri is a thousand times slower.
+const ROUNDS: u64 = if cfg!(miri) { 200 } else { 20_000 };
 
 fn a_poster_and_a_poller_on_two_threads_lose_and_double_nothing<B: Kind, Q: Made>() {
     let stub = Stub::new();

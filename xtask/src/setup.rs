@@ -43,12 +43,15 @@ pub(crate) const ABI: [Need; 4] = [
     },
 ];
 
+/// Valgrind.
+pub(crate) const VALGRIND: Need = Need {
+    package: "valgrind",
+    found: || in_path("valgrind"),
+};
+
 /// What counting instructions needs.
 pub(crate) const INSTRUCTIONS: [Need; 3] = [
-    Need {
-        package: "valgrind",
-        found: || in_path("valgrind"),
-    },
+    VALGRIND,
     Need {
         package: "gcc",
         found: || in_path("gcc"),

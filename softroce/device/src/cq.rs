@@ -3,16 +3,15 @@
 use std::collections::VecDeque;
 use std::mem;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use doorbell_roce_proto::Instant;
 use doorbell_roce_proto::work::{Completion, CqId, Status};
-use parking_lot::{Mutex, MutexGuard};
 
 use crate::clock::{Stamp, Stamps};
 use crate::device::{Device, LimitError};
 use crate::event::{Event, EventQueue, Owner, Token};
+use crate::sync::{AtomicBool, AtomicUsize, Mutex, MutexGuard, Ordering};
 use crate::{capacity, drive::Shared};
 
 /// The completion channel of a completion queue, and its name in the channel's events.
@@ -99,6 +98,33 @@ impl Ring {
 }
 
 impl CqRing {
+    fn new(capacity: usize, notify: Option<CqNotify>, stamps: Stamps, owner: Owner) -> Self {
+        Self {
+            ring: Mutex::new(Ring {
+                entries: VecDeque::with_capacity(capacity),
+                capacity,
+                armed: Armed::No,
+                moderation: Moderation::default(),
+                waiting: 0,
+                tell_by: None,
+                listed: false,
+            }),
+            len: AtomicUsize::new(0),
+            overrun: AtomicBool::new(false),
+            notify,
+            stamps,
+            owner,
+        }
+    }
+
+    fn arm(&self, solicited_only: bool) {
+        let mut ring = self.ring.lock();
+        ring.armed = match (ring.armed, solicited_only) {
+            (Armed::Any, _) | (_, false) => Armed::Any,
+            _ => Armed::Solicited,
+        };
+    }
+
     /// Appends a completion; one too many breaks the queue, not the memory. Says when to call [`tell_if_due`](Self::tell_if_due), unless that has been said
     /// already: then its answer says it again.
     pub(crate) fn push(&self, completion: Completion, now: impl FnOnce() -> Instant) -> Option<Instant> {
@@ -203,22 +229,7 @@ impl Device {
         if !(1..=capacity::CQ_ENTRIES).contains(&entries) {
             return Err(LimitError::Size);
         }
-        let ring = Arc::new(CqRing {
-            ring: Mutex::new(Ring {
-                entries: VecDeque::with_capacity(entries as usize),
-                capacity: entries as usize,
-                armed: Armed::No,
-                moderation: Moderation::default(),
-                waiting: 0,
-                tell_by: None,
-                listed: false,
-            }),
-            len: AtomicUsize::new(0),
-            overrun: AtomicBool::new(false),
-            notify,
-            stamps,
-            owner,
-        });
+        let ring = Arc::new(CqRing::new(entries as usize, notify, stamps, owner));
         let id = self
             .shared()
             .core
@@ -277,11 +288,7 @@ impl Cq {
 
     /// Has the channel told of the next completion; only of the next solicited one or error when `solicited_only` (ibv_req_notify_cq(3)).
     pub fn arm(&self, solicited_only: bool) {
-        let mut ring = self.0.ring.ring.lock();
-        ring.armed = match (ring.armed, solicited_only) {
-            (Armed::Any, _) | (_, false) => Armed::Any,
-            _ => Armed::Solicited,
-        };
+        self.0.ring.arm(solicited_only);
     }
 
     /// Has the channel told only of every `count` completions, or of those that came within `period` since the first, whichever is earlier (ibv_modify_cq(3)). A
@@ -340,3 +347,6 @@ impl Drop for CqHandle {
         self.device.shared().core.lock().remove_cq(self.id);
     }
 }
+
+#[cfg(all(test, doorbell_loom))]
+mod model;

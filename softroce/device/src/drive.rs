@@ -7,8 +7,8 @@
 //!
 //! **Order:** rx before core before tx; the locks of completion queues and event queues come after core, and nothing is locked under them but the
 //! queue of events. The send system call runs under `tx` alone. Two rules make packets leave in the order in which the engine gave them: the batch
-//! is filled under core *and* tx, and core is given back before tx. A thread that finds tx taken does not wait: it leaves a note (`tx_wanted`),
-//! which the holder looks for after giving tx back.
+//! is filled under core *and* tx, and core is given back before tx. A thread that finds tx taken does not wait: it leaves a [`note`]
+//! for its holder, who looks for one after giving tx back.
 //!
 //! **Acknowledgements wait for an answer.** Who receives a SEND or WRITE mostly answers it, and each datagram costs microseconds in the kernel. When a
 //! message comes alone and leaves nothing to send but acknowledgements, these are held back (`held`) for a moment: whoever posts takes them along in the same
@@ -28,18 +28,24 @@
 use std::hint;
 use std::mem;
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
+use std::sync::atomic::AtomicU32;
 use std::thread::Thread;
 use std::time::{Duration, Instant as Clock};
 
 use doorbell_roce_proto::icrc::Flow;
 use doorbell_roce_proto::wire::Opcode;
 use doorbell_roce_proto::{Endpoint, Instant};
-use parking_lot::{Mutex, MutexGuard};
 
 use crate::event::{Event, PortEvent};
 use crate::link::{Envelope, PortState, Receive, RxBatch, Transmit, TxBatch, Waker};
 use crate::state::{Core, Filled};
+use crate::sync::{AtomicBool, AtomicU64, Mutex, MutexGuard, Ordering};
+
+mod doze;
+mod note;
+
+use doze::Doze;
+use note::Noted;
 
 /// Datagrams handled between two looks at what the engine wants to send: a peer that streams gets its acknowledgements while the rest of a large
 /// batch is still being handled.
@@ -88,11 +94,9 @@ pub(crate) struct Tx {
 pub(crate) struct Shared {
     rx: Mutex<Rx>,
     pub(crate) core: Mutex<Core>,
-    tx: Mutex<Tx>,
+    tx: Noted<Tx>,
     /// Its batch is empty whenever the lock is free.
     acks: Option<Mutex<Tx>>,
-    /// Somebody had something to send while tx was taken.
-    tx_wanted: AtomicBool,
     /// The engine has acknowledgements that wait for somebody to post.
     held: AtomicBool,
     /// The batch holds packets that the socket had no room for.
@@ -103,8 +107,8 @@ pub(crate) struct Shared {
     link_due: AtomicU64,
     /// When a completion channel is to be told of what it was moderated for, likewise.
     channels_due: AtomicU64,
-    /// The deadline with which the progress thread sleeps; 0 while it is awake.
-    pub(crate) parked_until: AtomicU64,
+    /// Until when the progress thread sleeps.
+    pub(crate) doze: Doze,
     /// How often threads of the application have driven.
     pub(crate) application_drives: AtomicU64,
     /// How many of them are driving right now.
@@ -142,7 +146,7 @@ impl Shared {
     ) -> Self {
         let lane = |half| {
             let batch = TxBatch::new(local, seal);
-            Mutex::new(Tx { half, batch })
+            Tx { half, batch }
         };
         Self {
             rx: Mutex::new(Rx {
@@ -151,15 +155,14 @@ impl Shared {
                 behind: 0,
             }),
             core: Mutex::new(Core::new(endpoint, local.port())),
-            tx: lane(tx),
-            acks: acks.map(lane),
-            tx_wanted: AtomicBool::new(false),
+            tx: Noted::new(lane(tx)),
+            acks: acks.map(|half| Mutex::new(lane(half))),
             held: AtomicBool::new(false),
             tx_blocked: AtomicBool::new(false),
             engine_due: AtomicU64::new(NEVER),
             link_due: AtomicU64::new(NEVER),
             channels_due: AtomicU64::new(NEVER),
-            parked_until: AtomicU64::new(0),
+            doze: Doze::new(),
             application_drives: AtomicU64::new(0),
             application_inside: AtomicU32::new(0),
             stop: AtomicBool::new(false),
@@ -313,32 +316,28 @@ impl Shared {
         self.held.store(false, Ordering::Relaxed);
         // Under core, as the order allows: nobody waits for core under tx.
         let tx = self.tx.lock();
-        if self.fill_and_send(core, tx, false) {
+        if self.tx.serve(core, tx, |core, tx| self.fill_and_send(core, tx, false)) {
             self.flush(self.core.lock());
         }
     }
 
-    fn flush_with<'a>(&'a self, mut core: MutexGuard<'a, Core>, mut force: bool) {
-        loop {
-            // Under core: nobody holds anything back at the same time.
-            self.held.store(false, Ordering::Relaxed);
-            self.tx_wanted.store(true, Ordering::SeqCst);
-            // Pairs with the fence below: either we get tx, or its holder sees the note.
-            fence(Ordering::SeqCst);
-            let Some(tx) = self.tx.try_lock() else {
-                self.settle(core);
-                return;
-            };
-            if !self.fill_and_send(core, tx, mem::take(&mut force)) {
-                return;
-            }
-            core = self.core.lock();
-        }
+    fn flush_with<'a>(&'a self, core: MutexGuard<'a, Core>, mut force: bool) {
+        // Under core: nobody holds anything back at the same time.
+        self.held.store(false, Ordering::Relaxed);
+        self.tx.pass(
+            core,
+            |core, tx| self.fill_and_send(core, tx, mem::take(&mut force)),
+            |core| self.settle(core),
+            || {
+                let core = self.core.lock();
+                self.held.store(false, Ordering::Relaxed);
+                core
+            },
+        );
     }
 
-    /// Sends what the engine has to send, as far as the batch has room. Says whether there is more, or was for somebody who found tx taken.
+    /// Sends what the engine has to send, as far as the batch has room. Says whether there is more.
     fn fill_and_send<'a>(&'a self, mut core: MutexGuard<'a, Core>, mut tx: MutexGuard<'a, Tx>, force: bool) -> bool {
-        self.tx_wanted.store(false, Ordering::SeqCst);
         let now = self.now();
         let filled = core.fill(now, &mut tx.batch);
         let blocked = if let Some(mut acks) = self.beside(&tx.batch, force) {
@@ -353,9 +352,7 @@ impl Shared {
             drop(tx);
             blocked
         };
-        fence(Ordering::SeqCst);
-        let more = filled == Filled::Full && !blocked;
-        more || self.tx_wanted.load(Ordering::SeqCst)
+        filled == Filled::Full && !blocked
     }
 
     /// The sending half for acknowledgements, when `batch` is made of them and the half is there and free.
@@ -412,7 +409,7 @@ impl Shared {
 
     /// Wakes the progress thread when it sleeps beyond `due`.
     fn wake_for(&self, due: u64) {
-        if due < self.parked_until.load(Ordering::SeqCst) {
+        if self.doze.is_beyond(due) {
             self.waker.wake();
         }
     }

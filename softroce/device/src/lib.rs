@@ -20,6 +20,7 @@ mod progress;
 mod qp;
 mod srq;
 mod state;
+mod sync;
 
 pub use doorbell_roce_proto::Counters;
 

@@ -166,14 +166,11 @@ impl<'a> Progress<'a> {
     /// Sleeps until there is something to do.
     fn park(&mut self) {
         let shared = self.shared;
-        // First say that this thread sleeps, for ever, then ask for the deadline: whoever sets an earlier one from here on wakes it.
-        shared.parked_until.store(u64::MAX, Ordering::SeqCst);
-        // What was changed before that under core has also published its deadline once core can be had.
-        drop(shared.core.lock());
-        let due = shared.due();
-        if let Some(due) = due {
-            shared.parked_until.store(due.0, Ordering::SeqCst);
-        }
+        let due = shared.doze.begin(|| {
+            // What was changed before that under core has also published its deadline once core can be had.
+            drop(shared.core.lock());
+            shared.due()
+        });
         let interest = if shared.tx_blocked.load(Ordering::SeqCst) {
             Interest::ReceiveOrSend
         } else {
@@ -193,6 +190,6 @@ impl<'a> Progress<'a> {
                 }
             }
         }
-        shared.parked_until.store(0, Ordering::SeqCst);
+        shared.doze.end();
     }
 }

@@ -5,7 +5,7 @@
 //! pair of its protection domain that sends datagrams has retired all that it had posted by then, or is gone: which sends were with it does not matter.
 
 use core::ptr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use doorbell_verbs_sys as sys;
 
@@ -13,6 +13,7 @@ use crate::context::ContextInner;
 use crate::error::check;
 use crate::qp::Ring;
 use crate::raw::Lender;
+use crate::sync::{self, Mutex, MutexGuard};
 
 /// What a protection domain knows of its address handles.
 #[derive(Default)]
@@ -49,8 +50,7 @@ impl State {
 
 impl Handles {
     fn state(&self) -> MutexGuard<'_, State> {
-        // Its holders don't panic between two writes.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        sync::lock(&self.state)
     }
 
     /// A queue pair that sends datagrams has been made, with this send queue.
@@ -100,8 +100,9 @@ impl Handles {
 
     /// Destroys all that are left: the domain is about to go, and with it no queue pair is left.
     pub(crate) fn close(&mut self, context: &ContextInner) {
-        let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.state();
         let left: Vec<_> = state.kept.drain(..).collect();
+        drop(state);
         destroy(context, left);
     }
 }

@@ -2,15 +2,15 @@
 
 use core::ffi::c_int;
 use core::mem::ManuallyDrop;
-use core::sync::atomic::{AtomicBool, AtomicUsize};
+use core::sync::atomic::AtomicUsize;
 use std::io;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use doorbell_verbs_sys::{self as sys, inline};
 
 use super::classic::Fetched;
 use super::extended::Calls;
-use super::table::Registry;
+use super::members::Members;
 use super::{Classic, CompletionQueue, CqInner, Extended, size};
 use crate::context::{Context, ContextInner};
 use crate::error::CompletionQueueError;
@@ -71,8 +71,7 @@ impl CqInner {
             context: ManuallyDrop::new(Arc::clone(context)),
             id,
             channel: ManuallyDrop::new(channel.map(Arc::clone)),
-            registry: Mutex::new(Registry::new(capacity)),
-            departed: AtomicBool::new(false),
+            members: Members::new(capacity),
             polled_by: AtomicUsize::new(0),
             lender,
         }

@@ -14,6 +14,9 @@ mod extended;
 mod held;
 mod kind;
 mod make;
+mod members;
+#[cfg(all(test, doorbell_loom))]
+mod model;
 mod poll;
 mod shared;
 mod size;
@@ -22,8 +25,8 @@ mod table;
 mod wait;
 
 use core::mem::ManuallyDrop;
-use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use core::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::Arc;
 
 use doorbell_verbs_sys as sys;
 
@@ -33,6 +36,7 @@ pub(crate) use kind::Entry;
 use kind::Machinery;
 pub use kind::{Classic, CqKind, Extended};
 pub use make::ExtendedCompletionQueueBuilder;
+use members::Members;
 pub use poll::Completions;
 pub(crate) use spot::Retired;
 pub(crate) use table::Attachment;
@@ -44,6 +48,7 @@ use crate::error::{CompletionQueueError, check};
 use crate::event::channel::{ChannelInner, CqId};
 use crate::qp::{QpObject, Queue, Ring};
 use crate::raw::Lender;
+use crate::sync::MutexGuard;
 
 /// How many completions one poll takes at most.
 const BATCH: usize = 32;
@@ -82,9 +87,7 @@ pub(crate) struct CqInner {
     id: CqId,
     /// What tells of its completions.
     channel: ManuallyDrop<Option<Arc<ChannelInner>>>,
-    registry: Mutex<Registry>,
-    /// Whether the registry tells of queue pairs gone.
-    departed: AtomicBool,
+    members: Members,
     /// The thread that has a poll of it open, or 0; of an extended queue alone.
     polled_by: AtomicUsize,
     lender: Lender,
@@ -113,12 +116,11 @@ impl CqInner {
     #[cold]
     pub(crate) fn postpone(&self, object: QpObject) {
         self.registry().postpone(object);
-        self.departed.store(true, Ordering::Release);
+        self.members.tell();
     }
 
     fn registry(&self) -> MutexGuard<'_, Registry> {
-        // Its holders don't panic between two writes; after one that did elsewhere it is consistent.
-        self.registry.lock().unwrap_or_else(PoisonError::into_inner)
+        self.members.registry()
     }
 }
 
@@ -182,7 +184,7 @@ impl<Q: Machinery> Poller<Q> {
     /// Brings the table up to date, if queue pairs have gone.
     #[inline(always)]
     fn settle(&mut self) {
-        if self.inner.departed.load(Ordering::Acquire) {
+        if self.inner.members.is_told() {
             self.bury();
         }
     }
@@ -190,8 +192,8 @@ impl<Q: Machinery> Poller<Q> {
     /// Drops what queue pairs now gone had in flight, and forgets their rings.
     #[cold]
     fn bury(&mut self) {
+        self.inner.members.hear();
         self.destroy_postponed();
-        self.inner.departed.store(false, Ordering::Relaxed);
         let (departed, draining) = self.inner.registry().settle(&mut self.table);
         self.draining += draining;
         self.settling |= self.draining != 0 || self.table.shared.has_gone();

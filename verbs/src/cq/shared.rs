@@ -3,7 +3,6 @@
 //! Such a completion's `wr_id` names the shared receive queue and the slot; which queue pair took it says its `qp_num`. The queue pair's own ring of receives has no
 //! room, and stands for its number and tag; the completion counts in it.
 
-use core::sync::atomic::Ordering;
 use std::sync::Arc;
 
 use super::kind::Machinery;
@@ -140,7 +139,7 @@ impl CqInner {
     /// The last queue pair that shares both queues has been destroyed; as many completions may be left.
     pub(crate) fn strike_shared(&self, entries: u32, returns: Arc<Returns>) {
         if self.registry().strike_shared(entries, returns) {
-            self.departed.store(true, Ordering::Release);
+            self.members.tell();
         }
     }
 }

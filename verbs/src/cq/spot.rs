@@ -87,7 +87,7 @@ impl Spot {
     #[inline(always)]
     pub(super) unsafe fn has_buffers(&self) -> bool {
         // SAFETY: the slot is the poller's.
-        unsafe { (*(*self.slot).get()).is_some() }
+        unsafe { (*self.slot).get() }.is_some()
     }
 
     /// Takes what the request has posted, and goes on to that in the next slot. [`retire`](Self::retire) follows.
@@ -98,7 +98,7 @@ impl Spot {
     pub(super) unsafe fn take(&mut self) -> Buffers {
         // SAFETY: by contract the list in the slot is ours. It is taken once, as the tail is moved past it before anything else sees the ring.
         unsafe {
-            let buffers = Buffers::from_head(*(*self.slot).get());
+            let buffers = Buffers::from_head((*self.slot).get());
             self.slot = self.slot.add(1);
             self.expected += 1;
             buffers

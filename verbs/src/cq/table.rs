@@ -3,7 +3,6 @@
 //! Each ring attached to a completion queue has a *key*, the upper half of its requests' `wr_id`: an index into the poller's table, and that index's generation,
 //! so that a completion of a queue pair that is gone is never taken for one of its successor's. The highest bit is that of shared receive queues (see `shared`).
 
-use core::sync::atomic::Ordering;
 use std::sync::Arc;
 
 use super::CqInner;
@@ -130,6 +129,32 @@ impl Registry {
         }
     }
 
+    /// Reserves the entries that `ring` needs, and gives it a key.
+    ///
+    /// # Errors
+    /// How many entries there are, when they are too few.
+    pub(super) fn enlist(&mut self, ring: &Arc<Ring>) -> Result<u32, u32> {
+        if self.free < ring.depth() {
+            return Err(self.free);
+        }
+        let Some(key) = self.take_key() else { return Err(0) };
+        self.free -= ring.depth();
+        self.arrivals.push((key, Arc::clone(ring)));
+        Ok(key)
+    }
+
+    /// The queue pair with this ring has been destroyed. Whether the poller is to be told.
+    pub(super) fn strike(&mut self, key: u32, ring: &Ring) -> bool {
+        // Each request in flight may have a completion in the queue, no other can.
+        let outstanding = ring.in_flight();
+        self.free += ring.depth() - outstanding;
+        if self.closed {
+            return false;
+        }
+        self.departures.push((key, outstanding));
+        true
+    }
+
     /// Moves arrivals into the table.
     pub(super) fn welcome(&mut self, table: &mut Table) {
         for (key, ring) in self.arrivals.drain(..) {
@@ -222,14 +247,7 @@ impl Attachment {
     /// How many there are, when they are too few.
     pub(crate) fn new(cq: &Arc<CqInner>, depth: u32, queue: Queue, tag: u64) -> Result<Self, u32> {
         let ring = Arc::new(Ring::new(depth, queue, tag));
-        let mut registry = cq.registry();
-        if registry.free < depth {
-            return Err(registry.free);
-        }
-        let Some(key) = registry.take_key() else { return Err(0) };
-        registry.free -= depth;
-        registry.arrivals.push((key, Arc::clone(&ring)));
-        drop(registry);
+        let key = cq.members.enlist(&ring)?;
         Ok(Self {
             cq: Arc::clone(cq),
             key,
@@ -262,15 +280,6 @@ impl Attachment {
 
 impl Drop for Attachment {
     fn drop(&mut self) {
-        // Each request in flight may have a completion in the queue, no other can.
-        let outstanding = self.ring.in_flight();
-        let mut registry = self.cq.registry();
-        registry.free += self.ring.depth() - outstanding;
-        if registry.closed {
-            return;
-        }
-        registry.departures.push((self.key, outstanding));
-        drop(registry);
-        self.cq.departed.store(true, Ordering::Release);
+        self.cq.members.strike(self.key, &self.ring);
     }
 }

@@ -1,8 +1,7 @@
 //! Completion channels: sleeping until a completion queue has something to poll (IBTA vol 1, 10.10; ibv_get_cq_event(3)).
 //!
-//! Whoever reads events from the channel reads those of other queues too. So events are *recorded* by queue, and each waiter looks for its own in the record:
-//! none is lost to the wrong reader. At most one thread, the *leader*, sleeps on the descriptor, and records all that is there before it gives up the lead;
-//! the others sleep until it does. While there is a leader nobody else reads from the descriptor: poll(2) would not return for an event that is gone again.
+//! Whoever reads events from the channel reads those of other queues too. So events are *recorded* by queue, and each waiter looks for its own in the record; one of them
+//! at a time reads for all ([`lead`](super::lead)).
 
 use core::ffi::c_void;
 use core::mem::ManuallyDrop;
@@ -11,12 +10,13 @@ use core::sync::atomic::{AtomicUsize, Ordering};
 use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use doorbell_verbs_sys as sys;
 
-use super::{deadline_of, left_until, set_nonblocking, wait_readable};
+use super::lead::{Lead, Source};
+use super::{deadline_of, set_nonblocking, wait_readable};
 use crate::context::{Context, ContextInner};
 use crate::error::{EventError, check};
 use crate::raw::Lender;
@@ -83,13 +83,8 @@ pub struct CompletionChannel {
 pub(crate) struct ChannelInner {
     raw: *mut sys::ibv_comp_channel,
     context: ManuallyDrop<Arc<ContextInner>>,
-    record: Mutex<Record>,
-    /// The record has grown, or the lead is free.
-    changed: Condvar,
-    /// The same, for tasks.
-    #[cfg(feature = "tokio")]
-    pub(super) told: ::tokio::sync::Notify,
     lender: Lender,
+    pub(super) lead: Lead<Record>,
 }
 
 // SAFETY: `raw` is only passed to verbs, which may be called from any thread, and its `fd` is constant; the rest is Send and Sync.
@@ -103,8 +98,6 @@ pub(crate) struct Record {
     queues: HashMap<CqId, QueueRecord>,
     /// Queues with an event that nobody has been told of, oldest first.
     untold: VecDeque<CqId>,
-    /// Whether a thread sleeps on the descriptor.
-    led: bool,
 }
 
 #[derive(Default)]
@@ -184,10 +177,7 @@ impl CompletionChannel {
         let inner = ChannelInner {
             raw,
             context: ManuallyDrop::new(Arc::clone(context)),
-            record: Mutex::default(),
-            changed: Condvar::new(),
-            #[cfg(feature = "tokio")]
-            told: ::tokio::sync::Notify::new(),
+            lead: Lead::default(),
             lender,
         };
         set_nonblocking(inner.fd())?;
@@ -231,19 +221,15 @@ impl ChannelInner {
         self.context.raw == context.inner().raw
     }
 
-    fn record(&self) -> MutexGuard<'_, Record> {
-        // Its holders don't panic between two writes.
-        self.record.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Begins to keep the events of a queue about to be made on this channel.
     pub(crate) fn enlist(&self, id: CqId) {
-        self.record().queues.insert(id, QueueRecord::default());
+        self.lead
+            .with(|record| record.queues.insert(id, QueueRecord::default()));
     }
 
     /// Forgets a queue that could not be made.
     pub(crate) fn strike(&self, id: CqId) {
-        self.record().queues.remove(&id);
+        self.lead.with(|record| record.queues.remove(&id));
     }
 
     /// Forgets a queue about to be destroyed, and acknowledges its events, for which destroying it waits.
@@ -251,10 +237,11 @@ impl ChannelInner {
     /// # Safety
     /// `cq` is live, and its `cq_context` says `id`.
     pub(crate) unsafe fn dismiss(&self, id: CqId, cq: *mut sys::ibv_cq) {
-        let mut record = self.record();
-        let Some(queue) = record.queues.remove(&id) else { return };
-        record.untold.retain(|other| *other != id);
-        drop(record);
+        let dismissed = self.lead.with(|record| {
+            record.untold.retain(|other| *other != id);
+            record.queues.remove(&id)
+        });
+        let Some(queue) = dismissed else { return };
         if queue.unacknowledged > 0 {
             // SAFETY: the queue is live, and has had as many events that were not acknowledged.
             unsafe { (self.context.api.ack_cq_events)(cq, queue.unacknowledged) };
@@ -263,11 +250,36 @@ impl ChannelInner {
 
     /// How many events of queue `id` there were.
     pub(crate) fn seen(&self, id: CqId) -> u64 {
-        self.record().seen(id)
+        self.lead.with(|record| record.seen(id))
     }
 
-    /// Reads all the events that are there into the record, and tells those who wait.
-    fn read(&self, record: &mut Record) -> Result<(), EventError> {
+    pub(super) fn failed(&self, error: io::Error) -> EventError {
+        EventError::Wait {
+            verb: "ibv_get_cq_event",
+            device: self.context.name.clone(),
+            error,
+        }
+    }
+
+    /// What `find` makes of the record, without blocking.
+    pub(super) fn look<T>(&self, find: &mut impl FnMut(&mut Record) -> Option<T>) -> Result<Option<T>, EventError> {
+        self.lead.look(self, find)
+    }
+
+    /// Sleeps until `find` finds something in the record. `None` when the deadline came first.
+    pub(crate) fn wait<T>(
+        &self,
+        deadline: Option<Instant>,
+        find: impl FnMut(&mut Record) -> Option<T>,
+    ) -> Result<Option<T>, EventError> {
+        self.lead.wait(self, deadline, find)
+    }
+}
+
+impl Source<Record> for ChannelInner {
+    type Error = EventError;
+
+    fn read(&self, record: &mut Record) -> (bool, Result<(), EventError>) {
         let mut any = false;
         let result = loop {
             let (mut cq, mut context) = (core::ptr::null_mut(), core::ptr::null_mut());
@@ -282,98 +294,17 @@ impl ChannelInner {
                 unsafe { (self.context.api.ack_cq_events)(cq, acknowledged) };
             }
         };
-        if any {
-            self.tell();
-        }
         match result.kind() {
-            io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => Ok(()),
-            _ => Err(self.failed(result)),
+            io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => (any, Ok(())),
+            _ => (any, Err(self.failed(result))),
         }
     }
 
-    fn tell(&self) {
-        self.changed.notify_all();
-        #[cfg(feature = "tokio")]
-        self.told.notify_waiters();
-    }
-
-    pub(super) fn failed(&self, error: io::Error) -> EventError {
-        EventError::Wait {
-            verb: "ibv_get_cq_event",
-            device: self.context.name.clone(),
-            error,
+    fn sleep(&self, deadline: Option<Instant>) -> Result<(), EventError> {
+        match wait_readable(self.fd(), deadline) {
+            Ok(_) => Ok(()),
+            Err(error) => Err(self.failed(error)),
         }
-    }
-
-    /// What `find` makes of the record, without blocking.
-    pub(super) fn look<T>(&self, find: &mut impl FnMut(&mut Record) -> Option<T>) -> Result<Option<T>, EventError> {
-        let mut record = self.record();
-        let found = find(&mut record);
-        if found.is_some() || record.led {
-            return Ok(found);
-        }
-        self.read(&mut record)?;
-        Ok(find(&mut record))
-    }
-
-    /// Sleeps until `find` finds something in the record. `None` when the deadline came first.
-    pub(crate) fn wait<T>(
-        &self,
-        deadline: Option<Instant>,
-        mut find: impl FnMut(&mut Record) -> Option<T>,
-    ) -> Result<Option<T>, EventError> {
-        let mut record = self.record();
-        loop {
-            if let Some(found) = find(&mut record) {
-                return Ok(Some(found));
-            }
-            if !record.led {
-                self.read(&mut record)?;
-                if let Some(found) = find(&mut record) {
-                    return Ok(Some(found));
-                }
-            }
-            let left = left_until(deadline);
-            if left == Some(Duration::ZERO) {
-                return Ok(None);
-            }
-            record = if record.led {
-                self.follow(record, left)
-            } else {
-                self.lead(record, deadline)?
-            };
-        }
-    }
-
-    /// Sleeps until the leader has read events or given up the lead.
-    fn follow<'a>(&'a self, record: MutexGuard<'a, Record>, left: Option<Duration>) -> MutexGuard<'a, Record> {
-        match left {
-            Some(left) => {
-                self.changed
-                    .wait_timeout(record, left)
-                    .unwrap_or_else(PoisonError::into_inner)
-                    .0
-            }
-            None => self.changed.wait(record).unwrap_or_else(PoisonError::into_inner),
-        }
-    }
-
-    /// Sleeps until there are events, and reads them.
-    fn lead<'a>(
-        &'a self,
-        mut record: MutexGuard<'a, Record>,
-        deadline: Option<Instant>,
-    ) -> Result<MutexGuard<'a, Record>, EventError> {
-        record.led = true;
-        drop(record);
-        let slept = wait_readable(self.fd(), deadline);
-        let mut record = self.record();
-        record.led = false;
-        let read = self.read(&mut record);
-        // Whatever came of it, another must take the lead.
-        self.tell();
-        slept.map_err(|error| self.failed(error))?;
-        read.map(|()| record)
     }
 }
 

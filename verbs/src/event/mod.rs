@@ -4,6 +4,7 @@
 //! descriptors underneath, non-blocking always: threads sleep in poll(2), which knows timeouts, tasks in their runtime (feature `tokio`).
 
 pub(crate) mod channel;
+mod lead;
 mod reader;
 #[cfg(feature = "tokio")]
 mod tokio;

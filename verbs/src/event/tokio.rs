@@ -77,7 +77,7 @@ impl TokioChannel {
         let inner = self.channel().inner();
         loop {
             // Before looking: what is told after that wakes us.
-            let mut told = pin!(inner.told.notified());
+            let mut told = pin!(inner.lead.told().notified());
             told.as_mut().enable();
             if let Some(found) = inner.look(&mut find)? {
                 return Ok(found);

@@ -10,7 +10,7 @@ use core::ffi::c_uint;
 use core::ops::Range;
 use core::ptr::NonNull;
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use super::buffer::{Buffer, Frozen};
 use super::region::{Backing, Region, check_buffer};
@@ -18,6 +18,7 @@ use super::rights::Rights;
 use super::storage::PAGE;
 use crate::error::MemoryError;
 use crate::pd::ProtectionDomain;
+use crate::sync::{self, Mutex, MutexGuard};
 
 /// How much a [`RegistrationCache`] keeps registered. What is in use counts too, but stays whatever the limits; what is idle beyond them goes when memory is next
 /// registered.
@@ -201,8 +202,7 @@ impl RegistrationCache {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        // Nothing between two of its writes panics.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        sync::lock(&self.state)
     }
 
     fn forget(&self, which: impl Fn(&Entry) -> bool) -> usize {

@@ -9,7 +9,7 @@
 use core::marker::PhantomData;
 use core::ops::{Bound, RangeBounds};
 use std::io;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
 use doorbell_verbs_sys::{self as sys, inline};
 
@@ -20,6 +20,7 @@ use super::remote::Remote;
 use super::rights::{Bindable, Key};
 use crate::error::{MemoryError, check};
 use crate::pd::PdInner;
+use crate::sync::{self, Mutex, MutexGuard};
 use crate::types::RKey;
 use crate::wr::op::{Binding, Objection};
 
@@ -142,8 +143,7 @@ impl Drop for Cell {
 
 impl WindowInner {
     fn state(&self) -> MutexGuard<'_, State> {
-        // Its holders don't panic between two writes.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        sync::lock(&self.state)
     }
 
     /// ibv_dealloc_mw(3), once: what is bound is bound no more.

@@ -7,11 +7,10 @@
 //! Invariant: the slots of positions `tail..head` are the poller's, all others the poster's; `head - tail <= depth <= slots`. A position is the number of
 //! requests posted before it, and lives in slot `position % slots`.
 
-use core::cell::UnsafeCell;
 use core::ptr::NonNull;
-use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use crate::memory::{Buffers, RangePtr};
+use crate::sync::{AtomicBool, AtomicU32, AtomicU64, Handed, Ordering};
 use crate::types::Qpn;
 
 /// Which of a queue pair's two queues.
@@ -28,7 +27,7 @@ pub enum Queue {
 struct Alone<T>(T);
 
 /// Holds the buffers of one request, if it has any.
-pub(crate) type Slot = UnsafeCell<Option<RangePtr>>;
+pub(crate) type Slot = Handed<Option<RangePtr>>;
 
 pub(crate) struct Ring {
     slots: Box<[Slot]>,
@@ -57,7 +56,7 @@ impl Ring {
     pub(crate) fn new(depth: u32, queue: Queue, tag: u64) -> Self {
         let slots = slots_for(depth);
         Self {
-            slots: (0..slots).map(|_| UnsafeCell::new(None)).collect(),
+            slots: (0..slots).map(|_| Slot::new(None)).collect(),
             mask: u64::from(slots) - 1,
             depth,
             queue,
@@ -131,8 +130,13 @@ impl Ring {
     /// # Safety
     /// The caller is the poster, and put something into this slot, which nothing took since; `position` is not below `head`.
     pub(crate) unsafe fn take_back(&self, position: u64) -> Buffers {
+        let slot = self.slot(position);
         // SAFETY: the slot is the poster's and owns its list, which no device has.
-        unsafe { Buffers::from_head((*self.slot(position).get()).take()) }
+        unsafe {
+            let buffers = Buffers::from_head(slot.get());
+            slot.set(None);
+            buffers
+        }
     }
 
     /// Poster: hands everything below `head` over to the poller. Called before the requests are given to the device, and with a lower value to take back
@@ -187,7 +191,11 @@ impl Ring {
     pub(crate) fn from(&self, position: u64) -> (*const Slot, u64) {
         // Acquire: what the poster put in the slots is visible.
         let in_flight = self.head.0.load(Ordering::Acquire).saturating_sub(position);
-        (self.slot(position), in_flight)
+        // By the pointer to all of them, as the caller goes on to those behind.
+        (
+            self.slots.as_ptr().wrapping_add(self.slot_of(position) as usize),
+            in_flight,
+        )
     }
 
     /// Poller: whether the request at `position` has posted no buffers.
@@ -197,7 +205,7 @@ impl Ring {
     #[inline(always)]
     pub(crate) unsafe fn is_vacant(&self, position: u64) -> bool {
         // SAFETY: the slot is the poller's.
-        unsafe { (*self.slot(position).get()).is_none() }
+        unsafe { self.slot(position).get() }.is_none()
     }
 
     /// Poller: gives the slots below `tail` back to the poster.
@@ -227,7 +235,7 @@ pub(crate) fn slots_for(depth: u32) -> u32 {
 impl Drop for Ring {
     /// Drops what is in flight. The queue pair, which holds a reference, has been destroyed: the device is done with all of it.
     fn drop(&mut self) {
-        let (tail, head) = (*self.tail.0.get_mut(), *self.head.0.get_mut());
+        let (tail, head) = (self.tail(), self.head());
         for position in tail..head {
             // SAFETY: `&mut self`: there is neither poster nor poller left, and the slots of `tail..head` own their lists.
             drop(unsafe { self.take_back(position) });

@@ -17,6 +17,8 @@
 
 mod builder;
 mod error;
+#[cfg(all(test, doorbell_loom))]
+mod model;
 mod pair;
 mod post;
 mod slots;
@@ -25,7 +27,7 @@ use core::ffi::{c_int, c_void};
 use core::mem::ManuallyDrop;
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::io;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
 use doorbell_verbs_sys as sys;
 
@@ -43,6 +45,7 @@ use crate::error::check;
 use crate::memory::Sink;
 use crate::pd::PdInner;
 use crate::qp::Refused;
+use crate::sync::{self, Mutex, MutexGuard};
 
 /// The bit of a key (the upper half of `wr_id`) that those of shared receive queues have, and those of queue pairs have not.
 pub(crate) const SHARED_KEY: u32 = 1 << 31;
@@ -133,8 +136,7 @@ unsafe impl Sync for SrqInner {}
 
 impl SrqInner {
     fn pairs(&self) -> MutexGuard<'_, Pairs> {
-        // Its holders don't panic between two writes.
-        self.pairs.lock().unwrap_or_else(PoisonError::into_inner)
+        sync::lock(&self.pairs)
     }
 
     /// Its place in `cq`: the one that there is, or one made now.

@@ -7,12 +7,11 @@
 //! Invariant: a slot is in one place at a time: on the poster's free list, posted, or in one `Returns`. The poster owns its buffers until it is posted; the poller
 //! whose queue gets the completion owns them from then on, until it is in the `Returns`.
 
-use core::cell::UnsafeCell;
-use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::Arc;
 
 use crate::memory::{Buffers, RangePtr};
 use crate::qp::{Queue, Ring};
+use crate::sync::{AtomicBool, AtomicU32, Handed, Ordering};
 
 /// The slots of one shared receive queue.
 pub(crate) struct Slots(Box<[Slot]>);
@@ -20,7 +19,7 @@ pub(crate) struct Slots(Box<[Slot]>);
 struct Slot {
     /// Whether a completion may name it.
     posted: AtomicBool,
-    buffers: UnsafeCell<Option<RangePtr>>,
+    buffers: Handed<Option<RangePtr>>,
 }
 
 // SAFETY: the slots own their buffers, which are Send.
@@ -33,7 +32,7 @@ impl Slots {
     pub(super) fn new(depth: u32) -> Self {
         let slot = |_| Slot {
             posted: AtomicBool::new(false),
-            buffers: UnsafeCell::new(None),
+            buffers: Handed::new(None),
         };
         Self((0..depth).map(slot).collect())
     }
@@ -46,7 +45,7 @@ impl Slots {
     pub(super) unsafe fn put(&self, slot: u32, buffers: Buffers) {
         if let Some(slot) = self.0.get(slot as usize) {
             // SAFETY: the slot is the poster's.
-            unsafe { *slot.buffers.get() = buffers.into_head() };
+            unsafe { slot.buffers.set(buffers.into_head()) };
             slot.posted.store(true, Ordering::Release);
         }
     }
@@ -64,7 +63,7 @@ impl Slots {
         }
         slot.posted.store(false, Ordering::Relaxed);
         // SAFETY: it is posted, so the slot owns the list; nobody else takes it, by contract.
-        Some(unsafe { Buffers::from_head(*slot.buffers.get()) })
+        Some(unsafe { Buffers::from_head(slot.buffers.get()) })
     }
 }
 

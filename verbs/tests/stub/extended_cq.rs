@@ -2,11 +2,12 @@
 //! is not open, read when nothing is current, or a queue pair destroyed by the thread that polls its queue.
 
 use core::ffi::{c_int, c_uint};
-use std::sync::Mutex;
+
 use std::thread::ThreadId;
 
 use doorbell_verbs_sys::*;
 
+use super::lock::{Mutex, MutexGuard};
 use super::provider::{set_errno, stub_of};
 use super::{Cq, Stub, Verb};
 use crate::allocation::OfTheProvider;
@@ -130,7 +131,7 @@ unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr)
 }
 
 /// The open poll, of this thread.
-fn open_of(poll: &Mutex<Option<Open>>) -> std::sync::MutexGuard<'_, Option<Open>> {
+fn open_of(poll: &Mutex<Option<Open>>) -> MutexGuard<'_, Option<Open>> {
     let poll = poll.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
     let open = poll.as_ref().expect("a poll is open");
     assert_eq!(open.thread, std::thread::current().id(), "the thread that started it");

@@ -27,21 +27,21 @@ pub(super) fn set_errno(errno: c_int) {
 }
 
 unsafe extern "C" fn get_device_list(num: *mut c_int) -> *mut *mut ibv_device {
-    let devices: Vec<*mut ibv_device> = DEVICES
-        .lock()
-        .unwrap()
-        .iter()
-        .map(|stub| (&raw const **stub).cast_mut().cast())
-        .collect();
+    let devices = DEVICES.lock().unwrap();
+    let listed = devices.iter().map(|stub| (&raw const **stub).cast_mut().cast());
+    // As in the real list, a null pointer comes last, by which its length is known when it is freed.
+    let list: Box<[*mut ibv_device]> = listed.chain([core::ptr::null_mut()]).collect();
     // SAFETY: the caller's.
-    unsafe { *num = devices.len() as c_int };
-    let mut devices = devices.into_boxed_slice();
-    // The list's length is not known when it is freed; so it is leaked.
-    let first = devices.as_mut_ptr();
-    core::mem::forget(devices);
-    first
+    unsafe { *num = list.len() as c_int - 1 };
+    Box::into_raw(list).cast()
 }
-unsafe extern "C" fn free_device_list(_: *mut *mut ibv_device) {}
+unsafe extern "C" fn free_device_list(list: *mut *mut ibv_device) {
+    // SAFETY: made by get_device_list, thus a box that ends behind the first null pointer.
+    unsafe {
+        let len = (0..).take_while(|&at| !(*list.add(at)).is_null()).count() + 1;
+        drop(Box::from_raw(core::ptr::slice_from_raw_parts_mut(list, len)));
+    }
+}
 unsafe extern "C" fn get_device_name(device: *mut ibv_device) -> *const c_char {
     // SAFETY: a stub's device.
     unsafe { (*device.cast::<Stub>()).c_name.as_ptr() }

@@ -10,8 +10,13 @@ mod guest;
 mod licences;
 mod steps;
 
+pub(crate) use steps::{command, tests};
+
 use anyhow::{Result, bail};
-use std::time::{Duration, Instant};
+use std::{
+    fmt,
+    time::{Duration, Instant},
+};
 
 const HELP: &str = "\
 Check everything
@@ -60,7 +65,7 @@ pub(crate) struct Counts {
 }
 
 impl Counts {
-    fn add(&mut self, other: Counts) {
+    pub(crate) fn add(&mut self, other: Counts) {
         self.passed += other.passed;
         self.failed += other.failed;
         self.skipped += other.skipped;
@@ -68,11 +73,11 @@ impl Counts {
 }
 
 /// A line of the summary.
-struct Line {
+pub(crate) struct Line {
     name: &'static str,
     mark: &'static str,
     note: String,
-    counts: Counts,
+    pub(crate) counts: Counts,
     took: Duration,
 }
 
@@ -96,13 +101,7 @@ pub(crate) fn main(arguments: lexopt::Parser) -> Result<u8> {
 
     let mut total = Counts::default();
     for line in &lines {
-        println!(
-            "{:<12} {:<8} {:>7.1} s  {}",
-            line.name,
-            line.mark,
-            line.took.as_secs_f64(),
-            line.note
-        );
+        println!("{line}");
         total.add(line.counts);
     }
     println!(
@@ -118,7 +117,7 @@ pub(crate) fn under_ci() -> bool {
 }
 
 /// The verdict on what a machine lacks.
-fn lacking(missing: &[&str]) -> Result<Verdict> {
+pub(crate) fn lacking(missing: &[&str]) -> Result<Verdict> {
     let what = format!("missing: {} (as root: apt-get install {0})", missing.join(" "));
     if under_ci() {
         bail!(what)
@@ -127,7 +126,7 @@ fn lacking(missing: &[&str]) -> Result<Verdict> {
     }
 }
 
-fn judge(name: &'static str, result: Result<Verdict>, took: Duration) -> Line {
+pub(crate) fn judge(name: &'static str, result: Result<Verdict>, took: Duration) -> Line {
     let (passed, failed, skipped) = ("ok", "FAILED", "skipped");
     let one = |passed, failed, skipped| Counts {
         passed,
@@ -152,6 +151,19 @@ fn judge(name: &'static str, result: Result<Verdict>, took: Duration) -> Line {
         note,
         counts,
         took,
+    }
+}
+
+impl fmt::Display for Line {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{:<12} {:<8} {:>7.1} s  {}",
+            self.name,
+            self.mark,
+            self.took.as_secs_f64(),
+            self.note
+        )
     }
 }
 

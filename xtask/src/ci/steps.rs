@@ -1,7 +1,7 @@
 //! What `cargo xtask ci` checks.
 
 use super::{Counts, Step, Verdict, guest, lacking, licences};
-use crate::{instructions, setup, workspace};
+use crate::{instructions, sanitize, setup, workspace};
 use anyhow::{Context, Result, bail};
 use std::{
     ffi::OsString,
@@ -11,7 +11,7 @@ use std::{
 };
 
 /// All steps, in the order in which they run: cheap ones first, and the guest last as it needs the builds.
-pub(crate) const ALL: [Step; 11] = [
+pub(crate) const ALL: [Step; 12] = [
     Step {
         name: "setup",
         about: "what the other steps need from the machine",
@@ -63,6 +63,11 @@ pub(crate) const ALL: [Step; 11] = [
         run: interop,
     },
     Step {
+        name: "sanitize",
+        about: "the safe API and all that is lock-free under sanitizers, valgrind and loom",
+        run: sanitize::check,
+    },
+    Step {
         name: "vm",
         about: "the scripts of tests/vm in a guest with the kernel's rxe",
         run: vm,
@@ -104,7 +109,7 @@ fn doc() -> Result<Verdict> {
 }
 
 fn test() -> Result<Verdict> {
-    tests(command(&["test", "--workspace", "--locked", "--no-fail-fast"]))
+    tests(&mut command(&["test", "--workspace", "--locked", "--no-fail-fast"]))
 }
 
 fn abi() -> Result<Verdict> {
@@ -123,7 +128,7 @@ fn abi() -> Result<Verdict> {
         "--locked",
     ]);
     command.env("LIBCLANG_PATH", setup::LIBCLANG);
-    tests(command)
+    tests(&mut command)
 }
 
 fn release() -> Result<Verdict> {
@@ -173,7 +178,7 @@ fn interop() -> Result<Verdict> {
     };
     let clippy = [&["clippy", "--all-targets"], &package[..], &["--", "-D", "warnings"]].concat();
     succeed(&mut with_libclang(&clippy))?;
-    tests(with_libclang(
+    tests(&mut with_libclang(
         &[&["test"], &package[..], &["--test", "verbs", "ibverbs::"]].concat(),
     ))
 }
@@ -183,7 +188,7 @@ fn cargo(arguments: &[&str]) -> Result<Verdict> {
 }
 
 /// Cargo, the same one that runs us, on the whole workspace.
-pub(super) fn command(arguments: &[&str]) -> Command {
+pub(crate) fn command(arguments: &[&str]) -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command
         .args(arguments)
@@ -205,7 +210,7 @@ pub(super) fn succeed(command: &mut Command) -> Result<Verdict> {
 }
 
 /// Runs `cargo test`, shows what it prints, and adds up its results.
-fn tests(mut command: Command) -> Result<Verdict> {
+pub(crate) fn tests(command: &mut Command) -> Result<Verdict> {
     let mut child = command.stdout(Stdio::piped()).spawn().context("cannot run cargo")?;
     let output = child.stdout.take().context("cargo has no output")?;
     let mut counts = Counts::default();
@@ -216,7 +221,7 @@ fn tests(mut command: Command) -> Result<Verdict> {
         counts.add(result(&String::from_utf8_lossy(&line)).unwrap_or_default());
     }
     let status = child.wait()?;
-    let failure = (!status.success()).then(|| format!("{}: {status}", spelt(&command)));
+    let failure = (!status.success()).then(|| format!("{}: {status}", spelt(command)));
     Ok(Verdict::Counted(counts, failure))
 }
 

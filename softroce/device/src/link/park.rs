@@ -8,18 +8,15 @@ use std::io;
 use std::net::UdpSocket;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Duration;
 
-/// No one sleeps, no call waits.
-const AWAKE: u8 = 0;
-/// The thread sleeps or is about to: a call has to write the eventfd.
-const PARKED: u8 = 1;
-/// A call came: the next [`Parker::park`] returns at once.
-const CALLED: u8 = 2;
+use gate::Gate;
+
+mod gate;
 
 struct Shared {
-    state: AtomicU8,
+    gate: Gate,
+    /// What rings.
     event: EventFd,
 }
 
@@ -55,7 +52,7 @@ impl Parker {
     pub(super) fn new(socket: Arc<UdpSocket>, watched: Option<Arc<OwnedFd>>) -> io::Result<Self> {
         let event = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
         let shared = Arc::new(Shared {
-            state: AtomicU8::new(AWAKE),
+            gate: Gate::new(),
             event,
         });
         Ok(Self {
@@ -80,12 +77,7 @@ impl Parker {
     /// See ppoll(2): only from a lack of kernel memory.
     pub fn park(&mut self, interest: Interest, timeout: Option<Duration>) -> io::Result<bool> {
         let shared = &*self.shared;
-        if shared
-            .state
-            .compare_exchange(AWAKE, PARKED, Ordering::SeqCst, Ordering::SeqCst)
-            .is_err()
-        {
-            shared.state.swap(AWAKE, Ordering::SeqCst);
+        if !shared.gate.enter() {
             return Ok(false);
         }
         let socket_events = match interest {
@@ -100,8 +92,7 @@ impl Parker {
             PollFd::new(besides.map_or(shared.event.as_fd(), AsFd::as_fd), PollFlags::POLLIN),
         ];
         let result = ppoll(&mut watched, timeout.map(TimeSpec::from_duration), None);
-        // An exchange and not a store, here and above: what the waker did before it called is visible afterwards.
-        shared.state.swap(AWAKE, Ordering::SeqCst);
+        shared.gate.leave();
         if watched[1].any() == Some(true) {
             // Empty already when the waker wrote between poll and here and another round drained it: no matter.
             let _ = shared.event.read();
@@ -116,7 +107,7 @@ impl Parker {
 impl Waker {
     /// Wakes the parked thread, or keeps it from parking the next time it tries.
     pub fn wake(&self) {
-        if self.shared.state.swap(CALLED, Ordering::SeqCst) == PARKED {
+        if self.shared.gate.call() {
             // Fails only when 2^64 - 1 calls wait, and then the eventfd is readable anyway.
             let _ = self.shared.event.write(1);
         }

@@ -1,0 +1,67 @@
+//! Loom's model of the lock with a note: whatever is left to its holder is done, by somebody, before all have gone. Run by `cargo xtask sanitize loom`.
+
+use std::sync::Arc;
+
+use loom::thread;
+
+use super::*;
+
+/// What the engine has to send, and what was sent.
+struct Link {
+    core: Mutex<u32>,
+    tx: Noted<u32>,
+}
+
+impl Link {
+    /// As a thread that has made the engine want to send something.
+    fn post(&self) {
+        let mut core = self.core.lock();
+        *core += 1;
+        self.tx.pass(
+            core,
+            |mut core, mut tx| {
+                // A batch has room for one.
+                let taken = u32::from(*core > 0);
+                *core -= taken;
+                let more = *core > 0;
+                drop(core);
+                *tx += taken;
+                more
+            },
+            drop,
+            || self.core.lock(),
+        );
+    }
+}
+
+fn nothing_is_left_behind(threads: u32, preemptions: usize) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(preemptions);
+    builder.check(move || {
+        let link = Arc::new(Link {
+            core: Mutex::new(0),
+            tx: Noted::new(0),
+        });
+        let posting: Vec<_> = (1..threads)
+            .map(|_| {
+                let link = Arc::clone(&link);
+                thread::spawn(move || link.post())
+            })
+            .collect();
+        link.post();
+        for thread in posting {
+            thread.join().unwrap();
+        }
+        assert_eq!((*link.core.lock(), *link.tx.lock()), (0, threads));
+    });
+}
+
+#[test]
+fn two_threads_leave_nothing_behind() {
+    nothing_is_left_behind(2, 4);
+}
+
+#[test]
+fn three_threads_leave_nothing_behind() {
+    nothing_is_left_behind(3, 2);
+}

@@ -1,0 +1,153 @@
+//! What the device's threads share memory by: atomics, and parking_lot's locks. With `--cfg doorbell_loom` they are loom's under the same names, and the models
+//! (`softroce/device/src/**/model.rs`) run the code that uses them through every order of its steps; that is in no normal build.
+//!
+//! What needs no model (a statistic, a flag that says something once) uses the standard library as it is: see docs/ARCHITECTURE.md.
+
+#[cfg(not(doorbell_loom))]
+pub(crate) use parking_lot::{Mutex, MutexGuard};
+#[cfg(not(doorbell_loom))]
+pub(crate) use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering, fence};
+
+#[cfg(doorbell_loom)]
+pub(crate) use checked::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Mutex, MutexGuard};
+#[cfg(doorbell_loom)]
+pub(crate) use loom::sync::atomic::{Ordering, fence};
+
+#[cfg(doorbell_loom)]
+mod checked {
+    //! Loom's, with what it lacks.
+
+    pub(crate) use loom::sync::MutexGuard;
+    use loom::sync::atomic::{Ordering, fence};
+
+    /// Loom's lock, with parking_lot's way of giving its guard.
+    pub(crate) struct Mutex<T>(loom::sync::Mutex<T>);
+
+    impl<T> Mutex<T> {
+        pub(crate) fn new(value: T) -> Self {
+            Self(loom::sync::Mutex::new(value))
+        }
+
+        pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
+            self.0.lock().unwrap()
+        }
+
+        pub(crate) fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
+            self.0.try_lock().ok()
+        }
+    }
+
+    impl<T> std::fmt::Debug for Mutex<T> {
+        fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            f.debug_struct("Mutex").finish_non_exhaustive()
+        }
+    }
+
+    fn fence_if(ordering: Ordering) {
+        if ordering == Ordering::SeqCst {
+            fence(Ordering::SeqCst);
+        }
+    }
+
+    // Loom has one order of all SeqCst fences, but takes a SeqCst access for one that acquires and releases. With a fence before each load and after each store it is again what it is in the language: two
+    // threads that each store and then load what the other stores do not both miss it.
+
+    macro_rules! atomic {
+        ($name:ident, $value:ty) => {
+            #[derive(Debug)]
+            pub(crate) struct $name(loom::sync::atomic::$name);
+
+            impl $name {
+                pub(crate) fn new(value: $value) -> Self {
+                    Self(loom::sync::atomic::$name::new(value))
+                }
+            }
+        };
+    }
+
+    atomic!(AtomicBool, bool);
+    atomic!(AtomicU8, u8);
+    atomic!(AtomicU64, u64);
+    atomic!(AtomicUsize, usize);
+
+    macro_rules! load_and_store {
+        ($name:ident, $value:ty) => {
+            impl $name {
+                pub(crate) fn load(&self, ordering: Ordering) -> $value {
+                    fence_if(ordering);
+                    self.0.load(ordering)
+                }
+
+                pub(crate) fn store(&self, value: $value, ordering: Ordering) {
+                    self.0.store(value, ordering);
+                    fence_if(ordering);
+                }
+            }
+        };
+    }
+
+    load_and_store!(AtomicBool, bool);
+    load_and_store!(AtomicU64, u64);
+    load_and_store!(AtomicUsize, usize);
+
+    macro_rules! swap {
+        ($name:ident, $value:ty) => {
+            impl $name {
+                pub(crate) fn swap(&self, value: $value, ordering: Ordering) -> $value {
+                    fence_if(ordering);
+                    let before = self.0.swap(value, ordering);
+                    fence_if(ordering);
+                    before
+                }
+            }
+        };
+    }
+
+    swap!(AtomicBool, bool);
+    swap!(AtomicU8, u8);
+
+    impl AtomicU8 {
+        pub(crate) fn compare_exchange(
+            &self,
+            current: u8,
+            new: u8,
+            success: Ordering,
+            failure: Ordering,
+        ) -> Result<u8, u8> {
+            fence_if(success);
+            let result = self.0.compare_exchange(current, new, success, failure);
+            fence_if(success);
+            result
+        }
+    }
+
+    impl AtomicU64 {
+        pub(crate) fn fetch_add(&self, value: u64, ordering: Ordering) -> u64 {
+            self.0.fetch_add(value, ordering)
+        }
+    }
+}
+
+/// For models: what wakes a thread that sleeps, as an eventfd does.
+#[cfg(all(test, doorbell_loom))]
+#[derive(Default)]
+pub(crate) struct Bell {
+    rung: loom::sync::Mutex<bool>,
+    ringing: loom::sync::Condvar,
+}
+
+#[cfg(all(test, doorbell_loom))]
+impl Bell {
+    pub(crate) fn ring(&self) {
+        *self.rung.lock().unwrap() = true;
+        self.ringing.notify_all();
+    }
+
+    /// Sleeps until it has been rung. Loom reports a thread that does so for ever.
+    pub(crate) fn wait(&self) {
+        let mut rung = self.rung.lock().unwrap();
+        while !std::mem::take(&mut *rung) {
+            rung = self.ringing.wait(rung).unwrap();
+        }
+    }
+}

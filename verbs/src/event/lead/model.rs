@@ -1,0 +1,97 @@
+//! Loom's model of threads that wait on one source: none sleeps for what another has read, or for a lead that nobody has. Run by `cargo xtask sanitize loom`.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use loom::sync::{Condvar, Mutex};
+use loom::thread;
+
+use super::*;
+
+/// A descriptor: readable while it holds events.
+#[derive(Default)]
+struct Descriptor {
+    events: Mutex<VecDeque<u32>>,
+    readable: Condvar,
+}
+
+impl Descriptor {
+    fn raise(&self, event: u32) {
+        self.events.lock().unwrap().push_back(event);
+        self.readable.notify_all();
+    }
+}
+
+impl Source<Vec<u32>> for Descriptor {
+    type Error = u32;
+
+    fn read(&self, record: &mut Vec<u32>) -> (bool, Result<(), u32>) {
+        let mut events = self.events.lock().unwrap();
+        let any = !events.is_empty();
+        record.extend(events.drain(..));
+        (any, Ok(()))
+    }
+
+    fn sleep(&self, _: Option<Instant>) -> Result<(), u32> {
+        let mut events = self.events.lock().unwrap();
+        while events.is_empty() {
+            events = self.readable.wait(events).unwrap();
+        }
+        Ok(())
+    }
+}
+
+#[derive(Default)]
+struct Channel {
+    lead: Lead<Vec<u32>>,
+    descriptor: Descriptor,
+}
+
+/// Takes event `wanted` out of the record.
+fn of(wanted: u32) -> impl FnMut(&mut Vec<u32>) -> Option<u32> {
+    move |record| {
+        let at = record.iter().position(|&event| event == wanted)?;
+        Some(record.remove(at))
+    }
+}
+
+impl Channel {
+    fn wait(&self, wanted: u32) {
+        assert_eq!(self.lead.wait(&self.descriptor, None, of(wanted)), Ok(Some(wanted)));
+    }
+}
+
+/// A model whose deadlock, a thread that sleeps for ever, loom reports.
+fn model(run: impl Fn(Arc<Channel>) + Sync + Send + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(3);
+    builder.check(move || run(Arc::new(Channel::default())));
+}
+
+#[test]
+fn each_waiter_gets_its_own_event_whoever_reads_it() {
+    model(|channel| {
+        let waiting = [1, 2].map(|wanted| {
+            let channel = Arc::clone(&channel);
+            thread::spawn(move || channel.wait(wanted))
+        });
+        channel.descriptor.raise(2);
+        channel.descriptor.raise(1);
+        for thread in waiting {
+            thread.join().unwrap();
+        }
+    });
+}
+
+#[test]
+fn one_who_only_looks_tells_those_who_sleep() {
+    model(|channel| {
+        let waiter = Arc::clone(&channel);
+        let waiting = thread::spawn(move || waiter.wait(1));
+        channel.descriptor.raise(1);
+        // It may read the event of the other, who must hear of it.
+        let found = channel.lead.look(&channel.descriptor, &mut of(2));
+        assert_eq!(found, Ok(None));
+        waiting.join().unwrap();
+    });
+}
