@@ -1,8 +1,8 @@
-//! The commonest failures of new users, each provoked by the safe API, and what they are told: reviewed texts, in `snapshots`. Each has to say what is wrong, on which
-//! object, and what to do.
+//! The commonest failures of new users, each provoked by the safe API, and what they are told: reviewed texts, in `snapshots`. Each has to say what is wrong,
+//! on which object, and what to do.
 //!
-//! Most are failures of soft devices. What these don't fail with comes from tables of verbs that do ([`altered`]), or from another process, which finds libraries
-//! of ours in place of the system's ([`libraries`]).
+//! Most are failures of soft devices. What these don't fail with comes from tables of verbs that do ([`altered`]), or from another process, which finds
+//! libraries of ours in place of the system's ([`libraries`]).
 
 mod altered;
 mod libraries;

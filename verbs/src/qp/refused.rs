@@ -5,7 +5,7 @@ use std::io;
 use super::transport::GRH_BYTES;
 use crate::memory::{BoundWindow, Buffers, Key, MemoryWindow, WindowType};
 
-/// Why a request was refused.
+/// Why a request was refused (ibv_post_send(3)).
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Reason {

@@ -227,7 +227,7 @@ pub struct SharedReceiveQueue {
     handle: SharedReceiveHandle,
 }
 
-/// A shared receive queue as those see it who make queue pairs on it. Cloning is cheap.
+/// A shared receive queue as those see it who make queue pairs on it (IBTA vol 1, 10.2.9). Cloning is cheap.
 #[derive(Clone)]
 pub struct SharedReceiveHandle(Arc<SrqInner>);
 

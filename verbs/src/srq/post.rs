@@ -210,7 +210,7 @@ impl Poster {
     }
 }
 
-/// The receives of one call, being built: see [`SharedReceiveQueue::post_receives`](super::SharedReceiveQueue::post_receives).
+/// The receives of one call, being built: see [`SharedReceiveQueue::post_receives`](super::SharedReceiveQueue::post_receives) (ibv_post_srq_recv(3)).
 pub struct SharedReceiveBatch<'q> {
     poster: &'q mut Poster,
     /// Why the batch is refused, if it is, and the buffers of the refused request and those after it.
