@@ -14,6 +14,7 @@ use crate::event::{CompletionChannel, Events};
 use crate::memory::DeviceMemory;
 use crate::pd::ProtectionDomain;
 use crate::port::{GidEntry, GidType, LinkLayer, PortAttr};
+use crate::raw::Lender;
 use crate::types::Gid;
 
 /// An open device (ibv_open_device(3)). Cloning is cheap: all clones, and all objects made from them, share one context, which is closed with the last.
@@ -30,7 +31,7 @@ pub(crate) struct ContextInner {
     /// Whether there is a reader of its asynchronous events.
     pub(crate) events_taken: AtomicBool,
     /// What has opened the context and closes it, when that is not us: it lives as long as this.
-    lender: Option<Arc<dyn Send + Sync>>,
+    lender: Lender,
 }
 
 // SAFETY: every verb may be called from any thread at any time (libibverbs is thread-safe but for objects made otherwise, of which we make none); `raw` is
@@ -150,12 +151,7 @@ impl Context {
         Self::new(api, raw, name, Some(lender))
     }
 
-    fn new(
-        api: &'static Api,
-        raw: *mut sys::ibv_context,
-        name: String,
-        lender: Option<Arc<dyn Send + Sync>>,
-    ) -> Result<Self, DeviceError> {
+    fn new(api: &'static Api, raw: *mut sys::ibv_context, name: String, lender: Lender) -> Result<Self, DeviceError> {
         let mut attr = MaybeUninit::<sys::ibv_device_attr>::zeroed();
         // SAFETY: `raw` is live and `attr` may be written.
         let queried = check(unsafe { (api.query_device)(raw, attr.as_mut_ptr()) });

@@ -35,6 +35,8 @@
 //! # }
 //! ```
 //!
+//! The [`guide`] has a page for each common task.
+//!
 //! # Sleeping instead of polling
 //!
 //! A completion queue made on a [`CompletionChannel`] can be waited for: [`CompletionQueue::wait`] by a thread, with a timeout, `TokioChannel` (feature `tokio`)
@@ -120,11 +122,15 @@ mod describe;
 mod error;
 mod event;
 pub mod exchange;
+pub mod guide;
+#[cfg(feature = "ibverbs")]
+pub mod interop;
 mod library;
 mod memory;
 mod pd;
 mod port;
 mod qp;
+pub mod raw;
 mod srq;
 mod sync;
 mod types;

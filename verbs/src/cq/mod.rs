@@ -47,6 +47,7 @@ use crate::context::ContextInner;
 use crate::error::{CompletionQueueError, check};
 use crate::event::channel::{ChannelInner, CqId};
 use crate::qp::{QpObject, Queue, Ring};
+use crate::raw::Lender;
 use crate::sync::MutexGuard;
 
 /// How many completions one poll takes at most.
@@ -89,6 +90,7 @@ pub(crate) struct CqInner {
     members: Members,
     /// The thread that has a poll of it open, or 0; of an extended queue alone.
     polled_by: AtomicUsize,
+    lender: Lender,
 }
 
 // SAFETY: `raw` is only passed to verbs, which may be called from any thread; the rest is Send and Sync.
@@ -264,9 +266,12 @@ impl Drop for CqInner {
             // SAFETY: the queue is live, and was made with this id.
             unsafe { channel.dismiss(self.id, self.raw) };
         }
-        // SAFETY: the last reference: the poller and every queue pair on it are gone.
-        let result = unsafe { (self.context.api.destroy_cq)(self.raw) };
-        match check(result) {
+        let result = match self.lender {
+            Some(_) => Ok(()),
+            // SAFETY: the last reference: the poller and every queue pair on it are gone.
+            None => check(unsafe { (self.context.api.destroy_cq)(self.raw) }),
+        };
+        match result {
             // SAFETY: dropped once, here; not used after.
             Ok(()) => unsafe {
                 ManuallyDrop::drop(&mut self.channel);

@@ -1,5 +1,7 @@
 //! A queue pair in use: connected, or ready for datagrams.
 
+use doorbell_verbs_sys as sys;
+
 use super::backend::{Backend, PostList, Receives};
 use super::batch::{Batch, ReceiveBatch, post_one};
 use super::endpoint::{Endpoint, UdEndpoint};
@@ -66,6 +68,10 @@ impl<T: Transport, B: Backend> QueuePair<T, B> {
             object,
             link,
         }
+    }
+
+    pub(crate) fn raw(&self) -> *mut sys::ibv_qp {
+        self.object.raw()
     }
 
     /// Posts all the requests that `build` makes, by one call of the device: one doorbell (ibv_post_send(3)).

@@ -16,7 +16,9 @@ pub enum Reason {
         depth: u32,
     },
     /// The message is longer than the peer's memory named.
-    #[error("{len} bytes do not fit the {remote} bytes of remote memory named")]
+    #[error(
+        "{len} bytes do not fit the {remote} bytes of remote memory named: send less, or have the peer register more"
+    )]
     RemoteTooShort {
         /// The message's length in bytes.
         len: u64,

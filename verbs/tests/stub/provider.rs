@@ -313,6 +313,10 @@ unsafe extern "C" fn modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_
     if attr.qp_state == IBV_QPS_ERR {
         flush(qp, qpn);
     }
+    if attr.qp_state == IBV_QPS_RESET {
+        qp.send.pending.clear();
+        qp.recv.pending.clear();
+    }
     0
 }
 unsafe extern "C" fn destroy_qp(qp: *mut ibv_qp) -> c_int {
