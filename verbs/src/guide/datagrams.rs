@@ -5,7 +5,7 @@
 //!
 //! ```no_run
 //! use std::time::Duration;
-//! use doorbell_verbs::{Buffer, Context, GRH_BYTES, Local, Queue, UdEndpoint};
+//! use doorbell_verbs::{Context, GRH_BYTES, Local, Queue, UdEndpoint};
 //!
 //! const MESSAGE: usize = 64;
 //!
