@@ -17,6 +17,8 @@ pub(crate) use loom::sync::atomic::{Ordering, fence};
 mod checked {
     //! Loom's, with what it lacks.
 
+    use std::cell::Cell;
+
     pub(crate) use loom::sync::MutexGuard;
     use loom::sync::atomic::{Ordering, fence};
 
@@ -43,14 +45,25 @@ mod checked {
         }
     }
 
-    fn fence_if(ordering: Ordering) {
-        if ordering == Ordering::SeqCst {
+    // Loom has one order of all SeqCst fences, but takes a SeqCst access for one that acquires and releases. With a fence between a SeqCst store and a later SeqCst load of the same thread
+    // they are again what they are in the language: two threads that each store and then load what the other stores do not both miss it.
+
+    loom::thread_local! {
+        /// Whether the thread has made a SeqCst store.
+        static STORED: Cell<bool> = Cell::new(false);
+    }
+
+    fn before_load(ordering: Ordering) {
+        if ordering == Ordering::SeqCst && STORED.with(Cell::get) {
             fence(Ordering::SeqCst);
         }
     }
 
-    // Loom has one order of all SeqCst fences, but takes a SeqCst access for one that acquires and releases. With a fence before each load and after each store it is again what it is in the language: two
-    // threads that each store and then load what the other stores do not both miss it.
+    fn after_store(ordering: Ordering) {
+        if ordering == Ordering::SeqCst {
+            STORED.with(|stored| stored.set(true));
+        }
+    }
 
     macro_rules! atomic {
         ($name:ident, $value:ty) => {
@@ -74,13 +87,13 @@ mod checked {
         ($name:ident, $value:ty) => {
             impl $name {
                 pub(crate) fn load(&self, ordering: Ordering) -> $value {
-                    fence_if(ordering);
+                    before_load(ordering);
                     self.0.load(ordering)
                 }
 
                 pub(crate) fn store(&self, value: $value, ordering: Ordering) {
                     self.0.store(value, ordering);
-                    fence_if(ordering);
+                    after_store(ordering);
                 }
             }
         };
@@ -94,9 +107,9 @@ mod checked {
         ($name:ident, $value:ty) => {
             impl $name {
                 pub(crate) fn swap(&self, value: $value, ordering: Ordering) -> $value {
-                    fence_if(ordering);
+                    before_load(ordering);
                     let before = self.0.swap(value, ordering);
-                    fence_if(ordering);
+                    after_store(ordering);
                     before
                 }
             }
@@ -114,9 +127,9 @@ mod checked {
             success: Ordering,
             failure: Ordering,
         ) -> Result<u8, u8> {
-            fence_if(success);
+            before_load(success);
             let result = self.0.compare_exchange(current, new, success, failure);
-            fence_if(success);
+            after_store(success);
             result
         }
     }

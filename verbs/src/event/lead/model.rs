@@ -13,6 +13,8 @@ use super::*;
 struct Descriptor {
     events: Mutex<VecDeque<u32>>,
     readable: Condvar,
+    /// Whether the next sleep fails.
+    fails: Mutex<bool>,
 }
 
 impl Descriptor {
@@ -33,6 +35,9 @@ impl Source<Vec<u32>> for Descriptor {
     }
 
     fn sleep(&self, _: Option<Instant>) -> Result<(), u32> {
+        if std::mem::take(&mut *self.fails.lock().unwrap()) {
+            return Err(FAILURE);
+        }
         let mut events = self.events.lock().unwrap();
         while events.is_empty() {
             events = self.readable.wait(events).unwrap();
@@ -47,6 +52,8 @@ struct Channel {
     descriptor: Descriptor,
 }
 
+const FAILURE: u32 = 7;
+
 /// Takes event `wanted` out of the record.
 fn of(wanted: u32) -> impl FnMut(&mut Vec<u32>) -> Option<u32> {
     move |record| {
@@ -56,8 +63,8 @@ fn of(wanted: u32) -> impl FnMut(&mut Vec<u32>) -> Option<u32> {
 }
 
 impl Channel {
-    fn wait(&self, wanted: u32) {
-        assert_eq!(self.lead.wait(&self.descriptor, None, of(wanted)), Ok(Some(wanted)));
+    fn wait(&self, wanted: u32) -> Result<Option<u32>, u32> {
+        self.lead.wait(&self.descriptor, None, of(wanted))
     }
 }
 
@@ -77,9 +84,28 @@ fn each_waiter_gets_its_own_event_whoever_reads_it() {
         });
         channel.descriptor.raise(2);
         channel.descriptor.raise(1);
-        for thread in waiting {
-            thread.join().unwrap();
-        }
+        assert_eq!(waiting.map(|thread| thread.join().unwrap()), [Ok(Some(1)), Ok(Some(2))]);
+    });
+}
+
+#[test]
+fn a_leader_that_fails_leaves_the_lead_to_another() {
+    model(|channel| {
+        *channel.descriptor.fails.lock().unwrap() = true;
+        let waiting = [1, 2].map(|wanted| {
+            let channel = Arc::clone(&channel);
+            thread::spawn(move || channel.wait(wanted))
+        });
+        channel.descriptor.raise(1);
+        channel.descriptor.raise(2);
+        let got = waiting.map(|thread| thread.join().unwrap());
+        // Neither sleeps for ever, and at most one has failed.
+        let right = [
+            [Ok(Some(1)), Ok(Some(2))],
+            [Err(FAILURE), Ok(Some(2))],
+            [Ok(Some(1)), Err(FAILURE)],
+        ];
+        assert!(right.contains(&got), "{got:?}");
     });
 }
 
@@ -92,6 +118,6 @@ fn one_who_only_looks_tells_those_who_sleep() {
         // It may read the event of the other, who must hear of it.
         let found = channel.lead.look(&channel.descriptor, &mut of(2));
         assert_eq!(found, Ok(None));
-        waiting.join().unwrap();
+        assert_eq!(waiting.join().unwrap(), Ok(Some(1)));
     });
 }

@@ -5,11 +5,13 @@ use std::sync::Arc;
 use loom::thread;
 
 use super::*;
+use crate::sync::AtomicU64;
 
 /// What the engine has to send, and what was sent.
 struct Link {
     core: Mutex<u32>,
     tx: Noted<u32>,
+    calls: AtomicU64,
 }
 
 impl Link {
@@ -25,6 +27,8 @@ impl Link {
                 *core -= taken;
                 let more = *core > 0;
                 drop(core);
+                // The system call: others come meanwhile.
+                self.calls.fetch_add(1, Ordering::Relaxed);
                 *tx += taken;
                 more
             },
@@ -41,6 +45,7 @@ fn nothing_is_left_behind(threads: u32, preemptions: usize) {
         let link = Arc::new(Link {
             core: Mutex::new(0),
             tx: Noted::new(0),
+            calls: AtomicU64::new(0),
         });
         let posting: Vec<_> = (1..threads)
             .map(|_| {

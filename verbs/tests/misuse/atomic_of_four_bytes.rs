@@ -1,0 +1,8 @@
+//! The operands of an atomic are of eight bytes.
+use doorbell_verbs::{QueuePair, RemoteWord, Word};
+
+fn misuse(qp: &mut QueuePair, word: Word, at: RemoteWord, add: u32) {
+    qp.fetch_add(word, at, add).unwrap();
+}
+
+fn main() {}

@@ -1,0 +1,12 @@
+//! A batch is built by the thread that rings: a provider may have begun it under a lock of that thread's.
+use doorbell_verbs::{Buffer, QueuePair};
+
+fn misuse(qp: &mut QueuePair, buffer: Buffer) {
+    let _ = qp.post(|batch| {
+        std::thread::scope(|scope| {
+            scope.spawn(|| drop(batch.send(buffer)));
+        });
+    });
+}
+
+fn main() {}
