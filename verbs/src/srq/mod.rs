@@ -181,8 +181,12 @@ impl SrqInner {
         &self.pd.context
     }
 
+    fn id(&self) -> SrqId {
+        SrqId(self.key)
+    }
+
     fn name(&self) -> String {
-        format!("{} shared receive queue {}", self.pd.context.name, SrqId(self.key))
+        format!("{} shared receive queue {}", self.pd.context.name, self.id())
     }
 }
 
@@ -416,7 +420,7 @@ impl SharedReceiveHandle {
     /// What names it in events.
     #[must_use]
     pub fn id(&self) -> SrqId {
-        SrqId(self.0.key)
+        self.0.id()
     }
 
     pub(crate) fn inner(&self) -> &Arc<SrqInner> {
