@@ -114,17 +114,17 @@ fn advice(error: &io::Error) -> &'static str {
 #[non_exhaustive]
 pub enum RefusedBy {
     /// One of the two queues of this queue pair.
-    QueuePair(Qpn, Queue),
+    QueueOf(Qpn, Queue),
     /// This shared receive queue.
-    SharedReceiveQueue(SrqId),
+    Shared(SrqId),
 }
 
 impl fmt::Display for RefusedBy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::QueuePair(qpn, Queue::Send) => write!(f, "send queue of queue pair {qpn}"),
-            Self::QueuePair(qpn, Queue::Receive) => write!(f, "receive queue of queue pair {qpn}"),
-            Self::SharedReceiveQueue(id) => write!(f, "shared receive queue {id}"),
+            Self::QueueOf(qpn, Queue::Send) => write!(f, "send queue of queue pair {qpn}"),
+            Self::QueueOf(qpn, Queue::Receive) => write!(f, "receive queue of queue pair {qpn}"),
+            Self::Shared(id) => write!(f, "shared receive queue {id}"),
         }
     }
 }

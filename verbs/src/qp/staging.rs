@@ -291,7 +291,7 @@ impl<L: Line> Poster<L> {
         self.signal_at = refusal.signal_at;
         self.forget_from(head);
         Box::new(RefusedBatch {
-            queue: RefusedBy::QueuePair(self.ring.qpn(), self.ring.queue()),
+            queue: RefusedBy::QueueOf(self.ring.qpn(), self.ring.queue()),
             index: (refusal.at - head) as usize,
             reason: refusal.reason,
             posted: 0,
@@ -331,7 +331,7 @@ impl<L: Line> Poster<L> {
         self.forget_from(head);
         let posted = accepted as usize;
         Box::new(RefusedBatch {
-            queue: RefusedBy::QueuePair(self.ring.qpn(), self.ring.queue()),
+            queue: RefusedBy::QueueOf(self.ring.qpn(), self.ring.queue()),
             index: posted,
             reason: Reason::Device { verb: L::VERB, error },
             posted,

@@ -209,7 +209,7 @@ impl Poster {
 
     /// What a refusal calls it.
     fn name(&self) -> RefusedBy {
-        RefusedBy::SharedReceiveQueue(self.srq.id())
+        RefusedBy::Shared(self.srq.id())
     }
 
     fn queue_full(&self) -> Reason {
