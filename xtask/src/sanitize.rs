@@ -149,10 +149,7 @@ fn valgrind() -> Result<Verdict> {
     let runner = format!("CARGO_TARGET_{}_RUNNER", host()?.to_uppercase().replace('-', "_"));
     // What was never freed is LeakSanitizer's business; and as one thread runs at a time, those tests in which several race or wait for one another say no more than elsewhere.
     let mut command = ci::command(&["test"]);
-    command.env(
-        runner,
-        "valgrind --quiet --error-exitcode=99 --leak-check=no",
-    );
+    command.env(runner, "valgrind --quiet --error-exitcode=99 --leak-check=no");
     command.args(VERBS).args(BUT_THE_COMPILER);
     ci::tests(command.args(["--skip", "threads::", "--skip", "events::"]))
 }

@@ -8,6 +8,7 @@
 
 mod guest;
 mod licences;
+mod safe;
 mod steps;
 
 pub(crate) use steps::{command, tests};
