@@ -44,3 +44,47 @@ fn datagrams_are_answered_without_connecting() {
 fn tasks_serve_all_clients() {
     assert_eq!(run(env!("CARGO_BIN_EXE_03_tokio")), "8 clients, 50 answers each\n");
 }
+
+#[test]
+fn a_stream_of_writes_keeps_to_the_readers_window() {
+    let stdout = run(env!("CARGO_BIN_EXE_06_stream_writes"));
+    assert_eq!(
+        stdout,
+        "1024 chunks of 16384 bytes through a window of 8, each as it was written\n"
+    );
+}
+
+#[test]
+fn reads_are_served_while_their_server_sleeps() {
+    let stdout = run(env!("CARGO_BIN_EXE_07_serve_reads"));
+    let lines: Vec<_> = stdout.lines().collect();
+    assert_eq!(lines.len(), 4, "{stdout}");
+    for (number, line) in lines[..3].iter().enumerate() {
+        assert_eq!(*line, format!("client {number}: 500 records read, each whole"));
+    }
+    assert_eq!(lines[3], "3 queue pairs served them without a request to the server");
+}
+
+#[test]
+fn all_messages_arrive_once_though_their_server_goes_away() {
+    let stdout = run(env!("CARGO_BIN_EXE_08_recover"));
+    let lines: Vec<_> = stdout.lines().collect();
+    let last = lines.len() - 1;
+    assert_eq!(lines[0], "connected: the server has 0 messages");
+    assert_eq!(
+        lines[1..=2],
+        [
+            "the server is gone: transport retries exceeded",
+            "connected: the server has 10 messages"
+        ]
+    );
+    assert_eq!(lines[last], "24 messages delivered, each once", "{stdout}");
+}
+
+#[test]
+fn all_clients_share_the_servers_receives() {
+    assert_eq!(
+        run(env!("CARGO_BIN_EXE_09_shared_receives")),
+        "400 answers to 8 clients, by 4 receives\n"
+    );
+}

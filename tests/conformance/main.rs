@@ -18,8 +18,8 @@ fn end(address: &str, udp: u16, role: &str, tcp: u16, mtu: u32, faults: Option<&
             &udp.to_string(),
         ])
         .args([role, &format!("127.0.0.1:{tcp}"), "--mtu", &mtu.to_string()])
-        // 34 ms: what is lost is soon sent again, and a busy machine does not look like a dead peer.
-        .args(["--timeout", "13"])
+        // 67 ms, eight times: what is lost is soon sent again, and a busy machine does not look like a dead peer.
+        .args(["--timeout", "14"])
         .stdout(Stdio::piped())
         .stderr(Stdio::piped());
     clean(&mut command).envs(faults.map(|faults| ("DOORBELL_FAULTS", faults)));
@@ -82,19 +82,14 @@ fn every_operation_with_every_fault() {
     );
 }
 
-/// The suite on the soft device, which offers all of it.
+/// The suite on the soft device. Its waiver file has nothing in it.
 #[test]
 fn the_soft_device_conforms() {
     let [address, _] = addresses();
+    let waivers = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/waivers/soft.txt");
     let mut command = Command::new(env!("CARGO_BIN_EXE_conformance"));
-    clean(&mut command).args(["--device", "soft0", "--address", &address]);
+    clean(&mut command).args(["--device", "soft0", "--address", &address, "--waivers", waivers]);
     let Output { status, stdout, stderr } = command.output().expect("the program was built with this test");
     let (stdout, stderr) = (String::from_utf8_lossy(&stdout), String::from_utf8_lossy(&stderr));
     assert!(status.success(), "{status}\n{stdout}{stderr}");
-    let lacking = |line: &&str| line.contains("  not offered: ") && !line.contains(NOT_YET);
-    let left_out: Vec<&str> = stdout.lines().filter(lacking).collect();
-    assert!(left_out.is_empty(), "{}", left_out.join("\n"));
 }
-
-/// What the soft device is still to learn.
-const NOT_YET: &str = "shared receive queues";

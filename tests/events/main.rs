@@ -1,5 +1,7 @@
 //! Sleeping and events by the safe API on soft devices, both ends in this process: what the stub of `verbs` cannot show, because there nothing is sent.
 
+mod extended;
+
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Once;
 use std::thread;

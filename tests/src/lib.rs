@@ -2,6 +2,7 @@
 //!
 //! - `abi/`: the bindings of verbs-sys against the C headers, the system's library and `rdma-sys`.
 //! - `sim/`: the protocol engine on a simulated network with a virtual clock: lossy conversations, throughput, hostile input.
+//! - `errors/`: what new users are told of their commonest failures.
 //! - `transports/`: UC, UD and the drained state by the safe API.
 //! - `conformance/`: the conformance suite on the soft device; and two processes, over real sockets.
 //! - `vm/`: scripts for the kernel guest: the soft device against the kernel's rxe and stock programs.

@@ -7,12 +7,14 @@ use std::sync::Arc;
 
 use doorbell_verbs_sys::{self as sys, Api, inline};
 
+use crate::clock::DeviceClock;
 use crate::cq::{BestCompletionQueue, CompletionQueue, ExtendedCompletionQueueBuilder};
 use crate::error::{CompletionQueueError, DeviceError, EventError, IndexOrAny, MemoryError, check};
 use crate::event::{CompletionChannel, Events};
 use crate::memory::DeviceMemory;
 use crate::pd::ProtectionDomain;
 use crate::port::{GidEntry, GidType, LinkLayer, PortAttr};
+use crate::raw::Lender;
 use crate::types::Gid;
 
 /// An open device (ibv_open_device(3)). Cloning is cheap: all clones, and all objects made from them, share one context, which is closed with the last.
@@ -29,7 +31,7 @@ pub(crate) struct ContextInner {
     /// Whether there is a reader of its asynchronous events.
     pub(crate) events_taken: AtomicBool,
     /// What has opened the context and closes it, when that is not us: it lives as long as this.
-    lender: Option<Arc<dyn Send + Sync>>,
+    lender: Lender,
 }
 
 // SAFETY: every verb may be called from any thread at any time (libibverbs is thread-safe but for objects made otherwise, of which we make none); `raw` is
@@ -62,6 +64,8 @@ pub struct DeviceAttr {
     pub max_region_bytes: u64,
     /// Whether it has atomics at all.
     pub atomics: bool,
+    /// The clock by which it stamps completions, if it has one.
+    pub clock: Option<DeviceClock>,
     /// Which [memory windows](crate::MemoryWindow) it has.
     pub windows: Windows,
     /// Its vendor, by IEEE OUI.
@@ -107,6 +111,7 @@ impl DeviceAttr {
             max_initiated_rd_atomic: small(attr.max_qp_init_rd_atom),
             max_region_bytes: attr.max_mr_size,
             atomics: attr.atomic_cap != sys::IBV_ATOMIC_NONE,
+            clock: None,
             windows: Windows::from_sys(attr.device_cap_flags),
             vendor_id: attr.vendor_id,
             on_demand_paging: false,
@@ -121,6 +126,7 @@ impl DeviceAttr {
         Self {
             on_demand_paging: attr.odp_caps.general_caps & u64::from(sys::IBV_ODP_SUPPORT) != 0,
             device_memory_bytes: attr.max_dm_size,
+            clock: DeviceClock::from_sys(attr),
             ..self
         }
     }
@@ -145,12 +151,7 @@ impl Context {
         Self::new(api, raw, name, Some(lender))
     }
 
-    fn new(
-        api: &'static Api,
-        raw: *mut sys::ibv_context,
-        name: String,
-        lender: Option<Arc<dyn Send + Sync>>,
-    ) -> Result<Self, DeviceError> {
+    fn new(api: &'static Api, raw: *mut sys::ibv_context, name: String, lender: Lender) -> Result<Self, DeviceError> {
         let mut attr = MaybeUninit::<sys::ibv_device_attr>::zeroed();
         // SAFETY: `raw` is live and `attr` may be written.
         let queried = check(unsafe { (api.query_device)(raw, attr.as_mut_ptr()) });

@@ -7,6 +7,7 @@ use std::io;
 
 use doorbell_verbs_sys as sys;
 
+use crate::port::PortState;
 use crate::qp::TransportKind;
 use crate::qp::attributes::Explanation;
 use crate::types::{Gid, Mtu};
@@ -111,27 +112,38 @@ impl core::fmt::Display for IndexOrAny {
 
 fn devices_there(there: &[String]) -> String {
     if there.is_empty() {
-        return "this library has none (check `rdma link`, or use the soft device)".to_owned();
+        return "this library has none: check `rdma link` and that the driver is loaded, or use the soft device"
+            .to_owned();
     }
-    format!("there is {}", there.join(", "))
+    format!("open one of those there are: {}", there.join(", "))
 }
 
 fn gids_there(there: &[(u32, Gid)]) -> String {
     if there.is_empty() {
         return "the table is empty: give the port's network interface an IP address".to_owned();
     }
+    const SHOWN: usize = 8;
     let list: Vec<String> = there
         .iter()
-        .take(8)
+        .take(SHOWN)
         .map(|(index, gid)| format!("{index} = {gid}"))
         .collect();
-    format!("there is {}", list.join(", "))
+    let more = if there.len() > SHOWN { ", …" } else { "" };
+    format!(
+        "use one of those there are ({}{more}), or leave the index out",
+        list.join(", ")
+    )
 }
 
 fn open_advice(error: &io::Error) -> &'static str {
     match error.kind() {
-        io::ErrorKind::PermissionDenied => "the user needs read and write access to /dev/infiniband/uverbs*",
-        io::ErrorKind::NotFound => "its node under /dev/infiniband is missing (in a container, pass it in)",
+        io::ErrorKind::PermissionDenied => {
+            "the user needs read and write access to its node, /dev/infiniband/uverbs*: join the group that owns it (`ls -l` says which), or have udev give it \
+             mode 0666"
+        }
+        io::ErrorKind::NotFound => {
+            "its node under /dev/infiniband is missing: load ib_uverbs, or pass it into the container (`--device`)"
+        }
         _ => "is its driver loaded?",
     }
 }
@@ -473,7 +485,7 @@ pub enum EventError {
 #[non_exhaustive]
 pub enum QueuePairError {
     /// A size is beyond what the device has.
-    #[error("ibv_create_qp({device}): {what} {asked} is beyond the device's {max}")]
+    #[error("ibv_create_qp({device}): {what} {asked} is beyond the device's {max}: lower it")]
     Limit {
         /// The device's name.
         device: String,
@@ -486,8 +498,8 @@ pub enum QueuePairError {
     },
     /// The completion queue has no room for all the completions this queue pair may have outstanding.
     #[error(
-        "the {which} completion queue has {free} of its {capacity} entries unreserved, and this queue pair needs {needed}: \
-         make a larger one, lower the depths, or (after dropping a queue pair) poll it until it is empty"
+        "the queue pair's {which} queue needs {needed} entries of its completion queue, which has {capacity}, {free} of them unreserved: make one as large as all \
+         the queues on it are deep together, lower the depths, or (after dropping a queue pair) poll it until it is empty"
     )]
     CompletionQueueTooSmall {
         /// "send" or "receive".
@@ -538,17 +550,20 @@ pub enum QueuePairError {
         setting: &'static str,
     },
     /// The port cannot carry traffic.
-    #[error("{device} port {port} is {state}, not active: bring its link up (`rdma link`, `ip link set … up`)")]
+    #[error("{device} port {port} is {state}, not active: {}", port_advice(.state))]
     PortDown {
         /// The device's name.
         device: String,
         /// The port.
         port: u8,
         /// Its state.
-        state: crate::port::PortState,
+        state: PortState,
     },
     /// The path MTU asked for is larger than the port's.
-    #[error("path MTU {asked} is beyond the {active} of {device} port {port}")]
+    #[error(
+        "path MTU {asked} is beyond the {active} of {device} port {port}: leave mtu() out, which takes the smaller of both ends', or give both network interfaces a \
+         larger one (`ip link set … mtu`: 80 bytes more than the path's)"
+    )]
     Mtu {
         /// The device's name.
         device: String,
@@ -596,6 +611,13 @@ pub enum QueuePairError {
     Device(#[from] DeviceError),
 }
 
+fn port_advice(state: &PortState) -> &'static str {
+    match state {
+        PortState::Init | PortState::Armed => "the subnet manager has yet to configure it: is one running (opensm)?",
+        _ => "bring its link up (`rdma link`, `ip link set … up`), and check the cable",
+    }
+}
+
 fn create_advice(error: &io::Error) -> &'static str {
     match error.kind() {
         io::ErrorKind::OutOfMemory => {
@@ -613,8 +635,11 @@ fn create_advice(error: &io::Error) -> &'static str {
 pub(crate) fn register_advice(error: &io::Error) -> String {
     match error.kind() {
         io::ErrorKind::OutOfMemory => match locked_memory_limit() {
+            Some(limit) if limit == UNLIMITED => {
+                "RLIMIT_MEMLOCK does not limit it, so the machine or the device has no room: register less, or in fewer regions".to_owned()
+            }
             Some(limit) => format!(
-                "the process may lock {limit} (RLIMIT_MEMLOCK): raise it with `ulimit -l unlimited`, `LimitMEMLOCK=infinity` or \
+                "the process may lock {limit} bytes (RLIMIT_MEMLOCK): raise that with `ulimit -l unlimited`, `LimitMEMLOCK=infinity` or \
                  `docker run --ulimit memlock=-1`, or register less"
             ),
             None => "raise RLIMIT_MEMLOCK (`ulimit -l unlimited`), or register less".to_owned(),
@@ -625,16 +650,14 @@ pub(crate) fn register_advice(error: &io::Error) -> String {
     }
 }
 
-/// The soft limit on locked memory, in words, from proc(5).
+/// What proc(5) calls a limit that is none.
+const UNLIMITED: &str = "unlimited";
+
+/// The soft limit on locked memory, in bytes or [`UNLIMITED`], from proc(5).
 fn locked_memory_limit() -> Option<String> {
     let limits = std::fs::read_to_string("/proc/self/limits").ok()?;
     let line = limits.lines().find_map(|line| line.strip_prefix("Max locked memory"))?;
-    let soft = line.split_whitespace().next()?;
-    Some(if soft == "unlimited" {
-        "any amount".to_owned()
-    } else {
-        format!("{soft} bytes")
-    })
+    line.split_whitespace().next().map(str::to_owned)
 }
 
 fn window_advice(error: &io::Error) -> &'static str {
@@ -672,6 +695,9 @@ mod tests {
             name: "mlx5_9".into(),
             there: vec!["soft0".into(), "rxe0".into()],
         };
-        assert_eq!(error.to_string(), "no RDMA device \"mlx5_9\"; there is soft0, rxe0");
+        assert_eq!(
+            error.to_string(),
+            "no RDMA device \"mlx5_9\"; open one of those there are: soft0, rxe0"
+        );
     }
 }

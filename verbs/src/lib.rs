@@ -35,6 +35,8 @@
 //! # }
 //! ```
 //!
+//! The [`guide`] has a page for each common task.
+//!
 //! # Sleeping instead of polling
 //!
 //! A completion queue made on a [`CompletionChannel`] can be waited for: [`CompletionQueue::wait`] by a thread, with a timeout, `TokioChannel` (feature `tokio`)
@@ -73,6 +75,32 @@
 //! # }
 //! ```
 //!
+//! # Taking completions
+//!
+//! [`Completions::try_for_each`] is the fastest way, and a [`Pool`] the cheapest place for the buffers that come back; both allocate nothing. A `for` loop does too. Devices with extended
+//! completion queues ([`Context::extended_completion_queue`]) stamp completions with the time; what is written for `CompletionQueue<Q>` with `Q: CqKind` serves both kinds, and
+//! [`Context::best_completion_queue`] gives the better one that a device has.
+//!
+//! ```no_run
+//! use doorbell_verbs::{CompletionQueue, CompletionQueueError, CqKind, Failure, Pool};
+//!
+//! #[derive(Debug)]
+//! enum Error {
+//!     Queue(CompletionQueueError),
+//!     Request(Failure),
+//! }
+//!
+//! /// Brings back the buffers of all requests that have completed.
+//! fn reap<Q: CqKind>(cq: &mut CompletionQueue<Q>, pool: &mut Pool) -> Result<(), Error> {
+//!     let completions = cq.poll().map_err(Error::Queue)?;
+//!     completions.try_for_each(|done| {
+//!         done.check().map_err(Error::Request)?;
+//!         pool.extend(done.into_buffer());
+//!         Ok(())
+//!     })
+//! }
+//! ```
+//!
 //! # What is promised
 //!
 //! - Nothing safe frees, moves or aliases memory that a device may touch: see [`QueuePair`] for how a drop with work in flight goes, and [`Buffer`] for what can
@@ -86,6 +114,7 @@
 #![deny(unsafe_op_in_unsafe_fn)]
 
 mod ah;
+mod clock;
 pub mod cm;
 mod context;
 mod cq;
@@ -93,11 +122,15 @@ mod describe;
 mod error;
 mod event;
 pub mod exchange;
+pub mod guide;
+#[cfg(feature = "ibverbs")]
+pub mod interop;
 mod library;
 mod memory;
 mod pd;
 mod port;
 mod qp;
+pub mod raw;
 mod srq;
 mod sync;
 mod types;
@@ -105,10 +138,11 @@ mod wait;
 mod wr;
 
 pub use ah::{AddressHandle, AddressHandleBuilder, AddressHandleError};
+pub use clock::DeviceClock;
 pub use context::{Context, DeviceAttr, Windows};
 pub use cq::{
-    BestCompletionQueue, Classic, CompletionQueue, Completions, CqKind, Extended, ExtendedCompletionQueueBuilder,
-    Notify,
+    BestCompletionQueue, Classic, CompletionQueue, CompletionQueueDescription, Completions, CqKind, Extended,
+    ExtendedCompletionQueueBuilder, Notify,
 };
 pub use describe::{AtomicSupport, BufferDescription, DeviceDescription, PortDescription};
 pub use error::{CompletionQueueError, DeviceError, EventError, IndexOrAny, MemoryError, QueuePairError};

@@ -42,6 +42,12 @@ impl Library {
         Self { api }
     }
 
+    /// Its functions.
+    #[must_use]
+    pub const fn api(&self) -> &'static Api {
+        self.api
+    }
+
     /// The devices there are now (ibv_get_device_list(3)).
     ///
     /// # Errors

@@ -16,6 +16,7 @@ use crate::memory::{
     Buffer, Chunks, DeviceMemory, Memory, MemoryWindow, Opaque, Registration, Rights, Type1, registration,
 };
 use crate::qp::QueuePairBuilder;
+use crate::raw::Lender;
 use crate::srq::SharedReceiveBuilder;
 
 /// A protection domain. Cloning is cheap; it is deallocated with the last object made in it.
@@ -29,6 +30,7 @@ pub(crate) struct PdInner {
     pub(crate) context: ManuallyDrop<Arc<ContextInner>>,
     /// Its address handles.
     pub(crate) handles: Handles,
+    lender: Lender,
 }
 
 // SAFETY: `raw` is only passed to verbs, which may be called from any thread.
@@ -47,13 +49,21 @@ impl ProtectionDomain {
                 error: io::Error::last_os_error(),
             });
         }
-        Ok(Self {
+        // SAFETY: just made on this device.
+        Ok(unsafe { Self::adopt(context, raw, None) })
+    }
+
+    /// # Safety
+    /// `raw` is a live domain of this device, which nobody but the lender deallocates.
+    pub(crate) unsafe fn adopt(context: &Arc<ContextInner>, raw: *mut sys::ibv_pd, lender: Lender) -> Self {
+        Self {
             inner: Arc::new(PdInner {
                 raw,
                 context: ManuallyDrop::new(Arc::clone(context)),
                 handles: Handles::default(),
+                lender,
             }),
-        })
+        }
     }
 
     pub(crate) fn inner(&self) -> &Arc<PdInner> {
@@ -176,9 +186,12 @@ impl core::fmt::Debug for ProtectionDomain {
 impl Drop for PdInner {
     fn drop(&mut self) {
         self.handles.close(&self.context);
-        // SAFETY: the last reference: regions and queue pairs hold one until they have been destroyed (and leak it if destroying failed).
-        let result = unsafe { (self.context.api.dealloc_pd)(self.raw) };
-        match check(result) {
+        let result = match self.lender {
+            Some(_) => Ok(()),
+            // SAFETY: the last reference: regions and queue pairs hold one until they have been destroyed (and leak it if destroying failed).
+            None => check(unsafe { (self.context.api.dealloc_pd)(self.raw) }),
+        };
+        match result {
             // SAFETY: dropped once, here; not used after.
             Ok(()) => unsafe { ManuallyDrop::drop(&mut self.context) },
             Err(error) => {

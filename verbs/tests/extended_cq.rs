@@ -1,6 +1,8 @@
 //! What extended completion queues have that classic ones have not: polls that are started and ended, completions that are read by calls, and time stamps.
 
 use std::cell::Cell;
+use std::thread;
+use std::time::Duration;
 
 use doorbell_verbs::{
     BestCompletionQueue, Buffer, CompletionQueue, CompletionQueueError, Extended, Local, QueuePair, Status, Success,
@@ -8,7 +10,7 @@ use doorbell_verbs::{
 use doorbell_verbs_sys as sys;
 
 use crate::rig::{PEER, poll_count, poll_each, rig_of};
-use crate::stub::extended_cq::{ticks_of, wallclock_of};
+use crate::stub::extended_cq::{CLOCK_KHZ, ticks_of, wallclock_of};
 use crate::stub::{Stub, Verb};
 
 fn rig(stub: &'static Stub, depth: u32, n: usize) -> (QueuePair, CompletionQueue<Extended>, Vec<Buffer>) {
@@ -268,4 +270,84 @@ fn time_is_told_where_it_was_asked_for() {
     receive_all(stub, &mut qp, &mut buffers);
     let told = poll_each(&mut cq, |done| (done.timestamp_ticks(), done.wallclock_ns()));
     assert_eq!(told, [(None, None)]);
+}
+
+#[test]
+fn ticks_are_made_times_by_the_devices_clock() {
+    let stub = Stub::new();
+    assert_eq!(stub.open().attr().clock, None);
+    let error = stub.open().clock_ticks().unwrap_err().to_string();
+    assert!(error.contains("ibv_query_rt_values_ex"), "{error}");
+    stub.extend();
+    let context = stub.open();
+    let clock = context.attr().clock.unwrap();
+    assert_eq!(clock.khz(), CLOCK_KHZ);
+    let since = clock.between(context.clock_ticks().unwrap(), ticks_of(0));
+    assert_eq!(since, Duration::from_micros(4));
+}
+
+#[test]
+fn a_sleeper_on_an_extended_queue_is_woken_and_finds_what_came_before_it_slept() {
+    let stub = Stub::new();
+    stub.extend();
+    let context = stub.open();
+    let pd = context.protection_domain().unwrap();
+    let channel = context.completion_channel().unwrap();
+    let mut cq = context.extended_completion_queue(32).on(&channel).create().unwrap();
+    let builder = pd.queue_pair(&cq).send_depth(8).recv_depth(8).signal_all();
+    let mut qp = builder.rc().unwrap().connect(&PEER).unwrap();
+    let qpn = qp.qpn().get();
+    let mut buffer = pd.register(vec![0_u8; 64], Local).unwrap();
+    for round in 0..100 {
+        qp.send(buffer).unwrap();
+        buffer = thread::scope(|scope| {
+            match round % 3 {
+                0 => stub.complete_sends(qpn, 1),
+                // It makes no event: nobody would end this sleep.
+                1 => stub.complete_before_arming(qpn),
+                _ => drop(scope.spawn(|| stub.complete_sends(qpn, 1))),
+            }
+            let mut completions = cq.wait(None).unwrap();
+            completions.next_completion().unwrap().into_buffer().unwrap()
+        });
+    }
+    assert!(cq.wait(Duration::from_millis(10)).unwrap().next_completion().is_none());
+    let (started, _, ended) = stub.polls();
+    assert_eq!((started, ended), (100, 100));
+    let foreign = Stub::new().open().completion_channel().unwrap();
+    let error = context.extended_completion_queue(8).on(&foreign).create().unwrap_err();
+    assert!(matches!(error, CompletionQueueError::ForeignChannel { .. }), "{error}");
+}
+
+#[test]
+fn an_extended_queue_is_resized_and_moderated_as_a_classic_one() {
+    let stub = Stub::new();
+    let (mut qp, mut cq, mut buffers) = rig(stub, 8, 3);
+    receive_all(stub, &mut qp, &mut buffers);
+    assert!(matches!(
+        cq.resize(10),
+        Err(CompletionQueueError::Reserved { reserved: 16, .. })
+    ));
+    cq.resize(100).unwrap();
+    assert_eq!((cq.capacity(), cq.unreserved()), (112, 96));
+    cq.moderate(16, 100).unwrap();
+    assert_eq!(stub.moderation(), Some((16, 100)));
+    assert_eq!(poll_count(&mut cq), 3);
+}
+
+#[test]
+fn a_queue_is_described() {
+    let stub = Stub::new();
+    let (_qp, cq, _) = rig(stub, 8, 0);
+    let text = cq.describe().to_string();
+    let lines: Vec<_> = text.lines().skip(1).collect();
+    assert_eq!(
+        lines,
+        ["  kind: extended", "  cqe: 16, of which reserved: 16", "  channel: no"]
+    );
+    let description = Stub::new().open().completion_queue(8).unwrap().describe();
+    assert_eq!(
+        (description.kind, description.reserved, description.capacity),
+        ("classic", 0, 8)
+    );
 }

@@ -2,12 +2,13 @@
 //!
 //! The stub itself asserts that nothing is destroyed before what was made of it, and reads a region's memory when it is deregistered.
 
-use doorbell_verbs::{Buffer, Local, Memory, MemoryError, Reclaim, RemoteRead, RemoteWrite};
+use doorbell_verbs::{Buffer, CompletionQueue, Local, Memory, MemoryError, Reclaim, RemoteRead, RemoteWrite};
 
 use crate::rig::{Kind, Made, PEER, over_all_kinds, poll_count, poll_each, rig_of};
 use crate::stub::{Stub, Verb};
 
 over_all_kinds! {
+    completions_of_a_queue_pair_gone_are_not_its_successors,
     a_queue_pair_dropped_with_work_in_flight_gives_it_up_at_the_next_poll,
     a_completion_queue_dropped_first_leaves_the_memory_to_the_queue_pair,
     a_queue_pair_that_cannot_be_destroyed_keeps_its_memory_for_ever,
@@ -142,21 +143,16 @@ fn a_queue_pair_that_cannot_be_destroyed_keeps_its_memory_for_ever<B: Kind, Q: M
     assert_eq!((stub.live("qp"), stub.live("cq"), stub.live("pd")), (1, 1, 1));
 }
 
-#[test]
-fn completions_of_a_queue_pair_gone_are_not_its_successors() {
+fn completions_of_a_queue_pair_gone_are_not_its_successors<B: Kind, Q: Made>() {
     let stub = Stub::new();
+    stub.extend();
     let context = stub.open();
     let pd = context.protection_domain().unwrap();
-    let mut cq = context.completion_queue(64).unwrap();
+    let mut cq = Q::make(&context, 64);
     let mut buffers: Vec<Buffer> = pd.register(vec![0_u8; 640], Local).unwrap().chunks(64).collect();
-    let connect = |cq: &_| {
-        pd.queue_pair(cq)
-            .send_depth(4)
-            .recv_depth(4)
-            .rc()
-            .unwrap()
-            .connect(&PEER)
-            .unwrap()
+    let connect = |cq: &CompletionQueue<Q>| {
+        let builder = pd.queue_pair(cq).send_depth(4).recv_depth(4);
+        B::rc(builder).unwrap().connect(&PEER).unwrap()
     };
     for _ in 0..3 {
         let mut first = connect(&cq);
@@ -173,20 +169,16 @@ fn completions_of_a_queue_pair_gone_are_not_its_successors() {
             })
             .unwrap();
         stub.complete_sends(second.qpn().get(), 1);
-        let back: Vec<_> = cq
-            .poll()
-            .unwrap()
-            .map(|mut done| {
-                (
-                    done.qpn(),
-                    done.sequence(),
-                    done.take::<Local>().map(|buffer| buffer.addr()),
-                )
-            })
-            .collect();
+        let back = poll_each(&mut cq, |mut done| {
+            (
+                done.qpn(),
+                done.sequence(),
+                done.take::<Local>().map(|buffer| buffer.addr()),
+            )
+        });
         assert_eq!(back, [(second.qpn(), 0, Some(expected))]);
     }
-    assert_eq!(cq.poll().unwrap().count(), 0);
+    assert_eq!(poll_count(&mut cq), 0);
     assert_eq!(cq.unreserved(), 64);
 }
 

@@ -17,12 +17,15 @@ mod events;
 #[cfg(not(miri))]
 mod exchange;
 mod extended_cq;
+#[cfg(feature = "ibverbs")]
+mod ibverbs;
 mod lifetime;
 mod memory;
 // Miri runs no compiler.
 #[cfg(not(miri))]
 mod misuse;
 mod model;
+mod raw;
 mod refusal;
 mod rig;
 mod shared;

@@ -2,8 +2,8 @@
 //!
 //! The same code runs over the system's libibverbs, which in the guest is the kernel's rxe, and over the soft device's table. Both queue pairs of a case are on the
 //! one device under test, which so talks to itself. `cases/` has the rules by area; `rig/` the objects that they are written with; [`command`] is the program
-//! `conformance`. What a device does otherwise, with the reason, stands in a waiver file (`docs/waivers`): a waived case must fail still, so that the file cannot
-//! outlive its reasons.
+//! `conformance`. What a device lacks or does otherwise, with the reason, stands in a waiver file (`docs/waivers`): a waived case must fail still, so that the file
+//! cannot outlive its reasons.
 
 mod cases;
 mod report;

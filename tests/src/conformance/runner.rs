@@ -82,7 +82,7 @@ fn one(api: &'static Api, options: &Options, case: Arc<Case>, waivers: &[Waiver]
     });
     CaseResult {
         case,
-        outcome: judge(outcome, waiver),
+        outcome: judge(outcome, waiver, options.waivers.is_some()),
         took: since.elapsed(),
     }
 }
@@ -127,19 +127,23 @@ fn words(panic: &(dyn std::any::Any + Send)) -> String {
         .unwrap_or_else(|| "without words".to_owned())
 }
 
-fn judge(outcome: Outcome, waiver: Option<&Waiver>) -> Outcome {
+/// With a waiver file, what is not offered must be in it.
+fn judge(outcome: Outcome, waiver: Option<&Waiver>, has_file: bool) -> Outcome {
     let Some(waiver) = waiver else {
-        return outcome;
+        return match outcome {
+            Outcome::NotOffered(what) if has_file => Outcome::Failed(format!("not offered: {what}")),
+            other => other,
+        };
     };
-    match outcome {
-        Outcome::Failed(failure) => Outcome::Waived {
+    match (outcome, waiver.kind) {
+        (outcome @ Outcome::NotOffered(_), Kind::Lacks) => outcome,
+        (outcome @ Outcome::Passed, Kind::Unsteady) => outcome,
+        (Outcome::Failed(failure), Kind::Fails | Kind::Unsteady) => Outcome::Waived {
             failure,
             reason: waiver.reason.clone(),
         },
-        Outcome::Passed | Outcome::NotOffered(_) if waiver.kind == Kind::Fails => {
-            Outcome::WaivedInVain(waiver.reason.clone())
-        }
-        other => other,
+        (outcome @ Outcome::Failed(_), _) => outcome,
+        _ => Outcome::WaivedInVain(waiver.reason.clone()),
     }
 }
 
@@ -159,16 +163,39 @@ mod tests {
     #[test]
     fn a_waived_case_must_fail() {
         let failed = Outcome::Failed("x".to_owned());
-        assert_eq!(judge(failed.clone(), None), failed);
+        assert_eq!(judge(failed.clone(), None, true), failed);
         assert!(matches!(
-            judge(failed, Some(&waiver(Kind::Fails))),
+            judge(failed, Some(&waiver(Kind::Fails)), true),
             Outcome::Waived { .. }
         ));
         assert!(matches!(
-            judge(Outcome::Passed, Some(&waiver(Kind::Fails))),
+            judge(Outcome::Passed, Some(&waiver(Kind::Fails)), true),
             Outcome::WaivedInVain(_)
         ));
-        assert_eq!(judge(Outcome::Passed, Some(&waiver(Kind::Unsteady))), Outcome::Passed);
+        assert_eq!(
+            judge(Outcome::Passed, Some(&waiver(Kind::Unsteady)), true),
+            Outcome::Passed
+        );
+    }
+
+    #[test]
+    fn what_a_device_lacks_it_must_not_offer() {
+        let not_offered = Outcome::NotOffered("x".to_owned());
+        assert_eq!(
+            judge(not_offered.clone(), Some(&waiver(Kind::Lacks)), true),
+            not_offered
+        );
+        for (outcome, kind) in [(Outcome::Passed, Kind::Lacks), (not_offered, Kind::Fails)] {
+            assert!(matches!(
+                judge(outcome, Some(&waiver(kind)), true),
+                Outcome::WaivedInVain(_)
+            ));
+        }
+        let failed = Outcome::Failed("x".to_owned());
+        assert_eq!(judge(failed.clone(), Some(&waiver(Kind::Lacks)), true), failed);
+        let not_offered = Outcome::NotOffered("x".to_owned());
+        assert!(matches!(judge(not_offered.clone(), None, true), Outcome::Failed(_)));
+        assert_eq!(judge(not_offered.clone(), None, false), not_offered);
     }
 
     #[test]

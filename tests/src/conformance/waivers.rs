@@ -1,7 +1,7 @@
 //! Waivers: what a device is known to do otherwise, with the reason.
 //!
 //! A line is `NAME: reason`, where the name is a case's, or its beginning and `*`; `unsteady NAME: reason` when the case passes at times; `never NAME: reason` when
-//! the machine does not survive it, so that it is not run; empty lines and those that begin with `#` are for the reader.
+//! the machine does not survive it, so that it is not run; `lacks NAME: reason` when the device does not offer what it is about, which it must still say; empty lines and those that begin with `#` are for the reader.
 
 use std::fs;
 use std::path::Path;
@@ -15,6 +15,8 @@ pub(super) enum Kind {
     Unsteady,
     /// Must not be run.
     Never,
+    /// Is not offered.
+    Lacks,
 }
 
 /// A line.
@@ -52,6 +54,7 @@ fn parse(text: &str) -> Result<Vec<Waiver>> {
         let (kind, pattern) = match head.split_once(' ') {
             Some(("unsteady", pattern)) => (Kind::Unsteady, pattern),
             Some(("never", pattern)) => (Kind::Never, pattern),
+            Some(("lacks", pattern)) => (Kind::Lacks, pattern),
             _ => (Kind::Fails, head),
         };
         if waivers.iter().any(|waiver| waiver.pattern == pattern) {

@@ -12,6 +12,7 @@ use doorbell_verbs_sys as sys;
 use crate::context::ContextInner;
 use crate::error::check;
 use crate::qp::Ring;
+use crate::raw::Lender;
 use crate::sync::{self, Mutex, MutexGuard};
 
 /// What a protection domain knows of its address handles.
@@ -31,6 +32,7 @@ struct State {
 struct Kept {
     raw: *mut sys::ibv_ah,
     needed: Vec<(Arc<Ring>, u64)>,
+    lender: Lender,
 }
 
 // SAFETY: `raw` is only passed to verbs, which may be called from any thread; a ring is Send and Sync.
@@ -38,14 +40,11 @@ unsafe impl Send for State {}
 
 impl State {
     /// Takes out the handles that nothing needs any more.
-    fn take_free(&mut self) -> Vec<*mut sys::ibv_ah> {
+    fn take_free(&mut self) -> Vec<Kept> {
         for kept in &mut self.kept {
             kept.needed.retain(|(ring, posted)| ring.retired() < *posted);
         }
-        self.kept
-            .extract_if(.., |kept| kept.needed.is_empty())
-            .map(|kept| kept.raw)
-            .collect()
+        self.kept.extract_if(.., |kept| kept.needed.is_empty()).collect()
     }
 }
 
@@ -72,14 +71,14 @@ impl Handles {
         }
         let free = state.take_free();
         drop(state);
-        destroy(context, &free);
+        destroy(context, free);
     }
 
-    /// Destroys `raw` now, if nothing needs it, or else later.
+    /// Destroys `raw` now, if nothing needs it, or else later; or lets go of its lender then.
     ///
     /// # Safety
     /// It was made in this domain, and no post with it is under way or follows.
-    pub(crate) unsafe fn retire(&self, context: &ContextInner, raw: *mut sys::ibv_ah) {
+    pub(crate) unsafe fn retire(&self, context: &ContextInner, raw: *mut sys::ibv_ah, lender: Lender) {
         let mut state = self.state();
         let needed = state
             .senders
@@ -87,31 +86,34 @@ impl Handles {
             .filter(|ring| ring.in_flight() != 0)
             .map(|ring| (Arc::clone(ring), ring.posted()))
             .collect();
-        state.kept.push(Kept { raw, needed });
+        state.kept.push(Kept { raw, needed, lender });
         let free = state.take_free();
         drop(state);
-        destroy(context, &free);
+        destroy(context, free);
     }
 
     /// Destroys those kept that nothing needs any more.
     pub(crate) fn sweep(&self, context: &ContextInner) {
         let free = self.state().take_free();
-        destroy(context, &free);
+        destroy(context, free);
     }
 
     /// Destroys all that are left: the domain is about to go, and with it no queue pair is left.
     pub(crate) fn close(&mut self, context: &ContextInner) {
         let mut state = self.state();
-        let left: Vec<_> = state.kept.drain(..).map(|kept| kept.raw).collect();
+        let left: Vec<_> = state.kept.drain(..).collect();
         drop(state);
-        destroy(context, &left);
+        destroy(context, left);
     }
 }
 
-/// Destroys handles that were taken out of a domain's list. Outside its lock: these are calls of the kernel.
-fn destroy(context: &ContextInner, handles: &[*mut sys::ibv_ah]) {
-    for &raw in handles {
+/// Destroys handles that were taken out of a domain's list. Outside its lock: these are calls of the kernel, and of whoever lent them.
+fn destroy(context: &ContextInner, handles: Vec<Kept>) {
+    for Kept { raw, lender, .. } in handles {
         debug_assert_ne!(raw, ptr::null_mut());
+        if lender.is_some() {
+            continue;
+        }
         // A library that makes them destroys them.
         let Some(destroy_ah) = context.api.destroy_ah else {
             continue;

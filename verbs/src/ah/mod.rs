@@ -14,6 +14,7 @@ use crate::error::DeviceError;
 use crate::memory::{Buffer, Host};
 use crate::pd::{PdInner, ProtectionDomain};
 use crate::qp::{GRH_BYTES, UdEndpoint};
+use crate::raw::Lender;
 use crate::types::{Gid, Lid};
 use crate::wr::datagram::Datagram;
 
@@ -32,6 +33,7 @@ struct AhInner {
     /// The longest datagram that its destination takes, in bytes, as far as is known.
     max_len: u32,
     pd: Arc<PdInner>,
+    lender: Lender,
 }
 
 // SAFETY: `raw` is only passed to verbs, which may be called from any thread.
@@ -40,15 +42,33 @@ unsafe impl Send for AhInner {}
 unsafe impl Sync for AhInner {}
 
 /// Nothing is known of the destination's MTU.
-const ANY_LENGTH: u32 = u32::MAX;
+pub(crate) const ANY_LENGTH: u32 = u32::MAX;
 
 impl AddressHandle {
     /// # Safety
     /// `raw` was just made in `pd`, for `port`.
     unsafe fn new(raw: *mut sys::ibv_ah, port: u8, max_len: u32, pd: &Arc<PdInner>) -> Self {
+        // SAFETY: by contract.
+        unsafe { Self::adopt(raw, (port, max_len), pd, None) }
+    }
+
+    /// # Safety
+    /// `raw` is a live handle of `pd`, for `port`, which nobody but the lender destroys.
+    pub(crate) unsafe fn adopt(
+        raw: *mut sys::ibv_ah,
+        (port, max_len): (u8, u32),
+        pd: &Arc<PdInner>,
+        lender: Lender,
+    ) -> Self {
         let pd = Arc::clone(pd);
         Self {
-            inner: Arc::new(AhInner { raw, port, max_len, pd }),
+            inner: Arc::new(AhInner {
+                raw,
+                port,
+                max_len,
+                pd,
+                lender,
+            }),
         }
     }
 
@@ -81,7 +101,7 @@ impl core::fmt::Debug for AddressHandle {
 impl Drop for AhInner {
     fn drop(&mut self) {
         // SAFETY: made in this domain by `new`, given up here, once. No post with it is under way: that borrows a handle.
-        unsafe { self.pd.handles.retire(&self.pd.context, self.raw) };
+        unsafe { self.pd.handles.retire(&self.pd.context, self.raw, self.lender.take()) };
     }
 }
 

@@ -149,11 +149,6 @@ impl<'a> ClassicCursor<'a> {
             },
         }
     }
-
-    /// How many completions are left.
-    pub(super) fn left(&self) -> usize {
-        (self.poller.own.end.addr() - self.poller.own.last.addr()) / size_of::<sys::ibv_wc>()
-    }
 }
 
 impl Cursor<Classic> for ClassicCursor<'_> {
@@ -184,7 +179,10 @@ impl Cursor<Classic> for ClassicCursor<'_> {
                 place.at = place.at.add(1);
                 Some(place.spot.take())
             }
-        } else if self.poller.series > 1 && unsafe { place.spot.has_buffers() } {
+        } else if self.poller.series > 1
+            // SAFETY: we are the poller, and in a series the next request is in flight.
+            && unsafe { place.spot.has_buffers() }
+        {
             // SAFETY: the completion at hand confirms it.
             let buffers = unsafe { place.spot.take() };
             self.poller.series -= 1;

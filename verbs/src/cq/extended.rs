@@ -4,6 +4,7 @@
 //! and has not yielded all of is copied (`held`), as the provider has given it out, and the next poll begins with the copy.
 
 use core::marker::PhantomData;
+use core::ptr::NonNull;
 use core::sync::atomic::Ordering;
 
 use doorbell_verbs_sys::{self as sys, inline};
@@ -41,7 +42,8 @@ pub struct Calls {
     budget: u64,
     /// What the call for the next completion failed with.
     failure: Option<i32>,
-    held: Box<Held>,
+    /// The copy, from a box.
+    held: NonNull<Held>,
 }
 
 // SAFETY: the queue may be called from any thread, by one at a time, which the poller sees to; the copy is plain memory.
@@ -59,13 +61,20 @@ impl Calls {
             phase: Phase::Closed,
             budget: 0,
             failure: None,
-            held: Held::new(),
+            held: NonNull::from(Box::leak(Held::new())),
         }
     }
 
     #[inline(always)]
     pub(super) fn is_left(&self) -> bool {
         self.phase != Phase::Closed
+    }
+}
+
+impl Drop for Calls {
+    fn drop(&mut self) {
+        // SAFETY: from a box, by `new`; freed once.
+        drop(unsafe { Box::from_raw(self.held.as_ptr()) });
     }
 }
 
@@ -84,8 +93,8 @@ impl Poller<Extended> {
     fn hold(&mut self) {
         let own = &mut self.own;
         if own.current == own.raw {
-            // SAFETY: live, and one of its completions is current.
-            unsafe { own.held.copy(own.raw) };
+            // SAFETY: live, and one of its completions is current; nobody else uses the copy, which is not current.
+            unsafe { own.held.as_mut().copy(own.raw) };
         }
         self.end();
         self.own.phase = Phase::Held;
@@ -131,7 +140,8 @@ impl Poller<Extended> {
             self.hold();
         }
         if self.own.phase == Phase::Held {
-            self.own.current = self.own.held.as_queue();
+            // What it begins with.
+            self.own.current = self.own.held.as_ptr().cast();
             self.own.phase = Phase::Fresh;
         }
         true
@@ -223,7 +233,10 @@ impl Cursor<Extended> for ExtendedCursor<'_> {
             // The commonest: the completion of the very next request.
             // SAFETY: in a run, it is in flight.
             Some(unsafe { self.spot.take() })
-        } else if self.poller.series > 1 && unsafe { self.spot.has_buffers() } {
+        } else if self.poller.series > 1
+            // SAFETY: we are the poller, and in a series the next request is in flight.
+            && unsafe { self.spot.has_buffers() }
+        {
             // SAFETY: the current completion confirms it.
             let buffers = unsafe { self.spot.take() };
             self.poller.series -= 1;

@@ -29,11 +29,6 @@ impl Held {
         Box::new(unsafe { core::mem::zeroed() })
     }
 
-    /// What to call.
-    pub(super) fn as_queue(&mut self) -> *mut sys::ibv_cq_ex {
-        (&raw mut *self).cast()
-    }
-
     /// Copies the current completion of `from`: what is valid in it (ibv_poll_cq(3): in a failed one, status, vendor's code and queue pair).
     ///
     /// # Safety

@@ -25,6 +25,9 @@ impl CqKind for Extended {}
 
 /// What a kind of queue is to those who poll it.
 pub trait Machinery: Sized + 'static {
+    /// What it is called.
+    const NAME: &'static str;
+
     /// What of a poller is this kind's own.
     type Own;
     /// Goes through the completions that a poll has found.
@@ -99,6 +102,8 @@ pub trait Entry: Copy {
 }
 
 impl Machinery for Classic {
+    const NAME: &'static str = "classic";
+
     type Own = super::classic::Fetched;
     type Cursor<'a> = ClassicCursor<'a>;
     type Entry<'a> = &'a sys::ibv_wc;
@@ -122,6 +127,8 @@ impl Machinery for Classic {
 }
 
 impl Machinery for Extended {
+    const NAME: &'static str = "extended";
+
     type Own = Calls;
     type Cursor<'a> = ExtendedCursor<'a>;
     type Entry<'a> = ExtendedEntry<'a>;

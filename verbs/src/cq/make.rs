@@ -12,10 +12,11 @@ use super::classic::Fetched;
 use super::extended::Calls;
 use super::members::Members;
 use super::{Classic, CompletionQueue, CqInner, Extended, size};
-use crate::context::Context;
+use crate::context::{Context, ContextInner};
 use crate::error::CompletionQueueError;
 use crate::event::CompletionChannel;
-use crate::event::channel::CqId;
+use crate::event::channel::{ChannelInner, CqId};
+use crate::raw::Lender;
 
 impl CqInner {
     /// Makes a queue by `create`, which gets the number of entries, the queue's id, and its channel or null.
@@ -51,16 +52,29 @@ impl CqInner {
                 error,
             });
         }
-        // SAFETY: just made, live.
-        let capacity = u32::try_from(unsafe { (*raw).cqe }).unwrap_or(entries);
-        Ok(Self {
+        // SAFETY: just made, by this context.
+        Ok(unsafe { Self::adopt(context, raw, (id, channel), None) })
+    }
+
+    /// # Safety
+    /// `raw` is a live queue of this device, which nobody but the lender destroys, and nobody else polls; its events bring `id`, if it is on a channel.
+    unsafe fn adopt(
+        context: &Arc<ContextInner>,
+        raw: *mut sys::ibv_cq,
+        (id, channel): (CqId, Option<&Arc<ChannelInner>>),
+        lender: Lender,
+    ) -> Self {
+        // SAFETY: live by contract.
+        let capacity = u32::try_from(unsafe { (*raw).cqe }).unwrap_or(0);
+        Self {
             raw,
             context: ManuallyDrop::new(Arc::clone(context)),
             id,
             channel: ManuallyDrop::new(channel.map(Arc::clone)),
             members: Members::new(capacity),
             polled_by: AtomicUsize::new(0),
-        })
+            lender,
+        }
     }
 }
 
@@ -76,6 +90,26 @@ impl CompletionQueue<Classic> {
             unsafe { (api.create_cq)(raw_context, cqe, id.to_context(), channel, 0) }
         })?;
         Ok(Self::new(inner, Fetched::new()))
+    }
+
+    /// # Safety
+    /// As of [`CqInner::adopt`]; it is empty, and on no channel.
+    pub(crate) unsafe fn adopt(context: &Context, raw: *mut sys::ibv_cq, lender: Lender) -> Self {
+        // SAFETY: by contract.
+        let inner = unsafe { CqInner::adopt(context.inner(), raw, (CqId::next(), None), lender) };
+        Self::new(inner, Fetched::new())
+    }
+}
+
+impl CompletionQueue<Extended> {
+    /// # Safety
+    /// As of [`CqInner::adopt`]; it is empty, on no channel, was made by ibv_create_cq_ex(3), and has the three functions that poll.
+    pub(crate) unsafe fn adopt_extended(context: &Context, raw: *mut sys::ibv_cq_ex, lender: Lender) -> Self {
+        // SAFETY: by contract; an extended queue begins with what all queues have.
+        let inner = unsafe { CqInner::adopt(context.inner(), raw.cast(), (CqId::next(), None), lender) };
+        // SAFETY: it lives as long as `inner`, which goes after the calls, and they are there by contract.
+        let calls = unsafe { Calls::new(raw) };
+        Self::new(inner, calls)
     }
 }
 

@@ -3,9 +3,13 @@
 //! The queue itself ([`CqInner`]) is shared with its queue pairs and outlives them. The *poller*, [`CompletionQueue`], is unique: it alone takes completions,
 //! and knows by its `table` to which ring each belongs. Queue pairs come and go through a registry behind a lock, which the poller looks at only when it
 //! meets a completion that it does not know, or when told that a queue pair has gone.
+//!
+//! Two kinds of queue (`kind`) are polled each in its way: `classic` by arrays of completions, `extended` by a call for each. What a completion confirms is found in one way for both
+//! (`spot`), and given to users by one type (`poll`). The commonest case, that of the very request which is next on the ring at hand, is one comparison of `wr_id`.
 
 mod any;
 mod classic;
+mod describe;
 mod extended;
 mod held;
 mod kind;
@@ -27,6 +31,7 @@ use std::sync::Arc;
 use doorbell_verbs_sys as sys;
 
 pub use any::BestCompletionQueue;
+pub use describe::CompletionQueueDescription;
 pub(crate) use kind::Entry;
 use kind::Machinery;
 pub use kind::{Classic, CqKind, Extended};
@@ -42,6 +47,7 @@ use crate::context::ContextInner;
 use crate::error::{CompletionQueueError, check};
 use crate::event::channel::{ChannelInner, CqId};
 use crate::qp::{QpObject, Queue, Ring};
+use crate::raw::Lender;
 use crate::sync::MutexGuard;
 
 /// How many completions one poll takes at most.
@@ -84,6 +90,7 @@ pub(crate) struct CqInner {
     members: Members,
     /// The thread that has a poll of it open, or 0; of an extended queue alone.
     polled_by: AtomicUsize,
+    lender: Lender,
 }
 
 // SAFETY: `raw` is only passed to verbs, which may be called from any thread; the rest is Send and Sync.
@@ -259,9 +266,12 @@ impl Drop for CqInner {
             // SAFETY: the queue is live, and was made with this id.
             unsafe { channel.dismiss(self.id, self.raw) };
         }
-        // SAFETY: the last reference: the poller and every queue pair on it are gone.
-        let result = unsafe { (self.context.api.destroy_cq)(self.raw) };
-        match check(result) {
+        let result = match self.lender {
+            Some(_) => Ok(()),
+            // SAFETY: the last reference: the poller and every queue pair on it are gone.
+            None => check(unsafe { (self.context.api.destroy_cq)(self.raw) }),
+        };
+        match result {
             // SAFETY: dropped once, here; not used after.
             Ok(()) => unsafe {
                 ManuallyDrop::drop(&mut self.channel);

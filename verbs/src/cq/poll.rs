@@ -93,8 +93,8 @@ impl<'a> Iterator for Completions<'a> {
     #[inline]
     fn next(&mut self) -> Option<Completion<'a>> {
         let buffers = self.cursor.advance();
-        // SAFETY: just returned; it is of a classic queue.
         let done = buffers.map(|buffers| {
+            // SAFETY: just returned; it is of a classic queue, whose poller stays borrowed for 'a.
             let (entry, retired) = unsafe { self.cursor.retire() };
             Completion::new(entry, retired, buffers)
         });
@@ -103,10 +103,8 @@ impl<'a> Iterator for Completions<'a> {
     }
 }
 
-impl core::fmt::Debug for Completions<'_> {
+impl<Q: CqKind> core::fmt::Debug for Completions<'_, Q> {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        f.debug_struct("Completions")
-            .field("left", &self.cursor.left())
-            .finish_non_exhaustive()
+        f.debug_struct("Completions").finish_non_exhaustive()
     }
 }

@@ -19,6 +19,7 @@ use super::lead::{Lead, Source};
 use super::{deadline_of, set_nonblocking, wait_readable};
 use crate::context::{Context, ContextInner};
 use crate::error::{EventError, check};
+use crate::raw::Lender;
 
 /// Events of one queue that are acknowledged together: acknowledging takes a lock (ibv_get_cq_event(3)).
 const ACKNOWLEDGED_TOGETHER: u32 = 64;
@@ -83,6 +84,7 @@ pub(crate) struct ChannelInner {
     raw: *mut sys::ibv_comp_channel,
     context: ManuallyDrop<Arc<ContextInner>>,
     pub(super) lead: Lead<Record>,
+    lender: Lender,
 }
 
 // SAFETY: `raw` is only passed to verbs, which may be called from any thread, and its `fd` is constant; the rest is Send and Sync.
@@ -161,12 +163,24 @@ impl CompletionChannel {
         if raw.is_null() {
             return Err(failed(io::Error::last_os_error()));
         }
+        // SAFETY: just made on this device.
+        unsafe { Self::adopt(context, raw, None) }.map_err(failed)
+    }
+
+    /// # Safety
+    /// `raw` is a live channel of this device, which no completion queue is on, and nobody but the lender destroys.
+    pub(crate) unsafe fn adopt(
+        context: &Arc<ContextInner>,
+        raw: *mut sys::ibv_comp_channel,
+        lender: Lender,
+    ) -> io::Result<Self> {
         let inner = ChannelInner {
             raw,
             context: ManuallyDrop::new(Arc::clone(context)),
             lead: Lead::default(),
+            lender,
         };
-        set_nonblocking(inner.fd()).map_err(failed)?;
+        set_nonblocking(inner.fd())?;
         Ok(Self { inner: Arc::new(inner) })
     }
 
@@ -317,9 +331,12 @@ impl core::fmt::Debug for CompletionChannel {
 
 impl Drop for ChannelInner {
     fn drop(&mut self) {
-        // SAFETY: the last reference: the queues on it hold one until they have been destroyed (and leak it if destroying failed).
-        let result = unsafe { (self.context.api.destroy_comp_channel)(self.raw) };
-        match check(result) {
+        let result = match self.lender {
+            Some(_) => Ok(()),
+            // SAFETY: the last reference: the queues on it hold one until they have been destroyed (and leak it if destroying failed).
+            None => check(unsafe { (self.context.api.destroy_comp_channel)(self.raw) }),
+        };
+        match result {
             // SAFETY: dropped once, here; not used after.
             Ok(()) => unsafe { ManuallyDrop::drop(&mut self.context) },
             Err(error) => {

@@ -76,7 +76,7 @@ pub enum ExchangeError {
         error: io::Error,
     },
     /// The address to listen on cannot be had.
-    #[error("listening on {address}: {error}")]
+    #[error("listening on {address}: {error}; is it an address of this machine, and the port free?")]
     Listen {
         /// The address.
         address: String,

@@ -92,6 +92,10 @@ impl<K: Kind> Buffer<K> {
         self.header().sge.length as usize
     }
 
+    pub(crate) fn region_raw(&self) -> *mut doorbell_verbs_sys::ibv_mr {
+        self.header().region.raw()
+    }
+
     /// The region it is of.
     #[must_use]
     pub fn region(&self) -> RegionAttr {

@@ -10,6 +10,7 @@ use doorbell_verbs_sys::{self as sys, inline};
 use crate::context::{Context, ContextInner};
 use crate::error::{MemoryError, check};
 use crate::pd::PdInner;
+use crate::raw::Lender;
 
 /// Memory of the device, which only copies reach, and requests once it is registered
 /// ([`ProtectionDomain::register_device_memory`](crate::ProtectionDomain::register_device_memory)). Cloning is cheap; it is freed with the last clone and the last
@@ -23,6 +24,7 @@ struct DmInner {
     raw: *mut sys::ibv_dm,
     len: usize,
     context: ManuallyDrop<Arc<ContextInner>>,
+    lender: Lender,
 }
 
 // SAFETY: `raw` is only passed to verbs, which may be called from any thread.
@@ -51,13 +53,21 @@ impl DeviceMemory {
                 error: io::Error::last_os_error(),
             });
         }
-        Ok(Self {
+        // SAFETY: just made on this device.
+        Ok(unsafe { Self::adopt(context, raw, len, None) })
+    }
+
+    /// # Safety
+    /// `raw` is live memory of `len` bytes of this device, which nobody but the lender frees.
+    pub(crate) unsafe fn adopt(context: &Arc<ContextInner>, raw: *mut sys::ibv_dm, len: usize, lender: Lender) -> Self {
+        Self {
             inner: Arc::new(DmInner {
                 raw,
                 len,
                 context: ManuallyDrop::new(Arc::clone(context)),
+                lender,
             }),
-        })
+        }
     }
 
     /// Its length in bytes.
@@ -107,7 +117,7 @@ impl DeviceMemory {
         Err(MemoryError::BeyondDeviceMemory { offset, len, whole })
     }
 
-    pub(super) fn raw(&self) -> *mut sys::ibv_dm {
+    pub(crate) fn raw(&self) -> *mut sys::ibv_dm {
         self.inner.raw
     }
 
@@ -131,8 +141,12 @@ impl core::fmt::Debug for DeviceMemory {
 
 impl Drop for DmInner {
     fn drop(&mut self) {
-        // SAFETY: the last reference: regions of it hold one until they are deregistered.
-        match check(unsafe { inline::free_dm(self.raw) }) {
+        let result = match self.lender {
+            Some(_) => Ok(()),
+            // SAFETY: the last reference: regions of it hold one until they are deregistered.
+            None => check(unsafe { inline::free_dm(self.raw) }),
+        };
+        match result {
             // SAFETY: dropped once, here.
             Ok(()) => unsafe { ManuallyDrop::drop(&mut self.context) },
             Err(error) => {

@@ -26,6 +26,7 @@ pub use pool::{Drain, Pool};
 pub use range::Buffers;
 pub(crate) use range::RangePtr;
 pub use region::RegionAttr;
+pub(crate) use region::adopt_region;
 pub use registration::Registration;
 pub use remote::{BadRemote, Remote, RemoteChunks, RemoteWord};
 pub use rights::{

@@ -9,10 +9,11 @@ use std::sync::Arc;
 use doorbell_verbs_sys::{self as sys, inline};
 
 use super::buffer::{Buffer, Chunks};
-use super::rights::Rights;
+use super::rights::{Kind, Rights};
 use super::storage::Memory;
 use crate::error::{MemoryError, check, register_advice};
 use crate::pd::PdInner;
+use crate::raw::Lender;
 use crate::types::RKey;
 
 /// The longest message, hence the longest buffer: 2^31 bytes (IBTA vol 1, 9.7.7).
@@ -63,6 +64,9 @@ pub(super) enum Backing {
     Kept(Arc<dyn Any + Send + Sync>),
     /// Nothing: the kernel keeps it, or whoever registered it has promised to.
     Elsewhere,
+    /// What has registered it, and deregisters it.
+    #[expect(dead_code, reason = "it is kept, not used")]
+    Lent(Arc<dyn Send + Sync>),
 }
 
 // SAFETY: `mr` is only passed to verbs, which may be called from any thread; the memory is reached only through ranges, which are unique.
@@ -91,6 +95,24 @@ pub(super) fn register_chunks<R: Rights>(
     let region = Region::of_host(pd, memory, R::ACCESS | flags)?;
     let start = region.start;
     Ok(Chunks::new(region, start, len, chunk))
+}
+
+/// One buffer of all of a region made elsewhere.
+///
+/// # Safety
+/// As of [`Region::adopt`], but for the lender, who may deregister it; `access` are the rights of `K`.
+pub(crate) unsafe fn adopt_region<K: Kind>(
+    pd: &Arc<PdInner>,
+    mr: *mut sys::ibv_mr,
+    (start, len): (u64, usize),
+    access: c_uint,
+    lender: Lender,
+) -> Result<Buffer<K>, MemoryError> {
+    check_buffer(len)?;
+    let backing = lender.map_or(Backing::Elsewhere, Backing::Lent);
+    // SAFETY: by contract.
+    let region = unsafe { Region::adopt(pd, mr, start, len, access, backing) };
+    Ok(Buffer::new(region, start, len))
 }
 
 /// Whether a buffer may be as long.
@@ -222,7 +244,7 @@ impl Region {
         };
         match backing {
             Backing::Owned(memory) => Ok(memory),
-            Backing::Kept(_) | Backing::Elsewhere => Ok(Memory::zeroed(0)),
+            Backing::Kept(_) | Backing::Elsewhere | Backing::Lent(_) => Ok(Memory::zeroed(0)),
         }
     }
 
@@ -294,6 +316,9 @@ impl Region {
     }
 
     fn deregister(&self) -> Result<(), io::Error> {
+        if let Backing::Lent(_) = *self.backing {
+            return Ok(());
+        }
         // SAFETY: made by this Api, and deregistered once: by `dissolve` or by Drop, which exclude each other.
         check(unsafe { (self.pd.context.api.dereg_mr)(self.mr) })
     }

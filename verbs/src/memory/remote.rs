@@ -2,6 +2,8 @@
 
 use core::marker::PhantomData;
 
+use doorbell_verbs_sys as sys;
+
 use super::rights::{GrantsAtomic, Key};
 use crate::types::RKey;
 
@@ -26,7 +28,7 @@ const REMOTE_BYTES: usize = 24;
 pub enum BadRemote {
     /// The key lacks a right.
     #[error(
-        "the peer's key grants {granted:#x}, not all of {wanted:#x} ({name}): register its memory with more rights"
+        "the peer's key grants {}, and Remote<{name}> needs {}: have the peer register its memory with these rights", rights(*.granted), rights(*.wanted)
     )]
     Rights {
         /// What it grants (`ibv_access_flags`).
@@ -44,6 +46,23 @@ pub enum BadRemote {
         /// Its length.
         len: u64,
     },
+}
+
+/// The rights that a peer may have, in words.
+fn rights(access: u8) -> String {
+    let names: Vec<_> = [
+        (sys::IBV_ACCESS_REMOTE_READ, "READ"),
+        (sys::IBV_ACCESS_REMOTE_WRITE, "WRITE"),
+        (sys::IBV_ACCESS_REMOTE_ATOMIC, "atomics"),
+    ]
+    .into_iter()
+    .filter(|(bit, _)| u32::from(access) & bit != 0)
+    .map(|(_, name)| name)
+    .collect();
+    match names.as_slice() {
+        [] => "nothing".to_owned(),
+        names => names.join(", "),
+    }
 }
 
 impl<K: Key> Remote<K> {

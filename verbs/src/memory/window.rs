@@ -224,14 +224,25 @@ impl<T: WindowType> MemoryWindow<T> {
                 error: io::Error::last_os_error(),
             });
         }
+        // SAFETY: just made in this domain.
+        Ok(unsafe { Self::adopt(pd, mw) })
+    }
+
+    /// # Safety
+    /// `mw` is a live window of this domain and type, bound to nothing, which nobody else uses.
+    pub(crate) unsafe fn adopt(pd: &Arc<PdInner>, mw: *mut sys::ibv_mw) -> Self {
         let state = State { mw, tied: false };
-        Ok(Self {
+        Self {
             inner: Arc::new(WindowInner {
                 state: Mutex::new(state),
                 pd: Arc::clone(pd),
             }),
             kind: PhantomData,
-        })
+        }
+    }
+
+    pub(crate) fn raw(&self) -> *mut sys::ibv_mw {
+        self.inner.state().mw
     }
 
     /// What binding it to `range` of a buffer asks of the device, and what is to be kept meanwhile.
@@ -318,6 +329,10 @@ impl<K: Key, T: WindowType> BoundWindow<K, T> {
     #[must_use]
     pub fn rkey(&self) -> RKey {
         RKey(self.rkey)
+    }
+
+    pub(crate) fn raw(&self) -> *mut sys::ibv_mw {
+        self.inner.state().mw
     }
 
     /// What unbinding it asks of the device, and what is to be kept meanwhile.

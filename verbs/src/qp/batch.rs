@@ -75,7 +75,7 @@ pub(super) fn post_one<B: Backend, O: Operation, P: Payload>(
     }
     // SAFETY: there is room, and the payload is one element within the limits. The request is complete: operation, flags, list. Inline data is borrowed by the
     // payload for longer than this call.
-    unsafe { poster.post_one(payload, |qp, form, payload| B::write(qp, form, null(), &op, payload, 0)) }
+    unsafe { poster.post_one(payload, |qp, form, payload| B::write_one(qp, form, &op, payload, 0)) }
 }
 
 /// Posts one request that cannot simply be posted, or refuses it.
@@ -92,14 +92,12 @@ fn post_one_with_care<B: Backend, O: Operation, P: Payload>(
         let flags = if !payload.is_single(poster.limits) && poster.take_turn() {
             Some(0)
         } else {
-            poster.make_room()
+            poster.make_room(0)
         };
         if let Some(flags) = flags {
             // SAFETY: as in `post_one`; the limits were kept to.
             return unsafe {
-                poster.post_one(payload, |qp, form, payload| {
-                    B::write(qp, form, null(), &op, payload, flags)
-                })
+                poster.post_one(payload, |qp, form, payload| B::write_one(qp, form, &op, payload, flags))
             };
         }
     }
@@ -139,6 +137,9 @@ fn stage<B: Backend, O: Operation, P: Payload>(
         *next = stage_out_of_turn(poster, *next, op, room, payload, flags);
         return;
     }
+    if flags & sys::IBV_SEND_SIGNALED != 0 {
+        poster.signalled();
+    }
     // SAFETY: it has its turn, and the limits were kept to.
     unsafe { stage_in_turn(poster, next, op, payload, flags) }
 }
@@ -155,9 +156,6 @@ unsafe fn stage_in_turn<B: Backend, O: Operation, P: Payload>(
     payload: P,
     flags: c_uint,
 ) {
-    if flags & sys::IBV_SEND_SIGNALED != 0 {
-        poster.signalled();
-    }
     // SAFETY: by contract. The request is complete: operation, flags, list. Inline data is borrowed for 'd of the batch, which outlives `finish` because `post`'s caller
     // chose it.
     unsafe {
@@ -179,11 +177,11 @@ extern "C" fn stage_out_of_turn<B: Backend, O: Operation, P: Payload>(
     payload: P,
     flags: c_uint,
 ) -> *mut Form<B::Request> {
-    let Some(more) = poster.make_room() else {
+    let Some(flags) = poster.make_room(flags) else {
         return refuse(poster, op, room, payload);
     };
     // SAFETY: it has its turn, and the limits were kept to.
-    unsafe { stage_in_turn(poster, &mut next, op, payload, flags | more) };
+    unsafe { stage_in_turn(poster, &mut next, op, payload, flags) };
     next
 }
 
@@ -530,7 +528,7 @@ impl<T: Transport> ReceiveBatch<'_, T> {
 #[inline(never)]
 fn receive_one_with_care(poster: &mut Poster<Receives>, payload: impl Payload, headroom: u64) -> Result<(), Refused> {
     let objection = objection_to_receive(headroom, &payload, poster.limits);
-    if objection.is_some() || poster.make_room().is_none() {
+    if objection.is_some() || poster.make_room(0).is_none() {
         return Err(poster.refuse_one(objection, payload.into_buffers()));
     }
     // SAFETY: as in `ReceiveBatch::post_one`.
@@ -545,7 +543,7 @@ extern "C" fn receive_out_of_turn<P: Payload>(
     mut next: *mut Form<<Receives as Line>::Request>,
     payload: P,
 ) -> *mut Form<<Receives as Line>::Request> {
-    if poster.make_room().is_none() {
+    if poster.make_room(0).is_none() {
         return refuse_receive(poster, payload, 0);
     }
     // SAFETY: as in `ReceiveBatch::stage`.

@@ -22,6 +22,7 @@ use crate::cq::{Attachment, CompletionQueue, CqInner, CqKind};
 use crate::error::QueuePairError;
 use crate::pd::ProtectionDomain;
 use crate::port::{GidEntry, PortAttr, PortState};
+use crate::raw::Lender;
 use crate::srq::{SharedQueuePairBuilder, SharedReceiveHandle};
 use crate::types::{Mtu, Psn, QKey};
 use crate::wr::payload::Limits;
@@ -33,7 +34,7 @@ use crate::wr::payload::Limits;
 #[derive(Debug, Clone)]
 #[must_use = "a builder does nothing until rc(), uc() or ud() is called"]
 pub struct QueuePairBuilder<'a, B: Backend = PostList> {
-    pd: &'a ProtectionDomain,
+    pub(super) pd: &'a ProtectionDomain,
     send_cq: &'a Arc<CqInner>,
     recv_cq: &'a Arc<CqInner>,
     srq: Option<&'a SharedReceiveHandle>,
@@ -341,6 +342,11 @@ impl<'a, B: Backend> QueuePairBuilder<'a, B> {
     pub(crate) fn ready<T: Connectionless>(self) -> Result<QueuePair<T, B>, QueuePairError> {
         self.check_rights(TransportKind::Ud, 0)?;
         let made = self.make::<T>()?;
+        self.readied(made)
+    }
+
+    /// Of a queue pair in RESET.
+    pub(super) fn readied<T: Connectionless>(self, made: Made) -> Result<QueuePair<T, B>, QueuePairError> {
         self.to_init::<T>(&made.object)?;
         self.to_ready(&made.object)?;
         let mtu = self.settings.mtu.unwrap_or(made.port.active_mtu);
@@ -369,6 +375,11 @@ impl<'a, B: Backend> QueuePairBuilder<'a, B> {
 
     pub(crate) fn prepare<T: Connected>(self) -> Result<PreparedQueuePair<T, B>, QueuePairError> {
         let made = self.make::<T>()?;
+        self.prepared(made)
+    }
+
+    /// Of a queue pair in RESET.
+    pub(super) fn prepared<T: Connected>(self, made: Made) -> Result<PreparedQueuePair<T, B>, QueuePairError> {
         self.to_init::<T>(&made.object)?;
         let rd_atomic = if T::KIND == TransportKind::Rc {
             self.granted_rd_atomic()
@@ -382,6 +393,18 @@ impl<'a, B: Backend> QueuePairBuilder<'a, B> {
 
     /// Makes the queue pair, in RESET.
     fn make<T: Transport>(&self) -> Result<Made, QueuePairError> {
+        // SAFETY: none is given.
+        unsafe { self.make_of::<T>(None) }
+    }
+
+    /// Makes the queue pair, or takes over the one `given`.
+    ///
+    /// # Safety
+    /// As of [`prepared_from_raw`](QueuePairBuilder::prepared_from_raw), but in any state, if one is given. It is not taken over when this fails.
+    pub(super) unsafe fn make_of<T: Transport>(
+        &self,
+        given: Option<(*mut sys::ibv_qp, Lender)>,
+    ) -> Result<Made, QueuePairError> {
         self.check_limits()?;
         let context = self.pd.context();
         let port = context.port(self.settings.port)?;
@@ -415,9 +438,12 @@ impl<'a, B: Backend> QueuePairBuilder<'a, B> {
         };
         let pd = self.pd.inner();
         // The completion queues stay live as long as the queue pair: the object below holds them.
-        let raw = B::create(self.pd, T::KIND, &mut init)?;
-        // SAFETY: just made, with these.
-        let object = unsafe { QpObject::new(raw, T::KIND, pd.clone(), send, recv) };
+        let (raw, lender) = match given {
+            Some((raw, lender)) => (raw, lender),
+            None => (B::create(self.pd, T::KIND, &mut init)?, None),
+        };
+        // SAFETY: just made, with these; or given, which is as good by contract.
+        let object = unsafe { QpObject::new(raw, T::KIND, pd.clone(), send, recv, lender) };
         Ok(Made {
             object,
             port,
@@ -428,7 +454,7 @@ impl<'a, B: Backend> QueuePairBuilder<'a, B> {
     }
 
     /// What posts to the two queues of the queue pair just made.
-    fn sides(&self, made: &Made) -> (Poster<B>, Poster<Receives>) {
+    pub(super) fn sides(&self, made: &Made) -> (Poster<B>, Poster<Receives>) {
         let (raw, send, recv) = (made.object.raw(), made.object.send(), made.object.recv());
         let to_send = Limits {
             max_inline: made.max_inline,
@@ -454,7 +480,11 @@ impl<'a, B: Backend> QueuePairBuilder<'a, B> {
     }
 
     /// Refuses rights for peers that the transport has no use for.
-    fn check_rights(&self, transport: TransportKind, possible: sys::ibv_access_flags) -> Result<(), QueuePairError> {
+    pub(super) fn check_rights(
+        &self,
+        transport: TransportKind,
+        possible: sys::ibv_access_flags,
+    ) -> Result<(), QueuePairError> {
         let rights = [
             (sys::IBV_ACCESS_REMOTE_READ, "allow_remote_read"),
             (sys::IBV_ACCESS_REMOTE_WRITE, "allow_remote_write"),

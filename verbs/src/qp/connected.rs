@@ -1,5 +1,7 @@
 //! A queue pair in use: connected, or ready for datagrams.
 
+use doorbell_verbs_sys as sys;
+
 use super::backend::{Backend, PostList, Receives};
 use super::batch::{Batch, ReceiveBatch, post_one};
 use super::endpoint::{Endpoint, UdEndpoint};
@@ -47,7 +49,7 @@ impl Datagrams {
 /// Sends are unsignalled unless they say otherwise: their buffers come back with the next signalled one's completion. At the latest every half queue the
 /// library signals one by itself, so that the queue never stands still.
 ///
-/// What it can be asked for depends on its [`Transport`]: [`Rc`] has all operations, [`Uc`](crate::Uc) SEND and WRITE, and [`Ud`] SEND to any number of peers.
+/// What it can be asked for depends on its [`Transport`]: [`Rc`] has all operations, [`Uc`](crate::Uc) SEND and WRITE, and [`Ud`](crate::Ud) SEND to any number of peers.
 ///
 /// Dropping it takes it to the error state and destroys it; the buffers it has in flight are dropped when its completion queues are next polled (or dropped).
 pub struct QueuePair<T: Transport = Rc, B: Backend = PostList> {
@@ -66,6 +68,10 @@ impl<T: Transport, B: Backend> QueuePair<T, B> {
             object,
             link,
         }
+    }
+
+    pub(crate) fn raw(&self) -> *mut sys::ibv_qp {
+        self.object.raw()
     }
 
     /// Posts all the requests that `build` makes, by one call of the device: one doorbell (ibv_post_send(3)).

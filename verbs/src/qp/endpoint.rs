@@ -51,7 +51,9 @@ impl Endpoint {
     /// When the version is another, or a number is out of its range.
     pub fn from_bytes(bytes: &[u8; ENDPOINT_BYTES]) -> Result<Self, BadEndpoint> {
         if bytes[0] != VERSION {
-            return Err(BadEndpoint("of another version: the peer runs another release"));
+            return Err(BadEndpoint(
+                "its format is of another version: run the same release on both ends",
+            ));
         }
         let number = |at: usize| u32::from_be_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
         let mut gid = [0; 16];
@@ -105,7 +107,9 @@ impl UdEndpoint {
     /// When the version is another, it is a connection's [`Endpoint`], or a number is out of its range.
     pub fn from_bytes(bytes: &[u8; ENDPOINT_BYTES]) -> Result<Self, BadEndpoint> {
         if bytes[0] != VERSION {
-            return Err(BadEndpoint("of another version: the peer runs another release"));
+            return Err(BadEndpoint(
+                "its format is of another version: run the same release on both ends",
+            ));
         }
         if bytes[1] & DATAGRAM == 0 {
             return Err(BadEndpoint(

@@ -13,6 +13,7 @@
 //! 5. A memory window holds the region it is bound to, and is deallocated before it lets go: no peer reaches memory by a key whose region is gone.
 //! 6. Protection domain, completion queues and context are held by reference count by all that was made of them, so that destruction is in order.
 
+mod adopt;
 pub(crate) mod attributes;
 mod backend;
 mod batch;

@@ -11,6 +11,7 @@ use super::transport::TransportKind;
 use crate::cq::Attachment;
 use crate::error::{QueuePairError, check};
 use crate::pd::PdInner;
+use crate::raw::Lender;
 use crate::types::Qpn;
 
 pub(crate) struct QpObject {
@@ -20,6 +21,7 @@ pub(crate) struct QpObject {
     pd: ManuallyDrop<Arc<PdInner>>,
     send: ManuallyDrop<Attachment>,
     recv: ManuallyDrop<Attachment>,
+    lender: ManuallyDrop<Lender>,
 }
 
 // SAFETY: `raw` is only passed to verbs, which may be called from any thread; the rest is Send and Sync.
@@ -29,13 +31,14 @@ unsafe impl Sync for QpObject {}
 
 impl QpObject {
     /// # Safety
-    /// `raw` is a queue pair of `transport` just made in `pd`, on the completion queues of `send` and `recv`.
+    /// `raw` is a queue pair of `transport` in `pd`, on the completion queues of `send` and `recv`, to which nothing is posted; nobody but the lender destroys it.
     pub(crate) unsafe fn new(
         raw: *mut sys::ibv_qp,
         transport: TransportKind,
         pd: Arc<PdInner>,
         send: Attachment,
         recv: Attachment,
+        lender: Lender,
     ) -> Self {
         // SAFETY: live by contract.
         let qpn = Qpn::truncated(unsafe { (*raw).qp_num });
@@ -48,6 +51,7 @@ impl QpObject {
             pd: ManuallyDrop::new(pd),
             send: ManuallyDrop::new(send),
             recv: ManuallyDrop::new(recv),
+            lender: ManuallyDrop::new(lender),
         }
     }
 
@@ -187,12 +191,13 @@ impl Drop for QpObject {
             .into_iter()
             .find(|cq| cq.is_polled_here());
         if let Some(cq) = polled_here {
-            // SAFETY: what is in the three is moved out, and nothing of it used after: they are not dropped with `self`.
-            let (pd, send, recv) = unsafe {
+            // SAFETY: what is in the four is moved out, and nothing of it used after: they are not dropped with `self`.
+            let (pd, send, recv, lender) = unsafe {
                 (
                     ManuallyDrop::new(ManuallyDrop::take(&mut self.pd)),
                     ManuallyDrop::new(ManuallyDrop::take(&mut self.send)),
                     ManuallyDrop::new(ManuallyDrop::take(&mut self.recv)),
+                    ManuallyDrop::new(ManuallyDrop::take(&mut self.lender)),
                 )
             };
             let (raw, qpn, transport) = (self.raw, self.qpn, self.transport);
@@ -203,11 +208,19 @@ impl Drop for QpObject {
                 pd,
                 send,
                 recv,
+                lender,
             });
             return;
         }
-        // SAFETY: made by create_qp of this Api, destroyed once, here; posting needs the object that is being dropped.
-        let result = unsafe { (api.destroy_qp)(self.raw) };
+        let result = if self.lender.is_some() {
+            // It is its lender's to destroy; in RESET the device has forgotten all that was posted to it (IBTA vol 1, 10.3.1.1).
+            attr.qp_state = sys::IBV_QPS_RESET;
+            // SAFETY: the queue pair is live.
+            unsafe { (api.modify_qp)(self.raw, &mut attr, sys::IBV_QP_STATE.cast_signed()) }
+        } else {
+            // SAFETY: made by create_qp of this Api, destroyed once, here; posting needs the object that is being dropped.
+            unsafe { (api.destroy_qp)(self.raw) }
+        };
         if result == 0 {
             self.pd.handles.dismiss(&self.pd.context, self.send.ring());
         }
@@ -217,6 +230,7 @@ impl Drop for QpObject {
                 ManuallyDrop::drop(&mut self.send);
                 ManuallyDrop::drop(&mut self.recv);
                 ManuallyDrop::drop(&mut self.pd);
+                ManuallyDrop::drop(&mut self.lender);
             },
             Err(error) => {
                 tracing::error!(qp = %self.name(), %error, "ibv_destroy_qp failed; it is leaked with all it has in flight");

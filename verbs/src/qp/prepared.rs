@@ -74,7 +74,7 @@ impl<T: Connected, B: Backend> PreparedQueuePair<T, B> {
         self.object.qpn()
     }
 
-    fn mtu(&self) -> Mtu {
+    pub(super) fn mtu(&self) -> Mtu {
         self.settings.mtu.unwrap_or(self.port.active_mtu)
     }
 

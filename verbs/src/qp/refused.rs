@@ -16,7 +16,9 @@ pub enum Reason {
         depth: u32,
     },
     /// The message is longer than the peer's memory named.
-    #[error("{len} bytes do not fit the {remote} bytes of remote memory named")]
+    #[error(
+        "{len} bytes do not fit the {remote} bytes of remote memory named: send less, or have the peer register more"
+    )]
     RemoteTooShort {
         /// The message's length in bytes.
         len: u64,
@@ -106,7 +108,7 @@ fn advice(error: &io::Error) -> &'static str {
 /// A refused batch.
 ///
 /// If the request was refused here, nothing was posted, and all the batch's buffers are in [`buffers`](Self::buffers). If the device refused it, those before
-/// it are posted, and its own and later ones come back.
+/// it are posted, and its own and later ones come back; by [`WorkRequests`](crate::WorkRequests) none is posted, and all come back.
 #[derive(Debug, thiserror::Error)]
 #[error("request {index} of the batch was refused: {reason}")]
 #[non_exhaustive]

@@ -191,7 +191,11 @@ impl Ring {
     pub(crate) fn from(&self, position: u64) -> (*const Slot, u64) {
         // Acquire: what the poster put in the slots is visible.
         let in_flight = self.head.0.load(Ordering::Acquire).saturating_sub(position);
-        (self.slot(position), in_flight)
+        // By the pointer to all of them, as the caller goes on to those behind.
+        (
+            self.slots.as_ptr().wrapping_add(self.slot_of(position) as usize),
+            in_flight,
+        )
     }
 
     /// Poller: whether the request at `position` has posted no buffers.

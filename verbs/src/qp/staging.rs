@@ -38,6 +38,8 @@ pub(crate) struct Poster<L: Line> {
     /// The position whose request is signalled in any case: `interval` after the last one signalled.
     signal_at: u64,
     interval: u64,
+    /// The ring's.
+    depth: u64,
     forms: Forms<L::Request>,
     /// Why the batch being built is refused, if it is.
     refusal: Option<Box<Refusal>>,
@@ -49,6 +51,8 @@ struct Refusal {
     reason: Reason,
     /// The position of the refused request.
     at: u64,
+    /// The poster's, as it was then.
+    signal_at: u64,
     /// The buffers of the refused request and those after it.
     buffers: Vec<Buffers>,
 }
@@ -96,6 +100,7 @@ impl<L: Line> Poster<L> {
             full_at: depth,
             signal_at: interval - 1,
             interval,
+            depth,
             forms,
             refusal: None,
             ties: Ties::default(),
@@ -148,7 +153,7 @@ impl<L: Line> Poster<L> {
         // SAFETY: there is room, so that the slot and the form are the poster's; both live as long as it. The queue pair is live. The buffers are owned by the
         // ring from here on, which keeps them until completed, or until the queue pair is destroyed.
         let result = unsafe {
-            L::begin(self.qp());
+            L::begin_one(self.qp());
             let form = self.next;
             write(self.qp(), form, &payload);
             self.next = (*form).following;
@@ -170,7 +175,7 @@ impl<L: Line> Poster<L> {
         buffers: Buffers,
         call: impl FnOnce(*mut sys::ibv_qp, u64) -> c_int,
     ) -> Result<(), Refused> {
-        if !self.take_turn() && self.make_room().is_none() {
+        if !self.take_turn() && self.make_room(0).is_none() {
             return Err(self.refuse_one(None, buffers));
         }
         self.signalled();
@@ -232,27 +237,27 @@ impl<L: Line> Poster<L> {
         if self.signal_at >= head.saturating_add(self.interval) {
             self.signal_at = head;
         }
-        self.full_at = self.ring.retired() + u64::from(self.ring.depth());
+        self.full_at = self.ring.retired() + self.depth;
         self.count_from(head);
     }
 
-    /// Looks after what has to be before the next request, whose turn `take_turn` could not take, and takes it. Gives the flags that it needs besides its own; `None`
-    /// when the queue is full, or the batch refused.
+    /// Looks after what has to be before the next request, whose turn `take_turn` could not take, and takes it. Gives the `flags` that were asked for, and those that it
+    /// needs besides; `None` when the queue is full, or the batch refused.
     #[inline(always)]
-    pub(super) fn make_room(&mut self) -> Option<c_uint> {
+    pub(super) fn make_room(&mut self, flags: c_uint) -> Option<c_uint> {
         let position = self.checkpoint;
-        self.full_at = self.ring.retired() + u64::from(self.ring.depth());
-        if position == self.full_at || self.refusal.is_some() {
+        self.full_at = self.ring.retired() + self.depth;
+        // Not in a batch refused: `refuse_next` has seen to that.
+        let must = position == self.signal_at;
+        if position == self.full_at || !must && self.refusal.is_some() {
             self.left = 0;
             return None;
         }
-        let mut flags = 0;
-        if position == self.signal_at {
-            flags = sys::IBV_SEND_SIGNALED;
+        if must || flags & sys::IBV_SEND_SIGNALED != 0 {
             self.signal_at = position + self.interval;
         }
         self.count_from(position + 1);
-        Some(flags)
+        Some(if must { flags | sys::IBV_SEND_SIGNALED } else { flags })
     }
 
     /// Refuses the next request, for `reason` or because the queue is full, and so the batch. Keeps its buffers for the refusal, or those of any request after it.
@@ -261,16 +266,18 @@ impl<L: Line> Poster<L> {
     pub(super) fn refuse_next(&mut self, reason: Option<Reason>, buffers: Buffers) {
         let at = self.checkpoint - self.left;
         let depth = self.ring.depth();
+        let signal_at = self.signal_at;
         let refusal = self.refusal.get_or_insert_with(|| {
             Box::new(Refusal {
                 reason: reason.unwrap_or(Reason::QueueFull { depth }),
                 at,
+                signal_at,
                 buffers: Vec::new(),
             })
         });
         refusal.buffers.push(buffers);
-        // No request passes by the quick way until the refusal is given.
-        (self.checkpoint, self.left) = (at, 0);
+        // No request passes by the quick way until the refusal is given, nor because it must be signalled.
+        (self.checkpoint, self.left, self.signal_at) = (at, 0, u64::MAX);
     }
 
     /// Takes back what was staged, because `refuse_next` has refused one of the batch. None is begun any more.
@@ -281,6 +288,7 @@ impl<L: Line> Poster<L> {
         let refusal = self.refusal.take().expect("refuse_next has left one");
         let mut buffers = self.unstage(head, refusal.at);
         buffers.extend(refusal.buffers);
+        self.signal_at = refusal.signal_at;
         self.forget_from(head);
         Box::new(RefusedBatch {
             index: (refusal.at - head) as usize,
@@ -419,7 +427,9 @@ impl<L: Line> Poster<L> {
         unsafe { L::abort(self.qp()) };
         let (head, next) = (self.head(), self.checkpoint - self.left);
         drop(self.unstage(head, next));
-        self.refusal = None;
+        if let Some(refusal) = self.refusal.take() {
+            self.signal_at = refusal.signal_at;
+        }
         self.forget_from(head);
     }
 }

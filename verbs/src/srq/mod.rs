@@ -63,6 +63,11 @@ impl SrqId {
         taken.ok().map(|number| Self(number | SHARED_KEY))
     }
 
+    /// That there is none left.
+    fn exhausted() -> io::Error {
+        io::Error::other("2^31 have been made in this process")
+    }
+
     /// As a queue's `srq_context`, which its events bring back.
     fn to_context(self) -> *mut c_void {
         core::ptr::without_provenance_mut(self.0 as usize)
@@ -248,7 +253,7 @@ impl SharedReceiveQueue {
             device: device(),
             error,
         };
-        let id = SrqId::next().ok_or_else(|| failed(io::Error::other("2^31 have been made in this process")))?;
+        let id = SrqId::next().ok_or_else(|| failed(SrqId::exhausted()))?;
         let mut init = sys::ibv_srq_init_attr {
             srq_context: id.to_context(),
             attr: sys::ibv_srq_attr {
@@ -266,6 +271,18 @@ impl SharedReceiveQueue {
                 _ => failed(error),
             });
         }
+        // SAFETY: just made in this domain, as large as that.
+        Ok(unsafe { Self::adopt(pd, raw, (verbs, id), (depth, max_sge)) })
+    }
+
+    /// # Safety
+    /// `raw` is a live queue of the domain, of that many receives of that many buffers and with none posted, which nobody else destroys or posts to.
+    unsafe fn adopt(
+        pd: &Arc<PdInner>,
+        raw: *mut sys::ibv_srq,
+        (verbs, id): (Verbs, SrqId),
+        (depth, max_sge): (u32, u32),
+    ) -> Self {
         let inner = Arc::new(SrqInner {
             raw,
             verbs,
@@ -277,11 +294,32 @@ impl SharedReceiveQueue {
             pairs: Mutex::default(),
             arrived: AtomicBool::new(false),
         });
-        Ok(Self {
+        Self {
             handle: SharedReceiveHandle(Arc::clone(&inner)),
-            // SAFETY: just made.
+            // SAFETY: nobody else posts to it, by contract.
             poster: unsafe { Poster::new(inner) },
-        })
+        }
+    }
+
+    /// # Safety
+    /// As of `adopt`.
+    pub(crate) unsafe fn take_over(
+        pd: &Arc<PdInner>,
+        raw: *mut sys::ibv_srq,
+        size: (u32, u32),
+    ) -> Result<Self, SharedReceiveError> {
+        let device = || pd.context.name.clone();
+        let Some(verbs) = Verbs::of(pd.context.api) else {
+            return Err(SharedReceiveError::Unsupported { device: device() });
+        };
+        let id = SrqId::next().ok_or_else(|| SharedReceiveError::Create {
+            device: device(),
+            error: SrqId::exhausted(),
+        })?;
+        // SAFETY: live by contract, and nobody else's; libibverbs only hands this to whoever reads the queue's events.
+        unsafe { (*raw).srq_context = id.to_context() };
+        // SAFETY: by contract.
+        Ok(unsafe { Self::adopt(pd, raw, (verbs, id), size) })
     }
 
     /// Posts one receive, for whichever of its queue pairs needs one first (ibv_post_srq_recv(3)). A datagram comes behind [`GRH_BYTES`](crate::GRH_BYTES)

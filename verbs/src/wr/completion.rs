@@ -217,7 +217,7 @@ impl<'a, Q: CqKind> Completion<'a, Q> {
 }
 
 impl Completion<'_, Extended> {
-    /// When the request completed, in ticks of the device's clock ([`Context::clock`](crate::Context::clock) makes times of them). `None` unless the queue was made
+    /// When the request completed, in ticks of the device's clock (of which [`DeviceClock`](crate::DeviceClock) makes times). `None` unless the queue was made
     /// [with time stamps](crate::ExtendedCompletionQueueBuilder::timestamps); of a request that a later one confirms, the time of that.
     #[inline]
     #[must_use]

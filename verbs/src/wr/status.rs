@@ -100,7 +100,7 @@ impl Status {
                  drops its packets (GID, path MTU, firewall, PFC)"
             }
             Self::RnrRetryExceeded => {
-                "the peer has no receive posted: post receives before the peer sends, or raise rnr_retry"
+                "the peer has no receive posted: post receives before the peer sends, or raise rnr_retry here"
             }
             Self::RemoteAborted => "the peer aborted the operation",
             Self::Fatal => "the device has failed: it must be reopened",
@@ -134,9 +134,17 @@ impl fmt::Display for Status {
     }
 }
 
+/// The vendor's code, if it says anything.
+fn vendor(code: u32) -> String {
+    match code {
+        0 => String::new(),
+        code => format!(" (vendor code {code:#x})"),
+    }
+}
+
 /// A failed request: what is valid in an error completion, and no more (ibv_poll_cq(3): identity, status, queue pair, vendor's code).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("{queue:?} request {sequence} of queue pair {qpn}: {status} (vendor code {vendor_error:#x}): {}", .status.advice())]
+#[error("{queue:?} request {sequence} of queue pair {qpn}: {status}{}: {}", vendor(*.vendor_error), .status.advice())]
 #[non_exhaustive]
 pub struct Failure {
     /// Why.

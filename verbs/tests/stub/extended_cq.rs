@@ -19,6 +19,9 @@ pub(super) struct Open {
     current: Option<ibv_wc>,
 }
 
+/// The rate of the stub's clock: one tick in 4 ns.
+pub(crate) const CLOCK_KHZ: u64 = 250_000;
+
 /// What the stub's clock shows for the completion with this `wr_id`.
 pub(crate) fn ticks_of(wr_id: u64) -> u64 {
     0x1000_0000 + (wr_id & 0xffff)

@@ -164,6 +164,8 @@ pub(super) unsafe extern "C" fn query_device_ex(
         provider::query_device(context, &raw mut (*attr).orig_attr);
         (*attr).odp_caps.general_caps = IBV_ODP_SUPPORT.into();
         (*attr).max_dm_size = DEVICE_MEMORY;
+        (*attr).hca_core_clock = super::extended_cq::CLOCK_KHZ;
+        (*attr).completion_timestamp_mask = u64::MAX;
     }
     0
 }

@@ -313,6 +313,10 @@ unsafe extern "C" fn modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_
     if attr.qp_state == IBV_QPS_ERR {
         flush(qp, qpn);
     }
+    if attr.qp_state == IBV_QPS_RESET {
+        qp.send.pending.clear();
+        qp.recv.pending.clear();
+    }
     0
 }
 unsafe extern "C" fn destroy_qp(qp: *mut ibv_qp) -> c_int {
@@ -323,8 +327,9 @@ unsafe extern "C" fn destroy_qp(qp: *mut ibv_qp) -> c_int {
     }
     for cq in stub.queues_of(qpn) {
         // SAFETY: alive as long as a queue pair on it.
+        let cq = unsafe { &*(cq as *const Cq) };
         assert!(
-            !extended_cq::is_polled_here(unsafe { &*(cq as *const Cq) }),
+            !extended_cq::is_polled_here(cq),
             "destroyed by the thread that polls its queue"
         );
     }

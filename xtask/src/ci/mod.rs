@@ -54,6 +54,20 @@ pub(crate) enum Verdict {
     Counted(Counts, Option<String>),
 }
 
+impl Verdict {
+    /// This one and another: what was counted in both.
+    pub(crate) fn and(self, other: Verdict) -> Verdict {
+        match (self, other) {
+            (Verdict::Counted(mut counts, why), Verdict::Counted(others, other_why)) => {
+                counts.add(others);
+                Verdict::Counted(counts, why.or(other_why))
+            }
+            (Verdict::Counted(counts, why), _) | (_, Verdict::Counted(counts, why)) => Verdict::Counted(counts, why),
+            (first, _) => first,
+        }
+    }
+}
+
 /// How many were there of each kind.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Counts {

@@ -11,7 +11,7 @@ use std::{
 };
 
 /// All steps, in the order in which they run: cheap ones first, and the guest last as it needs the builds.
-pub(crate) const ALL: [Step; 12] = [
+pub(crate) const ALL: [Step; 13] = [
     Step {
         name: "setup",
         about: "what the other steps need from the machine",
@@ -61,6 +61,11 @@ pub(crate) const ALL: [Step; 12] = [
         name: "instructions",
         about: "the data path costs no more than C with accounting, and neither locks nor allocates",
         run: count_instructions,
+    },
+    Step {
+        name: "interop",
+        about: "the feature `ibverbs`: the crate of that name beside ours",
+        run: interop,
     },
     Step {
         name: "sanitize",
@@ -162,6 +167,25 @@ fn count_instructions() -> Result<Verdict> {
         bail!("ours does more than it may; the table above says where");
     }
     Ok(Verdict::Passed)
+}
+
+/// Skipped where that crate cannot be built, which takes more than anything else here does.
+fn interop() -> Result<Verdict> {
+    match setup::provide(&setup::RDMA_CORE)?.as_slice() {
+        [] => {}
+        missing => return Ok(Verdict::Skipped(format!("missing: {}", missing.join(" ")))),
+    }
+    let package = ["--package", "doorbell-verbs", "--features", "ibverbs", "--locked"];
+    let with_libclang = |arguments: &[&str]| {
+        let mut command = command(arguments);
+        command.env("LIBCLANG_PATH", setup::LIBCLANG);
+        command
+    };
+    let clippy = [&["clippy", "--all-targets"], &package[..], &["--", "-D", "warnings"]].concat();
+    succeed(&mut with_libclang(&clippy))?;
+    tests(&mut with_libclang(
+        &[&["test"], &package[..], &["--test", "verbs", "ibverbs::"]].concat(),
+    ))
 }
 
 fn cargo(arguments: &[&str]) -> Result<Verdict> {

@@ -489,19 +489,15 @@ fn resize_too_small(bench: &Bench) -> Result<()> {
     Ok(())
 }
 
+/// More completions than there is room for.
 fn overrun(bench: &Bench) -> Result<()> {
     let device = bench.open()?;
     let (pd, small, received) = (device.pd()?, device.cq(1)?, device.cq(8)?);
-    let end = End::with(
-        &pd,
-        small.clone(),
-        received,
-        &Setup {
-            depth: 64,
-            ..Setup::default()
-        },
-        bench.psn(1),
-    )?;
+    let setup = Setup {
+        depth: 64,
+        ..Setup::default()
+    };
+    let end = End::with(&pd, small.clone(), received, &setup, bench.psn(1))?;
     end.qp.bring_to(IBV_QPS_RTS)?;
     let room = small.capacity();
     ensure!(room < 60, "{room} entries of 1: more than this case can fill");

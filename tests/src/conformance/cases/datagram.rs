@@ -115,6 +115,12 @@ pub(super) fn cases() -> Vec<Case> {
             handle_gone,
         ),
         case(
+            "ud/handle-of-other-domain",
+            "10.2.2",
+            "an address handle of another protection domain sends nothing",
+            other_domain,
+        ),
+        case(
             "ud/local-error",
             "10.3.1.6",
             "a local error stops the send queue alone: SQE, which still receives, and RTS again",
@@ -525,4 +531,21 @@ fn connected_request(bench: &Bench) -> Result<()> {
     b.received.empty()?;
     ensure!(b.bytes(0, 8) == [0; 8], "the memory changed");
     Ok(())
+}
+
+fn other_domain(bench: &Bench) -> Result<()> {
+    let (pair, _) = pair(bench)?;
+    let device = pair.a.device();
+    let foreign = device.pd()?.ah(device.address_of(device.gid()))?;
+    pair.b.expect(1, 0, 64)?;
+    // Refused, or completed in error.
+    if pair
+        .a
+        .qp
+        .post_one(datagram(2, &foreign, &pair.b).inline(b"from elsewhere"))
+        == Errno(0)
+    {
+        ensure!(pair.a.sent.wait()?.status != IBV_WC_SUCCESS, "it was sent");
+    }
+    pair.b.received.silent(bench.quiet)
 }

@@ -39,6 +39,12 @@ pub(super) fn cases() -> Vec<Case> {
             names,
         ),
         case(
+            "event/acknowledged-late",
+            "ibv_get_async_event(3)",
+            "destroying a queue pair waits until its events are acknowledged",
+            acknowledged_late,
+        ),
+        case(
             "event/destroyed-with-event-unread",
             "ibv_get_async_event(3)",
             "events nobody has read die with their queue pair",
@@ -297,5 +303,15 @@ fn drain_change(bench: &Bench) -> Result<()> {
     ensure!(pair.a.qp.step(IBV_QPS_SQD, IBV_QPS_RTS) == Errno(0), "SQD → RTS");
     pair.a.post(nothing(1))?;
     pair.a.sent.wait_for(1, IBV_WC_RNR_RETRY_EXC_ERR)?;
+    Ok(())
+}
+
+fn acknowledged_late(bench: &Bench) -> Result<()> {
+    let pair = bench.pair(&Setup::default())?;
+    drain(&pair, true)?;
+    let event = pair.a.device().next_event()?;
+    let (waited, result) = pair.a.qp.destroy_in_parallel(event, bench.quiet);
+    ensure!(waited, "it was destroyed though an event was not acknowledged");
+    ensure!(result == Errno(0), "once it was acknowledged: {result}");
     Ok(())
 }

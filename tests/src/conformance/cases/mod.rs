@@ -5,6 +5,7 @@ mod calls;
 mod completion;
 mod datagram;
 mod events;
+mod extended_cq;
 mod matrix;
 mod memory;
 mod notify;
@@ -39,6 +40,7 @@ pub(super) fn all() -> Vec<Case> {
         windows::cases(),
         shared::cases(),
         calls::cases(),
+        extended_cq::cases(),
         matrix::cases(),
     ]
     .into_iter()

@@ -4,7 +4,7 @@ use anyhow::{Context, Result, ensure};
 use doorbell_verbs_sys::*;
 
 use crate::conformance::rig::states::{TRANSPORTS, transport_name};
-use crate::conformance::rig::{ALL_RIGHTS, Bench, End, Errno, Memory, Setup};
+use crate::conformance::rig::{ALL_RIGHTS, Bench, End, Errno, Memory, Recv, Send, Setup};
 use crate::conformance::{Case, case};
 
 pub(super) fn cases() -> Vec<Case> {
@@ -128,6 +128,18 @@ pub(super) fn cases() -> Vec<Case> {
             "ibv_create_qp(3)",
             "a transport that is none is refused",
             qp_unknown_transport,
+        ),
+        case(
+            "qp/one-way",
+            "ibv_create_qp(3)",
+            "a queue pair may have no receives, or no sends: posting them is refused",
+            one_way,
+        ),
+        case(
+            "object/two-contexts",
+            "ibv_open_device(3)",
+            "objects of one context mean nothing to another, and its queue pairs talk to the other's",
+            two_contexts,
         ),
         case(
             "qp/starts-in-reset",
@@ -510,11 +522,7 @@ fn mr_one_byte(bench: &Bench) -> Result<()> {
     let region = pair.a.pd.register(1, 0)?;
     region.memory.fill(0, &[0x5a]);
     pair.b.expect(1, 0, 8)?;
-    pair.a.post(
-        crate::conformance::rig::Send::new(IBV_WR_SEND)
-            .id(2)
-            .sge(region.sge(0, 1)),
-    )?;
+    pair.a.post(Send::new(IBV_WR_SEND).id(2).sge(region.sge(0, 1)))?;
     pair.a.sent.done(2)?;
     let wc = pair.b.received.done(1)?;
     ensure!(
@@ -530,5 +538,47 @@ fn ah_bad_port(bench: &Bench) -> Result<()> {
     let mut address = device.address_of(device.gid());
     address.port_num = device.query()?.phys_port_cnt + 1;
     ensure!(pd.ah(address).is_err(), "it was made");
+    Ok(())
+}
+
+fn one_way(bench: &Bench) -> Result<()> {
+    let device = bench.open()?;
+    let none = Setup {
+        depth: 0,
+        sges: 0,
+        inline: 0,
+        ..Setup::default()
+    };
+    let end = End::with(&device.pd()?, device.cq(4)?, device.cq(4)?, &none, 0)?;
+    end.qp.bring_to(IBV_QPS_RTS)?;
+    let (receive, send) = (
+        Recv::new(1).sge(end.mr.sge(0, 8)),
+        Send::new(IBV_WR_SEND).sge(end.mr.sge(0, 8)),
+    );
+    ensure!(end.qp.receive_one(receive) != Errno(0), "a receive was taken");
+    ensure!(end.qp.post_one(send) != Errno(0), "a send was taken");
+    Ok(())
+}
+
+fn two_contexts(bench: &Bench) -> Result<()> {
+    let (one, other) = (bench.open()?, bench.open()?);
+    let setup = Setup::default();
+    let a = End::new(&one, &setup, bench.psn(1))?;
+    let b = End::new(&other, &setup, bench.psn(2))?;
+    a.qp.set_peer(b.qp.as_peer());
+    b.qp.set_peer(a.qp.as_peer());
+    a.qp.bring_to(IBV_QPS_RTS)?;
+    b.qp.bring_to(IBV_QPS_RTS)?;
+    b.expect(1, 0, 64)?;
+    a.post(Send::new(IBV_WR_SEND).id(2).inline(b"from the other context"))?;
+    a.sent.done(2)?;
+    b.received.done(1)?;
+    ensure!(b.bytes(0, 22) == b"from the other context", "other bytes arrived");
+    // A key of the other context.
+    a.post(Send::new(IBV_WR_SEND).id(3).sge(b.mr.sge(0, 8)))?;
+    ensure!(
+        a.sent.wait()?.status != IBV_WC_SUCCESS,
+        "it sent from the other's region"
+    );
     Ok(())
 }

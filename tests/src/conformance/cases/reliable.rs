@@ -84,6 +84,24 @@ pub(super) fn cases() -> Vec<Case> {
             peer_of_another,
         ),
         case(
+            "retry/no-retries",
+            "9.7.6.1.3",
+            "retry_cnt 0: the first timeout ends the request",
+            no_retries,
+        ),
+        case(
+            "retry/no-timeout",
+            "9.7.6.1.3",
+            "timeout 0: a request that goes unanswered waits for ever",
+            no_timeout,
+        ),
+        case(
+            "retry/other-sequence",
+            "9.7.1",
+            "a peer that expects sequence numbers far from ours takes nothing",
+            other_sequence,
+        ),
+        case(
             "retry/peer-comes-back",
             "9.7.6.1.1",
             "a request is repeated until the peer is there",
@@ -142,6 +160,24 @@ pub(super) fn cases() -> Vec<Case> {
             "9.5",
             "a SEND behind WRITEs arrives when their bytes are there",
             write_then_send,
+        ),
+        case(
+            "order/write-then-read",
+            "9.5",
+            "a READ behind a WRITE of the same bytes brings what was written",
+            write_then_read,
+        ),
+        case(
+            "long/every-operation",
+            "9.7.2",
+            "WRITE, READ and SEND of many more packets than may be under way at once",
+            long_messages,
+        ),
+        case(
+            "invalid/short-answer-of-atomic",
+            "10.8.2.2",
+            "an atomic with less than 8 bytes for its answer is no success, and nothing is written beyond them",
+            short_answer,
         ),
         case(
             "order/both-directions",
@@ -522,4 +558,112 @@ fn both_directions(bench: &Bench) -> Result<()> {
         }
     }
     Ok(())
+}
+
+fn write_then_read(bench: &Bench) -> Result<()> {
+    let pair = bench.pair(&Setup::default())?;
+    for round in 0..8_u32 {
+        let bytes = bench.pattern(3000, round);
+        pair.a.fill(0, &bytes);
+        let (at, key) = (pair.b.mr.at(0), pair.b.mr.rkey());
+        let posted = pair.a.qp.post(&[
+            Send::new(IBV_WR_RDMA_WRITE)
+                .id(1)
+                .unsignalled()
+                .sge(pair.a.mr.sge(0, 3000))
+                .at(at, key),
+            Send::new(IBV_WR_RDMA_READ)
+                .id(2)
+                .sge(pair.a.mr.sge(8000, 3000))
+                .at(at, key),
+        ]);
+        ensure!(posted == Posted::All, "{posted:?}");
+        pair.a.sent.done(2)?;
+        ensure!(
+            pair.a.bytes(8000, 3000) == bytes,
+            "round {round} read what was there before"
+        );
+    }
+    Ok(())
+}
+
+fn long_messages(bench: &Bench) -> Result<()> {
+    const LEN: usize = 300_000;
+    let pair = bench.pair(&Setup {
+        bytes: 2 * LEN,
+        ..Setup::default()
+    })?;
+    let bytes = bench.pattern(LEN, 1);
+    pair.a.fill(0, &bytes);
+    let (at, key) = (pair.b.mr.at(0), pair.b.mr.rkey());
+    pair.a.post(
+        Send::new(IBV_WR_RDMA_WRITE)
+            .id(1)
+            .sge(pair.a.mr.sge(0, LEN))
+            .at(at, key),
+    )?;
+    pair.a.sent.done(1)?;
+    ensure!(pair.b.bytes(0, LEN) == bytes, "other bytes were written");
+    pair.a.post(
+        Send::new(IBV_WR_RDMA_READ)
+            .id(2)
+            .sge(pair.a.mr.sge(LEN, LEN))
+            .at(at, key),
+    )?;
+    pair.a.sent.done(2)?;
+    ensure!(pair.a.bytes(LEN, LEN) == bytes, "other bytes were read");
+    pair.b.expect(3, LEN, LEN)?;
+    pair.a.post(nothing(4).sge(pair.a.mr.sge(0, LEN)))?;
+    pair.a.sent.done(4)?;
+    pair.b.received.done(3)?;
+    ensure!(pair.b.bytes(LEN, LEN) == bytes, "other bytes arrived");
+    Ok(())
+}
+
+fn short_answer(bench: &Bench) -> Result<()> {
+    let pair = bench.pair(&Setup::default())?;
+    pair.b.fill(0, &[0x55; 8]);
+    let atomic = Send::new(IBV_WR_ATOMIC_FETCH_AND_ADD)
+        .id(1)
+        .sge(pair.a.mr.sge(0, 4))
+        .atomic(pair.b.mr.at(0), pair.b.mr.rkey(), 1, 0);
+    if pair.a.qp.post_one(atomic) == Errno(0) {
+        let wc = pair.a.sent.wait()?;
+        ensure!(wc.status != IBV_WC_SUCCESS, "it succeeded");
+    }
+    ensure!(pair.a.bytes(4, 8) == [0; 8], "bytes behind the element changed");
+    Ok(())
+}
+
+fn no_retries(bench: &Bench) -> Result<()> {
+    let pair = bench.pair(&Setup {
+        retry_cnt: 0,
+        ..hasty()
+    })?;
+    ensure!(pair.b.qp.destroy() == Errno(0), "destroying the peer");
+    unanswered(&pair)
+}
+
+fn no_timeout(bench: &Bench) -> Result<()> {
+    let pair = bench.pair(&Setup { timeout: 0, ..hasty() })?;
+    ensure!(pair.b.qp.destroy() == Errno(0), "destroying the peer");
+    pair.a.post(nothing(1))?;
+    pair.a.sent.silent(bench.quiet)?;
+    ensure!(pair.a.qp.step(IBV_QPS_RTS, IBV_QPS_ERR) == Errno(0), "RTS → ERR");
+    pair.a.sent.wait_for(1, IBV_WC_WR_FLUSH_ERR)?;
+    Ok(())
+}
+
+fn other_sequence(bench: &Bench) -> Result<()> {
+    let pair = bench.strangers(&hasty(), &hasty())?;
+    let mut other = pair.a.qp.as_peer();
+    // As far behind as can be: what comes looks like what was long done.
+    other.psn = (other.psn + (1 << 20)) & 0x00ff_ffff;
+    pair.b.qp.set_peer(other);
+    pair.a.qp.bring_to(IBV_QPS_RTS)?;
+    pair.b.qp.bring_to(IBV_QPS_RTS)?;
+    pair.b.expect(2, 0, 8)?;
+    pair.a.post(nothing(1))?;
+    // Whatever the peer answers, nothing was received.
+    pair.b.received.silent(bench.quiet)
 }

@@ -50,6 +50,18 @@ pub(super) fn cases() -> Vec<Case> {
         wrong_current_state,
     ));
     cases.push(case(
+        "modify/without-state",
+        "ibv_modify_qp(3)",
+        "attributes without a state are changed in the state that there is",
+        without_state,
+    ));
+    cases.push(case(
+        "modify/unknown-attribute",
+        "ibv_modify_qp(3)",
+        "a bit that is no attribute is refused",
+        unknown_attribute,
+    ));
+    cases.push(case(
         "modify/no-such-state",
         "ibv_modify_qp(3)",
         "a state that is none is refused",
@@ -296,4 +308,34 @@ fn reset_forgets(bench: &Bench) -> Result<()> {
     pair.b.received.done(2)?;
     ensure!(pair.b.bytes(0, 5) == b"again", "another message arrived");
     pair.a.sent.empty()
+}
+
+fn without_state(bench: &Bench) -> Result<()> {
+    let end = end_in(&bench.open()?, IBV_QPT_RC, IBV_QPS_RTS)?;
+    let mut attr = end.qp.attr();
+    attr.qp_access_flags = IBV_ACCESS_REMOTE_READ;
+    let result = end.qp.modify(&attr, IBV_QP_ACCESS_FLAGS);
+    ensure!(result == Errno(0), "{result}");
+    let (found, _) = end.qp.query()?;
+    ensure!(
+        (found.qp_state, found.qp_access_flags) == (IBV_QPS_RTS, IBV_ACCESS_REMOTE_READ),
+        "state {}, rights {:#x}",
+        found.qp_state,
+        found.qp_access_flags
+    );
+    let result = end.qp.modify(&attr, IBV_QP_DEST_QPN);
+    ensure!(result == Errno(libc::EINVAL), "what cannot change in RTS: {result}");
+    Ok(())
+}
+
+fn unknown_attribute(bench: &Bench) -> Result<()> {
+    let end = end_in(&bench.open()?, IBV_QPT_RC, IBV_QPS_RTS)?;
+    for bit in [1 << 27, 1 << 30] {
+        let mut attr = end.qp.attr();
+        attr.qp_state = IBV_QPS_RTS;
+        let result = end.qp.modify(&attr, IBV_QP_STATE | bit);
+        ensure!(result != Errno(0), "bit {bit:#x} was taken");
+        ensure!(end.qp.state()? == IBV_QPS_RTS, "the state changed");
+    }
+    Ok(())
 }

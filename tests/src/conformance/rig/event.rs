@@ -1,13 +1,14 @@
 //! Asynchronous events.
 
 use std::fmt;
+use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 use doorbell_verbs_sys::*;
 
 use super::channel::readable;
-use super::{Cq, Device, Qp, Srq, zeroed};
+use super::{Cq, Device, Errno, Qp, Srq, zeroed};
 
 /// An event taken; acknowledged on drop.
 pub(in crate::conformance) struct Event(ibv_async_event, Device);
@@ -54,6 +55,36 @@ impl Event {
     pub(in crate::conformance) fn is_of_srq(&self, srq: &Srq) -> bool {
         // SAFETY: as above.
         unsafe { self.0.element.srq == srq.raw() }
+    }
+}
+
+/// A queue pair on its way to another thread.
+struct Sent(*mut ibv_qp);
+
+// SAFETY: verbs may be called from any thread (man pages).
+unsafe impl Send for Sent {}
+
+impl Qp {
+    /// Destroys it in another thread, and acknowledges its event after that time: whether the destruction waited for it, and its result.
+    pub(in crate::conformance) fn destroy_in_parallel(&self, event: Event, after: Duration) -> (bool, Errno) {
+        let api = self.device().api();
+        let taken = Sent(self.take());
+        thread::scope(|scope| {
+            let destruction = scope.spawn(move || {
+                let taken = taken;
+                // SAFETY: live, and the case's no more.
+                unsafe { (api.destroy_qp)(taken.0) }
+            });
+            thread::sleep(after);
+            let waited = !destruction.is_finished();
+            if waited {
+                drop(event);
+            } else {
+                // What it would be acknowledged to is gone.
+                std::mem::forget(event);
+            }
+            (waited, Errno(destruction.join().unwrap_or(-1)))
+        })
     }
 }
 

@@ -118,6 +118,11 @@ impl Qp {
         self.object.get()
     }
 
+    /// The pointer, to be destroyed by the caller.
+    pub(super) fn take(&self) -> *mut ibv_qp {
+        self.object.ptr.replace(ptr::null_mut())
+    }
+
     pub(in crate::conformance) fn device(&self) -> &Device {
         self.pd.device()
     }

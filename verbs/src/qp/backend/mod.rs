@@ -73,10 +73,17 @@ pub trait Line: 'static {
     /// The identity of a request.
     fn identity(request: &Self::Request) -> u64;
 
-    /// Begins a batch.
+    /// Begins a batch of one.
     ///
     /// # Safety
     /// `qp` is live, and no batch of it is begun.
+    #[inline(always)]
+    unsafe fn begin_one(_qp: Handle<'_>) {}
+
+    /// Begins a batch.
+    ///
+    /// # Safety
+    /// As for a batch of one.
     #[inline(always)]
     unsafe fn begin(_qp: Handle<'_>) {}
 
@@ -116,6 +123,22 @@ pub(crate) mod sealed {
         #[inline(always)]
         fn can<O: Operation>(_qp: Handle<'_>, _op: &O) -> bool {
             true
+        }
+
+        /// Writes the request of a batch of one, as `write` does.
+        ///
+        /// # Safety
+        /// As for `write`, but that it is `begin_one` that was called.
+        #[inline(always)]
+        unsafe fn write_one<O: Operation, P: Payload>(
+            qp: Handle<'_>,
+            form: *mut Form<Self::Request>,
+            op: &O,
+            payload: &P,
+            flags: c_uint,
+        ) {
+            // SAFETY: by contract.
+            unsafe { Self::write(qp, form, core::ptr::null_mut(), op, payload, flags) }
         }
 
         /// Writes a request of `op` and `payload`, with `flags` (`ibv_send_flags`) besides those of the payload; `next` is to follow it.

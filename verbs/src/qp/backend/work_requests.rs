@@ -35,10 +35,19 @@ impl Line for WorkRequests {
     }
 
     #[inline(always)]
+    unsafe fn begin_one(qp: Handle<'_>) {
+        // SAFETY: by contract.
+        unsafe { work_requests::wr_start(qp.get().cast()) }
+    }
+
+    #[inline(always)]
     unsafe fn begin(qp: Handle<'_>) {
+        let extended: *mut sys::ibv_qp_ex = qp.get().cast();
         // SAFETY: by contract.
         unsafe {
-            work_requests::wr_start(qp.get().cast());
+            // What most requests have: it is set again only for those that have others, and after them.
+            (*extended).wr_flags = 0;
+            work_requests::wr_start(extended);
         }
     }
 
@@ -81,6 +90,8 @@ impl sealed::Sends for WorkRequests {
         payload: &P,
         flags: c_uint,
     ) {
+        // That data is inline is told by the call, and by the flag too: rxe's provider takes it from the flag.
+        let flags = P::FLAGS | flags;
         // SAFETY: the queue pair is live, and a batch was begun; the operation can be called by contract.
         unsafe {
             let extended: *mut sys::ibv_qp_ex = qp.get().cast();
@@ -93,6 +104,24 @@ impl sealed::Sends for WorkRequests {
             if flags != 0 {
                 (*qp.get().cast::<sys::ibv_qp_ex>()).wr_flags = 0;
             }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn write_one<O: Operation, P: Payload>(
+        qp: Handle<'_>,
+        form: *mut Form<u64>,
+        op: &O,
+        payload: &P,
+        flags: c_uint,
+    ) {
+        // SAFETY: as in `write`.
+        unsafe {
+            let extended: *mut sys::ibv_qp_ex = qp.get().cast();
+            (*extended).wr_id = (*form).request;
+            (*extended).wr_flags = P::FLAGS | flags;
+            op.call(extended);
+            payload.tell(qp.get().cast());
         }
     }
 }

@@ -1,0 +1,94 @@
+//! The crate `ibverbs` (feature `ibverbs`): its types and ours.
+//!
+//! Version 0.9 of that crate keeps its pointers to itself: none of its objects can be taken over, nor lent to it. What it lets others have is what two programs tell each other, and a device that
+//! is not open yet. So: a queue pair here and one there can be connected, each reaching the other's memory; and a device opened here can be opened there as well.
+//!
+//! Whoever wants more has the raw pointers: those of [`raw`](crate::raw) cast to the structs of `ibverbs-sys` are valid there, as both are laid out as C's.
+//!
+//! With this feature a program is linked with libibverbs, and does not start where there is none.
+
+use crate::context::Context;
+use crate::memory::{Key, Remote};
+use crate::port::{GidEntry, GidType};
+use crate::qp::Endpoint;
+use crate::types::{Gid, Lid, Mtu, Psn, Qpn};
+
+impl From<::ibverbs::Gid> for Gid {
+    fn from(gid: ::ibverbs::Gid) -> Self {
+        let mut bytes = [0; 16];
+        bytes[..8].copy_from_slice(&gid.subnet_prefix().to_be_bytes());
+        bytes[8..].copy_from_slice(&gid.interface_id().to_be_bytes());
+        Self(bytes)
+    }
+}
+
+impl From<Gid> for ::ibverbs::Gid {
+    fn from(gid: Gid) -> Self {
+        ibverbs_sys::ibv_gid { raw: gid.0 }.into()
+    }
+}
+
+impl From<&::ibverbs::GidEntry> for GidEntry {
+    fn from(entry: &::ibverbs::GidEntry) -> Self {
+        Self {
+            index: entry.gid_index,
+            gid: entry.gid.into(),
+            kind: GidType::from_sys(entry.gid_type),
+        }
+    }
+}
+
+impl Endpoint {
+    /// A queue pair of the crate `ibverbs`, to connect one of ours to.
+    ///
+    /// It sends from sequence number 0, which is taken for granted here, and expects that of its builder's `set_rq_psn`, 0 if nobody has called that: make ours with
+    /// [`psn`](crate::QueuePairBuilder::psn) of [`Psn::truncated(0)`](Psn::truncated). Nor does it tell its path MTU, which is its port's unless `set_path_mtu` was called, and how many READs
+    /// and atomics it serves at once, 1 unless `set_max_dest_rd_atomic` was.
+    ///
+    /// `None` if its number is none.
+    #[must_use]
+    pub fn from_ibverbs(peer: ::ibverbs::QueuePairEndpoint, mtu: Mtu, rd_atomic: u8) -> Option<Self> {
+        Some(Self {
+            gid: peer.gid.map(Gid::from).unwrap_or_default(),
+            lid: Lid(peer.lid),
+            qpn: Qpn::new(peer.num)?,
+            psn: Psn::truncated(0),
+            mtu,
+            rd_atomic,
+        })
+    }
+
+    /// The same, for `handshake` of a queue pair of the crate `ibverbs`: see [`from_ibverbs`](Self::from_ibverbs) for what both sides must agree on besides.
+    #[must_use]
+    pub fn to_ibverbs(&self) -> ::ibverbs::QueuePairEndpoint {
+        ::ibverbs::QueuePairEndpoint {
+            num: self.qpn.get(),
+            lid: self.lid.0,
+            gid: (!self.gid.is_zero()).then(|| self.gid.into()),
+        }
+    }
+}
+
+impl<K: Key> Remote<K> {
+    /// Memory registered by the crate `ibverbs`: `len` bytes at `addr`, as its owner tells, by the key of its region. That crate registers with all rights.
+    #[must_use]
+    pub fn from_ibverbs(key: ::ibverbs::RemoteKey, addr: u64, len: u64) -> Self {
+        Self::from_raw(addr, key.key, len)
+    }
+}
+
+impl Context {
+    /// The device that it is of, to be opened by the crate `ibverbs` as well: another context of the same device. `None` if the device is of another library than the system's libibverbs that
+    /// crate is linked with, such as the soft device's.
+    #[must_use]
+    pub fn as_ibverbs(&self) -> Option<::ibverbs::Device<'_>> {
+        let ours = self.inner().api.open_device as *const ();
+        if ours != ibverbs_sys::ibv_open_device as *const () {
+            return None;
+        }
+        // SAFETY: the context is live, and its device was set when it was opened and is constant. It lives as long, and the reference no longer than `self`. The types differ in name alone.
+        Some(::ibverbs::Device::from(unsafe {
+            &*(&raw const (*self.as_raw()).device).cast()
+        }))
+    }
+}

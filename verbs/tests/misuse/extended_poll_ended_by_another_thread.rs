@@ -1,0 +1,11 @@
+//! Who has started a poll of an extended queue has its lock, and must end it.
+use doorbell_verbs::{CompletionQueue, Extended};
+
+fn misuse(cq: &mut CompletionQueue<Extended>) {
+    let completions = cq.poll().unwrap();
+    std::thread::scope(|scope| {
+        scope.spawn(move || drop(completions));
+    });
+}
+
+fn main() {}
