@@ -1,5 +1,7 @@
 //! The example of two ends that meet over TCP, on soft devices.
 
+#![forbid(unsafe_code)]
+
 use std::process::Command;
 
 #[test]

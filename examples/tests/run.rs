@@ -1,5 +1,7 @@
 //! Runs the examples as their users do: with both ends in one process, on soft devices.
 
+#![forbid(unsafe_code)]
+
 use std::process::Command;
 
 fn run(program: &str) -> String {

@@ -3,6 +3,8 @@
 //! Every test runs the real binary on the userspace device, on loopback. Each process takes a free loopback address by itself, so tests do not
 //! disturb each other.
 
+#![forbid(unsafe_code)]
+
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream, UdpSocket};

@@ -72,6 +72,8 @@ const VERBS: [&str; 9] = [
     "--locked",
     "--no-fail-fast",
 ];
+/// Those of the soft device's own parts, among them its progress thread and two threads that park.
+const DEVICE: [&str; 5] = ["--package", "doorbell-softroce", "--lib", "--locked", "--no-fail-fast"];
 const BUT_THE_COMPILER: [&str; 3] = ["--", "--skip", "misuse"];
 
 /// The command-line form. Returns the exit status.
@@ -123,22 +125,31 @@ fn run(tools: &[&Tool]) -> Result<Counts> {
 }
 
 fn address() -> Result<Verdict> {
+    const FLAGS: &str = "-Zsanitizer=address";
     let leaks = format!(
         "suppressions={}:print_suppressions=0",
         suppressions("leaks.supp").display()
     );
-    let mut command = tests("address", "-Zsanitizer=address")?;
-    ci::tests(command.args(VERBS).args(BUT_THE_COMPILER).env("LSAN_OPTIONS", leaks))
+    let mut verbs = tests("address", FLAGS)?;
+    let verbs = ci::tests(verbs.args(VERBS).args(BUT_THE_COMPILER).env("LSAN_OPTIONS", leaks))?;
+    let mut device = tests("address", FLAGS)?;
+    device
+        .args(DEVICE)
+        .args(["--package", "doorbell-softroce-ibverbs", "--test", "api"]);
+    // The memory that these register is leaked by the tests themselves.
+    let device = ci::tests(device.env("ASAN_OPTIONS", "detect_leaks=0"))?;
+    Ok(verbs.and(device))
 }
 
 fn thread() -> Result<Verdict> {
-    let options = format!("suppressions={}", suppressions("threads.supp").display());
     // The second is what a standard library without instrumentation needs.
-    let mut command = tests(
-        "thread",
-        "-Zsanitizer=thread -Cunsafe-allow-abi-mismatch=sanitizer --cfg=doorbell_tsan",
-    )?;
-    ci::tests(command.args(VERBS).args(BUT_THE_COMPILER).env("TSAN_OPTIONS", options))
+    const FLAGS: &str = "-Zsanitizer=thread -Cunsafe-allow-abi-mismatch=sanitizer --cfg=doorbell_tsan";
+    let options = format!("suppressions={}", suppressions("threads.supp").display());
+    let mut verbs = tests("thread", FLAGS)?;
+    let verbs = ci::tests(verbs.args(VERBS).args(BUT_THE_COMPILER).env("TSAN_OPTIONS", &options))?;
+    let mut device = tests("thread", FLAGS)?;
+    let device = ci::tests(device.args(DEVICE).env("TSAN_OPTIONS", &options))?;
+    Ok(verbs.and(device))
 }
 
 fn valgrind() -> Result<Verdict> {

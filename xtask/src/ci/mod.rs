@@ -8,6 +8,7 @@
 
 mod guest;
 mod licences;
+mod safe;
 mod steps;
 
 pub(crate) use steps::{command, tests};
@@ -51,6 +52,20 @@ pub(crate) enum Verdict {
     Skipped(String),
     /// It ran tests of its own and counted them; it failed if one of them did, or for the reason given.
     Counted(Counts, Option<String>),
+}
+
+impl Verdict {
+    /// This one and another: what was counted in both.
+    pub(crate) fn and(self, other: Verdict) -> Verdict {
+        match (self, other) {
+            (Verdict::Counted(mut counts, why), Verdict::Counted(others, other_why)) => {
+                counts.add(others);
+                Verdict::Counted(counts, why.or(other_why))
+            }
+            (Verdict::Counted(counts, why), _) | (_, Verdict::Counted(counts, why)) => Verdict::Counted(counts, why),
+            (first, _) => first,
+        }
+    }
 }
 
 /// How many were there of each kind.

@@ -1,6 +1,6 @@
 //! What `cargo xtask ci` checks.
 
-use super::{Counts, Step, Verdict, guest, lacking, licences};
+use super::{Counts, Step, Verdict, guest, lacking, licences, safe};
 use crate::{instructions, sanitize, setup, workspace};
 use anyhow::{Context, Result, bail};
 use std::{
@@ -11,7 +11,7 @@ use std::{
 };
 
 /// All steps, in the order in which they run: cheap ones first, and the guest last as it needs the builds.
-pub(crate) const ALL: [Step; 12] = [
+pub(crate) const ALL: [Step; 13] = [
     Step {
         name: "setup",
         about: "what the other steps need from the machine",
@@ -21,6 +21,11 @@ pub(crate) const ALL: [Step; 12] = [
         name: "fmt",
         about: "rustfmt has nothing to change",
         run: format,
+    },
+    Step {
+        name: "safe",
+        about: "no unsafe code in examples and perftest",
+        run: safe::check,
     },
     Step {
         name: "clippy",
