@@ -62,6 +62,7 @@ impl Made {
                 })
                 .unwrap();
             let context = (api.open_device)(device);
+            (api.free_device_list)(list);
             Self {
                 api,
                 context,
