@@ -4,9 +4,9 @@
 //! cargo run --release -p doorbell-examples --bin 08_recover
 //! ```
 //!
-//! When a request fails, its queue pair is in the error state, and all that is posted to it completes as flushed: with its buffers. The client collects them, drops the
-//! queue pair, and makes another. That its device acknowledged a message does not mean that the server has looked at it, so the server says how many it has; what
-//! comes after is sent again, from the same buffers.
+//! When a request fails, its queue pair is in the error state, and all that is posted to it completes as flushed: with its buffers. The client collects them,
+//! drops the queue pair, and makes another. That its device acknowledged a message does not mean that the server has looked at it, so the server says how many
+//! it has; what comes after is sent again, from the same buffers.
 
 #![forbid(unsafe_code)]
 

@@ -4,8 +4,8 @@
 //! cargo run --release -p doorbell-examples --bin 09_shared_receives
 //! ```
 //!
-//! The server posts its receives to a shared receive queue, from which the queue pairs of all clients take them. Which client a message is from says its completion, by the
-//! tag that the client's queue pair was given.
+//! The server posts its receives to a shared receive queue, from which the queue pairs of all clients take them. Which client a message is from says its
+//! completion, by the tag that the client's queue pair was given.
 
 #![forbid(unsafe_code)]
 

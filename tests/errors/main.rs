@@ -1,8 +1,8 @@
-//! The commonest failures of new users, each provoked by the safe API, and what they are told: reviewed texts, in `snapshots`. Each has to say what is wrong, on which
-//! object, and what to do.
+//! The commonest failures of new users, each provoked by the safe API, and what they are told: reviewed texts, in `snapshots`. Each has to say what is wrong,
+//! on which object, and what to do.
 //!
-//! Most are failures of soft devices. What these don't fail with comes from tables of verbs that do ([`altered`]), or from another process, which finds libraries
-//! of ours in place of the system's ([`libraries`]).
+//! Most are failures of soft devices. What these don't fail with comes from tables of verbs that do ([`altered`]), or from another process, which finds
+//! libraries of ours in place of the system's ([`libraries`]).
 
 mod altered;
 mod libraries;
@@ -112,13 +112,18 @@ fn connected(here: &Context, there: &Context, timeout: u8) -> (Connected, Connec
     (here.connect(&theirs), there.connect(&ours))
 }
 
+/// With the number of the queue pair, which is another each time, left out.
+fn nameless(text: String, qpn: Qpn) -> String {
+    text.replace(&qpn.to_string(), "<its number>")
+}
+
 /// How the next request ends, which is to fail, with the number of the queue pair left out.
 fn failure(qp: &QueuePair, cq: &mut CompletionQueue) -> String {
     let deadline = Instant::now() + PATIENCE;
     loop {
         let failed: Option<Failure> = cq.poll().unwrap().next().map(|done| done.result().unwrap_err());
         if let Some(failure) = failed {
-            return failure.to_string().replace(&qp.qpn().to_string(), "<its number>");
+            return nameless(failure.to_string(), qp.qpn());
         }
         assert!(Instant::now() < deadline, "nothing completes");
     }
@@ -168,7 +173,7 @@ fn mtu(here: &Context) -> Vec<String> {
     let long = pd.register(vec![0; 1025], Local).unwrap();
     let long = text(qp.send_to(long, &ah, qp.qpn(), QKey::DEFAULT));
     let short = text(qp.receive(pd.register(vec![0; GRH_BYTES - 1], Local).unwrap()));
-    vec![beyond, long, short]
+    vec![beyond, nameless(long, qp.qpn()), nameless(short, qp.qpn())]
 }
 
 fn no_receive(here: &Context, there: &Context) -> Vec<String> {
@@ -214,7 +219,7 @@ fn inline(here: &Context, there: &Context) -> Vec<String> {
     let ((mut qp, _cq), _there) = connected(here, there, LONG);
     let (most, long) = (qp.max_inline(), vec![0; qp.max_inline() as usize + 1]);
     assert!(most >= 64);
-    let posted = text(qp.send_inline(&long));
+    let posted = nameless(text(qp.send_inline(&long)), qp.qpn());
 
     let cq = here.completion_queue(256).unwrap();
     let pd = here.protection_domain().unwrap();

@@ -105,7 +105,10 @@ fn what_cannot_be_a_datagram_is_refused_before_it_is_posted() {
     assert!(matches!(refused.reason, Reason::DatagramTooLong { len: 257, max: 256 }));
     assert_eq!(
         refused.to_string(),
-        "request 0 of the batch was refused: 257 bytes in one datagram, the MTU here or at its destination is 256: send several"
+        format!(
+            "send queue of queue pair {}: request 0 of the batch was refused: 257 bytes in one datagram, the MTU here or at its destination is 256: send several",
+            qp.qpn()
+        )
     );
 
     let refused = qp.receive(a.buffer(GRH_BYTES - 1)).unwrap_err();

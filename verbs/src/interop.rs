@@ -1,7 +1,8 @@
 //! The crate `ibverbs` (feature `ibverbs`): its types and ours.
 //!
-//! Version 0.9 of that crate keeps its pointers to itself: none of its objects can be taken over, nor lent to it. What it lets others have is what two programs tell each other, and a device that
-//! is not open yet. So: a queue pair here and one there can be connected, each reaching the other's memory; and a device opened here can be opened there as well.
+//! Version 0.9 of that crate keeps its pointers to itself: none of its objects can be taken over, nor lent to it. What it lets others have is what two programs
+//! tell each other, and a device that is not open yet. So: a queue pair here and one there can be connected, each reaching the other's memory; and a device
+//! opened here can be opened there as well.
 //!
 //! Whoever wants more has the raw pointers: those of [`raw`](crate::raw) cast to the structs of `ibverbs-sys` are valid there, as both are laid out as C's.
 //!
@@ -41,9 +42,9 @@ impl From<&::ibverbs::GidEntry> for GidEntry {
 impl Endpoint {
     /// A queue pair of the crate `ibverbs`, to connect one of ours to.
     ///
-    /// It sends from sequence number 0, which is taken for granted here, and expects that of its builder's `set_rq_psn`, 0 if nobody has called that: make ours with
-    /// [`psn`](crate::QueuePairBuilder::psn) of [`Psn::truncated(0)`](Psn::truncated). Nor does it tell its path MTU, which is its port's unless `set_path_mtu` was called, and how many READs
-    /// and atomics it serves at once, 1 unless `set_max_dest_rd_atomic` was.
+    /// It sends from sequence number 0, which is taken for granted here, and expects that of its builder's `set_rq_psn`, 0 if nobody has called that: make ours
+    /// with [`psn`](crate::QueuePairBuilder::psn) of [`Psn::truncated(0)`](Psn::truncated). Nor does it tell its path MTU, which is its port's unless
+    /// `set_path_mtu` was called, and how many READs and atomics it serves at once, 1 unless `set_max_dest_rd_atomic` was.
     ///
     /// `None` if its number is none.
     #[must_use]
@@ -78,15 +79,16 @@ impl<K: Key> Remote<K> {
 }
 
 impl Context {
-    /// The device that it is of, to be opened by the crate `ibverbs` as well: another context of the same device. `None` if the device is of another library than the system's libibverbs that
-    /// crate is linked with, such as the soft device's.
+    /// The device that it is of, to be opened by the crate `ibverbs` as well: another context of the same device. `None` if the device is of another library
+    /// than the system's libibverbs that crate is linked with, such as the soft device's.
     #[must_use]
     pub fn as_ibverbs(&self) -> Option<::ibverbs::Device<'_>> {
         let ours = self.inner().api.open_device as *const ();
         if ours != ibverbs_sys::ibv_open_device as *const () {
             return None;
         }
-        // SAFETY: the context is live, and its device was set when it was opened and is constant. It lives as long, and the reference no longer than `self`. The types differ in name alone.
+        // SAFETY: the context is live, and its device was set when it was opened and is constant. It lives as long, and the reference no longer than `self`.
+        // The types differ in name alone.
         Some(::ibverbs::Device::from(unsafe {
             &*(&raw const (*self.as_raw()).device).cast()
         }))

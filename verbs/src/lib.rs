@@ -163,8 +163,9 @@ pub use port::{GidEntry, GidType, LinkLayer, PortAttr, PortState};
 pub use qp::{
     Backend, BadEndpoint, Batch, Capacity, Change, Connected, ConnectionAttr, Connectionless, EitherBackend, Endpoint,
     Explanation, GRH_BYTES, GlobalPath, OwnReceives, PathAttr, PathMigration, PostList, PreparedQueuePair, QpState,
-    Queue, QueuePair, QueuePairAttr, QueuePairBuilder, Rc, Reason, ReceiveBatch, Refused, RefusedBatch, Reliable,
-    ReliableAttr, RemoteRights, Request, SharedReceive, Transport, TransportKind, Uc, Ud, UdEndpoint, WorkRequests,
+    Queue, QueuePair, QueuePairAttr, QueuePairBuilder, Rc, Reason, ReceiveBatch, Refused, RefusedBatch, RefusedBy,
+    Reliable, ReliableAttr, RemoteRights, Request, SharedReceive, Transport, TransportKind, Uc, Ud, UdEndpoint,
+    WorkRequests,
 };
 pub use srq::{
     SharedQueuePairBuilder, SharedReceiveAttr, SharedReceiveBatch, SharedReceiveBuilder, SharedReceiveError,

@@ -8,13 +8,13 @@ use doorbell_verbs_sys::{self as sys, Api};
 use crate::context::Context;
 use crate::error::DeviceError;
 
-/// A source of RDMA devices: one table of verbs.
+/// A source of RDMA devices: one table of verbs (ibv_get_device_list(3)).
 #[derive(Debug, Clone, Copy)]
 pub struct Library {
     api: &'static Api,
 }
 
-/// A device that can be opened.
+/// A device that can be opened (ibv_get_device_name(3), ibv_get_device_guid(3)).
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Device {

@@ -19,7 +19,7 @@ use crate::qp::QueuePairBuilder;
 use crate::raw::Lender;
 use crate::srq::SharedReceiveBuilder;
 
-/// A protection domain. Cloning is cheap; it is deallocated with the last object made in it.
+/// A protection domain (ibv_alloc_pd(3); IBTA vol 1, 10.2.3). Cloning is cheap; it is deallocated with the last object made in it.
 #[derive(Clone)]
 pub struct ProtectionDomain {
     inner: Arc<PdInner>,

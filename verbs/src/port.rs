@@ -50,7 +50,7 @@ impl PortState {
     }
 }
 
-/// What lies under the transport.
+/// What lies under the transport (ibv_query_port(3)).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum LinkLayer {
@@ -151,7 +151,7 @@ impl GidType {
     }
 }
 
-/// One entry of a port's GID table.
+/// One entry of a port's GID table (ibv_query_gid_ex(3)).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct GidEntry {

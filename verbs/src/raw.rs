@@ -1,22 +1,23 @@
-//! C's own objects: the pointers to those made here, and those made elsewhere for use here. It is the way to verbs that this crate lacks, to other libraries that use the same
-//! device, and from a C program to this crate one part at a time.
+//! C's own objects: the pointers to those made here, and those made elsewhere for use here. It is the way to verbs that this crate lacks, to other libraries
+//! that use the same device, and from a C program to this crate one part at a time.
 //!
-//! Pointers are those of [`doorbell_verbs_sys`], whose types are laid out as `<infiniband/verbs.h>` has them: any other binding's pointer to the same struct is a cast away.
+//! Pointers are those of [`doorbell_verbs_sys`], whose types are laid out as `<infiniband/verbs.h>` has them: any other binding's pointer to the same struct is
+//! a cast away.
 //!
 //! # Looking in
 //!
-//! `as_raw` gives the pointer to an object, and is safe, as nothing happens by it. The pointer is good as long as the object, or one made of it, lives. Who uses it (which is
-//! `unsafe`) through [`Context::api`], or through the function pointers of the context, may
+//! `as_raw` gives the pointer to an object, and is safe, as nothing happens by it. The pointer is good as long as the object, or one made of it, lives. Who
+//! uses it (which is `unsafe`) through [`Context::api`], or through the function pointers of the context, may
 //!
 //! - read fields of the struct, and call verbs that ask: ibv_query_qp(3), ibv_query_port(3), …;
-//! - make objects of its own from a context, protection domain, completion channel or shared receive queue, as long as these are destroyed before it is dropped (its `Drop` reports
-//!   what the device then refuses, and leaks). Queue pairs on a [`CompletionQueue`] are another matter: see below;
+//! - make objects of its own from a context, protection domain, completion channel or shared receive queue, as long as these are destroyed before it is dropped
+//!   (its `Drop` reports what the device then refuses, and leaks). Queue pairs on a [`CompletionQueue`] are another matter: see below;
 //! - change attributes of a queue pair which [`change`](QueuePair::change) does not know, as long as it stays in its state.
 //!
 //! It may not, for this crate's promises rest on it:
 //!
-//! - post to a queue pair or shared receive queue, or poll, arm or resize a completion queue: slots, entries and events are counted here, and a `wr_id` that was not made here is taken for one
-//!   that was;
+//! - post to a queue pair or shared receive queue, or poll, arm or resize a completion queue: slots, entries and events are counted here, and a `wr_id` that
+//!   was not made here is taken for one that was;
 //! - put other queue pairs on a completion queue, which might overflow then, without keeping room in it: it can be made that much larger;
 //! - move a queue pair to another state but ERR (one that is only prepared may be connected: [`assume_connected`](PreparedQueuePair::assume_connected));
 //! - acknowledge events, or close, destroy or free anything.
@@ -25,7 +26,8 @@
 //!
 //! `from_raw` makes an object of this crate of a pointer. It is `unsafe`, and who calls it promises that
 //!
-//! - the pointer is live, was made through the library, and on the device or in the domain, that is given with it, and is what the type says: a [`Ud`](crate::Ud) is one;
+//! - the pointer is live, was made through the library, and on the device or in the domain, that is given with it, and is what the type says: a
+//!   [`Ud`](crate::Ud) is one;
 //! - nothing is in flight: no request is posted, no completion waits, no event is unacknowledged;
 //! - nobody else posts to it, polls it, changes its state or destroys it from here on, nor makes another object here of it, until this one is dropped;
 //! - whatever else is said on the function.
@@ -70,7 +72,8 @@ use crate::srq::{SharedReceiveError, SharedReceiveHandle, SharedReceiveQueue};
 pub enum Ownership {
     /// It is destroyed, as if it had been made here.
     Taken,
-    /// It is not: it is the lender's, who is kept alive until this crate is done with the object, and dropped then. What the lender's `Drop` does may be to destroy it.
+    /// It is not: it is the lender's, who is kept alive until this crate is done with the object, and dropped then. What the lender's `Drop` does may be to
+    /// destroy it.
     ///
     /// A queue pair is taken to RESET before, so that the device is done with the buffers posted to it. If that fails both stay as they are, for ever.
     Lent(Arc<dyn Send + Sync>),
@@ -116,7 +119,8 @@ impl Context {
     /// When it cannot be queried. It has been closed then, or is its lender's again.
     ///
     /// # Safety
-    /// See [the rules](crate::raw#taking-over). Nobody reads its asynchronous events while [`Events`](crate::Events) of it do, and its descriptor for them is not set to block.
+    /// See [the rules](crate::raw#taking-over). Nobody reads its asynchronous events while [`Events`](crate::Events) of it do, and its descriptor for them is
+    /// not set to block.
     pub unsafe fn from_raw(
         library: Library,
         raw: *mut sys::ibv_context,
@@ -190,7 +194,8 @@ impl CompletionQueue<Classic> {
     /// A completion queue made elsewhere (ibv_create_cq(3)). It cannot be waited for.
     ///
     /// # Safety
-    /// See [the rules](crate::raw#taking-over). It is on no channel, or at least never armed; queue pairs that are on it already may have no completion in it ever.
+    /// See [the rules](crate::raw#taking-over). It is on no channel, or at least never armed; queue pairs that are on it already may have no completion in it
+    /// ever.
     #[must_use]
     pub unsafe fn from_raw(context: &Context, raw: *mut sys::ibv_cq, ownership: Ownership) -> Self {
         // SAFETY: by contract.
@@ -272,15 +277,16 @@ impl<K: Kind> Buffer<K> {
 }
 
 impl<R: Rights> Buffer<R> {
-    /// Memory registered elsewhere (ibv_reg_mr(3)), all of the region. Whoever owns the memory still does: it is not freed here, nor given by [`into_memory`](Self::into_memory).
+    /// Memory registered elsewhere (ibv_reg_mr(3)), all of the region. Whoever owns the memory still does: it is not freed here, nor given by
+    /// [`into_memory`](Self::into_memory).
     ///
     /// # Errors
     /// When it is empty, or longer than a message may be. It is whose it was then.
     ///
     /// # Safety
     /// See [the rules](crate::raw#taking-over). Besides:
-    /// - The region's rights are those of `R`, it is not zero-based, and its `addr` and `length` say where its bytes are. They are initialised, and stay there until the region is deregistered; of one that
-    ///   is lent, until the lender is dropped.
+    /// - The region's rights are those of `R`, it is not zero-based, and its `addr` and `length` say where its bytes are. They are initialised, and stay there
+    ///   until the region is deregistered; of one that is lent, until the lender is dropped.
     /// - Until then nobody else reads or writes them, but peers as far as `R` lets them.
     pub unsafe fn from_raw(
         pd: &ProtectionDomain,
@@ -296,14 +302,15 @@ impl<R: Rights> Buffer<R> {
 }
 
 impl<R: Rights> Buffer<Opaque<R>> {
-    /// Memory registered elsewhere that the processor does not reach, or shall not: `len` bytes that requests name by addresses from `addr` on (ibv_reg_dmabuf_mr(3), ibv_reg_mr_iova(3)).
+    /// Memory registered elsewhere that the processor does not reach, or shall not: `len` bytes that requests name by addresses from `addr` on
+    /// (ibv_reg_dmabuf_mr(3), ibv_reg_mr_iova(3)).
     ///
     /// # Errors
     /// As for [memory of the host](Buffer::<R>::from_raw).
     ///
     /// # Safety
-    /// See [the rules](crate::raw#taking-over). The region's rights are those of `R`, these are its addresses, and its bytes stay there until it is deregistered, or its lender dropped. What peers and the device write
-    /// there harms nobody.
+    /// See [the rules](crate::raw#taking-over). The region's rights are those of `R`, these are its addresses, and its bytes stay there until it is
+    /// deregistered, or its lender dropped. What peers and the device write there harms nobody.
     pub unsafe fn from_raw(
         pd: &ProtectionDomain,
         raw: *mut sys::ibv_mr,
@@ -375,8 +382,8 @@ impl SharedReceiveQueue {
         self.handle().as_raw()
     }
 
-    /// A shared receive queue made elsewhere (ibv_create_srq(3)), of `depth` receives of up to `max_sge` buffers. It is always taken over: what is posted to it comes back only when it is
-    /// destroyed. Its `srq_context` is changed.
+    /// A shared receive queue made elsewhere (ibv_create_srq(3)), of `depth` receives of up to `max_sge` buffers. It is always taken over: what is posted to it
+    /// comes back only when it is destroyed. Its `srq_context` is changed.
     ///
     /// # Errors
     /// When the library has no such queues. It is whose it was then.

@@ -134,7 +134,8 @@ impl Route {
     }
 }
 
-/// Builds an address handle; made by [`ProtectionDomain::address_handle`]. Port and GID must be those of the queue pair that is to use it.
+/// Builds an address handle; made by [`ProtectionDomain::address_handle`] (ibv_create_ah(3); IBTA vol 1, 11.2.2.1). Port and GID must be those of the queue
+/// pair that is to use it.
 #[derive(Debug, Clone, Copy)]
 #[must_use = "a builder does nothing until to(), to_gid() or reply_to() is called"]
 pub struct AddressHandleBuilder<'a> {

@@ -14,7 +14,7 @@ use crate::context::Context;
 use crate::qp::{Backend, PreparedQueuePair, QueuePair, Rc};
 use crate::wait::Deadline;
 
-/// A device and a path by which a peer is reached; made by [`ConnectionManager::resolve`].
+/// A device and a path by which a peer is reached; made by [`ConnectionManager::resolve`] (rdma_resolve_route(3)).
 #[derive(Debug)]
 pub struct Route {
     id: Id,

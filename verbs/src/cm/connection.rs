@@ -12,7 +12,7 @@ use super::id::Id;
 use crate::qp::{Backend, PreparedQueuePair, Rc};
 use crate::wait::Deadline;
 
-/// What the manager knows of a connected queue pair: who the peer is, and whether it is still there. Its descriptor is readable when there is an event.
+/// What the manager knows of a connected queue pair: who the peer is, and whether it is still there (rdma_cm(7)). Its descriptor is readable when there is an event.
 ///
 /// Dropping it disconnects, without waiting for the peer. The queue pair is not touched by that; but a peer that hears of it will stop.
 #[derive(Debug)]
@@ -22,7 +22,7 @@ pub struct Connection {
     disconnected: bool,
 }
 
-/// Something that has happened to a connection.
+/// Something that has happened to a connection (rdma_get_cm_event(3)).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ConnectionEvent {

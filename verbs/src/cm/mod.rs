@@ -60,7 +60,7 @@ pub const MAX_ACCEPT_DATA: usize = 196;
 /// The most bytes of private data that [`ConnectionRequest::reject`] can send (IBTA vol 1, 12.6.7).
 pub const MAX_REJECT_DATA: usize = 148;
 
-/// The system's connection manager.
+/// The system's connection manager (rdma_cm(7)).
 #[derive(Debug, Clone, Copy)]
 pub struct ConnectionManager {
     cm: &'static CmApi,

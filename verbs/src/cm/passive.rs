@@ -15,7 +15,8 @@ use crate::context::Context;
 use crate::qp::{Backend, PreparedQueuePair, QueuePair, Rc};
 use crate::wait::Deadline;
 
-/// Listens for connections; made by [`ConnectionManager::listen`]. Its descriptor is readable when there is a request, or something else to be looked at.
+/// Listens for connections; made by [`ConnectionManager::listen`] (rdma_listen(3)). Its descriptor is readable when there is a request, or something else to be
+/// looked at.
 #[derive(Debug)]
 pub struct Listener {
     id: Id,
@@ -65,7 +66,7 @@ impl AsFd for Listener {
     }
 }
 
-/// A peer that wants to connect. It is rejected when dropped.
+/// A peer that wants to connect (rdma_accept(3), rdma_reject(3)). It is rejected when dropped.
 #[derive(Debug)]
 pub struct ConnectionRequest {
     id: Id,

@@ -6,7 +6,8 @@ use super::{CompletionQueue, Extended};
 use crate::context::Context;
 use crate::error::CompletionQueueError;
 
-/// A completion queue of the better kind that a device has: extended, or else classic. To be matched on once, for code that is generic over the kind:
+/// A completion queue of the better kind that a device has: extended, or else classic (ibv_create_cq_ex(3), ibv_create_cq(3)). To be matched on once, for code
+/// that is generic over the kind:
 ///
 /// ```no_run
 /// use doorbell_verbs::{BestCompletionQueue, CompletionQueue, Context, CqKind};

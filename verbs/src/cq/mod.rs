@@ -53,7 +53,7 @@ use crate::sync::MutexGuard;
 /// How many completions one poll takes at most.
 const BATCH: usize = 32;
 
-/// A completion queue and the right to poll it. It is not `Clone`: a queue has one poller.
+/// A completion queue and the right to poll it (ibv_create_cq(3); IBTA vol 1, 10.2.6). It is not `Clone`: a queue has one poller.
 ///
 /// It is [`Classic`], as [`Context::completion_queue`](crate::Context::completion_queue) makes it, or [`Extended`], as
 /// [`Context::extended_completion_queue`](crate::Context::extended_completion_queue) does. What is written for `CompletionQueue<Q>` with [`Q: CqKind`](CqKind) serves both.

@@ -6,7 +6,7 @@ use core::ops::ControlFlow;
 use super::kind::{Classic, CqKind, Cursor};
 use crate::wr::completion::Completion;
 
-/// The requests that one [`poll`](super::CompletionQueue::poll) has found completed.
+/// The requests that one [`poll`](super::CompletionQueue::poll) has found completed (ibv_poll_cq(3); IBTA vol 1, 11.4.2.1).
 ///
 /// [`for_each`](Self::for_each) and [`try_for_each`](Self::try_for_each) are the fastest way through them: all that they carry from one request to the next stays in
 /// registers. They do for both kinds of queue, as does [`next_completion`](Self::next_completion). Those of a classic queue are an iterator besides, and may be collected; one

@@ -9,7 +9,7 @@ use crate::error::{CompletionQueueError, EventError, check};
 use crate::event::channel::{ChannelInner, CqId};
 use crate::event::deadline_of;
 
-/// Which completions a channel is to tell of.
+/// Which completions a channel is to tell of (ibv_req_notify_cq(3); IBTA vol 1, 11.4.2.2).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Notify {
     /// Every one.

@@ -53,7 +53,7 @@ impl core::fmt::Display for CqId {
 }
 
 /// A completion channel: it tells which of its completion queues has something to poll, once for each time that the queue was
-/// [armed](crate::CompletionQueue::arm). Clones are the same channel, which lives as long as they and the queues made on it.
+/// [armed](crate::CompletionQueue::arm) (ibv_create_comp_channel(3)). Clones are the same channel, which lives as long as they and the queues made on it.
 ///
 /// To sleep until one queue has completions, see [`CompletionQueue::wait`](crate::CompletionQueue::wait). To serve many from one thread:
 ///

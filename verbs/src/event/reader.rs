@@ -16,7 +16,7 @@ use crate::error::EventError;
 use crate::srq::SrqId;
 use crate::types::Qpn;
 
-/// Something happened to a device or one of its objects.
+/// Something happened to a device or one of its objects (ibv_get_async_event(3); IBTA vol 1, 11.6.3).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum AsyncEvent {
@@ -49,7 +49,7 @@ pub enum AsyncEvent {
     Other(u32),
 }
 
-/// What may happen to a queue pair.
+/// What may happen to a queue pair (IBTA vol 1, 11.6.3).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum QueuePairEvent {
@@ -71,7 +71,7 @@ pub enum QueuePairEvent {
     PathMigrationFailed,
 }
 
-/// What may happen to a shared receive queue.
+/// What may happen to a shared receive queue (IBTA vol 1, 11.6.3).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum SharedReceiveEvent {
@@ -81,7 +81,7 @@ pub enum SharedReceiveEvent {
     Error,
 }
 
-/// What may happen to a port.
+/// What may happen to a port (IBTA vol 1, 11.6.3).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum PortEvent {
@@ -156,7 +156,7 @@ impl AsyncEvent {
     }
 }
 
-/// The reader of a context's asynchronous events, made by [`Context::events`]. A context has one at a time.
+/// The reader of a context's asynchronous events, made by [`Context::events`] (ibv_get_async_event(3)). A context has one at a time.
 ///
 /// An event is acknowledged as soon as it is read: destroying an object waits for that, and the natural answer to the event of a queue pair is to drop the queue
 /// pair. So an event names its object by a number; when other threads make queue pairs while this one reads, that number may have become another's.

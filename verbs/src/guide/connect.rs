@@ -1,11 +1,11 @@
 //! Connect two programs.
 //!
-//! Two queue pairs are connected when each knows the other's [`Endpoint`](crate::Endpoint): its port's address, its number, and where its sequence numbers begin. How
-//! the endpoints get across is no business of verbs. Three ways:
+//! Two queue pairs are connected when each knows the other's [`Endpoint`](crate::Endpoint): its port's address, its number, and where its sequence numbers
+//! begin. How the endpoints get across is no business of verbs. Three ways:
 //!
 //! - [`exchange`](crate::exchange) over TCP, which needs nothing but a TCP port; below.
-//! - [`cm`](crate::cm), the connection manager (rdma_cm(7)): by IP address, on the RDMA network itself. It needs librdmacm and the kernel's `rdma_ucm`, and meets
-//!   any program that uses it.
+//! - [`cm`](crate::cm), the connection manager (rdma_cm(7)): by IP address, on the RDMA network itself. It needs librdmacm and the kernel's `rdma_ucm`, and
+//!   meets any program that uses it.
 //! - Any other: an endpoint is 32 bytes, [`Endpoint::to_bytes`](crate::Endpoint::to_bytes). Both sides call [`connect`](crate::PreparedQueuePair::connect).
 //!
 //! ```no_run
@@ -67,16 +67,18 @@
 //!
 //! # Units
 //!
-//! - [`timeout`](crate::QueuePairBuilder::timeout) is an exponent: 4.096 µs · 2^*t*, 67 ms for the default 14. With [`retry_count`](crate::QueuePairBuilder::retry_count)
-//!   *n* a silent peer is given up after at least (*n* + 1) of these; devices may take up to four times as long (9.7.6.1.3).
-//! - [`min_rnr_timer`](crate::QueuePairBuilder::min_rnr_timer) is a code of table 46 (12: 0.64 ms); an [`rnr_retry`](crate::QueuePairBuilder::rnr_retry) of 7 is for ever.
+//! - [`timeout`](crate::QueuePairBuilder::timeout) is an exponent: 4.096 µs · 2^*t*, 67 ms for the default 14. With
+//!   [`retry_count`](crate::QueuePairBuilder::retry_count) *n* a silent peer is given up after at least (*n* + 1) of these; devices may take up to four times
+//!   as long (9.7.6.1.3).
+//! - [`min_rnr_timer`](crate::QueuePairBuilder::min_rnr_timer) is a code of table 46 (12: 0.64 ms); an [`rnr_retry`](crate::QueuePairBuilder::rnr_retry) of 7
+//!   is for ever.
 //! - Depths are requests, not bytes; a completion queue needs as many entries as all queues on it are deep together.
 //!
 //! # What goes wrong
 //!
-//! - *The first request fails with [`RetryExceeded`](crate::Status::RetryExceeded).* It was sent before the peer had connected its own side, or to an address that
-//!   does not reach it: GIDs of two kinds (one IPv4, one IPv6), a firewall on UDP port 4791, two fabrics. [`Exchange::pair`](crate::exchange::Exchange::pair) returns
-//!   when both are connected; an exchange of one's own must wait for that, too.
+//! - *The first request fails with [`RetryExceeded`](crate::Status::RetryExceeded).* It was sent before the peer had connected its own side, or to an address
+//!   that does not reach it: GIDs of two kinds (one IPv4, one IPv6), a firewall on UDP port 4791, two fabrics.
+//!   [`Exchange::pair`](crate::exchange::Exchange::pair) returns when both are connected; an exchange of one's own must wait for that, too.
 //! - *`EINVAL` from ibv_modify_qp.* The error compares what was given with the table of attributes, and says what is missing or out of range.
 //! - *The last request fails although the peer has the data.* The peer dropped its queue pair before it had acknowledged: end together, as
 //!   [`finish`](crate::exchange::Exchange::finish) does.

@@ -1,7 +1,7 @@
 //! Send datagrams.
 //!
-//! A UD queue pair talks to any number of others without connecting: one queue pair, where RC needs one per peer. What it gives up: a message is one packet, at most the path MTU;
-//! it may be lost, and nobody is told; there are SEND and receive alone, neither READ nor WRITE.
+//! A UD queue pair talks to any number of others without connecting: one queue pair, where RC needs one per peer. What it gives up: a message is one packet, at
+//! most the path MTU; it may be lost, and nobody is told; there are SEND and receive alone, neither READ nor WRITE.
 //!
 //! ```no_run
 //! use std::time::Duration;
@@ -62,14 +62,15 @@
 //!
 //! # Units
 //!
-//! - [`GRH_BYTES`](crate::GRH_BYTES), 40, lie in front of every datagram received, whether there was a header or not; [`payload`](crate::Datagram::payload) is the range behind them.
+//! - [`GRH_BYTES`](crate::GRH_BYTES), 40, lie in front of every datagram received, whether there was a header or not; [`payload`](crate::Datagram::payload) is
+//!   the range behind them.
 //! - [`max_datagram`](crate::QueuePair::max_datagram) is the port's MTU in bytes: 1024 on Ethernet of 1500.
 //! - Numbers of queue pairs are 24 bits, [`QKey`](crate::QKey)s 32, of which the highest is for privileged processes.
 //!
 //! # What goes wrong
 //!
-//! - *Nothing arrives.* A wrong Q_Key, no receive posted, a receive too short, a GID of another kind: each drops the datagram in silence. The sender's completion says only that
-//!   it has left.
+//! - *Nothing arrives.* A wrong Q_Key, no receive posted, a receive too short, a GID of another kind: each drops the datagram in silence. The sender's
+//!   completion says only that it has left.
 //! - *[`NoRoomForHeader`](crate::Reason::NoRoomForHeader).* The receive is shorter than the header, so that nothing could ever arrive in it.
 //! - *[`DatagramTooLong`](crate::Reason::DatagramTooLong).* One packet is the limit; cut longer messages, or connect.
 //! - *A failed send stops the queue.* UD goes to the SQE state, not ERR: receives go on, and [`resume`](crate::QueuePair::resume) lets it send again.
@@ -77,4 +78,5 @@
 //!
 //! # Where the rules are
 //!
-//! Unreliable datagrams: IBTA vol 1, 9.8.3; Q_Keys: 10.2.5; the header: 8.3; ibv_create_ah(3), ibv_create_ah_from_wc(3). Multicast (ibv_attach_mcast(3)) is not offered.
+//! Unreliable datagrams: IBTA vol 1, 9.8.3; Q_Keys: 10.2.5; the header: 8.3; ibv_create_ah(3), ibv_create_ah_from_wc(3). Multicast (ibv_attach_mcast(3)) is not
+//! offered.

@@ -1,7 +1,8 @@
 //! Register the memory of a GPU.
 //!
-//! What holds memory that the processor cannot reach exports it as a *dma-buf*, a file descriptor; an adapter that knows these moves data to and from it without a copy through
-//! the host. Its buffers are of a kind of their own, [`Opaque`](crate::Opaque): posted as any other, and without a way to look into them.
+//! What holds memory that the processor cannot reach exports it as a *dma-buf*, a file descriptor; an adapter that knows these moves data to and from it
+//! without a copy through the host. Its buffers are of a kind of their own, [`Opaque`](crate::Opaque): posted as any other, and without a way to look into
+//! them.
 //!
 //! ```no_run
 //! use std::os::fd::OwnedFd;
@@ -27,14 +28,16 @@
 //!
 //! # Units
 //!
-//! Offset, length and address are bytes; the export begins and ends at page boundaries of the host (4 KiB on x86-64, up to 64 KiB on arm64), and of the GPU where that asks for more (64 KiB or 2 MiB).
+//! Offset, length and address are bytes; the export begins and ends at page boundaries of the host (4 KiB on x86-64, up to 64 KiB on arm64), and of the GPU
+//! where that asks for more (64 KiB or 2 MiB).
 //!
 //! # What goes wrong
 //!
 //! - *[`NoDmaBuf`](crate::MemoryError::NoDmaBuf).* Device, kernel (5.12) or rdma-core (34) are without it. mlx5, efa, irdma, bnxt_re and mana have it.
-//! - *The GPU sees old bytes.* A completion says that the data has left the adapter, not that a kernel running on the GPU sees it: begin the kernel after the completion, or flush, by a READ of
-//!   a byte of the same memory, where the GPU's driver asks for it.
-//! - *The memory is freed while registered.* The kernel holds the dma-buf as long as the region is there; the driver of the GPU may nonetheless invalidate it. Drop the buffers first.
+//! - *The GPU sees old bytes.* A completion says that the data has left the adapter, not that a kernel running on the GPU sees it: begin the kernel after the
+//!   completion, or flush, by a READ of a byte of the same memory, where the GPU's driver asks for it.
+//! - *The memory is freed while registered.* The kernel holds the dma-buf as long as the region is there; the driver of the GPU may nonetheless invalidate it.
+//!   Drop the buffers first.
 //! - *Slow.* GPU and adapter are not under the same PCIe switch, or ACS sends their traffic by the root complex.
 //!
 //! # Where the rules are

@@ -1,8 +1,8 @@
 //! Go on after a failure.
 //!
-//! When a request on a connection fails, its [`Failure`](crate::Failure) says why, and its queue pair is in the error state: whatever is in flight, and whatever is still posted,
-//! completes as [`Flushed`](crate::Status::Flushed), with its buffers. Nothing else has broken. Memory, its keys, protection domain and completion queue are as good as before;
-//! a new queue pair, connected anew, is all that it takes.
+//! When a request on a connection fails, its [`Failure`](crate::Failure) says why, and its queue pair is in the error state: whatever is in flight, and
+//! whatever is still posted, completes as [`Flushed`](crate::Status::Flushed), with its buffers. Nothing else has broken. Memory, its keys, protection domain
+//! and completion queue are as good as before; a new queue pair, connected anew, is all that it takes.
 //!
 //! ```no_run
 //! use std::collections::VecDeque;
@@ -74,18 +74,19 @@
 //! | [`LocalLength`](crate::Status::LocalLength), [`LocalProtection`](crate::Status::LocalProtection), [`LocalAccess`](crate::Status::LocalAccess) | this side's device refuses | a mistake in the program |
 //! | [`Fatal`](crate::Status::Fatal) | the device has failed | open it again |
 //!
-//! The side that is refused something learns it by a completion. The other side learns it by an event ([`AccessError`](crate::QueuePairEvent::AccessError), from
-//! [`Context::events`](crate::Context::events)), and its receives are flushed.
+//! The side that is refused something learns it by a completion. The other side learns it by an event ([`AccessError`](crate::QueuePairEvent::AccessError),
+//! from [`Context::events`](crate::Context::events)), and its receives are flushed.
 //!
 //! # What goes wrong
 //!
-//! - *A message is lost, or comes twice.* An acknowledgement says that the peer's device has a message, not that its program has seen it; and a request that failed may have been carried
-//!   out, its acknowledgement lost. Neither side alone can tell: number the messages, and have the receiver say how far it came.
-//! - *Completions of the old queue pair turn up.* Those that a poll had fetched before it was dropped are still given, with [`qpn`](crate::Completion::qpn) saying whose they are. All later ones
-//!   are not, and their buffers are dropped.
-//! - *[`CompletionQueueTooSmall`](crate::QueuePairError::CompletionQueueTooSmall) for the new queue pair.* The entries of the old one are free when the queue has been seen empty: poll it, or give it room for
-//!   two.
-//! - *The old packets.* A new queue pair has another number and begins at another sequence number, by chance; what is left of the old connection in the network fits neither.
+//! - *A message is lost, or comes twice.* An acknowledgement says that the peer's device has a message, not that its program has seen it; and a request that
+//!   failed may have been carried out, its acknowledgement lost. Neither side alone can tell: number the messages, and have the receiver say how far it came.
+//! - *Completions of the old queue pair turn up.* Those that a poll had fetched before it was dropped are still given, with [`qpn`](crate::Completion::qpn)
+//!   saying whose they are. All later ones are not, and their buffers are dropped.
+//! - *[`CompletionQueueTooSmall`](crate::QueuePairError::CompletionQueueTooSmall) for the new queue pair.* The entries of the old one are free when the queue
+//!   has been seen empty: poll it, or give it room for two.
+//! - *The old packets.* A new queue pair has another number and begins at another sequence number, by chance; what is left of the old connection in the network
+//!   fits neither.
 //! - *One keeps a reset queue pair.* There is no way back from ERR here but a new one: what peers know of the old one is void anyway.
 //!
 //! # Where the rules are

@@ -1,7 +1,7 @@
 //! Let peers READ from one's memory.
 //!
-//! The device answers READs: their server takes no part, posts nothing, and may sleep or compute. All it does is to register memory as [`RemoteRead`](crate::RemoteRead), to make
-//! its queue pairs with [`allow_remote_read`](crate::QueuePairBuilder::allow_remote_read), and to give the key away.
+//! The device answers READs: their server takes no part, posts nothing, and may sleep or compute. All it does is to register memory as
+//! [`RemoteRead`](crate::RemoteRead), to make its queue pairs with [`allow_remote_read`](crate::QueuePairBuilder::allow_remote_read), and to give the key away.
 //!
 //! ```no_run
 //! use std::time::Duration;
@@ -59,16 +59,17 @@
 //!
 //! # Units
 //!
-//! - [`rd_atomic`](crate::QueuePairBuilder::rd_atomic) is a number of requests: how many READs and atomics a queue pair serves at once, and how many it may have outstanding.
-//!   Connecting takes the smaller of the two ends'; more may be posted, and wait in the queue. Default 16, or what the device has.
-//! - Offsets and lengths of a [`Remote`](crate::Remote) are bytes; [`slice`](crate::Remote::slice) is `None` beyond its end, so that a wrong offset does not cost the connection.
+//! - [`rd_atomic`](crate::QueuePairBuilder::rd_atomic) is a number of requests: how many READs and atomics a queue pair serves at once, and how many it may
+//!   have outstanding. Connecting takes the smaller of the two ends'; more may be posted, and wait in the queue. Default 16, or what the device has.
+//! - Offsets and lengths of a [`Remote`](crate::Remote) are bytes; [`slice`](crate::Remote::slice) is `None` beyond its end, so that a wrong offset does not
+//!   cost the connection.
 //!
 //! # What goes wrong
 //!
 //! - *One wrong READ, and the queue pair is dead.* That is how the standard wants it (9.9.3): a refused request takes both queue pairs to the error state. See
 //!   [`recover`](super::recover).
-//! - *Torn records.* A READ is not atomic towards the processor that owns the memory: only 8 aligned bytes are. Give each record a version before and after it, and
-//!   read again where they differ; or never change what is out, and publish the key to another record instead.
+//! - *Torn records.* A READ is not atomic towards the processor that owns the memory: only 8 aligned bytes are. Give each record a version before and after it,
+//!   and read again where they differ; or never change what is out, and publish the key to another record instead.
 //! - *A SEND posted after a READ overtakes it.* A READ's data arrives after later SENDs may have left: where one depends on the other, post it with
 //!   [`fence`](crate::Request::fence) (10.8.3.3), or after the READ's completion.
 //! - *READs are slower than WRITEs.* Each waits a round trip, and few are outstanding: raise `rd_atomic`, read longer ranges, or have the server write.

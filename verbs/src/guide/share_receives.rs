@@ -1,7 +1,7 @@
 //! Share receives.
 //!
-//! A server with a thousand clients that posts 64 receives of 4 KiB for each has 256 MiB of buffers, nearly all of them idle. A *shared receive queue* is one queue of receives for all of its
-//! queue pairs: whichever gets a message takes the next. There have to be as many as messages come at once.
+//! A server with a thousand clients that posts 64 receives of 4 KiB for each has 256 MiB of buffers, nearly all of them idle. A *shared receive queue* is one
+//! queue of receives for all of its queue pairs: whichever gets a message takes the next. There have to be as many as messages come at once.
 //!
 //! ```no_run
 //! use doorbell_verbs::{Context, Endpoint, Local, Queue, QueuePair, Rc, SharedReceive};
@@ -47,17 +47,18 @@
 //!
 //! # Units
 //!
-//! [`shared_receive_queue`](crate::ProtectionDomain::shared_receive_queue) takes receives; its completion queue has as many entries reserved once, however many queue pairs share both.
-//! [`arm_limit`](crate::SharedReceiveQueue::arm_limit) takes receives, too: fewer than that left make an event, once.
+//! [`shared_receive_queue`](crate::ProtectionDomain::shared_receive_queue) takes receives; its completion queue has as many entries reserved once, however many
+//! queue pairs share both. [`arm_limit`](crate::SharedReceiveQueue::arm_limit) takes receives, too: fewer than that left make an event, once.
 //!
 //! # What goes wrong
 //!
-//! - *Clients are slow, or fail with [`RnrRetryExceeded`](crate::Status::RnrRetryExceeded).* The queue runs dry. Post more, or learn of it in time: arm the limit and wait for
-//!   [`LimitReached`](crate::SharedReceiveEvent::LimitReached).
+//! - *Clients are slow, or fail with [`RnrRetryExceeded`](crate::Status::RnrRetryExceeded).* The queue runs dry. Post more, or learn of it in time: arm the
+//!   limit and wait for [`LimitReached`](crate::SharedReceiveEvent::LimitReached).
 //! - *One client takes all.* There is no share for each: a client that floods starves the others. Bound what each may have under way, by credits.
 //! - *Buffers that don't come back.* A failed queue pair flushes what it had sent, and of receives at most the one that it held. The others were never its own.
 //! - *Completions of a queue pair that was dropped.* Their receives may be lost to the queue until it goes: take the queue pair to the error state, wait for
-//!   [`LastRequestReached`](crate::QueuePairEvent::LastRequestReached), poll, and then drop it. [`SharedReceiveQueue`](crate::SharedReceiveQueue) has the details.
+//!   [`LastRequestReached`](crate::QueuePairEvent::LastRequestReached), poll, and then drop it. [`SharedReceiveQueue`](crate::SharedReceiveQueue) has the
+//!   details.
 //! - *[`post_receives`](crate::QueuePair::post_receives) does not compile.* Such a queue pair has no receives of its own.
 //!
 //! # Where the rules are

@@ -1,7 +1,7 @@
 //! Sleep instead of poll.
 //!
-//! Polling has the shortest way from a completion to the program, and takes a processor. A completion queue made on a [`CompletionChannel`](crate::CompletionChannel) can
-//! be slept on as well: by a thread, a task, or an event loop.
+//! Polling has the shortest way from a completion to the program, and takes a processor. A completion queue made on a
+//! [`CompletionChannel`](crate::CompletionChannel) can be slept on as well: by a thread, a task, or an event loop.
 //!
 //! ```no_run
 //! use std::time::{Duration, Instant};
@@ -42,14 +42,14 @@
 //! - **Tasks**: `TokioChannel::wait` (feature `tokio`) is the same for tokio; `examples/03_tokio` serves eight clients with it.
 //! - **Event loops**: a channel has a file descriptor ([`AsFd`](std::os::fd::AsFd)) that is readable when one of its queues has an event;
 //!   [`try_next`](crate::CompletionChannel::try_next) then says which. [`arm`](crate::CompletionQueue::arm) the queue, and poll it *after* arming.
-//! - **Only some messages**: [`wait_for`](crate::CompletionQueue::wait_for) with [`Notify::Solicited`](crate::Notify::Solicited) sleeps until one that its sender marked
-//!   [`solicited`](crate::Request::solicited).
+//! - **Only some messages**: [`wait_for`](crate::CompletionQueue::wait_for) with [`Notify::Solicited`](crate::Notify::Solicited) sleeps until one that its
+//!   sender marked [`solicited`](crate::Request::solicited).
 //! - **What happens unasked** (ports down, queue pairs in error) comes from [`Context::events`](crate::Context::events), which can be waited for likewise.
 //!
 //! # Units
 //!
-//! Timeouts are [`Duration`](std::time::Duration)s, `None` for never; [`moderate`](crate::CompletionQueue::moderate) takes completions and microseconds. To wake a sleeping thread costs some
-//! 5 to 20 µs: polling that long before sleeping costs at most twice the best choice.
+//! Timeouts are [`Duration`](std::time::Duration)s, `None` for never; [`moderate`](crate::CompletionQueue::moderate) takes completions and microseconds. To
+//! wake a sleeping thread costs some 5 to 20 µs: polling that long before sleeping costs at most twice the best choice.
 //!
 //! # What goes wrong
 //!

@@ -1,8 +1,8 @@
 //! Stream WRITEs into a peer's memory.
 //!
-//! An RDMA WRITE needs no receive and wakes nobody: it is the cheapest way to move bulk data. What it lacks is a word to the other side, that data has come, and a word
-//! back, that there is room for more. *Immediate data* is the first: the last WRITE of a message carries 32 bits, which complete a receive over there. *Credits* are the
-//! second: the reader says how many slots of its window it has emptied.
+//! An RDMA WRITE needs no receive and wakes nobody: it is the cheapest way to move bulk data. What it lacks is a word to the other side, that data has come,
+//! and a word back, that there is room for more. *Immediate data* is the first: the last WRITE of a message carries 32 bits, which complete a receive over
+//! there. *Credits* are the second: the reader says how many slots of its window it has emptied.
 //!
 //! ```no_run
 //! use std::time::Duration;
@@ -73,22 +73,22 @@
 //!
 //! # Units
 //!
-//! - A message is at most 2^31 bytes (9.7.7), or [`max_message_bytes`](crate::PortAttr::max_message_bytes) of the port. From some tens of KiB on, a WRITE keeps a fast link
-//!   busy by itself; below, batches do.
+//! - A message is at most 2^31 bytes (9.7.7), or [`max_message_bytes`](crate::PortAttr::max_message_bytes) of the port. From some tens of KiB on, a WRITE keeps
+//!   a fast link busy by itself; below, batches do.
 //! - How many bytes must be under way to fill a link: its rate times the round trip. 100 Gbit/s and 10 µs make 125 KB.
 //! - Immediate data is 32 bits, and arrives as a number: the same on machines of either byte order.
 //!
 //! # What goes wrong
 //!
-//! - *The reader sees old bytes.* It looked before the completion told it: data of a WRITE may become visible in any order (9.5), and only a completion at the reader
-//!   says that it is all there. The writer's own completion says that the peer's device has the data.
-//! - *[`RnrRetryExceeded`](crate::Status::RnrRetryExceeded), or a stall of milliseconds.* WRITEs with immediate data consume receives. Post as many as the writer may have
-//!   under way, and post each again before its credit is given.
-//! - *[`RemoteAccess`](crate::Status::RemoteAccess).* The memory was registered without [`RemoteWrite`](crate::RemoteWrite), the peer's queue pair was made without
-//!   [`allow_remote_write`](crate::QueuePairBuilder::allow_remote_write), the range goes beyond the region, or the region is gone.
+//! - *The reader sees old bytes.* It looked before the completion told it: data of a WRITE may become visible in any order (9.5), and only a completion at the
+//!   reader says that it is all there. The writer's own completion says that the peer's device has the data.
+//! - *[`RnrRetryExceeded`](crate::Status::RnrRetryExceeded), or a stall of milliseconds.* WRITEs with immediate data consume receives. Post as many as the
+//!   writer may have under way, and post each again before its credit is given.
+//! - *[`RemoteAccess`](crate::Status::RemoteAccess).* The memory was registered without [`RemoteWrite`](crate::RemoteWrite), the peer's queue pair was made
+//!   without [`allow_remote_write`](crate::QueuePairBuilder::allow_remote_write), the range goes beyond the region, or the region is gone.
 //! - *[`QueueFull`](crate::Reason::QueueFull).* Nobody polls: slots are freed by completions alone. The refused batch comes back with its buffers.
-//! - *Everything signalled is slow.* A completion costs about as much as a small WRITE. Unsignalled requests are confirmed, and their buffers come back, with the next
-//!   completion of the same queue; the library signals one every half queue if nobody does.
+//! - *Everything signalled is slow.* A completion costs about as much as a small WRITE. Unsignalled requests are confirmed, and their buffers come back, with
+//!   the next completion of the same queue; the library signals one every half queue if nobody does.
 //!
 //! # Where the rules are
 //!

@@ -18,7 +18,7 @@ use crate::error::MemoryError;
 use crate::qp::RemoteRights;
 use crate::types::RKey;
 
-/// A unique, owned range of registered memory, with rights `K`. Never empty.
+/// A unique, owned range of registered memory, with rights `K` (IBTA vol 1, 10.6). Never empty.
 ///
 /// Posting a buffer moves it to the queue, its completion gives it back: while the device may touch the memory, safe code cannot. The memory is
 /// deregistered when the last buffer of the region is gone, and then freed.

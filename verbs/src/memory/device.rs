@@ -13,7 +13,7 @@ use crate::pd::PdInner;
 use crate::raw::Lender;
 
 /// Memory of the device, which only copies reach, and requests once it is registered
-/// ([`ProtectionDomain::register_device_memory`](crate::ProtectionDomain::register_device_memory)). Cloning is cheap; it is freed with the last clone and the last
+/// ([`ProtectionDomain::register_device_memory`](crate::ProtectionDomain::register_device_memory); ibv_alloc_dm(3)). Cloning is cheap; it is freed with the last clone and the last
 /// buffer registered of it.
 #[derive(Clone)]
 pub struct DeviceMemory {

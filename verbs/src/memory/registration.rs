@@ -15,7 +15,7 @@ use super::storage::{Memory, PAGE};
 use crate::error::MemoryError;
 use crate::pd::{PdInner, ProtectionDomain};
 
-/// How memory is to be registered; made by [`ProtectionDomain::registration`].
+/// How memory is to be registered; made by [`ProtectionDomain::registration`] (ibv_reg_mr(3), ibv_reg_mr_iova(3)).
 ///
 /// ```no_run
 /// # use doorbell_verbs::{HugePage, Memory, ProtectionDomain, RemoteWrite};

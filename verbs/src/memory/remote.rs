@@ -7,7 +7,7 @@ use doorbell_verbs_sys as sys;
 use super::rights::{GrantsAtomic, Key};
 use crate::types::RKey;
 
-/// A range of a peer's memory, with what its key grants as a type: only a `Remote<K>` with `K: GrantsWrite` can be written to.
+/// A range of a peer's memory, with what its key grants as a type: only a `Remote<K>` with `K: GrantsWrite` can be written to (IBTA vol 1, 10.6.3 and 9.3.3).
 ///
 /// It is made by [`Buffer::remote`](crate::Buffer::remote) where the memory is, sent to the peer as [bytes](Self::to_bytes) by any means, and used
 /// there. A wrong one harms nobody: the owner's device checks every access, and the request completes with a remote access error.
@@ -184,7 +184,7 @@ impl<K: Key> core::fmt::Debug for Remote<K> {
     }
 }
 
-/// An aligned word of a peer's memory, whose key grants atomic operations.
+/// An aligned word of a peer's memory, whose key grants atomic operations (IBTA vol 1, 9.4.5).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RemoteWord {
     pub(crate) addr: u64,

@@ -26,7 +26,7 @@ pub trait Kind: Sealed + 'static {
 /// Kinds of memory that this process reaches by load and store: all but [`Opaque`].
 pub trait Host: Kind {}
 
-/// Rights that memory can be registered with.
+/// Rights that memory can be registered with (ibv_reg_mr(3); IBTA vol 1, 10.6.3).
 pub trait Rights: Host + Copy {
     /// `ibv_access_flags` of the region.
     #[doc(hidden)]
@@ -55,11 +55,11 @@ pub trait Key: Sealed + Copy + 'static {
     const NAME: &'static str;
 }
 
-/// Keys that grant RDMA READ.
+/// Keys that grant RDMA READ (IBTA vol 1, 9.4.4).
 pub trait GrantsRead: Key {}
-/// Keys that grant RDMA WRITE.
+/// Keys that grant RDMA WRITE (IBTA vol 1, 9.4.3).
 pub trait GrantsWrite: Key {}
-/// Keys that grant atomic operations.
+/// Keys that grant atomic operations (IBTA vol 1, 9.4.5).
 pub trait GrantsAtomic: Key {}
 
 macro_rules! rights {
@@ -130,7 +130,7 @@ impl Kind for Frozen {
 impl Host for Frozen {}
 
 /// Memory with rights `R` that this process cannot reach, only devices: a GPU's, shared as a dma-buf
-/// ([`register_dmabuf`](crate::ProtectionDomain::register_dmabuf)), or the adapter's own ([`DeviceMemory`](crate::DeviceMemory)). A `Buffer<Opaque<R>>` is posted as
+/// ([`register_dmabuf`](crate::ProtectionDomain::register_dmabuf)), or the adapter's own ([`DeviceMemory`](crate::DeviceMemory); ibv_alloc_dm(3)). A `Buffer<Opaque<R>>` is posted as
 /// any other, and gives no bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Opaque<R: Rights = Local>(PhantomData<R>);

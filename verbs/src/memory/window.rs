@@ -63,7 +63,7 @@ const WHAT: u16 = RELEASE | Type1::TAG;
 /// In a cell's tag: the rights (`ibv_access_flags`).
 const ACCESS: u16 = 0xff;
 
-/// A memory window that is bound to nothing: no peer can do anything by it.
+/// A memory window that is bound to nothing: no peer can do anything by it (ibv_alloc_mw(3); IBTA vol 1, 10.6.7).
 ///
 /// Bound to [`Windowed`](crate::Windowed) memory, it gives a peer rights in a part of it, and takes them away again, without registering anything, which is slow.
 /// Binding moves it to the queue; the completion gives it back as a [`BoundWindow`]:

@@ -16,7 +16,8 @@ impl<T: Connected, B: Backend> PreparedQueuePair<T, B> {
         self.object.raw()
     }
 
-    /// The queue pair, connected to `peer` by other means than [`connect`](Self::connect): ibv_modify_qp(3) on its [pointer](Self::as_raw). The path MTU is told by what was set and the peer's.
+    /// The queue pair, connected to `peer` by other means than [`connect`](Self::connect): ibv_modify_qp(3) on its [pointer](Self::as_raw). The path MTU is
+    /// told by what was set and the peer's.
     ///
     /// # Safety
     /// It is in RTS.
@@ -35,9 +36,9 @@ impl<B: Backend> QueuePairBuilder<'_, B> {
     ///
     /// # Safety
     /// See [the rules](crate::raw#taking-over). Besides:
-    /// - It is of transport `T`, of this protection domain, on these two completion queues and on no shared receive queue, and as large in everything as the builder says.
-    ///   Its `sq_sig_all` is what [`signal_all`](Self::signal_all) said. For the backend [`WorkRequests`](crate::WorkRequests) it was made by ibv_create_qp_ex with all operations of
-    ///   its transport.
+    /// - It is of transport `T`, of this protection domain, on these two completion queues and on no shared receive queue, and as large in everything as the
+    ///   builder says. Its `sq_sig_all` is what [`signal_all`](Self::signal_all) said. For the backend [`WorkRequests`](crate::WorkRequests) it was made by
+    ///   ibv_create_qp_ex with all operations of its transport.
     /// - Nothing is posted to it, and none of its completions is in its completion queues.
     pub unsafe fn prepared_from_raw<T: Connected + OwnReceives>(
         self,

@@ -257,7 +257,7 @@ fn names(mask: Mask) -> Vec<&'static str> {
         .collect()
 }
 
-/// What is wrong with a refused transition, in words: an `EINVAL` says nothing by itself.
+/// What is wrong with a refused transition, in words: an `EINVAL` says nothing by itself (ibv_modify_qp(3)).
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Explanation {

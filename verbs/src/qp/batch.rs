@@ -387,7 +387,8 @@ impl<T: Reliable, B: Backend> Batch<'_, '_, T, B> {
     }
 }
 
-/// A request of a batch, to be refined. It takes its place in the batch when it is dropped, at the end of the statement; one that is leaked instead is not posted.
+/// A request of a batch, to be refined (ibv_post_send(3); IBTA vol 1, 11.4.1.1). It takes its place in the batch when it is dropped, at the end of the
+/// statement; one that is leaked instead is not posted.
 pub struct Request<'b, O: Operation, P: Payload, B: Backend = PostList> {
     poster: &'b mut Poster<B>,
     next: &'b mut *mut Form<B::Request>,
@@ -460,7 +461,7 @@ impl<O: Message, P: Payload, B: Backend> Request<'_, O, P, B> {
     }
 }
 
-/// The receives of one call, being built: see [`QueuePair::post_receives`](crate::QueuePair::post_receives).
+/// The receives of one call, being built: see [`QueuePair::post_receives`](crate::QueuePair::post_receives) (ibv_post_recv(3)).
 pub struct ReceiveBatch<'q, T: Transport = Rc> {
     staging: Staging<'q, Receives>,
     transport: PhantomData<T>,

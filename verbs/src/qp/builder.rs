@@ -27,7 +27,7 @@ use crate::srq::{SharedQueuePairBuilder, SharedReceiveHandle};
 use crate::types::{Mtu, Psn, QKey};
 use crate::wr::payload::Limits;
 
-/// Builds a queue pair; made by [`ProtectionDomain::queue_pair`].
+/// Builds a queue pair; made by [`ProtectionDomain::queue_pair`] (ibv_create_qp(3); IBTA vol 1, 11.2.5.1).
 ///
 /// Whatever is not set has a default that serves: queues of 128, one buffer per request, no inline data, no rights for the peer, port 1, the GID that reaches
 /// furthest, the port's MTU.

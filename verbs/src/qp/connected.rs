@@ -44,7 +44,7 @@ impl Datagrams {
 }
 
 /// A queue pair in use: requests go out by [`post`](Self::post) and its short forms, receives by [`post_receives`](Self::post_receives), and what became of
-/// them comes from the completion queues given when it was made.
+/// them comes from the completion queues given when it was made (IBTA vol 1, 10.2.4).
 ///
 /// Sends are unsignalled unless they say otherwise: their buffers come back with the next signalled one's completion. At the latest every half queue the
 /// library signals one by itself, so that the queue never stands still.

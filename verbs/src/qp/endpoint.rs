@@ -2,7 +2,7 @@
 
 use crate::types::{Gid, Lid, Mtu, Psn, QKey, Qpn};
 
-/// One end of a connection: give your own to the peer, by any means, and connect to the peer's.
+/// One end of a connection: give your own to the peer, by any means, and connect to the peer's (IBTA vol 1, 11.2.5.2).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Endpoint {
     /// The port's GID.
@@ -69,7 +69,7 @@ impl Endpoint {
     }
 }
 
-/// Where a UD queue pair can be reached: give your own to whoever is to send to it, by any means.
+/// Where a UD queue pair can be reached: give your own to whoever is to send to it, by any means (IBTA vol 1, 9.8.3).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct UdEndpoint {
     /// The port's GID.

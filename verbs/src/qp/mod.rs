@@ -44,7 +44,7 @@ pub use prepared::PreparedQueuePair;
 pub use query::{
     Capacity, ConnectionAttr, GlobalPath, PathAttr, PathMigration, QueuePairAttr, ReliableAttr, RemoteRights,
 };
-pub use refused::{Reason, Refused, RefusedBatch};
+pub use refused::{Reason, Refused, RefusedBatch, RefusedBy};
 pub use ring::Queue;
 pub(crate) use ring::{Ring, Slot};
 pub use transport::{

@@ -19,7 +19,7 @@ use crate::memory::Sink;
 use crate::port::{GidEntry, LinkLayer, PortAttr};
 use crate::types::{Mtu, Psn, Qpn};
 
-/// A queue pair in the INIT state: it can be given receives, and be connected, which makes a [`QueuePair`] of it.
+/// A queue pair in the INIT state: it can be given receives, and be connected, which makes a [`QueuePair`] of it (IBTA vol 1, 10.3.1.2).
 pub struct PreparedQueuePair<T: Connected = Rc, B: Backend = PostList> {
     // Before the object: it points into the queue pair.
     pub(super) send: Poster<B>,

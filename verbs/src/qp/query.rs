@@ -8,7 +8,7 @@ use super::attributes::QpState;
 use super::transport::TransportKind;
 use crate::types::{Gid, Lid, Mtu, Psn, QKey, Qpn};
 
-/// A queue pair's state and attributes. [`Display`](fmt::Display) shows all of them, one group a line.
+/// A queue pair's state and attributes (ibv_query_qp(3)). [`Display`](fmt::Display) shows all of them, one group a line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct QueuePairAttr {
@@ -38,7 +38,7 @@ pub struct QueuePairAttr {
     pub send_psn: Psn,
 }
 
-/// The sizes of a queue pair's queues.
+/// The sizes of a queue pair's queues (ibv_create_qp(3)).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Capacity {
@@ -54,7 +54,7 @@ pub struct Capacity {
     pub max_inline: u32,
 }
 
-/// What peers may do through a queue pair. None by default.
+/// What peers may do through a queue pair (IBTA vol 1, 11.2.5.2). None by default.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct RemoteRights {
     /// RDMA READ; with RC alone.
@@ -115,7 +115,7 @@ pub struct PathAttr {
     pub service_level: u8,
 }
 
-/// A path's global route header.
+/// A path's global route header (IBTA vol 1, 8.3).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct GlobalPath {

@@ -1,11 +1,15 @@
 //! A batch that was not posted, or not all of it: which request, why, and the buffers back.
 
+use core::fmt;
 use std::io;
 
+use super::ring::Queue;
 use super::transport::GRH_BYTES;
 use crate::memory::{BoundWindow, Buffers, Key, MemoryWindow, WindowType};
+use crate::srq::SrqId;
+use crate::types::Qpn;
 
-/// Why a request was refused.
+/// Why a request was refused (ibv_post_send(3)).
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Reason {
@@ -105,14 +109,36 @@ fn advice(error: &io::Error) -> &'static str {
     }
 }
 
+/// What a refused batch was posted to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum RefusedBy {
+    /// One of the two queues of this queue pair.
+    QueuePair(Qpn, Queue),
+    /// This shared receive queue.
+    SharedReceiveQueue(SrqId),
+}
+
+impl fmt::Display for RefusedBy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::QueuePair(qpn, Queue::Send) => write!(f, "send queue of queue pair {qpn}"),
+            Self::QueuePair(qpn, Queue::Receive) => write!(f, "receive queue of queue pair {qpn}"),
+            Self::SharedReceiveQueue(id) => write!(f, "shared receive queue {id}"),
+        }
+    }
+}
+
 /// A refused batch.
 ///
 /// If the request was refused here, nothing was posted, and all the batch's buffers are in [`buffers`](Self::buffers). If the device refused it, those before
 /// it are posted, and its own and later ones come back; by [`WorkRequests`](crate::WorkRequests) none is posted, and all come back.
 #[derive(Debug, thiserror::Error)]
-#[error("request {index} of the batch was refused: {reason}")]
+#[error("{queue}: request {index} of the batch was refused: {reason}")]
 #[non_exhaustive]
 pub struct RefusedBatch {
+    /// What it was posted to.
+    pub queue: RefusedBy,
     /// Which request of the batch, from 0.
     pub index: usize,
     /// Why.

@@ -13,7 +13,7 @@ use crate::memory::{Buffers, RangePtr};
 use crate::sync::{AtomicBool, AtomicU32, AtomicU64, Handed, Ordering};
 use crate::types::Qpn;
 
-/// Which of a queue pair's two queues.
+/// Which of a queue pair's two queues (IBTA vol 1, 10.2.4).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Queue {
     /// The send queue: sends, writes, reads, atomics.

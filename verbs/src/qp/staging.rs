@@ -13,7 +13,7 @@ use doorbell_verbs_sys as sys;
 
 use super::backend::{Form, Forms, Handle, Line};
 use super::connected::Datagrams;
-use super::refused::{Reason, Refused, RefusedBatch};
+use super::refused::{Reason, Refused, RefusedBatch, RefusedBy};
 use super::ring::Ring;
 use crate::memory::{Buffers, Ties};
 use crate::wr::payload::{Limits, Payload};
@@ -291,6 +291,7 @@ impl<L: Line> Poster<L> {
         self.signal_at = refusal.signal_at;
         self.forget_from(head);
         Box::new(RefusedBatch {
+            queue: RefusedBy::QueuePair(self.ring.qpn(), self.ring.queue()),
             index: (refusal.at - head) as usize,
             reason: refusal.reason,
             posted: 0,
@@ -330,6 +331,7 @@ impl<L: Line> Poster<L> {
         self.forget_from(head);
         let posted = accepted as usize;
         Box::new(RefusedBatch {
+            queue: RefusedBy::QueuePair(self.ring.qpn(), self.ring.queue()),
             index: posted,
             reason: Reason::Device { verb: L::VERB, error },
             posted,

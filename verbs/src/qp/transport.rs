@@ -60,15 +60,15 @@ pub trait OwnReceives: Transport {}
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SharedReceive<T>(PhantomData<T>);
 
-/// Reliable connection: every request arrives, once and in order, or completes in error.
+/// Reliable connection: every request arrives, once and in order, or completes in error (IBTA vol 1, 9.7).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Rc;
 
-/// Unreliable connection: SENDs and WRITEs to one peer; a message of which a packet is lost is dropped whole, and nobody is told.
+/// Unreliable connection: SENDs and WRITEs to one peer; a message of which a packet is lost is dropped whole, and nobody is told (IBTA vol 1, 9.8.2).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Uc;
 
-/// Unreliable datagram: SENDs of one packet each, to any peer of which there is an address handle.
+/// Unreliable datagram: SENDs of one packet each, to any peer of which there is an address handle (IBTA vol 1, 9.8.3).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ud;
 

@@ -5,7 +5,7 @@ use crate::error::QueuePairError;
 use crate::pd::ProtectionDomain;
 use crate::qp::{Backend, PostList, PreparedQueuePair, QueuePair, QueuePairBuilder, Rc, SharedReceive, Uc, Ud};
 
-/// Builds a shared receive queue; made by [`ProtectionDomain::shared_receive_queue`].
+/// Builds a shared receive queue; made by [`ProtectionDomain::shared_receive_queue`] (ibv_create_srq(3)).
 #[derive(Debug, Clone)]
 #[must_use = "a builder does nothing until create() is called"]
 pub struct SharedReceiveBuilder<'a> {

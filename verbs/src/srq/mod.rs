@@ -181,8 +181,12 @@ impl SrqInner {
         &self.pd.context
     }
 
+    fn id(&self) -> SrqId {
+        SrqId(self.key)
+    }
+
     fn name(&self) -> String {
-        format!("{} shared receive queue {}", self.pd.context.name, SrqId(self.key))
+        format!("{} shared receive queue {}", self.pd.context.name, self.id())
     }
 }
 
@@ -227,7 +231,7 @@ pub struct SharedReceiveQueue {
     handle: SharedReceiveHandle,
 }
 
-/// A shared receive queue as those see it who make queue pairs on it. Cloning is cheap.
+/// A shared receive queue as those see it who make queue pairs on it (IBTA vol 1, 10.2.9). Cloning is cheap.
 #[derive(Clone)]
 pub struct SharedReceiveHandle(Arc<SrqInner>);
 
@@ -416,7 +420,7 @@ impl SharedReceiveHandle {
     /// What names it in events.
     #[must_use]
     pub fn id(&self) -> SrqId {
-        SrqId(self.0.key)
+        self.0.id()
     }
 
     pub(crate) fn inner(&self) -> &Arc<SrqInner> {

@@ -11,7 +11,7 @@ use doorbell_verbs_sys::{self as sys, inline};
 use super::SrqInner;
 use super::slots::Returns;
 use crate::memory::{Buffers, Sink};
-use crate::qp::{Reason, Refused, RefusedBatch};
+use crate::qp::{Reason, Refused, RefusedBatch, RefusedBy};
 
 /// The longest message: 2^31 bytes (IBTA vol 1, 9.7.7).
 const MAX_MESSAGE: u64 = 1 << 31;
@@ -173,6 +173,7 @@ impl Poster {
         let buffers = self.unstage(accepted);
         self.staged.clear();
         Box::new(RefusedBatch {
+            queue: self.name(),
             index: accepted,
             reason: Reason::Device {
                 verb: "ibv_post_srq_recv",
@@ -198,6 +199,7 @@ impl Poster {
     #[inline(never)]
     fn full(&self, buffers: Buffers) -> Refused {
         Box::new(RefusedBatch {
+            queue: self.name(),
             index: 0,
             reason: self.queue_full(),
             posted: 0,
@@ -205,12 +207,17 @@ impl Poster {
         })
     }
 
+    /// What a refusal calls it.
+    fn name(&self) -> RefusedBy {
+        RefusedBy::SharedReceiveQueue(self.srq.id())
+    }
+
     fn queue_full(&self) -> Reason {
         Reason::QueueFull { depth: self.srq.depth }
     }
 }
 
-/// The receives of one call, being built: see [`SharedReceiveQueue::post_receives`](super::SharedReceiveQueue::post_receives).
+/// The receives of one call, being built: see [`SharedReceiveQueue::post_receives`](super::SharedReceiveQueue::post_receives) (ibv_post_srq_recv(3)).
 pub struct SharedReceiveBatch<'q> {
     poster: &'q mut Poster,
     /// Why the batch is refused, if it is, and the buffers of the refused request and those after it.
@@ -291,6 +298,7 @@ impl SharedReceiveBatch<'_> {
         let mut buffers = self.poster.unstage(0);
         buffers.extend(rest);
         Box::new(RefusedBatch {
+            queue: self.poster.name(),
             index,
             reason,
             posted: 0,

@@ -9,7 +9,7 @@ use crate::memory::{BoundWindow, Buffer, Buffers, Key, Kind, MemoryWindow, Windo
 use crate::qp::{Queue, Ring};
 use crate::types::{Qpn, RKey};
 
-/// What a request that succeeded did.
+/// What a request that succeeded did (ibv_poll_cq(3); IBTA vol 1, 11.4.2.1).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Success {
@@ -47,7 +47,7 @@ pub enum Success {
     Other(u32),
 }
 
-/// One request retired, with its buffers. Those not taken are dropped with it.
+/// One request retired, with its buffers (ibv_poll_cq(3); IBTA vol 1, 11.4.2.1). Those not taken are dropped with it.
 #[must_use = "a completion says whether the request succeeded"]
 pub struct Completion<'a, Q: CqKind = Classic> {
     /// Its completion, or that of the later request which confirms it.

@@ -7,7 +7,7 @@ use doorbell_verbs_sys as sys;
 use crate::qp::Queue;
 use crate::types::Qpn;
 
-/// Why a request failed.
+/// Why a request failed (ibv_poll_cq(3); IBTA vol 1, 11.6.2).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Status {

@@ -24,7 +24,7 @@ use crate::pd::ProtectionDomain;
 use crate::wr::op::Operation;
 use crate::wr::payload::Payload;
 
-/// How the requests of a queue pair's send queue reach the provider: [`PostList`] or [`WorkRequests`].
+/// How the requests of a queue pair's send queue reach the provider: [`PostList`] or [`WorkRequests`] (ibv_post_send(3), ibv_wr_post(3)).
 pub trait Backend: sealed::Sends {}
 
 /// A value for either backend: what [`QueuePairBuilder::best_rc`](crate::QueuePairBuilder::best_rc) and its like return, to be matched on once.
