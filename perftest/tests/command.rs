@@ -222,7 +222,7 @@ fn every_latency_test_prints_one_object_with_the_contracts_keys() {
 
 #[test]
 fn every_byte_is_verified_while_packets_are_lost_and_spoilt() {
-    let faults = "--drop 0.05 --duplicate 0.02 --reorder 0.02 --corrupt 0.02 --seed 7 --timeout 12";
+    let faults = "--drop 0.05 --duplicate 0.02 --reorder 0.02 --corrupt 0.02 --seed 7 --timeout 14";
     for operation in ["write", "read", "send", "atomic"] {
         let size = if operation == "atomic" { 8 } else { 9001 };
         for (kind, more) in [("bw", "-q 2 --tx-depth 8 --post-list 3 -n 60"), ("lat", "-n 30")] {
