@@ -13,7 +13,7 @@ use std::process::ExitCode;
 use std::thread;
 use std::time::Duration;
 
-use doorbell_examples::{Error, soft_pair};
+use doorbell_examples::{Error, report, soft_pair};
 use doorbell_verbs::{
     AsyncEvent, Buffer, CompletionQueue, Context, Local, PreparedQueuePair, QueuePair, QueuePairEvent, Remote, Success,
     Write,
@@ -25,13 +25,7 @@ const MESSAGES: u32 = 5;
 const BYTES: usize = 64;
 
 fn main() -> ExitCode {
-    match run() {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("{error}");
-            ExitCode::FAILURE
-        }
-    }
+    report(run())
 }
 
 /// One end, not connected yet: its queue pair, completion queue, and a buffer.

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use doorbell_examples::{Error, soft_pair};
+use doorbell_examples::{Error, report, soft_pair};
 use doorbell_verbs::{
     Buffer, CompletionQueue, Context, GRH_BYTES, Local, ProtectionDomain, Queue, QueuePair, Ud, UdEndpoint,
 };
@@ -29,13 +29,7 @@ const PATIENCE: Duration = Duration::from_millis(500);
 const ATTEMPTS: u32 = 60;
 
 fn main() -> ExitCode {
-    match run() {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("{error}");
-            ExitCode::FAILURE
-        }
-    }
+    report(run())
 }
 
 /// A queue pair for datagrams, with its receives posted.

@@ -13,7 +13,7 @@ use std::process::ExitCode;
 use std::thread;
 use std::time::Duration;
 
-use doorbell_examples::{Error, soft_pair};
+use doorbell_examples::{Error, report, soft_pair};
 use doorbell_verbs::{
     Buffer, CompletionQueue, Context, Local, Pool, PreparedQueuePair, ProtectionDomain, QueuePair, Remote, RemoteWrite,
     Success, Write,
@@ -29,13 +29,7 @@ const SLOTS: u32 = 8;
 const CHUNKS: u32 = 1024;
 
 fn main() -> ExitCode {
-    match run() {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("{error}");
-            ExitCode::FAILURE
-        }
-    }
+    report(run())
 }
 
 /// One end, not connected yet, with `SLOTS` receives posted: for credits, or for what WRITEs with immediate data consume.

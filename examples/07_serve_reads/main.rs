@@ -13,7 +13,7 @@ use std::process::ExitCode;
 use std::thread;
 use std::time::Duration;
 
-use doorbell_examples::{Error, soft_pair};
+use doorbell_examples::{Error, report, soft_pair};
 use doorbell_verbs::{
     Buffer, CompletionQueue, Context, Endpoint, Local, PreparedQueuePair, ProtectionDomain, Read, Remote, RemoteRead,
 };
@@ -30,13 +30,7 @@ const READS: u64 = 500;
 const WINDOW: u8 = 8;
 
 fn main() -> ExitCode {
-    match run() {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("{error}");
-            ExitCode::FAILURE
-        }
-    }
+    report(run())
 }
 
 /// The table, and what its queue pairs are made on.

@@ -16,7 +16,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use doorbell_examples::{Error, soft_pair};
+use doorbell_examples::{Error, report, soft_pair};
 use doorbell_verbs::{
     Buffer, CompletionQueue, Context, Endpoint, Failure, Local, PreparedQueuePair, ProtectionDomain, QueuePair,
 };
@@ -32,13 +32,7 @@ const BYTES: usize = 4;
 const WINDOW: u32 = 8;
 
 fn main() -> ExitCode {
-    match run() {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("{error}");
-            ExitCode::FAILURE
-        }
-    }
+    report(run())
 }
 
 /// How the two ends meet: in place of an exchange over TCP (see 04_exchange).

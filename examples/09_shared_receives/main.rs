@@ -13,7 +13,7 @@ use std::process::ExitCode;
 use std::thread;
 use std::time::Duration;
 
-use doorbell_examples::{Error, soft_pair};
+use doorbell_examples::{Error, report, soft_pair};
 use doorbell_verbs::{
     Buffer, CompletionQueue, Context, Endpoint, Local, PreparedQueuePair, Queue, QueuePair, Rc, SharedReceive,
     SharedReceiveQueue, Success,
@@ -31,13 +31,7 @@ const MESSAGE: usize = 8;
 const ANSWERS: u32 = 16;
 
 fn main() -> ExitCode {
-    match run() {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("{error}");
-            ExitCode::FAILURE
-        }
-    }
+    report(run())
 }
 
 struct Server {

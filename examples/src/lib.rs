@@ -1,16 +1,28 @@
 //! Numbered examples of the toolkit, from the first message on; each is a binary that runs on the soft device with one command.
 //!
-//! This library is what several of them begin with: two soft devices, on which both ends run in one process.
+//! This library is what several of them begin and end with: two soft devices, on which both ends run in one process, and the exit status.
 
 #![forbid(unsafe_code)]
 
 use std::net::{IpAddr, Ipv4Addr};
+use std::process::ExitCode;
 
 use doorbell_softroce_ibverbs::{DeviceConfig, api, configure, last_open_error};
 use doorbell_verbs::{Context, Library};
 
 /// What examples fail with.
 pub type Error = Box<dyn std::error::Error + Send + Sync>;
+
+/// The exit status of an example that ended so: 0, or 1 with one line of what went wrong on stderr.
+pub fn report(result: Result<(), Error>) -> ExitCode {
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::FAILURE
+        }
+    }
+}
 
 /// Two soft devices, `soft0` and `soft1`, on loopback addresses of this process's own.
 ///

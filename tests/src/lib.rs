@@ -7,9 +7,10 @@
 //! - `conformance/`: the conformance suite on the soft device; and two processes, over real sockets.
 //! - `vm/`: scripts for the kernel guest: the soft device against the kernel's rxe and stock programs.
 //!
-//! Here is what several of them use: [`interop`], both ends of a conversation of every operation; [`conformance`], the suite of rules that every device is held to; and [`raw`], the
-//! verbs as C calls them.
+//! Here is what several of them use: [`interop`], both ends of a conversation of every operation; [`conformance`], the suite of rules that every device is held to; [`raw`], the
+//! verbs as C calls them; and [`program`], what the programs of `src/bin` have in common.
 
 pub mod conformance;
 pub mod interop;
+pub mod program;
 pub mod raw;

@@ -1,53 +1,41 @@
 //! One end of [`doorbell_tests::interop`]: run two, on two devices.
 
-use std::net::SocketAddr;
 use std::process::ExitCode;
 
-use anyhow::{Context, Result, bail};
-use doorbell_tests::interop::{Config, Role, run};
+use anyhow::Result;
+use doorbell_tests::interop::{self, Config};
+use doorbell_tests::program::{self, Place, Program};
 
-const USAGE: &str = "interop --device NAME --address IP (--listen|--connect) IP:PORT [--mtu BYTES] [--timeout EXPONENT] [--udp-port PORT]";
+#[derive(Default)]
+struct Interop {
+    udp_port: Option<u16>,
+    mtu: Option<u32>,
+    timeout: Option<u8>,
+}
 
-fn main() -> ExitCode {
-    let config = match parse(std::env::args().skip(1)) {
-        Ok(config) => config,
-        Err(error) => {
-            eprintln!("{error:#}\nusage: {USAGE}");
-            return ExitCode::from(2);
+impl Program for Interop {
+    const USAGE: &str = "interop --device NAME --address IP (--listen|--connect) IP:PORT [--mtu BYTES] [--timeout EXPONENT] [--udp-port PORT]";
+
+    fn option(&mut self, name: &str, value: &str) -> Result<bool> {
+        match name {
+            "--mtu" => self.mtu = Some(value.parse()?),
+            "--timeout" => self.timeout = Some(value.parse()?),
+            "--udp-port" => self.udp_port = Some(value.parse()?),
+            _ => return Ok(false),
         }
-    };
-    match run(&config) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("{}: {error:#}", config.device);
-            ExitCode::FAILURE
-        }
+        Ok(true)
+    }
+
+    fn run(self, place: &Place) -> Result<()> {
+        interop::run(&Config {
+            place: place.clone(),
+            udp_port: self.udp_port,
+            mtu: self.mtu,
+            timeout: self.timeout,
+        })
     }
 }
 
-fn parse(mut args: impl Iterator<Item = String>) -> Result<Config> {
-    let (mut device, mut address, mut role) = (None, None, None);
-    let (mut mtu, mut timeout, mut udp_port) = (None, None, None);
-    while let Some(name) = args.next() {
-        let value = args.next().with_context(|| format!("{name} needs a value"))?;
-        let wrong = || format!("{name} {value}");
-        match name.as_str() {
-            "--device" => device = Some(value),
-            "--address" => address = Some(value.parse().with_context(wrong)?),
-            "--listen" => role = Some(Role::Listen(value.parse::<SocketAddr>().with_context(wrong)?)),
-            "--connect" => role = Some(Role::Connect(value.parse::<SocketAddr>().with_context(wrong)?)),
-            "--mtu" => mtu = Some(value.parse().with_context(wrong)?),
-            "--timeout" => timeout = Some(value.parse().with_context(wrong)?),
-            "--udp-port" => udp_port = Some(value.parse().with_context(wrong)?),
-            _ => bail!("{name}: no such option"),
-        }
-    }
-    Ok(Config {
-        device: device.context("--device is missing")?,
-        address: address.context("--address is missing")?,
-        role: role.context("--listen or --connect is missing")?,
-        udp_port,
-        mtu,
-        timeout,
-    })
+fn main() -> ExitCode {
+    program::main::<Interop>()
 }

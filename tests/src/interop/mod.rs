@@ -17,6 +17,8 @@ use doorbell_verbs::{Context, Library, Mtu};
 pub use channel::Channel;
 pub use end::End;
 
+use crate::program::Place;
+
 /// How an end takes part.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Role {
@@ -29,18 +31,14 @@ pub enum Role {
 /// What an end is given.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Its device; one whose name begins with `soft` is made here, any other is the system's.
-    pub device: String,
-    /// The address of the GID to use. A soft device is bound to it.
-    pub address: IpAddr,
+    /// Where it runs.
+    pub place: Place,
     /// The UDP port of a soft device.
     pub udp_port: Option<u16>,
     /// The path MTU in bytes; the port's when not given.
     pub mtu: Option<u32>,
     /// The exponent of the queue pair's local ACK timeout; the library's default when not given.
     pub timeout: Option<u8>,
-    /// Which end this is.
-    pub role: Role,
 }
 
 /// Runs one end, from opening its device to the last verification.
@@ -49,39 +47,39 @@ pub struct Config {
 /// When anything fails or any byte is wrong.
 pub fn run(config: &Config) -> Result<()> {
     let context = open(config)?;
-    let gid = gid_index(&context, config.address)?;
+    let gid = gid_index(&context, config.place.address)?;
     let mtu = config
         .mtu
         .map(|bytes| Mtu::from_bytes(bytes).with_context(|| format!("no path MTU has {bytes} bytes")));
-    let channel = Channel::open(config.role)?;
-    let first = matches!(config.role, Role::Listen(_));
+    let channel = Channel::open(config.place.role)?;
+    let first = matches!(config.place.role, Role::Listen(_));
     let mut end = End::connect(&context, gid, mtu.transpose()?, config.timeout, channel)?;
-    println!("{}: connected, MTU {}", config.device, end.mtu());
+    println!("{}: connected, MTU {}", config.place.device, end.mtu());
     let rounds = rounds::run(&mut end, first)?;
     let streamed = streams::run(&mut end)?;
     println!(
         "{}: {rounds} rounds and {streamed} bytes of streams verified",
-        config.device
+        config.place.device
     );
     end.finish()
 }
 
 fn open(config: &Config) -> Result<Context> {
-    if !config.device.starts_with("soft") {
-        return Ok(Library::system()?.open(&config.device)?);
+    if !config.place.device.starts_with("soft") {
+        return Ok(Library::system()?.open(&config.place.device)?);
     }
     let pattern = DeviceConfig::from_env()?
         .into_iter()
         .next()
         .context("the environment asks for no soft device")?;
     let device = DeviceConfig {
-        name: config.device.clone(),
-        address: Some(config.address),
+        name: config.place.device.clone(),
+        address: Some(config.place.address),
         port: config.udp_port.unwrap_or(pattern.port),
         ..pattern
     };
     configure(vec![device])?;
-    let opened = Library::new(api()).open(&config.device);
+    let opened = Library::new(api()).open(&config.place.device);
     // The library's error has an errno, the soft device knows the reason.
     opened.with_context(|| doorbell_softroce_ibverbs::last_open_error().unwrap_or_default())
 }

@@ -75,8 +75,8 @@ impl End {
         let create_srq = api.create_srq.context("the library has no ibv_create_srq")?;
         // SAFETY: each object is what the call before gave, and lives to the end of the process, as does the buffer; attributes are read and written in the calls.
         unsafe {
-            let context = open_device(api, &config.device)?;
-            let (gid_index, gid) = find_gid(api, context, config.address)?;
+            let context = open_device(api, &config.place.device)?;
+            let (gid_index, gid) = find_gid(api, context, config.place.address)?;
             let pd = made((api.alloc_pd)(context), "ibv_alloc_pd")?;
             let access = IBV_ACCESS_LOCAL_WRITE as i32;
             let mr = made((api.reg_mr)(pd, buffer.cast(), len, access), "ibv_reg_mr")?;
@@ -115,7 +115,7 @@ impl End {
                 sending: vec![false; config.qps],
                 kept: Vec::new(),
                 events: events(api, context),
-                is_soft: config.device.starts_with("soft"),
+                is_soft: config.place.device.starts_with("soft"),
             };
             let mut attr: ibv_qp_attr = zeroed();
             attr.qp_state = IBV_QPS_INIT;

@@ -6,19 +6,16 @@
 
 mod end;
 
-use std::net::IpAddr;
 use std::process::ExitCode;
 use std::thread::sleep;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use doorbell_tests::interop::Role;
+use doorbell_tests::program::{self, Place, Program};
 use doorbell_tests::raw::{Rendezvous, Whereabouts, table};
 
 use end::{End, Event};
-
-const USAGE: &str =
-    "shared --device NAME --address IP --transport rc|ud (--listen|--connect) IP:PORT [--qps N] [--stock ROUNDS]";
 
 /// Receives that are posted at first.
 const FIRST: usize = 8;
@@ -42,68 +39,70 @@ enum Transport {
 /// What an end is given.
 #[derive(Clone, Debug)]
 struct Config {
-    /// Its device; one whose name begins with `soft` is made here, any other is the system's.
-    device: String,
-    /// The address of the GID to use. A soft device is bound to it.
-    address: IpAddr,
+    place: Place,
     transport: Transport,
-    role: Role,
     /// Queue pairs on the queue.
     qps: usize,
     /// The peer is a stock ping-pong: so many messages each way.
     stock: Option<usize>,
 }
 
-fn main() -> ExitCode {
-    let config = match parse(std::env::args().skip(1)) {
-        Ok(config) => config,
-        Err(error) => {
-            eprintln!("{error:#}\nusage: {USAGE}");
-            return ExitCode::from(2);
-        }
-    };
-    match run(&config) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("{}: {error:#}", config.device);
-            ExitCode::FAILURE
+/// Its options.
+struct Shared {
+    transport: Option<Transport>,
+    qps: usize,
+    stock: Option<usize>,
+}
+
+impl Default for Shared {
+    fn default() -> Self {
+        Self {
+            transport: None,
+            qps: 3,
+            stock: None,
         }
     }
 }
 
-fn parse(mut args: impl Iterator<Item = String>) -> Result<Config> {
-    let (mut device, mut address, mut transport, mut role) = (None, None, None, None);
-    let (mut qps, mut stock) = (3, None);
-    while let Some(name) = args.next() {
-        let value = args.next().with_context(|| format!("{name} needs a value"))?;
-        let wrong = || format!("{name} {value}");
-        match (name.as_str(), value.as_str()) {
-            ("--device", _) => device = Some(value),
-            ("--address", _) => address = Some(value.parse().with_context(wrong)?),
-            ("--transport", "rc") => transport = Some(Transport::Rc),
-            ("--transport", "ud") => transport = Some(Transport::Ud),
-            ("--listen", _) => role = Some(Role::Listen(value.parse().with_context(wrong)?)),
-            ("--connect", _) => role = Some(Role::Connect(value.parse().with_context(wrong)?)),
-            ("--qps", _) => qps = value.parse().with_context(wrong)?,
-            ("--stock", _) => stock = Some(value.parse().with_context(wrong)?),
-            _ => bail!("{name} {value}: no such option"),
+impl Program for Shared {
+    const USAGE: &str =
+        "shared --device NAME --address IP --transport rc|ud (--listen|--connect) IP:PORT [--qps N] [--stock ROUNDS]";
+
+    fn option(&mut self, name: &str, value: &str) -> Result<bool> {
+        match (name, value) {
+            ("--transport", "rc") => self.transport = Some(Transport::Rc),
+            ("--transport", "ud") => self.transport = Some(Transport::Ud),
+            ("--qps", _) => self.qps = value.parse()?,
+            ("--stock", _) => self.stock = Some(value.parse()?),
+            _ => return Ok(false),
         }
+        Ok(true)
     }
-    ensure!((2..=16).contains(&qps), "--qps {qps}: 2 to 16");
-    Ok(Config {
-        device: device.context("--device is missing")?,
-        address: address.context("--address is missing")?,
-        transport: transport.context("--transport is missing")?,
-        role: role.context("--listen or --connect is missing")?,
-        qps,
-        stock,
-    })
+
+    fn check(&self) -> Result<()> {
+        ensure!(self.transport.is_some(), "--transport is missing");
+        ensure!((2..=16).contains(&self.qps), "--qps {}: 2 to 16", self.qps);
+        Ok(())
+    }
+
+    fn run(self, place: &Place) -> Result<()> {
+        run(&Config {
+            place: place.clone(),
+            transport: self.transport.context("--transport is missing")?,
+            qps: self.qps,
+            stock: self.stock,
+        })
+    }
+}
+
+fn main() -> ExitCode {
+    program::main::<Shared>()
 }
 
 fn run(config: &Config) -> Result<()> {
-    let mut end = End::open(table(&config.device, config.address)?, config)?;
-    let mut rendezvous = Rendezvous::open(config.role)?;
-    let is_server = matches!(config.role, Role::Listen(_));
+    let mut end = End::open(table(&config.place.device, config.place.address)?, config)?;
+    let mut rendezvous = Rendezvous::open(config.place.role)?;
+    let is_server = matches!(config.place.role, Role::Listen(_));
     if config.stock.is_some() {
         (0..end::DEPTH).try_for_each(|slot| end.post_receive(slot))?;
     }
@@ -135,7 +134,7 @@ fn run(config: &Config) -> Result<()> {
     }
     println!(
         "{}: shared receive queue of {} queue pairs over {:?}: every byte verified",
-        config.device, config.qps, config.transport
+        config.place.device, config.qps, config.transport
     );
     Ok(())
 }

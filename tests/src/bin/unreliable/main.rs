@@ -7,16 +7,14 @@
 
 mod side;
 
-use std::net::IpAddr;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail, ensure};
 use doorbell_tests::interop::Role;
+use doorbell_tests::program::{self, Place, Program};
 use doorbell_tests::raw::{Rendezvous, table};
 
 use side::{Side, Target};
-
-const USAGE: &str = "unreliable --device NAME --address IP --transport uc|ud (--listen|--connect) IP:PORT [--size BYTES] [--rounds N] [--write yes]";
 
 /// Which transport.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -28,12 +26,8 @@ enum Transport {
 /// What an end is given.
 #[derive(Clone, Debug)]
 struct Config {
-    /// Its device; one whose name begins with `soft` is made here, any other is the system's.
-    device: String,
-    /// The address of the GID to use. A soft device is bound to it.
-    address: IpAddr,
+    place: Place,
     transport: Transport,
-    role: Role,
     /// Bytes of a message.
     size: usize,
     rounds: u32,
@@ -41,59 +35,65 @@ struct Config {
     write: bool,
 }
 
-fn main() -> ExitCode {
-    let config = match parse(std::env::args().skip(1)) {
-        Ok(config) => config,
-        Err(error) => {
-            eprintln!("{error:#}\nusage: {USAGE}");
-            return ExitCode::from(2);
-        }
-    };
-    match run(&config) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("{}: {error:#}", config.device);
-            ExitCode::FAILURE
+/// Its options.
+struct Unreliable {
+    transport: Option<Transport>,
+    size: usize,
+    rounds: u32,
+    write: bool,
+}
+
+impl Default for Unreliable {
+    fn default() -> Self {
+        Self {
+            transport: None,
+            size: 1000,
+            rounds: 100,
+            write: false,
         }
     }
 }
 
-fn parse(mut args: impl Iterator<Item = String>) -> Result<Config> {
-    let (mut device, mut address, mut transport, mut role) = (None, None, None, None);
-    let (mut size, mut rounds, mut write) = (1000, 100, false);
-    while let Some(name) = args.next() {
-        let value = args.next().with_context(|| format!("{name} needs a value"))?;
-        let wrong = || format!("{name} {value}");
-        match (name.as_str(), value.as_str()) {
-            ("--device", _) => device = Some(value),
-            ("--address", _) => address = Some(value.parse().with_context(wrong)?),
-            ("--transport", "uc") => transport = Some(Transport::Uc),
-            ("--transport", "ud") => transport = Some(Transport::Ud),
-            ("--listen", _) => role = Some(Role::Listen(value.parse().with_context(wrong)?)),
-            ("--connect", _) => role = Some(Role::Connect(value.parse().with_context(wrong)?)),
-            ("--size", _) => size = value.parse().with_context(wrong)?,
-            ("--rounds", _) => rounds = value.parse().with_context(wrong)?,
-            ("--write", "yes") => write = true,
-            _ => bail!("{name} {value}: no such option"),
+impl Program for Unreliable {
+    const USAGE: &str = "unreliable --device NAME --address IP --transport uc|ud (--listen|--connect) IP:PORT [--size BYTES] [--rounds N] [--write yes]";
+
+    fn option(&mut self, name: &str, value: &str) -> Result<bool> {
+        match (name, value) {
+            ("--transport", "uc") => self.transport = Some(Transport::Uc),
+            ("--transport", "ud") => self.transport = Some(Transport::Ud),
+            ("--size", _) => self.size = value.parse()?,
+            ("--rounds", _) => self.rounds = value.parse()?,
+            ("--write", "yes") => self.write = true,
+            _ => return Ok(false),
         }
+        Ok(true)
     }
-    let config = Config {
-        device: device.context("--device is missing")?,
-        address: address.context("--address is missing")?,
-        transport: transport.context("--transport is missing")?,
-        role: role.context("--listen or --connect is missing")?,
-        size,
-        rounds,
-        write,
-    };
-    ensure!(!write || config.transport == Transport::Uc, "UD has no RDMA WRITE");
-    Ok(config)
+
+    fn check(&self) -> Result<()> {
+        let transport = self.transport.context("--transport is missing")?;
+        ensure!(!self.write || transport == Transport::Uc, "UD has no RDMA WRITE");
+        Ok(())
+    }
+
+    fn run(self, place: &Place) -> Result<()> {
+        run(&Config {
+            place: place.clone(),
+            transport: self.transport.context("--transport is missing")?,
+            size: self.size,
+            rounds: self.rounds,
+            write: self.write,
+        })
+    }
+}
+
+fn main() -> ExitCode {
+    program::main::<Unreliable>()
 }
 
 fn run(config: &Config) -> Result<()> {
-    let mut side = Side::open(table(&config.device, config.address)?, config)?;
-    let mut rendezvous = Rendezvous::open(config.role)?;
-    let is_server = matches!(config.role, Role::Listen(_));
+    let mut side = Side::open(table(&config.place.device, config.place.address)?, config)?;
+    let mut rendezvous = Rendezvous::open(config.place.role)?;
+    let is_server = matches!(config.place.role, Role::Listen(_));
     if is_server {
         let theirs = rendezvous.hear()?;
         side.connect(&theirs)?;
@@ -120,7 +120,7 @@ fn run(config: &Config) -> Result<()> {
     }
     println!(
         "{}: {} messages of {} bytes over {:?} each way{}",
-        config.device,
+        config.place.device,
         config.rounds,
         config.size,
         config.transport,

@@ -79,8 +79,8 @@ impl Side {
         let buffer = buffer.as_mut_ptr();
         // SAFETY: each object is what the call before gave, and lives to the end of the process, as does the buffer; attributes are read and written in the calls.
         unsafe {
-            let context = open_device(api, &config.device)?;
-            let (gid_index, gid) = find_gid(api, context, config.address)?;
+            let context = open_device(api, &config.place.device)?;
+            let (gid_index, gid) = find_gid(api, context, config.place.address)?;
             let pd = made((api.alloc_pd)(context), "ibv_alloc_pd")?;
             let access = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE;
             let mr = made((api.reg_mr)(pd, buffer.cast(), len, access as c_int), "ibv_reg_mr")?;

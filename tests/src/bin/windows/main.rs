@@ -5,93 +5,48 @@ mod cases;
 mod end;
 mod safe;
 
-use std::net::{IpAddr, SocketAddr};
 use std::process::ExitCode;
 
-use anyhow::{Context, Result, bail};
-use doorbell_softroce_ibverbs::{DeviceConfig, api, configure};
+use anyhow::Result;
 use doorbell_tests::interop::{Channel, Role};
-use doorbell_verbs_sys::Api;
+use doorbell_tests::program::{self, Place, Program};
+use doorbell_tests::raw::table;
 
 use end::End;
 
-const USAGE: &str = "windows --device NAME --address IP (--listen|--connect) IP:PORT";
+#[derive(Default)]
+struct Windows;
 
-/// What an end is given.
-struct Config {
-    /// Its device; one whose name begins with `soft` is made here, any other is the system's.
-    device: String,
-    /// The address of the GID to use. A soft device is bound to it.
-    address: IpAddr,
-    role: Role,
+impl Program for Windows {
+    const USAGE: &str = "windows --device NAME --address IP (--listen|--connect) IP:PORT";
+
+    fn option(&mut self, _: &str, _: &str) -> Result<bool> {
+        Ok(false)
+    }
+
+    fn run(self, place: &Place) -> Result<()> {
+        run(place)
+    }
 }
 
 fn main() -> ExitCode {
-    let config = match parse(std::env::args().skip(1)) {
-        Ok(config) => config,
-        Err(error) => {
-            eprintln!("{error:#}\nusage: {USAGE}");
-            return ExitCode::from(2);
-        }
-    };
-    match run(&config) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("{}: {error:#}", config.device);
-            ExitCode::FAILURE
-        }
-    }
+    program::main::<Windows>()
 }
 
-fn parse(mut args: impl Iterator<Item = String>) -> Result<Config> {
-    let (mut device, mut address, mut role) = (None, None, None);
-    while let Some(name) = args.next() {
-        let value = args.next().with_context(|| format!("{name} needs a value"))?;
-        let at = || value.parse::<SocketAddr>().with_context(|| format!("{name} {value}"));
-        match name.as_str() {
-            "--device" => device = Some(value),
-            "--address" => address = Some(value.parse().with_context(|| format!("{name} {value}"))?),
-            "--listen" => role = Some(Role::Listen(at()?)),
-            "--connect" => role = Some(Role::Connect(at()?)),
-            _ => bail!("{name}: no such option"),
-        }
-    }
-    Ok(Config {
-        device: device.context("--device is missing")?,
-        address: address.context("--address is missing")?,
-        role: role.context("--listen or --connect is missing")?,
-    })
-}
-
-fn run(config: &Config) -> Result<()> {
-    let api = table(config)?;
-    let mut end = End::open(api, &config.device, config.address, Channel::open(config.role)?)?;
-    let first = matches!(config.role, Role::Listen(_));
-    let soft = config.device.starts_with("soft");
+fn run(place: &Place) -> Result<()> {
+    let api = table(&place.device, place.address)?;
+    let mut end = End::open(api, &place.device, place.address, Channel::open(place.role)?)?;
+    let first = matches!(place.role, Role::Listen(_));
+    let soft = place.device.starts_with("soft");
     let peer_soft = end.channel.exchange([u8::from(soft)])? == [1];
     let mut count = 0;
     for owner in [first, !first] {
         count += cases::run(&mut end, owner, if owner { soft } else { peer_soft })?;
     }
     for owner in [first, !first] {
-        safe::run(api, &config.device, config.address, &mut end.channel, owner)?;
+        safe::run(api, &place.device, place.address, &mut end.channel, owner)?;
         count += 2;
     }
-    println!(
-        "{}: {count} cases of memory windows, every byte verified",
-        config.device
-    );
+    println!("{}: {count} cases of memory windows, every byte verified", place.device);
     Ok(())
-}
-
-/// The verbs that the device is to be reached by.
-fn table(config: &Config) -> Result<&'static Api> {
-    if !config.device.starts_with("soft") {
-        return Ok(Api::load()?);
-    }
-    configure(vec![DeviceConfig {
-        address: Some(config.address),
-        ..DeviceConfig::new(&config.device)
-    }])?;
-    Ok(api())
 }
