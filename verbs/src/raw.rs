@@ -37,9 +37,9 @@
 //! ```no_run
 //! use doorbell_verbs::{Library, ProtectionDomain};
 //! use doorbell_verbs::raw::Ownership;
-//! # fn c_program_allocates_a_domain(_: *mut doorbell_verbs_sys::ibv_context) -> *mut doorbell_verbs_sys::ibv_pd { unimplemented!() }
 //!
-//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # use doorbell_verbs_sys::{ibv_context, ibv_pd};
+//! # fn example(c_program_allocates_a_domain: fn(*mut ibv_context) -> *mut ibv_pd) -> Result<(), Box<dyn std::error::Error>> {
 //! let context = Library::system()?.open("mlx5_0")?;
 //! let pd = c_program_allocates_a_domain(context.as_raw());
 //! // SAFETY: a live domain of this context, made by the same libibverbs, which nobody but us deallocates.

@@ -174,25 +174,11 @@ impl<K: Kind> Buffer<K> {
     /// If the range is beyond the buffer.
     #[must_use]
     pub fn part(self, range: impl RangeBounds<usize>) -> Part<K> {
-        let len = self.len();
-        let start = match range.start_bound() {
-            Bound::Included(&start) => start,
-            Bound::Excluded(&before) => before.saturating_add(1),
-            Bound::Unbounded => 0,
-        };
-        let end = match range.end_bound() {
-            Bound::Included(&last) => last.saturating_add(1),
-            Bound::Excluded(&end) => end,
-            Bound::Unbounded => len,
-        };
-        assert!(
-            start <= end && end <= len,
-            "bytes {start}..{end} are beyond a buffer of {len} bytes"
-        );
+        let (offset, len) = bytes_of(self.len(), range);
         Part {
             buffer: self,
-            offset: start as u32,
-            len: (end - start) as u32,
+            offset: offset as u32,
+            len: len as u32,
         }
     }
 
@@ -296,6 +282,28 @@ impl<R: Rights> Buffer<R> {
         // SAFETY: as in `write_at`, for the whole buffer.
         unsafe { copy::fill(self.start(), self.len(), byte) }
     }
+}
+
+/// Where `range` begins in a buffer of `len` bytes, and how long it is.
+///
+/// # Panics
+/// If the range is beyond the buffer.
+pub(super) fn bytes_of(len: usize, range: impl RangeBounds<usize>) -> (usize, usize) {
+    let start = match range.start_bound() {
+        Bound::Included(&start) => start,
+        Bound::Excluded(&before) => before.saturating_add(1),
+        Bound::Unbounded => 0,
+    };
+    let end = match range.end_bound() {
+        Bound::Included(&last) => last.saturating_add(1),
+        Bound::Excluded(&end) => end,
+        Bound::Unbounded => len,
+    };
+    assert!(
+        start <= end && end <= len,
+        "bytes {start}..{end} are beyond a buffer of {len} bytes"
+    );
+    (start, end - start)
 }
 
 /// What to hand to a peer, so that it can reach `header`'s range.

@@ -7,13 +7,13 @@
 //! queue pair that bound it, and goes with it ([`Ties`]): some devices cannot destroy the queue pair before.
 
 use core::marker::PhantomData;
-use core::ops::{Bound, RangeBounds};
+use core::ops::RangeBounds;
 use std::io;
 use std::sync::{Arc, Weak};
 
 use doorbell_verbs_sys::{self as sys, inline};
 
-use super::buffer::Buffer;
+use super::buffer::{Buffer, bytes_of};
 use super::range::{Buffers, Range};
 use super::region::Region;
 use super::remote::Remote;
@@ -254,7 +254,8 @@ impl<T: WindowType> MemoryWindow<T> {
         over: &Buffer<impl Bindable>,
         range: impl RangeBounds<usize>,
     ) -> (Binding, Arc<WindowInner>, Buffers) {
-        let (offset, len) = within(over.len(), range);
+        let (offset, len) = bytes_of(over.len(), range);
+        let (offset, len) = (offset as u64, len as u64);
         let (addr, region) = (over.addr() + offset, Arc::clone(&over.header().region));
         let mw = self.inner.state().mw;
         let objection = if mw.is_null() {
@@ -417,25 +418,6 @@ impl<K: Key, T: WindowType> Drop for BoundWindow<K, T> {
         // Before the region may go, even if a queue pair that is being dropped has it in its hands.
         self.inner.deallocate();
     }
-}
-
-/// Offset and length of a range of `len` bytes.
-fn within(len: usize, range: impl RangeBounds<usize>) -> (u64, u64) {
-    let start = match range.start_bound() {
-        Bound::Included(&start) => start,
-        Bound::Excluded(&before) => before.saturating_add(1),
-        Bound::Unbounded => 0,
-    };
-    let end = match range.end_bound() {
-        Bound::Included(&last) => last.saturating_add(1),
-        Bound::Excluded(&end) => end,
-        Bound::Unbounded => len,
-    };
-    assert!(
-        start <= end && end <= len,
-        "bytes {start}..{end} are beyond a buffer of {len} bytes"
-    );
-    (start as u64, (end - start) as u64)
 }
 
 impl<T: WindowType> core::fmt::Debug for MemoryWindow<T> {

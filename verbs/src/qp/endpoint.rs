@@ -30,26 +30,32 @@ const ENDPOINT_BYTES: usize = 32;
 /// The first byte: the format's version.
 const VERSION: u8 = 1;
 
-impl Endpoint {
-    /// It as bytes: version (1), MTU code, LID (2), queue pair number (4), PSN (4), rd_atomic, three zeros, GID (16); numbers big-endian.
-    #[must_use]
-    pub fn to_bytes(&self) -> [u8; ENDPOINT_BYTES] {
+/// What both kinds of endpoint have in common as bytes.
+struct Form {
+    /// Kind and MTU.
+    second: u8,
+    lid: Lid,
+    qpn: Qpn,
+    /// PSN, or queue key.
+    number: u32,
+    rd_atomic: u8,
+    gid: Gid,
+}
+
+impl Form {
+    fn to_bytes(&self) -> [u8; ENDPOINT_BYTES] {
         let mut bytes = [0; ENDPOINT_BYTES];
         bytes[0] = VERSION;
-        bytes[1] = self.mtu as u8;
+        bytes[1] = self.second;
         bytes[2..4].copy_from_slice(&self.lid.0.to_be_bytes());
         bytes[4..8].copy_from_slice(&self.qpn.get().to_be_bytes());
-        bytes[8..12].copy_from_slice(&self.psn.get().to_be_bytes());
+        bytes[8..12].copy_from_slice(&self.number.to_be_bytes());
         bytes[12] = self.rd_atomic;
         bytes[16..].copy_from_slice(&self.gid.0);
         bytes
     }
 
-    /// What [`to_bytes`](Self::to_bytes) made.
-    ///
-    /// # Errors
-    /// When the version is another, or a number is out of its range.
-    pub fn from_bytes(bytes: &[u8; ENDPOINT_BYTES]) -> Result<Self, BadEndpoint> {
+    fn from_bytes(bytes: &[u8; ENDPOINT_BYTES]) -> Result<Self, BadEndpoint> {
         if bytes[0] != VERSION {
             return Err(BadEndpoint(
                 "its format is of another version: run the same release on both ends",
@@ -59,12 +65,57 @@ impl Endpoint {
         let mut gid = [0; 16];
         gid.copy_from_slice(&bytes[16..]);
         Ok(Self {
-            gid: Gid(gid),
+            second: bytes[1],
             lid: Lid(u16::from_be_bytes([bytes[2], bytes[3]])),
             qpn: Qpn::new(number(4)).ok_or(BadEndpoint("its queue pair number has more than 24 bits"))?,
-            psn: Psn::new(number(8)).ok_or(BadEndpoint("its PSN has more than 24 bits"))?,
-            mtu: Mtu::from_code(bytes[1].into()).ok_or(BadEndpoint("its MTU is none of the standard's"))?,
+            number: number(8),
             rd_atomic: bytes[12],
+            gid: Gid(gid),
+        })
+    }
+}
+
+fn mtu_of(code: u8) -> Result<Mtu, BadEndpoint> {
+    Mtu::from_code(code.into()).ok_or(BadEndpoint("its MTU is none of the standard's"))
+}
+
+impl Endpoint {
+    /// It as bytes: version (1), MTU code, LID (2), queue pair number (4), PSN (4), rd_atomic, three zeros, GID (16); numbers big-endian.
+    #[must_use]
+    pub fn to_bytes(&self) -> [u8; ENDPOINT_BYTES] {
+        let Self {
+            gid,
+            lid,
+            qpn,
+            psn,
+            mtu,
+            rd_atomic,
+        } = *self;
+        let (second, number) = (mtu as u8, psn.get());
+        Form {
+            second,
+            lid,
+            qpn,
+            number,
+            rd_atomic,
+            gid,
+        }
+        .to_bytes()
+    }
+
+    /// What [`to_bytes`](Self::to_bytes) made.
+    ///
+    /// # Errors
+    /// When the version is another, or a number is out of its range.
+    pub fn from_bytes(bytes: &[u8; ENDPOINT_BYTES]) -> Result<Self, BadEndpoint> {
+        let form = Form::from_bytes(bytes)?;
+        Ok(Self {
+            gid: form.gid,
+            lid: form.lid,
+            qpn: form.qpn,
+            psn: Psn::new(form.number).ok_or(BadEndpoint("its PSN has more than 24 bits"))?,
+            mtu: mtu_of(form.second)?,
+            rd_atomic: form.rd_atomic,
         })
     }
 }
@@ -91,14 +142,22 @@ impl UdEndpoint {
     /// It as bytes: version (1), MTU code plus 128, LID (2), queue pair number (4), Q_Key (4), four zeros, GID (16); numbers big-endian.
     #[must_use]
     pub fn to_bytes(&self) -> [u8; ENDPOINT_BYTES] {
-        let mut bytes = [0; ENDPOINT_BYTES];
-        bytes[0] = VERSION;
-        bytes[1] = DATAGRAM | self.mtu as u8;
-        bytes[2..4].copy_from_slice(&self.lid.0.to_be_bytes());
-        bytes[4..8].copy_from_slice(&self.qpn.get().to_be_bytes());
-        bytes[8..12].copy_from_slice(&self.qkey.0.to_be_bytes());
-        bytes[16..].copy_from_slice(&self.gid.0);
-        bytes
+        let Self {
+            gid,
+            lid,
+            qpn,
+            qkey,
+            mtu,
+        } = *self;
+        Form {
+            second: DATAGRAM | mtu as u8,
+            lid,
+            qpn,
+            number: qkey.0,
+            rd_atomic: 0,
+            gid,
+        }
+        .to_bytes()
     }
 
     /// What [`to_bytes`](Self::to_bytes) made.
@@ -106,26 +165,18 @@ impl UdEndpoint {
     /// # Errors
     /// When the version is another, it is a connection's [`Endpoint`], or a number is out of its range.
     pub fn from_bytes(bytes: &[u8; ENDPOINT_BYTES]) -> Result<Self, BadEndpoint> {
-        if bytes[0] != VERSION {
-            return Err(BadEndpoint(
-                "its format is of another version: run the same release on both ends",
-            ));
-        }
-        if bytes[1] & DATAGRAM == 0 {
+        let form = Form::from_bytes(bytes)?;
+        if form.second & DATAGRAM == 0 {
             return Err(BadEndpoint(
                 "it is a connection's, and the queue pair here sends datagrams",
             ));
         }
-        let number = |at: usize| u32::from_be_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
-        let mut gid = [0; 16];
-        gid.copy_from_slice(&bytes[16..]);
         Ok(Self {
-            gid: Gid(gid),
-            lid: Lid(u16::from_be_bytes([bytes[2], bytes[3]])),
-            qpn: Qpn::new(number(4)).ok_or(BadEndpoint("its queue pair number has more than 24 bits"))?,
-            qkey: QKey(number(8)),
-            mtu: Mtu::from_code((bytes[1] & !DATAGRAM).into())
-                .ok_or(BadEndpoint("its MTU is none of the standard's"))?,
+            gid: form.gid,
+            lid: form.lid,
+            qpn: form.qpn,
+            qkey: QKey(form.number),
+            mtu: mtu_of(form.second & !DATAGRAM)?,
         })
     }
 }

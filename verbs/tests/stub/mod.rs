@@ -82,6 +82,23 @@ pub(crate) struct Bound {
 }
 
 impl Posted {
+    /// A receive.
+    fn receive(wr_id: u64, sges: Vec<(u64, u32, u32)>) -> Self {
+        Self {
+            wr_id,
+            opcode: 0,
+            flags: 0,
+            imm: 0,
+            remote: (0, 0),
+            to: None,
+            atomic: (0, 0),
+            sges,
+            inline: Vec::new(),
+            bind: None,
+            invalidate: None,
+        }
+    }
+
     pub(crate) fn signalled(&self) -> bool {
         self.flags & IBV_SEND_SIGNALED != 0
     }

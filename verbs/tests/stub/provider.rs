@@ -439,19 +439,7 @@ unsafe extern "C" fn post_recv(qp: *mut ibv_qp, mut wr: *mut ibv_recv_wr, bad: *
         refuse = refuse.map(|(index, errno)| (index - 1, errno));
         // SAFETY: the chain is well-formed by contract.
         let (wr_id, sges) = unsafe { ((*wr).wr_id, sges_of((*wr).sg_list, (*wr).num_sge)) };
-        queue.recv.pending.push_back(Posted {
-            wr_id,
-            opcode: 0,
-            flags: 0,
-            imm: 0,
-            remote: (0, 0),
-            to: None,
-            atomic: (0, 0),
-            sges,
-            inline: Vec::new(),
-            bind: None,
-            invalidate: None,
-        });
+        queue.recv.pending.push_back(Posted::receive(wr_id, sges));
         // SAFETY: as above.
         wr = unsafe { (*wr).next };
     }

@@ -192,19 +192,7 @@ pub(super) unsafe extern "C" fn post_srq_recv(
         // SAFETY: the chain is well-formed by contract.
         let (wr_id, sges) = unsafe { ((*wr).wr_id, sges_of((*wr).sg_list, (*wr).num_sge)) };
         assert!(sges.len() <= srq.max_sge as usize && srq.queue.pending.len() < srq.max_wr as usize);
-        srq.queue.pending.push_back(Posted {
-            wr_id,
-            opcode: 0,
-            flags: 0,
-            imm: 0,
-            remote: (0, 0),
-            to: None,
-            atomic: (0, 0),
-            sges,
-            inline: Vec::new(),
-            bind: None,
-            invalidate: None,
-        });
+        srq.queue.pending.push_back(Posted::receive(wr_id, sges));
         // SAFETY: as above.
         wr = unsafe { (*wr).next };
     }
