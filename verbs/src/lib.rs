@@ -77,7 +77,7 @@
 //!
 //! # Taking completions
 //!
-//! [`Completions::try_for_each`] is the fastest way, and a [`Pool`] the cheapest place for the buffers that come back; both allocate nothing. A `for` loop does too. Devices with extended
+//! [`Completions::try_for_each`] is the fastest way, and a [`Pool`] the cheapest place for the buffers that come back; both allocate nothing. A `for` loop serves as well, a little slower. Devices with extended
 //! completion queues ([`Context::extended_completion_queue`]) stamp completions with the time; what is written for `CompletionQueue<Q>` with `Q: CqKind` serves both kinds, and
 //! [`Context::best_completion_queue`] gives the better one that a device has.
 //!
