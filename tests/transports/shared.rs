@@ -7,7 +7,7 @@ use doorbell_verbs::{
     SharedReceiveEvent, SharedReceiveQueue, Success, Ud,
 };
 
-use crate::{PATIENCE, Side};
+use crate::{PATIENCE, Side, is_soft};
 
 const CLIENTS: usize = 3;
 
@@ -108,9 +108,12 @@ fn a_queue_pair_that_fails_leaves_the_receives_to_the_others() {
     server.post(2);
     let failed = server.qps[0].qpn();
     server.qps[0].flush().unwrap();
-    let told = events.wait(PATIENCE).unwrap();
-    let event = QueuePairEvent::LastRequestReached;
-    assert_eq!(told, Some(AsyncEvent::Qp { qpn: failed, event }));
+    // The kernel's rxe has no such event (docs/waivers/rxe.txt).
+    if is_soft() {
+        let told = events.wait(PATIENCE).unwrap();
+        let event = QueuePairEvent::LastRequestReached;
+        assert_eq!(told, Some(AsyncEvent::Qp { qpn: failed, event }));
+    }
     drop(server.qps.remove(0));
     server.send(1, 0);
     server.send(2, 0);
