@@ -63,7 +63,7 @@ pub(crate) const INSTRUCTIONS: [Need; 3] = [
 ];
 
 /// What the crates need that build rdma-core, or a part of it, by cmake.
-pub(crate) const RDMA_CORE: [Need; 7] = [
+pub(crate) const RDMA_CORE: [Need; 9] = [
     ABI[0],
     ABI[1],
     ABI[2],
@@ -71,6 +71,15 @@ pub(crate) const RDMA_CORE: [Need; 7] = [
     Need {
         package: "cmake",
         found: || in_path("cmake"),
+    },
+    // What cmake hands the work to; and the C++ compiler that build scripts look for, though there is no C++.
+    Need {
+        package: "make",
+        found: || in_path("make"),
+    },
+    Need {
+        package: "g++",
+        found: || in_path("c++"),
     },
     Need {
         package: "libnl-3-dev",
