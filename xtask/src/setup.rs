@@ -63,7 +63,7 @@ pub(crate) const INSTRUCTIONS: [Need; 3] = [
 ];
 
 /// What the crates need that build rdma-core, or a part of it, by cmake.
-pub(crate) const RDMA_CORE: [Need; 9] = [
+pub(crate) const RDMA_CORE: [Need; 10] = [
     ABI[0],
     ABI[1],
     ABI[2],
@@ -80,6 +80,11 @@ pub(crate) const RDMA_CORE: [Need; 9] = [
     Need {
         package: "g++",
         found: || in_path("c++"),
+    },
+    // rdma-core's own build asks for it.
+    Need {
+        package: "python3",
+        found: || in_path("python3"),
     },
     Need {
         package: "libnl-3-dev",
