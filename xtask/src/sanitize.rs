@@ -34,28 +34,35 @@ Exit status: 0 when nothing failed, 1 when something did, 2 for a wrong call.
 /// What can be asked for.
 struct Tool {
     name: &'static str,
+    /// What it needs of the machine.
+    needs: &'static [setup::Need],
     run: fn() -> Result<Verdict>,
 }
 
 const TOOLS: [Tool; 5] = [
     Tool {
         name: "address",
+        needs: &[setup::SYMBOLIZER],
         run: address,
     },
     Tool {
         name: "thread",
+        needs: &[setup::SYMBOLIZER],
         run: thread,
     },
     Tool {
         name: "valgrind",
+        needs: &[setup::VALGRIND],
         run: valgrind,
     },
     Tool {
         name: "loom",
+        needs: &[],
         run: loom,
     },
     Tool {
         name: "miri",
+        needs: &[],
         run: miri,
     },
 ];
@@ -114,7 +121,12 @@ fn run(tools: &[&Tool]) -> Result<Counts> {
     for tool in tools {
         println!("-- {}", tool.name);
         let started = Instant::now();
-        let line = ci::judge(tool.name, (tool.run)(), started.elapsed());
+        let verdict = match setup::provide(tool.needs) {
+            Ok(missing) if missing.is_empty() => (tool.run)(),
+            Ok(missing) => ci::lacking(&missing),
+            Err(error) => Err(error),
+        };
+        let line = ci::judge(tool.name, verdict, started.elapsed());
         total.add(line.counts);
         lines.push(line);
     }
@@ -157,10 +169,6 @@ fn thread() -> Result<Verdict> {
 }
 
 fn valgrind() -> Result<Verdict> {
-    match setup::provide(&[setup::VALGRIND])?.as_slice() {
-        [] => {}
-        missing => return ci::lacking(missing),
-    }
     let runner = format!("CARGO_TARGET_{}_RUNNER", host()?.to_uppercase().replace('-', "_"));
     // What was never freed is LeakSanitizer's business; and as one thread runs at a time, those tests in which several race or wait for one another say no more than elsewhere.
     let mut command = ci::command(&["test"]);

@@ -49,6 +49,12 @@ pub(crate) const VALGRIND: Need = Need {
     found: || in_path("valgrind"),
 };
 
+/// What gives the functions of a sanitizer's report their names, by which reports are suppressed.
+pub(crate) const SYMBOLIZER: Need = Need {
+    package: "llvm",
+    found: || in_path("llvm-symbolizer"),
+};
+
 /// What counting instructions needs.
 pub(crate) const INSTRUCTIONS: [Need; 3] = [
     VALGRIND,
