@@ -222,7 +222,10 @@ impl Endpoint {
         self.active.queued.resize(slots, false);
         match created {
             Some(qpn) => qpn,
-            None => panic!("{} queue pairs exist already, or all given numbers are in use", self.qps.len()),
+            None => panic!(
+                "{} queue pairs exist already, or all given numbers are in use",
+                self.qps.len()
+            ),
         }
     }
 

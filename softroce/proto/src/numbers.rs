@@ -99,7 +99,9 @@ impl Numbers {
     /// The next number for which `is_free`; `None` when there is none in all the blocks.
     pub(crate) fn next(&mut self, used: usize, is_free: impl Fn(Qpn) -> bool) -> Option<Qpn> {
         if self.alone && self.is_short(used) && self.rounds.len() < Block::COUNT {
-            self.add(Block((self.seed as usize + self.rounds.len()) as u16 % Block::COUNT as u16));
+            self.add(Block(
+                (self.seed as usize + self.rounds.len()) as u16 % Block::COUNT as u16,
+            ));
         }
         // Every block once from where it is, and the first one's beginning again.
         for _ in 0..=self.rounds.len() {
