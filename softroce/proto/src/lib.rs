@@ -5,6 +5,7 @@ mod counters;
 mod endpoint;
 pub mod icrc;
 pub mod ident;
+mod lanes;
 pub mod memory;
 mod outbox;
 pub mod qp;
@@ -17,7 +18,7 @@ pub mod wire;
 pub mod work;
 
 pub use counters::Counters;
-pub use endpoint::{AsyncEvent, Datagram, Endpoint, EndpointConfig, Ident, Transmit};
+pub use endpoint::{AsyncEvent, Datagram, Endpoint, EndpointConfig, Ident, LanePacket, Transmit};
 pub use srq::{SrqAttributes, SrqError, SrqInit};
 pub use time::Instant;
 pub use types::{Gid, LKey, Mtu, Psn, Qpn, RKey};
