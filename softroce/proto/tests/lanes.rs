@@ -2,6 +2,8 @@
 
 #[path = "flow.rs"]
 mod flow;
+#[path = "lanes/only.rs"]
+mod only;
 #[path = "operations.rs"]
 mod operations;
 #[path = "random.rs"]

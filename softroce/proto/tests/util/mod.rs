@@ -37,7 +37,7 @@ fn lanes() -> bool {
 }
 
 /// Longer payloads are referred to on a lane.
-const LANE_INLINE: usize = 100;
+pub(crate) const LANE_INLINE: usize = 100;
 
 /// What the wire does to a packet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -101,6 +101,8 @@ pub(crate) struct Setup {
     pub(crate) transport: Transport,
     /// The second node's queue pairs share a receive queue.
     pub(crate) srq: Option<SrqInit>,
+    /// The most payload of a packet on a lane; that of the path MTU for `None`, so that the tests are the same.
+    pub(crate) lane_mtu: Option<usize>,
 }
 
 impl Default for Setup {
@@ -126,6 +128,7 @@ impl Default for Setup {
             batch: 64,
             transport: Transport::Rc,
             srq: None,
+            lane_mtu: None,
         }
     }
 }
@@ -182,8 +185,7 @@ impl Pair {
                 seed: at as u64 + 1,
                 window: setup.window,
                 mtu: setup.mtu,
-                // Packets of the same size, so that the tests are the same.
-                lane_mtu: setup.mtu.bytes(),
+                lane_mtu: setup.lane_mtu.unwrap_or(setup.mtu.bytes()),
                 lane_inline: LANE_INLINE,
             });
             let srq = setup.srq.filter(|_| at == 1).map(|init| endpoint.create_srq(init));
@@ -455,7 +457,7 @@ impl Pair {
         }
         Flow::new(transmit.src, transmit.dst, PORT, PORT).seal(0, &mut bytes);
         let sent = Sent { from: at, bytes };
-        assert!(sent.packet().payload.len() <= self.setup.mtu.bytes());
+        assert!(sent.packet().payload.len() <= self.setup.lane_mtu.unwrap_or(self.setup.mtu.bytes()));
         self.log.push(sent.clone());
         Some(sent)
     }
@@ -542,7 +544,7 @@ impl Pair {
 }
 
 /// The lane that leads to node `at`, or comes from it.
-fn lane_to(at: usize) -> Option<LaneId> {
+pub(crate) fn lane_to(at: usize) -> Option<LaneId> {
     lanes().then_some(LaneId(at as u32))
 }
 
