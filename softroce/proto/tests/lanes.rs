@@ -1,4 +1,8 @@
 //! The tests of the transports once more, with both ends on one host and a lane between them; and what only lanes have.
+#![expect(
+    clippy::duplicate_mod,
+    reason = "each file of tests brings its own frame, which finds out by its path that it is here"
+)]
 
 #[path = "flow.rs"]
 mod flow;
