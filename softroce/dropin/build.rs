@@ -54,7 +54,8 @@ impl Exports {
             if let ["nodes", nodes @ ..] = &words[..] {
                 let mut parent = None;
                 for node in nodes {
-                    self.nodes.push(((*node).to_owned(), parent.replace((*node).to_owned())));
+                    self.nodes
+                        .push(((*node).to_owned(), parent.replace((*node).to_owned())));
                     here.push((*node).to_owned());
                 }
                 continue;
@@ -74,8 +75,14 @@ impl Exports {
 
     /// The version at index 0 is the default.
     fn export(&mut self, symbol: &str, version: &str, index: usize, what: &str) {
-        assert!(self.nodes.iter().any(|(node, _)| node == version), "{version} is no node");
-        self.symbols.entry(version.to_owned()).or_default().push(symbol.to_owned());
+        assert!(
+            self.nodes.iter().any(|(node, _)| node == version),
+            "{version} is no node"
+        );
+        self.symbols
+            .entry(version.to_owned())
+            .or_default()
+            .push(symbol.to_owned());
         let (kind, what) = what
             .split_once(':')
             .filter(|(_, rest)| !rest.starts_with(':'))
@@ -94,7 +101,11 @@ impl Exports {
                 symbols.iter().map(|symbol| format!(" {symbol};")).collect()
             });
             let global = if symbols.is_empty() { "" } else { " global:" };
-            let _ = writeln!(script, "{node} {{{global}{symbols} }} {};", parent.as_deref().unwrap_or(""));
+            let _ = writeln!(
+                script,
+                "{node} {{{global}{symbols} }} {};",
+                parent.as_deref().unwrap_or("")
+            );
         }
         script
     }

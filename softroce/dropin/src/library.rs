@@ -19,7 +19,9 @@ pub(crate) unsafe extern "C" fn get_device_list(count: *mut c_int) -> *mut *mut 
 
 /// What `DOORBELL_LOG` asks for goes to stderr: `error`, `warn`, `info`, `debug` or `trace`. Unset or empty, nothing does.
 fn log() {
-    let Ok(wanted) = std::env::var("DOORBELL_LOG") else { return };
+    let Ok(wanted) = std::env::var("DOORBELL_LOG") else {
+        return;
+    };
     if wanted.is_empty() {
         return;
     }

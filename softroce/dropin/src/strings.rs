@@ -14,7 +14,14 @@ const NODE_TYPES: [&CStr; 8] = [
     c"unspecified",
 ];
 
-const PORT_STATES: [&CStr; 6] = [c"no state change (NOP)", c"down", c"init", c"armed", c"active", c"active defer"];
+const PORT_STATES: [&CStr; 6] = [
+    c"no state change (NOP)",
+    c"down",
+    c"init",
+    c"armed",
+    c"active",
+    c"active defer",
+];
 
 const EVENT_TYPES: [&CStr; 20] = [
     c"CQ error",

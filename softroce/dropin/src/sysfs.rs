@@ -15,7 +15,12 @@ pub(crate) unsafe extern "C" fn get_sysfs_path() -> *const c_char {
 }
 
 /// `ibv_read_sysfs_file`: reads `dir`/`file` into `buf`, without the line's end; how many bytes, or −1 and `errno`.
-pub(crate) unsafe extern "C" fn read_sysfs_file(dir: *const c_char, file: *const c_char, buf: *mut c_char, size: usize) -> c_int {
+pub(crate) unsafe extern "C" fn read_sysfs_file(
+    dir: *const c_char,
+    file: *const c_char,
+    buf: *mut c_char,
+    size: usize,
+) -> c_int {
     // SAFETY: both are strings by contract.
     let (dir, file) = unsafe { (CStr::from_ptr(dir), CStr::from_ptr(file)) };
     let path = [dir.to_bytes(), b"/", file.to_bytes()].concat();
@@ -26,7 +31,12 @@ pub(crate) unsafe extern "C" fn read_sysfs_file(dir: *const c_char, file: *const
 /// `ibv_read_ibdev_sysfs_file`: as `ibv_read_sysfs_file`, of a device; `file` is a format as printf(3) has it.
 ///
 /// Only rdma-core's own tools and drivers call it. Formats with arguments would need its variable arguments: they are refused.
-pub(crate) unsafe extern "C" fn read_ibdev_sysfs_file(buf: *mut c_char, size: usize, device: *mut ibv_device, file: *const c_char) -> c_int {
+pub(crate) unsafe extern "C" fn read_ibdev_sysfs_file(
+    buf: *mut c_char,
+    size: usize,
+    device: *mut ibv_device,
+    file: *const c_char,
+) -> c_int {
     // SAFETY: `file` is a string by contract.
     let file = unsafe { CStr::from_ptr(file) }.to_bytes();
     if file.contains(&b'%') {
@@ -48,7 +58,9 @@ fn failed(errno: c_int) -> c_int {
 /// # Safety
 /// `buf` has room for `size` bytes.
 unsafe fn read(path: Vec<u8>, buf: *mut c_char, size: usize) -> c_int {
-    let Ok(path) = CString::new(path) else { return failed(libc::EINVAL) };
+    let Ok(path) = CString::new(path) else {
+        return failed(libc::EINVAL);
+    };
     // SAFETY: `path` is a string; the descriptor is closed below, and nobody else knows it.
     let (got, error) = unsafe {
         let fd = libc::open(path.as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC);

@@ -87,11 +87,12 @@ pub(crate) unsafe extern "C" fn create_ah_from_wc(
     grh: *mut ibv_grh,
     port: u8,
 ) -> *mut ibv_ah {
-    // SAFETY: the same contract, for both calls.
-    match unsafe { way_back(wc, grh, port) } {
-        Some(mut attr) => unsafe { create_ah(pd, &mut attr) },
-        None => errno::null(libc::EINVAL),
-    }
+    // SAFETY: the same contract.
+    let Some(mut attr) = (unsafe { way_back(wc, grh, port) }) else {
+        return errno::null(libc::EINVAL);
+    };
+    // SAFETY: `pd` is live by contract, and `attr` is here.
+    unsafe { create_ah(pd, &mut attr) }
 }
 
 /// ibv_init_ah_from_wc(3): no entry of the table, as the safe API makes address handles at once.
