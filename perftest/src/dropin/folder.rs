@@ -1,8 +1,8 @@
 //! The folder that stands before the system's libraries: a temporary one for `doorbell run`, a lasting one of the user's for `doorbell env`.
 
-use std::fs::{self, DirBuilder};
+use std::fs::{self, DirBuilder, Permissions};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, symlink};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::{env, process};
 
@@ -10,6 +10,9 @@ use nix::unistd::Uid;
 use tempfile::TempDir;
 
 use super::{Variable, before, library};
+
+/// Others may read: the command may become another user, who needs the libraries too.
+const MODE: u32 = 0o755;
 
 /// A folder for one command, gone when it is dropped. Nobody else can write to it: a library that another user put there would run as us.
 pub(crate) fn temporary() -> Result<TempDir, String> {
@@ -37,7 +40,7 @@ pub(crate) fn lasting() -> Result<PathBuf, String> {
             folder.display()
         )
     };
-    match DirBuilder::new().mode(0o700).create(&folder) {
+    match DirBuilder::new().mode(MODE).create(&folder) {
         Err(e) if e.kind() != io::ErrorKind::AlreadyExists => return Err(cannot(e)),
         _ => {}
     }
@@ -82,6 +85,6 @@ mod tests {
             assert_eq!(link, Path::new(libraries).join(library::FILE));
         }
         assert_eq!(fs::read_dir(path.join("lib")).unwrap().count(), library::NAMES.len());
-        assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o700);
+        assert_eq!(fs::metadata(&path).unwrap().mode() & 0o022, 0);
     }
 }
