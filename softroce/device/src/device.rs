@@ -167,6 +167,7 @@ impl Device {
             seed,
             window: window(link.receive_buffer, mtu),
             mtu,
+            ..EndpointConfig::default()
         });
         let block = host.claim(seed as u16).ok_or_else(|| OpenError::NoNumbers {
             device: device(),

@@ -15,6 +15,7 @@ mod event;
 pub mod host;
 pub mod limits;
 pub mod link;
+pub mod local;
 mod memory;
 mod pd;
 mod progress;

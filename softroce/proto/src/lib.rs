@@ -5,6 +5,7 @@ mod counters;
 mod endpoint;
 pub mod icrc;
 pub mod ident;
+mod lanes;
 pub mod memory;
 mod numbers;
 mod outbox;
@@ -18,7 +19,7 @@ pub mod wire;
 pub mod work;
 
 pub use counters::Counters;
-pub use endpoint::{AsyncEvent, Datagram, Endpoint, EndpointConfig, Ident, Transmit};
+pub use endpoint::{AsyncEvent, Datagram, Endpoint, EndpointConfig, Ident, LanePacket, Transmit};
 pub use numbers::Block;
 pub use srq::{SrqAttributes, SrqError, SrqInit};
 pub use time::Instant;
