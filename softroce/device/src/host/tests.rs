@@ -21,7 +21,7 @@ fn address() -> SocketAddr {
 }
 
 /// Joins while the members that are there answer.
-fn join(address: SocketAddr, members: &[&Host]) -> (Host, UdpSocket) {
+fn join(address: SocketAddr, members: &[&Host]) -> (Host, Unforked<UdpSocket>) {
     thread::scope(|scope| {
         let joining = scope.spawn(|| Host::join(address, Flags::default(), Duration::ZERO).unwrap());
         while !joining.is_finished() {
