@@ -153,6 +153,7 @@ impl Device {
             seed: config.seed.unwrap_or_else(|| RandomState::new().hash_one(address)),
             window: window(link.receive_buffer, mtu),
             mtu,
+            ..EndpointConfig::default()
         });
         let shared = Arc::new(Shared::new(
             address,
