@@ -9,8 +9,10 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
+use doorbell_roce_proto::cm::CmConfig;
 use doorbell_roce_proto::{Counters, Endpoint, EndpointConfig, Gid, Mtu};
 
+use crate::cm::{self, ConnectionManager, Connections};
 use crate::config::DeviceConfig;
 use crate::drive::Shared;
 use crate::event::{Event, EventQueue};
@@ -149,10 +151,18 @@ impl Device {
             mtu,
             netdev_mtu: link.mtu,
         };
+        let seed = config.seed.unwrap_or_else(|| RandomState::new().hash_one(address));
         let endpoint = Endpoint::with_config(EndpointConfig {
-            seed: config.seed.unwrap_or_else(|| RandomState::new().hash_one(address)),
+            seed,
             window: window(link.receive_buffer, mtu),
             mtu,
+        });
+        let connections = Connections::new(CmConfig {
+            address: address.ip(),
+            guid: cm::guid(address.ip()),
+            mtu,
+            slot: 0,
+            seed,
         });
         let shared = Arc::new(Shared::new(
             address,
@@ -161,6 +171,7 @@ impl Device {
             link.acks,
             link.parker.waker(),
             endpoint,
+            connections,
         ));
         if let Some(port) = link.watch.as_mut().and_then(PortWatch::state) {
             shared.set_port(port);
@@ -202,6 +213,11 @@ impl Device {
     pub fn unlisten(&self, listener: &Arc<EventQueue<Event>>) {
         let listeners = &mut self.shared.core.lock().listeners;
         listeners.retain(|other| !Arc::ptr_eq(other, listener));
+    }
+
+    /// Its connection manager.
+    pub fn cm(self: &Arc<Self>) -> ConnectionManager {
+        ConnectionManager::new(Arc::clone(self))
     }
 
     /// What its engine has counted since it was opened.

@@ -3,11 +3,13 @@
 use core::net::IpAddr;
 use std::collections::VecDeque;
 
+use crate::cm::Mad;
 use crate::counters::Counters;
+use crate::gsi::{GSI, Gsi, ReceivedMad};
 use crate::ident::{IdentTracker, Verdict};
 use crate::memory::Memory;
 use crate::outbox::Outbox;
-use crate::qp::{Attributes, Modify, ModifyError, QpInit, QueuePair};
+use crate::qp::{Attributes, Modify, ModifyError, Path, QpInit, QueuePair};
 use crate::srq::{SharedQueue, SrqAttributes, SrqError, SrqInit};
 use crate::table::QpTable;
 use crate::timer::Timers;
@@ -65,6 +67,19 @@ pub struct Transmit {
     pub len: usize,
     /// Which queue pair sends it.
     pub qpn: Qpn,
+}
+
+impl Transmit {
+    fn new(qpn: Qpn, path: &Path, len: usize) -> Self {
+        Self {
+            src: path.local,
+            dst: path.remote,
+            traffic_class: path.traffic_class,
+            hop_limit: path.hop_limit,
+            len,
+            qpn,
+        }
+    }
 }
 
 /// What a device tells its owner unasked (ibv_get_async_event(3)).
@@ -127,6 +142,7 @@ pub struct Endpoint {
     idents: IdentTracker,
     timers: Timers,
     active: Active,
+    gsi: Gsi,
     out: Outbox,
 }
 
@@ -188,6 +204,7 @@ impl Endpoint {
                 left: BURST,
                 ..Active::default()
             },
+            gsi: Gsi::default(),
             out: Outbox::default(),
         }
     }
@@ -347,6 +364,10 @@ impl Endpoint {
                 return;
             }
         };
+        if packet.bth.dest_qp == GSI {
+            self.handle_management(now, datagram, &packet);
+            return;
+        }
         let Some((index, qp)) = find(&mut self.qps, packet.bth.dest_qp).filter(|(_, qp)| qp.receives()) else {
             counters.no_qp += 1;
             return;
@@ -371,6 +392,27 @@ impl Endpoint {
         self.touched(index);
     }
 
+    fn handle_management(&mut self, now: Instant, datagram: &Datagram<'_>, packet: &Packet<'_>) {
+        if !Gsi::takes(packet, &mut self.out.counters) {
+            return;
+        }
+        if self.idents.check(now, datagram) == Verdict::Valid {
+            self.gsi.handle(packet, datagram, &mut self.out.counters);
+        } else {
+            self.out.counters.icrc_errors += 1;
+        }
+    }
+
+    /// The next management datagram that came to queue pair 1.
+    pub fn poll_mad(&mut self) -> Option<ReceivedMad> {
+        self.gsi.poll()
+    }
+
+    /// Queues a management datagram from queue pair 1 to that of the peer; false when too many wait: it is lost then, as it may be on any network.
+    pub fn send_mad(&mut self, path: Path, mad: Box<Mad>) -> bool {
+        self.gsi.send(path, mad)
+    }
+
     /// Does what is due at `now`: retransmission, the end of RNR waits.
     ///
     /// Hand in first what has arrived: an answer not read yet looks like one that was lost, and costs a retry.
@@ -387,6 +429,10 @@ impl Endpoint {
     ///
     /// Consecutive packets of one message are given one after another, so that runs of equal size can be batched.
     pub fn poll_transmit<M: Memory>(&mut self, now: Instant, memory: &mut M, buf: &mut [u8]) -> Option<Transmit> {
+        if let Some((len, path)) = self.gsi.transmit(buf) {
+            self.out.counters.tx_packets += 1;
+            return Some(Transmit::new(GSI, &path, len));
+        }
         while let Some(&index) = self.active.queue.front() {
             let Some(qp) = self.qps.get_mut(index) else {
                 self.active.next(false);
@@ -405,14 +451,7 @@ impl Endpoint {
                 self.active.next(false);
                 continue;
             };
-            let transmit = Transmit {
-                src: path.local,
-                dst: path.remote,
-                traffic_class: path.traffic_class,
-                hop_limit: path.hop_limit,
-                len,
-                qpn: qp.qpn(),
-            };
+            let transmit = Transmit::new(qp.qpn(), path, len);
             self.timers.set(index, qp.deadline());
             self.active.left -= 1;
             self.out.counters.tx_packets += 1;
@@ -423,7 +462,8 @@ impl Endpoint {
 
     /// Whether all there is to send is acknowledgements, of a few queue pairs: their owner may wait a moment for a request that takes them along.
     pub fn only_acknowledges(&self) -> bool {
-        (1..=FEW).contains(&self.active.queue.len())
+        !self.gsi.has_more()
+            && (1..=FEW).contains(&self.active.queue.len())
             && self
                 .active
                 .queue

@@ -1,8 +1,11 @@
-//! The RoCEv2 transports RC, UC and UD without I/O: datagrams, time and posted work go in; datagrams, completions and deadlines come out.
+//! The RoCEv2 transports RC, UC and UD without I/O: datagrams, time and posted work go in; datagrams, completions and deadlines come out. And communication management
+//! ([`cm`]), which connects their queue pairs.
 #![forbid(unsafe_code)]
 
+pub mod cm;
 mod counters;
 mod endpoint;
+mod gsi;
 pub mod icrc;
 pub mod ident;
 pub mod memory;
@@ -18,6 +21,7 @@ pub mod work;
 
 pub use counters::Counters;
 pub use endpoint::{AsyncEvent, Datagram, Endpoint, EndpointConfig, Ident, Transmit};
+pub use gsi::ReceivedMad;
 pub use srq::{SrqAttributes, SrqError, SrqInit};
 pub use time::Instant;
 pub use types::{Gid, LKey, Mtu, Psn, Qpn, RKey};

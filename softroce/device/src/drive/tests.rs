@@ -1,8 +1,12 @@
 //! When the timers run. The link is made up; whether they ran shows in the engine's deadline, which is computed anew then.
 
 use std::io;
+use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
+
+use doorbell_roce_proto::Mtu;
+use doorbell_roce_proto::cm::CmConfig;
 
 use super::*;
 use crate::link::Link;
@@ -28,6 +32,16 @@ impl Transmit for Counting {
     }
 }
 
+fn connections() -> Connections {
+    Connections::new(CmConfig {
+        address: Ipv4Addr::LOCALHOST.into(),
+        guid: 1,
+        mtu: Mtu::Mtu1024,
+        slot: 0,
+        seed: 1,
+    })
+}
+
 struct Rig {
     shared: Shared,
     something_waits: Arc<AtomicBool>,
@@ -47,6 +61,7 @@ impl Rig {
             None,
             link.parker.waker(),
             endpoint,
+            connections(),
         );
         Self {
             shared,
