@@ -217,7 +217,7 @@ impl Connection {
     pub(super) fn linger(&mut self, now: Instant, message: &Message, out: &mut Out) {
         self.answer(message, out);
         self.state = State::Answered;
-        self.deadline = Some(now + self.interval * 2);
+        self.deadline = Some(now + self.interval * (u32::from(self.max_retries) + 2));
     }
 
     fn wait_out(&mut self, now: Instant, out: &mut Out) {

@@ -5,7 +5,10 @@ use core::net::IpAddr;
 use super::connection::{self, Connection, State};
 use super::message::{About, Apr, Dreq, Message, Plain, Rej, Rep, Req, SidrReq};
 use super::sidr;
-use super::types::{CmEvent, ConnectionId, PeerRequest, RejectReason, SidrStatus};
+use super::types::{
+    CmEvent, ConnectionId, DEFAULT_MAX_RETRIES, DEFAULT_RESPONSE_TIMEOUT, PeerRequest, RejectReason, ServiceId,
+    SidrStatus,
+};
 use super::{Cm, MAX_CONNECTIONS, Mad, RC, RequestKey, UC};
 use crate::wire::Transport;
 use crate::{Gid, Instant, Mtu};
@@ -146,13 +149,7 @@ impl Cm {
     }
 
     /// A connection for a request that has arrived; `None` when there is no room: the peer then asks again.
-    fn arrived(
-        &mut self,
-        key: RequestKey,
-        service: super::ServiceId,
-        state: State,
-        transaction: u64,
-    ) -> Option<Connection> {
+    fn arrived(&mut self, key: RequestKey, service: ServiceId, state: State, transaction: u64) -> Option<Connection> {
         let listener = self.listeners.get_mut(&service)?;
         if listener.waiting == listener.backlog || self.connections.len() >= MAX_CONNECTIONS {
             return None;
@@ -214,7 +211,7 @@ impl Cm {
             return Some(());
         }
         let mut exchange = self.arrived(key, req.service, State::SidrReceived, transaction)?;
-        exchange.pace(connection::timeout(super::types::DEFAULT_RESPONSE_TIMEOUT), 0);
+        exchange.pace(connection::timeout(DEFAULT_RESPONSE_TIMEOUT), DEFAULT_MAX_RETRIES);
         self.out.events.push_back(CmEvent::SidrRequest {
             listener: exchange.listener?,
             id: exchange.id,

@@ -118,7 +118,7 @@ impl Request {
 const DEFAULT_ACK_TIMEOUT: u8 = 16;
 /// 1.07 s.
 pub(super) const DEFAULT_RESPONSE_TIMEOUT: u8 = 18;
-const DEFAULT_MAX_RETRIES: u8 = 15;
+pub(super) const DEFAULT_MAX_RETRIES: u8 = 15;
 
 /// How a request is accepted. The queue pair begins with the PSN that the peer begins with, as the Linux kernel's rdma_cm expects.
 #[derive(Clone, PartialEq, Eq, Debug)]
