@@ -11,6 +11,7 @@ use doorbell_roce_proto::work::{CqId, SrqId};
 use doorbell_roce_proto::{AsyncEvent, Datagram, Endpoint, Ident, Instant, Qpn, SrqInit};
 
 use crate::capacity;
+use crate::cm::Connections;
 use crate::cq::CqRing;
 use crate::event::{Event, EventQueue, Owner, QpEvent};
 use crate::host::Host;
@@ -23,6 +24,7 @@ const _: () = assert!(capacity::QPS <= Endpoint::MAX_QPS);
 pub(crate) struct Core {
     pub(crate) endpoint: Endpoint,
     pub(crate) memory: Table,
+    pub(crate) connections: Connections,
     cqs: Vec<Option<Arc<CqRing>>>,
     /// The queues whose channels wait for more completions, and until when (ibv_modify_cq(3)).
     moderated: Vec<(Instant, Arc<CqRing>)>,
@@ -51,10 +53,11 @@ pub(crate) enum Filled {
 
 impl Core {
     /// `address` is that of the group, whatever port this process has.
-    pub(crate) fn new(endpoint: Endpoint, host: Arc<Host>, address: SocketAddr) -> Self {
+    pub(crate) fn new(endpoint: Endpoint, connections: Connections, host: Arc<Host>, address: SocketAddr) -> Self {
         Self {
             endpoint,
             memory: Table::new(),
+            connections,
             cqs: Vec::new(),
             moderated: Vec::new(),
             qps: HashMap::new(),
@@ -173,6 +176,7 @@ impl Core {
 
     /// Moves what the engine wants to send into `batch`, as far as there is room.
     pub(crate) fn fill(&mut self, now: Instant, batch: &mut TxBatch) -> Filled {
+        self.connections.exchange(now, &mut self.endpoint);
         while let Some(mut slot) = batch.slot() {
             let Some(transmit) = self.endpoint.poll_transmit(now, &mut self.memory, &mut slot) else {
                 return Filled::All;
@@ -193,6 +197,18 @@ impl Core {
         port.unwrap_or(self.address.port())
     }
 
+    /// Does what is due, in the engine and in communication management.
+    pub(crate) fn handle_timeout(&mut self, now: Instant) {
+        self.endpoint.handle_timeout(now);
+        self.connections.handle_timeout(now);
+    }
+
+    /// When to call [`handle_timeout`](Self::handle_timeout).
+    pub(crate) fn due(&self) -> Option<Instant> {
+        let due = [self.endpoint.poll_timeout(), self.connections.due()];
+        due.into_iter().flatten().min()
+    }
+
     /// Hands the engine's completions to their queues, and its events to the owners of the objects. `now` tells the time where it is needed.
     pub(crate) fn deliver(&mut self, now: impl Fn() -> Instant) {
         while let Some((cq, completion)) = self.endpoint.poll_completion() {
@@ -202,6 +218,7 @@ impl Core {
                 self.moderated.push((due, Arc::clone(ring)));
             }
         }
+        self.connections.deliver();
         while let Some(event) = self.endpoint.poll_event() {
             let (qpn, event) = match event {
                 AsyncEvent::QpFatal(qpn) => (qpn, QpEvent::Fatal),
