@@ -93,6 +93,7 @@ impl Connections {
                 remote: transmit.to,
                 traffic_class: 0,
                 hop_limit: HOP_LIMIT,
+                lane: None,
             };
             // What finds no room goes again, as what the network loses does.
             endpoint.send_mad(path, transmit.mad);

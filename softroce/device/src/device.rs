@@ -156,6 +156,7 @@ impl Device {
             seed,
             window: window(link.receive_buffer, mtu),
             mtu,
+            ..EndpointConfig::default()
         });
         let connections = Connections::new(CmConfig {
             address: address.ip(),

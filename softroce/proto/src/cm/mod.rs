@@ -196,6 +196,7 @@ impl Cm {
                 remote: peer,
                 traffic_class: request.traffic_class,
                 hop_limit: request.hop_limit,
+                lane: None,
             },
             mtu: request.mtu,
             dest_qpn: Qpn::new(0),
