@@ -13,7 +13,6 @@ use doorbell_roce_proto::cm::{
     CmEvent, ConnectionId, IpHeader, ListenerId, PeerReply, PeerRequest, Request, ServiceId, SidrReply, SidrRequest,
     SidrStatus,
 };
-use doorbell_roce_proto::qp::Path;
 use doorbell_verbs_sys::rdmacm::{
     RDMA_CM_EVENT_CONNECT_REQUEST, RDMA_CM_EVENT_CONNECT_RESPONSE, RDMA_CM_EVENT_DISCONNECTED,
     RDMA_CM_EVENT_ESTABLISHED, RDMA_CM_EVENT_REJECTED, RDMA_CM_EVENT_TIMEWAIT_EXIT, RDMA_CM_EVENT_UNREACHABLE,
@@ -223,7 +222,7 @@ fn looked_for(
         link,
         service,
         private_data,
-        Param::Ud(datagrams(opened, peer, Qpn::new(0), 0)),
+        Param::Ud(datagrams(peer, Qpn::new(0), 0)),
     );
 }
 
@@ -288,24 +287,18 @@ fn found(opened: &Opened, id: ConnectionId, reply: SidrReply) {
     shared.tell(Told {
         kind,
         status,
-        param: Param::Ud(datagrams(opened, peer, reply.qpn, reply.qkey)),
+        param: Param::Ud(datagrams(peer, reply.qpn, reply.qkey)),
         private_data: reply.private_data,
         child: None,
     });
 }
 
 /// Where datagrams to a peer go.
-fn datagrams(opened: &Opened, peer: IpAddr, qpn: Qpn, qkey: u32) -> rdma_ud_param {
-    let path = Path {
-        local: opened.ip(),
-        remote: peer,
-        traffic_class: 0,
-        hop_limit: HOP_LIMIT,
-    };
+fn datagrams(peer: IpAddr, qpn: Qpn, qkey: u32) -> rdma_ud_param {
     rdma_ud_param {
         private_data: ptr::null(),
         private_data_len: 0,
-        ah_attr: address_vector(&path),
+        ah_attr: address_vector(peer, 0, HOP_LIMIT),
         qp_num: qpn.get(),
         qkey,
     }

@@ -1,6 +1,7 @@
 //! Queue pairs of identifiers: rdma_create_qp(3), rdma_create_srq(3), and the states that they go through with their connection.
 
 use core::ffi::{c_int, c_void};
+use std::net::IpAddr;
 use std::ptr;
 
 use doorbell_roce_proto::Gid;
@@ -401,7 +402,13 @@ fn rights(parameters: &Parameters) -> u32 {
 }
 
 fn ready_to_receive(attr: &mut ibv_qp_attr, parameters: &Parameters) -> u32 {
-    attr.ah_attr = address_vector(&parameters.path);
+    let Path {
+        remote,
+        traffic_class,
+        hop_limit,
+        ..
+    } = parameters.path;
+    attr.ah_attr = address_vector(remote, traffic_class, hop_limit);
     attr.path_mtu = parameters.mtu as ibv_mtu;
     attr.dest_qp_num = parameters.dest_qpn.get();
     attr.rq_psn = parameters.rq_psn.get();
@@ -428,17 +435,17 @@ fn ready_to_send(attr: &mut ibv_qp_attr, parameters: &Parameters) -> u32 {
     mask | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_MAX_QP_RD_ATOMIC
 }
 
-/// A path for C.
-pub(crate) fn address_vector(path: &Path) -> ibv_ah_attr {
+/// The way to an address, for C.
+pub(crate) fn address_vector(remote: IpAddr, traffic_class: u8, hop_limit: u8) -> ibv_ah_attr {
     ibv_ah_attr {
         grh: ibv_global_route {
             dgid: ibv_gid {
-                raw: Gid::from(path.remote).0,
+                raw: Gid::from(remote).0,
             },
             flow_label: 0,
             sgid_index: 0,
-            hop_limit: path.hop_limit,
-            traffic_class: path.traffic_class,
+            hop_limit,
+            traffic_class,
         },
         dlid: 0,
         sl: 0,
