@@ -6,6 +6,7 @@ mod endpoint;
 pub mod icrc;
 pub mod ident;
 pub mod memory;
+mod numbers;
 mod outbox;
 pub mod qp;
 mod srq;
@@ -18,6 +19,7 @@ pub mod work;
 
 pub use counters::Counters;
 pub use endpoint::{AsyncEvent, Datagram, Endpoint, EndpointConfig, Ident, Transmit};
+pub use numbers::Block;
 pub use srq::{SrqAttributes, SrqError, SrqInit};
 pub use time::Instant;
 pub use types::{Gid, LKey, Mtu, Psn, Qpn, RKey};
