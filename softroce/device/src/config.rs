@@ -58,7 +58,11 @@ impl DeviceConfig {
         Self::from_variables(|name| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned()))
     }
 
-    fn from_variables(get: impl Fn(&str) -> Option<String>) -> Result<Vec<Self>, ConfigError> {
+    /// As [`from_env`](Self::from_env), with what `get` gives for each variable's name: for those who set variables up for another process.
+    ///
+    /// # Errors
+    /// When a variable has a value that cannot be understood.
+    pub fn from_variables(get: impl Fn(&str) -> Option<String>) -> Result<Vec<Self>, ConfigError> {
         let set = |name| get(name).filter(|value| !value.is_empty());
         let mut pattern = Self::new("soft0");
         if let Some(value) = set("DOORBELL_SOFT_PORT") {
