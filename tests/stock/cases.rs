@@ -70,7 +70,7 @@ pub(crate) const HOST: &[Grid] = &[
             "-c -t",
             "-c -N",
             "-c -j",
-            "-c -t -N -e",
+            "-c -t -N",
             "-o",
         ],
     },

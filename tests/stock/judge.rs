@@ -57,9 +57,10 @@ fn pingpong(options: &str, output: &str) -> Option<String> {
 
 /// A table: a line of `#bytes`, then a line for each size, whose columns are the size, the iterations and figures.
 fn perftest(options: &str, output: &str) -> Option<String> {
-    let rows: Vec<Vec<f64>> = output
+    // With -H all measurements come between, and then the head again.
+    let table = output.rfind("#bytes").map_or("", |head| &output[head..]);
+    let rows: Vec<Vec<f64>> = table
         .lines()
-        .skip_while(|line| !line.trim_start().starts_with("#bytes"))
         .skip(1)
         .map_while(|line| {
             let columns: Option<Vec<f64>> = line.split_whitespace().map(|word| word.parse().ok()).collect();

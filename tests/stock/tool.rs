@@ -77,7 +77,8 @@ pub(crate) struct Gid {
 }
 
 /// Marks of a tool that has looked for a device: then it takes the options.
-const LOOKED: [&str; 4] = [
+const LOOKED: [&str; 5] = [
+    "Did not detect devices",
     "Unable to find the Infiniband/RoCE device",
     "Failed to get IB devices list",
     "No IB devices found",
