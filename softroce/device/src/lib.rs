@@ -14,6 +14,7 @@ mod drive;
 mod event;
 pub mod limits;
 pub mod link;
+pub mod local;
 mod memory;
 mod pd;
 mod progress;
