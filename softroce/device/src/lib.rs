@@ -12,6 +12,7 @@ mod cq;
 mod device;
 mod drive;
 mod event;
+pub mod host;
 pub mod limits;
 pub mod link;
 pub mod local;

@@ -7,6 +7,7 @@ use crate::counters::Counters;
 use crate::ident::{IdentTracker, Verdict};
 use crate::lanes::FullLanes;
 use crate::memory::Memory;
+use crate::numbers::Block;
 use crate::outbox::Outbox;
 use crate::qp::parts::{Arrival, Source};
 use crate::qp::{Attributes, LaneId, Modify, ModifyError, QpInit, QueuePair};
@@ -112,7 +113,7 @@ pub enum AsyncEvent {
 /// How an endpoint behaves.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct EndpointConfig {
-    /// Chooses the queue pair numbers, so that a restarted device does not reuse the old ones.
+    /// Chooses the queue pair numbers, or in which order those of a [`Block`] are used, so that a restarted device does not reuse the old ones.
     pub seed: u64,
     /// PSNs of one queue pair unacknowledged at most, 1 to 2^22; values beyond count as the nearest. More is faster over long paths, and has to go again after a loss.
     pub window: u32,
@@ -229,10 +230,21 @@ impl Endpoint {
 
     // Objects
 
+    /// Gives the endpoint a block of queue pair numbers. An endpoint that is given one before it has a queue pair uses none but those it is given: others on its address have the rest. One that is given
+    /// none has its address for itself.
+    pub fn give_numbers(&mut self, block: Block) {
+        self.qps.numbers().give(block);
+    }
+
+    /// Whether another block should be given before the next queue pair is created: half of the numbers are in use, so that they would come again soon.
+    pub fn wants_numbers(&self) -> bool {
+        self.qps.wants_numbers()
+    }
+
     /// Creates a queue pair in [`State::Reset`](crate::qp::State::Reset). Its queues are allocated here, once.
     ///
     /// # Panics
-    /// When there are [`MAX_QPS`](Self::MAX_QPS) already, or there is no such shared receive queue: their owner sees to both.
+    /// When there are [`MAX_QPS`](Self::MAX_QPS) already, the given blocks have no number left, or there is no such shared receive queue: their owner sees to all three.
     pub fn create_qp(&mut self, init: QpInit) -> Qpn {
         let config = self.config;
         let srq = init.srq.map(|id| match self.out.srqs.join(id) {
@@ -246,7 +258,10 @@ impl Endpoint {
         self.full_lanes.grow(slots);
         match created {
             Some(qpn) => qpn,
-            None => panic!("{} queue pairs exist already", Self::MAX_QPS),
+            None => panic!(
+                "{} queue pairs exist already, or all given numbers are in use",
+                self.qps.len()
+            ),
         }
     }
 

@@ -7,6 +7,7 @@ pub mod icrc;
 pub mod ident;
 mod lanes;
 pub mod memory;
+mod numbers;
 mod outbox;
 pub mod qp;
 mod srq;
@@ -19,6 +20,7 @@ pub mod work;
 
 pub use counters::Counters;
 pub use endpoint::{AsyncEvent, Datagram, Endpoint, EndpointConfig, Ident, LanePacket, Transmit};
+pub use numbers::Block;
 pub use srq::{SrqAttributes, SrqError, SrqInit};
 pub use time::Instant;
 pub use types::{Gid, LKey, Mtu, Psn, Qpn, RKey};
