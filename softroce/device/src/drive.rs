@@ -32,9 +32,9 @@ use std::sync::atomic::AtomicU32;
 use std::thread::Thread;
 use std::time::{Duration, Instant as Clock};
 
+use doorbell_roce_proto::Instant;
 use doorbell_roce_proto::icrc::Flow;
 use doorbell_roce_proto::wire::Opcode;
-use doorbell_roce_proto::{Endpoint, Instant};
 
 use crate::event::{Event, PortEvent};
 use crate::link::{Envelope, PortState, Receive, RxBatch, Transmit, TxBatch, Waker};
@@ -142,7 +142,7 @@ impl Shared {
         tx: Box<dyn Transmit>,
         acks: Option<Box<dyn Transmit>>,
         waker: Waker,
-        endpoint: Endpoint,
+        core: Core,
     ) -> Self {
         let lane = |half| {
             let batch = TxBatch::new(local, seal);
@@ -154,7 +154,7 @@ impl Shared {
                 batch: RxBatch::new(local),
                 behind: 0,
             }),
-            core: Mutex::new(Core::new(endpoint, local.port())),
+            core: Mutex::new(core),
             tx: Noted::new(lane(tx)),
             acks: acks.map(|half| Mutex::new(lane(half))),
             held: AtomicBool::new(false),

@@ -71,6 +71,13 @@ pub enum JoinError {
     },
 }
 
+impl JoinError {
+    /// Whether it may do better at another address.
+    pub(crate) fn is_of_address(&self) -> bool {
+        !matches!(self, Self::Io { .. })
+    }
+}
+
 pub(super) fn join(address: SocketAddr, flags: Flags, patience: Duration) -> Result<(Host, UdpSocket), JoinError> {
     let names = Names::new(address);
     let deadline = Instant::now() + PATIENCE;

@@ -105,6 +105,11 @@ impl Host {
         join::join(address, flags, patience)
     }
 
+    /// The address that the group shares, with its own port.
+    pub fn address(&self) -> SocketAddr {
+        self.names.address()
+    }
+
     /// This process.
     pub fn me(&self) -> MemberId {
         self.me
