@@ -12,12 +12,15 @@ use std::time::Duration;
 
 use doorbell_roce_proto::{Counters, Endpoint, EndpointConfig, Gid, Mtu};
 
-use crate::config::DeviceConfig;
+use crate::config::{DeviceConfig, LinkChoice};
 use crate::drive::Shared;
 use crate::event::{Event, EventQueue};
 use crate::host::{Flags, Host};
+use crate::lanes::{Mover, Outgoing};
 use crate::link::pcap::Capture;
 use crate::link::{BindError, Link, PortState, PortWatch, definite};
+use crate::local::segment::{self, Place};
+use crate::memory::HostRange;
 use crate::progress;
 use crate::state::Core;
 
@@ -79,6 +82,14 @@ pub enum OpenError {
         /// Why not.
         source: io::Error,
     },
+    /// There is no memory for a way to itself and to other processes of this host.
+    #[error("cannot open {device}: no memory to share with other processes of this host: {source}")]
+    Lane {
+        /// The device's name.
+        device: String,
+        /// Why not.
+        source: io::Error,
+    },
     /// The progress thread could not be started.
     #[error("cannot open {device}: no thread for it: {source}")]
     Thread {
@@ -120,6 +131,8 @@ pub struct Device {
     info: DeviceInfo,
     shared: Arc<Shared>,
     host: Arc<Host>,
+    /// Processes of this host may copy from shared memory.
+    uses_segments: bool,
     /// `None` once dropping has begun.
     progress: Option<JoinHandle<()>>,
 }
@@ -176,14 +189,31 @@ impl Device {
         endpoint.give_numbers(block);
         let host = Arc::new(host);
         link.parker.listen_to(Arc::clone(&host));
+        let mut core = Core::new(endpoint, Arc::clone(&host), address);
+        let own = match config.is_udp_only() {
+            true => None,
+            false => {
+                let only = config.link == LinkChoice::Local;
+                let made = Outgoing::new(Arc::clone(&host), address.ip(), only, config.mover);
+                let (lanes, me, receiver) = made.map_err(|source| OpenError::Lane {
+                    device: device(),
+                    source,
+                })?;
+                core.lanes = Some(lanes);
+                Some((me, receiver))
+            }
+        };
         let shared = Arc::new(Shared::new(
             link.local,
             link.rx,
             link.tx,
             link.acks,
             link.parker.waker(),
-            Core::new(endpoint, Arc::clone(&host), address),
+            core,
         ));
+        if let Some((me, receiver)) = own {
+            shared.use_lanes(me, receiver);
+        }
         if let Some(port) = link.watch.as_mut().and_then(PortWatch::state) {
             shared.set_port(port);
         }
@@ -203,6 +233,7 @@ impl Device {
             info,
             shared,
             host,
+            uses_segments: !config.is_udp_only() && config.mover.is_none_or(|mover| mover == Mover::Shared),
             progress: Some(progress),
         }))
     }
@@ -241,6 +272,13 @@ impl Device {
     /// The processes on its address.
     pub fn host(&self) -> &Arc<Host> {
         &self.host
+    }
+
+    /// The shared memory in which a range of the application's lies, where that makes a difference.
+    pub(crate) fn segment_of(&self, range: &HostRange) -> Option<Place> {
+        self.uses_segments
+            .then(|| segment::find(range.addr.addr(), range.len))
+            .flatten()
     }
 
     pub(crate) fn shared(&self) -> &Shared {

@@ -5,16 +5,19 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use doorbell_roce_proto::memory::PdId;
-use doorbell_roce_proto::qp::QpInit;
+use doorbell_roce_proto::qp::{LaneId, Path, QpInit};
 use doorbell_roce_proto::wire::Bth;
 use doorbell_roce_proto::work::{CqId, SrqId};
-use doorbell_roce_proto::{AsyncEvent, Datagram, Endpoint, Ident, Instant, Qpn, SrqInit};
+use doorbell_roce_proto::{AsyncEvent, Datagram, Endpoint, Ident, Instant, LanePacket, Qpn, SrqInit};
 
 use crate::capacity;
 use crate::cq::CqRing;
 use crate::event::{Event, EventQueue, Owner, QpEvent};
-use crate::host::Host;
+use crate::host::{Host, MemberId};
+use crate::lanes::{NoLane, Outgoing, Reach, Wake};
 use crate::link::{self, TxBatch};
+use crate::local::segment::Segment;
+use crate::local::{Kind, Received};
 use crate::memory::Table;
 
 const _: () = assert!(capacity::QPS <= Endpoint::MAX_QPS);
@@ -38,6 +41,8 @@ pub(crate) struct Core {
     host: Arc<Host>,
     /// The address, and the UDP port of RoCEv2 devices: ours, and those we send to.
     address: SocketAddr,
+    /// The lanes to processes on this host; `None` where all goes over UDP.
+    pub(crate) lanes: Option<Outgoing>,
 }
 
 /// What [`Core::fill`] left.
@@ -65,6 +70,7 @@ impl Core {
             next_pd: 0,
             host,
             address,
+            lanes: None,
         }
     }
 
@@ -171,12 +177,39 @@ impl Core {
         self.endpoint.handle_datagram(now, &datagram, &mut self.memory);
     }
 
-    /// Moves what the engine wants to send into `batch`, as far as there is room.
+    /// Gives the engine what has come on a lane.
+    pub(crate) fn receive_record(&mut self, now: Instant, lane: LaneId, record: &Received<'_>) {
+        match record.kind {
+            Kind::Packet => {
+                let packet = LanePacket {
+                    lane,
+                    address: self.address.ip(),
+                    headers: record.header,
+                    len: record.body.len(),
+                };
+                let mut reach = Reach {
+                    table: &mut self.memory,
+                    body: record.body,
+                };
+                self.endpoint.handle_lane(now, &packet, &mut reach);
+            }
+            Kind::Datagram => {}
+        }
+    }
+
+    /// Moves what the engine wants to send into `batch`, as far as there is room, or onto the lanes.
     pub(crate) fn fill(&mut self, now: Instant, batch: &mut TxBatch) -> Filled {
         while let Some(mut slot) = batch.slot() {
             let Some(transmit) = self.endpoint.poll_transmit(now, &mut self.memory, &mut slot) else {
                 return Filled::All;
             };
+            if let Some(lane) = transmit.lane {
+                let packet = &slot[..transmit.len];
+                if let Some(lanes) = &mut self.lanes {
+                    lanes.send(lane, &transmit, packet, &mut self.memory, &mut self.endpoint);
+                }
+                continue;
+            }
             let port = match transmit.dst == self.address.ip() {
                 true => self.port_of(&slot),
                 false => self.address.port(),
@@ -193,8 +226,59 @@ impl Core {
         port.unwrap_or(self.address.port())
     }
 
+    /// Whom to wake for what was sent on lanes.
+    pub(crate) fn ring(&mut self) -> Wake {
+        self.lanes.as_mut().map_or_else(Wake::default, Outgoing::ring)
+    }
+
+    /// Looks whether full lanes have room again.
+    pub(crate) fn unblock_lanes(&mut self) {
+        if let Some(lanes) = &mut self.lanes {
+            lanes.unblock(&mut self.endpoint);
+        }
+    }
+
+    /// What is sent to a member vanishes from now on.
+    pub(crate) fn close_lane(&mut self, member: MemberId) {
+        if let Some(lanes) = &mut self.lanes {
+            lanes.close(member, &mut self.endpoint);
+        }
+    }
+
+    /// Which way packets for a queue pair go.
+    ///
+    /// # Errors
+    /// When there is no way.
+    pub(crate) fn route(&mut self, path: &Path, peer: Qpn) -> Result<Option<LaneId>, NoLane> {
+        match &mut self.lanes {
+            Some(lanes) => lanes.route(path, peer),
+            None => Ok(None),
+        }
+    }
+
+    /// Nobody takes what a region's memory holds from now on for a message. `segment` is what it was in, if it is there no more.
+    pub(crate) fn take_back_region(&mut self, key: u32, segment: Option<Arc<Segment>>) {
+        self.take_back();
+        if let Some(lanes) = &mut self.lanes {
+            lanes.revoke_region(key);
+            segment.into_iter().for_each(|segment| lanes.release(segment));
+        }
+    }
+
+    /// Nor of what queue pairs and windows that have ended referred to.
+    fn take_back(&mut self) {
+        while let Some(qpn) = self.endpoint.poll_withdrawn() {
+            self.lanes.iter_mut().for_each(|lanes| lanes.revoke_qp(qpn));
+        }
+        while let Some(key) = self.memory.retracted() {
+            self.lanes.iter_mut().for_each(|lanes| lanes.revoke_region(key));
+        }
+    }
+
     /// Hands the engine's completions to their queues, and its events to the owners of the objects. `now` tells the time where it is needed.
     pub(crate) fn deliver(&mut self, now: impl Fn() -> Instant) {
+        // What completes here is the application's again.
+        self.take_back();
         while let Some((cq, completion)) = self.endpoint.poll_completion() {
             if let Some(Some(ring)) = self.cqs.get(cq.0 as usize)
                 && let Some(due) = ring.push(completion, &now)

@@ -161,7 +161,9 @@ fn errno_of(error: &OpenError) -> c_int {
         OpenError::NoFreeAddress { .. } => libc::EADDRINUSE,
         OpenError::NoNumbers { .. } => libc::ENOMEM,
         OpenError::Mtu { .. } | OpenError::Port { .. } => libc::EINVAL,
-        OpenError::Capture { source, .. } | OpenError::Thread { source, .. } => errno::of(source),
+        OpenError::Capture { source, .. } | OpenError::Thread { source, .. } | OpenError::Lane { source, .. } => {
+            errno::of(source)
+        }
     }
 }
 
