@@ -25,6 +25,7 @@ pub use tx::{ARENA, Envelope, MAX_PACKET, MAX_RUN, MAX_SEGMENTS, RunRef, Seal, S
 pub(crate) use udp::definite;
 pub use udp::{BindError, ROCE_PORT};
 
+use crate::host::Unforked;
 use doorbell_roce_proto::Instant;
 use std::io;
 use std::net::{SocketAddr, UdpSocket};
@@ -94,7 +95,7 @@ impl Link {
     /// # Errors
     ///
     /// What the kernel has against its options.
-    pub fn over(socket: UdpSocket) -> io::Result<Self> {
+    pub fn over(socket: Unforked<UdpSocket>) -> io::Result<Self> {
         udp::open(socket)
     }
 

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::socket::{Socket, TakenOver};
-use crate::host::Host;
+use crate::host::{Host, Unforked};
 use gate::Gate;
 
 mod gate;
@@ -88,7 +88,7 @@ impl Parker {
     /// # Errors
     ///
     /// When the link has such a socket already, or the kernel has something against its options.
-    pub fn take_over(&mut self, port: UdpSocket) -> io::Result<()> {
+    pub fn take_over(&mut self, port: Unforked<UdpSocket>) -> io::Result<()> {
         self.taken_over.set(port)
     }
 

@@ -7,24 +7,21 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, OnceLock};
 
 use super::udp::set_options;
-use crate::host::fork::Mark;
+use crate::host::Unforked;
 
 /// One of them.
 pub(super) struct Socket {
-    // First, as the mark must go before the number may be another's.
-    _mark: Mark,
-    socket: UdpSocket,
+    socket: Unforked<UdpSocket>,
     local: SocketAddr,
 }
 
 impl Socket {
     /// Makes a bound socket one that a link can use.
-    pub(super) fn new(socket: UdpSocket) -> io::Result<Self> {
-        let _mark = Mark::new(socket.as_fd());
+    pub(super) fn new(socket: Unforked<UdpSocket>) -> io::Result<Self> {
         let local = socket.local_addr()?;
         socket.set_nonblocking(true)?;
         set_options(socket.as_fd(), local.is_ipv4())?;
-        Ok(Self { _mark, socket, local })
+        Ok(Self { socket, local })
     }
 
     /// What it is bound to.
@@ -57,7 +54,7 @@ impl TakenOver {
     }
 
     /// Puts it in; a second one is an error.
-    pub(super) fn set(&self, socket: UdpSocket) -> io::Result<()> {
+    pub(super) fn set(&self, socket: Unforked<UdpSocket>) -> io::Result<()> {
         self.0
             .set(Socket::new(socket)?)
             .map_err(|_| io::ErrorKind::AlreadyExists.into())

@@ -14,7 +14,7 @@ use super::socket::{Socket, TakenOver};
 use super::sys::{self, Outgoing, RECEIVE_MESSAGES};
 use super::tx::TxBatch;
 use super::{Link, Receive, Transmit, interface};
-use crate::host::JoinError;
+use crate::host::{JoinError, Unforked};
 use doorbell_roce_proto::Instant;
 use nix::errno::Errno;
 use nix::sys::socket::{getsockopt, sockopt};
@@ -113,12 +113,12 @@ pub(crate) fn definite(addr: SocketAddr) -> Result<SocketAddr, BindError> {
 /// Binds a UDP link; see [`Link::udp`].
 pub(super) fn bind(addr: SocketAddr) -> Result<Link, BindError> {
     let addr = definite(addr)?;
-    let bound = UdpSocket::bind(addr).and_then(open);
+    let bound = UdpSocket::bind(addr).and_then(|socket| open(socket.into()));
     bound.map_err(|source| BindError::new(addr, source))
 }
 
 /// A UDP link on a socket; see [`Link::over`].
-pub(super) fn open(socket: UdpSocket) -> io::Result<Link> {
+pub(super) fn open(socket: Unforked<UdpSocket>) -> io::Result<Link> {
     let socket = Socket::new(socket)?;
     let local = socket.local();
     let mtu = interface::mtu_of(&socket, local.ip());
