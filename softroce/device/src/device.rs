@@ -16,7 +16,7 @@ use crate::config::{DeviceConfig, LinkChoice};
 use crate::drive::Shared;
 use crate::event::{Event, EventQueue};
 use crate::host::{Flags, Host};
-use crate::lanes::{Mover, Outgoing};
+use crate::lanes::Mover;
 use crate::link::pcap::Capture;
 use crate::link::{BindError, Link, PortState, PortWatch, definite};
 use crate::local::segment::{self, Place};
@@ -190,19 +190,14 @@ impl Device {
         let host = Arc::new(host);
         link.parker.listen_to(Arc::clone(&host));
         let mut core = Core::new(endpoint, Arc::clone(&host), address);
-        let own = match config.is_udp_only() {
-            true => None,
-            false => {
-                let only = config.link == LinkChoice::Local;
-                let made = Outgoing::new(Arc::clone(&host), address.ip(), only, config.mover);
-                let (lanes, me, receiver) = made.map_err(|source| OpenError::Lane {
-                    device: device(),
-                    source,
-                })?;
-                core.lanes = Some(lanes);
-                Some((me, receiver))
-            }
-        };
+        let mut own = None;
+        if !config.is_udp_only() {
+            let enabled = core.lanes.enable(config.link == LinkChoice::Local, config.mover);
+            own = Some(enabled.map_err(|source| OpenError::Lane {
+                device: device(),
+                source,
+            })?);
+        }
         let shared = Arc::new(Shared::new(
             link.local,
             link.rx,

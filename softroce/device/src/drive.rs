@@ -38,7 +38,7 @@ use doorbell_roce_proto::wire::Opcode;
 
 use crate::event::{Event, PortEvent};
 use crate::host::{Arrival, MemberId, Message};
-use crate::lanes::{Incoming, Outgoing, Taken};
+use crate::lanes::{Incoming, Taken};
 use crate::link::{Envelope, PortState, Receive, RxBatch, Transmit, TxBatch, Waker};
 use crate::local::Receiver;
 use crate::local::segment::SegmentId;
@@ -112,7 +112,7 @@ pub(crate) struct Shared {
     pub(crate) tx_blocked: AtomicBool,
     /// A lane is full, and queue pairs wait for it.
     lanes_blocked: AtomicBool,
-    /// There are lanes.
+    /// Queue pairs use lanes.
     has_lanes: AtomicBool,
     /// How often was driven, and how often in a row nothing went over UDP then.
     turns: AtomicU32,
@@ -363,7 +363,7 @@ impl Shared {
             || (self.core.lock(), self.now()),
             |(core, now), lane, record| core.receive_record(*now, lane, &record),
             |(core, _), waiting| {
-                let room = waiting.and_then(|member| core.lanes.as_ref()?.connection(member));
+                let room = waiting.and_then(|member| core.lanes.connection(member));
                 self.flush(core);
                 if let Some(connection) = room {
                     connection.wake();
@@ -397,9 +397,6 @@ impl Shared {
 
     /// Takes what another process on this address says.
     pub(crate) fn handle_arrival(&self, arrival: Arrival) {
-        if !self.has_lanes.load(Ordering::Relaxed) {
-            return;
-        }
         match arrival {
             Arrival::Gone(member) => self.forget_member(member),
             Arrival::Message {
@@ -519,7 +516,7 @@ impl Shared {
         let due = core.endpoint.poll_timeout().map_or(NEVER, |due| due.0);
         self.engine_due.store(due, Ordering::SeqCst);
         let wake = core.ring();
-        let blocked = core.lanes.as_ref().is_some_and(Outgoing::is_blocked);
+        let blocked = core.lanes.is_blocked();
         if self.lanes_blocked.load(Ordering::Relaxed) != blocked {
             self.lanes_blocked.store(blocked, Ordering::Relaxed);
         }

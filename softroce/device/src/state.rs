@@ -14,8 +14,8 @@ use crate::capacity;
 use crate::cq::CqRing;
 use crate::event::{Event, EventQueue, Owner, QpEvent};
 use crate::host::{Host, MemberId};
-use crate::lanes::{NoLane, Outgoing, Reach, Wake};
-use crate::link::{self, TxBatch};
+use crate::lanes::{Forwarded, NoLane, Outgoing, Reach, Wake};
+use crate::link::{self, MAX_PACKET, TxBatch};
 use crate::local::segment::Segment;
 use crate::local::{Kind, Received};
 use crate::memory::Table;
@@ -41,8 +41,10 @@ pub(crate) struct Core {
     host: Arc<Host>,
     /// The address, and the UDP port of RoCEv2 devices: ours, and those we send to.
     address: SocketAddr,
-    /// The lanes to processes on this host; `None` where all goes over UDP.
-    pub(crate) lanes: Option<Outgoing>,
+    /// The lanes to processes on this host.
+    pub(crate) lanes: Outgoing,
+    /// Room for a datagram that another process hands on.
+    handed_on: Box<[u8]>,
 }
 
 /// What [`Core::fill`] left.
@@ -68,9 +70,10 @@ impl Core {
             pds: 0,
             device_memory: 0,
             next_pd: 0,
+            lanes: Outgoing::new(Arc::clone(&host), address.ip()),
+            handed_on: vec![0; MAX_PACKET].into_boxed_slice(),
             host,
             address,
-            lanes: None,
         }
     }
 
@@ -162,8 +165,17 @@ impl Core {
 
     // Wire
 
-    /// Gives the engine a datagram of the link.
+    /// Gives the engine a datagram of the link, or another process on this address one that is for it.
     pub(crate) fn receive(&mut self, now: Instant, datagram: &link::Datagram<'_>) {
+        if let Some(owner) = self.other_owner(datagram.bytes) {
+            let forwarded = Forwarded {
+                src: datagram.src.ip(),
+                ports: (datagram.src.port(), datagram.dst.port()),
+                segment: datagram.segment,
+            };
+            self.lanes.forward(owner, &forwarded, datagram.bytes);
+            return;
+        }
         let datagram = Datagram {
             src: datagram.src.ip(),
             dst: datagram.dst.ip(),
@@ -173,6 +185,36 @@ impl Core {
                 segment: datagram.segment,
             },
             payload: datagram.bytes,
+        };
+        self.endpoint.handle_datagram(now, &datagram, &mut self.memory);
+    }
+
+    /// The other process that a packet's queue pair belongs to.
+    fn other_owner(&self, packet: &[u8]) -> Option<MemberId> {
+        let owner = Bth::dest_qp_of(packet).and_then(|qpn| self.host.owner_of(qpn));
+        owner.filter(|owner| *owner != self.host.me())
+    }
+
+    /// Gives the engine a datagram that another process received for it.
+    fn receive_handed_on(&mut self, now: Instant, record: &Received<'_>) {
+        let Some(forwarded) = Forwarded::decode(record.header) else {
+            return;
+        };
+        let Some(bytes) = self.handed_on.get_mut(..record.body.len()) else {
+            return;
+        };
+        if record.body.copy_to_slice(0, bytes).is_err() {
+            return;
+        }
+        let datagram = Datagram {
+            src: forwarded.src,
+            dst: self.address.ip(),
+            src_port: forwarded.ports.0,
+            dst_port: forwarded.ports.1,
+            ident: Ident::Unknown {
+                segment: forwarded.segment,
+            },
+            payload: bytes,
         };
         self.endpoint.handle_datagram(now, &datagram, &mut self.memory);
     }
@@ -193,7 +235,7 @@ impl Core {
                 };
                 self.endpoint.handle_lane(now, &packet, &mut reach);
             }
-            Kind::Datagram => {}
+            Kind::Datagram => self.receive_handed_on(now, record),
         }
     }
 
@@ -205,9 +247,8 @@ impl Core {
             };
             if let Some(lane) = transmit.lane {
                 let packet = &slot[..transmit.len];
-                if let Some(lanes) = &mut self.lanes {
-                    lanes.send(lane, &transmit, packet, &mut self.memory, &mut self.endpoint);
-                }
+                self.lanes
+                    .send(lane, &transmit, packet, &mut self.memory, &mut self.endpoint);
                 continue;
             }
             let port = match transmit.dst == self.address.ip() {
@@ -228,21 +269,17 @@ impl Core {
 
     /// Whom to wake for what was sent on lanes.
     pub(crate) fn ring(&mut self) -> Wake {
-        self.lanes.as_mut().map_or_else(Wake::default, Outgoing::ring)
+        self.lanes.ring()
     }
 
     /// Looks whether full lanes have room again.
     pub(crate) fn unblock_lanes(&mut self) {
-        if let Some(lanes) = &mut self.lanes {
-            lanes.unblock(&mut self.endpoint);
-        }
+        self.lanes.unblock(&mut self.endpoint);
     }
 
     /// What is sent to a member vanishes from now on.
     pub(crate) fn close_lane(&mut self, member: MemberId) {
-        if let Some(lanes) = &mut self.lanes {
-            lanes.close(member, &mut self.endpoint);
-        }
+        self.lanes.close(member, &mut self.endpoint);
     }
 
     /// Which way packets for a queue pair go.
@@ -250,28 +287,23 @@ impl Core {
     /// # Errors
     /// When there is no way.
     pub(crate) fn route(&mut self, path: &Path, peer: Qpn) -> Result<Option<LaneId>, NoLane> {
-        match &mut self.lanes {
-            Some(lanes) => lanes.route(path, peer),
-            None => Ok(None),
-        }
+        self.lanes.route(path, peer)
     }
 
     /// Nobody takes what a region's memory holds from now on for a message. `segment` is what it was in, if it is there no more.
     pub(crate) fn take_back_region(&mut self, key: u32, segment: Option<Arc<Segment>>) {
         self.take_back();
-        if let Some(lanes) = &mut self.lanes {
-            lanes.revoke_region(key);
-            segment.into_iter().for_each(|segment| lanes.release(segment));
-        }
+        self.lanes.revoke_region(key);
+        segment.into_iter().for_each(|segment| self.lanes.release(segment));
     }
 
     /// Nor of what queue pairs and windows that have ended referred to.
     fn take_back(&mut self) {
         while let Some(qpn) = self.endpoint.poll_withdrawn() {
-            self.lanes.iter_mut().for_each(|lanes| lanes.revoke_qp(qpn));
+            self.lanes.revoke_qp(qpn);
         }
         while let Some(key) = self.memory.retracted() {
-            self.lanes.iter_mut().for_each(|lanes| lanes.revoke_region(key));
+            self.lanes.revoke_region(key);
         }
     }
 

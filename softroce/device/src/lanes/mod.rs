@@ -9,7 +9,10 @@
 //!
 //! **The life of a lane.** It is made when the first queue pair of this process needs it, and its descriptor sent over the connection to the member. When that member dies, what it has sent is
 //! still received; what is sent to it from then on vanishes, and the transport's retries run out.
+//!
+//! Whoever holds the address's UDP port also gets the datagrams of other hosts for the rest of the group, and hands them on by the same lanes ([`Forwarded`]).
 
+mod forward;
 mod incoming;
 mod outgoing;
 mod reach;
@@ -18,6 +21,7 @@ use doorbell_roce_proto::qp::LaneId;
 
 use crate::host::MemberId;
 
+pub(crate) use forward::Forwarded;
 pub(crate) use incoming::{Incoming, Taken};
 pub(crate) use outgoing::{NoLane, Outgoing, Wake};
 pub(crate) use reach::Reach;

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use doorbell_roce_proto::qp::{LaneId, Path};
 use doorbell_roce_proto::{Endpoint, Qpn, Transmit};
 
-use super::{Mover, SLOT_BITS, lane_of, slot_of};
+use super::{Forwarded, Mover, SLOT_BITS, lane_of, slot_of};
 use crate::host::{Connection, Flags, Host, MemberId, Message};
 use crate::local::segment::Segment;
 use crate::local::{Full, Kind, Payload, Receiver, Record, Reference, Referrer, Sender};
@@ -19,6 +19,8 @@ pub(crate) struct Outgoing {
     host: Arc<Host>,
     /// The device's address.
     address: IpAddr,
+    /// Queue pairs use lanes; otherwise all of theirs goes over UDP.
+    enabled: bool,
     /// Nothing may go another way.
     only: bool,
     /// The mover to use for all that is referred to, where it can be had.
@@ -67,33 +69,34 @@ pub(crate) struct Wake {
 }
 
 impl Outgoing {
-    /// Those of a member of `host` on `address`, none yet but that to itself, whose other end is given as well.
-    ///
-    /// # Errors
-    /// When the machine has no memory or the process no descriptor left.
-    pub(crate) fn new(
-        host: Arc<Host>,
-        address: IpAddr,
-        only: bool,
-        forced: Option<Mover>,
-    ) -> io::Result<(Self, MemberId, Receiver)> {
-        let mut outgoing = Self {
+    /// Those of a member of `host` on `address`, for datagrams that are handed on. Queue pairs don't use them before [`enable`](Self::enable).
+    pub(crate) fn new(host: Arc<Host>, address: IpAddr) -> Self {
+        Self {
             host,
             address,
-            only,
-            forced,
+            enabled: false,
+            only: false,
+            forced: None,
             lanes: Vec::new(),
             touched: Vec::new(),
             full: 0,
             references: Vec::new(),
             keys: Vec::new(),
-        };
-        let me = outgoing.host.me();
+        }
+    }
+
+    /// Has queue pairs use them, `only` them when that is so, and with the mover that is `forced`. Gives the other end of the lane of this process to itself.
+    ///
+    /// # Errors
+    /// When the machine has no memory or the process no descriptor left.
+    pub(crate) fn enable(&mut self, only: bool, forced: Option<Mover>) -> io::Result<(MemberId, Receiver)> {
+        let me = self.host.me();
         let (sender, fd) = Sender::create()?;
         // SAFETY: the sender is this process's, and refers to registered memory by address, which stays until it is revoked.
         let receiver = unsafe { Receiver::attach_own(fd) }?;
-        outgoing.put(me, sender, None);
-        Ok((outgoing, me, receiver))
+        self.put(me, sender, None);
+        (self.enabled, self.only, self.forced) = (true, only, forced);
+        Ok((me, receiver))
     }
 
     fn put(&mut self, to: MemberId, sender: Sender, connection: Option<Arc<Connection>>) {
@@ -120,7 +123,7 @@ impl Outgoing {
     /// When there is no way.
     pub(crate) fn route(&mut self, path: &Path, peer: Qpn) -> Result<Option<LaneId>, NoLane> {
         let own = |end: IpAddr| end.to_canonical() == self.address;
-        let ours = own(path.local) && own(path.remote);
+        let ours = self.enabled && own(path.local) && own(path.remote);
         let member = ours.then(|| self.host.owner_of(peer)).flatten().filter(|member| {
             let flags = self.host.flags(*member);
             flags.is_some_and(|flags| !flags.contains(Flags::UDP_ONLY))
@@ -246,6 +249,30 @@ impl Outgoing {
             lane.full = true;
             self.full += 1;
             endpoint.lane_full(id);
+        }
+    }
+
+    /// Hands on a datagram to the member that has its queue pair; it is lost where that is not possible now, as on any network.
+    pub(crate) fn forward(&mut self, to: MemberId, header: &Forwarded, datagram: &[u8]) {
+        let slot = usize::from(to.slot());
+        if self.open(to).is_err() {
+            return;
+        }
+        let Some(Some(lane)) = self.lanes.get_mut(slot) else {
+            return;
+        };
+        if lane.closed || lane.full || !lane.sender.room().unwrap_or(false) {
+            return;
+        }
+        let record = Record {
+            kind: Kind::Datagram,
+            header: &header.encode(),
+            payload: Payload::Inline(datagram),
+        };
+        let referrer = Referrer { qpn: 0, keys: &[] };
+        if lane.sender.push(&record, referrer).is_ok() && !lane.touched {
+            lane.touched = true;
+            self.touched.push(slot);
         }
     }
 
