@@ -131,8 +131,12 @@ pub struct Device {
     info: DeviceInfo,
     shared: Arc<Shared>,
     host: Arc<Host>,
-    /// Processes of this host may copy from shared memory.
+    /// Packets for processes of this host take lanes.
+    uses_lanes: bool,
+    /// And these may copy from shared memory.
     uses_segments: bool,
+    /// The mover that it was told to use.
+    mover: Option<Mover>,
     /// `None` once dropping has begun.
     progress: Option<JoinHandle<()>>,
 }
@@ -228,6 +232,8 @@ impl Device {
             info,
             shared,
             host,
+            uses_lanes: !config.is_udp_only(),
+            mover: config.mover,
             uses_segments: !config.is_udp_only() && config.mover.is_none_or(|mover| mover == Mover::Shared),
             progress: Some(progress),
         }))
@@ -274,6 +280,23 @@ impl Device {
         self.uses_segments
             .then(|| segment::find(range.addr.addr(), range.len))
             .flatten()
+    }
+
+    /// The [group](Host::group) to whose members it has lanes; `None` where all goes over UDP.
+    pub fn local_group(&self) -> Option<u64> {
+        self.uses_lanes.then(|| self.host.group())
+    }
+
+    /// How payloads get to other processes of this host, the best way first: what this machine has, and what the device was not told to leave; none where all goes over UDP.
+    pub fn local_movers(&self) -> Vec<Mover> {
+        let has = |mover: &Mover| self.mover.is_none_or(|forced| forced == *mover) && mover.is_possible();
+        let all = Mover::ALL.into_iter().filter(|_| self.uses_lanes);
+        let mut movers: Vec<_> = all.filter(has).collect();
+        // What cannot be done by the mover asked for is done by this one.
+        if self.uses_lanes && movers.is_empty() {
+            movers.push(Mover::Ring);
+        }
+        movers
     }
 
     pub(crate) fn shared(&self) -> &Shared {

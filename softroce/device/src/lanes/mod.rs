@@ -17,7 +17,12 @@ mod incoming;
 mod outgoing;
 mod reach;
 
+use std::fs;
+use std::io::IoSliceMut;
+
 use doorbell_roce_proto::qp::LaneId;
+use nix::sys::uio::{RemoteIoVec, process_vm_readv};
+use nix::unistd::Pid;
 
 use crate::host::MemberId;
 
@@ -47,7 +52,22 @@ impl Mover {
         }
     }
 
-    /// All of them.
+    /// Whether this machine has it: process_vm_readv(2) may be taken away from all processes, or from those that are not asked for by name (Yama's `ptrace_scope`).
+    pub(crate) fn is_possible(self) -> bool {
+        if self != Self::Vm {
+            return true;
+        }
+        let open = fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope").map_or(true, |scope| scope.trim() == "0");
+        let (from, mut to) = ([1_u8], [0_u8]);
+        let there = RemoteIoVec {
+            base: from.as_ptr().addr(),
+            len: 1,
+        };
+        let read = process_vm_readv(Pid::this(), &mut [IoSliceMut::new(&mut to)], &[there]);
+        open && read == Ok(1) && to == from
+    }
+
+    /// All of them, the best first.
     pub const ALL: [Self; 3] = [Self::Shared, Self::Vm, Self::Ring];
 }
 
