@@ -11,7 +11,7 @@ pub(crate) const FILE: &str = "libdoorbell_dropin.so";
 /// The one that shows its devices in sysfs, beside it.
 pub(crate) const SYSFS: &str = "libdoorbell_sysfs.so";
 /// The names under which programs ask for it.
-pub(crate) const NAMES: [&str; 2] = ["libibverbs.so.1", "libibverbs.so"];
+pub(crate) const NAMES: [&str; 4] = ["libibverbs.so.1", "libibverbs.so", "librdmacm.so.1", "librdmacm.so"];
 
 /// The folder that has the library, and the one for sysfs too if that is wanted.
 ///
