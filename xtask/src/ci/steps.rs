@@ -143,6 +143,7 @@ fn release() -> Result<Verdict> {
         "--workspace",
         "--exclude",
         "xtask",
+        "--lib",
         "--bins",
         "--examples",
         "--locked",
