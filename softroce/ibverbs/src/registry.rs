@@ -1,9 +1,8 @@
 //! The list of devices: fixed by the first call that needs it, for the life of the process.
 
 use core::ffi::{c_char, c_int};
-use std::collections::hash_map::RandomState;
-use std::hash::BuildHasher;
-use std::ptr;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::{fs, ptr};
 use std::sync::{Arc, OnceLock};
 
 use doorbell_softroce::link::BindError;
@@ -87,8 +86,7 @@ impl SoftDevice {
             *to = from as c_char;
         }
         base.dev_name = base.name;
-        // Locally administered, and different for every device of every process; peers do not see it.
-        let guid = RandomState::new().hash_one(&config.name) >> 16 | 0x02db_u64 << 48;
+        let guid = guid(&config);
         Self {
             base,
             config,
@@ -144,6 +142,16 @@ impl SoftDevice {
             *open = None;
         }
     }
+}
+
+/// A node GUID, locally administered: the same in every process that opens this device, as they share it, and another for every other device. So it is made
+/// from what tells the addresses of network namespaces apart, on all machines since they were started. Peers do not see it.
+fn guid(config: &DeviceConfig) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    fs::read("/proc/sys/kernel/random/boot_id").ok().hash(&mut hasher);
+    fs::read_link("/proc/self/ns/net").ok().hash(&mut hasher);
+    (config.address, config.port, &config.name).hash(&mut hasher);
+    hasher.finish() >> 16 | 0x02db_u64 << 48
 }
 
 fn errno_of(error: &OpenError) -> c_int {
@@ -203,4 +211,23 @@ pub(crate) unsafe extern "C" fn get_device_name(device: *mut ibv_device) -> *con
 pub(crate) unsafe extern "C" fn get_device_guid(device: *mut ibv_device) -> u64 {
     // SAFETY: `device` is of our list by contract.
     unsafe { SoftDevice::from_ptr(device) }.guid().to_be()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_guid_is_the_devices_own_wherever_it_is_opened() {
+        let device = |name, address: Option<&str>| DeviceConfig {
+            address: address.map(|address| address.parse().unwrap()),
+            ..DeviceConfig::new(name)
+        };
+        let same = guid(&device("soft0", Some("127.0.0.1")));
+        assert_eq!(same, guid(&device("soft0", Some("127.0.0.1"))));
+        assert_eq!(same >> 48, 0x02db);
+        for other in [device("soft0", None), device("soft0", Some("::1")), device("soft1", Some("127.0.0.1"))] {
+            assert_ne!(guid(&other), same);
+        }
+    }
 }
