@@ -7,6 +7,7 @@
 //! (`progress`). The three locks they share, and their order, are described in `drive`.
 
 pub mod clock;
+pub mod cm;
 mod config;
 mod cq;
 mod device;
@@ -26,7 +27,7 @@ mod sync;
 
 pub use doorbell_roce_proto::Counters;
 
-pub use config::{ConfigError, DeviceConfig};
+pub use config::{ConfigError, DeviceConfig, LinkChoice};
 pub use cq::{Cq, CqConfig, CqNotify, Overrun};
 pub use device::{Device, DeviceInfo, LimitError, OpenError};
 pub use event::{Event, EventQueue, Owner, PortEvent, QpEvent, Token};

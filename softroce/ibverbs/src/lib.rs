@@ -27,6 +27,7 @@ mod shared_receive;
 mod window;
 mod wr;
 
+pub use context::device_of;
 pub use address::init_ah_from_wc;
 pub use doorbell_softroce::{ConfigError, DeviceConfig, OpenError};
 use doorbell_verbs_sys::{Api, Promise};

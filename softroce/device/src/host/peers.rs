@@ -107,7 +107,7 @@ impl Record {
 /// A way to another member.
 #[derive(Debug)]
 pub struct Connection {
-    socket: Unforked,
+    socket: Unforked<OwnedFd>,
     to: MemberId,
     pid: i32,
 }
@@ -141,7 +141,7 @@ impl Connection {
 enum End {
     /// Another connected; `None` until it has said who it is.
     In {
-        socket: Unforked,
+        socket: Unforked<OwnedFd>,
         from: Option<MemberId>,
         pid: i32,
     },
@@ -176,7 +176,7 @@ const BREAK: Duration = Duration::from_millis(100);
 
 /// All the connections of a member.
 pub(super) struct Peers {
-    listener: Unforked,
+    listener: Unforked<OwnedFd>,
     /// Since when it is not listened to, for want of descriptors.
     paused: Option<Instant>,
     epoll: Arc<Epoll>,
@@ -187,7 +187,7 @@ pub(super) struct Peers {
 }
 
 impl Peers {
-    pub(super) fn new(listener: Unforked) -> io::Result<Self> {
+    pub(super) fn new(listener: Unforked<OwnedFd>) -> io::Result<Self> {
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
         epoll.add(listener.as_fd(), EpollEvent::new(EpollFlags::EPOLLIN, LISTENER))?;
         Ok(Self {
