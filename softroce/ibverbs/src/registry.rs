@@ -2,8 +2,8 @@
 
 use core::ffi::{c_char, c_int};
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::{fs, ptr};
 use std::sync::{Arc, OnceLock};
+use std::{fs, ptr};
 
 use doorbell_softroce::host::JoinError;
 use doorbell_softroce::link::BindError;
@@ -230,7 +230,11 @@ mod tests {
         let same = guid(&device("soft0", Some("127.0.0.1")));
         assert_eq!(same, guid(&device("soft0", Some("127.0.0.1"))));
         assert_eq!(same >> 48, 0x02db);
-        for other in [device("soft0", None), device("soft0", Some("::1")), device("soft1", Some("127.0.0.1"))] {
+        for other in [
+            device("soft0", None),
+            device("soft0", Some("::1")),
+            device("soft1", Some("127.0.0.1")),
+        ] {
             assert_ne!(guid(&other), same);
         }
     }
