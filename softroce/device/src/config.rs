@@ -12,10 +12,12 @@ use crate::link::fault::FaultConfig;
 pub struct DeviceConfig {
     /// Its name, such as `soft0`.
     pub name: String,
-    /// The address to bind; `None` takes the first of 127.0.0.1, 127.0.0.2, … whose port is free, so that several processes of one host just work.
+    /// The address. Any number of processes of one user share one, as they would share a NIC. `None` takes 127.0.0.1, or the first of 127.0.0.2, 127.0.0.3, … that can be had where that belongs to another user or the kernel's rxe.
     pub address: Option<IpAddr>,
     /// The UDP port, here and at every peer: 4791 unless it is a test. The ICRC's sake forbids 0.
     pub port: u16,
+    /// How it reaches other processes of this host.
+    pub link: LinkChoice,
     /// Faults on what it sends.
     pub faults: FaultConfig,
     /// The file that captures what it sends and receives.
@@ -24,6 +26,16 @@ pub struct DeviceConfig {
     pub seed: Option<u64>,
     /// How long the progress thread goes on spinning after the last traffic before it sleeps.
     pub spin: Duration,
+}
+
+/// What packets between processes of one host go over.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub enum LinkChoice {
+    /// Whatever is fastest.
+    #[default]
+    Automatic,
+    /// UDP, as to other hosts. So it is where faults are injected or packets captured, as both are done to datagrams.
+    Udp,
 }
 
 /// How long the progress thread spins after the last traffic unless told otherwise: several times what waking it costs (some 20 µs), and short enough that a
@@ -37,6 +49,7 @@ impl DeviceConfig {
             name: name.into(),
             address: None,
             port: ROCE_PORT,
+            link: LinkChoice::Automatic,
             faults: FaultConfig::default(),
             pcap: None,
             seed: None,
@@ -44,11 +57,16 @@ impl DeviceConfig {
         }
     }
 
+    /// Whether all of its packets go over UDP.
+    pub(crate) fn is_udp_only(&self) -> bool {
+        self.link == LinkChoice::Udp || self.faults.is_active() || self.pcap.is_some()
+    }
+
     /// The devices that the environment asks for, `soft0`, `soft1` and so on; one with the defaults when it asks for none.
     ///
     /// - `DOORBELL_SOFT_ADDR`: addresses, separated by commas, one device each;
     /// - `DOORBELL_SOFT_PORT`: the UDP port;
-    /// - `DOORBELL_LINK`: `udp`;
+    /// - `DOORBELL_LINK`: `udp` for UDP to the processes of this host too;
     /// - `DOORBELL_FAULTS`: what to inject, such as `drop=0.05,seed=7` ([`FaultConfig`]);
     /// - `DOORBELL_PCAP`: the file to capture into; of several devices each adds its name, as in `file-soft1.pcap`.
     ///
@@ -58,7 +76,11 @@ impl DeviceConfig {
         Self::from_variables(|name| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned()))
     }
 
-    fn from_variables(get: impl Fn(&str) -> Option<String>) -> Result<Vec<Self>, ConfigError> {
+    /// As [`from_env`](Self::from_env), with what `get` gives for each variable's name: for those who set variables up for another process.
+    ///
+    /// # Errors
+    /// When a variable has a value that cannot be understood.
+    pub fn from_variables(get: impl Fn(&str) -> Option<String>) -> Result<Vec<Self>, ConfigError> {
         let set = |name| get(name).filter(|value| !value.is_empty());
         let mut pattern = Self::new("soft0");
         if let Some(value) = set("DOORBELL_SOFT_PORT") {
@@ -68,14 +90,14 @@ impl DeviceConfig {
                 .filter(|&port| port != 0)
                 .ok_or_else(|| ConfigError::new("DOORBELL_SOFT_PORT", &value, "is not a UDP port (1 to 65535)"))?;
         }
-        if let Some(value) = set("DOORBELL_LINK")
-            && value != "udp"
-        {
-            return Err(ConfigError::new(
-                "DOORBELL_LINK",
-                &value,
-                "is not a link of this version; it has: udp",
-            ));
+        if let Some(value) = set("DOORBELL_LINK") {
+            pattern.link = match value.as_str() {
+                "udp" => LinkChoice::Udp,
+                _ => {
+                    let problem = "is not a link of this version; it has: udp";
+                    return Err(ConfigError::new("DOORBELL_LINK", &value, problem));
+                }
+            };
         }
         if let Some(value) = set("DOORBELL_FAULTS") {
             pattern.faults = value

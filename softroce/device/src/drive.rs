@@ -32,9 +32,9 @@ use std::sync::atomic::AtomicU32;
 use std::thread::Thread;
 use std::time::{Duration, Instant as Clock};
 
+use doorbell_roce_proto::Instant;
 use doorbell_roce_proto::icrc::Flow;
 use doorbell_roce_proto::wire::Opcode;
-use doorbell_roce_proto::{Endpoint, Instant};
 
 use crate::event::{Event, PortEvent};
 use crate::link::{Envelope, PortState, Receive, RxBatch, Transmit, TxBatch, Waker};
@@ -142,7 +142,7 @@ impl Shared {
         tx: Box<dyn Transmit>,
         acks: Option<Box<dyn Transmit>>,
         waker: Waker,
-        endpoint: Endpoint,
+        core: Core,
     ) -> Self {
         let lane = |half| {
             let batch = TxBatch::new(local, seal);
@@ -154,7 +154,7 @@ impl Shared {
                 batch: RxBatch::new(local),
                 behind: 0,
             }),
-            core: Mutex::new(Core::new(endpoint, local.port())),
+            core: Mutex::new(core),
             tx: Noted::new(lane(tx)),
             acks: acks.map(|half| Mutex::new(lane(half))),
             held: AtomicBool::new(false),
@@ -242,7 +242,7 @@ impl Shared {
         }
         let mut core = self.core.lock();
         if let Some(now) = late {
-            core.endpoint.handle_timeout(now);
+            core.handle_timeout(now);
         }
         if let Some(now) = telling {
             core.tell_moderated(now);
@@ -374,7 +374,7 @@ impl Shared {
     /// The end of a section under core: delivers, and makes the engine's deadline known, waking the progress thread if it sleeps beyond it.
     fn settle(&self, mut core: MutexGuard<'_, Core>) {
         core.deliver(|| self.now());
-        let due = core.endpoint.poll_timeout().map_or(NEVER, |due| due.0);
+        let due = core.due().map_or(NEVER, |due| due.0);
         self.engine_due.store(due, Ordering::SeqCst);
         let channels = core.moderation_due().map_or(NEVER, |due| due.0);
         // Mostly never; a look costs less than a store that all must see at once, and under core nobody else stores.

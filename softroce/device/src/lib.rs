@@ -7,13 +7,16 @@
 //! (`progress`). The three locks they share, and their order, are described in `drive`.
 
 pub mod clock;
+pub mod cm;
 mod config;
 mod cq;
 mod device;
 mod drive;
 mod event;
+pub mod host;
 pub mod limits;
 pub mod link;
+pub mod local;
 mod memory;
 mod pd;
 mod progress;
@@ -24,7 +27,7 @@ mod sync;
 
 pub use doorbell_roce_proto::Counters;
 
-pub use config::{ConfigError, DeviceConfig};
+pub use config::{ConfigError, DeviceConfig, LinkChoice};
 pub use cq::{Cq, CqConfig, CqNotify, Overrun};
 pub use device::{Device, DeviceInfo, LimitError, OpenError};
 pub use event::{Event, EventQueue, Owner, PortEvent, QpEvent, Token};

@@ -6,12 +6,15 @@ use std::sync::Arc;
 
 use doorbell_roce_proto::memory::PdId;
 use doorbell_roce_proto::qp::QpInit;
+use doorbell_roce_proto::wire::Bth;
 use doorbell_roce_proto::work::{CqId, SrqId};
 use doorbell_roce_proto::{AsyncEvent, Datagram, Endpoint, Ident, Instant, Qpn, SrqInit};
 
 use crate::capacity;
+use crate::cm::Connections;
 use crate::cq::CqRing;
 use crate::event::{Event, EventQueue, Owner, QpEvent};
+use crate::host::Host;
 use crate::link::{self, TxBatch};
 use crate::memory::Table;
 
@@ -21,6 +24,7 @@ const _: () = assert!(capacity::QPS <= Endpoint::MAX_QPS);
 pub(crate) struct Core {
     pub(crate) endpoint: Endpoint,
     pub(crate) memory: Table,
+    pub(crate) connections: Connections,
     cqs: Vec<Option<Arc<CqRing>>>,
     /// The queues whose channels wait for more completions, and until when (ibv_modify_cq(3)).
     moderated: Vec<(Instant, Arc<CqRing>)>,
@@ -32,8 +36,10 @@ pub(crate) struct Core {
     /// Bytes of device memory in use.
     device_memory: usize,
     next_pd: u32,
-    /// The UDP port of every RoCEv2 device here: ours, and the one we send to.
-    port: u16,
+    /// The processes on this address.
+    host: Arc<Host>,
+    /// The address, and the UDP port of RoCEv2 devices: ours, and those we send to.
+    address: SocketAddr,
 }
 
 /// What [`Core::fill`] left.
@@ -46,10 +52,12 @@ pub(crate) enum Filled {
 }
 
 impl Core {
-    pub(crate) fn new(endpoint: Endpoint, port: u16) -> Self {
+    /// `address` is that of the group, whatever port this process has.
+    pub(crate) fn new(endpoint: Endpoint, connections: Connections, host: Arc<Host>, address: SocketAddr) -> Self {
         Self {
             endpoint,
             memory: Table::new(),
+            connections,
             cqs: Vec::new(),
             moderated: Vec::new(),
             qps: HashMap::new(),
@@ -58,7 +66,8 @@ impl Core {
             pds: 0,
             device_memory: 0,
             next_pd: 0,
-            port,
+            host,
+            address,
         }
     }
 
@@ -114,6 +123,13 @@ impl Core {
         if self.qps.len() == capacity::QPS {
             return None;
         }
+        if self.endpoint.wants_numbers() {
+            match self.host.claim(0) {
+                Some(block) => self.endpoint.give_numbers(block),
+                None if self.endpoint.has_numbers() => {}
+                None => return None,
+            }
+        }
         let qpn = self.endpoint.create_qp(init);
         self.qps.insert(qpn, owner);
         Some(qpn)
@@ -160,13 +176,37 @@ impl Core {
 
     /// Moves what the engine wants to send into `batch`, as far as there is room.
     pub(crate) fn fill(&mut self, now: Instant, batch: &mut TxBatch) -> Filled {
+        self.connections.exchange(now, &mut self.endpoint);
         while let Some(mut slot) = batch.slot() {
             let Some(transmit) = self.endpoint.poll_transmit(now, &mut self.memory, &mut slot) else {
                 return Filled::All;
             };
-            slot.send(transmit.len, SocketAddr::new(transmit.dst, self.port));
+            let port = match transmit.dst == self.address.ip() {
+                true => self.port_of(&slot),
+                false => self.address.port(),
+            };
+            slot.send(transmit.len, SocketAddr::new(transmit.dst, port));
         }
         Filled::Full
+    }
+
+    /// The UDP port for a packet to this address: that of the process which has the queue pair, or may once have had it.
+    fn port_of(&self, packet: &[u8]) -> u16 {
+        let owner = Bth::dest_qp_of(packet).and_then(|qpn| self.host.owner_of(qpn));
+        let port = owner.and_then(|owner| self.host.udp_port(owner));
+        port.unwrap_or(self.address.port())
+    }
+
+    /// Does what is due, in the engine and in communication management.
+    pub(crate) fn handle_timeout(&mut self, now: Instant) {
+        self.endpoint.handle_timeout(now);
+        self.connections.handle_timeout(now);
+    }
+
+    /// When to call [`handle_timeout`](Self::handle_timeout).
+    pub(crate) fn due(&self) -> Option<Instant> {
+        let due = [self.endpoint.poll_timeout(), self.connections.due()];
+        due.into_iter().flatten().min()
     }
 
     /// Hands the engine's completions to their queues, and its events to the owners of the objects. `now` tells the time where it is needed.
@@ -178,6 +218,7 @@ impl Core {
                 self.moderated.push((due, Arc::clone(ring)));
             }
         }
+        self.connections.deliver();
         while let Some(event) = self.endpoint.poll_event() {
             let (qpn, event) = match event {
                 AsyncEvent::QpFatal(qpn) => (qpn, QpEvent::Fatal),

@@ -118,6 +118,7 @@ mod checked {
 
     swap!(AtomicBool, bool);
     swap!(AtomicU8, u8);
+    swap!(AtomicU64, u64);
 
     impl AtomicU8 {
         pub(crate) fn compare_exchange(

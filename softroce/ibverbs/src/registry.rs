@@ -6,6 +6,7 @@ use std::hash::BuildHasher;
 use std::ptr;
 use std::sync::{Arc, OnceLock};
 
+use doorbell_softroce::host::JoinError;
 use doorbell_softroce::link::BindError;
 use doorbell_softroce::{ConfigError, Device, DeviceConfig, OpenError};
 use doorbell_verbs_sys::{_ibv_device_ops, IBV_NODE_CA, IBV_TRANSPORT_IB, ibv_device};
@@ -153,9 +154,12 @@ fn errno_of(error: &OpenError) -> c_int {
             BindError::AddressNotAvailable { .. } => libc::EADDRNOTAVAIL,
             BindError::PermissionDenied { .. } => libc::EACCES,
             BindError::NotUnicast { .. } => libc::EINVAL,
+            BindError::NotShared(JoinError::Io { source, .. }) => errno::of(source),
+            BindError::NotShared(_) => libc::EADDRINUSE,
             BindError::Io { source, .. } => errno::of(source),
         },
         OpenError::NoFreeAddress { .. } => libc::EADDRINUSE,
+        OpenError::NoNumbers { .. } => libc::ENOMEM,
         OpenError::Mtu { .. } | OpenError::Port { .. } => libc::EINVAL,
         OpenError::Capture { source, .. } | OpenError::Thread { source, .. } => errno::of(source),
     }

@@ -11,7 +11,8 @@ use std::sync::atomic::{AtomicU8, AtomicU64, Ordering, fence};
 
 use doorbell_roce_proto::memory::AtomicOp;
 
-const WORD: usize = size_of::<u64>();
+/// The bytes that become visible last.
+pub(crate) const WORD: usize = size_of::<u64>();
 
 /// Copies out of registered memory.
 ///
@@ -32,8 +33,15 @@ pub(super) unsafe fn to_peer_visible(src: &[u8], dst: *mut u8) {
     // SAFETY: `head` is the beginning of `src`, for the whole of which `dst` is writable without overlap.
     unsafe { ptr::copy_nonoverlapping(head.as_ptr(), dst, head.len()) };
     // SAFETY: the tail follows the head within the same range.
-    let end = unsafe { dst.add(head.len()) };
-    // The copies above stay above; the atomic stores below carry them.
+    unsafe { tail_to_peer_visible(tail, dst.add(head.len())) };
+}
+
+/// The second half of [`to_peer_visible`]: stores the last bytes, eight at most, after everything that this thread has stored.
+///
+/// # Safety
+/// As [`to_peer_visible`].
+pub(crate) unsafe fn tail_to_peer_visible(tail: &[u8], end: *mut u8) {
+    // The copies before stay before; the atomic stores below carry them.
     fence(Ordering::Release);
     let aligned = end.addr().is_multiple_of(WORD);
     match <[u8; WORD]>::try_from(tail) {

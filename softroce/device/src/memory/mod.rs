@@ -6,7 +6,7 @@
 //! The application uses its memory while peers write it, as with any RDMA device. The bytes are moved by plain copies; what a reader may rely on
 //! is what RDMA gives it: the last eight bytes of a packet become visible after the rest (`copy::to_peer_visible`).
 
-mod copy;
+pub(crate) mod copy;
 mod dm;
 mod pages;
 mod table;

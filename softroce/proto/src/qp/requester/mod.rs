@@ -23,7 +23,7 @@ use core::time::Duration;
 use crate::outbox::Outbox;
 use crate::qp::send_queue::{SendQueue, Wqe};
 use crate::qp::{Connection, Modify, QpInit, ack_timeout};
-use crate::work::{Completion, CqId, Operation, PostError, SendRequest, Status};
+use crate::work::{Completion, CqId, Destination, Operation, PostError, SendRequest, Status};
 use crate::{Instant, Psn};
 
 /// `rnr_retry` of this value tries for ever (IBTA vol 1, 9.7.5.2.8). `retry_cnt` has no such value.
@@ -161,6 +161,11 @@ impl Requester {
     /// Whether there are packets to send, now or when what it waits for has come.
     pub(crate) fn has_more(&self) -> bool {
         self.cursor < self.queue.tail
+    }
+
+    /// Where the next datagram goes.
+    pub(crate) fn next_destination(&self) -> Option<Destination> {
+        self.has_more().then(|| self.queue.destination(self.cursor)).flatten()
     }
 
     /// When [`handle_timeout`](Self::handle_timeout) is due.

@@ -1,0 +1,269 @@
+//! The payload of a record that has come, and the movers, which copy it to where it belongs.
+
+use std::mem::MaybeUninit;
+use std::ptr;
+use std::slice;
+
+use super::REFERENCES;
+use super::layout::Mapping;
+use super::mapped::Segments;
+use super::receiver::Origin;
+use super::record::Reference;
+use super::ring::Consumer;
+use crate::memory::copy::{WORD, tail_to_peer_visible};
+
+/// The bytes cannot be had: they were taken back, or their process is gone. The packet was lost, as packets are.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("the sender took the payload back, or is gone")]
+pub struct Gone;
+
+/// Where a payload is.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Source {
+    /// In the lane, all of it from here on.
+    Lane(*const u8),
+    /// Where the references say.
+    Referred {
+        /// Some are to memory outside the lane.
+        revocable: bool,
+        /// Some are to the bulk area.
+        bulk: bool,
+    },
+}
+
+/// The payload of a record.
+#[derive(Clone, Copy, Debug)]
+pub struct Body<'a> {
+    pub(super) map: &'a Mapping,
+    pub(super) segments: &'a Segments,
+    pub(super) origin: Origin,
+    pub(super) position: u64,
+    pub(super) references: &'a [Reference],
+    pub(super) source: Source,
+    pub(super) len: usize,
+}
+
+/// Where bytes go: into memory, the last of them into a word that is stored last.
+struct Target<'a> {
+    head: *mut u8,
+    tail: &'a mut [u8],
+}
+
+impl Body<'_> {
+    /// How many bytes.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Whether its bytes may be taken back until they are copied: not when they lie in the lane.
+    #[must_use]
+    pub fn is_revocable(&self) -> bool {
+        matches!(self.source, Source::Referred { revocable: true, .. })
+    }
+
+    /// Copies the `len` bytes from `at` on into memory of this process, the last eight after all others. Parts may be copied in any order, and more than once.
+    ///
+    /// # Errors
+    /// When they cannot be had. Any of the bytes at `dst` but the last eight may have been written then.
+    ///
+    /// # Panics
+    /// When the payload has no such range.
+    ///
+    /// # Safety
+    /// `dst` is writable for `len` bytes, which are no part of the lane, of a segment of this sender, or (of a lane to this process itself) of the payload. They may be read and written
+    /// meanwhile, as memory of a device is.
+    pub unsafe fn copy_to(&self, at: usize, len: usize, dst: *mut u8) -> Result<(), Gone> {
+        let end = at.checked_add(len);
+        assert!(
+            end.is_some_and(|end| end <= self.len),
+            "{len} bytes from {at} on, of {}",
+            self.len
+        );
+        let last = len.min(WORD);
+        let mut word = [0; WORD];
+        let target = Target {
+            head: dst,
+            tail: &mut word[..last],
+        };
+        // SAFETY: the target's head is all but the last bytes of what the caller has to give.
+        unsafe { self.fetch(at, len - last, target)? };
+        if self.is_revocable() && Consumer::was_revoked(self.map, self.position) {
+            return Err(Gone);
+        }
+        // SAFETY: these are the last bytes of what the caller has to give.
+        unsafe { tail_to_peer_visible(&word[..last], dst.add(len - last)) };
+        Ok(())
+    }
+
+    /// Copies the bytes from `at` on into memory that is nobody else's.
+    ///
+    /// # Errors
+    /// When they cannot be had.
+    ///
+    /// # Panics
+    /// As [`copy_to`](Self::copy_to).
+    pub fn copy_to_slice(&self, at: usize, dst: &mut [u8]) -> Result<(), Gone> {
+        // SAFETY: a unique reference, so that it is part of nothing else.
+        unsafe { self.copy_to(at, dst.len(), dst.as_mut_ptr()) }
+    }
+
+    /// `head` bytes from `at` on into the target's head, those behind them into its tail.
+    ///
+    /// # Safety
+    /// The range is one of the payload. The head is writable for as many bytes, as [`copy_to`](Self::copy_to) wants it.
+    unsafe fn fetch(&self, at: usize, head: usize, target: Target<'_>) -> Result<(), Gone> {
+        if let Source::Lane(bytes) = self.source {
+            // SAFETY: the payload lies there (`Receiver::take` checked it against slot and bulk area), so its part does. Each byte is read once, and is only copied.
+            unsafe {
+                ptr::copy_nonoverlapping(bytes.add(at), target.head, head);
+                ptr::copy_nonoverlapping(bytes.add(at + head), target.tail.as_mut_ptr(), target.tail.len());
+            }
+            return Ok(());
+        }
+        if let Origin::Process(Some(process)) = self.origin {
+            let local = [
+                io_part(target.head, head),
+                io_part(target.tail.as_mut_ptr(), target.tail.len()),
+            ];
+            if let Some(remote) = Remote::of(self.parts(at, head + target.tail.len())) {
+                // SAFETY: both are writable for these lengths.
+                return unsafe { read_process(process, &local, remote.parts()) };
+            }
+        }
+        // SAFETY: head and tail are writable for as many bytes each.
+        unsafe {
+            self.fetch_parts(at, head, target.head)?;
+            self.fetch_parts(at + head, target.tail.len(), target.tail.as_mut_ptr())
+        }
+    }
+
+    /// One part after the other, each as its kind wants it.
+    ///
+    /// # Safety
+    /// `dst` is writable for `len` bytes, as [`copy_to`](Self::copy_to) wants it.
+    unsafe fn fetch_parts(&self, at: usize, len: usize, mut dst: *mut u8) -> Result<(), Gone> {
+        for part in self.parts(at, len) {
+            // SAFETY: the parts together are as long as what `dst` has.
+            unsafe {
+                self.fetch_part(part, dst)?;
+                dst = dst.add(part.len());
+            }
+        }
+        Ok(())
+    }
+
+    /// # Safety
+    /// `dst` is writable for the part's length, as [`copy_to`](Self::copy_to) wants it.
+    unsafe fn fetch_part(&self, part: Reference, dst: *mut u8) -> Result<(), Gone> {
+        let len = part.len();
+        let src = match (part, self.origin) {
+            (Reference::Bulk { offset, .. }, _) => self.map.bulk(offset, len).map(<*mut u8>::cast_const),
+            (Reference::Segment { id, offset, .. }, _) => self.segments.find(id, offset, len),
+            (Reference::Process { addr, .. }, Origin::Own) => Some(ptr::with_exposed_provenance(addr as usize)),
+            (Reference::Process { addr, .. }, Origin::Process(Some(process))) => {
+                let remote = io_part(ptr::without_provenance_mut(addr as usize), len);
+                // SAFETY: writable for the part's length.
+                return unsafe { read_process(process, &[io_part(dst, len)], &[remote]) };
+            }
+            (Reference::Process { .. }, Origin::Process(None)) => None,
+        };
+        // SAFETY: the lane and the segments are mapped for these ranges, which were just checked, and cannot shrink; of a lane to this process itself the creator
+        // has promised that they are readable. Each byte is read once and only copied, so it does no harm when others write it.
+        unsafe { ptr::copy_nonoverlapping(src.ok_or(Gone)?, dst, len) };
+        Ok(())
+    }
+
+    /// The references to a range of the payload.
+    fn parts(&self, at: usize, len: usize) -> impl Iterator<Item = Reference> {
+        let (mut skip, mut left) = (at, len);
+        self.references.iter().filter_map(move |reference| {
+            if skip >= reference.len() {
+                skip -= reference.len();
+                return None;
+            }
+            let len = left.min(reference.len() - skip);
+            let part = reference.part(skip, len);
+            skip = 0;
+            left -= len;
+            (len != 0).then_some(part)
+        })
+    }
+}
+
+/// Ranges of another process' memory, for one call.
+struct Remote {
+    parts: [MaybeUninit<libc::iovec>; REFERENCES],
+    len: usize,
+}
+
+impl Remote {
+    /// The parts, if all of them are of that kind. There are no more than a record has references.
+    fn of(parts: impl Iterator<Item = Reference>) -> Option<Self> {
+        let mut remote = Self {
+            parts: [MaybeUninit::uninit(); REFERENCES],
+            len: 0,
+        };
+        for part in parts {
+            let Reference::Process { addr, len } = part else {
+                return None;
+            };
+            let range = io_part(ptr::without_provenance_mut(addr as usize), len as usize);
+            remote.parts.get_mut(remote.len)?.write(range);
+            remote.len += 1;
+        }
+        Some(remote)
+    }
+
+    fn parts(&self) -> &[libc::iovec] {
+        // SAFETY: the first `len` were written in `of`.
+        unsafe { slice::from_raw_parts(self.parts.as_ptr().cast(), self.len) }
+    }
+}
+
+fn io_part(start: *mut u8, len: usize) -> libc::iovec {
+    libc::iovec {
+        iov_base: start.cast(),
+        iov_len: len,
+    }
+}
+
+/// Copies from another process (process_vm_readv(2)): all of it, or it is [`Gone`].
+///
+/// # Safety
+/// The local ranges are writable.
+unsafe fn read_process(process: i32, local: &[libc::iovec], remote: &[libc::iovec]) -> Result<(), Gone> {
+    let wanted: usize = local.iter().map(|part| part.iov_len).sum();
+    // SAFETY: the local ranges are writable by contract; the kernel checks the remote ones, which are another process', and copies none of ours there.
+    let read = unsafe {
+        libc::process_vm_readv(
+            process,
+            local.as_ptr(),
+            local.len() as libc::c_ulong,
+            remote.as_ptr(),
+            remote.len() as libc::c_ulong,
+            0,
+        )
+    };
+    // It is never interrupted halfway; what is short met a page that is not there.
+    if usize::try_from(read) == Ok(wanted) {
+        Ok(())
+    } else {
+        Err(Gone)
+    }
+}
+
+/// The word at an address of another process, if it can be read.
+pub(super) fn probe(process: i32, address: u64) -> Option<u64> {
+    let mut word = [0; 8];
+    let remote = io_part(ptr::without_provenance_mut(address as usize), word.len());
+    // SAFETY: eight writable bytes.
+    unsafe { read_process(process, &[io_part(word.as_mut_ptr(), word.len())], &[remote]) }.ok()?;
+    Some(u64::from_ne_bytes(word))
+}

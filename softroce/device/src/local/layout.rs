@@ -1,0 +1,250 @@
+//! The memfd of a lane: where what lies, how one is made, and the checks of one that another process has made.
+//!
+//! ```text
+//! 0      what it is: magic, slots, bulk bytes, the probe (written once, before the descriptor is given away)
+//! 64     the sender's word: starved
+//! 128    the receiver's words: head; how many segments it has mapped; what it can do
+//! 192    asleep: the receiver's, taken away by the sender
+//! 4096   slots of 256 bytes: tag, control, revoked, then the record's bytes
+//! …      the bulk area
+//! ```
+//! Words that different processes write often lie in cache lines of their own.
+
+use std::fs::File;
+use std::io;
+use std::num::NonZeroUsize;
+use std::os::fd::{AsFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::atomic::AtomicU64;
+
+use nix::fcntl::{FcntlArg, SealFlag, fcntl};
+use nix::sys::memfd::{MFdFlags, memfd_create};
+use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
+
+use super::{LARGEST, REFERENCES, ring};
+
+/// "DBLANE" and the version of this layout.
+const MAGIC: u64 = u64::from_be_bytes(*b"DBLANE\0\x01");
+
+/// Bytes of a slot.
+pub(super) const SLOT: usize = 256;
+/// Where the record's own bytes begin in a slot.
+pub(super) const CONTENT: usize = 24;
+/// How many of them there are.
+pub(super) const ROOM: usize = SLOT - CONTENT;
+
+const HEADER_AREA: usize = 4096;
+const TAG: usize = 0;
+const CONTROL: usize = 8;
+const REVOKED: usize = 16;
+
+/// What one record may take of the bulk area, whatever it is: the largest payload in as many pieces as there are references, each begun at a cache line, and the
+/// list of them.
+pub(super) const MOST_BULK: usize = LARGEST + REFERENCES * (ALIGN + 16);
+/// What is put into the bulk area begins at a multiple of it.
+pub(super) const ALIGN: usize = 64;
+
+/// How large a lane is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Shape {
+    /// Slots, one for each record: a power of two.
+    pub slots: usize,
+    /// Bytes of the bulk area: a multiple of 4096, with room for twice the largest payload. Not touched before it is needed.
+    pub bulk: usize,
+}
+
+impl Default for Shape {
+    fn default() -> Self {
+        Self {
+            slots: 512,
+            bulk: 1 << 20,
+        }
+    }
+}
+
+impl Shape {
+    /// The file's size, if it is a possible shape.
+    fn size(self) -> Option<NonZeroUsize> {
+        let possible = self.slots.is_power_of_two()
+            && (2..=1 << 16).contains(&self.slots)
+            && self.bulk.is_multiple_of(4096)
+            && (2 * MOST_BULK..=1 << 30).contains(&self.bulk);
+        let size = (HEADER_AREA + self.slots * SLOT).next_multiple_of(4096) + self.bulk;
+        NonZeroUsize::new(size).filter(|_| possible)
+    }
+
+    fn bulk_start(self) -> usize {
+        (HEADER_AREA + self.slots * SLOT).next_multiple_of(4096)
+    }
+}
+
+/// The words of the first page.
+#[derive(Clone, Copy, Debug)]
+#[repr(usize)]
+pub(super) enum Field {
+    Magic = 0,
+    Slots = 8,
+    Bulk = 16,
+    /// An address of the sender's memory, for its peer to try whether it can read there.
+    ProbeAddress = 24,
+    /// What is found there.
+    ProbeValue = 32,
+    Starved = 64,
+    Head = 128,
+    /// How many of the segments that it was sent the receiver has mapped.
+    Mapped = 136,
+    /// Bits: see `receiver`.
+    Abilities = 144,
+    Asleep = 192,
+}
+
+/// A lane mapped into this process.
+#[derive(Debug)]
+pub(super) struct Mapping {
+    start: NonNull<u8>,
+    size: NonZeroUsize,
+    shape: Shape,
+}
+
+// SAFETY: it owns a mapping, which is of the whole process; all access to its bytes is atomic or by raw copies of whoever has the bytes' turn.
+unsafe impl Send for Mapping {}
+// SAFETY: as above.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    /// A new lane, and the descriptor to give to the other end.
+    pub(super) fn create(shape: Shape) -> io::Result<(Self, OwnedFd)> {
+        let Some(size) = shape.size() else {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "no such shape of a lane"));
+        };
+        let fd = memfd_create(c"doorbell-lane", MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING)?;
+        let file = File::from(fd);
+        file.set_len(size.get() as u64)?;
+        fcntl(&file, FcntlArg::F_ADD_SEALS(seals()))?;
+        let mapping = Self::map(&file, size, shape)?;
+        mapping.set(Field::Slots, shape.slots as u64);
+        mapping.set(Field::Bulk, shape.bulk as u64);
+        mapping.set(Field::Magic, MAGIC);
+        Ok((mapping, file.into()))
+    }
+
+    /// The lane that a descriptor from another process says to be.
+    pub(super) fn attach(fd: OwnedFd) -> io::Result<Self> {
+        let invalid = |what| io::Error::new(io::ErrorKind::InvalidData, format!("the descriptor is no lane: {what}"));
+        let file = File::from(fd);
+        // A file that could shrink would be a signal here at its peer's pleasure. Only memfds have seals.
+        let sealed = SealFlag::from_bits_retain(fcntl(&file, FcntlArg::F_GET_SEALS)?);
+        if !sealed.contains(seals()) {
+            return Err(invalid("it is not sealed"));
+        }
+        let size = usize::try_from(file.metadata()?.len()).ok().and_then(NonZeroUsize::new);
+        let Some(size) = size.filter(|size| size.get() > HEADER_AREA) else {
+            return Err(invalid("it is too short"));
+        };
+        // Its shape is known when it is mapped; until then this one is of no meaning.
+        let mut mapping = Self::map(&file, size, Shape { slots: 0, bulk: 0 })?;
+        if mapping.get(Field::Magic) != MAGIC {
+            return Err(invalid("another magic number or version"));
+        }
+        let number = |field| usize::try_from(mapping.get(field)).unwrap_or(usize::MAX);
+        let (slots, bulk) = (number(Field::Slots), number(Field::Bulk));
+        if slots > 1 << 16 || bulk > 1 << 30 {
+            return Err(invalid("impossible sizes"));
+        }
+        let shape = Shape { slots, bulk };
+        if shape.size() != Some(size) {
+            return Err(invalid("its sizes do not fit its length"));
+        }
+        mapping.shape = shape;
+        Ok(mapping)
+    }
+
+    fn map(file: &impl AsFd, size: NonZeroUsize, shape: Shape) -> io::Result<Self> {
+        let rights = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
+        // SAFETY: a new mapping, wherever the kernel has room: nothing there is replaced. Nobody has a reference to the file's bytes, here or elsewhere, but to atomics.
+        let start = unsafe { mmap(None, size, rights, MapFlags::MAP_SHARED, file, 0) }?.cast();
+        Ok(Self { start, size, shape })
+    }
+
+    /// A word by its offset: a multiple of 8, within the mapping.
+    fn word(&self, offset: usize) -> &AtomicU64 {
+        debug_assert!(offset.is_multiple_of(8) && offset + 8 <= self.size.get());
+        // SAFETY: the callers' offsets are constants below 4096, or in one of the slots, all of which the mapping has (`Shape::size`); a page's start plus a multiple
+        // of 8 is aligned. The mapping lives as long as `self`; what else accesses these eight bytes, here or in the other process, does so atomically.
+        unsafe { AtomicU64::from_ptr(self.start.as_ptr().add(offset).cast()) }
+    }
+
+    pub(super) fn field(&self, field: Field) -> &AtomicU64 {
+        self.word(field as usize)
+    }
+
+    pub(super) fn get(&self, field: Field) -> u64 {
+        self.field(field).load(std::sync::atomic::Ordering::Acquire)
+    }
+
+    pub(super) fn set(&self, field: Field, value: u64) {
+        self.field(field).store(value, std::sync::atomic::Ordering::Release);
+    }
+
+    fn slot(&self, slot: u64, offset: usize) -> usize {
+        // `slot` is below the number of slots: `ring::slot` masks it.
+        HEADER_AREA + slot as usize * SLOT + offset
+    }
+
+    /// What the slot says about its record.
+    pub(super) fn control(&self, slot: u64) -> &AtomicU64 {
+        self.word(self.slot(slot, CONTROL))
+    }
+
+    /// The [`ROOM`] bytes of a slot.
+    pub(super) fn content(&self, slot: u64) -> *mut u8 {
+        // SAFETY: within the mapping, as all of the slot is.
+        unsafe { self.start.as_ptr().add(self.slot(slot, CONTENT)) }
+    }
+
+    /// A range of the bulk area, if it lies in it.
+    pub(super) fn bulk(&self, offset: u64, len: usize) -> Option<*mut u8> {
+        let end = usize::try_from(offset).ok()?.checked_add(len)?;
+        // SAFETY: `end` is within the bulk area, so its start is too, and the bulk area within the mapping.
+        (end <= self.shape.bulk).then(|| unsafe { self.start.as_ptr().add(self.shape.bulk_start() + end - len) })
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: mapped in `map` with this size, and unmapped once; the borrows that this type gives end before it. It cannot fail for a whole mapping.
+        let _ = unsafe { munmap(self.start.cast(), self.size.get()) };
+    }
+}
+
+impl ring::Words for Mapping {
+    type Word = AtomicU64;
+
+    fn slots(&self) -> u64 {
+        self.shape.slots as u64
+    }
+
+    fn tag(&self, slot: u64) -> &AtomicU64 {
+        self.word(self.slot(slot, TAG))
+    }
+
+    fn revoked(&self, slot: u64) -> &AtomicU64 {
+        self.word(self.slot(slot, REVOKED))
+    }
+
+    fn head(&self) -> &AtomicU64 {
+        self.field(Field::Head)
+    }
+
+    fn asleep(&self) -> &AtomicU64 {
+        self.field(Field::Asleep)
+    }
+
+    fn starved(&self) -> &AtomicU64 {
+        self.field(Field::Starved)
+    }
+}
+
+fn seals() -> SealFlag {
+    SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_SEAL
+}

@@ -1,0 +1,233 @@
+//! The receiving end of a lane.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::ptr;
+use std::sync::atomic::Ordering;
+
+use super::body::{Body, Source};
+use super::layout::{Field, Mapping};
+use super::mapped::{Segments, UnfitSegment};
+use super::record::{Control, Form, Kind, REFERENCE, Reference};
+use super::ring::{Consumer, slot};
+use super::segment::SegmentId;
+use super::{Broken, HEADER, REFERENCES};
+
+/// Whose memory the references of a lane name.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Origin {
+    /// A process that this one knows by a number (`None`: it has none here, being of another namespace).
+    Process(Option<i32>),
+    /// This process' own.
+    Own,
+}
+
+/// What the receiver tells the sender that it can do: bits of a word of the lane.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Abilities(pub(super) u64);
+
+impl Abilities {
+    /// It maps segments.
+    pub(super) const SEGMENTS: Self = Self(1);
+    /// It reads the sender's memory by address.
+    pub(super) const PROCESS: Self = Self(2);
+
+    pub(super) fn contains(self, other: Self) -> bool {
+        self.0 & other.0 == other.0
+    }
+}
+
+/// A record that has come.
+#[derive(Debug)]
+pub struct Received<'a> {
+    /// What it is.
+    pub kind: Kind,
+    /// Its headers: a copy, which nobody changes any more.
+    pub header: &'a [u8],
+    /// Its payload.
+    pub body: Body<'a>,
+}
+
+/// The receiving end of a lane. Used by one thread at a time.
+#[derive(Debug)]
+pub struct Receiver {
+    map: Mapping,
+    ring: Consumer,
+    origin: Origin,
+    segments: Segments,
+    abilities: Abilities,
+    /// The sender waits for room and was not called yet.
+    owes_call: bool,
+    /// The references of the record at hand.
+    references: Vec<Reference>,
+}
+
+impl Receiver {
+    /// The lane of which another process sent the descriptor. It tries at once whether it can read that process' memory, for the sender to know.
+    ///
+    /// # Errors
+    /// When it is no lane: it must be a memfd, sealed, of this version, and as long as it says.
+    pub fn attach(fd: OwnedFd, process: Option<i32>) -> io::Result<Self> {
+        let receiver = Self::with_origin(Mapping::attach(fd)?, Origin::Process(process));
+        Ok(receiver)
+    }
+
+    /// A lane from this process to itself.
+    ///
+    /// # Safety
+    /// The sender is this process', and the memory that its records refer to by address is readable until they are received or revoked.
+    ///
+    /// # Errors
+    /// As [`attach`](Self::attach).
+    pub unsafe fn attach_own(fd: OwnedFd) -> io::Result<Self> {
+        Ok(Self::with_origin(Mapping::attach(fd)?, Origin::Own))
+    }
+
+    fn with_origin(map: Mapping, origin: Origin) -> Self {
+        let mut abilities = Abilities::SEGMENTS;
+        let (address, value) = (map.get(Field::ProbeAddress), map.get(Field::ProbeValue));
+        let readable = match origin {
+            Origin::Own => true,
+            Origin::Process(Some(process)) => super::body::probe(process, address) == Some(value),
+            Origin::Process(None) => false,
+        };
+        if readable {
+            abilities.0 |= Abilities::PROCESS.0;
+        }
+        map.set(Field::Abilities, abilities.0);
+        Self {
+            map,
+            ring: Consumer::default(),
+            origin,
+            segments: Segments::default(),
+            abilities,
+            owes_call: false,
+            references: Vec::with_capacity(REFERENCES),
+        }
+    }
+
+    /// Takes the next record, if there is one. What `take` does not copy is gone afterwards.
+    ///
+    /// # Errors
+    /// When what is there is no record: the lane is good for nothing any more.
+    #[inline]
+    pub fn pop<R>(&mut self, take: impl FnOnce(Received<'_>) -> R) -> Result<Option<R>, Broken> {
+        if !self.ring.ready(&self.map) {
+            self.ring.idle(&self.map);
+            return Ok(None);
+        }
+        self.take(take).map(Some)
+    }
+
+    fn take<R>(&mut self, take: impl FnOnce(Received<'_>) -> R) -> Result<R, Broken> {
+        let position = self.ring.next();
+        let slot = slot(&self.map, position);
+        let control = Control::decode(self.map.control(slot).load(Ordering::Relaxed))?;
+        let content = self.map.content(slot);
+        let mut header = [0; HEADER];
+        // SAFETY: `decode` found no more than HEADER bytes of header, fewer than the slot has. They may change meanwhile, which changes the copy and nothing else.
+        unsafe { ptr::copy_nonoverlapping(content, header.as_mut_ptr(), control.header) };
+        // SAFETY: within the content, as `decode` says that what follows fits in it.
+        let behind = unsafe { content.add(control.behind_header()) }.cast_const();
+        let source = match control.form {
+            Form::Slot => Source::Lane(behind),
+            Form::Bulk => Source::Lane(self.bulk(behind, control.payload)?),
+            Form::Referred => self.refer(behind, &control)?,
+            Form::ReferredByBulk => {
+                let list = self.bulk(behind, control.references * REFERENCE)?;
+                self.refer(list, &control)?
+            }
+        };
+        let bulky = match source {
+            Source::Lane(_) => control.form == Form::Bulk,
+            Source::Referred { bulk, .. } => bulk || control.form == Form::ReferredByBulk,
+        };
+        let taken = take(Received {
+            kind: control.kind,
+            header: &header[..control.header],
+            body: Body {
+                map: &self.map,
+                segments: &self.segments,
+                origin: self.origin,
+                position,
+                references: &self.references,
+                source,
+                len: control.payload,
+            },
+        });
+        self.owes_call |= self.ring.consumed(&self.map, bulky);
+        Ok(taken)
+    }
+
+    /// What lies in the bulk area, where the slot says.
+    fn bulk(&self, offset: *const u8, len: usize) -> Result<*const u8, Broken> {
+        // SAFETY: the eight bytes at `offset` are in the slot's content (`Control::fits`).
+        let offset = u64::from_ne_bytes(unsafe { offset.cast::<[u8; 8]>().read() });
+        let at = self.map.bulk(offset, len).ok_or(Broken("a payload outside the lane"))?;
+        Ok(at.cast_const())
+    }
+
+    /// Copies the list of references and checks all that can be checked before the bytes are asked for.
+    fn refer(&mut self, list: *const u8, control: &Control) -> Result<Source, Broken> {
+        self.references.clear();
+        let mut len = 0;
+        let mut bulk = false;
+        for index in 0..control.references {
+            // SAFETY: `list` has that many references: in the slot's content by `Control::fits`, or in the bulk area as was asked for. Each is copied before it is looked at.
+            let bytes = unsafe { list.add(index * REFERENCE).cast::<[u8; REFERENCE]>().read() };
+            let reference = Reference::decode(&bytes)?;
+            if let Reference::Bulk { offset, .. } = reference {
+                self.map
+                    .bulk(offset, reference.len())
+                    .ok_or(Broken("a reference outside the lane"))?;
+                bulk = true;
+            }
+            len += reference.len();
+            self.references.push(reference);
+        }
+        if len != control.payload {
+            return Err(Broken("references to another number of bytes than there are"));
+        }
+        let revocable = self
+            .references
+            .iter()
+            .any(|reference| !matches!(reference, Reference::Bulk { .. }));
+        Ok(Source::Referred { revocable, bulk })
+    }
+
+    /// Whether the sender waits for room and there is some now: it has to be rung, over the connection of the two processes. Said once for each time that it waits.
+    #[must_use]
+    pub fn owes_call(&mut self) -> bool {
+        std::mem::take(&mut self.owes_call)
+    }
+
+    /// Before sleeping until rung. `false` when a record is there: then it must not sleep.
+    #[must_use]
+    pub fn sleep(&mut self) -> bool {
+        self.ring.sleep(&self.map)
+    }
+
+    /// Awake again: need not be rung.
+    pub fn awake(&mut self) {
+        self.ring.awake(&self.map);
+    }
+
+    /// Maps a segment of the sender's, which it sent over the connection: in the order in which it sent them.
+    ///
+    /// # Errors
+    /// When it is none, or cannot be mapped. The sender is told then that segments are nothing for this lane.
+    pub fn add_segment(&mut self, id: SegmentId, fd: OwnedFd) -> Result<(), UnfitSegment> {
+        let added = self.segments.add(id, fd);
+        if added.is_err() {
+            self.abilities.0 &= !Abilities::SEGMENTS.0;
+            self.map.set(Field::Abilities, self.abilities.0);
+        }
+        self.map.set(Field::Mapped, self.segments.tried());
+        added
+    }
+
+    /// Unmaps a segment that the sender has given up.
+    pub fn remove_segment(&mut self, id: SegmentId) {
+        self.segments.remove(id);
+    }
+}

@@ -1,0 +1,220 @@
+//! What a slot says: the record of one packet.
+//!
+//! Content of a slot: the header bytes; from the next multiple of 8 on the payload itself or the references, 16 bytes each; or, where these are too long for the
+//! slot, the offset in the bulk area where they lie.
+
+use super::layout::ROOM;
+use super::segment::SegmentId;
+use super::{Broken, HEADER, LARGEST, REFERENCES};
+
+/// What a record is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Kind {
+    /// A packet from one queue pair to another.
+    Packet,
+    /// A UDP datagram that another process received for a queue pair of this one.
+    Datagram,
+}
+
+/// A range of the sender's memory, or of the lane.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Reference {
+    /// Of a segment that both map.
+    Segment {
+        /// Which.
+        id: SegmentId,
+        /// The first byte.
+        offset: u64,
+        /// How many.
+        len: u32,
+    },
+    /// Of the sender's address space.
+    Process {
+        /// The first byte.
+        addr: u64,
+        /// How many.
+        len: u32,
+    },
+    /// Of the lane's bulk area: what [`Sender::copy_in`](super::Sender::copy_in) gave.
+    Bulk {
+        /// The first byte.
+        offset: u64,
+        /// How many.
+        len: u32,
+    },
+}
+
+impl Reference {
+    /// How many bytes.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        let (Self::Segment { len, .. } | Self::Process { len, .. } | Self::Bulk { len, .. }) = *self;
+        len as usize
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The same memory, `skip` bytes later and `len` long: within what it is.
+    pub(super) fn part(self, skip: usize, len: usize) -> Self {
+        let (skip, len) = (skip as u64, len as u32);
+        match self {
+            Self::Segment { id, offset, .. } => {
+                let offset = offset.wrapping_add(skip);
+                Self::Segment { id, offset, len }
+            }
+            Self::Process { addr, .. } => {
+                let addr = addr.wrapping_add(skip);
+                Self::Process { addr, len }
+            }
+            Self::Bulk { offset, .. } => {
+                let offset = offset.wrapping_add(skip);
+                Self::Bulk { offset, len }
+            }
+        }
+    }
+
+    pub(super) fn encode(self) -> [u8; REFERENCE] {
+        let (at, len, kind, id) = match self {
+            Self::Segment { id, offset, len } => (offset, len, 1, id.0),
+            Self::Process { addr, len } => (addr, len, 2, 0),
+            Self::Bulk { offset, len } => (offset, len, 3, 0),
+        };
+        let what = (kind << ID_BITS) | id;
+        let mut bytes = [0; REFERENCE];
+        bytes[..8].copy_from_slice(&at.to_ne_bytes());
+        bytes[8..12].copy_from_slice(&len.to_ne_bytes());
+        bytes[12..].copy_from_slice(&what.to_ne_bytes());
+        bytes
+    }
+
+    pub(super) fn decode(bytes: &[u8; REFERENCE]) -> Result<Self, Broken> {
+        let [at0, at1, at2, at3, at4, at5, at6, at7, len @ .., w0, w1, w2, w3] = *bytes;
+        let at = u64::from_ne_bytes([at0, at1, at2, at3, at4, at5, at6, at7]);
+        let (len, what) = (u32::from_ne_bytes(len), u32::from_ne_bytes([w0, w1, w2, w3]));
+        let id = SegmentId(what & ((1 << ID_BITS) - 1));
+        match what >> ID_BITS {
+            1 => Ok(Self::Segment { id, offset: at, len }),
+            2 => Ok(Self::Process { addr: at, len }),
+            3 => Ok(Self::Bulk { offset: at, len }),
+            _ => Err(Broken("a reference to no kind of memory")),
+        }
+    }
+}
+
+/// Bits of a segment's number in a reference.
+pub(super) const ID_BITS: u32 = 30;
+/// Bytes of a reference in a lane.
+pub(super) const REFERENCE: usize = 16;
+
+/// The payload of a record to be sent.
+#[derive(Clone, Copy, Debug)]
+pub enum Payload<'a> {
+    /// These bytes, which are copied into the lane: [`LARGEST`] at most.
+    Inline(&'a [u8]),
+    /// The receiver copies from there: [`REFERENCES`] at most, which together are [`LARGEST`] at most.
+    Referred(&'a [Reference]),
+}
+
+/// A record to be sent.
+#[derive(Clone, Copy, Debug)]
+pub struct Record<'a> {
+    /// What it is.
+    pub kind: Kind,
+    /// The packet's headers, or what there is to say about a datagram: [`HEADER`] bytes at most.
+    pub header: &'a [u8],
+    /// Its payload.
+    pub payload: Payload<'a>,
+}
+
+/// Where a record's payload is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Form {
+    /// In the slot.
+    Slot,
+    /// In the bulk area.
+    Bulk,
+    /// By references in the slot.
+    Referred,
+    /// By references in the bulk area.
+    ReferredByBulk,
+}
+
+/// A slot's control word: all of its numbers, so that they are read at once.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Control {
+    pub(super) kind: Kind,
+    pub(super) form: Form,
+    /// Header bytes.
+    pub(super) header: usize,
+    /// References.
+    pub(super) references: usize,
+    /// Payload bytes.
+    pub(super) payload: usize,
+}
+
+impl Control {
+    /// Where in the slot's content the payload, the references or their offset begin.
+    pub(super) fn behind_header(&self) -> usize {
+        self.header.next_multiple_of(8)
+    }
+
+    /// Bytes in the slot behind the header.
+    fn content(&self) -> usize {
+        match self.form {
+            Form::Slot => self.payload,
+            Form::Referred => self.references * REFERENCE,
+            Form::Bulk | Form::ReferredByBulk => 8,
+        }
+    }
+
+    pub(super) fn fits(&self) -> bool {
+        self.behind_header() + self.content() <= ROOM
+    }
+
+    pub(super) fn encode(self) -> u64 {
+        let kind = match self.kind {
+            Kind::Packet => 1,
+            Kind::Datagram => 2,
+        };
+        let form = match self.form {
+            Form::Slot => 1,
+            Form::Bulk => 2,
+            Form::Referred => 3,
+            Form::ReferredByBulk => 4,
+        };
+        let [header, references, payload] = [self.header, self.references, self.payload].map(|n| n as u64);
+        kind | form << 8 | header << 16 | references << 24 | payload << 32
+    }
+
+    /// What a control word says, whoever wrote it: sizes within their limits, and a content that fits into a slot.
+    pub(super) fn decode(word: u64) -> Result<Self, Broken> {
+        let [kind, form, header, references, payload @ ..] = word.to_le_bytes();
+        let kind = match kind {
+            1 => Kind::Packet,
+            2 => Kind::Datagram,
+            _ => return Err(Broken("a record of no kind")),
+        };
+        let form = match form {
+            1 => Form::Slot,
+            2 => Form::Bulk,
+            3 => Form::Referred,
+            4 => Form::ReferredByBulk,
+            _ => return Err(Broken("a record of no form")),
+        };
+        let control = Self {
+            kind,
+            form,
+            header: header.into(),
+            references: references.into(),
+            payload: u32::from_le_bytes(payload) as usize,
+        };
+        if control.header > HEADER || control.references > REFERENCES || control.payload > LARGEST || !control.fits() {
+            return Err(Broken("a record larger than any"));
+        }
+        Ok(control)
+    }
+}

@@ -1,0 +1,245 @@
+//! Memory of this process that others can map too.
+//!
+//! There is no allocator to ask: any program that maps a memfd shared has such memory, whoever made it. [`find`] looks a range of addresses up in /proc/self/maps and the
+//! file behind it among the descriptors of /proc/self/fd. The file must not be able to shrink (F_SEAL_SHRINK is put on it if that is allowed), for reading behind its end would be a signal in
+//! another process. What is doubtful is no segment, and moves by other movers.
+
+use std::fmt;
+use std::fs::{self, File};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Weak};
+
+use nix::fcntl::{FcntlArg, SealFlag, fcntl};
+use nix::sys::statfs::{TMPFS_MAGIC, fstatfs};
+use parking_lot::Mutex;
+
+use super::record::ID_BITS;
+
+/// The number of a segment in the process that owns it. Never used again.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct SegmentId(pub u32);
+
+impl fmt::Display for SegmentId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// A file of shared memory that this process has mapped. It stays open for as long as this lives.
+#[derive(Debug)]
+pub struct Segment {
+    id: SegmentId,
+    /// Can only be read through.
+    file: File,
+    inode: Inode,
+    len: u64,
+}
+
+impl Segment {
+    /// Its number here.
+    #[must_use]
+    pub fn id(&self) -> SegmentId {
+        self.id
+    }
+
+    /// A descriptor by which another process can map it, to read only.
+    #[must_use]
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+}
+
+/// A range of a segment.
+#[derive(Clone, Debug)]
+pub struct Place {
+    /// Which.
+    pub segment: Arc<Segment>,
+    /// Where the range begins in it.
+    pub offset: u64,
+}
+
+/// What identifies a file.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Inode {
+    dev: u64,
+    number: u64,
+}
+
+/// The segments that somebody holds.
+static KNOWN: Mutex<Vec<Weak<Segment>>> = Mutex::new(Vec::new());
+static NEXT: AtomicU32 = AtomicU32::new(1);
+
+/// The segment in which all of a range of this process' memory lies, if it does. The answer is good for as long as the range stays mapped as it is.
+#[must_use]
+pub fn find(addr: usize, len: usize) -> Option<Place> {
+    let maps = fs::read("/proc/self/maps").ok()?;
+    let range = mapped_file(&maps, addr, addr.checked_add(len)?)?;
+    let end = range.offset.checked_add(len as u64)?;
+    let mut known = KNOWN.lock();
+    known.retain(|segment| segment.strong_count() != 0);
+    // One that has grown since is mapped too short by those who have it.
+    let found = known
+        .iter()
+        .filter_map(Weak::upgrade)
+        .find(|segment| segment.inode == range.inode && end <= segment.len);
+    let segment = match found {
+        Some(segment) => segment,
+        None => {
+            let file = open(range.inode)?;
+            let len = file.metadata().ok()?.len();
+            let id = NEXT.fetch_add(1, Ordering::Relaxed);
+            if end > len || id >> ID_BITS != 0 {
+                return None;
+            }
+            let segment = Arc::new(Segment {
+                id: SegmentId(id),
+                file,
+                inode: range.inode,
+                len,
+            });
+            known.push(Arc::downgrade(&segment));
+            segment
+        }
+    };
+    Some(Place {
+        segment,
+        offset: range.offset,
+    })
+}
+
+/// A range of a file.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct FileRange {
+    inode: Inode,
+    offset: u64,
+}
+
+/// The part of a memfd that is mapped, shared, from `start` to `end`, according to a text of the form of /proc/self/maps (proc_pid_maps(5)). It may be mapped in several pieces, which protection
+/// and advice make of one, if they continue each other.
+fn mapped_file(maps: &[u8], start: usize, end: usize) -> Option<FileRange> {
+    let mut found: Option<FileRange> = None;
+    let mut reached = start;
+    for line in maps.split(|byte| *byte == b'\n') {
+        let line = String::from_utf8_lossy(line);
+        let Some(piece) = Piece::parse(&line) else {
+            continue;
+        };
+        if piece.end <= reached {
+            continue;
+        }
+        if piece.start > reached || !piece.is_shared_memfd {
+            return None;
+        }
+        let offset = piece.offset.checked_add((reached - piece.start) as u64)?;
+        match found {
+            None => {
+                let inode = piece.inode;
+                found = Some(FileRange { inode, offset });
+            }
+            Some(begun) if begun.inode == piece.inode && begun.offset + (reached - start) as u64 == offset => {}
+            Some(_) => return None,
+        }
+        reached = piece.end;
+        if reached >= end {
+            return found;
+        }
+    }
+    None
+}
+
+/// A line of /proc/self/maps.
+struct Piece {
+    start: usize,
+    end: usize,
+    is_shared_memfd: bool,
+    offset: u64,
+    inode: Inode,
+}
+
+impl Piece {
+    fn parse(line: &str) -> Option<Self> {
+        let mut words = line.split_ascii_whitespace();
+        let (start, end) = words.next()?.split_once('-')?;
+        let rights = words.next()?;
+        let offset = words.next()?;
+        let (major, minor) = words.next()?.split_once(':')?;
+        let number = words.next()?;
+        let path = words.next().unwrap_or_default();
+        let hex = |text| u32::from_str_radix(text, 16).ok();
+        Some(Self {
+            start: usize::from_str_radix(start, 16).ok()?,
+            end: usize::from_str_radix(end, 16).ok()?,
+            is_shared_memfd: rights.ends_with('s') && path.starts_with("/memfd:"),
+            offset: u64::from_str_radix(offset, 16).ok()?,
+            inode: Inode {
+                dev: libc::makedev(hex(major)?, hex(minor)?),
+                number: number.parse().ok()?,
+            },
+        })
+    }
+}
+
+/// A descriptor of this process for a file, opened anew to be read only, if it can be one of a segment.
+fn open(inode: Inode) -> Option<File> {
+    for entry in fs::read_dir("/proc/self/fd").ok()? {
+        // Through the link the file is reached and not its name, which a memfd has none of. It may be closed, or be another's, by the time it is open: so it is looked at then.
+        let Ok(path) = entry.map(|entry| entry.path()) else {
+            continue;
+        };
+        if !is_memfd(&path) {
+            continue;
+        }
+        let Ok(found) = fs::metadata(&path).map(|found| inode_of(&found)) else {
+            continue;
+        };
+        if found != inode {
+            continue;
+        }
+        let Ok(file) = File::open(&path) else {
+            continue;
+        };
+        if !file.metadata().is_ok_and(|opened| inode_of(&opened) == inode) {
+            continue;
+        }
+        if cannot_shrink(&file) || (seal(&path, inode) && cannot_shrink(&file)) {
+            return Some(file);
+        }
+    }
+    None
+}
+
+/// Whether the link of a descriptor says memfd: so that nothing else is opened, which for some files does things.
+fn is_memfd(link: &Path) -> bool {
+    fs::read_link(link).is_ok_and(|target| target.as_os_str().as_bytes().starts_with(b"/memfd:"))
+}
+
+fn inode_of(file: &fs::Metadata) -> Inode {
+    Inode {
+        dev: file.dev(),
+        number: file.ino(),
+    }
+}
+
+/// Seals a memfd against shrinking, for which it must be open to be written.
+fn seal(path: &Path, inode: Inode) -> bool {
+    let Ok(file) = File::options().write(true).open(path) else {
+        return false;
+    };
+    file.metadata().is_ok_and(|opened| inode_of(&opened) == inode)
+        && fcntl(&file, FcntlArg::F_ADD_SEALS(SealFlag::F_SEAL_SHRINK)).is_ok()
+}
+
+/// Whether a file stays as long as it is and its pages come when they are asked for: a memfd of ordinary pages, sealed.
+pub(super) fn cannot_shrink(file: &impl AsFd) -> bool {
+    // Huge pages that were set aside may run out when a hole is read.
+    let ordinary = fstatfs(file).is_ok_and(|system| system.filesystem_type() == TMPFS_MAGIC);
+    let seals = fcntl(file, FcntlArg::F_GET_SEALS).map(SealFlag::from_bits_retain);
+    ordinary && seals.is_ok_and(|seals| seals.contains(SealFlag::F_SEAL_SHRINK))
+}
+
+#[cfg(test)]
+mod tests;
