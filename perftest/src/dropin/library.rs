@@ -9,7 +9,7 @@ use crate::failure::Failure;
 /// The library's file.
 pub(crate) const FILE: &str = "libdoorbell_dropin.so";
 /// The names under which programs ask for it.
-pub(crate) const NAMES: [&str; 2] = ["libibverbs.so.1", "libibverbs.so"];
+pub(crate) const NAMES: [&str; 4] = ["libibverbs.so.1", "libibverbs.so", "librdmacm.so.1", "librdmacm.so"];
 
 /// The folder that has the library.
 ///

@@ -10,8 +10,10 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use doorbell_roce_proto::cm::CmConfig;
 use doorbell_roce_proto::{Counters, Endpoint, EndpointConfig, Gid, Mtu};
 
+use crate::cm::{self, ConnectionManager, Connections};
 use crate::config::{DeviceConfig, LinkChoice};
 use crate::drive::Shared;
 use crate::event::{Event, EventQueue};
@@ -193,7 +195,14 @@ impl Device {
         endpoint.give_numbers(block);
         let host = Arc::new(host);
         link.parker.listen_to(Arc::clone(&host));
-        let mut core = Core::new(endpoint, Arc::clone(&host), address);
+        let connections = Connections::new(CmConfig {
+            address: address.ip(),
+            guid: cm::guid(address.ip()),
+            mtu,
+            slot: host.me().slot(),
+            seed,
+        });
+        let mut core = Core::new(endpoint, connections, Arc::clone(&host), address);
         let mut own = None;
         if !config.is_udp_only() {
             let enabled = core.lanes.enable(config.link == LinkChoice::Local, config.mover);
@@ -258,6 +267,11 @@ impl Device {
     pub fn unlisten(&self, listener: &Arc<EventQueue<Event>>) {
         let listeners = &mut self.shared.core.lock().listeners;
         listeners.retain(|other| !Arc::ptr_eq(other, listener));
+    }
+
+    /// Its connection manager.
+    pub fn cm(self: &Arc<Self>) -> ConnectionManager {
+        ConnectionManager::new(Arc::clone(self))
     }
 
     /// What its engine has counted since it was opened.

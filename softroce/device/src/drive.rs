@@ -269,7 +269,7 @@ impl Shared {
         }
         let mut core = self.core.lock();
         if let Some(now) = late {
-            core.endpoint.handle_timeout(now);
+            core.handle_timeout(now);
         }
         if let Some(now) = telling {
             core.tell_moderated(now);
@@ -513,7 +513,7 @@ impl Shared {
     /// The end of a section under core: delivers, and makes the engine's deadline known, waking the progress thread if it sleeps beyond it.
     fn settle(&self, mut core: MutexGuard<'_, Core>) {
         core.deliver(|| self.now());
-        let due = core.endpoint.poll_timeout().map_or(NEVER, |due| due.0);
+        let due = core.due().map_or(NEVER, |due| due.0);
         self.engine_due.store(due, Ordering::SeqCst);
         let wake = core.ring();
         let blocked = core.lanes.is_blocked();

@@ -7,6 +7,7 @@
 //! (`progress`). The three locks they share, and their order, are described in `drive`.
 
 pub mod clock;
+pub mod cm;
 mod config;
 mod cq;
 mod device;

@@ -11,6 +11,7 @@ use doorbell_roce_proto::work::{CqId, SrqId};
 use doorbell_roce_proto::{AsyncEvent, Datagram, Endpoint, Ident, Instant, LanePacket, Qpn, SrqInit};
 
 use crate::capacity;
+use crate::cm::Connections;
 use crate::cq::CqRing;
 use crate::event::{Event, EventQueue, Owner, QpEvent};
 use crate::host::{Host, MemberId};
@@ -26,6 +27,7 @@ const _: () = assert!(capacity::QPS <= Endpoint::MAX_QPS);
 pub(crate) struct Core {
     pub(crate) endpoint: Endpoint,
     pub(crate) memory: Table,
+    pub(crate) connections: Connections,
     cqs: Vec<Option<Arc<CqRing>>>,
     /// The queues whose channels wait for more completions, and until when (ibv_modify_cq(3)).
     moderated: Vec<(Instant, Arc<CqRing>)>,
@@ -58,10 +60,11 @@ pub(crate) enum Filled {
 
 impl Core {
     /// `address` is that of the group, whatever port this process has.
-    pub(crate) fn new(endpoint: Endpoint, host: Arc<Host>, address: SocketAddr) -> Self {
+    pub(crate) fn new(endpoint: Endpoint, connections: Connections, host: Arc<Host>, address: SocketAddr) -> Self {
         Self {
             endpoint,
             memory: Table::new(),
+            connections,
             cqs: Vec::new(),
             moderated: Vec::new(),
             qps: HashMap::new(),
@@ -189,9 +192,10 @@ impl Core {
         self.endpoint.handle_datagram(now, &datagram, &mut self.memory);
     }
 
-    /// The other process that a packet's queue pair belongs to.
+    /// The other process that a packet's queue pair belongs to. The special ones are everybody's.
     fn other_owner(&self, packet: &[u8]) -> Option<MemberId> {
-        let owner = Bth::dest_qp_of(packet).and_then(|qpn| self.host.owner_of(qpn));
+        let qpn = Bth::dest_qp_of(packet).filter(|qpn| qpn.get() > 1);
+        let owner = qpn.and_then(|qpn| self.host.owner_of(qpn));
         owner.filter(|owner| *owner != self.host.me())
     }
 
@@ -241,6 +245,7 @@ impl Core {
 
     /// Moves what the engine wants to send into `batch`, as far as there is room, or onto the lanes.
     pub(crate) fn fill(&mut self, now: Instant, batch: &mut TxBatch) -> Filled {
+        self.connections.exchange(now, &mut self.endpoint);
         while let Some(mut slot) = batch.slot() {
             let Some(transmit) = self.endpoint.poll_transmit(now, &mut self.memory, &mut slot) else {
                 return Filled::All;
@@ -307,6 +312,18 @@ impl Core {
         }
     }
 
+    /// Does what is due, in the engine and in communication management.
+    pub(crate) fn handle_timeout(&mut self, now: Instant) {
+        self.endpoint.handle_timeout(now);
+        self.connections.handle_timeout(now);
+    }
+
+    /// When to call [`handle_timeout`](Self::handle_timeout).
+    pub(crate) fn due(&self) -> Option<Instant> {
+        let due = [self.endpoint.poll_timeout(), self.connections.due()];
+        due.into_iter().flatten().min()
+    }
+
     /// Hands the engine's completions to their queues, and its events to the owners of the objects. `now` tells the time where it is needed.
     pub(crate) fn deliver(&mut self, now: impl Fn() -> Instant) {
         // What completes here is the application's again.
@@ -318,6 +335,7 @@ impl Core {
                 self.moderated.push((due, Arc::clone(ring)));
             }
         }
+        self.connections.deliver();
         while let Some(event) = self.endpoint.poll_event() {
             let (qpn, event) = match event {
                 AsyncEvent::QpFatal(qpn) => (qpn, QpEvent::Fatal),

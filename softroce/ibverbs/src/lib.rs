@@ -28,6 +28,7 @@ mod window;
 mod wr;
 
 pub use address::init_ah_from_wc;
+pub use context::device_of;
 pub use doorbell_softroce::{ConfigError, DeviceConfig, LinkChoice, Mover, OpenError};
 use doorbell_verbs_sys::{Api, Promise};
 pub use registry::{AlreadyInUse, configure, last_open_error, local_group, local_movers};

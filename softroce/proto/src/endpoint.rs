@@ -3,14 +3,16 @@
 use core::net::IpAddr;
 use std::collections::VecDeque;
 
+use crate::cm::Mad;
 use crate::counters::Counters;
+use crate::gsi::{GSI, Gsi, ReceivedMad};
 use crate::ident::{IdentTracker, Verdict};
 use crate::lanes::FullLanes;
 use crate::memory::Memory;
 use crate::numbers::Block;
 use crate::outbox::Outbox;
 use crate::qp::parts::{Arrival, Source};
-use crate::qp::{Attributes, LaneId, Modify, ModifyError, QpInit, QueuePair};
+use crate::qp::{Attributes, LaneId, Modify, ModifyError, Path, QpInit, QueuePair};
 use crate::srq::{SharedQueue, SrqAttributes, SrqError, SrqInit};
 use crate::table::QpTable;
 use crate::timer::Timers;
@@ -91,6 +93,23 @@ pub struct Transmit {
     pub fleeting: bool,
 }
 
+impl Transmit {
+    fn new(qpn: Qpn, path: &Path, len: usize) -> Self {
+        Self {
+            src: path.local,
+            dst: path.remote,
+            traffic_class: path.traffic_class,
+            hop_limit: path.hop_limit,
+            len,
+            qpn,
+            lane: path.lane,
+            headers: 0,
+            referred: 0,
+            fleeting: false,
+        }
+    }
+}
+
 /// What a device tells its owner unasked (ibv_get_async_event(3)).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum AsyncEvent {
@@ -161,6 +180,7 @@ pub struct Endpoint {
     idents: IdentTracker,
     timers: Timers,
     active: Active,
+    gsi: Gsi,
     full_lanes: FullLanes,
     out: Outbox,
 }
@@ -223,6 +243,7 @@ impl Endpoint {
                 left: BURST,
                 ..Active::default()
             },
+            gsi: Gsi::default(),
             full_lanes: FullLanes::default(),
             out: Outbox::default(),
         }
@@ -404,6 +425,10 @@ impl Endpoint {
                 return;
             }
         };
+        if packet.bth.dest_qp == GSI {
+            self.handle_management(now, datagram, &packet);
+            return;
+        }
         let Some((index, qp)) = find(&mut self.qps, packet.bth.dest_qp).filter(|(_, qp)| qp.receives()) else {
             counters.no_qp += 1;
             return;
@@ -422,6 +447,27 @@ impl Endpoint {
         }
         qp.handle(now, &packet.into(), (datagram.src, datagram.dst), memory, &mut self.out);
         self.touched(index);
+    }
+
+    fn handle_management(&mut self, now: Instant, datagram: &Datagram<'_>, packet: &Packet<'_>) {
+        if !Gsi::takes(packet, &mut self.out.counters) {
+            return;
+        }
+        if self.idents.check(now, datagram) == Verdict::Valid {
+            self.gsi.handle(packet, datagram, &mut self.out.counters);
+        } else {
+            self.out.counters.icrc_errors += 1;
+        }
+    }
+
+    /// The next management datagram that came to queue pair 1.
+    pub fn poll_mad(&mut self) -> Option<ReceivedMad> {
+        self.gsi.poll()
+    }
+
+    /// Queues a management datagram from queue pair 1 to that of the peer; false when too many wait: it is lost then, as it may be on any network.
+    pub fn send_mad(&mut self, path: Path, mad: Box<Mad>) -> bool {
+        self.gsi.send(path, mad)
     }
 
     /// Takes a packet from a lane. As with a datagram, anything may be in it.
@@ -491,6 +537,10 @@ impl Endpoint {
     ///
     /// Consecutive packets of one message are given one after another, so that runs of equal size can be batched.
     pub fn poll_transmit<M: Memory>(&mut self, now: Instant, memory: &mut M, buf: &mut [u8]) -> Option<Transmit> {
+        if let Some((len, path)) = self.gsi.transmit(buf) {
+            self.out.counters.tx_packets += 1;
+            return Some(Transmit::new(GSI, &path, len));
+        }
         while let Some(&index) = self.active.queue.front() {
             let Some(qp) = self.qps.get_mut(index) else {
                 self.active.next(false);
@@ -516,16 +566,10 @@ impl Endpoint {
                 continue;
             };
             let transmit = Transmit {
-                src: path.local,
-                dst: path.remote,
-                traffic_class: path.traffic_class,
-                hop_limit: path.hop_limit,
-                len: written.len,
-                qpn: qp.qpn(),
-                lane: path.lane,
                 headers: written.headers,
                 referred: written.referred,
                 fleeting: qp.is_unreliable(),
+                ..Transmit::new(qp.qpn(), path, written.len)
             };
             self.timers.set(index, qp.deadline());
             self.active.left -= 1;
@@ -537,7 +581,8 @@ impl Endpoint {
 
     /// Whether all there is to send is acknowledgements, of a few queue pairs: their owner may wait a moment for a request that takes them along.
     pub fn only_acknowledges(&self) -> bool {
-        (1..=FEW).contains(&self.active.queue.len())
+        !self.gsi.has_more()
+            && (1..=FEW).contains(&self.active.queue.len())
             && self
                 .active
                 .queue

@@ -1,13 +1,15 @@
 //! When the timers run. The link is made up; whether they ran shows in the engine's deadline, which is computed anew then.
 
 use std::io;
-use std::net::UdpSocket;
+use std::net::{Ipv4Addr, UdpSocket};
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 
-use doorbell_roce_proto::Endpoint;
+use doorbell_roce_proto::cm::CmConfig;
+use doorbell_roce_proto::{Endpoint, Mtu};
 
 use super::*;
+use crate::cm::Connections;
 use crate::host::{Flags, Host};
 use crate::link::Link;
 
@@ -32,6 +34,16 @@ impl Transmit for Counting {
     }
 }
 
+fn connections() -> Connections {
+    Connections::new(CmConfig {
+        address: Ipv4Addr::LOCALHOST.into(),
+        guid: 1,
+        mtu: Mtu::Mtu1024,
+        slot: 0,
+        seed: 1,
+    })
+}
+
 struct Rig {
     shared: Shared,
     something_waits: Arc<AtomicBool>,
@@ -51,7 +63,7 @@ impl Rig {
             Box::new(Counting(Arc::clone(&transmits))),
             None,
             link.parker.waker(),
-            Core::new(Endpoint::new(1), Arc::new(host), address),
+            Core::new(Endpoint::new(1), connections(), Arc::new(host), address),
         );
         Self {
             shared,
