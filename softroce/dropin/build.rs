@@ -9,7 +9,7 @@ use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::{env, fs};
 
-const LISTS: [&str; 2] = ["libibverbs", "private"];
+const LISTS: [&str; 3] = ["libibverbs", "private", "librdmacm"];
 
 /// What the lists say.
 #[derive(Default)]

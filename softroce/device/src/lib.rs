@@ -14,6 +14,7 @@ mod device;
 mod drive;
 mod event;
 pub mod host;
+mod lanes;
 pub mod limits;
 pub mod link;
 pub mod local;
@@ -27,10 +28,11 @@ mod sync;
 
 pub use doorbell_roce_proto::Counters;
 
-pub use config::{ConfigError, DeviceConfig};
+pub use config::{ConfigError, DeviceConfig, LinkChoice};
 pub use cq::{Cq, CqConfig, CqNotify, Overrun};
 pub use device::{Device, DeviceInfo, LimitError, OpenError};
 pub use event::{Event, EventQueue, Owner, PortEvent, QpEvent, Token};
+pub use lanes::Mover;
 pub use link::PortState;
 pub use memory::{Bound, Change, Dm, HostRange, Mr, Mw, OutOfRange, RegisterError, Rights, WindowKind};
 pub use pd::Pd;

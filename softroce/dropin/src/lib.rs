@@ -16,6 +16,8 @@ mod strings;
 mod sysfs;
 
 mod exports {
+    use doorbell_softroce_rdmacm as rdmacm;
+
     use crate::export::{function, object, table};
     use crate::{absent, fork, library, private, query, rate, strings, sysfs};
 

@@ -262,6 +262,11 @@ impl Endpoint {
         self.qps.wants_numbers()
     }
 
+    /// Whether the given blocks have a number left for another queue pair.
+    pub fn has_numbers(&self) -> bool {
+        self.qps.has_numbers()
+    }
+
     /// Creates a queue pair in [`State::Reset`](crate::qp::State::Reset). Its queues are allocated here, once.
     ///
     /// # Panics

@@ -96,6 +96,16 @@ impl Numbers {
         2 * used >= self.rounds.len() * Block::LEN as usize
     }
 
+    /// How many queue pairs the blocks have numbers for.
+    pub(crate) fn capacity(&self) -> usize {
+        if self.alone {
+            return Block::COUNT * Block::LEN as usize - 3;
+        }
+        let reserved = |round: &Round| (0..Block::LEN).filter(|&at| round.block.number(at).is_none()).count();
+        let all = |round| Block::LEN as usize - reserved(round);
+        self.rounds.iter().map(all).sum()
+    }
+
     /// The next number for which `is_free`; `None` when there is none in all the blocks.
     pub(crate) fn next(&mut self, used: usize, is_free: impl Fn(Qpn) -> bool) -> Option<Qpn> {
         if self.alone && self.is_short(used) && self.rounds.len() < Block::COUNT {

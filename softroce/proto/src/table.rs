@@ -42,6 +42,11 @@ impl QpTable {
         self.numbers.is_short(self.len())
     }
 
+    /// Whether there is a number for a queue pair more.
+    pub(crate) fn has_numbers(&self) -> bool {
+        self.numbers.capacity() > self.len()
+    }
+
     /// Slots there have ever been.
     pub(crate) fn slots(&self) -> usize {
         self.slots.len()

@@ -1,7 +1,7 @@
 //! The door of a group: a name that one process holds at a time, while it joins or changes what members must not change at once. It opens by itself when that process dies.
 
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -15,7 +15,7 @@ use super::socket;
 /// Held until it is dropped.
 #[derive(Debug)]
 pub(super) struct Door {
-    _name: Unforked,
+    _name: Unforked<OwnedFd>,
 }
 
 /// Why it cannot be entered.

@@ -6,7 +6,8 @@
 //!
 //! A descriptor is marked right after it was made. A thread that forks in between leaves its child a copy, until that execs or ends.
 
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::ops::Deref;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::Once;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -23,12 +24,12 @@ pub(crate) fn line() -> u32 {
     FORKS.load(Ordering::Relaxed)
 }
 
-/// A descriptor that children do not keep, for as long as this lives. To be dropped before the descriptor is closed.
+/// The mark of a descriptor that children do not keep, for as long as this lives.
 #[derive(Debug)]
-pub(crate) struct Mark(RawFd);
+struct Mark(RawFd);
 
 impl Mark {
-    pub(crate) fn new(fd: BorrowedFd<'_>) -> Self {
+    fn new(fd: BorrowedFd<'_>) -> Self {
         static HANDLER: Once = Once::new();
         HANDLER.call_once(|| {
             // SAFETY: `in_child` is a function of the right type that lives as long as this object is loaded: glibc drops the handler with the object. It can only fail
@@ -81,23 +82,31 @@ extern "C" fn in_child() {
     }
 }
 
-/// A descriptor of ours with its mark.
+/// What owns a descriptor that children do not keep.
 #[derive(Debug)]
-pub(super) struct Unforked {
+pub struct Unforked<T> {
     // First, as the mark must go before the number may be another's.
     _mark: Mark,
-    fd: OwnedFd,
+    inner: T,
 }
 
-impl From<OwnedFd> for Unforked {
-    fn from(fd: OwnedFd) -> Self {
-        let _mark = Mark::new(fd.as_fd());
-        Self { _mark, fd }
+impl<T: AsFd> From<T> for Unforked<T> {
+    fn from(inner: T) -> Self {
+        let _mark = Mark::new(inner.as_fd());
+        Self { _mark, inner }
     }
 }
 
-impl AsFd for Unforked {
+impl<T> Deref for Unforked<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.inner
+    }
+}
+
+impl<T: AsFd> AsFd for Unforked<T> {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.fd.as_fd()
+        self.inner.as_fd()
     }
 }

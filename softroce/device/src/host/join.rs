@@ -2,7 +2,7 @@
 
 use std::io;
 use std::net::{SocketAddr, UdpSocket};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -71,7 +71,18 @@ pub enum JoinError {
     },
 }
 
-pub(super) fn join(address: SocketAddr, flags: Flags, patience: Duration) -> Result<(Host, UdpSocket), JoinError> {
+impl JoinError {
+    /// Whether it may do better at another address.
+    pub(crate) fn is_of_address(&self) -> bool {
+        !matches!(self, Self::Io { .. })
+    }
+}
+
+pub(super) fn join(
+    address: SocketAddr,
+    flags: Flags,
+    patience: Duration,
+) -> Result<(Host, Unforked<UdpSocket>), JoinError> {
     let names = Names::new(address);
     let deadline = Instant::now() + PATIENCE;
     let failed = |source| JoinError::Io { address, source };
@@ -87,7 +98,7 @@ pub(super) fn join(address: SocketAddr, flags: Flags, patience: Duration) -> Res
         Some(registry) => (registry, false),
         None => (Registry::create().map_err(failed)?, true),
     };
-    let bind = |port| UdpSocket::bind(SocketAddr::new(address.ip(), port));
+    let bind = |port| UdpSocket::bind(SocketAddr::new(address.ip(), port)).map(Unforked::from);
     let port_failed = |source| JoinError::Port { address, source };
     let mut bound = bind(address.port());
     if founded {
@@ -122,14 +133,14 @@ pub(super) fn join(address: SocketAddr, flags: Flags, patience: Duration) -> Res
     Ok((host, udp))
 }
 
-fn in_use(bound: &io::Result<UdpSocket>) -> bool {
+fn in_use<T>(bound: &io::Result<T>) -> bool {
     bound
         .as_ref()
         .is_err_and(|error| error.kind() == io::ErrorKind::AddrInUse)
 }
 
 /// The lowest slot that is free, by its name.
-fn take_slot(names: &Names) -> Result<(u16, Unforked), JoinError> {
+fn take_slot(names: &Names) -> Result<(u16, Unforked<OwnedFd>), JoinError> {
     let address = names.address();
     for slot in 0..SLOTS as u16 {
         match socket::listen(&names.slot(slot)) {
@@ -187,7 +198,7 @@ fn find(names: &Names, deadline: Instant) -> Result<Option<Registry>, JoinError>
 }
 
 /// Waits until one of those that were asked answers, or all have hung up, which are taken out.
-fn await_answer(asked: &mut Vec<(Unforked, i32)>, until: Instant) -> Option<Registry> {
+fn await_answer(asked: &mut Vec<(Unforked<OwnedFd>, i32)>, until: Instant) -> Option<Registry> {
     while !asked.is_empty() {
         let left = until.saturating_duration_since(Instant::now());
         let mut ready: Vec<_> = asked

@@ -25,7 +25,7 @@ use nix::sys::epoll::Epoll;
 use crate::sync::Mutex;
 
 mod door;
-pub(crate) mod fork;
+mod fork;
 mod join;
 mod names;
 mod peers;
@@ -37,6 +37,7 @@ use names::Names;
 use peers::Peers;
 use registry::Registry;
 
+pub use fork::Unforked;
 pub use join::JoinError;
 pub use peers::{Arrival, Connection, Message};
 pub use registry::{MemberId, SLOTS};
@@ -101,13 +102,27 @@ impl Host {
     ///
     /// # Errors
     /// When the address belongs to somebody else, or cannot be had.
-    pub fn join(address: SocketAddr, flags: Flags, patience: Duration) -> Result<(Self, UdpSocket), JoinError> {
+    pub fn join(
+        address: SocketAddr,
+        flags: Flags,
+        patience: Duration,
+    ) -> Result<(Self, Unforked<UdpSocket>), JoinError> {
         join::join(address, flags, patience)
+    }
+
+    /// The address that the group shares, with its own port.
+    pub fn address(&self) -> SocketAddr {
+        self.names.address()
     }
 
     /// This process.
     pub fn me(&self) -> MemberId {
         self.me
+    }
+
+    /// What this group is called, and no other on any host, but by chance.
+    pub fn group(&self) -> u64 {
+        self.registry.name()
     }
 
     /// Whether this is still the process that joined, not its fork.
@@ -220,7 +235,7 @@ impl Host {
     }
 
     /// Takes the address's own port over, if nobody has it: a socket more to receive from. Of the members that try, one is lucky; the others watch that one from here on.
-    pub fn take_over(&self) -> Option<UdpSocket> {
+    pub fn take_over(&self) -> Option<Unforked<UdpSocket>> {
         let mut retry = self.retry.lock();
         *retry = None;
         if let Some(holder) = self.holder() {
@@ -237,7 +252,7 @@ impl Host {
         match UdpSocket::bind(self.names.address()) {
             Ok(socket) => {
                 self.registry.set_holder(self.me);
-                Some(socket)
+                Some(socket.into())
             }
             Err(_) => {
                 *retry = Some(Instant::now() + RETRY);

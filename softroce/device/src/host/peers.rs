@@ -27,6 +27,11 @@ pub enum Message {
         /// Its number.
         id: u64,
     },
+    /// The sender has given that segment up: what is mapped of it can be unmapped.
+    Released {
+        /// Its number.
+        id: u64,
+    },
 }
 
 /// What has come of another member.
@@ -74,6 +79,7 @@ impl Record {
             Self::Hello { from, to } => [3, from, to],
             Self::Message(Message::Lane) => [4, 0, 0],
             Self::Message(Message::Segment { id }) => [5, id, 0],
+            Self::Message(Message::Released { id }) => [6, id, 0],
         };
         let mut bytes = [0; Self::MAX];
         for (to, word) in bytes.chunks_exact_mut(8).zip(words) {
@@ -99,6 +105,7 @@ impl Record {
             }),
             4 => Some(Self::Message(Message::Lane)),
             5 => Some(Self::Message(Message::Segment { id: word(1) })),
+            6 => Some(Self::Message(Message::Released { id: word(1) })),
             _ => None,
         }
     }
@@ -107,7 +114,7 @@ impl Record {
 /// A way to another member.
 #[derive(Debug)]
 pub struct Connection {
-    socket: Unforked,
+    socket: Unforked<OwnedFd>,
     to: MemberId,
     pid: i32,
 }
@@ -141,7 +148,7 @@ impl Connection {
 enum End {
     /// Another connected; `None` until it has said who it is.
     In {
-        socket: Unforked,
+        socket: Unforked<OwnedFd>,
         from: Option<MemberId>,
         pid: i32,
     },
@@ -176,7 +183,7 @@ const BREAK: Duration = Duration::from_millis(100);
 
 /// All the connections of a member.
 pub(super) struct Peers {
-    listener: Unforked,
+    listener: Unforked<OwnedFd>,
     /// Since when it is not listened to, for want of descriptors.
     paused: Option<Instant>,
     epoll: Arc<Epoll>,
@@ -187,7 +194,7 @@ pub(super) struct Peers {
 }
 
 impl Peers {
-    pub(super) fn new(listener: Unforked) -> io::Result<Self> {
+    pub(super) fn new(listener: Unforked<OwnedFd>) -> io::Result<Self> {
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
         epoll.add(listener.as_fd(), EpollEvent::new(EpollFlags::EPOLLIN, LISTENER))?;
         Ok(Self {

@@ -44,7 +44,7 @@ fn address(name: &str) -> io::Result<UnixAddr> {
     Ok(UnixAddr::new_abstract(name.as_bytes())?)
 }
 
-fn open() -> io::Result<Unforked> {
+fn open() -> io::Result<Unforked<OwnedFd>> {
     let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
     Ok(Unforked::from(socket(
         AddressFamily::Unix,
@@ -55,7 +55,7 @@ fn open() -> io::Result<Unforked> {
 }
 
 /// Holds a name and listens at it. `AddrInUse` when another socket of this network namespace holds it.
-pub(super) fn listen(name: &str) -> io::Result<Unforked> {
+pub(super) fn listen(name: &str) -> io::Result<Unforked<OwnedFd>> {
     let fd = open()?;
     bind(fd.as_fd().as_raw_fd(), &address(name)?)?;
     listen_on(&fd.as_fd(), Backlog::new(BACKLOG).unwrap_or(Backlog::MAXALLOWABLE))?;
@@ -63,14 +63,14 @@ pub(super) fn listen(name: &str) -> io::Result<Unforked> {
 }
 
 /// Connects to a name without waiting. `ConnectionRefused` when nobody listens there, `WouldBlock` when too many wait already.
-pub(super) fn connect_to(name: &str) -> io::Result<Unforked> {
+pub(super) fn connect_to(name: &str) -> io::Result<Unforked<OwnedFd>> {
     let fd = open()?;
     connect(fd.as_fd().as_raw_fd(), &address(name)?)?;
     Ok(fd)
 }
 
 /// The next connection that waits at a listening socket; `WouldBlock` when none does.
-pub(super) fn accept(listener: BorrowedFd<'_>) -> io::Result<Unforked> {
+pub(super) fn accept(listener: BorrowedFd<'_>) -> io::Result<Unforked<OwnedFd>> {
     let fd = accept4(listener.as_raw_fd(), SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK)?;
     // SAFETY: accept4 gave a new descriptor, which is nobody else's.
     Ok(Unforked::from(unsafe { OwnedFd::from_raw_fd(fd) }))

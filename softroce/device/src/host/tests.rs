@@ -4,20 +4,24 @@ use std::fs::File;
 use std::io::{Read, Seek, Write};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::thread;
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::*;
 
-/// A port of 127.0.0.1 that nobody has now.
+/// An address that nobody else has, here or in another process.
 fn address() -> SocketAddr {
-    let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-    socket.local_addr().unwrap()
+    static NEXT: AtomicU8 = AtomicU8::new(1);
+    let pid = std::process::id();
+    let last = NEXT.fetch_add(1, Ordering::Relaxed);
+    let ip = Ipv4Addr::new(127, 1 + (pid >> 8) as u8 % 250, pid as u8, last);
+    SocketAddr::new(ip.into(), 4791)
 }
 
 /// Joins while the members that are there answer.
-fn join(address: SocketAddr, members: &[&Host]) -> (Host, UdpSocket) {
+fn join(address: SocketAddr, members: &[&Host]) -> (Host, Unforked<UdpSocket>) {
     thread::scope(|scope| {
         let joining = scope.spawn(|| Host::join(address, Flags::default(), Duration::ZERO).unwrap());
         while !joining.is_finished() {
@@ -179,8 +183,8 @@ fn the_port_is_taken_over() {
 
 #[test]
 fn a_port_of_somebody_else_is_an_error() {
-    let other = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-    let at = other.local_addr().unwrap();
+    let at = address();
+    let _other = UdpSocket::bind(at).unwrap();
     let error = Host::join(at, Flags::default(), Duration::from_millis(3)).unwrap_err();
     assert!(
         matches!(&error, JoinError::Port { source, .. } if source.kind() == io::ErrorKind::AddrInUse),
