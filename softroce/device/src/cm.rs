@@ -116,6 +116,11 @@ impl Connections {
         }
     }
 
+    /// Another process on this address is gone.
+    pub(crate) fn forget_member(&mut self, now: Instant, slot: u16) {
+        self.cm.handle_lost(now, self.local, slot);
+    }
+
     pub(crate) fn handle_timeout(&mut self, now: Instant) {
         self.cm.handle_timeout(now);
     }
