@@ -51,7 +51,7 @@ fn main() {
     let bindings = read(&sys.join("bindings.rs")) + &read(&sys.join("rdmacm/bindings.rs"));
     let aggregates = aggregates(&bindings);
     let mut out = String::from(
-        "use libc::{\n    pthread_cond_t, pthread_mutex_t, sockaddr, sockaddr_in, sockaddr_in6, sockaddr_storage, timespec,\n};\n",
+        "use libc::{\n    pthread_cond_t, pthread_mutex_t, sockaddr, sockaddr_in, sockaddr_in6, sockaddr_storage, socklen_t, timespec,\n};\n",
     );
     write_types(&mut out, &aggregates);
     write_rdma_sys(&mut out, &aggregates);

@@ -2,6 +2,7 @@
 //!
 //! Only single values are judged here; whether they go together is for [`crate::plan`] to say.
 
+use std::ffi::OsString;
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -19,6 +20,7 @@ Examples:
   doorbell bw write --verify --drop 0.05    every byte checked while 5 % of the packets are lost
   doorbell devices -v                       what is here
   doorbell limits                           how far this machine itself could go
+  doorbell run -- ibv_devinfo               any libibverbs program, on the userspace device
 
 Exit status: 0 done, 1 the test failed (wrong data, peer lost), 2 bad usage.";
 
@@ -44,16 +46,71 @@ pub(crate) enum Command {
     /// Measure latency
     #[command(after_help = EXAMPLES)]
     Lat(LatArgs),
+    /// Run any libibverbs program, and what it starts, on the userspace device
+    #[command(after_help = RUN_NOTES)]
+    Run(RunArgs),
+    /// Print what a shell has to set for every libibverbs program to be on the userspace device: eval "$(doorbell env)"
+    Env(EnvArgs),
 }
 
 impl Command {
     /// Whether another process of this program started this one and reports for it.
     pub(crate) fn is_child(&self) -> bool {
         match self {
-            Command::Devices(_) | Command::Limits(_) => false,
+            Command::Devices(_) | Command::Limits(_) | Command::Run(_) | Command::Env(_) => false,
             Command::Bw(BwArgs { test, .. }) | Command::Lat(LatArgs { test }) => test.child,
         }
     }
+}
+
+const RUN_NOTES: &str = "\
+Exit status: the command's own; 127 when there is no such command, 126 when it cannot be started, 125 when doorbell itself fails, 2 bad usage.
+Signals are passed on. Programs that are linked statically or change their user cannot be served.";
+
+/// What `doorbell run` takes.
+#[derive(Args, Debug)]
+pub(crate) struct RunArgs {
+    #[command(flatten)]
+    pub(crate) device: DropinArgs,
+    /// The command with its arguments
+    #[arg(
+        value_name = "CMD",
+        required = true,
+        trailing_var_arg = true,
+        allow_hyphen_values = true
+    )]
+    pub(crate) command: Vec<OsString>,
+}
+
+/// What `doorbell env` takes.
+#[derive(Args, Debug)]
+pub(crate) struct EnvArgs {
+    #[command(flatten)]
+    pub(crate) device: DropinArgs,
+    /// Print NAME=VALUE lines, as for $GITHUB_ENV, and not commands of a shell
+    #[arg(long)]
+    pub(crate) plain: bool,
+}
+
+/// The userspace device of programs that know nothing of it.
+#[derive(Args, Debug)]
+#[command(next_help_heading = "Userspace device")]
+pub(crate) struct DropinArgs {
+    /// Address it binds to; each one after a comma is a device more [default: a loopback address]
+    #[arg(long, value_name = "IP[,IP]", value_delimiter = ',', num_args = 1)]
+    pub(crate) address: Vec<IpAddr>,
+    /// UDP port of the wire; both ends need the same
+    #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
+    pub(crate) port: Option<u16>,
+    /// How processes of one host reach each other: udp forces the wire [default: the best way there is]
+    #[arg(long, value_name = "LINK")]
+    pub(crate) link: Option<String>,
+    /// What to do to the packets sent, as drop=0.01,seed=7
+    #[arg(long, value_name = "FAULTS")]
+    pub(crate) faults: Option<String>,
+    /// Leave /sys/class/infiniband as it is, and with it LD_PRELOAD
+    #[arg(long)]
+    pub(crate) no_sysfs: bool,
 }
 
 /// What `doorbell devices` takes.
@@ -283,6 +340,10 @@ mod tests {
             "doorbell bw write peer --server",
             "doorbell bw write --bind 0.0.0.0",
             "doorbell lat write -q 2",
+            "doorbell run",
+            "doorbell run --address localhost -- true",
+            "doorbell run --port 0 -- true",
+            "doorbell env true",
             "doorbell topo",
         ] {
             let refused = Cli::try_parse_from(line.split(' ')).expect_err(line);

@@ -23,6 +23,10 @@ pub(crate) enum Failure {
         /// What happened to it.
         reason: String,
     },
+    /// A command could not be run: exit status 127 when there is no such command, 126 when it cannot be started, 125 when this program failed before it tried, as
+    /// env(1) has them.
+    #[error("{0}")]
+    NotRun(String, u8),
     /// Ctrl-C. Exit status 130.
     #[error("interrupted")]
     Interrupted,
@@ -44,6 +48,7 @@ impl Failure {
         match self {
             Failure::Test(_) | Failure::Lost { .. } => 1,
             Failure::Usage(_) => 2,
+            Failure::NotRun(_, status) => *status,
             Failure::Interrupted => 130,
         }
     }

@@ -1,13 +1,14 @@
 //! The `doorbell` command: RDMA bandwidth and latency tests, a list of devices, and the machine's own limits.
 //!
 //! `cli` says what may be asked, `plan` what a test does, `command` who runs where; `exchange` is how two ends agree, `orchestrate` how one
-//! machine has both; `run` measures, `stats` computes, `report` prints.
+//! machine has both; `run` measures, `stats` computes, `report` prints. `dropin` is `doorbell run` and `doorbell env`.
 #![forbid(unsafe_code)]
 
 mod cli;
 mod command;
 mod device;
 mod devices;
+mod dropin;
 mod exchange;
 mod failure;
 mod interrupt;
@@ -50,6 +51,8 @@ fn run(command: &Command) -> Result<(), Failure> {
         Command::Limits(args) => limits::run(args),
         Command::Bw(args) => command::run(&Plan::bw(args)?, &args.test),
         Command::Lat(args) => command::run(&Plan::lat(args)?, &args.test),
+        Command::Run(args) => dropin::run(args),
+        Command::Env(args) => dropin::env(args),
     }
 }
 

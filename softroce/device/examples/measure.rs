@@ -119,6 +119,7 @@ impl Side {
                 remote: Gid::from(ip.parse::<std::net::IpAddr>()?).to_ip(),
                 traffic_class: 0,
                 hop_limit: 64,
+                lane: None,
             }),
             path_mtu: Some(self.device.info().mtu),
             dest_qpn: Some(Qpn::new(qpn.parse()?)),

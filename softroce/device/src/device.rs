@@ -8,15 +8,23 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread::JoinHandle;
+use std::time::Duration;
 
+use doorbell_roce_proto::cm::CmConfig;
 use doorbell_roce_proto::{Counters, Endpoint, EndpointConfig, Gid, Mtu};
 
-use crate::config::DeviceConfig;
+use crate::cm::{self, ConnectionManager, Connections};
+use crate::config::{DeviceConfig, LinkChoice};
 use crate::drive::Shared;
 use crate::event::{Event, EventQueue};
+use crate::host::{Flags, Host};
+use crate::lanes::Mover;
 use crate::link::pcap::Capture;
-use crate::link::{BindError, Link, PortState, PortWatch};
+use crate::link::{BindError, Link, PortState, PortWatch, definite};
+use crate::local::segment::{self, Place};
+use crate::memory::HostRange;
 use crate::progress;
+use crate::state::Core;
 
 /// Why a device could not be opened; each is one line for the user.
 #[derive(Debug, thiserror::Error)]
@@ -29,7 +37,7 @@ pub enum OpenError {
         /// Why not.
         source: BindError,
     },
-    /// None of the addresses tried was free.
+    /// None of the addresses tried can be had.
     #[error(
         "cannot open {device}: UDP port {port} is taken on every address from 127.0.0.1 to {last}: the kernel's rxe (rdma link show) takes it \
          on all; choose another port on both ends (--soft-port, DOORBELL_SOFT_PORT), or use a network namespace of its own"
@@ -58,6 +66,14 @@ pub enum OpenError {
         /// The device's name.
         device: String,
     },
+    /// Processes on this address have all queue pair numbers there are.
+    #[error("cannot open {device}: the processes on {address} have all queue pair numbers")]
+    NoNumbers {
+        /// The device's name.
+        device: String,
+        /// The address.
+        address: IpAddr,
+    },
     /// The capture file cannot be written.
     #[error("cannot open {device}: cannot capture into {}: {source}", path.display())]
     Capture {
@@ -65,6 +81,14 @@ pub enum OpenError {
         device: String,
         /// The file.
         path: PathBuf,
+        /// Why not.
+        source: io::Error,
+    },
+    /// There is no memory for a way to itself and to other processes of this host.
+    #[error("cannot open {device}: no memory to share with other processes of this host: {source}")]
+    Lane {
+        /// The device's name.
+        device: String,
         /// Why not.
         source: io::Error,
     },
@@ -94,7 +118,7 @@ pub enum LimitError {
 pub struct DeviceInfo {
     /// Its name.
     pub name: String,
-    /// The address and UDP port it is bound to.
+    /// Its address and UDP port, those of all processes on it.
     pub address: SocketAddr,
     /// Its GID: that of the address. It has no other.
     pub gid: Gid,
@@ -108,6 +132,13 @@ pub struct DeviceInfo {
 pub struct Device {
     info: DeviceInfo,
     shared: Arc<Shared>,
+    host: Arc<Host>,
+    /// Packets for processes of this host take lanes.
+    uses_lanes: bool,
+    /// And these may copy from shared memory.
+    uses_segments: bool,
+    /// The mover that it was told to use.
+    mover: Option<Mover>,
     /// `None` once dropping has begun.
     progress: Option<JoinHandle<()>>,
 }
@@ -125,7 +156,9 @@ impl Device {
         if config.port == 0 {
             return Err(OpenError::Port { device: device() });
         }
-        let mut link = bind(config)?;
+        let (host, mut link) = join(config)?;
+        // Of the group, not of this process's socket: what peers know.
+        let address = host.address();
         if let Some(path) = &config.pcap {
             let capture = Capture::create(path).map_err(|source| OpenError::Capture {
                 device: device(),
@@ -136,7 +169,6 @@ impl Device {
         }
         // After the capture, which then shows what is on the wire.
         link = link.with_faults(config.faults);
-        let address = link.local;
         let mtu = Mtu::for_netdev(link.mtu).ok_or_else(|| OpenError::Mtu {
             device: device(),
             address: address.ip(),
@@ -149,27 +181,56 @@ impl Device {
             mtu,
             netdev_mtu: link.mtu,
         };
-        let endpoint = Endpoint::with_config(EndpointConfig {
-            seed: config.seed.unwrap_or_else(|| RandomState::new().hash_one(address)),
+        let seed = config.seed.unwrap_or_else(|| RandomState::new().hash_one(address));
+        let mut endpoint = Endpoint::with_config(EndpointConfig {
+            seed,
             window: window(link.receive_buffer, mtu),
             mtu,
+            ..EndpointConfig::default()
         });
+        let block = host.claim(seed as u16).ok_or_else(|| OpenError::NoNumbers {
+            device: device(),
+            address: address.ip(),
+        })?;
+        endpoint.give_numbers(block);
+        let host = Arc::new(host);
+        link.parker.listen_to(Arc::clone(&host));
+        let connections = Connections::new(CmConfig {
+            address: address.ip(),
+            guid: cm::guid(address.ip()),
+            mtu,
+            slot: host.me().slot(),
+            seed,
+        });
+        let mut core = Core::new(endpoint, connections, Arc::clone(&host), address);
+        let mut own = None;
+        if !config.is_udp_only() {
+            let enabled = core.lanes.enable(config.link == LinkChoice::Local, config.mover);
+            own = Some(enabled.map_err(|source| OpenError::Lane {
+                device: device(),
+                source,
+            })?);
+        }
         let shared = Arc::new(Shared::new(
-            address,
+            link.local,
             link.rx,
             link.tx,
             link.acks,
             link.parker.waker(),
-            endpoint,
+            core,
         ));
+        if let Some((me, receiver)) = own {
+            shared.use_lanes(me, receiver);
+        }
         if let Some(port) = link.watch.as_mut().and_then(PortWatch::state) {
             shared.set_port(port);
         }
         let progress = std::thread::Builder::new()
             .name(format!("{}-progress", config.name))
             .spawn({
-                let (shared, parker, spin) = (Arc::clone(&shared), link.parker, config.spin);
-                move || progress::run(&shared, parker, link.watch, spin)
+                let (shared, host, parker) = (Arc::clone(&shared), Arc::clone(&host), link.parker);
+                let spin = config.spin;
+                move || progress::run(&shared, &host, parker, link.watch, spin)
             })
             .map_err(|source| OpenError::Thread {
                 device: device(),
@@ -179,6 +240,10 @@ impl Device {
         Ok(Arc::new(Self {
             info,
             shared,
+            host,
+            uses_lanes: !config.is_udp_only(),
+            mover: config.mover,
+            uses_segments: !config.is_udp_only() && config.mover.is_none_or(|mover| mover == Mover::Shared),
             progress: Some(progress),
         }))
     }
@@ -204,6 +269,11 @@ impl Device {
         listeners.retain(|other| !Arc::ptr_eq(other, listener));
     }
 
+    /// Its connection manager.
+    pub fn cm(self: &Arc<Self>) -> ConnectionManager {
+        ConnectionManager::new(Arc::clone(self))
+    }
+
     /// What its engine has counted since it was opened.
     pub fn counters(&self) -> Counters {
         *self.shared.core.lock().endpoint.counters()
@@ -212,6 +282,35 @@ impl Device {
     /// How many queue pairs it has now.
     pub fn queue_pairs(&self) -> usize {
         self.shared.core.lock().endpoint.qp_count()
+    }
+
+    /// The processes on its address.
+    pub fn host(&self) -> &Arc<Host> {
+        &self.host
+    }
+
+    /// The shared memory in which a range of the application's lies, where that makes a difference.
+    pub(crate) fn segment_of(&self, range: &HostRange) -> Option<Place> {
+        self.uses_segments
+            .then(|| segment::find(range.addr.addr(), range.len))
+            .flatten()
+    }
+
+    /// The [group](Host::group) to whose members it has lanes; `None` where all goes over UDP.
+    pub fn local_group(&self) -> Option<u64> {
+        self.uses_lanes.then(|| self.host.group())
+    }
+
+    /// How payloads get to other processes of this host, the best way first: what this machine has, and what the device was not told to leave; none where all goes over UDP.
+    pub fn local_movers(&self) -> Vec<Mover> {
+        let has = |mover: &Mover| self.mover.is_none_or(|forced| forced == *mover) && mover.is_possible();
+        let all = Mover::ALL.into_iter().filter(|_| self.uses_lanes);
+        let mut movers: Vec<_> = all.filter(has).collect();
+        // What cannot be done by the mover asked for is done by this one.
+        if self.uses_lanes && movers.is_empty() {
+            movers.push(Mover::Ring);
+        }
+        movers
     }
 
     pub(crate) fn shared(&self) -> &Shared {
@@ -229,7 +328,9 @@ impl fmt::Debug for Device {
 
 impl Drop for Device {
     fn drop(&mut self) {
-        if let Some(progress) = self.progress.take() {
+        let progress = self.progress.take();
+        // In a fork there is no such thread, and what would wake it would wake the parent's.
+        if let Some(progress) = progress.filter(|_| self.host.is_ours()) {
             self.shared.stop(progress.thread());
             // It ends without an error: what panics in it is caught there.
             let _ = progress.join();
@@ -237,27 +338,45 @@ impl Drop for Device {
     }
 }
 
-/// How many packets a queue pair may have on the way: as many as rxe, unless a peer with a receive buffer like ours would lose some of them.
+/// How many packets a queue pair may have on the way: four batches of the link, so that it goes on sending while the acknowledgement of the first comes back, unless
+/// a peer with a receive buffer like ours would lose some of them.
 fn window(receive_buffer: usize, mtu: Mtu) -> u32 {
+    const WINDOW: usize = 256;
     /// The kernel charges a datagram up to twice its size.
     const OVERHEAD: usize = 2;
     let packets = receive_buffer / (OVERHEAD * mtu.bytes());
     // Fewer than 16 packets would not fill the batches.
-    (packets.min(EndpointConfig::DEFAULT_WINDOW as usize) as u32).max(16)
+    (packets.min(WINDOW) as u32).max(16)
 }
 
-fn bind(config: &DeviceConfig) -> Result<Link, OpenError> {
+/// How long a port that seems to be taken is tried for: a process that is killed closes its descriptors one by one, and its names may be gone before its socket is.
+const ENDING: Duration = Duration::from_millis(100);
+
+/// Joins the processes on the address, and makes a link on the socket that comes of it.
+fn join(config: &DeviceConfig) -> Result<(Host, Link), OpenError> {
+    let flags = if config.is_udp_only() {
+        Flags::UDP_ONLY
+    } else {
+        Flags::default()
+    };
+    let at = |address, patience| -> Result<_, BindError> {
+        let addr = definite(SocketAddr::new(address, config.port))?;
+        let (host, socket) = Host::join(addr, flags, patience)?;
+        let link = Link::over(socket).map_err(|source| BindError::new(addr, source))?;
+        Ok((host, link))
+    };
     let failed = |source| OpenError::Bind {
         device: config.name.clone(),
         source,
     };
     if let Some(address) = config.address {
-        return Link::udp(SocketAddr::new(address, config.port)).map_err(failed);
+        return at(address, ENDING).map_err(failed);
     }
     for last in 1..=LAST_TRIED {
-        let address = IpAddr::V4(Ipv4Addr::new(127, 0, 0, last));
-        match Link::udp(SocketAddr::new(address, config.port)) {
+        let patience = if last == 1 { ENDING } else { Duration::ZERO };
+        match at(IpAddr::V4(Ipv4Addr::new(127, 0, 0, last)), patience) {
             Err(BindError::AddressInUse { .. }) => {}
+            Err(BindError::NotShared(error)) if error.is_of_address() => {}
             other => return other.map_err(failed),
         }
     }

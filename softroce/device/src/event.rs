@@ -118,15 +118,28 @@ impl<T> EventQueue<T> {
 
     /// Takes out the events that `is_gone` says nobody may see any more. The descriptor does not stay readable for them.
     pub fn remove(&self, is_gone: impl Fn(&T) -> bool) {
+        drop(self.take(is_gone));
+    }
+
+    /// As [`remove`](Self::remove), and gives them to the caller, in order.
+    pub fn take(&self, is_wanted: impl Fn(&T) -> bool) -> Vec<T> {
         let mut waiting = self.waiting.lock();
-        let before = waiting.len();
-        waiting.retain(|event| !is_gone(event));
+        let (mut taken, mut kept) = (Vec::new(), VecDeque::new());
+        for event in waiting.drain(..) {
+            if is_wanted(&event) {
+                taken.push(event);
+            } else {
+                kept.push_back(event);
+            }
+        }
+        *waiting = kept;
         // Fewer when somebody who waits has counted one down already: he finds nothing, and waits on.
-        for _ in waiting.len()..before {
+        for _ in &taken {
             if !self.count_down() {
                 break;
             }
         }
+        taken
     }
 
     /// Takes one off the semaphore's count; false if it is 0. Never blocks, though the descriptor may be a blocking one (preadv2(2)); where the kernel cannot do that to

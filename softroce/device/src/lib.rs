@@ -7,11 +7,14 @@
 //! (`progress`). The three locks they share, and their order, are described in `drive`.
 
 pub mod clock;
+pub mod cm;
 mod config;
 mod cq;
 mod device;
 mod drive;
 mod event;
+pub mod host;
+mod lanes;
 pub mod limits;
 pub mod link;
 pub mod local;
@@ -25,10 +28,11 @@ mod sync;
 
 pub use doorbell_roce_proto::Counters;
 
-pub use config::{ConfigError, DeviceConfig};
+pub use config::{ConfigError, DeviceConfig, LinkChoice};
 pub use cq::{Cq, CqConfig, CqNotify, Overrun};
 pub use device::{Device, DeviceInfo, LimitError, OpenError};
 pub use event::{Event, EventQueue, Owner, PortEvent, QpEvent, Token};
+pub use lanes::Mover;
 pub use link::PortState;
 pub use memory::{Bound, Change, Dm, HostRange, Mr, Mw, OutOfRange, RegisterError, Rights, WindowKind};
 pub use pd::Pd;

@@ -14,12 +14,13 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant as Clock};
 
 use doorbell_roce_proto::Instant;
 use nix::sys::prctl;
 
 use crate::drive::Shared;
+use crate::host::Host;
 use crate::link::{Interest, Parker, PortWatch};
 
 /// How long the application's threads must have been found driving at every look for this thread to step aside.
@@ -42,9 +43,12 @@ const GIVE_WAY: Duration = Duration::from_millis(5);
 /// How often the port is looked at by a thread that does not sleep. One that does is woken.
 const LOOK: Duration = Duration::from_millis(10);
 
+/// How often other processes on this address are listened to by a thread that does not sleep: a look at nothing takes a third of a microsecond.
+const LISTEN: Duration = Duration::from_micros(100);
+
 /// The thread's body: runs until the device is dropped.
-pub(crate) fn run(shared: &Arc<Shared>, parker: Parker, watch: Option<PortWatch>, spin: Duration) {
-    let turns = AssertUnwindSafe(|| Progress::new(shared, parker, watch, spin).run());
+pub(crate) fn run(shared: &Arc<Shared>, host: &Host, parker: Parker, watch: Option<PortWatch>, spin: Duration) {
+    let turns = AssertUnwindSafe(|| Progress::new(shared, host, parker, watch, spin).run());
     // A panic here is a bug of ours. Peers would wait for this device without a word; the application at least is told.
     if catch_unwind(turns).is_err() {
         tracing::error!("the soft device's progress thread failed");
@@ -54,10 +58,13 @@ pub(crate) fn run(shared: &Arc<Shared>, parker: Parker, watch: Option<PortWatch>
 
 struct Progress<'a> {
     shared: &'a Shared,
+    host: &'a Host,
     parker: Parker,
     watch: Option<PortWatch>,
     /// When to look whether the port has changed.
     look_at: Instant,
+    /// When to listen to the other processes on this address.
+    listen_at: Instant,
     spin: Duration,
     /// Until when it parks where it would spin.
     crowded_until: Instant,
@@ -70,13 +77,15 @@ struct Progress<'a> {
 }
 
 impl<'a> Progress<'a> {
-    fn new(shared: &'a Shared, parker: Parker, watch: Option<PortWatch>, spin: Duration) -> Self {
+    fn new(shared: &'a Shared, host: &'a Host, parker: Parker, watch: Option<PortWatch>, spin: Duration) -> Self {
         let now = shared.now();
         Self {
             shared,
+            host,
             parker,
             watch,
             look_at: now,
+            listen_at: now,
             spin,
             crowded_until: now,
             last_traffic: now,
@@ -96,6 +105,7 @@ impl<'a> Progress<'a> {
     fn turn(&mut self) {
         let now = self.shared.now();
         self.look_at_port(now);
+        self.listen_to_members(now);
         let crowded = now < self.crowded_until;
         if self.application_drives(now) {
             if now - self.driven_since > STEP_ASIDE {
@@ -122,6 +132,25 @@ impl<'a> Progress<'a> {
         self.look_at = now + LOOK;
         if let Some(state) = self.watch.as_mut().and_then(PortWatch::changed) {
             self.shared.set_port(state);
+        }
+    }
+
+    /// Serves what other processes on this address say. While this thread is awake it listens only now and then.
+    fn listen_to_members(&mut self, now: Instant) {
+        if now < self.listen_at {
+            return;
+        }
+        self.listen_at = now + LISTEN;
+        while let Some(arrival) = self.host.poll() {
+            self.shared.handle_arrival(arrival);
+        }
+        if self.host.take_over_at().is_some_and(|at| at <= Clock::now())
+            && let Some(port) = self.host.take_over()
+        {
+            tracing::debug!(address = %self.host.address(), "took the port over");
+            if let Err(error) = self.parker.take_over(port) {
+                tracing::warn!("the port of the soft device cannot be received from: {error}");
+            }
         }
     }
 
@@ -155,7 +184,9 @@ impl<'a> Progress<'a> {
             let inside = self.shared.application_inside.load(Ordering::Relaxed) > 0;
             self.drives = self.shared.application_drives.load(Ordering::Relaxed);
             let wanted = (slice.as_nanos() / LOOP_TURN.as_nanos()) as u64;
-            self.look_at_port(self.shared.now());
+            let now = self.shared.now();
+            self.look_at_port(now);
+            self.listen_to_members(now);
             if !inside && self.drives.wrapping_sub(before) < wanted {
                 break;
             }
@@ -177,19 +208,28 @@ impl<'a> Progress<'a> {
             Interest::Receive
         };
         let timeout = due.map(|due| due - shared.now());
+        let take_over = self.host.take_over_at();
+        let until = take_over.map(|at| at.saturating_duration_since(Clock::now()));
         if timeout == Some(Duration::ZERO) {
             // Due, but another thread is receiving, and the timers come after: it may be waiting for this processor.
             thread::yield_now();
-        } else if !shared.holds() {
-            match self.parker.park(interest, timeout) {
-                Ok(true) => self.look_at = Instant::ZERO,
-                Ok(false) => {}
+        } else if !shared.holds() && shared.sleep_on_lanes() {
+            match self.parker.park(interest, timeout.into_iter().chain(until).min()) {
+                Ok(woken) => {
+                    if woken.port {
+                        self.look_at = Instant::ZERO;
+                    }
+                    if woken.members || until.is_some() {
+                        self.listen_at = Instant::ZERO;
+                    }
+                }
                 Err(error) => {
                     tracing::warn!("the soft device's progress thread cannot sleep: {error}");
                     thread::sleep(Duration::from_millis(1));
                 }
             }
         }
+        shared.wake_on_lanes();
         shared.doze.end();
     }
 }

@@ -6,7 +6,7 @@ use doorbell_roce_proto::Gid;
 use doorbell_roce_proto::qp::Path;
 use doorbell_roce_proto::wire::{GRH_LEN, ip_header_ends};
 use doorbell_softroce::Pd;
-use doorbell_verbs_sys::{IBV_WC_GRH, ibv_ah, ibv_ah_attr, ibv_grh, ibv_pd, ibv_wc};
+use doorbell_verbs_sys::{IBV_WC_GRH, ibv_ah, ibv_ah_attr, ibv_context, ibv_grh, ibv_pd, ibv_wc};
 
 use crate::context::next_handle;
 use crate::protection::SoftPd;
@@ -59,30 +59,62 @@ pub(crate) unsafe extern "C" fn create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_att
     Box::into_raw(Box::new(ah)).cast()
 }
 
-/// ibv_create_ah_from_wc(3): the way back to whoever sent the datagram of a receive completion, told by the first 40 bytes received.
-pub(crate) unsafe extern "C" fn create_ah_from_wc(
-    pd: *mut ibv_pd,
-    wc: *mut ibv_wc,
-    grh: *mut ibv_grh,
-    port: u8,
-) -> *mut ibv_ah {
+/// The way back to whoever sent the datagram of a receive completion, told by the first 40 bytes received; `None` where these do not tell.
+///
+/// # Safety
+/// `wc` is live, and `grh` points to the first 40 bytes of what it is the completion of.
+unsafe fn way_back(wc: *const ibv_wc, grh: *const ibv_grh, port: u8) -> Option<ibv_ah_attr> {
     // SAFETY: live by contract.
     if unsafe { (*wc).wc_flags } & IBV_WC_GRH == 0 || port != PORT {
-        return errno::null(libc::EINVAL);
+        return None;
     }
     // SAFETY: the completion says that the 40 bytes are there; no alignment is asked of them.
     let header = unsafe { grh.cast::<[u8; GRH_LEN]>().read_unaligned() };
-    let Some((source, _)) = ip_header_ends(&header) else {
-        return errno::null(libc::EINVAL);
-    };
+    let (source, _) = ip_header_ends(&header)?;
     // SAFETY: integers only.
     let mut attr: ibv_ah_attr = unsafe { core::mem::zeroed() };
     attr.is_global = 1;
     attr.port_num = port;
     attr.grh.dgid.raw = Gid::from(source).0;
     attr.grh.hop_limit = HOP_LIMIT;
+    Some(attr)
+}
+
+/// ibv_create_ah_from_wc(3).
+pub(crate) unsafe extern "C" fn create_ah_from_wc(
+    pd: *mut ibv_pd,
+    wc: *mut ibv_wc,
+    grh: *mut ibv_grh,
+    port: u8,
+) -> *mut ibv_ah {
     // SAFETY: the same contract.
+    let Some(mut attr) = (unsafe { way_back(wc, grh, port) }) else {
+        return errno::null(libc::EINVAL);
+    };
+    // SAFETY: `pd` is live by contract, and `attr` is here.
     unsafe { create_ah(pd, &mut attr) }
+}
+
+/// ibv_init_ah_from_wc(3): no entry of the table, as the safe API makes address handles at once.
+///
+/// # Safety
+/// As the man page says: `wc` is a receive completion of the device, `grh` the first 40 bytes received, and `attr` may be written.
+pub unsafe extern "C" fn init_ah_from_wc(
+    _context: *mut ibv_context,
+    port: u8,
+    wc: *mut ibv_wc,
+    grh: *mut ibv_grh,
+    attr: *mut ibv_ah_attr,
+) -> c_int {
+    // SAFETY: the same contract.
+    match unsafe { way_back(wc, grh, port) } {
+        Some(found) => {
+            // SAFETY: the caller's to write.
+            unsafe { attr.write(found) };
+            0
+        }
+        None => errno::minus_one(libc::EINVAL),
+    }
 }
 
 /// ibv_create_ah(3). Requests posted with it stay as they are.

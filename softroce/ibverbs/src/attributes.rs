@@ -155,6 +155,7 @@ pub(crate) fn to_path(vector: &ibv_ah_attr, device: &DeviceInfo) -> Result<Path,
         } else {
             vector.grh.hop_limit
         },
+        lane: None,
     })
 }
 

@@ -36,6 +36,15 @@ impl Context {
     }
 }
 
+/// The device that a context is open on, for the connection manager.
+///
+/// # Safety
+/// `context` came from this library's ibv_open_device(3), and is open.
+pub unsafe fn device_of(context: *mut ibv_context) -> Arc<Device> {
+    // SAFETY: the same contract.
+    Arc::clone(unsafe { &Context::from_ptr(context).device })
+}
+
 /// ibv_open_device(3).
 pub(crate) unsafe extern "C" fn open_device(device: *mut ibv_device) -> *mut ibv_context {
     // SAFETY: `device` is of our list by contract.

@@ -27,11 +27,14 @@ mod shared_receive;
 mod window;
 mod wr;
 
-pub use doorbell_softroce::{ConfigError, DeviceConfig, OpenError};
+pub use address::init_ah_from_wc;
+pub use context::device_of;
+pub use doorbell_softroce::{ConfigError, DeviceConfig, LinkChoice, Mover, OpenError};
 use doorbell_verbs_sys::{Api, Promise};
-pub use registry::{AlreadyInUse, configure, last_open_error};
+pub use registry::{AlreadyInUse, configure, last_open_error, local_group, local_movers};
 
-static API: Api = Api {
+/// The table itself, whose entries the drop-in library's symbols jump to.
+pub static API: Api = Api {
     // SAFETY: each function below is the verb of its name, and keeps to its man page: objects live in boxes that only their destroying function frees, and the
     // device copies to and from registered memory under a lock that deregistering and destroying take.
     promise: unsafe { Promise::given() },

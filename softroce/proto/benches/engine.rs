@@ -122,6 +122,7 @@ fn connected() -> [Node; 2] {
             remote: ADDRESSES[1 - at],
             traffic_class: 0,
             hop_limit: 64,
+            lane: None,
         };
         let steps = [
             Modify {

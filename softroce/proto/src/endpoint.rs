@@ -3,15 +3,20 @@
 use core::net::IpAddr;
 use std::collections::VecDeque;
 
+use crate::cm::Mad;
 use crate::counters::Counters;
+use crate::gsi::{GSI, Gsi, ReceivedMad};
 use crate::ident::{IdentTracker, Verdict};
+use crate::lanes::FullLanes;
 use crate::memory::Memory;
+use crate::numbers::Block;
 use crate::outbox::Outbox;
-use crate::qp::{Attributes, Modify, ModifyError, QpInit, QueuePair};
+use crate::qp::parts::{Arrival, Source};
+use crate::qp::{Attributes, LaneId, Modify, ModifyError, Path, QpInit, QueuePair};
 use crate::srq::{SharedQueue, SrqAttributes, SrqError, SrqInit};
 use crate::table::QpTable;
 use crate::timer::Timers;
-use crate::wire::{Packet, Transport};
+use crate::wire::{self, Packet};
 use crate::work::{Completion, CqId, Destination, PostError, ReceiveRequest, SendRequest, SrqId};
 use crate::{Instant, Mtu, Qpn};
 
@@ -50,6 +55,19 @@ pub struct Datagram<'a> {
     pub payload: &'a [u8],
 }
 
+/// A packet that arrived on a lane: its headers, which are the owner's copy. The payload is where the owner's [`Memory`] finds it.
+#[derive(Clone, Copy, Debug)]
+pub struct LanePacket<'a> {
+    /// The lane.
+    pub lane: LaneId,
+    /// The address that both ends have.
+    pub address: IpAddr,
+    /// BTH and extension headers, without pad and ICRC.
+    pub headers: &'a [u8],
+    /// The length of the payload in bytes.
+    pub len: usize,
+}
+
 /// A packet to send.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Transmit {
@@ -65,6 +83,31 @@ pub struct Transmit {
     pub len: usize,
     /// Which queue pair sends it.
     pub qpn: Qpn,
+    /// The lane that it takes, if it takes one. It has neither pad nor ICRC then.
+    pub lane: Option<LaneId>,
+    /// On a lane: bytes of headers in front of those of the payload that are in the buffer.
+    pub headers: usize,
+    /// On a lane: bytes of payload that are not in the buffer, but in what the [`Memory`] was told to refer to.
+    pub referred: u32,
+    /// On a lane: what it refers to may change as soon as this is told, and is to be copied before. Otherwise it stays until the peer has answered.
+    pub fleeting: bool,
+}
+
+impl Transmit {
+    fn new(qpn: Qpn, path: &Path, len: usize) -> Self {
+        Self {
+            src: path.local,
+            dst: path.remote,
+            traffic_class: path.traffic_class,
+            hop_limit: path.hop_limit,
+            len,
+            qpn,
+            lane: path.lane,
+            headers: 0,
+            referred: 0,
+            fleeting: false,
+        }
+    }
 }
 
 /// What a device tells its owner unasked (ibv_get_async_event(3)).
@@ -89,17 +132,25 @@ pub enum AsyncEvent {
 /// How an endpoint behaves.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct EndpointConfig {
-    /// Chooses the queue pair numbers, so that a restarted device does not reuse the old ones.
+    /// Chooses the queue pair numbers, or in which order those of a [`Block`] are used, so that a restarted device does not reuse the old ones.
     pub seed: u64,
     /// PSNs of one queue pair unacknowledged at most, 1 to 2^22; values beyond count as the nearest. More is faster over long paths, and has to go again after a loss.
     pub window: u32,
     /// The port's MTU: the most that a datagram (UD) carries.
     pub mtu: Mtu,
+    /// The most payload of a packet on a lane in bytes, at both ends; 256 KiB unless it is a test.
+    pub lane_mtu: usize,
+    /// A payload of more bytes is referred to by its packet on a lane; a shorter one goes with it.
+    pub lane_inline: usize,
 }
 
 impl EndpointConfig {
     /// The window of the Linux kernel's rxe.
     pub const DEFAULT_WINDOW: u32 = 128;
+    /// The most payload of a packet on a lane in bytes. Both ends know it; it is no part of what they agree on.
+    pub const LANE_MTU: usize = 256 << 10;
+    /// Up to here, copying twice costs less than referring.
+    pub const LANE_INLINE: usize = 1024;
     const MAX_WINDOW: u32 = 1 << 22;
 }
 
@@ -109,6 +160,8 @@ impl Default for EndpointConfig {
             seed: 0,
             window: Self::DEFAULT_WINDOW,
             mtu: Mtu::Mtu4096,
+            lane_mtu: Self::LANE_MTU,
+            lane_inline: Self::LANE_INLINE,
         }
     }
 }
@@ -127,6 +180,8 @@ pub struct Endpoint {
     idents: IdentTracker,
     timers: Timers,
     active: Active,
+    gsi: Gsi,
+    full_lanes: FullLanes,
     out: Outbox,
 }
 
@@ -188,16 +243,34 @@ impl Endpoint {
                 left: BURST,
                 ..Active::default()
             },
+            gsi: Gsi::default(),
+            full_lanes: FullLanes::default(),
             out: Outbox::default(),
         }
     }
 
     // Objects
 
+    /// Gives the endpoint a block of queue pair numbers. An endpoint that is given one before it has a queue pair uses none but those it is given: others on its address have the rest. One that is given
+    /// none has its address for itself.
+    pub fn give_numbers(&mut self, block: Block) {
+        self.qps.numbers().give(block);
+    }
+
+    /// Whether another block should be given before the next queue pair is created: half of the numbers are in use, so that they would come again soon.
+    pub fn wants_numbers(&self) -> bool {
+        self.qps.wants_numbers()
+    }
+
+    /// Whether the given blocks have a number left for another queue pair.
+    pub fn has_numbers(&self) -> bool {
+        self.qps.has_numbers()
+    }
+
     /// Creates a queue pair in [`State::Reset`](crate::qp::State::Reset). Its queues are allocated here, once.
     ///
     /// # Panics
-    /// When there are [`MAX_QPS`](Self::MAX_QPS) already, or there is no such shared receive queue: their owner sees to both.
+    /// When there are [`MAX_QPS`](Self::MAX_QPS) already, the given blocks have no number left, or there is no such shared receive queue: their owner sees to all three.
     pub fn create_qp(&mut self, init: QpInit) -> Qpn {
         let config = self.config;
         let srq = init.srq.map(|id| match self.out.srqs.join(id) {
@@ -208,9 +281,13 @@ impl Endpoint {
         let slots = self.qps.slots();
         self.timers.grow(slots);
         self.active.queued.resize(slots, false);
+        self.full_lanes.grow(slots);
         match created {
             Some(qpn) => qpn,
-            None => panic!("{} queue pairs exist already", Self::MAX_QPS),
+            None => panic!(
+                "{} queue pairs exist already, or all given numbers are in use",
+                self.qps.len()
+            ),
         }
     }
 
@@ -239,6 +316,7 @@ impl Endpoint {
     pub fn destroy_qp(&mut self, qpn: Qpn) -> bool {
         if let Some((index, qp)) = find(&mut self.qps, qpn) {
             self.timers.set(index, None);
+            qp.withdraw(&mut self.out);
             if let Some(srq) = qp.srq() {
                 self.out.srqs.leave(srq);
             }
@@ -347,6 +425,10 @@ impl Endpoint {
                 return;
             }
         };
+        if packet.bth.dest_qp == GSI {
+            self.handle_management(now, datagram, &packet);
+            return;
+        }
         let Some((index, qp)) = find(&mut self.qps, packet.bth.dest_qp).filter(|(_, qp)| qp.receives()) else {
             counters.no_qp += 1;
             return;
@@ -363,12 +445,80 @@ impl Endpoint {
             counters.icrc_errors += 1;
             return;
         }
-        match qp.transport() {
-            Transport::Rc => qp.handle_packet(now, &packet, memory, &mut self.out),
-            Transport::Uc => qp.handle_unreliable(&packet, memory, &mut self.out),
-            Transport::Ud => qp.handle_datagram(&packet, datagram, memory, &mut self.out),
-        }
+        qp.handle(now, &packet.into(), (datagram.src, datagram.dst), memory, &mut self.out);
         self.touched(index);
+    }
+
+    fn handle_management(&mut self, now: Instant, datagram: &Datagram<'_>, packet: &Packet<'_>) {
+        if !Gsi::takes(packet, &mut self.out.counters) {
+            return;
+        }
+        if self.idents.check(now, datagram) == Verdict::Valid {
+            self.gsi.handle(packet, datagram, &mut self.out.counters);
+        } else {
+            self.out.counters.icrc_errors += 1;
+        }
+    }
+
+    /// The next management datagram that came to queue pair 1.
+    pub fn poll_mad(&mut self) -> Option<ReceivedMad> {
+        self.gsi.poll()
+    }
+
+    /// Queues a management datagram from queue pair 1 to that of the peer; false when too many wait: it is lost then, as it may be on any network.
+    pub fn send_mad(&mut self, path: Path, mad: Box<Mad>) -> bool {
+        self.gsi.send(path, mad)
+    }
+
+    /// Takes a packet from a lane. As with a datagram, anything may be in it.
+    pub fn handle_lane<M: Memory>(&mut self, now: Instant, packet: &LanePacket<'_>, memory: &mut M) {
+        let counters = &mut self.out.counters;
+        counters.rx_packets += 1;
+        let Ok((bth, extension)) = wire::parse_headers(packet.headers, packet.len) else {
+            counters.malformed += 1;
+            return;
+        };
+        let Some((index, qp)) = find(&mut self.qps, bth.dest_qp).filter(|(_, qp)| qp.receives()) else {
+            counters.no_qp += 1;
+            return;
+        };
+        if bth.opcode.transport() != qp.transport() {
+            counters.malformed += 1;
+            return;
+        }
+        if !qp.is_on(packet.lane) {
+            counters.wrong_peer += 1;
+            return;
+        }
+        let arrival = Arrival {
+            bth,
+            extension,
+            payload: Source::Referred {
+                offset: 0,
+                len: packet.len,
+            },
+        };
+        let ends = (packet.address, packet.address);
+        qp.handle(now, &arrival, ends, memory, &mut self.out);
+        self.touched(index);
+    }
+
+    /// The lane has no room: queue pairs that would use it wait, and others go on, until [`lane_ready`](Self::lane_ready).
+    pub fn lane_full(&mut self, lane: LaneId) {
+        self.full_lanes.fill(lane);
+    }
+
+    /// The lane has room again, or will never have any and loses what it is given. [`poll_transmit`](Self::poll_transmit) may have packets then.
+    pub fn lane_ready(&mut self, lane: LaneId) {
+        for index in self.full_lanes.ready(lane) {
+            self.active.add(index);
+        }
+    }
+
+    /// The next queue pair that was reset or destroyed, or went into the error state, on a lane: what its packets there refer to is not to be read any more, as its
+    /// requests have completed or are forgotten. To be asked before completions are given out.
+    pub fn poll_withdrawn(&mut self) -> Option<Qpn> {
+        self.out.withdrawn.pop_front()
     }
 
     /// Does what is due at `now`: retransmission, the end of RNR waits.
@@ -387,6 +537,10 @@ impl Endpoint {
     ///
     /// Consecutive packets of one message are given one after another, so that runs of equal size can be batched.
     pub fn poll_transmit<M: Memory>(&mut self, now: Instant, memory: &mut M, buf: &mut [u8]) -> Option<Transmit> {
+        if let Some((len, path)) = self.gsi.transmit(buf) {
+            self.out.counters.tx_packets += 1;
+            return Some(Transmit::new(GSI, &path, len));
+        }
         while let Some(&index) = self.active.queue.front() {
             let Some(qp) = self.qps.get_mut(index) else {
                 self.active.next(false);
@@ -397,8 +551,14 @@ impl Endpoint {
                 self.active.next(true);
                 continue;
             }
+            if self.full_lanes.blocks(index, qp.next_lane()) {
+                qp.end_turn(true);
+                self.timers.set(index, qp.deadline());
+                self.active.next(false);
+                continue;
+            }
             let (sent, path) = (qp.transmit(now, memory, buf, &mut self.out), qp.path());
-            let (Some(len), Some(path)) = (sent, path) else {
+            let (Some(written), Some(path)) = (sent, path) else {
                 qp.end_turn(false);
                 let deadline = qp.deadline();
                 self.timers.set(index, deadline);
@@ -406,12 +566,10 @@ impl Endpoint {
                 continue;
             };
             let transmit = Transmit {
-                src: path.local,
-                dst: path.remote,
-                traffic_class: path.traffic_class,
-                hop_limit: path.hop_limit,
-                len,
-                qpn: qp.qpn(),
+                headers: written.headers,
+                referred: written.referred,
+                fleeting: qp.is_unreliable(),
+                ..Transmit::new(qp.qpn(), path, written.len)
             };
             self.timers.set(index, qp.deadline());
             self.active.left -= 1;
@@ -423,7 +581,8 @@ impl Endpoint {
 
     /// Whether all there is to send is acknowledgements, of a few queue pairs: their owner may wait a moment for a request that takes them along.
     pub fn only_acknowledges(&self) -> bool {
-        (1..=FEW).contains(&self.active.queue.len())
+        !self.gsi.has_more()
+            && (1..=FEW).contains(&self.active.queue.len())
             && self
                 .active
                 .queue

@@ -1,11 +1,16 @@
-//! The RoCEv2 transports RC, UC and UD without I/O: datagrams, time and posted work go in; datagrams, completions and deadlines come out.
+//! The RoCEv2 transports RC, UC and UD without I/O: datagrams, time and posted work go in; datagrams, completions and deadlines come out. And communication management
+//! ([`cm`]), which connects their queue pairs.
 #![forbid(unsafe_code)]
 
+pub mod cm;
 mod counters;
 mod endpoint;
+mod gsi;
 pub mod icrc;
 pub mod ident;
+mod lanes;
 pub mod memory;
+mod numbers;
 mod outbox;
 pub mod qp;
 mod srq;
@@ -17,7 +22,9 @@ pub mod wire;
 pub mod work;
 
 pub use counters::Counters;
-pub use endpoint::{AsyncEvent, Datagram, Endpoint, EndpointConfig, Ident, Transmit};
+pub use endpoint::{AsyncEvent, Datagram, Endpoint, EndpointConfig, Ident, LanePacket, Transmit};
+pub use gsi::ReceivedMad;
+pub use numbers::Block;
 pub use srq::{SrqAttributes, SrqError, SrqInit};
 pub use time::Instant;
 pub use types::{Gid, LKey, Mtu, Psn, Qpn, RKey};

@@ -1,5 +1,7 @@
 //! How the engine reaches registered memory: through a trait, so that it holds no pointers and its tests use plain vectors.
 
+use core::ops::Range;
+
 use crate::qp::RemoteAccess;
 use crate::{LKey, Qpn, RKey};
 
@@ -60,6 +62,21 @@ pub enum RemoteRight {
 /// One value for all of them on purpose: neither the wire nor a work completion tells them apart.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct AccessError;
+
+/// Why bytes that a packet refers to were not copied.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum CopyError {
+    /// Where they were to go does not allow it.
+    Access,
+    /// They cannot be had any more: their owner has taken them back, or is gone. The packet is as good as lost.
+    Gone,
+}
+
+impl From<AccessError> for CopyError {
+    fn from(_: AccessError) -> Self {
+        Self::Access
+    }
+}
 
 /// Who takes a window's key away.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -153,4 +170,38 @@ pub trait Memory {
     /// # Errors
     /// When it is not the key of such a window, or not one that may be taken away through this queue pair.
     fn invalidate(&mut self, via: Via, rkey: RKey, by: Invalidator) -> Result<(), AccessError>;
+
+    // By reference: packets on a lane. Memory whose owner has no lanes leaves these as they are.
+
+    /// Adds a range of local memory to what the packet being written refers to: checked as [`gather`](Self::gather) does, but read by whoever receives the packet.
+    ///
+    /// # Errors
+    /// When the range may not be read locally.
+    fn refer_local(&mut self, _pd: PdId, _sge: &Sge) -> Result<(), AccessError> {
+        Err(AccessError)
+    }
+
+    /// Likewise for a peer's RDMA READ: checked as [`remote_read`](Self::remote_read) does.
+    ///
+    /// # Errors
+    /// When the range may not be read remotely.
+    fn refer_remote(&mut self, _via: Via, _rkey: RKey, _addr: u64, _len: u32) -> Result<(), AccessError> {
+        Err(AccessError)
+    }
+
+    /// As [`scatter`](Self::scatter), with the bytes at `part` of the payload of the lane's packet at hand.
+    ///
+    /// # Errors
+    /// When the range may not be written locally, or the bytes cannot be had.
+    fn scatter_referred(&mut self, _pd: PdId, _lkey: LKey, _addr: u64, _part: Range<usize>) -> Result<(), CopyError> {
+        Err(CopyError::Gone)
+    }
+
+    /// As [`remote_write`](Self::remote_write), with the whole payload of the lane's packet at hand, which is `len` bytes.
+    ///
+    /// # Errors
+    /// When the range may not be written remotely, or the bytes cannot be had.
+    fn remote_write_referred(&mut self, _via: Via, _rkey: RKey, _addr: u64, _len: usize) -> Result<(), CopyError> {
+        Err(CopyError::Gone)
+    }
 }

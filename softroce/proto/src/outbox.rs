@@ -3,16 +3,18 @@
 
 use std::collections::VecDeque;
 
-use crate::AsyncEvent;
 use crate::counters::Counters;
 use crate::srq::SrqTable;
 use crate::work::{Completion, CqId};
+use crate::{AsyncEvent, Qpn};
 
 /// What all queue pairs have in common. The queues keep their room, so that a steady flow allocates nothing.
 #[derive(Debug, Default)]
 pub(crate) struct Outbox {
     pub(crate) completions: VecDeque<(CqId, Completion)>,
     pub(crate) events: VecDeque<AsyncEvent>,
+    /// Queue pairs whose packets on lanes must not be read any more.
+    pub(crate) withdrawn: VecDeque<Qpn>,
     pub(crate) counters: Counters,
     pub(crate) srqs: SrqTable,
 }

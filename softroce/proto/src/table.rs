@@ -1,52 +1,50 @@
-//! The queue pairs by number, reached by direct index.
-//!
-//! A number is a slot (16 bits) and a generation (8 bits), scrambled by a constant that the seed chooses: a slot used again has another number, and a
-//! restarted device most likely has none of the numbers that its peers still send to.
-
-use std::collections::VecDeque;
+//! The queue pairs by number, reached by direct index: from the number's block to that block's page, and there to the slot.
 
 use crate::Qpn;
+use crate::numbers::{Block, Numbers};
 use crate::qp::QueuePair;
 
-const SLOT_BITS: u32 = 16;
-const SLOT_MASK: u32 = (1 << SLOT_BITS) - 1;
-
-/// A number that is not given out: 0 and 1 are the special queue pairs, the last one means multicast (IBTA vol 1, 3.5.3 and 10.5).
-const fn is_reserved(number: u32) -> bool {
-    matches!(number, 0 | 1 | 0x00ff_ffff)
-}
+/// The slots of a block's queue pairs, plus 1; 0 for a number that is free.
+type Page = [u32; Block::LEN as usize];
 
 /// The table.
 #[derive(Debug)]
 pub(crate) struct QpTable {
-    slots: Vec<Slot>,
-    /// Slots to be used again, the longest unused first.
-    free: VecDeque<u32>,
-    scramble: u32,
-}
-
-#[derive(Debug)]
-struct Slot {
-    /// Of the queue pair, or of the last one there was.
-    qpn: Qpn,
-    generation: u8,
-    qp: Option<QueuePair>,
+    slots: Vec<Option<QueuePair>>,
+    /// Slots that are empty.
+    free: Vec<u32>,
+    numbers: Numbers,
+    /// By block: its page, plus 1; 0 for a block of which no number has been used.
+    places: Box<[u16]>,
+    pages: Vec<Page>,
 }
 
 impl QpTable {
-    /// As many as a slot number can tell apart.
-    pub(crate) const MAX: usize = 1 << SLOT_BITS;
+    /// As many as may exist at once.
+    pub(crate) const MAX: usize = 1 << 16;
 
     pub(crate) fn new(seed: u64) -> Self {
-        // SplitMix64's finaliser: seeds that differ little give numbers that differ a lot.
-        let mut mixed = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        mixed = (mixed ^ mixed >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
         Self {
             slots: Vec::new(),
-            free: VecDeque::new(),
-            scramble: Qpn::new((mixed ^ mixed >> 31) as u32).get(),
+            free: Vec::new(),
+            numbers: Numbers::new(seed),
+            places: vec![0; Block::COUNT].into_boxed_slice(),
+            pages: Vec::new(),
         }
+    }
+
+    pub(crate) fn numbers(&mut self) -> &mut Numbers {
+        &mut self.numbers
+    }
+
+    /// Whether a queue pair more would leave few numbers.
+    pub(crate) fn wants_numbers(&self) -> bool {
+        self.numbers.is_short(self.len())
+    }
+
+    /// Whether there is a number for a queue pair more.
+    pub(crate) fn has_numbers(&self) -> bool {
+        self.numbers.capacity() > self.len()
     }
 
     /// Slots there have ever been.
@@ -58,53 +56,61 @@ impl QpTable {
         self.slots.len() - self.free.len()
     }
 
-    /// Puts in what `make` makes of its number; `None` when all slots are taken.
+    /// Puts in what `make` makes of its number; `None` when there are as many as may be, or no number is left.
     pub(crate) fn insert(&mut self, make: impl FnOnce(Qpn) -> QueuePair) -> Option<Qpn> {
-        let index = match self.free.pop_front() {
-            Some(index) => index,
-            None if self.slots.len() < Self::MAX => {
-                let (qpn, generation, qp) = (Qpn::new(0), 0, None);
-                self.slots.push(Slot { qpn, generation, qp });
-                self.slots.len() as u32 - 1
-            }
-            None => return None,
-        };
-        let slot = &mut self.slots[index as usize];
-        let number = loop {
-            let number = (u32::from(slot.generation) << SLOT_BITS | index) ^ self.scramble;
-            slot.generation = slot.generation.wrapping_add(1);
-            if !is_reserved(number) {
-                break number;
-            }
-        };
-        slot.qpn = Qpn::new(number);
-        slot.qp = Some(make(slot.qpn));
-        Some(slot.qpn)
+        let used = self.len();
+        if used == Self::MAX {
+            return None;
+        }
+        let (places, pages) = (&self.places, &self.pages);
+        let qpn = self.numbers.next(used, |qpn| entry(places, pages, qpn) == 0)?;
+        let index = self.free.pop().unwrap_or_else(|| {
+            self.slots.push(None);
+            self.slots.len() as u32 - 1
+        });
+        self.slots[index as usize] = Some(make(qpn));
+        *self.entry_mut(qpn) = index + 1;
+        Some(qpn)
     }
 
     pub(crate) fn remove(&mut self, qpn: Qpn) -> bool {
         let Some(index) = self.find(qpn) else {
             return false;
         };
-        self.slots[index as usize].qp = None;
-        self.free.push_back(index);
+        self.slots[index as usize] = None;
+        *self.entry_mut(qpn) = 0;
+        self.free.push(index);
         true
     }
 
     /// The slot of a queue pair that exists.
     pub(crate) fn find(&self, qpn: Qpn) -> Option<u32> {
-        let index = (qpn.get() ^ self.scramble) & SLOT_MASK;
-        let slot = self.slots.get(index as usize)?;
-        (slot.qpn == qpn && slot.qp.is_some()).then_some(index)
+        entry(&self.places, &self.pages, qpn).checked_sub(1)
     }
 
     pub(crate) fn get(&self, index: u32) -> Option<&QueuePair> {
-        self.slots.get(index as usize)?.qp.as_ref()
+        self.slots.get(index as usize)?.as_ref()
     }
 
     pub(crate) fn get_mut(&mut self, index: u32) -> Option<&mut QueuePair> {
-        self.slots.get_mut(index as usize)?.qp.as_mut()
+        self.slots.get_mut(index as usize)?.as_mut()
     }
+
+    /// The entry of a number, with a page for its block.
+    fn entry_mut(&mut self, qpn: Qpn) -> &mut u32 {
+        let place = &mut self.places[Block::of(qpn).index()];
+        if *place == 0 {
+            self.pages.push([0; Block::LEN as usize]);
+            // At most one for each of the 2^14 blocks.
+            *place = self.pages.len() as u16;
+        }
+        &mut self.pages[usize::from(*place) - 1][Block::offset(qpn)]
+    }
+}
+
+fn entry(places: &[u16], pages: &[Page], qpn: Qpn) -> u32 {
+    let place = usize::from(places[Block::of(qpn).index()]);
+    place.checked_sub(1).map_or(0, |page| pages[page][Block::offset(qpn)])
 }
 
 #[cfg(test)]
@@ -135,36 +141,54 @@ mod tests {
             .unwrap()
     }
 
+    const COUNT: usize = Block::LEN as usize;
+
     #[test]
-    fn numbers_are_not_used_again_soon() {
+    fn a_number_comes_again_only_after_all_others() {
         let mut table = QpTable::new(1);
-        let first = insert(&mut table);
-        let mut seen = vec![first];
-        for _ in 0..200 {
-            assert!(table.remove(*seen.last().unwrap()));
+        let staying = insert(&mut table);
+        let mut seen = vec![staying];
+        for _ in 0..COUNT - 2 {
             let qpn = insert(&mut table);
             assert!(!seen.contains(&qpn));
-            assert_eq!(table.find(first), None);
+            assert!(table.remove(qpn) && !table.remove(qpn));
+            assert_eq!(table.find(qpn), None);
             seen.push(qpn);
         }
-        assert_eq!(table.len(), 1);
-        assert_eq!(table.slots(), 1);
+        assert!(table.find(staying).is_some());
+        assert_eq!((table.len(), table.slots()), (1, 2));
     }
 
     #[test]
-    fn never_a_reserved_number() {
-        for scramble in [0, 1, 0x00ff_ffff, 0x00ff_0000] {
-            let mut table = QpTable {
-                scramble,
-                ..QpTable::new(0)
-            };
-            for _ in 0..600 {
-                let (a, b) = (insert(&mut table), insert(&mut table));
-                assert!(!is_reserved(a.get()) && !is_reserved(b.get()) && a != b);
-                table.remove(a);
-                table.remove(b);
-            }
+    fn more_blocks_are_taken_before_the_numbers_run_out() {
+        let mut table = QpTable::new(7);
+        let mut all: Vec<Qpn> = (0..3 * COUNT).map(|_| insert(&mut table)).collect();
+        all.iter().for_each(|&qpn| assert!(table.find(qpn).is_some()));
+        all.sort();
+        all.dedup();
+        assert_eq!(all.len(), 3 * COUNT);
+    }
+
+    #[test]
+    fn given_blocks_and_no_others() {
+        let mut table = QpTable::new(1);
+        let (first, last) = (Block::new(0).unwrap(), Block::new(Block::COUNT as u16 - 1).unwrap());
+        table.numbers().give(first);
+        let mut all: Vec<Qpn> = (0..COUNT / 2).map(|_| insert(&mut table)).collect();
+        assert!(all.iter().all(|&qpn| Block::of(qpn) == first));
+        assert!(table.wants_numbers());
+        table.numbers().give(last);
+        assert!(!table.wants_numbers());
+        // All but the three that are never given out.
+        while all.len() < 2 * COUNT - 3 {
+            all.push(insert(&mut table));
         }
+        let none = table.insert(|_| unreachable!("there is no number left"));
+        assert_eq!(none, None);
+        assert!(all.iter().all(|&qpn| [first, last].contains(&Block::of(qpn))));
+        assert!(all.iter().all(|qpn| !matches!(qpn.get(), 0 | 1 | 0x00ff_ffff)));
+        assert!(table.remove(all[5]));
+        assert_eq!(insert(&mut table), all[5]);
     }
 
     #[test]
@@ -172,5 +196,11 @@ mod tests {
         let qpn = |seed| insert(&mut QpTable::new(seed));
         assert_ne!(qpn(1), qpn(2));
         assert_ne!(qpn(0), qpn(1 << 40));
+        let of_block = |seed| {
+            let mut table = QpTable::new(seed);
+            table.numbers().give(Block::new(3).unwrap());
+            insert(&mut table)
+        };
+        assert_ne!(of_block(1), of_block(2));
     }
 }

@@ -641,6 +641,7 @@ fn to_itself() {
         rtr.path = rtr.path.map(|path| Path {
             local: address,
             remote: address,
+            lane: None,
             ..path
         });
         for modify in [pair.init_modify(), rtr, pair.rts_modify(at)] {

@@ -81,7 +81,8 @@ fn done_when_handed_over() {
 #[test]
 fn every_request_has_its_destination() {
     let (mut pair, local, _) = connected();
-    let here = pair.destination(0);
+    let mut here = pair.destination(0);
+    here.path.lane = None;
     let mut elsewhere = here;
     elsewhere.path.remote = "10.9.0.77".parse().unwrap();
     elsewhere.path.hop_limit = 44;

@@ -363,6 +363,7 @@ impl<'a> Live<'a> {
             remote: addresses[peer.end.node],
             traffic_class: 0,
             hop_limit: 64,
+            lane: None,
         };
         [
             Modify {

@@ -183,6 +183,7 @@ fn attempt(case: &Case) -> Seen {
             remote: addresses[1 - i],
             traffic_class: 0,
             hop_limit: 64,
+            lane: None,
         };
         for modify in to_rts(path, qpns[1 - i], case.access) {
             net.nodes[i].endpoint.modify_qp(net.now, qpns[i], &modify).unwrap();

@@ -1,10 +1,16 @@
 //! When the timers run. The link is made up; whether they ran shows in the engine's deadline, which is computed anew then.
 
 use std::io;
+use std::net::{Ipv4Addr, UdpSocket};
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 
+use doorbell_roce_proto::cm::CmConfig;
+use doorbell_roce_proto::{Endpoint, Mtu};
+
 use super::*;
+use crate::cm::Connections;
+use crate::host::{Flags, Host};
 use crate::link::Link;
 
 /// A socket in which something waits, or not.
@@ -28,6 +34,16 @@ impl Transmit for Counting {
     }
 }
 
+fn connections() -> Connections {
+    Connections::new(CmConfig {
+        address: Ipv4Addr::LOCALHOST.into(),
+        guid: 1,
+        mtu: Mtu::Mtu1024,
+        slot: 0,
+        seed: 1,
+    })
+}
+
 struct Rig {
     shared: Shared,
     something_waits: Arc<AtomicBool>,
@@ -36,17 +52,18 @@ struct Rig {
 
 impl Rig {
     fn new() -> Self {
-        let link = Link::udp("127.0.0.1:0".parse().unwrap()).unwrap();
+        let address = UdpSocket::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let (host, socket) = Host::join(address, Flags::default(), Duration::ZERO).unwrap();
+        let link = Link::over(socket).unwrap();
         let something_waits = Arc::new(AtomicBool::new(false));
         let transmits = Arc::new(AtomicUsize::new(0));
-        let endpoint = Endpoint::new(1);
         let shared = Shared::new(
             link.local,
             Box::new(Waiting(Arc::clone(&something_waits))),
             Box::new(Counting(Arc::clone(&transmits))),
             None,
             link.parker.waker(),
-            endpoint,
+            Core::new(Endpoint::new(1), connections(), Arc::new(host), address),
         );
         Self {
             shared,

@@ -13,19 +13,22 @@ mod interface;
 mod park;
 pub mod pcap;
 mod rx;
+mod socket;
 mod sys;
 mod tx;
 mod udp;
 
 pub use interface::{PortState, PortWatch};
-pub use park::{Interest, Parker, Waker};
+pub use park::{Interest, Parker, Waker, Woken};
 pub use rx::{Datagram, RxBatch};
 pub use tx::{ARENA, Envelope, MAX_PACKET, MAX_RUN, MAX_SEGMENTS, RunRef, Seal, Slot, TxBatch};
+pub(crate) use udp::definite;
 pub use udp::{BindError, ROCE_PORT};
 
+use crate::host::Unforked;
 use doorbell_roce_proto::Instant;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{SocketAddr, UdpSocket};
 
 /// The sending half of a link.
 pub trait Transmit: Send {
@@ -85,6 +88,15 @@ impl Link {
     /// When the address is taken, not here, not allowed or not one; see [`BindError`].
     pub fn udp(addr: SocketAddr) -> Result<Self, BindError> {
         udp::bind(addr)
+    }
+
+    /// A link over UDP on a socket that is bound to a definite address.
+    ///
+    /// # Errors
+    ///
+    /// What the kernel has against its options.
+    pub fn over(socket: Unforked<UdpSocket>) -> io::Result<Self> {
+        udp::open(socket)
     }
 
     /// The same link with all that it sends and receives written to `capture`.

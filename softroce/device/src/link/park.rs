@@ -10,6 +10,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::socket::{Socket, TakenOver};
+use crate::host::{Host, Unforked};
 use gate::Gate;
 
 mod gate;
@@ -31,10 +33,22 @@ pub enum Interest {
 
 /// The sleeping side. One thread owns it; it shares the link's socket with the two halves and takes no lock of theirs.
 pub struct Parker {
-    socket: Arc<UdpSocket>,
+    socket: Arc<Socket>,
+    taken_over: TakenOver,
     /// Another descriptor that it wakes for.
     watched: Option<Arc<OwnedFd>>,
+    /// Where the other processes on this address make themselves heard.
+    members: Option<Arc<Host>>,
     shared: Arc<Shared>,
+}
+
+/// What a sleep ended for, besides packets, calls and the time.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Woken {
+    /// Something may have changed at the port.
+    pub port: bool,
+    /// Another process on this address is heard.
+    pub members: bool,
 }
 
 /// Wakes the thread that owns the [`Parker`]. Cheap while that thread is awake: one atomic exchange.
@@ -49,7 +63,7 @@ impl Parker {
     /// # Errors
     ///
     /// When the process has no file descriptor left: eventfd(2).
-    pub(super) fn new(socket: Arc<UdpSocket>, watched: Option<Arc<OwnedFd>>) -> io::Result<Self> {
+    pub(super) fn new(socket: Arc<Socket>, taken_over: TakenOver, watched: Option<Arc<OwnedFd>>) -> io::Result<Self> {
         let event = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
         let shared = Arc::new(Shared {
             gate: Gate::new(),
@@ -57,9 +71,25 @@ impl Parker {
         });
         Ok(Self {
             socket,
+            taken_over,
             watched,
+            members: None,
             shared,
         })
+    }
+
+    /// Wakes for what other processes on this address say, from here on.
+    pub fn listen_to(&mut self, members: Arc<Host>) {
+        self.members = Some(members);
+    }
+
+    /// Has the link receive from this socket as well, at the address's own port, which no other process has any more.
+    ///
+    /// # Errors
+    ///
+    /// When the link has such a socket already, or the kernel has something against its options.
+    pub fn take_over(&mut self, port: Unforked<UdpSocket>) -> io::Result<()> {
+        self.taken_over.set(port)
     }
 
     /// A handle with which other threads wake this one.
@@ -70,26 +100,31 @@ impl Parker {
     }
 
     /// Sleeps until what `interest` names, a [`Waker::wake`] since the last return from here, or `timeout`; for ever
-    /// without one. May return early. Says whether the watched descriptor is readable, for which it wakes as well.
+    /// without one. May return early. Says for what else it wakes and has woken.
     ///
     /// # Errors
     ///
     /// See ppoll(2): only from a lack of kernel memory.
-    pub fn park(&mut self, interest: Interest, timeout: Option<Duration>) -> io::Result<bool> {
+    pub fn park(&mut self, interest: Interest, timeout: Option<Duration>) -> io::Result<Woken> {
         let shared = &*self.shared;
         if !shared.gate.enter() {
-            return Ok(false);
+            return Ok(Woken::default());
         }
         let socket_events = match interest {
             Interest::Receive => PollFlags::POLLIN,
             Interest::ReceiveOrSend => PollFlags::POLLIN | PollFlags::POLLOUT,
         };
-        let besides = self.watched.as_deref();
+        let port = self.watched.as_deref().map(AsFd::as_fd);
+        let members = self.members.as_deref().map(Host::pollfd);
+        let taken_over = self.taken_over.get().map(AsFd::as_fd);
+        // The same again where there is no other.
+        let none = shared.event.as_fd();
         let mut watched = [
             PollFd::new(self.socket.as_fd(), socket_events),
             PollFd::new(shared.event.as_fd(), PollFlags::POLLIN),
-            // Twice the same where there is no other.
-            PollFd::new(besides.map_or(shared.event.as_fd(), AsFd::as_fd), PollFlags::POLLIN),
+            PollFd::new(port.unwrap_or(none), PollFlags::POLLIN),
+            PollFd::new(members.unwrap_or(none), PollFlags::POLLIN),
+            PollFd::new(taken_over.unwrap_or(none), PollFlags::POLLIN),
         ];
         let result = ppoll(&mut watched, timeout.map(TimeSpec::from_duration), None);
         shared.gate.leave();
@@ -98,7 +133,11 @@ impl Parker {
             let _ = shared.event.read();
         }
         match result {
-            Ok(_) | Err(Errno::EINTR) => Ok(besides.is_some() && watched[2].any() == Some(true)),
+            Ok(_) => Ok(Woken {
+                port: port.is_some() && watched[2].any() == Some(true),
+                members: members.is_some() && watched[3].any() == Some(true),
+            }),
+            Err(Errno::EINTR) => Ok(Woken::default()),
             Err(errno) => Err(errno.into()),
         }
     }

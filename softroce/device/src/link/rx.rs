@@ -23,7 +23,8 @@ pub struct Datagram<'a> {
 
 /// Room for incoming datagrams. Allocates nothing after [`RxBatch::new`].
 pub struct RxBatch {
-    local: SocketAddr,
+    /// What the socket is bound to that its content came from.
+    pub(super) local: SocketAddr,
     pub(super) arena: Box<[u8]>,
     /// What each slot of the arena holds; `None` for a message that cannot be used.
     pub(super) messages: Vec<Option<Incoming>>,

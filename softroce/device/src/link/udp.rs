@@ -10,9 +10,11 @@
 use super::interface::PortWatch;
 use super::park::Parker;
 use super::rx::{RxBatch, SLOT};
+use super::socket::{Socket, TakenOver};
 use super::sys::{self, Outgoing, RECEIVE_MESSAGES};
 use super::tx::TxBatch;
 use super::{Link, Receive, Transmit, interface};
+use crate::host::{JoinError, Unforked};
 use doorbell_roce_proto::Instant;
 use nix::errno::Errno;
 use nix::sys::socket::{getsockopt, sockopt};
@@ -61,6 +63,9 @@ pub enum BindError {
         /// What was asked for.
         addr: SocketAddr,
     },
+    /// It cannot be shared with the processes that have it.
+    #[error(transparent)]
+    NotShared(JoinError),
     /// Anything else.
     #[error("{addr} cannot be bound")]
     Io {
@@ -72,8 +77,17 @@ pub enum BindError {
     },
 }
 
+impl From<JoinError> for BindError {
+    fn from(error: JoinError) -> Self {
+        match error {
+            JoinError::Port { address, source } => Self::new(address, source),
+            other => Self::NotShared(other),
+        }
+    }
+}
+
 impl BindError {
-    fn new(addr: SocketAddr, source: io::Error) -> Self {
+    pub(crate) fn new(addr: SocketAddr, source: io::Error) -> Self {
         match source.kind() {
             io::ErrorKind::AddrInUse => Self::AddressInUse { addr },
             io::ErrorKind::AddrNotAvailable => Self::AddressNotAvailable { addr },
@@ -83,8 +97,8 @@ impl BindError {
     }
 }
 
-/// Binds a UDP link; see [`Link::udp`].
-pub(super) fn bind(addr: SocketAddr) -> Result<Link, BindError> {
+/// The address in the form that the link uses, when it is a definite one.
+pub(crate) fn definite(addr: SocketAddr) -> Result<SocketAddr, BindError> {
     let addr = SocketAddr::new(addr.ip().to_canonical(), addr.port());
     let unicast = match addr.ip() {
         IpAddr::V4(ip) => !ip.is_broadcast(),
@@ -93,17 +107,24 @@ pub(super) fn bind(addr: SocketAddr) -> Result<Link, BindError> {
     if !unicast || addr.ip().is_unspecified() || addr.ip().is_multicast() {
         return Err(BindError::NotUnicast { addr });
     }
-    open(addr).map_err(|source| BindError::new(addr, source))
+    Ok(addr)
 }
 
-fn open(addr: SocketAddr) -> io::Result<Link> {
-    let socket = UdpSocket::bind(addr)?;
-    socket.set_nonblocking(true)?;
-    set_options(socket.as_fd(), addr.is_ipv4())?;
-    let local = socket.local_addr()?;
+/// Binds a UDP link; see [`Link::udp`].
+pub(super) fn bind(addr: SocketAddr) -> Result<Link, BindError> {
+    let addr = definite(addr)?;
+    let bound = UdpSocket::bind(addr).and_then(|socket| open(socket.into()));
+    bound.map_err(|source| BindError::new(addr, source))
+}
+
+/// A UDP link on a socket; see [`Link::over`].
+pub(super) fn open(socket: Unforked<UdpSocket>) -> io::Result<Link> {
+    let socket = Socket::new(socket)?;
+    let local = socket.local();
     let mtu = interface::mtu_of(&socket, local.ip());
     let receive_buffer = getsockopt(&socket, sockopt::RcvBuf)?;
     let socket = Arc::new(socket);
+    let taken_over = TakenOver::default();
     let watch = PortWatch::new(local.ip());
     let notices = watch.as_ref().map(PortWatch::notices);
     let sending_half = || UdpTx {
@@ -115,15 +136,20 @@ fn open(addr: SocketAddr) -> io::Result<Link> {
         local,
         mtu,
         receive_buffer,
-        parker: Parker::new(Arc::clone(&socket), notices)?,
+        parker: Parker::new(Arc::clone(&socket), taken_over.clone(), notices)?,
         watch,
         tx: Box::new(sending_half()),
         acks: Some(Box::new(sending_half())),
-        rx: Box::new(UdpRx { socket, expected: 1 }),
+        rx: Box::new(UdpRx {
+            socket,
+            taken_over,
+            other_first: false,
+            expected: [1; 2],
+        }),
     })
 }
 
-fn set_options(fd: BorrowedFd<'_>, is_ipv4: bool) -> io::Result<()> {
+pub(super) fn set_options(fd: BorrowedFd<'_>, is_ipv4: bool) -> io::Result<()> {
     if is_ipv4 {
         sys::set_option(fd, libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_PROBE)?;
     } else {
@@ -151,7 +177,7 @@ fn set_options(fd: BorrowedFd<'_>, is_ipv4: bool) -> io::Result<()> {
 
 /// The sending half.
 struct UdpTx {
-    socket: Arc<UdpSocket>,
+    socket: Arc<Socket>,
     /// Whether the kernel and the device underneath take runs.
     gso: bool,
     refused: Refusals,
@@ -240,36 +266,57 @@ impl Refusals {
 
 /// The receiving half.
 struct UdpRx {
-    socket: Arc<UdpSocket>,
-    /// How many messages to ask for: one while the link is quiet, for each that does not come costs as much as a look
+    socket: Arc<Socket>,
+    taken_over: TakenOver,
+    /// Whether the socket that was taken over is looked at first: neither shall starve the other.
+    other_first: bool,
+    /// How many messages to ask either for: one while the link is quiet, for each that does not come costs as much as a look
     /// at an empty socket; more while every call brings all it asked for.
-    expected: usize,
+    expected: [usize; 2],
 }
 
 impl Receive for UdpRx {
     fn receive(&mut self, batch: &mut RxBatch) -> io::Result<usize> {
-        batch.clear();
-        // An ICMP error that waits on the socket is reported instead of a datagram, once each: look again.
-        for _ in 0..8 {
-            let RxBatch { arena, messages, .. } = batch;
-            let push = |message| messages.push(message);
-            match sys::receive_many(self.socket.as_fd(), arena, SLOT, self.expected, push) {
-                Ok(count) => {
-                    if count == self.expected {
-                        self.expected = (2 * count).min(RECEIVE_MESSAGES);
-                    }
-                    return Ok(count);
-                }
-                Err(error) => match Errno::from_raw(error.raw_os_error().unwrap_or(0)) {
-                    Errno::EAGAIN => {
-                        self.expected = 1;
-                        return Ok(0);
-                    }
-                    Errno::EBADF | Errno::ENOTSOCK | Errno::EFAULT | Errno::EINVAL => return Err(error),
-                    _ => {}
-                },
-            }
+        let [own, others] = &mut self.expected;
+        let Some(other) = self.taken_over.get() else {
+            return receive_from(&self.socket, own, batch);
+        };
+        self.other_first = !self.other_first;
+        let mut inlets = [(&*self.socket, own), (other, others)];
+        if self.other_first {
+            inlets.reverse();
         }
-        Ok(0)
+        let [(first, expected), (second, expected_there)] = inlets;
+        match receive_from(first, expected, batch)? {
+            0 => receive_from(second, expected_there, batch),
+            count => Ok(count),
+        }
     }
+}
+
+fn receive_from(socket: &Socket, expected: &mut usize, batch: &mut RxBatch) -> io::Result<usize> {
+    batch.clear();
+    batch.local = socket.local();
+    // An ICMP error that waits on the socket is reported instead of a datagram, once each: look again.
+    for _ in 0..8 {
+        let RxBatch { arena, messages, .. } = batch;
+        let push = |message| messages.push(message);
+        match sys::receive_many(socket.as_fd(), arena, SLOT, *expected, push) {
+            Ok(count) => {
+                if count == *expected {
+                    *expected = (2 * count).min(RECEIVE_MESSAGES);
+                }
+                return Ok(count);
+            }
+            Err(error) => match Errno::from_raw(error.raw_os_error().unwrap_or(0)) {
+                Errno::EAGAIN => {
+                    *expected = 1;
+                    return Ok(0);
+                }
+                Errno::EBADF | Errno::ENOTSOCK | Errno::EFAULT | Errno::EINVAL => return Err(error),
+                _ => {}
+            },
+        }
+    }
+    Ok(0)
 }

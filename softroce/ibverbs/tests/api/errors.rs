@@ -1,5 +1,7 @@
 //! What is refused, and how the refusal comes up on both sides.
 
+use std::net::UdpSocket;
+
 use doorbell_softroce_ibverbs::{api, last_open_error};
 use doorbell_verbs_sys::*;
 
@@ -233,14 +235,16 @@ fn deregistered_memory_is_out_of_reach() {
 #[test]
 fn a_device_whose_address_is_taken() {
     crate::setup();
-    let held = open("soft0").unwrap();
+    let address = own_address(6).to_string();
+    let held = UdpSocket::bind((own_address(6), 4791)).unwrap();
     assert_eq!(open("taken"), Err(libc::EADDRINUSE));
     let reason = last_open_error().unwrap();
-    let address = own_address(1).to_string();
     assert!(
         reason.contains("taken") && reason.contains(&address) && !reason.contains('\n'),
         "{reason}"
     );
+    drop(held);
+    let context = open("taken").unwrap();
     // SAFETY: live, closed once.
-    assert_eq!(unsafe { (api().close_device)(held) }, 0);
+    assert_eq!(unsafe { (api().close_device)(context) }, 0);
 }

@@ -1,6 +1,6 @@
 //! The soft devices through the C calls of libibverbs: several devices of one process, over real sockets.
 
-mod common;
+pub(crate) mod common;
 mod completion;
 mod drain;
 mod errors;
@@ -40,8 +40,9 @@ pub(crate) fn setup() {
             faulty("faulty1", 4, 2),
             captured,
             v6,
-            // An address that soft0 has already.
-            device("taken", 1),
+            device("taken", 6),
+            // Shared with soft0, as two processes do.
+            device("beside", 1),
         ]
     });
 }

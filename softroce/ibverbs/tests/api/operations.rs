@@ -49,6 +49,16 @@ fn write_over_ipv6_to_oneself() {
     writes(&b, &a);
 }
 
+/// Both devices share an address, and an identity: only the numbers of their queue pairs tell them apart.
+#[test]
+fn write_between_two_on_one_address() {
+    crate::setup();
+    let (a, b) = pair(("soft0", "beside"), &Setup::default());
+    assert_ne!(a.qpn() >> 10, b.qpn() >> 10, "each has blocks of numbers for itself");
+    writes(&a, &b);
+    writes(&b, &a);
+}
+
 #[test]
 fn write_with_immediate() {
     let (a, b) = two();

@@ -66,6 +66,10 @@ pub struct RemoteAccess {
     pub atomic: bool,
 }
 
+/// A lane: a way to a peer on the same host, as the owner of the endpoint numbers them.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct LaneId(pub u32);
+
 /// The path to the peer: what an address vector comes to under RoCEv2.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Path {
@@ -77,6 +81,8 @@ pub struct Path {
     pub traffic_class: u8,
     /// TTL or hop limit.
     pub hop_limit: u8,
+    /// The lane that its packets take in place of the wire: the owner's choice, the same at both ends.
+    pub lane: Option<LaneId>,
 }
 
 /// The attributes of one modify: `Some` is a bit in the mask of ibv_modify_qp(3).

@@ -1,6 +1,7 @@
 //! Queue pairs: the state machine that holds a requester and a responder together (IBTA vol 1, 10.3).
 
 mod attributes;
+pub(crate) mod parts;
 pub(crate) mod receive_queue;
 mod requester;
 mod responder;
@@ -11,14 +12,15 @@ mod unreliable;
 
 use core::net::IpAddr;
 
-pub use attributes::{Attributes, Modify, ModifyError, Path, QpInit, RemoteAccess, State, ack_timeout};
+pub use attributes::{Attributes, LaneId, Modify, ModifyError, Path, QpInit, RemoteAccess, State, ack_timeout};
 
 use crate::memory::{Memory, PdId, Via};
 use crate::outbox::Outbox;
+use crate::qp::parts::{Arrival, Written};
 use crate::qp::requester::Requester;
 use crate::qp::responder::{Refused, Responder};
 use crate::srq::SharedQueue;
-use crate::wire::{Nak, Packet, Transport};
+use crate::wire::{Nak, Transport};
 use crate::work::{Operation, PostError, ReceiveRequest, SendRequest, SrqId, Status};
 use crate::{AsyncEvent, EndpointConfig, Instant, Mtu, Qpn};
 
@@ -28,8 +30,12 @@ struct Connection {
     pd: PdId,
     qpn: Qpn,
     peer: Qpn,
-    /// Path MTU in bytes.
+    /// The most payload of a packet in bytes: the path MTU, or what a lane takes.
     mtu: usize,
+    /// Its packets take this lane.
+    lane: Option<LaneId>,
+    /// A longer payload is referred to by a lane's packet.
+    lane_inline: usize,
 }
 
 impl Connection {
@@ -56,6 +62,8 @@ pub(crate) struct QueuePair {
     /// Every attribute as it was last set.
     set: Modify,
     connection: Connection,
+    /// The most payload of a packet on a lane.
+    lane_mtu: usize,
     requester: Requester,
     responder: Responder,
     /// The first message came (or RTS was entered), so its event is not due any more.
@@ -93,7 +101,10 @@ impl QueuePair {
                 qpn,
                 peer: Qpn::new(0),
                 mtu: mtu.bytes(),
+                lane: None,
+                lane_inline: config.lane_inline,
             },
+            lane_mtu: config.lane_mtu,
             requester: Requester::new(&init, config.window),
             responder: Responder::new(&init, srq),
             established: false,
@@ -151,7 +162,25 @@ impl QueuePair {
         }
         self.set
             .path
-            .is_some_and(|path| path.local == local && path.remote == remote)
+            .is_some_and(|path| path.lane.is_none() && path.local == local && path.remote == remote)
+    }
+
+    /// Whether packets for it come by this lane; UD takes packets from anywhere.
+    pub(crate) fn is_on(&self, lane: LaneId) -> bool {
+        self.init.transport == Transport::Ud || self.connection.lane == Some(lane)
+    }
+
+    /// The lane that what it has to send next takes, if that is to take one.
+    pub(crate) fn next_lane(&self) -> Option<LaneId> {
+        match self.init.transport {
+            Transport::Ud => self.requester.next_destination().and_then(|to| to.path.lane),
+            Transport::Rc | Transport::Uc => self.connection.lane,
+        }
+    }
+
+    /// Whether memory that its packets refer to may change as soon as they are written: its requests complete then.
+    pub(crate) fn is_unreliable(&self) -> bool {
+        self.init.transport != Transport::Rc
     }
 
     /// Whether all it has to send is acknowledgements.
@@ -169,7 +198,7 @@ impl QueuePair {
         let (from, to) = (self.state, modify.target(self.init.transport, self.state)?);
         match to {
             State::Reset => {
-                self.reset();
+                self.reset(out);
                 return Ok(());
             }
             // What brought it into the error state by itself may still have to be told to the peer.
@@ -185,7 +214,12 @@ impl QueuePair {
         self.requester.configure(now, &self.set);
         self.responder.configure(&self.set);
         self.connection.peer = self.set.dest_qpn.unwrap_or(self.connection.peer);
-        self.connection.mtu = self.set.path_mtu.map_or(self.connection.mtu, Mtu::bytes);
+        self.connection.lane = self.set.path.and_then(|path| path.lane);
+        self.connection.mtu = match (self.connection.lane, self.set.path_mtu) {
+            (Some(_), _) => self.lane_mtu,
+            (None, Some(mtu)) => mtu.bytes(),
+            (None, None) => self.connection.mtu,
+        };
         match (from, to) {
             (State::Init, State::Rtr) => self.set.rq_psn.into_iter().for_each(|psn| self.responder.start(psn)),
             (State::Rtr, State::Rts) => {
@@ -201,13 +235,22 @@ impl QueuePair {
         Ok(())
     }
 
-    fn reset(&mut self) {
+    fn reset(&mut self, out: &mut Outbox) {
+        self.withdraw(out);
         self.state = State::Reset;
         self.set = Modify::default();
+        self.connection.lane = None;
         self.requester.reset();
         self.responder.reset();
         self.established = false;
         self.draining = false;
+    }
+
+    /// Nothing that its packets on a lane refer to is to be read any more.
+    pub(crate) fn withdraw(&self, out: &mut Outbox) {
+        if self.connection.lane.is_some() {
+            out.withdrawn.push_back(self.connection.qpn);
+        }
     }
 
     /// Everything is flushed, send queue first. What the responder has yet to say stays: a NAK may be among it that explains this.
@@ -215,6 +258,7 @@ impl QueuePair {
         let fresh = self.state != State::Err;
         self.state = State::Err;
         self.draining = false;
+        self.withdraw(out);
         self.requester.flush(&self.connection, out);
         self.responder.flush(&self.connection, out);
         // What it held is complete now, and it takes nothing more (IBTA vol 1, 11.6.3: last WQE reached).
@@ -299,14 +343,23 @@ impl QueuePair {
 
     // Wire and time
 
-    /// Takes a packet that is whole, from the peer and for this queue pair, which [`receives`](Self::receives).
-    pub(crate) fn handle_packet<M: Memory>(
+    /// Takes a packet that is whole and for this queue pair, which [`receives`](Self::receives); `ends` are its source and destination.
+    pub(crate) fn handle<M: Memory>(
         &mut self,
         now: Instant,
-        packet: &Packet<'_>,
+        packet: &Arrival<'_>,
+        ends: (IpAddr, IpAddr),
         memory: &mut M,
         out: &mut Outbox,
     ) {
+        match self.init.transport {
+            Transport::Rc => self.handle_packet(now, packet, memory, out),
+            Transport::Uc => self.handle_unreliable(packet, memory, out),
+            Transport::Ud => self.handle_datagram(packet, ends, memory, out),
+        }
+    }
+
+    fn handle_packet<M: Memory>(&mut self, now: Instant, packet: &Arrival<'_>, memory: &mut M, out: &mut Outbox) {
         if packet.bth.opcode.is_response() {
             // In RTR nothing was asked yet.
             if self.state != State::Rtr
@@ -344,14 +397,14 @@ impl QueuePair {
         };
     }
 
-    /// Writes the next packet and gives its length.
+    /// Writes the next packet and gives its lengths.
     pub(crate) fn transmit<M: Memory>(
         &mut self,
         now: Instant,
         memory: &mut M,
         buf: &mut [u8],
         out: &mut Outbox,
-    ) -> Option<usize> {
+    ) -> Option<Written> {
         let yields = self.responder.acknowledges() && !self.turn.acknowledgements_waited;
         if self.turn.requests_first || yields {
             self.transmit_request(now, memory, buf, out)
@@ -368,7 +421,7 @@ impl QueuePair {
         memory: &mut M,
         buf: &mut [u8],
         out: &mut Outbox,
-    ) -> Option<usize> {
+    ) -> Option<Written> {
         if self.init.transport != Transport::Rc {
             return self.transmit_unreliable(memory, buf, out);
         }
@@ -381,9 +434,9 @@ impl QueuePair {
             .requester
             .transmit(now, &self.connection, draining, memory, buf, out)
         {
-            Ok(len) => {
-                self.turn.requests_sent |= len.is_some();
-                len
+            Ok(written) => {
+                self.turn.requests_sent |= written.is_some();
+                written
             }
             Err(status) => {
                 self.fail(status, out);
@@ -392,9 +445,9 @@ impl QueuePair {
         }
     }
 
-    fn transmit_reply<M: Memory>(&mut self, memory: &mut M, buf: &mut [u8], out: &mut Outbox) -> Option<usize> {
+    fn transmit_reply<M: Memory>(&mut self, memory: &mut M, buf: &mut [u8], out: &mut Outbox) -> Option<Written> {
         match self.responder.transmit(&self.connection, memory, buf) {
-            Ok(len) => len,
+            Ok(written) => written,
             Err(refused) => {
                 self.refuse(refused, out);
                 self.responder.transmit(&self.connection, memory, buf).ok().flatten()

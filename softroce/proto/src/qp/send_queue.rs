@@ -20,7 +20,7 @@ pub(crate) struct Wqe {
     pub(crate) len: u32,
     /// Elements used, 0 where it is inline.
     elements: u32,
-    inline: bool,
+    pub(crate) inline: bool,
     pub(crate) signalled: bool,
     pub(crate) fence: bool,
     pub(crate) solicited: bool,

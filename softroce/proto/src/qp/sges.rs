@@ -3,7 +3,8 @@
 use core::ops::Range;
 
 use crate::LKey;
-use crate::memory::{AccessError, Memory, PdId, Sge};
+use crate::memory::{AccessError, CopyError, Memory, PdId, Sge};
+use crate::qp::parts::Source;
 
 /// A piece of a message: where it is in memory, and which bytes of the part asked for it holds.
 struct Piece {
@@ -55,16 +56,41 @@ pub(crate) fn gather<M: Memory>(
     Ok(())
 }
 
+/// Has the packet being written refer to the `len` bytes at `offset` of the message; the list holds them.
+pub(crate) fn refer<M: Memory>(
+    memory: &mut M,
+    pd: PdId,
+    sges: &[Sge],
+    offset: u64,
+    len: usize,
+) -> Result<(), AccessError> {
+    for piece in pieces(sges, offset, len) {
+        let sge = Sge {
+            addr: piece.addr,
+            // Not more than its element's.
+            len: piece.range.len() as u32,
+            lkey: piece.lkey,
+        };
+        memory.refer_local(pd, &sge)?;
+    }
+    Ok(())
+}
+
 /// Copies `src` to `offset` of the message; the list has room for it.
 pub(crate) fn scatter<M: Memory>(
     memory: &mut M,
     pd: PdId,
     sges: &[Sge],
     offset: u64,
-    src: &[u8],
-) -> Result<(), AccessError> {
+    src: Source<'_>,
+) -> Result<(), CopyError> {
     for piece in pieces(sges, offset, src.len()) {
-        memory.scatter(pd, piece.lkey, piece.addr, &src[piece.range])?;
+        match src.part(piece.range) {
+            Source::Bytes(bytes) => memory.scatter(pd, piece.lkey, piece.addr, bytes)?,
+            Source::Referred { offset, len } => {
+                memory.scatter_referred(pd, piece.lkey, piece.addr, offset..offset + len)?;
+            }
+        }
     }
     Ok(())
 }

@@ -1,14 +1,17 @@
 //! What UC and UD queue pairs do otherwise: nothing comes back, so that a request is done when its last packet is handed to the link, and what cannot be
 //! received is dropped without a word (IBTA vol 1, 9.8).
 
+use core::net::IpAddr;
+
 use super::QueuePair;
+use crate::AsyncEvent;
 use crate::memory::Memory;
 use crate::outbox::Outbox;
 use crate::qp::State;
+use crate::qp::parts::{Arrival, Written};
 use crate::qp::responder::Broken;
-use crate::wire::{Packet, Transport};
+use crate::wire::Transport;
 use crate::work::{Destination, Operation, PostError, SendRequest, Status};
-use crate::{AsyncEvent, Datagram};
 
 impl QueuePair {
     /// Whether a request without a destination may be posted (IBTA vol 1, table 36: operations of each transport).
@@ -43,7 +46,7 @@ impl QueuePair {
     }
 
     /// Takes a packet that is whole, from the peer and for this UC queue pair, which [`receives`](Self::receives).
-    pub(crate) fn handle_unreliable<M: Memory>(&mut self, packet: &Packet<'_>, memory: &mut M, out: &mut Outbox) {
+    pub(super) fn handle_unreliable<M: Memory>(&mut self, packet: &Arrival<'_>, memory: &mut M, out: &mut Outbox) {
         match self.responder.handle_unreliable(packet, &self.connection, memory, out) {
             Ok(true) if !self.established => {
                 self.established = true;
@@ -54,30 +57,30 @@ impl QueuePair {
         }
     }
 
-    /// Takes a packet that is whole, from anybody and for this UD queue pair, which [`receives`](Self::receives).
-    pub(crate) fn handle_datagram<M: Memory>(
+    /// Takes a packet that is whole, from anybody (`ends` are its source and destination) and for this UD queue pair, which [`receives`](Self::receives).
+    pub(super) fn handle_datagram<M: Memory>(
         &mut self,
-        packet: &Packet<'_>,
-        datagram: &Datagram<'_>,
+        packet: &Arrival<'_>,
+        ends: (IpAddr, IpAddr),
         memory: &mut M,
         out: &mut Outbox,
     ) {
         let qkey = self.set.qkey.unwrap_or(0);
         let handled = self
             .responder
-            .handle_datagram(packet, datagram, qkey, &self.connection, memory, out);
+            .handle_datagram(packet, ends, qkey, &self.connection, memory, out);
         if handled == Err(Broken) {
             self.enter_error(out);
         }
     }
 
-    /// Writes the next packet of a UC or UD queue pair and gives its length.
+    /// Writes the next packet of a UC or UD queue pair and gives its lengths.
     pub(super) fn transmit_unreliable<M: Memory>(
         &mut self,
         memory: &mut M,
         buf: &mut [u8],
         out: &mut Outbox,
-    ) -> Option<usize> {
+    ) -> Option<Written> {
         let draining = match self.state {
             State::Rts => false,
             State::Sqd => true,
@@ -89,9 +92,9 @@ impl QueuePair {
                 .requester
                 .transmit_datagram(&self.connection, qkey, draining, memory, buf, out);
             written.map(|written| {
-                written.map(|(len, path)| {
+                written.map(|(written, path)| {
                     self.datagram_path = Some(path);
-                    len
+                    written
                 })
             })
         } else {
@@ -99,10 +102,10 @@ impl QueuePair {
                 .transmit_unreliable(&self.connection, draining, memory, buf, out)
         };
         match written {
-            Ok(len) => {
-                self.turn.requests_sent |= len.is_some();
+            Ok(written) => {
+                self.turn.requests_sent |= written.is_some();
                 self.check_drained(out);
-                len
+                written
             }
             Err(status) => {
                 self.fail_sending(status, out);

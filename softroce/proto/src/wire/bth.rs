@@ -60,6 +60,12 @@ impl Bth {
         }
     }
 
+    /// The queue pair that a packet is for, without a look at the rest of it; `None` for what is shorter than a header.
+    pub fn dest_qp_of(packet: &[u8]) -> Option<Qpn> {
+        let header = packet.first_chunk::<{ Self::LEN }>()?;
+        Some(Qpn::new(u32::from_be_bytes([0, header[5], header[6], header[7]])))
+    }
+
     /// Reads a header and the pad count it carries (0 … 3 bytes). Reserved bits are ignored, as receivers must.
     ///
     /// # Errors

@@ -257,6 +257,42 @@ impl<'a> Packet<'a> {
     }
 }
 
+/// Reads the headers of a packet, of whose payload `len` bytes are elsewhere: a lane's, without pad and ICRC.
+///
+/// # Errors
+/// When version, opcode, partition key or syndrome is wrong, `bytes` is not exactly as long as the headers, or the opcode has no payload. Never panics, whatever the bytes.
+pub fn parse_headers(bytes: &[u8], len: usize) -> Result<(Bth, Extension), ParseError> {
+    let (bth, rest) = bytes.split_first_chunk().ok_or(ParseError::Truncated(bytes.len()))?;
+    let (bth, pad) = Bth::from_bytes(bth)?;
+    let (extension, rest) = Extension::split_from(bth.opcode.layout(), rest)?;
+    if pad > 0 || !rest.is_empty() {
+        return Err(ParseError::Pad { pad, len: rest.len() });
+    }
+    if len > 0 && !bth.opcode.has_payload() {
+        let opcode = bth.opcode;
+        return Err(ParseError::Payload { opcode, len });
+    }
+    Ok((bth, extension))
+}
+
+/// Writes the headers of a lane's packet to the front of `buf` and gives their length; [`parse_headers`] is the inverse.
+///
+/// # Errors
+/// When `buf` is shorter, or the opcode has other extension headers; `buf` is unchanged then.
+pub fn write_headers(buf: &mut [u8], bth: &Bth, extension: &Extension) -> Result<usize, WriteError> {
+    if extension.layout() != bth.opcode.layout() {
+        return Err(WriteError::Layout(bth.opcode));
+    }
+    let (len, needed) = (buf.len(), header_len(bth.opcode));
+    let Some(headers) = buf.get_mut(..needed) else {
+        return Err(WriteError::TooLong { needed, len });
+    };
+    let (front, extensions) = headers.split_at_mut(Bth::LEN);
+    join(front, 0, bth.to_bytes(0));
+    extension.write_to(extensions);
+    Ok(needed)
+}
+
 /// The length of the headers of `opcode` in bytes: where its payload starts.
 pub const fn header_len(opcode: Opcode) -> usize {
     Bth::LEN + opcode.layout().len()

@@ -1,6 +1,11 @@
 //! Registered memory of plain vectors, with guard bytes around every region.
 
-use doorbell_roce_proto::memory::{AccessError, AtomicOp, Bind, Invalidator, Memory, PdId, RemoteRight, Sge, Via};
+use std::mem;
+use std::ops::Range;
+
+use doorbell_roce_proto::memory::{
+    AccessError, AtomicOp, Bind, CopyError, Invalidator, Memory, PdId, RemoteRight, Sge, Via,
+};
 use doorbell_roce_proto::{LKey, RKey};
 
 const GUARD: usize = 64;
@@ -52,6 +57,12 @@ pub(crate) struct Regions {
     windows: Vec<Window>,
     /// The key of each binding and invalidation that was carried out.
     pub(crate) log: Vec<RKey>,
+    /// What the packet being written refers to, as it is now.
+    referred: Vec<u8>,
+    /// The payload of the lane's packet at hand; `None` when it cannot be had.
+    arrived: Option<Vec<u8>>,
+    /// The payload of the next packet but so many cannot be had.
+    pub(crate) gone_after: Option<usize>,
 }
 
 const KEY: u32 = 0x5000;
@@ -72,7 +83,22 @@ impl Regions {
             regions: Vec::new(),
             windows: Vec::new(),
             log: Vec::new(),
+            referred: Vec::new(),
+            arrived: None,
+            gone_after: None,
         }
+    }
+
+    /// What the packet that was written refers to.
+    pub(crate) fn take_referred(&mut self) -> Vec<u8> {
+        mem::take(&mut self.referred)
+    }
+
+    /// The packet handed to the engine next is a lane's, with this payload.
+    pub(crate) fn arrive(&mut self, payload: &[u8]) {
+        let gone = self.gone_after == Some(0);
+        self.gone_after = self.gone_after.and_then(|after| after.checked_sub(1));
+        self.arrived = (!gone).then(|| payload.to_vec());
     }
 
     /// A new window, with its key.
@@ -259,5 +285,30 @@ impl Memory for Regions {
         window.bound = None;
         self.log.push(rkey);
         Ok(())
+    }
+
+    fn refer_local(&mut self, pd: PdId, sge: &Sge) -> Result<(), AccessError> {
+        let mut bytes = vec![0; sge.len as usize];
+        self.gather(pd, sge.lkey, sge.addr, &mut bytes)?;
+        self.referred.append(&mut bytes);
+        Ok(())
+    }
+
+    fn refer_remote(&mut self, via: Via, rkey: RKey, addr: u64, len: u32) -> Result<(), AccessError> {
+        let mut bytes = vec![0; len as usize];
+        self.remote_read(via, rkey, addr, &mut bytes)?;
+        self.referred.append(&mut bytes);
+        Ok(())
+    }
+
+    fn scatter_referred(&mut self, pd: PdId, lkey: LKey, addr: u64, part: Range<usize>) -> Result<(), CopyError> {
+        let bytes = self.arrived.clone().ok_or(CopyError::Gone)?;
+        self.scatter(pd, lkey, addr, &bytes[part]).map_err(CopyError::from)
+    }
+
+    fn remote_write_referred(&mut self, via: Via, rkey: RKey, addr: u64, len: usize) -> Result<(), CopyError> {
+        let bytes = self.arrived.clone().ok_or(CopyError::Gone)?;
+        assert_eq!(bytes.len(), len);
+        self.remote_write(via, rkey, addr, &bytes).map_err(CopyError::from)
     }
 }

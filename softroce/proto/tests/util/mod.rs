@@ -9,14 +9,17 @@ use std::time::Duration;
 
 use doorbell_roce_proto::icrc::Flow;
 use doorbell_roce_proto::memory::{PdId, Sge};
-use doorbell_roce_proto::qp::{Modify, Path, QpInit, RemoteAccess, State};
-use doorbell_roce_proto::wire::{self, Bth, Extension, Opcode, Packet, Syndrome, Transport, packet_len};
+use doorbell_roce_proto::qp::{LaneId, Modify, Path, QpInit, RemoteAccess, State};
+use doorbell_roce_proto::wire::{
+    self, Bth, Extension, MAX_HEADER_LEN, Opcode, Packet, Syndrome, Transport, packet_len,
+};
 use doorbell_roce_proto::work::{
     Completion, CompletionOpcode, CqId, Destination, Operation, Payload, PostError, ReceiveRequest, SendRequest, SrqId,
     Status,
 };
 use doorbell_roce_proto::{
-    AsyncEvent, Counters, Datagram, Endpoint, EndpointConfig, Ident, Instant, LKey, Mtu, Psn, Qpn, SrqInit,
+    AsyncEvent, Counters, Datagram, Endpoint, EndpointConfig, Ident, Instant, LKey, LanePacket, Mtu, Psn, Qpn, SrqInit,
+    Transmit,
 };
 
 use memory::{Regions, Rights};
@@ -27,6 +30,14 @@ pub(crate) const RECV_CQ: CqId = CqId(2);
 /// The queue key of both ends of a UD pair.
 pub(crate) const QKEY: u32 = 0x1122_3344;
 const PORT: u16 = 4791;
+
+/// Whether the two are on one host, with a lane between them: so in the test binary of that name, which has the tests of others once more.
+fn lanes() -> bool {
+    module_path!().starts_with("lanes::")
+}
+
+/// Longer payloads are referred to on a lane.
+pub(crate) const LANE_INLINE: usize = 100;
 
 /// What the wire does to a packet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -90,6 +101,8 @@ pub(crate) struct Setup {
     pub(crate) transport: Transport,
     /// The second node's queue pairs share a receive queue.
     pub(crate) srq: Option<SrqInit>,
+    /// The most payload of a packet on a lane; that of the path MTU for `None`, so that the tests are the same.
+    pub(crate) lane_mtu: Option<usize>,
 }
 
 impl Default for Setup {
@@ -115,6 +128,7 @@ impl Default for Setup {
             batch: 64,
             transport: Transport::Rc,
             srq: None,
+            lane_mtu: None,
         }
     }
 }
@@ -158,16 +172,21 @@ impl Pair {
 
     /// Both in RTR.
     pub(crate) fn in_rtr(setup: Setup) -> Self {
-        let addresses: [IpAddr; 2] = if setup.v6 {
+        let mut addresses: [IpAddr; 2] = if setup.v6 {
             ["fd09::1".parse().unwrap(), "fd09::2".parse().unwrap()]
         } else {
             ["10.9.0.1".parse().unwrap(), "10.9.0.2".parse().unwrap()]
         };
+        if lanes() {
+            addresses[1] = addresses[0];
+        }
         let node = |at: usize| {
             let mut endpoint = Endpoint::with_config(EndpointConfig {
                 seed: at as u64 + 1,
                 window: setup.window,
                 mtu: setup.mtu,
+                lane_mtu: setup.lane_mtu.unwrap_or(setup.mtu.bytes()),
+                lane_inline: LANE_INLINE,
             });
             let srq = setup.srq.filter(|_| at == 1).map(|init| endpoint.create_srq(init));
             let qpn = endpoint.create_qp(QpInit {
@@ -265,6 +284,7 @@ impl Pair {
                 remote: peer.address,
                 traffic_class: 0,
                 hop_limit: 64,
+                lane: lane_to(1 - at),
             }),
             path_mtu: Some(self.setup.mtu),
             dest_qpn: Some(peer.qpn),
@@ -333,6 +353,7 @@ impl Pair {
                 remote: peer.address,
                 traffic_class: 3,
                 hop_limit: 9,
+                lane: lane_to(1 - at),
             },
             qpn: peer.qpn,
             qkey: QKEY,
@@ -428,13 +449,15 @@ impl Pair {
         let transmit = transmit?;
         assert_eq!(transmit.src, node.address);
         assert!(transmit.qpn == node.qpn || Some(transmit.qpn) == node.second);
-        let packet = &mut buf[..transmit.len];
-        Flow::new(transmit.src, transmit.dst, PORT, PORT).seal(0, packet);
-        let sent = Sent {
-            from: at,
-            bytes: packet.to_vec(),
-        };
-        assert!(sent.packet().payload.len() <= self.setup.mtu.bytes());
+        assert_eq!(transmit.lane, lane_to(1 - at));
+        let mut bytes = buf[..transmit.len].to_vec();
+        let referred = node.memory.take_referred();
+        if lanes() {
+            bytes = on_the_wire(&transmit, &bytes, referred);
+        }
+        Flow::new(transmit.src, transmit.dst, PORT, PORT).seal(0, &mut bytes);
+        let sent = Sent { from: at, bytes };
+        assert!(sent.packet().payload.len() <= self.setup.lane_mtu.unwrap_or(self.setup.mtu.bytes()));
         self.log.push(sent.clone());
         Some(sent)
     }
@@ -443,6 +466,21 @@ impl Pair {
     pub(crate) fn deliver(&mut self, sent: &Sent) {
         let (src, to) = (self.nodes[sent.from].address, 1 - sent.from);
         let node = &mut self.nodes[to];
+        if let Some(lane) = lane_to(sent.from) {
+            let packet = sent.packet();
+            let mut headers = [0; MAX_HEADER_LEN];
+            let end = wire::write_headers(&mut headers, &packet.bth, &packet.extension).unwrap();
+            node.memory.arrive(packet.payload);
+            let packet = LanePacket {
+                lane,
+                address: node.address,
+                headers: &headers[..end],
+                len: packet.payload.len(),
+            };
+            node.endpoint.handle_lane(self.now, &packet, &mut node.memory);
+            drain(node);
+            return;
+        }
         let datagram = Datagram {
             src,
             dst: node.address,
@@ -503,6 +541,24 @@ impl Pair {
     pub(crate) fn bytes(&self, at: usize, sge: Sge) -> &[u8] {
         self.nodes[at].memory.bytes(sge)
     }
+}
+
+/// The lane that leads to node `at`, or comes from it.
+pub(crate) fn lane_to(at: usize) -> Option<LaneId> {
+    lanes().then_some(LaneId(at as u32))
+}
+
+/// A lane's packet as it would be on the wire.
+fn on_the_wire(transmit: &Transmit, written: &[u8], referred: Vec<u8>) -> Vec<u8> {
+    let (headers, here) = written.split_at(transmit.headers);
+    assert_eq!(referred.len(), transmit.referred as usize);
+    assert!(here.is_empty() || referred.is_empty());
+    let payload = [here, &referred].concat();
+    let (bth, extension) = wire::parse_headers(headers, payload.len()).unwrap();
+    let mut bytes = vec![0; packet_len(bth.opcode, payload.len())];
+    let start = wire::write(&mut bytes, &bth, &extension, payload.len()).unwrap();
+    bytes[start..start + payload.len()].copy_from_slice(&payload);
+    bytes
 }
 
 fn drain(node: &mut Node) {

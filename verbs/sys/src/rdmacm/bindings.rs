@@ -1,11 +1,29 @@
-use libc::{sockaddr, sockaddr_in, sockaddr_in6, sockaddr_storage};
+use libc::{sockaddr, sockaddr_in, sockaddr_in6, sockaddr_storage, socklen_t};
 
 use crate::bindings::*;
 
 #[repr(C)]
-#[derive(Debug, Copy, Clone)]
+#[derive(Copy, Clone)]
 pub struct ibv_sa_path_rec {
-    _unused: [u8; 0],
+    pub dgid: ibv_gid,
+    pub sgid: ibv_gid,
+    pub dlid: __be16,
+    pub slid: __be16,
+    pub raw_traffic: ::core::ffi::c_int,
+    pub flow_label: __be32,
+    pub hop_limit: u8,
+    pub traffic_class: u8,
+    pub reversible: ::core::ffi::c_int,
+    pub numb_path: u8,
+    pub pkey: __be16,
+    pub sl: u8,
+    pub mtu_selector: u8,
+    pub mtu: u8,
+    pub rate_selector: u8,
+    pub rate: u8,
+    pub packet_life_time_selector: u8,
+    pub packet_life_time: u8,
+    pub preference: u8,
 }
 pub const RDMA_CM_EVENT_ADDR_RESOLVED: rdma_cm_event_type = 0;
 pub const RDMA_CM_EVENT_ADDR_ERROR: rdma_cm_event_type = 1;
@@ -134,6 +152,37 @@ pub union rdma_cm_event__bindgen_ty_1 {
     pub conn: rdma_conn_param,
     pub ud: rdma_ud_param,
 }
+pub const RAI_PASSIVE: u32 = 1;
+pub const RAI_NUMERICHOST: u32 = 2;
+pub const RAI_NOROUTE: u32 = 4;
+pub const RAI_FAMILY: u32 = 8;
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct rdma_addrinfo {
+    pub ai_flags: ::core::ffi::c_int,
+    pub ai_family: ::core::ffi::c_int,
+    pub ai_qp_type: ::core::ffi::c_int,
+    pub ai_port_space: ::core::ffi::c_int,
+    pub ai_src_len: socklen_t,
+    pub ai_dst_len: socklen_t,
+    pub ai_src_addr: *mut sockaddr,
+    pub ai_dst_addr: *mut sockaddr,
+    pub ai_src_canonname: *mut ::core::ffi::c_char,
+    pub ai_dst_canonname: *mut ::core::ffi::c_char,
+    pub ai_route_len: usize,
+    pub ai_route: *mut ::core::ffi::c_void,
+    pub ai_connect_len: usize,
+    pub ai_connect: *mut ::core::ffi::c_void,
+    pub ai_next: *mut rdma_addrinfo,
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct rdma_cm_join_mc_attr_ex {
+    pub comp_mask: u32,
+    pub join_flags: u32,
+    pub addr: *mut sockaddr,
+}
+pub const RDMA_UDP_QKEY: u32 = 19088743;
 pub const RDMA_OPTION_ID: ::core::ffi::c_uint = 0;
 pub const RDMA_OPTION_IB: ::core::ffi::c_uint = 1;
 pub const RDMA_OPTION_ID_TOS: ::core::ffi::c_uint = 0;

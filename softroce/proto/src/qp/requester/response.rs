@@ -1,12 +1,13 @@
 //! What comes back: acknowledgements, NAKs, READ responses and atomic results (IBTA vol 1, 9.7.5.1).
 
 use crate::Instant;
-use crate::memory::Memory;
+use crate::memory::{CopyError, Memory};
 use crate::outbox::Outbox;
+use crate::qp::parts::{Arrival, Source};
 use crate::qp::requester::{FOR_EVER, Requester, Wait};
 use crate::qp::send_queue::Wqe;
 use crate::qp::{Connection, sges};
-use crate::wire::{Extension, Nak, Operation as Wire, Packet, RnrTimer, Syndrome};
+use crate::wire::{Extension, Nak, Operation as Wire, RnrTimer, Syndrome};
 use crate::work::{Operation, Status};
 
 impl Requester {
@@ -17,7 +18,7 @@ impl Requester {
     pub(crate) fn handle_response<M: Memory>(
         &mut self,
         now: Instant,
-        packet: &Packet<'_>,
+        packet: &Arrival<'_>,
         connection: &Connection,
         memory: &mut M,
         out: &mut Outbox,
@@ -100,7 +101,7 @@ impl Requester {
         &mut self,
         now: Instant,
         number: u64,
-        packet: &Packet<'_>,
+        packet: &Arrival<'_>,
         connection: &Connection,
         memory: &mut M,
         out: &mut Outbox,
@@ -127,14 +128,13 @@ impl Requester {
         if packet.payload.len() as u64 != expected || packet.bth.opcode.position().ends() != part_ends {
             return Err(Status::BadResponse);
         }
-        sges::scatter(
-            memory,
-            connection.pd,
-            self.queue.sges(self.queue.head),
-            offset,
-            packet.payload,
-        )
-        .map_err(|_| Status::LocalProtection)?;
+        let list = self.queue.sges(self.queue.head);
+        match sges::scatter(memory, connection.pd, list, offset, packet.payload) {
+            Ok(()) => {}
+            Err(CopyError::Access) => return Err(Status::LocalProtection),
+            // As if it had been lost on its way.
+            Err(CopyError::Gone) => return Ok(()),
+        }
         self.awaiting -= u32::from(part_ends);
         self.take_data(now, number + 1 == wqe.end(), connection, out);
         Ok(())
@@ -160,8 +160,8 @@ impl Requester {
             return self.response_lost(now, out);
         }
         let bytes = original.to_ne_bytes();
-        sges::scatter(memory, connection.pd, self.queue.sges(self.queue.head), 0, &bytes)
-            .map_err(|_| Status::LocalProtection)?;
+        let list = self.queue.sges(self.queue.head);
+        sges::scatter(memory, connection.pd, list, 0, Source::Bytes(&bytes)).map_err(|_| Status::LocalProtection)?;
         self.awaiting -= 1;
         self.take_data(now, true, connection, out);
         Ok(())

@@ -1,19 +1,17 @@
 //! The requester's packets: which one is next, and writing it.
 
-use crate::memory::{AtomicOp, Memory};
+use crate::memory::{AccessError, AtomicOp, Memory, PdId};
 use crate::outbox::Outbox;
+use crate::qp::parts::Written;
 use crate::qp::requester::{Requester, Wait};
 use crate::qp::send_queue::Wqe;
 use crate::qp::{Connection, sges};
-use crate::wire::{self, AtomicEth, Bth, Extension, Ieth, ImmDt, Opcode, Position, Reth};
+use crate::wire::{AtomicEth, Bth, Extension, Ieth, ImmDt, Opcode, Position, Reth};
 use crate::work::{Operation, Status};
 use crate::{Instant, RKey};
 
-/// An acknowledgement is asked for at least this often, in packets.
-const ASK_EVERY: u32 = 64;
-
 impl Requester {
-    /// Writes the next packet and gives its length; `Ok(None)` when there is none to send now. When `draining`, no request begins.
+    /// Writes the next packet and gives its lengths; `Ok(None)` when there is none to send now. When `draining`, no request begins.
     ///
     /// # Errors
     /// The status with which the oldest request fails.
@@ -25,7 +23,7 @@ impl Requester {
         memory: &mut M,
         buf: &mut [u8],
         out: &mut Outbox,
-    ) -> Result<Option<usize>, Status> {
+    ) -> Result<Option<Written>, Status> {
         let waits = matches!(self.wait, Wait::Rnr(_));
         if self.cursor == self.queue.tail || waits || self.next - self.una >= self.window {
             return Ok(None);
@@ -42,7 +40,7 @@ impl Requester {
         if next_part && self.awaiting >= self.limits.max_rd_atomic {
             return Ok(None);
         }
-        let Some((len, numbers)) = self.write(&wqe, connection, memory, buf)? else {
+        let Some((written, numbers)) = self.write(&wqe, connection, memory, buf)? else {
             return Ok(None);
         };
         if self.next < self.max {
@@ -57,7 +55,7 @@ impl Requester {
         if self.wait == Wait::Nothing {
             self.wait_for_ack(now);
         }
-        Ok(Some(len))
+        Ok(Some(written))
     }
 
     /// Gives the request at the cursor its sequence numbers, unless it has to wait.
@@ -108,14 +106,14 @@ impl Requester {
         }
     }
 
-    /// Writes packet `next`, of the request at the cursor: its length in bytes, and the sequence numbers it takes.
+    /// Writes packet `next`, of the request at the cursor: its lengths, and the sequence numbers it takes.
     fn write<M: Memory>(
         &mut self,
         wqe: &Wqe,
         connection: &Connection,
         memory: &mut M,
         buf: &mut [u8],
-    ) -> Result<Option<(usize, u64)>, Status> {
+    ) -> Result<Option<(Written, u64)>, Status> {
         let index = self.next - wqe.first;
         let offset = index * connection.mtu as u64;
         let left = u64::from(wqe.len) - offset;
@@ -164,19 +162,33 @@ impl Requester {
         let ends = self.next + numbers == wqe.end();
         let last_admitted = self.next + numbers - self.una >= self.window;
         let mut bth = Bth::new(opcode, connection.peer, self.psn(self.next));
-        bth.ack_req = ends || last_admitted || self.unasked + 1 >= ASK_EVERY;
+        bth.ack_req = ends || last_admitted || self.unasked + 1 >= self.ask_every;
         bth.solicited = ends && wqe.solicited;
-        let Ok(start) = wire::write(buf, &bth, &extension, len) else {
+        let Some(written) = connection.draft(buf, &bth, &extension, len, wqe.inline) else {
             return Ok(None);
         };
-        let gathered = self
-            .queue
-            .gather(self.cursor, memory, connection.pd, offset, &mut buf[start..start + len]);
-        if gathered.is_err() {
+        if self.fill(&written, len, offset, memory, connection.pd, buf).is_err() {
             return self.refuse(Status::LocalProtection).map(|()| None);
         }
         self.unasked = if bth.ack_req { 0 } else { self.unasked + 1 };
-        Ok(Some((wire::packet_len(opcode, len), numbers)))
+        Ok(Some((written, numbers)))
+    }
+
+    /// Gives a packet its payload: `len` bytes at `offset` of the message at the cursor.
+    pub(super) fn fill<M: Memory>(
+        &self,
+        written: &Written,
+        len: usize,
+        offset: u64,
+        memory: &mut M,
+        pd: PdId,
+        buf: &mut [u8],
+    ) -> Result<(), AccessError> {
+        if written.referred > 0 {
+            return sges::refer(memory, pd, self.queue.sges(self.cursor), offset, len);
+        }
+        let payload = &mut buf[written.headers..written.headers + len];
+        self.queue.gather(self.cursor, memory, pd, offset, payload)
     }
 }
 

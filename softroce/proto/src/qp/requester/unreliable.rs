@@ -3,10 +3,11 @@
 
 use crate::memory::Memory;
 use crate::outbox::Outbox;
+use crate::qp::parts::Written;
 use crate::qp::requester::Requester;
 use crate::qp::requester::transmit::{send_headers, write_headers};
 use crate::qp::{Connection, Path};
-use crate::wire::{self, Bth, Deth, Extension, ImmDt, Opcode};
+use crate::wire::{Bth, Deth, Extension, ImmDt, Opcode};
 use crate::work::{Destination, Operation, PostError, SendRequest, Status};
 
 /// The bit by which a request asks for its queue pair's own Q_Key (IBTA vol 1, 10.2.5: controlled Q_Keys).
@@ -17,7 +18,7 @@ impl Requester {
         self.queue.post_datagram(request, to, self.signal_all)
     }
 
-    /// Writes the next packet of a UC queue pair and gives its length; `Ok(None)` when there is none. When `draining`, no request begins.
+    /// Writes the next packet of a UC queue pair and gives its lengths; `Ok(None)` when there is none. When `draining`, no request begins.
     ///
     /// # Errors
     /// The status with which the oldest request fails.
@@ -28,7 +29,7 @@ impl Requester {
         memory: &mut M,
         buf: &mut [u8],
         out: &mut Outbox,
-    ) -> Result<Option<usize>, Status> {
+    ) -> Result<Option<Written>, Status> {
         if !self.find_packets(connection, draining, memory, out)? {
             return Ok(None);
         }
@@ -50,7 +51,7 @@ impl Requester {
         self.write_unreliable(&bth, &extension, (offset, len), connection, memory, buf, out)
     }
 
-    /// Writes the next packet of a UD queue pair with the Q_Key `own`, and gives its length and where it goes.
+    /// Writes the next packet of a UD queue pair with the Q_Key `own`, and gives its lengths and where it goes.
     ///
     /// # Errors
     /// The status with which the oldest request fails.
@@ -62,7 +63,7 @@ impl Requester {
         memory: &mut M,
         buf: &mut [u8],
         out: &mut Outbox,
-    ) -> Result<Option<(usize, Path)>, Status> {
+    ) -> Result<Option<(Written, Path)>, Status> {
         while self.has_more() && !draining {
             let wqe = *self.queue.get(self.cursor);
             let (Operation::Send { imm }, Some(to)) = (wqe.operation, self.queue.destination(self.cursor)) else {
@@ -87,8 +88,10 @@ impl Requester {
             let mut bth = Bth::new(Opcode::ud_send(imm.is_some()), to.qpn, self.psn(self.next));
             bth.solicited = wqe.solicited;
             let part = (0, wqe.len as usize);
+            let lane = to.path.lane;
+            let connection = &Connection { lane, ..*connection };
             let written = self.write_unreliable(&bth, &extension, part, connection, memory, buf, out)?;
-            return Ok(written.map(|len| (len, to.path)));
+            return Ok(written.map(|written| (written, to.path)));
         }
         Ok(None)
     }
@@ -107,12 +110,12 @@ impl Requester {
         memory: &mut M,
         buf: &mut [u8],
         out: &mut Outbox,
-    ) -> Result<Option<usize>, Status> {
-        let Ok(start) = wire::write(buf, bth, extension, len) else {
+    ) -> Result<Option<Written>, Status> {
+        let inline = self.queue.get(self.cursor).inline;
+        let Some(written) = connection.draft(buf, bth, extension, len, inline) else {
             return Ok(None);
         };
-        self.queue
-            .gather(self.cursor, memory, connection.pd, offset, &mut buf[start..start + len])
+        self.fill(&written, len, offset, memory, connection.pd, buf)
             .map_err(|_| Status::LocalProtection)?;
         self.next += 1;
         self.una = self.next;
@@ -121,6 +124,6 @@ impl Requester {
             self.cursor += 1;
             self.complete(Status::Success, connection, out);
         }
-        Ok(Some(wire::packet_len(bth.opcode, len)))
+        Ok(Some(written))
     }
 }

@@ -1,11 +1,14 @@
 //! Carrying out requests (IBTA vol 1, 9.7.4 for the order of checks, 9.7.5.2 for the NAKs, 9.4 for the operations).
 
-use crate::memory::{AtomicOp, Invalidator, Memory, RemoteRight};
+use core::mem;
+
+use crate::memory::{AtomicOp, CopyError, Invalidator, Memory, RemoteRight};
 use crate::outbox::Outbox;
+use crate::qp::parts::{Arrival, Source};
 use crate::qp::responder::replies::{Kind, Stream};
 use crate::qp::responder::{Message, Outcome, Refused, Responder, Target};
 use crate::qp::{Connection, sges};
-use crate::wire::{AtomicEth, Bth, Extension, Nak, Operation, Packet, Reth};
+use crate::wire::{AtomicEth, Bth, Extension, Nak, Operation, Reth};
 use crate::work::{CompletionOpcode, Status};
 
 /// The longest message in bytes.
@@ -24,6 +27,8 @@ pub(super) enum Done {
     Answered(u32),
     /// No receive is posted.
     NotReady,
+    /// Its bytes cannot be had: as if it had never come.
+    Lost,
 }
 
 impl Responder {
@@ -33,7 +38,7 @@ impl Responder {
     /// When the connection ends by it.
     pub(crate) fn handle_request<M: Memory>(
         &mut self,
-        packet: &Packet<'_>,
+        packet: &Arrival<'_>,
         connection: &Connection,
         memory: &mut M,
         out: &mut Outbox,
@@ -60,12 +65,12 @@ impl Responder {
     /// Carries out the request that is next.
     fn handle_next<M: Memory>(
         &mut self,
-        packet: &Packet<'_>,
+        packet: &Arrival<'_>,
         connection: &Connection,
         memory: &mut M,
         out: &mut Outbox,
     ) -> Result<bool, Refused> {
-        self.silent = false;
+        let silent = mem::replace(&mut self.silent, false);
         let psn = self.expected;
         let done = match (packet.bth.opcode.operation(), packet.extension) {
             (Operation::Send, extension) => self.send(packet, extension, connection, memory, out)?,
@@ -80,6 +85,10 @@ impl Responder {
             Done::NotReady => {
                 self.not_ready(out);
                 return Ok(true);
+            }
+            Done::Lost => {
+                self.silent = silent;
+                return Ok(false);
             }
             Done::Part => self.expected = psn.add(1),
             Done::Message => {
@@ -97,7 +106,7 @@ impl Responder {
     /// A packet of a SEND: into the oldest receive.
     pub(super) fn send<M: Memory>(
         &mut self,
-        packet: &Packet<'_>,
+        packet: &Arrival<'_>,
         extension: Extension,
         connection: &Connection,
         memory: &mut M,
@@ -126,12 +135,16 @@ impl Responder {
                 reported: true,
             });
         }
-        if sges::scatter(memory, self.receive_pd, list, done, packet.payload).is_err() {
-            self.complete(connection, Outcome::error(Status::LocalProtection), out);
-            return Err(Refused {
-                nak: Nak::RemoteOperational,
-                reported: true,
-            });
+        match sges::scatter(memory, self.receive_pd, list, done, packet.payload) {
+            Ok(()) => {}
+            Err(CopyError::Gone) => return Ok(Done::Lost),
+            Err(CopyError::Access) => {
+                self.complete(connection, Outcome::error(Status::LocalProtection), out);
+                return Err(Refused {
+                    nak: Nak::RemoteOperational,
+                    reported: true,
+                });
+            }
         }
         if !position.ends() {
             self.message = Message::Send { done: end };
@@ -164,7 +177,7 @@ impl Responder {
     /// A packet of a WRITE.
     pub(super) fn write<M: Memory>(
         &mut self,
-        packet: &Packet<'_>,
+        packet: &Arrival<'_>,
         extension: Extension,
         connection: &Connection,
         memory: &mut M,
@@ -202,9 +215,16 @@ impl Responder {
             return Ok(Done::NotReady);
         }
         if bytes > 0 {
-            memory
-                .remote_write(connection.via(), target.rkey, target.addr, packet.payload)
-                .map_err(|_| Refused::ACCESS)?;
+            let (via, rkey, addr) = (connection.via(), target.rkey, target.addr);
+            let written = match packet.payload {
+                Source::Bytes(bytes) => memory.remote_write(via, rkey, addr, bytes).map_err(CopyError::from),
+                Source::Referred { len, .. } => memory.remote_write_referred(via, rkey, addr, len),
+            };
+            match written {
+                Ok(()) => {}
+                Err(CopyError::Gone) => return Ok(Done::Lost),
+                Err(CopyError::Access) => return Err(Refused::ACCESS),
+            }
         }
         if !position.ends() {
             let addr = target.addr.saturating_add(u64::from(bytes));
@@ -279,7 +299,7 @@ impl Responder {
     }
 
     /// A request that was carried out before: acknowledged, read or answered again, never executed again (IBTA vol 1, 9.7.5.1.4).
-    fn handle_duplicate(&mut self, packet: &Packet<'_>, connection: &Connection) {
+    fn handle_duplicate(&mut self, packet: &Arrival<'_>, connection: &Connection) {
         let psn = packet.bth.psn;
         let depth = self.limits.max_dest_rd_atomic;
         match (packet.bth.opcode.operation(), packet.extension) {
@@ -313,7 +333,7 @@ fn stream(reth: &Reth, connection: &Connection) -> Stream {
 
 /// Whether the payload has a length that its place in the message allows: exactly the path MTU but at the end, and not nothing at the end of several
 /// (IBTA vol 1, 9.7.4.1.6).
-fn fits(packet: &Packet<'_>, connection: &Connection) -> bool {
+fn fits(packet: &Arrival<'_>, connection: &Connection) -> bool {
     let position = packet.bth.opcode.position();
     let (bytes, mtu) = (packet.payload.len(), connection.mtu);
     if !position.ends() {

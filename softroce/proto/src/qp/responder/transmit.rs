@@ -3,12 +3,13 @@
 use crate::Psn;
 use crate::memory::Memory;
 use crate::qp::Connection;
+use crate::qp::parts::Written;
 use crate::qp::responder::replies::{Kind, Reply, Stream};
 use crate::qp::responder::{Refused, Responder};
-use crate::wire::{self, Aeth, AtomicAckEth, Bth, Credits, Extension, Opcode, Position, Syndrome};
+use crate::wire::{Aeth, AtomicAckEth, Bth, Credits, Extension, Opcode, Position, Syndrome};
 
 impl Responder {
-    /// Writes the next packet and gives its length; `Ok(None)` when there is none.
+    /// Writes the next packet and gives its lengths; `Ok(None)` when there is none.
     ///
     /// # Errors
     /// When the memory of a READ is no longer there for the peer: the connection ends by it.
@@ -17,34 +18,32 @@ impl Responder {
         connection: &Connection,
         memory: &mut M,
         buf: &mut [u8],
-    ) -> Result<Option<usize>, Refused> {
+    ) -> Result<Option<Written>, Refused> {
         while let Some(reply) = self.replies.front() {
             let Kind::Read(stream) = &mut reply.kind else {
-                let len = write_single(reply, connection, buf);
+                let written = write_single(reply, connection, buf);
                 self.replies.pop();
-                return Ok(len);
+                return Ok(written);
             };
-            let Some(start) = write_read_headers(reply.psn, reply.msn, stream, connection, buf) else {
+            let Some(written) = write_read_headers(reply.psn, reply.msn, stream, connection, buf) else {
                 return Ok(None);
             };
             let bytes = stream.bytes(connection);
-            if bytes > 0
-                && memory
-                    .remote_read(
-                        connection.via(),
-                        stream.rkey,
-                        stream.addr,
-                        &mut buf[start..start + bytes],
-                    )
-                    .is_err()
-            {
+            let (via, rkey, addr) = (connection.via(), stream.rkey, stream.addr);
+            let granted = if bytes == 0 {
+                Ok(())
+            } else if written.referred > 0 {
+                memory.refer_remote(via, rkey, addr, written.referred)
+            } else {
+                memory.remote_read(via, rkey, addr, &mut buf[written.headers..][..bytes])
+            };
+            if granted.is_err() {
                 if reply.again {
                     self.replies.pop();
                     continue;
                 }
                 return self.abort_read();
             }
-            let len = wire::packet_len(stream.opcode(), bytes);
             stream.addr = stream.addr.saturating_add(bytes as u64);
             stream.left -= bytes as u32;
             stream.packets -= 1;
@@ -53,13 +52,13 @@ impl Responder {
             if stream.packets == 0 {
                 self.replies.pop();
             }
-            return Ok(Some(len));
+            return Ok(Some(written));
         }
         Ok(None)
     }
 
     /// Takes back everything from the READ on that is being answered: the NAK takes the PSN of its next response.
-    fn abort_read(&mut self) -> Result<Option<usize>, Refused> {
+    fn abort_read(&mut self) -> Result<Option<Written>, Refused> {
         if let Some(reply) = self.replies.front() {
             self.expected = reply.psn;
         }
@@ -79,8 +78,8 @@ impl Stream {
     }
 }
 
-/// Writes a response of one packet, and gives its length.
-fn write_single(reply: &Reply, connection: &Connection, buf: &mut [u8]) -> Option<usize> {
+/// Writes a response of one packet, and gives its lengths.
+fn write_single(reply: &Reply, connection: &Connection, buf: &mut [u8]) -> Option<Written> {
     let (opcode, extension) = match reply.kind {
         Kind::Ack => (Opcode::RcAcknowledge, Extension::Aeth(ack(reply.msn))),
         Kind::Nak(nak) => (Opcode::RcAcknowledge, aeth(Syndrome::Nak(nak), reply.msn)),
@@ -92,13 +91,11 @@ fn write_single(reply: &Reply, connection: &Connection, buf: &mut [u8]) -> Optio
         Kind::Read(_) => return None,
     };
     let bth = Bth::new(opcode, connection.peer, reply.psn);
-    wire::write(buf, &bth, &extension, 0)
-        .ok()
-        .map(|_| wire::packet_len(opcode, 0))
+    connection.draft(buf, &bth, &extension, 0, true)
 }
 
-/// Writes the headers of the next response of a READ, and gives where its bytes go.
-fn write_read_headers(psn: Psn, msn: u32, stream: &Stream, connection: &Connection, buf: &mut [u8]) -> Option<usize> {
+/// Writes the headers of the next response of a READ, and gives its lengths.
+fn write_read_headers(psn: Psn, msn: u32, stream: &Stream, connection: &Connection, buf: &mut [u8]) -> Option<Written> {
     let opcode = stream.opcode();
     let extension = if opcode == Opcode::RcReadResponseMiddle {
         Extension::Bare
@@ -106,7 +103,7 @@ fn write_read_headers(psn: Psn, msn: u32, stream: &Stream, connection: &Connecti
         Extension::Aeth(ack(msn))
     };
     let bth = Bth::new(opcode, connection.peer, psn);
-    wire::write(buf, &bth, &extension, stream.bytes(connection)).ok()
+    connection.draft(buf, &bth, &extension, stream.bytes(connection), false)
 }
 
 /// An acknowledgement without a limit by credits: RNR NAKs do their work (IBTA vol 1, 9.7.7.2).

@@ -1,13 +1,15 @@
 //! Receiving over UC and UD: what cannot be taken is dropped without a word (IBTA vol 1, 9.8.2.2 and 9.8.4; responder fault class D of 9.9.3). Only a receive that
 //! cannot be written ends the queue pair (class A).
 
-use crate::Datagram;
-use crate::memory::Memory;
+use core::net::IpAddr;
+
+use crate::memory::{CopyError, Memory};
 use crate::outbox::Outbox;
+use crate::qp::parts::{Arrival, Source};
 use crate::qp::responder::request::Done;
 use crate::qp::responder::{Message, Outcome, Refused, Responder};
 use crate::qp::{Connection, sges};
-use crate::wire::{Extension, GRH_LEN, Operation, Packet, ip_header};
+use crate::wire::{self, Extension, GRH_LEN, Operation, ip_header};
 use crate::work::{CompletionOpcode, Status};
 
 /// A receive completed with an error of our own: the queue pair goes into the error state.
@@ -21,7 +23,7 @@ impl Responder {
     /// When the queue pair ends by it.
     pub(crate) fn handle_unreliable<M: Memory>(
         &mut self,
-        packet: &Packet<'_>,
+        packet: &Arrival<'_>,
         connection: &Connection,
         memory: &mut M,
         out: &mut Outbox,
@@ -45,7 +47,7 @@ impl Responder {
             _ => Ok(Done::NotReady),
         };
         match done {
-            Ok(Done::NotReady) | Err(Refused { reported: false, .. }) => {
+            Ok(Done::NotReady | Done::Lost) | Err(Refused { reported: false, .. }) => {
                 self.give_up(out);
                 Ok(false)
             }
@@ -60,7 +62,7 @@ impl Responder {
     }
 
     /// Whether the oldest receive takes this packet of a SEND.
-    fn has_room(&mut self, packet: &Packet<'_>, out: &mut Outbox) -> bool {
+    fn has_room(&mut self, packet: &Arrival<'_>, out: &mut Outbox) -> bool {
         let done = match self.message {
             Message::Send { done } => done,
             Message::None | Message::Write(_) => 0,
@@ -78,8 +80,8 @@ impl Responder {
     /// When the queue pair ends by it.
     pub(crate) fn handle_datagram<M: Memory>(
         &mut self,
-        packet: &Packet<'_>,
-        datagram: &Datagram<'_>,
+        packet: &Arrival<'_>,
+        (src, dst): (IpAddr, IpAddr),
         qkey: u32,
         connection: &Connection,
         memory: &mut M,
@@ -102,12 +104,20 @@ impl Responder {
             out.counters.dropped_messages += 1;
             return Ok(());
         };
-        let header = ip_header(datagram.src, datagram.dst, datagram.payload.len());
-        let scattered = sges::scatter(memory, self.receive_pd, list, 0, &header)
-            .and_then(|()| sges::scatter(memory, self.receive_pd, list, GRH_LEN as u64, packet.payload));
-        if scattered.is_err() {
-            self.complete(connection, Outcome::error(Status::LocalProtection), out);
-            return Err(Broken);
+        let header = ip_header(src, dst, wire::packet_len(packet.bth.opcode, packet.payload.len()));
+        let pd = self.receive_pd;
+        let scattered = sges::scatter(memory, pd, list, 0, Source::Bytes(&header))
+            .and_then(|()| sges::scatter(memory, pd, list, GRH_LEN as u64, packet.payload));
+        match scattered {
+            Ok(()) => {}
+            Err(CopyError::Gone) => {
+                out.counters.dropped_messages += 1;
+                return Ok(());
+            }
+            Err(CopyError::Access) => {
+                self.complete(connection, Outcome::error(Status::LocalProtection), out);
+                return Err(Broken);
+            }
         }
         let outcome = Outcome {
             status: Status::Success,

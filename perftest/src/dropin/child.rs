@@ -1,0 +1,101 @@
+//! Runs a command in this program's place: signals go to it, and this program ends as it does.
+//!
+//! This program stays, as the folder has to be removed afterwards.
+
+use std::ffi::{OsStr, OsString};
+use std::fs;
+use std::io::ErrorKind;
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Command, ExitStatus, exit};
+use std::thread;
+
+use nix::errno::Errno;
+use nix::sys::resource::{Resource, setrlimit};
+use nix::sys::signal::{Signal, kill};
+use nix::sys::wait::{Id, WaitPidFlag, waitid};
+use nix::unistd::Pid;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
+use signal_hook::iterator::SignalsInfo;
+use signal_hook::iterator::exfiltrator::raw::WithRawSiginfo;
+
+use super::{OWN_FAILURE, Variable, own};
+use crate::failure::{Failure, one_line};
+
+/// What is passed on. The rest either cannot be caught or stops and continues the whole job.
+const SIGNALS: [i32; 6] = [SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2];
+
+/// How a command ended.
+#[derive(Debug)]
+pub(crate) struct Ended(ExitStatus);
+
+/// Runs the command with these variables added to the environment, to its end.
+///
+/// # Errors
+/// [`Failure::NotRun`] when it could not be started.
+pub(crate) fn run(
+    name: &OsStr,
+    arguments: &[OsString],
+    variables: impl IntoIterator<Item = Variable>,
+) -> Result<Ended, Failure> {
+    let cannot = |what: &str, e: &dyn std::fmt::Display| own(format!("cannot {what}: {e}"));
+    // Caught before the command starts, so that none ends this program alone. What this program was told to ignore, the command ignores too: execve(2) keeps
+    // that, and makes what is caught the default again.
+    let ignored = ignored();
+    let caught = SIGNALS.into_iter().filter(|signal| ignored & (1 << (signal - 1)) == 0);
+    let mut signals = SignalsInfo::<WithRawSiginfo>::new(caught).map_err(|e| cannot("catch signals", &e))?;
+    let mut child = Command::new(name)
+        .args(arguments)
+        .envs(variables)
+        .spawn()
+        .map_err(|e| {
+            let status = if e.kind() == ErrorKind::NotFound { 127 } else { 126 };
+            let why = e
+                .raw_os_error()
+                .map_or_else(|| e.to_string(), |code| Errno::from_raw(code).desc().to_owned());
+            Failure::NotRun(format!("{}: {why}", one_line(&name.to_string_lossy())), status)
+        })?;
+    let pid = Pid::from_raw(child.id().cast_signed());
+    let handle = signals.handle();
+    let passing = thread::Builder::new().name("signals".into()).spawn(move || {
+        for info in &mut signals {
+            // A signal from the terminal has reached the command already, which is of the same job; one from a process was for this one alone.
+            let from_a_process = info.si_code <= 0;
+            if from_a_process && let Ok(signal) = Signal::try_from(info.si_signo) {
+                // It may have ended a moment ago; it is not reaped, so that nobody else has its number.
+                let _ = kill(pid, signal);
+            }
+        }
+    });
+    let passing = passing.map_err(|e| cannot("pass signals on", &e))?;
+    while let Err(e) = waitid(Id::Pid(pid), WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT) {
+        if e != Errno::EINTR {
+            return Err(cannot("wait for the command", &e));
+        }
+    }
+    handle.close();
+    // It ends with the handle; whether it panicked is no matter to the command.
+    let _ = passing.join();
+    child.wait().map(Ended).map_err(|e| cannot("wait for the command", &e))
+}
+
+impl Ended {
+    /// Ends this process as the command ended: with its exit status, or by its signal.
+    pub(crate) fn end_alike(self) -> ! {
+        if let Some(signal) = self.0.signal() {
+            // The command has left a core where it may; nobody wants this program's too. What fails here leaves the exit status that shells give.
+            let _ = setrlimit(Resource::RLIMIT_CORE, 0, 0);
+            let _ = signal_hook::low_level::emulate_default_handler(signal);
+            exit(128 + signal);
+        }
+        exit(self.0.code().unwrap_or(i32::from(OWN_FAILURE)))
+    }
+}
+
+/// The signals that this process ignores, as bits: what `nohup` and shells' background jobs leave to their children.
+fn ignored() -> u64 {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let field = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    field
+        .and_then(|field| u64::from_str_radix(field.trim(), 16).ok())
+        .unwrap_or(0)
+}

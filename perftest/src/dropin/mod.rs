@@ -1,0 +1,197 @@
+//! `doorbell run` and `doorbell env`: programs that know nothing of this toolkit on the userspace device.
+//!
+//! A dynamically linked program takes its `libibverbs.so.1` from the first folder of `LD_LIBRARY_PATH` that has one. So there is a folder with links to the drop-in
+//! library under the names that programs ask for, and the variables that say which device it is. Nothing of this needs a privilege, and it holds for whatever
+//! the program starts.
+//!
+//! Programs also read sysfs: a second library, loaded into each of them by `LD_PRELOAD`, shows them files for our devices there.
+//!
+//! `library` finds the libraries, `folder` makes the folder, `sysfs` what is shown, `program` looks at what is to be run, `child` runs it.
+
+mod child;
+mod folder;
+mod library;
+mod program;
+mod sysfs;
+
+use std::env;
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+use doorbell_softroce_ibverbs::DeviceConfig;
+
+use crate::cli::{DropinArgs, EnvArgs, RunArgs};
+use crate::failure::{Failure, one_line};
+use crate::report;
+
+/// What env(1) exits with when it fails itself.
+const OWN_FAILURE: u8 = 125;
+
+/// A variable and its value.
+type Variable = (&'static str, OsString);
+
+/// Runs the command to its end, and ends as it did.
+///
+/// # Errors
+/// [`Failure::Usage`] when the device cannot be as it is asked for; [`Failure::NotRun`] when the command was not started.
+pub(crate) fn run(args: &RunArgs) -> Result<(), Failure> {
+    let (device, configs) = device(&args.device)?;
+    let (name, arguments) = args
+        .command
+        .split_first()
+        .ok_or_else(|| Failure::usage("which command?"))?;
+    if let Some(warning) = program::find(name).and_then(|path| program::obstacle(&path)) {
+        eprintln!("doorbell: warning: {}: {warning}", one_line(&name.to_string_lossy()));
+    }
+    let folder = folder::temporary().map_err(own)?;
+    let variables = surroundings(folder.path(), &args.device, &configs)?;
+    let ended = child::run(name, arguments, variables.into_iter().chain(device))?;
+    // Before this process ends, which may be by a signal.
+    folder.close().map_err(|e| own(format!("cannot clean up: {e}")))?;
+    ended.end_alike()
+}
+
+/// Prints the variables.
+///
+/// # Errors
+/// [`Failure::Usage`] as for [`run`]; [`Failure::NotRun`] when the folder cannot be made; [`Failure::Test`] when stdout does not take the lines.
+pub(crate) fn env(args: &EnvArgs) -> Result<(), Failure> {
+    let (device, configs) = device(&args.device)?;
+    let folder = folder::lasting().map_err(own)?;
+    let variables = surroundings(&folder, &args.device, &configs)?;
+    let lines: Result<Vec<String>, Failure> = variables
+        .into_iter()
+        .chain(device)
+        .map(|(name, value)| line(name, &value, args.plain))
+        .collect();
+    report::print_line(&lines?.join("\n"))
+}
+
+fn own(message: impl Into<String>) -> Failure {
+    Failure::NotRun(message.into(), OWN_FAILURE)
+}
+
+/// Sets the folder up, and gives the variables that make programs look there.
+fn surroundings(folder: &Path, args: &DropinArgs, configs: &[DeviceConfig]) -> Result<Vec<Variable>, Failure> {
+    let libraries = library::find(!args.no_sysfs)?;
+    let files = if args.no_sysfs {
+        None
+    } else {
+        let (shown, warnings) = sysfs::look(configs).map_err(own)?;
+        for warning in warnings {
+            eprintln!("doorbell: warning: {warning}");
+        }
+        Some(sysfs::files(&shown))
+    };
+    folder::fill(folder, &libraries, files.as_deref())
+        .map_err(|e| own(format!("cannot set up {}: {e}", folder.display())))
+}
+
+/// The variables that the flags stand for, and the devices that they and those that are set already make together.
+fn device(args: &DropinArgs) -> Result<(Vec<Variable>, Vec<DeviceConfig>), Failure> {
+    let mut variables: Vec<Variable> = Vec::new();
+    if !args.address.is_empty() {
+        let addresses: Vec<String> = args.address.iter().map(ToString::to_string).collect();
+        variables.push(("DOORBELL_SOFT_ADDR", addresses.join(",").into()));
+    }
+    if let Some(port) = args.port {
+        variables.push(("DOORBELL_SOFT_PORT", port.to_string().into()));
+    }
+    for (name, value) in [("DOORBELL_LINK", &args.link), ("DOORBELL_FAULTS", &args.faults)] {
+        variables.extend(value.as_ref().map(|value| (name, value.into())));
+    }
+    let value = |name: &str| {
+        let flag = variables.iter().find(|(flag, _)| *flag == name);
+        flag.map(|(_, value)| value.clone())
+            .or_else(|| env::var_os(name))
+            .map(|value| value.to_string_lossy().into_owned())
+    };
+    let configs = DeviceConfig::from_variables(value).map_err(|e| Failure::usage(one_line(&e.to_string())))?;
+    Ok((variables, configs))
+}
+
+/// `folder` before what a variable such as `LD_LIBRARY_PATH` has already; an empty entry would stand for the working directory.
+fn before(folder: &Path, name: &str) -> OsString {
+    let mut value = folder.as_os_str().to_owned();
+    if let Some(others) = env::var_os(name).filter(|others| !others.is_empty()) {
+        let others = env::split_paths(&others).filter(|other| other != folder);
+        for other in others {
+            value.push(":");
+            value.push(other);
+        }
+    }
+    value
+}
+
+/// `library` after what a variable such as `LD_PRELOAD` has already: some libraries there must be the first.
+fn after(name: &str, library: &Path) -> OsString {
+    let mut value = OsString::new();
+    if let Some(others) = env::var_os(name).filter(|others| !others.is_empty()) {
+        let is_ours = |other: &&[u8]| *other == library.as_os_str().as_bytes();
+        let separates = |byte: &u8| b" :".contains(byte);
+        for other in others
+            .as_bytes()
+            .split(separates)
+            .filter(|other| !other.is_empty() && !is_ours(other))
+        {
+            value.push(OsStr::from_bytes(other));
+            value.push(":");
+        }
+    }
+    value.push(library);
+    value
+}
+
+/// A line for a shell, or for a file of variables.
+fn line(name: &str, value: &OsStr, plain: bool) -> Result<String, Failure> {
+    let value = value.to_str().filter(|value| !value.contains('\n')).ok_or_else(|| {
+        own(format!(
+            "{name} would be {value:?}, which no shell takes: set TMPDIR to a plain path"
+        ))
+    })?;
+    Ok(if plain {
+        format!("{name}={value}")
+    } else {
+        format!("export {name}='{}'", value.replace('\'', r"'\''"))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::cli::{Cli, Command};
+
+    fn variables(line: &str) -> Result<Vec<Variable>, Failure> {
+        let Command::Env(args) = Cli::try_parse_from(line.split_whitespace()).unwrap().command else {
+            panic!("env is env");
+        };
+        device(&args.device).map(|(variables, _)| variables)
+    }
+
+    #[test]
+    fn flags_become_variables() {
+        let set = variables("doorbell env --address 127.0.0.7,::1 --port 14791 --faults drop=0.1").unwrap();
+        let expected = [
+            ("DOORBELL_SOFT_ADDR", "127.0.0.7,::1"),
+            ("DOORBELL_SOFT_PORT", "14791"),
+            ("DOORBELL_FAULTS", "drop=0.1"),
+        ];
+        assert_eq!(set, expected.map(|(name, value)| (name, value.into())));
+        let refused = variables("doorbell env --faults lose=1").unwrap_err();
+        assert!(
+            refused.status() == 2 && refused.to_string().starts_with("DOORBELL_FAULTS"),
+            "{refused}"
+        );
+    }
+
+    #[test]
+    fn values_survive_the_shell() {
+        let line = |value: &str, plain| line("X", OsStr::new(value), plain).map_err(|e| e.status());
+        assert_eq!(line("it's $HOME", false).unwrap(), r"export X='it'\''s $HOME'");
+        assert_eq!(line("it's $HOME", true).unwrap(), "X=it's $HOME");
+        assert_eq!(line("two\nlines", true), Err(OWN_FAILURE));
+    }
+}

@@ -1,0 +1,276 @@
+//! Communication management on the device: the engine's [`Cm`] between queue pair 1 and its owners.
+//!
+//! Its datagrams and deadlines are handled as the engine's are, by whoever drives the device; its events go to the sink of the connection they are about. All of it is
+//! under `core`: connections are made thousands of times less often than messages are sent.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+pub use doorbell_roce_proto::cm as protocol;
+use doorbell_roce_proto::cm::{
+    Accept, Cm, CmConfig, CmError, CmEvent, ConnectionId, ListenerId, Parameters, RejectReason, Request, ServiceId,
+    SidrReply, SidrRequest,
+};
+use doorbell_roce_proto::qp::Path;
+use doorbell_roce_proto::{Endpoint, Gid, Instant};
+
+use crate::device::Device;
+use crate::event::{EventQueue, Token};
+use crate::state::Core;
+
+/// TTL of management datagrams.
+const HOP_LIMIT: u8 = 64;
+
+/// Who takes the events of connections. Called under the device's lock, so it does nothing but put the event away: it must not call the device.
+pub trait CmSink: Send + Sync {
+    /// Something happened to the connection or listener of this name.
+    fn push(&self, token: Token, event: CmEvent);
+}
+
+impl CmSink for EventQueue<(Token, CmEvent)> {
+    fn push(&self, token: Token, event: CmEvent) {
+        self.push((token, event));
+    }
+}
+
+/// Where the events of a connection or a listener go, and by what name.
+#[derive(Clone)]
+pub struct CmOwner {
+    /// The sink.
+    pub sink: Arc<dyn CmSink>,
+    /// The name in it.
+    pub token: Token,
+}
+
+impl fmt::Debug for CmOwner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CmOwner")
+            .field("token", &self.token)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The device's GUID in communication management: it tells devices apart, and comes of the one thing that does so here, its address.
+pub(crate) fn guid(address: IpAddr) -> u64 {
+    let [high, low] = [0, 8].map(|at| {
+        let mut half = [0; 8];
+        half.copy_from_slice(&Gid::from(address).0[at..at + 8]);
+        u64::from_be_bytes(half)
+    });
+    // Locally administered, as the GUID of the device in ibv_query_device(3) is.
+    0x02db << 48 | (high ^ low) & 0xffff_ffff_ffff
+}
+
+/// The manager and whom it tells.
+#[derive(Debug)]
+pub(crate) struct Connections {
+    cm: Cm,
+    local: IpAddr,
+    owners: HashMap<ConnectionId, CmOwner>,
+    listeners: HashMap<ListenerId, CmOwner>,
+}
+
+impl Connections {
+    pub(crate) fn new(config: CmConfig) -> Self {
+        Self {
+            cm: Cm::new(config),
+            local: config.address,
+            owners: HashMap::new(),
+            listeners: HashMap::new(),
+        }
+    }
+
+    /// Gives the manager what came to queue pair 1, and queue pair 1 what the manager sends.
+    pub(crate) fn exchange(&mut self, now: Instant, endpoint: &mut Endpoint) {
+        while let Some(received) = endpoint.poll_mad() {
+            self.cm.handle_mad(now, received.from, &received.mad);
+        }
+        while let Some(transmit) = self.cm.poll_transmit() {
+            let path = Path {
+                local: self.local,
+                remote: transmit.to,
+                traffic_class: 0,
+                hop_limit: HOP_LIMIT,
+                lane: None,
+            };
+            // What finds no room goes again, as what the network loses does.
+            endpoint.send_mad(path, transmit.mad);
+        }
+    }
+
+    /// Hands its events to their owners.
+    pub(crate) fn deliver(&mut self) {
+        while let Some(event) = self.cm.poll_event() {
+            if let CmEvent::Request { listener, id, .. } | CmEvent::SidrRequest { listener, id, .. } = &event {
+                match self.listeners.get(listener) {
+                    Some(owner) => self.owners.insert(*id, owner.clone()),
+                    None => continue,
+                };
+            }
+            if let Some(owner) = self.owners.get(&event.connection()) {
+                owner.sink.push(owner.token, event);
+            }
+        }
+    }
+
+    pub(crate) fn handle_timeout(&mut self, now: Instant) {
+        self.cm.handle_timeout(now);
+    }
+
+    pub(crate) fn due(&self) -> Option<Instant> {
+        self.cm.poll_timeout()
+    }
+}
+
+/// The connection manager of a device: connects its queue pairs with peers that are known by address and service.
+///
+/// Connections are named by their ids, and live until [`destroy`](Self::destroy): the owner of a [`CmEvent::Request`] owns the connection it names. The events of a connection
+/// come in order, and none after it was destroyed except those that its sink already has.
+#[derive(Clone, Debug)]
+pub struct ConnectionManager {
+    device: Arc<Device>,
+}
+
+impl ConnectionManager {
+    pub(crate) fn new(device: Arc<Device>) -> Self {
+        Self { device }
+    }
+
+    /// The device.
+    pub fn device(&self) -> &Arc<Device> {
+        &self.device
+    }
+
+    /// Runs a command, and sends and tells what comes of it.
+    fn command<T>(&self, run: impl FnOnce(Instant, &mut Connections) -> T) -> T {
+        let shared = self.device.shared();
+        let mut core: parking_lot::MutexGuard<'_, Core> = shared.core.lock();
+        let result = run(shared.now(), &mut core.connections);
+        shared.flush(core);
+        result
+    }
+
+    /// Has requests for a service told to `owner`, those for connections and those for datagram services. At most `backlog` of them wait to be answered.
+    ///
+    /// # Errors
+    /// [`CmError::InUse`] when somebody listens there already.
+    pub fn listen(&self, service: ServiceId, backlog: usize, owner: CmOwner) -> Result<ListenerId, CmError> {
+        self.command(|_, connections| {
+            let id = connections.cm.listen(service, backlog)?;
+            connections.listeners.insert(id, owner);
+            Ok(id)
+        })
+    }
+
+    /// Ends a listener. The requests that it has told of stay, to be answered or destroyed.
+    ///
+    /// # Errors
+    /// [`CmError::Unknown`] when there is none.
+    pub fn unlisten(&self, listener: ListenerId) -> Result<(), CmError> {
+        self.command(|_, connections| {
+            connections.listeners.remove(&listener);
+            connections.cm.unlisten(listener)
+        })
+    }
+
+    /// Asks for a connection; see [`Cm::connect`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn connect(&self, request: &Request, owner: CmOwner) -> Result<ConnectionId, CmError> {
+        self.command(|now, connections| {
+            let id = connections.cm.connect(now, request)?;
+            connections.owners.insert(id, owner);
+            Ok(id)
+        })
+    }
+
+    /// Accepts a request; see [`Cm::accept`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn accept(&self, id: ConnectionId, accept: &Accept) -> Result<(), CmError> {
+        self.command(|now, connections| connections.cm.accept(now, id, accept))
+    }
+
+    /// Rejects a request or a reply; see [`Cm::reject`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn reject(&self, id: ConnectionId, reason: RejectReason, private_data: &[u8]) -> Result<(), CmError> {
+        self.command(|now, connections| connections.cm.reject(now, id, reason, private_data))
+    }
+
+    /// Tells the peer that its reply was received; see [`Cm::establish`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn establish(&self, id: ConnectionId, private_data: &[u8]) -> Result<(), CmError> {
+        self.command(|_, connections| connections.cm.establish(id, private_data))
+    }
+
+    /// The queue pair has received; see [`Cm::notify`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn notify(&self, id: ConnectionId) -> Result<(), CmError> {
+        self.command(|_, connections| connections.cm.notify(id))
+    }
+
+    /// Disconnects; see [`Cm::disconnect`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn disconnect(&self, id: ConnectionId, private_data: &[u8]) -> Result<(), CmError> {
+        self.command(|now, connections| connections.cm.disconnect(now, id, private_data))
+    }
+
+    /// Forgets a connection or an exchange; see [`Cm::destroy`].
+    ///
+    /// # Errors
+    /// [`CmError::Unknown`] when there is none.
+    pub fn destroy(&self, id: ConnectionId) -> Result<(), CmError> {
+        self.command(|now, connections| {
+            connections.owners.remove(&id);
+            connections.cm.destroy(now, id)
+        })
+    }
+
+    /// Asks for a datagram service; see [`Cm::sidr_request`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn sidr_request(&self, request: &SidrRequest, owner: CmOwner) -> Result<ConnectionId, CmError> {
+        self.command(|now, connections| {
+            let id = connections.cm.sidr_request(now, request)?;
+            connections.owners.insert(id, owner);
+            Ok(id)
+        })
+    }
+
+    /// Answers a request for a datagram service; see [`Cm::sidr_reply`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn sidr_reply(&self, id: ConnectionId, reply: &SidrReply) -> Result<(), CmError> {
+        self.command(|now, connections| connections.cm.sidr_reply(now, id, reply))
+    }
+
+    /// Has further events of a connection told to somebody else: whoever takes over what came to a listener, or migrates it.
+    ///
+    /// # Errors
+    /// [`CmError::Unknown`] when there is none.
+    pub fn set_owner(&self, id: ConnectionId, owner: CmOwner) -> Result<(), CmError> {
+        let mut core = self.device.shared().core.lock();
+        let now = core.connections.owners.get_mut(&id).ok_or(CmError::Unknown)?;
+        *now = owner;
+        Ok(())
+    }
+
+    /// What the queue pair of a connection is to be connected with; see [`Cm::parameters`].
+    pub fn parameters(&self, id: ConnectionId) -> Option<Parameters> {
+        self.device.shared().core.lock().connections.cm.parameters(id)
+    }
+}

@@ -1,0 +1,63 @@
+//! The door of a group: a name that one process holds at a time, while it joins or changes what members must not change at once. It opens by itself when that process dies.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::unistd::geteuid;
+
+use super::fork::Unforked;
+use super::names::Names;
+use super::socket;
+
+/// Held until it is dropped.
+#[derive(Debug)]
+pub(super) struct Door {
+    _name: Unforked<OwnedFd>,
+}
+
+/// Why it cannot be entered.
+#[derive(Debug)]
+pub(super) enum Shut {
+    /// Whoever is inside does not come out.
+    Busy,
+    /// A process of another user is inside.
+    OtherUser(u32),
+    Io(io::Error),
+}
+
+/// How long to wait before another look, where nothing tells when there is something to see.
+const LOOK: Duration = Duration::from_micros(200);
+
+impl Door {
+    /// Waits until it is free, or `deadline`.
+    pub(super) fn enter(names: &Names, deadline: Instant) -> Result<Self, Shut> {
+        let name = names.door();
+        loop {
+            match socket::listen(&name) {
+                Ok(name) => return Ok(Self { _name: name }),
+                Err(error) if error.kind() == io::ErrorKind::AddrInUse => {}
+                Err(error) => return Err(Shut::Io(error)),
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(Shut::Busy);
+            }
+            match socket::connect_to(&name) {
+                Ok(inside) => {
+                    let uid = socket::credentials(&inside).map_err(Shut::Io)?.uid;
+                    if uid != geteuid().as_raw() {
+                        return Err(Shut::OtherUser(uid));
+                    }
+                    // Nobody accepts it: it hangs up when the holder lets go of the name.
+                    let mut hangup = [PollFd::new(inside.as_fd(), PollFlags::POLLIN)];
+                    let _ = poll(&mut hangup, PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX));
+                }
+                // Free by now, or not listened at yet; or too many wait.
+                Err(_) => thread::sleep(LOOK),
+            }
+        }
+    }
+}

@@ -1,0 +1,112 @@
+//! What a child of fork(2) must not keep: the descriptors that say who is alive.
+//!
+//! A name or a port is free when the last descriptor of its socket is closed, and a connection hangs up then. A child that was forked and does not exec
+//! has copies of all of them, so a handler of pthread_atfork(3) puts an eventfd in their place: the numbers stay taken, so that what the child still does with a
+//! device that it cannot use meets a descriptor of ours and no other's.
+//!
+//! A descriptor is marked right after it was made. A thread that forks in between leaves its child a copy, until that execs or ends.
+
+use std::ops::Deref;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+use std::sync::Once;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+const WORD: usize = u64::BITS as usize;
+
+/// Descriptors by number, one bit each. The kernel gives out the lowest number that is free: beyond these, a process has 65536 others open.
+static MARKED: [AtomicU64; 1024] = [const { AtomicU64::new(0) }; 1024];
+
+/// How many forks this process descends from, since it or its ancestor began to count.
+static FORKS: AtomicU32 = AtomicU32::new(0);
+
+/// Which process this is, among its own forks: equal to an earlier value only where no fork lies in between.
+pub(crate) fn line() -> u32 {
+    FORKS.load(Ordering::Relaxed)
+}
+
+/// The mark of a descriptor that children do not keep, for as long as this lives.
+#[derive(Debug)]
+struct Mark(RawFd);
+
+impl Mark {
+    fn new(fd: BorrowedFd<'_>) -> Self {
+        static HANDLER: Once = Once::new();
+        HANDLER.call_once(|| {
+            // SAFETY: `in_child` is a function of the right type that lives as long as this object is loaded: glibc drops the handler with the object. It can only fail
+            // for want of memory; children then keep what they have.
+            let _ = unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
+        });
+        let fd = fd.as_raw_fd();
+        if let Some((word, bit)) = place(fd) {
+            word.fetch_or(bit, Ordering::Relaxed);
+        }
+        Self(fd)
+    }
+}
+
+impl Drop for Mark {
+    fn drop(&mut self) {
+        if let Some((word, bit)) = place(self.0) {
+            word.fetch_and(!bit, Ordering::Relaxed);
+        }
+    }
+}
+
+fn place(fd: RawFd) -> Option<(&'static AtomicU64, u64)> {
+    let fd = usize::try_from(fd).ok()?;
+    Some((MARKED.get(fd / WORD)?, 1 << (fd % WORD)))
+}
+
+/// Runs in the child of a fork, in its only thread. The parent may have had threads in the middle of anything, so nothing here takes a lock or allocates: system calls and atomics alone.
+extern "C" fn in_child() {
+    FORKS.fetch_add(1, Ordering::Relaxed);
+    // SAFETY: eventfd(2) has no preconditions.
+    let dummy = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
+    for (index, word) in MARKED.iter().enumerate() {
+        let mut bits = word.load(Ordering::Relaxed);
+        while bits != 0 {
+            let fd = (index * WORD) as RawFd + bits.trailing_zeros() as RawFd;
+            bits &= bits - 1;
+            // SAFETY: `fd` is a descriptor of ours, by its mark. Its owners in this process go on owning the number, which stands for an eventfd from here on; where there is none it is
+            // closed, and they get EBADF. dup3(2) and close(2) have no other preconditions.
+            unsafe {
+                if dummy < 0 || libc::dup3(dummy, fd, libc::O_CLOEXEC) < 0 {
+                    libc::close(fd);
+                }
+            }
+        }
+    }
+    if dummy >= 0 {
+        // SAFETY: it was opened here, and nobody else knows it.
+        unsafe { libc::close(dummy) };
+    }
+}
+
+/// What owns a descriptor that children do not keep.
+#[derive(Debug)]
+pub struct Unforked<T> {
+    // First, as the mark must go before the number may be another's.
+    _mark: Mark,
+    inner: T,
+}
+
+impl<T: AsFd> From<T> for Unforked<T> {
+    fn from(inner: T) -> Self {
+        let _mark = Mark::new(inner.as_fd());
+        Self { _mark, inner }
+    }
+}
+
+impl<T> Deref for Unforked<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.inner
+    }
+}
+
+impl<T: AsFd> AsFd for Unforked<T> {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.inner.as_fd()
+    }
+}

@@ -1,0 +1,232 @@
+//! Joining a group, or founding it.
+
+use std::io;
+use std::net::{SocketAddr, UdpSocket};
+use std::os::fd::{AsFd, OwnedFd};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::unistd::geteuid;
+
+use super::door::{Door, Shut};
+use super::fork::{self, Unforked};
+use super::names::Names;
+use super::peers::{Peers, Record};
+use super::registry::{Registry, SLOTS};
+use super::{Flags, Host, socket};
+use crate::sync::Mutex;
+
+/// The longest that joining waits for others.
+pub(super) const PATIENCE: Duration = Duration::from_secs(3);
+
+/// How long one member has to answer before another is asked as well.
+const HEAD_START: Duration = Duration::from_millis(20);
+
+/// Why a process cannot be a member of a group.
+#[derive(Debug, thiserror::Error)]
+pub enum JoinError {
+    /// Processes of another user have the address.
+    #[error(
+        "{address} is in use by soft devices of the user with uid {uid}: processes of different users cannot share an address; choose another"
+    )]
+    OtherUser {
+        /// The address.
+        address: SocketAddr,
+        /// That user.
+        uid: u32,
+    },
+    /// The processes on the address do not answer, or one of them holds up all that want to join.
+    #[error(
+        "{address} is in use by soft devices of processes that do not answer ({who}): have them go on, or end them, or choose another address"
+    )]
+    Silent {
+        /// The address.
+        address: SocketAddr,
+        /// What is known of them.
+        who: String,
+    },
+    /// As many processes as can be are on it.
+    #[error("{address} has soft devices of {SLOTS} processes already: no more can share it")]
+    Full {
+        /// The address.
+        address: SocketAddr,
+    },
+    /// The UDP port cannot be had.
+    #[error("{address} cannot be bound")]
+    Port {
+        /// The address.
+        address: SocketAddr,
+        /// Why not.
+        #[source]
+        source: io::Error,
+    },
+    /// The process cannot have what members need: sockets, a memfd.
+    #[error("cannot meet the other processes on {address}: {source}")]
+    Io {
+        /// The address.
+        address: SocketAddr,
+        /// Why not.
+        source: io::Error,
+    },
+}
+
+impl JoinError {
+    /// Whether it may do better at another address.
+    pub(crate) fn is_of_address(&self) -> bool {
+        !matches!(self, Self::Io { .. })
+    }
+}
+
+pub(super) fn join(
+    address: SocketAddr,
+    flags: Flags,
+    patience: Duration,
+) -> Result<(Host, Unforked<UdpSocket>), JoinError> {
+    let names = Names::new(address);
+    let deadline = Instant::now() + PATIENCE;
+    let failed = |source| JoinError::Io { address, source };
+    let _door = Door::enter(&names, deadline).map_err(|shut| match shut {
+        Shut::Busy => JoinError::Silent {
+            address,
+            who: "one is about to join".to_owned(),
+        },
+        Shut::OtherUser(uid) => JoinError::OtherUser { address, uid },
+        Shut::Io(source) => failed(source),
+    })?;
+    let (registry, founded) = match find(&names, deadline)? {
+        Some(registry) => (registry, false),
+        None => (Registry::create().map_err(failed)?, true),
+    };
+    let bind = |port| UdpSocket::bind(SocketAddr::new(address.ip(), port)).map(Unforked::from);
+    let port_failed = |source| JoinError::Port { address, source };
+    let mut bound = bind(address.port());
+    if founded {
+        let until = Instant::now() + patience;
+        while in_use(&bound) && Instant::now() < until {
+            thread::sleep(Duration::from_millis(1));
+            bound = bind(address.port());
+        }
+    }
+    let (udp, holds) = match bound {
+        // Somebody is to have it: the holder, or who is about to be.
+        Err(_) if !founded && in_use(&bound) => (bind(0).map_err(port_failed)?, false),
+        bound => (bound.map_err(port_failed)?, true),
+    };
+    let port = udp.local_addr().map_err(port_failed)?.port();
+    let (slot, listener) = take_slot(&names)?;
+    let me = registry.enter(slot, flags, port);
+    let peers = Peers::new(listener).map_err(failed)?;
+    let host = Host {
+        names,
+        me,
+        epoll: peers.epoll(),
+        peers: Mutex::new(peers),
+        // The holder has to be watched.
+        retry: Mutex::new((!holds).then(Instant::now)),
+        line: fork::line(),
+        registry,
+    };
+    if holds {
+        host.registry.set_holder(me);
+    }
+    Ok((host, udp))
+}
+
+fn in_use<T>(bound: &io::Result<T>) -> bool {
+    bound
+        .as_ref()
+        .is_err_and(|error| error.kind() == io::ErrorKind::AddrInUse)
+}
+
+/// The lowest slot that is free, by its name.
+fn take_slot(names: &Names) -> Result<(u16, Unforked<OwnedFd>), JoinError> {
+    let address = names.address();
+    for slot in 0..SLOTS as u16 {
+        match socket::listen(&names.slot(slot)) {
+            Ok(listener) => return Ok((slot, listener)),
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse => {}
+            Err(source) => return Err(JoinError::Io { address, source }),
+        }
+    }
+    Err(JoinError::Full { address })
+}
+
+/// The registry, from whichever member answers first; `None` when there is no member.
+fn find(names: &Names, deadline: Instant) -> Result<Option<Registry>, JoinError> {
+    let address = names.address();
+    let failed = |source| JoinError::Io { address, source };
+    let mut asked = Vec::new();
+    let mut silent = None;
+    for slot in 0..SLOTS as u16 {
+        let member = match socket::connect_to(&names.slot(slot)) {
+            Ok(member) => member,
+            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => continue,
+            // It has not accepted thousands of connections.
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                silent = Some(0);
+                continue;
+            }
+            Err(error) => return Err(failed(error)),
+        };
+        let peer = socket::credentials(&member).map_err(failed)?;
+        if peer.uid != geteuid().as_raw() {
+            return Err(JoinError::OtherUser { address, uid: peer.uid });
+        }
+        // What fails here hangs up as well.
+        let _ = socket::send(member.as_fd(), &Record::Ask.encode(), &[]);
+        asked.push((member, peer.pid));
+        let until = deadline.min(Instant::now() + HEAD_START);
+        if let Some(registry) = await_answer(&mut asked, until) {
+            return Ok(Some(registry));
+        }
+    }
+    if let Some(registry) = await_answer(&mut asked, deadline) {
+        return Ok(Some(registry));
+    }
+    match asked.first().map(|(_, pid)| *pid).or(silent) {
+        None => Ok(None),
+        Some(0) => Err(JoinError::Silent {
+            address,
+            who: "of a process that cannot be seen from here".to_owned(),
+        }),
+        Some(pid) => Err(JoinError::Silent {
+            address,
+            who: format!("process {pid}"),
+        }),
+    }
+}
+
+/// Waits until one of those that were asked answers, or all have hung up, which are taken out.
+fn await_answer(asked: &mut Vec<(Unforked<OwnedFd>, i32)>, until: Instant) -> Option<Registry> {
+    while !asked.is_empty() {
+        let left = until.saturating_duration_since(Instant::now());
+        let mut ready: Vec<_> = asked
+            .iter()
+            .map(|(fd, _)| PollFd::new(fd.as_fd(), PollFlags::POLLIN))
+            .collect();
+        // In whole milliseconds, and never none of them while there is time left.
+        let timeout = PollTimeout::try_from(left + Duration::from_micros(999)).unwrap_or(PollTimeout::MAX);
+        let _ = poll(&mut ready, timeout);
+        let ready: Vec<bool> = ready.iter().map(|fd| fd.any() == Some(true)).collect();
+        let mut registry = None;
+        let mut ready = ready.into_iter();
+        asked.retain(|(member, _)| {
+            if ready.next() != Some(true) {
+                return true;
+            }
+            let mut buffer = [0; Record::MAX];
+            if let Ok((len, mut fds)) = socket::receive(member.as_fd(), &mut buffer)
+                && Record::decode(&buffer[..len]) == Some(Record::Registry)
+                && let Some(fd) = fds.pop()
+            {
+                registry = Registry::attach(fd).ok().or(registry.take());
+            }
+            false
+        });
+        if registry.is_some() || left.is_zero() {
+            return registry;
+        }
+    }
+    None
+}

@@ -1,0 +1,31 @@
+//! The abstract names of a group.
+
+use std::net::SocketAddr;
+
+use super::registry::VERSION;
+
+/// Makes the names of the group on one address.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Names {
+    address: SocketAddr,
+}
+
+impl Names {
+    pub(super) fn new(address: SocketAddr) -> Self {
+        Self { address }
+    }
+
+    pub(super) fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// What the member of a slot holds for as long as it lives.
+    pub(super) fn slot(&self, slot: u16) -> String {
+        format!("doorbell{VERSION}/{}/{slot}", self.address)
+    }
+
+    /// What a process holds while it joins.
+    pub(super) fn door(&self) -> String {
+        format!("doorbell{VERSION}/{}/door", self.address)
+    }
+}

@@ -1,0 +1,358 @@
+//! What the members of a group know of one another: a sealed memfd that all of them map.
+//!
+//! It holds atomics only, and no lock: a process may die between any two instructions. Every member writes its own entries; what a dead one has left is told by its generation, and may be
+//! taken by whoever finds it. A neighbour may write anything here, on purpose or not: every value read is an index that is checked or a number that may be any, so the worst
+//! that a wrong one does is that packets go astray.
+
+use std::hash::{BuildHasher, RandomState};
+use std::io;
+use std::mem::size_of;
+use std::num::NonZeroUsize;
+use std::os::fd::OwnedFd;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+
+use doorbell_roce_proto::{Block, Qpn};
+use nix::fcntl::{FcntlArg, SealFlag, fcntl};
+use nix::sys::memfd::{MFdFlags, memfd_create};
+use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
+use nix::sys::stat::fstat;
+use nix::unistd::ftruncate;
+
+use super::Flags;
+
+/// Members that a group can have at once.
+pub const SLOTS: usize = 1024;
+
+/// Services that can be listened for at once.
+const SERVICES: usize = 4096;
+
+const MAGIC: u64 = u64::from_be_bytes(*b"doorbell");
+
+/// Of the layout and of what members say to one another. It is part of the names, so that builds which differ in it do not meet.
+pub(super) const VERSION: u32 = 1;
+
+/// One process on a device's address, for as long as it has the device open. No other ever has the same, as the slot's next member has another generation.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct MemberId {
+    slot: u16,
+    generation: u32,
+}
+
+impl MemberId {
+    /// Marks a word that holds a member.
+    const PRESENT: u64 = 1 << 63;
+
+    pub(super) fn new(slot: u16, generation: u32) -> Self {
+        Self { slot, generation }
+    }
+
+    /// Its place among the members, below [`SLOTS`].
+    pub fn slot(self) -> u16 {
+        self.slot
+    }
+
+    /// How many members have had the place before it, modulo 2^32.
+    pub fn generation(self) -> u32 {
+        self.generation
+    }
+
+    pub(super) fn pack(self) -> u64 {
+        Self::PRESENT | u64::from(self.generation) << 16 | u64::from(self.slot)
+    }
+
+    pub(super) fn unpack(word: u64) -> Option<Self> {
+        let slot = word as u16;
+        (word & Self::PRESENT != 0 && usize::from(slot) < SLOTS).then_some(Self {
+            slot,
+            generation: (word >> 16) as u32,
+        })
+    }
+
+    /// What the entry of its slot says while it lives.
+    fn life(self) -> u64 {
+        u64::from(self.generation) << 1 | 1
+    }
+}
+
+/// A line of the cache each.
+#[repr(C, align(64))]
+struct Member {
+    /// The generation, and in bit 0 whether it lives.
+    life: AtomicU64,
+    flags: AtomicU32,
+    udp_port: AtomicU32,
+}
+
+#[repr(C)]
+struct Service {
+    id: AtomicU64,
+    /// Who listens, packed; 0 for nobody.
+    member: AtomicU64,
+}
+
+#[repr(C)]
+struct Layout {
+    magic: AtomicU64,
+    /// What no other group is called, on whatever host.
+    name: AtomicU64,
+    /// Who has the address's well-known port, packed; 0 for nobody.
+    holder: AtomicU64,
+    /// Blocks given back so far.
+    releases: AtomicU64,
+    members: [Member; SLOTS],
+    /// The owner, packed; or which release it was, 0 for a block that nobody has had.
+    blocks: [AtomicU64; Block::COUNT],
+    services: [Service; SERVICES],
+}
+
+const LEN: NonZeroUsize = NonZeroUsize::new(size_of::<Layout>()).unwrap();
+
+/// A mapping of it.
+pub(super) struct Registry {
+    fd: OwnedFd,
+    layout: NonNull<Layout>,
+}
+
+// SAFETY: the mapping belongs to the value and is reached as `&Layout` only, which is made of atomics.
+unsafe impl Send for Registry {}
+// SAFETY: as above.
+unsafe impl Sync for Registry {}
+
+impl Registry {
+    /// A new one, in which nobody is.
+    pub(super) fn create() -> io::Result<Self> {
+        let fd = memfd_create(
+            c"doorbell-registry",
+            MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING,
+        )?;
+        ftruncate(&fd, LEN.get() as libc::off_t)?;
+        let seals = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_SEAL;
+        fcntl(&fd, FcntlArg::F_ADD_SEALS(seals))?;
+        let registry = Self::map(fd)?;
+        let name = RandomState::new().hash_one(std::process::id());
+        registry.get().name.store(name, Ordering::Relaxed);
+        registry.get().magic.store(MAGIC, Ordering::Release);
+        Ok(registry)
+    }
+
+    /// What this group is called, and no other.
+    pub(super) fn name(&self) -> u64 {
+        self.get().name.load(Ordering::Relaxed)
+    }
+
+    /// That of a group, from a descriptor which a member sent. `InvalidData` when it is no such thing.
+    pub(super) fn attach(fd: OwnedFd) -> io::Result<Self> {
+        let seals = fcntl(&fd, FcntlArg::F_GET_SEALS).map_or(SealFlag::empty(), SealFlag::from_bits_truncate);
+        // What cannot shrink raises no SIGBUS here.
+        if !seals.contains(SealFlag::F_SEAL_SHRINK) || fstat(&fd)?.st_size != LEN.get() as libc::off_t {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+        let registry = Self::map(fd)?;
+        if registry.get().magic.load(Ordering::Acquire) != MAGIC {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+        Ok(registry)
+    }
+
+    fn map(fd: OwnedFd) -> io::Result<Self> {
+        let protection = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
+        // SAFETY: no address is asked for, so no mapping is replaced.
+        let at = unsafe { mmap(None, LEN, protection, MapFlags::MAP_SHARED, &fd, 0)? };
+        Ok(Self { fd, layout: at.cast() })
+    }
+
+    pub(super) fn fd(&self) -> &OwnedFd {
+        &self.fd
+    }
+
+    fn get(&self) -> &Layout {
+        // SAFETY: the mapping is readable and writable, page-aligned, as long as Layout (the file has that size and is sealed against shrinking), and lives as long as `self`. Layout is
+        // atomics, for which every bit pattern is a value, and which others may change at any time.
+        unsafe { self.layout.as_ref() }
+    }
+
+    // Members
+
+    /// Makes the caller, who holds the name of the slot, its next member.
+    pub(super) fn enter(&self, slot: u16, flags: Flags, udp_port: u16) -> MemberId {
+        let entry = &self.get().members[usize::from(slot) % SLOTS];
+        let last = (entry.life.load(Ordering::Acquire) >> 1) as u32;
+        let me = MemberId::new(slot, last.wrapping_add(1));
+        // The last one is dead: its name was free. Said before the rest changes, for who reads it.
+        entry.life.store(u64::from(last) << 1, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+        entry.flags.store(flags.0, Ordering::Relaxed);
+        entry.udp_port.store(udp_port.into(), Ordering::Relaxed);
+        entry.life.store(me.life(), Ordering::Release);
+        me
+    }
+
+    /// The member is no more: gone by itself, or found dead.
+    pub(super) fn bury(&self, member: MemberId) {
+        let entry = &self.get().members[usize::from(member.slot) % SLOTS];
+        let dead = member.life() & !1;
+        let _ = entry
+            .life
+            .compare_exchange(member.life(), dead, Ordering::AcqRel, Ordering::Relaxed);
+    }
+
+    /// As far as anybody has found out.
+    pub(super) fn lives(&self, member: MemberId) -> bool {
+        let entry = self.get().members.get(usize::from(member.slot));
+        entry.is_some_and(|entry| entry.life.load(Ordering::Acquire) == member.life())
+    }
+
+    fn read<T>(&self, member: MemberId, read: impl FnOnce(&Member) -> T) -> Option<T> {
+        let entry = self.get().members.get(usize::from(member.slot))?;
+        if entry.life.load(Ordering::Acquire) != member.life() {
+            return None;
+        }
+        let value = read(entry);
+        // Still the same member: then what was read is of it.
+        fence(Ordering::Acquire);
+        (entry.life.load(Ordering::Relaxed) == member.life()).then_some(value)
+    }
+
+    pub(super) fn flags(&self, member: MemberId) -> Option<Flags> {
+        self.read(member, |entry| Flags(entry.flags.load(Ordering::Relaxed)))
+    }
+
+    pub(super) fn udp_port(&self, member: MemberId) -> Option<u16> {
+        let port = self.read(member, |entry| entry.udp_port.load(Ordering::Relaxed))?;
+        u16::try_from(port).ok().filter(|&port| port != 0)
+    }
+
+    /// The living member of a slot.
+    pub(super) fn member(&self, slot: u16) -> Option<MemberId> {
+        let life = self.get().members.get(usize::from(slot))?.life.load(Ordering::Acquire);
+        (life & 1 != 0).then(|| MemberId::new(slot, (life >> 1) as u32))
+    }
+
+    pub(super) fn holder(&self) -> Option<MemberId> {
+        MemberId::unpack(self.get().holder.load(Ordering::Acquire)).filter(|&member| self.lives(member))
+    }
+
+    pub(super) fn set_holder(&self, member: MemberId) {
+        self.get().holder.store(member.pack(), Ordering::Release);
+    }
+
+    // Blocks of queue pair numbers
+
+    /// A block that nobody has, for `me`: one that nobody has had where there is one, looked for from `start` on; else the one given back longest ago.
+    pub(super) fn claim(&self, me: MemberId, start: u16) -> Option<Block> {
+        let layout = self.get();
+        // A try fails only where another claims at the same time, and then that one has got something.
+        for _ in 0..=Block::COUNT {
+            let mut oldest = None;
+            for offset in 0..Block::COUNT {
+                let index = (usize::from(start) + offset) % Block::COUNT;
+                let word = &layout.blocks[index];
+                let mut found = word.load(Ordering::Acquire);
+                if let Some(owner) = MemberId::unpack(found) {
+                    if self.lives(owner) {
+                        continue;
+                    }
+                    let released = self.release_stamp();
+                    if word
+                        .compare_exchange(found, released, Ordering::AcqRel, Ordering::Relaxed)
+                        .is_err()
+                    {
+                        continue;
+                    }
+                    found = released;
+                }
+                if oldest.is_none_or(|(before, _)| found < before) {
+                    oldest = Some((found, index));
+                }
+                if found == 0 {
+                    break;
+                }
+            }
+            let (found, index) = oldest?;
+            let taken = layout.blocks[index].compare_exchange(found, me.pack(), Ordering::AcqRel, Ordering::Relaxed);
+            if taken.is_ok() {
+                return Block::new(index as u16);
+            }
+        }
+        None
+    }
+
+    fn release_stamp(&self) -> u64 {
+        (self.get().releases.fetch_add(1, Ordering::Relaxed) + 1) & !MemberId::PRESENT
+    }
+
+    /// Gives back all blocks of a member that leaves.
+    fn release_all(&self, me: MemberId) {
+        for word in &self.get().blocks {
+            if word.load(Ordering::Relaxed) == me.pack() {
+                let _ = word.compare_exchange(me.pack(), self.release_stamp(), Ordering::AcqRel, Ordering::Relaxed);
+            }
+        }
+    }
+
+    pub(super) fn owner_of(&self, qpn: Qpn) -> Option<MemberId> {
+        let word = self.get().blocks.get(Block::of(qpn).index())?;
+        MemberId::unpack(word.load(Ordering::Acquire)).filter(|&owner| self.lives(owner))
+    }
+
+    // Services: written by whoever is at the door, one at a time; read by all
+
+    /// Adds one; false when there is no room.
+    pub(super) fn add_service(&self, id: u64, me: MemberId) -> bool {
+        let free = |service: &&Service| {
+            let member = MemberId::unpack(service.member.load(Ordering::Acquire));
+            !member.is_some_and(|member| self.lives(member))
+        };
+        let Some(service) = self.get().services.iter().find(free) else {
+            return false;
+        };
+        service.member.store(0, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+        service.id.store(id, Ordering::Relaxed);
+        service.member.store(me.pack(), Ordering::Release);
+        true
+    }
+
+    pub(super) fn remove_service(&self, id: u64, me: MemberId) {
+        for service in &self.get().services {
+            if service.id.load(Ordering::Relaxed) == id {
+                let _ = service
+                    .member
+                    .compare_exchange(me.pack(), 0, Ordering::AcqRel, Ordering::Relaxed);
+            }
+        }
+    }
+
+    pub(super) fn find_service(&self, id: u64) -> Option<MemberId> {
+        self.get().services.iter().find_map(|service| {
+            let word = service.member.load(Ordering::Acquire);
+            let is_it = service.id.load(Ordering::Relaxed) == id;
+            fence(Ordering::Acquire);
+            let same = service.member.load(Ordering::Relaxed) == word;
+            MemberId::unpack(word).filter(|&member| is_it && same && self.lives(member))
+        })
+    }
+
+    /// A member leaves in good order.
+    pub(super) fn leave(&self, me: MemberId) {
+        for service in &self.get().services {
+            let _ = service
+                .member
+                .compare_exchange(me.pack(), 0, Ordering::AcqRel, Ordering::Relaxed);
+        }
+        let _ = self
+            .get()
+            .holder
+            .compare_exchange(me.pack(), 0, Ordering::AcqRel, Ordering::Relaxed);
+        self.release_all(me);
+        self.bury(me);
+    }
+}
+
+impl Drop for Registry {
+    fn drop(&mut self) {
+        // SAFETY: it was mapped with this length and is unmapped nowhere else; references into it end with `self`. It fails only for a range that is no mapping.
+        let _ = unsafe { munmap(self.layout.cast(), LEN.get()) };
+    }
+}

@@ -1,0 +1,193 @@
+//! Members in one process, which are as good as members in several: nothing here asks whose they are.
+
+use std::fs::File;
+use std::io::{Read, Seek, Write};
+use std::net::{Ipv4Addr, SocketAddr};
+use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::thread;
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
+use super::*;
+
+/// An address that nobody else has, here or in another process.
+fn address() -> SocketAddr {
+    static NEXT: AtomicU8 = AtomicU8::new(1);
+    let pid = std::process::id();
+    let last = NEXT.fetch_add(1, Ordering::Relaxed);
+    let ip = Ipv4Addr::new(127, 1 + (pid >> 8) as u8 % 250, pid as u8, last);
+    SocketAddr::new(ip.into(), 4791)
+}
+
+/// Joins while the members that are there answer.
+fn join(address: SocketAddr, members: &[&Host]) -> (Host, Unforked<UdpSocket>) {
+    thread::scope(|scope| {
+        let joining = scope.spawn(|| Host::join(address, Flags::default(), Duration::ZERO).unwrap());
+        while !joining.is_finished() {
+            for member in members {
+                assert!(member.poll().is_none());
+            }
+            thread::yield_now();
+        }
+        joining.join().unwrap()
+    })
+}
+
+/// What comes next.
+fn arrival(host: &Host) -> Arrival {
+    loop {
+        if let Some(arrival) = host.poll() {
+            return arrival;
+        }
+        let mut readable = [PollFd::new(host.pollfd(), PollFlags::POLLIN)];
+        assert_eq!(
+            poll(&mut readable, PollTimeout::from(30_000_u16)),
+            Ok(1),
+            "nothing comes"
+        );
+    }
+}
+
+fn memfd(content: &[u8]) -> File {
+    let fd = nix::sys::memfd::memfd_create(c"test", nix::sys::memfd::MFdFlags::MFD_CLOEXEC).unwrap();
+    let mut file = File::from(fd);
+    file.write_all(content).unwrap();
+    file
+}
+
+#[test]
+fn two_share_an_address() {
+    let at = address();
+    let (first, its_socket) = Host::join(at, Flags::UDP_ONLY, Duration::ZERO).unwrap();
+    let (second, other_socket) = join(at, &[&first]);
+    let other_port = other_socket.local_addr().unwrap();
+    assert_eq!(its_socket.local_addr().unwrap(), at);
+    assert_eq!((other_port.ip(), other_port.port() == at.port()), (at.ip(), false));
+    assert_eq!((first.me().slot(), second.me().slot()), (0, 1));
+    for host in [&first, &second] {
+        assert_eq!(host.holder(), Some(first.me()));
+        assert_eq!(host.udp_port(first.me()), Some(at.port()));
+        assert_eq!(host.udp_port(second.me()), Some(other_port.port()));
+        assert_eq!(host.flags(first.me()), Some(Flags::UDP_ONLY));
+        assert_eq!(host.flags(second.me()), Some(Flags::default()));
+        assert_eq!(host.member(1), Some(second.me()));
+        assert_eq!(host.member(2), None);
+    }
+    assert!(first.take_over_at().is_none());
+    assert!(second.take_over_at().is_some() && second.take_over().is_none() && second.take_over_at().is_none());
+}
+
+#[test]
+fn blocks_belong_to_one_member_each() {
+    let at = address();
+    let (first, _first) = join(at, &[]);
+    let (second, _second) = join(at, &[&first]);
+    let one = first.claim(5).unwrap();
+    let other = second.claim(5).unwrap();
+    assert_eq!((one.index(), other.index()), (5, 6));
+    assert_eq!(first.owner_of(Qpn::new(5 << 10 | 17)), Some(first.me()));
+    assert_eq!(first.owner_of(Qpn::new(6 << 10)), Some(second.me()));
+    assert_eq!(first.owner_of(Qpn::new(7 << 10)), None);
+    drop(second);
+    assert_eq!(first.owner_of(Qpn::new(6 << 10)), None);
+    // What nobody has had comes first.
+    assert_eq!(first.claim(6).unwrap().index(), 7);
+}
+
+#[test]
+fn services_are_of_the_group() {
+    let at = address();
+    let (first, _first) = join(at, &[]);
+    let (second, _second) = join(at, &[&first]);
+    first.add_service(17).unwrap();
+    second.add_service(18).unwrap();
+    assert_eq!(
+        (second.find_service(17), first.find_service(18)),
+        (Some(first.me()), Some(second.me()))
+    );
+    assert!(matches!(second.add_service(17), Err(ServiceError::InUse { id: 17 })));
+    first.remove_service(17);
+    assert_eq!(second.find_service(17), None);
+    second.add_service(17).unwrap();
+    drop(second);
+    assert_eq!((first.find_service(17), first.find_service(18)), (None, None));
+}
+
+#[test]
+fn messages_and_descriptors_and_the_end() {
+    let at = address();
+    let (first, _first) = join(at, &[]);
+    let (second, _second) = join(at, &[&first]);
+    let way = second.connect(first.me()).unwrap();
+    assert_eq!((way.to(), way.pid()), (first.me(), Some(std::process::id() as i32)));
+    assert!(Arc::ptr_eq(&way, &second.connect(first.me()).unwrap()));
+    way.send(Message::Lane, &[memfd(b"lane").as_fd()]).unwrap();
+    way.wake();
+    way.send(
+        Message::Segment { id: 1 << 40 },
+        &[memfd(b"one").as_fd(), memfd(b"two").as_fd()],
+    )
+    .unwrap();
+    for (expected, contents) in [
+        (Message::Lane, &["lane"][..]),
+        (Message::Segment { id: 1 << 40 }, &["one", "two"]),
+    ] {
+        let Arrival::Message {
+            from,
+            pid,
+            message,
+            fds,
+        } = arrival(&first)
+        else {
+            panic!("no message");
+        };
+        assert_eq!((from, pid, message), (second.me(), way.pid(), expected));
+        let read = |fd| {
+            let (mut file, mut content) = (File::from(fd), String::new());
+            file.rewind().unwrap();
+            file.read_to_string(&mut content).unwrap();
+            content
+        };
+        assert_eq!(fds.into_iter().map(read).collect::<Vec<_>>(), contents);
+    }
+    // First leaves while both ends have a connection: one is told of.
+    let back = first.connect(second.me()).unwrap();
+    back.wake();
+    assert!(second.poll().is_none());
+    let gone = first.me();
+    drop((first, back, _first));
+    assert!(matches!(arrival(&second), Arrival::Gone(member) if member == gone));
+    assert!(second.poll().is_none());
+    assert_eq!(second.connect(gone).unwrap_err().kind(), io::ErrorKind::NotConnected);
+    assert!(way.send(Message::Lane, &[]).is_err());
+}
+
+#[test]
+fn the_port_is_taken_over() {
+    let at = address();
+    let (first, its_socket) = join(at, &[]);
+    let (second, _second) = join(at, &[&first]);
+    let (third, _third) = join(at, &[&first, &second]);
+    assert!(second.take_over().is_none() && third.take_over().is_none());
+    drop((first, its_socket));
+    for host in [&second, &third] {
+        assert!(matches!(arrival(host), Arrival::Gone(_)));
+        assert!(host.take_over_at().is_some());
+    }
+    let port = second.take_over().unwrap();
+    assert_eq!(port.local_addr().unwrap(), at);
+    assert!(third.take_over().is_none() && third.take_over_at().is_none());
+    assert_eq!(third.holder(), Some(second.me()));
+}
+
+#[test]
+fn a_port_of_somebody_else_is_an_error() {
+    let at = address();
+    let _other = UdpSocket::bind(at).unwrap();
+    let error = Host::join(at, Flags::default(), Duration::from_millis(3)).unwrap_err();
+    assert!(
+        matches!(&error, JoinError::Port { source, .. } if source.kind() == io::ErrorKind::AddrInUse),
+        "{error}"
+    );
+}

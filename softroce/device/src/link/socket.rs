@@ -1,0 +1,62 @@
+//! The sockets of a link, which forks of the process do not keep.
+
+use std::io;
+use std::net::{SocketAddr, UdpSocket};
+use std::ops::Deref;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::{Arc, OnceLock};
+
+use super::udp::set_options;
+use crate::host::Unforked;
+
+/// One of them.
+pub(super) struct Socket {
+    socket: Unforked<UdpSocket>,
+    local: SocketAddr,
+}
+
+impl Socket {
+    /// Makes a bound socket one that a link can use.
+    pub(super) fn new(socket: Unforked<UdpSocket>) -> io::Result<Self> {
+        let local = socket.local_addr()?;
+        socket.set_nonblocking(true)?;
+        set_options(socket.as_fd(), local.is_ipv4())?;
+        Ok(Self { socket, local })
+    }
+
+    /// What it is bound to.
+    pub(super) fn local(&self) -> SocketAddr {
+        self.local
+    }
+}
+
+impl Deref for Socket {
+    type Target = UdpSocket;
+
+    fn deref(&self) -> &UdpSocket {
+        &self.socket
+    }
+}
+
+impl AsFd for Socket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+/// The place of the socket at the address's own port, where a link has taken that over from a process that is gone: it is received from as well.
+#[derive(Clone, Default)]
+pub(super) struct TakenOver(Arc<OnceLock<Socket>>);
+
+impl TakenOver {
+    pub(super) fn get(&self) -> Option<&Socket> {
+        self.0.get()
+    }
+
+    /// Puts it in; a second one is an error.
+    pub(super) fn set(&self, socket: Unforked<UdpSocket>) -> io::Result<()> {
+        self.0
+            .set(Socket::new(socket)?)
+            .map_err(|_| io::ErrorKind::AlreadyExists.into())
+    }
+}

@@ -1,0 +1,150 @@
+//! Two devices of this process connect over real sockets, by queue pair 1.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use doorbell_roce_proto::{Mtu, Psn, Qpn};
+use doorbell_softroce::cm::protocol::{Accept, CmError, CmEvent, PortSpace, RejectReason, Request, ServiceId};
+use doorbell_softroce::cm::{CmOwner, ConnectionManager};
+use doorbell_softroce::{Device, DeviceConfig, EventQueue, Token};
+
+const SERVICE: ServiceId = ServiceId::of_port(PortSpace::Tcp, 7471);
+
+struct End {
+    cm: ConnectionManager,
+    address: IpAddr,
+    events: Arc<EventQueue<(Token, CmEvent)>>,
+}
+
+impl End {
+    fn new(address: &str) -> Self {
+        let address: IpAddr = address.parse().unwrap();
+        let config = DeviceConfig {
+            address: Some(address),
+            ..DeviceConfig::new("soft0")
+        };
+        let device = Device::open(&config).unwrap();
+        Self {
+            cm: device.cm(),
+            address,
+            events: Arc::new(EventQueue::new().unwrap()),
+        }
+    }
+
+    fn owner(&self, token: Token) -> CmOwner {
+        CmOwner {
+            sink: self.events.clone(),
+            token,
+        }
+    }
+
+    fn next(&self) -> (Token, CmEvent) {
+        self.events.wait(|_| {}).unwrap()
+    }
+
+    fn request(&self, to: &Self, qpn: u32) -> Request {
+        Request {
+            // A retransmission would be seen by the test's patience, not by its result.
+            response_timeout: 14,
+            private_data: b"hello".to_vec(),
+            ..Request::new(to.address, SERVICE, Qpn::new(qpn), Psn::new(77), Mtu::Mtu1024)
+        }
+    }
+}
+
+fn accept(qpn: u32) -> Accept {
+    Accept {
+        qpn: Qpn::new(qpn),
+        responder_resources: 1,
+        initiator_depth: 2,
+        flow_control: true,
+        rnr_retry_count: 7,
+        srq: false,
+        private_data: b"welcome".to_vec(),
+    }
+}
+
+/// Connects, and disconnects from the side that accepted; `active` may be `passive` itself.
+fn conversation(active: &End, passive: &End) {
+    let listener = passive.cm.listen(SERVICE, 4, passive.owner(1)).unwrap();
+    assert_eq!(passive.cm.listen(SERVICE, 4, passive.owner(1)), Err(CmError::InUse));
+    let ours = active
+        .cm
+        .connect(&active.request(passive, 0x11), active.owner(2))
+        .unwrap();
+    let (
+        1,
+        CmEvent::Request {
+            listener: at,
+            id: theirs,
+            request,
+        },
+    ) = passive.next()
+    else {
+        panic!("no request");
+    };
+    assert_eq!(
+        (at, request.qpn, request.peer),
+        (listener, Qpn::new(0x11), active.address)
+    );
+    assert!(request.private_data.starts_with(b"hello\0"));
+    passive.cm.set_owner(theirs, passive.owner(3)).unwrap();
+    let parameters = passive.cm.parameters(theirs).unwrap();
+    assert_eq!((parameters.dest_qpn, parameters.sq_psn), (Qpn::new(0x11), Psn::new(77)));
+    passive.cm.accept(theirs, &accept(0x22)).unwrap();
+    let (2, CmEvent::Reply { id, reply }) = active.next() else {
+        panic!("no reply");
+    };
+    assert_eq!((id, reply.qpn), (ours, Qpn::new(0x22)));
+    assert!(reply.private_data.starts_with(b"welcome\0"));
+    active.cm.establish(ours, b"").unwrap();
+    assert!(matches!(passive.next(), (3, CmEvent::Established { id, .. }) if id == theirs));
+    passive.cm.disconnect(theirs, b"").unwrap();
+    let mut over: Vec<_> = [active, passive, active, passive].map(End::next).into();
+    // Stable: of each end in the order in which they came.
+    over.sort_by_key(|(token, _)| *token);
+    let ends = [(2, ours), (3, theirs)].map(|(token, id)| {
+        [
+            (token, CmEvent::Disconnected { id }),
+            (token, CmEvent::TimewaitExit { id }),
+        ]
+    });
+    assert_eq!(over, ends.concat());
+    active.cm.destroy(ours).unwrap();
+    passive.cm.destroy(theirs).unwrap();
+    assert_eq!(passive.cm.destroy(theirs), Err(CmError::Unknown));
+    passive.cm.unlisten(listener).unwrap();
+    let refused = active
+        .cm
+        .connect(&active.request(passive, 0x12), active.owner(4))
+        .unwrap();
+    let (4, CmEvent::Rejected { id, reason, .. }) = active.next() else {
+        panic!("not rejected");
+    };
+    assert_eq!((id, reason), (refused, RejectReason::INVALID_SERVICE_ID));
+    active.cm.destroy(refused).unwrap();
+}
+
+#[test]
+fn two_devices_and_one() {
+    let (one, other) = (End::new("127.77.1.1"), End::new("127.77.1.2"));
+    conversation(&one, &other);
+    conversation(&other, &other);
+}
+
+/// The progress thread keeps the deadlines: nobody calls the device while it asks in vain.
+#[test]
+fn nobody_answers() {
+    let one = End::new("127.77.2.1");
+    let request = Request {
+        peer: "127.77.2.9".parse().unwrap(),
+        max_retries: 3,
+        ack_timeout: 10,
+        ..one.request(&one, 0x11)
+    };
+    let id = one.cm.connect(&request, one.owner(5)).unwrap();
+    let begun = std::time::Instant::now();
+    assert_eq!(one.next(), (5, CmEvent::Unreachable { id }));
+    assert!(begun.elapsed() >= 4 * Duration::from_nanos(4096 << 14));
+}

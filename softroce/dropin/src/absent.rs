@@ -1,0 +1,46 @@
+//! Verbs that the device does not have, each failing as its man page says that it may.
+//!
+//! None of them looks at its arguments: so one function answers for all that fail alike, whatever their parameters.
+
+use core::ffi::{c_int, c_void};
+use core::ptr;
+
+fn set_errno(value: c_int) {
+    // SAFETY: it gives the calling thread's own errno, always valid to write.
+    unsafe { *libc::__errno_location() = value };
+}
+
+/// Verbs that make an object: ibv_import_device(3), ibv_import_pd(3), ibv_import_mr(3) and ibv_import_dm(3), as what another process made is not in a kernel from
+/// where it could be had; ibv_reg_dmabuf_mr(3), as a soft device maps no peripheral's memory; ibv_reg_mr_ex.
+pub(crate) unsafe extern "C" fn object() -> *mut c_void {
+    set_errno(libc::EOPNOTSUPP);
+    ptr::null_mut()
+}
+
+/// ibv_unimport_mr(3) and its like: nothing was ever imported.
+pub(crate) unsafe extern "C" fn unimport() {}
+
+/// ibv_attach_mcast(3) and ibv_detach_mcast(3): the device has no multicast groups, as its attributes say.
+pub(crate) unsafe extern "C" fn multicast() -> c_int {
+    libc::EOPNOTSUPP
+}
+
+/// ibv_query_ece(3) and ibv_set_ece(3): nothing beyond the standard is there to be agreed on.
+pub(crate) unsafe extern "C" fn ece() -> c_int {
+    libc::EOPNOTSUPP
+}
+
+/// ibv_get_device_index(3): the kernel does not know the device.
+pub(crate) unsafe extern "C" fn get_device_index() -> c_int {
+    -1
+}
+
+/// ibv_query_qp_data_in_order(3): no promise beyond the standard's.
+pub(crate) unsafe extern "C" fn query_qp_data_in_order() -> c_int {
+    0
+}
+
+/// `ibv_resolve_eth_l2_from_gid`: the Ethernet header is made by the kernel under the device, which asks for no address in it.
+pub(crate) unsafe extern "C" fn resolve_eth_l2_from_gid() -> c_int {
+    -libc::EOPNOTSUPP
+}

@@ -1,0 +1,25 @@
+//! `libibverbs.so.1` over the userspace RoCEv2 device: what `doorbell run` puts in the place of the system's library.
+//!
+//! The lists in `exports/` name every symbol with its versions. Most are entries of the [`Api`](doorbell_verbs_sys::Api) table of softroce/ibverbs; the rest is
+//! here: names and rates, what the device does not have, and what only rdma-core's own drivers import. `build.rs` and [`export`] give them their names.
+//!
+//! The library prints nothing of its own accord; `DOORBELL_LOG` makes it tell on stderr what an errno value cannot.
+
+mod absent;
+mod export;
+mod fork;
+mod library;
+mod private;
+mod query;
+mod rate;
+mod strings;
+mod sysfs;
+
+mod exports {
+    use doorbell_softroce_rdmacm as rdmacm;
+
+    use crate::export::{function, object, table};
+    use crate::{absent, fork, library, private, query, rate, strings, sysfs};
+
+    include!(concat!(env!("OUT_DIR"), "/exports.rs"));
+}

@@ -1,0 +1,91 @@
+//! Reading sysfs for programs: `ibv_get_sysfs_path`, `ibv_read_sysfs_file`, `ibv_read_ibdev_sysfs_file`.
+//!
+//! The files are opened by open(2) as the program would itself, so that under `doorbell run` they are those of the soft devices.
+
+use core::ffi::{CStr, c_char, c_int};
+use std::ffi::CString;
+
+use doorbell_verbs_sys::ibv_device;
+
+const MOUNTED: &CStr = c"/sys";
+
+/// `ibv_get_sysfs_path`: where sysfs is.
+pub(crate) unsafe extern "C" fn get_sysfs_path() -> *const c_char {
+    MOUNTED.as_ptr()
+}
+
+/// `ibv_read_sysfs_file`: reads `dir`/`file` into `buf`, a zero in place of the line's end; how many bytes, or −1 and `errno`, also when
+/// there is no room for the zero.
+pub(crate) unsafe extern "C" fn read_sysfs_file(
+    dir: *const c_char,
+    file: *const c_char,
+    buf: *mut c_char,
+    size: usize,
+) -> c_int {
+    // SAFETY: both are strings by contract.
+    let (dir, file) = unsafe { (CStr::from_ptr(dir), CStr::from_ptr(file)) };
+    let path = [dir.to_bytes(), b"/", file.to_bytes()].concat();
+    // SAFETY: `buf` has room for `size` bytes by contract.
+    unsafe { read(path, buf, size) }
+}
+
+/// `ibv_read_ibdev_sysfs_file`: as `ibv_read_sysfs_file`, of a device; `file` is a format as printf(3) has it.
+///
+/// Only rdma-core's own tools and drivers call it. Formats with arguments would need its variable arguments: they are refused.
+pub(crate) unsafe extern "C" fn read_ibdev_sysfs_file(
+    buf: *mut c_char,
+    size: usize,
+    device: *mut ibv_device,
+    file: *const c_char,
+) -> c_int {
+    // SAFETY: `file` is a string by contract.
+    let file = unsafe { CStr::from_ptr(file) }.to_bytes();
+    if file.contains(&b'%') {
+        return failed(libc::EINVAL);
+    }
+    // SAFETY: `device` is live by contract, and its name ends with a zero.
+    let name = unsafe { CStr::from_ptr((*device).name.as_ptr()) }.to_bytes();
+    let path = [MOUNTED.to_bytes(), b"/class/infiniband/", name, b"/", file].concat();
+    // SAFETY: `buf` has room for `size` bytes by contract.
+    unsafe { read(path, buf, size) }
+}
+
+fn failed(errno: c_int) -> c_int {
+    // SAFETY: the calling thread's own errno, always valid to write.
+    unsafe { *libc::__errno_location() = errno };
+    -1
+}
+
+/// # Safety
+/// `buf` has room for `size` bytes.
+unsafe fn read(path: Vec<u8>, buf: *mut c_char, size: usize) -> c_int {
+    let Ok(path) = CString::new(path) else {
+        return failed(libc::EINVAL);
+    };
+    // SAFETY: `path` is a string; the descriptor is closed below, and nobody else knows it.
+    let (got, error) = unsafe {
+        let fd = libc::open(path.as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC);
+        if fd < 0 {
+            return -1;
+        }
+        let got = libc::read(fd, buf.cast(), size);
+        let error = *libc::__errno_location();
+        libc::close(fd);
+        (got, error)
+    };
+    if got < 0 {
+        return failed(error);
+    }
+    let mut len = got as usize;
+    // SAFETY: the first `len` bytes were written, and the zero goes among them or behind them where there is room.
+    unsafe {
+        if len > 0 && *buf.add(len - 1) == b'\n' as c_char {
+            len -= 1;
+        }
+        if len == size {
+            return failed(libc::ENOSPC);
+        }
+        *buf.add(len) = 0;
+    }
+    len as c_int
+}

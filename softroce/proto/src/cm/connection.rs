@@ -1,0 +1,549 @@
+//! One connection: its states, what its owner may do in them, what the peer's messages and time do to it (IBTA vol 1, 12.9).
+//!
+//! ```text
+//! active:   ReqSent ──REP──▶ RepReceived ──establish──▶ Established ──disconnect──▶ DreqSent ──DREP──▶ TimeWait ──▶ Closed
+//! passive:  ReqReceived ──accept──▶ RepSent ──RTU──▶ Established ──────DREQ──────────────────────────▶ TimeWait ──▶ Closed
+//! ```
+//!
+//! REQ, REP and DREQ are sent again until they are answered; RTU, REJ and DREP are answers, and sent again when what they answer comes again. A disconnect request is
+//! answered here at once, without the owner, who hears that the connection is over. A connection whose owner has destroyed it goes on as long as the peer is owed
+//! something, and tells nobody.
+
+use core::net::IpAddr;
+use core::time::Duration;
+
+use super::mad::Mad;
+use super::message::{About, Dreq, Message, Mra, Plain, Rej, Rep, Req};
+use super::types::{Accept, CmEvent, ConnectionId, ListenerId, Parameters, PeerReply, RejectReason, ServiceId};
+use super::{MadTransmit, Out};
+use crate::qp::Path;
+use crate::wire::Transport;
+use crate::{Instant, Mtu, Psn, Qpn};
+
+/// What an owner may take to answer, as a receipt tells it: 69 s, as long as the Linux kernel's rdma_cm.
+const SERVICE_TIMEOUT: u8 = 24;
+/// The longest timeout that is believed, lest a peer's 5 bits keep something here for hours: 69 s.
+const MAX_TIMEOUT: u8 = 24;
+/// The target ACK delay of a soft device, as ibv_query_device(3) gives it: 134 ms.
+const ACK_DELAY: u8 = 15;
+/// TTL or hop limit of paths whose requests do not tell.
+pub(super) const HOP_LIMIT: u8 = 64;
+
+/// The state of a connection or of a SIDR exchange.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum State {
+    ReqSent,
+    ReqReceived,
+    RepReceived,
+    RepSent,
+    Established,
+    DreqSent,
+    /// Over, but something of it may be on its way.
+    TimeWait,
+    SidrSent,
+    SidrReceived,
+    /// Over by an answer of ours that may be lost: it is kept for the peer to ask again.
+    Answered,
+    /// Over.
+    Closed,
+}
+
+/// The GUID and queue pair of a peer: connected once at most (12.9.8.3).
+pub(super) type PeerKey = (IpAddr, u64, Qpn);
+
+#[derive(Debug)]
+pub(super) struct Connection {
+    pub(super) id: ConnectionId,
+    pub(super) peer: IpAddr,
+    /// The peer's communication id, 0 while unknown; the request's in SIDR.
+    pub(super) remote_id: u32,
+    pub(super) state: State,
+    /// Its owner has destroyed it.
+    pub(super) released: bool,
+    pub(super) service: ServiceId,
+    /// Where it came to, while it waits for its owner.
+    pub(super) listener: Option<ListenerId>,
+    pub(super) deadline: Option<Instant>,
+    pub(super) parameters: Option<Parameters>,
+    pub(super) peer_key: Option<PeerKey>,
+    transaction: u64,
+    guid: u64,
+    qpn: Qpn,
+    /// The message that goes again, by time or because the peer asks again.
+    sent: Option<Box<Mad>>,
+    /// How often it still goes by time.
+    left: u8,
+    max_retries: u8,
+    /// How long its answer may take.
+    interval: Duration,
+}
+
+/// 4.096 µs · 2^t, within reason.
+pub(super) fn timeout(code: u8) -> Duration {
+    Duration::from_nanos(4096 << code.min(MAX_TIMEOUT))
+}
+
+/// The code that covers the times of two codes.
+fn covering(a: u8, b: u8) -> u8 {
+    // Where they are far apart the smaller is lost in the rounding of the larger.
+    let (less, more) = if a < b { (a, b) } else { (b, a) };
+    (more + u8::from(more - less <= 1)).min(31)
+}
+
+impl Connection {
+    pub(super) fn new(id: ConnectionId, peer: IpAddr, service: ServiceId, state: State, transaction: u64) -> Self {
+        Self {
+            id,
+            peer,
+            remote_id: 0,
+            state,
+            released: false,
+            service,
+            listener: None,
+            deadline: None,
+            parameters: None,
+            peer_key: None,
+            transaction,
+            guid: 0,
+            qpn: Qpn::new(0),
+            sent: None,
+            left: 0,
+            max_retries: 0,
+            interval: Duration::ZERO,
+        }
+    }
+
+    /// For the messages to come: how long their answers may take and how often they go again.
+    pub(super) fn pace(&mut self, interval: Duration, max_retries: u8) {
+        self.interval = interval;
+        self.max_retries = max_retries.min(15);
+    }
+
+    /// Our own device and queue pair.
+    pub(super) fn ours(&mut self, guid: u64, qpn: Qpn) {
+        self.guid = guid;
+        self.qpn = qpn;
+    }
+
+    /// Takes up the request of a peer: what we answer it with is paced as it says.
+    pub(super) fn take_request(&mut self, req: &Req, guid: u64, parameters: Parameters) {
+        self.remote_id = req.local_id;
+        self.guid = guid;
+        self.peer_key = Some((self.peer, req.guid, req.qpn));
+        self.parameters = Some(parameters);
+        let interval = timeout(req.local_timeout) + timeout(req.primary.ack_timeout);
+        self.pace(interval, req.max_retries);
+    }
+
+    // Sending
+
+    /// Sends a message once.
+    fn say(&self, message: &Message, out: &mut Out) {
+        out.transmit(self.peer, message.to_mad(self.transaction));
+    }
+
+    /// Sends a message that goes again when the peer asks again.
+    fn answer(&mut self, message: &Message, out: &mut Out) {
+        let mad = message.to_mad(self.transaction);
+        out.transmit(self.peer, mad);
+        self.sent = Some(Box::new(mad));
+        self.left = 0;
+        self.deadline = None;
+    }
+
+    /// Sends a message that goes again until it is answered.
+    pub(super) fn ask(&mut self, now: Instant, message: &Message, out: &mut Out) {
+        self.answer(message, out);
+        self.left = self.max_retries;
+        self.deadline = Some(now + self.interval);
+    }
+
+    fn again(&self, out: &mut Out) {
+        if let Some(mad) = &self.sent {
+            out.transmit(self.peer, **mad);
+        }
+    }
+
+    fn plain(&self, private_data: &[u8]) -> Plain {
+        Plain {
+            local_id: self.id.0,
+            remote_id: self.remote_id,
+            private_data: private_data.to_vec(),
+        }
+    }
+
+    fn rejection(&self, about: About, reason: RejectReason, private_data: &[u8]) -> Message {
+        // Who asked first finds the connection of a timeout by the GUID, where it has no id yet (12.6.7.2).
+        let info = if reason == RejectReason::TIMEOUT {
+            self.guid.to_be_bytes().to_vec()
+        } else {
+            Vec::new()
+        };
+        Message::Rej(Rej {
+            local_id: self.id.0,
+            remote_id: self.remote_id,
+            about,
+            reason,
+            info,
+            private_data: private_data.to_vec(),
+        })
+    }
+
+    fn receipt(&self, about: About) -> Message {
+        Message::Mra(Mra {
+            local_id: self.id.0,
+            remote_id: self.remote_id,
+            about,
+            timeout: SERVICE_TIMEOUT,
+        })
+    }
+
+    fn tell(&self, event: CmEvent, out: &mut Out) {
+        if !self.released {
+            out.events.push_back(event);
+        }
+    }
+
+    // Ends
+
+    pub(super) fn close(&mut self) {
+        self.state = State::Closed;
+        self.deadline = None;
+        self.left = 0;
+        self.sent = None;
+    }
+
+    /// Over by what was just answered: kept until the peer has stopped asking.
+    pub(super) fn linger(&mut self, now: Instant, message: &Message, out: &mut Out) {
+        self.answer(message, out);
+        self.state = State::Answered;
+        self.deadline = Some(now + self.interval * (u32::from(self.max_retries) + 2));
+    }
+
+    fn wait_out(&mut self, now: Instant, out: &mut Out) {
+        self.state = State::TimeWait;
+        self.sent = None;
+        self.left = 0;
+        let rest = self.parameters.map_or(Duration::ZERO, |set| timeout(set.ack_timeout));
+        self.deadline = Some(now + rest);
+        self.tell(CmEvent::Disconnected { id: self.id }, out);
+    }
+
+    fn disconnect_request(&mut self, now: Instant, private_data: &[u8], out: &mut Out) {
+        let message = Message::Dreq(Dreq {
+            local_id: self.id.0,
+            remote_id: self.remote_id,
+            qpn: self.parameters.map_or(Qpn::new(0), |set| set.dest_qpn),
+            private_data: private_data.to_vec(),
+        });
+        self.state = State::DreqSent;
+        self.ask(now, &message, out);
+    }
+
+    // Commands. False: the state does not allow it.
+
+    pub(super) fn accept(&mut self, now: Instant, accept: &Accept, out: &mut Out) -> bool {
+        let (State::ReqReceived, Some(set)) = (self.state, &mut self.parameters) else {
+            return false;
+        };
+        set.responder_resources = accept.responder_resources;
+        set.initiator_depth = accept.initiator_depth;
+        let psn = set.rq_psn;
+        self.qpn = accept.qpn;
+        let message = Message::Rep(Rep {
+            local_id: self.id.0,
+            remote_id: self.remote_id,
+            qkey: 0,
+            qpn: accept.qpn,
+            psn,
+            responder_resources: accept.responder_resources,
+            initiator_depth: accept.initiator_depth,
+            ack_delay: ACK_DELAY,
+            flow_control: accept.flow_control,
+            rnr_retry_count: accept.rnr_retry_count,
+            srq: accept.srq,
+            guid: self.guid,
+            private_data: accept.private_data.clone(),
+        });
+        self.state = State::RepSent;
+        self.ask(now, &message, out);
+        true
+    }
+
+    pub(super) fn reject(&mut self, now: Instant, reason: RejectReason, private_data: &[u8], out: &mut Out) -> bool {
+        let about = match self.state {
+            State::ReqReceived => About::Request,
+            State::RepReceived => About::Reply,
+            _ => return false,
+        };
+        let message = self.rejection(about, reason, private_data);
+        self.linger(now, &message, out);
+        true
+    }
+
+    pub(super) fn establish(&mut self, private_data: &[u8], out: &mut Out) -> bool {
+        if self.state != State::RepReceived {
+            return false;
+        }
+        let message = Message::Rtu(self.plain(private_data));
+        self.answer(&message, out);
+        self.state = State::Established;
+        true
+    }
+
+    /// What came over the queue pair shows that the peer has heard us, before its RTU did (12.9.6: the communication established event).
+    pub(super) fn notify(&mut self, out: &mut Out) -> bool {
+        match self.state {
+            State::RepSent => {
+                self.rtu(vec![0; super::room::READY], out);
+                true
+            }
+            State::Established => true,
+            _ => false,
+        }
+    }
+
+    pub(super) fn disconnect(&mut self, now: Instant, private_data: &[u8], out: &mut Out) -> bool {
+        match self.state {
+            State::Established | State::RepSent => self.disconnect_request(now, private_data, out),
+            // It is over, or as good as.
+            State::DreqSent | State::TimeWait => {}
+            _ => return false,
+        }
+        true
+    }
+
+    /// Its owner is gone. What the peer is owed is still said.
+    pub(super) fn release(&mut self, now: Instant, out: &mut Out) {
+        self.released = true;
+        match self.state {
+            State::ReqSent => {
+                let message = self.rejection(About::Request, RejectReason::TIMEOUT, &[]);
+                self.say(&message, out);
+                self.close();
+            }
+            State::ReqReceived | State::RepReceived => {
+                self.reject(now, RejectReason::CONSUMER, &[], out);
+            }
+            State::RepSent => {
+                let message = self.rejection(About::Other, RejectReason::CONSUMER, &[]);
+                self.linger(now, &message, out);
+            }
+            State::Established => self.disconnect_request(now, &[], out),
+            State::DreqSent | State::TimeWait | State::Answered | State::Closed => {}
+            State::SidrSent | State::SidrReceived => self.release_sidr(now, out),
+        }
+    }
+
+    // Time
+
+    pub(super) fn handle_timeout(&mut self, now: Instant, out: &mut Out) {
+        if self.left > 0 {
+            self.left -= 1;
+            self.again(out);
+            self.deadline = Some(now + self.interval);
+            return;
+        }
+        self.deadline = None;
+        match self.state {
+            State::ReqSent | State::RepSent => {
+                let about = if self.state == State::ReqSent {
+                    About::Request
+                } else {
+                    About::Reply
+                };
+                let message = self.rejection(about, RejectReason::TIMEOUT, &[]);
+                self.say(&message, out);
+                self.close();
+                self.tell(CmEvent::Unreachable { id: self.id }, out);
+            }
+            State::SidrSent => {
+                self.close();
+                self.tell(CmEvent::Unreachable { id: self.id }, out);
+            }
+            State::DreqSent => self.wait_out(now, out),
+            State::TimeWait => {
+                self.close();
+                self.tell(CmEvent::TimewaitExit { id: self.id }, out);
+            }
+            State::Answered => self.close(),
+            // None of them has a deadline.
+            State::ReqReceived | State::RepReceived | State::Established | State::SidrReceived | State::Closed => {}
+        }
+    }
+
+    // Messages
+
+    /// The request that it came of has come again.
+    pub(super) fn duplicate_request(&self, out: &mut Out) {
+        match self.state {
+            State::ReqReceived => self.say(&self.receipt(About::Request), out),
+            State::RepSent | State::Answered => self.again(out),
+            _ => {}
+        }
+    }
+
+    pub(super) fn mra(&mut self, now: Instant, mra: &Mra) {
+        let about = match self.state {
+            State::ReqSent => About::Request,
+            State::RepSent => About::Reply,
+            _ => return,
+        };
+        if mra.about == about {
+            self.deadline = Some(now + timeout(mra.timeout) + self.interval);
+        }
+    }
+
+    /// The peer's queue pair is that of another connection.
+    pub(super) fn is_stale(&mut self, now: Instant, rep: &Rep, out: &mut Out) {
+        self.remote_id = rep.local_id;
+        let message = self.rejection(About::Reply, RejectReason::STALE_CONNECTION, &[]);
+        self.linger(now, &message, out);
+        self.tell(CmEvent::Unreachable { id: self.id }, out);
+    }
+
+    pub(super) fn rep(&mut self, rep: Rep, out: &mut Out) {
+        match self.state {
+            State::ReqSent => {}
+            State::RepReceived => return self.say(&self.receipt(About::Reply), out),
+            // Our RTU, or our rejection, was lost.
+            State::Established | State::Answered => return self.again(out),
+            _ => return,
+        }
+        self.remote_id = rep.local_id;
+        self.peer_key = Some((self.peer, rep.guid, rep.qpn));
+        self.state = State::RepReceived;
+        self.deadline = None;
+        self.left = 0;
+        if let Some(set) = &mut self.parameters {
+            set.dest_qpn = rep.qpn;
+            set.sq_psn = rep.psn;
+            set.responder_resources = rep.initiator_depth;
+            set.initiator_depth = rep.responder_resources;
+            set.ack_timeout = covering(set.ack_timeout, rep.ack_delay);
+            set.rnr_retry_count = rep.rnr_retry_count;
+        }
+        let reply = PeerReply {
+            qpn: rep.qpn,
+            responder_resources: rep.initiator_depth,
+            initiator_depth: rep.responder_resources,
+            flow_control: rep.flow_control,
+            rnr_retry_count: rep.rnr_retry_count,
+            srq: rep.srq,
+            private_data: rep.private_data,
+        };
+        self.tell(
+            CmEvent::Reply {
+                id: self.id,
+                reply: Box::new(reply),
+            },
+            out,
+        );
+    }
+
+    pub(super) fn rtu(&mut self, private_data: Vec<u8>, out: &mut Out) {
+        if self.state == State::RepSent {
+            self.state = State::Established;
+            self.deadline = None;
+            self.left = 0;
+            self.sent = None;
+            let id = self.id;
+            self.tell(CmEvent::Established { id, private_data }, out);
+        }
+    }
+
+    pub(super) fn rej(&mut self, now: Instant, rej: Rej, out: &mut Out) {
+        match self.state {
+            State::ReqSent | State::ReqReceived | State::RepReceived | State::RepSent | State::SidrSent => {
+                self.close();
+                let (id, reason) = (self.id, rej.reason);
+                let private_data = rej.private_data;
+                self.tell(
+                    CmEvent::Rejected {
+                        id,
+                        reason,
+                        private_data,
+                    },
+                    out,
+                );
+            }
+            State::Established | State::DreqSent => self.wait_out(now, out),
+            State::TimeWait | State::SidrReceived | State::Answered | State::Closed => {}
+        }
+    }
+
+    /// True when it is for this connection, and answered.
+    pub(super) fn dreq(&mut self, now: Instant, dreq: &Dreq, transaction: u64, out: &mut Out) -> bool {
+        let over = matches!(self.state, State::Established | State::RepSent | State::DreqSent);
+        if dreq.qpn != self.qpn || !over && self.state != State::TimeWait {
+            return false;
+        }
+        let message = Message::Drep(self.plain(&[]));
+        out.transmit(self.peer, message.to_mad(transaction));
+        if over {
+            self.wait_out(now, out);
+        }
+        true
+    }
+
+    pub(super) fn drep(&mut self, now: Instant, out: &mut Out) {
+        if self.state == State::DreqSent {
+            self.wait_out(now, out);
+        }
+    }
+
+    /// Whether it still stands for its peer's queue pair.
+    pub(super) fn is_live(&self) -> bool {
+        matches!(
+            self.state,
+            State::ReqReceived | State::RepReceived | State::RepSent | State::Established | State::DreqSent
+        )
+    }
+
+    /// The peer has begun anew with the queue pair of this connection: it has forgotten this one (12.9.8.3.1).
+    pub(super) fn forgotten(&mut self, now: Instant, out: &mut Out) {
+        match self.state {
+            State::Established => self.disconnect_request(now, &[], out),
+            State::ReqReceived | State::RepSent => {
+                self.close();
+                self.tell(CmEvent::Unreachable { id: self.id }, out);
+            }
+            _ => {}
+        }
+    }
+}
+
+/// The parameters of the passive side, as a request gives them; the peer is to begin with `psn`.
+pub(super) fn passive(
+    req: &Req,
+    (local, remote): (IpAddr, IpAddr),
+    mtu: Mtu,
+    transport: Transport,
+    psn: Psn,
+) -> Parameters {
+    Parameters {
+        transport,
+        path: Path {
+            local,
+            remote,
+            traffic_class: req.primary.traffic_class,
+            hop_limit: HOP_LIMIT,
+            lane: None,
+        },
+        mtu,
+        dest_qpn: req.qpn,
+        rq_psn: psn,
+        sq_psn: req.psn,
+        responder_resources: req.initiator_depth,
+        initiator_depth: req.responder_resources,
+        ack_timeout: req.primary.ack_timeout,
+        retry_count: req.retry_count,
+        rnr_retry_count: req.rnr_retry_count,
+    }
+}
+
+impl MadTransmit {
+    pub(super) fn new(to: IpAddr, mad: Mad) -> Self {
+        Self { to, mad: Box::new(mad) }
+    }
+}

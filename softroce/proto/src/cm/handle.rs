@@ -1,0 +1,225 @@
+//! Messages of peers: whose they are, and what nobody here is meant by.
+
+use core::net::IpAddr;
+
+use super::connection::{self, Connection, State};
+use super::message::{About, Apr, Dreq, Message, Plain, Rej, Rep, Req, SidrReq};
+use super::sidr;
+use super::types::{
+    CmEvent, ConnectionId, DEFAULT_MAX_RETRIES, DEFAULT_RESPONSE_TIMEOUT, PeerRequest, RejectReason, ServiceId,
+    SidrStatus,
+};
+use super::{Cm, MAX_CONNECTIONS, Mad, RC, RequestKey, UC};
+use crate::wire::Transport;
+use crate::{Gid, Instant, Mtu};
+
+impl Cm {
+    /// Takes a management datagram that came to queue pair 1 from `from`. Anything may be in it.
+    pub fn handle_mad(&mut self, now: Instant, from: IpAddr, mad: &Mad) {
+        let from = from.to_canonical();
+        let Some((transaction, message)) = Message::parse(mad) else {
+            self.dropped += 1;
+            return;
+        };
+        let of_use = match message {
+            Message::Req(req) => self.req(now, from, transaction, *req),
+            Message::SidrReq(req) => self.sidr_req(from, transaction, req),
+            Message::Rep(rep) => self.rep(now, from, transaction, rep),
+            Message::Dreq(dreq) => self.dreq(now, from, transaction, &dreq),
+            Message::Rtu(rtu) => {
+                let known = self.known(from, rtu.remote_id, rtu.local_id);
+                known.and_then(|id| self.with(id, |connection, out| connection.rtu(rtu.private_data, out)))
+            }
+            Message::Drep(drep) => {
+                let known = self.known(from, drep.remote_id, drep.local_id);
+                known.and_then(|id| self.with(id, |connection, out| connection.drep(now, out)))
+            }
+            Message::Mra(mra) => {
+                let known = self.known(from, mra.remote_id, mra.local_id);
+                known.and_then(|id| self.with(id, |connection, _| connection.mra(now, &mra)))
+            }
+            Message::Rej(rej) => {
+                let known = self.known(from, rej.remote_id, rej.local_id);
+                known.and_then(|id| self.with(id, |connection, out| connection.rej(now, rej, out)))
+            }
+            Message::SidrRep(rep) => {
+                let known = self.known(from, rep.request_id, 0);
+                known.and_then(|id| self.with(id, |exchange, out| exchange.sidr_rep(rep, out)))
+            }
+            Message::Lap(lap) => {
+                let known = self.known(from, lap.remote_id, lap.local_id);
+                known.map(|_| {
+                    let apr = Message::Apr(Apr {
+                        local_id: lap.remote_id,
+                        remote_id: lap.local_id,
+                    });
+                    self.out.transmit(from, apr.to_mad(transaction));
+                })
+            }
+            Message::Apr(_) => None,
+        };
+        self.dropped += u64::from(of_use.is_none());
+    }
+
+    /// The connection with our id and this peer, which calls it `theirs` if it is known what it does.
+    fn known(&self, from: IpAddr, ours: u32, theirs: u32) -> Option<u32> {
+        let connection = self.connections.get(&ours)?;
+        let same = connection.remote_id == 0 || theirs == 0 || connection.remote_id == theirs;
+        (connection.peer == from && same).then_some(ours)
+    }
+
+    /// Refuses what no connection is for: an answer, so that the message was of use.
+    fn refuse(
+        &mut self,
+        to: IpAddr,
+        transaction: u64,
+        (about, ours, theirs): (About, u32, u32),
+        reason: RejectReason,
+    ) -> Option<()> {
+        let rej = Message::Rej(Rej {
+            local_id: ours,
+            remote_id: theirs,
+            about,
+            reason,
+            info: Vec::new(),
+            private_data: Vec::new(),
+        });
+        self.out.transmit(to, rej.to_mad(transaction));
+        Some(())
+    }
+
+    fn req(&mut self, now: Instant, from: IpAddr, transaction: u64, req: Req) -> Option<()> {
+        let key = RequestKey {
+            from,
+            id: req.local_id,
+            sidr: false,
+        };
+        if let Some(&id) = self.requests.get(&key) {
+            return self.with(id, |connection, out| connection.duplicate_request(out));
+        }
+        let about = (About::Request, 0, req.local_id);
+        if req.primary.local_gid != Gid::from(from) {
+            // Whoever sends data to another address than his manager's has it sent to somebody who has not asked for it.
+            return None;
+        }
+        let transport = match req.transport {
+            RC => Some(Transport::Rc),
+            UC => Some(Transport::Uc),
+            _ => None,
+        };
+        let mtu = Mtu::from_code(u32::from(req.mtu)).filter(|&mtu| mtu <= self.config.mtu);
+        let stale = self.peers.get(&(from, req.guid, req.qpn)).copied();
+        let known = self.listeners.contains_key(&req.service);
+        let (transport, mtu) = match (transport, mtu) {
+            _ if !known => return self.refuse(from, transaction, about, RejectReason::INVALID_SERVICE_ID),
+            _ if req.primary.remote_gid != Gid::from(self.config.address) => {
+                return self.refuse(from, transaction, about, RejectReason::INVALID_GID);
+            }
+            (None, _) => return self.refuse(from, transaction, about, RejectReason::INVALID_TRANSPORT),
+            (_, None) => return self.refuse(from, transaction, about, RejectReason::INVALID_MTU),
+            (Some(transport), Some(mtu)) => (transport, mtu),
+        };
+        if let Some(stale) = stale {
+            self.with(stale, |connection, out| connection.forgotten(now, out));
+            return self.refuse(from, transaction, about, RejectReason::STALE_CONNECTION);
+        }
+        let mut connection = self.arrived(key, req.service, State::ReqReceived, transaction)?;
+        let parameters = connection::passive(&req, (self.config.address, from), mtu, transport, self.psn());
+        connection.take_request(&req, self.config.guid, parameters);
+        let request = PeerRequest {
+            peer: from,
+            service: req.service,
+            qpn: req.qpn,
+            transport,
+            responder_resources: req.initiator_depth,
+            initiator_depth: req.responder_resources,
+            flow_control: req.flow_control,
+            retry_count: req.retry_count,
+            rnr_retry_count: req.rnr_retry_count,
+            srq: req.srq,
+            private_data: req.private_data,
+        };
+        self.out.events.push_back(CmEvent::Request {
+            listener: connection.listener?,
+            id: connection.id,
+            request: Box::new(request),
+        });
+        self.insert(connection);
+        Some(())
+    }
+
+    /// A connection for a request that has arrived; `None` when there is no room: the peer then asks again.
+    fn arrived(&mut self, key: RequestKey, service: ServiceId, state: State, transaction: u64) -> Option<Connection> {
+        let listener = self.listeners.get_mut(&service)?;
+        if listener.waiting == listener.backlog || self.connections.len() >= MAX_CONNECTIONS {
+            return None;
+        }
+        listener.waiting += 1;
+        let listener = listener.id;
+        let id: ConnectionId = self.new_id().ok()?;
+        let mut connection = Connection::new(id, key.from, service, state, transaction);
+        connection.remote_id = key.id;
+        connection.listener = Some(listener);
+        self.requests.insert(key, id.0);
+        Some(connection)
+    }
+
+    fn rep(&mut self, now: Instant, from: IpAddr, transaction: u64, rep: Rep) -> Option<()> {
+        let Some(id) = self.known(from, rep.remote_id, rep.local_id) else {
+            let about = (About::Reply, rep.remote_id, rep.local_id);
+            return self.refuse(from, transaction, about, RejectReason::INVALID_COMMUNICATION_ID);
+        };
+        let other = self.peers.get(&(from, rep.guid, rep.qpn)).copied();
+        let stale = other.is_some_and(|other| other != id);
+        self.with(id, |connection, out| {
+            if stale && connection.state == State::ReqSent {
+                connection.is_stale(now, &rep, out);
+            } else {
+                connection.rep(rep, out);
+            }
+        })
+    }
+
+    fn dreq(&mut self, now: Instant, from: IpAddr, transaction: u64, dreq: &Dreq) -> Option<()> {
+        let known = self.known(from, dreq.remote_id, dreq.local_id);
+        let answered =
+            known.and_then(|id| self.with(id, |connection, out| connection.dreq(now, dreq, transaction, out)));
+        if answered != Some(true) && known.is_none() {
+            // What is over here is over there too as soon as it hears so.
+            let drep = Message::Drep(Plain {
+                local_id: dreq.remote_id,
+                remote_id: dreq.local_id,
+                private_data: Vec::new(),
+            });
+            self.out.transmit(from, drep.to_mad(transaction));
+        }
+        Some(())
+    }
+
+    fn sidr_req(&mut self, from: IpAddr, transaction: u64, req: SidrReq) -> Option<()> {
+        let key = RequestKey {
+            from,
+            id: req.request_id,
+            sidr: true,
+        };
+        if let Some(&id) = self.requests.get(&key) {
+            return self.with(id, |exchange, out| exchange.duplicate_request(out));
+        }
+        if !self.listeners.contains_key(&req.service) {
+            let refusal = sidr::refusal(&req, SidrStatus::UNSUPPORTED);
+            self.out.transmit(from, refusal.to_mad(transaction));
+            return Some(());
+        }
+        let mut exchange = self.arrived(key, req.service, State::SidrReceived, transaction)?;
+        exchange.pace(connection::timeout(DEFAULT_RESPONSE_TIMEOUT), DEFAULT_MAX_RETRIES);
+        self.out.events.push_back(CmEvent::SidrRequest {
+            listener: exchange.listener?,
+            id: exchange.id,
+            peer: from,
+            service: req.service,
+            private_data: req.private_data,
+        });
+        self.insert(exchange);
+        Some(())
+    }
+}

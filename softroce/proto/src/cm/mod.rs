@@ -1,0 +1,494 @@
+//! Communication management: how two queue pairs that know only each other's addresses and a service come to be connected, and how a datagram service is found
+//! (IBTA vol 1, chapter 12; annex A11 for IP addresses and ports). As the Linux kernel's rdma_cm speaks it over RoCEv2: there is no subnet administrator, a path is two addresses.
+//!
+//! [`Cm`] is sans-IO as the engine is, and knows nothing of it: management datagrams and time go in; management datagrams, [`CmEvent`]s and deadlines come out. Its owner carries the
+//! datagrams to and from queue pair 1 ([`Endpoint::send_mad`](crate::Endpoint::send_mad), [`Endpoint::poll_mad`](crate::Endpoint::poll_mad)).
+//!
+//! - [`mad`] is the frame of all management datagrams, `message` and `path` are what is in those of this class; [`IpHeader`] is in front of the private data;
+//! - `connection` is one connection, `sidr` one exchange about a datagram service; `handle` finds whose a message is.
+//!
+//! A communication id begins with the number of its process (`slot`): one address may be shared by many processes, and [`route`] tells which one a message is for.
+
+mod connection;
+mod handle;
+mod ip;
+pub mod mad;
+mod message;
+mod path;
+mod route;
+mod sidr;
+mod types;
+
+use core::net::IpAddr;
+use std::collections::{BTreeSet, HashMap, VecDeque};
+
+use connection::{Connection, PeerKey, State};
+use message::{Message, Req};
+use path::{PERMISSIVE_LID, PathRecord};
+
+pub use ip::{IP_HEADER_LEN, IpHeader, PortSpace};
+pub use mad::{MAD_LEN, Mad};
+pub use message::room;
+pub use route::{Route, route};
+pub use types::{
+    Accept, CmConfig, CmError, CmEvent, ConnectionId, ListenerId, Parameters, PeerReply, PeerRequest, RejectReason,
+    Request, ServiceId, SidrReply, SidrRequest, SidrStatus,
+};
+
+use crate::qp::Path;
+use crate::wire::{DEFAULT_PKEY, Transport};
+use crate::{Gid, Instant, Psn, Qpn};
+
+/// Connections at once, those included that are over and wait for what may still come.
+pub const MAX_CONNECTIONS: usize = 1 << 16;
+
+/// Requests that wait for their listener's owner, at most.
+pub const MAX_BACKLOG: usize = 1024;
+
+/// Communication ids of one process: what the slot leaves of 32 bits.
+const ID_BITS: u32 = 22;
+
+/// Datagrams that wait to be sent: beyond that they are lost, as on any network.
+const MAX_TRANSMITS: usize = 4096;
+
+/// The code of 10 Gb/s, which every path is said to have (IBTA vol 1, 7.11): it regulates nothing under RoCEv2.
+const RATE: u8 = 3;
+
+/// The transports' codes in a request (IBTA vol 1, 12.7).
+const RC: u8 = 0;
+const UC: u8 = 1;
+
+/// A management datagram to send, from queue pair 1 to queue pair 1.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct MadTransmit {
+    /// Where to.
+    pub to: IpAddr,
+    /// The datagram.
+    pub mad: Box<Mad>,
+}
+
+/// What goes out.
+#[derive(Debug, Default)]
+struct Out {
+    transmits: VecDeque<MadTransmit>,
+    events: VecDeque<CmEvent>,
+}
+
+impl Out {
+    fn transmit(&mut self, to: IpAddr, mad: Mad) {
+        if self.transmits.len() < MAX_TRANSMITS {
+            self.transmits.push_back(MadTransmit::new(to, mad));
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Listener {
+    id: ListenerId,
+    backlog: usize,
+    /// Requests that its owner has neither answered nor destroyed.
+    waiting: usize,
+}
+
+/// A request as its sender numbers it.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+struct RequestKey {
+    from: IpAddr,
+    id: u32,
+    sidr: bool,
+}
+
+/// The connection manager of one process at one address.
+///
+/// Order of calls as for [`Endpoint`](crate::Endpoint): after any command and any of `handle_*`, drain `poll_event` and `poll_transmit`, then ask `poll_timeout` when to call
+/// `handle_timeout`.
+#[derive(Debug)]
+pub struct Cm {
+    config: CmConfig,
+    connections: HashMap<u32, Connection>,
+    listeners: HashMap<ServiceId, Listener>,
+    /// Connections that peers have asked for.
+    requests: HashMap<RequestKey, u32>,
+    /// Connections by the queue pair at their other end.
+    peers: HashMap<PeerKey, u32>,
+    timers: BTreeSet<(Instant, u32)>,
+    out: Out,
+    next_id: u32,
+    next_listener: u64,
+    next_transaction: u64,
+    /// Datagrams that were of no use.
+    dropped: u64,
+}
+
+impl Cm {
+    /// A manager without connections.
+    pub fn new(config: CmConfig) -> Self {
+        Self {
+            config,
+            connections: HashMap::new(),
+            listeners: HashMap::new(),
+            requests: HashMap::new(),
+            peers: HashMap::new(),
+            timers: BTreeSet::new(),
+            out: Out::default(),
+            next_id: config.seed as u32,
+            next_listener: 0,
+            next_transaction: config.seed.rotate_left(32) & !0xffff_ffff,
+            dropped: 0,
+        }
+    }
+
+    // Listening
+
+    /// Has requests for a service told. At most `backlog` of them (1 to [`MAX_BACKLOG`]) wait to be answered; others are not heard, and come again.
+    ///
+    /// # Errors
+    /// When somebody listens there already.
+    pub fn listen(&mut self, service: ServiceId, backlog: usize) -> Result<ListenerId, CmError> {
+        if self.listeners.contains_key(&service) {
+            return Err(CmError::InUse);
+        }
+        let id = ListenerId(self.next_listener);
+        self.next_listener += 1;
+        let listener = Listener {
+            id,
+            backlog: backlog.clamp(1, MAX_BACKLOG),
+            waiting: 0,
+        };
+        self.listeners.insert(service, listener);
+        Ok(id)
+    }
+
+    /// Ends a listener. The requests that it has told of stay, to be answered or destroyed.
+    ///
+    /// # Errors
+    /// When there is none.
+    pub fn unlisten(&mut self, listener: ListenerId) -> Result<(), CmError> {
+        let before = self.listeners.len();
+        self.listeners.retain(|_, other| other.id != listener);
+        if self.listeners.len() == before {
+            return Err(CmError::Unknown);
+        }
+        Ok(())
+    }
+
+    // Connecting
+
+    /// Asks for a connection. What comes of it: [`CmEvent::Reply`], [`CmEvent::Rejected`] or [`CmEvent::Unreachable`].
+    ///
+    /// # Errors
+    /// When the request is one that cannot be sent, or there are [`MAX_CONNECTIONS`].
+    pub fn connect(&mut self, now: Instant, request: &Request) -> Result<ConnectionId, CmError> {
+        fits(&request.private_data, room::REQUEST)?;
+        let transport = match request.transport {
+            Transport::Rc => RC,
+            Transport::Uc => UC,
+            Transport::Ud => return Err(CmError::Transport),
+        };
+        let peer = request.peer.to_canonical();
+        let id = self.new_id()?;
+        let mut connection = Connection::new(id, peer, request.service, State::ReqSent, self.transaction());
+        connection.ours(self.config.guid, request.qpn);
+        connection.parameters = Some(Parameters {
+            transport: request.transport,
+            path: Path {
+                local: self.config.address,
+                remote: peer,
+                traffic_class: request.traffic_class,
+                hop_limit: request.hop_limit,
+                lane: None,
+            },
+            mtu: request.mtu,
+            dest_qpn: Qpn::new(0),
+            rq_psn: request.psn,
+            sq_psn: request.psn,
+            responder_resources: request.responder_resources,
+            initiator_depth: request.initiator_depth,
+            ack_timeout: request.ack_timeout,
+            retry_count: request.retry_count,
+            rnr_retry_count: request.rnr_retry_count,
+        });
+        let interval = connection::timeout(request.response_timeout) + connection::timeout(request.ack_timeout);
+        connection.pace(interval, request.max_retries);
+        let message = Message::Req(Box::new(Req {
+            local_id: id.0,
+            service: request.service,
+            guid: self.config.guid,
+            qkey: 0,
+            qpn: request.qpn,
+            responder_resources: request.responder_resources,
+            initiator_depth: request.initiator_depth,
+            remote_timeout: request.response_timeout & 0x1f,
+            local_timeout: request.response_timeout & 0x1f,
+            transport,
+            flow_control: request.flow_control,
+            psn: request.psn,
+            retry_count: request.retry_count & 7,
+            rnr_retry_count: request.rnr_retry_count & 7,
+            pkey: DEFAULT_PKEY,
+            mtu: request.mtu as u8,
+            max_retries: request.max_retries.min(15),
+            srq: request.srq,
+            extended_transport: 0,
+            primary: PathRecord {
+                local_lid: PERMISSIVE_LID,
+                remote_lid: PERMISSIVE_LID,
+                local_gid: Gid::from(self.config.address),
+                remote_gid: Gid::from(peer),
+                flow_label: 0,
+                rate: RATE,
+                traffic_class: request.traffic_class,
+                hop_limit: request.hop_limit,
+                service_level: 0,
+                subnet_local: false,
+                ack_timeout: request.ack_timeout & 0x1f,
+            },
+            private_data: request.private_data.clone(),
+        }));
+        connection.ask(now, &message, &mut self.out);
+        self.insert(connection);
+        Ok(id)
+    }
+
+    /// Accepts a request. What comes of it: [`CmEvent::Established`], [`CmEvent::Rejected`], [`CmEvent::Unreachable`] or [`CmEvent::Disconnected`]. The queue pair is to receive
+    /// before this.
+    ///
+    /// # Errors
+    /// When the connection is in another state, or the private data does not fit.
+    pub fn accept(&mut self, now: Instant, id: ConnectionId, accept: &Accept) -> Result<(), CmError> {
+        fits(&accept.private_data, room::REPLY)?;
+        self.command(id, |connection, out| connection.accept(now, accept, out))
+    }
+
+    /// Rejects a request, or the reply to one. That is the end of the connection.
+    ///
+    /// # Errors
+    /// When there is nothing to reject, or the private data does not fit.
+    pub fn reject(
+        &mut self,
+        now: Instant,
+        id: ConnectionId,
+        reason: RejectReason,
+        private_data: &[u8],
+    ) -> Result<(), CmError> {
+        fits(private_data, room::REJECT)?;
+        self.command(id, |connection, out| connection.reject(now, reason, private_data, out))
+    }
+
+    /// Tells the peer that its reply was received: the queue pair is connected now.
+    ///
+    /// # Errors
+    /// When there was no reply, or the private data does not fit.
+    pub fn establish(&mut self, id: ConnectionId, private_data: &[u8]) -> Result<(), CmError> {
+        fits(private_data, room::READY)?;
+        self.command(id, |connection, out| connection.establish(private_data, out))
+    }
+
+    /// The queue pair has received (IBV_EVENT_COMM_EST): the connection is established, though the peer has not said so yet (rdma_notify(3)).
+    ///
+    /// # Errors
+    /// When it was not accepted, or is over.
+    pub fn notify(&mut self, id: ConnectionId) -> Result<(), CmError> {
+        self.command(id, Connection::notify)
+    }
+
+    /// Asks the peer to disconnect; [`CmEvent::Disconnected`] comes when it has answered, or too long has not. Nothing happens when the connection is over already.
+    ///
+    /// # Errors
+    /// When there never was a connection, or the private data does not fit.
+    pub fn disconnect(&mut self, now: Instant, id: ConnectionId, private_data: &[u8]) -> Result<(), CmError> {
+        fits(private_data, room::DISCONNECT)?;
+        self.command(id, |connection, out| connection.disconnect(now, private_data, out))
+    }
+
+    /// Forgets a connection or an exchange; its id is no more, and nothing more is told of it. The peer is told what it is owed: a request is rejected, a connection ended.
+    ///
+    /// # Errors
+    /// When there is none.
+    pub fn destroy(&mut self, now: Instant, id: ConnectionId) -> Result<(), CmError> {
+        self.command(id, |connection, out| {
+            connection.release(now, out);
+            true
+        })
+    }
+
+    // Datagram services
+
+    /// Asks for a datagram service. What comes of it: [`CmEvent::SidrReply`] or [`CmEvent::Unreachable`].
+    ///
+    /// # Errors
+    /// When the private data does not fit, or there are [`MAX_CONNECTIONS`].
+    pub fn sidr_request(&mut self, now: Instant, request: &SidrRequest) -> Result<ConnectionId, CmError> {
+        fits(&request.private_data, room::SIDR_REQUEST)?;
+        let id = self.new_id()?;
+        let peer = request.peer.to_canonical();
+        let mut exchange = Connection::new(id, peer, request.service, State::SidrSent, self.transaction());
+        exchange.pace(connection::timeout(request.response_timeout), request.max_retries);
+        exchange.sidr_ask(now, &request.private_data, &mut self.out);
+        self.insert(exchange);
+        Ok(id)
+    }
+
+    /// Answers a request for a datagram service. That is the end of the exchange.
+    ///
+    /// # Errors
+    /// When there is nothing to answer, or the private data does not fit.
+    pub fn sidr_reply(&mut self, now: Instant, id: ConnectionId, reply: &SidrReply) -> Result<(), CmError> {
+        fits(&reply.private_data, room::SIDR_REPLY)?;
+        self.command(id, |exchange, out| exchange.sidr_reply(now, reply, out))
+    }
+
+    // Time and output
+
+    /// Does what is due at `now`.
+    pub fn handle_timeout(&mut self, now: Instant) {
+        while let Some(&(due, id)) = self.timers.first()
+            && due <= now
+        {
+            self.with(id, |connection, out| connection.handle_timeout(now, out));
+        }
+    }
+
+    /// When to call [`handle_timeout`](Self::handle_timeout) next.
+    pub fn poll_timeout(&self) -> Option<Instant> {
+        self.timers.first().map(|(due, _)| *due)
+    }
+
+    /// The next datagram to send.
+    pub fn poll_transmit(&mut self) -> Option<MadTransmit> {
+        self.out.transmits.pop_front()
+    }
+
+    /// The next event.
+    pub fn poll_event(&mut self) -> Option<CmEvent> {
+        self.out.events.pop_front()
+    }
+
+    // Getters
+
+    /// What the queue pair of a connection is to be connected with: for the passive side from [`CmEvent::Request`] on, for the active side from [`CmEvent::Reply`] on.
+    pub fn parameters(&self, id: ConnectionId) -> Option<Parameters> {
+        let connection = self.owned(id)?;
+        connection.parameters.filter(|_| connection.state != State::ReqSent)
+    }
+
+    /// How many connections and exchanges there are, those included that are over and wait for what may still come.
+    pub fn connections(&self) -> usize {
+        self.connections.len()
+    }
+
+    /// How many management datagrams were of no use: of another class, or of no connection here.
+    pub const fn dropped(&self) -> u64 {
+        self.dropped
+    }
+
+    // Within
+
+    fn owned(&self, id: ConnectionId) -> Option<&Connection> {
+        self.connections.get(&id.0).filter(|connection| !connection.released)
+    }
+
+    /// Runs a command of the owner's.
+    fn command(
+        &mut self,
+        id: ConnectionId,
+        run: impl FnOnce(&mut Connection, &mut Out) -> bool,
+    ) -> Result<(), CmError> {
+        self.owned(id).ok_or(CmError::Unknown)?;
+        let done = self.with(id.0, run);
+        done.filter(|&done| done).map(drop).ok_or(CmError::State)
+    }
+
+    /// Does something with a connection, and then what follows from its new state.
+    fn with<T>(&mut self, id: u32, run: impl FnOnce(&mut Connection, &mut Out) -> T) -> Option<T> {
+        let connection = self.connections.get_mut(&id)?;
+        let (due, live, key) = (connection.deadline, connection.is_live(), connection.peer_key);
+        let result = run(connection, &mut self.out);
+        if connection.deadline != due {
+            due.map(|due| self.timers.remove(&(due, id)));
+            connection.deadline.map(|due| self.timers.insert((due, id)));
+        }
+        if let Some(listener) = connection.listener
+            && !matches!(connection.state, State::ReqReceived | State::SidrReceived)
+        {
+            connection.listener = None;
+            if let Some(listener) = self.listeners.get_mut(&connection.service).filter(|l| l.id == listener) {
+                listener.waiting -= 1;
+            }
+        }
+        if live
+            && !connection.is_live()
+            && let Some(key) = key
+            && self.peers.get(&key) == Some(&id)
+        {
+            self.peers.remove(&key);
+        } else if let Some(key) = connection.peer_key.filter(|_| !live && connection.is_live()) {
+            self.peers.insert(key, id);
+        }
+        if connection.released && connection.state == State::Closed {
+            self.remove(id);
+        }
+        Some(result)
+    }
+
+    fn insert(&mut self, connection: Connection) {
+        let id = connection.id.0;
+        if let Some(due) = connection.deadline {
+            self.timers.insert((due, id));
+        }
+        if let Some(key) = connection.peer_key {
+            self.peers.insert(key, id);
+        }
+        self.connections.insert(id, connection);
+    }
+
+    fn remove(&mut self, id: u32) {
+        let Some(connection) = self.connections.remove(&id) else {
+            return;
+        };
+        for sidr in [false, true] {
+            let key = RequestKey {
+                from: connection.peer,
+                id: connection.remote_id,
+                sidr,
+            };
+            if self.requests.get(&key) == Some(&id) {
+                self.requests.remove(&key);
+            }
+        }
+    }
+
+    fn new_id(&mut self) -> Result<ConnectionId, CmError> {
+        if self.connections.len() >= MAX_CONNECTIONS {
+            return Err(CmError::Exhausted);
+        }
+        let slot = u32::from(self.config.slot) << ID_BITS;
+        loop {
+            self.next_id = self.next_id.wrapping_add(1);
+            let id = slot | self.next_id & ((1 << ID_BITS) - 1);
+            if id != 0 && !self.connections.contains_key(&id) {
+                return Ok(ConnectionId(id));
+            }
+        }
+    }
+
+    /// A PSN that nobody can tell beforehand from the one before: what is late of an old connection is not to fit a new one.
+    fn psn(&self) -> Psn {
+        let mixed = (self.config.seed ^ u64::from(self.next_id)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        // The upper half has seen every bit.
+        Psn::new((mixed >> 32) as u32)
+    }
+
+    fn transaction(&mut self) -> u64 {
+        self.next_transaction = self.next_transaction.wrapping_add(1);
+        self.next_transaction
+    }
+}
+
+fn fits(private_data: &[u8], max: usize) -> Result<(), CmError> {
+    let len = private_data.len();
+    if len > max {
+        return Err(CmError::PrivateData { len, max });
+    }
+    Ok(())
+}

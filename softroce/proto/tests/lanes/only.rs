@@ -1,0 +1,275 @@
+//! What only lanes have: payloads by reference that may be gone, backpressure, and packets that are withdrawn.
+
+#[path = "../util/mod.rs"]
+mod util;
+
+use doorbell_roce_proto::memory::Sge;
+use doorbell_roce_proto::qp::{LaneId, State};
+use doorbell_roce_proto::wire::{self, Bth, Extension, Opcode, Transport};
+use doorbell_roce_proto::work::{Payload, SendRequest, Status};
+use doorbell_roce_proto::{Datagram, EndpointConfig, Ident, LanePacket, Mtu, Psn, Qpn};
+
+use util::{
+    LANE_INLINE, Pair, RECV_CQ, SEND_CQ, Setup, lane_to, pattern, read_from, send, success, with_regions, write_to,
+};
+
+const TO_PEER: LaneId = LaneId(1);
+
+fn part(sge: Sge, len: usize) -> Sge {
+    Sge { len: len as u32, ..sge }
+}
+
+/// Writes the next packet of the first node: bytes of payload in the buffer, and referred to.
+fn next(pair: &mut Pair) -> (usize, u32) {
+    let mut buf = [0; 4096 + 128];
+    let node = &mut pair.nodes[0];
+    let transmit = node
+        .endpoint
+        .poll_transmit(pair.now, &mut node.memory, &mut buf)
+        .unwrap();
+    node.memory.take_referred();
+    assert_eq!((transmit.lane, transmit.fleeting), (Some(TO_PEER), false));
+    (transmit.len - transmit.headers, transmit.referred)
+}
+
+#[test]
+fn long_payloads_are_referred_to() {
+    let (mut pair, local, remote) = with_regions(Setup::default(), 256);
+    for (len, expected) in [
+        (0, (0, 0)),
+        (LANE_INLINE, (LANE_INLINE, 0)),
+        (LANE_INLINE + 1, (0, LANE_INLINE as u32 + 1)),
+        (256, (0, 256)),
+    ] {
+        pair.post(0, &write_to(1, &[part(local, len)], part(remote, len)));
+        assert_eq!(next(&mut pair), expected);
+    }
+    let bytes = pattern(LANE_INLINE + 50, 3);
+    let sges = [];
+    let inline = SendRequest {
+        payload: Payload::Inline(&bytes),
+        ..write_to(2, &sges, remote)
+    };
+    pair.post(0, &inline);
+    assert_eq!(next(&mut pair), (LANE_INLINE + 50, 0));
+}
+
+#[test]
+fn packets_as_long_as_a_lane_takes() {
+    const MTU: usize = EndpointConfig::LANE_MTU;
+    let setup = Setup {
+        mtu: Mtu::Mtu4096,
+        lane_mtu: Some(MTU),
+        window: 4,
+        ..Setup::default()
+    };
+    let len = 7 * MTU + 13;
+    let (mut pair, local, remote) = with_regions(setup, len);
+    pair.post(0, &write_to(1, &[local], remote));
+    pair.run();
+    assert_eq!(pair.bytes(1, remote), pattern(len, 1));
+    let writes = pair.opcodes(0).len();
+    assert_eq!(writes, 8);
+    // In parts of half a window.
+    let (mut pair, local, remote) = with_regions(setup, len);
+    pair.post(0, &read_from(2, &[local], remote));
+    pair.run();
+    assert_eq!(pair.bytes(0, local), pattern(len, 2));
+    assert_eq!(pair.opcodes(0), [Opcode::RcReadRequest; 4]);
+    assert_eq!(pair.completed(0, SEND_CQ), success([2]));
+}
+
+/// A payload that is gone is a packet that was lost: nothing is said of it, and it comes again.
+#[test]
+fn gone_is_lost() {
+    let (mut pair, local, remote) = with_regions(Setup::default(), 600);
+    pair.receive(1, 9, &[remote]);
+    pair.nodes[1].memory.gone_after = Some(1);
+    pair.post(0, &send(1, &[local]));
+    pair.run();
+    // The packet behind it had no place.
+    assert_eq!(pair.counters(1).sequence_naks_sent, 1);
+    assert_eq!(pair.bytes(1, remote), pattern(600, 1));
+    assert_eq!(pair.completed(0, SEND_CQ), success([1]));
+    assert_eq!(pair.completed(1, RECV_CQ), success([9]));
+    assert!(pair.nodes.iter().all(|node| node.events.len() <= 1));
+}
+
+#[test]
+fn a_write_that_is_gone_comes_again_by_the_timer() {
+    let (mut pair, local, remote) = with_regions(Setup::default(), 200);
+    pair.nodes[1].memory.gone_after = Some(0);
+    pair.post(0, &write_to(1, &[local], remote));
+    pair.exchange(&mut |_, _| util::Fate::Deliver);
+    assert_eq!((pair.bytes(1, remote), pair.log.len()), (&pattern(200, 2)[..], 1));
+    pair.run();
+    assert_eq!(pair.bytes(1, remote), pattern(200, 1));
+    assert_eq!((pair.counters(0).timeouts, pair.counters(0).retransmits), (1, 1));
+    assert_eq!(pair.completed(0, SEND_CQ), success([1]));
+}
+
+#[test]
+fn a_read_response_that_is_gone_is_asked_for_again() {
+    for gone in 0..3 {
+        let (mut pair, local, remote) = with_regions(Setup::default(), 600);
+        pair.nodes[0].memory.gone_after = Some(gone);
+        pair.post(0, &read_from(1, &[local], remote));
+        pair.run();
+        assert_eq!(pair.bytes(0, local), pattern(600, 2));
+        assert_eq!(pair.completed(0, SEND_CQ), success([1]));
+        assert_eq!(pair.opcodes(0).len(), 2);
+    }
+}
+
+#[test]
+fn what_cannot_come_again_is_dropped() {
+    for transport in [Transport::Uc, Transport::Ud] {
+        let setup = Setup {
+            transport,
+            mtu: Mtu::Mtu512,
+            ..Setup::default()
+        };
+        let (mut pair, local, remote) = with_regions(setup, 512);
+        let local = part(local, 400);
+        pair.receive(1, 5, &[remote]);
+        for gone_after in [Some(0), None] {
+            pair.nodes[1].memory.gone_after = gone_after;
+            let to = pair.destination(0);
+            match transport {
+                Transport::Ud => pair.post_datagram(0, &send(1, &[local]), &to),
+                _ => pair.post(0, &send(1, &[local])),
+            }
+            pair.run();
+        }
+        assert_eq!(pair.completed(0, SEND_CQ), success([1, 1]));
+        assert_eq!(pair.completed(1, RECV_CQ), success([5]));
+        assert_eq!(pair.counters(1).dropped_messages, 1);
+    }
+}
+
+#[test]
+fn a_full_lane_holds_up_its_own_queue_pairs_only() {
+    let (mut pair, local, remote) = with_regions(Setup::default(), 64);
+    pair.connect_second();
+    pair.nodes[0].endpoint.lane_full(TO_PEER);
+    pair.post(0, &write_to(1, &[local], remote));
+    pair.swap();
+    pair.post(0, &write_to(2, &[local], remote));
+    assert!(pair.transmit_one(0).is_none());
+    pair.nodes[0].endpoint.lane_ready(LaneId(7));
+    assert!(pair.transmit_one(0).is_none());
+    // The other direction is another lane.
+    pair.post(1, &write_to(3, &[remote], local));
+    assert!(pair.transmit_one(1).is_some());
+    pair.nodes[0].endpoint.lane_ready(TO_PEER);
+    pair.run();
+    let mut completed = pair.completed(0, SEND_CQ);
+    completed.sort_by_key(|(wr_id, _)| *wr_id);
+    assert_eq!(completed, success([1, 2]));
+}
+
+#[test]
+fn datagrams_wait_for_their_lane_in_order() {
+    let setup = Setup {
+        transport: Transport::Ud,
+        ..Setup::default()
+    };
+    let (mut pair, local, remote) = with_regions(setup, 128);
+    pair.receive(1, 5, &[remote]);
+    pair.nodes[0].endpoint.lane_full(TO_PEER);
+    let to = pair.destination(0);
+    let mut elsewhere = to;
+    elsewhere.path.lane = Some(LaneId(9));
+    pair.post_datagram(0, &send(1, &[part(local, 8)]), &elsewhere);
+    pair.post_datagram(0, &send(2, &[part(local, 8)]), &to);
+    let mut buf = [0; 4096 + 128];
+    let node = &mut pair.nodes[0];
+    let mut poll = || {
+        let transmit = node.endpoint.poll_transmit(pair.now, &mut node.memory, &mut buf);
+        transmit.map(|transmit| (transmit.lane, transmit.fleeting))
+    };
+    assert_eq!(poll(), Some((Some(LaneId(9)), true)));
+    assert_eq!(poll(), None);
+    node.endpoint.lane_ready(TO_PEER);
+    pair.run();
+    assert_eq!(pair.completed(0, SEND_CQ), success([1, 2]));
+    assert_eq!(pair.completed(1, RECV_CQ), success([5]));
+}
+
+/// A peer that stands still: the timer of what is on its way goes on, whether or not there is room to send it again.
+#[test]
+fn a_lane_that_stays_full_runs_into_the_retry_limit() {
+    let (mut pair, local, remote) = with_regions(Setup::default(), 64);
+    pair.post(0, &write_to(1, &[local], remote));
+    assert!(pair.transmit_one(0).is_some());
+    pair.nodes[0].endpoint.lane_full(TO_PEER);
+    pair.run();
+    assert_eq!(pair.completed(0, SEND_CQ), [(1, Status::RetryExceeded)]);
+    assert_eq!(pair.nodes[0].endpoint.poll_withdrawn(), Some(pair.nodes[0].qpn));
+}
+
+#[test]
+fn what_ends_withdraws_its_packets() {
+    for to in [State::Err, State::Reset] {
+        let (mut pair, local, remote) = with_regions(Setup::default(), 64);
+        pair.post(0, &write_to(1, &[local], remote));
+        assert!(pair.transmit_one(0).is_some());
+        assert_eq!(pair.nodes[0].endpoint.poll_withdrawn(), None);
+        pair.enter(0, to);
+        let qpn = pair.nodes[0].qpn;
+        assert_eq!(pair.nodes[0].endpoint.poll_withdrawn(), Some(qpn));
+        assert_eq!(pair.nodes[0].endpoint.poll_withdrawn(), None);
+        assert!(pair.nodes[1].endpoint.destroy_qp(pair.nodes[1].qpn));
+        assert_eq!(pair.nodes[1].endpoint.poll_withdrawn(), Some(pair.nodes[1].qpn));
+    }
+}
+
+/// Only the peer's lane brings packets of a connection, and no datagram does.
+#[test]
+fn others_have_no_say() {
+    let (mut pair, _, remote) = with_regions(Setup::default(), 64);
+    let node = &mut pair.nodes[1];
+    let bth = Bth::new(Opcode::RcSendOnly, node.qpn, Psn::new(pair.setup.psns[0]));
+    let mut headers = [0; 64];
+    let end = wire::write_headers(&mut headers, &bth, &Extension::Bare).unwrap();
+    let address = node.address;
+    fn packet(address: std::net::IpAddr, lane: LaneId, headers: &[u8]) -> LanePacket<'_> {
+        let len = 0;
+        LanePacket {
+            lane,
+            address,
+            headers,
+            len,
+        }
+    }
+    let memory = &mut node.memory;
+    node.endpoint
+        .handle_lane(pair.now, &packet(address, LaneId(5), &headers[..end]), memory);
+    assert_eq!(node.endpoint.counters().wrong_peer, 1);
+    let mut datagram = [0; 16];
+    wire::write(&mut datagram, &bth, &Extension::Bare, 0).unwrap();
+    let datagram = Datagram {
+        src: node.address,
+        dst: node.address,
+        src_port: 4791,
+        dst_port: 4791,
+        ident: Ident::Known(0),
+        payload: &datagram,
+    };
+    node.endpoint.handle_datagram(pair.now, &datagram, memory);
+    assert_eq!(node.endpoint.counters().wrong_peer, 2);
+    let lane = lane_to(0).unwrap();
+    // Every length but the right one is malformed, and so is a payload where there can be none.
+    for end in (0..64).filter(|wrong| *wrong != end) {
+        node.endpoint
+            .handle_lane(pair.now, &packet(address, lane, &headers[..end]), memory);
+    }
+    assert_eq!(node.endpoint.counters().malformed, 63);
+    let stranger = Bth::new(Opcode::RcSendOnly, Qpn::new(4), Psn::new(0));
+    wire::write_headers(&mut headers, &stranger, &Extension::Bare).unwrap();
+    node.endpoint
+        .handle_lane(pair.now, &packet(address, lane, &headers[..end]), memory);
+    assert_eq!(node.endpoint.counters().no_qp, 1);
+    assert_eq!(pair.bytes(1, remote), pattern(64, 2));
+    assert!(pair.nodes[1].completions.is_empty() && pair.log.is_empty());
+}

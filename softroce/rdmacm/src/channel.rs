@@ -1,0 +1,187 @@
+//! Event channels, and the events on them: rdma_create_event_channel(3), rdma_get_cm_event(3), rdma_ack_cm_event(3).
+//!
+//! What happens to an identifier is told by whoever finds out: a call on it, or the thread that hears the connection manager. It is looked at in the thread that
+//! takes the event, as the man pages have it: that is where a queue pair follows its connection.
+
+use core::ffi::c_int;
+use std::os::fd::AsRawFd;
+use std::ptr;
+use std::sync::Arc;
+
+use doorbell_softroce::EventQueue;
+use doorbell_verbs_sys::rdmacm::{
+    rdma_cm_event, rdma_cm_event__bindgen_ty_1, rdma_cm_event_type, rdma_conn_param, rdma_event_channel, rdma_ud_param,
+};
+
+use crate::connection;
+use crate::errno::{self, Errno};
+use crate::id::{Orphan, Shared};
+
+/// The events of a channel. Identifiers hold it too: what they are told after their channel is gone reaches nobody.
+pub(crate) type Queue = EventQueue<Pending>;
+
+/// A channel: what C sees, and what it stands for.
+#[repr(C)]
+struct Channel {
+    base: rdma_event_channel,
+    queue: Arc<Queue>,
+}
+
+/// An event that nobody has taken yet.
+pub(crate) struct Pending {
+    /// Whom it is counted for: the identifier, or of a request the listener.
+    pub(crate) to: Arc<Shared>,
+    pub(crate) told: Told,
+}
+
+/// What an identifier is told.
+pub(crate) struct Told {
+    pub(crate) kind: rdma_cm_event_type,
+    /// 0, a negative errno, or the transport's own value.
+    pub(crate) status: c_int,
+    pub(crate) param: Param,
+    pub(crate) private_data: Vec<u8>,
+    /// The new identifier of a request.
+    pub(crate) child: Option<Orphan>,
+}
+
+/// Which member of the event's union is in use. Its private data is put in when the event is taken.
+pub(crate) enum Param {
+    None,
+    Conn(rdma_conn_param),
+    Ud(rdma_ud_param),
+}
+
+// SAFETY: the pointers to private data in its parameters are null until the event is taken; all else may be sent.
+unsafe impl Send for Param {}
+
+impl Told {
+    /// That something came to its end, with no more to say than `status`.
+    pub(crate) fn plain(kind: rdma_cm_event_type, status: c_int) -> Self {
+        Self {
+            kind,
+            status,
+            param: Param::None,
+            private_data: Vec::new(),
+            child: None,
+        }
+    }
+}
+
+/// An event that was taken: what C sees, and what it keeps.
+#[repr(C)]
+struct SoftEvent {
+    base: rdma_cm_event,
+    to: Arc<Shared>,
+    /// What `base` points to.
+    private_data: Vec<u8>,
+}
+
+/// The events of a channel.
+///
+/// # Safety
+/// `channel` came from [`rdma_create_event_channel`] and is live.
+pub(crate) unsafe fn queue_of(channel: *mut rdma_event_channel) -> Arc<Queue> {
+    // SAFETY: ours by contract, `base` being its first member.
+    Arc::clone(unsafe { &(*channel.cast::<Channel>()).queue })
+}
+
+/// rdma_create_event_channel(3). Its descriptor may be watched with poll(2) and made non-blocking with fcntl(2).
+pub extern "C" fn rdma_create_event_channel() -> *mut rdma_event_channel {
+    match EventQueue::new() {
+        Ok(queue) => {
+            let base = rdma_event_channel { fd: queue.as_raw_fd() };
+            let queue = Arc::new(queue);
+            Box::into_raw(Box::new(Channel { base, queue })).cast()
+        }
+        Err(error) => errno::null(errno::of(&error)),
+    }
+}
+
+/// rdma_create_event_channel(3): no identifier may be on it any more.
+///
+/// # Safety
+/// `channel` came from [`rdma_create_event_channel`], and is given up.
+pub unsafe extern "C" fn rdma_destroy_event_channel(channel: *mut rdma_event_channel) {
+    // SAFETY: by contract, from a Box.
+    drop(unsafe { Box::from_raw(channel.cast::<Channel>()) });
+}
+
+/// rdma_get_cm_event(3).
+///
+/// # Safety
+/// `channel` is null or live and ours; `event` is null or may be written.
+pub unsafe extern "C" fn rdma_get_cm_event(channel: *mut rdma_event_channel, event: *mut *mut rdma_cm_event) -> c_int {
+    if channel.is_null() || event.is_null() {
+        return errno::result(Err(libc::EINVAL));
+    }
+    // SAFETY: not null, so live by contract.
+    let queue = unsafe { queue_of(channel) };
+    // SAFETY: may be written by contract.
+    errno::result(take(&queue).map(|taken| unsafe { event.write(taken) }))
+}
+
+/// Waits for the next event of the queue.
+pub(crate) fn take(queue: &Queue) -> Result<*mut rdma_cm_event, Errno> {
+    let pending = queue.wait(|pending| pending.to.count_taken());
+    let Pending { to, mut told } = pending.map_err(|error| errno::of(&error))?;
+    // The identifier is there until the event is acknowledged.
+    connection::follow(&to, &mut told);
+    Ok(hand_over(to, told))
+}
+
+fn hand_over(to: Arc<Shared>, told: Told) -> *mut rdma_cm_event {
+    let mut event = Box::new(SoftEvent {
+        base: rdma_cm_event {
+            id: to.as_ptr(),
+            listen_id: ptr::null_mut(),
+            event: told.kind,
+            status: told.status,
+            // SAFETY: all-zero is valid for either member: integers and pointers.
+            param: unsafe { core::mem::zeroed::<rdma_cm_event__bindgen_ty_1>() },
+        },
+        to,
+        private_data: told.private_data,
+    });
+    if let Some(child) = told.child {
+        event.base.listen_id = event.base.id;
+        event.base.id = child.into_raw();
+    }
+    let (data, len) = match event.private_data.len() {
+        0 => (ptr::null(), 0),
+        // At most what a message has room for.
+        len => (event.private_data.as_ptr().cast(), len as u8),
+    };
+    match told.param {
+        Param::None => {}
+        Param::Conn(conn) => {
+            event.base.param.conn = rdma_conn_param {
+                private_data: data,
+                private_data_len: len,
+                ..conn
+            };
+        }
+        Param::Ud(ud) => {
+            event.base.param.ud = rdma_ud_param {
+                private_data: data,
+                private_data_len: len,
+                ..ud
+            };
+        }
+    }
+    Box::into_raw(event).cast()
+}
+
+/// rdma_ack_cm_event(3).
+///
+/// # Safety
+/// `event` is null, or came from [`rdma_get_cm_event`] and is given up.
+pub unsafe extern "C" fn rdma_ack_cm_event(event: *mut rdma_cm_event) -> c_int {
+    if event.is_null() {
+        return errno::result(Err(libc::EINVAL));
+    }
+    // SAFETY: from a Box by contract.
+    let event = unsafe { Box::from_raw(event.cast::<SoftEvent>()) };
+    event.to.count_acknowledged();
+    0
+}

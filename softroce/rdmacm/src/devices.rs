@@ -1,0 +1,211 @@
+//! The soft devices of the process, opened when the first identifier needs one and never closed, as rdma_get_devices(3) says; and which of them leads where.
+
+use core::ffi::c_int;
+use std::net::IpAddr;
+use std::ptr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use doorbell_roce_proto::cm::CmEvent;
+use doorbell_softroce::cm::CmOwner;
+use doorbell_softroce::{Device, EventQueue, Token};
+use doorbell_softroce_ibverbs::{api, device_of};
+use doorbell_verbs_sys::{ibv_context, ibv_pd};
+use parking_lot::Mutex;
+
+use crate::address::{is_of_this_host, route_to};
+use crate::errno::{self, Errno};
+use crate::hear::{self, Directory};
+
+/// How long a process that exits waits for its own locks.
+const PATIENCE: Duration = Duration::from_millis(100);
+
+/// The number of a device's only port.
+pub(crate) const PORT: u8 = 1;
+
+/// A device that stays open.
+pub(crate) struct Opened {
+    /// The context of all identifiers on it.
+    pub(crate) context: *mut ibv_context,
+    pub(crate) device: Arc<Device>,
+    /// The default protection domain (rdma_create_qp(3)); null until the first who needs it.
+    pd: Mutex<*mut ibv_pd>,
+    /// What its connection manager tells, all of it.
+    pub(crate) events: Arc<EventQueue<(Token, CmEvent)>>,
+    /// Whom that is for.
+    pub(crate) directory: Mutex<Directory>,
+}
+
+// SAFETY: contexts and protection domains may be used by any thread (ibv_open_device(3)); the pointers themselves are constant, or under the lock.
+unsafe impl Send for Opened {}
+// SAFETY: as above.
+unsafe impl Sync for Opened {}
+
+impl Opened {
+    /// Its address.
+    pub(crate) fn ip(&self) -> IpAddr {
+        self.device.info().address.ip()
+    }
+
+    /// Whom its connection manager tells of everything: which identifier it is for is found by its number.
+    pub(crate) fn owner(&self) -> CmOwner {
+        CmOwner {
+            sink: self.events.clone(),
+            token: 0,
+        }
+    }
+
+    /// Its default protection domain.
+    ///
+    /// # Errors
+    /// When it cannot be made.
+    pub(crate) fn default_pd(&self) -> Result<*mut ibv_pd, Errno> {
+        let mut pd = self.pd.lock();
+        if pd.is_null() {
+            // SAFETY: the context is open.
+            *pd = unsafe { (api().alloc_pd)(self.context) };
+        }
+        if pd.is_null() {
+            return Err(errno::last());
+        }
+        Ok(*pd)
+    }
+}
+
+static OPENED: Mutex<&'static [Opened]> = Mutex::new(&[]);
+
+/// The process that has opened them: a child of it has its memory, and none of its connections.
+static OWNER: AtomicU32 = AtomicU32::new(0);
+
+/// All devices that could be opened.
+///
+/// # Errors
+/// `ENODEV` when there is none; it is tried again by the next call then.
+pub(crate) fn all() -> Result<&'static [Opened], Errno> {
+    let mut opened = OPENED.lock();
+    if opened.is_empty() {
+        let found: &'static [Opened] = Box::leak(open_all().into_boxed_slice());
+        for device in found {
+            hear::start(device).map_err(|error| errno::of(&error))?;
+        }
+        *opened = found;
+        OWNER.store(std::process::id(), Ordering::Relaxed);
+        // SAFETY: the function lives as long as the process: a library with it is never unloaded. Without room for it peers hear nothing, as when we are killed.
+        unsafe { libc::atexit(leave) };
+    }
+    if opened.is_empty() {
+        return Err(libc::ENODEV);
+    }
+    Ok(*opened)
+}
+
+/// Ends the connections of a process that exits, as the kernel does where it has them: their peers hear of it.
+extern "C" fn leave() {
+    if OWNER.load(Ordering::Relaxed) != std::process::id() {
+        return;
+    }
+    // A thread that is stopped somewhere within must not keep the process.
+    let Some(opened) = OPENED.try_lock_for(PATIENCE) else {
+        return;
+    };
+    for device in *opened {
+        hear::leave(device, PATIENCE);
+    }
+}
+
+fn open_all() -> Vec<Opened> {
+    let mut count = 0;
+    // SAFETY: `count` may be written.
+    let list = unsafe { (api().get_device_list)(&raw mut count) };
+    if list.is_null() {
+        return Vec::new();
+    }
+    let open = |index| {
+        let events = Arc::new(EventQueue::new().ok()?);
+        // SAFETY: the list has `count` devices, which live for ever.
+        let context = unsafe { (api().open_device)(*list.add(index)) };
+        (!context.is_null()).then(|| Opened {
+            context,
+            // SAFETY: just opened, and never closed.
+            device: unsafe { device_of(context) },
+            pd: Mutex::new(ptr::null_mut()),
+            events,
+            directory: Mutex::default(),
+        })
+    };
+    let opened = (0..usize::try_from(count).unwrap_or(0)).filter_map(open).collect();
+    // SAFETY: it came from there, once.
+    unsafe { (api().free_device_list)(list) };
+    opened
+}
+
+/// The device that has the address.
+///
+/// # Errors
+/// `EADDRNOTAVAIL` for an address that is none of this host, `ENODEV` for one that no soft device has.
+pub(crate) fn with_address(address: IpAddr) -> Result<&'static Opened, Errno> {
+    let found = all()?.iter().find(|opened| opened.ip() == address);
+    found.ok_or_else(|| match is_of_this_host(address) {
+        true => libc::ENODEV,
+        false => libc::EADDRNOTAVAIL,
+    })
+}
+
+/// The device that leads to `peer`: the one with the address that the routing table gives as source; or its own peer; or any on loopback, for all of loopback.
+///
+/// # Errors
+/// What the routing table says, or `ENODEV` when it leads out by an interface without a soft device.
+pub(crate) fn towards(peer: IpAddr) -> Result<&'static Opened, Errno> {
+    let opened = all()?;
+    if let Some(own) = opened.iter().find(|opened| opened.ip() == peer) {
+        return Ok(own);
+    }
+    let source = route_to(peer)?;
+    let by = |suits: &dyn Fn(IpAddr) -> bool| opened.iter().find(|opened| suits(opened.ip()));
+    by(&|ip| ip == source)
+        .or_else(|| by(&|ip| source.is_loopback() && ip.is_loopback() && ip.is_ipv4() == source.is_ipv4()))
+        .ok_or(libc::ENODEV)
+}
+
+/// The opened device of a context of ours.
+pub(crate) fn of_context(context: *mut ibv_context) -> Result<&'static Opened, Errno> {
+    all()?
+        .iter()
+        .find(|opened| opened.context == context)
+        .ok_or(libc::EINVAL)
+}
+
+/// rdma_get_devices(3).
+///
+/// # Safety
+/// `count` is null or may be written.
+pub unsafe extern "C" fn rdma_get_devices(count: *mut c_int) -> *mut *mut ibv_context {
+    let opened = match all() {
+        Ok(opened) => opened,
+        Err(value) => return errno::null(value),
+    };
+    // SAFETY: calloc(3) has no preconditions; freed by `rdma_free_devices`.
+    let list = unsafe { libc::calloc(opened.len() + 1, size_of::<*mut ibv_context>()) }.cast::<*mut ibv_context>();
+    if list.is_null() {
+        return errno::null(libc::ENOMEM);
+    }
+    for (index, device) in opened.iter().enumerate() {
+        // SAFETY: there is room for one pointer per device, and for the null pointer that calloc left at the end.
+        unsafe { list.add(index).write(device.context) };
+    }
+    if !count.is_null() {
+        // SAFETY: not null, so the caller's to write.
+        unsafe { *count = opened.len() as c_int };
+    }
+    list
+}
+
+/// rdma_get_devices(3): the devices stay open.
+///
+/// # Safety
+/// `list` came from [`rdma_get_devices`], or is null, and is given up.
+pub unsafe extern "C" fn rdma_free_devices(list: *mut *mut ibv_context) {
+    // SAFETY: from calloc(3) by contract, or null.
+    unsafe { libc::free(list.cast()) };
+}

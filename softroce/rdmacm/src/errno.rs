@@ -1,0 +1,49 @@
+//! Errors as librdmacm gives them: −1 or a null pointer, with the reason in `errno`.
+
+use core::ffi::c_int;
+use std::{io, ptr};
+
+/// An `errno` value.
+pub(crate) type Errno = c_int;
+
+/// Sets `errno`.
+pub(crate) fn set(value: Errno) {
+    // SAFETY: it gives the calling thread's own errno, always valid to write.
+    unsafe { *libc::__errno_location() = value };
+}
+
+/// 0 for success, −1 with `errno` otherwise.
+pub(crate) fn result(result: Result<(), Errno>) -> c_int {
+    match result {
+        Ok(()) => 0,
+        Err(value) => {
+            set(value);
+            -1
+        }
+    }
+}
+
+/// Sets `errno` and gives the null pointer that goes with it.
+pub(crate) fn null<T>(value: Errno) -> *mut T {
+    set(value);
+    ptr::null_mut()
+}
+
+/// What a verb that returns an `errno` value says (ibv_modify_qp(3) and its like; some set `errno` and return −1).
+pub(crate) fn of_verb(returned: c_int) -> Result<(), Errno> {
+    match returned {
+        0 => Ok(()),
+        value if value > 0 => Err(value),
+        _ => Err(last()),
+    }
+}
+
+/// What `errno` says now.
+pub(crate) fn last() -> Errno {
+    of(&io::Error::last_os_error())
+}
+
+/// What `errno` value an I/O error stands for.
+pub(crate) fn of(error: &io::Error) -> Errno {
+    error.raw_os_error().unwrap_or(libc::EIO)
+}

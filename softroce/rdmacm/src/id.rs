@@ -1,0 +1,565 @@
+//! Identifiers: `rdma_cm_id`, its life (rdma_create_id(3), rdma_destroy_id(3), rdma_migrate_id(3)) and its options (rdma_set_option(3)).
+//!
+//! An identifier is a C struct followed by what it stands for. The struct is the application's to read, and changed only in calls on the identifier and when its
+//! events are taken; everything that other threads change is in [`Shared`], under a lock.
+
+use core::ffi::{c_int, c_void};
+use std::net::SocketAddr;
+use std::ptr;
+use std::sync::Arc;
+
+use doorbell_roce_proto::Gid;
+use doorbell_verbs_sys::rdmacm::{
+    RDMA_OPTION_IB, RDMA_OPTION_IB_PATH, RDMA_OPTION_ID, RDMA_OPTION_ID_ACK_TIMEOUT, RDMA_OPTION_ID_AFONLY,
+    RDMA_OPTION_ID_REUSEADDR, RDMA_OPTION_ID_TOS, RDMA_PS_IB, RDMA_PS_TCP, RDMA_PS_UDP, rdma_cm_event, rdma_cm_id,
+    rdma_event_channel, rdma_port_space,
+};
+use doorbell_verbs_sys::{IBV_QPT_RC, IBV_QPT_UD, ibv_ece};
+use parking_lot::{Condvar, Mutex, MutexGuard};
+
+use crate::channel::{
+    Pending, Queue, Told, queue_of, rdma_ack_cm_event, rdma_create_event_channel, rdma_destroy_event_channel, take,
+};
+use crate::connection::Link;
+use crate::devices::{Opened, PORT};
+use crate::endpoint::Passive;
+use crate::errno::{self, Errno};
+use crate::ports::Claim;
+use crate::{address, connection, route};
+
+/// The partition key of every device, with full membership (IBTA vol 1, 10.9.1).
+pub(crate) const PKEY: u16 = 0xffff;
+
+/// An identifier: what C sees, and what it stands for.
+#[repr(C)]
+struct SoftId {
+    base: rdma_cm_id,
+    shared: Arc<Shared>,
+}
+
+/// What an identifier stands for.
+pub(crate) struct Shared {
+    /// What C sees of it; live until [`State::queue`] is `None`, and as long as one of its events is unacknowledged.
+    id: *mut rdma_cm_id,
+    pub(crate) space: rdma_port_space,
+    state: Mutex<State>,
+    counts: Mutex<Counts>,
+    acknowledged: Condvar,
+}
+
+// SAFETY: the pointer is constant; what it leads to is changed as the module says.
+unsafe impl Send for Shared {}
+// SAFETY: as above.
+unsafe impl Sync for Shared {}
+
+/// Its events that the application has taken, and how many of them it has acknowledged.
+#[derive(Default)]
+struct Counts {
+    taken: u64,
+    acknowledged: u64,
+}
+
+/// How far an identifier has come.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Phase {
+    Idle,
+    Bound,
+    AddressResolved,
+    RouteResolved,
+    Listening,
+    /// It has asked, or was asked and has not answered; or it is connected, or was: its [`Link`] knows.
+    Linked,
+}
+
+/// What rdma_set_option(3) sets.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Options {
+    pub(crate) traffic_class: u8,
+    pub(crate) reuse: bool,
+    pub(crate) v6_only: bool,
+    /// A code of 5 bits.
+    pub(crate) ack_timeout: Option<u8>,
+}
+
+pub(crate) struct State {
+    /// Where its events go; `None` when it is being destroyed.
+    pub(crate) queue: Option<Arc<Queue>>,
+    pub(crate) phase: Phase,
+    pub(crate) options: Options,
+    /// What it is bound to.
+    pub(crate) local: Option<SocketAddr>,
+    pub(crate) peer: Option<SocketAddr>,
+    pub(crate) claim: Option<Claim>,
+    /// The device it is bound to.
+    pub(crate) opened: Option<&'static Opened>,
+    /// What the connection manager has of it.
+    pub(crate) link: Link,
+    /// What queue pairs of its requests are made with, when the library makes them (rdma_create_ep(3)).
+    pub(crate) passive: Option<Passive>,
+    ece: ibv_ece,
+    /// Calls wait for what they begin: its channel is its own (rdma_create_id(3)).
+    pub(crate) synchronous: bool,
+}
+
+impl Shared {
+    /// What C sees of it.
+    pub(crate) fn as_ptr(&self) -> *mut rdma_cm_id {
+        self.id
+    }
+
+    pub(crate) fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock()
+    }
+
+    /// Queues an event for it, unless it is being destroyed.
+    pub(crate) fn tell(self: &Arc<Self>, told: Told) {
+        let pending = Pending {
+            to: Arc::clone(self),
+            told,
+        };
+        // Under the lock, so that nothing comes after the destruction has looked what is there. What cannot be told is dropped after it.
+        let state = self.state.lock();
+        let Some(queue) = &state.queue else {
+            drop(state);
+            return drop(pending);
+        };
+        queue.push(pending);
+    }
+
+    /// One of its events was taken.
+    pub(crate) fn count_taken(&self) {
+        self.counts.lock().taken += 1;
+    }
+
+    /// One of its events was acknowledged.
+    pub(crate) fn count_acknowledged(&self) {
+        self.counts.lock().acknowledged += 1;
+        self.acknowledged.notify_all();
+    }
+
+    /// Waits until all that were taken are acknowledged.
+    fn wait_for_acknowledgements(&self) {
+        let mut counts = self.counts.lock();
+        while counts.acknowledged != counts.taken {
+            self.acknowledged.wait(&mut counts);
+        }
+    }
+
+    /// Binds it to a device, in C's eyes too.
+    pub(crate) fn set_device(&self, state: &mut State, opened: &'static Opened) {
+        state.opened = Some(opened);
+        // SAFETY: called in a call on the identifier, or before it is known to anybody.
+        unsafe {
+            (*self.id).verbs = opened.context;
+            (*self.id).port_num = PORT;
+            // Without one its queue pair says what is wrong.
+            (*self.id).pd = opened.default_pd().unwrap_or(ptr::null_mut());
+            let ib = &raw mut (*self.id).route.addr.addr.ibaddr;
+            (*ib).sgid.raw = Gid::from(opened.ip()).0;
+            (*ib).pkey = PKEY.to_be();
+        }
+    }
+
+    /// Sets its address, in C's eyes too.
+    pub(crate) fn set_local(&self, state: &mut State, local: SocketAddr) {
+        state.local = Some(local);
+        // SAFETY: as in `set_device`.
+        unsafe { (*self.id).route.addr.anon_1.src_storage = address::to_storage(local) };
+    }
+
+    /// Sets its peer's address, in C's eyes too.
+    pub(crate) fn set_peer(&self, state: &mut State, peer: SocketAddr) {
+        state.peer = Some(peer);
+        // SAFETY: as in `set_device`.
+        unsafe {
+            (*self.id).route.addr.anon_2.dst_storage = address::to_storage(peer);
+            (*self.id).route.addr.addr.ibaddr.dgid.raw = Gid::from(peer.ip()).0;
+        }
+    }
+}
+
+/// What an identifier of ours stands for.
+///
+/// # Errors
+/// `EINVAL` for a null pointer.
+///
+/// # Safety
+/// `id` is null, or live and ours.
+pub(crate) unsafe fn shared(id: *mut rdma_cm_id) -> Result<Arc<Shared>, Errno> {
+    if id.is_null() {
+        return Err(libc::EINVAL);
+    }
+    // SAFETY: ours by contract, `base` being its first member; the handle is written when it is made only.
+    Ok(Arc::clone(unsafe { &(*id.cast::<SoftId>()).shared }))
+}
+
+/// An identifier that the application has not seen yet. It is destroyed when it is dropped.
+pub(crate) struct Orphan(*mut rdma_cm_id);
+
+// SAFETY: known to nobody else; see `Shared` for what it leads to.
+unsafe impl Send for Orphan {}
+
+impl Orphan {
+    /// A new one on a channel, whose events go to `queue`.
+    pub(crate) fn new(
+        space: rdma_port_space,
+        context: *mut c_void,
+        channel: *mut rdma_event_channel,
+        queue: Arc<Queue>,
+    ) -> Self {
+        let place = Box::into_raw(Box::<SoftId>::new_uninit()).cast::<SoftId>();
+        // SAFETY: all-zero is an rdma_cm_id: integers and pointers.
+        let mut base: rdma_cm_id = unsafe { core::mem::zeroed() };
+        base.channel = channel;
+        base.context = context;
+        base.ps = space;
+        base.qp_type = if space == RDMA_PS_UDP { IBV_QPT_UD } else { IBV_QPT_RC };
+        let state = State {
+            queue: Some(queue),
+            phase: Phase::Idle,
+            options: Options::default(),
+            local: None,
+            peer: None,
+            claim: None,
+            opened: None,
+            link: Link::default(),
+            passive: None,
+            ece: ibv_ece {
+                vendor_id: 0,
+                options: 0,
+                comp_mask: 0,
+            },
+            synchronous: false,
+        };
+        let shared = Arc::new(Shared {
+            id: place.cast(),
+            space,
+            state: Mutex::new(state),
+            counts: Mutex::default(),
+            acknowledged: Condvar::new(),
+        });
+        // SAFETY: just allocated for it.
+        unsafe { place.write(SoftId { base, shared }) };
+        Self(place.cast())
+    }
+
+    /// What it stands for.
+    pub(crate) fn shared(&self) -> &Arc<Shared> {
+        // SAFETY: live until it is dropped.
+        unsafe { &(*self.0.cast::<SoftId>()).shared }
+    }
+
+    /// C's pointer, with which it is the application's.
+    pub(crate) fn into_raw(self) -> *mut rdma_cm_id {
+        let id = self.0;
+        core::mem::forget(self);
+        id
+    }
+}
+
+impl Drop for Orphan {
+    fn drop(&mut self) {
+        // SAFETY: the only pointer to it.
+        unsafe { destroy(self.0) };
+    }
+}
+
+/// rdma_create_id(3): without a channel its calls wait for what they begin. There are the port spaces RDMA_PS_TCP, RDMA_PS_IB (with RC alone) and RDMA_PS_UDP.
+///
+/// # Safety
+/// `channel` is null or live and ours; `id` may be written.
+pub unsafe extern "C" fn rdma_create_id(
+    channel: *mut rdma_event_channel,
+    id: *mut *mut rdma_cm_id,
+    context: *mut c_void,
+    space: rdma_port_space,
+) -> c_int {
+    if id.is_null() {
+        return errno::result(Err(libc::EINVAL));
+    }
+    // SAFETY: the same contract.
+    let created = unsafe { create(channel, context, space) };
+    // SAFETY: may be written by contract.
+    errno::result(created.map(|orphan| unsafe { id.write(orphan.into_raw()) }))
+}
+
+/// A new identifier.
+///
+/// # Safety
+/// `channel` is null or live and ours.
+pub(crate) unsafe fn create(
+    channel: *mut rdma_event_channel,
+    context: *mut c_void,
+    space: rdma_port_space,
+) -> Result<Orphan, Errno> {
+    if !matches!(space, RDMA_PS_TCP | RDMA_PS_IB | RDMA_PS_UDP) {
+        return Err(libc::EPROTONOSUPPORT);
+    }
+    let synchronous = channel.is_null();
+    let channel = if synchronous { own_channel()? } else { channel };
+    // SAFETY: live.
+    let queue = unsafe { queue_of(channel) };
+    let orphan = Orphan::new(space, context, channel, queue);
+    orphan.shared().state().synchronous = synchronous;
+    Ok(orphan)
+}
+
+fn own_channel() -> Result<*mut rdma_event_channel, Errno> {
+    let channel = rdma_create_event_channel();
+    if channel.is_null() {
+        return Err(errno::last());
+    }
+    Ok(channel)
+}
+
+/// rdma_destroy_id(3): what it was about ends: it listens no more, a request is rejected, a connection disconnected. Waits until its events are acknowledged. Its queue
+/// pair must have been destroyed.
+///
+/// # Safety
+/// `id` is null, or live and ours, and given up.
+pub unsafe extern "C" fn rdma_destroy_id(id: *mut rdma_cm_id) -> c_int {
+    if id.is_null() {
+        return errno::result(Err(libc::EINVAL));
+    }
+    // SAFETY: by contract.
+    unsafe { destroy(id) };
+    0
+}
+
+/// # Safety
+/// `id` is live and ours, and given up.
+unsafe fn destroy(id: *mut rdma_cm_id) {
+    // SAFETY: live by contract.
+    let shared = unsafe { Arc::clone(&(*id.cast::<SoftId>()).shared) };
+    let (queue, synchronous) = {
+        let mut state = shared.state();
+        (state.queue.take(), state.synchronous)
+    };
+    connection::end(&shared);
+    if let Some(queue) = queue {
+        // With requests that nobody has seen, which are rejected so.
+        drop(queue.take(|pending| Arc::ptr_eq(&pending.to, &shared)));
+    }
+    // SAFETY: live still.
+    unsafe { acknowledge_own(id) };
+    shared.wait_for_acknowledgements();
+    // SAFETY: live still.
+    unsafe { route::forget_path(id) };
+    // SAFETY: given up, and nothing is left that names it: it came from a Box. A channel of its own goes with it.
+    unsafe {
+        if synchronous {
+            rdma_destroy_event_channel((*id).channel);
+        }
+        drop(Box::from_raw(id.cast::<SoftId>()));
+    }
+}
+
+/// Acknowledges the event that a synchronous identifier shows, if any.
+///
+/// # Safety
+/// `id` is live and ours, and in a call on it.
+pub(crate) unsafe fn acknowledge_own(id: *mut rdma_cm_id) {
+    // SAFETY: by contract.
+    let event = unsafe { ptr::replace(&raw mut (*id).event, ptr::null_mut()) };
+    if !event.is_null() {
+        // SAFETY: the application may not acknowledge it itself; it is shown no more.
+        unsafe { rdma_ack_cm_event(event) };
+    }
+}
+
+/// Waits for what a call on a synchronous identifier has begun: the event is shown in the identifier until the next call. Others come back at once.
+///
+/// # Errors
+/// What the event says: a negative errno; `ECONNREFUSED` for a rejection.
+///
+/// # Safety
+/// `id` is live and ours, and in a call on it.
+pub(crate) unsafe fn complete(id: *mut rdma_cm_id) -> Result<(), Errno> {
+    // SAFETY: by contract.
+    let shared = unsafe { shared(id) }?;
+    let queue = {
+        let state = shared.state();
+        match &state.queue {
+            Some(queue) if state.synchronous => Arc::clone(queue),
+            _ => return Ok(()),
+        }
+    };
+    // SAFETY: by contract.
+    unsafe { acknowledge_own(id) };
+    let event = take(&queue)?;
+    // SAFETY: just taken; by contract the identifier may be changed.
+    unsafe { show(id, event) }
+}
+
+/// Shows an event in a synchronous identifier.
+///
+/// # Errors
+/// As for [`complete`].
+///
+/// # Safety
+/// `id` is live and ours, in a call on it, and shows no event; `event` was just taken.
+pub(crate) unsafe fn show(id: *mut rdma_cm_id, event: *mut rdma_cm_event) -> Result<(), Errno> {
+    // SAFETY: by contract.
+    let (kind, status) = unsafe {
+        (*id).event = event;
+        ((*event).event, (*event).status)
+    };
+    match status {
+        0 => Ok(()),
+        _ if kind == doorbell_verbs_sys::rdmacm::RDMA_CM_EVENT_REJECTED => Err(libc::ECONNREFUSED),
+        status => Err(status.saturating_abs()),
+    }
+}
+
+/// rdma_migrate_id(3): waits until the events that were taken are acknowledged; those that wait move along.
+///
+/// # Safety
+/// `id` is null or live and ours; `channel` is null, or live and ours.
+pub unsafe extern "C" fn rdma_migrate_id(id: *mut rdma_cm_id, channel: *mut rdma_event_channel) -> c_int {
+    // SAFETY: the same contract.
+    errno::result(unsafe { migrate(id, channel) })
+}
+
+/// # Safety
+/// As for [`rdma_migrate_id`].
+pub(crate) unsafe fn migrate(id: *mut rdma_cm_id, channel: *mut rdma_event_channel) -> Result<(), Errno> {
+    // SAFETY: by contract.
+    let shared = unsafe { shared(id) }?;
+    let synchronous = channel.is_null();
+    let channel = if synchronous { own_channel()? } else { channel };
+    // SAFETY: live and ours, both; in a call on the identifier.
+    let new = unsafe {
+        acknowledge_own(id);
+        queue_of(channel)
+    };
+    shared.wait_for_acknowledgements();
+    rehome(&shared, new);
+    let was_synchronous = core::mem::replace(&mut shared.state().synchronous, synchronous);
+    // SAFETY: in a call on the identifier; a channel of its own is used by nobody else.
+    unsafe {
+        let old = ptr::replace(&raw mut (*id).channel, channel);
+        if was_synchronous {
+            rdma_destroy_event_channel(old);
+        }
+    }
+    Ok(())
+}
+
+/// Has its events go to another queue, with those that wait.
+pub(crate) fn rehome(shared: &Arc<Shared>, queue: Arc<Queue>) {
+    let mut state = shared.state();
+    if let Some(old) = state.queue.replace(Arc::clone(&queue)) {
+        for pending in old.take(|pending| Arc::ptr_eq(&pending.to, shared)) {
+            queue.push(pending);
+        }
+    }
+}
+
+/// rdma_set_option(3): `ENOSYS` for what there is not, RDMA_OPTION_IB_PATH among it.
+///
+/// # Safety
+/// `id` is null or live and ours; `value` points to `len` bytes.
+pub unsafe extern "C" fn rdma_set_option(
+    id: *mut rdma_cm_id,
+    level: c_int,
+    option: c_int,
+    value: *mut c_void,
+    len: usize,
+) -> c_int {
+    // SAFETY: the same contract.
+    errno::result(unsafe { set_option(id, level as u32, option as u32, value, len) })
+}
+
+unsafe fn set_option(
+    id: *mut rdma_cm_id,
+    level: u32,
+    option: u32,
+    value: *mut c_void,
+    len: usize,
+) -> Result<(), Errno> {
+    // SAFETY: by contract.
+    let shared = unsafe { shared(id) }?;
+    let byte = || match len {
+        // SAFETY: one byte is there.
+        1 if !value.is_null() => Ok(unsafe { value.cast::<u8>().read() }),
+        _ => Err(libc::EINVAL),
+    };
+    let int = || match len {
+        // SAFETY: so many bytes are there; no alignment is asked for.
+        len if len == size_of::<c_int>() && !value.is_null() => Ok(unsafe { value.cast::<c_int>().read_unaligned() }),
+        _ => Err(libc::EINVAL),
+    };
+    let mut state = shared.state();
+    match (level, option) {
+        (RDMA_OPTION_ID, RDMA_OPTION_ID_TOS) => state.options.traffic_class = byte()?,
+        (RDMA_OPTION_ID, RDMA_OPTION_ID_ACK_TIMEOUT) => {
+            let code = byte()?;
+            if code > 31 {
+                return Err(libc::EINVAL);
+            }
+            state.options.ack_timeout = Some(code);
+        }
+        (RDMA_OPTION_ID, RDMA_OPTION_ID_REUSEADDR | RDMA_OPTION_ID_AFONLY) => {
+            let set = int()? != 0;
+            // Too late once it has an address.
+            if state.phase != Phase::Idle {
+                return Err(libc::EINVAL);
+            }
+            match option {
+                RDMA_OPTION_ID_REUSEADDR => state.options.reuse = set,
+                _ => state.options.v6_only = set,
+            }
+        }
+        (RDMA_OPTION_IB, RDMA_OPTION_IB_PATH) => return Err(libc::ENOSYS),
+        _ => return Err(libc::ENOSYS),
+    }
+    Ok(())
+}
+
+/// rdma_set_local_ece(3), for a queue pair that the identifier does not have. It is kept and goes nowhere: soft devices have no vendor and so no extensions.
+///
+/// # Safety
+/// `id` is null or live and ours; `ece` is null or live.
+pub unsafe extern "C" fn rdma_set_local_ece(id: *mut rdma_cm_id, ece: *mut ibv_ece) -> c_int {
+    // SAFETY: the same contract.
+    errno::result(unsafe { external(id, ece) }.and_then(|shared| {
+        // SAFETY: not null, so live.
+        let ece = unsafe { *ece };
+        if ece.vendor_id == 0 || ece.comp_mask != 0 {
+            return Err(libc::EINVAL);
+        }
+        shared.state().ece = ece;
+        Ok(())
+    }))
+}
+
+/// rdma_get_remote_ece(3): none.
+///
+/// # Safety
+/// `id` is null or live and ours; `ece` is null or may be written.
+pub unsafe extern "C" fn rdma_get_remote_ece(id: *mut rdma_cm_id, ece: *mut ibv_ece) -> c_int {
+    // SAFETY: the same contract.
+    errno::result(unsafe { external(id, ece) }.map(|_| {
+        let none = ibv_ece {
+            vendor_id: 0,
+            options: 0,
+            comp_mask: 0,
+        };
+        // SAFETY: not null, so it may be written.
+        unsafe { ece.write(none) };
+    }))
+}
+
+/// An identifier without a queue pair, for extensions that are not null.
+///
+/// # Safety
+/// `id` is null or live and ours.
+unsafe fn external(id: *mut rdma_cm_id, ece: *mut ibv_ece) -> Result<Arc<Shared>, Errno> {
+    // SAFETY: by contract.
+    let shared = unsafe { shared(id) }?;
+    // SAFETY: not null, so live.
+    if ece.is_null() || !unsafe { (*id).qp }.is_null() {
+        return Err(libc::EINVAL);
+    }
+    Ok(shared)
+}

@@ -1,0 +1,219 @@
+//! Where an identifier is and where it leads: rdma_bind_addr(3), rdma_resolve_addr(3), rdma_resolve_route(3).
+//!
+//! Under RoCE the path follows from the addresses, so nothing is asked of anybody: the answer is there at once, as an event nevertheless.
+
+use core::ffi::c_int;
+use std::net::SocketAddr;
+use std::ptr;
+use std::sync::Arc;
+
+use doorbell_verbs_sys::rdmacm::{
+    RDMA_CM_EVENT_ADDR_ERROR, RDMA_CM_EVENT_ADDR_RESOLVED, RDMA_CM_EVENT_ROUTE_RESOLVED, ibv_sa_path_rec, rdma_cm_id,
+};
+use libc::sockaddr;
+
+use crate::address::{self, unspecified};
+use crate::channel::Told;
+use crate::devices::{towards, with_address};
+use crate::errno::{self, Errno};
+use crate::id::{PKEY, Phase, Shared, State, complete, shared};
+use crate::ports::Claim;
+
+/// TTL or hop limit of packets.
+const HOP_LIMIT: u8 = 64;
+/// A selector's value for "exactly this" (IBTA vol 1, 15.2.5.16).
+const EXACTLY: u8 = 2;
+/// The code of 40 Gb/s (`IBV_RATE_40_GBPS`).
+const RATE: u8 = 7;
+/// What the Linux kernel takes for RoCE: 4.096 µs · 2^16.
+const PACKET_LIFE_TIME: u8 = 16;
+
+/// rdma_bind_addr(3): `EADDRNOTAVAIL` for an address that is none of this host, `ENODEV` for one that no soft device has, `EADDRINUSE` for a port that is bound.
+///
+/// # Safety
+/// `id` is null or live and ours; `address` is null, or an address of the family that it names.
+pub unsafe extern "C" fn rdma_bind_addr(id: *mut rdma_cm_id, address: *mut sockaddr) -> c_int {
+    // SAFETY: the same contract.
+    errno::result(unsafe { bind_addr(id, address) })
+}
+
+pub(crate) unsafe fn bind_addr(id: *mut rdma_cm_id, address: *const sockaddr) -> Result<(), Errno> {
+    // SAFETY: by contract.
+    let (shared, address) = unsafe { (shared(id)?, address::read(address)?) };
+    let address = address.ok_or(libc::EINVAL)?;
+    bind(&shared, &mut shared.state(), address)
+}
+
+/// Binds it, in a call on it.
+pub(crate) fn bind(shared: &Shared, state: &mut State, address: SocketAddr) -> Result<(), Errno> {
+    if state.phase != Phase::Idle {
+        return Err(libc::EINVAL);
+    }
+    let opened = match address.ip().is_unspecified() {
+        true => None,
+        false => Some(with_address(address.ip())?),
+    };
+    let claim = Claim::new(shared.space, address, state.options.reuse)?;
+    let port = claim.port();
+    state.claim = Some(claim);
+    shared.set_local(state, SocketAddr::new(address.ip(), port));
+    if let Some(opened) = opened {
+        shared.set_device(state, opened);
+    }
+    state.phase = Phase::Bound;
+    Ok(())
+}
+
+/// rdma_resolve_addr(3): RDMA_CM_EVENT_ADDR_RESOLVED, or RDMA_CM_EVENT_ADDR_ERROR with what the routing table says, or `ENODEV` where it leads out by an interface without a
+/// soft device. The time is not needed.
+///
+/// # Safety
+/// `id` is null or live and ours; the addresses are null, or of the families that they name.
+pub unsafe extern "C" fn rdma_resolve_addr(
+    id: *mut rdma_cm_id,
+    source: *mut sockaddr,
+    destination: *mut sockaddr,
+    _timeout_ms: c_int,
+) -> c_int {
+    // SAFETY: the same contract.
+    errno::result(unsafe { resolve_addr(id, source, destination) })
+}
+
+pub(crate) unsafe fn resolve_addr(
+    id: *mut rdma_cm_id,
+    source: *const sockaddr,
+    destination: *const sockaddr,
+) -> Result<(), Errno> {
+    // SAFETY: by contract.
+    let (shared, source, peer) = unsafe { (shared(id)?, address::read(source)?, address::read(destination)?) };
+    let peer = peer.ok_or(libc::EINVAL)?;
+    if source.is_some_and(|source| source.is_ipv4() != peer.is_ipv4()) {
+        return Err(libc::EINVAL);
+    }
+    let told = {
+        let mut state = shared.state();
+        if state.phase == Phase::Idle {
+            let anywhere = || SocketAddr::new(unspecified(peer.ip()), 0);
+            bind(&shared, &mut state, source.unwrap_or_else(anywhere))?;
+        }
+        if state.phase != Phase::Bound {
+            return Err(libc::EINVAL);
+        }
+        match lead_to(&shared, &mut state, peer) {
+            Ok(()) => Told::plain(RDMA_CM_EVENT_ADDR_RESOLVED, 0),
+            Err(value) => Told::plain(RDMA_CM_EVENT_ADDR_ERROR, -value),
+        }
+    };
+    shared.tell(told);
+    // SAFETY: by contract, and in a call on it.
+    unsafe { complete(id) }
+}
+
+/// Finds the device that leads to the peer, unless it is bound to one that does.
+fn lead_to(shared: &Arc<Shared>, state: &mut State, peer: SocketAddr) -> Result<(), Errno> {
+    let opened = match state.opened {
+        Some(opened) => opened,
+        None => towards(peer.ip())?,
+    };
+    // The unspecified address is this host's own (rdma_resolve_addr(3) with what INADDR_ANY means to connect(2)).
+    let peer = match peer.ip().is_unspecified() {
+        true => SocketAddr::new(opened.ip(), peer.port()),
+        false => peer,
+    };
+    address::route_from(opened.ip(), peer.ip())?;
+    let port = state.claim.as_ref().map_or(0, Claim::port);
+    shared.set_device(state, opened);
+    shared.set_local(state, SocketAddr::new(opened.ip(), port));
+    shared.set_peer(state, peer);
+    state.phase = Phase::AddressResolved;
+    Ok(())
+}
+
+/// rdma_resolve_route(3): RDMA_CM_EVENT_ROUTE_RESOLVED; the path is in the identifier then.
+///
+/// # Safety
+/// `id` is null or live and ours.
+pub unsafe extern "C" fn rdma_resolve_route(id: *mut rdma_cm_id, _timeout_ms: c_int) -> c_int {
+    // SAFETY: the same contract.
+    errno::result(unsafe { resolve_route(id) })
+}
+
+pub(crate) unsafe fn resolve_route(id: *mut rdma_cm_id) -> Result<(), Errno> {
+    // SAFETY: by contract.
+    let shared = unsafe { shared(id) }?;
+    {
+        let mut state = shared.state();
+        let Some(opened) = state.opened.filter(|_| state.phase == Phase::AddressResolved) else {
+            return Err(libc::EINVAL);
+        };
+        state.phase = Phase::RouteResolved;
+        // SAFETY: in a call on it; the union of GIDs was filled with the addresses.
+        unsafe {
+            let ends = (*id).route.addr.addr.ibaddr;
+            let path = ibv_sa_path_rec {
+                dgid: ends.dgid,
+                sgid: ends.sgid,
+                dlid: 0,
+                slid: 0,
+                raw_traffic: 0,
+                flow_label: 0,
+                hop_limit: HOP_LIMIT,
+                traffic_class: state.options.traffic_class,
+                reversible: 1,
+                numb_path: 1,
+                pkey: PKEY.to_be(),
+                sl: 0,
+                mtu_selector: EXACTLY,
+                mtu: opened.device.info().mtu as u8,
+                rate_selector: EXACTLY,
+                rate: RATE,
+                packet_life_time_selector: EXACTLY,
+                packet_life_time: PACKET_LIFE_TIME,
+                preference: 0,
+            };
+            (*id).route.path_rec = Box::into_raw(Box::new(path));
+            (*id).route.num_paths = 1;
+        }
+    }
+    shared.tell(Told::plain(RDMA_CM_EVENT_ROUTE_RESOLVED, 0));
+    // SAFETY: by contract, and in a call on it.
+    unsafe { complete(id) }
+}
+
+/// Gives back the path, when the identifier goes.
+///
+/// # Safety
+/// `id` is live and ours, and in a call on it.
+pub(crate) unsafe fn forget_path(id: *mut rdma_cm_id) {
+    // SAFETY: by contract; it came from a Box, above.
+    unsafe {
+        let path = ptr::replace(&raw mut (*id).route.path_rec, ptr::null_mut());
+        if !path.is_null() {
+            drop(Box::from_raw(path));
+        }
+    }
+}
+
+/// rdma_get_src_port(3): in network order; 0 while it has none.
+///
+/// # Safety
+/// `id` is live and ours.
+pub unsafe extern "C" fn rdma_get_src_port(id: *mut rdma_cm_id) -> u16 {
+    // SAFETY: by contract.
+    unsafe { port_of(id, |state| state.local) }
+}
+
+/// rdma_get_dst_port(3): in network order; 0 while it has none.
+///
+/// # Safety
+/// `id` is live and ours.
+pub unsafe extern "C" fn rdma_get_dst_port(id: *mut rdma_cm_id) -> u16 {
+    // SAFETY: by contract.
+    unsafe { port_of(id, |state| state.peer) }
+}
+
+unsafe fn port_of(id: *mut rdma_cm_id, which: fn(&State) -> Option<SocketAddr>) -> u16 {
+    // SAFETY: by contract.
+    let found = unsafe { shared(id) }.ok().and_then(|shared| which(&shared.state()));
+    found.map_or(0, |address| address.port()).to_be()
+}

@@ -1,0 +1,299 @@
+//! Identifiers on event channels.
+
+use std::ptr;
+
+use doorbell_softroce_rdmacm::*;
+use doorbell_verbs_sys::rdmacm::*;
+use doorbell_verbs_sys::*;
+
+use crate::common::*;
+
+/// Leads an identifier to `to`.
+fn resolved(channel: *mut rdma_event_channel, space: rdma_port_space, to: std::net::SocketAddr) -> Id {
+    let id = Id::new(channel, space);
+    // SAFETY: live.
+    unsafe {
+        ok(rdma_resolve_addr(id.0, ptr::null_mut(), at(&sys(to)), 1000));
+        happens(channel, RDMA_CM_EVENT_ADDR_RESOLVED);
+        ok(rdma_resolve_route(id.0, 1000));
+    }
+    happens(channel, RDMA_CM_EVENT_ROUTE_RESOLVED);
+    id
+}
+
+/// Connects a new identifier to a listener, and gives both ends.
+fn connected(active: *mut rdma_event_channel, passive: *mut rdma_event_channel, to: std::net::SocketAddr) -> [Id; 2] {
+    let client = resolved(active, RDMA_PS_TCP, to);
+    client.create_qp();
+    // SAFETY: all is live.
+    unsafe {
+        ok(rdma_connect(client.0, &mut param(b"hello")));
+        let request = event(passive, RDMA_CM_EVENT_CONNECT_REQUEST);
+        let server = Id((*request).id);
+        assert!(said(request).starts_with(b"hello\0") && said(request).len() == 56);
+        let asked = (*request).param.conn;
+        assert_eq!(
+            (asked.responder_resources, asked.initiator_depth),
+            (2, 3),
+            "as this side sees it"
+        );
+        assert_eq!(asked.qp_num, (*client.get().qp).qp_num);
+        server.create_qp();
+        ok(rdma_accept(server.0, &mut param(b"welcome")));
+        ok(rdma_ack_cm_event(request));
+        let reply = event(active, RDMA_CM_EVENT_ESTABLISHED);
+        assert!(said(reply).starts_with(b"welcome\0") && said(reply).len() == 196);
+        assert_eq!((*reply).param.conn.qp_num, (*server.get().qp).qp_num);
+        ok(rdma_ack_cm_event(reply));
+        happens(passive, RDMA_CM_EVENT_ESTABLISHED);
+        [client, server]
+    }
+}
+
+#[test]
+fn a_connection_from_beginning_to_end() {
+    let (active, passive) = (channel(), channel());
+    let address = fresh(1);
+    let listener = Id::listening(passive, RDMA_PS_TCP, address);
+    let [client, server] = connected(active, passive, address);
+    assert_eq!([client.state(), server.state()], [IBV_QPS_RTS; 2]);
+    // SAFETY: all is live, and given up at the end.
+    unsafe {
+        assert_eq!(rdma_get_dst_port(client.0), address.port().to_be());
+        assert_eq!(rdma_get_src_port(server.0), address.port().to_be());
+        assert_eq!(rdma_get_src_port(client.0), rdma_get_dst_port(server.0));
+        assert_eq!(client.get().route.num_paths, 1);
+        assert!(!client.get().verbs.is_null() && client.get().port_num == 1);
+        talk(client, server, b"from the client");
+        talk(server, client, b"from the server");
+
+        ok(rdma_disconnect(server.0));
+        assert_eq!(server.state(), IBV_QPS_ERR);
+        happens(active, RDMA_CM_EVENT_DISCONNECTED);
+        happens(passive, RDMA_CM_EVENT_DISCONNECTED);
+        ok(rdma_disconnect(client.0));
+        assert_eq!(client.state(), IBV_QPS_ERR);
+        for id in [client, server, listener] {
+            id.destroy();
+        }
+        rdma_destroy_event_channel(active);
+        rdma_destroy_event_channel(passive);
+    }
+}
+
+#[test]
+fn destroying_one_end_disconnects_the_other() {
+    let (active, passive) = (channel(), channel());
+    let address = fresh(2);
+    let listener = Id::listening(passive, RDMA_PS_TCP, address);
+    let [client, server] = connected(active, passive, address);
+    client.destroy();
+    happens(passive, RDMA_CM_EVENT_DISCONNECTED);
+    server.destroy();
+    listener.destroy();
+}
+
+#[test]
+fn rejected_with_a_reason_and_without_an_answer() {
+    let (active, passive) = (channel(), channel());
+    let address = fresh(1);
+    let listener = Id::listening(passive, RDMA_PS_TCP, address);
+    let ask = || {
+        let client = resolved(active, RDMA_PS_TCP, address);
+        client.create_qp();
+        // SAFETY: live.
+        ok(unsafe { rdma_connect(client.0, &mut param(b"")) });
+        client
+    };
+    let client = ask();
+    let request = event(passive, RDMA_CM_EVENT_CONNECT_REQUEST);
+    // SAFETY: live.
+    unsafe {
+        let server = Id((*request).id);
+        ok(rdma_ack_cm_event(request));
+        ok(rdma_reject(server.0, b"no".as_ptr().cast(), 2));
+        let rejected = event(active, RDMA_CM_EVENT_REJECTED);
+        assert_eq!((*rejected).status, 28, "by the consumer");
+        assert!(said(rejected).starts_with(b"no\0"));
+        ok(rdma_ack_cm_event(rejected));
+        assert_eq!(client.state(), IBV_QPS_ERR);
+        server.destroy();
+        client.destroy();
+    }
+
+    // Nobody has looked at the request when its listener goes.
+    let client = ask();
+    // Readable, so the request is there.
+    let mut fd = libc::pollfd {
+        // SAFETY: live.
+        fd: unsafe { (*passive).fd },
+        events: libc::POLLIN,
+        revents: 0,
+    };
+    // SAFETY: one descriptor.
+    assert_eq!(unsafe { libc::poll(&mut fd, 1, 20_000) }, 1);
+    listener.destroy();
+    assert_eq!(happens(active, RDMA_CM_EVENT_REJECTED), 28);
+    client.destroy();
+
+    let client = ask();
+    assert_eq!(happens(active, RDMA_CM_EVENT_REJECTED), 8, "nobody listens");
+    client.destroy();
+}
+
+#[test]
+fn a_wildcard_listens_on_every_device() {
+    let (active, passive) = (channel(), channel());
+    let anywhere = (std::net::Ipv4Addr::UNSPECIFIED, 0).into();
+    let listener = Id::listening(passive, RDMA_PS_TCP, anywhere);
+    assert!(listener.get().verbs.is_null());
+    // SAFETY: live.
+    let port = u16::from_be(unsafe { rdma_get_src_port(listener.0) });
+    assert_ne!(port, 0);
+    for last in [1, 2] {
+        let [client, server] = connected(active, passive, (own_address(last), port).into());
+        talk(client, server, b"hello");
+        client.destroy();
+        happens(passive, RDMA_CM_EVENT_DISCONNECTED);
+        server.destroy();
+    }
+    listener.destroy();
+}
+
+#[test]
+fn an_identifier_moves_with_its_events() {
+    let (active, passive, other) = (channel(), channel(), channel());
+    let address = fresh(1);
+    let listener = Id::listening(passive, RDMA_PS_TCP, address);
+    let [client, server] = connected(active, passive, address);
+    // SAFETY: live.
+    unsafe {
+        ok(rdma_disconnect(client.0));
+        happens(active, RDMA_CM_EVENT_DISCONNECTED);
+        // Told by the same thread, after what the client was told or before: it is on its way, or there.
+        ok(rdma_migrate_id(server.0, other));
+        assert_eq!(server.get().channel, other);
+    }
+    happens(other, RDMA_CM_EVENT_DISCONNECTED);
+    for id in [client, server, listener] {
+        id.destroy();
+    }
+}
+
+#[test]
+fn queue_pairs_of_ones_own() {
+    let (active, passive) = (channel(), channel());
+    let address = fresh(1);
+    let listener = Id::listening(passive, RDMA_PS_TCP, address);
+    let client = resolved(active, RDMA_PS_TCP, address);
+    // SAFETY: all is live.
+    unsafe {
+        let mut attr: ibv_qp_attr = core::mem::zeroed();
+        let mut mask = 0;
+        attr.qp_state = IBV_QPS_RTR;
+        fails(rdma_init_qp_attr(client.0, &mut attr, &mut mask), libc::EINVAL);
+        let asked = rdma_conn_param {
+            qp_num: 0x1234,
+            ..param(b"")
+        };
+        ok(rdma_connect(client.0, &mut asked.clone()));
+        let request = event(passive, RDMA_CM_EVENT_CONNECT_REQUEST);
+        let server = Id((*request).id);
+        assert_eq!((*request).param.conn.qp_num, 0x1234);
+        let accepted = rdma_conn_param {
+            qp_num: 0x4321,
+            ..param(b"")
+        };
+        ok(rdma_accept(server.0, &mut accepted.clone()));
+        ok(rdma_ack_cm_event(request));
+        happens(active, RDMA_CM_EVENT_CONNECT_RESPONSE);
+        ok(rdma_init_qp_attr(client.0, &mut attr, &mut mask));
+        assert_eq!(attr.dest_qp_num, 0x4321);
+        assert_eq!((attr.max_dest_rd_atomic, attr.ah_attr.is_global), (2, 1));
+        assert_eq!(mask as u32 & IBV_QP_AV, IBV_QP_AV);
+        attr.qp_state = IBV_QPS_INIT;
+        ok(rdma_init_qp_attr(client.0, &mut attr, &mut mask));
+        assert_eq!(attr.qp_access_flags & IBV_ACCESS_REMOTE_READ, IBV_ACCESS_REMOTE_READ);
+        ok(rdma_establish(client.0));
+        happens(passive, RDMA_CM_EVENT_ESTABLISHED);
+        for id in [client, server, listener] {
+            id.destroy();
+        }
+    }
+}
+
+#[test]
+fn a_datagram_service_is_looked_up() {
+    let (active, passive) = (channel(), channel());
+    let address = fresh(2);
+    let listener = Id::listening(passive, RDMA_PS_UDP, address);
+    let ask = || {
+        let client = resolved(active, RDMA_PS_UDP, address);
+        // SAFETY: live.
+        ok(unsafe { rdma_connect(client.0, &mut param(b"who")) });
+        client
+    };
+    // SAFETY: all is live.
+    unsafe {
+        let client = ask();
+        let request = event(passive, RDMA_CM_EVENT_CONNECT_REQUEST);
+        let (server, ud) = (Id((*request).id), (*request).param.ud);
+        assert_eq!(ud.private_data_len, 180);
+        assert_eq!(server.get().qp_type, IBV_QPT_UD);
+        let mut init = qp_init();
+        init.qp_type = IBV_QPT_UD;
+        ok(rdma_create_qp(server.0, ptr::null_mut(), &mut init));
+        assert_eq!(server.state(), IBV_QPS_RTS);
+        ok(rdma_accept(server.0, &mut param(b"me")));
+        ok(rdma_ack_cm_event(request));
+        let found = event(active, RDMA_CM_EVENT_ESTABLISHED);
+        let ud = (*found).param.ud;
+        assert_eq!((ud.qp_num, ud.qkey), ((*server.get().qp).qp_num, RDMA_UDP_QKEY));
+        let mut vector = ud.ah_attr;
+        let ah = doorbell_softroce_ibverbs::api().create_ah.unwrap()(client.get().pd, &mut vector);
+        assert!(!ah.is_null(), "the address it gives is good");
+        doorbell_softroce_ibverbs::api().destroy_ah.unwrap()(ah);
+        ok(rdma_ack_cm_event(found));
+        server.destroy();
+        client.destroy();
+
+        let client = ask();
+        let request = event(passive, RDMA_CM_EVENT_CONNECT_REQUEST);
+        let server = Id((*request).id);
+        ok(rdma_reject(server.0, ptr::null(), 0));
+        ok(rdma_ack_cm_event(request));
+        assert_eq!(happens(active, RDMA_CM_EVENT_UNREACHABLE), 2, "rejected");
+        server.destroy();
+        client.destroy();
+    }
+    listener.destroy();
+}
+
+#[test]
+fn a_shared_receive_queue_of_the_identifier() {
+    let (active, passive) = (channel(), channel());
+    let address = fresh(1);
+    let listener = Id::listening(passive, RDMA_PS_TCP, address);
+    let client = resolved(active, RDMA_PS_TCP, address);
+    client.create_qp();
+    // SAFETY: all is live.
+    unsafe {
+        ok(rdma_connect(client.0, &mut param(b"")));
+        let request = event(passive, RDMA_CM_EVENT_CONNECT_REQUEST);
+        let server = Id((*request).id);
+        ok(rdma_ack_cm_event(request));
+        let mut init: ibv_srq_init_attr = core::mem::zeroed();
+        init.attr.max_wr = 4;
+        init.attr.max_sge = 1;
+        ok(rdma_create_srq(server.0, ptr::null_mut(), &mut init));
+        server.create_qp();
+        assert_eq!((*server.get().qp).srq, server.get().srq);
+        ok(rdma_accept(server.0, ptr::null_mut()));
+        happens(active, RDMA_CM_EVENT_ESTABLISHED);
+        happens(passive, RDMA_CM_EVENT_ESTABLISHED);
+        talk(client, server, b"shared");
+        for id in [client, server, listener] {
+            id.destroy();
+        }
+    }
+}

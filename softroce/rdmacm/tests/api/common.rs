@@ -1,0 +1,243 @@
+//! What the tests share: the devices, and the calls with their results checked.
+
+use std::ffi::c_int;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::ptr;
+use std::sync::Once;
+use std::sync::atomic::{AtomicU16, Ordering};
+
+use doorbell_softroce_ibverbs::{DeviceConfig, configure};
+use doorbell_softroce_rdmacm::*;
+use doorbell_verbs_sys::rdmacm::*;
+use doorbell_verbs_sys::*;
+use nix::sys::socket::{SockaddrLike, SockaddrStorage};
+
+/// An address of this process alone, so that tests of several processes do not meet.
+pub(crate) fn own_address(last: u8) -> IpAddr {
+    let pid = std::process::id();
+    IpAddr::V4(Ipv4Addr::new(127, 1 + (pid >> 8) as u8 % 250, pid as u8, last))
+}
+
+/// Configures the devices of this test program, once: at the addresses 1 and 2.
+pub(crate) fn devices() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let device = |last: u8| DeviceConfig {
+            address: Some(own_address(last)),
+            ..DeviceConfig::new(format!("soft{last}"))
+        };
+        configure(vec![device(1), device(2)]).unwrap();
+    });
+}
+
+/// An address of a device with a port that no other test has.
+pub(crate) fn fresh(last: u8) -> SocketAddr {
+    static NEXT: AtomicU16 = AtomicU16::new(7000);
+    SocketAddr::new(own_address(last), NEXT.fetch_add(1, Ordering::Relaxed))
+}
+
+pub(crate) fn errno() -> c_int {
+    std::io::Error::last_os_error().raw_os_error().unwrap()
+}
+
+#[track_caller]
+pub(crate) fn ok(result: c_int) {
+    assert_eq!(result, 0, "{}", std::io::Error::last_os_error());
+}
+
+#[track_caller]
+pub(crate) fn fails(result: c_int, value: c_int) {
+    assert_eq!((result, errno()), (-1, value), "{}", std::io::Error::last_os_error());
+}
+
+pub(crate) fn sys(address: SocketAddr) -> SockaddrStorage {
+    SockaddrStorage::from(address)
+}
+
+/// A pointer to an address, for calls that only read it.
+pub(crate) fn at(address: &SockaddrStorage) -> *mut libc::sockaddr {
+    address.as_ptr().cast_mut()
+}
+
+/// An identifier.
+#[derive(Clone, Copy)]
+pub(crate) struct Id(pub(crate) *mut rdma_cm_id);
+
+// SAFETY: identifiers may be used by any thread.
+unsafe impl Send for Id {}
+
+impl Id {
+    pub(crate) fn new(channel: *mut rdma_event_channel, space: rdma_port_space) -> Self {
+        devices();
+        let mut id = ptr::null_mut();
+        // SAFETY: the channel is null or live.
+        ok(unsafe { rdma_create_id(channel, &mut id, ptr::null_mut(), space) });
+        Self(id)
+    }
+
+    pub(crate) fn listening(channel: *mut rdma_event_channel, space: rdma_port_space, address: SocketAddr) -> Self {
+        let id = Self::new(channel, space);
+        // SAFETY: live.
+        unsafe {
+            ok(rdma_bind_addr(id.0, at(&sys(address))));
+            ok(rdma_listen(id.0, 8));
+        }
+        id
+    }
+
+    pub(crate) fn get(&self) -> &rdma_cm_id {
+        // SAFETY: live, and nobody changes it meanwhile in these tests.
+        unsafe { &*self.0 }
+    }
+
+    pub(crate) fn create_qp(self) {
+        let mut init = qp_init();
+        // SAFETY: live.
+        ok(unsafe { rdma_create_qp(self.0, ptr::null_mut(), &mut init) });
+    }
+
+    pub(crate) fn destroy(self) {
+        // SAFETY: live, and given up.
+        unsafe { rdma_destroy_ep(self.0) };
+    }
+
+    /// The state of its queue pair, as the device knows it.
+    pub(crate) fn state(self) -> ibv_qp_state {
+        // SAFETY: its queue pair is live; both structs are integers and pointers.
+        unsafe {
+            let (mut attr, mut init) = core::mem::zeroed();
+            let api = doorbell_softroce_ibverbs::api();
+            ok((api.query_qp)(
+                self.get().qp,
+                &mut attr,
+                IBV_QP_STATE as c_int,
+                &mut init,
+            ));
+            attr.qp_state
+        }
+    }
+}
+
+/// A queue pair with room for a little; the library makes its completion queues.
+pub(crate) fn qp_init() -> ibv_qp_init_attr {
+    // SAFETY: integers and pointers.
+    let mut init: ibv_qp_init_attr = unsafe { core::mem::zeroed() };
+    init.cap.max_send_wr = 4;
+    init.cap.max_recv_wr = 4;
+    init.cap.max_send_sge = 1;
+    init.cap.max_recv_sge = 1;
+    init.qp_type = IBV_QPT_RC;
+    init
+}
+
+pub(crate) fn param(private_data: &[u8]) -> rdma_conn_param {
+    rdma_conn_param {
+        private_data: private_data.as_ptr().cast(),
+        private_data_len: private_data.len() as u8,
+        responder_resources: 3,
+        initiator_depth: 2,
+        flow_control: 1,
+        retry_count: 7,
+        rnr_retry_count: 7,
+        srq: 0,
+        qp_num: 0,
+    }
+}
+
+pub(crate) fn channel() -> *mut rdma_event_channel {
+    let channel = rdma_create_event_channel();
+    assert!(!channel.is_null());
+    channel
+}
+
+/// The next event of a channel, which is to be of this kind.
+#[track_caller]
+pub(crate) fn event(channel: *mut rdma_event_channel, kind: rdma_cm_event_type) -> *mut rdma_cm_event {
+    let mut event = ptr::null_mut();
+    // SAFETY: the channel is live, the event is when it came.
+    unsafe {
+        ok(rdma_get_cm_event(channel, &mut event));
+        assert_eq!((*event).event, kind, "status {}", (*event).status);
+    }
+    event
+}
+
+/// The same, acknowledged; its status.
+#[track_caller]
+pub(crate) fn happens(channel: *mut rdma_event_channel, kind: rdma_cm_event_type) -> c_int {
+    let event = event(channel, kind);
+    // SAFETY: just taken.
+    unsafe {
+        let status = (*event).status;
+        ok(rdma_ack_cm_event(event));
+        status
+    }
+}
+
+/// The private data of an event for a connection.
+pub(crate) fn said(event: *mut rdma_cm_event) -> Vec<u8> {
+    // SAFETY: live, and its data is as long as it says.
+    unsafe {
+        let conn = (*event).param.conn;
+        core::slice::from_raw_parts(conn.private_data.cast::<u8>(), conn.private_data_len.into()).to_vec()
+    }
+}
+
+/// Sends `message` from one queue pair to the other, as they are connected, and checks that it comes.
+pub(crate) fn talk(from: Id, to: Id, message: &[u8]) {
+    let api = doorbell_softroce_ibverbs::api();
+    let mut outbox = message.to_vec();
+    let mut inbox = vec![0_u8; message.len()];
+    // SAFETY: all is live; the memory is until its region is deregistered, which is after its completion.
+    unsafe {
+        let register = |id: Id, memory: &mut [u8]| {
+            let mr = (api.reg_mr)(
+                id.get().pd,
+                memory.as_mut_ptr().cast(),
+                memory.len(),
+                IBV_ACCESS_LOCAL_WRITE as c_int,
+            );
+            assert!(!mr.is_null());
+            let sge = ibv_sge {
+                addr: memory.as_ptr() as u64,
+                length: memory.len() as u32,
+                lkey: (*mr).lkey,
+            };
+            (mr, sge)
+        };
+        let ((out_mr, mut out_sge), (in_mr, mut in_sge)) = (register(from, &mut outbox), register(to, &mut inbox));
+        let mut receive = ibv_recv_wr {
+            wr_id: 1,
+            next: ptr::null_mut(),
+            sg_list: &mut in_sge,
+            num_sge: 1,
+        };
+        ok(match to.get().srq {
+            srq if srq.is_null() => inline::post_recv(to.get().qp, &mut receive, &mut ptr::null_mut()),
+            srq => inline::post_srq_recv(srq, &mut receive, &mut ptr::null_mut()),
+        });
+        let mut send: ibv_send_wr = core::mem::zeroed();
+        send.sg_list = &mut out_sge;
+        send.num_sge = 1;
+        send.opcode = IBV_WR_SEND;
+        send.send_flags = IBV_SEND_SIGNALED;
+        ok(inline::post_send(from.get().qp, &mut send, &mut ptr::null_mut()));
+        completes(to.get().recv_cq);
+        completes(from.get().send_cq);
+        ok((api.dereg_mr)(out_mr));
+        ok((api.dereg_mr)(in_mr));
+    }
+    assert_eq!(inbox, message);
+}
+
+/// Polls for one completion.
+unsafe fn completes(cq: *mut ibv_cq) {
+    // SAFETY: live by contract; integers.
+    unsafe {
+        let mut wc: ibv_wc = core::mem::zeroed();
+        while inline::poll_cq(cq, 1, &mut wc) == 0 {
+            std::thread::yield_now();
+        }
+        assert_eq!(wc.status, IBV_WC_SUCCESS);
+    }
+}

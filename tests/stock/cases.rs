@@ -1,0 +1,302 @@
+//! Which stock programs are run, how, and what is known of them: all of it data.
+
+/// A table of the report: every tool with every line of options, each pair of them a cell.
+pub(crate) struct Grid {
+    /// The heading.
+    pub(crate) title: &'static str,
+    /// What to know before reading it.
+    pub(crate) about: &'static str,
+    /// Its columns.
+    pub(crate) tools: &'static [&'static str],
+    /// Where the two ends are.
+    pub(crate) place: Place,
+    /// Its rows: the options that both ends are given.
+    pub(crate) lines: &'static [&'static str],
+}
+
+/// Where the two ends of a pair are.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Place {
+    /// Both under `doorbell run` on this host, by whatever way the device chooses.
+    Host,
+    /// The same, told to go over UDP.
+    Udp,
+    /// The same, on the IPv6 loopback address.
+    Ipv6,
+    /// In the guest: one end on the kernel's rxe, the other under `doorbell run` in the namespace `peer`.
+    Wire {
+        /// Whether the server is the end on rxe.
+        rxe_serves: bool,
+        /// IPv6 rather than IPv4.
+        ipv6: bool,
+    },
+}
+
+const PINGPONGS: &[&str] = &[
+    "ibv_rc_pingpong",
+    "ibv_uc_pingpong",
+    "ibv_ud_pingpong",
+    "ibv_srq_pingpong",
+];
+
+const PERFTEST: &[&str] = &[
+    "ib_write_bw",
+    "ib_write_lat",
+    "ib_read_bw",
+    "ib_read_lat",
+    "ib_send_bw",
+    "ib_send_lat",
+    "ib_atomic_bw",
+    "ib_atomic_lat",
+];
+
+/// What runs on one host, without any privilege.
+pub(crate) const HOST: &[Grid] = &[
+    Grid {
+        title: "Pingpongs of ibverbs-utils",
+        about: "Each line with both ends; `-c` makes the receiver check every byte.",
+        tools: PINGPONGS,
+        place: Place::Host,
+        lines: &[
+            "",
+            "-c",
+            "-e -c",
+            "-n 100000",
+            "-c -s 1",
+            "-c -s 1000 -r 10",
+            "-c -s 100000 -n 200",
+            "-c -m 256",
+            "-c -m 4096",
+            "-c -t",
+            "-c -N",
+            "-c -j",
+            "-c -t -N",
+            "-o",
+        ],
+    },
+    Grid {
+        title: "perftest",
+        about: "`-l 16` wants a number of iterations that is a multiple of 16. Peers of one row are given the same options; `-F` is added to all.",
+        tools: PERFTEST,
+        place: Place::Host,
+        lines: &[
+            "",
+            "-a -n 100",
+            "-b",
+            "-q 8",
+            "-l 16 -n 1600",
+            "-e",
+            "-c UC",
+            "-c UD",
+            "-c UD -a -n 500",
+            "--use-srq",
+            "--use-srq -q 4",
+            "-D 2",
+            "-b -q 8 -l 16 -n 1600",
+            "-n 5000 -s 4000",
+            "-n 50 -s 4194304",
+            "-I 64 -s 64",
+            "-m 256",
+            "-m 1024",
+            "-m 4096",
+            "-t 1 -n 500",
+            "-Q 1",
+            "-r 16 -n 2000",
+            "-o 1",
+            "-A CMP_AND_SWAP",
+            "--mr_per_qp -q 2",
+            "--perform_warm_up",
+            "--report_gbits",
+            "-H",
+            "-c UC -e -b",
+        ],
+    },
+    Grid {
+        title: "Over UDP on one host",
+        about: "The same programs with `doorbell run --link udp`: the path that they also have between hosts.",
+        tools: PINGPONGS,
+        place: Place::Udp,
+        lines: &["-c", "-e -c", "-c -n 20000"],
+    },
+    Grid {
+        title: "perftest over UDP on one host",
+        about: "",
+        tools: PERFTEST,
+        place: Place::Udp,
+        lines: &["", "-a -n 50", "-b", "-q 8", "-e", "-c UC", "-c UD", "--use-srq"],
+    },
+    Grid {
+        title: "On an IPv6 address",
+        about: "`doorbell run --address ::1`; the ends find each other at `::1` too.",
+        tools: PINGPONGS,
+        place: Place::Ipv6,
+        lines: &["-c", "-c -s 1000 -e"],
+    },
+    Grid {
+        title: "perftest on an IPv6 address",
+        about: "",
+        tools: PERFTEST,
+        place: Place::Ipv6,
+        lines: &["", "-c UD"],
+    },
+];
+
+/// What runs across the wire, in the guest. Its processor is emulated: few iterations.
+pub(crate) const WIRE: &[Grid] = &[
+    wire(
+        "ibverbs-utils, IPv4, the server on rxe",
+        PINGPONGS,
+        true,
+        false,
+        WIRE_PINGPONGS,
+    ),
+    wire(
+        "ibverbs-utils, IPv4, the client on rxe",
+        PINGPONGS,
+        false,
+        false,
+        WIRE_PINGPONGS,
+    ),
+    wire(
+        "ibverbs-utils, IPv6, the server on rxe",
+        PINGPONGS,
+        true,
+        true,
+        WIRE_PINGPONGS,
+    ),
+    wire(
+        "ibverbs-utils, IPv6, the client on rxe",
+        PINGPONGS,
+        false,
+        true,
+        WIRE_PINGPONGS,
+    ),
+    wire(
+        "perftest, IPv4, the server on rxe",
+        PERFTEST,
+        true,
+        false,
+        WIRE_PERFTEST,
+    ),
+    wire(
+        "perftest, IPv4, the client on rxe",
+        PERFTEST,
+        false,
+        false,
+        WIRE_PERFTEST,
+    ),
+    wire("perftest, IPv6, the server on rxe", PERFTEST, true, true, &["-n 100"]),
+    wire("perftest, IPv6, the client on rxe", PERFTEST, false, true, &["-n 100"]),
+];
+
+const WIRE_PINGPONGS: &[&str] = &["-c -n 100", "-c -e -n 50"];
+const WIRE_PERFTEST: &[&str] = &[
+    "-n 100",
+    "-n 20 -q 2 -b",
+    "-n 50 -e",
+    "-n 50 -c UC",
+    "-n 50 -c UD",
+    "-n 50 --use-srq",
+];
+
+const fn wire(
+    title: &'static str,
+    tools: &'static [&'static str],
+    rxe_serves: bool,
+    ipv6: bool,
+    lines: &'static [&'static str],
+) -> Grid {
+    Grid {
+        title,
+        about: "",
+        tools,
+        place: Place::Wire { rxe_serves, ipv6 },
+        lines,
+    }
+}
+
+/// A program that has no other end.
+pub(crate) struct Single {
+    /// The command.
+    pub(crate) command: &'static str,
+    /// What its output must have.
+    pub(crate) shows: &'static [&'static str],
+    /// Its exit status.
+    pub(crate) status: i32,
+    /// What that shows, for the report.
+    pub(crate) about: &'static str,
+}
+
+/// Programs that only look; and those that are called wrongly, which must say so and end.
+pub(crate) const SINGLES: &[Single] = &[
+    Single {
+        command: "ibv_devices",
+        shows: &["soft0"],
+        status: 0,
+        about: "lists soft0",
+    },
+    Single {
+        command: "ibv_devinfo",
+        shows: &["hca_id:\tsoft0", "PORT_ACTIVE", "link_layer:\t\tEthernet"],
+        status: 0,
+        about: "an active Ethernet port",
+    },
+    Single {
+        command: "ibv_devinfo -v",
+        shows: &["max_qp_wr:", "atomic_cap:", "ATOMIC_HCA", "GID[  0]:", "RoCE v2"],
+        status: 0,
+        about: "capabilities, and a GID of RoCE v2",
+    },
+    Single {
+        command: "ibv_devinfo -l",
+        shows: &["1 HCA found:", "soft0"],
+        status: 0,
+        about: "one device",
+    },
+    Single {
+        command: "ibv_devinfo -d soft9",
+        shows: &["No IB devices found"],
+        status: 255,
+        about: "no such device: says so",
+    },
+    Single {
+        command: "ibv_rc_pingpong -d soft9",
+        shows: &["IB device soft9 not found"],
+        status: 1,
+        about: "no such device: says so",
+    },
+    Single {
+        command: "ibv_rc_pingpong -i 2",
+        shows: &["Couldn't get port info"],
+        status: 1,
+        about: "no such port: says so",
+    },
+    Single {
+        command: "ib_write_bw -d soft9",
+        shows: &["IB device soft9 not found"],
+        status: 1,
+        about: "no such device: says so",
+    },
+];
+
+/// What cannot be asked of a tool on any device, and why.
+pub(crate) const FAULTS: &[(&str, &str, &str)] = &[(
+    "ib_atomic_bw",
+    "--perform_warm_up",
+    "the tool waits for completions of requests that it does not signal, on rxe as well",
+)];
+
+/// A line by which a tool says, of a device that it has opened, what cannot be done there, and whether that is the tool's rule or our lack.
+pub(crate) const LIMITS: &[(&str, Limit)] = &[
+    ("Requested size larger than port MTU", Limit::OfTheTool),
+    ("The device isn't ODP capable", Limit::OfTheDevice),
+];
+
+/// Whose limit it is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Limit {
+    /// Any device would be refused.
+    OfTheTool,
+    /// A device may have it, and ours has not.
+    OfTheDevice,
+}

@@ -1,0 +1,224 @@
+//! Stock RDMA programs on the soft device: runs what [`cases`] lists, both ends under `doorbell run` without any privilege, and makes the tables of
+//! `docs/STOCK.md`.
+//!
+//! [`rig`] runs a pair and [`process`] its processes; [`judge`] reads what they wrote; [`tool`] knows how each family is called and what it refuses by itself;
+//! [`trouble`] interrupts and kills; [`table`] writes. A run fails when a program does, or when the committed tables say otherwise than what was found.
+
+mod cases;
+mod judge;
+mod process;
+mod rig;
+mod table;
+mod tool;
+mod trouble;
+
+use anyhow::{Context, Result, bail};
+use cases::Grid;
+use rig::{Outcome, Rig};
+use std::{
+    fs,
+    path::PathBuf,
+    process::ExitCode,
+    sync::{
+        Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
+    thread,
+    time::Instant,
+};
+
+const USAGE: &str = "\
+stock host|wire [--doorbell FILE] [--only TEXT] [--jobs N] [--check FILE | --write FILE]
+
+  host            both ends on this host
+  wire            one end on the kernel's rxe, in the guest
+  --doorbell FILE the command; the one beside this program if not given
+  --only TEXT     only cells whose description has TEXT
+  --jobs N        pairs at a time; half of the processors if not given
+  --check FILE    fail when the tables of FILE differ from what was found
+  --write FILE    put the tables into FILE
+
+Exit status: 0 all is as it should be, 1 it is not, 2 a wrong call.
+";
+
+/// What was asked for.
+struct Options {
+    section: &'static str,
+    doorbell: PathBuf,
+    only: String,
+    jobs: usize,
+    check: Option<PathBuf>,
+    write: Option<PathBuf>,
+}
+
+/// A cell of a grid that is to be filled.
+struct Cell {
+    grid: &'static Grid,
+    tool: &'static str,
+    options: &'static str,
+}
+
+impl Cell {
+    fn describe(&self) -> String {
+        format!("{} {} [{}]", self.tool, self.options, self.grid.title)
+    }
+}
+
+fn main() -> ExitCode {
+    let options = match parse(std::env::args().skip(1)) {
+        Ok(options) => options,
+        Err(error) => {
+            eprint!("{error:#}\n{USAGE}");
+            return ExitCode::from(2);
+        }
+    };
+    match run(&options) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("stock: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Options> {
+    let section = match arguments.next().as_deref() {
+        Some("host") => "host",
+        Some("wire") => "wire",
+        _ => bail!("host or wire?"),
+    };
+    let mut options = Options {
+        section,
+        doorbell: std::env::current_exe()?.with_file_name("doorbell"),
+        only: String::new(),
+        jobs: thread::available_parallelism().map_or(1, |cores| cores.get().div_ceil(2)),
+        check: None,
+        write: None,
+    };
+    while let Some(name) = arguments.next() {
+        let value = arguments.next().with_context(|| format!("{name} needs a value"))?;
+        match name.as_str() {
+            "--doorbell" => options.doorbell = value.into(),
+            "--only" => options.only = value,
+            "--jobs" => {
+                options.jobs = value
+                    .parse()
+                    .ok()
+                    .filter(|&jobs| jobs > 0)
+                    .context("--jobs wants a number")?
+            }
+            "--check" => options.check = Some(value.into()),
+            "--write" => options.write = Some(value.into()),
+            _ => bail!("{name}: no such option"),
+        }
+    }
+    Ok(options)
+}
+
+/// Fills the tables. True when all is well.
+fn run(options: &Options) -> Result<bool> {
+    let doorbell =
+        fs::canonicalize(&options.doorbell).with_context(|| format!("no command at {}", options.doorbell.display()))?;
+    let rig = Rig::new(doorbell)?;
+    let grids = match options.section {
+        "host" => cases::HOST,
+        _ => cases::WIRE,
+    };
+    let cells: Vec<Cell> = grids
+        .iter()
+        .flat_map(|grid| {
+            grid.lines
+                .iter()
+                .flat_map(move |&options| grid.tools.iter().map(move |&tool| Cell { grid, tool, options }))
+        })
+        .filter(|cell| cell.describe().contains(&options.only))
+        .collect();
+    // In the guest everything shares one emulated wire.
+    let jobs = if options.section == "wire" { 1 } else { options.jobs };
+    let outcomes = fill(&rig, &cells, jobs);
+    let mut failures = outcomes
+        .iter()
+        .filter(|outcome| matches!(outcome, Outcome::Fails(_)))
+        .count();
+
+    let mut body = Vec::new();
+    if options.section == "host" && options.only.is_empty() {
+        let (singles, troubles) = trouble::all(&rig)?;
+        for line in singles.iter().chain(&troubles) {
+            failures += usize::from(show(&line.what, &line.outcome));
+        }
+        body.push(table::lines("Programs with one end", &singles));
+        body.push(table::lines("When things go wrong", &troubles));
+    }
+    println!("{} pairs, {failures} failures", cells.len());
+    if !options.only.is_empty() {
+        return Ok(failures == 0);
+    }
+
+    let mut outcomes = outcomes.as_slice();
+    for (place, grid) in grids.iter().enumerate() {
+        let (own, rest) = outcomes.split_at(grid.lines.len() * grid.tools.len());
+        body.insert(place, table::grid(grid, own));
+        outcomes = rest;
+    }
+    let body = body.join("\n");
+    if let Some(file) = &options.write {
+        let text = fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
+        fs::write(file, table::replaced(&text, options.section, &body)?)?;
+    }
+    let mut same = true;
+    if let Some(file) = &options.check {
+        let text = fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
+        for line in table::differences(&text, options.section, &body)? {
+            println!("{}: {line}", file.display());
+            same = false;
+        }
+    }
+    if options.check.is_none() && options.write.is_none() || !same {
+        println!("{body}");
+    }
+    Ok(failures == 0 && same)
+}
+
+/// Runs all cells, several at a time; their outcomes in their order.
+fn fill(rig: &Rig, cells: &[Cell], jobs: usize) -> Vec<Outcome> {
+    let next = AtomicUsize::new(0);
+    let outcomes = Mutex::new(vec![None; cells.len()]);
+    thread::scope(|scope| {
+        for _ in 0..jobs {
+            scope.spawn(|| {
+                loop {
+                    let index = next.fetch_add(1, Ordering::Relaxed);
+                    let Some(cell) = cells.get(index) else { break };
+                    let started = Instant::now();
+                    let folder = format!("pair-{index}");
+                    let outcome = rig
+                        .pair(&folder, cell.tool, cell.options, cell.grid.place)
+                        .unwrap_or_else(|error| Outcome::Fails(format!("{error:#}")));
+                    let what = format!("{:5.1} s {}", started.elapsed().as_secs_f64(), cell.describe());
+                    if show(&what, &outcome) {
+                        rig.show_outputs(&folder);
+                    }
+                    outcomes.lock().unwrap_or_else(|poisoned| poisoned.into_inner())[index] = Some(outcome);
+                }
+            });
+        }
+    });
+    let outcomes = outcomes.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let all = outcomes
+        .into_iter()
+        .map(|outcome| outcome.unwrap_or_else(|| Outcome::Fails("it was not run".to_owned())));
+    all.collect()
+}
+
+/// Prints a line about an outcome. True when it is a failure.
+fn show(what: &str, outcome: &Outcome) -> bool {
+    match outcome {
+        Outcome::Runs => println!("ok           {what}"),
+        Outcome::NotOffered(why) => println!("not offered  {what}: {why}"),
+        Outcome::Lacking(why) => println!("lacking      {what}: {why}"),
+        Outcome::Fails(why) => println!("FAILED       {what}: {why}"),
+    }
+    matches!(outcome, Outcome::Fails(_))
+}

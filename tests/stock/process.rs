@@ -1,0 +1,138 @@
+//! Processes of a row: each in a group of its own, its output in a file, killed with all its children when it is dropped or has had its time.
+
+use anyhow::{Context, Result};
+use std::{
+    fs::{self, File},
+    os::unix::process::{CommandExt, ExitStatusExt},
+    path::{Path, PathBuf},
+    process::{Child, Command, ExitStatus, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+/// How often a process is looked at.
+const TICK: Duration = Duration::from_millis(5);
+
+/// A program that was started.
+pub(crate) struct Process {
+    child: Child,
+    output: PathBuf,
+    ended: Option<ExitStatus>,
+}
+
+impl Process {
+    /// Starts `words` in `folder` with nothing but `variables` and the usual `PATH` in its environment; stdout and stderr go to one file there.
+    pub(crate) fn start(words: &[String], variables: &[(&str, String)], folder: &Path, name: &str) -> Result<Self> {
+        let output = folder.join(format!("{name}.log"));
+        let file = File::create(&output).with_context(|| format!("cannot create {}", output.display()))?;
+        let child = Command::new(&words[0])
+            .args(&words[1..])
+            .current_dir(folder)
+            .env_clear()
+            .env("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")
+            .env("LC_ALL", "C")
+            .env("TMPDIR", folder)
+            .envs(variables.iter().map(|(name, value)| (name, value)))
+            .stdin(Stdio::null())
+            .stderr(file.try_clone()?)
+            .stdout(file)
+            .process_group(0)
+            .spawn()
+            .with_context(|| format!("cannot start {}", words[0]))?;
+        Ok(Self {
+            child,
+            output,
+            ended: None,
+        })
+    }
+
+    /// Its exit status as a shell has it, 128 and the number for a signal; `None` while it runs.
+    pub(crate) fn status(&mut self) -> Result<Option<i32>> {
+        if self.ended.is_none() {
+            self.ended = self.child.try_wait()?;
+        }
+        Ok(self
+            .ended
+            .map(|status| status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0))))
+    }
+
+    /// Waits for its end, until `deadline` at most. `None`: it has had its time.
+    pub(crate) fn wait(&mut self, deadline: Instant) -> Result<Option<i32>> {
+        loop {
+            let status = self.status()?;
+            if status.is_some() || Instant::now() >= deadline {
+                return Ok(status);
+            }
+            thread::sleep(TICK);
+        }
+    }
+
+    /// Waits until a process of its network namespace listens on a TCP port. False when it ended instead, or `deadline` came.
+    pub(crate) fn listens(&mut self, port: u16, deadline: Instant) -> Result<bool> {
+        while Instant::now() < deadline {
+            if self.listens_now(port) {
+                return Ok(true);
+            }
+            if self.status()?.is_some() {
+                return Ok(false);
+            }
+            thread::sleep(TICK);
+        }
+        Ok(false)
+    }
+
+    /// Whether a process of its network namespace listens on a TCP port.
+    pub(crate) fn listens_now(&self, port: u16) -> bool {
+        is_listening(&format!("/proc/{}/net", self.child.id()), port)
+    }
+
+    /// What it has written so far.
+    pub(crate) fn output(&self) -> String {
+        fs::read(&self.output).map_or_else(|_| String::new(), |bytes| String::from_utf8_lossy(&bytes).into_owned())
+    }
+
+    /// Sends a signal to it and its children.
+    pub(crate) fn signal(&self, signal: libc::c_int) {
+        // SAFETY: kill(2) touches no memory. The group is the child's own, and its number is not given to another while we have not waited for the child.
+        if self.ended.is_none() {
+            unsafe { libc::kill(-self.child.id().cast_signed(), signal) };
+        }
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        self.signal(libc::SIGKILL);
+        let _ = self.child.wait();
+    }
+}
+
+/// Whether the kernel's tables of a network namespace (`/proc/PID/net`) have a TCP socket that listens on `port`: state 0A.
+fn is_listening(tables: &str, port: u16) -> bool {
+    ["tcp", "tcp6"].iter().any(|table| {
+        let text = fs::read_to_string(format!("{tables}/{table}")).unwrap_or_default();
+        text.lines().skip(1).any(|line| listener(line) == Some(port))
+    })
+}
+
+/// The port that a line of `/proc/net/tcp` is about, if it is a listener's.
+fn listener(line: &str) -> Option<u16> {
+    let mut fields = line.split_whitespace().skip(1);
+    let (_, port) = fields.next()?.rsplit_once(':')?;
+    let state = fields.nth(1)?;
+    (state == "0A").then(|| u16::from_str_radix(port, 16).ok()).flatten()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn listeners_are_told_from_connections() {
+        let listening = "   0: 00000000:4853 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 1";
+        let connected = "   1: 0100007F:4853 0100007F:C2A0 01 00000000:00000000 00:00000000 00000000     0        0 2";
+        assert_eq!(listener(listening), Some(18515));
+        assert_eq!(listener(connected), None);
+        assert_eq!(listener("  sl  local_address rem_address   st tx_queue"), None);
+    }
+}

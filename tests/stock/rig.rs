@@ -1,0 +1,285 @@
+//! Where rows run: how an end is started in each place, and the running of one pair.
+
+use crate::{
+    cases::{FAULTS, LIMITS, Limit, Place},
+    judge,
+    process::Process,
+    tool::{self, End, Gid, Suite},
+};
+use anyhow::{Context, Result, bail};
+use std::{
+    fs,
+    net::{Ipv4Addr, Ipv6Addr, TcpListener},
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
+    sync::atomic::{AtomicU16, Ordering},
+    thread,
+    time::{Duration, Instant},
+};
+
+/// What a row may take: far more than any does, on a machine that does much else.
+const LIMIT: Duration = Duration::from_secs(60);
+/// How often a client of the connection manager asks for a server that is not there yet. Nothing but being refused shows that.
+const ATTEMPTS: u32 = 50;
+/// TCP ports of the tools: below those that the kernel gives out.
+const PORTS: std::ops::Range<u16> = 20_000..30_000;
+
+/// Lines of an output that are shown when it is of a failure.
+const SHOWN: usize = 30;
+
+/// How a row ended.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) enum Outcome {
+    /// Both ends were content, and so are we.
+    Runs,
+    /// The tool takes no such options, in its own words.
+    NotOffered(String),
+    /// The tool says what our device lacks.
+    Lacking(String),
+    /// Anything else.
+    Fails(String),
+}
+
+/// What all rows share.
+pub(crate) struct Rig {
+    /// The `doorbell` command.
+    doorbell: PathBuf,
+    /// Where outputs go; removed at the end.
+    scratch: tempfile::TempDir,
+    ports: AtomicU16,
+}
+
+/// One end's surroundings.
+struct Surroundings {
+    /// What comes before the tool.
+    prefix: Vec<String>,
+    gid: Gid,
+    /// Its IPv4 address, by which the tools find each other: their servers listen on no other.
+    host: &'static str,
+}
+
+impl Rig {
+    pub(crate) fn new(doorbell: PathBuf) -> Result<Self> {
+        let scratch = tempfile::Builder::new().prefix("stock-").tempdir()?;
+        // The tools run as nobody, who may come in here.
+        fs::set_permissions(scratch.path(), fs::Permissions::from_mode(0o755))?;
+        Ok(Self {
+            doorbell,
+            scratch,
+            ports: AtomicU16::new(PORTS.start),
+        })
+    }
+
+    /// A folder for the outputs of one row, in which nobody may write.
+    pub(crate) fn folder(&self, name: &str) -> Result<PathBuf> {
+        let folder = self.scratch.path().join(name);
+        fs::create_dir_all(&folder)?;
+        fs::set_permissions(&folder, fs::Permissions::from_mode(0o777))?;
+        Ok(folder)
+    }
+
+    /// Prints the ends of what the processes of a row wrote.
+    pub(crate) fn show_outputs(&self, name: &str) {
+        for end in ["server", "client"] {
+            let text = fs::read(self.scratch.path().join(name).join(format!("{end}.log"))).unwrap_or_default();
+            let text = String::from_utf8_lossy(&text);
+            let lines: Vec<&str> = text.lines().collect();
+            for line in &lines[lines.len().saturating_sub(SHOWN)..] {
+                println!("    {end}: {line}");
+            }
+        }
+    }
+
+    /// A TCP port that nobody uses, and no other row is given.
+    pub(crate) fn port(&self) -> Result<u16> {
+        loop {
+            let port = self.ports.fetch_add(1, Ordering::Relaxed);
+            if !PORTS.contains(&port) {
+                bail!("no TCP port of {PORTS:?} is left");
+            }
+            let free = TcpListener::bind((Ipv6Addr::UNSPECIFIED, port))
+                .or_else(|_| TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)));
+            if free.is_ok() {
+                return Ok(port);
+            }
+        }
+    }
+
+    /// `doorbell run` with these options, without any privilege.
+    pub(crate) fn under_doorbell(&self, options: &[&str]) -> Vec<String> {
+        let mut words = unprivileged();
+        words.extend([self.doorbell.display().to_string(), "run".to_owned()]);
+        words.extend(options.iter().map(|&word| word.to_owned()));
+        words.push("--".to_owned());
+        words
+    }
+
+    /// The two ends' surroundings: the server's, the client's.
+    fn ends(&self, place: Place) -> Result<[Surroundings; 2]> {
+        let soft = |options: &[&str], address: &str, host| Surroundings {
+            prefix: self.under_doorbell(options),
+            gid: Gid {
+                device: None,
+                index: 0,
+                address: address.to_owned(),
+            },
+            host,
+        };
+        let twice = |options: &[&str], address: &str| [(); 2].map(|()| soft(options, address, "127.0.0.1"));
+        Ok(match place {
+            Place::Host => twice(&[], "127.0.0.1"),
+            Place::Udp => twice(&["--link", "udp"], "127.0.0.1"),
+            Place::Ipv6 => twice(&["--address", "::1"], "::1"),
+            Place::Wire { rxe_serves, ipv6 } => {
+                let (ours, theirs) = if ipv6 {
+                    ("fd09::2", "fd09::1")
+                } else {
+                    ("10.9.0.2", "10.9.0.1")
+                };
+                let mut soft = soft(&["--address", ours], ours, "10.9.0.2");
+                let namespace = ["ip", "netns", "exec", "peer"].map(str::to_owned);
+                soft.prefix.splice(0..0, namespace);
+                let rxe = Surroundings {
+                    prefix: Vec::new(),
+                    gid: Gid {
+                        device: Some("rxe0"),
+                        index: kernel_gid(theirs)?,
+                        address: theirs.to_owned(),
+                    },
+                    host: "10.9.0.1",
+                };
+                if rxe_serves { [rxe, soft] } else { [soft, rxe] }
+            }
+        })
+    }
+
+    /// Runs one pair.
+    pub(crate) fn pair(&self, name: &str, tool: &str, options: &str, place: Place) -> Result<Outcome> {
+        let deadline = Instant::now() + LIMIT;
+        let folder = self.folder(name)?;
+        if let Some(&(.., why)) = FAULTS.iter().find(|fault| (fault.0, fault.1) == (tool, options)) {
+            return Ok(Outcome::NotOffered(why.to_owned()));
+        }
+        if let Some(words) = tool::refusal(tool, options, &unprivileged(), &folder, deadline)? {
+            return Ok(Outcome::NotOffered(words));
+        }
+        let suite = Suite::of(tool);
+        let port = self.port()?;
+        let [server, client] = self.ends(place)?;
+        let start = |surroundings: &Surroundings, end, name| {
+            let words = [
+                surroundings.prefix.clone(),
+                suite.command(tool, options, end, port, &surroundings.gid),
+            ]
+            .concat();
+            Process::start(&words, &[], &folder, name)
+        };
+
+        // The connection manager's address is the device's own.
+        let by_manager = suite == Suite::Rping || options.split_whitespace().any(|word| word == "-R");
+        let host = if by_manager {
+            server.gid.address.as_str()
+        } else {
+            server.host
+        };
+        let mut serving = start(&server, End::Server, "server")?;
+        if !by_manager && !serving.listens(port, deadline)? {
+            return Ok(failure(tool, "the server", &mut serving)?);
+        }
+        let mut attempt = 1;
+        let mut asking = start(&client, End::Client(host), "client")?;
+        // The server may have to be asked several times until it is there.
+        while by_manager
+            && asking.wait(deadline)?.is_some_and(|status| status != 0)
+            && serving.status()?.is_none()
+            && attempt < ATTEMPTS
+        {
+            thread::sleep(Duration::from_millis(100));
+            asking = start(&client, End::Client(host), "client")?;
+            attempt += 1;
+        }
+        for (who, process) in [("the client", &mut asking), ("the server", &mut serving)] {
+            if process.wait(deadline)? != Some(0) {
+                return Ok(failure(tool, who, process)?);
+            }
+        }
+        if let Some(left) = leftover(&folder)? {
+            return Ok(Outcome::Fails(format!("{left} is left behind")));
+        }
+        Ok(
+            match judge::complaint(suite, options, &serving.output(), &asking.output()) {
+                None => Outcome::Runs,
+                Some(what) => Outcome::Fails(what),
+            },
+        )
+    }
+}
+
+/// Anything in a row's folder, which is its processes' TMPDIR, but what they wrote to stdout and stderr.
+fn leftover(folder: &Path) -> Result<Option<String>> {
+    for entry in fs::read_dir(folder)? {
+        let name = entry?.file_name().to_string_lossy().into_owned();
+        if !name.ends_with(".log") {
+            return Ok(Some(name));
+        }
+    }
+    Ok(None)
+}
+
+/// What is told of an end that did not end well.
+fn failure(tool: &str, who: &str, process: &mut Process) -> Result<Outcome> {
+    let output = process.output();
+    for &(mark, limit) in LIMITS {
+        if let Some(line) = output.lines().find(|line| line.contains(mark)) {
+            let words = tool::words_of(tool, line);
+            return Ok(match limit {
+                Limit::OfTheTool => Outcome::NotOffered(words),
+                Limit::OfTheDevice => Outcome::Lacking(words),
+            });
+        }
+    }
+    let last = output
+        .lines()
+        .map(str::trim)
+        .rfind(|line| line.chars().any(char::is_alphabetic));
+    let how = match process.status()? {
+        None => "does not end".to_owned(),
+        Some(status) => format!("ends with {status}"),
+    };
+    Ok(Outcome::Fails(format!("{who} {how}: {}", last.unwrap_or("not a word"))))
+}
+
+/// What gives up every privilege, where we have any.
+pub(crate) fn unprivileged() -> Vec<String> {
+    // SAFETY: geteuid(2) cannot fail and touches no memory.
+    if unsafe { libc::geteuid() } != 0 {
+        return Vec::new();
+    }
+    [
+        "setpriv",
+        "--reuid=65534",
+        "--regid=65534",
+        "--clear-groups",
+        "--no-new-privs",
+        "--inh-caps=-all",
+    ]
+    .map(str::to_owned)
+    .into()
+}
+
+/// The index of an address in rxe0's table, as the kernel prints addresses there.
+fn kernel_gid(address: &str) -> Result<u32> {
+    let address: Ipv6Addr = match address.parse::<Ipv4Addr>() {
+        Ok(address) => address.to_ipv6_mapped(),
+        Err(_) => address.parse()?,
+    };
+    let wanted = address.segments().map(|segment| format!("{segment:04x}")).join(":");
+    let table = Path::new("/sys/class/infiniband/rxe0/ports/1/gids");
+    for entry in fs::read_dir(table).with_context(|| format!("cannot list {}", table.display()))? {
+        let entry = entry?;
+        if fs::read_to_string(entry.path()).is_ok_and(|text| text.trim() == wanted) {
+            return Ok(entry.file_name().to_string_lossy().parse()?);
+        }
+    }
+    bail!("rxe0 has no GID {wanted}")
+}

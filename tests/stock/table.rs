@@ -1,0 +1,159 @@
+//! The report: tables in Markdown, each section between two marks in the file that is committed.
+
+use crate::{cases::Grid, rig::Outcome};
+use anyhow::{Context, Result};
+use std::fmt::Write;
+
+/// One row of a report without columns: what was done, and how it ended.
+pub(crate) struct Line {
+    /// The command, or what was done with it.
+    pub(crate) what: String,
+    /// What it must show.
+    pub(crate) about: &'static str,
+    /// Whether it did.
+    pub(crate) outcome: Outcome,
+}
+
+/// A grid with the outcome of each cell, row by row.
+pub(crate) fn grid(grid: &Grid, outcomes: &[Outcome]) -> String {
+    let mut text = format!("### {}\n\n", grid.title);
+    if !grid.about.is_empty() {
+        let _ = writeln!(text, "{}\n", grid.about);
+    }
+    let _ = write!(text, "| options |");
+    for tool in grid.tools {
+        let _ = write!(text, " {} |", short(tool));
+    }
+    let _ = write!(text, "\n|---|{}\n", "---|".repeat(grid.tools.len()));
+    let mut notes: Vec<&str> = Vec::new();
+    for (row, options) in grid.lines.iter().enumerate() {
+        let _ = match options.trim() {
+            "" => write!(text, "| (none) |"),
+            options => write!(text, "| `{options}` |"),
+        };
+        for outcome in &outcomes[row * grid.tools.len()..][..grid.tools.len()] {
+            let mut noted = |mark: &str, why| {
+                let place = notes.iter().position(|&note| note == why).unwrap_or_else(|| {
+                    notes.push(why);
+                    notes.len() - 1
+                });
+                format!("{mark} ({})", place + 1)
+            };
+            let cell = match outcome {
+                Outcome::Runs => "yes".to_owned(),
+                Outcome::NotOffered(why) => noted("–", why),
+                Outcome::Lacking(why) => noted("no", why),
+                Outcome::Fails(why) => noted("**fails**", why),
+            };
+            let _ = write!(text, " {cell} |");
+        }
+        text.push('\n');
+    }
+    if !notes.is_empty() {
+        text.push('\n');
+    }
+    for (index, note) in notes.iter().enumerate() {
+        let _ = writeln!(text, "{}. {note}", index + 1);
+    }
+    text
+}
+
+/// A table of single lines.
+pub(crate) fn lines(title: &str, lines: &[Line]) -> String {
+    let mut text = format!("### {title}\n\n| what | result |\n|---|---|\n");
+    for Line { what, about, outcome } in lines {
+        let result = match outcome {
+            Outcome::Runs => format!("yes: {about}"),
+            Outcome::NotOffered(why) => format!("– {why}"),
+            Outcome::Lacking(why) => format!("no: {why}"),
+            Outcome::Fails(why) => format!("**fails**: {why}"),
+        };
+        let _ = writeln!(text, "| {what} | {result} |");
+    }
+    text
+}
+
+/// A tool's name in the head of a table: without what all of its family begin with.
+fn short(tool: &str) -> &str {
+    tool.strip_prefix("ibv_")
+        .or_else(|| tool.strip_prefix("ib_"))
+        .unwrap_or(tool)
+}
+
+/// Where a section lies in the file's text: between its two marks.
+fn span(file: &str, section: &str) -> Result<std::ops::Range<usize>> {
+    let (begin, end) = (format!("<!-- begin {section} -->\n"), format!("<!-- end {section} -->"));
+    let lacking = || format!("the report has no section {section:?}");
+    let start = file.find(&begin).with_context(lacking)? + begin.len();
+    let length = file[start..].find(&end).with_context(lacking)?;
+    Ok(start..start + length)
+}
+
+/// The file's text with a section replaced.
+pub(crate) fn replaced(file: &str, section: &str, body: &str) -> Result<String> {
+    let span = span(file, section)?;
+    Ok(format!("{}\n{body}\n{}", &file[..span.start], &file[span.end..]))
+}
+
+/// The lines of the file's section that `body` has otherwise: theirs with `-`, ours with `+`.
+pub(crate) fn differences(file: &str, section: &str, body: &str) -> Result<Vec<String>> {
+    let lines = |text: &str| -> Vec<String> {
+        let lines = text.lines().map(str::to_owned);
+        lines.filter(|line| !line.is_empty()).collect()
+    };
+    let (old, new) = (lines(&file[span(file, section)?]), lines(body));
+    let gone = old
+        .iter()
+        .filter(|line| !new.contains(line))
+        .map(|line| format!("-{line}"));
+    let come = new
+        .iter()
+        .filter(|line| !old.contains(line))
+        .map(|line| format!("+{line}"));
+    let mut all: Vec<String> = gone.chain(come).collect();
+    if all.is_empty() && old != new {
+        all.push("the same lines in another order".to_owned());
+    }
+    Ok(all)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cases::Place;
+
+    const FILE: &str = "# Report\n<!-- begin host -->\n\nold\nkept\n\n<!-- end host -->\nmore\n";
+
+    #[test]
+    fn a_section_is_replaced_and_compared_alone() {
+        let new = replaced(FILE, "host", "new\nkept").unwrap();
+        assert_eq!(
+            new,
+            "# Report\n<!-- begin host -->\n\nnew\nkept\n<!-- end host -->\nmore\n"
+        );
+        assert_eq!(differences(FILE, "host", "new\nkept\n").unwrap(), ["-old", "+new"]);
+        assert!(differences(&new, "host", "new\n\nkept\n").unwrap().is_empty());
+        assert_eq!(differences(&new, "host", "kept\nnew\n").unwrap().len(), 1);
+        assert!(replaced(FILE, "wire", "").is_err());
+    }
+
+    #[test]
+    fn a_reason_is_told_once_for_each_table() {
+        let shape = Grid {
+            title: "T",
+            about: "",
+            tools: &["ib_a", "ib_b"],
+            place: Place::Host,
+            lines: &["", "-e"],
+        };
+        let refused = || Outcome::NotOffered("not here".to_owned());
+        let text = grid(
+            &shape,
+            &[Outcome::Runs, refused(), refused(), Outcome::Fails("odd".to_owned())],
+        );
+        assert_eq!(
+            text,
+            "### T\n\n| options | a | b |\n|---|---|---|\n| (none) | yes | – (1) |\n| `-e` | – (1) | **fails** (2) |\n\n1. not here\n2. odd\n"
+        );
+    }
+}

@@ -1,0 +1,168 @@
+//! How each family of tools is called, and what it refuses by itself.
+
+use crate::process::Process;
+use anyhow::{Result, bail};
+use std::{path::Path, time::Instant};
+
+/// A family of tools with one way of being called.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Suite {
+    /// ibv_*_pingpong.
+    Pingpong,
+    /// ib_*.
+    Perftest,
+    /// rping.
+    Rping,
+}
+
+/// Which end of a pair.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum End<'a> {
+    /// Waits for the other.
+    Server,
+    /// Looks for it at this address.
+    Client(&'a str),
+}
+
+impl Suite {
+    /// That of a tool.
+    pub(crate) fn of(tool: &str) -> Self {
+        match tool {
+            "rping" => Suite::Rping,
+            _ if tool.starts_with("ib_") => Suite::Perftest,
+            _ => Suite::Pingpong,
+        }
+    }
+
+    /// The command line of one end, on a device's GID.
+    pub(crate) fn command(self, tool: &str, options: &str, end: End<'_>, port: u16, on: &Gid) -> Vec<String> {
+        let mut line = format!("{tool} {options} -p {port}");
+        match (self, on) {
+            // The address chooses the device.
+            (Suite::Rping, _) => {}
+            (
+                _,
+                Gid {
+                    device: Some(device), ..
+                },
+            ) => line += &format!(" -d {device}"),
+            _ => {}
+        }
+        match self {
+            Suite::Pingpong => line += &format!(" -g {}", on.index),
+            Suite::Perftest => line += &format!(" -x {} -F", on.index),
+            Suite::Rping => {}
+        }
+        match (self, end) {
+            (Suite::Rping, End::Server) => line += &format!(" -s -a {}", on.address),
+            (Suite::Rping, End::Client(host)) => line += &format!(" -c -a {host}"),
+            (_, End::Client(host)) => line += &format!(" {host}"),
+            (_, End::Server) => {}
+        }
+        line.split_whitespace().map(str::to_owned).collect()
+    }
+}
+
+/// The GID that an end uses.
+#[derive(Clone, Debug)]
+pub(crate) struct Gid {
+    /// The device, where it is not the only one.
+    pub(crate) device: Option<&'static str>,
+    /// Its place in the device's table.
+    pub(crate) index: u32,
+    /// The address that it stands for.
+    pub(crate) address: String,
+}
+
+/// Marks of a tool that has looked for a device: then it takes the options.
+const LOOKED: [&str; 5] = [
+    "Did not detect devices",
+    "Unable to find the Infiniband/RoCE device",
+    "Failed to get IB devices list",
+    "No IB devices found",
+    "not found",
+];
+
+/// What a tool says of options that it does not take, whatever the device: asked on the system's own library for a device that does not exist. `None` when it
+/// takes them.
+pub(crate) fn refusal(
+    tool: &str,
+    options: &str,
+    prefix: &[String],
+    folder: &Path,
+    deadline: Instant,
+) -> Result<Option<String>> {
+    if Suite::of(tool) == Suite::Rping {
+        return Ok(None);
+    }
+    let mut words = prefix.to_vec();
+    words.extend(
+        format!("{tool} {options} -d no-such-device")
+            .split_whitespace()
+            .map(str::to_owned),
+    );
+    let mut asked = Process::start(&words, &[], folder, "asked")?;
+    if asked.wait(deadline)?.is_none() {
+        bail!("{tool} {options} does not end where no device is");
+    }
+    let output = asked.output();
+    if LOOKED.iter().any(|mark| output.contains(mark)) {
+        return Ok(None);
+    }
+    Ok(Some(words_of(tool, &output)))
+}
+
+/// The tool's reason: the first line that is no ornament, without its own name before it.
+pub(crate) fn words_of(tool: &str, output: &str) -> String {
+    let line = output
+        .lines()
+        .map(str::trim)
+        .find(|line| line.chars().any(char::is_alphabetic))
+        .unwrap_or("it ends without a word");
+    let line = line.strip_prefix(&format!("{tool}: ")).unwrap_or(line);
+    line.trim_end_matches('.').to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_family_is_called_in_its_own_way() {
+        let soft = Gid {
+            device: None,
+            index: 0,
+            address: "127.0.0.1".to_owned(),
+        };
+        let rxe = Gid {
+            device: Some("rxe0"),
+            index: 3,
+            address: "fd09::1".to_owned(),
+        };
+        let spelt = |tool: &str, end, on| Suite::of(tool).command(tool, "-n 5", end, 7, on).join(" ");
+        assert_eq!(
+            spelt("ibv_rc_pingpong", End::Server, &soft),
+            "ibv_rc_pingpong -n 5 -p 7 -g 0"
+        );
+        assert_eq!(
+            spelt("ib_send_bw", End::Client("10.9.0.1"), &rxe),
+            "ib_send_bw -n 5 -p 7 -d rxe0 -x 3 -F 10.9.0.1"
+        );
+        assert_eq!(
+            spelt("rping", End::Client("10.9.0.1"), &soft),
+            "rping -n 5 -p 7 -c -a 10.9.0.1"
+        );
+    }
+
+    #[test]
+    fn a_reason_is_the_first_line_that_says_something() {
+        assert_eq!(
+            words_of("x", "-----\n\n Bidirectional is only available in BW test\n Parser …"),
+            "Bidirectional is only available in BW test"
+        );
+        assert_eq!(
+            words_of("ibv_uc_pingpong", "ibv_uc_pingpong: invalid option -- 't'\n"),
+            "invalid option -- 't'"
+        );
+    }
+}

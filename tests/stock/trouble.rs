@@ -1,0 +1,172 @@
+//! What a new user does to the programs: interrupts them, kills one end, calls them wrongly.
+
+use crate::{
+    cases::{SINGLES, Single},
+    process::Process,
+    rig::{Outcome, Rig},
+    table::Line,
+};
+use anyhow::Result;
+use std::time::{Duration, Instant};
+
+/// What anything here may take: an end that has lost its peer gives up after its retries.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// A thing that is done to programs, and what must come of it.
+struct Trouble {
+    what: &'static str,
+    about: &'static str,
+    /// What went otherwise, if anything did.
+    happens: fn(&Rig) -> Result<Option<String>>,
+}
+
+const TROUBLES: &[Trouble] = &[
+    Trouble {
+        what: "`ibv_asyncwatch`, and Ctrl-C",
+        about: "waits for events, and ends when told",
+        happens: watch,
+    },
+    Trouble {
+        what: "`ibv_rc_pingpong`: Ctrl-C for the server in the middle",
+        about: "the client's retries run out: `transport retry counter exceeded`",
+        happens: server_interrupted,
+    },
+    Trouble {
+        what: "`ib_write_bw`: the client killed (SIGKILL) in the middle",
+        about: "the server ends with an error",
+        happens: client_killed,
+    },
+    Trouble {
+        what: "`ib_read_bw`: the server killed (SIGKILL) in the middle",
+        about: "the client ends with an error",
+        happens: server_killed,
+    },
+    Trouble {
+        what: "`ib_write_bw` with no server",
+        about: "the client says that it cannot connect",
+        happens: no_server,
+    },
+];
+
+/// Everything that is no pair of equal options.
+pub(crate) fn all(rig: &Rig) -> Result<(Vec<Line>, Vec<Line>)> {
+    let singles = SINGLES.iter().map(|single| alone(rig, single)).collect::<Result<_>>()?;
+    let troubles = TROUBLES.iter().map(|trouble| {
+        let wrong = (trouble.happens)(rig)?;
+        Ok(Line {
+            what: trouble.what.to_owned(),
+            about: trouble.about,
+            outcome: wrong.map_or(Outcome::Runs, Outcome::Fails),
+        })
+    });
+    Ok((singles, troubles.collect::<Result<_>>()?))
+}
+
+/// Runs a program that has no other end.
+fn alone(rig: &Rig, single: &Single) -> Result<Line> {
+    let mut process = start(rig, single.command, "alone")?;
+    let status = process.wait(Instant::now() + LIMIT)?;
+    let output = process.output();
+    let wrong = match status {
+        None => Some("it does not end".to_owned()),
+        Some(status) if status != single.status => Some(format!("it ends with {status}, not {}", single.status)),
+        Some(_) => {
+            let lacking = single.shows.iter().find(|&&shown| !output.contains(shown));
+            lacking.map(|shown| format!("it does not show {shown:?}"))
+        }
+    };
+    if wrong.is_some() {
+        println!("{output}");
+    }
+    Ok(Line {
+        what: format!("`{}`", single.command),
+        about: single.about,
+        outcome: wrong.map_or(Outcome::Runs, Outcome::Fails),
+    })
+}
+
+/// A program under `doorbell run`, in a folder of its own.
+fn start(rig: &Rig, command: &str, name: &str) -> Result<Process> {
+    let mut words = rig.under_doorbell(&[]);
+    words.extend(command.split_whitespace().map(str::to_owned));
+    Process::start(&words, &[], &rig.folder(&format!("trouble-{}", rig.port()?))?, name)
+}
+
+/// Waits until `shown` is in the output.
+fn shows(process: &mut Process, shown: &str) -> Result<bool> {
+    let deadline = Instant::now() + LIMIT;
+    while !process.output().contains(shown) {
+        if process.status()?.is_some() || Instant::now() > deadline {
+            return Ok(false);
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    Ok(true)
+}
+
+fn watch(rig: &Rig) -> Result<Option<String>> {
+    // Its output goes to no terminal, so it would keep it; its descriptor is asked instead.
+    let mut watching = start(rig, "stdbuf -oL ibv_asyncwatch", "watch")?;
+    if !shows(&mut watching, "async event FD")? {
+        return Ok(Some(format!("it shows {:?}", watching.output())));
+    }
+    watching.signal(libc::SIGINT);
+    Ok(match watching.wait(Instant::now() + LIMIT)? {
+        Some(status) if status == 128 + libc::SIGINT => None,
+        other => Some(format!("it ends with {other:?}")),
+    })
+}
+
+/// A pair in the middle of something that does not end by itself.
+fn talking(rig: &Rig, command: &str, connect: &str) -> Result<(Process, Process)> {
+    let port = rig.port()?;
+    let mut server = start(rig, &format!("{command} -p {port}"), "server")?;
+    server.listens(port, Instant::now() + LIMIT)?;
+    let client = start(rig, &format!("{command} -p {port} {connect}"), "client")?;
+    // Both have found each other when the server has stopped listening.
+    let deadline = Instant::now() + LIMIT;
+    while server.listens_now(port) && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    std::thread::sleep(Duration::from_millis(500));
+    Ok((server, client))
+}
+
+fn server_interrupted(rig: &Rig) -> Result<Option<String>> {
+    let (mut server, mut client) = talking(rig, "ibv_rc_pingpong -g 0 -n 100000000", "127.0.0.1")?;
+    server.signal(libc::SIGINT);
+    let stopped = server.wait(Instant::now() + LIMIT)?;
+    if stopped != Some(128 + libc::SIGINT) {
+        return Ok(Some(format!("the server ends with {stopped:?}")));
+    }
+    ends_with_an_error(&mut client, "transport retry counter exceeded")
+}
+
+fn client_killed(rig: &Rig) -> Result<Option<String>> {
+    let (mut server, client) = talking(rig, "ib_write_bw -F -n 100000000 -N", "127.0.0.1")?;
+    client.signal(libc::SIGKILL);
+    ends_with_an_error(&mut server, "")
+}
+
+fn server_killed(rig: &Rig) -> Result<Option<String>> {
+    let (server, mut client) = talking(rig, "ib_read_bw -F -n 100000000 -N", "127.0.0.1")?;
+    server.signal(libc::SIGKILL);
+    ends_with_an_error(&mut client, "Completion with error")
+}
+
+fn no_server(rig: &Rig) -> Result<Option<String>> {
+    let port = rig.port()?;
+    let mut client = start(rig, &format!("ib_write_bw -F -p {port} 127.0.0.1"), "client")?;
+    ends_with_an_error(&mut client, "Couldn't connect to 127.0.0.1")
+}
+
+/// It must end with a status that is neither 0 nor a signal's, and have said this.
+fn ends_with_an_error(process: &mut Process, said: &str) -> Result<Option<String>> {
+    Ok(match process.wait(Instant::now() + LIMIT)? {
+        None => Some("it does not end".to_owned()),
+        Some(0) => Some("it ends with 0".to_owned()),
+        Some(status) if status >= 128 => Some(format!("it ends with {status}")),
+        Some(_) if !process.output().contains(said) => Some(format!("it does not say {said:?}")),
+        Some(_) => None,
+    })
+}
