@@ -77,8 +77,8 @@ impl Body<'_> {
     /// When the payload has no such range.
     ///
     /// # Safety
-    /// `dst` is writable for `len` bytes, which are no part of the lane, of a segment of this sender, or (of a lane to this process itself) of the payload. They may be read and written
-    /// meanwhile, as memory of a device is.
+    /// `dst` is writable for `len` bytes, which are no part of the lane. They may be read and written meanwhile, as memory of a device is; where they are the payload's own (of a lane to this
+    /// process itself, or shared with the sender), what is there afterwards is as undefined as with any device.
     pub unsafe fn copy_to(&self, at: usize, len: usize, dst: *mut u8) -> Result<(), Gone> {
         let end = at.checked_add(len);
         assert!(
@@ -175,8 +175,8 @@ impl Body<'_> {
             (Reference::Process { .. }, Origin::Unreadable) => None,
         };
         // SAFETY: the lane and the segments are mapped for these ranges, which were just checked, and cannot shrink; of a lane to this process itself the creator
-        // has promised that they are readable. Each byte is read once and only copied, so it does no harm when others write it.
-        unsafe { ptr::copy_nonoverlapping(src.ok_or(Gone)?, dst, len) };
+        // has promised that they are readable. Each byte is read once and only copied, so it does no harm when others write it. The two may overlap, when a process writes to itself.
+        unsafe { ptr::copy(src.ok_or(Gone)?, dst, len) };
         Ok(())
     }
 

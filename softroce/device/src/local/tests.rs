@@ -161,6 +161,16 @@ fn a_lane_to_itself_copies_by_address() {
         .push(&packet(b"", Payload::Referred(&[process(&memory)])), NOBODY)
         .unwrap();
     assert_eq!(take(&mut receiver), Some((Kind::Packet, vec![], Ok(memory))));
+
+    // A process may write to where it reads.
+    let mut memory = numbers(1000);
+    sender
+        .push(&packet(b"", Payload::Referred(&[process(&memory)])), NOBODY)
+        .unwrap();
+    let at = memory.as_mut_ptr();
+    // SAFETY: 900 bytes of `memory` from its hundredth on, to which nobody has a reference.
+    let copied = receiver.pop(|received| unsafe { received.body.copy_to(0, 900, at.add(100)) });
+    assert_eq!(copied, Ok(Some(Ok(()))));
 }
 
 #[test]
