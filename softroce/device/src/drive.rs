@@ -476,6 +476,8 @@ impl Shared {
 
     /// Sends what the engine has to send, as far as the batch has room. Says whether there is more.
     fn fill_and_send<'a>(&'a self, mut core: MutexGuard<'a, Core>, mut tx: MutexGuard<'a, Tx>, force: bool) -> bool {
+        // Before a lane shows the peer that its message was received.
+        core.deliver(|| self.now());
         let now = self.now();
         let filled = core.fill(now, &mut tx.batch);
         let blocked = if let Some(mut acks) = self.beside(&tx.batch, force) {
