@@ -33,13 +33,13 @@ use std::thread::Thread;
 use std::time::{Duration, Instant as Clock};
 
 use doorbell_roce_proto::Instant;
-use doorbell_roce_proto::icrc::Flow;
+use doorbell_roce_proto::icrc::FlowCache;
 use doorbell_roce_proto::wire::Opcode;
 
 use crate::event::{Event, PortEvent};
 use crate::host::{Arrival, MemberId, Message};
 use crate::lanes::{Incoming, Taken};
-use crate::link::{Envelope, PortState, Receive, RxBatch, Transmit, TxBatch, Waker};
+use crate::link::{Envelope, PortState, Receive, RxBatch, Seal, Transmit, TxBatch, Waker};
 use crate::local::Receiver;
 use crate::local::segment::SegmentId;
 use crate::state::{Core, Filled};
@@ -140,9 +140,13 @@ pub(crate) struct Shared {
 }
 
 /// The ICRC for the link's batches.
-fn seal(packet: &mut [u8], envelope: &Envelope) {
-    let (src, dst) = (envelope.src, envelope.dst);
-    Flow::new(src.ip(), dst.ip(), src.port(), dst.port()).seal(envelope.ident, packet);
+fn seal() -> impl Seal + 'static {
+    let mut flows = FlowCache::default();
+    move |packet: &mut [u8], envelope: &Envelope| {
+        let (src, dst) = (envelope.src, envelope.dst);
+        let flow = flows.flow(src.ip(), dst.ip(), src.port(), dst.port());
+        flow.seal(envelope.ident, packet);
+    }
 }
 
 /// Whether a batch is short and holds nothing but acknowledgements, positive or negative.
@@ -161,7 +165,7 @@ impl Shared {
         core: Core,
     ) -> Self {
         let lane = |half| {
-            let batch = TxBatch::new(local, seal);
+            let batch = TxBatch::new(local, seal());
             Tx { half, batch }
         };
         Self {
