@@ -102,7 +102,7 @@ pub(crate) struct DropinArgs {
     /// UDP port of the wire; both ends need the same
     #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) port: Option<u16>,
-    /// How processes of one host reach each other: udp forces the wire [default: the best way there is]
+    /// How processes of one host reach each other: udp or local, that alone [default: local where it can be]
     #[arg(long, value_name = "LINK")]
     pub(crate) link: Option<String>,
     /// What to do to the packets sent, as drop=0.01,seed=7
