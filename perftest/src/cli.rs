@@ -85,11 +85,11 @@ pub(crate) struct RunArgs {
 /// What `doorbell env` takes.
 #[derive(Args, Debug)]
 pub(crate) struct EnvArgs {
-    #[command(flatten)]
-    pub(crate) device: DropinArgs,
     /// Print NAME=VALUE lines, as for $GITHUB_ENV, and not commands of a shell
     #[arg(long)]
     pub(crate) plain: bool,
+    #[command(flatten)]
+    pub(crate) device: DropinArgs,
 }
 
 /// The userspace device of programs that know nothing of it.
