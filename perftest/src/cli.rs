@@ -85,11 +85,11 @@ pub(crate) struct RunArgs {
 /// What `doorbell env` takes.
 #[derive(Args, Debug)]
 pub(crate) struct EnvArgs {
-    #[command(flatten)]
-    pub(crate) device: DropinArgs,
     /// Print NAME=VALUE lines, as for $GITHUB_ENV, and not commands of a shell
     #[arg(long)]
     pub(crate) plain: bool,
+    #[command(flatten)]
+    pub(crate) device: DropinArgs,
 }
 
 /// The userspace device of programs that know nothing of it.
@@ -102,7 +102,7 @@ pub(crate) struct DropinArgs {
     /// UDP port of the wire; both ends need the same
     #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) port: Option<u16>,
-    /// How processes of one host reach each other: udp forces the wire [default: the best way there is]
+    /// How processes of one host reach each other: udp or local, that alone [default: local where it can be]
     #[arg(long, value_name = "LINK")]
     pub(crate) link: Option<String>,
     /// What to do to the packets sent, as drop=0.01,seed=7
