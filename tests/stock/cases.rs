@@ -194,7 +194,7 @@ const WIRE_PERFTEST: &[&str] = &[
     "-n 100",
     "-n 20 -q 2 -b",
     "-n 50 -e",
-    "-n 50 -c UC",
+    "-n 50 -s 2000 -c UC",
     "-n 50 -c UD",
     "-n 50 --use-srq",
 ];
