@@ -1,9 +1,10 @@
 //! How a device is set up: by its program, or by environment variables for programs that know nothing of it.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use crate::lanes::Mover;
 use crate::link::ROCE_PORT;
 use crate::link::fault::FaultConfig;
 
@@ -24,6 +25,8 @@ pub struct DeviceConfig {
     pub pcap: Option<PathBuf>,
     /// Chooses the first queue pair number; `None` for one that nobody can predict.
     pub seed: Option<u64>,
+    /// How payloads get to other processes of this host; `None` for the best of what can be had.
+    pub mover: Option<Mover>,
     /// How long the progress thread goes on spinning after the last traffic before it sleeps.
     pub spin: Duration,
 }
@@ -36,6 +39,8 @@ pub enum LinkChoice {
     Automatic,
     /// UDP, as to other hosts. So it is where faults are injected or packets captured, as both are done to datagrams.
     Udp,
+    /// Lanes, and nothing else: a queue pair that is not on this address cannot be connected to.
+    Local,
 }
 
 /// How long the progress thread spins after the last traffic unless told otherwise: several times what waking it costs (some 20 µs), and short enough that a
@@ -53,8 +58,28 @@ impl DeviceConfig {
             faults: FaultConfig::default(),
             pcap: None,
             seed: None,
+            mover: None,
             spin: SPIN,
         }
+    }
+
+    /// The GUID of its node (IBTA vol 1, 4.1.1), in host order: locally administered, and the same in every process with a device of this address and port, as those are
+    /// one device to programs. One whose address is yet to be found counts as the first it may have.
+    #[must_use]
+    pub fn guid(&self) -> u64 {
+        const LOCALLY_ADMINISTERED: u64 = 0x02db << 48;
+        let low = match self.address.unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST)) {
+            IpAddr::V4(address) => (u64::from(self.port) << 32) | u64::from(address.to_bits()),
+            // FNV-1a, folded to what there is room for.
+            IpAddr::V6(address) => {
+                let bytes = address.octets().into_iter().chain(self.port.to_be_bytes());
+                let hash = bytes.fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+                    (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+                });
+                (hash >> 48 ^ hash) & 0xffff_ffff_ffff
+            }
+        };
+        LOCALLY_ADMINISTERED | low
     }
 
     /// Whether all of its packets go over UDP.
@@ -66,7 +91,8 @@ impl DeviceConfig {
     ///
     /// - `DOORBELL_SOFT_ADDR`: addresses, separated by commas, one device each;
     /// - `DOORBELL_SOFT_PORT`: the UDP port;
-    /// - `DOORBELL_LINK`: `udp` for UDP to the processes of this host too;
+    /// - `DOORBELL_LINK`: `udp` or `local`, for that link alone;
+    /// - `DOORBELL_COPY`: `shared`, `vm` or `ring`, for that mover alone ([`Mover`]);
     /// - `DOORBELL_FAULTS`: what to inject, such as `drop=0.05,seed=7` ([`FaultConfig`]);
     /// - `DOORBELL_PCAP`: the file to capture into; of several devices each adds its name, as in `file-soft1.pcap`.
     ///
@@ -93,11 +119,20 @@ impl DeviceConfig {
         if let Some(value) = set("DOORBELL_LINK") {
             pattern.link = match value.as_str() {
                 "udp" => LinkChoice::Udp,
+                "local" => LinkChoice::Local,
                 _ => {
-                    let problem = "is not a link of this version; it has: udp";
-                    return Err(ConfigError::new("DOORBELL_LINK", &value, problem));
+                    return Err(ConfigError::new(
+                        "DOORBELL_LINK",
+                        &value,
+                        "is no link; there are: udp, local",
+                    ));
                 }
             };
+        }
+        if let Some(value) = set("DOORBELL_COPY") {
+            let mover = Mover::ALL.into_iter().find(|mover| mover.name() == value);
+            let unknown = || ConfigError::new("DOORBELL_COPY", &value, "is no mover; there are: shared, vm, ring");
+            pattern.mover = Some(mover.ok_or_else(unknown)?);
         }
         if let Some(value) = set("DOORBELL_FAULTS") {
             pattern.faults = value
@@ -189,6 +224,27 @@ mod tests {
     }
 
     #[test]
+    fn the_guid_is_the_address_s() {
+        let guid = |address: &str, port: &str| {
+            devices(&[("DOORBELL_SOFT_ADDR", address), ("DOORBELL_SOFT_PORT", port)]).unwrap()[0].guid()
+        };
+        assert_eq!(guid("127.0.0.1", ""), 0x02db_12b7_7f00_0001);
+        assert_eq!(guid("", ""), guid("127.0.0.1", ""));
+        let others = [
+            ("127.0.0.2", ""),
+            ("127.0.0.1", "14791"),
+            ("::1", ""),
+            ("fe80::1", ""),
+            ("::1", "14791"),
+        ];
+        let all = others.map(|(address, port)| guid(address, port));
+        for (index, guid) in all.iter().enumerate() {
+            assert_eq!(guid >> 48, 0x02db);
+            assert!(!all[..index].contains(guid));
+        }
+    }
+
+    #[test]
     fn each_address_is_a_device() {
         let devices = devices(&[
             ("DOORBELL_SOFT_ADDR", "127.0.0.1, ::1"),
@@ -222,7 +278,8 @@ mod tests {
             ("DOORBELL_SOFT_PORT", "0", "is not a UDP port"),
             ("DOORBELL_SOFT_PORT", "65536", "is not a UDP port"),
             ("DOORBELL_FAULTS", "lose=1", "no fault is called"),
-            ("DOORBELL_LINK", "local", "is not a link of this version"),
+            ("DOORBELL_LINK", "shm", "is no link"),
+            ("DOORBELL_COPY", "dma", "is no mover"),
         ] {
             let error = devices(&[(name, value)]).unwrap_err();
             assert!(

@@ -141,7 +141,9 @@ impl<'a> Progress<'a> {
             return;
         }
         self.listen_at = now + LISTEN;
-        while self.host.poll().is_some() {}
+        while let Some(arrival) = self.host.poll() {
+            self.shared.handle_arrival(arrival);
+        }
         if self.host.take_over_at().is_some_and(|at| at <= Clock::now())
             && let Some(port) = self.host.take_over()
         {
@@ -211,7 +213,7 @@ impl<'a> Progress<'a> {
         if timeout == Some(Duration::ZERO) {
             // Due, but another thread is receiving, and the timers come after: it may be waiting for this processor.
             thread::yield_now();
-        } else if !shared.holds() {
+        } else if !shared.holds() && shared.sleep_on_lanes() {
             match self.parker.park(interest, timeout.into_iter().chain(until).min()) {
                 Ok(woken) => {
                     if woken.port {
@@ -227,6 +229,7 @@ impl<'a> Progress<'a> {
                 }
             }
         }
+        shared.wake_on_lanes();
         shared.doze.end();
     }
 }

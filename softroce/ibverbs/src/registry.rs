@@ -1,13 +1,12 @@
 //! The list of devices: fixed by the first call that needs it, for the life of the process.
 
 use core::ffi::{c_char, c_int};
-use std::hash::{DefaultHasher, Hash, Hasher};
+use std::ptr;
 use std::sync::{Arc, OnceLock};
-use std::{fs, ptr};
 
 use doorbell_softroce::host::JoinError;
 use doorbell_softroce::link::BindError;
-use doorbell_softroce::{ConfigError, Device, DeviceConfig, OpenError};
+use doorbell_softroce::{ConfigError, Device, DeviceConfig, Mover, OpenError};
 use doorbell_verbs_sys::{_ibv_device_ops, IBV_NODE_CA, IBV_TRANSPORT_IB, ibv_device};
 use parking_lot::Mutex;
 
@@ -17,6 +16,8 @@ use crate::errno;
 #[repr(C)]
 pub(crate) struct SoftDevice {
     base: ibv_device,
+    /// Whose device it is. rdma-core's drivers, linked into programs, look here in the devices that they are asked about, whether they are theirs.
+    _driver: usize,
     config: DeviceConfig,
     guid: u64,
     /// The device while any context is open on it: all contexts of the process share it. It is opened and closed under this lock, so that
@@ -40,14 +41,7 @@ static LAST_OPEN_ERROR: Mutex<Option<String>> = Mutex::new(None);
 /// When the devices have been listed or configured already.
 pub fn configure(devices: Vec<DeviceConfig>) -> Result<(), AlreadyInUse> {
     let mut given = Some(devices);
-    let set = || {
-        Ok(given
-            .take()
-            .unwrap_or_default()
-            .into_iter()
-            .map(SoftDevice::new)
-            .collect())
-    };
+    let set = || Ok(soft_devices(given.take().unwrap_or_default()));
     // Whether the closure ran tells whether we were first.
     let _ = DEVICES.get_or_init(set);
     given.map_or(Ok(()), |_| Err(AlreadyInUse))
@@ -58,18 +52,47 @@ pub fn last_open_error() -> Option<String> {
     LAST_OPEN_ERROR.lock().clone()
 }
 
+/// The processes that the device of this name, which is open here, reaches without UDP: a number that no other group of processes has, on whatever host. `None` where it reaches all by UDP.
+pub fn local_group(name: &str) -> Option<u64> {
+    of_open(name, |device| device.local_group()).flatten()
+}
+
+/// How payloads get from the device of this name, which is open here, to other processes of this host, the best way first; none where all goes over UDP.
+pub fn local_movers(name: &str) -> Vec<Mover> {
+    of_open(name, |device| device.local_movers()).unwrap_or_default()
+}
+
+fn of_open<R>(name: &str, ask: impl FnOnce(&Device) -> R) -> Option<R> {
+    let device = devices().ok()?.iter().find(|device| device.config.name == name)?;
+    device.open.lock().as_deref().map(ask)
+}
+
 fn note(error: &dyn std::fmt::Display) {
     tracing::error!("{error}");
     *LAST_OPEN_ERROR.lock() = Some(error.to_string());
 }
 
 fn devices() -> Result<&'static [SoftDevice], &'static ConfigError> {
-    let from_env = || Ok(DeviceConfig::from_env()?.into_iter().map(SoftDevice::new).collect());
-    DEVICES.get_or_init(from_env).as_deref()
+    DEVICES
+        .get_or_init(|| DeviceConfig::from_env().map(soft_devices))
+        .as_deref()
+}
+
+fn soft_devices(configs: Vec<DeviceConfig>) -> Box<[SoftDevice]> {
+    let device = |(index, config)| SoftDevice::new(index, config);
+    configs.into_iter().enumerate().map(device).collect()
+}
+
+/// Fills a C string's array, whose last byte stays zero.
+fn set(to: &mut [c_char], text: &str) {
+    let room = to.len() - 1;
+    for (to, from) in to[..room].iter_mut().zip(text.bytes()) {
+        *to = from as c_char;
+    }
 }
 
 impl SoftDevice {
-    fn new(config: DeviceConfig) -> Self {
+    fn new(index: usize, config: DeviceConfig) -> Self {
         let mut base = ibv_device {
             _ops: _ibv_device_ops {
                 _dummy1: None,
@@ -82,16 +105,19 @@ impl SoftDevice {
             dev_path: [0; 256],
             ibdev_path: [0; 256],
         };
-        // The paths stay empty: nothing of the device is in sysfs.
-        for (to, from) in base.name[..63].iter_mut().zip(config.name.bytes()) {
-            *to = from as c_char;
-        }
-        base.dev_name = base.name;
-        let guid = guid(&config);
+        // Where the kernel would show it. Under `doorbell run` something is there.
+        set(&mut base.name, &config.name);
+        set(&mut base.dev_name, &format!("uverbs{index}"));
+        set(
+            &mut base.dev_path,
+            &format!("/sys/class/infiniband_verbs/uverbs{index}"),
+        );
+        set(&mut base.ibdev_path, &format!("/sys/class/infiniband/{}", config.name));
         Self {
             base,
+            _driver: 0,
+            guid: config.guid(),
             config,
-            guid,
             open: Mutex::new(None),
         }
     }
@@ -145,16 +171,6 @@ impl SoftDevice {
     }
 }
 
-/// A node GUID, locally administered: the same in every process that opens this device, as they share it, and another for every other device. So it is made
-/// from what tells the addresses of network namespaces apart, on all machines since they were started. Peers do not see it.
-fn guid(config: &DeviceConfig) -> u64 {
-    let mut hasher = DefaultHasher::new();
-    fs::read("/proc/sys/kernel/random/boot_id").ok().hash(&mut hasher);
-    fs::read_link("/proc/self/ns/net").ok().hash(&mut hasher);
-    (config.address, config.port, &config.name).hash(&mut hasher);
-    hasher.finish() >> 16 | 0x02db_u64 << 48
-}
-
 fn errno_of(error: &OpenError) -> c_int {
     match error {
         OpenError::Bind { source, .. } => match source {
@@ -169,7 +185,9 @@ fn errno_of(error: &OpenError) -> c_int {
         OpenError::NoFreeAddress { .. } => libc::EADDRINUSE,
         OpenError::NoNumbers { .. } => libc::ENOMEM,
         OpenError::Mtu { .. } | OpenError::Port { .. } => libc::EINVAL,
-        OpenError::Capture { source, .. } | OpenError::Thread { source, .. } => errno::of(source),
+        OpenError::Capture { source, .. } | OpenError::Thread { source, .. } | OpenError::Lane { source, .. } => {
+            errno::of(source)
+        }
     }
 }
 
@@ -215,27 +233,4 @@ pub(crate) unsafe extern "C" fn get_device_name(device: *mut ibv_device) -> *con
 pub(crate) unsafe extern "C" fn get_device_guid(device: *mut ibv_device) -> u64 {
     // SAFETY: `device` is of our list by contract.
     unsafe { SoftDevice::from_ptr(device) }.guid().to_be()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_guid_is_the_devices_own_wherever_it_is_opened() {
-        let device = |name, address: Option<&str>| DeviceConfig {
-            address: address.map(|address| address.parse().unwrap()),
-            ..DeviceConfig::new(name)
-        };
-        let same = guid(&device("soft0", Some("127.0.0.1")));
-        assert_eq!(same, guid(&device("soft0", Some("127.0.0.1"))));
-        assert_eq!(same >> 48, 0x02db);
-        for other in [
-            device("soft0", None),
-            device("soft0", Some("::1")),
-            device("soft1", Some("127.0.0.1")),
-        ] {
-            assert_ne!(guid(&other), same);
-        }
-    }
 }

@@ -148,6 +148,7 @@ fn release() -> Result<Verdict> {
         "--workspace",
         "--exclude",
         "xtask",
+        "--lib",
         "--bins",
         "--examples",
         "--locked",

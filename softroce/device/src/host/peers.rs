@@ -27,6 +27,11 @@ pub enum Message {
         /// Its number.
         id: u64,
     },
+    /// The sender has given that segment up: what is mapped of it can be unmapped.
+    Released {
+        /// Its number.
+        id: u64,
+    },
 }
 
 /// What has come of another member.
@@ -74,6 +79,7 @@ impl Record {
             Self::Hello { from, to } => [3, from, to],
             Self::Message(Message::Lane) => [4, 0, 0],
             Self::Message(Message::Segment { id }) => [5, id, 0],
+            Self::Message(Message::Released { id }) => [6, id, 0],
         };
         let mut bytes = [0; Self::MAX];
         for (to, word) in bytes.chunks_exact_mut(8).zip(words) {
@@ -99,6 +105,7 @@ impl Record {
             }),
             4 => Some(Self::Message(Message::Lane)),
             5 => Some(Self::Message(Message::Segment { id: word(1) })),
+            6 => Some(Self::Message(Message::Released { id: word(1) })),
             _ => None,
         }
     }
