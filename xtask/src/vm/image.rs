@@ -28,7 +28,14 @@ use std::{
 const LAYOUT: u32 = 2;
 
 /// What a guest is expected to offer, unless the host has it already.
-const PACKAGES: &[&str] = &["busybox-static", "ibverbs-utils", "iproute2", "perftest", "rdma-core", "rdmacm-utils"];
+const PACKAGES: &[&str] = &[
+    "busybox-static",
+    "ibverbs-utils",
+    "iproute2",
+    "perftest",
+    "rdma-core",
+    "rdmacm-utils",
+];
 
 /// One file of each package, to see whether the host or the staged folder still has it.
 const EXPECTED: &[&str] = &[
