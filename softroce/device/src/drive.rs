@@ -28,16 +28,18 @@
 use std::hint;
 use std::mem;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 use std::thread::Thread;
 use std::time::{Duration, Instant as Clock};
 
 use doorbell_roce_proto::Instant;
 use doorbell_roce_proto::icrc::Flow;
-use doorbell_roce_proto::wire::Opcode;
+use doorbell_roce_proto::wire::{Bth, Opcode};
 
 use crate::event::{Event, PortEvent};
-use crate::link::{Envelope, PortState, Receive, RxBatch, Transmit, TxBatch, Waker};
+use crate::host::{Forwarded, Host};
+use crate::link::{Datagram, Envelope, PortState, Receive, RxBatch, Transmit, TxBatch, Waker};
 use crate::state::{Core, Filled};
 use crate::sync::{AtomicBool, AtomicU64, Mutex, MutexGuard, Ordering};
 
@@ -92,6 +94,7 @@ pub(crate) struct Tx {
 
 /// What the threads that drive a device share.
 pub(crate) struct Shared {
+    host: Arc<Host>,
     rx: Mutex<Rx>,
     pub(crate) core: Mutex<Core>,
     tx: Noted<Tx>,
@@ -154,6 +157,7 @@ impl Shared {
                 batch: RxBatch::new(local),
                 behind: 0,
             }),
+            host: Arc::clone(core.host()),
             core: Mutex::new(core),
             tx: Noted::new(lane(tx)),
             acks: acks.map(|half| Mutex::new(lane(half))),
@@ -284,7 +288,10 @@ impl Shared {
         } else {
             Received::Some
         };
-        let mut datagrams = batch.datagrams().peekable();
+        let mut datagrams = batch
+            .datagrams()
+            .filter(|datagram| !self.passes_on(datagram))
+            .peekable();
         while datagrams.peek().is_some() {
             let now = self.now();
             let mut core = self.core.lock();
@@ -298,6 +305,36 @@ impl Shared {
             }
         }
         received
+    }
+
+    /// Passes on what came to the address's own port and is for a queue pair of another process. False for what is ours, or nobody's.
+    fn passes_on(&self, datagram: &Datagram<'_>) -> bool {
+        if datagram.dst.port() != self.host.address().port() {
+            return false;
+        }
+        let owner = Bth::dest_qp_of(datagram.bytes).and_then(|qpn| self.host.owner_of(qpn));
+        let Some(owner) = owner.filter(|&owner| owner != self.host.me()) else {
+            return false;
+        };
+        // Lost when the other does not keep up, as it would be in a socket that is full.
+        let _ = self
+            .host
+            .connect(owner)
+            .and_then(|way| way.forward(datagram.src, datagram.segment, datagram.bytes));
+        true
+    }
+
+    /// Takes a datagram that another process has passed on.
+    pub(crate) fn receive_forwarded(&self, mut datagram: Forwarded) {
+        let mut core = self.core.lock();
+        let datagram = Datagram {
+            src: datagram.src,
+            dst: self.host.address(),
+            segment: datagram.segment,
+            bytes: &mut datagram.bytes,
+        };
+        core.receive(self.now(), &datagram);
+        self.flush(core);
     }
 
     /// Delivers completions and events, and sends what the engine has to send. Called after every change to the engine that may lead to any of these.

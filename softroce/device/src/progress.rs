@@ -20,7 +20,7 @@ use doorbell_roce_proto::Instant;
 use nix::sys::prctl;
 
 use crate::drive::Shared;
-use crate::host::Host;
+use crate::host::{Arrival, Host};
 use crate::link::{Interest, Parker, PortWatch};
 
 /// How long the application's threads must have been found driving at every look for this thread to step aside.
@@ -141,7 +141,12 @@ impl<'a> Progress<'a> {
             return;
         }
         self.listen_at = now + LISTEN;
-        while self.host.poll().is_some() {}
+        while let Some(arrival) = self.host.poll() {
+            if let Arrival::Datagram(datagram) = arrival {
+                self.shared.receive_forwarded(datagram);
+                self.last_traffic = now;
+            }
+        }
         if self.host.take_over_at().is_some_and(|at| at <= Clock::now())
             && let Some(port) = self.host.take_over()
         {

@@ -71,6 +71,10 @@ impl Core {
         }
     }
 
+    pub(crate) fn host(&self) -> &Arc<Host> {
+        &self.host
+    }
+
     // Objects
 
     pub(crate) fn add_pd(&mut self) -> Option<PdId> {

@@ -27,8 +27,8 @@ mod shared_receive;
 mod window;
 mod wr;
 
-pub use context::device_of;
 pub use address::init_ah_from_wc;
+pub use context::device_of;
 pub use doorbell_softroce::{ConfigError, DeviceConfig, OpenError};
 use doorbell_verbs_sys::{Api, Promise};
 pub use registry::{AlreadyInUse, configure, last_open_error};

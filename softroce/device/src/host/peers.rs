@@ -1,10 +1,11 @@
 //! Connections between members, and what they say over them.
 //!
-//! A member connects to another's name to have a way to it: it says who it is, sends messages with descriptors, and single bytes that wake the other's progress thread. Nothing is ever said
-//! in return: who wants to answer connects as well. When either end dies, the other sees the connection hang up.
+//! A member connects to another's name to have a way to it: it says who it is, sends messages with descriptors, datagrams that came for the other, and what wakes the other's progress thread.
+//! Nothing is ever said in return: who wants to answer connects as well. When either end dies, the other sees the connection hang up.
 
 use std::collections::{HashMap, VecDeque};
-use std::io;
+use std::io::{self, IoSlice};
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -16,6 +17,7 @@ use super::fork::Unforked;
 use super::names::Names;
 use super::registry::{MemberId, Registry};
 use super::socket;
+use crate::link::MAX_PACKET;
 
 /// What one member tells another.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -43,8 +45,21 @@ pub enum Arrival {
         /// The descriptors it sent along; any number, of any kind.
         fds: Vec<OwnedFd>,
     },
+    /// It has passed on a datagram that came to the address's own port and is for this process.
+    Datagram(Forwarded),
     /// It is gone. Said once for each member that there was a connection with.
     Gone(MemberId),
+}
+
+/// A datagram that came to the address's own port, where another process received it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Forwarded {
+    /// Who sent it there.
+    pub src: SocketAddr,
+    /// Its place in the message that the kernel joined there, as in [`link::Datagram`](crate::link::Datagram).
+    pub segment: u16,
+    /// The UDP payload.
+    pub bytes: Vec<u8>,
 }
 
 /// All that is sent, hand-shakes included.
@@ -60,6 +75,8 @@ pub(super) enum Record {
     Hello { from: u64, to: u64 },
     /// What is for the device.
     Message(Message),
+    /// What came to the address's own port: the sender's address and the payload follow.
+    Datagram { port: u16, segment: u16 },
 }
 
 impl Record {
@@ -74,6 +91,7 @@ impl Record {
             Self::Hello { from, to } => [3, from, to],
             Self::Message(Message::Lane) => [4, 0, 0],
             Self::Message(Message::Segment { id }) => [5, id, 0],
+            Self::Datagram { port, segment } => [6, port.into(), segment.into()],
         };
         let mut bytes = [0; Self::MAX];
         for (to, word) in bytes.chunks_exact_mut(8).zip(words) {
@@ -82,25 +100,31 @@ impl Record {
         bytes
     }
 
-    pub(super) fn decode(bytes: &[u8]) -> Option<Self> {
-        let bytes: &[u8; Self::MAX] = bytes.try_into().ok()?;
+    /// Reads one, and what follows it.
+    pub(super) fn decode(bytes: &[u8]) -> Option<(Self, &[u8])> {
+        let (bytes, rest) = bytes.split_first_chunk::<{ Self::MAX }>()?;
         let word = |index: usize| {
             let mut word = [0; 8];
             word.copy_from_slice(&bytes[8 * index..][..8]);
             u64::from_ne_bytes(word)
         };
-        match word(0) {
-            0 => Some(Self::Wake),
-            1 => Some(Self::Ask),
-            2 => Some(Self::Registry),
-            3 => Some(Self::Hello {
+        let record = match word(0) {
+            0 => Self::Wake,
+            1 => Self::Ask,
+            2 => Self::Registry,
+            3 => Self::Hello {
                 from: word(1),
                 to: word(2),
-            }),
-            4 => Some(Self::Message(Message::Lane)),
-            5 => Some(Self::Message(Message::Segment { id: word(1) })),
-            _ => None,
-        }
+            },
+            4 => Self::Message(Message::Lane),
+            5 => Self::Message(Message::Segment { id: word(1) }),
+            6 => Self::Datagram {
+                port: word(1) as u16,
+                segment: word(2) as u16,
+            },
+            _ => return None,
+        };
+        Some((record, rest))
     }
 }
 
@@ -128,13 +152,42 @@ impl Connection {
     /// # Errors
     /// `WouldBlock` when the member does not read what it was sent; `BrokenPipe` or `ConnectionReset` when it is gone, which [`Host::poll`](super::Host::poll) tells too.
     pub fn send(&self, message: Message, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
-        socket::send(self.socket.as_fd(), &Record::Message(message).encode(), fds)
+        send(&self.socket, Record::Message(message), fds)
+    }
+
+    /// Passes on a datagram that came to the address's own port from `src` and is for the other's process.
+    ///
+    /// # Errors
+    /// As [`send`](Self::send): then it is lost, as datagrams may be.
+    pub fn forward(&self, src: SocketAddr, segment: u16, bytes: &[u8]) -> io::Result<()> {
+        let ip = match src.ip() {
+            IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),
+            IpAddr::V6(ip) => ip.octets(),
+        };
+        let port = src.port();
+        let header = Record::Datagram { port, segment }.encode();
+        let parts = [&header[..], &ip, bytes].map(IoSlice::new);
+        socket::send(self.socket.as_fd(), &parts, &[])
     }
 
     /// Wakes the other's progress thread: a system call.
     pub fn wake(&self) {
         // Where there is no room it has been woken thousands of times and has not run since; where it is gone nobody sleeps.
-        let _ = socket::send(self.socket.as_fd(), &Record::Wake.encode(), &[]);
+        let _ = send(&self.socket, Record::Wake, &[]);
+    }
+}
+
+/// Sends a record that nothing follows.
+pub(super) fn send(socket: &impl AsFd, record: Record, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+    socket::send(socket.as_fd(), &[IoSlice::new(&record.encode())], fds)
+}
+
+impl Forwarded {
+    fn new(port: u16, segment: u16, rest: &[u8]) -> Option<Self> {
+        let (ip, bytes) = rest.split_first_chunk::<16>()?;
+        let src = SocketAddr::new(IpAddr::from(*ip).to_canonical(), port);
+        let bytes = bytes.to_vec();
+        Some(Self { src, segment, bytes })
     }
 }
 
@@ -165,6 +218,9 @@ impl End {
     }
 }
 
+/// The longest record: a datagram with all that goes before it. What is longer is cut off, and is not a datagram of ours.
+const LONGEST: usize = Record::MAX + 16 + MAX_PACKET;
+
 /// What the listening socket is called among the events.
 const LISTENER: u64 = 0;
 
@@ -183,6 +239,8 @@ pub(super) struct Peers {
     ends: HashMap<u64, End>,
     outgoing: HashMap<MemberId, u64>,
     last: u64,
+    /// For what is received.
+    buffer: Box<[u8]>,
     arrivals: VecDeque<Arrival>,
 }
 
@@ -197,6 +255,7 @@ impl Peers {
             ends: HashMap::new(),
             outgoing: HashMap::new(),
             last: LISTENER,
+            buffer: vec![0; LONGEST].into_boxed_slice(),
             arrivals: VecDeque::new(),
         })
     }
@@ -231,7 +290,7 @@ impl Peers {
             return Err(io::ErrorKind::NotConnected.into());
         }
         let (from, to_whom) = (me.pack(), to.pack());
-        socket::send(socket.as_fd(), &Record::Hello { from, to: to_whom }.encode(), &[])?;
+        send(&socket, Record::Hello { from, to: to_whom }, &[])?;
         let connection = Arc::new(Connection {
             socket,
             to,
@@ -313,8 +372,7 @@ impl Peers {
             let Some(end) = self.ends.get_mut(&token) else {
                 return;
             };
-            let mut buffer = [0; Record::MAX];
-            let (len, fds) = match socket::receive(end.socket(), &mut buffer) {
+            let (len, fds) = match socket::receive(end.socket(), &mut self.buffer) {
                 Ok((0, _)) => return self.hang_up(token, registry),
                 Ok(received) => received,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
@@ -324,18 +382,21 @@ impl Peers {
                 // Nothing is ever said in return.
                 continue;
             };
-            match (Record::decode(&buffer[..len]), *from) {
-                (Some(Record::Ask), None) => {
-                    let _ = socket::send(socket.as_fd(), &Record::Registry.encode(), &[registry.fd().as_fd()]);
+            let Some((record, rest)) = Record::decode(&self.buffer[..len]) else {
+                continue;
+            };
+            match (record, *from) {
+                (Record::Ask, None) => {
+                    let _ = send(socket, Record::Registry, &[registry.fd().as_fd()]);
                 }
-                (Some(Record::Hello { from: said, to }), None) => {
+                (Record::Hello { from: said, to }, None) => {
                     let said = MemberId::unpack(said).filter(|&member| registry.lives(member));
                     if said.is_none() || to != me.pack() {
                         return self.hang_up(token, registry);
                     }
                     *from = said;
                 }
-                (Some(Record::Message(message)), Some(from)) => {
+                (Record::Message(message), Some(from)) => {
                     let pid = Some(*pid).filter(|&pid| pid > 0);
                     self.arrivals.push_back(Arrival::Message {
                         from,
@@ -343,6 +404,10 @@ impl Peers {
                         message,
                         fds,
                     });
+                }
+                (Record::Datagram { port, segment }, Some(_)) => {
+                    let forwarded = Forwarded::new(port, segment, rest);
+                    self.arrivals.extend(forwarded.map(Arrival::Datagram));
                 }
                 // For a wake it is enough to have come here; and what a neighbour says that makes no sense is nothing.
                 _ => {}
