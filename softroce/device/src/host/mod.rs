@@ -168,8 +168,12 @@ impl Host {
     /// When somebody does already, or there is no room.
     pub fn add_service(&self, id: u64) -> Result<(), ServiceError> {
         let _door = Door::enter(&self.names, Instant::now() + join::PATIENCE).map_err(|_| ServiceError::Busy { id })?;
-        if self.find_service(id).is_some() {
-            return Err(ServiceError::InUse { id });
+        while let Some(member) = self.find_service(id) {
+            // One that nobody has seen die: connecting tells, and it is found no more.
+            let is_gone = |error: io::Error| error.kind() == io::ErrorKind::NotConnected;
+            if member == self.me || !self.connect(member).is_err_and(is_gone) {
+                return Err(ServiceError::InUse { id });
+            }
         }
         if !self.registry.add_service(id, self.me) {
             return Err(ServiceError::Full);
@@ -200,13 +204,8 @@ impl Host {
     /// What has come of other members, one at a time; `None` when there is nothing more for now: to be called until then whenever [`pollfd`](Self::pollfd) is readable. For one thread.
     pub fn poll(&self) -> Option<Arrival> {
         let arrival = self.peers.lock().poll(&self.registry, self.me)?;
-        if let Arrival::Gone(member) = arrival
-            && self.registry.holder().is_none()
-        {
-            tracing::debug!(
-                slot = member.slot(),
-                "a member of the group is gone, and nobody has the port"
-            );
+        if let Arrival::Gone(_) = arrival {
+            // It may have had the port. Then somebody has to take it; and whoever has done so by now has to be watched.
             *self.retry.lock() = Some(Instant::now());
         }
         Some(arrival)
@@ -234,6 +233,9 @@ impl Host {
         let mut retry = self.retry.lock();
         *retry = None;
         if let Some(holder) = self.holder() {
+            if holder == self.me {
+                return None;
+            }
             match self.connect(holder) {
                 Ok(_) => return None,
                 // Gone since: it is on nobody else to try.
