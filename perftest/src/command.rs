@@ -119,8 +119,7 @@ fn client(
     };
     let outcome = session::client(local, plan, token, |event| match event {
         Event::Accepted(accepted) => {
-            // A figure is of the softer of the two ends.
-            report.link = report.link.max(accepted.link);
+            report.link = accepted.link_to(device.link, device.group);
             progress.suspend(|| {
                 for warning in warnings(plan, device, report.link, reach) {
                     eprintln!("doorbell: warning: {warning}");

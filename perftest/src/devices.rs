@@ -30,6 +30,9 @@ struct Entry {
     address: Option<String>,
     gids: Vec<GidLine>,
     limits: Option<Limits>,
+    /// Of a userspace device that reaches processes of this host without UDP: how payloads get there, the best first.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    movers: Vec<&'static str>,
 }
 
 #[derive(Debug, Serialize)]
@@ -82,7 +85,9 @@ pub(crate) fn run(args: &DevicesArgs) -> Result<(), Failure> {
     let library = soft.library()?;
     for name in names {
         let context = library.open(&name).map_err(|e| device::explain(&name, &e).to_string());
-        listing.devices.push(entry(name, LinkKind::SoftUdp, context));
+        let movers = context.as_ref().map_or_else(|_| Vec::new(), |_| device::movers(&name));
+        let entry = entry(name, LinkKind::SoftUdp, context);
+        listing.devices.push(Entry { movers, ..entry });
     }
     if args.json {
         return report::print_json(&listing);
@@ -110,6 +115,7 @@ fn entry(name: String, link: LinkKind, context: Result<Context, String>) -> Entr
                 address: None,
                 gids: Vec::new(),
                 limits: None,
+                movers: Vec::new(),
             };
         }
     };
@@ -138,6 +144,7 @@ fn entry(name: String, link: LinkKind, context: Result<Context, String>) -> Entr
             max_rd_atomic: attr.max_rd_atomic,
             atomics: attr.atomics,
         }),
+        movers: Vec::new(),
     }
 }
 
@@ -177,6 +184,13 @@ fn text(listing: &Listing, verbose: bool) -> String {
                 .iter()
                 .map(|gid| format!("    GID {:<4} {:<40} {}", gid.index, gid.gid, gid.kind)),
         );
+        if !entry.movers.is_empty() {
+            lines.push(format!(
+                "    processes of this host: link {}, payloads by {}",
+                LinkKind::SoftLocal.name(),
+                entry.movers.join(", ")
+            ));
+        }
         if let Some(limits) = &entry.limits {
             lines.push(format!(
                 "    ports {}, queue depth {}, scatter-gather {}, CQ entries {}, reads and atomics outstanding {}, atomics {}",

@@ -1,12 +1,12 @@
-//! The conformance suite ([`doorbell_tests::conformance`]) on the soft device. And two processes, each with a soft device, over real sockets on loopback: every
-//! operation from either end, every byte verified ([`doorbell_tests::interop`]), on a good link and on one with faults.
+//! The conformance suite ([`doorbell_tests::conformance`]) on the soft device, over each of its links. And two processes, each with a soft device: every operation from either end, every byte
+//! verified ([`doorbell_tests::interop`]), over real sockets on loopback, on a good link and on one with faults, and between processes that share an address, by each way that payloads have.
 
 use std::net::TcpListener;
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicU8, Ordering};
 
 /// Starts one end: `--listen` or `--connect` on `tcp`.
-fn end(address: &str, udp: u16, role: &str, tcp: u16, mtu: u32, faults: Option<&str>) -> Child {
+fn end(address: &str, udp: u16, role: &str, tcp: u16, mtu: u32, environment: &[(&str, &str)]) -> Child {
     let mut command = Command::new(env!("CARGO_BIN_EXE_interop"));
     command
         .args([
@@ -22,7 +22,7 @@ fn end(address: &str, udp: u16, role: &str, tcp: u16, mtu: u32, faults: Option<&
         .args(["--timeout", "14"])
         .stdout(Stdio::piped())
         .stderr(Stdio::piped());
-    clean(&mut command).envs(faults.map(|faults| ("DOORBELL_FAULTS", faults)));
+    clean(&mut command).envs(environment.iter().copied());
     command.spawn().expect("the program was built with this test")
 }
 
@@ -34,6 +34,7 @@ fn clean(command: &mut Command) -> &mut Command {
         "DOORBELL_FAULTS",
         "DOORBELL_PCAP",
         "DOORBELL_LINK",
+        "DOORBELL_COPY",
     ] {
         command.env_remove(name);
     }
@@ -41,18 +42,21 @@ fn clean(command: &mut Command) -> &mut Command {
 }
 
 /// Runs both ends to success.
-fn converse(addresses: [&str; 2], mtu: u32, faults: Option<&str>) {
+fn converse(addresses: [&str; 2], mtu: u32, environment: &[(&str, &str)]) {
     // A free TCP port, and the same number for UDP: each test has addresses or ports of its own.
     let tcp = TcpListener::bind("127.0.0.1:0")
         .and_then(|socket| socket.local_addr())
         .expect("loopback")
         .port();
-    let server = end(addresses[0], tcp, "--listen", tcp, mtu, faults);
-    let client = end(addresses[1], tcp, "--connect", tcp, mtu, faults);
+    let server = end(addresses[0], tcp, "--listen", tcp, mtu, environment);
+    let client = end(addresses[1], tcp, "--connect", tcp, mtu, environment);
     for (who, child) in [("client", client), ("server", server)] {
         let Output { status, stdout, stderr } = child.wait_with_output().expect("it was started");
         let (stdout, stderr) = (String::from_utf8_lossy(&stdout), String::from_utf8_lossy(&stderr));
-        assert!(status.success(), "{who} with {faults:?}: {status}\n{stdout}{stderr}");
+        assert!(
+            status.success(),
+            "{who} with {environment:?}: {status}\n{stdout}{stderr}"
+        );
         assert!(stdout.contains("verified"), "{who}: {stdout}");
     }
 }
@@ -68,7 +72,7 @@ fn addresses() -> [String; 2] {
 fn every_operation_over_ipv4() {
     for mtu in [256, 1024, 4096] {
         let [a, b] = addresses();
-        converse([&a, &b], mtu, None);
+        converse([&a, &b], mtu, &[]);
     }
 }
 
@@ -78,18 +82,64 @@ fn every_operation_with_every_fault() {
     converse(
         [&a, &b],
         1024,
-        Some("drop=0.05,duplicate=0.05,reorder=0.05,corrupt=0.05,seed=1"),
+        &[(
+            "DOORBELL_FAULTS",
+            "drop=0.05,duplicate=0.05,reorder=0.05,corrupt=0.05,seed=1",
+        )],
     );
 }
 
-/// The suite on the soft device. Its waiver file has nothing in it.
+/// Two processes that share an address, without UDP.
 #[test]
-fn the_soft_device_conforms() {
+fn every_operation_on_one_host() {
+    let local = ("DOORBELL_LINK", "local");
+    for environment in [
+        &[local][..],
+        &[local, ("DOORBELL_COPY", "shared")],
+        &[local, ("DOORBELL_COPY", "vm")],
+        &[local, ("DOORBELL_COPY", "ring")],
+    ] {
+        let [address, _] = addresses();
+        converse([&address, &address], 1024, environment);
+    }
+}
+
+/// Two processes that share an address, with UDP between them.
+#[test]
+fn every_operation_over_udp_on_one_address() {
+    let [address, _] = addresses();
+    converse([&address, &address], 4096, &[("DOORBELL_LINK", "udp")]);
+}
+
+/// The suite on the soft device. Its waiver file has nothing in it.
+fn conforms(environment: &[(&str, &str)]) {
     let [address, _] = addresses();
     let waivers = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/waivers/soft.txt");
     let mut command = Command::new(env!("CARGO_BIN_EXE_conformance"));
-    clean(&mut command).args(["--device", "soft0", "--address", &address, "--waivers", waivers]);
+    clean(&mut command).envs(environment.iter().copied()).args([
+        "--device",
+        "soft0",
+        "--address",
+        &address,
+        "--waivers",
+        waivers,
+    ]);
     let Output { status, stdout, stderr } = command.output().expect("the program was built with this test");
     let (stdout, stderr) = (String::from_utf8_lossy(&stdout), String::from_utf8_lossy(&stderr));
-    assert!(status.success(), "{status}\n{stdout}{stderr}");
+    assert!(status.success(), "{environment:?}: {status}\n{stdout}{stderr}");
+}
+
+#[test]
+fn the_soft_device_conforms_without_udp() {
+    conforms(&[]);
+}
+
+#[test]
+fn the_soft_device_conforms_by_copies_in_a_lane() {
+    conforms(&[("DOORBELL_COPY", "ring")]);
+}
+
+#[test]
+fn the_soft_device_conforms_over_udp() {
+    conforms(&[("DOORBELL_LINK", "udp")]);
 }

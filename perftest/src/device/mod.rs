@@ -3,6 +3,7 @@
 mod link_kind;
 mod soft;
 
+use doorbell_softroce_ibverbs::local_group;
 use doorbell_verbs::{Context, DeviceError, Library, PortState};
 
 use crate::cli::{ConnectionArgs, SoftArgs};
@@ -10,7 +11,7 @@ use crate::failure::{Failure, one_line};
 use crate::report::LinkKind;
 
 pub(crate) use link_kind::of_system_device;
-pub(crate) use soft::{Side, Soft, explain};
+pub(crate) use soft::{Side, Soft, explain, movers};
 
 /// The port a test uses.
 pub(crate) const PORT: u8 = 1;
@@ -22,6 +23,8 @@ pub(crate) struct Device {
     pub(crate) context: Context,
     /// What carries its packets.
     pub(crate) link: LinkKind,
+    /// The processes that it reaches without its link, if it does: a number that no others have.
+    pub(crate) group: Option<u64>,
     /// The faults it was asked to add, if any.
     pub(crate) faults: Option<String>,
 }
@@ -81,6 +84,7 @@ fn open_soft(devices: Soft, name: &str) -> Result<Device, Failure> {
     Ok(Device {
         context,
         link: LinkKind::SoftUdp,
+        group: local_group(name),
         faults,
     })
 }
@@ -110,6 +114,7 @@ fn open_system(name: &str, soft_devices: &Soft) -> Result<Device, Failure> {
     Ok(Device {
         context,
         link: of_system_device(name),
+        group: None,
         faults: None,
     })
 }

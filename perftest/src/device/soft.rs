@@ -6,7 +6,7 @@
 use std::net::IpAddr;
 
 use doorbell_softroce::link::fault::FaultConfig;
-use doorbell_softroce_ibverbs::{DeviceConfig, api, configure, last_open_error};
+use doorbell_softroce_ibverbs::{DeviceConfig, Mover, api, configure, last_open_error, local_movers};
 use doorbell_verbs::{DeviceError, Library};
 
 use crate::cli::SoftArgs;
@@ -136,6 +136,12 @@ impl Soft {
         configure(self.devices).map_err(|e| Failure::test(e.to_string()))?;
         Ok(Library::new(api()))
     }
+}
+
+/// How payloads get from the device of this name, which is open, to other processes of this host, the best way first; none where all goes over UDP.
+pub(crate) fn movers(name: &str) -> Vec<&'static str> {
+    let movers = local_movers(name);
+    movers.into_iter().map(Mover::name).collect()
 }
 
 /// Why a userspace device could not be opened: the device knows better than `errno`.

@@ -97,6 +97,20 @@ pub(crate) struct Accepted {
     pub(crate) device: String,
     /// What carries its packets.
     pub(crate) link: LinkKind,
+    /// The processes that it reaches without that.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) group: Option<u64>,
+}
+
+impl Accepted {
+    /// What carries the packets between it and our device, of these two.
+    pub(crate) fn link_to(&self, link: LinkKind, group: Option<u64>) -> LinkKind {
+        if group.is_some() && group == self.group {
+            return LinkKind::SoftLocal;
+        }
+        // A figure is of the softer of the two ends.
+        link.max(self.link)
+    }
 }
 
 /// One side's queue pairs for one size.
@@ -160,6 +174,22 @@ mod tests {
             said.contains("9.9") && said.contains("exchange version 2") && !said.contains('\n'),
             "{said}"
         );
+    }
+
+    #[test]
+    fn the_link_is_local_within_one_group() {
+        let accepted = |link, group| Accepted {
+            device: "d".into(),
+            link,
+            group,
+        };
+        let soft = accepted(LinkKind::SoftUdp, Some(7));
+        assert_eq!(soft.link_to(LinkKind::SoftUdp, Some(7)), LinkKind::SoftLocal);
+        assert_eq!(soft.link_to(LinkKind::SoftUdp, Some(8)), LinkKind::SoftUdp);
+        assert_eq!(soft.link_to(LinkKind::SoftUdp, None), LinkKind::SoftUdp);
+        let hardware = accepted(LinkKind::Hardware, None);
+        assert_eq!(hardware.link_to(LinkKind::Hardware, None), LinkKind::Hardware);
+        assert_eq!(hardware.link_to(LinkKind::SoftUdp, Some(7)), LinkKind::SoftUdp);
     }
 
     #[test]

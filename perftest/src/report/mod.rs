@@ -23,6 +23,8 @@ pub(crate) enum LinkKind {
     Hardware,
     /// A device that the kernel does in software: rxe, siw.
     KernelSoft,
+    /// The userspace device, between two processes of one host.
+    SoftLocal,
     /// The userspace device over UDP.
     SoftUdp,
 }
@@ -33,6 +35,7 @@ impl LinkKind {
         match self {
             LinkKind::Hardware => "hardware",
             LinkKind::KernelSoft => "kernel-soft",
+            LinkKind::SoftLocal => "soft-local",
             LinkKind::SoftUdp => "soft-udp",
         }
     }

@@ -34,6 +34,9 @@ impl fmt::Display for Warning {
             Warning::NotHardware(LinkKind::SoftUdp) => {
                 f.write_str("the userspace device over UDP is measured, not hardware: name an adapter with --device to measure one")
             }
+            Warning::NotHardware(LinkKind::SoftLocal) => f.write_str(
+                "the userspace device between processes of this host is measured, not hardware: name an adapter with --device to measure one",
+            ),
             Warning::NotHardware(_) => {
                 f.write_str("a software device of the kernel is measured, not hardware: name an adapter with --device to measure one")
             }

@@ -220,6 +220,7 @@ pub(crate) fn serve(local: Local<'_>, expected: &Expected<'_>) -> Result<(), Fai
         let accepted = Accepted {
             device: local.device.context.name().to_owned(),
             link: local.device.link,
+            group: local.device.group,
         };
         control.send(&Message::Accepted(accepted))?;
         let inline = usable_inline(&plan, local.device)?;

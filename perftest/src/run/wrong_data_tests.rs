@@ -25,6 +25,7 @@ fn device(name: &str) -> Device {
     Device {
         context: Library::new(api()).open(name).unwrap(),
         link: LinkKind::SoftUdp,
+        group: None,
         faults: None,
     }
 }

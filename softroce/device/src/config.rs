@@ -4,6 +4,7 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use crate::lanes::Mover;
 use crate::link::ROCE_PORT;
 use crate::link::fault::FaultConfig;
 
@@ -24,6 +25,8 @@ pub struct DeviceConfig {
     pub pcap: Option<PathBuf>,
     /// Chooses the first queue pair number; `None` for one that nobody can predict.
     pub seed: Option<u64>,
+    /// How payloads get to other processes of this host; `None` for the best of what can be had.
+    pub mover: Option<Mover>,
     /// How long the progress thread goes on spinning after the last traffic before it sleeps.
     pub spin: Duration,
 }
@@ -36,6 +39,8 @@ pub enum LinkChoice {
     Automatic,
     /// UDP, as to other hosts. So it is where faults are injected or packets captured, as both are done to datagrams.
     Udp,
+    /// Lanes, and nothing else: a queue pair that is not on this address cannot be connected to.
+    Local,
 }
 
 /// How long the progress thread spins after the last traffic unless told otherwise: several times what waking it costs (some 20 µs), and short enough that a
@@ -53,6 +58,7 @@ impl DeviceConfig {
             faults: FaultConfig::default(),
             pcap: None,
             seed: None,
+            mover: None,
             spin: SPIN,
         }
     }
@@ -66,7 +72,8 @@ impl DeviceConfig {
     ///
     /// - `DOORBELL_SOFT_ADDR`: addresses, separated by commas, one device each;
     /// - `DOORBELL_SOFT_PORT`: the UDP port;
-    /// - `DOORBELL_LINK`: `udp` for UDP to the processes of this host too;
+    /// - `DOORBELL_LINK`: `udp` or `local`, for that link alone;
+    /// - `DOORBELL_COPY`: `shared`, `vm` or `ring`, for that mover alone ([`Mover`]);
     /// - `DOORBELL_FAULTS`: what to inject, such as `drop=0.05,seed=7` ([`FaultConfig`]);
     /// - `DOORBELL_PCAP`: the file to capture into; of several devices each adds its name, as in `file-soft1.pcap`.
     ///
@@ -93,11 +100,20 @@ impl DeviceConfig {
         if let Some(value) = set("DOORBELL_LINK") {
             pattern.link = match value.as_str() {
                 "udp" => LinkChoice::Udp,
+                "local" => LinkChoice::Local,
                 _ => {
-                    let problem = "is not a link of this version; it has: udp";
-                    return Err(ConfigError::new("DOORBELL_LINK", &value, problem));
+                    return Err(ConfigError::new(
+                        "DOORBELL_LINK",
+                        &value,
+                        "is no link; there are: udp, local",
+                    ));
                 }
             };
+        }
+        if let Some(value) = set("DOORBELL_COPY") {
+            let mover = Mover::ALL.into_iter().find(|mover| mover.name() == value);
+            let unknown = || ConfigError::new("DOORBELL_COPY", &value, "is no mover; there are: shared, vm, ring");
+            pattern.mover = Some(mover.ok_or_else(unknown)?);
         }
         if let Some(value) = set("DOORBELL_FAULTS") {
             pattern.faults = value
@@ -222,7 +238,8 @@ mod tests {
             ("DOORBELL_SOFT_PORT", "0", "is not a UDP port"),
             ("DOORBELL_SOFT_PORT", "65536", "is not a UDP port"),
             ("DOORBELL_FAULTS", "lose=1", "no fault is called"),
-            ("DOORBELL_LINK", "local", "is not a link of this version"),
+            ("DOORBELL_LINK", "shm", "is no link"),
+            ("DOORBELL_COPY", "dma", "is no mover"),
         ] {
             let error = devices(&[(name, value)]).unwrap_err();
             assert!(

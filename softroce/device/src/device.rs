@@ -14,12 +14,15 @@ use doorbell_roce_proto::cm::CmConfig;
 use doorbell_roce_proto::{Counters, Endpoint, EndpointConfig, Gid, Mtu};
 
 use crate::cm::{self, ConnectionManager, Connections};
-use crate::config::DeviceConfig;
+use crate::config::{DeviceConfig, LinkChoice};
 use crate::drive::Shared;
 use crate::event::{Event, EventQueue};
 use crate::host::{Flags, Host};
+use crate::lanes::Mover;
 use crate::link::pcap::Capture;
 use crate::link::{BindError, Link, PortState, PortWatch, definite};
+use crate::local::segment::{self, Place};
+use crate::memory::HostRange;
 use crate::progress;
 use crate::state::Core;
 
@@ -81,6 +84,14 @@ pub enum OpenError {
         /// Why not.
         source: io::Error,
     },
+    /// There is no memory for a way to itself and to other processes of this host.
+    #[error("cannot open {device}: no memory to share with other processes of this host: {source}")]
+    Lane {
+        /// The device's name.
+        device: String,
+        /// Why not.
+        source: io::Error,
+    },
     /// The progress thread could not be started.
     #[error("cannot open {device}: no thread for it: {source}")]
     Thread {
@@ -122,6 +133,12 @@ pub struct Device {
     info: DeviceInfo,
     shared: Arc<Shared>,
     host: Arc<Host>,
+    /// Packets for processes of this host take lanes.
+    uses_lanes: bool,
+    /// And these may copy from shared memory.
+    uses_segments: bool,
+    /// The mover that it was told to use.
+    mover: Option<Mover>,
     /// `None` once dropping has begun.
     progress: Option<JoinHandle<()>>,
 }
@@ -185,14 +202,26 @@ impl Device {
             slot: host.me().slot(),
             seed,
         });
+        let mut core = Core::new(endpoint, connections, Arc::clone(&host), address);
+        let mut own = None;
+        if !config.is_udp_only() {
+            let enabled = core.lanes.enable(config.link == LinkChoice::Local, config.mover);
+            own = Some(enabled.map_err(|source| OpenError::Lane {
+                device: device(),
+                source,
+            })?);
+        }
         let shared = Arc::new(Shared::new(
             link.local,
             link.rx,
             link.tx,
             link.acks,
             link.parker.waker(),
-            Core::new(endpoint, connections, Arc::clone(&host), address),
+            core,
         ));
+        if let Some((me, receiver)) = own {
+            shared.use_lanes(me, receiver);
+        }
         if let Some(port) = link.watch.as_mut().and_then(PortWatch::state) {
             shared.set_port(port);
         }
@@ -212,6 +241,9 @@ impl Device {
             info,
             shared,
             host,
+            uses_lanes: !config.is_udp_only(),
+            mover: config.mover,
+            uses_segments: !config.is_udp_only() && config.mover.is_none_or(|mover| mover == Mover::Shared),
             progress: Some(progress),
         }))
     }
@@ -255,6 +287,30 @@ impl Device {
     /// The processes on its address.
     pub fn host(&self) -> &Arc<Host> {
         &self.host
+    }
+
+    /// The shared memory in which a range of the application's lies, where that makes a difference.
+    pub(crate) fn segment_of(&self, range: &HostRange) -> Option<Place> {
+        self.uses_segments
+            .then(|| segment::find(range.addr.addr(), range.len))
+            .flatten()
+    }
+
+    /// The [group](Host::group) to whose members it has lanes; `None` where all goes over UDP.
+    pub fn local_group(&self) -> Option<u64> {
+        self.uses_lanes.then(|| self.host.group())
+    }
+
+    /// How payloads get to other processes of this host, the best way first: what this machine has, and what the device was not told to leave; none where all goes over UDP.
+    pub fn local_movers(&self) -> Vec<Mover> {
+        let has = |mover: &Mover| self.mover.is_none_or(|forced| forced == *mover) && mover.is_possible();
+        let all = Mover::ALL.into_iter().filter(|_| self.uses_lanes);
+        let mut movers: Vec<_> = all.filter(has).collect();
+        // What cannot be done by the mover asked for is done by this one.
+        if self.uses_lanes && movers.is_empty() {
+            movers.push(Mover::Ring);
+        }
+        movers
     }
 
     pub(crate) fn shared(&self) -> &Shared {

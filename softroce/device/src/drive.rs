@@ -38,8 +38,11 @@ use doorbell_roce_proto::icrc::Flow;
 use doorbell_roce_proto::wire::{Bth, Opcode};
 
 use crate::event::{Event, PortEvent};
-use crate::host::{Forwarded, Host};
+use crate::host::{Arrival, Forwarded, Host, MemberId, Message};
+use crate::lanes::{Incoming, Taken};
 use crate::link::{Datagram, Envelope, PortState, Receive, RxBatch, Transmit, TxBatch, Waker};
+use crate::local::Receiver;
+use crate::local::segment::SegmentId;
 use crate::state::{Core, Filled};
 use crate::sync::{AtomicBool, AtomicU64, Mutex, MutexGuard, Ordering};
 
@@ -62,6 +65,10 @@ const HOLD: Duration = Duration::from_nanos(1500);
 /// After as many receives nothing is left of what waited in the socket before them: a buffer of 16 MiB holds about as many times 32 acknowledgements.
 const BACKLOG: u32 = 1024;
 
+/// While nothing went over UDP in as many looks at the socket, one is taken only in every so many drives.
+const QUIET: u32 = 256;
+const UDP_TURN: u32 = 32;
+
 /// No deadline.
 const NEVER: u64 = u64::MAX;
 
@@ -71,6 +78,7 @@ pub(crate) struct Rx {
     batch: RxBatch,
     /// How many receives in a row found something while timers were due.
     behind: u32,
+    lanes: Incoming,
 }
 
 /// What a look at the socket came to.
@@ -104,6 +112,13 @@ pub(crate) struct Shared {
     held: AtomicBool,
     /// The batch holds packets that the socket had no room for.
     pub(crate) tx_blocked: AtomicBool,
+    /// A lane is full, and queue pairs wait for it.
+    lanes_blocked: AtomicBool,
+    /// Queue pairs use lanes.
+    has_lanes: AtomicBool,
+    /// How often was driven, and how often in a row nothing went over UDP then.
+    turns: AtomicU32,
+    quiet: AtomicU32,
     /// When the engine wants `handle_timeout`, in nanoseconds; [`NEVER`] when it does not.
     engine_due: AtomicU64,
     /// When the link wants `transmit`, likewise.
@@ -156,6 +171,7 @@ impl Shared {
                 half: rx,
                 batch: RxBatch::new(local),
                 behind: 0,
+                lanes: Incoming::default(),
             }),
             host: Arc::clone(core.host()),
             core: Mutex::new(core),
@@ -163,6 +179,10 @@ impl Shared {
             acks: acks.map(|half| Mutex::new(lane(half))),
             held: AtomicBool::new(false),
             tx_blocked: AtomicBool::new(false),
+            lanes_blocked: AtomicBool::new(false),
+            has_lanes: AtomicBool::new(false),
+            turns: AtomicU32::new(0),
+            quiet: AtomicU32::new(0),
             engine_due: AtomicU64::new(NEVER),
             link_due: AtomicU64::new(NEVER),
             channels_due: AtomicU64::new(NEVER),
@@ -235,8 +255,14 @@ impl Shared {
     /// thread is at it.
     fn drive(&self) -> bool {
         self.release_held();
+        if self.lanes_blocked.load(Ordering::Relaxed) {
+            self.unblock_lanes();
+        }
+        if self.passes_over_udp() {
+            return matches!(self.receive(false, false), Received::Some);
+        }
         let late = self.if_passed(&self.engine_due);
-        let received = self.receive(late.is_some());
+        let received = self.receive(late.is_some(), true);
         let late = late.filter(|_| matches!(received, Received::Nothing | Received::CaughtUp));
         let something = matches!(received, Received::Some | Received::CaughtUp);
         let blocked = self.tx_blocked.load(Ordering::Relaxed);
@@ -264,23 +290,53 @@ impl Shared {
         Some(self.now()).filter(|now| now.0 >= due)
     }
 
-    /// Receives once; `late` when timers are due.
-    fn receive(&self, late: bool) -> Received {
+    /// Whether this drive looks at the lanes alone, without a system call or a look at the clock: all but every so many, while nothing goes over UDP.
+    fn passes_over_udp(&self) -> bool {
+        if !self.has_lanes.load(Ordering::Relaxed) || self.quiet.load(Ordering::Relaxed) < QUIET {
+            return false;
+        }
+        // Two threads may count as one: no matter.
+        let turn = self.turns.load(Ordering::Relaxed).wrapping_add(1);
+        self.turns.store(turn, Ordering::Relaxed);
+        !turn.is_multiple_of(UDP_TURN)
+    }
+
+    /// Receives once from the lanes, and from the link when `udp`; `late` when timers are due.
+    fn receive(&self, late: bool, udp: bool) -> Received {
         let Some(mut rx) = self.rx.try_lock() else {
             return Received::Busy;
         };
-        let Rx { half, batch, behind } = &mut *rx;
+        let Rx {
+            half,
+            batch,
+            behind,
+            lanes,
+        } = &mut *rx;
+        let taken = self.receive_from_lanes(lanes);
+        if !udp {
+            return if taken.some { Received::Some } else { Received::Nothing };
+        }
         let messages = match half.receive(batch) {
-            Ok(0) => {
-                *behind = 0;
-                return Received::Nothing;
-            }
             Ok(messages) => messages,
             Err(error) => {
                 self.fail(&error);
                 return Received::Nothing;
             }
         };
+        let quiet = if messages == 0 {
+            self.quiet.load(Ordering::Relaxed).saturating_add(1)
+        } else {
+            0
+        };
+        self.quiet.store(quiet, Ordering::Relaxed);
+        if messages == 0 && !taken.more {
+            *behind = 0;
+            return if taken.some {
+                Received::CaughtUp
+            } else {
+                Received::Nothing
+            };
+        }
         *behind = if late { *behind + 1 } else { 0 };
         let received = if *behind == BACKLOG {
             *behind = 0;
@@ -325,7 +381,7 @@ impl Shared {
     }
 
     /// Takes a datagram that another process has passed on.
-    pub(crate) fn receive_forwarded(&self, mut datagram: Forwarded) {
+    fn receive_forwarded(&self, mut datagram: Forwarded) {
         let mut core = self.core.lock();
         let datagram = Datagram {
             src: datagram.src,
@@ -334,6 +390,88 @@ impl Shared {
             bytes: &mut datagram.bytes,
         };
         core.receive(self.now(), &datagram);
+        self.flush(core);
+    }
+
+    /// Hands the engine what has come on the lanes, and sends what it answers.
+    fn receive_from_lanes(&self, lanes: &mut Incoming) -> Taken {
+        lanes.take(
+            || (self.core.lock(), self.now()),
+            |(core, now), lane, record| core.receive_record(*now, lane, &record),
+            |(core, _), waiting| {
+                let room = waiting.and_then(|member| core.lanes.connection(member));
+                self.flush(core);
+                if let Some(connection) = room {
+                    connection.wake();
+                }
+            },
+        )
+    }
+
+    /// Looks whether full lanes have room again, and sends what waited for it.
+    fn unblock_lanes(&self) {
+        let mut core = self.core.lock();
+        core.unblock_lanes();
+        self.flush(core);
+    }
+
+    /// Before the progress thread sleeps: has those ring who send something on a lane. `false` when something is there already.
+    pub(crate) fn sleep_on_lanes(&self) -> bool {
+        self.rx.lock().lanes.sleep()
+    }
+
+    /// The progress thread is awake.
+    pub(crate) fn wake_on_lanes(&self) {
+        self.rx.lock().lanes.awake();
+    }
+
+    /// Has a lane of this process to itself.
+    pub(crate) fn use_lanes(&self, me: MemberId, receiver: Receiver) {
+        self.rx.lock().lanes.add(me, receiver);
+        self.has_lanes.store(true, Ordering::Relaxed);
+    }
+
+    /// Takes what another process on this address says.
+    pub(crate) fn handle_arrival(&self, arrival: Arrival) {
+        match arrival {
+            Arrival::Gone(member) => self.forget_member(member),
+            Arrival::Datagram(datagram) => self.receive_forwarded(datagram),
+            Arrival::Message {
+                from,
+                pid,
+                message,
+                fds,
+            } => {
+                let fd = fds.into_iter().next();
+                match (message, fd) {
+                    (Message::Lane, Some(fd)) => match Receiver::attach(fd, pid) {
+                        Ok(receiver) => self.rx.lock().lanes.add(from, receiver),
+                        Err(error) => tracing::warn!("another process sent what is no lane: {error}"),
+                    },
+                    (Message::Segment { id }, Some(fd)) => {
+                        if let Ok(id) = u32::try_from(id) {
+                            self.rx.lock().lanes.add_segment(from, SegmentId(id), fd);
+                        }
+                    }
+                    (Message::Released { id }, _) => {
+                        if let Ok(id) = u32::try_from(id) {
+                            self.rx.lock().lanes.remove_segment(from, SegmentId(id));
+                        }
+                    }
+                    (Message::Lane | Message::Segment { .. }, None) => {}
+                }
+            }
+        }
+    }
+
+    /// A member is gone: what it sent is still received, what is sent to it vanishes.
+    fn forget_member(&self, member: MemberId) {
+        let mut rx = self.rx.lock();
+        let mut core = self.core.lock();
+        let now = self.now();
+        rx.lanes
+            .remove(member, |lane, record| core.receive_record(now, lane, &record));
+        core.close_lane(member);
         self.flush(core);
     }
 
@@ -401,6 +539,7 @@ impl Shared {
     }
 
     fn send_acks(&self, acks: &mut Tx, now: Instant) {
+        self.quiet.store(0, Ordering::Relaxed);
         if let Err(error) = acks.half.transmit(&mut acks.batch, now) {
             self.fail(&error);
         }
@@ -413,13 +552,19 @@ impl Shared {
         core.deliver(|| self.now());
         let due = core.due().map_or(NEVER, |due| due.0);
         self.engine_due.store(due, Ordering::SeqCst);
+        let wake = core.ring();
+        let blocked = core.lanes.is_blocked();
+        if self.lanes_blocked.load(Ordering::Relaxed) != blocked {
+            self.lanes_blocked.store(blocked, Ordering::Relaxed);
+        }
         let channels = core.moderation_due().map_or(NEVER, |due| due.0);
         // Mostly never; a look costs less than a store that all must see at once, and under core nobody else stores.
         if self.channels_due.load(Ordering::Relaxed) != channels {
             self.channels_due.store(channels, Ordering::SeqCst);
         }
         drop(core);
-        self.wake_for(due.min(channels));
+        self.wake_for(if wake.own { 0 } else { due.min(channels) });
+        wake.others.iter().for_each(|connection| connection.wake());
     }
 
     /// Delivers completions and events only: for changes that send nothing.
@@ -432,6 +577,7 @@ impl Shared {
         if tx.batch.is_empty() && !force {
             return false;
         }
+        self.quiet.store(0, Ordering::Relaxed);
         if let Err(error) = tx.half.transmit(&mut tx.batch, now) {
             tx.batch.clear();
             self.fail(&error);

@@ -20,7 +20,7 @@ use doorbell_roce_proto::Instant;
 use nix::sys::prctl;
 
 use crate::drive::Shared;
-use crate::host::{Arrival, Host};
+use crate::host::Host;
 use crate::link::{Interest, Parker, PortWatch};
 
 /// How long the application's threads must have been found driving at every look for this thread to step aside.
@@ -142,10 +142,7 @@ impl<'a> Progress<'a> {
         }
         self.listen_at = now + LISTEN;
         while let Some(arrival) = self.host.poll() {
-            if let Arrival::Datagram(datagram) = arrival {
-                self.shared.receive_forwarded(datagram);
-                self.last_traffic = now;
-            }
+            self.shared.handle_arrival(arrival);
         }
         if self.host.take_over_at().is_some_and(|at| at <= Clock::now())
             && let Some(port) = self.host.take_over()
@@ -216,7 +213,7 @@ impl<'a> Progress<'a> {
         if timeout == Some(Duration::ZERO) {
             // Due, but another thread is receiving, and the timers come after: it may be waiting for this processor.
             thread::yield_now();
-        } else if !shared.holds() {
+        } else if !shared.holds() && shared.sleep_on_lanes() {
             match self.parker.park(interest, timeout.into_iter().chain(until).min()) {
                 Ok(woken) => {
                     if woken.port {
@@ -232,6 +229,7 @@ impl<'a> Progress<'a> {
                 }
             }
         }
+        shared.wake_on_lanes();
         shared.doze.end();
     }
 }

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use doorbell_roce_proto::qp::{Attributes, Modify, ModifyError, QpInit, State};
+use doorbell_roce_proto::qp::{Attributes, Modify, ModifyError, Path, QpInit, State};
 use doorbell_roce_proto::wire::Transport;
 use doorbell_roce_proto::work::{Destination, PostError, ReceiveRequest, SendRequest};
-use doorbell_roce_proto::{Endpoint, Instant, Qpn};
+use doorbell_roce_proto::{Instant, Qpn};
 
 use crate::capacity;
 use crate::cq::Cq;
@@ -13,6 +13,10 @@ use crate::device::Device;
 use crate::event::Owner;
 use crate::pd::Pd;
 use crate::srq::Srq;
+use crate::state::Core;
+
+/// `IBV_QP_AV`, the attribute that says where the peer is.
+const PATH: u32 = 1 << 7;
 
 /// What a queue pair is created with (ibv_create_qp(3)).
 #[derive(Clone, Debug)]
@@ -117,7 +121,7 @@ impl Pd {
 
 /// Work being posted: the device's lock is held, and packets leave when it is given back.
 pub struct Posting<'a> {
-    endpoint: &'a mut Endpoint,
+    core: &'a mut Core,
     now: Instant,
     qpn: Qpn,
 }
@@ -128,7 +132,7 @@ impl Posting<'_> {
     /// # Errors
     /// When it is refused; nothing of it was queued.
     pub fn send(&mut self, request: &SendRequest<'_>) -> Result<(), PostError> {
-        self.endpoint.post_send(self.now, self.qpn, request)
+        self.core.endpoint.post_send(self.now, self.qpn, request)
     }
 
     /// Queues a SEND of a UD queue pair.
@@ -136,7 +140,12 @@ impl Posting<'_> {
     /// # Errors
     /// When it is refused; nothing of it was queued.
     pub fn send_datagram(&mut self, request: &SendRequest<'_>, to: &Destination) -> Result<(), PostError> {
-        self.endpoint.post_datagram(self.now, self.qpn, request, to)
+        let Ok(lane) = self.core.route(&to.path, to.qpn) else {
+            return Err(PostError::Invalid);
+        };
+        let path = Path { lane, ..to.path };
+        let to = Destination { path, ..*to };
+        self.core.endpoint.post_datagram(self.now, self.qpn, request, &to)
     }
 
     /// Whether [`send`](Self::send), or [`send_datagram`](Self::send_datagram) for a `datagram`, would queue a request after `ahead` others.
@@ -144,7 +153,7 @@ impl Posting<'_> {
     /// # Errors
     /// When it would be refused.
     pub fn check_send(&self, request: &SendRequest<'_>, datagram: bool, ahead: u32) -> Result<(), PostError> {
-        self.endpoint.check_send(self.qpn, request, datagram, ahead)
+        self.core.endpoint.check_send(self.qpn, request, datagram, ahead)
     }
 
     /// Queues a receive.
@@ -152,7 +161,7 @@ impl Posting<'_> {
     /// # Errors
     /// When it is refused; nothing of it was queued.
     pub fn receive(&mut self, request: &ReceiveRequest<'_>) -> Result<(), PostError> {
-        self.endpoint.post_receive(self.qpn, request)
+        self.core.endpoint.post_receive(self.qpn, request)
     }
 }
 
@@ -188,7 +197,7 @@ impl Qp {
         let now = shared.now();
         let mut core = shared.core.lock();
         let result = requests(&mut Posting {
-            endpoint: &mut core.endpoint,
+            core: &mut core,
             now,
             qpn: self.number,
         });
@@ -201,7 +210,7 @@ impl Qp {
         let shared = self.device().shared();
         let mut core = shared.core.lock();
         let result = requests(&mut Posting {
-            endpoint: &mut core.endpoint,
+            core: &mut core,
             now: Instant::ZERO,
             qpn: self.number,
         });
@@ -220,12 +229,35 @@ impl Qp {
             shared.flush_waiting(shared.core.lock());
         }
         let mut core = shared.core.lock();
+        let modify = &Modify {
+            path: self.routed(modify, &mut core)?,
+            ..*modify
+        };
         let result = core.endpoint.modify_qp(shared.now(), self.number, modify);
         if result.is_ok() && modify.state == Some(State::Reset) {
             core.memory.release_windows_of(self.number);
         }
         shared.flush(core);
         result
+    }
+
+    /// The path that is to be set, with the lane to the peer if that is one.
+    fn routed(&self, modify: &Modify, core: &mut Core) -> Result<Option<Path>, ModifyError> {
+        let Some(path) = modify.path else {
+            return Ok(None);
+        };
+        let before = core.endpoint.query_qp(self.number).and_then(|qp| qp.set.dest_qpn);
+        // Without one it is refused anyway.
+        let Some(peer) = modify.dest_qpn.or(before) else {
+            return Ok(modify.path);
+        };
+        match core.route(&path, peer) {
+            Ok(lane) => Ok(Some(Path { lane, ..path })),
+            Err(error) => {
+                tracing::warn!("{} cannot be connected: {error}", self.number);
+                Err(ModifyError::Value(PATH))
+            }
+        }
     }
 
     /// Its state and attributes as of now. `None` never happens while the handle lives.

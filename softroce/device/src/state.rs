@@ -5,17 +5,20 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use doorbell_roce_proto::memory::PdId;
-use doorbell_roce_proto::qp::QpInit;
+use doorbell_roce_proto::qp::{LaneId, Path, QpInit};
 use doorbell_roce_proto::wire::Bth;
 use doorbell_roce_proto::work::{CqId, SrqId};
-use doorbell_roce_proto::{AsyncEvent, Datagram, Endpoint, Ident, Instant, Qpn, SrqInit};
+use doorbell_roce_proto::{AsyncEvent, Datagram, Endpoint, Ident, Instant, LanePacket, Qpn, SrqInit};
 
 use crate::capacity;
 use crate::cm::Connections;
 use crate::cq::CqRing;
 use crate::event::{Event, EventQueue, Owner, QpEvent};
-use crate::host::Host;
-use crate::link::{self, TxBatch};
+use crate::host::{Host, MemberId};
+use crate::lanes::{Forwarded, NoLane, Outgoing, Reach, Wake};
+use crate::link::{self, MAX_PACKET, TxBatch};
+use crate::local::segment::Segment;
+use crate::local::{Kind, Received};
 use crate::memory::Table;
 
 const _: () = assert!(capacity::QPS <= Endpoint::MAX_QPS);
@@ -40,6 +43,10 @@ pub(crate) struct Core {
     host: Arc<Host>,
     /// The address, and the UDP port of RoCEv2 devices: ours, and those we send to.
     address: SocketAddr,
+    /// The lanes to processes on this host.
+    pub(crate) lanes: Outgoing,
+    /// Room for a datagram that another process hands on.
+    handed_on: Box<[u8]>,
 }
 
 /// What [`Core::fill`] left.
@@ -66,6 +73,8 @@ impl Core {
             pds: 0,
             device_memory: 0,
             next_pd: 0,
+            lanes: Outgoing::new(Arc::clone(&host), address.ip()),
+            handed_on: vec![0; MAX_PACKET].into_boxed_slice(),
             host,
             address,
         }
@@ -163,8 +172,17 @@ impl Core {
 
     // Wire
 
-    /// Gives the engine a datagram of the link.
+    /// Gives the engine a datagram of the link, or another process on this address one that is for it.
     pub(crate) fn receive(&mut self, now: Instant, datagram: &link::Datagram<'_>) {
+        if let Some(owner) = self.other_owner(datagram.bytes) {
+            let forwarded = Forwarded {
+                src: datagram.src.ip(),
+                ports: (datagram.src.port(), datagram.dst.port()),
+                segment: datagram.segment,
+            };
+            self.lanes.forward(owner, &forwarded, datagram.bytes);
+            return;
+        }
         let datagram = Datagram {
             src: datagram.src.ip(),
             dst: datagram.dst.ip(),
@@ -178,13 +196,69 @@ impl Core {
         self.endpoint.handle_datagram(now, &datagram, &mut self.memory);
     }
 
-    /// Moves what the engine wants to send into `batch`, as far as there is room.
+    /// The other process that a packet's queue pair belongs to.
+    fn other_owner(&self, packet: &[u8]) -> Option<MemberId> {
+        let owner = Bth::dest_qp_of(packet).and_then(|qpn| self.host.owner_of(qpn));
+        owner.filter(|owner| *owner != self.host.me())
+    }
+
+    /// Gives the engine a datagram that another process received for it.
+    fn receive_handed_on(&mut self, now: Instant, record: &Received<'_>) {
+        let Some(forwarded) = Forwarded::decode(record.header) else {
+            return;
+        };
+        let Some(bytes) = self.handed_on.get_mut(..record.body.len()) else {
+            return;
+        };
+        if record.body.copy_to_slice(0, bytes).is_err() {
+            return;
+        }
+        let datagram = Datagram {
+            src: forwarded.src,
+            dst: self.address.ip(),
+            src_port: forwarded.ports.0,
+            dst_port: forwarded.ports.1,
+            ident: Ident::Unknown {
+                segment: forwarded.segment,
+            },
+            payload: bytes,
+        };
+        self.endpoint.handle_datagram(now, &datagram, &mut self.memory);
+    }
+
+    /// Gives the engine what has come on a lane.
+    pub(crate) fn receive_record(&mut self, now: Instant, lane: LaneId, record: &Received<'_>) {
+        match record.kind {
+            Kind::Packet => {
+                let packet = LanePacket {
+                    lane,
+                    address: self.address.ip(),
+                    headers: record.header,
+                    len: record.body.len(),
+                };
+                let mut reach = Reach {
+                    table: &mut self.memory,
+                    body: record.body,
+                };
+                self.endpoint.handle_lane(now, &packet, &mut reach);
+            }
+            Kind::Datagram => self.receive_handed_on(now, record),
+        }
+    }
+
+    /// Moves what the engine wants to send into `batch`, as far as there is room, or onto the lanes.
     pub(crate) fn fill(&mut self, now: Instant, batch: &mut TxBatch) -> Filled {
         self.connections.exchange(now, &mut self.endpoint);
         while let Some(mut slot) = batch.slot() {
             let Some(transmit) = self.endpoint.poll_transmit(now, &mut self.memory, &mut slot) else {
                 return Filled::All;
             };
+            if let Some(lane) = transmit.lane {
+                let packet = &slot[..transmit.len];
+                self.lanes
+                    .send(lane, &transmit, packet, &mut self.memory, &mut self.endpoint);
+                continue;
+            }
             let port = match transmit.dst == self.address.ip() {
                 true => self.port_of(&slot),
                 false => self.address.port(),
@@ -213,8 +287,50 @@ impl Core {
         due.into_iter().flatten().min()
     }
 
+    /// Whom to wake for what was sent on lanes.
+    pub(crate) fn ring(&mut self) -> Wake {
+        self.lanes.ring()
+    }
+
+    /// Looks whether full lanes have room again.
+    pub(crate) fn unblock_lanes(&mut self) {
+        self.lanes.unblock(&mut self.endpoint);
+    }
+
+    /// What is sent to a member vanishes from now on.
+    pub(crate) fn close_lane(&mut self, member: MemberId) {
+        self.lanes.close(member, &mut self.endpoint);
+    }
+
+    /// Which way packets for a queue pair go.
+    ///
+    /// # Errors
+    /// When there is no way.
+    pub(crate) fn route(&mut self, path: &Path, peer: Qpn) -> Result<Option<LaneId>, NoLane> {
+        self.lanes.route(path, peer)
+    }
+
+    /// Nobody takes what a region's memory holds from now on for a message. `segment` is what it was in, if it is there no more.
+    pub(crate) fn take_back_region(&mut self, key: u32, segment: Option<Arc<Segment>>) {
+        self.take_back();
+        self.lanes.revoke_region(key);
+        segment.into_iter().for_each(|segment| self.lanes.release(segment));
+    }
+
+    /// Nor of what queue pairs and windows that have ended referred to.
+    fn take_back(&mut self) {
+        while let Some(qpn) = self.endpoint.poll_withdrawn() {
+            self.lanes.revoke_qp(qpn);
+        }
+        while let Some(key) = self.memory.retracted() {
+            self.lanes.revoke_region(key);
+        }
+    }
+
     /// Hands the engine's completions to their queues, and its events to the owners of the objects. `now` tells the time where it is needed.
     pub(crate) fn deliver(&mut self, now: impl Fn() -> Instant) {
+        // What completes here is the application's again.
+        self.take_back();
         while let Some((cq, completion)) = self.endpoint.poll_completion() {
             if let Some(Some(ring)) = self.cqs.get(cq.0 as usize)
                 && let Some(due) = ring.push(completion, &now)

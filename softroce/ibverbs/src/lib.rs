@@ -29,9 +29,9 @@ mod wr;
 
 pub use address::init_ah_from_wc;
 pub use context::device_of;
-pub use doorbell_softroce::{ConfigError, DeviceConfig, OpenError};
+pub use doorbell_softroce::{ConfigError, DeviceConfig, LinkChoice, Mover, OpenError};
 use doorbell_verbs_sys::{Api, Promise};
-pub use registry::{AlreadyInUse, configure, last_open_error};
+pub use registry::{AlreadyInUse, configure, last_open_error, local_group, local_movers};
 
 /// The table itself, whose entries the drop-in library's symbols jump to.
 pub static API: Api = Api {

@@ -8,7 +8,7 @@ use std::sync::{Arc, OnceLock};
 
 use doorbell_softroce::host::JoinError;
 use doorbell_softroce::link::BindError;
-use doorbell_softroce::{ConfigError, Device, DeviceConfig, OpenError};
+use doorbell_softroce::{ConfigError, Device, DeviceConfig, Mover, OpenError};
 use doorbell_verbs_sys::{_ibv_device_ops, IBV_NODE_CA, IBV_TRANSPORT_IB, ibv_device};
 use parking_lot::Mutex;
 
@@ -57,6 +57,21 @@ pub fn configure(devices: Vec<DeviceConfig>) -> Result<(), AlreadyInUse> {
 /// Why the last attempt to list or open a device failed, in one line; `None` when none did. What `errno` cannot tell.
 pub fn last_open_error() -> Option<String> {
     LAST_OPEN_ERROR.lock().clone()
+}
+
+/// The processes that the device of this name, which is open here, reaches without UDP: a number that no other group of processes has, on whatever host. `None` where it reaches all by UDP.
+pub fn local_group(name: &str) -> Option<u64> {
+    of_open(name, |device| device.local_group()).flatten()
+}
+
+/// How payloads get from the device of this name, which is open here, to other processes of this host, the best way first; none where all goes over UDP.
+pub fn local_movers(name: &str) -> Vec<Mover> {
+    of_open(name, |device| device.local_movers()).unwrap_or_default()
+}
+
+fn of_open<R>(name: &str, ask: impl FnOnce(&Device) -> R) -> Option<R> {
+    let device = devices().ok()?.iter().find(|device| device.config.name == name)?;
+    device.open.lock().as_deref().map(ask)
 }
 
 fn note(error: &dyn std::fmt::Display) {
@@ -161,7 +176,9 @@ fn errno_of(error: &OpenError) -> c_int {
         OpenError::NoFreeAddress { .. } => libc::EADDRINUSE,
         OpenError::NoNumbers { .. } => libc::ENOMEM,
         OpenError::Mtu { .. } | OpenError::Port { .. } => libc::EINVAL,
-        OpenError::Capture { source, .. } | OpenError::Thread { source, .. } => errno::of(source),
+        OpenError::Capture { source, .. } | OpenError::Thread { source, .. } | OpenError::Lane { source, .. } => {
+            errno::of(source)
+        }
     }
 }
 

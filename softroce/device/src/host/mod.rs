@@ -120,6 +120,11 @@ impl Host {
         self.me
     }
 
+    /// What this group is called, and no other on any host, but by chance.
+    pub fn group(&self) -> u64 {
+        self.registry.name()
+    }
+
     /// Whether this is still the process that joined, not its fork.
     pub(crate) fn is_ours(&self) -> bool {
         self.line == fork::line()

@@ -29,6 +29,11 @@ pub enum Message {
         /// Its number.
         id: u64,
     },
+    /// The sender has given that segment up: what is mapped of it can be unmapped.
+    Released {
+        /// Its number.
+        id: u64,
+    },
 }
 
 /// What has come of another member.
@@ -91,7 +96,8 @@ impl Record {
             Self::Hello { from, to } => [3, from, to],
             Self::Message(Message::Lane) => [4, 0, 0],
             Self::Message(Message::Segment { id }) => [5, id, 0],
-            Self::Datagram { port, segment } => [6, port.into(), segment.into()],
+            Self::Message(Message::Released { id }) => [6, id, 0],
+            Self::Datagram { port, segment } => [7, port.into(), segment.into()],
         };
         let mut bytes = [0; Self::MAX];
         for (to, word) in bytes.chunks_exact_mut(8).zip(words) {
@@ -118,7 +124,8 @@ impl Record {
             },
             4 => Self::Message(Message::Lane),
             5 => Self::Message(Message::Segment { id: word(1) }),
-            6 => Self::Datagram {
+            6 => Self::Message(Message::Released { id: word(1) }),
+            7 => Self::Datagram {
                 port: word(1) as u16,
                 segment: word(2) as u16,
             },

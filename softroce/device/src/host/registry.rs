@@ -4,6 +4,7 @@
 //! taken by whoever finds it. A neighbour may write anything here, on purpose or not: every value read is an index that is checked or a number that may be any, so the worst
 //! that a wrong one does is that packets go astray.
 
+use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::mem::size_of;
 use std::num::NonZeroUsize;
@@ -93,6 +94,8 @@ struct Service {
 #[repr(C)]
 struct Layout {
     magic: AtomicU64,
+    /// What no other group is called, on whatever host.
+    name: AtomicU64,
     /// Who has the address's well-known port, packed; 0 for nobody.
     holder: AtomicU64,
     /// Blocks given back so far.
@@ -127,8 +130,15 @@ impl Registry {
         let seals = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_SEAL;
         fcntl(&fd, FcntlArg::F_ADD_SEALS(seals))?;
         let registry = Self::map(fd)?;
+        let name = RandomState::new().hash_one(std::process::id());
+        registry.get().name.store(name, Ordering::Relaxed);
         registry.get().magic.store(MAGIC, Ordering::Release);
         Ok(registry)
+    }
+
+    /// What this group is called, and no other.
+    pub(super) fn name(&self) -> u64 {
+        self.get().name.load(Ordering::Relaxed)
     }
 
     /// That of a group, from a descriptor which a member sent. `InvalidData` when it is no such thing.

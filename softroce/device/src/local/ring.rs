@@ -193,7 +193,7 @@ impl Consumer {
 
     /// About to sleep. `false` when there is a record: it must not.
     pub(super) fn sleep(&self, words: &impl Words) -> bool {
-        words.asleep().store(1, Ordering::Relaxed);
+        words.asleep().swap(1, Ordering::AcqRel);
         // With the fence in `Producer::must_ring`.
         fence(Ordering::SeqCst);
         if self.ready(words) {
@@ -205,7 +205,7 @@ impl Consumer {
 
     /// Awake, and need not be rung.
     pub(super) fn awake(&self, words: &impl Words) {
-        words.asleep().store(0, Ordering::Relaxed);
+        words.asleep().swap(0, Ordering::AcqRel);
     }
 }
 

@@ -22,7 +22,7 @@ use crate::device::Device;
 use crate::pd::Pd;
 
 pub use dm::{Dm, OutOfRange};
-pub(crate) use table::{Region, Table};
+pub(crate) use table::{Referred, Region, Table};
 pub use window::{Bound, Mw, WindowKind};
 
 /// What a region may be used for (ibv_reg_mr(3)). Local reading is always allowed.
@@ -147,7 +147,7 @@ impl Pd {
         rights.check()?;
         range.prepare(rights)?;
         let region = Region::new(range.addr, range.len as u64, range.iova, self.id(), rights);
-        self.add(region, Kind::Host(range))
+        self.add(region.in_segment(self.device().segment_of(&range)), Kind::Host(range))
     }
 
     /// A region of no memory at all: work requests here may name it, at any address, to read zeroes and to have what is received vanish (ibv_alloc_null_mr(3)).
@@ -216,10 +216,13 @@ impl Mr {
             Kind::Null => None,
         };
         let pd = change.pd.unwrap_or(&self.pd);
+        let placed = range.map(|range| (range, self.device().segment_of(&range)));
         let mut core = self.device().shared().core.lock();
-        core.memory
-            .change(self.key, range, pd.id(), rights)
+        let before = core
+            .memory
+            .change(self.key, placed, pd.id(), rights)
             .map_err(|Bound| RegisterError::Bound)?;
+        core.take_back_region(self.key, before);
         drop(core);
         if let Some(range) = range {
             self.kind = Kind::Host(range);
@@ -234,12 +237,16 @@ impl Mr {
     /// While windows are bound to it (IBTA vol 1, 10.6.7.2.6); nothing changed then.
     pub fn deregister(&self) -> Result<(), Bound> {
         let mut core = self.device().shared().core.lock();
-        core.memory.deregister(self.key)
+        core.memory.deregister(self.key)?;
+        core.take_back_region(self.key, None);
+        Ok(())
     }
 }
 
 impl Drop for Mr {
     fn drop(&mut self) {
-        self.device().shared().core.lock().memory.remove(self.key);
+        let mut core = self.device().shared().core.lock();
+        let segment = core.memory.remove(self.key);
+        core.take_back_region(self.key, segment);
     }
 }

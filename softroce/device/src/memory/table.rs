@@ -4,14 +4,16 @@ mod window;
 
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
-use std::ptr;
+use std::sync::Arc;
+use std::{mem, ptr};
 
 use doorbell_roce_proto::memory::{AccessError, AtomicOp, Bind, Invalidator, Memory, PdId, RemoteRight, Sge, Via};
-use doorbell_roce_proto::{LKey, RKey};
+use doorbell_roce_proto::{EndpointConfig, LKey, RKey};
 
 use self::window::Window;
 use super::{Bound, HostRange, Rights, copy};
 use crate::capacity;
+use crate::local::segment::{Place, Segment, SegmentId};
 
 /// A registered range.
 #[derive(Debug)]
@@ -24,6 +26,8 @@ pub(crate) struct Region {
     rights: Rights,
     /// How many windows are bound to it.
     windows: usize,
+    /// The shared memory that it lies in, if it does.
+    segment: Option<Place>,
 }
 
 // SAFETY: whoever registered it promised memory that stays mapped until the region is dropped, for the whole process: the pointer is as good on
@@ -40,6 +44,24 @@ impl Region {
             pd,
             rights,
             windows: 0,
+            segment: None,
+        }
+    }
+
+    /// The same, in the shared memory that it lies in.
+    pub(super) fn in_segment(self, segment: Option<Place>) -> Self {
+        Self { segment, ..self }
+    }
+
+    /// How others on this host can reach `len` bytes of it at `at`.
+    fn refer(&self, key: u32, at: *mut u8, len: usize) -> Referred {
+        let offset = (at.addr() - self.base.addr()) as u64;
+        let segment = self.segment.as_ref();
+        Referred {
+            key,
+            at,
+            len,
+            segment: segment.map(|place| (place.segment.id(), place.offset + offset)),
         }
     }
 
@@ -71,6 +93,20 @@ impl Region {
     }
 }
 
+/// Memory that a packet for another process of this host refers to.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Referred {
+    /// Of the region that it lies in.
+    pub(crate) key: u32,
+    pub(crate) at: *const u8,
+    pub(crate) len: usize,
+    /// The segment that it lies in, and where.
+    pub(crate) segment: Option<(SegmentId, u64)>,
+}
+
+/// What reading a region of no memory gives, for as long as a packet can be.
+static ZEROS: [u8; EndpointConfig::LANE_MTU] = [0; EndpointConfig::LANE_MTU];
+
 #[derive(Debug)]
 enum Object {
     Nothing,
@@ -96,7 +132,14 @@ pub(crate) struct Table {
     windows: usize,
     /// How many of the windows are bound.
     bindings: usize,
+    /// What the packet being written refers to.
+    referred: Vec<Referred>,
+    /// Regions that lost a window: what was read of them through it is not to be read any more.
+    retracted: Vec<u32>,
 }
+
+// SAFETY: the pointers in `referred` are to registered memory, as those of the regions are.
+unsafe impl Send for Table {}
 
 impl Table {
     pub(crate) fn new() -> Self {
@@ -108,6 +151,32 @@ impl Table {
             regions: 0,
             windows: 0,
             bindings: 0,
+            referred: Vec::new(),
+            retracted: Vec::new(),
+        }
+    }
+
+    /// What the packet that was written refers to.
+    pub(crate) fn referred(&self) -> &[Referred] {
+        &self.referred
+    }
+
+    /// Another packet is to be written.
+    pub(crate) fn forget_referred(&mut self) {
+        self.referred.clear();
+    }
+
+    /// The next region that lost a window, by its key.
+    pub(crate) fn retracted(&mut self) -> Option<u32> {
+        self.retracted.pop()
+    }
+
+    /// The segment in which a region lies.
+    pub(crate) fn segment(&self, key: u32) -> Option<&Arc<Segment>> {
+        let slot = self.slots.get((key >> 16) as usize).filter(|slot| slot.key == key)?;
+        match &slot.object {
+            Object::Region(region) => region.segment.as_ref().map(|place| &place.segment),
+            _ => None,
         }
     }
 
@@ -121,8 +190,8 @@ impl Table {
         Some(key)
     }
 
-    /// Takes a region out, and unbinds what windows are bound to it.
-    pub(super) fn remove(&mut self, key: u32) {
+    /// Takes a region out, and unbinds what windows are bound to it. Gives the segment that it was in.
+    pub(super) fn remove(&mut self, key: u32) -> Option<Arc<Segment>> {
         let index = (key >> 16) as u16;
         if let Some(Slot {
             object: Object::Region(region),
@@ -132,9 +201,13 @@ impl Table {
             if region.windows > 0 {
                 self.unbind_from(index);
             }
-            self.free(index);
             self.regions -= 1;
+            return match self.free(index) {
+                Object::Region(region) => region.segment.map(|place| place.segment),
+                _ => None,
+            };
         }
+        None
     }
 
     /// Takes the region's memory away, unless windows are bound to it. The slot is its owner's until it is [removed](Self::remove).
@@ -172,18 +245,28 @@ impl Table {
     }
 
     /// Gives a region another domain, other rights, and other memory when `range` says so, unless windows are bound to it.
-    pub(super) fn change(&mut self, key: u32, range: Option<HostRange>, pd: PdId, rights: Rights) -> Result<(), Bound> {
+    ///
+    /// Gives the segment that it was in, when it got other memory.
+    pub(super) fn change(
+        &mut self,
+        key: u32,
+        range: Option<(HostRange, Option<Place>)>,
+        pd: PdId,
+        rights: Rights,
+    ) -> Result<Option<Arc<Segment>>, Bound> {
         let Some(region) = self.region_mut(key) else {
-            return Ok(());
+            return Ok(None);
         };
         if region.windows > 0 {
             return Err(Bound);
         }
-        if let Some(range) = range {
+        let mut before = None;
+        if let Some((range, segment)) = range {
             (region.base, region.len, region.iova) = (range.addr, range.len as u64, range.iova);
+            before = mem::replace(&mut region.segment, segment).map(|place| place.segment);
         }
         (region.pd, region.rights) = (pd, rights);
-        Ok(())
+        Ok(before)
     }
 
     fn insert(&mut self, object: Object) -> Option<u32> {
@@ -203,9 +286,9 @@ impl Table {
         Some(key)
     }
 
-    fn free(&mut self, index: u16) {
-        self.slots[usize::from(index)].object = Object::Nothing;
+    fn free(&mut self, index: u16) -> Object {
         self.free.push(index);
+        mem::replace(&mut self.slots[usize::from(index)].object, Object::Nothing)
     }
 
     fn region(&self, pd: PdId, key: u32) -> Result<&Region, AccessError> {
@@ -227,18 +310,50 @@ impl Table {
     }
 
     fn remote(&self, via: Via, key: RKey, addr: u64, len: u64, right: RemoteRight) -> Result<*mut u8, AccessError> {
+        let (region, _, addr) = self.remote_region(via, key, addr, len, right)?;
+        region.locate(addr, len)
+    }
+
+    /// The region that a peer reaches, its key, and the address in it.
+    fn remote_region(
+        &self,
+        via: Via,
+        key: RKey,
+        addr: u64,
+        len: u64,
+        right: RemoteRight,
+    ) -> Result<(&Region, u32, u64), AccessError> {
         let slot = self.slots.get((key.0 >> 16) as usize).filter(|slot| slot.key == key.0);
         match slot.map(|slot| &slot.object) {
-            Some(Object::Region(region)) if region.pd == via.pd && region.grants(right) => region.locate(addr, len),
+            Some(Object::Region(region)) if region.pd == via.pd && region.grants(right) => Ok((region, key.0, addr)),
             Some(Object::Window(window)) => {
                 let (index, addr) = window.translate(via, addr, len, right)?;
-                match self.slots.get(usize::from(index)).map(|slot| &slot.object) {
-                    Some(Object::Region(region)) => region.locate(addr, len),
+                match self.slots.get(usize::from(index)) {
+                    Some(Slot {
+                        key,
+                        object: Object::Region(region),
+                    }) => Ok((region, *key, addr)),
                     _ => Err(AccessError),
                 }
             }
             _ => Err(AccessError),
         }
+    }
+
+    /// Where received bytes go; `None` when it is nowhere.
+    pub(crate) fn local_target(
+        &self,
+        pd: PdId,
+        lkey: LKey,
+        addr: u64,
+        len: usize,
+    ) -> Result<Option<*mut u8>, AccessError> {
+        self.local(pd, lkey, addr, len, true)
+    }
+
+    /// Where a peer's WRITE goes.
+    pub(crate) fn write_target(&self, via: Via, rkey: RKey, addr: u64, len: usize) -> Result<*mut u8, AccessError> {
+        self.remote(via, rkey, addr, len as u64, RemoteRight::Write)
     }
 }
 
@@ -324,6 +439,30 @@ impl Memory for Table {
 
     fn invalidate(&mut self, via: Via, rkey: RKey, by: Invalidator) -> Result<(), AccessError> {
         self.invalidate_window(via, rkey, by)
+    }
+
+    fn refer_local(&mut self, pd: PdId, sge: &Sge) -> Result<(), AccessError> {
+        let len = sge.len as usize;
+        let referred = match self.local(pd, sge.lkey, sge.addr, len, false)? {
+            Some(at) => self.region(pd, sge.lkey.0)?.refer(sge.lkey.0, at, len),
+            None => Referred {
+                key: sge.lkey.0,
+                at: ZEROS.as_ptr(),
+                // A packet has no more.
+                len: len.min(ZEROS.len()),
+                segment: None,
+            },
+        };
+        self.referred.push(referred);
+        Ok(())
+    }
+
+    fn refer_remote(&mut self, via: Via, rkey: RKey, addr: u64, len: u32) -> Result<(), AccessError> {
+        let (region, key, addr) = self.remote_region(via, rkey, addr, u64::from(len), RemoteRight::Read)?;
+        let at = region.locate(addr, u64::from(len))?;
+        let referred = region.refer(key, at, len as usize);
+        self.referred.push(referred);
+        Ok(())
     }
 }
 

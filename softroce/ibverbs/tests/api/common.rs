@@ -8,7 +8,7 @@ use std::ptr;
 use std::sync::Once;
 use std::time::{Duration, Instant};
 
-use doorbell_softroce_ibverbs::{DeviceConfig, api, configure};
+use doorbell_softroce_ibverbs::{DeviceConfig, LinkChoice, api, configure};
 use doorbell_verbs_sys::*;
 
 /// Longer than anything here takes, on a busy machine too.
@@ -36,10 +36,20 @@ pub(crate) fn capture_file() -> PathBuf {
     std::env::temp_dir().join(format!("doorbell-test-{}.pcap", std::process::id()))
 }
 
+/// Whether this is the test program in which all goes over UDP.
+pub(crate) fn over_udp() -> bool {
+    module_path!().starts_with("api_udp")
+}
+
 /// A device on one of this process' own addresses.
 pub(crate) fn device(name: &str, last: u8) -> DeviceConfig {
     DeviceConfig {
         address: Some(own_address(last)),
+        link: if over_udp() {
+            LinkChoice::Udp
+        } else {
+            LinkChoice::Automatic
+        },
         ..DeviceConfig::new(name)
     }
 }

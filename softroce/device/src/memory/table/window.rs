@@ -7,7 +7,7 @@ use doorbell_roce_proto::memory::{AccessError, Bind, Invalidator, PdId, RemoteRi
 use doorbell_roce_proto::qp::RemoteAccess;
 use doorbell_roce_proto::{Qpn, RKey};
 
-use super::{Object, Table};
+use super::{Object, Slot, Table};
 use crate::capacity;
 use crate::memory::WindowKind;
 
@@ -134,12 +134,13 @@ impl Table {
             return;
         };
         self.bindings -= 1;
-        if let Some(Object::Region(region)) = self
-            .slots
-            .get_mut(usize::from(bound.region))
-            .map(|slot| &mut slot.object)
+        if let Some(Slot {
+            key,
+            object: Object::Region(region),
+        }) = self.slots.get_mut(usize::from(bound.region))
         {
             region.windows -= 1;
+            self.retracted.push(*key);
         }
     }
 

@@ -1,0 +1,125 @@
+//! The receiving ends of the lanes.
+
+use std::os::fd::OwnedFd;
+
+use doorbell_roce_proto::qp::LaneId;
+
+use super::lane_of;
+use crate::host::MemberId;
+use crate::local::segment::SegmentId;
+use crate::local::{Broken, Received, Receiver};
+
+/// Records of one lane that are handled before the next lane has its turn.
+const STRIDE: usize = 32;
+
+/// The lanes from the members of the group to this process.
+#[derive(Debug, Default)]
+pub(crate) struct Incoming {
+    lanes: Vec<Lane>,
+}
+
+#[derive(Debug)]
+struct Lane {
+    from: MemberId,
+    id: LaneId,
+    receiver: Receiver,
+}
+
+/// What receiving from all lanes came to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Taken {
+    /// Something came.
+    pub(crate) some: bool,
+    /// More may wait.
+    pub(crate) more: bool,
+}
+
+impl Incoming {
+    /// A lane from a member, in the place of one that it may have given before.
+    pub(crate) fn add(&mut self, from: MemberId, receiver: Receiver) {
+        let id = lane_of(from);
+        self.lanes.retain(|lane| lane.from != from);
+        self.lanes.push(Lane { from, id, receiver });
+    }
+
+    /// The member is gone: hands out what it sent before, and forgets the lane.
+    pub(crate) fn remove(&mut self, from: MemberId, mut take: impl FnMut(LaneId, Received<'_>)) {
+        while let Some(place) = self.lanes.iter().position(|lane| lane.from == from) {
+            let mut lane = self.lanes.swap_remove(place);
+            while let Ok(Some(())) = lane.receiver.pop(|record| take(lane.id, record)) {}
+        }
+    }
+
+    fn of(&mut self, from: MemberId) -> Option<&mut Receiver> {
+        let lane = self.lanes.iter_mut().find(|lane| lane.from == from);
+        lane.map(|lane| &mut lane.receiver)
+    }
+
+    /// A member sent a segment of its memory.
+    pub(crate) fn add_segment(&mut self, from: MemberId, id: SegmentId, fd: OwnedFd) {
+        if let Some(receiver) = self.of(from)
+            && let Err(error) = receiver.add_segment(id, fd)
+        {
+            tracing::debug!("{error}");
+        }
+    }
+
+    /// A member gave a segment up.
+    pub(crate) fn remove_segment(&mut self, from: MemberId, id: SegmentId) {
+        if let Some(receiver) = self.of(from) {
+            receiver.remove_segment(id);
+        }
+    }
+
+    /// Takes what has come, a stretch of each lane at a time: `take` gets the records of one, then `end` is called with the member if that is to be told of room. A lane that holds nonsense is closed.
+    pub(crate) fn take<T>(
+        &mut self,
+        mut begin: impl FnMut() -> T,
+        mut take: impl FnMut(&mut T, LaneId, Received<'_>),
+        mut end: impl FnMut(T, Option<MemberId>),
+    ) -> Taken {
+        let mut taken = Taken::default();
+        let mut index = 0;
+        while let Some(lane) = self.lanes.get_mut(index) {
+            let mut state = None;
+            let result = lane.take(&mut |id, record| take(state.get_or_insert_with(&mut begin), id, record));
+            if let Some(state) = state {
+                taken.some = true;
+                let waiting = lane.receiver.owes_call().then_some(lane.from);
+                end(state, waiting);
+            }
+            match result {
+                Ok(more) => taken.more |= more,
+                Err(broken) => {
+                    tracing::warn!("{broken}");
+                    self.lanes.swap_remove(index);
+                    continue;
+                }
+            }
+            index += 1;
+        }
+        taken
+    }
+
+    /// Before sleeping until rung: `false` when something is there, and it must not sleep.
+    pub(crate) fn sleep(&mut self) -> bool {
+        self.lanes.iter_mut().all(|lane| lane.receiver.sleep())
+    }
+
+    /// Awake again: need not be rung.
+    pub(crate) fn awake(&mut self) {
+        self.lanes.iter_mut().for_each(|lane| lane.receiver.awake());
+    }
+}
+
+impl Lane {
+    /// Takes a stretch. Whether more may wait.
+    fn take(&mut self, take: &mut impl FnMut(LaneId, Received<'_>)) -> Result<bool, Broken> {
+        for _ in 0..STRIDE {
+            if self.receiver.pop(|record| take(self.id, record))?.is_none() {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+}

@@ -1,0 +1,402 @@
+//! The sending ends of the lanes, and who has one.
+
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+
+use doorbell_roce_proto::qp::{LaneId, Path};
+use doorbell_roce_proto::{Endpoint, Qpn, Transmit};
+
+use super::{Forwarded, Mover, SLOT_BITS, lane_of, slot_of};
+use crate::host::{Connection, Flags, Host, MemberId, Message};
+use crate::local::segment::Segment;
+use crate::local::{Full, Kind, Payload, Receiver, Record, Reference, Referrer, Sender};
+use crate::memory::{Referred, Table};
+
+/// The lanes from this process to members of the group.
+pub(crate) struct Outgoing {
+    host: Arc<Host>,
+    /// The device's address.
+    address: IpAddr,
+    /// Queue pairs use lanes; otherwise all of theirs goes over UDP.
+    enabled: bool,
+    /// Nothing may go another way.
+    only: bool,
+    /// The mover to use for all that is referred to, where it can be had.
+    forced: Option<Mover>,
+    /// By slot.
+    lanes: Vec<Option<Lane>>,
+    /// Lanes that were given something since [`ring`](Self::ring).
+    touched: Vec<usize>,
+    /// How many lanes are full.
+    full: usize,
+    references: Vec<Reference>,
+    keys: Vec<u32>,
+}
+
+struct Lane {
+    to: MemberId,
+    sender: Sender,
+    /// `None` for the lane of this process to itself.
+    connection: Option<Arc<Connection>>,
+    touched: bool,
+    full: bool,
+    /// The member is gone or writes nonsense: what is sent vanishes.
+    closed: bool,
+}
+
+/// Why a peer cannot be reached as it has to be.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum NoLane {
+    /// `DOORBELL_LINK=local`, and it is not local.
+    #[error(
+        "queue pair {0} is of no process on this address that can be reached without UDP, and DOORBELL_LINK=local allows nothing else"
+    )]
+    NotLocal(Qpn),
+    /// The machine does not let us.
+    #[error("no lane to the process of queue pair {0}: {1}")]
+    Failed(Qpn, #[source] io::Error),
+}
+
+/// Whom to wake, when nothing is locked any more.
+#[derive(Default)]
+pub(crate) struct Wake {
+    /// The progress thread of this process.
+    pub(crate) own: bool,
+    /// Those of others.
+    pub(crate) others: Vec<Arc<Connection>>,
+}
+
+impl Outgoing {
+    /// Those of a member of `host` on `address`, for datagrams that are handed on. Queue pairs don't use them before [`enable`](Self::enable).
+    pub(crate) fn new(host: Arc<Host>, address: IpAddr) -> Self {
+        Self {
+            host,
+            address,
+            enabled: false,
+            only: false,
+            forced: None,
+            lanes: Vec::new(),
+            touched: Vec::new(),
+            full: 0,
+            references: Vec::new(),
+            keys: Vec::new(),
+        }
+    }
+
+    /// Has queue pairs use them, `only` them when that is so, and with the mover that is `forced`. Gives the other end of the lane of this process to itself.
+    ///
+    /// # Errors
+    /// When the machine has no memory or the process no descriptor left.
+    pub(crate) fn enable(&mut self, only: bool, forced: Option<Mover>) -> io::Result<(MemberId, Receiver)> {
+        let me = self.host.me();
+        let (sender, fd) = Sender::create()?;
+        // SAFETY: the sender is this process's, and refers to registered memory by address, which stays until it is revoked.
+        let receiver = unsafe { Receiver::attach_own(fd) }?;
+        self.put(me, sender, None);
+        (self.enabled, self.only, self.forced) = (true, only, forced);
+        Ok((me, receiver))
+    }
+
+    fn put(&mut self, to: MemberId, sender: Sender, connection: Option<Arc<Connection>>) {
+        let slot = usize::from(to.slot());
+        if self.lanes.len() <= slot {
+            self.lanes.resize_with(slot + 1, || None);
+        }
+        let lane = Lane {
+            to,
+            sender,
+            connection,
+            touched: false,
+            full: false,
+            closed: false,
+        };
+        if let Some(old) = self.lanes[slot].replace(lane) {
+            self.full -= usize::from(old.full);
+        }
+    }
+
+    /// The lane of packets for a queue pair, which is there afterwards; `None` for the wire.
+    ///
+    /// # Errors
+    /// When there is no way.
+    pub(crate) fn route(&mut self, path: &Path, peer: Qpn) -> Result<Option<LaneId>, NoLane> {
+        let own = |end: IpAddr| end.to_canonical() == self.address;
+        let ours = self.enabled && own(path.local) && own(path.remote);
+        let member = ours.then(|| self.host.owner_of(peer)).flatten().filter(|member| {
+            let flags = self.host.flags(*member);
+            flags.is_some_and(|flags| !flags.contains(Flags::UDP_ONLY))
+        });
+        match member {
+            Some(member) => {
+                self.open(member).map_err(|error| NoLane::Failed(peer, error))?;
+                Ok(Some(lane_of(member)))
+            }
+            None if self.only => Err(NoLane::NotLocal(peer)),
+            None => Ok(None),
+        }
+    }
+
+    /// Makes the lane to a member, if there is none yet.
+    fn open(&mut self, member: MemberId) -> io::Result<()> {
+        let slot = usize::from(member.slot());
+        if let Some(Some(lane)) = self.lanes.get(slot)
+            && lane.to == member
+        {
+            return Ok(());
+        }
+        let connection = self.host.connect(member)?;
+        let (sender, fd) = Sender::create()?;
+        connection.send(Message::Lane, &[fd.as_fd()])?;
+        self.put(member, sender, Some(connection));
+        Ok(())
+    }
+
+    /// A member is gone: what is sent to it vanishes.
+    pub(crate) fn close(&mut self, member: MemberId, endpoint: &mut Endpoint) {
+        let slot = usize::from(member.slot());
+        if let Some(Some(lane)) = self.lanes.get_mut(slot)
+            && lane.to == member
+        {
+            lane.closed = true;
+            self.reopen(slot, endpoint);
+        }
+    }
+
+    /// A full lane is so no more.
+    fn reopen(&mut self, slot: usize, endpoint: &mut Endpoint) {
+        if let Some(Some(lane)) = self.lanes.get_mut(slot)
+            && lane.full
+        {
+            lane.full = false;
+            self.full -= 1;
+            endpoint.lane_ready(lane_of(lane.to));
+        }
+    }
+
+    /// Whether a lane is full.
+    pub(crate) fn is_blocked(&self) -> bool {
+        self.full > 0
+    }
+
+    /// Looks whether the full lanes have room again.
+    pub(crate) fn unblock(&mut self, endpoint: &mut Endpoint) {
+        for slot in 0..self.lanes.len() {
+            if let Some(Some(lane)) = self.lanes.get_mut(slot)
+                && lane.full
+                && lane.has_room()
+            {
+                self.reopen(slot, endpoint);
+            }
+        }
+    }
+
+    /// Sends a packet of the engine's, written into `packet`; what it refers to is in the table.
+    pub(crate) fn send(
+        &mut self,
+        id: LaneId,
+        transmit: &Transmit,
+        packet: &[u8],
+        table: &mut Table,
+        endpoint: &mut Endpoint,
+    ) {
+        let slot = slot_of(id);
+        let Some(Some(lane)) = self.lanes.get_mut(slot) else {
+            table.forget_referred();
+            return;
+        };
+        if lane.closed || lane_of(lane.to) != id {
+            table.forget_referred();
+            return;
+        }
+        let (header, inline) = packet.split_at(transmit.headers);
+        self.references.clear();
+        self.keys.clear();
+        if transmit.referred > 0 {
+            let forced = if transmit.fleeting {
+                Some(Mover::Ring)
+            } else {
+                self.forced
+            };
+            if lane.refer(table, forced, &mut self.references, &mut self.keys).is_err() {
+                // Only where the lane broke: there was room for the largest.
+                lane.sender.discard();
+                return;
+            }
+        }
+        let payload = if transmit.referred > 0 {
+            Payload::Referred(&self.references)
+        } else {
+            Payload::Inline(inline)
+        };
+        let record = Record {
+            kind: Kind::Packet,
+            header,
+            payload,
+        };
+        let referrer = Referrer {
+            qpn: transmit.qpn.get(),
+            keys: &self.keys,
+        };
+        // There is room, or the engine would not have written it; where the lane broke meanwhile it is lost.
+        let _lost = lane.sender.push(&record, referrer);
+        if !lane.touched {
+            lane.touched = true;
+            self.touched.push(slot);
+        }
+        if !lane.has_room() {
+            lane.full = true;
+            self.full += 1;
+            endpoint.lane_full(id);
+        }
+    }
+
+    /// Hands on a datagram to the member that has its queue pair; it is lost where that is not possible now, as on any network.
+    pub(crate) fn forward(&mut self, to: MemberId, header: &Forwarded, datagram: &[u8]) {
+        let slot = usize::from(to.slot());
+        if self.open(to).is_err() {
+            return;
+        }
+        let Some(Some(lane)) = self.lanes.get_mut(slot) else {
+            return;
+        };
+        if lane.closed || lane.full || !lane.sender.room().unwrap_or(false) {
+            return;
+        }
+        let record = Record {
+            kind: Kind::Datagram,
+            header: &header.encode(),
+            payload: Payload::Inline(datagram),
+        };
+        let referrer = Referrer { qpn: 0, keys: &[] };
+        if lane.sender.push(&record, referrer).is_ok() && !lane.touched {
+            lane.touched = true;
+            self.touched.push(slot);
+        }
+    }
+
+    /// Whose progress thread sleeps and has something to do by what was sent.
+    pub(crate) fn ring(&mut self) -> Wake {
+        let mut wake = Wake::default();
+        for slot in self.touched.drain(..) {
+            let Some(Some(lane)) = self.lanes.get_mut(slot) else {
+                continue;
+            };
+            lane.touched = false;
+            if lane.sender.needs_wake() {
+                match &lane.connection {
+                    Some(connection) => wake.others.push(Arc::clone(connection)),
+                    None => wake.own = true,
+                }
+            }
+        }
+        wake
+    }
+
+    /// The connection to a member that waits for room, which there is now.
+    pub(crate) fn connection(&self, member: MemberId) -> Option<Arc<Connection>> {
+        self.host.connect(member).ok()
+    }
+
+    /// Takes back what a queue pair sent.
+    pub(crate) fn revoke_qp(&mut self, qpn: Qpn) {
+        for lane in self.lanes.iter_mut().flatten() {
+            // An error is told where packets are sent.
+            let _ = lane.sender.revoke_qp(qpn.get());
+        }
+    }
+
+    /// Takes back what refers to a region.
+    pub(crate) fn revoke_region(&mut self, key: u32) {
+        for lane in self.lanes.iter_mut().flatten() {
+            let _ = lane.sender.revoke_region(key);
+        }
+    }
+
+    /// A region in this segment is gone: whoever has it mapped gives it up, if it was the last one.
+    pub(crate) fn release(&mut self, segment: Arc<Segment>) {
+        let id = segment.id();
+        if Arc::into_inner(segment).is_none() {
+            return;
+        }
+        for lane in self.lanes.iter_mut().flatten() {
+            if let Some(connection) = &lane.connection
+                && lane.sender.announced(id)
+            {
+                // Where it is not told it goes on having it mapped: which costs memory, and nothing else.
+                let _ = connection.send(Message::Released { id: u64::from(id.0) }, &[]);
+            }
+        }
+    }
+}
+
+impl Lane {
+    /// Whether it takes another packet, or loses it. Asks to be told when it does, if not.
+    fn has_room(&mut self) -> bool {
+        if self.closed {
+            return true;
+        }
+        let room = self
+            .sender
+            .room()
+            .and_then(|room| if room { Ok(true) } else { self.sender.wait_for_room() });
+        room.unwrap_or_else(|broken| {
+            tracing::warn!("{broken}");
+            self.closed = true;
+            true
+        })
+    }
+
+    /// Turns what the packet refers to into what the receiver can reach.
+    fn refer(
+        &mut self,
+        table: &mut Table,
+        forced: Option<Mover>,
+        references: &mut Vec<Reference>,
+        keys: &mut Vec<u32>,
+    ) -> Result<(), Full> {
+        let result = table.referred().iter().try_for_each(|referred| {
+            if !keys.contains(&referred.key) {
+                keys.push(referred.key);
+            }
+            references.push(self.reference(referred, table, forced)?);
+            Ok(())
+        });
+        table.forget_referred();
+        result
+    }
+
+    fn reference(&mut self, referred: &Referred, table: &Table, forced: Option<Mover>) -> Result<Reference, Full> {
+        // No packet is longer than LARGEST.
+        let len = referred.len as u32;
+        if forced.is_none_or(|mover| mover == Mover::Shared)
+            && let Some((id, offset)) = referred.segment
+            && let Some(connection) = &self.connection
+        {
+            if self.sender.can_refer(id) {
+                return Ok(Reference::Segment { id, offset, len });
+            }
+            if !self.sender.announced(id)
+                && let Some(segment) = table.segment(referred.key)
+            {
+                let message = Message::Segment { id: u64::from(id.0) };
+                // Until it is mapped another mover does; where it cannot be sent now, the next packet tries again.
+                if connection.send(message, &[segment.fd()]).is_ok() {
+                    self.sender.announce(id);
+                }
+            }
+        }
+        let own = self.connection.is_none();
+        if forced != Some(Mover::Ring) && (own || self.sender.peer_reads_memory()) {
+            let addr = referred.at.expose_provenance() as u64;
+            return Ok(Reference::Process { addr, len });
+        }
+        let (reference, to) = self.sender.copy_in(referred.len)?;
+        // SAFETY: registered memory, readable; the lane gave as many bytes, which are no part of a region.
+        unsafe { std::ptr::copy_nonoverlapping(referred.at, to, referred.len) };
+        Ok(reference)
+    }
+}
+
+const _: () = assert!(1 << SLOT_BITS >= crate::host::SLOTS);
