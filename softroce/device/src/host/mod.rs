@@ -208,7 +208,15 @@ impl Host {
 
     /// What has come of other members, one at a time; `None` when there is nothing more for now: to be called until then whenever [`pollfd`](Self::pollfd) is readable. For one thread.
     pub fn poll(&self) -> Option<Arrival> {
-        let arrival = self.peers.lock().poll(&self.registry, self.me)?;
+        let (arrival, paused) = {
+            let mut peers = self.peers.lock();
+            (peers.poll(&self.registry, self.me), peers.paused_until())
+        };
+        if let Some(until) = paused {
+            // Nothing else would have the thread come back.
+            self.retry.lock().get_or_insert(until);
+        }
+        let arrival = arrival?;
         if let Arrival::Gone(_) = arrival {
             // It may have had the port. Then somebody has to take it; and whoever has done so by now has to be watched.
             *self.retry.lock() = Some(Instant::now());
@@ -228,7 +236,7 @@ impl Host {
         self.registry.holder()
     }
 
-    /// When [`take_over`](Self::take_over) wants to be called; `None` while the port is in good hands.
+    /// When [`poll`](Self::poll) and then [`take_over`](Self::take_over) want to be called, whether or not anything is readable; `None` while the port is in good hands.
     pub fn take_over_at(&self) -> Option<Instant> {
         *self.retry.lock()
     }

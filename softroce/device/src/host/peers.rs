@@ -240,7 +240,7 @@ const BREAK: Duration = Duration::from_millis(100);
 /// All the connections of a member.
 pub(super) struct Peers {
     listener: Unforked<OwnedFd>,
-    /// Since when it is not listened to, for want of descriptors.
+    /// Until when it is not listened to, for want of descriptors.
     paused: Option<Instant>,
     epoll: Arc<Epoll>,
     ends: HashMap<u64, End>,
@@ -320,7 +320,7 @@ impl Peers {
         if let Some(arrival) = self.arrivals.pop_front() {
             return Some(arrival);
         }
-        if self.paused.is_some_and(|since| since.elapsed() > BREAK) {
+        if self.paused.is_some_and(|until| until <= Instant::now()) {
             self.resume();
         }
         let mut events = [EpollEvent::empty(); 32];
@@ -359,11 +359,16 @@ impl Peers {
     }
 
     /// Who waits to be let in would wake us for ever.
-    fn pause(&mut self) {
+    pub(super) fn pause(&mut self) {
         if self.epoll.delete(self.listener.as_fd()).is_ok() {
-            self.paused = Some(Instant::now());
+            self.paused = Some(Instant::now() + BREAK);
             tracing::warn!("no descriptor is left for other processes on the soft device's address");
         }
+    }
+
+    /// When it will be listened to again, where it is not now.
+    pub(super) fn paused_until(&self) -> Option<Instant> {
+        self.paused
     }
 
     fn resume(&mut self) {

@@ -279,7 +279,8 @@ impl Registry {
     }
 
     fn release_stamp(&self) -> u64 {
-        (self.get().releases.fetch_add(1, Ordering::Relaxed) + 1) & !MemberId::PRESENT
+        let before = self.get().releases.fetch_add(1, Ordering::Relaxed);
+        before.wrapping_add(1) & !MemberId::PRESENT
     }
 
     /// Gives back all blocks of a member that leaves.
@@ -356,3 +357,6 @@ impl Drop for Registry {
         let _ = unsafe { munmap(self.layout.cast(), LEN.get()) };
     }
 }
+
+#[cfg(all(test, not(doorbell_loom)))]
+mod tests;
