@@ -3,14 +3,14 @@
 //! A *group* is the processes of one user that have opened one `address:port` in one network namespace. There is no daemon and no file: abstract Unix sockets, which are scoped by
 //! network namespace as UDP ports are, and a memfd that members hand one another. The kernel cleans up after whatever dies.
 //!
-//! - Each member has a *slot*, by holding the slot's abstract name and listening there. Who joins goes through the [`door`] (one at a time), connects to the names until a member answers with
-//!   the [`registry`], and takes the lowest name that is free. When nobody is there it founds the group.
+//! - Each member has a *slot*, by holding the slot's abstract name and listening there. Who joins goes through the `door` (one at a time), connects to the names until a member answers with
+//!   the `registry`, and takes the lowest name that is free. When nobody is there it founds the group.
 //! - The registry says who owns which block of queue pair numbers, which UDP port each member has, and who listens for which service.
 //! - One member, the *holder*, has the well-known UDP port. All others have a port of their own on the same address, as source ports are free in RoCEv2. They are connected to the holder,
 //!   so they see it die, and one of them takes the port over ([`Host::take_over`]).
-//! - A member connects to another when it needs it ([`peers`]): to send it descriptors, to wake it, and to hear of its end.
+//! - A member connects to another when it needs it (`peers`): to send it descriptors, to wake it, and to hear of its end.
 //!
-//! A process that was forked and has not called exec is no member: see [`fork`].
+//! A process that was forked and has not called exec is no member: see `fork`.
 
 use std::fmt;
 use std::io;

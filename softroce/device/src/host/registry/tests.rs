@@ -56,7 +56,7 @@ fn use_all(registry: &Registry, number: u32) {
 fn word(random: &mut impl FnMut() -> u64) -> u64 {
     match random() % 4 {
         0 => random(),
-        1 => MemberId::PRESENT | random() % 4 << 16 | random() % (2 * SLOTS as u64),
+        1 => MemberId::new((random() % (2 * SLOTS as u64)) as u16, (random() % 4) as u32).pack(),
         2 => random() % 8,
         _ => u64::MAX,
     }
