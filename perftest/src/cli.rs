@@ -108,6 +108,9 @@ pub(crate) struct DropinArgs {
     /// What to do to the packets sent, as drop=0.01,seed=7
     #[arg(long, value_name = "FAULTS")]
     pub(crate) faults: Option<String>,
+    /// Leave /sys/class/infiniband as it is, and with it LD_PRELOAD
+    #[arg(long)]
+    pub(crate) no_sysfs: bool,
 }
 
 /// What `doorbell devices` takes.

@@ -4,6 +4,7 @@
 //! - `sim/`: the protocol engine on a simulated network with a virtual clock: lossy conversations, throughput, hostile input.
 //! - `errors/`: what new users are told of their commonest failures.
 //! - `transports/`: UC, UD and the drained state by the safe API.
+//! - `dropin/`: `doorbell run` and the libraries that it puts under programs.
 //! - `conformance/`: the conformance suite on the soft device; and two processes, over real sockets.
 //! - `vm/`: scripts for the kernel guest: the soft device against the kernel's rxe and stock programs.
 //!

@@ -279,6 +279,13 @@ pub(crate) const SINGLES: &[Single] = &[
     },
 ];
 
+/// What cannot be asked of a tool on any device, and why.
+pub(crate) const FAULTS: &[(&str, &str, &str)] = &[(
+    "ib_atomic_bw",
+    "--perform_warm_up",
+    "the tool waits for completions of requests that it does not signal, on rxe as well",
+)];
+
 /// A line by which a tool says, of a device that it has opened, what cannot be done there, and whether that is the tool's rule or our lack.
 pub(crate) const LIMITS: &[(&str, Limit)] = &[
     ("Requested size larger than port MTU", Limit::OfTheTool),

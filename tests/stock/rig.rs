@@ -1,7 +1,7 @@
 //! Where rows run: how an end is started in each place, and the running of one pair.
 
 use crate::{
-    cases::{LIMITS, Limit, Place},
+    cases::{FAULTS, LIMITS, Limit, Place},
     judge,
     process::Process,
     tool::{self, End, Gid, Suite},
@@ -18,7 +18,7 @@ use std::{
 };
 
 /// What a row may take: far more than any does, on a machine that does much else.
-const LIMIT: Duration = Duration::from_secs(90);
+const LIMIT: Duration = Duration::from_secs(60);
 /// How often a client of the connection manager asks for a server that is not there yet. Nothing but being refused shows that.
 const ATTEMPTS: u32 = 50;
 /// TCP ports of the tools: below those that the kernel gives out.
@@ -54,6 +54,8 @@ struct Surroundings {
     /// What comes before the tool.
     prefix: Vec<String>,
     gid: Gid,
+    /// Its IPv4 address, by which the tools find each other: their servers listen on no other.
+    host: &'static str,
 }
 
 impl Rig {
@@ -114,15 +116,16 @@ impl Rig {
 
     /// The two ends' surroundings: the server's, the client's.
     fn ends(&self, place: Place) -> Result<[Surroundings; 2]> {
-        let soft = |options: &[&str], address: &str| Surroundings {
+        let soft = |options: &[&str], address: &str, host| Surroundings {
             prefix: self.under_doorbell(options),
             gid: Gid {
                 device: None,
                 index: 0,
                 address: address.to_owned(),
             },
+            host,
         };
-        let twice = |options: &[&str], address: &str| [soft(options, address), soft(options, address)];
+        let twice = |options: &[&str], address: &str| [(); 2].map(|()| soft(options, address, "127.0.0.1"));
         Ok(match place {
             Place::Host => twice(&[], "127.0.0.1"),
             Place::Udp => twice(&["--link", "udp"], "127.0.0.1"),
@@ -133,12 +136,9 @@ impl Rig {
                 } else {
                     ("10.9.0.2", "10.9.0.1")
                 };
-                let mut soft = soft(&["--address", ours], ours);
-                soft.prefix = ["ip", "netns", "exec", "peer"]
-                    .map(str::to_owned)
-                    .into_iter()
-                    .chain(soft.prefix)
-                    .collect();
+                let mut soft = soft(&["--address", ours], ours, "10.9.0.2");
+                let namespace = ["ip", "netns", "exec", "peer"].map(str::to_owned);
+                soft.prefix.splice(0..0, namespace);
                 let rxe = Surroundings {
                     prefix: Vec::new(),
                     gid: Gid {
@@ -146,6 +146,7 @@ impl Rig {
                         index: kernel_gid(theirs)?,
                         address: theirs.to_owned(),
                     },
+                    host: "10.9.0.1",
                 };
                 if rxe_serves { [rxe, soft] } else { [soft, rxe] }
             }
@@ -156,13 +157,15 @@ impl Rig {
     pub(crate) fn pair(&self, name: &str, tool: &str, options: &str, place: Place) -> Result<Outcome> {
         let deadline = Instant::now() + LIMIT;
         let folder = self.folder(name)?;
+        if let Some(&(.., why)) = FAULTS.iter().find(|fault| (fault.0, fault.1) == (tool, options)) {
+            return Ok(Outcome::NotOffered(why.to_owned()));
+        }
         if let Some(words) = tool::refusal(tool, options, &unprivileged(), &folder, deadline)? {
             return Ok(Outcome::NotOffered(words));
         }
         let suite = Suite::of(tool);
         let port = self.port()?;
         let [server, client] = self.ends(place)?;
-        let host = server.gid.address.clone();
         let start = |surroundings: &Surroundings, end, name| {
             let words = [
                 surroundings.prefix.clone(),
@@ -172,13 +175,19 @@ impl Rig {
             Process::start(&words, &[], &folder, name)
         };
 
+        // The connection manager's address is the device's own.
         let by_manager = suite == Suite::Rping || options.split_whitespace().any(|word| word == "-R");
+        let host = if by_manager {
+            server.gid.address.as_str()
+        } else {
+            server.host
+        };
         let mut serving = start(&server, End::Server, "server")?;
         if !by_manager && !serving.listens(port, deadline)? {
             return Ok(failure(tool, "the server", &mut serving)?);
         }
         let mut attempt = 1;
-        let mut asking = start(&client, End::Client(&host), "client")?;
+        let mut asking = start(&client, End::Client(host), "client")?;
         // The server may have to be asked several times until it is there.
         while by_manager
             && asking.wait(deadline)?.is_some_and(|status| status != 0)
@@ -186,13 +195,16 @@ impl Rig {
             && attempt < ATTEMPTS
         {
             thread::sleep(Duration::from_millis(100));
-            asking = start(&client, End::Client(&host), "client")?;
+            asking = start(&client, End::Client(host), "client")?;
             attempt += 1;
         }
         for (who, process) in [("the client", &mut asking), ("the server", &mut serving)] {
             if process.wait(deadline)? != Some(0) {
                 return Ok(failure(tool, who, process)?);
             }
+        }
+        if let Some(left) = leftover(&folder)? {
+            return Ok(Outcome::Fails(format!("{left} is left behind")));
         }
         Ok(
             match judge::complaint(suite, options, &serving.output(), &asking.output()) {
@@ -201,6 +213,17 @@ impl Rig {
             },
         )
     }
+}
+
+/// Anything in a row's folder, which is its processes' TMPDIR, but what they wrote to stdout and stderr.
+fn leftover(folder: &Path) -> Result<Option<String>> {
+    for entry in fs::read_dir(folder)? {
+        let name = entry?.file_name().to_string_lossy().into_owned();
+        if !name.ends_with(".log") {
+            return Ok(Some(name));
+        }
+    }
+    Ok(None)
 }
 
 /// What is told of an end that did not end well.

@@ -56,8 +56,6 @@ impl Suite {
         match (self, end) {
             (Suite::Rping, End::Server) => line += &format!(" -s -a {}", on.address),
             (Suite::Rping, End::Client(host)) => line += &format!(" -c -a {host}"),
-            (Suite::Perftest, End::Client(host)) if host.contains(':') => line += &format!(" --ipv6 {host}"),
-            (Suite::Perftest, End::Server) if on.address.contains(':') => line += " --ipv6",
             (_, End::Client(host)) => line += &format!(" {host}"),
             (_, End::Server) => {}
         }
@@ -147,8 +145,8 @@ mod tests {
             "ibv_rc_pingpong -n 5 -p 7 -g 0"
         );
         assert_eq!(
-            spelt("ib_send_bw", End::Client("::1"), &rxe),
-            "ib_send_bw -n 5 -p 7 -d rxe0 -x 3 -F --ipv6 ::1"
+            spelt("ib_send_bw", End::Client("10.9.0.1"), &rxe),
+            "ib_send_bw -n 5 -p 7 -d rxe0 -x 3 -F 10.9.0.1"
         );
         assert_eq!(
             spelt("rping", End::Client("10.9.0.1"), &soft),

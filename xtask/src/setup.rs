@@ -43,6 +43,22 @@ pub(crate) const ABI: [Need; 4] = [
     },
 ];
 
+/// The stock programs that run on the drop-in libraries.
+pub(crate) const STOCK: [Need; 3] = [
+    Need {
+        package: "ibverbs-utils",
+        found: || in_path("ibv_rc_pingpong"),
+    },
+    Need {
+        package: "rdmacm-utils",
+        found: || in_path("rping"),
+    },
+    Need {
+        package: "perftest",
+        found: || in_path("ib_write_bw"),
+    },
+];
+
 /// Valgrind.
 pub(crate) const VALGRIND: Need = Need {
     package: "valgrind",

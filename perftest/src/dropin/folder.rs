@@ -1,7 +1,9 @@
 //! The folder that stands before the system's libraries: a temporary one for `doorbell run`, a lasting one of the user's for `doorbell env`.
 
 use std::fs::{self, DirBuilder, Permissions};
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::{env, process};
@@ -9,7 +11,7 @@ use std::{env, process};
 use nix::unistd::Uid;
 use tempfile::TempDir;
 
-use super::{Variable, before, library};
+use super::{Variable, after, before, library, sysfs};
 
 /// Others may read: the command may become another user, who needs the libraries too.
 const MODE: u32 = 0o755;
@@ -54,20 +56,60 @@ pub(crate) fn lasting() -> Result<PathBuf, String> {
     Ok(folder)
 }
 
-/// Puts the links into the folder and gives the variables that make programs look there. What is there already stays right while it is replaced.
-pub(crate) fn fill(folder: &Path, libraries: &Path) -> io::Result<Vec<Variable>> {
+/// Puts the links into the folder, and the files for sysfs, and gives the variables that make programs look there. What is there already stays right while it is replaced.
+pub(crate) fn fill(folder: &Path, libraries: &Path, files: Option<&[sysfs::File]>) -> io::Result<Vec<Variable>> {
     let folder = folder.canonicalize()?;
     let links = folder.join("lib");
     match fs::create_dir(&links) {
         Err(e) if e.kind() != io::ErrorKind::AlreadyExists => return Err(e),
         _ => {}
     }
-    for name in library::NAMES {
+    let link = |name: &str, file: &str| {
         let new = links.join(format!(".{name}-{}", process::id()));
-        symlink(libraries.join(library::FILE), &new)?;
-        fs::rename(&new, links.join(name))?;
+        symlink(libraries.join(file), &new)?;
+        fs::rename(&new, links.join(name))
+    };
+    for name in library::NAMES {
+        link(name, library::FILE)?;
     }
-    Ok(vec![("LD_LIBRARY_PATH", before(&links, "LD_LIBRARY_PATH"))])
+    let mut variables = vec![("LD_LIBRARY_PATH", before(&links, "LD_LIBRARY_PATH"))];
+    if let Some(files) = files {
+        link(library::SYSFS, library::SYSFS)?;
+        // Where the library itself is outlives the folder; but the list is split at spaces and colons.
+        let itself = libraries.join(library::SYSFS);
+        let splits = itself.as_os_str().as_bytes().iter().any(|byte| b" :".contains(byte));
+        let preload = if splits { links.join(library::SYSFS) } else { itself };
+        variables.push(("LD_PRELOAD", after("LD_PRELOAD", &preload)));
+        variables.push(("DOORBELL_SYSFS", write(&folder, files)?.into()));
+    }
+    Ok(variables)
+}
+
+/// Writes the files into a folder whose name tells what is in it, unless it is there already: so it never changes, whoever reads it.
+fn write(folder: &Path, files: &[sysfs::File]) -> io::Result<PathBuf> {
+    let mut hasher = DefaultHasher::new();
+    files.hash(&mut hasher);
+    let place = folder.join(format!("sys-{:016x}", hasher.finish()));
+    if place.is_dir() {
+        return Ok(place);
+    }
+    let new = tempfile::Builder::new()
+        .prefix(".sys-")
+        .permissions(Permissions::from_mode(MODE))
+        .tempdir_in(folder)?;
+    for (path, content) in files {
+        let file = new.path().join(path);
+        if let Some(parent) = file.parent() {
+            fs::create_dir_all(parent)?;
+        }
+        fs::write(file, content)?;
+    }
+    // Somebody else may have been as fast: then it is there, and ours goes.
+    match fs::rename(new.path(), &place) {
+        Err(_) if place.is_dir() => {}
+        renamed => renamed?,
+    }
+    Ok(place)
 }
 
 #[cfg(test)]
@@ -78,13 +120,27 @@ mod tests {
     fn a_folder_can_be_filled_twice() {
         let folder = temporary().unwrap();
         let path = folder.path().canonicalize().unwrap();
-        for libraries in ["/first", "/second"] {
-            let variables = fill(folder.path(), Path::new(libraries)).unwrap();
-            assert_eq!(variables[0].0, "LD_LIBRARY_PATH");
+        let files = [("class/infiniband/soft0/node_type".to_owned(), "1: CA\n".to_owned())];
+        for libraries in ["/first", "/second one"] {
+            let variables = fill(folder.path(), Path::new(libraries), Some(&files)).unwrap();
+            let value = |name| &variables.iter().find(|(is, _)| *is == name).unwrap().1;
+            assert!(
+                value("LD_LIBRARY_PATH")
+                    .to_str()
+                    .unwrap()
+                    .starts_with(path.join("lib").to_str().unwrap())
+            );
+            assert!(!value("LD_PRELOAD").to_str().unwrap().contains(' '));
+            let file = Path::new(value("DOORBELL_SYSFS")).join(&files[0].0);
+            assert_eq!(fs::read_to_string(file).unwrap(), files[0].1);
             let link = fs::read_link(path.join("lib/libibverbs.so.1")).unwrap();
             assert_eq!(link, Path::new(libraries).join(library::FILE));
         }
-        assert_eq!(fs::read_dir(path.join("lib")).unwrap().count(), library::NAMES.len());
+        assert_eq!(
+            fs::read_dir(path.join("lib")).unwrap().count(),
+            library::NAMES.len() + 1
+        );
+        assert_eq!(fs::read_dir(&path).unwrap().count(), 2);
         assert_eq!(fs::metadata(&path).unwrap().mode() & 0o022, 0);
     }
 }

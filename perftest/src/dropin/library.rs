@@ -1,43 +1,41 @@
 //! Where the drop-in library is: beside this program after a build, in `../lib/doorbell` after an installation, or where `DOORBELL_LIBRARY_DIR` says.
 
 use std::env;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use crate::dropin::own;
 use crate::failure::Failure;
 
 /// The library's file.
 pub(crate) const FILE: &str = "libdoorbell_dropin.so";
+/// The one that shows its devices in sysfs, beside it.
+pub(crate) const SYSFS: &str = "libdoorbell_sysfs.so";
 /// The names under which programs ask for it.
 pub(crate) const NAMES: [&str; 4] = ["libibverbs.so.1", "libibverbs.so", "librdmacm.so.1", "librdmacm.so"];
 
-/// The folder that has the library.
+/// The folder that has the library, and the one for sysfs too if that is wanted.
 ///
 /// # Errors
 /// [`Failure::NotRun`] when there is none.
-pub(crate) fn find() -> Result<PathBuf, Failure> {
-    if let Some(folder) = env::var_os("DOORBELL_LIBRARY_DIR").filter(|folder| !folder.is_empty()) {
-        let folder = PathBuf::from(folder);
-        return match folder.join(FILE).canonicalize() {
-            Ok(_) => folder
-                .canonicalize()
-                .map_err(|e| own(format!("{}: {e}", folder.display()))),
-            Err(e) => Err(own(format!(
-                "DOORBELL_LIBRARY_DIR: {}: {e}",
-                folder.join(FILE).display()
-            ))),
-        };
-    }
-    let program = env::current_exe().map_err(|e| own(format!("cannot tell where this program is: {e}")))?;
-    let beside = program.parent().map(PathBuf::from).unwrap_or_default();
-    [beside.clone(), beside.join("../lib/doorbell")]
-        .into_iter()
-        .find(|folder| folder.join(FILE).is_file())
-        .and_then(|folder| folder.canonicalize().ok())
-        .ok_or_else(|| {
-            own(format!(
-                "{FILE} is neither in {0} nor in {0}/../lib/doorbell: build it with cargo build --release, or set DOORBELL_LIBRARY_DIR",
-                beside.display()
-            ))
-        })
+pub(crate) fn find(with_sysfs: bool) -> Result<PathBuf, Failure> {
+    let wanted: &[&str] = if with_sysfs { &[FILE, SYSFS] } else { &[FILE] };
+    let missing = |folder: &Path| wanted.iter().find(|file| !folder.join(file).is_file());
+    let folders = match env::var_os("DOORBELL_LIBRARY_DIR").filter(|folder| !folder.is_empty()) {
+        Some(folder) => vec![PathBuf::from(folder)],
+        None => {
+            let program = env::current_exe().map_err(|e| own(format!("cannot tell where this program is: {e}")))?;
+            let beside = program.parent().map(PathBuf::from).unwrap_or_default();
+            let installed = beside.join("../lib/doorbell");
+            vec![beside, installed]
+        }
+    };
+    let found = folders.iter().find(|folder| missing(folder).is_none());
+    found.and_then(|folder| folder.canonicalize().ok()).ok_or_else(|| {
+        let folders: Vec<_> = folders.iter().map(|folder| folder.display().to_string()).collect();
+        own(format!(
+            "no {} in {}: build the libraries with cargo build --release, or set DOORBELL_LIBRARY_DIR to where they are",
+            wanted.join(" and "),
+            folders.join(" or ")
+        ))
+    })
 }

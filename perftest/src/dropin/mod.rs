@@ -4,15 +4,19 @@
 //! library under the names that programs ask for, and the variables that say which device it is. Nothing of this needs a privilege, and it holds for whatever
 //! the program starts.
 //!
-//! `library` finds the library, `folder` makes the folder, `program` looks at what is to be run, `child` runs it.
+//! Programs also read sysfs: a second library, loaded into each of them by `LD_PRELOAD`, shows them files for our devices there.
+//!
+//! `library` finds the libraries, `folder` makes the folder, `sysfs` what is shown, `program` looks at what is to be run, `child` runs it.
 
 mod child;
 mod folder;
 mod library;
 mod program;
+mod sysfs;
 
 use std::env;
 use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use doorbell_softroce_ibverbs::DeviceConfig;
@@ -32,7 +36,7 @@ type Variable = (&'static str, OsString);
 /// # Errors
 /// [`Failure::Usage`] when the device cannot be as it is asked for; [`Failure::NotRun`] when the command was not started.
 pub(crate) fn run(args: &RunArgs) -> Result<(), Failure> {
-    let device = device_variables(&args.device)?;
+    let (device, configs) = device(&args.device)?;
     let (name, arguments) = args
         .command
         .split_first()
@@ -41,8 +45,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<(), Failure> {
         eprintln!("doorbell: warning: {}: {warning}", one_line(&name.to_string_lossy()));
     }
     let folder = folder::temporary().map_err(own)?;
-    let variables = folder::fill(folder.path(), &library::find()?)
-        .map_err(|e| own(format!("cannot set up {}: {e}", folder.path().display())))?;
+    let variables = surroundings(folder.path(), &args.device, &configs)?;
     let ended = child::run(name, arguments, variables.into_iter().chain(device))?;
     // Before this process ends, which may be by a signal.
     folder.close().map_err(|e| own(format!("cannot clean up: {e}")))?;
@@ -54,11 +57,9 @@ pub(crate) fn run(args: &RunArgs) -> Result<(), Failure> {
 /// # Errors
 /// [`Failure::Usage`] as for [`run`]; [`Failure::NotRun`] when the folder cannot be made; [`Failure::Test`] when stdout does not take the lines.
 pub(crate) fn env(args: &EnvArgs) -> Result<(), Failure> {
-    let device = device_variables(&args.device)?;
-    let library = library::find()?;
+    let (device, configs) = device(&args.device)?;
     let folder = folder::lasting().map_err(own)?;
-    let variables =
-        folder::fill(&folder, &library).map_err(|e| own(format!("cannot set up {}: {e}", folder.display())))?;
+    let variables = surroundings(&folder, &args.device, &configs)?;
     let lines: Result<Vec<String>, Failure> = variables
         .into_iter()
         .chain(device)
@@ -71,8 +72,24 @@ fn own(message: impl Into<String>) -> Failure {
     Failure::NotRun(message.into(), OWN_FAILURE)
 }
 
-/// The variables that the flags stand for, once they and those that are set already make sense together.
-fn device_variables(args: &DropinArgs) -> Result<Vec<Variable>, Failure> {
+/// Sets the folder up, and gives the variables that make programs look there.
+fn surroundings(folder: &Path, args: &DropinArgs, configs: &[DeviceConfig]) -> Result<Vec<Variable>, Failure> {
+    let libraries = library::find(!args.no_sysfs)?;
+    let files = if args.no_sysfs {
+        None
+    } else {
+        let (shown, warnings) = sysfs::look(configs).map_err(own)?;
+        for warning in warnings {
+            eprintln!("doorbell: warning: {warning}");
+        }
+        Some(sysfs::files(&shown))
+    };
+    folder::fill(folder, &libraries, files.as_deref())
+        .map_err(|e| own(format!("cannot set up {}: {e}", folder.display())))
+}
+
+/// The variables that the flags stand for, and the devices that they and those that are set already make together.
+fn device(args: &DropinArgs) -> Result<(Vec<Variable>, Vec<DeviceConfig>), Failure> {
     let mut variables: Vec<Variable> = Vec::new();
     if !args.address.is_empty() {
         let addresses: Vec<String> = args.address.iter().map(ToString::to_string).collect();
@@ -90,8 +107,8 @@ fn device_variables(args: &DropinArgs) -> Result<Vec<Variable>, Failure> {
             .or_else(|| env::var_os(name))
             .map(|value| value.to_string_lossy().into_owned())
     };
-    DeviceConfig::from_variables(value).map_err(|e| Failure::usage(one_line(&e.to_string())))?;
-    Ok(variables)
+    let configs = DeviceConfig::from_variables(value).map_err(|e| Failure::usage(one_line(&e.to_string())))?;
+    Ok((variables, configs))
 }
 
 /// `folder` before what a variable such as `LD_LIBRARY_PATH` has already; an empty entry would stand for the working directory.
@@ -104,6 +121,25 @@ fn before(folder: &Path, name: &str) -> OsString {
             value.push(other);
         }
     }
+    value
+}
+
+/// `library` after what a variable such as `LD_PRELOAD` has already: some libraries there must be the first.
+fn after(name: &str, library: &Path) -> OsString {
+    let mut value = OsString::new();
+    if let Some(others) = env::var_os(name).filter(|others| !others.is_empty()) {
+        let is_ours = |other: &&[u8]| *other == library.as_os_str().as_bytes();
+        let separates = |byte: &u8| b" :".contains(byte);
+        for other in others
+            .as_bytes()
+            .split(separates)
+            .filter(|other| !other.is_empty() && !is_ours(other))
+        {
+            value.push(OsStr::from_bytes(other));
+            value.push(":");
+        }
+    }
+    value.push(library);
     value
 }
 
@@ -132,7 +168,7 @@ mod tests {
         let Command::Env(args) = Cli::try_parse_from(line.split_whitespace()).unwrap().command else {
             panic!("env is env");
         };
-        device_variables(&args.device)
+        device(&args.device).map(|(variables, _)| variables)
     }
 
     #[test]

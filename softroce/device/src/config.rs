@@ -1,6 +1,6 @@
 //! How a device is set up: by its program, or by environment variables for programs that know nothing of it.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -61,6 +61,25 @@ impl DeviceConfig {
             mover: None,
             spin: SPIN,
         }
+    }
+
+    /// The GUID of its node (IBTA vol 1, 4.1.1), in host order: locally administered, and the same in every process with a device of this address and port, as those are
+    /// one device to programs. One whose address is yet to be found counts as the first it may have.
+    #[must_use]
+    pub fn guid(&self) -> u64 {
+        const LOCALLY_ADMINISTERED: u64 = 0x02db << 48;
+        let low = match self.address.unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST)) {
+            IpAddr::V4(address) => (u64::from(self.port) << 32) | u64::from(address.to_bits()),
+            // FNV-1a, folded to what there is room for.
+            IpAddr::V6(address) => {
+                let bytes = address.octets().into_iter().chain(self.port.to_be_bytes());
+                let hash = bytes.fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+                    (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+                });
+                (hash >> 48 ^ hash) & 0xffff_ffff_ffff
+            }
+        };
+        LOCALLY_ADMINISTERED | low
     }
 
     /// Whether all of its packets go over UDP.
@@ -202,6 +221,27 @@ mod tests {
             (devices[0].name.as_str(), devices[0].address, devices[0].port),
             ("soft0", None, 4791)
         );
+    }
+
+    #[test]
+    fn the_guid_is_the_address_s() {
+        let guid = |address: &str, port: &str| {
+            devices(&[("DOORBELL_SOFT_ADDR", address), ("DOORBELL_SOFT_PORT", port)]).unwrap()[0].guid()
+        };
+        assert_eq!(guid("127.0.0.1", ""), 0x02db_12b7_7f00_0001);
+        assert_eq!(guid("", ""), guid("127.0.0.1", ""));
+        let others = [
+            ("127.0.0.2", ""),
+            ("127.0.0.1", "14791"),
+            ("::1", ""),
+            ("fe80::1", ""),
+            ("::1", "14791"),
+        ];
+        let all = others.map(|(address, port)| guid(address, port));
+        for (index, guid) in all.iter().enumerate() {
+            assert_eq!(guid >> 48, 0x02db);
+            assert!(!all[..index].contains(guid));
+        }
     }
 
     #[test]

@@ -338,13 +338,15 @@ impl Drop for Device {
     }
 }
 
-/// How many packets a queue pair may have on the way: as many as rxe, unless a peer with a receive buffer like ours would lose some of them.
+/// How many packets a queue pair may have on the way: four batches of the link, so that it goes on sending while the acknowledgement of the first comes back, unless
+/// a peer with a receive buffer like ours would lose some of them.
 fn window(receive_buffer: usize, mtu: Mtu) -> u32 {
+    const WINDOW: usize = 256;
     /// The kernel charges a datagram up to twice its size.
     const OVERHEAD: usize = 2;
     let packets = receive_buffer / (OVERHEAD * mtu.bytes());
     // Fewer than 16 packets would not fill the batches.
-    (packets.min(EndpointConfig::DEFAULT_WINDOW as usize) as u32).max(16)
+    (packets.min(WINDOW) as u32).max(16)
 }
 
 /// How long a port that seems to be taken is tried for: a process that is killed closes its descriptors one by one, and its names may be gone before its socket is.

@@ -28,19 +28,18 @@
 use std::hint;
 use std::mem;
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 use std::thread::Thread;
 use std::time::{Duration, Instant as Clock};
 
 use doorbell_roce_proto::Instant;
-use doorbell_roce_proto::icrc::Flow;
-use doorbell_roce_proto::wire::{Bth, Opcode};
+use doorbell_roce_proto::icrc::FlowCache;
+use doorbell_roce_proto::wire::Opcode;
 
 use crate::event::{Event, PortEvent};
-use crate::host::{Arrival, Forwarded, Host, MemberId, Message};
+use crate::host::{Arrival, MemberId, Message};
 use crate::lanes::{Incoming, Taken};
-use crate::link::{Datagram, Envelope, PortState, Receive, RxBatch, Transmit, TxBatch, Waker};
+use crate::link::{Envelope, PortState, Receive, RxBatch, Seal, Transmit, TxBatch, Waker};
 use crate::local::Receiver;
 use crate::local::segment::SegmentId;
 use crate::state::{Core, Filled};
@@ -102,7 +101,6 @@ pub(crate) struct Tx {
 
 /// What the threads that drive a device share.
 pub(crate) struct Shared {
-    host: Arc<Host>,
     rx: Mutex<Rx>,
     pub(crate) core: Mutex<Core>,
     tx: Noted<Tx>,
@@ -142,9 +140,13 @@ pub(crate) struct Shared {
 }
 
 /// The ICRC for the link's batches.
-fn seal(packet: &mut [u8], envelope: &Envelope) {
-    let (src, dst) = (envelope.src, envelope.dst);
-    Flow::new(src.ip(), dst.ip(), src.port(), dst.port()).seal(envelope.ident, packet);
+fn seal() -> impl Seal + 'static {
+    let mut flows = FlowCache::default();
+    move |packet: &mut [u8], envelope: &Envelope| {
+        let (src, dst) = (envelope.src, envelope.dst);
+        let flow = flows.flow(src.ip(), dst.ip(), src.port(), dst.port());
+        flow.seal(envelope.ident, packet);
+    }
 }
 
 /// Whether a batch is short and holds nothing but acknowledgements, positive or negative.
@@ -163,7 +165,7 @@ impl Shared {
         core: Core,
     ) -> Self {
         let lane = |half| {
-            let batch = TxBatch::new(local, seal);
+            let batch = TxBatch::new(local, seal());
             Tx { half, batch }
         };
         Self {
@@ -173,7 +175,6 @@ impl Shared {
                 behind: 0,
                 lanes: Incoming::default(),
             }),
-            host: Arc::clone(core.host()),
             core: Mutex::new(core),
             tx: Noted::new(lane(tx)),
             acks: acks.map(|half| Mutex::new(lane(half))),
@@ -344,10 +345,7 @@ impl Shared {
         } else {
             Received::Some
         };
-        let mut datagrams = batch
-            .datagrams()
-            .filter(|datagram| !self.passes_on(datagram))
-            .peekable();
+        let mut datagrams = batch.datagrams().peekable();
         while datagrams.peek().is_some() {
             let now = self.now();
             let mut core = self.core.lock();
@@ -361,36 +359,6 @@ impl Shared {
             }
         }
         received
-    }
-
-    /// Passes on what came to the address's own port and is for a queue pair of another process. False for what is ours, or nobody's.
-    fn passes_on(&self, datagram: &Datagram<'_>) -> bool {
-        if datagram.dst.port() != self.host.address().port() {
-            return false;
-        }
-        let owner = Bth::dest_qp_of(datagram.bytes).and_then(|qpn| self.host.owner_of(qpn));
-        let Some(owner) = owner.filter(|&owner| owner != self.host.me()) else {
-            return false;
-        };
-        // Lost when the other does not keep up, as it would be in a socket that is full.
-        let _ = self
-            .host
-            .connect(owner)
-            .and_then(|way| way.forward(datagram.src, datagram.segment, datagram.bytes));
-        true
-    }
-
-    /// Takes a datagram that another process has passed on.
-    fn receive_forwarded(&self, mut datagram: Forwarded) {
-        let mut core = self.core.lock();
-        let datagram = Datagram {
-            src: datagram.src,
-            dst: self.host.address(),
-            segment: datagram.segment,
-            bytes: &mut datagram.bytes,
-        };
-        core.receive(self.now(), &datagram);
-        self.flush(core);
     }
 
     /// Hands the engine what has come on the lanes, and sends what it answers.
@@ -435,7 +403,6 @@ impl Shared {
     pub(crate) fn handle_arrival(&self, arrival: Arrival) {
         match arrival {
             Arrival::Gone(member) => self.forget_member(member),
-            Arrival::Datagram(datagram) => self.receive_forwarded(datagram),
             Arrival::Message {
                 from,
                 pid,

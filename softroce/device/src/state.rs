@@ -80,10 +80,6 @@ impl Core {
         }
     }
 
-    pub(crate) fn host(&self) -> &Arc<Host> {
-        &self.host
-    }
-
     // Objects
 
     pub(crate) fn add_pd(&mut self) -> Option<PdId> {
@@ -196,9 +192,10 @@ impl Core {
         self.endpoint.handle_datagram(now, &datagram, &mut self.memory);
     }
 
-    /// The other process that a packet's queue pair belongs to.
+    /// The other process that a packet's queue pair belongs to. The special ones are everybody's.
     fn other_owner(&self, packet: &[u8]) -> Option<MemberId> {
-        let owner = Bth::dest_qp_of(packet).and_then(|qpn| self.host.owner_of(qpn));
+        let qpn = Bth::dest_qp_of(packet).filter(|qpn| qpn.get() > 1);
+        let owner = qpn.and_then(|qpn| self.host.owner_of(qpn));
         owner.filter(|owner| *owner != self.host.me())
     }
 
@@ -275,18 +272,6 @@ impl Core {
         port.unwrap_or(self.address.port())
     }
 
-    /// Does what is due, in the engine and in communication management.
-    pub(crate) fn handle_timeout(&mut self, now: Instant) {
-        self.endpoint.handle_timeout(now);
-        self.connections.handle_timeout(now);
-    }
-
-    /// When to call [`handle_timeout`](Self::handle_timeout).
-    pub(crate) fn due(&self) -> Option<Instant> {
-        let due = [self.endpoint.poll_timeout(), self.connections.due()];
-        due.into_iter().flatten().min()
-    }
-
     /// Whom to wake for what was sent on lanes.
     pub(crate) fn ring(&mut self) -> Wake {
         self.lanes.ring()
@@ -325,6 +310,18 @@ impl Core {
         while let Some(key) = self.memory.retracted() {
             self.lanes.revoke_region(key);
         }
+    }
+
+    /// Does what is due, in the engine and in communication management.
+    pub(crate) fn handle_timeout(&mut self, now: Instant) {
+        self.endpoint.handle_timeout(now);
+        self.connections.handle_timeout(now);
+    }
+
+    /// When to call [`handle_timeout`](Self::handle_timeout).
+    pub(crate) fn due(&self) -> Option<Instant> {
+        let due = [self.endpoint.poll_timeout(), self.connections.due()];
+        due.into_iter().flatten().min()
     }
 
     /// Hands the engine's completions to their queues, and its events to the owners of the objects. `now` tells the time where it is needed.

@@ -91,7 +91,7 @@ fn conversation(active: &End, passive: &End) {
     assert!(request.private_data.starts_with(b"hello\0"));
     passive.cm.set_owner(theirs, passive.owner(3)).unwrap();
     let parameters = passive.cm.parameters(theirs).unwrap();
-    assert_eq!((parameters.dest_qpn, parameters.sq_psn.get()), (Qpn::new(0x11), 77));
+    assert_eq!((parameters.dest_qpn, parameters.sq_psn), (Qpn::new(0x11), Psn::new(77)));
     passive.cm.accept(theirs, &accept(0x22)).unwrap();
     let (2, CmEvent::Reply { id, reply }) = active.next() else {
         panic!("no reply");

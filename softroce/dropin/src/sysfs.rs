@@ -14,7 +14,8 @@ pub(crate) unsafe extern "C" fn get_sysfs_path() -> *const c_char {
     MOUNTED.as_ptr()
 }
 
-/// `ibv_read_sysfs_file`: reads `dir`/`file` into `buf`, without the line's end; how many bytes, or −1 and `errno`.
+/// `ibv_read_sysfs_file`: reads `dir`/`file` into `buf`, a zero in place of the line's end; how many bytes, or −1 and `errno`, also when
+/// there is no room for the zero.
 pub(crate) unsafe extern "C" fn read_sysfs_file(
     dir: *const c_char,
     file: *const c_char,
@@ -76,14 +77,15 @@ unsafe fn read(path: Vec<u8>, buf: *mut c_char, size: usize) -> c_int {
         return failed(error);
     }
     let mut len = got as usize;
-    // SAFETY: the first `len` bytes were written; a zero goes after them only where there is room.
+    // SAFETY: the first `len` bytes were written, and the zero goes among them or behind them where there is room.
     unsafe {
         if len > 0 && *buf.add(len - 1) == b'\n' as c_char {
             len -= 1;
         }
-        if len < size {
-            *buf.add(len) = 0;
+        if len == size {
+            return failed(libc::ENOSPC);
         }
+        *buf.add(len) = 0;
     }
     len as c_int
 }

@@ -1,8 +1,6 @@
 //! The list of devices: fixed by the first call that needs it, for the life of the process.
 
 use core::ffi::{c_char, c_int};
-use std::collections::hash_map::RandomState;
-use std::hash::BuildHasher;
 use std::ptr;
 use std::sync::{Arc, OnceLock};
 
@@ -18,6 +16,8 @@ use crate::errno;
 #[repr(C)]
 pub(crate) struct SoftDevice {
     base: ibv_device,
+    /// Whose device it is. rdma-core's drivers, linked into programs, look here in the devices that they are asked about, whether they are theirs.
+    _driver: usize,
     config: DeviceConfig,
     guid: u64,
     /// The device while any context is open on it: all contexts of the process share it. It is opened and closed under this lock, so that
@@ -41,14 +41,7 @@ static LAST_OPEN_ERROR: Mutex<Option<String>> = Mutex::new(None);
 /// When the devices have been listed or configured already.
 pub fn configure(devices: Vec<DeviceConfig>) -> Result<(), AlreadyInUse> {
     let mut given = Some(devices);
-    let set = || {
-        Ok(given
-            .take()
-            .unwrap_or_default()
-            .into_iter()
-            .map(SoftDevice::new)
-            .collect())
-    };
+    let set = || Ok(soft_devices(given.take().unwrap_or_default()));
     // Whether the closure ran tells whether we were first.
     let _ = DEVICES.get_or_init(set);
     given.map_or(Ok(()), |_| Err(AlreadyInUse))
@@ -80,12 +73,26 @@ fn note(error: &dyn std::fmt::Display) {
 }
 
 fn devices() -> Result<&'static [SoftDevice], &'static ConfigError> {
-    let from_env = || Ok(DeviceConfig::from_env()?.into_iter().map(SoftDevice::new).collect());
-    DEVICES.get_or_init(from_env).as_deref()
+    DEVICES
+        .get_or_init(|| DeviceConfig::from_env().map(soft_devices))
+        .as_deref()
+}
+
+fn soft_devices(configs: Vec<DeviceConfig>) -> Box<[SoftDevice]> {
+    let device = |(index, config)| SoftDevice::new(index, config);
+    configs.into_iter().enumerate().map(device).collect()
+}
+
+/// Fills a C string's array, whose last byte stays zero.
+fn set(to: &mut [c_char], text: &str) {
+    let room = to.len() - 1;
+    for (to, from) in to[..room].iter_mut().zip(text.bytes()) {
+        *to = from as c_char;
+    }
 }
 
 impl SoftDevice {
-    fn new(config: DeviceConfig) -> Self {
+    fn new(index: usize, config: DeviceConfig) -> Self {
         let mut base = ibv_device {
             _ops: _ibv_device_ops {
                 _dummy1: None,
@@ -98,17 +105,19 @@ impl SoftDevice {
             dev_path: [0; 256],
             ibdev_path: [0; 256],
         };
-        // The paths stay empty: nothing of the device is in sysfs.
-        for (to, from) in base.name[..63].iter_mut().zip(config.name.bytes()) {
-            *to = from as c_char;
-        }
-        base.dev_name = base.name;
-        // Locally administered, and different for every device of every process; peers do not see it.
-        let guid = RandomState::new().hash_one(&config.name) >> 16 | 0x02db_u64 << 48;
+        // Where the kernel would show it. Under `doorbell run` something is there.
+        set(&mut base.name, &config.name);
+        set(&mut base.dev_name, &format!("uverbs{index}"));
+        set(
+            &mut base.dev_path,
+            &format!("/sys/class/infiniband_verbs/uverbs{index}"),
+        );
+        set(&mut base.ibdev_path, &format!("/sys/class/infiniband/{}", config.name));
         Self {
             base,
+            _driver: 0,
+            guid: config.guid(),
             config,
-            guid,
             open: Mutex::new(None),
         }
     }

@@ -21,7 +21,7 @@ fn packet(payload: usize) -> Vec<u8> {
 
 fn compute(c: &mut Criterion) {
     let mut group = c.benchmark_group("icrc");
-    for payload in [16, 64, 256, 1024, 4096] {
+    for payload in [16, 64, 256, 1024, 4080, 4096] {
         let bytes = packet(payload);
         let flow = Flow::new(SRC, DST, 49152, 4791);
         group.throughput(Throughput::Bytes(bytes.len() as u64));

@@ -4,6 +4,8 @@ use core::ffi::c_int;
 use std::net::IpAddr;
 use std::ptr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
 use doorbell_roce_proto::cm::CmEvent;
 use doorbell_softroce::cm::CmOwner;
@@ -15,6 +17,9 @@ use parking_lot::Mutex;
 use crate::address::{is_of_this_host, route_to};
 use crate::errno::{self, Errno};
 use crate::hear::{self, Directory};
+
+/// How long a process that exits waits for its own locks.
+const PATIENCE: Duration = Duration::from_millis(100);
 
 /// The number of a device's only port.
 pub(crate) const PORT: u8 = 1;
@@ -68,12 +73,16 @@ impl Opened {
     }
 }
 
+static OPENED: Mutex<&'static [Opened]> = Mutex::new(&[]);
+
+/// The process that has opened them: a child of it has its memory, and none of its connections.
+static OWNER: AtomicU32 = AtomicU32::new(0);
+
 /// All devices that could be opened.
 ///
 /// # Errors
 /// `ENODEV` when there is none; it is tried again by the next call then.
 pub(crate) fn all() -> Result<&'static [Opened], Errno> {
-    static OPENED: Mutex<&'static [Opened]> = Mutex::new(&[]);
     let mut opened = OPENED.lock();
     if opened.is_empty() {
         let found: &'static [Opened] = Box::leak(open_all().into_boxed_slice());
@@ -81,11 +90,28 @@ pub(crate) fn all() -> Result<&'static [Opened], Errno> {
             hear::start(device).map_err(|error| errno::of(&error))?;
         }
         *opened = found;
+        OWNER.store(std::process::id(), Ordering::Relaxed);
+        // SAFETY: the function lives as long as the process: a library with it is never unloaded. Without room for it peers hear nothing, as when we are killed.
+        unsafe { libc::atexit(leave) };
     }
     if opened.is_empty() {
         return Err(libc::ENODEV);
     }
     Ok(*opened)
+}
+
+/// Ends the connections of a process that exits, as the kernel does where it has them: their peers hear of it.
+extern "C" fn leave() {
+    if OWNER.load(Ordering::Relaxed) != std::process::id() {
+        return;
+    }
+    // A thread that is stopped somewhere within must not keep the process.
+    let Some(opened) = OPENED.try_lock_for(PATIENCE) else {
+        return;
+    };
+    for device in *opened {
+        hear::leave(device, PATIENCE);
+    }
 }
 
 fn open_all() -> Vec<Opened> {

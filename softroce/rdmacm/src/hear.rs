@@ -7,6 +7,7 @@ use std::collections::HashMap;
 use std::net::IpAddr;
 use std::ptr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use doorbell_roce_proto::Qpn;
 use doorbell_roce_proto::cm::{
@@ -84,6 +85,16 @@ pub(crate) fn destroy(opened: &Opened, connection: ConnectionId) {
     directory.connections.remove(&connection);
     // It is there until this.
     let _ = opened.device.cm().destroy(connection);
+}
+
+/// Destroys what the device has of this process, which exits.
+pub(crate) fn leave(opened: &Opened, patience: Duration) {
+    let Some(mut directory) = opened.directory.try_lock_for(patience) else {
+        return;
+    };
+    for (connection, _) in directory.connections.drain() {
+        let _ = opened.device.cm().destroy(connection);
+    }
 }
 
 // Events

@@ -21,7 +21,7 @@ use doorbell_verbs_sys::Api;
 
 use rig::Bench;
 
-const USAGE: &str = "conformance [--device NAME] [--address IP] [--only PART]… [--waivers FILE] [--json] [--seed N] [--quiet-ms N] [--patience-ms N] | --list | --matrix";
+const USAGE: &str = "conformance [--device NAME] [--system] [--address IP] [--only PART]… [--waivers FILE] [--json] [--seed N] [--quiet-ms N] [--patience-ms N] | --list | --matrix";
 
 /// A rule.
 struct Case {
@@ -59,6 +59,8 @@ struct Options {
     /// Print the matrix of state and event as the device has it.
     matrix: bool,
     device: String,
+    /// Reach it by the system's library whatever it is called.
+    system: bool,
     address: Option<std::net::IpAddr>,
     only: Vec<String>,
     waivers: Option<PathBuf>,
@@ -92,6 +94,7 @@ fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Options> {
         list: false,
         matrix: false,
         device: "soft0".to_owned(),
+        system: false,
         address: None,
         only: Vec::new(),
         waivers: None,
@@ -108,6 +111,10 @@ fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Options> {
             }
             "--matrix" => {
                 options.matrix = true;
+                continue;
+            }
+            "--system" => {
+                options.system = true;
                 continue;
             }
             "--json" => {
@@ -167,9 +174,9 @@ fn run(options: &Options) -> Result<bool> {
     Ok(results.iter().all(runner::CaseResult::is_good))
 }
 
-/// The verbs that the device is to be reached by: one whose name begins with `soft` is made here, any other is the system's.
+/// The verbs that the device is to be reached by: one whose name begins with `soft` is made here, any other is the system's, and all with `--system`.
 fn table(options: &Options) -> Result<&'static Api> {
-    if !options.device.starts_with("soft") {
+    if options.system || !options.device.starts_with("soft") {
         return Ok(Api::load()?);
     }
     configure(vec![DeviceConfig {

@@ -1,7 +1,7 @@
 //! What `cargo xtask ci` checks.
 
 use super::{Counts, Step, Verdict, guest, lacking, licences, safe};
-use crate::{instructions, sanitize, setup, workspace};
+use crate::{instructions, sanitize, setup, target_folder, workspace};
 use anyhow::{Context, Result, bail};
 use std::{
     ffi::OsString,
@@ -11,7 +11,7 @@ use std::{
 };
 
 /// All steps, in the order in which they run: cheap ones first, and the guest last as it needs the builds.
-pub(crate) const ALL: [Step; 13] = [
+pub(crate) const ALL: [Step; 14] = [
     Step {
         name: "setup",
         about: "what the other steps need from the machine",
@@ -51,6 +51,11 @@ pub(crate) const ALL: [Step; 13] = [
         name: "build",
         about: "release builds",
         run: release,
+    },
+    Step {
+        name: "stock",
+        about: "stock RDMA programs on the drop-in libraries, without any privilege",
+        run: stock,
     },
     Step {
         name: "licences",
@@ -143,10 +148,34 @@ fn release() -> Result<Verdict> {
         "--workspace",
         "--exclude",
         "xtask",
+        "--lib",
         "--bins",
         "--examples",
         "--locked",
     ])
+}
+
+fn stock() -> Result<Verdict> {
+    match setup::provide(&setup::STOCK)?.as_slice() {
+        [] => {}
+        missing => return lacking(missing),
+    }
+    release()?;
+    let program = target_folder()?.join("release/stock");
+    let mut command = Command::new(&program);
+    command
+        .args(["host", "--check", "docs/STOCK.md"])
+        .current_dir(workspace());
+    let status = command
+        .status()
+        .with_context(|| format!("cannot run {}", program.display()))?;
+    if !status.success() {
+        bail!(
+            "see above; when the tables are wrong, {} host --write docs/STOCK.md",
+            program.display()
+        );
+    }
+    Ok(Verdict::Passed)
 }
 
 fn vm() -> Result<Verdict> {

@@ -25,10 +25,17 @@ use std::{
 };
 
 /// Counts changes in what is staged: a new number makes everybody stage again.
-const LAYOUT: u32 = 1;
+const LAYOUT: u32 = 2;
 
 /// What a guest is expected to offer, unless the host has it already.
-const PACKAGES: &[&str] = &["busybox-static", "ibverbs-utils", "iproute2", "perftest", "rdma-core"];
+const PACKAGES: &[&str] = &[
+    "busybox-static",
+    "ibverbs-utils",
+    "iproute2",
+    "perftest",
+    "rdma-core",
+    "rdmacm-utils",
+];
 
 /// One file of each package, to see whether the host or the staged folder still has it.
 const EXPECTED: &[&str] = &[
@@ -38,6 +45,7 @@ const EXPECTED: &[&str] = &[
     "bin/ip",
     "bin/rdma",
     "bin/ib_write_bw",
+    "bin/rping",
 ];
 
 /// Loaded by init, in this order: what reaches the host's file system and the ports, then RDMA. `rdma_rxe` asks the

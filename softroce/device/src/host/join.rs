@@ -217,7 +217,7 @@ fn await_answer(asked: &mut Vec<(Unforked<OwnedFd>, i32)>, until: Instant) -> Op
             }
             let mut buffer = [0; Record::MAX];
             if let Ok((len, mut fds)) = socket::receive(member.as_fd(), &mut buffer)
-                && let Some((Record::Registry, _)) = Record::decode(&buffer[..len])
+                && let Some(Record::Registry) = Record::decode(&buffer[..len])
                 && let Some(fd) = fds.pop()
             {
                 registry = Registry::attach(fd).ok().or(registry.take());

@@ -39,7 +39,7 @@ use registry::Registry;
 
 pub use fork::Unforked;
 pub use join::JoinError;
-pub use peers::{Arrival, Connection, Forwarded, Message};
+pub use peers::{Arrival, Connection, Message};
 pub use registry::{MemberId, SLOTS};
 
 /// What the others of the group have to know of a member.

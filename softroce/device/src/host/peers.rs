@@ -1,11 +1,10 @@
 //! Connections between members, and what they say over them.
 //!
-//! A member connects to another's name to have a way to it: it says who it is, sends messages with descriptors, datagrams that came for the other, and what wakes the other's progress thread.
+//! A member connects to another's name to have a way to it: it says who it is, sends messages with descriptors, and what wakes the other's progress thread.
 //! Nothing is ever said in return: who wants to answer connects as well. When either end dies, the other sees the connection hang up.
 
 use std::collections::{HashMap, VecDeque};
 use std::io::{self, IoSlice};
-use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -17,7 +16,6 @@ use super::fork::Unforked;
 use super::names::Names;
 use super::registry::{MemberId, Registry};
 use super::socket;
-use crate::link::MAX_PACKET;
 
 /// What one member tells another.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -50,21 +48,8 @@ pub enum Arrival {
         /// The descriptors it sent along; any number, of any kind.
         fds: Vec<OwnedFd>,
     },
-    /// It has passed on a datagram that came to the address's own port and is for this process.
-    Datagram(Forwarded),
     /// It is gone. Said once for each member that there was a connection with.
     Gone(MemberId),
-}
-
-/// A datagram that came to the address's own port, where another process received it.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Forwarded {
-    /// Who sent it there.
-    pub src: SocketAddr,
-    /// Its place in the message that the kernel joined there, as in [`link::Datagram`](crate::link::Datagram).
-    pub segment: u16,
-    /// The UDP payload.
-    pub bytes: Vec<u8>,
 }
 
 /// All that is sent, hand-shakes included.
@@ -80,8 +65,6 @@ pub(super) enum Record {
     Hello { from: u64, to: u64 },
     /// What is for the device.
     Message(Message),
-    /// What came to the address's own port: the sender's address and the payload follow.
-    Datagram { port: u16, segment: u16 },
 }
 
 impl Record {
@@ -97,7 +80,6 @@ impl Record {
             Self::Message(Message::Lane) => [4, 0, 0],
             Self::Message(Message::Segment { id }) => [5, id, 0],
             Self::Message(Message::Released { id }) => [6, id, 0],
-            Self::Datagram { port, segment } => [7, port.into(), segment.into()],
         };
         let mut bytes = [0; Self::MAX];
         for (to, word) in bytes.chunks_exact_mut(8).zip(words) {
@@ -106,9 +88,9 @@ impl Record {
         bytes
     }
 
-    /// Reads one, and what follows it.
-    pub(super) fn decode(bytes: &[u8]) -> Option<(Self, &[u8])> {
-        let (bytes, rest) = bytes.split_first_chunk::<{ Self::MAX }>()?;
+    /// Reads one, of exactly its length.
+    pub(super) fn decode(bytes: &[u8]) -> Option<Self> {
+        let bytes: &[u8; Self::MAX] = bytes.try_into().ok()?;
         let word = |index: usize| {
             let mut word = [0; 8];
             word.copy_from_slice(&bytes[8 * index..][..8]);
@@ -125,13 +107,9 @@ impl Record {
             4 => Self::Message(Message::Lane),
             5 => Self::Message(Message::Segment { id: word(1) }),
             6 => Self::Message(Message::Released { id: word(1) }),
-            7 => Self::Datagram {
-                port: word(1) as u16,
-                segment: word(2) as u16,
-            },
             _ => return None,
         };
-        Some((record, rest))
+        Some(record)
     }
 }
 
@@ -162,21 +140,6 @@ impl Connection {
         send(&self.socket, Record::Message(message), fds)
     }
 
-    /// Passes on a datagram that came to the address's own port from `src` and is for the other's process.
-    ///
-    /// # Errors
-    /// As [`send`](Self::send): then it is lost, as datagrams may be.
-    pub fn forward(&self, src: SocketAddr, segment: u16, bytes: &[u8]) -> io::Result<()> {
-        let ip = match src.ip() {
-            IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),
-            IpAddr::V6(ip) => ip.octets(),
-        };
-        let port = src.port();
-        let header = Record::Datagram { port, segment }.encode();
-        let parts = [&header[..], &ip, bytes].map(IoSlice::new);
-        socket::send(self.socket.as_fd(), &parts, &[])
-    }
-
     /// Wakes the other's progress thread: a system call.
     pub fn wake(&self) {
         // Where there is no room it has been woken thousands of times and has not run since; where it is gone nobody sleeps.
@@ -187,15 +150,6 @@ impl Connection {
 /// Sends a record that nothing follows.
 pub(super) fn send(socket: &impl AsFd, record: Record, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
     socket::send(socket.as_fd(), &[IoSlice::new(&record.encode())], fds)
-}
-
-impl Forwarded {
-    fn new(port: u16, segment: u16, rest: &[u8]) -> Option<Self> {
-        let (ip, bytes) = rest.split_first_chunk::<16>()?;
-        let src = SocketAddr::new(IpAddr::from(*ip).to_canonical(), port);
-        let bytes = bytes.to_vec();
-        Some(Self { src, segment, bytes })
-    }
 }
 
 enum End {
@@ -225,9 +179,6 @@ impl End {
     }
 }
 
-/// The longest record: a datagram with all that goes before it. What is longer is cut off, and is not a datagram of ours.
-const LONGEST: usize = Record::MAX + 16 + MAX_PACKET;
-
 /// What the listening socket is called among the events.
 const LISTENER: u64 = 0;
 
@@ -246,8 +197,6 @@ pub(super) struct Peers {
     ends: HashMap<u64, End>,
     outgoing: HashMap<MemberId, u64>,
     last: u64,
-    /// For what is received.
-    buffer: Box<[u8]>,
     arrivals: VecDeque<Arrival>,
 }
 
@@ -262,7 +211,6 @@ impl Peers {
             ends: HashMap::new(),
             outgoing: HashMap::new(),
             last: LISTENER,
-            buffer: vec![0; LONGEST].into_boxed_slice(),
             arrivals: VecDeque::new(),
         })
     }
@@ -384,7 +332,8 @@ impl Peers {
             let Some(end) = self.ends.get_mut(&token) else {
                 return;
             };
-            let (len, fds) = match socket::receive(end.socket(), &mut self.buffer) {
+            let mut buffer = [0; Record::MAX + 1];
+            let (len, fds) = match socket::receive(end.socket(), &mut buffer) {
                 Ok((0, _)) => return self.hang_up(token, registry),
                 Ok(received) => received,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
@@ -394,7 +343,7 @@ impl Peers {
                 // Nothing is ever said in return.
                 continue;
             };
-            let Some((record, rest)) = Record::decode(&self.buffer[..len]) else {
+            let Some(record) = Record::decode(&buffer[..len]) else {
                 continue;
             };
             match (record, *from) {
@@ -416,10 +365,6 @@ impl Peers {
                         message,
                         fds,
                     });
-                }
-                (Record::Datagram { port, segment }, Some(_)) => {
-                    let forwarded = Forwarded::new(port, segment, rest);
-                    self.arrivals.extend(forwarded.map(Arrival::Datagram));
                 }
                 // For a wake it is enough to have come here; and what a neighbour says that makes no sense is nothing.
                 _ => {}

@@ -218,7 +218,6 @@ fn what_is_sent_on_a_connection_may_be_anything() {
         vec![7; 5000],
         Record::Wake.encode().to_vec(),
         Record::Message(Message::Lane).encode().to_vec(),
-        Record::Datagram { port: 1, segment: 2 }.encode().to_vec(),
         Record::Registry.encode().to_vec(),
         hello(0, me).to_vec(),
         hello(u64::MAX, me).to_vec(),
@@ -243,20 +242,6 @@ fn what_is_sent_on_a_connection_may_be_anything() {
         socket::send(known.as_fd(), &[io::IoSlice::new(record)], &[]).unwrap();
         assert!(member.poll().is_none());
     }
-    // A datagram is what it was, and one that breaks off is none.
-    let way = other.connect(member.me()).unwrap();
-    let src = "[::ffff:10.1.2.3]:77".parse().unwrap();
-    way.forward(src, 3, b"payload").unwrap();
-    let cut = [&Record::Datagram { port: 1, segment: 2 }.encode()[..], &[1; 15]].concat();
-    socket::send(known.as_fd(), &[io::IoSlice::new(&cut)], &[]).unwrap();
-    let Arrival::Datagram(datagram) = arrival(&member) else {
-        panic!("no datagram");
-    };
-    assert_eq!(
-        (datagram.src, datagram.segment, &datagram.bytes[..]),
-        ("10.1.2.3:77".parse().unwrap(), 3, &b"payload"[..])
-    );
-    assert!(member.poll().is_none());
     // And the member is as it was.
     let (_third, _socket) = join(at, &[&member, &other]);
     drop(open);

@@ -34,8 +34,17 @@ pub struct Envelope {
     pub ident: u16,
 }
 
-/// Fills in the last 4 bytes of a packet, its ICRC. May be called again for the same packet with another envelope.
-pub type Seal = fn(packet: &mut [u8], envelope: &Envelope);
+/// Fills in the last 4 bytes of a packet, its ICRC. May be called again for the same packet with another envelope. It may remember what packets have in common.
+pub trait Seal: FnMut(&mut [u8], &Envelope) + Send {
+    /// One that does the same.
+    fn another(&self) -> Box<dyn Seal>;
+}
+
+impl<F: FnMut(&mut [u8], &Envelope) + Send + Clone + 'static> Seal for F {
+    fn another(&self) -> Box<dyn Seal> {
+        Box::new(self.clone())
+    }
+}
 
 /// One run: neighbouring packets for one address that the kernel can take as one message.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -49,6 +58,11 @@ struct Run {
 }
 
 impl Run {
+    /// Whether it takes no packet more, however short.
+    fn is_full(&self, max_segments: usize) -> bool {
+        self.packets == max_segments || self.end - self.start + self.segment > MAX_RUN
+    }
+
     /// Whether a packet of `len` bytes may follow as the next segment.
     fn takes(&self, len: usize, dst: SocketAddr, max_segments: usize) -> bool {
         let last_is_full = self.end - self.start == self.packets * self.segment;
@@ -76,7 +90,7 @@ pub struct RunRef<'a> {
 /// A batch of outgoing packets. Allocates nothing after [`TxBatch::new`].
 pub struct TxBatch {
     local: SocketAddr,
-    seal: Seal,
+    seal: Box<dyn Seal>,
     arena: Box<[u8]>,
     /// The end of the last packet.
     filled: usize,
@@ -90,7 +104,11 @@ pub struct TxBatch {
 
 impl TxBatch {
     /// An empty batch for a link bound to `local`, whose packets `seal` completes.
-    pub fn new(local: SocketAddr, seal: Seal) -> Self {
+    pub fn new(local: SocketAddr, seal: impl Seal + 'static) -> Self {
+        Self::sealed_by(local, Box::new(seal))
+    }
+
+    fn sealed_by(local: SocketAddr, seal: Box<dyn Seal>) -> Self {
         Self {
             local,
             seal,
@@ -106,7 +124,7 @@ impl TxBatch {
 
     /// An empty batch for the same link and with the same seal.
     pub(super) fn another(&self) -> Self {
-        Self::new(self.local, self.seal)
+        Self::sealed_by(self.local, (*self.seal).another())
     }
 
     /// Whether nothing waits to be sent.
@@ -120,8 +138,12 @@ impl TxBatch {
     }
 
     /// Room for one more packet of up to [`MAX_PACKET`] bytes, or `None` when the batch has to be sent first.
+    ///
+    /// A run that would be cut short by the end of the batch is not begun: each costs the kernel about as much as three packets do.
     pub fn slot(&mut self) -> Option<Slot<'_>> {
-        (ARENA - self.filled >= MAX_PACKET).then_some(Slot { batch: self })
+        let left = ARENA - self.filled;
+        let cut_short = |run: &Run| run.is_full(self.max_segments) && left < run.end - run.start;
+        (left >= MAX_PACKET && !self.runs.last().is_some_and(cut_short)).then_some(Slot { batch: self })
     }
 
     /// The runs that wait, in order.

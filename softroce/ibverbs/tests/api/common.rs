@@ -38,7 +38,7 @@ pub(crate) fn capture_file() -> PathBuf {
 
 /// Whether this is the test program in which all goes over UDP.
 pub(crate) fn over_udp() -> bool {
-    module_path!().starts_with("api_udp")
+    module_path!().starts_with("over_udp")
 }
 
 /// A device on one of this process' own addresses.

@@ -1,6 +1,6 @@
 //! The soft devices through the C calls of libibverbs: several devices of one process, over real sockets.
 
-mod common;
+pub(crate) mod common;
 mod completion;
 mod drain;
 mod errors;

@@ -5,8 +5,8 @@ use std::ptr;
 use doorbell_softroce_ibverbs::api;
 use doorbell_verbs_sys::*;
 
+use super::unreliable::Ah;
 use crate::common::*;
-use crate::unreliable::Ah;
 
 const SENDS: u32 = IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_SEND_WITH_IMM;
 const WRITES: u32 = IBV_QP_EX_WITH_RDMA_WRITE | IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM;

@@ -18,7 +18,7 @@ use super::types::{Accept, CmEvent, ConnectionId, ListenerId, Parameters, PeerRe
 use super::{MadTransmit, Out};
 use crate::qp::Path;
 use crate::wire::Transport;
-use crate::{Instant, Psn, Qpn};
+use crate::{Instant, Mtu, Psn, Qpn};
 
 /// What an owner may take to answer, as a receipt tells it: 69 s, as long as the Linux kernel's rdma_cm.
 const SERVICE_TIMEOUT: u8 = 24;
@@ -248,7 +248,7 @@ impl Connection {
         };
         set.responder_resources = accept.responder_resources;
         set.initiator_depth = accept.initiator_depth;
-        let psn = set.sq_psn;
+        let psn = set.rq_psn;
         self.qpn = accept.qpn;
         let message = Message::Rep(Rep {
             local_id: self.id.0,
@@ -417,7 +417,7 @@ impl Connection {
         self.left = 0;
         if let Some(set) = &mut self.parameters {
             set.dest_qpn = rep.qpn;
-            set.rq_psn = rep.psn;
+            set.sq_psn = rep.psn;
             set.responder_resources = rep.initiator_depth;
             set.initiator_depth = rep.responder_resources;
             set.ack_timeout = covering(set.ack_timeout, rep.ack_delay);
@@ -513,9 +513,14 @@ impl Connection {
     }
 }
 
-/// The parameters of the passive side, as a request gives them. `psn` of both ends is the peer's, see [`Accept`].
-pub(super) fn passive(req: &Req, local: IpAddr, remote: IpAddr, mtu: crate::Mtu, transport: Transport) -> Parameters {
-    let psn: Psn = req.psn;
+/// The parameters of the passive side, as a request gives them; the peer is to begin with `psn`.
+pub(super) fn passive(
+    req: &Req,
+    (local, remote): (IpAddr, IpAddr),
+    mtu: Mtu,
+    transport: Transport,
+    psn: Psn,
+) -> Parameters {
     Parameters {
         transport,
         path: Path {
@@ -528,7 +533,7 @@ pub(super) fn passive(req: &Req, local: IpAddr, remote: IpAddr, mtu: crate::Mtu,
         mtu,
         dest_qpn: req.qpn,
         rq_psn: psn,
-        sq_psn: psn,
+        sq_psn: req.psn,
         responder_resources: req.initiator_depth,
         initiator_depth: req.responder_resources,
         ack_timeout: req.primary.ack_timeout,

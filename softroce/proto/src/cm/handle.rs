@@ -124,7 +124,7 @@ impl Cm {
             return self.refuse(from, transaction, about, RejectReason::STALE_CONNECTION);
         }
         let mut connection = self.arrived(key, req.service, State::ReqReceived, transaction)?;
-        let parameters = connection::passive(&req, self.config.address, from, mtu, transport);
+        let parameters = connection::passive(&req, (self.config.address, from), mtu, transport, self.psn());
         connection.take_request(&req, self.config.guid, parameters);
         let request = PeerRequest {
             peer: from,

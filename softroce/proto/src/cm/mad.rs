@@ -18,7 +18,7 @@ pub type Mad = [u8; MAD_LEN];
 
 const HEADER_LEN: usize = 24;
 const BASE_VERSION: u8 = 1;
-/// The class of communication management (IBTA vol 1, table 98).
+/// The class of communication management (IBTA vol 1, 13.4.4).
 const CLASS: u8 = 0x07;
 const CLASS_VERSION: u8 = 2;
 /// Communication management has no other method than Send() (IBTA vol 1, 16.7.2).

@@ -185,7 +185,7 @@ pub(super) enum Message {
     Apr(Apr),
 }
 
-/// The attributes of the class (IBTA vol 1, table 162).
+/// The attributes of the class (IBTA vol 1, 16.7.3).
 mod attribute {
     pub(super) const REQ: u16 = 0x10;
     pub(super) const MRA: u16 = 0x11;

@@ -37,7 +37,7 @@ pub use types::{
 
 use crate::qp::Path;
 use crate::wire::{DEFAULT_PKEY, Transport};
-use crate::{Gid, Instant, Qpn};
+use crate::{Gid, Instant, Psn, Qpn};
 
 /// Connections at once, those included that are over and wait for what may still come.
 pub const MAX_CONNECTIONS: usize = 1 << 16;
@@ -54,7 +54,7 @@ const MAX_TRANSMITS: usize = 4096;
 /// The code of 10 Gb/s, which every path is said to have (IBTA vol 1, 7.11): it regulates nothing under RoCEv2.
 const RATE: u8 = 3;
 
-/// The transports' codes in a request (12.7.22).
+/// The transports' codes in a request (IBTA vol 1, 12.7).
 const RC: u8 = 0;
 const UC: u8 = 1;
 
@@ -470,6 +470,13 @@ impl Cm {
                 return Ok(ConnectionId(id));
             }
         }
+    }
+
+    /// A PSN that nobody can tell beforehand from the one before: what is late of an old connection is not to fit a new one.
+    fn psn(&self) -> Psn {
+        let mixed = (self.config.seed ^ u64::from(self.next_id)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        // The upper half has seen every bit.
+        Psn::new((mixed >> 32) as u32)
     }
 
     fn transaction(&mut self) -> u64 {

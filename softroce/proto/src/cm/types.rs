@@ -7,11 +7,11 @@ use crate::qp::Path;
 use crate::wire::Transport;
 use crate::{Mtu, Psn, Qpn};
 
-/// What a listener offers and a request asks for (IBTA vol 1, 12.7.3). [`PortSpace`](super::PortSpace) makes them of ports.
+/// What a listener offers and a request asks for (IBTA vol 1, 12.7). [`PortSpace`](super::PortSpace) makes them of ports.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct ServiceId(pub u64);
 
-/// A connection, or an exchange about a datagram service, of one [`Cm`](super::Cm): its communication id (IBTA vol 1, 12.7.1), never 0.
+/// A connection, or an exchange about a datagram service, of one [`Cm`](super::Cm): its communication id (IBTA vol 1, 12.7), never 0.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ConnectionId(pub(super) u32);
 
@@ -56,7 +56,7 @@ pub struct Request {
     pub service: ServiceId,
     /// Our queue pair.
     pub qpn: Qpn,
-    /// The PSN it begins with; a peer that is the Linux kernel's rdma_cm begins with the same.
+    /// The PSN that the peer is to begin with (IBTA vol 1, 12.7): ours to receive.
     pub psn: Psn,
     /// RC or UC.
     pub transport: Transport,
@@ -120,7 +120,7 @@ const DEFAULT_ACK_TIMEOUT: u8 = 16;
 pub(super) const DEFAULT_RESPONSE_TIMEOUT: u8 = 18;
 pub(super) const DEFAULT_MAX_RETRIES: u8 = 15;
 
-/// How a request is accepted. The queue pair begins with the PSN that the peer begins with, as the Linux kernel's rdma_cm expects.
+/// How a request is accepted. The PSN that the peer is to begin with is the manager's choice, see [`Parameters::rq_psn`].
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Accept {
     /// Our queue pair.

@@ -85,7 +85,7 @@ fn three_messages_connect() {
     );
     assert_eq!(reply.private_data, [8; room::REPLY]);
 
-    // Each end's queue pair is connected to the other's, and both begin with one PSN, as the kernel's rdma_cm wants it.
+    // Each end's queue pair is connected to the other's, and begins with the PSN that the other expects.
     let [active, passive] = [
         net.cms[0].parameters(ours).unwrap(),
         net.cms[1].parameters(*theirs).unwrap(),
@@ -93,8 +93,10 @@ fn three_messages_connect() {
     assert_eq!((active.dest_qpn, passive.dest_qpn), (Qpn::new(0x12), Qpn::new(0x11)));
     assert_eq!((active.path.local, active.path.remote), (address(0), address(1)));
     assert_eq!((passive.path.local, passive.path.remote), (address(1), address(0)));
+    assert_eq!((active.rq_psn, active.sq_psn), (passive.sq_psn, passive.rq_psn));
+    assert_eq!(active.rq_psn, Psn::new(0x11 + 1000));
+    assert_ne!(active.rq_psn, active.sq_psn);
     for end in [active, passive] {
-        assert_eq!((end.sq_psn, end.rq_psn), (Psn::new(0x11 + 1000), Psn::new(0x11 + 1000)));
         assert_eq!((end.mtu, end.transport), (Mtu::Mtu1024, Transport::Uc));
         assert_eq!(end.retry_count, 3);
     }

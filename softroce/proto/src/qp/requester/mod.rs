@@ -29,6 +29,10 @@ use crate::{Instant, Psn};
 /// `rnr_retry` of this value tries for ever (IBTA vol 1, 9.7.5.2.8). `retry_cnt` has no such value.
 const FOR_EVER: u8 = 7;
 
+/// An acknowledgement is asked for at least this often, in packets, and four times a window: by the time that it is used up, there shall be answers.
+const ASK_EVERY: u32 = 64;
+const ASKED_IN_WINDOW: u32 = 4;
+
 /// The requester of one queue pair.
 #[derive(Debug)]
 pub(crate) struct Requester {
@@ -36,6 +40,7 @@ pub(crate) struct Requester {
     cq: CqId,
     signal_all: bool,
     window: u64,
+    ask_every: u32,
     limits: Limits,
 
     start: Psn,
@@ -88,6 +93,7 @@ impl Requester {
             cq: init.send_cq,
             signal_all: init.signal_all,
             window: u64::from(window),
+            ask_every: (window / ASKED_IN_WINDOW).clamp(1, ASK_EVERY),
             limits: Limits::default(),
             start: Psn::new(0),
             una: 0,

@@ -10,9 +10,6 @@ use crate::wire::{AtomicEth, Bth, Extension, Ieth, ImmDt, Opcode, Position, Reth
 use crate::work::{Operation, Status};
 use crate::{Instant, RKey};
 
-/// An acknowledgement is asked for at least this often, in packets.
-const ASK_EVERY: u32 = 64;
-
 impl Requester {
     /// Writes the next packet and gives its lengths; `Ok(None)` when there is none to send now. When `draining`, no request begins.
     ///
@@ -165,7 +162,7 @@ impl Requester {
         let ends = self.next + numbers == wqe.end();
         let last_admitted = self.next + numbers - self.una >= self.window;
         let mut bth = Bth::new(opcode, connection.peer, self.psn(self.next));
-        bth.ack_req = ends || last_admitted || self.unasked + 1 >= ASK_EVERY;
+        bth.ack_req = ends || last_admitted || self.unasked + 1 >= self.ask_every;
         bth.solicited = ends && wqe.solicited;
         let Some(written) = connection.draft(buf, &bth, &extension, len, wqe.inline) else {
             return Ok(None);

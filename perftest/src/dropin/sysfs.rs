@@ -1,0 +1,225 @@
+//! The files that the kernel would have under `/sys/class` for the soft devices, as rxe's look.
+//!
+//! They are made once, from the devices as they are at the start: an interface that goes down later still has an active port here. What the library says is right.
+
+use std::net::IpAddr;
+
+use doorbell_softroce_ibverbs::{DeviceConfig, api, configure, last_open_error};
+use doorbell_verbs::{Context, GidEntry, GidType, Library, PortAttr, PortState};
+use nix::ifaddrs::getifaddrs;
+
+use crate::device::PORT;
+use crate::failure::one_line;
+
+/// What is shown of a device.
+#[derive(Debug)]
+pub(crate) struct Shown {
+    name: String,
+    guid: u64,
+    active: bool,
+    /// Rate of the port, in bits per second.
+    bits_per_s: u64,
+    gids: Vec<Address>,
+}
+
+/// An entry of the GID table.
+#[derive(Debug)]
+struct Address {
+    index: u32,
+    address: IpAddr,
+    kind: &'static str,
+}
+
+/// Looks at the devices of this configuration, and at why one does not open here, which is no more than a warning: the command may run elsewhere, as in another network namespace.
+///
+/// # Errors
+/// When the devices of this process are chosen already, which is a bug of this program.
+pub(crate) fn look(configs: &[DeviceConfig]) -> Result<(Vec<Shown>, Vec<String>), String> {
+    configure(configs.to_vec()).map_err(|e| e.to_string())?;
+    let library = Library::new(api());
+    let mut warnings = Vec::new();
+    let shown = configs.iter().map(|config| {
+        let asked = library.open(&config.name).and_then(ask);
+        let (active, bits_per_s, gids) = asked.unwrap_or_else(|error| {
+            let why = last_open_error().unwrap_or_else(|| error.to_string());
+            warnings.push(one_line(&why));
+            (true, RATE, config.address.into_iter().map(Address::alone).collect())
+        });
+        Shown {
+            name: config.name.clone(),
+            guid: config.guid(),
+            active,
+            bits_per_s,
+            gids,
+        }
+    });
+    let shown = shown.collect();
+    Ok((shown, warnings))
+}
+
+/// What a device that cannot be asked is said to have.
+const RATE: u64 = 40_000_000_000;
+const ROCE_V2: &str = "RoCE v2";
+
+fn ask(context: Context) -> Result<(bool, u64, Vec<Address>), doorbell_verbs::DeviceError> {
+    let PortAttr { state, bits_per_s, .. } = context.port(PORT)?;
+    let gids = context.gids(PORT)?.iter().map(Address::of).collect();
+    Ok((state == PortState::Active, bits_per_s.unwrap_or(RATE), gids))
+}
+
+impl Address {
+    fn of(entry: &GidEntry) -> Self {
+        Self {
+            index: entry.index,
+            address: entry.gid.to_ip(),
+            kind: if entry.kind == GidType::RoceV2 {
+                ROCE_V2
+            } else {
+                "IB/RoCE v1"
+            },
+        }
+    }
+
+    fn alone(address: IpAddr) -> Self {
+        Self {
+            index: 0,
+            address,
+            kind: ROCE_V2,
+        }
+    }
+
+    /// As sysfs writes it: eight groups of four digits.
+    fn groups(&self) -> String {
+        let address = match self.address {
+            IpAddr::V4(address) => address.to_ipv6_mapped(),
+            IpAddr::V6(address) => address,
+        };
+        address.segments().map(|group| format!("{group:04x}")).join(":")
+    }
+
+    /// The name of the network interface that has it, or on whose network it is, as with all of 127.0.0.0/8.
+    fn interface(&self) -> Option<String> {
+        let all = || getifaddrs().into_iter().flatten();
+        let ip = |address: Option<nix::sys::socket::SockaddrStorage>| {
+            let address = address?;
+            let v4 = address.as_sockaddr_in().map(|v4| IpAddr::V4(v4.ip()));
+            v4.or_else(|| address.as_sockaddr_in6().map(|v6| IpAddr::V6(v6.ip())))
+        };
+        let exact = all().find(|interface| ip(interface.address) == Some(self.address));
+        let near = || {
+            let IpAddr::V4(wanted) = self.address else { return None };
+            all().find(|interface| match (ip(interface.address), ip(interface.netmask)) {
+                (Some(IpAddr::V4(has)), Some(IpAddr::V4(mask))) => {
+                    (has.to_bits() ^ wanted.to_bits()) & mask.to_bits() == 0
+                }
+                _ => false,
+            })
+        };
+        exact.or_else(near).map(|interface| interface.interface_name)
+    }
+}
+
+/// A file: its path below `/sys`, and what is in it.
+pub(crate) type File = (String, String);
+
+/// The files of these devices.
+pub(crate) fn files(devices: &[Shown]) -> Vec<File> {
+    let mut files = Vec::new();
+    put(&mut files, "class/infiniband_verbs", "abi_version", "6");
+    for (number, device) in devices.iter().enumerate() {
+        let uverbs = format!("class/infiniband_verbs/uverbs{number}");
+        put(&mut files, &uverbs, "ibdev", &device.name);
+        put(&mut files, &uverbs, "abi_version", "1");
+        device.put(&mut files);
+    }
+    files
+}
+
+impl Shown {
+    fn put(&self, files: &mut Vec<File>) {
+        let folder = format!("class/infiniband/{}", self.name);
+        let guid = [48, 32, 16, 0]
+            .map(|shift| format!("{:04x}", self.guid >> shift & 0xffff))
+            .join(":");
+        let of_device = [
+            ("node_type", "1: CA"),
+            ("node_guid", &guid),
+            ("sys_image_guid", &guid),
+            ("node_desc", &self.name),
+            ("fw_ver", env!("CARGO_PKG_VERSION")),
+            ("hca_type", "doorbell"),
+            ("board_id", "doorbell"),
+            ("hw_rev", "0"),
+        ];
+        for (name, value) in of_device {
+            put(files, &folder, name, value);
+        }
+        let port = format!("{folder}/ports/{PORT}");
+        let rate = format!("{} Gb/sec (4X QDR)", self.bits_per_s / 1_000_000_000);
+        let (state, phys_state) = if self.active {
+            ("4: ACTIVE", "5: LinkUp")
+        } else {
+            ("1: DOWN", "3: Disabled")
+        };
+        let of_port = [
+            ("state", state),
+            ("phys_state", phys_state),
+            ("rate", &rate),
+            ("lid", "0x0"),
+            ("lid_mask_count", "0"),
+            ("sm_lid", "0x0"),
+            ("sm_sl", "0"),
+            // GIDs are IP addresses.
+            ("cap_mask", "0x04000000"),
+            ("link_layer", "Ethernet"),
+            ("pkeys/0", "0xffff"),
+        ];
+        for (name, value) in of_port {
+            put(files, &port, name, value);
+        }
+        for gid in &self.gids {
+            let index = gid.index;
+            put(files, &port, &format!("gids/{index}"), &gid.groups());
+            put(files, &port, &format!("gid_attrs/types/{index}"), gid.kind);
+            if let Some(interface) = gid.interface() {
+                put(files, &port, &format!("gid_attrs/ndevs/{index}"), &interface);
+            }
+        }
+    }
+}
+
+fn put(files: &mut Vec<File>, folder: &str, name: &str, line: &str) {
+    files.push((format!("{folder}/{name}"), format!("{line}\n")));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_is_shown_as_the_kernel_shows_one() {
+        let shown = Shown {
+            name: "soft0".into(),
+            guid: 0x02db_12b7_7f00_0001,
+            active: true,
+            bits_per_s: RATE,
+            gids: vec![Address::alone([127, 0, 0, 1].into())],
+        };
+        let files = files(&[shown]);
+        let file = |path: &str| files.iter().find(|file| file.0 == path).map(|file| file.1.as_str());
+        let port = "class/infiniband/soft0/ports/1";
+        assert_eq!(file("class/infiniband/soft0/node_guid"), Some("02db:12b7:7f00:0001\n"));
+        assert_eq!(file(&format!("{port}/state")), Some("4: ACTIVE\n"));
+        assert_eq!(file(&format!("{port}/rate")), Some("40 Gb/sec (4X QDR)\n"));
+        let gid = "0000:0000:0000:0000:0000:ffff:7f00:0001\n";
+        assert_eq!(file(&format!("{port}/gids/0")), Some(gid));
+        assert_eq!(file("class/infiniband_verbs/uverbs0/ibdev"), Some("soft0\n"));
+    }
+
+    #[test]
+    fn an_address_of_nobody_has_no_interface() {
+        assert_eq!(Address::alone([240, 1, 2, 3].into()).interface(), None);
+        let loopback = Address::alone([127, 9, 8, 7].into()).interface();
+        assert_eq!(loopback, Address::alone([127, 0, 0, 1].into()).interface());
+    }
+}

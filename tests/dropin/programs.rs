@@ -1,0 +1,83 @@
+//! C programs, compiled against rdma-core's own headers and linked with its library, on the drop-in.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use tempfile::TempDir;
+
+use crate::{doorbell, missing, said, texts};
+
+/// Compiles one of the sources here; `None` where that cannot be done.
+fn compiled(source: &str, libraries: &[&str]) -> Option<(TempDir, PathBuf)> {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let program = folder.path().join("program");
+    let output = Command::new("cc")
+        .args(["-std=gnu11", "-O1", "-Wall", "-Werror", "-o"])
+        .arg(&program)
+        .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("dropin").join(source))
+        .args(libraries)
+        .output();
+    let said = match output {
+        Ok(output) if output.status.success() => return Some((folder, program)),
+        Ok(output) => String::from_utf8_lossy(&output.stderr).into_owned(),
+        Err(error) => error.to_string(),
+    };
+    assert!(
+        !said.contains(": error:") || said.contains("No such file"),
+        "{source}: {said}"
+    );
+    missing(&format!("a C compiler with libibverbs (gcc, libibverbs-dev): {said}"));
+    None
+}
+
+fn path(program: &Path) -> &str {
+    program.to_str().expect("a plain path")
+}
+
+#[test]
+fn a_linked_program_finds_all_that_it_calls() {
+    let Some((_folder, program)) = compiled("client.c", &["-D_GNU_SOURCE", "-libverbs"]) else {
+        return;
+    };
+    assert_eq!(said(&[path(&program)]), "");
+}
+
+#[test]
+fn a_program_that_loads_the_library_finds_its_versions() {
+    let Some((_folder, program)) = compiled("loader.c", &["-ldl", "-lpthread"]) else {
+        return;
+    };
+    assert_eq!(said(&[path(&program)]), "");
+}
+
+#[test]
+fn numbers_have_the_same_names_as_in_the_systems_library() {
+    let Some((_folder, program)) = compiled("words.c", &["-libverbs"]) else {
+        return;
+    };
+    let theirs = Command::new(&program).output().expect("it was just compiled");
+    assert!(theirs.status.success());
+    assert_eq!(said(&[path(&program)]), texts(&theirs).0);
+}
+
+/// The library itself prints nothing: errno tells, and `DOORBELL_LOG` makes it say more.
+#[test]
+fn a_device_that_does_not_open_is_an_errno_value() {
+    let Some((_folder, program)) = compiled("client.c", &["-D_GNU_SOURCE", "-libverbs"]) else {
+        return;
+    };
+    let with = |variables: &str| {
+        let script = format!("{variables} exec {}", path(&program));
+        let output = doorbell(&["run", "--", "sh", "-c", &script])
+            .output()
+            .expect("doorbell was built");
+        let (stdout, stderr) = texts(&output);
+        (output.status.code(), stdout, stderr)
+    };
+    // Of a network that is set aside for documentation's sake, and broadcast besides.
+    let nowhere = "DOORBELL_SOFT_ADDR=240.1.2.3";
+    assert_eq!(with(nowhere), (Some(2), "EADDRNOTAVAIL\n".into(), String::new()));
+    let (status, _, told) = with(&format!("{nowhere} DOORBELL_LOG=error"));
+    assert_eq!(status, Some(2));
+    assert!(told.contains("240.1.2.3") && told.lines().count() == 1, "{told}");
+}

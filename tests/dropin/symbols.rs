@@ -1,0 +1,97 @@
+//! What the library exports, beside what the system's does. Both are read as files: nothing of them is loaded.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::process::Command;
+
+use crate::{built, missing};
+
+/// The versions that the newest distributions' binaries import, and the system's library may not know yet.
+const NEWER: [&str; 4] = [
+    "IBVERBS_1.15",
+    "IBVERBS_PRIVATE_57",
+    "IBVERBS_PRIVATE_59",
+    "IBVERBS_PRIVATE_65",
+];
+
+/// Each symbol with its kind and version, such as `FUNC ibv_reg_mr@@IBVERBS_1.1`; `None` where readelf(1) is missing or the file is.
+fn exported(library: &Path) -> Option<BTreeSet<String>> {
+    let output = Command::new("readelf")
+        .args(["-W", "--dyn-syms"])
+        .arg(library)
+        .output()
+        .ok()?;
+    if !output.status.success() {
+        return None;
+    }
+    let text = String::from_utf8(output.stdout).expect("readelf writes text");
+    let lines = text.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
+    let exported = lines.filter_map(|words| match words[..] {
+        [_, _, _, kind @ ("FUNC" | "OBJECT"), "GLOBAL", _, section, name] if section != "UND" && section != "ABS" => {
+            Some(format!("{kind} {name}"))
+        }
+        _ => None,
+    });
+    Some(exported.collect())
+}
+
+/// Where the dynamic loader finds the system's library.
+fn system(name: &str) -> Option<String> {
+    let output = Command::new("/sbin/ldconfig").arg("-p").output().ok()?;
+    let text = String::from_utf8(output.stdout).ok()?;
+    let line = text
+        .lines()
+        .find(|line| line.trim_start().starts_with(name) && line.contains("64"))?;
+    Some(line.rsplit_once("=> ")?.1.to_owned())
+}
+
+#[test]
+fn every_symbol_of_the_systems_library_is_there_at_every_version() {
+    let Some(theirs) = system("libibverbs.so.1 ").and_then(|path| exported(Path::new(&path))) else {
+        return missing("libibverbs.so.1 (libibverbs1), and readelf (binutils)");
+    };
+    let ours = exported(&built().join("libdoorbell_dropin.so")).expect("readelf read the other one");
+    let absent: Vec<_> = theirs.difference(&ours).collect();
+    assert!(absent.is_empty(), "not in ours: {absent:#?}");
+    assert!(theirs.len() > 150, "only {} symbols were found", theirs.len());
+    // Nothing else is exported, which could stand in the way of a symbol of the program's.
+    let of_newer = |symbol: &String| NEWER.iter().any(|version| symbol.ends_with(version));
+    let more: Vec<_> = ours.difference(&theirs).filter(|symbol| !of_newer(symbol)).collect();
+    assert!(more.is_empty(), "only in ours: {more:#?}");
+}
+
+#[test]
+fn the_private_symbols_are_there_for_newer_drivers_too() {
+    let Some(ours) = exported(&built().join("libdoorbell_dropin.so")) else {
+        return missing("readelf (binutils)");
+    };
+    let at = |version: &str| {
+        let names = ours.iter().filter_map(|symbol| symbol.split_once('@'));
+        let names = names.filter(|(_, at)| at.trim_start_matches('@') == version);
+        names
+            .map(|(name, _)| name.replace(version.rsplit('_').next().unwrap_or(""), ""))
+            .collect::<BTreeSet<_>>()
+    };
+    let first = at("IBVERBS_PRIVATE_34");
+    assert!(first.len() > 60, "{}", first.len());
+    for version in &NEWER[1..] {
+        assert_eq!(at(version), first, "{version}");
+    }
+}
+
+#[test]
+fn the_library_says_what_it_is() {
+    let output = Command::new("readelf")
+        .args(["-W", "-d"])
+        .arg(built().join("libdoorbell_dropin.so"))
+        .output();
+    let Ok(output) = output else {
+        return missing("readelf (binutils)");
+    };
+    let text = String::from_utf8(output.stdout).expect("readelf writes text");
+    assert!(text.contains("Library soname: [libibverbs.so.1]"), "{text}");
+    assert!(
+        text.contains("NODELETE"),
+        "its threads' code could be taken from under them: {text}"
+    );
+}

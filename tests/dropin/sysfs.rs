@@ -1,0 +1,71 @@
+//! `/sys/class/infiniband` as programs see it.
+
+use crate::{doorbell, said, texts};
+
+const FILE: &str = "/sys/class/infiniband/soft0/ports/1/state";
+
+#[test]
+fn tools_find_the_device_there() {
+    assert_eq!(said(&["ls", "/sys/class/infiniband/"]), "soft0\n");
+    assert_eq!(said(&["cat", FILE]), "4: ACTIVE\n");
+    let everything = said(&["ls", "-lR", "/sys/class/infiniband", "/sys/class/infiniband_verbs"]);
+    for name in ["node_guid", "link_layer", "pkeys", "gid_attrs", "uverbs0", "ibdev"] {
+        assert!(everything.contains(name), "{name}: {everything}");
+    }
+    let kinds = said(&[
+        "sh",
+        "-c",
+        "cat /sys/class/infiniband/*/ports/1/gid_attrs/types/0; cat /sys/class/infiniband_verbs/uverbs0/ibdev",
+    ]);
+    assert_eq!(kinds, "RoCE v2\nsoft0\n");
+}
+
+#[test]
+fn the_address_is_the_devices() {
+    let output = doorbell(&[
+        "run",
+        "--address",
+        "127.0.0.77",
+        "--",
+        "cat",
+        "/sys/class/infiniband/soft0/ports/1/gids/0",
+    ])
+    .output();
+    let (stdout, stderr) = texts(&output.expect("doorbell was built"));
+    assert_eq!((&*stdout, &*stderr), ("0000:0000:0000:0000:0000:ffff:7f00:004d\n", ""));
+}
+
+/// Each way of looking at a path, by the system calls that a shell and coreutils make.
+#[test]
+fn every_way_of_looking_sees_the_same() {
+    let script = r#"
+        cd /sys/class/infiniband/soft0 && cat node_type
+        test -d /sys/class/infiniband -a -r /sys//class/infiniband/soft0/fw_ver -a ! -e /sys/class/infiniband/soft1 && echo tested
+        stat -c %F /sys/class/infiniband/soft0
+        realpath /sys/class/infiniband/soft0/ports/1
+        readlink -f /sys/class/infiniband/../infiniband/soft0 || true
+        find /sys/class/infiniband_verbs -name ibdev
+        wc -l < /sys/class/infiniband/soft0/node_guid
+        test -e /sys/class/net/lo && echo others stay
+    "#;
+    let lines = said(&["sh", "-c", script]);
+    let expected = [
+        "1: CA",
+        "tested",
+        "directory",
+        "/sys/class/infiniband/soft0/ports/1",
+        "/sys/class/infiniband_verbs/uverbs0/ibdev",
+        "1",
+        "others stay",
+    ];
+    let lines: Vec<_> = lines.lines().collect();
+    for line in expected {
+        assert!(lines.contains(&line), "{line}: {lines:?}");
+    }
+}
+
+#[test]
+fn sysfs_can_be_left_alone() {
+    let output = doorbell(&["run", "--no-sysfs", "--", "sh", "-c", "echo ${LD_PRELOAD-none}"]).output();
+    assert_eq!(texts(&output.expect("doorbell was built")).0, "none\n");
+}

@@ -1,0 +1,90 @@
+#!/usr/bin/env bash
+# The drop-in librdmacm against the kernel's rdma_cm on rxe: the same stock programs at both ends, either of them the server; connections and datagram services, IPv4
+# and IPv6; an end that is killed. The drop-in runs in the namespace `peer`, without any privilege.
+# limit: 300
+set -euo pipefail
+
+# Runs a command on the drop-in at an address.
+soft() {
+    local address=$1
+    shift
+    ip netns exec peer setpriv --reuid 65534 --regid 65534 --clear-groups \
+        timeout -s KILL 100 "$DOORBELL_BIN/doorbell" run --address "$address" -- "$@"
+}
+
+# Runs a command on rxe.
+rxe() {
+    timeout -s KILL 100 "$@"
+}
+
+# Runs a client until it ends well: it is rejected while its server does not listen yet. A server that was reached and failed is gone, so that this fails too.
+reach() {
+    local try
+    for try in $(seq 15); do
+        ! $1 > /tmp/client.log 2>&1 || return 0
+        sleep 1
+    done
+    tail -n 20 /tmp/client.log
+    return 1
+}
+
+# Runs a server and its client, and wants both to end well.
+pair() {
+    local server=$1 client=$2 pid
+    $server > /tmp/server.log 2>&1 &
+    pid=$!
+    if reach "$client" && wait $pid; then
+        echo "ok: $server / $client"
+        return 0
+    fi
+    echo "failed: $server / $client"
+    tail -n 20 /tmp/server.log
+    return 1
+}
+
+# A program both ways: "$1" is the server's command, "$2" the client's, which ends with the server's address.
+ways() {
+    local server=$1 client=$2
+    pair "soft 10.9.0.2 $server" "rxe $client 10.9.0.2"
+    pair "rxe $server" "soft 10.9.0.2 $client 10.9.0.1"
+}
+
+ways "rping -s -v -V -C 20" "rping -c -v -V -C 20 -a"
+ways "ucmatose -c 4 -C 20 -S 500" "ucmatose -c 4 -C 20 -S 500 -s"
+ways "udaddy -c 3 -C 10" "udaddy -c 3 -C 10 -s"
+ways "rdma_server" "rdma_client -s"
+ways "ib_write_bw -R -F -n 100" "ib_write_bw -R -F -n 100"
+ways "ib_send_lat -R -F -n 100" "ib_send_lat -R -F -n 100"
+
+pair "soft fd09::2 rping -s -v -C 5 -a fd09::2" "rxe rping -c -v -C 5 -a fd09::2"
+pair "rxe rping -s -v -C 5 -a fd09::1" "soft fd09::2 rping -c -v -C 5 -a fd09::1"
+
+# Nobody listens: both say so at once, and why.
+for client in "rxe rping -c -C 5 -a 10.9.0.2 -p 7999" "soft 10.9.0.2 rping -c -C 5 -a 10.9.0.1 -p 7999"; do
+    # The other end of the former has a device, but no listener.
+    soft 10.9.0.2 rping -s -a 10.9.0.2 -p 7998 &> /dev/null &
+    pid=$!
+    for _ in $(seq 50); do
+        ! ip netns exec peer grep -q ":$(printf %04X 4791) " /proc/net/udp || break
+        sleep 0.2
+    done
+    ! $client &> /tmp/client.log
+    grep -q 'RDMA_CM_EVENT_REJECTED, error 8' /tmp/client.log
+    kill $pid
+    wait $pid || true
+done
+echo "ok: rejected where nobody listens"
+
+# A client on rxe that is killed: the kernel says so for it, and the server ends.
+soft 10.9.0.2 rping -s -C 1000000 > /tmp/server.log 2>&1 &
+pid=$!
+for _ in $(seq 15); do
+    status=0
+    timeout -s KILL 5 rping -c -C 1000000 -a 10.9.0.2 &> /tmp/client.log || status=$?
+    [ $status -ne 137 ] || break
+    sleep 1
+done
+[ $status -eq 137 ]
+wait $pid
+grep -q 'DISCONNECT EVENT' /tmp/server.log
+echo "ok: a killed client"
