@@ -43,8 +43,9 @@ pub(crate) fn setup() {
             device("far", 2),
             v6,
             device("taken", 6),
-            // Shared with soft0, as two processes do.
-            device("beside", 1),
+            // Shared, as two processes do.
+            device("holder", 7),
+            device("guest", 7),
         ]
     });
 }
