@@ -20,6 +20,7 @@ use crate::device::Device;
 use crate::event::{EventQueue, Token};
 use crate::host::ServiceError;
 use crate::state::Core;
+use crate::sync::MutexGuard;
 
 /// TTL of management datagrams.
 const HOP_LIMIT: u8 = 64;
@@ -152,7 +153,7 @@ impl ConnectionManager {
     /// Runs a command, and sends and tells what comes of it.
     fn command<T>(&self, run: impl FnOnce(Instant, &mut Connections) -> T) -> T {
         let shared = self.device.shared();
-        let mut core: parking_lot::MutexGuard<'_, Core> = shared.core.lock();
+        let mut core: MutexGuard<'_, Core> = shared.core.lock();
         let result = run(shared.now(), &mut core.connections);
         shared.flush(core);
         result

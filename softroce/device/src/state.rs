@@ -46,8 +46,8 @@ pub(crate) struct Core {
     address: SocketAddr,
     /// The lanes to processes on this host.
     pub(crate) lanes: Outgoing,
-    /// Room for a datagram that another process hands on.
-    handed_on: Box<[u8]>,
+    /// Room for a packet for a lane, or a datagram that another process hands on.
+    packet: Box<[u8]>,
 }
 
 /// What [`Core::fill`] left.
@@ -75,7 +75,7 @@ impl Core {
             device_memory: 0,
             next_pd: 0,
             lanes: Outgoing::new(Arc::clone(&host), address.ip()),
-            handed_on: vec![0; MAX_PACKET].into_boxed_slice(),
+            packet: vec![0; MAX_PACKET].into_boxed_slice(),
             host,
             address,
         }
@@ -215,7 +215,7 @@ impl Core {
         let Some(forwarded) = Forwarded::decode(record.header) else {
             return;
         };
-        let Some(bytes) = self.handed_on.get_mut(..record.body.len()) else {
+        let Some(bytes) = self.packet.get_mut(..record.body.len()) else {
             return;
         };
         if record.body.copy_to_slice(0, bytes).is_err() {
@@ -252,6 +252,20 @@ impl Core {
             }
             Kind::Datagram => self.receive_handed_on(now, record),
         }
+    }
+
+    /// Moves what the engine wants to send by lanes onto them. Whether it may have more, for the wire.
+    pub(crate) fn fill_lanes(&mut self, now: Instant) -> bool {
+        self.connections.exchange(now, &mut self.endpoint);
+        while let Some(transmit) = self.endpoint.poll_lanes(now, &mut self.memory, &mut self.packet) {
+            // None is for the wire.
+            if let Some(lane) = transmit.lane {
+                let packet = &self.packet[..transmit.len];
+                self.lanes
+                    .send(lane, &transmit, packet, &mut self.memory, &mut self.endpoint);
+            }
+        }
+        self.endpoint.has_more()
     }
 
     /// Moves what the engine wants to send into `batch`, as far as there is room, or onto the lanes.
