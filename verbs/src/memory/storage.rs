@@ -34,7 +34,7 @@ enum Origin {
     /// A mapping of this many bytes.
     Mapped(NonZeroUsize),
     /// A mapping of all of a file, which is open for as long as the memory lives: by its descriptor a device finds out that others can map it too.
-    Shared(NonZeroUsize, OwnedFd),
+    Shared { len: NonZeroUsize, _file: OwnedFd },
     /// Another value's, which frees it when dropped. A raw pointer, as a `Box` that is moved claims its content for itself.
     Owned(NonNull<dyn Send>),
 }
@@ -153,7 +153,10 @@ impl Memory {
         Ok(Self {
             start: start.cast(),
             len,
-            origin: Origin::Shared(whole, file),
+            origin: Origin::Shared {
+                len: whole,
+                _file: file,
+            },
         })
     }
 
@@ -272,7 +275,7 @@ impl Drop for Memory {
             Origin::Heap(layout) if layout.size() == 0 => {}
             // SAFETY: allocated by the global allocator with this layout, freed once.
             Origin::Heap(layout) => unsafe { alloc::dealloc(self.start.as_ptr(), *layout) },
-            Origin::Mapped(len) | Origin::Shared(len, _) => {
+            Origin::Mapped(len) | Origin::Shared { len, .. } => {
                 // SAFETY: mapped by `huge` or `shared_file` with this length, and unmapped once.
                 if let Err(error) = unsafe { munmap(self.start.cast(), len.get()) } {
                     tracing::error!(len, %error, "munmap failed; the memory is leaked");
