@@ -27,7 +27,7 @@ fn the_list_of_devices() {
         (api().free_device_list)(one);
         (api().free_device_list)(two);
         assert_eq!(CStr::from_ptr((*device).name.as_ptr()), c"soft0");
-        assert_eq!(CStr::from_ptr((*device).dev_name.as_ptr()), c"soft0");
+        assert_eq!(CStr::from_ptr((*device).dev_name.as_ptr()), c"uverbs0");
         assert_eq!(
             ((*device).node_type, (*device).transport_type),
             (IBV_NODE_CA, IBV_TRANSPORT_IB)
