@@ -19,7 +19,7 @@ Examples:
   doorbell bw send 192.0.2.7 -d mlx5_0 -a   every size from 2 B to 8 MiB
   doorbell bw write --verify --drop 0.05    every byte checked while 5 % of the packets are lost
   doorbell devices -v                       what is here
-  doorbell limits                           how far this machine itself could go
+  doorbell limits                           how far this machine itself could go, and how far the device does
   doorbell run -- ibv_devinfo               any libibverbs program, on the userspace device
 
 Exit status: 0 done, 1 the test failed (wrong data, peer lost), 2 bad usage.";
@@ -38,7 +38,7 @@ pub(crate) struct Cli {
 pub(crate) enum Command {
     /// List the devices a test can use
     Devices(DevicesArgs),
-    /// Measure what this machine itself allows: memory copies, loopback UDP, shared memory
+    /// Measure what this machine itself allows, and how near the userspace device comes to it
     Limits(LimitsArgs),
     /// Measure bandwidth
     #[command(after_help = EXAMPLES)]
@@ -85,11 +85,11 @@ pub(crate) struct RunArgs {
 /// What `doorbell env` takes.
 #[derive(Args, Debug)]
 pub(crate) struct EnvArgs {
-    #[command(flatten)]
-    pub(crate) device: DropinArgs,
     /// Print NAME=VALUE lines, as for $GITHUB_ENV, and not commands of a shell
     #[arg(long)]
     pub(crate) plain: bool,
+    #[command(flatten)]
+    pub(crate) device: DropinArgs,
 }
 
 /// The userspace device of programs that know nothing of it.
@@ -102,7 +102,7 @@ pub(crate) struct DropinArgs {
     /// UDP port of the wire; both ends need the same
     #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) port: Option<u16>,
-    /// How processes of one host reach each other: udp forces the wire [default: the best way there is]
+    /// How processes of one host reach each other: udp or local, that alone [default: local where it can be]
     #[arg(long, value_name = "LINK")]
     pub(crate) link: Option<String>,
     /// What to do to the packets sent, as drop=0.01,seed=7
@@ -132,9 +132,15 @@ pub(crate) struct LimitsArgs {
     /// Print one JSON object
     #[arg(long)]
     pub(crate) json: bool,
-    /// How long to measure each limit
-    #[arg(short = 'D', long, value_name = "SECONDS", default_value = "0.5", value_parser = parse_seconds)]
+    /// How long to measure each line, in three rounds
+    #[arg(short = 'D', long, value_name = "SECONDS", default_value = "1", value_parser = parse_seconds)]
     pub(crate) duration: f64,
+    /// One round, and a short look at what a device at rest uses
+    #[arg(short, long)]
+    pub(crate) quick: bool,
+    /// Measure only these, by the names in the first column, and what they are held against
+    #[arg(long, value_name = "NAME", value_delimiter = ',')]
+    pub(crate) only: Vec<String>,
 }
 
 /// The operation that a test measures.

@@ -35,6 +35,22 @@ fn the_address_is_the_devices() {
     assert_eq!((&*stdout, &*stderr), ("0000:0000:0000:0000:0000:ffff:7f00:004d\n", ""));
 }
 
+/// Without an address of its own choice a job is on one that is free for it, and on no other.
+#[test]
+fn a_device_that_may_be_anywhere_is_where_it_is_shown() {
+    let script = "cat /sys/class/infiniband/soft0/ports/1/gids/0; echo $DOORBELL_SOFT_ADDR";
+    let mut command = doorbell(&["run", "--", "sh", "-c", script]);
+    let output = command
+        .env_remove("DOORBELL_SOFT_ADDR")
+        .output()
+        .expect("doorbell was built");
+    let (stdout, stderr) = texts(&output);
+    let (gid, address) = stdout.split_once('\n').expect("two lines");
+    let address: std::net::Ipv4Addr = address.trim().parse().expect("an address");
+    let groups = address.to_ipv6_mapped().segments().map(|group| format!("{group:04x}"));
+    assert_eq!((gid, &*stderr), (&*groups.join(":"), ""));
+}
+
 /// Each way of looking at a path, by the system calls that a shell and coreutils make.
 #[test]
 fn every_way_of_looking_sees_the_same() {

@@ -45,9 +45,13 @@ pub(crate) fn look(configs: &[DeviceConfig]) -> Result<(Vec<Shown>, Vec<String>)
             warnings.push(one_line(&why));
             (true, RATE, config.address.into_iter().map(Address::alone).collect())
         });
+        let found = DeviceConfig {
+            address: config.address.or(gids.first().map(|gid| gid.address)),
+            ..config.clone()
+        };
         Shown {
             name: config.name.clone(),
-            guid: config.guid(),
+            guid: found.guid(),
             active,
             bits_per_s,
             gids,
@@ -136,6 +140,11 @@ pub(crate) fn files(devices: &[Shown]) -> Vec<File> {
 }
 
 impl Shown {
+    /// The address of its first GID.
+    pub(crate) fn address(&self) -> Option<IpAddr> {
+        self.gids.first().map(|gid| gid.address)
+    }
+
     fn put(&self, files: &mut Vec<File>) {
         let folder = format!("class/infiniband/{}", self.name);
         let guid = [48, 32, 16, 0]
