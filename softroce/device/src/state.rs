@@ -306,9 +306,12 @@ impl Core {
         self.lanes.unblock(&mut self.endpoint);
     }
 
-    /// What is sent to a member vanishes from now on.
-    pub(crate) fn close_lane(&mut self, member: MemberId) {
+    /// A member is gone: what is sent to it vanishes from now on, and connections to it are over, unless its slot is another's by now.
+    pub(crate) fn forget_member(&mut self, now: Instant, member: MemberId) {
         self.lanes.close(member, &mut self.endpoint);
+        if self.host.member(member.slot()).is_none_or(|now| now == member) {
+            self.connections.forget_member(now, member.slot());
+        }
     }
 
     /// Which way packets for a queue pair go.
