@@ -19,7 +19,7 @@ Examples:
   doorbell bw send 192.0.2.7 -d mlx5_0 -a   every size from 2 B to 8 MiB
   doorbell bw write --verify --drop 0.05    every byte checked while 5 % of the packets are lost
   doorbell devices -v                       what is here
-  doorbell limits                           how far this machine itself could go
+  doorbell limits                           how far this machine itself could go, and how far the device does
   doorbell run -- ibv_devinfo               any libibverbs program, on the userspace device
 
 Exit status: 0 done, 1 the test failed (wrong data, peer lost), 2 bad usage.";
@@ -38,7 +38,7 @@ pub(crate) struct Cli {
 pub(crate) enum Command {
     /// List the devices a test can use
     Devices(DevicesArgs),
-    /// Measure what this machine itself allows: memory copies, loopback UDP, shared memory
+    /// Measure what this machine itself allows, and how near the userspace device comes to it
     Limits(LimitsArgs),
     /// Measure bandwidth
     #[command(after_help = EXAMPLES)]
@@ -132,9 +132,15 @@ pub(crate) struct LimitsArgs {
     /// Print one JSON object
     #[arg(long)]
     pub(crate) json: bool,
-    /// How long to measure each limit
-    #[arg(short = 'D', long, value_name = "SECONDS", default_value = "0.5", value_parser = parse_seconds)]
+    /// How long to measure each line, in three rounds
+    #[arg(short = 'D', long, value_name = "SECONDS", default_value = "1", value_parser = parse_seconds)]
     pub(crate) duration: f64,
+    /// One round, and a short look at what a device at rest uses
+    #[arg(short, long)]
+    pub(crate) quick: bool,
+    /// Measure only these, by the names in the first column, and what they are held against
+    #[arg(long, value_name = "NAME", value_delimiter = ',')]
+    pub(crate) only: Vec<String>,
 }
 
 /// The operation that a test measures.

@@ -575,12 +575,17 @@ fn devices_lists_the_userspace_device_wherever_it_runs() {
     );
 }
 
-#[test]
-fn limits_are_measured_under_their_names() {
-    let output = run("limits --json -D 0.05");
+fn limits(line: &str) -> Vec<Value> {
+    let output = run(&format!("limits --json --quick {line}"));
     assert!(output.status.success(), "{}", stderr(&output));
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
-    for limit in report["results"].as_array().unwrap() {
+    report["results"].as_array().unwrap().clone()
+}
+
+#[test]
+fn limits_are_measured_under_their_names() {
+    let results = limits("-D 0.05 --only memcpy,udp_gso,shm_pingpong,process_vm_writev");
+    for limit in &results {
         let unit = if limit["name"] == "shm_pingpong" {
             "ns"
         } else {
@@ -589,13 +594,29 @@ fn limits_are_measured_under_their_names() {
         assert!(limit[unit].as_f64() > Some(0.0), "{limit}");
         assert_eq!(limit.as_object().unwrap().len(), 2, "{limit}");
     }
-    let names: Vec<_> = report["results"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .map(|limit| limit["name"].as_str().unwrap())
-        .collect();
+    let names: Vec<_> = results.iter().map(|limit| limit["name"].as_str().unwrap()).collect();
     assert!(names.contains(&"memcpy") && names.contains(&"udp_gso"), "{names:?}");
+}
+
+#[test]
+fn the_device_is_held_against_the_limits() {
+    let results = limits("-D 0.1 --only soft_udp_write_bw,idle_cpu");
+    let names: Vec<_> = results.iter().map(|limit| limit["name"].as_str().unwrap()).collect();
+    assert_eq!(names, ["udp_gso", "soft_udp_write_bw", "idle_cpu"]);
+    let (limit, device) = (&results[0], &results[1]);
+    let ratio = device["bytes_per_s"].as_f64().unwrap() / limit["bytes_per_s"].as_f64().unwrap();
+    assert!(
+        (device["ratio"].as_f64().unwrap() / ratio - 1.0).abs() < 1e-6,
+        "{device}"
+    );
+    assert_eq!(device["against"], "udp_gso");
+    assert_eq!(device["goal"]["ratio_at_least"], 0.8);
+    assert_eq!(device["met"], ratio >= 0.8);
+    assert_eq!(results[2]["against"], "elapsed_time");
+
+    let unknown = run("limits --only speed");
+    assert_eq!(unknown.status.code(), Some(2));
+    assert!(stderr(&unknown).contains("udp_gso"), "{}", stderr(&unknown));
 }
 
 #[test]

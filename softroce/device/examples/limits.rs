@@ -14,7 +14,7 @@ fn main() {
         Ok(limit) => println!("shm_pingpong      {:8.2} ns", limit.ns),
         Err(error) => println!("shm_pingpong      {error}"),
     }
-    match limits::process_vm_writev(time) {
+    match limits::process_vm_writev(time, limits::BLOCK) {
         Ok(limit) => println!("process_vm_writev {:8.2} GB/s", limit.bytes_per_s / 1e9),
         Err(error) => println!("process_vm_writev {error}"),
     }

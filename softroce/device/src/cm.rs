@@ -18,7 +18,9 @@ use doorbell_roce_proto::{Endpoint, Gid, Instant};
 
 use crate::device::Device;
 use crate::event::{EventQueue, Token};
+use crate::host::ServiceError;
 use crate::state::Core;
+use crate::sync::MutexGuard;
 
 /// TTL of management datagrams.
 const HOP_LIMIT: u8 = 64;
@@ -69,7 +71,7 @@ pub(crate) struct Connections {
     cm: Cm,
     local: IpAddr,
     owners: HashMap<ConnectionId, CmOwner>,
-    listeners: HashMap<ListenerId, CmOwner>,
+    listeners: HashMap<ListenerId, (ServiceId, CmOwner)>,
 }
 
 impl Connections {
@@ -105,7 +107,7 @@ impl Connections {
         while let Some(event) = self.cm.poll_event() {
             if let CmEvent::Request { listener, id, .. } | CmEvent::SidrRequest { listener, id, .. } = &event {
                 match self.listeners.get(listener) {
-                    Some(owner) => self.owners.insert(*id, owner.clone()),
+                    Some((_, owner)) => self.owners.insert(*id, owner.clone()),
                     None => continue,
                 };
             }
@@ -146,22 +148,33 @@ impl ConnectionManager {
     /// Runs a command, and sends and tells what comes of it.
     fn command<T>(&self, run: impl FnOnce(Instant, &mut Connections) -> T) -> T {
         let shared = self.device.shared();
-        let mut core: parking_lot::MutexGuard<'_, Core> = shared.core.lock();
+        let mut core: MutexGuard<'_, Core> = shared.core.lock();
         let result = run(shared.now(), &mut core.connections);
         shared.flush(core);
         result
     }
 
-    /// Has requests for a service told to `owner`, those for connections and those for datagram services. At most `backlog` of them wait to be answered.
+    /// Has requests for a service told to `owner`, those for connections and those for datagram services. At most `backlog` of them wait to be answered. Other processes on the
+    /// device's address cannot listen there then.
     ///
     /// # Errors
-    /// [`CmError::InUse`] when somebody listens there already.
+    /// [`CmError::InUse`] when somebody listens there already, in this process or another; [`CmError::Exhausted`] when the address has no room for more services, or a stopped process
+    /// keeps others from listening, for which this has waited three seconds.
     pub fn listen(&self, service: ServiceId, backlog: usize, owner: CmOwner) -> Result<ListenerId, CmError> {
-        self.command(|_, connections| {
+        let host = self.device.host();
+        host.add_service(service.0).map_err(|error| match error {
+            ServiceError::InUse { .. } => CmError::InUse,
+            ServiceError::Full | ServiceError::Busy { .. } => CmError::Exhausted,
+        })?;
+        let listening = self.command(|_, connections| {
             let id = connections.cm.listen(service, backlog)?;
-            connections.listeners.insert(id, owner);
+            connections.listeners.insert(id, (service, owner));
             Ok(id)
-        })
+        });
+        if listening.is_err() {
+            host.remove_service(service.0);
+        }
+        listening
     }
 
     /// Ends a listener. The requests that it has told of stay, to be answered or destroyed.
@@ -169,10 +182,12 @@ impl ConnectionManager {
     /// # Errors
     /// [`CmError::Unknown`] when there is none.
     pub fn unlisten(&self, listener: ListenerId) -> Result<(), CmError> {
-        self.command(|_, connections| {
-            connections.listeners.remove(&listener);
-            connections.cm.unlisten(listener)
-        })
+        let (service, _) = self.command(|_, connections| {
+            connections.cm.unlisten(listener)?;
+            connections.listeners.remove(&listener).ok_or(CmError::Unknown)
+        })?;
+        self.device.host().remove_service(service.0);
+        Ok(())
     }
 
     /// Asks for a connection; see [`Cm::connect`].

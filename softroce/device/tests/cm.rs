@@ -47,6 +47,8 @@ impl End {
         Request {
             // A retransmission would be seen by the test's patience, not by its result.
             response_timeout: 14,
+            // So that what is over is soon forgotten.
+            ack_timeout: 10,
             private_data: b"hello".to_vec(),
             ..Request::new(to.address, SERVICE, Qpn::new(qpn), Psn::new(77), Mtu::Mtu1024)
         }
@@ -133,6 +135,25 @@ fn two_devices_and_one() {
     conversation(&other, &other);
 }
 
+/// Devices on one address are found by what they listen for, and answered where they asked, from other addresses too: whoever has the port hands on what is not his.
+#[test]
+fn one_address_of_several() {
+    let ends = [1, 2, 3].map(|_| End::new("127.77.3.1"));
+    let elsewhere = End::new("127.77.3.2");
+    for passive in &ends {
+        for active in ends.iter().chain([&elsewhere]) {
+            conversation(active, passive);
+        }
+        conversation(passive, &elsewhere);
+    }
+    let [one, other, _] = &ends;
+    let listener = one.cm.listen(SERVICE, 4, one.owner(1)).unwrap();
+    assert_eq!(other.cm.listen(SERVICE, 4, other.owner(1)), Err(CmError::InUse));
+    one.cm.unlisten(listener).unwrap();
+    assert_eq!(one.cm.unlisten(listener), Err(CmError::Unknown));
+    other.cm.listen(SERVICE, 4, other.owner(1)).unwrap();
+}
+
 /// The progress thread keeps the deadlines: nobody calls the device while it asks in vain.
 #[test]
 fn nobody_answers() {
@@ -140,7 +161,6 @@ fn nobody_answers() {
     let request = Request {
         peer: "127.77.2.9".parse().unwrap(),
         max_retries: 3,
-        ack_timeout: 10,
         ..one.request(&one, 0x11)
     };
     let id = one.cm.connect(&request, one.owner(5)).unwrap();

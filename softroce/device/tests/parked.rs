@@ -2,15 +2,16 @@
 
 use std::time::Duration;
 
-use doorbell_softroce::{Device, DeviceConfig};
+use doorbell_softroce::{DeviceConfig, limits};
 use nix::sys::resource::{UsageWho, getrusage};
-use nix::sys::time::TimeValLike;
 
-/// The processor time that this process has used.
-fn used() -> Duration {
+/// Long enough to see whatever happens once in a second.
+const PERIOD: Duration = Duration::from_secs(10);
+
+/// How often threads of this process have gone to sleep.
+fn sleeps() -> i64 {
     let usage = getrusage(UsageWho::RUSAGE_SELF).unwrap();
-    let micros = usage.user_time().num_microseconds() + usage.system_time().num_microseconds();
-    Duration::from_micros(micros.try_into().unwrap())
+    usage.voluntary_context_switches()
 }
 
 #[test]
@@ -18,12 +19,10 @@ fn a_parked_device_uses_no_processor() {
     let mut config = DeviceConfig::new("soft0");
     // An own port: the default address is then free whatever else runs here.
     config.port = 20_000 + (std::process::id() % 40_000) as u16;
-    let device = Device::open(&config).unwrap();
-    // It spins at first.
-    std::thread::sleep(Duration::from_millis(50));
-    let before = used();
-    std::thread::sleep(Duration::from_secs(1));
-    let while_parked = used() - before;
-    assert!(while_parked < Duration::from_millis(10), "{while_parked:?} of a second");
-    drop(device);
+    let before = sleeps();
+    let idle = limits::idle(&config, PERIOD).unwrap();
+    // It opens, spins a while, and sleeps; then nothing wakes it until it is closed.
+    let slept = sleeps() - before;
+    assert!(idle.used < PERIOD / 1000, "{:?} of {:?}", idle.used, idle.period);
+    assert!(slept < 50, "slept {slept} times");
 }

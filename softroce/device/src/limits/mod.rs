@@ -4,10 +4,12 @@
 //! copies, the same CRC) with no protocol in between, so that the device's figure divided by this one is what the
 //! protocol costs.
 
+mod idle;
 mod process;
 #[cfg(test)]
 mod tests;
 
+use crate::device::OpenError;
 use crate::link::{BindError, Envelope, Interest, Link, RxBatch, TxBatch};
 use doorbell_roce_proto::Instant as LinkTime;
 use std::hint::{black_box, spin_loop};
@@ -17,6 +19,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+pub use idle::{Idle, idle};
 pub use process::process_vm_writev;
 
 /// A measured bandwidth.
@@ -56,13 +59,16 @@ pub enum LimitError {
     /// Nothing arrived.
     #[error("no datagram arrived over the loopback interface: is it up, and does a firewall drop UDP?")]
     NothingArrived,
+    /// No device could be opened.
+    #[error("no device to leave alone")]
+    Device(#[from] OpenError),
     /// The kernel does not let a process write to its own child's memory.
     #[error("process_vm_writev to a child process is forbidden here (seccomp, or Yama's ptrace_scope)")]
     Forbidden(#[source] io::Error),
 }
 
 /// Copies in blocks of this size, the size of message that bandwidth is quoted for.
-const BLOCK: usize = 1 << 20;
+pub const BLOCK: usize = 1 << 20;
 
 /// Single-threaded memcpy in blocks of 1 MiB, from one area of 64 MiB to another in turn: more than a second-level
 /// cache holds, so that this is what one core moves through the memory system. Each byte copied counts once.

@@ -1,6 +1,6 @@
 //! `process_vm_writev`: what one copy into another process's memory costs, the ceiling of a same-host path.
 
-use super::{BLOCK, Bandwidth, LimitError};
+use super::{Bandwidth, LimitError};
 use nix::errno::Errno;
 use nix::sys::signal::{Signal, kill};
 use nix::sys::uio::RemoteIoVec;
@@ -49,18 +49,18 @@ fn sleep_until_killed(parent: Pid) -> ! {
     }
 }
 
-/// Copies of 1 MiB into another process's memory with process_vm_writev(2), from one and into one buffer.
+/// Copies of `block` bytes into another process's memory with process_vm_writev(2), from one and into one buffer.
 ///
 /// # Errors
 ///
 /// [`LimitError::Forbidden`] where the system does not let a process write to its child; or when there can be no child.
-pub fn process_vm_writev(duration: Duration) -> Result<Bandwidth, LimitError> {
-    let source = vec![1u8; BLOCK];
-    let target = vec![2u8; BLOCK];
+pub fn process_vm_writev(duration: Duration, block: usize) -> Result<Bandwidth, LimitError> {
+    let source = vec![1u8; block];
+    let target = vec![2u8; block];
     let child = Sleeper::start()?;
     let remote = RemoteIoVec {
         base: target.as_ptr() as usize,
-        len: BLOCK,
+        len: block,
     };
     let write = || match nix::sys::uio::process_vm_writev(child.pid, &[IoSlice::new(&source)], &[remote]) {
         Ok(bytes) => Ok(bytes as u64),

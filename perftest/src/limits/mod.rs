@@ -1,0 +1,386 @@
+//! `doorbell limits`: how far the machine itself could go, and how near to that the userspace device comes.
+//!
+//! Both are measured in one run, by turns: a round measures each limit and right after it what is held against it, so that whatever else the machine does befalls
+//! both. A figure is the median of its rounds, a ratio the median of the rounds' ratios.
+
+mod goal;
+mod machine;
+mod soft;
+
+use std::time::Duration;
+
+use serde::Serialize;
+
+use crate::cli::LimitsArgs;
+use crate::failure::{Failure, one_line};
+use crate::report;
+
+use goal::Goal;
+use soft::Subject;
+
+/// Rounds, unless `--quick` asks for one.
+const ROUNDS: u32 = 3;
+
+/// How long a device is left alone to see what it uses, and with `--quick`.
+const IDLE: Duration = Duration::from_secs(10);
+const IDLE_QUICK: Duration = Duration::from_secs(1);
+
+/// A measured value, under its unit.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "snake_case")]
+enum Figure {
+    /// Bytes per second.
+    BytesPerS(f64),
+    /// Nanoseconds.
+    Ns(f64),
+    /// Messages per second.
+    PerS(f64),
+}
+
+impl Figure {
+    const fn value(self) -> f64 {
+        match self {
+            Figure::BytesPerS(value) | Figure::Ns(value) | Figure::PerS(value) => value,
+        }
+    }
+
+    const fn with(self, value: f64) -> Self {
+        match self {
+            Figure::BytesPerS(_) => Figure::BytesPerS(value),
+            Figure::Ns(_) => Figure::Ns(value),
+            Figure::PerS(_) => Figure::PerS(value),
+        }
+    }
+
+    fn text(self) -> String {
+        match self {
+            Figure::BytesPerS(rate) => format!("{:.2} GB/s", rate / 1e9),
+            Figure::Ns(ns) => format!("{ns:.1} ns"),
+            Figure::PerS(rate) => format!("{:.2} M/s", rate / 1e6),
+        }
+    }
+}
+
+/// One line of the result: a limit of the machine, which is a name and a figure, or what the device comes to.
+#[derive(Debug, PartialEq, Serialize)]
+struct Entry {
+    name: &'static str,
+    #[serde(flatten)]
+    figure: Figure,
+    #[serde(flatten)]
+    held: Option<Held>,
+}
+
+/// What makes a figure the device's.
+#[derive(Debug, PartialEq, Serialize)]
+struct Held {
+    /// Message size; 0 where there are no messages.
+    bytes: u64,
+    /// The limit that it is held against.
+    against: &'static str,
+    ratio: f64,
+    goal: Goal,
+    met: bool,
+}
+
+#[derive(Debug, Serialize)]
+struct Report {
+    tool: &'static str,
+    version: &'static str,
+    test: &'static str,
+    memory: &'static str,
+    results: Vec<Entry>,
+}
+
+/// What one line is made of while it is measured.
+#[derive(Debug)]
+struct Column {
+    figures: Vec<Figure>,
+    ratios: Vec<f64>,
+    /// Why it cannot be measured here; said once.
+    refused: bool,
+}
+
+impl Column {
+    const NEW: Self = Self {
+        figures: Vec::new(),
+        ratios: Vec::new(),
+        refused: false,
+    };
+
+    /// Takes a measurement; the figure, if it is one.
+    fn take(&mut self, name: &str, measured: Result<Figure, String>) -> Option<Figure> {
+        match measured {
+            Ok(figure) => {
+                self.figures.push(figure);
+                Some(figure)
+            }
+            Err(reason) => {
+                self.refused = true;
+                eprintln!("doorbell: {name} left out: {}", one_line(&reason));
+                None
+            }
+        }
+    }
+
+    fn figure(&self) -> Option<Figure> {
+        let unit = *self.figures.first()?;
+        let values = self.figures.iter().map(|figure| figure.value()).collect();
+        median(values).map(|value| unit.with(value))
+    }
+}
+
+/// Measures and prints. What cannot be measured here is left out, with a line on stderr that says why.
+///
+/// # Errors
+/// [`Failure::Usage`] when there is nothing of a name asked for; [`Failure::Test`] when nothing could be measured or printed.
+pub(crate) fn run(args: &LimitsArgs) -> Result<(), Failure> {
+    let wanted = Wanted::new(&args.only)?;
+    for warning in report::of_this_machine(2) {
+        eprintln!("doorbell: warning: {warning}");
+    }
+    let rounds = if args.quick { 1 } else { ROUNDS };
+    let turn = Duration::from_secs_f64(args.duration) / rounds;
+    let mut limits = machine::LIMITS.map(|_| Column::NEW);
+    let mut subjects = soft::SUBJECTS.map(|_| Column::NEW);
+    for _ in 0..rounds {
+        for (limit, column) in machine::LIMITS.iter().zip(&mut limits) {
+            if column.refused || !wanted.limit(limit.name) {
+                continue;
+            }
+            let figure = column.take(limit.name, (limit.measure)(turn));
+            let held = soft::SUBJECTS.iter().zip(&mut subjects);
+            for (subject, column) in held.filter(|(subject, _)| subject.against == limit.name) {
+                if column.refused || !wanted.subject(subject) {
+                    continue;
+                }
+                let of = column.take(subject.name, subject.measure(turn));
+                if let (Some(figure), Some(of)) = (figure, of) {
+                    column.ratios.push(subject.ratio(of.value(), figure.value()));
+                }
+            }
+        }
+    }
+    let limits = machine::LIMITS.iter().zip(&limits).filter_map(|(limit, column)| {
+        Some(Entry {
+            name: limit.name,
+            figure: column.figure()?,
+            held: None,
+        })
+    });
+    let held = soft::SUBJECTS.iter().zip(&subjects).filter_map(|(subject, column)| {
+        entry(
+            subject.name,
+            subject.bytes,
+            subject.against,
+            subject.goal,
+            column.figure()?,
+            median(column.ratios.clone())?,
+        )
+    });
+    let mut results: Vec<_> = limits.chain(held).collect();
+    if wanted.named(soft::IDLE) {
+        results.extend(idle(if args.quick { IDLE_QUICK } else { IDLE }));
+    }
+    if results.is_empty() {
+        return Err(Failure::test("no limit could be measured on this machine"));
+    }
+    print(args, results)
+}
+
+/// The processor time of a device at rest: held against the time that passed.
+fn idle(period: Duration) -> Option<Entry> {
+    let mut column = Column::NEW;
+    let figure = column.take(soft::IDLE, soft::idle(period))?;
+    let ratio = figure.value() / period.as_nanos() as f64;
+    entry(soft::IDLE, 0, "elapsed_time", soft::IDLE_GOAL, figure, ratio)
+}
+
+fn entry(
+    name: &'static str,
+    bytes: u64,
+    against: &'static str,
+    goal: Goal,
+    figure: Figure,
+    ratio: f64,
+) -> Option<Entry> {
+    let met = goal.is_met(figure.value(), ratio);
+    let held = Held {
+        bytes,
+        against,
+        ratio,
+        goal,
+        met,
+    };
+    Some(Entry {
+        name,
+        figure,
+        held: Some(held),
+    })
+}
+
+fn print(args: &LimitsArgs, results: Vec<Entry>) -> Result<(), Failure> {
+    if args.json {
+        return report::print_json(&Report {
+            tool: "doorbell",
+            version: env!("CARGO_PKG_VERSION"),
+            test: "limits",
+            memory: "host",
+            results,
+        });
+    }
+    report::print_line(&format!(
+        "{:<28} {:>9} {:>12} {:>8}  {:<22} {:<14} what it is",
+        "#limit", "bytes", "figure", "ratio", "of", "goal"
+    ))?;
+    for entry in &results {
+        report::print_line(&line(entry))?;
+    }
+    Ok(())
+}
+
+fn line(entry: &Entry) -> String {
+    let what = machine::LIMITS
+        .iter()
+        .map(|limit| (limit.name, limit.what))
+        .chain(soft::SUBJECTS.iter().map(|subject| (subject.name, subject.what)))
+        .chain([(soft::IDLE, soft::IDLE_WHAT)])
+        .find_map(|(name, what)| (name == entry.name).then_some(what))
+        .unwrap_or_default();
+    let (name, figure) = (entry.name, entry.figure.text());
+    match &entry.held {
+        None => format!(
+            "{name:<28} {:>9} {figure:>12} {:>8}  {:<22} {:<14} {what}",
+            "-", "-", "-", "-"
+        ),
+        Some(held) => {
+            let bytes = if held.bytes == 0 {
+                "-".to_owned()
+            } else {
+                held.bytes.to_string()
+            };
+            let goal = format!("{} {}", held.goal, if held.met { "met" } else { "no" });
+            let (ratio, against) = (held.ratio, held.against);
+            format!("{name:<28} {bytes:>9} {figure:>12} {ratio:>8.2}  {against:<22} {goal:<14} {what}")
+        }
+    }
+}
+
+/// Which lines are wanted.
+struct Wanted<'a> {
+    /// Names; none for all.
+    only: &'a [String],
+}
+
+impl<'a> Wanted<'a> {
+    fn new(only: &'a [String]) -> Result<Self, Failure> {
+        let names: Vec<_> = machine::LIMITS
+            .iter()
+            .map(|limit| limit.name)
+            .chain(soft::SUBJECTS.iter().map(|subject| subject.name))
+            .chain([soft::IDLE])
+            .collect();
+        match only.iter().find(|name| !names.contains(&name.as_str())) {
+            None => Ok(Self { only }),
+            Some(unknown) => {
+                let mut names = names;
+                names.dedup();
+                Err(Failure::usage(format!(
+                    "no limit '{}': there is {}",
+                    one_line(unknown),
+                    names.join(", ")
+                )))
+            }
+        }
+    }
+
+    fn named(&self, name: &str) -> bool {
+        self.only.is_empty() || self.only.iter().any(|only| only == name)
+    }
+
+    fn subject(&self, subject: &Subject) -> bool {
+        self.named(subject.name)
+    }
+
+    /// A limit is measured for its own sake, or for what is held against it.
+    fn limit(&self, name: &str) -> bool {
+        self.named(name)
+            || soft::SUBJECTS
+                .iter()
+                .any(|subject| subject.against == name && self.subject(subject))
+    }
+}
+
+fn median(mut values: Vec<f64>) -> Option<f64> {
+    values.sort_unstable_by(f64::total_cmp);
+    let upper = *values.get(values.len() / 2)?;
+    if values.len() % 2 == 1 {
+        return Some(upper);
+    }
+    Some((values[values.len() / 2 - 1] + upper) / 2.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_are_the_contracts() {
+        let raw = Entry {
+            name: "memcpy",
+            figure: Figure::BytesPerS(1.5),
+            held: None,
+        };
+        assert_eq!(
+            serde_json::to_string(&raw).unwrap(),
+            r#"{"name":"memcpy","bytes_per_s":1.5}"#
+        );
+        let held = entry(
+            "soft_local_msg_rate",
+            64,
+            "shm_pingpong",
+            Goal::AtLeast(2e6),
+            Figure::PerS(3e6),
+            0.5,
+        );
+        assert_eq!(
+            serde_json::to_string(&held).unwrap(),
+            r#"{"name":"soft_local_msg_rate","per_s":3000000.0,"bytes":64,"against":"shm_pingpong","ratio":0.5,"goal":{"at_least":2000000.0},"met":true}"#
+        );
+    }
+
+    #[test]
+    fn the_names_that_scripts_rely_on_are_there() {
+        let names = machine::LIMITS.map(|limit| limit.name);
+        for name in ["memcpy", "udp_gso", "shm_pingpong", "process_vm_writev"] {
+            assert!(names.contains(&name), "{name}");
+        }
+        for subject in &soft::SUBJECTS {
+            assert!(names.contains(&subject.against), "{}", subject.name);
+        }
+    }
+
+    #[test]
+    fn a_name_asked_for_brings_its_limit_along() {
+        let only = ["soft_udp_write_bw".to_owned()];
+        let wanted = Wanted::new(&only).unwrap();
+        let limits: Vec<_> = machine::LIMITS
+            .iter()
+            .filter(|limit| wanted.limit(limit.name))
+            .map(|limit| limit.name)
+            .collect();
+        assert_eq!(limits, ["udp_gso"]);
+        assert!(!wanted.named(soft::IDLE));
+        assert_eq!(
+            Wanted::new(&["speed".to_owned()]).err().map(|failure| failure.status()),
+            Some(2)
+        );
+    }
+
+    #[test]
+    fn medians() {
+        assert_eq!(median(vec![]), None);
+        assert_eq!(median(vec![3.0, 1.0, 2.0]), Some(2.0));
+        assert_eq!(median(vec![4.0, 1.0]), Some(2.5));
+    }
+}
