@@ -598,6 +598,17 @@ fn limits_are_measured_under_their_names() {
 }
 
 #[test]
+fn messages_may_lie_in_private_memory() {
+    for line in ["bw write", "bw read", "bw send", "lat read -s 8K"] {
+        let size = if line.contains("-s") { "" } else { " -s 64K" };
+        json(&format!("{line}{size} -n 50 --verify --private-memory"));
+        json(&format!("{line}{size} -n 50 --verify"));
+    }
+    // So many queue pairs have no descriptors for shared memory.
+    json("bw write -s 4K -n 2 --qps 65");
+}
+
+#[test]
 fn the_device_is_held_against_the_limits() {
     let results = limits("-D 0.1 --only soft_udp_write_bw,idle_cpu");
     let names: Vec<_> = results.iter().map(|limit| limit["name"].as_str().unwrap()).collect();
