@@ -232,6 +232,9 @@ pub(crate) struct TestArgs {
     /// Copy messages up to this size into the request itself [default: 0 for bw, 220 for lat]
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes_u32, help_heading = "Test")]
     pub(crate) inline: Option<u32>,
+    /// Messages in private memory, as most programs have them, at both ends [default: in shared memory up to 64 queue pairs, which the userspace device copies faster on one host]
+    #[arg(long, help_heading = "Test")]
+    pub(crate) private_memory: bool,
     /// Which atomic
     #[arg(long, value_enum, value_name = "OP", help_heading = "Test")]
     pub(crate) atomic_op: Option<AtomicOperation>,
