@@ -362,7 +362,7 @@ impl Core {
                 self.moderated.push((due, Arc::clone(ring)));
             }
         }
-        self.connections.deliver();
+        self.connections.deliver(&now);
         while let Some(event) = self.endpoint.poll_event() {
             let (qpn, event) = match event {
                 AsyncEvent::QpFatal(qpn) => (qpn, QpEvent::Fatal),
