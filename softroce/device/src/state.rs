@@ -353,6 +353,13 @@ impl Core {
 
     /// Hands the engine's completions to their queues, and its events to the owners of the objects. `now` tells the time where it is needed.
     pub(crate) fn deliver(&mut self, now: impl Fn() -> Instant) {
+        if self.endpoint.has_news() || self.memory.has_retracted() {
+            self.deliver_news(&now);
+        }
+        self.connections.deliver(now);
+    }
+
+    fn deliver_news(&mut self, now: impl Fn() -> Instant) {
         // What completes here is the application's again.
         self.take_back();
         while let Some((cq, completion)) = self.endpoint.poll_completion() {
@@ -362,7 +369,6 @@ impl Core {
                 self.moderated.push((due, Arc::clone(ring)));
             }
         }
-        self.connections.deliver(&now);
         while let Some(event) = self.endpoint.poll_event() {
             let (qpn, event) = match event {
                 AsyncEvent::QpFatal(qpn) => (qpn, QpEvent::Fatal),
