@@ -14,7 +14,7 @@ use doorbell_roce_proto::cm::{
     SidrReply, SidrRequest,
 };
 use doorbell_roce_proto::qp::Path;
-use doorbell_roce_proto::{Endpoint, Gid, Instant};
+use doorbell_roce_proto::{Endpoint, Instant};
 
 use crate::device::Device;
 use crate::event::{EventQueue, Token};
@@ -52,17 +52,6 @@ impl fmt::Debug for CmOwner {
             .field("token", &self.token)
             .finish_non_exhaustive()
     }
-}
-
-/// The device's GUID in communication management: it tells devices apart, and comes of the one thing that does so here, its address.
-pub(crate) fn guid(address: IpAddr) -> u64 {
-    let [high, low] = [0, 8].map(|at| {
-        let mut half = [0; 8];
-        half.copy_from_slice(&Gid::from(address).0[at..at + 8]);
-        u64::from_be_bytes(half)
-    });
-    // Locally administered, as the GUID of the device in ibv_query_device(3) is.
-    0x02db << 48 | (high ^ low) & 0xffff_ffff_ffff
 }
 
 /// The manager and whom it tells.
@@ -115,6 +104,11 @@ impl Connections {
                 owner.sink.push(owner.token, event);
             }
         }
+    }
+
+    /// Another process on this address is gone.
+    pub(crate) fn forget_member(&mut self, now: Instant, slot: u16) {
+        self.cm.handle_lost(now, self.local, slot);
     }
 
     pub(crate) fn handle_timeout(&mut self, now: Instant) {

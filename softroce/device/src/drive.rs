@@ -219,7 +219,9 @@ impl Shared {
     pub(crate) fn drive_for_application(&self) {
         self.application_inside.fetch_add(1, Ordering::Relaxed);
         self.drive();
-        self.application_drives.fetch_add(1, Ordering::Relaxed);
+        // One of two threads may be lost: it is a hint.
+        let drives = self.application_drives.load(Ordering::Relaxed).wrapping_add(1);
+        self.application_drives.store(drives, Ordering::Relaxed);
         self.application_inside.fetch_sub(1, Ordering::Relaxed);
     }
 
@@ -379,13 +381,13 @@ impl Shared {
                 *count += 1;
                 core.receive_record(*now, lane, &record);
             },
-            |(core, _, count), waiting| {
+            |(core, now, count), waiting| {
                 let room = waiting.and_then(|member| core.lanes.connection(member));
                 // Waking the progress thread for it would cost more than a record.
                 if count == 1 && core.endpoint.only_acknowledges() && !self.doze.is_beyond(0) {
                     self.hold(core);
                 } else {
-                    self.flush(core);
+                    self.flush_at(core, now);
                 }
                 if let Some(connection) = room {
                     connection.wake();
@@ -456,18 +458,25 @@ impl Shared {
         let now = self.now();
         rx.lanes
             .remove(member, |lane, record| core.receive_record(now, lane, &record));
-        core.close_lane(member);
+        core.forget_member(now, member);
         self.flush(core);
     }
 
     /// Delivers completions and events, and sends what the engine has to send. Called after every change to the engine that may lead to any of these.
     pub(crate) fn flush<'a>(&'a self, core: MutexGuard<'a, Core>) {
-        self.flush_with(core, false);
+        let now = self.now();
+        self.flush_with(core, now, false);
+    }
+
+    /// As [`flush`](Self::flush) at a time that is known.
+    pub(crate) fn flush_at<'a>(&'a self, core: MutexGuard<'a, Core>, now: Instant) {
+        self.flush_with(core, now, false);
     }
 
     /// As [`flush`](Self::flush), and calls the link even when the engine has nothing: it may hold something that is due, or be blocked.
     fn flush_blocked<'a>(&'a self, core: MutexGuard<'a, Core>) {
-        self.flush_with(core, true);
+        let now = self.now();
+        self.flush_with(core, now, true);
     }
 
     /// As [`flush`](Self::flush), but waits for tx: called before a queue pair falls silent. A completion that the application has seen of a message
@@ -481,10 +490,9 @@ impl Shared {
         }
     }
 
-    fn flush_with<'a>(&'a self, mut core: MutexGuard<'a, Core>, mut force: bool) {
+    fn flush_with<'a>(&'a self, mut core: MutexGuard<'a, Core>, now: Instant, mut force: bool) {
         // Under core: nobody holds anything back at the same time.
         self.held.store(false, Ordering::Relaxed);
-        let now = self.now();
         // Before a lane shows the peer that its message was received.
         core.deliver(|| now);
         if !core.fill_lanes(now) && !force {

@@ -597,6 +597,10 @@ impl Endpoint {
             };
             self.timers.set(index, qp.deadline());
             self.active.left -= 1;
+            if !qp.has_more() {
+                qp.end_turn(false);
+                self.active.next(false);
+            }
             self.out.counters.tx_packets += 1;
             return Some(transmit);
         }
@@ -619,6 +623,11 @@ impl Endpoint {
         self.timers.next()
     }
 
+    /// Whether [`poll_completion`](Self::poll_completion), [`poll_event`](Self::poll_event) or [`poll_withdrawn`](Self::poll_withdrawn) has something.
+    pub fn has_news(&self) -> bool {
+        !self.out.completions.is_empty() || !self.out.events.is_empty() || !self.out.withdrawn.is_empty()
+    }
+
     /// The next work completion, in the order in which the requests of a queue complete.
     pub fn poll_completion(&mut self) -> Option<(CqId, Completion)> {
         self.out.completions.pop_front()
@@ -638,9 +647,13 @@ impl Endpoint {
 
     /// A queue pair may have something to send, and another deadline.
     fn touched(&mut self, index: u32) {
-        let deadline = self.qps.get(index).and_then(QueuePair::deadline);
-        self.timers.set(index, deadline);
-        self.active.add(index);
+        let Some(qp) = self.qps.get(index) else {
+            return;
+        };
+        self.timers.set(index, qp.deadline());
+        if qp.has_more() {
+            self.active.add(index);
+        }
     }
 }
 
