@@ -115,6 +115,26 @@ fn services_are_of_the_group() {
     assert_eq!((first.find_service(17), first.find_service(18)), (None, None));
 }
 
+/// What it said last is heard before it is gone, though nobody had let it in when it went, and the connection in the other direction tells first.
+#[test]
+fn the_last_words_of_a_member_are_heard() {
+    let at = address();
+    let (first, _first) = join(at, &[]);
+    let (second, second_socket) = join(at, &[&first]);
+    let _other_way = first.connect(second.me()).unwrap();
+    assert!(second.poll().is_none());
+    let way = second.connect(first.me()).unwrap();
+    way.send(Message::Lane, &[memfd(b"lane").as_fd()]).unwrap();
+    let its = second.me();
+    drop((way, second, second_socket));
+    let said = arrival(&first);
+    assert!(
+        matches!(said, Arrival::Message { from, message: Message::Lane, ref fds, .. } if from == its && fds.len() == 1),
+        "{said:?}"
+    );
+    assert!(matches!(arrival(&first), Arrival::Gone(member) if member == its));
+}
+
 #[test]
 fn messages_and_descriptors_and_the_end() {
     let at = address();
