@@ -85,24 +85,24 @@ pub(crate) struct RunArgs {
 /// What `doorbell env` takes.
 #[derive(Args, Debug)]
 pub(crate) struct EnvArgs {
-    #[command(flatten)]
-    pub(crate) device: DropinArgs,
     /// Print NAME=VALUE lines, as for $GITHUB_ENV, and not commands of a shell
     #[arg(long)]
     pub(crate) plain: bool,
+    #[command(flatten)]
+    pub(crate) device: DropinArgs,
 }
 
 /// The userspace device of programs that know nothing of it.
 #[derive(Args, Debug)]
 #[command(next_help_heading = "Userspace device")]
 pub(crate) struct DropinArgs {
-    /// Address it binds to; each one after a comma is a device more [default: a loopback address]
+    /// Address it binds to; each one after a comma is a device more [default: 127.0.0.1]
     #[arg(long, value_name = "IP[,IP]", value_delimiter = ',', num_args = 1)]
     pub(crate) address: Vec<IpAddr>,
     /// UDP port of the wire; both ends need the same
     #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) port: Option<u16>,
-    /// How processes of one host reach each other: udp forces the wire [default: the best way there is]
+    /// How processes of one host reach each other: udp or local, that alone [default: local where it can be]
     #[arg(long, value_name = "LINK")]
     pub(crate) link: Option<String>,
     /// What to do to the packets sent, as drop=0.01,seed=7
@@ -232,6 +232,9 @@ pub(crate) struct TestArgs {
     /// Copy messages up to this size into the request itself [default: 0 for bw, 220 for lat]
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes_u32, help_heading = "Test")]
     pub(crate) inline: Option<u32>,
+    /// Messages in private memory, as most programs have them, at both ends [default: in shared memory up to 64 queue pairs, which the userspace device copies faster on one host]
+    #[arg(long, help_heading = "Test")]
+    pub(crate) private_memory: bool,
     /// Which atomic
     #[arg(long, value_enum, value_name = "OP", help_heading = "Test")]
     pub(crate) atomic_op: Option<AtomicOperation>,
@@ -283,7 +286,7 @@ pub(crate) struct ConnectionArgs {
 #[derive(Args, Debug, Clone)]
 #[command(next_help_heading = "Userspace device")]
 pub(crate) struct SoftArgs {
-    /// Address it binds to; with both ends here a second one, after a comma, is the other end's [default: free loopback addresses]
+    /// Address it binds to; with both ends here a second one, after a comma, is the other end's [default: 127.0.0.1]
     #[arg(long, value_name = "IP[,IP]", value_delimiter = ',', num_args = 1)]
     pub(crate) soft_address: Vec<IpAddr>,
     /// UDP port of the wire; both ends need the same

@@ -19,6 +19,8 @@ const DEFAULT_VOLUME: u64 = 4 << 30;
 const MEMORY_BUDGET: u64 = 256 << 20;
 /// The memory that one end gives to a test whatever the plan asks.
 const MEMORY_LIMIT: u64 = 8 << 30;
+/// The most queue pairs whose messages lie in shared memory: each takes a file descriptor.
+const MOST_SHARED: u32 = 64;
 /// The largest inline payload that may be asked for.
 const MAX_INLINE: u32 = 4096;
 /// What latency tests of write and send copy into the request unless told otherwise.
@@ -111,6 +113,9 @@ pub(crate) struct Plan {
     pub(crate) inline_required: bool,
     /// Path MTU in bytes; `None` for the smaller of the ports'.
     pub(crate) mtu: Option<u32>,
+    /// Whether messages lie in the heap, where no other process can map them.
+    #[serde(default)]
+    pub(crate) private_memory: bool,
     /// Whether every byte is checked.
     pub(crate) verify: bool,
     /// Seed of the payload.
@@ -155,6 +160,7 @@ impl Plan {
             rx_depth: args.rx_depth.unwrap_or(512),
             post_list: args.post_list,
             cq_mod,
+            private_memory: base.private_memory || args.qps > MOST_SHARED,
             ..base
         };
         plan.checked()
@@ -227,6 +233,7 @@ impl Plan {
             inline: args.inline.unwrap_or(default_inline),
             inline_required: args.inline.is_some(),
             mtu: args.connection.mtu,
+            private_memory: args.private_memory,
             verify: args.verify,
             seed: args.seed,
             timeout: args.connection.timeout,

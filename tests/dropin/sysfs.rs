@@ -35,6 +35,22 @@ fn the_address_is_the_devices() {
     assert_eq!((&*stdout, &*stderr), ("0000:0000:0000:0000:0000:ffff:7f00:004d\n", ""));
 }
 
+/// Without an address of its own choice a job is on one that is free for it, and on no other.
+#[test]
+fn a_device_that_may_be_anywhere_is_where_it_is_shown() {
+    let script = "cat /sys/class/infiniband/soft0/ports/1/gids/0; echo $DOORBELL_SOFT_ADDR";
+    let mut command = doorbell(&["run", "--", "sh", "-c", script]);
+    let output = command
+        .env_remove("DOORBELL_SOFT_ADDR")
+        .output()
+        .expect("doorbell was built");
+    let (stdout, stderr) = texts(&output);
+    let (gid, address) = stdout.split_once('\n').expect("two lines");
+    let address: std::net::Ipv4Addr = address.trim().parse().expect("an address");
+    let groups = address.to_ipv6_mapped().segments().map(|group| format!("{group:04x}"));
+    assert_eq!((gid, &*stderr), (&*groups.join(":"), ""));
+}
+
 /// Each way of looking at a path, by the system calls that a shell and coreutils make.
 #[test]
 fn every_way_of_looking_sees_the_same() {
@@ -46,7 +62,8 @@ fn every_way_of_looking_sees_the_same() {
         readlink -f /sys/class/infiniband/../infiniband/soft0 || true
         find /sys/class/infiniband_verbs -name ibdev
         wc -l < /sys/class/infiniband/soft0/node_guid
-        test -e /sys/class/net/lo && echo others stay
+        test -e /sys/class/net/lo -a -c /dev/zero && echo others stay
+        test -c /dev/infiniband/uverbs0 -a -w /dev/infiniband/uverbs0 && ls /dev/infiniband
     "#;
     let lines = said(&["sh", "-c", script]);
     let expected = [
@@ -57,6 +74,7 @@ fn every_way_of_looking_sees_the_same() {
         "/sys/class/infiniband_verbs/uverbs0/ibdev",
         "1",
         "others stay",
+        "uverbs0",
     ];
     let lines: Vec<_> = lines.lines().collect();
     for line in expected {

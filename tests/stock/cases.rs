@@ -81,7 +81,7 @@ pub(crate) const HOST: &[Grid] = &[
         place: Place::Host,
         lines: &[
             "",
-            "-a -n 100",
+            "-a -n 50",
             "-b",
             "-q 8",
             "-l 16 -n 1600",
@@ -112,6 +112,13 @@ pub(crate) const HOST: &[Grid] = &[
         ],
     },
     Grid {
+        title: "perftest by the connection manager",
+        about: "`-R` connects the queue pairs, `-z` only tells the other end of them.",
+        tools: PERFTEST,
+        place: Place::Host,
+        lines: &["-R", "-R -q 4", "-R -c UD -n 500", "-R -e", "-z"],
+    },
+    Grid {
         title: "Over UDP on one host",
         about: "The same programs with `doorbell run --link udp`: the path that they also have between hosts.",
         tools: PINGPONGS,
@@ -120,10 +127,19 @@ pub(crate) const HOST: &[Grid] = &[
     },
     Grid {
         title: "perftest over UDP on one host",
-        about: "",
+        about: "UC and UD lose what a socket has no room for, and perftest's servers wait for ever for what was lost, as on any wire that loses: so there are few messages.",
         tools: PERFTEST,
         place: Place::Udp,
-        lines: &["", "-a -n 50", "-b", "-q 8", "-e", "-c UC", "-c UD", "--use-srq"],
+        lines: &[
+            "",
+            "-a -n 10",
+            "-b",
+            "-q 8",
+            "-e",
+            "-c UC -s 1024 -n 100",
+            "-c UD -s 512 -n 100",
+            "--use-srq",
+        ],
     },
     Grid {
         title: "On an IPv6 address",
@@ -194,7 +210,7 @@ const WIRE_PERFTEST: &[&str] = &[
     "-n 100",
     "-n 20 -q 2 -b",
     "-n 50 -e",
-    "-n 50 -c UC",
+    "-n 50 -s 2000 -c UC",
     "-n 50 -c UD",
     "-n 50 --use-srq",
 ];
@@ -276,6 +292,58 @@ pub(crate) const SINGLES: &[Single] = &[
         shows: &["IB device soft9 not found"],
         status: 1,
         about: "no such device: says so",
+    },
+];
+
+/// A pair whose two ends are called in different ways, and find each other by the connection manager. `PORT` and `HOST` stand for the server's.
+pub(crate) struct Managed {
+    /// The end that waits.
+    pub(crate) server: &'static str,
+    /// The end that looks for it.
+    pub(crate) client: &'static str,
+    /// What the client's output must have, and in how many lines.
+    pub(crate) shows: (&'static str, usize),
+    /// What that shows, for the report.
+    pub(crate) about: &'static str,
+}
+
+/// The programs of rdmacm-utils.
+pub(crate) const MANAGED: &[Managed] = &[
+    Managed {
+        server: "rping -s -v -C 100 -a HOST -p PORT",
+        client: "rping -c -v -C 100 -a HOST -p PORT",
+        shows: ("ping data: ", 100),
+        about: "100 messages",
+    },
+    Managed {
+        server: "rping -s -V -v -C 50 -S 4000 -a HOST -p PORT",
+        client: "rping -c -V -v -C 50 -S 4000 -a HOST -p PORT",
+        shows: ("ping data: ", 50),
+        about: "50 messages of 4000 bytes, every byte checked",
+    },
+    Managed {
+        server: "rping -s -q -v -C 10 -a HOST -p PORT",
+        client: "rping -c -q -v -C 10 -a HOST -p PORT",
+        shows: ("ping data: ", 10),
+        about: "queue pairs that the program makes and moves itself",
+    },
+    Managed {
+        server: "ucmatose -p PORT -c 4 -C 100 -S 500",
+        client: "ucmatose -p PORT -c 4 -C 100 -S 500 -s HOST",
+        shows: ("return status 0", 1),
+        about: "four connections",
+    },
+    Managed {
+        server: "udaddy -p PORT -c 3 -C 100 -S 500",
+        client: "udaddy -p PORT -c 3 -C 100 -S 500 -s HOST",
+        shows: ("return status 0", 1),
+        about: "three datagram services",
+    },
+    Managed {
+        server: "rdma_server -p PORT",
+        client: "rdma_client -p PORT -s HOST",
+        shows: ("rdma_client: end 0", 1),
+        about: "by the simple calls of rdma_verbs.h",
     },
 ];
 

@@ -144,10 +144,12 @@ fn run(options: &Options) -> Result<bool> {
 
     let mut body = Vec::new();
     if options.section == "host" && options.only.is_empty() {
+        let managed = managed(&rig)?;
         let (singles, troubles) = trouble::all(&rig)?;
-        for line in singles.iter().chain(&troubles) {
+        for line in managed.iter().chain(&singles).chain(&troubles) {
             failures += usize::from(show(&line.what, &line.outcome));
         }
+        body.push(table::lines("Programs of rdmacm-utils", &managed));
         body.push(table::lines("Programs with one end", &singles));
         body.push(table::lines("When things go wrong", &troubles));
     }
@@ -179,6 +181,23 @@ fn run(options: &Options) -> Result<bool> {
         println!("{body}");
     }
     Ok(failures == 0 && same)
+}
+
+/// Runs the pairs that find each other by the connection manager.
+fn managed(rig: &Rig) -> Result<Vec<table::Line>> {
+    let lines = cases::MANAGED.iter().enumerate().map(|(index, pair)| {
+        let folder = format!("managed-{index}");
+        let outcome = rig.managed(&folder, pair)?;
+        if matches!(outcome, Outcome::Fails(_)) {
+            rig.show_outputs(&folder);
+        }
+        Ok(table::Line {
+            what: format!("`{}`", pair.client.replace(" -p PORT", "").replace("HOST", "127.0.0.1")),
+            about: pair.about,
+            outcome,
+        })
+    });
+    lines.collect()
 }
 
 /// Runs all cells, several at a time; their outcomes in their order.

@@ -1,7 +1,7 @@
 //! Where rows run: how an end is started in each place, and the running of one pair.
 
 use crate::{
-    cases::{FAULTS, LIMITS, Limit, Place},
+    cases::{FAULTS, LIMITS, Limit, Managed, Place},
     judge,
     process::Process,
     tool::{self, End, Gid, Suite},
@@ -59,15 +59,23 @@ struct Surroundings {
 }
 
 impl Rig {
+    /// One with this command, which must work at all.
     pub(crate) fn new(doorbell: PathBuf) -> Result<Self> {
         let scratch = tempfile::Builder::new().prefix("stock-").tempdir()?;
         // The tools run as nobody, who may come in here.
         fs::set_permissions(scratch.path(), fs::Permissions::from_mode(0o755))?;
-        Ok(Self {
+        let rig = Self {
             doorbell,
             scratch,
             ports: AtomicU16::new(PORTS.start),
-        })
+        };
+        let mut words = rig.under_doorbell(&[]);
+        words.push("true".to_owned());
+        let mut tried = Process::start(&words, &[], &rig.folder("tried")?, "tried")?;
+        if tried.wait(Instant::now() + LIMIT)? != Some(0) {
+            bail!("{} does not work: {}", words.join(" "), tried.output().trim());
+        }
+        Ok(rig)
     }
 
     /// A folder for the outputs of one row, in which nobody may write.
@@ -116,27 +124,23 @@ impl Rig {
 
     /// The two ends' surroundings: the server's, the client's.
     fn ends(&self, place: Place) -> Result<[Surroundings; 2]> {
-        let soft = |options: &[&str], address: &str, host| Surroundings {
+        let soft = |options: &[&str], host| Surroundings {
             prefix: self.under_doorbell(options),
-            gid: Gid {
-                device: None,
-                index: 0,
-                address: address.to_owned(),
-            },
+            gid: Gid { device: None, index: 0 },
             host,
         };
-        let twice = |options: &[&str], address: &str| [(); 2].map(|()| soft(options, address, "127.0.0.1"));
+        let twice = |options: &[&str]| [(); 2].map(|()| soft(options, "127.0.0.1"));
         Ok(match place {
-            Place::Host => twice(&[], "127.0.0.1"),
-            Place::Udp => twice(&["--link", "udp"], "127.0.0.1"),
-            Place::Ipv6 => twice(&["--address", "::1"], "::1"),
+            Place::Host => twice(&[]),
+            Place::Udp => twice(&["--link", "udp"]),
+            Place::Ipv6 => twice(&["--address", "::1"]),
             Place::Wire { rxe_serves, ipv6 } => {
                 let (ours, theirs) = if ipv6 {
                     ("fd09::2", "fd09::1")
                 } else {
                     ("10.9.0.2", "10.9.0.1")
                 };
-                let mut soft = soft(&["--address", ours], ours, "10.9.0.2");
+                let mut soft = soft(&["--address", ours], "10.9.0.2");
                 let namespace = ["ip", "netns", "exec", "peer"].map(str::to_owned);
                 soft.prefix.splice(0..0, namespace);
                 let rxe = Surroundings {
@@ -144,7 +148,6 @@ impl Rig {
                     gid: Gid {
                         device: Some("rxe0"),
                         index: kernel_gid(theirs)?,
-                        address: theirs.to_owned(),
                     },
                     host: "10.9.0.1",
                 };
@@ -166,52 +169,87 @@ impl Rig {
         let suite = Suite::of(tool);
         let port = self.port()?;
         let [server, client] = self.ends(place)?;
-        let start = |surroundings: &Surroundings, end, name| {
-            let words = [
-                surroundings.prefix.clone(),
-                suite.command(tool, options, end, port, &surroundings.gid),
-            ]
-            .concat();
-            Process::start(&words, &[], &folder, name)
+        let words = |surroundings: &Surroundings, end| {
+            let own = suite.command(tool, options, end, port, &surroundings.gid);
+            [surroundings.prefix.clone(), own].concat()
         };
+        let pair = Pair {
+            tool,
+            server: words(&server, End::Server),
+            client: words(&client, End::Client(server.host)),
+            port,
+            managed: options.split_whitespace().any(|word| word == "-R" || word == "-z"),
+        };
+        pair.run(&folder, deadline, |server, client| {
+            judge::complaint(suite, options, server, client)
+        })
+    }
 
-        // The connection manager's address is the device's own.
-        let by_manager = suite == Suite::Rping || options.split_whitespace().any(|word| word == "-R");
-        let host = if by_manager {
-            server.gid.address.as_str()
-        } else {
-            server.host
+    /// Runs a pair that finds itself by the connection manager.
+    pub(crate) fn managed(&self, name: &str, managed: &Managed) -> Result<Outcome> {
+        let port = self.port()?;
+        let words = |command: &str| {
+            let command = command.replace("PORT", &port.to_string()).replace("HOST", "127.0.0.1");
+            let own = command.split_whitespace().map(str::to_owned);
+            self.under_doorbell(&[]).into_iter().chain(own).collect()
         };
-        let mut serving = start(&server, End::Server, "server")?;
-        if !by_manager && !serving.listens(port, deadline)? {
-            return Ok(failure(tool, "the server", &mut serving)?);
+        let pair = Pair {
+            tool: managed.server.split(' ').next().unwrap_or_default(),
+            server: words(managed.server),
+            client: words(managed.client),
+            port,
+            managed: true,
+        };
+        pair.run(&self.folder(name)?, Instant::now() + LIMIT, |_, client| {
+            judge::managed(managed.shows, client)
+        })
+    }
+}
+
+/// Two ends that are ready to be started.
+struct Pair<'a> {
+    tool: &'a str,
+    server: Vec<String>,
+    client: Vec<String>,
+    port: u16,
+    /// Whether they find each other by the connection manager, and not by TCP.
+    managed: bool,
+}
+
+impl Pair<'_> {
+    /// Runs both until they end, or `deadline`; `complaint` reads what they wrote.
+    fn run(
+        self,
+        folder: &Path,
+        deadline: Instant,
+        complaint: impl Fn(&str, &str) -> Option<String>,
+    ) -> Result<Outcome> {
+        let mut serving = Process::start(&self.server, &[], folder, "server")?;
+        if !self.managed && !serving.listens(self.port, deadline)? {
+            return failure(self.tool, "the server", &mut serving);
         }
+        let ask = || Process::start(&self.client, &[], folder, "client");
+        let mut asking = ask()?;
+        // Only being refused shows that a server is not there yet.
         let mut attempt = 1;
-        let mut asking = start(&client, End::Client(host), "client")?;
-        // The server may have to be asked several times until it is there.
-        while by_manager
+        while self.managed
             && asking.wait(deadline)?.is_some_and(|status| status != 0)
             && serving.status()?.is_none()
             && attempt < ATTEMPTS
         {
             thread::sleep(Duration::from_millis(100));
-            asking = start(&client, End::Client(host), "client")?;
+            asking = ask()?;
             attempt += 1;
         }
         for (who, process) in [("the client", &mut asking), ("the server", &mut serving)] {
             if process.wait(deadline)? != Some(0) {
-                return Ok(failure(tool, who, process)?);
+                return failure(self.tool, who, process);
             }
         }
-        if let Some(left) = leftover(&folder)? {
+        if let Some(left) = leftover(folder)? {
             return Ok(Outcome::Fails(format!("{left} is left behind")));
         }
-        Ok(
-            match judge::complaint(suite, options, &serving.output(), &asking.output()) {
-                None => Outcome::Runs,
-                Some(what) => Outcome::Fails(what),
-            },
-        )
+        Ok(complaint(&serving.output(), &asking.output()).map_or(Outcome::Runs, Outcome::Fails))
     }
 }
 

@@ -11,8 +11,6 @@ pub(crate) enum Suite {
     Pingpong,
     /// ib_*.
     Perftest,
-    /// rping.
-    Rping,
 }
 
 /// Which end of a pair.
@@ -27,37 +25,25 @@ pub(crate) enum End<'a> {
 impl Suite {
     /// That of a tool.
     pub(crate) fn of(tool: &str) -> Self {
-        match tool {
-            "rping" => Suite::Rping,
-            _ if tool.starts_with("ib_") => Suite::Perftest,
-            _ => Suite::Pingpong,
+        if tool.starts_with("ib_") {
+            Suite::Perftest
+        } else {
+            Suite::Pingpong
         }
     }
 
     /// The command line of one end, on a device's GID.
     pub(crate) fn command(self, tool: &str, options: &str, end: End<'_>, port: u16, on: &Gid) -> Vec<String> {
         let mut line = format!("{tool} {options} -p {port}");
-        match (self, on) {
-            // The address chooses the device.
-            (Suite::Rping, _) => {}
-            (
-                _,
-                Gid {
-                    device: Some(device), ..
-                },
-            ) => line += &format!(" -d {device}"),
-            _ => {}
+        if let Some(device) = on.device {
+            line += &format!(" -d {device}");
         }
-        match self {
-            Suite::Pingpong => line += &format!(" -g {}", on.index),
-            Suite::Perftest => line += &format!(" -x {} -F", on.index),
-            Suite::Rping => {}
-        }
-        match (self, end) {
-            (Suite::Rping, End::Server) => line += &format!(" -s -a {}", on.address),
-            (Suite::Rping, End::Client(host)) => line += &format!(" -c -a {host}"),
-            (_, End::Client(host)) => line += &format!(" {host}"),
-            (_, End::Server) => {}
+        line += &match self {
+            Suite::Pingpong => format!(" -g {}", on.index),
+            Suite::Perftest => format!(" -x {} -F", on.index),
+        };
+        if let End::Client(host) = end {
+            line += &format!(" {host}");
         }
         line.split_whitespace().map(str::to_owned).collect()
     }
@@ -70,8 +56,6 @@ pub(crate) struct Gid {
     pub(crate) device: Option<&'static str>,
     /// Its place in the device's table.
     pub(crate) index: u32,
-    /// The address that it stands for.
-    pub(crate) address: String,
 }
 
 /// Marks of a tool that has looked for a device: then it takes the options.
@@ -92,9 +76,6 @@ pub(crate) fn refusal(
     folder: &Path,
     deadline: Instant,
 ) -> Result<Option<String>> {
-    if Suite::of(tool) == Suite::Rping {
-        return Ok(None);
-    }
     let mut words = prefix.to_vec();
     words.extend(
         format!("{tool} {options} -d no-such-device")
@@ -129,15 +110,10 @@ mod tests {
 
     #[test]
     fn each_family_is_called_in_its_own_way() {
-        let soft = Gid {
-            device: None,
-            index: 0,
-            address: "127.0.0.1".to_owned(),
-        };
+        let soft = Gid { device: None, index: 0 };
         let rxe = Gid {
             device: Some("rxe0"),
             index: 3,
-            address: "fd09::1".to_owned(),
         };
         let spelt = |tool: &str, end, on| Suite::of(tool).command(tool, "-n 5", end, 7, on).join(" ");
         assert_eq!(
@@ -147,10 +123,6 @@ mod tests {
         assert_eq!(
             spelt("ib_send_bw", End::Client("10.9.0.1"), &rxe),
             "ib_send_bw -n 5 -p 7 -d rxe0 -x 3 -F 10.9.0.1"
-        );
-        assert_eq!(
-            spelt("rping", End::Client("10.9.0.1"), &soft),
-            "rping -n 5 -p 7 -c -a 10.9.0.1"
         );
     }
 

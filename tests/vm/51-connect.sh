@@ -1,28 +1,65 @@
 #!/usr/bin/env bash
-# The userspace device's own connection manager with the kernel's, which the stock programs of librdmacm use: connections from either side, with data, disconnected by either; rejected and
-# refused by either; datagram services from either side; IPv4 and IPv6.
+# The userspace device's own connection manager with the kernel's, which the stock programs of librdmacm use: connections from either side, with data, disconnected by either side; rejected and
+# refused; datagram services from either side; IPv4 and IPv6.
 # limit: 240
 set -euo pipefail
 
 soft() {
-    local address=$1
-    shift
-    ip netns exec peer setpriv --reuid 65534 --regid 65534 --clear-groups "$DOORBELL_BIN/connect" "$address" "$@"
+    ip netns exec peer setpriv --reuid 65534 --regid 65534 --clear-groups timeout 60 "$DOORBELL_BIN/connect" "$@"
 }
 
-# Waits until a service of that name listens: one of the kernel's manager is seen nowhere, so for the clients of stock programs, which give up at once, ours says so.
-both() {
-    local server=$1 client=$2 pid
-    echo "== $server, $client"
-    $server > /tmp/server.log 2>&1 &
+# A stock server; our client asks until it listens.
+ask() {
+    local server=$1 pid
+    shift
+    echo "== $server: $*"
+    timeout 60 $server > /tmp/server.log 2>&1 &
     pid=$!
-    $client || { cat /tmp/server.log; return 1; }
+    soft "$@" || { cat /tmp/server.log; return 1; }
     wait $pid || { cat /tmp/server.log; return 1; }
 }
 
-# Our client asks until the server listens.
-both "rdma_server -p 7471" "soft 10.9.0.2 client 7471 10.9.0.1"
-both "ucmatose -p 7472" "soft 10.9.0.2 client 7472 10.9.0.1 10 100"
-both "ucmatose -p 7472 -b fd09::1" "soft fd09::2 client 7472 fd09::1 10 100"
-both "udaddy -p 7473" "soft 10.9.0.2 ud-client 7473 10.9.0.1 10 100"
+# Our server; a stock client, which ends with the status given.
+serve() {
+    local client=$1 wanted=$2 status=0 pid
+    shift 2
+    echo "== $client: $*"
+    soft "$@" > /tmp/server.log 2>&1 &
+    pid=$!
+    for _ in $(seq 100); do
+        ! grep -q listening /tmp/server.log || break
+        sleep 0.1
+    done
+    timeout 60 $client > /tmp/client.log 2>&1 || status=$?
+    cat /tmp/client.log
+    wait $pid || { cat /tmp/server.log; return 1; }
+    [ "$status" -eq "$wanted" ] || { cat /tmp/server.log; return 1; }
+}
+
+ask "rdma_server -p 7471" 10.9.0.2 client 7471 10.9.0.1
+ask "ucmatose -p 7472" 10.9.0.2 client 7472 10.9.0.1 10 100
+ask "ucmatose -p 7472 -b fd09::1" fd09::2 client 7472 fd09::1 10 100
+ask udaddy 10.9.0.2 ud-client 7174 10.9.0.1 10 100
+ask "udaddy -b fd09::1" fd09::2 ud-client 7174 fd09::1 10 100
+echo "== nobody listens"
 soft 10.9.0.2 refused 7474 10.9.0.1
+
+serve "rdma_client -s 10.9.0.2 -p 7471" 0 10.9.0.2 server 7471
+# ucmatose's client waits for its server to disconnect.
+serve "ucmatose -s 10.9.0.2 -p 7472" 0 10.9.0.2 hang-up 7472 10 100
+serve "ucmatose -s fd09::2 -p 7472" 0 fd09::2 hang-up 7472 10 100
+serve "udaddy -s 10.9.0.2" 0 10.9.0.2 ud-server 7174 10 100
+serve "udaddy -s fd09::2" 0 fd09::2 ud-server 7174 10 100
+# Two servers on one address: requests and data for the second come by way of the first, which has the UDP port.
+soft 10.9.0.2 hang-up 7472 10 100 > /tmp/first.log 2>&1 &
+first=$!
+for _ in $(seq 100); do
+    ! grep -q listening /tmp/first.log || break
+    sleep 0.1
+done
+serve "ucmatose -s 10.9.0.2 -p 7473" 0 10.9.0.2 hang-up 7473 10 100
+timeout 60 ucmatose -s 10.9.0.2 -p 7472
+wait $first || { cat /tmp/first.log; exit 1; }
+# Rejected: the program says the reason.
+serve "rdma_client -s 10.9.0.2 -p 7471" 255 10.9.0.2 reject 7471
+grep -qi refused /tmp/client.log

@@ -159,6 +159,17 @@ pub enum MemoryError {
         #[source]
         error: io::Error,
     },
+    /// There is no memory that other processes can map.
+    #[error(
+        "{len} bytes of shared memory (memfd_create, mmap): {error}; use Memory::zeroed, which no other process can map"
+    )]
+    Shared {
+        /// How many bytes were asked for.
+        len: usize,
+        /// What the system said.
+        #[source]
+        error: io::Error,
+    },
     /// The device cannot page on demand.
     #[error("{device} cannot page on demand: register without on_demand, which pins the memory")]
     NoOnDemandPaging {

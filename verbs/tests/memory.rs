@@ -107,6 +107,67 @@ fn huge_memory_is_aligned_zero_and_ours() {
     assert!(error.to_string().contains("or use Memory::transparent_huge"), "{error}");
 }
 
+#[test]
+#[cfg_attr(miri, ignore = "Miri has no memfd")]
+fn shared_memory_is_a_file_that_keeps_its_length() {
+    use std::os::unix::fs::{FileExt, MetadataExt};
+    const LEN: usize = 10_000;
+
+    let mut memory = Memory::shared(LEN).unwrap();
+    assert_eq!((memory.len(), memory.as_ptr() as usize % 4096), (LEN, 0));
+    assert!(memory.iter().all(|&byte| byte == 0));
+    memory[LEN - 1] = 7;
+
+    // It is found as a device finds it: by the mapping's inode among the descriptors.
+    let inode = mapped_inode(memory.as_ptr() as usize).unwrap();
+    let file = open_file(inode).unwrap();
+    assert_eq!(file.metadata().unwrap().len(), 12_288, "whole pages");
+    let mut byte = [0];
+    file.read_exact_at(&mut byte, LEN as u64 - 1).unwrap();
+    assert_eq!(byte, [7]);
+    assert!(file.set_len(0).is_err() && file.set_len(1 << 20).is_err(), "sealed");
+    assert_eq!(file.metadata().unwrap().ino(), inode);
+    drop(file);
+    drop(memory);
+    assert!(open_file(inode).is_none(), "closed with the memory");
+
+    assert!(matches!(Memory::shared(0), Err(MemoryError::Empty)));
+    let error = Memory::shared(usize::MAX >> 1).unwrap_err();
+    assert!(error.to_string().contains("use Memory::zeroed"), "{error}");
+
+    let stub = Stub::new();
+    let context = stub.open();
+    let pd = context.protection_domain().unwrap();
+    let mut buffer = pd.register(Memory::shared(LEN).unwrap(), Local).unwrap();
+    buffer[0] = 3;
+    assert_eq!(buffer.into_memory().unwrap().into_vec()[0], 3);
+}
+
+/// The inode of what is mapped at an address (proc_pid_maps(5)).
+fn mapped_inode(addr: usize) -> Option<u64> {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    let line = maps.lines().find(|line| line.starts_with(&format!("{addr:x}-")))?;
+    assert_eq!(line.split_whitespace().nth(1), Some("rw-s"));
+    line.split_whitespace().nth(4)?.parse().ok()
+}
+
+/// A descriptor of this process for the inode of a memfd, opened anew.
+fn open_file(inode: u64) -> Option<std::fs::File> {
+    use std::os::unix::fs::MetadataExt;
+    let mut links = std::fs::read_dir("/proc/self/fd").unwrap().flatten();
+    let link = links.find(|link| {
+        let memfd = std::fs::read_link(link.path()).is_ok_and(|target| target.starts_with("/memfd:doorbell (deleted)"));
+        memfd && std::fs::metadata(link.path()).is_ok_and(|file| file.ino() == inode)
+    })?;
+    Some(
+        std::fs::File::options()
+            .read(true)
+            .write(true)
+            .open(link.path())
+            .unwrap(),
+    )
+}
+
 fn descriptor() -> OwnedFd {
     std::fs::File::open("/dev/null").unwrap().into()
 }

@@ -24,6 +24,7 @@ use doorbell_softroce_ibverbs::DeviceConfig;
 use crate::cli::{DropinArgs, EnvArgs, RunArgs};
 use crate::failure::{Failure, one_line};
 use crate::report;
+use sysfs::Shown;
 
 /// What env(1) exits with when it fails itself.
 const OWN_FAILURE: u8 = 125;
@@ -75,17 +76,22 @@ fn own(message: impl Into<String>) -> Failure {
 /// Sets the folder up, and gives the variables that make programs look there.
 fn surroundings(folder: &Path, args: &DropinArgs, configs: &[DeviceConfig]) -> Result<Vec<Variable>, Failure> {
     let libraries = library::find(!args.no_sysfs)?;
-    let files = if args.no_sysfs {
-        None
-    } else {
-        let (shown, warnings) = sysfs::look(configs).map_err(own)?;
-        for warning in warnings {
-            eprintln!("doorbell: warning: {warning}");
-        }
-        Some(sysfs::files(&shown))
+    let fill = |files: Option<&[sysfs::File]>| {
+        folder::fill(folder, &libraries, files).map_err(|e| own(format!("cannot set up {}: {e}", folder.display())))
     };
-    folder::fill(folder, &libraries, files.as_deref())
-        .map_err(|e| own(format!("cannot set up {}: {e}", folder.display())))
+    if args.no_sysfs {
+        return fill(None);
+    }
+    let (shown, warnings) = sysfs::look(configs).map_err(own)?;
+    for warning in warnings {
+        eprintln!("doorbell: warning: {warning}");
+    }
+    let mut variables = fill(Some(&sysfs::files(&shown)))?;
+    // A device that may have one of several addresses has the one that is shown, in every process.
+    if let ([DeviceConfig { address: None, .. }], Some(address)) = (configs, shown.first().and_then(Shown::address)) {
+        variables.push(("DOORBELL_SOFT_ADDR", address.to_string().into()));
+    }
+    Ok(variables)
 }
 
 /// The variables that the flags stand for, and the devices that they and those that are set already make together.

@@ -8,8 +8,8 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use doorbell_verbs::{
-    Buffer, CompletionQueue, Endpoint, Failure as Completed, Key, Local, Mtu, PreparedQueuePair, ProtectionDomain, Qpn,
-    QueuePair, Refused, Remote, Status,
+    Buffer, CompletionQueue, Endpoint, Failure as Completed, Key, Local, Memory, Mtu, PreparedQueuePair,
+    ProtectionDomain, Qpn, QueuePair, Refused, Remote, Status,
 };
 
 use crate::device::{Device, PORT};
@@ -51,6 +51,17 @@ impl Test<'_> {
     /// Whether messages travel inline from this side.
     pub(crate) fn is_inline(&self) -> bool {
         self.bytes <= u64::from(self.inline)
+    }
+
+    /// Zeros for messages: such as other processes on the host can map, or from the heap.
+    ///
+    /// # Errors
+    /// [`Failure::Test`] when there is none left.
+    pub(crate) fn memory(&self, len: usize) -> Result<Memory, Failure> {
+        if self.plan.private_memory {
+            return Ok(Memory::zeroed(len));
+        }
+        Memory::shared(len).map_err(|error| Failure::test(format!("{error} (--private-memory)")))
     }
 
     /// Messages that one lane may have in flight.

@@ -14,11 +14,13 @@ use doorbell_roce_proto::cm::{
     SidrReply, SidrRequest,
 };
 use doorbell_roce_proto::qp::Path;
-use doorbell_roce_proto::{Endpoint, Gid, Instant};
+use doorbell_roce_proto::{Endpoint, Instant};
 
 use crate::device::Device;
 use crate::event::{EventQueue, Token};
+use crate::host::ServiceError;
 use crate::state::Core;
+use crate::sync::MutexGuard;
 
 /// TTL of management datagrams.
 const HOP_LIMIT: u8 = 64;
@@ -52,24 +54,13 @@ impl fmt::Debug for CmOwner {
     }
 }
 
-/// The device's GUID in communication management: it tells devices apart, and comes of the one thing that does so here, its address.
-pub(crate) fn guid(address: IpAddr) -> u64 {
-    let [high, low] = [0, 8].map(|at| {
-        let mut half = [0; 8];
-        half.copy_from_slice(&Gid::from(address).0[at..at + 8]);
-        u64::from_be_bytes(half)
-    });
-    // Locally administered, as the GUID of the device in ibv_query_device(3) is.
-    0x02db << 48 | (high ^ low) & 0xffff_ffff_ffff
-}
-
 /// The manager and whom it tells.
 #[derive(Debug)]
 pub(crate) struct Connections {
     cm: Cm,
     local: IpAddr,
     owners: HashMap<ConnectionId, CmOwner>,
-    listeners: HashMap<ListenerId, CmOwner>,
+    listeners: HashMap<ListenerId, (ServiceId, CmOwner)>,
 }
 
 impl Connections {
@@ -105,7 +96,7 @@ impl Connections {
         while let Some(event) = self.cm.poll_event() {
             if let CmEvent::Request { listener, id, .. } | CmEvent::SidrRequest { listener, id, .. } = &event {
                 match self.listeners.get(listener) {
-                    Some(owner) => self.owners.insert(*id, owner.clone()),
+                    Some((_, owner)) => self.owners.insert(*id, owner.clone()),
                     None => continue,
                 };
             }
@@ -113,6 +104,11 @@ impl Connections {
                 owner.sink.push(owner.token, event);
             }
         }
+    }
+
+    /// Another process on this address is gone.
+    pub(crate) fn forget_member(&mut self, now: Instant, slot: u16) {
+        self.cm.handle_lost(now, self.local, slot);
     }
 
     pub(crate) fn handle_timeout(&mut self, now: Instant) {
@@ -146,22 +142,33 @@ impl ConnectionManager {
     /// Runs a command, and sends and tells what comes of it.
     fn command<T>(&self, run: impl FnOnce(Instant, &mut Connections) -> T) -> T {
         let shared = self.device.shared();
-        let mut core: parking_lot::MutexGuard<'_, Core> = shared.core.lock();
+        let mut core: MutexGuard<'_, Core> = shared.core.lock();
         let result = run(shared.now(), &mut core.connections);
         shared.flush(core);
         result
     }
 
-    /// Has requests for a service told to `owner`, those for connections and those for datagram services. At most `backlog` of them wait to be answered.
+    /// Has requests for a service told to `owner`, those for connections and those for datagram services. At most `backlog` of them wait to be answered. Other processes on the
+    /// device's address cannot listen there then.
     ///
     /// # Errors
-    /// [`CmError::InUse`] when somebody listens there already.
+    /// [`CmError::InUse`] when somebody listens there already, in this process or another; [`CmError::Exhausted`] when the address has no room for more services, or a stopped process
+    /// keeps others from listening, for which this has waited three seconds.
     pub fn listen(&self, service: ServiceId, backlog: usize, owner: CmOwner) -> Result<ListenerId, CmError> {
-        self.command(|_, connections| {
+        let host = self.device.host();
+        host.add_service(service.0).map_err(|error| match error {
+            ServiceError::InUse { .. } => CmError::InUse,
+            ServiceError::Full | ServiceError::Busy { .. } => CmError::Exhausted,
+        })?;
+        let listening = self.command(|_, connections| {
             let id = connections.cm.listen(service, backlog)?;
-            connections.listeners.insert(id, owner);
+            connections.listeners.insert(id, (service, owner));
             Ok(id)
-        })
+        });
+        if listening.is_err() {
+            host.remove_service(service.0);
+        }
+        listening
     }
 
     /// Ends a listener. The requests that it has told of stay, to be answered or destroyed.
@@ -169,10 +176,12 @@ impl ConnectionManager {
     /// # Errors
     /// [`CmError::Unknown`] when there is none.
     pub fn unlisten(&self, listener: ListenerId) -> Result<(), CmError> {
-        self.command(|_, connections| {
-            connections.listeners.remove(&listener);
-            connections.cm.unlisten(listener)
-        })
+        let (service, _) = self.command(|_, connections| {
+            connections.cm.unlisten(listener)?;
+            connections.listeners.remove(&listener).ok_or(CmError::Unknown)
+        })?;
+        self.device.host().remove_service(service.0);
+        Ok(())
     }
 
     /// Asks for a connection; see [`Cm::connect`].

@@ -61,6 +61,9 @@ const ACKS: usize = 4;
 /// How long the progress thread holds acknowledgements back: what an application that polls its memory takes to see a message and to post an answer.
 const HOLD: Duration = Duration::from_nanos(1500);
 
+/// The same while all goes by lanes: on one an acknowledgement costs little, but it is in the way of the application that wants to post.
+const LANE_HOLD: Duration = Duration::from_nanos(300);
+
 /// After as many receives nothing is left of what waited in the socket before them: a buffer of 16 MiB holds about as many times 32 acknowledgements.
 const BACKLOG: u32 = 1024;
 
@@ -216,7 +219,9 @@ impl Shared {
     pub(crate) fn drive_for_application(&self) {
         self.application_inside.fetch_add(1, Ordering::Relaxed);
         self.drive();
-        self.application_drives.fetch_add(1, Ordering::Relaxed);
+        // One of two threads may be lost: it is a hint.
+        let drives = self.application_drives.load(Ordering::Relaxed).wrapping_add(1);
+        self.application_drives.store(drives, Ordering::Relaxed);
         self.application_inside.fetch_sub(1, Ordering::Relaxed);
     }
 
@@ -225,7 +230,8 @@ impl Shared {
         let busy = self.drive();
         if self.held.load(Ordering::Relaxed) {
             let since = self.now();
-            while self.held.load(Ordering::Relaxed) && self.now() - since < HOLD {
+            let hold = if self.is_quiet() { LANE_HOLD } else { HOLD };
+            while self.held.load(Ordering::Relaxed) && self.now() - since < hold {
                 hint::spin_loop();
             }
             self.release_held();
@@ -273,6 +279,7 @@ impl Shared {
         }
         let mut core = self.core.lock();
         if let Some(now) = late {
+            self.engine_due.store(NEVER, Ordering::SeqCst);
             core.handle_timeout(now);
         }
         if let Some(now) = telling {
@@ -293,13 +300,18 @@ impl Shared {
 
     /// Whether this drive looks at the lanes alone, without a system call or a look at the clock: all but every so many, while nothing goes over UDP.
     fn passes_over_udp(&self) -> bool {
-        if !self.has_lanes.load(Ordering::Relaxed) || self.quiet.load(Ordering::Relaxed) < QUIET {
+        if !self.has_lanes.load(Ordering::Relaxed) || !self.is_quiet() {
             return false;
         }
         // Two threads may count as one: no matter.
         let turn = self.turns.load(Ordering::Relaxed).wrapping_add(1);
         self.turns.store(turn, Ordering::Relaxed);
         !turn.is_multiple_of(UDP_TURN)
+    }
+
+    /// Whether nothing has gone over UDP for a while.
+    fn is_quiet(&self) -> bool {
+        self.quiet.load(Ordering::Relaxed) >= QUIET
     }
 
     /// Receives once from the lanes, and from the link when `udp`; `late` when timers are due.
@@ -364,11 +376,19 @@ impl Shared {
     /// Hands the engine what has come on the lanes, and sends what it answers.
     fn receive_from_lanes(&self, lanes: &mut Incoming) -> Taken {
         lanes.take(
-            || (self.core.lock(), self.now()),
-            |(core, now), lane, record| core.receive_record(*now, lane, &record),
-            |(core, _), waiting| {
+            || (self.core.lock(), self.now(), 0),
+            |(core, now, count), lane, record| {
+                *count += 1;
+                core.receive_record(*now, lane, &record);
+            },
+            |(core, now, count), waiting| {
                 let room = waiting.and_then(|member| core.lanes.connection(member));
-                self.flush(core);
+                // Waking the progress thread for it would cost more than a record.
+                if count == 1 && core.endpoint.only_acknowledges() && !self.doze.is_beyond(0) {
+                    self.hold(core);
+                } else {
+                    self.flush_at(core, now);
+                }
                 if let Some(connection) = room {
                     connection.wake();
                 }
@@ -438,18 +458,25 @@ impl Shared {
         let now = self.now();
         rx.lanes
             .remove(member, |lane, record| core.receive_record(now, lane, &record));
-        core.close_lane(member);
+        core.forget_member(now, member);
         self.flush(core);
     }
 
     /// Delivers completions and events, and sends what the engine has to send. Called after every change to the engine that may lead to any of these.
     pub(crate) fn flush<'a>(&'a self, core: MutexGuard<'a, Core>) {
-        self.flush_with(core, false);
+        let now = self.now();
+        self.flush_with(core, now, false);
+    }
+
+    /// As [`flush`](Self::flush) at a time that is known.
+    pub(crate) fn flush_at<'a>(&'a self, core: MutexGuard<'a, Core>, now: Instant) {
+        self.flush_with(core, now, false);
     }
 
     /// As [`flush`](Self::flush), and calls the link even when the engine has nothing: it may hold something that is due, or be blocked.
     fn flush_blocked<'a>(&'a self, core: MutexGuard<'a, Core>) {
-        self.flush_with(core, true);
+        let now = self.now();
+        self.flush_with(core, now, true);
     }
 
     /// As [`flush`](Self::flush), but waits for tx: called before a queue pair falls silent. A completion that the application has seen of a message
@@ -463,9 +490,14 @@ impl Shared {
         }
     }
 
-    fn flush_with<'a>(&'a self, core: MutexGuard<'a, Core>, mut force: bool) {
+    fn flush_with<'a>(&'a self, mut core: MutexGuard<'a, Core>, now: Instant, mut force: bool) {
         // Under core: nobody holds anything back at the same time.
         self.held.store(false, Ordering::Relaxed);
+        // Before a lane shows the peer that its message was received.
+        core.deliver(|| now);
+        if !core.fill_lanes(now) && !force {
+            return self.settle(core);
+        }
         self.tx.pass(
             core,
             |core, tx| self.fill_and_send(core, tx, mem::take(&mut force)),
@@ -481,6 +513,7 @@ impl Shared {
     /// Sends what the engine has to send, as far as the batch has room. Says whether there is more.
     fn fill_and_send<'a>(&'a self, mut core: MutexGuard<'a, Core>, mut tx: MutexGuard<'a, Tx>, force: bool) -> bool {
         let now = self.now();
+        core.deliver(|| now);
         let filled = core.fill(now, &mut tx.batch);
         let blocked = if let Some(mut acks) = self.beside(&tx.batch, force) {
             mem::swap(&mut tx.batch, &mut acks.batch);
@@ -518,7 +551,10 @@ impl Shared {
     fn settle(&self, mut core: MutexGuard<'_, Core>) {
         core.deliver(|| self.now());
         let due = core.due().map_or(NEVER, |due| due.0);
-        self.engine_due.store(due, Ordering::SeqCst);
+        // One that is later than what is known is not made so: who comes at the earlier one finds nothing due, and then makes this one known. The store costs as much as a whole record.
+        if due < self.engine_due.load(Ordering::Relaxed) {
+            self.engine_due.store(due, Ordering::SeqCst);
+        }
         let wake = core.ring();
         let blocked = core.lanes.is_blocked();
         if self.lanes_blocked.load(Ordering::Relaxed) != blocked {

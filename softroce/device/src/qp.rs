@@ -201,7 +201,7 @@ impl Qp {
             now,
             qpn: self.number,
         });
-        shared.flush(core);
+        shared.flush_at(core, now);
         result
     }
 
@@ -215,7 +215,9 @@ impl Qp {
             qpn: self.number,
         });
         // In the error state a receive completes at once.
-        shared.deliver(core);
+        if core.endpoint.has_news() {
+            shared.deliver(core);
+        }
         result
     }
 

@@ -4,11 +4,12 @@ use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
+use doorbell_roce_proto::cm::{self, Route};
 use doorbell_roce_proto::memory::PdId;
 use doorbell_roce_proto::qp::{LaneId, Path, QpInit};
 use doorbell_roce_proto::wire::Bth;
 use doorbell_roce_proto::work::{CqId, SrqId};
-use doorbell_roce_proto::{AsyncEvent, Datagram, Endpoint, Ident, Instant, LanePacket, Qpn, SrqInit};
+use doorbell_roce_proto::{AsyncEvent, Datagram, Endpoint, Ident, Instant, LanePacket, Qpn, SrqInit, mad_of};
 
 use crate::capacity;
 use crate::cm::Connections;
@@ -45,8 +46,8 @@ pub(crate) struct Core {
     address: SocketAddr,
     /// The lanes to processes on this host.
     pub(crate) lanes: Outgoing,
-    /// Room for a datagram that another process hands on.
-    handed_on: Box<[u8]>,
+    /// Room for a packet for a lane, or a datagram that another process hands on.
+    packet: Box<[u8]>,
 }
 
 /// What [`Core::fill`] left.
@@ -74,7 +75,7 @@ impl Core {
             device_memory: 0,
             next_pd: 0,
             lanes: Outgoing::new(Arc::clone(&host), address.ip()),
-            handed_on: vec![0; MAX_PACKET].into_boxed_slice(),
+            packet: vec![0; MAX_PACKET].into_boxed_slice(),
             host,
             address,
         }
@@ -192,11 +193,21 @@ impl Core {
         self.endpoint.handle_datagram(now, &datagram, &mut self.memory);
     }
 
-    /// The other process that a packet's queue pair belongs to. The special ones are everybody's.
+    /// The other process that a packet is for.
     fn other_owner(&self, packet: &[u8]) -> Option<MemberId> {
-        let qpn = Bth::dest_qp_of(packet).filter(|qpn| qpn.get() > 1);
-        let owner = qpn.and_then(|qpn| self.host.owner_of(qpn));
-        owner.filter(|owner| *owner != self.host.me())
+        self.owner_of(packet).filter(|owner| *owner != self.host.me())
+    }
+
+    /// The process that a packet is for. Queue pair 1 is everybody's: the management datagram says whose it is; what is nobody's is refused by whoever gets it.
+    fn owner_of(&self, packet: &[u8]) -> Option<MemberId> {
+        let qpn = Bth::dest_qp_of(packet)?;
+        if qpn.get() > 1 {
+            return self.host.owner_of(qpn);
+        }
+        match cm::route(mad_of(packet)?)? {
+            Route::Service(service) => self.host.find_service(service.0),
+            Route::Slot(slot) => self.host.member(slot),
+        }
     }
 
     /// Gives the engine a datagram that another process received for it.
@@ -204,7 +215,7 @@ impl Core {
         let Some(forwarded) = Forwarded::decode(record.header) else {
             return;
         };
-        let Some(bytes) = self.handed_on.get_mut(..record.body.len()) else {
+        let Some(bytes) = self.packet.get_mut(..record.body.len()) else {
             return;
         };
         if record.body.copy_to_slice(0, bytes).is_err() {
@@ -243,6 +254,20 @@ impl Core {
         }
     }
 
+    /// Moves what the engine wants to send by lanes onto them. Whether it may have more, for the wire.
+    pub(crate) fn fill_lanes(&mut self, now: Instant) -> bool {
+        self.connections.exchange(now, &mut self.endpoint);
+        while let Some(transmit) = self.endpoint.poll_lanes(now, &mut self.memory, &mut self.packet) {
+            // None is for the wire.
+            if let Some(lane) = transmit.lane {
+                let packet = &self.packet[..transmit.len];
+                self.lanes
+                    .send(lane, &transmit, packet, &mut self.memory, &mut self.endpoint);
+            }
+        }
+        self.endpoint.has_more()
+    }
+
     /// Moves what the engine wants to send into `batch`, as far as there is room, or onto the lanes.
     pub(crate) fn fill(&mut self, now: Instant, batch: &mut TxBatch) -> Filled {
         self.connections.exchange(now, &mut self.endpoint);
@@ -265,10 +290,9 @@ impl Core {
         Filled::Full
     }
 
-    /// The UDP port for a packet to this address: that of the process which has the queue pair, or may once have had it.
+    /// The UDP port for a packet to this address: that of the process which it is for, or may once have been.
     fn port_of(&self, packet: &[u8]) -> u16 {
-        let owner = Bth::dest_qp_of(packet).and_then(|qpn| self.host.owner_of(qpn));
-        let port = owner.and_then(|owner| self.host.udp_port(owner));
+        let port = self.owner_of(packet).and_then(|owner| self.host.udp_port(owner));
         port.unwrap_or(self.address.port())
     }
 
@@ -282,9 +306,12 @@ impl Core {
         self.lanes.unblock(&mut self.endpoint);
     }
 
-    /// What is sent to a member vanishes from now on.
-    pub(crate) fn close_lane(&mut self, member: MemberId) {
+    /// A member is gone: what is sent to it vanishes from now on, and connections to it are over, unless its slot is another's by now.
+    pub(crate) fn forget_member(&mut self, now: Instant, member: MemberId) {
         self.lanes.close(member, &mut self.endpoint);
+        if self.host.member(member.slot()).is_none_or(|now| now == member) {
+            self.connections.forget_member(now, member.slot());
+        }
     }
 
     /// Which way packets for a queue pair go.
@@ -326,6 +353,13 @@ impl Core {
 
     /// Hands the engine's completions to their queues, and its events to the owners of the objects. `now` tells the time where it is needed.
     pub(crate) fn deliver(&mut self, now: impl Fn() -> Instant) {
+        if self.endpoint.has_news() || self.memory.has_retracted() {
+            self.deliver_news(now);
+        }
+        self.connections.deliver();
+    }
+
+    fn deliver_news(&mut self, now: impl Fn() -> Instant) {
         // What completes here is the application's again.
         self.take_back();
         while let Some((cq, completion)) = self.endpoint.poll_completion() {
@@ -335,7 +369,6 @@ impl Core {
                 self.moderated.push((due, Arc::clone(ring)));
             }
         }
-        self.connections.deliver();
         while let Some(event) = self.endpoint.poll_event() {
             let (qpn, event) = match event {
                 AsyncEvent::QpFatal(qpn) => (qpn, QpEvent::Fatal),

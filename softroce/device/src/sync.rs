@@ -120,20 +120,27 @@ mod checked {
     swap!(AtomicU8, u8);
     swap!(AtomicU64, u64);
 
-    impl AtomicU8 {
-        pub(crate) fn compare_exchange(
-            &self,
-            current: u8,
-            new: u8,
-            success: Ordering,
-            failure: Ordering,
-        ) -> Result<u8, u8> {
-            before_load(success);
-            let result = self.0.compare_exchange(current, new, success, failure);
-            after_store(success);
-            result
-        }
+    macro_rules! compare_exchange {
+        ($name:ident, $value:ty) => {
+            impl $name {
+                pub(crate) fn compare_exchange(
+                    &self,
+                    current: $value,
+                    new: $value,
+                    success: Ordering,
+                    failure: Ordering,
+                ) -> Result<$value, $value> {
+                    before_load(success);
+                    let result = self.0.compare_exchange(current, new, success, failure);
+                    after_store(success);
+                    result
+                }
+            }
+        };
     }
+
+    compare_exchange!(AtomicU8, u8);
+    compare_exchange!(AtomicU64, u64);
 
     impl AtomicU64 {
         pub(crate) fn fetch_add(&self, value: u64, ordering: Ordering) -> u64 {

@@ -541,6 +541,26 @@ impl Endpoint {
             self.out.counters.tx_packets += 1;
             return Some(Transmit::new(GSI, &path, len));
         }
+        self.next_transmit(now, memory, buf, false)
+    }
+
+    /// As [`poll_transmit`](Self::poll_transmit), but stops at a queue pair whose packets go over the wire; [`has_more`](Self::has_more) tells then.
+    pub fn poll_lanes<M: Memory>(&mut self, now: Instant, memory: &mut M, buf: &mut [u8]) -> Option<Transmit> {
+        self.next_transmit(now, memory, buf, true)
+    }
+
+    /// Whether [`poll_transmit`](Self::poll_transmit) may have something.
+    pub fn has_more(&self) -> bool {
+        !self.active.queue.is_empty() || self.gsi.has_more()
+    }
+
+    fn next_transmit<M: Memory>(
+        &mut self,
+        now: Instant,
+        memory: &mut M,
+        buf: &mut [u8],
+        only_lanes: bool,
+    ) -> Option<Transmit> {
         while let Some(&index) = self.active.queue.front() {
             let Some(qp) = self.qps.get_mut(index) else {
                 self.active.next(false);
@@ -551,7 +571,11 @@ impl Endpoint {
                 self.active.next(true);
                 continue;
             }
-            if self.full_lanes.blocks(index, qp.next_lane()) {
+            let lane = qp.next_lane();
+            if only_lanes && lane.is_none() {
+                return None;
+            }
+            if self.full_lanes.blocks(index, lane) {
                 qp.end_turn(true);
                 self.timers.set(index, qp.deadline());
                 self.active.next(false);
@@ -573,6 +597,10 @@ impl Endpoint {
             };
             self.timers.set(index, qp.deadline());
             self.active.left -= 1;
+            if !qp.has_more() {
+                qp.end_turn(false);
+                self.active.next(false);
+            }
             self.out.counters.tx_packets += 1;
             return Some(transmit);
         }
@@ -595,6 +623,11 @@ impl Endpoint {
         self.timers.next()
     }
 
+    /// Whether [`poll_completion`](Self::poll_completion), [`poll_event`](Self::poll_event) or [`poll_withdrawn`](Self::poll_withdrawn) has something.
+    pub fn has_news(&self) -> bool {
+        !self.out.completions.is_empty() || !self.out.events.is_empty() || !self.out.withdrawn.is_empty()
+    }
+
     /// The next work completion, in the order in which the requests of a queue complete.
     pub fn poll_completion(&mut self) -> Option<(CqId, Completion)> {
         self.out.completions.pop_front()
@@ -614,9 +647,13 @@ impl Endpoint {
 
     /// A queue pair may have something to send, and another deadline.
     fn touched(&mut self, index: u32) {
-        let deadline = self.qps.get(index).and_then(QueuePair::deadline);
-        self.timers.set(index, deadline);
-        self.active.add(index);
+        let Some(qp) = self.qps.get(index) else {
+            return;
+        };
+        self.timers.set(index, qp.deadline());
+        if qp.has_more() {
+            self.active.add(index);
+        }
     }
 }
 

@@ -31,6 +31,13 @@ pub struct ReceivedMad {
     pub mad: Box<Mad>,
 }
 
+/// The management datagram in a RoCEv2 packet that is to go to queue pair 1; `None` for every other packet. Nothing else of it is looked at.
+pub fn mad_of(packet: &[u8]) -> Option<&Mad> {
+    let (headers, rest) = packet.split_first_chunk::<{ Bth::LEN + Deth::LEN }>()?;
+    let is_one = Bth::dest_qp_of(headers)? == GSI && headers[0] == Opcode::ud_send(false).code();
+    rest.first_chunk().filter(|_| is_one)
+}
+
 /// What waits at queue pair 1.
 #[derive(Debug, Default)]
 pub(crate) struct Gsi {

@@ -23,7 +23,7 @@ pub mod work;
 
 pub use counters::Counters;
 pub use endpoint::{AsyncEvent, Datagram, Endpoint, EndpointConfig, Ident, LanePacket, Transmit};
-pub use gsi::ReceivedMad;
+pub use gsi::{ReceivedMad, mad_of};
 pub use numbers::Block;
 pub use srq::{SrqAttributes, SrqError, SrqInit};
 pub use time::Instant;

@@ -38,7 +38,7 @@ impl Block {
     /// Its number at `offset`, which counts modulo its length; `None` for one that is not given out: 0 and 1 are the special queue pairs, the last one
     /// means multicast (IBTA vol 1, 3.5.3 and 10.5).
     fn number(self, offset: u32) -> Option<Qpn> {
-        let number = u32::from(self.0) << Self::BITS | offset % Self::LEN;
+        let number = (u32::from(self.0) << Self::BITS) | (offset % Self::LEN);
         (!matches!(number, 0 | 1 | 0x00ff_ffff)).then_some(Qpn::new(number))
     }
 }

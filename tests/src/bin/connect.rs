@@ -72,6 +72,11 @@ fn run(args: &[String]) -> Result<()> {
     }
 }
 
+/// An event on one line, without most of its private data.
+fn brief(event: &CmEvent) -> String {
+    format!("{event:?}").chars().take(200).collect()
+}
+
 /// A device, its manager, and where its events go.
 struct End {
     device: Arc<Device>,
@@ -118,7 +123,7 @@ impl End {
 
     fn next(&self) -> Result<CmEvent> {
         let (_, event) = self.events.wait(|_| {})?;
-        println!("{event:?}");
+        println!("{}", brief(&event));
         Ok(event)
     }
 
@@ -126,7 +131,7 @@ impl End {
     fn over(&self, id: ConnectionId) -> Result<()> {
         match self.next()? {
             CmEvent::Disconnected { id: over } if over == id => Ok(()),
-            other => bail!("{other:?}"),
+            other => bail!("{}", brief(&other)),
         }
     }
 
@@ -220,7 +225,7 @@ impl End {
                     self.cm.destroy(id)?;
                     std::thread::sleep(Duration::from_millis(200));
                 }
-                other => bail!("{other:?}"),
+                other => bail!("{}", brief(&other)),
             }
         };
         channel.connect(&self.cm.parameters(id).context("no parameters")?)?;
@@ -241,19 +246,26 @@ impl End {
                 reason: RejectReason::INVALID_SERVICE_ID,
                 ..
             } if at == id => Ok(()),
-            other => bail!("{other:?}"),
+            other => bail!("{}", brief(&other)),
         }
     }
 
+    /// Listens, and says so: stock clients give up at once where nobody does.
+    fn listen(&self, space: PortSpace) -> Result<()> {
+        let service = ServiceId::of_port(space, self.port);
+        self.cm.listen(service, 4, self.owner())?;
+        println!("listening");
+        Ok(())
+    }
+
     fn asked(&self) -> Result<(ConnectionId, Qpn)> {
-        self.cm
-            .listen(ServiceId::of_port(PortSpace::Tcp, self.port), 4, self.owner())?;
+        self.listen(PortSpace::Tcp)?;
         match self.next()? {
             CmEvent::Request { id, request, .. } => {
                 self.asks(request.peer, &request.private_data)?;
                 Ok((id, request.qpn))
             }
-            other => bail!("{other:?}"),
+            other => bail!("{}", brief(&other)),
         }
     }
 
@@ -273,7 +285,7 @@ impl End {
         self.cm.accept(id, &accept)?;
         match self.next()? {
             CmEvent::Established { .. } => {}
-            other => bail!("{other:?}"),
+            other => bail!("{}", brief(&other)),
         }
         channel.exchange(self.count, self.size, None)?;
         if hangs_up {
@@ -309,7 +321,7 @@ impl End {
                     self.cm.destroy(id)?;
                     std::thread::sleep(Duration::from_millis(200));
                 }
-                other => bail!("{other:?}"),
+                other => bail!("{}", brief(&other)),
             }
         };
         ensure!(qkey == QKEY, "Q_Key {qkey:#x}");
@@ -317,8 +329,7 @@ impl End {
     }
 
     fn ud_server(&self) -> Result<()> {
-        self.cm
-            .listen(ServiceId::of_port(PortSpace::Udp, self.port), 4, self.owner())?;
+        self.listen(PortSpace::Udp)?;
         let (id, peer) = match self.next()? {
             CmEvent::SidrRequest {
                 id, peer, private_data, ..
@@ -326,7 +337,7 @@ impl End {
                 self.asks(peer, &private_data)?;
                 (id, peer)
             }
-            other => bail!("{other:?}"),
+            other => bail!("{}", brief(&other)),
         };
         let channel = self.channel(Transport::Ud)?;
         channel.activate()?;

@@ -76,6 +76,7 @@
 //! - A message is at most 2^31 bytes (9.7.7), or [`max_message_bytes`](crate::PortAttr::max_message_bytes) of the port. From some tens of KiB on, a WRITE keeps
 //!   a fast link busy by itself; below, batches do.
 //! - How many bytes must be under way to fill a link: its rate times the round trip. 100 Gbit/s and 10 µs make 125 KB.
+//! - Between two processes of one host a device in software copies once, straight to where it belongs, what lies in [`Memory::shared`](crate::Memory::shared); other memory goes a longer way.
 //! - Immediate data is 32 bits, and arrives as a number: the same on machines of either byte order.
 //!
 //! # What goes wrong

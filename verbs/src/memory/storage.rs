@@ -6,13 +6,18 @@ use core::ops::{Deref, DerefMut};
 use core::ptr::NonNull;
 use std::alloc::{self, Layout};
 use std::io;
+use std::os::fd::OwnedFd;
 
-use nix::sys::mman::{MapFlags, MmapAdvise, ProtFlags, madvise, mmap_anonymous, munmap};
+use nix::errno::Errno;
+use nix::fcntl::{FcntlArg, SealFlag, fcntl};
+use nix::sys::memfd::{MFdFlags, memfd_create};
+use nix::sys::mman::{MapFlags, MmapAdvise, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
+use nix::unistd::ftruncate;
 
 use crate::error::MemoryError;
 
 /// Owned memory that can be registered: made from a `Vec<u8>` or `Box<[u8]>` without copying, page-aligned by [`Memory::zeroed`], of huge pages by
-/// [`Memory::huge`], or anybody's by [`Memory::from_owner`].
+/// [`Memory::huge`], such as other processes can map by [`Memory::shared`], or anybody's by [`Memory::from_owner`].
 ///
 /// Unlike a `Box` it may be moved while others hold pointers into it, which is what a device does.
 pub struct Memory {
@@ -28,6 +33,8 @@ enum Origin {
     Heap(Layout),
     /// A mapping of this many bytes.
     Mapped(NonZeroUsize),
+    /// A mapping of all of a file, which is open for as long as the memory lives: by its descriptor a device finds out that others can map it too.
+    Shared { len: NonZeroUsize, _file: OwnedFd },
     /// Another value's, which frees it when dropped. A raw pointer, as a `Box` that is moved claims its content for itself.
     Owned(NonNull<dyn Send>),
 }
@@ -111,6 +118,46 @@ impl Memory {
     #[must_use]
     pub fn transparent_huge(len: usize) -> Self {
         Self::aligned(len, HugePage::Size2M.bytes())
+    }
+
+    /// `len` bytes of zeros in a file of their own that has no name (memfd_create(2)), mapped shared: what a process that is given its descriptor can map as well. A device in software reaches
+    /// the memory of another process on the same host at the speed of a copy when it is of this kind; to others it is memory as any. The file stays open, which takes one of
+    /// the process' descriptors, and keeps its length.
+    ///
+    /// A child made by fork(2) has the very same memory, not a copy of it.
+    ///
+    /// # Errors
+    /// When there is no memory or no descriptor left; or [`MemoryError::Empty`].
+    pub fn shared(len: usize) -> Result<Self, MemoryError> {
+        let whole = len.checked_next_multiple_of(PAGE).and_then(NonZeroUsize::new);
+        let Some(whole) = whole.filter(|_| len != 0) else {
+            return Err(MemoryError::Empty);
+        };
+        Self::shared_file(len, whole).map_err(|errno| MemoryError::Shared {
+            len,
+            error: errno.into(),
+        })
+    }
+
+    fn shared_file(len: usize, whole: NonZeroUsize) -> nix::Result<Self> {
+        let file = memfd_create(c"doorbell", MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING)?;
+        ftruncate(&file, i64::try_from(whole.get()).map_err(|_| Errno::EFBIG)?)?;
+        // Whoever maps it may rely on its length: a page that is no more would be a signal there.
+        let seals = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_SEAL;
+        fcntl(&file, FcntlArg::F_ADD_SEALS(seals))?;
+        let rights = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
+        // SAFETY: a new mapping, wherever the kernel has room for it: nothing there is replaced. Its file is ours alone until somebody gives the descriptor away.
+        let start = unsafe { mmap(None, whole, rights, MapFlags::MAP_SHARED, &file, 0) }?;
+        // SAFETY: the range is ours, and this advice changes no byte of it. A kernel without huge pages for files in memory refuses it, which does no harm.
+        let _ = unsafe { madvise(start, whole.get(), MmapAdvise::MADV_HUGEPAGE) };
+        Ok(Self {
+            start: start.cast(),
+            len,
+            origin: Origin::Shared {
+                len: whole,
+                _file: file,
+            },
+        })
     }
 
     /// Zeros at a multiple of `align`; in huge pages if that is what a huge page begins at.
@@ -224,14 +271,14 @@ impl DerefMut for Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        match self.origin {
+        match &self.origin {
             Origin::Heap(layout) if layout.size() == 0 => {}
             // SAFETY: allocated by the global allocator with this layout, freed once.
-            Origin::Heap(layout) => unsafe { alloc::dealloc(self.start.as_ptr(), layout) },
-            Origin::Mapped(len) => {
-                // SAFETY: mapped by `huge` with this length, and unmapped once.
+            Origin::Heap(layout) => unsafe { alloc::dealloc(self.start.as_ptr(), *layout) },
+            Origin::Mapped(len) | Origin::Shared { len, .. } => {
+                // SAFETY: mapped by `huge` or `shared_file` with this length, and unmapped once.
                 if let Err(error) = unsafe { munmap(self.start.cast(), len.get()) } {
-                    tracing::error!(len, %error, "munmap of huge pages failed; they are leaked");
+                    tracing::error!(len, %error, "munmap failed; the memory is leaked");
                 }
             }
             // SAFETY: from a box in `from_owner`, dropped once.

@@ -33,7 +33,7 @@ impl Own for Slots {
 
     fn new(test: &Test<'_>, pd: &ProtectionDomain, lane: usize) -> Result<Self, Failure> {
         let (len, slots) = (test.len(), test.window());
-        let mut memory = Memory::zeroed(len * slots as usize);
+        let mut memory = test.memory(len * slots as usize)?;
         for (index, slot) in (0..).zip(memory.chunks_exact_mut(len)) {
             Pattern::new(test.plan.seed, lane, index).fill_wrong(slot);
         }

@@ -41,7 +41,7 @@ impl Own for Lent {
         match test.plan.verb {
             Verb::Read => {
                 let slots = if test.plan.verify { test.window() } else { 1 };
-                let mut memory = Memory::zeroed(len * slots as usize);
+                let mut memory = test.memory(len * slots as usize)?;
                 if test.plan.verify {
                     for (slot, payload) in (0..).zip(memory.chunks_exact_mut(len)) {
                         Pattern::new(test.plan.seed, lane, slot).fill(payload);
@@ -53,7 +53,7 @@ impl Own for Lent {
                 pd.register(Memory::zeroed(8), RemoteAtomic).map_err(refused)?,
             )),
             Verb::Write | Verb::Send => Ok(Lent::Target(
-                pd.register(Memory::zeroed(len), RemoteWrite).map_err(refused)?,
+                pd.register(test.memory(len)?, RemoteWrite).map_err(refused)?,
             )),
         }
     }

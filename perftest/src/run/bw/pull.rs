@@ -1,7 +1,7 @@
 //! The client of `bw read`: each READ lands in a buffer of its own. With `--verify` the peer's slots hold a pattern, and each buffer is spoilt
 //! before it is read into, so a byte that never came cannot pass for one that did.
 
-use doorbell_verbs::{Batch, Buffer, Completion, Local, Memory, ProtectionDomain, Read as MayRead, Remote};
+use doorbell_verbs::{Batch, Buffer, Completion, Local, ProtectionDomain, Read as MayRead, Remote};
 
 use super::super::pattern::{Mismatch, Pattern};
 use super::super::station::{Grants, Needs, Own, Test, Theirs, refused};
@@ -33,7 +33,7 @@ impl Own for Pull {
     fn new(test: &Test<'_>, pd: &ProtectionDomain, lane: usize) -> Result<Self, Failure> {
         let (len, window) = (test.len(), test.window() as usize);
         let free = pd
-            .register_chunks(Memory::zeroed(len * window), len, Local)
+            .register_chunks(test.memory(len * window)?, len, Local)
             .map_err(refused)?
             .collect();
         let plan = test.plan;

@@ -73,12 +73,12 @@ impl Own for Push {
             Sources::Inline
         } else if test.plan.verify {
             Sources::Different(
-                pd.register_chunks(Memory::zeroed(len * window), len, Local)
+                pd.register_chunks(test.memory(len * window)?, len, Local)
                     .map_err(refused)?
                     .collect(),
             )
         } else {
-            let frozen = pd.register(Memory::zeroed(len), Local).map_err(refused)?.freeze();
+            let frozen = pd.register(test.memory(len)?, Local).map_err(refused)?.freeze();
             Sources::Same(std::iter::repeat_n(frozen, window).collect())
         };
         let counter = is_counted(test)

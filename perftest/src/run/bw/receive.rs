@@ -1,6 +1,6 @@
 //! The server of `bw send`: takes messages, with `--verify` looks at every byte, posts their buffers again, and says so.
 
-use doorbell_verbs::{Buffer, Local, Memory, ProtectionDomain, Queue, Success};
+use doorbell_verbs::{Buffer, Local, ProtectionDomain, Queue, Success};
 
 use super::super::pattern::{Mismatch, Pattern};
 use super::super::station::{Grants, Keys, Lane, Needs, Own, Station, Test, refused};
@@ -28,7 +28,7 @@ impl Own for Receives {
     fn new(test: &Test<'_>, pd: &ProtectionDomain, lane: usize) -> Result<Self, Failure> {
         let (len, slots) = (test.len(), test.plan.receives(test.bytes));
         let mut fresh: Vec<_> = pd
-            .register_chunks(Memory::zeroed(len * slots as usize), len, Local)
+            .register_chunks(test.memory(len * slots as usize)?, len, Local)
             .map_err(refused)?
             .collect();
         if test.plan.verify {

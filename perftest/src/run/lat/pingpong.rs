@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use doorbell_verbs::{
-    Batch, Buffer, Completion, Local, Memory, ProtectionDomain, Queue, Remote, RemoteWrite, Success, Write as MayWrite,
+    Batch, Buffer, Completion, Local, ProtectionDomain, Queue, Remote, RemoteWrite, Success, Write as MayWrite,
 };
 
 use super::super::pattern::{Mismatch, Pattern};
@@ -89,7 +89,7 @@ impl Own for Ball {
         let len = test.len();
         let several = |count: u32| -> Result<Vec<Buffer<Local>>, Failure> {
             Ok(pd
-                .register_chunks(Memory::zeroed(len * count as usize), len, Local)
+                .register_chunks(test.memory(len * count as usize)?, len, Local)
                 .map_err(refused)?
                 .collect())
         };
@@ -107,7 +107,7 @@ impl Own for Ball {
             court: if sends {
                 None
             } else {
-                Some(pd.register(Memory::zeroed(len), RemoteWrite).map_err(refused)?)
+                Some(pd.register(test.memory(len)?, RemoteWrite).map_err(refused)?)
             },
             receives: if sends { several(messages(test))? } else { Vec::new() },
             target: None,

@@ -12,7 +12,7 @@ use nix::unistd::geteuid;
 use super::door::{Door, Shut};
 use super::fork::{self, Unforked};
 use super::names::Names;
-use super::peers::{Peers, Record};
+use super::peers::{self, Peers, Record};
 use super::registry::{Registry, SLOTS};
 use super::{Flags, Host, socket};
 use crate::sync::Mutex;
@@ -174,7 +174,7 @@ fn find(names: &Names, deadline: Instant) -> Result<Option<Registry>, JoinError>
             return Err(JoinError::OtherUser { address, uid: peer.uid });
         }
         // What fails here hangs up as well.
-        let _ = socket::send(member.as_fd(), &Record::Ask.encode(), &[]);
+        let _ = peers::send(&member, Record::Ask, &[]);
         asked.push((member, peer.pid));
         let until = deadline.min(Instant::now() + HEAD_START);
         if let Some(registry) = await_answer(&mut asked, until) {
@@ -217,7 +217,7 @@ fn await_answer(asked: &mut Vec<(Unforked<OwnedFd>, i32)>, until: Instant) -> Op
             }
             let mut buffer = [0; Record::MAX];
             if let Ok((len, mut fds)) = socket::receive(member.as_fd(), &mut buffer)
-                && Record::decode(&buffer[..len]) == Some(Record::Registry)
+                && let Some(Record::Registry) = Record::decode(&buffer[..len])
                 && let Some(fd) = fds.pop()
             {
                 registry = Registry::attach(fd).ok().or(registry.take());

@@ -3,14 +3,14 @@
 //! A *group* is the processes of one user that have opened one `address:port` in one network namespace. There is no daemon and no file: abstract Unix sockets, which are scoped by
 //! network namespace as UDP ports are, and a memfd that members hand one another. The kernel cleans up after whatever dies.
 //!
-//! - Each member has a *slot*, by holding the slot's abstract name and listening there. Who joins goes through the [`door`] (one at a time), connects to the names until a member answers with
-//!   the [`registry`], and takes the lowest name that is free. When nobody is there it founds the group.
+//! - Each member has a *slot*, by holding the slot's abstract name and listening there. Who joins goes through the `door` (one at a time), connects to the names until a member answers with
+//!   the `registry`, and takes the lowest name that is free. When nobody is there it founds the group.
 //! - The registry says who owns which block of queue pair numbers, which UDP port each member has, and who listens for which service.
 //! - One member, the *holder*, has the well-known UDP port. All others have a port of their own on the same address, as source ports are free in RoCEv2. They are connected to the holder,
 //!   so they see it die, and one of them takes the port over ([`Host::take_over`]).
-//! - A member connects to another when it needs it ([`peers`]): to send it descriptors, to wake it, and to hear of its end.
+//! - A member connects to another when it needs it (`peers`): to send it descriptors, to wake it, and to hear of its end.
 //!
-//! A process that was forked and has not called exec is no member: see [`fork`].
+//! A process that was forked and has not called exec is no member: see `fork`.
 
 use std::fmt;
 use std::io;
@@ -173,8 +173,12 @@ impl Host {
     /// When somebody does already, or there is no room.
     pub fn add_service(&self, id: u64) -> Result<(), ServiceError> {
         let _door = Door::enter(&self.names, Instant::now() + join::PATIENCE).map_err(|_| ServiceError::Busy { id })?;
-        if self.find_service(id).is_some() {
-            return Err(ServiceError::InUse { id });
+        while let Some(member) = self.find_service(id) {
+            // One that nobody has seen die: connecting tells, and it is found no more.
+            let is_gone = |error: io::Error| error.kind() == io::ErrorKind::NotConnected;
+            if member == self.me || !self.connect(member).is_err_and(is_gone) {
+                return Err(ServiceError::InUse { id });
+            }
         }
         if !self.registry.add_service(id, self.me) {
             return Err(ServiceError::Full);
@@ -204,14 +208,17 @@ impl Host {
 
     /// What has come of other members, one at a time; `None` when there is nothing more for now: to be called until then whenever [`pollfd`](Self::pollfd) is readable. For one thread.
     pub fn poll(&self) -> Option<Arrival> {
-        let arrival = self.peers.lock().poll(&self.registry, self.me)?;
-        if let Arrival::Gone(member) = arrival
-            && self.registry.holder().is_none()
-        {
-            tracing::debug!(
-                slot = member.slot(),
-                "a member of the group is gone, and nobody has the port"
-            );
+        let (arrival, paused) = {
+            let mut peers = self.peers.lock();
+            (peers.poll(&self.registry, self.me), peers.paused_until())
+        };
+        if let Some(until) = paused {
+            // Nothing else would have the thread come back.
+            self.retry.lock().get_or_insert(until);
+        }
+        let arrival = arrival?;
+        if let Arrival::Gone(_) = arrival {
+            // It may have had the port. Then somebody has to take it; and whoever has done so by now has to be watched.
             *self.retry.lock() = Some(Instant::now());
         }
         Some(arrival)
@@ -229,7 +236,7 @@ impl Host {
         self.registry.holder()
     }
 
-    /// When [`take_over`](Self::take_over) wants to be called; `None` while the port is in good hands.
+    /// When [`poll`](Self::poll) and then [`take_over`](Self::take_over) want to be called, whether or not anything is readable; `None` while the port is in good hands.
     pub fn take_over_at(&self) -> Option<Instant> {
         *self.retry.lock()
     }
@@ -239,6 +246,9 @@ impl Host {
         let mut retry = self.retry.lock();
         *retry = None;
         if let Some(holder) = self.holder() {
+            if holder == self.me {
+                return None;
+            }
             match self.connect(holder) {
                 Ok(_) => return None,
                 // Gone since: it is on nobody else to try.

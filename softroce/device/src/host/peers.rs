@@ -1,10 +1,10 @@
 //! Connections between members, and what they say over them.
 //!
-//! A member connects to another's name to have a way to it: it says who it is, sends messages with descriptors, and single bytes that wake the other's progress thread. Nothing is ever said
-//! in return: who wants to answer connects as well. When either end dies, the other sees the connection hang up.
+//! A member connects to another's name to have a way to it: it says who it is, sends messages with descriptors, and what wakes the other's progress thread.
+//! Nothing is ever said in return: who wants to answer connects as well. When either end dies, the other sees the connection hang up.
 
 use std::collections::{HashMap, VecDeque};
-use std::io;
+use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -88,6 +88,7 @@ impl Record {
         bytes
     }
 
+    /// Reads one, of exactly its length.
     pub(super) fn decode(bytes: &[u8]) -> Option<Self> {
         let bytes: &[u8; Self::MAX] = bytes.try_into().ok()?;
         let word = |index: usize| {
@@ -95,19 +96,20 @@ impl Record {
             word.copy_from_slice(&bytes[8 * index..][..8]);
             u64::from_ne_bytes(word)
         };
-        match word(0) {
-            0 => Some(Self::Wake),
-            1 => Some(Self::Ask),
-            2 => Some(Self::Registry),
-            3 => Some(Self::Hello {
+        let record = match word(0) {
+            0 => Self::Wake,
+            1 => Self::Ask,
+            2 => Self::Registry,
+            3 => Self::Hello {
                 from: word(1),
                 to: word(2),
-            }),
-            4 => Some(Self::Message(Message::Lane)),
-            5 => Some(Self::Message(Message::Segment { id: word(1) })),
-            6 => Some(Self::Message(Message::Released { id: word(1) })),
-            _ => None,
-        }
+            },
+            4 => Self::Message(Message::Lane),
+            5 => Self::Message(Message::Segment { id: word(1) }),
+            6 => Self::Message(Message::Released { id: word(1) }),
+            _ => return None,
+        };
+        Some(record)
     }
 }
 
@@ -135,14 +137,19 @@ impl Connection {
     /// # Errors
     /// `WouldBlock` when the member does not read what it was sent; `BrokenPipe` or `ConnectionReset` when it is gone, which [`Host::poll`](super::Host::poll) tells too.
     pub fn send(&self, message: Message, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
-        socket::send(self.socket.as_fd(), &Record::Message(message).encode(), fds)
+        send(&self.socket, Record::Message(message), fds)
     }
 
     /// Wakes the other's progress thread: a system call.
     pub fn wake(&self) {
         // Where there is no room it has been woken thousands of times and has not run since; where it is gone nobody sleeps.
-        let _ = socket::send(self.socket.as_fd(), &Record::Wake.encode(), &[]);
+        let _ = send(&self.socket, Record::Wake, &[]);
     }
+}
+
+/// Sends a record that nothing follows.
+pub(super) fn send(socket: &impl AsFd, record: Record, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+    socket::send(socket.as_fd(), &[IoSlice::new(&record.encode())], fds)
 }
 
 enum End {
@@ -184,7 +191,7 @@ const BREAK: Duration = Duration::from_millis(100);
 /// All the connections of a member.
 pub(super) struct Peers {
     listener: Unforked<OwnedFd>,
-    /// Since when it is not listened to, for want of descriptors.
+    /// Until when it is not listened to, for want of descriptors.
     paused: Option<Instant>,
     epoll: Arc<Epoll>,
     ends: HashMap<u64, End>,
@@ -238,7 +245,7 @@ impl Peers {
             return Err(io::ErrorKind::NotConnected.into());
         }
         let (from, to_whom) = (me.pack(), to.pack());
-        socket::send(socket.as_fd(), &Record::Hello { from, to: to_whom }.encode(), &[])?;
+        send(&socket, Record::Hello { from, to: to_whom }, &[])?;
         let connection = Arc::new(Connection {
             socket,
             to,
@@ -261,7 +268,7 @@ impl Peers {
         if let Some(arrival) = self.arrivals.pop_front() {
             return Some(arrival);
         }
-        if self.paused.is_some_and(|since| since.elapsed() > BREAK) {
+        if self.paused.is_some_and(|until| until <= Instant::now()) {
             self.resume();
         }
         let mut events = [EpollEvent::empty(); 32];
@@ -300,11 +307,16 @@ impl Peers {
     }
 
     /// Who waits to be let in would wake us for ever.
-    fn pause(&mut self) {
+    pub(super) fn pause(&mut self) {
         if self.epoll.delete(self.listener.as_fd()).is_ok() {
-            self.paused = Some(Instant::now());
+            self.paused = Some(Instant::now() + BREAK);
             tracing::warn!("no descriptor is left for other processes on the soft device's address");
         }
+    }
+
+    /// When it will be listened to again, where it is not now.
+    pub(super) fn paused_until(&self) -> Option<Instant> {
+        self.paused
     }
 
     fn resume(&mut self) {
@@ -320,7 +332,7 @@ impl Peers {
             let Some(end) = self.ends.get_mut(&token) else {
                 return;
             };
-            let mut buffer = [0; Record::MAX];
+            let mut buffer = [0; Record::MAX + 1];
             let (len, fds) = match socket::receive(end.socket(), &mut buffer) {
                 Ok((0, _)) => return self.hang_up(token, registry),
                 Ok(received) => received,
@@ -331,18 +343,21 @@ impl Peers {
                 // Nothing is ever said in return.
                 continue;
             };
-            match (Record::decode(&buffer[..len]), *from) {
-                (Some(Record::Ask), None) => {
-                    let _ = socket::send(socket.as_fd(), &Record::Registry.encode(), &[registry.fd().as_fd()]);
+            let Some(record) = Record::decode(&buffer[..len]) else {
+                continue;
+            };
+            match (record, *from) {
+                (Record::Ask, None) => {
+                    let _ = send(socket, Record::Registry, &[registry.fd().as_fd()]);
                 }
-                (Some(Record::Hello { from: said, to }), None) => {
+                (Record::Hello { from: said, to }, None) => {
                     let said = MemberId::unpack(said).filter(|&member| registry.lives(member));
                     if said.is_none() || to != me.pack() {
                         return self.hang_up(token, registry);
                     }
                     *from = said;
                 }
-                (Some(Record::Message(message)), Some(from)) => {
+                (Record::Message(message), Some(from)) => {
                     let pid = Some(*pid).filter(|&pid| pid > 0);
                     self.arrivals.push_back(Arrival::Message {
                         from,

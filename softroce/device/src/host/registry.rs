@@ -10,7 +10,6 @@ use std::mem::size_of;
 use std::num::NonZeroUsize;
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 use doorbell_roce_proto::{Block, Qpn};
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
@@ -20,6 +19,13 @@ use nix::sys::stat::fstat;
 use nix::unistd::ftruncate;
 
 use super::Flags;
+use crate::sync::{AtomicU64, Ordering};
+
+mod blocks;
+mod guarded;
+
+use blocks::Blocks;
+use guarded::Guarded;
 
 /// Members that a group can have at once.
 pub const SLOTS: usize = 1024;
@@ -75,21 +81,9 @@ impl MemberId {
     }
 }
 
-/// A line of the cache each.
+/// A line of the cache each: the life, and what the others have to know of the member.
 #[repr(C, align(64))]
-struct Member {
-    /// The generation, and in bit 0 whether it lives.
-    life: AtomicU64,
-    flags: AtomicU32,
-    udp_port: AtomicU32,
-}
-
-#[repr(C)]
-struct Service {
-    id: AtomicU64,
-    /// Who listens, packed; 0 for nobody.
-    member: AtomicU64,
-}
+struct Member(Guarded);
 
 #[repr(C)]
 struct Layout {
@@ -98,12 +92,10 @@ struct Layout {
     name: AtomicU64,
     /// Who has the address's well-known port, packed; 0 for nobody.
     holder: AtomicU64,
-    /// Blocks given back so far.
-    releases: AtomicU64,
     members: [Member; SLOTS],
-    /// The owner, packed; or which release it was, 0 for a block that nobody has had.
-    blocks: [AtomicU64; Block::COUNT],
-    services: [Service; SERVICES],
+    blocks: Blocks<{ Block::COUNT }>,
+    /// Who listens, packed, and for what.
+    services: [Guarded; SERVICES],
 }
 
 const LEN: NonZeroUsize = NonZeroUsize::new(size_of::<Layout>()).unwrap();
@@ -176,56 +168,46 @@ impl Registry {
 
     /// Makes the caller, who holds the name of the slot, its next member.
     pub(super) fn enter(&self, slot: u16, flags: Flags, udp_port: u16) -> MemberId {
-        let entry = &self.get().members[usize::from(slot) % SLOTS];
-        let last = (entry.life.load(Ordering::Acquire) >> 1) as u32;
+        let entry = self.entry(slot);
+        let last = (entry.guard() >> 1) as u32;
         let me = MemberId::new(slot, last.wrapping_add(1));
-        // The last one is dead: its name was free. Said before the rest changes, for who reads it.
-        entry.life.store(u64::from(last) << 1, Ordering::Relaxed);
-        fence(Ordering::SeqCst);
-        entry.flags.store(flags.0, Ordering::Relaxed);
-        entry.udp_port.store(udp_port.into(), Ordering::Relaxed);
-        entry.life.store(me.life(), Ordering::Release);
+        // The last one is dead: its name was free.
+        let dead = MemberId::new(slot, last).life() & !1;
+        entry.set(dead, u64::from(flags.0) << 16 | u64::from(udp_port), me.life());
         me
+    }
+
+    /// The entry of a slot; of another where the slot is none.
+    fn entry(&self, slot: u16) -> &Guarded {
+        &self.get().members[usize::from(slot) % SLOTS].0
     }
 
     /// The member is no more: gone by itself, or found dead.
     pub(super) fn bury(&self, member: MemberId) {
-        let entry = &self.get().members[usize::from(member.slot) % SLOTS];
-        let dead = member.life() & !1;
-        let _ = entry
-            .life
-            .compare_exchange(member.life(), dead, Ordering::AcqRel, Ordering::Relaxed);
+        self.entry(member.slot).change(member.life(), member.life() & !1);
     }
 
     /// As far as anybody has found out.
     pub(super) fn lives(&self, member: MemberId) -> bool {
-        let entry = self.get().members.get(usize::from(member.slot));
-        entry.is_some_and(|entry| entry.life.load(Ordering::Acquire) == member.life())
+        usize::from(member.slot) < SLOTS && self.entry(member.slot).guard() == member.life()
     }
 
-    fn read<T>(&self, member: MemberId, read: impl FnOnce(&Member) -> T) -> Option<T> {
+    fn facts(&self, member: MemberId) -> Option<u64> {
         let entry = self.get().members.get(usize::from(member.slot))?;
-        if entry.life.load(Ordering::Acquire) != member.life() {
-            return None;
-        }
-        let value = read(entry);
-        // Still the same member: then what was read is of it.
-        fence(Ordering::Acquire);
-        (entry.life.load(Ordering::Relaxed) == member.life()).then_some(value)
+        entry.0.get(member.life())
     }
 
     pub(super) fn flags(&self, member: MemberId) -> Option<Flags> {
-        self.read(member, |entry| Flags(entry.flags.load(Ordering::Relaxed)))
+        self.facts(member).map(|facts| Flags((facts >> 16) as u32))
     }
 
     pub(super) fn udp_port(&self, member: MemberId) -> Option<u16> {
-        let port = self.read(member, |entry| entry.udp_port.load(Ordering::Relaxed))?;
-        u16::try_from(port).ok().filter(|&port| port != 0)
+        self.facts(member).map(|facts| facts as u16).filter(|&port| port != 0)
     }
 
     /// The living member of a slot.
     pub(super) fn member(&self, slot: u16) -> Option<MemberId> {
-        let life = self.get().members.get(usize::from(slot))?.life.load(Ordering::Acquire);
+        let life = self.get().members.get(usize::from(slot))?.0.guard();
         (life & 1 != 0).then(|| MemberId::new(slot, (life >> 1) as u32))
     }
 
@@ -241,111 +223,50 @@ impl Registry {
 
     /// A block that nobody has, for `me`: one that nobody has had where there is one, looked for from `start` on; else the one given back longest ago.
     pub(super) fn claim(&self, me: MemberId, start: u16) -> Option<Block> {
-        let layout = self.get();
-        // A try fails only where another claims at the same time, and then that one has got something.
-        for _ in 0..=Block::COUNT {
-            let mut oldest = None;
-            for offset in 0..Block::COUNT {
-                let index = (usize::from(start) + offset) % Block::COUNT;
-                let word = &layout.blocks[index];
-                let mut found = word.load(Ordering::Acquire);
-                if let Some(owner) = MemberId::unpack(found) {
-                    if self.lives(owner) {
-                        continue;
-                    }
-                    let released = self.release_stamp();
-                    if word
-                        .compare_exchange(found, released, Ordering::AcqRel, Ordering::Relaxed)
-                        .is_err()
-                    {
-                        continue;
-                    }
-                    found = released;
-                }
-                if oldest.is_none_or(|(before, _)| found < before) {
-                    oldest = Some((found, index));
-                }
-                if found == 0 {
-                    break;
-                }
-            }
-            let (found, index) = oldest?;
-            let taken = layout.blocks[index].compare_exchange(found, me.pack(), Ordering::AcqRel, Ordering::Relaxed);
-            if taken.is_ok() {
-                return Block::new(index as u16);
-            }
-        }
-        None
-    }
-
-    fn release_stamp(&self) -> u64 {
-        (self.get().releases.fetch_add(1, Ordering::Relaxed) + 1) & !MemberId::PRESENT
-    }
-
-    /// Gives back all blocks of a member that leaves.
-    fn release_all(&self, me: MemberId) {
-        for word in &self.get().blocks {
-            if word.load(Ordering::Relaxed) == me.pack() {
-                let _ = word.compare_exchange(me.pack(), self.release_stamp(), Ordering::AcqRel, Ordering::Relaxed);
-            }
-        }
+        let index = self.get().blocks.claim(me, start.into(), |member| self.lives(member))?;
+        Block::new(index as u16)
     }
 
     pub(super) fn owner_of(&self, qpn: Qpn) -> Option<MemberId> {
-        let word = self.get().blocks.get(Block::of(qpn).index())?;
-        MemberId::unpack(word.load(Ordering::Acquire)).filter(|&owner| self.lives(owner))
+        let owner = self.get().blocks.owner(Block::of(qpn).index());
+        owner.filter(|&owner| self.lives(owner))
     }
 
     // Services: written by whoever is at the door, one at a time; read by all
 
     /// Adds one; false when there is no room.
     pub(super) fn add_service(&self, id: u64, me: MemberId) -> bool {
-        let free = |service: &&Service| {
-            let member = MemberId::unpack(service.member.load(Ordering::Acquire));
-            !member.is_some_and(|member| self.lives(member))
-        };
-        let Some(service) = self.get().services.iter().find(free) else {
-            return false;
-        };
-        service.member.store(0, Ordering::Relaxed);
-        fence(Ordering::SeqCst);
-        service.id.store(id, Ordering::Relaxed);
-        service.member.store(me.pack(), Ordering::Release);
-        true
+        let free = |service: &&Guarded| !MemberId::unpack(service.guard()).is_some_and(|member| self.lives(member));
+        let service = self.get().services.iter().find(free);
+        service.inspect(|service| service.set(0, id, me.pack())).is_some()
     }
 
     pub(super) fn remove_service(&self, id: u64, me: MemberId) {
-        for service in &self.get().services {
-            if service.id.load(Ordering::Relaxed) == id {
-                let _ = service
-                    .member
-                    .compare_exchange(me.pack(), 0, Ordering::AcqRel, Ordering::Relaxed);
-            }
-        }
+        let services = self.get().services.iter();
+        services
+            .filter(|service| service.get(me.pack()) == Some(id))
+            .for_each(|service| service.change(me.pack(), 0));
     }
 
     pub(super) fn find_service(&self, id: u64) -> Option<MemberId> {
         self.get().services.iter().find_map(|service| {
-            let word = service.member.load(Ordering::Acquire);
-            let is_it = service.id.load(Ordering::Relaxed) == id;
-            fence(Ordering::Acquire);
-            let same = service.member.load(Ordering::Relaxed) == word;
-            MemberId::unpack(word).filter(|&member| is_it && same && self.lives(member))
+            let word = service.guard();
+            let member = MemberId::unpack(word).filter(|&member| self.lives(member))?;
+            (service.get(word) == Some(id)).then_some(member)
         })
     }
 
     /// A member leaves in good order.
     pub(super) fn leave(&self, me: MemberId) {
-        for service in &self.get().services {
-            let _ = service
-                .member
-                .compare_exchange(me.pack(), 0, Ordering::AcqRel, Ordering::Relaxed);
-        }
+        self.get()
+            .services
+            .iter()
+            .for_each(|service| service.change(me.pack(), 0));
         let _ = self
             .get()
             .holder
             .compare_exchange(me.pack(), 0, Ordering::AcqRel, Ordering::Relaxed);
-        self.release_all(me);
+        self.get().blocks.release_all(me);
         self.bury(me);
     }
 }
@@ -356,3 +277,6 @@ impl Drop for Registry {
         let _ = unsafe { munmap(self.layout.cast(), LEN.get()) };
     }
 }
+
+#[cfg(all(test, not(doorbell_loom)))]
+mod tests;

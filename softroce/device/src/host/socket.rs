@@ -1,6 +1,6 @@
 //! Abstract Unix sockets of records (unix(7), `SOCK_SEQPACKET`): names that vanish with their holder, connections that hang up, and descriptors sent along.
 
-use std::io;
+use std::io::{self, IoSlice};
 use std::mem::{MaybeUninit, size_of};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
@@ -84,20 +84,17 @@ pub(super) fn credentials(fd: &impl AsFd) -> io::Result<Credentials> {
     })
 }
 
-/// Sends one record with its descriptors, whole or not at all, without waiting and without SIGPIPE.
-pub(super) fn send(fd: BorrowedFd<'_>, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+/// Sends one record, made of `parts`, with its descriptors: whole or not at all, without waiting and without SIGPIPE.
+pub(super) fn send(fd: BorrowedFd<'_>, parts: &[IoSlice<'_>], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
     if fds.len() > MAX_FDS {
         return Err(Errno::EINVAL.into());
     }
-    let mut part = libc::iovec {
-        iov_base: bytes.as_ptr().cast_mut().cast(),
-        iov_len: bytes.len(),
-    };
     let mut control = Control { bytes: [0; 1040] };
     // SAFETY: msghdr is integers and pointers, for which all zeroes is a value.
     let mut message: libc::msghdr = unsafe { MaybeUninit::zeroed().assume_init() };
-    message.msg_iov = &raw mut part;
-    message.msg_iovlen = 1;
+    // IoSlice is an iovec in memory (its documentation promises so).
+    message.msg_iov = parts.as_ptr().cast_mut().cast();
+    message.msg_iovlen = parts.len() as _;
     if !fds.is_empty() {
         let len = size_of_val(fds) as u32;
         message.msg_control = (&raw mut control).cast();
@@ -113,7 +110,7 @@ pub(super) fn send(fd: BorrowedFd<'_>, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> 
         }
     }
     loop {
-        // SAFETY: `message` refers to `part`, `bytes` and `control`, all of which outlive the call, with their true lengths; the kernel only reads them.
+        // SAFETY: `message` refers to `parts`, what they refer to, and `control`, all of which outlive the call, with their true lengths; the kernel only reads them.
         let sent = unsafe {
             libc::sendmsg(
                 fd.as_raw_fd(),

@@ -9,6 +9,7 @@ use std::thread;
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
+use super::peers::Record;
 use super::*;
 
 /// An address that nobody else has, here or in another process.
@@ -190,4 +191,75 @@ fn a_port_of_somebody_else_is_an_error() {
         matches!(&error, JoinError::Port { source, .. } if source.kind() == io::ErrorKind::AddrInUse),
         "{error}"
     );
+}
+
+#[test]
+fn what_is_sent_on_a_connection_may_be_anything() {
+    let at = address();
+    let (member, _its) = join(at, &[]);
+    let (other, _others) = join(at, &[&member]);
+    let raw = |bytes: &[u8], fds: &[BorrowedFd<'_>]| {
+        let connection = socket::connect_to(&Names::new(at).slot(0)).unwrap();
+        for _ in 0..2 {
+            // It may have been hung up on by then.
+            let _ = socket::send(connection.as_fd(), &[io::IoSlice::new(bytes)], fds);
+            assert!(member.poll().is_none(), "{bytes:?}");
+        }
+        connection
+    };
+    let (mut kept, sent) = io::pipe().unwrap();
+    let hello = |from: u64, to: u64| Record::Hello { from, to }.encode();
+    let (me, them) = (member.me().pack(), other.me().pack());
+    let records = [
+        vec![],
+        vec![0],
+        vec![0xff; 24],
+        vec![3; 23],
+        vec![7; 5000],
+        Record::Wake.encode().to_vec(),
+        Record::Message(Message::Lane).encode().to_vec(),
+        Record::Registry.encode().to_vec(),
+        hello(0, me).to_vec(),
+        hello(u64::MAX, me).to_vec(),
+        // Of another time, and of a place that nobody has.
+        hello(them + (1 << 16), me).to_vec(),
+        hello(them + 1, me).to_vec(),
+        hello(them, them).to_vec(),
+    ];
+    let open: Vec<_> = records.iter().map(|record| raw(record, &[sent.as_fd(); 3])).collect();
+    // Nobody kept the descriptors.
+    drop(sent);
+    assert_eq!(kept.read(&mut [0]).unwrap(), 0);
+    // Who has said who it is may then say what it likes, too.
+    let known = socket::connect_to(&Names::new(at).slot(0)).unwrap();
+    for record in [
+        &hello(them, me)[..],
+        &hello(me, me),
+        &Record::Ask.encode(),
+        &[9; 24],
+        &[7],
+    ] {
+        socket::send(known.as_fd(), &[io::IoSlice::new(record)], &[]).unwrap();
+        assert!(member.poll().is_none());
+    }
+    // And the member is as it was.
+    let (_third, _socket) = join(at, &[&member, &other]);
+    drop(open);
+}
+
+#[test]
+fn without_descriptors_others_wait_and_come_in_later() {
+    let at = address();
+    let (member, _its) = join(at, &[]);
+    member.peers.lock().pause();
+    let waiting = socket::connect_to(&Names::new(at).slot(0)).unwrap();
+    peers::send(&waiting, Record::Ask, &[]).unwrap();
+    let mut buffer = [0; Record::MAX];
+    let mut answered = || socket::receive(waiting.as_fd(), &mut buffer).is_ok();
+    assert!(member.poll().is_none() && !answered());
+    assert!(member.take_over_at().is_some(), "somebody has to come back");
+    while !answered() {
+        assert!(member.poll().is_none());
+        thread::yield_now();
+    }
 }

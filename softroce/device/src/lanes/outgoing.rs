@@ -322,7 +322,7 @@ impl Outgoing {
         }
         for lane in self.lanes.iter_mut().flatten() {
             if let Some(connection) = &lane.connection
-                && lane.sender.announced(id)
+                && lane.sender.forget(id)
             {
                 // Where it is not told it goes on having it mapped: which costs memory, and nothing else.
                 let _ = connection.send(Message::Released { id: u64::from(id.0) }, &[]);

@@ -77,8 +77,8 @@ impl Body<'_> {
     /// When the payload has no such range.
     ///
     /// # Safety
-    /// `dst` is writable for `len` bytes, which are no part of the lane, of a segment of this sender, or (of a lane to this process itself) of the payload. They may be read and written
-    /// meanwhile, as memory of a device is.
+    /// `dst` is writable for `len` bytes, which are no part of the lane. They may be read and written meanwhile, as memory of a device is; where they are the payload's own (of a lane to this
+    /// process itself, or shared with the sender), what is there afterwards is as undefined as with any device.
     pub unsafe fn copy_to(&self, at: usize, len: usize, dst: *mut u8) -> Result<(), Gone> {
         let end = at.checked_add(len);
         assert!(
@@ -127,14 +127,14 @@ impl Body<'_> {
             }
             return Ok(());
         }
-        if let Origin::Process(Some(process)) = self.origin {
+        if let Origin::Process(peer) = self.origin {
             let local = [
                 io_part(target.head, head),
                 io_part(target.tail.as_mut_ptr(), target.tail.len()),
             ];
             if let Some(remote) = Remote::of(self.parts(at, head + target.tail.len())) {
                 // SAFETY: both are writable for these lengths.
-                return unsafe { read_process(process, &local, remote.parts()) };
+                return unsafe { peer.read(local, remote) };
             }
         }
         // SAFETY: head and tail are writable for as many bytes each.
@@ -167,16 +167,16 @@ impl Body<'_> {
             (Reference::Bulk { offset, .. }, _) => self.map.bulk(offset, len).map(<*mut u8>::cast_const),
             (Reference::Segment { id, offset, .. }, _) => self.segments.find(id, offset, len),
             (Reference::Process { addr, .. }, Origin::Own) => Some(ptr::with_exposed_provenance(addr as usize)),
-            (Reference::Process { addr, .. }, Origin::Process(Some(process))) => {
-                let remote = io_part(ptr::without_provenance_mut(addr as usize), len);
+            (Reference::Process { .. }, Origin::Process(peer)) => {
+                let remote = Remote::of([part].into_iter()).ok_or(Gone)?;
                 // SAFETY: writable for the part's length.
-                return unsafe { read_process(process, &[io_part(dst, len)], &[remote]) };
+                return unsafe { peer.read([io_part(dst, len), io_part(dst, 0)], remote) };
             }
-            (Reference::Process { .. }, Origin::Process(None)) => None,
+            (Reference::Process { .. }, Origin::Unreadable) => None,
         };
         // SAFETY: the lane and the segments are mapped for these ranges, which were just checked, and cannot shrink; of a lane to this process itself the creator
-        // has promised that they are readable. Each byte is read once and only copied, so it does no harm when others write it.
-        unsafe { ptr::copy_nonoverlapping(src.ok_or(Gone)?, dst, len) };
+        // has promised that they are readable. Each byte is read once and only copied, so it does no harm when others write it. The two may overlap, when a process writes to itself.
+        unsafe { ptr::copy(src.ok_or(Gone)?, dst, len) };
         Ok(())
     }
 
@@ -197,9 +197,9 @@ impl Body<'_> {
     }
 }
 
-/// Ranges of another process' memory, for one call.
+/// Ranges of another process' memory, for one call: the references of a record, and the probe.
 struct Remote {
-    parts: [MaybeUninit<libc::iovec>; REFERENCES],
+    parts: [MaybeUninit<libc::iovec>; REFERENCES + 1],
     len: usize,
 }
 
@@ -207,22 +207,28 @@ impl Remote {
     /// The parts, if all of them are of that kind. There are no more than a record has references.
     fn of(parts: impl Iterator<Item = Reference>) -> Option<Self> {
         let mut remote = Self {
-            parts: [MaybeUninit::uninit(); REFERENCES],
+            parts: [MaybeUninit::uninit(); REFERENCES + 1],
             len: 0,
         };
         for part in parts {
             let Reference::Process { addr, len } = part else {
                 return None;
             };
-            let range = io_part(ptr::without_provenance_mut(addr as usize), len as usize);
-            remote.parts.get_mut(remote.len)?.write(range);
-            remote.len += 1;
+            remote.push(addr, len as usize)?;
         }
         Some(remote)
     }
 
+    fn push(&mut self, addr: u64, len: usize) -> Option<()> {
+        // A number that the kernel checks, and not an address here.
+        let range = io_part(ptr::without_provenance_mut(addr as usize), len);
+        self.parts.get_mut(self.len)?.write(range);
+        self.len += 1;
+        Some(())
+    }
+
     fn parts(&self) -> &[libc::iovec] {
-        // SAFETY: the first `len` were written in `of`.
+        // SAFETY: `push` wrote the first `len`.
         unsafe { slice::from_raw_parts(self.parts.as_ptr().cast(), self.len) }
     }
 }
@@ -234,36 +240,42 @@ fn io_part(start: *mut u8, len: usize) -> libc::iovec {
     }
 }
 
-/// Copies from another process (process_vm_readv(2)): all of it, or it is [`Gone`].
-///
-/// # Safety
-/// The local ranges are writable.
-unsafe fn read_process(process: i32, local: &[libc::iovec], remote: &[libc::iovec]) -> Result<(), Gone> {
-    let wanted: usize = local.iter().map(|part| part.iov_len).sum();
-    // SAFETY: the local ranges are writable by contract; the kernel checks the remote ones, which are another process', and copies none of ours there.
-    let read = unsafe {
-        libc::process_vm_readv(
-            process,
-            local.as_ptr(),
-            local.len() as libc::c_ulong,
-            remote.as_ptr(),
-            remote.len() as libc::c_ulong,
-            0,
-        )
-    };
-    // It is never interrupted halfway; what is short met a page that is not there.
-    if usize::try_from(read) == Ok(wanted) {
-        Ok(())
-    } else {
-        Err(Gone)
-    }
+/// Another process whose memory this one may read, and how to know it again: a number of a process may become another's, and a process another program (execve(2)) while its
+/// records are still here. So every call reads the probe as well, which all comes from one address space.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Peer {
+    pub(super) process: i32,
+    pub(super) address: u64,
+    pub(super) value: u64,
 }
 
-/// The word at an address of another process, if it can be read.
-pub(super) fn probe(process: i32, address: u64) -> Option<u64> {
-    let mut word = [0; 8];
-    let remote = io_part(ptr::without_provenance_mut(address as usize), word.len());
-    // SAFETY: eight writable bytes.
-    unsafe { read_process(process, &[io_part(word.as_mut_ptr(), word.len())], &[remote]) }.ok()?;
-    Some(u64::from_ne_bytes(word))
+impl Peer {
+    /// Whether the process can be read, and is the one that the lane is from.
+    pub(super) fn can_be_read(self) -> bool {
+        let nothing = io_part(ptr::null_mut(), 0);
+        // SAFETY: nothing is written but the probe.
+        Remote::of(std::iter::empty()).is_some_and(|remote| unsafe { self.read([nothing; 2], remote) }.is_ok())
+    }
+
+    /// Copies from the process (process_vm_readv(2)): all of it, or it is [`Gone`].
+    ///
+    /// # Safety
+    /// The local ranges are writable.
+    unsafe fn read(self, [head, tail]: [libc::iovec; 2], mut remote: Remote) -> Result<(), Gone> {
+        let mut probe = [0_u8; 8];
+        remote.push(self.address, probe.len()).ok_or(Gone)?;
+        let local = [head, tail, io_part(probe.as_mut_ptr(), probe.len())];
+        let wanted: usize = local.iter().map(|part| part.iov_len).sum();
+        let remote = remote.parts();
+        let (locals, remotes) = (local.len() as libc::c_ulong, remote.len() as libc::c_ulong);
+        // SAFETY: the local ranges are writable by contract, and the probe is; the kernel checks the remote ones and writes nothing there.
+        let read = unsafe { libc::process_vm_readv(self.process, local.as_ptr(), locals, remote.as_ptr(), remotes, 0) };
+        // It is never interrupted halfway; what is short met a page that is not there.
+        let complete = usize::try_from(read) == Ok(wanted);
+        if complete && u64::from_ne_bytes(probe) == self.value {
+            Ok(())
+        } else {
+            Err(Gone)
+        }
+    }
 }

@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use std::ptr;
 use std::sync::atomic::Ordering;
 
-use super::body::{Body, Source};
+use super::body::{Body, Peer, Source};
 use super::layout::{Field, Mapping};
 use super::mapped::{Segments, UnfitSegment};
 use super::record::{Control, Form, Kind, REFERENCE, Reference};
@@ -15,9 +15,11 @@ use super::{Broken, HEADER, REFERENCES};
 
 /// Whose memory the references of a lane name.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Origin {
-    /// A process that this one knows by a number (`None`: it has none here, being of another namespace).
-    Process(Option<i32>),
+pub(super) enum Origin {
+    /// Another process', which this one can read.
+    Process(Peer),
+    /// One that this one cannot read: of another user or namespace, or forbidden to it.
+    Unreadable,
     /// This process' own.
     Own,
 }
@@ -63,13 +65,22 @@ pub struct Receiver {
 }
 
 impl Receiver {
-    /// The lane of which another process sent the descriptor. It tries at once whether it can read that process' memory, for the sender to know.
+    /// The lane of which another process sent the descriptor. It tries at once whether it can read that process' memory, for the sender to know: `process` is its number, if it has one here.
     ///
     /// # Errors
     /// When it is no lane: it must be a memfd, sealed, of this version, and as long as it says.
     pub fn attach(fd: OwnedFd, process: Option<i32>) -> io::Result<Self> {
-        let receiver = Self::with_origin(Mapping::attach(fd)?, Origin::Process(process));
-        Ok(receiver)
+        let map = Mapping::attach(fd)?;
+        let peer = process.map(|process| Peer {
+            process,
+            address: map.get(Field::ProbeAddress),
+            value: map.get(Field::ProbeValue),
+        });
+        let origin = match peer {
+            Some(peer) if peer.can_be_read() => Origin::Process(peer),
+            _ => Origin::Unreadable,
+        };
+        Ok(Self::with_origin(map, origin))
     }
 
     /// A lane from this process to itself.
@@ -85,13 +96,7 @@ impl Receiver {
 
     fn with_origin(map: Mapping, origin: Origin) -> Self {
         let mut abilities = Abilities::SEGMENTS;
-        let (address, value) = (map.get(Field::ProbeAddress), map.get(Field::ProbeValue));
-        let readable = match origin {
-            Origin::Own => true,
-            Origin::Process(Some(process)) => super::body::probe(process, address) == Some(value),
-            Origin::Process(None) => false,
-        };
-        if readable {
+        if origin != Origin::Unreadable {
             abilities.0 |= Abilities::PROCESS.0;
         }
         map.set(Field::Abilities, abilities.0);

@@ -36,8 +36,10 @@ pub struct Sender {
     sent: Box<[Sent]>,
     /// The position behind the last record that refers to memory.
     referred: u64,
-    /// The segments that the receiver was sent, in this order; which it maps in the same.
-    announced: Vec<SegmentId>,
+    /// The segments that the receiver was sent and not told to forget, each with its place in this order; it maps them in the same.
+    announced: Vec<(u64, SegmentId)>,
+    /// How many it was sent, ever.
+    announcements: u64,
     /// For the receiver to try whether it can read this process; stays where it is.
     _probe: Box<AtomicU64>,
 }
@@ -151,6 +153,7 @@ impl Sender {
             sent: vec![Sent::default(); shape.slots].into_boxed_slice(),
             referred: 0,
             announced: Vec::new(),
+            announcements: 0,
             _probe: probe,
         };
         Ok((sender, fd))
@@ -357,22 +360,29 @@ impl Sender {
 
     /// The receiver has been sent a segment over the connection of the two processes, the next after those told before.
     pub fn announce(&mut self, id: SegmentId) {
-        self.announced.push(id);
+        self.announcements += 1;
+        self.announced.push((self.announcements, id));
+    }
+
+    /// A segment is given up. Whether the receiver was sent it, and so is to be told.
+    pub fn forget(&mut self, id: SegmentId) -> bool {
+        let before = self.announced.len();
+        self.announced.retain(|(_, known)| *known != id);
+        self.announced.len() != before
     }
 
     /// Whether the receiver was sent the segment.
     #[must_use]
     pub fn announced(&self, id: SegmentId) -> bool {
-        self.announced.contains(&id)
+        self.announced.iter().any(|(_, known)| *known == id)
     }
 
     /// Whether records may refer to the segment: the receiver has mapped it.
     #[must_use]
     pub fn can_refer(&self, id: SegmentId) -> bool {
-        let mapped = usize::try_from(self.map.get(Field::Mapped)).unwrap_or(usize::MAX);
-        let known = self.announced.get(..mapped).unwrap_or(&self.announced);
-        // The newest are the likeliest, and those announced twice after they were given up have their last place.
-        known.iter().rev().any(|known| *known == id) && self.abilities().contains(Abilities::SEGMENTS)
+        let place = self.announced.iter().find(|(_, known)| *known == id);
+        place.is_some_and(|(place, _)| *place <= self.map.get(Field::Mapped))
+            && self.abilities().contains(Abilities::SEGMENTS)
     }
 
     /// Whether records may refer to this process' memory by address: the receiver has tried that it can read it.

@@ -166,6 +166,10 @@ impl Table {
         self.referred.clear();
     }
 
+    pub(crate) fn has_retracted(&self) -> bool {
+        !self.retracted.is_empty()
+    }
+
     /// The next region that lost a window, by its key.
     pub(crate) fn retracted(&mut self) -> Option<u32> {
         self.retracted.pop()

@@ -93,7 +93,7 @@ fn nothing_is_lost_under_faults() {
 fn a_capture_shows_the_packets() {
     crate::setup();
     {
-        let (a, b) = pair(("captured", "soft1"), &Setup::default());
+        let (a, b) = pair(("captured", "far"), &Setup::default());
         a.fill(0, b"find this in the capture");
         assert_eq!(
             a.post(rdma(1, IBV_WR_RDMA_WRITE, b.addr(), b.rkey()), &mut [a.sge(0, 24)]),

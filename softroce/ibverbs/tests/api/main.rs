@@ -35,14 +35,19 @@ pub(crate) fn setup() {
         v6.port = own_port();
         vec![
             device("soft0", 1),
-            device("soft1", 2),
+            // On the same address two devices are two members of its group, with lanes between them.
+            device("soft1", if over_udp() { 2 } else { 1 }),
             faulty("faulty0", 3, 1),
             faulty("faulty1", 4, 2),
             captured,
+            device("far", 2),
             v6,
             device("taken", 6),
-            // Shared with soft0, as two processes do.
-            device("beside", 1),
+            // Shared, as two processes do.
+            device("holder", 7),
+            device("guest", 7),
+            device("leaving", 8),
+            device("staying", 8),
         ]
     });
 }

@@ -49,14 +49,33 @@ fn write_over_ipv6_to_oneself() {
     writes(&b, &a);
 }
 
-/// Both devices share an address, and an identity: only the numbers of their queue pairs tell them apart.
+/// Two devices share an address, and an identity: only the numbers of their queue pairs tell them apart. What comes from elsewhere comes to the one that has the port, and through it to the other.
 #[test]
-fn write_between_two_on_one_address() {
+fn write_between_two_on_one_address_and_a_third() {
     crate::setup();
-    let (a, b) = pair(("soft0", "beside"), &Setup::default());
+    let (a, b) = pair(("holder", "guest"), &Setup::default());
     assert_ne!(a.qpn() >> 10, b.qpn() >> 10, "each has blocks of numbers for itself");
     writes(&a, &b);
     writes(&b, &a);
+    for member in ["holder", "guest"] {
+        let (there, outside) = pair((member, "soft1"), &Setup::default());
+        writes(&there, &outside);
+        writes(&outside, &there);
+    }
+    drop((a, b));
+}
+
+/// The process that has the port goes away: another takes it over, and what was lost meanwhile is sent again.
+#[test]
+fn write_while_the_port_changes_hands() {
+    crate::setup();
+    let leaving = open("leaving").unwrap();
+    let (there, outside) = pair(("staying", "soft1"), &Setup::default());
+    writes(&outside, &there);
+    // SAFETY: live, closed once.
+    assert_eq!(unsafe { (api().close_device)(leaving) }, 0);
+    writes(&outside, &there);
+    writes(&there, &outside);
 }
 
 #[test]

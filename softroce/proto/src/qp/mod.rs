@@ -188,6 +188,11 @@ impl QueuePair {
         self.responder.acknowledges() && !self.requester.has_more()
     }
 
+    /// Whether there is something to send, now or when what it waits for has come.
+    pub(crate) fn has_more(&self) -> bool {
+        self.responder.has_replies() || self.requester.has_more()
+    }
+
     pub(crate) fn deadline(&self) -> Option<Instant> {
         self.requester.deadline()
     }

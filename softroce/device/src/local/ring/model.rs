@@ -58,16 +58,6 @@ impl Lane {
             self.bells[1].ring();
         }
     }
-
-    /// Sleeps until the consumer has come so far.
-    fn await_head(&self, producer: &mut Producer, head: u64) {
-        while producer.head() < head {
-            producer.starve(self).unwrap();
-            if producer.head() < head {
-                self.bells[1].wait();
-            }
-        }
-    }
 }
 
 impl Words for Lane {
@@ -143,7 +133,12 @@ fn a_slot_is_written_again_when_it_is_done_with_and_room_is_not_slept_through() 
         let sending = {
             let lane = Arc::clone(&lane);
             thread::spawn(move || {
-                lane.await_head(&mut producer, 1);
+                while !producer.has_slot(&*lane) {
+                    producer.starve(&*lane).unwrap();
+                    if !producer.has_slot(&*lane) {
+                        lane.bells[1].wait();
+                    }
+                }
                 lane.push(&mut producer, RECORDS);
             })
         };
@@ -169,7 +164,12 @@ fn bulk_is_given_back_at_once() {
         let sending = {
             let lane = Arc::clone(&lane);
             thread::spawn(move || {
-                lane.await_head(&mut producer, 1);
+                while producer.head() == 0 {
+                    producer.starve(&*lane).unwrap();
+                    if producer.head() == 0 {
+                        lane.bells[1].wait();
+                    }
+                }
                 // The slot is as good as the bulk area: what is written again only when it is done with.
                 // SAFETY: what is to be proved.
                 lane.content[0].with_mut(|content| unsafe { *content = 2 });

@@ -194,6 +194,10 @@ impl Responder {
         self.replies.is_acknowledgement()
     }
 
+    pub(crate) fn has_replies(&self) -> bool {
+        !self.replies.is_empty()
+    }
+
     pub(crate) const fn expected_psn(&self) -> Psn {
         self.expected
     }

@@ -79,6 +79,10 @@ impl Replies {
         self.again = 0;
     }
 
+    pub(crate) fn is_empty(&self) -> bool {
+        self.queue.is_empty()
+    }
+
     /// Whether one acknowledgement is all there is.
     pub(crate) fn is_acknowledgement(&self) -> bool {
         self.queue.len() == 1 && self.queue.front().is_some_and(|reply| matches!(reply.kind, Kind::Ack))

@@ -1,0 +1,67 @@
+//! Loom's model of members that claim blocks at the same time, some of which a dead one had: no block has two owners, and nobody goes without while there is one. Run by
+//! `cargo xtask sanitize loom`.
+
+use std::sync::Arc;
+
+use loom::thread;
+
+use super::*;
+
+fn member(slot: u16) -> MemberId {
+    MemberId::new(slot, 1)
+}
+
+/// Two blocks, which say this.
+fn blocks(words: [u64; 2]) -> Arc<Blocks<2>> {
+    Arc::new(Blocks {
+        releases: AtomicU64::new(1),
+        words: words.map(AtomicU64::new),
+    })
+}
+
+/// Members 1 and 2 claim a block each; 0 is dead.
+fn both_claim(words: [u64; 2]) {
+    loom::model(move || {
+        let blocks = blocks(words);
+        let lives = |member: MemberId| member.slot() != 0;
+        let other = thread::spawn({
+            let blocks = Arc::clone(&blocks);
+            move || blocks.claim(member(2), 0, lives)
+        });
+        let ours = blocks.claim(member(1), 0, lives).unwrap();
+        let theirs = other.join().unwrap().unwrap();
+        assert_ne!(ours, theirs);
+        assert_eq!(
+            [blocks.owner(ours), blocks.owner(theirs)],
+            [Some(member(1)), Some(member(2))]
+        );
+    });
+}
+
+#[test]
+fn of_new_blocks() {
+    both_claim([0, 0]);
+}
+
+#[test]
+fn of_a_dead_ones_and_one_given_back() {
+    both_claim([member(0).pack(), 1]);
+}
+
+/// It may be taken for dead while it still gives back what it has.
+#[test]
+fn while_the_owner_leaves() {
+    loom::model(|| {
+        let blocks = blocks([member(1).pack(), 1]);
+        let lives = |owner: MemberId| owner != member(1);
+        let leaving = thread::spawn({
+            let blocks = Arc::clone(&blocks);
+            move || blocks.release_all(member(1))
+        });
+        let first = blocks.claim(member(2), 0, lives).unwrap();
+        let second = blocks.claim(member(2), 0, lives).unwrap();
+        leaving.join().unwrap();
+        assert_ne!(first, second);
+        assert_eq!([blocks.owner(first), blocks.owner(second)], [Some(member(2)); 2]);
+    });
+}

@@ -1,0 +1,47 @@
+//! Loom's model of a slot of which one member after the other has the value, while others read it and bury the dead. Run by `cargo xtask sanitize loom`.
+
+use std::sync::Arc;
+
+use loom::thread;
+
+use super::*;
+
+const DEAD: u64 = 2;
+const FIRST: u64 = 3;
+const SECOND: u64 = 5;
+
+fn of_first() -> Arc<Guarded> {
+    Arc::new(Guarded {
+        guard: AtomicU64::new(FIRST),
+        value: AtomicU64::new(100),
+    })
+}
+
+#[test]
+fn nobody_gets_anothers_value() {
+    loom::model(|| {
+        let slot = of_first();
+        let writer = thread::spawn({
+            let slot = Arc::clone(&slot);
+            move || slot.set(DEAD, 200, SECOND)
+        });
+        assert!(matches!(slot.get(FIRST), None | Some(100)));
+        assert!(matches!(slot.get(SECOND), None | Some(200)));
+        writer.join().unwrap();
+        assert_eq!((slot.get(FIRST), slot.get(SECOND)), (None, Some(200)));
+    });
+}
+
+#[test]
+fn who_buries_the_first_does_the_second_no_harm() {
+    loom::model(|| {
+        let slot = of_first();
+        let survivor = thread::spawn({
+            let slot = Arc::clone(&slot);
+            move || slot.change(FIRST, DEAD)
+        });
+        slot.set(DEAD, 200, SECOND);
+        survivor.join().unwrap();
+        assert_eq!(slot.get(SECOND), Some(200));
+    });
+}

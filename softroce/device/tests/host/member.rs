@@ -1,0 +1,185 @@
+//! A process of its own with a device, which says what it sees.
+
+use std::io::{BufRead, BufReader, Write};
+use std::net::IpAddr;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::time::Duration;
+use std::{env, thread};
+
+use doorbell_softroce::host::{MemberId, SLOTS};
+use doorbell_softroce::{Device, DeviceConfig};
+use nix::unistd::{ForkResult, Uid, fork, setresuid};
+
+/// Set for processes that are members: the address and the user.
+const ROLE: &str = "DOORBELL_TEST_MEMBER";
+
+/// Marks a line as an answer, among what the test harness prints.
+const ANSWER: &str = "member: ";
+
+/// How a member starts.
+#[derive(Clone, Copy)]
+pub(crate) struct Start {
+    address: IpAddr,
+    uid: u32,
+}
+
+impl Start {
+    pub(crate) fn at(address: IpAddr) -> Self {
+        Self {
+            address,
+            uid: nix::unistd::geteuid().as_raw(),
+        }
+    }
+
+    pub(crate) fn by(self, uid: u32) -> Self {
+        Self { uid, ..self }
+    }
+}
+
+/// A device at the default address, at this port.
+pub(crate) fn at_port(port: u16) -> DeviceConfig {
+    DeviceConfig {
+        port,
+        ..DeviceConfig::new("soft0")
+    }
+}
+
+/// A process that has joined, killed when dropped.
+#[derive(Debug)]
+pub(crate) struct Member {
+    process: Child,
+    commands: Option<ChildStdin>,
+    answers: BufReader<ChildStdout>,
+    pub(crate) slot: u16,
+    /// Its own UDP port.
+    pub(crate) port: u16,
+}
+
+impl Member {
+    pub(crate) fn start(start: Start) -> Result<Self, String> {
+        Self::launch(start).joined()
+    }
+
+    /// Starts it, and does not wait until it has joined.
+    pub(crate) fn launch(start: Start) -> Self {
+        let role = format!("{} {}", start.address, start.uid);
+        let mut process = Command::new(env::current_exe().unwrap())
+            .args(["--exact", "member::is_a_member", "--nocapture", "--test-threads", "1"])
+            .env(ROLE, role)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        Self {
+            commands: process.stdin.take(),
+            answers: BufReader::new(process.stdout.take().unwrap()),
+            process,
+            slot: 0,
+            port: 0,
+        }
+    }
+
+    /// Waits until it has joined, or says why it cannot.
+    pub(crate) fn joined(mut self) -> Result<Self, String> {
+        let said = self.answer();
+        let [slot, port] = numbers(&said)[..] else {
+            return Err(said);
+        };
+        (self.slot, self.port) = (slot as u16, port as u16);
+        Ok(self)
+    }
+
+    fn answer(&mut self) -> String {
+        let mut line = String::new();
+        while self.answers.read_line(&mut line).unwrap() > 0 {
+            // The harness begins its line with the test's name, and ends it later.
+            if let Some((_, answer)) = line.split_once(ANSWER) {
+                return answer.trim_end().to_owned();
+            }
+            line.clear();
+        }
+        panic!("the member ended without an answer");
+    }
+
+    pub(crate) fn ask(&mut self, command: &str) -> Vec<u64> {
+        let commands = self.commands.as_mut().unwrap();
+        writeln!(commands, "{command}").unwrap();
+        let said = self.answer();
+        numbers(&said)
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
+        self.process.id()
+    }
+
+    pub(crate) fn kill(mut self) {
+        self.process.kill().unwrap();
+        self.process.wait().unwrap();
+    }
+
+    /// Has it close its device and end.
+    pub(crate) fn leave(mut self) {
+        self.commands = None;
+        assert!(self.process.wait().unwrap().success());
+    }
+}
+
+impl Drop for Member {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+fn numbers(said: &str) -> Vec<u64> {
+    said.split_whitespace().map_while(|word| word.parse().ok()).collect()
+}
+
+/// No test of its own: what a member does.
+#[test]
+fn is_a_member() {
+    let Ok(role) = env::var(ROLE) else {
+        return;
+    };
+    let (address, uid) = role.split_once(' ').unwrap();
+    let uid = Uid::from_raw(uid.parse().unwrap());
+    if uid != nix::unistd::geteuid() {
+        setresuid(uid, uid, uid).unwrap();
+    }
+    let config = DeviceConfig {
+        address: Some(address.parse().unwrap()),
+        ..DeviceConfig::new("soft0")
+    };
+    let device = match Device::open(&config) {
+        Ok(device) => device,
+        Err(error) => return println!("{ANSWER}{error}"),
+    };
+    let host = device.host();
+    let port = host.udp_port(host.me()).unwrap();
+    println!("{ANSWER}{} {port}", host.me().slot());
+    for command in std::io::stdin().lines() {
+        let lives = || (0..SLOTS as u16).filter_map(|slot| host.member(slot));
+        // Whom nobody has seen die may be dead: connecting tells.
+        let is_there = |member: &MemberId| *member == host.me() || host.connect(*member).is_ok();
+        let said = match command.unwrap().as_str() {
+            "members" => lives().filter(is_there).count().to_string(),
+            "seen" => lives().count().to_string(),
+            "holder" => host.holder().map_or(String::new(), |holder| holder.slot().to_string()),
+            "block" => host.claim(0).unwrap().index().to_string(),
+            "fork" => {
+                // SAFETY: the child takes no lock that another thread may have held: of the device's threads none is inside of anything while the device rests, and the allocator sees to itself.
+                match unsafe { fork() }.unwrap() {
+                    ForkResult::Parent { child } => child.to_string(),
+                    ForkResult::Child => {
+                        drop(device);
+                        thread::sleep(Duration::from_secs(120));
+                        // SAFETY: ends the process, and runs nothing of it.
+                        unsafe { libc::_exit(0) }
+                    }
+                }
+            }
+            other => panic!("{other}"),
+        };
+        println!("{ANSWER}{said}");
+    }
+}

@@ -1,0 +1,245 @@
+//! Processes that are killed or stopped while they copy, or are copied from. The peer is another process of this test program.
+
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::time::{Duration, Instant};
+use std::{env, thread};
+
+use doorbell_roce_proto::work::Status;
+use doorbell_softroce::Mover;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use super::side::{Key, PATIENCE, Side, device, own_address};
+
+const LEN: usize = 1 << 20;
+const MESSAGES: usize = 16;
+const GOOD: u8 = 0x5a;
+const POISON: u8 = 0xee;
+/// 17 ms: with three retries a dead peer is one after 70 ms, and a busy machine is none.
+const TIMEOUT: u8 = 12;
+/// Set for the peer: its address, mover and task.
+const ROLE: &str = "DOORBELL_TEST_LOCAL_PEER";
+/// Marks a line as the peer's, among what the test harness prints.
+const ANSWER: &str = "peer: ";
+
+/// The other process.
+struct Peer {
+    process: Child,
+    commands: ChildStdin,
+    answers: BufReader<ChildStdout>,
+}
+
+impl Peer {
+    fn start(address: std::net::IpAddr, mover: Mover, task: &str) -> Self {
+        let mut process = Command::new(env::current_exe().unwrap())
+            .args(["--exact", "processes::peer", "--nocapture", "--include-ignored"])
+            .env(ROLE, format!("{address} {} {task}", mover.name()))
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        Self {
+            commands: process.stdin.take().unwrap(),
+            answers: BufReader::new(process.stdout.take().unwrap()),
+            process,
+        }
+    }
+
+    fn hear(&mut self) -> String {
+        loop {
+            let mut line = String::new();
+            assert_ne!(self.answers.read_line(&mut line).unwrap(), 0, "the peer is gone");
+            // The harness prints the test's name in front of the first.
+            if let Some(at) = line.find(ANSWER) {
+                return line[at + ANSWER.len()..].trim().to_owned();
+            }
+        }
+    }
+
+    fn tell(&mut self, what: &str) {
+        writeln!(self.commands, "{what}").unwrap();
+    }
+
+    /// Connects a side to it.
+    fn meet(&mut self, side: &Side) -> Key {
+        let key = parse(&self.hear());
+        side.connect(key, TIMEOUT);
+        let ours = side.key();
+        self.tell(&format!("{} {} {}", ours.qpn, ours.rkey, ours.addr));
+        assert_eq!(self.hear(), "ready");
+        key
+    }
+
+    fn signal(&self, signal: Signal) {
+        kill(Pid::from_raw(self.process.id() as i32), signal).unwrap();
+    }
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+fn parse(line: &str) -> Key {
+    let mut words = line.split_whitespace().map(|word| word.parse::<u64>().unwrap());
+    let mut next = || words.next().unwrap();
+    Key {
+        qpn: next() as u32,
+        rkey: next() as u32,
+        addr: next(),
+    }
+}
+
+/// The peer's program; as a test it does nothing.
+#[test]
+#[ignore = "run by the other tests, as a process of its own"]
+fn peer() {
+    let Ok(role) = env::var(ROLE) else {
+        return;
+    };
+    let mut words = role.split_whitespace();
+    let mut next = || words.next().unwrap();
+    let (address, mover, task) = (next().parse().unwrap(), next(), next());
+    let mover = Mover::ALL.into_iter().find(|known| known.name() == mover).unwrap();
+    let side = Side::new(&device(address, mover), MESSAGES * LEN, mover);
+    let key = side.key();
+    println!("{ANSWER}{} {} {}", key.qpn, key.rkey, key.addr);
+    let mut lines = std::io::stdin().lines();
+    let them = parse(&lines.next().unwrap().unwrap());
+    side.connect(them, TIMEOUT);
+    if task == "receive" {
+        (0..MESSAGES).for_each(|n| side.receive(n as u64, n * LEN, LEN));
+    }
+    println!("{ANSWER}ready");
+    match task {
+        // What has come by the time that it is asked.
+        "receive" => {
+            lines.next();
+            let done = side.poll();
+            let good = done.iter().filter(|done| done.status == Status::Success);
+            let wrong = good.filter(|done| !side.memory.is_all(done.wr_id as usize * LEN, LEN, GOOD));
+            println!("{ANSWER}{}", wrong.count());
+            lines.next();
+        }
+        "write" => {
+            side.memory.fill(0, MESSAGES * LEN, GOOD);
+            let mut busy = 0;
+            loop {
+                while busy < MESSAGES {
+                    side.write(0, busy * LEN, LEN, them);
+                    busy += 1;
+                }
+                busy -= side.wait(1).len();
+            }
+        }
+        // Its progress thread serves the rest.
+        _ => drop(lines.next()),
+    }
+}
+
+/// Writes until the peer answers no more, which is said in time.
+fn write_until_lost(side: &Side, peer: Key, within: Duration) {
+    let mut last = Instant::now();
+    loop {
+        (0..MESSAGES).for_each(|n| side.write(0, n * LEN, LEN, peer));
+        let done = side.wait(MESSAGES);
+        if let Some(failed) = done.iter().find(|done| done.status != Status::Success) {
+            assert_eq!(failed.status, Status::RetryExceeded);
+            assert!(last.elapsed() < within);
+            return;
+        }
+        last = Instant::now();
+    }
+}
+
+#[test]
+fn a_killed_receiver_is_lost_and_nothing_else() {
+    for mover in Mover::ALL {
+        let address = own_address();
+        let device = device(address, mover);
+        let (mut side, other) = (
+            Side::new(&device, MESSAGES * LEN, mover),
+            Side::new(&device, MESSAGES * LEN, mover),
+        );
+        let (mut doomed, mut survivor) = (
+            Peer::start(address, mover, "serve"),
+            Peer::start(address, mover, "serve"),
+        );
+        let (key, survives) = (doomed.meet(&side), survivor.meet(&other));
+        let killer = thread::spawn(move || {
+            thread::sleep(Duration::from_millis(20));
+            doomed.signal(Signal::SIGKILL);
+            doomed
+        });
+        write_until_lost(&side, key, PATIENCE);
+        // Nothing waits for who is dead.
+        drop(side.mr.take());
+        drop(side.qp.take());
+        drop(killer.join().unwrap());
+        other.write(7, 0, LEN, survives);
+        assert_eq!(other.wait(1)[0].status, Status::Success);
+        survivor.tell("done");
+    }
+}
+
+#[test]
+fn a_killed_sender_leaves_no_trace() {
+    for mover in Mover::ALL {
+        let address = own_address();
+        let device = device(address, mover);
+        let side = Side::new(&device, MESSAGES * LEN, mover);
+        let mut doomed = Peer::start(address, mover, "write");
+        doomed.meet(&side);
+        // It writes; then it is dead, in the middle of something.
+        let since = Instant::now();
+        while !side.memory.is_all((MESSAGES - 1) * LEN, LEN, GOOD) {
+            assert!(since.elapsed() < PATIENCE);
+        }
+        doomed.signal(Signal::SIGKILL);
+        drop(doomed);
+        // The device goes on.
+        let (a, b) = (Side::new(&device, LEN, mover), Side::new(&device, LEN, mover));
+        a.connect(b.key(), TIMEOUT);
+        b.connect(a.key(), TIMEOUT);
+        a.memory.fill(0, LEN, 3);
+        a.write(1, 0, LEN, b.key());
+        assert_eq!(a.wait(1)[0].status, Status::Success);
+        assert!(b.memory.is_all(0, LEN, 3));
+    }
+}
+
+/// Stopped anywhere, in the middle of a copy too: its peer gives up as configured, has its memory back, and what is copied after that is no message.
+#[test]
+fn a_stopped_receiver_holds_nobody_up() {
+    for mover in Mover::ALL {
+        for round in 0..4 {
+            let address = own_address();
+            let device = device(address, mover);
+            let mut side = Side::new(&device, MESSAGES * LEN, mover);
+            side.memory.fill(0, MESSAGES * LEN, GOOD);
+            let mut stopped = Peer::start(address, mover, "receive");
+            stopped.meet(&side);
+            (0..MESSAGES).for_each(|n| side.send(n as u64, n * LEN, LEN));
+            let since = Instant::now();
+            while since.elapsed() < Duration::from_micros(50 + 150 * round) {
+                side.cq.poll(0, |_| {}).unwrap();
+            }
+            stopped.signal(Signal::SIGSTOP);
+            let done = side.wait(MESSAGES);
+            drop(side.mr.take());
+            side.memory.fill(0, MESSAGES * LEN, POISON);
+            let failed = done.iter().filter(|done| done.status != Status::Success).count();
+            stopped.signal(Signal::SIGCONT);
+            stopped.tell("and?");
+            assert_eq!(
+                stopped.hear(),
+                "0",
+                "{mover:?}: messages that are wrong, {failed} failed"
+            );
+            stopped.tell("done");
+        }
+    }
+}

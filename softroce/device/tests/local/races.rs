@@ -1,0 +1,160 @@
+//! Memory and queue pairs that go while others copy from them: what is copied afterwards is never a message.
+
+use std::time::{Duration, Instant};
+
+use doorbell_roce_proto::qp::{Modify, State};
+use doorbell_roce_proto::work::Status;
+use doorbell_softroce::Mover;
+
+use super::side::{Key, Side, device, own_address};
+
+/// Bytes of a message: two packets of a lane.
+const LEN: usize = 512 << 10;
+/// Bytes that a lane's packet carries at most.
+const PACKET: usize = 256 << 10;
+const MESSAGES: usize = 8;
+const ROUNDS: u64 = 60;
+/// What the memory holds when it is the application's again; no round's pattern.
+const POISON: u8 = 0xee;
+const TIMEOUT: u8 = 10;
+
+/// How what is on its way loses its memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum End {
+    Deregistered,
+    Reset,
+    Error,
+    Destroyed,
+}
+
+fn pattern(round: u64) -> u8 {
+    (round % 200) as u8 + 1
+}
+
+/// Lets a time pass that differs from round to round.
+fn dawdle(round: u64) {
+    let (since, wait) = (Instant::now(), Duration::from_micros(round * 7 % 300));
+    while since.elapsed() < wait {
+        std::hint::spin_loop();
+    }
+}
+
+impl Side {
+    fn end(&mut self, end: End) {
+        let into = |state| Modify {
+            state: Some(state),
+            ..Modify::default()
+        };
+        match end {
+            End::Deregistered => drop(self.mr.take()),
+            End::Reset => self.qp().modify(&into(State::Reset)).unwrap(),
+            End::Error => self.qp().modify(&into(State::Err)).unwrap(),
+            End::Destroyed => drop(self.qp.take()),
+        }
+        self.memory.fill(0, MESSAGES * LEN, POISON);
+    }
+}
+
+/// One round after the other: `post` has one side give its memory away, which then `end`s; `check` looks at the other.
+fn rounds(mover: Mover, end: End, post: impl Fn(&Side, &Side, (Key, Key)), check: impl Fn(&Side, &Side, u8)) {
+    let address = own_address();
+    let (near, far) = (device(address, mover), device(address, mover));
+    for round in 0..ROUNDS {
+        let mut a = Side::new(&near, MESSAGES * LEN, mover);
+        let b = Side::new(&far, MESSAGES * LEN, mover);
+        let keys = (a.key(), b.key());
+        a.connect(keys.1, TIMEOUT);
+        b.connect(keys.0, TIMEOUT);
+        a.memory.fill(0, MESSAGES * LEN, pattern(round));
+        b.memory.fill(0, MESSAGES * LEN, 0);
+        post(&a, &b, keys);
+        dawdle(round);
+        a.end(end);
+        check(&a, &b, pattern(round));
+    }
+}
+
+/// Until nothing has completed for a while.
+fn settle(side: &Side, mut seen: impl FnMut(u64)) {
+    let mut since = Instant::now();
+    while since.elapsed() < Duration::from_millis(3) {
+        for completion in side.poll() {
+            since = Instant::now();
+            if completion.status == Status::Success {
+                seen(completion.wr_id);
+            }
+        }
+    }
+}
+
+fn sends(mover: Mover, end: End) {
+    rounds(
+        mover,
+        end,
+        |a, b, _| {
+            (0..MESSAGES).for_each(|n| b.receive(n as u64, n * LEN, LEN));
+            (0..MESSAGES).for_each(|n| a.send(n as u64, n * LEN, LEN));
+        },
+        |_, b, pattern| {
+            settle(b, |message| {
+                let whole = b.memory.is_all(message as usize * LEN, LEN, pattern);
+                assert!(whole, "{mover:?}, {end:?}: message {message} is not what was sent");
+            });
+        },
+    );
+}
+
+#[test]
+fn messages_are_whole_or_never_happen() {
+    for mover in Mover::ALL {
+        for end in [End::Deregistered, End::Reset, End::Error, End::Destroyed] {
+            sends(mover, end);
+        }
+    }
+}
+
+/// The last bytes of a WRITE appear after all others, also of one that is cut off.
+#[test]
+fn what_ends_a_write_follows_what_is_before_it() {
+    for mover in Mover::ALL {
+        rounds(
+            mover,
+            End::Deregistered,
+            |a, _, (_, b)| (0..MESSAGES).for_each(|n| a.write(n as u64, n * LEN, PACKET, b)),
+            |a, b, pattern| {
+                a.wait(MESSAGES);
+                for n in 0..MESSAGES {
+                    let last = b.memory.is_all(n * LEN + PACKET - 8, 8, pattern);
+                    assert!(
+                        !last || b.memory.is_all(n * LEN, PACKET, pattern),
+                        "{mover:?}: WRITE {n}"
+                    );
+                }
+            },
+        );
+    }
+}
+
+/// The responder's memory goes while the requester copies from it.
+#[test]
+fn reads_are_whole_or_fail() {
+    for mover in Mover::ALL {
+        for end in [End::Deregistered, End::Destroyed] {
+            rounds(
+                mover,
+                end,
+                |_, b, (a, _)| (0..MESSAGES).for_each(|n| b.read(n as u64, n * LEN, LEN, a)),
+                |_, b, pattern| {
+                    for done in b.wait(MESSAGES) {
+                        let whole = b.memory.is_all(done.wr_id as usize * LEN, LEN, pattern);
+                        assert!(
+                            done.status != Status::Success || whole,
+                            "{mover:?}, {end:?}: READ {}",
+                            done.wr_id
+                        );
+                    }
+                },
+            );
+        }
+    }
+}
