@@ -129,15 +129,15 @@ fn parse(mut arguments: lexopt::Parser) -> Result<Option<Asked>> {
 
 fn build() -> Result<()> {
     let status = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
+        .args(["build", "--release", "--locked"])
+        // The command, and the libraries of `doorbell run`.
         .args([
-            "build",
-            "--release",
-            "--locked",
-            "--workspace",
-            "--exclude",
-            "xtask",
-            "--lib",
-            "--bins",
+            "-p",
+            "doorbell-perftest",
+            "-p",
+            "doorbell-dropin",
+            "-p",
+            "doorbell-sysfs",
         ])
         .status()
         .context("cannot run cargo")?;
@@ -162,9 +162,13 @@ fn measure(place: Place, rounds: usize) -> Vec<(usize, Figures)> {
                 if round > 0 && figures.is_empty() {
                     continue;
                 }
+                let Contest { name, way, .. } = contest;
                 match trial.run() {
-                    Ok(figure) => figures.push(figure),
-                    Err(error) => eprintln!("peers: {}: {error:#}", contest.name),
+                    Ok(figure) => {
+                        eprintln!("peers: {name}, {way}: {figure:.2}");
+                        figures.push(figure);
+                    }
+                    Err(error) => eprintln!("peers: {name}, {way}: {error:#}"),
                 }
             }
         }

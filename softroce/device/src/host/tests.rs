@@ -283,3 +283,34 @@ fn without_descriptors_others_wait_and_come_in_later() {
         thread::yield_now();
     }
 }
+
+#[test]
+fn the_door_is_for_one_at_a_time_and_not_held_for_ever() {
+    let names = Names::new(address());
+    let inside = Door::enter(&names, Duration::ZERO).unwrap();
+    assert!(matches!(
+        Door::enter(&names, Duration::from_millis(20)),
+        Err(door::Shut::Busy)
+    ));
+    // One that waits is let in as soon as it opens, however long it could have waited.
+    thread::scope(|scope| {
+        let next = scope.spawn(|| Door::enter(&names, Duration::from_secs(3600)));
+        thread::sleep(Duration::from_millis(5));
+        assert!(!next.is_finished());
+        drop(inside);
+        assert!(next.join().unwrap().is_ok());
+    });
+    // Patience is with each that is inside, not with all of them.
+    const EACH: Duration = Duration::from_millis(30);
+    let entered = AtomicU8::new(0);
+    thread::scope(|scope| {
+        for _ in 0..20 {
+            scope.spawn(|| {
+                let _door = Door::enter(&names, 10 * EACH).unwrap();
+                assert_eq!(entered.fetch_add(1, Ordering::Relaxed), 0);
+                thread::sleep(EACH);
+                entered.fetch_sub(1, Ordering::Relaxed);
+            });
+        }
+    });
+}
