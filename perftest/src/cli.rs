@@ -96,7 +96,7 @@ pub(crate) struct EnvArgs {
 #[derive(Args, Debug)]
 #[command(next_help_heading = "Userspace device")]
 pub(crate) struct DropinArgs {
-    /// Address it binds to; each one after a comma is a device more [default: a loopback address]
+    /// Address it binds to; each one after a comma is a device more [default: 127.0.0.1]
     #[arg(long, value_name = "IP[,IP]", value_delimiter = ',', num_args = 1)]
     pub(crate) address: Vec<IpAddr>,
     /// UDP port of the wire; both ends need the same
@@ -286,7 +286,7 @@ pub(crate) struct ConnectionArgs {
 #[derive(Args, Debug, Clone)]
 #[command(next_help_heading = "Userspace device")]
 pub(crate) struct SoftArgs {
-    /// Address it binds to; with both ends here a second one, after a comma, is the other end's [default: free loopback addresses]
+    /// Address it binds to; with both ends here a second one, after a comma, is the other end's [default: 127.0.0.1]
     #[arg(long, value_name = "IP[,IP]", value_delimiter = ',', num_args = 1)]
     pub(crate) soft_address: Vec<IpAddr>,
     /// UDP port of the wire; both ends need the same

@@ -62,7 +62,8 @@ fn every_way_of_looking_sees_the_same() {
         readlink -f /sys/class/infiniband/../infiniband/soft0 || true
         find /sys/class/infiniband_verbs -name ibdev
         wc -l < /sys/class/infiniband/soft0/node_guid
-        test -e /sys/class/net/lo && echo others stay
+        test -e /sys/class/net/lo -a -c /dev/zero && echo others stay
+        test -c /dev/infiniband/uverbs0 -a -w /dev/infiniband/uverbs0 && ls /dev/infiniband
     "#;
     let lines = said(&["sh", "-c", script]);
     let expected = [
@@ -73,6 +74,7 @@ fn every_way_of_looking_sees_the_same() {
         "/sys/class/infiniband_verbs/uverbs0/ibdev",
         "1",
         "others stay",
+        "uverbs0",
     ];
     let lines: Vec<_> = lines.lines().collect();
     for line in expected {

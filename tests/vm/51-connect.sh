@@ -50,6 +50,16 @@ serve "ucmatose -s 10.9.0.2 -p 7472" 0 10.9.0.2 hang-up 7472 10 100
 serve "ucmatose -s fd09::2 -p 7472" 0 fd09::2 hang-up 7472 10 100
 serve "udaddy -s 10.9.0.2" 0 10.9.0.2 ud-server 7174 10 100
 serve "udaddy -s fd09::2" 0 fd09::2 ud-server 7174 10 100
+# Two servers on one address: requests and data for the second come by way of the first, which has the UDP port.
+soft 10.9.0.2 hang-up 7472 10 100 > /tmp/first.log 2>&1 &
+first=$!
+for _ in $(seq 100); do
+    ! grep -q listening /tmp/first.log || break
+    sleep 0.1
+done
+serve "ucmatose -s 10.9.0.2 -p 7473" 0 10.9.0.2 hang-up 7473 10 100
+timeout 60 ucmatose -s 10.9.0.2 -p 7472
+wait $first || { cat /tmp/first.log; exit 1; }
 # Rejected: the program says the reason.
 serve "rdma_client -s 10.9.0.2 -p 7471" 255 10.9.0.2 reject 7471
 grep -qi refused /tmp/client.log

@@ -3,6 +3,7 @@
 mod apt;
 mod ci;
 mod instructions;
+mod peers;
 mod sanitize;
 mod setup;
 mod vm;
@@ -22,6 +23,7 @@ Usage: cargo xtask COMMAND [OPTIONS]
 Commands:
   ci            check everything
   instructions  count instructions per call of the data path, beside C
+  peers         measure the device beside other libraries
   sanitize      test under sanitizers, valgrind, loom and Miri
   vm            run a command in a guest with the kernel's rxe
 
@@ -43,6 +45,7 @@ fn run(mut arguments: lexopt::Parser) -> Result<u8> {
     match arguments.next()? {
         Some(Value(command)) if command == "ci" => ci::main(arguments),
         Some(Value(command)) if command == "instructions" => instructions::main(arguments),
+        Some(Value(command)) if command == "peers" => peers::main(arguments),
         Some(Value(command)) if command == "sanitize" => sanitize::main(arguments),
         Some(Value(command)) if command == "vm" => vm::main(arguments),
         None | Some(Short('h') | Long("help")) => {

@@ -59,6 +59,19 @@ pub(crate) const STOCK: [Need; 3] = [
     },
 ];
 
+/// What the device is measured beside.
+pub(crate) const PEERS: [Need; 3] = [
+    STOCK[2],
+    Need {
+        package: "ucx-utils",
+        found: || in_path("ucx_perftest"),
+    },
+    Need {
+        package: "libfabric-bin",
+        found: || in_path("fi_pingpong"),
+    },
+];
+
 /// Valgrind.
 pub(crate) const VALGRIND: Need = Need {
     package: "valgrind",

@@ -1,7 +1,7 @@
 //! The userspace device, as the command line and the environment set it up.
 //!
 //! The environment (`DOORBELL_SOFT_ADDR` and its like) says what there is, flags override it. With both ends here the first address is the
-//! client's and the second the server's; where there is none the device takes a free loopback address, so two processes never collide.
+//! client's and the second the server's; one address is for both, which share it as any two processes of a user may. Where there is none they share the default one.
 
 use std::net::IpAddr;
 
@@ -90,10 +90,10 @@ impl Soft {
         Ok(Soft { devices })
     }
 
-    /// The address for the process that this one starts for the other end; `None` lets it choose a loopback one.
+    /// The address for the process that this one starts for the other end; `None` leaves it the default.
     ///
     /// # Errors
-    /// [`Failure::Usage`] when this end has an address from which a loopback one cannot be reached and no second one is given.
+    /// [`Failure::Usage`] when the environment cannot be understood.
     pub(crate) fn second_address(args: &SoftArgs) -> Result<Option<IpAddr>, Failure> {
         let devices = DeviceConfig::from_env().map_err(|e| Failure::usage(one_line(&e.to_string())))?;
         let from_env: Vec<_> = devices.iter().filter_map(|device| device.address).collect();
@@ -102,14 +102,7 @@ impl Soft {
         } else {
             &args.soft_address
         };
-        match addresses[..] {
-            [] => Ok(None),
-            [IpAddr::V4(only)] if only.is_loopback() => Ok(None),
-            [only] => Err(Failure::usage(format!(
-                "both ends run here and need an address each: give --soft-address {only},SECOND, or run the ends with --server and PEER"
-            ))),
-            [_, second, ..] => Ok(Some(second)),
-        }
+        Ok(addresses.get(1).or(addresses.first()).copied())
     }
 
     /// Whether there is a device of this name.
@@ -163,14 +156,18 @@ mod tests {
     use super::*;
     use crate::cli::{Cli, Command};
 
-    fn soft(line: &str, side: Side) -> Result<Soft, Failure> {
+    fn arguments(line: &str) -> SoftArgs {
         let Command::Devices(args) = Cli::try_parse_from(format!("doorbell devices {line}").split_whitespace())
             .unwrap()
             .command
         else {
             panic!("devices is devices");
         };
-        Soft::over(vec![DeviceConfig::new("soft0")], &args.soft, 9, side)
+        args.soft
+    }
+
+    fn soft(line: &str, side: Side) -> Result<Soft, Failure> {
+        Soft::over(vec![DeviceConfig::new("soft0")], &arguments(line), 9, side)
     }
 
     #[test]
@@ -202,5 +199,9 @@ mod tests {
     fn a_second_address_is_for_a_second_process() {
         assert_eq!(soft("--soft-address ::1,::2", Side::First).unwrap().devices.len(), 1);
         assert_eq!(soft("--soft-address ::1,::2", Side::Alone).unwrap_err().status(), 2);
+        for (addresses, second) in [("::1,::2", "::2"), ("::1", "::1")] {
+            let args = arguments(&format!("--soft-address {addresses}"));
+            assert_eq!(Soft::second_address(&args).unwrap(), Some(second.parse().unwrap()));
+        }
     }
 }

@@ -11,7 +11,8 @@ use std::{env, process};
 use nix::unistd::Uid;
 use tempfile::TempDir;
 
-use super::{Variable, after, before, library, sysfs};
+use super::sysfs::{Content, File};
+use super::{Variable, after, before, library};
 
 /// Others may read: the command may become another user, who needs the libraries too.
 const MODE: u32 = 0o755;
@@ -57,7 +58,7 @@ pub(crate) fn lasting() -> Result<PathBuf, String> {
 }
 
 /// Puts the links into the folder, and the files for sysfs, and gives the variables that make programs look there. What is there already stays right while it is replaced.
-pub(crate) fn fill(folder: &Path, libraries: &Path, files: Option<&[sysfs::File]>) -> io::Result<Vec<Variable>> {
+pub(crate) fn fill(folder: &Path, libraries: &Path, files: Option<&[File]>) -> io::Result<Vec<Variable>> {
     let folder = folder.canonicalize()?;
     let links = folder.join("lib");
     match fs::create_dir(&links) {
@@ -80,21 +81,21 @@ pub(crate) fn fill(folder: &Path, libraries: &Path, files: Option<&[sysfs::File]
         let splits = itself.as_os_str().as_bytes().iter().any(|byte| b" :".contains(byte));
         let preload = if splits { links.join(library::SYSFS) } else { itself };
         variables.push(("LD_PRELOAD", after("LD_PRELOAD", &preload)));
-        variables.push(("DOORBELL_SYSFS", write(&folder, files)?.into()));
+        variables.push(("DOORBELL_VIEW", write(&folder, files)?.into()));
     }
     Ok(variables)
 }
 
 /// Writes the files into a folder whose name tells what is in it, unless it is there already: so it never changes, whoever reads it.
-fn write(folder: &Path, files: &[sysfs::File]) -> io::Result<PathBuf> {
+fn write(folder: &Path, files: &[File]) -> io::Result<PathBuf> {
     let mut hasher = DefaultHasher::new();
     files.hash(&mut hasher);
-    let place = folder.join(format!("sys-{:016x}", hasher.finish()));
+    let place = folder.join(format!("view-{:016x}", hasher.finish()));
     if place.is_dir() {
         return Ok(place);
     }
     let new = tempfile::Builder::new()
-        .prefix(".sys-")
+        .prefix(".view-")
         .permissions(Permissions::from_mode(MODE))
         .tempdir_in(folder)?;
     for (path, content) in files {
@@ -102,7 +103,10 @@ fn write(folder: &Path, files: &[sysfs::File]) -> io::Result<PathBuf> {
         if let Some(parent) = file.parent() {
             fs::create_dir_all(parent)?;
         }
-        fs::write(file, content)?;
+        match content {
+            Content::Line(line) => fs::write(file, line)?,
+            Content::Link(to) => symlink(to, file)?,
+        }
     }
     // Somebody else may have been as fast: then it is there, and ours goes.
     match fs::rename(new.path(), &place) {
@@ -120,7 +124,14 @@ mod tests {
     fn a_folder_can_be_filled_twice() {
         let folder = temporary().unwrap();
         let path = folder.path().canonicalize().unwrap();
-        let files = [("class/infiniband/soft0/node_type".to_owned(), "1: CA\n".to_owned())];
+        let line = "1: CA\n".to_owned();
+        let files = [
+            (
+                "sys/class/infiniband/soft0/node_type".to_owned(),
+                Content::Line(line.clone()),
+            ),
+            ("dev/infiniband/uverbs0".to_owned(), Content::Link("/dev/null")),
+        ];
         for libraries in ["/first", "/second one"] {
             let variables = fill(folder.path(), Path::new(libraries), Some(&files)).unwrap();
             let value = |name| &variables.iter().find(|(is, _)| *is == name).unwrap().1;
@@ -131,8 +142,8 @@ mod tests {
                     .starts_with(path.join("lib").to_str().unwrap())
             );
             assert!(!value("LD_PRELOAD").to_str().unwrap().contains(' '));
-            let file = Path::new(value("DOORBELL_SYSFS")).join(&files[0].0);
-            assert_eq!(fs::read_to_string(file).unwrap(), files[0].1);
+            let file = Path::new(value("DOORBELL_VIEW")).join(&files[0].0);
+            assert_eq!(fs::read_to_string(file).unwrap(), line);
             let link = fs::read_link(path.join("lib/libibverbs.so.1")).unwrap();
             assert_eq!(link, Path::new(libraries).join(library::FILE));
         }

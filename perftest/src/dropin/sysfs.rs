@@ -1,4 +1,4 @@
-//! The files that the kernel would have under `/sys/class` for the soft devices, as rxe's look.
+//! The files that the kernel would have under `/sys/class`, and `/dev`, for the soft devices, as rxe's look.
 //!
 //! They are made once, from the devices as they are at the start: an interface that goes down later still has an active port here. What the library says is right.
 
@@ -123,17 +123,28 @@ impl Address {
     }
 }
 
-/// A file: its path below `/sys`, and what is in it.
-pub(crate) type File = (String, String);
+/// A file that is shown, by its path below `/`, and what is there.
+pub(crate) type File = (String, Content);
+
+/// What is there.
+#[derive(PartialEq, Eq, Hash, Debug)]
+pub(crate) enum Content {
+    /// A line of text.
+    Line(String),
+    /// What the path leads to.
+    Link(&'static str),
+}
 
 /// The files of these devices.
 pub(crate) fn files(devices: &[Shown]) -> Vec<File> {
     let mut files = Vec::new();
-    put(&mut files, "class/infiniband_verbs", "abi_version", "6");
+    put(&mut files, "sys/class/infiniband_verbs", "abi_version", "6");
     for (number, device) in devices.iter().enumerate() {
-        let uverbs = format!("class/infiniband_verbs/uverbs{number}");
+        let uverbs = format!("sys/class/infiniband_verbs/uverbs{number}");
         put(&mut files, &uverbs, "ibdev", &device.name);
         put(&mut files, &uverbs, "abi_version", "1");
+        // UCX takes no device without a character device that it may read and write. Nobody but rdma-core's library opens it, which is not there.
+        files.push((format!("dev/infiniband/uverbs{number}"), Content::Link("/dev/null")));
         device.put(&mut files);
     }
     files
@@ -146,7 +157,7 @@ impl Shown {
     }
 
     fn put(&self, files: &mut Vec<File>) {
-        let folder = format!("class/infiniband/{}", self.name);
+        let folder = format!("sys/class/infiniband/{}", self.name);
         let guid = [48, 32, 16, 0]
             .map(|shift| format!("{:04x}", self.guid >> shift & 0xffff))
             .join(":");
@@ -198,7 +209,7 @@ impl Shown {
 }
 
 fn put(files: &mut Vec<File>, folder: &str, name: &str, line: &str) {
-    files.push((format!("{folder}/{name}"), format!("{line}\n")));
+    files.push((format!("{folder}/{name}"), Content::Line(format!("{line}\n"))));
 }
 
 #[cfg(test)]
@@ -215,14 +226,22 @@ mod tests {
             gids: vec![Address::alone([127, 0, 0, 1].into())],
         };
         let files = files(&[shown]);
-        let file = |path: &str| files.iter().find(|file| file.0 == path).map(|file| file.1.as_str());
-        let port = "class/infiniband/soft0/ports/1";
-        assert_eq!(file("class/infiniband/soft0/node_guid"), Some("02db:12b7:7f00:0001\n"));
+        let file = |path: &str| match files.iter().find(|file| file.0 == path) {
+            Some((_, Content::Line(line))) => Some(line.as_str()),
+            Some((_, Content::Link(to))) => Some(*to),
+            None => None,
+        };
+        let port = "sys/class/infiniband/soft0/ports/1";
+        assert_eq!(
+            file("sys/class/infiniband/soft0/node_guid"),
+            Some("02db:12b7:7f00:0001\n")
+        );
         assert_eq!(file(&format!("{port}/state")), Some("4: ACTIVE\n"));
         assert_eq!(file(&format!("{port}/rate")), Some("40 Gb/sec (4X QDR)\n"));
         let gid = "0000:0000:0000:0000:0000:ffff:7f00:0001\n";
         assert_eq!(file(&format!("{port}/gids/0")), Some(gid));
-        assert_eq!(file("class/infiniband_verbs/uverbs0/ibdev"), Some("soft0\n"));
+        assert_eq!(file("sys/class/infiniband_verbs/uverbs0/ibdev"), Some("soft0\n"));
+        assert_eq!(file("dev/infiniband/uverbs0"), Some("/dev/null"));
     }
 
     #[test]

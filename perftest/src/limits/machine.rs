@@ -14,7 +14,7 @@ pub(super) struct Limit {
 }
 
 /// All of them. The first four names are a contract.
-pub(super) const LIMITS: [Limit; 6] = [
+pub(super) const LIMITS: [Limit; 9] = [
     Limit {
         name: "memcpy",
         what: "one thread copies 1 MiB blocks",
@@ -48,7 +48,26 @@ pub(super) const LIMITS: [Limit; 6] = [
         what: "64 KiB copies into another process",
         measure: |duration| bandwidth(limits::process_vm_writev(duration, 64 << 10)),
     },
+    Limit {
+        name: "memcpy_again_1m",
+        what: "one thread copies the same 1 MiB again and again: in a cache",
+        measure: |duration| again(duration, 1 << 20),
+    },
+    Limit {
+        name: "memcpy_again_256k",
+        what: "one thread copies the same 256 KiB again and again",
+        measure: |duration| again(duration, 256 << 10),
+    },
+    Limit {
+        name: "memcpy_again_64k",
+        what: "one thread copies the same 64 KiB again and again",
+        measure: |duration| again(duration, 64 << 10),
+    },
 ];
+
+fn again(duration: Duration, block: usize) -> Result<Figure, String> {
+    Ok(Figure::BytesPerS(limits::memcpy_again(duration, block).bytes_per_s))
+}
 
 fn bandwidth(measured: Result<limits::Bandwidth, LimitError>) -> Result<Figure, String> {
     match measured {

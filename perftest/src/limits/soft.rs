@@ -170,6 +170,9 @@ impl Subject {
         if let Some(copy) = self.path.copy() {
             command.env("DOORBELL_COPY", copy);
         }
+        if self.path == Path::Foreign {
+            command.arg("--private-memory");
+        }
         let output = command
             .output()
             .map_err(|e| format!("cannot start this program again: {e}"))?;

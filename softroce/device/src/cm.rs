@@ -14,7 +14,7 @@ use doorbell_roce_proto::cm::{
     SidrReply, SidrRequest,
 };
 use doorbell_roce_proto::qp::Path;
-use doorbell_roce_proto::{Endpoint, Gid, Instant};
+use doorbell_roce_proto::{Endpoint, Instant};
 
 use crate::device::Device;
 use crate::event::{EventQueue, Token};
@@ -54,17 +54,6 @@ impl fmt::Debug for CmOwner {
     }
 }
 
-/// The device's GUID in communication management: it tells devices apart, and comes of the one thing that does so here, its address.
-pub(crate) fn guid(address: IpAddr) -> u64 {
-    let [high, low] = [0, 8].map(|at| {
-        let mut half = [0; 8];
-        half.copy_from_slice(&Gid::from(address).0[at..at + 8]);
-        u64::from_be_bytes(half)
-    });
-    // Locally administered, as the GUID of the device in ibv_query_device(3) is.
-    0x02db << 48 | (high ^ low) & 0xffff_ffff_ffff
-}
-
 /// The manager and whom it tells.
 #[derive(Debug)]
 pub(crate) struct Connections {
@@ -102,19 +91,25 @@ impl Connections {
         }
     }
 
-    /// Hands its events to their owners.
-    pub(crate) fn deliver(&mut self) {
+    /// Hands its events to their owners. A request whose listener is gone meanwhile is rejected.
+    pub(crate) fn deliver(&mut self, now: impl Fn() -> Instant) {
         while let Some(event) = self.cm.poll_event() {
             if let CmEvent::Request { listener, id, .. } | CmEvent::SidrRequest { listener, id, .. } = &event {
-                match self.listeners.get(listener) {
-                    Some((_, owner)) => self.owners.insert(*id, owner.clone()),
-                    None => continue,
-                };
+                if let Some((_, owner)) = self.listeners.get(listener) {
+                    self.owners.insert(*id, owner.clone());
+                } else {
+                    let _ = self.cm.destroy(now(), *id);
+                }
             }
             if let Some(owner) = self.owners.get(&event.connection()) {
                 owner.sink.push(owner.token, event);
             }
         }
+    }
+
+    /// Another process on this address is gone.
+    pub(crate) fn forget_member(&mut self, now: Instant, slot: u16) {
+        self.cm.handle_lost(now, self.local, slot);
     }
 
     pub(crate) fn handle_timeout(&mut self, now: Instant) {

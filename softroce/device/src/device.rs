@@ -13,7 +13,7 @@ use std::time::Duration;
 use doorbell_roce_proto::cm::CmConfig;
 use doorbell_roce_proto::{Counters, Endpoint, EndpointConfig, Gid, Mtu};
 
-use crate::cm::{self, ConnectionManager, Connections};
+use crate::cm::{ConnectionManager, Connections};
 use crate::config::{DeviceConfig, LinkChoice};
 use crate::drive::Shared;
 use crate::event::{Event, EventQueue};
@@ -195,9 +195,14 @@ impl Device {
         endpoint.give_numbers(block);
         let host = Arc::new(host);
         link.parker.listen_to(Arc::clone(&host));
+        // By the address that it has, which it may not have been told.
+        let found = DeviceConfig {
+            address: Some(address.ip()),
+            ..config.clone()
+        };
         let connections = Connections::new(CmConfig {
             address: address.ip(),
-            guid: cm::guid(address.ip()),
+            guid: found.guid(),
             mtu,
             slot: host.me().slot(),
             seed,

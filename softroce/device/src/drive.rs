@@ -458,7 +458,7 @@ impl Shared {
         let now = self.now();
         rx.lanes
             .remove(member, |lane, record| core.receive_record(now, lane, &record));
-        core.close_lane(member);
+        core.forget_member(now, member);
         self.flush(core);
     }
 

@@ -306,9 +306,12 @@ impl Core {
         self.lanes.unblock(&mut self.endpoint);
     }
 
-    /// What is sent to a member vanishes from now on.
-    pub(crate) fn close_lane(&mut self, member: MemberId) {
+    /// A member is gone: what is sent to it vanishes from now on, and connections to it are over, unless its slot is another's by now.
+    pub(crate) fn forget_member(&mut self, now: Instant, member: MemberId) {
         self.lanes.close(member, &mut self.endpoint);
+        if self.host.member(member.slot()).is_none_or(|now| now == member) {
+            self.connections.forget_member(now, member.slot());
+        }
     }
 
     /// Which way packets for a queue pair go.
@@ -351,9 +354,9 @@ impl Core {
     /// Hands the engine's completions to their queues, and its events to the owners of the objects. `now` tells the time where it is needed.
     pub(crate) fn deliver(&mut self, now: impl Fn() -> Instant) {
         if self.endpoint.has_news() || self.memory.has_retracted() {
-            self.deliver_news(now);
+            self.deliver_news(&now);
         }
-        self.connections.deliver();
+        self.connections.deliver(now);
     }
 
     fn deliver_news(&mut self, now: impl Fn() -> Instant) {

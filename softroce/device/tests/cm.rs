@@ -5,7 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use doorbell_roce_proto::{Mtu, Psn, Qpn};
-use doorbell_softroce::cm::protocol::{Accept, CmError, CmEvent, PortSpace, RejectReason, Request, ServiceId};
+use doorbell_softroce::cm::protocol::{
+    Accept, CmError, CmEvent, ConnectionId, PortSpace, RejectReason, Request, ServiceId,
+};
 use doorbell_softroce::cm::{CmOwner, ConnectionManager};
 use doorbell_softroce::{Device, DeviceConfig, EventQueue, Token};
 
@@ -45,8 +47,6 @@ impl End {
 
     fn request(&self, to: &Self, qpn: u32) -> Request {
         Request {
-            // A retransmission would be seen by the test's patience, not by its result.
-            response_timeout: 14,
             // So that what is over is soon forgotten.
             ack_timeout: 10,
             private_data: b"hello".to_vec(),
@@ -65,6 +65,21 @@ fn accept(qpn: u32) -> Accept {
         srq: false,
         private_data: b"welcome".to_vec(),
     }
+}
+
+/// Connects, and gives both names of the connection; whether the passive side was told is not awaited.
+fn connect(active: &End, passive: &End) -> [ConnectionId; 2] {
+    let ours = active
+        .cm
+        .connect(&active.request(passive, 0x11), active.owner(2))
+        .unwrap();
+    let (_, CmEvent::Request { id: theirs, .. }) = passive.next() else {
+        panic!("no request");
+    };
+    passive.cm.accept(theirs, &accept(0x22)).unwrap();
+    assert!(matches!(active.next(), (2, CmEvent::Reply { .. })));
+    active.cm.establish(ours, b"").unwrap();
+    [ours, theirs]
 }
 
 /// Connects, and disconnects from the side that accepted; `active` may be `passive` itself.
@@ -154,12 +169,26 @@ fn one_address_of_several() {
     other.cm.listen(SERVICE, 4, other.owner(1)).unwrap();
 }
 
+/// Whoever leaves the address without a word: what was connected to him on this host is over.
+#[test]
+fn a_peer_leaves() {
+    let [holder, other] = [1, 2].map(|_| End::new("127.77.4.1"));
+    holder.cm.listen(SERVICE, 4, holder.owner(1)).unwrap();
+    let [ours, _] = connect(&other, &holder);
+    drop(holder);
+    assert_eq!(other.next(), (2, CmEvent::Disconnected { id: ours }));
+    assert_eq!(other.next(), (2, CmEvent::TimewaitExit { id: ours }));
+    // The address is the other's now, the port and the service too.
+    conversation(&other, &other);
+}
+
 /// The progress thread keeps the deadlines: nobody calls the device while it asks in vain.
 #[test]
 fn nobody_answers() {
     let one = End::new("127.77.2.1");
     let request = Request {
         peer: "127.77.2.9".parse().unwrap(),
+        response_timeout: 14,
         max_retries: 3,
         ..one.request(&one, 0x11)
     };

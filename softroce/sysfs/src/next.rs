@@ -6,8 +6,6 @@ use core::{ptr, slice};
 
 use crate::path::{self, LONGEST};
 
-const SYSFS: &[u8] = b"/sys";
-
 /// A function of the libraries behind this one, looked up when it is first called.
 pub(crate) struct Next {
     /// With a zero at its end.
@@ -36,11 +34,11 @@ impl Next {
     }
 }
 
-/// The folder that stands for `/sys`.
+/// The folder that stands for `/` where something is shown.
 fn root() -> Option<&'static [u8]> {
     // SAFETY: getenv(3) takes a string and gives one, or null. Programs that change their environment while other threads read it are in error themselves.
     let root = unsafe {
-        let value = libc::getenv(c"DOORBELL_SYSFS".as_ptr());
+        let value = libc::getenv(c"DOORBELL_VIEW".as_ptr());
         if value.is_null() {
             return None;
         }
@@ -55,47 +53,45 @@ fn root() -> Option<&'static [u8]> {
 /// `path` is null or a string.
 #[inline]
 pub(crate) unsafe fn with_path<R>(path: *const c_char, next: impl FnOnce(*const c_char) -> R) -> R {
-    // SAFETY: `all` ends at the first byte that differs, as the zero at the string's end does: no byte after it is read.
-    let in_sysfs = !path.is_null()
-        && b"/sys/"
-            .iter()
-            .enumerate()
-            .all(|(at, &byte)| unsafe { *path.add(at) as u8 } == byte);
-    if !in_sysfs {
+    if path.is_null() {
+        return next(path);
+    }
+    let mut first = [0; 5];
+    for (at, byte) in first.iter_mut().enumerate() {
+        // SAFETY: within the string: the loop ends behind the zero at its end.
+        *byte = unsafe { *path.add(at) } as u8;
+        if *byte == 0 {
+            break;
+        }
+    }
+    if !path::may_be_shown(first) {
         return next(path);
     }
     // SAFETY: not null, so a string.
-    match path::class(unsafe { CStr::from_ptr(path) }) {
+    match path::shown(unsafe { CStr::from_ptr(path) }) {
         None => next(path),
-        Some(class) => in_folder(path, class, next),
+        Some(shown) => in_folder(path, shown, next),
     }
 }
 
 /// Apart, so that only those who need the room have it on their stack.
 #[cold]
 #[inline(never)]
-fn in_folder<R>(path: *const c_char, class: &[u8], next: impl FnOnce(*const c_char) -> R) -> R {
+fn in_folder<R>(path: *const c_char, (folder, rest): (&[u8], &[u8]), next: impl FnOnce(*const c_char) -> R) -> R {
     let mut room = [0; LONGEST];
-    let placed = root().and_then(|root| path::place(root, class, &mut room));
+    let placed = root().and_then(|root| path::place(root, folder, rest, &mut room));
     next(placed.map_or(path, CStr::as_ptr))
 }
 
-/// Gives the resolved path in a buffer the name that it has outside, which is no longer, and tells how long it is; any zero at its end is not moved.
+/// Gives the resolved path in a buffer the name that it has outside, which is shorter, and tells how long it is; any zero at its end is not moved.
 ///
 /// # Safety
 /// The first `len` bytes of `buffer` are initialised, and nobody else uses them.
 pub(crate) unsafe fn name_outside(buffer: *mut c_char, len: usize) -> usize {
     // SAFETY: by contract; not used after.
-    let inside = root().and_then(|root| path::inside(root, unsafe { slice::from_raw_parts(buffer.cast(), len) }));
-    let Some(inside) = inside.filter(|&inside| inside + SYSFS.len() <= len) else {
-        return len;
-    };
-    // SAFETY: the path's last `inside` bytes go behind the first few, which are overwritten: all of this is within the `len` bytes.
-    unsafe {
-        buffer.add(SYSFS.len()).copy_from(buffer.add(len - inside), inside);
-        buffer
-            .cast::<u8>()
-            .copy_from_nonoverlapping(SYSFS.as_ptr(), SYSFS.len());
-    }
-    SYSFS.len() + inside
+    let outside = root().and_then(|root| path::outside(root, unsafe { slice::from_raw_parts(buffer.cast(), len) }));
+    let Some(outside) = outside else { return len };
+    // SAFETY: the path's last bytes go to its beginning, all within the `len` bytes.
+    unsafe { buffer.copy_from(buffer.add(len - outside), outside) };
+    outside
 }

@@ -90,6 +90,25 @@ pub fn memcpy(duration: Duration) -> Bandwidth {
     }
 }
 
+/// Single-threaded memcpy of one block of `block` bytes to one other, again and again as a WRITE that is repeated does: what fits into a cache stays there.
+pub fn memcpy_again(duration: Duration, block: usize) -> Bandwidth {
+    let source = vec![1u8; block];
+    let mut target = vec![2u8; block];
+    let (mut bytes, start) = (0, Instant::now());
+    loop {
+        // The clock is not to count.
+        for _ in 0..BLOCK.div_ceil(block.max(1)) {
+            target.copy_from_slice(black_box(&source));
+            black_box(&mut target);
+            bytes += block as u64;
+        }
+        let elapsed = start.elapsed();
+        if elapsed >= duration {
+            return Bandwidth::new(bytes, elapsed);
+        }
+    }
+}
+
 /// A flag on cache lines of its own (two: the prefetcher fetches pairs).
 #[repr(align(128))]
 struct Flag(AtomicU64);

@@ -46,6 +46,8 @@ pub(crate) fn setup() {
             // Shared, as two processes do.
             device("holder", 7),
             device("guest", 7),
+            device("leaving", 8),
+            device("staying", 8),
         ]
     });
 }

@@ -65,6 +65,19 @@ fn write_between_two_on_one_address_and_a_third() {
     drop((a, b));
 }
 
+/// The process that has the port goes away: another takes it over, and what was lost meanwhile is sent again.
+#[test]
+fn write_while_the_port_changes_hands() {
+    crate::setup();
+    let leaving = open("leaving").unwrap();
+    let (there, outside) = pair(("staying", "soft1"), &Setup::default());
+    writes(&outside, &there);
+    // SAFETY: live, closed once.
+    assert_eq!(unsafe { (api().close_device)(leaving) }, 0);
+    writes(&outside, &there);
+    writes(&there, &outside);
+}
+
 #[test]
 fn write_with_immediate() {
     let (a, b) = two();

@@ -472,18 +472,17 @@ impl Connection {
         }
     }
 
-    /// True when it is for this connection, and answered.
-    pub(super) fn dreq(&mut self, now: Instant, dreq: &Dreq, transaction: u64, out: &mut Out) -> bool {
-        let over = matches!(self.state, State::Established | State::RepSent | State::DreqSent);
-        if dreq.qpn != self.qpn || !over && self.state != State::TimeWait {
-            return false;
+    pub(super) fn dreq(&mut self, now: Instant, dreq: &Dreq, transaction: u64, out: &mut Out) {
+        let is_over = matches!(self.state, State::TimeWait | State::Closed);
+        let ends = matches!(self.state, State::Established | State::RepSent | State::DreqSent);
+        if dreq.qpn != self.qpn || !is_over && !ends {
+            return;
         }
         let message = Message::Drep(self.plain(&[]));
         out.transmit(self.peer, message.to_mad(transaction));
-        if over {
+        if ends {
             self.wait_out(now, out);
         }
-        true
     }
 
     pub(super) fn drep(&mut self, now: Instant, out: &mut Out) {
@@ -498,6 +497,18 @@ impl Connection {
             self.state,
             State::ReqReceived | State::RepReceived | State::RepSent | State::Established | State::DreqSent
         )
+    }
+
+    /// The peer's process is gone, and answers no more.
+    pub(super) fn lost(&mut self, now: Instant, out: &mut Out) {
+        match self.state {
+            State::Established | State::DreqSent => self.wait_out(now, out),
+            State::ReqReceived | State::RepReceived | State::RepSent => {
+                self.close();
+                self.tell(CmEvent::Unreachable { id: self.id }, out);
+            }
+            _ => {}
+        }
     }
 
     /// The peer has begun anew with the queue pair of this connection: it has forgotten this one (12.9.8.3.1).

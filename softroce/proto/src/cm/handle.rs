@@ -181,18 +181,16 @@ impl Cm {
     }
 
     fn dreq(&mut self, now: Instant, from: IpAddr, transaction: u64, dreq: &Dreq) -> Option<()> {
-        let known = self.known(from, dreq.remote_id, dreq.local_id);
-        let answered =
-            known.and_then(|id| self.with(id, |connection, out| connection.dreq(now, dreq, transaction, out)));
-        if answered != Some(true) && known.is_none() {
-            // What is over here is over there too as soon as it hears so.
-            let drep = Message::Drep(Plain {
-                local_id: dreq.remote_id,
-                remote_id: dreq.local_id,
-                private_data: Vec::new(),
-            });
-            self.out.transmit(from, drep.to_mad(transaction));
+        if let Some(id) = self.known(from, dreq.remote_id, dreq.local_id) {
+            return self.with(id, |connection, out| connection.dreq(now, dreq, transaction, out));
         }
+        // What is over here is over there too as soon as it hears so.
+        let drep = Message::Drep(Plain {
+            local_id: dreq.remote_id,
+            remote_id: dreq.local_id,
+            private_data: Vec::new(),
+        });
+        self.out.transmit(from, drep.to_mad(transaction));
         Some(())
     }
 

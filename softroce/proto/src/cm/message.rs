@@ -500,3 +500,6 @@ fn put_tail(to: &mut Bytes, at: usize, data: &[u8]) {
         *to = *from;
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -349,6 +349,24 @@ impl Cm {
         }
     }
 
+    /// The process at `peer` whose communication ids begin with `slot` is gone: what it was connected to hears so at once.
+    pub fn handle_lost(&mut self, now: Instant, peer: IpAddr, slot: u16) {
+        let of_it = |connection: &&Connection| {
+            connection.peer == peer.to_canonical()
+                && connection.remote_id >> ID_BITS == u32::from(slot)
+                && connection.is_live()
+        };
+        let lost: Vec<u32> = self
+            .connections
+            .values()
+            .filter(of_it)
+            .map(|connection| connection.id.0)
+            .collect();
+        for id in lost {
+            self.with(id, |connection, out| connection.lost(now, out));
+        }
+    }
+
     /// When to call [`handle_timeout`](Self::handle_timeout) next.
     pub fn poll_timeout(&self) -> Option<Instant> {
         self.timers.first().map(|(due, _)| *due)

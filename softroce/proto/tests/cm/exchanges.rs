@@ -383,6 +383,29 @@ fn a_stale_connection() {
     );
 }
 
+/// A process of the peer's address is gone: what was connected to it is over, and nothing else.
+#[test]
+fn a_process_is_gone() {
+    let (mut net, ours, theirs) = connected();
+    let now = net.now;
+    net.cms[0].handle_lost(now, address(1), 7);
+    net.cms[0].handle_lost(now, address(0), 6);
+    net.run();
+    assert_eq!(net.events[0], []);
+    net.cms[0].handle_lost(now, address(1), 6);
+    net.run();
+    let over = [CmEvent::Disconnected { id: ours }, CmEvent::TimewaitExit { id: ours }];
+    assert_eq!(
+        (net.events[0].as_slice(), net.events[1].as_slice()),
+        (over.as_slice(), [].as_slice())
+    );
+    // Whoever takes its place knows of nothing.
+    let now = net.now;
+    net.cms[1].destroy(now, theirs).unwrap();
+    net.run();
+    assert_eq!(net.log, [(1, DREQ), (0, DREP)]);
+}
+
 /// A full backlog hears no more, and hears again when there is room; the peer notices nothing but the time it takes.
 #[test]
 fn a_full_backlog() {

@@ -33,21 +33,9 @@ impl<const COUNT: usize> Blocks<COUNT> {
     fn find(&self, start: usize, lives: impl Fn(MemberId) -> bool) -> Option<(u64, usize)> {
         let mut oldest = None;
         for index in (0..COUNT).map(|offset| (start + offset) % COUNT) {
-            let word = &self.words[index];
-            let mut found = word.load(Ordering::Acquire);
-            if let Some(owner) = MemberId::unpack(found) {
-                if lives(owner) {
-                    continue;
-                }
-                let release = self.next_release();
-                if word
-                    .compare_exchange(found, release, Ordering::AcqRel, Ordering::Relaxed)
-                    .is_err()
-                {
-                    continue;
-                }
-                found = release;
-            }
+            let Some(found) = self.free(index, &lives) else {
+                continue;
+            };
             if found == 0 {
                 return Some((0, index));
             }
@@ -56,6 +44,24 @@ impl<const COUNT: usize> Blocks<COUNT> {
             }
         }
         oldest
+    }
+
+    /// Which release a block was; `None` when somebody has it. One that a dead member had is given back.
+    fn free(&self, index: usize, lives: impl Fn(MemberId) -> bool) -> Option<u64> {
+        let word = &self.words[index];
+        let mut found = word.load(Ordering::Acquire);
+        while let Some(owner) = MemberId::unpack(found) {
+            if lives(owner) {
+                return None;
+            }
+            let release = self.next_release();
+            found = match word.compare_exchange(found, release, Ordering::AcqRel, Ordering::Acquire) {
+                Ok(_) => release,
+                // Another was first, and may have given it back as well.
+                Err(now) => now,
+            };
+        }
+        Some(found)
     }
 
     fn next_release(&self) -> u64 {

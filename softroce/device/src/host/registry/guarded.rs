@@ -29,10 +29,11 @@ impl Guarded {
 
     /// Replaces the value, and has the word be `guard` from then on; meanwhile it is `between`, for which nobody asks.
     pub(super) fn set(&self, between: u64, value: u64, guard: u64) {
-        self.guard.store(between, Ordering::Relaxed);
+        // Exchanged, not stored: another process may be changing the word of the last owner, and takes its place in one order with both.
+        self.guard.swap(between, Ordering::Relaxed);
         fence(Ordering::Release);
         self.value.store(value, Ordering::Relaxed);
-        self.guard.store(guard, Ordering::Release);
+        self.guard.swap(guard, Ordering::Release);
     }
 
     /// Changes the word, if it is `from`.

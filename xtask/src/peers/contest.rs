@@ -1,0 +1,320 @@
+//! The programs that are compared: how both ends of each are run, and where its figure is.
+
+use super::read::{self, Reading};
+use crate::target_folder;
+use anyhow::{Context, Result, bail};
+use std::{
+    io,
+    path::PathBuf,
+    process::{Child, Command, Output, Stdio},
+    sync::atomic::{AtomicU16, Ordering},
+    thread,
+    time::{Duration, Instant},
+};
+
+/// Where a contest can be held.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Place {
+    Host,
+    Guest,
+}
+
+/// A program on one way between two processes.
+pub(super) struct Contest {
+    pub(super) place: Place,
+    pub(super) name: &'static str,
+    pub(super) way: &'static str,
+    pub(super) operation: &'static str,
+    tool: Tool,
+}
+
+/// How it is run.
+#[derive(Clone, Copy)]
+enum Tool {
+    /// `doorbell bw` and `doorbell lat`, which run both ends themselves; the link.
+    Doorbell(&'static str),
+    /// perftest under `doorbell run`; the link.
+    Dropin(&'static str),
+    /// perftest on the kernel's device.
+    Rxe,
+    /// UCX, with these transports.
+    Ucx(&'static str),
+    /// libfabric's ping-pong, with this provider and this kind of endpoint.
+    Fabric(&'static str, &'static str),
+}
+
+const fn host(name: &'static str, way: &'static str, operation: &'static str, tool: Tool) -> Contest {
+    Contest {
+        place: Place::Host,
+        name,
+        way,
+        operation,
+        tool,
+    }
+}
+
+const fn guest(name: &'static str, way: &'static str, tool: Tool) -> Contest {
+    Contest {
+        place: Place::Guest,
+        name,
+        way,
+        operation: "RDMA WRITE",
+        tool,
+    }
+}
+
+/// All of them.
+pub(super) const CONTESTS: [Contest; 11] = [
+    host("doorbell", "between processes", "RDMA WRITE", Tool::Doorbell("local")),
+    host(
+        "ib_write",
+        "the drop-in, between processes",
+        "RDMA WRITE",
+        Tool::Dropin("local"),
+    ),
+    host(
+        "ucx_perftest",
+        "shared memory (`posix,cma`)",
+        "put",
+        Tool::Ucx("posix,cma,self"),
+    ),
+    host(
+        "fi_pingpong",
+        "provider shm",
+        "messages to and fro",
+        Tool::Fabric("shm", "rdm"),
+    ),
+    host("doorbell", "UDP on loopback", "RDMA WRITE", Tool::Doorbell("udp")),
+    host(
+        "ib_write",
+        "the drop-in, UDP on loopback",
+        "RDMA WRITE",
+        Tool::Dropin("udp"),
+    ),
+    host("ucx_perftest", "TCP on loopback", "put", Tool::Ucx("tcp,self")),
+    host(
+        "fi_pingpong",
+        "provider tcp",
+        "messages to and fro",
+        Tool::Fabric("tcp", "msg"),
+    ),
+    guest("ib_write", "rxe0 at both ends", Tool::Rxe),
+    guest("ib_write", "the drop-in, UDP on loopback", Tool::Dropin("udp")),
+    guest("ib_write", "the drop-in, between processes", Tool::Dropin("local")),
+];
+
+/// Ports of servers, each used once: what lingers of the last pair disturbs nobody.
+static PORT: AtomicU16 = AtomicU16::new(23_000);
+
+/// The longest that a pair may take.
+const LIMIT: Duration = Duration::from_secs(60);
+/// How often a client is tried whose server does not listen yet, and after what time.
+const TRIES: u32 = 40;
+const AGAIN: Duration = Duration::from_millis(100);
+
+/// One figure of a contest.
+pub(super) struct Trial {
+    /// None where the client's program brings its server along.
+    server: Option<Vec<String>>,
+    client: Vec<String>,
+    variables: Vec<(&'static str, &'static str)>,
+    reading: Reading,
+}
+
+impl Contest {
+    /// Bandwidth in GB/s.
+    pub(super) fn bandwidth(&self) -> Trial {
+        let port = PORT.fetch_add(1, Ordering::Relaxed);
+        // The guest's processor is emulated.
+        let (bytes, count) = match self.place {
+            Place::Host => ("1048576", "3000"),
+            Place::Guest => ("65536", "300"),
+        };
+        match self.tool {
+            Tool::Doorbell(link) => doorbell("bw", link, bytes, count, read::PERFTEST_BW),
+            Tool::Dropin(link) => self.perftest("ib_write_bw", Some(link), bytes, count, port, read::PERFTEST_BW),
+            Tool::Rxe => self.perftest("ib_write_bw", None, bytes, count, port, read::PERFTEST_BW),
+            Tool::Ucx(ways) => ucx(ways, "ucp_put_bw", bytes, "1000", port, read::UCX_BW),
+            Tool::Fabric(provider, kind) => fabric(provider, kind, bytes, "1000", port, read::FABRIC_BW),
+        }
+    }
+
+    /// Half of a round trip of 8 bytes, in microseconds.
+    pub(super) fn latency(&self) -> Trial {
+        let port = PORT.fetch_add(1, Ordering::Relaxed);
+        let count = match self.place {
+            Place::Host => "5000",
+            Place::Guest => "500",
+        };
+        match self.tool {
+            Tool::Doorbell(link) => doorbell("lat", link, "8", count, read::DOORBELL_LAT),
+            Tool::Dropin(link) => self.perftest("ib_write_lat", Some(link), "8", count, port, read::PERFTEST_LAT),
+            Tool::Rxe => self.perftest("ib_write_lat", None, "8", count, port, read::PERFTEST_LAT),
+            Tool::Ucx(ways) => ucx(ways, "ucp_put_lat", "8", count, port, read::UCX_LAT),
+            Tool::Fabric(provider, kind) => fabric(provider, kind, "8", count, port, read::FABRIC_LAT),
+        }
+    }
+
+    /// perftest on the drop-in library over a link, or on rxe0. In the guest the drop-in has a network namespace to itself, as rxe holds the port in the first.
+    fn perftest(&self, tool: &str, link: Option<&str>, bytes: &str, count: &str, port: u16, reading: Reading) -> Trial {
+        let mut line = Vec::new();
+        if link.is_some() && self.place == Place::Guest {
+            line.extend(["ip", "netns", "exec", "peer"].map(String::from));
+        }
+        match link {
+            Some(link) => {
+                line.extend([program(), "run".into(), "--link".into(), link.into(), "--".into()]);
+                line.push(tool.into());
+            }
+            None => line.extend([tool, "-d", "rxe0"].map(String::from)),
+        }
+        let port = port.to_string();
+        line.extend(["-F", "-s", bytes, "-n", count, "-p", &port].map(String::from));
+        let mut client = line.clone();
+        client.push("127.0.0.1".into());
+        Trial {
+            server: Some(line),
+            client,
+            variables: Vec::new(),
+            reading,
+        }
+    }
+}
+
+fn program() -> String {
+    let target = target_folder().unwrap_or_else(|_| PathBuf::from("target"));
+    target.join("release/doorbell").to_string_lossy().into_owned()
+}
+
+fn doorbell(test: &str, link: &'static str, bytes: &str, count: &str, reading: Reading) -> Trial {
+    let mut client = vec![program()];
+    client.extend([test, "write", "--no-progress", "-s", bytes, "-n", count].map(String::from));
+    Trial {
+        server: None,
+        client,
+        variables: vec![("DOORBELL_LINK", link)],
+        reading,
+    }
+}
+
+fn ucx(ways: &'static str, test: &str, bytes: &str, count: &str, port: u16, reading: Reading) -> Trial {
+    let port = port.to_string();
+    let client = [
+        "ucx_perftest",
+        "127.0.0.1",
+        "-p",
+        &port,
+        "-t",
+        test,
+        "-s",
+        bytes,
+        "-n",
+        count,
+        "-f",
+    ];
+    Trial {
+        server: Some(["ucx_perftest", "-p", &port].map(String::from).into()),
+        client: client.map(String::from).into(),
+        variables: vec![("UCX_TLS", ways)],
+        reading,
+    }
+}
+
+fn fabric(provider: &str, kind: &str, bytes: &str, count: &str, port: u16, reading: Reading) -> Trial {
+    let port = port.to_string();
+    let common = ["fi_pingpong", "-p", provider, "-e", kind, "-S", bytes, "-I", count].map(String::from);
+    let with = |end: &[&str]| {
+        let end = end.iter().map(|word| (*word).to_owned());
+        common.iter().cloned().chain(end).collect::<Vec<_>>()
+    };
+    Trial {
+        server: Some(with(&["-B", &port])),
+        client: with(&["-P", &port, "127.0.0.1"]),
+        variables: Vec::new(),
+        reading,
+    }
+}
+
+impl Trial {
+    /// Runs both ends and gives the client's figure.
+    pub(super) fn run(&self) -> Result<f64> {
+        let Some(server) = &self.server else {
+            return self.figure(&finish(self.start(&self.client)?)?);
+        };
+        let mut server = Ended(self.start(server)?);
+        let mut last = String::new();
+        for _ in 0..TRIES {
+            thread::sleep(AGAIN);
+            if let Some(status) = server.0.try_wait()? {
+                bail!("the server ended early, with {status}: {last}");
+            }
+            let output = finish(self.start(&self.client)?)?;
+            match self.figure(&output) {
+                Ok(figure) => return Ok(figure),
+                Err(error) => last = format!("{error:#}"),
+            }
+        }
+        bail!("{last}")
+    }
+
+    fn start(&self, line: &[String]) -> Result<Child> {
+        let (name, arguments) = line.split_first().context("no program")?;
+        Command::new(name)
+            .args(arguments)
+            .envs(self.variables.iter().copied())
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .with_context(|| format!("cannot run {name}"))
+    }
+
+    fn figure(&self, output: &Output) -> Result<f64> {
+        let text = String::from_utf8_lossy(&output.stdout);
+        if !output.status.success() {
+            let errors = String::from_utf8_lossy(&output.stderr);
+            let said = errors.lines().chain(text.lines()).rfind(|line| !line.trim().is_empty());
+            bail!("ended with {}: {}", output.status, said.unwrap_or("no word"));
+        }
+        self.reading.find(&text).context("no figure in its output")
+    }
+}
+
+/// Waits for a process that prints little, and kills it when it takes too long.
+fn finish(child: Child) -> Result<Output> {
+    let mut child = Ended(child);
+    let deadline = Instant::now() + LIMIT;
+    while child.0.try_wait()?.is_none() {
+        if Instant::now() > deadline {
+            bail!("took more than {} s", LIMIT.as_secs());
+        }
+        thread::sleep(Duration::from_millis(5));
+    }
+    let mut output = Output {
+        status: child.0.wait()?,
+        stdout: Vec::new(),
+        stderr: Vec::new(),
+    };
+    if let (Some(mut stdout), Some(mut stderr)) = (child.0.stdout.take(), child.0.stderr.take()) {
+        io::copy(&mut stdout, &mut output.stdout)?;
+        io::copy(&mut stderr, &mut output.stderr)?;
+    }
+    Ok(output)
+}
+
+/// A process that ends with this value. A server that is not gone by itself a moment after its client is killed.
+struct Ended(Child);
+
+impl Drop for Ended {
+    fn drop(&mut self) {
+        for _ in 0..100 {
+            if matches!(self.0.try_wait(), Ok(Some(_))) {
+                return;
+            }
+            thread::sleep(Duration::from_millis(10));
+        }
+        // Fails only if it is gone.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}

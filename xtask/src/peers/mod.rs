@@ -1,0 +1,339 @@
+//! `cargo xtask peers verbs`: the same two questions to `doorbell` and to its peers, in one run: how much a second in messages of 1 MiB, and how long 8 bytes take
+//! from one process to another on this host.
+//!
+//! A [`contest::Contest`] is a pair of processes, server and client; each prints a figure that is read from its output. All are run by turns, several rounds,
+//! and the median counts. What needs the kernel's rxe runs in the guest ([`crate::vm`]), where this program runs itself again: those times are an emulator's, and
+//! good for nothing but a comparison with each other.
+
+mod contest;
+mod read;
+
+use crate::{
+    setup,
+    vm::{Request, machine::Outcome},
+    workspace,
+};
+use anyhow::{Context, Result, bail};
+use contest::{CONTESTS, Contest, Place};
+use std::{
+    env,
+    ffi::OsString,
+    fmt::Write as _,
+    fs,
+    io::{self, Write},
+    process::Command,
+    sync::mpsc,
+};
+
+const HELP: &str = "\
+Measure the device beside its peers, by what each brings along
+
+Usage: cargo xtask peers verbs [OPTIONS]
+
+Options:
+      --rounds N   how often each is run; the median counts [default: 5]
+      --no-guest   leave out what needs the kernel's rxe
+      --write      put the table into docs/PERFORMANCE.md
+  -h, --help       show this
+
+Debian's ucx-utils, libfabric-bin and perftest are installed where we are root; what is missing is left out, with a line that says so.
+";
+
+/// Where the table goes.
+const FILE: &str = "docs/PERFORMANCE.md";
+const BEGIN: &str = "<!-- begin peers -->\n";
+const END: &str = "<!-- end peers -->\n";
+
+/// Begins a line by which the run in the guest tells of a figure.
+const FIGURE: &str = "peers-figure ";
+
+#[derive(Debug, PartialEq, Eq)]
+struct Asked {
+    rounds: usize,
+    guest: bool,
+    write: bool,
+    /// Set for the run in the guest.
+    inside: bool,
+}
+
+/// What came of a contest: GB/s and microseconds, each where it could be measured.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+struct Figures {
+    gigabytes: Option<f64>,
+    micros: Option<f64>,
+}
+
+/// The command-line form. Returns the exit status.
+pub(crate) fn main(arguments: lexopt::Parser) -> Result<u8> {
+    let Some(request) = parse(arguments)? else {
+        print!("{HELP}");
+        return Ok(0);
+    };
+    env::set_current_dir(workspace())?;
+    if request.inside {
+        for (index, figures) in measure(Place::Guest, request.rounds) {
+            let text = |figure: Option<f64>| figure.map_or_else(|| "-".into(), |figure| figure.to_string());
+            println!("{FIGURE}{index} {} {}", text(figures.gigabytes), text(figures.micros));
+        }
+        return Ok(0);
+    }
+    for missing in setup::provide(&setup::PEERS)? {
+        eprintln!("peers: {missing} is missing, and what needs it is left out");
+    }
+    build()?;
+    let host = measure(Place::Host, request.rounds);
+    let guest = if request.guest {
+        in_guest(request.rounds)?
+    } else {
+        Vec::new()
+    };
+    if host.is_empty() && guest.is_empty() {
+        bail!("nothing could be measured");
+    }
+    let table = table(&host, &guest);
+    print!("{table}");
+    if request.write {
+        let file = fs::read_to_string(FILE).with_context(|| format!("cannot read {FILE}"))?;
+        fs::write(FILE, replaced(&file, &table)?).with_context(|| format!("cannot write {FILE}"))?;
+    }
+    Ok(0)
+}
+
+/// `None` when help is asked for.
+fn parse(mut arguments: lexopt::Parser) -> Result<Option<Asked>> {
+    use lexopt::prelude::*;
+    let mut request = Asked {
+        rounds: 5,
+        guest: true,
+        write: false,
+        inside: false,
+    };
+    let mut what = None;
+    while let Some(argument) = arguments.next()? {
+        match argument {
+            Short('h') | Long("help") => return Ok(None),
+            Long("rounds") => request.rounds = arguments.value()?.parse()?,
+            Long("no-guest") => request.guest = false,
+            Long("write") => request.write = true,
+            Long("inside") => request.inside = true,
+            Value(value) if what.is_none() => what = Some(value),
+            other => return Err(other.unexpected().into()),
+        }
+    }
+    match what {
+        Some(what) if what == "verbs" && request.rounds > 0 => Ok(Some(request)),
+        Some(what) if what == "verbs" => bail!("--rounds is 1 at least"),
+        _ => bail!("cargo xtask peers verbs [OPTIONS]; see --help"),
+    }
+}
+
+fn build() -> Result<()> {
+    let status = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
+        .args(["build", "--release", "--locked"])
+        // The command, and the libraries of `doorbell run`.
+        .args([
+            "-p",
+            "doorbell-perftest",
+            "-p",
+            "doorbell-dropin",
+            "-p",
+            "doorbell-sysfs",
+        ])
+        .status()
+        .context("cannot run cargo")?;
+    if !status.success() {
+        bail!("cannot build what is to be measured");
+    }
+    Ok(())
+}
+
+/// Runs all contests of a place by turns, and gives the medians of those that gave anything, by their place in [`CONTESTS`].
+fn measure(place: Place, rounds: usize) -> Vec<(usize, Figures)> {
+    let here: Vec<(usize, &Contest)> = CONTESTS
+        .iter()
+        .enumerate()
+        .filter(|(_, contest)| contest.place == place)
+        .collect();
+    let mut taken: Vec<(Vec<f64>, Vec<f64>)> = here.iter().map(|_| Default::default()).collect();
+    for round in 0..rounds {
+        for ((_, contest), (gigabytes, micros)) in here.iter().zip(&mut taken) {
+            for (trial, figures) in [(contest.bandwidth(), gigabytes), (contest.latency(), micros)] {
+                // What failed at first is left out, what failed later counts without that round.
+                if round > 0 && figures.is_empty() {
+                    continue;
+                }
+                let Contest { name, way, .. } = contest;
+                match trial.run() {
+                    Ok(figure) => {
+                        eprintln!("peers: {name}, {way}: {figure:.2}");
+                        figures.push(figure);
+                    }
+                    Err(error) => eprintln!("peers: {name}, {way}: {error:#}"),
+                }
+            }
+        }
+    }
+    here.iter()
+        .zip(taken)
+        .map(|((index, _), (gigabytes, micros))| {
+            let figures = Figures {
+                gigabytes: median(gigabytes),
+                micros: median(micros),
+            };
+            (*index, figures)
+        })
+        .filter(|(_, figures)| *figures != Figures::default())
+        .collect()
+}
+
+/// The contests that need rxe, by this program in the guest.
+fn in_guest(rounds: usize) -> Result<Vec<(usize, Figures)>> {
+    let program = env::current_exe().context("where is this program?")?;
+    let mut command: Vec<OsString> = vec![program.into()];
+    command.extend(["peers", "verbs", "--inside", "--rounds"].map(OsString::from));
+    command.push(rounds.to_string().into());
+    let mut request = Request::new(command);
+    // An MTU of 4096 for both.
+    request.mtu = 4200;
+    request
+        .environment
+        .push(("CARGO_MANIFEST_DIR".into(), workspace().join("xtask").into()));
+    if let Some(target) = env::var_os("CARGO_TARGET_DIR") {
+        request.environment.push(("CARGO_TARGET_DIR".into(), target));
+    }
+    let (sender, received) = mpsc::channel();
+    match request.run(Box::new(Capture(sender)), Box::new(io::stderr()))? {
+        Outcome::Exited(0) => {}
+        Outcome::Exited(status) => bail!("the run in the guest ended with {status}"),
+        Outcome::TimedOut => bail!("the guest ran past its limit"),
+        Outcome::Unread => bail!("stdout was closed"),
+        Outcome::Failed { reason, .. } => bail!("{reason}"),
+    }
+    let output: Vec<u8> = received.into_iter().flatten().collect();
+    Ok(String::from_utf8_lossy(&output)
+        .lines()
+        .filter_map(figure_line)
+        .collect())
+}
+
+/// Takes what the guest writes.
+struct Capture(mpsc::Sender<Vec<u8>>);
+
+impl Write for Capture {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.send(bytes.to_vec()).map_err(|_| io::ErrorKind::BrokenPipe)?;
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+fn figure_line(line: &str) -> Option<(usize, Figures)> {
+    let mut words = line.strip_prefix(FIGURE)?.split(' ');
+    let index = words.next()?.parse().ok().filter(|index| *index < CONTESTS.len())?;
+    let mut figure = || words.next().map(|word| word.parse().ok());
+    let figures = Figures {
+        gigabytes: figure()?,
+        micros: figure()?,
+    };
+    Some((index, figures))
+}
+
+fn table(host: &[(usize, Figures)], guest: &[(usize, Figures)]) -> String {
+    let mut text = String::new();
+    for (title, note, rows) in [
+        ("On one host", "1 MiB messages; half a round trip of 8 bytes", host),
+        (
+            "In the guest, emulated: to be compared with each other only",
+            "64 KiB messages; half a round trip of 8 bytes",
+            guest,
+        ),
+    ] {
+        if rows.is_empty() {
+            continue;
+        }
+        let _ = writeln!(text, "{title} ({note}):\n");
+        let _ = writeln!(text, "| program | way | operation | GB/s | µs |\n|---|---|---|---|---|");
+        for (index, figures) in rows {
+            let Contest {
+                name, way, operation, ..
+            } = &CONTESTS[*index];
+            let cell = |figure: Option<f64>| figure.map_or_else(|| "–".into(), |figure| format!("{figure:.2}"));
+            let (gigabytes, micros) = (cell(figures.gigabytes), cell(figures.micros));
+            let _ = writeln!(text, "| `{name}` | {way} | {operation} | {gigabytes} | {micros} |");
+        }
+        text.push('\n');
+    }
+    text
+}
+
+/// The file with the table between its marks.
+fn replaced(file: &str, table: &str) -> Result<String> {
+    let marks = file.split_once(BEGIN).and_then(|(before, rest)| {
+        let (_, after) = rest.split_once(END)?;
+        Some((before, after))
+    });
+    let (before, after) = marks.with_context(|| format!("{FILE} has no marks for the table of peers"))?;
+    Ok(format!("{before}{BEGIN}\n{table}{END}{after}"))
+}
+
+fn median(mut values: Vec<f64>) -> Option<f64> {
+    values.sort_unstable_by(f64::total_cmp);
+    values.get(values.len() / 2).copied()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parsed(line: &str) -> Result<Option<Asked>> {
+        parse(lexopt::Parser::from_args(line.split_whitespace()))
+    }
+
+    #[test]
+    fn what_is_asked_for() {
+        let request = parsed("verbs --rounds 3 --no-guest").unwrap().unwrap();
+        assert_eq!((request.rounds, request.guest, request.write), (3, false, false));
+        assert!(parsed("--help").unwrap().is_none());
+        for wrong in ["", "sockets", "verbs --rounds 0", "verbs verbs", "verbs --nope"] {
+            assert!(parsed(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn figures_come_out_of_the_guest() {
+        let figures = Figures {
+            gigabytes: Some(1.5),
+            micros: None,
+        };
+        assert_eq!(figure_line("peers-figure 2 1.5 -"), Some((2, figures)));
+        assert_eq!(figure_line("peers-figure 99 1.5 -"), None);
+        assert_eq!(figure_line("ib_write_bw says"), None);
+    }
+
+    #[test]
+    fn the_table_takes_the_place_of_the_old_one() {
+        let table = table(
+            &[(
+                0,
+                Figures {
+                    gigabytes: Some(12.345),
+                    micros: None,
+                },
+            )],
+            &[],
+        );
+        let file = replaced("a\n<!-- begin peers -->\nold\n<!-- end peers -->\nb\n", &table).unwrap();
+        assert!(
+            file.starts_with("a\n") && file.ends_with("b\n") && !file.contains("old"),
+            "{file}"
+        );
+        assert!(
+            file.contains("| 12.35 | – |") || file.contains("| 12.34 | – |"),
+            "{file}"
+        );
+        assert!(replaced("no marks", &table).is_err());
+    }
+}

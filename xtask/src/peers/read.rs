@@ -1,0 +1,87 @@
+//! Reading a figure out of what a program printed.
+
+/// Which number it is: field `field` of the last line whose first field is a number and that has so many fields, times `factor`.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Reading {
+    pub(super) fields: usize,
+    pub(super) field: usize,
+    pub(super) factor: f64,
+}
+
+/// Mebibytes per second in gigabytes.
+const MEBI: f64 = (1 << 20) as f64 / 1e9;
+
+/// `ib_write_bw` and `doorbell bw`: bytes, iterations, peak, average, rate.
+pub(super) const PERFTEST_BW: Reading = Reading {
+    fields: 5,
+    field: 3,
+    factor: MEBI,
+};
+/// `ib_write_lat`: bytes, iterations, min, max, typical, …
+pub(super) const PERFTEST_LAT: Reading = Reading {
+    fields: 9,
+    field: 4,
+    factor: 1.0,
+};
+/// `doorbell lat`: bytes, iterations, min, p50, …
+pub(super) const DOORBELL_LAT: Reading = Reading {
+    fields: 9,
+    field: 3,
+    factor: 1.0,
+};
+/// `ucx_perftest -f`: iterations, latency three times (50 %, average, overall), mebibytes twice (average, overall), messages twice.
+pub(super) const UCX_BW: Reading = Reading {
+    fields: 8,
+    field: 5,
+    factor: MEBI,
+};
+pub(super) const UCX_LAT: Reading = Reading {
+    fields: 8,
+    field: 1,
+    factor: 1.0,
+};
+/// `fi_pingpong`: bytes, sent, acknowledged, total, time, megabytes a second, microseconds a transfer, rate. Both ways count as transfers.
+pub(super) const FABRIC_BW: Reading = Reading {
+    fields: 8,
+    field: 5,
+    factor: 1e-3,
+};
+pub(super) const FABRIC_LAT: Reading = Reading {
+    fields: 8,
+    field: 6,
+    factor: 1.0,
+};
+
+impl Reading {
+    /// The figure, if it is there and above zero.
+    pub(super) fn find(&self, output: &str) -> Option<f64> {
+        output
+            .lines()
+            .rev()
+            .map(|line| line.split_whitespace().collect::<Vec<_>>())
+            .find(|fields| fields.len() == self.fields && fields[0].starts_with(|first: char| first.is_ascii_digit()))
+            .and_then(|fields| fields[self.field].parse::<f64>().ok())
+            .filter(|figure| figure.is_finite() && *figure > 0.0)
+            .map(|figure| figure * self.factor)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_programs_print() {
+        let bw = " #bytes     #iterations    BW peak[MB/sec]    BW average[MB/sec]   MsgRate[Mpps]\n 65536      5000             1000.00            953.674   \t\t   0.015259\n---\n";
+        assert!((PERFTEST_BW.find(bw).unwrap() - 1.0).abs() < 1e-4);
+        let lat = " #bytes #iterations t_min t_max t_typical t_avg t_stdev 99% 99.9%\n 8 1000 1.11 9.99 1.25 1.3 0.1 2.0 3.0\n";
+        assert_eq!(PERFTEST_LAT.find(lat), Some(1.25));
+        let ucx = "+---+\n                       20000      0.256    18.087    18.087        0.42       0.42       55288       55288\n";
+        assert_eq!(UCX_LAT.find(ucx), Some(0.256));
+        let fabric = "bytes   #sent   #ack     total       time     MB/sec    usec/xfer   Mxfers/sec\n1m      1k      =1k      1.9g        2.00s   1050.26     998.39       0.00\n";
+        assert!((FABRIC_BW.find(fabric).unwrap() - 1.05026).abs() < 1e-9);
+        assert_eq!(FABRIC_LAT.find(fabric), Some(998.39));
+        assert_eq!(FABRIC_LAT.find("nothing"), None);
+        assert_eq!(PERFTEST_BW.find("1 2 3 nan 5"), None);
+    }
+}
