@@ -381,8 +381,12 @@ impl Shared {
                 *count += 1;
                 core.receive_record(*now, lane, &record);
             },
-            |(core, now, count), waiting| {
+            |(mut core, now, count), waiting| {
                 let room = waiting.and_then(|member| core.lanes.connection(member));
+                if waiting.is_some() && room.is_none() {
+                    // It may be ourselves that wait.
+                    core.unblock_lanes();
+                }
                 // Waking the progress thread for it would cost more than a record.
                 if count == 1 && core.endpoint.only_acknowledges() && !self.doze.is_beyond(0) {
                     self.hold(core);
