@@ -1,11 +1,12 @@
 //! C programs, compiled against rdma-core's own headers and linked with its library, on the drop-in.
 
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use tempfile::TempDir;
 
-use crate::{doorbell, missing, said, texts};
+use crate::{address, doorbell, missing, said, texts};
 
 /// Compiles one of the sources here; `None` where that cannot be done.
 fn compiled(source: &str, libraries: &[&str]) -> Option<(TempDir, PathBuf)> {
@@ -80,4 +81,40 @@ fn a_device_that_does_not_open_is_an_errno_value() {
     let (status, _, told) = with(&format!("{nowhere} DOORBELL_LOG=error"));
     assert_eq!(status, Some(2));
     assert!(told.contains("240.1.2.3") && told.lines().count() == 1, "{told}");
+}
+
+/// Processes that share an address connect by librdmacm; the port is one's alone, and an end that is killed is missed by the other.
+#[test]
+fn processes_of_one_address_connect() {
+    let Some((_folder, program)) = compiled("manager.c", &["-lrdmacm", "-libverbs"]) else {
+        return;
+    };
+    let here = address();
+    let role = |role: &str| {
+        let mut command = doorbell(&["run", "--", path(&program), role, &here, "7471"]);
+        command.env("DOORBELL_SOFT_ADDR", &here);
+        command
+    };
+    let mut server = role("listen").spawn().expect("doorbell was built");
+    let mut ready = String::new();
+    BufReader::new(server.stdout.as_mut().expect("it is piped"))
+        .read_line(&mut ready)
+        .expect("it writes text");
+    assert_eq!(ready, "ready\n");
+    for (what, ends_well) in [("busy", true), ("die", false), ("ask", true)] {
+        let output = role(what).output().expect("doorbell was built");
+        let (_, stderr) = texts(&output);
+        assert!(
+            output.status.success() == ends_well && stderr.is_empty(),
+            "{what}: {}\n{stderr}",
+            output.status
+        );
+    }
+    let output = server.wait_with_output().expect("it was started");
+    let (_, stderr) = texts(&output);
+    assert!(
+        output.status.success() && stderr.is_empty(),
+        "{}\n{stderr}",
+        output.status
+    );
 }

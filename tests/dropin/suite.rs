@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-use crate::{doorbell, texts};
+use crate::{address, doorbell, texts};
 
 #[test]
 fn the_device_conforms_behind_the_systems_librarys_name() {
@@ -26,4 +26,18 @@ fn the_device_conforms_behind_the_systems_librarys_name() {
         .args(["--only", "matrix"])
         .output();
     assert!(!alone.expect("it was built with this test").status.success());
+}
+
+/// Both ends of connections by the safe API, with what is rejected, refused and never answered.
+#[test]
+fn the_safe_api_connects_behind_the_systems_librarys_name() {
+    let here = address();
+    let mut command = doorbell(&["run", "--", env!("CARGO_BIN_EXE_cm"), &here]);
+    let output = command
+        .env("DOORBELL_SOFT_ADDR", &here)
+        .output()
+        .expect("doorbell was built");
+    let (stdout, stderr) = texts(&output);
+    assert!(output.status.success(), "{}\n{stdout}{stderr}", output.status);
+    assert!(stdout.contains("data both ways"), "{stdout}");
 }

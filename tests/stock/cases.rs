@@ -23,6 +23,8 @@ pub(crate) enum Place {
     Udp,
     /// The same, on the IPv6 loopback address.
     Ipv6,
+    /// The same, on an address of loopback that nobody else has: the connection manager's is the device's own.
+    Managed,
     /// In the guest: one end on the kernel's rxe, the other under `doorbell run` in the namespace `peer`.
     Wire {
         /// Whether the server is the end on rxe.
@@ -115,7 +117,7 @@ pub(crate) const HOST: &[Grid] = &[
         title: "perftest by the connection manager",
         about: "`-R` connects the queue pairs, `-z` only tells the other end of them.",
         tools: PERFTEST,
-        place: Place::Host,
+        place: Place::Managed,
         lines: &["-R", "-R -q 4", "-R -c UD -n 500", "-R -e", "-z"],
     },
     Grid {
@@ -271,7 +273,7 @@ pub(crate) const SINGLES: &[Single] = &[
     },
     Single {
         command: "ibv_devinfo -d soft9",
-        shows: &["No IB devices found"],
+        shows: &["IB device 'soft9' wasn't found"],
         status: 255,
         about: "no such device: says so",
     },
@@ -283,7 +285,7 @@ pub(crate) const SINGLES: &[Single] = &[
     },
     Single {
         command: "ibv_rc_pingpong -i 2",
-        shows: &["Couldn't get port info"],
+        shows: &["Failed to modify QP to INIT"],
         status: 1,
         about: "no such port: says so",
     },

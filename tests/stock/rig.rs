@@ -18,12 +18,14 @@ use std::{
 };
 
 /// What a row may take: far more than any does, on a machine that does much else.
-const LIMIT: Duration = Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_secs(120);
 /// How often a client of the connection manager asks for a server that is not there yet. Nothing but being refused shows that.
 const ATTEMPTS: u32 = 50;
 /// TCP ports of the tools: below those that the kernel gives out.
 const PORTS: std::ops::Range<u16> = 20_000..30_000;
 
+/// An address of loopback that nobody takes by default.
+const OWN: &str = "127.91.0.1";
 /// Lines of an output that are shown when it is of a failure.
 const SHOWN: usize = 30;
 
@@ -133,6 +135,7 @@ impl Rig {
         Ok(match place {
             Place::Host => twice(&[]),
             Place::Udp => twice(&["--link", "udp"]),
+            Place::Managed => [(); 2].map(|()| soft(&["--address", OWN], OWN)),
             Place::Ipv6 => twice(&["--address", "::1"]),
             Place::Wire { rxe_serves, ipv6 } => {
                 let (ours, theirs) = if ipv6 {
@@ -189,9 +192,10 @@ impl Rig {
     pub(crate) fn managed(&self, name: &str, managed: &Managed) -> Result<Outcome> {
         let port = self.port()?;
         let words = |command: &str| {
-            let command = command.replace("PORT", &port.to_string()).replace("HOST", "127.0.0.1");
+            let command = command.replace("PORT", &port.to_string()).replace("HOST", OWN);
             let own = command.split_whitespace().map(str::to_owned);
-            self.under_doorbell(&[]).into_iter().chain(own).collect()
+            let prefix = self.under_doorbell(&["--address", OWN]);
+            prefix.into_iter().chain(own).collect()
         };
         let pair = Pair {
             tool: managed.server.split(' ').next().unwrap_or_default(),

@@ -10,7 +10,7 @@ use anyhow::Result;
 use std::time::{Duration, Instant};
 
 /// What anything here may take: an end that has lost its peer gives up after its retries.
-const LIMIT: Duration = Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_secs(120);
 
 /// A thing that is done to programs, and what must come of it.
 struct Trouble {

@@ -146,7 +146,7 @@ fn shared_memory_is_a_file_that_keeps_its_length() {
 /// The inode of what is mapped at an address (proc_pid_maps(5)).
 fn mapped_inode(addr: usize) -> Option<u64> {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
-    let line = maps.lines().find(|line| line.starts_with(&format!("{addr:x}-")))?;
+    let line = maps.lines().find(|line| line.starts_with(&format!("{addr:08x}-")))?;
     assert_eq!(line.split_whitespace().nth(1), Some("rw-s"));
     line.split_whitespace().nth(4)?.parse().ok()
 }

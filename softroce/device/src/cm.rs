@@ -91,14 +91,15 @@ impl Connections {
         }
     }
 
-    /// Hands its events to their owners.
-    pub(crate) fn deliver(&mut self) {
+    /// Hands its events to their owners. A request whose listener is gone meanwhile is rejected.
+    pub(crate) fn deliver(&mut self, now: impl Fn() -> Instant) {
         while let Some(event) = self.cm.poll_event() {
             if let CmEvent::Request { listener, id, .. } | CmEvent::SidrRequest { listener, id, .. } = &event {
-                match self.listeners.get(listener) {
-                    Some((_, owner)) => self.owners.insert(*id, owner.clone()),
-                    None => continue,
-                };
+                if let Some((_, owner)) = self.listeners.get(listener) {
+                    self.owners.insert(*id, owner.clone());
+                } else {
+                    let _ = self.cm.destroy(now(), *id);
+                }
             }
             if let Some(owner) = self.owners.get(&event.connection()) {
                 owner.sink.push(owner.token, event);

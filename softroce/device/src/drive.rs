@@ -69,7 +69,7 @@ const BACKLOG: u32 = 1024;
 
 /// While nothing went over UDP in as many looks at the socket, one is taken only in every so many drives.
 const QUIET: u32 = 256;
-const UDP_TURN: u32 = 32;
+const UDP_TURN: u32 = 128;
 
 /// No deadline.
 const NEVER: u64 = u64::MAX;

@@ -354,9 +354,9 @@ impl Core {
     /// Hands the engine's completions to their queues, and its events to the owners of the objects. `now` tells the time where it is needed.
     pub(crate) fn deliver(&mut self, now: impl Fn() -> Instant) {
         if self.endpoint.has_news() || self.memory.has_retracted() {
-            self.deliver_news(now);
+            self.deliver_news(&now);
         }
-        self.connections.deliver();
+        self.connections.deliver(now);
     }
 
     fn deliver_news(&mut self, now: impl Fn() -> Instant) {

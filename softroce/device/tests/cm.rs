@@ -47,8 +47,6 @@ impl End {
 
     fn request(&self, to: &Self, qpn: u32) -> Request {
         Request {
-            // A retransmission would be seen by the test's patience, not by its result.
-            response_timeout: 14,
             // So that what is over is soon forgotten.
             ack_timeout: 10,
             private_data: b"hello".to_vec(),
@@ -190,6 +188,7 @@ fn nobody_answers() {
     let one = End::new("127.77.2.1");
     let request = Request {
         peer: "127.77.2.9".parse().unwrap(),
+        response_timeout: 14,
         max_retries: 3,
         ..one.request(&one, 0x11)
     };

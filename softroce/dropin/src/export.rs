@@ -5,6 +5,12 @@
 /// A symbol that is an entry of the [`Api`](doorbell_verbs_sys::Api) table: it jumps to where the entry points.
 macro_rules! table {
     ($label:literal, $symbol:literal, $field:ident) => {
+        // An optional entry that is not there would be a jump to nowhere.
+        const _: () = {
+            // SAFETY: an entry is a function pointer, or an optional one, which has the same representation.
+            let entry: Option<unsafe extern "C" fn()> = unsafe { core::mem::transmute_copy(&doorbell_softroce_ibverbs::API.$field) };
+            assert!(entry.is_some());
+        };
         #[cfg(target_arch = "x86_64")]
         crate::export::code!($label, $symbol, "jmp qword ptr [rip + {table} + {entry}]",
             table = sym doorbell_softroce_ibverbs::API,

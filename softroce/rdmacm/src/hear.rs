@@ -247,22 +247,18 @@ fn introduce(
     private_data: &[u8],
     param: Param,
 ) {
-    let child = {
-        let mut directory = opened.directory.lock();
-        let parent = directory.listeners.get(&listener).cloned();
-        let queue = parent.as_ref().and_then(|parent| parent.state().queue.clone());
-        match (parent, queue, IpHeader::split(private_data)) {
-            (Some(parent), Some(queue), Some((header, rest))) => {
-                let child = Orphan::new(parent.space, ptr::null_mut(), ptr::null_mut(), queue);
-                directory.connections.insert(id, Arc::clone(child.shared()));
-                Some((parent, child, header, rest.to_vec()))
-            }
-            _ => None,
-        }
-    };
-    let Some((parent, child, header, private_data)) = child else {
+    let parent = opened.directory.lock().listeners.get(&listener).cloned();
+    let queue = parent.as_ref().and_then(|parent| parent.state().queue.clone());
+    let (Some(parent), Some(queue), Some((header, rest))) = (parent, queue, IpHeader::split(private_data)) else {
         return destroy(opened, id);
     };
+    let child = Orphan::new(parent.space, ptr::null_mut(), ptr::null_mut(), queue);
+    // Before this thread takes its next event, which may be of this connection.
+    opened
+        .directory
+        .lock()
+        .connections
+        .insert(id, Arc::clone(child.shared()));
     {
         let (local, peer) = ends_of(opened, &header, service);
         let shared = child.shared();
@@ -277,7 +273,7 @@ fn introduce(
         kind: RDMA_CM_EVENT_CONNECT_REQUEST,
         status: 0,
         param,
-        private_data,
+        private_data: rest.to_vec(),
         child: Some(child),
     });
 }

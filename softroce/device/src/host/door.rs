@@ -32,9 +32,10 @@ pub(super) enum Shut {
 const LOOK: Duration = Duration::from_micros(200);
 
 impl Door {
-    /// Waits until it is free, or `deadline`.
-    pub(super) fn enter(names: &Names, deadline: Instant) -> Result<Self, Shut> {
+    /// Waits until it is free, and no longer than `patience` for any one process that is inside: of many that come at once each takes its time on a busy machine.
+    pub(super) fn enter(names: &Names, patience: Duration) -> Result<Self, Shut> {
         let name = names.door();
+        let mut deadline = Instant::now() + patience;
         loop {
             match socket::listen(&name) {
                 Ok(name) => return Ok(Self { _name: name }),
@@ -53,7 +54,11 @@ impl Door {
                     }
                     // Nobody accepts it: it hangs up when the holder lets go of the name.
                     let mut hangup = [PollFd::new(inside.as_fd(), PollFlags::POLLIN)];
-                    let _ = poll(&mut hangup, PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX));
+                    if poll(&mut hangup, PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX))
+                        .is_ok_and(|hung| hung > 0)
+                    {
+                        deadline = Instant::now() + patience;
+                    }
                 }
                 // Free by now, or not listened at yet; or too many wait.
                 Err(_) => thread::sleep(LOOK),

@@ -17,7 +17,7 @@ use super::registry::{Registry, SLOTS};
 use super::{Flags, Host, socket};
 use crate::sync::Mutex;
 
-/// The longest that joining waits for others.
+/// The longest that joining waits for any one process at the door, and then for an answer.
 pub(super) const PATIENCE: Duration = Duration::from_secs(3);
 
 /// How long one member has to answer before another is asked as well.
@@ -84,9 +84,8 @@ pub(super) fn join(
     patience: Duration,
 ) -> Result<(Host, Unforked<UdpSocket>), JoinError> {
     let names = Names::new(address);
-    let deadline = Instant::now() + PATIENCE;
     let failed = |source| JoinError::Io { address, source };
-    let _door = Door::enter(&names, deadline).map_err(|shut| match shut {
+    let _door = Door::enter(&names, PATIENCE).map_err(|shut| match shut {
         Shut::Busy => JoinError::Silent {
             address,
             who: "one is about to join".to_owned(),
@@ -94,7 +93,7 @@ pub(super) fn join(
         Shut::OtherUser(uid) => JoinError::OtherUser { address, uid },
         Shut::Io(source) => failed(source),
     })?;
-    let (registry, founded) = match find(&names, deadline)? {
+    let (registry, founded) = match find(&names, Instant::now() + PATIENCE)? {
         Some(registry) => (registry, false),
         None => (Registry::create().map_err(failed)?, true),
     };

@@ -172,7 +172,7 @@ impl Host {
     /// # Errors
     /// When somebody does already, or there is no room.
     pub fn add_service(&self, id: u64) -> Result<(), ServiceError> {
-        let _door = Door::enter(&self.names, Instant::now() + join::PATIENCE).map_err(|_| ServiceError::Busy { id })?;
+        let _door = Door::enter(&self.names, join::PATIENCE).map_err(|_| ServiceError::Busy { id })?;
         while let Some(member) = self.find_service(id) {
             // One that nobody has seen die: connecting tells, and it is found no more.
             let is_gone = |error: io::Error| error.kind() == io::ErrorKind::NotConnected;

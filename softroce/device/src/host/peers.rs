@@ -328,16 +328,23 @@ impl Peers {
 
     /// Takes what has come on a connection.
     fn read(&mut self, token: u64, registry: &Registry, me: MemberId) {
+        if self.take(token, registry, me) == Taken::Ended {
+            self.hang_up(token, registry, me);
+        }
+    }
+
+    /// Takes so many records of a connection.
+    fn take(&mut self, token: u64, registry: &Registry, me: MemberId) -> Taken {
         for _ in 0..STRIDE {
             let Some(end) = self.ends.get_mut(&token) else {
-                return;
+                return Taken::All;
             };
             let mut buffer = [0; Record::MAX + 1];
             let (len, fds) = match socket::receive(end.socket(), &mut buffer) {
-                Ok((0, _)) => return self.hang_up(token, registry),
+                Ok((0, _)) => return Taken::Ended,
                 Ok(received) => received,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
-                Err(_) => return self.hang_up(token, registry),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Taken::All,
+                Err(_) => return Taken::Ended,
             };
             let End::In { socket, from, pid } = end else {
                 // Nothing is ever said in return.
@@ -351,9 +358,10 @@ impl Peers {
                     let _ = send(socket, Record::Registry, &[registry.fd().as_fd()]);
                 }
                 (Record::Hello { from: said, to }, None) => {
-                    let said = MemberId::unpack(said).filter(|&member| registry.lives(member));
+                    // It may be dead by now: what it has said before is still to be heard.
+                    let said = MemberId::unpack(said).filter(|&member| registry.is_latest(member));
                     if said.is_none() || to != me.pack() {
-                        return self.hang_up(token, registry);
+                        return Taken::Ended;
                     }
                     *from = said;
                 }
@@ -370,14 +378,16 @@ impl Peers {
                 _ => {}
             }
         }
+        Taken::Some
     }
 
     /// A connection is at its end: whoever it was with is gone, with all other connections.
-    fn hang_up(&mut self, token: u64, registry: &Registry) {
+    fn hang_up(&mut self, token: u64, registry: &Registry, me: MemberId) {
         let Some(end) = self.ends.remove(&token) else {
             return;
         };
         if let Some(member) = end.member() {
+            self.hear_out(member, registry, me);
             self.ends.retain(|_, end| end.member() != Some(member));
             self.outgoing.remove(&member);
             registry.bury(member);
@@ -388,4 +398,27 @@ impl Peers {
             self.resume();
         }
     }
+
+    /// Takes what a member that is gone said on other connections, which may not have been looked at, or let in, yet: a lane with its last datagrams, for one.
+    fn hear_out(&mut self, member: MemberId, registry: &Registry, me: MemberId) {
+        self.accept();
+        let may_be_its = |end: &End| matches!(end, End::In { from, .. } if from.is_none_or(|from| from == member));
+        let ends = self.ends.iter().filter(|(_, end)| may_be_its(end));
+        let tokens: Vec<u64> = ends.map(|(&token, _)| token).collect();
+        for token in tokens {
+            // As much as a socket's buffer holds of these records, at most; of one that ends, or is another's, the next poll tells.
+            let _ = (0..STRIDE).find(|_| self.take(token, registry, me) != Taken::Some);
+        }
+    }
+}
+
+/// What taking records from a connection came to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Taken {
+    /// There may be more.
+    Some,
+    /// There are no more now.
+    All,
+    /// There will never be any more.
+    Ended,
 }

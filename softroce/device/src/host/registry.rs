@@ -192,6 +192,11 @@ impl Registry {
         usize::from(member.slot) < SLOTS && self.entry(member.slot).guard() == member.life()
     }
 
+    /// Whether no other member has had its slot since, be it dead or alive.
+    pub(super) fn is_latest(&self, member: MemberId) -> bool {
+        usize::from(member.slot) < SLOTS && self.entry(member.slot).guard() | 1 == member.life()
+    }
+
     fn facts(&self, member: MemberId) -> Option<u64> {
         let entry = self.get().members.get(usize::from(member.slot))?;
         entry.0.get(member.life())

@@ -115,6 +115,26 @@ fn services_are_of_the_group() {
     assert_eq!((first.find_service(17), first.find_service(18)), (None, None));
 }
 
+/// What it said last is heard before it is gone, though nobody had let it in when it went, and the connection in the other direction tells first.
+#[test]
+fn the_last_words_of_a_member_are_heard() {
+    let at = address();
+    let (first, _first) = join(at, &[]);
+    let (second, second_socket) = join(at, &[&first]);
+    let _other_way = first.connect(second.me()).unwrap();
+    assert!(second.poll().is_none());
+    let way = second.connect(first.me()).unwrap();
+    way.send(Message::Lane, &[memfd(b"lane").as_fd()]).unwrap();
+    let its = second.me();
+    drop((way, second, second_socket));
+    let said = arrival(&first);
+    assert!(
+        matches!(said, Arrival::Message { from, message: Message::Lane, ref fds, .. } if from == its && fds.len() == 1),
+        "{said:?}"
+    );
+    assert!(matches!(arrival(&first), Arrival::Gone(member) if member == its));
+}
+
 #[test]
 fn messages_and_descriptors_and_the_end() {
     let at = address();
@@ -262,4 +282,35 @@ fn without_descriptors_others_wait_and_come_in_later() {
         assert!(member.poll().is_none());
         thread::yield_now();
     }
+}
+
+#[test]
+fn the_door_is_for_one_at_a_time_and_not_held_for_ever() {
+    let names = Names::new(address());
+    let inside = Door::enter(&names, Duration::ZERO).unwrap();
+    assert!(matches!(
+        Door::enter(&names, Duration::from_millis(20)),
+        Err(door::Shut::Busy)
+    ));
+    // One that waits is let in as soon as it opens, however long it could have waited.
+    thread::scope(|scope| {
+        let next = scope.spawn(|| Door::enter(&names, Duration::from_secs(3600)));
+        thread::sleep(Duration::from_millis(5));
+        assert!(!next.is_finished());
+        drop(inside);
+        assert!(next.join().unwrap().is_ok());
+    });
+    // Patience is with each that is inside, not with all of them.
+    const EACH: Duration = Duration::from_millis(30);
+    let entered = AtomicU8::new(0);
+    thread::scope(|scope| {
+        for _ in 0..20 {
+            scope.spawn(|| {
+                let _door = Door::enter(&names, 10 * EACH).unwrap();
+                assert_eq!(entered.fetch_add(1, Ordering::Relaxed), 0);
+                thread::sleep(EACH);
+                entered.fetch_sub(1, Ordering::Relaxed);
+            });
+        }
+    });
 }

@@ -9,7 +9,7 @@ use crate::host::MemberId;
 use crate::local::segment::SegmentId;
 use crate::local::{Broken, Received, Receiver};
 
-/// Records of one lane that are handled before the next lane has its turn.
+/// Records of one lane that are handled at most before the next lane has its turn.
 const STRIDE: usize = 32;
 
 /// The lanes from the members of the group to this process.
@@ -23,6 +23,8 @@ struct Lane {
     from: MemberId,
     id: LaneId,
     receiver: Receiver,
+    /// How many records are handled at once: one while they come one by one, so that the application sees each as soon as may be, and more while there always are more.
+    stretch: usize,
 }
 
 /// What receiving from all lanes came to.
@@ -39,7 +41,12 @@ impl Incoming {
     pub(crate) fn add(&mut self, from: MemberId, receiver: Receiver) {
         let id = lane_of(from);
         self.lanes.retain(|lane| lane.from != from);
-        self.lanes.push(Lane { from, id, receiver });
+        self.lanes.push(Lane {
+            from,
+            id,
+            receiver,
+            stretch: 1,
+        });
     }
 
     /// The member is gone: hands out what it sent before, and forgets the lane.
@@ -115,11 +122,13 @@ impl Incoming {
 impl Lane {
     /// Takes a stretch. Whether more may wait.
     fn take(&mut self, take: &mut impl FnMut(LaneId, Received<'_>)) -> Result<bool, Broken> {
-        for _ in 0..STRIDE {
+        for taken in 0..self.stretch {
             if self.receiver.pop(|record| take(self.id, record))?.is_none() {
+                self.stretch = if taken == 0 { self.stretch } else { taken };
                 return Ok(false);
             }
         }
+        self.stretch = (2 * self.stretch).min(STRIDE);
         Ok(true)
     }
 }

@@ -153,9 +153,9 @@ impl Net {
         loop {
             self.collect(&mut fate);
             let mut answered = false;
-            for side in 0..2 {
-                while let Some(event) = self.events[side].get(seen[side]) {
-                    seen[side] += 1;
+            for (side, seen) in seen.iter_mut().enumerate() {
+                while let Some(event) = self.events[side].get(*seen) {
+                    *seen += 1;
                     answered = true;
                     app(&mut self.cms[side], self.now, side, event);
                 }

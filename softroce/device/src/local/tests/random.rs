@@ -1,9 +1,10 @@
 //! Two threads, which stand for two processes: random records through a small lane come over whole and in order, while both ends sleep and wake; and memory that is taken back and
 //! written again is never taken for what it was.
 
-use std::sync::mpsc::{Receiver as Bell, SyncSender as Ringer, sync_channel};
+use std::mem;
 use std::thread;
 
+use parking_lot::{Condvar, Mutex};
 use proptest::prelude::*;
 
 use super::*;
@@ -77,19 +78,42 @@ impl Sent {
     }
 }
 
-/// The sending thread.
-struct Sending {
-    sender: Sender,
-    id: SegmentId,
-    receiver_sleeps: Ringer<()>,
-    rung: Bell<()>,
+/// What wakes an end that sleeps, as a byte on a socket does.
+#[derive(Default)]
+struct Bell {
+    rung: Mutex<bool>,
+    ringing: Condvar,
 }
 
-impl Sending {
+impl Bell {
+    fn ring(&self) {
+        *self.rung.lock() = true;
+        self.ringing.notify_one();
+    }
+
+    fn wait(&self) {
+        let mut rung = self.rung.lock();
+        while !mem::take(&mut *rung) {
+            self.ringing.wait(&mut rung);
+        }
+    }
+}
+
+/// The sending thread.
+struct Sending<'a> {
+    sender: Sender,
+    id: SegmentId,
+    /// Wakes the receiver.
+    receivers: &'a Bell,
+    /// Wakes this thread.
+    own: &'a Bell,
+}
+
+impl Sending<'_> {
     fn send(&mut self, sent: &Sent, memory: &[u8]) {
         while !self.sender.room().unwrap() {
             if !self.sender.wait_for_room().unwrap() {
-                self.rung.recv().unwrap();
+                self.own.wait();
             }
         }
         let header = &memory[..sent.header];
@@ -104,8 +128,7 @@ impl Sending {
         let kind = sent.kind();
         self.sender.push(&Record { kind, header, payload }, NOBODY).unwrap();
         if self.sender.needs_wake() {
-            // A ring that waits to be heard already is as good.
-            let _ = self.receiver_sleeps.try_send(());
+            self.receivers.ring();
         }
     }
 
@@ -149,15 +172,14 @@ fn exchange(records: &[Sent]) {
     let (mut sender, fd) = Sender::with_shape(Shape { slots: 4, bulk }).unwrap();
     let mut receiver = Receiver::attach(fd, Some(std::process::id() as i32)).unwrap();
     let id = shared.give(&mut sender, &mut receiver);
-    let (receiver_sleeps, sleeping) = sync_channel(1);
-    let (sender_sleeps, rung) = sync_channel(1);
+    let [receivers, senders] = [Bell::default(), Bell::default()];
     thread::scope(|scope| {
         let ending = scope.spawn(|| {
             let mut sending = Sending {
                 sender,
                 id,
-                receiver_sleeps,
-                rung,
+                receivers: &receivers,
+                own: &senders,
             };
             for sent in records {
                 sending.send(sent, &memory);
@@ -172,13 +194,13 @@ fn exchange(records: &[Sent]) {
                     (received.kind, received.header.to_vec(), payload)
                 });
                 if receiver.owes_call() {
-                    let _ = sender_sleeps.try_send(());
+                    senders.ring();
                 }
                 if let Some(received) = received.unwrap() {
                     break received;
                 }
                 if receiver.sleep() {
-                    sleeping.recv().unwrap();
+                    receivers.wait();
                     receiver.awake();
                 }
             };
