@@ -20,6 +20,9 @@ use crate::id::shared;
 
 // Creating and destroying
 
+/// Room for inline data that a queue pair has without asking, in bytes: that of the smallest request of other adapters. Programs rely on it.
+const INLINE: u32 = 64;
+
 /// rdma_create_qp(3): ready for receives; one for datagrams for sends too. What is not given, a protection domain and completion queues, the library makes.
 ///
 /// # Safety
@@ -90,6 +93,7 @@ unsafe fn create_qp_ex(id: *mut rdma_cm_id, init: &mut ibv_qp_init_attr_ex) -> R
     if init.srq.is_null() {
         init.srq = srq;
     }
+    init.cap.max_inline_data = init.cap.max_inline_data.max(INLINE);
     // SAFETY: all is live and ours, in a call on the identifier.
     unsafe {
         create_cqs(id, opened, init)?;
