@@ -140,6 +140,10 @@ impl DeviceConfig {
                 .map_err(|error| ConfigError::new("DOORBELL_FAULTS", &value, format!("is refused: {error}")))?;
         }
         pattern.pcap = set("DOORBELL_PCAP").map(PathBuf::from);
+        if pattern.link == LinkChoice::Local && pattern.is_udp_only() {
+            let problem = "does not go with faults or a capture, which are of UDP";
+            return Err(ConfigError::new("DOORBELL_LINK", "local", problem));
+        }
         let Some(addresses) = set("DOORBELL_SOFT_ADDR") else {
             return Ok(vec![pattern]);
         };
@@ -268,6 +272,16 @@ mod tests {
         assert_eq!(one[0].pcap.as_deref(), Some(Path::new("/tmp/a.b/run.pcap")));
         let two = devices(&[set[1], ("DOORBELL_SOFT_ADDR", "127.0.0.1,127.0.0.2")]).unwrap();
         assert_eq!(two[1].pcap.as_deref(), Some(Path::new("/tmp/a.b/run-soft1.pcap")));
+    }
+
+    #[test]
+    fn links_and_movers() {
+        let of = |variables: &[(&str, &str)]| devices(variables).map(|devices| (devices[0].link, devices[0].mover));
+        assert_eq!(of(&[]), Ok((LinkChoice::Automatic, None)));
+        let set = [("DOORBELL_LINK", "local"), ("DOORBELL_COPY", "vm")];
+        assert_eq!(of(&set), Ok((LinkChoice::Local, Some(Mover::Vm))));
+        let error = of(&[set[0], ("DOORBELL_FAULTS", "drop=0.05")]).unwrap_err();
+        assert!(error.contains("does not go with faults"), "{error}");
     }
 
     #[test]

@@ -12,6 +12,9 @@ use crate::local::{Broken, Received, Receiver};
 /// Records of one lane that are handled at most before the next lane has its turn.
 const STRIDE: usize = 32;
 
+/// Fewer than this are no burst: a message and the acknowledgement behind it.
+const FEW: usize = 4;
+
 /// The lanes from the members of the group to this process.
 #[derive(Debug, Default)]
 pub(crate) struct Incoming {
@@ -124,7 +127,9 @@ impl Lane {
     fn take(&mut self, take: &mut impl FnMut(LaneId, Received<'_>)) -> Result<bool, Broken> {
         for taken in 0..self.stretch {
             if self.receiver.pop(|record| take(self.id, record))?.is_none() {
-                self.stretch = if taken == 0 { self.stretch } else { taken };
+                if taken > 0 {
+                    self.stretch = if taken < FEW { 1 } else { taken };
+                }
                 return Ok(false);
             }
         }

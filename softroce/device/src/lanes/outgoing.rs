@@ -298,8 +298,11 @@ impl Outgoing {
         wake
     }
 
-    /// The connection to a member that waits for room, which there is now.
+    /// The connection to another member that waits for room, which there is now.
     pub(crate) fn connection(&self, member: MemberId) -> Option<Arc<Connection>> {
+        if member == self.host.me() {
+            return None;
+        }
         self.host.connect(member).ok()
     }
 

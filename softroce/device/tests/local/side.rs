@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, Instant};
 
 use doorbell_roce_proto::memory::Sge;
-use doorbell_roce_proto::qp::{Modify, Path, RemoteAccess, State};
+use doorbell_roce_proto::qp::{Modify, ModifyError, Path, RemoteAccess, State};
 use doorbell_roce_proto::wire::Transport;
 use doorbell_roce_proto::work::{Completion, Operation, Payload, ReceiveRequest, SendRequest};
 use doorbell_roce_proto::{Psn, Qpn, RKey};
@@ -197,6 +197,11 @@ impl Side {
 
     /// To RTS, with a local ACK timeout of 4.096 µs · 2^`timeout` and 3 retries.
     pub(crate) fn connect(&self, peer: Key, timeout: u8) {
+        self.try_connect(peer, timeout).unwrap();
+    }
+
+    /// The same, where it may be refused.
+    pub(crate) fn try_connect(&self, peer: Key, timeout: u8) -> Result<(), ModifyError> {
         let address = self.device.info().gid.to_ip();
         let none = Modify::default();
         for modify in [
@@ -237,8 +242,9 @@ impl Side {
                 ..none
             },
         ] {
-            self.qp().modify(&modify).unwrap();
+            self.qp().modify(&modify)?;
         }
+        Ok(())
     }
 
     fn sge(&self, at: usize, len: usize) -> Sge {

@@ -1,0 +1,103 @@
+//! Driving by lanes: receiving from them, and what other processes on the address say that is about them.
+
+use super::Shared;
+use crate::host::{Arrival, MemberId, Message};
+use crate::lanes::{Incoming, Taken};
+use crate::local::Receiver;
+use crate::local::segment::SegmentId;
+use crate::sync::Ordering;
+
+impl Shared {
+    /// Hands the engine what has come on the lanes, and sends what it answers.
+    pub(super) fn receive_from_lanes(&self, lanes: &mut Incoming) -> Taken {
+        lanes.take(
+            || (self.core.lock(), self.now(), 0),
+            |(core, now, count), lane, record| {
+                *count += 1;
+                core.receive_record(*now, lane, &record);
+            },
+            |(mut core, now, count), waiting| {
+                let room = waiting.and_then(|member| core.lanes.connection(member));
+                if waiting.is_some() && room.is_none() {
+                    // It may be ourselves that wait.
+                    core.unblock_lanes();
+                }
+                // Waking the progress thread for it would cost more than a record.
+                if count == 1 && core.endpoint.only_acknowledges() && !self.doze.is_beyond(0) {
+                    self.hold(core);
+                } else {
+                    self.flush_at(core, now);
+                }
+                if let Some(connection) = room {
+                    connection.wake();
+                }
+            },
+        )
+    }
+
+    /// Looks whether full lanes have room again, and sends what waited for it.
+    pub(super) fn unblock_lanes(&self) {
+        let mut core = self.core.lock();
+        core.unblock_lanes();
+        self.flush(core);
+    }
+
+    /// Before the progress thread sleeps: has those ring who send something on a lane. `false` when something is there already.
+    pub(crate) fn sleep_on_lanes(&self) -> bool {
+        self.rx.lock().lanes.sleep()
+    }
+
+    /// The progress thread is awake.
+    pub(crate) fn wake_on_lanes(&self) {
+        self.rx.lock().lanes.awake();
+    }
+
+    /// Has a lane of this process to itself.
+    pub(crate) fn use_lanes(&self, me: MemberId, receiver: Receiver) {
+        self.rx.lock().lanes.add(me, receiver);
+        self.has_lanes.store(true, Ordering::Relaxed);
+    }
+
+    /// Takes what another process on this address says.
+    pub(crate) fn handle_arrival(&self, arrival: Arrival) {
+        match arrival {
+            Arrival::Gone(member) => self.forget_member(member),
+            Arrival::Message {
+                from,
+                pid,
+                message,
+                fds,
+            } => {
+                let fd = fds.into_iter().next();
+                match (message, fd) {
+                    (Message::Lane, Some(fd)) => match Receiver::attach(fd, pid) {
+                        Ok(receiver) => self.rx.lock().lanes.add(from, receiver),
+                        Err(error) => tracing::warn!("another process sent what is no lane: {error}"),
+                    },
+                    (Message::Segment { id }, Some(fd)) => {
+                        if let Ok(id) = u32::try_from(id) {
+                            self.rx.lock().lanes.add_segment(from, SegmentId(id), fd);
+                        }
+                    }
+                    (Message::Released { id }, _) => {
+                        if let Ok(id) = u32::try_from(id) {
+                            self.rx.lock().lanes.remove_segment(from, SegmentId(id));
+                        }
+                    }
+                    (Message::Lane | Message::Segment { .. }, None) => {}
+                }
+            }
+        }
+    }
+
+    /// A member is gone: what it sent is still received, what is sent to it vanishes.
+    fn forget_member(&self, member: MemberId) {
+        let mut rx = self.rx.lock();
+        let mut core = self.core.lock();
+        let now = self.now();
+        rx.lanes
+            .remove(member, |lane, record| core.receive_record(now, lane, &record));
+        core.forget_member(now, member);
+        self.flush(core);
+    }
+}
