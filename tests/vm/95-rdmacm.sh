@@ -81,7 +81,7 @@ echo "ok: rejected where nobody listens"
 soft 10.9.0.2 rping -s -C 1000000 > /tmp/server.log 2>&1 &
 pid=$!
 for _ in $(seq 10); do
-    timeout -s KILL 5 stdbuf -oL rping -c -v -C 1000000 -a 10.9.0.2 &> /tmp/client.log || true
+    timeout -s KILL 15 stdbuf -oL rping -c -v -C 1000000 -a 10.9.0.2 &> /tmp/client.log || true
     ! grep -q 'ping data' /tmp/client.log || break
     sleep 1
 done

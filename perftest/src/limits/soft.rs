@@ -56,14 +56,6 @@ impl Path {
             Path::Shared | Path::Foreign => (LinkKind::SoftLocal, "local"),
         }
     }
-
-    const fn copy(self) -> Option<&'static str> {
-        match self {
-            Path::Udp => None,
-            Path::Shared => Some("shared"),
-            Path::Foreign => Some("vm"),
-        }
-    }
 }
 
 const fn write_bw(path: Path, bytes: u64, against: &'static str) -> Subject {
@@ -166,9 +158,6 @@ impl Subject {
             .stderr(Stdio::piped());
         if self.test == Test::Rate {
             command.args(["--post-list", "32"]);
-        }
-        if let Some(copy) = self.path.copy() {
-            command.env("DOORBELL_COPY", copy);
         }
         if self.path == Path::Foreign {
             command.arg("--private-memory");

@@ -11,7 +11,7 @@ use std::{
 };
 
 /// All steps, in the order in which they run: cheap ones first, and the guest last as it needs the builds.
-pub(crate) const ALL: [Step; 14] = [
+pub(crate) const ALL: [Step; 15] = [
     Step {
         name: "setup",
         about: "what the other steps need from the machine",
@@ -56,6 +56,11 @@ pub(crate) const ALL: [Step; 14] = [
         name: "stock",
         about: "stock RDMA programs on the drop-in libraries, without any privilege",
         run: stock,
+    },
+    Step {
+        name: "swarm",
+        about: "32 processes on one address, all connected, 1 GiB of traffic each, one killed every second",
+        run: swarm,
     },
     Step {
         name: "licences",
@@ -176,6 +181,11 @@ fn stock() -> Result<Verdict> {
         );
     }
     Ok(Verdict::Passed)
+}
+
+fn swarm() -> Result<Verdict> {
+    release()?;
+    succeed(&mut Command::new(target_folder()?.join("release/swarm")))
 }
 
 fn vm() -> Result<Verdict> {

@@ -234,6 +234,8 @@ fn send_for(
     window: u64,
     shared: &Shared,
 ) -> io::Result<(u64, Duration)> {
+    /// A receiver that is running has taken something by then.
+    const PATIENCE: Duration = Duration::from_micros(100);
     /// After this long without an arrival, what is on its way counts as lost.
     const LOST: Duration = Duration::from_millis(10);
     let mut batch = TxBatch::new(link.local, seal);
@@ -249,6 +251,10 @@ fn send_for(
             (sent, progress.1) = (received, Instant::now());
         }
         if sent + (RUN_PACKETS * PAYLOAD) as u64 > received + window {
+            if progress.1.elapsed() > PATIENCE {
+                // The other thread may be waiting for this processor.
+                thread::yield_now();
+            }
             spin_loop();
             continue;
         }
@@ -270,14 +276,22 @@ fn send_for(
 }
 
 fn receive_all(mut link: Link, shared: &Shared) -> io::Result<()> {
+    /// A sender that is running has sent something after so many looks at nothing, some 300 ns each.
+    const PATIENCE: u32 = 256;
     let mut batch = RxBatch::new(link.local);
     let mut target = vec![0u8; BLOCK];
-    let mut at = 0;
+    let (mut at, mut empty) = (0, 0_u32);
     while !shared.end.load(Ordering::Acquire) {
         if link.rx.receive(&mut batch)? == 0 {
+            empty = empty.saturating_add(1);
+            if empty > PATIENCE {
+                // The sender may be waiting for this processor.
+                thread::yield_now();
+            }
             spin_loop();
             continue;
         }
+        empty = 0;
         let mut payload = 0;
         for datagram in batch.datagrams() {
             if datagram.bytes.len() == PACKET && is_intact(datagram.bytes) {

@@ -34,7 +34,8 @@ pub struct Envelope {
     pub ident: u16,
 }
 
-/// Fills in the last 4 bytes of a packet, its ICRC. May be called again for the same packet with another envelope. It may remember what packets have in common.
+/// Fills in the last 4 bytes of a packet, its ICRC. May be called again for the same packet with another envelope. A packet
+/// whose Identification is not 0 follows, without one between, the packet before it in its run: same source, same destination.
 pub trait Seal: FnMut(&mut [u8], &Envelope) + Send {
     /// One that does the same.
     fn another(&self) -> Box<dyn Seal>;

@@ -410,7 +410,10 @@ impl QueuePair {
         buf: &mut [u8],
         out: &mut Outbox,
     ) -> Option<Written> {
-        let yields = self.responder.acknowledges() && !self.turn.acknowledgements_waited;
+        // After a request an acknowledgement may be the last segment of its GSO run. A lane has no runs, and there the peer hears first that its message came and
+        // then the answer, as from an adapter.
+        let on_wire = self.connection.lane.is_none();
+        let yields = on_wire && self.responder.acknowledges() && !self.turn.acknowledgements_waited;
         if self.turn.requests_first || yields {
             self.transmit_request(now, memory, buf, out)
                 .or_else(|| self.transmit_reply(memory, buf, out))

@@ -94,7 +94,10 @@ impl Id {
         let mut init = qp_init();
         // SAFETY: live.
         ok(unsafe { rdma_create_qp(self.0, ptr::null_mut(), &mut init) });
-        assert!(init.cap.max_inline_data >= 16, "what programs post inline without asking");
+        assert!(
+            init.cap.max_inline_data >= 16,
+            "what programs post inline without asking"
+        );
     }
 
     pub(crate) fn destroy(self) {

@@ -7,7 +7,8 @@ use std::collections::VecDeque;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use doorbell_verbs::{
-    All, Buffer, Buffers, Local, PreparedQueuePair, ProtectionDomain, QueuePair, Rc, Remote, RemoteAll, Success, Word,
+    All, Buffer, Buffers, Local, Memory, PreparedQueuePair, ProtectionDomain, QueuePair, Rc, Remote, RemoteAll,
+    Success, Word,
 };
 
 use crate::{Pattern, Plan};
@@ -56,6 +57,15 @@ enum Task {
 #[derive(Debug)]
 pub(crate) struct Lost(pub(crate) doorbell_verbs::Failure);
 
+/// Memory that other processes can map, or memory of the heap: payloads go other ways from either.
+fn memory(len: usize, index: usize) -> Result<Memory> {
+    Ok(if index.is_multiple_of(2) {
+        Memory::shared(len)?
+    } else {
+        vec![0; len].into()
+    })
+}
+
 /// What a link is before the peer is known.
 #[derive(Debug)]
 pub(crate) struct Unconnected {
@@ -91,8 +101,8 @@ pub(crate) struct Link {
 }
 
 impl Unconnected {
-    pub(crate) fn new(pd: &ProtectionDomain, prepared: PreparedQueuePair<Rc>) -> Result<Self> {
-        let inbox = pd.register(vec![0; INBOX], RemoteAll)?;
+    pub(crate) fn new(pd: &ProtectionDomain, prepared: PreparedQueuePair<Rc>, peer: usize) -> Result<Self> {
+        let inbox = pd.register(memory(INBOX, peer)?, RemoteAll)?;
         Ok(Self { prepared, inbox })
     }
 
@@ -130,8 +140,9 @@ impl Unconnected {
             qp.receive(register(MAX_SEND)?)?;
         }
         let mut slots = [None, None];
-        for slot in &mut slots {
-            *slot = Some((register(MAX)?, register(MAX)?));
+        for (index, slot) in slots.iter_mut().enumerate() {
+            let from = pd.register(memory(MAX, index)?, Local)?;
+            *slot = Some((from, register(MAX)?));
         }
         let word = register(8)?
             .into_word()

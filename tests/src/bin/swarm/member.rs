@@ -48,7 +48,7 @@ fn live(plan: &Plan, index: usize, lines: &Receiver<String>) -> Result<()> {
             .tag(peer as u64);
         let builder = builder.allow_remote_read().allow_remote_write().allow_remote_atomic();
         let prepared = builder.timeout(plan.timeout).retry_count(RETRIES).rnr_retry(7).rc()?;
-        unconnected.push(Unconnected::new(&pd, prepared)?);
+        unconnected.push(Unconnected::new(&pd, prepared, peer)?);
     }
     let cards: Vec<_> = unconnected.iter().map(Unconnected::card).collect();
     say(&format!("cards {}", cards.join(" ")))?;
