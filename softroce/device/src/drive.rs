@@ -312,6 +312,11 @@ impl Shared {
         !turn.is_multiple_of(UDP_TURN)
     }
 
+    /// Has the next drive look at all there is: whoever slept knows not what for it was woken.
+    pub(crate) fn look_at_all(&self) {
+        self.turns.store(u32::MAX, Ordering::Relaxed);
+    }
+
     /// Whether nothing has gone over UDP for a while.
     fn is_quiet(&self) -> bool {
         self.quiet.load(Ordering::Relaxed) >= QUIET
@@ -471,8 +476,9 @@ impl Shared {
         }
         let wake = core.ring();
         let blocked = core.lanes.is_blocked();
-        if self.lanes_blocked.load(Ordering::Relaxed) != blocked {
-            self.lanes_blocked.store(blocked, Ordering::Relaxed);
+        let changed = self.lanes_blocked.load(Ordering::Relaxed) != blocked;
+        if changed {
+            self.lanes_blocked.store(blocked, Ordering::SeqCst);
         }
         let channels = core.moderation_due().map_or(NEVER, |due| due.0);
         // Mostly never; a look costs less than a store that all must see at once, and under core nobody else stores.
@@ -480,7 +486,9 @@ impl Shared {
             self.channels_due.store(channels, Ordering::SeqCst);
         }
         drop(core);
-        self.wake_for(if wake.own { 0 } else { due.min(channels) });
+        // Who was to tell of room may have rung before the progress thread could know that somebody waits.
+        let at_once = wake.own || changed && blocked;
+        self.wake_for(if at_once { 0 } else { due.min(channels) });
         wake.others.iter().for_each(|connection| connection.wake());
     }
 

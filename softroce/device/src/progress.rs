@@ -230,6 +230,7 @@ impl<'a> Progress<'a> {
             }
         }
         shared.wake_on_lanes();
+        shared.look_at_all();
         shared.doze.end();
     }
 }
