@@ -69,7 +69,10 @@ fn perftest(options: &str, output: &str) -> Option<String> {
     if rows.is_empty() {
         return Some("it measured nothing".to_owned());
     }
-    if let Some(row) = rows.iter().find(|row| !(row[row.len() - 1] > 0.0)) {
+    if let Some(row) = rows
+        .iter()
+        .find(|row| row[row.len() - 1].is_nan() || row[row.len() - 1] <= 0.0)
+    {
         return Some(format!("a figure of {} at {} bytes", row[row.len() - 1], row[0]));
     }
     // Datagrams go up to the MTU only; all others to 8 MiB.

@@ -93,8 +93,8 @@ impl Process {
 
     /// Sends a signal to it and its children.
     pub(crate) fn signal(&self, signal: libc::c_int) {
-        // SAFETY: kill(2) touches no memory. The group is the child's own, and its number is not given to another while we have not waited for the child.
         if self.ended.is_none() {
+            // SAFETY: kill(2) touches no memory. The group is the child's own, and its number is not given to another while we have not waited for the child.
             unsafe { libc::kill(-self.child.id().cast_signed(), signal) };
         }
     }
