@@ -28,7 +28,7 @@ use crate::host::MemberId;
 
 pub(crate) use forward::Forwarded;
 pub(crate) use incoming::{Incoming, Taken};
-pub(crate) use outgoing::{NoLane, Outgoing, Wake};
+pub(crate) use outgoing::{NoLane, Outgoing, Wake, split_headers};
 pub(crate) use reach::Reach;
 
 /// How a packet's payload gets to a process of the same host, when it is too long to go along with the packet.

@@ -6,6 +6,7 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use doorbell_roce_proto::qp::{LaneId, Path};
+use doorbell_roce_proto::wire::{MAX_HEADER_LEN, Opcode, header_len};
 use doorbell_roce_proto::{Endpoint, Qpn, Transmit};
 
 use super::{Forwarded, Mover, SLOT_BITS, lane_of, slot_of};
@@ -45,6 +46,8 @@ struct Lane {
     /// `None` for the lane of this process to itself.
     connection: Option<Arc<Connection>>,
     touched: bool,
+    /// An acknowledgement that goes along with the next packet, or by itself when there is none.
+    held: Option<Acknowledgement>,
     full: bool,
     /// The member is gone or writes nonsense: what is sent vanishes.
     closed: bool,
@@ -113,6 +116,7 @@ impl Outgoing {
             sender,
             connection,
             touched: false,
+            held: None,
             full: false,
             closed: false,
         };
@@ -190,6 +194,7 @@ impl Outgoing {
             if let Some(Some(lane)) = self.lanes.get_mut(slot)
                 && lane.full
                 && lane.has_room()
+                && (!lane.push_held() || lane.has_room())
             {
                 self.reopen(slot, endpoint);
             }
@@ -214,7 +219,25 @@ impl Outgoing {
             table.forget_referred();
             return;
         }
+        if !lane.touched {
+            lane.touched = true;
+            self.touched.push(slot);
+        }
         let (header, inline) = packet.split_at(transmit.headers);
+        if let Some(acknowledgement) = Acknowledgement::of(header, transmit.qpn) {
+            // The later one of a queue pair says all that the earlier one does.
+            let other = lane.held.replace(acknowledgement);
+            if let Some(other) = other.filter(|other| other.qpn != transmit.qpn) {
+                lane.push(&other.headers, Payload::Inline(&[]), other.qpn, &[]);
+                self.look_for_room(slot, endpoint);
+            }
+            return;
+        }
+        let mut joined = [0; Acknowledgement::LEN + MAX_HEADER_LEN];
+        let header = match lane.held.take() {
+            Some(held) => held.in_front_of(header, &mut joined),
+            None => header,
+        };
         self.references.clear();
         self.keys.clear();
         if transmit.referred > 0 {
@@ -234,25 +257,19 @@ impl Outgoing {
         } else {
             Payload::Inline(inline)
         };
-        let record = Record {
-            kind: Kind::Packet,
-            header,
-            payload,
-        };
-        let referrer = Referrer {
-            qpn: transmit.qpn.get(),
-            keys: &self.keys,
-        };
-        // There is room, or the engine would not have written it; where the lane broke meanwhile it is lost.
-        let _lost = lane.sender.push(&record, referrer);
-        if !lane.touched {
-            lane.touched = true;
-            self.touched.push(slot);
-        }
-        if !lane.has_room() {
+        lane.push(header, payload, transmit.qpn, &self.keys);
+        self.look_for_room(slot, endpoint);
+    }
+
+    /// Has the queue pairs of a lane wait where it is full.
+    fn look_for_room(&mut self, slot: usize, endpoint: &mut Endpoint) {
+        if let Some(Some(lane)) = self.lanes.get_mut(slot)
+            && !lane.full
+            && !lane.has_room()
+        {
             lane.full = true;
             self.full += 1;
-            endpoint.lane_full(id);
+            endpoint.lane_full(lane_of(lane.to));
         }
     }
 
@@ -280,10 +297,16 @@ impl Outgoing {
         }
     }
 
-    /// Whose progress thread sleeps and has something to do by what was sent.
-    pub(crate) fn ring(&mut self) -> Wake {
+    /// Nothing more is sent for now: sends the acknowledgements that nothing took along. Whose progress thread sleeps and has something to do by what was sent.
+    pub(crate) fn ring(&mut self, endpoint: &mut Endpoint) -> Wake {
         let mut wake = Wake::default();
-        for slot in self.touched.drain(..) {
+        while let Some(slot) = self.touched.pop() {
+            if let Some(Some(lane)) = self.lanes.get_mut(slot)
+                && !lane.full
+                && lane.push_held()
+            {
+                self.look_for_room(slot, endpoint);
+            }
             let Some(Some(lane)) = self.lanes.get_mut(slot) else {
                 continue;
             };
@@ -338,7 +361,60 @@ impl Outgoing {
     }
 }
 
+/// An acknowledgement, positive or negative, of a queue pair here.
+#[derive(Clone, Copy, Debug)]
+struct Acknowledgement {
+    headers: [u8; Self::LEN],
+    qpn: Qpn,
+}
+
+impl Acknowledgement {
+    const LEN: usize = header_len(Opcode::RcAcknowledge);
+
+    /// When these headers are one's.
+    fn of(headers: &[u8], qpn: Qpn) -> Option<Self> {
+        let headers = <[u8; Self::LEN]>::try_from(headers).ok()?;
+        (headers[0] == Opcode::RcAcknowledge.code()).then_some(Self { headers, qpn })
+    }
+
+    /// Both one after the other.
+    fn in_front_of<'a>(&self, headers: &[u8], joined: &'a mut [u8; Self::LEN + MAX_HEADER_LEN]) -> &'a [u8] {
+        let end = Self::LEN + headers.len();
+        joined[..Self::LEN].copy_from_slice(&self.headers);
+        joined[Self::LEN..end].copy_from_slice(headers);
+        &joined[..end]
+    }
+}
+
+/// Takes the headers of a record apart: those of an acknowledgement that came along, if one did, and those of the packet.
+pub(crate) fn split_headers(headers: &[u8]) -> (Option<&[u8]>, &[u8]) {
+    let joined = headers.len() > Acknowledgement::LEN && headers[0] == Opcode::RcAcknowledge.code();
+    match headers.split_at_checked(Acknowledgement::LEN).filter(|_| joined) {
+        Some((acknowledgement, packet)) => (Some(acknowledgement), packet),
+        None => (None, headers),
+    }
+}
+
 impl Lane {
+    /// There is room. Where the lane broke meanwhile the packet is lost.
+    fn push(&mut self, header: &[u8], payload: Payload<'_>, qpn: Qpn, keys: &[u32]) {
+        let record = Record {
+            kind: Kind::Packet,
+            header,
+            payload,
+        };
+        let _lost = self.sender.push(&record, Referrer { qpn: qpn.get(), keys });
+    }
+
+    /// Sends the acknowledgement that waits by itself. Whether there was one. There is room.
+    fn push_held(&mut self) -> bool {
+        let held = self.held.take();
+        if let Some(held) = held {
+            self.push(&held.headers, Payload::Inline(&[]), held.qpn, &[]);
+        }
+        held.is_some()
+    }
+
     /// Whether it takes another packet, or loses it. Asks to be told when it does, if not.
     fn has_room(&mut self) -> bool {
         if self.closed {
@@ -408,3 +484,45 @@ impl Lane {
 }
 
 const _: () = assert!(1 << SLOT_BITS >= crate::host::SLOTS);
+
+#[cfg(test)]
+mod tests {
+    use doorbell_roce_proto::Psn;
+    use doorbell_roce_proto::wire::{self, Aeth, Bth, Credits, Extension, Syndrome};
+
+    use super::*;
+
+    /// The headers of an acknowledgement and of a SEND.
+    fn headers() -> (Vec<u8>, Vec<u8>) {
+        let write = |opcode, extension| {
+            let mut buf = [0; MAX_HEADER_LEN];
+            let bth = Bth::new(opcode, Qpn::new(5), Psn::new(7));
+            let len = wire::write_headers(&mut buf, &bth, &extension).unwrap();
+            buf[..len].to_vec()
+        };
+        let syndrome = Syndrome::Ack(Credits::UNLIMITED);
+        (
+            write(Opcode::RcAcknowledge, Extension::Aeth(Aeth { syndrome, msn: 1 })),
+            write(Opcode::RcSendOnly, Extension::Bare),
+        )
+    }
+
+    #[test]
+    fn an_acknowledgement_comes_along() {
+        let (acknowledgement, send) = headers();
+        let qpn = Qpn::new(5);
+        assert!(Acknowledgement::of(&send, qpn).is_none());
+        let held = Acknowledgement::of(&acknowledgement, qpn).unwrap();
+        let mut joined = [0; Acknowledgement::LEN + MAX_HEADER_LEN];
+        let both = held.in_front_of(&send, &mut joined).to_vec();
+        assert!(both.len() <= crate::local::HEADER);
+        assert_eq!(split_headers(&both), (Some(&acknowledgement[..]), &send[..]));
+        for alone in [&acknowledgement, &send] {
+            assert_eq!(split_headers(alone), (None, &alone[..]));
+        }
+        for cut in 0..both.len() {
+            let (first, rest) = split_headers(&both[..cut]);
+            assert_eq!(first.map_or(0, <[u8]>::len) + rest.len(), cut);
+        }
+    }
+}
