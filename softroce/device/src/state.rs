@@ -16,7 +16,7 @@ use crate::cm::Connections;
 use crate::cq::CqRing;
 use crate::event::{Event, EventQueue, Owner, QpEvent};
 use crate::host::{Host, MemberId};
-use crate::lanes::{Forwarded, NoLane, Outgoing, Reach, Wake, split_headers};
+use crate::lanes::{Forwarded, Joined, NoLane, Outgoing, Reach, Wake};
 use crate::link::{self, MAX_PACKET, TxBatch};
 use crate::local::segment::Segment;
 use crate::local::{Kind, Received};
@@ -238,11 +238,11 @@ impl Core {
     pub(crate) fn receive_record(&mut self, now: Instant, lane: LaneId, record: &Received<'_>) {
         match record.kind {
             Kind::Packet => {
-                let (acknowledgement, packet) = split_headers(record.header);
-                if let Some(headers) = acknowledgement {
-                    self.receive_packet(now, lane, headers, 0, record);
+                let headers = Joined::split(record.header);
+                if let Some(acknowledgement) = headers.acknowledgement {
+                    self.receive_packet(now, lane, &acknowledgement, 0, record);
                 }
-                self.receive_packet(now, lane, packet, record.body.len(), record);
+                self.receive_packet(now, lane, headers.packet, record.body.len(), record);
             }
             Kind::Datagram => self.receive_handed_on(now, record),
         }

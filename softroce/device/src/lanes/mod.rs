@@ -14,6 +14,7 @@
 
 mod forward;
 mod incoming;
+mod joined;
 mod outgoing;
 mod reach;
 
@@ -28,7 +29,8 @@ use crate::host::MemberId;
 
 pub(crate) use forward::Forwarded;
 pub(crate) use incoming::{Incoming, Taken};
-pub(crate) use outgoing::{NoLane, Outgoing, Wake, split_headers};
+pub(crate) use joined::Joined;
+pub(crate) use outgoing::{NoLane, Outgoing, Wake};
 pub(crate) use reach::Reach;
 
 /// How a packet's payload gets to a process of the same host, when it is too long to go along with the packet.

@@ -6,9 +6,9 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use doorbell_roce_proto::qp::{LaneId, Path};
-use doorbell_roce_proto::wire::{MAX_HEADER_LEN, Opcode, header_len};
 use doorbell_roce_proto::{Endpoint, Qpn, Transmit};
 
+use super::joined::{Acknowledgement, Joined};
 use super::{Forwarded, Mover, SLOT_BITS, lane_of, slot_of};
 use crate::host::{Connection, Flags, Host, MemberId, Message};
 use crate::local::segment::Segment;
@@ -227,14 +227,14 @@ impl Outgoing {
         if let Some(acknowledgement) = Acknowledgement::of(header, transmit.qpn) {
             // The later one of a queue pair says all that the earlier one does.
             let other = lane.held.replace(acknowledgement);
-            if let Some(other) = other.filter(|other| other.qpn != transmit.qpn) {
-                lane.push(&other.headers, Payload::Inline(&[]), other.qpn, &[]);
+            if let Some(other) = other.filter(|other| other.qpn() != transmit.qpn) {
+                lane.push(other.headers(), Payload::Inline(&[]), other.qpn(), &[]);
                 self.look_for_room(slot, endpoint);
             }
             return;
         }
-        let mut joined = [0; Acknowledgement::LEN + MAX_HEADER_LEN];
-        let header = match lane.held.take() {
+        let mut joined = [0; Joined::MAX];
+        let header = match lane.held.take_if(|held| held.qpn() == transmit.qpn) {
             Some(held) => held.in_front_of(header, &mut joined),
             None => header,
         };
@@ -361,40 +361,6 @@ impl Outgoing {
     }
 }
 
-/// An acknowledgement, positive or negative, of a queue pair here.
-#[derive(Clone, Copy, Debug)]
-struct Acknowledgement {
-    headers: [u8; Self::LEN],
-    qpn: Qpn,
-}
-
-impl Acknowledgement {
-    const LEN: usize = header_len(Opcode::RcAcknowledge);
-
-    /// When these headers are one's.
-    fn of(headers: &[u8], qpn: Qpn) -> Option<Self> {
-        let headers = <[u8; Self::LEN]>::try_from(headers).ok()?;
-        (headers[0] == Opcode::RcAcknowledge.code()).then_some(Self { headers, qpn })
-    }
-
-    /// Both one after the other.
-    fn in_front_of<'a>(&self, headers: &[u8], joined: &'a mut [u8; Self::LEN + MAX_HEADER_LEN]) -> &'a [u8] {
-        let end = Self::LEN + headers.len();
-        joined[..Self::LEN].copy_from_slice(&self.headers);
-        joined[Self::LEN..end].copy_from_slice(headers);
-        &joined[..end]
-    }
-}
-
-/// Takes the headers of a record apart: those of an acknowledgement that came along, if one did, and those of the packet.
-pub(crate) fn split_headers(headers: &[u8]) -> (Option<&[u8]>, &[u8]) {
-    let joined = headers.len() > Acknowledgement::LEN && headers[0] == Opcode::RcAcknowledge.code();
-    match headers.split_at_checked(Acknowledgement::LEN).filter(|_| joined) {
-        Some((acknowledgement, packet)) => (Some(acknowledgement), packet),
-        None => (None, headers),
-    }
-}
-
 impl Lane {
     /// There is room. Where the lane broke meanwhile the packet is lost.
     fn push(&mut self, header: &[u8], payload: Payload<'_>, qpn: Qpn, keys: &[u32]) {
@@ -410,7 +376,7 @@ impl Lane {
     fn push_held(&mut self) -> bool {
         let held = self.held.take();
         if let Some(held) = held {
-            self.push(&held.headers, Payload::Inline(&[]), held.qpn, &[]);
+            self.push(held.headers(), Payload::Inline(&[]), held.qpn(), &[]);
         }
         held.is_some()
     }
@@ -484,45 +450,3 @@ impl Lane {
 }
 
 const _: () = assert!(1 << SLOT_BITS >= crate::host::SLOTS);
-
-#[cfg(test)]
-mod tests {
-    use doorbell_roce_proto::Psn;
-    use doorbell_roce_proto::wire::{self, Aeth, Bth, Credits, Extension, Syndrome};
-
-    use super::*;
-
-    /// The headers of an acknowledgement and of a SEND.
-    fn headers() -> (Vec<u8>, Vec<u8>) {
-        let write = |opcode, extension| {
-            let mut buf = [0; MAX_HEADER_LEN];
-            let bth = Bth::new(opcode, Qpn::new(5), Psn::new(7));
-            let len = wire::write_headers(&mut buf, &bth, &extension).unwrap();
-            buf[..len].to_vec()
-        };
-        let syndrome = Syndrome::Ack(Credits::UNLIMITED);
-        (
-            write(Opcode::RcAcknowledge, Extension::Aeth(Aeth { syndrome, msn: 1 })),
-            write(Opcode::RcSendOnly, Extension::Bare),
-        )
-    }
-
-    #[test]
-    fn an_acknowledgement_comes_along() {
-        let (acknowledgement, send) = headers();
-        let qpn = Qpn::new(5);
-        assert!(Acknowledgement::of(&send, qpn).is_none());
-        let held = Acknowledgement::of(&acknowledgement, qpn).unwrap();
-        let mut joined = [0; Acknowledgement::LEN + MAX_HEADER_LEN];
-        let both = held.in_front_of(&send, &mut joined).to_vec();
-        assert!(both.len() <= crate::local::HEADER);
-        assert_eq!(split_headers(&both), (Some(&acknowledgement[..]), &send[..]));
-        for alone in [&acknowledgement, &send] {
-            assert_eq!(split_headers(alone), (None, &alone[..]));
-        }
-        for cut in 0..both.len() {
-            let (first, rest) = split_headers(&both[..cut]);
-            assert_eq!(first.map_or(0, <[u8]>::len) + rest.len(), cut);
-        }
-    }
-}
