@@ -18,6 +18,8 @@ const GOOD: u8 = 0x5a;
 const POISON: u8 = 0xee;
 /// 17 ms: with three retries a dead peer is one after 70 ms, and a busy machine is none.
 const TIMEOUT: u8 = 12;
+/// Half a second.
+const PATIENT: u8 = 17;
 /// Set for the peer: its address, mover and task.
 const ROLE: &str = "DOORBELL_TEST_LOCAL_PEER";
 /// Marks a line as the peer's, among what the test harness prints.
@@ -109,7 +111,8 @@ fn peer() {
     println!("{ANSWER}{} {} {}", key.qpn, key.rkey, key.addr);
     let mut lines = std::io::stdin().lines();
     let them = parse(&lines.next().unwrap().unwrap());
-    side.connect(them, TIMEOUT);
+    // Nobody waits for one that writes to give up; and its peer may not be scheduled for a while.
+    side.connect(them, if task == "write" { PATIENT } else { TIMEOUT });
     if task == "receive" {
         (0..MESSAGES).for_each(|n| side.receive(n as u64, n * LEN, LEN));
     }
