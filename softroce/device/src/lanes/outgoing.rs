@@ -6,7 +6,7 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use doorbell_roce_proto::qp::{LaneId, Path};
-use doorbell_roce_proto::{Endpoint, Qpn, Transmit};
+use doorbell_roce_proto::{Endpoint, EndpointConfig, Qpn, Transmit};
 
 use super::joined::{Acknowledgement, Joined};
 use super::{Forwarded, Mover, SLOT_BITS, lane_of, slot_of};
@@ -15,9 +15,9 @@ use crate::local::segment::Segment;
 use crate::local::{Full, Kind, Payload, Receiver, Record, Reference, Referrer, Sender};
 use crate::memory::{Referred, Table};
 
-/// Payloads of memory that only this process has mapped are copied into the lane up to this length: two copies at the speed of memory take less time than
-/// one by process_vm_readv(2), and both ends work at once. Longer ones would keep the thread that posts from its own work.
-const COPIED_IN: usize = 64 << 10;
+/// Payloads of memory that only this process has mapped are copied into the lane up to this length, which is that of the longest packet: two copies at the speed of memory, at both ends at once, take
+/// a third of the time of one by process_vm_readv(2) (docs/PERFORMANCE.md). That is for those who ask for it.
+const COPIED_IN: usize = EndpointConfig::LANE_MTU;
 
 /// The lanes from this process to members of the group.
 pub(crate) struct Outgoing {
