@@ -50,15 +50,17 @@ fn converse(addresses: [&str; 2], mtu: u32, environment: &[(&str, &str)]) {
         .port();
     let server = end(addresses[0], tcp, "--listen", tcp, mtu, environment);
     let client = end(addresses[1], tcp, "--connect", tcp, mtu, environment);
-    for (who, child) in [("client", client), ("server", server)] {
+    let ends = [("client", client), ("server", server)].map(|(who, child)| {
         let Output { status, stdout, stderr } = child.wait_with_output().expect("it was started");
         let (stdout, stderr) = (String::from_utf8_lossy(&stdout), String::from_utf8_lossy(&stderr));
-        assert!(
-            status.success(),
-            "{who} with {environment:?}: {status}\n{stdout}{stderr}"
-        );
-        assert!(stdout.contains("verified"), "{who}: {stdout}");
-    }
+        (
+            status.success() && stdout.contains("verified"),
+            format!("{who}: {status}\n{stdout}{stderr}"),
+        )
+    });
+    // What went wrong is mostly what the other end says.
+    let [(client, client_says), (server, server_says)] = ends;
+    assert!(client && server, "with {environment:?}\n{client_says}{server_says}");
 }
 
 /// Two addresses of 127.0.0.0/8 that no other test of this process uses.

@@ -16,7 +16,7 @@ use crate::cm::Connections;
 use crate::cq::CqRing;
 use crate::event::{Event, EventQueue, Owner, QpEvent};
 use crate::host::{Host, MemberId};
-use crate::lanes::{Forwarded, NoLane, Outgoing, Reach, Wake};
+use crate::lanes::{Forwarded, Joined, NoLane, Outgoing, Reach, Wake};
 use crate::link::{self, MAX_PACKET, TxBatch};
 use crate::local::segment::Segment;
 use crate::local::{Kind, Received};
@@ -238,20 +238,28 @@ impl Core {
     pub(crate) fn receive_record(&mut self, now: Instant, lane: LaneId, record: &Received<'_>) {
         match record.kind {
             Kind::Packet => {
-                let packet = LanePacket {
-                    lane,
-                    address: self.address.ip(),
-                    headers: record.header,
-                    len: record.body.len(),
-                };
-                let mut reach = Reach {
-                    table: &mut self.memory,
-                    body: record.body,
-                };
-                self.endpoint.handle_lane(now, &packet, &mut reach);
+                let headers = Joined::split(record.header);
+                if let Some(acknowledgement) = headers.acknowledgement {
+                    self.receive_packet(now, lane, &acknowledgement, 0, record);
+                }
+                self.receive_packet(now, lane, headers.packet, record.body.len(), record);
             }
             Kind::Datagram => self.receive_handed_on(now, record),
         }
+    }
+
+    fn receive_packet(&mut self, now: Instant, lane: LaneId, headers: &[u8], len: usize, record: &Received<'_>) {
+        let packet = LanePacket {
+            lane,
+            address: self.address.ip(),
+            headers,
+            len,
+        };
+        let mut reach = Reach {
+            table: &mut self.memory,
+            body: record.body,
+        };
+        self.endpoint.handle_lane(now, &packet, &mut reach);
     }
 
     /// Moves what the engine wants to send by lanes onto them. Whether it may have more, for the wire.
@@ -298,7 +306,7 @@ impl Core {
 
     /// Whom to wake for what was sent on lanes.
     pub(crate) fn ring(&mut self) -> Wake {
-        self.lanes.ring()
+        self.lanes.ring(&mut self.endpoint)
     }
 
     /// Looks whether full lanes have room again.

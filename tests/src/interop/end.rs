@@ -4,7 +4,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use doorbell_verbs::{
-    All, Buffer, Buffers, CompletionQueue, Context, Endpoint, Local, Mtu, Queue, QueuePair, Remote, RemoteAll, Success,
+    All, Buffer, Buffers, CompletionQueue, Context, Endpoint, Local, Memory, Mtu, Queue, QueuePair, Remote, RemoteAll,
+    Success,
 };
 
 use super::channel::Channel;
@@ -63,8 +64,11 @@ impl End {
             builder = builder.timeout(exponent);
         }
         let prepared = builder.rc()?;
-        let exposed = pd.register(vec![pattern::BACKGROUND; MAX_LEN + MARGIN], RemoteAll)?;
-        let local = pd.register(vec![0; MAX_LEN + MARGIN], Local)?;
+        // Of the kind that other processes can map, so that a device may have its own way with it.
+        let mut exposed = Memory::shared(MAX_LEN + MARGIN)?;
+        exposed.fill(pattern::BACKGROUND);
+        let exposed = pd.register(exposed, RemoteAll)?;
+        let local = pd.register(Memory::shared(MAX_LEN + MARGIN)?, Local)?;
         let peer = Endpoint::from_bytes(&channel.exchange(prepared.endpoint().to_bytes())?)?;
         let theirs = Remote::from_bytes(&channel.exchange(exposed.remote().to_bytes())?)?;
         let qp = prepared.connect(&peer)?;

@@ -14,6 +14,7 @@
 
 mod forward;
 mod incoming;
+mod joined;
 mod outgoing;
 mod reach;
 
@@ -28,6 +29,7 @@ use crate::host::MemberId;
 
 pub(crate) use forward::Forwarded;
 pub(crate) use incoming::{Incoming, Taken};
+pub(crate) use joined::Joined;
 pub(crate) use outgoing::{NoLane, Outgoing, Wake};
 pub(crate) use reach::Reach;
 

@@ -6,17 +6,18 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use doorbell_roce_proto::qp::{LaneId, Path};
-use doorbell_roce_proto::{Endpoint, Qpn, Transmit};
+use doorbell_roce_proto::{Endpoint, EndpointConfig, Qpn, Transmit};
 
+use super::joined::{Acknowledgement, Joined};
 use super::{Forwarded, Mover, SLOT_BITS, lane_of, slot_of};
 use crate::host::{Connection, Flags, Host, MemberId, Message};
 use crate::local::segment::Segment;
 use crate::local::{Full, Kind, Payload, Receiver, Record, Reference, Referrer, Sender};
 use crate::memory::{Referred, Table};
 
-/// Payloads of memory that only this process has mapped are copied into the lane up to this length: two copies at the speed of memory take less time than
-/// one by process_vm_readv(2), and both ends work at once. Longer ones would keep the thread that posts from its own work.
-const COPIED_IN: usize = 64 << 10;
+/// Payloads of memory that only this process has mapped are copied into the lane up to this length, which is that of the longest packet: two copies at the speed of memory, at both ends at once, take
+/// a third of the time of one by process_vm_readv(2) (docs/PERFORMANCE.md). That is for those who ask for it.
+const COPIED_IN: usize = EndpointConfig::LANE_MTU;
 
 /// The lanes from this process to members of the group.
 pub(crate) struct Outgoing {
@@ -45,6 +46,8 @@ struct Lane {
     /// `None` for the lane of this process to itself.
     connection: Option<Arc<Connection>>,
     touched: bool,
+    /// An acknowledgement that goes along with the next packet, or by itself when there is none.
+    held: Option<Acknowledgement>,
     full: bool,
     /// The member is gone or writes nonsense: what is sent vanishes.
     closed: bool,
@@ -113,6 +116,7 @@ impl Outgoing {
             sender,
             connection,
             touched: false,
+            held: None,
             full: false,
             closed: false,
         };
@@ -190,6 +194,7 @@ impl Outgoing {
             if let Some(Some(lane)) = self.lanes.get_mut(slot)
                 && lane.full
                 && lane.has_room()
+                && (!lane.push_held() || lane.has_room())
             {
                 self.reopen(slot, endpoint);
             }
@@ -214,7 +219,25 @@ impl Outgoing {
             table.forget_referred();
             return;
         }
+        if !lane.touched {
+            lane.touched = true;
+            self.touched.push(slot);
+        }
         let (header, inline) = packet.split_at(transmit.headers);
+        if let Some(acknowledgement) = Acknowledgement::of(header, transmit.qpn) {
+            // The later one of a queue pair says all that the earlier one does.
+            let other = lane.held.replace(acknowledgement);
+            if let Some(other) = other.filter(|other| other.qpn() != transmit.qpn) {
+                lane.push(other.headers(), Payload::Inline(&[]), other.qpn(), &[]);
+                self.look_for_room(slot, endpoint);
+            }
+            return;
+        }
+        let mut joined = [0; Joined::MAX];
+        let header = match lane.held.take_if(|held| held.qpn() == transmit.qpn) {
+            Some(held) => held.in_front_of(header, &mut joined),
+            None => header,
+        };
         self.references.clear();
         self.keys.clear();
         if transmit.referred > 0 {
@@ -234,25 +257,19 @@ impl Outgoing {
         } else {
             Payload::Inline(inline)
         };
-        let record = Record {
-            kind: Kind::Packet,
-            header,
-            payload,
-        };
-        let referrer = Referrer {
-            qpn: transmit.qpn.get(),
-            keys: &self.keys,
-        };
-        // There is room, or the engine would not have written it; where the lane broke meanwhile it is lost.
-        let _lost = lane.sender.push(&record, referrer);
-        if !lane.touched {
-            lane.touched = true;
-            self.touched.push(slot);
-        }
-        if !lane.has_room() {
+        lane.push(header, payload, transmit.qpn, &self.keys);
+        self.look_for_room(slot, endpoint);
+    }
+
+    /// Has the queue pairs of a lane wait where it is full.
+    fn look_for_room(&mut self, slot: usize, endpoint: &mut Endpoint) {
+        if let Some(Some(lane)) = self.lanes.get_mut(slot)
+            && !lane.full
+            && !lane.has_room()
+        {
             lane.full = true;
             self.full += 1;
-            endpoint.lane_full(id);
+            endpoint.lane_full(lane_of(lane.to));
         }
     }
 
@@ -280,10 +297,16 @@ impl Outgoing {
         }
     }
 
-    /// Whose progress thread sleeps and has something to do by what was sent.
-    pub(crate) fn ring(&mut self) -> Wake {
+    /// Nothing more is sent for now: sends the acknowledgements that nothing took along. Whose progress thread sleeps and has something to do by what was sent.
+    pub(crate) fn ring(&mut self, endpoint: &mut Endpoint) -> Wake {
         let mut wake = Wake::default();
-        for slot in self.touched.drain(..) {
+        while let Some(slot) = self.touched.pop() {
+            if let Some(Some(lane)) = self.lanes.get_mut(slot)
+                && !lane.full
+                && lane.push_held()
+            {
+                self.look_for_room(slot, endpoint);
+            }
             let Some(Some(lane)) = self.lanes.get_mut(slot) else {
                 continue;
             };
@@ -339,6 +362,25 @@ impl Outgoing {
 }
 
 impl Lane {
+    /// There is room. Where the lane broke meanwhile the packet is lost.
+    fn push(&mut self, header: &[u8], payload: Payload<'_>, qpn: Qpn, keys: &[u32]) {
+        let record = Record {
+            kind: Kind::Packet,
+            header,
+            payload,
+        };
+        let _lost = self.sender.push(&record, Referrer { qpn: qpn.get(), keys });
+    }
+
+    /// Sends the acknowledgement that waits by itself. Whether there was one. There is room.
+    fn push_held(&mut self) -> bool {
+        let held = self.held.take();
+        if let Some(held) = held {
+            self.push(held.headers(), Payload::Inline(&[]), held.qpn(), &[]);
+        }
+        held.is_some()
+    }
+
     /// Whether it takes another packet, or loses it. Asks to be told when it does, if not.
     fn has_room(&mut self) -> bool {
         if self.closed {

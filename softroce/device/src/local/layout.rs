@@ -5,7 +5,7 @@
 //! 64     the sender's word: starved
 //! 128    the receiver's words: head; how many segments it has mapped; what it can do
 //! 192    asleep: the receiver's, taken away by the sender
-//! 4096   slots of 256 bytes: tag, control, revoked, then the record's bytes
+//! 4096   slots of 256 bytes: tag, control, the record's bytes; at the end, revoked
 //! …      the bulk area
 //! ```
 //! Words that different processes write often lie in cache lines of their own.
@@ -29,14 +29,15 @@ const MAGIC: u64 = u64::from_be_bytes(*b"DBLANE\0\x01");
 /// Bytes of a slot.
 pub(super) const SLOT: usize = 256;
 /// Where the record's own bytes begin in a slot.
-pub(super) const CONTENT: usize = 24;
+pub(super) const CONTENT: usize = 16;
 /// How many of them there are.
-pub(super) const ROOM: usize = SLOT - CONTENT;
+pub(super) const ROOM: usize = REVOKED - CONTENT;
 
 const HEADER_AREA: usize = 4096;
 const TAG: usize = 0;
 const CONTROL: usize = 8;
-const REVOKED: usize = 16;
+/// At the end: in the first cache line there is room for all of a short message.
+const REVOKED: usize = SLOT - 8;
 
 /// What one record may take of the bulk area, whatever it is: the largest payload in as many pieces as there are references, each begun at a cache line, and the
 /// list of them.

@@ -98,7 +98,6 @@ impl Producer {
     /// Gives the consumer the record that has been written to the slot of [`tail`](Self::tail), which was free.
     pub(super) fn publish(&mut self, words: &impl Words) {
         let slot = slot(words, self.tail);
-        words.revoked(slot).store(0, Ordering::Relaxed);
         self.tail += 1;
         // Carries the slot's content and whatever memory it refers to.
         words.tag(slot).store(self.tail, Ordering::Release);
@@ -121,7 +120,10 @@ impl Producer {
 
     /// Takes a record back. Whoever copies what it refers to learns of it afterwards. `settle` follows the last of them.
     pub(super) fn revoke(&self, words: &impl Words, position: u64) {
-        words.revoked(slot(words, position)).store(1, Ordering::Relaxed);
+        // Its tag, which no other record ever has: so nothing is to be set back for the next in the slot.
+        words
+            .revoked(slot(words, position))
+            .store(position + 1, Ordering::Relaxed);
     }
 
     /// What this thread, and those it tells, write from now on is seen by no copy that counts.
@@ -188,7 +190,7 @@ impl Consumer {
     pub(super) fn was_revoked(words: &impl Words, position: u64) -> bool {
         // With the fence in `Producer::settle`: whoever has read a byte written after that one reads the flag after this one.
         fence(Ordering::Acquire);
-        words.revoked(slot(words, position)).load(Ordering::Relaxed) != 0
+        words.revoked(slot(words, position)).load(Ordering::Relaxed) == position + 1
     }
 
     /// About to sleep. `false` when there is a record: it must not.
