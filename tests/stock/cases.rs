@@ -137,7 +137,6 @@ pub(crate) const HOST: &[Grid] = &[
             "-a -n 10",
             "-b",
             "-q 8",
-            "-e",
             "-c UC -s 1024 -n 100",
             "-c UD -s 512 -n 100",
             "--use-srq",
@@ -336,8 +335,8 @@ pub(crate) const MANAGED: &[Managed] = &[
         about: "four connections",
     },
     Managed {
-        server: "udaddy -p PORT -c 3 -C 100 -S 500",
-        client: "udaddy -p PORT -c 3 -C 100 -S 500 -s HOST",
+        server: "udaddy -c 3 -C 100 -S 500",
+        client: "udaddy -c 3 -C 100 -S 500 -s HOST",
         shows: ("return status 0", 1),
         about: "three datagram services",
     },

@@ -13,6 +13,9 @@ use std::{
 /// How often a process is looked at.
 const TICK: Duration = Duration::from_millis(5);
 
+/// How long nobody does nothing who is still starting, unless he waits for a processor: then his state shows it.
+const REST: Duration = Duration::from_secs(1);
+
 /// A program that was started.
 pub(crate) struct Process {
     child: Child,
@@ -86,6 +89,25 @@ impl Process {
         is_listening(&format!("/proc/{}/net", self.child.id()), port)
     }
 
+    /// Waits until it and its children have done nothing for a while: so it is with a server of the connection manager that listens, which nothing else shows. False
+    /// when it ended instead, or `deadline` came.
+    pub(crate) fn rests(&mut self, deadline: Instant) -> Result<bool> {
+        let mut last = (String::new(), Instant::now());
+        while Instant::now() < deadline {
+            if self.status()?.is_some() {
+                return Ok(false);
+            }
+            let now = activity(self.child.id());
+            if now != last.0 {
+                last = (now, Instant::now());
+            } else if last.1.elapsed() > REST {
+                return Ok(true);
+            }
+            thread::sleep(TICK);
+        }
+        Ok(false)
+    }
+
     /// What it has written so far.
     pub(crate) fn output(&self) -> String {
         fs::read(&self.output).map_or_else(|_| String::new(), |bytes| String::from_utf8_lossy(&bytes).into_owned())
@@ -105,6 +127,31 @@ impl Drop for Process {
         self.signal(libc::SIGKILL);
         let _ = self.child.wait();
     }
+}
+
+/// What changes while a process or a child of its does anything: who they are, whether they sleep, and how often they have gone to sleep.
+fn activity(process: u32) -> String {
+    let own = fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default();
+    let told = own
+        .lines()
+        .filter(|line| line.starts_with("State:") || line.contains("ctxt_switches:"));
+    let mut all = format!("{process} {}\n", told.collect::<Vec<_>>().join(" "));
+    if all.contains("R (running)") {
+        // Never the same twice.
+        all += &format!("{:?}", Instant::now());
+    }
+    // A child is listed by the thread that started it.
+    for thread in fs::read_dir(format!("/proc/{process}/task"))
+        .into_iter()
+        .flatten()
+        .flatten()
+    {
+        let children = fs::read_to_string(thread.path().join("children")).unwrap_or_default();
+        for child in children.split_whitespace().filter_map(|child| child.parse().ok()) {
+            all += &activity(child);
+        }
+    }
+    all
 }
 
 /// Whether the kernel's tables of a network namespace (`/proc/PID/net`) have a TCP socket that listens on `port`: state 0A.
