@@ -65,6 +65,9 @@ const LANE_HOLD: Duration = Duration::from_nanos(300);
 /// After as many receives nothing is left of what waited in the socket before them: a buffer of 16 MiB holds about as many times 32 acknowledgements.
 const BACKLOG: u32 = 1024;
 
+/// The same for lanes: one has some 500 records, of which each receive takes twice as many as the one before, up to 32.
+const LANE_BACKLOG: u32 = 32;
+
 /// While nothing went over UDP in as many looks at the socket, one is taken only in every so many drives.
 const QUIET: u32 = 256;
 const UDP_TURN: u32 = 128;
@@ -359,7 +362,8 @@ impl Shared {
             };
         }
         *behind = if late { *behind + 1 } else { 0 };
-        let received = if *behind == BACKLOG {
+        let enough = if messages == 0 { LANE_BACKLOG } else { BACKLOG };
+        let received = if *behind >= enough {
             *behind = 0;
             Received::CaughtUp
         } else {

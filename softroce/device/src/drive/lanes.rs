@@ -10,8 +10,13 @@ use crate::sync::Ordering;
 impl Shared {
     /// Hands the engine what has come on the lanes, and sends what it answers.
     pub(super) fn receive_from_lanes(&self, lanes: &mut Incoming) -> Taken {
-        lanes.take(
-            || (self.core.lock(), self.now(), 0),
+        let mut at = 0;
+        let taken = lanes.take(
+            || {
+                let (core, now) = (self.core.lock(), self.now());
+                at = now.0;
+                (core, now, 0)
+            },
             |(core, now, count), lane, record| {
                 *count += 1;
                 core.receive_record(*now, lane, &record);
@@ -32,7 +37,12 @@ impl Shared {
                     connection.wake();
                 }
             },
-        )
+        );
+        // Timers are for a drive that looks at all there is. What comes by lanes may take long to copy: they do not wait for many such.
+        if at > self.engine_due.load(Ordering::Relaxed) {
+            self.look_at_all();
+        }
+        taken
     }
 
     /// Looks whether full lanes have room again, and sends what waited for it.

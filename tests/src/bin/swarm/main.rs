@@ -43,7 +43,7 @@ impl Default for Plan {
             bytes: 1 << 30,
             kill_every: Duration::from_secs(1),
             kills: 3,
-            address: IpAddr::from([127, 0, 0, 1]),
+            address: IpAddr::from([127, 0, 32, 1]),
             timeout: 16,
             seed: 1,
         }
