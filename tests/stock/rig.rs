@@ -22,6 +22,8 @@ const LIMIT: Duration = Duration::from_secs(120);
 /// TCP ports of the tools: below those that the kernel gives out.
 const PORTS: std::ops::Range<u16> = 20_000..30_000;
 
+/// How often a pair is started anew whose client crashed when it was refused.
+const ANEW: u32 = 5;
 /// An address of loopback that nobody takes by default.
 const OWN: &str = "127.91.0.1";
 /// Lines of an output that are shown when it is of a failure.
@@ -181,7 +183,7 @@ impl Rig {
             port,
             managed: options.split_whitespace().any(|word| word == "-R" || word == "-z"),
         };
-        pair.run(&folder, deadline, |server, client| {
+        pair.run(&folder, deadline, ANEW, |server, client| {
             judge::complaint(suite, options, server, client)
         })
     }
@@ -202,7 +204,7 @@ impl Rig {
             port,
             managed: true,
         };
-        pair.run(&self.folder(name)?, Instant::now() + LIMIT, |_, client| {
+        pair.run(&self.folder(name)?, Instant::now() + LIMIT, ANEW, |_, client| {
             judge::managed(managed.shows, client)
         })
     }
@@ -219,11 +221,12 @@ struct Pair<'a> {
 }
 
 impl Pair<'_> {
-    /// Runs both until they end, or `deadline`; `complaint` reads what they wrote.
+    /// Runs both until they end, or `deadline`, and again up to `anew` times; `complaint` reads what they wrote.
     fn run(
-        self,
+        &self,
         folder: &Path,
         deadline: Instant,
+        anew: u32,
         complaint: impl Fn(&str, &str) -> Option<String>,
     ) -> Result<Outcome> {
         let mut serving = Process::start(&self.server, &[], folder, "server")?;
@@ -247,6 +250,15 @@ impl Pair<'_> {
         {
             thread::sleep(Duration::from_millis(100));
             asking = ask()?;
+        }
+        // perftest, refused, goes on with an identifier that it has destroyed, and crashes: both ends are started anew.
+        if self.managed
+            && anew > 0
+            && asking.wait(deadline)?.is_some_and(|status| status > 128)
+            && asking.output().contains("_REJECTED")
+        {
+            drop(serving);
+            return self.run(folder, deadline, anew - 1, complaint);
         }
         for (who, process) in [("the client", &mut asking), ("the server", &mut serving)] {
             if process.wait(deadline)? != Some(0) {
