@@ -29,7 +29,7 @@ use std::hint;
 use std::mem;
 use std::net::SocketAddr;
 use std::sync::atomic::AtomicU32;
-use std::thread::Thread;
+use std::thread::{self, Thread};
 use std::time::{Duration, Instant as Clock};
 
 use doorbell_roce_proto::Instant;
@@ -67,6 +67,9 @@ const BACKLOG: u32 = 1024;
 
 /// The same for lanes: one has some 500 records, of which each receive takes twice as many as the one before, up to 32.
 const LANE_BACKLOG: u32 = 32;
+
+/// How long a queue pair that falls silent waits for room on the lanes: a peer that takes nothing for so long is stopped.
+const LAST_WORDS: Duration = Duration::from_millis(20);
 
 /// While nothing went over UDP in as many looks at the socket, one is taken only in every so many drives.
 const QUIET: u32 = 256;
@@ -410,6 +413,12 @@ impl Shared {
         let tx = self.tx.lock();
         if self.tx.serve(core, tx, |core, tx| self.fill_and_send(core, tx, false)) {
             self.flush(self.core.lock());
+        }
+        // An acknowledgement may be behind what a full lane has no room for.
+        let since = Clock::now();
+        while self.lanes_blocked.load(Ordering::Relaxed) && since.elapsed() < LAST_WORDS {
+            self.unblock_lanes();
+            thread::yield_now();
         }
     }
 
