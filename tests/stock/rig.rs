@@ -257,7 +257,8 @@ impl Pair<'_> {
             && asking.wait(deadline)?.is_some_and(|status| status > 128)
             && asking.output().contains("_REJECTED")
         {
-            drop(serving);
+            serving.signal(libc::SIGTERM);
+            serving.wait(deadline)?;
             return self.run(folder, deadline, anew - 1, complaint);
         }
         for (who, process) in [("the client", &mut asking), ("the server", &mut serving)] {
