@@ -6,7 +6,7 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use doorbell_roce_proto::qp::{LaneId, Path};
-use doorbell_roce_proto::{Endpoint, EndpointConfig, Qpn, Transmit};
+use doorbell_roce_proto::{Endpoint, Qpn, Transmit};
 
 use super::joined::{Acknowledgement, Joined};
 use super::{Forwarded, Mover, SLOT_BITS, lane_of, slot_of};
@@ -14,10 +14,6 @@ use crate::host::{Connection, Flags, Host, MemberId, Message};
 use crate::local::segment::Segment;
 use crate::local::{Full, Kind, Payload, Receiver, Record, Reference, Referrer, Sender};
 use crate::memory::{Referred, Table};
-
-/// Payloads of memory that only this process has mapped are copied into the lane up to this length, which is that of the longest packet: two copies at the speed of memory, at both ends at once, take
-/// a third of the time of one by process_vm_readv(2) (docs/PERFORMANCE.md). That is for those who ask for it.
-const COPIED_IN: usize = EndpointConfig::LANE_MTU;
 
 /// The lanes from this process to members of the group.
 pub(crate) struct Outgoing {
@@ -436,9 +432,13 @@ impl Lane {
                 }
             }
         }
-        let own = self.connection.is_none();
-        let short = forced.is_none() && referred.len <= COPIED_IN;
-        if forced != Some(Mover::Ring) && (own || (!short && self.sender.peer_reads_memory())) {
+        let by_address = match forced {
+            Some(Mover::Ring) => false,
+            Some(Mover::Shared | Mover::Vm) => self.connection.is_none() || self.sender.peer_reads_memory(),
+            // Two copies at the speed of memory, at both ends at once, take a third of the time of one by process_vm_readv(2) (docs/PERFORMANCE.md).
+            None => self.connection.is_none(),
+        };
+        if by_address {
             let addr = referred.at.expose_provenance() as u64;
             return Ok(Reference::Process { addr, len });
         }
