@@ -240,7 +240,8 @@ impl Pair<'_> {
         }
         let ask = || Process::start(&self.client, &[], folder, "client");
         let mut asking = ask()?;
-        // On a busy machine a server may rest that does not listen yet. Who is refused ends with 1; perftest may crash then, on any librdmacm.
+        // A client is at times refused though its server rests: on a busy machine that may not listen yet, but it was also seen where it had listened for a second, which is not explained. So
+        // what passes here does not show that the first attempt connects. Who is refused ends with 1; perftest may crash then.
         while self.managed
             && asking
                 .wait(deadline)?
