@@ -234,6 +234,15 @@ fn a_listener_comes_late() {
     }
 }
 
+/// Sets the flag when it is dropped, by a panic too.
+struct Until<'a>(&'a AtomicBool);
+
+impl Drop for Until<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 /// Others come and go on the address while one asks and one listens, a little later.
 #[test]
 fn nobody_is_refused_for_those_who_come_and_go() {
@@ -241,6 +250,7 @@ fn nobody_is_refused_for_those_who_come_and_go() {
     const TURNS: u32 = 40;
     let over = AtomicBool::new(false);
     thread::scope(|scope| {
+        let _until = Until(&over);
         for _ in 0..2 {
             scope.spawn(|| {
                 while !over.load(Ordering::Relaxed) {
@@ -255,7 +265,6 @@ fn nobody_is_refused_for_those_who_come_and_go() {
             let late = Duration::from_micros(u64::from(turn.wrapping_mul(2_654_435_761) % 3000));
             while !listens_late(&active, &passive, || thread::sleep(late)) {}
         }
-        over.store(true, Ordering::Relaxed);
     });
 }
 
