@@ -431,7 +431,8 @@ impl QueuePair {
         buf: &mut [u8],
         out: &mut Outbox,
     ) -> Option<usize> {
-        let ordinary = self.init.transport == Transport::Rc && self.state == State::Rts && self.connection.lane.is_none();
+        let ordinary =
+            self.init.transport == Transport::Rc && self.state == State::Rts && self.connection.lane.is_none();
         if !ordinary || self.responder.has_replies() {
             return None;
         }
