@@ -4,6 +4,7 @@
 //! count. A checker proves a plan by running it symbolically; a simulator runs it over modelled fabrics; one executor runs it on queue pairs, and knows no algorithm.
 
 pub mod algorithm;
+pub mod kernel;
 pub mod plan;
 mod types;
 
