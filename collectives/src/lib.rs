@@ -5,6 +5,8 @@
 
 pub mod algorithm;
 pub mod kernel;
+pub mod bootstrap;
+pub mod failure;
 pub mod plan;
 mod types;
 
