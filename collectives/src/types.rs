@@ -157,15 +157,3 @@ named! {
         Ll128 = "ll128",
     }
 }
-
-impl Protocol {
-    /// Which part of the bytes on the wire is payload.
-    #[must_use]
-    pub const fn payload(self) -> f64 {
-        match self {
-            Self::Simple => 1.0,
-            Self::Ll => 0.5,
-            Self::Ll128 => 0.9375,
-        }
-    }
-}

@@ -38,6 +38,16 @@ impl MessageCost {
     }
 }
 
+/// Which part of the bytes on the wire is payload.
+#[must_use]
+pub const fn payload(protocol: Protocol) -> f64 {
+    match protocol {
+        Protocol::Simple => 1.0,
+        Protocol::Ll => 0.5,
+        Protocol::Ll128 => 0.9375,
+    }
+}
+
 /// Whose time β is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -73,7 +83,7 @@ impl Link {
             alpha_ns: flagged_alpha_ns,
             send_ns: simple.send_ns * scale,
             receive_ns: simple.receive_ns * scale,
-            beta_ns_per_byte: simple.beta_ns_per_byte / protocol.payload(),
+            beta_ns_per_byte: simple.beta_ns_per_byte / payload(protocol),
         };
         Self {
             mover,

@@ -7,7 +7,7 @@ use std::collections::{HashMap, VecDeque};
 
 use super::links::Links;
 use super::queue::Queue;
-use super::{Fabric, Outcome, RankUse, SimulationError, Time, Wait, Work, block_bytes};
+use super::{Fabric, Outcome, RankUse, SimulationError, Time, Wait, Work};
 use crate::cost::{MessageCost, Mover};
 use crate::plan::{Form, Schedule, Span, Step};
 use crate::types::Rank;
@@ -124,7 +124,7 @@ pub(super) fn run(schedule: &dyn Schedule, fabric: &Fabric, work: &Work, who: Wh
 impl<'a> Run<'a> {
     fn new(schedule: &'a dyn Schedule, fabric: &'a Fabric, work: &Work, who: Who) -> Self {
         let shape = schedule.shape();
-        let (strands, channels) = (schedule.strands(), work.busy_channels());
+        let (strands, channels, slices) = (schedule.strands(), work.busy_channels(shape), work.slices(shape));
         let mut position = vec![0; shape.order.len()];
         for (place, rank) in shape.order.iter().enumerate() {
             position[rank.index()] = place as u32;
@@ -151,7 +151,7 @@ impl<'a> Run<'a> {
         let mut queue = Queue::new();
         for rank in running(schedule, who) {
             for channel in 0..channels {
-                let slices = (work.slices() - u64::from(channel)).div_ceil(u64::from(channels));
+                let slices = (slices - u64::from(channel)).div_ceil(u64::from(channels));
                 for strand in 0..strands {
                     queue.push(ranks[rank.index()].free, threads.len() as u32);
                     threads.push(Thread {
@@ -167,7 +167,7 @@ impl<'a> Run<'a> {
                 }
             }
         }
-        let element_bytes = block_bytes(schedule, work);
+        let element_bytes = work.block_bytes(shape) / slices as f64;
         Self {
             schedule,
             fabric,
@@ -415,9 +415,6 @@ impl<'a> Run<'a> {
         let Some(first) = (0..self.threads.len()).find(|&id| wait(id).is_some()) else {
             return Vec::new();
         };
-        if self.who == Who::OneForAll {
-            return wait(first).into_iter().collect();
-        }
         let mut path = vec![first];
         loop {
             let id = path[path.len() - 1];
@@ -465,7 +462,7 @@ impl Hasher for Mix {
     }
 
     fn write_u64(&mut self, value: u64) {
-        let product = u128::from(self.0 ^ value) * 0x9E37_79B9_7F4A_7C15_F39C_C060_5CED_C835;
+        let product = u128::from(self.0 ^ value) * 0x9E37_79B9_7F4A_7C15_u128;
         self.0 = (product >> 64) as u64 ^ product as u64;
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::{Fabric, LinkName, LinkUse, Time};
-use crate::cost::{Link as Kind, Mover};
+use crate::cost::{Link as Kind, Mover, payload};
 use crate::types::{Protocol, Rank};
 
 /// One thing that carries one message after another.
@@ -88,7 +88,7 @@ impl Links {
         });
         let memory = (fabric.host_ns_per_byte > 0.0).then(|| {
             let names = numbers.keys().map(|&host| LinkName::Memory { host }).collect();
-            add(names, fabric.host_ns_per_byte / protocol.payload())
+            add(names, fabric.host_ns_per_byte / payload(protocol))
         });
         let wires = (fabric.remote.mover == Mover::Device).then(|| {
             let of = |host| {

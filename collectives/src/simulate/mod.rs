@@ -15,11 +15,13 @@ mod fabric;
 mod links;
 mod queue;
 mod symmetry;
+#[cfg(test)]
+mod tests;
 
 use core::fmt;
 use core::time::Duration;
 
-use crate::plan::{Collective, Schedule};
+use crate::plan::{Collective, Schedule, Shape};
 use crate::types::{DataType, Protocol, Rank};
 
 pub use fabric::{Fabric, Leaves, Straggler};
@@ -35,21 +37,39 @@ pub struct Work {
     pub protocol: Protocol,
     /// Replicas of the plan, on connections of their own.
     pub channels: u32,
-    /// The most of `bytes` that is in a slice.
+    /// The most of a block that is in a slice.
     pub slice_bytes: u64,
 }
 
 impl Work {
+    /// Bytes of a data block, all slices together.
+    #[must_use]
+    pub fn block_bytes(&self, shape: &Shape) -> f64 {
+        let blocks = match shape.collective {
+            // What a rank has is one of as many parts as there are ranks.
+            Collective::AllToAll | Collective::AllToAllV => shape.ranks() * shape.blocks,
+            Collective::SendRecv => shape.blocks,
+            _ => shape.data_blocks(),
+        };
+        if blocks == 0 {
+            0.0
+        } else {
+            self.bytes as f64 / f64::from(blocks)
+        }
+    }
+
     /// Into how many slices the operation is cut.
     #[must_use]
-    pub fn slices(&self) -> u64 {
-        self.bytes.div_ceil(self.slice_bytes.max(1)).max(1)
+    pub fn slices(&self, shape: &Shape) -> u64 {
+        (self.block_bytes(shape) / self.slice_bytes.max(1) as f64)
+            .ceil()
+            .max(1.0) as u64
     }
 
     /// How many of the channels have something to do.
     #[must_use]
-    pub fn busy_channels(&self) -> u32 {
-        u64::from(self.channels.max(1)).min(self.slices()) as u32
+    pub fn busy_channels(&self, shape: &Shape) -> u32 {
+        u64::from(self.channels.max(1)).min(self.slices(shape)) as u32
     }
 }
 
@@ -212,21 +232,6 @@ fn show(waiting: &[Wait]) -> String {
     waiting.iter().map(one).collect::<Vec<_>>().join(", ")
 }
 
-/// Bytes of a data block of one slice, as elements.
-fn block_bytes(schedule: &dyn Schedule, work: &Work) -> f64 {
-    let shape = schedule.shape();
-    let blocks = match shape.collective {
-        // The whole of what a rank has is one of `ranks` parts of the data.
-        Collective::AllToAll | Collective::AllToAllV => shape.ranks() * shape.blocks,
-        Collective::SendRecv => shape.blocks,
-        _ => shape.data_blocks(),
-    };
-    if blocks == 0 {
-        return 0.0;
-    }
-    work.bytes as f64 / work.slices() as f64 / f64::from(blocks)
-}
-
 /// Runs `schedule` over `fabric`.
 ///
 /// Where all ranks provably do the same on a uniform fabric, one of them is run for all.
@@ -235,8 +240,12 @@ fn block_bytes(schedule: &dyn Schedule, work: &Work) -> f64 {
 /// [`SimulationError`]: the plan and the fabric do not fit together, or the plan is wrong.
 pub fn run(schedule: &dyn Schedule, fabric: &Fabric, work: &Work) -> Result<Outcome, SimulationError> {
     fits(schedule, fabric)?;
-    if fabric.is_uniform() && symmetry::all_do_the_same(schedule) {
-        return engine::run(schedule, fabric, work, engine::Who::OneForAll);
+    // What goes wrong is told of the ranks to which it happens.
+    if fabric.is_uniform()
+        && symmetry::all_do_the_same(schedule)
+        && let Ok(outcome) = engine::run(schedule, fabric, work, engine::Who::OneForAll)
+    {
+        return Ok(outcome);
     }
     engine::run(schedule, fabric, work, engine::Who::All)
 }
