@@ -7,8 +7,10 @@ pub mod algorithm;
 pub mod kernel;
 pub mod bootstrap;
 pub mod failure;
+pub mod cost;
 pub mod plan;
+pub mod simulate;
 mod types;
 
 pub use algorithm::{Algorithm, Unsupported};
-pub use types::{DataType, Rank, ReduceOp, UnknownName};
+pub use types::{DataType, Protocol, Rank, ReduceOp, UnknownName};
