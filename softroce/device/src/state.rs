@@ -362,8 +362,11 @@ impl Core {
 
     /// When to call [`handle_timeout`](Self::handle_timeout).
     pub(crate) fn due(&self) -> Option<Instant> {
-        let due = [self.endpoint.poll_timeout(), self.connections.due()];
-        due.into_iter().flatten().min()
+        // Not by an iterator over both: that goes through memory, and this is asked for each packet.
+        match (self.endpoint.poll_timeout(), self.connections.due()) {
+            (Some(one), Some(other)) => Some(one.min(other)),
+            (one, other) => one.or(other),
+        }
     }
 
     /// Hands the engine's completions to their queues, and its events to the owners of the objects. `now` tells the time where it is needed.
