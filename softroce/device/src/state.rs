@@ -279,7 +279,14 @@ impl Core {
     /// Moves what the engine wants to send into `batch`, as far as there is room, or onto the lanes.
     pub(crate) fn fill(&mut self, now: Instant, batch: &mut TxBatch) -> Filled {
         self.connections.exchange(now, &mut self.endpoint);
+        let mut before = None;
         while let Some(mut slot) = batch.slot() {
+            if let Some(dst) = before
+                && let Some(len) = self.endpoint.poll_middle(&mut self.memory, &mut slot)
+            {
+                slot.send(len, dst);
+                continue;
+            }
             let Some(transmit) = self.endpoint.poll_transmit(now, &mut self.memory, &mut slot) else {
                 return Filled::All;
             };
@@ -293,7 +300,7 @@ impl Core {
                 true => self.port_of(&slot),
                 false => self.address.port(),
             };
-            slot.send(transmit.len, SocketAddr::new(transmit.dst, port));
+            slot.send(transmit.len, *before.insert(SocketAddr::new(transmit.dst, port)));
         }
         Filled::Full
     }
