@@ -152,7 +152,7 @@ pub use event::{AsyncEvent, CompletionChannel, Events, PortEvent, QueuePairEvent
 pub use event::{TokioChannel, TokioEvents};
 pub use library::{Device, Library};
 pub use memory::{
-    All, Atomic, BadRemote, Bindable, BoundWindow, Buffer, Buffers, CacheLimits, CacheStats, Chunks, DeviceMemory,
+    Alias, All, Atomic, BadRemote, Bindable, BoundWindow, Buffer, Buffers, CacheLimits, CacheStats, Chunks, DeviceMemory,
     Drain, Exposed, Frozen, GrantsAtomic, GrantsRead, GrantsWrite, Host, HugePage, Key, Kind, Local, Memory,
     MemoryWindow, Opaque, Part, PeerWritable, Pool, Read, ReadWrite, Readable, Reclaim, RegionAttr, Registration,
     RegistrationCache, Remote, RemoteAll, RemoteAtomic, RemoteChunks, RemoteRead, RemoteReadWrite, RemoteWord,
