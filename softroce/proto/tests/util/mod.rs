@@ -32,7 +32,7 @@ pub(crate) const QKEY: u32 = 0x1122_3344;
 const PORT: u16 = 4791;
 
 /// Whether the two are on one host, with a lane between them: so in the test binary of that name, which has the tests of others once more.
-fn lanes() -> bool {
+pub(crate) fn lanes() -> bool {
     module_path!().starts_with("lanes::")
 }
 
@@ -103,6 +103,7 @@ pub(crate) struct Setup {
     pub(crate) srq: Option<SrqInit>,
     /// The most payload of a packet on a lane; that of the path MTU for `None`, so that the tests are the same.
     pub(crate) lane_mtu: Option<usize>,
+    pub(crate) acknowledges_first: bool,
 }
 
 impl Default for Setup {
@@ -129,6 +130,7 @@ impl Default for Setup {
             transport: Transport::Rc,
             srq: None,
             lane_mtu: None,
+            acknowledges_first: false,
         }
     }
 }
@@ -158,6 +160,7 @@ pub(crate) fn qp_init(signal_all: bool) -> QpInit {
         max_inline: 600,
         signal_all,
         srq: None,
+        acknowledges_first: false,
     }
 }
 
@@ -192,6 +195,7 @@ impl Pair {
             let qpn = endpoint.create_qp(QpInit {
                 transport: setup.transport,
                 srq,
+                acknowledges_first: setup.acknowledges_first,
                 ..qp_init(setup.signal_all)
             });
             Node {
@@ -234,6 +238,7 @@ impl Pair {
             node.qpn = node.endpoint.create_qp(QpInit {
                 transport: setup.transport,
                 srq: node.srq,
+                acknowledges_first: setup.acknowledges_first,
                 ..qp_init(setup.signal_all)
             });
         }
