@@ -516,7 +516,10 @@ mod tests {
         assert!(receiver.sleep());
         outgoing.unblock(&mut endpoint);
         assert!(!outgoing.is_blocked());
-        assert!(outgoing.ring(&mut endpoint).own, "it sleeps, and the acknowledgement is there");
+        assert!(
+            outgoing.ring(&mut endpoint).own,
+            "it sleeps, and the acknowledgement is there"
+        );
         receiver.awake();
         assert!(receiver.pop(|_| ()).unwrap().is_some());
         assert!(receiver.pop(|_| ()).unwrap().is_none());
