@@ -19,7 +19,11 @@ impl Memory {
     const PAGE: usize = 4096;
 
     fn new(len: usize) -> Self {
-        let bytes: Vec<u8> = [0x11, 0x22, 0x33, 0x3c].into_iter().cycle().take(len + Self::PAGE).collect();
+        let bytes: Vec<u8> = [0x11, 0x22, 0x33, 0x3c]
+            .into_iter()
+            .cycle()
+            .take(len + Self::PAGE)
+            .collect();
         let offset = bytes.as_ptr().align_offset(Self::PAGE);
         Self { bytes, offset }
     }
@@ -74,7 +78,10 @@ fn reductions(c: &mut Criterion) {
             group.throughput(Throughput::Bytes(3 * size as u64));
             group.bench_function(BenchmarkId::new(data.name(), op), |bench| {
                 bench.iter(|| {
-                    let sources = [(Element, black_box(a.at()).cast_const()), (Element, black_box(b.at()).cast_const())];
+                    let sources = [
+                        (Element, black_box(a.at()).cast_const()),
+                        (Element, black_box(b.at()).cast_const()),
+                    ];
                     // SAFETY: all memories are that long and apart.
                     unsafe { function.reduce(&sources, (Element, black_box(into.at())), size / data.bytes()) };
                 });
@@ -93,7 +100,10 @@ fn partial(c: &mut Criterion) {
         group.throughput(Throughput::Bytes((2 * size + size / 2) as u64));
         group.bench_function(BenchmarkId::new("bf16", name), |bench| {
             bench.iter(|| {
-                let sources = [(Partial, black_box(a.at()).cast_const()), (Element, black_box(b.at()).cast_const())];
+                let sources = [
+                    (Partial, black_box(a.at()).cast_const()),
+                    (Element, black_box(b.at()).cast_const()),
+                ];
                 // SAFETY: both memories hold that many elements, and the result is exactly the first source.
                 unsafe { function.reduce(&sources, (Partial, black_box(a.at())), size / 4) };
             });
@@ -111,7 +121,10 @@ fn many(c: &mut Criterion) {
         let mut into = Memory::new(size);
         group.throughput(Throughput::Bytes(((count + 1) * size) as u64));
         group.bench_function(BenchmarkId::from_parameter(count), |bench| {
-            let sources: Vec<_> = memories.iter_mut().map(|memory| (Element, memory.at().cast_const())).collect();
+            let sources: Vec<_> = memories
+                .iter_mut()
+                .map(|memory| (Element, memory.at().cast_const()))
+                .collect();
             bench.iter(|| {
                 // SAFETY: all memories are that long and apart.
                 unsafe { function.reduce(black_box(&sources), (Element, black_box(into.at())), size / 4) };

@@ -18,6 +18,8 @@ mod convert;
 mod element;
 mod float8;
 mod function;
+#[cfg(target_arch = "x86_64")]
+mod fused;
 pub mod lines;
 mod operator;
 mod versions;

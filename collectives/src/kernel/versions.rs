@@ -5,6 +5,9 @@
 
 use super::arithmetic::{Average, Binary, Canonical, Finish, Keep, Max, Min, Prod, Sum, Wide, each, pair};
 use super::convert;
+#[cfg(target_arch = "x86_64")]
+use super::fused;
+use crate::plan::Form;
 use crate::types::{DataType, ReduceOp};
 
 /// An instruction set.
@@ -58,6 +61,12 @@ pub(super) type Alone = unsafe fn(*const u8, *mut u8, usize, u32);
 pub(super) type Scale = unsafe fn(*const u8, *mut u8, usize, *const u8);
 /// Elements as `f32` or back: from, into, elements. Safety: as [`each`], and as for [`Pair`].
 pub(super) type Convert = unsafe fn(*const u8, *mut u8, usize);
+
+/// Sums `sources` into `into`, divided by the number of ranks where that is given and elements are finished, and says how many of the elements it did, from the first on.
+///
+/// To call it is safe where the contract of [`Function::reduce`](super::Function::reduce) holds, there is a source, and the machine has the version that it came from.
+pub(super) type Fused =
+    unsafe fn(sources: &[(Form, *const u8)], into: (Form, *mut u8), elements: usize, ranks: Option<f32>) -> usize;
 
 /// The loops of a type that accumulates, for one operator and one instruction set.
 #[derive(Clone, Copy)]
@@ -185,12 +194,42 @@ impl Version {
 
     /// The conversions of `data`, if it accumulates as another type.
     pub(super) fn narrow(self, data: DataType) -> Option<Narrow> {
-        match self {
-            Self::Baseline => baseline::narrow(data),
+        match (self, data) {
+            (Self::Baseline, _) => baseline::narrow(data),
             #[cfg(target_arch = "x86_64")]
-            Self::Avx2 => avx2::narrow(data),
+            (Self::Avx2, DataType::F16) => Some(Narrow {
+                decode: fused::avx2::decode_f16,
+                encode: fused::avx2::encode_f16,
+            }),
             #[cfg(target_arch = "x86_64")]
-            Self::Avx512 => avx512::narrow(data),
+            (Self::Avx2, _) => avx2::narrow(data),
+            #[cfg(target_arch = "x86_64")]
+            (Self::Avx512, DataType::F16) => Some(Narrow {
+                decode: fused::avx512::decode_f16,
+                encode: fused::avx512::encode_f16,
+            }),
+            #[cfg(target_arch = "x86_64")]
+            (Self::Avx512, _) => avx512::narrow(data),
         }
+    }
+
+    /// The sum of `data` in one pass, where there is one.
+    #[cfg(target_arch = "x86_64")]
+    pub(super) fn sum(self, data: DataType) -> Option<Fused> {
+        match (self, data) {
+            (Self::Avx2, DataType::F16) => Some(fused::avx2::F16),
+            (Self::Avx2, DataType::Bf16) => Some(fused::avx2::BF16),
+            (Self::Avx2, DataType::F32) => Some(fused::avx2::F32),
+            (Self::Avx512, DataType::F16) => Some(fused::avx512::F16),
+            (Self::Avx512, DataType::Bf16) => Some(fused::avx512::BF16),
+            (Self::Avx512, DataType::F32) => Some(fused::avx512::F32),
+            _ => None,
+        }
+    }
+
+    /// None: the fused sums are written for x86-64 alone.
+    #[cfg(not(target_arch = "x86_64"))]
+    pub(super) fn sum(self, _: DataType) -> Option<Fused> {
+        None
     }
 }
