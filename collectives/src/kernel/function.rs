@@ -30,7 +30,7 @@ impl Tile {
 pub struct Function {
     data: DataType,
     op: Op,
-    ranks: u32,
+    pub(super) ranks: u32,
     /// The built-in loops; of a user's operator those of `Sum`, which only convert and scale.
     loops: Loops,
     narrow: Option<Narrow>,
@@ -47,7 +47,7 @@ impl Function {
         Self::with_version(data, op.into(), ranks, Version::best())
     }
 
-    fn with_version(data: DataType, op: Op, ranks: u32, version: Version) -> Result<Self, Unfit> {
+    pub(super) fn with_version(data: DataType, op: Op, ranks: u32, version: Version) -> Result<Self, Unfit> {
         let builtin = match &op {
             Op::Builtin(op) => *op,
             Op::User(user) if user.over() != data.accumulator() => {

@@ -22,6 +22,8 @@ mod function;
 mod fused;
 pub mod lines;
 mod operator;
+#[cfg(test)]
+mod tests;
 mod versions;
 
 pub use element::{Accumulator, Element};
