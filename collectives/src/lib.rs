@@ -3,8 +3,14 @@
 //! An algorithm is a pure function from a [`Shape`](plan::Shape) to a [`Plan`](plan::Plan): what each rank sends, receives and reduces, in blocks and not in bytes, so that one plan serves every
 //! count. A checker proves a plan by running it symbolically; a simulator runs it over modelled fabrics; one executor runs it on queue pairs, and knows no algorithm.
 
+pub mod algorithm;
+pub mod bootstrap;
+pub mod cost;
+pub mod failure;
 pub mod kernel;
 pub mod plan;
+pub mod simulate;
 mod types;
 
-pub use types::{DataType, Rank, ReduceOp, UnknownName};
+pub use algorithm::{Algorithm, Unsupported};
+pub use types::{DataType, Protocol, Rank, ReduceOp, UnknownName};
