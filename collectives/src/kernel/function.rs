@@ -34,8 +34,8 @@ pub struct Function {
     /// The built-in loops; of a user's operator those of `Sum`, which only convert and scale.
     loops: Loops,
     narrow: Option<Narrow>,
-    /// All of it in one pass, if the operator is a sum, and there is one.
-    sum: Option<Fused>,
+    /// All of it in one pass, where there is such a loop; as `loops` without meaning of a user's operator.
+    fused: Option<Fused>,
 }
 
 impl Function {
@@ -59,15 +59,18 @@ impl Function {
             }
             Op::User(_) => ReduceOp::Sum,
         };
-        let sums = matches!(op, Op::Builtin(ReduceOp::Sum | ReduceOp::Avg | ReduceOp::PreMulSum));
-        let sum = if sums { version.sum(data) } else { None };
+        let (loops, narrow, fused) = (
+            version.loops(data, builtin),
+            version.narrow(data),
+            version.fused(data, builtin),
+        );
         Ok(Self {
             data,
             op,
             ranks: ranks.max(1),
-            loops: version.loops(data, builtin),
-            narrow: version.narrow(data),
-            sum,
+            loops,
+            narrow,
+            fused,
         })
     }
 
@@ -114,7 +117,7 @@ impl Function {
                 }
                 (Op::Builtin(op), _) => {
                     let divisor = (*op == ReduceOp::Avg).then_some(self.ranks as f32);
-                    let done = self.sum.map_or(0, |sum| sum(sources, into, elements, divisor));
+                    let done = self.fused.map_or(0, |fused| fused(sources, into, elements, divisor));
                     self.reduce_by_tiles(sources, into, done..elements);
                 }
             }

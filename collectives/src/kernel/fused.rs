@@ -1,6 +1,7 @@
-//! Sums in `f32` of any number of sources in one pass, with the partial results in registers: what the loops over tiles do, without their detour through the first cache.
+//! Reductions in `f32` of any number of sources in one pass, with the partial results in registers: what the loops over tiles do, without their detour through the first cache.
 //!
 //! The compiler finds no vectors for binary16, and for several sources of several forms no registers; so these are written out, for x86-64 alone. Each does whole blocks of elements and leaves the rest to the tiles.
+//! Of floats of 8 bits the conversions are most of the work, which the compiler's vectors do as well.
 
 use core::arch::x86_64::*;
 
@@ -8,6 +9,7 @@ use super::arithmetic::each;
 use super::convert;
 use super::versions::Fused;
 use crate::plan::Form;
+use crate::types::{DataType, ReduceOp};
 
 /// A vector of `f32`. Its functions are sound where the machine has the instruction set, and pointers are good for a vector at any alignment.
 trait Vector: Copy {
@@ -16,6 +18,11 @@ trait Vector: Copy {
     unsafe fn load(from: *const u8) -> Self;
     unsafe fn store(self, into: *mut u8);
     unsafe fn add(self, other: Self) -> Self;
+    unsafe fn multiply(self, other: Self) -> Self;
+    /// As of [`Wide`](super::arithmetic::Wide), but for a NaN's payload.
+    unsafe fn minimum(self, other: Self) -> Self;
+    /// As of [`Wide`](super::arithmetic::Wide), but for a NaN's payload.
+    unsafe fn maximum(self, other: Self) -> Self;
     unsafe fn divide(self, by: Self) -> Self;
     /// Without payloads of NaNs.
     unsafe fn canonical(self) -> Self;
@@ -62,7 +69,36 @@ codec! {
     F32: 4, load, store;
 }
 
-/// Vectors of a block: as many additions wait for one another in each, and as many can run at once.
+/// An operator on two vectors. Sound where the vectors are.
+trait Operation {
+    unsafe fn apply<V: Vector>(a: V, b: V) -> V;
+}
+
+struct Sum;
+struct Prod;
+struct Min;
+struct Max;
+
+macro_rules! operation {
+    ($($name:ident: $function:ident;)*) => {
+        $(impl Operation for $name {
+            #[inline(always)]
+            unsafe fn apply<V: Vector>(a: V, b: V) -> V {
+                // SAFETY: the caller's contract is the same.
+                unsafe { a.$function(b) }
+            }
+        })*
+    };
+}
+
+operation! {
+    Sum: add;
+    Prod: multiply;
+    Min: minimum;
+    Max: maximum;
+}
+
+/// Vectors of a block: as many operations wait for one another in each, and as many can run at once.
 const BLOCK: usize = 4;
 
 /// See [`Fused`].
@@ -70,7 +106,7 @@ const BLOCK: usize = 4;
 /// # Safety
 /// As [`Fused`].
 #[inline(always)]
-unsafe fn sum<V: Vector, C: Codec<V>>(
+unsafe fn reduce<V: Vector, C: Codec<V>, O: Operation>(
     sources: &[(Form, *const u8)],
     into: (Form, *mut u8),
     elements: usize,
@@ -84,26 +120,26 @@ unsafe fn sum<V: Vector, C: Codec<V>>(
     while at + step <= elements {
         // SAFETY: a block from `at` on is within `elements` of every memory. `into` is written when all sources were read.
         unsafe {
-            let mut sum = load_block::<V, C>(first, at);
+            let mut acc = load_block::<V, C>(first, at);
             for &source in others {
                 let more = load_block::<V, C>(source, at);
-                for (sum, more) in sum.iter_mut().zip(more) {
-                    *sum = sum.add(more);
+                for (acc, more) in acc.iter_mut().zip(more) {
+                    *acc = O::apply(*acc, more);
                 }
             }
             match into {
                 (Form::Partial, into) => {
-                    for (index, sum) in sum.into_iter().enumerate() {
-                        sum.store(into.add((at + index * V::LANES) * size_of::<f32>()));
+                    for (index, acc) in acc.into_iter().enumerate() {
+                        acc.store(into.add((at + index * V::LANES) * size_of::<f32>()));
                     }
                 }
                 (Form::Element, into) => {
                     if let Some(ranks) = ranks {
                         let ranks = V::splat(ranks);
-                        sum.iter_mut().for_each(|sum| *sum = sum.divide(ranks));
+                        acc.iter_mut().for_each(|acc| *acc = acc.divide(ranks));
                     }
-                    for (index, sum) in sum.into_iter().enumerate() {
-                        C::store(sum.canonical(), into.add((at + index * V::LANES) * C::BYTES));
+                    for (index, acc) in acc.into_iter().enumerate() {
+                        C::store(acc.canonical(), into.add((at + index * V::LANES) * C::BYTES));
                     }
                 }
             }
@@ -155,6 +191,35 @@ impl Vector for Avx2 {
     #[inline(always)]
     unsafe fn add(self, other: Self) -> Self {
         unsafe { Self(_mm256_add_ps(self.0, other.0)) }
+    }
+
+    #[inline(always)]
+    unsafe fn multiply(self, other: Self) -> Self {
+        unsafe { Self(_mm256_mul_ps(self.0, other.0)) }
+    }
+
+    // The processor gives the second operand where both are zeros, or one is NaN. So both ways round differ only there: of two zeros the bits of either give the one with the sign, and those of NaN with any others a NaN.
+    #[inline(always)]
+    unsafe fn minimum(self, other: Self) -> Self {
+        unsafe {
+            Self(_mm256_or_ps(
+                _mm256_min_ps(self.0, other.0),
+                _mm256_min_ps(other.0, self.0),
+            ))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn maximum(self, other: Self) -> Self {
+        unsafe {
+            let both = _mm256_and_ps(_mm256_max_ps(self.0, other.0), _mm256_max_ps(other.0, self.0));
+            let nan = _mm256_set1_ps(f32::NAN);
+            Self(_mm256_blendv_ps(
+                both,
+                nan,
+                _mm256_cmp_ps::<_CMP_UNORD_Q>(self.0, other.0),
+            ))
+        }
     }
 
     #[inline(always)]
@@ -236,6 +301,35 @@ impl Vector for Avx512 {
     }
 
     #[inline(always)]
+    unsafe fn multiply(self, other: Self) -> Self {
+        unsafe { Self(_mm512_mul_ps(self.0, other.0)) }
+    }
+
+    // The processor gives the second operand where both are zeros, or one is NaN. So both ways round differ only there: of two zeros the bits of either give the one with the sign, and those of NaN with any others a NaN.
+    #[inline(always)]
+    unsafe fn minimum(self, other: Self) -> Self {
+        unsafe {
+            Self(_mm512_or_ps(
+                _mm512_min_ps(self.0, other.0),
+                _mm512_min_ps(other.0, self.0),
+            ))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn maximum(self, other: Self) -> Self {
+        unsafe {
+            let both = _mm512_and_ps(_mm512_max_ps(self.0, other.0), _mm512_max_ps(other.0, self.0));
+            let nan = _mm512_set1_ps(f32::NAN);
+            Self(_mm512_mask_mov_ps(
+                both,
+                _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(self.0, other.0),
+                nan,
+            ))
+        }
+    }
+
+    #[inline(always)]
     unsafe fn divide(self, by: Self) -> Self {
         unsafe { Self(_mm512_div_ps(self.0, by.0)) }
     }
@@ -286,31 +380,46 @@ impl Vector for Avx512 {
 macro_rules! version {
     ($module:ident, $vector:ident, $target:meta) => {
         pub(super) mod $module {
-            use super::{Codec, Form, Fused, convert, each, $vector};
+            use super::{
+                Bf16, Codec, DataType, F16, F32, Form, Fused, Max, Min, Operation, Prod, ReduceOp, Sum, convert, each,
+                $vector,
+            };
 
             #[$target]
-            unsafe fn sum<C: Codec<$vector>>(
+            unsafe fn reduce<C: Codec<$vector>, O: Operation>(
                 sources: &[(Form, *const u8)],
                 into: (Form, *mut u8),
                 elements: usize,
                 ranks: Option<f32>,
             ) -> usize {
                 // SAFETY: the caller's contract is the same, and this function has the instruction set of the vectors.
-                unsafe { super::sum::<$vector, C>(sources, into, elements, ranks) }
+                unsafe { super::reduce::<$vector, C, O>(sources, into, elements, ranks) }
             }
 
-            /// Of binary16.
-            pub(in super::super) const F16: Fused = sum::<super::F16>;
-            /// Of bfloat16.
-            pub(in super::super) const BF16: Fused = sum::<super::Bf16>;
-            /// Of `f32`.
-            pub(in super::super) const F32: Fused = sum::<super::F32>;
+            fn of_operator<C: Codec<$vector>>(op: ReduceOp) -> Fused {
+                match op {
+                    ReduceOp::Sum | ReduceOp::Avg | ReduceOp::PreMulSum => reduce::<C, Sum>,
+                    ReduceOp::Prod => reduce::<C, Prod>,
+                    ReduceOp::Min => reduce::<C, Min>,
+                    ReduceOp::Max => reduce::<C, Max>,
+                }
+            }
+
+            /// The reduction of `data` by `op`, if there is one.
+            pub(in super::super) fn fused(data: DataType, op: ReduceOp) -> Option<Fused> {
+                match data {
+                    DataType::F16 => Some(of_operator::<F16>(op)),
+                    DataType::Bf16 => Some(of_operator::<Bf16>(op)),
+                    DataType::F32 => Some(of_operator::<F32>(op)),
+                    _ => None,
+                }
+            }
 
             /// Binary16 as `f32`: a [`Convert`](super::super::versions::Convert).
             pub(in super::super) unsafe fn decode_f16(from: *const u8, into: *mut u8, elements: usize) {
                 // SAFETY: the caller's contract is the same. What is left begins after what was done, in both.
                 unsafe {
-                    let done = F16(&[(Form::Element, from)], (Form::Partial, into), elements, None);
+                    let done = reduce::<F16, Sum>(&[(Form::Element, from)], (Form::Partial, into), elements, None);
                     each(
                         from.cast::<u16>().add(done),
                         into.cast::<f32>().add(done),
@@ -324,7 +433,7 @@ macro_rules! version {
             pub(in super::super) unsafe fn encode_f16(from: *const u8, into: *mut u8, elements: usize) {
                 // SAFETY: as above.
                 unsafe {
-                    let done = F16(&[(Form::Partial, from)], (Form::Element, into), elements, None);
+                    let done = reduce::<F16, Sum>(&[(Form::Partial, from)], (Form::Element, into), elements, None);
                     each(
                         from.cast::<f32>().add(done),
                         into.cast::<u16>().add(done),

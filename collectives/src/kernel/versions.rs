@@ -62,7 +62,7 @@ pub(super) type Scale = unsafe fn(*const u8, *mut u8, usize, *const u8);
 /// Elements as `f32` or back: from, into, elements. Safety: as [`each`], and as for [`Pair`].
 pub(super) type Convert = unsafe fn(*const u8, *mut u8, usize);
 
-/// Sums `sources` into `into`, divided by the number of ranks where that is given and elements are finished, and says how many of the elements it did, from the first on.
+/// Reduces `sources` into `into`, divided by the number of ranks where that is given and elements are finished, and says how many of the elements it did, from the first on.
 ///
 /// To call it is safe where the contract of [`Function::reduce`](super::Function::reduce) holds, there is a source, and the machine has the version that it came from.
 pub(super) type Fused =
@@ -213,23 +213,14 @@ impl Version {
         }
     }
 
-    /// The sum of `data` in one pass, where there is one.
-    #[cfg(target_arch = "x86_64")]
-    pub(super) fn sum(self, data: DataType) -> Option<Fused> {
-        match (self, data) {
-            (Self::Avx2, DataType::F16) => Some(fused::avx2::F16),
-            (Self::Avx2, DataType::Bf16) => Some(fused::avx2::BF16),
-            (Self::Avx2, DataType::F32) => Some(fused::avx2::F32),
-            (Self::Avx512, DataType::F16) => Some(fused::avx512::F16),
-            (Self::Avx512, DataType::Bf16) => Some(fused::avx512::BF16),
-            (Self::Avx512, DataType::F32) => Some(fused::avx512::F32),
-            _ => None,
+    /// The reduction of `data` by `op` in one pass, where there is one: on x86-64.
+    pub(super) fn fused(self, data: DataType, op: ReduceOp) -> Option<Fused> {
+        match (self, data, op) {
+            (Self::Baseline, ..) => None,
+            #[cfg(target_arch = "x86_64")]
+            (Self::Avx2, ..) => fused::avx2::fused(data, op),
+            #[cfg(target_arch = "x86_64")]
+            (Self::Avx512, ..) => fused::avx512::fused(data, op),
         }
-    }
-
-    /// None: the fused sums are written for x86-64 alone.
-    #[cfg(not(target_arch = "x86_64"))]
-    pub(super) fn sum(self, _: DataType) -> Option<Fused> {
-        None
     }
 }

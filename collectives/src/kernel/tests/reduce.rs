@@ -14,11 +14,7 @@ const SHORT: &[usize] = if cfg!(miri) {
     &[0, 1, 2, 3, 5, 8, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 129, 200]
 };
 /// Around the tiles' lengths.
-const LONG: &[usize] = if cfg!(miri) {
-    &[1025]
-} else {
-    &[513, 1024, 1025, 4097]
-};
+const LONG: &[usize] = if cfg!(miri) { &[1025] } else { &[513, 1024, 1025, 4097] };
 
 /// `elements` in a form: any bits, or every second time numbers that stay in the middle of what the type has.
 pub(super) fn content(random: &mut Random, data: DataType, form: Form, elements: usize, any: bool) -> Vec<u8> {
