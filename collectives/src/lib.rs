@@ -5,9 +5,12 @@
 
 pub mod algorithm;
 pub mod bootstrap;
+pub mod cost;
 pub mod failure;
+pub mod kernel;
 pub mod plan;
+pub mod simulate;
 mod types;
 
 pub use algorithm::{Algorithm, Unsupported};
-pub use types::{DataType, Rank, ReduceOp, UnknownName};
+pub use types::{DataType, Protocol, Rank, ReduceOp, UnknownName};
