@@ -8,8 +8,6 @@
 
 mod flaw;
 mod memory;
-#[cfg(test)]
-mod tests;
 
 use std::collections::HashMap;
 
