@@ -4,7 +4,10 @@
 //! count. A checker proves a plan by running it symbolically; a simulator runs it over modelled fabrics; one executor runs it on queue pairs, and knows no algorithm.
 
 pub mod algorithm;
+pub mod bootstrap;
 pub mod cost;
+pub mod failure;
+pub mod kernel;
 pub mod plan;
 pub mod simulate;
 mod types;

@@ -32,7 +32,7 @@ pub(crate) const QKEY: u32 = 0x1122_3344;
 const PORT: u16 = 4791;
 
 /// Whether the two are on one host, with a lane between them: so in the test binary of that name, which has the tests of others once more.
-fn lanes() -> bool {
+pub(crate) fn lanes() -> bool {
     module_path!().starts_with("lanes::")
 }
 
@@ -103,6 +103,9 @@ pub(crate) struct Setup {
     pub(crate) srq: Option<SrqInit>,
     /// The most payload of a packet on a lane; that of the path MTU for `None`, so that the tests are the same.
     pub(crate) lane_mtu: Option<usize>,
+    /// Packets from the middle of messages are asked for by the short way first.
+    pub(crate) short_way: bool,
+    pub(crate) acknowledges_first: bool,
 }
 
 impl Default for Setup {
@@ -129,6 +132,8 @@ impl Default for Setup {
             transport: Transport::Rc,
             srq: None,
             lane_mtu: None,
+            short_way: true,
+            acknowledges_first: false,
         }
     }
 }
@@ -158,6 +163,7 @@ pub(crate) fn qp_init(signal_all: bool) -> QpInit {
         max_inline: 600,
         signal_all,
         srq: None,
+        acknowledges_first: false,
     }
 }
 
@@ -192,6 +198,7 @@ impl Pair {
             let qpn = endpoint.create_qp(QpInit {
                 transport: setup.transport,
                 srq,
+                acknowledges_first: setup.acknowledges_first,
                 ..qp_init(setup.signal_all)
             });
             Node {
@@ -234,6 +241,7 @@ impl Pair {
             node.qpn = node.endpoint.create_qp(QpInit {
                 transport: setup.transport,
                 srq: node.srq,
+                acknowledges_first: setup.acknowledges_first,
                 ..qp_init(setup.signal_all)
             });
         }
@@ -443,6 +451,9 @@ impl Pair {
     /// Takes the next packet of a node, which is then lost unless the caller delivers it.
     pub(crate) fn transmit_one(&mut self, at: usize) -> Option<Sent> {
         let mut buf = [0xee; 4096 + 128];
+        if let Some(sent) = self.transmit_middle(at, &mut buf) {
+            return Some(sent);
+        }
         let node = &mut self.nodes[at];
         let transmit = node.endpoint.poll_transmit(self.now, &mut node.memory, &mut buf);
         drain(node);
@@ -458,6 +469,21 @@ impl Pair {
         Flow::new(transmit.src, transmit.dst, PORT, PORT).seal(0, &mut bytes);
         let sent = Sent { from: at, bytes };
         assert!(sent.packet().payload.len() <= self.setup.lane_mtu.unwrap_or(self.setup.mtu.bytes()));
+        self.log.push(sent.clone());
+        Some(sent)
+    }
+
+    /// Takes the next packet of a node by the short way.
+    fn transmit_middle(&mut self, at: usize, buf: &mut [u8]) -> Option<Sent> {
+        let node = self.nodes.get_mut(at).filter(|_| self.setup.short_way)?;
+        let len = node.endpoint.poll_middle(&mut node.memory, buf)?;
+        let mut bytes = buf[..len].to_vec();
+        let (src, dst) = (node.address, self.nodes[1 - at].address);
+        Flow::new(src, dst, PORT, PORT).seal(0, &mut bytes);
+        let sent = Sent { from: at, bytes };
+        let before = self.log.iter().rfind(|before| before.from == at).unwrap();
+        assert_eq!(sent.packet().bth.dest_qp, before.packet().bth.dest_qp);
+        assert!(!sent.opcode().position().starts() && !sent.opcode().position().ends());
         self.log.push(sent.clone());
         Some(sent)
     }
