@@ -3,8 +3,13 @@
 //! An algorithm is a pure function from a [`Shape`](plan::Shape) to a [`Plan`](plan::Plan): what each rank sends, receives and reduces, in blocks and not in bytes, so that one plan serves every
 //! count. A checker proves a plan by running it symbolically; a simulator runs it over modelled fabrics; one executor runs it on queue pairs, and knows no algorithm.
 
+pub mod executor;
 pub mod kernel;
+mod memory;
 pub mod plan;
+mod protocol;
 mod types;
 
+pub use memory::Segment;
+pub use protocol::Protocol;
 pub use types::{DataType, Rank, ReduceOp, UnknownName};

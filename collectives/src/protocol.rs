@@ -69,7 +69,7 @@ impl Lines {
     pub(crate) const fn slot(self) -> usize {
         match self {
             Self::Ll => 2048,
-            Self::Ll128 => 8192,
+            Self::Ll128 => 4096,
         }
     }
 
