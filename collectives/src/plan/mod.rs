@@ -6,6 +6,12 @@
 //! A rank's memory has four [`Place`]s of blocks. A [`Span`] is consecutive blocks of a place. A [`Step`] of a [`Program`] works on spans. A rank runs the steps of one *strand* in their order:
 //! a `Send` is done when it is on its way, a `Recv` when the data is there. Strands of a plan run beside each other, each with queues of its own between the ranks, and share no block that any of them writes. Messages of one strand
 //! from one rank to another arrive in the order in which they were sent.
+//!
+//! What an executor must be able to do is little, and [`check`] proves that a plan needs no more: between two ranks one message of a strand can be on its way before the next `Send` has to wait; a message for a `RecvReduce` leaves its
+//! sender's memory whatever the receiver is doing, for it is staged; one for a `Recv` need not leave it before the receiver has come to that step, for it goes straight to its destination. A step that writes blocks of a message that
+//! has not left waits until it has.
+
+pub mod check;
 
 use crate::types::{Rank, named};
 
@@ -42,6 +48,12 @@ impl Collective {
     #[must_use]
     pub const fn reduces(self) -> bool {
         matches!(self, Self::AllReduce | Self::ReduceScatter | Self::Reduce)
+    }
+
+    /// Whether a rank's input and output can be the same memory: see [`Shape::shared`].
+    #[must_use]
+    pub const fn runs_in_place(self) -> bool {
+        !matches!(self, Self::AllToAll | Self::AllToAllV | Self::SendRecv | Self::Barrier)
     }
 
     /// Whether one rank is unlike the others.
@@ -157,7 +169,7 @@ pub enum Step {
         /// The result: in `Output`, if it has all contributions; else in `Partial`. May be one of the sources.
         into: Span,
     },
-    /// Copies a span to another of the same form.
+    /// Copies a span to another of the same form. Where both are the same memory, as in place, there is nothing to do.
     Copy {
         /// What.
         from: Span,
@@ -238,6 +250,36 @@ impl Shape {
         }
     }
 
+    /// The blocks of `rank` that are the same memory when the collective runs in place: whole buffers of all-reduce, broadcast and reduce; the input of all-gather and gather is its part of the
+    /// output, and the output of reduce-scatter and scatter its part of the input. `None` where nothing is shared, because the rank has only one of both or the collective does not run in place.
+    #[must_use]
+    pub fn shared(&self, rank: Rank) -> Option<Shared> {
+        let (n, own) = (self.blocks, rank.0 * self.blocks);
+        let (input, output) = match self.collective {
+            Collective::AllReduce => (0, 0),
+            Collective::Broadcast | Collective::Reduce if rank == self.root => (0, 0),
+            Collective::AllGather => (0, own),
+            Collective::Gather if rank == self.root => (0, own),
+            Collective::ReduceScatter => (own, 0),
+            Collective::Scatter if rank == self.root => (own, 0),
+            _ => return None,
+        };
+        Some(Shared {
+            input,
+            output,
+            blocks: n,
+        })
+    }
+
+    /// What data blocks of one length have in common: two with the same value here have as many elements as each other, whatever the count.
+    #[must_use]
+    pub const fn length_class(&self, block: u32) -> u32 {
+        match self.collective {
+            Collective::AllReduce | Collective::Broadcast | Collective::Reduce | Collective::AllToAllV => block,
+            _ => block % self.blocks,
+        }
+    }
+
     /// The rank whose input has data block `block`, where only one has it.
     #[must_use]
     pub fn owner(&self, block: u32) -> Option<Rank> {
@@ -249,6 +291,17 @@ impl Shape {
             Collective::AllToAll | Collective::AllToAllV => Some(Rank(block / (p * n))),
         }
     }
+}
+
+/// Blocks of a rank's input and output that are the same memory, in place.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Shared {
+    /// The first of them, of the input's blocks.
+    pub input: u32,
+    /// The first of them, of the output's blocks.
+    pub output: u32,
+    /// How many.
+    pub blocks: u32,
 }
 
 /// An algorithm, applied to a shape. Steps are made one after another, so that a simulator can run more of them than fit in memory.
@@ -267,6 +320,11 @@ pub trait Schedule: Send + Sync {
 
     /// The blocks of `rank`'s [`Place::Partial`]: each is as long as this data block.
     fn partial(&self, rank: Rank) -> Vec<u32>;
+
+    /// Whether input and output may be the same memory ([`Shape::shared`]). Where not, an executor that is asked to run in place copies the input first.
+    fn in_place(&self) -> bool {
+        false
+    }
 }
 
 /// What one rank does, and the memory it takes.
@@ -299,6 +357,8 @@ impl Program {
 pub struct Plan {
     /// What it is for.
     pub shape: Shape,
+    /// Whether input and output may be the same memory ([`Shape::shared`]).
+    pub in_place: bool,
     /// By rank.
     pub programs: Vec<Program>,
 }
@@ -311,6 +371,10 @@ impl Plan {
         let programs = (0..shape.ranks())
             .map(|rank| Program::of(schedule, Rank(rank)))
             .collect();
-        Self { shape, programs }
+        Self {
+            shape,
+            in_place: schedule.in_place(),
+            programs,
+        }
     }
 }

@@ -180,7 +180,7 @@ pub struct Endpoint {
     idents: IdentTracker,
     timers: Timers,
     active: Active,
-    /// The queue pair of the packet given last, until its path may change.
+    /// The queue pair of the packet for the wire given last, until its path may change.
     sent_last: Option<u32>,
     gsi: Gsi,
     full_lanes: FullLanes,
@@ -615,7 +615,9 @@ impl Endpoint {
                 ..Transmit::new(qp.qpn(), path, written.len)
             };
             self.timers.set(index, qp.deadline());
-            self.sent_last = Some(index);
+            if lane.is_none() {
+                self.sent_last = Some(index);
+            }
             self.active.left -= 1;
             if !qp.has_more() {
                 qp.end_turn(false);
