@@ -6,7 +6,7 @@
 
 use crate::executor::error::EngineError;
 use crate::executor::layout::{Contents, Joins, pieces};
-use crate::plan::{Collective, Form, Place, Program, Shape, Span, Step};
+use crate::plan::{Form, Place, Program, Shape, Span, Step};
 use crate::types::Rank;
 
 /// A step of the slice at hand, or of the one before.
@@ -33,8 +33,6 @@ pub(super) struct Instruction {
 #[derive(Debug, Default)]
 pub(super) struct Strand {
     pub(super) instructions: Box<[Instruction]>,
-    /// All that it sends to.
-    pub(super) targets: Box<[Rank]>,
     /// The steps that receive by grants: all receives.
     pub(super) receives: Box<[u32]>,
 }
@@ -43,8 +41,6 @@ pub(super) struct Strand {
 #[derive(Debug)]
 pub(super) struct Code {
     pub(super) strands: Box<[Strand]>,
-    /// Whether it cannot be run with its input where its output is: it reads input after it has written there.
-    pub(super) spoils_input: bool,
 }
 
 /// The memory that a step touches: what it reads, and what it writes.
@@ -55,18 +51,6 @@ fn touches(step: &Step) -> (Vec<Span>, Option<Span>) {
         Step::RecvReduce { with, into, .. } => (vec![*with], Some(*into)),
         Step::Reduce { sources, into } => (sources.to_vec(), Some(*into)),
         Step::Copy { from, into } => (vec![*from], Some(*into)),
-    }
-}
-
-/// How far output lies behind input when both are one memory, in blocks: what collectives that run in place have it at.
-pub(super) fn in_place_shift(shape: &Shape, rank: Rank) -> i64 {
-    let part = i64::from(rank.0) * i64::from(shape.blocks);
-    match shape.collective {
-        Collective::AllGather => part,
-        Collective::Gather if rank == shape.root => part,
-        Collective::ReduceScatter => -part,
-        Collective::Scatter if rank == shape.root => -part,
-        _ => 0,
     }
 }
 
@@ -107,13 +91,21 @@ impl Code {
         joins: Joins,
         in_place: bool,
     ) -> Result<Self, EngineError> {
-        let overlap = Overlap { shift: in_place.then(|| in_place_shift(shape, rank)) };
+        let shared = shape.shared(rank).filter(|_| in_place);
+        let overlap = Overlap {
+            shift: shared.map(|shared| i64::from(shared.output) - i64::from(shared.input)),
+        };
         let contents = Contents::new(shape, rank, &program.scratch, &program.partial);
         let mut strands = Vec::new();
         for (index, steps) in program.strands.iter().enumerate() {
             let mut instructions = Vec::new();
             for (at, step) in steps.iter().enumerate() {
-                let bad = |what| EngineError::Plan { collective: shape.collective, strand: index, step: at, what };
+                let bad = |what| EngineError::Plan {
+                    collective: shape.collective,
+                    strand: index,
+                    step: at,
+                    what,
+                };
                 let data = check(shape, rank, step, &contents).map_err(bad)?;
                 instructions.push(Instruction {
                     step: step.clone(),
@@ -122,29 +114,26 @@ impl Code {
                     free_after: last_touch(steps, at, &overlap),
                 });
             }
-            let mut targets: Vec<Rank> = steps
-                .iter()
-                .filter_map(|step| match step {
-                    Step::Send { to, .. } => Some(*to),
-                    _ => None,
-                })
-                .collect();
-            targets.sort_unstable();
-            targets.dedup();
             let receives = (0..steps.len() as u32)
                 .filter(|&at| matches!(steps[at as usize], Step::Recv { .. } | Step::RecvReduce { .. }))
                 .collect();
-            strands.push(Strand { instructions: instructions.into(), targets: targets.into(), receives });
+            strands.push(Strand {
+                instructions: instructions.into(),
+                receives,
+            });
         }
-        let spoils_input = in_place && spoils_input(&program.strands, &overlap);
-        Ok(Self { strands: strands.into(), spoils_input })
+        Ok(Self {
+            strands: strands.into(),
+        })
     }
 }
 
 /// Checks a step on its own, and gives the data blocks of its message, or of what it works on.
 fn check<'c>(shape: &Shape, rank: Rank, step: &Step, contents: &'c Contents) -> Result<&'c [u32], &'static str> {
     let peer = match step {
-        Step::Send { to: peer, .. } | Step::Recv { from: peer, .. } | Step::RecvReduce { from: peer, .. } => Some(*peer),
+        Step::Send { to: peer, .. } | Step::Recv { from: peer, .. } | Step::RecvReduce { from: peer, .. } => {
+            Some(*peer)
+        }
         Step::Reduce { .. } | Step::Copy { .. } => None,
     };
     if peer.is_some_and(|peer| peer.0 >= shape.ranks() || peer == rank) {
@@ -156,15 +145,18 @@ fn check<'c>(shape: &Shape, rank: Rank, step: &Step, contents: &'c Contents) -> 
         return Err("input is written");
     }
     let data = of(writes.unwrap_or_else(|| reads.first().copied().unwrap_or(Span::empty())))?;
+    let class = |block: &u32| shape.length_class(*block);
     for span in reads {
-        if of(span)? != data {
-            return Err("its spans hold different data blocks");
+        if !of(span)?.iter().map(class).eq(data.iter().map(class)) {
+            return Err("its spans hold blocks of different lengths");
         }
     }
     let fits = match step {
         Step::Recv { into, .. } => into.place != Place::Input || into.blocks == 0,
         Step::Copy { from, into } => from.place.form() == into.place.form(),
-        Step::RecvReduce { into, .. } | Step::Reduce { into, .. } => matches!(into.place, Place::Output | Place::Partial),
+        Step::RecvReduce { into, .. } | Step::Reduce { into, .. } => {
+            matches!(into.place, Place::Output | Place::Partial)
+        }
         Step::Send { .. } => true,
     };
     if !fits {
@@ -178,8 +170,14 @@ fn check<'c>(shape: &Shape, rank: Rank, step: &Step, contents: &'c Contents) -> 
 
 /// The steps before `at`, the last one first, back to itself in the slice before.
 fn backwards(len: usize, at: usize) -> impl Iterator<Item = Edge> {
-    let this = (0..at).rev().map(|step| Edge { back: 0, step: step as u32 });
-    this.chain((at..len).rev().map(|step| Edge { back: 1, step: step as u32 }))
+    let this = (0..at).rev().map(|step| Edge {
+        back: 0,
+        step: step as u32,
+    });
+    this.chain((at..len).rev().map(|step| Edge {
+        back: 1,
+        step: step as u32,
+    }))
 }
 
 /// Whether the same blocks are other elements in the slice before.
@@ -214,28 +212,6 @@ fn last_touch(steps: &[Step], at: usize, overlap: &Overlap) -> Option<Edge> {
         }
         let (reads, writes) = touches(&steps[edge.step as usize]);
         reads.into_iter().chain(writes).any(|span| overlap.between(span, into))
-    })
-}
-
-/// Whether a step reads input where an earlier one, or one of another strand, has written output.
-fn spoils_input(strands: &[Vec<Step>], overlap: &Overlap) -> bool {
-    let reads = |step: &Step| touches(step).0.into_iter().filter(|span| span.place == Place::Input);
-    strands.iter().enumerate().any(|(reader, steps)| {
-        steps.iter().enumerate().any(|(at, step)| {
-            reads(step).any(|input| {
-                strands.iter().enumerate().any(|(writer, others)| {
-                    let before = if writer == reader { at } else { others.len() };
-                    others[..before]
-                        .iter()
-                        .filter_map(|step| match step {
-                            // Onto itself.
-                            Step::Copy { from, into } if overlap.whole(*from) == overlap.whole(*into) => None,
-                            step => touches(step).1,
-                        })
-                        .any(|into| overlap.between(input, into))
-                })
-            })
-        })
     })
 }
 

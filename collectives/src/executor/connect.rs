@@ -1,25 +1,15 @@
 //! Making an engine's connections: a queue pair to each other rank for each lane, and the mailboxes.
 
-use std::error::Error;
-
 use doorbell_verbs::{
     CompletionQueue, Context, Endpoint, PreparedQueuePair, ProtectionDomain, QueuePair, Remote, Write,
 };
 
 use super::error::EngineError;
 use super::link::{DRAFTS, INLINE, Link, Mail, SEND_DEPTH};
+use crate::bootstrap::Exchange;
 use crate::memory::Segment;
 use crate::protocol::at;
 use crate::types::Rank;
-
-/// What lets the ranks tell each other how to connect, before they are connected: each gives something to each, and gets something of each.
-pub trait Exchange {
-    /// Gives message *i* to rank *i*, and returns what the ranks have given this one, in their order; the own message as it is. All ranks call it as often, and it returns when all have.
-    ///
-    /// # Errors
-    /// When a rank is lost or does not answer in time.
-    fn all_to_all(&mut self, messages: Vec<Vec<u8>>) -> Result<Vec<Vec<u8>>, Box<dyn Error + Send + Sync>>;
-}
 
 /// A device, and what lies on it.
 pub(super) struct Rail {
@@ -57,7 +47,12 @@ pub(super) fn rails(devices: &[Context], ranks: u32, lanes: u32) -> Result<Vec<R
             0 => None,
             connections => Some(Segment::new([&domain], connections as usize * EACH)?),
         };
-        Ok(Rail { context: device.clone(), domain, cq, mail })
+        Ok(Rail {
+            context: device.clone(),
+            domain,
+            cq,
+            mail,
+        })
     };
     devices.iter().enumerate().map(rail).collect()
 }
@@ -109,29 +104,42 @@ pub(super) fn connect(
             let address = &mut addresses[peer.index()];
             address.extend_from_slice(&prepared.endpoint().to_bytes());
             address.extend_from_slice(&inbox.to_bytes());
-            halves.push(Half { peer, lane, rail: on, place, prepared });
+            halves.push(Half {
+                peer,
+                lane,
+                rail: on,
+                place,
+                prepared,
+            });
         }
     }
-    let theirs = exchange.all_to_all(addresses).map_err(EngineError::Exchange)?;
-    let mut links: Vec<Vec<Option<Link>>> =
-        (0..lanes).map(|_| (0..ranks).map(|_| None).collect()).collect();
+    let theirs = exchange.all_to_all(addresses)?;
+    let mut links: Vec<Vec<Option<Link>>> = (0..lanes).map(|_| (0..ranks).map(|_| None).collect()).collect();
     for half in halves {
         let (peer, lane) = (half.peer, half.lane as usize);
-        let address = theirs.get(peer.index()).and_then(|all| address_of(all, lane, lanes as usize));
+        let address = theirs
+            .get(peer.index())
+            .and_then(|all| address_of(all, lane, lanes as usize));
         let Some((endpoint, inbox)) = address else {
             return Err(EngineError::BadAddress { peer });
         };
-        let qp = half.prepared.connect(&endpoint).map_err(|error| EngineError::QueuePair { peer, error })?;
+        let qp = half
+            .prepared
+            .connect(&endpoint)
+            .map_err(|error| EngineError::QueuePair { peer, error })?;
         links[lane][peer.index()] = Some(link(&rails[half.rail], half.place, peer, qp, inbox)?);
     }
     // Nobody sends before all are connected.
-    exchange.all_to_all(vec![Vec::new(); ranks as usize]).map_err(EngineError::Exchange)?;
+    exchange.barrier()?;
     Ok(links)
 }
 
 fn link(rail: &Rail, place: usize, peer: Rank, qp: QueuePair, theirs: Remote<Write>) -> Result<Link, EngineError> {
     let drafts = place * EACH + at::LEN;
-    let memory = rail.mail.as_ref().and_then(|mail| Some((mail, mail.alias(0, drafts, DRAFTS)?)));
+    let memory = rail
+        .mail
+        .as_ref()
+        .and_then(|mail| Some((mail, mail.alias(0, drafts, DRAFTS)?)));
     let Some((mail, drafts_alias)) = memory else {
         return Err(EngineError::BadAddress { peer });
     };

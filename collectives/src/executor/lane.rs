@@ -3,8 +3,6 @@
 //! Three things go on at their own pace: *execution*, which does the steps in order; *sends*, which execution only begins, and which leave as the peer grants memory or empties slots; and *grants*, which go ahead of execution
 //! as far as memory is free. A send never holds up what does not write the memory it reads.
 
-use core::sync::atomic::{AtomicU32, Ordering};
-
 use doorbell_verbs::{Alias, MemoryError, ProtectionDomain};
 
 use super::code::{Edge, Instruction, Strand, message};
@@ -12,6 +10,7 @@ use super::error::Failed;
 use super::layout::Run;
 use super::link::Link;
 use super::operation::{Data, Running};
+use crate::failure::Awaited;
 use crate::memory::Segment;
 use crate::plan::{Form, Place, Span, Step};
 use crate::protocol::Lines;
@@ -138,18 +137,15 @@ struct Scene<'a> {
     links: &'a mut [Option<Link>],
 }
 
-impl Scene<'_> {
-    fn strand(&self, strand: u32) -> &Strand {
-        &self.op.code.strands[strand as usize]
-    }
-}
-
 /// The connection to a rank: plans are checked to name no other.
 fn link(links: &mut [Option<Link>], rank: Rank) -> Result<&mut Link, Failed> {
-    links.get_mut(rank.index()).and_then(Option::as_mut).ok_or_else(|| Failed::Refused {
-        peer: rank,
-        what: "there is no connection to it".to_owned(),
-    })
+    links
+        .get_mut(rank.index())
+        .and_then(Option::as_mut)
+        .ok_or_else(|| Failed::Refused {
+            peer: rank,
+            what: "there is no connection to it".to_owned(),
+        })
 }
 
 impl Lane {
@@ -217,7 +213,8 @@ impl Lane {
         domain: &ProtectionDomain,
     ) -> Result<Drive, Failed> {
         if !self.running {
-            self.begin(op, domain).map_err(|error| Failed::Device(error.to_string()))?;
+            self.begin(op, domain)
+                .map_err(|error| Failed::Device(error.to_string()))?;
         }
         let mut scene = Scene { op, links };
         let mut moved = false;
@@ -236,7 +233,7 @@ impl Lane {
         for to in scene.links.iter_mut().flatten() {
             to.send_notes()?;
         }
-        if self.is_over(op) && self.sends.is_empty() && self.unconfirmed(&mut scene).is_none() {
+        if self.is_over(op) && self.sends.is_empty() && self.unconfirmed(op, scene.links).is_none() {
             self.running = false;
             return Ok(Drive::Done);
         }
@@ -258,45 +255,64 @@ impl Lane {
     }
 
     /// A rank that has not confirmed all that was sent to it.
-    fn unconfirmed(&self, scene: &mut Scene<'_>) -> Option<Rank> {
-        let strand = scene.strand(self.strand);
+    fn unconfirmed(&self, op: &Running, links: &[Option<Link>]) -> Option<Rank> {
+        let strand = &op.code.strands[self.strand as usize];
         let copies = (self.copies.given..self.copies.taken).map(|copy| self.copied[(copy % STAGING) as usize]);
-        let sent = strand.instructions.iter().zip(&self.sent).filter_map(|(instruction, &sent)| {
-            let (to, ..) = message(&instruction.step)?;
-            Some((to, sent))
-        });
-        let links = &*scene.links;
+        let sent = strand
+            .instructions
+            .iter()
+            .zip(&self.sent)
+            .filter_map(|(instruction, &sent)| {
+                let (to, ..) = message(&instruction.step)?;
+                Some((to, sent))
+            });
         copies
             .chain(sent)
             .find(|(to, sent)| *sent > 0 && links[to.index()].as_ref().is_some_and(|link| link.completed < *sent))
             .map(|(to, _)| to)
     }
 
-    /// Whom the lane waits for, and at which slice and step.
-    pub(super) fn waits_for(&self, op: &Running, links: &mut [Option<Link>]) -> Option<(u32, u32, Rank)> {
+    /// What the lane waits for: at which slice and step, from whom, and what.
+    pub(super) fn waits_for(&self, op: &Running, links: &[Option<Link>]) -> Option<(u32, u32, Rank, Awaited)> {
         if !self.running {
             return None;
         }
-        let mut scene = Scene { op, links };
-        let steps = self.sent.len() as u32;
+        let of_send = |send: &Pending| (self.slice(op, send.at.turn), send.at.step, send.to, Awaited::Room);
         if self.is_over(op) {
-            let at = self.sends.first().map(|send| (send.at.turn, send.at.step, send.to));
-            let (turn, step, peer) = match at {
-                Some(at) => at,
-                None => (self.turns(op) - 1, steps, self.unconfirmed(&mut scene)?),
+            let acknowledgement = || {
+                let last = self.turns(op).saturating_sub(1);
+                Some((
+                    self.slice(op, last),
+                    self.sent.len() as u32,
+                    self.unconfirmed(op, links)?,
+                    Awaited::Acknowledgement,
+                ))
             };
-            return Some((self.slice(op, turn), step, peer));
+            return self.sends.first().map(of_send).or_else(acknowledgement);
         }
-        let slice = self.slice(op, self.execution.turn);
-        let strand = scene.strand(self.strand);
-        let instruction = &strand.instructions[self.execution.step as usize];
-        let behind = instruction.sends.iter().find(|edge| !self.is_sent(**edge, self.execution.turn, strand, scene.links));
-        let peer = match (behind, message(&instruction.step)) {
-            (Some(edge), _) => message(&strand.instructions[edge.step as usize].step)?.0,
-            (None, Some((peer, ..))) => peer,
-            (None, None) => return None,
+        let turn = self.execution.turn;
+        let strand = &op.code.strands[self.strand as usize];
+        let instruction = strand.instructions.get(self.execution.step as usize)?;
+        let behind = instruction
+            .sends
+            .iter()
+            .find(|edge| !self.is_sent(**edge, turn, strand, links));
+        if let Some(edge) = behind {
+            let (to, ..) = message(&strand.instructions[edge.step as usize].step)?;
+            let room = self.sends.iter().find(|send| send.to == to).map(of_send);
+            return room.or(Some((
+                self.slice(op, turn),
+                self.execution.step,
+                to,
+                Awaited::Acknowledgement,
+            )));
+        }
+        let (peer, ..) = message(&instruction.step)?;
+        let awaited = match instruction.step {
+            Step::Send { .. } => Awaited::Room,
+            _ => Awaited::Message,
         };
-        Some((slice, self.execution.step, peer))
+        Some((self.slice(op, turn), self.execution.step, peer, awaited))
     }
 
     /// Whether the message of an earlier send is out of the way.
@@ -309,27 +325,47 @@ impl Lane {
             return true;
         }
         let to = message(&strand.instructions[edge.step as usize].step).map(|(to, ..)| to);
-        sent != PENDING
-            && to.is_some_and(|to| links[to.index()].as_ref().is_some_and(|link| link.completed >= sent))
+        sent != PENDING && to.is_some_and(|to| links[to.index()].as_ref().is_some_and(|link| link.completed >= sent))
     }
 
     /// Whether all sends that read what a step writes are out of the way.
     fn is_free(&self, instruction: &Instruction, turn: u32, strand: &Strand, links: &[Option<Link>]) -> bool {
-        instruction.sends.iter().all(|edge| self.is_sent(*edge, turn, strand, links))
+        instruction
+            .sends
+            .iter()
+            .all(|edge| self.is_sent(*edge, turn, strand, links))
     }
 
     /// The next part of a message that `walk` has come to, at most as many elements as a fragment has; `None` when it is through.
-    fn fragment(op: &Running, instruction: &Instruction, span: Span, slice: u32, form: Form, walk: &mut Walk) -> Option<Fragment> {
+    fn fragment(
+        op: &Running,
+        instruction: &Instruction,
+        span: Span,
+        slice: u32,
+        form: Form,
+        walk: &mut Walk,
+    ) -> Option<Fragment> {
         if span.blocks == 0 {
-            return (walk.piece == 0).then_some(Fragment { piece: 0, at: 0, len: 0 });
+            return (walk.piece == 0).then_some(Fragment {
+                piece: 0,
+                at: 0,
+                len: 0,
+            });
         }
         while let Some(&(first, blocks)) = instruction.pieces.get(walk.piece as usize) {
             let run = op.layout.run(span.place, span.first + first, blocks, slice);
             if walk.at < run.len {
                 let len = op.fragment(form).min(run.len - walk.at);
-                return Some(Fragment { piece: walk.piece, at: walk.at, len });
+                return Some(Fragment {
+                    piece: walk.piece,
+                    at: walk.at,
+                    len,
+                });
             }
-            *walk = Walk { piece: walk.piece + 1, at: 0 };
+            *walk = Walk {
+                piece: walk.piece + 1,
+                at: 0,
+            };
         }
         None
     }
@@ -391,7 +427,9 @@ impl Lane {
             };
             self.grants.step = step;
             let instruction = &strand.instructions[step as usize];
-            let Some((from, form, span)) = message(&instruction.step) else { break };
+            let Some((from, form, span)) = message(&instruction.step) else {
+                break;
+            };
             let slice = self.slice(op, self.grants.turn);
             let mut walk = self.grant_walk;
             let Some(fragment) = Self::fragment(op, instruction, span, slice, form, &mut walk) else {
@@ -442,7 +480,11 @@ impl Lane {
         if edge.back > turn {
             return true;
         }
-        self.execution > At { turn: turn - edge.back, step: edge.step }
+        self.execution
+            > At {
+                turn: turn - edge.back,
+                step: edge.step,
+            }
     }
 
     /// Executes steps, until one has to wait.
@@ -453,14 +495,19 @@ impl Lane {
         let mut moved = false;
         while self.execution.turn < turns {
             let Some(instruction) = strand.instructions.get(self.execution.step as usize) else {
-                self.execution = At { turn: self.execution.turn + 1, step: 0 };
+                self.execution = At {
+                    turn: self.execution.turn + 1,
+                    step: 0,
+                };
                 moved = true;
                 continue;
             };
             let slice = self.slice(op, self.execution.turn);
             let done = match &instruction.step {
                 Step::Send { to, .. } => self.begin_send(scene, *to)?,
-                Step::Recv { .. } | Step::RecvReduce { .. } => self.receive_message(scene, instruction, slice, &mut moved)?,
+                Step::Recv { .. } | Step::RecvReduce { .. } => {
+                    self.receive_message(scene, instruction, slice, &mut moved)?
+                }
                 Step::Reduce { sources, into } => {
                     let free = self.is_free(instruction, self.execution.turn, strand, scene.links);
                     if free {
@@ -492,7 +539,11 @@ impl Lane {
         if self.sent[step] == PENDING {
             return Ok(false);
         }
-        let mut send = Pending { at: self.execution, to, walk: Walk::default() };
+        let mut send = Pending {
+            at: self.execution,
+            to,
+            walk: Walk::default(),
+        };
         self.sent[step] = PENDING;
         let waits = self.sends.iter().any(|before| before.to == to);
         if waits || !self.send(scene, &mut send)?.1 {
@@ -578,7 +629,10 @@ impl Lane {
         }
         while self.copies.given < self.copies.taken {
             let (of, number) = self.copied[(self.copies.given % STAGING) as usize];
-            if scene.links[of.index()].as_ref().is_some_and(|link| link.completed < number) {
+            if scene.links[of.index()]
+                .as_ref()
+                .is_some_and(|link| link.completed < number)
+            {
                 break;
             }
             self.copies.given += 1;
@@ -619,7 +673,9 @@ impl Lane {
             if !lands && !self.is_free(instruction, self.execution.turn, strand, scene.links) {
                 return Ok(false);
             }
-            let into = self.place(op, span.place).wrapping_add(Self::bytes_at(op, instruction, span, slice, fragment));
+            let into = self
+                .place(op, span.place)
+                .wrapping_add(Self::bytes_at(op, instruction, span, slice, fragment));
             let peer = link(scene.links, from)?;
             let received: *mut u8 = match op.lines {
                 Some(lines) => {
@@ -636,7 +692,11 @@ impl Lane {
                         return Ok(false);
                     }
                     peer.receive();
-                    if lands || len == 0 { into } else { self.staging.start(self.staging.given) }
+                    if lands || len == 0 {
+                        into
+                    } else {
+                        self.staging.start(self.staging.given)
+                    }
                 }
             };
             if len > 0 {
@@ -650,7 +710,10 @@ impl Lane {
                         let operand = self.place(op, with.place).wrapping_add(with_at);
                         let sources = [(form, received.cast_const()), (with.place.form(), operand.cast_const())];
                         // SAFETY: all are as long as the fragment; the two in places of the operation are the same or apart, and nobody else writes them now; what was received is complete.
-                        unsafe { op.function.reduce(&sources, (span.place.form(), into), fragment.len as usize) };
+                        unsafe {
+                            op.function
+                                .reduce(&sources, (span.place.form(), into), fragment.len as usize)
+                        };
                     }
                     _ => {}
                 }
@@ -677,15 +740,23 @@ impl Lane {
         };
         for (piece, &(first, blocks)) in instruction.pieces.iter().enumerate() {
             let run = op.layout.run(into.place, into.first + first, blocks, slice);
-            let whole = Fragment { piece: piece as u32, at: 0, len: run.len };
+            let whole = Fragment {
+                piece: piece as u32,
+                at: 0,
+                len: run.len,
+            };
             let at = |span: Span| {
-                self.place(op, span.place).wrapping_add(Self::bytes_at(op, instruction, span, slice, whole))
+                self.place(op, span.place)
+                    .wrapping_add(Self::bytes_at(op, instruction, span, slice, whole))
             };
             for (operand, source) in operands.iter_mut().zip(sources) {
                 *operand = (source.place.form(), at(*source).cast_const());
             }
             // SAFETY: all pieces hold the same data blocks, so are of one length; they are the same or apart, and nobody else writes them now.
-            unsafe { op.function.reduce(operands, (into.place.form(), at(into)), run.len as usize) };
+            unsafe {
+                op.function
+                    .reduce(operands, (into.place.form(), at(into)), run.len as usize)
+            };
         }
     }
 
@@ -693,9 +764,14 @@ impl Lane {
     fn copy(&self, op: &Running, instruction: &Instruction, from: Span, into: Span, slice: u32) {
         for (piece, &(first, blocks)) in instruction.pieces.iter().enumerate() {
             let run = op.layout.run(into.place, into.first + first, blocks, slice);
-            let whole = Fragment { piece: piece as u32, at: 0, len: run.len };
+            let whole = Fragment {
+                piece: piece as u32,
+                at: 0,
+                len: run.len,
+            };
             let at = |span: Span| {
-                self.place(op, span.place).wrapping_add(Self::bytes_at(op, instruction, span, slice, whole))
+                self.place(op, span.place)
+                    .wrapping_add(Self::bytes_at(op, instruction, span, slice, whole))
             };
             let bytes = run.len as usize * op.function.bytes(into.place.form());
             // SAFETY: both hold the same data blocks, so are of one length, and nobody else writes them now. In place they may be one.

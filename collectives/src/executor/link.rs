@@ -98,13 +98,6 @@ impl Link {
         self.qp.qpn()
     }
 
-    /// Takes the queue pair to the error state: nothing more goes out or comes in.
-    pub(super) fn flush(&mut self) {
-        if let Err(error) = self.qp.flush() {
-            tracing::warn!(peer = %self.peer, qpn = %self.qp.qpn(), %error, "a queue pair does not go to the error state");
-        }
-    }
-
     /// A word of the own mailbox.
     #[inline]
     fn word(&self, offset: usize) -> u64 {
@@ -113,7 +106,10 @@ impl Link {
     }
 
     fn refused(&self, refused: &Refused) -> Failed {
-        Failed::Refused { peer: self.peer, what: refused.to_string() }
+        Failed::Refused {
+            peer: self.peer,
+            what: refused.to_string(),
+        }
     }
 
     /// Where in the peer's mailbox `len` bytes lie.
@@ -129,7 +125,11 @@ impl Link {
     }
 
     fn note(&mut self, at: usize, bytes: &[u8]) {
-        let mut note = Note { bytes: [0; GRANT], len: bytes.len(), at };
+        let mut note = Note {
+            bytes: [0; GRANT],
+            len: bytes.len(),
+            at,
+        };
         note.bytes[..bytes.len()].copy_from_slice(bytes);
         self.notes.push(note);
     }
@@ -161,7 +161,11 @@ impl Link {
         let (notes, theirs) = (&self.notes, self.mail.theirs);
         let posted = self.qp.post(|batch| {
             for note in notes {
-                let there = Remote::<Write>::from_raw(theirs.addr().wrapping_add(note.at as u64), theirs.rkey().0, note.len as u64);
+                let there = Remote::<Write>::from_raw(
+                    theirs.addr().wrapping_add(note.at as u64),
+                    theirs.rkey().0,
+                    note.len as u64,
+                );
                 batch.write_inline(&note.bytes[..note.len], there);
             }
         });
@@ -193,14 +197,21 @@ impl Link {
     pub(super) fn send(&mut self, message: Option<(Alias, usize)>) -> Result<u64, Failed> {
         let len = message.map_or(0, |(_, len)| len);
         let Some(there) = self.granted_to_us(len) else {
-            return Err(Failed::Refused { peer: self.peer, what: "a message without a grant".to_owned() });
+            return Err(Failed::Refused {
+                peer: self.peer,
+                what: "a message without a grant".to_owned(),
+            });
         };
         self.sent += 1;
         let number = self.sent.to_ne_bytes();
         let (notes, theirs) = (&self.notes, self.mail.theirs);
         let posted = self.qp.post(|batch| {
             for note in notes {
-                let there = Remote::<Write>::from_raw(theirs.addr().wrapping_add(note.at as u64), theirs.rkey().0, note.len as u64);
+                let there = Remote::<Write>::from_raw(
+                    theirs.addr().wrapping_add(note.at as u64),
+                    theirs.rkey().0,
+                    note.len as u64,
+                );
                 batch.write_inline(&note.bytes[..note.len], there);
             }
             if let Some((alias, _)) = message {
@@ -246,7 +257,11 @@ impl Link {
         let wire = lines.wire(len);
         // A message without content is a word of data that says nothing.
         let nothing = [0_u8; 4];
-        let (from, len) = if len == 0 { (nothing.as_ptr(), nothing.len()) } else { (from, len) };
+        let (from, len) = if len == 0 {
+            (nothing.as_ptr(), nothing.len())
+        } else {
+            (from, len)
+        };
         // SAFETY: by contract; both targets are long enough for the lines, aligned, and this side's alone: the peer has emptied the slot of the same place, so whatever was sent from there has arrived.
         let pack = |into: *mut u8| unsafe {
             match lines {
@@ -266,12 +281,19 @@ impl Link {
             // SAFETY: in the drafts.
             pack(unsafe { self.mail.drafts.add(place) });
             let Some(alias) = self.mail.drafts_alias.slice(place, wire) else {
-                return Err(Failed::Refused { peer: self.peer, what: "lines beyond their slot".to_owned() });
+                return Err(Failed::Refused {
+                    peer: self.peer,
+                    what: "lines beyond their slot".to_owned(),
+                });
             };
             let (notes, theirs) = (&self.notes, self.mail.theirs);
             let posted = self.qp.post(|batch| {
                 for note in notes {
-                    let there = Remote::<Write>::from_raw(theirs.addr().wrapping_add(note.at as u64), theirs.rkey().0, note.len as u64);
+                    let there = Remote::<Write>::from_raw(
+                        theirs.addr().wrapping_add(note.at as u64),
+                        theirs.rkey().0,
+                        note.len as u64,
+                    );
                     batch.write_inline(&note.bytes[..note.len], there);
                 }
                 batch.write(alias, there);
@@ -292,7 +314,9 @@ impl Link {
         let flag = ring.taken + 1;
         // SAFETY: in the mailbox.
         let slot = unsafe {
-            self.mail.own.add(at::RINGS[lines.index()] + (ring.taken % SLOTS) as usize * lines.slot())
+            self.mail
+                .own
+                .add(at::RINGS[lines.index()] + (ring.taken % SLOTS) as usize * lines.slot())
         };
         // SAFETY: the slot is aligned and as long as its lines; `into` by contract.
         let there = unsafe {

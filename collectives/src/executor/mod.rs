@@ -25,9 +25,8 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
-use doorbell_verbs::Context;
+use doorbell_verbs::{Context, Qpn};
 
-pub use connect::Exchange;
 use connect::Rail;
 pub use error::{EngineError, Failed, Waiting};
 use lane::{Drive, Lane};
@@ -38,7 +37,10 @@ pub use operation::{Data, Operation, PlanId, Ticket, Tuning};
 use prepare::Prepared;
 pub use wait::Patience;
 
+use crate::bootstrap::Exchange;
+use crate::failure::Wait;
 use crate::memory::Segment;
+use crate::plan::Collective;
 use crate::types::Rank;
 
 /// Turns without news between two looks at the clock, of operations that have a deadline.
@@ -57,7 +59,11 @@ pub struct Config {
 
 impl Default for Config {
     fn default() -> Self {
-        Self { channels: 4, strands: 2, fragment: 256 << 10 }
+        Self {
+            channels: 4,
+            strands: 2,
+            fragment: 256 << 10,
+        }
     }
 }
 
@@ -111,12 +117,18 @@ impl Engine {
         let lanes = config.channels * config.strands;
         let rails = connect::rails(devices, ranks, lanes)?;
         let links = connect::connect(&rails, rank, ranks, lanes, exchange)?;
-        let lane = |index| Lane::new(index / config.strands, index % config.strands, index as usize % rails.len());
+        let lane = |index| {
+            Lane::new(
+                index / config.strands,
+                index % config.strands,
+                index as usize % rails.len(),
+            )
+        };
         Ok(Self {
             links,
             lanes: (0..lanes).map(lane).collect(),
             operations: VecDeque::with_capacity(64),
-            first: 0,
+            first: 1,
             plans: Vec::new(),
             spare: Vec::new(),
             rails,
@@ -228,8 +240,14 @@ impl Engine {
             done.try_for_each(|done| {
                 any = true;
                 let (lane, peer) = ((done.tag() >> 32) as usize, done.tag() as u32);
-                done.check().map_err(|failure| Failed::Connection { peer: Rank(peer), failure })?;
-                if let Some(link) = links.get_mut(lane).and_then(|links| links.get_mut(peer as usize)?.as_mut()) {
+                done.check().map_err(|failure| Failed::Connection {
+                    peer: Rank(peer),
+                    failure,
+                })?;
+                if let Some(link) = links
+                    .get_mut(lane)
+                    .and_then(|links| links.get_mut(peer as usize)?.as_mut())
+                {
                     link.completed = done.sequence() + 1;
                 }
                 Ok(())
@@ -239,15 +257,16 @@ impl Engine {
     }
 
     fn look_at_clock(&mut self) -> Result<(), Failed> {
-        let late = |op: &&Running| {
-            op.result.is_none() && op.deadline.is_some_and(|deadline| op.began.elapsed() >= deadline)
-        };
+        let late =
+            |op: &&Running| op.result.is_none() && op.deadline.is_some_and(|deadline| op.began.elapsed() >= deadline);
         if !self.operations.iter().any(|op| late(&op)) {
             return Ok(());
         }
         match self.waiting() {
             Some(waiting) => Err(Failed::Deadline(waiting)),
-            None => Err(Failed::Device("the deadline has passed, with no rank to wait for".to_owned())),
+            None => Err(Failed::Device(
+                "the deadline has passed, with no rank to wait for".to_owned(),
+            )),
         }
     }
 
@@ -280,22 +299,49 @@ impl Engine {
         if let Some((_, waiting)) = &self.failed {
             return *waiting;
         }
-        let under_way = self.operations.iter().position(|op| op.result.is_none())?;
-        let (op, number) = (&self.operations[under_way], self.first + under_way as u64);
-        self.lanes.iter().zip(&self.links).filter(|(lane, _)| lane.next == number).find_map(|(lane, links)| {
-            let (slice, step, peer) = lane.waits_for(op, links)?;
-            let qpn = links.get(peer.index())?.as_ref()?.qpn();
-            Some(Waiting {
-                operation: number,
-                collective: op.collective,
+        let number = self.first + self.operations.iter().position(|op| op.result.is_none())? as u64;
+        self.waits()
+            .find(|(wait, ..)| wait.operation == number)
+            .map(|(wait, collective, lane)| Waiting {
+                operation: wait.operation,
+                collective,
                 channel: lane.channel,
                 strand: lane.strand,
-                slice,
-                step,
-                peer,
-                qpn,
+                slice: wait.slice,
+                step: wait.step,
+                peer: wait.peer,
+                qpn: Qpn::truncated(wait.qpn),
             })
-        })
+    }
+
+    /// What each lane waits for.
+    fn waits(&self) -> impl Iterator<Item = (Wait, Collective, &Lane)> {
+        self.lanes
+            .iter()
+            .zip(&self.links)
+            .enumerate()
+            .filter_map(|(connection, (lane, links))| {
+                let op = self
+                    .operations
+                    .get(usize::try_from(lane.next.checked_sub(self.first)?).ok()?)?;
+                let (slice, step, peer, awaited) = lane.waits_for(op, links)?;
+                let wait = Wait {
+                    operation: lane.next,
+                    connection: connection as u32,
+                    slice: slice.into(),
+                    step,
+                    peer,
+                    qpn: links.get(peer.index())?.as_ref()?.qpn().get(),
+                    awaited,
+                };
+                Some((wait, op.collective, lane))
+            })
+    }
+
+    /// What it waits for, of each connection the wait that is first, for those who look for the culprit of a stall.
+    #[must_use]
+    pub fn report(&self) -> Vec<Wait> {
+        self.waits().map(|(wait, ..)| wait).collect()
     }
 
     /// What became of an operation, once; `None` while it is under way, or if it was taken.
@@ -333,13 +379,16 @@ impl Engine {
     /// # Errors
     /// When the exchange fails. The engine is gone all the same.
     pub fn close(self, exchange: &mut dyn Exchange) -> Result<(), EngineError> {
-        exchange.all_to_all(vec![Vec::new(); self.ranks as usize]).map_err(EngineError::Exchange)?;
-        Ok(())
+        Ok(exchange.barrier()?)
     }
 }
 
 impl core::fmt::Debug for Engine {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        f.debug_struct("Engine").field("rank", &self.rank).field("ranks", &self.ranks).field("config", &self.config).finish_non_exhaustive()
+        f.debug_struct("Engine")
+            .field("rank", &self.rank)
+            .field("ranks", &self.ranks)
+            .field("config", &self.config)
+            .finish_non_exhaustive()
     }
 }

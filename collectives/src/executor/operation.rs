@@ -10,7 +10,8 @@ use super::layout::{Layout, Parts};
 use crate::kernel::{Function, Scalar};
 use crate::memory::Segment;
 use crate::plan::{Collective, Form};
-use crate::protocol::{Lines, Protocol};
+use crate::protocol::Lines;
+use crate::types::Protocol;
 
 /// A plan that an engine has made ready: see [`Engine::prepare`](super::Engine::prepare).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -21,7 +22,7 @@ pub struct PlanId(pub(super) usize);
 pub struct Ticket(pub(super) u64);
 
 impl Ticket {
-    /// The operation's number: the first of an engine is 0.
+    /// The operation's number: the first of an engine is 1.
     #[must_use]
     pub fn number(self) -> u64 {
         self.0
@@ -39,6 +40,11 @@ pub enum Data {
     /// Anywhere: messages are copied.
     Plain(*mut u8),
 }
+
+// SAFETY: a pointer is only followed by an engine, whose `submit` has promises about what lies there, whatever thread drives it.
+unsafe impl Send for Data {}
+// SAFETY: as above.
+unsafe impl Sync for Data {}
 
 impl Data {
     /// Its first byte; null if there is none.
@@ -83,7 +89,7 @@ pub struct Operation {
     pub parts: Option<Parts>,
     /// What the rank gives.
     pub input: Data,
-    /// What it gets. May be where the input is, as collectives in place have it; else they do not overlap.
+    /// What it gets. May be where the input is; unless the plan runs in place, and they lie as collectives in place have it, the input is copied before.
     pub output: Data,
     /// What the input is multiplied with before, for [`ReduceOp::PreMulSum`](crate::ReduceOp::PreMulSum).
     pub scale: Option<Scalar>,
@@ -95,7 +101,11 @@ pub struct Operation {
 
 impl fmt::Debug for Operation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Operation").field("plan", &self.plan).field("count", &self.count).field("tuning", &self.tuning).finish_non_exhaustive()
+        f.debug_struct("Operation")
+            .field("plan", &self.plan)
+            .field("count", &self.count)
+            .field("tuning", &self.tuning)
+            .finish_non_exhaustive()
     }
 }
 
@@ -130,6 +140,10 @@ impl Running {
     pub(super) fn uses(&self, channel: u32, strand: u32) -> bool {
         channel < self.channels
             && channel < self.layout.extent.slices
-            && self.code.strands.get(strand as usize).is_some_and(|strand| !strand.instructions.is_empty())
+            && self
+                .code
+                .strands
+                .get(strand as usize)
+                .is_some_and(|strand| !strand.instructions.is_empty())
     }
 }

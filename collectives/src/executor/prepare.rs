@@ -3,20 +3,21 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::code::{Code, in_place_shift};
+use super::Engine;
+use super::code::Code;
 use super::error::EngineError;
 use super::layout::{Extent, Joins, Layout};
 use super::operation::{Data, Operation, PlanId, Running, Ticket};
-use super::Engine;
 use crate::kernel::Function;
 use crate::memory::Segment;
 use crate::plan::{Collective, Place, Program, Schedule, Shape};
-use crate::protocol::Protocol;
+use crate::types::{Protocol, Rank};
 
 /// A plan's program for this rank, and what was made of it for the operations so far.
 pub(super) struct Prepared {
     shape: Shape,
     program: Program,
+    in_place: bool,
     /// Parts of input and output: none of what this rank does not have.
     inputs: u64,
     outputs: u64,
@@ -35,7 +36,10 @@ fn overlap(a: &Bytes, b: &Bytes) -> bool {
 
 impl Prepared {
     fn refuse(&self, what: &'static str) -> EngineError {
-        EngineError::Operation { collective: self.shape.collective, what }
+        EngineError::Operation {
+            collective: self.shape.collective,
+            what,
+        }
     }
 
     /// The layout for this extent.
@@ -45,13 +49,21 @@ impl Prepared {
         {
             return Arc::clone(layout);
         }
-        let layout = Arc::new(Layout::new(&self.shape, extent, &self.program.scratch, &self.program.partial));
+        let layout = Arc::new(Layout::new(
+            &self.shape,
+            extent,
+            &self.program.scratch,
+            &self.program.partial,
+        ));
         self.layout = Some(Arc::clone(&layout));
         layout
     }
 
-    fn code(&mut self, rank: crate::Rank, joins: Joins, in_place: bool) -> Result<Arc<Code>, EngineError> {
-        let made = self.codes.iter().find(|(with, at, _)| *with == joins && *at == in_place);
+    fn code(&mut self, rank: Rank, joins: Joins, in_place: bool) -> Result<Arc<Code>, EngineError> {
+        let made = self
+            .codes
+            .iter()
+            .find(|(with, at, _)| *with == joins && *at == in_place);
         if let Some((.., code)) = made {
             return Ok(Arc::clone(code));
         }
@@ -62,11 +74,18 @@ impl Prepared {
 
     /// Elements of the input or output.
     fn elements(&self, op: &Operation, place: Place) -> Option<u64> {
-        let (blocks, input) = if place == Place::Input { (self.inputs, true) } else { (self.outputs, false) };
+        let (blocks, input) = if place == Place::Input {
+            (self.inputs, true)
+        } else {
+            (self.outputs, false)
+        };
         match (&op.parts, self.shape.collective) {
             (Some(parts), _) => {
                 let parts = if input { &parts.send } else { &parts.receive };
-                parts.iter().map(|(start, len)| start.checked_add(*len)).try_fold(0, |most, end| Some(most.max(end?)))
+                parts
+                    .iter()
+                    .map(|(start, len)| start.checked_add(*len))
+                    .try_fold(0, |most, end| Some(most.max(end?)))
             }
             (None, Collective::AllReduce | Collective::Broadcast | Collective::Reduce | Collective::Barrier) => {
                 Some(if blocks == 0 { 0 } else { op.count })
@@ -94,7 +113,10 @@ impl Prepared {
             Data::Plain(_) => {}
         }
         let start = data.start().addr();
-        start.checked_add(bytes).map(|end| start..end).ok_or_else(|| self.refuse("plain memory beyond the address space"))
+        start
+            .checked_add(bytes)
+            .map(|end| start..end)
+            .ok_or_else(|| self.refuse("plain memory beyond the address space"))
     }
 }
 
@@ -107,10 +129,17 @@ impl Engine {
         let shape = schedule.shape().clone();
         let (collective, given) = (shape.collective, shape.ranks());
         if given != self.ranks {
-            return Err(EngineError::OtherRanks { collective, given, ranks: self.ranks });
+            return Err(EngineError::OtherRanks {
+                collective,
+                given,
+                ranks: self.ranks,
+            });
         }
         if schedule.strands() > self.config.strands {
-            return Err(EngineError::Strands { given: schedule.strands(), max: self.config.strands });
+            return Err(EngineError::Strands {
+                given: schedule.strands(),
+                max: self.config.strands,
+            });
         }
         let program = Program::of(schedule, self.rank);
         self.plans.push(Prepared {
@@ -118,6 +147,7 @@ impl Engine {
             outputs: shape.output(self.rank).len() as u64,
             shape,
             program,
+            in_place: schedule.in_place(),
             codes: Vec::new(),
             layout: None,
         });
@@ -138,25 +168,28 @@ impl Engine {
         }
         let (rank, ranks, config) = (self.rank, self.ranks, self.config);
         let Some(plan) = self.plans.get_mut(op.plan.0) else {
-            return Err(EngineError::Operation { collective: Collective::Barrier, what: "no plan of this engine" });
+            return Err(EngineError::Operation {
+                collective: Collective::Barrier,
+                what: "no plan of this engine",
+            });
         };
         let collective = plan.shape.collective;
         if !(1..=config.channels).contains(&op.tuning.channels) || op.tuning.slice == 0 {
             return Err(plan.refuse("more channels than there are, or none, or slices of nothing"));
         }
         if op.parts.is_some() != (collective == Collective::AllToAllV)
-            || op.parts.as_ref().is_some_and(|parts| {
-                parts.send.len() != ranks as usize || parts.receive.len() != ranks as usize
-            })
+            || op
+                .parts
+                .as_ref()
+                .is_some_and(|parts| parts.send.len() != ranks as usize || parts.receive.len() != ranks as usize)
         {
             return Err(plan.refuse("each part has a length of its own in alltoallv, and only there"));
         }
         let inputs = plan.bytes(&op.input, plan.elements(&op, Place::Input), &op.function)?;
         let outputs = plan.bytes(&op.output, plan.elements(&op, Place::Output), &op.function)?;
-        let in_place = overlap(&inputs, &outputs);
-        if in_place && !is_in_place(&plan.shape, rank, &op, &inputs, &outputs) {
-            return Err(plan.refuse("input and output overlap, but not as in place"));
-        }
+        let overlaps = overlap(&inputs, &outputs);
+        let in_place =
+            overlaps && op.scale.is_none() && plan.in_place && is_in_place(&plan.shape, rank, &op, &inputs, &outputs);
         let slices = if op.parts.is_some() || collective == Collective::Barrier {
             1
         } else {
@@ -165,10 +198,13 @@ impl Engine {
             u32::try_from(bytes.div_ceil(op.tuning.slice as u64).max(1))
                 .map_err(|_| plan.refuse("more slices than can be counted: make them longer"))?
         };
-        let layout = plan.layout(Extent { count: op.count, parts: op.parts.take(), slices });
-        let mut code = plan.code(rank, layout.joins(), in_place)?;
-        if op.scale.is_some() || code.spoils_input {
-            code = plan.code(rank, layout.joins(), false)?;
+        let layout = plan.layout(Extent {
+            count: op.count,
+            parts: op.parts.take(),
+            slices,
+        });
+        let code = plan.code(rank, layout.joins(), in_place)?;
+        if op.scale.is_some() || overlaps && !in_place {
             self.change_input(&mut op, inputs.len())?;
         }
         let lines = op.tuning.protocol.lines();
@@ -208,7 +244,10 @@ impl Engine {
         if bytes == 0 {
             return Ok(());
         }
-        let spare = self.spare.iter().position(|spare| spare.len() >= bytes && Arc::strong_count(spare) == 1);
+        let spare = self
+            .spare
+            .iter()
+            .position(|spare| spare.len() >= bytes && Arc::strong_count(spare) == 1);
         let segment = match spare {
             Some(index) => Arc::clone(&self.spare[index]),
             None => {
@@ -225,10 +264,12 @@ impl Engine {
             match op.scale {
                 Some(scalar) => {
                     let elements = bytes / op.function.data().bytes();
-                    op.function.scale(scalar, from, into, elements).map_err(|_| EngineError::Operation {
-                        collective: Collective::AllReduce,
-                        what: "the scalar is of another type than the one that the elements accumulate in",
-                    })?;
+                    op.function
+                        .scale(scalar, from, into, elements)
+                        .map_err(|_| EngineError::Operation {
+                            collective: Collective::AllReduce,
+                            what: "the scalar is of another type than the one that the elements accumulate in",
+                        })?;
                 }
                 None => core::ptr::copy_nonoverlapping(from, into, bytes),
             }
@@ -239,11 +280,9 @@ impl Engine {
 }
 
 /// Whether input and output, which overlap, lie as they do in place.
-fn is_in_place(shape: &Shape, rank: crate::Rank, op: &Operation, inputs: &Bytes, outputs: &Bytes) -> bool {
-    if shape.collective == Collective::AllToAllV {
-        return inputs.start == outputs.start && op.parts.as_ref().is_some_and(|parts| parts.send == parts.receive);
-    }
-    let parts = in_place_shift(shape, rank) / i64::from(shape.blocks.max(1));
-    let part = op.count as i128 * op.function.data().bytes() as i128;
+fn is_in_place(shape: &Shape, rank: Rank, op: &Operation, inputs: &Bytes, outputs: &Bytes) -> bool {
+    let Some(shared) = shape.shared(rank) else { return false };
+    let parts = (i64::from(shared.output) - i64::from(shared.input)) / i64::from(shape.blocks.max(1));
+    let part = i128::from(op.count) * op.function.data().bytes() as i128;
     inputs.start as i128 == outputs.start as i128 + i128::from(parts) * part
 }
