@@ -190,6 +190,10 @@ fn sends_before(steps: &[Step], at: usize, overlap: &Overlap) -> Box<[Edge]> {
     let Some(into) = touches(&steps[at]).1 else {
         return Box::default();
     };
+    if matches!(&steps[at], Step::Copy { from, into } if overlap.whole(*from) == overlap.whole(*into)) {
+        // Onto itself, in place: nothing is written.
+        return Box::default();
+    }
     let mut sends = Vec::new();
     for edge in backwards(steps.len(), at) {
         if edge.back == 1 && is_renewed(into) {

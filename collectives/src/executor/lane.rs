@@ -45,6 +45,8 @@ struct Pending {
     at: At,
     to: Rank,
     walk: Walk,
+    /// The requests that have to be confirmed until what has left of it is out of the way.
+    last: u64,
 }
 
 /// A part of a message.
@@ -146,6 +148,13 @@ fn link(links: &mut [Option<Link>], rank: Rank) -> Result<&mut Link, Failed> {
             peer: rank,
             what: "there is no connection to it".to_owned(),
         })
+}
+
+/// Whether so many requests to a rank are confirmed.
+fn has_confirmed(links: &[Option<Link>], to: Rank, requests: u64) -> bool {
+    links[to.index()]
+        .as_ref()
+        .is_some_and(|link| link.completed >= requests)
 }
 
 impl Lane {
@@ -325,15 +334,38 @@ impl Lane {
             return true;
         }
         let to = message(&strand.instructions[edge.step as usize].step).map(|(to, ..)| to);
-        sent != PENDING && to.is_some_and(|to| links[to.index()].as_ref().is_some_and(|link| link.completed >= sent))
+        sent != PENDING && to.is_some_and(|to| has_confirmed(links, to, sent))
     }
 
-    /// Whether all sends that read what a step writes are out of the way.
-    fn is_free(&self, instruction: &Instruction, turn: u32, strand: &Strand, links: &[Option<Link>]) -> bool {
-        instruction
-            .sends
-            .iter()
-            .all(|edge| self.is_sent(*edge, turn, strand, links))
+    /// Whether a part of what a step writes is out of the way of all sends that read it. A send that has not left yet is, if it is of the very same span, and what has left of it is beyond the part and has arrived: two
+    /// ranks that exchange more than there is memory for on the way would else wait for each other.
+    fn is_free(
+        &self,
+        instruction: &Instruction,
+        into: Span,
+        part: Option<Fragment>,
+        turn: u32,
+        strand: &Strand,
+        links: &[Option<Link>],
+    ) -> bool {
+        instruction.sends.iter().all(|edge| {
+            if self.is_sent(*edge, turn, strand, links) {
+                return true;
+            }
+            let Some(part) = part else { return false };
+            let at = At {
+                turn: turn.wrapping_sub(edge.back),
+                step: edge.step,
+            };
+            self.sends.iter().any(|send| {
+                let behind = (send.walk.piece, send.walk.at) >= (part.piece, part.at + part.len);
+                let of = message(&strand.instructions[edge.step as usize].step);
+                send.at == at
+                    && behind
+                    && of.is_some_and(|(.., span)| span == into)
+                    && has_confirmed(links, send.to, send.last)
+            })
+        })
     }
 
     /// The next part of a message that `walk` has come to, at most as many elements as a fragment has; `None` when it is through.
@@ -450,7 +482,7 @@ impl Lane {
                 peer.grant(0, 0, 0);
             } else if let Some((segment, rail, offset)) = direct {
                 if !self.has_passed(instruction.free_after, self.grants.turn)
-                    || !self.is_free(instruction, self.grants.turn, strand, scene.links)
+                    || !self.is_free(instruction, span, Some(fragment), self.grants.turn, strand, scene.links)
                 {
                     break;
                 }
@@ -509,14 +541,16 @@ impl Lane {
                     self.receive_message(scene, instruction, slice, &mut moved)?
                 }
                 Step::Reduce { sources, into } => {
-                    let free = self.is_free(instruction, self.execution.turn, strand, scene.links);
+                    let turn = self.execution.turn;
+                    let free = self.is_free(instruction, *into, None, turn, strand, scene.links);
                     if free {
                         self.reduce(op, instruction, sources, *into, slice);
                     }
                     free
                 }
                 Step::Copy { from, into } => {
-                    let free = self.is_free(instruction, self.execution.turn, strand, scene.links);
+                    let turn = self.execution.turn;
+                    let free = self.is_free(instruction, *into, None, turn, strand, scene.links);
                     if free {
                         self.copy(op, instruction, *from, *into, slice);
                     }
@@ -543,6 +577,7 @@ impl Lane {
             at: self.execution,
             to,
             walk: Walk::default(),
+            last: 0,
         };
         self.sent[step] = PENDING;
         let waits = self.sends.iter().any(|before| before.to == to);
@@ -583,7 +618,6 @@ impl Lane {
         };
         let slice = self.slice(op, send.at.turn);
         let mut moved = false;
-        let mut last = 0;
         while let Some(fragment) = Self::fragment(op, instruction, span, slice, form, &mut send.walk) {
             let to = link(scene.links, send.to)?;
             let len = fragment.len as usize * op.function.bytes(form);
@@ -609,7 +643,7 @@ impl Lane {
                 };
                 let number = link(scene.links, send.to)?.send(message)?;
                 if self.registered(op, span.place).is_some() {
-                    last = number;
+                    send.last = number;
                 } else if len > 0 {
                     self.copied[((self.copies.taken - 1) % STAGING) as usize] = (send.to, number);
                 }
@@ -617,7 +651,7 @@ impl Lane {
             Self::pass(&mut send.walk, fragment);
             moved = true;
         }
-        self.sent[send.at.step as usize] = last;
+        self.sent[send.at.step as usize] = send.last;
         Ok((true, true))
     }
 
@@ -670,7 +704,16 @@ impl Lane {
                 _ => false,
             };
             // What was granted where it belongs was free then.
-            if !lands && !self.is_free(instruction, self.execution.turn, strand, scene.links) {
+            if !lands
+                && !self.is_free(
+                    instruction,
+                    span,
+                    Some(fragment),
+                    self.execution.turn,
+                    strand,
+                    scene.links,
+                )
+            {
                 return Ok(false);
             }
             let into = self
@@ -774,8 +817,11 @@ impl Lane {
                     .wrapping_add(Self::bytes_at(op, instruction, span, slice, whole))
             };
             let bytes = run.len as usize * op.function.bytes(into.place.form());
-            // SAFETY: both hold the same data blocks, so are of one length, and nobody else writes them now. In place they may be one.
-            unsafe { core::ptr::copy(at(from), at(into), bytes) };
+            // In place they may be one.
+            if at(from) != at(into) {
+                // SAFETY: both hold data blocks of one length, are apart, and nobody else writes them now.
+                unsafe { core::ptr::copy_nonoverlapping(at(from), at(into), bytes) };
+            }
         }
     }
 }

@@ -85,7 +85,7 @@ fn split(total: u64, parts: u32, index: u32) -> u64 {
 fn slice_len(total: u64, slices: u32) -> u64 {
     let len = total.div_ceil(u64::from(slices));
     if len >= 8 * GRANULE {
-        len.next_multiple_of(GRANULE)
+        len.next_multiple_of(GRANULE).min(total)
     } else {
         len
     }

@@ -277,3 +277,40 @@ fn one_small_sum_of_two() {
 fn two_ranks() {
     sweep(2, 1, Config::default(), Protocol::ALL, &[0, 1, 3, 1000, 4099], 1024);
 }
+
+#[test]
+fn three_ranks() {
+    sweep(3, 1, Config::default(), Protocol::ALL, &[0, 1, 2, 1000, 4099], 1024);
+}
+
+#[test]
+fn four_ranks() {
+    sweep(4, 1, Config::default(), Protocol::ALL, &[1, 3, 4099], 1024);
+}
+
+#[test]
+fn five_ranks_on_two_devices() {
+    sweep(5, 2, Config::default(), Protocol::ALL, &[1, 1000], 512);
+}
+
+#[test]
+fn seven_and_eight_ranks() {
+    for ranks in [7, 8] {
+        let config = Config {
+            channels: 2,
+            ..Config::default()
+        };
+        sweep(ranks, 1, config, Protocol::ALL, &[5, 1031], 2048);
+    }
+}
+
+#[test]
+fn messages_longer_than_memory_for_them() {
+    let config = Config {
+        channels: 2,
+        fragment: 4096,
+        ..Config::default()
+    };
+    sweep(3, 1, config, &[Protocol::Simple], &[50_000], 1 << 20);
+    sweep(4, 2, config, &[Protocol::Simple, Protocol::Ll], &[50_001], 1 << 20);
+}
