@@ -79,7 +79,12 @@ pub fn table(schedule: &dyn Schedule) -> String {
     let timeline = Timeline::of(schedule);
     let mut text = String::new();
     let (blocks, plural) = (shape.blocks, if shape.blocks == 1 { "" } else { "s" });
-    let _ = write!(text, "{} of {} ranks in {blocks} block{plural}", shape.collective, shape.ranks());
+    let _ = write!(
+        text,
+        "{} of {} ranks in {blocks} block{plural}",
+        shape.collective,
+        shape.ranks()
+    );
     if shape.collective.has_root() {
         let _ = write!(text, ", root {}", shape.root);
     }
@@ -89,7 +94,8 @@ pub fn table(schedule: &dyn Schedule) -> String {
     text.push_str("\nI input, O output, S scratch, P partial results; →2 sends to rank 2, ←2 what rank 2 has sent\n");
     let mut cells = vec![vec![String::new(); timeline.length() as usize]; timeline.now.len()];
     for event in &timeline.events {
-        cells[(event.who.strand * timeline.ranks + event.who.rank.0) as usize][event.time as usize] = short(&event.step);
+        cells[(event.who.strand * timeline.ranks + event.who.rank.0) as usize][event.time as usize] =
+            short(&event.step);
     }
     for (strand, columns) in cells.chunks(timeline.ranks as usize).enumerate() {
         if schedule.strands() > 1 {
@@ -104,7 +110,13 @@ pub fn table(schedule: &dyn Schedule) -> String {
 /// Appends the columns, as many beside each other as fit.
 fn columns_of(text: &mut String, columns: &[Vec<String>]) {
     let width = |cell: &String| cell.chars().count();
-    let widest = columns.iter().flatten().map(width).max().unwrap_or(0).max("rank 00000".len());
+    let widest = columns
+        .iter()
+        .flatten()
+        .map(width)
+        .max()
+        .unwrap_or(0)
+        .max("rank 00000".len());
     let beside = ((WIDTH - 5) / (widest + 2)).max(1);
     for (group, ranks) in columns.chunks(beside).enumerate() {
         let mut line = "time ".to_owned();
@@ -112,7 +124,10 @@ fn columns_of(text: &mut String, columns: &[Vec<String>]) {
             let _ = write!(line, "  {:widest$}", format!("rank {}", group * beside + rank));
         }
         let _ = writeln!(text, "{}", line.trim_end());
-        let rows = ranks.iter().filter_map(|cells| cells.iter().rposition(|cell| !cell.is_empty())).max();
+        let rows = ranks
+            .iter()
+            .filter_map(|cells| cells.iter().rposition(|cell| !cell.is_empty()))
+            .max();
         for time in 0..rows.map_or(0, |last| last + 1) {
             let mut line = format!("{time:>5}");
             for cells in ranks {
@@ -133,12 +148,17 @@ fn short(step: &Step) -> String {
         Step::Reduce { sources, into } => {
             let mut text = format!("{}=", blocks(*into));
             // Sources that follow one another are said as the first and the last of them.
-            let follow = |a: &Span, b: &Span| a.place == b.place && a.blocks == b.blocks && a.first.wrapping_add(1) == b.first;
+            let follow =
+                |a: &Span, b: &Span| a.place == b.place && a.blocks == b.blocks && a.first.wrapping_add(1) == b.first;
             for (index, run) in sources.chunk_by(follow).enumerate() {
                 let plus = if index > 0 { "+" } else { "" };
                 let _ = match run {
                     [first, _, .., last] => write!(text, "{plus}{}+…+{}", blocks(*first), blocks(*last)),
-                    _ => write!(text, "{plus}{}", run.iter().map(|span| blocks(*span)).collect::<Vec<_>>().join("+")),
+                    _ => write!(
+                        text,
+                        "{plus}{}",
+                        run.iter().map(|span| blocks(*span)).collect::<Vec<_>>().join("+")
+                    ),
                 };
             }
             text
@@ -177,7 +197,10 @@ pub fn svg(schedule: &dyn Schedule) -> String {
     let shape = schedule.shape();
     let timeline = Timeline::of(schedule);
     let strands = schedule.strands();
-    let (width, height) = (LEFT + timeline.length() * STEP + STEP / 2, TOP + timeline.ranks * LANE + 12);
+    let (width, height) = (
+        LEFT + timeline.length() * STEP + STEP / 2,
+        TOP + timeline.ranks * LANE + 12,
+    );
     let mut svg = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {height}\" width=\"{width}\" height=\"{height}\" font-family=\"sans-serif\" font-size=\"11\">\n\
          <rect width=\"100%\" height=\"100%\" fill=\"#fff\"/>\n<defs>\n"
@@ -188,7 +211,11 @@ pub fn svg(schedule: &dyn Schedule) -> String {
             "<marker id=\"arrow{index}\" viewBox=\"0 0 8 8\" refX=\"8\" refY=\"4\" markerWidth=\"7\" markerHeight=\"7\" orient=\"auto\"><path d=\"M0 0 8 4 0 8z\" fill=\"{colour}\"/></marker>"
         );
     }
-    let root = if shape.collective.has_root() { format!(", root {}", shape.root) } else { String::new() };
+    let root = if shape.collective.has_root() {
+        format!(", root {}", shape.root)
+    } else {
+        String::new()
+    };
     let (blocks_in_all, plural) = (shape.blocks, if shape.blocks == 1 { "" } else { "s" });
     let _ = writeln!(
         svg,
@@ -203,7 +230,11 @@ pub fn svg(schedule: &dyn Schedule) -> String {
     );
     for rank in 0..timeline.ranks {
         let y = TOP + rank * LANE + LANE / 2;
-        let _ = writeln!(svg, "<text x=\"12\" y=\"{}\">rank {rank}</text><path d=\"M{LEFT} {y}H{width}\" stroke=\"#ddd\"/>", y + 4);
+        let _ = writeln!(
+            svg,
+            "<text x=\"12\" y=\"{}\">rank {rank}</text><path d=\"M{LEFT} {y}H{width}\" stroke=\"#ddd\"/>",
+            y + 4
+        );
     }
     let place = Placing { strands };
     for event in &timeline.events {
@@ -241,7 +272,9 @@ impl Placing {
 /// The arrow of a message that `event` receives.
 fn message(svg: &mut String, place: Placing, event: &Event) {
     let Who { strand, rank } = event.who;
-    let (Step::Recv { from, .. } | Step::RecvReduce { from, .. }, Some(sent)) = (&event.step, event.sent) else { return };
+    let (Step::Recv { from, .. } | Step::RecvReduce { from, .. }, Some(sent)) = (&event.step, event.sent) else {
+        return;
+    };
     let (x1, y1) = (f64::from(place.x(sent)), f64::from(place.y(strand, *from)));
     let (x2, y2) = (f64::from(place.x(event.time)), f64::from(place.y(strand, rank)));
     // The arrow ends at the rim of the receiver's mark.
@@ -260,10 +293,17 @@ fn mark(svg: &mut String, place: Placing, event: &Event) {
     let Who { strand, rank } = event.who;
     let (x, y) = (place.x(event.time), place.y(strand, rank));
     let colour = COLOURS[place.colour(strand)];
-    let fill = if matches!(event.step, Step::RecvReduce { .. } | Step::Reduce { .. }) { colour } else { "#fff" };
+    let fill = if matches!(event.step, Step::RecvReduce { .. } | Step::Reduce { .. }) {
+        colour
+    } else {
+        "#fff"
+    };
     let label = match &event.step {
         Step::Send { span, .. } => blocks(*span),
-        Step::Recv { into, .. } | Step::RecvReduce { into, .. } | Step::Reduce { into, .. } | Step::Copy { into, .. } => blocks(*into),
+        Step::Recv { into, .. }
+        | Step::RecvReduce { into, .. }
+        | Step::Reduce { into, .. }
+        | Step::Copy { into, .. } => blocks(*into),
     };
     let _ = writeln!(
         svg,
