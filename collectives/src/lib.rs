@@ -4,8 +4,17 @@
 //! count. A checker proves a plan by running it symbolically; a simulator runs it over modelled fabrics; one executor runs it on queue pairs, and knows no algorithm.
 
 pub mod algorithm;
+pub mod bootstrap;
+pub mod cost;
+pub mod executor;
+pub mod failure;
+pub mod kernel;
+mod memory;
 pub mod plan;
+mod protocol;
+pub mod simulate;
 mod types;
 
 pub use algorithm::{Algorithm, Unsupported};
-pub use types::{DataType, Rank, ReduceOp, UnknownName};
+pub use memory::Segment;
+pub use types::{DataType, Protocol, Rank, ReduceOp, UnknownName};

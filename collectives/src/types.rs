@@ -145,3 +145,15 @@ named! {
         PreMulSum = "premulsum",
     }
 }
+
+named! {
+    /// How a message goes by a connection. What each does is the executor's to say; what each costs is a [`Link`](crate::cost::Link)'s.
+    Protocol, "protocol" {
+        /// A write straight to where the data belongs, then a sequence number; the receiver says beforehand where.
+        Simple = "simple",
+        /// Words of 4 bytes of data and 4 of flag: one write and no word from the receiver, half of the bandwidth.
+        Ll = "ll",
+        /// Lines of 120 bytes of data and 8 of flag: as LL, with 15/16 of the bandwidth.
+        Ll128 = "ll128",
+    }
+}

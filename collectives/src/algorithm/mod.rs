@@ -9,7 +9,16 @@
 use crate::plan::{Collective, Place, Schedule, Shape, Span, Step};
 use crate::types::{Rank, named};
 
+mod bruck;
+mod double_tree;
+mod fold;
+mod halving;
+mod mesh;
+mod recursive;
 mod ring;
+#[cfg(test)]
+mod tests;
+mod tree;
 
 named! {
     /// How a collective is done.
@@ -110,14 +119,41 @@ impl Algorithm {
 
     /// The recipe, where there is one.
     fn recipe(self, collective: Collective) -> Option<Recipe> {
-        match (self, collective) {
-            (Self::Ring, Collective::AllReduce) => Some(ring::ALL_REDUCE),
-            (Self::Ring, Collective::AllGather) => Some(ring::ALL_GATHER),
-            (Self::Ring, Collective::ReduceScatter) => Some(ring::REDUCE_SCATTER),
-            (Self::Ring, Collective::Broadcast) => Some(ring::BROADCAST),
-            (Self::Ring, Collective::Reduce) => Some(ring::REDUCE),
-            _ => None,
-        }
+        use Collective as C;
+        Some(match (self, collective) {
+            (Self::Ring, C::AllReduce) => ring::ALL_REDUCE,
+            (Self::Ring, C::AllGather) => ring::ALL_GATHER,
+            (Self::Ring, C::ReduceScatter) => ring::REDUCE_SCATTER,
+            (Self::Ring, C::Broadcast) => ring::BROADCAST,
+            (Self::Ring, C::Reduce) => ring::REDUCE,
+            (Self::Tree, C::AllReduce) => tree::ALL_REDUCE,
+            (Self::Tree, C::Broadcast) => tree::BROADCAST,
+            (Self::Tree, C::Reduce) => tree::REDUCE,
+            (Self::Tree, C::Gather) => tree::GATHER,
+            (Self::Tree, C::Scatter) => tree::SCATTER,
+            (Self::Tree, C::Barrier) => tree::BARRIER,
+            (Self::DoubleBinaryTree, C::AllReduce) => double_tree::ALL_REDUCE,
+            (Self::DoubleBinaryTree, C::Broadcast) => double_tree::BROADCAST,
+            (Self::DoubleBinaryTree, C::Reduce) => double_tree::REDUCE,
+            (Self::RecursiveDoubling, C::AllReduce) => recursive::ALL_REDUCE,
+            (Self::RecursiveDoubling, C::AllGather) => recursive::ALL_GATHER,
+            (Self::RecursiveDoubling, C::Barrier) => recursive::BARRIER,
+            (Self::HalvingDoubling, C::AllReduce) => halving::ALL_REDUCE,
+            (Self::HalvingDoubling, C::ReduceScatter) => halving::REDUCE_SCATTER,
+            (Self::Bruck, C::AllGather) => bruck::ALL_GATHER,
+            (Self::Bruck, C::AllToAll) => bruck::ALL_TO_ALL,
+            (Self::FullMesh, C::AllReduce) => mesh::ALL_REDUCE,
+            (Self::FullMesh, C::AllGather) => mesh::ALL_GATHER,
+            (Self::FullMesh, C::ReduceScatter) => mesh::REDUCE_SCATTER,
+            (Self::FullMesh, C::Broadcast) => mesh::BROADCAST,
+            (Self::FullMesh, C::Reduce) => mesh::REDUCE,
+            (Self::FullMesh, C::Gather) => mesh::GATHER,
+            (Self::FullMesh, C::Scatter) => mesh::SCATTER,
+            (Self::FullMesh, C::AllToAll | C::AllToAllV) => mesh::ALL_TO_ALL,
+            (Self::FullMesh, C::SendRecv) => mesh::SEND_RECV,
+            (Self::OneShot, C::AllReduce) => mesh::ONE_SHOT,
+            _ => return None,
+        })
     }
 }
 
@@ -179,6 +215,20 @@ struct Members {
     shape: Shape,
     /// By rank: where it stands in the order.
     positions: Box<[u32]>,
+    /// Where the root stands; 0 if the collective has none.
+    root_position: u32,
+    /// Whether the order is that of the ranks' numbers.
+    sorted: bool,
+}
+
+/// Members that follow one another in the order, and whose numbers do so too.
+struct Run {
+    /// The first of them, counted from the beginning of what was asked for.
+    at: u32,
+    /// Its rank.
+    rank: u32,
+    /// How many they are.
+    ranks: u32,
 }
 
 impl Members {
@@ -197,13 +247,24 @@ impl Members {
                 _ => return Err(Unsupported::Order { ranks, rank }),
             }
         }
+        let root_position = if collective.has_root() {
+            positions[root.index()]
+        } else {
+            0
+        };
+        let sorted = order.is_sorted();
         let shape = Shape {
             collective,
             order: order.into(),
             root,
             blocks: blocks(ranks as u32),
         };
-        Ok(Self { shape, positions })
+        Ok(Self {
+            shape,
+            positions,
+            root_position,
+            sorted,
+        })
     }
 
     /// How many: p.
@@ -216,10 +277,36 @@ impl Members {
         self.shape.order[(position % self.ranks()) as usize]
     }
 
-    /// How far `position` is behind the root.
+    /// How far `position` is behind the root, or behind the first of the order.
     fn behind_root(&self, position: u32) -> u32 {
         let p = self.ranks();
-        (position + p - self.positions[self.shape.root.index()]) % p
+        (position + p - self.root_position) % p
+    }
+
+    /// Who stands so far behind the root, or behind the first of the order.
+    fn after_root(&self, distance: u32) -> Rank {
+        self.rank(self.root_position + distance)
+    }
+
+    /// The runs of `count` members from position `first` on.
+    fn runs(&self, first: u32, count: u32) -> impl Iterator<Item = Run> + Send + '_ {
+        let mut next = 0;
+        std::iter::from_fn(move || {
+            let at = next;
+            if at == count {
+                return None;
+            }
+            let rank = self.rank(first + at).0;
+            next += 1;
+            while next < count && self.rank(first + next).0 == rank + (next - at) {
+                next += 1;
+            }
+            Some(Run {
+                at,
+                rank,
+                ranks: next - at,
+            })
+        })
     }
 }
 

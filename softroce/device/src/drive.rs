@@ -16,7 +16,9 @@
 //!
 //! **Acknowledgements leave beside the rest.** A batch of nothing but acknowledgements goes out by a second sending half, under the lock `acks`, which comes after tx: the thread that received
 //! sends it while the application posts its answer by the first. Their order towards other packets means nothing to the peer: a later
-//! response acknowledges what came before it as well, and what then comes late is ignored.
+//! response acknowledges what came before it as well, and what then comes late is ignored. To its application it may mean something: one that sleeps until a completion
+//! comes, of whatever queue, may take for granted that its message has completed when the answer is there, as with an adapter (`perftest -e` does, and waits for ever when it is
+//! wrong). So the acknowledgements of a queue pair with a completion channel, whose peer will have one as well, keep their order, and go first.
 //!
 //! **What arrived comes before the timers.** An answer that waits in the socket, or in the batch of a thread that lost the processor while it received, looks
 //! to the engine like one that was lost. So timers run in a drive that itself had rx and found the socket empty, by the time of before it looked; or, lest a
@@ -36,16 +38,19 @@ use doorbell_roce_proto::Instant;
 use doorbell_roce_proto::icrc::FlowCache;
 use doorbell_roce_proto::wire::Opcode;
 
+use crate::clock::ticks;
 use crate::event::{Event, PortEvent};
 use crate::lanes::Incoming;
 use crate::link::{Envelope, PortState, Receive, RxBatch, Seal, Transmit, TxBatch, Waker};
-use crate::state::{Core, Filled};
+use crate::state::Core;
 use crate::sync::{AtomicBool, AtomicU64, Mutex, MutexGuard, Ordering};
 
+mod application;
 mod doze;
 mod lanes;
 mod note;
 
+use application::Application;
 use doze::Doze;
 use note::Noted;
 
@@ -132,10 +137,8 @@ pub(crate) struct Shared {
     channels_due: AtomicU64,
     /// Until when the progress thread sleeps.
     pub(crate) doze: Doze,
-    /// How often threads of the application have driven.
-    pub(crate) application_drives: AtomicU64,
-    /// How many of them are driving right now.
-    pub(crate) application_inside: AtomicU32,
+    /// Whether threads of the application drive.
+    pub(crate) application: Application,
     /// The device is being dropped.
     pub(crate) stop: AtomicBool,
     /// What the port is good for. Written under core, so that its changes and the events that tell of them are in one order.
@@ -143,7 +146,8 @@ pub(crate) struct Shared {
     /// The link broke; said once.
     broken: AtomicBool,
     waker: Waker,
-    epoch: Clock,
+    /// By [`ticks`].
+    epoch: u64,
 }
 
 /// The ICRC for the link's batches.
@@ -200,20 +204,19 @@ impl Shared {
             link_due: AtomicU64::new(NEVER),
             channels_due: AtomicU64::new(NEVER),
             doze: Doze::new(),
-            application_drives: AtomicU64::new(0),
-            application_inside: AtomicU32::new(0),
+            application: Application::new(),
             stop: AtomicBool::new(false),
             port: (AtomicBool::new(true), AtomicBool::new(true)),
             broken: AtomicBool::new(false),
             waker,
-            epoch: Clock::now(),
+            epoch: ticks(),
         }
     }
 
     /// The time by the device's clock.
     pub(crate) fn now(&self) -> Instant {
-        // 2^64 ns are 584 years.
-        Instant(self.epoch.elapsed().as_nanos() as u64)
+        // It never goes back; 2^64 ns are 584 years.
+        Instant(ticks().saturating_sub(self.epoch))
     }
 
     /// The next deadline of engine, link and channels; `None` when there is none.
@@ -226,12 +229,9 @@ impl Shared {
 
     /// Drives on behalf of a thread of the application; the progress thread then keeps out of the way.
     pub(crate) fn drive_for_application(&self) {
-        self.application_inside.fetch_add(1, Ordering::Relaxed);
-        self.drive();
-        // One of two threads may be lost: it is a hint.
-        let drives = self.application_drives.load(Ordering::Relaxed).wrapping_add(1);
-        self.application_drives.store(drives, Ordering::Relaxed);
-        self.application_inside.fetch_sub(1, Ordering::Relaxed);
+        self.application.drive(|| {
+            self.drive();
+        });
     }
 
     /// Drives on behalf of the progress thread; `false` when there was nothing to do or another thread is at it.
@@ -447,7 +447,7 @@ impl Shared {
         let now = self.now();
         core.deliver(|| now);
         let filled = core.fill(now, &mut tx.batch);
-        let blocked = if let Some(mut acks) = self.beside(&tx.batch, force) {
+        let blocked = if let Some(mut acks) = self.beside(&tx.batch, force || filled.in_order) {
             mem::swap(&mut tx.batch, &mut acks.batch);
             drop(tx);
             self.settle(core);
@@ -459,12 +459,12 @@ impl Shared {
             drop(tx);
             blocked
         };
-        filled == Filled::Full && !blocked
+        filled.full && !blocked
     }
 
-    /// The sending half for acknowledgements, when `batch` is made of them and the half is there and free.
-    fn beside(&self, batch: &TxBatch, force: bool) -> Option<MutexGuard<'_, Tx>> {
-        if force || !is_acks(batch) {
+    /// The sending half for acknowledgements, when `batch` is made of them and the half is there and free. Not when the batch is to go `by_turns`.
+    fn beside(&self, batch: &TxBatch, by_turns: bool) -> Option<MutexGuard<'_, Tx>> {
+        if by_turns || !is_acks(batch) {
             return None;
         }
         self.acks.as_ref()?.try_lock()

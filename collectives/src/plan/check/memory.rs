@@ -260,7 +260,7 @@ impl Memory {
         values: Vec<Value>,
     ) -> Result<(), Fault> {
         let place = into.place;
-        if place == Place::Input {
+        if place == Place::Input && into.blocks > 0 {
             return Err(Fault::Place {
                 place,
                 what: "what the rank gets",
