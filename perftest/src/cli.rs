@@ -132,7 +132,7 @@ pub(crate) struct LimitsArgs {
     /// Print one JSON object
     #[arg(long)]
     pub(crate) json: bool,
-    /// How long to measure each line, in three rounds
+    /// How long to measure each line, in seven rounds
     #[arg(short = 'D', long, value_name = "SECONDS", default_value = "1", value_parser = parse_seconds)]
     pub(crate) duration: f64,
     /// One round, and a short look at what a device at rest uses

@@ -13,7 +13,6 @@ use std::{
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
     sync::atomic::{AtomicU16, Ordering},
-    thread,
     time::{Duration, Instant},
 };
 
@@ -22,8 +21,6 @@ const LIMIT: Duration = Duration::from_secs(120);
 /// TCP ports of the tools: below those that the kernel gives out.
 const PORTS: std::ops::Range<u16> = 20_000..30_000;
 
-/// How often a pair is started anew whose client crashed when it was refused.
-const ANEW: u32 = 5;
 /// An address of loopback that nobody takes by default.
 const OWN: &str = "127.91.0.1";
 /// Lines of an output that are shown when it is of a failure.
@@ -183,7 +180,7 @@ impl Rig {
             port,
             managed: options.split_whitespace().any(|word| word == "-R" || word == "-z"),
         };
-        pair.run(&folder, deadline, ANEW, |server, client| {
+        pair.run(&folder, deadline, |server, client| {
             judge::complaint(suite, options, server, client)
         })
     }
@@ -204,7 +201,7 @@ impl Rig {
             port,
             managed: true,
         };
-        pair.run(&self.folder(name)?, Instant::now() + LIMIT, ANEW, |_, client| {
+        pair.run(&self.folder(name)?, Instant::now() + LIMIT, |_, client| {
             judge::managed(managed.shows, client)
         })
     }
@@ -221,12 +218,11 @@ struct Pair<'a> {
 }
 
 impl Pair<'_> {
-    /// Runs both until they end, or `deadline`, and again up to `anew` times; `complaint` reads what they wrote.
+    /// Runs both until they end, or `deadline`; `complaint` reads what they wrote.
     fn run(
         &self,
         folder: &Path,
         deadline: Instant,
-        anew: u32,
         complaint: impl Fn(&str, &str) -> Option<String>,
     ) -> Result<Outcome> {
         let mut serving = Process::start(&self.server, &[], folder, "server")?;
@@ -238,30 +234,7 @@ impl Pair<'_> {
         if !ready {
             return failure(self.tool, "the server", &mut serving);
         }
-        let ask = || Process::start(&self.client, &[], folder, "client");
-        let mut asking = ask()?;
-        // A client is at times refused though its server rests: on a busy machine that may not listen yet, but it was also seen where it had listened for a second, which is not explained. So
-        // what passes here does not show that the first attempt connects. Who is refused ends with 1; perftest may crash then.
-        while self.managed
-            && asking
-                .wait(deadline)?
-                .is_some_and(|status| (1..128).contains(&status) || status == 255)
-            && serving.status()?.is_none()
-            && Instant::now() < deadline
-        {
-            thread::sleep(Duration::from_millis(100));
-            asking = ask()?;
-        }
-        // perftest, refused, goes on with an identifier that it has destroyed, and crashes: both ends are started anew.
-        if self.managed
-            && anew > 0
-            && asking.wait(deadline)?.is_some_and(|status| status > 128)
-            && asking.output().contains("_REJECTED")
-        {
-            serving.signal(libc::SIGTERM);
-            serving.wait(deadline)?;
-            return self.run(folder, deadline, anew - 1, complaint);
-        }
+        let mut asking = Process::start(&self.client, &[], folder, "client")?;
         for (who, process) in [("the client", &mut asking), ("the server", &mut serving)] {
             if process.wait(deadline)? != Some(0) {
                 return failure(self.tool, who, process);

@@ -152,11 +152,11 @@ pub use event::{AsyncEvent, CompletionChannel, Events, PortEvent, QueuePairEvent
 pub use event::{TokioChannel, TokioEvents};
 pub use library::{Device, Library};
 pub use memory::{
-    All, Atomic, BadRemote, Bindable, BoundWindow, Buffer, Buffers, CacheLimits, CacheStats, Chunks, DeviceMemory,
-    Drain, Exposed, Frozen, GrantsAtomic, GrantsRead, GrantsWrite, Host, HugePage, Key, Kind, Local, Memory,
-    MemoryWindow, Opaque, Part, PeerWritable, Pool, Read, ReadWrite, Readable, Reclaim, RegionAttr, Registration,
-    RegistrationCache, Remote, RemoteAll, RemoteAtomic, RemoteChunks, RemoteRead, RemoteReadWrite, RemoteWord,
-    RemoteWrite, Reregister, Rights, Sink, Source, Type1, Type2, WindowType, Windowed, Word, Write,
+    Alias, All, Atomic, BadRemote, Bindable, BoundWindow, Buffer, Buffers, CacheLimits, CacheStats, Chunks,
+    DeviceMemory, Drain, Exposed, Frozen, GrantsAtomic, GrantsRead, GrantsWrite, Host, HugePage, Key, Kind, Local,
+    Memory, MemoryWindow, Opaque, Part, PeerWritable, Pool, Read, ReadWrite, Readable, Reclaim, RegionAttr,
+    Registration, RegistrationCache, Remote, RemoteAll, RemoteAtomic, RemoteChunks, RemoteRead, RemoteReadWrite,
+    RemoteWord, RemoteWrite, Reregister, Rights, Sink, Source, Type1, Type2, WindowType, Windowed, Word, Write,
 };
 pub use pd::ProtectionDomain;
 pub use port::{GidEntry, GidType, LinkLayer, PortAttr, PortState};

@@ -72,6 +72,26 @@ pub(crate) const PEERS: [Need; 3] = [
     },
 ];
 
+/// What the collectives are measured beside.
+pub(crate) const COLLECTIVE_PEERS: [Need; 4] = [
+    Need {
+        package: "openmpi-bin",
+        found: || in_path("mpirun"),
+    },
+    Need {
+        package: "libopenmpi-dev",
+        found: || in_path("mpicc"),
+    },
+    Need {
+        package: "g++",
+        found: || in_path("c++"),
+    },
+    Need {
+        package: "libgloo-dev",
+        found: || Path::new("/usr/include/gloo/context.h").exists(),
+    },
+];
+
 /// Valgrind.
 pub(crate) const VALGRIND: Need = Need {
     package: "valgrind",

@@ -1,7 +1,8 @@
 //! `doorbell limits`: how far the machine itself could go, and how near to that the userspace device comes.
 //!
 //! Both are measured in one run, by turns: a round measures each limit and right after it what is held against it, so that whatever else the machine does befalls
-//! both. A figure is the median of its rounds, a ratio the median of the rounds' ratios.
+//! both. Rounds are short and many, as a shared machine is of another speed from one second to the next. A figure is the median of its rounds, a ratio the median of the
+//! rounds' ratios, with the least and the greatest of them beside it: where those are far apart, the machine was not at rest.
 
 mod goal;
 mod machine;
@@ -19,7 +20,7 @@ use goal::Goal;
 use soft::Subject;
 
 /// Rounds, unless `--quick` asks for one.
-const ROUNDS: u32 = 3;
+const ROUNDS: u32 = 7;
 
 /// How long a device is left alone to see what it uses, and with `--quick`.
 const IDLE: Duration = Duration::from_secs(10);
@@ -78,9 +79,33 @@ struct Held {
     bytes: u64,
     /// The limit that it is held against.
     against: &'static str,
-    ratio: f64,
+    #[serde(flatten)]
+    ratio: Ratio,
     goal: Goal,
     met: bool,
+}
+
+/// What a figure comes to, of its limit.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+struct Ratio {
+    /// The median of the rounds'.
+    #[serde(rename = "ratio")]
+    median: f64,
+    #[serde(rename = "ratio_min")]
+    least: f64,
+    #[serde(rename = "ratio_max")]
+    greatest: f64,
+}
+
+impl Ratio {
+    /// `None` without a round.
+    fn of(rounds: &[f64]) -> Option<Self> {
+        Some(Self {
+            median: median(rounds.to_vec())?,
+            least: rounds.iter().copied().min_by(f64::total_cmp)?,
+            greatest: rounds.iter().copied().max_by(f64::total_cmp)?,
+        })
+    }
 }
 
 #[derive(Debug, Serialize)]
@@ -175,7 +200,7 @@ pub(crate) fn run(args: &LimitsArgs) -> Result<(), Failure> {
             subject.against,
             subject.goal,
             column.figure()?,
-            median(column.ratios.clone())?,
+            Ratio::of(&column.ratios)?,
         )
     });
     let mut results: Vec<_> = limits.chain(held).collect();
@@ -192,7 +217,7 @@ pub(crate) fn run(args: &LimitsArgs) -> Result<(), Failure> {
 fn idle(period: Duration) -> Option<Entry> {
     let mut column = Column::NEW;
     let figure = column.take(soft::IDLE, soft::idle(period))?;
-    let ratio = figure.value() / period.as_nanos() as f64;
+    let ratio = Ratio::of(&[figure.value() / period.as_nanos() as f64])?;
     entry(soft::IDLE, 0, "elapsed_time", soft::IDLE_GOAL, figure, ratio)
 }
 
@@ -202,9 +227,9 @@ fn entry(
     against: &'static str,
     goal: Goal,
     figure: Figure,
-    ratio: f64,
+    ratio: Ratio,
 ) -> Option<Entry> {
-    let met = goal.is_met(figure.value(), ratio);
+    let met = goal.is_met(figure.value(), ratio.median);
     let held = Held {
         bytes,
         against,
@@ -230,8 +255,8 @@ fn print(args: &LimitsArgs, results: Vec<Entry>) -> Result<(), Failure> {
         });
     }
     report::print_line(&format!(
-        "{:<28} {:>9} {:>12} {:>8}  {:<22} {:<14} what it is",
-        "#limit", "bytes", "figure", "ratio", "of", "goal"
+        "{:<28} {:>9} {:>12} {:>8} {:>15}  {:<22} {:<14} what it is",
+        "#limit", "bytes", "figure", "ratio", "rounds", "of", "goal"
     ))?;
     for entry in &results {
         report::print_line(&line(entry))?;
@@ -250,8 +275,8 @@ fn line(entry: &Entry) -> String {
     let (name, figure) = (entry.name, entry.figure.text());
     match &entry.held {
         None => format!(
-            "{name:<28} {:>9} {figure:>12} {:>8}  {:<22} {:<14} {what}",
-            "-", "-", "-", "-"
+            "{name:<28} {:>9} {figure:>12} {:>8} {:>15}  {:<22} {:<14} {what}",
+            "-", "-", "-", "-", "-"
         ),
         Some(held) => {
             let bytes = if held.bytes == 0 {
@@ -260,8 +285,9 @@ fn line(entry: &Entry) -> String {
                 held.bytes.to_string()
             };
             let goal = format!("{} {}", held.goal, if held.met { "met" } else { "no" });
-            let (ratio, against) = (held.ratio, held.against);
-            format!("{name:<28} {bytes:>9} {figure:>12} {ratio:>8.2}  {against:<22} {goal:<14} {what}")
+            let (ratio, against) = (held.ratio.median, held.against);
+            let rounds = format!("{:.2}..{:.2}", held.ratio.least, held.ratio.greatest);
+            format!("{name:<28} {bytes:>9} {figure:>12} {ratio:>8.2} {rounds:>15}  {against:<22} {goal:<14} {what}")
         }
     }
 }
@@ -341,11 +367,11 @@ mod tests {
             "shm_pingpong",
             Goal::AtLeast(2e6),
             Figure::PerS(3e6),
-            0.5,
+            Ratio::of(&[0.5, 0.75, 0.25]).unwrap(),
         );
         assert_eq!(
             serde_json::to_string(&held).unwrap(),
-            r#"{"name":"soft_local_msg_rate","per_s":3000000.0,"bytes":64,"against":"shm_pingpong","ratio":0.5,"goal":{"at_least":2000000.0},"met":true}"#
+            r#"{"name":"soft_local_msg_rate","per_s":3000000.0,"bytes":64,"against":"shm_pingpong","ratio":0.5,"ratio_min":0.25,"ratio_max":0.75,"goal":{"at_least":2000000.0},"met":true}"#
         );
     }
 
@@ -382,5 +408,6 @@ mod tests {
         assert_eq!(median(vec![]), None);
         assert_eq!(median(vec![3.0, 1.0, 2.0]), Some(2.0));
         assert_eq!(median(vec![4.0, 1.0]), Some(2.5));
+        assert_eq!(Ratio::of(&[]), None);
     }
 }

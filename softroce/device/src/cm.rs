@@ -3,6 +3,8 @@
 //! Its datagrams and deadlines are handled as the engine's are, by whoever drives the device; its events go to the sink of the connection they are about. All of it is
 //! under `core`: connections are made thousands of times less often than messages are sent.
 
+mod early;
+
 use std::collections::HashMap;
 use std::fmt;
 use std::net::IpAddr;
@@ -21,6 +23,8 @@ use crate::event::{EventQueue, Token};
 use crate::host::ServiceError;
 use crate::state::Core;
 use crate::sync::MutexGuard;
+
+pub(crate) use early::Waiting;
 
 /// TTL of management datagrams.
 const HOP_LIMIT: u8 = 64;
@@ -107,6 +111,18 @@ impl Connections {
         }
     }
 
+    fn listen(&mut self, service: ServiceId, backlog: usize, owner: CmOwner) -> Result<ListenerId, CmError> {
+        let id = self.cm.listen(service, backlog)?;
+        self.listeners.insert(id, (service, owner));
+        Ok(id)
+    }
+
+    /// Ends a listener, if it is there.
+    fn unlisten(&mut self, listener: ListenerId) {
+        let _ = self.cm.unlisten(listener);
+        self.listeners.remove(&listener);
+    }
+
     /// Another process on this address is gone.
     pub(crate) fn forget_member(&mut self, now: Instant, slot: u16) {
         self.cm.handle_lost(now, self.local, slot);
@@ -156,20 +172,17 @@ impl ConnectionManager {
     /// [`CmError::InUse`] when somebody listens there already, in this process or another; [`CmError::Exhausted`] when the address has no room for more services, or a stopped process
     /// keeps others from listening, for which this has waited three seconds.
     pub fn listen(&self, service: ServiceId, backlog: usize, owner: CmOwner) -> Result<ListenerId, CmError> {
-        let host = self.device.host();
-        host.add_service(service.0).map_err(|error| match error {
-            ServiceError::InUse { .. } => CmError::InUse,
-            ServiceError::Full | ServiceError::Busy { .. } => CmError::Exhausted,
+        // Before others can find it here: what they send then is not refused.
+        let listener = self.command(|_, connections| connections.listen(service, backlog, owner))?;
+        let added = self.device.host().add_service(service.0);
+        added.map_err(|error| {
+            self.command(|_, connections| connections.unlisten(listener));
+            match error {
+                ServiceError::InUse { .. } => CmError::InUse,
+                ServiceError::Full | ServiceError::Busy { .. } => CmError::Exhausted,
+            }
         })?;
-        let listening = self.command(|_, connections| {
-            let id = connections.cm.listen(service, backlog)?;
-            connections.listeners.insert(id, (service, owner));
-            Ok(id)
-        });
-        if listening.is_err() {
-            host.remove_service(service.0);
-        }
-        listening
+        Ok(listener)
     }
 
     /// Ends a listener. The requests that it has told of stay, to be answered or destroyed.
@@ -177,12 +190,14 @@ impl ConnectionManager {
     /// # Errors
     /// [`CmError::Unknown`] when there is none.
     pub fn unlisten(&self, listener: ListenerId) -> Result<(), CmError> {
-        let (service, _) = self.command(|_, connections| {
-            connections.cm.unlisten(listener)?;
-            connections.listeners.remove(&listener).ok_or(CmError::Unknown)
-        })?;
-        self.device.host().remove_service(service.0);
-        Ok(())
+        let host = self.device.host();
+        self.command(|_, connections| {
+            let (service, _) = connections.listeners.get(&listener).ok_or(CmError::Unknown)?;
+            // First, so that nobody sends here what would be refused.
+            host.remove_service(service.0);
+            connections.unlisten(listener);
+            Ok(())
+        })
     }
 
     /// Asks for a connection; see [`Cm::connect`].

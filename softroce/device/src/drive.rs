@@ -38,16 +38,19 @@ use doorbell_roce_proto::Instant;
 use doorbell_roce_proto::icrc::FlowCache;
 use doorbell_roce_proto::wire::Opcode;
 
+use crate::clock::ticks;
 use crate::event::{Event, PortEvent};
 use crate::lanes::Incoming;
 use crate::link::{Envelope, PortState, Receive, RxBatch, Seal, Transmit, TxBatch, Waker};
 use crate::state::Core;
 use crate::sync::{AtomicBool, AtomicU64, Mutex, MutexGuard, Ordering};
 
+mod application;
 mod doze;
 mod lanes;
 mod note;
 
+use application::Application;
 use doze::Doze;
 use note::Noted;
 
@@ -134,10 +137,8 @@ pub(crate) struct Shared {
     channels_due: AtomicU64,
     /// Until when the progress thread sleeps.
     pub(crate) doze: Doze,
-    /// How often threads of the application have driven.
-    pub(crate) application_drives: AtomicU64,
-    /// How many of them are driving right now.
-    pub(crate) application_inside: AtomicU32,
+    /// Whether threads of the application drive.
+    pub(crate) application: Application,
     /// The device is being dropped.
     pub(crate) stop: AtomicBool,
     /// What the port is good for. Written under core, so that its changes and the events that tell of them are in one order.
@@ -145,7 +146,8 @@ pub(crate) struct Shared {
     /// The link broke; said once.
     broken: AtomicBool,
     waker: Waker,
-    epoch: Clock,
+    /// By [`ticks`].
+    epoch: u64,
 }
 
 /// The ICRC for the link's batches.
@@ -202,20 +204,19 @@ impl Shared {
             link_due: AtomicU64::new(NEVER),
             channels_due: AtomicU64::new(NEVER),
             doze: Doze::new(),
-            application_drives: AtomicU64::new(0),
-            application_inside: AtomicU32::new(0),
+            application: Application::new(),
             stop: AtomicBool::new(false),
             port: (AtomicBool::new(true), AtomicBool::new(true)),
             broken: AtomicBool::new(false),
             waker,
-            epoch: Clock::now(),
+            epoch: ticks(),
         }
     }
 
     /// The time by the device's clock.
     pub(crate) fn now(&self) -> Instant {
-        // 2^64 ns are 584 years.
-        Instant(self.epoch.elapsed().as_nanos() as u64)
+        // It never goes back; 2^64 ns are 584 years.
+        Instant(ticks().saturating_sub(self.epoch))
     }
 
     /// The next deadline of engine, link and channels; `None` when there is none.
@@ -228,12 +229,9 @@ impl Shared {
 
     /// Drives on behalf of a thread of the application; the progress thread then keeps out of the way.
     pub(crate) fn drive_for_application(&self) {
-        self.application_inside.fetch_add(1, Ordering::Relaxed);
-        self.drive();
-        // One of two threads may be lost: it is a hint.
-        let drives = self.application_drives.load(Ordering::Relaxed).wrapping_add(1);
-        self.application_drives.store(drives, Ordering::Relaxed);
-        self.application_inside.fetch_sub(1, Ordering::Relaxed);
+        self.application.drive(|| {
+            self.drive();
+        });
     }
 
     /// Drives on behalf of the progress thread; `false` when there was nothing to do or another thread is at it.

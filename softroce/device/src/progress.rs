@@ -71,7 +71,7 @@ struct Progress<'a> {
     crowded_until: Instant,
     /// The last time that driving here did something.
     last_traffic: Instant,
-    /// `application_drives` when last looked at.
+    /// How often they had driven when last looked at.
     drives: u64,
     /// Since when every look has found them driving.
     driven_since: Instant,
@@ -158,9 +158,9 @@ impl<'a> Progress<'a> {
     /// Whether threads of the application drove since the last look, or do so now. One that does so in a loop is found at every look; one that polls only
     /// now and then, and its memory in between, needs this thread.
     fn application_drives(&mut self, now: Instant) -> bool {
-        let drives = self.shared.application_drives.load(Ordering::Relaxed);
+        let drives = self.shared.application.drives();
         let before = mem::replace(&mut self.drives, drives);
-        let driven = drives != before || self.shared.application_inside.load(Ordering::Relaxed) > 0;
+        let driven = drives != before || self.shared.application.is_inside();
         if !driven {
             self.driven_since = now;
         }
@@ -183,8 +183,8 @@ impl<'a> Progress<'a> {
             let before = self.drives;
             let slice = ((self.shared.now() - self.driven_since) / ASIDE_SHARE).min(ASIDE);
             thread::park_timeout(slice);
-            let inside = self.shared.application_inside.load(Ordering::Relaxed) > 0;
-            self.drives = self.shared.application_drives.load(Ordering::Relaxed);
+            let inside = self.shared.application.is_inside();
+            self.drives = self.shared.application.drives();
             let wanted = (slice.as_nanos() / LOOP_TURN.as_nanos()) as u64;
             let now = self.shared.now();
             self.look_at_port(now);

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use doorbell_roce_proto::cm::{self, Route};
+use doorbell_roce_proto::cm::{self, Route, ServiceId};
 use doorbell_roce_proto::memory::PdId;
 use doorbell_roce_proto::qp::{LaneId, Path, QpInit};
 use doorbell_roce_proto::wire::Bth;
@@ -12,7 +12,7 @@ use doorbell_roce_proto::work::{CqId, SrqId};
 use doorbell_roce_proto::{AsyncEvent, Datagram, Endpoint, Ident, Instant, LanePacket, Qpn, SrqInit, mad_of};
 
 use crate::capacity;
-use crate::cm::Connections;
+use crate::cm::{Connections, Waiting};
 use crate::cq::CqRing;
 use crate::event::{Event, EventQueue, Owner, QpEvent};
 use crate::host::{Host, MemberId};
@@ -29,6 +29,8 @@ pub(crate) struct Core {
     pub(crate) endpoint: Endpoint,
     pub(crate) memory: Table,
     pub(crate) connections: Connections,
+    /// Requests for services that nobody offers yet.
+    early: Waiting,
     cqs: Vec<Option<Arc<CqRing>>>,
     /// The queues whose channels wait for more completions, and until when (ibv_modify_cq(3)).
     moderated: Vec<(Instant, Arc<CqRing>)>,
@@ -59,6 +61,40 @@ pub(crate) struct Filled {
     pub(crate) in_order: bool,
 }
 
+/// Whom a packet is for.
+enum Whose {
+    /// The process.
+    Member(MemberId),
+    /// A service that nobody offers yet, and how many had been added when it was looked for.
+    Early((ServiceId, u64)),
+    /// Nobody: it is of no use to whoever gets it.
+    Nobody,
+}
+
+/// Whom a packet is for. Queue pair 1 is everybody's: the management datagram says whose it is.
+fn whose(host: &Host, packet: &[u8]) -> Whose {
+    let Some(qpn) = Bth::dest_qp_of(packet) else {
+        return Whose::Nobody;
+    };
+    let owner = if qpn.get() > 1 {
+        host.owner_of(qpn)
+    } else {
+        match mad_of(packet).and_then(cm::route) {
+            Some(Route::Service(service)) => {
+                // Before it is looked for: what is added meanwhile changes the count.
+                let added = host.services_added();
+                let Some(listener) = host.find_service(service.0) else {
+                    return Whose::Early((service, added));
+                };
+                Some(listener)
+            }
+            Some(Route::Slot(slot)) => host.member(slot),
+            None => None,
+        }
+    };
+    owner.map_or(Whose::Nobody, Whose::Member)
+}
+
 impl Core {
     /// `address` is that of the group, whatever port this process has.
     pub(crate) fn new(endpoint: Endpoint, connections: Connections, host: Arc<Host>, address: SocketAddr) -> Self {
@@ -66,6 +102,7 @@ impl Core {
             endpoint,
             memory: Table::new(),
             connections,
+            early: Waiting::new(),
             cqs: Vec::new(),
             moderated: Vec::new(),
             qps: HashMap::new(),
@@ -171,14 +208,12 @@ impl Core {
 
     /// Gives the engine a datagram of the link, or another process on this address one that is for it.
     pub(crate) fn receive(&mut self, now: Instant, datagram: &link::Datagram<'_>) {
-        if let Some(owner) = self.other_owner(datagram.bytes) {
-            let forwarded = Forwarded {
-                src: datagram.src.ip(),
-                ports: (datagram.src.port(), datagram.dst.port()),
-                segment: datagram.segment,
-            };
-            self.lanes.forward(owner, &forwarded, datagram.bytes);
-            return;
+        match whose(&self.host, datagram.bytes) {
+            Whose::Member(owner) if owner != self.host.me() => {
+                return self.lanes.forward(owner, &Forwarded::of(datagram), datagram.bytes);
+            }
+            Whose::Early(wanted) if self.early.keep(now, wanted, Forwarded::of(datagram), datagram.bytes) => return,
+            _ => {}
         }
         let datagram = Datagram {
             src: datagram.src.ip(),
@@ -193,23 +228,6 @@ impl Core {
         self.endpoint.handle_datagram(now, &datagram, &mut self.memory);
     }
 
-    /// The other process that a packet is for.
-    fn other_owner(&self, packet: &[u8]) -> Option<MemberId> {
-        self.owner_of(packet).filter(|owner| *owner != self.host.me())
-    }
-
-    /// The process that a packet is for. Queue pair 1 is everybody's: the management datagram says whose it is; what is nobody's is refused by whoever gets it.
-    fn owner_of(&self, packet: &[u8]) -> Option<MemberId> {
-        let qpn = Bth::dest_qp_of(packet)?;
-        if qpn.get() > 1 {
-            return self.host.owner_of(qpn);
-        }
-        match cm::route(mad_of(packet)?)? {
-            Route::Service(service) => self.host.find_service(service.0),
-            Route::Slot(slot) => self.host.member(slot),
-        }
-    }
-
     /// Gives the engine a datagram that another process received for it.
     fn receive_handed_on(&mut self, now: Instant, record: &Received<'_>) {
         let Some(forwarded) = Forwarded::decode(record.header) else {
@@ -221,17 +239,30 @@ impl Core {
         if record.body.copy_to_slice(0, bytes).is_err() {
             return;
         }
-        let datagram = Datagram {
-            src: forwarded.src,
-            dst: self.address.ip(),
-            src_port: forwarded.ports.0,
-            dst_port: forwarded.ports.1,
-            ident: Ident::Unknown {
-                segment: forwarded.segment,
-            },
-            payload: bytes,
-        };
+        // The listener may have ended meanwhile.
+        if let Whose::Early(wanted) = whose(&self.host, bytes)
+            && self.early.keep(now, wanted, forwarded, bytes)
+        {
+            return;
+        }
+        let datagram = forwarded.datagram(self.address.ip(), bytes);
         self.endpoint.handle_datagram(now, &datagram, &mut self.memory);
+    }
+
+    /// Looks whether somebody listens by now for what requests wait for, and has those refused that have waited long enough.
+    fn look_for_services(&mut self, now: Instant) {
+        let added = self.host.services_added();
+        for request in self.early.take(now, added) {
+            match self.host.find_service(request.service.0) {
+                Some(owner) if owner != self.host.me() => self.lanes.forward(owner, &request.from, &request.packet),
+                None if request.until > now => self.early.put_back(request),
+                // By us: accepted or refused.
+                _ => {
+                    let datagram = request.from.datagram(self.address.ip(), &request.packet);
+                    self.endpoint.handle_datagram(now, &datagram, &mut self.memory);
+                }
+            }
+        }
     }
 
     /// Gives the engine what has come on a lane.
@@ -280,7 +311,14 @@ impl Core {
     pub(crate) fn fill(&mut self, now: Instant, batch: &mut TxBatch) -> Filled {
         let mut filled = Filled::default();
         self.connections.exchange(now, &mut self.endpoint);
+        let mut before = None;
         while let Some(mut slot) = batch.slot() {
+            if let Some(dst) = before
+                && let Some(len) = self.endpoint.poll_middle(&mut self.memory, &mut slot)
+            {
+                slot.send(len, dst);
+                continue;
+            }
             let Some(transmit) = self.endpoint.poll_transmit(now, &mut self.memory, &mut slot) else {
                 return filled;
             };
@@ -294,7 +332,7 @@ impl Core {
                 true => self.port_of(&slot),
                 false => self.address.port(),
             };
-            slot.send(transmit.len, SocketAddr::new(transmit.dst, port));
+            slot.send(transmit.len, *before.insert(SocketAddr::new(transmit.dst, port)));
             filled.in_order |= transmit.in_order;
         }
         filled.full = true;
@@ -303,7 +341,10 @@ impl Core {
 
     /// The UDP port for a packet to this address: that of the process which it is for, or may once have been.
     fn port_of(&self, packet: &[u8]) -> u16 {
-        let port = self.owner_of(packet).and_then(|owner| self.host.udp_port(owner));
+        let port = match whose(&self.host, packet) {
+            Whose::Member(owner) => self.host.udp_port(owner),
+            _ => None,
+        };
         port.unwrap_or(self.address.port())
     }
 
@@ -354,12 +395,22 @@ impl Core {
     pub(crate) fn handle_timeout(&mut self, now: Instant) {
         self.endpoint.handle_timeout(now);
         self.connections.handle_timeout(now);
+        if self.early.due().is_some_and(|due| due <= now) {
+            self.look_for_services(now);
+        }
     }
 
     /// When to call [`handle_timeout`](Self::handle_timeout).
     pub(crate) fn due(&self) -> Option<Instant> {
-        let due = [self.endpoint.poll_timeout(), self.connections.due()];
-        due.into_iter().flatten().min()
+        // Not by an iterator over all: that goes through memory, and this is asked for each packet.
+        let sooner = |one: Option<Instant>, other: Option<Instant>| match (one, other) {
+            (Some(one), Some(other)) => Some(one.min(other)),
+            (one, other) => one.or(other),
+        };
+        sooner(
+            sooner(self.endpoint.poll_timeout(), self.connections.due()),
+            self.early.due(),
+        )
     }
 
     /// Hands the engine's completions to their queues, and its events to the owners of the objects. `now` tells the time where it is needed.

@@ -2,7 +2,9 @@
 
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use doorbell_roce_proto::{Mtu, Psn, Qpn};
 use doorbell_softroce::cm::protocol::{
@@ -31,6 +33,14 @@ impl End {
             cm: device.cm(),
             address,
             events: Arc::new(EventQueue::new().unwrap()),
+        }
+    }
+
+    /// Another, whose events come here too.
+    fn beside(&self, address: &str) -> Self {
+        Self {
+            events: Arc::clone(&self.events),
+            ..Self::new(address)
         }
     }
 
@@ -182,6 +192,99 @@ fn a_peer_leaves() {
     conversation(&other, &other);
 }
 
+/// Has `passive` listen when `active` has asked already, and has done something else besides; they share a queue of events. False when this took longer than such a request waits,
+/// as it may on a busy machine: then it was refused, or not.
+fn listens_late(active: &End, passive: &End, meanwhile: impl FnOnce()) -> bool {
+    let since = Instant::now();
+    let request = active.request(passive, 0x11);
+    let ours = active.cm.connect(&request, active.owner(2)).unwrap();
+    meanwhile();
+    let listener = passive.cm.listen(SERVICE, 4, passive.owner(1)).unwrap();
+    let in_time = since.elapsed() < Duration::from_millis(200);
+    let answer = match passive.next() {
+        (1, CmEvent::Request { listener: at, id, .. }) => {
+            assert_eq!(at, listener);
+            passive.cm.reject(id, RejectReason::CONSUMER, b"").unwrap();
+            let answer = active.next();
+            passive.cm.destroy(id).unwrap();
+            answer
+        }
+        answer => answer,
+    };
+    let (2, CmEvent::Rejected { reason, .. }) = answer else {
+        panic!("{answer:?}");
+    };
+    assert!(reason == RejectReason::CONSUMER || !in_time, "{reason:?}");
+    active.cm.destroy(ours).unwrap();
+    passive.cm.unlisten(listener).unwrap();
+    in_time
+}
+
+/// Who listens a moment after he was asked is found all the same, wherever on the address he is, and though he has listened before and stopped.
+#[test]
+fn a_listener_comes_late() {
+    let elsewhere = End::new("127.77.5.2");
+    let ends = [1, 2, 3].map(|_| elsewhere.beside("127.77.5.1"));
+    for passive in &ends {
+        let before = passive.cm.listen(SERVICE, 4, passive.owner(1)).unwrap();
+        passive.cm.unlisten(before).unwrap();
+        for active in ends.iter().chain([&elsewhere]) {
+            while !listens_late(active, passive, || drop(End::new("127.77.5.1"))) {}
+        }
+    }
+}
+
+/// Sets the flag when it is dropped, by a panic too.
+struct Until<'a>(&'a AtomicBool);
+
+impl Drop for Until<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Others come and go on the address while one asks and one listens, a little later.
+#[test]
+fn nobody_is_refused_for_those_who_come_and_go() {
+    const ADDRESS: &str = "127.77.6.1";
+    const TURNS: u32 = 40;
+    let over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let _until = Until(&over);
+        for _ in 0..2 {
+            scope.spawn(|| {
+                while !over.load(Ordering::Relaxed) {
+                    drop(End::new(ADDRESS));
+                }
+            });
+        }
+        for turn in 0..TURNS {
+            let passive = End::new(ADDRESS);
+            let active = passive.beside(ADDRESS);
+            // Up to 3 ms, differently each time.
+            let late = Duration::from_micros(u64::from(turn.wrapping_mul(2_654_435_761) % 3000));
+            while !listens_late(&active, &passive, || thread::sleep(late)) {}
+        }
+    });
+}
+
+/// A request in vain is refused, though it waits at first.
+#[test]
+fn nobody_listens() {
+    let one = End::new("127.77.7.1");
+    let id = one.cm.connect(&one.request(&one, 0x11), one.owner(5)).unwrap();
+    let (
+        5,
+        CmEvent::Rejected {
+            id: refused, reason, ..
+        },
+    ) = one.next()
+    else {
+        panic!("not rejected");
+    };
+    assert_eq!((refused, reason), (id, RejectReason::INVALID_SERVICE_ID));
+}
+
 /// The progress thread keeps the deadlines: nobody calls the device while it asks in vain.
 #[test]
 fn nobody_answers() {
@@ -193,7 +296,7 @@ fn nobody_answers() {
         ..one.request(&one, 0x11)
     };
     let id = one.cm.connect(&request, one.owner(5)).unwrap();
-    let begun = std::time::Instant::now();
+    let begun = Instant::now();
     assert_eq!(one.next(), (5, CmEvent::Unreachable { id }));
     assert!(begun.elapsed() >= 4 * Duration::from_nanos(4096 << 14));
 }

@@ -183,6 +183,8 @@ pub struct Endpoint {
     idents: IdentTracker,
     timers: Timers,
     active: Active,
+    /// The queue pair of the packet for the wire given last, until its path may change.
+    sent_last: Option<u32>,
     gsi: Gsi,
     full_lanes: FullLanes,
     out: Outbox,
@@ -242,6 +244,7 @@ impl Endpoint {
             },
             idents: IdentTracker::default(),
             timers: Timers::default(),
+            sent_last: None,
             active: Active {
                 left: BURST,
                 ..Active::default()
@@ -305,6 +308,7 @@ impl Endpoint {
     /// When the table of ibv_modify_qp(3) refuses it; nothing changed then.
     pub fn modify_qp(&mut self, now: Instant, qpn: Qpn, modify: &Modify) -> Result<(), ModifyError> {
         let (index, qp) = find(&mut self.qps, qpn).ok_or(ModifyError::UnknownQp)?;
+        self.sent_last = None;
         qp.modify(now, modify, &mut self.out)?;
         self.touched(index);
         Ok(())
@@ -317,6 +321,7 @@ impl Endpoint {
 
     /// Forgets a queue pair and what is queued on it, without completions; false when there is none.
     pub fn destroy_qp(&mut self, qpn: Qpn) -> bool {
+        self.sent_last = None;
         if let Some((index, qp)) = find(&mut self.qps, qpn) {
             self.timers.set(index, None);
             qp.withdraw(&mut self.out);
@@ -541,10 +546,24 @@ impl Endpoint {
     /// Consecutive packets of one message are given one after another, so that runs of equal size can be batched.
     pub fn poll_transmit<M: Memory>(&mut self, now: Instant, memory: &mut M, buf: &mut [u8]) -> Option<Transmit> {
         if let Some((len, path)) = self.gsi.transmit(buf) {
+            self.sent_last = None;
             self.out.counters.tx_packets += 1;
             return Some(Transmit::new(GSI, &path, len));
         }
         self.next_transmit(now, memory, buf, false)
+    }
+
+    /// Writes the next packet into `buf` as [`poll_transmit`](Self::poll_transmit) does, and gives its length, when it goes where the one before went and is from the
+    /// middle of the same message, or of one behind it: most packets of long messages are, and this is the short way to them. `None` when it is any other, or there is none.
+    pub fn poll_middle<M: Memory>(&mut self, memory: &mut M, buf: &mut [u8]) -> Option<usize> {
+        let index = *self.active.queue.front()?;
+        if self.sent_last != Some(index) || self.active.left == 0 || self.gsi.has_more() {
+            return None;
+        }
+        let len = self.qps.get_mut(index)?.transmit_middle(memory, buf, &mut self.out)?;
+        self.active.left -= 1;
+        self.out.counters.tx_packets += 1;
+        Some(len)
     }
 
     /// As [`poll_transmit`](Self::poll_transmit), but stops at a queue pair whose packets go over the wire; [`has_more`](Self::has_more) tells then.
@@ -600,6 +619,9 @@ impl Endpoint {
                 ..Transmit::new(qp.qpn(), path, written.len)
             };
             self.timers.set(index, qp.deadline());
+            if lane.is_none() {
+                self.sent_last = Some(index);
+            }
             self.active.left -= 1;
             if !qp.has_more() {
                 qp.end_turn(false);

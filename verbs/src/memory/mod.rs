@@ -3,6 +3,7 @@
 //! [`Memory`] is an allocation; registering it (`region`) gives a [`Buffer`], a unique range of the region, which can be cut into more of them.
 //! A buffer is one thin pointer to a header (`range`), so that posting it is a pointer store. [`Remote`] is what a peer is given: address, key and rights.
 
+mod alias;
 mod buffer;
 mod cache;
 mod copy;
@@ -19,6 +20,7 @@ mod window;
 
 mod word;
 
+pub use alias::Alias;
 pub use buffer::{Buffer, Chunks, Frozen, Part, Reclaim, Reregister};
 pub use cache::{CacheLimits, CacheStats, RegistrationCache};
 pub use device::DeviceMemory;

@@ -5,14 +5,11 @@
 //! and the median counts. What needs the kernel's rxe runs in the guest ([`crate::vm`]), where this program runs itself again: those times are an emulator's, and
 //! good for nothing but a comparison with each other.
 
+mod coll;
 mod contest;
 mod read;
 
-use crate::{
-    setup,
-    vm::{Request, machine::Outcome},
-    workspace,
-};
+use crate::{setup, vm::machine::Outcome, workspace};
 use anyhow::{Context, Result, bail};
 use contest::{CONTESTS, Contest, Place};
 use std::{
@@ -26,17 +23,24 @@ use std::{
 };
 
 const HELP: &str = "\
-Measure the device beside its peers, by what each brings along
+Measure the device and the collectives beside their peers
 
-Usage: cargo xtask peers verbs [OPTIONS]
+Usage: cargo xtask peers verbs [OPTIONS]                 the device, by what each peer brings along
+       cargo xtask peers coll [OPERATION]... [OPTIONS]   collectives, beside Open MPI and gloo; all operations unless some are named
 
-Options:
+Options of verbs:
       --rounds N   how often each is run; the median counts [default: 5]
       --no-guest   leave out what needs the kernel's rxe
       --write      put the table into docs/PERFORMANCE.md
+
+Options of coll:
+      --rounds N   how often each is run; the median counts [default: 3]
+      --ranks N,M  with how many ranks [default: 2,3]
+      --write      put the tables into docs/PERFORMANCE.md
+
   -h, --help       show this
 
-Debian's ucx-utils, libfabric-bin and perftest are installed where we are root; what is missing is left out, with a line that says so.
+Debian's packages of the peers are installed where we are root; what is missing is left out, with a line that says so.
 ";
 
 /// Where the table goes.
@@ -65,9 +69,13 @@ struct Figures {
 
 /// The command-line form. Returns the exit status.
 pub(crate) fn main(arguments: lexopt::Parser) -> Result<u8> {
-    let Some(request) = parse(arguments)? else {
-        print!("{HELP}");
-        return Ok(0);
+    let request = match parse(arguments)? {
+        Request::Verbs(request) => request,
+        Request::Collectives(asked) => return coll::run(&asked),
+        Request::Help => {
+            print!("{HELP}");
+            return Ok(0);
+        }
     };
     env::set_current_dir(workspace())?;
     if request.inside {
@@ -94,13 +102,30 @@ pub(crate) fn main(arguments: lexopt::Parser) -> Result<u8> {
     print!("{table}");
     if request.write {
         let file = fs::read_to_string(FILE).with_context(|| format!("cannot read {FILE}"))?;
-        fs::write(FILE, replaced(&file, &table)?).with_context(|| format!("cannot write {FILE}"))?;
+        fs::write(FILE, replaced(&file, BEGIN, END, &table)?).with_context(|| format!("cannot write {FILE}"))?;
     }
     Ok(0)
 }
 
-/// `None` when help is asked for.
-fn parse(mut arguments: lexopt::Parser) -> Result<Option<Asked>> {
+/// What the command line asks for.
+#[derive(Debug, PartialEq, Eq)]
+enum Request {
+    Help,
+    Verbs(Asked),
+    Collectives(coll::Asked),
+}
+
+fn parse(mut arguments: lexopt::Parser) -> Result<Request> {
+    use lexopt::prelude::*;
+    match arguments.next()? {
+        Some(Short('h') | Long("help")) => Ok(Request::Help),
+        Some(Value(what)) if what == "verbs" => parse_verbs(arguments),
+        Some(Value(what)) if what == "coll" => coll::parse(arguments),
+        _ => bail!("cargo xtask peers verbs|coll [OPTIONS]; see --help"),
+    }
+}
+
+fn parse_verbs(mut arguments: lexopt::Parser) -> Result<Request> {
     use lexopt::prelude::*;
     let mut request = Asked {
         rounds: 5,
@@ -108,23 +133,20 @@ fn parse(mut arguments: lexopt::Parser) -> Result<Option<Asked>> {
         write: false,
         inside: false,
     };
-    let mut what = None;
     while let Some(argument) = arguments.next()? {
         match argument {
-            Short('h') | Long("help") => return Ok(None),
+            Short('h') | Long("help") => return Ok(Request::Help),
             Long("rounds") => request.rounds = arguments.value()?.parse()?,
             Long("no-guest") => request.guest = false,
             Long("write") => request.write = true,
             Long("inside") => request.inside = true,
-            Value(value) if what.is_none() => what = Some(value),
             other => return Err(other.unexpected().into()),
         }
     }
-    match what {
-        Some(what) if what == "verbs" && request.rounds > 0 => Ok(Some(request)),
-        Some(what) if what == "verbs" => bail!("--rounds is 1 at least"),
-        _ => bail!("cargo xtask peers verbs [OPTIONS]; see --help"),
+    if request.rounds == 0 {
+        bail!("--rounds is 1 at least");
     }
+    Ok(Request::Verbs(request))
 }
 
 fn build() -> Result<()> {
@@ -192,7 +214,7 @@ fn in_guest(rounds: usize) -> Result<Vec<(usize, Figures)>> {
     let mut command: Vec<OsString> = vec![program.into()];
     command.extend(["peers", "verbs", "--inside", "--rounds"].map(OsString::from));
     command.push(rounds.to_string().into());
-    let mut request = Request::new(command);
+    let mut request = crate::vm::Request::new(command);
     // An MTU of 4096 for both.
     request.mtu = 4200;
     request
@@ -270,13 +292,13 @@ fn table(host: &[(usize, Figures)], guest: &[(usize, Figures)]) -> String {
 }
 
 /// The file with the table between its marks.
-fn replaced(file: &str, table: &str) -> Result<String> {
-    let marks = file.split_once(BEGIN).and_then(|(before, rest)| {
-        let (_, after) = rest.split_once(END)?;
+fn replaced(file: &str, begin: &str, end: &str, table: &str) -> Result<String> {
+    let marks = file.split_once(begin).and_then(|(before, rest)| {
+        let (_, after) = rest.split_once(end)?;
         Some((before, after))
     });
     let (before, after) = marks.with_context(|| format!("{FILE} has no marks for the table of peers"))?;
-    Ok(format!("{before}{BEGIN}\n{table}{END}{after}"))
+    Ok(format!("{before}{begin}\n{table}{end}{after}"))
 }
 
 fn median(mut values: Vec<f64>) -> Option<f64> {
@@ -288,15 +310,19 @@ fn median(mut values: Vec<f64>) -> Option<f64> {
 mod tests {
     use super::*;
 
-    fn parsed(line: &str) -> Result<Option<Asked>> {
+    fn parsed(line: &str) -> Result<Request> {
         parse(lexopt::Parser::from_args(line.split_whitespace()))
     }
 
     #[test]
     fn what_is_asked_for() {
-        let request = parsed("verbs --rounds 3 --no-guest").unwrap().unwrap();
+        let Request::Verbs(request) = parsed("verbs --rounds 3 --no-guest").unwrap() else {
+            panic!("verbs were asked for");
+        };
         assert_eq!((request.rounds, request.guest, request.write), (3, false, false));
-        assert!(parsed("--help").unwrap().is_none());
+        for help in ["--help", "verbs --help", "coll -h"] {
+            assert_eq!(parsed(help).unwrap(), Request::Help, "{help}");
+        }
         for wrong in ["", "sockets", "verbs --rounds 0", "verbs verbs", "verbs --nope"] {
             assert!(parsed(wrong).is_err(), "{wrong}");
         }
@@ -325,7 +351,13 @@ mod tests {
             )],
             &[],
         );
-        let file = replaced("a\n<!-- begin peers -->\nold\n<!-- end peers -->\nb\n", &table).unwrap();
+        let file = replaced(
+            "a\n<!-- begin peers -->\nold\n<!-- end peers -->\nb\n",
+            BEGIN,
+            END,
+            &table,
+        )
+        .unwrap();
         assert!(
             file.starts_with("a\n") && file.ends_with("b\n") && !file.contains("old"),
             "{file}"
@@ -334,6 +366,6 @@ mod tests {
             file.contains("| 12.35 | – |") || file.contains("| 12.34 | – |"),
             "{file}"
         );
-        assert!(replaced("no marks", &table).is_err());
+        assert!(replaced("no marks", BEGIN, END, &table).is_err());
     }
 }

@@ -1,4 +1,7 @@
-//! The door of a group: a name that one process holds at a time, while it joins or changes what members must not change at once. It opens by itself when that process dies.
+//! A door of a group: a name that one process holds at a time, while it does what members must not do at once. It opens by itself when that process dies.
+//!
+//! There are two. Who joins waits for another member's answer inside, a millisecond or twenty; who listens for a service is in and out in microseconds, and does not queue behind those: the
+//! peer that was told to ask it may be as quick.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -9,7 +12,6 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::unistd::geteuid;
 
 use super::fork::Unforked;
-use super::names::Names;
 use super::socket;
 
 /// Held until it is dropped.
@@ -33,11 +35,10 @@ const LOOK: Duration = Duration::from_micros(200);
 
 impl Door {
     /// Waits until it is free, and no longer than `patience` for any one process that is inside: of many that come at once each takes its time on a busy machine.
-    pub(super) fn enter(names: &Names, patience: Duration) -> Result<Self, Shut> {
-        let name = names.door();
+    pub(super) fn enter(name: &str, patience: Duration) -> Result<Self, Shut> {
         let mut deadline = Instant::now() + patience;
         loop {
-            match socket::listen(&name) {
+            match socket::listen(name) {
                 Ok(name) => return Ok(Self { _name: name }),
                 Err(error) if error.kind() == io::ErrorKind::AddrInUse => {}
                 Err(error) => return Err(Shut::Io(error)),
@@ -46,7 +47,7 @@ impl Door {
             if left.is_zero() {
                 return Err(Shut::Busy);
             }
-            match socket::connect_to(&name) {
+            match socket::connect_to(name) {
                 Ok(inside) => {
                     let uid = socket::credentials(&inside).map_err(Shut::Io)?.uid;
                     if uid != geteuid().as_raw() {

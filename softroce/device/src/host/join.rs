@@ -85,7 +85,7 @@ pub(super) fn join(
 ) -> Result<(Host, Unforked<UdpSocket>), JoinError> {
     let names = Names::new(address);
     let failed = |source| JoinError::Io { address, source };
-    let _door = Door::enter(&names, PATIENCE).map_err(|shut| match shut {
+    let _door = Door::enter(&names.door(), PATIENCE).map_err(|shut| match shut {
         Shut::Busy => JoinError::Silent {
             address,
             who: "one is about to join".to_owned(),

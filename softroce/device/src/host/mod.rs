@@ -172,13 +172,10 @@ impl Host {
     /// # Errors
     /// When somebody does already, or there is no room.
     pub fn add_service(&self, id: u64) -> Result<(), ServiceError> {
-        let _door = Door::enter(&self.names, join::PATIENCE).map_err(|_| ServiceError::Busy { id })?;
-        while let Some(member) = self.find_service(id) {
-            // One that nobody has seen die: connecting tells, and it is found no more.
-            let is_gone = |error: io::Error| error.kind() == io::ErrorKind::NotConnected;
-            if member == self.me || !self.connect(member).is_err_and(is_gone) {
-                return Err(ServiceError::InUse { id });
-            }
+        let door = self.names.services_door();
+        let _door = Door::enter(&door, join::PATIENCE).map_err(|_| ServiceError::Busy { id })?;
+        if self.find_service(id).is_some() {
+            return Err(ServiceError::InUse { id });
         }
         if !self.registry.add_service(id, self.me) {
             return Err(ServiceError::Full);
@@ -191,9 +188,19 @@ impl Host {
         self.registry.remove_service(id, self.me);
     }
 
-    /// Who listens for a service.
+    /// Who listens for a service. A process that has died without a word, and was not missed by anybody, is found no more.
     pub fn find_service(&self, id: u64) -> Option<MemberId> {
-        self.registry.find_service(id)
+        let is_gone = |error: io::Error| error.kind() == io::ErrorKind::NotConnected;
+        // Each that is gone is buried by the attempt to connect, so that there is another next time, or none. No more than all members can be.
+        (0..SLOTS).find_map(|_| match self.registry.find_service(id) {
+            Some(member) if member != self.me && self.connect(member).is_err_and(is_gone) => None,
+            found => Some(found),
+        })?
+    }
+
+    /// Changes whenever a member has begun to listen for a service.
+    pub(crate) fn services_added(&self) -> u64 {
+        self.registry.services_added()
     }
 
     // Connections

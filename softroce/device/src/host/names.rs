@@ -28,4 +28,9 @@ impl Names {
     pub(super) fn door(&self) -> String {
         format!("doorbell{VERSION}/{}/door", self.address)
     }
+
+    /// What a member holds while it adds a service.
+    pub(super) fn services_door(&self) -> String {
+        format!("doorbell{VERSION}/{}/services", self.address)
+    }
 }

@@ -242,6 +242,8 @@ impl Peers {
         })?;
         let peer = socket::credentials(&socket)?;
         if peer.uid != geteuid().as_raw() {
+            // Its name is another user's now, as it had let go of it.
+            registry.bury(to);
             return Err(io::ErrorKind::NotConnected.into());
         }
         let (from, to_whom) = (me.pack(), to.pack());

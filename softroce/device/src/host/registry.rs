@@ -36,7 +36,7 @@ const SERVICES: usize = 4096;
 const MAGIC: u64 = u64::from_be_bytes(*b"doorbell");
 
 /// Of the layout and of what members say to one another. It is part of the names, so that builds which differ in it do not meet.
-pub(super) const VERSION: u32 = 1;
+pub(super) const VERSION: u32 = 2;
 
 /// One process on a device's address, for as long as it has the device open. No other ever has the same, as the slot's next member has another generation.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -96,6 +96,8 @@ struct Layout {
     blocks: Blocks<{ Block::COUNT }>,
     /// Who listens, packed, and for what.
     services: [Guarded; SERVICES],
+    /// How often one was added: who has not found a service looks again when it has changed.
+    added: AtomicU64,
 }
 
 const LEN: NonZeroUsize = NonZeroUsize::new(size_of::<Layout>()).unwrap();
@@ -237,13 +239,23 @@ impl Registry {
         owner.filter(|&owner| self.lives(owner))
     }
 
-    // Services: written by whoever is at the door, one at a time; read by all
+    // Services: added by whoever is at their door, one at a time; read by all
 
     /// Adds one; false when there is no room.
     pub(super) fn add_service(&self, id: u64, me: MemberId) -> bool {
         let free = |service: &&Guarded| !MemberId::unpack(service.guard()).is_some_and(|member| self.lives(member));
-        let service = self.get().services.iter().find(free);
-        service.inspect(|service| service.set(0, id, me.pack())).is_some()
+        let Some(service) = self.get().services.iter().find(free) else {
+            return false;
+        };
+        service.set(0, id, me.pack());
+        // Who sees the new count also finds the service.
+        self.get().added.fetch_add(1, Ordering::Release);
+        true
+    }
+
+    /// Changes whenever a service has been added.
+    pub(super) fn services_added(&self) -> u64 {
+        self.get().added.load(Ordering::Acquire)
     }
 
     pub(super) fn remove_service(&self, id: u64, me: MemberId) {

@@ -115,6 +115,32 @@ fn services_are_of_the_group() {
     assert_eq!((first.find_service(17), first.find_service(18)), (None, None));
 }
 
+/// Who joins takes a while, at the door that is for that; who listens does not wait for it.
+#[test]
+fn listening_does_not_wait_for_those_who_join() {
+    let at = address();
+    let (member, _socket) = join(at, &[]);
+    let _door = Door::enter(&Names::new(at).door(), Duration::ZERO).unwrap();
+    let before = member.services_added();
+    member.add_service(17).unwrap();
+    assert_eq!(member.find_service(17), Some(member.me()));
+    assert_ne!(member.services_added(), before);
+}
+
+/// A listener that died without a word, and is missed by nobody, is not found, nor in the way.
+#[test]
+fn a_listener_that_has_died_is_not_found() {
+    let at = address();
+    let (member, _socket) = join(at, &[]);
+    // One that never let go of its slot, whose name is nobody's.
+    let dead = member.registry.enter(7, Flags::default(), 0);
+    assert!(member.registry.add_service(17, dead));
+    assert!(member.lives(dead));
+    assert_eq!(member.find_service(17), None);
+    assert!(!member.lives(dead));
+    member.add_service(17).unwrap();
+}
+
 /// What it said last is heard before it is gone, though nobody had let it in when it went, and the connection in the other direction tells first.
 #[test]
 fn the_last_words_of_a_member_are_heard() {
@@ -286,15 +312,15 @@ fn without_descriptors_others_wait_and_come_in_later() {
 
 #[test]
 fn the_door_is_for_one_at_a_time_and_not_held_for_ever() {
-    let names = Names::new(address());
-    let inside = Door::enter(&names, Duration::ZERO).unwrap();
+    let door = Names::new(address()).door();
+    let inside = Door::enter(&door, Duration::ZERO).unwrap();
     assert!(matches!(
-        Door::enter(&names, Duration::from_millis(20)),
+        Door::enter(&door, Duration::from_millis(20)),
         Err(door::Shut::Busy)
     ));
     // One that waits is let in as soon as it opens, however long it could have waited.
     thread::scope(|scope| {
-        let next = scope.spawn(|| Door::enter(&names, Duration::from_secs(3600)));
+        let next = scope.spawn(|| Door::enter(&door, Duration::from_secs(3600)));
         thread::sleep(Duration::from_millis(5));
         assert!(!next.is_finished());
         drop(inside);
@@ -306,7 +332,7 @@ fn the_door_is_for_one_at_a_time_and_not_held_for_ever() {
     thread::scope(|scope| {
         for _ in 0..20 {
             scope.spawn(|| {
-                let _door = Door::enter(&names, 10 * EACH).unwrap();
+                let _door = Door::enter(&door, 10 * EACH).unwrap();
                 assert_eq!(entered.fetch_add(1, Ordering::Relaxed), 0);
                 thread::sleep(EACH);
                 entered.fetch_sub(1, Ordering::Relaxed);

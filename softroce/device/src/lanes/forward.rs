@@ -2,6 +2,10 @@
 
 use std::net::{IpAddr, Ipv6Addr};
 
+use doorbell_roce_proto::{Datagram, Ident};
+
+use crate::link;
+
 /// What the IP and UDP headers of a datagram said, but its destination, which is the address of both processes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Forwarded {
@@ -28,6 +32,27 @@ impl Forwarded {
         bytes[18..20].copy_from_slice(&self.ports.1.to_be_bytes());
         bytes[20..].copy_from_slice(&self.segment.to_be_bytes());
         bytes
+    }
+
+    /// What is known of a datagram that came.
+    pub(crate) fn of(datagram: &link::Datagram<'_>) -> Self {
+        Self {
+            src: datagram.src.ip(),
+            ports: (datagram.src.port(), datagram.dst.port()),
+            segment: datagram.segment,
+        }
+    }
+
+    /// The datagram again: `dst` is the address, `payload` its bytes.
+    pub(crate) fn datagram<'a>(&self, dst: IpAddr, payload: &'a [u8]) -> Datagram<'a> {
+        Datagram {
+            src: self.src,
+            dst,
+            src_port: self.ports.0,
+            dst_port: self.ports.1,
+            ident: Ident::Unknown { segment: self.segment },
+            payload,
+        }
     }
 
     /// `None` when that is none.

@@ -428,6 +428,24 @@ impl QueuePair {
         }
     }
 
+    /// Writes the next packet on the wire, when that is one from the middle of a request whose beginning was written and nothing else is to be said; gives its
+    /// length. Otherwise `None`, and [`transmit`](Self::transmit) knows what is next.
+    pub(crate) fn transmit_middle<M: Memory>(
+        &mut self,
+        memory: &mut M,
+        buf: &mut [u8],
+        out: &mut Outbox,
+    ) -> Option<usize> {
+        let ordinary =
+            self.init.transport == Transport::Rc && self.state == State::Rts && self.connection.lane.is_none();
+        if !ordinary || self.responder.has_replies() {
+            return None;
+        }
+        let len = self.requester.transmit_middle(&self.connection, memory, buf, out)?;
+        self.turn.requests_sent = true;
+        Some(len)
+    }
+
     fn transmit_request<M: Memory>(
         &mut self,
         now: Instant,

@@ -224,6 +224,7 @@ impl SendQueue {
     }
 
     /// Copies `dst.len()` bytes at `offset` of a request's message.
+    #[inline]
     pub(crate) fn gather<M: Memory>(
         &self,
         number: u64,

@@ -71,6 +71,7 @@ impl Bth {
     /// # Errors
     /// An opcode this crate does not know, a transport version other than 0, or a partition key of another partition (limited members of the default
     /// partition are let in: IBTA vol 1, 10.9.3).
+    #[inline]
     pub const fn from_bytes(bytes: &[u8; Self::LEN]) -> Result<(Self, usize), ParseError> {
         let [code, flags, p0, p1, ecn, q0, q1, q2, ack, s0, s1, s2] = *bytes;
         let version = flags & 0x0f;

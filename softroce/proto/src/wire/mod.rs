@@ -169,6 +169,7 @@ impl Extension {
     }
 
     /// Takes the headers of `layout` off the front of `bytes`.
+    #[inline]
     fn split_from(layout: Layout, bytes: &[u8]) -> Result<(Self, &[u8]), ParseError> {
         let mut rest = bytes;
         let extension = match layout {
@@ -261,6 +262,7 @@ impl<'a> Packet<'a> {
 ///
 /// # Errors
 /// When version, opcode, partition key or syndrome is wrong, `bytes` is not exactly as long as the headers, or the opcode has no payload. Never panics, whatever the bytes.
+#[inline]
 pub fn parse_headers(bytes: &[u8], len: usize) -> Result<(Bth, Extension), ParseError> {
     let (bth, rest) = bytes.split_first_chunk().ok_or(ParseError::Truncated(bytes.len()))?;
     let (bth, pad) = Bth::from_bytes(bth)?;
@@ -279,6 +281,7 @@ pub fn parse_headers(bytes: &[u8], len: usize) -> Result<(Bth, Extension), Parse
 ///
 /// # Errors
 /// When `buf` is shorter, or the opcode has other extension headers; `buf` is unchanged then.
+#[inline]
 pub fn write_headers(buf: &mut [u8], bth: &Bth, extension: &Extension) -> Result<usize, WriteError> {
     if extension.layout() != bth.opcode.layout() {
         return Err(WriteError::Layout(bth.opcode));

@@ -103,6 +103,8 @@ pub(crate) struct Setup {
     pub(crate) srq: Option<SrqInit>,
     /// The most payload of a packet on a lane; that of the path MTU for `None`, so that the tests are the same.
     pub(crate) lane_mtu: Option<usize>,
+    /// Packets from the middle of messages are asked for by the short way first.
+    pub(crate) short_way: bool,
     pub(crate) acknowledges_first: bool,
 }
 
@@ -130,6 +132,7 @@ impl Default for Setup {
             transport: Transport::Rc,
             srq: None,
             lane_mtu: None,
+            short_way: true,
             acknowledges_first: false,
         }
     }
@@ -448,6 +451,9 @@ impl Pair {
     /// Takes the next packet of a node, which is then lost unless the caller delivers it.
     pub(crate) fn transmit_one(&mut self, at: usize) -> Option<Sent> {
         let mut buf = [0xee; 4096 + 128];
+        if let Some(sent) = self.transmit_middle(at, &mut buf) {
+            return Some(sent);
+        }
         let node = &mut self.nodes[at];
         let transmit = node.endpoint.poll_transmit(self.now, &mut node.memory, &mut buf);
         drain(node);
@@ -463,6 +469,21 @@ impl Pair {
         Flow::new(transmit.src, transmit.dst, PORT, PORT).seal(0, &mut bytes);
         let sent = Sent { from: at, bytes };
         assert!(sent.packet().payload.len() <= self.setup.lane_mtu.unwrap_or(self.setup.mtu.bytes()));
+        self.log.push(sent.clone());
+        Some(sent)
+    }
+
+    /// Takes the next packet of a node by the short way.
+    fn transmit_middle(&mut self, at: usize, buf: &mut [u8]) -> Option<Sent> {
+        let node = self.nodes.get_mut(at).filter(|_| self.setup.short_way)?;
+        let len = node.endpoint.poll_middle(&mut node.memory, buf)?;
+        let mut bytes = buf[..len].to_vec();
+        let (src, dst) = (node.address, self.nodes[1 - at].address);
+        Flow::new(src, dst, PORT, PORT).seal(0, &mut bytes);
+        let sent = Sent { from: at, bytes };
+        let before = self.log.iter().rfind(|before| before.from == at).unwrap();
+        assert_eq!(sent.packet().bth.dest_qp, before.packet().bth.dest_qp);
+        assert!(!sent.opcode().position().starts() && !sent.opcode().position().ends());
         self.log.push(sent.clone());
         Some(sent)
     }

@@ -8,7 +8,7 @@ use crate::qp::send_queue::Wqe;
 use crate::qp::{Connection, sges};
 use crate::wire::{AtomicEth, Bth, Extension, Ieth, ImmDt, Opcode, Position, Reth};
 use crate::work::{Operation, Status};
-use crate::{Instant, RKey};
+use crate::{Instant, RKey, icrc};
 
 impl Requester {
     /// Writes the next packet and gives its lengths; `Ok(None)` when there is none to send now. When `draining`, no request begins.
@@ -56,6 +56,49 @@ impl Requester {
             self.wait_for_ack(now);
         }
         Ok(Some(written))
+    }
+
+    /// Writes the next packet, when that is one from the middle of a SEND or WRITE whose beginning is on its way, and gives its length. `None` when it is not,
+    /// or when anything about it is out of the ordinary: that is for [`transmit`](Self::transmit), which gives the same packet. No deadline changes.
+    pub(crate) fn transmit_middle<M: Memory>(
+        &mut self,
+        connection: &Connection,
+        memory: &mut M,
+        buf: &mut [u8],
+        out: &mut Outbox,
+    ) -> Option<usize> {
+        let room = self.next - self.una < self.window && matches!(self.wait, Wait::Ack(_));
+        if !room || self.cursor >= self.begun {
+            return None;
+        }
+        let wqe = self.queue.get(self.cursor);
+        let opcode = match wqe.operation {
+            Operation::Write { .. } => Opcode::RcWriteMiddle,
+            Operation::Send { .. } | Operation::SendInvalidate { .. } => Opcode::RcSendMiddle,
+            _ => return None,
+        };
+        let index = self.next - wqe.first;
+        if index == 0 || index + 1 >= u64::from(wqe.packets) {
+            return None;
+        }
+        let last_admitted = self.next + 1 - self.una >= self.window;
+        let ack_req = last_admitted || self.unasked + 1 >= self.ask_every;
+        // The path MTU is a multiple of 4: no pad.
+        let packet = buf.get_mut(..Bth::LEN + connection.mtu + icrc::LEN)?;
+        let len = packet.len();
+        let (header, rest) = packet.split_first_chunk_mut::<{ Bth::LEN }>()?;
+        let mut bth = Bth::new(opcode, connection.peer, self.psn(self.next));
+        bth.ack_req = ack_req;
+        *header = bth.to_bytes(0);
+        let (payload, offset) = (&mut rest[..connection.mtu], index * connection.mtu as u64);
+        self.queue
+            .gather(self.cursor, memory, connection.pd, offset, payload)
+            .ok()?;
+        self.unasked = if ack_req { 0 } else { self.unasked + 1 };
+        out.counters.retransmits += u64::from(self.next < self.max);
+        self.next += 1;
+        self.max = self.max.max(self.next);
+        Some(len)
     }
 
     /// Gives the request at the cursor its sequence numbers, unless it has to wait.

@@ -1,0 +1,159 @@
+//! Pairs at distances p/2, p/4 … 1 exchange halves, quarters … of what they have, so what each is left with halves with every round; and for all-reduce doubles again.
+//!
+//! Where p is no power of two, ranks are folded ([`Fold`]): that takes two steps more, or one.
+
+use super::fold::{Fold, Role};
+use super::{Members, Recipe, copy, nothing, one, recv, send};
+use crate::plan::{Form, Place, Span, Step};
+
+/// All-reduce: recursive halving to reduce, recursive doubling to make it known. As few bytes as the ring, in logarithmic time.
+///
+/// 2·log₂ p steps and 2(p−1)/p·n sent and received by each rank; where p is no power of two, 2·⌊log₂ p⌋+2 steps, and n more each way between a core and whom is folded into it. Reduced in pairs at the largest distance, then pairs of pairs: with four ranks
+/// (0 ⊕ 2) ⊕ (1 ⊕ 3), in every block.
+pub(super) const ALL_REDUCE: Recipe = Recipe {
+    blocks: |p| Fold::new(p).cores(),
+    strands: 1,
+    in_place: true,
+    deterministic: true,
+    steps: |members, _, v| Box::new(all_reduce(members, v).into_iter()),
+    scratch: nothing,
+    partial: |members, v| {
+        let fold = Fold::new(members.ranks());
+        match fold.role(v) {
+            Role::Core(_) => (0..fold.cores()).collect(),
+            Role::Folded => Vec::new(),
+        }
+    },
+};
+
+fn all_reduce(members: &Members, v: u32) -> Vec<Step> {
+    let fold = Fold::new(members.ranks());
+    let cores = fold.cores();
+    let all = |place| Span::new(place, 0, cores);
+    let Role::Core(core) = fold.role(v) else {
+        let into = members.rank(v - 1);
+        return vec![send(into, all(Place::Input)), recv(into, all(Place::Output))];
+    };
+    let blocks = |place, first, end| Span::new(place, first, end - first);
+    let mut steps = halve(
+        members,
+        core,
+        Place::Input,
+        Some(Span::block(Place::Output, core)),
+        blocks,
+    );
+    for round in 0..fold.rounds {
+        let peer = fold.rank(members, core ^ 1 << round);
+        let known = |group: u32| Span::new(Place::Output, group << round, 1 << round);
+        let group = core >> round;
+        steps.extend([send(peer, known(group)), recv(peer, known(group ^ 1))]);
+    }
+    if fold.has(core) {
+        steps.push(send(members.rank(v + 1), all(Place::Output)));
+    }
+    steps
+}
+
+/// Reduce-scatter.
+///
+/// log₂ p steps and (p−1)/p·n sent and received by each rank; where p is no power of two, ⌊log₂ p⌋+2 steps, and n more from whom is folded to its core. Reduced as all-reduce does it. Where the order is not that of the ranks, each first
+/// copies its contribution into that order.
+pub(super) const REDUCE_SCATTER: Recipe = Recipe {
+    blocks: one,
+    strands: 1,
+    in_place: true,
+    deterministic: true,
+    steps: |members, _, v| {
+        let given = if members.sorted { Place::Input } else { Place::Scratch };
+        let sort = if members.sorted { 0 } else { members.ranks() };
+        let sort = members.runs(0, sort).map(|run| {
+            let input = Span::new(Place::Input, run.rank, run.ranks);
+            copy(input, Span::new(Place::Scratch, run.at, run.ranks))
+        });
+        Box::new(sort.chain(reduce_scatter(members, v, given)))
+    },
+    scratch: |members, _| {
+        let parts = if members.sorted { 0 } else { members.ranks() };
+        (0..parts).map(|position| members.rank(position).0).collect()
+    },
+    partial: |members, v| match Fold::new(members.ranks()).role(v) {
+        Role::Core(_) => (0..members.ranks()).map(|position| members.rank(position).0).collect(),
+        Role::Folded => vec![members.rank(v).0],
+    },
+};
+
+/// Reduces the parts that are in `given`, in the order of the members.
+fn reduce_scatter(members: &Members, v: u32, given: Place) -> Vec<Step> {
+    let p = members.ranks();
+    let fold = Fold::new(p);
+    let output = Span::block(Place::Output, 0);
+    let round_off = |partial| Step::Reduce {
+        sources: Box::new([Span::block(Place::Partial, partial)]),
+        into: output,
+    };
+    let Role::Core(core) = fold.role(v) else {
+        let into = members.rank(v - 1);
+        return vec![
+            send(into, Span::new(given, 0, p)),
+            recv(into, Span::block(Place::Partial, 0)),
+            round_off(0),
+        ];
+    };
+    let parts = |place, first, end| {
+        let (first, end) = (fold.position(first), fold.position(end));
+        Span::new(place, first, end - first)
+    };
+    let last = (!fold.has(core)).then_some(output);
+    let mut steps = halve(members, core, given, last, parts);
+    if fold.has(core) {
+        let rest = Span::block(Place::Partial, v + 1);
+        steps.extend([send(members.rank(v + 1), rest), round_off(v)]);
+    }
+    steps
+}
+
+/// The rounds of halving of a core: contributions are in `given`, partial results in the same blocks of `Partial`, and the core's own result goes into `last`, if it is whole then. `span` has the blocks of cores in a place.
+fn halve(
+    members: &Members,
+    core: u32,
+    given: Place,
+    last: Option<Span>,
+    span: impl Fn(Place, u32, u32) -> Span,
+) -> Vec<Step> {
+    let fold = Fold::new(members.ranks());
+    let mut steps = Vec::with_capacity(4 * fold.rounds as usize + 2);
+    let mut held = given;
+    if fold.has(core) {
+        let from = members.rank(fold.position(core) + 1);
+        let (with, into) = (span(given, 0, fold.cores()), span(Place::Partial, 0, fold.cores()));
+        steps.push(Step::RecvReduce {
+            from,
+            form: Form::Element,
+            with,
+            into,
+        });
+        held = Place::Partial;
+    }
+    for round in (0..fold.rounds).rev() {
+        let other = core ^ 1 << round;
+        let peer = fold.rank(members, other);
+        let half = |of: u32, place| span(place, of >> round << round, ((of >> round) + 1) << round);
+        let form = if round + 1 == fold.rounds && !fold.has(other) {
+            Form::Element
+        } else {
+            Form::Partial
+        };
+        let into = last
+            .filter(|_| round == 0)
+            .unwrap_or_else(|| half(core, Place::Partial));
+        steps.push(send(peer, half(other, held)));
+        steps.push(Step::RecvReduce {
+            from: peer,
+            form,
+            with: half(core, held),
+            into,
+        });
+        held = Place::Partial;
+    }
+    steps
+}

@@ -1,0 +1,364 @@
+//! Algorithms: which there are, what each is for, and the schedules that they make.
+//!
+//! An algorithm for a collective is a [`Recipe`]: into how many blocks it divides, how many strands it has, and the steps of the member at a *position* of the shape's order, made one after another. Each
+//! family has a file, and each recipe's header there says what it costs and in which order it reduces. p is the number of ranks and n what nccl-tests calls the size: all of all-reduce, broadcast and reduce, all ranks' parts
+//! together of the others, one rank's part of send and receive.
+//!
+//! One rank alone copies, by whatever algorithm; so recipes have two members at least.
+
+use crate::plan::{Collective, Place, Schedule, Shape, Span, Step};
+use crate::types::{Rank, named};
+
+mod bruck;
+mod double_tree;
+mod fold;
+mod halving;
+mod mesh;
+mod recursive;
+mod ring;
+#[cfg(test)]
+mod tests;
+mod tree;
+
+named! {
+    /// How a collective is done.
+    Algorithm, "algorithm" {
+        /// Around the ring, or along the chain that begins or ends at the root.
+        Ring = "ring",
+        /// Along a binomial tree.
+        Tree = "tree",
+        /// Each half along a binary tree of its own; no rank but the root has children in both.
+        DoubleBinaryTree = "double-binary-tree",
+        /// Pairs at distances 1, 2, 4 … exchange all that they have.
+        RecursiveDoubling = "recursive-doubling",
+        /// Pairs exchange halves, quarters …, and back again where all are to have all.
+        HalvingDoubling = "halving-doubling",
+        /// Each sends to the ranks at distances 1, 2, 4 … before it, for others as well: ⌈log₂ p⌉ rounds for any number of ranks.
+        Bruck = "bruck",
+        /// Each sends directly to each.
+        FullMesh = "full-mesh",
+        /// All-reduce in one hop: each sends everything to each, and reduces everything.
+        OneShot = "one-shot",
+    }
+}
+
+/// Why there is no such schedule.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Unsupported {
+    /// The algorithm does not do that.
+    #[error("{algorithm} does not do {collective}: one of {known}")]
+    Collective {
+        /// The algorithm.
+        algorithm: Algorithm,
+        /// What it was to do.
+        collective: Collective,
+        /// Those that do.
+        known: String,
+    },
+    /// There are no members.
+    #[error("a collective needs one rank at least")]
+    NoRanks,
+    /// The members' order is none.
+    #[error("the order of {ranks} ranks is not a permutation: rank {rank} is in it twice, or is none of them")]
+    Order {
+        /// How many there are.
+        ranks: usize,
+        /// The one that is wrong.
+        rank: Rank,
+    },
+    /// The root is no member.
+    #[error("rank {root} cannot be the root of {ranks} ranks")]
+    Root {
+        /// The root.
+        root: Rank,
+        /// How many there are.
+        ranks: usize,
+    },
+}
+
+impl Algorithm {
+    /// Whether it does `collective`.
+    #[must_use]
+    pub fn supports(self, collective: Collective) -> bool {
+        self.recipe(collective).is_some()
+    }
+
+    /// The algorithms that do `collective`.
+    pub fn of(collective: Collective) -> impl Iterator<Item = Self> {
+        Self::ALL
+            .iter()
+            .copied()
+            .filter(move |algorithm| algorithm.supports(collective))
+    }
+
+    /// Whether `collective`'s contributions are reduced in an order that does not depend on how the count is cut into slices and blocks: then the bits of the result don't, either. What reduces nothing is.
+    #[must_use]
+    pub fn deterministic(self, collective: Collective) -> bool {
+        self.recipe(collective).is_some_and(|recipe| recipe.deterministic)
+    }
+
+    /// The schedule of `collective` among the ranks of `order`, which rings and trees go through in that order. `root` matters to those that have one.
+    ///
+    /// # Errors
+    /// When the algorithm does not do it, or order or root are none.
+    pub fn schedule(
+        self,
+        collective: Collective,
+        order: &[Rank],
+        root: Rank,
+    ) -> Result<Box<dyn Schedule>, Unsupported> {
+        let recipe = self.recipe(collective).ok_or_else(|| Unsupported::Collective {
+            algorithm: self,
+            collective,
+            known: Self::of(collective).map(Self::name).collect::<Vec<_>>().join(", "),
+        })?;
+        let recipe = if order.len() == 1 { ALONE } else { recipe };
+        let members = Members::new(collective, order, root, recipe.blocks)?;
+        Ok(Box::new(Made { members, recipe }))
+    }
+
+    /// The recipe, where there is one.
+    fn recipe(self, collective: Collective) -> Option<Recipe> {
+        use Collective as C;
+        Some(match (self, collective) {
+            (Self::Ring, C::AllReduce) => ring::ALL_REDUCE,
+            (Self::Ring, C::AllGather) => ring::ALL_GATHER,
+            (Self::Ring, C::ReduceScatter) => ring::REDUCE_SCATTER,
+            (Self::Ring, C::Broadcast) => ring::BROADCAST,
+            (Self::Ring, C::Reduce) => ring::REDUCE,
+            (Self::Tree, C::AllReduce) => tree::ALL_REDUCE,
+            (Self::Tree, C::Broadcast) => tree::BROADCAST,
+            (Self::Tree, C::Reduce) => tree::REDUCE,
+            (Self::Tree, C::Gather) => tree::GATHER,
+            (Self::Tree, C::Scatter) => tree::SCATTER,
+            (Self::Tree, C::Barrier) => tree::BARRIER,
+            (Self::DoubleBinaryTree, C::AllReduce) => double_tree::ALL_REDUCE,
+            (Self::DoubleBinaryTree, C::Broadcast) => double_tree::BROADCAST,
+            (Self::DoubleBinaryTree, C::Reduce) => double_tree::REDUCE,
+            (Self::RecursiveDoubling, C::AllReduce) => recursive::ALL_REDUCE,
+            (Self::RecursiveDoubling, C::AllGather) => recursive::ALL_GATHER,
+            (Self::RecursiveDoubling, C::Barrier) => recursive::BARRIER,
+            (Self::HalvingDoubling, C::AllReduce) => halving::ALL_REDUCE,
+            (Self::HalvingDoubling, C::ReduceScatter) => halving::REDUCE_SCATTER,
+            (Self::Bruck, C::AllGather) => bruck::ALL_GATHER,
+            (Self::Bruck, C::AllToAll) => bruck::ALL_TO_ALL,
+            (Self::FullMesh, C::AllReduce) => mesh::ALL_REDUCE,
+            (Self::FullMesh, C::AllGather) => mesh::ALL_GATHER,
+            (Self::FullMesh, C::ReduceScatter) => mesh::REDUCE_SCATTER,
+            (Self::FullMesh, C::Broadcast) => mesh::BROADCAST,
+            (Self::FullMesh, C::Reduce) => mesh::REDUCE,
+            (Self::FullMesh, C::Gather) => mesh::GATHER,
+            (Self::FullMesh, C::Scatter) => mesh::SCATTER,
+            (Self::FullMesh, C::AllToAll | C::AllToAllV) => mesh::ALL_TO_ALL,
+            (Self::FullMesh, C::SendRecv) => mesh::SEND_RECV,
+            (Self::OneShot, C::AllReduce) => mesh::ONE_SHOT,
+            _ => return None,
+        })
+    }
+}
+
+/// Steps that are made one after another.
+type Steps<'a> = Box<dyn Iterator<Item = Step> + Send + 'a>;
+
+/// How an algorithm does a collective.
+#[derive(Clone, Copy)]
+struct Recipe {
+    /// Into how many blocks so many ranks divide: [`Shape::blocks`].
+    blocks: fn(u32) -> u32,
+    /// How many strands.
+    strands: u32,
+    /// Whether it may run in place.
+    in_place: bool,
+    /// Whether the order in which an element is reduced does not depend on its block.
+    deterministic: bool,
+    /// The steps in a strand, of the member at a position.
+    steps: for<'a> fn(&'a Members, u32, u32) -> Steps<'a>,
+    /// The blocks of [`Place::Scratch`], of the member at a position.
+    scratch: fn(&Members, u32) -> Vec<u32>,
+    /// The blocks of [`Place::Partial`], of the member at a position.
+    partial: fn(&Members, u32) -> Vec<u32>,
+}
+
+/// Division into one block.
+const fn one(_ranks: u32) -> u32 {
+    1
+}
+
+/// No memory.
+const fn nothing(_: &Members, _: u32) -> Vec<u32> {
+    Vec::new()
+}
+
+/// One rank's: what it gives is what it gets.
+const ALONE: Recipe = Recipe {
+    blocks: one,
+    strands: 1,
+    in_place: true,
+    deterministic: true,
+    steps: |members, _, _| match members.shape.collective {
+        Collective::Barrier => Box::new(std::iter::empty()),
+        collective if collective.reduces() => Box::new(std::iter::once(Step::Reduce {
+            sources: Box::new([Span::block(Place::Input, 0)]),
+            into: Span::block(Place::Output, 0),
+        })),
+        _ => Box::new(std::iter::once(copy(
+            Span::block(Place::Input, 0),
+            Span::block(Place::Output, 0),
+        ))),
+    },
+    scratch: nothing,
+    partial: nothing,
+};
+
+/// The members of a collective, by position and by rank.
+struct Members {
+    shape: Shape,
+    /// By rank: where it stands in the order.
+    positions: Box<[u32]>,
+    /// Where the root stands; 0 if the collective has none.
+    root_position: u32,
+    /// Whether the order is that of the ranks' numbers.
+    sorted: bool,
+}
+
+/// Members that follow one another in the order, and whose numbers do so too.
+struct Run {
+    /// The first of them, counted from the beginning of what was asked for.
+    at: u32,
+    /// Its rank.
+    rank: u32,
+    /// How many they are.
+    ranks: u32,
+}
+
+impl Members {
+    fn new(collective: Collective, order: &[Rank], root: Rank, blocks: fn(u32) -> u32) -> Result<Self, Unsupported> {
+        let ranks = order.len();
+        if ranks == 0 {
+            return Err(Unsupported::NoRanks);
+        }
+        if root.index() >= ranks {
+            return Err(Unsupported::Root { root, ranks });
+        }
+        let mut positions = vec![u32::MAX; ranks].into_boxed_slice();
+        for (position, &rank) in order.iter().enumerate() {
+            match positions.get_mut(rank.index()) {
+                Some(free) if *free == u32::MAX => *free = position as u32,
+                _ => return Err(Unsupported::Order { ranks, rank }),
+            }
+        }
+        let root_position = if collective.has_root() {
+            positions[root.index()]
+        } else {
+            0
+        };
+        let sorted = order.is_sorted();
+        let shape = Shape {
+            collective,
+            order: order.into(),
+            root,
+            blocks: blocks(ranks as u32),
+        };
+        Ok(Self {
+            shape,
+            positions,
+            root_position,
+            sorted,
+        })
+    }
+
+    /// How many: p.
+    fn ranks(&self) -> u32 {
+        self.shape.ranks()
+    }
+
+    /// Who stands at `position`, modulo p.
+    fn rank(&self, position: u32) -> Rank {
+        self.shape.order[(position % self.ranks()) as usize]
+    }
+
+    /// How far `position` is behind the root, or behind the first of the order.
+    fn behind_root(&self, position: u32) -> u32 {
+        let p = self.ranks();
+        (position + p - self.root_position) % p
+    }
+
+    /// Who stands so far behind the root, or behind the first of the order.
+    fn after_root(&self, distance: u32) -> Rank {
+        self.rank(self.root_position + distance)
+    }
+
+    /// The runs of `count` members from position `first` on.
+    fn runs(&self, first: u32, count: u32) -> impl Iterator<Item = Run> + Send + '_ {
+        let mut next = 0;
+        std::iter::from_fn(move || {
+            let at = next;
+            if at == count {
+                return None;
+            }
+            let rank = self.rank(first + at).0;
+            next += 1;
+            while next < count && self.rank(first + next).0 == rank + (next - at) {
+                next += 1;
+            }
+            Some(Run {
+                at,
+                rank,
+                ranks: next - at,
+            })
+        })
+    }
+}
+
+/// A recipe for members.
+struct Made {
+    members: Members,
+    recipe: Recipe,
+}
+
+impl Made {
+    fn position(&self, rank: Rank) -> u32 {
+        self.members.positions[rank.index()]
+    }
+}
+
+impl Schedule for Made {
+    fn shape(&self) -> &Shape {
+        &self.members.shape
+    }
+
+    fn strands(&self) -> u32 {
+        self.recipe.strands
+    }
+
+    fn steps(&self, strand: u32, rank: Rank) -> Steps<'_> {
+        (self.recipe.steps)(&self.members, strand, self.position(rank))
+    }
+
+    fn scratch(&self, rank: Rank) -> Vec<u32> {
+        (self.recipe.scratch)(&self.members, self.position(rank))
+    }
+
+    fn partial(&self, rank: Rank) -> Vec<u32> {
+        (self.recipe.partial)(&self.members, self.position(rank))
+    }
+
+    fn in_place(&self) -> bool {
+        self.recipe.in_place && self.members.shape.collective.runs_in_place()
+    }
+}
+
+/// Sends `span` to `to`.
+const fn send(to: Rank, span: Span) -> Step {
+    Step::Send { to, span }
+}
+
+/// Receives into `into` from `from`.
+const fn recv(from: Rank, into: Span) -> Step {
+    Step::Recv { from, into }
+}
+
+/// Copies.
+const fn copy(from: Span, into: Span) -> Step {
+    Step::Copy { from, into }
+}

@@ -1,0 +1,255 @@
+//! The mesh's thread: it sleeps until something comes, is to be sent, or is due.
+
+use std::io::{self, Read, Write};
+use std::net::{Shutdown, TcpStream};
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::socket::{setsockopt, sockopt};
+
+use super::frame::{Frame, Inbound};
+use super::state::{Condition, Shared, State};
+use crate::bootstrap::door::timeout;
+
+/// How long a mesh that ends tries to say goodbye to peers that do not read.
+const LINGER: Duration = Duration::from_millis(500);
+/// How much is read at once.
+const CHUNK: usize = 64 << 10;
+/// How much is read from one peer before it is the next one's turn.
+const TURN: usize = 16;
+/// Seconds of silence before TCP asks whether the peer's host is there, and between its questions.
+const ASK: u32 = 10;
+/// How many questions may stay without an answer.
+const QUESTIONS: u32 = 3;
+/// How long, in ms, what was sent may stay unacknowledged by the peer's host.
+const UNACKNOWLEDGED: u32 = 40_000;
+
+/// A peer's connection.
+#[derive(Debug)]
+struct Link {
+    stream: TcpStream,
+    inbound: Inbound,
+}
+
+/// Who carries the mesh's frames.
+#[derive(Debug)]
+pub(super) struct Postman {
+    shared: Arc<Shared>,
+    /// By place in the mesh.
+    links: Vec<Option<Link>>,
+    chunk: Vec<u8>,
+}
+
+impl Postman {
+    pub(super) fn new(shared: Arc<Shared>, streams: Vec<Option<TcpStream>>) -> io::Result<Self> {
+        let link = |stream: TcpStream| -> io::Result<Link> {
+            stream.set_nonblocking(true)?;
+            stream.set_nodelay(true)?;
+            // A host that vanishes closes nothing: TCP has to ask.
+            setsockopt(&stream, sockopt::KeepAlive, &true)?;
+            setsockopt(&stream, sockopt::TcpKeepIdle, &ASK)?;
+            setsockopt(&stream, sockopt::TcpKeepInterval, &ASK)?;
+            setsockopt(&stream, sockopt::TcpKeepCount, &QUESTIONS)?;
+            setsockopt(&stream, sockopt::TcpUserTimeout, &UNACKNOWLEDGED)?;
+            Ok(Link {
+                stream,
+                inbound: Inbound::default(),
+            })
+        };
+        let links = streams
+            .into_iter()
+            .map(|stream| stream.map(link).transpose())
+            .collect::<io::Result<_>>()?;
+        Ok(Self {
+            shared,
+            links,
+            chunk: vec![0; CHUNK],
+        })
+    }
+
+    /// Works until the mesh ends.
+    pub(super) fn run(mut self) {
+        let shared = Arc::clone(&self.shared);
+        loop {
+            let (sending, due) = {
+                let state = shared.lock();
+                if state.closing {
+                    break;
+                }
+                (self.sending(&state), state.due())
+            };
+            let ready = self.sleep(&sending, due);
+            let mut state = shared.lock();
+            for (peer, ready) in ready.into_iter().enumerate() {
+                if ready {
+                    drop(state);
+                    let end = self.hear(peer);
+                    state = shared.lock();
+                    self.understand(&mut state, peer, end);
+                }
+                self.write(&mut state, peer);
+            }
+            state.tick();
+            drop(state);
+            shared.changed.notify_all();
+        }
+        self.part();
+    }
+
+    /// To which peers something is to be sent.
+    fn sending(&self, state: &State) -> Vec<bool> {
+        state.peers.iter().map(|peer| !peer.out.is_empty()).collect()
+    }
+
+    /// Waits, and says which peers have something to say.
+    fn sleep(&self, sending: &[bool], due: Option<Instant>) -> Vec<bool> {
+        let mut ready = vec![false; self.links.len()];
+        let mut fds = vec![PollFd::new(self.shared.bell.as_fd(), PollFlags::POLLIN)];
+        let mut peers = Vec::new();
+        for (peer, link) in self.links.iter().enumerate() {
+            if let Some(link) = link {
+                let out = if sending[peer] {
+                    PollFlags::POLLOUT
+                } else {
+                    PollFlags::empty()
+                };
+                fds.push(PollFd::new(link.stream.as_fd(), PollFlags::POLLIN | out));
+                peers.push(peer);
+            }
+        }
+        let patience = due.map_or(PollTimeout::NONE, |due| {
+            timeout(due.saturating_duration_since(Instant::now()))
+        });
+        match poll(&mut fds, patience) {
+            Ok(_) => {}
+            Err(Errno::EINTR) => return ready,
+            Err(e) => {
+                // The kernel is short of memory. What there is to do is tried, and slowly.
+                tracing::warn!("control mesh: poll: {e}");
+                std::thread::sleep(Duration::from_millis(10));
+                return vec![true; self.links.len()];
+            }
+        }
+        let said = |fd: &PollFd<'_>, what: PollFlags| fd.revents().is_some_and(|events| events.intersects(what));
+        let ends = PollFlags::POLLIN | PollFlags::POLLHUP | PollFlags::POLLERR;
+        for (fd, peer) in fds[1..].iter().zip(peers) {
+            ready[peer] = said(fd, ends);
+        }
+        if said(&fds[0], PollFlags::POLLIN) {
+            // Its count says nothing beyond that it was rung.
+            let _ = self.shared.bell.read();
+        }
+        ready
+    }
+
+    /// Reads what has come from a peer; how its connection ended, if it did.
+    fn hear(&mut self, peer: usize) -> Option<String> {
+        let link = self.links[peer].as_mut()?;
+        for _ in 0..TURN {
+            match link.stream.read(&mut self.chunk) {
+                Ok(0) => return Some("its connection closed".to_owned()),
+                Ok(n) => link.inbound.extend(&self.chunk[..n]),
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return None,
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(e) => return Some(e.to_string()),
+            }
+        }
+        None
+    }
+
+    /// Takes in the frames that have come whole, and the end after them.
+    fn understand(&mut self, state: &mut State, peer: usize, mut end: Option<String>) {
+        let Some(link) = self.links[peer].as_mut() else {
+            return;
+        };
+        loop {
+            match link.inbound.next() {
+                Ok(None) => break,
+                Ok(Some(frame)) => {
+                    if let Err(why) = state.receive(peer as u32, frame) {
+                        end = Some(why.to_owned());
+                        break;
+                    }
+                }
+                Err(why) => {
+                    end = Some(why.to_owned());
+                    break;
+                }
+            }
+        }
+        if let Some(how) = end {
+            self.links[peer] = None;
+            state.lost(peer as u32, &how);
+        }
+    }
+
+    /// Writes what a peer takes.
+    fn write(&mut self, state: &mut State, peer: usize) {
+        let Some(link) = self.links[peer].as_mut() else {
+            return;
+        };
+        let out = &mut state.peers[peer].out;
+        let mut written = 0;
+        let end = loop {
+            if written == out.len() {
+                break None;
+            }
+            match link.stream.write(&out[written..]) {
+                Ok(n) => written += n,
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => break None,
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(e) => break Some(e.to_string()),
+            }
+        };
+        out.drain(..written);
+        if out.is_empty() {
+            *out = Vec::new();
+        }
+        // What it said last may still lie there: its end is taken from the reading side, where everything comes in order.
+        if let Some(how) = end {
+            out.clear();
+            let heard = self.hear(peer);
+            self.understand(state, peer, heard.or(Some(how)));
+        }
+    }
+
+    /// Says goodbye, and ends all connections.
+    fn part(mut self) {
+        let shared = Arc::clone(&self.shared);
+        let deadline = Instant::now() + LINGER;
+        let mut state = shared.lock();
+        for peer in 0..self.links.len() {
+            if state.peers[peer].condition == Condition::Here {
+                state.send(peer as u32, &Frame::Goodbye);
+            }
+        }
+        loop {
+            for peer in 0..self.links.len() {
+                self.write(&mut state, peer);
+            }
+            let sending = self.sending(&state);
+            let left = (0..self.links.len()).any(|peer| sending[peer] && self.links[peer].is_some());
+            if !left || Instant::now() >= deadline {
+                break;
+            }
+            drop(state);
+            let mut fds = Vec::new();
+            for (link, _) in self.links.iter().zip(&sending).filter(|(_, sending)| **sending) {
+                fds.extend(
+                    link.as_ref()
+                        .map(|link| PollFd::new(link.stream.as_fd(), PollFlags::POLLOUT)),
+                );
+            }
+            // Whatever it says: what can be written is written, until time is up.
+            let _ = poll(&mut fds, timeout(deadline.saturating_duration_since(Instant::now())));
+            state = shared.lock();
+        }
+        for link in self.links.iter().flatten() {
+            // The peer reads our goodbye before the end.
+            let _ = link.stream.shutdown(Shutdown::Write);
+        }
+    }
+}

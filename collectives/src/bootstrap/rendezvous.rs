@@ -1,0 +1,254 @@
+//! The rendezvous: where the ranks of a group learn of one another.
+//!
+//! Whoever makes the [`UniqueId`] listens: a launcher, or rank 0. Each rank comes with the nonce, its number, how many it believes there are, and the address of its own door; when all have come, each gets the table of all,
+//! and the rendezvous is over. Who lacks the nonce, is nobody's rank, or comes twice is told so and changes nothing.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use nix::sys::eventfd::{EfdFlags, EventFd};
+
+use super::door::{Door, Guest, reachable, say};
+use super::error::{BootstrapError, in_words};
+use super::id::{Nonce, UniqueId};
+use super::wire::{Entry, Letter, MAX_RANKS};
+use crate::types::Rank;
+
+/// Where the ranks of one group meet.
+#[derive(Debug)]
+pub struct Rendezvous {
+    door: Door,
+    id: UniqueId,
+    ranks: u32,
+    arrived: Vec<Option<(TcpStream, Entry)>>,
+    /// Who was turned away last, and why.
+    turned_away: Option<(SocketAddr, String)>,
+}
+
+impl Rendezvous {
+    /// Listens on `address` for a group of `ranks`, and makes its id. Addresses of other machines' reach are for networks where who can connect may be trusted to be stopped by 128 bits in plain text.
+    ///
+    /// # Errors
+    /// [`BootstrapError::Listen`], [`BootstrapError::Rank`] for more than 4096 ranks or none, [`BootstrapError::System`] where there are no random numbers.
+    pub fn open(address: IpAddr, ranks: u32) -> Result<Self, BootstrapError> {
+        let nonce = Nonce::random().map_err(BootstrapError::system("get random numbers"))?;
+        Self::at(SocketAddr::new(address, 0), nonce, ranks)
+    }
+
+    /// Listens at a known place, with a nonce that the ranks know already.
+    pub(super) fn at(address: SocketAddr, nonce: Nonce, ranks: u32) -> Result<Self, BootstrapError> {
+        if ranks == 0 || ranks > MAX_RANKS {
+            return Err(BootstrapError::Rank { rank: Rank(0), ranks });
+        }
+        let listen = |source| BootstrapError::Listen {
+            address: address.to_string(),
+            source,
+        };
+        if !reachable(address.ip()) {
+            let what = "the others need one address to connect to, and this stands for many";
+            return Err(listen(io::Error::new(io::ErrorKind::InvalidInput, what)));
+        }
+        let door = Door::open(address, ranks).map_err(listen)?;
+        let address = door.address();
+        let id = UniqueId::new(&address.ip().to_string(), address.port(), nonce)
+            .map_err(|e| listen(io::Error::new(io::ErrorKind::InvalidInput, e)))?;
+        Ok(Self {
+            door,
+            id,
+            ranks,
+            arrived: (0..ranks).map(|_| None).collect(),
+            turned_away: None,
+        })
+    }
+
+    /// What the ranks need to come here.
+    #[must_use]
+    pub fn id(&self) -> &UniqueId {
+        &self.id
+    }
+
+    /// Waits until all ranks have come, and tells each of the others.
+    ///
+    /// # Errors
+    /// [`BootstrapError::Missing`] when some have not come within `patience`: those who have are told. [`BootstrapError::System`] when the socket fails.
+    pub fn serve(self, patience: Duration) -> Result<(), BootstrapError> {
+        self.serve_until(patience, None)
+    }
+
+    /// Does the same in a thread.
+    ///
+    /// # Errors
+    /// [`BootstrapError::System`] where there can be no thread.
+    pub fn spawn(self, patience: Duration) -> Result<Serving, BootstrapError> {
+        let flags = EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK;
+        let bell = EventFd::from_value_and_flags(0, flags)
+            .map_err(io::Error::from)
+            .map_err(BootstrapError::system("make an eventfd"))?;
+        let bell = Arc::new(bell);
+        let id = self.id.clone();
+        let hears = Arc::clone(&bell);
+        let thread = thread::Builder::new()
+            .name("rendezvous".into())
+            .spawn(move || self.serve_until(patience, Some(hears.as_fd())))
+            .map_err(BootstrapError::system("start a thread"))?;
+        Ok(Serving {
+            id,
+            bell,
+            thread: Some(thread),
+        })
+    }
+
+    fn serve_until(mut self, patience: Duration, bell: Option<BorrowedFd<'_>>) -> Result<(), BootstrapError> {
+        let deadline = Instant::now() + patience;
+        while self.arrived.iter().any(Option::is_none) {
+            match self.door.next(deadline, bell) {
+                Ok(Some(guest)) => self.receive(guest),
+                Ok(None) => return Err(self.give_up(patience)),
+                Err(e) => return Err(BootstrapError::system("wait for the ranks")(e)),
+            }
+        }
+        let table = self.arrived.iter().flatten().map(|(_, entry)| entry.clone()).collect();
+        let table = Letter::Table(table);
+        for (stream, entry) in self.arrived.iter().flatten() {
+            if let Err(e) = say(stream, &table) {
+                // Its peers find out, each for itself, when they have no connection from it.
+                tracing::warn!("{} left the rendezvous: {e}", entry.member);
+            }
+        }
+        Ok(())
+    }
+
+    fn receive(&mut self, guest: Guest) {
+        match self.judge(&guest) {
+            Ok((rank, entry)) if say(&guest.stream, &Letter::Welcome).is_ok() => {
+                self.arrived[rank.index()] = Some((guest.stream, entry));
+            }
+            // It is gone, and may come again.
+            Ok(_) => {}
+            Err(answer) => {
+                let reason = match &answer {
+                    Letter::Refused(reason) => reason,
+                    _ => "its nonce is not this group's",
+                };
+                tracing::warn!(
+                    "rendezvous {}: turned {} away: {reason}",
+                    self.door.address(),
+                    guest.from
+                );
+                self.turned_away = Some((guest.from, reason.to_owned()));
+                // A courtesy: whoever it is may be gone.
+                let _ = say(&guest.stream, &answer);
+            }
+        }
+    }
+
+    /// Which rank has come, or what it is told if it is none.
+    fn judge(&mut self, guest: &Guest) -> Result<(Rank, Entry), Letter> {
+        let no = |why: String| Letter::Refused(why);
+        let letter = guest.said.as_ref().map_err(|why| no((*why).to_owned()))?;
+        let Letter::Come {
+            nonce,
+            rank,
+            ranks,
+            entry,
+        } = letter
+        else {
+            return Err(no("it said something that has no place at a rendezvous".to_owned()));
+        };
+        if *nonce != self.id.nonce() {
+            return Err(Letter::Stranger);
+        }
+        if *ranks != self.ranks {
+            return Err(no(format!(
+                "this group has {} ranks, and it was started for {ranks}",
+                self.ranks
+            )));
+        }
+        let Some(place) = self.arrived.get_mut(rank.index()) else {
+            return Err(no(format!("there is no rank {rank} in a group of {ranks}")));
+        };
+        // One that has gone in the meantime makes room: it was started anew.
+        if let Some((stream, Entry { member, .. })) = place
+            && alive(stream)
+        {
+            return Err(no(format!("rank {rank} has come already: {member}")));
+        }
+        *place = None;
+        if !reachable(entry.listens.ip()) {
+            return Err(no(format!("nobody can connect to {}", entry.listens)));
+        }
+        Ok((*rank, entry.clone()))
+    }
+
+    /// Tells those who have come who has not.
+    fn give_up(self, within: Duration) -> BootstrapError {
+        let absent = |(rank, place): (usize, &Option<_>)| place.is_none().then_some(Rank(rank as u32));
+        let missing: Vec<_> = self.arrived.iter().enumerate().filter_map(absent).collect();
+        let turned_away = self
+            .turned_away
+            .map_or_else(String::new, |(from, why)| format!("; {from} was turned away: {why}"));
+        let error = BootstrapError::Missing {
+            missing: in_words(&missing),
+            ranks: self.ranks,
+            within,
+            turned_away,
+        };
+        for (stream, _) in self.arrived.iter().flatten() {
+            // They have deadlines of their own, should this not reach them.
+            let _ = say(stream, &Letter::Refused(error.to_string()));
+        }
+        error
+    }
+}
+
+/// Whether a peer that has nothing more to say still holds its connection.
+fn alive(stream: &TcpStream) -> bool {
+    let was = stream.set_nonblocking(true);
+    let peeked = stream.peek(&mut [0]);
+    let back = stream.set_nonblocking(false);
+    was.is_ok() && back.is_ok() && matches!(peeked, Err(e) if e.kind() == io::ErrorKind::WouldBlock)
+}
+
+/// A rendezvous that a thread serves. Dropping it ends the wait, and tells those who have come.
+#[derive(Debug)]
+pub struct Serving {
+    id: UniqueId,
+    bell: Arc<EventFd>,
+    thread: Option<JoinHandle<Result<(), BootstrapError>>>,
+}
+
+impl Serving {
+    /// What the ranks need to come here.
+    #[must_use]
+    pub fn id(&self) -> &UniqueId {
+        &self.id
+    }
+
+    /// Waits until all have come, or time is up.
+    ///
+    /// # Errors
+    /// As [`Rendezvous::serve`].
+    pub fn wait(mut self) -> Result<(), BootstrapError> {
+        match self.thread.take().map(JoinHandle::join) {
+            Some(Ok(served)) => served,
+            _ => Err(BootstrapError::System {
+                what: "serve the rendezvous",
+                source: io::Error::other("its thread panicked"),
+            }),
+        }
+    }
+}
+
+impl Drop for Serving {
+    fn drop(&mut self) {
+        if let Some(thread) = self.thread.take() {
+            // Both can fail only where there is nothing to be ended.
+            let _ = self.bell.write(1);
+            let _ = thread.join();
+        }
+    }
+}

@@ -1,0 +1,303 @@
+//! What is said while a group comes together, as bytes.
+//!
+//! Every message is a *letter*: eight bytes of magic, a length, a body of at most [`MAX_LETTER`] bytes. Numbers are little endian. Who reads takes nothing for granted: a length is checked before anything is allocated, and what
+//! is too short, too long or out of range is an `Option` that is none.
+
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+
+use super::Member;
+use super::id::{MAX_HOST, Nonce};
+use crate::types::Rank;
+
+/// What each letter begins with; the last byte is the version.
+pub(super) const MAGIC: [u8; 8] = *b"doorbel\x01";
+/// Magic and length.
+pub(super) const HEADER: usize = MAGIC.len() + 4;
+/// How many ranks a group may have: each has a connection to each other.
+pub(super) const MAX_RANKS: u32 = 4096;
+/// What a member's entry in the table takes at most.
+const MAX_ENTRY: usize = 18 + 4 + 2 + MAX_HOST;
+/// How long a body may be of those who have not proved that they belong here.
+pub(super) const MAX_HELLO: usize = 1 + 16 + 4 + 4 + MAX_ENTRY;
+/// How long a body may be.
+pub(super) const MAX_LETTER: usize = 1 + 4 + MAX_RANKS as usize * MAX_ENTRY;
+/// How long a reason may be, in bytes.
+const MAX_REASON: usize = 1024;
+
+/// Reads numbers and texts from bytes that somebody else wrote.
+#[derive(Clone)]
+pub(crate) struct Reader<'a>(pub(crate) &'a [u8]);
+
+impl<'a> Reader<'a> {
+    pub(crate) fn bytes(&mut self, length: usize) -> Option<&'a [u8]> {
+        let (taken, rest) = self.0.split_at_checked(length)?;
+        self.0 = rest;
+        Some(taken)
+    }
+
+    fn array<const N: usize>(&mut self) -> Option<[u8; N]> {
+        self.bytes(N)?.try_into().ok()
+    }
+
+    pub(crate) fn u8(&mut self) -> Option<u8> {
+        self.array().map(u8::from_le_bytes)
+    }
+
+    pub(crate) fn u16(&mut self) -> Option<u16> {
+        self.array().map(u16::from_le_bytes)
+    }
+
+    pub(crate) fn u32(&mut self) -> Option<u32> {
+        self.array().map(u32::from_le_bytes)
+    }
+
+    pub(crate) fn u64(&mut self) -> Option<u64> {
+        self.array().map(u64::from_le_bytes)
+    }
+
+    /// A text behind its length. It is what a peer says of itself, and goes into messages of one line: control characters are replaced.
+    pub(crate) fn text(&mut self, max: usize) -> Option<String> {
+        let length = usize::from(self.u16()?);
+        if length > max {
+            return None;
+        }
+        let text = String::from_utf8_lossy(self.bytes(length)?);
+        Some(text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect())
+    }
+
+    /// Nothing is left.
+    pub(crate) fn end(self) -> Option<()> {
+        self.0.is_empty().then_some(())
+    }
+}
+
+/// Writes a text behind its length, cut to `max` bytes.
+pub(crate) fn put_text(to: &mut Vec<u8>, text: &str, max: usize) {
+    let text = &text[..text.floor_char_boundary(max)];
+    to.extend_from_slice(&(text.len() as u16).to_le_bytes());
+    to.extend_from_slice(text.as_bytes());
+}
+
+fn put_address(to: &mut Vec<u8>, address: SocketAddr) {
+    let ip = match address.ip() {
+        IpAddr::V4(ip) => ip.to_ipv6_mapped(),
+        IpAddr::V6(ip) => ip,
+    };
+    to.extend_from_slice(&ip.octets());
+    to.extend_from_slice(&address.port().to_le_bytes());
+}
+
+fn address(from: &mut Reader) -> Option<SocketAddr> {
+    let ip = Ipv6Addr::from(from.array::<16>()?).to_canonical();
+    Some(SocketAddr::new(ip, from.u16()?))
+}
+
+/// A member, and where the others connect to it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct Entry {
+    pub(super) listens: SocketAddr,
+    pub(super) member: Member,
+}
+
+impl Entry {
+    fn put(&self, to: &mut Vec<u8>) {
+        put_address(to, self.listens);
+        to.extend_from_slice(&self.member.process.to_le_bytes());
+        put_text(to, &self.member.host, MAX_HOST);
+    }
+
+    fn read(from: &mut Reader) -> Option<Self> {
+        let listens = address(from)?;
+        let process = from.u32()?;
+        let host = from.text(MAX_HOST)?;
+        Some(Self {
+            listens,
+            member: Member { host, process },
+        })
+    }
+}
+
+/// What is said.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) enum Letter {
+    /// To the rendezvous: here is a rank.
+    Come {
+        nonce: Nonce,
+        rank: Rank,
+        ranks: u32,
+        entry: Entry,
+    },
+    /// From the rendezvous: all have come, by rank.
+    Table(Vec<Entry>),
+    /// To a member: this connection is `from`'s, to `to`.
+    Link { nonce: Nonce, from: Rank, to: Rank },
+    /// To whoever asked: yes.
+    Welcome,
+    /// To whoever asked: no.
+    Refused(String),
+    /// To whoever asked: this is another group's.
+    Stranger,
+}
+
+impl Letter {
+    /// The whole letter.
+    pub(super) fn encode(&self) -> Vec<u8> {
+        let mut to = MAGIC.to_vec();
+        to.extend_from_slice(&[0; 4]);
+        match self {
+            Self::Come {
+                nonce,
+                rank,
+                ranks,
+                entry,
+            } => {
+                to.push(1);
+                to.extend_from_slice(nonce.bytes());
+                to.extend_from_slice(&rank.0.to_le_bytes());
+                to.extend_from_slice(&ranks.to_le_bytes());
+                entry.put(&mut to);
+            }
+            Self::Table(entries) => {
+                to.push(2);
+                to.extend_from_slice(&(entries.len() as u32).to_le_bytes());
+                entries.iter().for_each(|entry| entry.put(&mut to));
+            }
+            Self::Link { nonce, from, to: other } => {
+                to.push(3);
+                to.extend_from_slice(nonce.bytes());
+                to.extend_from_slice(&from.0.to_le_bytes());
+                to.extend_from_slice(&other.0.to_le_bytes());
+            }
+            Self::Welcome => to.push(4),
+            Self::Refused(reason) => {
+                to.push(5);
+                put_text(&mut to, reason, MAX_REASON);
+            }
+            Self::Stranger => to.push(6),
+        }
+        let length = (to.len() - HEADER) as u32;
+        to[MAGIC.len()..HEADER].copy_from_slice(&length.to_le_bytes());
+        to
+    }
+
+    /// From a body.
+    pub(super) fn decode(body: &[u8]) -> Option<Self> {
+        let mut from = Reader(body);
+        let letter = match from.u8()? {
+            1 => Self::Come {
+                nonce: Nonce::from_bytes(from.array()?),
+                rank: Rank(from.u32()?),
+                ranks: from.u32()?,
+                entry: Entry::read(&mut from)?,
+            },
+            2 => {
+                let ranks = from.u32()?;
+                if ranks > MAX_RANKS {
+                    return None;
+                }
+                Self::Table((0..ranks).map(|_| Entry::read(&mut from)).collect::<Option<_>>()?)
+            }
+            3 => Self::Link {
+                nonce: Nonce::from_bytes(from.array()?),
+                from: Rank(from.u32()?),
+                to: Rank(from.u32()?),
+            },
+            4 => Self::Welcome,
+            5 => Self::Refused(from.text(MAX_REASON)?),
+            6 => Self::Stranger,
+            _ => return None,
+        };
+        from.end()?;
+        Some(letter)
+    }
+}
+
+/// The length of a body, from a header.
+pub(super) fn body_length(header: [u8; HEADER], max: usize) -> Option<usize> {
+    let mut from = Reader(&header);
+    let length = (from.array()? == MAGIC).then(|| from.u32())??;
+    usize::try_from(length).ok().filter(|length| *length <= max)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry() -> Entry {
+        Entry {
+            listens: "10.0.0.1:4000".parse().unwrap(),
+            member: Member {
+                host: "a".repeat(MAX_HOST),
+                process: 7,
+            },
+        }
+    }
+
+    fn letters() -> Vec<Letter> {
+        let nonce = Nonce::derived(&["a"]);
+        let six = Entry {
+            listens: "[fe80::1]:1".parse().unwrap(),
+            member: Member {
+                host: String::new(),
+                process: 0,
+            },
+        };
+        vec![
+            Letter::Come {
+                nonce,
+                rank: Rank(3),
+                ranks: 4,
+                entry: entry(),
+            },
+            Letter::Table(vec![entry(), six, entry()]),
+            Letter::Link {
+                nonce,
+                from: Rank(1),
+                to: Rank(2),
+            },
+            Letter::Welcome,
+            Letter::Refused("no".into()),
+            Letter::Stranger,
+        ]
+    }
+
+    #[test]
+    fn letters_are_read_as_written_and_no_part_of_one_is_a_letter() {
+        for letter in letters() {
+            let bytes = letter.encode();
+            let header = bytes[..HEADER].try_into().unwrap();
+            assert_eq!(body_length(header, MAX_LETTER), Some(bytes.len() - HEADER));
+            let body = &bytes[HEADER..];
+            assert_eq!(Letter::decode(body).as_ref(), Some(&letter));
+            for cut in 0..body.len() {
+                assert_eq!(Letter::decode(&body[..cut]), None, "{letter:?} cut to {cut}");
+            }
+            assert_eq!(Letter::decode(&[body, &[0]].concat()), None);
+        }
+        let come = letters()[0].encode();
+        assert!(come.len() <= HEADER + MAX_HELLO, "the longest hello is let in");
+    }
+
+    #[test]
+    fn a_hostile_count_or_length_allocates_nothing() {
+        let mut table = vec![2];
+        table.extend_from_slice(&u32::MAX.to_le_bytes());
+        assert_eq!(Letter::decode(&table), None);
+        let mut header = [0; HEADER];
+        header[..8].copy_from_slice(&MAGIC);
+        header[8..].copy_from_slice(&u32::MAX.to_le_bytes());
+        assert_eq!(body_length(header, MAX_HELLO), None);
+        header[0] ^= 1;
+        header[8..].copy_from_slice(&1_u32.to_le_bytes());
+        assert_eq!(body_length(header, MAX_HELLO), None);
+    }
+
+    #[test]
+    fn what_a_peer_says_stays_on_one_line() {
+        let said = Letter::Refused("a\nb\u{1b}[31m".into()).encode();
+        assert_eq!(
+            Letter::decode(&said[HEADER..]),
+            Some(Letter::Refused("a b [31m".into()))
+        );
+    }
+}

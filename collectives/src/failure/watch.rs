@@ -1,0 +1,199 @@
+//! What an engine and the thread of the control mesh know of one another.
+//!
+//! The engine writes two words per operation and reads one word whenever it likes; it says what it waits for only when it is asked, so that a healthy operation pays nothing for what is told of a broken one.
+
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use crate::plan::Collective;
+use crate::types::Rank;
+
+/// How many operations may be pending and still be told apart by kind.
+const KINDS: usize = 64;
+/// Somebody wants to know what the engine waits for.
+const ASKED: u32 = 1;
+/// The group has failed.
+const TROUBLE: u32 = 2;
+
+/// What a wait is for.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Awaited {
+    /// A message from the peer.
+    Message,
+    /// Room for a message to the peer: the peer has not said where it goes.
+    Room,
+    /// That the peer's device acknowledges what was sent.
+    Acknowledgement,
+    /// Nothing any more: the queue pair to the peer has failed.
+    Nothing,
+}
+
+/// Something that an engine waits for.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Wait {
+    /// The operation, counted from 1 in the order in which the communicator began them.
+    pub operation: u64,
+    /// The connection: channel and strand.
+    pub connection: u32,
+    /// The slice of the operation.
+    pub slice: u64,
+    /// The step of the program.
+    pub step: u32,
+    /// From whom.
+    pub peer: Rank,
+    /// The number of this rank's queue pair to it.
+    pub qpn: u32,
+    /// What.
+    pub awaited: Awaited,
+}
+
+/// What an engine has begun and finished, and what it waits for.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Report {
+    /// The last operation it has begun; 0 is none.
+    pub begun: u64,
+    /// The last operation it has finished, as all before; 0 is none.
+    pub finished: u64,
+    /// What the operations after `finished` are, in order; at most 64, and none where that is not known.
+    pub pending: Vec<Option<Collective>>,
+    /// What it waits for; none if nobody drives it, or it waits for nothing.
+    pub waits: Option<Vec<Wait>>,
+}
+
+/// What an engine shows to the control mesh, and the flag by which the mesh calls it.
+#[derive(Debug)]
+pub struct Watch {
+    flags: AtomicU32,
+    begun: AtomicU64,
+    finished: AtomicU64,
+    /// 1 + the place of the kind in [`Collective::ALL`], by number of the operation.
+    kinds: [AtomicU8; KINDS],
+    waits: Mutex<Option<Vec<Wait>>>,
+}
+
+impl Default for Watch {
+    fn default() -> Self {
+        Self {
+            flags: AtomicU32::new(0),
+            begun: AtomicU64::new(0),
+            finished: AtomicU64::new(0),
+            kinds: std::array::from_fn(|_| AtomicU8::new(0)),
+            waits: Mutex::new(None),
+        }
+    }
+}
+
+impl Watch {
+    /// Whether there is something to look at: [`failed`](Self::failed), or [`asked`](Self::asked). One relaxed load, for loops that spin.
+    #[inline]
+    #[must_use]
+    pub fn attention(&self) -> bool {
+        self.flags.load(Ordering::Relaxed) != 0
+    }
+
+    /// Whether the group has failed: a member has died, or somebody has aborted it. It never becomes well again.
+    #[inline]
+    #[must_use]
+    pub fn failed(&self) -> bool {
+        self.flags.load(Ordering::Relaxed) & TROUBLE != 0
+    }
+
+    /// Whether somebody wants to know what this engine waits for: call [`report`](Self::report).
+    #[inline]
+    #[must_use]
+    pub fn asked(&self) -> bool {
+        self.flags.load(Ordering::Relaxed) & ASKED != 0
+    }
+
+    /// Says what the engine waits for now: of each connection, the wait that is first. An empty list is an engine that is busy.
+    pub fn report(&self, waits: Vec<Wait>) {
+        *self.waits.lock().unwrap_or_else(PoisonError::into_inner) = Some(waits);
+        self.flags.fetch_and(!ASKED, Ordering::Relaxed);
+    }
+
+    /// An operation begins. They are numbered from 1, without gaps, alike on all ranks.
+    pub fn begin(&self, operation: u64, kind: Collective) {
+        let place = Collective::ALL
+            .iter()
+            .position(|one| *one == kind)
+            .map_or(0, |place| place as u8 + 1);
+        self.kinds[operation as usize % KINDS].store(place, Ordering::Relaxed);
+        self.begun.store(operation, Ordering::Release);
+    }
+
+    /// An operation, and all before it, are finished.
+    pub fn finish(&self, operation: u64) {
+        self.finished.store(operation, Ordering::Release);
+    }
+
+    pub(crate) fn fail(&self) {
+        self.flags.fetch_or(TROUBLE, Ordering::Relaxed);
+    }
+
+    /// Asks the engine to report; what it reported before is forgotten.
+    pub fn ask(&self) {
+        *self.waits.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        self.flags.fetch_or(ASKED, Ordering::Relaxed);
+    }
+
+    /// What is known of the engine.
+    #[must_use]
+    pub fn look(&self) -> Report {
+        let finished = self.finished.load(Ordering::Acquire);
+        let begun = self.begun.load(Ordering::Acquire).max(finished);
+        let kind = |operation: u64| {
+            let place = self.kinds[operation as usize % KINDS].load(Ordering::Relaxed);
+            Collective::ALL.get(usize::from(place).checked_sub(1)?).copied()
+        };
+        // Kinds further back have been written over.
+        let known = |operation: &u64| begun - operation < KINDS as u64;
+        let pending = (finished + 1..=begun).map(|operation| known(&operation).then(|| kind(operation))?);
+        Report {
+            begun,
+            finished,
+            pending: pending.take(KINDS).collect(),
+            waits: self.waits.lock().unwrap_or_else(PoisonError::into_inner).clone(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_report_says_what_is_pending_and_of_what_kind() {
+        let watch = Watch::default();
+        assert_eq!(watch.look(), Report::default());
+        watch.begin(1, Collective::AllReduce);
+        watch.begin(2, Collective::Barrier);
+        watch.finish(1);
+        let report = watch.look();
+        assert_eq!((report.begun, report.finished), (2, 1));
+        assert_eq!(report.pending, [Some(Collective::Barrier)]);
+        for operation in 3..200 {
+            watch.begin(operation, Collective::AllToAll);
+        }
+        let pending = watch.look().pending;
+        assert_eq!(pending.len(), KINDS);
+        assert_eq!(pending[0], None, "its kind has been written over");
+        watch.finish(150);
+        assert_eq!(watch.look().pending, [Some(Collective::AllToAll); 49]);
+    }
+
+    #[test]
+    fn an_engine_that_is_asked_answers_once_and_failure_stays() {
+        let watch = Watch::default();
+        assert!(!watch.attention());
+        watch.ask();
+        assert!(watch.attention() && watch.asked() && !watch.failed());
+        watch.report(Vec::new());
+        assert!(!watch.attention());
+        assert_eq!(watch.look().waits, Some(Vec::new()));
+        watch.ask();
+        assert_eq!(watch.look().waits, None, "it has not answered this time");
+        watch.fail();
+        watch.report(Vec::new());
+        assert!(watch.attention() && watch.failed() && !watch.asked());
+    }
+}

@@ -1,0 +1,124 @@
+//! Floats of 16 and 8 bits to `f32` and back, as branchless integer arithmetic that compiles to vectors.
+//!
+//! To `f32` is exact. Back rounds to nearest, ties to even. No value passes through a denormal `f32` on its way, so a processor that flushes those gives the same results. Every NaN becomes the quiet NaN without a sign.
+//!
+//! A finite number too large for a float of 8 bits becomes the largest there is, and so does an infinity: the saturating conversion of OCP's FP8 specification (OFP8, revision 1.0, table 3), the one that GPUs have in hardware.
+//! Without it E4M3, which has no infinity, would turn every overflow into NaN. Those of 16 bits overflow to infinity, as IEEE 754 says.
+
+/// All bits but the sign.
+const MAGNITUDE: u32 = 0x7fff_ffff;
+/// The bits of infinity: of a magnitude, more is NaN.
+const INFINITY: u32 = 0x7f80_0000;
+
+/// The bits of `2^power`.
+const fn exponent(power: i32) -> u32 {
+    ((127 + power) as u32) << 23
+}
+
+/// The value of a magnitude whose exponent and fraction were shifted to the `f32`'s, with an exponent bias of `bias` and a denormal where the exponent is zero. Not for infinities and NaNs.
+#[inline(always)]
+fn widen(shifted: u32, bias: i32) -> u32 {
+    let normal = shifted + exponent(-bias);
+    // A denormal's fraction, read with the least exponent, is too large by exactly what the leading bit adds.
+    let least = exponent(1 - bias);
+    let denormal = (f32::from_bits(shifted + least) - f32::from_bits(least)).to_bits();
+    if shifted < 1 << 23 { denormal } else { normal }
+}
+
+/// Rounds a magnitude to a float with `fraction` bits of fraction and an exponent bias of `bias`. Overflow runs on into the exponent.
+#[inline(always)]
+fn narrow(magnitude: u32, bias: i32, fraction: u32) -> u32 {
+    let shift = 23 - fraction;
+    let odd = (magnitude >> shift) & 1;
+    let normal = (magnitude
+        .wrapping_sub(exponent(-bias))
+        .wrapping_add((1 << (shift - 1)) - 1 + odd))
+        >> shift;
+    // The power of two whose last bit weighs what a denormal's last bit does: the sum is rounded there.
+    let unit = exponent(1 - bias + shift as i32);
+    let denormal = (f32::from_bits(magnitude) + f32::from_bits(unit))
+        .to_bits()
+        .wrapping_sub(unit);
+    if magnitude < exponent(1 - bias) {
+        denormal
+    } else {
+        normal
+    }
+}
+
+/// binary16 as `f32`.
+#[inline(always)]
+pub(super) fn f16_to_f32(bits: u16) -> f32 {
+    let shifted = (u32::from(bits) & 0x7fff) << 13;
+    let finite = widen(shifted, 15);
+    let magnitude = if shifted >= 0x7c00 << 13 {
+        shifted + 2 * exponent(-15)
+    } else {
+        finite
+    };
+    f32::from_bits(magnitude | (u32::from(bits) & 0x8000) << 16)
+}
+
+/// `f32` as binary16.
+#[inline(always)]
+pub(super) fn f32_to_f16(value: f32) -> u16 {
+    let magnitude = value.to_bits() & MAGNITUDE;
+    let sign = value.to_bits() >> 16 & 0x8000;
+    let finite = sign | narrow(magnitude, 15, 10);
+    let rounded = if magnitude >= exponent(16) {
+        sign | 0x7c00
+    } else {
+        finite
+    };
+    (if magnitude > INFINITY { 0x7e00 } else { rounded }) as u16
+}
+
+/// bfloat16 as `f32`.
+#[inline(always)]
+pub(super) fn bf16_to_f32(bits: u16) -> f32 {
+    f32::from_bits(u32::from(bits) << 16)
+}
+
+/// `f32` as bfloat16.
+#[inline(always)]
+pub(super) fn f32_to_bf16(value: f32) -> u16 {
+    let bits = value.to_bits();
+    let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16;
+    (if bits & MAGNITUDE > INFINITY { 0x7fc0 } else { rounded }) as u16
+}
+
+/// E4M3 as `f32`.
+#[inline(always)]
+pub(super) fn f8e4m3_to_f32(bits: u8) -> f32 {
+    let shifted = (u32::from(bits) & 0x7f) << 20;
+    let finite = widen(shifted, 7) | (u32::from(bits) & 0x80) << 24;
+    f32::from_bits(if shifted == 0x7f << 20 {
+        f32::NAN.to_bits()
+    } else {
+        finite
+    })
+}
+
+/// `f32` as E4M3, saturating.
+#[inline(always)]
+pub(super) fn f32_to_f8e4m3(value: f32) -> u8 {
+    let magnitude = value.to_bits() & MAGNITUDE;
+    let sign = value.to_bits() >> 24 & 0x80;
+    let rounded = sign | narrow(magnitude.min(448f32.to_bits()), 7, 3);
+    (if magnitude > INFINITY { 0x7f } else { rounded }) as u8
+}
+
+/// E5M2 as `f32`: the upper byte of a binary16.
+#[inline(always)]
+pub(super) fn f8e5m2_to_f32(bits: u8) -> f32 {
+    f16_to_f32(u16::from(bits) << 8)
+}
+
+/// `f32` as E5M2, saturating.
+#[inline(always)]
+pub(super) fn f32_to_f8e5m2(value: f32) -> u8 {
+    let magnitude = value.to_bits() & MAGNITUDE;
+    let sign = value.to_bits() >> 24 & 0x80;
+    let rounded = sign | narrow(magnitude.min(57344f32.to_bits()), 15, 2);
+    (if magnitude > INFINITY { 0x7f } else { rounded }) as u8
+}

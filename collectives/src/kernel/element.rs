@@ -1,0 +1,64 @@
+//! Rust's types as elements of collectives.
+
+use half::{bf16, f16};
+
+use super::float8::{F8E4M3, F8E5M2};
+use crate::types::DataType;
+
+mod sealed {
+    /// Keeps [`Element`](super::Element) to types whose every bit pattern is a value, and whose size is their data type's.
+    pub trait Sealed {}
+}
+
+/// A type that buffers of collectives are made of. Every bit pattern is a value of it, and its size is that of [`TYPE`](Self::TYPE); sealed for that reason.
+pub trait Element: sealed::Sealed + Copy + Send + Sync + 'static {
+    /// What it is called.
+    const TYPE: DataType;
+    /// What partial results of it are made of.
+    type Accumulator: Accumulator;
+}
+
+/// An element that accumulates as itself: what partial results are made of, and what operators and scalars are over.
+pub trait Accumulator: Element<Accumulator = Self> {}
+
+macro_rules! elements {
+    ($($type:ty: $name:ident, $accumulator:ty;)*) => {
+        $(
+            const _: () = assert!(size_of::<$type>() == DataType::$name.bytes());
+
+            impl sealed::Sealed for $type {}
+
+            impl Element for $type {
+                const TYPE: DataType = DataType::$name;
+                type Accumulator = $accumulator;
+            }
+        )*
+    };
+}
+
+elements! {
+    i8: I8, i8;
+    u8: U8, u8;
+    i32: I32, i32;
+    u32: U32, u32;
+    i64: I64, i64;
+    u64: U64, u64;
+    f16: F16, f32;
+    bf16: Bf16, f32;
+    f32: F32, f32;
+    f64: F64, f64;
+    F8E4M3: F8E4M3, f32;
+    F8E5M2: F8E5M2, f32;
+}
+
+macro_rules! accumulators {
+    ($($type:ty)*) => {
+        $(
+            const _: () = assert!(<$type as Element>::TYPE as u8 == <$type as Element>::TYPE.accumulator() as u8);
+
+            impl Accumulator for $type {}
+        )*
+    };
+}
+
+accumulators! { i8 u8 i32 u32 i64 u64 f32 f64 }

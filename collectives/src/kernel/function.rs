@@ -1,0 +1,299 @@
+//! Reducing memory: a data type and an operator, with the loops that compute them on this machine.
+
+use core::fmt;
+use core::ops::Range;
+
+use super::operator::{Op, Scalar, Unfit, UserOperator};
+use super::versions::{Fused, Loops, Narrow, Version};
+use crate::plan::Form;
+use crate::types::{DataType, ReduceOp};
+
+/// Bytes of a tile: two of them stay in the first cache beside what streams through it.
+const TILE: usize = 4096;
+
+/// Memory on the stack for partial results of a few elements at a time, aligned for every type and vector.
+#[repr(align(64))]
+struct Tile([core::mem::MaybeUninit<u8>; TILE]);
+
+impl Tile {
+    const fn new() -> Self {
+        Self([core::mem::MaybeUninit::uninit(); TILE])
+    }
+
+    fn at(&mut self) -> *mut u8 {
+        self.0.as_mut_ptr().cast()
+    }
+}
+
+/// What reduces elements of one type by one operator. Made once for an operation: it holds the loops for the best instruction set that the machine has.
+#[derive(Clone)]
+pub struct Function {
+    data: DataType,
+    op: Op,
+    pub(super) ranks: u32,
+    /// The built-in loops; of a user's operator those of `Sum`, which only convert and scale.
+    loops: Loops,
+    narrow: Option<Narrow>,
+    /// All of it in one pass, where there is such a loop; as `loops` without meaning of a user's operator.
+    fused: Option<Fused>,
+}
+
+impl Function {
+    /// The reduction of `data` by `op` over `ranks` ranks: `Avg` divides by that number.
+    ///
+    /// # Errors
+    /// The user's operator is over another type than the one that `data` accumulates in.
+    pub fn new(data: DataType, op: impl Into<Op>, ranks: u32) -> Result<Self, Unfit> {
+        Self::with_version(data, op.into(), ranks, Version::best())
+    }
+
+    pub(super) fn with_version(data: DataType, op: Op, ranks: u32, version: Version) -> Result<Self, Unfit> {
+        let builtin = match &op {
+            Op::Builtin(op) => *op,
+            Op::User(user) if user.over() != data.accumulator() => {
+                return Err(Unfit {
+                    what: format!("the operator {:?}", user.name()),
+                    over: user.over(),
+                    data,
+                });
+            }
+            Op::User(_) => ReduceOp::Sum,
+        };
+        let (loops, narrow, fused) = (
+            version.loops(data, builtin),
+            version.narrow(data),
+            version.fused(data, builtin),
+        );
+        Ok(Self {
+            data,
+            op,
+            ranks: ranks.max(1),
+            loops,
+            narrow,
+            fused,
+        })
+    }
+
+    /// The type of the elements.
+    #[must_use]
+    pub fn data(&self) -> DataType {
+        self.data
+    }
+
+    /// The operator.
+    #[must_use]
+    pub fn op(&self) -> &Op {
+        &self.op
+    }
+
+    /// Bytes of one element in that form.
+    #[must_use]
+    pub fn bytes(&self, form: Form) -> usize {
+        match form {
+            Form::Element => self.data.bytes(),
+            Form::Partial => self.data.accumulator().bytes(),
+        }
+    }
+
+    /// Reduces the `sources`, in their order, `into` a memory: as partial results, or finished elements, rounded once, with `Avg`'s division done. Nothing at all is reduced without sources.
+    ///
+    /// # Safety
+    /// Each source can be read for `elements` of its form, and `into` written, at any alignment. `into` may be one of the sources exactly, in the same form; else it overlaps none. Nobody else writes any of them meanwhile: what a
+    /// device has written is complete (its completion or its flag was seen).
+    pub unsafe fn reduce(&self, sources: &[(Form, *const u8)], into: (Form, *mut u8), elements: usize) {
+        // SAFETY: the caller's contract is the same in all arms.
+        unsafe {
+            match (&self.op, sources) {
+                (_, []) => {}
+                (Op::User(user), _) => self.reduce_by_user(user, sources, into, elements),
+                (Op::Builtin(_), &[(form, from)]) => self.alone(form, from, into, elements),
+                (Op::Builtin(_), &[(_, a), (_, b)]) if self.narrow.is_none() => {
+                    let pair = if into.0 == Form::Element {
+                        self.loops.finish
+                    } else {
+                        self.loops.accumulate
+                    };
+                    pair(a, b, into.1, elements, self.ranks);
+                }
+                (Op::Builtin(op), _) => {
+                    let divisor = (*op == ReduceOp::Avg).then_some(self.ranks as f32);
+                    let done = self.fused.map_or(0, |fused| fused(sources, into, elements, divisor));
+                    self.reduce_by_tiles(sources, into, done..elements);
+                }
+            }
+        }
+    }
+
+    /// Copies `elements` of one form.
+    ///
+    /// # Safety
+    /// `from` can be read and `into` written for that many; they are the same, or do not overlap. Nobody else writes them meanwhile.
+    pub unsafe fn copy(&self, form: Form, from: *const u8, into: *mut u8, elements: usize) {
+        if !core::ptr::eq(from, into) {
+            // SAFETY: by contract.
+            unsafe { core::ptr::copy_nonoverlapping(from, into, elements * self.bytes(form)) };
+        }
+    }
+
+    /// Multiplies `elements` at `from` with `scalar` in the type that accumulates, and rounds once: what [`ReduceOp::PreMulSum`] does to a rank's input before it is reduced.
+    ///
+    /// # Errors
+    /// The scalar is of another type than the one that the data accumulates in. Nothing was written.
+    ///
+    /// # Safety
+    /// `from` can be read and `into` written for that many, at any alignment; they are the same, or do not overlap. Nobody else writes them meanwhile.
+    pub unsafe fn scale(&self, scalar: Scalar, from: *const u8, into: *mut u8, elements: usize) -> Result<(), Unfit> {
+        if scalar.over() != self.data.accumulator() {
+            return Err(Unfit {
+                what: "the scalar".to_owned(),
+                over: scalar.over(),
+                data: self.data,
+            });
+        }
+        // SAFETY: the scalar is of the type that the loops are of; the rest by contract. A tile has room for `count` of the type that accumulates.
+        unsafe {
+            let Some(narrow) = self.narrow else {
+                (self.loops.scale)(from, into, elements, scalar.address());
+                return Ok(());
+            };
+            let mut tile = Tile::new();
+            self.for_tiles(0..elements, |at, count| {
+                (narrow.decode)(from.add(at * self.data.bytes()), tile.at(), count);
+                (self.loops.scale)(tile.at(), tile.at(), count, scalar.address());
+                (narrow.encode)(tile.at(), into.add(at * self.data.bytes()), count);
+            });
+        }
+        Ok(())
+    }
+
+    /// Calls `work` with the first element and the number of elements of each tile.
+    fn for_tiles(&self, elements: Range<usize>, mut work: impl FnMut(usize, usize)) {
+        let most = TILE / self.bytes(Form::Partial);
+        let mut at = elements.start;
+        while at < elements.end {
+            let count = most.min(elements.end - at);
+            work(at, count);
+            at += count;
+        }
+    }
+
+    /// One source.
+    ///
+    /// # Safety
+    /// As [`reduce`](Self::reduce).
+    unsafe fn alone(&self, form: Form, from: *const u8, into: (Form, *mut u8), elements: usize) {
+        // SAFETY: by contract; a tile has room for `count` of the type that accumulates.
+        unsafe {
+            match (self.narrow, form, into.0) {
+                (None, _, Form::Partial) | (Some(_), Form::Partial, Form::Partial) => {
+                    self.copy(into.0, from, into.1, elements)
+                }
+                (None, _, Form::Element) => (self.loops.alone)(from, into.1, elements, self.ranks),
+                (Some(narrow), Form::Element, Form::Partial) => (narrow.decode)(from, into.1, elements),
+                (Some(narrow), _, Form::Element) => {
+                    let mut tile = Tile::new();
+                    self.for_tiles(0..elements, |at, count| {
+                        let from = from.add(at * self.bytes(form));
+                        let from = if form == Form::Element {
+                            (narrow.decode)(from, tile.at(), count);
+                            tile.at()
+                        } else {
+                            from
+                        };
+                        (self.loops.alone)(from, tile.at(), count, self.ranks);
+                        (narrow.encode)(tile.at(), into.1.add(at * self.data.bytes()), count);
+                    });
+                }
+            }
+        }
+    }
+
+    /// Two sources or more, and some of the elements.
+    ///
+    /// # Safety
+    /// As [`reduce`](Self::reduce); there are two sources or more.
+    unsafe fn reduce_by_tiles(&self, sources: &[(Form, *const u8)], into: (Form, *mut u8), elements: Range<usize>) {
+        let (mut first, mut next) = (Tile::new(), Tile::new());
+        let last = sources.len() - 1;
+        self.for_tiles(elements, |begin, count| {
+            // Where the accumulator is now: the first source itself, until something was added to it.
+            let mut sum = core::ptr::null();
+            for (index, &(form, from)) in sources.iter().enumerate() {
+                // SAFETY: by contract; a tile has room for `count` of the type that accumulates. `into` is written last for these elements, when all sources were read.
+                unsafe {
+                    let mut from = from.add(begin * self.bytes(form));
+                    if let (Some(narrow), Form::Element) = (self.narrow, form) {
+                        let tile = if index == 0 { first.at() } else { next.at() };
+                        (narrow.decode)(from, tile, count);
+                        from = tile;
+                    }
+                    if index == 0 {
+                        sum = from;
+                        continue;
+                    }
+                    let pair = if index == last && into.0 == Form::Element {
+                        self.loops.finish
+                    } else {
+                        self.loops.accumulate
+                    };
+                    let to = if index == last && (self.narrow.is_none() || into.0 == Form::Partial) {
+                        into.1.add(begin * self.bytes(into.0))
+                    } else {
+                        first.at()
+                    };
+                    pair(sum, from, to, count, self.ranks);
+                    sum = to;
+                }
+            }
+            if let (Some(narrow), Form::Element) = (self.narrow, into.0) {
+                // SAFETY: as above.
+                unsafe { (narrow.encode)(sum, into.1.add(begin * self.data.bytes()), count) };
+            }
+        });
+    }
+
+    /// Any number of sources, by the user's operator. It sees tiles alone, never the operation's memory.
+    ///
+    /// # Safety
+    /// As [`reduce`](Self::reduce).
+    unsafe fn reduce_by_user(
+        &self,
+        user: &UserOperator,
+        sources: &[(Form, *const u8)],
+        into: (Form, *mut u8),
+        elements: usize,
+    ) {
+        let (mut first, mut next) = (Tile::new(), Tile::new());
+        self.for_tiles(0..elements, |begin, count| {
+            // SAFETY: by contract; a tile has room for `count` of the type that accumulates, and is aligned for it. `into` is written last for these elements.
+            unsafe {
+                for (index, &(form, from)) in sources.iter().enumerate() {
+                    let tile = if index == 0 { first.at() } else { next.at() };
+                    let from = from.add(begin * self.bytes(form));
+                    match (self.narrow, form) {
+                        (Some(narrow), Form::Element) => (narrow.decode)(from, tile, count),
+                        _ => core::ptr::copy_nonoverlapping(from, tile, count * self.bytes(form)),
+                    }
+                    if index > 0 {
+                        user.combine(first.at(), next.at(), count);
+                    }
+                }
+                let to = into.1.add(begin * self.bytes(into.0));
+                match (self.narrow, into.0) {
+                    (Some(narrow), Form::Element) => (narrow.encode)(first.at(), to, count),
+                    _ => core::ptr::copy_nonoverlapping(first.at(), to, count * self.bytes(into.0)),
+                }
+            }
+        });
+    }
+}
+
+impl fmt::Debug for Function {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Function")
+            .field("data", &self.data)
+            .field("op", &self.op)
+            .field("ranks", &self.ranks)
+            .finish_non_exhaustive()
+    }
+}

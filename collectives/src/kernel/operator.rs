@@ -1,0 +1,151 @@
+//! What a reduction does to two operands: the built-in operators, and the user's own.
+
+use core::fmt;
+use std::sync::Arc;
+
+use super::element::Accumulator;
+use crate::types::{DataType, ReduceOp};
+
+/// An operator.
+#[derive(Clone, Debug)]
+pub enum Op {
+    /// One of those that all have.
+    Builtin(ReduceOp),
+    /// One of the user's.
+    User(UserOperator),
+}
+
+impl Op {
+    /// Its name, for results and errors.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        match self {
+            Self::Builtin(op) => op.name(),
+            Self::User(op) => op.name(),
+        }
+    }
+}
+
+impl From<ReduceOp> for Op {
+    fn from(op: ReduceOp) -> Self {
+        Self::Builtin(op)
+    }
+}
+
+impl From<UserOperator> for Op {
+    fn from(op: UserOperator) -> Self {
+        Self::User(op)
+    }
+}
+
+/// Combines `elements` at the second pointer into those at the first.
+type Combine = dyn Fn(*mut u8, *const u8, usize) + Send + Sync;
+
+/// An operator of the user's: a function of two slices that combines each element of the second into that of the first.
+///
+/// It is over the type that accumulates: `f32` for the floats of 16 and 8 bits. So one over `f32` serves `f16` too, and its results are rounded once.
+///
+/// ```
+/// # use doorbell_collectives::kernel::UserOperator;
+/// let bits = UserOperator::new("or", |into: &mut [u64], from: &[u64]| into.iter_mut().zip(from).for_each(|(a, b)| *a |= b));
+/// ```
+#[derive(Clone)]
+pub struct UserOperator {
+    name: Arc<str>,
+    over: DataType,
+    combine: Arc<Combine>,
+}
+
+impl UserOperator {
+    /// The operator that `combine` computes. Both slices have one length, which varies from call to call and says nothing of the operation's; neither is memory of the operation itself.
+    ///
+    /// `combine` must be associative (but for rounding) and commutative, and treat each element alike: algorithms differ in what they combine first, and where they cut.
+    /// A panic in it goes through to whoever drives the operation.
+    pub fn new<A: Accumulator>(name: &str, combine: impl Fn(&mut [A], &[A]) + Send + Sync + 'static) -> Self {
+        let combine = move |into: *mut u8, from: *const u8, elements: usize| {
+            // SAFETY: `combine` below is called with two tiles, aligned for every element and of at least `elements` initialised elements of `A`, as `over` was compared with what they are made of.
+            let (into, from) = unsafe {
+                (
+                    core::slice::from_raw_parts_mut(into.cast::<A>(), elements),
+                    core::slice::from_raw_parts(from.cast::<A>(), elements),
+                )
+            };
+            combine(into, from);
+        };
+        Self {
+            name: name.into(),
+            over: A::TYPE,
+            combine: Arc::new(combine),
+        }
+    }
+
+    /// Its name, for results and errors.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The type that it combines: one that accumulates.
+    #[must_use]
+    pub fn over(&self) -> DataType {
+        self.over
+    }
+
+    /// Combines `elements` at `from` into those at `into`.
+    ///
+    /// # Safety
+    /// Both are aligned for the type that it is over, hold that many elements of it, do not overlap, and nobody else touches them meanwhile.
+    pub(super) unsafe fn combine(&self, into: *mut u8, from: *const u8, elements: usize) {
+        (self.combine)(into, from, elements);
+    }
+}
+
+impl fmt::Debug for UserOperator {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("UserOperator")
+            .field("name", &self.name)
+            .field("over", &self.over)
+            .finish_non_exhaustive()
+    }
+}
+
+/// What a rank's contribution is multiplied with by [`ReduceOp::PreMulSum`], in the type that accumulates.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Scalar {
+    over: DataType,
+    bits: u64,
+}
+
+impl Scalar {
+    /// `value` as a scalar.
+    #[must_use]
+    pub fn of<A: Accumulator>(value: A) -> Self {
+        let mut bits = 0;
+        // SAFETY: `A` is at most eight bytes long (its type is one of `DataType`'s), and has no padding.
+        unsafe { core::ptr::from_mut(&mut bits).cast::<A>().write(value) };
+        Self { over: A::TYPE, bits }
+    }
+
+    /// Its type.
+    #[must_use]
+    pub fn over(self) -> DataType {
+        self.over
+    }
+
+    /// Where its value is, of the type that it is over.
+    pub(super) fn address(&self) -> *const u8 {
+        core::ptr::from_ref(&self.bits).cast()
+    }
+}
+
+/// An operator or a scalar is of another type than what it is to work on.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("{what} is over {over}, but {data} accumulates in {}: make it over that type", data.accumulator())]
+pub struct Unfit {
+    /// The operator's name, or "the scalar".
+    pub what: String,
+    /// The type that it is over.
+    pub over: DataType,
+    /// The elements' type.
+    pub data: DataType,
+}

@@ -1,0 +1,341 @@
+//! A rank's memory as the checker has it: a cell for each block, and in the cell what the block would hold.
+
+use std::rc::Rc;
+
+use super::Fault;
+use crate::plan::{Place, Program, Shape, Shared, Span};
+use crate::types::Rank;
+
+/// A set of ranks.
+pub(super) type Set = Rc<[u64]>;
+
+/// What a block holds.
+#[derive(Clone)]
+pub(super) struct Value {
+    /// Of which data block.
+    pub(super) data: u32,
+    /// How much of it.
+    pub(super) part: Part,
+}
+
+/// Whose contributions a value has.
+#[derive(Clone)]
+pub(super) enum Part {
+    /// One rank's, as it gave it.
+    One(Rank),
+    /// Several ranks', accumulated.
+    Some(Set),
+    /// All: a result. What is not reduced is so from the beginning.
+    Whole,
+}
+
+/// The ranks whose contributions are in one value, while it is being reduced.
+pub(super) struct Sum {
+    data: Option<u32>,
+    set: Vec<u64>,
+}
+
+impl Sum {
+    pub(super) fn new(ranks: u32) -> Self {
+        Self {
+            data: None,
+            set: vec![0; (ranks as usize).div_ceil(64)],
+        }
+    }
+
+    /// Adds `value`.
+    pub(super) fn add(&mut self, value: &Value) -> Result<(), Fault> {
+        let data = *self.data.get_or_insert(value.data);
+        if data != value.data {
+            return Err(Fault::Apples(data, value.data));
+        }
+        match &value.part {
+            Part::Whole => return Err(Fault::Whole(data)),
+            Part::One(rank) => {
+                let (word, bit) = (rank.index() / 64, 1 << (rank.index() % 64));
+                if self.set[word] & bit != 0 {
+                    return Err(Fault::Twice {
+                        contributor: *rank,
+                        data,
+                    });
+                }
+                self.set[word] |= bit;
+            }
+            Part::Some(others) => {
+                for (word, (mine, &theirs)) in self.set.iter_mut().zip(others.iter()).enumerate() {
+                    if *mine & theirs != 0 {
+                        let contributor = Rank(word as u32 * 64 + (*mine & theirs).trailing_zeros());
+                        return Err(Fault::Twice { contributor, data });
+                    }
+                    *mine |= theirs;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The value, for `place`: whole for the output.
+    pub(super) fn finish(self, place: Place, ranks: u32) -> Result<Value, Fault> {
+        let data = self.data.ok_or(Fault::NoSources)?;
+        let part = match place {
+            Place::Partial => Part::Some(self.set.into()),
+            Place::Output => match missing(&self.set, ranks) {
+                Some(contributor) => return Err(Fault::Lacks { data, contributor }),
+                None => Part::Whole,
+            },
+            Place::Input | Place::Scratch => {
+                return Err(Fault::Place {
+                    place,
+                    what: "the result of a reduction",
+                });
+            }
+        };
+        Ok(Value { data, part })
+    }
+}
+
+/// The first of `ranks` that is not in `set`.
+pub(super) fn missing(set: &[u64], ranks: u32) -> Option<Rank> {
+    (0..ranks)
+        .map(Rank)
+        .find(|rank| set[rank.index() / 64] & 1 << (rank.index() % 64) == 0)
+}
+
+struct Cell {
+    value: Option<Value>,
+    /// Which data block it is as long as.
+    like: u32,
+    /// How many messages of it have not left, and for whom the last of them is.
+    held: u32,
+    held_for: Rank,
+    /// Strands that read it: the first, and another one.
+    readers: [Option<u32>; 2],
+    /// The strand that writes it.
+    writer: Option<u32>,
+    /// The last step that wrote it, and as which of its blocks.
+    stamp: (u64, u32),
+}
+
+/// A rank's memory.
+pub(super) struct Memory {
+    cells: Vec<Cell>,
+    /// The first cell of each place, and the end of the last one.
+    bases: [usize; 5],
+    shared: Option<Shared>,
+    /// The steps that wrote so far.
+    stamp: u64,
+}
+
+impl Memory {
+    /// `rank`'s, before the first step.
+    pub(super) fn new(shape: &Shape, rank: Rank, program: &Program, in_place: bool) -> Self {
+        let (input, output) = (shape.input(rank), shape.output(rank));
+        let mut bases = [0; 5];
+        for (place, blocks) in [&input, &output, &program.scratch, &program.partial]
+            .into_iter()
+            .enumerate()
+        {
+            bases[place + 1] = bases[place] + blocks.len();
+        }
+        let part = if shape.collective.reduces() {
+            Part::One(rank)
+        } else {
+            Part::Whole
+        };
+        let values = input.iter().map(|&data| {
+            Some(Value {
+                data,
+                part: part.clone(),
+            })
+        });
+        let likes = [&input, &output, &program.scratch, &program.partial]
+            .into_iter()
+            .flatten();
+        let cells = values
+            .chain(std::iter::repeat(None))
+            .zip(likes)
+            .map(|(value, &like)| Cell {
+                value,
+                like,
+                held: 0,
+                held_for: rank,
+                readers: [None; 2],
+                writer: None,
+                stamp: (0, 0),
+            })
+            .collect();
+        let shared = if in_place { shape.shared(rank) } else { None };
+        Self {
+            cells,
+            bases,
+            shared,
+            stamp: 0,
+        }
+    }
+
+    /// The cell of a block.
+    fn cell(&self, place: Place, block: u32) -> Result<usize, Fault> {
+        let (base, end) = (self.bases[place as usize], self.bases[place as usize + 1]);
+        if block as usize >= end - base {
+            let blocks = (end - base) as u32;
+            return Err(Fault::NoBlock { place, block, blocks });
+        }
+        match self.shared {
+            Some(shared)
+                if place == Place::Output && (shared.output..shared.output + shared.blocks).contains(&block) =>
+            {
+                Ok(self.bases[Place::Input as usize] + (block - shared.output + shared.input) as usize)
+            }
+            _ => Ok(base + block as usize),
+        }
+    }
+
+    /// The cells of a span.
+    pub(super) fn cells(&self, span: Span) -> Result<Vec<usize>, Fault> {
+        let end = span.first.checked_add(span.blocks).ok_or(Fault::NoBlock {
+            place: span.place,
+            block: u32::MAX,
+            blocks: (self.bases[span.place as usize + 1] - self.bases[span.place as usize]) as u32,
+        })?;
+        (span.first..end).map(|block| self.cell(span.place, block)).collect()
+    }
+
+    /// What `cells`, those of `span`, hold, as `strand` reads it.
+    pub(super) fn read(&mut self, strand: u32, span: Span, cells: &[usize]) -> Result<Vec<Value>, Fault> {
+        let blocks = span.first..;
+        blocks
+            .zip(cells)
+            .map(|(block, &at)| self.read_one(strand, span.place, block, at))
+            .collect()
+    }
+
+    fn read_one(&mut self, strand: u32, place: Place, block: u32, at: usize) -> Result<Value, Fault> {
+        let cell = &mut self.cells[at];
+        if let Some(writer) = cell.writer.filter(|&writer| writer != strand) {
+            return Err(Fault::Shared {
+                strands: (writer, strand),
+                block,
+                place,
+            });
+        }
+        match cell.readers {
+            [None, _] => cell.readers[0] = Some(strand),
+            [Some(first), None] if first != strand => cell.readers[1] = Some(strand),
+            _ => {}
+        }
+        cell.value.clone().ok_or(Fault::Undefined { place, block })
+    }
+
+    /// Whether a message has not left one of `cells`, and for whom it is.
+    pub(super) fn held(&self, cells: &[usize]) -> Option<Rank> {
+        cells
+            .iter()
+            .map(|&at| &self.cells[at])
+            .find(|cell| cell.held > 0)
+            .map(|cell| cell.held_for)
+    }
+
+    /// A message to `to` leaves `cells` later.
+    pub(super) fn hold(&mut self, cells: &[usize], to: Rank) {
+        for &at in cells {
+            self.cells[at].held += 1;
+            self.cells[at].held_for = to;
+        }
+    }
+
+    /// It has left them.
+    pub(super) fn release(&mut self, cells: &[usize]) {
+        for &at in cells {
+            self.cells[at].held -= 1;
+        }
+    }
+
+    /// Writes `values` to `cells`, those of `into`, in `strand`.
+    pub(super) fn write(
+        &mut self,
+        shape: &Shape,
+        strand: u32,
+        into: Span,
+        cells: &[usize],
+        values: Vec<Value>,
+    ) -> Result<(), Fault> {
+        let place = into.place;
+        if place == Place::Input && into.blocks > 0 {
+            return Err(Fault::Place {
+                place,
+                what: "what the rank gets",
+            });
+        }
+        for ((block, &at), value) in (into.first..).zip(cells).zip(values) {
+            let cell = &mut self.cells[at];
+            if let Some(writer) = cell.writer.filter(|&writer| writer != strand) {
+                return Err(Fault::Shared {
+                    strands: (writer, strand),
+                    block,
+                    place,
+                });
+            }
+            if let Some(reader) = cell.readers.into_iter().flatten().find(|&reader| reader != strand) {
+                return Err(Fault::Shared {
+                    strands: (strand, reader),
+                    block,
+                    place,
+                });
+            }
+            cell.writer = Some(strand);
+            if place == Place::Output && !matches!(value.part, Part::Whole) {
+                return Err(Fault::Place {
+                    place,
+                    what: "what lacks contributions",
+                });
+            }
+            if shape.length_class(value.data) != shape.length_class(cell.like) {
+                let (data, like) = (value.data, cell.like);
+                return Err(Fault::Length {
+                    data,
+                    place,
+                    block,
+                    like,
+                });
+            }
+            cell.value = Some(value);
+        }
+        Ok(())
+    }
+
+    /// Whether each of `sources` is the same cells as `into`, one for one, or has none of them.
+    pub(super) fn apart(&mut self, into: &[usize], sources: &[Vec<usize>]) -> Result<(), Fault> {
+        self.stamp += 1;
+        for (index, &at) in into.iter().enumerate() {
+            self.cells[at].stamp = (self.stamp, index as u32);
+        }
+        for source in sources.iter().filter(|source| source.as_slice() != into) {
+            if source.iter().any(|&at| self.cells[at].stamp.0 == self.stamp) {
+                return Err(Fault::Overlap);
+            }
+        }
+        Ok(())
+    }
+
+    /// What the output holds.
+    pub(super) fn output(&self, shape: &Shape, rank: Rank) -> Result<(), Fault> {
+        let place = Place::Output;
+        for (block, expected) in (0..).zip(shape.output(rank)) {
+            match &self.cells[self.cell(place, block)?].value {
+                None => return Err(Fault::Undefined { place, block }),
+                Some(value) if value.data != expected => {
+                    let found = value.data;
+                    return Err(Fault::Wrong { block, found, expected });
+                }
+                Some(Value { part: Part::Whole, .. }) => {}
+                Some(_) => {
+                    return Err(Fault::Place {
+                        place,
+                        what: "what lacks contributions",
+                    });
+                }
+            }
+        }
+        Ok(())
+    }
+}

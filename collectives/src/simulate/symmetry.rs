@@ -1,0 +1,102 @@
+//! Whether all ranks of a schedule do the same.
+//!
+//! If every rank's steps are the first one's with all ranks moved on round the order by its position, then on a uniform fabric all ranks are in the same state at all times: they begin alike, and each event of one
+//! happens to all. So one can be run for all, and 16,384 ranks of a ring are as quick as one. This looks at every step of every rank, on all processors; it believes nothing.
+
+use std::thread;
+
+use crate::plan::{Form, Schedule, Span, Step};
+use crate::types::Rank;
+
+/// Ranks that are compared with one pass over the first one's steps.
+const TOGETHER: usize = 32;
+
+/// Whether they do. Places in memory may differ, lengths may not.
+pub(super) fn all_do_the_same(schedule: &dyn Schedule) -> bool {
+    let order = &schedule.shape().order;
+    if order.len() < 2 {
+        return false;
+    }
+    let mut position = vec![0; order.len()];
+    for (place, rank) in order.iter().enumerate() {
+        position[rank.index()] = place;
+    }
+    let position = &position;
+    // Where they differ, these mostly do already.
+    let probe = [1, order.len() / 2, order.len() - 1];
+    if !are_the_first(schedule, position, &probe) {
+        return false;
+    }
+    let rest: Vec<usize> = (1..order.len()).collect();
+    let workers = thread::available_parallelism().map_or(1, usize::from);
+    let share = rest.len().div_ceil(workers).max(1);
+    thread::scope(|scope| {
+        let parts: Vec<_> = rest
+            .chunks(share)
+            .map(|part| {
+                scope.spawn(move || {
+                    part.chunks(TOGETHER)
+                        .all(|some| are_the_first(schedule, position, some))
+                })
+            })
+            .collect();
+        parts.into_iter().all(|part| part.join().unwrap_or(false))
+    })
+}
+
+/// Whether the ranks at `places` of the order do what the first does.
+fn are_the_first(schedule: &dyn Schedule, position: &[usize], places: &[usize]) -> bool {
+    let order = &schedule.shape().order;
+    (0..schedule.strands()).all(|strand| {
+        let mut others: Vec<_> = places
+            .iter()
+            .map(|&place| (place, schedule.steps(strand, order[place])))
+            .collect();
+        let offset = |place: usize, peer: Rank| (position[peer.index()] + order.len() - place) % order.len();
+        for first in schedule.steps(strand, order[0]) {
+            let same = others.iter_mut().all(|(place, steps)| {
+                steps
+                    .next()
+                    .is_some_and(|other| is_same(&first, &other, |peer| offset(0, peer), |peer| offset(*place, peer)))
+            });
+            if !same {
+                return false;
+            }
+        }
+        others.iter_mut().all(|(_, steps)| steps.next().is_none())
+    })
+}
+
+fn is_same(one: &Step, other: &Step, of_one: impl Fn(Rank) -> usize, of_other: impl Fn(Rank) -> usize) -> bool {
+    let length = |span: &Span| (span.place.form() == Form::Partial, span.blocks);
+    match (one, other) {
+        (Step::Send { to, span }, Step::Send { to: to2, span: span2 }) => {
+            of_one(*to) == of_other(*to2) && length(span) == length(span2)
+        }
+        (
+            Step::Recv { from, into },
+            Step::Recv {
+                from: from2,
+                into: into2,
+            },
+        ) => of_one(*from) == of_other(*from2) && length(into) == length(into2),
+        (
+            Step::RecvReduce { from, form, into, .. },
+            Step::RecvReduce {
+                from: from2,
+                form: form2,
+                into: into2,
+                ..
+            },
+        ) => of_one(*from) == of_other(*from2) && form == form2 && length(into) == length(into2),
+        (
+            Step::Reduce { sources, into },
+            Step::Reduce {
+                sources: sources2,
+                into: into2,
+            },
+        ) => length(into) == length(into2) && sources.iter().map(length).eq(sources2.iter().map(length)),
+        (Step::Copy { from, .. }, Step::Copy { from: from2, .. }) => length(from) == length(from2),
+        _ => false,
+    }
+}

@@ -1,0 +1,369 @@
+//! Runs whose times can be worked out by hand, and runs that must be equal.
+
+use super::*;
+use crate::algorithm::Algorithm;
+use crate::cost::{Compute, Link, MessageCost, Mover};
+use crate::plan::{Form, Place, Program, Span, Step};
+
+/// Numbers that show in a result: α = 1000 (100 and 200 of it busy), β = 0.1, and γ = 0.01 ns/B.
+fn link() -> Link {
+    let simple = MessageCost {
+        alpha_ns: 1000.0,
+        send_ns: 100.0,
+        receive_ns: 200.0,
+        beta_ns_per_byte: 0.1,
+    };
+    Link::derived(Mover::Device, simple, 500.0)
+}
+
+const COMPUTE: Compute = Compute {
+    gamma_ns_per_byte: 0.01,
+    copy_ns_per_byte: 0.02,
+    begin_ns: 50.0,
+};
+
+fn work(bytes: u64) -> Work {
+    Work {
+        bytes,
+        data: DataType::F32,
+        protocol: Protocol::Simple,
+        channels: 1,
+        slice_bytes: u64::MAX,
+    }
+}
+
+fn ring(collective: Collective, ranks: u32) -> Box<dyn Schedule> {
+    let order: Vec<Rank> = (0..ranks).map(Rank).collect();
+    Algorithm::Ring.schedule(collective, &order, Rank(0)).unwrap()
+}
+
+/// A schedule that is written out.
+struct Written {
+    shape: Shape,
+    programs: Vec<Program>,
+}
+
+impl Schedule for Written {
+    fn shape(&self) -> &Shape {
+        &self.shape
+    }
+
+    fn strands(&self) -> u32 {
+        self.programs[0].strands.len() as u32
+    }
+
+    fn steps(&self, strand: u32, rank: Rank) -> Box<dyn Iterator<Item = Step> + Send + '_> {
+        Box::new(self.programs[rank.index()].strands[strand as usize].iter().cloned())
+    }
+
+    fn scratch(&self, _: Rank) -> Vec<u32> {
+        Vec::new()
+    }
+
+    fn partial(&self, _: Rank) -> Vec<u32> {
+        Vec::new()
+    }
+
+    fn in_place(&self) -> bool {
+        false
+    }
+}
+
+fn written(blocks: u32, programs: Vec<Vec<Step>>) -> Written {
+    let order = (0..programs.len() as u32).map(Rank).collect();
+    let shape = Shape {
+        collective: Collective::Broadcast,
+        order,
+        root: Rank(0),
+        blocks,
+    };
+    let programs = programs
+        .into_iter()
+        .map(|steps| Program {
+            strands: vec![steps],
+            ..Program::default()
+        })
+        .collect();
+    Written { shape, programs }
+}
+
+fn send(to: u32) -> Step {
+    Step::Send {
+        to: Rank(to),
+        span: Span::block(Place::Input, 0),
+    }
+}
+
+fn recv(from: u32) -> Step {
+    Step::Recv {
+        from: Rank(from),
+        into: Span::block(Place::Output, 0),
+    }
+}
+
+#[test]
+fn a_ring_takes_what_the_formula_says() {
+    for ranks in [2, 3, 5, 8, 16, 33] {
+        let bytes = 4096 * u64::from(ranks);
+        let fabric = Fabric::uniform(ranks, link(), COMPUTE);
+        let outcome = run(ring(Collective::AllReduce, ranks).as_ref(), &fabric, &work(bytes)).unwrap();
+        let steps = f64::from(2 * (ranks - 1));
+        let expected = 50.0 + steps * (1000.0 + 4096.0 * 0.1) + f64::from(ranks - 1) * 4096.0 * 0.01;
+        assert!(
+            (outcome.time.ns() - expected).abs() < 1.0,
+            "{ranks} ranks: {} and not {expected}",
+            outcome.time.ns()
+        );
+        assert_eq!(outcome.messages, u64::from(2 * (ranks - 1) * ranks));
+        let carried: f64 = outcome.links.iter().map(|link| link.bytes).sum();
+        assert_eq!(carried, 2.0 * 4096.0 * outcome.messages as f64, "once out and once in");
+    }
+}
+
+#[test]
+fn one_rank_run_for_all_is_every_rank_run() {
+    for collective in [Collective::AllReduce, Collective::AllGather, Collective::ReduceScatter] {
+        for (ranks, channels) in [(2, 1), (3, 4), (7, 2), (16, 3)] {
+            let schedule = ring(collective, ranks);
+            let work = Work {
+                channels,
+                slice_bytes: 3000,
+                ..work(100_000 * u64::from(ranks))
+            };
+            for fabric in [
+                Fabric::uniform(ranks, link(), COMPUTE),
+                Fabric::one_host(ranks, Link::soft_local(), COMPUTE),
+            ] {
+                assert!(symmetry::all_do_the_same(schedule.as_ref()));
+                let one = run(schedule.as_ref(), &fabric, &work).unwrap();
+                let all = run_every_rank(schedule.as_ref(), &fabric, &work).unwrap();
+                assert_eq!((one.time, one.messages, one.steps), (all.time, all.messages, all.steps));
+                assert_eq!(one.ranks, all.ranks);
+                assert_eq!(one.links.len(), all.links.len());
+                for link in &all.links {
+                    assert!(one.links.contains(link), "{}", link.link);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_chain_is_not_taken_for_symmetric() {
+    assert!(!symmetry::all_do_the_same(ring(Collective::Broadcast, 5).as_ref()));
+    let ordered: Vec<Rank> = [3, 0, 2, 1].map(Rank).into();
+    let permuted = Algorithm::Ring
+        .schedule(Collective::AllReduce, &ordered, Rank(0))
+        .unwrap();
+    assert!(symmetry::all_do_the_same(permuted.as_ref()));
+    // Of four ranks the last sends twice.
+    let mut steps: Vec<Vec<Step>> = (0..4)
+        .map(|rank| vec![send((rank + 1) % 4), recv((rank + 3) % 4)])
+        .collect();
+    steps[3].push(send(0));
+    steps[0].push(recv(3));
+    assert!(!symmetry::all_do_the_same(&written(1, steps)));
+}
+
+#[test]
+fn senders_to_one_adapter_take_turns() {
+    // Three send 10,000 bytes each to rank 0 at the same time: its adapter takes 1000 ns for each.
+    let steps = vec![
+        vec![recv(1), recv(2), recv(3)],
+        vec![send(0)],
+        vec![send(0)],
+        vec![send(0)],
+    ];
+    let outcome = run(&written(1, steps), &Fabric::uniform(4, link(), COMPUTE), &work(10_000)).unwrap();
+    // begin, post, three messages one after another, latency, and the last one's receive.
+    assert_eq!(outcome.time.ns(), 50.0 + 100.0 + 3000.0 + 700.0 + 200.0);
+    let adapter = outcome
+        .links
+        .iter()
+        .find(|link| link.link == LinkName::AdapterIn { host: 0, adapter: 0 })
+        .unwrap();
+    assert_eq!((adapter.bytes, adapter.busy.ns()), (30_000.0, 3000.0));
+    assert_eq!(outcome.ranks[0].busy.ns(), 50.0 + 3.0 * 200.0);
+}
+
+#[test]
+fn rails_share_the_load_of_channels() {
+    let schedule = ring(Collective::AllReduce, 4);
+    let mut fabric = Fabric::uniform(4, link(), COMPUTE);
+    let work = Work {
+        channels: 4,
+        slice_bytes: 1 << 16,
+        ..work(64 << 20)
+    };
+    let one = run(schedule.as_ref(), &fabric, &work).unwrap();
+    (fabric.adapters, fabric.rails) = (2, 2);
+    let two = run(schedule.as_ref(), &fabric, &work).unwrap();
+    let faster = one.time.ns() / two.time.ns();
+    assert!((1.7..=2.05).contains(&faster), "{faster}");
+}
+
+#[test]
+fn full_uplinks_slow_what_goes_between_leaves() {
+    let schedule = ring(Collective::AllReduce, 8);
+    // Around the ring, ordered so that every message leaves its leaf; and so that only two do.
+    let crossing: Vec<Rank> = [0, 4, 1, 5, 2, 6, 3, 7].map(Rank).into();
+    let crossing = Algorithm::Ring
+        .schedule(Collective::AllReduce, &crossing, Rank(0))
+        .unwrap();
+    let work = Work {
+        slice_bytes: 1 << 18,
+        ..work(64 << 20)
+    };
+    let with = |oversubscription, schedule: &dyn Schedule| {
+        let mut fabric = Fabric::uniform(8, link(), COMPUTE);
+        fabric.leaves = Some(Leaves {
+            hosts: 4,
+            oversubscription,
+            latency_ns: 0.0,
+        });
+        run(schedule, &fabric, &work).unwrap().time.ns()
+    };
+    let free = with(1.0, schedule.as_ref());
+    assert!(
+        (with(4.0, schedule.as_ref()) / free - 1.0).abs() < 0.05,
+        "one message of four goes up"
+    );
+    let ratio = with(4.0, crossing.as_ref()) / with(1.0, crossing.as_ref());
+    assert!((3.0..=4.5).contains(&ratio), "all go up: {ratio}");
+}
+
+#[test]
+fn ranks_of_a_host_share_its_memory() {
+    let schedule = ring(Collective::AllReduce, 4);
+    let mut fabric = Fabric::one_host(4, Link::soft_local(), COMPUTE);
+    let work = Work {
+        slice_bytes: 1 << 18,
+        ..work(64 << 20)
+    };
+    let alone = run(schedule.as_ref(), &fabric, &work).unwrap();
+    fabric.host_ns_per_byte = 0.04;
+    let shared = run(schedule.as_ref(), &fabric, &work).unwrap();
+    assert!(shared.time.ns() > 1.5 * alone.time.ns());
+    let memory = shared
+        .links
+        .iter()
+        .find(|link| link.link == LinkName::Memory { host: 0 })
+        .unwrap();
+    assert_eq!(memory.bytes, 2.0 * 3.0 * (64 << 20) as f64, "2(p-1)/p n for each of p");
+}
+
+#[test]
+fn a_straggler_holds_all_up() {
+    let schedule = ring(Collective::AllReduce, 8);
+    let mut fabric = Fabric::uniform(8, link(), COMPUTE);
+    let even = run(schedule.as_ref(), &fabric, &work(8192)).unwrap();
+    fabric.stragglers = vec![Straggler {
+        rank: 3,
+        slowness: 1.0,
+        late_ns: 1e6,
+    }];
+    let late = run(schedule.as_ref(), &fabric, &work(8192)).unwrap();
+    let held_up = late.time.ns() - even.time.ns();
+    assert!((0.98e6..=1e6).contains(&held_up), "{held_up}: others begin without it");
+    fabric.stragglers = vec![Straggler {
+        rank: 3,
+        slowness: 10.0,
+        late_ns: 0.0,
+    }];
+    let slow = run(schedule.as_ref(), &fabric, &work(8192)).unwrap();
+    assert!(slow.time > even.time && slow.ranks[3].busy > even.ranks[3].busy);
+}
+
+#[test]
+fn jitter_is_of_its_seed() {
+    let schedule = ring(Collective::AllReduce, 8);
+    let mut fabric = Fabric::uniform(8, link(), COMPUTE);
+    let none = run(schedule.as_ref(), &fabric, &work(8192)).unwrap().time;
+    fabric.jitter_ns = 300.0;
+    let mut with = |seed| {
+        fabric.seed = seed;
+        run(schedule.as_ref(), &fabric, &work(8192)).unwrap().time
+    };
+    let times: Vec<Time> = (0..20).map(&mut with).collect();
+    assert_eq!(with(7), times[7]);
+    assert!(times.iter().all(|&time| time > none) && times.iter().any(|&time| time != times[0]));
+    // The slowest of eight at each of 14 steps is later than the mean.
+    let mean = times.iter().map(|time| time.ns() - none.ns()).sum::<f64>() / 20.0;
+    assert!((14.0 * 300.0..=14.0 * 1000.0).contains(&mean), "{mean}");
+}
+
+#[test]
+fn more_than_elements_travel_as_partial_results() {
+    let of = |data| {
+        let work = Work { data, ..work(4 << 20) };
+        let outcome = run(
+            ring(Collective::AllReduce, 4).as_ref(),
+            &Fabric::uniform(4, link(), COMPUTE),
+            &work,
+        )
+        .unwrap();
+        outcome.links.iter().map(|link| link.bytes).sum::<f64>() / (2.0 * 4.0) / f64::from(4 << 20)
+    };
+    assert_eq!(of(DataType::F32), 1.5);
+    // Of three blocks sent to be reduced, the second and third are partial results, twice as long.
+    assert_eq!(of(DataType::Bf16), 1.5 + 0.5);
+}
+
+#[test]
+fn whoever_waits_for_ever_is_named() {
+    let steps = vec![vec![recv(2), send(1)], vec![recv(0), send(2)], vec![recv(1), send(0)]];
+    let error = run(&written(1, steps), &Fabric::uniform(3, link(), COMPUTE), &work(8)).unwrap_err();
+    let SimulationError::Stuck { waiting, .. } = &error else {
+        panic!("{error}")
+    };
+    let cycle: Vec<(u32, u32)> = waiting.iter().map(|wait| (wait.rank.0, wait.from.0)).collect();
+    assert_eq!(cycle, [(0, 2), (2, 1), (1, 0)]);
+    assert_eq!(
+        error.to_string(),
+        "after 50 ns nobody can go on: rank 0 waits for rank 2 at step 0 of connection 0, rank 2 waits for rank 1 at step 0 of connection 0, rank 1 waits for \
+         rank 0 at step 0 of connection 0"
+    );
+}
+
+#[test]
+fn a_message_that_nobody_takes_is_an_error() {
+    let steps = vec![vec![send(1), send(1)], vec![recv(0)]];
+    let error = run(&written(1, steps), &Fabric::uniform(2, link(), COMPUTE), &work(8)).unwrap_err();
+    assert_eq!(
+        error,
+        SimulationError::LeftOver {
+            from: Rank(0),
+            to: Rank(1),
+            count: 1
+        }
+    );
+    let error = run(
+        ring(Collective::AllReduce, 3).as_ref(),
+        &Fabric::uniform(2, link(), COMPUTE),
+        &work(8),
+    )
+    .unwrap_err();
+    assert_eq!(error, SimulationError::Ranks { plan: 3, fabric: 2 });
+}
+
+#[test]
+fn a_reduction_takes_its_time() {
+    let block = |place, index| Span::block(place, index);
+    let steps = vec![vec![
+        Step::Reduce {
+            sources: Box::new([
+                block(Place::Input, 0),
+                block(Place::Scratch, 0),
+                block(Place::Scratch, 1),
+            ]),
+            into: block(Place::Output, 0),
+        },
+        Step::Copy {
+            from: block(Place::Output, 0),
+            into: block(Place::Scratch, 0),
+        },
+    ]];
+    let outcome = run(&written(1, steps), &Fabric::uniform(1, link(), COMPUTE), &work(1000)).unwrap();
+    assert_eq!(outcome.time.ns(), 50.0 + 2.0 * 1000.0 * 0.01 + 1000.0 * 0.02);
+    assert_eq!(block(Place::Partial, 0).place.form(), Form::Partial);
+}

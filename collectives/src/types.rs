@@ -1,0 +1,159 @@
+//! The words that every part uses: ranks, types of elements, operators.
+
+use core::fmt;
+
+/// A member of a communicator, counted from 0.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct Rank(pub u32);
+
+impl Rank {
+    /// As an index of a table of ranks.
+    #[inline]
+    #[must_use]
+    pub const fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+impl fmt::Display for Rank {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// A name that nothing has.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("there is no {what} {name:?}: one of {known}")]
+pub struct UnknownName {
+    /// What was to be named.
+    pub what: &'static str,
+    /// The name that was given.
+    pub name: String,
+    /// The names there are.
+    pub known: String,
+}
+
+/// An enum whose values have names that are written and read.
+macro_rules! named {
+    ($(#[$meta:meta])* $type:ident, $what:literal { $($(#[$doc:meta])* $variant:ident = $name:literal,)* }) => {
+        $(#[$meta])*
+        #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+        pub enum $type {
+            $($(#[$doc])* $variant,)*
+        }
+
+        impl $type {
+            /// All of them.
+            pub const ALL: &'static [Self] = &[$(Self::$variant),*];
+
+            /// Its name, as options and results have it.
+            #[must_use]
+            pub const fn name(self) -> &'static str {
+                match self {
+                    $(Self::$variant => $name,)*
+                }
+            }
+        }
+
+        impl core::fmt::Display for $type {
+            fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+                f.pad(self.name())
+            }
+        }
+
+        impl core::str::FromStr for $type {
+            type Err = $crate::UnknownName;
+
+            fn from_str(name: &str) -> Result<Self, $crate::UnknownName> {
+                Self::ALL.iter().copied().find(|value| value.name() == name).ok_or_else(|| $crate::UnknownName {
+                    what: $what,
+                    name: name.to_owned(),
+                    known: Self::ALL.iter().map(|value| value.name()).collect::<Vec<_>>().join(", "),
+                })
+            }
+        }
+    };
+}
+pub(crate) use named;
+
+named! {
+    /// The type of an element.
+    DataType, "data type" {
+        /// Signed, 8 bits.
+        I8 = "i8",
+        /// Unsigned, 8 bits.
+        U8 = "u8",
+        /// Signed, 32 bits.
+        I32 = "i32",
+        /// Unsigned, 32 bits.
+        U32 = "u32",
+        /// Signed, 64 bits.
+        I64 = "i64",
+        /// Unsigned, 64 bits.
+        U64 = "u64",
+        /// IEEE 754 binary16.
+        F16 = "f16",
+        /// The upper half of a binary32.
+        Bf16 = "bf16",
+        /// IEEE 754 binary32.
+        F32 = "f32",
+        /// IEEE 754 binary64.
+        F64 = "f64",
+        /// 8 bits: sign, 4 of exponent, 3 of mantissa (OCP FP8, E4M3): no infinity, one NaN.
+        F8E4M3 = "f8e4m3",
+        /// 8 bits: sign, 5 of exponent, 2 of mantissa (OCP FP8, E5M2).
+        F8E5M2 = "f8e5m2",
+    }
+}
+
+impl DataType {
+    /// Bytes of an element.
+    #[must_use]
+    pub const fn bytes(self) -> usize {
+        match self {
+            Self::I8 | Self::U8 | Self::F8E4M3 | Self::F8E5M2 => 1,
+            Self::F16 | Self::Bf16 => 2,
+            Self::I32 | Self::U32 | Self::F32 => 4,
+            Self::I64 | Self::U64 | Self::F64 => 8,
+        }
+    }
+
+    /// The type that partial results have, in memory and on the wire: `f32` for the floats of 16 and 8 bits, itself for the others.
+    #[must_use]
+    pub const fn accumulator(self) -> Self {
+        match self {
+            Self::F16 | Self::Bf16 | Self::F8E4M3 | Self::F8E5M2 => Self::F32,
+            other => other,
+        }
+    }
+}
+
+named! {
+    /// An operator of a reduction. All are associative but for rounding, and commutative.
+    ReduceOp, "operator" {
+        /// The sum; integers wrap.
+        Sum = "sum",
+        /// The product; integers wrap.
+        Prod = "prod",
+        /// The least.
+        Min = "min",
+        /// The greatest.
+        Max = "max",
+        /// The sum, divided by the number of ranks; integers truncate towards zero.
+        Avg = "avg",
+        /// The sum of what each rank's scalar makes of its contribution.
+        PreMulSum = "premulsum",
+    }
+}
+
+named! {
+    /// How a message goes by a connection. What each does is the executor's to say; what each costs is a [`Link`](crate::cost::Link)'s.
+    Protocol, "protocol" {
+        /// A write straight to where the data belongs, then a sequence number; the receiver says beforehand where.
+        Simple = "simple",
+        /// Words of 4 bytes of data and 4 of flag: one write and no word from the receiver, half of the bandwidth.
+        Ll = "ll",
+        /// Lines of 120 bytes of data and 8 of flag: as LL, with 15/16 of the bandwidth.
+        Ll128 = "ll128",
+    }
+}

@@ -1,0 +1,122 @@
+//! Memory that an executor manages by itself: bytes of a region named again and again, in requests that own nothing.
+//!
+//! A [`Buffer`] is unique and moves when it is posted, so that safe code cannot touch what a device may touch. Code that sends from, receives into and computes on one region in many
+//! overlapping ways, and knows by a protocol of its own which bytes are whose, has no use for that: it promises it instead.
+
+use core::any::Any;
+use core::ops::RangeBounds;
+use std::sync::Arc;
+
+use doorbell_verbs_sys as sys;
+
+use super::buffer::{Buffer, bytes_of};
+use super::range::Buffers;
+use super::region::{Backing, Region, check_buffer};
+use super::rights::{Kind, Rights};
+use super::source::{Sink, Source, sealed};
+use crate::error::MemoryError;
+use crate::pd::ProtectionDomain;
+
+/// Some bytes of a region, to be posted any number of times: made by [`Buffer::alias`], by whoever keeps account of them.
+///
+/// A request with it owns nothing, so its completion gives nothing back, and posting allocates nothing and counts nothing.
+#[derive(Debug, Clone, Copy)]
+pub struct Alias {
+    sge: sys::ibv_sge,
+}
+
+impl Alias {
+    /// The address of its first byte, as the device names it.
+    #[inline]
+    #[must_use]
+    pub const fn addr(&self) -> u64 {
+        self.sge.addr
+    }
+
+    /// The `len` bytes at `offset`; `None` if they go beyond it.
+    #[inline]
+    #[must_use]
+    pub fn slice(&self, offset: usize, len: usize) -> Option<Self> {
+        let whole = self.sge.length as usize;
+        (offset <= whole && len <= whole - offset).then(|| Self {
+            sge: sys::ibv_sge {
+                addr: self.sge.addr + offset as u64,
+                length: len as u32,
+                lkey: self.sge.lkey,
+            },
+        })
+    }
+}
+
+impl<K: Kind> Buffer<K> {
+    /// The bytes of `range`, to be posted while the buffer stays here.
+    ///
+    /// # Safety
+    /// Whoever posts it promises, for each request, until that has completed or its queue pair has been dropped:
+    ///
+    /// - This buffer, or another of its region, is not dropped, nor made memory again.
+    /// - If the request reads these bytes (as a source of a send or write), nobody writes them; if it writes them (as a target of a receive or read), nobody touches them. Bytes of an
+    ///   unconfirmed source may be written as soon as it is known, by a message from the peer, say, that all of them have arrived: a device that sends them again sends what is dropped.
+    ///
+    /// Nor may any of them be reached by a slice that this buffer lends meanwhile.
+    ///
+    /// # Panics
+    /// If the range is beyond the buffer.
+    #[must_use]
+    pub unsafe fn alias(&self, range: impl RangeBounds<usize>) -> Alias {
+        let (offset, len) = bytes_of(self.len(), range);
+        let whole = self.header().sge;
+        Alias {
+            sge: sys::ibv_sge {
+                addr: whole.addr + offset as u64,
+                length: len as u32,
+                ..whole
+            },
+        }
+    }
+}
+
+impl ProtectionDomain {
+    /// Registers `len` bytes at `start` (ibv_reg_mr(3)), which are and stay the caller's: such as several domains register, one of each device. `owner` is dropped when the region has been
+    /// deregistered; never, if the device refuses that.
+    ///
+    /// # Errors
+    /// As for [`register`](Self::register).
+    ///
+    /// # Safety
+    /// The bytes are initialised, and stay mapped until `owner` is dropped. Until then nobody touches them but by buffers of the region, and peers as far as `R` lets them; or who knows, by a
+    /// protocol of the caller's, that no device and no buffer touches the same bytes.
+    pub unsafe fn register_raw<R: Rights>(
+        &self,
+        start: *mut u8,
+        len: usize,
+        _: R,
+        owner: Arc<dyn Any + Send + Sync>,
+    ) -> Result<Buffer<R>, MemoryError> {
+        check_buffer(len)?;
+        // SAFETY: by contract.
+        let region = unsafe { Region::register(self.inner(), start, len, R::ACCESS, Backing::Kept(owner)) }?;
+        let start = region.start();
+        Ok(Buffer::new(region, start, len))
+    }
+}
+
+impl sealed::Element for Alias {
+    #[inline(always)]
+    fn sge(&self) -> sys::ibv_sge {
+        self.sge
+    }
+
+    #[inline(always)]
+    fn bytes(&self) -> u32 {
+        self.sge.length
+    }
+
+    #[inline(always)]
+    fn into_buffers(self) -> Buffers {
+        Buffers::NONE
+    }
+}
+
+impl Source for Alias {}
+impl Sink for Alias {}

@@ -1,0 +1,333 @@
+//! `cargo xtask peers coll`: the collectives beside Open MPI over shared memory and gloo over TCP, by turns in one run, on f32.
+//!
+//! The peers' programs are `tests/peers/collectives`: each, as `doorbell coll`, repeats an operation for every size and prints the mean time of one over all ranks.
+
+use super::{Request, median, replaced};
+use crate::{setup, target_folder, workspace};
+use anyhow::{Context, Result, bail};
+use std::{
+    collections::BTreeMap,
+    env,
+    fmt::Write as _,
+    fs,
+    path::Path,
+    process::{Child, Command, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+/// What is measured, by nccl-tests' names of them.
+const OPERATIONS: [&str; 5] = ["allreduce", "allgather", "reduce-scatter", "broadcast", "alltoall"];
+/// From 8 bytes to 64 MiB, by twos.
+const FROM: &str = "8";
+const TO: &str = "67108864";
+/// The sizes that go into the file; the terminal gets all.
+const SHOWN: [u64; 11] = [
+    8, 64, 512, 4096, 16384, 65_536, 262_144, 1_048_576, 4_194_304, 16_777_216, 67_108_864,
+];
+/// The longest that one program may take for all sizes of an operation.
+const LIMIT: Duration = Duration::from_secs(120);
+/// Between two looks at processes.
+const PAUSE: Duration = Duration::from_millis(5);
+
+const BEGIN: &str = "<!-- begin collective peers -->\n";
+const END: &str = "<!-- end collective peers -->\n";
+
+/// Who is measured.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+enum Who {
+    Doorbell,
+    OpenMpi,
+    Gloo,
+}
+
+const ALL: [Who; 3] = [Who::Doorbell, Who::OpenMpi, Who::Gloo];
+
+/// What is asked for.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Asked {
+    pub(super) rounds: usize,
+    pub(super) ranks: Vec<u32>,
+    pub(super) operations: Vec<String>,
+    pub(super) write: bool,
+}
+
+/// Microseconds by operation, ranks, bytes and who.
+type Figures = BTreeMap<(usize, u32, u64, Who), Vec<f64>>;
+
+/// Runs the contest and prints its tables.
+pub(super) fn run(asked: &Asked) -> Result<u8> {
+    env::set_current_dir(workspace())?;
+    for missing in setup::provide(&setup::COLLECTIVE_PEERS)? {
+        eprintln!("peers: {missing} is missing, and what needs it is left out");
+    }
+    super::build()?;
+    let folder = target_folder()?.join("peers");
+    fs::create_dir_all(&folder)?;
+    let mut present = vec![Who::Doorbell];
+    for (who, compiler, source, libraries) in [
+        (Who::OpenMpi, "mpicc", "mpi.c", &[][..]),
+        (Who::Gloo, "c++", "gloo.cc", &["-lgloo"][..]),
+    ] {
+        match compile(&folder, compiler, source, libraries) {
+            Ok(()) => present.push(who),
+            Err(error) => eprintln!("peers: {source}: {error:#}"),
+        }
+    }
+    let mut figures = Figures::new();
+    for round in 0..asked.rounds {
+        for (index, operation) in OPERATIONS.iter().enumerate() {
+            if !asked.operations.is_empty() && !asked.operations.iter().any(|name| name == operation) {
+                continue;
+            }
+            for &ranks in &asked.ranks {
+                for &who in &present {
+                    match who.measure(&folder, operation, ranks, round) {
+                        Ok(rows) => {
+                            for (bytes, micros) in rows {
+                                figures.entry((index, ranks, bytes, who)).or_default().push(micros);
+                            }
+                        }
+                        Err(error) => eprintln!("peers: {who:?}, {operation}, {ranks} ranks: {error:#}"),
+                    }
+                }
+                eprintln!("peers: round {}, {operation}, {ranks} ranks: done", round + 1);
+            }
+        }
+    }
+    let medians: BTreeMap<_, _> = figures
+        .into_iter()
+        .filter_map(|(key, values)| Some((key, median(values)?)))
+        .collect();
+    if medians.is_empty() {
+        bail!("nothing could be measured");
+    }
+    print!("{}", tables(&medians, &|_| true));
+    if asked.write {
+        let file = fs::read_to_string(super::FILE).with_context(|| format!("cannot read {}", super::FILE))?;
+        let shown = tables(&medians, &|bytes| SHOWN.contains(&bytes));
+        fs::write(super::FILE, replaced(&file, BEGIN, END, &shown)?)?;
+    }
+    Ok(0)
+}
+
+fn compile(folder: &Path, compiler: &str, source: &str, libraries: &[&str]) -> Result<()> {
+    let path = Path::new("tests/peers/collectives").join(source);
+    let program = folder.join(source).with_extension("");
+    let status = Command::new(compiler)
+        .arg("-O2")
+        .arg(&path)
+        .arg("-o")
+        .arg(&program)
+        .args(libraries)
+        .status()
+        .with_context(|| format!("cannot run {compiler}"))?;
+    if !status.success() {
+        bail!("{compiler} ended with {status}");
+    }
+    Ok(())
+}
+
+impl Who {
+    /// The mean time of one operation, in microseconds, for every size.
+    fn measure(self, folder: &Path, operation: &str, ranks: u32, round: usize) -> Result<Vec<(u64, f64)>> {
+        let count = ranks.to_string();
+        let mut children = Vec::new();
+        match self {
+            Self::Doorbell => {
+                let mut command = Command::new(target_folder()?.join("release/doorbell"));
+                command.args(["coll", operation, "--ranks", &count, "-b", FROM, "-e", TO, "-f", "2"]);
+                // Checked elsewhere; here only times count, as the peers check nothing.
+                command.args(["--check", "0"]);
+                children.push(started(command)?);
+            }
+            Self::OpenMpi => {
+                let mut command = Command::new("mpirun");
+                command.args(["--allow-run-as-root", "--mca", "btl", "self,vader", "-n", &count]);
+                command.arg(folder.join("mpi")).args([operation, FROM, TO, "2"]);
+                children.push(started(command)?);
+            }
+            Self::Gloo => {
+                let meeting = folder.join(format!("gloo-{}-{operation}-{ranks}-{round}", std::process::id()));
+                fs::create_dir_all(&meeting)?;
+                for rank in 0..ranks {
+                    let mut command = Command::new(folder.join("gloo"));
+                    command.args([operation, FROM, TO, "2"]);
+                    command.env("GLOO_FOLDER", &meeting);
+                    command.env("GLOO_RANK", rank.to_string()).env("GLOO_RANKS", &count);
+                    children.push(started(command)?);
+                }
+                let rows = finish(children);
+                fs::remove_dir_all(&meeting)?;
+                return rows;
+            }
+        }
+        finish(children)
+    }
+}
+
+fn started(mut command: Command) -> Result<Ended> {
+    let child = command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::inherit())
+        .spawn()
+        .with_context(|| format!("cannot run {}", command.get_program().to_string_lossy()))?;
+    Ok(Ended(child))
+}
+
+/// Waits for all processes, and gives what the first printed.
+fn finish(mut children: Vec<Ended>) -> Result<Vec<(u64, f64)>> {
+    let Some(stdout) = children.first_mut().and_then(|first| first.0.stdout.take()) else {
+        bail!("nothing was started");
+    };
+    let reader = thread::spawn(move || std::io::read_to_string(stdout));
+    let deadline = Instant::now() + LIMIT;
+    for child in &mut children {
+        loop {
+            match child.0.try_wait()? {
+                Some(status) if status.success() => break,
+                Some(status) => bail!("ended with {status}"),
+                None if Instant::now() > deadline => bail!("took more than {} s", LIMIT.as_secs()),
+                None => thread::sleep(PAUSE),
+            }
+        }
+    }
+    let text = reader.join().unwrap_or_else(|_| Ok(String::new()))?;
+    let rows: Vec<_> = text.lines().filter_map(row).collect();
+    if rows.is_empty() {
+        bail!("no figure in its output");
+    }
+    Ok(rows)
+}
+
+/// A line of a peer's program, `OPERATION BYTES MICROSECONDS`, or of `doorbell coll`, whose columns are nccl-tests': size, count, type, operator, root, time, ….
+fn row(line: &str) -> Option<(u64, f64)> {
+    let words: Vec<&str> = line.split_whitespace().collect();
+    let (bytes, micros) = match words[..] {
+        [operation, bytes, micros] if OPERATIONS.contains(&operation) => (bytes, micros),
+        [bytes, _, _, _, _, micros, _, ..] if bytes.starts_with(|first: char| first.is_ascii_digit()) => {
+            (bytes, micros)
+        }
+        _ => return None,
+    };
+    Some((bytes.parse().ok()?, micros.parse().ok()?))
+}
+
+/// A process, killed if it still runs when nobody waits for it any more.
+struct Ended(Child);
+
+impl Drop for Ended {
+    fn drop(&mut self) {
+        if !matches!(self.0.try_wait(), Ok(Some(_))) {
+            // Fails only if it is gone.
+            let _ = self.0.kill();
+            let _ = self.0.wait();
+        }
+    }
+}
+
+fn tables(medians: &BTreeMap<(usize, u32, u64, Who), f64>, shown: &dyn Fn(u64) -> bool) -> String {
+    let mut text = String::new();
+    let groups: std::collections::BTreeSet<(usize, u32)> = medians
+        .keys()
+        .map(|(operation, ranks, ..)| (*operation, *ranks))
+        .collect();
+    for (operation, ranks) in groups {
+        let _ = writeln!(text, "{}, {ranks} ranks, f32, µs:\n", OPERATIONS[operation]);
+        text.push_str("| bytes | doorbell | Open MPI | gloo | of Open MPI | of gloo |\n|---|---|---|---|---|---|\n");
+        let sizes: std::collections::BTreeSet<u64> = medians
+            .keys()
+            .filter(|key| (key.0, key.1) == (operation, ranks))
+            .map(|key| key.2)
+            .collect();
+        for bytes in sizes.into_iter().filter(|bytes| shown(*bytes)) {
+            let of = |who| medians.get(&(operation, ranks, bytes, who)).copied();
+            let [ours, mpi, gloo] = ALL.map(of);
+            let cell = |figure: Option<f64>| figure.map_or_else(|| "–".into(), |figure| format!("{figure:.2}"));
+            let ratio = |theirs: Option<f64>| cell(ours.zip(theirs).map(|(ours, theirs)| ours / theirs));
+            let cells = [cell(ours), cell(mpi), cell(gloo), ratio(mpi), ratio(gloo)];
+            let _ = writeln!(text, "| {bytes} | {} |", cells.join(" | "));
+        }
+        text.push('\n');
+    }
+    text
+}
+
+/// What the words after `coll` ask for.
+pub(super) fn parse(mut arguments: lexopt::Parser) -> Result<Request> {
+    use lexopt::prelude::*;
+    let mut asked = Asked {
+        rounds: 3,
+        ranks: vec![2, 3],
+        operations: Vec::new(),
+        write: false,
+    };
+    while let Some(argument) = arguments.next()? {
+        match argument {
+            Short('h') | Long("help") => return Ok(Request::Help),
+            Long("rounds") => asked.rounds = arguments.value()?.parse()?,
+            Long("ranks") => {
+                let list = arguments.value()?.string()?;
+                asked.ranks = list.split(',').map(str::parse).collect::<Result<_, _>>()?;
+            }
+            Long("write") => asked.write = true,
+            Value(value) => {
+                let name = value.string()?;
+                if !OPERATIONS.contains(&name.as_str()) {
+                    bail!("there is no operation {name:?}: one of {}", OPERATIONS.join(", "));
+                }
+                asked.operations.push(name);
+            }
+            other => return Err(other.unexpected().into()),
+        }
+    }
+    if asked.rounds == 0 || asked.ranks.iter().any(|ranks| !(2..=64).contains(ranks)) {
+        bail!("--rounds is 1 at least, --ranks from 2 to 64");
+    }
+    Ok(Request::Collectives(asked))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_programs_print() {
+        assert_eq!(row("allreduce 8 0.156"), Some((8, 0.156)));
+        assert_eq!(
+            row(
+                "     1048576        262144     f32     sum      -1    34.56    1.00    1.00      0    34.10    1.00    1.00      0"
+            ),
+            Some((1_048_576, 34.56))
+        );
+        for line in [
+            "#   size   count  type  redop  root  time  algbw",
+            "something else",
+            "",
+            "barrier 8 1",
+        ] {
+            assert_eq!(row(line), None, "{line}");
+        }
+    }
+
+    #[test]
+    fn a_table_has_ratios() {
+        let medians = BTreeMap::from([((0, 2, 8, Who::Doorbell), 1.0), ((0, 2, 8, Who::OpenMpi), 2.0)]);
+        let text = tables(&medians, &|_| true);
+        assert!(text.contains("| 8 | 1.00 | 2.00 | – | 0.50 | – |"), "{text}");
+        assert!(!tables(&medians, &|bytes| bytes > 8).contains("| 8 |"));
+    }
+
+    #[test]
+    fn what_is_asked_for() {
+        let parsed = |line: &str| parse(lexopt::Parser::from_args(line.split_whitespace()));
+        let Request::Collectives(asked) = parsed("allreduce --ranks 3 --rounds 1 --write").unwrap() else {
+            panic!("collectives were asked for");
+        };
+        assert_eq!((asked.rounds, asked.ranks, asked.write), (1, vec![3], true));
+        for wrong in ["dance", "--ranks 1", "--rounds 0", "--nope"] {
+            assert!(parsed(wrong).is_err(), "{wrong}");
+        }
+    }
+}
