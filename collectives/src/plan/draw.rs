@@ -79,17 +79,23 @@ pub fn table(schedule: &dyn Schedule) -> String {
     let timeline = Timeline::of(schedule);
     let mut text = String::new();
     let (blocks, plural) = (shape.blocks, if shape.blocks == 1 { "" } else { "s" });
-    let _ = write!(text, "{} of {} ranks in {blocks} block{plural}", shape.collective, shape.ranks());
+    let _ = write!(
+        text,
+        "{} of {} ranks in {blocks} block{plural}",
+        shape.collective,
+        shape.ranks()
+    );
     if shape.collective.has_root() {
         let _ = write!(text, ", root {}", shape.root);
     }
     if schedule.in_place() {
         text.push_str(", also in place");
     }
-    text.push_str("\nI input, O output, S scratch, P partial results; →2 sends to rank 2, ←2 what rank 2 has sent\n");
+    text.push_str("\nI input, O output, S scratch, P partial results; →3 is sent to rank 3, ←3 comes from rank 3\n");
     let mut cells = vec![vec![String::new(); timeline.length() as usize]; timeline.now.len()];
     for event in &timeline.events {
-        cells[(event.who.strand * timeline.ranks + event.who.rank.0) as usize][event.time as usize] = short(&event.step);
+        cells[(event.who.strand * timeline.ranks + event.who.rank.0) as usize][event.time as usize] =
+            short(&event.step);
     }
     for (strand, columns) in cells.chunks(timeline.ranks as usize).enumerate() {
         if schedule.strands() > 1 {
@@ -104,7 +110,13 @@ pub fn table(schedule: &dyn Schedule) -> String {
 /// Appends the columns, as many beside each other as fit.
 fn columns_of(text: &mut String, columns: &[Vec<String>]) {
     let width = |cell: &String| cell.chars().count();
-    let widest = columns.iter().flatten().map(width).max().unwrap_or(0).max("rank 00000".len());
+    let widest = columns
+        .iter()
+        .flatten()
+        .map(width)
+        .max()
+        .unwrap_or(0)
+        .max("rank 00000".len());
     let beside = ((WIDTH - 5) / (widest + 2)).max(1);
     for (group, ranks) in columns.chunks(beside).enumerate() {
         let mut line = "time ".to_owned();
@@ -112,7 +124,10 @@ fn columns_of(text: &mut String, columns: &[Vec<String>]) {
             let _ = write!(line, "  {:widest$}", format!("rank {}", group * beside + rank));
         }
         let _ = writeln!(text, "{}", line.trim_end());
-        let rows = ranks.iter().filter_map(|cells| cells.iter().rposition(|cell| !cell.is_empty())).max();
+        let rows = ranks
+            .iter()
+            .filter_map(|cells| cells.iter().rposition(|cell| !cell.is_empty()))
+            .max();
         for time in 0..rows.map_or(0, |last| last + 1) {
             let mut line = format!("{time:>5}");
             for cells in ranks {
@@ -133,12 +148,17 @@ fn short(step: &Step) -> String {
         Step::Reduce { sources, into } => {
             let mut text = format!("{}=", blocks(*into));
             // Sources that follow one another are said as the first and the last of them.
-            let follow = |a: &Span, b: &Span| a.place == b.place && a.blocks == b.blocks && a.first.wrapping_add(1) == b.first;
+            let follow =
+                |a: &Span, b: &Span| a.place == b.place && a.blocks == b.blocks && a.first.wrapping_add(1) == b.first;
             for (index, run) in sources.chunk_by(follow).enumerate() {
                 let plus = if index > 0 { "+" } else { "" };
                 let _ = match run {
                     [first, _, .., last] => write!(text, "{plus}{}+…+{}", blocks(*first), blocks(*last)),
-                    _ => write!(text, "{plus}{}", run.iter().map(|span| blocks(*span)).collect::<Vec<_>>().join("+")),
+                    _ => write!(
+                        text,
+                        "{plus}{}",
+                        run.iter().map(|span| blocks(*span)).collect::<Vec<_>>().join("+")
+                    ),
                 };
             }
             text
@@ -177,7 +197,10 @@ pub fn svg(schedule: &dyn Schedule) -> String {
     let shape = schedule.shape();
     let timeline = Timeline::of(schedule);
     let strands = schedule.strands();
-    let (width, height) = (LEFT + timeline.length() * STEP + STEP / 2, TOP + timeline.ranks * LANE + 12);
+    let (width, height) = (
+        LEFT + timeline.length() * STEP + STEP / 2,
+        TOP + timeline.ranks * LANE + 12,
+    );
     let mut svg = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {height}\" width=\"{width}\" height=\"{height}\" font-family=\"sans-serif\" font-size=\"11\">\n\
          <rect width=\"100%\" height=\"100%\" fill=\"#fff\"/>\n<defs>\n"
@@ -188,7 +211,11 @@ pub fn svg(schedule: &dyn Schedule) -> String {
             "<marker id=\"arrow{index}\" viewBox=\"0 0 8 8\" refX=\"8\" refY=\"4\" markerWidth=\"7\" markerHeight=\"7\" orient=\"auto\"><path d=\"M0 0 8 4 0 8z\" fill=\"{colour}\"/></marker>"
         );
     }
-    let root = if shape.collective.has_root() { format!(", root {}", shape.root) } else { String::new() };
+    let root = if shape.collective.has_root() {
+        format!(", root {}", shape.root)
+    } else {
+        String::new()
+    };
     let (blocks_in_all, plural) = (shape.blocks, if shape.blocks == 1 { "" } else { "s" });
     let _ = writeln!(
         svg,
@@ -203,7 +230,11 @@ pub fn svg(schedule: &dyn Schedule) -> String {
     );
     for rank in 0..timeline.ranks {
         let y = TOP + rank * LANE + LANE / 2;
-        let _ = writeln!(svg, "<text x=\"12\" y=\"{}\">rank {rank}</text><path d=\"M{LEFT} {y}H{width}\" stroke=\"#ddd\"/>", y + 4);
+        let _ = writeln!(
+            svg,
+            "<text x=\"12\" y=\"{}\">rank {rank}</text><path d=\"M{LEFT} {y}H{width}\" stroke=\"#ddd\"/>",
+            y + 4
+        );
     }
     let place = Placing { strands };
     for event in &timeline.events {
@@ -241,7 +272,9 @@ impl Placing {
 /// The arrow of a message that `event` receives.
 fn message(svg: &mut String, place: Placing, event: &Event) {
     let Who { strand, rank } = event.who;
-    let (Step::Recv { from, .. } | Step::RecvReduce { from, .. }, Some(sent)) = (&event.step, event.sent) else { return };
+    let (Step::Recv { from, .. } | Step::RecvReduce { from, .. }, Some(sent)) = (&event.step, event.sent) else {
+        return;
+    };
     let (x1, y1) = (f64::from(place.x(sent)), f64::from(place.y(strand, *from)));
     let (x2, y2) = (f64::from(place.x(event.time)), f64::from(place.y(strand, rank)));
     // The arrow ends at the rim of the receiver's mark.
@@ -260,10 +293,17 @@ fn mark(svg: &mut String, place: Placing, event: &Event) {
     let Who { strand, rank } = event.who;
     let (x, y) = (place.x(event.time), place.y(strand, rank));
     let colour = COLOURS[place.colour(strand)];
-    let fill = if matches!(event.step, Step::RecvReduce { .. } | Step::Reduce { .. }) { colour } else { "#fff" };
+    let fill = if matches!(event.step, Step::RecvReduce { .. } | Step::Reduce { .. }) {
+        colour
+    } else {
+        "#fff"
+    };
     let label = match &event.step {
         Step::Send { span, .. } => blocks(*span),
-        Step::Recv { into, .. } | Step::RecvReduce { into, .. } | Step::Reduce { into, .. } | Step::Copy { into, .. } => blocks(*into),
+        Step::Recv { into, .. }
+        | Step::RecvReduce { into, .. }
+        | Step::Reduce { into, .. }
+        | Step::Copy { into, .. } => blocks(*into),
     };
     let _ = writeln!(
         svg,
@@ -272,4 +312,86 @@ fn mark(svg: &mut String, place: Placing, event: &Event) {
         event.step,
         y - 8
     );
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{svg, table};
+    use crate::algorithm::Algorithm;
+    use crate::plan::{Collective, Schedule};
+    use crate::types::Rank;
+
+    fn schedule(algorithm: Algorithm, collective: Collective, ranks: u32) -> Box<dyn Schedule> {
+        let order: Vec<_> = (0..ranks).map(Rank).collect();
+        algorithm.schedule(collective, &order, Rank(0)).expect("a schedule")
+    }
+
+    #[test]
+    fn tables() {
+        let drawn = [
+            (Algorithm::Ring, Collective::AllReduce, 4),
+            (Algorithm::DoubleBinaryTree, Collective::AllReduce, 8),
+            (Algorithm::HalvingDoubling, Collective::ReduceScatter, 6),
+            (Algorithm::FullMesh, Collective::ReduceScatter, 5),
+            (Algorithm::Tree, Collective::Barrier, 4),
+        ]
+        .map(|(algorithm, collective, ranks)| table(&*schedule(algorithm, collective, ranks)));
+        insta::assert_snapshot!(drawn.join("\n"));
+    }
+
+    /// Ranks that do not fit beside each other are in tables of their own, and no line is longer than a terminal.
+    #[test]
+    fn tables_are_not_wider_than_a_terminal() {
+        let text = table(&*schedule(Algorithm::FullMesh, Collective::AllReduce, 32));
+        assert!(text.lines().all(|line| line.chars().count() <= super::WIDTH), "{text}");
+        let heads: Vec<_> = text.lines().filter_map(|line| line.strip_prefix("time ")).collect();
+        let ranks: Vec<u32> = heads
+            .iter()
+            .flat_map(|head| head.split_whitespace())
+            .filter_map(|word| word.parse().ok())
+            .collect();
+        assert!(heads.len() > 1 && ranks.into_iter().eq(0..32), "{text}");
+    }
+
+    #[test]
+    fn images() {
+        insta::assert_snapshot!(svg(&*schedule(Algorithm::DoubleBinaryTree, Collective::Broadcast, 4)));
+    }
+
+    /// Every message is an arrow, every step a mark, and nothing lies outside.
+    #[test]
+    fn images_have_all_there_is() {
+        for &collective in Collective::ALL {
+            for algorithm in Algorithm::of(collective) {
+                for ranks in [1, 2, 5, 8] {
+                    let schedule = schedule(algorithm, collective, ranks);
+                    let census = crate::plan::census::Census::of(&*schedule);
+                    let sum =
+                        |of: fn(&crate::plan::census::Count) -> u64| census.ranks.iter().map(of).sum::<u64>() as usize;
+                    let image = svg(&*schedule);
+                    assert_eq!(image.matches("marker-end").count(), sum(|count| count.sends), "{image}");
+                    assert_eq!(image.matches("<circle").count(), sum(|count| count.steps), "{image}");
+                    let size = |what: &str| {
+                        image
+                            .split(what)
+                            .nth(1)
+                            .and_then(|rest| rest.split('"').next()?.parse::<f64>().ok())
+                    };
+                    let (width, height) = (
+                        size(" width=\"").expect("a width"),
+                        size(" height=\"").expect("a height"),
+                    );
+                    for (name, limit) in [(" cx=\"", width), (" cy=\"", height)] {
+                        let inside = |text: &str| {
+                            text.split('"')
+                                .next()
+                                .and_then(|n| n.parse().ok())
+                                .is_some_and(|at: f64| at > 0.0 && at < limit)
+                        };
+                        assert!(image.split(name).skip(1).all(inside), "{image}");
+                    }
+                }
+            }
+        }
+    }
 }
