@@ -39,6 +39,7 @@ pub(crate) fn connect(net: &mut Network, window: u32, mtu: Mtu, timeout: u8) -> 
             max_inline: 0,
             signal_all: true,
             srq: None,
+            acknowledges_first: false,
         })
     });
     let none = Modify::default();

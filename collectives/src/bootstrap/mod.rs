@@ -10,6 +10,7 @@ mod id;
 mod join;
 mod mesh;
 mod rendezvous;
+mod split;
 mod wire;
 
 use std::fmt;
@@ -23,6 +24,10 @@ pub use id::{Nonce, NotAnId, UniqueId};
 pub use mesh::{ControlMesh, MAX_MESSAGE};
 pub use rendezvous::{Rendezvous, Serving};
 
+pub(crate) use mesh::GroupId;
+pub(crate) use wire::{Reader, put_text};
+
+use crate::failure::ShrinkError;
 use crate::types::Rank;
 
 /// How long a group has to come together, if nothing else was said.
@@ -121,6 +126,35 @@ impl Group {
         })?;
         serving.wait()?;
         Ok(groups)
+    }
+
+    /// Divides the group: members of one `colour` are together, in the order of their `key`s, and of their ranks where keys are alike. Without a colour one is in none.
+    ///
+    /// # Errors
+    /// An [`ExchangeError`], on all members or on some: those who have a new group then cannot use it.
+    pub fn split(&mut self, colour: Option<u32>, key: i32) -> Result<Option<Self>, ExchangeError> {
+        let part = self.control.split(colour, key)?;
+        Ok(part.map(|control| Self { control }))
+    }
+
+    /// The same members once more, as another group.
+    ///
+    /// # Errors
+    /// As [`split`](Self::split).
+    pub fn duplicate(&mut self) -> Result<Self, ExchangeError> {
+        let rank = self.rank();
+        self.split(Some(0), 0)?.ok_or(ExchangeError::Misuse {
+            rank,
+            reason: "it has no place in its own group".to_owned(),
+        })
+    }
+
+    /// The members who can and want to go on after a failure, as a group of their own; whoever does not call it too within `patience` is not in it.
+    ///
+    /// # Errors
+    /// [`ShrinkError`]: the others go on without this one, or there was no agreement in time.
+    pub fn shrink(&self, patience: Duration) -> Result<Self, ShrinkError> {
+        self.control.shrink(patience).map(|control| Self { control })
     }
 
     /// This process.

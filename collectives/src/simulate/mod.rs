@@ -1,7 +1,8 @@
 //! A simulator: runs any [`Schedule`] in virtual time over a modelled [`Fabric`].
 //!
 //! It does what the executor does: an operation is cut into slices, which the channels take in turns; each strand of each channel goes through the steps of the plan, once for each of its slices; a send is done when it is
-//! posted, a receive when the message is there. A rank's strands share its one processor, in the order in which they ask for it.
+//! posted, a receive when the message is there. A rank's strands share its one processor: each keeps it until it waits for a
+//! message, and then whoever could go on first gets it.
 //!
 //! A message occupies, one after another, whatever lies on its way: the sender's adapter, its leaf's uplinks, those of the receiver's leaf, the receiver's adapter; it streams through them (cut-through), so that it takes
 //! the latency and then the slowest of them. **Shared capacity is first come, first served, message by message**, not divided max-min fairly: an adapter sends what was posted first (one queue pair's messages it does in
@@ -42,15 +43,23 @@ pub struct Work {
 }
 
 impl Work {
-    /// Bytes of a data block, all slices together.
-    #[must_use]
-    pub fn block_bytes(&self, shape: &Shape) -> f64 {
-        let blocks = match shape.collective {
+    /// Into how many blocks of one length `bytes` is divided.
+    fn blocks(shape: &Shape) -> u32 {
+        match shape.collective {
             // What a rank has is one of as many parts as there are ranks.
             Collective::AllToAll | Collective::AllToAllV => shape.ranks() * shape.blocks,
             Collective::SendRecv => shape.blocks,
             _ => shape.data_blocks(),
-        };
+        }
+    }
+
+    /// Bytes of a data block, all slices together.
+    #[must_use]
+    pub fn block_bytes(&self, shape: &Shape) -> f64 {
+        self.bytes_of(Self::blocks(shape))
+    }
+
+    fn bytes_of(&self, blocks: u32) -> f64 {
         if blocks == 0 {
             0.0
         } else {
@@ -61,9 +70,12 @@ impl Work {
     /// Into how many slices the operation is cut.
     #[must_use]
     pub fn slices(&self, shape: &Shape) -> u64 {
-        (self.block_bytes(shape) / self.slice_bytes.max(1) as f64)
-            .ceil()
-            .max(1.0) as u64
+        self.slices_of(Self::blocks(shape))
+    }
+
+    /// Into how many slices it is cut where `bytes` is divided into so many blocks.
+    pub(crate) fn slices_of(&self, blocks: u32) -> u64 {
+        (self.bytes_of(blocks) / self.slice_bytes.max(1) as f64).ceil().max(1.0) as u64
     }
 
     /// How many of the channels have something to do.

@@ -324,6 +324,11 @@ impl Cq {
         Ok(())
     }
 
+    /// Whether a completion channel may be told of its completions.
+    pub(crate) fn has_channel(&self) -> bool {
+        self.0.ring.notify.is_some()
+    }
+
     /// Whether anything else, such as a queue pair, holds this queue.
     pub fn is_shared(&self) -> bool {
         Arc::strong_count(&self.0) > 1

@@ -16,7 +16,9 @@
 //!
 //! **Acknowledgements leave beside the rest.** A batch of nothing but acknowledgements goes out by a second sending half, under the lock `acks`, which comes after tx: the thread that received
 //! sends it while the application posts its answer by the first. Their order towards other packets means nothing to the peer: a later
-//! response acknowledges what came before it as well, and what then comes late is ignored.
+//! response acknowledges what came before it as well, and what then comes late is ignored. To its application it may mean something: one that sleeps until a completion
+//! comes, of whatever queue, may take for granted that its message has completed when the answer is there, as with an adapter (`perftest -e` does, and waits for ever when it is
+//! wrong). So the acknowledgements of a queue pair with a completion channel, whose peer will have one as well, keep their order, and go first.
 //!
 //! **What arrived comes before the timers.** An answer that waits in the socket, or in the batch of a thread that lost the processor while it received, looks
 //! to the engine like one that was lost. So timers run in a drive that itself had rx and found the socket empty, by the time of before it looked; or, lest a
@@ -40,7 +42,7 @@ use crate::clock::ticks;
 use crate::event::{Event, PortEvent};
 use crate::lanes::Incoming;
 use crate::link::{Envelope, PortState, Receive, RxBatch, Seal, Transmit, TxBatch, Waker};
-use crate::state::{Core, Filled};
+use crate::state::Core;
 use crate::sync::{AtomicBool, AtomicU64, Mutex, MutexGuard, Ordering};
 
 mod application;
@@ -445,7 +447,7 @@ impl Shared {
         let now = self.now();
         core.deliver(|| now);
         let filled = core.fill(now, &mut tx.batch);
-        let blocked = if let Some(mut acks) = self.beside(&tx.batch, force) {
+        let blocked = if let Some(mut acks) = self.beside(&tx.batch, force || filled.in_order) {
             mem::swap(&mut tx.batch, &mut acks.batch);
             drop(tx);
             self.settle(core);
@@ -457,12 +459,12 @@ impl Shared {
             drop(tx);
             blocked
         };
-        filled == Filled::Full && !blocked
+        filled.full && !blocked
     }
 
-    /// The sending half for acknowledgements, when `batch` is made of them and the half is there and free.
-    fn beside(&self, batch: &TxBatch, force: bool) -> Option<MutexGuard<'_, Tx>> {
-        if force || !is_acks(batch) {
+    /// The sending half for acknowledgements, when `batch` is made of them and the half is there and free. Not when the batch is to go `by_turns`.
+    fn beside(&self, batch: &TxBatch, by_turns: bool) -> Option<MutexGuard<'_, Tx>> {
+        if by_turns || !is_acks(batch) {
             return None;
         }
         self.acks.as_ref()?.try_lock()

@@ -101,6 +101,8 @@ impl Pd {
             signal_all: config.signal_all,
             transport: config.transport,
             srq: config.srq.as_ref().map(Srq::id),
+            // An application that sleeps: its peer will do so too, and what wakes that first is to be as from an adapter.
+            acknowledges_first: config.send_cq.has_channel() || config.recv_cq.has_channel(),
         };
         let number = self
             .device()

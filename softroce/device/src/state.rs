@@ -52,13 +52,13 @@ pub(crate) struct Core {
     packet: Box<[u8]>,
 }
 
-/// What [`Core::fill`] left.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Filled {
-    /// The engine has nothing more to send now.
-    All,
+/// What [`Core::fill`] came to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Filled {
     /// The batch is full; the engine may have more.
-    Full,
+    pub(crate) full: bool,
+    /// A packet was put into the batch that is to keep its order towards others, though it may be an acknowledgement.
+    pub(crate) in_order: bool,
 }
 
 /// Whom a packet is for.
@@ -309,6 +309,7 @@ impl Core {
 
     /// Moves what the engine wants to send into `batch`, as far as there is room, or onto the lanes.
     pub(crate) fn fill(&mut self, now: Instant, batch: &mut TxBatch) -> Filled {
+        let mut filled = Filled::default();
         self.connections.exchange(now, &mut self.endpoint);
         let mut before = None;
         while let Some(mut slot) = batch.slot() {
@@ -319,7 +320,7 @@ impl Core {
                 continue;
             }
             let Some(transmit) = self.endpoint.poll_transmit(now, &mut self.memory, &mut slot) else {
-                return Filled::All;
+                return filled;
             };
             if let Some(lane) = transmit.lane {
                 let packet = &slot[..transmit.len];
@@ -332,8 +333,10 @@ impl Core {
                 false => self.address.port(),
             };
             slot.send(transmit.len, *before.insert(SocketAddr::new(transmit.dst, port)));
+            filled.in_order |= transmit.in_order;
         }
-        Filled::Full
+        filled.full = true;
+        filled
     }
 
     /// The UDP port for a packet to this address: that of the process which it is for, or may once have been.

@@ -100,6 +100,7 @@ fn node(seed: u64) -> Node {
         max_inline: 64,
         signal_all: false,
         srq: None,
+        acknowledges_first: false,
     });
     Node {
         endpoint,

@@ -91,6 +91,8 @@ pub struct Transmit {
     pub referred: u32,
     /// On a lane: what it refers to may change as soon as this is told, and is to be copied before. Otherwise it stays until the peer has answered.
     pub fleeting: bool,
+    /// On the wire: it keeps its order towards the other packets of its queue pair, also if it is an acknowledgement. See [`QpInit::acknowledges_first`].
+    pub in_order: bool,
 }
 
 impl Transmit {
@@ -106,6 +108,7 @@ impl Transmit {
             headers: 0,
             referred: 0,
             fleeting: false,
+            in_order: false,
         }
     }
 }
@@ -612,6 +615,7 @@ impl Endpoint {
                 headers: written.headers,
                 referred: written.referred,
                 fleeting: qp.is_unreliable(),
+                in_order: qp.acknowledges_first(),
                 ..Transmit::new(qp.qpn(), path, written.len)
             };
             self.timers.set(index, qp.deadline());

@@ -135,6 +135,7 @@ mod tests {
             signal_all: false,
             transport: Transport::Rc,
             srq: None,
+            acknowledges_first: false,
         };
         table
             .insert(|qpn| QueuePair::new(qpn, init, &EndpointConfig::default(), None))

@@ -414,3 +414,36 @@ fn bursts_take_turns_between_queue_pairs() {
         chunk.iter().all(|qpn| *qpn == expected)
     }));
 }
+
+// Acknowledgements and answers
+
+/// What the second node sends when it answers a SEND before it was asked what it has to send.
+fn answered(setup: Setup) -> Vec<Opcode> {
+    let (mut pair, local, remote) = with_regions(setup, 8);
+    pair.receive(1, 1, &[remote]);
+    pair.post(0, &send(2, &[local]));
+    let sent = pair.transmit_one(0).unwrap();
+    pair.deliver(&sent);
+    pair.receive(0, 3, &[local]);
+    pair.post(1, &send(4, &[remote]));
+    pair.run();
+    assert_eq!(pair.completed(0, SEND_CQ), success([2]));
+    pair.opcodes(1)
+}
+
+#[test]
+fn an_acknowledgement_goes_behind_the_answer_on_the_wire_and_before_it_where_that_is_asked_for() {
+    let (acknowledgement, answer) = (Opcode::RcAcknowledge, Opcode::RcSendOnly);
+    let asked = Setup {
+        acknowledges_first: true,
+        ..Setup::default()
+    };
+    assert_eq!(answered(asked), [acknowledgement, answer]);
+    // One GSO run, of which the last segment may be shorter. A lane has no runs.
+    let unasked = if util::lanes() {
+        [acknowledgement, answer]
+    } else {
+        [answer, acknowledgement]
+    };
+    assert_eq!(answered(Setup::default()), unasked);
+}

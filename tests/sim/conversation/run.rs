@@ -335,6 +335,7 @@ impl<'a> Live<'a> {
             max_inline: end.max_inline,
             signal_all: end.signal_all,
             srq: None,
+            acknowledges_first: false,
         });
         Self {
             end,

@@ -175,6 +175,7 @@ fn attempt(case: &Case) -> Seen {
             max_inline: 0,
             signal_all: true,
             srq: None,
+            acknowledges_first: false,
         });
     }
     for i in 0..2 {

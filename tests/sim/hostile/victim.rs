@@ -49,6 +49,7 @@ pub(super) fn init(pd: PdId) -> QpInit {
         max_inline: 64,
         signal_all: true,
         srq: None,
+        acknowledges_first: false,
     }
 }
 

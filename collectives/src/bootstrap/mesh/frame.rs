@@ -4,6 +4,7 @@
 //! nothing is allocated before it has arrived, and one that makes no sense ends the connection.
 
 use crate::bootstrap::wire::Reader;
+use crate::failure::{Message, Word};
 
 /// How long a message of an exchange may be, in bytes: 16 MiB.
 pub const MAX_MESSAGE: usize = 16 << 20;
@@ -36,6 +37,10 @@ pub(crate) enum Frame {
         number: u64,
         bytes: Vec<u8>,
     },
+    /// To a member of a group: about its failure.
+    Trial { group: GroupId, message: Message },
+    /// To a member of a group: about the group that comes after it.
+    Shrink { group: GroupId, word: Word },
     /// To a member of a group: this one has left it.
     Leave { group: GroupId },
     /// This process ends its mesh.
@@ -60,6 +65,14 @@ impl Frame {
             }
             Self::Leave { group } => head(2, group),
             Self::Goodbye => head(3, &GroupId::ALL),
+            Self::Trial { group, message } => {
+                head(4, group);
+                message.encode(to);
+            }
+            Self::Shrink { group, word } => {
+                head(5, group);
+                word.encode(to);
+            }
         }
         let length = (to.len() - start - 4) as u32;
         to[start..start + 4].copy_from_slice(&length.to_le_bytes());
@@ -80,6 +93,14 @@ impl Frame {
             },
             2 => Self::Leave { group },
             3 => Self::Goodbye,
+            4 => Self::Trial {
+                group,
+                message: Message::decode(std::mem::take(&mut from.0))?,
+            },
+            5 => Self::Shrink {
+                group,
+                word: Word::decode(std::mem::take(&mut from.0))?,
+            },
             _ => return None,
         };
         from.end()?;

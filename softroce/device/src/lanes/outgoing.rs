@@ -187,11 +187,20 @@ impl Outgoing {
     /// Looks whether the full lanes have room again.
     pub(crate) fn unblock(&mut self, endpoint: &mut Endpoint) {
         for slot in 0..self.lanes.len() {
-            if let Some(Some(lane)) = self.lanes.get_mut(slot)
-                && lane.full
-                && lane.has_room()
-                && (!lane.push_held() || lane.has_room())
-            {
+            let Some(Some(lane)) = self.lanes.get_mut(slot) else {
+                continue;
+            };
+            if !lane.full || !lane.has_room() {
+                continue;
+            }
+            let pushed = lane.push_held();
+            let reopens = !pushed || lane.has_room();
+            if pushed && !lane.touched {
+                // Whoever gave room back may have gone to sleep since, and nothing else may follow.
+                lane.touched = true;
+                self.touched.push(slot);
+            }
+            if reopens {
                 self.reopen(slot, endpoint);
             }
         }
@@ -450,3 +459,69 @@ impl Lane {
 }
 
 const _: () = assert!(1 << SLOT_BITS >= crate::host::SLOTS);
+
+#[cfg(test)]
+mod tests {
+    use std::net::{Ipv4Addr, UdpSocket};
+    use std::time::Duration;
+
+    use doorbell_roce_proto::Psn;
+    use doorbell_roce_proto::wire::{self, Aeth, Bth, Credits, Extension, MAX_HEADER_LEN, Opcode, Syndrome};
+
+    use super::*;
+    use crate::host::Flags;
+
+    /// Sends the headers of a packet of a queue pair on the lane.
+    fn send(outgoing: &mut Outgoing, id: LaneId, qpn: u32, opcode: Opcode, endpoint: &mut Endpoint) {
+        let extension = match opcode {
+            Opcode::RcAcknowledge => Extension::Aeth(Aeth {
+                syndrome: Syndrome::Ack(Credits::UNLIMITED),
+                msn: 1,
+            }),
+            _ => Extension::Bare,
+        };
+        let mut buf = [0; MAX_HEADER_LEN];
+        let bth = Bth::new(opcode, Qpn::new(77), Psn::new(1));
+        let headers = wire::write_headers(&mut buf, &bth, &extension).unwrap();
+        let transmit = Transmit {
+            src: Ipv4Addr::LOCALHOST.into(),
+            dst: Ipv4Addr::LOCALHOST.into(),
+            traffic_class: 0,
+            hop_limit: 64,
+            len: headers,
+            qpn: Qpn::new(qpn),
+            lane: Some(id),
+            headers,
+            referred: 0,
+            fleeting: false,
+            in_order: false,
+        };
+        outgoing.send(id, &transmit, &buf[..headers], &mut Table::new(), endpoint);
+    }
+
+    #[test]
+    fn an_acknowledgement_that_waited_for_room_rings() {
+        let address = UdpSocket::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let (host, _socket) = Host::join(address, Flags::default(), Duration::ZERO).unwrap();
+        let mut outgoing = Outgoing::new(Arc::new(host), address.ip());
+        let (me, mut receiver) = outgoing.enable(false, None).unwrap();
+        let (id, mut endpoint) = (lane_of(me), Endpoint::new(1));
+        send(&mut outgoing, id, 6, Opcode::RcAcknowledge, &mut endpoint);
+        while !outgoing.is_blocked() {
+            send(&mut outgoing, id, 5, Opcode::RcSendOnly, &mut endpoint);
+        }
+        assert!(!outgoing.ring(&mut endpoint).own, "nobody sleeps");
+        // The receiver takes all there is, and finds nothing more.
+        while receiver.pop(|_| ()).unwrap().is_some() {}
+        assert!(receiver.sleep());
+        outgoing.unblock(&mut endpoint);
+        assert!(!outgoing.is_blocked());
+        assert!(
+            outgoing.ring(&mut endpoint).own,
+            "it sleeps, and the acknowledgement is there"
+        );
+        receiver.awake();
+        assert!(receiver.pop(|_| ()).unwrap().is_some());
+        assert!(receiver.pop(|_| ()).unwrap().is_none());
+    }
+}

@@ -53,6 +53,8 @@ pub struct QpInit {
     pub transport: Transport,
     /// The shared receive queue that it takes receives from; it has none of its own then, whatever `max_recv_wr` and `max_recv_sge` say.
     pub srq: Option<SrqId>,
+    /// On the wire an acknowledgement goes before what is posted after it was owed, as from an adapter; otherwise behind it, as both leave as one GSO run then.
+    pub acknowledges_first: bool,
 }
 
 /// What peers may do to memory through this queue pair, beside what the region grants.

@@ -183,6 +183,11 @@ impl QueuePair {
         self.init.transport != Transport::Rc
     }
 
+    /// Whether its acknowledgements are in order with the requests behind them.
+    pub(crate) const fn acknowledges_first(&self) -> bool {
+        self.init.acknowledges_first
+    }
+
     /// Whether all it has to send is acknowledgements.
     pub(crate) fn only_acknowledges(&self) -> bool {
         self.responder.acknowledges() && !self.requester.has_more()
@@ -412,8 +417,8 @@ impl QueuePair {
     ) -> Option<Written> {
         // After a request an acknowledgement may be the last segment of its GSO run. A lane has no runs, and there the peer hears first that its message came and
         // then the answer, as from an adapter.
-        let on_wire = self.connection.lane.is_none();
-        let yields = on_wire && self.responder.acknowledges() && !self.turn.acknowledgements_waited;
+        let in_order = self.connection.lane.is_some() || self.init.acknowledges_first;
+        let yields = !in_order && self.responder.acknowledges() && !self.turn.acknowledgements_waited;
         if self.turn.requests_first || yields {
             self.transmit_request(now, memory, buf, out)
                 .or_else(|| self.transmit_reply(memory, buf, out))

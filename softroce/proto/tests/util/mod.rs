@@ -32,7 +32,7 @@ pub(crate) const QKEY: u32 = 0x1122_3344;
 const PORT: u16 = 4791;
 
 /// Whether the two are on one host, with a lane between them: so in the test binary of that name, which has the tests of others once more.
-fn lanes() -> bool {
+pub(crate) fn lanes() -> bool {
     module_path!().starts_with("lanes::")
 }
 
@@ -105,6 +105,7 @@ pub(crate) struct Setup {
     pub(crate) lane_mtu: Option<usize>,
     /// Packets from the middle of messages are asked for by the short way first.
     pub(crate) short_way: bool,
+    pub(crate) acknowledges_first: bool,
 }
 
 impl Default for Setup {
@@ -132,6 +133,7 @@ impl Default for Setup {
             srq: None,
             lane_mtu: None,
             short_way: true,
+            acknowledges_first: false,
         }
     }
 }
@@ -161,6 +163,7 @@ pub(crate) fn qp_init(signal_all: bool) -> QpInit {
         max_inline: 600,
         signal_all,
         srq: None,
+        acknowledges_first: false,
     }
 }
 
@@ -195,6 +198,7 @@ impl Pair {
             let qpn = endpoint.create_qp(QpInit {
                 transport: setup.transport,
                 srq,
+                acknowledges_first: setup.acknowledges_first,
                 ..qp_init(setup.signal_all)
             });
             Node {
@@ -237,6 +241,7 @@ impl Pair {
             node.qpn = node.endpoint.create_qp(QpInit {
                 transport: setup.transport,
                 srq: node.srq,
+                acknowledges_first: setup.acknowledges_first,
                 ..qp_init(setup.signal_all)
             });
         }
