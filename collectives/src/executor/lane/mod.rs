@@ -3,11 +3,16 @@
 //! Three things go on at their own pace: *execution*, which does the steps in order; *sends*, which execution only begins, and which leave as the peer grants memory or empties slots; and *grants*, which go ahead of execution
 //! as far as memory is free. A send never holds up what does not write the memory it reads.
 
-use doorbell_verbs::{Alias, MemoryError, ProtectionDomain};
+mod slots;
+mod transfer;
+mod walk;
 
+use doorbell_verbs::{MemoryError, ProtectionDomain};
+
+use self::slots::{STAGING, Slots};
+use self::walk::{Fragment, Walk};
 use super::code::{Edge, Instruction, Strand, message};
 use super::error::Failed;
-use super::layout::Run;
 use super::link::Link;
 use super::operation::{Data, Running};
 use crate::failure::Awaited;
@@ -16,8 +21,6 @@ use crate::plan::{Form, Place, Span, Step};
 use crate::protocol::Lines;
 use crate::types::Rank;
 
-/// Staging slots: messages granted and not yet reduced; and as many copied and not yet confirmed.
-const STAGING: u64 = 4;
 /// A send that has not left.
 const PENDING: u64 = u64::MAX;
 /// Operands of a reduction that are told without allocating.
@@ -31,14 +34,6 @@ struct At {
     step: u32,
 }
 
-/// How far a step has come in its message.
-#[derive(Clone, Copy, Default, Debug)]
-struct Walk {
-    piece: u32,
-    /// Elements of the piece.
-    at: u64,
-}
-
 /// A send under way.
 #[derive(Clone, Copy, Debug)]
 struct Pending {
@@ -47,47 +42,6 @@ struct Pending {
     walk: Walk,
     /// The requests that have to be confirmed until what has left of it is out of the way.
     last: u64,
-}
-
-/// A part of a message.
-#[derive(Clone, Copy, Debug)]
-struct Fragment {
-    piece: u32,
-    /// Elements from the piece's beginning.
-    at: u64,
-    /// Elements.
-    len: u64,
-}
-
-/// Slots of one length, taken in turn.
-#[derive(Default)]
-struct Slots {
-    memory: Option<Segment>,
-    /// Bytes of a slot.
-    len: usize,
-    taken: u64,
-    given: u64,
-}
-
-impl Slots {
-    /// Makes the slots at least so long. None is taken.
-    fn fit(&mut self, domain: &ProtectionDomain, len: usize) -> Result<(), MemoryError> {
-        if self.len < len {
-            self.memory = None;
-            self.memory = Some(Segment::new([domain], len * STAGING as usize)?);
-            self.len = len;
-        }
-        Ok(())
-    }
-
-    fn offset(&self, number: u64) -> usize {
-        (number % STAGING) as usize * self.len
-    }
-
-    fn start(&self, number: u64) -> *mut u8 {
-        let start = self.memory.as_ref().map_or(core::ptr::null_mut(), Segment::start);
-        start.wrapping_add(self.offset(number))
-    }
 }
 
 /// What came of driving a lane.
@@ -368,58 +322,6 @@ impl Lane {
         })
     }
 
-    /// The next part of a message that `walk` has come to, at most as many elements as a fragment has; `None` when it is through.
-    fn fragment(
-        op: &Running,
-        instruction: &Instruction,
-        span: Span,
-        slice: u32,
-        form: Form,
-        walk: &mut Walk,
-    ) -> Option<Fragment> {
-        if span.blocks == 0 {
-            return (walk.piece == 0).then_some(Fragment {
-                piece: 0,
-                at: 0,
-                len: 0,
-            });
-        }
-        while let Some(&(first, blocks)) = instruction.pieces.get(walk.piece as usize) {
-            let run = op.layout.run(span.place, span.first + first, blocks, slice);
-            if walk.at < run.len {
-                let len = op.fragment(form).min(run.len - walk.at);
-                return Some(Fragment {
-                    piece: walk.piece,
-                    at: walk.at,
-                    len,
-                });
-            }
-            *walk = Walk {
-                piece: walk.piece + 1,
-                at: 0,
-            };
-        }
-        None
-    }
-
-    /// Goes on behind a fragment.
-    fn pass(walk: &mut Walk, fragment: Fragment) {
-        if fragment.len == 0 {
-            walk.piece += 1;
-        } else {
-            walk.at += fragment.len;
-        }
-    }
-
-    /// Where the elements of a fragment lie that belongs to this span: bytes from the beginning of its place.
-    fn bytes_at(op: &Running, instruction: &Instruction, span: Span, slice: u32, fragment: Fragment) -> usize {
-        let Some(&(first, blocks)) = instruction.pieces.get(fragment.piece as usize) else {
-            return 0;
-        };
-        let Run { offset, .. } = op.layout.run(span.place, span.first + first, blocks, slice);
-        (offset + fragment.at) as usize * op.function.bytes(span.place.form())
-    }
-
     /// The first byte of a place.
     fn place(&self, op: &Running, place: Place) -> *mut u8 {
         let private = || self.private.as_ref().map_or(core::ptr::null_mut(), Segment::start);
@@ -440,70 +342,6 @@ impl Lane {
             Place::Scratch => Some((self.private.as_ref()?, 0, 0)),
             Place::Partial => Some((self.private.as_ref()?, 0, self.partial_at)),
         }
-    }
-
-    /// Grants memory for what is to be received, as far ahead as memory is free.
-    fn grant(&mut self, scene: &mut Scene<'_>) -> Result<bool, Failed> {
-        let op = scene.op;
-        let strand = &op.code.strands[self.strand as usize];
-        let mut moved = false;
-        while self.grants.turn < self.turns(op) {
-            let Some(&step) = strand.receives.get(self.receive) else {
-                if strand.receives.is_empty() {
-                    self.grants.turn = u32::MAX;
-                    break;
-                }
-                self.receive = 0;
-                self.grants.turn += 1;
-                continue;
-            };
-            self.grants.step = step;
-            let instruction = &strand.instructions[step as usize];
-            let Some((from, form, span)) = message(&instruction.step) else {
-                break;
-            };
-            let slice = self.slice(op, self.grants.turn);
-            let mut walk = self.grant_walk;
-            let Some(fragment) = Self::fragment(op, instruction, span, slice, form, &mut walk) else {
-                self.receive += 1;
-                self.grant_walk = Walk::default();
-                continue;
-            };
-            let peer = link(scene.links, from)?;
-            if !peer.may_grant() {
-                break;
-            }
-            let len = fragment.len as usize * op.function.bytes(form);
-            let direct = match instruction.step {
-                Step::Recv { into, .. } if len > 0 => self.registered(op, into.place),
-                _ => None,
-            };
-            if len == 0 {
-                peer.grant(0, 0, 0);
-            } else if let Some((segment, rail, offset)) = direct {
-                if !self.has_passed(instruction.free_after, self.grants.turn)
-                    || !self.is_free(instruction, span, Some(fragment), self.grants.turn, strand, scene.links)
-                {
-                    break;
-                }
-                let at = offset + Self::bytes_at(op, instruction, span, slice, fragment);
-                let addr = segment.start().addr() as u64 + at as u64;
-                let rkey = segment.rkey(rail);
-                link(scene.links, from)?.grant(addr, rkey, len as u32);
-            } else {
-                if self.staging.taken - self.staging.given == STAGING {
-                    break;
-                }
-                let addr = self.staging.start(self.staging.taken).addr() as u64;
-                let rkey = self.staging.memory.as_ref().map_or(0, |memory| memory.rkey(0));
-                peer.grant(addr, rkey, len as u32);
-                self.staging.taken += 1;
-            }
-            Self::pass(&mut walk, fragment);
-            self.grant_walk = walk;
-            moved = true;
-        }
-        Ok(moved)
     }
 
     /// Whether execution is behind a step.
@@ -567,210 +405,6 @@ impl Lane {
         Ok(moved)
     }
 
-    /// Begins a send, and lets it go as far as it can. False if the send of this step in the slice before has not left.
-    fn begin_send(&mut self, scene: &mut Scene<'_>, to: Rank) -> Result<bool, Failed> {
-        let step = self.execution.step as usize;
-        if self.sent[step] == PENDING {
-            return Ok(false);
-        }
-        let mut send = Pending {
-            at: self.execution,
-            to,
-            walk: Walk::default(),
-            last: 0,
-        };
-        self.sent[step] = PENDING;
-        let waits = self.sends.iter().any(|before| before.to == to);
-        if waits || !self.send(scene, &mut send)?.1 {
-            self.sends.push(send);
-        }
-        Ok(true)
-    }
-
-    /// Goes on with the sends under way; those to one rank in their order.
-    fn send_pending(&mut self, scene: &mut Scene<'_>) -> Result<bool, Failed> {
-        let mut moved = false;
-        let mut index = 0;
-        while index < self.sends.len() {
-            let mut send = self.sends[index];
-            if self.sends[..index].iter().any(|before| before.to == send.to) {
-                index += 1;
-                continue;
-            }
-            let (further, done) = self.send(scene, &mut send)?;
-            moved |= further;
-            if done {
-                self.sends.remove(index);
-            } else {
-                self.sends[index] = send;
-                index += 1;
-            }
-        }
-        Ok(moved)
-    }
-
-    /// Sends of a message what can be sent. Gives whether that was anything, and whether it was the last.
-    fn send(&mut self, scene: &mut Scene<'_>, send: &mut Pending) -> Result<(bool, bool), Failed> {
-        let op = scene.op;
-        let instruction = &op.code.strands[self.strand as usize].instructions[send.at.step as usize];
-        let Some((_, form, span)) = message(&instruction.step) else {
-            return Ok((false, true));
-        };
-        let slice = self.slice(op, send.at.turn);
-        let mut moved = false;
-        while let Some(fragment) = Self::fragment(op, instruction, span, slice, form, &mut send.walk) {
-            let to = link(scene.links, send.to)?;
-            let len = fragment.len as usize * op.function.bytes(form);
-            let at = Self::bytes_at(op, instruction, span, slice, fragment);
-            if let Some(lines) = op.lines {
-                if !to.may_send_lines(lines) {
-                    return Ok((moved, false));
-                }
-                let from = self.place(op, span.place).wrapping_add(at);
-                // SAFETY: a fragment lies in its place, which the operation has; what this rank writes there waits for the send, and it is granted to nobody.
-                unsafe { to.send_lines(lines, from, len) }?;
-            } else {
-                if !to.is_granted() {
-                    return Ok((moved, false));
-                }
-                let message = if len == 0 {
-                    None
-                } else {
-                    let Some(source) = self.source(scene, span.place, at, len, send.to) else {
-                        return Ok((moved, false));
-                    };
-                    Some((source, len))
-                };
-                let number = link(scene.links, send.to)?.send(message)?;
-                if self.registered(op, span.place).is_some() {
-                    send.last = number;
-                } else if len > 0 {
-                    self.copied[((self.copies.taken - 1) % STAGING) as usize] = (send.to, number);
-                }
-            }
-            Self::pass(&mut send.walk, fragment);
-            moved = true;
-        }
-        self.sent[send.at.step as usize] = send.last;
-        Ok((true, true))
-    }
-
-    /// What a message of Simple is sent from: where it lies, or a copy of it. `None` while there is no memory for a copy.
-    fn source(&mut self, scene: &mut Scene<'_>, place: Place, at: usize, len: usize, to: Rank) -> Option<Alias> {
-        let op = scene.op;
-        if let Some((segment, rail, offset)) = self.registered(op, place) {
-            return segment.alias(rail, offset + at, len);
-        }
-        while self.copies.given < self.copies.taken {
-            let (of, number) = self.copied[(self.copies.given % STAGING) as usize];
-            if scene.links[of.index()]
-                .as_ref()
-                .is_some_and(|link| link.completed < number)
-            {
-                break;
-            }
-            self.copies.given += 1;
-        }
-        if self.copies.taken - self.copies.given == STAGING {
-            return None;
-        }
-        let (number, from) = (self.copies.taken, self.place(op, place).wrapping_add(at));
-        // SAFETY: the message lies in its place, which the operation has and nobody writes; a slot is as long as a fragment, and its last message has been confirmed.
-        unsafe { core::ptr::copy_nonoverlapping(from, self.copies.start(number), len) };
-        let alias = self.copies.memory.as_ref()?.alias(0, self.copies.offset(number), len)?;
-        self.copied[(number % STAGING) as usize] = (to, PENDING);
-        self.copies.taken += 1;
-        Some(alias)
-    }
-
-    /// Receives what is there of a message. True when that was the last.
-    fn receive_message(
-        &mut self,
-        scene: &mut Scene<'_>,
-        instruction: &Instruction,
-        slice: u32,
-        moved: &mut bool,
-    ) -> Result<bool, Failed> {
-        let op = scene.op;
-        let strand = &op.code.strands[self.strand as usize];
-        let Some((from, form, span)) = message(&instruction.step) else {
-            return Ok(true);
-        };
-        let mut walk = self.walk;
-        while let Some(fragment) = Self::fragment(op, instruction, span, slice, form, &mut walk) {
-            let len = fragment.len as usize * op.function.bytes(form);
-            let lands = match instruction.step {
-                Step::Recv { into, .. } => op.lines.is_none() && self.registered(op, into.place).is_some(),
-                _ => false,
-            };
-            // What was granted where it belongs was free then.
-            if !lands
-                && !self.is_free(
-                    instruction,
-                    span,
-                    Some(fragment),
-                    self.execution.turn,
-                    strand,
-                    scene.links,
-                )
-            {
-                return Ok(false);
-            }
-            let into = self
-                .place(op, span.place)
-                .wrapping_add(Self::bytes_at(op, instruction, span, slice, fragment));
-            let peer = link(scene.links, from)?;
-            let received: *mut u8 = match op.lines {
-                Some(lines) => {
-                    let direct = matches!(instruction.step, Step::Recv { .. }) && len >= 4;
-                    let target = if direct { into } else { self.lines.as_mut_ptr().cast() };
-                    // SAFETY: the fragment lies in its place, where nothing is sent from; or in the memory for a slot's lines, which takes four bytes at least.
-                    if !unsafe { peer.receive_lines(lines, target, len) } {
-                        return Ok(false);
-                    }
-                    target
-                }
-                None => {
-                    if !peer.has_arrived() {
-                        return Ok(false);
-                    }
-                    peer.receive();
-                    if lands || len == 0 {
-                        into
-                    } else {
-                        self.staging.start(self.staging.given)
-                    }
-                }
-            };
-            if len > 0 {
-                match &instruction.step {
-                    // SAFETY: the fragment lies in its place, which nobody else touches now, and was received as a whole into memory apart from it.
-                    Step::Recv { .. } if received != into => unsafe {
-                        core::ptr::copy_nonoverlapping(received, into, len);
-                    },
-                    Step::RecvReduce { with, .. } => {
-                        let with_at = Self::bytes_at(op, instruction, *with, slice, fragment);
-                        let operand = self.place(op, with.place).wrapping_add(with_at);
-                        let sources = [(form, received.cast_const()), (with.place.form(), operand.cast_const())];
-                        // SAFETY: all are as long as the fragment; the two in places of the operation are the same or apart, and nobody else writes them now; what was received is complete.
-                        unsafe {
-                            op.function
-                                .reduce(&sources, (span.place.form(), into), fragment.len as usize)
-                        };
-                    }
-                    _ => {}
-                }
-                if op.lines.is_none() && !lands {
-                    self.staging.given += 1;
-                }
-            }
-            Self::pass(&mut walk, fragment);
-            self.walk = walk;
-            *moved = true;
-        }
-        Ok(true)
-    }
-
     /// Reduces spans of this rank's.
     fn reduce(&self, op: &Running, instruction: &Instruction, sources: &[Span], into: Span, slice: u32) {
         let mut few = [(Form::Element, core::ptr::null()); OPERANDS];
@@ -790,7 +424,7 @@ impl Lane {
             };
             let at = |span: Span| {
                 self.place(op, span.place)
-                    .wrapping_add(Self::bytes_at(op, instruction, span, slice, whole))
+                    .wrapping_add(walk::bytes_at(op, instruction, span, slice, whole))
             };
             for (operand, source) in operands.iter_mut().zip(sources) {
                 *operand = (source.place.form(), at(*source).cast_const());
@@ -814,7 +448,7 @@ impl Lane {
             };
             let at = |span: Span| {
                 self.place(op, span.place)
-                    .wrapping_add(Self::bytes_at(op, instruction, span, slice, whole))
+                    .wrapping_add(walk::bytes_at(op, instruction, span, slice, whole))
             };
             let bytes = run.len as usize * op.function.bytes(into.place.form());
             // In place they may be one.
