@@ -13,6 +13,7 @@ mod memory;
 pub mod plan;
 mod protocol;
 pub mod simulate;
+pub mod tune;
 mod types;
 
 pub use algorithm::{Algorithm, Unsupported};

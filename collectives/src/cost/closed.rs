@@ -1,9 +1,10 @@
 //! What each algorithm costs, in closed form: as quick to evaluate for 16,384 ranks as for two.
 //!
 //! Of one slice: the *path*, how long it takes from the first step to the last; and the *load*, for how long the busiest rank's processor and adapter are taken by it. Slices of a channel follow one another after a path, if a rank
-//! needs to hear of a slice's end before it begins the next one (all that ends with all ranks knowing), or else after a load. Channels overlap, until the load of all of them is more than the path of one. So k slices of each of C channels take
+//! needs to hear of a slice's end before it begins the next one (all that ends with all ranks knowing), or else after a load. Channels overlap, until the load of all of them is more than the path of one. So S slices, k of them by each
+//! channel, take about
 //!
-//! > path + (k − 1)·max(path or load, C·load) + (C − 1)·load
+//! > path + max((k − 1)·(path or load), (S − 1)·load)
 //!
 //! All links are taken to be alike, and nobody's but two ranks'. `simulate` knows more; the tests hold both against one another.
 
@@ -33,9 +34,11 @@ pub fn predict_ns(
     let rates = Rates::new(link, compute, work);
     let slice = rates.slice(algorithm, collective, ranks, work.bytes as f64 / slices as f64);
     let follows = if slice.coupled { slice.path } else { slice.load };
-    let rounds = (slices as f64 / channels).ceil();
-    let one_after_another = follows.max(channels * slice.load);
-    Some(compute.begin_ns + slice.path + (rounds - 1.0) * one_after_another + (channels - 1.0) * slice.load)
+    let slices = slices as f64;
+    let rounds = (slices / channels).ceil();
+    let last_round = slices - (rounds - 1.0) * channels;
+    let one_after_another = (rounds - 1.0) * follows + (last_round - 1.0) * slice.load;
+    Some(compute.begin_ns + slice.path + one_after_another.max((slices - 1.0) * slice.load))
 }
 
 /// Into how many blocks the bytes are divided.
@@ -204,7 +207,7 @@ impl Rates {
             // The rank's own part is copied while the first message is on its way.
             _ => self
                 .exchanges(gathering, 0.0)
-                .beside(block * self.copy, self.hop(block)),
+                .beside(block * self.copy, self.latency + block * self.wire),
         }
     }
 
@@ -348,13 +351,11 @@ impl Rates {
                 copied,
                 ..Duty::default()
             };
-            let stage = self.stage(Stage {
-                sends: 1.0,
-                receives: others,
-                bytes,
-            });
+            // At worst the message that the root asks for first comes last.
+            let comes = (self.send + self.latency + others * bytes * self.wire).max(copied * self.copy);
+            let takes = others * (self.receive + bytes * self.take);
             Slice {
-                path: stage + reduced * self.gamma,
+                path: comes + takes + reduced * self.gamma,
                 load: self.load(duty),
                 coupled: false,
             }
@@ -403,10 +404,10 @@ impl Rates {
 }
 
 impl Slice {
-    /// With copying that a rank does beside its exchanges: `hop` is how long it waits in one of them.
-    fn beside(mut self, copying: f64, hop: f64) -> Self {
+    /// With copying that a rank does while it waits in one of its exchanges, for so long.
+    fn beside(mut self, copying: f64, waits: f64) -> Self {
         self.load += copying;
-        self.path += (copying - hop).max(0.0);
+        self.path += (copying - waits).max(0.0);
         self
     }
 }
@@ -416,11 +417,6 @@ fn powers(ranks: u32) -> impl Iterator<Item = u32> {
     (0..u32::BITS)
         .map(|bit| 1 << bit)
         .take_while(move |&power| power < ranks)
-}
-
-/// Levels of a binomial tree below its root.
-fn levels(ranks: u32) -> u32 {
-    u32::BITS - ranks.saturating_sub(1).leading_zeros()
 }
 
 #[cfg(test)]

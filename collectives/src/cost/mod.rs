@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::types::Protocol;
 
+pub(crate) use closed::blocks;
 pub use closed::predict_ns;
 
 /// What a message costs by one protocol.

@@ -91,7 +91,7 @@ pub fn table(schedule: &dyn Schedule) -> String {
     if schedule.in_place() {
         text.push_str(", also in place");
     }
-    text.push_str("\nI input, O output, S scratch, P partial results; →2 sends to rank 2, ←2 what rank 2 has sent\n");
+    text.push_str("\nI input, O output, S scratch, P partial results; →3 is sent to rank 3, ←3 comes from rank 3\n");
     let mut cells = vec![vec![String::new(); timeline.length() as usize]; timeline.now.len()];
     for event in &timeline.events {
         cells[(event.who.strand * timeline.ranks + event.who.rank.0) as usize][event.time as usize] =
@@ -312,4 +312,86 @@ fn mark(svg: &mut String, place: Placing, event: &Event) {
         event.step,
         y - 8
     );
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{svg, table};
+    use crate::algorithm::Algorithm;
+    use crate::plan::{Collective, Schedule};
+    use crate::types::Rank;
+
+    fn schedule(algorithm: Algorithm, collective: Collective, ranks: u32) -> Box<dyn Schedule> {
+        let order: Vec<_> = (0..ranks).map(Rank).collect();
+        algorithm.schedule(collective, &order, Rank(0)).expect("a schedule")
+    }
+
+    #[test]
+    fn tables() {
+        let drawn = [
+            (Algorithm::Ring, Collective::AllReduce, 4),
+            (Algorithm::DoubleBinaryTree, Collective::AllReduce, 8),
+            (Algorithm::HalvingDoubling, Collective::ReduceScatter, 6),
+            (Algorithm::FullMesh, Collective::ReduceScatter, 5),
+            (Algorithm::Tree, Collective::Barrier, 4),
+        ]
+        .map(|(algorithm, collective, ranks)| table(&*schedule(algorithm, collective, ranks)));
+        insta::assert_snapshot!(drawn.join("\n"));
+    }
+
+    /// Ranks that do not fit beside each other are in tables of their own, and no line is longer than a terminal.
+    #[test]
+    fn tables_are_not_wider_than_a_terminal() {
+        let text = table(&*schedule(Algorithm::FullMesh, Collective::AllReduce, 32));
+        assert!(text.lines().all(|line| line.chars().count() <= super::WIDTH), "{text}");
+        let heads: Vec<_> = text.lines().filter_map(|line| line.strip_prefix("time ")).collect();
+        let ranks: Vec<u32> = heads
+            .iter()
+            .flat_map(|head| head.split_whitespace())
+            .filter_map(|word| word.parse().ok())
+            .collect();
+        assert!(heads.len() > 1 && ranks.into_iter().eq(0..32), "{text}");
+    }
+
+    #[test]
+    fn images() {
+        insta::assert_snapshot!(svg(&*schedule(Algorithm::DoubleBinaryTree, Collective::Broadcast, 4)));
+    }
+
+    /// Every message is an arrow, every step a mark, and nothing lies outside.
+    #[test]
+    fn images_have_all_there_is() {
+        for &collective in Collective::ALL {
+            for algorithm in Algorithm::of(collective) {
+                for ranks in [1, 2, 5, 8] {
+                    let schedule = schedule(algorithm, collective, ranks);
+                    let census = crate::plan::census::Census::of(&*schedule);
+                    let sum =
+                        |of: fn(&crate::plan::census::Count) -> u64| census.ranks.iter().map(of).sum::<u64>() as usize;
+                    let image = svg(&*schedule);
+                    assert_eq!(image.matches("marker-end").count(), sum(|count| count.sends), "{image}");
+                    assert_eq!(image.matches("<circle").count(), sum(|count| count.steps), "{image}");
+                    let size = |what: &str| {
+                        image
+                            .split(what)
+                            .nth(1)
+                            .and_then(|rest| rest.split('"').next()?.parse::<f64>().ok())
+                    };
+                    let (width, height) = (
+                        size(" width=\"").expect("a width"),
+                        size(" height=\"").expect("a height"),
+                    );
+                    for (name, limit) in [(" cx=\"", width), (" cy=\"", height)] {
+                        let inside = |text: &str| {
+                            text.split('"')
+                                .next()
+                                .and_then(|n| n.parse().ok())
+                                .is_some_and(|at: f64| at > 0.0 && at < limit)
+                        };
+                        assert!(image.split(name).skip(1).all(inside), "{image}");
+                    }
+                }
+            }
+        }
+    }
 }

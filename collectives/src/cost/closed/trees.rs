@@ -88,7 +88,11 @@ impl Rates {
             Collective::Broadcast => self.from_root(self.down(ranks, same), leaf(n), spread(same, n)),
             Collective::Scatter => {
                 let parts = Message::Parts(part);
-                self.from_root(self.down(ranks, parts), leaf(part), spread(parts, part))
+                self.from_root(
+                    self.down(ranks, parts),
+                    leaf(subtrees(ranks).map(|size| parts.bytes(size)).fold(0.0, f64::max)),
+                    spread(parts, part),
+                )
             }
             _ => {
                 let (rising, falling) = if collective == Collective::Barrier {
@@ -191,7 +195,7 @@ impl Rates {
         };
         match collective {
             Collective::Broadcast => self.from_root(
-                down,
+                half * self.copy + down,
                 if ranks > 2 {
                     spread
                 } else {
