@@ -4,3 +4,5 @@ mod world;
 
 mod agrees;
 mod failures;
+mod overlap;
+mod types;
