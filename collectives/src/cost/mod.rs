@@ -6,9 +6,14 @@
 //!
 //! [`Profile`] is an algorithm in these terms, in closed form; [`simulate`](crate::simulate) runs the plan itself, on fabrics that are not uniform, too.
 
+mod closed;
+
 use serde::{Deserialize, Serialize};
 
 use crate::types::Protocol;
+
+pub(crate) use closed::blocks;
+pub use closed::predict_ns;
 
 /// What a message costs by one protocol.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]

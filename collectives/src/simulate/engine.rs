@@ -75,8 +75,12 @@ struct Run<'a> {
     remote: Prices,
 }
 
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Default)]
 struct Processor {
+    /// The thread that has it.
+    holder: Option<u32>,
+    /// Threads that could go on, in the order in which they could.
+    asking: VecDeque<u32>,
     free: u64,
     busy: u64,
     finished: u64,
@@ -213,8 +217,17 @@ impl<'a> Run<'a> {
         processor.free
     }
 
-    /// Goes on with a thread whose time has come, until it must wait for another time.
+    /// Goes on with a thread whose time has come, until it must wait for another time. It keeps the processor until it waits for a message.
     fn turn(&mut self, id: usize, now: u64) {
+        let rank = self.threads[id].rank;
+        let processor = &mut self.ranks[rank as usize];
+        match processor.holder {
+            Some(holder) if holder != id as u32 => return processor.asking.push_back(id as u32),
+            _ => processor.holder = Some(id as u32),
+        }
+        if processor.free > now {
+            return self.queue.push(processor.free, id as u32);
+        }
         let mut at = now;
         if let Some(awaited) = self.threads[id].awaited.take() {
             at = self.receive(id, awaited, now);
@@ -227,7 +240,7 @@ impl<'a> Run<'a> {
                 Step::RecvReduce { from, form, into, .. } => {
                     return self.expect(id, at, from, self.bytes(form, into), true);
                 }
-                // Whatever needs the processor or a link is begun when its time has come, so that others who ask before are served before.
+                // What is begun later is begun in its turn, so that links serve whoever comes first.
                 step if at > now => {
                     self.threads[id].held = Some(step);
                     return self.queue.push(at, id as u32);
@@ -241,18 +254,27 @@ impl<'a> Run<'a> {
                         .sum();
                     let least = self.bytes(into.place.form(), into);
                     let ps = operands.max(least) * self.fabric.compute.gamma_ns_per_byte * 1e3;
-                    at = self.work(self.threads[id].rank, now, ps);
+                    at = self.work(rank, now, ps);
                 }
                 Step::Copy { from, .. } => {
                     let ps = self.bytes(from.place.form(), from) * self.fabric.compute.copy_ns_per_byte * 1e3;
-                    at = self.work(self.threads[id].rank, now, ps);
+                    at = self.work(rank, now, ps);
                 }
             }
         }
-        let thread = &mut self.threads[id];
-        thread.finished = true;
-        let rank = &mut self.ranks[thread.rank as usize];
-        rank.finished = rank.finished.max(at);
+        self.threads[id].finished = true;
+        let processor = &mut self.ranks[rank as usize];
+        processor.finished = processor.finished.max(at);
+        self.release(rank, at);
+    }
+
+    /// The processor is somebody else's from `at` on.
+    fn release(&mut self, rank: u32, at: u64) {
+        let processor = &mut self.ranks[rank as usize];
+        processor.holder = processor.asking.pop_front();
+        if let Some(next) = processor.holder {
+            self.queue.push(at, next);
+        }
     }
 
     /// The next step: of this slice or, where that is over, of the next one.
@@ -293,8 +315,13 @@ impl<'a> Run<'a> {
             }
             awaited.coming = true;
             self.queue.push(arrival.max(since), id as u32);
+            if arrival <= since {
+                self.threads[id].awaited = Some(awaited);
+                return;
+            }
         }
         self.threads[id].awaited = Some(awaited);
+        self.release(self.threads[id].rank, since);
     }
 
     /// Takes a message that has arrived.
@@ -378,7 +405,7 @@ impl<'a> Run<'a> {
         if self.who == Who::OneForAll
             && let Some(thread) = self.threads.first()
         {
-            let one = ranks[thread.rank as usize];
+            let one = ranks[thread.rank as usize].clone();
             ranks.fill(one);
         }
         let one = self

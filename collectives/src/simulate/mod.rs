@@ -1,7 +1,8 @@
 //! A simulator: runs any [`Schedule`] in virtual time over a modelled [`Fabric`].
 //!
 //! It does what the executor does: an operation is cut into slices, which the channels take in turns; each strand of each channel goes through the steps of the plan, once for each of its slices; a send is done when it is
-//! posted, a receive when the message is there. A rank's strands share its one processor, in the order in which they ask for it.
+//! posted, a receive when the message is there. A rank's strands share its one processor: each keeps it until it waits for a
+//! message, and then whoever could go on first gets it.
 //!
 //! A message occupies, one after another, whatever lies on its way: the sender's adapter, its leaf's uplinks, those of the receiver's leaf, the receiver's adapter; it streams through them (cut-through), so that it takes
 //! the latency and then the slowest of them. **Shared capacity is first come, first served, message by message**, not divided max-min fairly: an adapter sends what was posted first (one queue pair's messages it does in
@@ -10,11 +11,13 @@
 //!
 //! Times are whole picoseconds, so that runs are the same everywhere. Blocks are taken to be equally long, whatever the remainder.
 
+mod chart;
 mod engine;
 mod fabric;
 mod links;
 mod queue;
 mod symmetry;
+mod table;
 #[cfg(test)]
 mod tests;
 
@@ -24,7 +27,9 @@ use core::time::Duration;
 use crate::plan::{Collective, Schedule, Shape};
 use crate::types::{DataType, Protocol, Rank};
 
+pub use chart::chart;
 pub use fabric::{Fabric, Leaves, Straggler};
+pub use table::{Row, quickest, table};
 
 /// An operation to be simulated.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -42,15 +47,23 @@ pub struct Work {
 }
 
 impl Work {
-    /// Bytes of a data block, all slices together.
-    #[must_use]
-    pub fn block_bytes(&self, shape: &Shape) -> f64 {
-        let blocks = match shape.collective {
+    /// Into how many blocks of one length `bytes` is divided.
+    fn blocks(shape: &Shape) -> u32 {
+        match shape.collective {
             // What a rank has is one of as many parts as there are ranks.
             Collective::AllToAll | Collective::AllToAllV => shape.ranks() * shape.blocks,
             Collective::SendRecv => shape.blocks,
             _ => shape.data_blocks(),
-        };
+        }
+    }
+
+    /// Bytes of a data block, all slices together.
+    #[must_use]
+    pub fn block_bytes(&self, shape: &Shape) -> f64 {
+        self.bytes_of(Self::blocks(shape))
+    }
+
+    fn bytes_of(&self, blocks: u32) -> f64 {
         if blocks == 0 {
             0.0
         } else {
@@ -61,9 +74,12 @@ impl Work {
     /// Into how many slices the operation is cut.
     #[must_use]
     pub fn slices(&self, shape: &Shape) -> u64 {
-        (self.block_bytes(shape) / self.slice_bytes.max(1) as f64)
-            .ceil()
-            .max(1.0) as u64
+        self.slices_of(Self::blocks(shape))
+    }
+
+    /// Into how many slices it is cut where `bytes` is divided into so many blocks.
+    pub(crate) fn slices_of(&self, blocks: u32) -> u64 {
+        (self.bytes_of(blocks) / self.slice_bytes.max(1) as f64).ceil().max(1.0) as u64
     }
 
     /// How many of the channels have something to do.
@@ -257,6 +273,31 @@ pub fn run(schedule: &dyn Schedule, fabric: &Fabric, work: &Work) -> Result<Outc
 pub fn run_every_rank(schedule: &dyn Schedule, fabric: &Fabric, work: &Work) -> Result<Outcome, SimulationError> {
     fits(schedule, fabric)?;
     engine::run(schedule, fabric, work, engine::Who::All)
+}
+
+/// How long an operation takes, ns, by simulating the first of its slices: where every channel has more than twelve, what eight take longer than four is what each further four take.
+///
+/// # Errors
+/// As [`run`].
+pub fn predict_ns(schedule: &dyn Schedule, fabric: &Fabric, work: &Work) -> Result<f64, SimulationError> {
+    let shape = schedule.shape();
+    let (slices, channels) = (work.slices(shape), u64::from(work.busy_channels(shape)));
+    let time = |work: &Work| run(schedule, fabric, work).map(|outcome| outcome.time.ns());
+    if slices <= 12 * channels {
+        return time(work);
+    }
+    // A length that gives so many slices of the length that they have.
+    let of = |some: u64| {
+        let bytes = (work.bytes as f64 * some as f64 / slices as f64).round() as u64;
+        let block = Work { bytes, ..*work }.block_bytes(shape);
+        Work {
+            bytes,
+            slice_bytes: (block / some as f64).ceil() as u64,
+            ..*work
+        }
+    };
+    let (four, eight) = (time(&of(4 * channels))?, time(&of(8 * channels))?);
+    Ok(eight + (eight - four) * (slices - 8 * channels) as f64 / (4 * channels) as f64)
 }
 
 fn fits(schedule: &dyn Schedule, fabric: &Fabric) -> Result<(), SimulationError> {

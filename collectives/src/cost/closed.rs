@@ -1,0 +1,423 @@
+//! What each algorithm costs, in closed form: as quick to evaluate for 16,384 ranks as for two.
+//!
+//! Of one slice: the *path*, how long it takes from the first step to the last; and the *load*, for how long the busiest rank's processor and adapter are taken by it. Slices of a channel follow one another after a path, if a rank
+//! needs to hear of a slice's end before it begins the next one (all that ends with all ranks knowing), or else after a load. Channels overlap, until the load of all of them is more than the path of one. So S slices, k of them by each
+//! channel, take about
+//!
+//! > path + max((k − 1)·(path or load), (S − 1)·load)
+//!
+//! All links are taken to be alike, and nobody's but two ranks'. `simulate` knows more; the tests hold both against one another.
+
+mod trees;
+
+use super::{Compute, Link, Mover};
+use crate::algorithm::Algorithm;
+use crate::plan::Collective;
+use crate::simulate::Work;
+
+/// How long an operation takes, ns; none if the algorithm does not do it.
+#[must_use]
+pub fn predict_ns(
+    algorithm: Algorithm,
+    collective: Collective,
+    ranks: u32,
+    link: &Link,
+    compute: &Compute,
+    work: &Work,
+) -> Option<f64> {
+    if ranks == 0 || !algorithm.supports(collective) {
+        return None;
+    }
+    let blocks = blocks(algorithm, collective, ranks);
+    let slices = work.slices_of(blocks);
+    let channels = u64::from(work.channels.max(1)).min(slices) as f64;
+    let rates = Rates::new(link, compute, work);
+    let slice = rates.slice(algorithm, collective, ranks, work.bytes as f64 / slices as f64);
+    let follows = if slice.coupled { slice.path } else { slice.load };
+    let slices = slices as f64;
+    let rounds = (slices / channels).ceil();
+    let last_round = slices - (rounds - 1.0) * channels;
+    let one_after_another = (rounds - 1.0) * follows + (last_round - 1.0) * slice.load;
+    Some(compute.begin_ns + slice.path + one_after_another.max((slices - 1.0) * slice.load))
+}
+
+/// Into how many blocks the bytes are divided.
+pub(crate) fn blocks(algorithm: Algorithm, collective: Collective, ranks: u32) -> u32 {
+    use Algorithm as A;
+    use Collective as C;
+    match (collective, algorithm) {
+        (C::AllReduce, A::Ring | A::FullMesh) => ranks,
+        (C::AllReduce, A::HalvingDoubling) => 1 << ranks.ilog2(),
+        (C::AllReduce | C::Broadcast | C::Reduce, A::DoubleBinaryTree) if ranks > 1 => 2,
+        (C::AllReduce | C::Broadcast | C::Reduce | C::SendRecv, _) => 1,
+        (C::Barrier, _) => 0,
+        _ => ranks,
+    }
+}
+
+/// One slice of an operation, ns.
+#[derive(Clone, Copy, Default, Debug)]
+struct Slice {
+    path: f64,
+    load: f64,
+    coupled: bool,
+}
+
+/// What things cost here: ns, and ns per byte.
+struct Rates {
+    send: f64,
+    receive: f64,
+    latency: f64,
+    /// Per byte of the link.
+    wire: f64,
+    /// Per byte of the receiver's processor.
+    take: f64,
+    gamma: f64,
+    copy: f64,
+    /// Bytes of a partial result, over those of an element.
+    wide: f64,
+}
+
+/// Messages that ranks exchange at the same time: some are sent by one rank, some received by one.
+#[derive(Clone, Copy)]
+struct Stage {
+    sends: f64,
+    receives: f64,
+    /// Of each message.
+    bytes: f64,
+}
+
+/// What one rank does in a slice.
+#[derive(Clone, Copy, Default)]
+struct Duty {
+    sends: f64,
+    receives: f64,
+    out: f64,
+    into: f64,
+    reduced: f64,
+    copied: f64,
+}
+
+impl Rates {
+    fn new(link: &Link, compute: &Compute, work: &Work) -> Self {
+        let cost = link.cost(work.protocol);
+        let (wire, take) = match link.mover {
+            Mover::Device => (cost.beta_ns_per_byte, 0.0),
+            Mover::Receiver => (0.0, cost.beta_ns_per_byte),
+        };
+        Self {
+            send: cost.send_ns,
+            receive: cost.receive_ns,
+            latency: cost.latency_ns(),
+            wire,
+            take,
+            gamma: compute.gamma_ns_per_byte,
+            copy: compute.copy_ns_per_byte,
+            wide: work.data.accumulator().bytes() as f64 / work.data.bytes() as f64,
+        }
+    }
+
+    /// Until the last message of a stage is taken: whatever of the sender's processor, its link, the receiver's link and its processor is slowest.
+    fn stage(&self, stage: Stage) -> f64 {
+        let Stage { sends, receives, bytes } = stage;
+        let (wire, take) = (bytes * self.wire, self.receive + bytes * self.take);
+        let posted = sends * self.send + self.latency + wire + take;
+        let carried = self.send + self.latency + sends.max(receives) * wire + take;
+        let taken = self.send + self.latency + wire + receives * take;
+        let both = sends * self.send + receives * take;
+        posted.max(carried).max(taken).max(both)
+    }
+
+    /// One message from each to another.
+    fn hop(&self, bytes: f64) -> f64 {
+        self.stage(Stage {
+            sends: 1.0,
+            receives: 1.0,
+            bytes,
+        })
+    }
+
+    fn load(&self, duty: Duty) -> f64 {
+        let processor = duty.sends * self.send
+            + duty.receives * self.receive
+            + duty.into * self.take
+            + duty.reduced * self.gamma
+            + duty.copied * self.copy;
+        processor.max(duty.out.max(duty.into) * self.wire)
+    }
+
+    /// Exchanges one after another, in which all ranks do the same: each is (bytes, whether they are reduced).
+    fn exchanges(&self, exchanges: impl IntoIterator<Item = (f64, bool)>, copied: f64) -> Slice {
+        let mut duty = Duty {
+            copied,
+            ..Duty::default()
+        };
+        let mut path = copied * self.copy;
+        for (bytes, reduces) in exchanges {
+            let reduced = if reduces { bytes } else { 0.0 };
+            path += self.hop(bytes) + reduced * self.gamma;
+            duty.sends += 1.0;
+            duty.receives += 1.0;
+            duty.out += bytes;
+            duty.into += bytes;
+            duty.reduced += reduced;
+        }
+        Slice {
+            path,
+            load: self.load(duty),
+            coupled: true,
+        }
+    }
+
+    fn slice(&self, algorithm: Algorithm, collective: Collective, ranks: u32, n: f64) -> Slice {
+        use Algorithm as A;
+        use Collective as C;
+        if ranks == 1 {
+            let alone = match collective {
+                C::Barrier => 0.0,
+                _ if collective.reduces() => n * self.gamma,
+                _ => n * self.copy,
+            };
+            return Slice {
+                path: alone,
+                load: alone,
+                coupled: true,
+            };
+        }
+        match (algorithm, collective) {
+            (A::Ring, C::Broadcast | C::Reduce) => self.chain(collective, ranks, n),
+            (A::Ring, _) => self.ring(collective, ranks, n),
+            (A::Tree, _) => self.tree(collective, ranks, n),
+            (A::DoubleBinaryTree, _) => self.double_tree(collective, ranks, n),
+            (A::RecursiveDoubling, C::Barrier) => self.exchanges(powers(ranks).map(|_| (0.0, false)), 0.0),
+            (A::RecursiveDoubling | A::HalvingDoubling, _) => self.folded(algorithm, collective, ranks, n),
+            (A::Bruck, _) => self.bruck(collective, ranks, n),
+            (A::FullMesh | A::OneShot, _) => self.mesh(algorithm, collective, ranks, n),
+        }
+    }
+
+    fn ring(&self, collective: Collective, ranks: u32, n: f64) -> Slice {
+        let block = n / f64::from(ranks);
+        // The first message of a reduction is of elements, those after it of partial results.
+        let reducing = (0..ranks - 1).map(|turn| (if turn == 0 { block } else { block * self.wide }, true));
+        let gathering = (0..ranks - 1).map(|_| (block, false));
+        match collective {
+            Collective::AllReduce => self.exchanges(reducing.chain(gathering), 0.0),
+            Collective::ReduceScatter => self.exchanges(reducing, 0.0),
+            // The rank's own part is copied while the first message is on its way.
+            _ => self
+                .exchanges(gathering, 0.0)
+                .beside(block * self.copy, self.latency + block * self.wire),
+        }
+    }
+
+    fn chain(&self, collective: Collective, ranks: u32, n: f64) -> Slice {
+        let hops = f64::from(ranks - 1);
+        let middle = f64::from(u32::from(ranks > 2));
+        if collective == Collective::Broadcast {
+            let duty = Duty {
+                sends: middle,
+                receives: 1.0,
+                out: n,
+                into: n,
+                ..Duty::default()
+            };
+            return self.from_root(
+                hops * self.hop(n),
+                duty,
+                Duty {
+                    sends: 1.0,
+                    out: n,
+                    copied: n,
+                    ..Duty::default()
+                },
+            );
+        }
+        let wide = n * self.wide;
+        let path = self.hop(n) + n * self.gamma + (hops - 1.0) * (self.hop(wide) + wide * self.gamma);
+        let most = if ranks > 2 { wide } else { n };
+        let duty = Duty {
+            sends: middle,
+            receives: 1.0,
+            out: most,
+            into: most,
+            reduced: most,
+            copied: 0.0,
+        };
+        Slice {
+            path,
+            load: self.load(duty),
+            coupled: false,
+        }
+    }
+
+    /// What goes from a root to others: the root copies what is its own as well, after it has sent the rest.
+    fn from_root(&self, path: f64, other: Duty, root: Duty) -> Slice {
+        let copied = root.sends * self.send + root.copied * self.copy;
+        Slice {
+            path: path.max(copied),
+            load: self.load(root).max(self.load(other)),
+            coupled: false,
+        }
+    }
+
+    /// Of algorithms that work in pairs: where the number of ranks is no power of two, those beyond one give what they have to another rank, and are told the result.
+    fn folded(&self, algorithm: Algorithm, collective: Collective, ranks: u32, n: f64) -> Slice {
+        let rounds = ranks.ilog2();
+        let cores = f64::from(1u32 << rounds);
+        let folds = !ranks.is_power_of_two();
+        let before = |bytes, reduces| folds.then_some((bytes, reduces));
+        // What the first round sends are elements, where nothing was folded in.
+        let width = |round: u32| if round == 0 && !folds { 1.0 } else { self.wide };
+        let part = n / f64::from(ranks);
+        // The parts of the largest group of a round: those of cores with others folded into them come first.
+        let group =
+            move |round: u32| f64::from((1u32 << round) + (ranks - (1 << ranks.ilog2())).min(1 << round)) * part;
+        match (algorithm, collective) {
+            (Algorithm::RecursiveDoubling, Collective::AllReduce) => {
+                let rounds = (0..rounds).map(|round| (n * width(round), true));
+                self.exchanges(before(n, true).into_iter().chain(rounds).chain(before(n, false)), 0.0)
+            }
+            (Algorithm::RecursiveDoubling, _) => {
+                let rounds = (0..rounds).map(|round| (group(round), false));
+                self.exchanges(
+                    before(part, false).into_iter().chain(rounds).chain(before(n, false)),
+                    part,
+                )
+            }
+            (_, Collective::AllReduce) => {
+                let halving = (0..rounds).map(|round| (n / f64::from(2u32 << round) * width(round), true));
+                let doubling = (0..rounds).map(|round| (n * f64::from(1u32 << round) / cores, false));
+                self.exchanges(
+                    before(n, true)
+                        .into_iter()
+                        .chain(halving)
+                        .chain(doubling)
+                        .chain(before(n, false)),
+                    0.0,
+                )
+            }
+            _ => {
+                let halving = (0..rounds).map(|round| (group(rounds - 1 - round) * width(round), true));
+                let last = before(part * self.wide, true);
+                self.exchanges(before(n, true).into_iter().chain(halving).chain(last), 0.0)
+            }
+        }
+    }
+
+    fn bruck(&self, collective: Collective, ranks: u32, n: f64) -> Slice {
+        let part = n / f64::from(ranks);
+        if collective == Collective::AllGather {
+            let parts = powers(ranks).map(|distance| (f64::from(distance.min(ranks - distance)) * part, false));
+            return self.exchanges(parts, n + part);
+        }
+        let travelling = |distance: u32| (1..ranks).filter(|d| d & distance != 0).count() as f64 * part;
+        let moved: f64 = powers(ranks).map(travelling).sum();
+        self.exchanges(powers(ranks).map(|distance| (travelling(distance), false)), moved + n)
+    }
+
+    fn mesh(&self, algorithm: Algorithm, collective: Collective, ranks: u32, n: f64) -> Slice {
+        let others = f64::from(ranks - 1);
+        let part = n / f64::from(ranks);
+        let all = |bytes: f64, reduces: bool, copied: f64| {
+            let reduced = if reduces { others * bytes } else { 0.0 };
+            let moved = others * bytes;
+            let duty = Duty {
+                sends: others,
+                receives: others,
+                out: moved,
+                into: moved,
+                reduced,
+                copied,
+            };
+            let stage = self.stage(Stage {
+                sends: others,
+                receives: others,
+                bytes,
+            });
+            let processor = others * (self.send + self.receive + bytes * self.take) + copied * self.copy;
+            Slice {
+                path: stage.max(processor) + reduced * self.gamma,
+                load: self.load(duty),
+                coupled: true,
+            }
+        };
+        let to_root = |bytes: f64, reduces: bool| {
+            let (reduced, copied) = if reduces { (others * bytes, 0.0) } else { (0.0, bytes) };
+            let duty = Duty {
+                receives: others,
+                into: others * bytes,
+                reduced,
+                copied,
+                ..Duty::default()
+            };
+            // At worst the message that the root asks for first comes last.
+            let comes = (self.send + self.latency + others * bytes * self.wire).max(copied * self.copy);
+            let takes = others * (self.receive + bytes * self.take);
+            Slice {
+                path: comes + takes + reduced * self.gamma,
+                load: self.load(duty),
+                coupled: false,
+            }
+        };
+        let from_root = |bytes: f64| {
+            let root = Duty {
+                sends: others,
+                out: others * bytes,
+                copied: bytes,
+                ..Duty::default()
+            };
+            let leaf = Duty {
+                receives: 1.0,
+                into: bytes,
+                ..Duty::default()
+            };
+            self.from_root(
+                self.stage(Stage {
+                    sends: others,
+                    receives: 1.0,
+                    bytes,
+                }),
+                leaf,
+                root,
+            )
+        };
+        match (algorithm, collective) {
+            (Algorithm::OneShot, _) => all(n, true, 0.0),
+            (_, Collective::AllReduce) => {
+                let (reduce, gather) = (all(part, true, 0.0), all(part, false, 0.0));
+                Slice {
+                    path: reduce.path + gather.path,
+                    load: reduce.load + gather.load,
+                    coupled: true,
+                }
+            }
+            (_, Collective::ReduceScatter) => all(part, true, 0.0),
+            (_, Collective::SendRecv) => self.exchanges([(n, false)], 0.0),
+            (_, Collective::Broadcast) => from_root(n),
+            (_, Collective::Scatter) => from_root(part),
+            (_, Collective::Reduce) => to_root(n, true),
+            (_, Collective::Gather) => to_root(part, false),
+            _ => all(part, false, part),
+        }
+    }
+}
+
+impl Slice {
+    /// With copying that a rank does while it waits in one of its exchanges, for so long.
+    fn beside(mut self, copying: f64, waits: f64) -> Self {
+        self.load += copying;
+        self.path += (copying - waits).max(0.0);
+        self
+    }
+}
+
+/// 1, 2, 4 … below `ranks`.
+fn powers(ranks: u32) -> impl Iterator<Item = u32> {
+    (0..u32::BITS)
+        .map(|bit| 1 << bit)
+        .take_while(move |&power| power < ranks)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,231 @@
+//! Trees: how long until what is below a member has come up to it, and until what it has is known to all below it.
+
+use super::{Duty, Rates, Slice, Stage};
+use crate::plan::Collective;
+
+/// What has come up a tree.
+#[derive(Clone, Copy)]
+struct Arrival {
+    /// When all is there and reduced.
+    path: f64,
+    /// When the link is free.
+    wire_free: f64,
+}
+
+/// What a message of a subtree of so many members is like.
+#[derive(Clone, Copy)]
+enum Message {
+    /// As long as any.
+    Same(f64),
+    /// A contribution of this length; a partial result, if there are members below.
+    Partial(f64, f64),
+    /// This for each member.
+    Parts(f64),
+}
+
+impl Message {
+    fn bytes(self, size: u32) -> f64 {
+        match self {
+            Self::Same(bytes) => bytes,
+            Self::Partial(element, partial) => {
+                if size == 1 {
+                    element
+                } else {
+                    partial
+                }
+            }
+            Self::Parts(bytes) => bytes * f64::from(size),
+        }
+    }
+}
+
+/// The sizes of the subtrees below the top of a binomial tree of `size` members, the smallest first.
+fn subtrees(size: u32) -> impl DoubleEndedIterator<Item = u32> {
+    let bits = u32::BITS - size.saturating_sub(1).leading_zeros();
+    (0..bits).map(move |bit| (size - (1 << bit)).min(1 << bit))
+}
+
+impl Rates {
+    /// Along a binomial tree.
+    pub(super) fn tree(&self, collective: Collective, ranks: u32, n: f64) -> Slice {
+        let part = n / f64::from(ranks);
+        let levels = subtrees(ranks).count() as f64;
+        let total = |message: Message| subtrees(ranks).map(|size| message.bytes(size)).sum::<f64>();
+        let (same, partial) = (Message::Same(n), Message::Partial(n, n * self.wide));
+        let collect = |message: Message, reduces: bool, copied: f64| {
+            let into = total(message);
+            let reduced = if reduces { into } else { 0.0 };
+            Duty {
+                receives: levels,
+                into,
+                reduced,
+                copied,
+                ..Duty::default()
+            }
+        };
+        let spread = |message: Message, copied: f64| Duty {
+            sends: levels,
+            out: total(message),
+            copied,
+            ..Duty::default()
+        };
+        let leaf = |bytes: f64| Duty {
+            receives: 1.0,
+            into: bytes,
+            ..Duty::default()
+        };
+        let to_root = |message: Message, reduces: bool, copied: f64| {
+            let load = self.load(collect(message, reduces, copied));
+            Slice {
+                path: self.up(ranks, message, reduces).path,
+                load,
+                coupled: false,
+            }
+        };
+        match collective {
+            Collective::Reduce => to_root(partial, true, 0.0),
+            Collective::Gather => to_root(Message::Parts(part), false, part),
+            Collective::Broadcast => self.from_root(self.down(ranks, same), leaf(n), spread(same, n)),
+            Collective::Scatter => {
+                let parts = Message::Parts(part);
+                self.from_root(
+                    self.down(ranks, parts),
+                    leaf(subtrees(ranks).map(|size| parts.bytes(size)).fold(0.0, f64::max)),
+                    spread(parts, part),
+                )
+            }
+            _ => {
+                let (rising, falling) = if collective == Collective::Barrier {
+                    (Message::Same(0.0), Message::Same(0.0))
+                } else {
+                    (partial, same)
+                };
+                let reduces = collective.reduces();
+                let duty = Duty {
+                    sends: levels,
+                    out: total(falling),
+                    ..collect(rising, reduces, 0.0)
+                };
+                Slice {
+                    path: self.up(ranks, rising, reduces).path + self.down(ranks, falling),
+                    load: self.load(duty),
+                    coupled: true,
+                }
+            }
+        }
+    }
+
+    /// Until the top of a binomial tree of `size` members has what all below it send up.
+    fn up(&self, size: u32, message: Message, reduces: bool) -> Arrival {
+        let gamma = if reduces { self.gamma } else { 0.0 };
+        let mut arrival = Arrival {
+            path: 0.0,
+            wire_free: 0.0,
+        };
+        for below in subtrees(size) {
+            let bytes = message.bytes(below);
+            let begins = self.up(below, message, reduces).path + self.send;
+            arrival.wire_free = arrival.wire_free.max(begins) + bytes * self.wire;
+            let takes = self.receive + bytes * (self.take + gamma);
+            arrival.path = arrival.path.max(arrival.wire_free + self.latency) + takes;
+        }
+        arrival
+    }
+
+    /// From when the top of a binomial tree of `size` members has it all until the last of them has its part.
+    fn down(&self, size: u32, message: Message) -> f64 {
+        let (mut posted, mut wire_free, mut last) = (0.0, 0.0f64, 0.0f64);
+        for below in subtrees(size).rev() {
+            let bytes = message.bytes(below);
+            posted += self.send;
+            wire_free = wire_free.max(posted) + bytes * self.wire;
+            let there = wire_free + self.latency + self.receive + bytes * self.take;
+            last = last.max(there + self.down(below, message));
+        }
+        last.max(posted)
+    }
+
+    /// Half of the bytes through each of two binary trees: the way that always is the second child's.
+    pub(super) fn double_tree(&self, collective: Collective, ranks: u32, n: f64) -> Slice {
+        let half = n / 2.0;
+        let wide = half * self.wide;
+        let below_root = f64::from((ranks - 1).ilog2());
+        // The root sends to both trees, as inner members do to both children; or hears of both.
+        let down = (1.0 + below_root)
+            * self.stage(Stage {
+                sends: 2.0,
+                receives: 1.0,
+                bytes: half,
+            });
+        let inner = if ranks > 2 { wide } else { half };
+        let up = |bytes: f64| {
+            self.stage(Stage {
+                sends: 1.0,
+                receives: 2.0,
+                bytes,
+            }) + 2.0 * bytes * self.gamma
+        };
+        let lowest = if below_root > 0.0 {
+            up(half) + (below_root - 1.0) * up(wide)
+        } else {
+            0.0
+        };
+        let rises = lowest + up(inner);
+        let most = 2.0 * inner;
+        let root = Duty {
+            sends: 2.0,
+            out: n,
+            copied: n,
+            ..Duty::default()
+        };
+        let spread = Duty {
+            sends: 2.0,
+            receives: 2.0,
+            out: n,
+            into: n,
+            ..Duty::default()
+        };
+        let reduce = Duty {
+            sends: 2.0,
+            receives: 2.0,
+            out: most,
+            into: most,
+            reduced: most,
+            copied: 0.0,
+        };
+        match collective {
+            Collective::Broadcast => self.from_root(
+                half * self.copy + down,
+                if ranks > 2 {
+                    spread
+                } else {
+                    Duty {
+                        sends: 0.0,
+                        out: 0.0,
+                        ..spread
+                    }
+                },
+                root,
+            ),
+            Collective::Reduce => Slice {
+                path: rises,
+                load: self.load(reduce),
+                coupled: false,
+            },
+            _ => {
+                let both = Duty {
+                    sends: 4.0,
+                    receives: 4.0,
+                    out: most + n,
+                    into: most + n,
+                    ..reduce
+                };
+                Slice {
+                    path: rises + down,
+                    load: self.load(both),
+                    coupled: true,
+                }
+            }
+        }
+    }
+}
