@@ -1,6 +1,6 @@
 //! The checker: runs a plan with symbols for data, and so proves it for every count, type and operator.
 //!
-//! Every block holds a [`Value`]: which data block it is, and whose contributions it has. A message carries the values of its blocks, and a reduction adds contributions up, each of which may come once. In the end every rank's output
+//! Every block holds a value: which data block it is, and whose contributions it has. A message carries the values of its blocks, and a reduction adds contributions up, each of which may come once. In the end every rank's output
 //! must have the right data blocks, with all contributions.
 //!
 //! One run is enough. Strands only wait for messages, for room and for their own memory, and take messages from one sender in their order: whatever is done first, each strand sees the same. So if one order of events gets to the end, all do; and
