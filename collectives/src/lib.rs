@@ -10,6 +10,7 @@ pub mod failure;
 pub mod kernel;
 pub mod plan;
 pub mod simulate;
+pub mod topology;
 pub mod tune;
 mod types;
 
