@@ -6,13 +6,17 @@
 pub mod algorithm;
 pub mod bootstrap;
 pub mod cost;
+pub mod executor;
 pub mod failure;
 pub mod kernel;
+mod memory;
 pub mod plan;
+mod protocol;
 pub mod simulate;
 pub mod topology;
 pub mod tune;
 mod types;
 
 pub use algorithm::{Algorithm, Unsupported};
+pub use memory::Segment;
 pub use types::{DataType, Protocol, Rank, ReduceOp, UnknownName};

@@ -9,19 +9,7 @@
 //!
 //! The slots of a ring come back by a count (`RETURNED`) that the receiver writes every half ring.
 
-use crate::types::named;
-
-named! {
-    /// How messages get from one rank to another.
-    Protocol, "protocol" {
-        /// Memory is granted, written, and told of: for long messages, without a copy.
-        Simple = "simple",
-        /// Words of half data and half flag: for short messages.
-        Ll = "ll",
-        /// Lines of 128 bytes with 8 of flag.
-        Ll128 = "ll128",
-    }
-}
+use crate::types::Protocol;
 
 /// Grants that may be outstanding on a connection.
 pub(crate) const GRANTS: u64 = 16;
@@ -69,7 +57,7 @@ impl Lines {
     pub(crate) const fn slot(self) -> usize {
         match self {
             Self::Ll => 2048,
-            Self::Ll128 => 8192,
+            Self::Ll128 => 4096,
         }
     }
 

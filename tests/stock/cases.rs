@@ -137,6 +137,7 @@ pub(crate) const HOST: &[Grid] = &[
             "-a -n 10",
             "-b",
             "-q 8",
+            "-e",
             "-c UC -s 1024 -n 100",
             "-c UD -s 512 -n 100",
             "--use-srq",
@@ -207,10 +208,10 @@ pub(crate) const WIRE: &[Grid] = &[
 ];
 
 const WIRE_PINGPONGS: &[&str] = &["-c -n 100", "-c -e -n 50"];
-// Not `-e`: a latency test hangs at times over UDP, and why is not established. perftest has one channel for both queues; here acknowledgement and answer leave as one run, the answer first.
 const WIRE_PERFTEST: &[&str] = &[
     "-n 100",
     "-n 20 -q 2 -b",
+    "-n 50 -e",
     "-n 50 -s 2000 -c UC",
     "-n 50 -c UD",
     "-n 50 --use-srq",

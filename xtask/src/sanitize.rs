@@ -81,6 +81,8 @@ const VERBS: [&str; 9] = [
 ];
 /// Those of the soft device's own parts, among them its progress thread and two threads that park.
 const DEVICE: [&str; 5] = ["--package", "doorbell-softroce", "--lib", "--locked", "--no-fail-fast"];
+/// The reductions of collectives, in memories that end where they may not read or write any further.
+const KERNELS: [&str; 5] = ["--package", "doorbell-collectives", "--lib", "--locked", "kernel::"];
 const BUT_THE_COMPILER: [&str; 3] = ["--", "--skip", "misuse"];
 
 /// The command-line form. Returns the exit status.
@@ -150,7 +152,8 @@ fn address() -> Result<Verdict> {
         .args(["--package", "doorbell-softroce-ibverbs", "--test", "api"]);
     // The memory that these register is leaked by the tests themselves.
     let device = ci::tests(device.env("ASAN_OPTIONS", "detect_leaks=0"))?;
-    Ok(verbs.and(device))
+    let kernels = ci::tests(tests("address", FLAGS)?.args(KERNELS))?;
+    Ok(verbs.and(device).and(kernels))
 }
 
 fn thread() -> Result<Verdict> {
@@ -210,7 +213,10 @@ fn miri() -> Result<Verdict> {
         "MIRIFLAGS",
         "-Zmiri-disable-isolation -Zmiri-permissive-provenance -Zmiri-ignore-leaks",
     );
-    ci::tests(command.env("PROPTEST_CASES", "8"))
+    let verbs = ci::tests(command.env("PROPTEST_CASES", "8"))?;
+    let mut command = ci::command(&["miri", "test"]);
+    command.args(KERNELS).arg("--target-dir").arg(folder("miri")?);
+    Ok(verbs.and(ci::tests(command.env("MIRIFLAGS", "-Zmiri-disable-isolation"))?))
 }
 
 /// `cargo test` with flags for all that it builds, but not for what runs while building.

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use crate::failure::Failure;
 use crate::types::Rank;
 
 /// How members of a group exchange bytes: keys, addresses, endpoints.
@@ -37,16 +38,9 @@ pub trait Exchange {
 /// Why an exchange failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ExchangeError {
-    /// A member's process ended.
-    #[error("rank {rank} ({member}) died: {reason}")]
-    Died {
-        /// Which.
-        rank: Rank,
-        /// Its process and host.
-        member: String,
-        /// How that was noticed.
-        reason: String,
-    },
+    /// The group has failed: a member died, or was found to be in the way.
+    #[error("{0}")]
+    Failed(Failure),
     /// A member has left the group, and will say nothing more.
     #[error("rank {rank} ({member}) has left the group")]
     Left {
@@ -54,12 +48,6 @@ pub enum ExchangeError {
         rank: Rank,
         /// Its process and host.
         member: String,
-    },
-    /// The group was aborted.
-    #[error("the group was aborted: {reason}")]
-    Aborted {
-        /// Why.
-        reason: String,
     },
     /// Members did not take part in time.
     #[error("{missing} did not take part in the exchange within {within:?}")]

@@ -8,8 +8,10 @@ mod error;
 mod exchange;
 mod id;
 mod join;
+mod launch;
 mod mesh;
 mod rendezvous;
+mod split;
 mod wire;
 
 use std::fmt;
@@ -20,9 +22,14 @@ use std::time::Duration;
 pub use error::BootstrapError;
 pub use exchange::{Exchange, ExchangeError};
 pub use id::{Nonce, NotAnId, UniqueId};
+pub use launch::{Launch, Launcher, Meeting};
 pub use mesh::{ControlMesh, MAX_MESSAGE};
 pub use rendezvous::{Rendezvous, Serving};
 
+pub(crate) use mesh::GroupId;
+pub(crate) use wire::{Reader, put_text};
+
+use crate::failure::ShrinkError;
 use crate::types::Rank;
 
 /// How long a group has to come together, if nothing else was said.
@@ -44,6 +51,48 @@ impl Default for Options {
             patience: PATIENCE,
         }
     }
+}
+
+impl Options {
+    /// What the environment says: `DOORBELL_BOOTSTRAP` is the address to use, or the interface whose address it is.
+    ///
+    /// # Errors
+    /// [`BootstrapError::Variable`] if there is no such address or interface.
+    pub fn from_env() -> Result<Self, BootstrapError> {
+        const VARIABLE: &str = "DOORBELL_BOOTSTRAP";
+        let Some(value) = std::env::var(VARIABLE).ok().filter(|value| !value.is_empty()) else {
+            return Ok(Self::default());
+        };
+        let bind = value.parse().ok().or_else(|| address_of(&value));
+        let bad = BootstrapError::Variable {
+            variable: VARIABLE,
+            value,
+            expected: "it should be an address of this machine, or an interface that has one and is up",
+        };
+        Ok(Self {
+            bind: Some(bind.ok_or(bad)?),
+            ..Self::default()
+        })
+    }
+}
+
+/// The address of an interface: the first of IPv4, or else of IPv6. Those that mean something only together with an interface do not travel, and are passed over.
+fn address_of(interface: &str) -> Option<IpAddr> {
+    let all = nix::ifaddrs::getifaddrs()
+        .ok()?
+        .filter(|one| one.interface_name == interface);
+    let addresses = all.filter_map(|one| {
+        let address = one.address?;
+        let four = address.as_sockaddr_in().map(|v4| IpAddr::V4(v4.ip()));
+        let six = || {
+            address
+                .as_sockaddr_in6()
+                .map(|v6| v6.ip())
+                .filter(|ip| !ip.is_unicast_link_local())
+        };
+        four.or_else(|| six().map(IpAddr::V6))
+    });
+    addresses.min_by_key(IpAddr::is_ipv6)
 }
 
 /// A process of a group.
@@ -94,6 +143,14 @@ impl Group {
         Self::arrive(&places, arrival, options)
     }
 
+    /// Does what the launcher said, in the environment: see [`Launch`] for the variables, and [`Options::from_env`].
+    ///
+    /// # Errors
+    /// As [`Launch::from_env`] and [`join`](Self::join).
+    pub fn from_env() -> Result<Self, BootstrapError> {
+        Launch::from_env()?.join(&Options::from_env()?)
+    }
+
     fn arrive(places: &[SocketAddr], arrival: join::Arrival, options: &Options) -> Result<Self, BootstrapError> {
         let links = join::join(places, arrival, options)?;
         let control = ControlMesh::start(links, arrival.rank)?;
@@ -121,6 +178,35 @@ impl Group {
         })?;
         serving.wait()?;
         Ok(groups)
+    }
+
+    /// Divides the group: members of one `colour` are together, in the order of their `key`s, and of their ranks where keys are alike. Without a colour one is in none.
+    ///
+    /// # Errors
+    /// An [`ExchangeError`], on all members or on some: those who have a new group then cannot use it.
+    pub fn split(&mut self, colour: Option<u32>, key: i32) -> Result<Option<Self>, ExchangeError> {
+        let part = self.control.split(colour, key)?;
+        Ok(part.map(|control| Self { control }))
+    }
+
+    /// The same members once more, as another group.
+    ///
+    /// # Errors
+    /// As [`split`](Self::split).
+    pub fn duplicate(&mut self) -> Result<Self, ExchangeError> {
+        let rank = self.rank();
+        self.split(Some(0), 0)?.ok_or(ExchangeError::Misuse {
+            rank,
+            reason: "it has no place in its own group".to_owned(),
+        })
+    }
+
+    /// The members who can and want to go on after a failure, as a group of their own; whoever does not call it too within `patience` is not in it.
+    ///
+    /// # Errors
+    /// [`ShrinkError`]: the others go on without this one, or there was no agreement in time.
+    pub fn shrink(&self, patience: Duration) -> Result<Self, ShrinkError> {
+        self.control.shrink(patience).map(|control| Self { control })
     }
 
     /// This process.

@@ -1,9 +1,8 @@
 //! What can go wrong with an engine and its operations.
 
-use std::error::Error;
-
 use doorbell_verbs::{CompletionQueueError, DeviceError, Failure, MemoryError, Qpn, QueuePairError};
 
+use crate::bootstrap::ExchangeError;
 use crate::plan::Collective;
 use crate::types::Rank;
 
@@ -52,7 +51,7 @@ pub enum EngineError {
     },
     /// The ranks could not tell each other how to connect.
     #[error("exchanging addresses with the other ranks: {0}")]
-    Exchange(#[source] Box<dyn Error + Send + Sync>),
+    Exchange(#[from] ExchangeError),
     /// A rank has said something that makes no sense.
     #[error("rank {peer} has sent no address of this version: run the same release everywhere, with the same settings")]
     BadAddress {
@@ -105,7 +104,7 @@ pub enum EngineError {
 /// Where an operation is, or was when it failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Waiting {
-    /// The operation's number: the first of an engine is 0.
+    /// The operation's number: the first of an engine is 1.
     pub operation: u64,
     /// What it does.
     pub collective: Collective,
@@ -114,7 +113,7 @@ pub struct Waiting {
     /// The strand.
     pub strand: u32,
     /// The slice.
-    pub slice: u32,
+    pub slice: u64,
     /// The step, counted from 0; as many as there are when only confirmations are missing.
     pub step: u32,
     /// The rank that something is to come from.
@@ -125,7 +124,16 @@ pub struct Waiting {
 
 impl core::fmt::Display for Waiting {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        let Self { operation, collective, channel, strand, slice, step, peer, qpn } = self;
+        let Self {
+            operation,
+            collective,
+            channel,
+            strand,
+            slice,
+            step,
+            peer,
+            qpn,
+        } = self;
         write!(
             f,
             "operation {operation} ({collective}), channel {channel}, strand {strand}, slice {slice}, step {step}: waiting for rank {peer} on queue pair {qpn}"

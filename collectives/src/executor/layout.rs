@@ -71,7 +71,11 @@ pub(super) struct Run {
 
 /// Where part `index` of `parts` begins.
 fn split(total: u64, parts: u32, index: u32) -> u64 {
-    let granule = if total / u64::from(parts) >= 8 * GRANULE { GRANULE } else { 1 };
+    let granule = if total / u64::from(parts) >= 8 * GRANULE {
+        GRANULE
+    } else {
+        1
+    };
     let units = total.div_ceil(granule);
     let unit = u128::from(units) * u128::from(index) / u128::from(parts);
     (unit as u64 * granule).min(total)
@@ -80,7 +84,11 @@ fn split(total: u64, parts: u32, index: u32) -> u64 {
 /// The length of slices of which `slices` are `total`, the last perhaps shorter.
 fn slice_len(total: u64, slices: u32) -> u64 {
     let len = total.div_ceil(u64::from(slices));
-    if len >= 8 * GRANULE { len.next_multiple_of(GRANULE) } else { len }
+    if len >= 8 * GRANULE {
+        len.next_multiple_of(GRANULE).min(total)
+    } else {
+        len
+    }
 }
 
 impl Layout {
@@ -148,7 +156,10 @@ impl Layout {
             (Kind::Window, Place::Input | Place::Output) => {
                 let begin = u64::from(slice) * self.window;
                 let run = self.in_window(first, blocks, begin);
-                Run { offset: begin + run.offset, len: run.len }
+                Run {
+                    offset: begin + run.offset,
+                    len: run.len,
+                }
             }
             (Kind::Window, Place::Scratch | Place::Partial) => {
                 let (offset, data) = self.private(place)[first as usize];
@@ -177,7 +188,11 @@ impl Layout {
     }
 
     fn private(&self, place: Place) -> &[(u64, u32)] {
-        if place == Place::Scratch { &self.scratch } else { &self.partial }
+        if place == Place::Scratch {
+            &self.scratch
+        } else {
+            &self.partial
+        }
     }
 
     /// Blocks of the window that begins at `begin`, counted from there.
@@ -186,7 +201,10 @@ impl Layout {
         let window = self.window.min(self.extent.count.saturating_sub(begin));
         let from = self.starts[first as usize].min(window);
         let to = self.starts[(first + blocks) as usize].min(window);
-        Run { offset: from, len: to - from }
+        Run {
+            offset: from,
+            len: to - from,
+        }
     }
 
     /// Where a data block begins in its part, and ends.
@@ -199,7 +217,10 @@ impl Layout {
     fn sliced(&self, (start, end): (u64, u64), slice: u32) -> Run {
         let each = slice_len(end - start, self.extent.slices);
         let from = start.saturating_add(u64::from(slice) * each).min(end);
-        Run { offset: from, len: each.min(end - from) }
+        Run {
+            offset: from,
+            len: each.min(end - from),
+        }
     }
 
     /// A slice of the block at `position` of the input or output.
@@ -207,13 +228,23 @@ impl Layout {
         let (part, block) = (position / self.blocks, position % self.blocks);
         let Some(parts) = &self.extent.parts else {
             let run = self.sliced(self.starts_of(block), slice);
-            return Run { offset: u64::from(part) * self.extent.count + run.offset, len: run.len };
+            return Run {
+                offset: u64::from(part) * self.extent.count + run.offset,
+                len: run.len,
+            };
         };
-        let parts = if place == Place::Input { &parts.send } else { &parts.receive };
+        let parts = if place == Place::Input {
+            &parts.send
+        } else {
+            &parts.receive
+        };
         let (begin, len) = parts[part as usize];
         let bounds = (split(len, self.blocks, block), split(len, self.blocks, block + 1));
         let run = self.sliced(bounds, slice);
-        Run { offset: begin + run.offset, len: run.len }
+        Run {
+            offset: begin + run.offset,
+            len: run.len,
+        }
     }
 }
 

@@ -1,9 +1,10 @@
 //! Reducing memory: a data type and an operator, with the loops that compute them on this machine.
 
 use core::fmt;
+use core::ops::Range;
 
 use super::operator::{Op, Scalar, Unfit, UserOperator};
-use super::versions::{Loops, Narrow, Version};
+use super::versions::{Fused, Loops, Narrow, Version};
 use crate::plan::Form;
 use crate::types::{DataType, ReduceOp};
 
@@ -29,10 +30,12 @@ impl Tile {
 pub struct Function {
     data: DataType,
     op: Op,
-    ranks: u32,
+    pub(super) ranks: u32,
     /// The built-in loops; of a user's operator those of `Sum`, which only convert and scale.
     loops: Loops,
     narrow: Option<Narrow>,
+    /// All of it in one pass, where there is such a loop; as `loops` without meaning of a user's operator.
+    fused: Option<Fused>,
 }
 
 impl Function {
@@ -44,7 +47,7 @@ impl Function {
         Self::with_version(data, op.into(), ranks, Version::best())
     }
 
-    fn with_version(data: DataType, op: Op, ranks: u32, version: Version) -> Result<Self, Unfit> {
+    pub(super) fn with_version(data: DataType, op: Op, ranks: u32, version: Version) -> Result<Self, Unfit> {
         let builtin = match &op {
             Op::Builtin(op) => *op,
             Op::User(user) if user.over() != data.accumulator() => {
@@ -56,13 +59,18 @@ impl Function {
             }
             Op::User(_) => ReduceOp::Sum,
         };
-        let (loops, narrow) = (version.loops(data, builtin), version.narrow(data));
+        let (loops, narrow, fused) = (
+            version.loops(data, builtin),
+            version.narrow(data),
+            version.fused(data, builtin),
+        );
         Ok(Self {
             data,
             op,
             ranks: ranks.max(1),
             loops,
             narrow,
+            fused,
         })
     }
 
@@ -107,7 +115,11 @@ impl Function {
                     };
                     pair(a, b, into.1, elements, self.ranks);
                 }
-                (Op::Builtin(_), _) => self.reduce_by_tiles(sources, into, elements),
+                (Op::Builtin(op), _) => {
+                    let divisor = (*op == ReduceOp::Avg).then_some(self.ranks as f32);
+                    let done = self.fused.map_or(0, |fused| fused(sources, into, elements, divisor));
+                    self.reduce_by_tiles(sources, into, done..elements);
+                }
             }
         }
     }
@@ -145,7 +157,7 @@ impl Function {
                 return Ok(());
             };
             let mut tile = Tile::new();
-            self.for_tiles(elements, |at, count| {
+            self.for_tiles(0..elements, |at, count| {
                 (narrow.decode)(from.add(at * self.data.bytes()), tile.at(), count);
                 (self.loops.scale)(tile.at(), tile.at(), count, scalar.address());
                 (narrow.encode)(tile.at(), into.add(at * self.data.bytes()), count);
@@ -155,11 +167,11 @@ impl Function {
     }
 
     /// Calls `work` with the first element and the number of elements of each tile.
-    fn for_tiles(&self, elements: usize, mut work: impl FnMut(usize, usize)) {
+    fn for_tiles(&self, elements: Range<usize>, mut work: impl FnMut(usize, usize)) {
         let most = TILE / self.bytes(Form::Partial);
-        let mut at = 0;
-        while at < elements {
-            let count = most.min(elements - at);
+        let mut at = elements.start;
+        while at < elements.end {
+            let count = most.min(elements.end - at);
             work(at, count);
             at += count;
         }
@@ -180,7 +192,7 @@ impl Function {
                 (Some(narrow), Form::Element, Form::Partial) => (narrow.decode)(from, into.1, elements),
                 (Some(narrow), _, Form::Element) => {
                     let mut tile = Tile::new();
-                    self.for_tiles(elements, |at, count| {
+                    self.for_tiles(0..elements, |at, count| {
                         let from = from.add(at * self.bytes(form));
                         let from = if form == Form::Element {
                             (narrow.decode)(from, tile.at(), count);
@@ -196,11 +208,11 @@ impl Function {
         }
     }
 
-    /// Two sources or more.
+    /// Two sources or more, and some of the elements.
     ///
     /// # Safety
     /// As [`reduce`](Self::reduce); there are two sources or more.
-    unsafe fn reduce_by_tiles(&self, sources: &[(Form, *const u8)], into: (Form, *mut u8), elements: usize) {
+    unsafe fn reduce_by_tiles(&self, sources: &[(Form, *const u8)], into: (Form, *mut u8), elements: Range<usize>) {
         let (mut first, mut next) = (Tile::new(), Tile::new());
         let last = sources.len() - 1;
         self.for_tiles(elements, |begin, count| {
@@ -252,7 +264,7 @@ impl Function {
         elements: usize,
     ) {
         let (mut first, mut next) = (Tile::new(), Tile::new());
-        self.for_tiles(elements, |begin, count| {
+        self.for_tiles(0..elements, |begin, count| {
             // SAFETY: by contract; a tile has room for `count` of the type that accumulates, and is aligned for it. `into` is written last for these elements.
             unsafe {
                 for (index, &(form, from)) in sources.iter().enumerate() {

@@ -18,8 +18,12 @@ mod convert;
 mod element;
 mod float8;
 mod function;
+#[cfg(target_arch = "x86_64")]
+mod fused;
 pub mod lines;
 mod operator;
+#[cfg(test)]
+mod tests;
 mod versions;
 
 pub use element::{Accumulator, Element};

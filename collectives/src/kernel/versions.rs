@@ -5,6 +5,9 @@
 
 use super::arithmetic::{Average, Binary, Canonical, Finish, Keep, Max, Min, Prod, Sum, Wide, each, pair};
 use super::convert;
+#[cfg(target_arch = "x86_64")]
+use super::fused;
+use crate::plan::Form;
 use crate::types::{DataType, ReduceOp};
 
 /// An instruction set.
@@ -58,6 +61,12 @@ pub(super) type Alone = unsafe fn(*const u8, *mut u8, usize, u32);
 pub(super) type Scale = unsafe fn(*const u8, *mut u8, usize, *const u8);
 /// Elements as `f32` or back: from, into, elements. Safety: as [`each`], and as for [`Pair`].
 pub(super) type Convert = unsafe fn(*const u8, *mut u8, usize);
+
+/// Reduces `sources` into `into`, divided by the number of ranks where that is given and elements are finished, and says how many of the elements it did, from the first on.
+///
+/// To call it is safe where the contract of [`Function::reduce`](super::Function::reduce) holds, there is a source, and the machine has the version that it came from.
+pub(super) type Fused =
+    unsafe fn(sources: &[(Form, *const u8)], into: (Form, *mut u8), elements: usize, ranks: Option<f32>) -> usize;
 
 /// The loops of a type that accumulates, for one operator and one instruction set.
 #[derive(Clone, Copy)]
@@ -185,12 +194,33 @@ impl Version {
 
     /// The conversions of `data`, if it accumulates as another type.
     pub(super) fn narrow(self, data: DataType) -> Option<Narrow> {
-        match self {
-            Self::Baseline => baseline::narrow(data),
+        match (self, data) {
+            (Self::Baseline, _) => baseline::narrow(data),
             #[cfg(target_arch = "x86_64")]
-            Self::Avx2 => avx2::narrow(data),
+            (Self::Avx2, DataType::F16) => Some(Narrow {
+                decode: fused::avx2::decode_f16,
+                encode: fused::avx2::encode_f16,
+            }),
             #[cfg(target_arch = "x86_64")]
-            Self::Avx512 => avx512::narrow(data),
+            (Self::Avx2, _) => avx2::narrow(data),
+            #[cfg(target_arch = "x86_64")]
+            (Self::Avx512, DataType::F16) => Some(Narrow {
+                decode: fused::avx512::decode_f16,
+                encode: fused::avx512::encode_f16,
+            }),
+            #[cfg(target_arch = "x86_64")]
+            (Self::Avx512, _) => avx512::narrow(data),
+        }
+    }
+
+    /// The reduction of `data` by `op` in one pass, where there is one: on x86-64.
+    pub(super) fn fused(self, data: DataType, op: ReduceOp) -> Option<Fused> {
+        match (self, data, op) {
+            (Self::Baseline, ..) => None,
+            #[cfg(target_arch = "x86_64")]
+            (Self::Avx2, ..) => fused::avx2::fused(data, op),
+            #[cfg(target_arch = "x86_64")]
+            (Self::Avx512, ..) => fused::avx512::fused(data, op),
         }
     }
 }

@@ -11,7 +11,15 @@
 //! sender's memory whatever the receiver is doing, for it is staged; one for a `Recv` need not leave it before the receiver has come to that step, for it goes straight to its destination. A step that writes blocks of a message that
 //! has not left waits until it has.
 
+pub mod census;
 pub mod check;
+pub mod draw;
+mod text;
+#[cfg(test)]
+mod text_tests;
+mod walk;
+
+pub use text::TextError;
 
 use crate::types::{Rank, named};
 
@@ -198,6 +206,17 @@ impl Shape {
         self.order.len() as u32
     }
 
+    /// How many blocks n is, which nccl-tests calls the size: all of what is reduced or broadcast, what a rank gives to send-receive, and all ranks' parts together of the others.
+    #[must_use]
+    pub fn whole(&self) -> u64 {
+        let parts = match self.collective {
+            Collective::AllReduce | Collective::Broadcast | Collective::Reduce | Collective::SendRecv => 1,
+            Collective::Barrier => 0,
+            _ => u64::from(self.ranks()),
+        };
+        parts * u64::from(self.blocks)
+    }
+
     /// How many data blocks there are in all.
     #[must_use]
     pub fn data_blocks(&self) -> u32 {
@@ -376,5 +395,33 @@ impl Plan {
             in_place: schedule.in_place(),
             programs,
         }
+    }
+}
+
+/// A plan is a schedule, too: what was read from text or made by hand runs wherever an algorithm does.
+impl Schedule for Plan {
+    fn shape(&self) -> &Shape {
+        &self.shape
+    }
+
+    fn strands(&self) -> u32 {
+        self.programs.first().map_or(0, |program| program.strands.len() as u32)
+    }
+
+    fn steps(&self, strand: u32, rank: Rank) -> Box<dyn Iterator<Item = Step> + Send + '_> {
+        let steps = self.programs[rank.index()].strands.get(strand as usize);
+        Box::new(steps.into_iter().flatten().cloned())
+    }
+
+    fn scratch(&self, rank: Rank) -> Vec<u32> {
+        self.programs[rank.index()].scratch.clone()
+    }
+
+    fn partial(&self, rank: Rank) -> Vec<u32> {
+        self.programs[rank.index()].partial.clone()
+    }
+
+    fn in_place(&self) -> bool {
+        self.in_place
     }
 }

@@ -3,8 +3,8 @@
 //! A peer's WRITE or READ needs no call of ours: the application polls its memory, and somebody has to drive. So does an application that sleeps on a
 //! completion channel. The thread has three gaits:
 //! - **spin**: it drives, and yields the processor when nothing came, for some time after the last traffic. Where others want the processor this is
-//!   no way to be quick: who yields forfeits the rest of its time slice, and comes back milliseconds later, while who sleeps is let in at once
-//!   when its datagram comes. So a yield that took long makes the thread park for a while instead;
+//!   no way to be quick: who yields forfeits the rest of its time slice, and comes back milliseconds later, or tenths of a second where many want it, while who sleeps is let in at once
+//!   when its datagram comes. So a yield that took long makes the thread park for many times as long instead: a peer whose packet comes during one must not have to wait for the next as well;
 //! - **park**: it then sleeps in poll(2) until a datagram comes or the next deadline is there: a device at rest uses no processor;
 //! - **aside**: while threads of the application drive in a loop, it only looks now and then whether they still do, touches no lock, and is not woken by
 //!   the socket.
@@ -37,8 +37,9 @@ const LOOP_TURN: Duration = Duration::from_micros(5);
 /// A yield that takes longer gave the processor to somebody who wanted it for a whole time slice.
 const CROWDED: Duration = Duration::from_millis(1);
 
-/// How long the thread then parks where it would spin.
-const GIVE_WAY: Duration = Duration::from_millis(5);
+/// How many times as long the thread then parks where it would spin, and how long at most.
+const GIVE_WAY: u32 = 50;
+const GIVE_WAY_MOST: Duration = Duration::from_secs(10);
 
 /// How often the port is looked at by a thread that does not sleep. One that does is woken.
 const LOOK: Duration = Duration::from_millis(10);
@@ -170,8 +171,9 @@ impl<'a> Progress<'a> {
     fn give_way(&mut self, before: Instant) {
         thread::yield_now();
         let after = self.shared.now();
-        if after - before > CROWDED {
-            self.crowded_until = after + GIVE_WAY;
+        let took = after - before;
+        if took > CROWDED {
+            self.crowded_until = after + (took * GIVE_WAY).min(GIVE_WAY_MOST);
         }
     }
 

@@ -1,6 +1,7 @@
 //! The control mesh: a connection to every other process, and one thread that sleeps.
 //!
-//! The thread wakes when something comes or is to be sent. It notices at once when a peer's process ends: the kernel closes its connections. A mesh may carry several groups, which are told apart by their [`GroupId`].
+//! The thread wakes when something comes or is to be sent. It notices at once when a peer's process ends: the kernel closes its connections. A mesh carries all groups that were made of the first one, by splitting, duplicating or
+//! shrinking; frames say which they are for. A process takes what comes for a group from before anybody can know that all members have it, until it leaves it.
 
 mod frame;
 mod postman;
@@ -12,14 +13,17 @@ use std::time::{Duration, Instant};
 
 pub use frame::MAX_MESSAGE;
 
-use frame::{Frame, GroupId};
+pub(crate) use frame::GroupId;
+
+use frame::Frame;
 use postman::Postman;
-use state::Shared;
+use state::{Shared, State, Taken};
 
 use super::error::{BootstrapError, in_words};
 use super::join::Links;
+use super::split::{Choice, divide};
 use super::{Exchange, ExchangeError, Member, PATIENCE};
-use crate::failure::Watch;
+use crate::failure::{Failure, Outcome, ShrinkError, Verdict, Watch};
 use crate::types::Rank;
 
 /// The connections and their thread, which ends with it.
@@ -58,12 +62,12 @@ pub struct ControlMesh {
 impl ControlMesh {
     /// A mesh over connections that exist, and the group of all who are in it.
     pub(super) fn start(links: Links, rank: Rank) -> Result<Self, BootstrapError> {
-        let members: Arc<[Member]> = links.members.as_slice().into();
-        let shared = Shared::new(links.members).map_err(BootstrapError::system("make an eventfd"))?;
+        let members: Arc<[Member]> = links.members.into();
+        let shared = Shared::new(rank.0, members.len()).map_err(BootstrapError::system("make an eventfd"))?;
         let shared = Arc::new(shared);
         let id = GroupId::ALL;
         let places: Arc<[u32]> = (0..members.len() as u32).collect();
-        let watch = shared.lock().open(id, rank, Arc::clone(&places));
+        shared.lock().open(id, rank, Arc::clone(&places));
         let postman = Postman::new(Arc::clone(&shared), links.streams)
             .map_err(BootstrapError::system("set options of a connection"))?;
         let thread = thread::Builder::new()
@@ -74,16 +78,32 @@ impl ControlMesh {
             shared,
             thread: Some(thread),
         });
-        Ok(Self {
+        Ok(Self::of(mesh, id, rank, members, places))
+    }
+
+    /// A group that is open.
+    fn of(mesh: Arc<Mesh>, id: GroupId, rank: Rank, members: Arc<[Member]>, places: Arc<[u32]>) -> Self {
+        let watch = mesh.shared.lock().trial(id).map(|trial| Arc::clone(trial.watch()));
+        Self {
             mesh,
             id,
             rank,
             members,
             places,
-            watch,
+            watch: watch.unwrap_or_default(),
             number: 0,
             patience: PATIENCE,
-        })
+        }
+    }
+
+    /// Some of the members, as a group of their own: by rank, their ranks in this one.
+    fn part(&self, id: GroupId, ranks: &[Rank]) -> Option<Self> {
+        let rank = ranks.iter().position(|rank| *rank == self.rank)?;
+        let members = ranks.iter().map(|rank| self.members[rank.index()].clone()).collect();
+        let places = ranks.iter().map(|rank| self.places[rank.index()]).collect();
+        let mut part = Self::of(Arc::clone(&self.mesh), id, Rank(rank as u32), members, places);
+        part.patience = self.patience;
+        Some(part)
     }
 
     /// This process.
@@ -108,12 +128,112 @@ impl ControlMesh {
     pub fn watch(&self) -> Arc<Watch> {
         Arc::clone(&self.watch)
     }
+
+    /// Asks all members what they are doing, because this one is stuck; returns at once. Who has not answered after `window` is taken to be stopped, so give them half a second, or what a loaded machine needs to wake a thread.
+    /// What comes of it is the [`finding`](Self::finding).
+    pub fn investigate(&self, window: Duration) {
+        self.act(|state| state.with_trial(self.id, |trial, now, out| trial.investigate(window, now, out)));
+    }
+
+    /// What the last investigation found, when it is over. It is an opinion, and ends nothing: who is late may still come.
+    #[must_use]
+    pub fn finding(&self) -> Option<Failure> {
+        let state = self.mesh.shared.lock();
+        let verdict = state.trial(self.id)?.finding()?.clone();
+        Some(self.failure_of(verdict))
+    }
+
+    /// Ends the group on all ranks, because an operation has not finished in its time: with what the last investigation found, or if there was none, with `reason`. Returns at once.
+    pub fn give_up(&self, reason: &str) {
+        self.act(|state| state.with_trial(self.id, |trial, now, out| trial.give_up(reason, now, out)));
+    }
+
+    /// Why the group has failed, when its members have agreed on it: at most [`SETTLE`](crate::failure::SETTLE) after [`Watch::failed`] has become true.
+    #[must_use]
+    pub fn failure(&self) -> Option<Failure> {
+        let state = self.mesh.shared.lock();
+        let verdict = state.trial(self.id)?.verdict()?.clone();
+        Some(self.failure_of(verdict))
+    }
+
+    /// The members who can and want to go on, as a group of its own; whoever does not call it too within `patience` is not in it. The old group is of no use but for being dropped.
+    ///
+    /// # Errors
+    /// [`ShrinkError`]: the others go on without this one, or there was no agreement in time.
+    pub fn shrink(&self, patience: Duration) -> Result<Self, ShrinkError> {
+        self.act(|state| {
+            let excluded = state
+                .trial(self.id)
+                .map(crate::failure::Trial::excluded)
+                .unwrap_or_default();
+            state.with_agreement(self.id, |agreement, now, next, out| {
+                agreement.join(excluded, patience, now, next, out)
+            });
+        });
+        let shared = &self.mesh.shared;
+        let mut state = shared.lock();
+        let agreed = loop {
+            match state.outcome(self.id) {
+                Some(Outcome::Agreed(proposal)) => break proposal.clone(),
+                Some(Outcome::Excluded) => return Err(ShrinkError::Excluded { rank: self.rank }),
+                Some(Outcome::Late) => {
+                    return Err(ShrinkError::Late {
+                        rank: self.rank,
+                        within: patience,
+                    });
+                }
+                // The mesh's thread keeps the time.
+                None => state = shared.wait(state, patience),
+            }
+        };
+        drop(state);
+        self.part(agreed.group, &agreed.members)
+            .ok_or(ShrinkError::Excluded { rank: self.rank })
+    }
+
+    /// Divides the group: members of one `colour` are together, in the order of their `key`s, and of their ranks where keys are alike. Without a colour one is in none.
+    ///
+    /// # Errors
+    /// An [`ExchangeError`], on all members or on some: those who have a new group then cannot use it.
+    pub fn split(&mut self, colour: Option<u32>, key: i32) -> Result<Option<Self>, ExchangeError> {
+        let id = self.mesh.shared.lock().number();
+        let choice = Choice { colour, key, id };
+        let said = self.all_gather(&choice.encode())?;
+        let chosen: Option<Vec<_>> = said.iter().map(|bytes| Choice::decode(bytes)).collect();
+        let chosen = chosen.ok_or_else(|| ExchangeError::Misuse {
+            rank: self.rank,
+            reason: "another rank is in another exchange than split: all must make the same calls in the same order"
+                .to_owned(),
+        })?;
+        let part = divide(&chosen, self.rank).and_then(|(id, ranks)| {
+            let rank = ranks.iter().position(|rank| *rank == self.rank)?;
+            let places = ranks.iter().map(|rank| self.places[rank.index()]).collect();
+            self.act(|state| state.open(id, Rank(rank as u32), places));
+            self.part(id, &ranks)
+        });
+        // Nobody writes to the new groups before all have them.
+        self.barrier()?;
+        Ok(part)
+    }
+
+    fn failure_of(&self, verdict: Verdict) -> Failure {
+        Failure {
+            verdict,
+            members: Arc::clone(&self.members),
+        }
+    }
+
+    /// Changes the state, and has the mesh's thread see to what comes of it.
+    fn act(&self, change: impl FnOnce(&mut State)) {
+        change(&mut self.mesh.shared.lock());
+        self.mesh.shared.changed.notify_all();
+        self.mesh.shared.ring();
+    }
 }
 
 impl Drop for ControlMesh {
     fn drop(&mut self) {
-        self.mesh.shared.lock().close(self.id);
-        self.mesh.shared.ring();
+        self.act(|state| state.close(self.id));
     }
 }
 
@@ -141,34 +261,35 @@ impl Exchange for ControlMesh {
         let number = self.number;
         self.number += 1;
         let own = std::mem::take(&mut outgoing[self.rank.index()]);
+        self.act(|state| {
+            let others = outgoing.into_iter().zip(self.places.iter()).enumerate();
+            for (_, (bytes, place)) in others.filter(|(rank, _)| *rank != self.rank.index()) {
+                let group = self.id;
+                state.send(*place, &Frame::Message { group, number, bytes });
+            }
+        });
         let shared = &self.mesh.shared;
         let mut state = shared.lock();
-        for (rank, bytes) in outgoing.into_iter().enumerate() {
-            if rank != self.rank.index() {
-                let group = self.id;
-                state.send(self.places[rank], &Frame::Message { group, number, bytes });
-            }
-        }
-        shared.ring();
         loop {
-            match state.take(self.id, number)? {
-                Ok(mut all) => {
+            let missing = match state.take(self.id, number) {
+                Taken::All(mut all) => {
                     all[self.rank.index()] = own;
                     return Ok(all);
                 }
-                Err(missing) => {
-                    let left = deadline.saturating_duration_since(Instant::now());
-                    if left.is_zero() {
-                        let missing = in_words(&missing);
-                        let within = self.patience;
-                        return Err(ExchangeError::Late { missing, within });
-                    }
-                    state = match shared.changed.wait_timeout(state, left) {
-                        Ok((state, _)) => state,
-                        Err(poisoned) => poisoned.into_inner().0,
-                    };
+                Taken::Failed(verdict) => return Err(ExchangeError::Failed(self.failure_of(verdict))),
+                Taken::Left(rank) => {
+                    let member = self.members[rank.index()].to_string();
+                    return Err(ExchangeError::Left { rank, member });
                 }
+                Taken::Missing(missing) => missing,
+            };
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                let missing = in_words(&missing);
+                let within = self.patience;
+                return Err(ExchangeError::Late { missing, within });
             }
+            state = shared.wait(state, left);
         }
     }
 }

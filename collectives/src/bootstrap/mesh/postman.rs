@@ -79,7 +79,7 @@ impl Postman {
                 if state.closing {
                     break;
                 }
-                (self.sending(&state), None)
+                (self.sending(&state), state.due())
             };
             let ready = self.sleep(&sending, due);
             let mut state = shared.lock();
@@ -92,6 +92,7 @@ impl Postman {
                 }
                 self.write(&mut state, peer);
             }
+            state.tick();
             drop(state);
             shared.changed.notify_all();
         }

@@ -5,18 +5,16 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
 use super::frame::{Frame, GroupId};
-use crate::bootstrap::{ExchangeError, Member};
-use crate::failure::Watch;
+use crate::failure::{Agreement, Outcome, Post, Proposal, Said, Trial, Verdict, Word};
 use crate::types::Rank;
 
 /// Messages of exchanges that may lie unread, by member and group. One is the most that a member can be ahead: it needs this rank's next message before it can send another.
 const UNREAD: usize = 4;
-/// Bytes that may wait to be sent to one peer. One that reads nothing for so long is as good as dead.
-const UNSENT: usize = 256 << 20;
 
 /// Where a peer is.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -30,7 +28,6 @@ pub(super) enum Condition {
 
 #[derive(Debug)]
 pub(super) struct Peer {
-    pub(super) member: Member,
     pub(super) condition: Condition,
     /// What is to be sent.
     pub(super) out: Vec<u8>,
@@ -38,19 +35,27 @@ pub(super) struct Peer {
 
 /// A group, as one of its members sees it.
 #[derive(Debug)]
-pub(super) struct Circle {
-    pub(super) rank: Rank,
+struct Circle {
+    rank: Rank,
     /// The members' places in the mesh, by rank.
-    pub(super) members: Arc<[u32]>,
+    members: Arc<[u32]>,
     inbox: Vec<VecDeque<(u64, Vec<u8>)>>,
-    left: Vec<bool>,
-    pub(super) watch: Arc<Watch>,
+    trial: Trial,
+    agreement: Agreement,
+    /// The group that comes after this one, as far as it has been proposed.
+    heir: Option<GroupId>,
 }
 
 #[derive(Debug)]
 pub(super) struct State {
+    /// This process.
+    place: u32,
     pub(super) peers: Vec<Peer>,
     circles: BTreeMap<GroupId, Circle>,
+    /// What became of groups that were shrunk, for members who have not heard of it.
+    decided: BTreeMap<GroupId, Proposal>,
+    /// How many groups this process has numbered.
+    made: u32,
     pub(super) closing: bool,
 }
 
@@ -65,16 +70,18 @@ pub(super) struct Shared {
 }
 
 impl Shared {
-    pub(super) fn new(members: Vec<Member>) -> io::Result<Self> {
-        let peer = |member| Peer {
-            member,
+    pub(super) fn new(place: u32, peers: usize) -> io::Result<Self> {
+        let peer = |_| Peer {
             condition: Condition::Here,
             out: Vec::new(),
         };
         Ok(Self {
             state: Mutex::new(State {
-                peers: members.into_iter().map(peer).collect(),
+                place,
+                peers: (0..peers).map(peer).collect(),
                 circles: BTreeMap::new(),
+                decided: BTreeMap::new(),
+                made: 0,
                 closing: false,
             }),
             changed: Condvar::new(),
@@ -87,6 +94,12 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Waits for a change, `patience` at most.
+    pub(super) fn wait<'a>(&self, state: MutexGuard<'a, State>, patience: Duration) -> MutexGuard<'a, State> {
+        let woken = self.changed.wait_timeout(state, patience);
+        woken.unwrap_or_else(PoisonError::into_inner).0
+    }
+
     /// Wakes the mesh's thread.
     pub(super) fn ring(&self) {
         // It fails only where the count is at its end, and then the thread is awake.
@@ -95,36 +108,54 @@ impl Shared {
 }
 
 impl State {
-    pub(super) fn open(&mut self, id: GroupId, rank: Rank, members: Arc<[u32]>) -> Arc<Watch> {
-        let watch = Arc::new(Watch::default());
-        let lost = members
-            .iter()
-            .any(|peer| self.peers[*peer as usize].condition != Condition::Here);
-        if lost {
-            watch.fail();
+    /// A number for a group that no other has.
+    pub(super) fn number(&mut self) -> GroupId {
+        self.made += 1;
+        GroupId {
+            maker: self.place,
+            number: self.made,
         }
+    }
+
+    /// Begins to take what comes for a group.
+    pub(super) fn open(&mut self, id: GroupId, rank: Rank, members: Arc<[u32]>) {
         let circle = Circle {
             rank,
             inbox: members.iter().map(|_| VecDeque::new()).collect(),
-            left: members.iter().map(|_| false).collect(),
-            members,
-            watch: Arc::clone(&watch),
+            trial: Trial::new(rank, members.len()),
+            agreement: Agreement::new(rank, members.len() as u32),
+            heir: None,
+            members: Arc::clone(&members),
         };
         self.circles.insert(id, circle);
-        watch
+        // Some may be gone already.
+        for place in members.iter() {
+            match self.peers[*place as usize].condition.clone() {
+                Condition::Here => {}
+                Condition::Gone => self.leaves(id, *place),
+                Condition::Dead(how) => self.dies(id, *place, &how),
+            }
+        }
     }
 
     /// Forgets a group, and tells its members.
     pub(super) fn close(&mut self, id: GroupId) {
         if let Some(circle) = self.circles.remove(&id) {
-            self.tell(&circle.members, circle.rank, &Frame::Leave { group: id });
+            if circle.agreement.outcome().is_none()
+                && let Some(heir) = circle.heir
+            {
+                self.circles.remove(&heir);
+            }
+            self.tell(&circle.members, &Frame::Leave { group: id });
         }
     }
 
-    /// Sends to all members but one.
-    pub(super) fn tell(&mut self, members: &[u32], but: Rank, frame: &Frame) {
-        for (_, peer) in members.iter().enumerate().filter(|(rank, _)| *rank != but.index()) {
-            self.send(*peer, frame);
+    /// Sends to all of these but this process.
+    fn tell(&mut self, members: &[u32], frame: &Frame) {
+        for place in members {
+            if *place != self.place {
+                self.send(*place, frame);
+            }
         }
     }
 
@@ -133,54 +164,211 @@ impl State {
         let peer = &mut self.peers[to as usize];
         if peer.condition == Condition::Here {
             frame.encode(&mut peer.out);
-            if peer.out.len() > UNSENT {
-                self.lost(to, "it reads nothing");
-            }
         }
     }
 
     /// What a peer has sent.
     pub(super) fn receive(&mut self, from: u32, frame: Frame) -> Result<(), &'static str> {
+        let group = match &frame {
+            Frame::Message { group, .. }
+            | Frame::Trial { group, .. }
+            | Frame::Shrink { group, .. }
+            | Frame::Leave { group } => *group,
+            Frame::Goodbye => {
+                self.peers[from as usize].condition = Condition::Gone;
+                for id in self.groups_of(from) {
+                    self.leaves(id, from);
+                }
+                return Ok(());
+            }
+        };
+        let Some(circle) = self.circles.get_mut(&group) else {
+            self.not_here(from, group, &frame);
+            return Ok(());
+        };
+        let rank = circle.member(from).ok_or("it wrote to a group that it is not in")?;
         match frame {
-            Frame::Message { group, number, bytes } => {
-                // A group that is not here is one that this process has left.
-                if let Some(circle) = self.circles.get_mut(&group) {
-                    let rank = circle.member(from).ok_or("it wrote to a group that it is not in")?;
-                    let inbox = &mut circle.inbox[rank];
-                    if inbox.len() == UNREAD {
-                        return Err("it sent more than an exchange can have");
-                    }
-                    inbox.push_back((number, bytes));
+            Frame::Message { number, bytes, .. } => {
+                let inbox = &mut circle.inbox[rank.index()];
+                if inbox.len() == UNREAD {
+                    return Err("it sent more than an exchange can have");
                 }
+                inbox.push_back((number, bytes));
             }
-            Frame::Leave { group } => {
-                if let Some(circle) = self.circles.get_mut(&group) {
-                    let rank = circle.member(from).ok_or("it left a group that it is not in")?;
-                    circle.left[rank] = true;
-                }
+            Frame::Trial { message, .. } => {
+                self.with_trial(group, |trial, now, out| trial.receive(rank, message, now, out));
             }
-            Frame::Goodbye => self.peers[from as usize].condition = Condition::Gone,
+            Frame::Shrink { word, .. } => {
+                self.with_agreement(group, |agreement, now, next, out| {
+                    agreement.receive(rank, word, now, next, out)
+                });
+            }
+            Frame::Leave { .. } => self.leaves(group, from),
+            Frame::Goodbye => {}
         }
         Ok(())
     }
 
-    /// A peer's connection has ended.
-    pub(super) fn lost(&mut self, peer: u32, how: &str) {
-        let known = &mut self.peers[peer as usize];
-        known.out = Vec::new();
-        if known.condition == Condition::Here {
-            known.condition = Condition::Dead(how.to_owned());
-            self.circles
-                .values()
-                .filter(|circle| circle.members.contains(&peer))
-                .for_each(|circle| circle.watch.fail());
+    /// Answers what came for a group that this process is not in. Nobody writes to a group before all its members have it: so it has left that group, or the group was never agreed on.
+    fn not_here(&mut self, from: u32, group: GroupId, frame: &Frame) {
+        match (frame, self.decided.get(&group)) {
+            (Frame::Shrink { word, .. }, Some(decided)) if !matches!(word, Word::Commit(_)) => {
+                let word = Word::Commit(decided.clone());
+                self.send(from, &Frame::Shrink { group, word });
+            }
+            (Frame::Message { .. }, _) => self.send(from, &Frame::Leave { group }),
+            _ => {}
         }
     }
 
-    /// Takes the messages of an exchange, if all are there, or says which members they are missing from.
-    pub(super) fn take(&mut self, id: GroupId, number: u64) -> Result<Result<Vec<Vec<u8>>, Vec<Rank>>, ExchangeError> {
+    /// A peer's connection has ended.
+    pub(super) fn lost(&mut self, place: u32, how: &str) {
+        let peer = &mut self.peers[place as usize];
+        peer.out = Vec::new();
+        if peer.condition == Condition::Here {
+            peer.condition = Condition::Dead(how.to_owned());
+            for id in self.groups_of(place) {
+                self.dies(id, place, how);
+            }
+        }
+    }
+
+    fn groups_of(&self, place: u32) -> Vec<GroupId> {
+        let groups = self
+            .circles
+            .iter()
+            .filter(|(_, circle)| circle.members.contains(&place));
+        groups.map(|(id, _)| *id).collect()
+    }
+
+    fn dies(&mut self, id: GroupId, place: u32, how: &str) {
+        if let Some(rank) = self.circles.get(&id).and_then(|circle| circle.member(place)) {
+            self.with_trial(id, |trial, now, out| trial.died(rank, how, now, out));
+            self.with_agreement(id, |agreement, now, next, out| agreement.lost(rank, now, next, out));
+        }
+    }
+
+    fn leaves(&mut self, id: GroupId, place: u32) {
+        if let Some(rank) = self.circles.get(&id).and_then(|circle| circle.member(place)) {
+            self.with_trial(id, |trial, now, out| trial.left(rank, now, out));
+            self.with_agreement(id, |agreement, now, next, out| agreement.left(rank, now, next, out));
+        }
+    }
+
+    /// What is known of a group's failure.
+    pub(super) fn trial(&self, id: GroupId) -> Option<&Trial> {
+        self.circles.get(&id).map(|circle| &circle.trial)
+    }
+
+    /// How the agreement on a group's heir ended, if it has.
+    pub(super) fn outcome(&self, id: GroupId) -> Option<&Outcome> {
+        self.circles.get(&id)?.agreement.outcome()
+    }
+
+    /// Does something about a group's failure, and sends what comes of it.
+    pub(super) fn with_trial(&mut self, id: GroupId, act: impl FnOnce(&mut Trial, Instant, &mut Vec<Post>)) {
         let Some(circle) = self.circles.get_mut(&id) else {
-            return Ok(Err(Vec::new()));
+            return;
+        };
+        let mut out = Vec::new();
+        act(&mut circle.trial, Instant::now(), &mut out);
+        let members = Arc::clone(&circle.members);
+        for (to, message) in out {
+            let frame = Frame::Trial { group: id, message };
+            match to {
+                Some(rank) => self.send(members[rank.index()], &frame),
+                None => self.tell(&members, &frame),
+            }
+        }
+    }
+
+    /// Does something about a group's heir, and what comes of it: this process is ready for what it has said it is ready for.
+    pub(super) fn with_agreement(
+        &mut self,
+        id: GroupId,
+        act: impl FnOnce(&mut Agreement, Instant, &mut dyn FnMut() -> GroupId, &mut Vec<Said>),
+    ) {
+        let (place, mut made) = (self.place, self.made);
+        let Some(circle) = self.circles.get_mut(&id) else {
+            return;
+        };
+        let mut next = || {
+            made += 1;
+            GroupId {
+                maker: place,
+                number: made,
+            }
+        };
+        let mut out = Vec::new();
+        act(&mut circle.agreement, Instant::now(), &mut next, &mut out);
+        let members = Arc::clone(&circle.members);
+        let over = matches!(circle.agreement.outcome(), Some(Outcome::Excluded | Outcome::Late));
+        let proposal = circle.agreement.proposal().filter(|_| !over).cloned();
+        let before = circle.heir;
+        circle.heir = proposal.as_ref().map(|proposal| proposal.group);
+        let agreed = matches!(circle.agreement.outcome(), Some(Outcome::Agreed(_)));
+        let me = circle.rank;
+        self.made = made;
+        if let Some(before) = before.filter(|before| proposal.as_ref().is_none_or(|proposal| proposal.group != *before))
+        {
+            self.circles.remove(&before);
+        }
+        if let Some(proposal) = proposal {
+            if agreed {
+                self.decided.insert(id, proposal.clone());
+            }
+            let place = |rank: &Rank| members[rank.index()];
+            if before != Some(proposal.group)
+                && let Some(rank) = proposal.members.iter().position(|rank| *rank == me)
+            {
+                self.open(
+                    proposal.group,
+                    Rank(rank as u32),
+                    proposal.members.iter().map(place).collect(),
+                );
+            }
+        }
+        for (to, word) in out {
+            self.send(members[to.index()], &Frame::Shrink { group: id, word });
+        }
+    }
+
+    /// When something is due.
+    pub(super) fn due(&self) -> Option<Instant> {
+        let dues = self
+            .circles
+            .values()
+            .map(|circle| circle.trial.due().into_iter().chain(circle.agreement.due()));
+        dues.flatten().min()
+    }
+
+    /// Does what is due.
+    pub(super) fn tick(&mut self) {
+        let now = Instant::now();
+        let due = |circle: &Circle| {
+            circle
+                .trial
+                .due()
+                .into_iter()
+                .chain(circle.agreement.due())
+                .any(|due| due <= now)
+        };
+        let ids: Vec<_> = self
+            .circles
+            .iter()
+            .filter(|(_, circle)| due(circle))
+            .map(|(id, _)| *id)
+            .collect();
+        for id in ids {
+            self.with_trial(id, |trial, now, out| trial.tick(now, out));
+            self.with_agreement(id, |agreement, now, next, out| agreement.tick(now, next, out));
+        }
+    }
+
+    /// Takes the messages of an exchange, if all are there.
+    pub(super) fn take(&mut self, id: GroupId, number: u64) -> Taken {
+        let Some(circle) = self.circles.get_mut(&id) else {
+            return Taken::Missing(Vec::new());
         };
         let mut missing = Vec::new();
         for (rank, inbox) in circle.inbox.iter_mut().enumerate() {
@@ -188,35 +376,44 @@ impl State {
             while inbox.front().is_some_and(|(earlier, _)| *earlier < number) {
                 inbox.pop_front();
             }
-            if rank == circle.rank.index() || inbox.front().is_some_and(|(n, _)| *n == number) {
-                continue;
-            }
-            let peer = &self.peers[circle.members[rank] as usize];
-            let (rank, member) = (Rank(rank as u32), peer.member.to_string());
-            match &peer.condition {
-                Condition::Dead(reason) => {
-                    let reason = reason.clone();
-                    return Err(ExchangeError::Died { rank, member, reason });
-                }
-                Condition::Gone => return Err(ExchangeError::Left { rank, member }),
-                Condition::Here if circle.left[rank.index()] => return Err(ExchangeError::Left { rank, member }),
-                Condition::Here => missing.push(rank),
+            if rank != circle.rank.index() && inbox.front().is_none_or(|(first, _)| *first != number) {
+                missing.push(Rank(rank as u32));
             }
         }
-        if !missing.is_empty() {
-            return Ok(Err(missing));
+        if missing.is_empty() {
+            let taken = circle
+                .inbox
+                .iter_mut()
+                .map(|inbox| inbox.pop_front().unwrap_or_default().1);
+            return Taken::All(taken.collect());
         }
-        let taken = circle
-            .inbox
-            .iter_mut()
-            .map(|inbox| inbox.pop_front().unwrap_or_default().1);
-        Ok(Ok(taken.collect()))
+        if let Some(verdict) = circle.trial.verdict() {
+            return Taken::Failed(verdict.clone());
+        }
+        let left = missing.iter().find(|rank| circle.trial.has_left(**rank));
+        match left {
+            Some(rank) if !circle.trial.failed() => Taken::Left(*rank),
+            _ => Taken::Missing(missing),
+        }
     }
+}
+
+/// What came of an attempt to take the messages of an exchange.
+#[derive(Debug)]
+pub(super) enum Taken {
+    All(Vec<Vec<u8>>),
+    /// These have not sent theirs.
+    Missing(Vec<Rank>),
+    /// This one has left, and will not.
+    Left(Rank),
+    /// The group has failed.
+    Failed(Verdict),
 }
 
 impl Circle {
     /// The rank of a place in the mesh.
-    fn member(&self, peer: u32) -> Option<usize> {
-        self.members.iter().position(|member| *member == peer)
+    fn member(&self, place: u32) -> Option<Rank> {
+        let rank = self.members.iter().position(|member| *member == place)?;
+        Some(Rank(rank as u32))
     }
 }

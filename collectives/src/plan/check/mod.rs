@@ -6,8 +6,12 @@
 //! One run is enough. Strands only wait for messages, for room and for their own memory, and take messages from one sender in their order: whatever is done first, each strand sees the same. So if one order of events gets to the end, all do; and
 //! the run finds that strands share no block that one of them writes, on which this rests. What an executor is taken to do is said in [`plan`](crate::plan).
 
+#[cfg(test)]
+mod damage;
 mod flaw;
 mod memory;
+#[cfg(test)]
+mod tests;
 
 use std::collections::HashMap;
 

@@ -19,6 +19,8 @@ use crate::{Plan, Role};
 const SHORT: usize = 64;
 /// Bytes of the others: two of them fill a lane's bulk area, and whoever wants to send waits for room.
 const LONG: usize = 512 << 10;
+/// The timeout that most programs set, 14: what takes longer would cost them a retry. On a busy machine threads that are to run wait as long.
+const USUAL: Duration = Duration::from_nanos(4096 << 14);
 /// Longer than any stall that ends.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// The longest of most pauses: the progress thread spins for 200 µs.
@@ -52,6 +54,8 @@ struct Conversation {
 struct Seen {
     rounds: u64,
     slowest: Duration,
+    /// Took longer than [`USUAL`].
+    late: u64,
     stalls: u64,
 }
 
@@ -100,13 +104,16 @@ pub(crate) fn run(plan: &Plan, role: Role) -> Result<()> {
         let seen = seen?;
         all.rounds += seen.rounds;
         all.slowest = all.slowest.max(seen.slowest);
+        all.late += seen.late;
         all.stalls += seen.stalls;
     }
     if role == Role::Near {
+        let Seen {
+            rounds, late, stalls, ..
+        } = all;
         let slowest = all.slowest.as_secs_f64() * 1e3;
         say(&format!(
-            "rounds {}, slowest {slowest:.1} ms, {} stalls",
-            all.rounds, all.stalls
+            "rounds {rounds}, slowest {slowest:.1} ms, {late} beyond 67 ms, {stalls} stalls"
         ))?;
     }
     Ok(())
@@ -186,6 +193,7 @@ impl Conversation {
             let took = began.elapsed();
             seen.rounds += 1;
             seen.slowest = seen.slowest.max(took);
+            seen.late += u64::from(took > USUAL);
             if took > plan.stalled() {
                 seen.stalls += 1;
                 eprintln!("sleepers: round {} took {took:?}", seen.rounds);

@@ -175,7 +175,7 @@ fn judge(plan: &Plan) -> Result<()> {
     near.tell("go")?;
     let told = near.hear("rounds")?;
     let ended = [near.process.wait()?, far.process.wait()?];
-    println!("{} conversations, {told}", plan.conversations);
+    println!("{} conversations, rounds {told}", plan.conversations);
     ensure!(ended.iter().all(|status| status.success()), "an end has failed");
     ensure!(told.ends_with(" 0 stalls"), "somebody was not woken");
     Ok(())

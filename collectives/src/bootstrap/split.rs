@@ -1,0 +1,90 @@
+//! How a group is divided: by what each member chose.
+
+use super::mesh::GroupId;
+use super::wire::Reader;
+use crate::types::Rank;
+
+/// What a member chose, and the number that its group gets if it is the first in it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Choice {
+    pub(super) colour: Option<u32>,
+    pub(super) key: i32,
+    pub(super) id: GroupId,
+}
+
+impl Choice {
+    pub(super) fn encode(&self) -> Vec<u8> {
+        let mut to = vec![u8::from(self.colour.is_some())];
+        to.extend_from_slice(&self.colour.unwrap_or(0).to_le_bytes());
+        to.extend_from_slice(&self.key.to_le_bytes());
+        to.extend_from_slice(&self.id.maker.to_le_bytes());
+        to.extend_from_slice(&self.id.number.to_le_bytes());
+        to
+    }
+
+    pub(super) fn decode(bytes: &[u8]) -> Option<Self> {
+        let mut from = Reader(bytes);
+        let has = from.u8()? == 1;
+        let choice = Self {
+            colour: Some(from.u32()?).filter(|_| has),
+            key: from.u32()? as i32,
+            id: GroupId {
+                maker: from.u32()?,
+                number: from.u32()?,
+            },
+        };
+        from.end()?;
+        Some(choice)
+    }
+}
+
+/// The group that `rank` comes into, and its members, by their ranks in the old one.
+pub(super) fn divide(chosen: &[Choice], rank: Rank) -> Option<(GroupId, Vec<Rank>)> {
+    let colour = chosen[rank.index()].colour?;
+    let mut members: Vec<_> = (0..chosen.len() as u32)
+        .map(Rank)
+        .filter(|other| chosen[other.index()].colour == Some(colour))
+        .collect();
+    // The sort is stable: ranks stay in order where keys are alike.
+    members.sort_by_key(|member| chosen[member.index()].key);
+    Some((chosen[members.first()?.index()].id, members))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn choice(colour: Option<u32>, key: i32, maker: u32) -> Choice {
+        let id = GroupId { maker, number: 7 };
+        Choice { colour, key, id }
+    }
+
+    #[test]
+    fn members_come_by_key_and_then_by_rank_and_agree_on_the_id() {
+        let chosen = [
+            choice(Some(1), 5, 0),
+            choice(Some(2), 0, 1),
+            choice(Some(1), -5, 2),
+            choice(None, 0, 3),
+            choice(Some(1), 5, 4),
+            choice(Some(2), 0, 5),
+        ];
+        let ranks = |ranks: &[u32]| ranks.iter().copied().map(Rank).collect::<Vec<_>>();
+        for rank in [0, 2, 4] {
+            assert_eq!(divide(&chosen, Rank(rank)), Some((chosen[2].id, ranks(&[2, 0, 4]))));
+        }
+        for rank in [1, 5] {
+            assert_eq!(divide(&chosen, Rank(rank)), Some((chosen[1].id, ranks(&[1, 5]))));
+        }
+        assert_eq!(divide(&chosen, Rank(3)), None);
+    }
+
+    #[test]
+    fn choices_are_read_as_written() {
+        for one in [choice(None, i32::MIN, 3), choice(Some(u32::MAX), 9, 4)] {
+            let bytes = one.encode();
+            assert_eq!(Choice::decode(&bytes), Some(one));
+            assert_eq!(Choice::decode(&bytes[1..]), None);
+        }
+    }
+}

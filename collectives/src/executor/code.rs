@@ -1,0 +1,230 @@
+//! A rank's program, made ready to run: checked, its messages cut into pieces, and for each step what it has to wait for before it writes.
+//!
+//! A send is under way while later steps run, and memory for a receive is granted to the sender before the step that receives. So two things are worked out here, once for each plan: after which step of the strand the target
+//! of a receive is free, and which sends must be out of the way before a step writes. Scratch memory is used by one slice after another, so both may look back into the slice before; input and output are other elements in
+//! each slice.
+
+use crate::executor::error::EngineError;
+use crate::executor::layout::{Contents, Joins, pieces};
+use crate::plan::{Form, Place, Program, Shape, Span, Step};
+use crate::types::Rank;
+
+/// A step of the slice at hand, or of the one before.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Edge {
+    /// 0: of this slice; 1: of the one before.
+    pub(super) back: u32,
+    pub(super) step: u32,
+}
+
+/// A step, and what it waits for.
+#[derive(Debug)]
+pub(super) struct Instruction {
+    pub(super) step: Step,
+    /// The pieces of its message, or of what it works on: each begins so many blocks from the beginning of the span, and is so many blocks long.
+    pub(super) pieces: Box<[(u32, u32)]>,
+    /// Sends that read what it writes.
+    pub(super) sends: Box<[Edge]>,
+    /// The step after which what it writes is free; none if it is at once.
+    pub(super) free_after: Option<Edge>,
+}
+
+/// One strand of a rank.
+#[derive(Debug, Default)]
+pub(super) struct Strand {
+    pub(super) instructions: Box<[Instruction]>,
+    /// The steps that receive by grants: all receives.
+    pub(super) receives: Box<[u32]>,
+}
+
+/// A rank's program for one way of cutting messages.
+#[derive(Debug)]
+pub(super) struct Code {
+    pub(super) strands: Box<[Strand]>,
+}
+
+/// The memory that a step touches: what it reads, and what it writes.
+fn touches(step: &Step) -> (Vec<Span>, Option<Span>) {
+    match step {
+        Step::Send { span, .. } => (vec![*span], None),
+        Step::Recv { into, .. } => (Vec::new(), Some(*into)),
+        Step::RecvReduce { with, into, .. } => (vec![*with], Some(*into)),
+        Step::Reduce { sources, into } => (sources.to_vec(), Some(*into)),
+        Step::Copy { from, into } => (vec![*from], Some(*into)),
+    }
+}
+
+/// Spans in memory, where input and output may be one: an overlap of both is an overlap.
+struct Overlap {
+    /// By how many blocks an input block's place in the output is greater, if they are one memory.
+    shift: Option<i64>,
+}
+
+impl Overlap {
+    fn between(&self, a: Span, b: Span) -> bool {
+        let (Some((a_place, a)), Some((b_place, b))) = (self.whole(a), self.whole(b)) else {
+            return false;
+        };
+        a_place == b_place && a.0 < b.1 && b.0 < a.1
+    }
+
+    /// The place and the blocks of a span, an input's as those of the output if they are one.
+    fn whole(&self, span: Span) -> Option<(Place, (i64, i64))> {
+        if span.blocks == 0 {
+            return None;
+        }
+        let first = i64::from(span.first);
+        let (place, first) = match (span.place, self.shift) {
+            (Place::Input, Some(shift)) => (Place::Output, first + shift),
+            (place, _) => (place, first),
+        };
+        Some((place, (first, first + i64::from(span.blocks))))
+    }
+}
+
+impl Code {
+    /// The program of `rank`, with its input where its output is or not.
+    pub(super) fn new(
+        shape: &Shape,
+        rank: Rank,
+        program: &Program,
+        joins: Joins,
+        in_place: bool,
+    ) -> Result<Self, EngineError> {
+        let shared = shape.shared(rank).filter(|_| in_place);
+        let overlap = Overlap {
+            shift: shared.map(|shared| i64::from(shared.output) - i64::from(shared.input)),
+        };
+        let contents = Contents::new(shape, rank, &program.scratch, &program.partial);
+        let mut strands = Vec::new();
+        for (index, steps) in program.strands.iter().enumerate() {
+            let mut instructions = Vec::new();
+            for (at, step) in steps.iter().enumerate() {
+                let bad = |what| EngineError::Plan {
+                    collective: shape.collective,
+                    strand: index,
+                    step: at,
+                    what,
+                };
+                let data = check(shape, rank, step, &contents).map_err(bad)?;
+                instructions.push(Instruction {
+                    step: step.clone(),
+                    pieces: pieces(data, joins),
+                    sends: sends_before(steps, at, &overlap),
+                    free_after: last_touch(steps, at, &overlap),
+                });
+            }
+            let receives = (0..steps.len() as u32)
+                .filter(|&at| matches!(steps[at as usize], Step::Recv { .. } | Step::RecvReduce { .. }))
+                .collect();
+            strands.push(Strand {
+                instructions: instructions.into(),
+                receives,
+            });
+        }
+        Ok(Self {
+            strands: strands.into(),
+        })
+    }
+}
+
+/// Checks a step on its own, and gives the data blocks of its message, or of what it works on.
+fn check<'c>(shape: &Shape, rank: Rank, step: &Step, contents: &'c Contents) -> Result<&'c [u32], &'static str> {
+    let peer = match step {
+        Step::Send { to: peer, .. } | Step::Recv { from: peer, .. } | Step::RecvReduce { from: peer, .. } => {
+            Some(*peer)
+        }
+        Step::Reduce { .. } | Step::Copy { .. } => None,
+    };
+    if peer.is_some_and(|peer| peer.0 >= shape.ranks() || peer == rank) {
+        return Err("the other end is no other rank");
+    }
+    let of = |span| contents.of(span).ok_or("a span goes beyond its place");
+    let (reads, writes) = touches(step);
+    if writes.is_some_and(|span| span.place == Place::Input && span.blocks > 0) {
+        return Err("input is written");
+    }
+    let data = of(writes.unwrap_or_else(|| reads.first().copied().unwrap_or(Span::empty())))?;
+    let class = |block: &u32| shape.length_class(*block);
+    for span in reads {
+        if !of(span)?.iter().map(class).eq(data.iter().map(class)) {
+            return Err("its spans hold blocks of different lengths");
+        }
+    }
+    let fits = match step {
+        Step::Recv { into, .. } => into.place != Place::Input || into.blocks == 0,
+        Step::Copy { from, into } => from.place.form() == into.place.form(),
+        Step::RecvReduce { into, .. } | Step::Reduce { into, .. } => {
+            matches!(into.place, Place::Output | Place::Partial)
+        }
+        Step::Send { .. } => true,
+    };
+    if !fits {
+        return Err("what it writes is of another form, or in a place that is not for it");
+    }
+    if matches!(step, Step::Reduce { sources, .. } if sources.is_empty()) {
+        return Err("nothing is reduced");
+    }
+    Ok(data)
+}
+
+/// The steps before `at`, the last one first, back to itself in the slice before.
+fn backwards(len: usize, at: usize) -> impl Iterator<Item = Edge> {
+    let this = (0..at).rev().map(|step| Edge {
+        back: 0,
+        step: step as u32,
+    });
+    this.chain((at..len).rev().map(|step| Edge {
+        back: 1,
+        step: step as u32,
+    }))
+}
+
+/// Whether the same blocks are other elements in the slice before.
+fn is_renewed(span: Span) -> bool {
+    matches!(span.place, Place::Input | Place::Output)
+}
+
+/// The sends that read what step `at` writes, after the last step that wrote it.
+fn sends_before(steps: &[Step], at: usize, overlap: &Overlap) -> Box<[Edge]> {
+    let Some(into) = touches(&steps[at]).1 else {
+        return Box::default();
+    };
+    if matches!(&steps[at], Step::Copy { from, into } if overlap.whole(*from) == overlap.whole(*into)) {
+        // Onto itself, in place: nothing is written.
+        return Box::default();
+    }
+    let mut sends = Vec::new();
+    for edge in backwards(steps.len(), at) {
+        if edge.back == 1 && is_renewed(into) {
+            break;
+        }
+        match &steps[edge.step as usize] {
+            Step::Send { span, .. } if overlap.between(*span, into) => sends.push(edge),
+            _ => {}
+        }
+    }
+    sends.into()
+}
+
+/// The last step before `at` that touches what it writes.
+fn last_touch(steps: &[Step], at: usize, overlap: &Overlap) -> Option<Edge> {
+    let into = touches(&steps[at]).1?;
+    backwards(steps.len(), at).find(|edge| {
+        if edge.back == 1 && is_renewed(into) {
+            return false;
+        }
+        let (reads, writes) = touches(&steps[edge.step as usize]);
+        reads.into_iter().chain(writes).any(|span| overlap.between(span, into))
+    })
+}
+
+/// The form of what a message is made of, and the span that it is of on this side.
+pub(super) fn message(step: &Step) -> Option<(Rank, Form, Span)> {
+    match step {
+        Step::Send { to, span } => Some((*to, span.place.form(), *span)),
+        Step::Recv { from, into } => Some((*from, into.place.form(), *into)),
+        Step::RecvReduce { from, form, into, .. } => Some((*from, *form, *into)),
+        Step::Reduce { .. } | Step::Copy { .. } => None,
+    }
+}

@@ -1,0 +1,169 @@
+//! Making an engine's connections: a queue pair to each other rank for each lane, and the mailboxes.
+
+use doorbell_verbs::{
+    CompletionQueue, Context, Endpoint, PreparedQueuePair, ProtectionDomain, QueuePair, Remote, Write,
+};
+
+use super::error::EngineError;
+use super::link::{DRAFTS, INLINE, Link, Mail, SEND_DEPTH};
+use crate::bootstrap::Exchange;
+use crate::memory::Segment;
+use crate::protocol::at;
+use crate::types::Rank;
+
+/// A device, and what lies on it.
+pub(super) struct Rail {
+    pub(super) context: Context,
+    pub(super) domain: ProtectionDomain,
+    pub(super) cq: CompletionQueue,
+    /// Mailboxes and drafts of the rail's connections.
+    pub(super) mail: Option<Segment>,
+}
+
+/// The first bytes of an address: the version of what is behind, and of the mailbox.
+const VERSION: [u8; 8] = *b"DBCOLL\0\x01";
+/// Bytes of one connection's address: the end point, and the mailbox.
+const ADDRESS: usize = 32 + 24;
+/// Bytes of memory for each connection.
+const EACH: usize = at::LEN + DRAFTS;
+/// Entries of a completion queue that every device has.
+const ENTRIES: u32 = 24_000;
+
+/// How many requests a connection's send queue holds where there are so many on a device.
+fn send_depth(connections: u32) -> u32 {
+    (ENTRIES / connections.max(1)).clamp(48, SEND_DEPTH)
+}
+
+/// Opens what is needed of each device.
+pub(super) fn rails(devices: &[Context], ranks: u32, lanes: u32) -> Result<Vec<Rail>, EngineError> {
+    let count = devices.len() as u32;
+    let rail = |(index, device): (usize, &Context)| {
+        let lanes_here = (lanes + count - 1 - index as u32) / count;
+        let connections = (lanes_here * (ranks - 1)).max(1);
+        let domain = device.protection_domain()?;
+        // One receive for each, which queue pairs have even if none is ever posted.
+        let cq = device.completion_queue(connections * (send_depth(connections) + 1))?;
+        let mail = match lanes_here * (ranks - 1) {
+            0 => None,
+            connections => Some(Segment::new([&domain], connections as usize * EACH)?),
+        };
+        Ok(Rail {
+            context: device.clone(),
+            domain,
+            cq,
+            mail,
+        })
+    };
+    devices.iter().enumerate().map(rail).collect()
+}
+
+/// One connection before it is connected.
+struct Half {
+    peer: Rank,
+    lane: u32,
+    rail: usize,
+    /// Which of the rail's connections it is.
+    place: usize,
+    prepared: PreparedQueuePair,
+}
+
+/// Connects to each other rank once for each lane. Gives the connections by lane and rank.
+pub(super) fn connect(
+    rails: &[Rail],
+    rank: Rank,
+    ranks: u32,
+    lanes: u32,
+    exchange: &mut dyn Exchange,
+) -> Result<Vec<Vec<Option<Link>>>, EngineError> {
+    let mut halves = Vec::new();
+    let mut places = vec![0; rails.len()];
+    let mut addresses = vec![VERSION.to_vec(); ranks as usize];
+    for lane in 0..lanes {
+        let on = lane as usize % rails.len();
+        let rail = &rails[on];
+        let here = (lanes as usize - on).div_ceil(rails.len()) as u32;
+        for peer in (0..ranks).map(Rank).filter(|&peer| peer != rank) {
+            let prepared = rail
+                .domain
+                .queue_pair(&rail.cq)
+                .send_depth(send_depth(here * (ranks - 1)))
+                .recv_depth(1)
+                .max_inline(INLINE as u32)
+                .allow_remote_write()
+                .tag(u64::from(lane) << 32 | u64::from(peer.0))
+                .rc()
+                .map_err(|error| EngineError::QueuePair { peer, error })?;
+            let place = places[on];
+            places[on] += 1;
+            let Some(mail) = &rail.mail else { continue };
+            let inbox = Remote::<Write>::from_raw(
+                mail.start().addr() as u64 + (place * EACH) as u64,
+                mail.rkey(0),
+                at::LEN as u64,
+            );
+            let address = &mut addresses[peer.index()];
+            address.extend_from_slice(&prepared.endpoint().to_bytes());
+            address.extend_from_slice(&inbox.to_bytes());
+            halves.push(Half {
+                peer,
+                lane,
+                rail: on,
+                place,
+                prepared,
+            });
+        }
+    }
+    let theirs = exchange.all_to_all(addresses)?;
+    let mut links: Vec<Vec<Option<Link>>> = (0..lanes).map(|_| (0..ranks).map(|_| None).collect()).collect();
+    for half in halves {
+        let (peer, lane) = (half.peer, half.lane as usize);
+        let address = theirs
+            .get(peer.index())
+            .and_then(|all| address_of(all, lane, lanes as usize));
+        let Some((endpoint, inbox)) = address else {
+            return Err(EngineError::BadAddress { peer });
+        };
+        let qp = half
+            .prepared
+            .connect(&endpoint)
+            .map_err(|error| EngineError::QueuePair { peer, error })?;
+        links[lane][peer.index()] = Some(link(&rails[half.rail], half.place, peer, qp, inbox)?);
+    }
+    // Nobody sends before all are connected.
+    exchange.barrier()?;
+    Ok(links)
+}
+
+fn link(rail: &Rail, place: usize, peer: Rank, qp: QueuePair, theirs: Remote<Write>) -> Result<Link, EngineError> {
+    let drafts = place * EACH + at::LEN;
+    let memory = rail
+        .mail
+        .as_ref()
+        .and_then(|mail| Some((mail, mail.alias(0, drafts, DRAFTS)?)));
+    let Some((mail, drafts_alias)) = memory else {
+        return Err(EngineError::BadAddress { peer });
+    };
+    let start = mail.start();
+    Ok(Link::new(
+        peer,
+        qp,
+        Mail {
+            own: start.wrapping_add(place * EACH),
+            theirs,
+            drafts: start.wrapping_add(drafts),
+            drafts_alias,
+        },
+    ))
+}
+
+/// The address of a peer's end of a lane's connection to us.
+fn address_of(all: &[u8], lane: usize, lanes: usize) -> Option<(Endpoint, Remote<Write>)> {
+    let rest = all.strip_prefix(&VERSION)?;
+    if rest.len() != lanes * ADDRESS {
+        return None;
+    }
+    let (endpoint, inbox) = rest.get(lane * ADDRESS..(lane + 1) * ADDRESS)?.split_at(32);
+    let inbox = Remote::from_bytes(inbox.try_into().ok()?).ok()?;
+    (inbox.len() == at::LEN as u64).then_some(())?;
+    Some((Endpoint::from_bytes(endpoint.try_into().ok()?).ok()?, inbox))
+}

@@ -1,0 +1,344 @@
+//! One end of a connection: a queue pair, the mailbox that the peer writes, and the counts of both protocols' messages.
+//!
+//! Everything here is tried: what cannot be done yet, for want of a grant, a slot or room in the queue, says so and changes nothing. What is to go to the peer beside messages, grants and slots given back, is collected and leaves
+//! with the next message, or when the lane is done for now: one doorbell.
+
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use doorbell_verbs::{Alias, QueuePair, Rc, Refused, Remote, Write};
+
+use super::error::Failed;
+use crate::kernel::lines::{pack_ll, pack_ll128, try_unpack_ll, try_unpack_ll128};
+use crate::protocol::{GRANT, GRANTS, Lines, SLOTS, at};
+use crate::types::Rank;
+
+/// Bytes that lines are sent inline with, at most: a word of credit or a grant takes fewer.
+pub(super) const INLINE: usize = 256;
+/// Notes that wait to be sent, at most: each takes a place in the send queue.
+const NOTES: usize = 24;
+/// Requests that a send queue holds.
+pub(super) const SEND_DEPTH: u32 = 128;
+
+/// What is written into the peer's mailbox beside messages.
+#[derive(Clone, Copy)]
+struct Note {
+    bytes: [u8; GRANT],
+    len: usize,
+    at: usize,
+}
+
+/// One ring of slots, seen from both its ends.
+#[derive(Clone, Copy, Default)]
+struct Ring {
+    /// Slots filled at the peer's.
+    sent: u64,
+    /// Slots emptied here, and those of them that the peer knows of.
+    taken: u64,
+    returned: u64,
+}
+
+/// The memory of a link: of a segment that lives as long as its queue pair.
+pub(super) struct Mail {
+    /// The mailbox here.
+    pub(super) own: *mut u8,
+    /// The peer's mailbox for this side.
+    pub(super) theirs: Remote<Write>,
+    /// Where lines are laid out that are too long to be sent inline: rings as in the mailbox, slot by slot.
+    pub(super) drafts: *mut u8,
+    /// The same for requests.
+    pub(super) drafts_alias: Alias,
+}
+
+/// Flags of words: so many there are, and then they come again.
+const FLAGS: u64 = 1 << 31;
+
+/// The flag of a message's words: never 0, which is what a mailbox holds at first.
+#[inline]
+fn flag_of_words(number: u64) -> u32 {
+    (number % FLAGS) as u32 | 1 << 31
+}
+
+/// How long the drafts of a link are.
+pub(super) const DRAFTS: usize = at::LEN - at::RINGS[0];
+
+/// One end of a connection.
+pub(super) struct Link {
+    pub(super) peer: Rank,
+    qp: QueuePair<Rc>,
+    mail: Mail,
+    /// Requests of the send queue that are confirmed.
+    pub(super) completed: u64,
+    /// Messages of Simple: sent; granted; received.
+    sent: u64,
+    granted: u64,
+    received: u64,
+    rings: [Ring; 2],
+    notes: Vec<Note>,
+}
+
+// SAFETY: its pointers are into a segment of the engine's, which is Send and moves with it.
+unsafe impl Send for Link {}
+
+impl Link {
+    pub(super) fn new(peer: Rank, qp: QueuePair<Rc>, mail: Mail) -> Self {
+        Self {
+            peer,
+            qp,
+            mail,
+            completed: 0,
+            sent: 0,
+            granted: 0,
+            received: 0,
+            rings: [Ring::default(); 2],
+            notes: Vec::with_capacity(NOTES),
+        }
+    }
+
+    pub(super) fn qpn(&self) -> doorbell_verbs::Qpn {
+        self.qp.qpn()
+    }
+
+    /// A word of the own mailbox.
+    #[inline]
+    fn word(&self, offset: usize) -> u64 {
+        // SAFETY: offsets are those of `at`, in the mailbox and aligned; the mailbox lives as long as the engine. Devices write it by whole words.
+        unsafe { (*self.mail.own.add(offset).cast::<AtomicU64>()).load(Ordering::Acquire) }
+    }
+
+    fn refused(&self, refused: &Refused) -> Failed {
+        Failed::Refused {
+            peer: self.peer,
+            what: refused.to_string(),
+        }
+    }
+
+    /// Where in the peer's mailbox `len` bytes lie.
+    fn there(&self, offset: usize, len: usize) -> Remote<Write> {
+        let whole = self.mail.theirs;
+        Remote::from_raw(whole.addr().wrapping_add(offset as u64), whole.rkey().0, len as u64)
+    }
+
+    /// Whether the queue takes that many requests beside the notes.
+    #[inline]
+    fn has_room(&self, requests: usize) -> bool {
+        self.qp.send_room() as usize >= requests + self.notes.len()
+    }
+
+    fn note(&mut self, at: usize, bytes: &[u8]) {
+        let mut note = Note {
+            bytes: [0; GRANT],
+            len: bytes.len(),
+            at,
+        };
+        note.bytes[..bytes.len()].copy_from_slice(bytes);
+        self.notes.push(note);
+    }
+
+    /// Whether another grant may be given: the peer has seen the one whose place it takes, and there is room to note it.
+    #[inline]
+    pub(super) fn may_grant(&self) -> bool {
+        self.granted - self.received < GRANTS && self.notes.len() < NOTES / 2
+    }
+
+    /// Grants the peer `len` bytes for its next message that has none.
+    pub(super) fn grant(&mut self, addr: u64, rkey: u32, len: u32) {
+        let place = at::GRANTED + (self.granted % GRANTS) as usize * GRANT;
+        self.granted += 1;
+        let mut bytes = [0; GRANT];
+        bytes[..8].copy_from_slice(&addr.to_ne_bytes());
+        bytes[8..12].copy_from_slice(&rkey.to_ne_bytes());
+        bytes[12..16].copy_from_slice(&len.to_ne_bytes());
+        bytes[24..].copy_from_slice(&self.granted.to_ne_bytes());
+        self.note(place, &bytes);
+    }
+
+    /// Sends what has been noted, if the queue has room for it.
+    #[inline]
+    pub(super) fn send_notes(&mut self) -> Result<(), Failed> {
+        if self.notes.is_empty() || !self.has_room(0) {
+            return Ok(());
+        }
+        let (notes, theirs) = (&self.notes, self.mail.theirs);
+        let posted = self.qp.post(|batch| {
+            for note in notes {
+                let there = Remote::<Write>::from_raw(
+                    theirs.addr().wrapping_add(note.at as u64),
+                    theirs.rkey().0,
+                    note.len as u64,
+                );
+                batch.write_inline(&note.bytes[..note.len], there);
+            }
+        });
+        self.notes.clear();
+        posted.map_err(|error| self.refused(&error))
+    }
+
+    /// Where the next message of Simple may go: the peer's grant; none yet.
+    #[inline]
+    fn granted_to_us(&self, len: usize) -> Option<Remote<Write>> {
+        let place = at::GRANTED + (self.sent % GRANTS) as usize * GRANT;
+        if self.word(place + 24) != self.sent + 1 {
+            return None;
+        }
+        let (addr, second) = (self.word(place), self.word(place + 8).to_ne_bytes());
+        let rkey = u32::from_ne_bytes([second[0], second[1], second[2], second[3]]);
+        let room = u32::from_ne_bytes([second[4], second[5], second[6], second[7]]);
+        // A peer that grants too little is refused by the request, as one that goes beyond what was granted.
+        Some(Remote::from_raw(addr, rkey, u64::from(room).min(len as u64)))
+    }
+
+    /// Whether a message of Simple could be sent now.
+    #[inline]
+    pub(super) fn is_granted(&self) -> bool {
+        self.granted_to_us(0).is_some() && self.has_room(2)
+    }
+
+    /// Sends a message of Simple, which `is_granted`: nothing for one without content. Gives the number of requests posted with it, the last of which says by its completion that the message's memory is free.
+    pub(super) fn send(&mut self, message: Option<(Alias, usize)>) -> Result<u64, Failed> {
+        let len = message.map_or(0, |(_, len)| len);
+        let Some(there) = self.granted_to_us(len) else {
+            return Err(Failed::Refused {
+                peer: self.peer,
+                what: "a message without a grant".to_owned(),
+            });
+        };
+        self.sent += 1;
+        let number = self.sent.to_ne_bytes();
+        let (notes, theirs) = (&self.notes, self.mail.theirs);
+        let posted = self.qp.post(|batch| {
+            for note in notes {
+                let there = Remote::<Write>::from_raw(
+                    theirs.addr().wrapping_add(note.at as u64),
+                    theirs.rkey().0,
+                    note.len as u64,
+                );
+                batch.write_inline(&note.bytes[..note.len], there);
+            }
+            if let Some((alias, _)) = message {
+                batch.write(alias, there);
+            }
+            let arrived = Remote::<Write>::from_raw(theirs.addr().wrapping_add(at::ARRIVED as u64), theirs.rkey().0, 8);
+            batch.write_inline(&number, arrived).signalled();
+        });
+        self.notes.clear();
+        posted.map_err(|error| self.refused(&error))?;
+        Ok(self.qp.next_send())
+    }
+
+    /// Whether the next message of Simple is there.
+    #[inline]
+    pub(super) fn has_arrived(&self) -> bool {
+        self.word(at::ARRIVED) > self.received
+    }
+
+    /// The message that `has_arrived` is done with.
+    #[inline]
+    pub(super) fn receive(&mut self) {
+        self.received += 1;
+    }
+
+    /// Whether lines could be sent now: the peer has emptied a slot.
+    #[inline]
+    pub(super) fn may_send_lines(&self, lines: Lines) -> bool {
+        let ring = &self.rings[lines.index()];
+        ring.sent - self.word(at::RETURNED[lines.index()]).min(ring.sent) < SLOTS && self.has_room(1)
+    }
+
+    /// Sends `len` bytes as lines, at most what a slot has room for; it `may_send_lines`. They may be changed at once.
+    ///
+    /// # Safety
+    /// `from` can be read for `len` bytes, which nobody writes meanwhile.
+    pub(super) unsafe fn send_lines(&mut self, lines: Lines, from: *const u8, len: usize) -> Result<(), Failed> {
+        let ring = &mut self.rings[lines.index()];
+        let slot = (ring.sent % SLOTS) as usize * lines.slot();
+        ring.sent += 1;
+        let flag = ring.sent;
+        let offset = at::RINGS[lines.index()] + slot;
+        let wire = lines.wire(len);
+        // A message without content is a word of data that says nothing.
+        let nothing = [0_u8; 4];
+        let (from, len) = if len == 0 {
+            (nothing.as_ptr(), nothing.len())
+        } else {
+            (from, len)
+        };
+        // SAFETY: by contract; both targets are long enough for the lines, aligned, and this side's alone: the peer has emptied the slot of the same place, so whatever was sent from there has arrived.
+        let pack = |into: *mut u8| unsafe {
+            match lines {
+                Lines::Ll => pack_ll(flag_of_words(flag), from, len, into),
+                Lines::Ll128 => pack_ll128(flag, from, len, into),
+            }
+        };
+        let there = self.there(offset, wire);
+        let posted = if wire <= INLINE && self.notes.is_empty() {
+            let mut draft = core::mem::MaybeUninit::<[u64; INLINE / 8]>::uninit();
+            pack(draft.as_mut_ptr().cast());
+            // SAFETY: the first `wire` bytes have just been written, in whole words or lines.
+            let draft = unsafe { core::slice::from_raw_parts(draft.as_ptr().cast::<u8>(), wire) };
+            self.qp.write_inline(draft, there)
+        } else {
+            let place = offset - at::RINGS[0];
+            // SAFETY: in the drafts.
+            pack(unsafe { self.mail.drafts.add(place) });
+            let Some(alias) = self.mail.drafts_alias.slice(place, wire) else {
+                return Err(Failed::Refused {
+                    peer: self.peer,
+                    what: "lines beyond their slot".to_owned(),
+                });
+            };
+            let (notes, theirs) = (&self.notes, self.mail.theirs);
+            let posted = self.qp.post(|batch| {
+                for note in notes {
+                    let there = Remote::<Write>::from_raw(
+                        theirs.addr().wrapping_add(note.at as u64),
+                        theirs.rkey().0,
+                        note.len as u64,
+                    );
+                    batch.write_inline(&note.bytes[..note.len], there);
+                }
+                batch.write(alias, there);
+            });
+            self.notes.clear();
+            posted
+        };
+        posted.map_err(|error| self.refused(&error))
+    }
+
+    /// Takes `len` bytes of lines, if all of them are there.
+    ///
+    /// # Safety
+    /// `into` can be written for `len` bytes (4, if that is 0), which nobody else touches.
+    #[inline]
+    pub(super) unsafe fn receive_lines(&mut self, lines: Lines, into: *mut u8, len: usize) -> bool {
+        let ring = &mut self.rings[lines.index()];
+        let flag = ring.taken + 1;
+        // SAFETY: in the mailbox.
+        let slot = unsafe {
+            self.mail
+                .own
+                .add(at::RINGS[lines.index()] + (ring.taken % SLOTS) as usize * lines.slot())
+        };
+        // SAFETY: the slot is aligned and as long as its lines; `into` by contract.
+        let there = unsafe {
+            match lines {
+                Lines::Ll => try_unpack_ll(flag_of_words(flag), slot, len.max(4), into),
+                Lines::Ll128 => try_unpack_ll128(flag, slot, len.max(4), into),
+            }
+        };
+        if !there {
+            return false;
+        }
+        ring.taken = flag;
+        if lines == Lines::Ll && flag % FLAGS <= SLOTS {
+            // Flags come again, and what a long message left may not have been overwritten by short ones since. The slot is this side's until it is given back.
+            // SAFETY: in the mailbox.
+            unsafe { slot.write_bytes(0, lines.slot()) };
+        }
+        let returned = ring.taken;
+        if returned - ring.returned >= SLOTS / 2 {
+            ring.returned = returned;
+            self.note(at::RETURNED[lines.index()], &returned.to_ne_bytes());
+        }
+        true
+    }
+}

@@ -1,0 +1,396 @@
+//! The executor: runs any plan on queue pairs, and knows no algorithm.
+//!
+//! An [`Engine`] is one rank of a communicator. It has, to each other rank, a queue pair for each *lane*: a strand of a plan on a channel. [`submit`](Engine::submit) takes an operation, [`progress`](Engine::progress) drives
+//! all that are under way as far as they come without waiting, so that one thread can drive many engines, and [`take`](Engine::take) gives what became of one. Operations are run in their order in each lane, and overlap where
+//! one has lanes that the other is done with.
+//!
+//! - `code` makes a plan's program ready: what to wait for before memory is written.
+//! - `layout` says where blocks and slices lie.
+//! - `lane` runs a program; `link` is a lane's connection to one rank, which speaks the [protocols](crate::Protocol).
+//! - `connect` makes the connections.
+//!
+//! Nothing is allocated and no lock is taken from step to step; memory that a plan needs is registered when its first operation begins, and kept.
+
+mod code;
+mod connect;
+mod error;
+mod lane;
+mod layout;
+mod link;
+mod operation;
+mod prepare;
+mod wait;
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Instant;
+
+use doorbell_verbs::{Context, Qpn};
+
+use connect::Rail;
+pub use error::{EngineError, Failed, Waiting};
+use lane::{Drive, Lane};
+pub use layout::Parts;
+use link::Link;
+use operation::Running;
+pub use operation::{Data, Operation, PlanId, Ticket, Tuning};
+use prepare::Prepared;
+pub use wait::Patience;
+
+use crate::bootstrap::Exchange;
+use crate::failure::Wait;
+use crate::memory::Segment;
+use crate::plan::Collective;
+use crate::types::Rank;
+
+/// Turns without news between two looks at the clock, of operations that have a deadline.
+const LOOK_AT_CLOCK: u32 = 64;
+
+/// How an engine is made. All ranks say the same.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Config {
+    /// Channels: how many copies of a plan may run beside each other (default 4).
+    pub channels: u32,
+    /// Strands that plans may have (default 2).
+    pub strands: u32,
+    /// Bytes of a message of Simple, at most: longer ones are cut (default 256 KiB).
+    pub fragment: usize,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            channels: 4,
+            strands: 2,
+            fragment: 256 << 10,
+        }
+    }
+}
+
+/// One rank of a communicator: its connections, and the operations under way on them.
+///
+/// Whatever goes wrong with a connection fails the engine, and with it all operations; its queue pairs are gone then, so that nothing of it touches memory any more. Dropping it does the same, whatever is under way;
+/// [`close`](Self::close) waits for the other ranks before.
+pub struct Engine {
+    // Before what they point into.
+    links: Vec<Vec<Option<Link>>>,
+    lanes: Vec<Lane>,
+    operations: VecDeque<Running>,
+    /// The number of the first operation that is kept.
+    first: u64,
+    plans: Vec<Prepared>,
+    /// Memory for inputs that are changed before they are sent.
+    spare: Vec<Arc<Segment>>,
+    rails: Vec<Rail>,
+    rank: Rank,
+    ranks: u32,
+    config: Config,
+    failed: Option<(Failed, Option<Waiting>)>,
+    idle: u32,
+    patience: Patience,
+}
+
+impl Engine {
+    /// Connects rank `rank` of `ranks` with the others, on these devices: connections are spread over them. The other ranks do the same at the same time, with as many devices.
+    ///
+    /// # Errors
+    /// When a device or the exchange fails, or a setting is out of range.
+    pub fn new(
+        devices: &[Context],
+        rank: Rank,
+        ranks: u32,
+        config: Config,
+        exchange: &mut dyn Exchange,
+    ) -> Result<Self, EngineError> {
+        if devices.is_empty() {
+            return Err(EngineError::NoDevice);
+        }
+        if rank.0 >= ranks {
+            return Err(EngineError::NoRank { rank, ranks });
+        }
+        let within = |what, given: u64, max: u64| match given {
+            given if (1..=max).contains(&given) => Ok(()),
+            given => Err(EngineError::Setting { what, given, max }),
+        };
+        within("channels", config.channels.into(), 64)?;
+        within("strands", config.strands.into(), 8)?;
+        within("fragment, in units of 4 KiB,", config.fragment as u64 / 4096, 1 << 18)?;
+        let lanes = config.channels * config.strands;
+        let rails = connect::rails(devices, ranks, lanes)?;
+        let links = connect::connect(&rails, rank, ranks, lanes, exchange)?;
+        let lane = |index| {
+            Lane::new(
+                index / config.strands,
+                index % config.strands,
+                index as usize % rails.len(),
+            )
+        };
+        Ok(Self {
+            links,
+            lanes: (0..lanes).map(lane).collect(),
+            operations: VecDeque::with_capacity(64),
+            first: 1,
+            plans: Vec::new(),
+            spare: Vec::new(),
+            rails,
+            rank,
+            ranks,
+            config,
+            failed: None,
+            idle: 0,
+            patience: Patience::among(ranks),
+        })
+    }
+
+    /// Which rank it is.
+    #[must_use]
+    pub fn rank(&self) -> Rank {
+        self.rank
+    }
+
+    /// How many ranks there are.
+    #[must_use]
+    pub fn ranks(&self) -> u32 {
+        self.ranks
+    }
+
+    /// How it was made.
+    #[must_use]
+    pub fn config(&self) -> Config {
+        self.config
+    }
+
+    /// The devices it runs on.
+    pub fn devices(&self) -> impl Iterator<Item = &Context> {
+        self.rails.iter().map(|rail| &rail.context)
+    }
+
+    /// `len` bytes of shared memory, registered on all devices: what messages are sent from and written to without a copy.
+    ///
+    /// # Errors
+    /// When there is no memory, or a device refuses it.
+    pub fn allocate(&self, len: usize) -> Result<Arc<Segment>, EngineError> {
+        Ok(Arc::new(Segment::new(self.rails.iter().map(|rail| &rail.domain), len)?))
+    }
+
+    /// Drives what is under way, without waiting. Whether anything has moved.
+    pub fn progress(&mut self) -> bool {
+        if self.failed.is_some() {
+            return false;
+        }
+        match self.turn() {
+            Ok(moved) => moved,
+            Err(failed) => {
+                self.fail(failed);
+                true
+            }
+        }
+    }
+
+    fn turn(&mut self) -> Result<bool, Failed> {
+        let moved = self.drive()?;
+        if moved {
+            self.idle = 0;
+            return Ok(true);
+        }
+        if self.poll()? {
+            return Ok(true);
+        }
+        self.idle += 1;
+        if self.idle.is_multiple_of(LOOK_AT_CLOCK) {
+            self.look_at_clock()?;
+        }
+        Ok(false)
+    }
+
+    /// Drives each lane as far as it comes.
+    fn drive(&mut self) -> Result<bool, Failed> {
+        let mut moved = false;
+        for (lane, links) in self.lanes.iter_mut().zip(&mut self.links) {
+            lane.next = lane.next.max(self.first);
+            while let Some(op) = self.operations.get_mut((lane.next - self.first) as usize) {
+                if !op.uses(lane.channel, lane.strand) {
+                    lane.next += 1;
+                    continue;
+                }
+                match lane.drive(op, links, &self.rails[lane.rail].domain)? {
+                    Drive::Idle => break,
+                    Drive::Moved => {
+                        moved = true;
+                        break;
+                    }
+                    Drive::Done => {
+                        moved = true;
+                        lane.next += 1;
+                        op.lanes_left -= 1;
+                        if op.lanes_left == 0 {
+                            op.result = Some(Ok(()));
+                        }
+                    }
+                }
+            }
+        }
+        Ok(moved)
+    }
+
+    /// Takes completions: requests confirmed, and failed.
+    fn poll(&mut self) -> Result<bool, Failed> {
+        let mut any = false;
+        for rail in &mut self.rails {
+            let links = &mut self.links;
+            let done = rail.cq.poll().map_err(|error| Failed::Device(error.to_string()))?;
+            done.try_for_each(|done| {
+                any = true;
+                let (lane, peer) = ((done.tag() >> 32) as usize, done.tag() as u32);
+                done.check().map_err(|failure| Failed::Connection {
+                    peer: Rank(peer),
+                    failure,
+                })?;
+                if let Some(link) = links
+                    .get_mut(lane)
+                    .and_then(|links| links.get_mut(peer as usize)?.as_mut())
+                {
+                    link.completed = done.sequence() + 1;
+                }
+                Ok(())
+            })?;
+        }
+        Ok(any)
+    }
+
+    fn look_at_clock(&mut self) -> Result<(), Failed> {
+        let late =
+            |op: &&Running| op.result.is_none() && op.deadline.is_some_and(|deadline| op.began.elapsed() >= deadline);
+        if !self.operations.iter().any(|op| late(&op)) {
+            return Ok(());
+        }
+        match self.waiting() {
+            Some(waiting) => Err(Failed::Deadline(waiting)),
+            None => Err(Failed::Device(
+                "the deadline has passed, with no rank to wait for".to_owned(),
+            )),
+        }
+    }
+
+    /// Fails all operations. The queue pairs go, so that nobody touches their memory any more.
+    fn fail(&mut self, failed: Failed) {
+        let waiting = self.waiting();
+        self.links.clear();
+        for op in &mut self.operations {
+            op.result.get_or_insert_with(|| Err(failed.clone()));
+        }
+        self.failed = Some((failed, waiting));
+    }
+
+    /// Ends what is under way: all operations fail for this reason, and those that come.
+    pub fn abort(&mut self, why: impl Into<String>) {
+        if self.failed.is_none() {
+            self.fail(Failed::Aborted(why.into()));
+        }
+    }
+
+    /// Why it has failed, if it has.
+    #[must_use]
+    pub fn failed(&self) -> Option<&Failed> {
+        self.failed.as_ref().map(|(failed, _)| failed)
+    }
+
+    /// Whom the first operation under way waits for; of a failed engine, whom it was waiting for when it failed. `None` while nothing is under way.
+    #[must_use]
+    pub fn waiting(&self) -> Option<Waiting> {
+        if let Some((_, waiting)) = &self.failed {
+            return *waiting;
+        }
+        let number = self.first + self.operations.iter().position(|op| op.result.is_none())? as u64;
+        self.waits()
+            .find(|(wait, ..)| wait.operation == number)
+            .map(|(wait, collective, lane)| Waiting {
+                operation: wait.operation,
+                collective,
+                channel: lane.channel,
+                strand: lane.strand,
+                slice: wait.slice,
+                step: wait.step,
+                peer: wait.peer,
+                qpn: Qpn::truncated(wait.qpn),
+            })
+    }
+
+    /// What each lane waits for.
+    fn waits(&self) -> impl Iterator<Item = (Wait, Collective, &Lane)> {
+        self.lanes
+            .iter()
+            .zip(&self.links)
+            .enumerate()
+            .filter_map(|(connection, (lane, links))| {
+                let op = self
+                    .operations
+                    .get(usize::try_from(lane.next.checked_sub(self.first)?).ok()?)?;
+                let (slice, step, peer, awaited) = lane.waits_for(op, links)?;
+                let wait = Wait {
+                    operation: lane.next,
+                    connection: connection as u32,
+                    slice: slice.into(),
+                    step,
+                    peer,
+                    qpn: links.get(peer.index())?.as_ref()?.qpn().get(),
+                    awaited,
+                };
+                Some((wait, op.collective, lane))
+            })
+    }
+
+    /// What it waits for, of each connection the wait that is first, for those who look for the culprit of a stall.
+    #[must_use]
+    pub fn report(&self) -> Vec<Wait> {
+        self.waits().map(|(wait, ..)| wait).collect()
+    }
+
+    /// What became of an operation, once; `None` while it is under way, or if it was taken.
+    pub fn take(&mut self, ticket: Ticket) -> Option<Result<(), Failed>> {
+        let index = usize::try_from(ticket.0.checked_sub(self.first)?).ok()?;
+        let op = self.operations.get_mut(index)?;
+        if op.taken {
+            return None;
+        }
+        let result = op.result.clone()?;
+        op.taken = true;
+        (op.input, op.output) = (Data::None, Data::None);
+        while self.operations.front().is_some_and(|op| op.taken) {
+            self.operations.pop_front();
+            self.first += 1;
+        }
+        Some(result)
+    }
+
+    /// Operations that are not taken.
+    #[must_use]
+    pub fn outstanding(&self) -> usize {
+        self.operations.iter().filter(|op| !op.taken).count()
+    }
+
+    /// When an operation was submitted, until it is taken.
+    #[must_use]
+    pub fn began(&self, ticket: Ticket) -> Option<Instant> {
+        let index = usize::try_from(ticket.0.checked_sub(self.first)?).ok()?;
+        self.operations.get(index).map(|op| op.began)
+    }
+
+    /// Ends it together with the other ranks, none of which is left with a request that nobody confirms. To be called when all operations have been taken.
+    ///
+    /// # Errors
+    /// When the exchange fails. The engine is gone all the same.
+    pub fn close(self, exchange: &mut dyn Exchange) -> Result<(), EngineError> {
+        Ok(exchange.barrier()?)
+    }
+}
+
+impl core::fmt::Debug for Engine {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("Engine")
+            .field("rank", &self.rank)
+            .field("ranks", &self.ranks)
+            .field("config", &self.config)
+            .finish_non_exhaustive()
+    }
+}

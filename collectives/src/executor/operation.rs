@@ -1,0 +1,149 @@
+//! Operations: what is asked for, and what the engine keeps of each until its result is taken.
+
+use core::fmt;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::code::Code;
+use super::error::Failed;
+use super::layout::{Layout, Parts};
+use crate::kernel::{Function, Scalar};
+use crate::memory::Segment;
+use crate::plan::{Collective, Form};
+use crate::protocol::Lines;
+use crate::types::Protocol;
+
+/// A plan that an engine has made ready: see [`Engine::prepare`](super::Engine::prepare).
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct PlanId(pub(super) usize);
+
+/// An operation that was submitted: its result is taken by it.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct Ticket(pub(super) u64);
+
+impl Ticket {
+    /// The operation's number: the first of an engine is 1.
+    #[must_use]
+    pub fn number(self) -> u64 {
+        self.0
+    }
+}
+
+/// A rank's input or output.
+#[derive(Clone, Debug, Default)]
+pub enum Data {
+    /// None: what a collective does not need on this rank.
+    #[default]
+    None,
+    /// In registered memory, from a byte on: messages are sent from and written to where it lies.
+    Registered(Arc<Segment>, usize),
+    /// Anywhere: messages are copied.
+    Plain(*mut u8),
+}
+
+// SAFETY: a pointer is only followed by an engine, whose `submit` has promises about what lies there, whatever thread drives it.
+unsafe impl Send for Data {}
+// SAFETY: as above.
+unsafe impl Sync for Data {}
+
+impl Data {
+    /// Its first byte; null if there is none.
+    pub(super) fn start(&self) -> *mut u8 {
+        match self {
+            Self::None => core::ptr::null_mut(),
+            Self::Registered(segment, offset) => segment.start().wrapping_add(*offset),
+            Self::Plain(start) => *start,
+        }
+    }
+
+    /// The segment, and where in it the data begins.
+    pub(super) fn segment(&self) -> Option<(&Segment, usize)> {
+        match self {
+            Self::Registered(segment, offset) => Some((segment, *offset)),
+            Self::None | Self::Plain(_) => None,
+        }
+    }
+}
+
+/// How an operation is to be run. The ranks must all say the same.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Tuning {
+    /// How messages travel.
+    pub protocol: Protocol,
+    /// On how many of the channels, at least 1.
+    pub channels: u32,
+    /// Bytes of a block that a slice has, about.
+    pub slice: usize,
+}
+
+/// What is to be done. All ranks submit the same operations in the same order.
+#[derive(Clone)]
+pub struct Operation {
+    /// The plan.
+    pub plan: PlanId,
+    /// The data type, and the operator of collectives that reduce.
+    pub function: Function,
+    /// Elements: of the whole of all-reduce, broadcast and reduce; of each rank's part of the others.
+    pub count: u64,
+    /// The parts of [`Collective::AllToAllV`], instead of `count`.
+    pub parts: Option<Parts>,
+    /// What the rank gives.
+    pub input: Data,
+    /// What it gets. May be where the input is; unless the plan runs in place, and they lie as collectives in place have it, the input is copied before.
+    pub output: Data,
+    /// What the input is multiplied with before, for [`ReduceOp::PreMulSum`](crate::ReduceOp::PreMulSum).
+    pub scale: Option<Scalar>,
+    /// How it is to be run.
+    pub tuning: Tuning,
+    /// When it is to have failed.
+    pub deadline: Option<Duration>,
+}
+
+impl fmt::Debug for Operation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Operation")
+            .field("plan", &self.plan)
+            .field("count", &self.count)
+            .field("tuning", &self.tuning)
+            .finish_non_exhaustive()
+    }
+}
+
+/// An operation under way, or done and not yet taken.
+pub(super) struct Running {
+    pub(super) collective: Collective,
+    pub(super) code: Arc<Code>,
+    pub(super) layout: Arc<Layout>,
+    pub(super) function: Function,
+    pub(super) input: Data,
+    pub(super) output: Data,
+    pub(super) lines: Option<Lines>,
+    pub(super) channels: u32,
+    /// Bytes of a message, at most.
+    pub(super) fragment: usize,
+    pub(super) began: Instant,
+    pub(super) deadline: Option<Duration>,
+    /// Lanes that are not done.
+    pub(super) lanes_left: u32,
+    pub(super) result: Option<Result<(), Failed>>,
+    pub(super) taken: bool,
+}
+
+impl Running {
+    /// Elements of this form in a message, at most.
+    #[inline]
+    pub(super) fn fragment(&self, form: Form) -> u64 {
+        (self.fragment / self.function.bytes(form)) as u64
+    }
+
+    /// Whether it has work for a strand of a channel.
+    pub(super) fn uses(&self, channel: u32, strand: u32) -> bool {
+        channel < self.channels
+            && channel < self.layout.extent.slices
+            && self
+                .code
+                .strands
+                .get(strand as usize)
+                .is_some_and(|strand| !strand.instructions.is_empty())
+    }
+}

@@ -1,0 +1,288 @@
+//! Plans made ready, and operations taken in.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::Engine;
+use super::code::Code;
+use super::error::EngineError;
+use super::layout::{Extent, Joins, Layout};
+use super::operation::{Data, Operation, PlanId, Running, Ticket};
+use crate::kernel::Function;
+use crate::memory::Segment;
+use crate::plan::{Collective, Place, Program, Schedule, Shape};
+use crate::types::{Protocol, Rank};
+
+/// A plan's program for this rank, and what was made of it for the operations so far.
+pub(super) struct Prepared {
+    shape: Shape,
+    program: Program,
+    in_place: bool,
+    /// Parts of input and output: none of what this rank does not have.
+    inputs: u64,
+    outputs: u64,
+    /// By the way that messages are cut, and whether input and output are one.
+    codes: Vec<(Joins, bool, Arc<Code>)>,
+    /// The layout used last.
+    layout: Option<Arc<Layout>>,
+}
+
+/// Bytes from the first to behind the last.
+type Bytes = core::ops::Range<usize>;
+
+fn overlap(a: &Bytes, b: &Bytes) -> bool {
+    a.start < b.end && b.start < a.end
+}
+
+impl Prepared {
+    fn refuse(&self, what: &'static str) -> EngineError {
+        EngineError::Operation {
+            collective: self.shape.collective,
+            what,
+        }
+    }
+
+    /// The layout for this extent.
+    fn layout(&mut self, extent: Extent) -> Arc<Layout> {
+        if let Some(layout) = &self.layout
+            && layout.extent == extent
+        {
+            return Arc::clone(layout);
+        }
+        let layout = Arc::new(Layout::new(
+            &self.shape,
+            extent,
+            &self.program.scratch,
+            &self.program.partial,
+        ));
+        self.layout = Some(Arc::clone(&layout));
+        layout
+    }
+
+    fn code(&mut self, rank: Rank, joins: Joins, in_place: bool) -> Result<Arc<Code>, EngineError> {
+        let made = self
+            .codes
+            .iter()
+            .find(|(with, at, _)| *with == joins && *at == in_place);
+        if let Some((.., code)) = made {
+            return Ok(Arc::clone(code));
+        }
+        let code = Arc::new(Code::new(&self.shape, rank, &self.program, joins, in_place)?);
+        self.codes.push((joins, in_place, Arc::clone(&code)));
+        Ok(code)
+    }
+
+    /// Elements of the input or output.
+    fn elements(&self, op: &Operation, place: Place) -> Option<u64> {
+        let (blocks, input) = if place == Place::Input {
+            (self.inputs, true)
+        } else {
+            (self.outputs, false)
+        };
+        match (&op.parts, self.shape.collective) {
+            (Some(parts), _) => {
+                let parts = if input { &parts.send } else { &parts.receive };
+                parts
+                    .iter()
+                    .map(|(start, len)| start.checked_add(*len))
+                    .try_fold(0, |most, end| Some(most.max(end?)))
+            }
+            (None, Collective::AllReduce | Collective::Broadcast | Collective::Reduce | Collective::Barrier) => {
+                Some(if blocks == 0 { 0 } else { op.count })
+            }
+            (None, _) => (blocks / u64::from(self.shape.blocks.max(1))).checked_mul(op.count),
+        }
+    }
+
+    /// Where the data lies that is so many elements; nothing is wrong with it as far as can be seen.
+    fn bytes(&self, data: &Data, elements: Option<u64>, function: &Function) -> Result<Bytes, EngineError> {
+        let bytes = elements
+            .and_then(|elements| usize::try_from(elements).ok()?.checked_mul(function.data().bytes()))
+            .filter(|&bytes| isize::try_from(bytes).is_ok())
+            .ok_or_else(|| self.refuse("more elements than there can be"))?;
+        if bytes == 0 {
+            return Ok(0..0);
+        }
+        match data {
+            Data::None => return Err(self.refuse("a rank that has input or output gave none")),
+            Data::Registered(segment, offset) => {
+                if offset.checked_add(bytes).is_none_or(|end| end > segment.len()) {
+                    return Err(self.refuse("input or output goes beyond its segment"));
+                }
+            }
+            Data::Plain(_) => {}
+        }
+        let start = data.start().addr();
+        start
+            .checked_add(bytes)
+            .map(|end| start..end)
+            .ok_or_else(|| self.refuse("plain memory beyond the address space"))
+    }
+}
+
+impl Engine {
+    /// Makes this rank's part of a schedule ready to be run, any number of times, with any count.
+    ///
+    /// # Errors
+    /// When the schedule is for another number of ranks, or has more strands than the engine has connections for.
+    pub fn prepare(&mut self, schedule: &dyn Schedule) -> Result<PlanId, EngineError> {
+        let shape = schedule.shape().clone();
+        let (collective, given) = (shape.collective, shape.ranks());
+        if given != self.ranks {
+            return Err(EngineError::OtherRanks {
+                collective,
+                given,
+                ranks: self.ranks,
+            });
+        }
+        if schedule.strands() > self.config.strands {
+            return Err(EngineError::Strands {
+                given: schedule.strands(),
+                max: self.config.strands,
+            });
+        }
+        let program = Program::of(schedule, self.rank);
+        self.plans.push(Prepared {
+            inputs: shape.input(self.rank).len() as u64,
+            outputs: shape.output(self.rank).len() as u64,
+            shape,
+            program,
+            in_place: schedule.in_place(),
+            codes: Vec::new(),
+            layout: None,
+        });
+        Ok(PlanId(self.plans.len() - 1))
+    }
+
+    /// Takes an operation in, to be driven by [`progress`](Self::progress). Operations are run in the order in which they are submitted, which is the same on all ranks.
+    ///
+    /// # Errors
+    /// When the engine has failed, or the operation makes no sense; then it was not taken in.
+    ///
+    /// # Safety
+    /// Input and output are as long as the plan and the count say, at their addresses, until the operation's result is taken or the engine is dropped. Until then nobody else writes either, nor reads the output; other
+    /// operations under way have other output.
+    pub unsafe fn submit(&mut self, mut op: Operation) -> Result<Ticket, EngineError> {
+        if let Some((failed, _)) = &self.failed {
+            return Err(failed.clone().into());
+        }
+        let (rank, ranks, config) = (self.rank, self.ranks, self.config);
+        let Some(plan) = self.plans.get_mut(op.plan.0) else {
+            return Err(EngineError::Operation {
+                collective: Collective::Barrier,
+                what: "no plan of this engine",
+            });
+        };
+        let collective = plan.shape.collective;
+        if !(1..=config.channels).contains(&op.tuning.channels) || op.tuning.slice == 0 {
+            return Err(plan.refuse("more channels than there are, or none, or slices of nothing"));
+        }
+        if op.parts.is_some() != (collective == Collective::AllToAllV)
+            || op
+                .parts
+                .as_ref()
+                .is_some_and(|parts| parts.send.len() != ranks as usize || parts.receive.len() != ranks as usize)
+        {
+            return Err(plan.refuse("each part has a length of its own in alltoallv, and only there"));
+        }
+        let inputs = plan.bytes(&op.input, plan.elements(&op, Place::Input), &op.function)?;
+        let outputs = plan.bytes(&op.output, plan.elements(&op, Place::Output), &op.function)?;
+        let overlaps = overlap(&inputs, &outputs);
+        let in_place =
+            overlaps && op.scale.is_none() && plan.in_place && is_in_place(&plan.shape, rank, &op, &inputs, &outputs);
+        let slices = if op.parts.is_some() || collective == Collective::Barrier {
+            1
+        } else {
+            let block = op.count.div_ceil(u64::from(plan.shape.blocks.max(1)));
+            let bytes = block.saturating_mul(op.function.data().bytes() as u64);
+            u32::try_from(bytes.div_ceil(op.tuning.slice as u64).max(1))
+                .map_err(|_| plan.refuse("more slices than can be counted: make them longer"))?
+        };
+        let layout = plan.layout(Extent {
+            count: op.count,
+            parts: op.parts.take(),
+            slices,
+        });
+        let code = plan.code(rank, layout.joins(), in_place)?;
+        if op.scale.is_some() || overlaps && !in_place {
+            self.change_input(&mut op, inputs.len())?;
+        }
+        let lines = op.tuning.protocol.lines();
+        let mut running = Running {
+            collective,
+            code,
+            layout,
+            function: op.function,
+            input: op.input,
+            output: op.output,
+            lines,
+            channels: op.tuning.channels,
+            fragment: match (op.tuning.protocol, lines) {
+                (Protocol::Simple, _) | (_, None) => config.fragment / 4096 * 4096,
+                (_, Some(lines)) => lines.room(),
+            },
+            began: Instant::now(),
+            deadline: op.deadline,
+            lanes_left: 0,
+            result: None,
+            taken: false,
+        };
+        running.lanes_left = (0..running.channels)
+            .flat_map(|channel| (0..config.strands).map(move |strand| (channel, strand)))
+            .filter(|&(channel, strand)| running.uses(channel, strand))
+            .count() as u32;
+        if running.lanes_left == 0 {
+            running.result = Some(Ok(()));
+        }
+        let number = self.first + self.operations.len() as u64;
+        self.operations.push_back(running);
+        Ok(Ticket(number))
+    }
+
+    /// Puts a copy in the place of the input, scaled if it is to be.
+    fn change_input(&mut self, op: &mut Operation, bytes: usize) -> Result<(), EngineError> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        let spare = self
+            .spare
+            .iter()
+            .position(|spare| spare.len() >= bytes && Arc::strong_count(spare) == 1);
+        let segment = match spare {
+            Some(index) => Arc::clone(&self.spare[index]),
+            None => {
+                self.spare.retain(|spare| Arc::strong_count(spare) > 1);
+                let domains = self.rails.iter().map(|rail| &rail.domain);
+                let segment = Arc::new(Segment::new(domains, bytes.next_multiple_of(4096))?);
+                self.spare.push(Arc::clone(&segment));
+                segment
+            }
+        };
+        let (from, into) = (op.input.start(), segment.start());
+        // SAFETY: the input is as long by `submit`'s contract; the segment is, and nobody's else.
+        unsafe {
+            match op.scale {
+                Some(scalar) => {
+                    let elements = bytes / op.function.data().bytes();
+                    op.function
+                        .scale(scalar, from, into, elements)
+                        .map_err(|_| EngineError::Operation {
+                            collective: Collective::AllReduce,
+                            what: "the scalar is of another type than the one that the elements accumulate in",
+                        })?;
+                }
+                None => core::ptr::copy_nonoverlapping(from, into, bytes),
+            }
+        }
+        op.input = Data::Registered(segment, 0);
+        Ok(())
+    }
+}
+
+/// Whether input and output, which overlap, lie as they do in place.
+fn is_in_place(shape: &Shape, rank: Rank, op: &Operation, inputs: &Bytes, outputs: &Bytes) -> bool {
+    let Some(shared) = shape.shared(rank) else { return false };
+    let parts = (i64::from(shared.output) - i64::from(shared.input)) / i64::from(shape.blocks.max(1));
+    let part = i128::from(op.count) * op.function.data().bytes() as i128;
+    inputs.start as i128 == outputs.start as i128 + i128::from(parts) * part
+}

@@ -1,0 +1,431 @@
+//! How the survivors of a group agree on who they are, without clock or sockets.
+//!
+//! Each who wants to go on *joins*, and says whom it excludes: who has died, left, been found stopped. Exclusions add up: whoever learns of one passes it on. The *coordinator* is the lowest rank that is not excluded. When all who are not
+//! excluded have joined, it *proposes* them as the new group; each acknowledges, and is ready for the group's messages from then on; when all have, it *commits*. A member that dies meanwhile is excluded, and the round begins anew; one that
+//! does not answer in time is excluded too. When the coordinator goes, the next one takes over: a member that has committed already tells it so, and the decision stays what it was, even where the one who made it is dead: the new
+//! group is then born with a death in it, and all its members know.
+//!
+//! A member acknowledges no proposal of somebody it excludes, and believes no commit of theirs. So no two groups can both be committed by those who are in both.
+
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+use crate::bootstrap::{GroupId, Reader};
+use crate::types::Rank;
+
+/// A group that somebody proposes. Ranks are those of the group before.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Proposal {
+    /// Counts the proposals of one coordinator.
+    pub(crate) epoch: u32,
+    /// The new group.
+    pub(crate) group: GroupId,
+    /// Who is in it, in order; the first proposes it.
+    pub(crate) members: Vec<Rank>,
+}
+
+/// What is said.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) enum Word {
+    /// I want to go on, without these.
+    Join { excluded: Vec<Rank> },
+    /// Shall it be so?
+    Propose(Proposal),
+    /// Yes, I am ready.
+    Ready { epoch: u32 },
+    /// It is so.
+    Commit(Proposal),
+}
+
+/// A word, and to whom.
+pub(crate) type Said = (Rank, Word);
+
+/// How it ended, for one member.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) enum Outcome {
+    /// This is the group.
+    Agreed(Proposal),
+    /// The others go on without this one.
+    Excluded,
+    /// Time is up.
+    Late,
+}
+
+/// Why there is no group of survivors for this member.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ShrinkError {
+    /// The others go on without it.
+    #[error(
+        "the others go on without rank {rank}: they found it dead, stopped or cut off, or it did not shrink in time"
+    )]
+    Excluded {
+        /// This rank.
+        rank: Rank,
+    },
+    /// There was no agreement in time.
+    #[error(
+        "rank {rank} found no agreement on who is left within {within:?}: give it more time, and have all survivors shrink"
+    )]
+    Late {
+        /// This rank.
+        rank: Rank,
+        /// How long it had.
+        within: Duration,
+    },
+}
+
+/// One member's side of an agreement.
+#[derive(Debug)]
+pub(crate) struct Agreement {
+    me: Rank,
+    ranks: u32,
+    /// Until when, and how long all has.
+    time: Option<(Instant, Duration)>,
+    /// When the round is over for those who have not answered.
+    round: Option<Instant>,
+    joined: BTreeSet<Rank>,
+    excluded: BTreeSet<Rank>,
+    /// How many proposals this member has made.
+    epoch: u32,
+    /// The last proposal that this member was ready for: whose, and which. Coordinators follow one another by rank, as exclusions are not taken back.
+    heard: Option<(Rank, u32)>,
+    /// What this member has proposed, or is ready for.
+    proposal: Option<Proposal>,
+    ready: BTreeSet<Rank>,
+    outcome: Option<Outcome>,
+}
+
+impl Agreement {
+    pub(crate) fn new(me: Rank, ranks: u32) -> Self {
+        Self {
+            me,
+            ranks,
+            time: None,
+            round: None,
+            joined: BTreeSet::new(),
+            excluded: BTreeSet::new(),
+            epoch: 0,
+            heard: None,
+            proposal: None,
+            ready: BTreeSet::new(),
+            outcome: None,
+        }
+    }
+
+    /// How it ended.
+    pub(crate) fn outcome(&self) -> Option<&Outcome> {
+        self.outcome.as_ref()
+    }
+
+    /// The group that this member has to be ready for.
+    pub(crate) fn proposal(&self) -> Option<&Proposal> {
+        self.proposal.as_ref()
+    }
+
+    /// This member wants to go on, without `excluded`. `next` numbers groups that this member makes.
+    pub(crate) fn join(
+        &mut self,
+        excluded: impl IntoIterator<Item = Rank>,
+        patience: Duration,
+        now: Instant,
+        next: &mut dyn FnMut() -> GroupId,
+        out: &mut Vec<Said>,
+    ) {
+        self.time = Some((now + patience, patience));
+        self.round = Some(now + patience / 2);
+        self.joined.insert(self.me);
+        self.excluded.extend(excluded);
+        self.announce(out);
+        self.step(now, next, out);
+    }
+
+    /// A member is gone.
+    pub(crate) fn lost(&mut self, rank: Rank, now: Instant, next: &mut dyn FnMut() -> GroupId, out: &mut Vec<Said>) {
+        self.exclude([rank], out);
+        self.step(now, next, out);
+    }
+
+    /// A member has left the group before. One that has joined leaves it for the new one.
+    pub(crate) fn left(&mut self, rank: Rank, now: Instant, next: &mut dyn FnMut() -> GroupId, out: &mut Vec<Said>) {
+        if !self.joined.contains(&rank) {
+            self.lost(rank, now, next, out);
+        }
+    }
+
+    /// A member has said something.
+    pub(crate) fn receive(
+        &mut self,
+        from: Rank,
+        word: Word,
+        now: Instant,
+        next: &mut dyn FnMut() -> GroupId,
+        out: &mut Vec<Said>,
+    ) {
+        if let Some(Outcome::Agreed(decided)) = &self.outcome {
+            // Who still asks has not heard of it.
+            if matches!(word, Word::Join { .. } | Word::Propose(_)) {
+                out.push((from, Word::Commit(decided.clone())));
+            }
+            return;
+        }
+        match word {
+            Word::Join { excluded } => {
+                self.joined.insert(from);
+                self.exclude(excluded, out);
+            }
+            Word::Propose(proposal) => self.consider(from, proposal, now, out),
+            Word::Ready { epoch } => {
+                if self.leads() && epoch == self.epoch {
+                    self.ready.insert(from);
+                }
+            }
+            Word::Commit(proposal) => {
+                if !self.excluded.contains(&from) && self.time.is_some() && self.valid(&proposal) {
+                    self.accept(proposal, out);
+                }
+            }
+        }
+        self.step(now, next, out);
+    }
+
+    /// When [`tick`](Self::tick) is due.
+    pub(crate) fn due(&self) -> Option<Instant> {
+        let (end, _) = self.time.filter(|_| self.outcome.is_none())?;
+        Some(self.round.map_or(end, |round| round.min(end)))
+    }
+
+    /// Does what is due.
+    pub(crate) fn tick(&mut self, now: Instant, next: &mut dyn FnMut() -> GroupId, out: &mut Vec<Said>) {
+        let Some((end, patience)) = self.time.filter(|_| self.outcome.is_none()) else {
+            return;
+        };
+        if now >= end {
+            self.outcome = Some(Outcome::Late);
+            return;
+        }
+        if self.round.is_some_and(|round| now >= round) {
+            self.round = Some(now + self.turn(patience));
+            let absent: Vec<_> = match &self.proposal {
+                Some(proposal) if self.leads() => {
+                    let members = proposal.members.iter().copied();
+                    members.filter(|rank| !self.ready.contains(rank)).collect()
+                }
+                _ if self.all_joined() => self.coordinator().into_iter().collect(),
+                _ => self.wanted().filter(|rank| !self.joined.contains(rank)).collect(),
+            };
+            let me = self.me;
+            self.exclude(absent.into_iter().filter(|rank| *rank != me), out);
+            self.step(now, next, out);
+        }
+    }
+
+    /// How long a round takes: a coordinator gives up members sooner than they give up it.
+    fn turn(&self, patience: Duration) -> Duration {
+        if self.coordinator() == Some(self.me) {
+            patience / 16
+        } else {
+            patience / 8
+        }
+    }
+
+    /// All who may be in the group.
+    fn wanted(&self) -> impl Iterator<Item = Rank> + '_ {
+        (0..self.ranks).map(Rank).filter(|rank| !self.excluded.contains(rank))
+    }
+
+    fn coordinator(&self) -> Option<Rank> {
+        self.wanted().next()
+    }
+
+    fn all_joined(&self) -> bool {
+        self.wanted().all(|rank| self.joined.contains(&rank))
+    }
+
+    /// Whether the proposal at hand is this member's own.
+    fn leads(&self) -> bool {
+        self.proposal
+            .as_ref()
+            .is_some_and(|proposal| proposal.members.first() == Some(&self.me))
+    }
+
+    /// Members are ranks of this group, in order and without one twice.
+    fn valid(&self, proposal: &Proposal) -> bool {
+        let members = &proposal.members;
+        members.is_sorted_by(|a, b| a < b) && members.last().is_some_and(|last| last.0 < self.ranks)
+    }
+
+    /// Takes exclusions, and passes on what is news.
+    fn exclude(&mut self, ranks: impl IntoIterator<Item = Rank>, out: &mut Vec<Said>) {
+        let before = self.excluded.len();
+        self.excluded
+            .extend(ranks.into_iter().filter(|rank| rank.0 < self.ranks));
+        if self.excluded.len() > before && self.time.is_some() && self.outcome.is_none() {
+            self.announce(out);
+        }
+    }
+
+    fn announce(&self, out: &mut Vec<Said>) {
+        let join = Word::Join {
+            excluded: self.excluded.iter().copied().collect(),
+        };
+        // Those who are excluded are told, too: they may be alive.
+        let others = (0..self.ranks).map(Rank).filter(|rank| *rank != self.me);
+        out.extend(others.map(|rank| (rank, join.clone())));
+    }
+
+    fn consider(&mut self, from: Rank, proposal: Proposal, now: Instant, out: &mut Vec<Said>) {
+        let fits = self.time.is_some() && self.valid(&proposal) && proposal.members.first() == Some(&from);
+        let news = self.heard.is_none_or(|heard| (from, proposal.epoch) > heard);
+        if !fits || !news || self.excluded.contains(&from) {
+            return;
+        }
+        let absent = (0..self.ranks)
+            .map(Rank)
+            .filter(|rank| !proposal.members.contains(rank));
+        self.exclude(absent.collect::<Vec<_>>(), out);
+        if proposal.members.iter().any(|rank| self.excluded.contains(rank)) {
+            // What it has not heard makes it propose again.
+            let excluded = self.excluded.iter().copied().collect();
+            out.push((from, Word::Join { excluded }));
+            return;
+        }
+        let epoch = proposal.epoch;
+        self.heard = Some((from, epoch));
+        self.proposal = Some(proposal);
+        self.round = self.time.map(|(_, patience)| now + self.turn(patience));
+        out.push((from, Word::Ready { epoch }));
+    }
+
+    /// Takes what somebody has committed.
+    fn accept(&mut self, proposal: Proposal, out: &mut Vec<Said>) {
+        if self.leads() {
+            // This member took over from the one who decided this, and others wait for what it says.
+            self.commit(&proposal, out);
+        }
+        self.outcome = Some(if proposal.members.contains(&self.me) {
+            self.proposal = Some(proposal.clone());
+            Outcome::Agreed(proposal)
+        } else {
+            Outcome::Excluded
+        });
+    }
+
+    /// Tells all who are in it.
+    fn commit(&self, proposal: &Proposal, out: &mut Vec<Said>) {
+        let others = proposal.members.iter().filter(|rank| **rank != self.me);
+        out.extend(others.map(|rank| (*rank, Word::Commit(proposal.clone()))));
+    }
+
+    /// Goes as far as one can with what is known.
+    fn step(&mut self, now: Instant, next: &mut dyn FnMut() -> GroupId, out: &mut Vec<Said>) {
+        let Some((_, patience)) = self.time.filter(|_| self.outcome.is_none()) else {
+            return;
+        };
+        if self.excluded.contains(&self.me) {
+            self.outcome = Some(Outcome::Excluded);
+            return;
+        }
+        let excluded = &self.excluded;
+        self.proposal
+            .take_if(|proposal| proposal.members.iter().any(|rank| excluded.contains(rank)));
+        if self.proposal.is_none() && self.all_joined() && self.coordinator() == Some(self.me) {
+            self.epoch += 1;
+            let proposal = Proposal {
+                epoch: self.epoch,
+                group: next(),
+                members: self.wanted().collect(),
+            };
+            self.ready = BTreeSet::from([self.me]);
+            self.round = Some(now + self.turn(patience));
+            let others = proposal.members.iter().filter(|rank| **rank != self.me);
+            out.extend(others.map(|rank| (*rank, Word::Propose(proposal.clone()))));
+            self.proposal = Some(proposal);
+        } else if self.proposal.is_none() && self.all_joined() {
+            // From now on it is the coordinator's turn.
+            let turn = now + self.turn(patience);
+            self.round = self.round.map(|round| round.max(turn));
+        }
+        if self.leads()
+            && let Some(proposal) = &self.proposal
+            && proposal.members.iter().all(|rank| self.ready.contains(rank))
+        {
+            self.commit(proposal, out);
+            self.outcome = Some(Outcome::Agreed(proposal.clone()));
+        }
+    }
+}
+
+impl Word {
+    /// Appends the word.
+    pub(crate) fn encode(&self, to: &mut Vec<u8>) {
+        let put_ranks = |to: &mut Vec<u8>, ranks: &[Rank]| {
+            to.extend_from_slice(&(ranks.len() as u32).to_le_bytes());
+            ranks
+                .iter()
+                .for_each(|rank| to.extend_from_slice(&rank.0.to_le_bytes()));
+        };
+        let put_proposal = |to: &mut Vec<u8>, proposal: &Proposal| {
+            to.extend_from_slice(&proposal.epoch.to_le_bytes());
+            to.extend_from_slice(&proposal.group.maker.to_le_bytes());
+            to.extend_from_slice(&proposal.group.number.to_le_bytes());
+            put_ranks(to, &proposal.members);
+        };
+        match self {
+            Self::Join { excluded } => {
+                to.push(1);
+                put_ranks(to, excluded);
+            }
+            Self::Propose(proposal) => {
+                to.push(2);
+                put_proposal(to, proposal);
+            }
+            Self::Ready { epoch } => {
+                to.push(3);
+                to.extend_from_slice(&epoch.to_le_bytes());
+            }
+            Self::Commit(proposal) => {
+                to.push(4);
+                put_proposal(to, proposal);
+            }
+        }
+    }
+
+    /// From the whole of a word.
+    pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
+        let mut from = Reader(bytes);
+        let word = match from.u8()? {
+            1 => Self::Join {
+                excluded: ranks(&mut from)?,
+            },
+            2 => Self::Propose(proposal(&mut from)?),
+            3 => Self::Ready { epoch: from.u32()? },
+            4 => Self::Commit(proposal(&mut from)?),
+            _ => return None,
+        };
+        from.end()?;
+        Some(word)
+    }
+}
+
+/// As many ranks as it says, if they are there.
+fn ranks(from: &mut Reader) -> Option<Vec<Rank>> {
+    let bytes = from.u32()?.checked_mul(4)?;
+    let bytes = from.bytes(usize::try_from(bytes).ok()?)?;
+    let (ranks, _) = bytes.as_chunks::<4>();
+    Some(ranks.iter().map(|bytes| Rank(u32::from_le_bytes(*bytes))).collect())
+}
+
+fn proposal(from: &mut Reader) -> Option<Proposal> {
+    Some(Proposal {
+        epoch: from.u32()?,
+        group: GroupId {
+            maker: from.u32()?,
+            number: from.u32()?,
+        },
+        members: ranks(from)?,
+    })
+}
+
+#[cfg(test)]
+#[path = "agreement_tests.rs"]
+mod tests;

@@ -1,0 +1,163 @@
+//! Who is to blame: a pure function of what every member was found to be doing.
+//!
+//! Each member that is stuck names whom it waits for. That is a graph: it is followed from waiter to awaited, and whoever in it does not wait, though others wait for it, is why. If all of them wait, in a circle, then a message was
+//! lost on the way: the one that is missing where somebody came least far, as all others wait for what would have followed.
+
+use std::collections::BTreeSet;
+
+use super::verdict::{Cause, Stuck, Verdict};
+use super::watch::{Awaited, Report};
+use crate::plan::Collective;
+use crate::types::Rank;
+
+/// What is known of a member.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Testimony {
+    /// Its process ended; how that showed.
+    Dead(String),
+    /// It has left the group.
+    Left,
+    /// It was asked, and did not answer.
+    Silent,
+    /// What it answered.
+    Says(Report),
+}
+
+/// Finds the cause, from what is known of every member, by rank. None if nobody waits for anything, and nobody is dead.
+#[must_use]
+pub fn judge(members: &[Testimony]) -> Option<Verdict> {
+    let dead = members.iter().enumerate().filter_map(|(rank, member)| match member {
+        Testimony::Dead(how) => Some(Verdict {
+            cause: Cause::Died {
+                rank: Rank(rank as u32),
+                how: how.clone(),
+            },
+            stuck: None,
+        }),
+        _ => None,
+    });
+    let waits: Vec<Stuck> = waits(members).collect();
+    let broken = broken(members, &waits);
+    let found = waits.iter().filter_map(|stuck| {
+        let cause = blame(members, stuck)?;
+        Some(Verdict {
+            cause,
+            stuck: Some(*stuck),
+        })
+    });
+    dead.chain(broken)
+        .chain(found)
+        .reduce(Verdict::weightier)
+        .or_else(|| circle(&waits))
+}
+
+/// All waits for other members.
+fn waits(members: &[Testimony]) -> impl Iterator<Item = Stuck> + '_ {
+    members.iter().enumerate().flat_map(|(rank, member)| {
+        let report = match member {
+            Testimony::Says(report) => Some(report),
+            _ => None,
+        };
+        let waits = report
+            .into_iter()
+            .flat_map(|report| report.waits.iter().flatten().map(move |wait| (report, wait)));
+        waits
+            .filter(|(_, wait)| wait.peer.index() < members.len())
+            .map(move |(report, wait)| Stuck {
+                rank: Rank(rank as u32),
+                kind: kind(report, wait.operation),
+                wait: *wait,
+            })
+    })
+}
+
+/// What an operation does, as far as a member knows.
+fn kind(report: &Report, operation: u64) -> Option<Collective> {
+    let place = operation.checked_sub(report.finished + 1)?;
+    *report.pending.get(usize::try_from(place).ok()?)?
+}
+
+/// Why a member that somebody waits for does not deliver; none if it waits for somebody itself.
+fn blame(members: &[Testimony], stuck: &Stuck) -> Option<Cause> {
+    let rank = stuck.wait.peer;
+    let operation = stuck.wait.operation;
+    let report = match &members[rank.index()] {
+        Testimony::Dead(how) => {
+            let how = how.clone();
+            return Some(Cause::Died { rank, how });
+        }
+        Testimony::Left => return Some(Cause::Left { rank }),
+        Testimony::Silent => return Some(Cause::Stopped { rank }),
+        Testimony::Says(report) => report,
+    };
+    if stuck.wait.awaited == Awaited::Nothing {
+        return None;
+    }
+    if let Some((kind, other_kind)) = kind(report, operation).zip(stuck.kind)
+        && kind != other_kind
+    {
+        // Told from the lower rank, whoever noticed it.
+        let (one, two) = ((rank, kind), (stuck.rank, other_kind));
+        let ((rank, kind), (other, other_kind)) = (one.min(two), one.max(two));
+        return Some(Cause::Mismatch {
+            rank,
+            kind,
+            other,
+            other_kind,
+        });
+    }
+    if report.finished >= operation {
+        return Some(Cause::Lost {
+            from: rank,
+            to: stuck.rank,
+        });
+    }
+    if report.begun == report.finished {
+        return Some(Cause::Absent { rank, operation });
+    }
+    match report.waits.as_deref() {
+        None => Some(Cause::Idle { rank }),
+        Some([]) => Some(Cause::Slow { rank }),
+        Some(_) => None,
+    }
+}
+
+/// What queue pairs that have failed between members that live tell.
+fn broken(members: &[Testimony], waits: &[Stuck]) -> Option<Verdict> {
+    let lives = |rank: Rank| matches!(members[rank.index()], Testimony::Says(_));
+    let failed = |stuck: &&Stuck| stuck.wait.awaited == Awaited::Nothing && lives(stuck.wait.peer);
+    let failed: Vec<&Stuck> = waits.iter().filter(failed).collect();
+    let stuck = **failed.iter().min_by_key(|stuck| (stuck.order(), stuck.rank))?;
+    let ends = |stuck: &Stuck| [stuck.rank.min(stuck.wait.peer), stuck.rank.max(stuck.wait.peer)];
+    let links: BTreeSet<_> = failed.iter().map(|stuck| ends(stuck)).collect();
+    let shared = ends(&stuck)
+        .into_iter()
+        .find(|end| links.iter().all(|link| link.contains(end)));
+    let cause = match shared {
+        Some(rank) if links.len() > 1 => Cause::CutOff { rank },
+        _ => Cause::Broken {
+            rank: stuck.rank,
+            peer: stuck.wait.peer,
+        },
+    };
+    Some(Verdict {
+        cause,
+        stuck: Some(stuck),
+    })
+}
+
+/// All wait for one another.
+fn circle(waits: &[Stuck]) -> Option<Verdict> {
+    let stuck = *waits.iter().min_by_key(|stuck| stuck.order())?;
+    Some(Verdict {
+        cause: Cause::Lost {
+            from: stuck.wait.peer,
+            to: stuck.rank,
+        },
+        stuck: Some(stuck),
+    })
+}
+
+#[cfg(test)]
+#[path = "judge_tests.rs"]
+mod tests;

@@ -1,0 +1,313 @@
+//! Members that are stuck for a known reason: it has to be found.
+
+use super::*;
+use crate::failure::watch::Wait;
+
+fn wait(peer: u32, step: u32, awaited: Awaited) -> Wait {
+    Wait {
+        operation: 7,
+        connection: 0,
+        slice: 0,
+        step,
+        peer: Rank(peer),
+        qpn: 0x20 + peer,
+        awaited,
+    }
+}
+
+/// A member in the middle of operation 7.
+fn waits(waits: Vec<Wait>) -> Testimony {
+    Testimony::Says(Report {
+        begun: 7,
+        finished: 6,
+        pending: vec![Some(Collective::AllReduce)],
+        waits: Some(waits),
+    })
+}
+
+/// A member that is between operations.
+fn idles(finished: u64) -> Testimony {
+    Testimony::Says(Report {
+        begun: finished,
+        finished,
+        pending: Vec::new(),
+        waits: None,
+    })
+}
+
+fn cause(members: &[Testimony]) -> Option<Cause> {
+    judge(members).map(|verdict| verdict.cause)
+}
+
+/// What befalls a ring.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Fault {
+    Dead,
+    Stopped,
+    Left,
+    /// It does not begin.
+    Absent,
+    /// Nobody drives it any more.
+    Idle,
+    /// What it sends is lost on the way, and nobody is told.
+    Lost,
+    /// Its queue pairs fail.
+    CutOff,
+}
+
+/// Runs the steps of a ring until nothing moves: at each step a rank sends to the next one and receives from the one before. `culprit` has its fault when it comes to step `at`.
+fn ring(ranks: u32, culprit: u32, at: u32, fault: Fault) -> Vec<Testimony> {
+    let steps = 2 * (ranks - 1);
+    let mut done = vec![0; ranks as usize];
+    let faulty = |rank: u32, done: u32| rank == culprit && done >= at;
+    let sent = |rank: u32, done: &[u32]| {
+        let reached = done[rank as usize];
+        // A message leaves when its step begins.
+        let leaves = (reached + 1).min(steps);
+        if rank == culprit { leaves.min(at) } else { leaves }
+    };
+    loop {
+        let moves = |rank: &u32| {
+            let (before, reached) = ((rank + ranks - 1) % ranks, done[*rank as usize]);
+            // A rank whose messages are lost goes on itself.
+            let stands = faulty(*rank, reached) && fault != Fault::Lost;
+            reached < steps && !stands && sent(before, &done) > reached
+        };
+        let Some(rank) = (0..ranks).find(moves) else { break };
+        done[rank as usize] += 1;
+    }
+    let member = |rank: u32| {
+        let (before, after, reached) = ((rank + ranks - 1) % ranks, (rank + 1) % ranks, done[rank as usize]);
+        let message = wait(before, reached, Awaited::Message);
+        if faulty(rank, reached) {
+            match fault {
+                Fault::Dead => return Testimony::Dead("it closed".into()),
+                Fault::Stopped => return Testimony::Silent,
+                Fault::Left => return Testimony::Left,
+                Fault::Absent => return idles(6),
+                Fault::Idle => {
+                    let Testimony::Says(report) = waits(Vec::new()) else {
+                        unreachable!()
+                    };
+                    return Testimony::Says(Report { waits: None, ..report });
+                }
+                Fault::CutOff => {
+                    return waits(vec![
+                        wait(before, reached, Awaited::Nothing),
+                        wait(after, reached, Awaited::Nothing),
+                    ]);
+                }
+                Fault::Lost => {}
+            }
+        }
+        if reached == steps {
+            return idles(7);
+        }
+        let broken = fault == Fault::CutOff && faulty(culprit, done[culprit as usize]) && after == culprit;
+        waits(if broken {
+            vec![message, wait(after, reached, Awaited::Nothing)]
+        } else {
+            vec![message]
+        })
+    };
+    (0..ranks).map(member).collect()
+}
+
+#[test]
+fn every_fault_of_a_ring_is_found_at_every_rank_and_step() {
+    for ranks in 2..9 {
+        for culprit in 0..ranks {
+            let rank = Rank(culprit);
+            for at in 0..2 * (ranks - 1) {
+                for fault in [
+                    Fault::Dead,
+                    Fault::Stopped,
+                    Fault::Left,
+                    Fault::Absent,
+                    Fault::Idle,
+                    Fault::Lost,
+                    Fault::CutOff,
+                ] {
+                    if fault == Fault::Absent && at > 0 {
+                        continue;
+                    }
+                    let found = cause(&ring(ranks, culprit, at, fault));
+                    let expected = match fault {
+                        Fault::Dead => Cause::Died {
+                            rank,
+                            how: "it closed".into(),
+                        },
+                        Fault::Stopped => Cause::Stopped { rank },
+                        Fault::Left => Cause::Left { rank },
+                        Fault::Absent => Cause::Absent { rank, operation: 7 },
+                        Fault::Idle => Cause::Idle { rank },
+                        Fault::Lost => Cause::Lost {
+                            from: rank,
+                            to: Rank((culprit + 1) % ranks),
+                        },
+                        // Between two nobody can say which it is.
+                        Fault::CutOff if ranks == 2 => {
+                            assert!(matches!(found, Some(Cause::Broken { .. })), "{found:?}");
+                            continue;
+                        }
+                        Fault::CutOff => Cause::CutOff { rank },
+                    };
+                    assert_eq!(
+                        found,
+                        Some(expected),
+                        "{fault:?} of rank {culprit} of {ranks} at step {at}"
+                    );
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn who_is_at_an_earlier_operation_is_followed_to_whom_it_waits_for() {
+    // 0 waits for 1 in operation 9; 1 is still in 7 and waits for 2, which has not begun it.
+    let ninth = Wait {
+        operation: 9,
+        ..wait(1, 0, Awaited::Message)
+    };
+    let zero = Testimony::Says(Report {
+        begun: 9,
+        finished: 8,
+        pending: vec![Some(Collective::Broadcast)],
+        waits: Some(vec![ninth]),
+    });
+    let members = [zero, waits(vec![wait(2, 3, Awaited::Message)]), idles(6)];
+    let expected = Cause::Absent {
+        rank: Rank(2),
+        operation: 7,
+    };
+    assert_eq!(cause(&members), Some(expected));
+}
+
+#[test]
+fn another_operation_in_the_same_place_is_told_alike_from_both_sides() {
+    let gather = |waits| {
+        Testimony::Says(Report {
+            begun: 7,
+            finished: 6,
+            pending: vec![Some(Collective::AllGather)],
+            waits: Some(waits),
+        })
+    };
+    let expected = Cause::Mismatch {
+        rank: Rank(0),
+        kind: Collective::AllReduce,
+        other: Rank(1),
+        other_kind: Collective::AllGather,
+    };
+    let both = [
+        waits(vec![wait(1, 0, Awaited::Message)]),
+        gather(vec![wait(0, 0, Awaited::Message)]),
+    ];
+    assert_eq!(cause(&both), Some(expected.clone()));
+    let one = [waits(vec![wait(1, 0, Awaited::Message)]), gather(Vec::new())];
+    assert_eq!(cause(&one), Some(expected));
+}
+
+#[test]
+fn who_waits_for_nobody_is_not_to_blame_and_neither_are_the_finished() {
+    assert_eq!(cause(&[idles(7), idles(7), idles(6)]), None);
+    assert_eq!(
+        cause(&[idles(7), Testimony::Silent, Testimony::Left]),
+        None,
+        "nobody needs them"
+    );
+    let busy = [waits(vec![wait(1, 0, Awaited::Room)]), waits(Vec::new())];
+    assert_eq!(cause(&busy), Some(Cause::Slow { rank: Rank(1) }));
+}
+
+#[test]
+fn one_failed_queue_pair_names_both_ends() {
+    let members = [
+        waits(vec![wait(1, 2, Awaited::Nothing)]),
+        waits(vec![wait(0, 2, Awaited::Message)]),
+        idles(7),
+    ];
+    let expected = Cause::Broken {
+        rank: Rank(0),
+        peer: Rank(1),
+    };
+    assert_eq!(cause(&members), Some(expected));
+    // The process at its other end being dead says more.
+    let members = [
+        waits(vec![wait(1, 2, Awaited::Nothing)]),
+        Testimony::Dead(String::new()),
+        idles(7),
+    ];
+    assert!(matches!(cause(&members), Some(Cause::Died { rank: Rank(1), .. })));
+}
+
+/// Every state of three members: whoever is blamed is to blame.
+#[test]
+fn of_all_states_of_three_members_the_blamed_is_what_the_verdict_says() {
+    let states = |me: u32| {
+        let others: Vec<u32> = (0..3).filter(|other| *other != me).collect();
+        let mut all = vec![
+            Testimony::Dead(String::new()),
+            Testimony::Left,
+            Testimony::Silent,
+            idles(6),
+            idles(7),
+            waits(Vec::new()),
+        ];
+        for awaited in [
+            Awaited::Message,
+            Awaited::Room,
+            Awaited::Acknowledgement,
+            Awaited::Nothing,
+        ] {
+            all.extend(others.iter().map(|other| waits(vec![wait(*other, me, awaited)])));
+        }
+        all.push(waits(
+            others.iter().map(|other| wait(*other, 1, Awaited::Message)).collect(),
+        ));
+        all
+    };
+    let waiting =
+        |member: &Testimony| matches!(member, Testimony::Says(Report { waits: Some(waits), .. }) if !waits.is_empty());
+    let mut seen = 0;
+    for a in states(0) {
+        for b in states(1) {
+            for c in states(2) {
+                let members = [a.clone(), b.clone(), c.clone()];
+                let verdict = judge(&members);
+                let someone_waits = members.iter().any(waiting);
+                let someone_is_dead = members.iter().any(|member| matches!(member, Testimony::Dead(_)));
+                assert_eq!(verdict.is_some(), someone_waits || someone_is_dead, "{members:?}");
+                let Some(verdict) = verdict else { continue };
+                seen += 1;
+                let state = &members[verdict.cause.culprit().index()];
+                let right = match &verdict.cause {
+                    Cause::Died { .. } => matches!(state, Testimony::Dead(_)),
+                    Cause::Left { .. } => *state == Testimony::Left,
+                    Cause::Stopped { .. } => *state == Testimony::Silent,
+                    Cause::Absent { .. } => *state == idles(6),
+                    Cause::Slow { .. } => *state == waits(Vec::new()),
+                    Cause::CutOff { .. } | Cause::Broken { .. } => matches!(state, Testimony::Says(_)),
+                    Cause::Lost { .. } => {
+                        *state == idles(7)
+                            || members.iter().all(|member| {
+                                waiting(member)
+                                    || matches!(member, Testimony::Left | Testimony::Silent | Testimony::Says(_))
+                            })
+                    }
+                    Cause::Aborted { .. } | Cause::Mismatch { .. } | Cause::Idle { .. } => false,
+                };
+                assert!(right, "{:?} of {members:?}", verdict.cause);
+                assert!(
+                    !someone_is_dead || matches!(verdict.cause, Cause::Died { .. }),
+                    "{members:?}"
+                );
+                if let Some(stuck) = verdict.stuck {
+                    assert!(waiting(&members[stuck.rank.index()]), "{members:?}");
+                }
+            }
+        }
+    }
+    assert!(seen > 2000, "{seen}");
+}

@@ -1,0 +1,269 @@
+//! What came of an investigation, and how it is told.
+
+use std::fmt;
+use std::sync::Arc;
+
+use super::watch::{Awaited, Wait};
+use crate::bootstrap::Member;
+use crate::plan::Collective;
+use crate::types::Rank;
+
+/// Why a group does not get on. In the order of their weight: of two that are known at a time, the first is the cause of the other more often than not, and all members settle on the first.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum Cause {
+    /// A member gave up of its own accord.
+    Aborted {
+        /// Which.
+        rank: Rank,
+        /// What it said.
+        reason: String,
+    },
+    /// A member's process ended, or its host is gone.
+    Died {
+        /// Which.
+        rank: Rank,
+        /// How that showed.
+        how: String,
+    },
+    /// A member has left the group, and others wait for it.
+    Left {
+        /// Which.
+        rank: Rank,
+    },
+    /// A member's process exists, and does not answer: it is stopped, or its host cannot be reached.
+    Stopped {
+        /// Which.
+        rank: Rank,
+    },
+    /// Two members began different operations at one place of the order.
+    Mismatch {
+        /// One.
+        rank: Rank,
+        /// What it began.
+        kind: Collective,
+        /// The other.
+        other: Rank,
+        /// What that one began.
+        other_kind: Collective,
+    },
+    /// The queue pairs between a member and all who waited for it have failed, and its process lives.
+    CutOff {
+        /// Which.
+        rank: Rank,
+    },
+    /// A queue pair between two members has failed, and both live.
+    Broken {
+        /// Whose queue pair failed.
+        rank: Rank,
+        /// To whom.
+        peer: Rank,
+    },
+    /// A member has not begun an operation that others have.
+    Absent {
+        /// Which.
+        rank: Rank,
+        /// The operation, counted from 1.
+        operation: u64,
+    },
+    /// A member has begun an operation and does not drive it.
+    Idle {
+        /// Which.
+        rank: Rank,
+    },
+    /// A message does not arrive, and both ends live and believe that they have done their part.
+    Lost {
+        /// Who sent it, or should have.
+        from: Rank,
+        /// Who waits for it.
+        to: Rank,
+    },
+    /// Nothing is wrong but the time: a member is still at work.
+    Slow {
+        /// Which.
+        rank: Rank,
+    },
+}
+
+impl Cause {
+    /// The member that is to blame; of a link between two, the one at which it is broken.
+    #[must_use]
+    pub fn culprit(&self) -> Rank {
+        match self {
+            Self::Aborted { rank, .. }
+            | Self::Died { rank, .. }
+            | Self::Left { rank }
+            | Self::Stopped { rank }
+            | Self::Mismatch { rank, .. }
+            | Self::CutOff { rank }
+            | Self::Absent { rank, .. }
+            | Self::Idle { rank }
+            | Self::Slow { rank }
+            | Self::Broken { peer: rank, .. }
+            | Self::Lost { from: rank, .. } => *rank,
+        }
+    }
+
+    /// The member that cannot be in a group made of what is left: one that is not there, or to which there is no way. Of a link between two that is broken, it is the one with the higher rank.
+    #[must_use]
+    pub fn excluded(&self) -> Option<Rank> {
+        match self {
+            Self::Died { rank, .. } | Self::Left { rank } | Self::Stopped { rank } | Self::CutOff { rank } => {
+                Some(*rank)
+            }
+            Self::Broken { rank: one, peer: other } | Self::Lost { from: one, to: other } => Some(*one.max(other)),
+            Self::Aborted { .. }
+            | Self::Mismatch { .. }
+            | Self::Absent { .. }
+            | Self::Idle { .. }
+            | Self::Slow { .. } => None,
+        }
+    }
+}
+
+/// A member that waits, and for what.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Stuck {
+    /// Who waits.
+    pub rank: Rank,
+    /// What the operation does, where that is known.
+    pub kind: Option<Collective>,
+    /// For what.
+    pub wait: Wait,
+}
+
+impl Stuck {
+    /// By which of two that show the same cause all members tell it: the one that came less far.
+    pub(crate) fn order(&self) -> impl Ord + use<> {
+        let Wait {
+            operation,
+            slice,
+            step,
+            connection,
+            peer,
+            qpn,
+            ..
+        } = self.wait;
+        (operation, slice, step, self.rank, connection, peer, qpn)
+    }
+}
+
+/// What is wrong, and where that showed.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Verdict {
+    /// What is wrong.
+    pub cause: Cause,
+    /// Who waits for it; none where it was noticed otherwise.
+    pub stuck: Option<Stuck>,
+}
+
+impl Verdict {
+    /// Of two verdicts the weightier.
+    #[must_use]
+    pub fn weightier(self, other: Self) -> Self {
+        // One that shows where it is stuck says more than one that does not.
+        let key = |verdict: &Self| (verdict.stuck.is_none(), verdict.stuck.map(|stuck| stuck.order()));
+        match self.cause.cmp(&other.cause).then_with(|| key(&self).cmp(&key(&other))) {
+            std::cmp::Ordering::Greater => other,
+            _ => self,
+        }
+    }
+}
+
+/// The failure of a group: what is wrong, and who the members are. Reads as one line.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Failure {
+    /// What is wrong.
+    pub verdict: Verdict,
+    /// The members of the group, by rank.
+    pub members: Arc<[Member]>,
+}
+
+impl std::error::Error for Failure {}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = |rank: Rank| Named {
+            rank,
+            member: self.members.get(rank.index()),
+        };
+        match &self.verdict.cause {
+            Cause::Aborted { rank, reason } => write!(f, "{} aborted: {reason}", name(*rank)),
+            Cause::Died { rank, how } => write!(f, "{} died: {how}", name(*rank)),
+            Cause::Left { rank } => write!(f, "{} has left the group, and others wait for it", name(*rank)),
+            Cause::Stopped { rank } => write!(
+                f,
+                "{} does not answer: it is stopped, or its host cannot be reached",
+                name(*rank)
+            ),
+            Cause::Mismatch {
+                rank,
+                kind,
+                other,
+                other_kind,
+            } => write!(
+                f,
+                "{} began {kind} where {} began {other_kind}: all ranks must begin the same operations in the same order",
+                name(*rank),
+                name(*other)
+            ),
+            Cause::CutOff { rank } => write!(
+                f,
+                "{} is cut off: its process lives, and the queue pairs to it have failed",
+                name(*rank)
+            ),
+            Cause::Broken { rank, peer } => {
+                write!(
+                    f,
+                    "the link from {} to {} is broken: both live, and the queue pair has failed",
+                    name(*rank),
+                    name(*peer)
+                )
+            }
+            Cause::Absent { rank, operation } => write!(f, "{} has not begun operation {operation}", name(*rank)),
+            Cause::Idle { rank } => write!(f, "{} has begun the operation and does not drive it", name(*rank)),
+            Cause::Lost { from, to } => write!(
+                f,
+                "a message from {} does not arrive at {}: both live",
+                name(*from),
+                name(*to)
+            ),
+            Cause::Slow { rank } => write!(f, "{} is still at work", name(*rank)),
+        }?;
+        let Some(Stuck { rank, kind, wait }) = self.verdict.stuck else {
+            return Ok(());
+        };
+        let what = match wait.awaited {
+            Awaited::Message => "waits for a message from",
+            Awaited::Room => "waits for room at",
+            Awaited::Acknowledgement => "waits for an acknowledgement from",
+            Awaited::Nothing => "has lost its queue pair to",
+        };
+        let kind = kind.map_or("operation", Collective::name);
+        write!(
+            f,
+            "; {} {what} rank {} in {kind} {}, slice {}, step {}, connection {}, queue pair {}",
+            name(rank),
+            wait.peer,
+            wait.operation,
+            wait.slice,
+            wait.step,
+            wait.connection,
+            wait.qpn
+        )
+    }
+}
+
+/// A rank with its process and host.
+struct Named<'a> {
+    rank: Rank,
+    member: Option<&'a Member>,
+}
+
+impl fmt::Display for Named<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.member {
+            Some(member) => write!(f, "rank {} ({member})", self.rank),
+            None => write!(f, "rank {}", self.rank),
+        }
+    }
+}

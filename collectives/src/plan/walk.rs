@@ -1,0 +1,70 @@
+//! Goes through the steps of all ranks in an order in which they can happen.
+
+use std::collections::{HashMap, VecDeque};
+
+use super::{Schedule, Step};
+use crate::types::Rank;
+
+/// Who a step belongs to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Who {
+    pub(super) strand: u32,
+    pub(super) rank: Rank,
+}
+
+/// What is told of the steps. Those of one strand of a rank come in their order, and a message is received after it was sent.
+pub(super) trait Walker {
+    /// What a message takes from its sender to its receiver.
+    type Message;
+
+    /// A step sends a message.
+    fn send(&mut self, who: Who, step: &Step) -> Self::Message;
+
+    /// A step receives one.
+    fn receive(&mut self, who: Who, step: &Step, message: Self::Message);
+
+    /// A step has nothing to do with others.
+    fn alone(&mut self, who: Who, step: &Step);
+}
+
+/// Walks through `schedule`; as far as it can, if that has flaws.
+pub(super) fn walk<W: Walker>(schedule: &dyn Schedule, walker: &mut W) {
+    let ranks = schedule.shape().ranks();
+    let everybody = (0..schedule.strands()).flat_map(|strand| {
+        (0..ranks).map(move |rank| {
+            let rank = Rank(rank);
+            Who { strand, rank }
+        })
+    });
+    // Taken from the end: the first rank goes first.
+    let mut ready: Vec<_> = everybody.clone().collect();
+    ready.reverse();
+    let mut steps: Vec<_> = everybody
+        .map(|who| schedule.steps(who.strand, who.rank).peekable())
+        .collect();
+    let mut queues: HashMap<(u32, Rank, Rank), VecDeque<W::Message>> = HashMap::new();
+    while let Some(who) = ready.pop() {
+        let Who { strand, rank } = who;
+        let steps = &mut steps[(strand * ranks + rank.0) as usize];
+        while let Some(step) = steps.peek() {
+            match step {
+                Step::Send { to, .. } => {
+                    let message = walker.send(who, step);
+                    queues.entry((strand, rank, *to)).or_default().push_back(message);
+                    // It may have been waiting for this; if not, it finds nothing to do.
+                    if to.0 < ranks {
+                        ready.push(Who { strand, rank: *to });
+                    }
+                }
+                Step::Recv { from, .. } | Step::RecvReduce { from, .. } => {
+                    match queues.get_mut(&(strand, *from, rank)).and_then(VecDeque::pop_front) {
+                        Some(message) => walker.receive(who, step, message),
+                        None => break,
+                    }
+                }
+                Step::Reduce { .. } | Step::Copy { .. } => walker.alone(who, step),
+            }
+            steps.next();
+        }
+    }
+}

@@ -1,0 +1,316 @@
+//! What each rank gets is what the collective says, whatever the algorithm, the protocol and the way it is cut.
+
+use doorbell_collectives::executor::{Config, Data, Operation, Parts, Tuning};
+use doorbell_collectives::kernel::Function;
+use doorbell_collectives::plan::{Collective, Shape};
+use doorbell_collectives::{Algorithm, DataType, Protocol, Rank, ReduceOp};
+
+use crate::world::World;
+
+/// How the memory of a case lies.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Memory {
+    Registered,
+    Plain,
+    InPlace,
+}
+
+/// One operation.
+#[derive(Clone, Copy, Debug)]
+struct Case {
+    algorithm: Algorithm,
+    collective: Collective,
+    root: Rank,
+    ranks: u32,
+    count: u64,
+    tuning: Tuning,
+    memory: Memory,
+}
+
+/// The element at `index` of data block-free numbering: what `rank` gives there.
+fn given(rank: u32, index: u64) -> i32 {
+    (index as i32).wrapping_mul(31).wrapping_add(7 * rank as i32 + 1)
+}
+
+/// What rank `rank` gives, of so many elements.
+fn input(case: &Case, rank: u32, parts: &[Parts]) -> Vec<i32> {
+    let p = u64::from(case.ranks);
+    let len = match case.collective {
+        Collective::AllReduce
+        | Collective::Reduce
+        | Collective::AllGather
+        | Collective::Gather
+        | Collective::SendRecv => case.count,
+        Collective::Broadcast if Rank(rank) == case.root => case.count,
+        Collective::Scatter if Rank(rank) == case.root => case.count * p,
+        Collective::ReduceScatter | Collective::AllToAll => case.count * p,
+        Collective::AllToAllV => parts[rank as usize]
+            .send
+            .iter()
+            .map(|(start, len)| start + len)
+            .max()
+            .unwrap_or(0),
+        _ => 0,
+    };
+    (0..len).map(|index| given(rank, index)).collect()
+}
+
+/// What rank `rank` is to get: `None` where nothing is written.
+fn output(case: &Case, rank: u32, parts: &[Parts]) -> Vec<Option<i32>> {
+    let (p, n) = (case.ranks, case.count);
+    let sum = |index: u64| (0..p).fold(0_i32, |sum, rank| sum.wrapping_add(given(rank, index)));
+    let here = Rank(rank) == case.root;
+    match case.collective {
+        Collective::AllReduce => (0..n).map(|index| Some(sum(index))).collect(),
+        Collective::Reduce if here => (0..n).map(|index| Some(sum(index))).collect(),
+        Collective::Broadcast => (0..n).map(|index| Some(given(case.root.0, index))).collect(),
+        Collective::AllGather => (0..p)
+            .flat_map(|of| (0..n).map(move |index| Some(given(of, index))))
+            .collect(),
+        Collective::Gather if here => (0..p)
+            .flat_map(|of| (0..n).map(move |index| Some(given(of, index))))
+            .collect(),
+        Collective::ReduceScatter => (0..n).map(|index| Some(sum(u64::from(rank) * n + index))).collect(),
+        Collective::Scatter => (0..n)
+            .map(|index| Some(given(case.root.0, u64::from(rank) * n + index)))
+            .collect(),
+        Collective::AllToAll => (0..p)
+            .flat_map(|of| (0..n).map(move |index| Some(given(of, u64::from(rank) * n + index))))
+            .collect(),
+        Collective::AllToAllV => {
+            let receive = &parts[rank as usize].receive;
+            let len = receive.iter().map(|(start, len)| start + len).max().unwrap_or(0);
+            let mut all = vec![None; len as usize];
+            for (of, (start, len)) in receive.iter().enumerate() {
+                let from = parts[of].send[rank as usize].0;
+                for index in 0..*len {
+                    all[(start + index) as usize] = Some(given(of as u32, from + index));
+                }
+            }
+            all
+        }
+        Collective::SendRecv => (0..n).map(|index| Some(given((rank + p - 1) % p, index))).collect(),
+        _ => Vec::new(),
+    }
+}
+
+/// Ragged parts, with gaps between them: by rank.
+fn ragged(case: &Case) -> Vec<Parts> {
+    let p = case.ranks as u64;
+    let len = |from: u64, to: u64| (from * 5 + to * 3) % 4 * case.count / 2 + (from + to) % 2;
+    let lay = |len: &dyn Fn(u64) -> u64| {
+        let mut at = 0;
+        let place = |other| {
+            let start = at;
+            at += len(other) + 1;
+            (start, len(other))
+        };
+        (0..p).map(place).collect()
+    };
+    (0..p)
+        .map(|rank| Parts {
+            send: lay(&|to| len(rank, to)),
+            receive: lay(&|from| len(from, rank)),
+        })
+        .collect()
+}
+
+/// A value that no result has where nothing is written.
+const UNTOUCHED: i32 = -0x5a5a_5a5a;
+
+fn run(world: &mut World, case: Case) {
+    let plan = world.prepare(case.algorithm, case.collective, case.root);
+    let parts = if case.collective == Collective::AllToAllV {
+        ragged(&case)
+    } else {
+        Vec::new()
+    };
+    let shape = Shape {
+        collective: case.collective,
+        order: (0..case.ranks).map(Rank).collect(),
+        root: case.root,
+        blocks: 1,
+    };
+    let function = Function::new(DataType::I32, ReduceOp::Sum, case.ranks).unwrap();
+    let mut plain: Vec<(Vec<i32>, Vec<i32>)> = Vec::new();
+    let mut segments = Vec::new();
+    let mut outputs = Vec::new();
+    for rank in 0..case.ranks {
+        let (given, wanted) = (input(&case, rank, &parts), output(&case, rank, &parts));
+        let shared = shape.shared(Rank(rank)).filter(|_| case.memory == Memory::InPlace);
+        let bytes = 4 * (given.len() + wanted.len() + 1);
+        match case.memory {
+            Memory::Plain => {
+                plain.push((given, vec![UNTOUCHED; wanted.len()]));
+                let (input, output) = plain.last_mut().unwrap();
+                segments.push((
+                    Data::Plain(input.as_mut_ptr().cast()),
+                    Data::Plain(output.as_mut_ptr().cast()),
+                ));
+                outputs.push((output.as_ptr(), wanted));
+            }
+            Memory::Registered | Memory::InPlace => {
+                let segment = world.engines[rank as usize].allocate(bytes).unwrap();
+                let count = case.count as usize;
+                let (input_at, output_at) = match shared {
+                    Some(shared) if shared.output > 0 => (shared.output as usize * count, 0),
+                    Some(shared) => (0, shared.input as usize * count),
+                    None => (0, given.len()),
+                };
+                let start = segment.start().cast::<i32>();
+                // SAFETY: in the segment, which nobody else has yet.
+                unsafe {
+                    for index in 0..wanted.len() {
+                        *start.add(output_at + index) = UNTOUCHED;
+                    }
+                    for (index, value) in given.iter().enumerate() {
+                        *start.add(input_at + index) = *value;
+                    }
+                }
+                outputs.push((start.wrapping_add(output_at).cast_const(), wanted));
+                segments.push((
+                    Data::Registered(segment.clone(), 4 * input_at),
+                    Data::Registered(segment, 4 * output_at),
+                ));
+            }
+        }
+    }
+    // SAFETY: the memory is as long as the case says, and stays here until all results are taken.
+    let tickets = unsafe {
+        world.submit(|rank| Operation {
+            plan,
+            function: function.clone(),
+            count: case.count,
+            parts: parts.get(rank.index()).cloned(),
+            input: segments[rank.index()].0.clone(),
+            output: segments[rank.index()].1.clone(),
+            scale: None,
+            tuning: case.tuning,
+            deadline: None,
+        })
+    };
+    for result in world.finish(&tickets) {
+        result.unwrap_or_else(|error| panic!("{case:?}: {error}"));
+    }
+    for (rank, (at, wanted)) in outputs.iter().enumerate() {
+        for (index, wanted) in wanted.iter().enumerate() {
+            // SAFETY: as long as what is wanted, and nobody writes it any more.
+            let got = unsafe { *at.add(index) };
+            assert_eq!(
+                got,
+                wanted.unwrap_or(UNTOUCHED),
+                "{case:?}: rank {rank}, element {index}"
+            );
+        }
+    }
+}
+
+/// All that can be run among so many ranks.
+fn cases(ranks: u32) -> impl Iterator<Item = (Algorithm, Collective, Rank)> {
+    Algorithm::ALL.iter().flat_map(move |&algorithm| {
+        Collective::ALL
+            .iter()
+            .filter(move |&&collective| algorithm.supports(collective))
+            .flat_map(move |&collective| {
+                let roots = if collective.has_root() {
+                    vec![0, ranks - 1]
+                } else {
+                    vec![0]
+                };
+                roots.into_iter().map(move |root| (algorithm, collective, Rank(root)))
+            })
+    })
+}
+
+fn sweep(ranks: u32, rails: u8, config: Config, protocols: &[Protocol], counts: &[u64], slice: usize) {
+    let mut world = World::new(ranks, rails, config);
+    for &protocol in protocols {
+        for (algorithm, collective, root) in cases(ranks) {
+            for (index, &count) in counts.iter().enumerate() {
+                let memory = [Memory::Registered, Memory::Plain, Memory::InPlace][(index + count as usize) % 3];
+                let channels = 1 + index as u32 % config.channels;
+                let tuning = Tuning {
+                    protocol,
+                    channels,
+                    slice,
+                };
+                run(
+                    &mut world,
+                    Case {
+                        algorithm,
+                        collective,
+                        root,
+                        ranks,
+                        count,
+                        tuning,
+                        memory,
+                    },
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn one_small_sum_of_two() {
+    let mut world = World::new(2, 1, Config::default());
+    for protocol in [Protocol::Simple, Protocol::Ll, Protocol::Ll128] {
+        let tuning = Tuning {
+            protocol,
+            channels: 1,
+            slice: 1 << 16,
+        };
+        let case = Case {
+            algorithm: Algorithm::Ring,
+            collective: Collective::AllReduce,
+            root: Rank(0),
+            ranks: 2,
+            count: 1000,
+            tuning,
+            memory: Memory::Registered,
+        };
+        run(&mut world, case);
+    }
+}
+
+#[test]
+fn two_ranks() {
+    sweep(2, 1, Config::default(), Protocol::ALL, &[0, 1, 3, 1000, 4099], 1024);
+}
+
+#[test]
+fn three_ranks() {
+    sweep(3, 1, Config::default(), Protocol::ALL, &[0, 1, 2, 1000, 4099], 1024);
+}
+
+#[test]
+fn four_ranks() {
+    sweep(4, 1, Config::default(), Protocol::ALL, &[1, 3, 4099], 1024);
+}
+
+#[test]
+fn five_ranks_on_two_devices() {
+    sweep(5, 2, Config::default(), Protocol::ALL, &[1, 1000], 512);
+}
+
+#[test]
+fn seven_and_eight_ranks() {
+    for ranks in [7, 8] {
+        let config = Config {
+            channels: 2,
+            ..Config::default()
+        };
+        sweep(ranks, 1, config, Protocol::ALL, &[5, 1031], 2048);
+    }
+}
+
+#[test]
+fn messages_longer_than_memory_for_them() {
+    let config = Config {
+        channels: 2,
+        fragment: 4096,
+        ..Config::default()
+    };
+    sweep(3, 1, config, &[Protocol::Simple], &[50_000], 1 << 20);
+    sweep(4, 2, config, &[Protocol::Simple, Protocol::Ll], &[50_001], 1 << 20);
+}
