@@ -59,7 +59,7 @@ impl Tree {
             .take(DEVICES)
             .filter_map(|entry| entry.file_name().into_string().ok())
             .collect();
-        names.sort_by(|a, b| natural(a).cmp(&natural(b)));
+        names.sort_by_cached_key(|name| natural(name));
         names
     }
 
