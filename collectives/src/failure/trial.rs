@@ -106,6 +106,11 @@ impl Trial {
         self.members[rank.index()].standing == Standing::Left
     }
 
+    /// Whether an investigation is under way.
+    pub(crate) fn hears(&self) -> bool {
+        self.hearing.is_some()
+    }
+
     /// What the last investigation found.
     pub(crate) fn finding(&self) -> Option<&Verdict> {
         self.finding.as_ref()
