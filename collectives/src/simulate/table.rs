@@ -7,7 +7,7 @@ use crate::tune::{Choice, Overrides, Question, Tuner};
 use crate::types::{DataType, Rank};
 
 /// The most steps that a row is simulated for; beyond, the closed form stands for them.
-const STEPS: u64 = 20_000_000;
+const STEPS: u64 = 60_000_000;
 
 /// One algorithm at one size.
 #[derive(Clone, Copy, PartialEq, Debug)]

@@ -23,8 +23,6 @@ use crate::types::Rank;
 
 /// A send that has not left.
 const PENDING: u64 = u64::MAX;
-/// Operands of a reduction that are told without allocating.
-const OPERANDS: usize = 16;
 
 /// How far something has come in a lane's slices.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Debug)]
@@ -82,9 +80,11 @@ pub(super) struct Lane {
     copied: [(Rank, u64); STAGING as usize],
     /// Lines taken apart.
     lines: Vec<u64>,
+    /// Operands of a reduction, while it is told.
+    operands: Vec<(Form, *const u8)>,
 }
 
-// SAFETY: what it holds pointers into are segments of its own.
+// SAFETY: what it holds pointers into are segments of its own; operands are told and forgotten.
 unsafe impl Send for Lane {}
 
 /// What a lane works on: the operation, and the ends of this lane's connections by rank.
@@ -132,6 +132,7 @@ impl Lane {
             copies: Slots::default(),
             copied: [(Rank(0), 0); STAGING as usize],
             lines: vec![0; Lines::Ll128.slot() / 8],
+            operands: Vec::new(),
         }
     }
 
@@ -406,19 +407,12 @@ impl Lane {
     }
 
     /// Reduces spans of this rank's.
-    fn reduce(&self, op: &Running, instruction: &Instruction, sources: &[Span], into: Span, slice: u32) {
-        let mut few = [(Form::Element, core::ptr::null()); OPERANDS];
-        let mut many = Vec::new();
-        let operands: &mut [(Form, *const u8)] = if sources.len() <= OPERANDS {
-            &mut few[..sources.len()]
-        } else {
-            many.resize(sources.len(), (Form::Element, core::ptr::null()));
-            &mut many
-        };
-        for (piece, &(first, blocks)) in instruction.pieces.iter().enumerate() {
+    fn reduce(&mut self, op: &Running, instruction: &Instruction, sources: &[Span], into: Span, slice: u32) {
+        let mut operands = core::mem::take(&mut self.operands);
+        for (piece, &(first, blocks)) in (0..).zip(&instruction.pieces) {
             let run = op.layout.run(into.place, into.first + first, blocks, slice);
             let whole = Fragment {
-                piece: piece as u32,
+                piece,
                 at: 0,
                 len: run.len,
             };
@@ -426,15 +420,19 @@ impl Lane {
                 self.place(op, span.place)
                     .wrapping_add(walk::bytes_at(op, instruction, span, slice, whole))
             };
-            for (operand, source) in operands.iter_mut().zip(sources) {
-                *operand = (source.place.form(), at(*source).cast_const());
-            }
-            // SAFETY: all pieces hold the same data blocks, so are of one length; they are the same or apart, and nobody else writes them now.
+            operands.clear();
+            operands.extend(
+                sources
+                    .iter()
+                    .map(|source| (source.place.form(), at(*source).cast_const())),
+            );
+            // SAFETY: all pieces hold data blocks of one length; they are the same or apart, and nobody else writes them now.
             unsafe {
                 op.function
-                    .reduce(operands, (into.place.form(), at(into)), run.len as usize)
+                    .reduce(&operands, (into.place.form(), at(into)), run.len as usize)
             };
         }
+        self.operands = operands;
     }
 
     /// Copies a span of this rank's.
