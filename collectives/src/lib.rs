@@ -13,6 +13,7 @@ mod memory;
 pub mod plan;
 mod protocol;
 pub mod simulate;
+pub mod topology;
 pub mod tune;
 mod types;
 

@@ -1,7 +1,8 @@
-//! Nothing is left of groups that are gone: neither descriptors nor threads. A program of its own, as it counts what the process has.
+//! Groups that do nothing wake nobody, and nothing is left of those that are gone: neither descriptors nor threads. A program of its own, as it counts what the process has.
 
 use std::fs;
 use std::thread;
+use std::time::Duration;
 
 use doorbell_collectives::bootstrap::{Exchange, Group};
 
@@ -9,8 +10,41 @@ fn count(what: &str) -> usize {
     fs::read_dir(format!("/proc/self/{what}")).unwrap().count()
 }
 
+/// How often each mesh's thread of this process has gone to sleep.
+fn naps() -> Vec<String> {
+    let tasks = fs::read_dir("/proc/self/task")
+        .unwrap()
+        .map(|task| task.unwrap().path());
+    let meshes =
+        tasks.filter(|task| fs::read_to_string(task.join("comm")).is_ok_and(|name| name.trim() == "control mesh"));
+    let status = meshes.map(|task| fs::read_to_string(task.join("status")).unwrap());
+    let mut naps: Vec<_> = status
+        .map(|status| {
+            status
+                .lines()
+                .filter(|line| line.starts_with("Pid:") || line.contains("voluntary_ctxt"))
+                .collect()
+        })
+        .collect();
+    naps.sort();
+    naps
+}
+
 #[test]
-fn two_hundred_groups_leave_neither_descriptors_nor_threads() {
+fn groups_sleep_when_idle_and_two_hundred_leave_neither_descriptors_nor_threads() {
+    let groups = Group::local(3).unwrap();
+    // What still came when the group came together is over soon; after that nothing wakes them.
+    let mut before = Vec::new();
+    for tries in 0.. {
+        thread::sleep(Duration::from_millis(300));
+        let after = naps();
+        if after.len() == 3 && after == before {
+            break;
+        }
+        assert!(tries < 20, "they wake though there is nothing to do: {after:?}");
+        before = after;
+    }
+    drop(groups);
     let before = (count("fd"), count("task"));
     for round in 0..200 {
         let groups = Group::local(3).unwrap();
@@ -36,7 +70,7 @@ fn two_hundred_groups_leave_neither_descriptors_nor_threads() {
         if count("task") == before.1 {
             break;
         }
-        thread::sleep(std::time::Duration::from_millis(1));
+        thread::sleep(Duration::from_millis(1));
     }
     assert_eq!((count("fd"), count("task")), before);
 }

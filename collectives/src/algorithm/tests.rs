@@ -1,10 +1,12 @@
 //! Every algorithm is proved, for every number of ranks, root and order that fits in the time.
 
+use std::collections::BTreeSet;
+
 use proptest::prelude::*;
 
 use super::{Algorithm, Unsupported};
 use crate::plan::check::prove;
-use crate::plan::{Collective, Plan};
+use crate::plan::{Collective, Place, Plan, Step};
 use crate::types::Rank;
 
 mod expression;
@@ -81,6 +83,42 @@ fn some_hundreds_of_ranks() {
             // p² data blocks in p memories are too many for a test.
             if !matches!(collective, Collective::AllToAll | Collective::AllToAllV) {
                 proved(algorithm, collective, &in_order(ranks), Rank(1));
+            }
+        }
+    }
+}
+
+/// No rank sets memory aside that it does not use.
+#[test]
+fn all_memory_is_used() {
+    for (algorithm, collective) in all() {
+        for ranks in 1..=33 {
+            for order in [in_order(ranks), scattered(ranks)] {
+                let plan = Plan::of(
+                    &*algorithm
+                        .schedule(collective, &order, Rank(ranks - 1))
+                        .expect("a schedule"),
+                );
+                for (rank, program) in plan.programs.iter().enumerate() {
+                    let written = program.strands.iter().flatten().filter_map(|step| match step {
+                        Step::Send { .. } => None,
+                        Step::Recv { into, .. }
+                        | Step::RecvReduce { into, .. }
+                        | Step::Reduce { into, .. }
+                        | Step::Copy { into, .. } => Some(*into),
+                    });
+                    let written: BTreeSet<_> = written
+                        .flat_map(|span| span.range().map(move |block| (span.place, block)))
+                        .collect();
+                    for (place, blocks) in [(Place::Scratch, &program.scratch), (Place::Partial, &program.partial)] {
+                        let used = written.iter().filter(|(of, _)| *of == place).count();
+                        assert_eq!(
+                            used,
+                            blocks.len(),
+                            "{algorithm} {collective} of {ranks}, rank {rank}: {place}"
+                        );
+                    }
+                }
             }
         }
     }

@@ -222,7 +222,7 @@ impl Rates {
                 into: n,
                 ..Duty::default()
             };
-            return self.from_root(
+            return self.rooted(
                 hops * self.hop(n),
                 duty,
                 Duty {
@@ -252,7 +252,7 @@ impl Rates {
     }
 
     /// What goes from a root to others: the root copies what is its own as well, after it has sent the rest.
-    fn from_root(&self, path: f64, other: Duty, root: Duty) -> Slice {
+    fn rooted(&self, path: f64, other: Duty, root: Duty) -> Slice {
         let copied = root.sends * self.send + root.copied * self.copy;
         Slice {
             path: path.max(copied),
@@ -372,7 +372,7 @@ impl Rates {
                 into: bytes,
                 ..Duty::default()
             };
-            self.from_root(
+            self.rooted(
                 self.stage(Stage {
                     sends: others,
                     receives: 1.0,

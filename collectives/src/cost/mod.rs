@@ -4,7 +4,7 @@
 //! rank that has many messages; the rest is latency, and overlaps with anything (LogGP's L, o and G). [`Link`] has these numbers for each protocol, [`Compute`] those of a rank alone. Where they come from: a calibration
 //! ([`tune`](crate::tune)), a tuning file, or one of the presets here.
 //!
-//! [`Profile`] is an algorithm in these terms, in closed form; [`simulate`](crate::simulate) runs the plan itself, on fabrics that are not uniform, too.
+//! [`predict_ns`] has each algorithm in these terms, in closed form; [`simulate`](crate::simulate) runs the plan itself, on fabrics that are not uniform, too.
 
 mod closed;
 
@@ -90,11 +90,14 @@ impl Link {
             receive_ns: simple.receive_ns * scale,
             beta_ns_per_byte: simple.beta_ns_per_byte / payload(protocol),
         };
+        let mut ll128 = flagged(Protocol::Ll128);
+        // A line travels whole, however little is in it.
+        ll128.alpha_ns += 120.0 * ll128.beta_ns_per_byte;
         Self {
             mover,
             simple,
             ll: flagged(Protocol::Ll),
-            ll128: flagged(Protocol::Ll128),
+            ll128,
         }
     }
 

@@ -4,8 +4,10 @@
 
 use core::fmt::Write;
 
+use super::census::Census;
 use super::walk::{Walker, Who, walk};
 use super::{Place, Schedule, Span, Step};
+use crate::algorithm::Algorithm;
 use crate::types::Rank;
 
 /// The most columns of a table.
@@ -72,22 +74,12 @@ impl Walker for Timeline {
     }
 }
 
-/// A table of `schedule`'s steps for each strand: a column for each rank, time downwards. It has as many rows as the plan has steps one after another, and is broken into several where all ranks do not fit beside each other.
+/// A table of `schedule`'s steps, which `algorithm` has made if any has, for each strand: a column for each rank, time downwards. It has as many rows as the plan has steps one after another, and is broken into several where all ranks do not fit beside each other. The last line is its [`Census`].
 #[must_use]
-pub fn table(schedule: &dyn Schedule) -> String {
-    let shape = schedule.shape();
+pub fn table(schedule: &dyn Schedule, algorithm: Option<Algorithm>) -> String {
     let timeline = Timeline::of(schedule);
     let mut text = String::new();
-    let (blocks, plural) = (shape.blocks, if shape.blocks == 1 { "" } else { "s" });
-    let _ = write!(
-        text,
-        "{} of {} ranks in {blocks} block{plural}",
-        shape.collective,
-        shape.ranks()
-    );
-    if shape.collective.has_root() {
-        let _ = write!(text, ", root {}", shape.root);
-    }
+    text.push_str(&heading(schedule, algorithm));
     if schedule.in_place() {
         text.push_str(", also in place");
     }
@@ -103,6 +95,28 @@ pub fn table(schedule: &dyn Schedule) -> String {
         }
         text.push('\n');
         columns_of(&mut text, columns);
+    }
+    let _ = writeln!(text, "\n{}", Census::of(schedule));
+    text
+}
+
+/// What is drawn.
+fn heading(schedule: &dyn Schedule, algorithm: Option<Algorithm>) -> String {
+    let shape = schedule.shape();
+    let mut text = String::new();
+    if let Some(algorithm) = algorithm {
+        let _ = write!(text, "{algorithm} ");
+    }
+    let plural = if shape.blocks == 1 { "" } else { "s" };
+    let _ = write!(
+        text,
+        "{} of {} ranks in {} block{plural}",
+        shape.collective,
+        shape.ranks(),
+        shape.blocks
+    );
+    if shape.collective.has_root() {
+        let _ = write!(text, ", root {}", shape.root);
     }
     text
 }
@@ -182,9 +196,9 @@ fn blocks(span: Span) -> String {
     }
 }
 
-/// Units of the drawing that a unit of time is wide, and a rank's lane is high; and the margins.
-const STEP: u32 = 56;
-const LANE: u32 = 52;
+/// Units of the drawing that a unit of time is wide, and a strand of a rank's lane is high; and the margins.
+const STEP: u32 = 88;
+const STRAND: u32 = 28;
 const LEFT: u32 = 72;
 const TOP: u32 = 56;
 
@@ -193,14 +207,13 @@ const COLOURS: [&str; 4] = ["#0072b2", "#d55e00", "#009e73", "#cc79a7"];
 
 /// The messages of `schedule` over time, as an SVG image that needs nothing else: a lane for each rank, an arrow for each message, a mark for each step (filled where it reduces), with the step in the text form as its tooltip.
 #[must_use]
-pub fn svg(schedule: &dyn Schedule) -> String {
-    let shape = schedule.shape();
+pub fn svg(schedule: &dyn Schedule, algorithm: Option<Algorithm>) -> String {
     let timeline = Timeline::of(schedule);
     let strands = schedule.strands();
-    let (width, height) = (
-        LEFT + timeline.length() * STEP + STEP / 2,
-        TOP + timeline.ranks * LANE + 12,
-    );
+    let place = Placing {
+        lane: STRAND * (strands + 1),
+    };
+    let (width, height) = (LEFT + timeline.length() * STEP, TOP + timeline.ranks * place.lane + 12);
     let mut svg = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {height}\" width=\"{width}\" height=\"{height}\" font-family=\"sans-serif\" font-size=\"11\">\n\
          <rect width=\"100%\" height=\"100%\" fill=\"#fff\"/>\n<defs>\n"
@@ -211,17 +224,10 @@ pub fn svg(schedule: &dyn Schedule) -> String {
             "<marker id=\"arrow{index}\" viewBox=\"0 0 8 8\" refX=\"8\" refY=\"4\" markerWidth=\"7\" markerHeight=\"7\" orient=\"auto\"><path d=\"M0 0 8 4 0 8z\" fill=\"{colour}\"/></marker>"
         );
     }
-    let root = if shape.collective.has_root() {
-        format!(", root {}", shape.root)
-    } else {
-        String::new()
-    };
-    let (blocks_in_all, plural) = (shape.blocks, if shape.blocks == 1 { "" } else { "s" });
     let _ = writeln!(
         svg,
-        "</defs>\n<text x=\"12\" y=\"20\" font-size=\"14\" font-weight=\"bold\">{} of {} ranks in {blocks_in_all} block{plural}{root}</text>",
-        shape.collective,
-        shape.ranks()
+        "</defs>\n<text x=\"12\" y=\"20\" font-size=\"14\" font-weight=\"bold\">{}</text>",
+        heading(schedule, algorithm)
     );
     let _ = writeln!(
         svg,
@@ -229,14 +235,13 @@ pub fn svg(schedule: &dyn Schedule) -> String {
         if strands > 1 { " Each strand has a colour." } else { "" }
     );
     for rank in 0..timeline.ranks {
-        let y = TOP + rank * LANE + LANE / 2;
+        let y = TOP + rank * place.lane + place.lane / 2;
         let _ = writeln!(
             svg,
             "<text x=\"12\" y=\"{}\">rank {rank}</text><path d=\"M{LEFT} {y}H{width}\" stroke=\"#ddd\"/>",
             y + 4
         );
     }
-    let place = Placing { strands };
     for event in &timeline.events {
         message(&mut svg, place, event);
     }
@@ -250,7 +255,8 @@ pub fn svg(schedule: &dyn Schedule) -> String {
 /// Where events are in the drawing.
 #[derive(Clone, Copy)]
 struct Placing {
-    strands: u32,
+    /// How high a rank's lane is.
+    lane: u32,
 }
 
 impl Placing {
@@ -260,7 +266,7 @@ impl Placing {
 
     /// Strands are drawn beside each other in a rank's lane.
     fn y(self, strand: u32, rank: Rank) -> u32 {
-        TOP + rank.0 * LANE + LANE * (strand + 1) / (self.strands + 1)
+        TOP + rank.0 * self.lane + STRAND * (strand + 1)
     }
 
     /// A strand's colour.
@@ -298,19 +304,20 @@ fn mark(svg: &mut String, place: Placing, event: &Event) {
     } else {
         "#fff"
     };
-    let label = match &event.step {
-        Step::Send { span, .. } => blocks(*span),
+    // Arrows come from the left and leave to the right: what is sent is written before its mark, what is received behind it.
+    let (label, anchor, at) = match &event.step {
+        Step::Send { span, .. } => (blocks(*span), "end", x - 8),
         Step::Recv { into, .. }
         | Step::RecvReduce { into, .. }
         | Step::Reduce { into, .. }
-        | Step::Copy { into, .. } => blocks(*into),
+        | Step::Copy { into, .. } => (blocks(*into), "start", x + 8),
     };
     let _ = writeln!(
         svg,
         "<g><title>rank {rank}: {}</title><circle cx=\"{x}\" cy=\"{y}\" r=\"4.5\" fill=\"{fill}\" stroke=\"{colour}\"/>\
-         <text x=\"{x}\" y=\"{}\" font-size=\"9\" text-anchor=\"middle\" paint-order=\"stroke\" stroke=\"#fff\" stroke-width=\"3\">{label}</text></g>",
+         <text x=\"{at}\" y=\"{}\" font-size=\"9\" text-anchor=\"{anchor}\" paint-order=\"stroke\" stroke=\"#fff\" stroke-width=\"2\">{label}</text></g>",
         event.step,
-        y - 8
+        y + 3
     );
 }
 
@@ -335,14 +342,14 @@ mod tests {
             (Algorithm::FullMesh, Collective::ReduceScatter, 5),
             (Algorithm::Tree, Collective::Barrier, 4),
         ]
-        .map(|(algorithm, collective, ranks)| table(&*schedule(algorithm, collective, ranks)));
+        .map(|(algorithm, collective, ranks)| table(&*schedule(algorithm, collective, ranks), Some(algorithm)));
         insta::assert_snapshot!(drawn.join("\n"));
     }
 
     /// Ranks that do not fit beside each other are in tables of their own, and no line is longer than a terminal.
     #[test]
     fn tables_are_not_wider_than_a_terminal() {
-        let text = table(&*schedule(Algorithm::FullMesh, Collective::AllReduce, 32));
+        let text = table(&*schedule(Algorithm::FullMesh, Collective::AllReduce, 32), None);
         assert!(text.lines().all(|line| line.chars().count() <= super::WIDTH), "{text}");
         let heads: Vec<_> = text.lines().filter_map(|line| line.strip_prefix("time ")).collect();
         let ranks: Vec<u32> = heads
@@ -355,7 +362,8 @@ mod tests {
 
     #[test]
     fn images() {
-        insta::assert_snapshot!(svg(&*schedule(Algorithm::DoubleBinaryTree, Collective::Broadcast, 4)));
+        let schedule = schedule(Algorithm::DoubleBinaryTree, Collective::Broadcast, 4);
+        insta::assert_snapshot!(svg(&*schedule, Some(Algorithm::DoubleBinaryTree)));
     }
 
     /// Every message is an arrow, every step a mark, and nothing lies outside.
@@ -368,7 +376,7 @@ mod tests {
                     let census = crate::plan::census::Census::of(&*schedule);
                     let sum =
                         |of: fn(&crate::plan::census::Count) -> u64| census.ranks.iter().map(of).sum::<u64>() as usize;
-                    let image = svg(&*schedule);
+                    let image = svg(&*schedule, Some(algorithm));
                     assert_eq!(image.matches("marker-end").count(), sum(|count| count.sends), "{image}");
                     assert_eq!(image.matches("<circle").count(), sum(|count| count.steps), "{image}");
                     let size = |what: &str| {

@@ -149,3 +149,53 @@ fn what_is_wrong_with_a_line_is_said() {
     let said = texts.map(|text| text.parse::<Plan>().expect_err("an error").to_string());
     insta::assert_snapshot!(said.collect::<Vec<_>>().join("\n"));
 }
+
+proptest! {
+    /// A plan in whose text a word stands for another is a plan or an error, and then right or flawed; whatever it is, it can be counted and drawn.
+    #[test]
+    fn damaged_text_is_harmless(which in any::<prop::sample::Index>(), ranks in 1..6u32, at in any::<prop::sample::Index>(), other in word()) {
+        let pairs: Vec<_> = Collective::ALL.iter().flat_map(|&collective| Algorithm::of(collective).map(move |algorithm| (algorithm, collective))).collect();
+        let (algorithm, collective) = *which.get(&pairs);
+        let order: Vec<_> = (0..ranks).map(Rank).collect();
+        let text = Plan::of(&*algorithm.schedule(collective, &order, Rank(0)).expect("a schedule")).to_string();
+        let words: Vec<_> = text.split_inclusive(char::is_whitespace).collect();
+        let at = at.index(words.len());
+        let end: String = words[at].chars().filter(|char| char.is_whitespace()).collect();
+        let damaged = [&words[..at], &[&*other, &*end], &words[at + 1..]].concat().concat();
+        if let Ok(plan) = damaged.parse::<Plan>() {
+            let census = super::census::Census::of(&plan);
+            prop_assert_eq!(super::draw::svg(&plan, None).matches("<circle").count() as u64, census.ranks.iter().map(|count| count.steps).sum::<u64>());
+            prop_assert!(super::draw::table(&plan, None).lines().count() > 2);
+            if super::check::prove(&plan).is_err() {
+                prop_assert_eq!(plan.to_string().parse(), Ok(plan));
+            }
+        }
+    }
+}
+
+/// Words of plans.
+fn word() -> impl Strategy<Value = String> {
+    let words = [
+        "0",
+        "1",
+        "2",
+        "5",
+        "4294967295",
+        "input[0]",
+        "output[0]",
+        "output[1..3]",
+        "scratch[0]",
+        "partial[0]",
+        "scratch[4294967294]",
+        "nothing",
+        "partial",
+        "element",
+        "barrier",
+        "reduce",
+        "alltoallv",
+        "send",
+        "recv",
+        "#",
+    ];
+    prop::sample::select(words.to_vec()).prop_map(str::to_owned)
+}

@@ -6,6 +6,7 @@ use super::{Overrides, Rule, TuningFile};
 use crate::algorithm::Algorithm;
 use crate::cost::{Compute, Link, blocks, predict_ns};
 use crate::plan::Collective;
+use crate::protocol::{Lines, SLOTS};
 use crate::simulate::{self, Fabric, Work};
 use crate::types::{DataType, Protocol, Rank};
 
@@ -17,9 +18,6 @@ const SLICES: [u64; 6] = [32 << 10, 64 << 10, 128 << 10, 256 << 10, 512 << 10, 1
 const SIMULATED: usize = 12;
 /// Up to how many ranks: above, formulas are as good as they need be and a simulation takes long.
 const SIMULATED_RANKS: u32 = 64;
-/// The longest block that flags are woven into by LL, and by LL128.
-const LL_BYTES: f64 = (64 << 10) as f64;
-const LL128_BYTES: f64 = (1 << 20) as f64;
 
 /// What is to be done.
 #[derive(Clone, PartialEq, Debug)]
@@ -270,11 +268,9 @@ impl Tuner {
                 .iter()
                 .filter(|protocol| forced.protocol.is_none_or(|forced| forced == **protocol))
             {
-                let limit = match protocol {
-                    Protocol::Simple => f64::INFINITY,
-                    Protocol::Ll => LL_BYTES,
-                    Protocol::Ll128 => LL128_BYTES,
-                };
+                // A longer message than a ring of slots takes waits for the receiver as by Simple, and has nothing for it.
+                let ring = |lines: Lines| (SLOTS as usize * lines.room()) as f64;
+                let limit = protocol.lines().map_or(f64::INFINITY, ring);
                 if forced.protocol.is_none() && block > limit {
                     continue;
                 }

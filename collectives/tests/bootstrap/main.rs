@@ -3,12 +3,14 @@
 mod hostile;
 mod member;
 
+use std::net::TcpListener;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use doorbell_collectives::Rank;
 use doorbell_collectives::bootstrap::{Exchange, ExchangeError, Group, Options, Rendezvous};
-use doorbell_collectives::failure::{Cause, ShrinkError};
+use doorbell_collectives::failure::{Awaited, Cause, ShrinkError, Wait};
+use doorbell_collectives::plan::Collective;
 use member::{Member, processes};
 use nix::sys::signal::Signal;
 
@@ -165,6 +167,74 @@ fn who_gives_up_ends_it_for_all_and_all_may_go_on() {
 }
 
 #[test]
+fn a_queue_pair_that_fails_ends_the_group_and_names_both_ends() {
+    let wait = |peer: u32, awaited| Wait {
+        operation: 1,
+        connection: 2,
+        slice: 3,
+        step: 4,
+        peer: Rank(peer),
+        qpn: 0x11,
+        awaited,
+    };
+    with_all(Group::local(3).unwrap(), |group| {
+        let control = group.control();
+        let watch = control.watch();
+        watch.begin(1, Collective::Broadcast);
+        let failure = if group.rank() == Rank(0) {
+            control.end(vec![wait(1, Awaited::Nothing)], PATIENCE, "a queue pair failed")
+        } else {
+            eventually("a verdict", || {
+                if watch.asked() {
+                    watch.report(vec![wait(0, Awaited::Message)]);
+                }
+                control.failure()
+            })
+        };
+        let said = failure.to_string();
+        assert!(said.starts_with("the link from rank 0 (process "), "{said}");
+        assert!(
+            said.contains(
+                "has lost its queue pair to rank 1 in broadcast 1, slice 3, step 4, connection 2, queue pair 17"
+            ),
+            "{said}"
+        );
+        let shrunk = group.shrink(PATIENCE);
+        assert_eq!(
+            shrunk.is_err(),
+            group.rank() == Rank(1),
+            "the higher of the two is left behind"
+        );
+    });
+}
+
+#[test]
+fn ranks_without_an_id_meet_beside_a_stranger_who_has_their_port() {
+    let stranger = TcpListener::bind("127.0.0.1:0").unwrap();
+    let taken = stranger.local_addr().unwrap().port();
+    let member = |rank: u32| {
+        let variables = [
+            ("RANK", rank),
+            ("WORLD_SIZE", 3),
+            ("LOCAL_RANK", rank),
+            ("MASTER_PORT", u32::from(taken - 1)),
+        ];
+        let mut variables = variables.map(|(name, value)| (name, value.to_string())).to_vec();
+        variables.push(("MASTER_ADDR", "127.0.0.1".into()));
+        Member::start(&variables)
+    };
+    let mut members: Vec<_> = (0..3).map(member).collect();
+    for (rank, member) in members.iter_mut().enumerate() {
+        assert_eq!(member.hear(), format!("rank {rank} of 3"));
+    }
+    assert_eq!(
+        ask_all(&mut members, &[0, 1, 2], |_| "exchange".into()),
+        ["[0, 1, 2]"; 3]
+    );
+    members.into_iter().for_each(Member::end);
+}
+
+#[test]
 fn a_group_shrinks_without_those_who_left_or_do_not_come() {
     let mut groups = Group::local(5).unwrap();
     let absent = groups.remove(3);
@@ -202,7 +272,7 @@ fn a_killed_process_is_named_by_all_at_once_and_the_others_go_on() {
     let mut members = processes(4);
     let alive = [0, 1, 3];
     for rank in alive {
-        members[rank].tell(&format!("operate {} 60000", (rank + 3) % 4));
+        members[rank].tell(&format!("operate {} 80000", (rank + 3) % 4));
     }
     let pid = members[2].pid();
     members[2].signal(Signal::SIGKILL);
@@ -275,7 +345,7 @@ fn a_stopped_process_is_named_within_the_deadline_and_left_behind() {
 #[test]
 fn a_rank_that_does_not_begin_and_a_message_that_is_lost_are_told_apart() {
     let mut members = processes(3);
-    let said = ask_all(&mut members, &[0, 1], |rank| format!("operate {} 6000", (rank + 2) % 3));
+    let said = ask_all(&mut members, &[0, 1], |rank| format!("operate {} 8000", (rank + 2) % 3));
     for said in said {
         assert!(
             said.starts_with("rank 2 (process ") && said.contains("has not begun operation 1; rank 0 "),
@@ -284,7 +354,7 @@ fn a_rank_that_does_not_begin_and_a_message_that_is_lost_are_told_apart() {
     }
     let mut members = processes(3);
     let said = ask_all(&mut members, &[0, 1, 2], |rank| {
-        format!("operate {} 6000", (rank + 2) % 3)
+        format!("operate {} 8000", (rank + 2) % 3)
     });
     for said in said {
         assert!(

@@ -32,7 +32,7 @@ impl Owner {
         Some(Self {
             namespace: namespace()?,
             pid,
-            start: start_of(pid)?,
+            start: life_of(pid)?.1,
         })
     }
 
@@ -53,7 +53,7 @@ impl Owner {
         }
         // It may have become another user's: then it cannot be sent a signal, and may not be shown in /proc.
         kill(Pid::from_raw(self.pid), None) == Err(Errno::ESRCH)
-            || start_of(self.pid).is_some_and(|start| start != self.start)
+            || life_of(self.pid).is_some_and(|(is_over, start)| is_over || start != self.start)
     }
 }
 
@@ -63,11 +63,13 @@ fn namespace() -> Option<String> {
     Some(link.to_string_lossy().into_owned())
 }
 
-/// When a process started, in ticks since the host did: the 22nd field of proc(5), the 20th after the name in brackets, which may hold anything.
-fn start_of(pid: i32) -> Option<u64> {
+/// Whether a process has ended, and nobody has waited for it yet, which in some containers nobody ever does; and when it started, in ticks since the host did. The 3rd and the 22nd field of
+/// proc(5), the first and the 20th after the name in brackets, which may hold anything.
+fn life_of(pid: i32) -> Option<(bool, u64)> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let (_, rest) = stat.rsplit_once(") ")?;
-    rest.split_whitespace().nth(19)?.parse().ok()
+    let start = rest.split_whitespace().nth(19)?.parse().ok()?;
+    Some((rest.starts_with(['Z', 'X']), start))
 }
 
 /// Says in the folder that a process needs it.

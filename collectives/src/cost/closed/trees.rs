@@ -85,10 +85,10 @@ impl Rates {
         match collective {
             Collective::Reduce => to_root(partial, true, 0.0),
             Collective::Gather => to_root(Message::Parts(part), false, part),
-            Collective::Broadcast => self.from_root(self.down(ranks, same), leaf(n), spread(same, n)),
+            Collective::Broadcast => self.rooted(self.down(ranks, same), leaf(n), spread(same, n)),
             Collective::Scatter => {
                 let parts = Message::Parts(part);
-                self.from_root(
+                self.rooted(
                     self.down(ranks, parts),
                     leaf(subtrees(ranks).map(|size| parts.bytes(size)).fold(0.0, f64::max)),
                     spread(parts, part),
@@ -194,7 +194,7 @@ impl Rates {
             copied: 0.0,
         };
         match collective {
-            Collective::Broadcast => self.from_root(
+            Collective::Broadcast => self.rooted(
                 half * self.copy + down,
                 if ranks > 2 {
                     spread

@@ -180,7 +180,7 @@ impl Conversation {
             let mut message = self.message.take().context("no message is left")?;
             message[0] = u8::from(last);
             let len = self.draw_len();
-            if last || self.draw() % 3 > 0 {
+            if last || !self.draw().is_multiple_of(3) {
                 self.qp.post(|batch| drop(batch.send(message.part(..len))))?;
                 ensure!(self.receive()? == last, "an answer to something else");
             } else {
