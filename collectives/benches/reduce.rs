@@ -5,11 +5,11 @@
 use core::hint::black_box;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use doorbell_collectives::kernel::Function;
+use doorbell_collectives::kernel::{Function, lines};
 use doorbell_collectives::plan::Form::{Element, Partial};
 use doorbell_collectives::{DataType, ReduceOp};
 
-/// Memory at the beginning of a page, touched, with bytes that are ordinary numbers in every type.
+/// Memory from the beginning of a page on, touched, with bytes that are ordinary numbers in every type.
 struct Memory {
     bytes: Vec<u8>,
     offset: usize,
@@ -134,5 +134,35 @@ fn many(c: &mut Criterion) {
     group.finish();
 }
 
-criterion_group!(benches, copies, reductions, partial, many);
+/// Throughput is that of the data.
+fn slots(c: &mut Criterion) {
+    let size = 32 << 10;
+    let mut group = c.benchmark_group("slots of 32KiB");
+    let (mut plain, mut slot) = (Memory::new(size), Memory::new(lines::ll_bytes(size)));
+    group.throughput(Throughput::Bytes(size as u64));
+    // SAFETY (all): `plain` has the size, and `slot` what the larger of the layouts takes of it, from the beginning of a page on.
+    group.bench_function("pack LL", |b| {
+        // SAFETY: see above.
+        b.iter(|| unsafe { lines::pack_ll(7, black_box(plain.at()), size, black_box(slot.at())) });
+    });
+    group.bench_function("unpack LL", |b| {
+        // SAFETY: see above.
+        b.iter(|| assert!(unsafe { lines::try_unpack_ll(7, black_box(slot.at()), size, black_box(plain.at())) }));
+    });
+    group.bench_function("pack LL128", |b| {
+        // SAFETY: see above.
+        b.iter(|| unsafe { lines::pack_ll128(7, black_box(plain.at()), size, black_box(slot.at())) });
+    });
+    group.bench_function("unpack LL128", |b| {
+        // SAFETY: see above.
+        b.iter(|| assert!(unsafe { lines::try_unpack_ll128(7, black_box(slot.at()), size, black_box(plain.at())) }));
+    });
+    group.bench_function("memcpy", |b| {
+        // SAFETY: see above.
+        b.iter(|| unsafe { core::ptr::copy_nonoverlapping(black_box(plain.at()), black_box(slot.at()), size) });
+    });
+    group.finish();
+}
+
+criterion_group!(benches, copies, reductions, partial, many, slots);
 criterion_main!(benches);

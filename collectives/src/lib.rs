@@ -13,6 +13,8 @@ mod memory;
 pub mod plan;
 mod protocol;
 pub mod simulate;
+pub mod topology;
+pub mod tune;
 mod types;
 
 pub use algorithm::{Algorithm, Unsupported};

@@ -19,6 +19,7 @@ Examples:
   doorbell bw send 192.0.2.7 -d mlx5_0 -a   every size from 2 B to 8 MiB
   doorbell bw write --verify --drop 0.05    every byte checked while 5 % of the packets are lost
   doorbell devices -v                       what is here
+  doorbell topo                             which adapter is near which GPU
   doorbell limits                           how far this machine itself could go, and how far the device does
   doorbell run -- ibv_devinfo               any libibverbs program, on the userspace device
 
@@ -38,6 +39,8 @@ pub(crate) struct Cli {
 pub(crate) enum Command {
     /// List the devices a test can use
     Devices(DevicesArgs),
+    /// Show adapters, GPUs and NUMA nodes, and how near they are to one another
+    Topo(TopoArgs),
     /// Measure what this machine itself allows, and how near the userspace device comes to it
     Limits(LimitsArgs),
     /// Measure bandwidth
@@ -57,7 +60,7 @@ impl Command {
     /// Whether another process of this program started this one and reports for it.
     pub(crate) fn is_child(&self) -> bool {
         match self {
-            Command::Devices(_) | Command::Limits(_) | Command::Run(_) | Command::Env(_) => false,
+            Command::Devices(_) | Command::Topo(_) | Command::Limits(_) | Command::Run(_) | Command::Env(_) => false,
             Command::Bw(BwArgs { test, .. }) | Command::Lat(LatArgs { test }) => test.child,
         }
     }
@@ -124,6 +127,17 @@ pub(crate) struct DevicesArgs {
     pub(crate) json: bool,
     #[command(flatten)]
     pub(crate) soft: SoftArgs,
+}
+
+/// What `doorbell topo` takes.
+#[derive(Args, Debug)]
+pub(crate) struct TopoArgs {
+    /// Print one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Where sysfs is, or a copy of another machine's
+    #[arg(long, value_name = "FOLDER", default_value = "/sys")]
+    pub(crate) sysfs: PathBuf,
 }
 
 /// What `doorbell limits` takes.

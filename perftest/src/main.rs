@@ -18,6 +18,7 @@ mod plan;
 mod report;
 mod run;
 mod stats;
+mod topo;
 mod units;
 
 use std::process::ExitCode;
@@ -48,6 +49,7 @@ fn main() -> ExitCode {
 fn run(command: &Command) -> Result<(), Failure> {
     match command {
         Command::Devices(args) => devices::run(args),
+        Command::Topo(args) => topo::run(args),
         Command::Limits(args) => limits::run(args),
         Command::Bw(args) => command::run(&Plan::bw(args)?, &args.test),
         Command::Lat(args) => command::run(&Plan::lat(args)?, &args.test),

@@ -3,6 +3,7 @@
 //! All but what is left out below runs under Miri too (`cargo xtask sanitize miri`), with the provenance of registered memory exposed: a device and its peers know
 //! memory by number, so `Buffer` and the stub make pointers of addresses.
 
+mod alias;
 mod allocation;
 mod basics;
 mod cache;

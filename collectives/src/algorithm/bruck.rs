@@ -66,7 +66,7 @@ pub(super) const ALL_TO_ALL: Recipe = Recipe {
     },
     scratch: |members, _| {
         let p = members.ranks();
-        vec![0; (packed_area(p, 1) + travelling(p, 0)) as usize]
+        vec![0; (packed_area(p, 1) + travelling(p, 1)) as usize]
     },
     partial: nothing,
 };

@@ -17,12 +17,9 @@ pub(super) const ALL_REDUCE: Recipe = Recipe {
     deterministic: true,
     steps: |members, _, v| Box::new(all_reduce(members, v).into_iter()),
     scratch: nothing,
-    partial: |members, v| {
-        let fold = Fold::new(members.ranks());
-        match fold.role(v) {
-            Role::Core(_) => (0..fold.cores()).collect(),
-            Role::Folded => Vec::new(),
-        }
+    partial: |members, v| match Fold::new(members.ranks()).role(v) {
+        Role::Core(core) => kept(members, core).collect(),
+        Role::Folded => Vec::new(),
     },
 };
 
@@ -76,11 +73,29 @@ pub(super) const REDUCE_SCATTER: Recipe = Recipe {
         let parts = if members.sorted { 0 } else { members.ranks() };
         (0..parts).map(|position| members.rank(position).0).collect()
     },
-    partial: |members, v| match Fold::new(members.ranks()).role(v) {
-        Role::Core(_) => (0..members.ranks()).map(|position| members.rank(position).0).collect(),
-        Role::Folded => vec![members.rank(v).0],
+    partial: |members, v| {
+        let fold = Fold::new(members.ranks());
+        match fold.role(v) {
+            Role::Core(core) => {
+                let cores = kept(members, core);
+                let positions = fold.position(cores.start)..fold.position(cores.end);
+                positions.map(|position| members.rank(position).0).collect()
+            }
+            Role::Folded => vec![members.rank(v).0],
+        }
     },
 };
+
+/// The cores whose blocks a core has partial results of: all if somebody is folded into it, else those of its half after the first round; none if that is the last.
+fn kept(members: &Members, core: u32) -> core::ops::Range<u32> {
+    let fold = Fold::new(members.ranks());
+    let half = fold.cores() / 2;
+    match (fold.has(core), fold.rounds) {
+        (true, _) => 0..fold.cores(),
+        (false, 1) => 0..0,
+        (false, _) => core / half * half..(core / half + 1) * half,
+    }
+}
 
 /// Reduces the parts that are in `given`, in the order of the members.
 fn reduce_scatter(members: &Members, v: u32, given: Place) -> Vec<Step> {
@@ -112,7 +127,8 @@ fn reduce_scatter(members: &Members, v: u32, given: Place) -> Vec<Step> {
     steps
 }
 
-/// The rounds of halving of a core: contributions are in `given`, partial results in the same blocks of `Partial`, and the core's own result goes into `last`, if it is whole then. `span` has the blocks of cores in a place.
+/// The rounds of halving of a core: contributions are in `given`, partial results in `Partial` from those of the first that it keeps, and the core's own result goes into `last`, if it is whole then. `span` has the blocks of cores
+/// in a place.
 fn halve(
     members: &Members,
     core: u32,
@@ -122,35 +138,43 @@ fn halve(
 ) -> Vec<Step> {
     let fold = Fold::new(members.ranks());
     let mut steps = Vec::with_capacity(4 * fold.rounds as usize + 2);
+    let before = span(Place::Partial, 0, kept(members, core).start).blocks;
+    let blocks = |place, from, to| {
+        let Span { first, blocks, .. } = span(place, from, to);
+        Span::new(
+            place,
+            if place == Place::Partial { first - before } else { first },
+            blocks,
+        )
+    };
     let mut held = given;
     if fold.has(core) {
         let from = members.rank(fold.position(core) + 1);
-        let (with, into) = (span(given, 0, fold.cores()), span(Place::Partial, 0, fold.cores()));
-        steps.push(Step::RecvReduce {
-            from,
-            form: Form::Element,
-            with,
-            into,
-        });
+        let (with, into) = (blocks(given, 0, fold.cores()), blocks(Place::Partial, 0, fold.cores()));
+        let form = Form::Element;
+        steps.push(Step::RecvReduce { from, form, with, into });
         held = Place::Partial;
     }
     for round in (0..fold.rounds).rev() {
         let other = core ^ 1 << round;
         let peer = fold.rank(members, other);
-        let half = |of: u32, place| span(place, of >> round << round, ((of >> round) + 1) << round);
-        let form = if round + 1 == fold.rounds && !fold.has(other) {
+        let half = |of: u32, place| blocks(place, of >> round << round, ((of >> round) + 1) << round);
+        let first = round + 1 == fold.rounds;
+        let form = if first && !fold.has(other) {
             Form::Element
         } else {
             Form::Partial
         };
-        let into = last
-            .filter(|_| round == 0)
-            .unwrap_or_else(|| half(core, Place::Partial));
+        let into = match last {
+            Some(last) if round == 0 => last,
+            _ => half(core, Place::Partial),
+        };
+        let with = half(core, held);
         steps.push(send(peer, half(other, held)));
         steps.push(Step::RecvReduce {
             from: peer,
             form,
-            with: half(core, held),
+            with,
             into,
         });
         held = Place::Partial;

@@ -1,6 +1,6 @@
 //! Algorithms: which there are, what each is for, and the schedules that they make.
 //!
-//! An algorithm for a collective is a [`Recipe`]: into how many blocks it divides, how many strands it has, and the steps of the member at a *position* of the shape's order, made one after another. Each
+//! An algorithm for a collective is a *recipe*: into how many blocks it divides, how many strands it has, and the steps of the member at a *position* of the shape's order, made one after another. Each
 //! family has a file, and each recipe's header there says what it costs and in which order it reduces. p is the number of ranks and n what nccl-tests calls the size: all of all-reduce, broadcast and reduce, all ranks' parts
 //! together of the others, one rank's part of send and receive.
 //!

@@ -81,17 +81,19 @@ pub(super) const SCATTER: Recipe = Recipe {
     partial: nothing,
 };
 
-/// The parts of a rank's subtree; at the root only if it has to sort some.
+/// The parts of a rank's subtree; at the root those that it has to sort.
 fn collected(members: &Members, v: u32) -> Vec<u32> {
     let at = Binomial::new(members, v);
+    let part = |u| members.after_root(u).0;
+    if at.u == 0 {
+        let unsorted = at.children().filter(|&child| at.run(child).is_none());
+        return unsorted
+            .flat_map(|child| (child..child + at.size(child)).map(part))
+            .collect();
+    }
     let size = at.size(at.u);
-    let needed = if at.u == 0 {
-        at.children().any(|child| at.run(child).is_none())
-    } else {
-        size > 1
-    };
-    let parts = if needed { size } else { 0 };
-    (0..parts).map(|part| members.after_root(at.u + part).0).collect()
+    let parts = if size > 1 { size } else { 0 };
+    (0..parts).map(|index| part(at.u + index)).collect()
 }
 
 /// Barrier: a message from each up to the first of the order, and one back.
@@ -172,14 +174,23 @@ impl<'a> Binomial<'a> {
 
     /// The parts of `child`'s subtree in this member's scratch.
     fn parts(&self, child: u32) -> Span {
-        Span::new(Place::Scratch, child - self.u, self.size(child))
+        let before = if self.u == 0 {
+            let unsorted = self
+                .children()
+                .filter(|&other| other < child && self.run(other).is_none());
+            unsorted.map(|other| self.size(other)).sum()
+        } else {
+            child - self.u
+        };
+        Span::new(Place::Scratch, before, self.size(child))
     }
 
     /// For each run of the parts of `child`'s subtree: in the root's scratch, and in its `place`.
     fn sorted(&self, child: u32, place: Place) -> impl Iterator<Item = (Span, Span)> {
-        let runs = self.members.runs(self.members.root_position + child, self.size(child));
+        let parts = self.parts(child);
+        let runs = self.members.runs(self.members.root_position + child, parts.blocks);
         runs.map(move |run| {
-            let scratch = Span::new(Place::Scratch, child + run.at, run.ranks);
+            let scratch = Span::new(Place::Scratch, parts.first + run.at, run.ranks);
             (scratch, Span::new(place, run.rank, run.ranks))
         })
     }

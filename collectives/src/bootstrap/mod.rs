@@ -8,6 +8,7 @@ mod error;
 mod exchange;
 mod id;
 mod join;
+mod launch;
 mod mesh;
 mod rendezvous;
 mod split;
@@ -21,6 +22,7 @@ use std::time::Duration;
 pub use error::BootstrapError;
 pub use exchange::{Exchange, ExchangeError};
 pub use id::{Nonce, NotAnId, UniqueId};
+pub use launch::{Launch, Launcher, Meeting};
 pub use mesh::{ControlMesh, MAX_MESSAGE};
 pub use rendezvous::{Rendezvous, Serving};
 
@@ -49,6 +51,48 @@ impl Default for Options {
             patience: PATIENCE,
         }
     }
+}
+
+impl Options {
+    /// What the environment says: `DOORBELL_BOOTSTRAP` is the address to use, or the interface whose address it is.
+    ///
+    /// # Errors
+    /// [`BootstrapError::Variable`] if there is no such address or interface.
+    pub fn from_env() -> Result<Self, BootstrapError> {
+        const VARIABLE: &str = "DOORBELL_BOOTSTRAP";
+        let Some(value) = std::env::var(VARIABLE).ok().filter(|value| !value.is_empty()) else {
+            return Ok(Self::default());
+        };
+        let bind = value.parse().ok().or_else(|| address_of(&value));
+        let bad = BootstrapError::Variable {
+            variable: VARIABLE,
+            value,
+            expected: "it should be an address of this machine, or an interface that has one and is up",
+        };
+        Ok(Self {
+            bind: Some(bind.ok_or(bad)?),
+            ..Self::default()
+        })
+    }
+}
+
+/// The address of an interface: the first of IPv4, or else of IPv6. Those that mean something only together with an interface do not travel, and are passed over.
+fn address_of(interface: &str) -> Option<IpAddr> {
+    let all = nix::ifaddrs::getifaddrs()
+        .ok()?
+        .filter(|one| one.interface_name == interface);
+    let addresses = all.filter_map(|one| {
+        let address = one.address?;
+        let four = address.as_sockaddr_in().map(|v4| IpAddr::V4(v4.ip()));
+        let six = || {
+            address
+                .as_sockaddr_in6()
+                .map(|v6| v6.ip())
+                .filter(|ip| !ip.is_unicast_link_local())
+        };
+        four.or_else(|| six().map(IpAddr::V6))
+    });
+    addresses.min_by_key(IpAddr::is_ipv6)
 }
 
 /// A process of a group.
@@ -97,6 +141,14 @@ impl Group {
             ranks,
         };
         Self::arrive(&places, arrival, options)
+    }
+
+    /// Does what the launcher said, in the environment: see [`Launch`] for the variables, and [`Options::from_env`].
+    ///
+    /// # Errors
+    /// As [`Launch::from_env`] and [`join`](Self::join).
+    pub fn from_env() -> Result<Self, BootstrapError> {
+        Launch::from_env()?.join(&Options::from_env()?)
     }
 
     fn arrive(places: &[SocketAddr], arrival: join::Arrival, options: &Options) -> Result<Self, BootstrapError> {

@@ -104,7 +104,7 @@ impl Rendezvous {
 
     fn serve_until(mut self, patience: Duration, bell: Option<BorrowedFd<'_>>) -> Result<(), BootstrapError> {
         let deadline = Instant::now() + patience;
-        while self.arrived.iter().any(Option::is_none) {
+        while !self.complete() {
             match self.door.next(deadline, bell) {
                 Ok(Some(guest)) => self.receive(guest),
                 Ok(None) => return Err(self.give_up(patience)),
@@ -120,6 +120,17 @@ impl Rendezvous {
             }
         }
         Ok(())
+    }
+
+    /// Whether all are here. Who has come and gone has not come.
+    fn complete(&mut self) -> bool {
+        if self.arrived.iter().any(Option::is_none) {
+            return false;
+        }
+        for place in &mut self.arrived {
+            place.take_if(|(stream, _)| !alive(stream));
+        }
+        self.arrived.iter().all(Option::is_some)
     }
 
     fn receive(&mut self, guest: Guest) {

@@ -1,9 +1,10 @@
 //! What each algorithm costs, in closed form: as quick to evaluate for 16,384 ranks as for two.
 //!
 //! Of one slice: the *path*, how long it takes from the first step to the last; and the *load*, for how long the busiest rank's processor and adapter are taken by it. Slices of a channel follow one another after a path, if a rank
-//! needs to hear of a slice's end before it begins the next one (all that ends with all ranks knowing), or else after a load. Channels overlap, until the load of all of them is more than the path of one. So k slices of each of C channels take
+//! needs to hear of a slice's end before it begins the next one (all that ends with all ranks knowing), or else after a load. Channels overlap, until the load of all of them is more than the path of one. So S slices, k of them by each
+//! channel, take about
 //!
-//! > path + (k − 1)·max(path or load, C·load) + (C − 1)·load
+//! > path + max((k − 1)·(path or load), (S − 1)·load)
 //!
 //! All links are taken to be alike, and nobody's but two ranks'. `simulate` knows more; the tests hold both against one another.
 
@@ -33,9 +34,11 @@ pub fn predict_ns(
     let rates = Rates::new(link, compute, work);
     let slice = rates.slice(algorithm, collective, ranks, work.bytes as f64 / slices as f64);
     let follows = if slice.coupled { slice.path } else { slice.load };
-    let rounds = (slices as f64 / channels).ceil();
-    let one_after_another = follows.max(channels * slice.load);
-    Some(compute.begin_ns + slice.path + (rounds - 1.0) * one_after_another + (channels - 1.0) * slice.load)
+    let slices = slices as f64;
+    let rounds = (slices / channels).ceil();
+    let last_round = slices - (rounds - 1.0) * channels;
+    let one_after_another = (rounds - 1.0) * follows + (last_round - 1.0) * slice.load;
+    Some(compute.begin_ns + slice.path + one_after_another.max((slices - 1.0) * slice.load))
 }
 
 /// Into how many blocks the bytes are divided.
@@ -202,7 +205,9 @@ impl Rates {
             Collective::AllReduce => self.exchanges(reducing.chain(gathering), 0.0),
             Collective::ReduceScatter => self.exchanges(reducing, 0.0),
             // The rank's own part is copied while the first message is on its way.
-            _ => self.exchanges(gathering, 0.0).beside(block * self.copy, self.hop(block)),
+            _ => self
+                .exchanges(gathering, 0.0)
+                .beside(block * self.copy, self.latency + block * self.wire),
         }
     }
 
@@ -210,20 +215,50 @@ impl Rates {
         let hops = f64::from(ranks - 1);
         let middle = f64::from(u32::from(ranks > 2));
         if collective == Collective::Broadcast {
-            let duty = Duty { sends: middle, receives: 1.0, out: n, into: n, ..Duty::default() };
-            return self.from_root(hops * self.hop(n), duty, Duty { sends: 1.0, out: n, copied: n, ..Duty::default() });
+            let duty = Duty {
+                sends: middle,
+                receives: 1.0,
+                out: n,
+                into: n,
+                ..Duty::default()
+            };
+            return self.rooted(
+                hops * self.hop(n),
+                duty,
+                Duty {
+                    sends: 1.0,
+                    out: n,
+                    copied: n,
+                    ..Duty::default()
+                },
+            );
         }
         let wide = n * self.wide;
         let path = self.hop(n) + n * self.gamma + (hops - 1.0) * (self.hop(wide) + wide * self.gamma);
         let most = if ranks > 2 { wide } else { n };
-        let duty = Duty { sends: middle, receives: 1.0, out: most, into: most, reduced: most, copied: 0.0 };
-        Slice { path, load: self.load(duty), coupled: false }
+        let duty = Duty {
+            sends: middle,
+            receives: 1.0,
+            out: most,
+            into: most,
+            reduced: most,
+            copied: 0.0,
+        };
+        Slice {
+            path,
+            load: self.load(duty),
+            coupled: false,
+        }
     }
 
     /// What goes from a root to others: the root copies what is its own as well, after it has sent the rest.
-    fn from_root(&self, path: f64, other: Duty, root: Duty) -> Slice {
+    fn rooted(&self, path: f64, other: Duty, root: Duty) -> Slice {
         let copied = root.sends * self.send + root.copied * self.copy;
-        Slice { path: path.max(copied), load: self.load(root).max(self.load(other)), coupled: false }
+        Slice {
+            path: path.max(copied),
+            load: self.load(root).max(self.load(other)),
+            coupled: false,
+        }
     }
 
     /// Of algorithms that work in pairs: where the number of ranks is no power of two, those beyond one give what they have to another rank, and are told the result.
@@ -236,7 +271,8 @@ impl Rates {
         let width = |round: u32| if round == 0 && !folds { 1.0 } else { self.wide };
         let part = n / f64::from(ranks);
         // The parts of the largest group of a round: those of cores with others folded into them come first.
-        let group = move |round: u32| f64::from((1u32 << round) + (ranks - (1 << ranks.ilog2())).min(1 << round)) * part;
+        let group =
+            move |round: u32| f64::from((1u32 << round) + (ranks - (1 << ranks.ilog2())).min(1 << round)) * part;
         match (algorithm, collective) {
             (Algorithm::RecursiveDoubling, Collective::AllReduce) => {
                 let rounds = (0..rounds).map(|round| (n * width(round), true));
@@ -244,12 +280,22 @@ impl Rates {
             }
             (Algorithm::RecursiveDoubling, _) => {
                 let rounds = (0..rounds).map(|round| (group(round), false));
-                self.exchanges(before(part, false).into_iter().chain(rounds).chain(before(n, false)), part)
+                self.exchanges(
+                    before(part, false).into_iter().chain(rounds).chain(before(n, false)),
+                    part,
+                )
             }
             (_, Collective::AllReduce) => {
                 let halving = (0..rounds).map(|round| (n / f64::from(2u32 << round) * width(round), true));
                 let doubling = (0..rounds).map(|round| (n * f64::from(1u32 << round) / cores, false));
-                self.exchanges(before(n, true).into_iter().chain(halving).chain(doubling).chain(before(n, false)), 0.0)
+                self.exchanges(
+                    before(n, true)
+                        .into_iter()
+                        .chain(halving)
+                        .chain(doubling)
+                        .chain(before(n, false)),
+                    0.0,
+                )
             }
             _ => {
                 let halving = (0..rounds).map(|round| (group(rounds - 1 - round) * width(round), true));
@@ -276,27 +322,75 @@ impl Rates {
         let all = |bytes: f64, reduces: bool, copied: f64| {
             let reduced = if reduces { others * bytes } else { 0.0 };
             let moved = others * bytes;
-            let duty = Duty { sends: others, receives: others, out: moved, into: moved, reduced, copied };
-            let stage = self.stage(Stage { sends: others, receives: others, bytes });
+            let duty = Duty {
+                sends: others,
+                receives: others,
+                out: moved,
+                into: moved,
+                reduced,
+                copied,
+            };
+            let stage = self.stage(Stage {
+                sends: others,
+                receives: others,
+                bytes,
+            });
             let processor = others * (self.send + self.receive + bytes * self.take) + copied * self.copy;
-            Slice { path: stage.max(processor) + reduced * self.gamma, load: self.load(duty), coupled: true }
+            Slice {
+                path: stage.max(processor) + reduced * self.gamma,
+                load: self.load(duty),
+                coupled: true,
+            }
         };
         let to_root = |bytes: f64, reduces: bool| {
             let (reduced, copied) = if reduces { (others * bytes, 0.0) } else { (0.0, bytes) };
-            let duty = Duty { receives: others, into: others * bytes, reduced, copied, ..Duty::default() };
-            let stage = self.stage(Stage { sends: 1.0, receives: others, bytes });
-            Slice { path: stage + reduced * self.gamma, load: self.load(duty), coupled: false }
+            let duty = Duty {
+                receives: others,
+                into: others * bytes,
+                reduced,
+                copied,
+                ..Duty::default()
+            };
+            // At worst the message that the root asks for first comes last.
+            let comes = (self.send + self.latency + others * bytes * self.wire).max(copied * self.copy);
+            let takes = others * (self.receive + bytes * self.take);
+            Slice {
+                path: comes + takes + reduced * self.gamma,
+                load: self.load(duty),
+                coupled: false,
+            }
         };
         let from_root = |bytes: f64| {
-            let root = Duty { sends: others, out: others * bytes, copied: bytes, ..Duty::default() };
-            let leaf = Duty { receives: 1.0, into: bytes, ..Duty::default() };
-            self.from_root(self.stage(Stage { sends: others, receives: 1.0, bytes }), leaf, root)
+            let root = Duty {
+                sends: others,
+                out: others * bytes,
+                copied: bytes,
+                ..Duty::default()
+            };
+            let leaf = Duty {
+                receives: 1.0,
+                into: bytes,
+                ..Duty::default()
+            };
+            self.rooted(
+                self.stage(Stage {
+                    sends: others,
+                    receives: 1.0,
+                    bytes,
+                }),
+                leaf,
+                root,
+            )
         };
         match (algorithm, collective) {
             (Algorithm::OneShot, _) => all(n, true, 0.0),
             (_, Collective::AllReduce) => {
                 let (reduce, gather) = (all(part, true, 0.0), all(part, false, 0.0));
-                Slice { path: reduce.path + gather.path, load: reduce.load + gather.load, coupled: true }
+                Slice {
+                    path: reduce.path + gather.path,
+                    load: reduce.load + gather.load,
+                    coupled: true,
+                }
             }
             (_, Collective::ReduceScatter) => all(part, true, 0.0),
             (_, Collective::SendRecv) => self.exchanges([(n, false)], 0.0),
@@ -310,10 +404,10 @@ impl Rates {
 }
 
 impl Slice {
-    /// With copying that a rank does beside its exchanges: `hop` is how long it waits in one of them.
-    fn beside(mut self, copying: f64, hop: f64) -> Self {
+    /// With copying that a rank does while it waits in one of its exchanges, for so long.
+    fn beside(mut self, copying: f64, waits: f64) -> Self {
         self.load += copying;
-        self.path += (copying - hop).max(0.0);
+        self.path += (copying - waits).max(0.0);
         self
     }
 }
@@ -323,11 +417,6 @@ fn powers(ranks: u32) -> impl Iterator<Item = u32> {
     (0..u32::BITS)
         .map(|bit| 1 << bit)
         .take_while(move |&power| power < ranks)
-}
-
-/// Levels of a binomial tree below its root.
-fn levels(ranks: u32) -> u32 {
-    u32::BITS - ranks.saturating_sub(1).leading_zeros()
 }
 
 #[cfg(test)]

@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::types::Protocol;
 
+pub(crate) use closed::blocks;
 pub use closed::predict_ns;
 
 /// What a message costs by one protocol.
@@ -89,11 +90,14 @@ impl Link {
             receive_ns: simple.receive_ns * scale,
             beta_ns_per_byte: simple.beta_ns_per_byte / payload(protocol),
         };
+        let mut ll128 = flagged(Protocol::Ll128);
+        // A line travels whole, however little is in it.
+        ll128.alpha_ns += 120.0 * ll128.beta_ns_per_byte;
         Self {
             mover,
             simple,
             ll: flagged(Protocol::Ll),
-            ll128: flagged(Protocol::Ll128),
+            ll128,
         }
     }
 

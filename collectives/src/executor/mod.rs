@@ -87,6 +87,7 @@ pub struct Engine {
     config: Config,
     failed: Option<(Failed, Option<Waiting>)>,
     idle: u32,
+    patience: Patience,
 }
 
 impl Engine {
@@ -137,6 +138,7 @@ impl Engine {
             config,
             failed: None,
             idle: 0,
+            patience: Patience::among(ranks),
         })
     }
 

@@ -6,20 +6,36 @@ use std::time::Duration;
 use super::error::Failed;
 use super::{Engine, Ticket};
 
-/// Turns without news until the processor is offered to others; with as many ranks as processors that is what lets them run.
-const SPIN: u32 = 2_000;
-/// Turns until it sleeps between turns.
-const YIELD: u32 = 4_000;
+/// Turns without news until the processor is offered to others, where each rank has a processor of its own: a millisecond or so. Who offers it on a busy machine gets it back milliseconds later, and by then the others have
+/// offered theirs.
+const SPIN: u32 = 20_000;
+/// The same where there are more ranks than processors: what a rank waits for may be waiting for its processor.
+const SPIN_CROWDED: u32 = 500;
+/// Turns between that and sleeping.
+const YIELDS: u32 = 2_000;
 /// The longest sleep.
 const SLEEP: Duration = Duration::from_micros(200);
 
 /// How long to wait before the next turn, by the turns that have brought nothing.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone)]
 pub struct Patience {
     turns: u32,
+    spin: u32,
 }
 
 impl Patience {
+    /// For a thread that waits with so many others, if all `ranks` are on this host.
+    #[must_use]
+    pub fn among(ranks: u32) -> Self {
+        let processors = thread::available_parallelism().map_or(1, |processors| processors.get());
+        let spin = if ranks as usize <= processors {
+            SPIN
+        } else {
+            SPIN_CROWDED
+        };
+        Self { turns: 0, spin }
+    }
+
     /// A turn has brought something.
     #[inline]
     pub fn news(&mut self) {
@@ -30,16 +46,16 @@ impl Patience {
     #[inline]
     pub fn nothing(&mut self) {
         self.turns = self.turns.saturating_add(1);
-        if self.turns < SPIN {
+        if self.turns < self.spin {
             core::hint::spin_loop();
         } else {
-            Self::step_aside(self.turns);
+            self.step_aside();
         }
     }
 
     #[cold]
-    fn step_aside(turns: u32) {
-        match turns.checked_sub(YIELD) {
+    fn step_aside(&self) {
+        match self.turns.checked_sub(self.spin + YIELDS) {
             None => thread::yield_now(),
             Some(sleeps) => thread::sleep(SLEEP.min(Duration::from_micros(u64::from(sleeps) / 16 + 1))),
         }
@@ -52,7 +68,7 @@ impl Engine {
     /// # Errors
     /// When it has failed. A ticket that was taken before counts as done.
     pub fn wait(&mut self, ticket: Ticket) -> Result<(), Failed> {
-        let mut patience = Patience::default();
+        let mut patience = self.patience.clone();
         loop {
             if let Some(result) = self.take(ticket) {
                 return result;

@@ -1,6 +1,14 @@
-//! Failure as a value: who is to blame when an operation does not get on.
+//! Failure as a value: who is to blame when an operation does not get on, and who is left.
 //!
-//! An engine tells its [`Watch`] what it has begun and finished, and looks at one flag of it. The rest is the control mesh's: its thread notices deaths, asks all members when one of them is stuck, and tells all what came of it.
+//! What an engine does about it:
+//!
+//! - It tells its [`Watch`] which operations it begins and finishes, and looks at one flag of it, [`Watch::attention`], while it spins. If it is [`asked`](Watch::asked), it [reports](Watch::report) what it waits for.
+//! - Stuck for half of an operation's deadline, it has the control mesh [ask all members](crate::bootstrap::ControlMesh::investigate). That ends nothing.
+//! - When the deadline has come, it [gives up](crate::bootstrap::ControlMesh::give_up), and all members do, with what was found. When a queue pair fails, it [ends](crate::bootstrap::ControlMesh::end) the group, which is both in one: a queue pair
+//!   fails because its peer is dead or stopped, too.
+//! - When the group has [failed](Watch::failed), for its own reasons or others', [`ControlMesh::failure`](crate::bootstrap::ControlMesh::failure) says why: on all members the same.
+//!
+//! The thread of the control mesh notices deaths by itself. [`judge`] finds the cause in what the members answer, `trial` has them agree on it, and `agreement` on who goes on; all three are without clock and sockets.
 
 mod agreement;
 mod judge;

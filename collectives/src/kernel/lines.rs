@@ -3,8 +3,12 @@
 //! - **LL**: words of 8 bytes, 4 of data and then 4 of flag. A word is read as one, so its data came with its flag, in whatever order words are written.
 //! - **LL128**: lines of 128 bytes, 120 of data and then 8 of flag. The last line's flag is the last 8 bytes of the WRITE, which a device writes last; the others are checked after it.
 //!
+//! Slots are read by atomic loads, and by volatile ones of vectors where they are aligned to 16 bytes: what a peer writes meanwhile, against the protocol, may be torn, but is nothing that is relied on.
+//!
 //! Flags and data are in the machine's byte order. The last word's or line's data is filled up with what is not specified. What a slot held before must not have flags equal to those of what is awaited: that is the caller's to see to.
 
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+use core::arch::x86_64::*;
 use core::sync::atomic::{AtomicU64, Ordering::Acquire, Ordering::Relaxed};
 
 /// Bytes of a word of LL.
@@ -67,8 +71,9 @@ pub unsafe fn try_unpack_ll(flag: u32, slot: *const u8, bytes: usize, into: *mut
     if seen != flag {
         return false;
     }
-    let mut differs = 0;
-    for i in 0..whole {
+    // SAFETY: the words before the rest's are in the slot, and their data within `bytes`, by contract.
+    let (first, mut differs) = unsafe { unpack_vectors(flag, slot.cast(), whole, into) };
+    for i in first..whole {
         let (data, seen) = word(i);
         differs |= seen ^ flag;
         // SAFETY: the word is within `bytes`, by contract.
@@ -79,6 +84,37 @@ pub unsafe fn try_unpack_ll(flag: u32, slot: *const u8, bytes: usize, into: *mut
         unsafe { core::ptr::copy_nonoverlapping(data.to_ne_bytes().as_ptr(), into.add(whole * LL_DATA), rest) };
     }
     differs == 0
+}
+
+/// Takes the data out of some of the first `words` by vectors, where they are aligned: how many, and what is not zero if a flag was not there.
+///
+/// # Safety
+/// As [`try_unpack_ll`], for that many words.
+#[inline(always)]
+unsafe fn unpack_vectors(flag: u32, slot: *const u8, words: usize, into: *mut u8) -> (usize, u32) {
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    if slot.addr().is_multiple_of(16) {
+        // Two words in a register: each half is read as one, and has its own flag.
+        let slot = slot.cast::<__m128i>();
+        // SAFETY: every processor of this architecture has these; four words from `i` on are within `words`.
+        return unsafe {
+            let flags = _mm_set1_epi32(flag.cast_signed());
+            let mut differs = _mm_setzero_si128();
+            let vectors = words / 4;
+            for i in 0..vectors {
+                let a = _mm_castsi128_ps(slot.add(2 * i).read_volatile());
+                let b = _mm_castsi128_ps(slot.add(2 * i + 1).read_volatile());
+                let data = _mm_castps_si128(_mm_shuffle_ps::<0b10_00_10_00>(a, b));
+                let seen = _mm_castps_si128(_mm_shuffle_ps::<0b11_01_11_01>(a, b));
+                differs = _mm_or_si128(differs, _mm_xor_si128(seen, flags));
+                _mm_storeu_si128(into.cast::<__m128i>().add(i), data);
+            }
+            let equal = _mm_movemask_epi8(_mm_cmpeq_epi32(differs, _mm_setzero_si128()));
+            (vectors * 4, u32::from(equal != 0xffff))
+        };
+    }
+    let _ = (flag, slot, words, into);
+    (0, 0)
 }
 
 /// The data and the flag of a word.
@@ -93,18 +129,19 @@ fn split(word: u64) -> (u32, u32) {
 /// # Safety
 /// `from` can be read for `bytes`, at any alignment; `slot` can be written for [`ll128_bytes`] of them, is aligned to 8 bytes and does not overlap `from`. Nobody else touches them meanwhile.
 pub unsafe fn pack_ll128(flag: u64, from: *const u8, bytes: usize, slot: *mut u8) {
-    let mut left = bytes;
-    let (mut from, mut line) = (from, slot);
-    while left > 0 {
-        let data = left.min(LL128_DATA);
-        // SAFETY: `data` bytes are left of `from`, and the slot has a line for them, aligned by contract.
-        unsafe {
-            core::ptr::copy_nonoverlapping(from, line, data);
-            line.add(LL128_DATA).cast::<u64>().write(flag);
-            from = from.add(data);
-            line = line.add(LL128_LINE);
-        }
-        left -= data;
+    // SAFETY: `len` bytes of the line's data are left of `from`, and the slot has a line for them, aligned by contract.
+    let pack = |line: usize, len: usize| unsafe {
+        let slot = slot.add(line * LL128_LINE);
+        core::ptr::copy_nonoverlapping(from.add(line * LL128_DATA), slot, len);
+        slot.add(LL128_DATA).cast::<u64>().write(flag);
+    };
+    let (whole, rest) = (bytes / LL128_DATA, bytes % LL128_DATA);
+    // Here the length is a constant, and the copy a few moves.
+    for line in 0..whole {
+        pack(line, LL128_DATA);
+    }
+    if rest != 0 {
+        pack(whole, rest);
     }
 }
 
@@ -125,15 +162,48 @@ pub unsafe fn try_unpack_ll128(flag: u64, slot: *const u8, bytes: usize, into: *
     if !there(lines - 1) {
         return false;
     }
-    for line in 0..lines {
+    let whole = bytes / LL128_DATA;
+    for line in 0..whole {
         if !there(line) {
             return false;
         }
-        let data = LL128_DATA.min(bytes - line * LL128_DATA);
-        // SAFETY: `data` bytes of a line of the slot, aligned by contract, and as many that are left of `into`.
-        unsafe { load(slot.add(line * LL128_LINE), into.add(line * LL128_DATA), data) };
+        // SAFETY: the data of a line of the slot, aligned by contract, and as much that is left of `into`.
+        unsafe { load_line(slot.add(line * LL128_LINE), into.add(line * LL128_DATA)) };
     }
+    // SAFETY: the rest, in the last line, whose flag was looked at; or nothing.
+    unsafe {
+        load(
+            slot.add(whole * LL128_LINE),
+            into.add(whole * LL128_DATA),
+            bytes % LL128_DATA,
+        )
+    };
     true
+}
+
+/// Copies a whole line's data: by vectors where they are aligned.
+///
+/// # Safety
+/// As [`load`], with [`LL128_DATA`] bytes.
+#[inline(always)]
+unsafe fn load_line(from: *const u8, into: *mut u8) {
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    if from.addr().is_multiple_of(16) {
+        for i in 0..LL128_DATA / 16 {
+            // SAFETY: within the line, by contract, and aligned.
+            unsafe {
+                _mm_storeu_si128(
+                    into.cast::<__m128i>().add(i),
+                    from.cast::<__m128i>().add(i).read_volatile(),
+                )
+            };
+        }
+        const DONE: usize = LL128_DATA / 16 * 16;
+        // SAFETY: what is left.
+        return unsafe { load(from.add(DONE), into.add(DONE), LL128_DATA - DONE) };
+    }
+    // SAFETY: the caller's contract is the same.
+    unsafe { load(from, into, LL128_DATA) };
 }
 
 /// Copies out of a line.

@@ -4,8 +4,10 @@
 
 use core::fmt::Write;
 
+use super::census::Census;
 use super::walk::{Walker, Who, walk};
 use super::{Place, Schedule, Span, Step};
+use crate::algorithm::Algorithm;
 use crate::types::Rank;
 
 /// The most columns of a table.
@@ -72,24 +74,20 @@ impl Walker for Timeline {
     }
 }
 
-/// A table of `schedule`'s steps for each strand: a column for each rank, time downwards. It has as many rows as the plan has steps one after another, and is broken into several where all ranks do not fit beside each other.
+/// A table of `schedule`'s steps, which `algorithm` has made if any has, for each strand: a column for each rank, time downwards. It has as many rows as the plan has steps one after another, and is broken into several where all ranks do not fit beside each other. The last line is its [`Census`].
 #[must_use]
-pub fn table(schedule: &dyn Schedule) -> String {
-    let shape = schedule.shape();
+pub fn table(schedule: &dyn Schedule, algorithm: Option<Algorithm>) -> String {
     let timeline = Timeline::of(schedule);
     let mut text = String::new();
-    let (blocks, plural) = (shape.blocks, if shape.blocks == 1 { "" } else { "s" });
-    let _ = write!(text, "{} of {} ranks in {blocks} block{plural}", shape.collective, shape.ranks());
-    if shape.collective.has_root() {
-        let _ = write!(text, ", root {}", shape.root);
-    }
+    text.push_str(&heading(schedule, algorithm));
     if schedule.in_place() {
         text.push_str(", also in place");
     }
-    text.push_str("\nI input, O output, S scratch, P partial results; →2 sends to rank 2, ←2 what rank 2 has sent\n");
+    text.push_str("\nI input, O output, S scratch, P partial results; →3 is sent to rank 3, ←3 comes from rank 3\n");
     let mut cells = vec![vec![String::new(); timeline.length() as usize]; timeline.now.len()];
     for event in &timeline.events {
-        cells[(event.who.strand * timeline.ranks + event.who.rank.0) as usize][event.time as usize] = short(&event.step);
+        cells[(event.who.strand * timeline.ranks + event.who.rank.0) as usize][event.time as usize] =
+            short(&event.step);
     }
     for (strand, columns) in cells.chunks(timeline.ranks as usize).enumerate() {
         if schedule.strands() > 1 {
@@ -98,13 +96,41 @@ pub fn table(schedule: &dyn Schedule) -> String {
         text.push('\n');
         columns_of(&mut text, columns);
     }
+    let _ = writeln!(text, "\n{}", Census::of(schedule));
+    text
+}
+
+/// What is drawn.
+fn heading(schedule: &dyn Schedule, algorithm: Option<Algorithm>) -> String {
+    let shape = schedule.shape();
+    let mut text = String::new();
+    if let Some(algorithm) = algorithm {
+        let _ = write!(text, "{algorithm} ");
+    }
+    let plural = if shape.blocks == 1 { "" } else { "s" };
+    let _ = write!(
+        text,
+        "{} of {} ranks in {} block{plural}",
+        shape.collective,
+        shape.ranks(),
+        shape.blocks
+    );
+    if shape.collective.has_root() {
+        let _ = write!(text, ", root {}", shape.root);
+    }
     text
 }
 
 /// Appends the columns, as many beside each other as fit.
 fn columns_of(text: &mut String, columns: &[Vec<String>]) {
     let width = |cell: &String| cell.chars().count();
-    let widest = columns.iter().flatten().map(width).max().unwrap_or(0).max("rank 00000".len());
+    let widest = columns
+        .iter()
+        .flatten()
+        .map(width)
+        .max()
+        .unwrap_or(0)
+        .max("rank 00000".len());
     let beside = ((WIDTH - 5) / (widest + 2)).max(1);
     for (group, ranks) in columns.chunks(beside).enumerate() {
         let mut line = "time ".to_owned();
@@ -112,7 +138,10 @@ fn columns_of(text: &mut String, columns: &[Vec<String>]) {
             let _ = write!(line, "  {:widest$}", format!("rank {}", group * beside + rank));
         }
         let _ = writeln!(text, "{}", line.trim_end());
-        let rows = ranks.iter().filter_map(|cells| cells.iter().rposition(|cell| !cell.is_empty())).max();
+        let rows = ranks
+            .iter()
+            .filter_map(|cells| cells.iter().rposition(|cell| !cell.is_empty()))
+            .max();
         for time in 0..rows.map_or(0, |last| last + 1) {
             let mut line = format!("{time:>5}");
             for cells in ranks {
@@ -133,12 +162,17 @@ fn short(step: &Step) -> String {
         Step::Reduce { sources, into } => {
             let mut text = format!("{}=", blocks(*into));
             // Sources that follow one another are said as the first and the last of them.
-            let follow = |a: &Span, b: &Span| a.place == b.place && a.blocks == b.blocks && a.first.wrapping_add(1) == b.first;
+            let follow =
+                |a: &Span, b: &Span| a.place == b.place && a.blocks == b.blocks && a.first.wrapping_add(1) == b.first;
             for (index, run) in sources.chunk_by(follow).enumerate() {
                 let plus = if index > 0 { "+" } else { "" };
                 let _ = match run {
                     [first, _, .., last] => write!(text, "{plus}{}+…+{}", blocks(*first), blocks(*last)),
-                    _ => write!(text, "{plus}{}", run.iter().map(|span| blocks(*span)).collect::<Vec<_>>().join("+")),
+                    _ => write!(
+                        text,
+                        "{plus}{}",
+                        run.iter().map(|span| blocks(*span)).collect::<Vec<_>>().join("+")
+                    ),
                 };
             }
             text
@@ -162,9 +196,9 @@ fn blocks(span: Span) -> String {
     }
 }
 
-/// Units of the drawing that a unit of time is wide, and a rank's lane is high; and the margins.
-const STEP: u32 = 56;
-const LANE: u32 = 52;
+/// Units of the drawing that a unit of time is wide, and a strand of a rank's lane is high; and the margins.
+const STEP: u32 = 88;
+const STRAND: u32 = 28;
 const LEFT: u32 = 72;
 const TOP: u32 = 56;
 
@@ -173,11 +207,13 @@ const COLOURS: [&str; 4] = ["#0072b2", "#d55e00", "#009e73", "#cc79a7"];
 
 /// The messages of `schedule` over time, as an SVG image that needs nothing else: a lane for each rank, an arrow for each message, a mark for each step (filled where it reduces), with the step in the text form as its tooltip.
 #[must_use]
-pub fn svg(schedule: &dyn Schedule) -> String {
-    let shape = schedule.shape();
+pub fn svg(schedule: &dyn Schedule, algorithm: Option<Algorithm>) -> String {
     let timeline = Timeline::of(schedule);
     let strands = schedule.strands();
-    let (width, height) = (LEFT + timeline.length() * STEP + STEP / 2, TOP + timeline.ranks * LANE + 12);
+    let place = Placing {
+        lane: STRAND * (strands + 1),
+    };
+    let (width, height) = (LEFT + timeline.length() * STEP, TOP + timeline.ranks * place.lane + 12);
     let mut svg = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {height}\" width=\"{width}\" height=\"{height}\" font-family=\"sans-serif\" font-size=\"11\">\n\
          <rect width=\"100%\" height=\"100%\" fill=\"#fff\"/>\n<defs>\n"
@@ -188,13 +224,10 @@ pub fn svg(schedule: &dyn Schedule) -> String {
             "<marker id=\"arrow{index}\" viewBox=\"0 0 8 8\" refX=\"8\" refY=\"4\" markerWidth=\"7\" markerHeight=\"7\" orient=\"auto\"><path d=\"M0 0 8 4 0 8z\" fill=\"{colour}\"/></marker>"
         );
     }
-    let root = if shape.collective.has_root() { format!(", root {}", shape.root) } else { String::new() };
-    let (blocks_in_all, plural) = (shape.blocks, if shape.blocks == 1 { "" } else { "s" });
     let _ = writeln!(
         svg,
-        "</defs>\n<text x=\"12\" y=\"20\" font-size=\"14\" font-weight=\"bold\">{} of {} ranks in {blocks_in_all} block{plural}{root}</text>",
-        shape.collective,
-        shape.ranks()
+        "</defs>\n<text x=\"12\" y=\"20\" font-size=\"14\" font-weight=\"bold\">{}</text>",
+        heading(schedule, algorithm)
     );
     let _ = writeln!(
         svg,
@@ -202,10 +235,13 @@ pub fn svg(schedule: &dyn Schedule) -> String {
         if strands > 1 { " Each strand has a colour." } else { "" }
     );
     for rank in 0..timeline.ranks {
-        let y = TOP + rank * LANE + LANE / 2;
-        let _ = writeln!(svg, "<text x=\"12\" y=\"{}\">rank {rank}</text><path d=\"M{LEFT} {y}H{width}\" stroke=\"#ddd\"/>", y + 4);
+        let y = TOP + rank * place.lane + place.lane / 2;
+        let _ = writeln!(
+            svg,
+            "<text x=\"12\" y=\"{}\">rank {rank}</text><path d=\"M{LEFT} {y}H{width}\" stroke=\"#ddd\"/>",
+            y + 4
+        );
     }
-    let place = Placing { strands };
     for event in &timeline.events {
         message(&mut svg, place, event);
     }
@@ -219,7 +255,8 @@ pub fn svg(schedule: &dyn Schedule) -> String {
 /// Where events are in the drawing.
 #[derive(Clone, Copy)]
 struct Placing {
-    strands: u32,
+    /// How high a rank's lane is.
+    lane: u32,
 }
 
 impl Placing {
@@ -229,7 +266,7 @@ impl Placing {
 
     /// Strands are drawn beside each other in a rank's lane.
     fn y(self, strand: u32, rank: Rank) -> u32 {
-        TOP + rank.0 * LANE + LANE * (strand + 1) / (self.strands + 1)
+        TOP + rank.0 * self.lane + STRAND * (strand + 1)
     }
 
     /// A strand's colour.
@@ -241,7 +278,9 @@ impl Placing {
 /// The arrow of a message that `event` receives.
 fn message(svg: &mut String, place: Placing, event: &Event) {
     let Who { strand, rank } = event.who;
-    let (Step::Recv { from, .. } | Step::RecvReduce { from, .. }, Some(sent)) = (&event.step, event.sent) else { return };
+    let (Step::Recv { from, .. } | Step::RecvReduce { from, .. }, Some(sent)) = (&event.step, event.sent) else {
+        return;
+    };
     let (x1, y1) = (f64::from(place.x(sent)), f64::from(place.y(strand, *from)));
     let (x2, y2) = (f64::from(place.x(event.time)), f64::from(place.y(strand, rank)));
     // The arrow ends at the rim of the receiver's mark.
@@ -260,16 +299,107 @@ fn mark(svg: &mut String, place: Placing, event: &Event) {
     let Who { strand, rank } = event.who;
     let (x, y) = (place.x(event.time), place.y(strand, rank));
     let colour = COLOURS[place.colour(strand)];
-    let fill = if matches!(event.step, Step::RecvReduce { .. } | Step::Reduce { .. }) { colour } else { "#fff" };
-    let label = match &event.step {
-        Step::Send { span, .. } => blocks(*span),
-        Step::Recv { into, .. } | Step::RecvReduce { into, .. } | Step::Reduce { into, .. } | Step::Copy { into, .. } => blocks(*into),
+    let fill = if matches!(event.step, Step::RecvReduce { .. } | Step::Reduce { .. }) {
+        colour
+    } else {
+        "#fff"
+    };
+    // Arrows come from the left and leave to the right: what is sent is written before its mark, what is received behind it.
+    let (label, anchor, at) = match &event.step {
+        Step::Send { span, .. } => (blocks(*span), "end", x - 8),
+        Step::Recv { into, .. }
+        | Step::RecvReduce { into, .. }
+        | Step::Reduce { into, .. }
+        | Step::Copy { into, .. } => (blocks(*into), "start", x + 8),
     };
     let _ = writeln!(
         svg,
         "<g><title>rank {rank}: {}</title><circle cx=\"{x}\" cy=\"{y}\" r=\"4.5\" fill=\"{fill}\" stroke=\"{colour}\"/>\
-         <text x=\"{x}\" y=\"{}\" font-size=\"9\" text-anchor=\"middle\" paint-order=\"stroke\" stroke=\"#fff\" stroke-width=\"3\">{label}</text></g>",
+         <text x=\"{at}\" y=\"{}\" font-size=\"9\" text-anchor=\"{anchor}\" paint-order=\"stroke\" stroke=\"#fff\" stroke-width=\"2\">{label}</text></g>",
         event.step,
-        y - 8
+        y + 3
     );
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{svg, table};
+    use crate::algorithm::Algorithm;
+    use crate::plan::{Collective, Schedule};
+    use crate::types::Rank;
+
+    fn schedule(algorithm: Algorithm, collective: Collective, ranks: u32) -> Box<dyn Schedule> {
+        let order: Vec<_> = (0..ranks).map(Rank).collect();
+        algorithm.schedule(collective, &order, Rank(0)).expect("a schedule")
+    }
+
+    #[test]
+    fn tables() {
+        let drawn = [
+            (Algorithm::Ring, Collective::AllReduce, 4),
+            (Algorithm::DoubleBinaryTree, Collective::AllReduce, 8),
+            (Algorithm::HalvingDoubling, Collective::ReduceScatter, 6),
+            (Algorithm::FullMesh, Collective::ReduceScatter, 5),
+            (Algorithm::Tree, Collective::Barrier, 4),
+        ]
+        .map(|(algorithm, collective, ranks)| table(&*schedule(algorithm, collective, ranks), Some(algorithm)));
+        insta::assert_snapshot!(drawn.join("\n"));
+    }
+
+    /// Ranks that do not fit beside each other are in tables of their own, and no line is longer than a terminal.
+    #[test]
+    fn tables_are_not_wider_than_a_terminal() {
+        let text = table(&*schedule(Algorithm::FullMesh, Collective::AllReduce, 32), None);
+        assert!(text.lines().all(|line| line.chars().count() <= super::WIDTH), "{text}");
+        let heads: Vec<_> = text.lines().filter_map(|line| line.strip_prefix("time ")).collect();
+        let ranks: Vec<u32> = heads
+            .iter()
+            .flat_map(|head| head.split_whitespace())
+            .filter_map(|word| word.parse().ok())
+            .collect();
+        assert!(heads.len() > 1 && ranks.into_iter().eq(0..32), "{text}");
+    }
+
+    #[test]
+    fn images() {
+        let schedule = schedule(Algorithm::DoubleBinaryTree, Collective::Broadcast, 4);
+        insta::assert_snapshot!(svg(&*schedule, Some(Algorithm::DoubleBinaryTree)));
+    }
+
+    /// Every message is an arrow, every step a mark, and nothing lies outside.
+    #[test]
+    fn images_have_all_there_is() {
+        for &collective in Collective::ALL {
+            for algorithm in Algorithm::of(collective) {
+                for ranks in [1, 2, 5, 8] {
+                    let schedule = schedule(algorithm, collective, ranks);
+                    let census = crate::plan::census::Census::of(&*schedule);
+                    let sum =
+                        |of: fn(&crate::plan::census::Count) -> u64| census.ranks.iter().map(of).sum::<u64>() as usize;
+                    let image = svg(&*schedule, Some(algorithm));
+                    assert_eq!(image.matches("marker-end").count(), sum(|count| count.sends), "{image}");
+                    assert_eq!(image.matches("<circle").count(), sum(|count| count.steps), "{image}");
+                    let size = |what: &str| {
+                        image
+                            .split(what)
+                            .nth(1)
+                            .and_then(|rest| rest.split('"').next()?.parse::<f64>().ok())
+                    };
+                    let (width, height) = (
+                        size(" width=\"").expect("a width"),
+                        size(" height=\"").expect("a height"),
+                    );
+                    for (name, limit) in [(" cx=\"", width), (" cy=\"", height)] {
+                        let inside = |text: &str| {
+                            text.split('"')
+                                .next()
+                                .and_then(|n| n.parse().ok())
+                                .is_some_and(|at: f64| at > 0.0 && at < limit)
+                        };
+                        assert!(image.split(name).skip(1).all(inside), "{image}");
+                    }
+                }
+            }
+        }
+    }
 }

@@ -8,8 +8,8 @@
 //! from one rank to another arrive in the order in which they were sent.
 //!
 //! What an executor must be able to do is little, and [`check`] proves that a plan needs no more: between two ranks one message of a strand can be on its way before the next `Send` has to wait; a message for a `RecvReduce` leaves its
-//! sender's memory whatever the receiver is doing, for it is staged; one for a `Recv` need not leave it before the receiver has come to that step, for it goes straight to its destination. A step that writes blocks of a message that
-//! has not left waits until it has.
+//! sender's memory once the receiver has done all receives before that one, for it is staged; a message for a `Recv` need not leave before the receiver has come to that step, for it goes straight to its destination. A step
+//! that writes blocks of a message that has not left waits until it has. Plans that are run one after another, as slices are, need no more than each of them.
 
 pub mod census;
 pub mod check;

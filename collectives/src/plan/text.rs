@@ -106,97 +106,91 @@ pub struct TextError {
 /// What is wrong with a line.
 type Wrong = String;
 
-impl FromStr for Span {
-    type Err = Wrong;
-
-    fn from_str(text: &str) -> Result<Self, Wrong> {
-        if text == "nothing" {
-            return Ok(Self::empty());
+/// Reads a span.
+fn span(text: &str) -> Result<Span, Wrong> {
+    if text == "nothing" {
+        return Ok(Span::empty());
+    }
+    let wrong = || format!("{text:?} is no span: place[first], place[first..end] or nothing");
+    let (place, blocks) = text
+        .strip_suffix(']')
+        .and_then(|text| text.split_once('['))
+        .ok_or_else(wrong)?;
+    let place = place.parse::<Place>().map_err(|error| error.to_string())?;
+    let (first, end) = match blocks.split_once("..") {
+        Some((first, end)) => (first.parse().ok(), end.parse().ok()),
+        None => {
+            let first = blocks.parse::<u32>().ok();
+            (first, first.and_then(|first| first.checked_add(1)))
         }
-        let wrong = || format!("{text:?} is no span: place[first], place[first..end] or nothing");
-        let (place, blocks) = text
-            .strip_suffix(']')
-            .and_then(|text| text.split_once('['))
-            .ok_or_else(wrong)?;
-        let place = place.parse::<Place>().map_err(|error| error.to_string())?;
-        let (first, end) = match blocks.split_once("..") {
-            Some((first, end)) => (first.parse().ok(), end.parse().ok()),
-            None => {
-                let first = blocks.parse::<u32>().ok();
-                (first, first.and_then(|first| first.checked_add(1)))
-            }
-        };
-        match (first, end) {
-            (Some(first), Some(end)) if first < end => Ok(Self::new(place, first, end - first)),
-            _ => Err(wrong()),
-        }
+    };
+    match (first, end) {
+        (Some(first), Some(end)) if first < end => Ok(Span::new(place, first, end - first)),
+        _ => Err(wrong()),
     }
 }
 
-impl FromStr for Step {
-    type Err = Wrong;
-
-    fn from_str(text: &str) -> Result<Self, Wrong> {
-        let mut words = Words(text.split_whitespace());
-        let step = match words.next("a step")? {
-            "send" => {
-                let span = words.parse("a span")?;
-                words.expect("to")?;
-                Self::Send {
-                    to: words.rank()?,
-                    span,
+/// Reads a step.
+fn step(text: &str) -> Result<Step, Wrong> {
+    let mut words = Words(text.split_whitespace());
+    let step = match words.next("a step")? {
+        "send" => {
+            let span = words.span()?;
+            words.expect("to")?;
+            Step::Send {
+                to: words.rank()?,
+                span,
+            }
+        }
+        "recv" => {
+            let into = words.span()?;
+            words.expect("from")?;
+            Step::Recv {
+                from: words.rank()?,
+                into,
+            }
+        }
+        "recv-reduce" => {
+            let form = match words.next("a form")? {
+                "element" => Form::Element,
+                "partial" => Form::Partial,
+                other => return Err(format!("there is no form {other:?}: element or partial")),
+            };
+            words.expect("from")?;
+            let from = words.rank()?;
+            words.expect("with")?;
+            let with = words.span()?;
+            words.expect("into")?;
+            let into = words.span()?;
+            Step::RecvReduce { from, form, with, into }
+        }
+        "reduce" => {
+            let mut sources = Vec::new();
+            loop {
+                match words.next("into")? {
+                    "into" => break,
+                    source => sources.push(span(source)?),
                 }
             }
-            "recv" => {
-                let into = words.parse("a span")?;
-                words.expect("from")?;
-                Self::Recv {
-                    from: words.rank()?,
-                    into,
-                }
+            let (sources, into) = (sources.into(), words.span()?);
+            Step::Reduce { sources, into }
+        }
+        "copy" => {
+            let from = words.span()?;
+            words.expect("into")?;
+            Step::Copy {
+                from,
+                into: words.span()?,
             }
-            "recv-reduce" => {
-                let form = match words.next("a form")? {
-                    "element" => Form::Element,
-                    "partial" => Form::Partial,
-                    other => return Err(format!("there is no form {other:?}: element or partial")),
-                };
-                words.expect("from")?;
-                let from = words.rank()?;
-                words.expect("with")?;
-                let with = words.parse("a span")?;
-                words.expect("into")?;
-                let into = words.parse("a span")?;
-                Self::RecvReduce { from, form, with, into }
-            }
-            "reduce" => {
-                let mut sources = Vec::new();
-                loop {
-                    match words.next("into")? {
-                        "into" => break,
-                        source => sources.push(source.parse()?),
-                    }
-                }
-                let (sources, into) = (sources.into(), words.parse("a span")?);
-                Self::Reduce { sources, into }
-            }
-            "copy" => {
-                let from = words.parse("a span")?;
-                words.expect("into")?;
-                Self::Copy {
-                    from,
-                    into: words.parse("a span")?,
-                }
-            }
-            other => {
-                return Err(format!(
-                    "there is no step {other:?}: send, recv, recv-reduce, reduce or copy"
-                ));
-            }
-        };
-        words.end()?;
-        Ok(step)
-    }
+        }
+        other => {
+            return Err(format!(
+                "there is no step {other:?}: send, recv, recv-reduce, reduce or copy"
+            ));
+        }
+    };
+    words.end()?;
+    Ok(step)
 }
 
 impl FromStr for Plan {
@@ -210,7 +204,7 @@ impl FromStr for Plan {
                 reader.line(line).map_err(|what| TextError { line: index + 1, what })?;
             }
         }
-        let line = text.lines().count();
+        let line = text.lines().count().max(1);
         reader.finish().map_err(|what| TextError { line, what })
     }
 }
@@ -264,7 +258,7 @@ impl Reader {
             }
             (_, Some(program)) => {
                 let strand = program.strands.last_mut().ok_or("steps belong to a strand")?;
-                strand.push(line.parse()?);
+                strand.push(step(line)?);
                 return Ok(());
             }
             (_, None) => return Err(format!("{word:?} does not belong here")),
@@ -273,6 +267,7 @@ impl Reader {
     }
 
     fn finish(self) -> Result<Plan, Wrong> {
+        let collective = self.collective.ok_or("there is nothing")?;
         let order: Box<[Rank]> = self.order.ok_or("the order is missing")?.into();
         if self.programs.len() != order.len() {
             return Err(format!(
@@ -282,7 +277,7 @@ impl Reader {
             ));
         }
         let shape = Shape {
-            collective: self.collective.ok_or("there is nothing")?,
+            collective,
             order,
             root: self.root.ok_or("the root is missing")?,
             blocks: self.blocks.ok_or("the number of blocks is missing")?,
@@ -306,6 +301,10 @@ impl<'a> Words<'a> {
     fn parse<T: FromStr>(&mut self, what: &str) -> Result<T, Wrong> {
         let word = self.next(what)?;
         word.parse().map_err(|_| format!("{word:?} is not {what}"))
+    }
+
+    fn span(&mut self) -> Result<Span, Wrong> {
+        span(self.next("a span")?)
     }
 
     fn rank(&mut self) -> Result<Rank, Wrong> {

@@ -11,11 +11,13 @@
 //!
 //! Times are whole picoseconds, so that runs are the same everywhere. Blocks are taken to be equally long, whatever the remainder.
 
+mod chart;
 mod engine;
 mod fabric;
 mod links;
 mod queue;
 mod symmetry;
+mod table;
 #[cfg(test)]
 mod tests;
 
@@ -25,7 +27,9 @@ use core::time::Duration;
 use crate::plan::{Collective, Schedule, Shape};
 use crate::types::{DataType, Protocol, Rank};
 
+pub use chart::chart;
 pub use fabric::{Fabric, Leaves, Straggler};
+pub use table::{Row, quickest, table};
 
 /// An operation to be simulated.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -269,6 +273,31 @@ pub fn run(schedule: &dyn Schedule, fabric: &Fabric, work: &Work) -> Result<Outc
 pub fn run_every_rank(schedule: &dyn Schedule, fabric: &Fabric, work: &Work) -> Result<Outcome, SimulationError> {
     fits(schedule, fabric)?;
     engine::run(schedule, fabric, work, engine::Who::All)
+}
+
+/// How long an operation takes, ns, by simulating the first of its slices: where every channel has more than twelve, what eight take longer than four is what each further four take.
+///
+/// # Errors
+/// As [`run`].
+pub fn predict_ns(schedule: &dyn Schedule, fabric: &Fabric, work: &Work) -> Result<f64, SimulationError> {
+    let shape = schedule.shape();
+    let (slices, channels) = (work.slices(shape), u64::from(work.busy_channels(shape)));
+    let time = |work: &Work| run(schedule, fabric, work).map(|outcome| outcome.time.ns());
+    if slices <= 12 * channels {
+        return time(work);
+    }
+    // A length that gives so many slices of the length that they have.
+    let of = |some: u64| {
+        let bytes = (work.bytes as f64 * some as f64 / slices as f64).round() as u64;
+        let block = Work { bytes, ..*work }.block_bytes(shape);
+        Work {
+            bytes,
+            slice_bytes: (block / some as f64).ceil() as u64,
+            ..*work
+        }
+    };
+    let (four, eight) = (time(&of(4 * channels))?, time(&of(8 * channels))?);
+    Ok(eight + (eight - four) * (slices - 8 * channels) as f64 / (4 * channels) as f64)
 }
 
 fn fits(schedule: &dyn Schedule, fabric: &Fabric) -> Result<(), SimulationError> {

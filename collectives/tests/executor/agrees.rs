@@ -5,7 +5,10 @@ use doorbell_collectives::kernel::Function;
 use doorbell_collectives::plan::{Collective, Shape};
 use doorbell_collectives::{Algorithm, DataType, Protocol, Rank, ReduceOp};
 
-use crate::world::World;
+use crate::world::{Device, World};
+
+const ONE: &[Device] = &[Device::Soft(0)];
+const TWO: &[Device] = &[Device::Soft(0), Device::Soft(1)];
 
 /// How the memory of a case lies.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -222,8 +225,8 @@ fn cases(ranks: u32) -> impl Iterator<Item = (Algorithm, Collective, Rank)> {
     })
 }
 
-fn sweep(ranks: u32, rails: u8, config: Config, protocols: &[Protocol], counts: &[u64], slice: usize) {
-    let mut world = World::new(ranks, rails, config);
+fn sweep(ranks: u32, devices: &[Device], config: Config, protocols: &[Protocol], counts: &[u64], slice: usize) {
+    let mut world = World::new(ranks, devices, config);
     for &protocol in protocols {
         for (algorithm, collective, root) in cases(ranks) {
             for (index, &count) in counts.iter().enumerate() {
@@ -253,7 +256,7 @@ fn sweep(ranks: u32, rails: u8, config: Config, protocols: &[Protocol], counts: 
 
 #[test]
 fn one_small_sum_of_two() {
-    let mut world = World::new(2, 1, Config::default());
+    let mut world = World::new(2, ONE, Config::default());
     for protocol in [Protocol::Simple, Protocol::Ll, Protocol::Ll128] {
         let tuning = Tuning {
             protocol,
@@ -275,22 +278,22 @@ fn one_small_sum_of_two() {
 
 #[test]
 fn two_ranks() {
-    sweep(2, 1, Config::default(), Protocol::ALL, &[0, 1, 3, 1000, 4099], 1024);
+    sweep(2, ONE, Config::default(), Protocol::ALL, &[0, 1, 3, 1000, 4099], 1024);
 }
 
 #[test]
 fn three_ranks() {
-    sweep(3, 1, Config::default(), Protocol::ALL, &[0, 1, 2, 1000, 4099], 1024);
+    sweep(3, ONE, Config::default(), Protocol::ALL, &[0, 1, 2, 1000, 4099], 1024);
 }
 
 #[test]
 fn four_ranks() {
-    sweep(4, 1, Config::default(), Protocol::ALL, &[1, 3, 4099], 1024);
+    sweep(4, ONE, Config::default(), Protocol::ALL, &[1, 3, 4099], 1024);
 }
 
 #[test]
 fn five_ranks_on_two_devices() {
-    sweep(5, 2, Config::default(), Protocol::ALL, &[1, 1000], 512);
+    sweep(5, TWO, Config::default(), Protocol::ALL, &[1, 1000], 512);
 }
 
 #[test]
@@ -300,7 +303,7 @@ fn seven_and_eight_ranks() {
             channels: 2,
             ..Config::default()
         };
-        sweep(ranks, 1, config, Protocol::ALL, &[5, 1031], 2048);
+        sweep(ranks, ONE, config, Protocol::ALL, &[5, 1031], 2048);
     }
 }
 
@@ -311,6 +314,20 @@ fn messages_longer_than_memory_for_them() {
         fragment: 4096,
         ..Config::default()
     };
-    sweep(3, 1, config, &[Protocol::Simple], &[50_000], 1 << 20);
-    sweep(4, 2, config, &[Protocol::Simple, Protocol::Ll], &[50_001], 1 << 20);
+    sweep(3, ONE, config, &[Protocol::Simple], &[50_000], 1 << 20);
+    sweep(4, TWO, config, &[Protocol::Simple, Protocol::Ll], &[50_001], 1 << 20);
+}
+
+#[test]
+fn over_udp() {
+    sweep(3, &[Device::Udp], Config::default(), Protocol::ALL, &[3, 4099], 4096);
+}
+
+#[test]
+fn over_udp_that_loses_packets() {
+    let config = Config {
+        channels: 2,
+        ..Config::default()
+    };
+    sweep(3, &[Device::Lossy], config, Protocol::ALL, &[1031], 2048);
 }

@@ -3,3 +3,6 @@
 mod world;
 
 mod agrees;
+mod failures;
+mod overlap;
+mod types;

@@ -1,32 +1,108 @@
 //! Ranks in one process: an engine for each, made by a thread of its own and driven in turn by one.
 
+use std::collections::VecDeque;
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Once;
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use doorbell_collectives::bootstrap::Group;
+use doorbell_collectives::bootstrap::{Exchange, ExchangeError};
 use doorbell_collectives::executor::{Config, Engine, Failed, Operation, PlanId, Ticket};
 use doorbell_collectives::plan::Collective;
 use doorbell_collectives::{Algorithm, Rank};
-use doorbell_softroce_ibverbs::{DeviceConfig, api, configure};
+use doorbell_softroce_ibverbs::{DeviceConfig, LinkChoice, api, configure};
 use doorbell_verbs::{Context, Library};
 
 /// Longer than anything here takes, on a busy machine too.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
 
-/// Device `soft0` or `soft1`, on an address of this process's own.
-pub(crate) fn open(n: u8) -> Context {
+/// The devices of this process.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Device {
+    /// Whatever the device chooses to reach itself by, on two addresses.
+    Soft(u8),
+    /// All over UDP.
+    Udp,
+    /// UDP, with one packet in fifty lost and some out of order.
+    Lossy,
+}
+
+impl Device {
+    fn name(self) -> String {
+        match self {
+            Self::Soft(n) => format!("soft{n}"),
+            Self::Udp => "udp".to_owned(),
+            Self::Lossy => "lossy".to_owned(),
+        }
+    }
+}
+
+/// Names a device of the system's to run on instead.
+const DEVICE: &str = "DOORBELL_COLLECTIVES_DEVICE";
+
+/// The device, on an address of this process's own.
+pub(crate) fn open(device: Device) -> Context {
+    if let Ok(name) = std::env::var(DEVICE) {
+        return Library::system().unwrap().open(&name).unwrap();
+    }
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
         let [_, _, high, low] = std::process::id().to_be_bytes();
-        let device = |n: u8| DeviceConfig {
-            address: Some(IpAddr::V4(Ipv4Addr::new(127, 160 + high % 64, low, 1 + n))),
-            ..DeviceConfig::new(format!("soft{n}"))
-        };
-        configure(vec![device(0), device(1)]).unwrap();
+        let devices = [Device::Soft(0), Device::Soft(1), Device::Udp, Device::Lossy];
+        let configs = devices.iter().zip(1..).map(|(device, last)| {
+            let mut config = DeviceConfig::new(device.name());
+            config.address = Some(IpAddr::V4(Ipv4Addr::new(127, 160 + high % 64, low, last)));
+            if matches!(device, Device::Udp | Device::Lossy) {
+                config.link = LinkChoice::Udp;
+            }
+            if *device == Device::Lossy {
+                (config.faults.drop, config.faults.reorder, config.faults.seed) = (0.02, 0.02, 7);
+            }
+            config
+        });
+        configure(configs.collect()).unwrap();
     });
-    Library::new(api()).open(&format!("soft{n}")).unwrap()
+    Library::new(api()).open(&device.name()).unwrap()
+}
+
+/// An exchange between threads of this process, for tests that make many engines.
+pub(crate) struct Threads {
+    rank: u32,
+    to: Vec<Sender<(u32, Vec<u8>)>>,
+    from: Receiver<(u32, Vec<u8>)>,
+    /// What came early: by rank, in order.
+    early: Vec<VecDeque<Vec<u8>>>,
+}
+
+impl Threads {
+    pub(crate) fn new(ranks: u32) -> Vec<Self> {
+        let (to, from): (Vec<_>, Vec<_>) = (0..ranks).map(|_| channel()).unzip();
+        let exchange = |(rank, from)| Self {
+            rank,
+            to: to.clone(),
+            from,
+            early: vec![VecDeque::new(); ranks as usize],
+        };
+        (0..).zip(from).map(exchange).collect()
+    }
+}
+
+impl Exchange for Threads {
+    fn all_to_all(&mut self, outgoing: Vec<Vec<u8>>) -> Result<Vec<Vec<u8>>, ExchangeError> {
+        for (to, message) in self.to.iter().zip(outgoing) {
+            to.send((self.rank, message)).unwrap();
+        }
+        while self.early.iter().any(VecDeque::is_empty) {
+            let (from, message) = self.from.recv_timeout(PATIENCE).unwrap();
+            self.early[from as usize].push_back(message);
+        }
+        Ok(self.early.iter_mut().filter_map(VecDeque::pop_front).collect())
+    }
+
+    fn ranks(&self) -> u32 {
+        self.to.len() as u32
+    }
 }
 
 /// All ranks of a communicator.
@@ -35,17 +111,17 @@ pub(crate) struct World {
 }
 
 impl World {
-    /// So many ranks on so many devices each.
-    pub(crate) fn new(ranks: u32, rails: u8, config: Config) -> Self {
-        let groups = Group::local(ranks).unwrap();
+    /// So many ranks, each on all of these devices.
+    pub(crate) fn new(ranks: u32, devices: &[Device], config: Config) -> Self {
         let engines = thread::scope(|scope| {
-            let make = |mut group: Group| {
+            let make = |mut exchange: Threads| {
                 scope.spawn(move || {
-                    let devices: Vec<_> = (0..rails).map(open).collect();
-                    Engine::new(&devices, group.rank(), ranks, config, group.control_mut()).unwrap()
+                    let devices: Vec<_> = devices.iter().copied().map(open).collect();
+                    let rank = Rank(exchange.rank);
+                    Engine::new(&devices, rank, ranks, config, &mut exchange).unwrap()
                 })
             };
-            let threads: Vec<_> = groups.into_iter().map(make).collect();
+            let threads: Vec<_> = Threads::new(ranks).into_iter().map(make).collect();
             threads.into_iter().map(|thread| thread.join().unwrap()).collect()
         });
         Self { engines }

@@ -28,7 +28,7 @@ const SIGNALS: [i32; 6] = [SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2];
 #[derive(Debug)]
 pub(crate) struct Ended(ExitStatus);
 
-/// Runs the command with these variables added to the environment, to its end.
+/// Runs the command with these variables added to the environment, to its end; its process is told to `started`.
 ///
 /// # Errors
 /// [`Failure::NotRun`] when it could not be started.
@@ -36,6 +36,7 @@ pub(crate) fn run(
     name: &OsStr,
     arguments: &[OsString],
     variables: impl IntoIterator<Item = Variable>,
+    started: impl FnOnce(i32),
 ) -> Result<Ended, Failure> {
     let cannot = |what: &str, e: &dyn std::fmt::Display| own(format!("cannot {what}: {e}"));
     // Caught before the command starts, so that none ends this program alone. What this program was told to ignore, the command ignores too: execve(2) keeps
@@ -55,6 +56,7 @@ pub(crate) fn run(
             Failure::NotRun(format!("{}: {why}", one_line(&name.to_string_lossy())), status)
         })?;
     let pid = Pid::from_raw(child.id().cast_signed());
+    started(pid.as_raw());
     let handle = signals.handle();
     let passing = thread::Builder::new().name("signals".into()).spawn(move || {
         for info in &mut signals {

@@ -12,19 +12,23 @@ use nix::unistd::Uid;
 use tempfile::TempDir;
 
 use super::sysfs::{Content, File};
-use super::{Variable, after, before, library};
+use super::{Variable, after, before, library, owner};
 
 /// Others may read: the command may become another user, who needs the libraries too.
 const MODE: u32 = 0o755;
 
 /// A folder for one command, gone when it is dropped. Nobody else can write to it: a library that another user put there would run as us.
 pub(crate) fn temporary() -> Result<TempDir, String> {
-    tempfile::Builder::new().prefix("doorbell-run-").tempdir().map_err(|e| {
-        format!(
-            "cannot make a folder in {}: {e}; set TMPDIR to one that can be written",
-            env::temp_dir().display()
-        )
-    })
+    let parent = env::temp_dir();
+    owner::sweep(&parent);
+    let made = tempfile::Builder::new().prefix(owner::PREFIX).tempdir();
+    made.and_then(|folder| owner::add_self(folder.path()).map(|()| folder))
+        .map_err(|e| {
+            format!(
+                "cannot make a folder in {}: {e}; set TMPDIR to one that can be written",
+                parent.display()
+            )
+        })
 }
 
 /// The user's own folder, the same one every time: in `XDG_RUNTIME_DIR`, or else where temporary files are.
@@ -151,7 +155,8 @@ mod tests {
             fs::read_dir(path.join("lib")).unwrap().count(),
             library::NAMES.len() + 1
         );
-        assert_eq!(fs::read_dir(&path).unwrap().count(), 2);
+        // The links, the files, and whose they are.
+        assert_eq!(fs::read_dir(&path).unwrap().count(), 3);
         assert_eq!(fs::metadata(&path).unwrap().mode() & 0o022, 0);
     }
 }

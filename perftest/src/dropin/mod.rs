@@ -6,11 +6,12 @@
 //!
 //! Programs also read sysfs: a second library, loaded into each of them by `LD_PRELOAD`, shows them files for our devices there.
 //!
-//! `library` finds the libraries, `folder` makes the folder, `sysfs` what is shown, `program` looks at what is to be run, `child` runs it.
+//! `library` finds the libraries, `folder` makes the folder, `owner` tells whose it is, `sysfs` what is shown, `program` looks at what is to be run, `child` runs it.
 
 mod child;
 mod folder;
 mod library;
+mod owner;
 mod program;
 mod sysfs;
 
@@ -47,7 +48,10 @@ pub(crate) fn run(args: &RunArgs) -> Result<(), Failure> {
     }
     let folder = folder::temporary().map_err(own)?;
     let variables = surroundings(folder.path(), &args.device, &configs)?;
-    let ended = child::run(name, arguments, variables.into_iter().chain(device))?;
+    let ended = child::run(name, arguments, variables.into_iter().chain(device), |pid| {
+        // What is not said is at worst that the folder is needed when this program is killed and the command is not.
+        let _ = owner::add(folder.path(), pid);
+    })?;
     // Before this process ends, which may be by a signal.
     folder.close().map_err(|e| own(format!("cannot clean up: {e}")))?;
     ended.end_alike()

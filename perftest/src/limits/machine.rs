@@ -11,58 +11,68 @@ pub(super) struct Limit {
     pub(super) name: &'static str,
     pub(super) what: &'static str,
     pub(super) measure: fn(Duration) -> Result<Figure, String>,
+    /// It and what is held against it have one processor for each end.
+    pub(super) one_core_a_side: bool,
+}
+
+const fn limit(name: &'static str, what: &'static str, measure: fn(Duration) -> Result<Figure, String>) -> Limit {
+    Limit {
+        name,
+        what,
+        measure,
+        one_core_a_side: false,
+    }
 }
 
 /// All of them. The first four names are a contract.
 pub(super) const LIMITS: [Limit; 9] = [
+    limit("memcpy", "one thread copies 1 MiB blocks", |duration| {
+        Ok(Figure::BytesPerS(limits::memcpy(duration).bytes_per_s))
+    }),
     Limit {
-        name: "memcpy",
-        what: "one thread copies 1 MiB blocks",
-        measure: |duration| Ok(Figure::BytesPerS(limits::memcpy(duration).bytes_per_s)),
+        one_core_a_side: true,
+        ..limit(
+            "udp_gso",
+            "UDP over loopback in GSO batches, CRC and one copy at each end",
+            |duration| bandwidth(limits::udp_gso(duration)),
+        )
     },
-    Limit {
-        name: "udp_gso",
-        what: "UDP over loopback in GSO batches, CRC and one copy at each end",
-        measure: |duration| bandwidth(limits::udp_gso(duration)),
-    },
-    Limit {
-        name: "shm_pingpong",
-        what: "half a round trip of two threads that spin on shared memory",
-        measure: |duration| match limits::shm_pingpong(duration) {
+    limit(
+        "shm_pingpong",
+        "half a round trip of two threads that spin on shared memory",
+        |duration| match limits::shm_pingpong(duration) {
             Ok(limit) => Ok(Figure::Ns(limit.ns)),
             Err(error) => Err(reason(&error)),
         },
-    },
-    Limit {
-        name: "process_vm_writev",
-        what: "1 MiB copies into another process",
-        measure: |duration| bandwidth(limits::process_vm_writev(duration, limits::BLOCK)),
-    },
-    Limit {
-        name: "process_vm_writev_256k",
-        what: "256 KiB copies into another process",
-        measure: |duration| bandwidth(limits::process_vm_writev(duration, 256 << 10)),
-    },
-    Limit {
-        name: "process_vm_writev_64k",
-        what: "64 KiB copies into another process",
-        measure: |duration| bandwidth(limits::process_vm_writev(duration, 64 << 10)),
-    },
-    Limit {
-        name: "memcpy_again_1m",
-        what: "one thread copies the same 1 MiB again and again: in a cache",
-        measure: |duration| again(duration, 1 << 20),
-    },
-    Limit {
-        name: "memcpy_again_256k",
-        what: "one thread copies the same 256 KiB again and again",
-        measure: |duration| again(duration, 256 << 10),
-    },
-    Limit {
-        name: "memcpy_again_64k",
-        what: "one thread copies the same 64 KiB again and again",
-        measure: |duration| again(duration, 64 << 10),
-    },
+    ),
+    limit("process_vm_writev", "1 MiB copies into another process", |duration| {
+        bandwidth(limits::process_vm_writev(duration, limits::BLOCK))
+    }),
+    limit(
+        "process_vm_writev_256k",
+        "256 KiB copies into another process",
+        |duration| bandwidth(limits::process_vm_writev(duration, 256 << 10)),
+    ),
+    limit(
+        "process_vm_writev_64k",
+        "64 KiB copies into another process",
+        |duration| bandwidth(limits::process_vm_writev(duration, 64 << 10)),
+    ),
+    limit(
+        "memcpy_again_1m",
+        "one thread copies the same 1 MiB again and again: in a cache",
+        |duration| again(duration, 1 << 20),
+    ),
+    limit(
+        "memcpy_again_256k",
+        "one thread copies the same 256 KiB again and again",
+        |duration| again(duration, 256 << 10),
+    ),
+    limit(
+        "memcpy_again_64k",
+        "one thread copies the same 64 KiB again and again",
+        |duration| again(duration, 64 << 10),
+    ),
 ];
 
 fn again(duration: Duration, block: usize) -> Result<Figure, String> {

@@ -4,6 +4,7 @@
 //! both. Rounds are short and many, as a shared machine is of another speed from one second to the next. A figure is the median of its rounds, a ratio the median of the
 //! rounds' ratios, with the least and the greatest of them beside it: where those are far apart, the machine was not at rest.
 
+mod cores;
 mod goal;
 mod machine;
 mod soft;
@@ -16,6 +17,7 @@ use crate::cli::LimitsArgs;
 use crate::failure::{Failure, one_line};
 use crate::report;
 
+use cores::Pair;
 use goal::Goal;
 use soft::Subject;
 
@@ -168,11 +170,12 @@ pub(crate) fn run(args: &LimitsArgs) -> Result<(), Failure> {
     let turn = Duration::from_secs_f64(args.duration) / rounds;
     let mut limits = machine::LIMITS.map(|_| Column::NEW);
     let mut subjects = soft::SUBJECTS.map(|_| Column::NEW);
-    for _ in 0..rounds {
+    for round in 0..rounds {
         for (limit, column) in machine::LIMITS.iter().zip(&mut limits) {
             if column.refused || !wanted.limit(limit.name) {
                 continue;
             }
+            let _pair = limit.one_core_a_side.then(|| Pair::take(round as usize));
             let figure = column.take(limit.name, (limit.measure)(turn));
             let held = soft::SUBJECTS.iter().zip(&mut subjects);
             for (subject, column) in held.filter(|(subject, _)| subject.against == limit.name) {

@@ -10,6 +10,8 @@ mod flow;
 mod only;
 #[path = "operations.rs"]
 mod operations;
+#[path = "lanes/quiet.rs"]
+mod quiet;
 #[path = "random.rs"]
 mod random;
 #[path = "recovery.rs"]

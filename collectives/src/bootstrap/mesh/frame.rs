@@ -13,6 +13,9 @@ const HEADER: usize = 1 + 8 + 8;
 /// What a frame takes at most, beside its length.
 const MAX_FRAME: usize = HEADER + MAX_MESSAGE;
 
+/// How much memory for what has come a connection keeps, in bytes.
+const KEPT: usize = 64 << 10;
+
 /// A group among those that share a mesh: which process made it, by its place in the mesh, and which number it gave it. No process gives a number twice, so no two groups have one id.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub(crate) struct GroupId {
@@ -124,8 +127,9 @@ impl Inbound {
             self.taken = 0;
         }
         self.bytes.extend_from_slice(bytes);
-        if bytes.len() * 4 < self.bytes.capacity() && self.bytes.len() * 4 < self.bytes.capacity() {
-            self.bytes.shrink_to(self.bytes.len() * 2);
+        // After a long message most of the memory stands empty.
+        if self.bytes.len() * 4 < self.bytes.capacity() && self.bytes.capacity() > KEPT {
+            self.bytes.shrink_to(KEPT);
         }
     }
 
@@ -147,5 +151,108 @@ impl Inbound {
         let frame = Frame::decode(body).ok_or("it sent a frame that makes no sense")?;
         self.taken += 4 + length;
         Ok(Some(frame))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::failure::Proposal;
+    use crate::types::Rank;
+
+    fn frames() -> Vec<Frame> {
+        let group = GroupId { maker: 3, number: 9 };
+        let proposal = Proposal {
+            epoch: 2,
+            group,
+            members: vec![Rank(0), Rank(4)],
+        };
+        vec![
+            Frame::Message {
+                group,
+                number: u64::MAX,
+                bytes: vec![7; 1000],
+            },
+            Frame::Message {
+                group: GroupId::ALL,
+                number: 0,
+                bytes: Vec::new(),
+            },
+            Frame::Trial {
+                group,
+                message: Message::Ask { number: 1, pause_ms: 2 },
+            },
+            Frame::Shrink {
+                group,
+                word: Word::Propose(proposal),
+            },
+            Frame::Leave { group },
+            Frame::Goodbye,
+        ]
+    }
+
+    fn encoded(frames: &[Frame]) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        frames.iter().for_each(|frame| frame.encode(&mut bytes));
+        bytes
+    }
+
+    /// All frames in what comes, piece by piece.
+    fn read<'a>(pieces: impl Iterator<Item = &'a [u8]>) -> Result<Vec<Frame>, &'static str> {
+        let mut inbound = Inbound::default();
+        let mut frames = Vec::new();
+        for piece in pieces {
+            inbound.extend(piece);
+            while let Some(frame) = inbound.next()? {
+                frames.push(frame);
+            }
+        }
+        Ok(frames)
+    }
+
+    #[test]
+    fn frames_are_read_as_written_however_they_are_cut() {
+        let bytes = encoded(&frames());
+        for size in [1, 2, 3, 7, 64, 1000, bytes.len()] {
+            assert_eq!(read(bytes.chunks(size)), Ok(frames()), "pieces of {size}");
+        }
+    }
+
+    #[test]
+    fn a_broken_frame_is_told_and_nothing_is_allocated_for_a_length() {
+        let mut inbound = Inbound::default();
+        inbound.extend(&(MAX_FRAME as u32).to_le_bytes());
+        assert_eq!(inbound.next(), Ok(None));
+        assert!(inbound.bytes.capacity() < 1024);
+        assert!(read([&(MAX_FRAME as u32 + 1).to_le_bytes()[..]].into_iter()).is_err());
+        assert!(read([&[0, 0, 0, 0][..]].into_iter()).is_err(), "a frame has a kind");
+        for frame in frames() {
+            let bytes = encoded(&[frame]);
+            // Wherever a byte is wrong, frames come out of it, or an error, and never a panic.
+            for at in 0..bytes.len().min(64) {
+                for value in [0, 1, 0x7f, 0xff] {
+                    let mut broken = bytes.clone();
+                    broken[at] = value;
+                    let _ = read([&broken[..]].into_iter());
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn memory_of_a_long_message_is_given_back() {
+        let long = Frame::Message {
+            group: GroupId::ALL,
+            number: 1,
+            bytes: vec![1; 4 << 20],
+        };
+        let mut inbound = Inbound::default();
+        for piece in encoded(&[long.clone(), Frame::Goodbye]).chunks(64 << 10) {
+            inbound.extend(piece);
+        }
+        assert_eq!(inbound.next(), Ok(Some(long)));
+        assert_eq!(inbound.next(), Ok(Some(Frame::Goodbye)));
+        inbound.extend(&[]);
+        assert!(inbound.bytes.capacity() < 1 << 20, "{}", inbound.bytes.capacity());
     }
 }

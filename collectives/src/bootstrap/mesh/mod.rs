@@ -23,7 +23,7 @@ use super::error::{BootstrapError, in_words};
 use super::join::Links;
 use super::split::{Choice, divide};
 use super::{Exchange, ExchangeError, Member, PATIENCE};
-use crate::failure::{Failure, Outcome, ShrinkError, Verdict, Watch};
+use crate::failure::{Failure, Outcome, SETTLE, ShrinkError, Trial, Verdict, Wait, Watch};
 use crate::types::Rank;
 
 /// The connections and their thread, which ends with it.
@@ -148,6 +148,31 @@ impl ControlMesh {
         self.act(|state| state.with_trial(self.id, |trial, now, out| trial.give_up(reason, now, out)));
     }
 
+    /// Asks all members what they are doing, and ends the group with what comes of it, or if that is nothing, with `reason`; `waits` is what this member waits for. Returns on this one after `window` and a moment at most.
+    #[must_use]
+    pub fn end(&self, waits: Vec<Wait>, window: Duration, reason: &str) -> Failure {
+        self.investigate(window);
+        self.watch.report(waits);
+        let shared = &self.mesh.shared;
+        let mut state = shared.lock();
+        // The mesh's thread keeps the time.
+        while state
+            .trial(self.id)
+            .is_some_and(|trial| trial.hears() && !trial.failed())
+        {
+            state = shared.wait(state, window);
+        }
+        drop(state);
+        self.give_up(reason);
+        let mut state = shared.lock();
+        loop {
+            if let Some(verdict) = state.trial(self.id).and_then(Trial::verdict) {
+                return self.failure_of(verdict.clone());
+            }
+            state = shared.wait(state, SETTLE);
+        }
+    }
+
     /// Why the group has failed, when its members have agreed on it: at most [`SETTLE`](crate::failure::SETTLE) after [`Watch::failed`] has become true.
     #[must_use]
     pub fn failure(&self) -> Option<Failure> {
@@ -162,10 +187,7 @@ impl ControlMesh {
     /// [`ShrinkError`]: the others go on without this one, or there was no agreement in time.
     pub fn shrink(&self, patience: Duration) -> Result<Self, ShrinkError> {
         self.act(|state| {
-            let excluded = state
-                .trial(self.id)
-                .map(crate::failure::Trial::excluded)
-                .unwrap_or_default();
+            let excluded = state.trial(self.id).map(Trial::excluded).unwrap_or_default();
             state.with_agreement(self.id, |agreement, now, next, out| {
                 agreement.join(excluded, patience, now, next, out)
             });

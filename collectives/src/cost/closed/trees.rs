@@ -27,7 +27,13 @@ impl Message {
     fn bytes(self, size: u32) -> f64 {
         match self {
             Self::Same(bytes) => bytes,
-            Self::Partial(element, partial) => if size == 1 { element } else { partial },
+            Self::Partial(element, partial) => {
+                if size == 1 {
+                    element
+                } else {
+                    partial
+                }
+            }
             Self::Parts(bytes) => bytes * f64::from(size),
         }
     }
@@ -49,27 +55,62 @@ impl Rates {
         let collect = |message: Message, reduces: bool, copied: f64| {
             let into = total(message);
             let reduced = if reduces { into } else { 0.0 };
-            Duty { receives: levels, into, reduced, copied, ..Duty::default() }
+            Duty {
+                receives: levels,
+                into,
+                reduced,
+                copied,
+                ..Duty::default()
+            }
         };
-        let spread = |message: Message, copied: f64| Duty { sends: levels, out: total(message), copied, ..Duty::default() };
-        let leaf = |bytes: f64| Duty { receives: 1.0, into: bytes, ..Duty::default() };
+        let spread = |message: Message, copied: f64| Duty {
+            sends: levels,
+            out: total(message),
+            copied,
+            ..Duty::default()
+        };
+        let leaf = |bytes: f64| Duty {
+            receives: 1.0,
+            into: bytes,
+            ..Duty::default()
+        };
         let to_root = |message: Message, reduces: bool, copied: f64| {
             let load = self.load(collect(message, reduces, copied));
-            Slice { path: self.up(ranks, message, reduces).path, load, coupled: false }
+            Slice {
+                path: self.up(ranks, message, reduces).path,
+                load,
+                coupled: false,
+            }
         };
         match collective {
             Collective::Reduce => to_root(partial, true, 0.0),
             Collective::Gather => to_root(Message::Parts(part), false, part),
-            Collective::Broadcast => self.from_root(self.down(ranks, same), leaf(n), spread(same, n)),
+            Collective::Broadcast => self.rooted(self.down(ranks, same), leaf(n), spread(same, n)),
             Collective::Scatter => {
                 let parts = Message::Parts(part);
-                self.from_root(self.down(ranks, parts), leaf(part), spread(parts, part))
+                self.rooted(
+                    self.down(ranks, parts),
+                    leaf(subtrees(ranks).map(|size| parts.bytes(size)).fold(0.0, f64::max)),
+                    spread(parts, part),
+                )
             }
             _ => {
-                let (rising, falling) = if collective == Collective::Barrier { (Message::Same(0.0), Message::Same(0.0)) } else { (partial, same) };
+                let (rising, falling) = if collective == Collective::Barrier {
+                    (Message::Same(0.0), Message::Same(0.0))
+                } else {
+                    (partial, same)
+                };
                 let reduces = collective.reduces();
-                let duty = Duty { sends: levels, out: total(falling), ..collect(rising, reduces, 0.0) };
-                Slice { path: self.up(ranks, rising, reduces).path + self.down(ranks, falling), load: self.load(duty), coupled: true }
+                let duty = Duty {
+                    sends: levels,
+                    out: total(falling),
+                    ..collect(rising, reduces, 0.0)
+                };
+                Slice {
+                    path: self.up(ranks, rising, reduces).path + self.down(ranks, falling),
+                    load: self.load(duty),
+                    coupled: true,
+                }
             }
         }
     }
@@ -77,7 +118,10 @@ impl Rates {
     /// Until the top of a binomial tree of `size` members has what all below it send up.
     fn up(&self, size: u32, message: Message, reduces: bool) -> Arrival {
         let gamma = if reduces { self.gamma } else { 0.0 };
-        let mut arrival = Arrival { path: 0.0, wire_free: 0.0 };
+        let mut arrival = Arrival {
+            path: 0.0,
+            wire_free: 0.0,
+        };
         for below in subtrees(size) {
             let bytes = message.bytes(below);
             let begins = self.up(below, message, reduces).path + self.send;
@@ -107,21 +151,80 @@ impl Rates {
         let wide = half * self.wide;
         let below_root = f64::from((ranks - 1).ilog2());
         // The root sends to both trees, as inner members do to both children; or hears of both.
-        let down = (1.0 + below_root) * self.stage(Stage { sends: 2.0, receives: 1.0, bytes: half });
+        let down = (1.0 + below_root)
+            * self.stage(Stage {
+                sends: 2.0,
+                receives: 1.0,
+                bytes: half,
+            });
         let inner = if ranks > 2 { wide } else { half };
-        let up = |bytes: f64| self.stage(Stage { sends: 1.0, receives: 2.0, bytes }) + 2.0 * bytes * self.gamma;
-        let lowest = if below_root > 0.0 { up(half) + (below_root - 1.0) * up(wide) } else { 0.0 };
+        let up = |bytes: f64| {
+            self.stage(Stage {
+                sends: 1.0,
+                receives: 2.0,
+                bytes,
+            }) + 2.0 * bytes * self.gamma
+        };
+        let lowest = if below_root > 0.0 {
+            up(half) + (below_root - 1.0) * up(wide)
+        } else {
+            0.0
+        };
         let rises = lowest + up(inner);
         let most = 2.0 * inner;
-        let root = Duty { sends: 2.0, out: n, copied: n, ..Duty::default() };
-        let spread = Duty { sends: 2.0, receives: 2.0, out: n, into: n, ..Duty::default() };
-        let reduce = Duty { sends: 2.0, receives: 2.0, out: most, into: most, reduced: most, copied: 0.0 };
+        let root = Duty {
+            sends: 2.0,
+            out: n,
+            copied: n,
+            ..Duty::default()
+        };
+        let spread = Duty {
+            sends: 2.0,
+            receives: 2.0,
+            out: n,
+            into: n,
+            ..Duty::default()
+        };
+        let reduce = Duty {
+            sends: 2.0,
+            receives: 2.0,
+            out: most,
+            into: most,
+            reduced: most,
+            copied: 0.0,
+        };
         match collective {
-            Collective::Broadcast => self.from_root(down, if ranks > 2 { spread } else { Duty { sends: 0.0, out: 0.0, ..spread } }, root),
-            Collective::Reduce => Slice { path: rises, load: self.load(reduce), coupled: false },
+            Collective::Broadcast => self.rooted(
+                half * self.copy + down,
+                if ranks > 2 {
+                    spread
+                } else {
+                    Duty {
+                        sends: 0.0,
+                        out: 0.0,
+                        ..spread
+                    }
+                },
+                root,
+            ),
+            Collective::Reduce => Slice {
+                path: rises,
+                load: self.load(reduce),
+                coupled: false,
+            },
             _ => {
-                let both = Duty { sends: 4.0, receives: 4.0, out: most + n, into: most + n, ..reduce };
-                Slice { path: rises + down, load: self.load(both), coupled: true }
+                let both = Duty {
+                    sends: 4.0,
+                    receives: 4.0,
+                    out: most + n,
+                    into: most + n,
+                    ..reduce
+                };
+                Slice {
+                    path: rises + down,
+                    load: self.load(both),
+                    coupled: true,
+                }
             }
         }
     }

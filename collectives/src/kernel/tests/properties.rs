@@ -25,7 +25,7 @@ fn reduce(function: &Function, sources: &[(Form, Vec<u8>)], into: Form, elements
 
 fn inputs(seed: u64, data: DataType, count: usize, elements: usize) -> Vec<(Form, Vec<u8>)> {
     let mut random = Random::new(seed);
-    let any = seed % 2 == 0;
+    let any = seed.is_multiple_of(2);
     (0..count)
         .map(|_| (Element, content(&mut random, data, Element, elements, any)))
         .collect()

@@ -1,6 +1,6 @@
 //! The checker: runs a plan with symbols for data, and so proves it for every count, type and operator.
 //!
-//! Every block holds a [`Value`]: which data block it is, and whose contributions it has. A message carries the values of its blocks, and a reduction adds contributions up, each of which may come once. In the end every rank's output
+//! Every block holds a value: which data block it is, and whose contributions it has. A message carries the values of its blocks, and a reduction adds contributions up, each of which may come once. In the end every rank's output
 //! must have the right data blocks, with all contributions.
 //!
 //! One run is enough. Strands only wait for messages, for room and for their own memory, and take messages from one sender in their order: whatever is done first, each strand sees the same. So if one order of events gets to the end, all do; and
@@ -33,8 +33,8 @@ pub struct Proof {
     pub messages: u64,
 }
 
-/// The most data blocks of a plan that is checked: more do not fit in memory.
-const MOST_BLOCKS: u64 = 1 << 26;
+/// The most blocks that all ranks' inputs of a plan may have that is checked, and their outputs: more take gigabytes.
+const MOST_BLOCKS: u64 = 1 << 23;
 
 /// Proves `plan`: each data block ends where it belongs with each rank's contribution exactly once; messages match; no wait is in a cycle; nothing is read before it is written; nothing writes the input; no two strands use a block that one of
 /// them writes. If it says that it may run in place, then in place as well.
@@ -73,11 +73,12 @@ fn shape(shape: &Shape) -> Result<(), Fault> {
     if shape.blocks == 0 && shape.collective != Collective::Barrier {
         return Err(Fault::Shape("there are no blocks"));
     }
-    let ranks = ranks as u64;
-    match ranks
-        .checked_mul(ranks)
-        .and_then(|pairs| pairs.checked_mul(u64::from(shape.blocks)))
-    {
+    // A rank has all of what is reduced or broadcast, and a part for each rank of the others.
+    let parts = match shape.collective {
+        Collective::AllReduce | Collective::Broadcast | Collective::Reduce => 1,
+        _ => ranks as u64,
+    };
+    match (ranks as u64 * parts).checked_mul(u64::from(shape.blocks)) {
         Some(blocks) if blocks <= MOST_BLOCKS => Ok(()),
         _ => Err(Fault::Shape("there are too many blocks to check")),
     }
@@ -98,8 +99,8 @@ struct Message {
 struct Queue {
     /// By number of the message: the step that sends it.
     sends: Vec<u32>,
-    /// By number of the message: the step that receives it, and whether it is staged.
-    receives: Vec<(u32, bool)>,
+    /// By number of the message: the step that receives it, and if that reduces, the one from which on the message is staged: that after the receive before.
+    receives: Vec<(u32, Option<u32>)>,
     /// How many were sent.
     sent: usize,
     on_its_way: Option<Message>,
@@ -117,8 +118,6 @@ struct Actor {
 /// What a step came to.
 enum Outcome {
     Done,
-    /// And the peer may go on.
-    Exchanged(Rank),
     Waits(Rank, Why),
 }
 
@@ -127,11 +126,12 @@ struct Run<'a> {
     plan: &'a Plan,
     in_place: bool,
     ranks: u32,
-    strands: u32,
     memories: Vec<Memory>,
     queues: HashMap<(u32, Rank, Rank), Queue>,
     /// By strand and rank.
     actors: Vec<Actor>,
+    /// Those that may be able to go on.
+    ready: Vec<(u32, Rank)>,
     /// Of a barrier, by rank: who is known to have come.
     come: Vec<Box<[u64]>>,
 }
@@ -181,10 +181,12 @@ impl<'a> Run<'a> {
             plan,
             in_place,
             ranks,
-            strands: strands as u32,
             memories: plan.programs.iter().zip(0..).map(memory).collect(),
             queues: queues(plan)?,
             actors: vec![actor; strands * ranks as usize],
+            ready: (0..strands as u32)
+                .flat_map(|strand| (0..ranks).map(move |rank| (strand, Rank(rank))))
+                .collect(),
             come: (0..ranks).map(come).collect(),
         })
     }
@@ -194,11 +196,16 @@ impl<'a> Run<'a> {
         strand as usize * self.ranks as usize + rank.index()
     }
 
+    /// Has `rank` look whether it can go on.
+    fn wake(&mut self, strand: u32, rank: Rank) {
+        let at = self.actor(strand, rank);
+        if !std::mem::replace(&mut self.actors[at].listed, true) {
+            self.ready.push((strand, rank));
+        }
+    }
+
     fn run(mut self) -> Result<Proof, Flaw> {
-        let mut ready: Vec<_> = (0..self.strands)
-            .flat_map(|strand| (0..self.ranks).map(move |rank| (strand, Rank(rank))))
-            .collect();
-        while let Some((strand, rank)) = ready.pop() {
+        while let Some((strand, rank)) = self.ready.pop() {
             let at = self.actor(strand, rank);
             self.actors[at].listed = false;
             let steps = &self.plan.programs[rank.index()].strands[strand as usize];
@@ -216,12 +223,6 @@ impl<'a> Run<'a> {
                     Outcome::Waits(peer, why) => {
                         self.actors[at].waits = Some((peer, why));
                         break;
-                    }
-                    Outcome::Exchanged(peer) => {
-                        let other = self.actor(strand, peer);
-                        if !std::mem::replace(&mut self.actors[other].listed, true) {
-                            ready.push((strand, peer));
-                        }
                     }
                     Outcome::Done => {}
                 }
@@ -244,7 +245,8 @@ impl<'a> Run<'a> {
                 }
                 let cells = memory.cells(*span)?;
                 let values = memory.read(strand, *span, &cells)?;
-                let (_, staged) = queue.receives[queue.sent];
+                let receiver = self.actors[strand as usize * self.ranks as usize + to.index()];
+                let staged = queue.receives[queue.sent].1.is_some_and(|from| receiver.next >= from);
                 let held = if staged { Vec::new() } else { cells };
                 memory.hold(&held, *to);
                 queue.sent += 1;
@@ -254,7 +256,8 @@ impl<'a> Run<'a> {
                     held,
                     come: self.come[rank.index()].clone(),
                 });
-                Ok(Outcome::Exchanged(*to))
+                self.wake(strand, *to);
+                Ok(Outcome::Done)
             }
             Step::Recv { from, into } => {
                 let cells = memory.cells(*into)?;
@@ -263,7 +266,8 @@ impl<'a> Run<'a> {
                     Err(waits) => return Ok(waits),
                 };
                 self.memories[rank.index()].write(shape, strand, *into, &cells, message.values)?;
-                Ok(Outcome::Exchanged(*from))
+                self.received(strand, rank, *from);
+                Ok(Outcome::Done)
             }
             Step::RecvReduce { from, form, with, into } => {
                 let sources = memory.cells(*with)?;
@@ -274,7 +278,8 @@ impl<'a> Run<'a> {
                 };
                 let operands = self.memories[rank.index()].read(strand, *with, &sources)?;
                 self.reduce(strand, rank, *into, &cells, &[sources], &[message.values, operands])?;
-                Ok(Outcome::Exchanged(*from))
+                self.received(strand, rank, *from);
+                Ok(Outcome::Done)
             }
             Step::Reduce { sources, into } => {
                 let cells = memory.cells(*into)?;
@@ -363,6 +368,23 @@ impl<'a> Run<'a> {
             *mine |= theirs;
         }
         Ok(Ok(message))
+    }
+
+    /// After a message from `from` was received: it may send the next; and the message for the receive that follows, if that reduces, leaves its sender's memory.
+    fn received(&mut self, strand: u32, rank: Rank, from: Rank) {
+        self.wake(strand, from);
+        let steps = &self.plan.programs[rank.index()].strands[strand as usize];
+        let later = &steps[self.actors[self.actor(strand, rank)].next as usize + 1..];
+        let next = later
+            .iter()
+            .find(|step| matches!(step, Step::Recv { .. } | Step::RecvReduce { .. }));
+        if let Some(&Step::RecvReduce { from, .. }) = next
+            && let Some(queue) = self.queues.get_mut(&(strand, from, rank))
+            && let Some(message) = &mut queue.on_its_way
+        {
+            self.memories[from.index()].release(&std::mem::take(&mut message.held));
+            self.wake(strand, from);
+        }
     }
 
     /// Reduces `operands`, which come from `sources` as far as they come from memory, to `cells`, those of `into`.
@@ -461,11 +483,12 @@ fn queues(plan: &Plan) -> Result<HashMap<(u32, Rank, Rank), Queue>, Flaw> {
     let mut queues: HashMap<(u32, Rank, Rank), Queue> = HashMap::new();
     for (rank, program) in (0..).map(Rank).zip(&plan.programs) {
         for (strand, steps) in (0..).zip(&program.strands) {
+            let mut after_receive = 0;
             for (number, step) in (0..).zip(steps) {
                 let (peer, receives) = match step {
                     Step::Send { to, .. } => (*to, None),
-                    Step::Recv { from, .. } => (*from, Some(false)),
-                    Step::RecvReduce { from, .. } => (*from, Some(true)),
+                    Step::Recv { from, .. } => (*from, Some(None)),
+                    Step::RecvReduce { from, .. } => (*from, Some(Some(after_receive))),
                     Step::Reduce { .. } | Step::Copy { .. } => continue,
                 };
                 if peer.0 >= ranks || peer == rank {
@@ -481,11 +504,11 @@ fn queues(plan: &Plan) -> Result<HashMap<(u32, Rank, Rank), Queue>, Flaw> {
                 }
                 match receives {
                     None => queues.entry((strand, rank, peer)).or_default().sends.push(number),
-                    Some(staged) => queues
-                        .entry((strand, peer, rank))
-                        .or_default()
-                        .receives
-                        .push((number, staged)),
+                    Some(staged) => {
+                        let queue = queues.entry((strand, peer, rank)).or_default();
+                        queue.receives.push((number, staged));
+                        after_receive = number + 1;
+                    }
                 }
             }
         }

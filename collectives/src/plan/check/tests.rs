@@ -328,6 +328,50 @@ fn more_messages_on_their_way_than_there_is_room_for() {
 }
 
 #[test]
+fn a_message_that_is_staged_only_after_another_has_come() {
+    let plan = |first: &str, second: &str| {
+        format!(
+            "allreduce\norder 0 1 2\nroot 0\nblocks 1\n\
+             rank 0\nscratch 0\nstrand 0\ncopy input[0] into scratch[0]\nsend scratch[0] to 1\ncopy input[0] into scratch[0]\nsend nothing to 2\n\
+             rank 1\npartial 0\nstrand 0\n{first}\n{second}\n\
+             rank 2\nstrand 0\nrecv nothing from 0\nsend nothing to 1\n"
+        )
+    };
+    let (reduce, other) = (
+        "recv-reduce element from 0 with input[0] into partial[0]",
+        "recv nothing from 2",
+    );
+    let wait = |rank, step, peer, why| Wait {
+        rank: Rank(rank),
+        strand: 0,
+        step,
+        peer: Rank(peer),
+        why,
+    };
+    let Fault::Cycle(mut waits) = flaw(&plan(other, reduce)).fault else {
+        panic!("no cycle")
+    };
+    waits.sort_by_key(|wait| wait.rank);
+    assert_eq!(
+        waits,
+        [
+            wait(0, 2, 1, Why::Overwrite),
+            wait(1, 0, 2, Why::Message),
+            wait(2, 0, 0, Why::Message)
+        ]
+    );
+    // The other way round it gets to the end, where nobody has a result.
+    let end = Flaw {
+        at: At::End { rank: Rank(0) },
+        fault: Fault::Undefined {
+            place: Place::Output,
+            block: 0,
+        },
+    };
+    assert_eq!(flaw(&plan(reduce, other)), end);
+}
+
+#[test]
 fn an_exchange_through_the_memory_that_is_being_sent() {
     let text = "allreduce in place\norder 0 1\nroot 0\nblocks 2\n\
                 rank 0\nscratch 0 1\nstrand 0\nsend input[0..2] to 1\nrecv scratch[0..2] from 1\nreduce input[0..2] scratch[0..2] into output[0..2]\n\

@@ -86,6 +86,10 @@ impl Body<'_> {
             "{len} bytes from {at} on, of {}",
             self.len
         );
+        // What this process itself has taken back may not be mapped any more. It takes nothing back while it receives: both are done under the device's lock.
+        if self.origin == Origin::Own && self.is_revocable() && Consumer::was_revoked(self.map, self.position) {
+            return Err(Gone);
+        }
         let last = len.min(WORD);
         let mut word = [0; WORD];
         let target = Target {

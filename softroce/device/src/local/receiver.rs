@@ -86,7 +86,7 @@ impl Receiver {
     /// A lane from this process to itself.
     ///
     /// # Safety
-    /// The sender is this process', and the memory that its records refer to by address is readable until they are received or revoked.
+    /// The sender is this process', and the memory that its records refer to by address is readable until they are received or revoked. Nothing is revoked while a record is received.
     ///
     /// # Errors
     /// As [`attach`](Self::attach).

@@ -363,6 +363,21 @@ fn records_taken_back_are_lost() {
     }
 }
 
+#[test]
+fn what_a_process_sent_itself_and_took_back_is_not_read() {
+    let (mut sender, fd) = Sender::create().unwrap();
+    // SAFETY: the memory stays until the record is revoked, and nothing is received meanwhile.
+    let mut receiver = unsafe { Receiver::attach_own(fd) }.unwrap();
+    let shared = Shared::new(4096);
+    let addr = shared.addr() as u64;
+    let reference = [Reference::Process { addr, len: 4096 }];
+    let of = Referrer { qpn: 1, keys: &[10] };
+    sender.push(&packet(b"", Payload::Referred(&reference)), of).unwrap();
+    sender.revoke_region(10).unwrap();
+    drop(shared);
+    assert_eq!(take(&mut receiver).unwrap().2, Err(Gone));
+}
+
 /// Ended when it is dropped.
 struct Other(Child);
 

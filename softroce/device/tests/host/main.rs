@@ -51,6 +51,19 @@ fn signal(pid: u32, signal: Signal) {
     kill(Pid::from_raw(pid as i32), signal).unwrap();
 }
 
+/// Stops a process. One thread takes the signal and then has the others stop: until that is done they go on.
+fn stop(pid: u32) {
+    signal(pid, Signal::SIGSTOP);
+    let is_stopped = |thread: std::io::Result<std::fs::DirEntry>| {
+        let stat = std::fs::read_to_string(thread.unwrap().path().join("stat")).unwrap();
+        stat.rsplit_once(") ").is_some_and(|(_, state)| state.starts_with('T'))
+    };
+    eventually("a process does not stop", || {
+        let mut threads = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+        threads.all(is_stopped)
+    });
+}
+
 /// Each is in another place, one has the port, and all see all.
 fn is_one_group(members: &mut [Member]) {
     let mut slots: Vec<_> = members.iter().map(|member| member.slot).collect();
@@ -173,12 +186,12 @@ fn who_is_stopped_holds_nobody_up_for_long() {
     let address = own_address();
     let stopped = Member::start(Start::at(address)).unwrap();
     let other = Member::start(Start::at(address)).unwrap();
-    signal(stopped.pid(), Signal::SIGSTOP);
+    stop(stopped.pid());
     let mut third = Member::start(Start::at(address)).unwrap();
     assert_eq!(third.ask("members"), [3]);
     // Now there is nobody left who could answer.
     third.leave();
-    signal(other.pid(), Signal::SIGSTOP);
+    stop(other.pid());
     let said = Member::start(Start::at(address)).unwrap_err();
     assert!(
         said.contains("do not answer") && said.contains(&stopped.pid().to_string()),

@@ -236,7 +236,10 @@ impl QueuePair {
                 self.established = true;
                 self.set.sq_psn.into_iter().for_each(|psn| self.requester.start(psn));
             }
-            (State::Rts, State::Sqd) => self.draining = true,
+            (State::Rts, State::Sqd) => {
+                self.draining = true;
+                self.requester.ask();
+            }
             (State::Sqd, State::Rts) => self.draining = false,
             _ => {}
         }

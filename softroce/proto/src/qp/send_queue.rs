@@ -127,6 +127,11 @@ impl SendQueue {
         &mut self.wqes[slot]
     }
 
+    /// Whether half of it is in use, or more.
+    pub(crate) const fn is_half_full(&self) -> bool {
+        (self.tail - self.head) * 2 >= self.limit
+    }
+
     /// Forgets every request.
     pub(crate) fn clear(&mut self) {
         self.head = 0;

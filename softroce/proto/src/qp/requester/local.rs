@@ -31,7 +31,8 @@ impl Requester {
             self.cursor += 1;
             self.complete_local(connection, out);
         }
-        Ok(false)
+        // A local request waits for those before it.
+        Ok(self.local > self.queue.head && self.ask())
     }
 
     /// Carries out the request at the cursor, which is local. False when it cannot be, and is not the oldest yet.
@@ -54,6 +55,7 @@ impl Requester {
         entry.first = first;
         entry.packets = 0;
         self.begun += 1;
+        self.local = self.begun;
         Ok(true)
     }
 

@@ -58,6 +58,10 @@ pub(crate) struct Requester {
     awaiting: u32,
     /// Packets since one asked for an acknowledgement.
     unasked: u32,
+    /// The last packet of a request has gone out, and none since has asked: see [`is_quiet`](Self::is_quiet).
+    quiet: bool,
+    /// The number after that of the last local request that was carried out: it completes when those before it have been acknowledged.
+    local: u64,
 
     retries_left: u8,
     rnr_left: u8,
@@ -104,6 +108,8 @@ impl Requester {
             part: u64::from(window / 2).max(1),
             awaiting: 0,
             unasked: 0,
+            quiet: false,
+            local: 0,
             retries_left: 0,
             rnr_left: 0,
             recovering: None,
@@ -141,6 +147,8 @@ impl Requester {
         self.begun = 0;
         self.awaiting = 0;
         self.unasked = 0;
+        self.quiet = false;
+        self.local = 0;
         self.recovering = None;
         self.wait = Wait::Nothing;
     }
@@ -187,8 +195,14 @@ impl Requester {
     /// # Errors
     /// The status with which the oldest request fails.
     pub(crate) fn handle_timeout(&mut self, now: Instant, out: &mut Outbox) -> Result<(), Status> {
-        match self.wait {
+        let wait = self.wait;
+        match wait {
             Wait::Rnr(at) if at <= now => {
+                self.wait_for_ack(now);
+                Ok(())
+            }
+            // Nobody was asked.
+            Wait::Ack(at) if at <= now && self.ask() => {
                 self.wait_for_ack(now);
                 Ok(())
             }
@@ -199,6 +213,30 @@ impl Requester {
             }
             _ => Ok(()),
         }
+    }
+
+    /// Whether the last packet of a request need not ask for an acknowledgement, as nobody waits for it: on a lane, which loses nothing, a request that is not signalled. An acknowledgement takes as long as a short message.
+    /// It is asked for when somebody begins to wait, as long as there is plenty of room in the queue; otherwise when the local ACK timeout is over, so that a peer that is gone is noticed.
+    fn is_quiet(&self, wqe: &Wqe, connection: &Connection) -> bool {
+        let waited_for = wqe.signalled || wqe.awaits_data() || self.local > self.queue.head;
+        connection.lane.is_some() && !waited_for && !self.queue.is_half_full() && self.next == self.max
+    }
+
+    /// Sends the last packet again, to be acknowledged, if none has asked since the last request ended. False when there is nothing to ask for.
+    pub(crate) fn ask(&mut self) -> bool {
+        if !self.quiet || self.next != self.max || self.una == self.max {
+            return false;
+        }
+        let last = self.max - 1;
+        let holds = |number: &u64| {
+            let wqe = self.queue.get(*number);
+            (wqe.first..wqe.end()).contains(&last)
+        };
+        let Some(number) = (self.queue.head..self.begun).rev().find(holds) else {
+            return false;
+        };
+        (self.next, self.cursor, self.quiet) = (last, number, false);
+        true
     }
 
     /// Ends the oldest request with an error.

@@ -205,7 +205,8 @@ impl Requester {
         let ends = self.next + numbers == wqe.end();
         let last_admitted = self.next + numbers - self.una >= self.window;
         let mut bth = Bth::new(opcode, connection.peer, self.psn(self.next));
-        bth.ack_req = ends || last_admitted || self.unasked + 1 >= self.ask_every;
+        let quiet = ends && self.is_quiet(wqe, connection);
+        bth.ack_req = ends && !quiet || last_admitted || self.unasked + 1 >= self.ask_every;
         bth.solicited = ends && wqe.solicited;
         let Some(written) = connection.draft(buf, &bth, &extension, len, wqe.inline) else {
             return Ok(None);
@@ -214,6 +215,7 @@ impl Requester {
             return self.refuse(Status::LocalProtection).map(|()| None);
         }
         self.unasked = if bth.ack_req { 0 } else { self.unasked + 1 };
+        self.quiet = !bth.ack_req && (quiet || self.quiet);
         Ok(Some((written, numbers)))
     }
 

@@ -1,0 +1,288 @@
+//! What goes between ranks: grants ahead of receives, sends that leave as they can, and messages received.
+
+use doorbell_verbs::Alias;
+
+use super::slots::STAGING;
+use super::walk::{self, Walk};
+use super::{Lane, PENDING, Pending, Scene, link};
+use crate::executor::code::{Instruction, message};
+use crate::executor::error::Failed;
+use crate::plan::{Place, Step};
+use crate::types::Rank;
+
+impl Lane {
+    /// Grants memory for what is to be received, as far ahead as memory is free.
+    pub(super) fn grant(&mut self, scene: &mut Scene<'_>) -> Result<bool, Failed> {
+        let op = scene.op;
+        let strand = &op.code.strands[self.strand as usize];
+        let mut moved = false;
+        while self.grants.turn < self.turns(op) {
+            let Some(&step) = strand.receives.get(self.receive) else {
+                if strand.receives.is_empty() {
+                    self.grants.turn = u32::MAX;
+                    break;
+                }
+                self.receive = 0;
+                self.grants.turn += 1;
+                continue;
+            };
+            self.grants.step = step;
+            let instruction = &strand.instructions[step as usize];
+            let Some((from, form, span)) = message(&instruction.step) else {
+                break;
+            };
+            let slice = self.slice(op, self.grants.turn);
+            let mut walk = self.grant_walk;
+            let Some(fragment) = walk::next(op, instruction, span, slice, form, &mut walk) else {
+                self.receive += 1;
+                self.grant_walk = Walk::default();
+                continue;
+            };
+            let peer = link(scene.links, from)?;
+            if !peer.may_grant() {
+                break;
+            }
+            let len = fragment.len as usize * op.function.bytes(form);
+            let direct = match instruction.step {
+                Step::Recv { into, .. } if len > 0 => self.registered(op, into.place),
+                _ => None,
+            };
+            if len == 0 {
+                peer.grant(0, 0, 0);
+            } else if let Some((segment, rail, offset)) = direct {
+                if !self.has_passed(instruction.free_after, self.grants.turn)
+                    || !self.is_free(instruction, span, Some(fragment), self.grants.turn, strand, scene.links)
+                {
+                    break;
+                }
+                let at = offset + walk::bytes_at(op, instruction, span, slice, fragment);
+                let addr = segment.start().addr() as u64 + at as u64;
+                let rkey = segment.rkey(rail);
+                link(scene.links, from)?.grant(addr, rkey, len as u32);
+            } else {
+                if self.staging.taken - self.staging.given == STAGING {
+                    break;
+                }
+                let addr = self.staging.start(self.staging.taken).addr() as u64;
+                let rkey = self.staging.memory.as_ref().map_or(0, |memory| memory.rkey(0));
+                peer.grant(addr, rkey, len as u32);
+                self.staging.taken += 1;
+            }
+            walk::pass(&mut walk, fragment);
+            self.grant_walk = walk;
+            moved = true;
+        }
+        Ok(moved)
+    }
+
+    /// Begins a send, and lets it go as far as it can. False if the send of this step in the slice before has not left.
+    pub(super) fn begin_send(&mut self, scene: &mut Scene<'_>, to: Rank) -> Result<bool, Failed> {
+        let step = self.execution.step as usize;
+        if self.sent[step] == PENDING {
+            return Ok(false);
+        }
+        let mut send = Pending {
+            at: self.execution,
+            to,
+            walk: Walk::default(),
+            last: 0,
+        };
+        self.sent[step] = PENDING;
+        let waits = self.sends.iter().any(|before| before.to == to);
+        if waits || !self.send(scene, &mut send)?.1 {
+            self.sends.push(send);
+        }
+        Ok(true)
+    }
+
+    /// Goes on with the sends under way; those to one rank in their order.
+    pub(super) fn send_pending(&mut self, scene: &mut Scene<'_>) -> Result<bool, Failed> {
+        let mut moved = false;
+        let mut index = 0;
+        while index < self.sends.len() {
+            let mut send = self.sends[index];
+            if self.sends[..index].iter().any(|before| before.to == send.to) {
+                index += 1;
+                continue;
+            }
+            let (further, done) = self.send(scene, &mut send)?;
+            moved |= further;
+            if done {
+                self.sends.remove(index);
+            } else {
+                self.sends[index] = send;
+                index += 1;
+            }
+        }
+        Ok(moved)
+    }
+
+    /// Sends of a message what can be sent. Gives whether that was anything, and whether it was the last.
+    pub(super) fn send(&mut self, scene: &mut Scene<'_>, send: &mut Pending) -> Result<(bool, bool), Failed> {
+        let op = scene.op;
+        let instruction = &op.code.strands[self.strand as usize].instructions[send.at.step as usize];
+        let Some((_, form, span)) = message(&instruction.step) else {
+            return Ok((false, true));
+        };
+        let slice = self.slice(op, send.at.turn);
+        let mut moved = false;
+        while let Some(fragment) = walk::next(op, instruction, span, slice, form, &mut send.walk) {
+            let to = link(scene.links, send.to)?;
+            let len = fragment.len as usize * op.function.bytes(form);
+            let at = walk::bytes_at(op, instruction, span, slice, fragment);
+            if let Some(lines) = op.lines {
+                if !to.may_send_lines(lines) {
+                    return Ok((moved, false));
+                }
+                let from = self.place(op, span.place).wrapping_add(at);
+                // SAFETY: a fragment lies in its place, which the operation has; what this rank writes there waits for the send, and it is granted to nobody.
+                unsafe { to.send_lines(lines, from, len) }?;
+            } else {
+                if !to.is_granted() {
+                    return Ok((moved, false));
+                }
+                let message = if len == 0 {
+                    None
+                } else {
+                    let Some(source) = self.source(scene, span.place, at, len, send.to) else {
+                        return Ok((moved, false));
+                    };
+                    Some((source, len))
+                };
+                let number = link(scene.links, send.to)?.send(message)?;
+                if self.registered(op, span.place).is_some() {
+                    send.last = number;
+                } else if len > 0 {
+                    self.copied[((self.copies.taken - 1) % STAGING) as usize] = (send.to, number);
+                }
+            }
+            walk::pass(&mut send.walk, fragment);
+            moved = true;
+        }
+        self.sent[send.at.step as usize] = send.last;
+        Ok((true, true))
+    }
+
+    /// What a message of Simple is sent from: where it lies, or a copy of it. `None` while there is no memory for a copy.
+    pub(super) fn source(
+        &mut self,
+        scene: &mut Scene<'_>,
+        place: Place,
+        at: usize,
+        len: usize,
+        to: Rank,
+    ) -> Option<Alias> {
+        let op = scene.op;
+        if let Some((segment, rail, offset)) = self.registered(op, place) {
+            return segment.alias(rail, offset + at, len);
+        }
+        while self.copies.given < self.copies.taken {
+            let (of, number) = self.copied[(self.copies.given % STAGING) as usize];
+            if scene.links[of.index()]
+                .as_ref()
+                .is_some_and(|link| link.completed < number)
+            {
+                break;
+            }
+            self.copies.given += 1;
+        }
+        if self.copies.taken - self.copies.given == STAGING {
+            return None;
+        }
+        let (number, from) = (self.copies.taken, self.place(op, place).wrapping_add(at));
+        // SAFETY: the message lies in its place, which the operation has and nobody writes; a slot is as long as a fragment, and its last message has been confirmed.
+        unsafe { core::ptr::copy_nonoverlapping(from, self.copies.start(number), len) };
+        let alias = self.copies.memory.as_ref()?.alias(0, self.copies.offset(number), len)?;
+        self.copied[(number % STAGING) as usize] = (to, PENDING);
+        self.copies.taken += 1;
+        Some(alias)
+    }
+
+    /// Receives what is there of a message. True when that was the last.
+    pub(super) fn receive_message(
+        &mut self,
+        scene: &mut Scene<'_>,
+        instruction: &Instruction,
+        slice: u32,
+        moved: &mut bool,
+    ) -> Result<bool, Failed> {
+        let op = scene.op;
+        let strand = &op.code.strands[self.strand as usize];
+        let Some((from, form, span)) = message(&instruction.step) else {
+            return Ok(true);
+        };
+        let mut walk = self.walk;
+        while let Some(fragment) = walk::next(op, instruction, span, slice, form, &mut walk) {
+            let len = fragment.len as usize * op.function.bytes(form);
+            let lands = match instruction.step {
+                Step::Recv { into, .. } => op.lines.is_none() && self.registered(op, into.place).is_some(),
+                _ => false,
+            };
+            // What was granted where it belongs was free then.
+            if !lands
+                && !self.is_free(
+                    instruction,
+                    span,
+                    Some(fragment),
+                    self.execution.turn,
+                    strand,
+                    scene.links,
+                )
+            {
+                return Ok(false);
+            }
+            let into = self
+                .place(op, span.place)
+                .wrapping_add(walk::bytes_at(op, instruction, span, slice, fragment));
+            let peer = link(scene.links, from)?;
+            let received: *mut u8 = match op.lines {
+                Some(lines) => {
+                    let direct = matches!(instruction.step, Step::Recv { .. }) && len >= 4;
+                    let target = if direct { into } else { self.lines.as_mut_ptr().cast() };
+                    // SAFETY: the fragment lies in its place, where nothing is sent from; or in the memory for a slot's lines, which takes four bytes at least.
+                    if !unsafe { peer.receive_lines(lines, target, len) } {
+                        return Ok(false);
+                    }
+                    target
+                }
+                None => {
+                    if !peer.has_arrived() {
+                        return Ok(false);
+                    }
+                    peer.receive();
+                    if lands || len == 0 {
+                        into
+                    } else {
+                        self.staging.start(self.staging.given)
+                    }
+                }
+            };
+            if len > 0 {
+                match &instruction.step {
+                    // SAFETY: the fragment lies in its place, which nobody else touches now, and was received as a whole into memory apart from it.
+                    Step::Recv { .. } if received != into => unsafe {
+                        core::ptr::copy_nonoverlapping(received, into, len);
+                    },
+                    Step::RecvReduce { with, .. } => {
+                        let with_at = walk::bytes_at(op, instruction, *with, slice, fragment);
+                        let operand = self.place(op, with.place).wrapping_add(with_at);
+                        let sources = [(form, received.cast_const()), (with.place.form(), operand.cast_const())];
+                        // SAFETY: all are as long as the fragment; the two in places of the operation are the same or apart, and nobody else writes them now; what was received is complete.
+                        unsafe {
+                            op.function
+                                .reduce(&sources, (span.place.form(), into), fragment.len as usize)
+                        };
+                    }
+                    _ => {}
+                }
+                if op.lines.is_none() && !lands {
+                    self.staging.given += 1;
+                }
+            }
+            walk::pass(&mut walk, fragment);
+            self.walk = walk;
+            *moved = true;
+        }
+        Ok(true)
+    }
+}

@@ -1,0 +1,127 @@
+//! Tables: how long a collective takes by each algorithm.
+
+use super::{Fabric, Work, predict_ns};
+use crate::algorithm::Algorithm;
+use crate::plan::{Collective, Schedule};
+use crate::tune::{Choice, Overrides, Question, Tuner};
+use crate::types::{DataType, Rank};
+
+/// The most steps that a row is simulated for; beyond, the closed form stands for them.
+const STEPS: u64 = 20_000_000;
+
+/// One algorithm at one size.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Row {
+    /// How many ranks.
+    pub ranks: u32,
+    /// Bytes, as [`Work::bytes`] counts them.
+    pub bytes: u64,
+    /// How it would be done by this algorithm.
+    pub choice: Choice,
+    /// How long it takes, ns.
+    pub ns: f64,
+    /// Whether this was simulated; else it is by the closed form, which knows nothing but [uniform](Fabric::uniform) fabrics.
+    pub simulated: bool,
+}
+
+/// How long `collective` takes over `fabric`, of each of `sizes`, by each algorithm that does it: with the protocol that is best there, and the channels and slice that `tuner` has for the
+/// two, but for what it forces.
+#[must_use]
+pub fn table(tuner: &Tuner, fabric: &Fabric, collective: Collective, data: DataType, sizes: &[u64]) -> Vec<Row> {
+    let order: Vec<Rank> = (0..fabric.ranks()).map(Rank).collect();
+    let mut rows = Vec::new();
+    for algorithm in Algorithm::of(collective) {
+        let Ok(schedule) = algorithm.schedule(collective, &order, Rank(0)) else {
+            continue;
+        };
+        let one = Tuner {
+            overrides: Overrides {
+                algorithm: Some(algorithm),
+                ..tuner.overrides
+            },
+            ..tuner.clone()
+        };
+        for &bytes in sizes {
+            let question = Question {
+                collective,
+                bytes,
+                data,
+                root: Rank(0),
+                deterministic: false,
+            };
+            let Ok(decision) = one.choose(&question, &fabric.hosts, &order) else {
+                continue;
+            };
+            let mut of_size: Vec<Row> = Vec::new();
+            for candidate in &decision.candidates {
+                let choice = candidate.choice;
+                let work = Work {
+                    bytes,
+                    data,
+                    protocol: choice.protocol,
+                    channels: choice.channels,
+                    slice_bytes: choice.slice_bytes,
+                };
+                let simulated = (steps(schedule.as_ref(), &work) <= STEPS)
+                    .then(|| predict_ns(schedule.as_ref(), fabric, &work).ok())
+                    .flatten();
+                of_size.push(Row {
+                    ranks: fabric.ranks(),
+                    bytes,
+                    choice,
+                    ns: simulated.unwrap_or(candidate.formula_ns),
+                    simulated: simulated.is_some(),
+                });
+            }
+            rows.extend(of_size.into_iter().min_by(|a, b| a.ns.total_cmp(&b.ns)));
+        }
+    }
+    rows
+}
+
+/// About how many steps a prediction takes.
+fn steps(schedule: &dyn Schedule, work: &Work) -> u64 {
+    let shape = schedule.shape();
+    let of_first: u64 = (0..schedule.strands())
+        .map(|strand| schedule.steps(strand, shape.order[0]).count() as u64)
+        .sum();
+    let slices = work.slices(shape).min(12 * u64::from(work.busy_channels(shape)));
+    of_first.saturating_mul(u64::from(shape.ranks())).saturating_mul(slices)
+}
+
+/// The quickest row of each number of ranks and bytes, in their order.
+#[must_use]
+pub fn quickest(rows: &[Row]) -> Vec<Row> {
+    let mut best: Vec<Row> = Vec::new();
+    for row in rows {
+        match best
+            .iter_mut()
+            .find(|other| (other.ranks, other.bytes) == (row.ranks, row.bytes))
+        {
+            Some(other) if row.ns < other.ns => *other = *row,
+            Some(_) => {}
+            None => best.push(*row),
+        }
+    }
+    best.sort_by_key(|row| (row.ranks, row.bytes));
+    best
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cost::{Compute, Link};
+
+    #[test]
+    fn each_algorithm_has_a_row_for_each_size() {
+        let tuner = Tuner::new(Link::ndr400(), Link::ndr400(), Compute::default(), 4);
+        let fabric = Fabric::uniform(16, Link::ndr400(), Compute::default());
+        let sizes = [8, 1 << 16, 1 << 24];
+        let rows = table(&tuner, &fabric, Collective::AllReduce, DataType::F32, &sizes);
+        assert_eq!(rows.len(), Algorithm::of(Collective::AllReduce).count() * sizes.len());
+        assert!(rows.iter().all(|row| row.simulated && row.ns > 0.0));
+        let best = quickest(&rows);
+        assert_eq!(best.iter().map(|row| row.bytes).collect::<Vec<_>>(), sizes);
+        assert!(best[0].choice.algorithm != best[2].choice.algorithm, "ways cross over");
+    }
+}

@@ -1,0 +1,198 @@
+//! Strangers at a rendezvous: it turns them away, each by itself, and the group comes together.
+
+use std::io::{Read, Write, copy};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::mpsc::{Receiver, channel};
+use std::thread;
+use std::time::Duration;
+
+use doorbell_collectives::Rank;
+use doorbell_collectives::bootstrap::{BootstrapError, Exchange, Group, Nonce, Options, Rendezvous, Serving, UniqueId};
+
+use super::with_all;
+
+fn serving(ranks: u32) -> Serving {
+    Rendezvous::open("127.0.0.1".parse().unwrap(), ranks)
+        .unwrap()
+        .spawn(super::PATIENCE)
+        .unwrap()
+}
+
+fn connect(serving: &Serving) -> TcpStream {
+    let address: SocketAddr = format!("{}:{}", serving.id().host(), serving.id().port())
+        .parse()
+        .unwrap();
+    TcpStream::connect(address).unwrap()
+}
+
+fn join(serving: &Serving, rank: u32, ranks: u32) -> Result<Group, BootstrapError> {
+    Group::join(serving.id(), Rank(rank), ranks, &Options::default())
+}
+
+/// All ranks come, and are connected with all.
+fn comes_together(serving: &Serving, ranks: u32) {
+    let groups = thread::scope(|scope| {
+        let threads: Vec<_> = (0..ranks)
+            .map(|rank| scope.spawn(move || join(serving, rank, ranks).unwrap()))
+            .collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    with_all(groups, |mut group| group.control_mut().barrier().unwrap());
+}
+
+/// What is said to whoever says `bytes` and then nothing.
+fn answer(serving: &Serving, bytes: &[u8]) -> Vec<u8> {
+    let mut stream = connect(serving);
+    stream.set_read_timeout(Some(super::PATIENCE)).unwrap();
+    stream.write_all(bytes).unwrap();
+    let mut said = Vec::new();
+    // Whether it ends orderly does not matter to a stranger.
+    let _ = stream.read_to_end(&mut said);
+    said
+}
+
+#[test]
+fn garbage_is_refused_and_the_group_comes_together() {
+    let serving = serving(3);
+    let magic = b"doorbel\x01";
+    let cases: [Vec<u8>; 6] = [
+        b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n".to_vec(),
+        vec![0xff; 4096],
+        // Another version; a length that nobody has memory for; an empty letter; one of a kind that there is not.
+        [&b"doorbel\x02"[..], &[1, 0, 0, 0, 4]].concat(),
+        [&magic[..], &[0xff; 4]].concat(),
+        [&magic[..], &[0; 4]].concat(),
+        [&magic[..], &[1, 0, 0, 0, 99]].concat(),
+    ];
+    for bytes in &cases {
+        let said = answer(&serving, bytes);
+        assert!(said.starts_with(magic), "{bytes:?}: {said:?}");
+    }
+    // One that goes away without a word.
+    drop(connect(&serving));
+    comes_together(&serving, 3);
+    serving.wait().unwrap();
+}
+
+#[test]
+fn those_who_say_nothing_or_drip_hold_up_nobody() {
+    let serving = serving(2);
+    let mut silent: Vec<_> = (0..300).map(|_| connect(&serving)).collect();
+    for stream in &mut silent[200..] {
+        stream.write_all(b"door").unwrap();
+    }
+    comes_together(&serving, 2);
+    serving.wait().unwrap();
+}
+
+#[test]
+fn a_wrong_nonce_is_refused_at_once_and_by_name() {
+    let serving = serving(2);
+    let real = serving.id();
+    let forged = UniqueId::new(real.host(), real.port(), Nonce::derived(&["a guess"])).unwrap();
+    let said = Group::join(&forged, Rank(0), 2, &Options::default())
+        .unwrap_err()
+        .to_string();
+    assert!(
+        said.contains("refused rank 0: this is another group's rendezvous: the nonces differ"),
+        "{said}"
+    );
+    comes_together(&serving, 2);
+}
+
+#[test]
+fn a_rank_that_is_none_or_comes_twice_is_refused_and_told_why() {
+    let serving = serving(2);
+    for (rank, ranks, why) in [
+        (0, 3, "this group has 2 ranks, and it was started for 3"),
+        (2, 2, "rank 2 of 2 cannot be"),
+        (0, 0, "rank 0 of 0 cannot be"),
+        (0, 5000, "a group has 1 to 4096"),
+    ] {
+        let said = join(&serving, rank, ranks).unwrap_err().to_string();
+        assert!(said.contains(why), "{said}");
+    }
+    let (id, welcomed) = through_a_proxy(&serving);
+    let first = thread::spawn(move || Group::join(&id, Rank(1), 2, &Options::default()).unwrap());
+    welcomed.recv_timeout(super::PATIENCE).unwrap();
+    let said = join(&serving, 1, 2).unwrap_err().to_string();
+    assert!(
+        said.contains(&format!("rank 1 has come already: process {} on ", std::process::id())),
+        "{said}"
+    );
+    // The first is none the worse for it.
+    let zero = join(&serving, 0, 2).unwrap();
+    with_all(vec![zero, first.join().unwrap()], |mut group| {
+        group.control_mut().barrier().unwrap()
+    });
+}
+
+#[test]
+fn a_rank_that_dies_while_it_waits_can_come_again() {
+    let serving = serving(2);
+    let id = serving.id().clone();
+    // A process that said who it is, and went: its letter is what a real one would say.
+    let early = thread::spawn(move || {
+        let impatient = Options {
+            patience: Duration::from_millis(300),
+            ..Options::default()
+        };
+        Group::join(&id, Rank(1), 2, &impatient).unwrap_err()
+    });
+    let said = early.join().unwrap().to_string();
+    assert!(said.contains("rank 1 lost the rendezvous"), "{said}");
+    comes_together(&serving, 2);
+    serving.wait().unwrap();
+}
+
+#[test]
+fn a_latecomer_is_told_that_nobody_is_there() {
+    let serving = serving(1);
+    let id = serving.id().clone();
+    comes_together(&serving, 1);
+    serving.wait().unwrap();
+    let impatient = Options {
+        patience: Duration::from_millis(200),
+        ..Options::default()
+    };
+    let said = Group::join(&id, Rank(0), 1, &impatient).unwrap_err().to_string();
+    assert!(
+        said.contains("rank 0 found no rendezvous of its group at 127.0.0.1:"),
+        "{said}"
+    );
+}
+
+/// The id of a place from which everything goes on to the rendezvous, and what says that its first answer has come by.
+fn through_a_proxy(serving: &Serving) -> (UniqueId, Receiver<()>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let behind = connect(serving);
+    let (answered, hears) = channel();
+    thread::spawn(move || {
+        let (front, _) = listener.accept().unwrap();
+        let ends = (front.try_clone().unwrap(), behind.try_clone().unwrap());
+        thread::spawn(move || copy(&mut &ends.0, &mut &ends.1));
+        let mut byte = [0];
+        (&behind).read_exact(&mut byte).unwrap();
+        answered.send(()).unwrap();
+        (&front).write_all(&byte).unwrap();
+        // It ends when either end does.
+        let _ = copy(&mut &behind, &mut &front);
+    });
+    (UniqueId::new("127.0.0.1", port, serving.id().nonce()).unwrap(), hears)
+}
+
+#[test]
+fn a_rendezvous_that_is_dropped_tells_those_who_came() {
+    let serving = serving(2);
+    let (id, welcomed) = through_a_proxy(&serving);
+    let waiting = thread::spawn(move || {
+        Group::join(&id, Rank(1), 2, &Options::default())
+            .unwrap_err()
+            .to_string()
+    });
+    welcomed.recv_timeout(super::PATIENCE).unwrap();
+    drop(serving);
+    let said = waiting.join().unwrap();
+    assert!(said.contains("rank 0 of 2 did not come"), "{said}");
+}

@@ -1,0 +1,365 @@
+//! Groups that come together over loopback, in threads and in processes, and what becomes of them when members die, stop, or are none.
+
+mod hostile;
+mod member;
+
+use std::net::TcpListener;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use doorbell_collectives::Rank;
+use doorbell_collectives::bootstrap::{Exchange, ExchangeError, Group, Options, Rendezvous};
+use doorbell_collectives::failure::{Awaited, Cause, ShrinkError, Wait};
+use doorbell_collectives::plan::Collective;
+use member::{Member, processes};
+use nix::sys::signal::Signal;
+
+/// Longer than anything here takes, on a busy machine too.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Runs `each` for all ranks of a group, in a thread each.
+fn with_all<T: Send>(groups: Vec<Group>, each: impl Fn(Group) -> T + Sync) -> Vec<T> {
+    thread::scope(|scope| {
+        let each = &each;
+        let threads: Vec<_> = groups
+            .into_iter()
+            .map(|group| scope.spawn(move || each(group)))
+            .collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+/// Waits until it is so.
+fn eventually<T>(what: &str, mut is_so: impl FnMut() -> Option<T>) -> T {
+    let since = Instant::now();
+    loop {
+        if let Some(it) = is_so() {
+            return it;
+        }
+        assert!(since.elapsed() < PATIENCE, "{what}");
+        thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// All at once, one answer from each of `ranks`.
+fn ask_all(members: &mut [Member], ranks: &[usize], command: impl Fn(usize) -> String) -> Vec<String> {
+    for rank in ranks {
+        members[*rank].tell(&command(*rank));
+    }
+    ranks.iter().map(|rank| members[*rank].hear()).collect()
+}
+
+#[test]
+fn every_rank_gets_what_each_gave_it() {
+    for ranks in [1, 2, 3, 8] {
+        with_all(Group::local(ranks).unwrap(), |mut group| {
+            let me = group.rank().0 as u8;
+            for round in 0..20_u8 {
+                let message = |from: u8, to: u8| [from, to, round].repeat(usize::from(to) * 1000 + 1);
+                let outgoing = (0..ranks as u8).map(|to| message(me, to)).collect();
+                let got = group.control_mut().all_to_all(outgoing).unwrap();
+                for (from, bytes) in got.iter().enumerate() {
+                    assert_eq!(*bytes, message(from as u8, me));
+                }
+            }
+            group.control_mut().barrier().unwrap();
+        });
+    }
+}
+
+#[test]
+fn long_messages_go_both_ways_at_once() {
+    with_all(Group::local(2).unwrap(), |mut group| {
+        let mine = vec![group.rank().0 as u8 + 1; 16 << 20];
+        let got = group.control_mut().all_gather(&mine).unwrap();
+        assert!(
+            got.iter()
+                .enumerate()
+                .all(|(rank, bytes)| bytes.len() == mine.len() && bytes.iter().all(|byte| *byte == rank as u8 + 1))
+        );
+        let long = vec![0; (16 << 20) + 1];
+        assert!(matches!(
+            group.control_mut().all_gather(&long),
+            Err(ExchangeError::Misuse { .. })
+        ));
+        assert!(matches!(
+            group.control_mut().all_to_all(vec![]),
+            Err(ExchangeError::Misuse { .. })
+        ));
+        // A refused exchange has not taken place.
+        group.control_mut().barrier().unwrap();
+    });
+}
+
+#[test]
+fn split_groups_do_not_hear_one_another() {
+    with_all(Group::local(6).unwrap(), |mut group| {
+        let me = group.rank().0;
+        let mut half = group.split(Some(me % 2), -(me as i32)).unwrap().unwrap();
+        assert_eq!((half.ranks(), half.rank().0), (3, 2 - me / 2));
+        let none = group.split((me == 4).then_some(0), 0).unwrap();
+        assert_eq!(none.is_some(), me == 4);
+        let mut copy = half.duplicate().unwrap();
+        // The same thing in all three at once, with the parent's last.
+        let gathered = |group: &mut Group| group.control_mut().all_gather(&[me as u8]).unwrap().concat();
+        let expected: Vec<u8> = [4, 2, 0].map(|rank| rank + me as u8 % 2).to_vec();
+        assert_eq!(gathered(&mut copy), expected);
+        assert_eq!(gathered(&mut half), expected);
+        drop(half);
+        assert_eq!(gathered(&mut copy), expected);
+        assert_eq!(gathered(&mut group), [0, 1, 2, 3, 4, 5]);
+    });
+}
+
+#[test]
+fn who_leaves_is_gone_and_not_dead() {
+    let mut groups = Group::local(3).unwrap();
+    drop(groups.remove(1));
+    let failed = |group: &mut Group| group.control_mut().barrier().unwrap_err();
+    for group in &mut groups {
+        let said = failed(group);
+        assert!(matches!(said, ExchangeError::Left { rank: Rank(1), .. }), "{said}");
+        assert!(!group.control().watch().failed());
+    }
+}
+
+#[test]
+fn an_exchange_that_some_do_not_take_part_in_names_them() {
+    let mut groups = Group::local(3).unwrap();
+    groups[0].control_mut().set_patience(Duration::from_millis(50));
+    let said = groups[0].control_mut().barrier().unwrap_err().to_string();
+    assert!(
+        said.starts_with("ranks 1 and 2 did not take part in the exchange"),
+        "{said}"
+    );
+    // The others come later, and find what it had said; it has moved on to the next.
+    groups[0].control_mut().set_patience(PATIENCE);
+    with_all(groups, |mut group| {
+        if group.rank() != Rank(0) {
+            group.control_mut().set_patience(Duration::from_millis(50));
+            // Whether the other of them is in time does not matter.
+            let _ = group.control_mut().all_gather(b"first");
+            group.control_mut().set_patience(PATIENCE);
+        }
+        let all = group.control_mut().all_gather(b"second").unwrap();
+        assert!(all.iter().all(|said| said == b"second"), "{all:?}");
+    });
+}
+
+#[test]
+fn who_gives_up_ends_it_for_all_and_all_may_go_on() {
+    let groups = Group::local(4).unwrap();
+    groups[2].control().give_up("the disk is full");
+    let smaller = with_all(groups, |group| {
+        let failure = eventually("a verdict", || group.control().failure());
+        assert!(
+            matches!(failure.verdict.cause, Cause::Aborted { rank: Rank(2), .. }),
+            "{failure}"
+        );
+        assert!(failure.to_string().ends_with("aborted: the disk is full"), "{failure}");
+        let mut smaller = group.shrink(PATIENCE).unwrap();
+        assert_eq!((smaller.rank(), smaller.ranks()), (group.rank(), 4), "nobody is dead");
+        drop(group);
+        smaller.control_mut().barrier().unwrap();
+        smaller
+    });
+    with_all(smaller, |mut group| group.control_mut().barrier().unwrap());
+}
+
+#[test]
+fn a_queue_pair_that_fails_ends_the_group_and_names_both_ends() {
+    let wait = |peer: u32, awaited| Wait {
+        operation: 1,
+        connection: 2,
+        slice: 3,
+        step: 4,
+        peer: Rank(peer),
+        qpn: 0x11,
+        awaited,
+    };
+    with_all(Group::local(3).unwrap(), |group| {
+        let control = group.control();
+        let watch = control.watch();
+        watch.begin(1, Collective::Broadcast);
+        let failure = if group.rank() == Rank(0) {
+            control.end(vec![wait(1, Awaited::Nothing)], PATIENCE, "a queue pair failed")
+        } else {
+            eventually("a verdict", || {
+                if watch.asked() {
+                    watch.report(vec![wait(0, Awaited::Message)]);
+                }
+                control.failure()
+            })
+        };
+        let said = failure.to_string();
+        assert!(said.starts_with("the link from rank 0 (process "), "{said}");
+        assert!(
+            said.contains(
+                "has lost its queue pair to rank 1 in broadcast 1, slice 3, step 4, connection 2, queue pair 17"
+            ),
+            "{said}"
+        );
+        let shrunk = group.shrink(PATIENCE);
+        assert_eq!(
+            shrunk.is_err(),
+            group.rank() == Rank(1),
+            "the higher of the two is left behind"
+        );
+    });
+}
+
+#[test]
+fn ranks_without_an_id_meet_beside_a_stranger_who_has_their_port() {
+    let stranger = TcpListener::bind("127.0.0.1:0").unwrap();
+    let taken = stranger.local_addr().unwrap().port();
+    let member = |rank: u32| {
+        let variables = [
+            ("RANK", rank),
+            ("WORLD_SIZE", 3),
+            ("LOCAL_RANK", rank),
+            ("MASTER_PORT", u32::from(taken - 1)),
+        ];
+        let mut variables = variables.map(|(name, value)| (name, value.to_string())).to_vec();
+        variables.push(("MASTER_ADDR", "127.0.0.1".into()));
+        Member::start(&variables)
+    };
+    let mut members: Vec<_> = (0..3).map(member).collect();
+    for (rank, member) in members.iter_mut().enumerate() {
+        assert_eq!(member.hear(), format!("rank {rank} of 3"));
+    }
+    assert_eq!(
+        ask_all(&mut members, &[0, 1, 2], |_| "exchange".into()),
+        ["[0, 1, 2]"; 3]
+    );
+    members.into_iter().for_each(Member::end);
+}
+
+#[test]
+fn a_group_shrinks_without_those_who_left_or_do_not_come() {
+    let mut groups = Group::local(5).unwrap();
+    let absent = groups.remove(3);
+    drop(groups.remove(0));
+    with_all(groups, |group| {
+        let mut smaller = group.shrink(Duration::from_secs(8)).unwrap();
+        drop(group);
+        assert_eq!(smaller.ranks(), 3);
+        smaller.control_mut().barrier().unwrap();
+    });
+    let said = absent.shrink(Duration::from_secs(8)).unwrap_err();
+    assert_eq!(said, ShrinkError::Excluded { rank: Rank(3) });
+}
+
+#[test]
+fn missing_ranks_are_named_to_those_who_came() {
+    let rendezvous = Rendezvous::open("127.0.0.1".parse().unwrap(), 4).unwrap();
+    let serving = rendezvous.spawn(Duration::from_millis(500)).unwrap();
+    let options = Options::default();
+    thread::scope(|scope| {
+        for rank in [0, 2] {
+            let id = serving.id().clone();
+            scope.spawn(move || {
+                let said = Group::join(&id, Rank(rank), 4, &options).unwrap_err().to_string();
+                assert!(said.contains("ranks 1 and 3 of 4 did not come within 500ms"), "{said}");
+            });
+        }
+    });
+    let said = serving.wait().unwrap_err().to_string();
+    assert_eq!(said, "ranks 1 and 3 of 4 did not come within 500ms");
+}
+
+#[test]
+fn a_killed_process_is_named_by_all_at_once_and_the_others_go_on() {
+    let mut members = processes(4);
+    let alive = [0, 1, 3];
+    for rank in alive {
+        members[rank].tell(&format!("operate {} 80000", (rank + 3) % 4));
+    }
+    let pid = members[2].pid();
+    members[2].signal(Signal::SIGKILL);
+    for rank in alive {
+        let said = members[rank].hear();
+        assert!(
+            said.starts_with(&format!("rank 2 (process {pid} on ")) && said.contains(") died: "),
+            "{said}"
+        );
+    }
+    let said = ask_all(&mut members, &alive, |_| "shrink 30000".into());
+    assert_eq!(said, ["rank 0 of 3", "rank 1 of 3", "rank 2 of 3"]);
+    // Once more, and it is the one who coordinates.
+    members[0].signal(Signal::SIGKILL);
+    for rank in [1, 3] {
+        let said = members[rank].ask("failure");
+        assert!(
+            said.contains(&format!("rank 0 (process {}", members[0].pid())),
+            "{said}"
+        );
+    }
+    assert_eq!(
+        ask_all(&mut members, &[1, 3], |_| "shrink 30000".into()),
+        ["rank 0 of 2", "rank 1 of 2"]
+    );
+    assert_eq!(
+        ask_all(&mut members, &[1, 3], |_| "exchange".into()),
+        ["[0, 1]", "[0, 1]"]
+    );
+    for rank in [3, 1] {
+        members.remove(rank).end();
+    }
+}
+
+#[test]
+fn a_stopped_process_is_named_within_the_deadline_and_left_behind() {
+    let mut members = processes(4);
+    let running = [0, 2, 3];
+    members[1].signal(Signal::SIGSTOP);
+    let said = ask_all(&mut members, &running, |rank| {
+        format!("operate {} 8000", (rank + 3) % 4)
+    });
+    for said in &said {
+        assert!(
+            said.starts_with(&format!("rank 1 (process {} on ", members[1].pid())) && said.contains("does not answer"),
+            "{said}"
+        );
+        assert!(
+            said.contains(
+                "waits for a message from rank 1 in allreduce 1, slice 0, step 4, connection 0, queue pair 17"
+            ),
+            "{said}"
+        );
+        assert_eq!(*said, said[..], "all say the same");
+    }
+    assert!(said.iter().all(|other| *other == said[0]), "{said:?}");
+    assert_eq!(
+        ask_all(&mut members, &running, |_| "shrink 30000".into()),
+        ["rank 0 of 3", "rank 1 of 3", "rank 2 of 3"]
+    );
+    // It wakes, and learns of it.
+    members[1].signal(Signal::SIGCONT);
+    let said = members[1].ask("failure");
+    assert!(said.contains("does not answer"), "{said}");
+    let said = members[1].ask("shrink 30000");
+    assert!(said.starts_with("the others go on without rank 1"), "{said}");
+    assert_eq!(ask_all(&mut members, &running, |_| "exchange".into()), ["[0, 1, 2]"; 3]);
+}
+
+#[test]
+fn a_rank_that_does_not_begin_and_a_message_that_is_lost_are_told_apart() {
+    let mut members = processes(3);
+    let said = ask_all(&mut members, &[0, 1], |rank| format!("operate {} 8000", (rank + 2) % 3));
+    for said in said {
+        assert!(
+            said.starts_with("rank 2 (process ") && said.contains("has not begun operation 1; rank 0 "),
+            "{said}"
+        );
+    }
+    let mut members = processes(3);
+    let said = ask_all(&mut members, &[0, 1, 2], |rank| {
+        format!("operate {} 8000", (rank + 2) % 3)
+    });
+    for said in said {
+        assert!(
+            said.starts_with("a message from rank 2 (process ") && said.contains("does not arrive at rank 0"),
+            "{said}"
+        );
+    }
+}

@@ -1,0 +1,195 @@
+//! A process that is a rank, does what it is told, and says what came of it.
+
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use std::{env, thread};
+
+use doorbell_collectives::Rank;
+use doorbell_collectives::bootstrap::{Exchange, Group, Launch, Rendezvous, Serving};
+use doorbell_collectives::failure::{Awaited, Failure, Wait};
+use doorbell_collectives::plan::Collective;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+/// Marks a line as an answer, among what the test harness prints.
+const ANSWER: &str = "member: ";
+/// Set for processes that are members.
+const ROLE: &str = "DOORBELL_TEST_MEMBER";
+
+/// A process that is a rank; killed when dropped.
+#[derive(Debug)]
+pub(crate) struct Member {
+    process: Child,
+    commands: Option<ChildStdin>,
+    answers: BufReader<ChildStdout>,
+}
+
+impl Member {
+    /// Starts this program once more, with what a launcher would tell it.
+    pub(crate) fn start(variables: &[(&str, String)]) -> Self {
+        let mut process = Command::new(env::current_exe().unwrap())
+            .args(["--exact", "member::is_a_member", "--nocapture", "--test-threads", "1"])
+            .env(ROLE, "1")
+            .envs(variables.iter().map(|(name, value)| (name, value)))
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        Self {
+            commands: process.stdin.take(),
+            answers: BufReader::new(process.stdout.take().unwrap()),
+            process,
+        }
+    }
+
+    pub(crate) fn tell(&mut self, command: &str) {
+        writeln!(self.commands.as_mut().unwrap(), "{command}").unwrap();
+    }
+
+    /// What it says next.
+    pub(crate) fn hear(&mut self) -> String {
+        loop {
+            let mut line = String::new();
+            assert!(
+                self.answers.read_line(&mut line).unwrap() > 0,
+                "process {} is gone",
+                self.pid()
+            );
+            // The harness says "test … ..." in front of the first.
+            if let Some((_, answer)) = line.trim_end().split_once(ANSWER) {
+                return answer.to_owned();
+            }
+        }
+    }
+
+    pub(crate) fn ask(&mut self, command: &str) -> String {
+        self.tell(command);
+        self.hear()
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
+        self.process.id()
+    }
+
+    pub(crate) fn signal(&self, signal: Signal) {
+        kill(Pid::from_raw(self.pid() as i32), signal).unwrap();
+    }
+
+    /// Has it end by itself.
+    pub(crate) fn end(mut self) {
+        self.commands = None;
+        assert!(self.process.wait().unwrap().success());
+    }
+}
+
+impl Drop for Member {
+    fn drop(&mut self) {
+        // It may have ended.
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// Processes that are the ranks of one group.
+pub(crate) fn processes(ranks: u32) -> Vec<Member> {
+    let serving: Serving = Rendezvous::open("127.0.0.1".parse().unwrap(), ranks)
+        .unwrap()
+        .spawn(super::PATIENCE)
+        .unwrap();
+    let start = |rank| Member::start(&Launch::variables(serving.id(), Rank(rank), ranks));
+    let mut members: Vec<_> = (0..ranks).map(start).collect();
+    serving.wait().unwrap();
+    for (rank, member) in members.iter_mut().enumerate() {
+        assert_eq!(member.hear(), format!("rank {rank} of {ranks}"));
+    }
+    members
+}
+
+/// An operation in which this rank waits for `peer` until something goes wrong.
+fn operate(group: &Group, peer: u32, deadline: Duration) -> Failure {
+    let control = group.control();
+    let watch: Arc<_> = control.watch();
+    let since = Instant::now();
+    let wait = Wait {
+        operation: 1,
+        connection: 0,
+        slice: 0,
+        step: 4,
+        peer: Rank(peer),
+        qpn: 17,
+        awaited: Awaited::Message,
+    };
+    watch.begin(1, Collective::AllReduce);
+    let (mut asked, mut gave_up) = (false, false);
+    loop {
+        if watch.asked() {
+            watch.report(vec![wait]);
+        }
+        if watch.failed()
+            && let Some(failure) = control.failure()
+        {
+            return failure;
+        }
+        if !asked && since.elapsed() > deadline / 2 {
+            asked = true;
+            control.investigate(deadline / 4);
+        }
+        if !gave_up && since.elapsed() > deadline {
+            gave_up = true;
+            control.give_up("an operation took too long");
+        }
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+fn serve(group: Group) {
+    println!("{ANSWER}rank {} of {}", group.rank(), group.ranks());
+    let mut groups = vec![group];
+    for command in std::io::stdin().lines() {
+        let command = command.unwrap();
+        let words: Vec<_> = command.split(' ').collect();
+        let group = groups.last_mut().unwrap();
+        let answer = match words.as_slice() {
+            ["exchange"] => {
+                let mine = group.rank().0.to_le_bytes();
+                match group.control_mut().all_gather(&mine) {
+                    Ok(all) => format!("{:?}", all.iter().map(|bytes| bytes[0]).collect::<Vec<_>>()),
+                    Err(e) => e.to_string(),
+                }
+            }
+            ["operate", peer, ms] => {
+                operate(group, peer.parse().unwrap(), Duration::from_millis(ms.parse().unwrap())).to_string()
+            }
+            ["failure"] => loop {
+                if let Some(failure) = group.control().failure() {
+                    break failure.to_string();
+                }
+                thread::sleep(Duration::from_millis(1));
+            },
+            ["shrink", ms] => match group.shrink(Duration::from_millis(ms.parse().unwrap())) {
+                Ok(smaller) => {
+                    let said = format!("rank {} of {}", smaller.rank(), smaller.ranks());
+                    groups.push(smaller);
+                    groups.remove(0);
+                    said
+                }
+                Err(e) => e.to_string(),
+            },
+            other => panic!("{other:?}"),
+        };
+        println!("{ANSWER}{answer}");
+    }
+}
+
+/// In a process that was started for it: a rank until its standard input ends. In any other there is nothing to be.
+#[test]
+fn is_a_member() {
+    if env::var_os(ROLE).is_some() {
+        match Group::from_env() {
+            Ok(group) => serve(group),
+            Err(e) => println!("{ANSWER}{e}"),
+        }
+    }
+}

@@ -1,0 +1,238 @@
+//! What goes wrong is a value, names the rank, and leaves nothing behind.
+
+use std::time::{Duration, Instant};
+
+use doorbell_collectives::executor::{Config, Data, EngineError, Failed, Operation, PlanId, Tuning};
+use doorbell_collectives::kernel::Function;
+use doorbell_collectives::plan::Collective;
+use doorbell_collectives::{Algorithm, DataType, Protocol, Rank, ReduceOp};
+
+use crate::world::{Device, PATIENCE, World};
+
+const ONE: &[Device] = &[Device::Soft(0)];
+
+/// A sum of `count` f32 in registered memory of rank `rank`'s, all zeros.
+fn sum(world: &World, plan: PlanId, rank: Rank, count: u64, protocol: Protocol, deadline: Duration) -> Operation {
+    let engine = &world.engines[rank.index()];
+    let segment = engine.allocate(count as usize * 8).unwrap();
+    Operation {
+        plan,
+        function: Function::new(DataType::F32, ReduceOp::Sum, engine.ranks()).unwrap(),
+        count,
+        parts: None,
+        input: Data::Registered(segment.clone(), 0),
+        output: Data::Registered(segment, count as usize * 4),
+        scale: None,
+        tuning: Tuning {
+            protocol,
+            channels: 2,
+            slice: 16 << 10,
+        },
+        deadline: Some(deadline),
+    }
+}
+
+/// Drives these ranks until each has failed, and gives why.
+fn fail(world: &mut World, ranks: &[u32]) -> Vec<Failed> {
+    let began = Instant::now();
+    while !ranks
+        .iter()
+        .all(|rank| world.engines[*rank as usize].failed().is_some())
+    {
+        for rank in ranks {
+            world.engines[*rank as usize].progress();
+        }
+        assert!(began.elapsed() < PATIENCE, "the ranks that are left do not fail");
+    }
+    ranks
+        .iter()
+        .filter_map(|rank| world.engines[*rank as usize].failed().cloned())
+        .collect()
+}
+
+/// Which rank a failure names.
+fn culprit(failed: &Failed) -> Rank {
+    match failed {
+        Failed::Connection { peer, .. } | Failed::Refused { peer, .. } => *peer,
+        Failed::Deadline(waiting) => waiting.peer,
+        other => panic!("{other} names no rank"),
+    }
+}
+
+/// One of three ranks goes after so many turns.
+fn one_goes(protocol: Protocol, turns: u32) {
+    let mut world = World::new(3, ONE, Config::default());
+    let plan = world.prepare(Algorithm::FullMesh, Collective::AllReduce, Rank(0));
+    let mut tickets = Vec::new();
+    for rank in (0..3).map(Rank) {
+        let op = sum(&world, plan, rank, 1 << 18, protocol, Duration::from_secs(5));
+        // SAFETY: the memory is the operation's own.
+        tickets.push(unsafe { world.engines[rank.index()].submit(op) }.unwrap());
+    }
+    for _ in 0..turns {
+        for engine in &mut world.engines {
+            engine.progress();
+        }
+    }
+    drop(world.engines.remove(1));
+    let failed = fail(&mut world, &[0, 1]);
+    for failed in &failed {
+        assert_eq!(culprit(failed), Rank(1), "{failed}");
+    }
+    for (engine, ticket) in world.engines.iter_mut().zip([tickets[0], tickets[2]]) {
+        assert!(engine.take(ticket).is_some_and(|result| result.is_err()));
+        assert_eq!(engine.outstanding(), 0);
+    }
+}
+
+#[test]
+fn a_rank_that_goes_is_named_by_the_others() {
+    for (protocol, turns) in [(Protocol::Simple, 0), (Protocol::Simple, 9), (Protocol::Ll128, 20)] {
+        one_goes(protocol, turns);
+    }
+}
+
+#[test]
+fn a_rank_that_never_begins_is_named_when_time_is_up() {
+    let mut world = World::new(2, ONE, Config::default());
+    let plan = world.prepare(Algorithm::Ring, Collective::AllReduce, Rank(0));
+    let op = sum(&world, plan, Rank(0), 4096, Protocol::Simple, Duration::from_millis(50));
+    // SAFETY: the memory is the operation's own.
+    let ticket = unsafe { world.engines[0].submit(op) }.unwrap();
+    let Failed::Deadline(waiting) = world.engines[0].wait(ticket).unwrap_err() else {
+        panic!("the other rank has not begun");
+    };
+    assert_eq!(
+        (waiting.operation, waiting.peer, waiting.collective),
+        (1, Rank(1), Collective::AllReduce)
+    );
+    assert_eq!(world.engines[0].waiting(), Some(waiting), "it is known afterwards");
+    let op = sum(&world, plan, Rank(0), 1, Protocol::Ll, Duration::from_secs(1));
+    // SAFETY: as above.
+    let refused = unsafe { world.engines[0].submit(op) }.unwrap_err();
+    assert!(matches!(refused, EngineError::Failed(Failed::Deadline(_))), "{refused}");
+}
+
+#[test]
+fn an_abort_ends_everything_at_once() {
+    let mut world = World::new(2, ONE, Config::default());
+    let plan = world.prepare(Algorithm::RecursiveDoubling, Collective::AllReduce, Rank(0));
+    let engine = 0;
+    let mut tickets = Vec::new();
+    for _ in 0..3 {
+        let op = sum(
+            &world,
+            plan,
+            Rank(0),
+            100_000,
+            Protocol::Simple,
+            Duration::from_secs(60),
+        );
+        // SAFETY: the memory is the operation's own.
+        tickets.push(unsafe { world.engines[engine].submit(op) }.unwrap());
+    }
+    world.engines[engine].progress();
+    assert!(
+        world.engines[engine]
+            .waiting()
+            .is_some_and(|waiting| waiting.peer == Rank(1))
+    );
+    assert_eq!(world.engines[engine].report().len(), 2, "one for each lane at work");
+    world.engines[engine].abort("rank 7 is on fire");
+    for ticket in tickets {
+        assert_eq!(
+            world.engines[engine].wait(ticket),
+            Err(Failed::Aborted("rank 7 is on fire".to_owned()))
+        );
+    }
+}
+
+#[test]
+fn what_makes_no_sense_is_refused() {
+    let mut world = World::new(2, ONE, Config::default());
+    let plan = world.prepare(Algorithm::Ring, Collective::AllReduce, Rank(0));
+    let good = || sum(&world, plan, Rank(0), 100, Protocol::Ll, Duration::from_secs(1));
+    let mut bad = Vec::new();
+    let mut op = good();
+    op.count = 101;
+    bad.push((op, "beyond its segment"));
+    let mut op = good();
+    op.count = u64::MAX;
+    bad.push((op, "more elements than there can be"));
+    let mut op = good();
+    op.input = Data::None;
+    bad.push((op, "gave none"));
+    let mut op = good();
+    op.tuning.channels = 5;
+    bad.push((op, "more channels than there are"));
+    let mut op = good();
+    op.tuning.slice = 0;
+    bad.push((op, "slices of nothing"));
+    for (op, why) in bad {
+        // SAFETY: what there is of memory is as long as said.
+        let error = unsafe { world.engines[0].submit(op) }.unwrap_err().to_string();
+        assert!(error.contains(why), "{error:?} does not say {why:?}");
+    }
+    let order: Vec<_> = (0..3).map(Rank).collect();
+    let of_three = Algorithm::Ring
+        .schedule(Collective::AllReduce, &order, Rank(0))
+        .unwrap();
+    let error = world.engines[0].prepare(&*of_three).unwrap_err().to_string();
+    assert!(error.contains("is for 3 ranks, and there are 2"), "{error}");
+}
+
+/// Descriptors and mappings of this process.
+fn held() -> (usize, usize) {
+    let descriptors = std::fs::read_dir("/proc/self/fd").unwrap().count();
+    let mappings = std::fs::read_to_string("/proc/self/maps").unwrap();
+    let shared = mappings.lines().filter(|line| line.contains("memfd:doorbell")).count();
+    (descriptors, shared)
+}
+
+/// In a process of its own, as other tests open descriptors meanwhile.
+#[test]
+fn nothing_is_left_of_a_thousand_engines() {
+    const ALONE: &str = "DOORBELL_TEST_ALONE";
+    if std::env::var_os(ALONE).is_none() {
+        let this = std::env::current_exe().unwrap();
+        let status = std::process::Command::new(this)
+            .args([
+                "--exact",
+                "failures::nothing_is_left_of_a_thousand_engines",
+                "--nocapture",
+            ])
+            .env(ALONE, "1")
+            .status()
+            .unwrap();
+        assert!(status.success());
+        return;
+    }
+    let config = Config {
+        channels: 1,
+        strands: 1,
+        fragment: 8192,
+    };
+    let turn = |under_way: bool| {
+        let mut world = World::new(2, ONE, config);
+        let plan = world.prepare(Algorithm::Ring, Collective::AllReduce, Rank(0));
+        let mut ops: Vec<_> = [Rank(0), Rank(1)]
+            .map(|rank| sum(&world, plan, rank, 5000, Protocol::Simple, PATIENCE))
+            .into();
+        ops.iter_mut().for_each(|op| op.tuning.channels = 1);
+        let mut ops = ops.into_iter();
+        // SAFETY: the memory is the operations' own.
+        let tickets = unsafe { world.submit(|_| ops.next().unwrap()) };
+        if under_way {
+            world.engines[0].progress();
+        } else {
+            assert!(world.finish(&tickets).iter().all(Result::is_ok));
+        }
+    };
+    turn(true);
+    turn(false);
+    let before = held();
+    for index in 0..500 {
+        turn(index % 4 == 0);
+    }
+    assert_eq!(held(), before);
+}

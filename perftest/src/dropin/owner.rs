@@ -1,0 +1,144 @@
+//! Whose a folder of `doorbell run` is: written into it, so that the next `doorbell run` removes what one that was killed could not.
+//!
+//! A folder is needed as long as the program that made it lives, or the command: each has a line of its process number and when it started, which together are no other process's. Numbers mean
+//! something in one PID namespace only, so that this is told too: folders of others are left alone, as are those that say nothing.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::process;
+
+use nix::errno::Errno;
+use nix::sys::signal::kill;
+use nix::unistd::{Pid, Uid};
+
+/// How the folders' names begin.
+pub(super) const PREFIX: &str = "doorbell-run-";
+
+/// The file in a folder.
+const FILE: &str = "owners";
+
+/// A process, as long as it lives.
+#[derive(Clone, PartialEq, Eq, Debug)]
+struct Owner {
+    namespace: String,
+    pid: i32,
+    start: u64,
+}
+
+impl Owner {
+    fn of(pid: i32) -> Option<Self> {
+        Some(Self {
+            namespace: namespace()?,
+            pid,
+            start: life_of(pid)?.1,
+        })
+    }
+
+    fn parse(line: &str) -> Option<Self> {
+        let mut words = line.split_whitespace();
+        let owner = Self {
+            namespace: words.next()?.to_owned(),
+            pid: words.next()?.parse().ok().filter(|&pid| pid > 0)?,
+            start: words.next()?.parse().ok()?,
+        };
+        words.next().is_none().then_some(owner)
+    }
+
+    /// Whether it is certainly gone.
+    fn is_gone(&self) -> bool {
+        if namespace().as_ref() != Some(&self.namespace) {
+            return false;
+        }
+        // It may have become another user's: then it cannot be sent a signal, and may not be shown in /proc.
+        kill(Pid::from_raw(self.pid), None) == Err(Errno::ESRCH)
+            || life_of(self.pid).is_some_and(|(is_over, start)| is_over || start != self.start)
+    }
+}
+
+/// This process's PID namespace.
+fn namespace() -> Option<String> {
+    let link = fs::read_link("/proc/self/ns/pid").ok()?;
+    Some(link.to_string_lossy().into_owned())
+}
+
+/// Whether a process has ended, and nobody has waited for it yet, which in some containers nobody ever does; and when it started, in ticks since the host did. The 3rd and the 22nd field of
+/// proc(5), the first and the 20th after the name in brackets, which may hold anything.
+fn life_of(pid: i32) -> Option<(bool, u64)> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let (_, rest) = stat.rsplit_once(") ")?;
+    let start = rest.split_whitespace().nth(19)?.parse().ok()?;
+    Some((rest.starts_with(['Z', 'X']), start))
+}
+
+/// Says in the folder that a process needs it.
+pub(super) fn add(folder: &Path, pid: i32) -> io::Result<()> {
+    // Without /proc nobody can tell, and nothing is swept.
+    let Some(owner) = Owner::of(pid) else {
+        return Ok(());
+    };
+    let mut file: File = OpenOptions::new().append(true).create(true).open(folder.join(FILE))?;
+    // In one piece, as somebody may be reading.
+    file.write_all(format!("{} {} {}\n", owner.namespace, owner.pid, owner.start).as_bytes())
+}
+
+/// The same of this process.
+pub(super) fn add_self(folder: &Path) -> io::Result<()> {
+    add(folder, process::id().cast_signed())
+}
+
+/// Removes the folders of this user in `parent` that nobody needs any more. What cannot be removed stays.
+pub(super) fn sweep(parent: &Path) {
+    for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
+        if entry.file_name().to_string_lossy().starts_with(PREFIX) && is_left(&entry.path()) {
+            let _ = fs::remove_dir_all(entry.path());
+        }
+    }
+}
+
+fn is_left(folder: &Path) -> bool {
+    let is_ours = |there: &fs::Metadata| there.is_dir() && there.uid() == Uid::current().as_raw();
+    if !fs::symlink_metadata(folder).is_ok_and(|there| is_ours(&there)) {
+        return false;
+    }
+    let owners = fs::read_to_string(folder.join(FILE)).unwrap_or_default();
+    let mut owners = owners.lines().map(Owner::parse).peekable();
+    owners.peek().is_some() && owners.all(|owner| owner.is_some_and(|owner| owner.is_gone()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::Command;
+
+    #[test]
+    fn what_nobody_needs_is_removed() {
+        let parent = tempfile::tempdir().unwrap();
+        let folder = |name: &str| {
+            let folder = parent.path().join(name);
+            fs::create_dir(&folder).unwrap();
+            folder
+        };
+        let mut gone = Command::new("true").spawn().unwrap();
+        let left = folder("doorbell-run-left");
+        add(&left, gone.id().cast_signed()).unwrap();
+        let kept = ["ours", "both", "silent", "odd", "elsewhere"].map(|name| folder(&format!("{PREFIX}{name}")));
+        let other = folder("another-run");
+        add_self(&kept[0]).unwrap();
+        add(&kept[1], gone.id().cast_signed()).unwrap();
+        add_self(&kept[1]).unwrap();
+        fs::write(kept[3].join(FILE), "who knows\n").unwrap();
+        fs::write(kept[4].join(FILE), format!("pid:[1] {} 1\n", gone.id())).unwrap();
+        add(&other, gone.id().cast_signed()).unwrap();
+        gone.wait().unwrap();
+        // The number of a process that was: it is another's now.
+        let mut earlier = Owner::of(process::id().cast_signed()).unwrap();
+        assert!(!earlier.is_gone());
+        earlier.start -= 1;
+        assert!(earlier.is_gone());
+        sweep(parent.path());
+        assert!(!left.exists() && other.exists());
+        assert!(kept.iter().all(|folder| folder.exists()));
+    }
+}

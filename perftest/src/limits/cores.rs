@@ -1,0 +1,83 @@
+//! Two processors for both ends of what is measured.
+//!
+//! On a virtual machine one processor may be a third slower than another, and which one it is changes from second to second. Two measurements that are held against each other therefore use
+//! the same two, and each round another two.
+
+use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
+use nix::unistd::Pid;
+
+/// This thread.
+const SELF: Pid = Pid::from_raw(0);
+
+/// While it lives, this thread and the threads and processes that it starts run on two processors only.
+pub(super) struct Pair {
+    /// What they might run on before; `None` where nothing was changed.
+    before: Option<CpuSet>,
+}
+
+impl Pair {
+    /// Takes the pair of a round. Where there are not two processors, or the system does not let us choose, nothing changes.
+    pub(super) fn take(round: usize) -> Self {
+        let before = sched_getaffinity(SELF).ok().filter(|before| {
+            let pair = pair_of(before, round);
+            pair.is_some_and(|pair| sched_setaffinity(SELF, &pair).is_ok())
+        });
+        Self { before }
+    }
+}
+
+impl Drop for Pair {
+    fn drop(&mut self) {
+        if let Some(before) = &self.before {
+            // Where one of them is gone meanwhile the kernel takes the others.
+            let _ = sched_setaffinity(SELF, before);
+        }
+    }
+}
+
+/// Two neighbours of those in `set`, other ones each round; `None` when it has fewer.
+fn pair_of(set: &CpuSet, round: usize) -> Option<CpuSet> {
+    let processors: Vec<_> = (0..CpuSet::count())
+        .filter(|&cpu| set.is_set(cpu) == Ok(true))
+        .collect();
+    if processors.len() < 2 {
+        return None;
+    }
+    let mut pair = CpuSet::new();
+    for cpu in processors.iter().cycle().skip(round % processors.len()).take(2) {
+        pair.set(*cpu).ok()?;
+    }
+    Some(pair)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(processors: &[usize]) -> CpuSet {
+        let mut set = CpuSet::new();
+        processors.iter().for_each(|&cpu| set.set(cpu).unwrap());
+        set
+    }
+
+    #[test]
+    fn each_round_has_other_processors_of_those_allowed() {
+        let allowed = of(&[1, 4, 6]);
+        for (round, pair) in [(0, [1, 4]), (1, [4, 6]), (2, [6, 1]), (3, [1, 4])] {
+            assert_eq!(pair_of(&allowed, round), Some(of(&pair)), "round {round}");
+        }
+        assert_eq!(pair_of(&of(&[3]), 0), None);
+    }
+
+    #[test]
+    fn what_was_allowed_is_allowed_again() {
+        let before = sched_getaffinity(SELF).unwrap();
+        let expected = pair_of(&before, 1);
+        {
+            let _pair = Pair::take(1);
+            let now = sched_getaffinity(SELF).unwrap();
+            assert_eq!(now, expected.unwrap_or(before));
+        }
+        assert_eq!(sched_getaffinity(SELF).unwrap(), before);
+    }
+}

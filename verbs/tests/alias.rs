@@ -1,0 +1,93 @@
+//! Bytes of a region that are posted again and again by requests that own nothing.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use doorbell_verbs::{Remote, RemoteWrite, Success, Write};
+
+use crate::rig::PEER;
+use crate::stub::Stub;
+
+const TARGET: Remote<Write> = Remote::from_raw(0x1000, 7, 4096);
+
+#[test]
+fn one_range_is_posted_many_times_at_once_and_nothing_comes_back() {
+    let stub = Stub::new();
+    let context = stub.open();
+    let pd = context.protection_domain().unwrap();
+    let mut cq = context.completion_queue(16).unwrap();
+    let mut qp = pd
+        .queue_pair(&cq)
+        .send_depth(8)
+        .recv_depth(8)
+        .rc()
+        .unwrap()
+        .connect(&PEER)
+        .unwrap();
+    let buffer = pd.register(vec![7; 4096], RemoteWrite).unwrap();
+    // SAFETY: the buffer stays until the queue pair is gone, and nobody writes it.
+    let alias = unsafe { buffer.alias(1024..2048) };
+    assert_eq!(alias.addr(), buffer.addr() + 1024);
+    let tail = alias.slice(1000, 24).unwrap();
+    assert!(alias.slice(1000, 25).is_none() && alias.slice(1025, 0).is_none());
+    qp.post(|batch| {
+        batch.write(alias, TARGET);
+        batch.write(tail, TARGET);
+        batch.write(alias, TARGET).signalled();
+    })
+    .unwrap();
+    let posted = stub.pending_sends(qp.qpn().get());
+    let lkey = posted[0].sges[0].2;
+    let sges: Vec<_> = posted.iter().map(|posted| posted.sges[0]).collect();
+    let whole = (buffer.addr() + 1024, 1024, lkey);
+    assert_eq!(sges, [whole, (buffer.addr() + 2024, 24, lkey), whole]);
+    stub.complete_sends(qp.qpn().get(), 3);
+    let mut done = 0;
+    for mut completion in cq.poll().unwrap() {
+        assert_eq!((completion.result(), completion.sequence()), (Ok(Success::Write), 2));
+        assert!(completion.take::<RemoteWrite>().is_none());
+        done += 1;
+    }
+    assert_eq!(done, 1, "one was signalled, and none has a buffer");
+}
+
+/// Says when it is dropped.
+struct Owner(Arc<AtomicBool>);
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+#[test]
+fn several_domains_register_one_memory_and_the_last_lets_its_owner_go() {
+    let stub = Stub::new();
+    let context = stub.open();
+    let domains = [
+        context.protection_domain().unwrap(),
+        context.protection_domain().unwrap(),
+    ];
+    let mut memory = vec![0_u8; 4096];
+    let start = memory.as_mut_ptr();
+    let gone = Arc::new(AtomicBool::new(false));
+    let owner = Arc::new(Owner(Arc::clone(&gone)));
+    let [first, second] = domains.each_ref().map(|domain| {
+        // SAFETY: the memory outlives both regions, and nobody touches it.
+        unsafe { domain.register_raw(start, 4096, RemoteWrite, Arc::clone(&owner) as _) }.unwrap()
+    });
+    drop(owner);
+    assert_eq!(
+        (first.addr(), second.addr()),
+        (start.addr() as u64, start.addr() as u64)
+    );
+    assert_eq!(stub.live("mr"), 2);
+    drop(first);
+    assert!(!gone.load(Ordering::Relaxed));
+    drop(second);
+    assert!(gone.load(Ordering::Relaxed));
+    assert_eq!(stub.live("mr"), 0);
+    // SAFETY: nothing is registered.
+    let none = unsafe { domains[0].register_raw(start, 0, RemoteWrite, Arc::new(())) };
+    assert!(none.is_err());
+}
