@@ -283,6 +283,9 @@ fn a_killed_process_is_named_by_all_at_once_and_the_others_go_on() {
             "{said}"
         );
     }
+    for said in ask_all(&mut members, &alive, |_| "exchange".into()) {
+        assert!(said.starts_with("rank 2 (process "), "{said}");
+    }
     let said = ask_all(&mut members, &alive, |_| "shrink 30000".into());
     assert_eq!(said, ["rank 0 of 3", "rank 1 of 3", "rank 2 of 3"]);
     // Once more, and it is the one who coordinates.
