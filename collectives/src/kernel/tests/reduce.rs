@@ -215,7 +215,7 @@ fn sums_of_f64_are_within_their_bound() {
     let inputs: Vec<Vec<i64>> = (0..8)
         .map(|_| (0..elements).map(|_| random.next() as i64 >> 12).collect())
         .collect();
-    let unit = 2f64.powi(-40);
+    let unit = 1.0 / (1u64 << 40) as f64;
     let mut sources: Vec<Memory> = inputs
         .iter()
         .map(|input| {
