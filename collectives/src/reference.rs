@@ -95,10 +95,7 @@ impl Case {
             Collective::AllGather | Collective::Gather if self.output(rank) > 0 => {
                 self.all().map(|from| (self.count, Origin::From(from, 0))).collect()
             }
-            Collective::AllToAll => self
-                .all()
-                .map(|from| (self.count, Origin::From(from, own)))
-                .collect(),
+            Collective::AllToAll => self.all().map(|from| (self.count, Origin::From(from, own))).collect(),
             Collective::AllToAllV => self
                 .all()
                 .map(|from| {
@@ -147,6 +144,9 @@ pub fn given<T: Number>(seed: u64, rank: Rank, index: u64) -> T {
 
 /// An element that results are computed and compared for.
 pub trait Number: Element {
+    /// Nothing.
+    const ZERO: Self;
+
     /// A number of these bits: any integer; of floats one whose magnitude is from 3/4 to 5/4, so that neither sums nor products of as many ranks as one tests with leave what the smallest types hold.
     fn drawn(bits: u64) -> Self;
 
@@ -164,6 +164,8 @@ macro_rules! integers {
     ($($type:ty)*) => {
         $(
             impl Number for $type {
+                const ZERO: Self = 0;
+
                 fn drawn(bits: u64) -> Self {
                     bits as Self
                 }
@@ -221,7 +223,9 @@ impl Rounding {
             ReduceOp::Prod => 2.0 * gamma(ranks, self.partial) * exact.abs(),
             ReduceOp::Avg => sums + 2.0 * self.partial * exact.abs(),
             // Each contribution is rounded when it has been multiplied.
-            ReduceOp::PreMulSum => sums + (1.0 + gamma(ranks, self.partial)) * (self.element * magnitudes + f64::from(ranks) * self.least),
+            ReduceOp::PreMulSum => {
+                sums + (1.0 + gamma(ranks, self.partial)) * (self.element * magnitudes + f64::from(ranks) * self.least)
+            }
         };
         partial + self.element * (exact.abs() + partial) + self.least
     }
@@ -231,6 +235,8 @@ macro_rules! floats {
     ($($type:ty: $accumulator:ty, $from:expr, $to:expr, $bits:expr, $partial:expr, $least:expr;)*) => {
         $(
             impl Number for $type {
+                const ZERO: Self = Self::from_bits(0);
+
                 fn drawn(bits: u64) -> Self {
                     // 52 bits of a number from 1 to 2.
                     let fraction = f64::from_bits(0x3ff0_0000_0000_0000 | bits >> 12);

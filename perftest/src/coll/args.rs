@@ -61,14 +61,27 @@ pub(crate) struct CollArgs {
     #[arg(short = 'd', long, value_name = "TYPE", value_parser = parse_types, default_value = "f32", help_heading = "Operation", visible_alias = "datatype")]
     pub(crate) dtype: Choices<DataType>,
     /// The root of broadcast, reduce, gather and scatter
-    #[arg(short = 'r', long, value_name = "RANK", default_value_t = 0, help_heading = "Operation")]
+    #[arg(
+        short = 'r',
+        long,
+        value_name = "RANK",
+        default_value_t = 0,
+        help_heading = "Operation"
+    )]
     pub(crate) root: u32,
 
     /// Operations measured of each size [default: for about a tenth of a second, from 10 to 5000]
     #[arg(short = 'n', long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..), help_heading = "Test", visible_alias = "iters")]
     pub(crate) iterations: Option<u32>,
     /// Operations before that [default: a tenth of as many, and two]
-    #[arg(short = 'w', long, value_name = "N", help_heading = "Test", alias = "warmup_iters", visible_alias = "warmup-iters")]
+    #[arg(
+        short = 'w',
+        long,
+        value_name = "N",
+        help_heading = "Test",
+        alias = "warmup_iters",
+        visible_alias = "warmup-iters"
+    )]
     pub(crate) warmup: Option<u32>,
     /// Operations whose results are checked on every rank; 0 is none
     #[arg(short = 'c', long, value_name = "N", default_value_t = 1, help_heading = "Test")]
@@ -169,13 +182,20 @@ fn parse_collective(text: &str) -> Result<Collective, String> {
         "all_to_all" | "all-to-all" => "alltoall",
         other => other,
     };
-    known.parse().map_err(|e: doorbell_collectives::UnknownName| e.to_string())
+    known
+        .parse()
+        .map_err(|e: doorbell_collectives::UnknownName| e.to_string())
 }
 
-fn parse_choice<T: std::str::FromStr<Err = doorbell_collectives::UnknownName>>(text: &str) -> Result<Choice<T>, String> {
+fn parse_choice<T: std::str::FromStr<Err = doorbell_collectives::UnknownName>>(
+    text: &str,
+) -> Result<Choice<T>, String> {
     match text {
         "auto" => Ok(Choice(None)),
-        name => name.parse().map(|one| Choice(Some(one))).map_err(|e| format!("{e}, or auto")),
+        name => name
+            .parse()
+            .map(|one| Choice(Some(one)))
+            .map_err(|e| format!("{e}, or auto")),
     }
 }
 
@@ -210,13 +230,18 @@ fn several<T: std::str::FromStr<Err = doorbell_collectives::UnknownName>>(
 ) -> Result<Choices<T>, String> {
     match name {
         "all" => Ok(Choices(all())),
-        name => name.parse().map(|one| Choices(vec![one])).map_err(|e| format!("{e}, or all")),
+        name => name
+            .parse()
+            .map(|one| Choices(vec![one]))
+            .map_err(|e| format!("{e}, or all")),
     }
 }
 
 fn parse_times(text: &str) -> Result<f64, String> {
     match text.parse() {
         Ok(times) if (1.0..=1000.0).contains(&times) => Ok(times),
-        _ => Err(format!("'{text}' is not an oversubscription: give a number from 1 to 1000")),
+        _ => Err(format!(
+            "'{text}' is not an oversubscription: give a number from 1 to 1000"
+        )),
     }
 }

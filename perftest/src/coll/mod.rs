@@ -53,7 +53,9 @@ fn refuse(args: &CollArgs) -> Result<(), Failure> {
         )));
     }
     if args.step_factor.is_none() && args.step_bytes == 0 {
-        return Err(Failure::usage("-i 0 never comes to the largest size: give 1 at least, or a factor with -f"));
+        return Err(Failure::usage(
+            "-i 0 never comes to the largest size: give 1 at least, or a factor with -f",
+        ));
     }
     if args.deadline.is_zero() {
         return Err(Failure::usage("--deadline 0: give operations some time, as 3s"));
@@ -61,7 +63,10 @@ fn refuse(args: &CollArgs) -> Result<(), Failure> {
     if let (Some(root), Some(ranks)) = (args.root(), args.ranks)
         && root >= ranks
     {
-        return Err(Failure::usage(format!("rank {root} cannot be the root of {ranks} ranks: they are 0 to {}", ranks - 1)));
+        return Err(Failure::usage(format!(
+            "rank {root} cannot be the root of {ranks} ranks: they are 0 to {}",
+            ranks - 1
+        )));
     }
     if let Some(algorithm) = args.algorithm.0 {
         if !algorithm.supports(operation) {
@@ -78,7 +83,9 @@ fn refuse(args: &CollArgs) -> Result<(), Failure> {
         }
     }
     if args.svg.is_some() && !args.explain && !args.simulate {
-        return Err(Failure::usage("--svg is what --explain or --simulate draws: give one of them"));
+        return Err(Failure::usage(
+            "--svg is what --explain or --simulate draws: give one of them",
+        ));
     }
     Ok(())
 }

@@ -120,7 +120,10 @@ impl Report {
         } else {
             format!("{wrong} {}", if wrong == 0 { "OK" } else { "FAILED" })
         };
-        print_line(&format!("# Wrong values     : {checked}\n# Avg bus bandwidth: {:.4} GB/s", mean / 1e9))
+        print_line(&format!(
+            "# Wrong values     : {checked}\n# Avg bus bandwidth: {:.4} GB/s",
+            mean / 1e9
+        ))
     }
 }
 
@@ -204,7 +207,9 @@ mod tests {
         let line = row().line();
         assert_eq!(
             line.split_whitespace().collect::<Vec<_>>(),
-            ["1048576", "262144", "f32", "sum", "-1", "34.56", "1.00", "2.00", "0", "N/A", "N/A", "N/A", "N/A"]
+            [
+                "1048576", "262144", "f32", "sum", "-1", "34.56", "1.00", "2.00", "0", "N/A", "N/A", "N/A", "N/A"
+            ]
         );
         let both = Row {
             in_place: Some(row().figures),
@@ -212,7 +217,10 @@ mod tests {
         };
         for head in head().lines() {
             assert_eq!(head.trim_end().len(), head.len().min(head.trim_end().len()));
-            assert!(head.len() == line.len() && both.line().len() == line.len(), "{head}\n{line}");
+            assert!(
+                head.len() == line.len() && both.line().len() == line.len(),
+                "{head}\n{line}"
+            );
         }
     }
 

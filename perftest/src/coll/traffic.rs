@@ -58,7 +58,11 @@ mod tests {
         assert_eq!(bandwidths(Collective::Broadcast, 4, 4000), (4000.0, 4000.0));
         for collective in [Collective::AllGather, Collective::ReduceScatter, Collective::AllToAll] {
             assert_eq!(bandwidths(collective, 4, 4000), (4000.0, 3000.0));
-            assert_eq!(bandwidths(collective, 3, 4000).0, 3996.0, "what does not divide is left out");
+            assert_eq!(
+                bandwidths(collective, 3, 4000).0,
+                3996.0,
+                "what does not divide is left out"
+            );
         }
         assert_eq!(bandwidths(Collective::Barrier, 4, 0), (0.0, 0.0));
     }
