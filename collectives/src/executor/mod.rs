@@ -286,32 +286,62 @@ impl Engine {
     /// Fails all operations. The queue pairs go, so that nobody touches their memory any more.
     fn fail(&mut self, why: Failed) {
         let waiting = self.waiting();
-        let mut waits = self.report();
-        if let Failed::Connection { peer, .. } | Failed::Refused { peer, .. } = why {
-            // Nothing comes from there any more, whatever was waited for.
-            let link = self
-                .links
-                .iter()
-                .enumerate()
-                .find_map(|(lane, links)| Some((lane, links.get(peer.index())?.as_ref()?)));
-            match waits.iter_mut().find(|wait| wait.peer == peer) {
-                Some(wait) => wait.awaited = Awaited::Nothing,
-                None => waits.extend(link.map(|(lane, link)| Wait {
-                    operation: self.finished() + 1,
-                    connection: lane as u32,
-                    slice: 0,
-                    step: 0,
-                    peer,
-                    qpn: link.qpn().get(),
-                    awaited: Awaited::Nothing,
-                })),
-            }
-        }
+        let waits = match why {
+            Failed::Connection { peer, .. } | Failed::Refused { peer, .. } => self.report_broken(peer),
+            _ => self.report(),
+        };
         self.links.clear();
         for op in &mut self.operations {
             op.result.get_or_insert_with(|| Err(why.clone()));
         }
         self.failed = Some(Broken { why, waiting, waits });
+    }
+
+    /// What it waits for, with a connection broken to `first`, and perhaps to others: from these nothing comes any more, whatever was waited for.
+    fn report_broken(&self, first: Rank) -> Vec<Wait> {
+        let mut waits = self.report();
+        for (lane, links) in self.links.iter().enumerate() {
+            for (peer, link) in links.iter().enumerate() {
+                let peer = Rank(peer as u32);
+                let Some(link) = link.as_ref().filter(|link| peer == first || link.is_broken()) else {
+                    continue;
+                };
+                match waits.iter_mut().find(|wait| wait.peer == peer) {
+                    Some(wait) => wait.awaited = Awaited::Nothing,
+                    None => waits.push(Wait {
+                        operation: self.finished() + 1,
+                        connection: lane as u32,
+                        slice: 0,
+                        step: 0,
+                        peer,
+                        qpn: link.qpn().get(),
+                        awaited: Awaited::Nothing,
+                    }),
+                }
+            }
+        }
+        waits
+    }
+
+    /// Breaks the connections to a rank, as a link that is cut does: for tests of what comes after.
+    ///
+    /// # Errors
+    /// When there is no such rank, or a device refuses.
+    pub fn cut(&mut self, peer: Rank) -> Result<(), EngineError> {
+        if peer.0 >= self.ranks {
+            return Err(EngineError::NoRank {
+                rank: peer,
+                ranks: self.ranks,
+            });
+        }
+        for link in self
+            .links
+            .iter_mut()
+            .filter_map(|links| links.get_mut(peer.index())?.as_mut())
+        {
+            link.cut().map_err(|error| EngineError::QueuePair { peer, error })?;
+        }
+        Ok(())
     }
 
     /// Ends what is under way: all operations fail for this reason, and those that come.
