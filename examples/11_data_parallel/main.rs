@@ -28,8 +28,8 @@ const SAMPLES: usize = 251;
 const STEPS: usize = 120;
 /// How far a step goes along the gradient.
 const RATE: f32 = 0.2;
-/// By how much a weight may differ from one that was trained alone. Sums of 251 products differ by some 10⁻⁷ in another order, and each of the steps adds that once; so this leaves much for what later steps make of it.
-const BOUND: f32 = 1e-3;
+/// By how much a weight may differ from one that was trained alone. Sums of 251 products differ by some 10⁻⁷ in another order, and each of the steps adds that once; so this leaves ten times as much for what later steps make of it.
+const BOUND: f32 = 1e-5;
 
 fn main() -> ExitCode {
     let about = "Trains a small network, with the gradients summed over ranks while they are computed.";
