@@ -367,7 +367,7 @@ mod tests {
             "doorbell run --address localhost -- true",
             "doorbell run --port 0 -- true",
             "doorbell env true",
-            "doorbell topo",
+            "doorbell tpoo",
         ] {
             let refused = Cli::try_parse_from(line.split(' ')).expect_err(line);
             assert!(refused.exit_code() == 2, "{line}");

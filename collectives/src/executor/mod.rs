@@ -52,8 +52,10 @@ struct Broken {
     waits: Vec<Wait>,
 }
 
-/// Turns without news between two looks at the clock, of operations that have a deadline.
-const LOOK_AT_CLOCK: u32 = 64;
+/// Turns between two looks at the clock, of operations that have a deadline: those that bring news count less, as there are fewer of them for nothing.
+const LOOK_AT_CLOCK: u32 = 1024;
+/// What a turn without news counts.
+const IDLE: u32 = 16;
 
 /// How an engine is made. All ranks say the same.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -95,7 +97,8 @@ pub struct Engine {
     ranks: u32,
     config: Config,
     failed: Option<Broken>,
-    idle: u32,
+    /// Turns since the last look at the clock.
+    turns: u32,
     patience: Patience,
 }
 
@@ -146,7 +149,7 @@ impl Engine {
             ranks,
             config,
             failed: None,
-            idle: 0,
+            turns: 0,
             patience: Patience::among(ranks),
         })
     }
@@ -197,19 +200,13 @@ impl Engine {
     }
 
     fn turn(&mut self) -> Result<bool, Failed> {
-        let moved = self.drive()?;
-        if moved {
-            self.idle = 0;
-            return Ok(true);
-        }
-        if self.poll()? {
-            return Ok(true);
-        }
-        self.idle += 1;
-        if self.idle.is_multiple_of(LOOK_AT_CLOCK) {
+        let moved = self.drive()? || self.poll()?;
+        self.turns += if moved { 1 } else { IDLE };
+        if self.turns >= LOOK_AT_CLOCK {
+            self.turns = 0;
             self.look_at_clock()?;
         }
-        Ok(false)
+        Ok(moved)
     }
 
     /// Drives each lane as far as it comes.
