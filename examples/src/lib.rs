@@ -1,14 +1,18 @@
 //! Numbered examples of the toolkit, from the first message on; each is a binary that runs on the soft device with one command.
 //!
-//! This library is what several of them begin and end with: two soft devices, on which both ends run in one process, and the exit status.
+//! This library is what several of them begin and end with: two soft devices, on which both ends run in one process, or the ranks of a communicator, and the exit status.
 
 #![forbid(unsafe_code)]
+
+mod ranks;
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::process::ExitCode;
 
 use doorbell_softroce_ibverbs::{DeviceConfig, api, configure, last_open_error};
 use doorbell_verbs::{Context, Library};
+
+pub use ranks::as_ranks;
 
 /// What examples fail with.
 pub type Error = Box<dyn std::error::Error + Send + Sync>;

@@ -88,3 +88,27 @@ fn all_clients_share_the_servers_receives() {
         "400 answers to 8 clients, by 4 receives\n"
     );
 }
+
+#[test]
+fn ranks_multiply_matrices_of_rows_that_do_not_divide() {
+    assert_eq!(
+        run(env!("CARGO_BIN_EXE_10_matrix_multiply")),
+        "101 rows as 34 + 34 + 33: the product is right\n"
+    );
+}
+
+#[test]
+fn ranks_train_a_model_on_data_of_their_own() {
+    assert_eq!(
+        run(env!("CARGO_BIN_EXE_11_data_parallel")),
+        "3 ranks, 400 steps: the loss is a tenth or less, the weights are the same bits\n"
+    );
+}
+
+#[test]
+fn ranks_share_the_state_of_an_optimiser() {
+    assert_eq!(
+        run(env!("CARGO_BIN_EXE_12_sharded_optimiser")),
+        "60 steps of 10007 parameters: each of 3 ranks kept the state of 3336, and all have what one alone comes to\n"
+    );
+}
