@@ -5,6 +5,7 @@
 
 pub mod algorithm;
 pub mod bootstrap;
+pub mod communicator;
 pub mod cost;
 pub mod executor;
 pub mod failure;
@@ -12,11 +13,13 @@ pub mod kernel;
 mod memory;
 pub mod plan;
 mod protocol;
+pub mod reference;
 pub mod simulate;
 pub mod topology;
 pub mod tune;
 mod types;
 
 pub use algorithm::{Algorithm, Unsupported};
+pub use communicator::{CollectiveError, CommBuffer, Communicator, Options, PreMulSum};
 pub use memory::Segment;
 pub use types::{DataType, Protocol, Rank, ReduceOp, UnknownName};

@@ -11,19 +11,25 @@ use doorbell_collectives::plan::Collective;
 use doorbell_collectives::simulate::{Fabric, Row, chart, quickest, table};
 use doorbell_collectives::tune::Tuner;
 
-const RANKS: [u32; 4] = [4, 16, 64, 1024];
+/// Ranks, and how many of them share a host and its one adapter.
+const CASES: [(u32, u32); 4] = [(4, 1), (16, 1), (64, 1), (64, 8)];
 
-fn rows(ranks: u32) -> Vec<Row> {
-    let (link, compute) = (Link::ndr400(), Compute::default());
+fn rows(ranks: u32, per_host: u32) -> Vec<Row> {
+    let (local, remote, compute) = (Link::soft_local(), Link::ndr400(), Compute::default());
     let sizes: Vec<u64> = (3..=30).step_by(3).map(|power| 1 << power).collect();
-    let tuner = Tuner::new(link, link, compute, 4);
-    table(
-        &tuner,
-        &Fabric::uniform(ranks, link, compute),
-        Collective::AllReduce,
-        DataType::F32,
-        &sizes,
-    )
+    let tuner = Tuner::new(local, remote, compute, 4);
+    let fabric = Fabric {
+        adapters: 1,
+        ..Fabric::grouped(ranks, per_host, local, remote, compute)
+    };
+    table(&tuner, &fabric, Collective::AllReduce, DataType::F32, &sizes)
+}
+
+fn title(ranks: u32, per_host: u32) -> String {
+    match per_host {
+        1 => format!("{ranks} ranks"),
+        _ => format!("{ranks} ranks on {} hosts", ranks / per_host),
+    }
 }
 
 fn size(bytes: u64) -> String {
@@ -37,13 +43,13 @@ fn size(bytes: u64) -> String {
 
 #[test]
 fn the_crossover_chart_is_what_the_simulator_says() {
-    let panels: Vec<(String, Vec<Row>)> = RANKS
+    let panels: Vec<(String, Vec<Row>)> = CASES
         .iter()
-        .map(|&ranks| (format!("all-reduce, {ranks} ranks"), rows(ranks)))
+        .map(|&(ranks, per_host)| (format!("all-reduce, {}", title(ranks, per_host)), rows(ranks, per_host)))
         .collect();
     let mut text = String::from("| bytes |");
-    for ranks in RANKS {
-        write!(text, " {ranks} ranks |").unwrap();
+    for (ranks, per_host) in CASES {
+        write!(text, " {} |", title(ranks, per_host)).unwrap();
     }
     text.push_str("\n|---|---|---|---|---|\n");
     let best: Vec<Vec<Row>> = panels.iter().map(|(_, rows)| quickest(rows)).collect();

@@ -4,7 +4,7 @@
 //! rank that has many messages; the rest is latency, and overlaps with anything (LogGP's L, o and G). [`Link`] has these numbers for each protocol, [`Compute`] those of a rank alone. Where they come from: a calibration
 //! ([`tune`](crate::tune)), a tuning file, or one of the presets here.
 //!
-//! [`Profile`] is an algorithm in these terms, in closed form; [`simulate`](crate::simulate) runs the plan itself, on fabrics that are not uniform, too.
+//! [`predict_ns`] is each algorithm in these terms, in closed form; [`simulate`](crate::simulate) runs the plan itself, on fabrics that are not uniform, too.
 
 mod closed;
 

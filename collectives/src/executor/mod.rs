@@ -23,7 +23,7 @@ mod wait;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use doorbell_verbs::{Context, Qpn};
 
@@ -38,13 +38,24 @@ use prepare::Prepared;
 pub use wait::Patience;
 
 use crate::bootstrap::Exchange;
-use crate::failure::Wait;
+use crate::failure::{Awaited, Wait};
 use crate::memory::Segment;
 use crate::plan::Collective;
 use crate::types::Rank;
 
-/// Turns without news between two looks at the clock, of operations that have a deadline.
-const LOOK_AT_CLOCK: u32 = 64;
+/// What is left of an engine that has failed.
+struct Broken {
+    why: Failed,
+    /// Whom it was waiting for.
+    waiting: Option<Waiting>,
+    /// All that it was waiting for.
+    waits: Vec<Wait>,
+}
+
+/// Turns between two looks at the clock, of operations that have a deadline: those that bring news count less, as there are fewer of them for nothing.
+const LOOK_AT_CLOCK: u32 = 1024;
+/// What a turn without news counts.
+const IDLE: u32 = 16;
 
 /// How an engine is made. All ranks say the same.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -55,6 +66,9 @@ pub struct Config {
     pub strands: u32,
     /// Bytes of a message of Simple, at most: longer ones are cut (default 256 KiB).
     pub fragment: usize,
+    /// How long a queue pair waits for an acknowledgement before it sends again: 4.096 µs · 2^this (default 16, 0.27 s). After eight times the connection has failed; a busy host may not run a rank for half a second, so
+    /// less is for networks that lose packets. From 1 to 31.
+    pub timeout: u8,
 }
 
 impl Default for Config {
@@ -63,6 +77,7 @@ impl Default for Config {
             channels: 4,
             strands: 2,
             fragment: 256 << 10,
+            timeout: 16,
         }
     }
 }
@@ -85,8 +100,9 @@ pub struct Engine {
     rank: Rank,
     ranks: u32,
     config: Config,
-    failed: Option<(Failed, Option<Waiting>)>,
-    idle: u32,
+    failed: Option<Broken>,
+    /// Turns since the last look at the clock.
+    turns: u32,
     patience: Patience,
 }
 
@@ -115,9 +131,10 @@ impl Engine {
         within("channels", config.channels.into(), 64)?;
         within("strands", config.strands.into(), 8)?;
         within("fragment, in units of 4 KiB,", config.fragment as u64 / 4096, 1 << 18)?;
+        within("timeout", config.timeout.into(), 31)?;
         let lanes = config.channels * config.strands;
         let rails = connect::rails(devices, ranks, lanes)?;
-        let links = connect::connect(&rails, rank, ranks, lanes, exchange)?;
+        let links = connect::connect(&rails, (rank, ranks), lanes, config.timeout, exchange)?;
         let lane = |index| {
             Lane::new(
                 index / config.strands,
@@ -137,7 +154,7 @@ impl Engine {
             ranks,
             config,
             failed: None,
-            idle: 0,
+            turns: 0,
             patience: Patience::among(ranks),
         })
     }
@@ -188,19 +205,13 @@ impl Engine {
     }
 
     fn turn(&mut self) -> Result<bool, Failed> {
-        let moved = self.drive()?;
-        if moved {
-            self.idle = 0;
-            return Ok(true);
-        }
-        if self.poll()? {
-            return Ok(true);
-        }
-        self.idle += 1;
-        if self.idle.is_multiple_of(LOOK_AT_CLOCK) {
+        let moved = self.drive()? || self.poll()?;
+        self.turns += if moved { 1 } else { IDLE };
+        if self.turns >= LOOK_AT_CLOCK {
+            self.turns = 0;
             self.look_at_clock()?;
         }
-        Ok(false)
+        Ok(moved)
     }
 
     /// Drives each lane as far as it comes.
@@ -273,13 +284,64 @@ impl Engine {
     }
 
     /// Fails all operations. The queue pairs go, so that nobody touches their memory any more.
-    fn fail(&mut self, failed: Failed) {
+    fn fail(&mut self, why: Failed) {
         let waiting = self.waiting();
+        let waits = match why {
+            Failed::Connection { peer, .. } | Failed::Refused { peer, .. } => self.report_broken(peer),
+            _ => self.report(),
+        };
         self.links.clear();
         for op in &mut self.operations {
-            op.result.get_or_insert_with(|| Err(failed.clone()));
+            op.result.get_or_insert_with(|| Err(why.clone()));
         }
-        self.failed = Some((failed, waiting));
+        self.failed = Some(Broken { why, waiting, waits });
+    }
+
+    /// What it waits for, with a connection broken to `first`, and perhaps to others: from these nothing comes any more, whatever was waited for.
+    fn report_broken(&self, first: Rank) -> Vec<Wait> {
+        let mut waits = self.report();
+        for (lane, links) in self.links.iter().enumerate() {
+            for (peer, link) in links.iter().enumerate() {
+                let peer = Rank(peer as u32);
+                let Some(link) = link.as_ref().filter(|link| peer == first || link.is_broken()) else {
+                    continue;
+                };
+                match waits.iter_mut().find(|wait| wait.peer == peer) {
+                    Some(wait) => wait.awaited = Awaited::Nothing,
+                    None => waits.push(Wait {
+                        operation: self.finished() + 1,
+                        connection: lane as u32,
+                        slice: 0,
+                        step: 0,
+                        peer,
+                        qpn: link.qpn().get(),
+                        awaited: Awaited::Nothing,
+                    }),
+                }
+            }
+        }
+        waits
+    }
+
+    /// Breaks the connections to a rank, as a link that is cut does: for tests of what comes after.
+    ///
+    /// # Errors
+    /// When there is no such rank, or a device refuses.
+    pub fn cut(&mut self, peer: Rank) -> Result<(), EngineError> {
+        if peer.0 >= self.ranks {
+            return Err(EngineError::NoRank {
+                rank: peer,
+                ranks: self.ranks,
+            });
+        }
+        for link in self
+            .links
+            .iter_mut()
+            .filter_map(|links| links.get_mut(peer.index())?.as_mut())
+        {
+            link.cut().map_err(|error| EngineError::QueuePair { peer, error })?;
+        }
+        Ok(())
     }
 
     /// Ends what is under way: all operations fail for this reason, and those that come.
@@ -292,14 +354,14 @@ impl Engine {
     /// Why it has failed, if it has.
     #[must_use]
     pub fn failed(&self) -> Option<&Failed> {
-        self.failed.as_ref().map(|(failed, _)| failed)
+        self.failed.as_ref().map(|broken| &broken.why)
     }
 
     /// Whom the first operation under way waits for; of a failed engine, whom it was waiting for when it failed. `None` while nothing is under way.
     #[must_use]
     pub fn waiting(&self) -> Option<Waiting> {
-        if let Some((_, waiting)) = &self.failed {
-            return *waiting;
+        if let Some(broken) = &self.failed {
+            return broken.waiting;
         }
         let number = self.first + self.operations.iter().position(|op| op.result.is_none())? as u64;
         self.waits()
@@ -340,9 +402,12 @@ impl Engine {
             })
     }
 
-    /// What it waits for, of each connection the wait that is first, for those who look for the culprit of a stall.
+    /// What it waits for, of each connection the wait that is first, for those who look for the culprit of a stall; of a failed engine, what it waited for when it failed.
     #[must_use]
     pub fn report(&self) -> Vec<Wait> {
+        if let Some(broken) = &self.failed {
+            return broken.waits.clone();
+        }
         self.waits().map(|(wait, ..)| wait).collect()
     }
 
@@ -361,6 +426,24 @@ impl Engine {
             self.first += 1;
         }
         Some(result)
+    }
+
+    /// The last operation that is done, as all before it; 0 is none.
+    #[must_use]
+    pub fn finished(&self) -> u64 {
+        let open = self.operations.iter().position(|op| op.result.is_none());
+        self.first + open.unwrap_or(self.operations.len()) as u64 - 1
+    }
+
+    /// Of the operations under way, or failed and not taken, the one whose time is up first: when it was submitted, and how long it may take.
+    #[must_use]
+    pub fn expiring(&self) -> Option<(Instant, Duration)> {
+        let open = self
+            .operations
+            .iter()
+            .filter(|op| !op.taken && !matches!(op.result, Some(Ok(()))));
+        open.filter_map(|op| Some((op.began, op.deadline?)))
+            .min_by_key(|(began, deadline)| began.checked_add(*deadline))
     }
 
     /// Operations that are not taken.

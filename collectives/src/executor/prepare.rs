@@ -163,8 +163,8 @@ impl Engine {
     /// Input and output are as long as the plan and the count say, at their addresses, until the operation's result is taken or the engine is dropped. Until then nobody else writes either, nor reads the output; other
     /// operations under way have other output.
     pub unsafe fn submit(&mut self, mut op: Operation) -> Result<Ticket, EngineError> {
-        if let Some((failed, _)) = &self.failed {
-            return Err(failed.clone().into());
+        if let Some(broken) = &self.failed {
+            return Err(broken.why.clone().into());
         }
         let (rank, ranks, config) = (self.rank, self.ranks, self.config);
         let Some(plan) = self.plans.get_mut(op.plan.0) else {

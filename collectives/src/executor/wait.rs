@@ -42,6 +42,13 @@ impl Patience {
         self.turns = 0;
     }
 
+    /// Whether the next turn that brings nothing is followed by another at once. Else one who holds a lock lets go of it before [`nothing`](Self::nothing).
+    #[inline]
+    #[must_use]
+    pub fn is_eager(&self) -> bool {
+        self.turns < self.spin
+    }
+
     /// A turn has brought nothing: spins, offers the processor to others, or sleeps a little, the longer the longer there has been nothing.
     #[inline]
     pub fn nothing(&mut self) {

@@ -15,8 +15,8 @@ use crate::types::Rank;
 
 /// How long members may take to agree on a verdict. It is a matter of a round trip, where all who should answer do.
 pub const SETTLE: Duration = Duration::from_millis(200);
-/// How long an engine has to report, when it is asked: longer than it sleeps while it waits.
-const PAUSE: Duration = Duration::from_millis(50);
+/// How long an engine has to report, when it is asked, at most. One that is driven does at once, or when its thread gets a processor; one that does not is said to be idle.
+const PAUSE: Duration = Duration::from_secs(1);
 
 /// A message, and to whom: none is to all others.
 pub(crate) type Post = (Option<Rank>, Message);
@@ -49,7 +49,7 @@ struct Hearing {
     number: u32,
     /// When who has not answered is silent.
     until: Instant,
-    /// When this rank's own engine has had its time.
+    /// When this rank's own engine has had its time, if it has not reported.
     own: Instant,
     answers: Vec<Option<Report>>,
 }
@@ -72,11 +72,11 @@ pub(crate) struct Trial {
 }
 
 impl Trial {
-    pub(crate) fn new(me: Rank, ranks: usize) -> Self {
+    pub(crate) fn new(me: Rank, ranks: usize, watch: Watch) -> Self {
         Self {
             me,
             members: vec![Mark::default(); ranks],
-            watch: Arc::default(),
+            watch: Arc::new(watch),
             hearing: None,
             questions: 0,
             asked: Vec::new(),
@@ -150,7 +150,7 @@ impl Trial {
             return;
         }
         self.finding = None;
-        let pause = PAUSE.min(window / 4);
+        let pause = PAUSE.min(window / 2);
         self.call();
         self.questions = self.questions.wrapping_add(1);
         self.hearing = Some(Hearing {
@@ -166,8 +166,11 @@ impl Trial {
         out.push((None, ask));
     }
 
-    /// Ends the group: with what the last investigation found, or with `reason`.
+    /// Ends the group: with what the last investigation found, or with `reason`. If it has ended already, it was for another reason.
     pub(crate) fn give_up(&mut self, reason: &str, now: Instant, out: &mut Vec<Post>) {
+        if self.failed() {
+            return;
+        }
         let verdict = self.finding.clone().unwrap_or_else(|| Verdict {
             cause: Cause::Aborted {
                 rank: self.me,
@@ -210,7 +213,7 @@ impl Trial {
         self.tick(now, out);
     }
 
-    /// When [`tick`](Self::tick) is due.
+    /// When [`tick`](Self::tick) is due, unless the engine reports before.
     pub(crate) fn due(&self) -> Option<Instant> {
         let hearing = self.hearing.as_ref().map(|hearing| {
             let answered = self.answered(hearing);
@@ -224,14 +227,17 @@ impl Trial {
     /// Does what is due.
     pub(crate) fn tick(&mut self, now: Instant, out: &mut Vec<Post>) {
         let watch = &self.watch;
+        let reported = !watch.asked();
         self.asked.retain(|(who, number, due)| {
-            if now >= *due {
+            let answers = reported || now >= *due;
+            if answers {
                 let (number, report) = (*number, watch.look());
                 out.push((Some(*who), Message::Answer { number, report }));
             }
-            now < *due
+            !answers
         });
-        let over = |hearing: &Hearing| now >= hearing.until || (self.answered(hearing) && now >= hearing.own);
+        let over =
+            |hearing: &Hearing| now >= hearing.until || (self.answered(hearing) && (reported || now >= hearing.own));
         if self.hearing.as_ref().is_some_and(over)
             && let Some(hearing) = self.hearing.take()
         {

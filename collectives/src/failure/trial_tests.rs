@@ -20,7 +20,9 @@ impl Court {
     fn new(ranks: usize) -> Self {
         Self {
             now: Instant::now(),
-            members: (0..ranks).map(|rank| Trial::new(Rank(rank as u32), ranks)).collect(),
+            members: (0..ranks)
+                .map(|rank| Trial::new(Rank(rank as u32), ranks, Watch::default()))
+                .collect(),
             deaf: vec![false; ranks],
             mail: Vec::new(),
             carried: 0,
@@ -50,6 +52,8 @@ impl Court {
                     member.watch().report(waits);
                 }
             }
+            // The bell rings where an engine has reported.
+            self.pass(Duration::ZERO);
             if self.mail.is_empty() {
                 return;
             }
@@ -154,8 +158,6 @@ fn a_member_that_does_not_answer_is_found_and_named_by_all_once_somebody_gives_u
     court.act(0, |trial, now, out| trial.investigate(WINDOW, now, out));
     let reports = |rank: usize| Some(vec![wait(if rank == 0 { 1 } else { 2 })]);
     court.carry(reports);
-    court.pass(PAUSE);
-    court.carry(reports);
     assert_eq!(court.members[0].finding(), None, "it may still answer");
     court.pass(WINDOW);
     let stuck = Stuck {
@@ -179,13 +181,10 @@ fn an_investigation_ends_as_soon_as_all_have_answered() {
     let mut court = Court::new(3);
     court.members[0].watch().begin(1, Collective::Reduce);
     court.act(0, |trial, now, out| trial.investigate(WINDOW, now, out));
+    court.carry(nobody);
+    let own = Some(court.now + WINDOW / 2);
+    assert_eq!(court.members[0].due(), own, "only its own engine may say more");
     court.carry(|_| Some(vec![wait(2)]));
-    assert_eq!(
-        court.members[0].due(),
-        Some(court.now + PAUSE),
-        "only its own engine may say more"
-    );
-    court.pass(PAUSE);
     let found = court.members[0].finding().map(|verdict| verdict.cause.clone());
     assert_eq!(
         found,
@@ -208,7 +207,8 @@ fn an_engine_that_nobody_drives_is_said_to_be_idle() {
     court.act(0, |trial, now, out| trial.investigate(WINDOW, now, out));
     let reports = |rank: usize| (rank == 0).then(|| vec![wait(1)]);
     court.carry(reports);
-    court.pass(PAUSE);
+    assert_eq!(court.members[0].finding(), None, "it has half the time to report");
+    court.pass(WINDOW / 2);
     court.carry(reports);
     let found = court.members[0].finding().map(|verdict| verdict.cause.clone());
     assert_eq!(found, Some(Cause::Idle { rank: Rank(1) }));

@@ -3,7 +3,9 @@
 //! The engine writes two words per operation and reads one word whenever it likes; it says what it waits for only when it is asked, so that a healthy operation pays nothing for what is told of a broken one.
 
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use nix::sys::eventfd::EventFd;
 
 use crate::plan::Collective;
 use crate::types::Rank;
@@ -69,21 +71,28 @@ pub struct Watch {
     /// 1 + the place of the kind in [`Collective::ALL`], by number of the operation.
     kinds: [AtomicU8; KINDS],
     waits: Mutex<Option<Vec<Wait>>>,
+    /// Rings when the engine has reported.
+    bell: Option<Arc<EventFd>>,
 }
 
 impl Default for Watch {
     fn default() -> Self {
+        Self::ringing(None)
+    }
+}
+
+impl Watch {
+    pub(crate) fn ringing(bell: Option<Arc<EventFd>>) -> Self {
         Self {
             flags: AtomicU32::new(0),
             begun: AtomicU64::new(0),
             finished: AtomicU64::new(0),
             kinds: std::array::from_fn(|_| AtomicU8::new(0)),
             waits: Mutex::new(None),
+            bell,
         }
     }
-}
 
-impl Watch {
     /// Whether there is something to look at: [`failed`](Self::failed), or [`asked`](Self::asked). One relaxed load, for loops that spin.
     #[inline]
     #[must_use]
@@ -109,6 +118,10 @@ impl Watch {
     pub fn report(&self, waits: Vec<Wait>) {
         *self.waits.lock().unwrap_or_else(PoisonError::into_inner) = Some(waits);
         self.flags.fetch_and(!ASKED, Ordering::Relaxed);
+        if let Some(bell) = &self.bell {
+            // It fails only where the count is at its end, and then the mesh's thread is awake.
+            let _ = bell.write(1);
+        }
     }
 
     /// An operation begins. They are numbered from 1, without gaps, alike on all ranks.

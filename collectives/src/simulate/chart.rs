@@ -131,9 +131,9 @@ fn panel(svg: &mut String, scale: &Scale, title: &str, rows: &[Row], algorithms:
 }
 
 fn legend(svg: &mut String, algorithms: &[Algorithm], width: f64, y: f64) {
-    let each = (width - LEFT) / algorithms.len().max(1) as f64;
+    let each = (width - 20.0) / algorithms.len().max(1) as f64;
     for (index, &algorithm) in algorithms.iter().enumerate() {
-        let (x, (colour, dash)) = (LEFT / 2.0 + each * index as f64, style(algorithm));
+        let (x, (colour, dash)) = (12.0 + each * index as f64, style(algorithm));
         let _ = writeln!(
             svg,
             "<path d=\"M{x:.1} {y}h22\" stroke=\"{colour}\" stroke-width=\"1.8\" stroke-dasharray=\"{dash}\"/><text x=\"{:.1}\" y=\"{}\" font-size=\"10\">{algorithm}</text>",
@@ -156,7 +156,7 @@ fn whole(low: f64, high: f64, step: usize) -> impl Iterator<Item = i32> {
 fn time(power: i32) -> String {
     let (unit, below) = match power {
         ..=2 => ("ns", 0),
-        3..=5 => ("us", 3),
+        3..=5 => ("µs", 3),
         6..=8 => ("ms", 6),
         _ => ("s", 9),
     };

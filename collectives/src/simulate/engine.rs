@@ -148,7 +148,7 @@ impl<'a> Run<'a> {
             if let Some(rank) = ranks.get_mut(slow.rank as usize) {
                 rank.slowness = slow.slowness;
                 rank.busy = Time::from_ns(fabric.compute.begin_ns * slow.slowness).0;
-                rank.free = Time::from_ns(slow.late_ns).0 + rank.busy;
+                rank.free = Time::from_ns(slow.late_ns).0.saturating_add(rank.busy);
             }
         }
         let mut threads = Vec::new();
@@ -212,8 +212,8 @@ impl<'a> Run<'a> {
     fn work(&mut self, rank: u32, from: u64, ps: f64) -> u64 {
         let processor = &mut self.ranks[rank as usize];
         let ps = (ps * processor.slowness).round() as u64;
-        processor.free = processor.free.max(from) + ps;
-        processor.busy += ps;
+        processor.free = processor.free.max(from).saturating_add(ps);
+        processor.busy = processor.busy.saturating_add(ps);
         processor.free
     }
 
@@ -358,9 +358,9 @@ impl<'a> Run<'a> {
             posted,
             bytes,
         );
-        let latency = prices.latency.round() as u64 + self.links.jitter();
+        let latency = (prices.latency.round() as u64).saturating_add(self.links.jitter());
         self.messages += 1;
-        self.deliver(receiver, from, arrival + latency);
+        self.deliver(receiver, from, arrival.saturating_add(latency));
         posted
     }
 

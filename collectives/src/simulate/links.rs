@@ -163,8 +163,8 @@ impl Links {
         if let Some(pipes) = self.leaves.filter(|_| sender.leaf != receiver.leaf) {
             passage.through(&mut self.links[pipes + 2 * sender.leaf as usize], bytes);
             passage.through(&mut self.links[pipes + 2 * receiver.leaf as usize + 1], bytes);
-            passage.begins += self.climb;
-            passage.ends += self.climb;
+            passage.begins = passage.begins.saturating_add(self.climb);
+            passage.ends = passage.ends.saturating_add(self.climb);
         }
         if let Some(adapters) = self.adapters {
             passage.through(&mut self.links[adapters + port(receiver) + 1], bytes);
@@ -253,9 +253,9 @@ impl Passage {
     fn through(&mut self, link: &mut Link, bytes: f64) {
         let takes = (bytes * link.ps_per_byte).round() as u64;
         self.begins = self.begins.max(link.free);
-        link.free = self.begins + takes;
+        link.free = self.begins.saturating_add(takes);
         self.ends = self.ends.max(link.free);
-        link.busy += takes;
+        link.busy = link.busy.saturating_add(takes);
         link.bytes += bytes;
     }
 }

@@ -347,6 +347,22 @@ fn a_message_that_nobody_takes_is_an_error() {
 }
 
 #[test]
+fn any_number_of_bytes_takes_some_time() {
+    for bytes in [0, 1, u64::MAX] {
+        for slice_bytes in [u64::MAX, 1] {
+            let work = Work {
+                slice_bytes,
+                channels: 3,
+                ..work(bytes)
+            };
+            let fabric = Fabric::uniform(5, link(), COMPUTE);
+            let ns = predict_ns(ring(Collective::AllReduce, 5).as_ref(), &fabric, &work).unwrap();
+            assert!(ns >= 8000.0, "{bytes} bytes: {ns}");
+        }
+    }
+}
+
+#[test]
 fn a_reduction_takes_its_time() {
     let block = |place, index| Span::block(place, index);
     let steps = vec![vec![

@@ -138,6 +138,8 @@ impl Decision {
 }
 
 /// What choices are made by.
+///
+/// All ranks have to choose the same, so they need the same: one calibrates and reads the environment, and tells the others ([`TuningFile`] has a text form for costs and rules).
 #[derive(Clone, PartialEq, Debug)]
 pub struct Tuner {
     /// Between ranks of one host.
@@ -179,6 +181,8 @@ impl Tuner {
     }
 
     /// How to do `question` among ranks on `hosts`, in the order in which rings and trees go through them.
+    ///
+    /// It takes some milliseconds: the answer is to be kept for other operations of about this length.
     ///
     /// # Errors
     /// [`NoChoice`]. What is forced and does not go with the collective is not obeyed, and the reason says so.

@@ -272,7 +272,7 @@ fn a_killed_process_is_named_by_all_at_once_and_the_others_go_on() {
     let mut members = processes(4);
     let alive = [0, 1, 3];
     for rank in alive {
-        members[rank].tell(&format!("operate {} 60000", (rank + 3) % 4));
+        members[rank].tell(&format!("operate {} 80000", (rank + 3) % 4));
     }
     let pid = members[2].pid();
     members[2].signal(Signal::SIGKILL);
@@ -282,6 +282,9 @@ fn a_killed_process_is_named_by_all_at_once_and_the_others_go_on() {
             said.starts_with(&format!("rank 2 (process {pid} on ")) && said.contains(") died: "),
             "{said}"
         );
+    }
+    for said in ask_all(&mut members, &alive, |_| "exchange".into()) {
+        assert!(said.starts_with("rank 2 (process "), "{said}");
     }
     let said = ask_all(&mut members, &alive, |_| "shrink 30000".into());
     assert_eq!(said, ["rank 0 of 3", "rank 1 of 3", "rank 2 of 3"]);
@@ -345,7 +348,7 @@ fn a_stopped_process_is_named_within_the_deadline_and_left_behind() {
 #[test]
 fn a_rank_that_does_not_begin_and_a_message_that_is_lost_are_told_apart() {
     let mut members = processes(3);
-    let said = ask_all(&mut members, &[0, 1], |rank| format!("operate {} 6000", (rank + 2) % 3));
+    let said = ask_all(&mut members, &[0, 1], |rank| format!("operate {} 8000", (rank + 2) % 3));
     for said in said {
         assert!(
             said.starts_with("rank 2 (process ") && said.contains("has not begun operation 1; rank 0 "),
@@ -354,7 +357,7 @@ fn a_rank_that_does_not_begin_and_a_message_that_is_lost_are_told_apart() {
     }
     let mut members = processes(3);
     let said = ask_all(&mut members, &[0, 1, 2], |rank| {
-        format!("operate {} 6000", (rank + 2) % 3)
+        format!("operate {} 8000", (rank + 2) % 3)
     });
     for said in said {
         assert!(

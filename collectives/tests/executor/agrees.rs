@@ -277,6 +277,11 @@ fn one_small_sum_of_two() {
 }
 
 #[test]
+fn a_rank_alone() {
+    sweep(1, ONE, Config::default(), Protocol::ALL, &[0, 1, 1000], 1024);
+}
+
+#[test]
 fn two_ranks() {
     sweep(2, ONE, Config::default(), Protocol::ALL, &[0, 1, 3, 1000, 4099], 1024);
 }
@@ -327,6 +332,7 @@ fn over_udp() {
 fn over_udp_that_loses_packets() {
     let config = Config {
         channels: 2,
+        timeout: 13,
         ..Config::default()
     };
     sweep(3, &[Device::Lossy], config, Protocol::ALL, &[1031], 2048);

@@ -3,6 +3,7 @@
 mod world;
 
 mod agrees;
+mod allocation;
 mod failures;
 mod overlap;
 mod types;

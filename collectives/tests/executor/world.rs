@@ -38,8 +38,14 @@ impl Device {
     }
 }
 
+/// Names a device of the system's to run on instead.
+const DEVICE: &str = "DOORBELL_COLLECTIVES_DEVICE";
+
 /// The device, on an address of this process's own.
 pub(crate) fn open(device: Device) -> Context {
+    if let Ok(name) = std::env::var(DEVICE) {
+        return Library::system().unwrap().open(&name).unwrap();
+    }
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
         let [_, _, high, low] = std::process::id().to_be_bytes();

@@ -2,7 +2,7 @@
 //!
 //! A script runs under bash in the workspace's root and has passed when it ends with status 0; 77 means that it had to be
 //! skipped and has said why. It has 120 seconds, or what a line `# limit: SECONDS` of its own says. It finds the
-//! release binaries in `$DOORBELL_BIN` and the test programs of `doorbell-tests` in `$DOORBELL_TEST_NAME`. Processes that
+//! release binaries in `$DOORBELL_BIN` and the test programs of `doorbell-tests` and of the collectives in `$DOORBELL_TEST_NAME`. Processes that
 //! it leaves are killed and the MTU is set back, so that scripts do not depend on each other.
 
 use super::{Counts, Verdict};

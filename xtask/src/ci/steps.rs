@@ -288,9 +288,10 @@ fn result(line: &str) -> Option<Counts> {
     })
 }
 
-/// The test programs of `doorbell-tests`, as variables for the guest's scripts: `DOORBELL_TEST_SIM=…/sim-1234`.
+/// The test programs of `doorbell-tests` and of the collectives, as variables for the guest's scripts: `DOORBELL_TEST_SIM=…/sim-1234`.
 fn test_binaries() -> Result<Vec<(OsString, OsString)>> {
-    let mut command = command(&["test", "--no-run", "--package", "doorbell-tests", "--locked"]);
+    let packages = ["--package", "doorbell-tests", "--package", "doorbell-collectives"];
+    let mut command = command(&[&["test", "--no-run", "--tests", "--locked"], &packages[..]].concat());
     let output = command.output().context("cannot run cargo")?;
     let said = String::from_utf8_lossy(&output.stderr);
     if !output.status.success() {

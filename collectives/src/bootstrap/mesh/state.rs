@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
 use super::frame::{Frame, GroupId};
-use crate::failure::{Agreement, Outcome, Post, Proposal, Said, Trial, Verdict, Word};
+use crate::failure::{Agreement, Outcome, Post, Proposal, Said, Trial, Verdict, Watch, Word};
 use crate::types::Rank;
 
 /// Messages of exchanges that may lie unread, by member and group. One is the most that a member can be ahead: it needs this rank's next message before it can send another.
@@ -48,6 +48,8 @@ struct Circle {
 
 #[derive(Debug)]
 pub(super) struct State {
+    /// The mesh's, for engines that report.
+    bell: Arc<EventFd>,
     /// This process.
     place: u32,
     pub(super) peers: Vec<Peer>,
@@ -66,7 +68,7 @@ pub(super) struct Shared {
     /// Something came, or somebody went.
     pub(super) changed: Condvar,
     /// Something is to be sent.
-    pub(super) bell: EventFd,
+    pub(super) bell: Arc<EventFd>,
 }
 
 impl Shared {
@@ -75,8 +77,11 @@ impl Shared {
             condition: Condition::Here,
             out: Vec::new(),
         };
+        let bell = EventFd::from_value_and_flags(0, EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
+        let bell = Arc::new(bell);
         Ok(Self {
             state: Mutex::new(State {
+                bell: Arc::clone(&bell),
                 place,
                 peers: (0..peers).map(peer).collect(),
                 circles: BTreeMap::new(),
@@ -85,7 +90,7 @@ impl Shared {
                 closing: false,
             }),
             changed: Condvar::new(),
-            bell: EventFd::from_value_and_flags(0, EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?,
+            bell,
         })
     }
 
@@ -122,7 +127,7 @@ impl State {
         let circle = Circle {
             rank,
             inbox: members.iter().map(|_| VecDeque::new()).collect(),
-            trial: Trial::new(rank, members.len()),
+            trial: Trial::new(rank, members.len(), Watch::ringing(Some(Arc::clone(&self.bell)))),
             agreement: Agreement::new(rank, members.len() as u32),
             heir: None,
             members: Arc::clone(&members),
@@ -342,24 +347,11 @@ impl State {
         dues.flatten().min()
     }
 
-    /// Does what is due.
+    /// Does what is due, or may be since an engine has reported.
     pub(super) fn tick(&mut self) {
-        let now = Instant::now();
-        let due = |circle: &Circle| {
-            circle
-                .trial
-                .due()
-                .into_iter()
-                .chain(circle.agreement.due())
-                .any(|due| due <= now)
-        };
-        let ids: Vec<_> = self
-            .circles
-            .iter()
-            .filter(|(_, circle)| due(circle))
-            .map(|(id, _)| *id)
-            .collect();
-        for id in ids {
+        let pending = |circle: &Circle| circle.trial.due().is_some() || circle.agreement.due().is_some();
+        let circles = self.circles.iter().filter(|(_, circle)| pending(circle));
+        for id in circles.map(|(id, _)| *id).collect::<Vec<_>>() {
             self.with_trial(id, |trial, now, out| trial.tick(now, out));
             self.with_agreement(id, |agreement, now, next, out| agreement.tick(now, next, out));
         }

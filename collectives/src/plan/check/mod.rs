@@ -33,8 +33,8 @@ pub struct Proof {
     pub messages: u64,
 }
 
-/// The most data blocks of a plan that is checked: more do not fit in memory.
-const MOST_BLOCKS: u64 = 1 << 26;
+/// The most blocks that all ranks' inputs of a plan may have that is checked, and their outputs: more take gigabytes.
+const MOST_BLOCKS: u64 = 1 << 23;
 
 /// Proves `plan`: each data block ends where it belongs with each rank's contribution exactly once; messages match; no wait is in a cycle; nothing is read before it is written; nothing writes the input; no two strands use a block that one of
 /// them writes. If it says that it may run in place, then in place as well.
@@ -73,11 +73,12 @@ fn shape(shape: &Shape) -> Result<(), Fault> {
     if shape.blocks == 0 && shape.collective != Collective::Barrier {
         return Err(Fault::Shape("there are no blocks"));
     }
-    let ranks = ranks as u64;
-    match ranks
-        .checked_mul(ranks)
-        .and_then(|pairs| pairs.checked_mul(u64::from(shape.blocks)))
-    {
+    // A rank has all of what is reduced or broadcast, and a part for each rank of the others.
+    let parts = match shape.collective {
+        Collective::AllReduce | Collective::Broadcast | Collective::Reduce => 1,
+        _ => ranks as u64,
+    };
+    match (ranks as u64 * parts).checked_mul(u64::from(shape.blocks)) {
         Some(blocks) if blocks <= MOST_BLOCKS => Ok(()),
         _ => Err(Fault::Shape("there are too many blocks to check")),
     }

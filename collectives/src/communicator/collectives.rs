@@ -1,0 +1,444 @@
+//! The collectives there are, as methods.
+//!
+//! A name alone is in place: what a rank gets is where it gave, as [`Shape::shared`](crate::plan::Shape::shared) says. `…_into` has two memories. Those that cannot be in place have no such name.
+
+use super::call::{Call, Reduction, Spec};
+use super::data::{Source, Target};
+use super::{CollectiveError, Communicator};
+use crate::executor::{Data, Parts};
+use crate::kernel::Element;
+use crate::plan::Collective;
+use crate::types::{DataType, Rank, ReduceOp};
+
+/// Where a part of this memory begins, `elements` behind it.
+fn behind(data: Data, elements: usize, element: DataType) -> Data {
+    let bytes = elements * element.bytes();
+    match data {
+        Data::None => Data::None,
+        Data::Registered(segment, offset) => Data::Registered(segment, offset + bytes),
+        Data::Plain(start) => Data::Plain(start.wrapping_add(bytes)),
+    }
+}
+
+fn misuse<T>(collective: Collective, what: impl Into<String>) -> Result<T, CollectiveError> {
+    let what = what.into();
+    Err(CollectiveError::Misuse { collective, what })
+}
+
+/// Counts as parts, one behind the other: where each begins, and its length; and how long they are together.
+fn lay(counts: &[usize]) -> (Vec<(u64, u64)>, usize) {
+    let mut at = 0usize;
+    let parts = counts.iter().map(|&len| {
+        let start = at;
+        at = at.saturating_add(len);
+        (start as u64, len as u64)
+    });
+    (parts.collect(), at)
+}
+
+impl Communicator {
+    fn spec<T: Element>(&self, collective: Collective, count: usize, input: Data, output: Data) -> Spec {
+        let bytes = (count as u64).saturating_mul(T::TYPE.bytes() as u64);
+        let parts = match collective {
+            Collective::AllReduce | Collective::Broadcast | Collective::Reduce | Collective::SendRecv => 1,
+            Collective::AllToAllV | Collective::Barrier => 0,
+            _ => u64::from(self.ranks),
+        };
+        Spec {
+            collective,
+            root: Rank(0),
+            reduction: ReduceOp::Sum.into(),
+            data: T::TYPE,
+            count: count as u64,
+            bytes: bytes.saturating_mul(parts),
+            parts: None,
+            input,
+            output,
+        }
+    }
+
+    /// Elements of one rank's part of so many.
+    fn part(&self, collective: Collective, len: usize) -> Result<usize, CollectiveError> {
+        let ranks = self.ranks as usize;
+        if len.is_multiple_of(ranks) {
+            Ok(len / ranks)
+        } else {
+            misuse(
+                collective,
+                format!(
+                    "{len} elements are not as many for each of {ranks} ranks: use alltoallv, or gather_v and scatter_v"
+                ),
+            )
+        }
+    }
+
+    fn rooted(&self, spec: Spec, root: Rank) -> Result<Spec, CollectiveError> {
+        if root.0 < self.ranks {
+            Ok(Spec { root, ..spec })
+        } else {
+            misuse(
+                spec.collective,
+                format!("rank {root} cannot be the root of {} ranks", self.ranks),
+            )
+        }
+    }
+
+    fn reducing(spec: Spec, reduction: Reduction) -> Result<Spec, CollectiveError> {
+        use crate::kernel::Op;
+        if matches!(reduction.op, Op::Builtin(ReduceOp::PreMulSum)) && reduction.scale.is_none() {
+            return misuse(
+                spec.collective,
+                "a premulsum needs its scalar: give PreMulSum(scalar) as the operator",
+            );
+        }
+        Ok(Spec { reduction, ..spec })
+    }
+
+    fn same(collective: Collective, input: usize, output: usize) -> Result<usize, CollectiveError> {
+        if input == output {
+            Ok(input)
+        } else {
+            misuse(
+                collective,
+                format!("the input has {input} elements, and the output {output}: they must have as many"),
+            )
+        }
+    }
+
+    fn times(&self, collective: Collective, part: usize, all: usize) -> Result<usize, CollectiveError> {
+        if part.checked_mul(self.ranks as usize) == Some(all) {
+            Ok(part)
+        } else {
+            misuse(
+                collective,
+                format!("{all} elements are not {part} for each of {} ranks", self.ranks),
+            )
+        }
+    }
+
+    /// All ranks get the reduction of all `data`, in its place.
+    pub fn all_reduce<X: Target>(&self, mut data: X, op: impl Into<Reduction>) -> Call<'_, X> {
+        let (at, len) = data.lies(self.number);
+        let spec = self.spec::<X::Element>(Collective::AllReduce, len, at.clone(), at);
+        Call::new(self, Self::reducing(spec, op.into()), data)
+    }
+
+    /// All ranks get the reduction of all `input`s.
+    pub fn all_reduce_into<X: Source, Y: Target<Element = X::Element>>(
+        &self,
+        mut input: X,
+        mut output: Y,
+        op: impl Into<Reduction>,
+    ) -> Call<'_, (X, Y)> {
+        const WHAT: Collective = Collective::AllReduce;
+        let ((from, given), (into, wanted)) = (input.lies(self.number), output.lies(self.number));
+        let spec = Self::same(WHAT, given, wanted)
+            .and_then(|len| Self::reducing(self.spec::<X::Element>(WHAT, len, from, into), op.into()));
+        Call::new(self, spec, (input, output))
+    }
+
+    /// All ranks get all parts: `data` has as many for each rank, and each rank's own is there at first.
+    pub fn all_gather<X: Target>(&self, mut data: X) -> Call<'_, X> {
+        const WHAT: Collective = Collective::AllGather;
+        let (at, len) = data.lies(self.number);
+        let spec = self.part(WHAT, len).map(|part| {
+            let own = behind(at.clone(), part * self.rank.index(), X::Element::TYPE);
+            self.spec::<X::Element>(WHAT, part, own, at)
+        });
+        Call::new(self, spec, data)
+    }
+
+    /// All ranks get all `input`s, by rank.
+    pub fn all_gather_into<X: Source, Y: Target<Element = X::Element>>(
+        &self,
+        mut input: X,
+        mut output: Y,
+    ) -> Call<'_, (X, Y)> {
+        const WHAT: Collective = Collective::AllGather;
+        let ((from, given), (into, wanted)) = (input.lies(self.number), output.lies(self.number));
+        let spec = self
+            .times(WHAT, given, wanted)
+            .map(|part| self.spec::<X::Element>(WHAT, part, from, into));
+        Call::new(self, spec, (input, output))
+    }
+
+    /// Each rank gets its part of the reduction, where that part of its `data` was; the rest is as it was.
+    pub fn reduce_scatter<X: Target>(&self, mut data: X, op: impl Into<Reduction>) -> Call<'_, X> {
+        const WHAT: Collective = Collective::ReduceScatter;
+        let (at, len) = data.lies(self.number);
+        let spec = self.part(WHAT, len).and_then(|part| {
+            let own = behind(at.clone(), part * self.rank.index(), X::Element::TYPE);
+            Self::reducing(self.spec::<X::Element>(WHAT, part, at, own), op.into())
+        });
+        Call::new(self, spec, data)
+    }
+
+    /// Each rank gets its part of the reduction of all `input`s.
+    pub fn reduce_scatter_into<X: Source, Y: Target<Element = X::Element>>(
+        &self,
+        mut input: X,
+        mut output: Y,
+        op: impl Into<Reduction>,
+    ) -> Call<'_, (X, Y)> {
+        const WHAT: Collective = Collective::ReduceScatter;
+        let ((from, given), (into, wanted)) = (input.lies(self.number), output.lies(self.number));
+        let spec = self
+            .times(WHAT, wanted, given)
+            .and_then(|part| Self::reducing(self.spec::<X::Element>(WHAT, part, from, into), op.into()));
+        Call::new(self, spec, (input, output))
+    }
+
+    /// All ranks get the root's `data`.
+    pub fn broadcast<X: Target>(&self, mut data: X, root: Rank) -> Call<'_, X> {
+        let (at, len) = data.lies(self.number);
+        let given = if self.rank == root { at.clone() } else { Data::None };
+        let spec = self.spec::<X::Element>(Collective::Broadcast, len, given, at);
+        Call::new(self, self.rooted(spec, root), data)
+    }
+
+    /// All ranks get the root's `input`; that of the others is not looked at.
+    pub fn broadcast_into<X: Source, Y: Target<Element = X::Element>>(
+        &self,
+        mut input: X,
+        mut output: Y,
+        root: Rank,
+    ) -> Call<'_, (X, Y)> {
+        const WHAT: Collective = Collective::Broadcast;
+        let ((from, given), (into, wanted)) = (input.lies(self.number), output.lies(self.number));
+        let spec = if self.rank == root {
+            Self::same(WHAT, given, wanted).map(|len| self.spec::<X::Element>(WHAT, len, from, into))
+        } else {
+            Ok(self.spec::<X::Element>(WHAT, wanted, Data::None, into))
+        };
+        let spec = spec.and_then(|spec| self.rooted(spec, root));
+        Call::new(self, spec, (input, output))
+    }
+
+    /// The root gets the reduction of all `data`, in its place; what the others have is as it was.
+    pub fn reduce<X: Target>(&self, mut data: X, op: impl Into<Reduction>, root: Rank) -> Call<'_, X> {
+        let (at, len) = data.lies(self.number);
+        let wanted = if self.rank == root { at.clone() } else { Data::None };
+        let spec = self.spec::<X::Element>(Collective::Reduce, len, at, wanted);
+        let spec = Self::reducing(spec, op.into()).and_then(|spec| self.rooted(spec, root));
+        Call::new(self, spec, data)
+    }
+
+    /// The root gets the reduction of all `input`s; the `output` of the others is not touched, and may be empty.
+    pub fn reduce_into<X: Source, Y: Target<Element = X::Element>>(
+        &self,
+        mut input: X,
+        mut output: Y,
+        op: impl Into<Reduction>,
+        root: Rank,
+    ) -> Call<'_, (X, Y)> {
+        const WHAT: Collective = Collective::Reduce;
+        let ((from, given), (into, wanted)) = (input.lies(self.number), output.lies(self.number));
+        let spec = if self.rank == root {
+            Self::same(WHAT, given, wanted).map(|len| self.spec::<X::Element>(WHAT, len, from, into))
+        } else {
+            Ok(self.spec::<X::Element>(WHAT, given, from, Data::None))
+        };
+        let spec = spec
+            .and_then(|spec| Self::reducing(spec, op.into()))
+            .and_then(|spec| self.rooted(spec, root));
+        Call::new(self, spec, (input, output))
+    }
+
+    /// The root gets all parts: its `data` has as many for each rank, its own there at first; that of the others is their part.
+    pub fn gather<X: Target>(&self, mut data: X, root: Rank) -> Call<'_, X> {
+        const WHAT: Collective = Collective::Gather;
+        let (at, len) = data.lies(self.number);
+        let spec = if self.rank == root {
+            self.part(WHAT, len).map(|part| {
+                let own = behind(at.clone(), part * self.rank.index(), X::Element::TYPE);
+                self.spec::<X::Element>(WHAT, part, own, at)
+            })
+        } else {
+            Ok(self.spec::<X::Element>(WHAT, len, at, Data::None))
+        };
+        let spec = spec.and_then(|spec| self.rooted(spec, root));
+        Call::new(self, spec, data)
+    }
+
+    /// The root gets all `input`s, by rank; the `output` of the others is not touched, and may be empty.
+    pub fn gather_into<X: Source, Y: Target<Element = X::Element>>(
+        &self,
+        mut input: X,
+        mut output: Y,
+        root: Rank,
+    ) -> Call<'_, (X, Y)> {
+        const WHAT: Collective = Collective::Gather;
+        let ((from, given), (into, wanted)) = (input.lies(self.number), output.lies(self.number));
+        let spec = if self.rank == root {
+            self.times(WHAT, given, wanted)
+                .map(|part| self.spec::<X::Element>(WHAT, part, from, into))
+        } else {
+            Ok(self.spec::<X::Element>(WHAT, given, from, Data::None))
+        };
+        let spec = spec.and_then(|spec| self.rooted(spec, root));
+        Call::new(self, spec, (input, output))
+    }
+
+    /// Each rank gets its part of the root's `data`, which has as many for each rank; the root's own stays where it is.
+    pub fn scatter<X: Target>(&self, mut data: X, root: Rank) -> Call<'_, X> {
+        const WHAT: Collective = Collective::Scatter;
+        let (at, len) = data.lies(self.number);
+        let spec = if self.rank == root {
+            self.part(WHAT, len).map(|part| {
+                let own = behind(at.clone(), part * self.rank.index(), X::Element::TYPE);
+                self.spec::<X::Element>(WHAT, part, at, own)
+            })
+        } else {
+            Ok(self.spec::<X::Element>(WHAT, len, Data::None, at))
+        };
+        let spec = spec.and_then(|spec| self.rooted(spec, root));
+        Call::new(self, spec, data)
+    }
+
+    /// Each rank gets its part of the root's `input`; that of the others is not looked at, and may be empty.
+    pub fn scatter_into<X: Source, Y: Target<Element = X::Element>>(
+        &self,
+        mut input: X,
+        mut output: Y,
+        root: Rank,
+    ) -> Call<'_, (X, Y)> {
+        const WHAT: Collective = Collective::Scatter;
+        let ((from, given), (into, wanted)) = (input.lies(self.number), output.lies(self.number));
+        let spec = if self.rank == root {
+            self.times(WHAT, wanted, given)
+                .map(|part| self.spec::<X::Element>(WHAT, part, from, into))
+        } else {
+            Ok(self.spec::<X::Element>(WHAT, wanted, Data::None, into))
+        };
+        let spec = spec.and_then(|spec| self.rooted(spec, root));
+        Call::new(self, spec, (input, output))
+    }
+
+    /// Each rank gets its part of every rank's `input`, by rank; parts are of one length.
+    pub fn all_to_all<X: Source, Y: Target<Element = X::Element>>(
+        &self,
+        mut input: X,
+        mut output: Y,
+    ) -> Call<'_, (X, Y)> {
+        const WHAT: Collective = Collective::AllToAll;
+        let ((from, given), (into, wanted)) = (input.lies(self.number), output.lies(self.number));
+        let spec = Self::same(WHAT, given, wanted)
+            .and_then(|len| self.part(WHAT, len))
+            .map(|part| self.spec::<X::Element>(WHAT, part, from, into));
+        Call::new(self, spec, (input, output))
+    }
+
+    /// Each rank gets its part of every rank's `input`: `send[r]` elements go to rank r, and `receive[r]` come from it, each one behind the other.
+    ///
+    /// What a rank receives from another is as many as that one sends to it; else the operation fails when its time is up, or data is lost. By [`Protocol::Simple`](crate::Protocol::Simple), if no other is asked for.
+    pub fn all_to_all_v<X: Source, Y: Target<Element = X::Element>>(
+        &self,
+        input: X,
+        send: &[usize],
+        output: Y,
+        receive: &[usize],
+    ) -> Call<'_, (X, Y)> {
+        self.varied(input, send.to_vec(), output, receive.to_vec())
+    }
+
+    fn varied<X: Source, Y: Target<Element = X::Element>>(
+        &self,
+        mut input: X,
+        send: Vec<usize>,
+        mut output: Y,
+        receive: Vec<usize>,
+    ) -> Call<'_, (X, Y)> {
+        const WHAT: Collective = Collective::AllToAllV;
+        let ((from, given), (into, wanted)) = (input.lies(self.number), output.lies(self.number));
+        let ranks = self.ranks as usize;
+        let ((sent, sending), (received, receiving)) = (lay(&send), lay(&receive));
+        let spec = if send.len() != ranks || receive.len() != ranks {
+            misuse(
+                WHAT,
+                format!("{} and {} counts for {ranks} ranks", send.len(), receive.len()),
+            )
+        } else if sending > given || receiving > wanted {
+            misuse(
+                WHAT,
+                format!("the counts are of {sending} and {receiving} elements, and there are {given} and {wanted}"),
+            )
+        } else if send[self.rank.index()] != receive[self.rank.index()] {
+            misuse(
+                WHAT,
+                "what a rank sends to itself is as much as it receives from itself",
+            )
+        } else {
+            Ok(Spec {
+                parts: Some(Parts {
+                    send: sent,
+                    receive: received,
+                }),
+                ..self.spec::<X::Element>(WHAT, 0, from, into)
+            })
+        };
+        Call::new(self, spec, (input, output))
+    }
+
+    /// The root gets all `input`s, by rank, of lengths of their own: `counts`, which only the root looks at.
+    pub fn gather_v<X: Source, Y: Target<Element = X::Element>>(
+        &self,
+        mut input: X,
+        output: Y,
+        counts: &[usize],
+        root: Rank,
+    ) -> Call<'_, (X, Y)> {
+        let (_, given) = input.lies(self.number);
+        let mut send = vec![0; self.ranks as usize];
+        if let Some(to_root) = send.get_mut(root.index()) {
+            *to_root = given;
+        }
+        let receive = if self.rank == root {
+            counts.to_vec()
+        } else {
+            vec![0; self.ranks as usize]
+        };
+        self.varied(input, send, output, receive)
+    }
+
+    /// Each rank gets its part of the root's `input`, of lengths of their own: `counts`, which only the root looks at. Each has an `output` of its length.
+    pub fn scatter_v<X: Source, Y: Target<Element = X::Element>>(
+        &self,
+        input: X,
+        counts: &[usize],
+        mut output: Y,
+        root: Rank,
+    ) -> Call<'_, (X, Y)> {
+        let (_, wanted) = output.lies(self.number);
+        let mut receive = vec![0; self.ranks as usize];
+        if let Some(from_root) = receive.get_mut(root.index()) {
+            *from_root = wanted;
+        }
+        let send = if self.rank == root {
+            counts.to_vec()
+        } else {
+            vec![0; self.ranks as usize]
+        };
+        self.varied(input, send, output, receive)
+    }
+
+    /// Each rank sends its `input` to the next one, and gets what the one before has sent.
+    pub fn send_receive<X: Source, Y: Target<Element = X::Element>>(
+        &self,
+        mut input: X,
+        mut output: Y,
+    ) -> Call<'_, (X, Y)> {
+        const WHAT: Collective = Collective::SendRecv;
+        let ((from, given), (into, wanted)) = (input.lies(self.number), output.lies(self.number));
+        let spec = Self::same(WHAT, given, wanted).map(|len| self.spec::<X::Element>(WHAT, len, from, into));
+        Call::new(self, spec, (input, output))
+    }
+
+    /// No rank leaves before all have come.
+    pub fn barrier(&self) -> Call<'_, ()> {
+        Call::new(
+            self,
+            Ok(self.spec::<u8>(Collective::Barrier, 0, Data::None, Data::None)),
+            (),
+        )
+    }
+}

@@ -1,0 +1,186 @@
+//! Memory that operations work on: registered buffers, and any slice.
+
+use core::fmt;
+use core::marker::PhantomData;
+use core::ops::{Deref, DerefMut};
+use std::sync::Arc;
+
+use crate::executor::Data;
+use crate::kernel::Element;
+use crate::memory::Segment;
+
+/// Elements in registered memory: messages are sent from where they lie, and written there, without a copy. Zeros at first. Made by [`Communicator::alloc`](super::Communicator::alloc).
+///
+/// Another communicator takes it too, and copies, as it does with any slice. The ranks of a communicator trust one another: what they may write is told by the protocol, and enforced by the device only as far as that the memory is
+/// this communicator's.
+pub struct CommBuffer<T: Element> {
+    segment: Arc<Segment>,
+    len: usize,
+    /// The communicator that it is registered for.
+    home: u64,
+    element: PhantomData<T>,
+}
+
+impl<T: Element> CommBuffer<T> {
+    /// `len` elements at the beginning of `segment`, which nobody else has.
+    pub(super) fn new(segment: Arc<Segment>, len: usize, home: u64) -> Self {
+        debug_assert!(len * size_of::<T>() <= segment.len());
+        Self {
+            segment,
+            len,
+            home,
+            element: PhantomData,
+        }
+    }
+
+    fn data(&self, user: u64) -> Data {
+        if self.home == user {
+            Data::Registered(Arc::clone(&self.segment), 0)
+        } else {
+            Data::Plain(self.segment.start())
+        }
+    }
+}
+
+impl<T: Element> Deref for CommBuffer<T> {
+    type Target = [T];
+
+    fn deref(&self) -> &[T] {
+        // SAFETY: the segment is initialised, page-aligned and long enough for `len` elements, of which every bit pattern is a value. Peers write it only while an operation has it, which borrows or owns this buffer.
+        unsafe { core::slice::from_raw_parts(self.segment.start().cast(), self.len) }
+    }
+}
+
+impl<T: Element> DerefMut for CommBuffer<T> {
+    fn deref_mut(&mut self) -> &mut [T] {
+        // SAFETY: as above, and the buffer is the only way to the memory.
+        unsafe { core::slice::from_raw_parts_mut(self.segment.start().cast(), self.len) }
+    }
+}
+
+impl<T: Element> fmt::Debug for CommBuffer<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CommBuffer")
+            .field("type", &T::TYPE)
+            .field("len", &self.len)
+            .finish()
+    }
+}
+
+mod sealed {
+    use super::{Arc, Data, Segment};
+
+    /// What an operation is told of memory: where it is, and how many elements.
+    pub trait Lies {
+        /// Where it lies, for the communicator of this number, and how many elements it has.
+        fn lies(&mut self, user: u64) -> (Data, usize);
+    }
+
+    /// What can be held until an operation is done, whoever forgets about it.
+    pub trait Held {
+        /// The memory, to be kept.
+        fn keep(&self) -> [Option<Arc<Segment>>; 2];
+    }
+}
+
+pub(super) use sealed::{Held, Lies};
+
+/// What a rank can give to an operation: `&[T]`, `&[T; N]`, `&Vec<T>`, `&CommBuffer<T>`, or a `CommBuffer<T>` to be given back.
+pub trait Source: sealed::Lies {
+    /// What it is made of.
+    type Element: Element;
+}
+
+/// What an operation can write to: `&mut [T]`, `&mut [T; N]`, `&mut Vec<T>`, `&mut CommBuffer<T>`, or a `CommBuffer<T>` to be given back.
+pub trait Target: sealed::Lies {
+    /// What it is made of.
+    type Element: Element;
+}
+
+/// What an operation can own while it is under way, so that its caller need not wait: a [`CommBuffer`], or two.
+pub trait Owned: sealed::Held {}
+
+macro_rules! lies {
+    ($trait:ident: $([$($generic:tt)*] $type:ty;)*) => {
+        $(
+            impl<T: Element, $($generic)*> Lies for $type {
+                fn lies(&mut self, _user: u64) -> (Data, usize) {
+                    (Data::Plain(self.as_ptr().cast_mut().cast()), self.len())
+                }
+            }
+
+            impl<T: Element, $($generic)*> $trait for $type {
+                type Element = T;
+            }
+        )*
+    };
+}
+
+lies! {
+    Source:
+    [] &[T];
+    [const N: usize] &[T; N];
+    [] &Vec<T>;
+}
+
+macro_rules! lies_mut {
+    ($([$($generic:tt)*] $type:ty;)*) => {
+        $(
+            impl<T: Element, $($generic)*> Lies for $type {
+                fn lies(&mut self, _user: u64) -> (Data, usize) {
+                    (Data::Plain(self.as_mut_ptr().cast()), self.len())
+                }
+            }
+
+            impl<T: Element, $($generic)*> Target for $type {
+                type Element = T;
+            }
+        )*
+    };
+}
+
+lies_mut! {
+    [] &mut [T];
+    [const N: usize] &mut [T; N];
+    [] &mut Vec<T>;
+}
+
+macro_rules! buffers {
+    ($($type:ty: $($trait:ident)*;)*) => {
+        $(
+            impl<T: Element> Lies for $type {
+                fn lies(&mut self, user: u64) -> (Data, usize) {
+                    (self.data(user), self.len)
+                }
+            }
+
+            $(
+                impl<T: Element> $trait for $type {
+                    type Element = T;
+                }
+            )*
+        )*
+    };
+}
+
+buffers! {
+    &CommBuffer<T>: Source;
+    &mut CommBuffer<T>: Target;
+    CommBuffer<T>: Source Target;
+}
+
+impl<T: Element> Held for CommBuffer<T> {
+    fn keep(&self) -> [Option<Arc<Segment>>; 2] {
+        [Some(Arc::clone(&self.segment)), None]
+    }
+}
+
+impl<T: Element> Owned for CommBuffer<T> {}
+
+impl<T: Element> Held for (CommBuffer<T>, CommBuffer<T>) {
+    fn keep(&self) -> [Option<Arc<Segment>>; 2] {
+        [Some(Arc::clone(&self.0.segment)), Some(Arc::clone(&self.1.segment))]
+    }
+}
+
+impl<T: Element> Owned for (CommBuffer<T>, CommBuffer<T>) {}

@@ -1,0 +1,395 @@
+//! Driving operations to their end, and what is done where one does not get on.
+//!
+//! Whoever waits drives the engine, under the lock; it is let go of whenever the driver would sleep. An operation that is not done in half of its time has all members asked what they wait for; shortly before its end the group is given
+//! up with what was found, on all ranks, so that each returns in time with the same verdict. A death, an abort or another rank's verdict shows as a flag that is looked at in each turn.
+
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::call::{Settings, Spec};
+use super::error::{CollectiveError, GroupFailed};
+use super::state::{Stall, State};
+use crate::bootstrap::Group;
+use crate::executor::{EngineError, Failed, Operation, Patience, Ticket};
+use crate::failure::{SETTLE, Watch};
+use crate::kernel::Function;
+use crate::memory::Segment;
+use crate::types::Rank;
+
+/// Turns without news between two looks at the clock.
+const LOOK_AT_CLOCK: u32 = 64;
+/// How long a member may take to answer what it waits for, before it is taken to be stopped, where the deadline leaves so much.
+const ANSWER: Duration = Duration::from_millis(500);
+/// Between two looks at what others have to say about a failure.
+const PAUSE: Duration = Duration::from_millis(1);
+
+/// How long the thread in the background stays away from a lock that somebody wants.
+const AWAY: Duration = Duration::from_micros(20);
+
+/// What the threads of a rank share.
+pub(super) struct Shared {
+    state: Mutex<State>,
+    /// Apart from the state, so that it can be aborted while somebody waits.
+    group: Mutex<Group>,
+    pub(super) watch: Arc<Watch>,
+    rank: Rank,
+    /// As it is at the beginning of a wait.
+    patience: Patience,
+    /// Threads that want the lock, or have it, other than the one in the background.
+    wanted: AtomicUsize,
+    /// Whether the thread in the background is to end.
+    over: AtomicBool,
+    /// Something was started.
+    started: Condvar,
+}
+
+/// The lock, wanted by somebody who calls the communicator.
+struct Locked<'s> {
+    state: MutexGuard<'s, State>,
+    shared: &'s Shared,
+}
+
+impl Drop for Locked<'_> {
+    fn drop(&mut self) {
+        self.shared.wanted.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Fails the engine if driving it panics, as an operator of the user's may: then its queue pairs are gone, and nobody touches what operations have borrowed.
+struct Panicking<'a>(&'a mut State);
+
+impl Drop for Panicking<'_> {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            self.0.engine.abort("an operator panicked");
+        }
+    }
+}
+
+/// Shortly before the end of an operation's time: when it has to be given up for all ranks to hear of it in time.
+fn margin(deadline: Duration) -> Duration {
+    (SETTLE + SETTLE / 4).min(deadline / 8)
+}
+
+impl Shared {
+    pub(super) fn new(state: State, group: Group) -> Self {
+        Self {
+            state: Mutex::new(state),
+            watch: group.control().watch(),
+            rank: group.rank(),
+            patience: Patience::among(group.ranks()),
+            group: Mutex::new(group),
+            wanted: AtomicUsize::new(0),
+            over: AtomicBool::new(false),
+            started: Condvar::new(),
+        }
+    }
+
+    /// A panic while it is held has failed the engine, and left the rest as it was.
+    fn lock(&self) -> Locked<'_> {
+        self.wanted.fetch_add(1, Ordering::Relaxed);
+        Locked {
+            state: self.state.lock().unwrap_or_else(PoisonError::into_inner),
+            shared: self,
+        }
+    }
+
+    /// The group, for exchanges and for what concerns all members.
+    pub(super) fn group(&self) -> MutexGuard<'_, Group> {
+        self.group.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Looks at the state, or changes it.
+    pub(super) fn with<R>(&self, act: impl FnOnce(&mut State) -> R) -> R {
+        act(&mut self.lock().state)
+    }
+
+    /// Begins an operation.
+    pub(super) fn begin(&self, spec: Spec, settings: &Settings) -> Result<Ticket, CollectiveError> {
+        self.submit(&mut self.lock().state, spec, settings)
+    }
+
+    /// Begins an operation and drives it to its end.
+    #[inline]
+    pub(super) fn run(&self, spec: Spec, settings: &Settings) -> Result<(), CollectiveError> {
+        let mut lock = self.lock();
+        let ticket = self.submit(&mut lock.state, spec, settings)?;
+        self.finish(lock, ticket)
+    }
+
+    /// Drives an operation to its end.
+    pub(super) fn wait(&self, ticket: Ticket) -> Result<(), CollectiveError> {
+        self.finish(self.lock(), ticket)
+    }
+
+    fn submit(&self, state: &mut State, spec: Spec, settings: &Settings) -> Result<Ticket, CollectiveError> {
+        if self.watch.failed() || state.failed.is_some() {
+            return Err(self.conclude(state));
+        }
+        if !state.abandoned.is_empty() {
+            state.reap();
+        }
+        let (plan, tuning) = state.way(spec.collective, spec.root, spec.data, spec.bytes, settings)?;
+        let function = Function::new(spec.data, spec.reduction.op, state.engine.ranks())?;
+        let operation = Operation {
+            plan,
+            function,
+            count: spec.count,
+            parts: spec.parts,
+            input: spec.input,
+            output: spec.output,
+            scale: spec.reduction.scale,
+            tuning,
+            deadline: Some(settings.deadline),
+        };
+        // SAFETY: `Source` and `Target` say truly where their elements lie. They are borrowed, or held by the request, until the operation is done or the engine has failed: `Call::wait`, `Batch` and `Request` see to that.
+        match unsafe { state.engine.submit(operation) } {
+            Ok(ticket) => {
+                self.watch.begin(ticket.number(), spec.collective);
+                Ok(ticket)
+            }
+            Err(EngineError::Failed(_)) => Err(self.conclude(state)),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    #[inline]
+    fn finish<'s>(&'s self, mut lock: Locked<'s>, ticket: Ticket) -> Result<(), CollectiveError> {
+        let mut patience = self.patience.clone();
+        let mut idle = 0u32;
+        loop {
+            let state = &mut *lock.state;
+            if let Some(result) = state.engine.take(ticket) {
+                return self.taken(state, result);
+            }
+            if state.engine.began(ticket).is_none() {
+                return Ok(());
+            }
+            if self.turn(state, &mut idle) {
+                patience.news();
+            } else if patience.is_eager() {
+                patience.nothing();
+            } else {
+                drop(lock);
+                patience.nothing();
+                lock = self.lock();
+            }
+        }
+    }
+
+    #[inline]
+    fn taken(&self, state: &mut State, result: Result<(), Failed>) -> Result<(), CollectiveError> {
+        match result {
+            Ok(()) => {
+                self.watch.finish(state.engine.finished());
+                state.stall = Stall::Quiet;
+                Ok(())
+            }
+            Err(_) => Err(self.conclude(state)),
+        }
+    }
+
+    /// Drives the engine once, and looks at what else may have happened. Whether anything moved.
+    #[inline]
+    fn turn(&self, state: &mut State, idle: &mut u32) -> bool {
+        let driven = Panicking(state);
+        let moved = driven.0.engine.progress();
+        drop(driven);
+        if self.watch.attention() || state.engine.failed().is_some() {
+            self.attend(state);
+        }
+        if moved {
+            *idle = 0;
+        } else {
+            *idle = idle.wrapping_add(1);
+            if idle.is_multiple_of(LOOK_AT_CLOCK) {
+                self.look_at_clock(state);
+            }
+        }
+        moved
+    }
+
+    /// Whether an operation is done, after a few turns.
+    pub(super) fn test(&self, ticket: Ticket) -> Result<bool, CollectiveError> {
+        let mut lock = self.lock();
+        let state = &mut *lock.state;
+        // The clock is looked at each time: who knows how often this is called.
+        let mut idle = LOOK_AT_CLOCK - 1;
+        self.turn(state, &mut idle);
+        match state.engine.take(ticket) {
+            Some(result) => self.taken(state, result).map(|()| true),
+            None => Ok(state.engine.began(ticket).is_none()),
+        }
+    }
+
+    /// An operation nobody asks about any more, and what must outlive it.
+    pub(super) fn abandon(&self, ticket: Ticket, keep: [Option<Arc<Segment>>; 2]) {
+        self.with(|state| {
+            state.abandoned.push((ticket, keep));
+            state.reap();
+        });
+    }
+
+    /// Ends what is under way here, at once, without asking anybody.
+    pub(super) fn halt(&self, why: &str) {
+        self.with(|state| state.engine.abort(why));
+    }
+
+    /// Drives what is under way until nothing is, or until then.
+    pub(super) fn drain(&self, until: Instant) {
+        let mut patience = self.patience.clone();
+        let mut idle = 0;
+        loop {
+            let mut lock = self.lock();
+            let state = &mut *lock.state;
+            let open = state.failed.is_none() && state.engine.expiring().is_some();
+            if !open || Instant::now() >= until {
+                return;
+            }
+            if self.turn(state, &mut idle) {
+                patience.news();
+            } else {
+                drop(lock);
+                patience.nothing();
+            }
+        }
+    }
+
+    /// Somebody asks what the engine waits for, or the group has failed.
+    #[cold]
+    fn attend(&self, state: &mut State) {
+        if self.watch.failed() || state.engine.failed().is_some() {
+            self.conclude(state);
+        } else if self.watch.asked() {
+            self.watch.report(state.engine.report());
+        }
+    }
+
+    /// Asks the members when an operation takes long, and gives up when its time is nearly over.
+    #[cold]
+    fn look_at_clock(&self, state: &mut State) {
+        let Some((began, deadline)) = state.engine.expiring() else {
+            return;
+        };
+        let since = began.elapsed();
+        match state.stall {
+            _ if since < deadline / 2 => state.stall = Stall::Quiet,
+            Stall::Quiet => {
+                state.stall = Stall::Asked;
+                self.group().control().investigate(ANSWER.min(deadline / 4));
+            }
+            Stall::Asked if since >= deadline - margin(deadline) => {
+                let reason = format!("an operation has not finished within {deadline:?}");
+                self.group().control().give_up(&reason);
+                self.conclude(state);
+            }
+            Stall::Asked => {}
+        }
+    }
+
+    /// The engine or the group has failed: stops the engine, waits until the members have agreed on why, and keeps that.
+    #[cold]
+    fn conclude(&self, state: &mut State) -> CollectiveError {
+        if let Some(failed) = &state.failed {
+            return failed.clone().into();
+        }
+        let own = state.engine.failed().cloned();
+        let waiting = state.engine.waiting();
+        if let Some(own) = own.as_ref().filter(|_| !self.watch.failed()) {
+            self.accuse(state, own);
+        }
+        state.engine.abort("the group has failed");
+        let until = Instant::now() + 2 * SETTLE;
+        let failure = loop {
+            let failure = self.group().control().failure();
+            if failure.is_some() || Instant::now() >= until {
+                break failure;
+            }
+            thread::sleep(PAUSE);
+        };
+        let peer = waiting.and_then(|waiting| self.group().members().get(waiting.peer.index()).cloned());
+        let failed = Box::new(GroupFailed {
+            rank: self.rank,
+            failure,
+            engine: own,
+            waiting,
+            peer,
+        });
+        state.failed = Some(failed.clone());
+        failed.into()
+    }
+
+    /// This rank's engine has failed by itself: has the members find out why, and gives up.
+    fn accuse(&self, state: &State, own: &Failed) {
+        let left = state
+            .engine
+            .expiring()
+            .map_or(ANSWER, |(began, deadline)| deadline.saturating_sub(began.elapsed()));
+        let reason = own.to_string();
+        let broken = state.engine.report();
+        let window = ANSWER.min(left / 4);
+        if state.stall == Stall::Quiet {
+            self.group().control().investigate(window);
+        }
+        // Somebody who does not answer shows only at the end of the window, and a busy machine takes its time.
+        let until = Instant::now() + window + left / 4;
+        while Instant::now() < until && !self.watch.failed() {
+            if self.watch.asked() {
+                self.watch.report(broken.clone());
+            }
+            if self.group().control().finding().is_some() {
+                break;
+            }
+            thread::sleep(PAUSE);
+        }
+        self.group().control().give_up(&reason);
+    }
+
+    /// Something was started: the thread in the background may have to wake.
+    pub(super) fn wake(&self) {
+        self.started.notify_one();
+    }
+
+    /// Has the thread in the background end.
+    pub(super) fn end(&self) {
+        self.over.store(true, Ordering::Relaxed);
+        // Under the lock, so that it cannot come between a look at the flag and falling asleep.
+        self.with(|_| self.started.notify_all());
+    }
+
+    /// The thread in the background: drives what was started, whenever nobody else does.
+    pub(super) fn drive_in_background(&self) {
+        let mut patience = self.patience.clone();
+        let mut idle = 0;
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        while !self.over.load(Ordering::Relaxed) {
+            if state.failed.is_some() || state.engine.expiring().is_none() {
+                patience.news();
+                state = self.started.wait(state).unwrap_or_else(PoisonError::into_inner);
+                continue;
+            }
+            let moved = self.turn(&mut state, &mut idle);
+            if moved {
+                patience.news();
+            }
+            let wanted = || self.wanted.load(Ordering::Relaxed) > 0;
+            if !wanted() && (moved || patience.is_eager()) {
+                if !moved {
+                    patience.nothing();
+                }
+                continue;
+            }
+            drop(state);
+            while wanted() && !self.over.load(Ordering::Relaxed) {
+                // Whoever wants it may be waiting for an operation, and drives all of them meanwhile.
+                thread::sleep(AWAY);
+            }
+            if !moved {
+                patience.nothing();
+            }
+            state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}

@@ -1,0 +1,239 @@
+//! How a communicator comes to be: of a group and devices, or of another communicator.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use doorbell_verbs::Context;
+use serde::{Deserialize, Serialize};
+
+use super::drive::Shared;
+use super::state::State;
+use super::{CollectiveError, Communicator, Options, calibrate};
+use crate::bootstrap::{Exchange, ExchangeError, Group};
+use crate::cost::{Compute, Link};
+use crate::executor::{Engine, EngineError};
+use crate::topology;
+use crate::tune::{Overrides, Rule, Tuner};
+use crate::types::Rank;
+
+/// What rank 0 says, for all to choose alike.
+#[derive(Serialize, Deserialize)]
+struct Terms {
+    local: Link,
+    remote: Link,
+    compute: Compute,
+    rules: Vec<Rule>,
+    algorithm: Option<String>,
+    protocol: Option<String>,
+    channels: Option<u32>,
+    slice_bytes: Option<u64>,
+}
+
+impl Terms {
+    fn of(tuner: &Tuner) -> Self {
+        let Overrides {
+            algorithm,
+            protocol,
+            channels,
+            slice_bytes,
+        } = tuner.overrides;
+        Self {
+            local: tuner.local,
+            remote: tuner.remote,
+            compute: tuner.compute,
+            rules: tuner.rules.clone(),
+            algorithm: algorithm.map(|algorithm| algorithm.name().to_owned()),
+            protocol: protocol.map(|protocol| protocol.name().to_owned()),
+            channels,
+            slice_bytes,
+        }
+    }
+
+    fn tuner(self, channels: u32) -> Option<Tuner> {
+        let overrides = Overrides {
+            algorithm: self.algorithm.map(|name| name.parse()).transpose().ok()?,
+            protocol: self.protocol.map(|name| name.parse()).transpose().ok()?,
+            channels: self.channels,
+            slice_bytes: self.slice_bytes,
+        };
+        Some(Tuner {
+            overrides,
+            rules: self.rules,
+            ..Tuner::new(self.local, self.remote, self.compute, channels)
+        })
+    }
+}
+
+impl Communicator {
+    /// The rank that a launcher made of this process: [`Group::from_env`], on one device, with [`Options::from_env`].
+    ///
+    /// # Errors
+    /// As those, and as [`new`](Self::new).
+    pub fn from_env(device: &Context) -> Result<Self, CollectiveError> {
+        let options = Options::from_env()?;
+        Self::new(std::slice::from_ref(device), Group::from_env()?, options)
+    }
+
+    /// A rank of this group, on these devices: connections are spread over them. All members do the same at the same time.
+    ///
+    /// # Errors
+    /// When a device refuses something, the members do not come together, or the tuning file cannot be used.
+    pub fn new(devices: &[Context], mut group: Group, options: Options) -> Result<Self, CollectiveError> {
+        let state = State::make(devices, &mut group, &options, None)?;
+        Self::of(state, group, devices, options)
+    }
+
+    fn of(state: State, group: Group, devices: &[Context], options: Options) -> Result<Self, CollectiveError> {
+        static NUMBER: AtomicU64 = AtomicU64::new(1);
+        let (rank, ranks, members) = (group.rank(), group.ranks(), group.members().into());
+        let shared = Arc::new(Shared::new(state, group));
+        let progress = if options.progress_thread {
+            let shared = Arc::clone(&shared);
+            let thread = std::thread::Builder::new().name("collectives".to_owned());
+            let thread = thread.spawn(move || shared.drive_in_background());
+            Some(thread.map_err(CollectiveError::Thread)?)
+        } else {
+            None
+        };
+        Ok(Self {
+            shared,
+            progress,
+            rank,
+            ranks,
+            members,
+            devices: devices.into(),
+            options,
+            number: NUMBER.fetch_add(1, Ordering::Relaxed),
+        })
+    }
+
+    /// Divides the communicator: members of one `colour` are together, in the order of their `key`s, and of their ranks where keys are alike. Without a colour one is in none. All ranks call it.
+    ///
+    /// # Errors
+    /// When a member does not come, or a device refuses something.
+    pub fn split(&self, colour: Option<u32>, key: i32) -> Result<Option<Self>, CollectiveError> {
+        let part = self.exchanging(|group| group.split(colour, key))?;
+        part.map(|group| self.with_group(group)).transpose()
+    }
+
+    /// The same members once more, as another communicator. All ranks call it.
+    ///
+    /// # Errors
+    /// As [`split`](Self::split).
+    pub fn duplicate(&self) -> Result<Self, CollectiveError> {
+        let group = self.exchanging(Group::duplicate)?;
+        self.with_group(group)
+    }
+
+    fn exchanging<R>(&self, act: impl FnOnce(&mut Group) -> Result<R, ExchangeError>) -> Result<R, CollectiveError> {
+        let mut group = self.shared.group();
+        group.control_mut().set_patience(self.options.deadline);
+        Ok(act(&mut group)?)
+    }
+
+    fn with_group(&self, mut group: Group) -> Result<Self, CollectiveError> {
+        let tuner = self.tuner();
+        let state = State::make(&self.devices, &mut group, &self.options, Some(tuner))?;
+        Self::of(state, group, &self.devices, self.options.clone())
+    }
+
+    /// After a failure: those who are left, as another communicator. All who want to go on call it; whoever does not within `patience` is not in it. Who dies meanwhile is left out as well.
+    ///
+    /// # Errors
+    /// When the others go on without this rank, or there was no agreement in time.
+    pub fn shrink(&self, patience: Duration) -> Result<Self, CollectiveError> {
+        let until = Instant::now() + patience;
+        self.shared.halt("the communicator is being shrunk");
+        let tuner = self.tuner();
+        let mut group = self.shared.group().shrink(patience)?;
+        loop {
+            let left = until.saturating_duration_since(Instant::now());
+            group.control_mut().set_patience(left.max(Duration::from_millis(1)));
+            match State::make(&self.devices, &mut group, &self.options, Some(tuner.clone())) {
+                Ok(state) => return Self::of(state, group, &self.devices, self.options.clone()),
+                // Somebody is gone in between.
+                Err(CollectiveError::Engine(EngineError::Exchange(_)) | CollectiveError::Exchange(_))
+                    if !left.is_zero() =>
+                {
+                    group = group.shrink(left)?;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+}
+
+impl State {
+    /// Connects with the other members, and agrees with them on how choices are made: by `tuner`, where there is one.
+    fn make(
+        devices: &[Context],
+        group: &mut Group,
+        options: &Options,
+        tuner: Option<Tuner>,
+    ) -> Result<Self, CollectiveError> {
+        let (rank, ranks) = (group.rank(), group.ranks());
+        let mut engine = Engine::new(devices, rank, ranks, options.config, group.control_mut())?;
+        let places: Vec<_> = group
+            .members()
+            .iter()
+            .map(|member| topology::Member {
+                host: member.host.clone(),
+                ..topology::Member::default()
+            })
+            .collect();
+        let hosts = hosts(&places);
+        let order = topology::ring(&places);
+        let tuner = match tuner {
+            Some(tuner) => tuner,
+            None => {
+                let tuner = calibrate::measured(&mut engine, &hosts, options)?;
+                agree(&tuner, group)?
+            }
+        };
+        Ok(Self::new(engine, tuner, hosts, order))
+    }
+}
+
+/// By rank: which of the hosts it is on, counted in the order of their lowest ranks.
+fn hosts(members: &[topology::Member]) -> Vec<u32> {
+    let mut names: Vec<&str> = Vec::new();
+    let mut number = |host| match names.iter().position(|name| *name == host) {
+        Some(known) => known as u32,
+        None => {
+            names.push(host);
+            names.len() as u32 - 1
+        }
+    };
+    members.iter().map(|member| number(member.host.as_str())).collect()
+}
+
+/// Takes what rank 0 says for this rank's own.
+fn agree(mine: &Tuner, group: &mut Group) -> Result<Tuner, CollectiveError> {
+    let terms = match group.rank() {
+        Rank(0) => serde_json::to_vec(&Terms::of(mine)).unwrap_or_default(),
+        _ => Vec::new(),
+    };
+    let said = group.control_mut().all_gather(&terms)?;
+    let terms = said
+        .first()
+        .and_then(|first| serde_json::from_slice::<Terms>(first).ok());
+    let tuner = terms.and_then(|terms| terms.tuner(mine.channels));
+    tuner.ok_or_else(|| {
+        let reason =
+            "rank 0 has said nothing that this release understands: run the same release everywhere".to_owned();
+        ExchangeError::Misuse {
+            rank: group.rank(),
+            reason,
+        }
+        .into()
+    })
+}
+
+/// A tuner by the options of this rank alone, with the costs of a userspace device between processes of one host.
+pub(super) fn tuner_of(options: &Options) -> Tuner {
+    let link = Link::soft_local();
+    let mut tuner = Tuner::new(link, link, Compute::default(), options.config.channels);
+    tuner.overrides = options.overrides;
+    tuner
+}
