@@ -38,7 +38,7 @@ use doorbell_roce_proto::Instant;
 use doorbell_roce_proto::icrc::FlowCache;
 use doorbell_roce_proto::wire::Opcode;
 
-use crate::clock::ticks;
+use crate::clock::{COARSE, coarse_ticks, ticks};
 use crate::event::{Event, PortEvent};
 use crate::lanes::Incoming;
 use crate::link::{Envelope, PortState, Receive, RxBatch, Seal, Transmit, TxBatch, Waker};
@@ -75,6 +75,9 @@ const LANE_BACKLOG: u32 = 32;
 
 /// How long a queue pair that falls silent waits for room on the lanes: a peer that takes nothing for so long is stopped.
 const LAST_WORDS: Duration = Duration::from_millis(20);
+
+/// A deadline so far away may come later by a sixth: the local ACK timeout is one from 67 ms on, and may take four times as long (IBTA vol 1, 9.7.6.1.3).
+pub(crate) const FAR: Duration = Duration::from_nanos(6 * COARSE);
 
 /// While nothing went over UDP in as many looks at the socket, one is taken only in every so many drives.
 const QUIET: u32 = 256;
@@ -217,6 +220,11 @@ impl Shared {
     pub(crate) fn now(&self) -> Instant {
         // It never goes back; 2^64 ns are 584 years.
         Instant(ticks().saturating_sub(self.epoch))
+    }
+
+    /// The time, or one that is later by [`COARSE`] at most: from which on a deadline may be counted that is [`FAR`] away.
+    pub(crate) fn about_now(&self) -> Instant {
+        Instant((coarse_ticks() + COARSE).saturating_sub(self.epoch))
     }
 
     /// The next deadline of engine, link and channels; `None` when there is none.

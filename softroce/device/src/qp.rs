@@ -10,7 +10,7 @@ use doorbell_roce_proto::{Instant, Qpn};
 use crate::capacity;
 use crate::cq::Cq;
 use crate::device::Device;
-use crate::drive::Shared;
+use crate::drive::{FAR, Shared};
 use crate::event::Owner;
 use crate::pd::Pd;
 use crate::srq::Srq;
@@ -142,10 +142,11 @@ impl Posting<'_> {
     /// When it is refused; nothing of it was queued.
     pub fn send(&mut self, request: &SendRequest<'_>) -> Result<(), PostError> {
         let (shared, now) = (self.shared, &mut self.now);
-        if self
-            .core
-            .send_short(|| *now.get_or_insert_with(|| shared.now()), self.qpn, request)
-        {
+        let since = |timeout| match timeout >= FAR {
+            true => shared.about_now(),
+            false => *now.get_or_insert_with(|| shared.now()),
+        };
+        if self.core.send_short(since, self.qpn, request) {
             return Ok(());
         }
         let now = self.now();

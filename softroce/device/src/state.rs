@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use doorbell_roce_proto::cm::{self, Route, ServiceId};
 use doorbell_roce_proto::memory::PdId;
@@ -303,7 +304,12 @@ impl Core {
     }
 
     /// Queues a send request and puts its packet on its lane, if nothing else is to be done for it ([`Endpoint::post_short`]).
-    pub(crate) fn send_short(&mut self, now: impl FnOnce() -> Instant, qpn: Qpn, request: &SendRequest<'_>) -> bool {
+    pub(crate) fn send_short(
+        &mut self,
+        now: impl FnOnce(Duration) -> Instant,
+        qpn: Qpn,
+        request: &SendRequest<'_>,
+    ) -> bool {
         // What is to be told before the peer hears more.
         if self.endpoint.has_news() || self.memory.has_retracted() {
             return false;

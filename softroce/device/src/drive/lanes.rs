@@ -9,12 +9,18 @@ use crate::local::segment::SegmentId;
 use crate::local::{Kind, Receiver};
 use crate::sync::Ordering;
 
+/// So many records, or so many bytes of them, take long enough for a look at the clock: timers may be due.
+const MANY: usize = 8;
+const LONG: usize = 4096;
+
 /// Records of one lane that are handled under one lock.
 #[derive(Default)]
 struct Batch {
     /// When, if that mattered.
     now: Option<Instant>,
     count: usize,
+    /// Bytes of payload.
+    bytes: usize,
     /// Datagrams of other hosts are among them.
     datagrams: bool,
 }
@@ -27,10 +33,14 @@ impl Shared {
             || (self.core.lock(), Batch::default()),
             |(core, batch), lane, record| {
                 batch.count += 1;
+                batch.bytes += record.body.len();
                 batch.datagrams |= record.kind == Kind::Datagram;
                 core.receive_record(|| *batch.now.get_or_insert_with(|| self.now()), lane, &record);
             },
-            |(mut core, batch), waiting| {
+            |(mut core, mut batch), waiting| {
+                if batch.count >= MANY || batch.bytes >= LONG {
+                    batch.now = Some(self.now());
+                }
                 at = batch.now.map_or(at, |now| now.0);
                 let room = waiting.and_then(|member| core.lanes.connection(member));
                 if waiting.is_some() && room.is_none() {

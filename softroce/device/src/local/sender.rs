@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use std::ptr;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::layout::{ALIGN, Field, MOST_BULK, Mapping, Shape};
+use super::layout::{ALIGN, CONTENT, Field, MOST_BULK, Mapping, Shape};
 use super::receiver::Abilities;
 use super::record::{Control, Form, Payload, REFERENCE, Record, Reference};
 use super::ring::{Producer, slot};
@@ -115,6 +115,9 @@ impl Bulk {
         self.begun = self.taken;
     }
 }
+
+/// Bytes of a cache line, at which slots begin.
+const LINE: usize = 64;
 
 /// When so much of the bulk area is in use the sender looks what was given back, though there is more: so that it goes on where the caches have it.
 const BULK_IN_CACHE: u64 = 128 << 10;
@@ -241,6 +244,11 @@ impl Sender {
         }
         let slot = slot(&self.map, self.ring.tail());
         let content = self.map.content(slot);
+        if let Payload::Inline(bytes) = record.payload
+            && self.push_line(slot, record, bytes)
+        {
+            return Ok(());
+        }
         // SAFETY: a header is at most HEADER bytes, fewer than a slot's content has; the slot is ours until it is published.
         unsafe { put(record.header, content) };
         let control = match record.payload {
@@ -261,6 +269,32 @@ impl Sender {
         sent.bulk_end = self.bulk.sent;
         self.ring.publish(&self.map);
         Ok(())
+    }
+
+    /// Sends a record all of which is in the slot's first cache line. It is put together elsewhere: the receiver, which waits looking at that line, would take it away between the first byte and the last. False where it is longer;
+    /// nothing was sent then.
+    fn push_line(&mut self, slot: u64, record: &Record<'_>, bytes: &[u8]) -> bool {
+        let control = Control {
+            kind: record.kind,
+            form: Form::Slot,
+            header: record.header.len(),
+            references: 0,
+            payload: bytes.len(),
+        };
+        let mut line = [0; LINE - CONTENT];
+        let Some(payload) = line.get_mut(control.behind_header()..control.behind_header() + bytes.len()) else {
+            return false;
+        };
+        payload.copy_from_slice(bytes);
+        line[..record.header.len()].copy_from_slice(record.header);
+        self.bulk.discard();
+        let sent = &mut self.sent[slot as usize];
+        (sent.refers, sent.bulk_end) = (false, self.bulk.sent);
+        // SAFETY: a slot's content has as many bytes and more; the slot is ours until it is published.
+        unsafe { self.map.content(slot).cast::<[u8; LINE - CONTENT]>().write(line) };
+        self.map.control(slot).store(control.encode(), Ordering::Relaxed);
+        self.ring.publish(&self.map);
+        true
     }
 
     fn put_payload(&mut self, record: &Record<'_>, bytes: &[u8], content: *mut u8) -> Control {

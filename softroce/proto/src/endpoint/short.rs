@@ -1,5 +1,7 @@
 //! The short ways of the commonest packets on a lane: sent as they are posted, and received without a look at anything else.
 
+use core::time::Duration;
+
 use crate::endpoint::{Endpoint, LanePacket, find};
 use crate::memory::Memory;
 use crate::qp::LaneId;
@@ -23,10 +25,11 @@ pub struct Short {
 impl Endpoint {
     /// Queues a send request and writes its packet into `buf`, when that is all there is to send: a short SEND or WRITE of an RC queue pair on a lane that has room, with nothing in front of
     /// it anywhere but an acknowledgement of this queue pair's, which is given along. This is the short way of most requests of programs that wait for each message; what it gives is what [`post_send`](Self::post_send) and
-    /// [`poll_lanes`](Self::poll_lanes) would give. `None` when the request is any other, or is to be refused: nothing was changed then. `now` is asked for the time when a deadline begins.
+    /// [`poll_lanes`](Self::poll_lanes) would give. `None` when the request is any other, or is to be refused: nothing was changed then. `now` is asked for the time when a deadline begins, and told
+    /// how far away that is: such a time may be late in proportion.
     pub fn post_short<M: Memory>(
         &mut self,
-        now: impl FnOnce() -> Instant,
+        now: impl FnOnce(Duration) -> Instant,
         qpn: Qpn,
         request: &SendRequest<'_>,
         memory: &mut M,

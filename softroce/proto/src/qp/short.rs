@@ -1,6 +1,8 @@
 //! The short ways on a lane: of a request that is sent as soon as it is posted, with the acknowledgement that waits for it; and of a WRITE that arrives. Either does what the long way does with what
 //! it takes, and leaves everything else to that.
 
+use core::time::Duration;
+
 use crate::Instant;
 use crate::endpoint::Short;
 use crate::memory::Memory;
@@ -27,7 +29,7 @@ impl QueuePair {
     /// and nothing else then.
     pub(crate) fn post_short<M: Memory>(
         &mut self,
-        now: impl FnOnce() -> Instant,
+        now: impl FnOnce(Duration) -> Instant,
         request: &SendRequest<'_>,
         acknowledges: bool,
         memory: &mut M,

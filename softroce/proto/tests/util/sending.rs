@@ -41,7 +41,7 @@ impl Pair {
         let mut buf = [0xee; 4096 + 128];
         let short = if self.setup.short_way {
             let memory = &mut node.memory;
-            node.endpoint.post_short(|| now, node.qpn, request, memory, &mut buf)
+            node.endpoint.post_short(|_| now, node.qpn, request, memory, &mut buf)
         } else {
             None
         };

@@ -1,5 +1,7 @@
 //! The short way of a request: queued and sent at once.
 
+use core::time::Duration;
+
 use crate::Instant;
 use crate::memory::Memory;
 use crate::qp::requester::{Requester, Wait};
@@ -12,7 +14,7 @@ impl Requester {
     /// something is to be sent before it, when it is to wait or to be refused, or is longer than what goes along in a lane's packet; nothing has changed then.
     pub(crate) fn post_short<M: Memory>(
         &mut self,
-        now: impl FnOnce() -> Instant,
+        now: impl FnOnce(Duration) -> Instant,
         request: &SendRequest<'_>,
         connection: &Connection,
         memory: &mut M,
@@ -71,8 +73,10 @@ impl Requester {
         self.max = self.next;
         self.begun = number + 1;
         self.cursor = self.begun;
-        if self.wait == Wait::Nothing && self.limits.timeout.is_some() {
-            self.wait_for_ack(now());
+        if self.wait == Wait::Nothing
+            && let Some(timeout) = self.limits.timeout
+        {
+            self.wait_for_ack(now(timeout));
         }
         Some((headers, headers + len))
     }
