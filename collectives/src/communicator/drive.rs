@@ -333,8 +333,8 @@ impl Shared {
         if state.stall == Stall::Quiet {
             self.group().control().investigate(window);
         }
-        // Somebody who does not answer shows only at the end of the window.
-        let until = Instant::now() + window + SETTLE.min(left / 4);
+        // Somebody who does not answer shows only at the end of the window, and a busy machine takes its time.
+        let until = Instant::now() + window + left / 4;
         while Instant::now() < until && !self.watch.failed() {
             if self.watch.asked() {
                 self.watch.report(broken.clone());

@@ -66,6 +66,9 @@ pub struct Config {
     pub strands: u32,
     /// Bytes of a message of Simple, at most: longer ones are cut (default 256 KiB).
     pub fragment: usize,
+    /// How long a queue pair waits for an acknowledgement before it sends again: 4.096 µs · 2^this (default 16, 0.27 s). After eight times the connection has failed; a busy host may not run a rank for half a second, so
+    /// less is for networks that lose packets. From 1 to 31.
+    pub timeout: u8,
 }
 
 impl Default for Config {
@@ -74,6 +77,7 @@ impl Default for Config {
             channels: 4,
             strands: 2,
             fragment: 256 << 10,
+            timeout: 16,
         }
     }
 }
@@ -127,9 +131,10 @@ impl Engine {
         within("channels", config.channels.into(), 64)?;
         within("strands", config.strands.into(), 8)?;
         within("fragment, in units of 4 KiB,", config.fragment as u64 / 4096, 1 << 18)?;
+        within("timeout", config.timeout.into(), 31)?;
         let lanes = config.channels * config.strands;
         let rails = connect::rails(devices, ranks, lanes)?;
-        let links = connect::connect(&rails, rank, ranks, lanes, exchange)?;
+        let links = connect::connect(&rails, (rank, ranks), lanes, config.timeout, exchange)?;
         let lane = |index| {
             Lane::new(
                 index / config.strands,

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use std::{env, thread};
 
 use doorbell_collectives::bootstrap::{Group, Launch, Rendezvous};
-use doorbell_collectives::{Communicator, Options, Rank, ReduceOp};
+use doorbell_collectives::{CollectiveError, Communicator, Options, Rank, ReduceOp};
 use doorbell_softroce_ibverbs::api;
 use doorbell_verbs::Library;
 use nix::sys::signal::{Signal, kill, raise};
@@ -79,29 +79,22 @@ fn is_a_rank() {
     // By rank: what it was at the beginning.
     let mut names: Vec<u32> = (0..comm.size()).collect();
     for (number, fault) in faults.split(';').map(Fault::read).enumerate() {
-        // Once around, so that all are at one place.
-        all_reduce(&comm, number as u32 * 7);
-        let mut data = comm.alloc::<f32>(40_000).unwrap();
-        data.fill(1.0);
         let began = Instant::now();
-        let mut request = comm.all_reduce(data, ReduceOp::Sum).start().unwrap();
-        if fault.who == me {
-            for _ in 0..fault.turns {
-                let _ = request.test();
+        // Who is late may learn of it already here.
+        let result = all_reduce(&comm, number as u32 * 7).and_then(|()| {
+            let mut data = comm.alloc::<f32>(40_000)?;
+            data.fill(1.0);
+            let mut request = comm.all_reduce(data, ReduceOp::Sum).start()?;
+            if fault.who == me {
+                for _ in 0..fault.turns {
+                    let _ = request.test();
+                }
+                go(&comm, fault.kind);
             }
-            match fault.kind {
-                Kind::Kill => raise(Signal::SIGKILL).unwrap(),
-                Kind::Stop => raise(Signal::SIGSTOP).unwrap(),
-                Kind::Cut => (0..comm.size())
-                    .map(Rank)
-                    .filter(|peer| *peer != comm.rank())
-                    .for_each(|peer| comm.cut(peer).unwrap()),
-            }
-        }
-        // If whoever goes had done its part already, the next operation shows it.
-        let result = request
-            .wait()
-            .and_then(|_| comm.all_reduce(&mut [1.0; 40_000], ReduceOp::Sum).wait());
+            request.wait()?;
+            // Whoever goes had done its part already, so the next one shows it.
+            all_reduce(&comm, 1)
+        });
         let took = began.elapsed();
         let error = result
             .err()
@@ -120,8 +113,7 @@ fn is_a_rank() {
             failure.contains("process ") && failure.contains(" on "),
             "no host: {failure}"
         );
-        // One operation may be done before, and takes its time, too.
-        assert!(took < 2 * DEADLINE + LATE, "{fault:?} took {took:?}: {error}");
+        assert!(took < DEADLINE + LATE, "{fault:?} took {took:?}: {error}");
         let again = comm.barrier().wait().unwrap_err();
         assert_eq!(again.culprit(), error.culprit());
         let left = comm
@@ -133,19 +125,32 @@ fn is_a_rank() {
         println!("{ANSWER}{number} {} {error}", took.as_millis());
         comm = left;
     }
-    all_reduce(&comm, 99);
+    all_reduce(&comm, 99).unwrap();
     comm.destroy().unwrap();
     println!("{ANSWER}done");
 }
 
-/// One that goes well.
-fn all_reduce(comm: &Communicator, seed: u32) {
+/// Goes.
+fn go(comm: &Communicator, kind: Kind) {
+    match kind {
+        Kind::Kill => raise(Signal::SIGKILL).unwrap(),
+        Kind::Stop => raise(Signal::SIGSTOP).unwrap(),
+        Kind::Cut => (0..comm.size())
+            .map(Rank)
+            .filter(|peer| *peer != comm.rank())
+            .for_each(|peer| comm.cut(peer).unwrap()),
+    }
+}
+
+/// A sum, which is right if it is done.
+fn all_reduce(comm: &Communicator, seed: u32) -> Result<(), CollectiveError> {
     let mut data: Vec<u32> = (0..5000).map(|at| at * seed + comm.rank().0).collect();
-    comm.all_reduce(&mut data, ReduceOp::Sum).wait().unwrap();
+    comm.all_reduce(&mut data, ReduceOp::Sum).wait()?;
     let p = comm.size();
     for (at, got) in data.into_iter().enumerate() {
         assert_eq!(got, at as u32 * seed * p + p * (p - 1) / 2);
     }
+    Ok(())
 }
 
 /// A rank's process, killed when dropped.
@@ -249,7 +254,7 @@ fn faults(seed: u32) -> Vec<Fault> {
 #[test]
 fn ranks_that_go_at_any_step_are_named_and_the_others_go_on() {
     let began = Instant::now();
-    for seed in 0..12 {
+    for seed in 0..8 {
         run(seed as u8, &faults(seed));
         // The first three are each kind first, in the middle and last; the others are for more steps, where there is time.
         if seed >= 2 && began.elapsed() > Duration::from_secs(30) {
