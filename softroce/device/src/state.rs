@@ -297,7 +297,9 @@ impl Core {
             table: &mut self.memory,
             body: record.body,
         };
-        self.endpoint.handle_lane(now, &packet, &mut reach);
+        if !self.endpoint.handle_short(&packet, &mut reach) {
+            self.endpoint.handle_lane(now, &packet, &mut reach);
+        }
     }
 
     /// Queues a send request and puts its packet on its lane, if nothing else is to be done for it ([`Endpoint::post_short`]).

@@ -1,13 +1,28 @@
-//! The short way of a request that is sent as soon as it is posted, with the acknowledgement that waits for it.
+//! The short ways on a lane: of a request that is sent as soon as it is posted, with the acknowledgement that waits for it; and of a WRITE that arrives. Either does what the long way does with what
+//! it takes, and leaves everything else to that.
 
 use crate::Instant;
 use crate::endpoint::Short;
 use crate::memory::Memory;
-use crate::qp::{QueuePair, State};
-use crate::wire::Transport;
+use crate::qp::{LaneId, QueuePair, State};
+use crate::wire::{Bth, Reth, Transport};
 use crate::work::SendRequest;
 
 impl QueuePair {
+    /// Carries out a WRITE of one packet with `len` bytes of payload: see [`Endpoint::handle_short`](crate::Endpoint::handle_short).
+    pub(crate) fn handle_short<M: Memory>(
+        &mut self,
+        lane: LaneId,
+        bth: &Bth,
+        reth: &Reth,
+        len: usize,
+        memory: &mut M,
+    ) -> bool {
+        let ordinary = self.init.transport == Transport::Rc && self.receives() && self.established;
+        let here = self.connection.lane == Some(lane);
+        ordinary && here && self.responder.handle_short(bth, reth, len, &self.connection, memory)
+    }
+
     /// Queues a request and writes its packet: see [`Endpoint::post_short`](crate::Endpoint::post_short). `acknowledges` when the queue pair has something to send, which must be an acknowledgement
     /// and nothing else then.
     pub(crate) fn post_short<M: Memory>(

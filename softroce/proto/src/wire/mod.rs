@@ -277,6 +277,19 @@ pub fn parse_headers(bytes: &[u8], len: usize) -> Result<(Bth, Extension), Parse
     Ok((bth, extension))
 }
 
+/// Reads the headers of a WRITE of one packet without immediate data, as [`parse_headers`] does; `None` for any others.
+#[inline]
+pub(crate) fn parse_write_only(bytes: &[u8; header_len(Opcode::RcWriteOnly)]) -> Option<(Bth, Reth)> {
+    if bytes[0] != Opcode::RcWriteOnly.code() {
+        return None;
+    }
+    let (bth, rest) = bytes.split_first_chunk()?;
+    match Bth::from_bytes(bth) {
+        Ok((bth, 0)) => Some((bth, Reth::from_bytes(rest.first_chunk()?))),
+        _ => None,
+    }
+}
+
 /// Writes the headers of a lane's packet to the front of `buf` and gives their length; [`parse_headers`] is the inverse.
 ///
 /// # Errors

@@ -236,6 +236,7 @@ fn short_messages_take_it() {
     pair.receive(1, 9, &[remote]);
     assert!(post(&mut pair, 0, &send(3, &[local])));
     pair.run();
+    assert_eq!(pair.shorts, 2, "the WRITEs were received by it as well");
     assert_eq!(pair.completed(0, SEND_CQ), success([1, 2, 3]));
     assert_eq!(pair.completed(1, RECV_CQ), success([9]));
     assert_eq!(pair.bytes(1, remote), pattern(LANE_INLINE, 1));

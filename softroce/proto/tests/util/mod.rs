@@ -149,6 +149,8 @@ pub(crate) struct Pair {
     /// Packets on the wire, each with the number of deliveries that it waits for.
     flight: VecDeque<(usize, Sent)>,
     delivered: usize,
+    /// Packets that were received by the short way.
+    pub(crate) shorts: usize,
 }
 
 pub(crate) fn qp_init(signal_all: bool) -> QpInit {
@@ -220,6 +222,7 @@ impl Pair {
             log: Vec::new(),
             flight: VecDeque::new(),
             delivered: 0,
+            shorts: 0,
         };
         pair.enter_rtr();
         pair
@@ -487,7 +490,11 @@ impl Pair {
                 len: packet.payload.len(),
             };
             let now = self.now;
-            node.endpoint.handle_lane(|| now, &packet, &mut node.memory);
+            let short = self.setup.short_way && node.endpoint.handle_short(&packet, &mut node.memory);
+            self.shorts += usize::from(short);
+            if !short {
+                node.endpoint.handle_lane(|| now, &packet, &mut node.memory);
+            }
             drain(node);
             return;
         }

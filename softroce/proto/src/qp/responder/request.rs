@@ -62,6 +62,34 @@ impl Responder {
         }
     }
 
+    /// Carries out a WRITE of one packet without immediate data and with `len` bytes, as [`handle_request`](Self::handle_request) would. False when it is not the next request, or is to be refused, or its bytes
+    /// cannot be had: nothing is decided then.
+    pub(crate) fn handle_short<M: Memory>(
+        &mut self,
+        bth: &Bth,
+        reth: &Reth,
+        len: usize,
+        connection: &Connection,
+        memory: &mut M,
+    ) -> bool {
+        let next = bth.psn == self.expected && !self.silent && self.message == Message::None;
+        let whole = len > 0 && len <= connection.mtu && reth.len as usize == len;
+        if !next || !whole || !self.limits.access.write {
+            return false;
+        }
+        // Key, range and right are checked before the first byte changes, as the packet is all there is of the message.
+        let written = memory.remote_write_referred(connection.via(), reth.rkey, reth.va, len);
+        if written.is_err() {
+            return false;
+        }
+        self.expected = bth.psn.add(1);
+        self.msn = (self.msn + 1) & MASK_24;
+        if bth.ack_req {
+            self.replies.ack(bth.psn, self.msn);
+        }
+        true
+    }
+
     /// Carries out the request that is next.
     fn handle_next<M: Memory>(
         &mut self,
