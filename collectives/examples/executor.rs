@@ -4,7 +4,7 @@
 //! cargo run --release -p doorbell-collectives --example executor -- RANKS [ALGORITHM PROTOCOL CHANNELS SLICE BYTES ITERATIONS]…
 //! ```
 //!
-//! Without a list it goes through one of its own. A line has the best, the median and the mean time of one operation in µs, of rank 0.
+//! Without a list it goes through one of its own. A line has the times of one operation in µs, of rank 0.
 
 use std::error::Error;
 use std::net::{IpAddr, Ipv4Addr};
@@ -114,12 +114,15 @@ fn rank(id: &UniqueId, rank: Rank, ranks: u32, cases: &[Case]) -> Result<()> {
                 channels,
                 slice,
             } = case.tuning;
+            let at = |part: usize| us(times[times.len() * part / 1000]);
+            let (bytes, last) = (case.bytes, us(times[times.len() - 1]));
             println!(
-                "{ranks} ranks {:20} {protocol:8} {channels} {slice:8} {:10} B: best {:9.2} median {:9.2} mean {mean:9.2} us",
+                "{ranks} ranks {:20} {protocol:8} {channels} {slice:8} {bytes:10} B: best {:9.2} median {:9.2} 99% {:9.2} 99.9% {:9.2} most {last:9.2} mean {mean:9.2} us",
                 case.algorithm,
-                case.bytes,
-                us(times[0]),
-                us(times[times.len() / 2])
+                at(0),
+                at(500),
+                at(990),
+                at(999)
             );
         }
     }
@@ -149,12 +152,18 @@ fn run() -> Result<()> {
         );
     }
     serving.wait()?;
-    for mut child in children {
-        if !child.wait()?.success() {
-            return Err("a rank has failed".into());
+    let mut failed = Vec::new();
+    for (rank, mut child) in children.into_iter().enumerate() {
+        let status = child.wait()?;
+        if !status.success() {
+            failed.push(format!("rank {rank}: {status}"));
         }
     }
-    Ok(())
+    if failed.is_empty() {
+        Ok(())
+    } else {
+        Err(failed.join(", ").into())
+    }
 }
 
 fn main() -> ExitCode {

@@ -13,6 +13,7 @@ pub mod kernel;
 mod memory;
 pub mod plan;
 mod protocol;
+pub mod reference;
 pub mod simulate;
 pub mod topology;
 pub mod tune;

@@ -1,8 +1,10 @@
 //! Numbered examples of the toolkit, from the first message on; each is a binary that runs on the soft device with one command.
 //!
-//! This library is what several of them begin and end with: two soft devices, on which both ends run in one process, and the exit status.
+//! This library is what several of them begin and end with: two soft devices, on which both ends run in one process; [ranks] as processes, for collectives; and the exit status.
 
 #![forbid(unsafe_code)]
+
+pub mod ranks;
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::process::ExitCode;

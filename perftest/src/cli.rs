@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
+use crate::coll::{CollArgs, NOTES};
 use crate::units::{parse_bytes, parse_bytes_u32, parse_duration, parse_fraction, parse_seconds};
 
 const EXAMPLES: &str = "\
@@ -49,6 +50,9 @@ pub(crate) enum Command {
     /// Measure latency
     #[command(after_help = EXAMPLES)]
     Lat(LatArgs),
+    /// Measure collectives: nccl-tests' options and table
+    #[command(after_help = NOTES)]
+    Coll(Box<CollArgs>),
     /// Run any libibverbs program, and what it starts, on the userspace device
     #[command(after_help = RUN_NOTES)]
     Run(RunArgs),
@@ -60,6 +64,8 @@ impl Command {
     /// Whether another process of this program started this one and reports for it.
     pub(crate) fn is_child(&self) -> bool {
         match self {
+            // Ranks say for themselves what is wrong.
+            Command::Coll(_) => false,
             Command::Devices(_) | Command::Topo(_) | Command::Limits(_) | Command::Run(_) | Command::Env(_) => false,
             Command::Bw(BwArgs { test, .. }) | Command::Lat(LatArgs { test }) => test.child,
         }
@@ -367,7 +373,7 @@ mod tests {
             "doorbell run --address localhost -- true",
             "doorbell run --port 0 -- true",
             "doorbell env true",
-            "doorbell topo",
+            "doorbell tpoo",
         ] {
             let refused = Cli::try_parse_from(line.split(' ')).expect_err(line);
             assert!(refused.exit_code() == 2, "{line}");

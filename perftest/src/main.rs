@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 mod cli;
+mod coll;
 mod command;
 mod device;
 mod devices;
@@ -53,6 +54,7 @@ fn run(command: &Command) -> Result<(), Failure> {
         Command::Limits(args) => limits::run(args),
         Command::Bw(args) => command::run(&Plan::bw(args)?, &args.test),
         Command::Lat(args) => command::run(&Plan::lat(args)?, &args.test),
+        Command::Coll(args) => coll::run(args),
         Command::Run(args) => dropin::run(args),
         Command::Env(args) => dropin::env(args),
     }

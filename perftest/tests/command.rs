@@ -479,7 +479,7 @@ fn bad_usage_is_one_line_and_exit_2() {
         ("bw write no.such.host.invalid -d soft0", &["no.such.host.invalid"]),
         ("bw write -s 4X", none),
         ("bw teleport", none),
-        ("topo", none),
+        ("tpoo", none),
     ] {
         let output = run(line);
         assert_eq!(output.status.code(), Some(2), "{line}: {}", stderr(&output));

@@ -142,7 +142,8 @@ impl<'c, B> Call<'c, B> {
         self
     }
 
-    /// In an order of reduction that does not depend on how the data is cut: the same bits whatever the slices, channels and protocol are.
+    /// In an order of reduction that does not depend on how the data is cut: the same bits whatever the slices, channels and protocol are. The algorithm, if
+    /// none is named, is chosen by the number of ranks and the size class alone: the same in every run, though not always the quickest.
     pub fn deterministic(mut self) -> Self {
         self.settings.deterministic = true;
         self

@@ -329,11 +329,12 @@ impl Shared {
             .map_or(ANSWER, |(began, deadline)| deadline.saturating_sub(began.elapsed()));
         let reason = own.to_string();
         let broken = state.engine.report();
+        let window = ANSWER.min(left / 4);
         if state.stall == Stall::Quiet {
-            let window = ANSWER.min(left / 4);
             self.group().control().investigate(window);
         }
-        let until = Instant::now() + ANSWER.min(left / 2);
+        // Somebody who does not answer shows only at the end of the window, and a busy machine takes its time.
+        let until = Instant::now() + window + left / 4;
         while Instant::now() < until && !self.watch.failed() {
             if self.watch.asked() {
                 self.watch.report(broken.clone());

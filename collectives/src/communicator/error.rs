@@ -103,7 +103,8 @@ impl std::error::Error for GroupFailed {}
 impl fmt::Display for GroupFailed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match (&self.failure, &self.engine) {
-            (Some(failure), _) => failure.fmt(f)?,
+            (Some(failure), None) => failure.fmt(f)?,
+            (Some(failure), Some(engine)) => write!(f, "{failure}; noticed by rank {} as: {engine}", self.rank)?,
             (None, Some(engine)) => engine.fmt(f)?,
             (None, None) => f.write_str("the group has failed, and its members have not agreed why")?,
         }

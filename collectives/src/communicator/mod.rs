@@ -179,6 +179,14 @@ impl Communicator {
         self.shared.group().control().give_up(reason);
     }
 
+    /// Breaks this rank's queue pairs to `peer`, as a link that is cut does: for tests of what comes after.
+    ///
+    /// # Errors
+    /// When there is no such rank, or a device refuses.
+    pub fn cut(&self, peer: Rank) -> Result<(), CollectiveError> {
+        Ok(self.shared.with(|state| state.engine.cut(peer))?)
+    }
+
     /// Whether it has failed: a member died, somebody aborted it, or an operation has not finished in its time.
     #[must_use]
     pub fn has_failed(&self) -> bool {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use super::call::Settings;
 use super::error::{CollectiveError, GroupFailed};
 use crate::algorithm::Algorithm;
+use crate::cost::{Compute, Link};
 use crate::executor::{Engine, PlanId, Ticket, Tuning};
 use crate::memory::Segment;
 use crate::plan::Collective;
@@ -144,16 +145,23 @@ impl State {
             // Each pair of ranks knows other lengths, so there is nothing to choose by that all know.
             forced.protocol = forced.protocol.or(Some(Protocol::Simple));
         }
-        let tuner = Tuner {
-            overrides: forced.over(self.tuner.overrides),
-            ..self.tuner.clone()
-        };
         let question = Question {
             collective,
             bytes: 1 << key.class,
             data,
             root,
             deterministic,
+        };
+        if deterministic && forced.algorithm.is_none() {
+            // The order is the algorithm's, so nothing that is measured, or said of slices and channels, may decide on it.
+            let mut standard = Tuner::new(Link::soft_local(), Link::soft_local(), Compute::default(), 1);
+            standard.overrides.algorithm = self.tuner.overrides.algorithm;
+            let decision = standard.choose(&question, &vec![0; self.hosts.len()], &self.order)?;
+            forced.algorithm = Some(decision.choice.algorithm);
+        }
+        let tuner = Tuner {
+            overrides: forced.over(self.tuner.overrides),
+            ..self.tuner.clone()
         };
         Ok(tuner.choose(&question, &self.hosts, &self.order)?)
     }

@@ -67,12 +67,12 @@ struct Half {
     prepared: PreparedQueuePair,
 }
 
-/// Connects to each other rank once for each lane. Gives the connections by lane and rank.
+/// Connects to each other rank once for each lane, with this exponent of the acknowledgement timeout. Gives the connections by lane and rank.
 pub(super) fn connect(
     rails: &[Rail],
-    rank: Rank,
-    ranks: u32,
+    (rank, ranks): (Rank, u32),
     lanes: u32,
+    timeout: u8,
     exchange: &mut dyn Exchange,
 ) -> Result<Vec<Vec<Option<Link>>>, EngineError> {
     let mut halves = Vec::new();
@@ -90,6 +90,7 @@ pub(super) fn connect(
                 .recv_depth(1)
                 .max_inline(INLINE as u32)
                 .allow_remote_write()
+                .timeout(timeout)
                 .tag(u64::from(lane) << 32 | u64::from(peer.0))
                 .rc()
                 .map_err(|error| EngineError::QueuePair { peer, error })?;

@@ -305,3 +305,7 @@ pub(super) fn pieces(data: &[u32], joins: Joins) -> Box<[(u32, u32)]> {
     }
     pieces.into()
 }
+
+#[cfg(test)]
+#[path = "layout_tests.rs"]
+mod tests;

@@ -5,7 +5,7 @@
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use doorbell_verbs::{Alias, QueuePair, Rc, Refused, Remote, Write};
+use doorbell_verbs::{Alias, QpState, QueuePair, QueuePairError, Rc, Refused, Remote, Write};
 
 use super::error::Failed;
 use crate::kernel::lines::{pack_ll, pack_ll128, try_unpack_ll, try_unpack_ll128};
@@ -96,6 +96,16 @@ impl Link {
 
     pub(super) fn qpn(&self) -> doorbell_verbs::Qpn {
         self.qp.qpn()
+    }
+
+    /// Whether the queue pair can do nothing any more.
+    pub(super) fn is_broken(&self) -> bool {
+        self.qp.state().is_ok_and(|state| state == QpState::Err)
+    }
+
+    /// Breaks the queue pair.
+    pub(super) fn cut(&mut self) -> Result<(), QueuePairError> {
+        self.qp.flush()
     }
 
     /// A word of the own mailbox.

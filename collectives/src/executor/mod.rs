@@ -66,6 +66,9 @@ pub struct Config {
     pub strands: u32,
     /// Bytes of a message of Simple, at most: longer ones are cut (default 256 KiB).
     pub fragment: usize,
+    /// How long a queue pair waits for an acknowledgement before it sends again: 4.096 µs · 2^this (default 16, 0.27 s). After eight times the connection has failed; a busy host may not run a rank for half a second, so
+    /// less is for networks that lose packets. From 1 to 31.
+    pub timeout: u8,
 }
 
 impl Default for Config {
@@ -74,6 +77,7 @@ impl Default for Config {
             channels: 4,
             strands: 2,
             fragment: 256 << 10,
+            timeout: 16,
         }
     }
 }
@@ -127,9 +131,10 @@ impl Engine {
         within("channels", config.channels.into(), 64)?;
         within("strands", config.strands.into(), 8)?;
         within("fragment, in units of 4 KiB,", config.fragment as u64 / 4096, 1 << 18)?;
+        within("timeout", config.timeout.into(), 31)?;
         let lanes = config.channels * config.strands;
         let rails = connect::rails(devices, ranks, lanes)?;
-        let links = connect::connect(&rails, rank, ranks, lanes, exchange)?;
+        let links = connect::connect(&rails, (rank, ranks), lanes, config.timeout, exchange)?;
         let lane = |index| {
             Lane::new(
                 index / config.strands,
@@ -281,32 +286,62 @@ impl Engine {
     /// Fails all operations. The queue pairs go, so that nobody touches their memory any more.
     fn fail(&mut self, why: Failed) {
         let waiting = self.waiting();
-        let mut waits = self.report();
-        if let Failed::Connection { peer, .. } | Failed::Refused { peer, .. } = why {
-            // Nothing comes from there any more, whatever was waited for.
-            let link = self
-                .links
-                .iter()
-                .enumerate()
-                .find_map(|(lane, links)| Some((lane, links.get(peer.index())?.as_ref()?)));
-            match waits.iter_mut().find(|wait| wait.peer == peer) {
-                Some(wait) => wait.awaited = Awaited::Nothing,
-                None => waits.extend(link.map(|(lane, link)| Wait {
-                    operation: self.finished() + 1,
-                    connection: lane as u32,
-                    slice: 0,
-                    step: 0,
-                    peer,
-                    qpn: link.qpn().get(),
-                    awaited: Awaited::Nothing,
-                })),
-            }
-        }
+        let waits = match why {
+            Failed::Connection { peer, .. } | Failed::Refused { peer, .. } => self.report_broken(peer),
+            _ => self.report(),
+        };
         self.links.clear();
         for op in &mut self.operations {
             op.result.get_or_insert_with(|| Err(why.clone()));
         }
         self.failed = Some(Broken { why, waiting, waits });
+    }
+
+    /// What it waits for, with a connection broken to `first`, and perhaps to others: from these nothing comes any more, whatever was waited for.
+    fn report_broken(&self, first: Rank) -> Vec<Wait> {
+        let mut waits = self.report();
+        for (lane, links) in self.links.iter().enumerate() {
+            for (peer, link) in links.iter().enumerate() {
+                let peer = Rank(peer as u32);
+                let Some(link) = link.as_ref().filter(|link| peer == first || link.is_broken()) else {
+                    continue;
+                };
+                match waits.iter_mut().find(|wait| wait.peer == peer) {
+                    Some(wait) => wait.awaited = Awaited::Nothing,
+                    None => waits.push(Wait {
+                        operation: self.finished() + 1,
+                        connection: lane as u32,
+                        slice: 0,
+                        step: 0,
+                        peer,
+                        qpn: link.qpn().get(),
+                        awaited: Awaited::Nothing,
+                    }),
+                }
+            }
+        }
+        waits
+    }
+
+    /// Breaks the connections to a rank, as a link that is cut does: for tests of what comes after.
+    ///
+    /// # Errors
+    /// When there is no such rank, or a device refuses.
+    pub fn cut(&mut self, peer: Rank) -> Result<(), EngineError> {
+        if peer.0 >= self.ranks {
+            return Err(EngineError::NoRank {
+                rank: peer,
+                ranks: self.ranks,
+            });
+        }
+        for link in self
+            .links
+            .iter_mut()
+            .filter_map(|links| links.get_mut(peer.index())?.as_mut())
+        {
+            link.cut().map_err(|error| EngineError::QueuePair { peer, error })?;
+        }
+        Ok(())
     }
 
     /// Ends what is under way: all operations fail for this reason, and those that come.

@@ -166,8 +166,11 @@ impl Trial {
         out.push((None, ask));
     }
 
-    /// Ends the group: with what the last investigation found, or with `reason`.
+    /// Ends the group: with what the last investigation found, or with `reason`. If it has ended already, it was for another reason.
     pub(crate) fn give_up(&mut self, reason: &str, now: Instant, out: &mut Vec<Post>) {
+        if self.failed() {
+            return;
+        }
         let verdict = self.finding.clone().unwrap_or_else(|| Verdict {
             cause: Cause::Aborted {
                 rank: self.me,

@@ -1,4 +1,6 @@
 //! The communicator on a soft device: all collectives by all kinds of memory, requests, groups, and what is left after failures.
 
 mod collectives;
+mod failures;
+mod requests;
 mod world;

@@ -332,6 +332,7 @@ fn over_udp() {
 fn over_udp_that_loses_packets() {
     let config = Config {
         channels: 2,
+        timeout: 13,
         ..Config::default()
     };
     sweep(3, &[Device::Lossy], config, Protocol::ALL, &[1031], 2048);

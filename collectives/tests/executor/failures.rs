@@ -69,7 +69,7 @@ fn one_goes(protocol: Protocol, turns: u32) {
     let plan = world.prepare(Algorithm::FullMesh, Collective::AllReduce, Rank(0));
     let mut tickets = Vec::new();
     for rank in (0..3).map(Rank) {
-        let op = sum(&world, plan, rank, 1 << 18, protocol, Duration::from_secs(5));
+        let op = sum(&world, plan, rank, 1 << 18, protocol, Duration::from_secs(10));
         // SAFETY: the memory is the operation's own.
         tickets.push(unsafe { world.engines[rank.index()].submit(op) }.unwrap());
     }
@@ -79,7 +79,7 @@ fn one_goes(protocol: Protocol, turns: u32) {
         }
     }
     for rank in [Rank(0), Rank(2)] {
-        let op = sum(&world, plan, rank, 5000, protocol, Duration::from_secs(5));
+        let op = sum(&world, plan, rank, 5000, protocol, Duration::from_secs(10));
         // SAFETY: as above.
         unsafe { world.engines[rank.index()].submit(op) }.unwrap();
     }
@@ -220,6 +220,7 @@ fn nothing_is_left_of_a_thousand_engines() {
         channels: 1,
         strands: 1,
         fragment: 8192,
+        ..Config::default()
     };
     let turn = |under_way: bool| {
         let mut world = World::new(2, ONE, config);

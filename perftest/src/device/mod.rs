@@ -67,9 +67,7 @@ pub(crate) fn open(
     match name {
         Some(name) => {
             if soft.is_set() {
-                return Err(Failure::usage(format!(
-                    "{name} is not a userspace device: --soft-*, --pcap and faults are for those; use --device soft0 or leave them out"
-                )));
+                return Err(not_userspace(&name));
             }
             open_system(&name, &soft_devices)
         }
@@ -77,9 +75,50 @@ pub(crate) fn open(
     }
 }
 
+/// Opens several devices, for one process to spread its connections over; without names the default one, as [`open`] does.
+///
+/// # Errors
+/// As [`open`].
+pub(crate) fn open_all(names: &[String], soft: &SoftArgs, seed: u64, reach: Reach) -> Result<Vec<Device>, Failure> {
+    let soft_devices = Soft::configured(soft, seed, Side::Every)?;
+    let named: Vec<String> = match names {
+        [] if reach == Reach::Elsewhere => first_active().into_iter().collect(),
+        names => names.to_vec(),
+    };
+    if named.is_empty() {
+        return Ok(vec![open_soft(soft_devices, "soft0")?]);
+    }
+    let (faults, userspace) = (soft_devices.faults(), named.iter().all(|name| soft_devices.has(name)));
+    if !userspace {
+        return named
+            .iter()
+            .map(|name| {
+                if soft.is_set() {
+                    return Err(not_userspace(name));
+                }
+                open_system(name, &soft_devices)
+            })
+            .collect();
+    }
+    let library = soft_devices.library()?;
+    named
+        .iter()
+        .map(|name| opened(&library, name, faults.clone()))
+        .collect()
+}
+
+fn not_userspace(name: &str) -> Failure {
+    Failure::usage(format!(
+        "{name} is not a userspace device: --soft-*, --pcap and faults are for those; use --device soft0 or leave them out"
+    ))
+}
+
 fn open_soft(devices: Soft, name: &str) -> Result<Device, Failure> {
     let faults = devices.faults();
-    let library = devices.library()?;
+    opened(&devices.library()?, name, faults)
+}
+
+fn opened(library: &Library, name: &str, faults: Option<String>) -> Result<Device, Failure> {
     let context = library.open(name).map_err(|e| explain(name, &e))?;
     Ok(Device {
         context,

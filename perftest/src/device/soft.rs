@@ -19,6 +19,8 @@ pub(crate) enum Side {
     Alone,
     /// The first: this process has started another for the other end.
     First,
+    /// All of them, as devices of a process that has as many as there are.
+    Every,
 }
 
 /// The userspace devices of this process, not yet opened.
@@ -64,7 +66,7 @@ impl Soft {
         }
         if side == Side::First {
             devices.truncate(1);
-        } else if args.soft_address.len() > 1 {
+        } else if side == Side::Alone && args.soft_address.len() > 1 {
             return Err(Failure::usage(
                 "--soft-address takes a second address only when both ends run here",
             ));

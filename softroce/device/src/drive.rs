@@ -422,6 +422,18 @@ impl Shared {
         }
     }
 
+    /// As [`flush`](Self::flush), after requests were posted: mostly they are on their lane already.
+    pub(crate) fn flush_posted<'a>(&'a self, core: MutexGuard<'a, Core>) {
+        if !core.sends_nothing() {
+            return self.flush(core);
+        }
+        // What was held has gone along.
+        if self.held.load(Ordering::Relaxed) {
+            self.held.store(false, Ordering::Relaxed);
+        }
+        self.settle(core);
+    }
+
     fn flush_with<'a>(&'a self, mut core: MutexGuard<'a, Core>, now: Instant, mut force: bool) {
         // Under core: nobody holds anything back at the same time.
         self.held.store(false, Ordering::Relaxed);

@@ -10,6 +10,7 @@ use doorbell_roce_proto::{Instant, Qpn};
 use crate::capacity;
 use crate::cq::Cq;
 use crate::device::Device;
+use crate::drive::Shared;
 use crate::event::Owner;
 use crate::pd::Pd;
 use crate::srq::Srq;
@@ -124,17 +125,31 @@ impl Pd {
 /// Work being posted: the device's lock is held, and packets leave when it is given back.
 pub struct Posting<'a> {
     core: &'a mut Core,
-    now: Instant,
+    shared: &'a Shared,
+    now: Option<Instant>,
     qpn: Qpn,
 }
 
 impl Posting<'_> {
+    /// The time, read once and only where it is needed: that takes as long as a tenth of a short message.
+    fn now(&mut self) -> Instant {
+        *self.now.get_or_insert_with(|| self.shared.now())
+    }
+
     /// Queues a send request.
     ///
     /// # Errors
     /// When it is refused; nothing of it was queued.
     pub fn send(&mut self, request: &SendRequest<'_>) -> Result<(), PostError> {
-        self.core.endpoint.post_send(self.now, self.qpn, request)
+        let (shared, now) = (self.shared, &mut self.now);
+        if self
+            .core
+            .send_short(|| *now.get_or_insert_with(|| shared.now()), self.qpn, request)
+        {
+            return Ok(());
+        }
+        let now = self.now();
+        self.core.endpoint.post_send(now, self.qpn, request)
     }
 
     /// Queues a SEND of a UD queue pair.
@@ -147,7 +162,8 @@ impl Posting<'_> {
         };
         let path = Path { lane, ..to.path };
         let to = Destination { path, ..*to };
-        self.core.endpoint.post_datagram(self.now, self.qpn, request, &to)
+        let now = self.now();
+        self.core.endpoint.post_datagram(now, self.qpn, request, &to)
     }
 
     /// Whether [`send`](Self::send), or [`send_datagram`](Self::send_datagram) for a `datagram`, would queue a request after `ahead` others.
@@ -196,14 +212,14 @@ impl Qp {
     /// Posts send requests: all that `requests` queues go out as one batch, at once.
     pub fn post_send<R>(&self, requests: impl FnOnce(&mut Posting<'_>) -> R) -> R {
         let shared = self.device().shared();
-        let now = shared.now();
         let mut core = shared.core.lock();
         let result = requests(&mut Posting {
             core: &mut core,
-            now,
+            shared,
+            now: None,
             qpn: self.number,
         });
-        shared.flush_at(core, now);
+        shared.flush_posted(core);
         result
     }
 
@@ -213,7 +229,8 @@ impl Qp {
         let mut core = shared.core.lock();
         let result = requests(&mut Posting {
             core: &mut core,
-            now: Instant::ZERO,
+            shared,
+            now: None,
             qpn: self.number,
         });
         // In the error state a receive completes at once.

@@ -8,7 +8,7 @@ use doorbell_roce_proto::cm::{self, Route, ServiceId};
 use doorbell_roce_proto::memory::PdId;
 use doorbell_roce_proto::qp::{LaneId, Path, QpInit};
 use doorbell_roce_proto::wire::Bth;
-use doorbell_roce_proto::work::{CqId, SrqId};
+use doorbell_roce_proto::work::{CqId, SendRequest, SrqId};
 use doorbell_roce_proto::{AsyncEvent, Datagram, Endpoint, Ident, Instant, LanePacket, Qpn, SrqInit, mad_of};
 
 use crate::capacity;
@@ -266,20 +266,27 @@ impl Core {
     }
 
     /// Gives the engine what has come on a lane.
-    pub(crate) fn receive_record(&mut self, now: Instant, lane: LaneId, record: &Received<'_>) {
+    pub(crate) fn receive_record(&mut self, mut now: impl FnMut() -> Instant, lane: LaneId, record: &Received<'_>) {
         match record.kind {
             Kind::Packet => {
                 let headers = Joined::split(record.header);
                 if let Some(acknowledgement) = headers.acknowledgement {
-                    self.receive_packet(now, lane, &acknowledgement, 0, record);
+                    self.receive_packet(&mut now, lane, &acknowledgement, 0, record);
                 }
                 self.receive_packet(now, lane, headers.packet, record.body.len(), record);
             }
-            Kind::Datagram => self.receive_handed_on(now, record),
+            Kind::Datagram => self.receive_handed_on(now(), record),
         }
     }
 
-    fn receive_packet(&mut self, now: Instant, lane: LaneId, headers: &[u8], len: usize, record: &Received<'_>) {
+    fn receive_packet(
+        &mut self,
+        now: impl FnOnce() -> Instant,
+        lane: LaneId,
+        headers: &[u8],
+        len: usize,
+        record: &Received<'_>,
+    ) {
         let packet = LanePacket {
             lane,
             address: self.address.ip(),
@@ -291,6 +298,31 @@ impl Core {
             body: record.body,
         };
         self.endpoint.handle_lane(now, &packet, &mut reach);
+    }
+
+    /// Queues a send request and puts its packet on its lane, if nothing else is to be done for it ([`Endpoint::post_short`]).
+    pub(crate) fn send_short(&mut self, now: impl FnOnce() -> Instant, qpn: Qpn, request: &SendRequest<'_>) -> bool {
+        // What is to be told before the peer hears more.
+        if self.endpoint.has_news() || self.memory.has_retracted() {
+            return false;
+        }
+        let (memory, packet) = (&mut self.memory, &mut self.packet);
+        let Some(short) = self.endpoint.post_short(now, qpn, request, memory, packet) else {
+            return false;
+        };
+        let packet = &self.packet[..short.len];
+        self.lanes.send_short(qpn, &short, packet, &mut self.endpoint);
+        true
+    }
+
+    /// Whether nothing is to be sent.
+    pub(crate) fn sends_nothing(&self) -> bool {
+        !self.endpoint.has_more()
+    }
+
+    /// Whether nothing is to be sent, delivered or told, after packets that came by a lane.
+    pub(crate) fn is_at_rest(&self) -> bool {
+        self.sends_nothing() && !self.endpoint.has_news() && !self.memory.has_retracted() && !self.lanes.is_touched()
     }
 
     /// Moves what the engine wants to send by lanes onto them. Whether it may have more, for the wire.

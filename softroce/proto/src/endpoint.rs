@@ -16,7 +16,7 @@ use crate::qp::{Attributes, LaneId, Modify, ModifyError, Path, QpInit, QueuePair
 use crate::srq::{SharedQueue, SrqAttributes, SrqError, SrqInit};
 use crate::table::QpTable;
 use crate::timer::Timers;
-use crate::wire::{self, Packet};
+use crate::wire::{self, Opcode, Packet};
 use crate::work::{Completion, CqId, Destination, PostError, ReceiveRequest, SendRequest, SrqId};
 use crate::{Instant, Mtu, Qpn};
 
@@ -111,6 +111,19 @@ impl Transmit {
             in_order: false,
         }
     }
+}
+
+/// A request that took the short way: see [`Endpoint::post_short`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Short {
+    /// The lane that its packet takes.
+    pub lane: LaneId,
+    /// The headers of an acknowledgement that goes in front of it.
+    pub acknowledgement: Option<[u8; wire::header_len(Opcode::RcAcknowledge)]>,
+    /// Bytes of headers in the buffer.
+    pub headers: usize,
+    /// Bytes in the buffer: those of the headers and of the payload behind them.
+    pub len: usize,
 }
 
 /// What a device tells its owner unasked (ibv_get_async_event(3)).
@@ -373,6 +386,33 @@ impl Endpoint {
         Ok(())
     }
 
+    /// Queues a send request and writes its packet into `buf`, when that is all there is to send: a short SEND or WRITE of an RC queue pair on a lane that has room, with nothing in front of
+    /// it anywhere but an acknowledgement of this queue pair's, which is given along. This is the short way of most requests of programs that wait for each message; what it gives is what [`post_send`](Self::post_send) and
+    /// [`poll_lanes`](Self::poll_lanes) would give. `None` when the request is any other, or is to be refused: nothing was changed then. `now` is asked for the time when a deadline begins.
+    pub fn post_short<M: Memory>(
+        &mut self,
+        now: impl FnOnce() -> Instant,
+        qpn: Qpn,
+        request: &SendRequest<'_>,
+        memory: &mut M,
+        buf: &mut [u8],
+    ) -> Option<Short> {
+        let others = self.gsi.has_more() || self.full_lanes.has_any();
+        let (index, qp) = find(&mut self.qps, qpn)?;
+        let ahead = self.active.queue.front();
+        if others || self.active.queue.len() > 1 || ahead.is_some_and(|&ahead| ahead != index) {
+            return None;
+        }
+        let acknowledges = ahead.is_some();
+        let short = qp.post_short(now, request, acknowledges, memory, buf)?;
+        if acknowledges {
+            self.active.next(false);
+        }
+        self.timers.set(index, qp.deadline());
+        self.out.counters.tx_packets += 1 + u64::from(acknowledges);
+        Some(short)
+    }
+
     /// Queues a SEND of a UD queue pair; otherwise as [`post_send`](Self::post_send). One that is longer than the port's MTU completes, but is not sent (IBTA vol 1,
     /// 9.8.4: C10-93.1.1).
     ///
@@ -478,8 +518,8 @@ impl Endpoint {
         self.gsi.send(path, mad)
     }
 
-    /// Takes a packet from a lane. As with a datagram, anything may be in it.
-    pub fn handle_lane<M: Memory>(&mut self, now: Instant, packet: &LanePacket<'_>, memory: &mut M) {
+    /// Takes a packet from a lane. As with a datagram, anything may be in it. `now` is asked for the time where something depends on it, which is so for few packets.
+    pub fn handle_lane<M: Memory>(&mut self, now: impl FnOnce() -> Instant, packet: &LanePacket<'_>, memory: &mut M) {
         let counters = &mut self.out.counters;
         counters.rx_packets += 1;
         let Ok((bth, extension)) = wire::parse_headers(packet.headers, packet.len) else {
@@ -507,6 +547,11 @@ impl Endpoint {
             },
         };
         let ends = (packet.address, packet.address);
+        let now = if qp.asks_for_time(&arrival) {
+            now()
+        } else {
+            Instant::ZERO
+        };
         qp.handle(now, &arrival, ends, memory, &mut self.out);
         self.touched(index);
     }

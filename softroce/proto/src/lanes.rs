@@ -26,6 +26,11 @@ impl FullLanes {
         }
     }
 
+    /// Whether there is one.
+    pub(crate) fn has_any(&self) -> bool {
+        !self.full.is_empty()
+    }
+
     fn contains(&self, lane: LaneId) -> bool {
         self.full.iter().any(|(full, _)| *full == lane)
     }

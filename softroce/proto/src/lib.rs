@@ -22,7 +22,7 @@ pub mod wire;
 pub mod work;
 
 pub use counters::Counters;
-pub use endpoint::{AsyncEvent, Datagram, Endpoint, EndpointConfig, Ident, LanePacket, Transmit};
+pub use endpoint::{AsyncEvent, Datagram, Endpoint, EndpointConfig, Ident, LanePacket, Short, Transmit};
 pub use gsi::{ReceivedMad, mad_of};
 pub use numbers::Block;
 pub use srq::{SrqAttributes, SrqError, SrqInit};

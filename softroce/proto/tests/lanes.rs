@@ -18,6 +18,8 @@ mod random;
 mod recovery;
 #[path = "refusals.rs"]
 mod refusals;
+#[path = "lanes/short.rs"]
+mod short;
 #[path = "srq.rs"]
 mod srq;
 #[path = "states.rs"]

@@ -1,37 +1,51 @@
 //! Driving by lanes: receiving from them, and what other processes on the address say that is about them.
 
+use doorbell_roce_proto::Instant;
+
 use super::Shared;
 use crate::host::{Arrival, MemberId, Message};
 use crate::lanes::{Incoming, Taken};
-use crate::local::Receiver;
 use crate::local::segment::SegmentId;
+use crate::local::{Kind, Receiver};
 use crate::sync::Ordering;
+
+/// Records of one lane that are handled under one lock.
+#[derive(Default)]
+struct Batch {
+    /// When, if that mattered.
+    now: Option<Instant>,
+    count: usize,
+    /// Datagrams of other hosts are among them.
+    datagrams: bool,
+}
 
 impl Shared {
     /// Hands the engine what has come on the lanes, and sends what it answers.
     pub(super) fn receive_from_lanes(&self, lanes: &mut Incoming) -> Taken {
         let mut at = 0;
         let taken = lanes.take(
-            || {
-                let (core, now) = (self.core.lock(), self.now());
-                at = now.0;
-                (core, now, 0)
+            || (self.core.lock(), Batch::default()),
+            |(core, batch), lane, record| {
+                batch.count += 1;
+                batch.datagrams |= record.kind == Kind::Datagram;
+                core.receive_record(|| *batch.now.get_or_insert_with(|| self.now()), lane, &record);
             },
-            |(core, now, count), lane, record| {
-                *count += 1;
-                core.receive_record(*now, lane, &record);
-            },
-            |(mut core, now, count), waiting| {
+            |(mut core, batch), waiting| {
+                at = batch.now.map_or(at, |now| now.0);
                 let room = waiting.and_then(|member| core.lanes.connection(member));
                 if waiting.is_some() && room.is_none() {
                     // It may be ourselves that wait.
                     core.unblock_lanes();
                 }
                 // Waking the progress thread for it would cost more than a record.
-                if count == 1 && core.endpoint.only_acknowledges() && !self.doze.is_beyond(0) {
+                if batch.count == 1 && core.endpoint.only_acknowledges() && !self.doze.is_beyond(0) {
                     self.hold(core);
+                } else if batch.datagrams || waiting.is_some() || !core.sends_nothing() {
+                    self.flush_at(core, batch.now.unwrap_or_else(|| self.now()));
+                } else if !core.is_at_rest() || batch.now.is_some() {
+                    self.settle(core);
                 } else {
-                    self.flush_at(core, now);
+                    drop(core);
                 }
                 if let Some(connection) = room {
                     connection.wake();
@@ -106,7 +120,7 @@ impl Shared {
         let mut core = self.core.lock();
         let now = self.now();
         rx.lanes
-            .remove(member, |lane, record| core.receive_record(now, lane, &record));
+            .remove(member, |lane, record| core.receive_record(|| now, lane, &record));
         core.forget_member(now, member);
         self.flush(core);
     }

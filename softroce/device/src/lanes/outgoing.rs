@@ -6,7 +6,7 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use doorbell_roce_proto::qp::{LaneId, Path};
-use doorbell_roce_proto::{Endpoint, Qpn, Transmit};
+use doorbell_roce_proto::{Endpoint, Qpn, Short, Transmit};
 
 use super::joined::{Acknowledgement, Joined};
 use super::{Forwarded, Mover, SLOT_BITS, lane_of, slot_of};
@@ -264,6 +264,38 @@ impl Outgoing {
         };
         lane.push(header, payload, transmit.qpn, &self.keys);
         self.look_for_room(slot, endpoint);
+    }
+
+    /// Sends a packet that was written when it was posted, as [`send`](Self::send) would send the acknowledgement that goes along and then the packet.
+    pub(crate) fn send_short(&mut self, qpn: Qpn, short: &Short, packet: &[u8], endpoint: &mut Endpoint) {
+        let slot = slot_of(short.lane);
+        let Some(Some(lane)) = self.lanes.get_mut(slot) else {
+            return;
+        };
+        if lane.closed || lane_of(lane.to) != short.lane {
+            return;
+        }
+        if !lane.touched {
+            lane.touched = true;
+            self.touched.push(slot);
+        }
+        let held = short
+            .acknowledgement
+            .and_then(|headers| Acknowledgement::of(&headers, qpn))
+            .or_else(|| lane.held.take_if(|held| held.qpn() == qpn));
+        let (header, inline) = packet.split_at(short.headers);
+        let mut joined = [0; Joined::MAX];
+        let header = match held {
+            Some(held) => held.in_front_of(header, &mut joined),
+            None => header,
+        };
+        lane.push(header, Payload::Inline(inline), qpn, &[]);
+        self.look_for_room(slot, endpoint);
+    }
+
+    /// Whether a lane was given something since [`ring`](Self::ring).
+    pub(crate) fn is_touched(&self) -> bool {
+        !self.touched.is_empty()
     }
 
     /// Has the queue pairs of a lane wait where it is full.

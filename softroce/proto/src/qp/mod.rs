@@ -7,6 +7,7 @@ mod requester;
 mod responder;
 mod send_queue;
 mod sges;
+mod short;
 mod transitions;
 mod unreliable;
 
@@ -370,6 +371,11 @@ impl QueuePair {
             Transport::Uc => self.handle_unreliable(packet, memory, out),
             Transport::Ud => self.handle_datagram(packet, ends, memory, out),
         }
+    }
+
+    /// Whether it makes a difference to [`handle`](Self::handle) what the time is.
+    pub(crate) fn asks_for_time(&self, packet: &Arrival<'_>) -> bool {
+        packet.bth.opcode.is_response() && !self.requester.is_last_answer(packet)
     }
 
     fn handle_packet<M: Memory>(&mut self, now: Instant, packet: &Arrival<'_>, memory: &mut M, out: &mut Outbox) {

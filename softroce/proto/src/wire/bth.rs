@@ -66,6 +66,13 @@ impl Bth {
         Some(Qpn::new(u32::from_be_bytes([0, header[5], header[6], header[7]])))
     }
 
+    /// Has a packet that was written ask for an acknowledgement.
+    pub(crate) fn ask(packet: &mut [u8]) {
+        if let Some(header) = packet.first_chunk_mut::<{ Self::LEN }>() {
+            header[8] |= 0x80;
+        }
+    }
+
     /// Reads a header and the pad count it carries (0 … 3 bytes). Reserved bits are ignored, as receivers must.
     ///
     /// # Errors

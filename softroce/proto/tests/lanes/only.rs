@@ -244,7 +244,7 @@ fn others_have_no_say() {
     }
     let memory = &mut node.memory;
     node.endpoint
-        .handle_lane(pair.now, &packet(address, LaneId(5), &headers[..end]), memory);
+        .handle_lane(|| pair.now, &packet(address, LaneId(5), &headers[..end]), memory);
     assert_eq!(node.endpoint.counters().wrong_peer, 1);
     let mut datagram = [0; 16];
     wire::write(&mut datagram, &bth, &Extension::Bare, 0).unwrap();
@@ -262,13 +262,13 @@ fn others_have_no_say() {
     // Every length but the right one is malformed, and so is a payload where there can be none.
     for end in (0..64).filter(|wrong| *wrong != end) {
         node.endpoint
-            .handle_lane(pair.now, &packet(address, lane, &headers[..end]), memory);
+            .handle_lane(|| pair.now, &packet(address, lane, &headers[..end]), memory);
     }
     assert_eq!(node.endpoint.counters().malformed, 63);
     let stranger = Bth::new(Opcode::RcSendOnly, Qpn::new(4), Psn::new(0));
     wire::write_headers(&mut headers, &stranger, &Extension::Bare).unwrap();
     node.endpoint
-        .handle_lane(pair.now, &packet(address, lane, &headers[..end]), memory);
+        .handle_lane(|| pair.now, &packet(address, lane, &headers[..end]), memory);
     assert_eq!(node.endpoint.counters().no_qp, 1);
     assert_eq!(pair.bytes(1, remote), pattern(64, 2));
     assert!(pair.nodes[1].completions.is_empty() && pair.log.is_empty());

@@ -2,6 +2,7 @@
 #![allow(dead_code, reason = "each test binary uses its part of this module")]
 
 pub(crate) mod memory;
+mod sending;
 
 use std::collections::VecDeque;
 use std::net::IpAddr;
@@ -430,24 +431,6 @@ impl Pair {
         }
     }
 
-    /// Sends what a node has to send.
-    pub(crate) fn transmit(&mut self, at: usize, fate: &mut impl FnMut(usize, &Sent) -> Fate) -> bool {
-        let mut moved = false;
-        while let Some(sent) = self.transmit_one(at) {
-            moved = true;
-            match fate(self.log.len() - 1, &sent) {
-                Fate::Deliver => self.flight.push_back((self.delivered, sent)),
-                Fate::Drop => {}
-                Fate::Duplicate => {
-                    self.flight.push_back((self.delivered, sent.clone()));
-                    self.flight.push_back((self.delivered, sent));
-                }
-                Fate::Delay(behind) => self.flight.push_back((self.delivered + behind, sent)),
-            }
-        }
-        moved
-    }
-
     /// Takes the next packet of a node, which is then lost unless the caller delivers it.
     pub(crate) fn transmit_one(&mut self, at: usize) -> Option<Sent> {
         let mut buf = [0xee; 4096 + 128];
@@ -503,7 +486,8 @@ impl Pair {
                 headers: &headers[..end],
                 len: packet.payload.len(),
             };
-            node.endpoint.handle_lane(self.now, &packet, &mut node.memory);
+            let now = self.now;
+            node.endpoint.handle_lane(|| now, &packet, &mut node.memory);
             drain(node);
             return;
         }

@@ -10,11 +10,12 @@
 //! ```
 //!
 //! `una` is the oldest one not acknowledged, `next` the one sent next, `max` the first never sent. Going back is `next = una`; what a READ has
-//! received follows from `una` alone. [`transmit`] is the half that writes packets, [`response`] the half that reads the answers; [`unreliable`] writes those
+//! received follows from `una` alone. [`transmit`] is the half that writes packets ([`short`] the commonest of them, when they are posted), [`response`] the half that reads the answers; [`unreliable`] writes those
 //! of UC and UD, which have no answers; [`local`] carries out what needs no packets.
 
 mod local;
 mod response;
+mod short;
 mod transmit;
 mod unreliable;
 

@@ -50,6 +50,16 @@ impl Requester {
         }
     }
 
+    /// Whether it acknowledges all that is on its way, so that nothing is waited for afterwards.
+    pub(crate) fn is_last_answer(&self, packet: &Arrival<'_>) -> bool {
+        let acknowledges = matches!(packet.extension, Extension::Aeth(aeth) if matches!(aeth.syndrome, Syndrome::Ack(_)))
+            && packet.bth.opcode.operation() == Wire::Acknowledge;
+        acknowledges
+            && self.awaiting == 0
+            && self.next == self.max
+            && self.number(packet.bth.psn) == self.max.checked_sub(1)
+    }
+
     fn acknowledgement(
         &mut self,
         now: Instant,

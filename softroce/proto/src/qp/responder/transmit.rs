@@ -6,7 +6,7 @@ use crate::qp::Connection;
 use crate::qp::parts::Written;
 use crate::qp::responder::replies::{Kind, Reply, Stream};
 use crate::qp::responder::{Refused, Responder};
-use crate::wire::{Aeth, AtomicAckEth, Bth, Credits, Extension, Opcode, Position, Syndrome};
+use crate::wire::{Aeth, AtomicAckEth, Bth, Credits, Extension, Opcode, Position, Syndrome, header_len};
 
 impl Responder {
     /// Writes the next packet and gives its lengths; `Ok(None)` when there is none.
@@ -55,6 +55,21 @@ impl Responder {
             return Ok(Some(written));
         }
         Ok(None)
+    }
+
+    /// Takes the acknowledgement that is to be said first, if one is, as a packet of a lane.
+    pub(crate) fn take_acknowledgement(
+        &mut self,
+        connection: &Connection,
+    ) -> Option<[u8; header_len(Opcode::RcAcknowledge)]> {
+        let reply = self.replies.front().filter(|reply| matches!(reply.kind, Kind::Ack))?;
+        let mut headers = [0; header_len(Opcode::RcAcknowledge)];
+        let bth = Bth::new(Opcode::RcAcknowledge, connection.peer, reply.psn);
+        let (front, aeth) = headers.split_at_mut(Bth::LEN);
+        front.copy_from_slice(&bth.to_bytes(0));
+        aeth.copy_from_slice(&ack(reply.msn).to_bytes());
+        self.replies.pop();
+        Some(headers)
     }
 
     /// Takes back everything from the READ on that is being answered: the NAK takes the PSN of its next response.

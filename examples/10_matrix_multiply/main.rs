@@ -1,0 +1,90 @@
+//! A matrix product whose rows are shared out over ranks, though their number cannot be divided by that of the ranks.
+//!
+//! ```text
+//! cargo run --release -p doorbell-examples --bin 10_matrix_multiply -- --ranks 4
+//! mpirun -np 4 10_matrix_multiply
+//! ```
+//!
+//! Rank 0 has A and B. Each rank gets its rows of A, by a scatter with lengths of their own, and all of B, by a broadcast: both in one group, so that they get on beside each other. Rank 0 gathers the rows of the product, and compares
+//! them with what it has computed alone. All numbers are small integers, so that the sums are exact, and have to be equal.
+
+#![forbid(unsafe_code)]
+
+use std::process::ExitCode;
+
+use doorbell_collectives::{Communicator, Rank};
+use doorbell_examples::{Error, ranks};
+use doorbell_verbs::Context;
+
+/// Rows of A and of the product: a prime.
+const ROWS: usize = 509;
+/// Columns of A, rows of B.
+const INNER: usize = 96;
+/// Columns of B and of the product.
+const COLUMNS: usize = 130;
+/// Who has A and B, and gets the product.
+const ROOT: Rank = Rank(0);
+
+fn main() -> ExitCode {
+    ranks::run(
+        "Multiplies two matrices, whose rows are shared out over ranks.",
+        3,
+        rank,
+    )
+}
+
+fn rank(device: &Context) -> Result<(), Error> {
+    let comm = Communicator::from_env(device)?;
+    let (a, mut b) = if comm.rank() == ROOT {
+        (matrix(ROWS, INNER, 7), matrix(INNER, COLUMNS, 11))
+    } else {
+        (Vec::new(), vec![0.0; INNER * COLUMNS])
+    };
+    // How many elements each rank has of a matrix with rows of this length.
+    let counts = |row: usize| -> Vec<usize> {
+        let rows = |rank| ranks::share(ROWS, comm.size(), Rank(rank)).len();
+        (0..comm.size()).map(|rank| rows(rank) * row).collect()
+    };
+
+    let mut own = vec![0.0; counts(INNER)[comm.rank().index()]];
+    comm.group(|group| {
+        group.add(comm.scatter_v(&a, &counts(INNER), &mut own, ROOT))?;
+        group.add(comm.broadcast(&mut b, ROOT))
+    })?;
+    let product = multiply(&own, &b);
+
+    let mut whole = vec![0.0; if comm.rank() == ROOT { ROWS * COLUMNS } else { 0 }];
+    comm.gather_v(&product, &mut whole, &counts(COLUMNS), ROOT).wait()?;
+    if comm.rank() == ROOT {
+        if whole != multiply(&a, &b) {
+            return Err("the product is not the one that a single rank computes".into());
+        }
+        let rows: Vec<_> = counts(1).iter().map(usize::to_string).collect();
+        println!(
+            "{ROWS} rows over {} ranks, {} each: the product is right",
+            comm.size(),
+            rows.join(" and ")
+        );
+    }
+    Ok(comm.destroy()?)
+}
+
+/// A matrix of small integers.
+fn matrix(rows: usize, columns: usize, seed: usize) -> Vec<f64> {
+    (0..rows * columns)
+        .map(|at| (at * seed % 17) as f64 - (at / columns * 3 % 13) as f64)
+        .collect()
+}
+
+/// The rows of A that are given, times B.
+fn multiply(a: &[f64], b: &[f64]) -> Vec<f64> {
+    let mut product = vec![0.0; a.len() / INNER * COLUMNS];
+    for (row, into) in a.chunks_exact(INNER).zip(product.chunks_exact_mut(COLUMNS)) {
+        for (factor, line) in row.iter().zip(b.chunks_exact(COLUMNS)) {
+            into.iter_mut()
+                .zip(line)
+                .for_each(|(sum, value)| *sum += factor * value);
+        }
+    }
+    product
+}

@@ -1,0 +1,125 @@
+//! Data-parallel training: each rank has the whole model and a share of the samples, and the gradients are summed over all ranks while they are still being computed.
+//!
+//! ```text
+//! cargo run --release -p doorbell-examples --bin 11_data_parallel -- --ranks 4
+//! torchrun --nproc-per-node 4 --no-python 11_data_parallel
+//! ```
+//!
+//! The backward pass goes from the last layer to the first. When a layer's gradient is known, it is a bucket whose all-reduce is *started*, and a thread of the communicator's own drives it, while the layers before it are still to be
+//! computed. A started operation owns its bucket, and gives it back when it is waited for: nobody can write to what is under way.
+//!
+//! At the end all ranks have the same weights, to the bit; and rank 0 trains once more, alone and on all samples, as a communicator of one: the weights differ by no more than what comes of summing in another order.
+
+#![forbid(unsafe_code)]
+
+mod network;
+
+use std::process::ExitCode;
+use std::slice;
+
+use doorbell_collectives::bootstrap::Group;
+use doorbell_collectives::{CommBuffer, Communicator, Options, Rank, ReduceOp};
+use doorbell_examples::{Error, ranks};
+use doorbell_verbs::Context;
+use network::{Network, Pass, Sample};
+
+/// Samples of all ranks together, which most numbers of ranks do not divide.
+const SAMPLES: usize = 251;
+const STEPS: usize = 120;
+/// How far a step goes along the gradient.
+const RATE: f32 = 0.2;
+/// By how much a weight may differ from one that was trained alone. Sums of 251 products differ by some 10⁻⁷ in another order, and each of the steps adds that once; so this leaves ten times as much for what later steps make of it.
+const BOUND: f32 = 1e-5;
+
+fn main() -> ExitCode {
+    let about = "Trains a small network, with the gradients summed over ranks while they are computed.";
+    ranks::run(about, 3, rank)
+}
+
+fn rank(device: &Context) -> Result<(), Error> {
+    let options = Options {
+        progress_thread: true,
+        ..Options::from_env()?
+    };
+    let comm = Communicator::new(slice::from_ref(device), Group::from_env()?, options)?;
+    let samples = network::samples(SAMPLES);
+    let own = &samples[ranks::share(SAMPLES, comm.size(), comm.rank())];
+
+    // Each rank begins with weights of its own; those of rank 0 are taken.
+    let mut network = Network::random(comm.rank().0 + 1);
+    for layer in &mut network.layers {
+        comm.broadcast(&mut layer.weights, Rank(0)).wait()?;
+    }
+    let untrained = network.clone();
+    let (first, last) = train(&comm, &mut network, own)?;
+    if last > first / 5.0 {
+        return Err(format!("the loss is {last} after {STEPS} steps, and was {first}: nothing was learned").into());
+    }
+    same_everywhere(&comm, &network)?;
+
+    let colour = (comm.rank() == Rank(0)).then_some(0);
+    if let Some(alone) = comm.split(colour, 0)? {
+        let mut reference = untrained;
+        train(&alone, &mut reference, &samples)?;
+        let difference = network.furthest(&reference);
+        if difference > BOUND {
+            return Err(format!("a weight is {difference} off the one that was trained by a single rank").into());
+        }
+        println!(
+            "{SAMPLES} samples over {} ranks, {STEPS} steps: the loss fell from {first:.4} to {last:.4}",
+            comm.size()
+        );
+        println!("the same weights on all ranks, and within {BOUND} of those of a single rank");
+        alone.destroy()?;
+    }
+    Ok(comm.destroy()?)
+}
+
+/// Trains on these samples and those of the other ranks. Returns the loss before and after, over all samples.
+fn train(comm: &Communicator, network: &mut Network, samples: &[Sample]) -> Result<(f32, f32), Error> {
+    let buckets = network.layers.iter().map(|layer| comm.alloc(layer.weights.len()));
+    let mut buckets: Vec<CommBuffer<f32>> = buckets.collect::<Result<_, _>>()?;
+    let mut pass = Pass::new(network, samples.len());
+    let first = loss(comm, &pass.forward(network, samples))?;
+    for _ in 0..STEPS {
+        let mut slope = pass.forward(network, samples);
+        let mut under_way = Vec::new();
+        for (layer, mut bucket) in buckets.drain(..).enumerate().rev() {
+            slope = pass.backward(network, layer, &slope, &mut bucket);
+            under_way.push(comm.all_reduce(bucket, ReduceOp::Sum).start()?);
+        }
+        for (layer, request) in network.layers.iter_mut().rev().zip(under_way) {
+            let gradient = request.wait()?;
+            for (weight, slope) in layer.weights.iter_mut().zip(gradient.iter()) {
+                *weight -= RATE / SAMPLES as f32 * slope;
+            }
+            buckets.push(gradient);
+        }
+        buckets.reverse();
+    }
+    let last = loss(comm, &pass.forward(network, samples))?;
+    Ok((first, last))
+}
+
+/// The mean of the squares of all ranks' errors.
+fn loss(comm: &Communicator, errors: &[f32]) -> Result<f32, Error> {
+    let mut sum = [errors.iter().map(|error| error * error).sum::<f32>()];
+    comm.all_reduce(&mut sum, ReduceOp::Sum).wait()?;
+    Ok(sum[0] / SAMPLES as f32)
+}
+
+/// Whether all ranks have the same bits.
+fn same_everywhere(comm: &Communicator, network: &Network) -> Result<(), Error> {
+    let weights = network.layers.iter().flat_map(|layer| &layer.weights);
+    let bits: Vec<u32> = weights.map(|weight| weight.to_bits()).collect();
+    let (mut least, mut most) = (vec![0; bits.len()], vec![0; bits.len()]);
+    comm.group(|group| {
+        group.add(comm.all_reduce_into(&bits, &mut least, ReduceOp::Min))?;
+        group.add(comm.all_reduce_into(&bits, &mut most, ReduceOp::Max))
+    })?;
+    if least == most {
+        Ok(())
+    } else {
+        Err("the ranks have come to different weights".into())
+    }
+}

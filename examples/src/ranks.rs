@@ -1,0 +1,140 @@
+//! Ranks as processes: an example of collectives starts its own, or is one of those that a launcher has started.
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::ops::Range;
+use std::process::{Child, Command, ExitCode};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use doorbell_collectives::Rank;
+use doorbell_collectives::bootstrap::{BootstrapError, Launch, PATIENCE, Rendezvous};
+use doorbell_softroce_ibverbs::{api, last_open_error};
+use doorbell_verbs::{Context, Library};
+
+use crate::{Error, report};
+
+/// Between two looks at the ranks.
+const LOOK: Duration = Duration::from_millis(5);
+/// How long ranks may go on after one has failed, to say what they have seen of it.
+const LAST_WORDS: Duration = Duration::from_secs(15);
+
+/// What the command line says.
+struct Options {
+    ranks: Option<u32>,
+    device: String,
+}
+
+/// Runs `rank` in each of the ranks, and gives the exit status: 0, 1 if one has failed, 2 for bad usage. `about` is what the example does, and `ranks` how many it starts if nobody says how many.
+pub fn run(about: &str, ranks: u32, rank: fn(&Context) -> Result<(), Error>) -> ExitCode {
+    let args: Vec<String> = std::env::args().collect();
+    let (name, args) = args.split_first().map_or(("", &[][..]), |(name, rest)| (name, rest));
+    let usage = format!(
+        "\
+usage: {} [--ranks N] [--device NAME]
+{about}
+  --ranks N       starts N ranks here (default {ranks}); without it the program is one rank where mpirun, srun or torchrun has started it
+  --device NAME   soft0 (default), or a device of the system's such as mlx5_0 or rxe0
+Soft devices are on loopback unless DOORBELL_SOFT_ADDR names another address of the machine.",
+        name.rsplit('/').next().unwrap_or(name)
+    );
+    if args.iter().any(|arg| arg == "--help" || arg == "-h") {
+        println!("{usage}");
+        return ExitCode::SUCCESS;
+    }
+    let options = match parse(args) {
+        Ok(options) => options,
+        Err(what) => {
+            eprintln!("{what}\n{usage}");
+            return ExitCode::from(2);
+        }
+    };
+    report(match (options.ranks, Launch::from_env()) {
+        (Some(ranks), _) => start(ranks, &options.device),
+        (None, Err(BootstrapError::NotLaunched)) => start(ranks, &options.device),
+        (None, Err(error)) => Err(error.into()),
+        (None, Ok(_)) => open(&options.device).and_then(|device| rank(&device)),
+    })
+}
+
+fn parse(args: &[String]) -> Result<Options, String> {
+    let mut options = Options {
+        ranks: None,
+        device: "soft0".to_owned(),
+    };
+    let mut args = args.iter();
+    while let Some(arg) = args.next() {
+        let mut value = || args.next().ok_or_else(|| format!("{arg} needs a value"));
+        match arg.as_str() {
+            "--ranks" => {
+                let ranks = value()?;
+                let some = ranks.parse().ok().filter(|&ranks| ranks > 0);
+                options.ranks = Some(some.ok_or_else(|| format!("--ranks {ranks}: it should be a number from 1 up"))?);
+            }
+            "--device" => value()?.clone_into(&mut options.device),
+            _ => return Err(format!("{arg}: no such option")),
+        }
+    }
+    Ok(options)
+}
+
+fn open(device: &str) -> Result<Context, Error> {
+    if !device.starts_with("soft") {
+        return Ok(Library::system()?.open(device)?);
+    }
+    let opened = Library::new(api()).open(device);
+    // The library's error has an errno, the soft device knows the reason.
+    Ok(opened.map_err(|error| format!("{error} {}", last_open_error().unwrap_or_default()))?)
+}
+
+/// Processes that do not outlive this.
+struct Ranks(Vec<Child>);
+
+impl Drop for Ranks {
+    fn drop(&mut self) {
+        for rank in &mut self.0 {
+            // Nothing happens to one that has ended.
+            let _ = rank.kill();
+            let _ = rank.wait();
+        }
+    }
+}
+
+/// Starts the ranks on this host, which meet here, and waits until all have done their part.
+fn start(ranks: u32, device: &str) -> Result<(), Error> {
+    let meeting = Rendezvous::open(IpAddr::V4(Ipv4Addr::LOCALHOST), ranks)?.spawn(PATIENCE)?;
+    let program = std::env::current_exe()?;
+    let mut children = Ranks(Vec::new());
+    for rank in 0..ranks {
+        let mut command = Command::new(&program);
+        command.envs(Launch::variables(meeting.id(), Rank(rank), ranks));
+        children.0.push(command.args(["--device", device]).spawn()?);
+    }
+    // As long as all is well, without an end of its own: all that ranks do has one.
+    let mut until = None;
+    loop {
+        let mut running = false;
+        for child in &mut children.0 {
+            match child.try_wait()? {
+                None => running = true,
+                Some(status) if !status.success() => {
+                    until.get_or_insert_with(|| Instant::now() + LAST_WORDS);
+                }
+                Some(_) => {}
+            }
+        }
+        match until {
+            Some(until) if !running || Instant::now() >= until => {
+                return Err("not all ranks have done their part".into());
+            }
+            None if !running => return Ok(meeting.wait()?),
+            _ => thread::sleep(LOOK),
+        }
+    }
+}
+
+/// Which of `total` things are this rank's: as many for each as for any other, or one more.
+#[must_use]
+pub fn share(total: usize, ranks: u32, rank: Rank) -> Range<usize> {
+    let start = |rank: usize| rank * (total / ranks as usize) + rank.min(total % ranks as usize);
+    start(rank.index())..start(rank.index() + 1)
+}

@@ -1,0 +1,247 @@
+//! What `doorbell coll` may be asked: nccl-tests' options by their letters, and our own.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Args;
+use doorbell_collectives::plan::Collective;
+use doorbell_collectives::{Algorithm, DataType, Protocol, ReduceOp};
+
+use crate::cli::SoftArgs;
+use crate::units::{parse_bytes, parse_duration};
+
+pub(crate) const NOTES: &str = "\
+Examples:
+  doorbell coll allreduce --ranks 4                    four processes here, on the userspace device
+  doorbell coll allreduce --ranks 2 -b 8 -e 64M -f 2   a table over sizes
+  mpirun -n 8 doorbell coll alltoall --device mlx5_0   ranks of a launcher: mpirun, srun, torchrun
+  doorbell coll allreduce --ranks 8 -b 1M --explain    why it is done how, and the plan
+  doorbell coll allreduce --ranks 4096 --simulate      time by algorithm on a modelled fabric
+
+Columns and formulas are nccl-tests': size is what was asked for, of which a part that does not divide by the ranks is left out; count the elements of the whole of \
+allreduce, broadcast, reduce and sendrecv, else of one rank's part; algbw is size by time; busbw is algbw by what a link has to carry of it: 2(p-1)/p for \
+allreduce, 1 for broadcast, reduce and sendrecv, (p-1)/p for the others. Of nccl-tests' options there are -b -e -i -f -o -d -r -n -w and -c; the time is the \
+mean over the ranks, as with its -a 1.
+
+Environment: DOORBELL_ALGORITHM, DOORBELL_PROTOCOL, DOORBELL_CHANNELS, DOORBELL_SLICE and DOORBELL_TUNING (a file) choose where options do not; \
+DOORBELL_LINK=udp|local is for the userspace device.
+
+Exit status: 0 done, 1 the test failed (wrong data, rank lost), 2 bad usage.";
+
+/// What `doorbell coll` takes.
+#[derive(Args, Debug, Clone)]
+pub(crate) struct CollArgs {
+    /// allreduce, allgather, reduce-scatter, broadcast, reduce, gather, scatter, alltoall, alltoallv, sendrecv or barrier
+    #[arg(value_parser = parse_collective)]
+    pub(crate) operation: Collective,
+    /// Start so many ranks here, a process each; without it this process is one of a launcher's
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65536))]
+    pub(crate) ranks: Option<u32>,
+    /// Be this one of the ranks that the process at the other end of stdin has started
+    #[arg(long, hide = true, requires = "ranks")]
+    pub(crate) rank: Option<u32>,
+
+    /// Smallest size in bytes, as 8, 4K or 1M
+    #[arg(short = 'b', long, value_name = "BYTES", value_parser = parse_bytes, default_value = "32M", help_heading = "Sizes", visible_alias = "minbytes")]
+    pub(crate) min_bytes: u64,
+    /// Largest size [default: the smallest, or 32M]
+    #[arg(short = 'e', long, value_name = "BYTES", value_parser = parse_bytes, help_heading = "Sizes", visible_alias = "maxbytes")]
+    pub(crate) max_bytes: Option<u64>,
+    /// From one size to the next, by adding
+    #[arg(short = 'i', long, value_name = "BYTES", value_parser = parse_bytes, default_value = "1M", conflicts_with = "step_factor", help_heading = "Sizes", visible_alias = "stepbytes")]
+    pub(crate) step_bytes: u64,
+    /// From one size to the next, by multiplying
+    #[arg(short = 'f', long, value_name = "FACTOR", value_parser = clap::value_parser!(u64).range(2..), help_heading = "Sizes", visible_alias = "stepfactor")]
+    pub(crate) step_factor: Option<u64>,
+
+    /// Operator: sum, prod, min, max, avg, premulsum, or all of them
+    #[arg(short = 'o', long, value_name = "OP", value_parser = parse_ops, default_value = "sum", help_heading = "Operation")]
+    pub(crate) op: Choices<ReduceOp>,
+    /// Type of the elements: i8 u8 i32 u32 i64 u64 f16 bf16 f32 f64 f8e4m3 f8e5m2 (or nccl-tests' names of them), or all of them
+    #[arg(short = 'd', long, value_name = "TYPE", value_parser = parse_types, default_value = "f32", help_heading = "Operation", visible_alias = "datatype")]
+    pub(crate) dtype: Choices<DataType>,
+    /// The root of broadcast, reduce, gather and scatter
+    #[arg(
+        short = 'r',
+        long,
+        value_name = "RANK",
+        default_value_t = 0,
+        help_heading = "Operation"
+    )]
+    pub(crate) root: u32,
+
+    /// Operations measured of each size [default: for about a tenth of a second, from 10 to 5000]
+    #[arg(short = 'n', long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..), help_heading = "Test", visible_alias = "iters")]
+    pub(crate) iterations: Option<u32>,
+    /// Operations before that [default: a tenth of as many, and two]
+    #[arg(
+        short = 'w',
+        long,
+        value_name = "N",
+        help_heading = "Test",
+        alias = "warmup_iters",
+        visible_alias = "warmup-iters"
+    )]
+    pub(crate) warmup: Option<u32>,
+    /// Operations whose results are checked on every rank; 0 is none
+    #[arg(short = 'c', long, value_name = "N", default_value_t = 1, help_heading = "Test")]
+    pub(crate) check: u32,
+    /// How long an operation may take before it fails on all ranks
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration, default_value = "30s", help_heading = "Test")]
+    pub(crate) deadline: Duration,
+    /// Seed of the data, and of the faults
+    #[arg(long, value_name = "N", default_value_t = 1, help_heading = "Test")]
+    pub(crate) seed: u64,
+
+    /// ring, tree, double-binary-tree, recursive-doubling, halving-doubling, bruck, full-mesh, one-shot or auto
+    #[arg(long, value_name = "NAME", value_parser = parse_choice::<Algorithm>, default_value = "auto", help_heading = "How it is done")]
+    pub(crate) algorithm: Choice<Algorithm>,
+    /// simple, ll, ll128 or auto
+    #[arg(long, value_name = "NAME", value_parser = parse_choice::<Protocol>, default_value = "auto", help_heading = "How it is done")]
+    pub(crate) protocol: Choice<Protocol>,
+    /// Copies of the plan that run beside each other, on queue pairs of their own
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64), help_heading = "How it is done")]
+    pub(crate) channels: Option<u32>,
+    /// Only algorithms whose results have the same bits however the data is cut
+    #[arg(long, help_heading = "How it is done")]
+    pub(crate) deterministic: bool,
+
+    /// Print one JSON object on stdout
+    #[arg(long, help_heading = "Output")]
+    pub(crate) json: bool,
+    /// Measure nothing: say how the ranks would do it and why, and draw the plan of the smallest size
+    #[arg(long, help_heading = "Output", conflicts_with = "simulate")]
+    pub(crate) explain: bool,
+    /// Start nothing: print the time by algorithm, simulated
+    #[arg(long, help_heading = "Output", requires = "ranks")]
+    pub(crate) simulate: bool,
+    /// Draw the plan (--explain) or the chart (--simulate) into this file
+    #[arg(long, value_name = "FILE", help_heading = "Output")]
+    pub(crate) svg: Option<PathBuf>,
+
+    /// Ranks of a host, each with an adapter of its own
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=4096), help_heading = "Simulated fabric")]
+    pub(crate) per_host: u32,
+    /// Hosts of a leaf switch; without it the network is never full
+    #[arg(long, value_name = "HOSTS", value_parser = clap::value_parser!(u32).range(1..), help_heading = "Simulated fabric")]
+    pub(crate) leaf: Option<u32>,
+    /// How many times more a leaf's hosts can send than its uplinks carry
+    #[arg(long, value_name = "TIMES", value_parser = parse_times, default_value = "1", requires = "leaf", help_heading = "Simulated fabric")]
+    pub(crate) oversubscription: f64,
+
+    /// Devices to use, from `doorbell devices`: connections are spread over them [default: soft0 with --ranks, else the first active one]
+    #[arg(long, value_name = "NAME[,NAME]", value_delimiter = ',', help_heading = "Device")]
+    pub(crate) device: Vec<String>,
+    #[command(flatten)]
+    pub(crate) soft: SoftArgs,
+}
+
+impl CollArgs {
+    /// The root; none of operations without one.
+    pub(crate) fn root(&self) -> Option<u32> {
+        self.operation.has_root().then_some(self.root)
+    }
+
+    /// The sizes in bytes, in order.
+    pub(crate) fn sizes(&self) -> Vec<u64> {
+        if self.operation == Collective::Barrier {
+            return vec![0];
+        }
+        let (first, last) = (self.min_bytes, self.last_size());
+        let mut sizes = vec![first];
+        let next = |size: u64| match self.step_factor {
+            // Nothing grows by multiplying.
+            Some(factor) => size.max(1).checked_mul(factor),
+            None => size.checked_add(self.step_bytes),
+        };
+        while let Some(size) = sizes.last().and_then(|&size| next(size)).filter(|&size| size <= last) {
+            sizes.push(size);
+        }
+        sizes
+    }
+
+    /// The largest size that is asked for.
+    pub(crate) fn last_size(&self) -> u64 {
+        self.max_bytes.unwrap_or(self.min_bytes.max(32 << 20))
+    }
+}
+
+/// One of several, or whatever is best.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Choice<T>(pub(crate) Option<T>);
+
+/// One of several, or all.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Choices<T>(pub(crate) Vec<T>);
+
+fn parse_collective(text: &str) -> Result<Collective, String> {
+    let known = match text {
+        "all_reduce" | "all-reduce" => "allreduce",
+        "all_gather" | "all-gather" => "allgather",
+        "reduce_scatter" | "reducescatter" => "reduce-scatter",
+        "all_to_all" | "all-to-all" => "alltoall",
+        other => other,
+    };
+    known
+        .parse()
+        .map_err(|e: doorbell_collectives::UnknownName| e.to_string())
+}
+
+fn parse_choice<T: std::str::FromStr<Err = doorbell_collectives::UnknownName>>(
+    text: &str,
+) -> Result<Choice<T>, String> {
+    match text {
+        "auto" => Ok(Choice(None)),
+        name => name
+            .parse()
+            .map(|one| Choice(Some(one)))
+            .map_err(|e| format!("{e}, or auto")),
+    }
+}
+
+fn parse_ops(text: &str) -> Result<Choices<ReduceOp>, String> {
+    let all = || ReduceOp::ALL.to_vec();
+    let name = if text == "mulsum" { "premulsum" } else { text };
+    several(name, all)
+}
+
+fn parse_types(text: &str) -> Result<Choices<DataType>, String> {
+    let name = match text {
+        "int8" | "char" => "i8",
+        "uint8" => "u8",
+        "int32" | "int" => "i32",
+        "uint32" => "u32",
+        "int64" => "i64",
+        "uint64" => "u64",
+        "half" => "f16",
+        "bfloat16" => "bf16",
+        "float" => "f32",
+        "double" => "f64",
+        "fp8_e4m3" | "f8_e4m3" => "f8e4m3",
+        "fp8_e5m2" | "f8_e5m2" => "f8e5m2",
+        other => other,
+    };
+    several(name, || DataType::ALL.to_vec())
+}
+
+fn several<T: std::str::FromStr<Err = doorbell_collectives::UnknownName>>(
+    name: &str,
+    all: impl Fn() -> Vec<T>,
+) -> Result<Choices<T>, String> {
+    match name {
+        "all" => Ok(Choices(all())),
+        name => name
+            .parse()
+            .map(|one| Choices(vec![one]))
+            .map_err(|e| format!("{e}, or all")),
+    }
+}
+
+fn parse_times(text: &str) -> Result<f64, String> {
+    match text.parse() {
+        Ok(times) if (1.0..=1000.0).contains(&times) => Ok(times),
+        _ => Err(format!(
+            "'{text}' is not an oversubscription: give a number from 1 to 1000"
+        )),
+    }
+}

@@ -1,0 +1,98 @@
+//! Why an operation is done as it is: what was chosen from by which predictions, and the plan.
+
+use std::fs;
+use std::path::Path;
+
+use doorbell_collectives::plan::{Collective, draw};
+use doorbell_collectives::{Communicator, Rank};
+use serde::Serialize;
+
+use super::{CollArgs, traffic};
+use crate::failure::{Failure, one_line};
+use crate::report::{print_json, print_line};
+
+#[derive(Serialize)]
+struct Explained {
+    tool: &'static str,
+    version: &'static str,
+    test: &'static str,
+    ranks: u32,
+    results: Vec<Row>,
+    /// Of the first size.
+    plan: String,
+}
+
+#[derive(Serialize)]
+struct Row {
+    bytes: u64,
+    algorithm: &'static str,
+    protocol: &'static str,
+    channels: u32,
+    slice_bytes: u64,
+    predicted_us: f64,
+    reason: String,
+}
+
+/// Explains every size, and draws the plan of the first.
+///
+/// # Errors
+/// When there is no way of doing it, or a file or stdout does not take what is written.
+pub(super) fn run(args: &CollArgs, comm: &Communicator) -> Result<(), Failure> {
+    let data = args.dtype.0[0];
+    let root = Rank(args.root().unwrap_or(0));
+    let mut rows = Vec::new();
+    let mut first = None;
+    for bytes in args.sizes() {
+        let case = traffic::case(args.operation, comm.size(), root, bytes, data);
+        let moved = match args.operation {
+            // Its counts are each pair's own, so that sizes choose nothing.
+            Collective::AllToAllV => 0,
+            other => case.count * data.bytes() as u64 * traffic::parts(other, case.ranks),
+        };
+        let decision = comm
+            .explain(args.operation, root, data, moved)
+            .map_err(|e| Failure::test(one_line(&e.to_string())))?;
+        if !args.json {
+            print_line(&format!("# {bytes} B\n{}", decision.explain()))?;
+        }
+        let choice = decision.choice;
+        first.get_or_insert(choice);
+        rows.push(Row {
+            bytes,
+            algorithm: choice.algorithm.name(),
+            protocol: choice.protocol.name(),
+            channels: choice.channels,
+            slice_bytes: choice.slice_bytes,
+            predicted_us: decision.predicted_ns / 1e3,
+            reason: decision.reason,
+        });
+    }
+    let Some(choice) = first else { return Ok(()) };
+    let schedule = choice
+        .algorithm
+        .schedule(args.operation, &comm.order(), root)
+        .map_err(|e| Failure::test(e.to_string()))?;
+    if let Some(file) = &args.svg {
+        write(file, &draw::svg(&*schedule, Some(choice.algorithm)))?;
+    }
+    let plan = draw::table(&*schedule, Some(choice.algorithm));
+    if args.json {
+        return print_json(&Explained {
+            tool: "doorbell",
+            version: env!("CARGO_PKG_VERSION"),
+            test: args.operation.name(),
+            ranks: comm.size(),
+            results: rows,
+            plan,
+        });
+    }
+    print_line(plan.trim_end())
+}
+
+/// Writes a drawing.
+///
+/// # Errors
+/// When the file cannot be written.
+pub(super) fn write(file: &Path, text: &str) -> Result<(), Failure> {
+    fs::write(file, text).map_err(|e| Failure::test(format!("cannot write {}: {e}", one_line(&file.to_string_lossy()))))
+}

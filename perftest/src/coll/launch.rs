@@ -1,0 +1,154 @@
+//! Ranks of this host, a process each, started by this one.
+//!
+//! A rank is this program again, with the same arguments and its `--rank`. Its stdin is a pipe: by it comes the id of the group, so that nobody else gets in, and it stays open as long as this process lives, however that ends: a rank
+//! whose stdin closes ends. Rank 0 prints the results, to the stdout that all share; what is wrong each rank says for itself.
+
+use std::io::{self, Write};
+use std::net::{IpAddr, Ipv4Addr};
+use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use doorbell_collectives::bootstrap::{PATIENCE, Rendezvous};
+
+use super::CollArgs;
+use crate::device::{self, Reach};
+use crate::failure::{Failure, one_line};
+use crate::interrupt::Interrupt;
+
+/// Between two looks at processes.
+const PAUSE: Duration = Duration::from_millis(2);
+/// How much longer than the deadline ranks have to end when one has failed.
+const GRACE: Duration = Duration::from_secs(10);
+/// How long ranks that are told to end have.
+const END: Duration = Duration::from_secs(2);
+
+/// Starts the ranks and waits for them.
+///
+/// # Errors
+/// [`Failure::Usage`] when the device is none; [`Failure::Test`] when a rank fails, which it says itself; [`Failure::Interrupted`].
+pub(super) fn run(args: &CollArgs, ranks: u32) -> Result<(), Failure> {
+    let interrupt = Interrupt::catch()?;
+    // What is wrong with the device is said once, and not by every rank.
+    let mut soft = args.soft.clone();
+    soft.pcap = None;
+    drop(device::open_all(&args.device, &soft, args.seed, Reach::Here)?);
+    let cannot = |e: String| Failure::test(format!("cannot start {ranks} ranks: {}", one_line(&e)));
+    let serving = Rendezvous::open(IpAddr::V4(Ipv4Addr::LOCALHOST), ranks)
+        .and_then(|rendezvous| rendezvous.spawn(PATIENCE))
+        .map_err(|e| cannot(e.to_string()))?;
+    let id = serving.id().to_string();
+    let mut all = Vec::new();
+    for rank in 0..ranks {
+        all.push(Started::new(rank, &id).map_err(|e| cannot(e.to_string()))?);
+    }
+    wait(&mut all, args.deadline, &interrupt)
+}
+
+/// A rank. Dropping it ends it.
+struct Started {
+    rank: u32,
+    child: Child,
+    /// Closing it tells the process to end.
+    life_line: Option<ChildStdin>,
+    ended: Option<ExitStatus>,
+}
+
+impl Started {
+    fn new(rank: u32, id: &str) -> io::Result<Self> {
+        let mut command = Command::new(std::env::current_exe()?);
+        command
+            .args(std::env::args_os().skip(1))
+            .args(["--rank", &rank.to_string()])
+            .stdin(Stdio::piped());
+        if rank > 0 {
+            // A capture is of one process.
+            command.stdout(Stdio::null()).env_remove("DOORBELL_PCAP");
+        }
+        let mut child = command.spawn()?;
+        let life_line = child.stdin.take();
+        let mut started = Self {
+            rank,
+            child,
+            life_line,
+            ended: None,
+        };
+        if let Some(life_line) = &mut started.life_line {
+            writeln!(life_line, "{id}")?;
+        }
+        Ok(started)
+    }
+
+    /// Whether it has ended.
+    fn look(&mut self) -> Result<Option<ExitStatus>, Failure> {
+        if self.ended.is_none() {
+            let looked = self.child.try_wait();
+            self.ended = looked.map_err(|e| Failure::test(format!("cannot wait for rank {}: {e}", self.rank)))?;
+        }
+        Ok(self.ended)
+    }
+}
+
+impl Drop for Started {
+    fn drop(&mut self) {
+        drop(self.life_line.take());
+        let deadline = Instant::now() + END;
+        while matches!(self.look(), Ok(None)) {
+            if Instant::now() > deadline {
+                // Fails only if it is gone.
+                let _ = self.child.kill();
+                let _ = self.child.wait();
+                return;
+            }
+            thread::sleep(PAUSE);
+        }
+    }
+}
+
+/// Waits for all of them. When one has failed the others have the deadline, and a little more, to find out and say so.
+fn wait(all: &mut [Started], deadline: Duration, interrupt: &Interrupt) -> Result<(), Failure> {
+    let mut until = None;
+    loop {
+        let mut running = 0;
+        for one in &mut *all {
+            match one.look()? {
+                None => running += 1,
+                Some(status) if !status.success() => {
+                    until.get_or_insert_with(|| Instant::now() + deadline + GRACE);
+                }
+                Some(_) => {}
+            }
+        }
+        if interrupt.requested() {
+            // All at once, and not one after another as they are dropped.
+            all.iter_mut().for_each(|one| one.life_line = None);
+            return Err(Failure::Interrupted);
+        }
+        if running == 0 || until.is_some_and(|until| Instant::now() > until) {
+            return outcome(all);
+        }
+        thread::sleep(PAUSE);
+    }
+}
+
+/// What became of them.
+fn outcome(all: &[Started]) -> Result<(), Failure> {
+    let failed: Vec<String> = all
+        .iter()
+        .filter_map(|one| match one.ended {
+            Some(status) if status.success() => None,
+            Some(status) if status.code().is_some() => Some(format!("rank {}", one.rank)),
+            Some(status) => Some(format!("rank {} ({status})", one.rank)),
+            None => Some(format!("rank {} (which does not end)", one.rank)),
+        })
+        .collect();
+    match &failed[..] {
+        [] => Ok(()),
+        failed => Err(Failure::test(format!(
+            "{} of {} ranks failed: {}",
+            failed.len(),
+            all.len(),
+            failed.join(", ")
+        ))),
+    }
+}

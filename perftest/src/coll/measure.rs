@@ -1,0 +1,314 @@
+//! The test itself, on all ranks together: for each size checks, warms up and measures, out of place and in place.
+
+use std::time::Instant;
+
+use doorbell_collectives::communicator::{Call, Reduction};
+use doorbell_collectives::kernel::{F8E4M3, F8E5M2, bf16, f16};
+use doorbell_collectives::plan::Collective;
+use doorbell_collectives::reference::{Case, Number, given};
+use doorbell_collectives::{CollectiveError, CommBuffer, Communicator, DataType, PreMulSum, Rank, ReduceOp};
+
+use super::CollArgs;
+use super::table::{Figures, Report, Row};
+use super::traffic;
+use crate::failure::{Failure, one_line};
+use crate::report::print_line;
+
+/// Seconds that a size is measured for, about, where nothing is said.
+const SECONDS: f64 = 0.2;
+/// Operations whose time decides how many that is.
+const TRIAL: u32 = 3;
+
+/// One size of a type and an operator.
+struct Job<'a> {
+    args: &'a CollArgs,
+    comm: &'a Communicator,
+    case: Case,
+    bytes: u64,
+    op: ReduceOp,
+    iterations: u32,
+}
+
+/// Measures all that was asked for; rank 0 prints.
+///
+/// # Errors
+/// [`Failure::Test`] when an operation fails or a result is wrong.
+pub(super) fn run(args: &CollArgs, comm: &Communicator, mut report: Report) -> Result<(), Failure> {
+    let first = comm.rank() == Rank(0);
+    let table = first && !args.json;
+    if table {
+        report.print_head(comm.size())?;
+    }
+    let outcome = rows(args, comm, |row| {
+        let printed = if table { print_line(&row.line()) } else { Ok(()) };
+        report.results.push(row);
+        printed
+    });
+    if first && args.json {
+        report.print()?;
+    } else if table && outcome.is_ok() {
+        report.print_foot()?;
+    }
+    outcome?;
+    let wrong: u64 = report.results.iter().map(Row::wrong).sum();
+    if wrong > 0 {
+        return Err(Failure::test(format!("{wrong} elements are not what they should be")));
+    }
+    Ok(())
+}
+
+fn rows(args: &CollArgs, comm: &Communicator, mut done: impl FnMut(Row) -> Result<(), Failure>) -> Result<(), Failure> {
+    let ops: &[ReduceOp] = if args.operation.reduces() {
+        &args.op.0
+    } else {
+        &[ReduceOp::Sum]
+    };
+    for &data in &args.dtype.0 {
+        for &op in ops {
+            for bytes in args.sizes() {
+                let case = traffic::case(args.operation, comm.size(), Rank(args.root), bytes, data);
+                let mut job = Job {
+                    args,
+                    comm,
+                    case,
+                    bytes,
+                    op,
+                    iterations: 0,
+                };
+                let row = typed(data, &mut job).map_err(|e| Failure::test(one_line(&e.to_string())))?;
+                done(row)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn typed(data: DataType, job: &mut Job<'_>) -> Result<Row, CollectiveError> {
+    match data {
+        DataType::I8 => job.row::<i8>(),
+        DataType::U8 => job.row::<u8>(),
+        DataType::I32 => job.row::<i32>(),
+        DataType::U32 => job.row::<u32>(),
+        DataType::I64 => job.row::<i64>(),
+        DataType::U64 => job.row::<u64>(),
+        DataType::F16 => job.row::<f16>(),
+        DataType::Bf16 => job.row::<bf16>(),
+        DataType::F32 => job.row::<f32>(),
+        DataType::F64 => job.row::<f64>(),
+        DataType::F8E4M3 => job.row::<F8E4M3>(),
+        DataType::F8E5M2 => job.row::<F8E5M2>(),
+    }
+}
+
+impl Job<'_> {
+    fn row<T: Number>(&mut self) -> Result<Row, CollectiveError> {
+        let Self { comm, case, .. } = *self;
+        let collective = case.collective;
+        let figures = self.figures(Buffers::<T>::apart(comm, &case)?)?;
+        let in_place = if collective.runs_in_place() {
+            Some(self.figures(Buffers::<T>::in_place(comm, &case)?)?)
+        } else {
+            None
+        };
+        let element = T::TYPE.bytes() as u64;
+        let moved = case.count * element * traffic::parts(collective, case.ranks);
+        let choice = comm.explain(collective, case.root, T::TYPE, moved)?.choice;
+        let row = Row {
+            bytes: self.bytes,
+            count: case.count,
+            dtype: T::TYPE.name(),
+            op: if collective.reduces() { self.op.name() } else { "none" },
+            root: self.args.root().map_or(-1, i64::from),
+            algorithm: "",
+            protocol: "",
+            channels: 0,
+            ranks: case.ranks,
+            iterations: self.iterations,
+            figures,
+            in_place,
+        };
+        Ok(row.done_by(&choice))
+    }
+
+    fn figures<T: Number>(&mut self, mut buffers: Buffers<T>) -> Result<Figures, CollectiveError> {
+        let Self {
+            comm, case, op, args, ..
+        } = *self;
+        let rank = comm.rank();
+        let reduction = match op {
+            ReduceOp::PreMulSum => PreMulSum(T::scalar(rank)).into(),
+            op => Reduction::from(op),
+        };
+        let mut wrong = 0;
+        for turn in 0..u64::from(args.check) {
+            let seed = args.seed ^ turn << 32;
+            buffers.fill(&case, rank, seed);
+            buffers.run(comm, &case, &reduction)?;
+            wrong += case.wrong(op, rank, seed, buffers.output(&case, rank));
+        }
+        let wrong = self.everyone(wrong as f64)?.iter().sum::<f64>() as u64;
+        // What is reduced in place over and over grows beyond what numbers hold; nothing stays nothing.
+        buffers.clear();
+        self.count(|| buffers.run(comm, &case, &reduction))?;
+        for _ in 0..args.warmup.unwrap_or(self.iterations / 10 + 2) {
+            buffers.run(comm, &case, &reduction)?;
+        }
+        comm.barrier().wait()?;
+        let began = Instant::now();
+        for _ in 0..self.iterations {
+            buffers.run(comm, &case, &reduction)?;
+        }
+        let mine = began.elapsed().as_secs_f64() / f64::from(self.iterations);
+        let all = self.everyone(mine)?;
+        let mean = all.iter().sum::<f64>() / all.len() as f64;
+        let (algorithm, bus) = traffic::bandwidths(&case, T::TYPE, mean);
+        Ok(Figures {
+            time_us: mean * 1e6,
+            algbw_bytes_per_s: algorithm,
+            busbw_bytes_per_s: bus,
+            wrong: (args.check > 0).then_some(wrong),
+        })
+    }
+
+    /// Decides how often the operation is measured, if nothing was said: all ranks alike, by the slowest.
+    fn count(&mut self, mut run: impl FnMut() -> Result<(), CollectiveError>) -> Result<(), CollectiveError> {
+        if self.iterations > 0 {
+            return Ok(());
+        }
+        self.iterations = match self.args.iterations {
+            Some(iterations) => iterations,
+            None => {
+                run()?;
+                let began = Instant::now();
+                for _ in 0..TRIAL {
+                    run()?;
+                }
+                let mine = began.elapsed().as_secs_f64() / f64::from(TRIAL);
+                let slowest = self.everyone(mine)?.into_iter().fold(1e-9, f64::max);
+                ((SECONDS / slowest) as u32).clamp(10, 5000)
+            }
+        };
+        Ok(())
+    }
+
+    /// What each rank says.
+    fn everyone(&self, mine: f64) -> Result<Vec<f64>, CollectiveError> {
+        let mut all = vec![0.0; self.comm.size() as usize];
+        self.comm.all_gather_into(&[mine], &mut all).wait()?;
+        Ok(all)
+    }
+}
+
+/// The memory of a rank's operation.
+enum Buffers<T: Number> {
+    Apart {
+        input: CommBuffer<T>,
+        output: CommBuffer<T>,
+        /// Elements to and from each rank, of all-to-all-v.
+        parts: [Vec<usize>; 2],
+    },
+    InPlace(CommBuffer<T>),
+}
+
+impl<T: Number> Buffers<T> {
+    fn apart(comm: &Communicator, case: &Case) -> Result<Self, CollectiveError> {
+        let rank = comm.rank();
+        let all = || (0..case.ranks).map(Rank);
+        Ok(Self::Apart {
+            input: comm.alloc(case.input(rank) as usize)?,
+            output: comm.alloc(case.output(rank) as usize)?,
+            parts: [
+                all().map(|to| case.part(rank, to) as usize).collect(),
+                all().map(|from| case.part(from, rank) as usize).collect(),
+            ],
+        })
+    }
+
+    fn in_place(comm: &Communicator, case: &Case) -> Result<Self, CollectiveError> {
+        let rank = comm.rank();
+        Ok(Self::InPlace(
+            comm.alloc(case.input(rank).max(case.output(rank)) as usize)?,
+        ))
+    }
+
+    /// Where in memory that is one the input is, and the output.
+    fn own(case: &Case, rank: Rank) -> [usize; 2] {
+        let part = rank.index() * case.count as usize;
+        match case.collective {
+            Collective::AllGather => [part, 0],
+            Collective::Gather if rank == case.root => [part, 0],
+            Collective::ReduceScatter => [0, part],
+            Collective::Scatter if rank == case.root => [0, part],
+            _ => [0, 0],
+        }
+    }
+
+    /// Draws the input, and spoils the output.
+    fn fill(&mut self, case: &Case, rank: Rank, seed: u64) {
+        let spoilt: T = given(!seed, rank, u64::MAX);
+        let input = match self {
+            Self::Apart { input, output, .. } => {
+                output.fill(spoilt);
+                &mut input[..]
+            }
+            Self::InPlace(memory) => {
+                memory.fill(spoilt);
+                let first = Self::own(case, rank)[0];
+                &mut memory[first..first + case.input(rank) as usize]
+            }
+        };
+        for (index, element) in (0..).zip(input) {
+            *element = given(seed, rank, index);
+        }
+    }
+
+    fn output(&self, case: &Case, rank: Rank) -> &[T] {
+        match self {
+            Self::Apart { output, .. } => output,
+            Self::InPlace(memory) => {
+                let first = Self::own(case, rank)[1];
+                &memory[first..first + case.output(rank) as usize]
+            }
+        }
+    }
+
+    fn clear(&mut self) {
+        if let Self::InPlace(memory) = self {
+            memory.fill(T::ZERO);
+        }
+    }
+
+    /// Does the operation once.
+    fn run(&mut self, comm: &Communicator, case: &Case, op: &Reduction) -> Result<(), CollectiveError> {
+        let root = case.root;
+        match self {
+            Self::Apart { input, output, parts } => {
+                let call: Call<'_, (&CommBuffer<T>, &mut CommBuffer<T>)> = match case.collective {
+                    Collective::AllReduce => comm.all_reduce_into(&*input, output, op.clone()),
+                    Collective::AllGather => comm.all_gather_into(&*input, output),
+                    Collective::ReduceScatter => comm.reduce_scatter_into(&*input, output, op.clone()),
+                    Collective::Broadcast => comm.broadcast_into(&*input, output, root),
+                    Collective::Reduce => comm.reduce_into(&*input, output, op.clone(), root),
+                    Collective::Gather => comm.gather_into(&*input, output, root),
+                    Collective::Scatter => comm.scatter_into(&*input, output, root),
+                    Collective::AllToAll => comm.all_to_all(&*input, output),
+                    Collective::AllToAllV => comm.all_to_all_v(&*input, &parts[0], output, &parts[1]),
+                    Collective::SendRecv => comm.send_receive(&*input, output),
+                    Collective::Barrier => return comm.barrier().wait(),
+                };
+                call.wait()
+            }
+            Self::InPlace(memory) => match case.collective {
+                Collective::AllReduce => comm.all_reduce(memory, op.clone()),
+                Collective::AllGather => comm.all_gather(memory),
+                Collective::ReduceScatter => comm.reduce_scatter(memory, op.clone()),
+                Collective::Reduce => comm.reduce(memory, op.clone(), root),
+                Collective::Gather => comm.gather(memory, root),
+                Collective::Scatter => comm.scatter(memory, root),
+                // The others do not run in place, and have no such buffers.
+                _ => comm.broadcast(memory, root),
+            }
+            .wait(),
+        }
+    }
+}

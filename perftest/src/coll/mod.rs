@@ -1,0 +1,98 @@
+//! `doorbell coll`: collectives, measured as nccl-tests does.
+//!
+//! `args` says what may be asked; `launch` starts ranks of this host as processes; `rank` is one of them, or of a launcher's; `measure` times and checks on all ranks together; `traffic` has the formulas and `table`
+//! prints. `explain` says how an operation is done and why, and `simulate` how long it would take elsewhere.
+
+mod args;
+mod explain;
+mod launch;
+mod measure;
+mod rank;
+mod simulate;
+mod table;
+mod traffic;
+
+use doorbell_collectives::plan::Collective;
+
+pub(crate) use args::{CollArgs, NOTES};
+
+use crate::failure::Failure;
+
+/// The most ranks that are started here.
+const MAX_RANKS: u32 = 64;
+
+/// Does what was asked, in whatever role the command line and the environment give this process.
+///
+/// # Errors
+/// The test's, with its exit status.
+pub(crate) fn run(args: &CollArgs) -> Result<(), Failure> {
+    refuse(args)?;
+    match (args.ranks, args.rank) {
+        (Some(ranks), _) if args.simulate => simulate::run(args, ranks),
+        (Some(ranks), None) => {
+            if ranks > MAX_RANKS {
+                return Err(Failure::usage(format!(
+                    "--ranks {ranks}: at most {MAX_RANKS} are started here; more can be simulated, with --simulate"
+                )));
+            }
+            launch::run(args, ranks)
+        }
+        (Some(ranks), Some(rank)) => rank::child(args, rank, ranks),
+        (None, _) => rank::launched(args),
+    }
+}
+
+/// What does not go together.
+fn refuse(args: &CollArgs) -> Result<(), Failure> {
+    let operation = args.operation;
+    if args.last_size() < args.min_bytes {
+        return Err(Failure::usage(format!(
+            "the largest size, {}, is less than the smallest, {}: give -e at least -b",
+            args.last_size(),
+            args.min_bytes
+        )));
+    }
+    if args.step_factor.is_none() && args.step_bytes == 0 {
+        return Err(Failure::usage(
+            "-i 0 never comes to the largest size: give 1 at least, or a factor with -f",
+        ));
+    }
+    if args.deadline.is_zero() {
+        return Err(Failure::usage("--deadline 0: give operations some time, as 3s"));
+    }
+    if let (Some(root), Some(ranks)) = (args.root(), args.ranks)
+        && root >= ranks
+    {
+        return Err(Failure::usage(format!(
+            "rank {root} cannot be the root of {ranks} ranks: they are 0 to {}",
+            ranks - 1
+        )));
+    }
+    if let Some(algorithm) = args.algorithm.0 {
+        if !algorithm.supports(operation) {
+            return Err(Failure::usage(format!(
+                "{algorithm} does not do {operation}: one of {}",
+                names(operation, false)
+            )));
+        }
+        if args.deterministic && !algorithm.deterministic(operation) {
+            return Err(Failure::usage(format!(
+                "{algorithm} does {operation} in an order that depends on how it is cut: one of {}, or without --deterministic",
+                names(operation, true)
+            )));
+        }
+    }
+    if args.svg.is_some() && !args.explain && !args.simulate {
+        return Err(Failure::usage(
+            "--svg is what --explain or --simulate draws: give one of them",
+        ));
+    }
+    Ok(())
+}
+
+/// The algorithms for it.
+fn names(operation: Collective, deterministic: bool) -> String {
+    let all = doorbell_collectives::Algorithm::of(operation);
+    let those = all.filter(|algorithm| !deterministic || algorithm.deterministic(operation));
+    those.map(|algorithm| algorithm.name()).collect::<Vec<_>>().join(", ")
+}

@@ -1,0 +1,167 @@
+//! One rank: how it comes to its group, and what it does there.
+
+use doorbell_collectives::bootstrap::{self, BootstrapError, Exchange, Group, Launch, UniqueId};
+use doorbell_collectives::executor::Config;
+use doorbell_collectives::tune::Overrides;
+use doorbell_collectives::{Communicator, Options, Rank};
+use serde::{Deserialize, Serialize};
+
+use super::table::Report;
+use super::{CollArgs, explain, measure};
+use crate::device::{self, Device, Reach};
+use crate::failure::{Failure, one_line};
+use crate::interrupt::Interrupt;
+use crate::orchestrate;
+use crate::report::{LinkKind, Warning, of_this_machine};
+
+/// A rank that the process at the other end of stdin has started.
+///
+/// # Errors
+/// What went wrong, on this rank.
+pub(super) fn child(args: &CollArgs, rank: u32, ranks: u32) -> Result<(), Failure> {
+    let token = orchestrate::adopt().map_err(|_| Failure::usage("--rank is for doorbell itself: use --ranks"))?;
+    let _interrupt = Interrupt::leave_to_parent()?;
+    let id: UniqueId = token
+        .parse()
+        .map_err(|_| Failure::usage("--rank is for doorbell itself: use --ranks"))?;
+    let join = || Group::join(&id, Rank(rank), ranks, &bootstrap::Options::default());
+    named(rank, begin(args, rank, Reach::Here, join))
+}
+
+/// A rank of a launcher.
+///
+/// # Errors
+/// [`Failure::Usage`] if nobody has launched it; else what went wrong, on this rank.
+pub(super) fn launched(args: &CollArgs) -> Result<(), Failure> {
+    let launch = Launch::from_env().map_err(|e| match e {
+        BootstrapError::NotLaunched => Failure::usage(
+            "how many ranks? Give --ranks N to start them here, or start this by mpirun, srun or torchrun",
+        ),
+        other => Failure::usage(one_line(&other.to_string())),
+    })?;
+    let rank = launch.rank.0;
+    let options = bootstrap::Options::from_env().map_err(|e| Failure::usage(one_line(&e.to_string())))?;
+    named(rank, begin(args, rank, Reach::Elsewhere, || launch.join(&options)))
+}
+
+/// Says whose failure it is.
+fn named<T>(rank: u32, result: Result<T, Failure>) -> Result<T, Failure> {
+    result.map_err(|failure| match failure {
+        Failure::Test(what) => Failure::Test(format!("rank {rank}: {what}")),
+        Failure::Usage(what) => Failure::Usage(format!("rank {rank}: {what}")),
+        other => other,
+    })
+}
+
+/// What a rank tells the others of its device.
+#[derive(Serialize, Deserialize)]
+struct Reached {
+    link: LinkKind,
+    group: Option<u64>,
+}
+
+fn begin(
+    args: &CollArgs,
+    rank: u32,
+    reach: Reach,
+    join: impl FnOnce() -> Result<Group, BootstrapError>,
+) -> Result<(), Failure> {
+    let failed = |e: &dyn std::fmt::Display| Failure::test(one_line(&e.to_string()));
+    let mut soft = args.soft.clone();
+    soft.pcap = soft.pcap.filter(|_| rank == 0);
+    let devices = device::open_all(&args.device, &soft, args.seed.wrapping_add(u64::from(rank)), reach)?;
+    let options = options(args)?;
+    let mut group = join().map_err(|e| failed(&e))?;
+    if args.root().is_some_and(|root| root >= group.ranks()) {
+        return Err(Failure::usage(format!(
+            "rank {} cannot be the root of {} ranks",
+            args.root,
+            group.ranks()
+        )));
+    }
+    let link = agree(&devices, &mut group)?;
+    let contexts: Vec<_> = devices.iter().map(|device| device.context.clone()).collect();
+    let comm = Communicator::new(&contexts, group, options).map_err(|e| failed(&e))?;
+    if rank == 0 {
+        warn(&devices, link, &comm);
+    }
+    if args.explain {
+        if rank == 0 {
+            explain::run(args, &comm)?;
+        }
+    } else {
+        let names: Vec<_> = contexts.iter().map(|context| context.name()).collect();
+        measure::run(args, &comm, Report::new(args.operation.name(), names.join(","), link))?;
+    }
+    comm.destroy().map_err(|e| failed(&e))
+}
+
+/// How the communicator is made: as the options say, and where they don't, the environment.
+fn options(args: &CollArgs) -> Result<Options, Failure> {
+    let from_env = Options::from_env().map_err(|e| Failure::usage(one_line(&e.to_string())))?;
+    let mine = Overrides {
+        algorithm: args.algorithm.0,
+        protocol: args.protocol.0,
+        channels: args.channels,
+        slice_bytes: None,
+    };
+    let overrides = mine.over(from_env.overrides);
+    let channels = overrides.channels.unwrap_or(0).max(from_env.config.channels).min(64);
+    Ok(Options {
+        config: Config {
+            channels,
+            ..from_env.config
+        },
+        deadline: args.deadline,
+        deterministic: args.deterministic,
+        overrides,
+        ..from_env
+    })
+}
+
+/// What carries the packets between all ranks: the softest of what there is.
+fn agree(devices: &[Device], group: &mut Group) -> Result<LinkKind, Failure> {
+    let softest = devices.iter().max_by_key(|device| device.link);
+    let mine = Reached {
+        link: softest.map_or(LinkKind::SoftUdp, |device| device.link),
+        group: softest.and_then(|device| device.group),
+    };
+    let text = serde_json::to_vec(&mine).unwrap_or_default();
+    let said = group
+        .control_mut()
+        .all_gather(&text)
+        .map_err(|e| Failure::test(one_line(&e.to_string())))?;
+    let all: Option<Vec<Reached>> = said.iter().map(|one| serde_json::from_slice(one).ok()).collect();
+    let Some(all) = all else {
+        return Err(Failure::test(
+            "another rank says what this release does not understand: run the same one everywhere",
+        ));
+    };
+    if mine.group.is_some() && all.iter().all(|one| one.group == mine.group) {
+        return Ok(LinkKind::SoftLocal);
+    }
+    Ok(all.iter().map(|one| one.link).max().unwrap_or(mine.link))
+}
+
+/// Says on stderr what casts doubt on figures.
+fn warn(devices: &[Device], link: LinkKind, comm: &Communicator) {
+    let host = comm.members().first().map(|member| &member.host);
+    let here = comm
+        .members()
+        .iter()
+        .filter(|member| Some(&member.host) == host)
+        .count();
+    let mut warnings = of_this_machine(here);
+    if link != LinkKind::Hardware {
+        warnings.push(Warning::NotHardware(link));
+    }
+    warnings.extend(
+        devices
+            .iter()
+            .find_map(|device| device.faults.clone())
+            .map(Warning::Faults),
+    );
+    for warning in warnings {
+        eprintln!("doorbell: warning: {warning}");
+    }
+}

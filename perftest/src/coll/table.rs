@@ -1,0 +1,246 @@
+//! Results: nccl-tests' table, and one JSON object.
+
+use doorbell_collectives::tune;
+use serde::Serialize;
+
+use crate::failure::Failure;
+use crate::report::{LinkKind, print_json, print_line};
+
+/// What was measured, and on what.
+#[derive(Debug, Serialize)]
+pub(crate) struct Report {
+    tool: &'static str,
+    version: &'static str,
+    test: &'static str,
+    pub(crate) device: String,
+    pub(crate) link: LinkKind,
+    memory: &'static str,
+    pub(crate) results: Vec<Row>,
+}
+
+/// The figures of one size, out of place.
+#[derive(Debug, Serialize)]
+pub(crate) struct Row {
+    pub(crate) bytes: u64,
+    pub(crate) count: u64,
+    pub(crate) dtype: &'static str,
+    /// `none` where nothing is reduced.
+    pub(crate) op: &'static str,
+    /// -1 where there is none.
+    pub(crate) root: i64,
+    pub(crate) algorithm: &'static str,
+    pub(crate) protocol: &'static str,
+    pub(crate) channels: u32,
+    pub(crate) ranks: u32,
+    pub(crate) iterations: u32,
+    #[serde(flatten)]
+    pub(crate) figures: Figures,
+    /// The same in place, where the operation can be.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) in_place: Option<Figures>,
+}
+
+/// What came out.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub(crate) struct Figures {
+    /// The mean over all ranks.
+    pub(crate) time_us: f64,
+    pub(crate) algbw_bytes_per_s: f64,
+    pub(crate) busbw_bytes_per_s: f64,
+    /// Elements that were not what they should be, on all ranks; none if none was checked.
+    pub(crate) wrong: Option<u64>,
+}
+
+impl Row {
+    /// How it was done.
+    pub(crate) fn done_by(mut self, choice: &tune::Choice) -> Self {
+        self.algorithm = choice.algorithm.name();
+        self.protocol = choice.protocol.name();
+        self.channels = choice.channels;
+        self
+    }
+
+    /// Elements that were wrong, in place or out of it.
+    pub(crate) fn wrong(&self) -> u64 {
+        let of = |figures: &Figures| figures.wrong.unwrap_or(0);
+        of(&self.figures) + self.in_place.as_ref().map_or(0, of)
+    }
+}
+
+impl Report {
+    pub(crate) fn new(test: &'static str, device: String, link: LinkKind) -> Self {
+        Self {
+            tool: "doorbell",
+            version: env!("CARGO_PKG_VERSION"),
+            test,
+            device,
+            link,
+            memory: "host",
+            results: Vec::new(),
+        }
+    }
+
+    /// Prints all of it as JSON.
+    ///
+    /// # Errors
+    /// When stdout does not take it.
+    pub(crate) fn print(&self) -> Result<(), Failure> {
+        print_json(self)
+    }
+
+    /// Prints what comes before the table's rows.
+    ///
+    /// # Errors
+    /// When stdout does not take it.
+    pub(crate) fn print_head(&self, ranks: u32) -> Result<(), Failure> {
+        print_line(&format!(
+            "# doorbell coll {}: {ranks} ranks on {}, {}\n{}",
+            self.test,
+            self.device,
+            self.link.name(),
+            head()
+        ))
+    }
+
+    /// Prints what comes after them: whether all was right, and the mean of the bus bandwidths.
+    ///
+    /// # Errors
+    /// When stdout does not take it.
+    pub(crate) fn print_foot(&self) -> Result<(), Failure> {
+        let all = || {
+            self.results
+                .iter()
+                .flat_map(|row| [Some(row.figures), row.in_place])
+                .flatten()
+        };
+        let mean = all().map(|figures| figures.busbw_bytes_per_s).sum::<f64>() / (all().count().max(1) as f64);
+        let wrong: u64 = self.results.iter().map(Row::wrong).sum();
+        let checked = if all().any(|figures| figures.wrong.is_none()) {
+            "not checked".to_owned()
+        } else {
+            format!("{wrong} {}", if wrong == 0 { "OK" } else { "FAILED" })
+        };
+        print_line(&format!(
+            "# Wrong values     : {checked}\n# Avg bus bandwidth: {:.4} GB/s",
+            mean / 1e9
+        ))
+    }
+}
+
+fn head() -> String {
+    let figures = format!(" {:>9} {:>7} {:>7} {:>6}", "time", "algbw", "busbw", "#wrong");
+    let units = format!(" {:>9} {:>7} {:>7} {:>6}", "(us)", "(GB/s)", "(GB/s)", "");
+    format!(
+        "#{:>58} {:^33} {:^33}\n#{:>12} {:>13} {:>8} {:>10} {:>7}   {figures}{figures}\n#{:>12} {:>13} {:>8} {:>10} {:>7}   {units}{units}",
+        "", "out-of-place", "in-place", "size", "count", "type", "redop", "root", "(B)", "(elements)", "", "", ""
+    )
+}
+
+impl Row {
+    /// As a line of the table.
+    pub(crate) fn line(&self) -> String {
+        let Self {
+            bytes,
+            count,
+            dtype,
+            op,
+            root,
+            ..
+        } = self;
+        let in_place = self.in_place.as_ref().map_or_else(
+            || format!(" {:>9} {:>7} {:>7} {:>6}", "N/A", "N/A", "N/A", "N/A"),
+            Figures::columns,
+        );
+        format!(
+            " {bytes:>12} {count:>13} {dtype:>8} {op:>10} {root:>7}   {}{in_place}",
+            self.figures.columns()
+        )
+    }
+}
+
+impl Figures {
+    fn columns(&self) -> String {
+        let wrong = self.wrong.map_or_else(|| "N/A".to_owned(), |wrong| wrong.to_string());
+        // Four digits, as far as there are so many.
+        let time = match self.time_us {
+            us if us < 100.0 => format!("{us:.2}"),
+            us if us < 1000.0 => format!("{us:.1}"),
+            us => format!("{us:.0}"),
+        };
+        format!(
+            " {time:>9} {:>7.2} {:>7.2} {wrong:>6}",
+            self.algbw_bytes_per_s / 1e9,
+            self.busbw_bytes_per_s / 1e9
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row() -> Row {
+        let figures = Figures {
+            time_us: 34.56,
+            algbw_bytes_per_s: 1e9,
+            busbw_bytes_per_s: 2e9,
+            wrong: Some(0),
+        };
+        Row {
+            bytes: 1 << 20,
+            count: 1 << 18,
+            dtype: "f32",
+            op: "sum",
+            root: -1,
+            algorithm: "ring",
+            protocol: "simple",
+            channels: 1,
+            ranks: 2,
+            iterations: 20,
+            figures,
+            in_place: None,
+        }
+    }
+
+    #[test]
+    fn columns_line_up_and_are_nccl_tests() {
+        let line = row().line();
+        assert_eq!(
+            line.split_whitespace().collect::<Vec<_>>(),
+            [
+                "1048576", "262144", "f32", "sum", "-1", "34.56", "1.00", "2.00", "0", "N/A", "N/A", "N/A", "N/A"
+            ]
+        );
+        let both = Row {
+            in_place: Some(row().figures),
+            ..row()
+        };
+        for head in head().lines() {
+            assert_eq!(head.trim_end().len(), head.len().min(head.trim_end().len()));
+            assert!(
+                head.len() == line.len() && both.line().len() == line.len(),
+                "{head}\n{line}"
+            );
+        }
+    }
+
+    #[test]
+    fn keys_are_the_contracts() {
+        let value = serde_json::to_value(row()).unwrap();
+        for key in [
+            "bytes",
+            "count",
+            "dtype",
+            "op",
+            "algorithm",
+            "protocol",
+            "ranks",
+            "time_us",
+            "algbw_bytes_per_s",
+            "busbw_bytes_per_s",
+            "wrong",
+        ] {
+            assert!(value.get(key).is_some(), "{key}");
+        }
+    }
+}

@@ -1,0 +1,9 @@
+//! Collectives, all of them: every collective by every algorithm and protocol, of every type and operator, among few and many ranks, with counts that do not divide, against what they give by the simplest computation.
+//!
+//! The ranks are engines of one process, driven in turn by one thread. `DOORBELL_COLLECTIVES_COUNTS` is how many counts of each case are run (default 1, another in each case).
+
+#[path = "../../collectives/tests/executor/world.rs"]
+mod world;
+
+mod bits;
+mod matrix;

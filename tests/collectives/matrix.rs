@@ -1,0 +1,276 @@
+//! The matrix.
+
+use std::sync::Arc;
+
+use doorbell_collectives::executor::{Config, Data, Operation, Parts, PlanId, Tuning};
+use doorbell_collectives::kernel::{F8E4M3, F8E5M2, Function, Scalar, bf16, f16};
+use doorbell_collectives::plan::Collective;
+use doorbell_collectives::reference::{Case, Number, given};
+use doorbell_collectives::{Algorithm, DataType, Protocol, Rank, ReduceOp, Segment};
+
+use crate::world::{Device, World};
+
+/// Bytes of memory that each rank has for its input, and for its output.
+const HALF: usize = 1 << 20;
+/// Elements: of the whole, or of a part. None divides by many numbers of ranks.
+const COUNTS: [u64; 5] = [1, 5, 131, 1027, 0];
+/// How an operation is cut: channels, and bytes of a slice.
+const CUTS: [(u32, usize); 4] = [(1, 1 << 16), (2, 96), (1, 1000), (2, 2048)];
+
+/// Ranks with memory for their operations.
+pub(crate) struct Team {
+    pub(crate) world: World,
+    memory: Vec<Arc<Segment>>,
+    ranks: u32,
+    plans: Vec<(Algorithm, Collective, Rank, PlanId)>,
+}
+
+/// How an operation is done.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Way {
+    pub(crate) algorithm: Algorithm,
+    pub(crate) tuning: Tuning,
+    pub(crate) in_place: bool,
+}
+
+impl Team {
+    pub(crate) fn new(ranks: u32) -> Self {
+        let config = Config {
+            channels: 2,
+            ..Config::default()
+        };
+        let world = World::new(ranks, &[Device::Soft(0)], config);
+        let memory = world.engines.iter().map(|engine| engine.allocate(2 * HALF).unwrap());
+        Self {
+            memory: memory.collect(),
+            world,
+            ranks,
+            plans: Vec::new(),
+        }
+    }
+
+    fn plan(&mut self, algorithm: Algorithm, collective: Collective, root: Rank) -> PlanId {
+        let known = |known: &&(Algorithm, Collective, Rank, PlanId)| {
+            (known.0, known.1, known.2) == (algorithm, collective, root)
+        };
+        if let Some((.., plan)) = self.plans.iter().find(known) {
+            return *plan;
+        }
+        let plan = self.world.prepare(algorithm, collective, root);
+        self.plans.push((algorithm, collective, root, plan));
+        plan
+    }
+
+    /// Where a rank's input and output begin, in bytes.
+    fn places(case: &Case, rank: Rank, element: usize, in_place: bool) -> (usize, usize) {
+        let own = rank.index() * case.count as usize * element;
+        if !in_place {
+            return (0, HALF);
+        }
+        match case.collective {
+            Collective::AllGather => (own, 0),
+            Collective::Gather if rank == case.root => (own, 0),
+            Collective::ReduceScatter => (0, own),
+            Collective::Scatter if rank == case.root => (0, own),
+            Collective::AllReduce | Collective::Broadcast | Collective::Reduce => (0, 0),
+            _ => (0, HALF),
+        }
+    }
+
+    /// A rank's memory from a byte on, as elements. Nothing is under way.
+    fn elements<T: Number>(&mut self, rank: Rank, at: usize, len: u64) -> &mut [T] {
+        let bytes = len as usize * size_of::<T>();
+        assert!(
+            at + bytes <= 2 * HALF && at.is_multiple_of(align_of::<T>()),
+            "{len} elements at {at}"
+        );
+        // SAFETY: in the segment, of which every byte is initialised and every bit pattern a value of the type; the engines have nothing to do.
+        unsafe { core::slice::from_raw_parts_mut(self.memory[rank.index()].start().add(at).cast::<T>(), len as usize) }
+    }
+
+    /// Does an operation on inputs drawn from a seed, and leaves what comes out of it in the ranks' memory.
+    pub(crate) fn run<T: Number>(&mut self, case: &Case, op: ReduceOp, seed: u64, way: Way) {
+        let all = || (0..case.ranks).map(Rank);
+        let plan = self.plan(way.algorithm, case.collective, case.root);
+        let function = Function::new(T::TYPE, op, self.ranks).unwrap();
+        let mut operations = Vec::new();
+        for rank in all() {
+            let (input, output) = Self::places(case, rank, size_of::<T>(), way.in_place);
+            let spoilt = given(!seed, rank, u64::MAX);
+            self.elements::<T>(rank, output, case.output(rank)).fill(spoilt);
+            for (index, element) in (0..).zip(self.elements::<T>(rank, input, case.input(rank))) {
+                *element = given(seed, rank, index);
+            }
+            let lay = |len: &dyn Fn(Rank) -> u64| {
+                let mut at = 0;
+                let place = |other| {
+                    at += len(other);
+                    (at - len(other), len(other))
+                };
+                all().map(place).collect()
+            };
+            let memory = &self.memory[rank.index()];
+            operations.push(Operation {
+                plan,
+                function: function.clone(),
+                count: case.count,
+                parts: (case.collective == Collective::AllToAllV).then(|| Parts {
+                    send: lay(&|to| case.part(rank, to)),
+                    receive: lay(&|from| case.part(from, rank)),
+                }),
+                input: Data::Registered(Arc::clone(memory), input),
+                output: Data::Registered(Arc::clone(memory), output),
+                scale: (op == ReduceOp::PreMulSum && case.collective.reduces()).then(|| Scalar::of(T::scalar(rank))),
+                tuning: way.tuning,
+                deadline: None,
+            });
+        }
+        // SAFETY: the memory is long enough, and stays; nobody looks at it before all results are taken.
+        let tickets = unsafe { self.world.submit(|rank| operations[rank.index()].clone()) };
+        for result in self.world.finish(&tickets) {
+            result.unwrap_or_else(|error| panic!("{case:?} {way:?}: {error}"));
+        }
+    }
+
+    /// What a rank has got.
+    pub(crate) fn output<T: Number>(&mut self, case: &Case, rank: Rank, in_place: bool) -> &[T] {
+        let (_, output) = Self::places(case, rank, size_of::<T>(), in_place);
+        self.elements(rank, output, case.output(rank))
+    }
+
+    /// Does an operation, and looks at what every rank has got.
+    fn check<T: Number>(&mut self, case: &Case, op: ReduceOp, seed: u64, way: Way) {
+        self.run::<T>(case, op, seed, way);
+        for rank in (0..case.ranks).map(Rank) {
+            let wrong = case.wrong(op, rank, seed, self.output::<T>(case, rank, way.in_place));
+            assert_eq!(
+                wrong,
+                0,
+                "{case:?} {} {op} {way:?}: elements of rank {rank} that are wrong",
+                T::TYPE
+            );
+        }
+        if case.collective == Collective::AllReduce {
+            let first = bits(self.output::<T>(case, Rank(0), way.in_place)).to_vec();
+            for rank in (1..case.ranks).map(Rank) {
+                let same = bits(self.output::<T>(case, rank, way.in_place)) == first;
+                assert!(
+                    same,
+                    "{case:?} {} {op} {way:?}: rank {rank} has other bits than rank 0",
+                    T::TYPE
+                );
+            }
+        }
+    }
+}
+
+/// The bytes of elements.
+pub(crate) fn bits<T: Number>(elements: &[T]) -> &[u8] {
+    // SAFETY: elements have no padding.
+    unsafe { core::slice::from_raw_parts(elements.as_ptr().cast(), size_of_val(elements)) }
+}
+
+/// The check of a type.
+type Check = fn(&mut Team, &Case, ReduceOp, u64, Way);
+
+const TYPES: [(DataType, Check); 12] = [
+    (DataType::I8, Team::check::<i8>),
+    (DataType::U8, Team::check::<u8>),
+    (DataType::I32, Team::check::<i32>),
+    (DataType::U32, Team::check::<u32>),
+    (DataType::I64, Team::check::<i64>),
+    (DataType::U64, Team::check::<u64>),
+    (DataType::F16, Team::check::<f16>),
+    (DataType::Bf16, Team::check::<bf16>),
+    (DataType::F32, Team::check::<f32>),
+    (DataType::F64, Team::check::<f64>),
+    (DataType::F8E4M3, Team::check::<F8E4M3>),
+    (DataType::F8E5M2, Team::check::<F8E5M2>),
+];
+
+/// How many counts of each case are run.
+fn counts() -> usize {
+    std::env::var("DOORBELL_COLLECTIVES_COUNTS").map_or(1, |counts| counts.parse().expect("a number"))
+}
+
+/// All there is among so many ranks. Counts, cuts, roots and whether it is in place go through what they can be, case by case.
+fn matrix(ranks: u32) {
+    let mut team = Team::new(ranks);
+    let mut cases = 0;
+    let counts = counts();
+    for &collective in Collective::ALL {
+        for algorithm in Algorithm::of(collective) {
+            for &protocol in Protocol::ALL {
+                for (_, check) in TYPES {
+                    let ops = if collective.reduces() {
+                        ReduceOp::ALL
+                    } else {
+                        &[ReduceOp::Sum]
+                    };
+                    for &op in ops {
+                        for _ in 0..counts {
+                            cases += 1;
+                            let (channels, slice) = CUTS[cases % CUTS.len()];
+                            let case = Case {
+                                collective,
+                                ranks,
+                                root: Rank(if collective.has_root() { cases as u32 % ranks } else { 0 }),
+                                count: COUNTS[cases / 3 % COUNTS.len()],
+                            };
+                            let way = Way {
+                                algorithm,
+                                tuning: Tuning {
+                                    protocol,
+                                    channels,
+                                    slice,
+                                },
+                                in_place: collective.runs_in_place() && cases / 2 % 3 == 0,
+                            };
+                            check(&mut team, &case, op, cases as u64, way);
+                        }
+                    }
+                }
+            }
+        }
+    }
+    // Of 14 ways to reduce, each of 6 operators, and 16 that do not.
+    assert!(
+        cases >= 3 * TYPES.len() * (14 * 6 + 16) * counts,
+        "{cases} cases among {ranks} ranks"
+    );
+}
+
+#[test]
+fn two_ranks() {
+    matrix(2);
+}
+
+#[test]
+fn three_ranks() {
+    matrix(3);
+}
+
+#[test]
+fn four_ranks() {
+    matrix(4);
+}
+
+#[test]
+fn five_ranks() {
+    matrix(5);
+}
+
+#[test]
+fn seven_ranks() {
+    matrix(7);
+}
+
+#[test]
+fn eight_ranks() {
+    matrix(8);
+}
+
+#[test]
+fn sixteen_ranks() {
+    matrix(16);
+}
