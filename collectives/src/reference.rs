@@ -299,3 +299,84 @@ floats! {
 const fn exp2(power: i64) -> f64 {
     f64::from_bits(((1023 + power) as u64) << 52)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_a_little_off_is_wrong() {
+        let case = Case {
+            collective: Collective::AllReduce,
+            ranks: 5,
+            root: Rank(0),
+            count: 100,
+        };
+        let sum = |index| {
+            (0..5)
+                .map(|rank| f64::from(given::<f32>(9, Rank(rank), index)))
+                .sum::<f64>()
+        };
+        let mut sums: Vec<f32> = (0..100).map(|index| sum(index) as f32).collect();
+        assert_eq!(case.wrong(ReduceOp::Sum, Rank(0), 9, &sums), 0);
+        sums[7] += 1e-5;
+        sums[8] = f32::NAN;
+        assert_eq!(case.wrong(ReduceOp::Sum, Rank(0), 9, &sums), 2);
+        assert!(case.wrong(ReduceOp::Sum, Rank(0), 8, &sums) > 90, "of another seed");
+
+        let sum = |index| {
+            (0..5)
+                .map(|rank| given::<i8>(9, Rank(rank), index))
+                .fold(0, i8::wrapping_add)
+        };
+        let mut sums: Vec<i8> = (0..100).map(sum).collect();
+        assert_eq!(case.wrong(ReduceOp::Sum, Rank(0), 9, &sums), 0);
+        sums[99] = sums[99].wrapping_add(1);
+        assert_eq!(case.wrong(ReduceOp::Sum, Rank(0), 9, &sums), 1);
+    }
+
+    #[test]
+    fn a_bound_is_a_few_roundings_and_not_more() {
+        let off = |value: f64, op| {
+            f16::from_f32(value as f32).agrees(op, 2, |rank| f16::from_f32(if rank == 0 { 1.0 } else { 0.75 }))
+        };
+        assert!(
+            off(1.75, ReduceOp::Sum)
+                && off(0.75, ReduceOp::Prod)
+                && off(0.875, ReduceOp::Avg)
+                && off(0.75, ReduceOp::Min)
+        );
+        for (value, op) in [
+            (1.75 + 1.0 / 512.0, ReduceOp::Sum),
+            (0.75 + 1.0 / 1024.0, ReduceOp::Prod),
+            (0.875 + 1.0 / 1024.0, ReduceOp::Avg),
+            (0.75 + 1.0 / 2048.0, ReduceOp::Min),
+            (1.0 - 1.0 / 2048.0, ReduceOp::Max),
+        ] {
+            assert!(!off(value, op), "{value} {op}");
+        }
+        // 1 · 1/2 + 3/4 · 1.
+        assert!(off(1.25, ReduceOp::PreMulSum) && !off(1.75, ReduceOp::PreMulSum));
+    }
+
+    #[test]
+    fn all_pieces_are_the_output() {
+        for &collective in Collective::ALL {
+            for rank in (0..5).map(Rank) {
+                let case = Case {
+                    collective,
+                    ranks: 5,
+                    root: Rank(3),
+                    count: 7,
+                };
+                let pieces: u64 = case.pieces(rank).iter().map(|piece| piece.0).sum();
+                assert_eq!(pieces, case.output(rank), "{collective}, rank {rank}");
+                for (len, origin) in case.pieces(rank) {
+                    if let Origin::From(from, first) = origin {
+                        assert!(first + len <= case.input(from), "{collective}: rank {rank} from {from}");
+                    }
+                }
+            }
+        }
+    }
+}

@@ -50,7 +50,7 @@ fn training_over_ranks_comes_to_what_one_rank_comes_to() {
     assert!(lines[0].starts_with("251 samples over 3 ranks, 120 steps: the loss fell from "));
     assert_eq!(
         lines[1],
-        "the same weights on all ranks, and within 0.001 of those of a single rank"
+        "the same weights on all ranks, and within 0.00001 of those of a single rank"
     );
 }
 

@@ -19,6 +19,7 @@ Examples:
   doorbell bw send --server --bind 0.0.0.0  wait for a peer, then on the other machine:
   doorbell bw send 192.0.2.7 -d mlx5_0 -a   every size from 2 B to 8 MiB
   doorbell bw write --verify --drop 0.05    every byte checked while 5 % of the packets are lost
+  doorbell coll allreduce --ranks 4         collectives; each rank is a process
   doorbell devices -v                       what is here
   doorbell topo                             which adapter is near which GPU
   doorbell limits                           how far this machine itself could go, and how far the device does

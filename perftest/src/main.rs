@@ -1,7 +1,7 @@
-//! The `doorbell` command: RDMA bandwidth and latency tests, a list of devices, and the machine's own limits.
+//! The `doorbell` command: RDMA bandwidth, latency and collective tests, a list of devices, and the machine's own limits.
 //!
 //! `cli` says what may be asked, `plan` what a test does, `command` who runs where; `exchange` is how two ends agree, `orchestrate` how one
-//! machine has both; `run` measures, `stats` computes, `report` prints. `dropin` is `doorbell run` and `doorbell env`.
+//! machine has both; `run` measures, `stats` computes, `report` prints. `coll` is `doorbell coll`. `dropin` is `doorbell run` and `doorbell env`.
 #![forbid(unsafe_code)]
 
 mod cli;

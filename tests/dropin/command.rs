@@ -80,6 +80,21 @@ fn a_signal_that_ends_the_command_ends_doorbell() {
     assert_eq!(child.wait().expect("it was started").signal(), Some(15));
 }
 
+/// Who can catch nothing takes the command along. What the command started in turn is its own affair.
+#[test]
+fn a_command_does_not_outlive_a_doorbell_that_is_killed() {
+    let script = "echo ready; for i in $(seq 200); do sleep 0.05; done; echo outlived";
+    let mut child = doorbell(&["run", "--", "sh", "-c", script])
+        .spawn()
+        .expect("doorbell was built");
+    let mut lines = BufReader::new(child.stdout.take().expect("piped")).lines();
+    assert_eq!(lines.next().expect("a line").expect("text"), "ready");
+    child.kill().expect("it runs");
+    assert_eq!(child.wait().expect("it was started").signal(), Some(9));
+    // The pipe is at its end when all who could write to it are gone.
+    assert!(lines.next().is_none(), "the command has outlived it");
+}
+
 /// nohup(1) and shells' background jobs: what is ignored stays ignored.
 #[test]
 fn what_is_ignored_stays_ignored() {

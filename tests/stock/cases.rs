@@ -208,13 +208,13 @@ pub(crate) const WIRE: &[Grid] = &[
 ];
 
 const WIRE_PINGPONGS: &[&str] = &["-c -n 100", "-c -e -n 50"];
-// Not `-e`: ib_send_lat with it, one end on rxe, waits for ever at times; docs/STOCK.md says what is known of it.
 const WIRE_PERFTEST: &[&str] = &[
     "-n 100",
     "-n 20 -q 2 -b",
     "-n 50 -s 2000 -c UC",
     "-n 50 -c UD",
     "-n 50 --use-srq",
+    "-n 50 -e",
 ];
 
 const fn wire(

@@ -234,7 +234,24 @@ impl Shared {
 
     /// Ends what is under way here, at once, without asking anybody.
     pub(super) fn halt(&self, why: &str) {
-        self.with(|state| state.engine.abort(why));
+        self.with(|state| {
+            let waiting = state.engine.waiting();
+            state.engine.abort(why);
+            state.failed.get_or_insert_with(|| {
+                Box::new(GroupFailed {
+                    rank: self.rank,
+                    failure: None,
+                    engine: state.engine.failed().cloned(),
+                    waiting,
+                    peer: None,
+                })
+            });
+        });
+    }
+
+    /// Why it has failed, which it has.
+    pub(super) fn why(&self) -> CollectiveError {
+        self.with(|state| self.conclude(state))
     }
 
     /// Drives what is under way until nothing is, or until then.

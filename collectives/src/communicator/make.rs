@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::drive::Shared;
 use super::state::State;
-use super::{CollectiveError, Communicator, Options, calibrate};
+use super::{CollectiveError, Communicator, FOREVER, Options, calibrate};
 use crate::bootstrap::{Exchange, ExchangeError, Group};
 use crate::cost::{Compute, Link};
 use crate::executor::{Engine, EngineError};
@@ -79,7 +79,8 @@ impl Communicator {
     ///
     /// # Errors
     /// When a device refuses something, the members do not come together, or the tuning file cannot be used.
-    pub fn new(devices: &[Context], mut group: Group, options: Options) -> Result<Self, CollectiveError> {
+    pub fn new(devices: &[Context], mut group: Group, mut options: Options) -> Result<Self, CollectiveError> {
+        options.deadline = options.deadline.min(FOREVER);
         let state = State::make(devices, &mut group, &options, None)?;
         Self::of(state, group, devices, options)
     }
@@ -143,6 +144,7 @@ impl Communicator {
     /// # Errors
     /// When the others go on without this rank, or there was no agreement in time.
     pub fn shrink(&self, patience: Duration) -> Result<Self, CollectiveError> {
+        let patience = patience.min(FOREVER);
         let until = Instant::now() + patience;
         self.shared.halt("the communicator is being shrunk");
         let tuner = self.tuner();

@@ -54,6 +54,9 @@ use crate::types::{DataType, Rank};
 /// The longest that a communicator waits for the others when it is dropped.
 const GOODBYE: Duration = Duration::from_secs(5);
 
+/// As good as for ever, and no more than clocks can count.
+const FOREVER: Duration = Duration::from_secs(365 * 24 * 3600);
+
 /// One rank of those that make collectives together. Made of a group by [`new`](Self::new), or of another communicator.
 ///
 /// It may be shared between threads; operations are done in the order in which they are called, which has to be the same on all ranks.
@@ -198,7 +201,11 @@ impl Communicator {
     /// # Errors
     /// When not all have come within the deadline, or the communicator has failed. It is gone all the same.
     pub fn destroy(mut self) -> Result<(), CollectiveError> {
-        self.leave(self.options.deadline)
+        let left = self.leave(self.options.deadline);
+        if self.has_failed() {
+            return Err(self.shared.why());
+        }
+        left
     }
 
     /// Waits for the others to leave too.

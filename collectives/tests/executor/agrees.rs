@@ -319,6 +319,8 @@ fn messages_longer_than_memory_for_them() {
         fragment: 4096,
         ..Config::default()
     };
+    // Two ranks that exchange have nobody to wait for but each other.
+    sweep(2, ONE, config, &[Protocol::Simple], &[50_000], 1 << 20);
     sweep(3, ONE, config, &[Protocol::Simple], &[50_000], 1 << 20);
     sweep(4, TWO, config, &[Protocol::Simple, Protocol::Ll], &[50_001], 1 << 20);
 }

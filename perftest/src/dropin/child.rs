@@ -9,6 +9,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, ExitStatus, exit};
 use std::thread;
 
+use doorbell_softroce::orphan::kill_with_parent;
 use nix::errno::Errno;
 use nix::sys::resource::{Resource, setrlimit};
 use nix::sys::signal::{Signal, kill};
@@ -44,17 +45,17 @@ pub(crate) fn run(
     let ignored = ignored();
     let caught = SIGNALS.into_iter().filter(|signal| ignored & (1 << (signal - 1)) == 0);
     let mut signals = SignalsInfo::<WithRawSiginfo>::new(caught).map_err(|e| cannot("catch signals", &e))?;
-    let mut child = Command::new(name)
-        .args(arguments)
-        .envs(variables)
-        .spawn()
-        .map_err(|e| {
-            let status = if e.kind() == ErrorKind::NotFound { 127 } else { 126 };
-            let why = e
-                .raw_os_error()
-                .map_or_else(|| e.to_string(), |code| Errno::from_raw(code).desc().to_owned());
-            Failure::NotRun(format!("{}: {why}", one_line(&name.to_string_lossy())), status)
-        })?;
+    let mut command = Command::new(name);
+    command.args(arguments).envs(variables);
+    // Whoever kills this program means the command: it would hold its device, and a test that has failed would never end. This thread waits for the command below.
+    kill_with_parent(&mut command);
+    let mut child = command.spawn().map_err(|e| {
+        let status = if e.kind() == ErrorKind::NotFound { 127 } else { 126 };
+        let why = e
+            .raw_os_error()
+            .map_or_else(|| e.to_string(), |code| Errno::from_raw(code).desc().to_owned());
+        Failure::NotRun(format!("{}: {why}", one_line(&name.to_string_lossy())), status)
+    })?;
     let pid = Pid::from_raw(child.id().cast_signed());
     started(pid.as_raw());
     let handle = signals.handle();

@@ -19,6 +19,7 @@ pub mod limits;
 pub mod link;
 pub mod local;
 mod memory;
+pub mod orphan;
 mod pd;
 mod progress;
 mod qp;

@@ -296,6 +296,7 @@ impl Lane {
     /// ranks that exchange more than there is memory for on the way would else wait for each other.
     fn is_free(
         &self,
+        op: &Running,
         instruction: &Instruction,
         into: Span,
         part: Option<Fragment>,
@@ -314,13 +315,39 @@ impl Lane {
             };
             self.sends.iter().any(|send| {
                 let behind = (send.walk.piece, send.walk.at) >= (part.piece, part.at + part.len);
-                let of = message(&strand.instructions[edge.step as usize].step);
                 send.at == at
                     && behind
-                    && of.is_some_and(|(.., span)| span == into)
+                    && self.is_same(
+                        op,
+                        (&strand.instructions[edge.step as usize], at.turn),
+                        (instruction, turn),
+                        into,
+                        part,
+                    )
                     && has_confirmed(links, send.to, send.last)
             })
         })
+    }
+
+    /// Whether a part of what a step writes is the same part of what an earlier one sends. In place they lie together, though they are of different places.
+    fn is_same(
+        &self,
+        op: &Running,
+        (send, sent): (&Instruction, u32),
+        (step, turn): (&Instruction, u32),
+        into: Span,
+        part: Fragment,
+    ) -> bool {
+        let Some((.., of)) = message(&send.step) else {
+            return false;
+        };
+        let start = |instruction, span: Span, turn| {
+            let at = walk::bytes_at(op, instruction, span, self.slice(op, turn), part);
+            self.place(op, span.place).wrapping_add(at)
+        };
+        let bytes = |span: Span| op.function.bytes(span.place.form());
+        let alike = of.blocks == into.blocks && send.pieces == step.pieces && bytes(of) == bytes(into);
+        of == into || alike && start(send, of, sent) == start(step, into, turn)
     }
 
     /// The first byte of a place.
@@ -381,7 +408,7 @@ impl Lane {
                 }
                 Step::Reduce { sources, into } => {
                     let turn = self.execution.turn;
-                    let free = self.is_free(instruction, *into, None, turn, strand, scene.links);
+                    let free = self.is_free(op, instruction, *into, None, turn, strand, scene.links);
                     if free {
                         self.reduce(op, instruction, sources, *into, slice);
                     }
@@ -389,7 +416,7 @@ impl Lane {
                 }
                 Step::Copy { from, into } => {
                     let turn = self.execution.turn;
-                    let free = self.is_free(instruction, *into, None, turn, strand, scene.links);
+                    let free = self.is_free(op, instruction, *into, None, turn, strand, scene.links);
                     if free {
                         self.copy(op, instruction, *from, *into, slice);
                     }

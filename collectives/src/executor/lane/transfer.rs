@@ -51,7 +51,15 @@ impl Lane {
                 peer.grant(0, 0, 0);
             } else if let Some((segment, rail, offset)) = direct {
                 if !self.has_passed(instruction.free_after, self.grants.turn)
-                    || !self.is_free(instruction, span, Some(fragment), self.grants.turn, strand, scene.links)
+                    || !self.is_free(
+                        op,
+                        instruction,
+                        span,
+                        Some(fragment),
+                        self.grants.turn,
+                        strand,
+                        scene.links,
+                    )
                 {
                     break;
                 }
@@ -221,6 +229,7 @@ impl Lane {
             // What was granted where it belongs was free then.
             if !lands
                 && !self.is_free(
+                    op,
                     instruction,
                     span,
                     Some(fragment),

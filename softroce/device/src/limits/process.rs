@@ -1,6 +1,7 @@
 //! `process_vm_writev`: what one copy into another process's memory costs, the ceiling of a same-host path.
 
 use super::{Bandwidth, LimitError};
+use crate::orphan::dies_with;
 use nix::errno::Errno;
 use nix::sys::signal::{Signal, kill};
 use nix::sys::uio::RemoteIoVec;
@@ -35,18 +36,12 @@ impl Drop for Sleeper {
 }
 
 fn sleep_until_killed(parent: Pid) -> ! {
-    // SAFETY: prctl with PR_SET_PDEATHSIG takes a signal number and touches no memory of the process: the child does
-    // not outlive a parent that is killed.
-    unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
-    loop {
-        // SAFETY: takes no argument and touches no memory. Another parent means that ours ended before prctl.
-        if unsafe { libc::getppid() } != parent.as_raw() {
-            // SAFETY: ends this process at once, without running what the parent registered for its exit.
-            unsafe { libc::_exit(0) };
-        }
-        // SAFETY: as getppid.
+    while dies_with(parent) {
+        // SAFETY: takes no argument and touches no memory.
         unsafe { libc::pause() };
     }
+    // SAFETY: ends this process at once, without running what the parent registered for its exit.
+    unsafe { libc::_exit(0) };
 }
 
 /// Copies of `block` bytes into another process's memory with process_vm_writev(2), from one and into one buffer.

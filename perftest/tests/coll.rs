@@ -1,0 +1,364 @@
+//! `doorbell coll` as scripts see it: ranks are processes of this host on the userspace device, on loopback.
+
+#![forbid(unsafe_code)]
+
+use std::net::TcpListener;
+use std::process::{Child, Command, Output, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::Value;
+
+/// Longer than anything here takes, on a busy machine too.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn doorbell(line: &str) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_doorbell"));
+    command.arg("coll").args(line.split_whitespace());
+    for name in [
+        "SOFT_ADDR",
+        "SOFT_PORT",
+        "FAULTS",
+        "PCAP",
+        "LINK",
+        "ALGORITHM",
+        "PROTOCOL",
+        "CHANNELS",
+        "SLICE",
+        "TUNING",
+        "RANK",
+    ] {
+        command.env_remove(format!("DOORBELL_{name}"));
+    }
+    for launcher in ["OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "RANK", "WORLD_SIZE"] {
+        command.env_remove(launcher);
+    }
+    command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    command
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// The lines on stderr that are no warnings: what went wrong.
+fn complaint(output: &Output) -> Vec<String> {
+    stderr(output)
+        .lines()
+        .filter(|line| !line.starts_with("doorbell: warning:"))
+        .map(str::to_owned)
+        .collect()
+}
+
+/// Runs a test that has to succeed, and gives its JSON object.
+fn json(mut command: Command) -> Value {
+    let output = command.arg("--json").output().expect("the binary runs");
+    assert!(output.status.success(), "{command:?}: {}", stderr(&output));
+    serde_json::from_slice(&output.stdout).unwrap_or_else(|e| panic!("{command:?}: {e}: {output:?}"))
+}
+
+/// Every row is right, and there are so many.
+fn right(report: &Value, rows: usize) {
+    let results = report["results"].as_array().expect("rows");
+    assert_eq!(results.len(), rows, "{report}");
+    for row in results {
+        assert_eq!(row["wrong"], 0, "{row}");
+        assert!(row["in_place"].is_null() || row["in_place"]["wrong"] == 0, "{row}");
+        assert!(row["time_us"].as_f64() > Some(0.0), "{row}");
+    }
+}
+
+#[test]
+fn every_operation_is_right_and_has_the_contracts_keys() {
+    for operation in [
+        "allreduce",
+        "allgather",
+        "reduce-scatter",
+        "broadcast",
+        "reduce",
+        "gather",
+        "scatter",
+        "alltoall",
+        "alltoallv",
+        "sendrecv",
+        "barrier",
+    ] {
+        let report = json(doorbell(&format!(
+            "{operation} --ranks 3 -b 40 -e 10000 -f 50 -n 3 -w 1"
+        )));
+        right(&report, if operation == "barrier" { 1 } else { 2 });
+        let about = ["tool", "test", "device", "link", "memory"].map(|key| report[key].as_str());
+        assert_eq!(
+            about,
+            ["doorbell", operation, "soft0", "soft-local", "host"].map(Some),
+            "{report}"
+        );
+        let row = &report["results"][0];
+        for key in ["bytes", "count", "algbw_bytes_per_s", "busbw_bytes_per_s"] {
+            assert!(row[key].is_number(), "{key}: {row}");
+        }
+        for key in ["dtype", "op", "algorithm", "protocol"] {
+            assert!(row[key].is_string(), "{key}: {row}");
+        }
+        assert_eq!((&row["ranks"], &row["iterations"]), (&Value::from(3), &Value::from(3)));
+        let in_place = !matches!(operation, "alltoall" | "alltoallv" | "sendrecv" | "barrier");
+        assert_eq!(row["in_place"].is_object(), in_place, "{row}");
+    }
+}
+
+#[test]
+fn what_is_asked_for_is_what_is_done() {
+    let asked = "reduce --ranks 3 -b 1000 -e 1000 -n 2 -r 2 -o premulsum -d half --algorithm tree --protocol ll128 --channels 2";
+    let report = json(doorbell(asked));
+    right(&report, 1);
+    let row = &report["results"][0];
+    let done = ["op", "dtype", "algorithm", "protocol"].map(|key| row[key].as_str());
+    assert_eq!(done, ["premulsum", "f16", "tree", "ll128"].map(Some), "{row}");
+    assert_eq!((&row["root"], &row["count"]), (&Value::from(2), &Value::from(500)));
+
+    let all = json(doorbell(
+        "allreduce --ranks 2 -b 100 -e 100 -n 1 -w 0 -o all -d bf16 --deterministic -c 2",
+    ));
+    right(&all, 6);
+}
+
+#[test]
+fn the_table_is_nccl_tests() {
+    let output = doorbell("allreduce --ranks 2 -b 8 -e 32 -i 8 -n 2 --check 0")
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", stderr(&output));
+    let text = String::from_utf8(output.stdout).unwrap();
+    let rows: Vec<Vec<&str>> = text
+        .lines()
+        .filter(|line| !line.starts_with('#'))
+        .map(|line| line.split_whitespace().collect())
+        .collect();
+    assert_eq!(rows.len(), 4, "{text}");
+    for (row, bytes) in rows.iter().zip(["8", "16", "24", "32"]) {
+        assert_eq!((row.len(), row[0]), (13, bytes), "{text}");
+        assert_eq!((row[2], row[3], row[4], row[8]), ("f32", "sum", "-1", "N/A"), "{text}");
+        assert!(row[5].parse::<f64>().is_ok_and(|time| time > 0.0), "{text}");
+    }
+    assert!(
+        text.contains("not checked") && text.contains("# Avg bus bandwidth"),
+        "{text}"
+    );
+}
+
+#[test]
+fn over_udp_and_while_packets_are_lost() {
+    let mut udp = doorbell("allreduce --ranks 3 -b 8 -e 20000 -f 2500 -n 3");
+    let report = json({
+        udp.env("DOORBELL_LINK", "udp");
+        udp
+    });
+    right(&report, 2);
+    assert_eq!(report["link"], "soft-udp");
+    for operation in ["allreduce", "alltoall"] {
+        let lossy = json(doorbell(&format!(
+            "{operation} --ranks 3 -b 100 -e 30000 -f 300 -n 3 -w 1 --drop 0.02"
+        )));
+        right(&lossy, 2);
+        assert_eq!(lossy["link"], "soft-udp");
+    }
+}
+
+#[test]
+fn connections_are_spread_over_devices() {
+    let report = json(doorbell(
+        "allgather --ranks 2 -b 50000 -e 50000 -n 2 --soft-address 127.0.0.1,127.0.0.2 --device soft0,soft1",
+    ));
+    right(&report, 1);
+    assert_eq!(report["device"], "soft0,soft1");
+}
+
+#[test]
+fn bad_usage_is_one_line() {
+    for (line, word) in [
+        ("allreduce", "--ranks"),
+        ("allreduce --ranks 65", "64"),
+        ("broadcast --ranks 2 -r 2", "root"),
+        ("allreduce --ranks 2 --device nosuch", "nosuch"),
+        ("allgather --ranks 2 --algorithm tree", "ring"),
+        ("allreduce --ranks 2 --algorithm ring --deterministic", "full-mesh"),
+        ("allreduce --ranks 2 -b 8 -e 4", "-b"),
+        ("allreduce --ranks 2 -i 0", "-f"),
+        ("allreduce --ranks 2 --svg x.svg", "--explain"),
+        ("allreduce --ranks 2 --rank 0", "--ranks"),
+        ("allreduce --ranks 20000 --simulate", "16384"),
+    ] {
+        let output = doorbell(line).output().unwrap();
+        let complaint = complaint(&output);
+        assert_eq!(output.status.code(), Some(2), "{line}: {complaint:?}");
+        assert!(
+            complaint.len() == 1 && complaint[0].contains(word),
+            "{line}: {complaint:?}"
+        );
+        assert!(output.stdout.is_empty(), "{line}");
+    }
+    for line in [
+        "dance --ranks 2",
+        "allreduce -d f31",
+        "allreduce -o mean",
+        "allreduce --ranks 0",
+        "allreduce -f 1",
+    ] {
+        let output = doorbell(line).output().unwrap();
+        assert_eq!(output.status.code(), Some(2), "{line}: {}", stderr(&output));
+    }
+}
+
+#[test]
+fn a_plan_is_explained_and_drawn() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("plan.svg");
+    let mut command = doorbell("allreduce --ranks 3 -b 64K --algorithm ring --explain");
+    let output = command.arg("--svg").arg(&file).output().unwrap();
+    assert!(output.status.success(), "{}", stderr(&output));
+    let text = String::from_utf8(output.stdout).unwrap();
+    for word in ["formula[us]", "ring allreduce of 3 ranks in 3 blocks", "rank 2", "hops"] {
+        assert!(text.contains(word), "{word}: {text}");
+    }
+    assert!(std::fs::read_to_string(&file).unwrap().starts_with("<svg"));
+    let explained = json(doorbell("allreduce --ranks 2 -b 8 -e 8 --explain"));
+    assert!(
+        explained["results"][0]["predicted_us"].as_f64() > Some(0.0),
+        "{explained}"
+    );
+}
+
+#[test]
+fn what_is_not_here_is_simulated() {
+    let report = json(doorbell(
+        "allreduce --ranks 128 -b 1K -e 1M -f 1024 --simulate --leaf 4 --oversubscription 2",
+    ));
+    assert_eq!(report["link"], "simulated");
+    let rows = report["results"].as_array().unwrap();
+    let quickest: Vec<_> = rows.iter().filter(|row| row["quickest"] == true).collect();
+    assert_eq!(quickest.len(), 2, "one of each size: {report}");
+    assert!(
+        rows.len() > 8 && rows.iter().all(|row| row["time_us"].as_f64() > Some(0.0)),
+        "{report}"
+    );
+}
+
+#[test]
+fn ranks_of_a_launcher_find_each_other() {
+    // Whoever takes the port in between makes the next of eight be tried.
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let rank = |rank: u32| {
+        let mut command = doorbell("allreduce -b 1000 -e 1000 -n 2 --device soft0 --json");
+        command
+            .env("RANK", rank.to_string())
+            .env("WORLD_SIZE", "2")
+            .env("LOCAL_RANK", rank.to_string())
+            .env("MASTER_ADDR", "127.0.0.1")
+            .env("MASTER_PORT", port.saturating_sub(1).to_string());
+        command.spawn().unwrap()
+    };
+    let [first, second] = [rank(0), rank(1)].map(|child| child.wait_with_output().unwrap());
+    assert!(
+        first.status.success() && second.status.success(),
+        "{} {}",
+        stderr(&first),
+        stderr(&second)
+    );
+    right(&serde_json::from_slice(&first.stdout).unwrap(), 1);
+    assert!(second.stdout.is_empty(), "only rank 0 prints");
+}
+
+/// The ranks of a command, by their number, when all show it in their command line.
+fn ranks_of(parent: &Child, ranks: u32) -> Vec<Pid> {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let all: Vec<Option<Pid>> = (0..ranks).map(|rank| rank_of(parent.id(), rank)).collect();
+        if let Some(all) = all.into_iter().collect() {
+            return all;
+        }
+        assert!(Instant::now() < deadline, "the ranks do not start");
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn rank_of(parent: u32, rank: u32) -> Option<Pid> {
+    let wanted = format!("\0--rank\0{rank}\0");
+    std::fs::read_dir("/proc").unwrap().find_map(|entry| {
+        let path = entry.ok()?.path();
+        let stat = std::fs::read_to_string(path.join("stat")).ok()?;
+        let ppid: u32 = stat.rsplit(')').next()?.split_whitespace().nth(1)?.parse().ok()?;
+        let line = std::fs::read_to_string(path.join("cmdline")).ok()?;
+        let pid = path.file_name()?.to_string_lossy().parse().ok()?;
+        (ppid == parent && line.ends_with(&wanted)).then(|| Pid::from_raw(pid))
+    })
+}
+
+/// Waits until none of them is left, but for those that nobody has collected.
+fn gone(ranks: &[Pid]) {
+    let deadline = Instant::now() + PATIENCE;
+    let there = |pid: &Pid| {
+        std::fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| {
+            stat.rsplit(')')
+                .next()
+                .is_some_and(|rest| !rest.trim_start().starts_with('Z'))
+        })
+    };
+    while ranks.iter().any(there) {
+        assert!(Instant::now() < deadline, "ranks are left");
+        thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// A test that goes on for long, and has printed its first row.
+fn started(line: &str) -> (Child, Vec<Pid>) {
+    let mut child = doorbell(line).spawn().unwrap();
+    let ranks = ranks_of(&child, 3);
+    let mut read = std::io::BufReader::new(child.stdout.take().unwrap());
+    let mut text = String::new();
+    while text.lines().last().is_none_or(|line| line.starts_with('#')) {
+        let got = std::io::BufRead::read_line(&mut read, &mut text).unwrap();
+        assert!(got > 0, "it ended: {text}");
+    }
+    // Whatever comes after it is not looked at, and must not make anybody wait.
+    thread::spawn(move || std::io::copy(&mut read, &mut std::io::sink()));
+    (child, ranks)
+}
+
+const LONG: &str = "allreduce --ranks 3 -b 64 -e 64M -i 64 -n 200 -c 0 --deadline 20s";
+
+#[test]
+fn a_killed_rank_is_named_by_all_others() {
+    let (child, ranks) = started(LONG);
+    kill(ranks[1], Signal::SIGKILL).unwrap();
+    let output = child.wait_with_output().unwrap();
+    let complaint = complaint(&output);
+    assert_eq!(output.status.code(), Some(1), "{complaint:?}");
+    for rank in [0, 2] {
+        let own = format!("rank {rank}: ");
+        let named = |line: &&String| line.contains(&own) && line.contains("rank 1");
+        assert!(complaint.iter().any(|line| named(&line)), "{complaint:?}");
+    }
+    gone(&ranks);
+}
+
+#[test]
+fn ranks_do_not_outlive_who_started_them() {
+    let (mut child, ranks) = started(LONG);
+    child.kill().unwrap();
+    child.wait().unwrap();
+    gone(&ranks);
+}
+
+#[test]
+fn an_interrupted_test_leaves_nobody() {
+    let (child, ranks) = started(LONG);
+    kill(Pid::from_raw(child.id() as i32), Signal::SIGINT).unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(130), "{}", stderr(&output));
+    gone(&ranks);
+}
