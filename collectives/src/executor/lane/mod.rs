@@ -301,9 +301,9 @@ impl Lane {
         into: Span,
         part: Option<Fragment>,
         turn: u32,
-        strand: &Strand,
         links: &[Option<Link>],
     ) -> bool {
+        let strand = &op.code.strands[self.strand as usize];
         instruction.sends.iter().all(|edge| {
             if self.is_sent(*edge, turn, strand, links) {
                 return true;
@@ -408,7 +408,7 @@ impl Lane {
                 }
                 Step::Reduce { sources, into } => {
                     let turn = self.execution.turn;
-                    let free = self.is_free(op, instruction, *into, None, turn, strand, scene.links);
+                    let free = self.is_free(op, instruction, *into, None, turn, scene.links);
                     if free {
                         self.reduce(op, instruction, sources, *into, slice);
                     }
@@ -416,7 +416,7 @@ impl Lane {
                 }
                 Step::Copy { from, into } => {
                     let turn = self.execution.turn;
-                    let free = self.is_free(op, instruction, *into, None, turn, strand, scene.links);
+                    let free = self.is_free(op, instruction, *into, None, turn, scene.links);
                     if free {
                         self.copy(op, instruction, *from, *into, slice);
                     }

@@ -51,15 +51,7 @@ impl Lane {
                 peer.grant(0, 0, 0);
             } else if let Some((segment, rail, offset)) = direct {
                 if !self.has_passed(instruction.free_after, self.grants.turn)
-                    || !self.is_free(
-                        op,
-                        instruction,
-                        span,
-                        Some(fragment),
-                        self.grants.turn,
-                        strand,
-                        scene.links,
-                    )
+                    || !self.is_free(op, instruction, span, Some(fragment), self.grants.turn, scene.links)
                 {
                     break;
                 }
@@ -215,7 +207,6 @@ impl Lane {
         moved: &mut bool,
     ) -> Result<bool, Failed> {
         let op = scene.op;
-        let strand = &op.code.strands[self.strand as usize];
         let Some((from, form, span)) = message(&instruction.step) else {
             return Ok(true);
         };
@@ -227,17 +218,7 @@ impl Lane {
                 _ => false,
             };
             // What was granted where it belongs was free then.
-            if !lands
-                && !self.is_free(
-                    op,
-                    instruction,
-                    span,
-                    Some(fragment),
-                    self.execution.turn,
-                    strand,
-                    scene.links,
-                )
-            {
+            if !lands && !self.is_free(op, instruction, span, Some(fragment), self.execution.turn, scene.links) {
                 return Ok(false);
             }
             let into = self
