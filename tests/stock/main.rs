@@ -65,6 +65,11 @@ impl Cell {
 }
 
 fn main() -> ExitCode {
+    // A shell that starts us in the background has us ignore Ctrl-C, and what we start would inherit that.
+    for signal in [libc::SIGINT, libc::SIGQUIT] {
+        // SAFETY: the default action runs no code of ours. It fails for no signal that there is.
+        unsafe { libc::signal(signal, libc::SIG_DFL) };
+    }
     let options = match parse(std::env::args().skip(1)) {
         Ok(options) => options,
         Err(error) => {
