@@ -330,13 +330,14 @@ fn the_door_is_for_one_at_a_time_and_not_held_for_ever() {
     const EACH: Duration = Duration::from_millis(30);
     let entered = AtomicU8::new(0);
     thread::scope(|scope| {
-        for _ in 0..20 {
-            scope.spawn(|| {
-                let _door = Door::enter(&door, 10 * EACH).unwrap();
-                assert_eq!(entered.fetch_add(1, Ordering::Relaxed), 0);
-                thread::sleep(EACH);
-                entered.fetch_sub(1, Ordering::Relaxed);
-            });
-        }
+        let enter = || {
+            let _door = Door::enter(&door, 10 * EACH).unwrap();
+            assert_eq!(entered.fetch_add(1, Ordering::Relaxed), 0);
+            thread::sleep(EACH);
+            entered.fetch_sub(1, Ordering::Relaxed);
+        };
+        let threads: Vec<_> = (0..20).map(|_| scope.spawn(enter)).collect();
+        // ThreadSanitizer sees that they have ended by this, and not by the end of the scope.
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
     });
 }
