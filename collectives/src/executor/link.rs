@@ -5,7 +5,7 @@
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use doorbell_verbs::{Alias, QpState, QueuePair, QueuePairError, Rc, Refused, Remote, Write};
+use doorbell_verbs::{Alias, Batch, QpState, QueuePair, QueuePairError, Rc, Refused, Remote, Write};
 
 use super::error::Failed;
 use crate::kernel::lines::{pack_ll, pack_ll128, try_unpack_ll, try_unpack_ll128};
@@ -25,6 +25,20 @@ struct Note {
     bytes: [u8; GRANT],
     len: usize,
     at: usize,
+}
+
+/// Where in a mailbox `len` bytes lie. Offsets are those of [`at`]; the peer's device refuses what is beyond its memory.
+#[inline]
+fn within(mailbox: Remote<Write>, offset: usize, len: usize) -> Remote<Write> {
+    Remote::from_raw(mailbox.addr().wrapping_add(offset as u64), mailbox.rkey().0, len as u64)
+}
+
+/// Adds the notes to a batch.
+#[inline]
+fn write_notes<'d>(batch: &mut Batch<'_, 'd>, notes: &'d [Note], mailbox: Remote<Write>) {
+    for note in notes {
+        batch.write_inline(&note.bytes[..note.len], within(mailbox, note.at, note.len));
+    }
 }
 
 /// One ring of slots, seen from both its ends.
@@ -124,8 +138,7 @@ impl Link {
 
     /// Where in the peer's mailbox `len` bytes lie.
     fn there(&self, offset: usize, len: usize) -> Remote<Write> {
-        let whole = self.mail.theirs;
-        Remote::from_raw(whole.addr().wrapping_add(offset as u64), whole.rkey().0, len as u64)
+        within(self.mail.theirs, offset, len)
     }
 
     /// Whether the queue takes that many requests beside the notes.
@@ -170,14 +183,7 @@ impl Link {
         }
         let (notes, theirs) = (&self.notes, self.mail.theirs);
         let posted = self.qp.post(|batch| {
-            for note in notes {
-                let there = Remote::<Write>::from_raw(
-                    theirs.addr().wrapping_add(note.at as u64),
-                    theirs.rkey().0,
-                    note.len as u64,
-                );
-                batch.write_inline(&note.bytes[..note.len], there);
-            }
+            write_notes(batch, notes, theirs);
         });
         self.notes.clear();
         posted.map_err(|error| self.refused(&error))
@@ -216,19 +222,11 @@ impl Link {
         let number = self.sent.to_ne_bytes();
         let (notes, theirs) = (&self.notes, self.mail.theirs);
         let posted = self.qp.post(|batch| {
-            for note in notes {
-                let there = Remote::<Write>::from_raw(
-                    theirs.addr().wrapping_add(note.at as u64),
-                    theirs.rkey().0,
-                    note.len as u64,
-                );
-                batch.write_inline(&note.bytes[..note.len], there);
-            }
+            write_notes(batch, notes, theirs);
             if let Some((alias, _)) = message {
                 batch.write(alias, there);
             }
-            let arrived = Remote::<Write>::from_raw(theirs.addr().wrapping_add(at::ARRIVED as u64), theirs.rkey().0, 8);
-            batch.write_inline(&number, arrived).signalled();
+            batch.write_inline(&number, within(theirs, at::ARRIVED, 8)).signalled();
         });
         self.notes.clear();
         posted.map_err(|error| self.refused(&error))?;
@@ -298,14 +296,7 @@ impl Link {
             };
             let (notes, theirs) = (&self.notes, self.mail.theirs);
             let posted = self.qp.post(|batch| {
-                for note in notes {
-                    let there = Remote::<Write>::from_raw(
-                        theirs.addr().wrapping_add(note.at as u64),
-                        theirs.rkey().0,
-                        note.len as u64,
-                    );
-                    batch.write_inline(&note.bytes[..note.len], there);
-                }
+                write_notes(batch, notes, theirs);
                 batch.write(alias, there);
             });
             self.notes.clear();
