@@ -4,14 +4,17 @@
 //! on. A step that fails does not keep the later ones from running. What a machine lacks is installed where we are root
 //! on Debian; elsewhere the step that needs it is skipped and says what it lacks, or fails under `CI=true`.
 //!
+//! What a failed test said is repeated there, and a test that passed only in its second try is named there ([`cargo_test`]).
 //! The closing line counts: every test that cargo ran, every script that the guest ran, and every other step, each once.
 
+mod cargo_test;
 mod guest;
 mod licences;
 mod safe;
 mod steps;
 
-pub(crate) use steps::{command, tests};
+pub(crate) use cargo_test::tests;
+pub(crate) use steps::command;
 
 use anyhow::{Result, bail};
 use std::{
@@ -52,17 +55,35 @@ pub(crate) enum Verdict {
     Skipped(String),
     /// It ran tests of its own and counted them; it failed if one of them did, or for the reason given.
     Counted(Counts, Option<String>),
+    /// The same, none failed, and there is something to look into.
+    Remarkable(Counts, String),
 }
 
 impl Verdict {
     /// This one and another: what was counted in both.
     pub(crate) fn and(self, other: Verdict) -> Verdict {
         match (self, other) {
+            (Verdict::Remarkable(mut counts, why), Verdict::Remarkable(others, other_why)) => {
+                counts.add(others);
+                Verdict::Remarkable(counts, format!("{why}\n{other_why}"))
+            }
+            (Verdict::Remarkable(counts, why), Verdict::Counted(mut others, failure))
+            | (Verdict::Counted(mut others, failure), Verdict::Remarkable(counts, why)) => {
+                others.add(counts);
+                match failure {
+                    Some(failure) => Verdict::Counted(others, Some(format!("{failure}\n{why}"))),
+                    None if others.failed > 0 => Verdict::Counted(others, Some(why)),
+                    None => Verdict::Remarkable(others, why),
+                }
+            }
             (Verdict::Counted(mut counts, why), Verdict::Counted(others, other_why)) => {
                 counts.add(others);
                 Verdict::Counted(counts, why.or(other_why))
             }
             (Verdict::Counted(counts, why), _) | (_, Verdict::Counted(counts, why)) => Verdict::Counted(counts, why),
+            (Verdict::Remarkable(counts, why), _) | (_, Verdict::Remarkable(counts, why)) => {
+                Verdict::Remarkable(counts, why)
+            }
             (first, _) => first,
         }
     }
@@ -151,6 +172,7 @@ pub(crate) fn judge(name: &'static str, result: Result<Verdict>, took: Duration)
     let (mark, note, counts) = match result {
         Ok(Verdict::Passed) => (passed, String::new(), one(1, 0, 0)),
         Ok(Verdict::Skipped(why)) => (skipped, why, one(0, 0, 1)),
+        Ok(Verdict::Remarkable(counts, why)) => (passed, format!("{}; {why}", count(counts)), counts),
         Ok(Verdict::Counted(counts, None)) if counts.failed == 0 => (passed, count(counts), counts),
         Ok(Verdict::Counted(counts, None)) => (failed, count(counts), counts),
         Ok(Verdict::Counted(mut counts, Some(why))) => {

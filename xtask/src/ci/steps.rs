@@ -1,11 +1,10 @@
 //! What `cargo xtask ci` checks.
 
-use super::{Counts, Step, Verdict, guest, lacking, licences, safe};
+use super::{Step, Verdict, cargo_test::tests, guest, lacking, licences, safe};
 use crate::{instructions, sanitize, setup, target_folder, workspace};
 use anyhow::{Context, Result, bail};
 use std::{
     ffi::OsString,
-    io::{self, BufRead, BufReader, Write},
     path::PathBuf,
     process::{Command, Stdio},
 };
@@ -253,39 +252,9 @@ pub(super) fn succeed(command: &mut Command) -> Result<Verdict> {
     Ok(Verdict::Passed)
 }
 
-/// Runs `cargo test`, shows what it prints, and adds up its results.
-pub(crate) fn tests(command: &mut Command) -> Result<Verdict> {
-    let mut child = command.stdout(Stdio::piped()).spawn().context("cannot run cargo")?;
-    let output = child.stdout.take().context("cargo has no output")?;
-    let mut counts = Counts::default();
-    for line in BufReader::new(output).split(b'\n') {
-        let line = line?;
-        io::stdout().write_all(&line)?;
-        println!();
-        counts.add(result(&String::from_utf8_lossy(&line)).unwrap_or_default());
-    }
-    let status = child.wait()?;
-    let failure = (!status.success()).then(|| format!("{}: {status}", spelt(command)));
-    Ok(Verdict::Counted(counts, failure))
-}
-
-fn spelt(command: &Command) -> String {
+pub(super) fn spelt(command: &Command) -> String {
     let words: Vec<_> = command.get_args().map(|word| word.to_string_lossy()).collect();
     format!("cargo {}", words.join(" "))
-}
-
-/// The numbers in `test result: ok. 17 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.00s`.
-fn result(line: &str) -> Option<Counts> {
-    let numbers = line.strip_prefix("test result: ")?.split_once(". ")?.1;
-    let number = |kind: &str| {
-        let field = numbers.split("; ").find_map(|field| field.strip_suffix(kind));
-        field.and_then(|number| number.trim().parse().ok())
-    };
-    Some(Counts {
-        passed: number("passed")?,
-        failed: number("failed")?,
-        skipped: number("ignored")?,
-    })
 }
 
 /// The test programs of `doorbell-tests` and of the collectives, as variables for the guest's scripts: `DOORBELL_TEST_SIM=…/sim-1234`.
@@ -320,21 +289,6 @@ fn executable(line: &str) -> Option<(String, PathBuf)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn results_are_read_from_what_cargo_prints() {
-        let line = "test result: FAILED. 17 passed; 2 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.00s";
-        assert_eq!(
-            result(line),
-            Some(Counts {
-                passed: 17,
-                failed: 2,
-                skipped: 1
-            })
-        );
-        assert_eq!(result("test result ... ok"), None);
-        assert_eq!(result("running 3 tests"), None);
-    }
 
     #[test]
     fn test_programs_are_named_for_the_scripts() {
