@@ -198,7 +198,7 @@ impl Tuner {
         by_time(&mut candidates);
         if hosts.len() as u32 <= SIMULATED_RANKS {
             for candidate in candidates.iter_mut().take(SIMULATED) {
-                candidate.simulated_ns = self.simulate(question, hosts, order, &candidate.choice);
+                candidate.simulated_ns = self.predict_ns(question, hosts, order, &candidate.choice);
             }
             candidates[..].sort_by(|a, b| {
                 (a.simulated_ns.is_none(), a.predicted_ns())
@@ -328,7 +328,9 @@ impl Tuner {
         }
     }
 
-    fn simulate(&self, question: &Question, hosts: &[u32], order: &[Rank], choice: &Choice) -> Option<f64> {
+    /// How long `question` takes among ranks on `hosts`, in this order, if it is done so: by simulation, ns. None where the algorithm does not do it.
+    #[must_use]
+    pub fn predict_ns(&self, question: &Question, hosts: &[u32], order: &[Rank], choice: &Choice) -> Option<f64> {
         let schedule = choice
             .algorithm
             .schedule(question.collective, order, question.root)

@@ -7,7 +7,7 @@ use doorbell_collectives::{Communicator, Options, Rank};
 use serde::{Deserialize, Serialize};
 
 use super::table::Report;
-use super::{CollArgs, explain, measure};
+use super::{CollArgs, beside, explain, measure};
 use crate::device::{self, Device, Reach};
 use crate::failure::{Failure, one_line};
 use crate::interrupt::Interrupt;
@@ -89,6 +89,8 @@ fn begin(
         if rank == 0 {
             explain::run(args, &comm)?;
         }
+    } else if args.measure {
+        beside::run(args, &comm)?;
     } else {
         let names: Vec<_> = contexts.iter().map(|context| context.name()).collect();
         measure::run(args, &comm, Report::new(args.operation.name(), names.join(","), link))?;
