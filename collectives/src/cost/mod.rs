@@ -7,6 +7,7 @@
 //! [`predict_ns`] is each algorithm in these terms, in closed form; [`simulate`](crate::simulate) runs the plan itself, on fabrics that are not uniform, too.
 
 mod closed;
+mod scale;
 
 use serde::{Deserialize, Serialize};
 
@@ -14,6 +15,7 @@ use crate::types::Protocol;
 
 pub(crate) use closed::blocks;
 pub use closed::predict_ns;
+pub use scale::{MARKS, NEAR, Scale};
 
 /// What a message costs by one protocol.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
@@ -27,9 +29,52 @@ pub struct MessageCost {
     pub receive_ns: f64,
     /// β, ns per byte of payload: what the protocol adds to the payload is in it.
     pub beta_ns_per_byte: f64,
+    /// ns from when a receiver begins an operation until its peer knows where a message may go; 0 where nobody has to wait for that, as with slots that are there.
+    #[serde(default)]
+    pub grant_ns: f64,
+    /// ns from when a message was taken until its sender's operation may end; 0 where it need not know.
+    #[serde(default)]
+    pub confirm_ns: f64,
+    /// β by bytes, where processors move them and it was measured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bytes: Option<Moves>,
+}
+
+/// What moving a byte costs a processor.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Moves {
+    /// Of what has lain there since before the operation.
+    pub settled: Scale,
+    /// Of what the sender has just received or computed: its lines are changed ones in that processor's cache.
+    pub fresh: Scale,
 }
 
 impl MessageCost {
+    /// A message of α (so much of it the sender's processor's, and so much the receiver's) and β, for which nothing has to be granted or confirmed.
+    #[must_use]
+    pub const fn simple(alpha_ns: f64, send_ns: f64, receive_ns: f64, beta_ns_per_byte: f64) -> Self {
+        Self {
+            alpha_ns,
+            send_ns,
+            receive_ns,
+            beta_ns_per_byte,
+            grant_ns: 0.0,
+            confirm_ns: 0.0,
+            bytes: None,
+        }
+    }
+
+    /// β of messages of so many bytes, in an operation of which a rank has so many, ns per byte.
+    #[must_use]
+    pub fn beta(&self, bytes: f64, whole: f64, fresh: bool) -> f64 {
+        let Some(moves) = &self.bytes else {
+            return self.beta_ns_per_byte;
+        };
+        let scale = if fresh { &moves.fresh } else { &moves.settled };
+        scale.ns_per_byte(bytes, whole)
+    }
+
     /// ns of α in which nobody is busy.
     #[must_use]
     pub fn latency_ns(&self) -> f64 {
@@ -84,11 +129,14 @@ impl Link {
     #[must_use]
     pub fn derived(mover: Mover, simple: MessageCost, flagged_alpha_ns: f64) -> Self {
         let scale = flagged_alpha_ns / simple.alpha_ns.max(f64::MIN_POSITIVE);
-        let flagged = |protocol: Protocol| MessageCost {
-            alpha_ns: flagged_alpha_ns,
-            send_ns: simple.send_ns * scale,
-            receive_ns: simple.receive_ns * scale,
-            beta_ns_per_byte: simple.beta_ns_per_byte / payload(protocol),
+        let flagged = |protocol: Protocol| {
+            let beta = simple.beta_ns_per_byte / payload(protocol);
+            MessageCost::simple(
+                flagged_alpha_ns,
+                simple.send_ns * scale,
+                simple.receive_ns * scale,
+                beta,
+            )
         };
         let mut ll128 = flagged(Protocol::Ll128);
         // A line travels whole, however little is in it.
@@ -104,24 +152,14 @@ impl Link {
     /// The userspace device between processes of one host, where nothing was measured: orders of magnitude of the reference machine (docs/PERFORMANCE.md).
     #[must_use]
     pub fn soft_local() -> Self {
-        let simple = MessageCost {
-            alpha_ns: 1000.0,
-            send_ns: 250.0,
-            receive_ns: 350.0,
-            beta_ns_per_byte: 0.04,
-        };
+        let simple = MessageCost::simple(1000.0, 250.0, 350.0, 0.04);
         Self::derived(Mover::Receiver, simple, 600.0)
     }
 
     /// An adapter of 400 Gbit/s behind two switches.
     #[must_use]
     pub fn ndr400() -> Self {
-        let simple = MessageCost {
-            alpha_ns: 3000.0,
-            send_ns: 200.0,
-            receive_ns: 200.0,
-            beta_ns_per_byte: 0.02,
-        };
+        let simple = MessageCost::simple(3000.0, 200.0, 200.0, 0.02);
         Self::derived(Mover::Device, simple, 2000.0)
     }
 
@@ -146,6 +184,28 @@ pub struct Compute {
     pub copy_ns_per_byte: f64,
     /// ns before the first step of an operation: submitting it.
     pub begin_ns: f64,
+    /// γ by bytes, where it was measured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gamma: Option<Scale>,
+    /// The cost of copying by bytes, where it was measured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub copy: Option<Scale>,
+}
+
+impl Compute {
+    /// γ of so many bytes, in an operation of which a rank has so many, ns per byte.
+    #[must_use]
+    pub fn gamma(&self, bytes: f64, whole: f64) -> f64 {
+        self.gamma
+            .map_or(self.gamma_ns_per_byte, |scale| scale.ns_per_byte(bytes, whole))
+    }
+
+    /// The same of copying.
+    #[must_use]
+    pub fn copy(&self, bytes: f64, whole: f64) -> f64 {
+        self.copy
+            .map_or(self.copy_ns_per_byte, |scale| scale.ns_per_byte(bytes, whole))
+    }
 }
 
 impl Default for Compute {
@@ -155,6 +215,8 @@ impl Default for Compute {
             gamma_ns_per_byte: 0.05,
             copy_ns_per_byte: 0.04,
             begin_ns: 100.0,
+            gamma: None,
+            copy: None,
         }
     }
 }

@@ -335,7 +335,7 @@ impl Tuner {
             .algorithm
             .schedule(question.collective, order, question.root)
             .ok()?;
-        simulate::predict_ns(schedule.as_ref(), &self.fabric(hosts), &work(question, choice)).ok()
+        simulate::repeated_ns(schedule.as_ref(), &self.fabric(hosts), &work(question, choice)).ok()
     }
 }
 
