@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::{CollectiveError, Communicator, Options};
+use crate::algorithm::Algorithm;
 use crate::cost::{Compute, MARKS, Mover, NEAR, Scale};
 use crate::executor::{Data, Engine, EngineError, Operation, PlanId, Tuning};
 use crate::kernel::Function;
@@ -44,7 +45,14 @@ pub(super) fn measured(comm: &Communicator) -> Result<Tuner, CollectiveError> {
         return Ok(tuner);
     }
     // Nothing has no time to be sent in, so that what takes time is everything else.
-    let through_all = shortest(|| comm.all_reduce(&mut [0.0f32; 0], ReduceOp::Sum).wait())?;
+    let nothing = || {
+        let call = comm.broadcast(&mut [0.0f32; 0], Rank(0));
+        call.algorithm(Algorithm::Ring)
+            .protocol(Protocol::Ll)
+            .channels(1)
+            .wait()
+    };
+    let through_all = shortest(nothing)?;
     let hosts = comm.hosts();
     comm.shared.with(|state| {
         let mut table = Table::new(&mut state.engine, &comm.options)?;
@@ -76,6 +84,10 @@ enum Drill {
     Settled(u32),
     /// So many, in which each message is what the hop before has brought.
     Fresh(u32),
+    /// So many of messages of the input, reduced as they come.
+    Reduced(u32),
+    /// So many messages of the first to the second and as many back, by turns; others have nothing to do.
+    Turns(u32),
     /// So many messages sent, and then as many received.
     Burst(u32),
 }
@@ -83,7 +95,11 @@ enum Drill {
 impl Drill {
     fn messages(self) -> u32 {
         match self {
-            Self::Settled(messages) | Self::Fresh(messages) | Self::Burst(messages) => messages,
+            Self::Settled(messages)
+            | Self::Fresh(messages)
+            | Self::Reduced(messages)
+            | Self::Turns(messages)
+            | Self::Burst(messages) => messages,
         }
     }
 
@@ -102,11 +118,39 @@ impl Drill {
                     _ => Span::block(Place::Input, block),
                 },
             };
-            let receive = |block| Step::Recv {
-                from: before,
-                into: Span::block(Place::Output, block),
+            let receive = |block| {
+                let (from, into) = (before, Span::block(Place::Output, block));
+                match self {
+                    Self::Reduced(_) => Step::RecvReduce {
+                        from,
+                        form: Form::Element,
+                        with: Span::block(Place::Input, block),
+                        into,
+                    },
+                    _ => Step::Recv { from, into },
+                }
             };
             match self {
+                Self::Turns(_) if at > 1 => Vec::new(),
+                Self::Turns(_) => {
+                    let (there, here) = match at {
+                        0 => (ring[1], true),
+                        _ => (ring[0], false),
+                    };
+                    let send = |block| Step::Send {
+                        to: there,
+                        span: Span::block(Place::Input, block),
+                    };
+                    let receive = |block| Step::Recv {
+                        from: there,
+                        into: Span::block(Place::Output, block),
+                    };
+                    let turn = |block| match here {
+                        true => [send(block), receive(block)],
+                        false => [receive(block), send(block)],
+                    };
+                    (0..blocks).flat_map(turn).collect()
+                }
                 Self::Burst(_) => (0..blocks).map(send).chain((0..blocks).map(receive)).collect(),
                 _ => (0..blocks).flat_map(|block| [send(block), receive(block)]).collect(),
             }
@@ -173,7 +217,7 @@ impl<'a> Table<'a> {
         };
         Ok(Self {
             memory: engine.allocate(2 * longest as usize + PIECE)?,
-            function: Function::new(DataType::U8, ReduceOp::Sum, engine.ranks())?,
+            function: Function::new(DataType::F32, ReduceOp::Sum, engine.ranks())?,
             longest,
             engine,
             options,
@@ -218,7 +262,13 @@ impl<'a> Table<'a> {
         let mut jobs = Vec::new();
         let all = [Protocol::Ll, Protocol::Ll128, Protocol::Simple];
         for protocol in all {
-            for drill in [Drill::Settled(1), Drill::Settled(MANY), Drill::Burst(MANY)] {
+            for drill in [
+                Drill::Settled(1),
+                Drill::Settled(MANY),
+                Drill::Turns(1),
+                Drill::Turns(MANY),
+                Drill::Burst(MANY),
+            ] {
                 jobs.push(self.job(ring, protocol, drill, SHORT)?);
             }
             for mark in self.marks(protocol) {
@@ -229,6 +279,7 @@ impl<'a> Table<'a> {
                 };
                 jobs.push(self.job(ring, protocol, Drill::Settled(messages), bytes)?);
                 jobs.push(self.job(ring, protocol, Drill::Fresh(messages), bytes)?);
+                jobs.push(self.job(ring, protocol, Drill::Reduced(messages), bytes)?);
             }
         }
         // Of each kind some in each round, so that what disturbs a while disturbs all of them a little. The first rounds make memory ready, and the ranks awake.
@@ -238,7 +289,15 @@ impl<'a> Table<'a> {
                 if long && round >= READY + LONG_ROUNDS || long && (1..READY).contains(&round) {
                     continue;
                 }
-                let operations = if short { 4 } else { 1 };
+                // Caches are full of what was before: of what is short, they are to have this before it counts.
+                let (before, operations) = match (short, long) {
+                    (true, _) => (TIMES / 2, TIMES),
+                    (_, true) => (0, 1),
+                    _ => (1, 2),
+                };
+                for _ in 0..before {
+                    self.run(job.plan, job.protocol, job.whole())?;
+                }
                 let began = Instant::now();
                 for _ in 0..operations {
                     self.run(job.plan, job.protocol, job.whole())?;
@@ -252,17 +311,22 @@ impl<'a> Table<'a> {
         let mut jobs = jobs.into_iter();
         let [ll, ll128, simple] = all.map(|protocol| {
             let mut next = || jobs.next().map(|job| median(job.samples)).unwrap_or_default();
-            let (one_ns, many_ns, burst_ns) = (next(), next(), next());
-            let pairs = self.marks(protocol).map(|mark| (mark, jobs.next(), jobs.next()));
-            let (settled, fresh) = pairs
-                .filter_map(|(mark, settled, fresh)| Some((settled?.hops(mark), fresh?.hops(mark))))
-                .unzip();
+            let (one_ns, many_ns, turn_ns, turns_ns, burst_ns) = (next(), next(), next(), next(), next());
+            let (mut settled, mut fresh, mut reduced) = (Vec::new(), Vec::new(), Vec::new());
+            for mark in self.marks(protocol) {
+                for kind in [&mut settled, &mut fresh, &mut reduced] {
+                    kind.extend(jobs.next().map(|job| job.hops(mark)));
+                }
+            }
             Messages {
                 one_ns,
                 many_ns,
+                turn_ns,
+                turns_ns,
                 burst_ns,
                 settled,
                 fresh,
+                reduced,
             }
         });
         Ok(Calibration { simple, ll, ll128 })
@@ -288,11 +352,11 @@ impl<'a> Table<'a> {
         })
     }
 
-    fn run(&mut self, plan: PlanId, protocol: Protocol, count: u64) -> Result<(), EngineError> {
+    fn run(&mut self, plan: PlanId, protocol: Protocol, bytes: u64) -> Result<(), EngineError> {
         let operation = Operation {
             plan,
             function: self.function.clone(),
-            count,
+            count: bytes / size_of::<f32>() as u64,
             parts: None,
             input: Data::Registered(Arc::clone(&self.memory), 0),
             output: Data::Registered(Arc::clone(&self.memory), self.longest as usize),

@@ -33,7 +33,7 @@ pub fn predict_ns(
     let channels = u64::from(work.channels.max(1)).min(slices) as f64;
     let whole = work.bytes as f64;
     let message = whole / slices as f64 / f64::from(blocks.max(1));
-    let rates = Rates::new(link, compute, work, message);
+    let rates = Rates::new(link, compute, work, (message, work.touched(collective, ranks, message)));
     let slice = rates.slice(algorithm, collective, ranks, whole / slices as f64);
     let follows = if slice.coupled { slice.path } else { slice.load };
     let slices = slices as f64;
@@ -107,10 +107,9 @@ struct Duty {
 }
 
 impl Rates {
-    /// For messages of about so many bytes.
-    fn new(link: &Link, compute: &Compute, work: &Work, message: f64) -> Self {
+    /// For messages of about so many bytes, in an operation of so many.
+    fn new(link: &Link, compute: &Compute, work: &Work, (message, whole): (f64, f64)) -> Self {
         let cost = link.cost(work.protocol);
-        let whole = work.touched(message);
         let (wire, take) = match link.mover {
             Mover::Device => (cost.beta_ns_per_byte, 0.0),
             Mover::Receiver => (0.0, cost.beta(message, whole, false)),
@@ -118,10 +117,13 @@ impl Rates {
         Self {
             send: cost.send_ns,
             receive: cost.receive_ns,
-            latency: cost.latency_ns(),
+            // Nearly all have their ranks send at the same time.
+            latency: cost.latency_ns() + cost.both_ns,
             wire,
             take,
-            gamma: compute.gamma(message, whole),
+            gamma: cost
+                .reducing(message, whole)
+                .unwrap_or_else(|| compute.gamma(message, whole)),
             copy: compute.copy(message, whole),
             wide: work.data.accumulator().bytes() as f64 / work.data.bytes() as f64,
         }

@@ -29,6 +29,9 @@ pub struct MessageCost {
     pub receive_ns: f64,
     /// β, ns per byte of payload: what the protocol adds to the payload is in it.
     pub beta_ns_per_byte: f64,
+    /// ns that a hop takes more where the receiver's own message left at the same time: it is not there yet when the other's comes.
+    #[serde(default)]
+    pub both_ns: f64,
     /// ns from when a receiver begins an operation until its peer knows where a message may go; 0 where nobody has to wait for that, as with slots that are there.
     #[serde(default)]
     pub grant_ns: f64,
@@ -48,6 +51,8 @@ pub struct Moves {
     pub settled: Scale,
     /// Of what the sender has just received or computed: its lines are changed ones in that processor's cache.
     pub fresh: Scale,
+    /// Of what the receiver reduces as it comes: γ is in it, and what it takes that it is laid down elsewhere before.
+    pub reduced: Scale,
 }
 
 impl MessageCost {
@@ -59,10 +64,18 @@ impl MessageCost {
             send_ns,
             receive_ns,
             beta_ns_per_byte,
+            both_ns: 0.0,
             grant_ns: 0.0,
             confirm_ns: 0.0,
             bytes: None,
         }
+    }
+
+    /// What reducing adds to β as a message comes, ns per byte; none where γ is all that is known.
+    #[must_use]
+    pub fn reducing(&self, bytes: f64, whole: f64) -> Option<f64> {
+        let moves = self.bytes?;
+        Some((moves.reduced.ns_per_byte(bytes, whole) - moves.settled.ns_per_byte(bytes, whole)).max(0.0))
     }
 
     /// β of messages of so many bytes, in an operation of which a rank has so many, ns per byte.

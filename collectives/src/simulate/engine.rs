@@ -129,6 +129,8 @@ struct Processor {
     /// Threads that are not done with the operation, and operations after it.
     threads_left: u32,
     operations_left: u32,
+    /// When it has last sent something.
+    sent: Option<u64>,
 }
 
 /// Messages that are granted before the first of them has come: an executor has so many places to stage them.
@@ -140,6 +142,8 @@ struct Prices {
     send: f64,
     receive: f64,
     latency: f64,
+    /// More, where the receiver has sent at the same time.
+    both: f64,
     grant: u64,
     confirm: u64,
     /// Who pays for a byte, as parts of β: the sender's processor, and the receiver's. What is left are links'.
@@ -153,6 +157,7 @@ impl Prices {
             send: cost.send_ns * 1e3,
             receive: cost.receive_ns * 1e3,
             latency: cost.latency_ns() * 1e3,
+            both: cost.both_ns * 1e3,
             grant: Time::from_ns(cost.grant_ns).0,
             confirm: Time::from_ns(cost.confirm_ns).0,
             parts: match (mover, protocol) {
@@ -316,9 +321,15 @@ impl<'a> Run<'a> {
         each * f64::from(span.blocks)
     }
 
+    /// Of how many bytes memory costs what it does.
+    fn touched(&self, message: f64) -> f64 {
+        let shape = self.schedule.shape();
+        self.work.touched(shape.collective, shape.ranks(), message)
+    }
+
     /// ps per byte of what this rank reduces, and copies.
     fn own(&self, bytes: f64) -> (f64, f64) {
-        let (compute, whole) = (&self.fabric.compute, self.work.touched(bytes));
+        let (compute, whole) = (&self.fabric.compute, self.touched(bytes));
         (compute.gamma(bytes, whole) * 1e3, compute.copy(bytes, whole) * 1e3)
     }
 
@@ -496,10 +507,19 @@ impl<'a> Run<'a> {
         let rank = self.threads[id].rank;
         let prices = self.prices(awaited.from.0, rank);
         let fresh = awaited.coming.is_some_and(|message| message.fresh);
-        let moving = prices.moving(awaited.bytes, self.work.touched(awaited.bytes), fresh);
+        let moving = prices.moving(awaited.bytes, self.touched(awaited.bytes), fresh);
         let mut ps = prices.receive + moving * prices.parts.1;
+        let left = awaited.coming.map_or(0, |message| message.at) as f64 - prices.latency;
+        if self.ranks[rank as usize]
+            .sent
+            .is_some_and(|sent| sent as f64 > left - prices.latency)
+        {
+            ps += prices.both;
+        }
         if awaited.reduces {
-            ps += awaited.bytes * self.own(awaited.bytes).0;
+            let reducing = prices.cost.reducing(awaited.bytes, self.touched(awaited.bytes));
+            let per_byte = reducing.map_or_else(|| self.own(awaited.bytes).0, |ns| ns * 1e3);
+            ps += awaited.bytes * per_byte;
         }
         let taken = self.work(rank, now, ps);
         // What comes last is still to be unpacked.
@@ -534,8 +554,9 @@ impl<'a> Run<'a> {
     fn send(&mut self, id: usize, now: u64, to: Rank, bytes: f64, fresh: bool) -> u64 {
         let rank = self.threads[id].rank;
         let prices = self.prices(rank, to.0);
-        let moving = prices.moving(bytes, self.work.touched(bytes), fresh);
+        let moving = prices.moving(bytes, self.touched(bytes), fresh);
         let posted = self.work(rank, now, prices.send + moving * prices.parts.0);
+        self.ranks[rank as usize].sent = Some(posted);
         let connection = id as u32 % self.connections;
         let (receiver, from) = match self.who {
             Who::All => (to.index() * self.connections as usize + connection as usize, Rank(rank)),

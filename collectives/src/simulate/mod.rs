@@ -85,10 +85,16 @@ impl Work {
         (self.bytes_of(blocks) / self.slice_bytes.max(1) as f64).ceil().max(1.0) as u64
     }
 
-    /// Of how many bytes memory costs what it does while messages of so many are on their way: what a rank has of the operation; of lines, which go from cache to cache, the message's own.
-    pub(crate) fn touched(&self, message: f64) -> f64 {
+    /// Of how many bytes memory costs what it does while messages of so many are on their way: what a rank has of the operation, the mean of its input and its output; of lines, which go from cache to cache, the message's own.
+    pub(crate) fn touched(&self, collective: Collective, ranks: u32, message: f64) -> f64 {
+        use Collective as C;
+        let of_two = match collective {
+            C::AllReduce | C::Reduce | C::AllToAll | C::AllToAllV | C::SendRecv | C::Barrier => 2.0,
+            C::Broadcast => 1.0,
+            C::AllGather | C::ReduceScatter | C::Gather | C::Scatter => 1.0 + 1.0 / f64::from(ranks.max(1)),
+        };
         match self.protocol {
-            Protocol::Simple => self.bytes as f64,
+            Protocol::Simple => self.bytes as f64 * of_two / 2.0,
             Protocol::Ll | Protocol::Ll128 => message,
         }
     }

@@ -180,11 +180,18 @@ impl TuningFile {
                     ("send_ns", cost.send_ns),
                     ("receive_ns", cost.receive_ns),
                     ("beta_ns_per_byte", cost.beta_ns_per_byte),
+                    ("both_ns", cost.both_ns),
                     ("grant_ns", cost.grant_ns),
                     ("confirm_ns", cost.confirm_ns),
                 ];
                 let moves = cost.bytes.iter();
-                let scales = moves.flat_map(|moves| [("settled", moves.settled), ("fresh", moves.fresh)]);
+                let scales = moves.flat_map(|moves| {
+                    [
+                        ("settled", moves.settled),
+                        ("fresh", moves.fresh),
+                        ("reduced", moves.reduced),
+                    ]
+                });
                 costs.extend(scales.flat_map(|(field, scale)| {
                     let name = move |mark| format!("{name}.{protocol}.bytes.{field} at {mark} bytes");
                     scale

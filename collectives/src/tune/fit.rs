@@ -26,16 +26,27 @@ pub struct Messages {
     pub one_ns: f64,
     /// One of [`MANY`] hops.
     pub many_ns: f64,
+    /// Of [`MANY`] hops to another rank and as many back, by turns; and of one.
+    pub turns_ns: f64,
+    /// Of one hop there and one back.
+    pub turn_ns: f64,
     /// One in which [`MANY`] such messages are sent, and then as many received.
     pub burst_ns: f64,
     /// Hops of messages that lay in memory before, each beside the [mark](MARKS) that it is for.
     pub settled: Vec<(u64, Hops)>,
     /// Hops of messages that were received by the hop before.
     pub fresh: Vec<(u64, Hops)>,
+    /// Hops of messages that lay in memory before, and are reduced as they come.
+    pub reduced: Vec<(u64, Hops)>,
 }
 
 impl Messages {
-    /// α: what each further hop takes.
+    /// What a hop takes while nobody else sends: α.
+    fn alone(&self) -> f64 {
+        ((self.turns_ns - self.turn_ns) / f64::from(2 * (MANY - 1))).clamp(0.0, self.alpha())
+    }
+
+    /// What each further hop takes, with all ranks sending.
     fn alpha(&self) -> f64 {
         ((self.many_ns - self.one_ns) / f64::from(MANY - 1)).clamp(0.0, self.one_ns)
     }
@@ -47,10 +58,10 @@ impl Messages {
 
     /// What a message costs, where an operation begins in `begin_ns` and something granted comes in `grant_ns`.
     fn cost(&self, begin_ns: f64, grant_ns: f64) -> MessageCost {
-        let alpha = self.alpha();
+        let (alpha, alone) = (self.alpha(), self.alone());
         // With many at once latency is paid for once, and the processor for each at both ends.
         let busy = (self.burst_ns - self.one_ns) / f64::from(MANY - 1) / 2.0;
-        let busy = busy.clamp(0.0, alpha / 2.0);
+        let busy = busy.clamp(0.0, alone / 2.0);
         let rates = |hops: &[(u64, Hops)]| {
             let rate = |&(mark, hops): &(u64, Hops)| {
                 let each = (hops.ns - self.around()) / f64::from(hops.messages.max(1)) - alpha;
@@ -60,6 +71,7 @@ impl Messages {
         };
         let settled = rates(&self.settled);
         MessageCost {
+            both_ns: alpha - alone,
             grant_ns,
             confirm_ns: if grant_ns > 0.0 {
                 (self.around() - begin_ns - grant_ns).max(0.0)
@@ -69,9 +81,10 @@ impl Messages {
             bytes: settled.map(|settled| Moves {
                 settled,
                 fresh: rates(&self.fresh).unwrap_or(settled),
+                reduced: rates(&self.reduced).unwrap_or(settled),
             }),
             ..MessageCost::simple(
-                alpha,
+                alone,
                 busy,
                 busy,
                 settled.map_or(0.0, |scale| scale.ns_per_byte(LONG as f64, LONG as f64)),
@@ -107,7 +120,7 @@ impl Calibration {
         let begin = self.begin_ns();
         Link {
             mover,
-            simple: self.simple.cost(begin, self.ll.alpha().max(1.0)),
+            simple: self.simple.cost(begin, self.ll.alone().max(1.0)),
             ll: self.ll.cost(begin, 0.0),
             ll128: self.ll128.cost(begin, 0.0),
         }
@@ -126,7 +139,7 @@ mod tests {
     use super::*;
 
     /// What is measured where an operation takes `around` beside its messages, and each of them so long.
-    fn measured(around: f64, alpha: f64, busy: f64, beta: [f64; 2]) -> Messages {
+    fn measured(around: f64, alpha: f64, busy: f64, beta: [f64; 3]) -> Messages {
         let hops = |beta: f64| {
             let hop = |&mark: &u64| {
                 let (bytes, messages) = (mark / 4, 4);
@@ -139,18 +152,21 @@ mod tests {
         Messages {
             one_ns,
             many_ns: around + f64::from(MANY) * alpha,
+            turn_ns: around + 1.6 * alpha,
+            turns_ns: around + 1.6 * f64::from(MANY) * alpha,
             burst_ns: one_ns + f64::from(MANY - 1) * 2.0 * busy,
             settled: hops(beta[0]),
             fresh: hops(beta[1]),
+            reduced: hops(beta[2]),
         }
     }
 
     #[test]
     fn costs_are_found_again() {
         let calibration = Calibration {
-            simple: measured(1500.0, 900.0, 100.0, [0.05, 0.08]),
-            ll: measured(300.0, 400.0, 150.0, [0.2, 0.2]),
-            ll128: measured(310.0, 420.0, 1000.0, [0.15, 0.15]),
+            simple: measured(1500.0, 900.0, 100.0, [0.05, 0.08, 0.09]),
+            ll: measured(300.0, 400.0, 150.0, [0.2; 3]),
+            ll128: measured(310.0, 420.0, 1000.0, [0.15; 3]),
         };
         assert!((calibration.begin_ns() - 300.0).abs() < 1e-6);
         let link = calibration.link(Mover::Receiver);
@@ -163,16 +179,18 @@ mod tests {
             confirm_ns,
             ..
         } = link.simple;
-        near(alpha_ns, 900.0);
+        near(alpha_ns, 720.0);
+        near(link.simple.both_ns, 180.0);
         near(send_ns, 100.0);
         near(receive_ns, 100.0);
-        near(grant_ns, 400.0);
-        near(confirm_ns, 1500.0 - 300.0 - 400.0);
+        near(grant_ns, 320.0);
+        near(confirm_ns, 1500.0 - 300.0 - 320.0);
         near(link.simple.beta(64.0, 1e6, false), 0.05);
         near(link.simple.beta(1e6, 64.0, true), 0.08);
+        near(link.simple.reducing(1e6, 64.0).unwrap(), 0.04);
         near(link.simple.beta_ns_per_byte, 0.05);
         assert_eq!((link.ll.grant_ns, link.ll.confirm_ns), (0.0, 0.0));
-        near(link.ll128.send_ns, 210.0);
+        near(link.ll128.send_ns, 168.0);
     }
 
     #[test]
@@ -189,7 +207,7 @@ mod tests {
                     ns: 1.0,
                 },
             )],
-            fresh: Vec::new(),
+            ..Messages::default()
         };
         let calibration = Calibration {
             simple: wild.clone(),
@@ -203,6 +221,7 @@ mod tests {
                 cost.send_ns,
                 cost.receive_ns,
                 cost.beta_ns_per_byte,
+                cost.both_ns,
                 cost.grant_ns,
                 cost.confirm_ns,
                 cost.beta(4096.0, 0.0, true),
