@@ -86,6 +86,8 @@ enum Drill {
     Fresh(u32),
     /// So many of messages of the input, reduced as they come.
     Reduced(u32),
+    /// So many of the first's input to the second; others have nothing to do.
+    Alone(u32),
     /// So many messages of the first to the second and as many back, by turns; others have nothing to do.
     Turns(u32),
     /// So many messages sent, and then as many received.
@@ -98,6 +100,7 @@ impl Drill {
             Self::Settled(messages)
             | Self::Fresh(messages)
             | Self::Reduced(messages)
+            | Self::Alone(messages)
             | Self::Turns(messages)
             | Self::Burst(messages) => messages,
         }
@@ -131,7 +134,9 @@ impl Drill {
                 }
             };
             match self {
-                Self::Turns(_) if at > 1 => Vec::new(),
+                Self::Turns(_) | Self::Alone(_) if at > 1 => Vec::new(),
+                Self::Alone(_) if at == 0 => (0..blocks).map(send).collect(),
+                Self::Alone(_) => (0..blocks).map(receive).collect(),
                 Self::Turns(_) => {
                     let (there, here) = match at {
                         0 => (ring[1], true),
@@ -280,6 +285,9 @@ impl<'a> Table<'a> {
                 jobs.push(self.job(ring, protocol, Drill::Settled(messages), bytes)?);
                 jobs.push(self.job(ring, protocol, Drill::Fresh(messages), bytes)?);
                 jobs.push(self.job(ring, protocol, Drill::Reduced(messages), bytes)?);
+                if protocol == Protocol::Simple {
+                    jobs.push(self.job(ring, protocol, Drill::Alone(messages), bytes)?);
+                }
             }
         }
         // Of each kind some in each round, so that what disturbs a while disturbs all of them a little. The first rounds make memory ready, and the ranks awake.
@@ -312,10 +320,13 @@ impl<'a> Table<'a> {
         let [ll, ll128, simple] = all.map(|protocol| {
             let mut next = || jobs.next().map(|job| median(job.samples)).unwrap_or_default();
             let (one_ns, many_ns, turn_ns, turns_ns, burst_ns) = (next(), next(), next(), next(), next());
-            let (mut settled, mut fresh, mut reduced) = (Vec::new(), Vec::new(), Vec::new());
+            let (mut settled, mut fresh, mut reduced, mut alone) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
             for mark in self.marks(protocol) {
                 for kind in [&mut settled, &mut fresh, &mut reduced] {
                     kind.extend(jobs.next().map(|job| job.hops(mark)));
+                }
+                if protocol == Protocol::Simple {
+                    alone.extend(jobs.next().map(|job| job.hops(mark)));
                 }
             }
             Messages {
@@ -327,6 +338,7 @@ impl<'a> Table<'a> {
                 settled,
                 fresh,
                 reduced,
+                alone,
             }
         });
         Ok(Calibration { simple, ll, ll128 })

@@ -112,7 +112,7 @@ impl Rates {
         let cost = link.cost(work.protocol);
         let (wire, take) = match link.mover {
             Mover::Device => (cost.beta_ns_per_byte, 0.0),
-            Mover::Receiver => (0.0, cost.beta(message, whole, false)),
+            Mover::Receiver => (0.0, cost.beta(message, whole, false, 1.0)),
         };
         Self {
             send: cost.send_ns,

@@ -53,7 +53,12 @@ pub struct Moves {
     pub fresh: Scale,
     /// Of what the receiver reduces as it comes: γ is in it, and what it takes that it is laid down elsewhere before.
     pub reduced: Scale,
+    /// Of what has lain there, while no other rank of the host moves anything: all share one memory.
+    pub alone: Scale,
 }
+
+/// Bytes of a message that are more than a processor keeps by it of what it has just made.
+const LONG_AGO: f64 = 2.0 * NEAR as f64;
 
 impl MessageCost {
     /// A message of α (so much of it the sender's processor's, and so much the receiver's) and β, for which nothing has to be granted or confirmed.
@@ -78,14 +83,21 @@ impl MessageCost {
         Some((moves.reduced.ns_per_byte(bytes, whole) - moves.settled.ns_per_byte(bytes, whole)).max(0.0))
     }
 
-    /// β of messages of so many bytes, in an operation of which a rank has so many, ns per byte.
+    /// β of messages of so many bytes, in an operation of which a rank has so many, ns per byte; `others` says which part of the other ranks moves something at the same time.
     #[must_use]
-    pub fn beta(&self, bytes: f64, whole: f64, fresh: bool) -> f64 {
+    pub fn beta(&self, bytes: f64, whole: f64, fresh: bool, others: f64) -> f64 {
         let Some(moves) = &self.bytes else {
             return self.beta_ns_per_byte;
         };
-        let scale = if fresh { &moves.fresh } else { &moves.settled };
-        scale.ns_per_byte(bytes, whole)
+        let settled = moves.settled.ns_per_byte(bytes, whole);
+        let all = match fresh {
+            false => settled,
+            // Of what is longer the first part has left the sender's cache when the last is made.
+            true if bytes > LONG_AGO => settled.max(moves.fresh.ns_per_byte(bytes, whole)),
+            true => moves.fresh.ns_per_byte(bytes, whole),
+        };
+        let shared = (settled - moves.alone.ns_per_byte(bytes, whole)).clamp(0.0, all);
+        all - shared * (1.0 - others)
     }
 
     /// ns of α in which nobody is busy.

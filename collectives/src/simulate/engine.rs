@@ -171,8 +171,8 @@ impl Prices {
     }
 
     /// ps of both processors for the bytes of a message.
-    fn moving(&self, bytes: f64, whole: f64, fresh: bool) -> f64 {
-        bytes * self.cost.beta(bytes, whole, fresh) * 1e3
+    fn moving(&self, bytes: f64, whole: f64, fresh: bool, others: f64) -> f64 {
+        bytes * self.cost.beta(bytes, whole, fresh, others) * 1e3
     }
 }
 
@@ -325,6 +325,31 @@ impl<'a> Run<'a> {
     fn touched(&self, message: f64) -> f64 {
         let shape = self.schedule.shape();
         self.work.touched(shape.collective, shape.ranks(), message)
+    }
+
+    /// Which part of the other ranks of its host is busy, too.
+    fn others(&self, rank: u32, now: u64) -> f64 {
+        let measured = self.fabric.local.cost(self.work.protocol).bytes.is_some();
+        if !measured || self.who == Who::OneForAll {
+            return 1.0;
+        }
+        let here = |other: &u32| *other != rank && self.links.are_together(rank, *other);
+        let all = (0..self.ranks.len() as u32).filter(here);
+        let (mut others, mut busy) = (0u32, 0u32);
+        for other in all {
+            others += 1;
+            // Who has begun at this very time is busy, as is who is about to.
+            busy += u32::from(self.ranks[other as usize].free > now || self.coming_at(other, now));
+        }
+        f64::from(busy) / f64::from(others.max(1))
+    }
+
+    /// Whether one of a rank's threads has its message there.
+    fn coming_at(&self, rank: u32, now: u64) -> bool {
+        let first = rank as usize * self.connections as usize;
+        let threads = &self.threads[first..first + self.connections as usize];
+        let coming = |thread: &Thread<'_>| thread.awaited.and_then(|awaited| awaited.coming);
+        threads.iter().filter_map(coming).any(|message| message.at <= now)
     }
 
     /// ps per byte of what this rank reduces, and copies.
@@ -507,7 +532,12 @@ impl<'a> Run<'a> {
         let rank = self.threads[id].rank;
         let prices = self.prices(awaited.from.0, rank);
         let fresh = awaited.coming.is_some_and(|message| message.fresh);
-        let moving = prices.moving(awaited.bytes, self.touched(awaited.bytes), fresh);
+        let moving = prices.moving(
+            awaited.bytes,
+            self.touched(awaited.bytes),
+            fresh,
+            self.others(rank, now),
+        );
         let mut ps = prices.receive + moving * prices.parts.1;
         let left = awaited.coming.map_or(0, |message| message.at) as f64 - prices.latency;
         if self.ranks[rank as usize]
@@ -554,7 +584,7 @@ impl<'a> Run<'a> {
     fn send(&mut self, id: usize, now: u64, to: Rank, bytes: f64, fresh: bool) -> u64 {
         let rank = self.threads[id].rank;
         let prices = self.prices(rank, to.0);
-        let moving = prices.moving(bytes, self.touched(bytes), fresh);
+        let moving = prices.moving(bytes, self.touched(bytes), fresh, self.others(rank, now));
         let posted = self.work(rank, now, prices.send + moving * prices.parts.0);
         self.ranks[rank as usize].sent = Some(posted);
         let connection = id as u32 % self.connections;

@@ -190,6 +190,7 @@ impl TuningFile {
                         ("settled", moves.settled),
                         ("fresh", moves.fresh),
                         ("reduced", moves.reduced),
+                        ("alone", moves.alone),
                     ]
                 });
                 costs.extend(scales.flat_map(|(field, scale)| {

@@ -38,6 +38,8 @@ pub struct Messages {
     pub fresh: Vec<(u64, Hops)>,
     /// Hops of messages that lay in memory before, and are reduced as they come.
     pub reduced: Vec<(u64, Hops)>,
+    /// Hops of messages that lay in memory before, all of the first rank to the second, while others have nothing to do.
+    pub alone: Vec<(u64, Hops)>,
 }
 
 impl Messages {
@@ -82,6 +84,7 @@ impl Messages {
                 settled,
                 fresh: rates(&self.fresh).unwrap_or(settled),
                 reduced: rates(&self.reduced).unwrap_or(settled),
+                alone: rates(&self.alone).unwrap_or(settled),
             }),
             ..MessageCost::simple(
                 alone,
@@ -158,6 +161,7 @@ mod tests {
             settled: hops(beta[0]),
             fresh: hops(beta[1]),
             reduced: hops(beta[2]),
+            alone: hops(beta[0] / 2.0),
         }
     }
 
@@ -185,8 +189,9 @@ mod tests {
         near(receive_ns, 100.0);
         near(grant_ns, 320.0);
         near(confirm_ns, 1500.0 - 300.0 - 320.0);
-        near(link.simple.beta(64.0, 1e6, false), 0.05);
-        near(link.simple.beta(1e6, 64.0, true), 0.08);
+        near(link.simple.beta(64.0, 1e6, false, 1.0), 0.05);
+        near(link.simple.beta(64.0, 1e6, false, 0.0), 0.025);
+        near(link.simple.beta(1e6, 64.0, true, 1.0), 0.08);
         near(link.simple.reducing(1e6, 64.0).unwrap(), 0.04);
         near(link.simple.beta_ns_per_byte, 0.05);
         assert_eq!((link.ll.grant_ns, link.ll.confirm_ns), (0.0, 0.0));
@@ -224,7 +229,7 @@ mod tests {
                 cost.both_ns,
                 cost.grant_ns,
                 cost.confirm_ns,
-                cost.beta(4096.0, 0.0, true),
+                cost.beta(4096.0, 0.0, true, 0.5),
             ];
             assert!(all.iter().all(|ns| *ns >= 0.0 && ns.is_finite()), "{cost:?}");
         }
