@@ -272,6 +272,7 @@ impl<'a> Table<'a> {
                 Drill::Settled(MANY),
                 Drill::Turns(1),
                 Drill::Turns(MANY),
+                Drill::Alone(1),
                 Drill::Burst(MANY),
             ] {
                 jobs.push(self.job(ring, protocol, drill, SHORT)?);
@@ -319,7 +320,7 @@ impl<'a> Table<'a> {
         let mut jobs = jobs.into_iter();
         let [ll, ll128, simple] = all.map(|protocol| {
             let mut next = || jobs.next().map(|job| median(job.samples)).unwrap_or_default();
-            let (one_ns, many_ns, turn_ns, turns_ns, burst_ns) = (next(), next(), next(), next(), next());
+            let [one_ns, many_ns, turn_ns, turns_ns, given_ns, burst_ns] = core::array::from_fn(|_| next());
             let (mut settled, mut fresh, mut reduced, mut alone) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
             for mark in self.marks(protocol) {
                 for kind in [&mut settled, &mut fresh, &mut reduced] {
@@ -334,6 +335,7 @@ impl<'a> Table<'a> {
                 many_ns,
                 turn_ns,
                 turns_ns,
+                given_ns,
                 burst_ns,
                 settled,
                 fresh,

@@ -38,6 +38,9 @@ pub struct MessageCost {
     /// ns from when a message was taken until its sender's operation may end; 0 where it need not know.
     #[serde(default)]
     pub confirm_ns: f64,
+    /// ns more, where the sender itself receives nothing: then nothing that comes anyway brings the confirmation.
+    #[serde(default)]
+    pub quiet_ns: f64,
     /// β by bytes, where processors move them and it was measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bytes: Option<Moves>,
@@ -72,6 +75,7 @@ impl MessageCost {
             both_ns: 0.0,
             grant_ns: 0.0,
             confirm_ns: 0.0,
+            quiet_ns: 0.0,
             bytes: None,
         }
     }

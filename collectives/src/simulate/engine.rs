@@ -146,6 +146,7 @@ struct Prices {
     both: f64,
     grant: u64,
     confirm: u64,
+    quiet: u64,
     /// Who pays for a byte, as parts of β: the sender's processor, and the receiver's. What is left are links'.
     parts: (f64, f64),
     cost: MessageCost,
@@ -160,6 +161,7 @@ impl Prices {
             both: cost.both_ns * 1e3,
             grant: Time::from_ns(cost.grant_ns).0,
             confirm: Time::from_ns(cost.confirm_ns).0,
+            quiet: Time::from_ns(cost.quiet_ns).0,
             parts: match (mover, protocol) {
                 (Mover::Device, _) => (0.0, 0.0),
                 // Lines are packed at one end and unpacked at the other.
@@ -563,7 +565,13 @@ impl<'a> Run<'a> {
             self.grant(id, taken, 1);
         }
         if prices.confirm > 0 {
-            self.confirm(self.sender_of(id, awaited.from), taken.saturating_add(prices.confirm));
+            let sender = self.sender_of(id, awaited.from);
+            let quiet = if self.threads[sender].senders.is_empty() {
+                prices.quiet
+            } else {
+                0
+            };
+            self.confirm(sender, taken.saturating_add(prices.confirm + quiet));
         }
         taken
     }

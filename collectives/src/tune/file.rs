@@ -183,6 +183,7 @@ impl TuningFile {
                     ("both_ns", cost.both_ns),
                     ("grant_ns", cost.grant_ns),
                     ("confirm_ns", cost.confirm_ns),
+                    ("quiet_ns", cost.quiet_ns),
                 ];
                 let moves = cost.bytes.iter();
                 let scales = moves.flat_map(|moves| {

@@ -26,10 +26,12 @@ pub struct Messages {
     pub one_ns: f64,
     /// One of [`MANY`] hops.
     pub many_ns: f64,
-    /// Of [`MANY`] hops to another rank and as many back, by turns; and of one.
-    pub turns_ns: f64,
-    /// Of one hop there and one back.
+    /// One of one hop to another rank and one back.
     pub turn_ns: f64,
+    /// One of [`MANY`] hops to another rank and as many back, by turns.
+    pub turns_ns: f64,
+    /// One of one message to another rank.
+    pub given_ns: f64,
     /// One in which [`MANY`] such messages are sent, and then as many received.
     pub burst_ns: f64,
     /// Hops of messages that lay in memory before, each beside the [mark](MARKS) that it is for.
@@ -72,26 +74,27 @@ impl Messages {
             Scale::of(&hops.iter().map(rate).collect::<Vec<_>>())
         };
         let settled = rates(&self.settled);
+        let beta = settled.map_or(0.0, |scale| scale.ns_per_byte(LONG as f64, LONG as f64));
+        let bytes = settled.map(|settled| Moves {
+            settled,
+            fresh: rates(&self.fresh).unwrap_or(settled),
+            reduced: rates(&self.reduced).unwrap_or(settled),
+            alone: rates(&self.alone).unwrap_or(settled),
+        });
+        if grant_ns == 0.0 {
+            return MessageCost {
+                both_ns: alpha - alone,
+                bytes,
+                ..MessageCost::simple(alone, busy, busy, beta)
+            };
+        }
+        // Where there are grants and confirmations, both ends always have something to send.
         MessageCost {
-            both_ns: alpha - alone,
             grant_ns,
-            confirm_ns: if grant_ns > 0.0 {
-                (self.around() - begin_ns - grant_ns).max(0.0)
-            } else {
-                0.0
-            },
-            bytes: settled.map(|settled| Moves {
-                settled,
-                fresh: rates(&self.fresh).unwrap_or(settled),
-                reduced: rates(&self.reduced).unwrap_or(settled),
-                alone: rates(&self.alone).unwrap_or(settled),
-            }),
-            ..MessageCost::simple(
-                alone,
-                busy,
-                busy,
-                settled.map_or(0.0, |scale| scale.ns_per_byte(LONG as f64, LONG as f64)),
-            )
+            confirm_ns: (self.around() - begin_ns - grant_ns).max(0.0),
+            quiet_ns: (self.given_ns - self.one_ns).max(0.0),
+            bytes,
+            ..MessageCost::simple(alpha, busy, busy, beta)
         }
     }
 }
@@ -157,6 +160,7 @@ mod tests {
             many_ns: around + f64::from(MANY) * alpha,
             turn_ns: around + 1.6 * alpha,
             turns_ns: around + 1.6 * f64::from(MANY) * alpha,
+            given_ns: one_ns + 50.0,
             burst_ns: one_ns + f64::from(MANY - 1) * 2.0 * busy,
             settled: hops(beta[0]),
             fresh: hops(beta[1]),
@@ -183,8 +187,10 @@ mod tests {
             confirm_ns,
             ..
         } = link.simple;
-        near(alpha_ns, 720.0);
-        near(link.simple.both_ns, 180.0);
+        near(alpha_ns, 900.0);
+        near(link.simple.quiet_ns, 50.0);
+        near(link.ll.alpha_ns, 320.0);
+        near(link.ll.both_ns, 80.0);
         near(send_ns, 100.0);
         near(receive_ns, 100.0);
         near(grant_ns, 320.0);
@@ -229,6 +235,7 @@ mod tests {
                 cost.both_ns,
                 cost.grant_ns,
                 cost.confirm_ns,
+                cost.quiet_ns,
                 cost.beta(4096.0, 0.0, true, 0.5),
             ];
             assert!(all.iter().all(|ns| *ns >= 0.0 && ns.is_finite()), "{cost:?}");
