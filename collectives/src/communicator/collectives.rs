@@ -37,7 +37,7 @@ fn lay(counts: &[usize]) -> (Vec<(u64, u64)>, usize) {
 }
 
 impl Communicator {
-    fn spec<T: Element>(&self, collective: Collective, count: usize, input: Data, output: Data) -> Spec {
+    pub(super) fn spec<T: Element>(&self, collective: Collective, count: usize, input: Data, output: Data) -> Spec {
         let bytes = (count as u64).saturating_mul(T::TYPE.bytes() as u64);
         let parts = match collective {
             Collective::AllReduce | Collective::Broadcast | Collective::Reduce | Collective::SendRecv => 1,
@@ -52,6 +52,7 @@ impl Communicator {
             count: count as u64,
             bytes: bytes.saturating_mul(parts),
             parts: None,
+            message: None,
             input,
             output,
         }

@@ -8,6 +8,7 @@ use super::code::Code;
 use super::error::Failed;
 use super::lane::Short;
 use super::layout::{Layout, Parts};
+use crate::failure::MESSAGES;
 use crate::kernel::{Function, Scalar};
 use crate::memory::Segment;
 use crate::plan::{Collective, Form};
@@ -23,10 +24,16 @@ pub struct PlanId(pub(super) usize);
 pub struct Ticket(pub(super) u64);
 
 impl Ticket {
-    /// The operation's number: the first of an engine is 1.
+    /// The operation's number: the first of an engine is 1. Messages between two ranks are numbered apart, from [`MESSAGES`] on.
     #[must_use]
     pub fn number(self) -> u64 {
         self.0
+    }
+
+    /// Whether it is a message's between two ranks.
+    #[inline]
+    pub(crate) fn is_message(self) -> bool {
+        self.0 & MESSAGES != 0
     }
 }
 
