@@ -380,6 +380,45 @@ impl Communicator {
         Call::new(self, spec, (input, output))
     }
 
+    /// All ranks get all `input`s, by rank, of lengths of their own: `counts`, the same on all ranks. Directly from each to each, by [`Protocol::Simple`](crate::Protocol::Simple), if no other is asked for.
+    pub fn all_gather_v<X: Source, Y: Target<Element = X::Element>>(
+        &self,
+        mut input: X,
+        mut output: Y,
+        counts: &[usize],
+    ) -> Call<'_, (X, Y)> {
+        // Each rank has the same for all others.
+        const WHAT: Collective = Collective::AllToAllV;
+        let ((from, given), (into, wanted)) = (input.lies(self.number), output.lies(self.number));
+        let (receive, all) = lay(counts);
+        let spec = if counts.len() != self.ranks as usize {
+            misuse(WHAT, format!("{} counts for {} ranks", counts.len(), self.ranks))
+        } else if all > wanted {
+            misuse(
+                WHAT,
+                format!("the counts are of {all} elements, and the output has {wanted}"),
+            )
+        } else if counts[self.rank.index()] != given {
+            misuse(
+                WHAT,
+                format!(
+                    "rank {} gives {given} elements, and its count is {}",
+                    self.rank,
+                    counts[self.rank.index()]
+                ),
+            )
+        } else {
+            Ok(Spec {
+                parts: Some(Parts {
+                    send: vec![(0, given as u64); self.ranks as usize],
+                    receive,
+                }),
+                ..self.spec::<X::Element>(WHAT, 0, from, into)
+            })
+        };
+        Call::new(self, spec, (input, output))
+    }
+
     /// The root gets all `input`s, by rank, of lengths of their own: `counts`, which only the root looks at.
     pub fn gather_v<X: Source, Y: Target<Element = X::Element>>(
         &self,

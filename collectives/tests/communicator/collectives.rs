@@ -142,6 +142,19 @@ fn parts_may_have_lengths_of_their_own() {
         let mut all = vec![0; if comm.rank() == root { wanted.len() } else { 0 }];
         comm.gather_v(&mine, &mut all, &counts, root).wait().unwrap();
         assert!(comm.rank() != root || all == wanted);
+        let (mut plain, mut registered) = (vec![0; wanted.len()], comm.alloc::<u8>(wanted.len()).unwrap());
+        comm.all_gather_v(&mine, &mut plain, &counts).wait().unwrap();
+        assert_eq!(plain, wanted);
+        comm.all_gather_v(&mine, &mut registered, &counts).wait().unwrap();
+        assert_eq!(*registered, wanted);
+        for (counts, why) in [
+            (&counts[1..], "3 counts for 4 ranks"),
+            (&[7, 7, 7, 7], "its count is 7"),
+            (&[3, 9, 5, 1000], "1017 elements"),
+        ] {
+            let refused = comm.all_gather_v(&mine, &mut plain, counts).wait().unwrap_err();
+            assert!(refused.to_string().contains(why), "{refused}");
+        }
         let mut back = vec![0; mine.len()];
         comm.scatter_v(&all, &counts, &mut back, root).wait().unwrap();
         assert_eq!(back, mine);

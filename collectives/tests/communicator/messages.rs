@@ -6,7 +6,7 @@ use std::process::{Child, Command};
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
-use doorbell_collectives::bootstrap::{Group, Launch, Rendezvous};
+use doorbell_collectives::bootstrap::{Launch, Rendezvous};
 use doorbell_collectives::{Algorithm, CollectiveError, Communicator, Options, Protocol, Rank, ReduceOp};
 use doorbell_softroce_ibverbs::api;
 use doorbell_verbs::Library;
@@ -284,7 +284,7 @@ fn is_a_rank() {
         return;
     }
     let device = Library::new(api()).open("soft0").unwrap();
-    let comm = Communicator::new(&[device], Group::from_env().unwrap(), options()).unwrap();
+    let comm = Communicator::from_env_with(&[device], options()).unwrap();
     let me = comm.rank().0;
     let data = vec![me; 4_000_000];
     let mut into = vec![0u32; data.len()];
