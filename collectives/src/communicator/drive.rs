@@ -11,11 +11,13 @@ use std::time::{Duration, Instant};
 use super::call::{Settings, Spec};
 use super::error::{CollectiveError, GroupFailed};
 use super::state::{Stall, State};
+use crate::algorithm::Algorithm;
 use crate::bootstrap::Group;
 use crate::executor::{Direction, EngineError, Failed, Message, Operation, Patience, Ticket};
 use crate::failure::{SETTLE, Watch};
 use crate::kernel::Function;
 use crate::memory::Segment;
+use crate::plan::Collective;
 use crate::tune::Overrides;
 use crate::types::{Protocol, Rank};
 
@@ -134,6 +136,13 @@ impl Shared {
         }
         if let Some((peer, direction)) = spec.message {
             return self.submit_message(state, spec, settings, (peer, direction));
+        }
+        let varied = spec.parts.is_some() && spec.collective == Collective::ReduceScatter;
+        if varied && settings.forced.algorithm != Some(Algorithm::FullMesh) {
+            return Err(CollectiveError::Misuse {
+                collective: spec.collective,
+                what: "parts that have lengths of their own go by full-mesh alone".to_owned(),
+            });
         }
         let (plan, tuning) = state.way(spec.collective, spec.root, spec.data, spec.bytes, settings)?;
         let function = Function::new(spec.data, spec.reduction.op, state.engine.ranks())?;

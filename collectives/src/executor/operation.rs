@@ -93,7 +93,7 @@ pub struct Operation {
     pub function: Function,
     /// Elements: of the whole of all-reduce, broadcast and reduce; of each rank's part of the others.
     pub count: u64,
-    /// The parts of [`Collective::AllToAllV`], instead of `count`.
+    /// The parts of [`Collective::AllToAllV`], instead of `count`; or of a [`Collective::ReduceScatter`] by [`Algorithm::FullMesh`](crate::Algorithm::FullMesh) whose parts have lengths of their own.
     pub parts: Option<Parts>,
     /// What the rank gives.
     pub input: Data,

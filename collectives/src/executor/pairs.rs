@@ -199,7 +199,7 @@ impl Pairs {
         for index in 0..self.busy.len() {
             let peer = self.busy[index];
             if peer == self.rank {
-                moved |= self.to_itself()?;
+                moved |= self.copy_own()?;
             } else if let Some(link) = links.get_mut(peer.index()).and_then(Option::as_mut) {
                 moved |= self.confirm(peer, link);
                 moved |= self.send(peer, link)?;
@@ -340,7 +340,7 @@ impl Pairs {
     }
 
     /// Messages of this rank to itself are copied.
-    fn to_itself(&mut self) -> Result<bool, Failed> {
+    fn copy_own(&mut self) -> Result<bool, Failed> {
         let end = &mut self.ends[self.rank.index()];
         let mut moved = false;
         while let (Some(&sent), Some(&received)) = (end.sends.front(), end.receives.front()) {
