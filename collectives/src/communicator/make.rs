@@ -77,6 +77,22 @@ impl Communicator {
         Self::new(std::slice::from_ref(device), Group::from_env()?, options)
     }
 
+    /// The same on any number of devices, made as these options say. Those that the environment says are not looked at, unless they began as [`Options::from_env`]:
+    ///
+    /// ```no_run
+    /// # use doorbell_collectives::{CollectiveError, Communicator, Options};
+    /// # fn example(devices: &[doorbell_verbs::Context]) -> Result<Communicator, CollectiveError> {
+    /// let options = Options { progress_thread: true, ..Options::from_env()? };
+    /// Communicator::from_env_with(devices, options)
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Group::from_env`] and [`new`](Self::new).
+    pub fn from_env_with(devices: &[Context], options: Options) -> Result<Self, CollectiveError> {
+        Self::new(devices, Group::from_env()?, options)
+    }
+
     /// A rank of this group, on these devices: connections are spread over them. All members do the same at the same time.
     ///
     /// # Errors

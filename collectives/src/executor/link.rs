@@ -165,12 +165,18 @@ impl Link {
 
     /// Grants the peer `len` bytes for its next message that has none.
     pub(super) fn grant(&mut self, addr: u64, rkey: u32, len: u32) {
+        self.grant_rest(addr, rkey, len, 0);
+    }
+
+    /// The same for a part of a message, of which so many bytes are to come with it and after it.
+    pub(super) fn grant_rest(&mut self, addr: u64, rkey: u32, len: u32, rest: u64) {
         let place = at::GRANTED + (self.granted % GRANTS) as usize * GRANT;
         self.granted += 1;
         let mut bytes = [0; GRANT];
         bytes[..8].copy_from_slice(&addr.to_ne_bytes());
         bytes[8..12].copy_from_slice(&rkey.to_ne_bytes());
         bytes[12..16].copy_from_slice(&len.to_ne_bytes());
+        bytes[16..24].copy_from_slice(&rest.to_ne_bytes());
         bytes[24..].copy_from_slice(&self.granted.to_ne_bytes());
         self.note(place, &bytes);
     }
@@ -207,6 +213,11 @@ impl Link {
     #[inline]
     pub(super) fn is_granted(&self) -> bool {
         self.granted_to_us(0).is_some() && self.has_room(2)
+    }
+
+    /// Of a part that `is_granted`: how many bytes the peer expects with it and after it.
+    pub(super) fn granted_rest(&self) -> u64 {
+        self.word(at::GRANTED + (self.sent % GRANTS) as usize * GRANT + 16)
     }
 
     /// Sends a message of Simple, which `is_granted`: nothing for one without content. Gives the number of requests posted with it, the last of which says by its completion that the message's memory is free.
