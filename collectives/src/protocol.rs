@@ -16,8 +16,6 @@ use crate::types::Protocol;
 pub(crate) const GRANTS: u64 = 16;
 /// Bytes of a grant: address, key, length, a word unused, number.
 pub(crate) const GRANT: usize = 32;
-/// Slots of a ring of lines.
-pub(crate) const SLOTS: u64 = 16;
 /// Bytes of a message of Simple that is short, at most. Both ends know how long a message is.
 pub(crate) const SHORT: usize = 16 << 10;
 /// Slots for short messages.
@@ -25,7 +23,7 @@ pub(crate) const SHORT_SLOTS: u64 = 8;
 
 /// Where things lie in a mailbox.
 pub(crate) mod at {
-    use super::{GRANT, GRANTS, Lines, SHORT, SHORT_SLOTS, SLOTS};
+    use super::{GRANT, GRANTS, Lines, SHORT, SHORT_SLOTS};
 
     /// The number of the last message of Simple that is there.
     pub(crate) const ARRIVED: usize = 0;
@@ -36,10 +34,10 @@ pub(crate) mod at {
     /// The rings of slots for lines.
     pub(crate) const RINGS: [usize; 2] = [
         GRANTED + GRANTS as usize * GRANT,
-        GRANTED + GRANTS as usize * GRANT + SLOTS as usize * Lines::Ll.slot(),
+        GRANTED + GRANTS as usize * GRANT + Lines::Ll.ring(),
     ];
     /// The ring of slots for short messages.
-    pub(crate) const SHORTS: usize = RINGS[1] + SLOTS as usize * Lines::Ll128.slot();
+    pub(crate) const SHORTS: usize = RINGS[1] + Lines::Ll128.ring();
     /// Its length.
     pub(crate) const LEN: usize = SHORTS + SHORT_SLOTS as usize * SHORT;
 }
@@ -64,8 +62,21 @@ impl Lines {
     pub(crate) const fn slot(self) -> usize {
         match self {
             Self::Ll => 2048,
-            Self::Ll128 => 4096,
+            Self::Ll128 => 8192,
         }
+    }
+
+    /// Slots of a ring.
+    pub(crate) const fn slots(self) -> u64 {
+        match self {
+            Self::Ll => 16,
+            Self::Ll128 => 8,
+        }
+    }
+
+    /// Bytes of a ring.
+    pub(crate) const fn ring(self) -> usize {
+        self.slots() as usize * self.slot()
     }
 
     /// Bytes of data that a slot takes.
@@ -116,8 +127,8 @@ mod tests {
         let areas = [at::GRANTED, at::RINGS[0], at::RINGS[1], at::SHORTS, at::LEN];
         let lengths = [
             GRANTS as usize * GRANT,
-            SLOTS as usize * Lines::Ll.slot(),
-            SLOTS as usize * Lines::Ll128.slot(),
+            Lines::Ll.ring(),
+            Lines::Ll128.ring(),
             SHORT_SLOTS as usize * SHORT,
         ];
         assert!(areas.iter().all(|area| area.is_multiple_of(64)));

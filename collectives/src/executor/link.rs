@@ -9,7 +9,7 @@ use doorbell_verbs::{Alias, Batch, QpState, QueuePair, QueuePairError, Rc, Refus
 
 use super::error::Failed;
 use crate::kernel::lines::{pack_ll, pack_ll128, try_unpack_ll, try_unpack_ll128};
-use crate::protocol::{GRANT, GRANTS, Lines, SHORT, SHORT_SLOTS, SLOTS, at};
+use crate::protocol::{GRANT, GRANTS, Lines, SHORT, SHORT_SLOTS, at};
 use crate::types::Rank;
 
 /// Bytes that lines are sent inline with, at most: a word of credit or a grant takes fewer.
@@ -296,7 +296,7 @@ impl Link {
     /// Whether lines could be sent now: the peer has emptied a slot.
     #[inline]
     pub(super) fn may_send_lines(&self, lines: Lines) -> bool {
-        self.has_slot(lines.index(), SLOTS) && self.has_room(1)
+        self.has_slot(lines.index(), lines.slots()) && self.has_room(1)
     }
 
     /// Sends `len` bytes as lines, at most what a slot has room for; it `may_send_lines`. They may be changed at once.
@@ -305,7 +305,7 @@ impl Link {
     /// `from` can be read for `len` bytes, which nobody writes meanwhile.
     pub(super) unsafe fn send_lines(&mut self, lines: Lines, from: *const u8, len: usize) -> Result<(), Failed> {
         let ring = &mut self.rings[lines.index()];
-        let slot = (ring.sent % SLOTS) as usize * lines.slot();
+        let slot = (ring.sent % lines.slots()) as usize * lines.slot();
         ring.sent += 1;
         let flag = ring.sent;
         let offset = at::RINGS[lines.index()] + slot;
@@ -364,7 +364,7 @@ impl Link {
         let slot = unsafe {
             self.mail
                 .own
-                .add(at::RINGS[lines.index()] + (taken % SLOTS) as usize * lines.slot())
+                .add(at::RINGS[lines.index()] + (taken % lines.slots()) as usize * lines.slot())
         };
         // SAFETY: the slot is aligned and as long as its lines; `into` by contract.
         let there = unsafe {
@@ -376,12 +376,12 @@ impl Link {
         if !there {
             return false;
         }
-        if lines == Lines::Ll && flag % FLAGS <= SLOTS {
+        if lines == Lines::Ll && flag % FLAGS <= lines.slots() {
             // Flags come again, and what a long message left may not have been overwritten by short ones since. The slot is this side's until it is given back.
             // SAFETY: in the mailbox.
             unsafe { slot.write_bytes(0, lines.slot()) };
         }
-        self.empty_slot(lines.index(), SLOTS);
+        self.empty_slot(lines.index(), lines.slots());
         true
     }
 }
