@@ -164,13 +164,14 @@ impl Shared {
             if let Some(result) = state.engine.take(ticket) {
                 return self.taken(state, result);
             }
-            if state.engine.began(ticket).is_none() {
+            if !state.engine.has(ticket) {
                 return Ok(());
             }
-            if self.turn(state, &mut idle) {
-                patience.news();
-            } else if patience.is_eager() {
+            while !self.turn(state, &mut idle) && patience.is_eager() {
                 patience.nothing();
+            }
+            if idle == 0 {
+                patience.news();
             } else {
                 drop(lock);
                 patience.nothing();
@@ -197,18 +198,20 @@ impl Shared {
         let driven = Panicking(state);
         let moved = driven.0.engine.progress();
         drop(driven);
-        if self.watch.attention() || state.engine.failed().is_some() {
+        let attended = self.watch.attention() || state.engine.failed().is_some();
+        if attended {
             self.attend(state);
         }
-        if moved {
+        if moved || attended {
             *idle = 0;
+            true
         } else {
             *idle = idle.wrapping_add(1);
             if idle.is_multiple_of(LOOK_AT_CLOCK) {
                 self.look_at_clock(state);
             }
+            false
         }
-        moved
     }
 
     /// Whether an operation is done, after a few turns.
@@ -220,7 +223,7 @@ impl Shared {
         self.turn(state, &mut idle);
         match state.engine.take(ticket) {
             Some(result) => self.taken(state, result).map(|()| true),
-            None => Ok(state.engine.began(ticket).is_none()),
+            None => Ok(!state.engine.has(ticket)),
         }
     }
 
@@ -261,7 +264,7 @@ impl Shared {
         loop {
             let mut lock = self.lock();
             let state = &mut *lock.state;
-            let open = state.failed.is_none() && state.engine.expiring().is_some();
+            let open = state.failed.is_none() && !state.engine.is_idle();
             if !open || Instant::now() >= until {
                 return;
             }
@@ -339,7 +342,7 @@ impl Shared {
     }
 
     /// This rank's engine has failed by itself: has the members find out why, and gives up.
-    fn accuse(&self, state: &State, own: &Failed) {
+    fn accuse(&self, state: &mut State, own: &Failed) {
         let left = state
             .engine
             .expiring()
@@ -382,7 +385,7 @@ impl Shared {
         let mut idle = 0;
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         while !self.over.load(Ordering::Relaxed) {
-            if state.failed.is_some() || state.engine.expiring().is_none() {
+            if state.failed.is_some() || state.engine.is_idle() {
                 patience.news();
                 state = self.started.wait(state).unwrap_or_else(PoisonError::into_inner);
                 continue;

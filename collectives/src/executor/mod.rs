@@ -97,6 +97,8 @@ pub struct Engine {
     /// Memory for inputs that are changed before they are sent.
     spare: Vec<Arc<Segment>>,
     rails: Vec<Rail>,
+    /// Lanes behind these have nothing to do.
+    reach: u32,
     rank: Rank,
     ranks: u32,
     config: Config,
@@ -150,6 +152,7 @@ impl Engine {
             plans: Vec::new(),
             spare: Vec::new(),
             rails,
+            reach: 0,
             rank,
             ranks,
             config,
@@ -217,7 +220,7 @@ impl Engine {
     /// Drives each lane as far as it comes.
     fn drive(&mut self) -> Result<bool, Failed> {
         let mut moved = false;
-        for (lane, links) in self.lanes.iter_mut().zip(&mut self.links) {
+        for (lane, links) in self.lanes[..self.reach as usize].iter_mut().zip(&mut self.links) {
             lane.next = lane.next.max(self.first);
             while let Some(op) = self.operations.get_mut((lane.next - self.first) as usize) {
                 if !op.uses(lane.channel, lane.strand) {
@@ -270,9 +273,15 @@ impl Engine {
     }
 
     fn look_at_clock(&mut self) -> Result<(), Failed> {
-        let late =
-            |op: &&Running| op.result.is_none() && op.deadline.is_some_and(|deadline| op.began.elapsed() >= deadline);
-        if !self.operations.iter().any(|op| late(&op)) {
+        let now = Instant::now();
+        let mut late = false;
+        for op in self.operations.iter_mut().filter(|op| op.result.is_none()) {
+            let began = *op.began.get_or_insert(now);
+            late |= op
+                .deadline
+                .is_some_and(|deadline| now.saturating_duration_since(began) >= deadline);
+        }
+        if !late {
             return Ok(());
         }
         match self.waiting() {
@@ -425,6 +434,9 @@ impl Engine {
             self.operations.pop_front();
             self.first += 1;
         }
+        if self.operations.is_empty() {
+            self.reach = 0;
+        }
         Some(result)
     }
 
@@ -435,14 +447,22 @@ impl Engine {
         self.first + open.unwrap_or(self.operations.len()) as u64 - 1
     }
 
-    /// Of the operations under way, or failed and not taken, the one whose time is up first: when it was submitted, and how long it may take.
+    /// Whether nothing is under way, or failed and not taken.
     #[must_use]
-    pub fn expiring(&self) -> Option<(Instant, Duration)> {
+    pub fn is_idle(&self) -> bool {
+        self.operations
+            .iter()
+            .all(|op| op.taken || matches!(op.result, Some(Ok(()))))
+    }
+
+    /// Of the operations under way, or failed and not taken, the one whose time is up first: when it was first seen under way, to a millisecond or so, and how long it may take.
+    #[must_use]
+    pub fn expiring(&mut self) -> Option<(Instant, Duration)> {
         let open = self
             .operations
-            .iter()
+            .iter_mut()
             .filter(|op| !op.taken && !matches!(op.result, Some(Ok(()))));
-        open.filter_map(|op| Some((op.began, op.deadline?)))
+        open.filter_map(|op| Some((*op.began.get_or_insert_with(Instant::now), op.deadline?)))
             .min_by_key(|(began, deadline)| began.checked_add(*deadline))
     }
 
@@ -452,11 +472,13 @@ impl Engine {
         self.operations.iter().filter(|op| !op.taken).count()
     }
 
-    /// When an operation was submitted, until it is taken.
+    /// Whether an operation was submitted, and its result was not taken.
     #[must_use]
-    pub fn began(&self, ticket: Ticket) -> Option<Instant> {
-        let index = usize::try_from(ticket.0.checked_sub(self.first)?).ok()?;
-        self.operations.get(index).map(|op| op.began)
+    pub fn has(&self, ticket: Ticket) -> bool {
+        let index = ticket.0.checked_sub(self.first);
+        index
+            .and_then(|index| self.operations.get(usize::try_from(index).ok()?))
+            .is_some_and(|op| !op.taken)
     }
 
     /// Ends it together with the other ranks, none of which is left with a request that nobody confirms. To be called when all operations have been taken.

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::code::Code;
 use super::error::Failed;
+use super::lane::Short;
 use super::layout::{Layout, Parts};
 use crate::kernel::{Function, Scalar};
 use crate::memory::Segment;
@@ -109,11 +110,34 @@ impl fmt::Debug for Operation {
     }
 }
 
+/// What is the same for all operations of a plan that are alike: of one length, laid out alike.
+#[derive(Debug)]
+pub(super) struct Ready {
+    pub(super) code: Arc<Code>,
+    pub(super) layout: Layout,
+    /// By strand, if it is a short one.
+    pub(super) short: Option<Box<[Short]>>,
+    /// Lanes that have work, and how many lanes there are up to the last of them.
+    pub(super) lanes: u32,
+    pub(super) reach: u32,
+}
+
+impl Ready {
+    /// Whether there is work for a strand of a channel, of so many channels.
+    pub(super) fn uses(&self, channels: u32, channel: u32, strand: u32) -> bool {
+        channel < channels.min(self.layout.extent.slices)
+            && self
+                .code
+                .strands
+                .get(strand as usize)
+                .is_some_and(|strand| !strand.instructions.is_empty())
+    }
+}
+
 /// An operation under way, or done and not yet taken.
 pub(super) struct Running {
     pub(super) collective: Collective,
-    pub(super) code: Arc<Code>,
-    pub(super) layout: Arc<Layout>,
+    pub(super) ready: Arc<Ready>,
     pub(super) function: Function,
     pub(super) input: Data,
     pub(super) output: Data,
@@ -121,7 +145,8 @@ pub(super) struct Running {
     pub(super) channels: u32,
     /// Bytes of a message, at most.
     pub(super) fragment: usize,
-    pub(super) began: Instant,
+    /// When it was first seen under way, to a millisecond or so: the clock is not looked at for each operation.
+    pub(super) began: Option<Instant>,
     pub(super) deadline: Option<Duration>,
     /// Lanes that are not done.
     pub(super) lanes_left: u32,
@@ -138,12 +163,6 @@ impl Running {
 
     /// Whether it has work for a strand of a channel.
     pub(super) fn uses(&self, channel: u32, strand: u32) -> bool {
-        channel < self.channels
-            && channel < self.layout.extent.slices
-            && self
-                .code
-                .strands
-                .get(strand as usize)
-                .is_some_and(|strand| !strand.instructions.is_empty())
+        self.ready.uses(self.channels, channel, strand)
     }
 }

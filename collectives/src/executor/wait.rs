@@ -80,7 +80,7 @@ impl Engine {
             if let Some(result) = self.take(ticket) {
                 return result;
             }
-            if self.began(ticket).is_none() {
+            if !self.has(ticket) {
                 return Ok(());
             }
             if self.progress() {

@@ -15,7 +15,7 @@ impl Lane {
     /// Grants memory for what is to be received, as far ahead as memory is free.
     pub(super) fn grant(&mut self, scene: &mut Scene<'_>) -> Result<bool, Failed> {
         let op = scene.op;
-        let strand = &op.code.strands[self.strand as usize];
+        let strand = &op.ready.code.strands[self.strand as usize];
         let mut moved = false;
         while self.grants.turn < self.turns(op) {
             let Some(&step) = strand.receives.get(self.receive) else {
@@ -34,7 +34,8 @@ impl Lane {
             };
             let slice = self.slice(op, self.grants.turn);
             let mut walk = self.grant_walk;
-            let Some(fragment) = walk::next(op, instruction, span, slice, form, &mut walk) else {
+            let Some(fragment) = walk::next(&op.ready.layout, op.fragment(form), instruction, span, slice, &mut walk)
+            else {
                 self.receive += 1;
                 self.grant_walk = Walk::default();
                 continue;
@@ -59,7 +60,7 @@ impl Lane {
                 {
                     break;
                 }
-                let at = offset + walk::bytes_at(op, instruction, span, slice, fragment);
+                let at = offset + walk::bytes_at(&op.ready.layout, &op.function, instruction, span, slice, fragment);
                 let addr = segment.start().addr() as u64 + at as u64;
                 let rkey = segment.rkey(rail);
                 link(scene.links, from)?.grant(addr, rkey, len as u32);
@@ -124,16 +125,23 @@ impl Lane {
     /// Sends of a message what can be sent. Gives whether that was anything, and whether it was the last.
     pub(super) fn send(&mut self, scene: &mut Scene<'_>, send: &mut Pending) -> Result<(bool, bool), Failed> {
         let op = scene.op;
-        let instruction = &op.code.strands[self.strand as usize].instructions[send.at.step as usize];
+        let instruction = &op.ready.code.strands[self.strand as usize].instructions[send.at.step as usize];
         let Some((_, form, span)) = message(&instruction.step) else {
             return Ok((false, true));
         };
         let slice = self.slice(op, send.at.turn);
         let mut moved = false;
-        while let Some(fragment) = walk::next(op, instruction, span, slice, form, &mut send.walk) {
+        while let Some(fragment) = walk::next(
+            &op.ready.layout,
+            op.fragment(form),
+            instruction,
+            span,
+            slice,
+            &mut send.walk,
+        ) {
             let to = link(scene.links, send.to)?;
             let len = fragment.len as usize * op.function.bytes(form);
-            let at = walk::bytes_at(op, instruction, span, slice, fragment);
+            let at = walk::bytes_at(&op.ready.layout, &op.function, instruction, span, slice, fragment);
             if let Some(lines) = op.lines {
                 if !to.may_send_lines(lines) {
                     return Ok((moved, false));
@@ -215,7 +223,8 @@ impl Lane {
             return Ok(true);
         };
         let mut walk = self.walk;
-        while let Some(fragment) = walk::next(op, instruction, span, slice, form, &mut walk) {
+        while let Some(fragment) = walk::next(&op.ready.layout, op.fragment(form), instruction, span, slice, &mut walk)
+        {
             let len = fragment.len as usize * op.function.bytes(form);
             let lands = match instruction.step {
                 Step::Recv { into, .. } => {
@@ -227,9 +236,14 @@ impl Lane {
             if !lands && !self.is_free(op, instruction, span, Some(fragment), self.execution.turn, scene.links) {
                 return Ok(false);
             }
-            let into = self
-                .place(op, span.place)
-                .wrapping_add(walk::bytes_at(op, instruction, span, slice, fragment));
+            let into = self.place(op, span.place).wrapping_add(walk::bytes_at(
+                &op.ready.layout,
+                &op.function,
+                instruction,
+                span,
+                slice,
+                fragment,
+            ));
             let peer = link(scene.links, from)?;
             let received: *mut u8 = match op.lines {
                 Some(lines) => {
@@ -259,7 +273,8 @@ impl Lane {
                         core::ptr::copy_nonoverlapping(received, into, len);
                     },
                     Step::RecvReduce { with, .. } => {
-                        let with_at = walk::bytes_at(op, instruction, *with, slice, fragment);
+                        let with_at =
+                            walk::bytes_at(&op.ready.layout, &op.function, instruction, *with, slice, fragment);
                         let operand = self.place(op, with.place).wrapping_add(with_at);
                         let sources = [(form, received.cast_const()), (with.place.form(), operand.cast_const())];
                         // SAFETY: all are as long as the fragment; the two in places of the operation are the same or apart, and nobody else writes them now; what was received is complete.
