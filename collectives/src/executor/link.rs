@@ -9,7 +9,7 @@ use doorbell_verbs::{Alias, Batch, QpState, QueuePair, QueuePairError, Rc, Refus
 
 use super::error::Failed;
 use crate::kernel::lines::{pack_ll, pack_ll128, try_unpack_ll, try_unpack_ll128};
-use crate::protocol::{GRANT, GRANTS, Lines, SHORT, SHORT_SLOTS, at};
+use crate::protocol::{EAGER, EAGER_SLOTS, GRANT, GRANTS, Lines, at};
 use crate::types::Rank;
 
 /// Bytes that lines are sent inline with, at most: a word of credit or a grant takes fewer.
@@ -73,9 +73,9 @@ fn flag_of_words(number: u64) -> u32 {
 }
 
 /// How long the drafts of a link are.
-pub(super) const DRAFTS: usize = at::SHORTS - at::RINGS[0];
-/// Which of the rings is that of short messages, behind those of lines.
-const SHORTS: usize = 2;
+pub(super) const DRAFTS: usize = at::EAGERS - at::RINGS[0];
+/// Which of the rings is that of eager messages, behind those of lines.
+const EAGERS: usize = 2;
 
 /// One end of a connection.
 pub(super) struct Link {
@@ -84,7 +84,7 @@ pub(super) struct Link {
     mail: Mail,
     /// Requests of the send queue that are confirmed.
     pub(super) completed: u64,
-    /// Messages of Simple, short or not: sent; received.
+    /// Messages of Simple, eager or not: sent; received.
     sent: u64,
     received: u64,
     /// Grants: of the peer's, those that messages were sent by; given to it, and of these those whose message is here.
@@ -215,7 +215,7 @@ impl Link {
         }
     }
 
-    /// Where the next message of Simple, which is not short, may go: the peer's grant; none yet.
+    /// Where the next message of Simple that is not eager may go: the peer's grant; none yet.
     #[inline]
     fn granted_to_us(&self, len: usize) -> Option<Remote<Write>> {
         let place = at::GRANTED + (self.used % GRANTS) as usize * GRANT;
@@ -232,8 +232,8 @@ impl Link {
     /// Whether a message of Simple of so many bytes could be sent now: the peer has granted memory for it, or emptied a slot.
     #[inline]
     pub(super) fn may_send(&self, len: usize) -> bool {
-        let there = if len <= SHORT {
-            self.has_slot(SHORTS, SHORT_SLOTS)
+        let there = if len <= EAGER {
+            self.has_slot(EAGERS, EAGER_SLOTS)
         } else {
             self.granted_to_us(0).is_some()
         };
@@ -243,9 +243,9 @@ impl Link {
     /// Sends a message of Simple, which it `may_send`: nothing for one without content. Gives the number of requests posted with it, the last of which says by its completion that the message's memory is free.
     pub(super) fn send(&mut self, message: Option<(Alias, usize)>) -> Result<u64, Failed> {
         let len = message.map_or(0, |(_, len)| len);
-        let there = if len <= SHORT {
-            let slot = &mut self.rings[SHORTS].sent;
-            let place = at::SHORTS + (*slot % SHORT_SLOTS) as usize * SHORT;
+        let there = if len <= EAGER {
+            let slot = &mut self.rings[EAGERS].sent;
+            let place = at::EAGERS + (*slot % EAGER_SLOTS) as usize * EAGER;
             *slot += 1;
             self.there(place, len)
         } else {
@@ -279,18 +279,18 @@ impl Link {
         self.word(at::ARRIVED) > self.received
     }
 
-    /// Takes the message of `len` bytes that `has_arrived`: gives where a short one is, until something is sent to the peer or noted for it; others are where the grant said.
+    /// Takes the message of `len` bytes that `has_arrived`: gives where an eager one is, until something is sent to the peer or noted for it; others are where the grant said.
     #[inline]
     pub(super) fn receive(&mut self, len: usize) -> Option<*mut u8> {
         self.received += 1;
-        if len > SHORT {
+        if len > EAGER {
             self.filled += 1;
             return None;
         }
-        let slot = (self.rings[SHORTS].taken % SHORT_SLOTS) as usize;
-        self.empty_slot(SHORTS, SHORT_SLOTS);
+        let slot = (self.rings[EAGERS].taken % EAGER_SLOTS) as usize;
+        self.empty_slot(EAGERS, EAGER_SLOTS);
         // SAFETY: in the mailbox.
-        Some(unsafe { self.mail.own.add(at::SHORTS + slot * SHORT) })
+        Some(unsafe { self.mail.own.add(at::EAGERS + slot * EAGER) })
     }
 
     /// Whether lines could be sent now: the peer has emptied a slot.

@@ -8,7 +8,7 @@ use super::{Lane, PENDING, Pending, Scene, link};
 use crate::executor::code::{Instruction, message};
 use crate::executor::error::Failed;
 use crate::plan::{Place, Step};
-use crate::protocol::SHORT;
+use crate::protocol::EAGER;
 use crate::types::Rank;
 
 impl Lane {
@@ -41,7 +41,7 @@ impl Lane {
                 continue;
             };
             let len = fragment.len as usize * op.function.bytes(form);
-            if len <= SHORT {
+            if len <= EAGER {
                 walk::pass(&mut walk, fragment);
                 self.grant_walk = walk;
                 continue;
@@ -228,7 +228,7 @@ impl Lane {
             let len = fragment.len as usize * op.function.bytes(form);
             let lands = match instruction.step {
                 Step::Recv { into, .. } => {
-                    op.lines.is_none() && len > SHORT && self.registered(op, into.place).is_some()
+                    op.lines.is_none() && len > EAGER && self.registered(op, into.place).is_some()
                 }
                 _ => false,
             };
@@ -260,7 +260,7 @@ impl Lane {
                         return Ok(false);
                     }
                     match peer.receive(len) {
-                        Some(short) => short,
+                        Some(slot) => slot,
                         None if lands => into,
                         None => self.staging.start(self.staging.given),
                     }
@@ -285,7 +285,7 @@ impl Lane {
                     }
                     _ => {}
                 }
-                if op.lines.is_none() && len > SHORT && !lands {
+                if op.lines.is_none() && len > EAGER && !lands {
                     self.staging.given += 1;
                 }
             }
