@@ -128,7 +128,10 @@ impl Receiver {
     #[inline]
     pub fn short_is_next(&self) -> bool {
         self.ring.ready(&self.map) && {
-            let control = self.map.control(slot(&self.map, self.ring.next())).load(Ordering::Relaxed);
+            let control = self
+                .map
+                .control(slot(&self.map, self.ring.next()))
+                .load(Ordering::Relaxed);
             Control::decode(control).is_ok_and(|control| control.form == Form::Slot)
         }
     }
