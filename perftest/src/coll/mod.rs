@@ -4,6 +4,7 @@
 //! prints. `explain` says how an operation is done and why, and `simulate` how long it would take elsewhere.
 
 mod args;
+mod bind;
 mod explain;
 mod launch;
 mod measure;

@@ -6,6 +6,7 @@ use doorbell_collectives::tune::Overrides;
 use doorbell_collectives::{Communicator, Options, Rank};
 use serde::{Deserialize, Serialize};
 
+use super::bind::bind;
 use super::table::Report;
 use super::{CollArgs, explain, measure};
 use crate::device::{self, Device, Reach};
@@ -25,7 +26,10 @@ pub(super) fn child(args: &CollArgs, rank: u32, ranks: u32) -> Result<(), Failur
         .parse()
         .map_err(|_| Failure::usage("--rank is for doorbell itself: use --ranks"))?;
     let join = || Group::join(&id, Rank(rank), ranks, &bootstrap::Options::default());
-    named(rank, begin(args, rank, Reach::Here, join))
+    named(
+        rank,
+        begin(args, rank, Reach::Here, join, || bind(args.bind, rank, ranks)),
+    )
 }
 
 /// A rank of a launcher.
@@ -41,7 +45,11 @@ pub(super) fn launched(args: &CollArgs) -> Result<(), Failure> {
     })?;
     let rank = launch.rank.0;
     let options = bootstrap::Options::from_env().map_err(|e| Failure::usage(one_line(&e.to_string())))?;
-    named(rank, begin(args, rank, Reach::Elsewhere, || launch.join(&options)))
+    // Its launcher has bound it, or not.
+    named(
+        rank,
+        begin(args, rank, Reach::Elsewhere, || launch.join(&options), || {}),
+    )
 }
 
 /// Says whose failure it is.
@@ -65,6 +73,7 @@ fn begin(
     rank: u32,
     reach: Reach,
     join: impl FnOnce() -> Result<Group, BootstrapError>,
+    bind: impl FnOnce(),
 ) -> Result<(), Failure> {
     let failed = |e: &dyn std::fmt::Display| Failure::test(one_line(&e.to_string()));
     let mut soft = args.soft.clone();
@@ -80,6 +89,7 @@ fn begin(
         )));
     }
     let link = agree(&devices, &mut group)?;
+    bind();
     let contexts: Vec<_> = devices.iter().map(|device| device.context.clone()).collect();
     let comm = Communicator::new(&contexts, group, options).map_err(|e| failed(&e))?;
     if rank == 0 {
