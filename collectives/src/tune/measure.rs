@@ -7,7 +7,7 @@ use super::fit::{self, Calibration, Sample};
 use crate::cost::Compute;
 use crate::kernel::Function;
 use crate::plan::Form;
-use crate::protocol::{Lines, SLOTS};
+use crate::protocol::Lines;
 use crate::types::{DataType, Protocol, ReduceOp};
 
 /// Sizes of messages that are timed: the shortest, for α, and some long enough that β is most of their time.
@@ -29,7 +29,7 @@ impl Calibration {
             (Protocol::Ll, &mut calibration.ll),
             (Protocol::Ll128, &mut calibration.ll128),
         ] {
-            let ring = |lines: Lines| (SLOTS as usize * lines.room()) as u64;
+            let ring = |lines: Lines| (lines.slots() as usize * lines.room()) as u64;
             let longest = protocol.lines().map_or(u64::MAX, ring);
             for bytes in MESSAGES.into_iter().filter(|&bytes| bytes <= longest) {
                 // The first one of a length finds nothing in the caches.

@@ -8,6 +8,7 @@ use super::{Lane, PENDING, Pending, Scene, link};
 use crate::executor::code::{Instruction, message};
 use crate::executor::error::Failed;
 use crate::plan::{Place, Step};
+use crate::protocol::EAGER;
 use crate::types::Rank;
 
 impl Lane {
@@ -39,18 +40,21 @@ impl Lane {
                 self.grant_walk = Walk::default();
                 continue;
             };
+            let len = fragment.len as usize * op.function.bytes(form);
+            if len <= EAGER {
+                walk::pass(&mut walk, fragment);
+                self.grant_walk = walk;
+                continue;
+            }
             let peer = link(scene.links, from)?;
             if !peer.may_grant() {
                 break;
             }
-            let len = fragment.len as usize * op.function.bytes(form);
             let direct = match instruction.step {
-                Step::Recv { into, .. } if len > 0 => self.registered(op, into.place),
+                Step::Recv { into, .. } => self.registered(op, into.place),
                 _ => None,
             };
-            if len == 0 {
-                peer.grant(0, 0, 0);
-            } else if let Some((segment, rail, offset)) = direct {
+            if let Some((segment, rail, offset)) = direct {
                 if !self.has_passed(instruction.free_after, self.grants.turn)
                     || !self.is_free(op, instruction, span, Some(fragment), self.grants.turn, scene.links)
                 {
@@ -146,7 +150,7 @@ impl Lane {
                 // SAFETY: a fragment lies in its place, which the operation has; what this rank writes there waits for the send, and it is granted to nobody.
                 unsafe { to.send_lines(lines, from, len) }?;
             } else {
-                if !to.is_granted() {
+                if !to.may_send(len) {
                     return Ok((moved, false));
                 }
                 let message = if len == 0 {
@@ -223,7 +227,9 @@ impl Lane {
         {
             let len = fragment.len as usize * op.function.bytes(form);
             let lands = match instruction.step {
-                Step::Recv { into, .. } => op.lines.is_none() && self.registered(op, into.place).is_some(),
+                Step::Recv { into, .. } => {
+                    op.lines.is_none() && len > EAGER && self.registered(op, into.place).is_some()
+                }
                 _ => false,
             };
             // What was granted where it belongs was free then.
@@ -253,11 +259,10 @@ impl Lane {
                     if !peer.has_arrived() {
                         return Ok(false);
                     }
-                    peer.receive();
-                    if lands || len == 0 {
-                        into
-                    } else {
-                        self.staging.start(self.staging.given)
+                    match peer.receive(len) {
+                        Some(slot) => slot,
+                        None if lands => into,
+                        None => self.staging.start(self.staging.given),
                     }
                 }
             };
@@ -280,7 +285,7 @@ impl Lane {
                     }
                     _ => {}
                 }
-                if op.lines.is_none() && !lands {
+                if op.lines.is_none() && len > EAGER && !lands {
                     self.staging.given += 1;
                 }
             }
