@@ -32,6 +32,8 @@ const ROUNDS: usize = 25;
 const LONG_ROUNDS: usize = 3;
 /// How often what is very short is done at a time.
 const TIMES: u32 = 8;
+/// The longest mark that is of several messages because it is short.
+const SEVERAL: u64 = 16 << 10;
 /// Bytes of operations that are short, and of such as are long.
 const BRIEF: u64 = 16 << 10;
 const LONG: u64 = 1 << 20;
@@ -279,7 +281,7 @@ impl<'a> Table<'a> {
             }
             for mark in self.marks(protocol) {
                 let (bytes, messages) = match mark {
-                    ..=BRIEF => (mark, MANY),
+                    ..=SEVERAL => (mark, MANY),
                     ..=NEAR => (mark, 2),
                     _ => (MESSAGE, (mark / MESSAGE) as u32),
                 };

@@ -208,7 +208,7 @@ impl State {
     /// Forgets operations that nobody asks about any more, and are done.
     pub(super) fn reap(&mut self) {
         let Self { engine, abandoned, .. } = self;
-        abandoned.retain(|(ticket, _)| engine.take(*ticket).is_none() && engine.began(*ticket).is_some());
+        abandoned.retain(|(ticket, _)| engine.take(*ticket).is_none() && engine.has(*ticket));
     }
 }
 

@@ -6,7 +6,9 @@ use std::time::{Duration, Instant};
 
 use super::code::Code;
 use super::error::Failed;
+use super::lane::Short;
 use super::layout::{Layout, Parts};
+use crate::failure::MESSAGES;
 use crate::kernel::{Function, Scalar};
 use crate::memory::Segment;
 use crate::plan::{Collective, Form};
@@ -22,10 +24,16 @@ pub struct PlanId(pub(super) usize);
 pub struct Ticket(pub(super) u64);
 
 impl Ticket {
-    /// The operation's number: the first of an engine is 1.
+    /// The operation's number: the first of an engine is 1. Messages between two ranks are numbered apart, from [`MESSAGES`] on.
     #[must_use]
     pub fn number(self) -> u64 {
         self.0
+    }
+
+    /// Whether it is a message's between two ranks.
+    #[inline]
+    pub(crate) fn is_message(self) -> bool {
+        self.0 & MESSAGES != 0
     }
 }
 
@@ -85,7 +93,7 @@ pub struct Operation {
     pub function: Function,
     /// Elements: of the whole of all-reduce, broadcast and reduce; of each rank's part of the others.
     pub count: u64,
-    /// The parts of [`Collective::AllToAllV`], instead of `count`.
+    /// The parts of [`Collective::AllToAllV`], instead of `count`; or of a [`Collective::ReduceScatter`] by [`Algorithm::FullMesh`](crate::Algorithm::FullMesh) whose parts have lengths of their own.
     pub parts: Option<Parts>,
     /// What the rank gives.
     pub input: Data,
@@ -109,11 +117,34 @@ impl fmt::Debug for Operation {
     }
 }
 
+/// What is the same for all operations of a plan that are alike: of one length, laid out alike.
+#[derive(Debug)]
+pub(super) struct Ready {
+    pub(super) code: Arc<Code>,
+    pub(super) layout: Layout,
+    /// By strand, if it is a short one.
+    pub(super) short: Option<Box<[Short]>>,
+    /// Lanes that have work, and how many lanes there are up to the last of them.
+    pub(super) lanes: u32,
+    pub(super) reach: u32,
+}
+
+impl Ready {
+    /// Whether there is work for a strand of a channel, of so many channels.
+    pub(super) fn uses(&self, channels: u32, channel: u32, strand: u32) -> bool {
+        channel < channels.min(self.layout.extent.slices)
+            && self
+                .code
+                .strands
+                .get(strand as usize)
+                .is_some_and(|strand| !strand.instructions.is_empty())
+    }
+}
+
 /// An operation under way, or done and not yet taken.
 pub(super) struct Running {
     pub(super) collective: Collective,
-    pub(super) code: Arc<Code>,
-    pub(super) layout: Arc<Layout>,
+    pub(super) ready: Arc<Ready>,
     pub(super) function: Function,
     pub(super) input: Data,
     pub(super) output: Data,
@@ -121,7 +152,8 @@ pub(super) struct Running {
     pub(super) channels: u32,
     /// Bytes of a message, at most.
     pub(super) fragment: usize,
-    pub(super) began: Instant,
+    /// When it was first seen under way, to a millisecond or so: the clock is not looked at for each operation.
+    pub(super) began: Option<Instant>,
     pub(super) deadline: Option<Duration>,
     /// Lanes that are not done.
     pub(super) lanes_left: u32,
@@ -138,12 +170,6 @@ impl Running {
 
     /// Whether it has work for a strand of a channel.
     pub(super) fn uses(&self, channel: u32, strand: u32) -> bool {
-        channel < self.channels
-            && channel < self.layout.extent.slices
-            && self
-                .code
-                .strands
-                .get(strand as usize)
-                .is_some_and(|strand| !strand.instructions.is_empty())
+        self.ready.uses(self.channels, channel, strand)
     }
 }

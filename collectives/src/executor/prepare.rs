@@ -1,17 +1,18 @@
 //! Plans made ready, and operations taken in.
 
 use std::sync::Arc;
-use std::time::Instant;
 
 use super::Engine;
 use super::code::Code;
 use super::error::EngineError;
+use super::lane::Short;
 use super::layout::{Extent, Joins, Layout};
-use super::operation::{Data, Operation, PlanId, Running, Ticket};
+use super::operation::{Data, Operation, PlanId, Ready, Running, Ticket};
 use crate::kernel::Function;
 use crate::memory::Segment;
 use crate::plan::{Collective, Place, Program, Schedule, Shape};
-use crate::types::{Protocol, Rank};
+use crate::protocol::Lines;
+use crate::types::{DataType, Protocol, Rank};
 
 /// A plan's program for this rank, and what was made of it for the operations so far.
 pub(super) struct Prepared {
@@ -21,10 +22,20 @@ pub(super) struct Prepared {
     /// Parts of input and output: none of what this rank does not have.
     inputs: u64,
     outputs: u64,
-    /// By the way that messages are cut, and whether input and output are one.
-    codes: Vec<(Joins, bool, Arc<Code>)>,
-    /// The layout used last.
-    layout: Option<Arc<Layout>>,
+    /// By the way that messages are cut, whether input and output are one, and whether parts have lengths of their own.
+    codes: Vec<((Joins, bool, bool), Arc<Code>)>,
+    /// What was made ready last, and what it is for.
+    ready: Option<(Alike, Arc<Ready>)>,
+}
+
+/// What operations are alike in that have one [`Ready`].
+#[derive(PartialEq, Eq)]
+struct Alike {
+    extent: Extent,
+    data: DataType,
+    lines: Option<Lines>,
+    channels: u32,
+    in_place: bool,
 }
 
 /// Bytes from the first to behind the last.
@@ -42,33 +53,64 @@ impl Prepared {
         }
     }
 
-    /// The layout for this extent.
-    fn layout(&mut self, extent: Extent) -> Arc<Layout> {
-        if let Some(layout) = &self.layout
-            && layout.extent == extent
-        {
-            return Arc::clone(layout);
+    /// What operations like this one need, which are of this function's type.
+    #[inline]
+    fn ready(
+        &mut self,
+        rank: Rank,
+        strands: u32,
+        alike: Alike,
+        function: &Function,
+    ) -> Result<Arc<Ready>, EngineError> {
+        match &self.ready {
+            Some((of, ready)) if *of == alike => Ok(Arc::clone(ready)),
+            _ => self.make_ready(rank, strands, alike, function),
         }
-        let layout = Arc::new(Layout::new(
-            &self.shape,
-            extent,
-            &self.program.scratch,
-            &self.program.partial,
-        ));
-        self.layout = Some(Arc::clone(&layout));
-        layout
     }
 
-    fn code(&mut self, rank: Rank, joins: Joins, in_place: bool) -> Result<Arc<Code>, EngineError> {
-        let made = self
-            .codes
-            .iter()
-            .find(|(with, at, _)| *with == joins && *at == in_place);
-        if let Some((.., code)) = made {
+    #[cold]
+    fn make_ready(
+        &mut self,
+        rank: Rank,
+        strands: u32,
+        alike: Alike,
+        function: &Function,
+    ) -> Result<Arc<Ready>, EngineError> {
+        let layout = Layout::new(
+            &self.shape,
+            alike.extent.clone(),
+            &self.program.scratch,
+            &self.program.partial,
+        );
+        let code = self.code(rank, (layout.joins(), alike.in_place, alike.extent.parts.is_some()))?;
+        let mut ready = Ready {
+            short: alike.lines.and_then(|lines| Short::of(&code, &layout, function, lines)),
+            code,
+            layout,
+            lanes: 0,
+            reach: 0,
+        };
+        for channel in 0..alike.channels {
+            for strand in 0..strands {
+                if ready.uses(alike.channels, channel, strand) {
+                    ready.lanes += 1;
+                    ready.reach = channel * strands + strand + 1;
+                }
+            }
+        }
+        let ready = Arc::new(ready);
+        self.ready = Some((alike, Arc::clone(&ready)));
+        Ok(ready)
+    }
+
+    fn code(&mut self, rank: Rank, way: (Joins, bool, bool)) -> Result<Arc<Code>, EngineError> {
+        let made = self.codes.iter().find(|(made, _)| *made == way);
+        if let Some((_, code)) = made {
             return Ok(Arc::clone(code));
         }
-        let code = Arc::new(Code::new(&self.shape, rank, &self.program, joins, in_place)?);
-        self.codes.push((joins, in_place, Arc::clone(&code)));
+        let (joins, in_place, varied) = way;
+        let code = Arc::new(Code::new(&self.shape, rank, &self.program, joins, in_place, varied)?);
+        self.codes.push((way, Arc::clone(&code)));
         Ok(code)
     }
 
@@ -149,7 +191,7 @@ impl Engine {
             program,
             in_place: schedule.in_place(),
             codes: Vec::new(),
-            layout: None,
+            ready: None,
         });
         Ok(PlanId(self.plans.len() - 1))
     }
@@ -177,19 +219,26 @@ impl Engine {
         if !(1..=config.channels).contains(&op.tuning.channels) || op.tuning.slice == 0 {
             return Err(plan.refuse("more channels than there are, or none, or slices of nothing"));
         }
-        if op.parts.is_some() != (collective == Collective::AllToAllV)
+        let may_have_parts = matches!(collective, Collective::AllToAllV | Collective::ReduceScatter);
+        if op.parts.is_some() && !may_have_parts
+            || op.parts.is_none() && collective == Collective::AllToAllV
             || op
                 .parts
                 .as_ref()
                 .is_some_and(|parts| parts.send.len() != ranks as usize || parts.receive.len() != ranks as usize)
         {
-            return Err(plan.refuse("each part has a length of its own in alltoallv, and only there"));
+            return Err(plan.refuse(
+                "each part has a length of its own in alltoallv, may have one in reduce-scatter, and nowhere else",
+            ));
         }
         let inputs = plan.bytes(&op.input, plan.elements(&op, Place::Input), &op.function)?;
         let outputs = plan.bytes(&op.output, plan.elements(&op, Place::Output), &op.function)?;
         let overlaps = overlap(&inputs, &outputs);
-        let in_place =
-            overlaps && op.scale.is_none() && plan.in_place && is_in_place(&plan.shape, rank, &op, &inputs, &outputs);
+        let in_place = overlaps
+            && op.scale.is_none()
+            && op.parts.is_none()
+            && plan.in_place
+            && is_in_place(&plan.shape, rank, &op, &inputs, &outputs);
         let slices = if op.parts.is_some() || collective == Collective::Barrier {
             1
         } else {
@@ -198,20 +247,27 @@ impl Engine {
             u32::try_from(bytes.div_ceil(op.tuning.slice as u64).max(1))
                 .map_err(|_| plan.refuse("more slices than can be counted: make them longer"))?
         };
-        let layout = plan.layout(Extent {
-            count: op.count,
-            parts: op.parts.take(),
-            slices,
-        });
-        let code = plan.code(rank, layout.joins(), in_place)?;
+        let lines = op.tuning.protocol.lines();
+        let alike = Alike {
+            extent: Extent {
+                count: op.count,
+                parts: op.parts.take(),
+                slices,
+            },
+            data: op.function.data(),
+            lines,
+            channels: op.tuning.channels,
+            in_place,
+        };
+        let ready = plan.ready(rank, config.strands, alike, &op.function)?;
         if op.scale.is_some() || overlaps && !in_place {
             self.change_input(&mut op, inputs.len())?;
         }
-        let lines = op.tuning.protocol.lines();
-        let mut running = Running {
+        let lanes_left = ready.lanes;
+        self.reach = self.reach.max(ready.reach);
+        self.operations.push_back(Running {
             collective,
-            code,
-            layout,
+            ready,
             function: op.function,
             input: op.input,
             output: op.output,
@@ -221,22 +277,13 @@ impl Engine {
                 (Protocol::Simple, _) | (_, None) => config.fragment / 4096 * 4096,
                 (_, Some(lines)) => lines.room(),
             },
-            began: Instant::now(),
+            began: None,
             deadline: op.deadline,
-            lanes_left: 0,
-            result: None,
+            lanes_left,
+            result: (lanes_left == 0).then_some(Ok(())),
             taken: false,
-        };
-        running.lanes_left = (0..running.channels)
-            .flat_map(|channel| (0..config.strands).map(move |strand| (channel, strand)))
-            .filter(|&(channel, strand)| running.uses(channel, strand))
-            .count() as u32;
-        if running.lanes_left == 0 {
-            running.result = Some(Ok(()));
-        }
-        let number = self.first + self.operations.len() as u64;
-        self.operations.push_back(running);
-        Ok(Ticket(number))
+        });
+        Ok(Ticket(self.first + self.operations.len() as u64 - 1))
     }
 
     /// Puts a copy in the place of the input, scaled if it is to be.

@@ -7,6 +7,7 @@ use clap::Args;
 use doorbell_collectives::plan::Collective;
 use doorbell_collectives::{Algorithm, DataType, Protocol, ReduceOp};
 
+use super::bind::Bind;
 use crate::cli::SoftArgs;
 use crate::units::{parse_bytes, parse_duration};
 
@@ -105,6 +106,17 @@ pub(crate) struct CollArgs {
     /// Only algorithms whose results have the same bits however the data is cut
     #[arg(long, help_heading = "How it is done")]
     pub(crate) deterministic: bool,
+
+    /// What ranks that are started here are bound to
+    #[arg(
+        long,
+        value_name = "WHAT",
+        value_enum,
+        default_value_t = Bind::Processor,
+        requires = "ranks",
+        help_heading = "How it is done"
+    )]
+    pub(crate) bind: Bind,
 
     /// Print one JSON object on stdout
     #[arg(long, help_heading = "Output")]

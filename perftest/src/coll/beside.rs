@@ -9,8 +9,6 @@ use doorbell_collectives::communicator::Reduction;
 use doorbell_collectives::reference::Number;
 use doorbell_collectives::tune::{Choice, Question};
 use doorbell_collectives::{CollectiveError, Communicator, Rank, ReduceOp};
-use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
-use nix::unistd::Pid;
 use serde::Serialize;
 
 use super::measure::{Buffers, Typed, everyone, typed};
@@ -68,28 +66,11 @@ impl Line {
     }
 }
 
-/// Keeps this thread, which is a rank's, to one processor, if each rank can have one of those that it may use: what a message takes depends on which two it is between, and the costs are to be those of the processors
-/// that are measured after.
-fn keep_to_one(rank: u32, ranks: u32) {
-    let this = Pid::from_raw(0);
-    let Ok(all) = sched_getaffinity(this) else { return };
-    let mut mine = (0..CpuSet::count()).filter(|&processor| all.is_set(processor).unwrap_or(false));
-    if mine.clone().count() < ranks as usize {
-        return;
-    }
-    let mut one = CpuSet::new();
-    // Without it the ranks go where the scheduler has them go.
-    let _ = mine
-        .nth(rank as usize)
-        .is_some_and(|processor| one.set(processor).is_ok() && sched_setaffinity(this, &one).is_ok());
-}
-
 /// Measures all sizes; rank 0 prints.
 ///
 /// # Errors
 /// [`Failure::Test`] when an operation fails, or stdout does not take what is printed.
 pub(super) fn run(args: &CollArgs, comm: &Communicator) -> Result<(), Failure> {
-    keep_to_one(comm.rank().0, comm.size());
     let table = comm.rank() == Rank(0) && !args.json;
     if table {
         let head = format!(

@@ -5,6 +5,7 @@
 
 mod args;
 mod beside;
+mod bind;
 mod explain;
 mod launch;
 mod measure;

@@ -3,12 +3,14 @@
 //! Three things go on at their own pace: *execution*, which does the steps in order; *sends*, which execution only begins, and which leave as the peer grants memory or empties slots; and *grants*, which go ahead of execution
 //! as far as memory is free. A send never holds up what does not write the memory it reads.
 
+mod short;
 mod slots;
 mod transfer;
 mod walk;
 
 use doorbell_verbs::{MemoryError, ProtectionDomain};
 
+pub(super) use self::short::Short;
 use self::slots::{STAGING, Slots};
 use self::walk::{Fragment, Walk};
 use super::code::{Edge, Instruction, Strand, message};
@@ -62,6 +64,8 @@ pub(super) struct Lane {
     pub(super) next: u64,
     running: bool,
     execution: At,
+    /// What is next of a short operation.
+    act: usize,
     walk: Walk,
     /// Where grants are: at the `receive`th receiving step of a slice.
     grants: At,
@@ -120,6 +124,7 @@ impl Lane {
             next: 0,
             running: false,
             execution: At::default(),
+            act: 0,
             walk: Walk::default(),
             grants: At::default(),
             receive: 0,
@@ -139,14 +144,14 @@ impl Lane {
     /// Begins an operation. Its memory is what it needs; nothing of an operation before is under way.
     fn begin(&mut self, op: &Running, domain: &ProtectionDomain) -> Result<(), MemoryError> {
         self.running = true;
-        (self.execution, self.walk) = (At::default(), Walk::default());
+        (self.execution, self.act, self.walk) = (At::default(), 0, Walk::default());
         (self.grants, self.receive, self.grant_walk) = (At::default(), 0, Walk::default());
-        let steps = op.code.strands[self.strand as usize].instructions.len();
+        let steps = op.ready.code.strands[self.strand as usize].instructions.len();
         self.sends.clear();
         self.sends.reserve(steps);
         self.sent.clear();
         self.sent.resize(steps, 0);
-        let layout = &op.layout;
+        let layout = &op.ready.layout;
         if layout.scratch_len + layout.partial_len > 0 {
             let scratch = layout.scratch_len as usize * op.function.bytes(Form::Element);
             self.partial_at = scratch.next_multiple_of(64);
@@ -180,6 +185,9 @@ impl Lane {
             self.begin(op, domain)
                 .map_err(|error| Failed::Device(error.to_string()))?;
         }
+        if let (Some(short), Some(lines)) = (&op.ready.short, op.lines) {
+            return self.drive_short(op, &short[self.strand as usize], lines, links);
+        }
         let mut scene = Scene { op, links };
         let mut moved = false;
         loop {
@@ -206,7 +214,7 @@ impl Lane {
 
     /// How many slices are the lane's.
     fn turns(&self, op: &Running) -> u32 {
-        let slices = op.layout.extent.slices;
+        let slices = op.ready.layout.extent.slices;
         (slices - self.channel.min(slices)).div_ceil(op.channels)
     }
 
@@ -220,7 +228,7 @@ impl Lane {
 
     /// A rank that has not confirmed all that was sent to it.
     fn unconfirmed(&self, op: &Running, links: &[Option<Link>]) -> Option<Rank> {
-        let strand = &op.code.strands[self.strand as usize];
+        let strand = &op.ready.code.strands[self.strand as usize];
         let copies = (self.copies.given..self.copies.taken).map(|copy| self.copied[(copy % STAGING) as usize]);
         let sent = strand
             .instructions
@@ -255,7 +263,7 @@ impl Lane {
             return self.sends.first().map(of_send).or_else(acknowledgement);
         }
         let turn = self.execution.turn;
-        let strand = &op.code.strands[self.strand as usize];
+        let strand = &op.ready.code.strands[self.strand as usize];
         let instruction = strand.instructions.get(self.execution.step as usize)?;
         let behind = instruction
             .sends
@@ -303,7 +311,7 @@ impl Lane {
         turn: u32,
         links: &[Option<Link>],
     ) -> bool {
-        let strand = &op.code.strands[self.strand as usize];
+        let strand = &op.ready.code.strands[self.strand as usize];
         instruction.sends.iter().all(|edge| {
             if self.is_sent(*edge, turn, strand, links) {
                 return true;
@@ -342,7 +350,14 @@ impl Lane {
             return false;
         };
         let start = |instruction, span: Span, turn| {
-            let at = walk::bytes_at(op, instruction, span, self.slice(op, turn), part);
+            let at = walk::bytes_at(
+                &op.ready.layout,
+                &op.function,
+                instruction,
+                span,
+                self.slice(op, turn),
+                part,
+            );
             self.place(op, span.place).wrapping_add(at)
         };
         let bytes = |span: Span| op.function.bytes(span.place.form());
@@ -388,7 +403,7 @@ impl Lane {
     /// Executes steps, until one has to wait.
     fn execute(&mut self, scene: &mut Scene<'_>) -> Result<bool, Failed> {
         let op = scene.op;
-        let strand = &op.code.strands[self.strand as usize];
+        let strand = &op.ready.code.strands[self.strand as usize];
         let turns = self.turns(op);
         let mut moved = false;
         while self.execution.turn < turns {
@@ -437,15 +452,21 @@ impl Lane {
     fn reduce(&mut self, op: &Running, instruction: &Instruction, sources: &[Span], into: Span, slice: u32) {
         let mut operands = core::mem::take(&mut self.operands);
         for (piece, &(first, blocks)) in (0..).zip(&instruction.pieces) {
-            let run = op.layout.run(into.place, into.first + first, blocks, slice);
+            let run = op.ready.layout.run(into.place, into.first + first, blocks, slice);
             let whole = Fragment {
                 piece,
                 at: 0,
                 len: run.len,
             };
             let at = |span: Span| {
-                self.place(op, span.place)
-                    .wrapping_add(walk::bytes_at(op, instruction, span, slice, whole))
+                self.place(op, span.place).wrapping_add(walk::bytes_at(
+                    &op.ready.layout,
+                    &op.function,
+                    instruction,
+                    span,
+                    slice,
+                    whole,
+                ))
             };
             operands.clear();
             operands.extend(
@@ -465,15 +486,21 @@ impl Lane {
     /// Copies a span of this rank's.
     fn copy(&self, op: &Running, instruction: &Instruction, from: Span, into: Span, slice: u32) {
         for (piece, &(first, blocks)) in instruction.pieces.iter().enumerate() {
-            let run = op.layout.run(into.place, into.first + first, blocks, slice);
+            let run = op.ready.layout.run(into.place, into.first + first, blocks, slice);
             let whole = Fragment {
                 piece: piece as u32,
                 at: 0,
                 len: run.len,
             };
             let at = |span: Span| {
-                self.place(op, span.place)
-                    .wrapping_add(walk::bytes_at(op, instruction, span, slice, whole))
+                self.place(op, span.place).wrapping_add(walk::bytes_at(
+                    &op.ready.layout,
+                    &op.function,
+                    instruction,
+                    span,
+                    slice,
+                    whole,
+                ))
             };
             let bytes = run.len as usize * op.function.bytes(into.place.form());
             // In place they may be one.

@@ -8,13 +8,14 @@ use super::{Lane, PENDING, Pending, Scene, link};
 use crate::executor::code::{Instruction, message};
 use crate::executor::error::Failed;
 use crate::plan::{Place, Step};
+use crate::protocol::EAGER;
 use crate::types::Rank;
 
 impl Lane {
     /// Grants memory for what is to be received, as far ahead as memory is free.
     pub(super) fn grant(&mut self, scene: &mut Scene<'_>) -> Result<bool, Failed> {
         let op = scene.op;
-        let strand = &op.code.strands[self.strand as usize];
+        let strand = &op.ready.code.strands[self.strand as usize];
         let mut moved = false;
         while self.grants.turn < self.turns(op) {
             let Some(&step) = strand.receives.get(self.receive) else {
@@ -33,29 +34,33 @@ impl Lane {
             };
             let slice = self.slice(op, self.grants.turn);
             let mut walk = self.grant_walk;
-            let Some(fragment) = walk::next(op, instruction, span, slice, form, &mut walk) else {
+            let Some(fragment) = walk::next(&op.ready.layout, op.fragment(form), instruction, span, slice, &mut walk)
+            else {
                 self.receive += 1;
                 self.grant_walk = Walk::default();
                 continue;
             };
+            let len = fragment.len as usize * op.function.bytes(form);
+            if len <= EAGER {
+                walk::pass(&mut walk, fragment);
+                self.grant_walk = walk;
+                continue;
+            }
             let peer = link(scene.links, from)?;
             if !peer.may_grant() {
                 break;
             }
-            let len = fragment.len as usize * op.function.bytes(form);
             let direct = match instruction.step {
-                Step::Recv { into, .. } if len > 0 => self.registered(op, into.place),
+                Step::Recv { into, .. } => self.registered(op, into.place),
                 _ => None,
             };
-            if len == 0 {
-                peer.grant(0, 0, 0);
-            } else if let Some((segment, rail, offset)) = direct {
+            if let Some((segment, rail, offset)) = direct {
                 if !self.has_passed(instruction.free_after, self.grants.turn)
                     || !self.is_free(op, instruction, span, Some(fragment), self.grants.turn, scene.links)
                 {
                     break;
                 }
-                let at = offset + walk::bytes_at(op, instruction, span, slice, fragment);
+                let at = offset + walk::bytes_at(&op.ready.layout, &op.function, instruction, span, slice, fragment);
                 let addr = segment.start().addr() as u64 + at as u64;
                 let rkey = segment.rkey(rail);
                 link(scene.links, from)?.grant(addr, rkey, len as u32);
@@ -120,16 +125,23 @@ impl Lane {
     /// Sends of a message what can be sent. Gives whether that was anything, and whether it was the last.
     pub(super) fn send(&mut self, scene: &mut Scene<'_>, send: &mut Pending) -> Result<(bool, bool), Failed> {
         let op = scene.op;
-        let instruction = &op.code.strands[self.strand as usize].instructions[send.at.step as usize];
+        let instruction = &op.ready.code.strands[self.strand as usize].instructions[send.at.step as usize];
         let Some((_, form, span)) = message(&instruction.step) else {
             return Ok((false, true));
         };
         let slice = self.slice(op, send.at.turn);
         let mut moved = false;
-        while let Some(fragment) = walk::next(op, instruction, span, slice, form, &mut send.walk) {
+        while let Some(fragment) = walk::next(
+            &op.ready.layout,
+            op.fragment(form),
+            instruction,
+            span,
+            slice,
+            &mut send.walk,
+        ) {
             let to = link(scene.links, send.to)?;
             let len = fragment.len as usize * op.function.bytes(form);
-            let at = walk::bytes_at(op, instruction, span, slice, fragment);
+            let at = walk::bytes_at(&op.ready.layout, &op.function, instruction, span, slice, fragment);
             if let Some(lines) = op.lines {
                 if !to.may_send_lines(lines) {
                     return Ok((moved, false));
@@ -138,7 +150,7 @@ impl Lane {
                 // SAFETY: a fragment lies in its place, which the operation has; what this rank writes there waits for the send, and it is granted to nobody.
                 unsafe { to.send_lines(lines, from, len) }?;
             } else {
-                if !to.is_granted() {
+                if !to.may_send(len) {
                     return Ok((moved, false));
                 }
                 let message = if len == 0 {
@@ -211,19 +223,27 @@ impl Lane {
             return Ok(true);
         };
         let mut walk = self.walk;
-        while let Some(fragment) = walk::next(op, instruction, span, slice, form, &mut walk) {
+        while let Some(fragment) = walk::next(&op.ready.layout, op.fragment(form), instruction, span, slice, &mut walk)
+        {
             let len = fragment.len as usize * op.function.bytes(form);
             let lands = match instruction.step {
-                Step::Recv { into, .. } => op.lines.is_none() && self.registered(op, into.place).is_some(),
+                Step::Recv { into, .. } => {
+                    op.lines.is_none() && len > EAGER && self.registered(op, into.place).is_some()
+                }
                 _ => false,
             };
             // What was granted where it belongs was free then.
             if !lands && !self.is_free(op, instruction, span, Some(fragment), self.execution.turn, scene.links) {
                 return Ok(false);
             }
-            let into = self
-                .place(op, span.place)
-                .wrapping_add(walk::bytes_at(op, instruction, span, slice, fragment));
+            let into = self.place(op, span.place).wrapping_add(walk::bytes_at(
+                &op.ready.layout,
+                &op.function,
+                instruction,
+                span,
+                slice,
+                fragment,
+            ));
             let peer = link(scene.links, from)?;
             let received: *mut u8 = match op.lines {
                 Some(lines) => {
@@ -239,11 +259,10 @@ impl Lane {
                     if !peer.has_arrived() {
                         return Ok(false);
                     }
-                    peer.receive();
-                    if lands || len == 0 {
-                        into
-                    } else {
-                        self.staging.start(self.staging.given)
+                    match peer.receive(len) {
+                        Some(slot) => slot,
+                        None if lands => into,
+                        None => self.staging.start(self.staging.given),
                     }
                 }
             };
@@ -254,7 +273,8 @@ impl Lane {
                         core::ptr::copy_nonoverlapping(received, into, len);
                     },
                     Step::RecvReduce { with, .. } => {
-                        let with_at = walk::bytes_at(op, instruction, *with, slice, fragment);
+                        let with_at =
+                            walk::bytes_at(&op.ready.layout, &op.function, instruction, *with, slice, fragment);
                         let operand = self.place(op, with.place).wrapping_add(with_at);
                         let sources = [(form, received.cast_const()), (with.place.form(), operand.cast_const())];
                         // SAFETY: all are as long as the fragment; the two in places of the operation are the same or apart, and nobody else writes them now; what was received is complete.
@@ -265,7 +285,7 @@ impl Lane {
                     }
                     _ => {}
                 }
-                if op.lines.is_none() && !lands {
+                if op.lines.is_none() && len > EAGER && !lands {
                     self.staging.given += 1;
                 }
             }

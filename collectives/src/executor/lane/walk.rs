@@ -1,9 +1,9 @@
 //! Going through a message: its pieces, one after another, in fragments that a slot or a grant takes.
 
 use crate::executor::code::Instruction;
-use crate::executor::layout::Run;
-use crate::executor::operation::Running;
-use crate::plan::{Form, Span};
+use crate::executor::layout::{Layout, Run};
+use crate::kernel::Function;
+use crate::plan::Span;
 
 /// How far a step has come in its message.
 #[derive(Clone, Copy, Default, Debug)]
@@ -23,13 +23,13 @@ pub(super) struct Fragment {
     pub(super) len: u64,
 }
 
-/// The next part of a message that `walk` has come to, at most as many elements as a fragment has; `None` when it is through.
+/// The next part of a message that `walk` has come to, at most so many elements; `None` when it is through.
 pub(super) fn next(
-    op: &Running,
+    layout: &Layout,
+    most: u64,
     instruction: &Instruction,
     span: Span,
     slice: u32,
-    form: Form,
     walk: &mut Walk,
 ) -> Option<Fragment> {
     if span.blocks == 0 {
@@ -40,9 +40,9 @@ pub(super) fn next(
         });
     }
     while let Some(&(first, blocks)) = instruction.pieces.get(walk.piece as usize) {
-        let run = op.layout.run(span.place, span.first + first, blocks, slice);
+        let run = layout.run(span.place, span.first + first, blocks, slice);
         if walk.at < run.len {
-            let len = op.fragment(form).min(run.len - walk.at);
+            let len = most.min(run.len - walk.at);
             return Some(Fragment {
                 piece: walk.piece,
                 at: walk.at,
@@ -67,10 +67,17 @@ pub(super) fn pass(walk: &mut Walk, fragment: Fragment) {
 }
 
 /// Where the elements of a fragment lie that belongs to this span: bytes from the beginning of its place.
-pub(super) fn bytes_at(op: &Running, instruction: &Instruction, span: Span, slice: u32, fragment: Fragment) -> usize {
+pub(super) fn bytes_at(
+    layout: &Layout,
+    function: &Function,
+    instruction: &Instruction,
+    span: Span,
+    slice: u32,
+    fragment: Fragment,
+) -> usize {
     let Some(&(first, blocks)) = instruction.pieces.get(fragment.piece as usize) else {
         return 0;
     };
-    let Run { offset, .. } = op.layout.run(span.place, span.first + first, blocks, slice);
-    (offset + fragment.at) as usize * op.function.bytes(span.place.form())
+    let Run { offset, .. } = layout.run(span.place, span.first + first, blocks, slice);
+    (offset + fragment.at) as usize * function.bytes(span.place.form())
 }
