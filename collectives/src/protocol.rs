@@ -14,7 +14,7 @@ use crate::types::Protocol;
 
 /// Grants that may be outstanding on a connection.
 pub(crate) const GRANTS: u64 = 16;
-/// Bytes of a grant: address, key, length, a word unused, number.
+/// Bytes of a grant: address, key, length, how much of the message is to come (of messages between two ranks; else 0), number.
 pub(crate) const GRANT: usize = 32;
 /// Bytes of a message of Simple that is eager, at most. Both ends know how long a message is.
 pub(crate) const EAGER: usize = 16 << 10;

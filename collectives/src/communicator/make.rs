@@ -5,6 +5,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use doorbell_verbs::Context;
+use nix::sched::{CpuSet, sched_getaffinity};
+use nix::unistd::Pid;
 use serde::{Deserialize, Serialize};
 
 use super::drive::Shared;
@@ -12,7 +14,7 @@ use super::state::State;
 use super::{CollectiveError, Communicator, FOREVER, Options, calibrate};
 use crate::bootstrap::{Exchange, ExchangeError, Group};
 use crate::cost::{Compute, Link};
-use crate::executor::{Engine, EngineError};
+use crate::executor::{Engine, EngineError, Patience};
 use crate::topology;
 use crate::tune::{Overrides, Rule, Tuner};
 use crate::types::Rank;
@@ -73,6 +75,22 @@ impl Communicator {
     pub fn from_env(device: &Context) -> Result<Self, CollectiveError> {
         let options = Options::from_env()?;
         Self::new(std::slice::from_ref(device), Group::from_env()?, options)
+    }
+
+    /// The same on any number of devices, made as these options say. Those that the environment says are not looked at, unless they began as [`Options::from_env`]:
+    ///
+    /// ```no_run
+    /// # use doorbell_collectives::{CollectiveError, Communicator, Options};
+    /// # fn example(devices: &[doorbell_verbs::Context]) -> Result<Communicator, CollectiveError> {
+    /// let options = Options { progress_thread: true, ..Options::from_env()? };
+    /// Communicator::from_env_with(devices, options)
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Group::from_env`] and [`new`](Self::new).
+    pub fn from_env_with(devices: &[Context], options: Options) -> Result<Self, CollectiveError> {
+        Self::new(devices, Group::from_env()?, options)
     }
 
     /// A rank of this group, on these devices: connections are spread over them. All members do the same at the same time.
@@ -176,6 +194,7 @@ impl State {
     ) -> Result<Self, CollectiveError> {
         let (rank, ranks) = (group.rank(), group.ranks());
         let mut engine = Engine::new(devices, rank, ranks, options.config, group.control_mut())?;
+        engine.set_patience(patience(group)?);
         let places: Vec<_> = group
             .members()
             .iter()
@@ -195,6 +214,26 @@ impl State {
         };
         Ok(Self::new(engine, tuner, hosts, order))
     }
+}
+
+/// How ranks wait: by how many there are on this host, and the processors on which any of them may run. One alone may be bound to a single processor, and yet have it for itself.
+fn patience(group: &mut Group) -> Result<Patience, ExchangeError> {
+    let allowed = sched_getaffinity(Pid::from_raw(0)).ok();
+    let own: Vec<u8> = (0..CpuSet::count())
+        .map(|cpu| u8::from(allowed.is_some_and(|allowed| allowed.is_set(cpu) == Ok(true))))
+        .collect();
+    let said = group.control_mut().all_gather(&own)?;
+    let host = &group.members()[group.rank().index()].host;
+    let here = group.members().iter().zip(&said);
+    let here: Vec<_> = here
+        .filter(|(member, _)| member.host == *host)
+        .map(|(_, said)| said)
+        .collect();
+    let may_run = |cpu: &usize| here.iter().any(|said| said.get(*cpu) == Some(&1));
+    Ok(Patience::sharing(
+        here.len(),
+        (0..CpuSet::count()).filter(may_run).count(),
+    ))
 }
 
 /// By rank: which of the hosts it is on, counted in the order of their lowest ranks.

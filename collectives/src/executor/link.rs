@@ -172,12 +172,18 @@ impl Link {
 
     /// Grants the peer `len` bytes for its next message that has none.
     pub(super) fn grant(&mut self, addr: u64, rkey: u32, len: u32) {
+        self.grant_rest(addr, rkey, len, 0);
+    }
+
+    /// The same for a part of a message, of which so many bytes are to come with it and after it.
+    pub(super) fn grant_rest(&mut self, addr: u64, rkey: u32, len: u32, rest: u64) {
         let place = at::GRANTED + (self.granted % GRANTS) as usize * GRANT;
         self.granted += 1;
         let mut bytes = [0; GRANT];
         bytes[..8].copy_from_slice(&addr.to_ne_bytes());
         bytes[8..12].copy_from_slice(&rkey.to_ne_bytes());
         bytes[12..16].copy_from_slice(&len.to_ne_bytes());
+        bytes[16..24].copy_from_slice(&rest.to_ne_bytes());
         bytes[24..].copy_from_slice(&self.granted.to_ne_bytes());
         self.note(place, &bytes);
     }
@@ -232,32 +238,49 @@ impl Link {
     /// Whether a message of Simple could be sent now: the peer has granted memory for it, or emptied a slot for one that is eager.
     #[inline]
     pub(super) fn may_send(&self, eager: bool) -> bool {
-        let there = if eager {
-            self.has_slot(EAGERS, EAGER_SLOTS)
+        if eager {
+            self.has_slot(EAGERS, EAGER_SLOTS) && self.has_room(2)
         } else {
-            self.granted_to_us(0).is_some()
-        };
-        there && self.has_room(2)
+            self.is_granted()
+        }
+    }
+
+    /// Whether a message could be sent where the peer has granted memory for it.
+    #[inline]
+    pub(super) fn is_granted(&self) -> bool {
+        self.granted_to_us(0).is_some() && self.has_room(2)
+    }
+
+    /// Of a part that `is_granted`: how many bytes the peer expects with it and after it.
+    pub(super) fn granted_rest(&self) -> u64 {
+        self.word(at::GRANTED + (self.used % GRANTS) as usize * GRANT + 16)
     }
 
     /// Sends a message of Simple, which it `may_send`: nothing for one without content. Gives the number of requests posted with it, the last of which says by its completion that the message's memory is free.
     pub(super) fn send(&mut self, message: Option<(Alias, usize)>, eager: bool) -> Result<u64, Failed> {
+        if !eager {
+            return self.send_granted(message);
+        }
         let len = message.map_or(0, |(_, len)| len);
-        let there = if eager {
-            let slot = &mut self.rings[EAGERS].sent;
-            let place = at::EAGERS + (*slot % EAGER_SLOTS) as usize * EAGER;
-            *slot += 1;
-            self.there(place, len)
-        } else {
-            let Some(there) = self.granted_to_us(len) else {
-                return Err(Failed::Refused {
-                    peer: self.peer,
-                    what: "a message without a grant".to_owned(),
-                });
-            };
-            self.used += 1;
-            there
+        let slot = &mut self.rings[EAGERS].sent;
+        let place = at::EAGERS + (*slot % EAGER_SLOTS) as usize * EAGER;
+        *slot += 1;
+        self.send_to(self.there(place, len), message)
+    }
+
+    /// The same where the peer has granted memory, as the message `is_granted`.
+    pub(super) fn send_granted(&mut self, message: Option<(Alias, usize)>) -> Result<u64, Failed> {
+        let Some(there) = self.granted_to_us(message.map_or(0, |(_, len)| len)) else {
+            return Err(Failed::Refused {
+                peer: self.peer,
+                what: "a message without a grant".to_owned(),
+            });
         };
+        self.used += 1;
+        self.send_to(there, message)
+    }
+
+    fn send_to(&mut self, there: Remote<Write>, message: Option<(Alias, usize)>) -> Result<u64, Failed> {
         self.sent += 1;
         let number = self.sent.to_ne_bytes();
         let (notes, theirs) = (&self.notes, self.mail.theirs);
@@ -279,14 +302,21 @@ impl Link {
         self.word(at::ARRIVED) > self.received
     }
 
+    /// Takes the message that `has_arrived` where the grant said.
+    #[inline]
+    pub(super) fn receive_granted(&mut self) {
+        self.received += 1;
+        self.filled += 1;
+    }
+
     /// Takes the message that `has_arrived`: gives where an eager one is, until something is sent to the peer or noted for it; others are where the grant said.
     #[inline]
     pub(super) fn receive(&mut self, eager: bool) -> Option<*mut u8> {
-        self.received += 1;
         if !eager {
-            self.filled += 1;
+            self.receive_granted();
             return None;
         }
+        self.received += 1;
         let slot = (self.rings[EAGERS].taken % EAGER_SLOTS) as usize;
         self.empty_slot(EAGERS, EAGER_SLOTS);
         // SAFETY: in the mailbox.

@@ -8,6 +8,7 @@ use super::code::Code;
 use super::error::Failed;
 use super::lane::Short;
 use super::layout::{Layout, Parts};
+use crate::failure::MESSAGES;
 use crate::kernel::{Function, Scalar};
 use crate::memory::Segment;
 use crate::plan::{Collective, Form};
@@ -23,10 +24,16 @@ pub struct PlanId(pub(super) usize);
 pub struct Ticket(pub(super) u64);
 
 impl Ticket {
-    /// The operation's number: the first of an engine is 1.
+    /// The operation's number: the first of an engine is 1. Messages between two ranks are numbered apart, from [`MESSAGES`] on.
     #[must_use]
     pub fn number(self) -> u64 {
         self.0
+    }
+
+    /// Whether it is a message's between two ranks.
+    #[inline]
+    pub(crate) fn is_message(self) -> bool {
+        self.0 & MESSAGES != 0
     }
 }
 
@@ -86,7 +93,7 @@ pub struct Operation {
     pub function: Function,
     /// Elements: of the whole of all-reduce, broadcast and reduce; of each rank's part of the others.
     pub count: u64,
-    /// The parts of [`Collective::AllToAllV`], instead of `count`.
+    /// The parts of [`Collective::AllToAllV`], instead of `count`; or of a [`Collective::ReduceScatter`] by [`Algorithm::FullMesh`](crate::Algorithm::FullMesh) whose parts have lengths of their own.
     pub parts: Option<Parts>,
     /// What the rank gives.
     pub input: Data,

@@ -2,5 +2,6 @@
 
 mod collectives;
 mod failures;
+mod messages;
 mod requests;
 mod world;

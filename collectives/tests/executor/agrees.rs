@@ -324,6 +324,9 @@ fn seven_and_eight_ranks() {
     }
 }
 
+/// In place, plain and registered.
+const LONG: &[u64] = &[50_000, 50_001, 49_999];
+
 #[test]
 fn messages_longer_than_memory_for_them() {
     let config = Config {
@@ -333,8 +336,9 @@ fn messages_longer_than_memory_for_them() {
         ..Config::default()
     };
     // Two ranks that exchange have nobody to wait for but each other.
-    sweep(2, ONE, config, &[Protocol::Simple], &[50_000], 1 << 20);
-    sweep(3, ONE, config, &[Protocol::Simple], &[50_000], 1 << 20);
+    sweep(2, ONE, config, &[Protocol::Simple], LONG, 1 << 20);
+    sweep(3, ONE, config, &[Protocol::Simple], LONG, 1 << 20);
+    sweep(5, ONE, config, &[Protocol::Simple], &[30_011], 1 << 20);
     let eager = Config { eager: 4096, ..config };
     sweep(2, ONE, eager, &[Protocol::Simple], &[50_000], 1 << 20);
     sweep(3, ONE, eager, &[Protocol::Simple], &[50_000], 1 << 20);

@@ -12,6 +12,7 @@ use super::CollArgs;
 use super::table::{Figures, Report, Row};
 use super::traffic;
 use crate::failure::{Failure, one_line};
+use crate::interrupt::Interrupt;
 use crate::report::print_line;
 
 /// Seconds that a size is measured for, about, where nothing is said.
@@ -32,21 +33,26 @@ struct Job<'a> {
 /// Measures all that was asked for; rank 0 prints.
 ///
 /// # Errors
-/// [`Failure::Test`] when an operation fails or a result is wrong.
-pub(super) fn run(args: &CollArgs, comm: &Communicator, mut report: Report) -> Result<(), Failure> {
+/// [`Failure::Test`] when an operation fails or a result is wrong; [`Failure::Interrupted`] when a rank was asked to stop. What was measured until then is printed.
+pub(super) fn run(
+    args: &CollArgs,
+    comm: &Communicator,
+    interrupt: &Interrupt,
+    mut report: Report,
+) -> Result<(), Failure> {
     let first = comm.rank() == Rank(0);
     let table = first && !args.json;
     if table {
         report.print_head(comm.size())?;
     }
-    let outcome = rows(args, comm, |row| {
+    let outcome = rows(args, comm, interrupt, |row| {
         let printed = if table { print_line(&row.line()) } else { Ok(()) };
         report.results.push(row);
         printed
     });
     if first && args.json {
         report.print()?;
-    } else if table && outcome.is_ok() {
+    } else if table && matches!(outcome, Ok(()) | Err(Failure::Interrupted)) {
         report.print_foot()?;
     }
     outcome?;
@@ -57,7 +63,13 @@ pub(super) fn run(args: &CollArgs, comm: &Communicator, mut report: Report) -> R
     Ok(())
 }
 
-fn rows(args: &CollArgs, comm: &Communicator, mut done: impl FnMut(Row) -> Result<(), Failure>) -> Result<(), Failure> {
+fn rows(
+    args: &CollArgs,
+    comm: &Communicator,
+    interrupt: &Interrupt,
+    mut done: impl FnMut(Row) -> Result<(), Failure>,
+) -> Result<(), Failure> {
+    let failed = |e: CollectiveError| Failure::test(one_line(&e.to_string()));
     let ops: &[ReduceOp] = if args.operation.reduces() {
         &args.op.0
     } else {
@@ -75,7 +87,12 @@ fn rows(args: &CollArgs, comm: &Communicator, mut done: impl FnMut(Row) -> Resul
                     op,
                     iterations: 0,
                 };
-                let row = typed(data, &mut job).map_err(|e| Failure::test(one_line(&e.to_string())))?;
+                // All of them stop at the same size.
+                let asked = f64::from(u8::from(interrupt.requested()));
+                if job.everyone(asked).map_err(failed)?.iter().any(|&asked| asked > 0.0) {
+                    return Err(Failure::Interrupted);
+                }
+                let row = typed(data, &mut job).map_err(failed)?;
                 done(row)?;
             }
         }
