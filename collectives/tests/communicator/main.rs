@@ -3,4 +3,5 @@
 mod collectives;
 mod failures;
 mod requests;
+mod wire;
 mod world;

@@ -15,7 +15,7 @@ mod run;
 use std::process::Command;
 
 /// Set in the process that has a network namespace of its own.
-const INSIDE: &str = "DOORBELL_TEST_SWEEP_INSIDE";
+const INSIDE: &str = "DOORBELL_SWEEP_INSIDE";
 
 #[test]
 fn on_lanes_whoever_goes_at_any_step_is_named_and_the_others_go_on() {

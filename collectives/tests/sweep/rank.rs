@@ -26,7 +26,7 @@ use crate::fault::{Fault, Kind, Wire, address};
 use crate::run::{DEADLINE, LATE, PATIENCE};
 
 /// Set for processes that are ranks: over UDP or not, the process and the run by which their addresses are, the rank, and the faults.
-pub(crate) const ROLE: &str = "DOORBELL_TEST_SWEEP";
+pub(crate) const ROLE: &str = "DOORBELL_SWEEP_RANK";
 /// Marks a line as an answer, among what the test harness prints.
 pub(crate) const ANSWER: &str = "rank: ";
 /// Elements of each part, which no number of ranks divides.
