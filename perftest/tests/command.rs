@@ -118,14 +118,24 @@ struct Client {
 }
 
 impl Client {
-    /// Starts one, and lets it measure for a moment: its warnings come when the peer has accepted the test.
+    /// Starts one, and lets it measure for a moment. Its warnings come when the peer has accepted the test; after that it waits in the kernel until both are connected, and has the
+    /// processor when it measures. So that moment is of its processor time: by the clock it may be over, on a busy machine, before anything is connected.
     fn start(line: &str) -> Client {
         let mut child = doorbell(line).spawn().expect("the binary runs");
         let mut stderr = BufReader::new(child.stderr.take().expect("a pipe"));
         let mut heard = String::new();
         stderr.read_line(&mut heard).expect("a line");
         assert!(heard.contains("warning"), "{heard}");
-        thread::sleep(Duration::from_millis(300));
+        let (before, deadline) = (ticks_of(child.id()), Instant::now() + Duration::from_secs(60));
+        // In hundredths of a second.
+        while ticks_of(child.id()) < before + 20 {
+            if let Some(status) = child.try_wait().expect("it can be waited for") {
+                stderr.read_to_string(&mut heard).expect("text");
+                panic!("it ended by itself, {status}: {heard}");
+            }
+            assert!(Instant::now() < deadline, "it does not measure");
+            thread::sleep(Duration::from_millis(5));
+        }
         Client { child, stderr, heard }
     }
 
@@ -135,6 +145,18 @@ impl Client {
         output.stderr = self.heard.into_bytes();
         output
     }
+}
+
+/// The processor time that a process has had, in clock ticks (proc_pid_stat(5)); no more when it has ended.
+fn ticks_of(pid: u32) -> u64 {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("it is not collected yet");
+    // pid (name) state ppid …; the name may hold anything. What it had itself is fields 14 and 15.
+    let fields = stat.rsplit(')').next().unwrap_or_default().split_whitespace();
+    fields
+        .skip(11)
+        .take(2)
+        .filter_map(|field| field.parse::<u64>().ok())
+        .sum()
 }
 
 /// Waits for a process, not for ever.
@@ -293,12 +315,13 @@ fn ends_that_run_different_tests_both_say_so() {
     }
 }
 
+/// With these timeouts, eight of 134 ms, a peer that waits for a processor on a busy machine is not given up.
 #[test]
 fn a_killed_server_is_named_and_ends_the_test() {
     for line in ["bw write -D 60", "lat send -D 60"] {
         let mut server = Server::start(line.split(" -").next().unwrap());
         let client = Client::start(&format!(
-            "{line} 127.0.0.1 --port {} -d soft0 --timeout 12 --retry 3",
+            "{line} 127.0.0.1 --port {} -d soft0 --timeout 15",
             server.port
         ));
         server.child.kill().unwrap();
@@ -350,7 +373,7 @@ fn children_of(parent: u32) -> Vec<i32> {
 
 #[test]
 fn a_killed_child_ends_the_test() {
-    let client = Client::start("bw write -D 60 --timeout 12 --retry 3");
+    let client = Client::start("bw write -D 60 --timeout 15");
     let children = children_of(client.child.id());
     assert_eq!(children.len(), 1);
     kill(Pid::from_raw(children[0]), Signal::SIGKILL).unwrap();

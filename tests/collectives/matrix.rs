@@ -35,8 +35,10 @@ pub(crate) struct Way {
 
 impl Team {
     pub(crate) fn new(ranks: u32) -> Self {
+        // Of messages by Simple some are eager, and some are granted.
         let config = Config {
             channels: 2,
+            eager: 300,
             ..Config::default()
         };
         let world = World::new(ranks, &[Device::Soft(0)], config);

@@ -79,10 +79,10 @@ fn margin(deadline: Duration) -> Duration {
 impl Shared {
     pub(super) fn new(state: State, group: Group) -> Self {
         Self {
-            state: Mutex::new(state),
             watch: group.control().watch(),
             rank: group.rank(),
-            patience: Patience::among(group.ranks()),
+            patience: state.engine.patience().clone(),
+            state: Mutex::new(state),
             group: Mutex::new(group),
             wanted: AtomicUsize::new(0),
             over: AtomicBool::new(false),

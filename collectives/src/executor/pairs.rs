@@ -266,7 +266,7 @@ impl Pairs {
                     }
                     (_, None) => None,
                 };
-                job.posted[slot] = link.send(source.map(|source| (source, len)))?;
+                job.posted[slot] = link.send_granted(source.map(|source| (source, len)))?;
                 job.moved += 1;
                 moved = true;
             }
@@ -283,7 +283,7 @@ impl Pairs {
         while let Some(&number) = end.receives.front() {
             let job = &mut self.jobs[(number - self.first) as usize];
             while job.moved < job.granted && link.has_arrived() {
-                link.receive();
+                link.receive_granted();
                 if let Some(staging) = &job.staging {
                     let (at, len) = job.part(job.moved, self.fragment);
                     let into = job.message.data.start().wrapping_add(at);

@@ -250,9 +250,13 @@ impl<O: Own> Station<O> {
             let qp = qp.connect(&endpoint).map_err(refused)?;
             lanes.push(Lane { qp, theirs, own });
         }
-        test.control.send(&Message::Ready)?;
-        match test.control.receive(Some(ANSWER), "ready")? {
-            Message::Ready => Ok(Station { cq, lanes }),
+        let mut station = Station { cq, lanes };
+        let met = test
+            .control
+            .send(&Message::Ready)
+            .and_then(|()| test.control.receive(Some(ANSWER), "ready"));
+        match met.map_err(|failure| station.explain(failure, test.plan))? {
+            Message::Ready => Ok(station),
             other => Err(test.control.unexpected(&other, "ready")),
         }
     }

@@ -121,7 +121,8 @@ impl Outgoing {
         }
     }
 
-    /// The lane of packets for a queue pair, which is there afterwards; `None` for the wire.
+    /// The lane of packets for a queue pair, which is there afterwards; `None` for the wire: also where its process has died, whether anybody has noticed or not. As with an adapter
+    /// (IBTA vol 1, 10.3.1) a queue pair goes to RTR whoever is there at the other end, and what it sends is not acknowledged then.
     ///
     /// # Errors
     /// When there is no way.
@@ -132,14 +133,17 @@ impl Outgoing {
             let flags = self.host.flags(*member);
             flags.is_some_and(|flags| !flags.contains(Flags::UDP_ONLY))
         });
-        match member {
-            Some(member) => {
-                self.open(member).map_err(|error| NoLane::Failed(peer, error))?;
-                Ok(Some(lane_of(member)))
+        if let Some(member) = member {
+            match self.open(member) {
+                Ok(()) => return Ok(Some(lane_of(member))),
+                Err(error) if is_of_the_dead(&error) => {}
+                Err(error) => return Err(NoLane::Failed(peer, error)),
             }
-            None if self.only => Err(NoLane::NotLocal(peer)),
-            None => Ok(None),
         }
+        if self.only {
+            return Err(NoLane::NotLocal(peer));
+        }
+        Ok(None)
     }
 
     /// Makes the lane to a member, if there is none yet.
@@ -396,6 +400,12 @@ impl Outgoing {
             }
         }
     }
+}
+
+/// Whether connecting, or what is said first on a connection, failed as nobody is there any more.
+fn is_of_the_dead(error: &io::Error) -> bool {
+    use io::ErrorKind::{BrokenPipe, ConnectionReset, NotConnected};
+    matches!(error.kind(), NotConnected | BrokenPipe | ConnectionReset)
 }
 
 impl Lane {

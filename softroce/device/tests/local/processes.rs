@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use std::{env, thread};
 
 use doorbell_roce_proto::work::Status;
-use doorbell_softroce::Mover;
+use doorbell_softroce::{Device, DeviceConfig, Mover};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
@@ -186,6 +186,27 @@ fn a_killed_receiver_is_lost_and_nothing_else() {
         assert_eq!(other.wait(1)[0].status, Status::Success);
         survivor.tell("done");
     }
+}
+
+/// Who has died since it told its number, and nobody has noticed, is connected to as anybody: what is sent then is not acknowledged.
+#[test]
+fn the_dead_can_be_connected_to() {
+    let address = own_address();
+    // It would notice: it has the UDP port, and so a connection with all.
+    let mut holder = Peer::start(address, Mover::Ring, "serve");
+    holder.hear();
+    let config = DeviceConfig {
+        address: Some(address),
+        ..DeviceConfig::new("soft0")
+    };
+    let side = Side::new(&Device::open(&config).unwrap(), LEN, Mover::Ring);
+    let mut doomed = Peer::start(address, Mover::Ring, "serve");
+    let key = parse(&doomed.hear());
+    holder.signal(Signal::SIGSTOP);
+    drop(doomed);
+    side.connect(key, TIMEOUT);
+    side.write(1, 0, LEN, key);
+    assert_eq!(side.wait(1)[0].status, Status::RetryExceeded);
 }
 
 #[test]

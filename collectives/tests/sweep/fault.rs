@@ -1,0 +1,147 @@
+//! What happens to whom, and when, as a line of text that a process is given.
+
+use std::fmt;
+use std::net::Ipv4Addr;
+
+use doorbell_collectives::plan::Collective;
+use doorbell_collectives::{Algorithm, Protocol};
+
+/// Ranks at the beginning of a run.
+pub(crate) const RANKS: u32 = 5;
+
+/// How the ranks reach one another.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Wire {
+    /// They share an address.
+    Lanes,
+    /// Each has an address of its own.
+    Udp,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) enum Kind {
+    /// SIGKILL.
+    Kill,
+    /// SIGSTOP.
+    Stop,
+    /// All links of a rank.
+    Cut,
+    /// The link between two.
+    Link,
+}
+
+impl Kind {
+    pub(crate) const ALL: [Self; 4] = [Self::Kill, Self::Stop, Self::Cut, Self::Link];
+}
+
+/// Somebody goes in an operation, at a step of its own. Ranks are called as they were at the beginning.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Fault {
+    pub(crate) kind: Kind,
+    pub(crate) who: u32,
+    /// The other end of the link.
+    pub(crate) peer: u32,
+    /// So many turns of driving, or, where the operation reduces, so many times that it has reduced something.
+    pub(crate) step: u32,
+    pub(crate) way: usize,
+    pub(crate) protocol: Protocol,
+}
+
+/// The collectives that can be begun and then driven turn by turn, by each algorithm that does them.
+pub(crate) fn ways() -> Vec<(Collective, Algorithm)> {
+    let not = [Collective::Barrier, Collective::AllToAllV];
+    let all = Collective::ALL.iter().filter(|collective| !not.contains(collective));
+    all.flat_map(|&collective| Algorithm::of(collective).map(move |algorithm| (collective, algorithm)))
+        .collect()
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            kind,
+            who,
+            peer,
+            step,
+            way,
+            protocol,
+        } = self;
+        let protocol = Protocol::ALL.iter().position(|one| one == protocol).unwrap();
+        write!(f, "{kind:?} {who} {peer} {step} {way} {protocol}")
+    }
+}
+
+impl Fault {
+    pub(crate) fn read(text: &str) -> Self {
+        let (kind, rest) = text.split_once(' ').unwrap();
+        let words: Vec<u32> = rest.split(' ').map(|word| word.parse().unwrap()).collect();
+        let named = |known: &&Kind| format!("{known:?}") == kind;
+        Self {
+            kind: *Kind::ALL.iter().find(named).unwrap(),
+            who: words[0],
+            peer: words[1],
+            step: words[2],
+            way: words[3] as usize,
+            protocol: Protocol::ALL[words[4] as usize],
+        }
+    }
+
+    /// Who is in the group no more. Of two that cannot reach each other it is the one with the higher rank.
+    pub(crate) fn gone(&self) -> u32 {
+        match self.kind {
+            Kind::Link => self.who.max(self.peer),
+            _ => self.who,
+        }
+    }
+
+    pub(crate) fn way(&self) -> (Collective, Algorithm) {
+        ways()[self.way]
+    }
+}
+
+/// As many runs as there are for each way to go with each kind, among each number of ranks.
+pub(crate) fn all() -> u32 {
+    ways().len() as u32 * Kind::ALL.len() as u32
+}
+
+/// The faults of a run: all numbers of ranks from five down, each kind once, one way. Runs 0 to `all() - 1` have each way with each kind among each number of ranks.
+pub(crate) fn faults(run: u32) -> Vec<Fault> {
+    const STEPS: [u32; 12] = [0, 1, 2, 3, 5, 8, 13, 21, 34, 55, 144, 610];
+    let ways = ways().len() as u32;
+    let mut state = run.wrapping_mul(0x9e37_79b9);
+    let mut draw = |below: u32| {
+        // Knuth's constants: the upper bits are good enough.
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        (state >> 8) % below
+    };
+    let mut left: Vec<u32> = (0..RANKS).collect();
+    let fault = |index: u32| {
+        let mut kind = Kind::ALL[((run / ways + index) % 4) as usize];
+        if kind == Kind::Cut && left.len() == 2 {
+            // One link is all that they have.
+            kind = Kind::Link;
+        }
+        let who = draw(left.len() as u32) as usize;
+        let peer = (who + 1 + draw(left.len() as u32 - 1) as usize) % left.len();
+        let fault = Fault {
+            kind,
+            who: left[who],
+            peer: left[peer],
+            step: STEPS[draw(STEPS.len() as u32) as usize],
+            way: (run % ways) as usize,
+            protocol: Protocol::ALL[(run + index) as usize % Protocol::ALL.len()],
+        };
+        left.retain(|rank| *rank != fault.gone());
+        fault
+    };
+    (0..RANKS - 1).map(fault).collect()
+}
+
+/// The address of a rank, in a run of this process's own.
+pub(crate) fn address(wire: Wire, process: u32, run: u32, rank: u32) -> Ipv4Addr {
+    let [_, _, high, low] = process.to_be_bytes();
+    let last = match wire {
+        Wire::Lanes => 10 + run % 32 * RANKS,
+        Wire::Udp => 10 + run % 32 * RANKS + rank,
+    };
+    Ipv4Addr::new(127, 64 + high % 32, low, last as u8)
+}

@@ -1,0 +1,295 @@
+//! What a rank's process does.
+
+use std::env;
+use std::fs;
+use std::net::Ipv4Addr;
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use doorbell_collectives::bootstrap::Group;
+use doorbell_collectives::executor::Config;
+
+use doorbell_collectives::communicator::Call;
+use doorbell_collectives::plan::Collective;
+use doorbell_collectives::{
+    Algorithm, CollectiveError, CommBuffer, Communicator, Options, Rank, ReduceOp, UserOperator,
+};
+use doorbell_softroce_ibverbs::api;
+use doorbell_verbs::{Context, Library};
+use nix::sys::signal::{Signal, raise};
+
+use crate::fault::{Fault, Kind, Wire, address};
+use crate::run::{DEADLINE, LATE, PATIENCE};
+
+/// Set for processes that are ranks: over UDP or not, the process and the run by which their addresses are, the rank, and the faults.
+pub(crate) const ROLE: &str = "DOORBELL_TEST_SWEEP";
+/// Marks a line as an answer, among what the test harness prints.
+pub(crate) const ANSWER: &str = "rank: ";
+/// Elements of each part, which no number of ranks divides.
+const COUNT: usize = 3001;
+
+/// A rank, and what is to happen.
+struct Me {
+    name: u32,
+    /// By rank: what it was called at the beginning.
+    names: Vec<u32>,
+    wire: Wire,
+    process: u32,
+    run: u32,
+}
+
+/// No test of its own.
+#[test]
+fn is_a_rank() {
+    let Ok(role) = env::var(ROLE) else { return };
+    let before = held();
+    let words: Vec<_> = role.splitn(5, ' ').collect();
+    let number = |word: &str| word.parse().unwrap();
+    let me = Me {
+        wire: if words[0] == "Udp" { Wire::Udp } else { Wire::Lanes },
+        process: number(words[1]),
+        run: number(words[2]),
+        name: number(words[3]),
+        names: Vec::new(),
+    };
+    let device = Library::new(api()).open("soft0").unwrap();
+    let last = live(me, &device, words[4]);
+    drop(device);
+    // The kernel takes a thread off the list a moment after it has been joined.
+    let began = Instant::now();
+    while held() != before && began.elapsed() < Duration::from_secs(2) {
+        thread::sleep(Duration::from_millis(1));
+    }
+    assert_eq!(held(), before, "descriptors, threads, shared mappings");
+    println!("{ANSWER}{last}");
+}
+
+/// Descriptors, threads, and mappings of memory that other processes can have, too.
+fn held() -> (Vec<String>, usize, usize) {
+    let descriptors = fs::read_dir("/proc/self/fd").unwrap();
+    let mut descriptors: Vec<_> = descriptors
+        .filter_map(|entry| Some(fs::read_link(entry.ok()?.path()).ok()?.display().to_string()))
+        // This list's own.
+        .filter(|target| !target.contains("/fd"))
+        .collect();
+    descriptors.sort();
+    let maps = fs::read_to_string("/proc/self/maps").unwrap();
+    let shared = maps
+        .lines()
+        .filter(|line| line.contains("memfd:") || line.contains("/dev/shm"));
+    (
+        descriptors,
+        fs::read_dir("/proc/self/task").unwrap().count(),
+        shared.count(),
+    )
+}
+
+/// Does what is to be done until it goes, or all that is to happen has happened. Gives its last word.
+fn live(mut me: Me, device: &Context, faults: &str) -> &'static str {
+    let options = Options {
+        deadline: DEADLINE,
+        calibrate: false,
+        config: Config {
+            // 134 ms, eight times.
+            timeout: 15,
+            ..Config::default()
+        },
+        ..Options::default()
+    };
+    let mut comm = Communicator::new(std::slice::from_ref(device), Group::from_env().unwrap(), options).unwrap();
+    me.names = (0..comm.size()).collect();
+    for (number, fault) in faults.split(';').map(Fault::read).enumerate() {
+        let began = Instant::now();
+        // Who is late may learn of it already here. Whoever goes may have done its part when it goes: then the next operation shows it, which needs every link.
+        let result = all_reduce(&comm, number as u32 * 7)
+            .and_then(|()| me.meet(&comm, &fault))
+            .and_then(|()| all_reduce(&comm, 1));
+        let took = began.elapsed();
+        let error = result
+            .err()
+            .unwrap_or_else(|| panic!("rank {} has noticed nothing of {fault}", me.name));
+        if fault.who == me.name && fault.kind != Kind::Link {
+            return "gone";
+        }
+        let verdict = me.judge(&fault, &error);
+        assert!(took < DEADLINE + LATE, "{fault} took {took:?}: {error}");
+        let again = comm.barrier().wait().unwrap_err();
+        assert_eq!(again.culprit(), error.culprit());
+        let left = comm.shrink(PATIENCE);
+        println!("{ANSWER}{number} {} {verdict}", took.as_millis());
+        if fault.gone() == me.name {
+            assert!(
+                matches!(left, Err(CollectiveError::Shrink(_))),
+                "{fault}: it is in a group of those who cannot reach it"
+            );
+            return "gone";
+        }
+        let left = left.unwrap_or_else(|e| panic!("{fault}: {error}: {e}"));
+        me.names.retain(|name| *name != fault.gone());
+        assert_eq!(left.size() as usize, me.names.len(), "{fault}: {error}");
+        assert_eq!(me.names[left.rank().index()], me.name);
+        comm = left;
+    }
+    all_reduce(&comm, 99).unwrap();
+    comm.destroy().unwrap();
+    "done"
+}
+
+/// A sum by way of every link, which is right if it is done.
+fn all_reduce(comm: &Communicator, seed: u32) -> Result<(), CollectiveError> {
+    let mut data: Vec<u32> = (0..5000).map(|at| at * seed + comm.rank().0).collect();
+    let sum = comm.all_reduce(&mut data, ReduceOp::Sum);
+    sum.algorithm(Algorithm::FullMesh).wait()?;
+    let p = comm.size();
+    for (at, got) in data.into_iter().enumerate() {
+        assert_eq!(got, at as u32 * seed * p + p * (p - 1) / 2);
+    }
+    Ok(())
+}
+
+impl Me {
+    /// Does the operation of a fault, and goes in it if it is this one that is to.
+    fn meet(&self, comm: &Communicator, fault: &Fault) -> Result<(), CollectiveError> {
+        let (collective, _) = fault.way();
+        let due = Arc::new(AtomicBool::new(false));
+        let sum = self.operator(fault, Arc::clone(&due));
+        let root = Rank(fault.step % comm.size());
+        let (n, p) = (COUNT, comm.size() as usize);
+        let at_root = |len| if comm.rank() == root { len } else { 0 };
+        let buffers = |from: usize, into: usize| -> Result<_, CollectiveError> {
+            let mut input = comm.alloc::<f32>(from)?;
+            input.fill(1.0);
+            Ok((input, comm.alloc::<f32>(into)?))
+        };
+        let call = match collective {
+            Collective::AllReduce => {
+                let (x, y) = buffers(n, n)?;
+                comm.all_reduce_into(x, y, sum)
+            }
+            Collective::Reduce => {
+                let (x, y) = buffers(n, at_root(n))?;
+                comm.reduce_into(x, y, sum, root)
+            }
+            Collective::ReduceScatter => {
+                let (x, y) = buffers(n * p, n)?;
+                comm.reduce_scatter_into(x, y, sum)
+            }
+            Collective::Broadcast => {
+                let (x, y) = buffers(n, n)?;
+                comm.broadcast_into(x, y, root)
+            }
+            Collective::AllGather => {
+                let (x, y) = buffers(n, n * p)?;
+                comm.all_gather_into(x, y)
+            }
+            Collective::Gather => {
+                let (x, y) = buffers(n, at_root(n * p))?;
+                comm.gather_into(x, y, root)
+            }
+            Collective::Scatter => {
+                let (x, y) = buffers(n * p, n)?;
+                comm.scatter_into(x, y, root)
+            }
+            Collective::AllToAll => {
+                let (x, y) = buffers(n * p, n * p)?;
+                comm.all_to_all(x, y)
+            }
+            Collective::SendRecv => {
+                let (x, y) = buffers(n, n)?;
+                comm.send_receive(x, y)
+            }
+            other => panic!("{other} cannot be begun by itself"),
+        };
+        self.drive(comm, fault, call, &due)
+    }
+
+    /// Drives it, and goes at its step.
+    fn drive(
+        &self,
+        comm: &Communicator,
+        fault: &Fault,
+        call: Call<'_, (CommBuffer<f32>, CommBuffer<f32>)>,
+        due: &AtomicBool,
+    ) -> Result<(), CollectiveError> {
+        let (collective, algorithm) = fault.way();
+        let call = call.algorithm(algorithm).protocol(fault.protocol);
+        let mut request = call.channels(2).slice(1024).start()?;
+        if fault.who == self.name {
+            let mut turns = 0;
+            while !due.load(Ordering::Relaxed) && !(turns == fault.step && !collective.reduces()) && !request.test()? {
+                turns += 1;
+            }
+            self.go(comm, fault);
+        }
+        request.wait().map(drop)
+    }
+
+    /// A sum in which who is to die or to stop does so, in the midst of the step; where a link is to be cut, that is due then.
+    fn operator(&self, fault: &Fault, due: Arc<AtomicBool>) -> UserOperator {
+        let (mine, kind, step) = (fault.who == self.name, fault.kind, fault.step);
+        let times = AtomicU32::new(0);
+        UserOperator::new("sum", move |into: &mut [f32], from: &[f32]| {
+            if mine && times.fetch_add(1, Ordering::Relaxed) == step {
+                match kind {
+                    Kind::Kill => raise(Signal::SIGKILL).unwrap(),
+                    Kind::Stop => raise(Signal::SIGSTOP).unwrap(),
+                    Kind::Cut | Kind::Link => due.store(true, Ordering::Relaxed),
+                }
+            }
+            into.iter_mut().zip(from).for_each(|(a, b)| *a += b);
+        })
+    }
+
+    /// Goes.
+    fn go(&self, comm: &Communicator, fault: &Fault) {
+        let rank = |name: &u32| self.names.iter().position(|one| one == name).unwrap();
+        match fault.kind {
+            Kind::Kill => raise(Signal::SIGKILL).unwrap(),
+            Kind::Stop => raise(Signal::SIGSTOP).unwrap(),
+            Kind::Cut => {
+                let others = self.names.iter().filter(|name| **name != self.name);
+                others.for_each(|name| self.cut(comm, Rank(rank(name) as u32), *name));
+            }
+            Kind::Link => self.cut(comm, Rank(rank(&fault.peer) as u32), fault.peer),
+        }
+    }
+
+    /// No packet goes either way between this one and another.
+    fn cut(&self, comm: &Communicator, peer: Rank, name: u32) {
+        if self.wire == Wire::Lanes {
+            return comm.cut(peer).unwrap();
+        }
+        let [one, other] = [self.name, name].map(|name| address(self.wire, self.process, self.run, name));
+        let forbid = |from: Ipv4Addr, to: Ipv4Addr| {
+            let (from, to) = (from.to_string(), to.to_string());
+            let rule = ["rule", "add", "pref", "10", "from", &from, "to", &to, "prohibit"];
+            assert!(Command::new("ip").args(rule).status().unwrap().success());
+        };
+        forbid(one, other);
+        forbid(other, one);
+    }
+
+    /// Whether an error says what has happened. Gives what the members agreed on.
+    fn judge(&self, fault: &Fault, error: &CollectiveError) -> String {
+        let failure = error
+            .failure()
+            .unwrap_or_else(|| panic!("{fault}: no verdict: {error}"));
+        let cause = &failure.verdict.cause;
+        let culprit = self.names[cause.culprit().index()];
+        match fault.kind {
+            Kind::Link => {
+                let ends = [fault.who, fault.peer];
+                assert!(ends.contains(&culprit), "{fault}: {error}");
+                let excluded = cause.excluded().map(|rank| self.names[rank.index()]);
+                assert_eq!(excluded, Some(fault.gone()), "{fault}: {error}");
+            }
+            _ => assert_eq!(culprit, fault.who, "{fault}: {error}"),
+        }
+        let said = failure.to_string();
+        assert!(said.contains("process ") && said.contains(" on "), "no host: {said}");
+        said
+    }
+}

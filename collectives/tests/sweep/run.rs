@@ -1,0 +1,184 @@
+//! Starts the ranks of a run, and looks at what they say.
+
+use std::collections::BTreeMap;
+use std::env;
+use std::io::{BufRead, BufReader};
+use std::net::{IpAddr, Ipv4Addr};
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use doorbell_collectives::Rank;
+use doorbell_collectives::bootstrap::{Launch, Options, Rendezvous};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use crate::fault::{self, Fault, Kind, RANKS, Wire, address};
+use crate::rank::{ANSWER, ROLE};
+
+/// What an operation may take.
+pub(crate) const DEADLINE: Duration = Duration::from_secs(4);
+/// How much later a process may come to say so on a busy machine.
+pub(crate) const LATE: Duration = Duration::from_secs(2);
+/// For what takes as long as it takes.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+/// How many runs there are, or `all`.
+const RUNS: &str = "DOORBELL_SWEEP";
+/// Runs at a time where there are many.
+const BESIDE: usize = 2;
+
+/// By kind and number of ranks: how many faults, and the longest that a rank took to return, in milliseconds.
+type Times = BTreeMap<(Kind, usize), (u32, u64)>;
+
+/// Does so many runs, if nobody asks for another number.
+pub(crate) fn sweep(wire: Wire, runs: u32) {
+    let runs = match env::var(RUNS).as_deref() {
+        Err(_) => runs,
+        Ok("all") => fault::all(),
+        Ok(number) => number.parse().expect("a number of runs, or `all`"),
+    };
+    let (next, times) = (AtomicU32::new(0), Mutex::new(Times::new()));
+    let work = || {
+        loop {
+            let number = next.fetch_add(1, Ordering::Relaxed);
+            if number >= runs {
+                return;
+            }
+            // Few runs are spread over all there are.
+            let run = (u64::from(number) * u64::from(fault::all()) / u64::from(runs)) as u32;
+            let took = perform(wire, run);
+            let mut times = times.lock().unwrap();
+            for (key, most) in took {
+                let entry = times.entry(key).or_insert((0, 0));
+                *entry = (entry.0 + 1, entry.1.max(most));
+            }
+        }
+    };
+    thread::scope(|scope| {
+        let workers: Vec<_> = (0..BESIDE.min(runs as usize)).map(|_| scope.spawn(work)).collect();
+        for worker in workers {
+            worker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        }
+    });
+    let times = times.lock().unwrap();
+    for ((kind, ranks), (count, most)) in &*times {
+        println!(
+            "{wire:?} {kind:?} among {ranks}: {count}, at most {most} ms of {} ms",
+            DEADLINE.as_millis()
+        );
+    }
+    let faults: u32 = times.values().map(|(count, _)| count).sum();
+    assert_eq!(faults, runs * (RANKS - 1));
+}
+
+/// A rank's process, killed when dropped.
+struct Process {
+    child: Child,
+    answers: BufReader<ChildStdout>,
+}
+
+impl Process {
+    /// The next answer; none when it has ended.
+    fn answer(&mut self) -> Option<String> {
+        let mut line = String::new();
+        while self.answers.read_line(&mut line).unwrap() > 0 {
+            // The harness begins its line with the test's name, and ends it later.
+            if let Some((_, answer)) = line.split_once(ANSWER) {
+                return Some(answer.trim_end().to_owned());
+            }
+            line.clear();
+        }
+        None
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Starts the ranks, which meet here.
+fn start(wire: Wire, run: u32, faults: &[Fault]) -> Vec<Process> {
+    let patience = Options::default().patience;
+    let rendezvous = Rendezvous::open(IpAddr::V4(Ipv4Addr::LOCALHOST), RANKS).unwrap();
+    let serving = rendezvous.spawn(patience).unwrap();
+    let faults: Vec<_> = faults.iter().map(Fault::to_string).collect();
+    let own = std::process::id();
+    let start = |rank| {
+        let mut command = Command::new(env::current_exe().unwrap());
+        command.args(["--exact", "rank::is_a_rank", "--nocapture", "--test-threads", "1"]);
+        command.env(ROLE, format!("{wire:?} {own} {run} {rank} {}", faults.join(";")));
+        command.env("DOORBELL_SOFT_ADDR", address(wire, own, run, rank).to_string());
+        match wire {
+            Wire::Lanes => command.env_remove("DOORBELL_LINK"),
+            Wire::Udp => command.env("DOORBELL_LINK", "udp"),
+        };
+        command.envs(Launch::variables(serving.id(), Rank(rank), RANKS));
+        let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+        let answers = BufReader::new(child.stdout.take().unwrap());
+        Process { child, answers }
+    };
+    let processes = (0..RANKS).map(start).collect();
+    serving.wait().unwrap();
+    processes
+}
+
+/// Does a run, and sees that all who are left have noticed each fault. Gives how long that took the last of them, in milliseconds, by kind and number of ranks.
+fn perform(wire: Wire, run: u32) -> Vec<((Kind, usize), u64)> {
+    let faults = fault::faults(run);
+    let mut processes = start(wire, run, &faults);
+    let mut here: Vec<u32> = (0..RANKS).collect();
+    let mut times = Vec::new();
+    for (number, fault) in faults.iter().enumerate() {
+        let what = format!("{wire:?}, run {run}, {fault}, {:?}", fault.way());
+        let mut said: Option<String> = None;
+        let mut most = 0;
+        // Of a link that is cut both ends live, and notice.
+        let notices = |rank: &&u32| fault.kind == Kind::Link || **rank != fault.who;
+        for rank in here.iter().filter(notices) {
+            let answer = processes[*rank as usize].answer();
+            let answer = answer.unwrap_or_else(|| panic!("rank {rank} has ended instead of noticing {what}"));
+            let words: Vec<_> = answer.splitn(3, ' ').collect();
+            assert!(
+                words.len() == 3 && words[0] == number.to_string(),
+                "rank {rank}, {what}: {answer}"
+            );
+            most = most.max(words[1].parse().unwrap());
+            let first = said.get_or_insert_with(|| words[2].to_owned());
+            assert_eq!(first, words[2], "rank {rank} says otherwise: {what}");
+        }
+        times.push(((fault.kind, here.len()), most));
+        let process = &mut processes[fault.gone() as usize];
+        if fault.kind == Kind::Stop {
+            // It learns that the others have gone on without it.
+            kill(Pid::from_raw(process.child.id() as i32), Signal::SIGCONT).unwrap();
+        }
+        let last = process.answer();
+        assert_eq!(last.as_deref(), (fault.kind != Kind::Kill).then_some("gone"), "{what}");
+        here.retain(|rank| *rank != fault.gone());
+    }
+    for rank in here {
+        let process = &mut processes[rank as usize];
+        assert_eq!(process.answer().as_deref(), Some("done"), "rank {rank}, run {run}");
+        assert!(process.child.wait().unwrap().success(), "rank {rank}, run {run}");
+    }
+    drop(processes);
+    vanishes(wire, run);
+    times
+}
+
+/// Nothing is left of the groups of processes on the addresses of a run: neither a name nor what holds one.
+fn vanishes(wire: Wire, run: u32) {
+    let began = Instant::now();
+    for rank in 0..RANKS {
+        let ours = format!("/{}:4791/", address(wire, std::process::id(), run, rank));
+        while std::fs::read_to_string("/proc/net/unix").unwrap().contains(&ours) {
+            assert!(began.elapsed() < PATIENCE, "a name is left: {ours}");
+            thread::sleep(Duration::from_millis(2));
+        }
+    }
+}
