@@ -16,7 +16,7 @@ use crate::bootstrap::{Exchange, ExchangeError, Group};
 use crate::cost::{Compute, Link};
 use crate::executor::{Engine, EngineError, Patience};
 use crate::topology;
-use crate::tune::{Overrides, Rule, Tuner};
+use crate::tune::{Overrides, Rule, Tuner, TuningFile};
 use crate::types::Rank;
 
 /// What rank 0 says, for all to choose alike.
@@ -100,7 +100,11 @@ impl Communicator {
     pub fn new(devices: &[Context], mut group: Group, mut options: Options) -> Result<Self, CollectiveError> {
         options.deadline = options.deadline.min(FOREVER);
         let state = State::make(devices, &mut group, &options, None)?;
-        Self::of(state, group, devices, options)
+        let comm = Self::of(state, group, devices, options)?;
+        if comm.options.calibrate {
+            comm.calibrate()?;
+        }
+        Ok(comm)
     }
 
     fn of(state: State, group: Group, devices: &[Context], options: Options) -> Result<Self, CollectiveError> {
@@ -143,6 +147,22 @@ impl Communicator {
     pub fn duplicate(&self) -> Result<Self, CollectiveError> {
         let group = self.exchanging(Group::duplicate)?;
         self.with_group(group)
+    }
+
+    /// Measures the costs anew that choices are made by, and chooses anew from then on. All ranks call it, with nothing under way: after their threads were bound to processors, say. A tuning file's costs stay.
+    ///
+    /// # Errors
+    /// When an operation fails, or not all ranks have come.
+    pub fn calibrate(&self) -> Result<(), CollectiveError> {
+        let mut tuner = calibrate::measured(self)?;
+        if let Some(path) = &self.options.tuning_file {
+            let rules = std::mem::take(&mut tuner.rules);
+            tuner = tuner.with_file(TuningFile::read(path)?);
+            tuner.rules = rules;
+        }
+        let tuner = agree(&tuner, &mut self.shared.group())?;
+        self.shared.with(|state| state.choose_by(tuner));
+        Ok(())
     }
 
     fn exchanging<R>(&self, act: impl FnOnce(&mut Group) -> Result<R, ExchangeError>) -> Result<R, CollectiveError> {
@@ -208,7 +228,10 @@ impl State {
         let tuner = match tuner {
             Some(tuner) => tuner,
             None => {
-                let tuner = calibrate::measured(&mut engine, &hosts, options)?;
+                let mut tuner = tuner_of(options);
+                if let Some(path) = &options.tuning_file {
+                    tuner = tuner.with_file(TuningFile::read(path)?);
+                }
                 agree(&tuner, group)?
             }
         };
@@ -272,7 +295,7 @@ fn agree(mine: &Tuner, group: &mut Group) -> Result<Tuner, CollectiveError> {
 }
 
 /// A tuner by the options of this rank alone, with the costs of a userspace device between processes of one host.
-pub(super) fn tuner_of(options: &Options) -> Tuner {
+fn tuner_of(options: &Options) -> Tuner {
     let link = Link::soft_local();
     let mut tuner = Tuner::new(link, link, Compute::default(), options.config.channels);
     tuner.overrides = options.overrides;

@@ -38,6 +38,11 @@ impl Patience {
         Self { turns: 0, spin }
     }
 
+    /// Whether there are more ranks than processors.
+    fn is_crowded(&self) -> bool {
+        self.spin == SPIN_CROWDED
+    }
+
     /// A turn has brought something.
     #[inline]
     pub fn news(&mut self) {
@@ -81,6 +86,11 @@ impl Engine {
     #[must_use]
     pub fn patience(&self) -> &Patience {
         &self.patience
+    }
+
+    /// Whether the ranks, if all are of this host, have to take turns at its processors.
+    pub(crate) fn is_crowded(&self) -> bool {
+        self.patience.is_crowded()
     }
 
     /// Drives the engine until the operation is done, and gives its result.

@@ -127,6 +127,9 @@ pub(crate) struct CollArgs {
     /// Start nothing: print the time by algorithm, simulated
     #[arg(long, help_heading = "Output", requires = "ranks")]
     pub(crate) simulate: bool,
+    /// With --simulate: start the ranks and measure, too, every algorithm and protocol at each size, beside what the costs measured at the start predict
+    #[arg(long, help_heading = "Output", requires = "simulate", conflicts_with_all = ["svg", "deterministic"])]
+    pub(crate) measure: bool,
     /// Draw the plan (--explain) or the chart (--simulate) into this file
     #[arg(long, value_name = "FILE", help_heading = "Output")]
     pub(crate) svg: Option<PathBuf>,

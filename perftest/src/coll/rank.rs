@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::bind::bind;
 use super::table::Report;
-use super::{CollArgs, explain, measure};
+use super::{CollArgs, beside, explain, measure};
 use crate::device::{self, Device, Reach};
 use crate::failure::{Failure, one_line};
 use crate::interrupt::Interrupt;
@@ -101,6 +101,8 @@ fn begin(
         if rank == 0 {
             explain::run(args, &comm)?;
         }
+    } else if args.measure {
+        beside::run(args, &comm)?;
     } else {
         let names: Vec<_> = contexts.iter().map(|context| context.name()).collect();
         let report = Report::new(args.operation.name(), names.join(","), link);
