@@ -3,38 +3,43 @@
 //! Each end of a connection has a *mailbox*, which the other end writes and it polls. Numbers in it only grow, and are in the byte order of the host: all ranks have the same, as their elements do.
 //! A device writes the last eight bytes of a WRITE last, and a later WRITE of a queue pair after an earlier one (IBTA vol 1, o9-20 and 9.7.5.1); so a number behind what it tells of is enough.
 //!
-//! - **Simple**: the receiver *grants* each message memory, with its number last; the sender writes the message there, and then its number (`ARRIVED`).
+//! - **Simple**: the receiver *grants* each message memory, with its number last; the sender writes the message there, and then its number (`ARRIVED`). One of at most 16 KiB is *eager*: it waits for no grant: it goes into a ring of slots in the
+//!   mailbox, from where the receiver copies or reduces it. That is a copy more, and a round trip less.
 //! - **LL**, *low latency*: words of 4 bytes of data and 4 of flag, by one WRITE into a ring of slots in the mailbox. The flag is the message's number; no other message is needed, and nobody waits for a grant.
 //! - **LL128**: the same by lines of 120 bytes of data and 8 of flag.
 //!
-//! The slots of a ring come back by a count (`RETURNED`) that the receiver writes every half ring.
+//! The slots of a ring, of either kind, come back by a count (`RETURNED`) that the receiver writes every half ring.
 
 use crate::types::Protocol;
 
 /// Grants that may be outstanding on a connection.
 pub(crate) const GRANTS: u64 = 16;
-/// Bytes of a grant: address, key, length, a word unused, number.
+/// Bytes of a grant: address, key, length, how much of the message is to come (of messages between two ranks; else 0), number.
 pub(crate) const GRANT: usize = 32;
-/// Slots of a ring of lines.
-pub(crate) const SLOTS: u64 = 16;
+/// Bytes of a message of Simple that is eager, at most. Both ends know how long a message is.
+pub(crate) const EAGER: usize = 16 << 10;
+/// Slots for eager messages.
+pub(crate) const EAGER_SLOTS: u64 = 8;
 
 /// Where things lie in a mailbox.
 pub(crate) mod at {
-    use super::{GRANT, GRANTS, Lines, SLOTS};
+    use super::{EAGER, EAGER_SLOTS, GRANT, GRANTS, Lines};
 
     /// The number of the last message of Simple that is there.
     pub(crate) const ARRIVED: usize = 0;
-    /// Slots given back, of LL and of LL128.
-    pub(crate) const RETURNED: [usize; 2] = [8, 16];
+    /// Slots given back, of LL, of LL128 and of eager messages of Simple.
+    pub(crate) const RETURNED: [usize; 3] = [8, 16, 24];
     /// The grants, in turn.
     pub(crate) const GRANTED: usize = 64;
-    /// The rings of slots.
+    /// The rings of slots for lines.
     pub(crate) const RINGS: [usize; 2] = [
         GRANTED + GRANTS as usize * GRANT,
-        GRANTED + GRANTS as usize * GRANT + SLOTS as usize * Lines::Ll.slot(),
+        GRANTED + GRANTS as usize * GRANT + Lines::Ll.ring(),
     ];
+    /// The ring of slots for eager messages.
+    pub(crate) const EAGERS: usize = RINGS[1] + Lines::Ll128.ring();
     /// Its length.
-    pub(crate) const LEN: usize = RINGS[1] + SLOTS as usize * Lines::Ll128.slot();
+    pub(crate) const LEN: usize = EAGERS + EAGER_SLOTS as usize * EAGER;
 }
 
 /// The protocols of lines.
@@ -57,8 +62,21 @@ impl Lines {
     pub(crate) const fn slot(self) -> usize {
         match self {
             Self::Ll => 2048,
-            Self::Ll128 => 4096,
+            Self::Ll128 => 8192,
         }
+    }
+
+    /// Slots of a ring.
+    pub(crate) const fn slots(self) -> u64 {
+        match self {
+            Self::Ll => 16,
+            Self::Ll128 => 8,
+        }
+    }
+
+    /// Bytes of a ring.
+    pub(crate) const fn ring(self) -> usize {
+        self.slots() as usize * self.slot()
     }
 
     /// Bytes of data that a slot takes.
@@ -105,8 +123,20 @@ mod tests {
 
     #[test]
     fn nothing_in_a_mailbox_overlaps() {
-        assert!(at::RETURNED[1] + 8 <= at::GRANTED);
-        assert!(at::GRANTED.is_multiple_of(64) && at::RINGS[0].is_multiple_of(64) && at::RINGS[1].is_multiple_of(64));
-        assert_eq!(at::LEN, at::RINGS[1] + SLOTS as usize * Lines::Ll128.slot());
+        assert!(at::RETURNED[2] + 8 <= at::GRANTED);
+        let areas = [at::GRANTED, at::RINGS[0], at::RINGS[1], at::EAGERS, at::LEN];
+        let lengths = [
+            GRANTS as usize * GRANT,
+            Lines::Ll.ring(),
+            Lines::Ll128.ring(),
+            EAGER_SLOTS as usize * EAGER,
+        ];
+        assert!(areas.iter().all(|area| area.is_multiple_of(64)));
+        assert!(
+            areas
+                .windows(2)
+                .zip(lengths)
+                .all(|(ends, len)| ends[0] + len == ends[1])
+        );
     }
 }

@@ -36,6 +36,11 @@ impl Interrupt {
         Ok(Interrupt::default())
     }
 
+    /// Asks to stop, as the user does: for a process that its parent tells of it.
+    pub(crate) fn request(&self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+
     /// Whether the user asked to stop.
     #[inline]
     pub(crate) fn requested(&self) -> bool {

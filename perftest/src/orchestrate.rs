@@ -140,6 +140,14 @@ fn token() -> io::Result<String> {
 /// # Errors
 /// [`Failure::Test`] when there is no parent at the other end of stdin.
 pub(crate) fn adopt() -> Result<String, Failure> {
+    adopt_until(Interrupt::default())
+}
+
+/// As [`adopt`], for a child that its parent may ask to stop before it ends it: by writing anything.
+///
+/// # Errors
+/// As of [`adopt`].
+pub(crate) fn adopt_until(asked: Interrupt) -> Result<String, Failure> {
     let orphan = || Failure::usage("--child is for doorbell itself: use --server");
     let mut line = String::new();
     let mut stdin = BufReader::new(io::stdin());
@@ -151,8 +159,12 @@ pub(crate) fn adopt() -> Result<String, Failure> {
     thread::Builder::new()
         .name("life line".into())
         .spawn(move || {
-            // Ends with the pipe: the parent never writes again. An error means as much.
-            let _ = io::copy(&mut stdin, &mut io::sink());
+            // Ends with the pipe. An error means as much.
+            while matches!(stdin.fill_buf(), Ok(said) if !said.is_empty()) {
+                asked.request();
+                let said = stdin.buffer().len();
+                stdin.consume(said);
+            }
             std::process::exit(1);
         })
         .map_err(|e| Failure::test(format!("cannot watch the parent process: {e}")))?;

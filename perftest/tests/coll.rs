@@ -362,3 +362,26 @@ fn an_interrupted_test_leaves_nobody() {
     assert_eq!(output.status.code(), Some(130), "{}", stderr(&output));
     gone(&ranks);
 }
+
+#[test]
+fn an_interrupted_test_prints_what_it_has() {
+    let mut child = doorbell(LONG).arg("--json").spawn().unwrap();
+    let ranks = ranks_of(&child, 3);
+    // Before, they may not have come to look at it.
+    thread::sleep(Duration::from_millis(500));
+    kill(Pid::from_raw(child.id() as i32), Signal::SIGINT).unwrap();
+    let mut printed = String::new();
+    std::io::Read::read_to_string(&mut child.stdout.take().unwrap(), &mut printed).unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(130), "{}", stderr(&output));
+    // A rank that had not begun when its time was up prints nothing; and no half of it is printed.
+    if !printed.is_empty() {
+        let report: Value = serde_json::from_str(&printed).unwrap();
+        let results = report["results"].as_array().unwrap();
+        assert!(
+            results.iter().all(|row| row["time_us"].as_f64().unwrap() > 0.0),
+            "{printed}"
+        );
+    }
+    gone(&ranks);
+}

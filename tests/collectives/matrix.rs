@@ -39,8 +39,10 @@ impl Team {
     }
 
     fn on(device: Device, ranks: u32) -> Self {
+        // Of messages by Simple some are eager, and some are granted.
         let mut config = Config {
             channels: 2,
+            eager: 300,
             ..Config::default()
         };
         if device == Device::Lossy {

@@ -1,147 +1,384 @@
-//! Measuring what messages cost, at the start: ping-pongs between two ranks of a host, and between two of different hosts, by each protocol; and rank 0's own reductions and copies.
+//! Measuring what messages cost, at the start: between all ranks of a host, and between two of different hosts, by each protocol; and the ranks' own reductions and copies.
 //!
-//! A message is an operation in which only one rank gives another something, so what is measured has all that operations have. All ranks begin the same operations, most of them with nothing to do. It takes a few milliseconds;
-//! machines are shared, so of each size the median counts, and the [fit](crate::tune::Calibration) is one that a few disturbed samples do not move.
+//! What is measured are operations of the executor that are nothing but hops: each rank that takes part sends to the next and receives from the one before, and so on, so what is measured has all that operations have.
+//! All ranks begin the same operations; those who do not take part have nothing to do in them. Machines are shared, so of each kind the median counts. It takes some 50 ms, most of it with the longest messages, which must be longer than what
+//! caches hold; these are left out where there are more ranks than processors, as then nothing is what it is otherwise.
 
 use std::hint::black_box;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use super::make::tuner_of;
-use super::{CollectiveError, Options};
+use super::{CollectiveError, Communicator, Options};
 use crate::algorithm::Algorithm;
-use crate::cost::{Compute, Link, Mover};
-use crate::executor::{Data, Engine, EngineError, Operation, Parts, PlanId, Tuning};
+use crate::cost::{Compute, MARKS, Mover, NEAR, Scale};
+use crate::executor::{Data, Engine, EngineError, Operation, PlanId, Tuning};
 use crate::kernel::Function;
 use crate::memory::Segment;
-use crate::plan::{Collective, Form};
-use crate::tune::{Calibration, Messages, Sample, Tuner, TuningFile, compute};
+use crate::plan::{Collective, Form, Place, Plan, Program, Shape, Span, Step};
+use crate::tune::{Calibration, Hops, MANY, Messages, Tuner, median};
 use crate::types::{DataType, Protocol, Rank, ReduceOp};
 
-/// Bytes and round trips, for each protocol: up to where it may be chosen.
-const SIMPLE: &[(usize, u32)] = &[(8, 15), (4 << 10, 15), (64 << 10, 9), (512 << 10, 5)];
-const LL: &[(usize, u32)] = &[(8, 15), (1 << 10, 15), (16 << 10, 9)];
-const LL128: &[(usize, u32)] = &[(8, 15), (4 << 10, 15), (64 << 10, 9)];
-/// The longest of them.
-const LONGEST: usize = 512 << 10;
-/// Bytes of reductions and copies, and how often.
-const WORK: [usize; 3] = [4 << 10, 64 << 10, 512 << 10];
-const TIMES: usize = 5;
+/// The bytes of messages that are measured without bytes to speak of.
+const SHORT: u64 = 8;
+/// The most that a message of Simple has; longer marks are of several.
+const MESSAGE: u64 = 256 << 10;
+/// Marks of lines: as far as they may be chosen.
+const LINES: u64 = 32 << 10;
+/// The longest mark where ranks have no processor of their own.
+const CROWDED: u64 = 512 << 10;
+/// Rounds in which nothing is measured yet, and in which all is; and those of long operations.
+const READY: usize = 4;
+const ROUNDS: usize = 25;
+const LONG_ROUNDS: usize = 3;
+/// How often what is very short is done at a time.
+const TIMES: u32 = 8;
+/// Bytes of operations that are short, and of such as are long.
+const BRIEF: u64 = 16 << 10;
+const LONG: u64 = 1 << 20;
+/// What is reduced at once, as a message that has just come.
+const PIECE: usize = 64 << 10;
 
-/// The tuner of these options, with costs that were measured unless a tuning file has some.
-pub(super) fn measured(engine: &mut Engine, hosts: &[u32], options: &Options) -> Result<Tuner, CollectiveError> {
-    let other = |local: bool| {
-        let ranks = hosts.iter().enumerate().skip(1);
-        let mut fits = ranks.filter(|(_, host)| (**host == hosts[0]) == local);
-        fits.next().map(|(rank, _)| Rank(rank as u32))
-    };
-    let (near, far) = (other(true), other(false));
-    let mut tuner = tuner_of(options);
-    if !options.calibrate || near.or(far).is_none() {
-        return with_file(tuner, options);
+/// A communicator's tuner, with costs that were measured.
+pub(super) fn measured(comm: &Communicator) -> Result<Tuner, CollectiveError> {
+    let mut tuner = comm.tuner();
+    if comm.size() < 2 {
+        return Ok(tuner);
     }
-    let memory = engine.allocate(2 * LONGEST)?;
-    let order: Vec<_> = (0..engine.ranks()).map(Rank).collect();
-    let schedule = Algorithm::FullMesh.schedule(Collective::AllToAllV, &order, Rank(0))?;
-    let mut table = Table {
-        plan: engine.prepare(&*schedule)?,
-        function: Function::new(DataType::U8, ReduceOp::Sum, engine.ranks())?,
-        engine,
-        memory: &memory,
-        options,
+    // Nothing has no time to be sent in, so that what takes time is everything else.
+    let nothing = || {
+        let call = comm.broadcast(&mut [0.0f32; 0], Rank(0));
+        call.algorithm(Algorithm::Ring)
+            .protocol(Protocol::Ll)
+            .channels(1)
+            .wait()
     };
-    let local = near
-        .map(|rank| table.link(rank, Mover::Receiver))
-        .transpose()?
-        .flatten();
-    let remote = far.map(|rank| table.link(rank, Mover::Device)).transpose()?.flatten();
-    tuner.local = local.or(remote).unwrap_or(tuner.local);
-    tuner.remote = remote.or(local).unwrap_or(tuner.remote);
-    if table.engine.rank() == Rank(0) {
-        tuner.compute = own_work(&memory, tuner.compute)?;
-    }
-    with_file(tuner, options)
+    let through_all = shortest(nothing)?;
+    let hosts = comm.hosts();
+    comm.shared.with(|state| {
+        let mut table = Table::new(&mut state.engine, &comm.options)?;
+        let through_engine = table.nothing()?;
+        table.costs(&mut tuner, &hosts)?;
+        tuner.compute.begin_ns += (through_all - through_engine).max(0.0);
+        Ok(tuner)
+    })
 }
 
-fn with_file(tuner: Tuner, options: &Options) -> Result<Tuner, CollectiveError> {
-    Ok(match &options.tuning_file {
-        Some(path) => tuner.with_file(TuningFile::read(path)?),
-        None => tuner,
-    })
+/// How long something takes that waits for nobody, ns.
+fn shortest<E>(mut act: impl FnMut() -> Result<(), E>) -> Result<f64, E> {
+    let mut samples = Vec::new();
+    for _ in 0..=ROUNDS {
+        let began = Instant::now();
+        for _ in 0..TIMES {
+            act()?;
+        }
+        samples.push(began.elapsed().as_nanos() as f64 / f64::from(TIMES));
+    }
+    // The first was to choose a way, and to make memory ready.
+    Ok(median(samples.split_off(1)))
+}
+
+/// What the ranks of a ring do at the same time.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Drill {
+    /// So many hops of messages of the input.
+    Settled(u32),
+    /// So many, in which each message is what the hop before has brought.
+    Fresh(u32),
+    /// So many of messages of the input, reduced as they come.
+    Reduced(u32),
+    /// So many of the first's input to the second; others have nothing to do.
+    Alone(u32),
+    /// So many messages of the first to the second and as many back, by turns; others have nothing to do.
+    Turns(u32),
+    /// So many messages sent, and then as many received.
+    Burst(u32),
+}
+
+impl Drill {
+    fn messages(self) -> u32 {
+        match self {
+            Self::Settled(messages)
+            | Self::Fresh(messages)
+            | Self::Reduced(messages)
+            | Self::Alone(messages)
+            | Self::Turns(messages)
+            | Self::Burst(messages) => messages,
+        }
+    }
+
+    /// As a plan for all `ranks`.
+    fn plan(self, ring: &[Rank], ranks: u32) -> Plan {
+        let blocks = self.messages();
+        let program = |rank: Rank| {
+            let Some(at) = ring.iter().position(|member| *member == rank) else {
+                return Vec::new();
+            };
+            let (next, before) = (ring[(at + 1) % ring.len()], ring[(at + ring.len() - 1) % ring.len()]);
+            let send = |block: u32| Step::Send {
+                to: next,
+                span: match self {
+                    Self::Fresh(_) if block > 0 => Span::block(Place::Output, block - 1),
+                    _ => Span::block(Place::Input, block),
+                },
+            };
+            let receive = |block| {
+                let (from, into) = (before, Span::block(Place::Output, block));
+                match self {
+                    Self::Reduced(_) => Step::RecvReduce {
+                        from,
+                        form: Form::Element,
+                        with: Span::block(Place::Input, block),
+                        into,
+                    },
+                    _ => Step::Recv { from, into },
+                }
+            };
+            match self {
+                Self::Turns(_) | Self::Alone(_) if at > 1 => Vec::new(),
+                Self::Alone(_) if at == 0 => (0..blocks).map(send).collect(),
+                Self::Alone(_) => (0..blocks).map(receive).collect(),
+                Self::Turns(_) => {
+                    let (there, here) = match at {
+                        0 => (ring[1], true),
+                        _ => (ring[0], false),
+                    };
+                    let send = |block| Step::Send {
+                        to: there,
+                        span: Span::block(Place::Input, block),
+                    };
+                    let receive = |block| Step::Recv {
+                        from: there,
+                        into: Span::block(Place::Output, block),
+                    };
+                    let turn = |block| match here {
+                        true => [send(block), receive(block)],
+                        false => [receive(block), send(block)],
+                    };
+                    (0..blocks).flat_map(turn).collect()
+                }
+                Self::Burst(_) => (0..blocks).map(send).chain((0..blocks).map(receive)).collect(),
+                _ => (0..blocks).flat_map(|block| [send(block), receive(block)]).collect(),
+            }
+        };
+        let all = || (0..ranks).map(Rank);
+        Plan {
+            shape: Shape {
+                collective: Collective::AllReduce,
+                order: all().collect(),
+                root: Rank(0),
+                blocks,
+            },
+            in_place: false,
+            programs: all()
+                .map(|rank| Program {
+                    strands: vec![program(rank)],
+                    ..Program::default()
+                })
+                .collect(),
+        }
+    }
 }
 
 /// What is played with.
 struct Table<'a> {
     engine: &'a mut Engine,
-    plan: PlanId,
     function: Function,
-    memory: &'a Arc<Segment>,
+    memory: Arc<Segment>,
+    /// The longest mark, as long as input and output are.
+    longest: u64,
     options: &'a Options,
 }
 
-impl Table<'_> {
-    /// The link between rank 0 and another, as rank 0 measures it; the others get what they measured of doing nothing, and drop it.
-    fn link(&mut self, other: Rank, mover: Mover) -> Result<Option<Link>, CollectiveError> {
-        Ok(Calibration {
-            simple: self.messages(other, Protocol::Simple, SIMPLE)?,
-            ll: self.messages(other, Protocol::Ll, LL)?,
-            ll128: self.messages(other, Protocol::Ll128, LL128)?,
-        }
-        .link(mover))
+/// An operation that is measured, and its samples, ns.
+struct Job {
+    protocol: Protocol,
+    drill: Drill,
+    /// Of a message.
+    bytes: u64,
+    plan: PlanId,
+    samples: Vec<f64>,
+}
+
+impl Job {
+    fn whole(&self) -> u64 {
+        self.bytes * u64::from(self.drill.messages())
     }
 
-    fn messages(
-        &mut self,
-        other: Rank,
-        protocol: Protocol,
-        sizes: &[(usize, u32)],
-    ) -> Result<Messages, CollectiveError> {
-        let mut ping_pong = Vec::new();
-        for &(bytes, rounds) in sizes {
-            let mut halves = Vec::new();
-            // The first is to make memory ready.
-            for round in 0..=rounds {
-                let began = Instant::now();
-                self.message(Rank(0), other, bytes, protocol)?;
-                self.message(other, Rank(0), bytes, protocol)?;
-                if round > 0 {
-                    halves.push(began.elapsed().as_nanos() as f64 / 2.0);
-                }
-            }
-            halves.sort_by(f64::total_cmp);
-            ping_pong.push(Sample {
-                bytes: bytes as u64,
-                ns: halves[halves.len() / 2],
-            });
-        }
-        Ok(Messages {
-            ping_pong,
-            stream: Vec::new(),
+    fn hops(&self, mark: u64) -> (u64, Hops) {
+        let hops = Hops {
+            bytes: self.bytes,
+            messages: self.drill.messages(),
+            ns: median(self.samples.clone()),
+        };
+        (mark, hops)
+    }
+}
+
+impl<'a> Table<'a> {
+    fn new(engine: &'a mut Engine, options: &'a Options) -> Result<Self, CollectiveError> {
+        let longest = match engine.is_crowded() {
+            false => MARKS[MARKS.len() - 1],
+            true => CROWDED,
+        };
+        Ok(Self {
+            memory: engine.allocate(2 * longest as usize + PIECE)?,
+            function: Function::new(DataType::F32, ReduceOp::Sum, engine.ranks())?,
+            longest,
+            engine,
+            options,
         })
     }
 
-    fn message(&mut self, from: Rank, to: Rank, bytes: usize, protocol: Protocol) -> Result<(), EngineError> {
-        let me = self.engine.rank();
-        let part = |at: Rank, with: Rank| {
-            let ranks = (0..self.engine.ranks()).map(Rank);
-            let len = |rank| if at == me && rank == with { bytes as u64 } else { 0 };
-            ranks.map(|rank| (0, len(rank))).collect()
+    /// What an operation takes that sends nothing, ns.
+    fn nothing(&mut self) -> Result<f64, CollectiveError> {
+        let all: Vec<_> = (0..self.engine.ranks()).map(Rank).collect();
+        let plan = self
+            .engine
+            .prepare(&Drill::Settled(1).plan(&all, self.engine.ranks()))?;
+        Ok(shortest(|| self.run(plan, Protocol::Ll, 0))?)
+    }
+
+    /// Puts what is measured in the place of what is known.
+    fn costs(&mut self, tuner: &mut Tuner, hosts: &[u32]) -> Result<(), CollectiveError> {
+        let all = || (0..hosts.len() as u32).map(Rank);
+        let near: Vec<_> = all().filter(|rank| hosts[rank.index()] == hosts[0]).collect();
+        let far = all().find(|rank| hosts[rank.index()] != hosts[0]);
+        let mut of = |ring: Vec<Rank>, mover| -> Result<_, CollectiveError> {
+            if ring.len() < 2 {
+                return Ok(None);
+            }
+            let calibration = self.calibrate(&ring)?;
+            Ok(Some((calibration.link(mover), calibration.begin_ns())))
         };
+        let local = of(near, Mover::Receiver)?;
+        let remote = of(far.map_or(Vec::new(), |far| vec![Rank(0), far]), Mover::Device)?;
+        if let Some((link, begin_ns)) = local.or(remote) {
+            (tuner.local, tuner.compute.begin_ns) = (link, begin_ns);
+        }
+        if let Some((link, _)) = remote.or(local) {
+            tuner.remote = link;
+        }
+        tuner.compute = self.own_work(tuner.compute)?;
+        Ok(())
+    }
+
+    /// What rank 0 measures, if it is in the ring; what others measure nobody asks.
+    fn calibrate(&mut self, ring: &[Rank]) -> Result<Calibration, CollectiveError> {
+        let mut jobs = Vec::new();
+        let all = [Protocol::Ll, Protocol::Ll128, Protocol::Simple];
+        for protocol in all {
+            for drill in [
+                Drill::Settled(1),
+                Drill::Settled(MANY),
+                Drill::Turns(1),
+                Drill::Turns(MANY),
+                Drill::Alone(1),
+                Drill::Burst(MANY),
+            ] {
+                jobs.push(self.job(ring, protocol, drill, SHORT)?);
+            }
+            for mark in self.marks(protocol) {
+                let (bytes, messages) = match mark {
+                    ..=BRIEF => (mark, MANY),
+                    ..=NEAR => (mark, 2),
+                    _ => (MESSAGE, (mark / MESSAGE) as u32),
+                };
+                jobs.push(self.job(ring, protocol, Drill::Settled(messages), bytes)?);
+                jobs.push(self.job(ring, protocol, Drill::Fresh(messages), bytes)?);
+                jobs.push(self.job(ring, protocol, Drill::Reduced(messages), bytes)?);
+                if protocol == Protocol::Simple {
+                    jobs.push(self.job(ring, protocol, Drill::Alone(messages), bytes)?);
+                }
+            }
+        }
+        // Of each kind some in each round, so that what disturbs a while disturbs all of them a little. The first rounds make memory ready, and the ranks awake.
+        for round in 0..READY + ROUNDS {
+            for job in &mut jobs {
+                let (long, short) = (job.whole() > LONG, job.whole() <= BRIEF);
+                if long && round >= READY + LONG_ROUNDS || long && (1..READY).contains(&round) {
+                    continue;
+                }
+                // Caches are full of what was before: of what is short, they are to have this before it counts.
+                let (before, operations) = match (short, long) {
+                    (true, _) => (TIMES / 2, TIMES),
+                    (_, true) => (0, 1),
+                    _ => (1, 2),
+                };
+                for _ in 0..before {
+                    self.run(job.plan, job.protocol, job.whole())?;
+                }
+                let began = Instant::now();
+                for _ in 0..operations {
+                    self.run(job.plan, job.protocol, job.whole())?;
+                }
+                if round >= READY {
+                    job.samples
+                        .push(began.elapsed().as_nanos() as f64 / f64::from(operations));
+                }
+            }
+        }
+        let mut jobs = jobs.into_iter();
+        let [ll, ll128, simple] = all.map(|protocol| {
+            let mut next = || jobs.next().map(|job| median(job.samples)).unwrap_or_default();
+            let [one_ns, many_ns, turn_ns, turns_ns, given_ns, burst_ns] = core::array::from_fn(|_| next());
+            let (mut settled, mut fresh, mut reduced, mut alone) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+            for mark in self.marks(protocol) {
+                for kind in [&mut settled, &mut fresh, &mut reduced] {
+                    kind.extend(jobs.next().map(|job| job.hops(mark)));
+                }
+                if protocol == Protocol::Simple {
+                    alone.extend(jobs.next().map(|job| job.hops(mark)));
+                }
+            }
+            Messages {
+                one_ns,
+                many_ns,
+                turn_ns,
+                turns_ns,
+                given_ns,
+                burst_ns,
+                settled,
+                fresh,
+                reduced,
+                alone,
+            }
+        });
+        Ok(Calibration { simple, ll, ll128 })
+    }
+
+    /// The marks that are measured of a protocol.
+    fn marks(&self, protocol: Protocol) -> impl Iterator<Item = u64> + use<> {
+        let longest = match protocol {
+            Protocol::Simple => self.longest,
+            Protocol::Ll | Protocol::Ll128 => LINES,
+        };
+        MARKS.into_iter().filter(move |&mark| mark <= longest)
+    }
+
+    fn job(&mut self, ring: &[Rank], protocol: Protocol, drill: Drill, bytes: u64) -> Result<Job, CollectiveError> {
+        let plan = self.engine.prepare(&drill.plan(ring, self.engine.ranks()))?;
+        Ok(Job {
+            protocol,
+            drill,
+            bytes,
+            plan,
+            samples: Vec::with_capacity(ROUNDS),
+        })
+    }
+
+    fn run(&mut self, plan: PlanId, protocol: Protocol, bytes: u64) -> Result<(), EngineError> {
         let operation = Operation {
-            plan: self.plan,
+            plan,
             function: self.function.clone(),
-            count: 0,
-            parts: Some(Parts {
-                send: part(from, to),
-                receive: part(to, from),
-            }),
-            input: Data::Registered(Arc::clone(self.memory), 0),
-            output: Data::Registered(Arc::clone(self.memory), LONGEST),
+            count: bytes / size_of::<f32>() as u64,
+            parts: None,
+            input: Data::Registered(Arc::clone(&self.memory), 0),
+            output: Data::Registered(Arc::clone(&self.memory), self.longest as usize),
             scale: None,
             tuning: Tuning {
                 protocol,
                 channels: 1,
-                slice: LONGEST,
+                slice: self.longest as usize,
             },
             deadline: Some(self.options.deadline),
         };
@@ -149,36 +386,56 @@ impl Table<'_> {
         let ticket = unsafe { self.engine.submit(operation) }?;
         Ok(self.engine.wait(ticket)?)
     }
-}
 
-/// What a rank's own work costs.
-fn own_work(memory: &Segment, otherwise: Compute) -> Result<Compute, CollectiveError> {
-    let function = Function::new(DataType::F32, ReduceOp::Sum, 2)?;
-    let (from, into) = (memory.start(), memory.start().wrapping_add(LONGEST));
-    let (mut reductions, mut copies) = (Vec::new(), Vec::new());
-    for bytes in WORK {
-        for _ in 0..TIMES {
-            let began = Instant::now();
-            // SAFETY: both halves of the memory are long enough, and nobody else touches them: all operations on them are done.
-            unsafe {
-                let sources = [(Form::Element, from.cast_const()), (Form::Element, into.cast_const())];
-                function.reduce(&sources, (Form::Element, into), bytes / 4);
-            }
-            reductions.push(began.elapsed());
-            let began = Instant::now();
-            // SAFETY: as above.
-            unsafe { core::ptr::copy_nonoverlapping(from, into, bytes) };
-            black_box(into);
-            copies.push(began.elapsed());
-        }
-    }
-    let samples = |times: Vec<Duration>| -> Vec<Sample> {
-        let sizes = WORK.iter().flat_map(|bytes| [*bytes as u64; TIMES]);
-        let sample = |(bytes, time): (u64, Duration)| Sample {
-            bytes,
-            ns: time.as_nanos() as f64,
+    /// What a rank's own work costs: all ranks do it at about the same time, as they do in operations.
+    fn own_work(&self, otherwise: Compute) -> Result<Compute, CollectiveError> {
+        let function = Function::new(DataType::F32, ReduceOp::Sum, 2)?;
+        let (input, output) = (
+            self.memory.start(),
+            self.memory.start().wrapping_add(self.longest as usize),
+        );
+        let come = output.wrapping_add(self.longest as usize);
+        let reduce = |at: usize, bytes: usize| {
+            let (with, into) = (input.wrapping_add(at), output.wrapping_add(at));
+            let sources = [(Form::Element, come.cast_const()), (Form::Element, with.cast_const())];
+            // SAFETY: both halves of the memory are long enough, and what has come lies behind them; nobody else touches them: all operations on them are done.
+            unsafe { function.reduce(&sources, (Form::Element, into), bytes / 4) };
         };
-        sizes.zip(times).map(sample).collect()
-    };
-    Ok(compute(&samples(reductions), &samples(copies), otherwise))
+        let copy = |at: usize, bytes: usize| {
+            // SAFETY: as above.
+            unsafe { core::ptr::copy_nonoverlapping(input.wrapping_add(at), output.wrapping_add(at), bytes) };
+            black_box(output);
+        };
+        let gamma = self.scale(reduce);
+        let copy = self.scale(copy);
+        let middle = |scale: Option<Scale>, otherwise| {
+            scale.map_or(otherwise, |scale| scale.ns_per_byte(CROWDED as f64, CROWDED as f64))
+        };
+        Ok(Compute {
+            gamma_ns_per_byte: middle(gamma, otherwise.gamma_ns_per_byte),
+            copy_ns_per_byte: middle(copy, otherwise.copy_ns_per_byte),
+            gamma,
+            copy,
+            ..otherwise
+        })
+    }
+
+    /// What a byte costs of so many that are worked on piece by piece.
+    fn scale(&self, work: impl Fn(usize, usize)) -> Option<Scale> {
+        let mut rates = Vec::new();
+        for mark in MARKS.into_iter().filter(|&mark| mark <= self.longest) {
+            let (whole, times) = (mark as usize, (64 << 10) / mark + 1);
+            let mut samples = Vec::new();
+            for _ in 0..4 {
+                let began = Instant::now();
+                for _ in 0..times {
+                    (0..whole).step_by(PIECE).for_each(|at| work(at, PIECE.min(whole - at)));
+                }
+                samples.push(began.elapsed().as_nanos() as f64 / (times * mark) as f64);
+            }
+            // The first was to make memory ready.
+            rates.push((mark, median(samples.split_off(1))));
+        }
+        Scale::of(&rates)
+    }
 }

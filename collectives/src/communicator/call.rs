@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::data::{Held, Owned};
 use super::{CollectiveError, Communicator};
 use crate::algorithm::Algorithm;
-use crate::executor::{Data, Parts, Ticket};
+use crate::executor::{Data, Direction, Parts, Ticket};
 use crate::kernel::{Accumulator, Op, Scalar, UserOperator};
 use crate::plan::Collective;
 use crate::tune::Overrides;
@@ -78,6 +78,8 @@ pub(super) struct Spec {
     /// Bytes, as choices count them.
     pub(super) bytes: u64,
     pub(super) parts: Option<Parts>,
+    /// Of a message between two ranks: who the other is, and which end of it this is.
+    pub(super) message: Option<(Rank, Direction)>,
     pub(super) input: Data,
     pub(super) output: Data,
 }

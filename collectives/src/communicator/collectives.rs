@@ -5,6 +5,7 @@
 use super::call::{Call, Reduction, Spec};
 use super::data::{Source, Target};
 use super::{CollectiveError, Communicator};
+use crate::algorithm::Algorithm;
 use crate::executor::{Data, Parts};
 use crate::kernel::Element;
 use crate::plan::Collective;
@@ -37,7 +38,7 @@ fn lay(counts: &[usize]) -> (Vec<(u64, u64)>, usize) {
 }
 
 impl Communicator {
-    fn spec<T: Element>(&self, collective: Collective, count: usize, input: Data, output: Data) -> Spec {
+    pub(super) fn spec<T: Element>(&self, collective: Collective, count: usize, input: Data, output: Data) -> Spec {
         let bytes = (count as u64).saturating_mul(T::TYPE.bytes() as u64);
         let parts = match collective {
             Collective::AllReduce | Collective::Broadcast | Collective::Reduce | Collective::SendRecv => 1,
@@ -52,6 +53,7 @@ impl Communicator {
             count: count as u64,
             bytes: bytes.saturating_mul(parts),
             parts: None,
+            message: None,
             input,
             output,
         }
@@ -377,6 +379,85 @@ impl Communicator {
             })
         };
         Call::new(self, spec, (input, output))
+    }
+
+    /// All ranks get all `input`s, by rank, of lengths of their own: `counts`, the same on all ranks. Directly from each to each, by [`Protocol::Simple`](crate::Protocol::Simple), if no other is asked for.
+    pub fn all_gather_v<X: Source, Y: Target<Element = X::Element>>(
+        &self,
+        mut input: X,
+        mut output: Y,
+        counts: &[usize],
+    ) -> Call<'_, (X, Y)> {
+        // Each rank has the same for all others.
+        const WHAT: Collective = Collective::AllToAllV;
+        let ((from, given), (into, wanted)) = (input.lies(self.number), output.lies(self.number));
+        let (receive, all) = lay(counts);
+        let spec = if counts.len() != self.ranks as usize {
+            misuse(WHAT, format!("{} counts for {} ranks", counts.len(), self.ranks))
+        } else if all > wanted {
+            misuse(
+                WHAT,
+                format!("the counts are of {all} elements, and the output has {wanted}"),
+            )
+        } else if counts[self.rank.index()] != given {
+            misuse(
+                WHAT,
+                format!(
+                    "rank {} gives {given} elements, and its count is {}",
+                    self.rank,
+                    counts[self.rank.index()]
+                ),
+            )
+        } else {
+            Ok(Spec {
+                parts: Some(Parts {
+                    send: vec![(0, given as u64); self.ranks as usize],
+                    receive,
+                }),
+                ..self.spec::<X::Element>(WHAT, 0, from, into)
+            })
+        };
+        Call::new(self, spec, (input, output))
+    }
+
+    /// Each rank gets its part of the reduction of all `input`s, of lengths of their own: `counts`, the same on all ranks. By [`Algorithm::FullMesh`], which is `deterministic`; another is refused.
+    pub fn reduce_scatter_v<X: Source, Y: Target<Element = X::Element>>(
+        &self,
+        mut input: X,
+        mut output: Y,
+        counts: &[usize],
+        op: impl Into<Reduction>,
+    ) -> Call<'_, (X, Y)> {
+        const WHAT: Collective = Collective::ReduceScatter;
+        let ((from, given), (into, wanted)) = (input.lies(self.number), output.lies(self.number));
+        let (send, all) = lay(counts);
+        let spec = if counts.len() != self.ranks as usize {
+            misuse(WHAT, format!("{} counts for {} ranks", counts.len(), self.ranks))
+        } else if all != given {
+            misuse(
+                WHAT,
+                format!("the counts are of {all} elements, and the input has {given}"),
+            )
+        } else if counts[self.rank.index()] != wanted {
+            misuse(
+                WHAT,
+                format!(
+                    "rank {} gets {wanted} elements, and its count is {}",
+                    self.rank,
+                    counts[self.rank.index()]
+                ),
+            )
+        } else {
+            let mut receive = vec![(0, 0); self.ranks as usize];
+            receive[0] = (0, wanted as u64);
+            let spec = Spec {
+                bytes: (all as u64).saturating_mul(X::Element::TYPE.bytes() as u64),
+                parts: Some(Parts { send, receive }),
+                ..self.spec::<X::Element>(WHAT, 0, from, into)
+            };
+            Self::reducing(spec, op.into())
+        };
+        Call::new(self, spec, (input, output)).algorithm(Algorithm::FullMesh)
     }
 
     /// The root gets all `input`s, by rank, of lengths of their own: `counts`, which only the root looks at.

@@ -11,12 +11,15 @@ use std::time::{Duration, Instant};
 use super::call::{Settings, Spec};
 use super::error::{CollectiveError, GroupFailed};
 use super::state::{Stall, State};
+use crate::algorithm::Algorithm;
 use crate::bootstrap::Group;
-use crate::executor::{EngineError, Failed, Operation, Patience, Ticket};
+use crate::executor::{Direction, EngineError, Failed, Message, Operation, Patience, Ticket};
 use crate::failure::{SETTLE, Watch};
 use crate::kernel::Function;
 use crate::memory::Segment;
-use crate::types::Rank;
+use crate::plan::Collective;
+use crate::tune::Overrides;
+use crate::types::{Protocol, Rank};
 
 /// Turns without news between two looks at the clock.
 const LOOK_AT_CLOCK: u32 = 64;
@@ -76,10 +79,10 @@ fn margin(deadline: Duration) -> Duration {
 impl Shared {
     pub(super) fn new(state: State, group: Group) -> Self {
         Self {
-            state: Mutex::new(state),
             watch: group.control().watch(),
             rank: group.rank(),
-            patience: Patience::among(group.ranks()),
+            patience: state.engine.patience().clone(),
+            state: Mutex::new(state),
             group: Mutex::new(group),
             wanted: AtomicUsize::new(0),
             over: AtomicBool::new(false),
@@ -131,6 +134,16 @@ impl Shared {
         if !state.abandoned.is_empty() {
             state.reap();
         }
+        if let Some((peer, direction)) = spec.message {
+            return self.submit_message(state, spec, settings, (peer, direction));
+        }
+        let varied = spec.parts.is_some() && spec.collective == Collective::ReduceScatter;
+        if varied && settings.forced.algorithm != Some(Algorithm::FullMesh) {
+            return Err(CollectiveError::Misuse {
+                collective: spec.collective,
+                what: "parts that have lengths of their own go by full-mesh alone".to_owned(),
+            });
+        }
         let (plan, tuning) = state.way(spec.collective, spec.root, spec.data, spec.bytes, settings)?;
         let function = Function::new(spec.data, spec.reduction.op, state.engine.ranks())?;
         let operation = Operation {
@@ -155,6 +168,46 @@ impl Shared {
         }
     }
 
+    /// Begins one end of a message between two ranks.
+    fn submit_message(
+        &self,
+        state: &mut State,
+        spec: Spec,
+        settings: &Settings,
+        (peer, direction): (Rank, Direction),
+    ) -> Result<Ticket, CollectiveError> {
+        let Overrides {
+            algorithm, protocol, ..
+        } = settings.forced;
+        if algorithm.is_some() || protocol.is_some_and(|protocol| protocol != Protocol::Simple) {
+            return Err(CollectiveError::Misuse {
+                collective: spec.collective,
+                what: "a message between two ranks goes by no algorithm, and by the protocol simple".to_owned(),
+            });
+        }
+        let data = match direction {
+            Direction::Send => spec.input,
+            Direction::Receive => spec.output,
+        };
+        let bytes = usize::try_from(spec.bytes).unwrap_or(usize::MAX);
+        let message = Message {
+            peer,
+            direction,
+            data,
+            bytes,
+            deadline: Some(settings.deadline),
+        };
+        // SAFETY: as of `submit`.
+        match unsafe { state.engine.submit_message(message) } {
+            Ok(ticket) => {
+                self.watch.exchange(true);
+                Ok(ticket)
+            }
+            Err(EngineError::Failed(_)) => Err(self.conclude(state)),
+            Err(error) => Err(error.into()),
+        }
+    }
+
     #[inline]
     fn finish<'s>(&'s self, mut lock: Locked<'s>, ticket: Ticket) -> Result<(), CollectiveError> {
         let mut patience = self.patience.clone();
@@ -162,7 +215,7 @@ impl Shared {
         loop {
             let state = &mut *lock.state;
             if let Some(result) = state.engine.take(ticket) {
-                return self.taken(state, result);
+                return self.taken(state, ticket, result);
             }
             if !state.engine.has(ticket) {
                 return Ok(());
@@ -181,8 +234,13 @@ impl Shared {
     }
 
     #[inline]
-    fn taken(&self, state: &mut State, result: Result<(), Failed>) -> Result<(), CollectiveError> {
+    fn taken(&self, state: &mut State, ticket: Ticket, result: Result<(), Failed>) -> Result<(), CollectiveError> {
         match result {
+            Ok(()) if ticket.is_message() => {
+                self.watch.exchange(state.engine.exchanges());
+                state.stall = Stall::Quiet;
+                Ok(())
+            }
             Ok(()) => {
                 self.watch.finish(state.engine.finished());
                 state.stall = Stall::Quiet;
@@ -222,7 +280,7 @@ impl Shared {
         let mut idle = LOOK_AT_CLOCK - 1;
         self.turn(state, &mut idle);
         match state.engine.take(ticket) {
-            Some(result) => self.taken(state, result).map(|()| true),
+            Some(result) => self.taken(state, ticket, result).map(|()| true),
             None => Ok(!state.engine.has(ticket)),
         }
     }
@@ -348,6 +406,10 @@ impl Shared {
             .expiring()
             .map_or(ANSWER, |(began, deadline)| deadline.saturating_sub(began.elapsed()));
         let reason = own.to_string();
+        if matches!(own, Failed::Length { .. }) {
+            // There is nothing to find out.
+            return self.group().control().give_up(&reason);
+        }
         let broken = state.engine.report();
         let window = ANSWER.min(left / 4);
         if state.stall == Stall::Quiet {

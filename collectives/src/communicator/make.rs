@@ -5,6 +5,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use doorbell_verbs::Context;
+use nix::sched::{CpuSet, sched_getaffinity};
+use nix::unistd::Pid;
 use serde::{Deserialize, Serialize};
 
 use super::drive::Shared;
@@ -12,9 +14,9 @@ use super::state::State;
 use super::{CollectiveError, Communicator, FOREVER, Options, calibrate};
 use crate::bootstrap::{Exchange, ExchangeError, Group};
 use crate::cost::{Compute, Link};
-use crate::executor::{Engine, EngineError};
+use crate::executor::{Engine, EngineError, Patience};
 use crate::topology;
-use crate::tune::{Overrides, Rule, Tuner};
+use crate::tune::{Overrides, Rule, Tuner, TuningFile};
 use crate::types::Rank;
 
 /// What rank 0 says, for all to choose alike.
@@ -75,6 +77,22 @@ impl Communicator {
         Self::new(std::slice::from_ref(device), Group::from_env()?, options)
     }
 
+    /// The same on any number of devices, made as these options say. Those that the environment says are not looked at, unless they began as [`Options::from_env`]:
+    ///
+    /// ```no_run
+    /// # use doorbell_collectives::{CollectiveError, Communicator, Options};
+    /// # fn example(devices: &[doorbell_verbs::Context]) -> Result<Communicator, CollectiveError> {
+    /// let options = Options { progress_thread: true, ..Options::from_env()? };
+    /// Communicator::from_env_with(devices, options)
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Group::from_env`] and [`new`](Self::new).
+    pub fn from_env_with(devices: &[Context], options: Options) -> Result<Self, CollectiveError> {
+        Self::new(devices, Group::from_env()?, options)
+    }
+
     /// A rank of this group, on these devices: connections are spread over them. All members do the same at the same time.
     ///
     /// # Errors
@@ -82,7 +100,11 @@ impl Communicator {
     pub fn new(devices: &[Context], mut group: Group, mut options: Options) -> Result<Self, CollectiveError> {
         options.deadline = options.deadline.min(FOREVER);
         let state = State::make(devices, &mut group, &options, None)?;
-        Self::of(state, group, devices, options)
+        let comm = Self::of(state, group, devices, options)?;
+        if comm.options.calibrate {
+            comm.calibrate()?;
+        }
+        Ok(comm)
     }
 
     fn of(state: State, group: Group, devices: &[Context], options: Options) -> Result<Self, CollectiveError> {
@@ -125,6 +147,22 @@ impl Communicator {
     pub fn duplicate(&self) -> Result<Self, CollectiveError> {
         let group = self.exchanging(Group::duplicate)?;
         self.with_group(group)
+    }
+
+    /// Measures the costs anew that choices are made by, and chooses anew from then on. All ranks call it, with nothing under way: after their threads were bound to processors, say. A tuning file's costs stay.
+    ///
+    /// # Errors
+    /// When an operation fails, or not all ranks have come.
+    pub fn calibrate(&self) -> Result<(), CollectiveError> {
+        let mut tuner = calibrate::measured(self)?;
+        if let Some(path) = &self.options.tuning_file {
+            let rules = std::mem::take(&mut tuner.rules);
+            tuner = tuner.with_file(TuningFile::read(path)?);
+            tuner.rules = rules;
+        }
+        let tuner = agree(&tuner, &mut self.shared.group())?;
+        self.shared.with(|state| state.choose_by(tuner));
+        Ok(())
     }
 
     fn exchanging<R>(&self, act: impl FnOnce(&mut Group) -> Result<R, ExchangeError>) -> Result<R, CollectiveError> {
@@ -176,6 +214,7 @@ impl State {
     ) -> Result<Self, CollectiveError> {
         let (rank, ranks) = (group.rank(), group.ranks());
         let mut engine = Engine::new(devices, rank, ranks, options.config, group.control_mut())?;
+        engine.set_patience(patience(group)?);
         let places: Vec<_> = group
             .members()
             .iter()
@@ -189,12 +228,35 @@ impl State {
         let tuner = match tuner {
             Some(tuner) => tuner,
             None => {
-                let tuner = calibrate::measured(&mut engine, &hosts, options)?;
+                let mut tuner = tuner_of(options);
+                if let Some(path) = &options.tuning_file {
+                    tuner = tuner.with_file(TuningFile::read(path)?);
+                }
                 agree(&tuner, group)?
             }
         };
         Ok(Self::new(engine, tuner, hosts, order))
     }
+}
+
+/// How ranks wait: by how many there are on this host, and the processors on which any of them may run. One alone may be bound to a single processor, and yet have it for itself.
+fn patience(group: &mut Group) -> Result<Patience, ExchangeError> {
+    let allowed = sched_getaffinity(Pid::from_raw(0)).ok();
+    let own: Vec<u8> = (0..CpuSet::count())
+        .map(|cpu| u8::from(allowed.is_some_and(|allowed| allowed.is_set(cpu) == Ok(true))))
+        .collect();
+    let said = group.control_mut().all_gather(&own)?;
+    let host = &group.members()[group.rank().index()].host;
+    let here = group.members().iter().zip(&said);
+    let here: Vec<_> = here
+        .filter(|(member, _)| member.host == *host)
+        .map(|(_, said)| said)
+        .collect();
+    let may_run = |cpu: &usize| here.iter().any(|said| said.get(*cpu) == Some(&1));
+    Ok(Patience::sharing(
+        here.len(),
+        (0..CpuSet::count()).filter(may_run).count(),
+    ))
 }
 
 /// By rank: which of the hosts it is on, counted in the order of their lowest ranks.
@@ -233,7 +295,7 @@ fn agree(mine: &Tuner, group: &mut Group) -> Result<Tuner, CollectiveError> {
 }
 
 /// A tuner by the options of this rank alone, with the costs of a userspace device between processes of one host.
-pub(super) fn tuner_of(options: &Options) -> Tuner {
+fn tuner_of(options: &Options) -> Tuner {
     let link = Link::soft_local();
     let mut tuner = Tuner::new(link, link, Compute::default(), options.config.channels);
     tuner.overrides = options.overrides;

@@ -17,7 +17,7 @@
 //!
 //! Failure is a value: an operation ends within its deadline, on all ranks, and the error names who is to blame and where this rank was. Afterwards [`shrink`](Communicator::shrink) gives a communicator of those who are left.
 //!
-//! - `call`: operations before and while they are under way; `data`: the memory that they work on; `collectives`: which there are.
+//! - `call`: operations before and while they are under way; `data`: the memory that they work on; `collectives`: which there are; `messages`: between two ranks.
 //! - `state`: what is under the lock, and ways that were chosen; `drive`: turns, waits, and what is done where nothing moves.
 //! - `make`: coming to be: what ranks tell each other; `calibrate`: measuring what messages cost.
 
@@ -28,6 +28,7 @@ mod data;
 mod drive;
 mod error;
 mod make;
+mod messages;
 mod options;
 mod state;
 

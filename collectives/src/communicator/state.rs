@@ -75,6 +75,12 @@ impl State {
         }
     }
 
+    /// Chooses anew from now on.
+    pub(super) fn choose_by(&mut self, tuner: Tuner) {
+        self.tuner = tuner;
+        self.ways.clear();
+    }
+
     /// How an operation of so many bytes is done.
     #[inline]
     pub(super) fn way(

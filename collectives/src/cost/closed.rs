@@ -31,14 +31,22 @@ pub fn predict_ns(
     let blocks = blocks(algorithm, collective, ranks);
     let slices = work.slices_of(blocks);
     let channels = u64::from(work.channels.max(1)).min(slices) as f64;
-    let rates = Rates::new(link, compute, work);
-    let slice = rates.slice(algorithm, collective, ranks, work.bytes as f64 / slices as f64);
+    let whole = work.bytes as f64;
+    let message = whole / slices as f64 / f64::from(blocks.max(1));
+    let rates = Rates::new(link, compute, work, (message, work.touched(collective, ranks, message)));
+    let slice = rates.slice(algorithm, collective, ranks, whole / slices as f64);
     let follows = if slice.coupled { slice.path } else { slice.load };
     let slices = slices as f64;
     let rounds = (slices / channels).ceil();
     let last_round = slices - (rounds - 1.0) * channels;
     let one_after_another = (rounds - 1.0) * follows + (last_round - 1.0) * slice.load;
-    Some(compute.begin_ns + slice.path + one_after_another.max((slices - 1.0) * slice.load))
+    let cost = link.cost(work.protocol);
+    let around = if ranks > 1 {
+        compute.begin_ns + cost.grant_ns + cost.confirm_ns
+    } else {
+        compute.begin_ns
+    };
+    Some(around + slice.path + one_after_another.max((slices - 1.0) * slice.load))
 }
 
 /// Into how many blocks the bytes are divided.
@@ -99,20 +107,24 @@ struct Duty {
 }
 
 impl Rates {
-    fn new(link: &Link, compute: &Compute, work: &Work) -> Self {
+    /// For messages of about so many bytes, in an operation of so many.
+    fn new(link: &Link, compute: &Compute, work: &Work, (message, whole): (f64, f64)) -> Self {
         let cost = link.cost(work.protocol);
         let (wire, take) = match link.mover {
             Mover::Device => (cost.beta_ns_per_byte, 0.0),
-            Mover::Receiver => (0.0, cost.beta_ns_per_byte),
+            Mover::Receiver => (0.0, cost.beta(message, whole, false, 1.0)),
         };
         Self {
             send: cost.send_ns,
             receive: cost.receive_ns,
-            latency: cost.latency_ns(),
+            // Nearly all have their ranks send at the same time.
+            latency: cost.latency_ns() + cost.both_ns,
             wire,
             take,
-            gamma: compute.gamma_ns_per_byte,
-            copy: compute.copy_ns_per_byte,
+            gamma: cost
+                .reducing(message, whole)
+                .unwrap_or_else(|| compute.gamma(message, whole)),
+            copy: compute.copy(message, whole),
             wide: work.data.accumulator().bytes() as f64 / work.data.bytes() as f64,
         }
     }

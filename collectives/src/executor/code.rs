@@ -83,13 +83,14 @@ impl Overlap {
 }
 
 impl Code {
-    /// The program of `rank`, with its input where its output is or not.
+    /// The program of `rank`, with its input where its output is or not, and with parts of one length or of lengths of their own.
     pub(super) fn new(
         shape: &Shape,
         rank: Rank,
         program: &Program,
         joins: Joins,
         in_place: bool,
+        varied: bool,
     ) -> Result<Self, EngineError> {
         let shared = shape.shared(rank).filter(|_| in_place);
         let overlap = Overlap {
@@ -106,7 +107,7 @@ impl Code {
                     step: at,
                     what,
                 };
-                let data = check(shape, rank, step, &contents).map_err(bad)?;
+                let data = check(shape, rank, step, &contents, varied).map_err(bad)?;
                 instructions.push(Instruction {
                     step: step.clone(),
                     pieces: pieces(data, joins),
@@ -129,7 +130,13 @@ impl Code {
 }
 
 /// Checks a step on its own, and gives the data blocks of its message, or of what it works on.
-fn check<'c>(shape: &Shape, rank: Rank, step: &Step, contents: &'c Contents) -> Result<&'c [u32], &'static str> {
+fn check<'c>(
+    shape: &Shape,
+    rank: Rank,
+    step: &Step,
+    contents: &'c Contents,
+    varied: bool,
+) -> Result<&'c [u32], &'static str> {
     let peer = match step {
         Step::Send { to: peer, .. } | Step::Recv { from: peer, .. } | Step::RecvReduce { from: peer, .. } => {
             Some(*peer)
@@ -145,7 +152,7 @@ fn check<'c>(shape: &Shape, rank: Rank, step: &Step, contents: &'c Contents) -> 
         return Err("input is written");
     }
     let data = of(writes.unwrap_or_else(|| reads.first().copied().unwrap_or(Span::empty())))?;
-    let class = |block: &u32| shape.length_class(*block);
+    let class = |block: &u32| if varied { *block } else { shape.length_class(*block) };
     for span in reads {
         if !of(span)?.iter().map(class).eq(data.iter().map(class)) {
             return Err("its spans hold blocks of different lengths");

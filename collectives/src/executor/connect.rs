@@ -21,31 +21,46 @@ pub(super) struct Rail {
 }
 
 /// The first bytes of an address: the version of what is behind, and of the mailbox.
-const VERSION: [u8; 8] = *b"DBCOLL\0\x01";
+const VERSION: [u8; 8] = *b"DBCOLL\0\x02";
 /// Bytes of one connection's address: the end point, and the mailbox.
 const ADDRESS: usize = 32 + 24;
-/// Bytes of memory for each connection.
-const EACH: usize = at::LEN + DRAFTS;
 /// Entries of a completion queue that every device has.
 const ENTRIES: u32 = 24_000;
+
+/// Bytes of a connection's mailbox, and those of its drafts. The last lane, for messages between two ranks, has no lines.
+fn each(lane: u32, lanes: u32) -> (usize, usize) {
+    if lane + 1 == lanes {
+        (at::RINGS[0].next_multiple_of(64), 0)
+    } else {
+        (at::LEN, DRAFTS)
+    }
+}
 
 /// How many requests a connection's send queue holds where there are so many on a device.
 fn send_depth(connections: u32) -> u32 {
     (ENTRIES / connections.max(1)).clamp(48, SEND_DEPTH)
 }
 
+/// The lanes on a device.
+fn lanes_on(rail: usize, rails: usize, lanes: u32) -> impl Iterator<Item = u32> {
+    (rail as u32..lanes).step_by(rails)
+}
+
 /// Opens what is needed of each device.
 pub(super) fn rails(devices: &[Context], ranks: u32, lanes: u32) -> Result<Vec<Rail>, EngineError> {
-    let count = devices.len() as u32;
     let rail = |(index, device): (usize, &Context)| {
-        let lanes_here = (lanes + count - 1 - index as u32) / count;
-        let connections = (lanes_here * (ranks - 1)).max(1);
+        let lanes_here = || lanes_on(index, devices.len(), lanes);
+        let connections = (lanes_here().count() as u32 * (ranks - 1)).max(1);
         let domain = device.protection_domain()?;
         // One receive for each, which queue pairs have even if none is ever posted.
         let cq = device.completion_queue(connections * (send_depth(connections) + 1))?;
-        let mail = match lanes_here * (ranks - 1) {
+        let to_each: usize = lanes_here()
+            .map(|lane| each(lane, lanes))
+            .map(|(mailbox, drafts)| mailbox + drafts)
+            .sum();
+        let mail = match to_each * (ranks as usize - 1) {
             0 => None,
-            connections => Some(Segment::new([&domain], connections as usize * EACH)?),
+            bytes => Some(Segment::new([&domain], bytes)?),
         };
         Ok(Rail {
             context: device.clone(),
@@ -62,8 +77,9 @@ struct Half {
     peer: Rank,
     lane: u32,
     rail: usize,
-    /// Which of the rail's connections it is.
+    /// Where its memory begins in the rail's, and the lengths of its mailbox and drafts.
     place: usize,
+    each: (usize, usize),
     prepared: PreparedQueuePair,
 }
 
@@ -81,7 +97,8 @@ pub(super) fn connect(
     for lane in 0..lanes {
         let on = lane as usize % rails.len();
         let rail = &rails[on];
-        let here = (lanes as usize - on).div_ceil(rails.len()) as u32;
+        let here = lanes_on(on, rails.len(), lanes).count() as u32;
+        let (mailbox, drafts) = each(lane, lanes);
         for peer in (0..ranks).map(Rank).filter(|&peer| peer != rank) {
             let prepared = rail
                 .domain
@@ -95,13 +112,10 @@ pub(super) fn connect(
                 .rc()
                 .map_err(|error| EngineError::QueuePair { peer, error })?;
             let place = places[on];
-            places[on] += 1;
+            places[on] += mailbox + drafts;
             let Some(mail) = &rail.mail else { continue };
-            let inbox = Remote::<Write>::from_raw(
-                mail.start().addr() as u64 + (place * EACH) as u64,
-                mail.rkey(0),
-                at::LEN as u64,
-            );
+            let inbox =
+                Remote::<Write>::from_raw(mail.start().addr() as u64 + place as u64, mail.rkey(0), mailbox as u64);
             let address = &mut addresses[peer.index()];
             address.extend_from_slice(&prepared.endpoint().to_bytes());
             address.extend_from_slice(&inbox.to_bytes());
@@ -110,6 +124,7 @@ pub(super) fn connect(
                 lane,
                 rail: on,
                 place,
+                each: (mailbox, drafts),
                 prepared,
             });
         }
@@ -120,7 +135,7 @@ pub(super) fn connect(
         let (peer, lane) = (half.peer, half.lane as usize);
         let address = theirs
             .get(peer.index())
-            .and_then(|all| address_of(all, lane, lanes as usize));
+            .and_then(|all| address_of(all, lane, lanes as usize, half.each.0));
         let Some((endpoint, inbox)) = address else {
             return Err(EngineError::BadAddress { peer });
         };
@@ -128,19 +143,25 @@ pub(super) fn connect(
             .prepared
             .connect(&endpoint)
             .map_err(|error| EngineError::QueuePair { peer, error })?;
-        links[lane][peer.index()] = Some(link(&rails[half.rail], half.place, peer, qp, inbox)?);
+        links[lane][peer.index()] = Some(link(&rails[half.rail], (half.place, half.each), peer, qp, inbox)?);
     }
     // Nobody sends before all are connected.
     exchange.barrier()?;
     Ok(links)
 }
 
-fn link(rail: &Rail, place: usize, peer: Rank, qp: QueuePair, theirs: Remote<Write>) -> Result<Link, EngineError> {
-    let drafts = place * EACH + at::LEN;
+fn link(
+    rail: &Rail,
+    (place, (mailbox, len)): (usize, (usize, usize)),
+    peer: Rank,
+    qp: QueuePair,
+    theirs: Remote<Write>,
+) -> Result<Link, EngineError> {
+    let drafts = place + mailbox;
     let memory = rail
         .mail
         .as_ref()
-        .and_then(|mail| Some((mail, mail.alias(0, drafts, DRAFTS)?)));
+        .and_then(|mail| Some((mail, mail.alias(0, drafts, len)?)));
     let Some((mail, drafts_alias)) = memory else {
         return Err(EngineError::BadAddress { peer });
     };
@@ -149,7 +170,7 @@ fn link(rail: &Rail, place: usize, peer: Rank, qp: QueuePair, theirs: Remote<Wri
         peer,
         qp,
         Mail {
-            own: start.wrapping_add(place * EACH),
+            own: start.wrapping_add(place),
             theirs,
             drafts: start.wrapping_add(drafts),
             drafts_alias,
@@ -158,13 +179,13 @@ fn link(rail: &Rail, place: usize, peer: Rank, qp: QueuePair, theirs: Remote<Wri
 }
 
 /// The address of a peer's end of a lane's connection to us.
-fn address_of(all: &[u8], lane: usize, lanes: usize) -> Option<(Endpoint, Remote<Write>)> {
+fn address_of(all: &[u8], lane: usize, lanes: usize, mailbox: usize) -> Option<(Endpoint, Remote<Write>)> {
     let rest = all.strip_prefix(&VERSION)?;
     if rest.len() != lanes * ADDRESS {
         return None;
     }
     let (endpoint, inbox) = rest.get(lane * ADDRESS..(lane + 1) * ADDRESS)?.split_at(32);
     let inbox = Remote::from_bytes(inbox.try_into().ok()?).ok()?;
-    (inbox.len() == at::LEN as u64).then_some(())?;
+    (inbox.len() == mailbox as u64).then_some(())?;
     Some((Endpoint::from_bytes(endpoint.try_into().ok()?).ok()?, inbox))
 }

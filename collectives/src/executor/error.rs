@@ -3,6 +3,7 @@
 use doorbell_verbs::{CompletionQueueError, DeviceError, Failure, MemoryError, Qpn, QueuePairError};
 
 use crate::bootstrap::ExchangeError;
+use crate::failure::message_number;
 use crate::plan::Collective;
 use crate::types::Rank;
 
@@ -104,7 +105,7 @@ pub enum EngineError {
 /// Where an operation is, or was when it failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Waiting {
-    /// The operation's number: the first of an engine is 1.
+    /// The operation's number: the first of an engine is 1. Of messages between two ranks, [`MESSAGES`](crate::failure::MESSAGES) and which it is in its direction.
     pub operation: u64,
     /// What it does.
     pub collective: Collective,
@@ -134,6 +135,12 @@ impl core::fmt::Display for Waiting {
             peer,
             qpn,
         } = self;
+        if let Some(message) = message_number(*operation) {
+            return write!(
+                f,
+                "message {message} ({collective}), part {slice}: waiting for rank {peer} on queue pair {qpn}"
+            );
+        }
         write!(
             f,
             "operation {operation} ({collective}), channel {channel}, strand {strand}, slice {slice}, step {step}: waiting for rank {peer} on queue pair {qpn}"
@@ -164,6 +171,20 @@ pub enum Failed {
     /// A device gives no completions.
     #[error("{0}")]
     Device(String),
+    /// The two ends of a message do not mean the same length; nothing of it was written.
+    #[error(
+        "message {message} to rank {peer} has {bytes} bytes, and that rank receives {expected}: give both ends of a message the same length"
+    )]
+    Length {
+        /// To whom.
+        peer: Rank,
+        /// Which message to that rank, counted from 1.
+        message: u64,
+        /// Bytes that are sent.
+        bytes: u64,
+        /// Bytes that the receiver has room for.
+        expected: u64,
+    },
     /// An operation's time is up.
     #[error("the deadline has passed: {0}")]
     Deadline(Waiting),

@@ -22,7 +22,7 @@ enum Kind {
     Varied,
 }
 
-/// Lengths and places of the parts of [`Collective::AllToAllV`], in elements.
+/// Lengths and places of the parts of [`Collective::AllToAllV`], in elements; or of a [`Collective::ReduceScatter`] whose parts have lengths of their own, of which every rank sends all and receives one, the first.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Parts {
     /// Of the input: for each rank where what it is sent begins, and its length.
@@ -95,7 +95,7 @@ impl Layout {
     pub(super) fn new(shape: &Shape, extent: Extent, scratch: &[u32], partial: &[u32]) -> Self {
         let kind = match shape.collective {
             Collective::AllReduce | Collective::Broadcast | Collective::Reduce | Collective::Barrier => Kind::Window,
-            Collective::AllToAllV => Kind::Varied,
+            _ if extent.parts.is_some() => Kind::Varied,
             _ => Kind::Parts,
         };
         let blocks = shape.blocks.max(1);
@@ -132,8 +132,8 @@ impl Layout {
 
     /// The longest that a data block is in any slice.
     fn longest(&self, data: u32) -> u64 {
-        let block = (data % self.blocks) as usize;
-        let len = self.starts[block + 1] - self.starts[block];
+        let (start, end) = self.starts_of(data);
+        let len = end - start;
         match self.kind {
             Kind::Window => len,
             Kind::Parts | Kind::Varied => slice_len(len, self.extent.slices),
@@ -209,8 +209,13 @@ impl Layout {
 
     /// Where a data block begins in its part, and ends.
     fn starts_of(&self, data: u32) -> (u64, u64) {
-        let block = (data % self.blocks) as usize;
-        (self.starts[block], self.starts[block + 1])
+        let block = data % self.blocks;
+        if let Some(parts) = &self.extent.parts {
+            // Of reduce-scatter, which alone has memory for them: the parts of the input are those of the data.
+            let len = parts.send.get((data / self.blocks) as usize).map_or(0, |(_, len)| *len);
+            return (split(len, self.blocks, block), split(len, self.blocks, block + 1));
+        }
+        (self.starts[block as usize], self.starts[block as usize + 1])
     }
 
     /// A slice of a block.

@@ -9,7 +9,7 @@ use doorbell_verbs::{Alias, Batch, QpState, QueuePair, QueuePairError, Rc, Refus
 
 use super::error::Failed;
 use crate::kernel::lines::{pack_ll, pack_ll128, try_unpack_ll, try_unpack_ll128};
-use crate::protocol::{GRANT, GRANTS, Lines, SLOTS, at};
+use crate::protocol::{EAGER, EAGER_SLOTS, GRANT, GRANTS, Lines, at};
 use crate::types::Rank;
 
 /// Bytes that lines are sent inline with, at most: a word of credit or a grant takes fewer.
@@ -73,7 +73,9 @@ fn flag_of_words(number: u64) -> u32 {
 }
 
 /// How long the drafts of a link are.
-pub(super) const DRAFTS: usize = at::LEN - at::RINGS[0];
+pub(super) const DRAFTS: usize = at::EAGERS - at::RINGS[0];
+/// Which of the rings is that of eager messages, behind those of lines.
+const EAGERS: usize = 2;
 
 /// One end of a connection.
 pub(super) struct Link {
@@ -82,11 +84,14 @@ pub(super) struct Link {
     mail: Mail,
     /// Requests of the send queue that are confirmed.
     pub(super) completed: u64,
-    /// Messages of Simple: sent; granted; received.
+    /// Messages of Simple, eager or not: sent; received.
     sent: u64,
-    granted: u64,
     received: u64,
-    rings: [Ring; 2],
+    /// Grants: of the peer's, those that messages were sent by; given to it, and of these those whose message is here.
+    used: u64,
+    granted: u64,
+    filled: u64,
+    rings: [Ring; 3],
     notes: Vec<Note>,
 }
 
@@ -101,9 +106,11 @@ impl Link {
             mail,
             completed: 0,
             sent: 0,
-            granted: 0,
             received: 0,
-            rings: [Ring::default(); 2],
+            used: 0,
+            granted: 0,
+            filled: 0,
+            rings: [Ring::default(); 3],
             notes: Vec::with_capacity(NOTES),
         }
     }
@@ -160,17 +167,23 @@ impl Link {
     /// Whether another grant may be given: the peer has seen the one whose place it takes, and there is room to note it.
     #[inline]
     pub(super) fn may_grant(&self) -> bool {
-        self.granted - self.received < GRANTS && self.notes.len() < NOTES / 2
+        self.granted - self.filled < GRANTS && self.notes.len() < NOTES / 2
     }
 
     /// Grants the peer `len` bytes for its next message that has none.
     pub(super) fn grant(&mut self, addr: u64, rkey: u32, len: u32) {
+        self.grant_rest(addr, rkey, len, 0);
+    }
+
+    /// The same for a part of a message, of which so many bytes are to come with it and after it.
+    pub(super) fn grant_rest(&mut self, addr: u64, rkey: u32, len: u32, rest: u64) {
         let place = at::GRANTED + (self.granted % GRANTS) as usize * GRANT;
         self.granted += 1;
         let mut bytes = [0; GRANT];
         bytes[..8].copy_from_slice(&addr.to_ne_bytes());
         bytes[8..12].copy_from_slice(&rkey.to_ne_bytes());
         bytes[12..16].copy_from_slice(&len.to_ne_bytes());
+        bytes[16..24].copy_from_slice(&rest.to_ne_bytes());
         bytes[24..].copy_from_slice(&self.granted.to_ne_bytes());
         self.note(place, &bytes);
     }
@@ -189,11 +202,30 @@ impl Link {
         posted.map_err(|error| self.refused(&error))
     }
 
-    /// Where the next message of Simple may go: the peer's grant; none yet.
+    /// Whether the peer has emptied a slot of a ring of so many.
+    #[inline]
+    fn has_slot(&self, ring: usize, slots: u64) -> bool {
+        let sent = self.rings[ring].sent;
+        sent - self.word(at::RETURNED[ring]).min(sent) < slots
+    }
+
+    /// A slot of a ring is empty again: the peer hears of it every half ring, with or before what is sent next.
+    #[inline]
+    fn empty_slot(&mut self, ring: usize, slots: u64) {
+        let Ring { taken, returned, .. } = &mut self.rings[ring];
+        *taken += 1;
+        if *taken - *returned >= slots / 2 {
+            *returned = *taken;
+            let returned = returned.to_ne_bytes();
+            self.note(at::RETURNED[ring], &returned);
+        }
+    }
+
+    /// Where the next message of Simple that is not eager may go: the peer's grant; none yet.
     #[inline]
     fn granted_to_us(&self, len: usize) -> Option<Remote<Write>> {
-        let place = at::GRANTED + (self.sent % GRANTS) as usize * GRANT;
-        if self.word(place + 24) != self.sent + 1 {
+        let place = at::GRANTED + (self.used % GRANTS) as usize * GRANT;
+        if self.word(place + 24) != self.used + 1 {
             return None;
         }
         let (addr, second) = (self.word(place), self.word(place + 8).to_ne_bytes());
@@ -203,21 +235,52 @@ impl Link {
         Some(Remote::from_raw(addr, rkey, u64::from(room).min(len as u64)))
     }
 
-    /// Whether a message of Simple could be sent now.
+    /// Whether a message of Simple could be sent now: the peer has granted memory for it, or emptied a slot for one that is eager.
+    #[inline]
+    pub(super) fn may_send(&self, eager: bool) -> bool {
+        if eager {
+            self.has_slot(EAGERS, EAGER_SLOTS) && self.has_room(2)
+        } else {
+            self.is_granted()
+        }
+    }
+
+    /// Whether a message could be sent where the peer has granted memory for it.
     #[inline]
     pub(super) fn is_granted(&self) -> bool {
         self.granted_to_us(0).is_some() && self.has_room(2)
     }
 
-    /// Sends a message of Simple, which `is_granted`: nothing for one without content. Gives the number of requests posted with it, the last of which says by its completion that the message's memory is free.
-    pub(super) fn send(&mut self, message: Option<(Alias, usize)>) -> Result<u64, Failed> {
+    /// Of a part that `is_granted`: how many bytes the peer expects with it and after it.
+    pub(super) fn granted_rest(&self) -> u64 {
+        self.word(at::GRANTED + (self.used % GRANTS) as usize * GRANT + 16)
+    }
+
+    /// Sends a message of Simple, which it `may_send`: nothing for one without content. Gives the number of requests posted with it, the last of which says by its completion that the message's memory is free.
+    pub(super) fn send(&mut self, message: Option<(Alias, usize)>, eager: bool) -> Result<u64, Failed> {
+        if !eager {
+            return self.send_granted(message);
+        }
         let len = message.map_or(0, |(_, len)| len);
-        let Some(there) = self.granted_to_us(len) else {
+        let slot = &mut self.rings[EAGERS].sent;
+        let place = at::EAGERS + (*slot % EAGER_SLOTS) as usize * EAGER;
+        *slot += 1;
+        self.send_to(self.there(place, len), message)
+    }
+
+    /// The same where the peer has granted memory, as the message `is_granted`.
+    pub(super) fn send_granted(&mut self, message: Option<(Alias, usize)>) -> Result<u64, Failed> {
+        let Some(there) = self.granted_to_us(message.map_or(0, |(_, len)| len)) else {
             return Err(Failed::Refused {
                 peer: self.peer,
                 what: "a message without a grant".to_owned(),
             });
         };
+        self.used += 1;
+        self.send_to(there, message)
+    }
+
+    fn send_to(&mut self, there: Remote<Write>, message: Option<(Alias, usize)>) -> Result<u64, Failed> {
         self.sent += 1;
         let number = self.sent.to_ne_bytes();
         let (notes, theirs) = (&self.notes, self.mail.theirs);
@@ -239,17 +302,31 @@ impl Link {
         self.word(at::ARRIVED) > self.received
     }
 
-    /// The message that `has_arrived` is done with.
+    /// Takes the message that `has_arrived` where the grant said.
     #[inline]
-    pub(super) fn receive(&mut self) {
+    pub(super) fn receive_granted(&mut self) {
         self.received += 1;
+        self.filled += 1;
+    }
+
+    /// Takes the message that `has_arrived`: gives where an eager one is, until something is sent to the peer or noted for it; others are where the grant said.
+    #[inline]
+    pub(super) fn receive(&mut self, eager: bool) -> Option<*mut u8> {
+        if !eager {
+            self.receive_granted();
+            return None;
+        }
+        self.received += 1;
+        let slot = (self.rings[EAGERS].taken % EAGER_SLOTS) as usize;
+        self.empty_slot(EAGERS, EAGER_SLOTS);
+        // SAFETY: in the mailbox.
+        Some(unsafe { self.mail.own.add(at::EAGERS + slot * EAGER) })
     }
 
     /// Whether lines could be sent now: the peer has emptied a slot.
     #[inline]
     pub(super) fn may_send_lines(&self, lines: Lines) -> bool {
-        let ring = &self.rings[lines.index()];
-        ring.sent - self.word(at::RETURNED[lines.index()]).min(ring.sent) < SLOTS && self.has_room(1)
+        self.has_slot(lines.index(), lines.slots()) && self.has_room(1)
     }
 
     /// Sends `len` bytes as lines, at most what a slot has room for; it `may_send_lines`. They may be changed at once.
@@ -258,7 +335,7 @@ impl Link {
     /// `from` can be read for `len` bytes, which nobody writes meanwhile.
     pub(super) unsafe fn send_lines(&mut self, lines: Lines, from: *const u8, len: usize) -> Result<(), Failed> {
         let ring = &mut self.rings[lines.index()];
-        let slot = (ring.sent % SLOTS) as usize * lines.slot();
+        let slot = (ring.sent % lines.slots()) as usize * lines.slot();
         ring.sent += 1;
         let flag = ring.sent;
         let offset = at::RINGS[lines.index()] + slot;
@@ -311,13 +388,13 @@ impl Link {
     /// `into` can be written for `len` bytes (4, if that is 0), which nobody else touches.
     #[inline]
     pub(super) unsafe fn receive_lines(&mut self, lines: Lines, into: *mut u8, len: usize) -> bool {
-        let ring = &mut self.rings[lines.index()];
-        let flag = ring.taken + 1;
+        let taken = self.rings[lines.index()].taken;
+        let flag = taken + 1;
         // SAFETY: in the mailbox.
         let slot = unsafe {
             self.mail
                 .own
-                .add(at::RINGS[lines.index()] + (ring.taken % SLOTS) as usize * lines.slot())
+                .add(at::RINGS[lines.index()] + (taken % lines.slots()) as usize * lines.slot())
         };
         // SAFETY: the slot is aligned and as long as its lines; `into` by contract.
         let there = unsafe {
@@ -329,17 +406,12 @@ impl Link {
         if !there {
             return false;
         }
-        ring.taken = flag;
-        if lines == Lines::Ll && flag % FLAGS <= SLOTS {
+        if lines == Lines::Ll && flag % FLAGS <= lines.slots() {
             // Flags come again, and what a long message left may not have been overwritten by short ones since. The slot is this side's until it is given back.
             // SAFETY: in the mailbox.
             unsafe { slot.write_bytes(0, lines.slot()) };
         }
-        let returned = ring.taken;
-        if returned - ring.returned >= SLOTS / 2 {
-            ring.returned = returned;
-            self.note(at::RETURNED[lines.index()], &returned.to_ne_bytes());
-        }
+        self.empty_slot(lines.index(), lines.slots());
         true
     }
 }

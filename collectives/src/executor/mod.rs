@@ -7,6 +7,7 @@
 //! - `code` makes a plan's program ready: what to wait for before memory is written.
 //! - `layout` says where blocks and slices lie.
 //! - `lane` runs a program; `link` is a lane's connection to one rank, which speaks the [protocols](crate::Protocol).
+//! - `pairs` are messages between two ranks, beside the plans.
 //! - `connect` makes the connections.
 //!
 //! Nothing is allocated and no lock is taken from step to step; memory that a plan needs is registered when its first operation begins, and kept.
@@ -18,6 +19,7 @@ mod lane;
 mod layout;
 mod link;
 mod operation;
+mod pairs;
 mod prepare;
 mod wait;
 
@@ -34,6 +36,8 @@ pub use layout::Parts;
 use link::Link;
 use operation::Running;
 pub use operation::{Data, Operation, PlanId, Ticket, Tuning};
+use pairs::Pairs;
+pub use pairs::{Direction, Message};
 use prepare::Prepared;
 pub use wait::Patience;
 
@@ -41,6 +45,7 @@ use crate::bootstrap::Exchange;
 use crate::failure::{Awaited, Wait};
 use crate::memory::Segment;
 use crate::plan::Collective;
+use crate::protocol::EAGER;
 use crate::types::Rank;
 
 /// What is left of an engine that has failed.
@@ -66,6 +71,8 @@ pub struct Config {
     pub strands: u32,
     /// Bytes of a message of Simple, at most: longer ones are cut (default 256 KiB).
     pub fragment: usize,
+    /// Bytes of a message of Simple that is sent without asking, into memory of the connection's, at most: then it is copied once more, and waits for no answer before (default 16 KiB, which is the most).
+    pub eager: usize,
     /// How long a queue pair waits for an acknowledgement before it sends again: 4.096 µs · 2^this (default 16, 0.27 s). After eight times the connection has failed; a busy host may not run a rank for half a second, so
     /// less is for networks that lose packets. From 1 to 31.
     pub timeout: u8,
@@ -77,6 +84,7 @@ impl Default for Config {
             channels: 4,
             strands: 2,
             fragment: 256 << 10,
+            eager: EAGER,
             timeout: 16,
         }
     }
@@ -94,6 +102,7 @@ pub struct Engine {
     /// The number of the first operation that is kept.
     first: u64,
     plans: Vec<Prepared>,
+    pairs: Pairs,
     /// Memory for inputs that are changed before they are sent.
     spare: Vec<Arc<Segment>>,
     rails: Vec<Rail>,
@@ -133,10 +142,16 @@ impl Engine {
         within("channels", config.channels.into(), 64)?;
         within("strands", config.strands.into(), 8)?;
         within("fragment, in units of 4 KiB,", config.fragment as u64 / 4096, 1 << 18)?;
+        within(
+            "eager, in bytes and one more,",
+            config.eager as u64 + 1,
+            EAGER as u64 + 1,
+        )?;
         within("timeout", config.timeout.into(), 31)?;
         let lanes = config.channels * config.strands;
-        let rails = connect::rails(devices, ranks, lanes)?;
-        let links = connect::connect(&rails, (rank, ranks), lanes, config.timeout, exchange)?;
+        // One more for messages between two ranks.
+        let rails = connect::rails(devices, ranks, lanes + 1)?;
+        let links = connect::connect(&rails, (rank, ranks), lanes + 1, config.timeout, exchange)?;
         let lane = |index| {
             Lane::new(
                 index / config.strands,
@@ -150,6 +165,13 @@ impl Engine {
             operations: VecDeque::with_capacity(64),
             first: 1,
             plans: Vec::new(),
+            pairs: Pairs::new(
+                rank,
+                ranks,
+                lanes as usize,
+                lanes as usize % rails.len(),
+                config.fragment,
+            ),
             spare: Vec::new(),
             rails,
             reach: 0,
@@ -244,6 +266,11 @@ impl Engine {
                 }
             }
         }
+        if self.pairs.is_busy()
+            && let Some(links) = self.links.last_mut()
+        {
+            moved |= self.pairs.drive(links)?;
+        }
         Ok(moved)
     }
 
@@ -281,6 +308,9 @@ impl Engine {
                 .deadline
                 .is_some_and(|deadline| now.saturating_duration_since(began) >= deadline);
         }
+        let mut messages = self.pairs.expiring();
+        late |= messages.any(|(began, deadline)| now.saturating_duration_since(began) >= deadline);
+        drop(messages);
         if !late {
             return Ok(());
         }
@@ -303,6 +333,7 @@ impl Engine {
         for op in &mut self.operations {
             op.result.get_or_insert_with(|| Err(why.clone()));
         }
+        self.pairs.fail(&why);
         self.failed = Some(Broken { why, waiting, waits });
     }
 
@@ -372,7 +403,11 @@ impl Engine {
         if let Some(broken) = &self.failed {
             return broken.waiting;
         }
-        let number = self.first + self.operations.iter().position(|op| op.result.is_none())? as u64;
+        let messages = || self.pairs.waiting(&self.links, self.config.channels);
+        let Some(first) = self.operations.iter().position(|op| op.result.is_none()) else {
+            return messages();
+        };
+        let number = self.first + first as u64;
         self.waits()
             .find(|(wait, ..)| wait.operation == number)
             .map(|(wait, collective, lane)| Waiting {
@@ -385,6 +420,7 @@ impl Engine {
                 peer: wait.peer,
                 qpn: Qpn::truncated(wait.qpn),
             })
+            .or_else(messages)
     }
 
     /// What each lane waits for.
@@ -417,11 +453,15 @@ impl Engine {
         if let Some(broken) = &self.failed {
             return broken.waits.clone();
         }
-        self.waits().map(|(wait, ..)| wait).collect()
+        let messages = self.pairs.waits(&self.links).into_iter().map(|(_, wait)| wait);
+        self.waits().map(|(wait, ..)| wait).chain(messages).collect()
     }
 
     /// What became of an operation, once; `None` while it is under way, or if it was taken.
     pub fn take(&mut self, ticket: Ticket) -> Option<Result<(), Failed>> {
+        if ticket.is_message() {
+            return self.pairs.take(ticket);
+        }
         let index = usize::try_from(ticket.0.checked_sub(self.first)?).ok()?;
         let op = self.operations.get_mut(index)?;
         if op.taken {
@@ -453,6 +493,7 @@ impl Engine {
         self.operations
             .iter()
             .all(|op| op.taken || matches!(op.result, Some(Ok(()))))
+            && self.pairs.is_idle()
     }
 
     /// Of the operations under way, or failed and not taken, the one whose time is up first: when it was first seen under way, to a millisecond or so, and how long it may take.
@@ -463,18 +504,28 @@ impl Engine {
             .iter_mut()
             .filter(|op| !op.taken && !matches!(op.result, Some(Ok(()))));
         open.filter_map(|op| Some((*op.began.get_or_insert_with(Instant::now), op.deadline?)))
+            .chain(self.pairs.expiring())
             .min_by_key(|(began, deadline)| began.checked_add(*deadline))
+    }
+
+    /// Whether messages between this rank and another are under way, or failed and not taken.
+    #[must_use]
+    pub fn exchanges(&self) -> bool {
+        !self.pairs.is_idle()
     }
 
     /// Operations that are not taken.
     #[must_use]
     pub fn outstanding(&self) -> usize {
-        self.operations.iter().filter(|op| !op.taken).count()
+        self.operations.iter().filter(|op| !op.taken).count() + self.pairs.outstanding()
     }
 
     /// Whether an operation was submitted, and its result was not taken.
     #[must_use]
     pub fn has(&self, ticket: Ticket) -> bool {
+        if ticket.is_message() {
+            return self.pairs.has(ticket);
+        }
         let index = ticket.0.checked_sub(self.first);
         index
             .and_then(|index| self.operations.get(usize::try_from(index).ok()?))

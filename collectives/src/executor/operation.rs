@@ -8,6 +8,7 @@ use super::code::Code;
 use super::error::Failed;
 use super::lane::Short;
 use super::layout::{Layout, Parts};
+use crate::failure::MESSAGES;
 use crate::kernel::{Function, Scalar};
 use crate::memory::Segment;
 use crate::plan::{Collective, Form};
@@ -23,10 +24,16 @@ pub struct PlanId(pub(super) usize);
 pub struct Ticket(pub(super) u64);
 
 impl Ticket {
-    /// The operation's number: the first of an engine is 1.
+    /// The operation's number: the first of an engine is 1. Messages between two ranks are numbered apart, from [`MESSAGES`] on.
     #[must_use]
     pub fn number(self) -> u64 {
         self.0
+    }
+
+    /// Whether it is a message's between two ranks.
+    #[inline]
+    pub(crate) fn is_message(self) -> bool {
+        self.0 & MESSAGES != 0
     }
 }
 
@@ -86,7 +93,7 @@ pub struct Operation {
     pub function: Function,
     /// Elements: of the whole of all-reduce, broadcast and reduce; of each rank's part of the others.
     pub count: u64,
-    /// The parts of [`Collective::AllToAllV`], instead of `count`.
+    /// The parts of [`Collective::AllToAllV`], instead of `count`; or of a [`Collective::ReduceScatter`] by [`Algorithm::FullMesh`](crate::Algorithm::FullMesh) whose parts have lengths of their own.
     pub parts: Option<Parts>,
     /// What the rank gives.
     pub input: Data,
@@ -145,6 +152,8 @@ pub(super) struct Running {
     pub(super) channels: u32,
     /// Bytes of a message, at most.
     pub(super) fragment: usize,
+    /// Bytes of a message of Simple that waits for no grant, at most.
+    pub(super) eager: usize,
     /// When it was first seen under way, to a millisecond or so: the clock is not looked at for each operation.
     pub(super) began: Option<Instant>,
     pub(super) deadline: Option<Duration>,
@@ -159,6 +168,12 @@ impl Running {
     #[inline]
     pub(super) fn fragment(&self, form: Form) -> u64 {
         (self.fragment / self.function.bytes(form)) as u64
+    }
+
+    /// Whether a message of Simple of so many bytes waits for no grant.
+    #[inline]
+    pub(super) fn is_eager(&self, len: usize) -> bool {
+        len <= self.eager
     }
 
     /// Whether it has work for a strand of a channel.

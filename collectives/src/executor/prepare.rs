@@ -22,8 +22,8 @@ pub(super) struct Prepared {
     /// Parts of input and output: none of what this rank does not have.
     inputs: u64,
     outputs: u64,
-    /// By the way that messages are cut, and whether input and output are one.
-    codes: Vec<(Joins, bool, Arc<Code>)>,
+    /// By the way that messages are cut, whether input and output are one, and whether parts have lengths of their own.
+    codes: Vec<((Joins, bool, bool), Arc<Code>)>,
     /// What was made ready last, and what it is for.
     ready: Option<(Alike, Arc<Ready>)>,
 }
@@ -82,7 +82,7 @@ impl Prepared {
             &self.program.scratch,
             &self.program.partial,
         );
-        let code = self.code(rank, layout.joins(), alike.in_place)?;
+        let code = self.code(rank, (layout.joins(), alike.in_place, alike.extent.parts.is_some()))?;
         let mut ready = Ready {
             short: alike.lines.and_then(|lines| Short::of(&code, &layout, function, lines)),
             code,
@@ -103,16 +103,14 @@ impl Prepared {
         Ok(ready)
     }
 
-    fn code(&mut self, rank: Rank, joins: Joins, in_place: bool) -> Result<Arc<Code>, EngineError> {
-        let made = self
-            .codes
-            .iter()
-            .find(|(with, at, _)| *with == joins && *at == in_place);
-        if let Some((.., code)) = made {
+    fn code(&mut self, rank: Rank, way: (Joins, bool, bool)) -> Result<Arc<Code>, EngineError> {
+        let made = self.codes.iter().find(|(made, _)| *made == way);
+        if let Some((_, code)) = made {
             return Ok(Arc::clone(code));
         }
-        let code = Arc::new(Code::new(&self.shape, rank, &self.program, joins, in_place)?);
-        self.codes.push((joins, in_place, Arc::clone(&code)));
+        let (joins, in_place, varied) = way;
+        let code = Arc::new(Code::new(&self.shape, rank, &self.program, joins, in_place, varied)?);
+        self.codes.push((way, Arc::clone(&code)));
         Ok(code)
     }
 
@@ -221,19 +219,26 @@ impl Engine {
         if !(1..=config.channels).contains(&op.tuning.channels) || op.tuning.slice == 0 {
             return Err(plan.refuse("more channels than there are, or none, or slices of nothing"));
         }
-        if op.parts.is_some() != (collective == Collective::AllToAllV)
+        let may_have_parts = matches!(collective, Collective::AllToAllV | Collective::ReduceScatter);
+        if op.parts.is_some() && !may_have_parts
+            || op.parts.is_none() && collective == Collective::AllToAllV
             || op
                 .parts
                 .as_ref()
                 .is_some_and(|parts| parts.send.len() != ranks as usize || parts.receive.len() != ranks as usize)
         {
-            return Err(plan.refuse("each part has a length of its own in alltoallv, and only there"));
+            return Err(plan.refuse(
+                "each part has a length of its own in alltoallv, may have one in reduce-scatter, and nowhere else",
+            ));
         }
         let inputs = plan.bytes(&op.input, plan.elements(&op, Place::Input), &op.function)?;
         let outputs = plan.bytes(&op.output, plan.elements(&op, Place::Output), &op.function)?;
         let overlaps = overlap(&inputs, &outputs);
-        let in_place =
-            overlaps && op.scale.is_none() && plan.in_place && is_in_place(&plan.shape, rank, &op, &inputs, &outputs);
+        let in_place = overlaps
+            && op.scale.is_none()
+            && op.parts.is_none()
+            && plan.in_place
+            && is_in_place(&plan.shape, rank, &op, &inputs, &outputs);
         let slices = if op.parts.is_some() || collective == Collective::Barrier {
             1
         } else {
@@ -272,6 +277,7 @@ impl Engine {
                 (Protocol::Simple, _) | (_, None) => config.fragment / 4096 * 4096,
                 (_, Some(lines)) => lines.room(),
             },
+            eager: config.eager,
             began: None,
             deadline: op.deadline,
             lanes_left,

@@ -28,12 +28,19 @@ impl Patience {
     #[must_use]
     pub fn among(ranks: u32) -> Self {
         let processors = thread::available_parallelism().map_or(1, |processors| processors.get());
-        let spin = if ranks as usize <= processors {
-            SPIN
-        } else {
-            SPIN_CROWDED
-        };
+        Self::sharing(ranks as usize, processors)
+    }
+
+    /// For a thread that waits with so many others on a host, where they have so many processors together.
+    #[must_use]
+    pub fn sharing(ranks: usize, processors: usize) -> Self {
+        let spin = if ranks <= processors { SPIN } else { SPIN_CROWDED };
         Self { turns: 0, spin }
+    }
+
+    /// Whether there are more ranks than processors.
+    fn is_crowded(&self) -> bool {
+        self.spin == SPIN_CROWDED
     }
 
     /// A turn has brought something.
@@ -70,6 +77,22 @@ impl Patience {
 }
 
 impl Engine {
+    /// How it waits from here on; at first as if all ranks were on this host, and could run where this thread can.
+    pub fn set_patience(&mut self, patience: Patience) {
+        self.patience = patience;
+    }
+
+    /// How it waits.
+    #[must_use]
+    pub fn patience(&self) -> &Patience {
+        &self.patience
+    }
+
+    /// Whether the ranks, if all are of this host, have to take turns at its processors.
+    pub(crate) fn is_crowded(&self) -> bool {
+        self.patience.is_crowded()
+    }
+
     /// Drives the engine until the operation is done, and gives its result.
     ///
     /// # Errors

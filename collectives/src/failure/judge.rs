@@ -6,7 +6,7 @@
 use std::collections::BTreeSet;
 
 use super::verdict::{Cause, Stuck, Verdict};
-use super::watch::{Awaited, Report};
+use super::watch::{Awaited, Report, message_number};
 use crate::plan::Collective;
 use crate::types::Rank;
 
@@ -106,6 +106,11 @@ fn blame(members: &[Testimony], stuck: &Stuck) -> Option<Cause> {
             other_kind,
         });
     }
+    let waits = report.waits.as_ref().is_some_and(|waits| !waits.is_empty());
+    if message_number(operation).is_some() {
+        // It is in no order with what all ranks do: who waits for nothing has not come to it.
+        return (!waits).then_some(Cause::Absent { rank, operation });
+    }
     if report.finished >= operation {
         return Some(Cause::Lost {
             from: rank,
@@ -113,7 +118,8 @@ fn blame(members: &[Testimony], stuck: &Stuck) -> Option<Cause> {
         });
     }
     if report.begun == report.finished {
-        return Some(Cause::Absent { rank, operation });
+        // Unless a message between it and another keeps it from coming.
+        return (!waits).then_some(Cause::Absent { rank, operation });
     }
     match report.waits.as_deref() {
         None => Some(Cause::Idle { rank }),

@@ -1,7 +1,7 @@
 //! Members that are stuck for a known reason: it has to be found.
 
 use super::*;
-use crate::failure::watch::Wait;
+use crate::failure::watch::{MESSAGES, Wait};
 
 fn wait(peer: u32, step: u32, awaited: Awaited) -> Wait {
     Wait {
@@ -111,6 +111,48 @@ fn ring(ranks: u32, culprit: u32, at: u32, fault: Fault) -> Vec<Testimony> {
         })
     };
     (0..ranks).map(member).collect()
+}
+
+/// A member between operations that waits in a message for another.
+fn exchanges(peer: u32) -> Testimony {
+    let message = Wait {
+        operation: MESSAGES | 3,
+        ..wait(peer, 0, Awaited::Message)
+    };
+    let Testimony::Says(report) = idles(6) else {
+        unreachable!()
+    };
+    Testimony::Says(Report {
+        waits: Some(vec![message]),
+        ..report
+    })
+}
+
+/// Messages between two ranks lead to who is to blame as operations do, and have nothing to do with how many of these a rank has done.
+#[test]
+fn who_has_not_come_to_its_end_of_a_message() {
+    let absent = |rank, operation| {
+        let rank = Rank(rank);
+        Some(Cause::Absent { rank, operation })
+    };
+    let message = MESSAGES | 3;
+    assert_eq!(cause(&[exchanges(1), idles(6)]), absent(1, message));
+    // Nor does one that has done more of what all do lose messages.
+    assert_eq!(cause(&[exchanges(1), idles(9)]), absent(1, message));
+    assert_eq!(cause(&[exchanges(1), exchanges(2), idles(6)]), absent(2, message));
+    // One that is kept from an operation by a message is not to blame for it.
+    let kept = [exchanges(2), waits(vec![wait(0, 4, Awaited::Message)]), idles(6)];
+    assert_eq!(cause(&kept), absent(2, message));
+    // And the other way round: rank 1 does not come to its message, as rank 2 does not come to the operation.
+    let kept = [exchanges(1), waits(vec![wait(2, 4, Awaited::Message)]), idles(6)];
+    assert_eq!(cause(&kept), absent(2, 7));
+    assert_eq!(
+        cause(&[exchanges(1), Testimony::Silent]),
+        Some(Cause::Stopped { rank: Rank(1) })
+    );
+    // Two that wait for each other's messages have lost one.
+    let (from, to) = (Rank(1), Rank(0));
+    assert_eq!(cause(&[exchanges(1), exchanges(0)]), Some(Cause::Lost { from, to }));
 }
 
 #[test]

@@ -24,8 +24,9 @@ pub use agreement::ShrinkError;
 pub use judge::{Testimony, judge};
 pub use trial::SETTLE;
 pub use verdict::{Cause, Failure, Stuck, Verdict};
-pub use watch::{Awaited, Report, Wait, Watch};
+pub use watch::{Awaited, MESSAGES, Report, Wait, Watch};
 
 pub(crate) use agreement::{Agreement, Outcome, Proposal, Said, Word};
 pub(crate) use message::Message;
 pub(crate) use trial::{Post, Trial};
+pub(crate) use watch::message_number;

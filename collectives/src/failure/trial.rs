@@ -187,7 +187,7 @@ impl Trial {
         match message {
             Message::Ask { number, pause_ms } => {
                 let known = self.watch.look();
-                if known.begun == known.finished {
+                if known.begun == known.finished && !self.watch.exchanges() {
                     out.push((Some(from), Message::Answer { number, report: known }));
                     return;
                 }

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use super::watch::{Awaited, Wait};
+use super::watch::{Awaited, Wait, message_number};
 use crate::bootstrap::Member;
 use crate::plan::Collective;
 use crate::types::Rank;
@@ -219,7 +219,10 @@ impl fmt::Display for Failure {
                     name(*peer)
                 )
             }
-            Cause::Absent { rank, operation } => write!(f, "{} has not begun operation {operation}", name(*rank)),
+            Cause::Absent { rank, operation } => match message_number(*operation) {
+                Some(number) => write!(f, "{} has not come to its end of message {number}", name(*rank)),
+                None => write!(f, "{} has not begun operation {operation}", name(*rank)),
+            },
             Cause::Idle { rank } => write!(f, "{} has begun the operation and does not drive it", name(*rank)),
             Cause::Lost { from, to } => write!(
                 f,
@@ -238,13 +241,17 @@ impl fmt::Display for Failure {
             Awaited::Acknowledgement => "waits for an acknowledgement from",
             Awaited::Nothing => "has lost its queue pair to",
         };
-        let kind = kind.map_or("operation", Collective::name);
+        let message = message_number(wait.operation);
+        let kind = kind.map_or(
+            if message.is_some() { "message" } else { "operation" },
+            Collective::name,
+        );
         write!(
             f,
             "; {} {what} rank {} in {kind} {}, slice {}, step {}, connection {}, queue pair {}",
             name(rank),
             wait.peer,
-            wait.operation,
+            message.unwrap_or(wait.operation),
             wait.slice,
             wait.step,
             wait.connection,

@@ -2,7 +2,7 @@
 //!
 //! The engine writes two words per operation and reads one word whenever it likes; it says what it waits for only when it is asked, so that a healthy operation pays nothing for what is told of a broken one.
 
-use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use nix::sys::eventfd::EventFd;
@@ -12,6 +12,14 @@ use crate::types::Rank;
 
 /// How many operations may be pending and still be told apart by kind.
 const KINDS: usize = 64;
+/// Numbers of operations from here on are of messages between two ranks, which no other counts: which it is of those in its direction, counted from 1.
+pub const MESSAGES: u64 = 1 << 63;
+
+/// Which message between two ranks an operation's number is of, if it is.
+pub(crate) fn message_number(operation: u64) -> Option<u64> {
+    (operation & MESSAGES != 0).then_some(operation & !MESSAGES)
+}
+
 /// Somebody wants to know what the engine waits for.
 const ASKED: u32 = 1;
 /// The group has failed.
@@ -33,7 +41,7 @@ pub enum Awaited {
 /// Something that an engine waits for.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Wait {
-    /// The operation, counted from 1 in the order in which the communicator began them.
+    /// The operation, counted from 1 in the order in which the communicator began them; from [`MESSAGES`] on, a message between two ranks.
     pub operation: u64,
     /// The connection: channel and strand.
     pub connection: u32,
@@ -68,6 +76,8 @@ pub struct Watch {
     flags: AtomicU32,
     begun: AtomicU64,
     finished: AtomicU64,
+    /// Whether messages between this rank and others are under way.
+    exchanges: AtomicBool,
     /// 1 + the place of the kind in [`Collective::ALL`], by number of the operation.
     kinds: [AtomicU8; KINDS],
     waits: Mutex<Option<Vec<Wait>>>,
@@ -87,6 +97,7 @@ impl Watch {
             flags: AtomicU32::new(0),
             begun: AtomicU64::new(0),
             finished: AtomicU64::new(0),
+            exchanges: AtomicBool::new(false),
             kinds: std::array::from_fn(|_| AtomicU8::new(0)),
             waits: Mutex::new(None),
             bell,
@@ -137,6 +148,16 @@ impl Watch {
     /// An operation, and all before it, are finished.
     pub fn finish(&self, operation: u64) {
         self.finished.store(operation, Ordering::Release);
+    }
+
+    /// Messages between this rank and others are under way, or none are: then the engine has something to say of them when it is asked.
+    pub fn exchange(&self, under_way: bool) {
+        self.exchanges.store(under_way, Ordering::Relaxed);
+    }
+
+    /// Whether messages between this rank and others are under way.
+    pub(crate) fn exchanges(&self) -> bool {
+        self.exchanges.load(Ordering::Relaxed)
     }
 
     pub(crate) fn fail(&self) {

@@ -10,6 +10,9 @@
 //! What an executor must be able to do is little, and [`check`] proves that a plan needs no more: between two ranks one message of a strand can be on its way before the next `Send` has to wait; a message for a `RecvReduce` leaves its
 //! sender's memory once the receiver has done all receives before that one, for it is staged; a message for a `Recv` need not leave before the receiver has come to that step, for it goes straight to its destination. A step
 //! that writes blocks of a message that has not left waits until it has. Plans that are run one after another, as slices are, need no more than each of them.
+//!
+//! Messages are as long as the count makes them, and memory to stage them in is not. So a message for a `RecvReduce` need not leave before its receiver has come to that step either, if it is a long one, and then leaves part by part; a step that
+//! writes the very blocks that are being sent, as in place, writes each part when it has left.
 
 pub mod census;
 pub mod check;

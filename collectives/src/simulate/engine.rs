@@ -1,6 +1,9 @@
 //! The run itself: threads that go through their steps, and what they wait for.
 //!
 //! A *thread* is one strand of one channel of one rank. It is in the queue while it knows when it can go on, and in nobody's while it waits for a message that was not sent yet: then whoever sends it puts it there.
+//!
+//! Where messages have to be granted, the receiver's thread does so for the next few when an operation begins and with each message it takes; a message that has no grant yet is kept, and leaves with it. Where they have to be
+//! confirmed, a thread is not done with an operation before all it sent has been. A rank begins its next operation when all its threads are done with the one before.
 
 use core::hash::{BuildHasherDefault, Hasher};
 use std::collections::{HashMap, VecDeque};
@@ -9,8 +12,8 @@ use super::links::Links;
 use super::queue::Queue;
 use super::{Fabric, Outcome, RankUse, SimulationError, Time, Wait, Work};
 use crate::cost::{MessageCost, Mover};
-use crate::plan::{Form, Schedule, Span, Step};
-use crate::types::Rank;
+use crate::plan::{Form, Place, Schedule, Span, Step};
+use crate::types::{Protocol, Rank};
 
 /// Whose steps are run.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -29,15 +32,50 @@ struct Awaited {
     bytes: f64,
     /// Whether it is reduced into something.
     reduces: bool,
-    /// Whether the message is on its way, and the thread in the queue.
-    coming: bool,
+    /// The message that is on its way, and the thread in the queue with it.
+    coming: Option<Arrival>,
     /// Since when the thread has been waiting.
     since: u64,
+}
+
+/// A message that is there from some time on.
+#[derive(Clone, Copy)]
+struct Arrival {
+    /// Of its first part; and of its last.
+    at: u64,
+    last: u64,
+    /// Whether its sender had only just made it.
+    fresh: bool,
+}
+
+/// A message that has no grant yet.
+struct Kept {
+    posted: u64,
+    bytes: f64,
+    fresh: bool,
+}
+
+/// What is between a receiving thread and a sender.
+#[derive(Default)]
+struct Grants {
+    /// When grants that nobody has used are there.
+    unused: VecDeque<u64>,
+    kept: VecDeque<Kept>,
 }
 
 struct Thread<'a> {
     rank: u32,
     strand: u32,
+    /// Slices of an operation.
+    slices: u64,
+    /// Of a slice, from whom its messages come, if they are to be granted; and how many of the operation were.
+    senders: Vec<Rank>,
+    granted: u64,
+    /// Messages that were sent and not confirmed, and when the last one was that is.
+    unconfirmed: u32,
+    confirmed: u64,
+    /// Since when it only waits for them to be.
+    over: Option<u64>,
     steps: Box<dyn Iterator<Item = Step> + Send + 'a>,
     /// A step that was taken and not begun.
     held: Option<Step>,
@@ -48,10 +86,10 @@ struct Thread<'a> {
     finished: bool,
 }
 
-/// When messages arrive that nobody has asked for yet.
+/// Messages that nobody has asked for yet.
 struct Arrivals {
-    first: u64,
-    more: VecDeque<u64>,
+    first: Arrival,
+    more: VecDeque<Arrival>,
 }
 
 struct Run<'a> {
@@ -65,10 +103,13 @@ struct Run<'a> {
     queue: Queue,
     /// By thread and sender.
     inbox: HashMap<u64, Arrivals, BuildHasherDefault<Mix>>,
+    /// The same, where messages are granted.
+    grants: HashMap<u64, Grants, BuildHasherDefault<Mix>>,
     links: Links,
     ranks: Vec<Processor>,
     element_bytes: f64,
     partial_bytes: f64,
+    work: &'a Work,
     messages: u64,
     steps: u64,
     local: Prices,
@@ -85,35 +126,67 @@ struct Processor {
     busy: u64,
     finished: u64,
     slowness: f64,
+    /// Threads that are not done with the operation, and operations after it.
+    threads_left: u32,
+    operations_left: u32,
+    /// When it has last sent something.
+    sent: Option<u64>,
 }
+
+/// Messages that are granted before the first of them has come: an executor has so many places to stage them.
+const AHEAD: u64 = 4;
 
 /// A link's costs, ps.
 #[derive(Clone, Copy)]
 struct Prices {
     send: f64,
     receive: f64,
-    receive_per_byte: f64,
     latency: f64,
+    /// More, where the receiver has sent at the same time.
+    both: f64,
+    grant: u64,
+    confirm: u64,
+    quiet: u64,
+    /// Who pays for a byte, as parts of β: the sender's processor, and the receiver's. What is left are links'.
+    parts: (f64, f64),
+    cost: MessageCost,
 }
 
 impl Prices {
-    fn of(mover: Mover, cost: &MessageCost) -> Self {
+    fn of(mover: Mover, cost: &MessageCost, protocol: Protocol) -> Self {
         Self {
             send: cost.send_ns * 1e3,
             receive: cost.receive_ns * 1e3,
-            receive_per_byte: if mover == Mover::Receiver {
-                cost.beta_ns_per_byte * 1e3
-            } else {
-                0.0
-            },
             latency: cost.latency_ns() * 1e3,
+            both: cost.both_ns * 1e3,
+            grant: Time::from_ns(cost.grant_ns).0,
+            confirm: Time::from_ns(cost.confirm_ns).0,
+            quiet: Time::from_ns(cost.quiet_ns).0,
+            parts: match (mover, protocol) {
+                (Mover::Device, _) => (0.0, 0.0),
+                // Lines are packed at one end and unpacked at the other.
+                (Mover::Receiver, Protocol::Ll | Protocol::Ll128) if cost.bytes.is_some() => (0.5, 0.5),
+                (Mover::Receiver, _) => (0.0, 1.0),
+            },
+            cost: *cost,
         }
+    }
+
+    /// ps of both processors for the bytes of a message.
+    fn moving(&self, bytes: f64, whole: f64, fresh: bool, others: f64) -> f64 {
+        bytes * self.cost.beta(bytes, whole, fresh, others) * 1e3
     }
 }
 
 /// Runs it to the end.
-pub(super) fn run(schedule: &dyn Schedule, fabric: &Fabric, work: &Work, who: Who) -> Result<Outcome, SimulationError> {
-    let mut run = Run::new(schedule, fabric, work, who);
+pub(super) fn run(
+    schedule: &dyn Schedule,
+    fabric: &Fabric,
+    work: &Work,
+    who: Who,
+    operations: u32,
+) -> Result<Outcome, SimulationError> {
+    let mut run = Run::new(schedule, fabric, work, who, operations);
     let mut batch = Vec::new();
     let mut last = 0;
     while let Some(now) = run.queue.pop(&mut batch) {
@@ -126,7 +199,7 @@ pub(super) fn run(schedule: &dyn Schedule, fabric: &Fabric, work: &Work, who: Wh
 }
 
 impl<'a> Run<'a> {
-    fn new(schedule: &'a dyn Schedule, fabric: &'a Fabric, work: &Work, who: Who) -> Self {
+    fn new(schedule: &'a dyn Schedule, fabric: &'a Fabric, work: &'a Work, who: Who, operations: u32) -> Self {
         let shape = schedule.shape();
         let (strands, channels, slices) = (schedule.strands(), work.busy_channels(shape), work.slices(shape));
         let mut position = vec![0; shape.order.len()];
@@ -136,6 +209,8 @@ impl<'a> Run<'a> {
         let mut ranks = vec![
             Processor {
                 slowness: 1.0,
+                threads_left: channels * strands,
+                operations_left: operations.saturating_sub(1),
                 ..Processor::default()
             };
             shape.order.len()
@@ -151,6 +226,9 @@ impl<'a> Run<'a> {
                 rank.free = Time::from_ns(slow.late_ns).0.saturating_add(rank.busy);
             }
         }
+        let local = Prices::of(fabric.local.mover, fabric.local.cost(work.protocol), work.protocol);
+        let remote = Prices::of(fabric.remote.mover, fabric.remote.cost(work.protocol), work.protocol);
+        let grants = local.grant > 0 || remote.grant > 0;
         let mut threads = Vec::new();
         let mut queue = Queue::new();
         for rank in running(schedule, who) {
@@ -158,9 +236,19 @@ impl<'a> Run<'a> {
                 let slices = (slices - u64::from(channel)).div_ceil(u64::from(channels));
                 for strand in 0..strands {
                     queue.push(ranks[rank.index()].free, threads.len() as u32);
+                    let senders = match grants {
+                        true => schedule.steps(strand, rank).filter_map(|step| sender(&step)).collect(),
+                        false => Vec::new(),
+                    };
                     threads.push(Thread {
                         rank: rank.0,
                         strand,
+                        slices,
+                        senders,
+                        granted: 0,
+                        unconfirmed: 0,
+                        confirmed: 0,
+                        over: None,
                         steps: schedule.steps(strand, rank),
                         held: None,
                         awaited: None,
@@ -172,7 +260,7 @@ impl<'a> Run<'a> {
             }
         }
         let element_bytes = work.block_bytes(shape) / slices as f64;
-        Self {
+        let mut run = Self {
             schedule,
             fabric,
             who,
@@ -181,14 +269,49 @@ impl<'a> Run<'a> {
             threads,
             queue,
             inbox: HashMap::default(),
+            grants: HashMap::default(),
             links: Links::new(fabric, work.protocol),
             ranks,
             element_bytes,
             partial_bytes: element_bytes * work.data.accumulator().bytes() as f64 / work.data.bytes() as f64,
+            work,
             messages: 0,
             steps: 0,
-            local: Prices::of(fabric.local.mover, fabric.local.cost(work.protocol)),
-            remote: Prices::of(fabric.remote.mover, fabric.remote.cost(work.protocol)),
+            local,
+            remote,
+        };
+        for id in 0..run.threads.len() {
+            let begins = run.ranks[run.threads[id].rank as usize].free;
+            run.grant(id, begins, AHEAD);
+        }
+        run
+    }
+
+    /// Grants the next `more` messages of an operation.
+    fn grant(&mut self, id: usize, now: u64, more: u64) {
+        let thread = &self.threads[id];
+        let (rank, each) = (thread.rank, thread.senders.len() as u64);
+        let last = (thread.granted + more).min(each * thread.slices);
+        for next in thread.granted..last {
+            let from = self.threads[id].senders[(next % each) as usize];
+            let there = now.saturating_add(self.prices(from.0, rank).grant);
+            let grants = self.grants.entry(key(id, from)).or_default();
+            match grants.kept.pop_front() {
+                Some(kept) => {
+                    let leaves = kept.posted.max(there);
+                    self.leave(id, from, (leaves, leaves), kept.bytes, kept.fresh);
+                }
+                None => grants.unused.push_back(there),
+            }
+        }
+        self.threads[id].granted = last;
+    }
+
+    /// The thread of `from` that sends to a thread.
+    fn sender_of(&self, id: usize, from: Rank) -> usize {
+        match self.who {
+            Who::All => from.index() * self.connections as usize + id % self.connections as usize,
+            Who::OneForAll => id,
         }
     }
 
@@ -198,6 +321,43 @@ impl<'a> Run<'a> {
             Form::Partial => self.partial_bytes,
         };
         each * f64::from(span.blocks)
+    }
+
+    /// Of how many bytes memory costs what it does.
+    fn touched(&self, message: f64) -> f64 {
+        let shape = self.schedule.shape();
+        self.work.touched(shape.collective, shape.ranks(), message)
+    }
+
+    /// Which part of the other ranks of its host is busy, too.
+    fn others(&self, rank: u32, now: u64) -> f64 {
+        let measured = self.fabric.local.cost(self.work.protocol).bytes.is_some();
+        if !measured || self.who == Who::OneForAll {
+            return 1.0;
+        }
+        let here = |other: &u32| *other != rank && self.links.are_together(rank, *other);
+        let all = (0..self.ranks.len() as u32).filter(here);
+        let (mut others, mut busy) = (0u32, 0u32);
+        for other in all {
+            others += 1;
+            // Who has begun at this very time is busy, as is who is about to.
+            busy += u32::from(self.ranks[other as usize].free > now || self.coming_at(other, now));
+        }
+        f64::from(busy) / f64::from(others.max(1))
+    }
+
+    /// Whether one of a rank's threads has its message there.
+    fn coming_at(&self, rank: u32, now: u64) -> bool {
+        let first = rank as usize * self.connections as usize;
+        let threads = &self.threads[first..first + self.connections as usize];
+        let coming = |thread: &Thread<'_>| thread.awaited.and_then(|awaited| awaited.coming);
+        threads.iter().filter_map(coming).any(|message| message.at <= now)
+    }
+
+    /// ps per byte of what this rank reduces, and copies.
+    fn own(&self, bytes: f64) -> (f64, f64) {
+        let (compute, whole) = (&self.fabric.compute, self.touched(bytes));
+        (compute.gamma(bytes, whole) * 1e3, compute.copy(bytes, whole) * 1e3)
     }
 
     fn prices(&self, from: u32, to: u32) -> Prices {
@@ -231,6 +391,8 @@ impl<'a> Run<'a> {
         let mut at = now;
         if let Some(awaited) = self.threads[id].awaited.take() {
             at = self.receive(id, awaited, now);
+        } else if self.threads[id].over.is_some() {
+            return self.done(id, now);
         }
         while let Some(step) = self.next(id) {
             match step {
@@ -245,7 +407,10 @@ impl<'a> Run<'a> {
                     self.threads[id].held = Some(step);
                     return self.queue.push(at, id as u32);
                 }
-                Step::Send { to, span } => at = self.send(id, now, to, self.bytes(span.place.form(), span)),
+                Step::Send { to, span } => {
+                    let fresh = span.place != Place::Input;
+                    at = self.send(id, now, to, self.bytes(span.place.form(), span), fresh);
+                }
                 Step::Reduce { sources, into } => {
                     let operands: f64 = sources
                         .iter()
@@ -253,19 +418,53 @@ impl<'a> Run<'a> {
                         .map(|span| self.bytes(span.place.form(), *span))
                         .sum();
                     let least = self.bytes(into.place.form(), into);
-                    let ps = operands.max(least) * self.fabric.compute.gamma_ns_per_byte * 1e3;
-                    at = self.work(rank, now, ps);
+                    at = self.work(rank, now, operands.max(least) * self.own(least).0);
                 }
                 Step::Copy { from, .. } => {
-                    let ps = self.bytes(from.place.form(), from) * self.fabric.compute.copy_ns_per_byte * 1e3;
-                    at = self.work(rank, now, ps);
+                    let bytes = self.bytes(from.place.form(), from);
+                    at = self.work(rank, now, bytes * self.own(bytes).1);
                 }
             }
         }
-        self.threads[id].finished = true;
+        let thread = &mut self.threads[id];
+        thread.over = Some(at);
+        let ends = (thread.unconfirmed == 0).then_some(thread.confirmed.max(at));
+        if ends == Some(now) {
+            return self.done(id, now);
+        }
+        if let Some(ends) = ends {
+            self.queue.push(ends, id as u32);
+        }
+        self.release(rank, at);
+    }
+
+    /// A thread is done with an operation: so is its rank, if it was the last one; then the next one begins.
+    fn done(&mut self, id: usize, at: u64) {
+        let rank = self.threads[id].rank;
+        let thread = &mut self.threads[id];
+        (thread.over, thread.finished) = (None, true);
         let processor = &mut self.ranks[rank as usize];
         processor.finished = processor.finished.max(at);
+        processor.threads_left -= 1;
         self.release(rank, at);
+        let processor = &mut self.ranks[rank as usize];
+        if processor.threads_left > 0 || processor.operations_left == 0 {
+            return;
+        }
+        processor.threads_left = self.connections;
+        processor.operations_left -= 1;
+        let begins = self.work(rank, at, self.fabric.compute.begin_ns * 1e3);
+        let first = match self.who {
+            Who::All => rank as usize * self.connections as usize,
+            Who::OneForAll => 0,
+        };
+        for id in first..first + self.connections as usize {
+            let thread = &mut self.threads[id];
+            thread.steps = self.schedule.steps(thread.strand, Rank(rank));
+            (thread.slices_left, thread.granted, thread.finished) = (thread.slices - 1, 0, false);
+            self.queue.push(begins, id as u32);
+            self.grant(id, begins, AHEAD);
+        }
     }
 
     /// The processor is somebody else's from `at` on.
@@ -303,7 +502,7 @@ impl<'a> Run<'a> {
             from,
             bytes,
             reduces,
-            coming: false,
+            coming: None,
             since,
         };
         let key = key(id, from);
@@ -313,9 +512,9 @@ impl<'a> Run<'a> {
                 Some(next) => arrivals.first = next,
                 None => drop(self.inbox.remove(&key)),
             }
-            awaited.coming = true;
-            self.queue.push(arrival.max(since), id as u32);
-            if arrival <= since {
+            awaited.coming = Some(arrival);
+            self.queue.push(arrival.at.max(since), id as u32);
+            if arrival.at <= since {
                 self.threads[id].awaited = Some(awaited);
                 return;
             }
@@ -324,22 +523,78 @@ impl<'a> Run<'a> {
         self.release(self.threads[id].rank, since);
     }
 
+    /// In how many parts a message goes that its sender packs and its receiver unpacks.
+    fn packs(&self, bytes: f64) -> f64 {
+        let lines = self.work.protocol.lines();
+        lines.map_or(1.0, |lines| (bytes / lines.room() as f64).ceil().max(1.0))
+    }
+
     /// Takes a message that has arrived.
     fn receive(&mut self, id: usize, awaited: Awaited, now: u64) -> u64 {
         let rank = self.threads[id].rank;
         let prices = self.prices(awaited.from.0, rank);
-        let mut ps = prices.receive + awaited.bytes * prices.receive_per_byte;
-        if awaited.reduces {
-            ps += awaited.bytes * self.fabric.compute.gamma_ns_per_byte * 1e3;
+        let fresh = awaited.coming.is_some_and(|message| message.fresh);
+        let moving = prices.moving(
+            awaited.bytes,
+            self.touched(awaited.bytes),
+            fresh,
+            self.others(rank, now),
+        );
+        let mut ps = prices.receive + moving * prices.parts.1;
+        let left = awaited.coming.map_or(0, |message| message.at) as f64 - prices.latency;
+        if self.ranks[rank as usize]
+            .sent
+            .is_some_and(|sent| sent as f64 > left - prices.latency)
+        {
+            ps += prices.both;
         }
-        self.work(rank, now, ps)
+        if awaited.reduces {
+            let reducing = prices.cost.reducing(awaited.bytes, self.touched(awaited.bytes));
+            let per_byte = reducing.map_or_else(|| self.own(awaited.bytes).0, |ns| ns * 1e3);
+            ps += awaited.bytes * per_byte;
+        }
+        let taken = self.work(rank, now, ps);
+        // What comes last is still to be unpacked.
+        let last = awaited.coming.map_or(0, |message| message.last);
+        let unpacks = moving * prices.parts.1 / self.packs(awaited.bytes);
+        let taken = match last.saturating_add(unpacks.round() as u64) {
+            later if later > taken => self.work(rank, later, 0.0),
+            _ => taken,
+        };
+        if prices.grant > 0 {
+            self.grant(id, taken, 1);
+        }
+        if prices.confirm > 0 {
+            let sender = self.sender_of(id, awaited.from);
+            let quiet = if self.threads[sender].senders.is_empty() {
+                prices.quiet
+            } else {
+                0
+            };
+            self.confirm(sender, taken.saturating_add(prices.confirm + quiet));
+        }
+        taken
+    }
+
+    /// A message of a thread's is confirmed at some time.
+    fn confirm(&mut self, id: usize, at: u64) {
+        let thread = &mut self.threads[id];
+        thread.unconfirmed -= 1;
+        thread.confirmed = thread.confirmed.max(at);
+        if thread.unconfirmed == 0
+            && let Some(since) = thread.over
+        {
+            self.queue.push(thread.confirmed.max(since), id as u32);
+        }
     }
 
     /// Sends a message; gives when the sender can go on.
-    fn send(&mut self, id: usize, now: u64, to: Rank, bytes: f64) -> u64 {
+    fn send(&mut self, id: usize, now: u64, to: Rank, bytes: f64, fresh: bool) -> u64 {
         let rank = self.threads[id].rank;
         let prices = self.prices(rank, to.0);
-        let posted = self.work(rank, now, prices.send);
+        let moving = prices.moving(bytes, self.touched(bytes), fresh, self.others(rank, now));
+        let posted = self.work(rank, now, prices.send + moving * prices.parts.0);
+        self.ranks[rank as usize].sent = Some(posted);
         let connection = id as u32 % self.connections;
         let (receiver, from) = match self.who {
             Who::All => (to.index() * self.connections as usize + connection as usize, Rank(rank)),
@@ -349,26 +604,47 @@ impl<'a> Run<'a> {
                 (id, order[(2 * order.len() - onwards) % order.len()])
             }
         };
-        let landing = self.threads.get(receiver).map_or(to.0, |thread| thread.rank);
-        let arrival = self.links.carry(
-            rank,
-            landing,
-            self.links.are_together(rank, to.0),
-            connection,
-            posted,
-            bytes,
-        );
-        let latency = (prices.latency.round() as u64).saturating_add(self.links.jitter());
+        // The first part leaves while others are still packed.
+        let packed = moving * prices.parts.0;
+        let later = (packed - packed / self.packs(bytes)).round() as u64;
         self.messages += 1;
-        self.deliver(receiver, from, arrival.saturating_add(latency));
+        if prices.confirm > 0 {
+            self.threads[id].unconfirmed += 1;
+        }
+        if prices.grant == 0 {
+            self.leave(receiver, from, (posted.saturating_sub(later), posted), bytes, fresh);
+            return posted;
+        }
+        let grants = self.grants.entry(key(receiver, from)).or_default();
+        match grants.unused.pop_front() {
+            Some(there) => self.leave(receiver, from, (posted.max(there), posted.max(there)), bytes, fresh),
+            None => grants.kept.push_back(Kept { posted, bytes, fresh }),
+        }
         posted
     }
 
-    fn deliver(&mut self, id: usize, from: Rank, arrival: u64) {
+    /// A message of `from` to a thread leaves: its first part, and its last one.
+    fn leave(&mut self, receiver: usize, from: Rank, (first, last): (u64, u64), bytes: f64, fresh: bool) {
+        let landing = self.threads.get(receiver).map_or(from.0, |thread| thread.rank);
+        let (sender, together) = match self.who {
+            Who::All => (from.0, self.links.are_together(from.0, landing)),
+            // All do what this one does, and what comes from one of them leaves it for another.
+            Who::OneForAll => (landing, self.links.are_together(landing, from.0)),
+        };
+        let connection = receiver as u32 % self.connections;
+        let prices = if together { self.local } else { self.remote };
+        let arrival = self.links.carry(sender, landing, together, connection, first, bytes);
+        let latency = (prices.latency.round() as u64).saturating_add(self.links.jitter());
+        let at = arrival.saturating_add(latency);
+        let last = at.saturating_add(last - first);
+        self.deliver(receiver, from, Arrival { at, last, fresh });
+    }
+
+    fn deliver(&mut self, id: usize, from: Rank, arrival: Arrival) {
         match &mut self.threads[id].awaited {
-            Some(awaited) if awaited.from == from && !awaited.coming => {
-                awaited.coming = true;
-                self.queue.push(arrival.max(awaited.since), id as u32);
+            Some(awaited) if awaited.from == from && awaited.coming.is_none() => {
+                awaited.coming = Some(arrival);
+                self.queue.push(arrival.at.max(awaited.since), id as u32);
             }
             _ => {
                 self.inbox
@@ -466,6 +742,14 @@ fn running(schedule: &dyn Schedule, who: Who) -> Vec<Rank> {
     match who {
         Who::All => (0..shape.ranks()).map(Rank).collect(),
         Who::OneForAll => shape.order.first().copied().into_iter().collect(),
+    }
+}
+
+/// From whom a step has a message.
+fn sender(step: &Step) -> Option<Rank> {
+    match step {
+        Step::Recv { from, .. } | Step::RecvReduce { from, .. } => Some(*from),
+        Step::Send { .. } | Step::Reduce { .. } | Step::Copy { .. } => None,
     }
 }
 

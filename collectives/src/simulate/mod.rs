@@ -31,6 +31,9 @@ pub use chart::chart;
 pub use fabric::{Fabric, Leaves, Straggler};
 pub use table::{Row, quickest, table};
 
+/// Up to how many ranks operations are run one after another: with more of them their skew matters less, and a run takes long.
+const REPEATED_RANKS: u32 = 16;
+
 /// An operation to be simulated.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Work {
@@ -80,6 +83,20 @@ impl Work {
     /// Into how many slices it is cut where `bytes` is divided into so many blocks.
     pub(crate) fn slices_of(&self, blocks: u32) -> u64 {
         (self.bytes_of(blocks) / self.slice_bytes.max(1) as f64).ceil().max(1.0) as u64
+    }
+
+    /// Of how many bytes memory costs what it does while messages of so many are on their way: what a rank has of the operation, the mean of its input and its output; of lines, which go from cache to cache, the message's own.
+    pub(crate) fn touched(&self, collective: Collective, ranks: u32, message: f64) -> f64 {
+        use Collective as C;
+        let of_two = match collective {
+            C::AllReduce | C::Reduce | C::AllToAll | C::AllToAllV | C::SendRecv | C::Barrier => 2.0,
+            C::Broadcast => 1.0,
+            C::AllGather | C::ReduceScatter | C::Gather | C::Scatter => 1.0 + 1.0 / f64::from(ranks.max(1)),
+        };
+        match self.protocol {
+            Protocol::Simple => self.bytes as f64 * of_two / 2.0,
+            Protocol::Ll | Protocol::Ll128 => message,
+        }
     }
 
     /// How many of the channels have something to do.
@@ -259,11 +276,11 @@ pub fn run(schedule: &dyn Schedule, fabric: &Fabric, work: &Work) -> Result<Outc
     // What goes wrong is told of the ranks to which it happens.
     if fabric.is_uniform()
         && symmetry::all_do_the_same(schedule)
-        && let Ok(outcome) = engine::run(schedule, fabric, work, engine::Who::OneForAll)
+        && let Ok(outcome) = engine::run(schedule, fabric, work, engine::Who::OneForAll, 1)
     {
         return Ok(outcome);
     }
-    engine::run(schedule, fabric, work, engine::Who::All)
+    engine::run(schedule, fabric, work, engine::Who::All, 1)
 }
 
 /// Runs `schedule` over `fabric`, every rank of it.
@@ -272,7 +289,25 @@ pub fn run(schedule: &dyn Schedule, fabric: &Fabric, work: &Work) -> Result<Outc
 /// As [`run`].
 pub fn run_every_rank(schedule: &dyn Schedule, fabric: &Fabric, work: &Work) -> Result<Outcome, SimulationError> {
     fits(schedule, fabric)?;
-    engine::run(schedule, fabric, work, engine::Who::All)
+    engine::run(schedule, fabric, work, engine::Who::All, 1)
+}
+
+/// How long an operation takes, ns, of many that are done one after another, as benchmarks and most programs do them: who is done with one begins the next, whether others are done or not. Where ranks or slices are too many for
+/// that, it is [`predict_ns`].
+///
+/// # Errors
+/// As [`run`].
+pub fn repeated_ns(schedule: &dyn Schedule, fabric: &Fabric, work: &Work) -> Result<f64, SimulationError> {
+    let shape = schedule.shape();
+    if shape.ranks() > REPEATED_RANKS || work.slices(shape) > 4 * u64::from(work.busy_channels(shape)) {
+        return predict_ns(schedule, fabric, work);
+    }
+    fits(schedule, fabric)?;
+    let time = |operations| {
+        let ran = engine::run(schedule, fabric, work, engine::Who::All, operations);
+        ran.map(|outcome| outcome.time.ns())
+    };
+    Ok((time(5)? - time(2)?) / 3.0)
 }
 
 /// How long an operation takes, ns, by simulating the first of its slices: where every channel has more than twelve, what eight take longer than four is what each further four take.

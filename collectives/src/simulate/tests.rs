@@ -7,12 +7,7 @@ use crate::plan::{Form, Place, Program, Span, Step};
 
 /// Numbers that show in a result: α = 1000 (100 and 200 of it busy), β = 0.1, and γ = 0.01 ns/B.
 fn link() -> Link {
-    let simple = MessageCost {
-        alpha_ns: 1000.0,
-        send_ns: 100.0,
-        receive_ns: 200.0,
-        beta_ns_per_byte: 0.1,
-    };
+    let simple = MessageCost::simple(1000.0, 100.0, 200.0, 0.1);
     Link::derived(Mover::Device, simple, 500.0)
 }
 
@@ -20,6 +15,8 @@ const COMPUTE: Compute = Compute {
     gamma_ns_per_byte: 0.01,
     copy_ns_per_byte: 0.02,
     begin_ns: 50.0,
+    gamma: None,
+    copy: None,
 };
 
 fn work(bytes: u64) -> Work {

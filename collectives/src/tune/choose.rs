@@ -6,7 +6,7 @@ use super::{Overrides, Rule, TuningFile};
 use crate::algorithm::Algorithm;
 use crate::cost::{Compute, Link, blocks, predict_ns};
 use crate::plan::Collective;
-use crate::protocol::{Lines, SLOTS};
+use crate::protocol::Lines;
 use crate::simulate::{self, Fabric, Work};
 use crate::types::{DataType, Protocol, Rank};
 
@@ -15,7 +15,10 @@ const CHANNELS: [u32; 4] = [1, 2, 4, 8];
 /// Slices of a block that are considered; and the whole block.
 const SLICES: [u64; 6] = [32 << 10, 64 << 10, 128 << 10, 256 << 10, 512 << 10, 1 << 20];
 /// How many of the best by formula are simulated.
-const SIMULATED: usize = 12;
+const SIMULATED: usize = 24;
+/// Of one algorithm and protocol; and how many times as long as the best of all they may take by formula.
+const OF_A_WAY: usize = 3;
+const PROMISING: f64 = 2.0;
 /// Up to how many ranks: above, formulas are as good as they need be and a simulation takes long.
 const SIMULATED_RANKS: u32 = 64;
 
@@ -197,8 +200,15 @@ impl Tuner {
         let mut candidates = self.candidates(question, hosts, &algorithms, &forced);
         by_time(&mut candidates);
         if hosts.len() as u32 <= SIMULATED_RANKS {
-            for candidate in candidates.iter_mut().take(SIMULATED) {
-                candidate.simulated_ns = self.simulate(question, hosts, order, &candidate.choice);
+            let enough = candidates[0].formula_ns * PROMISING;
+            let mut tried = Vec::new();
+            for candidate in &mut candidates {
+                let way = (candidate.choice.algorithm, candidate.choice.protocol);
+                let before = tried.iter().filter(|other| **other == way).count();
+                if candidate.formula_ns <= enough && before < OF_A_WAY && tried.len() < SIMULATED {
+                    candidate.simulated_ns = self.predict_ns(question, hosts, order, &candidate.choice);
+                    tried.push(way);
+                }
             }
             candidates[..].sort_by(|a, b| {
                 (a.simulated_ns.is_none(), a.predicted_ns())
@@ -273,7 +283,7 @@ impl Tuner {
                 .filter(|protocol| forced.protocol.is_none_or(|forced| forced == **protocol))
             {
                 // A longer message than a ring of slots takes waits for the receiver as by Simple, and has nothing for it.
-                let ring = |lines: Lines| (SLOTS as usize * lines.room()) as f64;
+                let ring = |lines: Lines| (lines.slots() as usize * lines.room()) as f64;
                 let limit = protocol.lines().map_or(f64::INFINITY, ring);
                 if forced.protocol.is_none() && block > limit {
                     continue;
@@ -328,12 +338,14 @@ impl Tuner {
         }
     }
 
-    fn simulate(&self, question: &Question, hosts: &[u32], order: &[Rank], choice: &Choice) -> Option<f64> {
+    /// How long `question` takes among ranks on `hosts`, in this order, if it is done so: by simulation, ns. None where the algorithm does not do it.
+    #[must_use]
+    pub fn predict_ns(&self, question: &Question, hosts: &[u32], order: &[Rank], choice: &Choice) -> Option<f64> {
         let schedule = choice
             .algorithm
             .schedule(question.collective, order, question.root)
             .ok()?;
-        simulate::predict_ns(schedule.as_ref(), &self.fabric(hosts), &work(question, choice)).ok()
+        simulate::repeated_ns(schedule.as_ref(), &self.fabric(hosts), &work(question, choice)).ok()
     }
 }
 

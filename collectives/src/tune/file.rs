@@ -20,7 +20,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::{Overrides, Question};
 use crate::algorithm::Algorithm;
-use crate::cost::{Compute, Link};
+use crate::cost::{Compute, Link, Scale};
 use crate::plan::Collective;
 use crate::types::Protocol;
 
@@ -180,7 +180,27 @@ impl TuningFile {
                     ("send_ns", cost.send_ns),
                     ("receive_ns", cost.receive_ns),
                     ("beta_ns_per_byte", cost.beta_ns_per_byte),
+                    ("both_ns", cost.both_ns),
+                    ("grant_ns", cost.grant_ns),
+                    ("confirm_ns", cost.confirm_ns),
+                    ("quiet_ns", cost.quiet_ns),
                 ];
+                let moves = cost.bytes.iter();
+                let scales = moves.flat_map(|moves| {
+                    [
+                        ("settled", moves.settled),
+                        ("fresh", moves.fresh),
+                        ("reduced", moves.reduced),
+                        ("alone", moves.alone),
+                    ]
+                });
+                costs.extend(scales.flat_map(|(field, scale)| {
+                    let name = move |mark| format!("{name}.{protocol}.bytes.{field} at {mark} bytes");
+                    scale
+                        .marks()
+                        .map(move |(mark, value)| (name(mark), value))
+                        .collect::<Vec<_>>()
+                }));
                 costs.extend(each.map(|(field, value)| (format!("{name}.{protocol}.{field}"), value)));
             }
         }
@@ -191,6 +211,10 @@ impl TuningFile {
                 ("begin_ns", compute.begin_ns),
             ];
             costs.extend(each.map(|(field, value)| (format!("compute.{field}"), value)));
+            for (field, scale) in [("gamma", compute.gamma), ("copy", compute.copy)] {
+                let marks = scale.iter().flat_map(Scale::marks);
+                costs.extend(marks.map(|(mark, value)| (format!("compute.{field} at {mark} bytes"), value)));
+            }
         }
         costs
     }

@@ -1,228 +1,245 @@
 //! From measurements to costs: pure functions, which a calibration calls at start-up and tests call with numbers of their own.
 //!
-//! Machines are shared, so single samples are far off, and only ever too long. A line α + bβ is fitted by medians: of the slopes between all pairs of sizes, and then of what is left at each size; each counts by how much it can
-//! tell, which is the difference in bytes for a slope, and the shortness for a time without bytes. So half of the samples may be disturbed (Theil and Sen).
+//! What is measured are operations of nothing but messages, which a ring of ranks sends round at the same time, each one to the next: *hops*, one after another, and a *burst* of messages at once. So there is in the numbers
+//! what is there in collectives: an operation's beginning and end, both directions at once, and memory that all ranks share.
 
-use crate::cost::{Compute, Link, MessageCost, Mover, payload};
-use crate::types::Protocol;
+use crate::cost::{Link, MARKS, MessageCost, Mover, Moves, Scale};
 
-/// A measurement.
+/// Messages of an operation of many, where it is not their bytes that matter.
+pub const MANY: u32 = 4;
+
+/// Hops of some length.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub struct Sample {
-    /// Bytes of payload.
+pub struct Hops {
+    /// Bytes of a message.
     pub bytes: u64,
-    /// How long it took, ns.
+    /// How many there were.
+    pub messages: u32,
+    /// How long the operation took, ns.
     pub ns: f64,
-}
-
-/// A line: so long without any bytes, and so much longer for each.
-#[derive(Clone, Copy, PartialEq, Debug)]
-pub struct Line {
-    /// ns.
-    pub fixed_ns: f64,
-    /// ns per byte.
-    pub ns_per_byte: f64,
-}
-
-/// Fits a line; none for samples of fewer than two sizes. Neither number is negative.
-#[must_use]
-pub fn line(samples: &[Sample]) -> Option<Line> {
-    let usable = samples.iter().filter(|sample| sample.ns.is_finite() && sample.ns > 0.0);
-    let mut samples: Vec<Sample> = usable.copied().collect();
-    samples.sort_by(|a, b| {
-        (a.bytes, a.ns)
-            .partial_cmp(&(b.bytes, b.ns))
-            .unwrap_or(core::cmp::Ordering::Equal)
-    });
-    let sizes: Vec<Sample> = samples
-        .chunk_by(|a, b| a.bytes == b.bytes)
-        .map(|same| same[(same.len() - 1) / 2])
-        .collect();
-    let mut slopes = Vec::new();
-    for (index, small) in sizes.iter().enumerate() {
-        for large in &sizes[index + 1..] {
-            let bytes = (large.bytes - small.bytes) as f64;
-            slopes.push(((large.ns - small.ns) / bytes, bytes / (large.ns + small.ns)));
-        }
-    }
-    let ns_per_byte = weighted_median(&mut slopes)?.max(0.0);
-    let mut rests: Vec<(f64, f64)> = sizes
-        .iter()
-        .map(|size| (size.ns - size.bytes as f64 * ns_per_byte, 1.0 / (size.ns * size.ns)))
-        .collect();
-    let fixed_ns = weighted_median(&mut rests)?.max(0.0);
-    Some(Line { fixed_ns, ns_per_byte })
-}
-
-/// The value below which half of the weight lies.
-fn weighted_median(values: &mut [(f64, f64)]) -> Option<f64> {
-    values.sort_by(|a, b| a.0.total_cmp(&b.0));
-    let half = values.iter().map(|(_, weight)| weight).sum::<f64>() / 2.0;
-    let mut below = 0.0;
-    for &(value, weight) in values.iter() {
-        below += weight;
-        if below >= half {
-            return Some(value);
-        }
-    }
-    None
 }
 
 /// What was measured of one protocol.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Messages {
-    /// Half round trips of a ping-pong.
-    pub ping_pong: Vec<Sample>,
-    /// Time for each of many messages sent one after another without waiting, small ones.
-    pub stream: Vec<Sample>,
+    /// An operation of one hop without bytes to speak of, ns.
+    pub one_ns: f64,
+    /// One of [`MANY`] hops.
+    pub many_ns: f64,
+    /// One of one hop to another rank and one back.
+    pub turn_ns: f64,
+    /// One of [`MANY`] hops to another rank and as many back, by turns.
+    pub turns_ns: f64,
+    /// One of one message to another rank.
+    pub given_ns: f64,
+    /// One in which [`MANY`] such messages are sent, and then as many received.
+    pub burst_ns: f64,
+    /// Hops of messages that lay in memory before, each beside the [mark](MARKS) that it is for.
+    pub settled: Vec<(u64, Hops)>,
+    /// Hops of messages that were received by the hop before.
+    pub fresh: Vec<(u64, Hops)>,
+    /// Hops of messages that lay in memory before, and are reduced as they come.
+    pub reduced: Vec<(u64, Hops)>,
+    /// Hops of messages that lay in memory before, all of the first rank to the second, while others have nothing to do.
+    pub alone: Vec<(u64, Hops)>,
 }
 
 impl Messages {
-    /// What a message costs. Without a stream the processors are taken to be busy for a quarter of α each.
-    #[must_use]
-    pub fn fit(&self) -> Option<MessageCost> {
-        let Line { fixed_ns, ns_per_byte } = line(&self.ping_pong)?;
-        let mut rates: Vec<(f64, f64)> = self
-            .stream
-            .iter()
-            .map(|sample| (sample.ns - sample.bytes as f64 * ns_per_byte, 1.0))
-            .collect();
-        // The slower of the two ends is what the stream shows; neither can be busy for longer than its half of α.
-        let busy = weighted_median(&mut rates).map_or(fixed_ns / 4.0, |ns| ns.clamp(0.0, fixed_ns / 2.0));
-        Some(MessageCost {
-            alpha_ns: fixed_ns,
-            send_ns: busy,
-            receive_ns: busy,
-            beta_ns_per_byte: ns_per_byte,
-        })
+    /// What a hop takes while nobody else sends: α.
+    fn alone(&self) -> f64 {
+        ((self.turns_ns - self.turn_ns) / f64::from(2 * (MANY - 1))).clamp(0.0, self.alpha())
+    }
+
+    /// What each further hop takes, with all ranks sending.
+    fn alpha(&self) -> f64 {
+        ((self.many_ns - self.one_ns) / f64::from(MANY - 1)).clamp(0.0, self.one_ns)
+    }
+
+    /// What an operation takes beside its hops.
+    fn around(&self) -> f64 {
+        self.one_ns - self.alpha()
+    }
+
+    /// What a message costs, where an operation begins in `begin_ns` and something granted comes in `grant_ns`.
+    fn cost(&self, begin_ns: f64, grant_ns: f64) -> MessageCost {
+        let (alpha, alone) = (self.alpha(), self.alone());
+        // With many at once latency is paid for once, and the processor for each at both ends.
+        let busy = (self.burst_ns - self.one_ns) / f64::from(MANY - 1) / 2.0;
+        let busy = busy.clamp(0.0, alone / 2.0);
+        let rates = |hops: &[(u64, Hops)]| {
+            let rate = |&(mark, hops): &(u64, Hops)| {
+                let each = (hops.ns - self.around()) / f64::from(hops.messages.max(1)) - alpha;
+                (mark, each / hops.bytes.max(1) as f64)
+            };
+            Scale::of(&hops.iter().map(rate).collect::<Vec<_>>())
+        };
+        let settled = rates(&self.settled);
+        let beta = settled.map_or(0.0, |scale| scale.ns_per_byte(LONG as f64, LONG as f64));
+        let bytes = settled.map(|settled| Moves {
+            settled,
+            fresh: rates(&self.fresh).unwrap_or(settled),
+            reduced: rates(&self.reduced).unwrap_or(settled),
+            alone: rates(&self.alone).unwrap_or(settled),
+        });
+        if grant_ns == 0.0 {
+            return MessageCost {
+                both_ns: alpha - alone,
+                bytes,
+                ..MessageCost::simple(alone, busy, busy, beta)
+            };
+        }
+        // Where there are grants and confirmations, both ends always have something to send.
+        MessageCost {
+            grant_ns,
+            confirm_ns: (self.around() - begin_ns - grant_ns).max(0.0),
+            quiet_ns: (self.given_ns - self.one_ns).max(0.0),
+            bytes,
+            ..MessageCost::simple(alpha, busy, busy, beta)
+        }
     }
 }
 
-/// What was measured of a link. A protocol that was not measured is derived from Simple.
+/// Bytes of a message whose rate is β where there is to be but one.
+const LONG: u64 = MARKS[5];
+
+/// What was measured of a link.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Calibration {
-    /// By [`Protocol::Simple`].
+    /// By [`Protocol::Simple`](crate::Protocol::Simple).
     pub simple: Messages,
-    /// By [`Protocol::Ll`].
+    /// By [`Protocol::Ll`](crate::Protocol::Ll).
     pub ll: Messages,
-    /// By [`Protocol::Ll128`].
+    /// By [`Protocol::Ll128`](crate::Protocol::Ll128).
     pub ll128: Messages,
 }
 
 impl Calibration {
-    /// The link; none without two sizes of Simple.
+    /// What an operation takes beside its messages, ns: by LL, which waits neither for a grant nor for a confirmation.
     #[must_use]
-    pub fn link(&self, mover: Mover) -> Option<Link> {
-        let simple = self.simple.fit()?;
-        let derived = |protocol| MessageCost {
-            beta_ns_per_byte: simple.beta_ns_per_byte / payload(protocol),
-            ..simple
-        };
-        Some(Link {
+    pub fn begin_ns(&self) -> f64 {
+        self.ll.around()
+    }
+
+    /// The link. A grant is a short WRITE, as a message of LL is.
+    #[must_use]
+    pub fn link(&self, mover: Mover) -> Link {
+        let begin = self.begin_ns();
+        Link {
             mover,
-            simple,
-            ll: self.ll.fit().unwrap_or_else(|| derived(Protocol::Ll)),
-            ll128: self.ll128.fit().unwrap_or_else(|| derived(Protocol::Ll128)),
-        })
+            simple: self.simple.cost(begin, self.ll.alone().max(1.0)),
+            ll: self.ll.cost(begin, 0.0),
+            ll128: self.ll128.cost(begin, 0.0),
+        }
     }
 }
 
-/// What a rank's own work costs, from reductions and copies of several sizes; what was not measured stays as it is in `otherwise`.
+/// The median of what was measured; 0 of nothing.
 #[must_use]
-pub fn compute(reductions: &[Sample], copies: &[Sample], otherwise: Compute) -> Compute {
-    let per_byte = |samples, default| line(samples).map_or(default, |line| line.ns_per_byte);
-    Compute {
-        gamma_ns_per_byte: per_byte(reductions, otherwise.gamma_ns_per_byte),
-        copy_ns_per_byte: per_byte(copies, otherwise.copy_ns_per_byte),
-        ..otherwise
-    }
+pub fn median(mut samples: Vec<f64>) -> f64 {
+    samples.sort_by(f64::total_cmp);
+    samples.get(samples.len() / 2).copied().unwrap_or(0.0)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn sizes() -> impl Iterator<Item = u64> {
-        (3..=24).map(|bit| 1 << bit)
-    }
-
-    #[test]
-    fn a_line_is_found_again() {
-        let samples: Vec<Sample> = sizes()
-            .map(|bytes| Sample {
-                bytes,
-                ns: 700.0 + 0.04 * bytes as f64,
-            })
-            .collect();
-        let found = line(&samples).unwrap();
-        assert!(
-            (found.fixed_ns - 700.0).abs() < 1e-6 && (found.ns_per_byte - 0.04).abs() < 1e-9,
-            "{found:?}"
-        );
-    }
-
-    #[test]
-    fn disturbed_samples_hardly_move_it() {
-        // Every third sample is up to a hundred times too long, the others are by up to 10 %.
-        let mut samples = Vec::new();
-        for (index, bytes) in sizes().flat_map(|bytes| [bytes; 5]).enumerate() {
-            let disturbed = match index % 3 {
-                0 => [2.0, 10.0, 100.0][index / 3 % 3],
-                other => 1.0 + 0.05 * f64::from(other as u32) * (index % 7) as f64 / 6.0,
+    /// What is measured where an operation takes `around` beside its messages, and each of them so long.
+    fn measured(around: f64, alpha: f64, busy: f64, beta: [f64; 3]) -> Messages {
+        let hops = |beta: f64| {
+            let hop = |&mark: &u64| {
+                let (bytes, messages) = (mark / 4, 4);
+                let ns = around + 4.0 * (alpha + bytes as f64 * beta);
+                (mark, Hops { bytes, messages, ns })
             };
-            samples.push(Sample {
-                bytes,
-                ns: (700.0 + 0.04 * bytes as f64) * disturbed,
-            });
-        }
-        let found = line(&samples).unwrap();
-        assert!((680.0..=800.0).contains(&found.fixed_ns), "{found:?}");
-        assert!((0.038..=0.046).contains(&found.ns_per_byte), "{found:?}");
-    }
-
-    #[test]
-    fn too_little_is_no_line_and_nonsense_is_no_panic() {
-        let sample = |bytes, ns| Sample { bytes, ns };
-        assert_eq!(line(&[]), None);
-        assert_eq!(line(&[sample(8, 100.0), sample(8, 110.0)]), None);
-        assert_eq!(line(&[sample(8, f64::NAN), sample(16, -1.0)]), None);
-        let falling = line(&[sample(8, 1000.0), sample(1 << 20, 10.0)]).unwrap();
-        assert!(falling.ns_per_byte == 0.0 && falling.fixed_ns > 0.0);
-    }
-
-    #[test]
-    fn a_calibration_is_a_link() {
-        let pings = |alpha: f64, beta: f64| {
-            sizes()
-                .map(|bytes| Sample {
-                    bytes,
-                    ns: alpha + beta * bytes as f64,
-                })
-                .collect()
+            MARKS[2..].iter().map(hop).collect()
         };
-        let mut calibration = Calibration {
-            simple: Messages {
-                ping_pong: pings(1000.0, 0.05),
-                stream: vec![Sample { bytes: 0, ns: 150.0 }],
-            },
-            ll: Messages {
-                ping_pong: pings(500.0, 0.12),
-                stream: Vec::new(),
-            },
+        let one_ns = around + alpha;
+        Messages {
+            one_ns,
+            many_ns: around + f64::from(MANY) * alpha,
+            turn_ns: around + 1.6 * alpha,
+            turns_ns: around + 1.6 * f64::from(MANY) * alpha,
+            given_ns: one_ns + 50.0,
+            burst_ns: one_ns + f64::from(MANY - 1) * 2.0 * busy,
+            settled: hops(beta[0]),
+            fresh: hops(beta[1]),
+            reduced: hops(beta[2]),
+            alone: hops(beta[0] / 2.0),
+        }
+    }
+
+    #[test]
+    fn costs_are_found_again() {
+        let calibration = Calibration {
+            simple: measured(1500.0, 900.0, 100.0, [0.05, 0.08, 0.09]),
+            ll: measured(300.0, 400.0, 150.0, [0.2; 3]),
+            ll128: measured(310.0, 420.0, 1000.0, [0.15; 3]),
+        };
+        assert!((calibration.begin_ns() - 300.0).abs() < 1e-6);
+        let link = calibration.link(Mover::Receiver);
+        let near = |found: f64, expected: f64| assert!((found - expected).abs() < 1e-6, "{found} and not {expected}");
+        let MessageCost {
+            alpha_ns,
+            send_ns,
+            receive_ns,
+            grant_ns,
+            confirm_ns,
+            ..
+        } = link.simple;
+        near(alpha_ns, 900.0);
+        near(link.simple.quiet_ns, 50.0);
+        near(link.ll.alpha_ns, 320.0);
+        near(link.ll.both_ns, 80.0);
+        near(send_ns, 100.0);
+        near(receive_ns, 100.0);
+        near(grant_ns, 320.0);
+        near(confirm_ns, 1500.0 - 300.0 - 320.0);
+        near(link.simple.beta(64.0, 1e6, false, 1.0), 0.05);
+        near(link.simple.beta(64.0, 1e6, false, 0.0), 0.025);
+        near(link.simple.beta(1e6, 64.0, true, 1.0), 0.08);
+        near(link.simple.reducing(1e6, 64.0).unwrap(), 0.04);
+        near(link.simple.beta_ns_per_byte, 0.05);
+        assert_eq!((link.ll.grant_ns, link.ll.confirm_ns), (0.0, 0.0));
+        near(link.ll128.send_ns, 168.0);
+    }
+
+    #[test]
+    fn nonsense_is_no_negative_time() {
+        let wild = Messages {
+            one_ns: 500.0,
+            many_ns: 100.0,
+            burst_ns: 10.0,
+            settled: vec![(
+                4096,
+                Hops {
+                    bytes: 1024,
+                    messages: 4,
+                    ns: 1.0,
+                },
+            )],
+            ..Messages::default()
+        };
+        let calibration = Calibration {
+            simple: wild.clone(),
+            ll: wild,
             ll128: Messages::default(),
         };
-        let link = calibration.link(Mover::Receiver).unwrap();
-        assert_eq!(
-            (link.simple.send_ns.round(), link.simple.receive_ns.round()),
-            (150.0, 150.0)
-        );
-        assert!((link.ll.alpha_ns - 500.0).abs() < 1e-6 && (link.ll.send_ns - 125.0).abs() < 1e-6);
-        assert!((link.ll128.beta_ns_per_byte - 0.05 / 0.9375).abs() < 1e-9, "derived");
-        calibration.simple.ping_pong.truncate(1);
-        assert_eq!(calibration.link(Mover::Receiver), None);
-        let reductions: Vec<Sample> = pings(50.0, 0.03);
-        let found = compute(&reductions, &[], Compute::default());
-        assert!((found.gamma_ns_per_byte - 0.03).abs() < 1e-9);
-        assert_eq!(found.copy_ns_per_byte, Compute::default().copy_ns_per_byte);
+        let link = calibration.link(Mover::Receiver);
+        for cost in [link.simple, link.ll, link.ll128] {
+            let all = [
+                cost.alpha_ns,
+                cost.send_ns,
+                cost.receive_ns,
+                cost.beta_ns_per_byte,
+                cost.both_ns,
+                cost.grant_ns,
+                cost.confirm_ns,
+                cost.quiet_ns,
+                cost.beta(4096.0, 0.0, true, 0.5),
+            ];
+            assert!(all.iter().all(|ns| *ns >= 0.0 && ns.is_finite()), "{cost:?}");
+        }
+        assert_eq!((median(vec![3.0, 1.0, 2.0]), median(Vec::new())), (2.0, 0.0));
     }
 }

@@ -7,10 +7,8 @@ mod choose;
 mod environment;
 mod file;
 mod fit;
-mod measure;
 
 pub use choose::{Candidate, Choice, Decision, NoChoice, Question, Tuner};
 pub use environment::{EnvironmentError, Overrides};
 pub use file::{FileError, Rule, TuningFile};
-pub use fit::{Calibration, Line, Messages, Sample, compute, line};
-pub use measure::measure_compute;
+pub use fit::{Calibration, Hops, MANY, Messages, median};

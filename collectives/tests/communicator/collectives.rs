@@ -142,10 +142,65 @@ fn parts_may_have_lengths_of_their_own() {
         let mut all = vec![0; if comm.rank() == root { wanted.len() } else { 0 }];
         comm.gather_v(&mine, &mut all, &counts, root).wait().unwrap();
         assert!(comm.rank() != root || all == wanted);
+        let (mut plain, mut registered) = (vec![0; wanted.len()], comm.alloc::<u8>(wanted.len()).unwrap());
+        comm.all_gather_v(&mine, &mut plain, &counts).wait().unwrap();
+        assert_eq!(plain, wanted);
+        comm.all_gather_v(&mine, &mut registered, &counts).wait().unwrap();
+        assert_eq!(*registered, wanted);
+        for (counts, why) in [
+            (&counts[1..], "3 counts for 4 ranks"),
+            (&[7, 7, 7, 7], "its count is 7"),
+            (&[3, 9, 5, 1000], "1017 elements"),
+        ] {
+            let refused = comm.all_gather_v(&mine, &mut plain, counts).wait().unwrap_err();
+            assert!(refused.to_string().contains(why), "{refused}");
+        }
         let mut back = vec![0; mine.len()];
         comm.scatter_v(&all, &counts, &mut back, root).wait().unwrap();
         assert_eq!(back, mine);
     });
+}
+
+/// Ragged parts of a reduction: as reduce-scatter has them, of any length, by any protocol.
+#[test]
+fn parts_of_a_reduction_may_have_lengths_of_their_own() {
+    for (p, counts) in [
+        (1, vec![7]),
+        (2, vec![3, 0]),
+        (3, vec![1, 70_001, 5]),
+        (4, vec![0, 9, 400, 31]),
+    ] {
+        ranks(p, &options(), |comm| {
+            let me = comm.rank().index();
+            let (all, first) = (counts.iter().sum(), counts[..me].iter().sum::<usize>());
+            let everybody: Vec<_> = (0..p).map(|rank| given(rank, all)).collect();
+            let mine = first..first + counts[me];
+            let wanted: Vec<i64> = mine.map(|at| everybody.iter().map(|one| one[at]).sum()).collect();
+            for &protocol in Protocol::ALL {
+                let mut into = vec![-1; counts[me]];
+                let input = &everybody[me];
+                let call = comm.reduce_scatter_v(input, &mut into, &counts, ReduceOp::Sum);
+                call.protocol(protocol).wait().unwrap();
+                assert_eq!(into, wanted);
+                let (mut from, mut registered) = (comm.alloc(all).unwrap(), comm.alloc(counts[me]).unwrap());
+                from.copy_from_slice(input);
+                let call = comm.reduce_scatter_v(&from, &mut registered, &counts, ReduceOp::Sum);
+                call.protocol(protocol).wait().unwrap();
+                assert_eq!(*registered, wanted);
+            }
+            // Partial results are of another type than what is given.
+            let mut into = vec![half::f16::ZERO; counts[me]];
+            let ones = vec![half::f16::ONE; all];
+            comm.reduce_scatter_v(&ones, &mut into, &counts, ReduceOp::Sum)
+                .wait()
+                .unwrap();
+            assert!(into.iter().all(|x| x.to_f32() == p as f32));
+            let call = comm.reduce_scatter_v(&ones, &mut into, &counts, ReduceOp::Sum);
+            let refused = call.algorithm(Algorithm::Ring).wait().unwrap_err();
+            assert!(refused.to_string().contains("full-mesh alone"), "{refused}");
+            comm.barrier().wait().unwrap();
+        });
+    }
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 mod collectives;
 mod failures;
+mod messages;
 mod requests;
 mod wire;
 mod world;

@@ -5,5 +5,6 @@ mod world;
 mod agrees;
 mod allocation;
 mod failures;
+mod long;
 mod overlap;
 mod types;

@@ -7,6 +7,7 @@ use clap::Args;
 use doorbell_collectives::plan::Collective;
 use doorbell_collectives::{Algorithm, DataType, Protocol, ReduceOp};
 
+use super::bind::Bind;
 use crate::cli::SoftArgs;
 use crate::units::{parse_bytes, parse_duration};
 
@@ -106,6 +107,17 @@ pub(crate) struct CollArgs {
     #[arg(long, help_heading = "How it is done")]
     pub(crate) deterministic: bool,
 
+    /// What ranks that are started here are bound to
+    #[arg(
+        long,
+        value_name = "WHAT",
+        value_enum,
+        default_value_t = Bind::Processor,
+        requires = "ranks",
+        help_heading = "How it is done"
+    )]
+    pub(crate) bind: Bind,
+
     /// Print one JSON object on stdout
     #[arg(long, help_heading = "Output")]
     pub(crate) json: bool,
@@ -115,6 +127,9 @@ pub(crate) struct CollArgs {
     /// Start nothing: print the time by algorithm, simulated
     #[arg(long, help_heading = "Output", requires = "ranks")]
     pub(crate) simulate: bool,
+    /// With --simulate: start the ranks and measure, too, every algorithm and protocol at each size, beside what the costs measured at the start predict
+    #[arg(long, help_heading = "Output", requires = "simulate", conflicts_with_all = ["svg", "deterministic"])]
+    pub(crate) measure: bool,
     /// Draw the plan (--explain) or the chart (--simulate) into this file
     #[arg(long, value_name = "FILE", help_heading = "Output")]
     pub(crate) svg: Option<PathBuf>,

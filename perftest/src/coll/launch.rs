@@ -20,6 +20,8 @@ use crate::interrupt::Interrupt;
 const PAUSE: Duration = Duration::from_millis(2);
 /// How much longer than the deadline ranks have to end when one has failed.
 const GRACE: Duration = Duration::from_secs(10);
+/// How long ranks that are asked to stop have to finish a size and print what they have.
+const STOP: Duration = Duration::from_secs(2);
 /// How long ranks that are told to end have.
 const END: Duration = Duration::from_secs(2);
 
@@ -108,6 +110,7 @@ impl Drop for Started {
 /// Waits for all of them. When one has failed the others have the deadline, and a little more, to find out and say so.
 fn wait(all: &mut [Started], deadline: Duration, interrupt: &Interrupt) -> Result<(), Failure> {
     let mut until = None;
+    let mut stopping: Option<Instant> = None;
     loop {
         let mut running = 0;
         for one in &mut *all {
@@ -119,7 +122,14 @@ fn wait(all: &mut [Started], deadline: Duration, interrupt: &Interrupt) -> Resul
                 Some(_) => {}
             }
         }
-        if interrupt.requested() {
+        if interrupt.requested() && stopping.is_none() {
+            stopping = Some(Instant::now() + STOP);
+            for life_line in all.iter_mut().filter_map(|one| one.life_line.as_mut()) {
+                // Who has ended need not be asked.
+                let _ = writeln!(life_line, "stop");
+            }
+        }
+        if stopping.is_some_and(|until| running == 0 || Instant::now() > until) {
             // All at once, and not one after another as they are dropped.
             all.iter_mut().for_each(|one| one.life_line = None);
             return Err(Failure::Interrupted);

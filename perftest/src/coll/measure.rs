@@ -6,12 +6,14 @@ use doorbell_collectives::communicator::{Call, Reduction};
 use doorbell_collectives::kernel::{F8E4M3, F8E5M2, bf16, f16};
 use doorbell_collectives::plan::Collective;
 use doorbell_collectives::reference::{Case, Number, given};
+use doorbell_collectives::tune::Choice;
 use doorbell_collectives::{CollectiveError, CommBuffer, Communicator, DataType, PreMulSum, Rank, ReduceOp};
 
 use super::CollArgs;
 use super::table::{Figures, Report, Row};
 use super::traffic;
 use crate::failure::{Failure, one_line};
+use crate::interrupt::Interrupt;
 use crate::report::print_line;
 
 /// Seconds that a size is measured for, about, where nothing is said.
@@ -32,21 +34,26 @@ struct Job<'a> {
 /// Measures all that was asked for; rank 0 prints.
 ///
 /// # Errors
-/// [`Failure::Test`] when an operation fails or a result is wrong.
-pub(super) fn run(args: &CollArgs, comm: &Communicator, mut report: Report) -> Result<(), Failure> {
+/// [`Failure::Test`] when an operation fails or a result is wrong; [`Failure::Interrupted`] when a rank was asked to stop. What was measured until then is printed.
+pub(super) fn run(
+    args: &CollArgs,
+    comm: &Communicator,
+    interrupt: &Interrupt,
+    mut report: Report,
+) -> Result<(), Failure> {
     let first = comm.rank() == Rank(0);
     let table = first && !args.json;
     if table {
         report.print_head(comm.size())?;
     }
-    let outcome = rows(args, comm, |row| {
+    let outcome = rows(args, comm, interrupt, |row| {
         let printed = if table { print_line(&row.line()) } else { Ok(()) };
         report.results.push(row);
         printed
     });
     if first && args.json {
         report.print()?;
-    } else if table && outcome.is_ok() {
+    } else if table && matches!(outcome, Ok(()) | Err(Failure::Interrupted)) {
         report.print_foot()?;
     }
     outcome?;
@@ -57,7 +64,13 @@ pub(super) fn run(args: &CollArgs, comm: &Communicator, mut report: Report) -> R
     Ok(())
 }
 
-fn rows(args: &CollArgs, comm: &Communicator, mut done: impl FnMut(Row) -> Result<(), Failure>) -> Result<(), Failure> {
+fn rows(
+    args: &CollArgs,
+    comm: &Communicator,
+    interrupt: &Interrupt,
+    mut done: impl FnMut(Row) -> Result<(), Failure>,
+) -> Result<(), Failure> {
+    let failed = |e: CollectiveError| Failure::test(one_line(&e.to_string()));
     let ops: &[ReduceOp] = if args.operation.reduces() {
         &args.op.0
     } else {
@@ -75,7 +88,12 @@ fn rows(args: &CollArgs, comm: &Communicator, mut done: impl FnMut(Row) -> Resul
                     op,
                     iterations: 0,
                 };
-                let row = typed(data, &mut job).map_err(|e| Failure::test(one_line(&e.to_string())))?;
+                // All of them stop at the same size.
+                let asked = f64::from(u8::from(interrupt.requested()));
+                if everyone(comm, asked).map_err(failed)?.iter().any(|&asked| asked > 0.0) {
+                    return Err(Failure::Interrupted);
+                }
+                let row = typed(data, &mut job).map_err(failed)?;
                 done(row)?;
             }
         }
@@ -83,25 +101,37 @@ fn rows(args: &CollArgs, comm: &Communicator, mut done: impl FnMut(Row) -> Resul
     Ok(())
 }
 
-fn typed(data: DataType, job: &mut Job<'_>) -> Result<Row, CollectiveError> {
+/// Something that is done with elements of a type.
+pub(super) trait Typed {
+    /// What comes out.
+    type Out;
+
+    /// Does it.
+    fn with<T: Number>(&mut self) -> Self::Out;
+}
+
+/// Does it with elements of this type.
+pub(super) fn typed<J: Typed>(data: DataType, job: &mut J) -> J::Out {
     match data {
-        DataType::I8 => job.row::<i8>(),
-        DataType::U8 => job.row::<u8>(),
-        DataType::I32 => job.row::<i32>(),
-        DataType::U32 => job.row::<u32>(),
-        DataType::I64 => job.row::<i64>(),
-        DataType::U64 => job.row::<u64>(),
-        DataType::F16 => job.row::<f16>(),
-        DataType::Bf16 => job.row::<bf16>(),
-        DataType::F32 => job.row::<f32>(),
-        DataType::F64 => job.row::<f64>(),
-        DataType::F8E4M3 => job.row::<F8E4M3>(),
-        DataType::F8E5M2 => job.row::<F8E5M2>(),
+        DataType::I8 => job.with::<i8>(),
+        DataType::U8 => job.with::<u8>(),
+        DataType::I32 => job.with::<i32>(),
+        DataType::U32 => job.with::<u32>(),
+        DataType::I64 => job.with::<i64>(),
+        DataType::U64 => job.with::<u64>(),
+        DataType::F16 => job.with::<f16>(),
+        DataType::Bf16 => job.with::<bf16>(),
+        DataType::F32 => job.with::<f32>(),
+        DataType::F64 => job.with::<f64>(),
+        DataType::F8E4M3 => job.with::<F8E4M3>(),
+        DataType::F8E5M2 => job.with::<F8E5M2>(),
     }
 }
 
-impl Job<'_> {
-    fn row<T: Number>(&mut self) -> Result<Row, CollectiveError> {
+impl Typed for Job<'_> {
+    type Out = Result<Row, CollectiveError>;
+
+    fn with<T: Number>(&mut self) -> Self::Out {
         let Self { comm, case, .. } = *self;
         let collective = case.collective;
         let figures = self.figures(Buffers::<T>::apart(comm, &case)?)?;
@@ -129,7 +159,9 @@ impl Job<'_> {
         };
         Ok(row.done_by(&choice))
     }
+}
 
+impl Job<'_> {
     fn figures<T: Number>(&mut self, mut buffers: Buffers<T>) -> Result<Figures, CollectiveError> {
         let Self {
             comm, case, op, args, ..
@@ -143,23 +175,23 @@ impl Job<'_> {
         for turn in 0..u64::from(args.check) {
             let seed = args.seed ^ turn << 32;
             buffers.fill(&case, rank, seed);
-            buffers.run(comm, &case, &reduction)?;
+            buffers.run(comm, &case, &reduction, None)?;
             wrong += case.wrong(op, rank, seed, buffers.output(&case, rank));
         }
-        let wrong = self.everyone(wrong as f64)?.iter().sum::<f64>() as u64;
+        let wrong = everyone(self.comm, wrong as f64)?.iter().sum::<f64>() as u64;
         // What is reduced in place over and over grows beyond what numbers hold; nothing stays nothing.
         buffers.clear();
-        self.count(|| buffers.run(comm, &case, &reduction))?;
+        self.count(|| buffers.run(comm, &case, &reduction, None))?;
         for _ in 0..args.warmup.unwrap_or(self.iterations / 10 + 2) {
-            buffers.run(comm, &case, &reduction)?;
+            buffers.run(comm, &case, &reduction, None)?;
         }
         comm.barrier().wait()?;
         let began = Instant::now();
         for _ in 0..self.iterations {
-            buffers.run(comm, &case, &reduction)?;
+            buffers.run(comm, &case, &reduction, None)?;
         }
         let mine = began.elapsed().as_secs_f64() / f64::from(self.iterations);
-        let all = self.everyone(mine)?;
+        let all = everyone(self.comm, mine)?;
         let mean = all.iter().sum::<f64>() / all.len() as f64;
         let (algorithm, bus) = traffic::bandwidths(&case, T::TYPE, mean);
         Ok(Figures {
@@ -184,23 +216,35 @@ impl Job<'_> {
                     run()?;
                 }
                 let mine = began.elapsed().as_secs_f64() / f64::from(TRIAL);
-                let slowest = self.everyone(mine)?.into_iter().fold(1e-9, f64::max);
+                let slowest = everyone(self.comm, mine)?.into_iter().fold(1e-9, f64::max);
                 ((SECONDS / slowest) as u32).clamp(10, 5000)
             }
         };
         Ok(())
     }
+}
 
-    /// What each rank says.
-    fn everyone(&self, mine: f64) -> Result<Vec<f64>, CollectiveError> {
-        let mut all = vec![0.0; self.comm.size() as usize];
-        self.comm.all_gather_into(&[mine], &mut all).wait()?;
-        Ok(all)
+/// What each rank says.
+pub(super) fn everyone(comm: &Communicator, mine: f64) -> Result<Vec<f64>, CollectiveError> {
+    let mut all = vec![0.0; comm.size() as usize];
+    comm.all_gather_into(&[mine], &mut all).wait()?;
+    Ok(all)
+}
+
+/// Has a call done this way.
+fn by<'c, B>(call: Call<'c, B>, way: Option<&Choice>) -> Call<'c, B> {
+    match way {
+        None => call,
+        Some(way) => call
+            .algorithm(way.algorithm)
+            .protocol(way.protocol)
+            .channels(way.channels)
+            .slice(way.slice_bytes),
     }
 }
 
 /// The memory of a rank's operation.
-enum Buffers<T: Number> {
+pub(super) enum Buffers<T: Number> {
     Apart {
         input: CommBuffer<T>,
         output: CommBuffer<T>,
@@ -211,7 +255,7 @@ enum Buffers<T: Number> {
 }
 
 impl<T: Number> Buffers<T> {
-    fn apart(comm: &Communicator, case: &Case) -> Result<Self, CollectiveError> {
+    pub(super) fn apart(comm: &Communicator, case: &Case) -> Result<Self, CollectiveError> {
         let rank = comm.rank();
         let all = || (0..case.ranks).map(Rank);
         Ok(Self::Apart {
@@ -278,8 +322,14 @@ impl<T: Number> Buffers<T> {
         }
     }
 
-    /// Does the operation once.
-    fn run(&mut self, comm: &Communicator, case: &Case, op: &Reduction) -> Result<(), CollectiveError> {
+    /// Does the operation once; `way` says how, if it is not to be chosen.
+    pub(super) fn run(
+        &mut self,
+        comm: &Communicator,
+        case: &Case,
+        op: &Reduction,
+        way: Option<&Choice>,
+    ) -> Result<(), CollectiveError> {
         let root = case.root;
         match self {
             Self::Apart { input, output, parts } => {
@@ -296,18 +346,21 @@ impl<T: Number> Buffers<T> {
                     Collective::SendRecv => comm.send_receive(&*input, output),
                     Collective::Barrier => return comm.barrier().wait(),
                 };
-                call.wait()
+                by(call, way).wait()
             }
-            Self::InPlace(memory) => match case.collective {
-                Collective::AllReduce => comm.all_reduce(memory, op.clone()),
-                Collective::AllGather => comm.all_gather(memory),
-                Collective::ReduceScatter => comm.reduce_scatter(memory, op.clone()),
-                Collective::Reduce => comm.reduce(memory, op.clone(), root),
-                Collective::Gather => comm.gather(memory, root),
-                Collective::Scatter => comm.scatter(memory, root),
-                // The others do not run in place, and have no such buffers.
-                _ => comm.broadcast(memory, root),
-            }
+            Self::InPlace(memory) => by(
+                match case.collective {
+                    Collective::AllReduce => comm.all_reduce(memory, op.clone()),
+                    Collective::AllGather => comm.all_gather(memory),
+                    Collective::ReduceScatter => comm.reduce_scatter(memory, op.clone()),
+                    Collective::Reduce => comm.reduce(memory, op.clone(), root),
+                    Collective::Gather => comm.gather(memory, root),
+                    Collective::Scatter => comm.scatter(memory, root),
+                    // The others do not run in place, and have no such buffers.
+                    _ => comm.broadcast(memory, root),
+                },
+                way,
+            )
             .wait(),
         }
     }

@@ -1,9 +1,11 @@
 //! `doorbell coll`: collectives, measured as nccl-tests does.
 //!
 //! `args` says what may be asked; `launch` starts ranks of this host as processes; `rank` is one of them, or of a launcher's; `measure` times and checks on all ranks together; `traffic` has the formulas and `table`
-//! prints. `explain` says how an operation is done and why, and `simulate` how long it would take elsewhere.
+//! prints. `explain` says how an operation is done and why, `simulate` how long it would take elsewhere, and `beside` has what is predicted beside what is measured.
 
 mod args;
+mod beside;
+mod bind;
 mod explain;
 mod launch;
 mod measure;
@@ -28,7 +30,7 @@ const MAX_RANKS: u32 = 64;
 pub(crate) fn run(args: &CollArgs) -> Result<(), Failure> {
     refuse(args)?;
     match (args.ranks, args.rank) {
-        (Some(ranks), _) if args.simulate => simulate::run(args, ranks),
+        (Some(ranks), _) if args.simulate && !args.measure => simulate::run(args, ranks),
         (Some(ranks), None) => {
             if ranks > MAX_RANKS {
                 return Err(Failure::usage(format!(

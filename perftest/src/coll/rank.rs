@@ -6,8 +6,9 @@ use doorbell_collectives::tune::Overrides;
 use doorbell_collectives::{Communicator, Options, Rank};
 use serde::{Deserialize, Serialize};
 
+use super::bind::bind;
 use super::table::Report;
-use super::{CollArgs, explain, measure};
+use super::{CollArgs, beside, explain, measure};
 use crate::device::{self, Device, Reach};
 use crate::failure::{Failure, one_line};
 use crate::interrupt::Interrupt;
@@ -19,13 +20,19 @@ use crate::report::{LinkKind, Warning, of_this_machine};
 /// # Errors
 /// What went wrong, on this rank.
 pub(super) fn child(args: &CollArgs, rank: u32, ranks: u32) -> Result<(), Failure> {
-    let token = orchestrate::adopt().map_err(|_| Failure::usage("--rank is for doorbell itself: use --ranks"))?;
-    let _interrupt = Interrupt::leave_to_parent()?;
+    let interrupt = Interrupt::leave_to_parent()?;
+    let token = orchestrate::adopt_until(interrupt.clone())
+        .map_err(|_| Failure::usage("--rank is for doorbell itself: use --ranks"))?;
     let id: UniqueId = token
         .parse()
         .map_err(|_| Failure::usage("--rank is for doorbell itself: use --ranks"))?;
     let join = || Group::join(&id, Rank(rank), ranks, &bootstrap::Options::default());
-    named(rank, begin(args, rank, Reach::Here, join))
+    let own_processor = || bind(args.bind, rank, ranks);
+    match begin(args, rank, (Reach::Here, &interrupt), join, own_processor) {
+        // Whoever has started it says so.
+        Err(Failure::Interrupted) => Ok(()),
+        done => named(rank, done),
+    }
 }
 
 /// A rank of a launcher.
@@ -41,7 +48,10 @@ pub(super) fn launched(args: &CollArgs) -> Result<(), Failure> {
     })?;
     let rank = launch.rank.0;
     let options = bootstrap::Options::from_env().map_err(|e| Failure::usage(one_line(&e.to_string())))?;
-    named(rank, begin(args, rank, Reach::Elsewhere, || launch.join(&options)))
+    let interrupt = Interrupt::catch()?;
+    let join = || launch.join(&options);
+    // Its launcher has bound it, or not.
+    named(rank, begin(args, rank, (Reach::Elsewhere, &interrupt), join, || {}))
 }
 
 /// Says whose failure it is.
@@ -63,8 +73,9 @@ struct Reached {
 fn begin(
     args: &CollArgs,
     rank: u32,
-    reach: Reach,
+    (reach, interrupt): (Reach, &Interrupt),
     join: impl FnOnce() -> Result<Group, BootstrapError>,
+    bind: impl FnOnce(),
 ) -> Result<(), Failure> {
     let failed = |e: &dyn std::fmt::Display| Failure::test(one_line(&e.to_string()));
     let mut soft = args.soft.clone();
@@ -80,18 +91,22 @@ fn begin(
         )));
     }
     let link = agree(&devices, &mut group)?;
+    if rank == 0 {
+        warn(&devices, link, &group);
+    }
+    bind();
     let contexts: Vec<_> = devices.iter().map(|device| device.context.clone()).collect();
     let comm = Communicator::new(&contexts, group, options).map_err(|e| failed(&e))?;
-    if rank == 0 {
-        warn(&devices, link, &comm);
-    }
     if args.explain {
         if rank == 0 {
             explain::run(args, &comm)?;
         }
+    } else if args.measure {
+        beside::run(args, &comm)?;
     } else {
         let names: Vec<_> = contexts.iter().map(|context| context.name()).collect();
-        measure::run(args, &comm, Report::new(args.operation.name(), names.join(","), link))?;
+        let report = Report::new(args.operation.name(), names.join(","), link);
+        measure::run(args, &comm, interrupt, report)?;
     }
     comm.destroy().map_err(|e| failed(&e))
 }
@@ -144,9 +159,9 @@ fn agree(devices: &[Device], group: &mut Group) -> Result<LinkKind, Failure> {
 }
 
 /// Says on stderr what casts doubt on figures.
-fn warn(devices: &[Device], link: LinkKind, comm: &Communicator) {
-    let host = comm.members().first().map(|member| &member.host);
-    let here = comm
+fn warn(devices: &[Device], link: LinkKind, group: &Group) {
+    let host = group.members().first().map(|member| &member.host);
+    let here = group
         .members()
         .iter()
         .filter(|member| Some(&member.host) == host)

@@ -87,17 +87,13 @@ fn with_one_channel_every_formula_is_near_for_many_ranks() {
 #[test]
 fn without_overheads_the_formulas_are_the_textbooks() {
     let (alpha, beta) = (1000.0, 0.1);
-    let cost = MessageCost {
-        alpha_ns: alpha,
-        send_ns: 0.0,
-        receive_ns: 0.0,
-        beta_ns_per_byte: beta,
-    };
+    let cost = MessageCost::simple(alpha, 0.0, 0.0, beta);
     let link = Link::derived(Mover::Device, cost, alpha);
     let compute = Compute {
         gamma_ns_per_byte: 0.0,
         copy_ns_per_byte: 0.0,
         begin_ns: 0.0,
+        ..Compute::default()
     };
     let (p, n) = (16u32, 1u64 << 20);
     let (log, whole) = (4.0, n as f64 * beta);

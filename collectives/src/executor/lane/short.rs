@@ -13,11 +13,8 @@ use crate::executor::link::Link;
 use crate::executor::operation::Running;
 use crate::kernel::Function;
 use crate::plan::{Form, Place, Span, Step};
-use crate::protocol::{Lines, SLOTS};
+use crate::protocol::Lines;
 use crate::types::Rank;
-
-/// Messages to one rank that an operation may have: with those that are not given back yet, they fill a ring at most.
-const MESSAGES: usize = SLOTS as usize / 2;
 
 /// Where something lies: a byte of a place.
 #[derive(Clone, Copy, Debug)]
@@ -75,6 +72,8 @@ impl Short {
         lines: Lines,
     ) -> Option<Box<[Self]>> {
         (layout.extent.slices == 1).then_some(())?;
+        // Messages to one rank: with those that are not given back yet, they fill a ring at most.
+        let messages = lines.slots() as usize / 2;
         let strand = |strand: &crate::executor::code::Strand| {
             let mut acts = Vec::new();
             let mut sent: Vec<(Rank, usize)> = Vec::new();
@@ -108,7 +107,7 @@ impl Short {
                                 sent.push((*to, 0));
                             }
                             sent[index].1 += 1;
-                            if sent[index].1 > MESSAGES {
+                            if sent[index].1 > messages {
                                 return None;
                             }
                             Act::Send {

@@ -39,18 +39,21 @@ impl Lane {
                 self.grant_walk = Walk::default();
                 continue;
             };
+            let len = fragment.len as usize * op.function.bytes(form);
+            if op.is_eager(len) {
+                walk::pass(&mut walk, fragment);
+                self.grant_walk = walk;
+                continue;
+            }
             let peer = link(scene.links, from)?;
             if !peer.may_grant() {
                 break;
             }
-            let len = fragment.len as usize * op.function.bytes(form);
             let direct = match instruction.step {
-                Step::Recv { into, .. } if len > 0 => self.registered(op, into.place),
+                Step::Recv { into, .. } => self.registered(op, into.place),
                 _ => None,
             };
-            if len == 0 {
-                peer.grant(0, 0, 0);
-            } else if let Some((segment, rail, offset)) = direct {
+            if let Some((segment, rail, offset)) = direct {
                 if !self.has_passed(instruction.free_after, self.grants.turn)
                     || !self.is_free(op, instruction, span, Some(fragment), self.grants.turn, scene.links)
                 {
@@ -146,7 +149,7 @@ impl Lane {
                 // SAFETY: a fragment lies in its place, which the operation has; what this rank writes there waits for the send, and it is granted to nobody.
                 unsafe { to.send_lines(lines, from, len) }?;
             } else {
-                if !to.is_granted() {
+                if !to.may_send(op.is_eager(len)) {
                     return Ok((moved, false));
                 }
                 let message = if len == 0 {
@@ -157,7 +160,7 @@ impl Lane {
                     };
                     Some((source, len))
                 };
-                let number = link(scene.links, send.to)?.send(message)?;
+                let number = link(scene.links, send.to)?.send(message, op.is_eager(len))?;
                 if self.registered(op, span.place).is_some() {
                     send.last = number;
                 } else if len > 0 {
@@ -223,7 +226,9 @@ impl Lane {
         {
             let len = fragment.len as usize * op.function.bytes(form);
             let lands = match instruction.step {
-                Step::Recv { into, .. } => op.lines.is_none() && self.registered(op, into.place).is_some(),
+                Step::Recv { into, .. } => {
+                    op.lines.is_none() && !op.is_eager(len) && self.registered(op, into.place).is_some()
+                }
                 _ => false,
             };
             // What was granted where it belongs was free then.
@@ -253,11 +258,10 @@ impl Lane {
                     if !peer.has_arrived() {
                         return Ok(false);
                     }
-                    peer.receive();
-                    if lands || len == 0 {
-                        into
-                    } else {
-                        self.staging.start(self.staging.given)
+                    match peer.receive(op.is_eager(len)) {
+                        Some(slot) => slot,
+                        None if lands => into,
+                        None => self.staging.start(self.staging.given),
                     }
                 }
             };
@@ -280,7 +284,7 @@ impl Lane {
                     }
                     _ => {}
                 }
-                if op.lines.is_none() && !lands {
+                if op.lines.is_none() && !op.is_eager(len) && !lands {
                     self.staging.given += 1;
                 }
             }

@@ -182,6 +182,9 @@ pub enum Fault {
     /// The ranks wait for one another: the chain of steps that do.
     #[error("waits in a cycle: {}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
     Cycle(Vec<Wait>),
+    /// The ranks wait for one another if messages are longer than the memory for them on their way.
+    #[error("waits in a cycle where messages are long: {}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
+    LongCycle(Vec<Wait>),
     /// A barrier that a rank leaves before another has come.
     #[error("leaves the barrier and does not know that rank {0} has come")]
     NotCome(Rank),

@@ -5,10 +5,14 @@
 //!
 //! One run is enough. Strands only wait for messages, for room and for their own memory, and take messages from one sender in their order: whatever is done first, each strand sees the same. So if one order of events gets to the end, all do; and
 //! the run finds that strands share no block that one of them writes, on which this rests. What an executor is taken to do is said in [`plan`](crate::plan).
+//!
+//! That run is with short messages, which says what is where in the end. A second one, `long`, is with messages longer than any memory for them, which stay where they are until their receivers come to them: it proves that all ranks come to
+//! the end with messages of any lengths. What it takes the executor to do, and why it is enough, is said there.
 
 #[cfg(test)]
 mod damage;
 mod flaw;
+mod long;
 mod memory;
 #[cfg(test)]
 mod tests;
@@ -16,6 +20,7 @@ mod tests;
 use std::collections::HashMap;
 
 pub use flaw::{At, Fault, Flaw, Wait, Why};
+use long::Rules;
 use memory::{Memory, Sum, Value, missing};
 
 use crate::plan::{Collective, Form, Plan, Shape, Span, Step};
@@ -36,7 +41,7 @@ pub struct Proof {
 /// The most blocks that all ranks' inputs of a plan may have that is checked, and their outputs: more take gigabytes.
 const MOST_BLOCKS: u64 = 1 << 23;
 
-/// Proves `plan`: each data block ends where it belongs with each rank's contribution exactly once; messages match; no wait is in a cycle; nothing is read before it is written; nothing writes the input; no two strands use a block that one of
+/// Proves `plan`: each data block ends where it belongs with each rank's contribution exactly once; messages match; no wait is in a cycle, however long messages are; nothing is read before it is written; nothing writes the input; no two strands use a block that one of
 /// them writes. If it says that it may run in place, then in place as well.
 ///
 /// # Errors
@@ -44,6 +49,7 @@ const MOST_BLOCKS: u64 = 1 << 23;
 pub fn prove(plan: &Plan) -> Result<Proof, Flaw> {
     shape(&plan.shape).map_err(|fault| Flaw { at: At::Plan, fault })?;
     let proof = Run::new(plan, false)?.run()?;
+    long::Run::new(plan, false, Rules::LEAST).run()?;
     if !plan.in_place {
         return Ok(proof);
     }
@@ -51,7 +57,9 @@ pub fn prove(plan: &Plan) -> Result<Proof, Flaw> {
         let fault = Fault::Shape("this collective does not run in place");
         return Err(Flaw { at: At::Plan, fault });
     }
-    Run::new(plan, true)?.run()
+    let proof = Run::new(plan, true)?.run()?;
+    long::Run::new(plan, true, Rules::LEAST).run()?;
+    Ok(proof)
 }
 
 /// Whether there can be such a shape.
@@ -421,7 +429,12 @@ impl<'a> Run<'a> {
     /// When nobody can go on: whether all are at the end, with what belongs there.
     fn finish(self) -> Result<Proof, Flaw> {
         if let Some(stuck) = self.actors.iter().position(|actor| actor.waits.is_some()) {
-            return Err(self.cycle(stuck));
+            let waits = chain(&self.actors, self.ranks, stuck);
+            let Wait { rank, strand, step, .. } = waits[0];
+            return Err(Flaw {
+                at: At::Step { rank, strand, step },
+                fault: Fault::Cycle(waits),
+            });
         }
         for (rank, memory) in (0..).map(Rank).zip(&self.memories) {
             let flaw = |fault| Flaw {
@@ -447,34 +460,29 @@ impl<'a> Run<'a> {
             messages: self.queues.values().map(|queue| queue.sent as u64).sum(),
         })
     }
+}
 
-    /// Who waits for whom, from an actor that does. All that anybody waits for is something that a strand has yet to do, since messages match in number: so the chain comes back to itself.
-    fn cycle(&self, stuck: usize) -> Flaw {
-        let mut chain: Vec<(usize, Wait)> = Vec::new();
-        let mut at = stuck;
-        while let (None, Some((peer, why))) = (chain.iter().position(|(seen, _)| *seen == at), self.actors[at].waits) {
-            let (strand, rank) = (at as u32 / self.ranks, Rank(at as u32 % self.ranks));
-            let step = self.actors[at].next;
-            chain.push((
-                at,
-                Wait {
-                    rank,
-                    strand,
-                    step,
-                    peer,
-                    why,
-                },
-            ));
-            at = self.actor(strand, peer);
-        }
-        let begin = chain.iter().position(|(seen, _)| *seen == at).unwrap_or(0);
-        let waits: Vec<_> = chain.into_iter().skip(begin).map(|(_, wait)| wait).collect();
-        let Wait { rank, strand, step, .. } = waits[0];
-        Flaw {
-            at: At::Step { rank, strand, step },
-            fault: Fault::Cycle(waits),
-        }
+/// Who waits for whom, in a circle, from an actor that waits. All that anybody waits for is something that a strand has yet to do, since messages match in number: so the chain comes back to itself.
+fn chain(actors: &[Actor], ranks: u32, stuck: usize) -> Vec<Wait> {
+    let mut chain: Vec<(usize, Wait)> = Vec::new();
+    let mut at = stuck;
+    while let (None, Some((peer, why))) = (chain.iter().position(|(seen, _)| *seen == at), actors[at].waits) {
+        let (strand, rank) = (at as u32 / ranks, Rank(at as u32 % ranks));
+        let step = actors[at].next;
+        chain.push((
+            at,
+            Wait {
+                rank,
+                strand,
+                step,
+                peer,
+                why,
+            },
+        ));
+        at = (strand * ranks + peer.0) as usize;
     }
+    let begin = chain.iter().position(|(seen, _)| *seen == at).unwrap_or(0);
+    chain.into_iter().skip(begin).map(|(_, wait)| wait).collect()
 }
 
 /// The queues of a plan, with who sends and receives what.

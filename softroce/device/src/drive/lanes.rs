@@ -11,7 +11,7 @@ use crate::sync::Ordering;
 
 /// So many records, or so many bytes of them, take long enough for a look at the clock: timers may be due.
 const MANY: usize = 8;
-const LONG: usize = 4096;
+const LONG: usize = 32 << 10;
 
 /// Records of one lane that are handled under one lock.
 #[derive(Default)]

@@ -388,9 +388,16 @@ impl Peers {
         let Some(end) = self.ends.remove(&token) else {
             return;
         };
+        self.unwatch(&end);
         if let Some(member) = end.member() {
             self.hear_out(member, registry, me);
-            self.ends.retain(|_, end| end.member() != Some(member));
+            let tokens = self.ends.iter().filter(|(_, end)| end.member() == Some(member));
+            let tokens: Vec<u64> = tokens.map(|(&token, _)| token).collect();
+            for token in tokens {
+                if let Some(end) = self.ends.remove(&token) {
+                    self.unwatch(&end);
+                }
+            }
             self.outgoing.remove(&member);
             registry.bury(member);
             self.arrivals.push_back(Arrival::Gone(member));
@@ -399,6 +406,12 @@ impl Peers {
         if self.paused.is_some() {
             self.resume();
         }
+    }
+
+    /// Is no longer woken by a connection. To close it is not enough: lanes may have a share in it, and one that is at its end is readable for ever.
+    fn unwatch(&self, end: &End) {
+        // It fails only for what is not watched.
+        let _ = self.epoll.delete(end.socket());
     }
 
     /// Takes what a member that is gone said on other connections, which may not have been looked at, or let in, yet: a lane with its last datagrams, for one.

@@ -125,13 +125,22 @@ impl Incoming {
 impl Lane {
     /// Takes a stretch. Whether more may wait.
     fn take(&mut self, take: &mut impl FnMut(LaneId, Received<'_>)) -> Result<bool, Broken> {
+        let mut referred = false;
         for taken in 0..self.stretch {
-            if self.receiver.pop(|record| take(self.id, record))?.is_none() {
+            let record = self.receiver.pop(|record| {
+                referred = record.body.is_revocable();
+                take(self.id, record);
+            });
+            if record?.is_none() {
                 if taken > 0 {
                     self.stretch = if taken < FEW { 1 } else { taken };
                 }
                 return Ok(false);
             }
+        }
+        // What is told by a few bytes behind a payload is as good as there with it, and would cost the application another look.
+        if referred && self.receiver.short_is_next() {
+            self.receiver.pop(|record| take(self.id, record))?;
         }
         self.stretch = (2 * self.stretch).min(STRIDE);
         Ok(true)

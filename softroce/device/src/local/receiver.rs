@@ -124,6 +124,18 @@ impl Receiver {
         self.take(take).map(Some)
     }
 
+    /// Whether the next record is there, and has all of its payload in its slot.
+    #[inline]
+    pub fn short_is_next(&self) -> bool {
+        self.ring.ready(&self.map) && {
+            let control = self
+                .map
+                .control(slot(&self.map, self.ring.next()))
+                .load(Ordering::Relaxed);
+            Control::decode(control).is_ok_and(|control| control.form == Form::Slot)
+        }
+    }
+
     fn take<R>(&mut self, take: impl FnOnce(Received<'_>) -> R) -> Result<R, Broken> {
         let position = self.ring.next();
         let slot = slot(&self.map, position);

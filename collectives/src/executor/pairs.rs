@@ -1,0 +1,495 @@
+//! Messages between two ranks, which no other takes part in.
+//!
+//! They are no plan's: each is an operation of its own, which only its two ends begin. What goes between two ranks in one direction goes in the order in which it was begun there, and nothing waits for anything else: neither for other
+//! ranks' messages nor for what all ranks do, which goes by connections of its own. So sends and receives that were begun together get on in any order.
+//!
+//! A message goes as [Simple](crate::Protocol::Simple) has it, in parts of a fragment each. With each grant the receiver says how much it still expects, so that two ends which do not mean the same length find out before anything is
+//! written; even a message without content is granted and sent. Memory that is not registered is copied through a few parts of staging that the message has for itself.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::Engine;
+use super::error::{EngineError, Failed, Waiting};
+use super::link::Link;
+use super::operation::{Data, Ticket};
+use crate::failure::{Awaited, MESSAGES, Wait};
+use crate::memory::Segment;
+use crate::plan::Collective;
+use crate::types::Rank;
+use doorbell_verbs::Qpn;
+
+/// Parts of a message that are staged at a time, where its memory is not registered.
+const STAGED: usize = 4;
+
+/// Which end of a message.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Direction {
+    /// It is sent to the peer.
+    Send,
+    /// It is received from the peer.
+    Receive,
+}
+
+/// A message to another rank or from it, as one of the two begins it.
+#[derive(Clone, Debug)]
+pub struct Message {
+    /// The other rank; or this one, for a message to itself.
+    pub peer: Rank,
+    /// Which end this is.
+    pub direction: Direction,
+    /// What is sent, or where to.
+    pub data: Data,
+    /// How long it is; the other end says the same.
+    pub bytes: usize,
+    /// When it is to have failed.
+    pub deadline: Option<Duration>,
+}
+
+/// A message under way, or done and not yet taken.
+struct Job {
+    message: Message,
+    /// Which it is of those between the two in its direction, counted from 1.
+    number: u64,
+    /// Parts: all, granted to the peer, and sent or received.
+    parts: usize,
+    granted: usize,
+    moved: usize,
+    /// The requests that have to be confirmed until a staged part is out of the way; of the last one, in any case.
+    posted: [u64; STAGED],
+    staging: Option<Arc<Segment>>,
+    began: Option<Instant>,
+    result: Option<Result<(), Failed>>,
+    taken: bool,
+}
+
+impl Job {
+    /// Where a part begins, and its length.
+    fn part(&self, part: usize, fragment: usize) -> (usize, usize) {
+        let at = part * fragment;
+        (at, fragment.min(self.message.bytes - at))
+    }
+
+    /// Where a part is staged.
+    fn slot(part: usize, fragment: usize) -> usize {
+        part % STAGED * fragment
+    }
+}
+
+/// What is between this rank and another: numbers of messages, in their order.
+#[derive(Default)]
+struct End {
+    /// Not sent as a whole.
+    sends: VecDeque<u64>,
+    /// Sent, and not confirmed.
+    posted: VecDeque<u64>,
+    /// Not received as a whole; of the first so many, all is granted.
+    receives: VecDeque<u64>,
+    granted: usize,
+    /// How many were begun in either direction.
+    sent: u64,
+    received: u64,
+}
+
+impl End {
+    fn is_idle(&self) -> bool {
+        self.sends.is_empty() && self.posted.is_empty() && self.receives.is_empty()
+    }
+}
+
+/// A rank's messages.
+pub(super) struct Pairs {
+    rank: Rank,
+    /// Which of the connections to a rank, and of the devices, is theirs.
+    lane: usize,
+    rail: usize,
+    /// Bytes of a part, at most.
+    fragment: usize,
+    jobs: VecDeque<Job>,
+    /// The number of the first that is kept.
+    first: u64,
+    ends: Vec<End>,
+    /// The ranks that anything is under way with.
+    busy: Vec<Rank>,
+    /// Memory for staging.
+    spare: Vec<Arc<Segment>>,
+}
+
+impl Pairs {
+    pub(super) fn new(rank: Rank, ranks: u32, lane: usize, rail: usize, fragment: usize) -> Self {
+        Self {
+            rank,
+            lane,
+            rail,
+            fragment: fragment / 4096 * 4096,
+            jobs: VecDeque::new(),
+            first: 1,
+            ends: (0..ranks).map(|_| End::default()).collect(),
+            busy: Vec::new(),
+            spare: Vec::new(),
+        }
+    }
+
+    fn index(&self, ticket: Ticket) -> Option<usize> {
+        usize::try_from((ticket.0 & !MESSAGES).checked_sub(self.first)?).ok()
+    }
+
+    /// Whether nothing is under way, or failed and not taken.
+    pub(super) fn is_idle(&self) -> bool {
+        self.jobs
+            .iter()
+            .all(|job| job.taken || matches!(job.result, Some(Ok(()))))
+    }
+
+    /// Whether anything is under way.
+    #[inline]
+    pub(super) fn is_busy(&self) -> bool {
+        !self.busy.is_empty()
+    }
+
+    /// Messages that are not taken.
+    pub(super) fn outstanding(&self) -> usize {
+        self.jobs.iter().filter(|job| !job.taken).count()
+    }
+
+    pub(super) fn has(&self, ticket: Ticket) -> bool {
+        self.index(ticket)
+            .and_then(|index| self.jobs.get(index))
+            .is_some_and(|job| !job.taken)
+    }
+
+    pub(super) fn take(&mut self, ticket: Ticket) -> Option<Result<(), Failed>> {
+        let index = self.index(ticket)?;
+        let job = self.jobs.get_mut(index).filter(|job| !job.taken)?;
+        let result = job.result.clone()?;
+        job.taken = true;
+        (job.message.data, job.staging) = (Data::None, None);
+        while self.jobs.front().is_some_and(|job| job.taken) {
+            self.jobs.pop_front();
+            self.first += 1;
+        }
+        Some(result)
+    }
+
+    /// When those under way, or failed and not taken, were first seen under way, and how long they may take.
+    pub(super) fn expiring(&mut self) -> impl Iterator<Item = (Instant, Duration)> + '_ {
+        let open = self
+            .jobs
+            .iter_mut()
+            .filter(|job| !job.taken && !matches!(job.result, Some(Ok(()))));
+        open.filter_map(|job| {
+            let deadline = job.message.deadline?;
+            Some((*job.began.get_or_insert_with(Instant::now), deadline))
+        })
+    }
+
+    /// Fails all that are under way.
+    pub(super) fn fail(&mut self, why: &Failed) {
+        for job in &mut self.jobs {
+            job.result.get_or_insert_with(|| Err(why.clone()));
+        }
+        self.busy.clear();
+        self.ends.iter_mut().for_each(|end| *end = End::default());
+    }
+
+    /// Gets on as far as it goes. Whether anything has moved.
+    pub(super) fn drive(&mut self, links: &mut [Option<Link>]) -> Result<bool, Failed> {
+        let mut moved = false;
+        for index in 0..self.busy.len() {
+            let peer = self.busy[index];
+            if peer == self.rank {
+                moved |= self.copy_own()?;
+            } else if let Some(link) = links.get_mut(peer.index()).and_then(Option::as_mut) {
+                moved |= self.confirm(peer, link);
+                moved |= self.send(peer, link)?;
+                moved |= self.receive(peer, link);
+                moved |= self.grant(peer, link);
+                link.send_notes()?;
+            }
+        }
+        if moved {
+            let ends = &self.ends;
+            self.busy.retain(|peer| !ends[peer.index()].is_idle());
+        }
+        Ok(moved)
+    }
+
+    /// Messages that were sent are done when they are confirmed.
+    fn confirm(&mut self, peer: Rank, link: &Link) -> bool {
+        let end = &mut self.ends[peer.index()];
+        let mut moved = false;
+        while let Some(&number) = end.posted.front() {
+            let job = &mut self.jobs[(number - self.first) as usize];
+            if link.completed < job.posted[(job.parts - 1) % STAGED] {
+                break;
+            }
+            job.result = Some(Ok(()));
+            end.posted.pop_front();
+            moved = true;
+        }
+        moved
+    }
+
+    fn send(&mut self, peer: Rank, link: &mut Link) -> Result<bool, Failed> {
+        let end = &mut self.ends[peer.index()];
+        let mut moved = false;
+        while let Some(&number) = end.sends.front() {
+            let job = &mut self.jobs[(number - self.first) as usize];
+            while job.moved < job.parts {
+                if !link.is_granted() {
+                    return Ok(moved);
+                }
+                let (at, len) = job.part(job.moved, self.fragment);
+                let rest = link.granted_rest();
+                if rest != (job.message.bytes - at) as u64 {
+                    return Err(Failed::Length {
+                        peer,
+                        message: job.number,
+                        bytes: job.message.bytes as u64,
+                        expected: at as u64 + rest,
+                    });
+                }
+                let slot = job.moved % STAGED;
+                let source = match (&job.message.data, &job.staging) {
+                    _ if len == 0 => None,
+                    (Data::Registered(segment, offset), _) => segment.alias(self.rail, offset + at, len),
+                    (data, Some(staging)) => {
+                        if job.moved >= STAGED && link.completed < job.posted[slot] {
+                            return Ok(moved);
+                        }
+                        let place = Job::slot(job.moved, self.fragment);
+                        let from = data.start().wrapping_add(at);
+                        // SAFETY: the part lies in what is sent, which `submit_message` was promised; staging is as long as this part there, and what was sent from there before is confirmed.
+                        unsafe { core::ptr::copy_nonoverlapping(from, staging.start().add(place), len) };
+                        staging.alias(0, place, len)
+                    }
+                    (_, None) => None,
+                };
+                job.posted[slot] = link.send_granted(source.map(|source| (source, len)))?;
+                job.moved += 1;
+                moved = true;
+            }
+            end.sends.pop_front();
+            end.posted.push_back(number);
+        }
+        Ok(moved)
+    }
+
+    /// Takes parts that have come.
+    fn receive(&mut self, peer: Rank, link: &mut Link) -> bool {
+        let end = &mut self.ends[peer.index()];
+        let mut moved = false;
+        while let Some(&number) = end.receives.front() {
+            let job = &mut self.jobs[(number - self.first) as usize];
+            while job.moved < job.granted && link.has_arrived() {
+                link.receive_granted();
+                if let Some(staging) = &job.staging {
+                    let (at, len) = job.part(job.moved, self.fragment);
+                    let into = job.message.data.start().wrapping_add(at);
+                    // SAFETY: the part belongs there, which `submit_message` was promised; it has been written where it is staged, and nobody writes there before it is granted again.
+                    unsafe {
+                        let from = staging.start().add(Job::slot(job.moved, self.fragment));
+                        core::ptr::copy_nonoverlapping(from, into, len);
+                    }
+                }
+                job.moved += 1;
+                moved = true;
+            }
+            if job.moved < job.parts {
+                break;
+            }
+            job.result = Some(Ok(()));
+            end.receives.pop_front();
+            end.granted -= 1;
+        }
+        moved
+    }
+
+    /// Grants what may come: ahead of what has come, as far as there is memory.
+    fn grant(&mut self, peer: Rank, link: &mut Link) -> bool {
+        let end = &mut self.ends[peer.index()];
+        let mut moved = false;
+        while let Some(&number) = end.receives.get(end.granted) {
+            let job = &mut self.jobs[(number - self.first) as usize];
+            while job.granted < job.parts {
+                let full = job.staging.is_some() && job.granted - job.moved == STAGED;
+                if full || !link.may_grant() {
+                    return moved;
+                }
+                let (at, len) = job.part(job.granted, self.fragment);
+                let (addr, rkey) = match (&job.message.data, &job.staging) {
+                    (Data::Registered(segment, offset), _) => (
+                        segment.start().wrapping_add(offset + at).addr(),
+                        segment.rkey(self.rail),
+                    ),
+                    (_, Some(staging)) => {
+                        let place = Job::slot(job.granted, self.fragment);
+                        (staging.start().wrapping_add(place).addr(), staging.rkey(0))
+                    }
+                    (_, None) => (0, 0),
+                };
+                let rest = (job.message.bytes - at) as u64;
+                link.grant_rest(addr as u64, rkey, len as u32, rest);
+                job.granted += 1;
+                moved = true;
+            }
+            end.granted += 1;
+        }
+        moved
+    }
+
+    /// Messages of this rank to itself are copied.
+    fn copy_own(&mut self) -> Result<bool, Failed> {
+        let end = &mut self.ends[self.rank.index()];
+        let mut moved = false;
+        while let (Some(&sent), Some(&received)) = (end.sends.front(), end.receives.front()) {
+            let job = |number: u64| &self.jobs[(number - self.first) as usize];
+            let (from, into) = (&job(sent).message, &job(received).message);
+            if from.bytes != into.bytes {
+                return Err(Failed::Length {
+                    peer: self.rank,
+                    message: job(sent).number,
+                    bytes: from.bytes as u64,
+                    expected: into.bytes as u64,
+                });
+            }
+            if from.bytes > 0 {
+                // SAFETY: both are as long as that, which `submit_message` was promised.
+                unsafe { core::ptr::copy(from.data.start(), into.data.start(), from.bytes) };
+            }
+            for number in [sent, received] {
+                self.jobs[(number - self.first) as usize].result = Some(Ok(()));
+            }
+            end.sends.pop_front();
+            end.receives.pop_front();
+            moved = true;
+        }
+        Ok(moved)
+    }
+
+    /// What is waited for: by message, with the ticket.
+    pub(super) fn waits(&self, links: &[Vec<Option<Link>>]) -> Vec<(u64, Wait)> {
+        let mut waits = Vec::new();
+        let links = links.get(self.lane);
+        for &peer in &self.busy {
+            let Some(link) = links.and_then(|links| links.get(peer.index())?.as_ref()) else {
+                continue;
+            };
+            let end = &self.ends[peer.index()];
+            let first = [
+                (end.receives.front(), Awaited::Message),
+                (end.sends.front(), Awaited::Room),
+                (end.posted.front(), Awaited::Acknowledgement),
+            ];
+            for (number, awaited) in first {
+                let Some(&number) = number else { continue };
+                let job = &self.jobs[(number - self.first) as usize];
+                let wait = Wait {
+                    operation: MESSAGES | job.number,
+                    connection: self.lane as u32,
+                    slice: job.moved as u64,
+                    step: 0,
+                    peer,
+                    qpn: link.qpn().get(),
+                    awaited,
+                };
+                waits.push((number, wait));
+            }
+        }
+        waits
+    }
+
+    /// What the first of them waits for, by a channel that follows those of plans.
+    pub(super) fn waiting(&self, links: &[Vec<Option<Link>>], channel: u32) -> Option<Waiting> {
+        let (_, wait) = self.waits(links).into_iter().min_by_key(|(number, _)| *number)?;
+        Some(Waiting {
+            operation: wait.operation,
+            collective: Collective::SendRecv,
+            channel,
+            strand: 0,
+            slice: wait.slice,
+            step: wait.step,
+            peer: wait.peer,
+            qpn: Qpn::truncated(wait.qpn),
+        })
+    }
+}
+
+impl Engine {
+    /// Takes a message in, to be driven by [`progress`](Self::progress). Only the two ranks that it is between do; messages from one to the other are taken in in one order by both.
+    ///
+    /// # Errors
+    /// When the engine has failed, there is no such rank, or there is no memory; then it was not taken in.
+    ///
+    /// # Safety
+    /// The data is as long as the message, at its address, until the result is taken or the engine is dropped. Until then nobody else writes it, nor reads what is received; other operations under way have other output.
+    pub unsafe fn submit_message(&mut self, message: Message) -> Result<Ticket, EngineError> {
+        if let Some(broken) = &self.failed {
+            return Err(broken.why.clone().into());
+        }
+        let (rank, ranks, peer) = (self.rank, self.ranks, message.peer);
+        if peer.0 >= ranks {
+            return Err(EngineError::NoRank { rank: peer, ranks });
+        }
+        let refuse = |what| {
+            Err(EngineError::Operation {
+                collective: Collective::SendRecv,
+                what,
+            })
+        };
+        match &message.data {
+            _ if message.bytes == 0 => {}
+            Data::None => return refuse("a message has bytes, and no memory was given"),
+            Data::Registered(segment, offset) => {
+                if offset.checked_add(message.bytes).is_none_or(|end| end > segment.len()) {
+                    return refuse("a message goes beyond its segment");
+                }
+            }
+            Data::Plain(_) => {}
+        }
+        let pairs = &mut self.pairs;
+        let staging = match message.data {
+            Data::Plain(_) if message.bytes > 0 && peer != rank => {
+                let len = message.bytes.min(STAGED * pairs.fragment).next_multiple_of(4096);
+                let free = |spare: &&Arc<Segment>| spare.len() >= len && Arc::strong_count(spare) == 1;
+                let spare = pairs.spare.iter().find(free).cloned();
+                let segment = match spare {
+                    Some(spare) => spare,
+                    None => {
+                        pairs.spare.retain(|spare| Arc::strong_count(spare) > 1);
+                        let segment = Arc::new(Segment::new([&self.rails[pairs.rail].domain], len)?);
+                        pairs.spare.push(Arc::clone(&segment));
+                        segment
+                    }
+                };
+                Some(segment)
+            }
+            _ => None,
+        };
+        let ticket = pairs.first + pairs.jobs.len() as u64;
+        let end = &mut pairs.ends[peer.index()];
+        if end.is_idle() {
+            pairs.busy.push(peer);
+        }
+        let (queue, count) = match message.direction {
+            Direction::Send => (&mut end.sends, &mut end.sent),
+            Direction::Receive => (&mut end.receives, &mut end.received),
+        };
+        queue.push_back(ticket);
+        *count += 1;
+        pairs.jobs.push_back(Job {
+            number: *count,
+            parts: message.bytes.div_ceil(pairs.fragment).max(1),
+            granted: 0,
+            moved: 0,
+            posted: [0; STAGED],
+            staging,
+            began: None,
+            result: None,
+            taken: false,
+            message,
+        });
+        Ok(Ticket(MESSAGES | ticket))
+    }
+}

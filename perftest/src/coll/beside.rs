@@ -1,0 +1,283 @@
+//! The model beside the machine: what each algorithm takes by each protocol, predicted by the costs that the ranks measured at their start, and measured in the same run.
+//!
+//! Predictions come before anything of the size is run, and from costs of messages, copies and reductions alone. Measured are all ways of a size by turns, round after round, so that what disturbs a while disturbs all of them;
+//! of a way's rounds the median counts. A round's time is that of the slowest rank.
+
+use std::time::Instant;
+
+use doorbell_collectives::communicator::Reduction;
+use doorbell_collectives::reference::Number;
+use doorbell_collectives::tune::{Choice, Question};
+use doorbell_collectives::{CollectiveError, Communicator, Rank, ReduceOp};
+use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
+use nix::unistd::Pid;
+use serde::Serialize;
+
+use super::measure::{Buffers, Typed, everyone, typed};
+use super::{CollArgs, traffic};
+use crate::failure::{Failure, one_line};
+use crate::report::{print_json, print_line};
+
+/// Rounds of a size.
+const ROUNDS: usize = 7;
+/// Seconds that a way is measured for in a round, about.
+const SECONDS: f64 = 0.002;
+/// A prediction is right that is not further off.
+const RIGHT: f64 = 0.15;
+/// A choice is right that takes no longer than the best by so much.
+const AS_GOOD: f64 = 0.10;
+
+#[derive(Serialize)]
+struct Beside {
+    tool: &'static str,
+    version: &'static str,
+    test: &'static str,
+    ranks: u32,
+    results: Vec<Line>,
+    /// Predictions within 15 %, and all.
+    right: usize,
+    predictions: usize,
+    /// Sizes whose choice is within 10 % of the best way measured, and all.
+    well_chosen: usize,
+    sizes: usize,
+}
+
+/// One way at one size.
+#[derive(Serialize)]
+struct Line {
+    bytes: u64,
+    algorithm: &'static str,
+    protocol: &'static str,
+    channels: u32,
+    slice_bytes: u64,
+    predicted_us: f64,
+    measured_us: f64,
+    /// Whether it is the one that is taken where nothing is said.
+    chosen: bool,
+    /// What was measured, by the least that was at this size.
+    by_best: f64,
+}
+
+impl Line {
+    fn ratio(&self) -> f64 {
+        self.predicted_us / self.measured_us
+    }
+
+    fn is_right(&self) -> bool {
+        (self.ratio() - 1.0).abs() <= RIGHT
+    }
+}
+
+/// Keeps this thread, which is a rank's, to one processor, if each rank can have one of those that it may use: what a message takes depends on which two it is between, and the costs are to be those of the processors
+/// that are measured after.
+fn keep_to_one(rank: u32, ranks: u32) {
+    let this = Pid::from_raw(0);
+    let Ok(all) = sched_getaffinity(this) else { return };
+    let mut mine = (0..CpuSet::count()).filter(|&processor| all.is_set(processor).unwrap_or(false));
+    if mine.clone().count() < ranks as usize {
+        return;
+    }
+    let mut one = CpuSet::new();
+    // Without it the ranks go where the scheduler has them go.
+    let _ = mine
+        .nth(rank as usize)
+        .is_some_and(|processor| one.set(processor).is_ok() && sched_setaffinity(this, &one).is_ok());
+}
+
+/// Measures all sizes; rank 0 prints.
+///
+/// # Errors
+/// [`Failure::Test`] when an operation fails, or stdout does not take what is printed.
+pub(super) fn run(args: &CollArgs, comm: &Communicator) -> Result<(), Failure> {
+    keep_to_one(comm.rank().0, comm.size());
+    let table = comm.rank() == Rank(0) && !args.json;
+    if table {
+        let head = format!(
+            "# doorbell coll {}: {} ranks, predicted and measured; * is what is chosen\n{:>12} {:<20} {:<8} {:>8} {:>10} {:>14} {:>13} {:>6} {:>7}",
+            args.operation,
+            comm.size(),
+            "#bytes",
+            "algorithm",
+            "protocol",
+            "channels",
+            "slice",
+            "predicted[us]",
+            "measured[us]",
+            "ratio",
+            "of best"
+        );
+        print_line(&head)?;
+        let t = comm.tuner();
+        eprintln!(
+            "{}",
+            doorbell_collectives::tune::TuningFile {
+                local: Some(t.local),
+                remote: None,
+                compute: Some(t.compute),
+                rules: Vec::new()
+            }
+            .to_json()
+        );
+    }
+    let mut results = Vec::new();
+    for bytes in args.sizes() {
+        // Machines are not the same from second to second, so the costs are those of the moment.
+        comm.calibrate().map_err(|e| Failure::test(one_line(&e.to_string())))?;
+        let mut job = Job { args, comm, bytes };
+        let lines = typed(args.dtype.0[0], &mut job).map_err(|e| Failure::test(one_line(&e.to_string())))?;
+        if table {
+            lines.iter().try_for_each(print)?;
+        }
+        results.extend(lines);
+    }
+    if comm.rank() != Rank(0) {
+        return Ok(());
+    }
+    let chosen = || results.iter().filter(|line| line.chosen);
+    let beside = Beside {
+        tool: "doorbell",
+        version: env!("CARGO_PKG_VERSION"),
+        test: args.operation.name(),
+        ranks: comm.size(),
+        right: results.iter().filter(|line| line.is_right()).count(),
+        predictions: results.len(),
+        well_chosen: chosen().filter(|line| line.by_best <= 1.0 + AS_GOOD).count(),
+        sizes: chosen().count(),
+        results,
+    };
+    if args.json {
+        return print_json(&beside);
+    }
+    print_line(&format!(
+        "# {} of {} predictions within {:.0} % (of what is chosen {} of {}); {} of {} choices within {:.0} % of the best",
+        beside.right,
+        beside.predictions,
+        RIGHT * 100.0,
+        beside
+            .results
+            .iter()
+            .filter(|line| line.chosen && line.is_right())
+            .count(),
+        beside.sizes,
+        beside.well_chosen,
+        beside.sizes,
+        AS_GOOD * 100.0
+    ))
+}
+
+fn print(line: &Line) -> Result<(), Failure> {
+    let off = if line.is_right() { "" } else { " off" };
+    let worse = if line.chosen && line.by_best > 1.0 + AS_GOOD {
+        " worse"
+    } else {
+        ""
+    };
+    print_line(&format!(
+        "{:>12} {:<20} {:<8} {:>8} {:>10} {:>14.2} {:>13.2} {:>6.2} {:>7.2}{}{off}{worse}",
+        line.bytes,
+        line.algorithm,
+        line.protocol,
+        line.channels,
+        line.slice_bytes,
+        line.predicted_us,
+        line.measured_us,
+        line.ratio(),
+        line.by_best,
+        if line.chosen { " *" } else { "" },
+    ))
+}
+
+/// One size.
+struct Job<'a> {
+    args: &'a CollArgs,
+    comm: &'a Communicator,
+    bytes: u64,
+}
+
+/// A way, and its rounds.
+struct Way {
+    choice: Choice,
+    predicted_ns: f64,
+    iterations: u32,
+    /// Seconds.
+    rounds: Vec<f64>,
+}
+
+impl Typed for Job<'_> {
+    type Out = Result<Vec<Line>, CollectiveError>;
+
+    fn with<T: Number>(&mut self) -> Self::Out {
+        let Self { args, comm, bytes } = *self;
+        let root = Rank(args.root().unwrap_or(0));
+        let case = traffic::case(args.operation, comm.size(), root, bytes, T::TYPE);
+        let moved = case.count * T::TYPE.bytes() as u64 * traffic::parts(case.collective, case.ranks);
+        let decision = comm.explain(case.collective, root, T::TYPE, moved)?;
+        let (tuner, hosts, order) = (comm.tuner(), comm.hosts(), comm.order());
+        let question = Question {
+            collective: case.collective,
+            bytes: moved,
+            data: T::TYPE,
+            root,
+            deterministic: false,
+        };
+        let mut ways: Vec<_> = decision
+            .candidates
+            .iter()
+            .map(|candidate| Way {
+                choice: candidate.choice,
+                predicted_ns: tuner
+                    .predict_ns(&question, &hosts, &order, &candidate.choice)
+                    .unwrap_or(candidate.formula_ns),
+                iterations: 1,
+                rounds: Vec::with_capacity(ROUNDS),
+            })
+            .collect();
+        let mut buffers = Buffers::<T>::apart(comm, &case)?;
+        let op = Reduction::from(ReduceOp::Sum);
+        let mut time = |way: &Choice, iterations: u32| {
+            buffers.run(comm, &case, &op, Some(way))?;
+            comm.barrier().wait()?;
+            let began = Instant::now();
+            for _ in 0..iterations {
+                buffers.run(comm, &case, &op, Some(way))?;
+            }
+            let mine = began.elapsed().as_secs_f64() / f64::from(iterations);
+            Ok::<_, CollectiveError>(everyone(comm, mine)?.into_iter().fold(0.0, f64::max))
+        };
+        for way in &mut ways {
+            let trial = time(&way.choice, 3)?;
+            way.iterations = ((SECONDS / trial.max(1e-9)) as u32).clamp(1, 2000);
+        }
+        for _ in 0..ROUNDS {
+            for way in &mut ways {
+                way.rounds.push(time(&way.choice, way.iterations)?);
+            }
+        }
+        Ok(lines(bytes, &decision.choice, ways))
+    }
+}
+
+fn lines(bytes: u64, chosen: &Choice, ways: Vec<Way>) -> Vec<Line> {
+    let mut lines: Vec<_> = ways
+        .into_iter()
+        .map(|mut way| {
+            way.rounds.sort_by(f64::total_cmp);
+            Line {
+                bytes,
+                algorithm: way.choice.algorithm.name(),
+                protocol: way.choice.protocol.name(),
+                channels: way.choice.channels,
+                slice_bytes: way.choice.slice_bytes,
+                predicted_us: way.predicted_ns / 1e3,
+                measured_us: way.rounds[way.rounds.len() / 2] * 1e6,
+                chosen: way.choice == *chosen,
+                by_best: 1.0,
+            }
+        })
+        .collect();
+    let best = lines.iter().map(|line| line.measured_us).fold(f64::INFINITY, f64::min);
+    for line in &mut lines {
+        line.by_best = line.measured_us / best;
+    }
+    lines
+}
