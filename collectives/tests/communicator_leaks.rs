@@ -32,6 +32,14 @@ fn round(number: u32) {
         comm.all_reduce(&mut x, ReduceOp::Sum).wait().unwrap();
         let half = comm.split(Some(me % 2), 0).unwrap().unwrap();
         let request = comm.all_reduce(x, ReduceOp::Sum).start().unwrap();
+        // Messages that nobody waits for.
+        let (next, before) = (Rank((me + 1) % 3), Rank((me + 2) % 3));
+        drop(comm.send(comm.alloc::<u8>(300_000).unwrap(), next).start().unwrap());
+        drop(
+            comm.receive(comm.alloc::<u8>(300_000).unwrap(), before)
+                .start()
+                .unwrap(),
+        );
         match number % 5 {
             // In an order, with a request that nobody waits for.
             0 => {

@@ -235,10 +235,10 @@ impl Link {
         Some(Remote::from_raw(addr, rkey, u64::from(room).min(len as u64)))
     }
 
-    /// Whether a message of Simple of so many bytes could be sent now: the peer has granted memory for it, or emptied a slot.
+    /// Whether a message of Simple could be sent now: the peer has granted memory for it, or emptied a slot for one that is eager.
     #[inline]
-    pub(super) fn may_send(&self, len: usize) -> bool {
-        if len <= EAGER {
+    pub(super) fn may_send(&self, eager: bool) -> bool {
+        if eager {
             self.has_slot(EAGERS, EAGER_SLOTS) && self.has_room(2)
         } else {
             self.is_granted()
@@ -257,11 +257,11 @@ impl Link {
     }
 
     /// Sends a message of Simple, which it `may_send`: nothing for one without content. Gives the number of requests posted with it, the last of which says by its completion that the message's memory is free.
-    pub(super) fn send(&mut self, message: Option<(Alias, usize)>) -> Result<u64, Failed> {
-        let len = message.map_or(0, |(_, len)| len);
-        if len > EAGER {
+    pub(super) fn send(&mut self, message: Option<(Alias, usize)>, eager: bool) -> Result<u64, Failed> {
+        if !eager {
             return self.send_granted(message);
         }
+        let len = message.map_or(0, |(_, len)| len);
         let slot = &mut self.rings[EAGERS].sent;
         let place = at::EAGERS + (*slot % EAGER_SLOTS) as usize * EAGER;
         *slot += 1;
@@ -309,10 +309,10 @@ impl Link {
         self.filled += 1;
     }
 
-    /// Takes the message of `len` bytes that `has_arrived`: gives where an eager one is, until something is sent to the peer or noted for it; others are where the grant said.
+    /// Takes the message that `has_arrived`: gives where an eager one is, until something is sent to the peer or noted for it; others are where the grant said.
     #[inline]
-    pub(super) fn receive(&mut self, len: usize) -> Option<*mut u8> {
-        if len > EAGER {
+    pub(super) fn receive(&mut self, eager: bool) -> Option<*mut u8> {
+        if !eager {
             self.receive_granted();
             return None;
         }

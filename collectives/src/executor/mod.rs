@@ -45,6 +45,7 @@ use crate::bootstrap::Exchange;
 use crate::failure::{Awaited, Wait};
 use crate::memory::Segment;
 use crate::plan::Collective;
+use crate::protocol::EAGER;
 use crate::types::Rank;
 
 /// What is left of an engine that has failed.
@@ -70,6 +71,8 @@ pub struct Config {
     pub strands: u32,
     /// Bytes of a message of Simple, at most: longer ones are cut (default 256 KiB).
     pub fragment: usize,
+    /// Bytes of a message of Simple that is sent without asking, into memory of the connection's, at most: then it is copied once more, and waits for no answer before (default 16 KiB, which is the most).
+    pub eager: usize,
     /// How long a queue pair waits for an acknowledgement before it sends again: 4.096 µs · 2^this (default 16, 0.27 s). After eight times the connection has failed; a busy host may not run a rank for half a second, so
     /// less is for networks that lose packets. From 1 to 31.
     pub timeout: u8,
@@ -81,6 +84,7 @@ impl Default for Config {
             channels: 4,
             strands: 2,
             fragment: 256 << 10,
+            eager: EAGER,
             timeout: 16,
         }
     }
@@ -138,6 +142,11 @@ impl Engine {
         within("channels", config.channels.into(), 64)?;
         within("strands", config.strands.into(), 8)?;
         within("fragment, in units of 4 KiB,", config.fragment as u64 / 4096, 1 << 18)?;
+        within(
+            "eager, in bytes and one more,",
+            config.eager as u64 + 1,
+            EAGER as u64 + 1,
+        )?;
         within("timeout", config.timeout.into(), 31)?;
         let lanes = config.channels * config.strands;
         // One more for messages between two ranks.

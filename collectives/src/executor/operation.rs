@@ -152,6 +152,8 @@ pub(super) struct Running {
     pub(super) channels: u32,
     /// Bytes of a message, at most.
     pub(super) fragment: usize,
+    /// Bytes of a message of Simple that waits for no grant, at most.
+    pub(super) eager: usize,
     /// When it was first seen under way, to a millisecond or so: the clock is not looked at for each operation.
     pub(super) began: Option<Instant>,
     pub(super) deadline: Option<Duration>,
@@ -166,6 +168,12 @@ impl Running {
     #[inline]
     pub(super) fn fragment(&self, form: Form) -> u64 {
         (self.fragment / self.function.bytes(form)) as u64
+    }
+
+    /// Whether a message of Simple of so many bytes waits for no grant.
+    #[inline]
+    pub(super) fn is_eager(&self, len: usize) -> bool {
+        len <= self.eager
     }
 
     /// Whether it has work for a strand of a channel.

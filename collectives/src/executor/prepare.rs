@@ -277,6 +277,7 @@ impl Engine {
                 (Protocol::Simple, _) | (_, None) => config.fragment / 4096 * 4096,
                 (_, Some(lines)) => lines.room(),
             },
+            eager: config.eager,
             began: None,
             deadline: op.deadline,
             lanes_left,

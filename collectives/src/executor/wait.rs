@@ -77,11 +77,6 @@ impl Patience {
 }
 
 impl Engine {
-    /// Whether the ranks of this host have to take turns at its processors.
-    pub(crate) fn is_crowded(&self) -> bool {
-        self.patience.is_crowded()
-    }
-
     /// How it waits from here on; at first as if all ranks were on this host, and could run where this thread can.
     pub fn set_patience(&mut self, patience: Patience) {
         self.patience = patience;
@@ -91,6 +86,11 @@ impl Engine {
     #[must_use]
     pub fn patience(&self) -> &Patience {
         &self.patience
+    }
+
+    /// Whether the ranks, if all are of this host, have to take turns at its processors.
+    pub(crate) fn is_crowded(&self) -> bool {
+        self.patience.is_crowded()
     }
 
     /// Drives the engine until the operation is done, and gives its result.

@@ -109,7 +109,10 @@ fn blame(members: &[Testimony], stuck: &Stuck) -> Option<Cause> {
     let waits = report.waits.as_ref().is_some_and(|waits| !waits.is_empty());
     if message_number(operation).is_some() {
         // It is in no order with what all ranks do: who waits for nothing has not come to it.
-        return (!waits).then_some(Cause::Absent { rank, operation });
+        return match report.waits {
+            None => Some(Cause::Idle { rank }),
+            Some(_) => (!waits).then_some(Cause::Absent { rank, operation }),
+        };
     }
     if report.finished >= operation {
         return Some(Cause::Lost {

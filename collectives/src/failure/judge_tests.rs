@@ -128,6 +128,15 @@ fn exchanges(peer: u32) -> Testimony {
     })
 }
 
+/// A member between operations that says so.
+fn rests(finished: u64) -> Testimony {
+    let Testimony::Says(report) = idles(finished) else {
+        unreachable!()
+    };
+    let waits = Some(Vec::new());
+    Testimony::Says(Report { waits, ..report })
+}
+
 /// Messages between two ranks lead to who is to blame as operations do, and have nothing to do with how many of these a rank has done.
 #[test]
 fn who_has_not_come_to_its_end_of_a_message() {
@@ -136,16 +145,18 @@ fn who_has_not_come_to_its_end_of_a_message() {
         Some(Cause::Absent { rank, operation })
     };
     let message = MESSAGES | 3;
-    assert_eq!(cause(&[exchanges(1), idles(6)]), absent(1, message));
+    assert_eq!(cause(&[exchanges(1), rests(6)]), absent(1, message));
     // Nor does one that has done more of what all do lose messages.
-    assert_eq!(cause(&[exchanges(1), idles(9)]), absent(1, message));
-    assert_eq!(cause(&[exchanges(1), exchanges(2), idles(6)]), absent(2, message));
+    assert_eq!(cause(&[exchanges(1), rests(9)]), absent(1, message));
+    assert_eq!(cause(&[exchanges(1), exchanges(2), rests(6)]), absent(2, message));
     // One that is kept from an operation by a message is not to blame for it.
-    let kept = [exchanges(2), waits(vec![wait(0, 4, Awaited::Message)]), idles(6)];
+    let kept = [exchanges(2), waits(vec![wait(0, 4, Awaited::Message)]), rests(6)];
     assert_eq!(cause(&kept), absent(2, message));
     // And the other way round: rank 1 does not come to its message, as rank 2 does not come to the operation.
-    let kept = [exchanges(1), waits(vec![wait(2, 4, Awaited::Message)]), idles(6)];
+    let kept = [exchanges(1), waits(vec![wait(2, 4, Awaited::Message)]), rests(6)];
     assert_eq!(cause(&kept), absent(2, 7));
+    // Rank 1 has begun its end and nobody drives it, or it would say what it waits for.
+    assert_eq!(cause(&[exchanges(1), idles(6)]), Some(Cause::Idle { rank: Rank(1) }));
     assert_eq!(
         cause(&[exchanges(1), Testimony::Silent]),
         Some(Cause::Stopped { rank: Rank(1) })

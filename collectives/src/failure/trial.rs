@@ -188,7 +188,12 @@ impl Trial {
             Message::Ask { number, pause_ms } => {
                 let known = self.watch.look();
                 if known.begun == known.finished && !self.watch.exchanges() {
-                    out.push((Some(from), Message::Answer { number, report: known }));
+                    // It waits for nothing, whoever drives it.
+                    let report = Report {
+                        waits: Some(Vec::new()),
+                        ..known
+                    };
+                    out.push((Some(from), Message::Answer { number, report }));
                     return;
                 }
                 self.call();

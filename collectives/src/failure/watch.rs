@@ -66,7 +66,7 @@ pub struct Report {
     pub finished: u64,
     /// What the operations after `finished` are, in order; at most 64, and none where that is not known.
     pub pending: Vec<Option<Collective>>,
-    /// What it waits for; none if nobody drives it, or it waits for nothing.
+    /// What it waits for; none if nobody drives it.
     pub waits: Option<Vec<Wait>>,
 }
 

@@ -288,7 +288,12 @@ fn two_ranks() {
 
 #[test]
 fn three_ranks() {
-    sweep(3, ONE, Config::default(), Protocol::ALL, &[0, 1, 2, 1000, 4099], 1024);
+    // Some messages of an operation are eager, and some are granted.
+    let config = Config {
+        eager: 700,
+        ..Config::default()
+    };
+    sweep(3, ONE, config, Protocol::ALL, &[0, 1, 2, 1000, 4099], 1024);
 }
 
 #[test]
@@ -298,14 +303,21 @@ fn four_ranks() {
 
 #[test]
 fn five_ranks_on_two_devices() {
-    sweep(5, TWO, Config::default(), Protocol::ALL, &[1, 1000], 512);
+    for eager in [0, 16 << 10] {
+        let config = Config {
+            eager,
+            ..Config::default()
+        };
+        sweep(5, TWO, config, Protocol::ALL, &[1, 1000], 512);
+    }
 }
 
 #[test]
 fn seven_and_eight_ranks() {
-    for ranks in [7, 8] {
+    for (ranks, eager) in [(7, 16 << 10), (8, 256)] {
         let config = Config {
             channels: 2,
+            eager,
             ..Config::default()
         };
         sweep(ranks, ONE, config, Protocol::ALL, &[5, 1031], 2048);
@@ -320,18 +332,26 @@ fn messages_longer_than_memory_for_them() {
     let config = Config {
         channels: 2,
         fragment: 4096,
+        eager: 1000,
         ..Config::default()
     };
     // Two ranks that exchange have nobody to wait for but each other.
     sweep(2, ONE, config, &[Protocol::Simple], LONG, 1 << 20);
     sweep(3, ONE, config, &[Protocol::Simple], LONG, 1 << 20);
     sweep(5, ONE, config, &[Protocol::Simple], &[30_011], 1 << 20);
+    let eager = Config { eager: 4096, ..config };
+    sweep(2, ONE, eager, &[Protocol::Simple], &[50_000], 1 << 20);
+    sweep(3, ONE, eager, &[Protocol::Simple], &[50_000], 1 << 20);
     sweep(4, TWO, config, &[Protocol::Simple, Protocol::Ll], &[50_001], 1 << 20);
 }
 
 #[test]
 fn over_udp() {
-    sweep(3, &[Device::Udp], Config::default(), Protocol::ALL, &[3, 4099], 4096);
+    let config = Config {
+        eager: 2048,
+        ..Config::default()
+    };
+    sweep(3, &[Device::Udp], config, Protocol::ALL, &[3, 4099], 4096);
 }
 
 #[test]
@@ -342,4 +362,6 @@ fn over_udp_that_loses_packets() {
         ..Config::default()
     };
     sweep(3, &[Device::Lossy], config, Protocol::ALL, &[1031], 2048);
+    let granted = Config { eager: 256, ..config };
+    sweep(3, &[Device::Lossy], granted, &[Protocol::Simple], &[1031], 2048);
 }

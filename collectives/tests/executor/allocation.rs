@@ -60,7 +60,7 @@ fn an_operation_allocates_nothing() {
                 tuning: Tuning {
                     protocol,
                     channels: 2,
-                    slice: 16 << 10,
+                    slice: 24 << 10,
                 },
                 deadline: None,
             };

@@ -220,6 +220,7 @@ fn nothing_is_left_of_a_thousand_engines() {
         channels: 1,
         strands: 1,
         fragment: 8192,
+        eager: 1024,
         ..Config::default()
     };
     let turn = |under_way: bool| {

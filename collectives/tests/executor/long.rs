@@ -65,9 +65,11 @@ const LONG: usize = 50_000;
 /// For what gets to the end.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-fn world(ranks: u32) -> World {
+/// Ranks whose messages have little memory: all eager, or all granted.
+fn world(ranks: u32, eager: bool) -> World {
     let config = Config {
         fragment: 4096,
+        eager: if eager { 4096 } else { 0 },
         ..Config::default()
     };
     World::new(ranks, &[Device::Soft(0)], config)
@@ -90,19 +92,21 @@ fn a_plan_that_the_checker_refuses_stands_still_with_long_messages_and_not_with_
     let Fault::LongCycle(waits) = &flaw.fault else {
         panic!("{flaw}");
     };
-    let mut world = world(2);
-    let id = prepare(&mut world, &plan);
-    assert_eq!(sum(&mut world, id, 1000, true, PATIENCE), []);
-    assert_eq!(sum(&mut world, id, LONG, false, PATIENCE), []);
-    let failed = sum(&mut world, id, LONG, true, Duration::from_secs(1));
-    assert_eq!(failed.len(), 2);
-    for (failed, rank) in failed.iter().zip(0..) {
-        let Failed::Deadline(waiting) = failed else {
-            panic!("{failed}");
-        };
-        let wait = waits.iter().find(|wait| wait.rank == Rank(rank)).unwrap();
-        // The executor tells of the message that is in the way, which is sent before the step that waits for it.
-        assert!(waiting.peer == wait.peer && waiting.step < wait.step, "{failed}");
+    for eager in [false, true] {
+        let mut world = world(2, eager);
+        let id = prepare(&mut world, &plan);
+        assert_eq!(sum(&mut world, id, 1000, true, PATIENCE), []);
+        assert_eq!(sum(&mut world, id, LONG, false, PATIENCE), []);
+        let failed = sum(&mut world, id, LONG, true, Duration::from_secs(1));
+        assert_eq!(failed.len(), 2);
+        for (failed, rank) in failed.iter().zip(0..) {
+            let Failed::Deadline(waiting) = failed else {
+                panic!("{failed}");
+            };
+            let wait = waits.iter().find(|wait| wait.rank == Rank(rank)).unwrap();
+            // The executor tells of the message that is in the way, which is sent before the step that waits for it.
+            assert!(waiting.peer == wait.peer && waiting.step < wait.step, "{failed}");
+        }
     }
 }
 
@@ -165,7 +169,8 @@ fn what_the_checker_says_of_other_plans_is_so() {
         if ranks == 2 {
             plans.extend((1..=3).flat_map(between_two));
         }
-        let mut world = self::world(ranks);
+        let eager = ranks == 3;
+        let mut world = self::world(ranks, eager);
         for plan in plans {
             match prove(&plan).map_err(|flaw| flaw.fault) {
                 Ok(proof) => {
@@ -175,7 +180,7 @@ fn what_the_checker_says_of_other_plans_is_so() {
                     passed += 1;
                 }
                 Err(Fault::LongCycle(_)) if stuck < 8 => {
-                    let mut world = self::world(ranks);
+                    let mut world = self::world(ranks, eager);
                     let id = prepare(&mut world, &plan);
                     let failed = sum(&mut world, id, LONG, true, Duration::from_millis(300));
                     assert_eq!(failed.len(), ranks as usize, "{plan}");

@@ -90,11 +90,7 @@ fn rows(
                 };
                 // All of them stop at the same size.
                 let asked = f64::from(u8::from(interrupt.requested()));
-                if everyone(job.comm, asked)
-                    .map_err(failed)?
-                    .iter()
-                    .any(|&asked| asked > 0.0)
-                {
+                if everyone(comm, asked).map_err(failed)?.iter().any(|&asked| asked > 0.0) {
                     return Err(Failure::Interrupted);
                 }
                 let row = typed(data, &mut job).map_err(failed)?;

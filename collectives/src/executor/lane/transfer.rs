@@ -8,7 +8,6 @@ use super::{Lane, PENDING, Pending, Scene, link};
 use crate::executor::code::{Instruction, message};
 use crate::executor::error::Failed;
 use crate::plan::{Place, Step};
-use crate::protocol::EAGER;
 use crate::types::Rank;
 
 impl Lane {
@@ -41,7 +40,7 @@ impl Lane {
                 continue;
             };
             let len = fragment.len as usize * op.function.bytes(form);
-            if len <= EAGER {
+            if op.is_eager(len) {
                 walk::pass(&mut walk, fragment);
                 self.grant_walk = walk;
                 continue;
@@ -150,7 +149,7 @@ impl Lane {
                 // SAFETY: a fragment lies in its place, which the operation has; what this rank writes there waits for the send, and it is granted to nobody.
                 unsafe { to.send_lines(lines, from, len) }?;
             } else {
-                if !to.may_send(len) {
+                if !to.may_send(op.is_eager(len)) {
                     return Ok((moved, false));
                 }
                 let message = if len == 0 {
@@ -161,7 +160,7 @@ impl Lane {
                     };
                     Some((source, len))
                 };
-                let number = link(scene.links, send.to)?.send(message)?;
+                let number = link(scene.links, send.to)?.send(message, op.is_eager(len))?;
                 if self.registered(op, span.place).is_some() {
                     send.last = number;
                 } else if len > 0 {
@@ -228,7 +227,7 @@ impl Lane {
             let len = fragment.len as usize * op.function.bytes(form);
             let lands = match instruction.step {
                 Step::Recv { into, .. } => {
-                    op.lines.is_none() && len > EAGER && self.registered(op, into.place).is_some()
+                    op.lines.is_none() && !op.is_eager(len) && self.registered(op, into.place).is_some()
                 }
                 _ => false,
             };
@@ -259,7 +258,7 @@ impl Lane {
                     if !peer.has_arrived() {
                         return Ok(false);
                     }
-                    match peer.receive(len) {
+                    match peer.receive(op.is_eager(len)) {
                         Some(slot) => slot,
                         None if lands => into,
                         None => self.staging.start(self.staging.given),
@@ -285,7 +284,7 @@ impl Lane {
                     }
                     _ => {}
                 }
-                if op.lines.is_none() && len > EAGER && !lands {
+                if op.lines.is_none() && !op.is_eager(len) && !lands {
                     self.staging.given += 1;
                 }
             }
