@@ -15,9 +15,9 @@ const CHANNELS: [u32; 4] = [1, 2, 4, 8];
 /// Slices of a block that are considered; and the whole block.
 const SLICES: [u64; 6] = [32 << 10, 64 << 10, 128 << 10, 256 << 10, 512 << 10, 1 << 20];
 /// How many of the best by formula are simulated.
-const SIMULATED: usize = 24;
+const SIMULATED: usize = 40;
 /// Of one algorithm and protocol; and how many times as long as the best of all they may take by formula.
-const OF_A_WAY: usize = 3;
+const OF_A_WAY: usize = 10;
 const PROMISING: f64 = 2.0;
 /// Up to how many ranks: above, formulas are as good as they need be and a simulation takes long.
 const SIMULATED_RANKS: u32 = 64;
