@@ -230,7 +230,7 @@ fn sampled(device: Device, ranks: u32, one_in: usize) {
                     for &op in ops {
                         for _ in 0..counts {
                             cases += 1;
-                            if (cases + ranks as usize) % one_in != 0 {
+                            if !(cases + ranks as usize).is_multiple_of(one_in) {
                                 continue;
                             }
                             done += 1;
