@@ -65,9 +65,13 @@ const LONG: usize = 50_000;
 /// For what gets to the end.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-fn world(ranks: u32) -> World {
+/// Messages are granted, or all of them eager.
+const EAGER: [usize; 2] = [0, 4096];
+
+fn world(ranks: u32, eager: usize) -> World {
     let config = Config {
         fragment: 4096,
+        eager,
         ..Config::default()
     };
     World::new(ranks, &[Device::Soft(0)], config)
@@ -90,19 +94,21 @@ fn a_plan_that_the_checker_refuses_stands_still_with_long_messages_and_not_with_
     let Fault::LongCycle(waits) = &flaw.fault else {
         panic!("{flaw}");
     };
-    let mut world = world(2);
-    let id = prepare(&mut world, &plan);
-    assert_eq!(sum(&mut world, id, 1000, true, PATIENCE), []);
-    assert_eq!(sum(&mut world, id, LONG, false, PATIENCE), []);
-    let failed = sum(&mut world, id, LONG, true, Duration::from_secs(1));
-    assert_eq!(failed.len(), 2);
-    for (failed, rank) in failed.iter().zip(0..) {
-        let Failed::Deadline(waiting) = failed else {
-            panic!("{failed}");
-        };
-        let wait = waits.iter().find(|wait| wait.rank == Rank(rank)).unwrap();
-        // The executor tells of the message that is in the way, which is sent before the step that waits for it.
-        assert!(waiting.peer == wait.peer && waiting.step < wait.step, "{failed}");
+    for eager in EAGER {
+        let mut world = world(2, eager);
+        let id = prepare(&mut world, &plan);
+        assert_eq!(sum(&mut world, id, 1000, true, PATIENCE), []);
+        assert_eq!(sum(&mut world, id, LONG, false, PATIENCE), []);
+        let failed = sum(&mut world, id, LONG, true, Duration::from_secs(1));
+        assert_eq!(failed.len(), 2);
+        for (failed, rank) in failed.iter().zip(0..) {
+            let Failed::Deadline(waiting) = failed else {
+                panic!("{failed}");
+            };
+            let wait = waits.iter().find(|wait| wait.rank == Rank(rank)).unwrap();
+            // The executor tells of the message that is in the way, which is sent before the step that waits for it.
+            assert!(waiting.peer == wait.peer && waiting.step < wait.step, "{failed}");
+        }
     }
 }
 
@@ -155,7 +161,7 @@ fn between_two(blocks: u32) -> impl Iterator<Item = Plan> {
 #[test]
 fn what_the_checker_says_of_other_plans_is_so() {
     let (mut passed, mut stuck) = (0, 0);
-    for ranks in 2..=4 {
+    for (ranks, eager) in [(2, EAGER[0]), (2, EAGER[1]), (3, EAGER[0]), (4, EAGER[1])] {
         let order: Vec<_> = (0..ranks).map(Rank).collect();
         let algorithms = Algorithm::of(Collective::AllReduce);
         let schedules = algorithms.map(|algorithm| algorithm.schedule(Collective::AllReduce, &order, Rank(0)).unwrap());
@@ -165,7 +171,7 @@ fn what_the_checker_says_of_other_plans_is_so() {
         if ranks == 2 {
             plans.extend((1..=3).flat_map(between_two));
         }
-        let mut world = self::world(ranks);
+        let (mut world, most) = (self::world(ranks, eager), stuck + 4);
         for plan in plans {
             match prove(&plan).map_err(|flaw| flaw.fault) {
                 Ok(proof) => {
@@ -174,8 +180,8 @@ fn what_the_checker_says_of_other_plans_is_so() {
                     assert_eq!(sum(&mut world, id, LONG, true, PATIENCE), [], "{plan}");
                     passed += 1;
                 }
-                Err(Fault::LongCycle(_)) if stuck < 8 => {
-                    let mut world = self::world(ranks);
+                Err(Fault::LongCycle(_)) if stuck < most => {
+                    let mut world = self::world(ranks, eager);
                     let id = prepare(&mut world, &plan);
                     let failed = sum(&mut world, id, LONG, true, Duration::from_millis(300));
                     assert_eq!(failed.len(), ranks as usize, "{plan}");
