@@ -27,11 +27,13 @@ const LINES: u64 = 32 << 10;
 /// The longest mark where ranks have no processor of their own.
 const CROWDED: u64 = 512 << 10;
 /// Rounds in which nothing is measured yet, and in which all is; and those of long operations.
-const READY: usize = 4;
-const ROUNDS: usize = 25;
-const LONG_ROUNDS: usize = 3;
+const READY: usize = 2;
+const ROUNDS: usize = 11;
+const LONG_ROUNDS: usize = 2;
 /// How often what is very short is done at a time.
 const TIMES: u32 = 8;
+/// The longest mark that is of several messages because it is short.
+const SEVERAL: u64 = 16 << 10;
 /// Bytes of operations that are short, and of such as are long.
 const BRIEF: u64 = 16 << 10;
 const LONG: u64 = 1 << 20;
@@ -278,10 +280,12 @@ impl<'a> Table<'a> {
                 jobs.push(self.job(ring, protocol, drill, SHORT)?);
             }
             for mark in self.marks(protocol) {
-                let (bytes, messages) = match mark {
-                    ..=BRIEF => (mark, MANY),
-                    ..=NEAR => (mark, 2),
-                    _ => (MESSAGE, (mark / MESSAGE) as u32),
+                let (bytes, messages) = if mark <= SEVERAL {
+                    (mark, MANY)
+                } else if mark <= NEAR {
+                    (mark, 2)
+                } else {
+                    (MESSAGE, (mark / MESSAGE) as u32)
                 };
                 jobs.push(self.job(ring, protocol, Drill::Settled(messages), bytes)?);
                 jobs.push(self.job(ring, protocol, Drill::Fresh(messages), bytes)?);
@@ -294,15 +298,17 @@ impl<'a> Table<'a> {
         // Of each kind some in each round, so that what disturbs a while disturbs all of them a little. The first rounds make memory ready, and the ranks awake.
         for round in 0..READY + ROUNDS {
             for job in &mut jobs {
-                let (long, short) = (job.whole() > LONG, job.whole() <= BRIEF);
-                if long && round >= READY + LONG_ROUNDS || long && (1..READY).contains(&round) {
+                let long = job.whole() > LONG;
+                if long && round > 0 && !(READY..READY + LONG_ROUNDS).contains(&round) {
                     continue;
                 }
                 // Caches are full of what was before: of what is short, they are to have this before it counts.
-                let (before, operations) = match (short, long) {
-                    (true, _) => (TIMES / 2, TIMES),
-                    (_, true) => (0, 1),
-                    _ => (1, 2),
+                let (before, operations) = if job.whole() <= BRIEF {
+                    (TIMES / 2, TIMES)
+                } else if long {
+                    (u32::from(job.whole() < self.longest), 1)
+                } else {
+                    (1, 2)
                 };
                 for _ in 0..before {
                     self.run(job.plan, job.protocol, job.whole())?;

@@ -11,6 +11,7 @@ mod scale;
 
 use serde::{Deserialize, Serialize};
 
+use crate::protocol::EAGER;
 use crate::types::Protocol;
 
 pub(crate) use closed::blocks;
@@ -32,7 +33,7 @@ pub struct MessageCost {
     /// ns that a hop takes more where the receiver's own message left at the same time: it is not there yet when the other's comes.
     #[serde(default)]
     pub both_ns: f64,
-    /// ns from when a receiver begins an operation until its peer knows where a message may go; 0 where nobody has to wait for that, as with slots that are there.
+    /// ns from when a receiver begins an operation until its peer knows where a message may go; 0 where nobody has to wait for that, as with slots that are there. Short messages of Simple have such slots.
     #[serde(default)]
     pub grant_ns: f64,
     /// ns from when a message was taken until its sender's operation may end; 0 where it need not know.
@@ -78,6 +79,12 @@ impl MessageCost {
             quiet_ns: 0.0,
             bytes: None,
         }
+    }
+
+    /// What a message of so many bytes waits for until its sender knows where it may go, ns, if its receiver begins when the sender does.
+    #[must_use]
+    pub fn grant_ns(&self, bytes: f64) -> f64 {
+        if bytes > EAGER as f64 { self.grant_ns } else { 0.0 }
     }
 
     /// What reducing adds to β as a message comes, ns per byte; none where γ is all that is known.

@@ -3,10 +3,20 @@
 use serde::{Deserialize, Serialize};
 
 /// Bytes at which scales have marks. Up to [`NEAR`] they are those of a message, in an operation that has few of them; above, those of an operation, in messages that are long.
-pub const MARKS: [u64; 8] = [64, 512, 4 << 10, 32 << 10, 128 << 10, 512 << 10, 2 << 20, 16 << 20];
+pub const MARKS: [u64; 9] = [
+    64,
+    512,
+    4 << 10,
+    16 << 10,
+    32 << 10,
+    128 << 10,
+    512 << 10,
+    2 << 20,
+    16 << 20,
+];
 
 /// What a processor has next to it: so many bytes of an operation cost no more than fewer do, each of them.
-pub const NEAR: u64 = MARKS[4];
+pub const NEAR: u64 = MARKS[5];
 
 /// ns per byte at the [`MARKS`].
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]

@@ -13,6 +13,7 @@ use super::queue::Queue;
 use super::{Fabric, Outcome, RankUse, SimulationError, Time, Wait, Work};
 use crate::cost::{MessageCost, Mover};
 use crate::plan::{Form, Place, Schedule, Span, Step};
+use crate::protocol::EAGER;
 use crate::types::{Protocol, Rank};
 
 /// Whose steps are run.
@@ -68,7 +69,8 @@ struct Thread<'a> {
     strand: u32,
     /// Slices of an operation.
     slices: u64,
-    /// Of a slice, from whom its messages come, if they are to be granted; and how many of the operation were.
+    /// Whether it receives anything; and of a slice, from whom its messages come that are to be granted, and how many of the operation were.
+    receives: bool,
     senders: Vec<Rank>,
     granted: u64,
     /// Messages that were sent and not confirmed, and when the last one was that is.
@@ -228,6 +230,8 @@ impl<'a> Run<'a> {
         }
         let local = Prices::of(fabric.local.mover, fabric.local.cost(work.protocol), work.protocol);
         let remote = Prices::of(fabric.remote.mover, fabric.remote.cost(work.protocol), work.protocol);
+        let element_bytes = work.block_bytes(shape) / slices as f64;
+        let partial_bytes = element_bytes * work.data.accumulator().bytes() as f64 / work.data.bytes() as f64;
         let grants = local.grant > 0 || remote.grant > 0;
         let mut threads = Vec::new();
         let mut queue = Queue::new();
@@ -236,14 +240,26 @@ impl<'a> Run<'a> {
                 let slices = (slices - u64::from(channel)).div_ceil(u64::from(channels));
                 for strand in 0..strands {
                     queue.push(ranks[rank.index()].free, threads.len() as u32);
-                    let senders = match grants {
-                        true => schedule.steps(strand, rank).filter_map(|step| sender(&step)).collect(),
-                        false => Vec::new(),
-                    };
+                    let (mut receives, mut senders) = (false, Vec::new());
+                    if grants {
+                        let messages = schedule.steps(strand, rank).filter_map(|step| message(&step));
+                        for (from, form, blocks) in messages {
+                            receives = true;
+                            let each = if form == Form::Element {
+                                element_bytes
+                            } else {
+                                partial_bytes
+                            };
+                            if each * f64::from(blocks) > EAGER as f64 {
+                                senders.push(from);
+                            }
+                        }
+                    }
                     threads.push(Thread {
                         rank: rank.0,
                         strand,
                         slices,
+                        receives,
                         senders,
                         granted: 0,
                         unconfirmed: 0,
@@ -259,7 +275,6 @@ impl<'a> Run<'a> {
                 }
             }
         }
-        let element_bytes = work.block_bytes(shape) / slices as f64;
         let mut run = Self {
             schedule,
             fabric,
@@ -273,7 +288,7 @@ impl<'a> Run<'a> {
             links: Links::new(fabric, work.protocol),
             ranks,
             element_bytes,
-            partial_bytes: element_bytes * work.data.accumulator().bytes() as f64 / work.data.bytes() as f64,
+            partial_bytes,
             work,
             messages: 0,
             steps: 0,
@@ -561,12 +576,12 @@ impl<'a> Run<'a> {
             later if later > taken => self.work(rank, later, 0.0),
             _ => taken,
         };
-        if prices.grant > 0 {
+        if prices.grant > 0 && awaited.bytes > EAGER as f64 {
             self.grant(id, taken, 1);
         }
         if prices.confirm > 0 {
             let sender = self.sender_of(id, awaited.from);
-            let quiet = if self.threads[sender].senders.is_empty() {
+            let quiet = if !self.threads[sender].receives {
                 prices.quiet
             } else {
                 0
@@ -611,7 +626,7 @@ impl<'a> Run<'a> {
         if prices.confirm > 0 {
             self.threads[id].unconfirmed += 1;
         }
-        if prices.grant == 0 {
+        if prices.grant == 0 || bytes <= EAGER as f64 {
             self.leave(receiver, from, (posted.saturating_sub(later), posted), bytes, fresh);
             return posted;
         }
@@ -745,10 +760,11 @@ fn running(schedule: &dyn Schedule, who: Who) -> Vec<Rank> {
     }
 }
 
-/// From whom a step has a message.
-fn sender(step: &Step) -> Option<Rank> {
+/// From whom a step has a message, of what, and of how many blocks.
+fn message(step: &Step) -> Option<(Rank, Form, u32)> {
     match step {
-        Step::Recv { from, .. } | Step::RecvReduce { from, .. } => Some(*from),
+        Step::Recv { from, into } => Some((*from, into.place.form(), into.blocks)),
+        Step::RecvReduce { from, form, into, .. } => Some((*from, *form, into.blocks)),
         Step::Send { .. } | Step::Reduce { .. } | Step::Copy { .. } => None,
     }
 }

@@ -4,4 +4,5 @@ mod collectives;
 mod failures;
 mod messages;
 mod requests;
+mod wire;
 mod world;

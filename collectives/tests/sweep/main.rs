@@ -15,18 +15,18 @@ mod run;
 use std::process::Command;
 
 /// Set in the process that has a network namespace of its own.
-const INSIDE: &str = "DOORBELL_TEST_SWEEP_INSIDE";
+const INSIDE: &str = "DOORBELL_SWEEP_INSIDE";
 
 #[test]
 fn on_lanes_whoever_goes_at_any_step_is_named_and_the_others_go_on() {
-    run::sweep(fault::Wire::Lanes, 3);
+    run::sweep(fault::Wire::Lanes, 4);
 }
 
 /// The link between two is cut by the kernel, which then lets no packet from either to the other, so this is done in a network namespace of its own.
 #[test]
 fn over_udp_whoever_goes_at_any_step_is_named_and_the_others_go_on() {
     if std::env::var_os(INSIDE).is_some() {
-        return run::sweep(fault::Wire::Udp, 1);
+        return run::sweep(fault::Wire::Udp, 2);
     }
     // What is on this host is found after what is forbidden.
     let order = "ip link set lo up && ip rule add pref 100 lookup local && ip rule del pref 0 lookup local";

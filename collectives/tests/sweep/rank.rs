@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use doorbell_collectives::bootstrap::Group;
 use doorbell_collectives::executor::Config;
+use doorbell_collectives::failure::Cause;
 
 use doorbell_collectives::communicator::Call;
 use doorbell_collectives::plan::Collective;
@@ -25,7 +26,7 @@ use crate::fault::{Fault, Kind, Wire, address};
 use crate::run::{DEADLINE, LATE, PATIENCE};
 
 /// Set for processes that are ranks: over UDP or not, the process and the run by which their addresses are, the rank, and the faults.
-pub(crate) const ROLE: &str = "DOORBELL_TEST_SWEEP";
+pub(crate) const ROLE: &str = "DOORBELL_SWEEP_RANK";
 /// Marks a line as an answer, among what the test harness prints.
 pub(crate) const ANSWER: &str = "rank: ";
 /// Elements of each part, which no number of ranks divides.
@@ -102,11 +103,16 @@ fn live(mut me: Me, device: &Context, faults: &str) -> &'static str {
     let mut comm = Communicator::new(std::slice::from_ref(device), Group::from_env().unwrap(), options).unwrap();
     me.names = (0..comm.size()).collect();
     for (number, fault) in faults.split(';').map(Fault::read).enumerate() {
-        let began = Instant::now();
+        let mut began = Instant::now();
         // Who is late may learn of it already here. Whoever goes may have done its part when it goes: then the next operation shows it, which needs every link.
-        let result = all_reduce(&comm, number as u32 * 7)
-            .and_then(|()| me.meet(&comm, &fault))
-            .and_then(|()| all_reduce(&comm, 1));
+        let mut operations = || {
+            all_reduce(&comm, number as u32 * 7)?;
+            began = Instant::now();
+            me.meet(&comm, &fault)?;
+            began = Instant::now();
+            all_reduce(&comm, 1)
+        };
+        let result = operations();
         let took = began.elapsed();
         let error = result
             .err()
@@ -222,12 +228,15 @@ impl Me {
             while !due.load(Ordering::Relaxed) && !(turns == fault.step && !collective.reduces()) && !request.test()? {
                 turns += 1;
             }
-            self.go(comm, fault);
+            // Who was stopped in the midst of a step has been away.
+            if fault.kind != Kind::Stop || !due.load(Ordering::Relaxed) {
+                self.go(comm, fault);
+            }
         }
         request.wait().map(drop)
     }
 
-    /// A sum in which who is to die or to stop does so, in the midst of the step; where a link is to be cut, that is due then.
+    /// A sum in which who is to die or to stop does so, in the midst of the step; where a link is to be cut, that is due after it.
     fn operator(&self, fault: &Fault, due: Arc<AtomicBool>) -> UserOperator {
         let (mine, kind, step) = (fault.who == self.name, fault.kind, fault.step);
         let times = AtomicU32::new(0);
@@ -236,8 +245,9 @@ impl Me {
                 match kind {
                     Kind::Kill => raise(Signal::SIGKILL).unwrap(),
                     Kind::Stop => raise(Signal::SIGSTOP).unwrap(),
-                    Kind::Cut | Kind::Link => due.store(true, Ordering::Relaxed),
+                    Kind::Cut | Kind::Link => {}
                 }
+                due.store(true, Ordering::Relaxed);
             }
             into.iter_mut().zip(from).for_each(|(a, b)| *a += b);
         })
@@ -285,6 +295,11 @@ impl Me {
                 assert!(ends.contains(&culprit), "{fault}: {error}");
                 let excluded = cause.excluded().map(|rank| self.names[rank.index()]);
                 assert_eq!(excluded, Some(fault.gone()), "{fault}: {error}");
+            }
+            Kind::Cut if matches!(cause, Cause::Broken { .. }) => {
+                assert_eq!(self.wire, Wire::Udp, "{fault}: {error}");
+                let excluded = cause.excluded().map(|rank| self.names[rank.index()]);
+                assert_eq!(excluded, Some(fault.who), "{fault}: {error}");
             }
             _ => assert_eq!(culprit, fault.who, "{fault}: {error}"),
         }

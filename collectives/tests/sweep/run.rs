@@ -4,9 +4,10 @@ use std::collections::BTreeMap;
 use std::env;
 use std::io::{BufRead, BufReader};
 use std::net::{IpAddr, Ipv4Addr};
-use std::process::{Child, ChildStdout, Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -76,21 +77,32 @@ pub(crate) fn sweep(wire: Wire, runs: u32) {
 /// A rank's process, killed when dropped.
 struct Process {
     child: Child,
-    answers: BufReader<ChildStdout>,
+    answers: Receiver<String>,
 }
 
 impl Process {
+    fn new(mut child: Child) -> Self {
+        let mut lines = BufReader::new(child.stdout.take().unwrap())
+            .lines()
+            .map_while(Result::ok);
+        let (said, answers) = channel();
+        // Ends with the process. The harness begins its line with the test's name, and ends it later.
+        thread::spawn(move || {
+            lines.try_for_each(|line| match line.split_once(ANSWER) {
+                Some((_, answer)) => said.send(answer.trim_end().to_owned()),
+                None => Ok(()),
+            })
+        });
+        Self { child, answers }
+    }
+
     /// The next answer; none when it has ended.
     fn answer(&mut self) -> Option<String> {
-        let mut line = String::new();
-        while self.answers.read_line(&mut line).unwrap() > 0 {
-            // The harness begins its line with the test's name, and ends it later.
-            if let Some((_, answer)) = line.split_once(ANSWER) {
-                return Some(answer.trim_end().to_owned());
-            }
-            line.clear();
+        match self.answers.recv_timeout(2 * PATIENCE) {
+            Ok(answer) => Some(answer),
+            Err(RecvTimeoutError::Disconnected) => None,
+            Err(RecvTimeoutError::Timeout) => panic!("process {} says nothing", self.child.id()),
         }
-        None
     }
 }
 
@@ -118,9 +130,7 @@ fn start(wire: Wire, run: u32, faults: &[Fault]) -> Vec<Process> {
             Wire::Udp => command.env("DOORBELL_LINK", "udp"),
         };
         command.envs(Launch::variables(serving.id(), Rank(rank), RANKS));
-        let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
-        let answers = BufReader::new(child.stdout.take().unwrap());
-        Process { child, answers }
+        Process::new(command.stdout(Stdio::piped()).spawn().unwrap())
     };
     let processes = (0..RANKS).map(start).collect();
     serving.wait().unwrap();
@@ -129,7 +139,7 @@ fn start(wire: Wire, run: u32, faults: &[Fault]) -> Vec<Process> {
 
 /// Does a run, and sees that all who are left have noticed each fault. Gives how long that took the last of them, in milliseconds, by kind and number of ranks.
 fn perform(wire: Wire, run: u32) -> Vec<((Kind, usize), u64)> {
-    let faults = fault::faults(run);
+    let faults = fault::faults(wire, run);
     let mut processes = start(wire, run, &faults);
     let mut here: Vec<u32> = (0..RANKS).collect();
     let mut times = Vec::new();

@@ -1,16 +1,15 @@
 //! The model beside the machine: what each algorithm takes by each protocol, predicted by the costs that the ranks measured at their start, and measured in the same run.
 //!
-//! Predictions come before anything of the size is run, and from costs of messages, copies and reductions alone. Measured are all ways of a size by turns, round after round, so that what disturbs a while disturbs all of them;
-//! of a way's rounds the median counts. A round's time is that of the slowest rank.
+//! Predictions come from costs of messages, copies and reductions alone. Machines are not the same from second to second, so in each round of a size the costs are measured anew, and then all ways by turns: what disturbs a while
+//! disturbs all of it. Of a way's rounds the medians count, of the ratio as of both times; the choice is that of the first round. A round's time is that of the slowest rank.
 
-use std::time::Instant;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use doorbell_collectives::communicator::Reduction;
 use doorbell_collectives::reference::Number;
-use doorbell_collectives::tune::{Choice, Question};
+use doorbell_collectives::tune::{Choice, Question, median};
 use doorbell_collectives::{CollectiveError, Communicator, Rank, ReduceOp};
-use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
-use nix::unistd::Pid;
 use serde::Serialize;
 
 use super::measure::{Buffers, Typed, everyone, typed};
@@ -19,9 +18,11 @@ use crate::failure::{Failure, one_line};
 use crate::report::{print_json, print_line};
 
 /// Rounds of a size.
-const ROUNDS: usize = 7;
+const ROUNDS: usize = 5;
 /// Seconds that a way is measured for in a round, about.
 const SECONDS: f64 = 0.002;
+/// What a calibration has given back has to be gone from both ends' memory.
+const PAUSE: Duration = Duration::from_millis(10);
 /// A prediction is right that is not further off.
 const RIGHT: f64 = 0.15;
 /// A choice is right that takes no longer than the best by so much.
@@ -52,6 +53,8 @@ struct Line {
     slice_bytes: u64,
     predicted_us: f64,
     measured_us: f64,
+    /// Predicted by measured, of the same round.
+    ratio: f64,
     /// Whether it is the one that is taken where nothing is said.
     chosen: bool,
     /// What was measured, by the least that was at this size.
@@ -59,29 +62,9 @@ struct Line {
 }
 
 impl Line {
-    fn ratio(&self) -> f64 {
-        self.predicted_us / self.measured_us
-    }
-
     fn is_right(&self) -> bool {
-        (self.ratio() - 1.0).abs() <= RIGHT
+        (self.ratio - 1.0).abs() <= RIGHT
     }
-}
-
-/// Keeps this thread, which is a rank's, to one processor, if each rank can have one of those that it may use: what a message takes depends on which two it is between, and the costs are to be those of the processors
-/// that are measured after.
-fn keep_to_one(rank: u32, ranks: u32) {
-    let this = Pid::from_raw(0);
-    let Ok(all) = sched_getaffinity(this) else { return };
-    let mut mine = (0..CpuSet::count()).filter(|&processor| all.is_set(processor).unwrap_or(false));
-    if mine.clone().count() < ranks as usize {
-        return;
-    }
-    let mut one = CpuSet::new();
-    // Without it the ranks go where the scheduler has them go.
-    let _ = mine
-        .nth(rank as usize)
-        .is_some_and(|processor| one.set(processor).is_ok() && sched_setaffinity(this, &one).is_ok());
 }
 
 /// Measures all sizes; rank 0 prints.
@@ -89,7 +72,6 @@ fn keep_to_one(rank: u32, ranks: u32) {
 /// # Errors
 /// [`Failure::Test`] when an operation fails, or stdout does not take what is printed.
 pub(super) fn run(args: &CollArgs, comm: &Communicator) -> Result<(), Failure> {
-    keep_to_one(comm.rank().0, comm.size());
     let table = comm.rank() == Rank(0) && !args.json;
     if table {
         let head = format!(
@@ -107,22 +89,9 @@ pub(super) fn run(args: &CollArgs, comm: &Communicator) -> Result<(), Failure> {
             "of best"
         );
         print_line(&head)?;
-        let t = comm.tuner();
-        eprintln!(
-            "{}",
-            doorbell_collectives::tune::TuningFile {
-                local: Some(t.local),
-                remote: None,
-                compute: Some(t.compute),
-                rules: Vec::new()
-            }
-            .to_json()
-        );
     }
     let mut results = Vec::new();
     for bytes in args.sizes() {
-        // Machines are not the same from second to second, so the costs are those of the moment.
-        comm.calibrate().map_err(|e| Failure::test(one_line(&e.to_string())))?;
         let mut job = Job { args, comm, bytes };
         let lines = typed(args.dtype.0[0], &mut job).map_err(|e| Failure::test(one_line(&e.to_string())))?;
         if table {
@@ -181,7 +150,7 @@ fn print(line: &Line) -> Result<(), Failure> {
         line.slice_bytes,
         line.predicted_us,
         line.measured_us,
-        line.ratio(),
+        line.ratio,
         line.by_best,
         if line.chosen { " *" } else { "" },
     ))
@@ -197,10 +166,9 @@ struct Job<'a> {
 /// A way, and its rounds.
 struct Way {
     choice: Choice,
-    predicted_ns: f64,
     iterations: u32,
-    /// Seconds.
-    rounds: Vec<f64>,
+    /// Predicted and measured, seconds.
+    rounds: Vec<(f64, f64)>,
 }
 
 impl Typed for Job<'_> {
@@ -211,8 +179,9 @@ impl Typed for Job<'_> {
         let root = Rank(args.root().unwrap_or(0));
         let case = traffic::case(args.operation, comm.size(), root, bytes, T::TYPE);
         let moved = case.count * T::TYPE.bytes() as u64 * traffic::parts(case.collective, case.ranks);
+        comm.calibrate()?;
         let decision = comm.explain(case.collective, root, T::TYPE, moved)?;
-        let (tuner, hosts, order) = (comm.tuner(), comm.hosts(), comm.order());
+        let (hosts, order) = (comm.hosts(), comm.order());
         let question = Question {
             collective: case.collective,
             bytes: moved,
@@ -225,9 +194,6 @@ impl Typed for Job<'_> {
             .iter()
             .map(|candidate| Way {
                 choice: candidate.choice,
-                predicted_ns: tuner
-                    .predict_ns(&question, &hosts, &order, &candidate.choice)
-                    .unwrap_or(candidate.formula_ns),
                 iterations: 1,
                 rounds: Vec::with_capacity(ROUNDS),
             })
@@ -235,7 +201,10 @@ impl Typed for Job<'_> {
         let mut buffers = Buffers::<T>::apart(comm, &case)?;
         let op = Reduction::from(ReduceOp::Sum);
         let mut time = |way: &Choice, iterations: u32| {
-            buffers.run(comm, &case, &op, Some(way))?;
+            // Caches are full of what was before.
+            for _ in 0..=iterations / 4 {
+                buffers.run(comm, &case, &op, Some(way))?;
+            }
             comm.barrier().wait()?;
             let began = Instant::now();
             for _ in 0..iterations {
@@ -249,8 +218,14 @@ impl Typed for Job<'_> {
             way.iterations = ((SECONDS / trial.max(1e-9)) as u32).clamp(1, 2000);
         }
         for _ in 0..ROUNDS {
+            comm.calibrate()?;
+            thread::sleep(PAUSE);
+            let tuner = comm.tuner();
             for way in &mut ways {
-                way.rounds.push(time(&way.choice, way.iterations)?);
+                let measured = time(&way.choice, way.iterations)?;
+                // All candidates are of algorithms that do it.
+                let predicted = tuner.predict_ns(&question, &hosts, &order, &way.choice).unwrap_or(0.0);
+                way.rounds.push((predicted / 1e9, measured));
             }
         }
         Ok(lines(bytes, &decision.choice, ways))
@@ -260,16 +235,17 @@ impl Typed for Job<'_> {
 fn lines(bytes: u64, chosen: &Choice, ways: Vec<Way>) -> Vec<Line> {
     let mut lines: Vec<_> = ways
         .into_iter()
-        .map(|mut way| {
-            way.rounds.sort_by(f64::total_cmp);
+        .map(|way| {
+            let of = |what: fn(&(f64, f64)) -> f64| median(way.rounds.iter().map(what).collect());
             Line {
                 bytes,
                 algorithm: way.choice.algorithm.name(),
                 protocol: way.choice.protocol.name(),
                 channels: way.choice.channels,
                 slice_bytes: way.choice.slice_bytes,
-                predicted_us: way.predicted_ns / 1e3,
-                measured_us: way.rounds[way.rounds.len() / 2] * 1e6,
+                predicted_us: of(|round| round.0) * 1e6,
+                measured_us: of(|round| round.1) * 1e6,
+                ratio: of(|round| round.0 / round.1),
                 chosen: way.choice == *chosen,
                 by_best: 1.0,
             }

@@ -26,6 +26,17 @@ const ASK: u32 = 10;
 const QUESTIONS: u32 = 3;
 /// How long, in ms, what was sent may stay unacknowledged by the peer's host.
 const UNACKNOWLEDGED: u32 = 40_000;
+/// How a process that has ended shows.
+const CLOSED: &str = "its connection closed";
+
+/// How a connection ended, in the words of all: whether it was closed or reset depends on what its process had not read when it died, which is another thing for each peer.
+fn ended(error: &io::Error) -> String {
+    use io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset};
+    match error.kind() {
+        BrokenPipe | ConnectionAborted | ConnectionReset => CLOSED.to_owned(),
+        _ => error.to_string(),
+    }
+}
 
 /// A peer's connection.
 #[derive(Debug)]
@@ -150,11 +161,11 @@ impl Postman {
         let link = self.links[peer].as_mut()?;
         for _ in 0..TURN {
             match link.stream.read(&mut self.chunk) {
-                Ok(0) => return Some("its connection closed".to_owned()),
+                Ok(0) => return Some(CLOSED.to_owned()),
                 Ok(n) => link.inbound.extend(&self.chunk[..n]),
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => return None,
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-                Err(e) => return Some(e.to_string()),
+                Err(e) => return Some(ended(&e)),
             }
         }
         None
@@ -201,7 +212,7 @@ impl Postman {
                 Ok(n) => written += n,
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => break None,
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-                Err(e) => break Some(e.to_string()),
+                Err(e) => break Some(ended(&e)),
             }
         };
         out.drain(..written);

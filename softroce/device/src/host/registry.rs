@@ -49,7 +49,7 @@ impl MemberId {
     /// Marks a word that holds a member.
     const PRESENT: u64 = 1 << 63;
 
-    pub(super) fn new(slot: u16, generation: u32) -> Self {
+    pub(crate) fn new(slot: u16, generation: u32) -> Self {
         Self { slot, generation }
     }
 

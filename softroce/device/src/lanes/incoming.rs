@@ -146,3 +146,58 @@ impl Lane {
         Ok(true)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::local::{Kind, Payload, Record, Reference, Referrer, Sender};
+
+    /// A lane of this process, and its receiving end.
+    fn lane() -> (Sender, Incoming) {
+        let (sender, fd) = Sender::create().unwrap();
+        let own = i32::try_from(std::process::id()).unwrap();
+        let mut incoming = Incoming::default();
+        incoming.add(MemberId::new(1, 1), Receiver::attach(fd, Some(own)).unwrap());
+        (sender, incoming)
+    }
+
+    fn push(sender: &mut Sender, payload: Payload<'_>) {
+        let record = Record {
+            kind: Kind::Packet,
+            header: b"header",
+            payload,
+        };
+        sender.push(&record, Referrer { qpn: 1, keys: &[1] }).unwrap();
+    }
+
+    /// The lengths of what is taken at a time.
+    fn take(incoming: &mut Incoming) -> Vec<usize> {
+        let mut lengths = Vec::new();
+        incoming.take(|| (), |(), _, record| lengths.push(record.body.len()), |(), _| ());
+        lengths
+    }
+
+    #[test]
+    fn what_tells_of_a_payload_is_taken_with_it() {
+        let (mut sender, mut incoming) = lane();
+        let payload = [5; 4096];
+        let reference = Reference::Process {
+            addr: payload.as_ptr().expose_provenance() as u64,
+            len: 4096,
+        };
+        push(&mut sender, Payload::Referred(&[reference]));
+        push(&mut sender, Payload::Inline(&[1; 8]));
+        push(&mut sender, Payload::Inline(&[2; 8]));
+        assert_eq!(take(&mut incoming), [4096, 8]);
+        assert_eq!(take(&mut incoming), [8]);
+    }
+
+    #[test]
+    fn what_is_short_is_taken_by_itself() {
+        let (mut sender, mut incoming) = lane();
+        push(&mut sender, Payload::Inline(&[1; 8]));
+        push(&mut sender, Payload::Inline(&[2; 8]));
+        assert_eq!(take(&mut incoming), [8]);
+        assert_eq!(take(&mut incoming), [8]);
+    }
+}

@@ -59,6 +59,21 @@ fn small_and_large_payloads_come_over() {
     assert_eq!(take(&mut receiver), None);
 }
 
+#[test]
+fn what_is_next_is_known_to_be_short_before_it_is_taken() {
+    let (mut sender, mut receiver) = lane();
+    assert!(!receiver.short_is_next(), "nothing is there");
+    for (len, short) in [(0, true), (200, true), (1024, false), (8, true)] {
+        let payload = vec![7; len];
+        sender
+            .push(&packet(b"header", Payload::Inline(&payload)), NOBODY)
+            .unwrap();
+        assert_eq!(receiver.short_is_next(), short, "{len} bytes");
+        assert_eq!(take(&mut receiver).unwrap().2, Ok(payload));
+    }
+    assert!(!receiver.short_is_next(), "all was taken");
+}
+
 /// Memory that others can map, and its file, which stays open for them to find it.
 struct Shared {
     _file: File,
