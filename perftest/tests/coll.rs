@@ -234,6 +234,33 @@ fn a_plan_is_explained_and_drawn() {
 }
 
 #[test]
+fn what_is_predicted_stands_beside_what_is_measured() {
+    let report = json(doorbell("allreduce --ranks 2 -b 8 -e 4K -f 512 --simulate --measure"));
+    let lines = report["results"].as_array().unwrap();
+    for bytes in [8, 4096] {
+        let of_size: Vec<_> = lines.iter().filter(|line| line["bytes"] == bytes).collect();
+        let named = |name| of_size.iter().any(|line| line["algorithm"] == name);
+        assert!(named("ring") && named("tree") && named("one-shot"), "{report}");
+        assert_eq!(
+            of_size.iter().filter(|line| line["chosen"] == true).count(),
+            1,
+            "{report}"
+        );
+        let best = of_size.iter().map(|line| line["by_best"].as_f64().unwrap());
+        assert_eq!(best.fold(f64::INFINITY, f64::min), 1.0);
+    }
+    for line in lines {
+        for number in ["predicted_us", "measured_us", "ratio"] {
+            assert!(line[number].as_f64().unwrap() > 0.0, "{line}");
+        }
+    }
+    assert_eq!(
+        (report["predictions"].as_u64(), report["sizes"].as_u64()),
+        (Some(lines.len() as u64), Some(2))
+    );
+}
+
+#[test]
 fn what_is_not_here_is_simulated() {
     let report = json(doorbell(
         "allreduce --ranks 128 -b 1K -e 1M -f 1024 --simulate --leaf 4 --oversubscription 2",

@@ -18,7 +18,7 @@ pub struct Options {
     pub deterministic: bool,
     /// Whether a thread of its own drives operations that were started (default: no; they are driven while somebody waits or tests).
     pub progress_thread: bool,
-    /// Whether the connection between ranks 0 and 1 is measured at the start, for the costs that choices are made by (default: yes). Else they are those of the tuning file, or of a userspace device between processes of one host.
+    /// Whether connections, copies and reductions are measured at the start, for the costs that choices are made by (default: yes): [`Communicator::calibrate`](super::Communicator::calibrate). Else they are those of the tuning file, or of a userspace device between processes of one host.
     pub calibrate: bool,
     /// What is not to be chosen.
     pub overrides: Overrides,

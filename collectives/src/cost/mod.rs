@@ -4,6 +4,9 @@
 //! rank that has many messages; the rest is latency, and overlaps with anything (LogGP's L, o and G). [`Link`] has these numbers for each protocol, [`Compute`] those of a rank alone. Where they come from: a calibration
 //! ([`tune`](crate::tune)), a tuning file, or one of the presets here.
 //!
+//! Where processors move the bytes, α and β are not all. A message of Simple that is long waits until its receiver has said where it may go, and an operation that sent one until it is confirmed. A byte costs by how many there are
+//! ([`Scale`]), by what was done with it before and what is done with it as it comes, and by how many ranks move some at the same time ([`Moves`]).
+//!
 //! [`predict_ns`] is each algorithm in these terms, in closed form; [`simulate`](crate::simulate) runs the plan itself, on fabrics that are not uniform, too.
 
 mod closed;

@@ -9,6 +9,8 @@
 //! order anyway); it needs no recomputation of all flows at each event, so that 16,384 ranks are possible; and as operations are cut into slices of a few hundred KiB, turns of a message come close to equal shares. What it does not
 //! model: switches' buffers (a message waits at no cost to those behind it), routing (a leaf's uplinks are one pipe), and acknowledgements.
 //!
+//! On a link whose costs were measured so, grants and confirmations of messages are waited for, lines are packed at one end while they are unpacked at the other, and a byte costs what [`cost`](crate::cost) says of it.
+//!
 //! Times are whole picoseconds, so that runs are the same everywhere; what takes longer than 200 days takes 213. Blocks are taken to be equally long, whatever the remainder.
 
 mod chart;

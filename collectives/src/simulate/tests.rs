@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::algorithm::Algorithm;
-use crate::cost::{Compute, Link, MessageCost, Mover};
+use crate::cost::{Compute, Link, MessageCost, Mover, Moves, Scale};
 use crate::plan::{Form, Place, Program, Span, Step};
 
 /// Numbers that show in a result: α = 1000 (100 and 200 of it busy), β = 0.1, and γ = 0.01 ns/B.
@@ -379,4 +379,75 @@ fn a_reduction_takes_its_time() {
     let outcome = run(&written(1, steps), &Fabric::uniform(1, link(), COMPUTE), &work(1000)).unwrap();
     assert_eq!(outcome.time.ns(), 50.0 + 2.0 * 1000.0 * 0.01 + 1000.0 * 0.02);
     assert_eq!(block(Place::Partial, 0).place.form(), Form::Partial);
+}
+
+/// Two ranks of which the first gives the second a message, or both do.
+fn pair(both: bool) -> Written {
+    let turn = |other: u32| vec![send(other), recv(other)];
+    written(
+        1,
+        if both {
+            vec![turn(1), turn(0)]
+        } else {
+            vec![vec![send(1)], vec![recv(0)]]
+        },
+    )
+}
+
+#[test]
+fn long_messages_wait_for_grants_and_all_for_confirmations() {
+    let mut link = link();
+    (link.simple.grant_ns, link.simple.confirm_ns) = (300.0, 150.0);
+    let fabric = Fabric::uniform(2, link, COMPUTE);
+    let took = |plan: &Written, bytes| run(plan, &fabric, &work(bytes)).unwrap().time.ns();
+    let again = |plan: &Written, bytes| repeated_ns(plan, &fabric, &work(bytes)).unwrap();
+    let near = |found: f64, expected: f64| assert!((found - expected).abs() < 0.1, "{found} and not {expected}");
+    // It is posted at 150; the receiver, which has begun at 50 too, has told where it may go at 350; then there are wire, latency and taking, and the confirmation.
+    near(took(&pair(false), 32 << 10), 350.0 + 3276.8 + 700.0 + 200.0 + 150.0);
+    near(took(&pair(false), 8 << 10), 150.0 + 819.2 + 700.0 + 200.0 + 150.0);
+    near(took(&pair(true), 32 << 10), 350.0 + 3276.8 + 700.0 + 200.0 + 150.0);
+    // One after another, the receiver grants the next message while its sender still hears of the last one; where nothing is granted the sender begins anew with all of it.
+    near(again(&pair(false), 32 << 10), 50.0 + 300.0 + 3276.8 + 700.0 + 200.0);
+    near(
+        again(&pair(false), 8 << 10),
+        50.0 + 100.0 + 819.2 + 700.0 + 200.0 + 150.0,
+    );
+    // Who receives nothing hears of it later.
+    link.simple.quiet_ns = 1000.0;
+    let fabric = Fabric::uniform(2, link, COMPUTE);
+    for (plan, later) in [(pair(false), 1000.0), (pair(true), 0.0)] {
+        let took = run(&plan, &fabric, &work(8 << 10)).unwrap().time.ns();
+        near(took, 2019.2 + later);
+    }
+}
+
+#[test]
+fn who_sends_at_the_same_time_sees_a_message_later() {
+    let mut link = link();
+    link.simple.both_ns = 40.0;
+    let fabric = Fabric::uniform(2, link, COMPUTE);
+    for (plan, more) in [(pair(false), 0.0), (pair(true), 40.0)] {
+        let took = run(&plan, &fabric, &work(8)).unwrap().time.ns();
+        assert!((took - (50.0 + 1000.0 + 0.8 + more)).abs() < 0.1, "{took}");
+    }
+}
+
+#[test]
+fn memory_is_shared_by_those_who_move_something() {
+    let (alone, all) = (0.1, 0.3);
+    let scale = |rate| Scale::of(&[(64, rate)]).unwrap();
+    let mut link = Link::soft_local();
+    (link.simple.send_ns, link.simple.receive_ns) = (0.0, 0.0);
+    link.simple.bytes = Some(Moves {
+        settled: scale(all),
+        fresh: scale(all),
+        reduced: scale(all),
+        alone: scale(alone),
+    });
+    let fabric = Fabric::one_host(2, link, COMPUTE);
+    for (plan, rate) in [(pair(false), alone), (pair(true), all)] {
+        let took = run(&plan, &fabric, &work(10_000)).unwrap().time.ns();
+        let expected = 50.0 + link.simple.alpha_ns + 10_000.0 * rate;
+        assert!((took - expected).abs() < 0.1, "{took} and not {expected}");
+    }
 }

@@ -11,7 +11,8 @@
 //! }
 //! ```
 //!
-//! The first rule that fits is followed; the environment is stronger.
+//! The first rule that fits is followed; the environment is stronger. A protocol may have `both_ns`, `grant_ns`, `confirm_ns` and `quiet_ns`, and `bytes` with a scale (ns per byte at each of the [`MARKS`](crate::cost::MARKS)) for
+//! `settled`, `fresh`, `reduced` and `alone` ([`Moves`](crate::cost::Moves)); `compute` may have scales as `gamma` and `copy`.
 
 use core::fmt;
 use std::path::{Path, PathBuf};

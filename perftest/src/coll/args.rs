@@ -18,6 +18,7 @@ Examples:
   mpirun -n 8 doorbell coll alltoall --device mlx5_0   ranks of a launcher: mpirun, srun, torchrun
   doorbell coll allreduce --ranks 8 -b 1M --explain    why it is done how, and the plan
   doorbell coll allreduce --ranks 4096 --simulate      time by algorithm on a modelled fabric
+  doorbell coll allreduce --ranks 2 -b 8 -e 64M -f 8 --simulate --measure   what is predicted here, beside what it takes
 
 Columns and formulas are nccl-tests': size is what was asked for, of which a part that does not divide by the ranks is left out; count the elements of the whole of \
 allreduce, broadcast, reduce and sendrecv, else of one rank's part; algbw is size by time; busbw is algbw by what a link has to carry of it: 2(p-1)/p for \

@@ -1,0 +1,212 @@
+//! What goes between threads: grants ahead of messages, messages sent and taken, and confirmations behind them.
+
+use std::collections::VecDeque;
+
+use super::{Arrival, Arrivals, Awaited, Kept, Run, Thread, Who, key};
+use crate::plan::{Form, Span};
+use crate::protocol::EAGER;
+use crate::types::Rank;
+
+impl Run<'_> {
+    /// Grants the next `more` messages of an operation.
+    pub(super) fn grant(&mut self, id: usize, now: u64, more: u64) {
+        let thread = &self.threads[id];
+        let (rank, each) = (thread.rank, thread.senders.len() as u64);
+        let last = (thread.granted + more).min(each * thread.slices);
+        for next in thread.granted..last {
+            let from = self.threads[id].senders[(next % each) as usize];
+            let there = now.saturating_add(self.prices(from.0, rank).grant);
+            let grants = self.grants.entry(key(id, from)).or_default();
+            match grants.kept.pop_front() {
+                Some(kept) => {
+                    let leaves = kept.posted.max(there);
+                    self.leave(id, from, (leaves, leaves), kept.bytes, kept.fresh);
+                }
+                None => grants.unused.push_back(there),
+            }
+        }
+        self.threads[id].granted = last;
+    }
+
+    /// The thread of `from` that sends to a thread.
+    fn sender_of(&self, id: usize, from: Rank) -> usize {
+        match self.who {
+            Who::All => from.index() * self.connections as usize + id % self.connections as usize,
+            Who::OneForAll => id,
+        }
+    }
+
+    pub(super) fn bytes(&self, form: Form, span: Span) -> f64 {
+        let each = match form {
+            Form::Element => self.element_bytes,
+            Form::Partial => self.partial_bytes,
+        };
+        each * f64::from(span.blocks)
+    }
+
+    /// Of how many bytes memory costs what it does.
+    pub(super) fn touched(&self, message: f64) -> f64 {
+        let shape = self.schedule.shape();
+        self.work.touched(shape.collective, shape.ranks(), message)
+    }
+
+    /// Which part of the other ranks of its host is busy, too.
+    pub(super) fn others(&self, rank: u32, now: u64) -> f64 {
+        let measured = self.fabric.local.cost(self.work.protocol).bytes.is_some();
+        if !measured || self.who == Who::OneForAll {
+            return 1.0;
+        }
+        let here = |other: &u32| *other != rank && self.links.are_together(rank, *other);
+        let all = (0..self.ranks.len() as u32).filter(here);
+        let (mut others, mut busy) = (0u32, 0u32);
+        for other in all {
+            others += 1;
+            // Who has begun at this very time is busy, as is who is about to.
+            busy += u32::from(self.ranks[other as usize].free > now || self.coming_at(other, now));
+        }
+        f64::from(busy) / f64::from(others.max(1))
+    }
+
+    /// Whether one of a rank's threads has its message there.
+    pub(super) fn coming_at(&self, rank: u32, now: u64) -> bool {
+        let first = rank as usize * self.connections as usize;
+        let threads = &self.threads[first..first + self.connections as usize];
+        let coming = |thread: &Thread<'_>| thread.awaited.and_then(|awaited| awaited.coming);
+        threads.iter().filter_map(coming).any(|message| message.at <= now)
+    }
+
+    /// In how many parts a message goes that its sender packs and its receiver unpacks.
+    fn packs(&self, bytes: f64) -> f64 {
+        let lines = self.work.protocol.lines();
+        lines.map_or(1.0, |lines| (bytes / lines.room() as f64).ceil().max(1.0))
+    }
+
+    /// Takes a message that has arrived.
+    pub(super) fn receive(&mut self, id: usize, awaited: Awaited, now: u64) -> u64 {
+        let rank = self.threads[id].rank;
+        let prices = self.prices(awaited.from.0, rank);
+        let fresh = awaited.coming.is_some_and(|message| message.fresh);
+        let moving = prices.moving(
+            awaited.bytes,
+            self.touched(awaited.bytes),
+            fresh,
+            self.others(rank, now),
+        );
+        let mut ps = prices.receive + moving * prices.parts.1;
+        let left = awaited.coming.map_or(0, |message| message.at) as f64 - prices.latency;
+        if self.ranks[rank as usize]
+            .sent
+            .is_some_and(|sent| sent as f64 > left - prices.latency)
+        {
+            ps += prices.both;
+        }
+        if awaited.reduces {
+            let reducing = prices.cost.reducing(awaited.bytes, self.touched(awaited.bytes));
+            let per_byte = reducing.map_or_else(|| self.own(awaited.bytes).0, |ns| ns * 1e3);
+            ps += awaited.bytes * per_byte;
+        }
+        let taken = self.work(rank, now, ps);
+        // What comes last is still to be unpacked.
+        let last = awaited.coming.map_or(0, |message| message.last);
+        let unpacks = moving * prices.parts.1 / self.packs(awaited.bytes);
+        let taken = match last.saturating_add(unpacks.round() as u64) {
+            later if later > taken => self.work(rank, later, 0.0),
+            _ => taken,
+        };
+        if prices.grant > 0 && awaited.bytes > EAGER as f64 {
+            self.grant(id, taken, 1);
+        }
+        if prices.confirm > 0 {
+            let sender = self.sender_of(id, awaited.from);
+            let quiet = if !self.threads[sender].receives {
+                prices.quiet
+            } else {
+                0
+            };
+            self.confirm(sender, taken.saturating_add(prices.confirm + quiet));
+        }
+        taken
+    }
+
+    /// A message of a thread's is confirmed at some time.
+    fn confirm(&mut self, id: usize, at: u64) {
+        let thread = &mut self.threads[id];
+        thread.unconfirmed -= 1;
+        thread.confirmed = thread.confirmed.max(at);
+        if thread.unconfirmed == 0
+            && let Some(since) = thread.over
+        {
+            self.queue.push(thread.confirmed.max(since), id as u32);
+        }
+    }
+
+    /// Sends a message; gives when the sender can go on.
+    pub(super) fn send(&mut self, id: usize, now: u64, to: Rank, bytes: f64, fresh: bool) -> u64 {
+        let rank = self.threads[id].rank;
+        let prices = self.prices(rank, to.0);
+        let moving = prices.moving(bytes, self.touched(bytes), fresh, self.others(rank, now));
+        let posted = self.work(rank, now, prices.send + moving * prices.parts.0);
+        self.ranks[rank as usize].sent = Some(posted);
+        let connection = id as u32 % self.connections;
+        let (receiver, from) = match self.who {
+            Who::All => (to.index() * self.connections as usize + connection as usize, Rank(rank)),
+            Who::OneForAll => {
+                let order = &self.schedule.shape().order;
+                let onwards = self.position[to.index()] as usize + order.len() - self.position[rank as usize] as usize;
+                (id, order[(2 * order.len() - onwards) % order.len()])
+            }
+        };
+        // The first part leaves while others are still packed.
+        let packed = moving * prices.parts.0;
+        let later = (packed - packed / self.packs(bytes)).round() as u64;
+        self.messages += 1;
+        if prices.confirm > 0 {
+            self.threads[id].unconfirmed += 1;
+        }
+        if prices.grant == 0 || bytes <= EAGER as f64 {
+            self.leave(receiver, from, (posted.saturating_sub(later), posted), bytes, fresh);
+            return posted;
+        }
+        let grants = self.grants.entry(key(receiver, from)).or_default();
+        match grants.unused.pop_front() {
+            Some(there) => self.leave(receiver, from, (posted.max(there), posted.max(there)), bytes, fresh),
+            None => grants.kept.push_back(Kept { posted, bytes, fresh }),
+        }
+        posted
+    }
+
+    /// A message of `from` to a thread leaves: its first part, and its last one.
+    fn leave(&mut self, receiver: usize, from: Rank, (first, last): (u64, u64), bytes: f64, fresh: bool) {
+        let landing = self.threads.get(receiver).map_or(from.0, |thread| thread.rank);
+        let (sender, together) = match self.who {
+            Who::All => (from.0, self.links.are_together(from.0, landing)),
+            // All do what this one does, and what comes from one of them leaves it for another.
+            Who::OneForAll => (landing, self.links.are_together(landing, from.0)),
+        };
+        let connection = receiver as u32 % self.connections;
+        let prices = if together { self.local } else { self.remote };
+        let arrival = self.links.carry(sender, landing, together, connection, first, bytes);
+        let latency = (prices.latency.round() as u64).saturating_add(self.links.jitter());
+        let at = arrival.saturating_add(latency);
+        let last = at.saturating_add(last - first);
+        self.deliver(receiver, from, Arrival { at, last, fresh });
+    }
+
+    fn deliver(&mut self, id: usize, from: Rank, arrival: Arrival) {
+        match &mut self.threads[id].awaited {
+            Some(awaited) if awaited.from == from && awaited.coming.is_none() => {
+                awaited.coming = Some(arrival);
+                self.queue.push(arrival.at.max(awaited.since), id as u32);
+            }
+            _ => {
+                self.inbox
+                    .entry(key(id, from))
+                    .and_modify(|arrivals| arrivals.more.push_back(arrival))
+                    .or_insert(Arrivals {
+                        first: arrival,
+                        more: VecDeque::new(),
+                    });
+            }
+        }
+    }
+}
