@@ -364,3 +364,35 @@ fn of_all_states_of_three_members_the_blamed_is_what_the_verdict_says() {
     }
     assert!(seen > 2000, "{seen}");
 }
+
+/// Whichever is heard first: those, too, of a member that was asked twice, and had lost its queue pair in between.
+#[test]
+fn of_any_two_verdicts_all_members_take_the_same() {
+    let verdict = |awaited, kind| Verdict {
+        cause: Cause::Stopped { rank: Rank(0) },
+        stuck: Some(Stuck {
+            rank: Rank(1),
+            kind,
+            wait: wait(0, 2, awaited),
+        }),
+    };
+    let awaited = [
+        Awaited::Message,
+        Awaited::Room,
+        Awaited::Acknowledgement,
+        Awaited::Nothing,
+    ];
+    let kinds = [None, Some(Collective::AllReduce), Some(Collective::Barrier)];
+    let all: Vec<_> = awaited
+        .iter()
+        .flat_map(|awaited| kinds.map(|kind| verdict(*awaited, kind)))
+        .collect();
+    for one in &all {
+        for other in &all {
+            assert_eq!(
+                one.clone().weightier(other.clone()),
+                other.clone().weightier(one.clone())
+            );
+        }
+    }
+}

@@ -132,7 +132,7 @@ pub struct Stuck {
 }
 
 impl Stuck {
-    /// By which of two that show the same cause all members tell it: the one that came less far.
+    /// By which of two that show the same cause all members tell it: the one that came less far. No two are alike, or members would not come to one verdict: a rank that waits for a message now has lost its queue pair a moment later.
     pub(crate) fn order(&self) -> impl Ord + use<> {
         let Wait {
             operation,
@@ -141,9 +141,10 @@ impl Stuck {
             connection,
             peer,
             qpn,
-            ..
+            awaited,
         } = self.wait;
-        (operation, slice, step, self.rank, connection, peer, qpn)
+        let place = (operation, slice, step, self.rank, connection);
+        (place, peer, qpn, awaited, self.kind)
     }
 }
 

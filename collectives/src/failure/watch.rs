@@ -26,7 +26,7 @@ const ASKED: u32 = 1;
 const TROUBLE: u32 = 2;
 
 /// What a wait is for.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Awaited {
     /// A message from the peer.
     Message,

@@ -225,7 +225,7 @@ impl Me {
         let mut request = call.channels(2).slice(1024).start()?;
         if fault.who == self.name {
             let mut turns = 0;
-            while !due.load(Ordering::Relaxed) && !(turns == fault.step && !collective.reduces()) && !request.test()? {
+            while !due.load(Ordering::Relaxed) && (turns != fault.step || collective.reduces()) && !request.test()? {
                 turns += 1;
             }
             // Who was stopped in the midst of a step has been away.

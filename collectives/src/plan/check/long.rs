@@ -16,7 +16,7 @@
 //!    its receiver is at that step, and for a place in each queue. Slices and operations that follow start when all is as at first.
 //! 2. *So every order does.* All that an executor waits for (a message or a grant before, a part in a queue, memory whose turn it is, a request confirmed, a step done) stays so once it is, until the one who waits has gone on; it is
 //!    granted, sent and taken in the order of the program. So whatever is done first, nothing is taken from another: who is not at the end finds something to do as long as the order of 1 has a first event that has not happened.
-//! 3. More memory only lets more happen, and earlier. Messages in slots (LL and LL128) are staged where they arrive, and a ring has a free slot whenever all before has been taken. Where all messages of operations are short, a send does wait
+//! 3. More memory only lets more happen, and earlier. Messages in slots (of LL and LL128, and eager ones of Simple) are staged where they arrive, and a ring has a free slot whenever all before has been taken. Where all messages of operations are short, a send does wait
 //!    for its slot before what follows goes on, and always gets one: `executor::lane::short` says why.
 //!
 //! It is taken for granted that devices confirm what arrives, that both ends cut a message alike, that whatever is staged is granted in the order of the receives, and that strands have memory for it of their own. Time, and ranks that do not come,
