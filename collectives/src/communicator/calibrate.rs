@@ -6,10 +6,12 @@
 
 use std::hint::black_box;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
+use super::drive::Shared;
 use super::{CollectiveError, Communicator, Options};
 use crate::algorithm::Algorithm;
+use crate::bootstrap::Exchange;
 use crate::cost::{Compute, MARKS, Mover, NEAR, Scale};
 use crate::executor::{Data, Engine, EngineError, Operation, PlanId, Tuning};
 use crate::kernel::Function;
@@ -29,7 +31,10 @@ const CROWDED: u64 = 512 << 10;
 /// Rounds in which nothing is measured yet, and in which all is; and those of long operations.
 const READY: usize = 2;
 const ROUNDS: usize = 11;
-const LONG_ROUNDS: usize = 2;
+const LONG_ROUNDS: usize = 3;
+/// How long the first rounds may take, of short operations and of such as are not long, for there to be time for longer ones; and the rounds that there are where there is none, as on a wire that loses packets.
+const QUICK: [Duration; READY] = [Duration::from_millis(50), Duration::from_millis(30)];
+const SLOW_ROUNDS: usize = 1;
 /// How often what is very short is done at a time.
 const TIMES: u32 = 8;
 /// The longest mark that is of several messages because it is short.
@@ -57,7 +62,7 @@ pub(super) fn measured(comm: &Communicator) -> Result<Tuner, CollectiveError> {
     let through_all = shortest(nothing)?;
     let hosts = comm.hosts();
     comm.shared.with(|state| {
-        let mut table = Table::new(&mut state.engine, &comm.options)?;
+        let mut table = Table::new(&mut state.engine, &comm.shared, &comm.options)?;
         let through_engine = table.nothing()?;
         table.costs(&mut tuner, &hosts)?;
         tuner.compute.begin_ns += (through_all - through_engine).max(0.0);
@@ -188,6 +193,7 @@ struct Table<'a> {
     memory: Arc<Segment>,
     /// The longest mark, as long as input and output are.
     longest: u64,
+    shared: &'a Shared,
     options: &'a Options,
 }
 
@@ -206,6 +212,10 @@ impl Job {
         self.bytes * u64::from(self.drill.messages())
     }
 
+    fn is_measured(&self) -> bool {
+        !self.samples.is_empty()
+    }
+
     fn hops(&self, mark: u64) -> (u64, Hops) {
         let hops = Hops {
             bytes: self.bytes,
@@ -217,7 +227,7 @@ impl Job {
 }
 
 impl<'a> Table<'a> {
-    fn new(engine: &'a mut Engine, options: &'a Options) -> Result<Self, CollectiveError> {
+    fn new(engine: &'a mut Engine, shared: &'a Shared, options: &'a Options) -> Result<Self, CollectiveError> {
         let longest = match engine.is_crowded() {
             false => MARKS[MARKS.len() - 1],
             true => CROWDED,
@@ -227,6 +237,7 @@ impl<'a> Table<'a> {
             function: Function::new(DataType::F32, ReduceOp::Sum, engine.ranks())?,
             longest,
             engine,
+            shared,
             options,
         })
     }
@@ -295,15 +306,20 @@ impl<'a> Table<'a> {
                 }
             }
         }
-        // Of each kind some in each round, so that what disturbs a while disturbs all of them a little. The first rounds make memory ready, and the ranks awake.
-        for round in 0..READY + ROUNDS {
+        // Of each kind some in each round, so that what disturbs a while disturbs all of them a little. The first rounds make memory ready and the ranks awake, and say whether there is time for long messages.
+        let (mut reach, mut rounds, mut quick) = (BRIEF, READY + ROUNDS, true);
+        let mut round = 0;
+        while round < rounds {
+            let began = Instant::now();
             for job in &mut jobs {
                 let long = job.whole() > LONG;
-                if long && round > 0 && !(READY..READY + LONG_ROUNDS).contains(&round) {
+                if job.whole() > reach || long && round >= READY + LONG_ROUNDS {
                     continue;
                 }
                 // Caches are full of what was before: of what is short, they are to have this before it counts.
-                let (before, operations) = if job.whole() <= BRIEF {
+                let (before, operations) = if round == 0 || !quick {
+                    (0, 1)
+                } else if job.whole() <= BRIEF {
                     (TIMES / 2, TIMES)
                 } else if long {
                     (u32::from(job.whole() < self.longest), 1)
@@ -322,6 +338,18 @@ impl<'a> Table<'a> {
                         .push(began.elapsed().as_nanos() as f64 / f64::from(operations));
                 }
             }
+            if round < READY && quick {
+                quick = self.agree(began.elapsed() < QUICK[round])?;
+                reach = match (quick, round) {
+                    (true, 0) => LONG,
+                    (true, _) => u64::MAX,
+                    (false, _) => reach,
+                };
+                if !quick {
+                    rounds = READY + SLOW_ROUNDS;
+                }
+            }
+            round += 1;
         }
         let mut jobs = jobs.into_iter();
         let [ll, ll128, simple] = all.map(|protocol| {
@@ -330,10 +358,10 @@ impl<'a> Table<'a> {
             let (mut settled, mut fresh, mut reduced, mut alone) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
             for mark in self.marks(protocol) {
                 for kind in [&mut settled, &mut fresh, &mut reduced] {
-                    kind.extend(jobs.next().map(|job| job.hops(mark)));
+                    kind.extend(jobs.next().filter(Job::is_measured).map(|job| job.hops(mark)));
                 }
                 if protocol == Protocol::Simple {
-                    alone.extend(jobs.next().map(|job| job.hops(mark)));
+                    alone.extend(jobs.next().filter(Job::is_measured).map(|job| job.hops(mark)));
                 }
             }
             Messages {
@@ -350,6 +378,14 @@ impl<'a> Table<'a> {
             }
         });
         Ok(Calibration { simple, ll, ll128 })
+    }
+
+    /// What rank 0 says.
+    fn agree(&self, mine: bool) -> Result<bool, CollectiveError> {
+        let mut group = self.shared.group();
+        group.control_mut().set_patience(self.options.deadline);
+        let said = group.control_mut().all_gather(&[u8::from(mine)])?;
+        Ok(said.first().is_some_and(|first| first == &[1]))
     }
 
     /// The marks that are measured of a protocol.
