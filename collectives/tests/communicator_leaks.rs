@@ -40,6 +40,8 @@ fn round(number: u32) {
                 .start()
                 .unwrap(),
         );
+        // Whoever aborts or cuts does so after all have begun theirs.
+        comm.barrier().wait().unwrap();
         match number % 5 {
             // In an order, with a request that nobody waits for.
             0 => {
