@@ -9,6 +9,11 @@ use crate::protocol::EAGER;
 /// Messages of an operation of many, where it is not their bytes that matter.
 pub const MANY: u32 = 4;
 
+/// A hop is at least such a part of an operation of one: on a busy machine more of them may have taken less time, and one that costs nothing would have everything sent in the most messages there are.
+const LEAST: f64 = 8.0;
+/// And at least such a part of it while nobody else sends.
+const LEAST_ALONE: f64 = 4.0;
+
 /// Hops of some length.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Hops {
@@ -48,12 +53,13 @@ pub struct Messages {
 impl Messages {
     /// What a hop takes while nobody else sends: α.
     fn alone(&self) -> f64 {
-        ((self.turns_ns - self.turn_ns) / f64::from(2 * (MANY - 1))).clamp(0.0, self.alpha())
+        let alpha = self.alpha();
+        ((self.turns_ns - self.turn_ns) / f64::from(2 * (MANY - 1))).clamp(alpha / LEAST_ALONE, alpha)
     }
 
     /// What each further hop takes, with all ranks sending.
     fn alpha(&self) -> f64 {
-        ((self.many_ns - self.one_ns) / f64::from(MANY - 1)).clamp(0.0, self.one_ns)
+        ((self.many_ns - self.one_ns) / f64::from(MANY - 1)).clamp(self.one_ns / LEAST, self.one_ns)
     }
 
     /// What an operation takes beside its hops.
@@ -244,6 +250,11 @@ mod tests {
             ];
             assert!(all.iter().all(|ns| *ns >= 0.0 && ns.is_finite()), "{cost:?}");
         }
+        assert_eq!(
+            link.ll.alpha_ns + link.ll.both_ns,
+            500.0 / LEAST,
+            "a hop is not for nothing"
+        );
         assert_eq!((median(vec![3.0, 1.0, 2.0]), median(Vec::new())), (2.0, 0.0));
     }
 }
