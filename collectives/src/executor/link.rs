@@ -188,6 +188,12 @@ impl Link {
         self.note(place, &bytes);
     }
 
+    /// Whether something is noted that has not been sent.
+    #[inline]
+    pub(super) fn has_notes(&self) -> bool {
+        !self.notes.is_empty()
+    }
+
     /// Sends what has been noted, if the queue has room for it.
     #[inline]
     pub(super) fn send_notes(&mut self) -> Result<(), Failed> {

@@ -66,6 +66,8 @@ pub(super) struct Lane {
     execution: At,
     /// What is next of a short operation.
     act: usize,
+    /// Something has been noted for a peer, and there was no room to send it.
+    notes_wait: bool,
     walk: Walk,
     /// Where grants are: at the `receive`th receiving step of a slice.
     grants: At,
@@ -125,6 +127,7 @@ impl Lane {
             running: false,
             execution: At::default(),
             act: 0,
+            notes_wait: false,
             walk: Walk::default(),
             grants: At::default(),
             receive: 0,

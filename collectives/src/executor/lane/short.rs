@@ -232,9 +232,12 @@ impl Lane {
             self.act += 1;
         }
         let done = self.act == short.acts.len();
-        if self.act != begun {
+        if self.act != begun || self.notes_wait {
+            self.notes_wait = false;
             for to in links.iter_mut().flatten() {
                 to.send_notes()?;
+                // Else the peer would wait for the slots that they give back, and this rank for the peer's next message.
+                self.notes_wait |= to.has_notes();
             }
         }
         Ok(match (done, self.act != begun) {
