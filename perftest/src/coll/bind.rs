@@ -6,6 +6,8 @@ use clap::ValueEnum;
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::unistd::Pid;
 
+use crate::limits::processors;
+
 /// This thread.
 const SELF: Pid = Pid::from_raw(0);
 
@@ -32,9 +34,7 @@ pub(super) fn bind(to: Bind, rank: u32, ranks: u32) {
 
 /// The processor of a rank, among those allowed; `None` where they are fewer than the ranks.
 fn own(allowed: &CpuSet, rank: usize, ranks: usize) -> Option<CpuSet> {
-    let processors: Vec<_> = (0..CpuSet::count())
-        .filter(|&cpu| allowed.is_set(cpu) == Ok(true))
-        .collect();
+    let processors = processors(allowed);
     let mut own = CpuSet::new();
     own.set(*processors.get(rank).filter(|_| ranks <= processors.len())?)
         .ok()?;

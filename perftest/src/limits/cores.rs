@@ -35,11 +35,16 @@ impl Drop for Pair {
     }
 }
 
+/// The processors in a set, in order.
+pub(crate) fn processors(set: &CpuSet) -> Vec<usize> {
+    (0..CpuSet::count())
+        .filter(|&cpu| set.is_set(cpu) == Ok(true))
+        .collect()
+}
+
 /// Two neighbours of those in `set`, other ones each round; `None` when it has fewer.
 fn pair_of(set: &CpuSet, round: usize) -> Option<CpuSet> {
-    let processors: Vec<_> = (0..CpuSet::count())
-        .filter(|&cpu| set.is_set(cpu) == Ok(true))
-        .collect();
+    let processors = processors(set);
     if processors.len() < 2 {
         return None;
     }

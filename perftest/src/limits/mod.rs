@@ -18,6 +18,7 @@ use crate::failure::{Failure, one_line};
 use crate::report;
 
 use cores::Pair;
+pub(crate) use cores::processors;
 use goal::Goal;
 use soft::Subject;
 
