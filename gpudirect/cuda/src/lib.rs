@@ -37,6 +37,7 @@ mod error;
 mod event;
 mod memory;
 mod module;
+pub mod reduce;
 mod resource;
 mod stream;
 mod sys;
