@@ -8,11 +8,11 @@ use core::marker::PhantomData;
 use std::ptr;
 use std::sync::Arc;
 
-use crate::device::Device;
+use crate::device::{Device, WritesOrdering};
 use crate::driver::Driver;
 use crate::error::Error;
 use crate::resource::Graves;
-use crate::sys::{RawContext, status};
+use crate::sys::{self, RawContext, status};
 
 /// The primary context of a device, held as long as anything made in it.
 #[derive(Clone)]
@@ -103,6 +103,65 @@ impl Context {
         self.driver()
             .check(answer, "cuMemGetInfo", format_args!("{}", self.0.device))?;
         Ok((free, total))
+    }
+
+    /// Lets copies and kernels of this context reach the memory of `other` that was not mapped for chosen devices (PyTorch's): a matter of the whole context.
+    ///
+    /// # Errors
+    /// [`Error::NoPeerAccess`] where the one device does not reach the other, or what the driver says otherwise.
+    pub fn enable_peer_access(&self, other: &Self) -> Result<(), Error> {
+        let _entered = self.enter()?;
+        // SAFETY: both contexts are retained, and this one is current.
+        let answer = unsafe { (self.driver().table().ctx_enable_peer_access)(other.0.raw, 0) };
+        if answer == status::PEER_ACCESS_ALREADY_ENABLED {
+            return Ok(());
+        }
+        self.driver().check(
+            answer,
+            "cuCtxEnablePeerAccess",
+            format_args!("{} to {}", self.0.device, other.0.device),
+        )
+    }
+
+    /// Makes copies and fills that are waited for by the call itself (`cuMemcpy`) wait for all of their work, in all memory of the context, mapped memory too: what GPUDirect RDMA asks
+    /// for. This crate's own copies are all asynchronous, and streams order them.
+    ///
+    /// # Errors
+    /// [`Error::Missing`] before CUDA 12.1, or what the driver says.
+    pub fn set_sync_memops(&self) -> Result<(), Error> {
+        let driver = self.driver();
+        let (Some(get), Some(set)) = (driver.table().ctx_get_flags, driver.table().ctx_set_flags) else {
+            return Err(driver.missing("cuCtxSetFlags"));
+        };
+        let _entered = self.enter()?;
+        let mut flags = 0;
+        // SAFETY: the pointer is to flags of ours, and the context is current.
+        let answer = unsafe { get(&raw mut flags) };
+        driver.check(answer, "cuCtxGetFlags", format_args!("{}", self.0.device))?;
+        // SAFETY: the context is current.
+        let answer = unsafe { set(flags | sys::CTX_SYNC_MEMOPS) };
+        driver.check(answer, "cuCtxSetFlags", format_args!("{}", self.0.device))
+    }
+
+    /// Waits until what other devices (NICs) have written to this one's memory so far can be read: by the device itself, or by all devices with `scope`
+    /// [`WritesOrdering::AllDevices`]. Needless, and quick, where [`Device::writes_ordering`] is `scope` or more.
+    ///
+    /// # Errors
+    /// [`Error::NotSupported`], [`Error::Missing`], or what the driver says otherwise.
+    pub fn flush_gpu_direct_rdma_writes(&self, scope: WritesOrdering) -> Result<(), Error> {
+        let scope = match scope {
+            WritesOrdering::None => return Ok(()),
+            WritesOrdering::Owner => sys::FLUSH_TO_OWNER,
+            WritesOrdering::AllDevices => sys::FLUSH_TO_ALL_DEVICES,
+        };
+        let driver = self.driver();
+        let Some(flush) = driver.table().flush_gpu_direct_rdma_writes else {
+            return Err(driver.missing("cuFlushGPUDirectRDMAWrites"));
+        };
+        let _entered = self.enter()?;
+        // SAFETY: the context is current.
+        let answer = unsafe { flush(sys::FLUSH_CURRENT_CONTEXT, scope) };
+        driver.check(answer, "cuFlushGPUDirectRDMAWrites", format_args!("{}", self.0.device))
     }
 
     /// Frees what was dropped while work still used it, as far as that work is done by now; how many things still wait. This happens by the way too,

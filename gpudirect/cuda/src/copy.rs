@@ -7,6 +7,7 @@ use crate::error::Error;
 use crate::memory::Span;
 use crate::resource::Place;
 use crate::stream::Stream;
+use crate::sys::{self, CopyAttributes, Location, status};
 
 impl Stream {
     /// Copies all of `from` to `into`, memory of any two kinds and devices, in its turn in this stream. Both are kept until that is done.
@@ -62,6 +63,55 @@ impl Stream {
                 unsafe { (driver.table().memcpy_peer_async)(to, to_context, source, from_context, bytes, stream) }
             },
         )
+    }
+
+    /// Copies each pair of `copies`, target and source, in no order among themselves: by one call where the driver has `cuMemcpyBatchAsync` (CUDA 12.8) and
+    /// the stream is not captured, or one after another. What is put into the stream after them finds all of them done.
+    ///
+    /// # Errors
+    /// As [`Stream::copy`]. Where the driver refuses one, others may have been put into the stream.
+    pub fn copy_batch(&self, copies: &[(Span<'_>, Span<'_>)]) -> Result<(), Error> {
+        for (into, from) in copies {
+            check(*into, *from)?;
+        }
+        let table = self.driver().table();
+        let has_batch = table.memcpy_batch_async_v1.is_some() || table.memcpy_batch_async_v2.is_some();
+        if copies.len() < 2 || !has_batch || !self.takes_batches() {
+            return copies.iter().try_for_each(|(into, from)| self.copy(*into, *from));
+        }
+        let copies = || copies.iter().filter(|(into, _)| !into.is_empty());
+        let uses: Vec<_> = copies()
+            .flat_map(|(into, from)| [into.resource(), from.resource()])
+            .collect();
+        let mut to: Vec<_> = copies().map(|(into, _)| into.address()).collect();
+        let mut from: Vec<_> = copies().map(|(_, from)| from.address()).collect();
+        let mut bytes: Vec<_> = copies().map(|(into, _)| into.len()).collect();
+        let count = to.len();
+        if count == 0 {
+            return Ok(());
+        }
+        let none = Location { kind: 0, id: 0 };
+        let mut attributes = CopyAttributes {
+            source_order: sys::SOURCE_ORDER_STREAM,
+            source: none,
+            target: none,
+            flags: 0,
+        };
+        let mut first = 0usize;
+        self.enqueue("cuMemcpyBatchAsync", &uses, |_, stream| {
+            let (to, from, bytes) = (to.as_mut_ptr(), from.as_mut_ptr(), bytes.as_mut_ptr());
+            let (attributes, first) = (&raw mut attributes, &raw mut first);
+            if let Some(batch) = table.memcpy_batch_async_v2 {
+                // SAFETY: as for `copy`, for each pair; the arrays have `count` entries, the attributes are for all from the first on.
+                unsafe { batch(to, from, bytes, count, attributes, first, 1, stream) }
+            } else if let Some(batch) = table.memcpy_batch_async_v1 {
+                let mut failed = 0usize;
+                // SAFETY: as above; the last pointer is to a size_t of ours.
+                unsafe { batch(to, from, bytes, count, attributes, first, 1, &raw mut failed, stream) }
+            } else {
+                status::NOT_SUPPORTED
+            }
+        })
     }
 
     /// Sets each byte of `span` to `value`, in its turn in this stream.

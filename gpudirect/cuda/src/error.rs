@@ -117,6 +117,22 @@ pub enum Error {
     /// The time between events that do not know it.
     #[error("an event that knows no time: make both by Event::timed")]
     Untimed,
+    /// An event of a capture, where a stream that is not in that capture was to wait for it.
+    #[error(
+        "an event that was recorded in the capture of a graph: only streams that are named to that capture can wait for it"
+    )]
+    Captured,
+    /// A stream that is being captured already.
+    #[error("a stream that is being captured already: it can be in one capture at a time")]
+    Capturing,
+    /// The driver gave a file descriptor that is none.
+    #[error("{call} gave the file descriptor {fd}, which is none")]
+    NoDescriptor {
+        /// The function of the driver API.
+        call: &'static str,
+        /// The number.
+        fd: i32,
+    },
     /// A name with a NUL in it.
     #[error("{0:?} has a NUL in it, which no name or text for the driver may have")]
     Nul(String),

@@ -6,10 +6,13 @@ use core::time::Duration;
 use std::ptr;
 use std::sync::Arc;
 
+use parking_lot::{Mutex, MutexGuard};
+
 use crate::context::Context;
 use crate::driver::Driver;
 use crate::error::Error;
-use crate::sys::{self, RawEvent, status};
+use crate::graph::CaptureId;
+use crate::sys::{self, IpcBytes, RawEvent, status};
 
 /// A point in the work of a stream: [`Stream::record`](crate::Stream::record) sets it. Handles are cloned freely.
 #[derive(Clone)]
@@ -20,7 +23,13 @@ struct Inner {
     raw: RawEventOwner,
     context: Context,
     timed: bool,
+    /// The capture that it was last recorded in, if in one. Held while it is recorded and while a stream is told to wait for it.
+    captured: Mutex<Option<CaptureId>>,
 }
+
+/// What another process opens an event by: `CUipcEventHandle`.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct EventHandle(pub [u8; 64]);
 
 impl Event {
     /// An event to wait for; the cheapest kind.
@@ -45,6 +54,48 @@ impl Event {
             raw: RawEventOwner::new(context.driver(), flags)?,
             context: context.clone(),
             timed,
+            captured: Mutex::default(),
+        })))
+    }
+
+    /// An event that other processes can open: each of them waits for it, and may record it.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn interprocess(context: &Context) -> Result<Self, Error> {
+        Self::make(context, sys::EVENT_DISABLE_TIMING | sys::EVENT_INTERPROCESS, false)
+    }
+
+    /// What another process opens it by, of an [`Event::interprocess`].
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn handle(&self) -> Result<EventHandle, Error> {
+        let _entered = self.0.context.enter()?;
+        let mut bytes = IpcBytes([0; 64]);
+        // SAFETY: the pointer is to the bytes of a handle; the event is live.
+        let answer = unsafe { (self.driver().table().ipc_get_event_handle)(&raw mut bytes, self.raw()) };
+        self.driver()
+            .check(answer, "cuIpcGetEventHandle", format_args!("an event"))?;
+        Ok(EventHandle(bytes.0))
+    }
+
+    /// Another process's event; never one of this process.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn open(context: &Context, handle: &EventHandle) -> Result<Self, Error> {
+        let _entered = context.enter()?;
+        let driver = context.driver();
+        let mut raw = ptr::null_mut();
+        // SAFETY: the pointer is to a CUevent of ours; the driver looks through the handle for one that it knows.
+        let answer = unsafe { (driver.table().ipc_open_event_handle)(&raw mut raw, IpcBytes(handle.0)) };
+        driver.check(answer, "cuIpcOpenEventHandle", format_args!("an event"))?;
+        Ok(Self(Arc::new(Inner {
+            raw: RawEventOwner { driver, raw },
+            context: context.clone(),
+            timed: false,
+            captured: Mutex::default(),
         })))
     }
 
@@ -58,6 +109,10 @@ impl Event {
         self.0.raw.raw()
     }
 
+    pub(crate) fn captured(&self) -> MutexGuard<'_, Option<CaptureId>> {
+        self.0.captured.lock()
+    }
+
     /// Whether it has come to pass, or was never recorded.
     ///
     /// # Errors
@@ -69,7 +124,7 @@ impl Event {
         if answer == status::NOT_READY {
             return Ok(false);
         }
-        self.driver().check(answer, "cuEventQuery", self.on())?;
+        self.driver().check(answer, "cuEventQuery", format_args!("an event"))?;
         Ok(true)
     }
 
@@ -81,7 +136,8 @@ impl Event {
         let _entered = self.0.context.enter()?;
         // SAFETY: the event is live.
         let answer = unsafe { (self.driver().table().event_synchronize)(self.raw()) };
-        self.driver().check(answer, "cuEventSynchronize", self.on())
+        self.driver()
+            .check(answer, "cuEventSynchronize", format_args!("an event"))
     }
 
     /// The time from `start` to this, both timed and come to pass, to some half a microsecond; none where this came first.
@@ -97,16 +153,19 @@ impl Event {
         // SAFETY: the pointer is to a float of ours, and both events are live.
         let answer =
             unsafe { (self.driver().table().event_elapsed_time)(&raw mut milliseconds, start.raw(), self.raw()) };
-        self.driver().check(answer, "cuEventElapsedTime", self.on())?;
+        self.driver()
+            .check(answer, "cuEventElapsedTime", format_args!("an event"))?;
         Ok(Duration::try_from_secs_f64(f64::from(milliseconds) / 1e3).unwrap_or_default())
     }
 
     fn driver(&self) -> Driver {
         self.0.context.driver()
     }
+}
 
-    fn on(&self) -> fmt::Arguments<'_> {
-        format_args!("an event")
+impl fmt::Debug for EventHandle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("EventHandle(..)")
     }
 }
 

@@ -35,6 +35,8 @@ mod device;
 mod driver;
 mod error;
 mod event;
+mod graph;
+mod memop;
 mod memory;
 mod module;
 pub mod reduce;
@@ -46,7 +48,12 @@ pub use context::Context;
 pub use device::{Attribute, ComputeCapability, Device, FlushOptions, Peer, PeerLink, Uuid, WritesOrdering};
 pub use driver::{Absent, Driver};
 pub use error::{Error, Failure};
-pub use event::Event;
-pub use memory::{DeviceMemory, DeviceMemoryOptions, DevicePtr, HostMemory, Memory, Span};
+pub use event::{Event, EventHandle};
+pub use graph::{CaptureMode, Graph, GraphExec};
+pub use memop::Until;
+pub use memory::{
+    DeviceMemory, DeviceMemoryOptions, DevicePtr, DmaBuf, Foreign, HostMemory, IpcHandle, Memory, MemoryType,
+    PointerInfo, Span,
+};
 pub use module::{Argument, Kernel, KernelAttribute, Launch, MAX_ARGUMENTS, Module};
-pub use stream::Stream;
+pub use stream::{Owner, Stream};

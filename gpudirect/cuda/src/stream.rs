@@ -1,6 +1,7 @@
 //! Streams: work of a device in order.
 
-use core::ffi::c_uint;
+use core::any::Any;
+use core::ffi::{c_uint, c_void};
 use core::fmt;
 use std::ptr;
 use std::sync::Arc;
@@ -11,6 +12,7 @@ use crate::context::Context;
 use crate::driver::Driver;
 use crate::error::Error;
 use crate::event::{Event, RawEventOwner};
+use crate::graph::Captured;
 use crate::resource::Resource;
 use crate::sys::{self, RawStream, Status, status};
 
@@ -23,12 +25,20 @@ pub struct Stream(Arc<StreamInner>);
 pub(crate) struct StreamInner {
     context: Context,
     raw: RawStream,
+    /// Whoever answers for a stream that is not of ours; then it is not destroyed.
+    owner: Option<Owner>,
     /// Held while something is put into the stream, so that what captures the stream, if anything, is known for each.
     state: Mutex<State>,
 }
 
+/// What keeps a thing that somebody else has made: any value whose drop lets it go.
+pub type Owner = Arc<dyn Any + Send + Sync>;
+
 #[derive(Default)]
-pub(crate) struct State {}
+pub(crate) struct State {
+    /// The capture that it is in, or may come to be in by an event.
+    pub(crate) capture: Option<Arc<Captured>>,
+}
 
 // SAFETY: CUDA's streams may be used by any thread, and the pointer is never followed here.
 unsafe impl Send for StreamInner {}
@@ -64,8 +74,23 @@ impl Stream {
         Ok(Self(Arc::new(StreamInner {
             context: context.clone(),
             raw,
+            owner: None,
             state: Mutex::default(),
         })))
+    }
+
+    /// A stream that somebody else has made (PyTorch's current one), kept by `owner`.
+    ///
+    /// # Safety
+    /// It must be a `CUstream` of `context`, valid until `owner` is dropped. Where somebody else captures it, all memory that is used in it meanwhile must be kept as long as their graph.
+    #[must_use]
+    pub unsafe fn from_raw(context: &Context, raw: *mut c_void, owner: Owner) -> Self {
+        Self(Arc::new(StreamInner {
+            context: context.clone(),
+            raw,
+            owner: Some(owner),
+            state: Mutex::default(),
+        }))
     }
 
     /// The context it is in.
@@ -76,7 +101,7 @@ impl Stream {
 
     /// The `CUstream`, valid as long as a handle.
     #[must_use]
-    pub fn as_raw(&self) -> *mut core::ffi::c_void {
+    pub fn as_raw(&self) -> *mut c_void {
         self.0.raw
     }
 
@@ -108,12 +133,17 @@ impl Stream {
     /// Work put into it from now on waits until what `event` was recorded after is done. An event that was never recorded is waited for by nobody.
     ///
     /// # Errors
-    /// What the driver says.
+    /// [`Error::Captured`] of an event of a capture that the stream is not in, or what the driver says.
     pub fn wait(&self, event: &Event) -> Result<(), Error> {
-        self.enqueue("cuStreamWaitEvent", &[], |driver, stream| {
-            // SAFETY: both are live; the driver keeps what it needs of the event.
-            unsafe { (driver.table().stream_wait_event)(stream, event.raw(), 0) }
-        })
+        let _entered = self.0.context.enter()?;
+        let state = self.0.state.lock();
+        let captured = event.captured();
+        if captured.is_some() && *captured != state.capture.as_ref().map(|capture| capture.id()) {
+            return Err(Error::Captured);
+        }
+        // SAFETY: both are live; the driver keeps what it needs of the event.
+        let answer = unsafe { (self.driver().table().stream_wait_event)(self.0.raw, event.raw(), 0) };
+        self.check(answer, "cuStreamWaitEvent")
     }
 
     /// Records `event`: it comes to pass when all that was put into the stream before is done.
@@ -121,10 +151,14 @@ impl Stream {
     /// # Errors
     /// What the driver says: `CUDA_ERROR_INVALID_HANDLE` of an event of another context.
     pub fn record(&self, event: &Event) -> Result<(), Error> {
-        self.enqueue("cuEventRecord", &[], |driver, stream| {
-            // SAFETY: both are live.
-            unsafe { (driver.table().event_record)(event.raw(), stream) }
-        })
+        let _entered = self.0.context.enter()?;
+        let state = self.0.state.lock();
+        let mut captured = event.captured();
+        // SAFETY: both are live.
+        let answer = unsafe { (self.driver().table().event_record)(event.raw(), self.0.raw) };
+        self.check(answer, "cuEventRecord")?;
+        *captured = state.capture.as_ref().map(|capture| capture.id());
+        Ok(())
     }
 
     /// Puts work into the stream by one call of the driver, and remembers it with all that it uses.
@@ -136,20 +170,33 @@ impl Stream {
         function: impl FnOnce(Driver, RawStream) -> Status,
     ) -> Result<(), Error> {
         let _entered = self.0.context.enter()?;
-        let _state = self.0.state.lock();
+        let state = self.0.state.lock();
         let answer = function(self.driver(), self.0.raw);
         // Whatever the answer is: some calls do a part of their work before they fail.
         for resource in uses {
             resource.used_on(&self.0);
         }
+        if let Some(capture) = &state.capture {
+            capture.keep(uses);
+        }
         self.check(answer, call)
     }
 
-    fn driver(&self) -> Driver {
+    /// Whether batches of copies can be put into it: not while it is captured, and not into the default streams, whose handles are small numbers.
+    pub(crate) fn takes_batches(&self) -> bool {
+        const PER_THREAD_DEFAULT: usize = 2;
+        self.0.raw.addr() > PER_THREAD_DEFAULT && self.0.at_rest().is_some()
+    }
+
+    pub(crate) fn inner(&self) -> &Arc<StreamInner> {
+        &self.0
+    }
+
+    pub(crate) fn driver(&self) -> Driver {
         self.0.context.driver()
     }
 
-    fn check(&self, answer: Status, call: &'static str) -> Result<(), Error> {
+    pub(crate) fn check(&self, answer: Status, call: &'static str) -> Result<(), Error> {
         self.driver()
             .check(answer, call, format_args!("a stream of {}", self.0.context.device()))
     }
@@ -168,9 +215,27 @@ impl StreamInner {
         )
     }
 
-    /// The state, where nothing is being put into the stream and it is not captured.
+    pub(crate) fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock()
+    }
+
+    pub(crate) fn raw(&self) -> RawStream {
+        self.raw
+    }
+
+    /// The state, where nothing is being put into the stream and nobody captures it: to look at a stream that is captured would end the capture.
     fn at_rest(&self) -> Option<MutexGuard<'_, State>> {
-        self.state.try_lock()
+        let state = self.state.try_lock().filter(|state| state.capture.is_none())?;
+        if self.owner.is_some() {
+            let mut capturing = sys::CAPTURE_NONE;
+            let _entered = self.context.enter().ok()?;
+            // SAFETY: the pointer is to a status of ours; the stream is live.
+            let answer = unsafe { (self.context.driver().table().stream_is_capturing)(self.raw, &raw mut capturing) };
+            if answer == status::SUCCESS && capturing != sys::CAPTURE_NONE {
+                return None;
+            }
+        }
+        Some(state)
     }
 
     /// Whether all that was put into it is done, as far as can be told without waiting. A stream that has failed is idle: it does nothing more.
@@ -201,6 +266,9 @@ impl StreamInner {
 
 impl Drop for StreamInner {
     fn drop(&mut self) {
+        if self.owner.is_some() {
+            return;
+        }
         let Ok(_entered) = self.context.enter() else { return };
         let driver = self.context.driver();
         // SAFETY: the stream is of ours and nobody has it any more; the driver lets it finish what is in it.
@@ -221,12 +289,10 @@ pub(crate) struct Relaxed {
 }
 
 impl Relaxed {
-    const MODE: c_uint = 2;
-
     pub(crate) fn enter(driver: Driver) -> Self {
         let mut relaxed = Self {
             driver,
-            before: Self::MODE,
+            before: sys::CAPTURE_RELAXED,
         };
         relaxed.exchange();
         relaxed

@@ -1,5 +1,6 @@
 //! A device's memory, made by `cuMemCreate`: it can be exported as a file descriptor, and mapped for other devices.
 
+use core::ffi::c_int;
 use core::fmt;
 use std::ptr;
 use std::sync::Arc;
@@ -10,7 +11,7 @@ use crate::device::{Attribute, Device};
 use crate::driver::Driver;
 use crate::error::Error;
 use crate::resource::{Body, Place, Region, Resource};
-use crate::sys::{self, AccessDesc, Address, AllocationHandle, AllocationProp, Location};
+use crate::sys::{self, AccessDesc, Address, AllocationHandle, AllocationProp, Location, status};
 
 /// Memory of a device. Handles are cloned freely; the memory is freed when the last is dropped and no work uses it.
 ///
@@ -18,7 +19,10 @@ use crate::sys::{self, AccessDesc, Address, AllocationHandle, AllocationProp, Lo
 #[derive(Clone)]
 pub struct DeviceMemory {
     resource: Arc<Resource>,
+    /// Kept by the resource.
+    handle: AllocationHandle,
     mapped: usize,
+    home: c_int,
     gpu_direct: bool,
 }
 
@@ -65,6 +69,17 @@ impl DeviceMemory {
         self.all().device_ptr()
     }
 
+    /// The device that it lies on; `None` of imported memory of a device that this process does not see.
+    #[must_use]
+    pub fn device(&self) -> Option<Device> {
+        let home = usize::try_from(self.home).ok()?;
+        self.context().driver().device(home).ok()
+    }
+
+    pub(super) fn handle(&self) -> AllocationHandle {
+        self.handle
+    }
+
     /// The context it was made in.
     #[must_use]
     pub fn context(&self) -> &Context {
@@ -91,42 +106,39 @@ impl DeviceMemoryOptions<'_> {
         }
         let device = self.context.device();
         let driver = device.driver();
-        let table = driver.table();
         let gpu_direct = device.has(Attribute::GpuDirectRdmaWithVmmSupported);
         let prop = AllocationProp {
             kind: sys::ALLOCATION_PINNED,
             handle_types: sys::HANDLE_POSIX_FD,
             location: location(device),
-            win32_metadata: ptr::null_mut(),
-            compression: 0,
             gpu_direct_rdma_capable: gpu_direct.into(),
-            usage: 0,
-            reserved: [0; 4],
+            ..AllocationProp::NONE
         };
 
         let _entered = self.context.enter()?;
         self.context.reap();
-        let mut granularity = 0;
-        // SAFETY: the pointers are to values of ours.
-        let answer = unsafe {
-            (table.mem_get_allocation_granularity)(&raw mut granularity, &raw const prop, sys::GRANULARITY_MINIMUM)
-        };
-        driver.check(answer, "cuMemGetAllocationGranularity", format_args!("{device}"))?;
-        let out_of_range = Error::OutOfBounds {
-            start: 0,
-            end: len,
-            len: isize::MAX as usize,
-        };
-        let mapped = len.checked_next_multiple_of(granularity.max(1)).ok_or(out_of_range)?;
-
+        let (granularity, mapped) = round_up(device, &prop, len)?;
         let mut handle = 0;
-        // SAFETY: as above.
-        let answer = unsafe { (table.mem_create)(&raw mut handle, mapped, &raw const prop, 0) };
+        // SAFETY: the pointers are to values of ours.
+        let answer = unsafe { (driver.table().mem_create)(&raw mut handle, mapped, &raw const prop, 0) };
         driver.check(answer, "cuMemCreate", format_args!("{mapped} bytes on {device}"))?;
+        self.map(handle, &prop, granularity, len, mapped)
+    }
+
+    /// Maps the allocation `handle`, which is this one's from now on; the context is current.
+    pub(super) fn map(
+        &self,
+        handle: AllocationHandle,
+        prop: &AllocationProp,
+        granularity: usize,
+        len: usize,
+        mapped: usize,
+    ) -> Result<DeviceMemory, Error> {
+        let device = self.context.device();
         let mut mapping = Mapping::of(handle, mapped);
         if let Err(error) = mapping.map(device, granularity, &self.peers) {
             // What has been made so far goes again; the first error is the one to tell.
-            drop(mapping.release(driver));
+            drop(mapping.release(device.driver()));
             return Err(error);
         }
         let region = Region {
@@ -136,13 +148,41 @@ impl DeviceMemoryOptions<'_> {
         };
         Ok(DeviceMemory {
             resource: Resource::new(self.context, region, mapping),
+            handle,
             mapped,
-            gpu_direct,
+            home: prop.location.id,
+            gpu_direct: prop.gpu_direct_rdma_capable != 0,
         })
+    }
+
+    pub(super) fn context(&self) -> &Context {
+        self.context
     }
 }
 
-pub(super) fn location(device: Device) -> Location {
+/// What allocations like `prop` are multiples of, and `len` as such a multiple.
+pub(super) fn round_up(device: Device, prop: &AllocationProp, len: usize) -> Result<(usize, usize), Error> {
+    let driver = device.driver();
+    let mut granularity = 0;
+    // SAFETY: the pointers are to values of ours.
+    let answer = unsafe {
+        (driver.table().mem_get_allocation_granularity)(
+            &raw mut granularity,
+            ptr::from_ref(prop),
+            sys::GRANULARITY_MINIMUM,
+        )
+    };
+    driver.check(answer, "cuMemGetAllocationGranularity", format_args!("{device}"))?;
+    let granularity = granularity.max(1);
+    let mapped = len.checked_next_multiple_of(granularity).ok_or(Error::OutOfBounds {
+        start: 0,
+        end: len,
+        len: isize::MAX as usize,
+    })?;
+    Ok((granularity, mapped))
+}
+
+fn location(device: Device) -> Location {
     Location {
         kind: sys::LOCATION_DEVICE,
         // The number of a device in this process: its ordinal.
@@ -151,7 +191,7 @@ pub(super) fn location(device: Device) -> Location {
 }
 
 /// An allocation and the addresses it is mapped at. Each part is undone only if it was done.
-pub(super) struct Mapping {
+struct Mapping {
     handle: Option<AllocationHandle>,
     address: Address,
     bytes: usize,
@@ -160,7 +200,7 @@ pub(super) struct Mapping {
 
 impl Mapping {
     /// Of an allocation of `bytes`, which is mapped nowhere so far.
-    pub(super) fn of(handle: AllocationHandle, bytes: usize) -> Self {
+    fn of(handle: AllocationHandle, bytes: usize) -> Self {
         Self {
             handle: Some(handle),
             address: 0,
@@ -170,11 +210,14 @@ impl Mapping {
     }
 
     /// Maps it at addresses of its own, for `device` and for `peers`.
-    pub(super) fn map(&mut self, device: Device, alignment: usize, peers: &[Device]) -> Result<(), Error> {
+    fn map(&mut self, device: Device, alignment: usize, peers: &[Device]) -> Result<(), Error> {
         let driver = device.driver();
         let table = driver.table();
         let bytes = self.bytes;
         let Some(handle) = self.handle else { return Ok(()) };
+        for peer in peers.iter().filter(|peer| **peer != device) {
+            reaches(*peer, device)?;
+        }
         // SAFETY: the pointer is to an address of ours.
         let answer = unsafe { (table.mem_address_reserve)(&raw mut self.address, bytes, alignment, 0, 0) };
         driver.check(answer, "cuMemAddressReserve", format_args!("{bytes} bytes"))?;
@@ -196,6 +239,18 @@ impl Mapping {
             )
         }
     }
+}
+
+/// That `device` reaches the memory of `other`: the driver's answer to a mapping that it does not would not say so.
+fn reaches(device: Device, other: Device) -> Result<(), Error> {
+    if device.peer(other)?.is_some() {
+        return Ok(());
+    }
+    device.driver().check(
+        status::PEER_ACCESS_UNSUPPORTED,
+        "cuDeviceCanAccessPeer",
+        format_args!("{device} to {other}"),
+    )
 }
 
 fn access(device: Device) -> AccessDesc {

@@ -12,6 +12,7 @@ use crate::context::Context;
 use crate::driver::Driver;
 use crate::error::Error;
 use crate::resource::{Body, Place, Region, Resource};
+use crate::stream::Owner;
 use crate::sys;
 
 /// Pinned memory of the host, never write-combined. Handles are cloned freely; it is freed when the last is dropped and no work uses it.
@@ -75,6 +76,37 @@ impl HostMemory {
             len: memory.len(),
         };
         Self::mapped(context, host, len, owner)
+    }
+
+    /// Memory that somebody else has, pinned and mapped from now on: a mapping of shared memory, for one. `owner` keeps it and is dropped when it is unpinned.
+    ///
+    /// # Safety
+    /// `len` bytes from `host` on must be there until `owner` is dropped, and nobody may have a reference to them meanwhile but to atomics.
+    ///
+    /// # Errors
+    /// As [`HostMemory::register`].
+    pub unsafe fn register_raw(
+        context: &Context,
+        host: ptr::NonNull<u8>,
+        len: usize,
+        owner: Owner,
+    ) -> Result<Self, Error> {
+        if len == 0 {
+            return Err(Error::Empty);
+        }
+        let _entered = context.enter()?;
+        context.reap();
+        let driver = context.driver();
+        let host = host.as_ptr().cast::<c_void>();
+        // SAFETY: the caller's promise; the owner is kept until they are unregistered; the context is current.
+        let answer =
+            unsafe { (driver.table().mem_host_register)(host, len, sys::HOST_PORTABLE | sys::HOST_DEVICE_MAP) };
+        driver.check(answer, "cuMemHostRegister", format_args!("{len} bytes"))?;
+        let pinned = Pinned::Lent {
+            host: host.expose_provenance(),
+            owner,
+        };
+        Self::mapped(context, host, len, pinned)
     }
 
     fn mapped(context: &Context, host: *mut c_void, len: usize, mut owner: Pinned) -> Result<Self, Error> {
@@ -224,10 +256,15 @@ impl HostMemory {
 /// Whose the memory is. Addresses are exposed, so that this can go to other threads.
 enum Pinned {
     Allocated(usize),
-    /// A `Box<[u8]>`.
+    /// A `Box<[u8]>` of ours.
     Registered {
         host: usize,
         len: usize,
+    },
+    /// Somebody else's. Where it cannot be unregistered its pages may still be written: then it is kept for ever.
+    Lent {
+        host: usize,
+        owner: Owner,
     },
     Gone,
 }
@@ -241,17 +278,22 @@ impl Body for Pinned {
                 driver.check(answer, "cuMemFreeHost", format_args!("pinned memory"))
             }
             Self::Registered { host, len } => {
-                // SAFETY: it was registered, and nobody has it any more.
-                let answer = unsafe { (driver.table().mem_host_unregister)(ptr::with_exposed_provenance_mut(host)) };
-                driver.check(answer, "cuMemHostUnregister", format_args!("{len} bytes"))?;
+                unregister(driver, host)?;
                 let bytes = ptr::slice_from_raw_parts_mut(ptr::with_exposed_provenance_mut::<u8>(host), len);
-                // SAFETY: it was taken apart when it was registered. Where that is not undone its pages may still be written: then it is not reached.
+                // SAFETY: it was taken apart when it was registered. Where it is still registered, devices might write it: then this is not reached.
                 drop(unsafe { Box::from_raw(bytes) });
                 Ok(())
             }
+            Self::Lent { host, owner } => unregister(driver, host).inspect_err(|_| std::mem::forget(owner)),
             Self::Gone => Ok(()),
         }
     }
+}
+
+fn unregister(driver: Driver, host: usize) -> Result<(), Error> {
+    // SAFETY: it was registered once, and no work uses it any more.
+    let answer = unsafe { (driver.table().mem_host_unregister)(ptr::with_exposed_provenance_mut(host)) };
+    driver.check(answer, "cuMemHostUnregister", format_args!("pinned memory"))
 }
 
 impl Sealed for HostMemory {

@@ -1,16 +1,21 @@
-//! Memory that work on a device reads and writes: the device's own ([`DeviceMemory`]) and the host's, pinned ([`HostMemory`]).
+//! Memory that work on a device reads and writes: the device's own ([`DeviceMemory`]), the host's, pinned ([`HostMemory`]), and what somebody else has allocated ([`Foreign`]).
 //!
 //! A handle keeps its memory; handles are cloned freely. Memory is freed when its last handle is dropped and the work that uses it is done (see the crate's
 //! documentation). A [`Span`] is a checked range of it: what copies and launches take.
 
 mod device;
+mod dma_buf;
+mod foreign;
 mod host;
+mod share;
 
 use core::fmt;
 use core::ops::{Bound, RangeBounds};
 use std::sync::Arc;
 
 pub use device::{DeviceMemory, DeviceMemoryOptions};
+pub use dma_buf::DmaBuf;
+pub use foreign::{Foreign, IpcHandle, MemoryType, PointerInfo};
 pub use host::HostMemory;
 
 use crate::error::Error;
@@ -28,7 +33,7 @@ impl fmt::Debug for DevicePtr {
     }
 }
 
-/// Memory of either kind.
+/// Memory of any kind.
 pub trait Memory: sealed::Sealed {
     /// Its bytes.
     fn len(&self) -> usize {
@@ -129,6 +134,11 @@ impl<'a> Span<'a> {
     #[must_use]
     pub fn device_ptr(self) -> DevicePtr {
         DevicePtr(self.address())
+    }
+
+    /// Where it begins in its memory.
+    pub(crate) fn offset(self) -> usize {
+        self.offset
     }
 
     pub(crate) fn address(self) -> Address {

@@ -54,6 +54,20 @@ pub(crate) struct AllocationProp {
     pub(crate) reserved: [u8; 4],
 }
 
+impl AllocationProp {
+    /// To be written to by the driver.
+    pub(crate) const NONE: Self = Self {
+        kind: 0,
+        handle_types: 0,
+        location: Location { kind: 0, id: 0 },
+        win32_metadata: core::ptr::null_mut(),
+        compression: 0,
+        gpu_direct_rdma_capable: 0,
+        usage: 0,
+        reserved: [0; 4],
+    };
+}
+
 /// `CUmemAccessDesc`.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
@@ -97,11 +111,11 @@ pub(crate) mod status {
     pub(crate) const JIT_COMPILER_NOT_FOUND: Status = 221;
     pub(crate) const UNSUPPORTED_PTX_VERSION: Status = 222;
     pub(crate) const OPERATING_SYSTEM: Status = 304;
-    pub(crate) const NOT_FOUND: Status = 500;
     pub(crate) const NOT_READY: Status = 600;
     pub(crate) const ILLEGAL_ADDRESS: Status = 700;
     pub(crate) const LAUNCH_OUT_OF_RESOURCES: Status = 701;
     pub(crate) const LAUNCH_TIMEOUT: Status = 702;
+    pub(crate) const PEER_ACCESS_ALREADY_ENABLED: Status = 704;
     pub(crate) const PEER_ACCESS_NOT_ENABLED: Status = 705;
     pub(crate) const CONTEXT_IS_DESTROYED: Status = 709;
     pub(crate) const ASSERT: Status = 710;
@@ -121,6 +135,12 @@ pub(crate) mod status {
 pub(crate) const STREAM_NON_BLOCKING: c_uint = 1;
 
 pub(crate) const EVENT_DISABLE_TIMING: c_uint = 2;
+pub(crate) const EVENT_INTERPROCESS: c_uint = 4;
+
+pub(crate) const CAPTURE_THREAD_LOCAL: c_uint = 1;
+pub(crate) const CAPTURE_RELAXED: c_uint = 2;
+/// `CU_STREAM_CAPTURE_STATUS_NONE`.
+pub(crate) const CAPTURE_NONE: c_uint = 0;
 
 /// `CU_MEM_ALLOCATION_TYPE_PINNED`.
 pub(crate) const ALLOCATION_PINNED: c_uint = 1;
@@ -138,3 +158,29 @@ pub(crate) const HOST_DEVICE_MAP: c_uint = 2;
 
 pub(crate) const JIT_ERROR_LOG: c_uint = 5;
 pub(crate) const JIT_ERROR_LOG_BYTES: c_uint = 6;
+
+/// `CU_CTX_SYNC_MEMOPS`.
+pub(crate) const CTX_SYNC_MEMOPS: c_uint = 0x80;
+/// `CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS`.
+pub(crate) const IPC_LAZY_PEER_ACCESS: c_uint = 1;
+/// `CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD`.
+pub(crate) const RANGE_DMA_BUF_FD: c_uint = 1;
+/// `CU_MEMCPY_SRC_ACCESS_ORDER_STREAM`.
+pub(crate) const SOURCE_ORDER_STREAM: c_uint = 1;
+/// `CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TARGET_CURRENT_CTX`.
+pub(crate) const FLUSH_CURRENT_CONTEXT: c_int = 0;
+pub(crate) const FLUSH_TO_OWNER: c_int = 100;
+pub(crate) const FLUSH_TO_ALL_DEVICES: c_int = 200;
+
+/// `CUpointer_attribute`.
+pub(crate) mod pointer {
+    use core::ffi::c_int;
+
+    pub(crate) const MEMORY_TYPE: c_int = 2;
+    pub(crate) const SYNC_MEMOPS: c_int = 6;
+    pub(crate) const BUFFER_ID: c_int = 7;
+    pub(crate) const IS_MANAGED: c_int = 8;
+    pub(crate) const DEVICE_ORDINAL: c_int = 9;
+    pub(crate) const IS_LEGACY_IPC_CAPABLE: c_int = 10;
+    pub(crate) const IS_GPU_DIRECT_RDMA_CAPABLE: c_int = 15;
+}

@@ -121,8 +121,52 @@ table! {
         );
 
         fn thread_exchange_capture_mode = "cuThreadExchangeStreamCaptureMode"(mode: *mut c_uint);
+        fn stream_is_capturing = "cuStreamIsCapturing"(stream: RawStream, status: *mut c_uint);
+        fn stream_begin_capture = "cuStreamBeginCapture_v2"(stream: RawStream, mode: c_uint);
+        fn stream_end_capture = "cuStreamEndCapture"(stream: RawStream, graph: *mut RawGraph);
+        fn graph_destroy = "cuGraphDestroy"(graph: RawGraph);
+        fn graph_get_nodes = "cuGraphGetNodes"(graph: RawGraph, nodes: *mut *mut c_void, count: *mut usize);
+        fn graph_instantiate = "cuGraphInstantiateWithFlags"(exec: *mut RawGraphExec, graph: RawGraph, flags: c_ulonglong);
+        fn graph_exec_destroy = "cuGraphExecDestroy"(exec: RawGraphExec);
+        fn graph_upload = "cuGraphUpload"(exec: RawGraphExec, stream: RawStream);
+        fn graph_launch = "cuGraphLaunch"(exec: RawGraphExec, stream: RawStream);
+
+        fn pointer_get_attribute = "cuPointerGetAttribute"(data: *mut c_void, attribute: c_int, address: Address);
+        fn pointer_set_attribute = "cuPointerSetAttribute"(value: *const c_void, attribute: c_int, address: Address);
+        fn mem_get_address_range = "cuMemGetAddressRange_v2"(base: *mut Address, bytes: *mut usize, address: Address);
+        fn mem_retain_allocation_handle = "cuMemRetainAllocationHandle"(handle: *mut AllocationHandle, address: *mut c_void);
+        fn mem_get_allocation_properties = "cuMemGetAllocationPropertiesFromHandle"(prop: *mut AllocationProp, handle: AllocationHandle);
+        fn mem_export = "cuMemExportToShareableHandle"(shareable: *mut c_void, handle: AllocationHandle, kind: c_uint, flags: c_ulonglong);
+        fn mem_import = "cuMemImportFromShareableHandle"(handle: *mut AllocationHandle, shareable: *mut c_void, kind: c_uint);
+        fn ctx_enable_peer_access = "cuCtxEnablePeerAccess"(peer: RawContext, flags: c_uint);
+
+        fn ipc_get_mem_handle = "cuIpcGetMemHandle"(handle: *mut IpcBytes, address: Address);
+        fn ipc_open_mem_handle = "cuIpcOpenMemHandle_v2"(address: *mut Address, handle: IpcBytes, flags: c_uint);
+        fn ipc_close_mem_handle = "cuIpcCloseMemHandle"(address: Address);
+        fn ipc_get_event_handle = "cuIpcGetEventHandle"(handle: *mut IpcBytes, event: RawEvent);
+        fn ipc_open_event_handle = "cuIpcOpenEventHandle"(event: *mut RawEvent, handle: IpcBytes);
     }
     optional {
+        // CUDA 11.3.
+        fn flush_gpu_direct_rdma_writes = "cuFlushGPUDirectRDMAWrites"(target: c_int, scope: c_int);
+        // CUDA 11.7.
+        fn mem_get_handle_for_address_range = "cuMemGetHandleForAddressRange"(handle: *mut c_void, address: Address, bytes: usize, kind: c_uint, flags: c_ulonglong);
+        fn stream_write_value32 = "cuStreamWriteValue32_v2"(stream: RawStream, address: Address, value: u32, flags: c_uint);
+        fn stream_write_value64 = "cuStreamWriteValue64_v2"(stream: RawStream, address: Address, value: u64, flags: c_uint);
+        fn stream_wait_value32 = "cuStreamWaitValue32_v2"(stream: RawStream, address: Address, value: u32, flags: c_uint);
+        fn stream_wait_value64 = "cuStreamWaitValue64_v2"(stream: RawStream, address: Address, value: u64, flags: c_uint);
+        // CUDA 12.8, and as 13.0 has it.
+        fn memcpy_batch_async_v1 = "cuMemcpyBatchAsync"(
+            to: *mut Address, from: *mut Address, bytes: *mut usize, count: usize, attributes: *mut CopyAttributes, indices: *mut usize, attribute_count: usize,
+            failed: *mut usize, stream: RawStream
+        );
+        fn memcpy_batch_async_v2 = "cuMemcpyBatchAsync_v2"(
+            to: *mut Address, from: *mut Address, bytes: *mut usize, count: usize, attributes: *mut CopyAttributes, indices: *mut usize, attribute_count: usize,
+            stream: RawStream
+        );
+        // CUDA 12.1.
+        fn ctx_get_flags = "cuCtxGetFlags"(flags: *mut c_uint);
+        fn ctx_set_flags = "cuCtxSetFlags"(flags: c_uint);
     }
 }
 
