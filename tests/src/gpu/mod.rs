@@ -32,14 +32,14 @@ pub trait Device {
 pub struct Random(u64);
 
 impl Random {
-    /// The numbers of `seed`.
+    /// The bits of `seed`.
     #[must_use]
     pub fn new(seed: u64) -> Self {
         Self(seed)
     }
 
-    /// Any.
-    pub fn next(&mut self) -> u64 {
+    /// 64 of any.
+    pub fn bits(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
         z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -49,12 +49,12 @@ impl Random {
 
     /// Less than `bound`, which is not 0.
     pub fn below(&mut self, bound: usize) -> usize {
-        (self.next() % bound as u64) as usize
+        (self.bits() % bound as u64) as usize
     }
 
     /// From −1 to 1.
     pub fn unit(&mut self) -> f64 {
-        (self.next() >> 11) as f64 / (1u64 << 52) as f64 - 1.0
+        (self.bits() >> 11) as f64 / (1u64 << 52) as f64 - 1.0
     }
 }
 

@@ -263,18 +263,36 @@ impl Case {
         let size = self.data.bytes_of(place.form);
         for element in bytes.chunks_exact_mut(size) {
             let bits = match (self.data, place.form) {
-                _ if !self.ordinary => random.next(),
+                _ if !self.ordinary && random.below(4) > 0 => random.bits(),
+                _ if !self.ordinary => self.special(random, place.form),
                 (DataType::F16, Form::Element) => f16::from_f64(random.unit()).to_bits().into(),
                 (DataType::Bf16, Form::Element) => bf16::from_f64(random.unit()).to_bits().into(),
                 // Exponents up to that of 1, and any fraction.
-                (DataType::F8E4M3, Form::Element) => random.below(0x38) as u64 | (random.next() & 0x80),
-                (DataType::F8E5M2, Form::Element) => random.below(0x3c) as u64 | (random.next() & 0x80),
+                (DataType::F8E4M3, Form::Element) => random.below(0x38) as u64 | (random.bits() & 0x80),
+                (DataType::F8E5M2, Form::Element) => random.below(0x3c) as u64 | (random.bits() & 0x80),
                 (DataType::F64, _) => random.unit().to_bits(),
                 _ if self.data.accumulator() == DataType::F32 => (random.unit() as f32).to_bits().into(),
                 _ => random.below(100) as u64,
             };
             element.copy_from_slice(&bits.to_le_bytes()[..size]);
         }
+    }
+
+    /// A number at an end of the type: zero, the least, infinity, its neighbours, and the greatest, of either sign; of integers 0, 1, −1 and both ends.
+    fn special(&self, random: &mut Random, form: Form) -> u64 {
+        let exponents: u64 = match (self.data, form) {
+            (DataType::F16, Form::Element) => 0x7c00,
+            (DataType::Bf16, Form::Element) => 0x7f80,
+            (DataType::F8E4M3, Form::Element) => 0x78,
+            (DataType::F8E5M2, Form::Element) => 0x7c,
+            (DataType::F64, _) => 0x7ff << 52,
+            _ if self.data.accumulator() == DataType::F32 => 0x7f80_0000,
+            _ => 0,
+        };
+        let magnitude = [0, 1, exponents, exponents.wrapping_sub(1), exponents | 1, u64::MAX >> 1][random.below(6)];
+        let bits = 8 * self.data.bytes_of(form);
+        let mask = (1 << (bits - 1)) - 1;
+        magnitude & mask | (random.bits() & 1) << (bits - 1)
     }
 
     /// The same, by the processor's kernels.
