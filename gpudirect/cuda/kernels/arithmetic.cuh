@@ -109,15 +109,16 @@ struct Narrow {
     }
 };
 
-// The elements of 16 bytes, the first at the lowest address.
+// The elements of 16 bytes, or the first of them, the first at the lowest address.
 template <class T, bool NARROW = T::NARROW>
 struct Group {
     using Raw = typename T::Raw;
     static constexpr int ELEMENTS = 16 / sizeof(Raw);
 
-    DOORBELL_EVERYWHERE static void decode(const Words &words, typename T::Wide (&wide)[ELEMENTS]) {
+    template <int COUNT>
+    DOORBELL_EVERYWHERE static void decode(const Words &words, typename T::Wide (&wide)[COUNT]) {
         #pragma unroll
-        for (int i = 0; i < ELEMENTS; i++) {
+        for (int i = 0; i < COUNT; i++) {
             if constexpr (sizeof(Raw) == 8) {
                 wide[i] = T::decode(words.word[2 * i] | static_cast<uint64_t>(words.word[2 * i + 1]) << 32);
             } else {
@@ -127,10 +128,11 @@ struct Group {
         }
     }
 
-    DOORBELL_EVERYWHERE static Words encode(const typename T::Wide (&wide)[ELEMENTS]) {
+    template <int COUNT>
+    DOORBELL_EVERYWHERE static Words encode(const typename T::Wide (&wide)[COUNT]) {
         Words words = {};
         #pragma unroll
-        for (int i = 0; i < ELEMENTS; i++) {
+        for (int i = 0; i < COUNT; i++) {
             if constexpr (sizeof(Raw) == 8) {
                 const uint64_t raw = T::encode(wide[i]);
                 words.word[2 * i] = static_cast<uint32_t>(raw);
@@ -152,19 +154,21 @@ struct Group<T, true> {
     static constexpr int PAIRS = ELEMENTS / 8;
     static constexpr int BITS = 32 / PAIRS;
 
-    DOORBELL_EVERYWHERE static void decode(const Words &words, float (&wide)[ELEMENTS]) {
+    template <int COUNT>
+    DOORBELL_EVERYWHERE static void decode(const Words &words, float (&wide)[COUNT]) {
         #pragma unroll
-        for (int i = 0; i < ELEMENTS / 2; i++) {
+        for (int i = 0; i < COUNT / 2; i++) {
             const Pair pair = decode_pair<Format>(words.word[i / PAIRS] >> i % PAIRS * BITS);
             wide[2 * i] = pair.low;
             wide[2 * i + 1] = pair.high;
         }
     }
 
-    DOORBELL_EVERYWHERE static Words encode(const float (&wide)[ELEMENTS]) {
+    template <int COUNT>
+    DOORBELL_EVERYWHERE static Words encode(const float (&wide)[COUNT]) {
         Words words = {};
         #pragma unroll
-        for (int i = 0; i < ELEMENTS / 2; i++) {
+        for (int i = 0; i < COUNT / 2; i++) {
             words.word[i / PAIRS] |= encode_pair<Format>({wide[2 * i], wide[2 * i + 1]}) << i % PAIRS * BITS;
         }
         return words;

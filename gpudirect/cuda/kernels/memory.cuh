@@ -9,20 +9,44 @@ namespace doorbell {
 
 #ifdef __CUDA_ARCH__
 
-// 16 bytes, if `really`; else anything.
+// 16, 8 or 4 bytes, if `really`; else anything.
+template <int BYTES>
 __device__ __forceinline__ Words load_words(uint64_t from, bool really) {
     Words words;
-    asm volatile("{ .reg .pred p; setp.ne.s32 p, %5, 0; @p ld.relaxed.sys.global.v4.b32 {%0, %1, %2, %3}, [%4]; }"
-                 : "=r"(words.word[0]), "=r"(words.word[1]), "=r"(words.word[2]), "=r"(words.word[3])
-                 : "l"(from), "r"(static_cast<int>(really)));
+    if constexpr (BYTES == 16) {
+        asm volatile("{ .reg .pred p; setp.ne.s32 p, %5, 0; @p ld.relaxed.sys.global.v4.b32 {%0, %1, %2, %3}, [%4]; }"
+                     : "=r"(words.word[0]), "=r"(words.word[1]), "=r"(words.word[2]), "=r"(words.word[3])
+                     : "l"(from), "r"(static_cast<int>(really)));
+    } else if constexpr (BYTES == 8) {
+        asm volatile("{ .reg .pred p; setp.ne.s32 p, %3, 0; @p ld.relaxed.sys.global.v2.b32 {%0, %1}, [%2]; }"
+                     : "=r"(words.word[0]), "=r"(words.word[1])
+                     : "l"(from), "r"(static_cast<int>(really)));
+    } else {
+        asm volatile("{ .reg .pred p; setp.ne.s32 p, %2, 0; @p ld.relaxed.sys.global.b32 %0, [%1]; }"
+                     : "=r"(words.word[0])
+                     : "l"(from), "r"(static_cast<int>(really)));
+    }
     return words;
 }
 
+template <int BYTES>
 __device__ __forceinline__ void store_words(uint64_t into, const Words &words, bool really) {
-    asm volatile("{ .reg .pred p; setp.ne.s32 p, %5, 0; @p st.global.v4.b32 [%4], {%0, %1, %2, %3}; }"
-                 :
-                 : "r"(words.word[0]), "r"(words.word[1]), "r"(words.word[2]), "r"(words.word[3]), "l"(into), "r"(static_cast<int>(really))
-                 : "memory");
+    if constexpr (BYTES == 16) {
+        asm volatile("{ .reg .pred p; setp.ne.s32 p, %5, 0; @p st.global.v4.b32 [%4], {%0, %1, %2, %3}; }"
+                     :
+                     : "r"(words.word[0]), "r"(words.word[1]), "r"(words.word[2]), "r"(words.word[3]), "l"(into), "r"(static_cast<int>(really))
+                     : "memory");
+    } else if constexpr (BYTES == 8) {
+        asm volatile("{ .reg .pred p; setp.ne.s32 p, %3, 0; @p st.global.v2.b32 [%2], {%0, %1}; }"
+                     :
+                     : "r"(words.word[0]), "r"(words.word[1]), "l"(into), "r"(static_cast<int>(really))
+                     : "memory");
+    } else {
+        asm volatile("{ .reg .pred p; setp.ne.s32 p, %2, 0; @p st.global.b32 [%1], %0; }"
+                     :
+                     : "r"(words.word[0]), "l"(into), "r"(static_cast<int>(really))
+                     : "memory");
+    }
 }
 
 template <class Raw>
@@ -53,14 +77,16 @@ __device__ __forceinline__ void store_raw(uint64_t into, Raw raw) {
 
 #else
 
+template <int BYTES>
 DOORBELL_EVERYWHERE Words load_words(uint64_t from, bool really) {
     Words words = {};
-    if (really) memcpy(&words, reinterpret_cast<const void *>(from), sizeof(words));
+    if (really) memcpy(&words, reinterpret_cast<const void *>(from), BYTES);
     return words;
 }
 
+template <int BYTES>
 DOORBELL_EVERYWHERE void store_words(uint64_t into, const Words &words, bool really) {
-    if (really) memcpy(reinterpret_cast<void *>(into), &words, sizeof(words));
+    if (really) memcpy(reinterpret_cast<void *>(into), &words, BYTES);
 }
 
 template <class Raw>

@@ -55,6 +55,8 @@ struct Reduction {
     using Raw = typename T::Raw;
     using Wide = typename T::Wide;
     static constexpr int ELEMENTS = Group<T>::ELEMENTS;
+    // Of four elements, where there are partial results.
+    static constexpr int QUADS = 4;
     // 16 elements accumulate in as many registers.
     static constexpr int UNROLL = sizeof(Raw) == 1 ? (DOORBELL_UNROLL + 1) / 2 : DOORBELL_UNROLL;
 
@@ -62,40 +64,41 @@ struct Reduction {
         #pragma unroll
         for (int u = 0; u < UNROLL; u++) {
             const uint64_t group = at + u * stride;
-            words[u] = load_words(from + group * sizeof(Words), group < end);
+            words[u] = load_words<16>(from + group * sizeof(Words), group < end);
         }
     }
 
-    // One more source's group.
-    DOORBELL_EVERYWHERE static void combine(Wide (&sum)[ELEMENTS], const Words &words, const Arguments &arguments, uint32_t source) {
-        Wide value[ELEMENTS];
+    // One more source's elements.
+    template <int COUNT>
+    DOORBELL_EVERYWHERE static void combine(Wide (&sum)[COUNT], const Words &words, const Arguments &arguments, uint32_t source) {
+        Wide value[COUNT];
         Group<T>::decode(words, value);
         if constexpr (Op::SCALED) {
             // A contribution is rounded when it was multiplied, as if its rank had done that beforehand.
             const Wide scalar = scalar_of<Wide>(arguments.scalars[source]);
             #pragma unroll
-            for (int i = 0; i < ELEMENTS; i++) value[i] = multiply(value[i], scalar);
+            for (int i = 0; i < COUNT; i++) value[i] = multiply(value[i], scalar);
             Group<T>::decode(Group<T>::encode(value), value);
         }
         #pragma unroll
-        for (int i = 0; i < ELEMENTS; i++) sum[i] = Op::apply(sum[i], value[i]);
+        for (int i = 0; i < COUNT; i++) sum[i] = Op::apply(sum[i], value[i]);
     }
 
-    template <int COUNT>
-    DOORBELL_EVERYWHERE static void start(Wide (&sums)[COUNT][ELEMENTS]) {
+    template <int GROUPS, int COUNT>
+    DOORBELL_EVERYWHERE static void start(Wide (&sums)[GROUPS][COUNT]) {
         #pragma unroll
-        for (int u = 0; u < COUNT; u++) {
+        for (int u = 0; u < GROUPS; u++) {
             #pragma unroll
-            for (int i = 0; i < ELEMENTS; i++) sums[u][i] = Op::template neutral<T>();
+            for (int i = 0; i < COUNT; i++) sums[u][i] = Op::template neutral<T>();
         }
     }
 
-    template <int COUNT>
-    DOORBELL_EVERYWHERE static void finish(Wide (&sums)[COUNT][ELEMENTS], uint32_t divisor) {
+    template <int GROUPS, int COUNT>
+    DOORBELL_EVERYWHERE static void finish(Wide (&sums)[GROUPS][COUNT], uint32_t divisor) {
         #pragma unroll
-        for (int u = 0; u < COUNT; u++) {
+        for (int u = 0; u < GROUPS; u++) {
             #pragma unroll
-            for (int i = 0; i < ELEMENTS; i++) sums[u][i] = T::divide(sums[u][i], divisor);
+            for (int i = 0; i < COUNT; i++) sums[u][i] = T::divide(sums[u][i], divisor);
         }
     }
 
@@ -123,44 +126,57 @@ struct Reduction {
             #pragma unroll
             for (int u = 0; u < UNROLL; u++) {
                 const uint64_t group = at + u * stride;
-                store_words(arguments.into + offset + group * sizeof(Words), Group<T>::encode(sums[u]), group < arguments.groups);
+                store_words<16>(arguments.into + offset + group * sizeof(Words), Group<T>::encode(sums[u]), group < arguments.groups);
             }
         }
     }
 
-    // Groups of which some memories hold partial results: as many elements, in 2 or 4 times 16 bytes.
+    // Groups of which some memories hold partial results: four elements at a time, so that neighbouring threads load and store neighbouring bytes of either form.
     DOORBELL_EVERYWHERE static void mixed_groups(const Arguments &arguments) {
-        constexpr int PARTS = ELEMENTS / 4;
-        const uint64_t total = uint64_t(gridDim.x) * blockDim.x;
-        for (uint64_t group = uint64_t(blockIdx.x) * blockDim.x + threadIdx.x; group < arguments.groups; group += total) {
-            Wide sums[1][ELEMENTS];
+        constexpr int BYTES = 4 * sizeof(Raw);
+        const uint64_t quads = arguments.groups * (ELEMENTS / 4);
+        const uint32_t stride = blockDim.x;
+        const uint64_t tile = uint64_t(QUADS) * stride;
+        for (uint64_t first = blockIdx.x * tile; first < quads; first += gridDim.x * tile) {
+            const uint64_t at = first + threadIdx.x;
+            Wide sums[QUADS][4];
             start(sums);
             #pragma unroll 1
             for (uint32_t source = 0; source < arguments.count; source++) {
+                Words words[QUADS];
                 if (arguments.partials >> source & 1) {
-                    const uint64_t from = arguments.sources[source] + arguments.head * sizeof(float) + group * PARTS * sizeof(Words);
-                    Words words[PARTS];
+                    const uint64_t from = arguments.sources[source] + arguments.head * sizeof(float);
                     #pragma unroll
-                    for (int part = 0; part < PARTS; part++) words[part] = load_words(from + part * sizeof(Words), true);
+                    for (int u = 0; u < QUADS; u++) words[u] = load_words<16>(from + (at + u * stride) * 16, at + u * stride < quads);
                     #pragma unroll
-                    for (int i = 0; i < ELEMENTS; i++) sums[0][i] = Op::apply(sums[0][i], bits_as<float>(words[i / 4].word[i % 4]));
+                    for (int u = 0; u < QUADS; u++) {
+                        #pragma unroll
+                        for (int i = 0; i < 4; i++) sums[u][i] = Op::apply(sums[u][i], bits_as<float>(words[u].word[i]));
+                    }
                 } else {
-                    const uint64_t from = arguments.sources[source] + arguments.head * sizeof(Raw) + group * sizeof(Words);
-                    combine(sums[0], load_words(from, true), arguments, source);
+                    const uint64_t from = arguments.sources[source] + arguments.head * sizeof(Raw);
+                    #pragma unroll
+                    for (int u = 0; u < QUADS; u++) words[u] = load_words<BYTES>(from + (at + u * stride) * BYTES, at + u * stride < quads);
+                    #pragma unroll
+                    for (int u = 0; u < QUADS; u++) combine(sums[u], words[u], arguments, source);
                 }
             }
-            if constexpr (Op::DIVIDED) finish(sums, arguments.divisor);
             if (arguments.partials >> MOST_SOURCES & 1) {
-                const uint64_t into = arguments.into + arguments.head * sizeof(float) + group * PARTS * sizeof(Words);
+                const uint64_t into = arguments.into + arguments.head * sizeof(float);
                 #pragma unroll
-                for (int part = 0; part < PARTS; part++) {
+                for (int u = 0; u < QUADS; u++) {
                     Words words;
                     #pragma unroll
-                    for (int i = 0; i < 4; i++) words.word[i] = bits_as<uint32_t>(sums[0][4 * part + i]);
-                    store_words(into + part * sizeof(Words), words, true);
+                    for (int i = 0; i < 4; i++) words.word[i] = bits_as<uint32_t>(sums[u][i]);
+                    store_words<16>(into + (at + u * stride) * 16, words, at + u * stride < quads);
                 }
             } else {
-                store_words(arguments.into + arguments.head * sizeof(Raw) + group * sizeof(Words), Group<T>::encode(sums[0]), true);
+                if constexpr (Op::DIVIDED) finish(sums, arguments.divisor);
+                const uint64_t into = arguments.into + arguments.head * sizeof(Raw);
+                #pragma unroll
+                for (int u = 0; u < QUADS; u++) {
+                    store_words<BYTES>(into + (at + u * stride) * BYTES, Group<T>::encode(sums[u]), at + u * stride < quads);
+                }
             }
         }
     }
@@ -183,13 +199,13 @@ struct Reduction {
                 }
                 sum = Op::apply(sum, value);
             }
-            if constexpr (Op::DIVIDED) sum = T::divide(sum, arguments.divisor);
             if constexpr (T::NARROW) {
                 if (arguments.partials >> MOST_SOURCES & 1) {
                     store_raw(arguments.into + at * sizeof(float), bits_as<uint32_t>(sum));
                     continue;
                 }
             }
+            if constexpr (Op::DIVIDED) sum = T::divide(sum, arguments.divisor);
             store_raw(arguments.into + at * sizeof(Raw), T::encode(sum));
         }
     }

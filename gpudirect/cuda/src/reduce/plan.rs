@@ -321,13 +321,15 @@ impl Arguments {
     /// Blocks for a tile each, or for one of the other elements for each thread, whichever are more.
     fn blocks(&self, data: DataType, shape: Shape) -> u32 {
         let threads = u64::from(shape.threads);
-        let unroll = match (self.partials, data.bytes()) {
-            (0, 1) => shape.unroll.div_ceil(2),
-            (0, _) => shape.unroll,
-            _ => 1,
+        let each = GROUP / data.bytes() as u64;
+        let unroll = u64::from(shape.unroll.max(1));
+        let tiles = match (self.partials, data.bytes()) {
+            (0, 1) => self.groups.div_ceil(threads * unroll.div_ceil(2)),
+            (0, _) => self.groups.div_ceil(threads * unroll),
+            // Four times four elements for each thread.
+            _ => (self.groups * each).div_ceil(threads * 16),
         };
-        let tiles = self.groups.div_ceil(threads * u64::from(unroll.max(1)));
-        let single = self.elements - self.groups * (GROUP / data.bytes() as u64);
+        let single = self.elements - self.groups * each;
         let most = u64::from(shape.blocks.clamp(1, i32::MAX as u32));
         tiles.max(single.div_ceil(threads)).min(most) as u32
     }
