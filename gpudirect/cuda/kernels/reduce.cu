@@ -102,7 +102,7 @@ struct Reduction {
         }
     }
 
-    // Groups of elements alone. The next source is on its way while one is reduced.
+    // Groups of elements alone. Of two sources all loads are begun before anything waits for one; no branch may lie between them, as the assembler moves work before it that waits.
     DOORBELL_EVERYWHERE static void groups(const Arguments &arguments) {
         const uint64_t offset = arguments.head * sizeof(Raw);
         const uint32_t stride = blockDim.x;
@@ -111,16 +111,18 @@ struct Reduction {
             const uint64_t at = first + threadIdx.x;
             Wide sums[UNROLL][ELEMENTS];
             start(sums);
-            Words next[UNROLL];
-            load(next, arguments.sources[0] + offset, at, stride, arguments.groups);
             #pragma unroll 1
-            for (uint32_t source = 0; source < arguments.count; source++) {
-                Words now[UNROLL];
+            for (uint32_t source = 0; source < arguments.count; source += 2) {
+                const bool two = source + 1 < arguments.count;
+                Words one[UNROLL], other[UNROLL];
+                load(one, arguments.sources[source] + offset, at, stride, arguments.groups);
+                load(other, arguments.sources[two ? source + 1 : source] + offset, at, stride, two ? arguments.groups : 0);
                 #pragma unroll
-                for (int u = 0; u < UNROLL; u++) now[u] = next[u];
-                if (source + 1 < arguments.count) load(next, arguments.sources[source + 1] + offset, at, stride, arguments.groups);
-                #pragma unroll
-                for (int u = 0; u < UNROLL; u++) combine(sums[u], now[u], arguments, source);
+                for (int u = 0; u < UNROLL; u++) combine(sums[u], one[u], arguments, source);
+                if (two) {
+                    #pragma unroll
+                    for (int u = 0; u < UNROLL; u++) combine(sums[u], other[u], arguments, source + 1);
+                }
             }
             if constexpr (Op::DIVIDED) finish(sums, arguments.divisor);
             #pragma unroll
