@@ -15,7 +15,7 @@ constexpr int MOST_SOURCES = 8;
 // Of a block.
 constexpr int MOST_THREADS = 512;
 
-// What a launch is given: `Arguments` in reduce.rs.
+// What a launch is given: `Arguments` in gpudirect/cuda/src/reduce/plan.rs.
 struct Arguments {
     uint64_t sources[MOST_SOURCES];
     // Of scaled sums: the bits of each source's scalar, in the type that accumulates. Partial results are not scaled.
