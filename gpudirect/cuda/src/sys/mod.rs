@@ -131,6 +131,12 @@ pub(crate) mod status {
     pub(crate) const STREAM_CAPTURE_WRONG_THREAD: Status = 908;
 }
 
+/// Whether an answer of a query means that work may still go on: also where a capture forbids to ask.
+pub(crate) fn is_pending(answer: Status) -> bool {
+    answer == status::NOT_READY
+        || (status::STREAM_CAPTURE_UNSUPPORTED..=status::STREAM_CAPTURE_WRONG_THREAD).contains(&answer)
+}
+
 /// `CU_STREAM_NON_BLOCKING`: the stream does not wait for the legacy default stream, nor that for it.
 pub(crate) const STREAM_NON_BLOCKING: c_uint = 1;
 
