@@ -4,6 +4,8 @@
 //! binding may answer one that no enum has. A test compares every size, offset and number with those of the crate `cudarc`.
 
 mod table;
+#[cfg(test)]
+mod tests;
 
 use core::ffi::{c_int, c_uint, c_void};
 
@@ -177,6 +179,14 @@ pub(crate) const SOURCE_ORDER_STREAM: c_uint = 1;
 pub(crate) const FLUSH_CURRENT_CONTEXT: c_int = 0;
 pub(crate) const FLUSH_TO_OWNER: c_int = 100;
 pub(crate) const FLUSH_TO_ALL_DEVICES: c_int = 200;
+
+/// `CU_STREAM_WAIT_VALUE_GEQ`.
+pub(crate) const WAIT_AT_LEAST: c_uint = 0;
+pub(crate) const WAIT_EQUAL: c_uint = 1;
+/// `CU_STREAM_WAIT_VALUE_AND`.
+pub(crate) const WAIT_ANY_BIT: c_uint = 2;
+pub(crate) const P2P_PERFORMANCE_RANK: c_int = 1;
+pub(crate) const P2P_NATIVE_ATOMICS: c_int = 3;
 
 /// `CUpointer_attribute`.
 pub(crate) mod pointer {

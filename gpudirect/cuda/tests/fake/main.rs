@@ -6,7 +6,7 @@ mod suite;
 mod absent;
 mod failures;
 
-use std::ffi::CString;
+use std::ffi::{CString, c_char};
 use std::fs;
 use std::os::unix::process::parent_id;
 use std::path::{Path, PathBuf};
@@ -68,14 +68,14 @@ impl Fake {
     fn count(&self, name: &str) -> i32 {
         let name = CString::new(name).unwrap();
         // SAFETY: driver.c has it so.
-        unsafe { self.function::<unsafe extern "C" fn(*const i8) -> i32>("fake_count")(name.as_ptr()) }
+        unsafe { self.function::<unsafe extern "C" fn(*const c_char) -> i32>("fake_count")(name.as_ptr()) }
     }
 
     /// The next call of `call` answers `code`.
     fn fail(&self, call: &str, code: i32) {
         let call = CString::new(call).unwrap();
         // SAFETY: driver.c has it so.
-        unsafe { self.function::<unsafe extern "C" fn(*const i8, i32)>("fake_fail")(call.as_ptr(), code) }
+        unsafe { self.function::<unsafe extern "C" fn(*const c_char, i32)>("fake_fail")(call.as_ptr(), code) }
     }
 
     fn set_peers(&self, can: bool) {

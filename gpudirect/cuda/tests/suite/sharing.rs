@@ -92,7 +92,7 @@ pub(super) fn pointers(driver: Driver) -> Outcome {
     let other = setting.context.pointer_info(other.device_ptr())?.ok_or("as above")?;
     assert_ne!(info.buffer_id, other.buffer_id);
 
-    let vector = vec![0u8; 100];
+    let vector = [0u8; 100];
     assert_eq!(
         setting.context.pointer_info(DevicePtr(vector.as_ptr().addr() as u64))?,
         None
