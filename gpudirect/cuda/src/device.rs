@@ -6,7 +6,7 @@ use core::fmt;
 use crate::context::Context;
 use crate::driver::Driver;
 use crate::error::Error;
-use crate::sys::RawDevice;
+use crate::sys::{self, RawDevice};
 
 /// One GPU of this process. A small handle, copied freely.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -303,8 +303,6 @@ impl Device {
         if can == 0 {
             return Ok(None);
         }
-        const PERFORMANCE_RANK: c_int = 1;
-        const NATIVE_ATOMICS: c_int = 3;
         let asked = |attribute| {
             let mut value = 0;
             // SAFETY: as above.
@@ -316,12 +314,12 @@ impl Device {
             Ok::<_, Error>(value)
         };
         Ok(Some(Peer {
-            link: if asked(NATIVE_ATOMICS)? != 0 {
+            link: if asked(sys::P2P_NATIVE_ATOMICS)? != 0 {
                 PeerLink::NvLink
             } else {
                 PeerLink::Pcie
             },
-            performance_rank: asked(PERFORMANCE_RANK)?,
+            performance_rank: asked(sys::P2P_PERFORMANCE_RANK)?,
         }))
     }
 

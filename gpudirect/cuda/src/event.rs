@@ -208,7 +208,7 @@ impl RawEventOwner {
         let _relaxed = crate::stream::Relaxed::enter(self.driver);
         // SAFETY: the event is live.
         let answer = unsafe { (self.driver.table().event_query)(self.raw) };
-        answer != status::NOT_READY
+        !sys::is_pending(answer)
     }
 }
 

@@ -25,6 +25,17 @@
 //!
 //! Work of a device goes on after the call that began it has returned. What it uses is remembered with the stream, and dropped memory is freed only when the work is done that uses it: dropping never waits and
 //! never frees too early. A device writes host memory beside the processor, so that memory is given as a slice only to its last handle when no work uses it. Ranges are checked.
+//!
+//! ```compile_fail,E0502
+//! # fn both(stream: &doorbell_cuda::Stream, device: doorbell_cuda::DeviceMemory, mut host: doorbell_cuda::HostMemory) -> Result<(), doorbell_cuda::Error> {
+//! use doorbell_cuda::Memory;
+//! let bytes = host.bytes_mut()?;
+//! stream.copy(host.all(), device.all())?; // It would write what is borrowed.
+//! bytes[0] = 1;
+//! # Ok(())
+//! # }
+//! ```
+//!
 //! What cannot be checked is `unsafe`: what a kernel does with its arguments.
 //!
 //! Each call enters the context of what it is called on and leaves the thread as it was, so that this can be used beside PyTorch.

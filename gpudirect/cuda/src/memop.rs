@@ -5,6 +5,7 @@ use core::ffi::c_uint;
 use crate::error::Error;
 use crate::memory::Span;
 use crate::stream::Stream;
+use crate::sys;
 
 /// When a wait for a word is over: `CUstreamWaitValue_flags`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -20,9 +21,9 @@ pub enum Until<T> {
 impl<T: Copy> Until<T> {
     fn parts(self) -> (T, c_uint) {
         match self {
-            Self::AtLeast(value) => (value, 0),
-            Self::Equal(value) => (value, 1),
-            Self::AnyBit(value) => (value, 2),
+            Self::AtLeast(value) => (value, sys::WAIT_AT_LEAST),
+            Self::Equal(value) => (value, sys::WAIT_EQUAL),
+            Self::AnyBit(value) => (value, sys::WAIT_ANY_BIT),
         }
     }
 }

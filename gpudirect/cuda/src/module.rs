@@ -159,7 +159,8 @@ pub trait Argument {
     fn bytes(&self) -> *const c_void;
 }
 
-impl<T: Copy> Argument for T {
+// Of values that borrow nothing: a reference would be passed as its own bytes, an address of the host.
+impl<T: Copy + 'static> Argument for T {
     fn bytes(&self) -> *const c_void {
         ptr::from_ref(self).cast()
     }
@@ -209,7 +210,8 @@ impl Kernel {
             return Err(Error::Arguments(arguments.len()));
         };
         for (parameter, argument) in parameters.iter_mut().zip(arguments) {
-            *parameter = argument.bytes().cast_mut();
+            // Named in full: a reference to the argument is no argument.
+            *parameter = <dyn Argument>::bytes(*argument).cast_mut();
         }
         let parameters = parameters.as_mut_ptr();
 

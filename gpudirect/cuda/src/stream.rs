@@ -231,7 +231,7 @@ impl StreamInner {
             let _entered = self.context.enter().ok()?;
             // SAFETY: the pointer is to a status of ours; the stream is live.
             let answer = unsafe { (self.context.driver().table().stream_is_capturing)(self.raw, &raw mut capturing) };
-            if answer == status::SUCCESS && capturing != sys::CAPTURE_NONE {
+            if sys::is_pending(answer) || capturing != sys::CAPTURE_NONE {
                 return None;
             }
         }
@@ -248,7 +248,7 @@ impl StreamInner {
         let _relaxed = Relaxed::enter(driver);
         // SAFETY: the stream is live.
         let answer = unsafe { (driver.table().stream_query)(self.raw) };
-        answer != status::NOT_READY
+        !sys::is_pending(answer)
     }
 
     /// An event after all that is in the stream now, where one can be recorded.

@@ -33,10 +33,8 @@ pub struct PointerInfo {
     pub memory_type: MemoryType,
     /// The number of the device that it was allocated on or for.
     pub device: usize,
-    /// Where its allocation, or for mapped memory its mapping, begins.
-    pub base: DevicePtr,
-    /// The bytes of that.
-    pub size: usize,
+    /// Where its allocation, or for mapped memory its mapping, begins, and its bytes; `None` where the driver does not say, as it need not of the host's.
+    pub allocation: Option<(DevicePtr, usize)>,
     /// A number that no other allocation of this process has or will have.
     pub buffer_id: u64,
     /// Mapped by `cuMemMap`, so that it is shared by file descriptor where it was made for that.
@@ -67,8 +65,7 @@ impl Context {
         }
         driver.check(answer, "cuPointerGetAttribute", format_args!("{address:?}"))?;
 
-        let is_managed = flag(driver, pointer::IS_MANAGED, address)?;
-        let (base, size) = range(driver, address)?;
+        let is_managed = flag(driver, pointer::IS_MANAGED, address);
         let (is_mapped, shares_by_fd) = mapped(driver, address);
         Ok(Some(PointerInfo {
             memory_type: match memory_type {
@@ -77,13 +74,12 @@ impl Context {
                 _ => MemoryType::Device,
             },
             device: usize::try_from(number(driver, pointer::DEVICE_ORDINAL, address)?).unwrap_or(0),
-            base,
-            size,
+            allocation: range(driver, address).ok(),
             buffer_id: buffer_id(driver, address)?,
             is_mapped,
             shares_by_fd,
-            shares_by_ipc: flag(driver, pointer::IS_LEGACY_IPC_CAPABLE, address)?,
-            is_gpu_direct: flag(driver, pointer::IS_GPU_DIRECT_RDMA_CAPABLE, address)?,
+            shares_by_ipc: flag(driver, pointer::IS_LEGACY_IPC_CAPABLE, address),
+            is_gpu_direct: flag(driver, pointer::IS_GPU_DIRECT_RDMA_CAPABLE, address),
         }))
     }
 }
@@ -101,8 +97,9 @@ fn number(driver: Driver, attribute: c_int, address: DevicePtr) -> Result<c_int,
     Ok(value)
 }
 
-fn flag(driver: Driver, attribute: c_int, address: DevicePtr) -> Result<bool, Error> {
-    Ok(number(driver, attribute, address)? != 0)
+/// Whether it is so; not where the driver is older than the attribute.
+fn flag(driver: Driver, attribute: c_int, address: DevicePtr) -> bool {
+    number(driver, attribute, address).is_ok_and(|value| value != 0)
 }
 
 fn buffer_id(driver: Driver, address: DevicePtr) -> Result<u64, Error> {

@@ -4,6 +4,8 @@
 //! binding may answer one that no enum has. A test compares every size, offset and number with those of the crate `cudarc`.
 
 mod table;
+#[cfg(test)]
+mod tests;
 
 use core::ffi::{c_int, c_uint, c_void};
 
@@ -131,6 +133,12 @@ pub(crate) mod status {
     pub(crate) const STREAM_CAPTURE_WRONG_THREAD: Status = 908;
 }
 
+/// Whether an answer of a query means that work may still go on: also where a capture forbids to ask.
+pub(crate) fn is_pending(answer: Status) -> bool {
+    answer == status::NOT_READY
+        || (status::STREAM_CAPTURE_UNSUPPORTED..=status::STREAM_CAPTURE_WRONG_THREAD).contains(&answer)
+}
+
 /// `CU_STREAM_NON_BLOCKING`: the stream does not wait for the legacy default stream, nor that for it.
 pub(crate) const STREAM_NON_BLOCKING: c_uint = 1;
 
@@ -171,6 +179,14 @@ pub(crate) const SOURCE_ORDER_STREAM: c_uint = 1;
 pub(crate) const FLUSH_CURRENT_CONTEXT: c_int = 0;
 pub(crate) const FLUSH_TO_OWNER: c_int = 100;
 pub(crate) const FLUSH_TO_ALL_DEVICES: c_int = 200;
+
+/// `CU_STREAM_WAIT_VALUE_GEQ`.
+pub(crate) const WAIT_AT_LEAST: c_uint = 0;
+pub(crate) const WAIT_EQUAL: c_uint = 1;
+/// `CU_STREAM_WAIT_VALUE_AND`.
+pub(crate) const WAIT_ANY_BIT: c_uint = 2;
+pub(crate) const P2P_PERFORMANCE_RANK: c_int = 1;
+pub(crate) const P2P_NATIVE_ATOMICS: c_int = 3;
 
 /// `CUpointer_attribute`.
 pub(crate) mod pointer {
