@@ -7,7 +7,7 @@ use crate::error::Error;
 use crate::memory::Span;
 use crate::resource::Place;
 use crate::stream::Stream;
-use crate::sys::{self, CopyAttributes, Location, status};
+use crate::sys::{self, CopyAttributes, Location};
 
 impl Stream {
     /// Copies all of `from` to `into`, memory of any two kinds and devices, in its turn in this stream. Both are kept until that is done.
@@ -74,22 +74,22 @@ impl Stream {
         for (into, from) in copies {
             check(*into, *from)?;
         }
-        let table = self.driver().table();
-        let has_batch = table.memcpy_batch_async_v1.is_some() || table.memcpy_batch_async_v2.is_some();
-        if copies.len() < 2 || !has_batch || !self.takes_batches() {
-            return copies.iter().try_for_each(|(into, from)| self.copy(*into, *from));
+        let one_by_one = || copies.iter().try_for_each(|(into, from)| self.copy(*into, *from));
+        if copies.len() < 2 || !self.takes_batches() {
+            return one_by_one();
         }
-        let copies = || copies.iter().filter(|(into, _)| !into.is_empty());
-        let uses: Vec<_> = copies()
+        let some = || copies.iter().filter(|(into, _)| !into.is_empty());
+        let uses: Vec<_> = some()
             .flat_map(|(into, from)| [into.resource(), from.resource()])
             .collect();
-        let mut to: Vec<_> = copies().map(|(into, _)| into.address()).collect();
-        let mut from: Vec<_> = copies().map(|(_, from)| from.address()).collect();
-        let mut bytes: Vec<_> = copies().map(|(into, _)| into.len()).collect();
+        let mut to: Vec<_> = some().map(|(into, _)| into.address()).collect();
+        let mut from: Vec<_> = some().map(|(_, from)| from.address()).collect();
+        let mut bytes: Vec<_> = some().map(|(into, _)| into.len()).collect();
         let count = to.len();
         if count == 0 {
             return Ok(());
         }
+        let (to, from, bytes) = (to.as_mut_ptr(), from.as_mut_ptr(), bytes.as_mut_ptr());
         let none = Location { kind: 0, id: 0 };
         let mut attributes = CopyAttributes {
             source_order: sys::SOURCE_ORDER_STREAM,
@@ -97,21 +97,22 @@ impl Stream {
             target: none,
             flags: 0,
         };
+        // From the first copy on.
         let mut first = 0usize;
-        self.enqueue("cuMemcpyBatchAsync", &uses, |_, stream| {
-            let (to, from, bytes) = (to.as_mut_ptr(), from.as_mut_ptr(), bytes.as_mut_ptr());
-            let (attributes, first) = (&raw mut attributes, &raw mut first);
-            if let Some(batch) = table.memcpy_batch_async_v2 {
-                // SAFETY: as for `copy`, for each pair; the arrays have `count` entries, the attributes are for all from the first on.
+        let (attributes, first) = (&raw mut attributes, &raw mut first);
+        let table = self.driver().table();
+        match (table.memcpy_batch_async_v1, table.memcpy_batch_async_v2) {
+            (_, Some(batch)) => self.enqueue("cuMemcpyBatchAsync", &uses, |_, stream| {
+                // SAFETY: as for `copy`, for each pair; the arrays have `count` entries, and there is one set of attributes.
                 unsafe { batch(to, from, bytes, count, attributes, first, 1, stream) }
-            } else if let Some(batch) = table.memcpy_batch_async_v1 {
+            }),
+            (Some(batch), None) => self.enqueue("cuMemcpyBatchAsync", &uses, |_, stream| {
                 let mut failed = 0usize;
-                // SAFETY: as above; the last pointer is to a size_t of ours.
+                // SAFETY: as above; the last pointer but one is to a size_t of ours.
                 unsafe { batch(to, from, bytes, count, attributes, first, 1, &raw mut failed, stream) }
-            } else {
-                status::NOT_SUPPORTED
-            }
-        })
+            }),
+            (None, None) => one_by_one(),
+        }
     }
 
     /// Sets each byte of `span` to `value`, in its turn in this stream.

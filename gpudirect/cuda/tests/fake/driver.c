@@ -1,7 +1,7 @@
 // A driver of CUDA without a GPU: as much of libcuda.so.1 as doorbell-cuda calls, for its tests.
 //
-// Device memory is memfds, mapped where a kernel of the system would fault if it were used too early or too late. Work is put into one queue and done only when somebody waits for it (or has asked
-// often enough), so that all that is asynchronous on a GPU is as late as it can be here. Names and numbers are those of NVIDIA's "CUDA Driver API".
+// Device memory is memfds, mapped nowhere once it is freed, so that work that came too late would fault. Work is done only when somebody waits for its stream (or has asked often enough), and then only what that stream
+// needs, so that all that is asynchronous on a GPU is as late and as unordered as it can be here. Names and numbers are those of NVIDIA's "CUDA Driver API".
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <stdint.h>
@@ -22,11 +22,11 @@ typedef uint64_t ptr_t;
 struct graph;
 struct handle { char bytes[64]; };
 struct stream { struct graph *capture; struct stream *next; };
-struct event { uint64_t pending; struct graph *capture; double when; };
+struct event { uint64_t recorded, passed; struct graph *capture; double when; };
 struct op {
-    enum { COPY, FILL, RECORD, ADD_ONE, WRITE, WAIT, NOTHING } kind;
+    enum { COPY, FILL, RECORD, DEPEND, ADD_ONE, WRITE, WAIT, NOTHING } kind;
     struct stream *stream; struct event *event;
-    ptr_t to, from; size_t bytes; uint64_t value; int flags;
+    ptr_t to, from; size_t bytes; uint64_t value; int flags, done;
 };
 struct graph { struct op *ops; size_t count; int invalid; struct stream *origin; };
 struct module { int unused; };
@@ -34,7 +34,7 @@ struct allocation { int fd; size_t bytes; int device, capable, references; };
 struct mapping { ptr_t at; size_t bytes; struct allocation *of; struct mapping *next; };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static struct op *queue; static size_t queued;
+static struct op *queue; static size_t queued; static int runners;
 static struct mapping *mappings; static struct stream *streams;
 static int asked, peers = 1, count_of_devices = DEVICES, version = 13000, mode, flags_of_context;
 static __thread void *current[16]; static __thread int depth;
@@ -61,12 +61,14 @@ static int satisfied(struct op *op) {
     uint64_t v = __atomic_load_n((uint64_t *)op->to, __ATOMIC_ACQUIRE), w = op->value;
     return op->flags == 0 ? (int64_t)(v - w) >= 0 : op->flags == 1 ? v == w : (v & w) != 0;
 }
+static int passes(struct event *e, uint64_t time);
 static int perform(struct op *op) {
     static double clock;
     switch (op->kind) {
     case COPY: memmove((void *)op->to, (void *)op->from, op->bytes); break;
     case FILL: memset((void *)op->to, op->value, op->bytes); break;
-    case RECORD: op->event->pending--; op->event->when = clock += 0.5; break;
+    case RECORD: op->event->passed = op->value; op->event->when = clock += 0.5; break;
+    case DEPEND: return passes(op->event, op->value);
     case ADD_ONE: for (size_t i = 0; i < op->bytes; i++) ((uint32_t *)op->to)[i]++; break;
     case WRITE: if (op->bytes == 4) __atomic_store_n((uint32_t *)op->to, op->value, __ATOMIC_RELEASE); else __atomic_store_n((uint64_t *)op->to, op->value, __ATOMIC_RELEASE); break;
     case WAIT: for (int tries = 0; !satisfied(op); tries++) { if (tries > 20000) return TIMEOUT; pthread_mutex_unlock(&lock); usleep(1000); pthread_mutex_lock(&lock); } break;
@@ -74,21 +76,31 @@ static int perform(struct op *op) {
     }
     return OK;
 }
-// All that is queued, in the order in which it was put into whatever stream: an order that streams and events allow.
-static int run(void) {
+// Does what is queued of one stream, or of all with none, until an event has been recorded so many times.
+static int run(struct stream *s, struct event *e, uint64_t time) {
     int code = OK;
-    while (queued) { struct op op = queue[0]; memmove(queue, queue + 1, --queued * sizeof op); int c = perform(&op); if (c && !code) code = c; }
-    asked = 0;
+    runners++;
+    for (size_t i = 0; i < queued && !(e && e->passed >= time); i++)
+        if (!queue[i].done && (!s || queue[i].stream == s)) { struct op op = queue[i]; queue[i].done = 1; int c = perform(&op); if (c && !code) code = c; }
+    size_t left = 0;
+    if (!--runners) { for (size_t i = 0; i < queued; i++) if (!queue[i].done) queue[left++] = queue[i]; queued = left; asked = 0; }
     return code;
+}
+// Does what an event waits for.
+static int passes(struct event *e, uint64_t time) {
+    if (e->passed >= time) return OK;
+    for (size_t i = 0; i < queued; i++) if (queue[i].kind == RECORD && queue[i].event == e && queue[i].value == time) return run(queue[i].stream, e, time);
+    return OK;
 }
 static int put(struct stream *s, struct op op) {
     op.stream = s;
     struct graph *g = s->capture;
     if (g) { if (g->invalid) return CAPTURE_INVALIDATED; g->ops = realloc(g->ops, (g->count + 1) * sizeof op); g->ops[g->count++] = op; return OK; }
-    queue = realloc(queue, (queued + 1) * sizeof op); queue[queued++] = op; if (op.kind == RECORD) op.event->pending++;
+    queue = realloc(queue, (queued + 1) * sizeof op); queue[queued++] = op;
     return OK;
 }
-static int pending(void) { if (++asked >= QUERIES) return run(), 0; return 1; }
+// Whether something is still said to be pending, which after so many questions is done.
+static int pending(void) { if (++asked >= QUERIES) return run(0, 0, 0), 0; return 1; }
 
 int cuInit(unsigned flags) { ENTER; LEAVE(flags ? INVALID_VALUE : OK); }
 int cuDriverGetVersion(int *v) { ENTER; *v = version; LEAVE(OK); }
@@ -120,7 +132,7 @@ int cuCtxGetCurrent(void **c) { *c = depth ? current[depth - 1] : 0; return OK; 
 int cuCtxSetCurrent(void *c) { if (!depth) depth = 1; current[depth - 1] = c; return OK; }
 int cuCtxPushCurrent_v2(void *c) { if (depth == 16) return INVALID_VALUE; current[depth++] = c; return OK; }
 int cuCtxPopCurrent_v2(void **c) { if (!depth) return INVALID_VALUE; *c = current[--depth]; return OK; }
-int cuCtxSynchronize(void) { ENTER; LEAVE(run()); }
+int cuCtxSynchronize(void) { ENTER; LEAVE(run(0, 0, 0)); }
 int cuCtxEnablePeerAccess(void *c, unsigned f) { (void)f; ENTER; LEAVE(!peers ? PEER_UNSUPPORTED : c == current[depth - 1] ? INVALID_VALUE : PEER_ALREADY); }
 int cuCtxGetFlags(unsigned *f) { *f = flags_of_context; return OK; }
 int cuCtxSetFlags(unsigned f) { flags_of_context = f; return OK; }
@@ -130,24 +142,24 @@ int cuFlushGPUDirectRDMAWrites(int target, int scope) { ENTER; LEAVE(target || (
 int cuStreamCreateWithPriority(struct stream **s, unsigned flags, int priority) { (void)priority; ENTER; if (flags != 1) LEAVE(INVALID_VALUE); *s = calloc(1, sizeof **s); (*s)->next = streams; streams = *s; counts[STREAM].live++; LEAVE(OK); }
 // Neither waits nor frees: what is queued still names it.
 int cuStreamDestroy_v2(struct stream *s) { ENTER; for (struct stream **p = &streams; *p; p = &(*p)->next) if (*p == s) { *p = s->next; break; } counts[STREAM].live--; LEAVE(OK); }
-int cuStreamSynchronize(struct stream *s) { ENTER; if (s->capture) { s->capture->invalid = 1; LEAVE(CAPTURE_UNSUPPORTED); } LEAVE(run()); }
+int cuStreamSynchronize(struct stream *s) { ENTER; if (s->capture) { s->capture->invalid = 1; LEAVE(CAPTURE_UNSUPPORTED); } LEAVE(run(s, 0, 0)); }
 int cuStreamQuery(struct stream *s) {
     ENTER;
     if (s->capture) { s->capture->invalid = 1; LEAVE(CAPTURE_UNSUPPORTED); }
-    for (size_t i = 0; i < queued; i++) if (queue[i].stream == s) LEAVE(pending() ? NOT_READY : OK);
+    for (size_t i = 0; i < queued; i++) if (queue[i].stream == s && !queue[i].done) LEAVE(pending() ? NOT_READY : OK);
     LEAVE(OK);
 }
-int cuStreamWaitEvent(struct stream *s, struct event *e, unsigned f) { (void)f; ENTER; if (e->capture && !s->capture) s->capture = e->capture; LEAVE(put(s, (struct op){.kind = NOTHING})); }
+int cuStreamWaitEvent(struct stream *s, struct event *e, unsigned f) { (void)f; ENTER; if (e->capture && !s->capture) s->capture = e->capture; if (s->capture) LEAVE(put(s, (struct op){.kind = NOTHING})); LEAVE(put(s, (struct op){.kind = DEPEND, .event = e, .value = e->recorded})); }
 int cuStreamIsCapturing(struct stream *s, unsigned *status) { ENTER; *status = s->capture != 0; LEAVE(OK); }
 int cuThreadExchangeStreamCaptureMode(unsigned *m) { ENTER; int old = mode; mode = *m; *m = old; LEAVE(OK); }
 
 int cuEventCreate(struct event **e, unsigned flags) { (void)flags; ENTER; *e = calloc(1, sizeof **e); counts[EVENT].live++; LEAVE(OK); }
 // Not freed: what is queued may still name it, as the driver keeps what it needs.
 int cuEventDestroy_v2(struct event *e) { ENTER; (void)e; counts[EVENT].live--; LEAVE(OK); }
-int cuEventRecord(struct event *e, struct stream *s) { ENTER; e->capture = s->capture; if (s->capture) LEAVE(put(s, (struct op){.kind = NOTHING})); LEAVE(put(s, (struct op){.kind = RECORD, .event = e})); }
-int cuEventQuery(struct event *e) { ENTER; LEAVE(e->pending && pending() ? NOT_READY : OK); }
-int cuEventSynchronize(struct event *e) { ENTER; LEAVE(e->pending ? run() : OK); }
-int cuEventElapsedTime(float *ms, struct event *a, struct event *b) { ENTER; if (a->pending || b->pending) LEAVE(NOT_READY); *ms = b->when - a->when; LEAVE(OK); }
+int cuEventRecord(struct event *e, struct stream *s) { ENTER; e->capture = s->capture; if (s->capture) LEAVE(put(s, (struct op){.kind = NOTHING})); LEAVE(put(s, (struct op){.kind = RECORD, .event = e, .value = ++e->recorded})); }
+int cuEventQuery(struct event *e) { ENTER; LEAVE(e->passed < e->recorded && pending() ? NOT_READY : OK); }
+int cuEventSynchronize(struct event *e) { ENTER; LEAVE(passes(e, e->recorded)); }
+int cuEventElapsedTime(float *ms, struct event *a, struct event *b) { ENTER; if (a->passed < a->recorded || b->passed < b->recorded) LEAVE(NOT_READY); *ms = b->when - a->when; LEAVE(OK); }
 int cuIpcGetEventHandle(char *h, struct event *e) { ENTER; memset(h, 0, 64); memcpy(h, &e, sizeof e); LEAVE(OK); }
 int cuIpcOpenEventHandle(struct event **e, struct handle h) { ENTER; memcpy(e, &h, sizeof *e); if (!*e) LEAVE(INVALID_VALUE); counts[EVENT].live++; LEAVE(OK); }
 

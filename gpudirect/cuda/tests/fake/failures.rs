@@ -1,7 +1,8 @@
 //! Answers of the driver that are errors: what becomes of them, and that nothing is left half made.
 
 use std::os::fd::AsFd;
-use std::ptr;
+use std::ptr::{self, NonNull};
+use std::sync::Arc;
 
 use doorbell_cuda::{Context, DeviceMemory, Driver, Error, Event, HostMemory, Memory, Module, Stream};
 
@@ -177,6 +178,7 @@ fn a_stream_that_has_failed_holds_nothing() {
         let stream = Stream::new(context).unwrap();
         let memory = DeviceMemory::alloc(context, 100).unwrap();
         let mut host = HostMemory::alloc(context, 100).unwrap();
+        stream.fill(memory.all(), 5).unwrap();
         stream.copy(host.all(), memory.all()).unwrap();
         fake.fail("cuStreamSynchronize", 700);
         assert!(matches!(stream.synchronize(), Err(Error::Lost(_))));
@@ -185,8 +187,8 @@ fn a_stream_that_has_failed_holds_nothing() {
             matches!(host.bytes_mut(), Err(Error::Lost(_))),
             "it is not known whether the copy was done"
         );
-        // By now the driver answers again, and what it had was remembered.
-        host.bytes_mut().unwrap();
+        // By now the driver answers again, and what was to be waited for was remembered.
+        assert_eq!(host.bytes_mut().unwrap(), [5; 100]);
         fake.fail("cuStreamQuery", 700);
         drop(memory);
         assert_eq!(fake.count("mapping"), 0);
@@ -194,10 +196,23 @@ fn a_stream_that_has_failed_holds_nothing() {
 }
 
 #[test]
+fn memory_that_cannot_be_unpinned_is_kept() {
+    let fake = Fake::new();
+    let context = fake.load().unwrap().device(0).unwrap().context().unwrap();
+    let owner = Arc::new(vec![0u8; 100]);
+    let at = NonNull::from(owner.as_slice()).cast::<u8>();
+    // SAFETY: the owner keeps so many bytes.
+    let host = unsafe { HostMemory::register_raw(&context, at, owner.len(), owner.clone()) }.unwrap();
+    fake.fail("cuMemHostUnregister", 1);
+    drop(host);
+    assert_eq!(Arc::strong_count(&owner), 2, "devices may still write it");
+}
+
+#[test]
 fn a_foreign_stream_is_left_to_its_owner() {
     with_context(|fake, _, context| {
         let theirs = Stream::new(context).unwrap();
-        let owner = std::sync::Arc::new(());
+        let owner = Arc::new(());
         // SAFETY: the stream outlives what is made of it here.
         let stream = unsafe { Stream::from_raw(context, theirs.as_raw(), owner.clone()) };
         let memory = DeviceMemory::alloc(context, 100).unwrap();
@@ -209,7 +224,7 @@ fn a_foreign_stream_is_left_to_its_owner() {
         assert_eq!(fake.count("mapping"), 0);
         drop(stream);
         assert_eq!(fake.count("stream"), 1);
-        assert_eq!(std::sync::Arc::strong_count(&owner), 1);
+        assert_eq!(Arc::strong_count(&owner), 1);
 
         // The legacy default stream, which has no handle, takes copies one by one.
         // SAFETY: no stream of that name is used.

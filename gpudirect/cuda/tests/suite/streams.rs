@@ -106,7 +106,21 @@ pub(super) fn dropped_in_flight(driver: Driver) -> Outcome {
     setting.stream.synchronize()?;
     assert_eq!(setting.context.reap(), 0);
 
-    // Of a stream that is dropped, too, and of one that was used a while ago.
+    // Work of a stream that was used before many others is not forgotten for theirs.
+    let memory = setting.device(&bytes)?;
+    setting.keep_busy(200)?;
+    setting.stream.copy(back.all(), memory.all())?;
+    let others = [(); 12].map(|()| Stream::new(&setting.context));
+    for other in others {
+        let (other, target) = (other?, HostMemory::alloc(&setting.context, bytes.len())?);
+        other.copy(target.all(), memory.all())?;
+        other.synchronize()?;
+    }
+    drop(memory);
+    assert!(setting.context.reap() >= 1, "memory was freed while a copy was to come");
+    assert!(back.bytes_mut()? == bytes);
+
+    // Nor of streams that are dropped.
     let memory = setting.device(&bytes)?;
     for _ in 0..20 {
         let stream = Stream::new(&setting.context)?;
