@@ -3,9 +3,9 @@
 use std::time::Instant;
 
 use anyhow::Result;
-use doorbell_cuda::reduce::{DataType, Form, Operator, Reducer, Reduction, Source};
-use doorbell_cuda::{Context, DeviceMemory, HostMemory, Memory as _, Stream};
-use doorbell_tests::gpu::Device;
+use doorbell_cuda::reduce::{DataType, Form, Operator, Source};
+use doorbell_cuda::{Context, DeviceMemory, Memory as _};
+use doorbell_tests::gpu::driven::Gpu;
 use doorbell_tests::gpu::sweep::{self, Extent};
 
 use crate::free_bytes;
@@ -35,47 +35,6 @@ pub(crate) fn run(context: &Context, extent: Extent) -> Result<bool> {
         return Ok(true);
     }
     large(context, &mut gpu)
-}
-
-/// The GPU, with a piece of its memory.
-struct Gpu {
-    stream: Stream,
-    reducer: Reducer,
-    memory: DeviceMemory,
-    host: HostMemory,
-}
-
-impl Gpu {
-    fn new(context: &Context) -> Result<Self> {
-        Ok(Self {
-            stream: Stream::new(context)?,
-            reducer: Reducer::new(context),
-            memory: DeviceMemory::alloc(context, sweep::MEMORY)?,
-            host: HostMemory::alloc(context, sweep::MEMORY)?,
-        })
-    }
-}
-
-impl Device for Gpu {
-    fn address(&self) -> u64 {
-        self.memory.device_ptr().0
-    }
-
-    fn len(&self) -> usize {
-        sweep::MEMORY
-    }
-
-    fn reduce(&mut self, reduction: &Reduction, bytes: &mut [u8]) -> Result<()> {
-        let (device, host) = (self.memory.span(..bytes.len())?, self.host.span(..bytes.len())?);
-        self.host.copy_in(0, bytes)?;
-        self.stream.copy(device, host)?;
-        // SAFETY: all addresses of the reduction are of these bytes, as the trait has it; nobody else uses the memory.
-        unsafe { self.reducer.launch(&self.stream, reduction, &[device])? };
-        self.stream.copy(host, device)?;
-        self.stream.synchronize()?;
-        self.host.copy_out(0, bytes)?;
-        Ok(())
-    }
 }
 
 /// Memories of more than 2³² bytes, filled with one byte each, and what their sum is like at both ends, in the middle and around 2³².

@@ -1,7 +1,8 @@
-//! What holds the GPU's reduction kernels to the processor's: [`sweep`] has the cases and compares, [`bounds`] compares with `f64` where that can be said. Whoever runs kernels is a [`Device`]: a GPU (the program `gpu-reduce`), or
+//! What holds the GPU's reduction kernels to the processor's: [`sweep`] has the cases and compares, [`bounds`] compares with `f64` where that can be said. Whoever runs kernels is a [`Device`]: a GPU ([`driven`]; the program `gpu-reduce`), or
 //! the processor, for which the tests of `tests/gpu` compile the kernels' source.
 
 pub mod bounds;
+pub mod driven;
 pub mod sweep;
 
 use anyhow::Result;
