@@ -6,7 +6,8 @@ use std::fs;
 
 use anyhow::{Context as _, Result};
 use doorbell_cuda::reduce::{DataType, Form, MAX_SOURCES, Operator, Reducer, Reduction, Shape, SourceAt};
-use doorbell_cuda::{Attribute, Context, DeviceMemory, Event, Memory as _, Stream};
+use doorbell_cuda::{Attribute, Context, DeviceMemory, Event, HostMemory, Memory as _, Stream};
+use doorbell_tests::gpu::Random;
 use serde_json::{Value, json};
 
 use crate::{Options, free_bytes};
@@ -90,10 +91,7 @@ pub(crate) fn run(context: &Context, options: &Options) -> Result<()> {
         multiprocessors: u32::try_from(context.device().attribute(Attribute::MultiprocessorCount)?)?.max(1),
         records: Vec::new(),
     };
-    // Numbers that stay ordinary whatever is done to them, and whose bits are not all alike.
-    for (memory, value) in bench.memories.iter().zip((0x11u8..).step_by(3)) {
-        bench.stream.fill(memory.all(), value)?;
-    }
+    bench.fill(context)?;
     bench.two_sources(&kernels, &sizes)?;
     bench.eight_sources(&kernels, judged)?;
     if !options.quick {
@@ -110,6 +108,27 @@ pub(crate) fn run(context: &Context, options: &Options) -> Result<()> {
 }
 
 impl Bench {
+    /// Any bits, as memory and links take more power to move them than to move one byte over and over.
+    fn fill(&self, context: &Context) -> Result<()> {
+        let mut random = Random::new(6);
+        let bits: Vec<u8> = (0..2 * MIB).flat_map(|_| random.bits().to_ne_bytes()).collect();
+        let host = HostMemory::alloc(context, bits.len())?;
+        host.copy_in(0, &bits)?;
+        for (index, memory) in self.memories.iter().enumerate() {
+            // Each begins elsewhere in them, so that no two memories are alike.
+            let mut from = index * MIB + 4096;
+            let mut at = 0;
+            while at < memory.len() {
+                let count = (bits.len() - from).min(memory.len() - at);
+                self.stream
+                    .copy(memory.span(at..at + count)?, host.span(from..from + count)?)?;
+                at += count;
+                from = 0;
+            }
+        }
+        Ok(self.stream.synchronize()?)
+    }
+
     /// Copies, and sums of two with every shape.
     fn two_sources(&mut self, kernels: &[Kernels], sizes: &[usize]) -> Result<()> {
         println!(
