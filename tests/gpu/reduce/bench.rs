@@ -17,6 +17,8 @@ const MIB: usize = 1 << 20;
 const JUDGED: usize = 256 * MIB;
 /// A target, and as many sources as a kernel takes.
 const MEMORIES: usize = MAX_SOURCES + 1;
+/// What our own kernels are called.
+const COMMITTED: &str = "committed";
 const SAMPLES: usize = 9;
 /// Seconds that a sample takes at least.
 const SAMPLE: f64 = 4e-3;
@@ -47,7 +49,7 @@ struct Time {
 
 pub(crate) fn run(context: &Context, options: &Options) -> Result<()> {
     let mut kernels = vec![Kernels {
-        name: "committed".to_owned(),
+        name: COMMITTED.to_owned(),
         reducer: Reducer::new(context),
         unroll: Shape::default().unroll,
     }];
@@ -152,6 +154,8 @@ impl Bench {
             );
             self.record("copy", "-", bytes, "driver", None, 2 * bytes, copy);
             for data in [DataType::F32, DataType::Bf16, DataType::F16] {
+                // What users get, and the best there is.
+                let mut usual = 0.0;
                 let mut best = (0.0, String::new());
                 for these in kernels {
                     for shape in self.shapes(these.unroll) {
@@ -177,6 +181,9 @@ impl Bench {
                             3 * bytes,
                             time,
                         );
+                        if these.name == COMMITTED && shape == Shape::default() {
+                            usual = ratio;
+                        }
                         if ratio > best.0 {
                             best = (
                                 ratio,
@@ -186,9 +193,9 @@ impl Bench {
                     }
                 }
                 if bytes >= JUDGED {
-                    let verdict = if best.0 >= 0.95 { "met" } else { "NOT MET" };
+                    let verdict = if usual >= 0.95 { "met" } else { "NOT MET" };
                     println!(
-                        "{:>8} {:>5}  best {:.3} of the copy ({}): 0.95 {verdict}",
+                        "{:>8} {:>5}  as committed {usual:.3} of the copy: 0.95 {verdict}; best {:.3} ({})",
                         bytes / MIB,
                         data.name(),
                         best.0,
