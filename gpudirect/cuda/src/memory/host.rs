@@ -40,7 +40,6 @@ impl HostMemory {
             return Err(Error::Empty);
         }
         let _entered = context.enter()?;
-        context.reap();
         let driver = context.driver();
         let mut host = ptr::null_mut();
         // SAFETY: the pointer is to a pointer of ours; the context is current.
@@ -63,7 +62,6 @@ impl HostMemory {
             return Err(Error::Empty);
         }
         let _entered = context.enter()?;
-        context.reap();
         let driver = context.driver();
         // SAFETY: the bytes are of ours, and stay where they are until they are unregistered; the context is current.
         let answer =
@@ -95,7 +93,6 @@ impl HostMemory {
             return Err(Error::Empty);
         }
         let _entered = context.enter()?;
-        context.reap();
         let driver = context.driver();
         let host = host.as_ptr().cast::<c_void>();
         // SAFETY: the caller's promise; the owner is kept until they are unregistered; the context is current.

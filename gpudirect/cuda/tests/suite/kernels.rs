@@ -1,6 +1,6 @@
 //! Kernels.
 
-use doorbell_cuda::{Driver, Error, KernelAttribute, Launch, MAX_ARGUMENTS, Module};
+use doorbell_cuda::{DeviceMemory, Driver, Error, KernelAttribute, Launch, MAX_ARGUMENTS, Memory, Module};
 
 use super::{Outcome, PTX, Setting, add_one};
 
@@ -30,6 +30,31 @@ pub(super) fn run(driver: Driver) -> Outcome {
         let added = if at < 900 { 3 } else { 1 };
         assert_eq!(u32::from_ne_bytes(*word), at as u32 + added, "word {at}");
     }
+
+    // What a launch names is kept, be it little or much.
+    let kernel = setting.kernel("add_one")?;
+    setting.keep_busy(100)?;
+    for others in [0, 40] {
+        let memory = setting.device(&words)?;
+        let all: Vec<_> = (0..others)
+            .map(|_| DeviceMemory::alloc(&setting.context, 4))
+            .collect::<Result<_, _>>()?;
+        let mut uses: Vec<_> = all.iter().map(Memory::all).collect();
+        uses.push(memory.all());
+        // SAFETY: 1000 words are there.
+        unsafe {
+            kernel.launch(
+                &setting.stream,
+                Launch::linear(4, 256),
+                &[&memory.device_ptr(), &1000u32],
+                &uses,
+            )?
+        };
+    }
+    assert!(
+        setting.context.reap() >= 42,
+        "memory was freed before the kernel that uses it has run"
+    );
     setting.finish()
 }
 
