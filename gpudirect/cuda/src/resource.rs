@@ -2,7 +2,7 @@
 //!
 //! Work is asynchronous: a copy goes on after the call that began it has returned. So each thing that work uses knows the streams it was used on, and when its last handle is dropped it
 //! is freed at once only if those streams have nothing more to do. Otherwise it goes to the context's [`Graves`] with an event of each such stream, and is freed when these have come to
-//! pass. Dropping therefore never waits, as a stream may wait for what never comes, and no safe code can free memory that a copy touches.
+//! pass. Dropping therefore does not wait for them, as a stream may wait for what never comes, and no safe code can free memory that a copy touches.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

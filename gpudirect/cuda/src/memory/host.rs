@@ -17,6 +17,8 @@ use crate::sys;
 
 /// Pinned memory of the host, never write-combined. Handles are cloned freely; it is freed when the last is dropped and no work uses it.
 ///
+/// To allocate and to free it is the driver's: it may wait for other work of the device meanwhile, so it is made early and kept.
+///
 /// A device may write it at any time. So a slice of it is given only to whoever has the last handle, when no work uses it ([`HostMemory::bytes_mut`]);
 /// otherwise its bytes are copied out and in, and its words are atomics.
 #[derive(Clone)]
