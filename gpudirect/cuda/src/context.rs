@@ -164,10 +164,10 @@ impl Context {
         driver.check(answer, "cuFlushGPUDirectRDMAWrites", format_args!("{}", self.0.device))
     }
 
-    /// Frees what was dropped while work still used it, as far as that work is done by now; how many things still wait. This happens by the way too,
-    /// whenever memory is allocated or dropped and whenever a stream is waited for.
+    /// Frees what was dropped while work still used it, as far as that work is done by now; how many things still wait. This happens by the way too:
+    /// for a few of them whenever something is made or dropped, for all when a stream is waited for.
     pub fn reap(&self) -> usize {
-        self.0.graves.reap(self)
+        self.0.graves.reap_all(self)
     }
 
     /// Makes it current until the guard is dropped.

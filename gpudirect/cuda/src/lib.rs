@@ -23,7 +23,7 @@
 //!
 //! # What is safe, and how
 //!
-//! Work of a device goes on after the call that began it has returned. What it uses is remembered with the stream, and dropped memory is freed only when the work is done that uses it: dropping never waits and
+//! Work of a device goes on after the call that began it has returned. What it uses is remembered with the stream, and dropped memory is freed only when the work is done that uses it: dropping does not wait for it and
 //! never frees too early. A device writes host memory beside the processor, so that memory is given as a slice only to its last handle when no work uses it. Ranges are checked.
 //!
 //! ```compile_fail,E0502

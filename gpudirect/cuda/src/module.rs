@@ -46,7 +46,6 @@ impl Module {
         let mut raw = ptr::null_mut();
 
         let _entered = context.enter()?;
-        context.reap();
         let driver = context.driver();
         // SAFETY: the text ends with a NUL, there are two options with a value each, and the log has so many bytes.
         let answer = unsafe {

@@ -2,8 +2,9 @@
 //!
 //! Work is asynchronous: a copy goes on after the call that began it has returned. So each thing that work uses knows the streams it was used on, and when its last handle is dropped it
 //! is freed at once only if those streams have nothing more to do. Otherwise it goes to the context's [`Graves`] with an event of each such stream, and is freed when these have come to
-//! pass. Dropping therefore never waits, as a stream may wait for what never comes, and no safe code can free memory that a copy touches.
+//! pass. Dropping therefore does not wait for them, as a stream may wait for what never comes, and no safe code can free memory that a copy touches.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
@@ -60,7 +61,7 @@ pub(crate) struct Resource {
 
 impl Resource {
     pub(crate) fn new(context: &Context, region: Region, body: impl Body + 'static) -> Arc<Self> {
-        context.reap();
+        context.graves().reap_a_few(context);
         Arc::new(Self {
             context: context.clone(),
             region,
@@ -109,13 +110,16 @@ impl Drop for Resource {
         let streams = std::mem::take(self.streams.get_mut());
         let waits: Vec<_> = streams.into_iter().filter_map(Wait::begin).collect();
         self.context.graves().bury(Grave { waits, body });
-        self.context.reap();
+        self.context.graves().reap_a_few(&self.context);
     }
 }
 
 /// What has been dropped and waits for the work that uses it.
 #[derive(Default)]
-pub(crate) struct Graves(Mutex<Vec<Grave>>);
+pub(crate) struct Graves(Mutex<VecDeque<Grave>>);
+
+/// How many of what waits are looked at by the way: each costs a question to the driver.
+const A_FEW: usize = 16;
 
 struct Grave {
     waits: Vec<Wait>,
@@ -172,11 +176,20 @@ impl Grave {
 
 impl Graves {
     fn bury(&self, grave: Grave) {
-        self.0.lock().push(grave);
+        self.0.lock().push_back(grave);
+    }
+
+    /// Frees a few of what can be freed, at no great cost; the next few when it is called again.
+    pub(crate) fn reap_a_few(&self, context: &Context) {
+        self.reap(context, A_FEW);
     }
 
     /// Frees what can be; how many are left.
-    pub(crate) fn reap(&self, context: &Context) -> usize {
+    pub(crate) fn reap_all(&self, context: &Context) -> usize {
+        self.reap(context, usize::MAX)
+    }
+
+    fn reap(&self, context: &Context, at_most: usize) -> usize {
         if self.0.lock().is_empty() {
             return 0;
         }
@@ -186,7 +199,15 @@ impl Graves {
         // Taken out first: to free is to call the driver, and what is freed may drop the last handle of something else.
         let (over, left) = {
             let mut graves = self.0.lock();
-            let over: Vec<Grave> = graves.extract_if(.., Grave::is_over).collect();
+            let mut over = Vec::new();
+            for _ in 0..graves.len().min(at_most) {
+                let Some(mut grave) = graves.pop_front() else { break };
+                if grave.is_over() {
+                    over.push(grave);
+                } else {
+                    graves.push_back(grave);
+                }
+            }
             (over, graves.len())
         };
         let driver = context.driver();

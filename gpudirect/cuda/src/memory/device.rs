@@ -116,11 +116,16 @@ impl DeviceMemoryOptions<'_> {
         };
 
         let _entered = self.context.enter()?;
-        self.context.reap();
         let (granularity, mapped) = round_up(device, &prop, len)?;
         let mut handle = 0;
         // SAFETY: the pointers are to values of ours.
-        let answer = unsafe { (driver.table().mem_create)(&raw mut handle, mapped, &raw const prop, 0) };
+        let mut create = || unsafe { (driver.table().mem_create)(&raw mut handle, mapped, &raw const prop, 0) };
+        let mut answer = create();
+        if answer == status::OUT_OF_MEMORY {
+            // What was dropped may only not have been looked at since its work was done.
+            self.context.reap();
+            answer = create();
+        }
         driver.check(answer, "cuMemCreate", format_args!("{mapped} bytes on {device}"))?;
         self.map(handle, &prop, granularity, len, mapped)
     }

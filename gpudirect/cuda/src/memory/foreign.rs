@@ -188,7 +188,6 @@ impl Foreign {
         let driver = context.driver();
         let device = context.device();
         let _entered = context.enter()?;
-        context.reap();
         let mut address: Address = 0;
         // SAFETY: the pointer is to an address of ours, and the context is current; the driver looks through the handle for an allocation that it knows.
         let answer = unsafe {

@@ -17,6 +17,8 @@ use crate::sys;
 
 /// Pinned memory of the host, never write-combined. Handles are cloned freely; it is freed when the last is dropped and no work uses it.
 ///
+/// To allocate and to free it is the driver's: it may wait for other work of the device meanwhile, so it is made early and kept.
+///
 /// A device may write it at any time. So a slice of it is given only to whoever has the last handle, when no work uses it ([`HostMemory::bytes_mut`]);
 /// otherwise its bytes are copied out and in, and its words are atomics.
 #[derive(Clone)]
@@ -40,7 +42,6 @@ impl HostMemory {
             return Err(Error::Empty);
         }
         let _entered = context.enter()?;
-        context.reap();
         let driver = context.driver();
         let mut host = ptr::null_mut();
         // SAFETY: the pointer is to a pointer of ours; the context is current.
@@ -63,7 +64,6 @@ impl HostMemory {
             return Err(Error::Empty);
         }
         let _entered = context.enter()?;
-        context.reap();
         let driver = context.driver();
         // SAFETY: the bytes are of ours, and stay where they are until they are unregistered; the context is current.
         let answer =
@@ -95,7 +95,6 @@ impl HostMemory {
             return Err(Error::Empty);
         }
         let _entered = context.enter()?;
-        context.reap();
         let driver = context.driver();
         let host = host.as_ptr().cast::<c_void>();
         // SAFETY: the caller's promise; the owner is kept until they are unregistered; the context is current.

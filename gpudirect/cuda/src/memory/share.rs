@@ -43,7 +43,6 @@ impl DeviceMemoryOptions<'_> {
         let device = self.context().device();
         let driver = device.driver();
         let _entered = self.context().enter()?;
-        self.context().reap();
         let mut handle = 0;
         let number = usize::try_from(fd.as_raw_fd()).unwrap_or(usize::MAX);
         // SAFETY: the pointer is to a handle of ours. The descriptor goes in the place of a pointer, as the driver has it; the driver keeps a duplicate of what it stands for.

@@ -4,7 +4,7 @@ use std::os::fd::AsFd;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
-use doorbell_cuda::{Context, DeviceMemory, Driver, Error, Event, HostMemory, Memory, Module, Stream};
+use doorbell_cuda::{CaptureMode, Context, DeviceMemory, Driver, Error, Event, HostMemory, Memory, Module, Stream};
 
 use crate::Fake;
 use crate::suite::PTX;
@@ -26,11 +26,14 @@ fn errors_are_told_apart() {
             fake.fail("cuMemCreate", code);
             DeviceMemory::alloc(context, 100).unwrap_err()
         };
-        let error = alloc(2);
+        // Asked for once more, when what was dropped has been freed.
+        fake.fail("cuMemCreate", 2);
+        DeviceMemory::alloc(context, 100).unwrap();
+        let error = DeviceMemory::alloc(context, (1 << 30) + 1).unwrap_err();
         assert!(matches!(error, Error::OutOfMemory(_)));
         assert_eq!(
             error.to_string(),
-            "cuMemCreate of 2097152 bytes on GPU 0: CUDA_ERROR_OUT_OF_MEMORY (out of memory): free memory of this GPU (see nvidia-smi for who has it) or ask for less"
+            "cuMemCreate of 1075838976 bytes on GPU 0: CUDA_ERROR_OUT_OF_MEMORY (out of memory): free memory of this GPU (see nvidia-smi for who has it) or ask for less"
         );
         assert!(matches!(alloc(801), Error::NotSupported(_)));
         for code in [217, 705, 711] {
@@ -222,6 +225,28 @@ fn a_foreign_stream_is_left_to_its_owner() {
         assert_eq!(context.reap(), 1);
         stream.synchronize().unwrap();
         assert_eq!(fake.count("mapping"), 0);
+
+        // While its owner captures it, nobody looks at it: that would end the capture.
+        let memory = DeviceMemory::alloc(context, 100).unwrap();
+        stream.fill(memory.all(), 1).unwrap();
+        theirs
+            .capture(CaptureMode::Relaxed, &[], || {
+                drop(memory);
+                assert_eq!(context.reap(), 1);
+                Ok(())
+            })
+            .unwrap();
+        stream.synchronize().unwrap();
+        assert_eq!(fake.count("mapping"), 0);
+        // Nor is it idle where a capture elsewhere forbids to ask.
+        let memory = DeviceMemory::alloc(context, 100).unwrap();
+        stream.fill(memory.all(), 1).unwrap();
+        fake.fail("cuStreamQuery", 906);
+        drop(memory);
+        assert_eq!(fake.count("mapping"), 1);
+        stream.synchronize().unwrap();
+        assert_eq!(fake.count("mapping"), 0);
+
         drop(stream);
         assert_eq!(fake.count("stream"), 1);
         assert_eq!(Arc::strong_count(&owner), 1);

@@ -1,6 +1,6 @@
 //! Kernels.
 
-use doorbell_cuda::{Driver, Error, KernelAttribute, Launch, MAX_ARGUMENTS, Module};
+use doorbell_cuda::{Argument, DeviceMemory, Driver, Error, KernelAttribute, Launch, MAX_ARGUMENTS, Memory, Module};
 
 use super::{Outcome, PTX, Setting, add_one};
 
@@ -30,6 +30,28 @@ pub(super) fn run(driver: Driver) -> Outcome {
         let added = if at < 900 { 3 } else { 1 };
         assert_eq!(u32::from_ne_bytes(*word), at as u32 + added, "word {at}");
     }
+
+    // What a launch names is kept, be it little or much.
+    let kernel = setting.kernel("add_one")?;
+    let mut all = Vec::new();
+    for others in [0, 40] {
+        let others: Vec<_> = (0..others)
+            .map(|_| DeviceMemory::alloc(&setting.context, 4))
+            .collect::<Result<_, _>>()?;
+        all.push((setting.device(&words)?, others));
+    }
+    setting.keep_busy(200)?;
+    for (memory, others) in all {
+        let mut uses: Vec<_> = others.iter().map(Memory::all).collect();
+        uses.push(memory.all());
+        let arguments: [&dyn Argument; 2] = [&memory.device_ptr(), &1000u32];
+        // SAFETY: 1000 words are there.
+        unsafe { kernel.launch(&setting.stream, Launch::linear(4, 256), &arguments, &uses)? };
+    }
+    assert!(
+        setting.context.reap() >= 42,
+        "memory was freed before the kernel that uses it has run"
+    );
     setting.finish()
 }
 
@@ -56,7 +78,7 @@ pub(super) fn refused(driver: Driver) -> Outcome {
     // SAFETY: as above.
     let wide = unsafe { kernel.launch(&setting.stream, Launch::linear(1, 4096), &[&time], &[]) };
     assert!(wide.is_err());
-    let many: Vec<&dyn doorbell_cuda::Argument> = vec![&time; MAX_ARGUMENTS + 1];
+    let many: Vec<&dyn Argument> = vec![&time; MAX_ARGUMENTS + 1];
     // SAFETY: as above.
     let many = unsafe { kernel.launch(&setting.stream, Launch::linear(1, 1), &many, &[]) };
     assert!(matches!(many, Err(Error::Arguments(_))));

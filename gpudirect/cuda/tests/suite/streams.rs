@@ -16,13 +16,13 @@ pub(super) fn events(driver: Driver) -> Outcome {
     let written = Event::new(&setting.context)?;
     assert!(written.is_done()?, "an event that was never recorded is done");
 
-    setting.keep_busy(20)?;
     let host = setting.host(&bytes)?;
+    let mut back = HostMemory::alloc(&setting.context, bytes.len())?;
+    setting.keep_busy(200)?;
     setting.stream.copy(memory.all(), host.all())?;
     setting.stream.record(&written)?;
     assert!(!written.is_done()?);
     assert!(!setting.stream.is_idle()?);
-    let mut back = HostMemory::alloc(&setting.context, bytes.len())?;
     other.wait(&written)?;
     other.copy(back.all(), memory.all())?;
     assert!(back.bytes_mut()? == bytes);
@@ -86,13 +86,12 @@ pub(super) fn dropped_in_flight(driver: Driver) -> Outcome {
     let setting = Setting::new(driver)?;
     let bytes = pattern(1 << 20, 2);
     let mut back = HostMemory::alloc(&setting.context, bytes.len())?;
-    setting.keep_busy(200)?;
+    // All is made first: the driver may wait for the device when it makes or frees pinned memory.
     {
         let host = setting.host(&bytes)?;
-        let (one, two) = (
-            DeviceMemory::alloc(&setting.context, bytes.len())?,
-            DeviceMemory::alloc(&setting.context, bytes.len())?,
-        );
+        let one = DeviceMemory::alloc(&setting.context, bytes.len())?;
+        let two = DeviceMemory::alloc(&setting.context, bytes.len())?;
+        setting.keep_busy(200)?;
         setting.stream.copy(one.all(), host.all())?;
         setting.stream.copy(two.all(), one.all())?;
         setting.stream.copy(back.all(), two.all())?;
@@ -108,11 +107,15 @@ pub(super) fn dropped_in_flight(driver: Driver) -> Outcome {
 
     // Work of a stream that was used before many others is not forgotten for theirs.
     let memory = setting.device(&bytes)?;
+    let mut others = Vec::new();
+    for _ in 0..12 {
+        let target = DeviceMemory::alloc(&setting.context, bytes.len())?;
+        others.push((Stream::new(&setting.context)?, target));
+    }
+    setting.stream.synchronize()?;
     setting.keep_busy(200)?;
     setting.stream.copy(back.all(), memory.all())?;
-    let others = [(); 12].map(|()| Stream::new(&setting.context));
-    for other in others {
-        let (other, target) = (other?, HostMemory::alloc(&setting.context, bytes.len())?);
+    for (other, target) in &others {
         other.copy(target.all(), memory.all())?;
         other.synchronize()?;
     }
