@@ -32,6 +32,7 @@ use std::time::{Duration, Instant};
 
 use doorbell_verbs::{Context, Qpn};
 
+pub(crate) use again::{KEPT, Remembered};
 use connect::Rail;
 pub use error::{EngineError, Failed, Waiting};
 use lane::{Drive, Lane};
@@ -118,8 +119,7 @@ pub struct Engine {
     ranks: u32,
     config: Config,
     failed: Option<Broken>,
-    /// The last short operation, without its data.
-    again: Option<Running>,
+    again: again::Memory,
     /// Turns since the last look at the clock.
     turns: u32,
     patience: Patience,
@@ -187,7 +187,7 @@ impl Engine {
             ranks,
             config,
             failed: None,
-            again: None,
+            again: again::Memory::default(),
             turns: 0,
             patience: Patience::among(ranks),
         })
