@@ -50,6 +50,7 @@ mod graph;
 mod memop;
 mod memory;
 mod module;
+pub mod reduce;
 mod resource;
 mod stream;
 mod sys;
