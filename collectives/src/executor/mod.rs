@@ -113,6 +113,8 @@ pub struct Engine {
     /// Memory for inputs that are changed before they are sent.
     spare: Vec<Arc<Segment>>,
     rails: Vec<Rail>,
+    /// Whether the mailboxes of all other ranks were mapped when it was made.
+    all_mapped: bool,
     /// Lanes behind these have nothing to do.
     reach: u32,
     rank: Rank,
@@ -167,7 +169,10 @@ impl Engine {
                 index as usize % rails.len(),
             )
         };
+        let mapped = |link: &Link| link.is_mapped();
+        let all_mapped = links[..lanes as usize].iter().flatten().flatten().all(mapped);
         Ok(Self {
+            all_mapped,
             links,
             lanes: (0..lanes).map(lane).collect(),
             operations: VecDeque::with_capacity(64),

@@ -5,14 +5,14 @@ use std::sync::Arc;
 use super::Engine;
 use super::code::Code;
 use super::error::EngineError;
-use super::lane::Short;
+use super::lane::{By, Short};
 use super::layout::{Extent, Joins, Layout};
 use super::operation::{Data, Operation, PlanId, Ready, Running, Ticket};
 use crate::kernel::Function;
 use crate::memory::Segment;
 use crate::plan::{Collective, Place, Program, Schedule, Shape};
 use crate::protocol::Lines;
-use crate::types::{DataType, Protocol, Rank};
+use crate::types::{DataType, Rank};
 
 /// A plan's program for this rank, and what was made of it for the operations so far.
 pub(super) struct Prepared {
@@ -34,6 +34,8 @@ struct Alike {
     extent: Extent,
     data: DataType,
     lines: Option<Lines>,
+    /// How it goes if it is short.
+    by: Option<By>,
     channels: u32,
     in_place: bool,
 }
@@ -84,7 +86,7 @@ impl Prepared {
         );
         let code = self.code(rank, (layout.joins(), alike.in_place, alike.extent.parts.is_some()))?;
         let mut ready = Ready {
-            short: alike.lines.and_then(|lines| Short::of(&code, &layout, function, lines)),
+            short: alike.by.and_then(|by| Short::of(&code, &layout, function, by)),
             code,
             layout,
             lanes: 0,
@@ -248,6 +250,17 @@ impl Engine {
                 .map_err(|_| plan.refuse("more slices than can be counted: make them longer"))?
         };
         let lines = op.tuning.protocol.lines();
+        let fragment = match lines {
+            None => config.fragment / 4096 * 4096,
+            Some(lines) => lines.room(),
+        };
+        let by = match lines {
+            Some(lines) => Some(By::Lines(lines)),
+            None => self.all_mapped.then_some(By::Store {
+                eager: config.eager,
+                fragment,
+            }),
+        };
         let alike = Alike {
             extent: Extent {
                 count: op.count,
@@ -256,6 +269,7 @@ impl Engine {
             },
             data: op.function.data(),
             lines,
+            by,
             channels: op.tuning.channels,
             in_place,
         };
@@ -274,10 +288,7 @@ impl Engine {
             output: op.output,
             lines,
             channels: op.tuning.channels,
-            fragment: match (op.tuning.protocol, lines) {
-                (Protocol::Simple, _) | (_, None) => config.fragment / 4096 * 4096,
-                (_, Some(lines)) => lines.room(),
-            },
+            fragment,
             eager: config.eager,
             began: None,
             deadline: op.deadline,

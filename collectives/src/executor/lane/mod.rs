@@ -10,7 +10,7 @@ mod walk;
 
 use doorbell_verbs::{MemoryError, ProtectionDomain};
 
-pub(super) use self::short::Short;
+pub(super) use self::short::{By, Short};
 use self::slots::{STAGING, Slots};
 use self::walk::{Fragment, Walk};
 use super::code::{Edge, Instruction, Strand, message};
@@ -164,7 +164,7 @@ impl Lane {
                 self.private = Some(Segment::new([domain], len.next_multiple_of(4096))?);
             }
         }
-        if op.lines.is_none() {
+        if op.lines.is_none() && op.ready.short.is_none() {
             self.staging.fit(domain, op.fragment)?;
             let plain = |data: &Data| matches!(data, Data::Plain(_));
             if plain(&op.input) || plain(&op.output) {
@@ -188,8 +188,8 @@ impl Lane {
             self.begin(op, domain)
                 .map_err(|error| Failed::Device(error.to_string()))?;
         }
-        if let (Some(short), Some(lines)) = (&op.ready.short, op.lines) {
-            return self.drive_short(op, &short[self.strand as usize], lines, links);
+        if let Some(short) = &op.ready.short {
+            return self.drive_short(op, &short[self.strand as usize], links);
         }
         let mut scene = Scene { op, links };
         let mut moved = false;

@@ -1,4 +1,4 @@
-//! Short operations: all of a strand's messages take a slot of lines each, and there are slots for all of them. Then a step is done at once or waits for the peer, nothing is granted, confirmed or cut, and all that is to be worked
+//! Short operations: all of a strand's messages take a slot each, of lines or of what is eager and stored, and there are slots for all of them. Then a step is done at once or waits for the peer, nothing is granted, confirmed or cut, and all that is to be worked
 //! out about it can be once, for as many operations as are of the same length.
 //!
 //! No ranks wait for each other's slots. Of those that wait for one, look at a rank that is in the first operation: whom it sends to is in the same one or a later one, so it has received all of the operations before; what it has not
@@ -13,7 +13,7 @@ use crate::executor::link::Link;
 use crate::executor::operation::Running;
 use crate::kernel::Function;
 use crate::plan::{Form, Place, Span, Step};
-use crate::protocol::Lines;
+use crate::protocol::{EAGER_SLOTS, Lines};
 use crate::types::Rank;
 
 /// Where something lies: a byte of a place.
@@ -56,6 +56,29 @@ enum Act {
     },
 }
 
+/// What a message of a short operation goes by.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(in crate::executor) enum By {
+    /// Lines.
+    Lines(Lines),
+    /// Simple, stored into mailboxes that are mapped. Messages are cut as they are anyway, and none is longer than what is eager.
+    Store {
+        /// Bytes of what is eager, and of a part of what is longer, at most.
+        eager: usize,
+        fragment: usize,
+    },
+}
+
+impl By {
+    /// Bytes that messages are cut into, those that a slot takes, and slots of a ring.
+    fn slots(self) -> (usize, usize, u64) {
+        match self {
+            Self::Lines(lines) => (lines.room(), lines.room(), lines.slots()),
+            Self::Store { eager, fragment } => (fragment, eager, EAGER_SLOTS),
+        }
+    }
+}
+
 /// A strand's program for operations of one length.
 #[derive(Debug, Default)]
 pub(in crate::executor) struct Short {
@@ -65,15 +88,11 @@ pub(in crate::executor) struct Short {
 
 impl Short {
     /// The programs of all strands of operations laid out like this, of one slice; `None` where some need more than there is room for.
-    pub(in crate::executor) fn of(
-        code: &Code,
-        layout: &Layout,
-        function: &Function,
-        lines: Lines,
-    ) -> Option<Box<[Self]>> {
+    pub(in crate::executor) fn of(code: &Code, layout: &Layout, function: &Function, by: By) -> Option<Box<[Self]>> {
         (layout.extent.slices == 1).then_some(())?;
+        let (cut, room, slots) = by.slots();
         // Messages to one rank: with those that are not given back yet, they fill a ring at most.
-        let messages = lines.slots() as usize / 2;
+        let messages = slots as usize / 2;
         let strand = |strand: &crate::executor::code::Strand| {
             let mut acts = Vec::new();
             let mut sent: Vec<(Rank, usize)> = Vec::new();
@@ -89,7 +108,7 @@ impl Short {
                 };
                 let of_message = message(&instruction.step).is_some();
                 let most = if of_message {
-                    (lines.room() / function.bytes(form)) as u64
+                    (cut / function.bytes(form)) as u64
                 } else {
                     u64::MAX
                 };
@@ -100,6 +119,9 @@ impl Short {
                 while let Some(fragment) = walk::next(layout, most, instruction, span, 0, &mut walk) {
                     let elements = fragment.len as usize;
                     let len = elements * function.bytes(form);
+                    if of_message && len > room {
+                        return None;
+                    }
                     let act = match &instruction.step {
                         Step::Send { to, span } => {
                             let index = sent.iter().position(|(rank, _)| rank == to).unwrap_or(sent.len());
@@ -150,13 +172,85 @@ impl Short {
     }
 }
 
+/// How messages go that take a slot each.
+trait Carries {
+    /// Sends one; false if it has to wait.
+    ///
+    /// # Safety
+    /// `from` can be read for `len` bytes, which nobody writes meanwhile.
+    unsafe fn send(&self, to: &mut Link, from: *const u8, len: usize) -> Result<bool, Failed>;
+
+    /// Takes one: gives where it is, until something is sent to the peer; `None` if it is not there.
+    ///
+    /// # Safety
+    /// `into` can be written for `len` bytes (4, if that is 0), which nobody else touches.
+    unsafe fn receive(&self, from: &mut Link, into: *mut u8, len: usize) -> Option<*mut u8>;
+}
+
+struct ByLines(Lines);
+
+impl Carries for ByLines {
+    #[inline(always)]
+    unsafe fn send(&self, to: &mut Link, from: *const u8, len: usize) -> Result<bool, Failed> {
+        let may = to.may_send_lines(self.0);
+        if may {
+            // SAFETY: as by contract.
+            unsafe { to.send_lines(self.0, from, len) }?;
+        }
+        Ok(may)
+    }
+
+    #[inline(always)]
+    unsafe fn receive(&self, from: &mut Link, into: *mut u8, len: usize) -> Option<*mut u8> {
+        // SAFETY: as by contract.
+        unsafe { from.receive_lines(self.0, into, len) }.then_some(into)
+    }
+}
+
+struct ByStores;
+
+impl Carries for ByStores {
+    #[inline(always)]
+    unsafe fn send(&self, to: &mut Link, from: *const u8, len: usize) -> Result<bool, Failed> {
+        let may = to.may_store();
+        if may {
+            // SAFETY: as by contract.
+            unsafe { to.store(from, len) }?;
+        } else if !to.is_mapped() {
+            return Err(Failed::Refused {
+                peer: to.peer,
+                what: "its mailbox is not mapped any more".to_owned(),
+            });
+        }
+        Ok(may)
+    }
+
+    #[inline(always)]
+    unsafe fn receive(&self, from: &mut Link, _into: *mut u8, _len: usize) -> Option<*mut u8> {
+        from.has_arrived().then(|| from.receive(true)).flatten()
+    }
+}
+
 impl Lane {
     /// Goes on with a short operation as far as it comes.
     pub(super) fn drive_short(
         &mut self,
         op: &Running,
         short: &Short,
-        lines: Lines,
+        links: &mut [Option<Link>],
+    ) -> Result<Drive, Failed> {
+        match op.lines {
+            Some(lines) => self.drive_by(op, short, &ByLines(lines), links),
+            None => self.drive_by(op, short, &ByStores, links),
+        }
+    }
+
+    #[inline(always)]
+    fn drive_by(
+        &mut self,
+        op: &Running,
+        short: &Short,
+        by: &impl Carries,
         links: &mut [Option<Link>],
     ) -> Result<Drive, Failed> {
         let begun = self.act;
@@ -167,24 +261,21 @@ impl Lane {
             let operand = |spot: Spot| (spot.place.form(), at(spot).cast_const());
             match act {
                 Act::Send { to, from, len } => {
-                    let to = link(links, *to)?;
-                    if !to.may_send_lines(lines) {
+                    // SAFETY: the message lies in its place, which the operation has; what this rank writes there comes later.
+                    if !unsafe { by.send(link(links, *to)?, at(*from), *len) }? {
                         break;
                     }
-                    // SAFETY: the message lies in its place, which the operation has; what this rank writes there comes later.
-                    unsafe { to.send_lines(lines, at(*from), *len) }?;
                 }
                 Act::Recv { from, into, len } => {
-                    let direct = *len >= 4;
                     let into = at(*into);
-                    let target = if direct { into } else { received };
+                    let target = if *len >= 4 { into } else { received };
                     // SAFETY: the message lies in its place, whose earlier contents have been sent; or in the memory for a slot's lines, which takes four bytes at least.
-                    if !unsafe { link(links, *from)?.receive_lines(lines, target, *len) } {
+                    let Some(come) = (unsafe { by.receive(link(links, *from)?, target, *len) }) else {
                         break;
-                    }
-                    if !direct {
-                        // SAFETY: as above, and the memory for lines is apart.
-                        unsafe { core::ptr::copy_nonoverlapping(target, into, *len) };
+                    };
+                    if come != into {
+                        // SAFETY: as above; the memory for lines, and a slot, are apart.
+                        unsafe { core::ptr::copy_nonoverlapping(come, into, *len) };
                     }
                 }
                 Act::RecvReduce {
@@ -196,10 +287,10 @@ impl Lane {
                     elements,
                 } => {
                     // SAFETY: the memory for lines takes a slot's.
-                    if !unsafe { link(links, *from)?.receive_lines(lines, received, *len) } {
+                    let Some(come) = (unsafe { by.receive(link(links, *from)?, received, *len) }) else {
                         break;
-                    }
-                    let sources = [(*form, received.cast_const()), operand(*with)];
+                    };
+                    let sources = [(*form, come.cast_const()), operand(*with)];
                     // SAFETY: all are as long as the message; the two in places of the operation are the same or apart, and nobody else writes them now; what was received is complete.
                     unsafe { op.function.reduce(&sources, (into.place.form(), at(*into)), *elements) };
                 }
