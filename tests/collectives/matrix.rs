@@ -127,6 +127,7 @@ impl Team {
                 parts: (case.collective == Collective::AllToAllV).then(|| Parts {
                     send: lay(&|to| case.part(rank, to)),
                     receive: lay(&|from| case.part(from, rank)),
+                    root: None,
                 }),
                 input: Data::Registered(Arc::clone(memory), input),
                 output: Data::Registered(Arc::clone(memory), output),

@@ -406,7 +406,7 @@ impl Shared {
             .expiring()
             .map_or(ANSWER, |(began, deadline)| deadline.saturating_sub(began.elapsed()));
         let reason = own.to_string();
-        if matches!(own, Failed::Length { .. }) {
+        if matches!(own, Failed::Length { .. } | Failed::Parts { .. }) {
             // There is nothing to find out.
             return self.group().control().give_up(&reason);
         }

@@ -21,7 +21,7 @@ pub(super) struct Rail {
 }
 
 /// The first bytes of an address: the version of what is behind, and of the mailbox.
-const VERSION: [u8; 8] = *b"DBCOLL\0\x02";
+const VERSION: [u8; 8] = *b"DBCOLL\0\x03";
 /// Bytes of one connection's address: the end point, and the mailbox.
 const ADDRESS: usize = 32 + 24;
 /// Entries of a completion queue that every device has.

@@ -9,7 +9,7 @@ use doorbell_verbs::{Alias, Batch, QpState, QueuePair, QueuePairError, Rc, Refus
 
 use super::error::Failed;
 use crate::kernel::lines::{pack_ll, pack_ll128, try_unpack_ll, try_unpack_ll128};
-use crate::protocol::{EAGER, EAGER_SLOTS, GRANT, GRANTS, Lines, at};
+use crate::protocol::{EAGER, EAGER_SLOTS, GRANT, GRANTS, Lines, TERMS, TERMS_SLOTS, at};
 use crate::types::Rank;
 
 /// Bytes that lines are sent inline with, at most: a word of credit or a grant takes fewer.
@@ -76,6 +76,8 @@ fn flag_of_words(number: u64) -> u32 {
 pub(super) const DRAFTS: usize = at::EAGERS - at::RINGS[0];
 /// Which of the rings is that of eager messages, behind those of lines.
 const EAGERS: usize = 2;
+/// And that of terms.
+const SAID: usize = 3;
 
 /// One end of a connection.
 pub(super) struct Link {
@@ -91,7 +93,7 @@ pub(super) struct Link {
     used: u64,
     granted: u64,
     filled: u64,
-    rings: [Ring; 3],
+    rings: [Ring; 4],
     notes: Vec<Note>,
 }
 
@@ -110,7 +112,7 @@ impl Link {
             used: 0,
             granted: 0,
             filled: 0,
-            rings: [Ring::default(); 3],
+            rings: [Ring::default(); 4],
             notes: Vec::with_capacity(NOTES),
         }
     }
@@ -225,6 +227,35 @@ impl Link {
             let returned = returned.to_ne_bytes();
             self.note(at::RETURNED[ring], &returned);
         }
+    }
+
+    /// Whether this side's terms of an operation could be said now: the peer has taken those before, and there is room to note them.
+    pub(super) fn may_say_terms(&self) -> bool {
+        self.has_slot(SAID, TERMS_SLOTS) && self.notes.len() < NOTES / 2
+    }
+
+    /// Says how many bytes this side sends the peer in an operation, and how many it expects of it; it `may_say_terms`.
+    pub(super) fn say_terms(&mut self, sends: u64, expects: u64) {
+        let said = &mut self.rings[SAID].sent;
+        let place = at::TERMS + (*said % TERMS_SLOTS) as usize * TERMS;
+        *said += 1;
+        let mut bytes = [0; TERMS];
+        for (into, word) in bytes.chunks_exact_mut(8).zip([sends, expects, *said]) {
+            into.copy_from_slice(&word.to_ne_bytes());
+        }
+        self.note(place, &bytes);
+    }
+
+    /// Takes the peer's terms of an operation, if they are there: how many bytes it sends, and how many it expects.
+    pub(super) fn hear_terms(&mut self) -> Option<(u64, u64)> {
+        let taken = self.rings[SAID].taken;
+        let place = at::TERMS + (taken % TERMS_SLOTS) as usize * TERMS;
+        if self.word(place + 16) != taken + 1 {
+            return None;
+        }
+        let terms = (self.word(place), self.word(place + 8));
+        self.empty_slot(SAID, TERMS_SLOTS);
+        Some(terms)
     }
 
     /// Where the next message of Simple that is not eager may go: the peer's grant; none yet.

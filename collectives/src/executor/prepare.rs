@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::Engine;
 use super::code::Code;
 use super::error::EngineError;
-use super::lane::Short;
+use super::lane::{Short, Terms};
 use super::layout::{Extent, Joins, Layout};
 use super::operation::{Data, Operation, PlanId, Ready, Running, Ticket};
 use crate::kernel::Function;
@@ -83,8 +83,14 @@ impl Prepared {
             &self.program.partial,
         );
         let code = self.code(rank, (layout.joins(), alike.in_place, alike.extent.parts.is_some()))?;
+        let parts = alike.extent.parts.as_ref();
         let mut ready = Ready {
-            short: alike.lines.and_then(|lines| Short::of(&code, &layout, function, lines)),
+            // Short ones say no terms.
+            short: alike
+                .lines
+                .filter(|_| parts.is_none())
+                .and_then(|lines| Short::of(&code, &layout, function, lines)),
+            terms: parts.map(|parts| Terms::of(&code, &layout, function, (rank, parts.root))),
             code,
             layout,
             lanes: 0,
