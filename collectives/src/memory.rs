@@ -4,6 +4,7 @@
 //! at a time is the executor's to know: nothing here lends them as slices.
 
 use core::ptr::NonNull;
+use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 
 use doorbell_verbs::{Alias, Buffer, Memory, MemoryError, ProtectionDomain, RemoteWrite};
@@ -13,6 +14,8 @@ use doorbell_verbs::{Alias, Buffer, Memory, MemoryError, ProtectionDomain, Remot
 pub struct Segment {
     start: NonNull<u8>,
     len: usize,
+    /// By which the file is open that its memory is of.
+    descriptor: Option<RawFd>,
     rails: Box<[Registered]>,
 }
 
@@ -37,6 +40,7 @@ impl Segment {
     ) -> Result<Self, MemoryError> {
         let mut memory = Memory::shared(len)?;
         let start = NonNull::from(&mut *memory).cast::<u8>();
+        let descriptor = memory.file().map(|file| file.as_raw_fd());
         let memory = Arc::new(memory);
         let register = |domain: &ProtectionDomain| {
             let owner = Arc::clone(&memory);
@@ -52,6 +56,7 @@ impl Segment {
         Ok(Self {
             start,
             len,
+            descriptor,
             rails: domains.into_iter().map(register).collect::<Result<_, MemoryError>>()?,
         })
     }
@@ -67,6 +72,11 @@ impl Segment {
     #[expect(clippy::len_without_is_empty, reason = "a segment is never empty")]
     pub fn len(&self) -> usize {
         self.len
+    }
+
+    /// The descriptor by which its memory's file is open, for as long as it lives.
+    pub(crate) fn descriptor(&self) -> Option<RawFd> {
+        self.descriptor
     }
 
     /// The `len` bytes at `offset`, for requests on the device `rail`; `None` beyond it.

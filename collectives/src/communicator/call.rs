@@ -84,6 +84,55 @@ pub(super) struct Spec {
     pub(super) output: Data,
 }
 
+impl Spec {
+    /// Whether no rank has an element, so that nobody has to wait for anybody: all say the same count.
+    #[inline]
+    pub(super) fn is_nothing(&self) -> bool {
+        self.count == 0 && self.parts.is_none() && self.message.is_none() && self.collective != Collective::Barrier
+    }
+}
+
+/// What two operations are alike in that are done in the same way, and differ at most in where their data lies.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Likeness {
+    collective: Collective,
+    root: Rank,
+    op: ReduceOp,
+    data: DataType,
+    count: u64,
+    /// Bytes from the input to the output; none where only one is there.
+    apart: Option<usize>,
+    gives: bool,
+    gets: bool,
+    settings: Settings,
+}
+
+impl Likeness {
+    /// Of operations that have one: none whose parts have lengths of their own, whose input is changed before or whose operator is the user's, and no messages between two ranks.
+    #[inline]
+    pub(super) fn of(spec: &Spec, settings: &Settings) -> Option<Self> {
+        let Op::Builtin(op) = spec.reduction.op else {
+            return None;
+        };
+        if spec.reduction.scale.is_some() || spec.parts.is_some() || spec.message.is_some() {
+            return None;
+        }
+        let (input, output) = (spec.input.start().addr(), spec.output.start().addr());
+        let (gives, gets) = (spec.input.is_some(), spec.output.is_some());
+        Some(Self {
+            collective: spec.collective,
+            root: spec.root,
+            op,
+            data: spec.data,
+            count: spec.count,
+            apart: (gives && gets).then(|| output.wrapping_sub(input)),
+            gives,
+            gets,
+            settings: *settings,
+        })
+    }
+}
+
 /// An operation that is about to be done. Nothing happens before [`wait`](Self::wait), [`start`](Self::start), or that it is [added](super::Batch::add) to others.
 ///
 /// Whatever decides how it is done is the same on all ranks: all that is said here but the deadline.

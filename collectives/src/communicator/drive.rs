@@ -8,7 +8,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::call::{Settings, Spec};
+use super::call::{Likeness, Settings, Spec};
 use super::error::{CollectiveError, GroupFailed};
 use super::state::{Stall, State};
 use crate::algorithm::Algorithm;
@@ -118,8 +118,35 @@ impl Shared {
     #[inline]
     pub(super) fn run(&self, spec: Spec, settings: &Settings) -> Result<(), CollectiveError> {
         let mut lock = self.lock();
-        let ticket = self.submit(&mut lock.state, spec, settings)?;
+        let state = &mut *lock.state;
+        let likeness = Likeness::of(&spec, settings);
+        if likeness.is_some() && likeness == state.repeated && state.engine.is_free() && !self.watch.attention() {
+            return match self.repeat(state, &spec) {
+                Some(ticket) => self.finish(lock, ticket),
+                None => Ok(()),
+            };
+        }
+        let ticket = self.submit(state, spec, settings)?;
+        if ticket == Ticket::NOTHING {
+            return Ok(());
+        }
+        state.repeated = likeness.filter(|_| state.engine.remember(ticket));
         self.finish(lock, ticket)
+    }
+
+    /// Does an operation that is like the one before; gives its ticket if it is not done in a few microseconds.
+    #[inline]
+    fn repeat(&self, state: &mut State, spec: &Spec) -> Option<Ticket> {
+        let number = state.engine.next_number();
+        self.watch.begin(number, spec.collective);
+        let data = (spec.input.start(), spec.output.start());
+        // SAFETY: as of `submit`; and it is like the last, as it has been compared.
+        let ticket = unsafe { state.engine.again(data, || self.watch.attention()) };
+        if ticket.is_none() {
+            self.watch.finish(number);
+            state.stall = Stall::Quiet;
+        }
+        ticket
     }
 
     /// Drives an operation to its end.
@@ -133,6 +160,9 @@ impl Shared {
         }
         if !state.abandoned.is_empty() {
             state.reap();
+        }
+        if spec.is_nothing() && settings.forced.algorithm.is_none() {
+            return Ok(Ticket::NOTHING);
         }
         if let Some((peer, direction)) = spec.message {
             return self.submit_message(state, spec, settings, (peer, direction));

@@ -122,6 +122,12 @@ impl Communicator {
         self.shared.with(|state| state.hosts.clone())
     }
 
+    /// To how many ranks short messages are stored into their mailboxes, which are mapped ([`Config::mapped`](crate::executor::Config::mapped)): not by a device.
+    #[must_use]
+    pub fn mapped(&self) -> usize {
+        self.shared.with(|state| state.engine.mapped())
+    }
+
     /// How an operation of so many bytes would be done if nothing was said about it, and why. Bytes are counted as [`Question::bytes`](crate::tune::Question::bytes).
     ///
     /// # Errors

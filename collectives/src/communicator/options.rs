@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use super::CollectiveError;
 use crate::executor::Config;
-use crate::tune::Overrides;
+use crate::tune::{Overrides, mapped};
 
 /// How a communicator is made. All ranks say the same of [`config`](Self::config); of what decides how operations are done, all follow rank 0.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Channels, strands, and how long messages are.
+    /// Channels, strands, how long messages are, and whether ranks of one host store short ones into each other's memory.
     pub config: Config,
     /// How long an operation may take, if it says nothing else (default 30 s).
     pub deadline: Duration,
@@ -41,13 +41,18 @@ impl Default for Options {
 }
 
 impl Options {
-    /// The defaults, and what the environment forces: see [`Overrides::from_environment`].
+    /// The defaults, and what the environment forces: see [`Overrides::from_environment`] and [`mapped`].
     ///
     /// # Errors
     /// A variable that says nothing that can be done.
     pub fn from_env() -> Result<Self, CollectiveError> {
         let (overrides, tuning_file) = Overrides::from_environment()?;
+        let mapped = mapped(|name| std::env::var_os(name))?;
         Ok(Self {
+            config: Config {
+                mapped,
+                ..Config::default()
+            },
             overrides,
             tuning_file,
             ..Self::default()

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::call::Settings;
+use super::call::{Likeness, Settings};
 use super::error::{CollectiveError, GroupFailed};
 use crate::algorithm::Algorithm;
 use crate::cost::{Compute, Link};
@@ -55,6 +55,8 @@ pub(super) struct State {
     /// Operations whose requests were dropped, and what must outlive them.
     pub(super) abandoned: Vec<(Ticket, [Option<Arc<Segment>>; 2])>,
     pub(super) stall: Stall,
+    /// What the last operation was like, if the engine has remembered it.
+    pub(super) repeated: Option<Likeness>,
     /// Why nothing goes any more.
     pub(super) failed: Option<Box<GroupFailed>>,
 }
@@ -71,6 +73,7 @@ impl State {
             plans: Vec::new(),
             abandoned: Vec::new(),
             stall: Stall::Quiet,
+            repeated: None,
             failed: None,
         }
     }
@@ -79,6 +82,7 @@ impl State {
     pub(super) fn choose_by(&mut self, tuner: Tuner) {
         self.tuner = tuner;
         self.ways.clear();
+        self.repeated = None;
     }
 
     /// How an operation of so many bytes is done.

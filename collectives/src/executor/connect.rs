@@ -1,11 +1,15 @@
 //! Making an engine's connections: a queue pair to each other rank for each lane, and the mailboxes.
 
+use std::sync::Arc;
+
 use doorbell_verbs::{
     CompletionQueue, Context, Endpoint, PreparedQueuePair, ProtectionDomain, QueuePair, Remote, Write,
 };
 
+use super::Config;
 use super::error::EngineError;
-use super::link::{DRAFTS, INLINE, Link, Mail, SEND_DEPTH};
+use super::link::{DRAFTS, Door, INLINE, Link, Mail, SEND_DEPTH};
+use super::mapped::{Mapped, OFFER, Offer, SECRET};
 use crate::bootstrap::Exchange;
 use crate::memory::Segment;
 use crate::protocol::at;
@@ -60,7 +64,7 @@ pub(super) fn rails(devices: &[Context], ranks: u32, lanes: u32) -> Result<Vec<R
             .sum();
         let mail = match to_each * (ranks as usize - 1) {
             0 => None,
-            bytes => Some(Segment::new([&domain], bytes)?),
+            bytes => Some(Segment::new([&domain], SECRET + bytes)?),
         };
         Ok(Rail {
             context: device.clone(),
@@ -83,17 +87,22 @@ struct Half {
     prepared: PreparedQueuePair,
 }
 
-/// Connects to each other rank once for each lane, with this exponent of the acknowledgement timeout. Gives the connections by lane and rank.
+/// Connects to each other rank once for each lane, as the configuration says. Gives the connections by lane and rank.
 pub(super) fn connect(
     rails: &[Rail],
     (rank, ranks): (Rank, u32),
     lanes: u32,
-    timeout: u8,
+    config: Config,
     exchange: &mut dyn Exchange,
 ) -> Result<Vec<Vec<Option<Link>>>, EngineError> {
     let mut halves = Vec::new();
-    let mut places = vec![0; rails.len()];
-    let mut addresses = vec![VERSION.to_vec(); ranks as usize];
+    let mut places = vec![SECRET; rails.len()];
+    let mut hello = VERSION.to_vec();
+    for rail in rails {
+        let offer = rail.mail.as_ref().filter(|_| config.mapped).and_then(Offer::of);
+        hello.extend_from_slice(&offer.map_or([0; OFFER], Offer::to_bytes));
+    }
+    let mut addresses = vec![hello; ranks as usize];
     for lane in 0..lanes {
         let on = lane as usize % rails.len();
         let rail = &rails[on];
@@ -107,7 +116,7 @@ pub(super) fn connect(
                 .recv_depth(1)
                 .max_inline(INLINE as u32)
                 .allow_remote_write()
-                .timeout(timeout)
+                .timeout(config.timeout)
                 .tag(u64::from(lane) << 32 | u64::from(peer.0))
                 .rc()
                 .map_err(|error| EngineError::QueuePair { peer, error })?;
@@ -131,19 +140,29 @@ pub(super) fn connect(
     }
     let theirs = exchange.all_to_all(addresses)?;
     let mut links: Vec<Vec<Option<Link>>> = (0..lanes).map(|_| (0..ranks).map(|_| None).collect()).collect();
+    let mut mappings = Mappings::new(ranks, rails.len());
     for half in halves {
         let (peer, lane) = (half.peer, half.lane as usize);
-        let address = theirs
+        let said = theirs
             .get(peer.index())
-            .and_then(|all| address_of(all, lane, lanes as usize, half.each.0));
-        let Some((endpoint, inbox)) = address else {
+            .and_then(|all| Said::of(all, rails.len(), lanes as usize));
+        let address = said.as_ref().and_then(|said| said.address(lane, half.each.0));
+        let (Some(said), Some((endpoint, inbox))) = (said, address) else {
             return Err(EngineError::BadAddress { peer });
         };
+        let mapped = config.mapped.then(|| mappings.of(peer, half.rail, &said)).flatten();
+        let door = mapped.and_then(|mapped| Door::new(mapped, inbox));
         let qp = half
             .prepared
             .connect(&endpoint)
             .map_err(|error| EngineError::QueuePair { peer, error })?;
-        links[lane][peer.index()] = Some(link(&rails[half.rail], (half.place, half.each), peer, qp, inbox)?);
+        links[lane][peer.index()] = Some(link(
+            &rails[half.rail],
+            (half.place, half.each),
+            peer,
+            qp,
+            (inbox, door),
+        )?);
     }
     // Nobody sends before all are connected.
     exchange.barrier()?;
@@ -155,7 +174,7 @@ fn link(
     (place, (mailbox, len)): (usize, (usize, usize)),
     peer: Rank,
     qp: QueuePair,
-    theirs: Remote<Write>,
+    (theirs, door): (Remote<Write>, Option<Door>),
 ) -> Result<Link, EngineError> {
     let drafts = place + mailbox;
     let memory = rail
@@ -175,17 +194,55 @@ fn link(
             drafts: start.wrapping_add(drafts),
             drafts_alias,
         },
+        door,
     ))
 }
 
-/// The address of a peer's end of a lane's connection to us.
-fn address_of(all: &[u8], lane: usize, lanes: usize, mailbox: usize) -> Option<(Endpoint, Remote<Write>)> {
-    let rest = all.strip_prefix(&VERSION)?;
-    if rest.len() != lanes * ADDRESS {
-        return None;
+/// What a peer says of its ends of the connections to us.
+struct Said<'a> {
+    offers: &'a [u8],
+    addresses: &'a [u8],
+}
+
+impl<'a> Said<'a> {
+    /// Of so many devices and lanes.
+    fn of(all: &'a [u8], rails: usize, lanes: usize) -> Option<Self> {
+        let (offers, addresses) = all.strip_prefix(&VERSION)?.split_at_checked(rails * OFFER)?;
+        (addresses.len() == lanes * ADDRESS).then_some(Self { offers, addresses })
     }
-    let (endpoint, inbox) = rest.get(lane * ADDRESS..(lane + 1) * ADDRESS)?.split_at(32);
-    let inbox = Remote::from_bytes(inbox.try_into().ok()?).ok()?;
-    (inbox.len() == mailbox as u64).then_some(())?;
-    Some((Endpoint::from_bytes(endpoint.try_into().ok()?).ok()?, inbox))
+
+    fn offer(&self, rail: usize) -> Option<Offer> {
+        Offer::from_bytes(self.offers.get(rail * OFFER..)?.first_chunk()?)
+    }
+
+    /// Its end of a lane's connection, and its mailbox, which is so long.
+    fn address(&self, lane: usize, mailbox: usize) -> Option<(Endpoint, Remote<Write>)> {
+        let (endpoint, inbox) = self.addresses.get(lane * ADDRESS..(lane + 1) * ADDRESS)?.split_at(32);
+        let inbox = Remote::from_bytes(inbox.try_into().ok()?).ok()?;
+        (inbox.len() == mailbox as u64).then_some(())?;
+        Some((Endpoint::from_bytes(endpoint.try_into().ok()?).ok()?, inbox))
+    }
+}
+
+/// The peers' segments that are mapped, each once: by rank and device.
+struct Mappings {
+    rails: usize,
+    tried: Vec<Option<Option<Arc<Mapped>>>>,
+}
+
+impl Mappings {
+    fn new(ranks: u32, rails: usize) -> Self {
+        Self {
+            rails,
+            tried: vec![None; ranks as usize * rails],
+        }
+    }
+
+    /// A peer's, if it can be mapped.
+    fn of(&mut self, peer: Rank, rail: usize, said: &Said<'_>) -> Option<Arc<Mapped>> {
+        let open = || said.offer(rail).and_then(Mapped::open).map(Arc::new);
+        self.tried[peer.index() * self.rails + rail]
+            .get_or_insert_with(open)
+            .clone()
+    }
 }

@@ -3,11 +3,14 @@
 //! Everything here is tried: what cannot be done yet, for want of a grant, a slot or room in the queue, says so and changes nothing. What is to go to the peer beside messages, grants and slots given back, is collected and leaves
 //! with the next message, or when the lane is done for now: one doorbell.
 
+use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Arc;
 
 use doorbell_verbs::{Alias, Batch, QpState, QueuePair, QueuePairError, Rc, Refused, Remote, Write};
 
 use super::error::Failed;
+use super::mapped::Mapped;
 use crate::kernel::lines::{pack_ll, pack_ll128, try_unpack_ll, try_unpack_ll128};
 use crate::protocol::{EAGER, EAGER_SLOTS, GRANT, GRANTS, Lines, TERMS, TERMS_SLOTS, at};
 use crate::types::Rank;
@@ -63,6 +66,41 @@ pub(super) struct Mail {
     pub(super) drafts_alias: Alias,
 }
 
+/// The peer's mailbox for this side, mapped here.
+pub(super) struct Door {
+    start: NonNull<u8>,
+    /// Whose mapping it is in.
+    _mapped: Arc<Mapped>,
+}
+
+impl Door {
+    /// To the mailbox `theirs`, if it is in what is mapped, and long enough for what this release has in one: lines too, unless it is of messages between two ranks.
+    pub(super) fn new(mapped: Arc<Mapped>, theirs: Remote<Write>) -> Option<Self> {
+        let start = mapped.at(theirs.addr(), usize::try_from(theirs.len()).ok()?)?;
+        (theirs.len() == at::LEN as u64).then_some(Self { start, _mapped: mapped })
+    }
+
+    /// Where something is in the mailbox.
+    fn at(&self, offset: usize) -> *mut u8 {
+        debug_assert!(offset < at::LEN, "offsets are those of `at`");
+        // SAFETY: the mailbox is as long.
+        unsafe { self.start.add(offset) }.as_ptr()
+    }
+
+    /// Stores a word, behind all that was stored before.
+    fn put(&self, offset: usize, word: u64) {
+        // SAFETY: offsets are those of `at`, in the mailbox and aligned; both processes access these words atomically.
+        unsafe { (*self.at(offset).cast::<AtomicU64>()).store(word, Ordering::Release) };
+    }
+
+    /// Stores a note: its last word behind the others.
+    fn put_note(&self, note: &Note) {
+        for (index, word) in note.bytes[..note.len].as_chunks().0.iter().enumerate() {
+            self.put(note.at + 8 * index, u64::from_ne_bytes(*word));
+        }
+    }
+}
+
 /// Flags of words: so many there are, and then they come again.
 const FLAGS: u64 = 1 << 31;
 
@@ -84,6 +122,9 @@ pub(super) struct Link {
     pub(super) peer: Rank,
     qp: QueuePair<Rc>,
     mail: Mail,
+    door: Option<Door>,
+    /// The requests that have to be confirmed until nothing of Simple is on its way by the queue pair.
+    posted: u64,
     /// Requests of the send queue that are confirmed.
     pub(super) completed: u64,
     /// Messages of Simple, eager or not: sent; received.
@@ -97,15 +138,17 @@ pub(super) struct Link {
     notes: Vec<Note>,
 }
 
-// SAFETY: its pointers are into a segment of the engine's, which is Send and moves with it.
+// SAFETY: its pointers are into a segment of the engine's, which is Send and moves with it, and into a mapping that it holds.
 unsafe impl Send for Link {}
 
 impl Link {
-    pub(super) fn new(peer: Rank, qp: QueuePair<Rc>, mail: Mail) -> Self {
+    pub(super) fn new(peer: Rank, qp: QueuePair<Rc>, mail: Mail, door: Option<Door>) -> Self {
         Self {
             peer,
             qp,
             mail,
+            door,
+            posted: 0,
             completed: 0,
             sent: 0,
             received: 0,
@@ -121,13 +164,19 @@ impl Link {
         self.qp.qpn()
     }
 
+    /// Whether the peer's mailbox is mapped.
+    pub(super) fn is_mapped(&self) -> bool {
+        self.door.is_some()
+    }
+
     /// Whether the queue pair can do nothing any more.
     pub(super) fn is_broken(&self) -> bool {
         self.qp.state().is_ok_and(|state| state == QpState::Err)
     }
 
-    /// Breaks the queue pair.
+    /// Breaks the queue pair, and forgets the mapping.
     pub(super) fn cut(&mut self) -> Result<(), QueuePairError> {
+        self.door = None;
         self.qp.flush()
     }
 
@@ -199,7 +248,14 @@ impl Link {
     /// Sends what has been noted, if the queue has room for it.
     #[inline]
     pub(super) fn send_notes(&mut self) -> Result<(), Failed> {
-        if self.notes.is_empty() || !self.has_room(0) {
+        if self.notes.is_empty() {
+            return Ok(());
+        }
+        if let Some(door) = &self.door {
+            self.notes.drain(..).for_each(|note| door.put_note(&note));
+            return Ok(());
+        }
+        if !self.has_room(0) {
             return Ok(());
         }
         let (notes, theirs) = (&self.notes, self.mail.theirs);
@@ -305,6 +361,29 @@ impl Link {
         self.send_to(self.there(place, len), message)
     }
 
+    /// Whether an eager message could be stored in the peer's mailbox: it is mapped and has an empty slot, and no message before is on its way by the queue pair, which this one would overtake.
+    #[inline]
+    pub(super) fn may_store(&self) -> bool {
+        self.door.is_some() && self.completed >= self.posted && self.has_slot(EAGERS, EAGER_SLOTS)
+    }
+
+    /// Stores an eager message, which it `may_store`. Its memory is free at once.
+    ///
+    /// # Safety
+    /// `from` can be read for `len` bytes, at most those of an eager message, which nobody writes meanwhile.
+    pub(super) unsafe fn store(&mut self, from: *const u8, len: usize) -> Result<(), Failed> {
+        self.send_notes()?;
+        let Some(door) = &self.door else { return Ok(()) };
+        let slot = &mut self.rings[EAGERS].sent;
+        let place = at::EAGERS + (*slot % EAGER_SLOTS) as usize * EAGER;
+        *slot += 1;
+        self.sent += 1;
+        // SAFETY: by contract; the slot is in the mailbox and as long, and this side's alone, as the peer has emptied it.
+        unsafe { core::ptr::copy_nonoverlapping(from, door.at(place), len.min(EAGER)) };
+        door.put(at::ARRIVED, self.sent);
+        Ok(())
+    }
+
     /// The same where the peer has granted memory, as the message `is_granted`.
     pub(super) fn send_granted(&mut self, message: Option<(Alias, usize)>) -> Result<u64, Failed> {
         let Some(there) = self.granted_to_us(message.map_or(0, |(_, len)| len)) else {
@@ -330,7 +409,8 @@ impl Link {
         });
         self.notes.clear();
         posted.map_err(|error| self.refused(&error))?;
-        Ok(self.qp.next_send())
+        self.posted = self.qp.next_send();
+        Ok(self.posted)
     }
 
     /// Whether the next message of Simple is there.
@@ -363,7 +443,7 @@ impl Link {
     /// Whether lines could be sent now: the peer has emptied a slot.
     #[inline]
     pub(super) fn may_send_lines(&self, lines: Lines) -> bool {
-        self.has_slot(lines.index(), lines.slots()) && self.has_room(1)
+        self.has_slot(lines.index(), lines.slots()) && (self.door.is_some() || self.has_room(1))
     }
 
     /// Sends `len` bytes as lines, at most what a slot has room for; it `may_send_lines`. They may be changed at once.
@@ -384,13 +464,21 @@ impl Link {
         } else {
             (from, len)
         };
-        // SAFETY: by contract; both targets are long enough for the lines, aligned, and this side's alone: the peer has emptied the slot of the same place, so whatever was sent from there has arrived.
+        // SAFETY: by contract; all targets are long enough for the lines, aligned, and this side's alone: the peer has emptied the slot, and so whatever was sent from the same place of the drafts has arrived. In the peer's, where it looks
+        // meanwhile, flags come last, and words of LL at once.
         let pack = |into: *mut u8| unsafe {
             match lines {
                 Lines::Ll => pack_ll(flag_of_words(flag), from, len, into),
                 Lines::Ll128 => pack_ll128(flag, from, len, into),
             }
         };
+        if self.door.is_some() {
+            self.send_notes()?;
+            if let Some(door) = &self.door {
+                pack(door.at(offset));
+            }
+            return Ok(());
+        }
         let there = self.there(offset, wire);
         let posted = if wire <= INLINE && self.notes.is_empty() {
             let mut draft = core::mem::MaybeUninit::<[u64; INLINE / 8]>::uninit();

@@ -4,20 +4,23 @@
 //! all that are under way as far as they come without waiting, so that one thread can drive many engines, and [`take`](Engine::take) gives what became of one. Operations are run in their order in each lane, and overlap where
 //! one has lanes that the other is done with.
 //!
+//! - `again` does short operations that are like the one before.
 //! - `code` makes a plan's program ready: what to wait for before memory is written.
 //! - `layout` says where blocks and slices lie.
 //! - `lane` runs a program; `link` is a lane's connection to one rank, which speaks the [protocols](crate::Protocol).
 //! - `pairs` are messages between two ranks, beside the plans.
-//! - `connect` makes the connections.
+//! - `connect` makes the connections; `mapped` are mailboxes of ranks of the same host, into which what is short is stored.
 //!
 //! Nothing is allocated and no lock is taken from step to step; memory that a plan needs is registered when its first operation begins, and kept.
 
+mod again;
 mod code;
 mod connect;
 mod error;
 mod lane;
 mod layout;
 mod link;
+mod mapped;
 mod operation;
 mod pairs;
 mod prepare;
@@ -76,6 +79,8 @@ pub struct Config {
     /// How long a queue pair waits for an acknowledgement before it sends again: 4.096 µs · 2^this (default 16, 0.27 s). After eight times the connection has failed; a busy host may not run a rank for half a second, so
     /// less is for networks that lose packets. From 1 to 31.
     pub timeout: u8,
+    /// Whether mailboxes of ranks on the same host are mapped, and what is short is stored into them at once: not by the devices, which is faster (default true). To be off where the devices are what is measured or tested.
+    pub mapped: bool,
 }
 
 impl Default for Config {
@@ -86,6 +91,7 @@ impl Default for Config {
             fragment: 256 << 10,
             eager: EAGER,
             timeout: 16,
+            mapped: true,
         }
     }
 }
@@ -112,6 +118,8 @@ pub struct Engine {
     ranks: u32,
     config: Config,
     failed: Option<Broken>,
+    /// The last short operation, without its data.
+    again: Option<Running>,
     /// Turns since the last look at the clock.
     turns: u32,
     patience: Patience,
@@ -151,7 +159,7 @@ impl Engine {
         let lanes = config.channels * config.strands;
         // One more for messages between two ranks.
         let rails = connect::rails(devices, ranks, lanes + 1)?;
-        let links = connect::connect(&rails, (rank, ranks), lanes + 1, config.timeout, exchange)?;
+        let links = connect::connect(&rails, (rank, ranks), lanes + 1, config, exchange)?;
         let lane = |index| {
             Lane::new(
                 index / config.strands,
@@ -179,6 +187,7 @@ impl Engine {
             ranks,
             config,
             failed: None,
+            again: None,
             turns: 0,
             patience: Patience::among(ranks),
         })
@@ -200,6 +209,13 @@ impl Engine {
     #[must_use]
     pub fn config(&self) -> Config {
         self.config
+    }
+
+    /// To how many ranks short messages are stored into their mapped mailboxes.
+    #[must_use]
+    pub fn mapped(&self) -> usize {
+        let lane = self.links.first().into_iter().flatten();
+        lane.flatten().filter(|link| link.is_mapped()).count()
     }
 
     /// The devices it runs on.

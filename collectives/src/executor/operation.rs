@@ -30,6 +30,9 @@ impl Ticket {
         self.0
     }
 
+    /// Of an operation that there was nothing to do of: it was done before it was submitted, and no engine knows of it.
+    pub(crate) const NOTHING: Self = Self(0);
+
     /// Whether it is a message's between two ranks.
     #[inline]
     pub(crate) fn is_message(self) -> bool {
@@ -55,8 +58,14 @@ unsafe impl Send for Data {}
 unsafe impl Sync for Data {}
 
 impl Data {
+    /// Whether there is any.
+    pub(crate) fn is_some(&self) -> bool {
+        !matches!(self, Self::None)
+    }
+
     /// Its first byte; null if there is none.
-    pub(super) fn start(&self) -> *mut u8 {
+    #[inline]
+    pub(crate) fn start(&self) -> *mut u8 {
         match self {
             Self::None => core::ptr::null_mut(),
             Self::Registered(segment, offset) => segment.start().wrapping_add(*offset),
@@ -162,10 +171,27 @@ pub(super) struct Running {
     /// Lanes that are not done.
     pub(super) lanes_left: u32,
     pub(super) result: Option<Result<(), Failed>>,
+    /// Whether its input is a copy, which was changed.
+    pub(super) changed: bool,
     pub(super) taken: bool,
 }
 
 impl Running {
+    /// The same operation on other data, not begun.
+    pub(super) fn with(&self, input: Data, output: Data) -> Self {
+        Self {
+            ready: Arc::clone(&self.ready),
+            function: self.function.clone(),
+            input,
+            output,
+            began: None,
+            lanes_left: self.ready.lanes,
+            result: None,
+            taken: false,
+            ..*self
+        }
+    }
+
     /// Elements of this form in a message, at most.
     #[inline]
     pub(super) fn fragment(&self, form: Form) -> u64 {

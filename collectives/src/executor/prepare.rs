@@ -266,7 +266,8 @@ impl Engine {
             in_place,
         };
         let ready = plan.ready(rank, config.strands, alike, &op.function)?;
-        if op.scale.is_some() || overlaps && !in_place {
+        let changed = op.scale.is_some() || overlaps && !in_place;
+        if changed {
             self.change_input(&mut op, inputs.len())?;
         }
         let lanes_left = ready.lanes;
@@ -288,6 +289,7 @@ impl Engine {
             deadline: op.deadline,
             lanes_left,
             result: (lanes_left == 0).then_some(Ok(())),
+            changed,
             taken: false,
         });
         Ok(Ticket(self.first + self.operations.len() as u64 - 1))

@@ -9,7 +9,7 @@
 
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 use core::arch::x86_64::*;
-use core::sync::atomic::{AtomicU64, Ordering::Acquire, Ordering::Relaxed};
+use core::sync::atomic::{AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 
 /// Bytes of a word of LL.
 pub const LL_WORD: usize = 8;
@@ -32,25 +32,52 @@ pub const fn ll128_bytes(bytes: usize) -> usize {
     bytes.div_ceil(LL128_DATA) * LL128_LINE
 }
 
-/// Lays `bytes` of data out between flags.
+/// Lays `bytes` of data out between flags. Words are stored whole, so that who waits for them may look meanwhile.
 ///
 /// # Safety
-/// `from` can be read for `bytes`, at any alignment; `slot` can be written for [`ll_bytes`] of them, is aligned to 8 bytes and does not overlap `from`. Nobody else touches them meanwhile.
+/// `from` can be read for `bytes`, at any alignment, and nobody writes it meanwhile; `slot` can be written for [`ll_bytes`] of them, is aligned to 8 bytes and does not overlap `from`. Nobody else writes it meanwhile, and whoever reads it does so as [`try_unpack_ll`].
 pub unsafe fn pack_ll(flag: u32, from: *const u8, bytes: usize, slot: *mut u8) {
     let (whole, rest) = (bytes / LL_DATA, bytes % LL_DATA);
-    let slot = slot.cast::<[u32; 2]>();
-    for i in 0..whole {
-        // SAFETY: the word is within `bytes` and so in the slot, by contract.
-        unsafe { slot.add(i).write([from.cast::<u32>().add(i).read_unaligned(), flag]) };
+    // SAFETY: the whole words are within `bytes` and in the slot, by contract.
+    let first = unsafe { pack_vectors(flag, from, whole, slot) };
+    let slot = slot.cast::<AtomicU64>();
+    // SAFETY: a word of the slot, aligned by contract and accessed atomically.
+    let put = |i: usize, data: u32| unsafe { (*slot.add(i)).store(join(data, flag), Relaxed) };
+    for i in first..whole {
+        // SAFETY: the word is within `bytes`, by contract.
+        put(i, unsafe { from.cast::<u32>().add(i).read_unaligned() });
     }
     if rest != 0 {
         let mut data = [0; LL_DATA];
-        // SAFETY: `rest` bytes are left of `from`, and less than a word; the slot has a word for them.
-        unsafe {
-            core::ptr::copy_nonoverlapping(from.add(whole * LL_DATA), data.as_mut_ptr(), rest);
-            slot.add(whole).write([u32::from_ne_bytes(data), flag]);
-        }
+        // SAFETY: `rest` bytes are left of `from`, and less than a word.
+        unsafe { core::ptr::copy_nonoverlapping(from.add(whole * LL_DATA), data.as_mut_ptr(), rest) };
+        put(whole, u32::from_ne_bytes(data));
     }
+}
+
+/// Lays some of the first `words` out by vectors, where they are aligned: how many.
+///
+/// # Safety
+/// As [`pack_ll`], for that many words.
+#[inline(always)]
+unsafe fn pack_vectors(flag: u32, from: *const u8, words: usize, slot: *mut u8) -> usize {
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    if slot.addr().is_multiple_of(16) {
+        // Two words in a register: each half is stored as one.
+        let slot = slot.cast::<__m128i>();
+        // SAFETY: every processor of this architecture has these; four words from `i` on are within `words`.
+        unsafe {
+            let flags = _mm_set1_epi32(flag.cast_signed());
+            for i in 0..words / 4 {
+                let data = _mm_loadu_si128(from.cast::<__m128i>().add(i));
+                slot.add(2 * i).write_volatile(_mm_unpacklo_epi32(data, flags));
+                slot.add(2 * i + 1).write_volatile(_mm_unpackhi_epi32(data, flags));
+            }
+        }
+        return words / 4 * 4;
+    }
+    let _ = (flag, from, words, slot);
+    0
 }
 
 /// Takes `bytes` of data out of a slot, if all of it is there: if every word has the flag. Else what is at `into` is not specified.
@@ -117,6 +144,13 @@ unsafe fn unpack_vectors(flag: u32, slot: *const u8, words: usize, into: *mut u8
     (0, 0)
 }
 
+/// A word of data and flag.
+#[inline(always)]
+fn join(data: u32, flag: u32) -> u64 {
+    let ([a, b, c, d], [e, f, g, h]) = (data.to_ne_bytes(), flag.to_ne_bytes());
+    u64::from_ne_bytes([a, b, c, d, e, f, g, h])
+}
+
 /// The data and the flag of a word.
 #[inline(always)]
 fn split(word: u64) -> (u32, u32) {
@@ -124,16 +158,17 @@ fn split(word: u64) -> (u32, u32) {
     (u32::from_ne_bytes([a, b, c, d]), u32::from_ne_bytes([e, f, g, h]))
 }
 
-/// Lays `bytes` of data out in lines, each with the flag at its end.
+/// Lays `bytes` of data out in lines, each with the flag at its end, which is stored behind the line's data.
 ///
 /// # Safety
-/// `from` can be read for `bytes`, at any alignment; `slot` can be written for [`ll128_bytes`] of them, is aligned to 8 bytes and does not overlap `from`. Nobody else touches them meanwhile.
+/// `from` can be read for `bytes`, at any alignment, and nobody writes it meanwhile; `slot` can be written for [`ll128_bytes`] of them, is aligned to 8 bytes and does not overlap `from`. Nobody else writes it meanwhile, and whoever reads it does so as [`try_unpack_ll128`], of a line
+/// that does not have the flag yet the flag alone.
 pub unsafe fn pack_ll128(flag: u64, from: *const u8, bytes: usize, slot: *mut u8) {
     // SAFETY: `len` bytes of the line's data are left of `from`, and the slot has a line for them, aligned by contract.
     let pack = |line: usize, len: usize| unsafe {
         let slot = slot.add(line * LL128_LINE);
         core::ptr::copy_nonoverlapping(from.add(line * LL128_DATA), slot, len);
-        slot.add(LL128_DATA).cast::<u64>().write(flag);
+        (*slot.add(LL128_DATA).cast::<AtomicU64>()).store(flag, Release);
     };
     let (whole, rest) = (bytes / LL128_DATA, bytes % LL128_DATA);
     // Here the length is a constant, and the copy a few moves.

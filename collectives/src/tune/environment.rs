@@ -82,6 +82,25 @@ impl Overrides {
     }
 }
 
+/// Whether mailboxes of ranks on the same host are mapped ([`Config::mapped`](crate::executor::Config::mapped)): what `DOORBELL_MAPPED` says, `yes` or `no`; else no where `DOORBELL_LINK` forces UDP.
+///
+/// # Errors
+/// A value that is none.
+pub fn mapped(variable: impl Fn(&str) -> Option<OsString>) -> Result<bool, EnvironmentError> {
+    let text = |name: &'static str| {
+        let value = variable(name).map(|value| value.to_string_lossy().into_owned());
+        value
+            .filter(|value| !value.is_empty() && value != "auto")
+            .map(|value| (name, value))
+    };
+    let said = parse(text("DOORBELL_MAPPED"), |value| match value {
+        "yes" | "1" => Ok(true),
+        "no" | "0" => Ok(false),
+        _ => Err("yes, no or auto".to_owned()),
+    })?;
+    Ok(said.unwrap_or_else(|| text("DOORBELL_LINK").is_none_or(|(_, link)| link != "udp")))
+}
+
 fn parse<T>(
     set: Option<(&'static str, String)>,
     read: impl Fn(&str) -> Result<T, String>,
@@ -118,6 +137,30 @@ mod tests {
                 .find(|(set, _)| *set == name)
                 .map(|(_, value)| value.into())
         })
+    }
+
+    #[test]
+    fn mailboxes_are_mapped_unless_the_environment_says_otherwise() {
+        let mapped = |variables: &[(&str, &str)]| {
+            super::mapped(|name| {
+                variables
+                    .iter()
+                    .find(|(set, _)| *set == name)
+                    .map(|(_, value)| value.into())
+            })
+        };
+        let udp = ("DOORBELL_LINK", "udp");
+        for (variables, expected) in [
+            (&[][..], true),
+            (&[("DOORBELL_LINK", "local")], true),
+            (&[udp], false),
+            (&[udp, ("DOORBELL_MAPPED", "yes")], true),
+            (&[udp, ("DOORBELL_MAPPED", "auto")], false),
+            (&[("DOORBELL_MAPPED", "no")], false),
+        ] {
+            assert_eq!(mapped(variables), Ok(expected), "{variables:?}");
+        }
+        assert!(mapped(&[("DOORBELL_MAPPED", "perhaps")]).is_err());
     }
 
     #[test]

@@ -9,6 +9,6 @@ mod file;
 mod fit;
 
 pub use choose::{Candidate, Choice, Decision, NoChoice, Question, Tuner};
-pub use environment::{EnvironmentError, Overrides};
+pub use environment::{EnvironmentError, Overrides, mapped};
 pub use file::{FileError, Rule, TuningFile};
 pub use fit::{Calibration, Hops, MANY, Messages, median};

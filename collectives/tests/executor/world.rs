@@ -112,7 +112,10 @@ pub(crate) struct World {
 
 impl World {
     /// So many ranks, each on all of these devices.
-    pub(crate) fn new(ranks: u32, devices: &[Device], config: Config) -> Self {
+    pub(crate) fn new(ranks: u32, devices: &[Device], mut config: Config) -> Self {
+        // Else it is the device that is looked at.
+        config.mapped &=
+            devices.iter().all(|device| matches!(device, Device::Soft(_))) && std::env::var_os(DEVICE).is_none();
         let engines = thread::scope(|scope| {
             let make = |mut exchange: Threads| {
                 scope.spawn(move || {

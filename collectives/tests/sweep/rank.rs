@@ -96,6 +96,8 @@ fn live(mut me: Me, device: &Context, faults: &str) -> &'static str {
         config: Config {
             // 134 ms, eight times.
             timeout: 15,
+            // Over UDP it is the queue pairs that are looked at.
+            mapped: me.wire == Wire::Lanes,
             ..Config::default()
         },
         ..Options::default()

@@ -26,9 +26,20 @@ allreduce, 1 for broadcast, reduce and sendrecv, (p-1)/p for the others. Of nccl
 mean over the ranks, as with its -a 1.
 
 Environment: DOORBELL_ALGORITHM, DOORBELL_PROTOCOL, DOORBELL_CHANNELS, DOORBELL_SLICE and DOORBELL_TUNING (a file) choose where options do not; \
-DOORBELL_LINK=udp|local is for the userspace device.
+DOORBELL_MAPPED=yes|no is as --mapped; DOORBELL_LINK=udp|local is for the userspace device.
 
 Exit status: 0 done, 1 the test failed (wrong data, rank lost), 2 bad usage.";
+
+/// Whether mailboxes are mapped.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
+pub(crate) enum Mapped {
+    /// Where all ranks are on one host, on userspace devices whose link nothing was done to
+    Auto,
+    /// Wherever it is possible
+    Yes,
+    /// Nowhere: devices carry everything
+    No,
+}
 
 /// What `doorbell coll` takes.
 #[derive(Args, Debug, Clone)]
@@ -104,6 +115,9 @@ pub(crate) struct CollArgs {
     /// Copies of the plan that run beside each other, on queue pairs of their own
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64), help_heading = "How it is done")]
     pub(crate) channels: Option<u32>,
+    /// Whether ranks of one host store short messages into each other's mailboxes, past the device
+    #[arg(long, value_name = "WHAT", value_enum, default_value_t = Mapped::Auto, help_heading = "How it is done")]
+    pub(crate) mapped: Mapped,
     /// Only algorithms whose results have the same bits however the data is cut
     #[arg(long, help_heading = "How it is done")]
     pub(crate) deterministic: bool,

@@ -15,6 +15,8 @@ pub(crate) struct Report {
     pub(crate) device: String,
     pub(crate) link: LinkKind,
     memory: &'static str,
+    /// Ranks to which rank 0 stores short messages, past the device.
+    mapped_peers: usize,
     pub(crate) results: Vec<Row>,
 }
 
@@ -68,7 +70,7 @@ impl Row {
 }
 
 impl Report {
-    pub(crate) fn new(test: &'static str, device: String, link: LinkKind) -> Self {
+    pub(crate) fn new(test: &'static str, device: String, link: LinkKind, mapped_peers: usize) -> Self {
         Self {
             tool: "doorbell",
             version: env!("CARGO_PKG_VERSION"),
@@ -76,6 +78,7 @@ impl Report {
             device,
             link,
             memory: "host",
+            mapped_peers,
             results: Vec::new(),
         }
     }
@@ -94,10 +97,14 @@ impl Report {
     /// When stdout does not take it.
     pub(crate) fn print_head(&self, ranks: u32) -> Result<(), Failure> {
         print_line(&format!(
-            "# doorbell coll {}: {ranks} ranks on {}, {}\n{}",
+            "# doorbell coll {}: {ranks} ranks on {}, {}{}\n{}",
             self.test,
             self.device,
             self.link.name(),
+            match self.mapped_peers {
+                0 => "",
+                _ => "; short messages by mapped memory",
+            },
             head()
         ))
     }

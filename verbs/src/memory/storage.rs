@@ -6,7 +6,7 @@ use core::ops::{Deref, DerefMut};
 use core::ptr::NonNull;
 use std::alloc::{self, Layout};
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
@@ -34,7 +34,7 @@ enum Origin {
     /// A mapping of this many bytes.
     Mapped(NonZeroUsize),
     /// A mapping of all of a file, which is open for as long as the memory lives: by its descriptor a device finds out that others can map it too.
-    Shared { len: NonZeroUsize, _file: OwnedFd },
+    Shared { len: NonZeroUsize, file: OwnedFd },
     /// Another value's, which frees it when dropped. A raw pointer, as a `Box` that is moved claims its content for itself.
     Owned(NonNull<dyn Send>),
 }
@@ -153,10 +153,7 @@ impl Memory {
         Ok(Self {
             start: start.cast(),
             len,
-            origin: Origin::Shared {
-                len: whole,
-                _file: file,
-            },
+            origin: Origin::Shared { len: whole, file },
         })
     }
 
@@ -201,6 +198,15 @@ impl Memory {
             start,
             len,
             origin: Origin::Owned(owner),
+        }
+    }
+
+    /// The file of [shared](Self::shared) memory, from whose beginning it is mapped: whoever is given the descriptor, or opens it by /proc/PID/fd as the same user, has the very same bytes. `None` for memory of any other kind.
+    #[must_use]
+    pub fn file(&self) -> Option<BorrowedFd<'_>> {
+        match &self.origin {
+            Origin::Shared { file, .. } => Some(file.as_fd()),
+            _ => None,
         }
     }
 

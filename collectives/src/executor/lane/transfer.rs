@@ -148,6 +148,10 @@ impl Lane {
                 let from = self.place(op, span.place).wrapping_add(at);
                 // SAFETY: a fragment lies in its place, which the operation has; what this rank writes there waits for the send, and it is granted to nobody.
                 unsafe { to.send_lines(lines, from, len) }?;
+            } else if op.is_eager(len) && to.may_store() {
+                let from = self.place(op, span.place).wrapping_add(at);
+                // SAFETY: as of lines.
+                unsafe { to.store(from, len) }?;
             } else {
                 if !to.may_send(op.is_eager(len)) || !op.is_eager(len) && self.is_unheard(send.to) {
                     return Ok((moved, false));

@@ -1,0 +1,159 @@
+//! Mailboxes of ranks on the same host, mapped: what a WRITE would put there is stored there.
+//!
+//! A rank's mailboxes are shared memory. It tells each peer in which process and by which descriptor the file is open; a peer of the same host opens it from there (proc(5), `/proc/PID/fd`), which the kernel allows to processes of the
+//! same user. That it is the very memory, and not that of a process with the same number in another container, the peer sees by a secret at its beginning. Where any of this fails the queue pairs do it, as between hosts.
+//!
+//! A mapping outlives the process that it is of: what is stored into the mailbox of a rank that is gone goes nowhere, and does no harm. The file's length is sealed, so that no access behind its end can be made one.
+
+use core::num::NonZeroUsize;
+use core::ptr::NonNull;
+use std::fs::{self, OpenOptions};
+use std::path::PathBuf;
+use std::process;
+
+use nix::fcntl::{FcntlArg, SealFlag, fcntl};
+use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
+use nix::sys::stat::fstat;
+
+use crate::bootstrap::Nonce;
+use crate::memory::Segment;
+
+/// Bytes at the beginning of a segment of mailboxes that are kept for the secret, on a line of their own.
+pub(super) const SECRET: usize = 64;
+/// Bytes of an offer.
+pub(super) const OFFER: usize = 64;
+
+/// What a rank tells its peers of a segment of mailboxes. All zeros if they are not to map it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Offer {
+    /// Of the kernel that runs.
+    boot: [u8; 16],
+    process: u32,
+    descriptor: u32,
+    /// Where it is in the process, and how long.
+    start: u64,
+    len: u64,
+    secret: [u8; 16],
+}
+
+/// What the running kernel is known by: random, and the same for all processes and containers (random(4)).
+fn boot() -> Option<[u8; 16]> {
+    let text = fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
+    let digits: String = text.chars().filter(char::is_ascii_hexdigit).collect();
+    Some(u128::from_str_radix(&digits, 16).ok()?.to_be_bytes())
+}
+
+impl Offer {
+    /// Offers a segment, whose first bytes hold the secret from now on; `None` where this host has nothing that it takes.
+    pub(super) fn of(segment: &Segment) -> Option<Self> {
+        let secret = *Nonce::random().ok()?.bytes();
+        let offer = Self {
+            boot: boot()?,
+            process: process::id(),
+            descriptor: segment.descriptor()?.cast_unsigned(),
+            start: segment.start().addr() as u64,
+            len: segment.len() as u64,
+            secret,
+        };
+        // SAFETY: the segment is longer, and its beginning is kept for this; nobody knows of it yet.
+        unsafe { segment.start().cast::<[u8; 16]>().write(secret) };
+        Some(offer)
+    }
+
+    pub(super) fn to_bytes(self) -> [u8; OFFER] {
+        let mut bytes = [0; OFFER];
+        bytes[..16].copy_from_slice(&self.boot);
+        bytes[16..20].copy_from_slice(&self.process.to_be_bytes());
+        bytes[20..24].copy_from_slice(&self.descriptor.to_be_bytes());
+        bytes[24..32].copy_from_slice(&self.start.to_be_bytes());
+        bytes[32..40].copy_from_slice(&self.len.to_be_bytes());
+        bytes[40..56].copy_from_slice(&self.secret);
+        bytes
+    }
+
+    /// What a peer said; `None` if it offers nothing.
+    pub(super) fn from_bytes(bytes: &[u8; OFFER]) -> Option<Self> {
+        let (boot, rest) = bytes.split_first_chunk()?;
+        let (process, rest) = rest.split_first_chunk()?;
+        let (descriptor, rest) = rest.split_first_chunk()?;
+        let (start, rest) = rest.split_first_chunk()?;
+        let (len, rest) = rest.split_first_chunk()?;
+        let (secret, _) = rest.split_first_chunk()?;
+        (*boot != [0; 16]).then_some(Self {
+            boot: *boot,
+            process: u32::from_be_bytes(*process),
+            descriptor: u32::from_be_bytes(*descriptor),
+            start: u64::from_be_bytes(*start),
+            len: u64::from_be_bytes(*len),
+            secret: *secret,
+        })
+    }
+}
+
+/// A peer's segment of mailboxes, mapped here.
+#[derive(Debug)]
+pub(super) struct Mapped {
+    start: NonNull<u8>,
+    len: NonZeroUsize,
+    offer: Offer,
+}
+
+// SAFETY: it owns a mapping, and gives no references into it.
+unsafe impl Send for Mapped {}
+// SAFETY: as above.
+unsafe impl Sync for Mapped {}
+
+impl Mapped {
+    /// Maps what a peer offers, if it can be.
+    pub(super) fn open(offer: Offer) -> Option<Self> {
+        (boot()? == offer.boot).then_some(())?;
+        let path = PathBuf::from(format!("/proc/{}/fd/{}", offer.process, offer.descriptor));
+        // Opening may do something, with what is no file; and what has a name is none of ours.
+        let name = fs::read_link(&path).ok()?;
+        (name.to_str()?.starts_with("/memfd:doorbell") && fs::metadata(&path).ok()?.is_file()).then_some(())?;
+        let file = OpenOptions::new().read(true).write(true).open(path).ok()?;
+        let seals = SealFlag::from_bits_truncate(fcntl(&file, FcntlArg::F_GET_SEALS).ok()?);
+        seals.contains(SealFlag::F_SEAL_SHRINK).then_some(())?;
+        let len = NonZeroUsize::new(usize::try_from(offer.len).ok()?)?;
+        (len.get() > SECRET && fstat(&file).ok()?.st_size.cast_unsigned() >= offer.len).then_some(())?;
+        // SAFETY: a new mapping, wherever the kernel has room for it: nothing there is replaced.
+        let start = unsafe {
+            mmap(
+                None,
+                len,
+                ProtFlags::PROT_READ | ProtFlags::PROT_WRITE,
+                MapFlags::MAP_SHARED,
+                &file,
+                0,
+            )
+        }
+        .ok()?;
+        let mapped = Self {
+            start: start.cast(),
+            len,
+            offer,
+        };
+        // SAFETY: mapped for as long, and the file cannot become shorter.
+        let secret = unsafe { mapped.start.cast::<[u8; 16]>().read_volatile() };
+        (secret == offer.secret).then_some(mapped)
+    }
+
+    /// Where the `len` bytes are here that the peer has at `addr`; `None` if they are not of the segment, or not aligned to cache lines.
+    pub(super) fn at(&self, addr: u64, len: usize) -> Option<NonNull<u8>> {
+        let offset = usize::try_from(addr.checked_sub(self.offer.start)?).ok()?;
+        let fits = offset.checked_add(len).is_some_and(|end| end <= self.len.get());
+        // SAFETY: within the mapping.
+        (fits && offset.is_multiple_of(64)).then(|| unsafe { self.start.add(offset) })
+    }
+}
+
+impl Drop for Mapped {
+    fn drop(&mut self) {
+        // SAFETY: mapped by `open` with this length, and unmapped once; the links that store there hold it.
+        let _ = unsafe { munmap(self.start.cast(), self.len.get()) };
+    }
+}
+
+#[cfg(test)]
+#[path = "mapped_tests.rs"]
+mod tests;
