@@ -397,6 +397,10 @@ impl Link {
     }
 
     fn send_to(&mut self, there: Remote<Write>, message: Option<(Alias, usize)>) -> Result<u64, Failed> {
+        if self.door.is_some() {
+            // By the queue pair they might come behind later ones that are stored: a count of slots would go back, and the peer wait for slots that it has.
+            self.send_notes()?;
+        }
         self.sent += 1;
         let number = self.sent.to_ne_bytes();
         let (notes, theirs) = (&self.notes, self.mail.theirs);

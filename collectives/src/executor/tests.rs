@@ -19,7 +19,7 @@ use crate::types::{DataType, Protocol, ReduceOp};
 /// Longer than anything here takes, on a busy machine too.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Two ranks, each on a device over UDP.
+/// Two ranks, each on a device over UDP, by which all goes.
 fn two() -> [Engine; 2] {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -35,7 +35,11 @@ fn two() -> [Engine; 2] {
         thread::spawn(move || {
             let device = Library::new(api()).open("soft0").unwrap();
             let rank = group.rank();
-            Engine::new(&[device], rank, 2, Config::default(), group.control_mut()).unwrap()
+            let config = Config {
+                mapped: false,
+                ..Config::default()
+            };
+            Engine::new(&[device], rank, 2, config, group.control_mut()).unwrap()
         })
     };
     let threads: Vec<_> = Group::local(2).unwrap().into_iter().map(make).collect();
