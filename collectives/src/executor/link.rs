@@ -169,6 +169,18 @@ impl Link {
         self.door.is_some()
     }
 
+    /// Writes what changes nothing. Gives the requests that have to be confirmed until it has come there; none if it cannot be sent.
+    pub(super) fn try_it(&mut self) -> Option<u64> {
+        let there = self.there(at::TRIED, 8);
+        let posted = self.has_room(1).then(|| {
+            self.qp.post(|batch| {
+                batch.write_inline(&[0; 8], there).signalled();
+            })
+        });
+        posted?.ok()?;
+        Some(self.qp.next_send())
+    }
+
     /// Whether the queue pair can do nothing any more.
     pub(super) fn is_broken(&self) -> bool {
         self.qp.state().is_ok_and(|state| state == QpState::Err)

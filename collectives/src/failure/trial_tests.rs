@@ -155,7 +155,7 @@ fn a_member_that_does_not_answer_is_found_and_named_by_all_once_somebody_gives_u
         .iter()
         .for_each(|member| member.watch().begin(1, Collective::Reduce));
     court.deaf[2] = true;
-    court.act(0, |trial, now, out| trial.investigate(WINDOW, now, out));
+    court.act(0, |trial, now, out| trial.investigate(WINDOW, false, now, out));
     let reports = |rank: usize| Some(vec![wait(if rank == 0 { 1 } else { 2 })]);
     court.carry(reports);
     assert_eq!(court.members[0].finding(), None, "it may still answer");
@@ -180,7 +180,7 @@ fn a_member_that_does_not_answer_is_found_and_named_by_all_once_somebody_gives_u
 fn an_investigation_ends_as_soon_as_all_have_answered() {
     let mut court = Court::new(3);
     court.members[0].watch().begin(1, Collective::Reduce);
-    court.act(0, |trial, now, out| trial.investigate(WINDOW, now, out));
+    court.act(0, |trial, now, out| trial.investigate(WINDOW, false, now, out));
     court.carry(nobody);
     let own = Some(court.now + WINDOW / 2);
     assert_eq!(court.members[0].due(), own, "only its own engine may say more");
@@ -204,7 +204,7 @@ fn an_engine_that_nobody_drives_is_said_to_be_idle() {
         .members
         .iter()
         .for_each(|member| member.watch().begin(1, Collective::Reduce));
-    court.act(0, |trial, now, out| trial.investigate(WINDOW, now, out));
+    court.act(0, |trial, now, out| trial.investigate(WINDOW, false, now, out));
     let reports = |rank: usize| (rank == 0).then(|| vec![wait(1)]);
     court.carry(reports);
     assert_eq!(court.members[0].finding(), None, "it has half the time to report");
