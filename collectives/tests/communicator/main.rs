@@ -4,6 +4,7 @@ mod collectives;
 mod failures;
 mod messages;
 mod ragged;
+mod repeats;
 mod requests;
 mod wire;
 mod world;

@@ -1,0 +1,155 @@
+//! Operations like the one before, which are done at once: whatever comes between them, and whoever is late.
+
+use std::thread;
+use std::time::Duration;
+
+use doorbell_collectives::kernel::UserOperator;
+use doorbell_collectives::{Algorithm, Communicator, Options, Protocol, Rank, ReduceOp};
+
+use crate::collectives::{all, given, sum};
+use crate::world::{options, ranks};
+
+/// Of one kind after another, each several times, by each protocol; with other lengths, memory and operators between.
+#[test]
+fn what_is_repeated_gives_what_it_gave() {
+    for mapped in [true, false] {
+        let mut options = options();
+        options.config.mapped = mapped;
+        for p in [2, 3, 4] {
+            ranks(p, &options, |comm| {
+                for protocol in [Protocol::Ll, Protocol::Ll128] {
+                    for n in [0, 1, 5, 100] {
+                        everything(&comm, protocol, n);
+                    }
+                }
+            });
+        }
+    }
+}
+
+fn everything(comm: &Communicator, protocol: Protocol, n: usize) {
+    let (p, me) = (comm.size(), comm.rank().0);
+    for collective in 0..5 {
+        // Ranks are late by turns: some operations are over in a moment, and some have to be waited for.
+        for turn in 0..6u32 {
+            if turn % p == me && n == 5 {
+                thread::sleep(Duration::from_millis(1));
+            }
+            let mut x = given(me, n);
+            let mut y = vec![0; n * p as usize];
+            match collective {
+                0 => {
+                    comm.all_reduce(&mut x, ReduceOp::Sum)
+                        .protocol(protocol)
+                        .wait()
+                        .unwrap();
+                    assert_eq!(x, sum(p, n));
+                }
+                1 => {
+                    comm.all_gather_into(&x, &mut y).protocol(protocol).wait().unwrap();
+                    assert_eq!(y, all(p, n));
+                }
+                2 => {
+                    let root = Rank(turn / 3 % p);
+                    comm.broadcast(&mut x, root).protocol(protocol).wait().unwrap();
+                    assert_eq!(x, given(root.0, n));
+                }
+                3 => {
+                    let whole = given(me, n * p as usize);
+                    comm.reduce_scatter_into(&whole, &mut x, ReduceOp::Sum)
+                        .protocol(protocol)
+                        .wait()
+                        .unwrap();
+                    assert_eq!(x, sum(p, n * p as usize)[me as usize * n..][..n]);
+                }
+                _ => {
+                    let whole = given(me, n * p as usize);
+                    comm.all_to_all(&whole, &mut y).protocol(protocol).wait().unwrap();
+                    let expected = (0..p).flat_map(|rank| given(rank, n * p as usize)[me as usize * n..][..n].to_vec());
+                    assert!(y.iter().copied().eq(expected));
+                }
+            }
+        }
+    }
+}
+
+/// Each differs from the one before in one thing alone.
+#[test]
+fn what_is_not_alike_is_not_taken_for_it() {
+    ranks(2, &options(), |comm| {
+        let me = comm.rank().0;
+        let n = 6;
+        let product = UserOperator::new("product", |into: &mut [i64], from: &[i64]| {
+            into.iter_mut().zip(from).for_each(|(into, from)| *into *= from);
+        });
+        let (mut x, mut buffer) = (given(me, n), comm.alloc::<i64>(2 * n).unwrap());
+        for _ in 0..3 {
+            for op in [ReduceOp::Sum, ReduceOp::Min] {
+                for _ in 0..2 {
+                    x.copy_from_slice(&given(me, n));
+                    comm.all_reduce(&mut x, op).wait().unwrap();
+                    let expected = if op == ReduceOp::Sum { sum(2, n) } else { given(0, n) };
+                    assert_eq!(x, expected);
+                }
+            }
+            x.copy_from_slice(&given(me, n));
+            comm.all_reduce(&mut x, &product).wait().unwrap();
+            let expected: Vec<_> = given(0, n).iter().zip(given(1, n)).map(|(a, b)| a * b).collect();
+            assert_eq!(x, expected);
+            // The same bytes, of another type.
+            let mut halves = vec![1i32; 2 * n];
+            comm.all_reduce(&mut halves, ReduceOp::Sum).wait().unwrap();
+            assert_eq!(halves, vec![2; 2 * n]);
+            // In place and out of place, and with the output before the input and behind it.
+            let mut y = vec![0; n];
+            for _ in 0..2 {
+                comm.all_reduce_into(&given(me, n), &mut y, ReduceOp::Sum)
+                    .wait()
+                    .unwrap();
+                assert_eq!(y, sum(2, n));
+            }
+            buffer[..n].copy_from_slice(&given(me, n));
+            buffer[n..].fill(3);
+            comm.all_reduce(&mut buffer, ReduceOp::Sum).wait().unwrap();
+            assert_eq!((&buffer[..n], buffer[n]), (&sum(2, n)[..], 6));
+            // Started, and waited for later.
+            let mut started = comm.alloc::<i64>(n).unwrap();
+            started.copy_from_slice(&given(me, n));
+            let request = comm.all_reduce(started, ReduceOp::Sum).start().unwrap();
+            x.copy_from_slice(&given(me, n));
+            comm.all_reduce(&mut x, ReduceOp::Sum).wait().unwrap();
+            assert_eq!(
+                (x.as_slice(), &request.wait().unwrap()[..]),
+                (&sum(2, n)[..], &sum(2, n)[..])
+            );
+            // By another algorithm.
+            x.copy_from_slice(&given(me, n));
+            comm.all_reduce(&mut x, ReduceOp::Sum)
+                .algorithm(Algorithm::Ring)
+                .wait()
+                .unwrap();
+            assert_eq!(x, sum(2, n));
+        }
+    });
+}
+
+/// Whoever is in one when the other end goes hears of it, and so does who comes next.
+#[test]
+fn a_repeat_that_nobody_answers_fails_in_its_time() {
+    let options = Options {
+        deadline: Duration::from_secs(2),
+        ..options()
+    };
+    ranks(2, &options, |comm| {
+        let mut x = [1.0f32; 4];
+        for _ in 0..5 {
+            comm.all_reduce(&mut x, ReduceOp::Sum).wait().unwrap();
+        }
+        if comm.rank() == Rank(1) {
+            return;
+        }
+        let error = comm.all_reduce(&mut x, ReduceOp::Sum).wait().unwrap_err();
+        assert_eq!(error.culprit(), Some(Rank(1)), "{error}");
+        assert!(comm.all_reduce(&mut x, ReduceOp::Sum).wait().is_err());
+    });
+}
