@@ -214,6 +214,42 @@ fn an_engine_that_nobody_drives_is_said_to_be_idle() {
     assert_eq!(found, Some(Cause::Idle { rank: Rank(1) }));
 }
 
+/// Rank 1 is cut off, and rank 0 notices. Whether links are tried is the question's.
+#[test]
+fn links_are_tried_where_one_has_failed_and_only_there() {
+    for links in [false, true] {
+        let mut court = Court::new(4);
+        for (rank, member) in court.members.iter().enumerate() {
+            member.watch().begin(1, Collective::Reduce);
+            assert_eq!(member.watch().links_wanted(), None);
+            let reached = (0..4).filter(|to| *to != rank as u32 && rank != 1 && *to != 1);
+            // As engines that try at once have it, and only if it is wanted.
+            if links {
+                member.watch().reach(reached.map(Rank).collect());
+            }
+        }
+        court.act(0, |trial, now, out| trial.investigate(WINDOW, links, now, out));
+        court.carry(|rank| {
+            let awaited = if rank == 0 { Awaited::Nothing } else { Awaited::Message };
+            Some(vec![Wait {
+                awaited,
+                ..wait(if rank == 0 { 1 } else { 0 })
+            }])
+        });
+        for member in &court.members {
+            // Less than half of the time that there is to report.
+            assert_eq!(member.watch().links_wanted(), links.then_some(TRIAL));
+        }
+        let found = court.members[0].finding().map(|verdict| verdict.cause.clone());
+        let (rank, peer) = (Rank(0), Rank(1));
+        let expected = match links {
+            true => Cause::CutOff { rank: peer },
+            false => Cause::Broken { rank, peer },
+        };
+        assert_eq!(found, Some(expected));
+    }
+}
+
 #[test]
 fn who_gives_up_without_a_finding_says_its_own_reason_on_one_line() {
     let mut court = Court::new(2);
