@@ -101,7 +101,7 @@ impl Default for Config {
 
 /// One rank of a communicator: its connections, and the operations under way on them.
 ///
-/// Whatever goes wrong with a connection fails the engine, and with it all operations; its queue pairs are gone then, so that nothing of it touches memory any more. Dropping it does the same, whatever is under way;
+/// Whatever goes wrong with a connection fails the engine, and with it all operations; the queue pairs that had any under way are gone then, so that nothing of it touches memory any more. Dropping it does the same, whatever is under way;
 /// [`close`](Self::close) waits for the other ranks before.
 pub struct Engine {
     // Before what they point into.

@@ -161,7 +161,9 @@ impl Lane {
         self.running = true;
         (self.execution, self.act, self.walk) = (At::default(), 0, Walk::default());
         (self.grants, self.receive, self.grant_walk) = (At::default(), 0, Walk::default());
-        self.begin_terms(op);
+        if let Some(terms) = &op.ready.terms {
+            self.begin_terms(&terms[self.strand as usize]);
+        }
         let steps = op.ready.code.strands[self.strand as usize].instructions.len();
         self.sends.clear();
         self.sends.reserve(steps);

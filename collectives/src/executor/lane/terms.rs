@@ -92,13 +92,11 @@ impl Terms {
 }
 
 impl Lane {
-    /// Nothing has been said, nor heard.
-    pub(super) fn begin_terms(&mut self, op: &Running) {
+    /// Nothing has been said, nor heard. Of an operation before, all was.
+    pub(super) fn begin_terms(&mut self, terms: &[Terms]) {
         self.said = 0;
         self.unheard.clear();
-        if let Some(terms) = &op.ready.terms {
-            self.unheard.extend_from_slice(&terms[self.strand as usize]);
-        }
+        self.unheard.extend_from_slice(terms);
     }
 
     /// Says what has not been said, and hears what there is. Whether that was anything.
