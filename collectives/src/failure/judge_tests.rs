@@ -308,6 +308,9 @@ fn reaching(member: Testimony, peers: &[u32]) -> Testimony {
     Testimony::Says(Report { reaches, ..report })
 }
 
+/// Who reaches whom.
+type Reaches<'a> = &'a dyn Fn(u32, u32) -> bool;
+
 /// A single link shows that something is cut: whichever end noticed it, what the others reach tells whether it is one of the ends, and which, or the link alone.
 #[test]
 fn of_a_single_failed_queue_pair_the_end_that_nobody_reaches_is_cut_off() {
@@ -320,7 +323,7 @@ fn of_a_single_failed_queue_pair_the_end_that_nobody_reaches_is_cut_off() {
                 peer: Rank(peer),
             };
             // Who reaches whom, whether the engine at which the link failed could try its own, and what is to come of it.
-            let cases: [(&dyn Fn(u32, u32) -> bool, bool, Cause); 7] = [
+            let cases: [(Reaches<'_>, bool, Cause); 7] = [
                 (&|from, to| ![from, to].contains(&peer), true, cut_off(peer)),
                 (&|from, to| ![from, to].contains(&rank), true, cut_off(rank)),
                 (
