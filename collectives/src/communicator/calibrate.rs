@@ -13,7 +13,7 @@ use super::{CollectiveError, Communicator, Options};
 use crate::algorithm::Algorithm;
 use crate::bootstrap::Exchange;
 use crate::cost::{Compute, MARKS, Mover, NEAR, Scale};
-use crate::executor::{Data, Engine, EngineError, Operation, PlanId, Tuning};
+use crate::executor::{Data, Engine, EngineError, Operation, PlanId, Remembered, Tuning};
 use crate::kernel::Function;
 use crate::memory::Segment;
 use crate::plan::{Collective, Form, Place, Plan, Program, Shape, Span, Step};
@@ -191,6 +191,8 @@ struct Table<'a> {
     engine: &'a mut Engine,
     function: Function,
     memory: Arc<Segment>,
+    /// What the engine has remembered.
+    repeated: Option<((PlanId, Protocol, u64), Remembered)>,
     /// The longest mark, as long as input and output are.
     longest: u64,
     shared: &'a Shared,
@@ -235,6 +237,7 @@ impl<'a> Table<'a> {
         Ok(Self {
             memory: engine.allocate(2 * longest as usize + PIECE)?,
             function: Function::new(DataType::F32, ReduceOp::Sum, engine.ranks())?,
+            repeated: None,
             longest,
             engine,
             shared,
@@ -408,7 +411,17 @@ impl<'a> Table<'a> {
         })
     }
 
+    /// As a communicator does it: one like the last in the short way, if it is short.
     fn run(&mut self, plan: PlanId, protocol: Protocol, bytes: u64) -> Result<(), EngineError> {
+        let way = (plan, protocol, bytes);
+        let start = self.memory.start();
+        let repeated = self.repeated.filter(|(last, _)| *last == way);
+        if let Some((_, remembered)) = repeated.filter(|(_, remembered)| self.engine.is_ready_for(*remembered)) {
+            let data = (start, start.wrapping_add(self.longest as usize));
+            // SAFETY: both halves of the memory are long enough, and nobody else's.
+            let ticket = unsafe { self.engine.again(remembered, data, || false) };
+            return ticket.map_or(Ok(()), |ticket| Ok(self.engine.wait(ticket)?));
+        }
         let operation = Operation {
             plan,
             function: self.function.clone(),
@@ -426,6 +439,7 @@ impl<'a> Table<'a> {
         };
         // SAFETY: both halves of the memory are long enough, and nobody else's.
         let ticket = unsafe { self.engine.submit(operation) }?;
+        self.repeated = self.engine.remember(ticket).map(|remembered| (way, remembered));
         Ok(self.engine.wait(ticket)?)
     }
 

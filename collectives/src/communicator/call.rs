@@ -5,10 +5,10 @@ use core::mem;
 use std::fmt;
 use std::time::Duration;
 
-use super::data::{Held, Owned};
+use super::data::{Held, Lent, Owned};
 use super::{CollectiveError, Communicator};
 use crate::algorithm::Algorithm;
-use crate::executor::{Data, Direction, Parts, Ticket};
+use crate::executor::{Direction, Parts, Ticket};
 use crate::kernel::{Accumulator, Op, Scalar, UserOperator};
 use crate::plan::Collective;
 use crate::tune::Overrides;
@@ -80,8 +80,8 @@ pub(super) struct Spec {
     pub(super) parts: Option<Parts>,
     /// Of a message between two ranks: who the other is, and which end of it this is.
     pub(super) message: Option<(Rank, Direction)>,
-    pub(super) input: Data,
-    pub(super) output: Data,
+    pub(super) input: Lent,
+    pub(super) output: Lent,
 }
 
 impl Spec {

@@ -3,22 +3,17 @@
 //! A name alone is in place: what a rank gets is where it gave, as [`Shape::shared`](crate::plan::Shape::shared) says. `…_into` has two memories. Those that cannot be in place have no such name.
 
 use super::call::{Call, Reduction, Spec};
-use super::data::{Source, Target};
+use super::data::{Lent, Source, Target};
 use super::{CollectiveError, Communicator};
 use crate::algorithm::Algorithm;
-use crate::executor::{Data, Parts};
+use crate::executor::Parts;
 use crate::kernel::Element;
 use crate::plan::Collective;
 use crate::types::{DataType, Rank, ReduceOp};
 
 /// Where a part of this memory begins, `elements` behind it.
-fn behind(data: Data, elements: usize, element: DataType) -> Data {
-    let bytes = elements * element.bytes();
-    match data {
-        Data::None => Data::None,
-        Data::Registered(segment, offset) => Data::Registered(segment, offset + bytes),
-        Data::Plain(start) => Data::Plain(start.wrapping_add(bytes)),
-    }
+fn behind(data: Lent, elements: usize, element: DataType) -> Lent {
+    data.behind(elements * element.bytes())
 }
 
 fn misuse<T>(collective: Collective, what: impl Into<String>) -> Result<T, CollectiveError> {
@@ -38,7 +33,7 @@ fn lay(counts: &[usize]) -> (Vec<(u64, u64)>, usize) {
 }
 
 impl Communicator {
-    pub(super) fn spec<T: Element>(&self, collective: Collective, count: usize, input: Data, output: Data) -> Spec {
+    pub(super) fn spec<T: Element>(&self, collective: Collective, count: usize, input: Lent, output: Lent) -> Spec {
         let bytes = (count as u64).saturating_mul(T::TYPE.bytes() as u64);
         let parts = match collective {
             Collective::AllReduce | Collective::Broadcast | Collective::Reduce | Collective::SendRecv => 1,
@@ -121,7 +116,7 @@ impl Communicator {
     /// All ranks get the reduction of all `data`, in its place.
     pub fn all_reduce<X: Target>(&self, mut data: X, op: impl Into<Reduction>) -> Call<'_, X> {
         let (at, len) = data.lies(self.number);
-        let spec = self.spec::<X::Element>(Collective::AllReduce, len, at.clone(), at);
+        let spec = self.spec::<X::Element>(Collective::AllReduce, len, at, at);
         Call::new(self, Self::reducing(spec, op.into()), data)
     }
 
@@ -144,7 +139,7 @@ impl Communicator {
         const WHAT: Collective = Collective::AllGather;
         let (at, len) = data.lies(self.number);
         let spec = self.part(WHAT, len).map(|part| {
-            let own = behind(at.clone(), part * self.rank.index(), X::Element::TYPE);
+            let own = behind(at, part * self.rank.index(), X::Element::TYPE);
             self.spec::<X::Element>(WHAT, part, own, at)
         });
         Call::new(self, spec, data)
@@ -169,7 +164,7 @@ impl Communicator {
         const WHAT: Collective = Collective::ReduceScatter;
         let (at, len) = data.lies(self.number);
         let spec = self.part(WHAT, len).and_then(|part| {
-            let own = behind(at.clone(), part * self.rank.index(), X::Element::TYPE);
+            let own = behind(at, part * self.rank.index(), X::Element::TYPE);
             Self::reducing(self.spec::<X::Element>(WHAT, part, at, own), op.into())
         });
         Call::new(self, spec, data)
@@ -193,7 +188,7 @@ impl Communicator {
     /// All ranks get the root's `data`.
     pub fn broadcast<X: Target>(&self, mut data: X, root: Rank) -> Call<'_, X> {
         let (at, len) = data.lies(self.number);
-        let given = if self.rank == root { at.clone() } else { Data::None };
+        let given = if self.rank == root { at } else { Lent::NONE };
         let spec = self.spec::<X::Element>(Collective::Broadcast, len, given, at);
         Call::new(self, self.rooted(spec, root), data)
     }
@@ -210,7 +205,7 @@ impl Communicator {
         let spec = if self.rank == root {
             Self::same(WHAT, given, wanted).map(|len| self.spec::<X::Element>(WHAT, len, from, into))
         } else {
-            Ok(self.spec::<X::Element>(WHAT, wanted, Data::None, into))
+            Ok(self.spec::<X::Element>(WHAT, wanted, Lent::NONE, into))
         };
         let spec = spec.and_then(|spec| self.rooted(spec, root));
         Call::new(self, spec, (input, output))
@@ -219,7 +214,7 @@ impl Communicator {
     /// The root gets the reduction of all `data`, in its place; what the others have is as it was.
     pub fn reduce<X: Target>(&self, mut data: X, op: impl Into<Reduction>, root: Rank) -> Call<'_, X> {
         let (at, len) = data.lies(self.number);
-        let wanted = if self.rank == root { at.clone() } else { Data::None };
+        let wanted = if self.rank == root { at } else { Lent::NONE };
         let spec = self.spec::<X::Element>(Collective::Reduce, len, at, wanted);
         let spec = Self::reducing(spec, op.into()).and_then(|spec| self.rooted(spec, root));
         Call::new(self, spec, data)
@@ -238,7 +233,7 @@ impl Communicator {
         let spec = if self.rank == root {
             Self::same(WHAT, given, wanted).map(|len| self.spec::<X::Element>(WHAT, len, from, into))
         } else {
-            Ok(self.spec::<X::Element>(WHAT, given, from, Data::None))
+            Ok(self.spec::<X::Element>(WHAT, given, from, Lent::NONE))
         };
         let spec = spec
             .and_then(|spec| Self::reducing(spec, op.into()))
@@ -252,11 +247,11 @@ impl Communicator {
         let (at, len) = data.lies(self.number);
         let spec = if self.rank == root {
             self.part(WHAT, len).map(|part| {
-                let own = behind(at.clone(), part * self.rank.index(), X::Element::TYPE);
+                let own = behind(at, part * self.rank.index(), X::Element::TYPE);
                 self.spec::<X::Element>(WHAT, part, own, at)
             })
         } else {
-            Ok(self.spec::<X::Element>(WHAT, len, at, Data::None))
+            Ok(self.spec::<X::Element>(WHAT, len, at, Lent::NONE))
         };
         let spec = spec.and_then(|spec| self.rooted(spec, root));
         Call::new(self, spec, data)
@@ -275,7 +270,7 @@ impl Communicator {
             self.times(WHAT, given, wanted)
                 .map(|part| self.spec::<X::Element>(WHAT, part, from, into))
         } else {
-            Ok(self.spec::<X::Element>(WHAT, given, from, Data::None))
+            Ok(self.spec::<X::Element>(WHAT, given, from, Lent::NONE))
         };
         let spec = spec.and_then(|spec| self.rooted(spec, root));
         Call::new(self, spec, (input, output))
@@ -287,11 +282,11 @@ impl Communicator {
         let (at, len) = data.lies(self.number);
         let spec = if self.rank == root {
             self.part(WHAT, len).map(|part| {
-                let own = behind(at.clone(), part * self.rank.index(), X::Element::TYPE);
+                let own = behind(at, part * self.rank.index(), X::Element::TYPE);
                 self.spec::<X::Element>(WHAT, part, at, own)
             })
         } else {
-            Ok(self.spec::<X::Element>(WHAT, len, Data::None, at))
+            Ok(self.spec::<X::Element>(WHAT, len, Lent::NONE, at))
         };
         let spec = spec.and_then(|spec| self.rooted(spec, root));
         Call::new(self, spec, data)
@@ -310,7 +305,7 @@ impl Communicator {
             self.times(WHAT, wanted, given)
                 .map(|part| self.spec::<X::Element>(WHAT, part, from, into))
         } else {
-            Ok(self.spec::<X::Element>(WHAT, wanted, Data::None, into))
+            Ok(self.spec::<X::Element>(WHAT, wanted, Lent::NONE, into))
         };
         let spec = spec.and_then(|spec| self.rooted(spec, root));
         Call::new(self, spec, (input, output))
@@ -526,7 +521,7 @@ impl Communicator {
     pub fn barrier(&self) -> Call<'_, ()> {
         Call::new(
             self,
-            Ok(self.spec::<u8>(Collective::Barrier, 0, Data::None, Data::None)),
+            Ok(self.spec::<u8>(Collective::Barrier, 0, Lent::NONE, Lent::NONE)),
             (),
         )
     }

@@ -13,7 +13,7 @@ use super::error::{CollectiveError, GroupFailed};
 use super::state::{Stall, State};
 use crate::algorithm::Algorithm;
 use crate::bootstrap::Group;
-use crate::executor::{Direction, EngineError, Failed, Message, Operation, Patience, Ticket};
+use crate::executor::{Direction, EngineError, Failed, Message, Operation, Patience, Remembered, Ticket};
 use crate::failure::{SETTLE, Wait, Watch};
 use crate::kernel::Function;
 use crate::memory::Segment;
@@ -40,7 +40,8 @@ pub(super) struct Shared {
     rank: Rank,
     /// As it is at the beginning of a wait.
     patience: Patience,
-    /// Threads that want the lock, or have it, other than the one in the background.
+    /// Whether a thread in the background drives what was started; and threads that want the lock, or have it, other than that one.
+    background: bool,
     wanted: AtomicUsize,
     /// Whether the thread in the background is to end.
     over: AtomicBool,
@@ -55,8 +56,11 @@ struct Locked<'s> {
 }
 
 impl Drop for Locked<'_> {
+    #[inline]
     fn drop(&mut self) {
-        self.shared.wanted.fetch_sub(1, Ordering::Relaxed);
+        if self.shared.background {
+            self.shared.wanted.fetch_sub(1, Ordering::Relaxed);
+        }
     }
 }
 
@@ -77,13 +81,14 @@ fn margin(deadline: Duration) -> Duration {
 }
 
 impl Shared {
-    pub(super) fn new(state: State, group: Group) -> Self {
+    pub(super) fn new(state: State, group: Group, background: bool) -> Self {
         Self {
             watch: group.control().watch(),
             rank: group.rank(),
             patience: state.engine.patience().clone(),
             state: Mutex::new(state),
             group: Mutex::new(group),
+            background,
             wanted: AtomicUsize::new(0),
             over: AtomicBool::new(false),
             started: Condvar::new(),
@@ -91,8 +96,11 @@ impl Shared {
     }
 
     /// A panic while it is held has failed the engine, and left the rest as it was.
+    #[inline]
     fn lock(&self) -> Locked<'_> {
-        self.wanted.fetch_add(1, Ordering::Relaxed);
+        if self.background {
+            self.wanted.fetch_add(1, Ordering::Relaxed);
+        }
         Locked {
             state: self.state.lock().unwrap_or_else(PoisonError::into_inner),
             shared: self,
@@ -117,11 +125,16 @@ impl Shared {
     /// Begins an operation and drives it to its end.
     #[inline]
     pub(super) fn run(&self, spec: Spec, settings: &Settings) -> Result<(), CollectiveError> {
+        let nothing = spec.is_nothing() && settings.forced.algorithm.is_none();
+        let likeness = (!nothing).then(|| Likeness::of(&spec, settings)).flatten();
         let mut lock = self.lock();
         let state = &mut *lock.state;
-        let likeness = Likeness::of(&spec, settings);
-        if likeness.is_some() && likeness == state.repeated && state.engine.is_free() && !self.watch.attention() {
-            return match self.repeat(state, &spec) {
+        if nothing && !self.watch.attention() && state.failed.is_none() {
+            return Ok(());
+        }
+        let remembered = likeness.as_ref().and_then(|likeness| state.remembered(likeness));
+        if let Some(remembered) = remembered.filter(|_| !self.watch.attention()) {
+            return match self.repeat(state, remembered, &spec) {
                 Some(ticket) => self.finish(lock, ticket),
                 None => Ok(()),
             };
@@ -130,18 +143,20 @@ impl Shared {
         if ticket == Ticket::NOTHING {
             return Ok(());
         }
-        state.repeated = likeness.filter(|_| state.engine.remember(ticket));
+        if let Some(likeness) = likeness {
+            state.remember(likeness, ticket);
+        }
         self.finish(lock, ticket)
     }
 
     /// Does an operation that is like the one before; gives its ticket if it is not done in a few microseconds.
     #[inline]
-    fn repeat(&self, state: &mut State, spec: &Spec) -> Option<Ticket> {
+    fn repeat(&self, state: &mut State, remembered: Remembered, spec: &Spec) -> Option<Ticket> {
         let number = state.engine.next_number();
         self.watch.begin(number, spec.collective);
         let data = (spec.input.start(), spec.output.start());
         // SAFETY: as of `submit`; and it is like the last, as it has been compared.
-        let ticket = unsafe { state.engine.again(data, || self.watch.attention()) };
+        let ticket = unsafe { state.engine.again(remembered, data, || self.watch.attention()) };
         if ticket.is_none() {
             self.watch.finish(number);
             state.stall = Stall::Quiet;
@@ -176,13 +191,15 @@ impl Shared {
         }
         let (plan, tuning) = state.way(spec.collective, spec.root, spec.data, spec.bytes, settings)?;
         let function = Function::new(spec.data, spec.reduction.op, state.engine.ranks())?;
+        // SAFETY: whoever calls this has the buffers: `Call::wait`, `start` and `Batch::add`.
+        let (input, output) = unsafe { (spec.input.data(), spec.output.data()) };
         let operation = Operation {
             plan,
             function,
             count: spec.count,
             parts: spec.parts,
-            input: spec.input,
-            output: spec.output,
+            input,
+            output,
             scale: spec.reduction.scale,
             tuning,
             deadline: Some(settings.deadline),
@@ -215,10 +232,12 @@ impl Shared {
                 what: "a message between two ranks goes by no algorithm, and by the protocol simple".to_owned(),
             });
         }
-        let data = match direction {
+        let lent = match direction {
             Direction::Send => spec.input,
             Direction::Receive => spec.output,
         };
+        // SAFETY: as of `submit`.
+        let data = unsafe { lent.data() };
         let bytes = usize::try_from(spec.bytes).unwrap_or(usize::MAX);
         let message = Message {
             peer,

@@ -110,7 +110,7 @@ impl Communicator {
     fn of(state: State, group: Group, devices: &[Context], options: Options) -> Result<Self, CollectiveError> {
         static NUMBER: AtomicU64 = AtomicU64::new(1);
         let (rank, ranks, members) = (group.rank(), group.ranks(), group.members().into());
-        let shared = Arc::new(Shared::new(state, group));
+        let shared = Arc::new(Shared::new(state, group, options.progress_thread));
         let progress = if options.progress_thread {
             let shared = Arc::clone(&shared);
             let thread = std::thread::Builder::new().name("collectives".to_owned());

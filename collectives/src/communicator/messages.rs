@@ -1,9 +1,9 @@
 //! Messages between two ranks of a communicator.
 
 use super::call::{Call, Spec};
-use super::data::{Source, Target};
+use super::data::{Lent, Source, Target};
 use super::{CollectiveError, Communicator};
-use crate::executor::{Data, Direction};
+use crate::executor::Direction;
 use crate::kernel::Element;
 use crate::plan::Collective;
 use crate::types::Rank;
@@ -41,7 +41,7 @@ impl Communicator {
         &self,
         direction: Direction,
         peer: Rank,
-        data: Data,
+        data: Lent,
         len: usize,
     ) -> Result<Spec, CollectiveError> {
         const WHAT: Collective = Collective::SendRecv;
@@ -53,8 +53,8 @@ impl Communicator {
             return Err(CollectiveError::Misuse { collective: WHAT, what });
         }
         let spec = match direction {
-            Direction::Send => self.spec::<T>(WHAT, len, data, Data::None),
-            Direction::Receive => self.spec::<T>(WHAT, len, Data::None, data),
+            Direction::Send => self.spec::<T>(WHAT, len, data, Lent::NONE),
+            Direction::Receive => self.spec::<T>(WHAT, len, Lent::NONE, data),
         };
         Ok(Spec {
             message: Some((peer, direction)),

@@ -6,7 +6,7 @@ use super::call::{Likeness, Settings};
 use super::error::{CollectiveError, GroupFailed};
 use crate::algorithm::Algorithm;
 use crate::cost::{Compute, Link};
-use crate::executor::{Engine, PlanId, Ticket, Tuning};
+use crate::executor::{Engine, KEPT, PlanId, Remembered, Ticket, Tuning};
 use crate::memory::Segment;
 use crate::plan::Collective;
 use crate::tune::{Choice, Decision, Overrides, Question, Tuner};
@@ -55,8 +55,9 @@ pub(super) struct State {
     /// Operations whose requests were dropped, and what must outlive them.
     pub(super) abandoned: Vec<(Ticket, [Option<Arc<Segment>>; 2])>,
     pub(super) stall: Stall,
-    /// What the last operation was like, if the engine has remembered it.
-    pub(super) repeated: Option<Likeness>,
+    /// What operations were like that the engine has remembered, and which of them came last.
+    repeated: Vec<(Likeness, Remembered)>,
+    latest: usize,
     /// Why nothing goes any more.
     pub(super) failed: Option<Box<GroupFailed>>,
 }
@@ -73,7 +74,8 @@ impl State {
             plans: Vec::new(),
             abandoned: Vec::new(),
             stall: Stall::Quiet,
-            repeated: None,
+            repeated: Vec::with_capacity(KEPT),
+            latest: 0,
             failed: None,
         }
     }
@@ -82,7 +84,35 @@ impl State {
     pub(super) fn choose_by(&mut self, tuner: Tuner) {
         self.tuner = tuner;
         self.ways.clear();
-        self.repeated = None;
+        self.repeated.clear();
+    }
+
+    /// What the engine has remembered of an operation like this, and can do at once.
+    #[inline]
+    pub(super) fn remembered(&mut self, likeness: &Likeness) -> Option<Remembered> {
+        if self.repeated.get(self.latest).is_none_or(|(last, _)| last != likeness) {
+            self.latest = self.repeated.iter().position(|(one, _)| one == likeness)?;
+        }
+        let (_, remembered) = self.repeated[self.latest];
+        self.engine.is_ready_for(remembered).then_some(remembered)
+    }
+
+    /// Has the engine remember an operation that has just begun.
+    pub(super) fn remember(&mut self, likeness: Likeness, ticket: Ticket) {
+        let known = self.repeated.iter().position(|(one, _)| *one == likeness);
+        let Some(remembered) = self.engine.remember(ticket) else {
+            return;
+        };
+        let new = (likeness, remembered);
+        match known {
+            Some(index) => self.repeated[index] = new,
+            None if self.repeated.len() < KEPT => self.repeated.push(new),
+            // The engine forgets by turns, too.
+            None => {
+                self.repeated.remove(0);
+                self.repeated.push(new);
+            }
+        }
     }
 
     /// How an operation of so many bytes is done.

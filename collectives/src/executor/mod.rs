@@ -34,6 +34,7 @@ use std::time::{Duration, Instant};
 
 use doorbell_verbs::{Context, Qpn};
 
+pub(crate) use again::{KEPT, Remembered};
 use connect::Rail;
 pub use error::{EngineError, Failed, Waiting};
 use lane::{Drive, Lane};
@@ -123,8 +124,7 @@ pub struct Engine {
     failed: Option<Broken>,
     /// A trial of the links, if there was one.
     tried: Option<Tried>,
-    /// The last short operation, without its data.
-    again: Option<Running>,
+    again: again::Memory,
     /// Turns since the last look at the clock.
     turns: u32,
     patience: Patience,
@@ -193,7 +193,7 @@ impl Engine {
             config,
             failed: None,
             tried: None,
-            again: None,
+            again: again::Memory::default(),
             turns: 0,
             patience: Patience::among(ranks),
         })

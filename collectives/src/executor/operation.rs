@@ -58,14 +58,9 @@ unsafe impl Send for Data {}
 unsafe impl Sync for Data {}
 
 impl Data {
-    /// Whether there is any.
-    pub(crate) fn is_some(&self) -> bool {
-        !matches!(self, Self::None)
-    }
-
     /// Its first byte; null if there is none.
     #[inline]
-    pub(crate) fn start(&self) -> *mut u8 {
+    pub(super) fn start(&self) -> *mut u8 {
         match self {
             Self::None => core::ptr::null_mut(),
             Self::Registered(segment, offset) => segment.start().wrapping_add(*offset),
