@@ -3,6 +3,7 @@
 mod apt;
 mod ci;
 mod instructions;
+mod kernels;
 mod peers;
 mod sanitize;
 mod setup;
@@ -23,6 +24,7 @@ Usage: cargo xtask COMMAND [OPTIONS]
 Commands:
   ci            check everything
   instructions  count instructions per call of the data path, beside C
+  kernels       build the GPU's reduction kernels and their report
   peers         measure the device beside other libraries
   sanitize      test under sanitizers, valgrind, loom and Miri
   vm            run a command in a guest with the kernel's rxe
@@ -45,6 +47,7 @@ fn run(mut arguments: lexopt::Parser) -> Result<u8> {
     match arguments.next()? {
         Some(Value(command)) if command == "ci" => ci::main(arguments),
         Some(Value(command)) if command == "instructions" => instructions::main(arguments),
+        Some(Value(command)) if command == "kernels" => kernels::main(arguments),
         Some(Value(command)) if command == "peers" => peers::main(arguments),
         Some(Value(command)) if command == "sanitize" => sanitize::main(arguments),
         Some(Value(command)) if command == "vm" => vm::main(arguments),

@@ -3,7 +3,7 @@
 
 use crate::apt;
 use anyhow::{Result, bail};
-use std::{env, path::Path};
+use std::{env, path::Path, process::Command};
 
 /// Something that a part of the chores needs.
 #[derive(Debug, Clone, Copy)]
@@ -89,6 +89,26 @@ pub(crate) const COLLECTIVE_PEERS: [Need; 4] = [
     Need {
         package: "libgloo-dev",
         found: || Path::new("/usr/include/gloo/context.h").exists(),
+    },
+];
+
+/// A C++ compiler.
+pub(crate) const CXX: Need = Need {
+    package: "g++",
+    found: || in_path("c++"),
+};
+
+/// What the GPU's kernels are built with: pip brings the compiler, which preprocesses with the host's.
+pub(crate) const KERNELS: [Need; 2] = [
+    CXX,
+    Need {
+        package: "python3-pip",
+        found: || {
+            Command::new("python3")
+                .args(["-m", "pip", "--version"])
+                .output()
+                .is_ok_and(|output| output.status.success())
+        },
     },
 ];
 

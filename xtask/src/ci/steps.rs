@@ -1,7 +1,7 @@
 //! What `cargo xtask ci` checks.
 
 use super::{Step, Verdict, cargo_test::tests, guest, lacking, licences, safe};
-use crate::{instructions, sanitize, setup, target_folder, workspace};
+use crate::{instructions, kernels, sanitize, setup, target_folder, workspace};
 use anyhow::{Context, Result, bail};
 use std::{
     ffi::OsString,
@@ -10,7 +10,7 @@ use std::{
 };
 
 /// All steps, in the order in which they run: cheap ones first, and the guest last as it needs the builds.
-pub(crate) const ALL: [Step; 15] = [
+pub(crate) const ALL: [Step; 16] = [
     Step {
         name: "setup",
         about: "what the other steps need from the machine",
@@ -45,6 +45,11 @@ pub(crate) const ALL: [Step; 15] = [
         name: "abi",
         about: "our bindings agree with those of rdma-sys",
         run: abi,
+    },
+    Step {
+        name: "kernels",
+        about: "the GPU's kernels and their report are what their source builds to",
+        run: kernels::check,
     },
     Step {
         name: "build",
@@ -89,7 +94,7 @@ pub(crate) const ALL: [Step; 15] = [
 ];
 
 fn set_up() -> Result<Verdict> {
-    let needs: Vec<_> = setup::ABI.into_iter().chain([setup::QEMU]).collect();
+    let needs: Vec<_> = setup::ABI.into_iter().chain([setup::QEMU, setup::CXX]).collect();
     match setup::provide(&needs)?.as_slice() {
         [] => Ok(Verdict::Passed),
         missing => lacking(missing),

@@ -1,0 +1,269 @@
+// The types of elements, what each accumulates in, and the operators: the rules of collectives/src/kernel, bit for bit.
+//
+// A type has `Raw`, an unsigned integer that is its bits, and `Wide`, what it accumulates in. Integers of 8 bits accumulate in 32 and are cut off when they are stored or divided, which is as wrapping each time.
+// Nothing here may be fused: it is compiled with -fmad=false, and for the host with -ffp-contract=off.
+#pragma once
+
+#include "convert.cuh"
+
+namespace doorbell {
+
+// 16 bytes, as they are loaded and stored.
+struct Words {
+    uint32_t word[4];
+};
+
+template <class R, class W>
+struct Integer {
+    using Raw = R;
+    using Wide = W;
+    static constexpr bool NARROW = false;
+
+    DOORBELL_EVERYWHERE static Wide decode(Raw raw) {
+        return static_cast<Wide>(raw);
+    }
+
+    DOORBELL_EVERYWHERE static Raw encode(Wide wide) {
+        return static_cast<Raw>(wide);
+    }
+
+    DOORBELL_EVERYWHERE static Wide divide(Wide value, uint32_t ranks) {
+        return value / ranks;
+    }
+};
+
+// Signed: the division truncates towards zero, and is done without the sign, as the number of ranks has all 32 bits.
+template <class R, class S, class W, class U>
+struct Signed {
+    using Raw = R;
+    using Wide = W;
+    static constexpr bool NARROW = false;
+
+    DOORBELL_EVERYWHERE static Wide decode(Raw raw) {
+        return static_cast<S>(raw);
+    }
+
+    DOORBELL_EVERYWHERE static Raw encode(Wide wide) {
+        return static_cast<Raw>(wide);
+    }
+
+    DOORBELL_EVERYWHERE static Wide divide(Wide sum, uint32_t ranks) {
+        const Wide value = static_cast<S>(sum);
+        const U magnitude = value < 0 ? U(0) - static_cast<U>(value) : static_cast<U>(value);
+        const U quotient = magnitude / ranks;
+        return static_cast<Wide>(value < 0 ? U(0) - quotient : quotient);
+    }
+};
+
+struct I8 : Signed<uint8_t, int8_t, int32_t, uint32_t> {};
+struct I32 : Signed<uint32_t, int32_t, int32_t, uint32_t> {};
+struct I64 : Signed<uint64_t, int64_t, int64_t, uint64_t> {};
+struct U32 : Integer<uint32_t, uint32_t> {};
+struct U64 : Integer<uint64_t, uint64_t> {};
+struct U8 : Integer<uint8_t, uint32_t> {
+    DOORBELL_EVERYWHERE static Wide divide(Wide sum, uint32_t ranks) {
+        return (sum & 0xff) / ranks;
+    }
+};
+
+template <class R, class W, R NAN_BITS>
+struct Float {
+    using Raw = R;
+    using Wide = W;
+    static constexpr bool NARROW = false;
+
+    DOORBELL_EVERYWHERE static Wide decode(Raw raw) {
+        return bits_as<Wide>(raw);
+    }
+
+    DOORBELL_EVERYWHERE static Raw encode(Wide wide) {
+        return wide != wide ? NAN_BITS : bits_as<Raw>(wide);
+    }
+
+    DOORBELL_EVERYWHERE static Wide divide(Wide sum, uint32_t ranks) {
+        return sum / static_cast<Wide>(ranks);
+    }
+};
+
+struct F32 : Float<uint32_t, float, 0x7fc00000> {};
+struct F64 : Float<uint64_t, double, 0x7ff8000000000000> {};
+
+// Floats that accumulate in binary32.
+template <class F>
+struct Narrow {
+    using Raw = typename F::Raw;
+    using Wide = float;
+    using Format = F;
+    static constexpr bool NARROW = true;
+
+    DOORBELL_EVERYWHERE static Wide decode(Raw raw) {
+        return decode_pair<F>(raw).low;
+    }
+
+    DOORBELL_EVERYWHERE static Raw encode(Wide wide) {
+        return static_cast<Raw>(encode_pair<F>({wide, 0.0f}));
+    }
+
+    DOORBELL_EVERYWHERE static Wide divide(Wide sum, uint32_t ranks) {
+        return sum / static_cast<float>(ranks);
+    }
+};
+
+// The elements of 16 bytes, or the first of them, the first at the lowest address.
+template <class T, bool NARROW = T::NARROW>
+struct Group {
+    using Raw = typename T::Raw;
+    static constexpr int ELEMENTS = 16 / sizeof(Raw);
+
+    template <int COUNT>
+    DOORBELL_EVERYWHERE static void decode(const Words &words, typename T::Wide (&wide)[COUNT]) {
+        #pragma unroll
+        for (int i = 0; i < COUNT; i++) {
+            if constexpr (sizeof(Raw) == 8) {
+                wide[i] = T::decode(words.word[2 * i] | static_cast<uint64_t>(words.word[2 * i + 1]) << 32);
+            } else {
+                constexpr int each = 4 / sizeof(Raw);
+                wide[i] = T::decode(static_cast<Raw>(words.word[i / each] >> i % each * 8 * sizeof(Raw)));
+            }
+        }
+    }
+
+    template <int COUNT>
+    DOORBELL_EVERYWHERE static Words encode(const typename T::Wide (&wide)[COUNT]) {
+        Words words = {};
+        #pragma unroll
+        for (int i = 0; i < COUNT; i++) {
+            if constexpr (sizeof(Raw) == 8) {
+                const uint64_t raw = T::encode(wide[i]);
+                words.word[2 * i] = static_cast<uint32_t>(raw);
+                words.word[2 * i + 1] = static_cast<uint32_t>(raw >> 32);
+            } else {
+                constexpr int each = 4 / sizeof(Raw);
+                words.word[i / each] |= static_cast<uint32_t>(T::encode(wide[i])) << i % each * 8 * sizeof(Raw);
+            }
+        }
+        return words;
+    }
+};
+
+template <class T>
+struct Group<T, true> {
+    using Format = typename T::Format;
+    static constexpr int ELEMENTS = 16 / sizeof(typename T::Raw);
+    // Of a word.
+    static constexpr int PAIRS = ELEMENTS / 8;
+    static constexpr int BITS = 32 / PAIRS;
+
+    template <int COUNT>
+    DOORBELL_EVERYWHERE static void decode(const Words &words, float (&wide)[COUNT]) {
+        #pragma unroll
+        for (int i = 0; i < COUNT / 2; i++) {
+            const Pair pair = decode_pair<Format>(words.word[i / PAIRS] >> i % PAIRS * BITS);
+            wide[2 * i] = pair.low;
+            wide[2 * i + 1] = pair.high;
+        }
+    }
+
+    template <int COUNT>
+    DOORBELL_EVERYWHERE static Words encode(const float (&wide)[COUNT]) {
+        Words words = {};
+        #pragma unroll
+        for (int i = 0; i < COUNT / 2; i++) {
+            words.word[i / PAIRS] |= encode_pair<Format>({wide[2 * i], wide[2 * i + 1]}) << i % PAIRS * BITS;
+        }
+        return words;
+    }
+};
+
+// Integers wrap, so they are added and multiplied without a sign.
+DOORBELL_EVERYWHERE int32_t add(int32_t a, int32_t b) { return static_cast<int32_t>(static_cast<uint32_t>(a) + static_cast<uint32_t>(b)); }
+DOORBELL_EVERYWHERE int64_t add(int64_t a, int64_t b) { return static_cast<int64_t>(static_cast<uint64_t>(a) + static_cast<uint64_t>(b)); }
+template <class W>
+DOORBELL_EVERYWHERE W add(W a, W b) { return a + b; }
+
+DOORBELL_EVERYWHERE int32_t multiply(int32_t a, int32_t b) { return static_cast<int32_t>(static_cast<uint32_t>(a) * static_cast<uint32_t>(b)); }
+DOORBELL_EVERYWHERE int64_t multiply(int64_t a, int64_t b) { return static_cast<int64_t>(static_cast<uint64_t>(a) * static_cast<uint64_t>(b)); }
+template <class W>
+DOORBELL_EVERYWHERE W multiply(W a, W b) { return a * b; }
+
+// Minimum and maximum of IEEE 754-2019: NaN is the result, and of two zeros the one with a sign is the less. A NaN's payload does not matter, as none is stored.
+DOORBELL_EVERYWHERE bool signbit_of(float value) { return bits_as<uint32_t>(value) >> 31; }
+DOORBELL_EVERYWHERE bool signbit_of(double value) { return bits_as<uint64_t>(value) >> 63; }
+DOORBELL_EVERYWHERE double lesser(double a, double b) { return (a < b || (a == b && signbit_of(a)) || a != a) ? a : b; }
+DOORBELL_EVERYWHERE double greater(double a, double b) { return (a > b || (a == b && !signbit_of(a)) || a != a) ? a : b; }
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+DOORBELL_EVERYWHERE float lesser(float a, float b) {
+    float least;
+    asm("min.NaN.f32 %0, %1, %2;" : "=f"(least) : "f"(a), "f"(b));
+    return least;
+}
+DOORBELL_EVERYWHERE float greater(float a, float b) {
+    float most;
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(most) : "f"(a), "f"(b));
+    return most;
+}
+#else
+DOORBELL_EVERYWHERE float lesser(float a, float b) { return (a < b || (a == b && signbit_of(a)) || a != a) ? a : b; }
+DOORBELL_EVERYWHERE float greater(float a, float b) { return (a > b || (a == b && !signbit_of(a)) || a != a) ? a : b; }
+#endif
+template <class W>
+DOORBELL_EVERYWHERE W lesser(W a, W b) { return a < b ? a : b; }
+template <class W>
+DOORBELL_EVERYWHERE W greater(W a, W b) { return a > b ? a : b; }
+
+// An operator, whether it multiplies each source with a scalar of its own first, and whether it divides the result. An accumulator begins with what changes no operand: so the first source is reduced as the others are. Of sums of floats that is -0, as 0 + -0 is 0.
+struct Sum {
+    static constexpr bool SCALED = false, DIVIDED = false;
+    template <class T>
+    DOORBELL_EVERYWHERE static typename T::Wide neutral() { return static_cast<typename T::Wide>(-0.0); }
+    template <class W>
+    DOORBELL_EVERYWHERE static W apply(W a, W b) { return add(a, b); }
+};
+
+struct ScaledSum : Sum {
+    static constexpr bool SCALED = true;
+};
+
+struct Average : Sum {
+    static constexpr bool DIVIDED = true;
+};
+
+struct Prod {
+    static constexpr bool SCALED = false, DIVIDED = false;
+    template <class T>
+    DOORBELL_EVERYWHERE static typename T::Wide neutral() { return 1; }
+    template <class W>
+    DOORBELL_EVERYWHERE static W apply(W a, W b) { return multiply(a, b); }
+};
+
+// The least and the greatest of a type that accumulates.
+template <class W>
+DOORBELL_EVERYWHERE W least() { return W(-1) < W(0) ? static_cast<W>(uint64_t(1) << (8 * sizeof(W) - 1)) : W(0); }
+template <>
+DOORBELL_EVERYWHERE float least<float>() { return bits_as<float>(0xff800000u); }
+template <>
+DOORBELL_EVERYWHERE double least<double>() { return bits_as<double>(uint64_t(0xfff) << 52); }
+template <class W>
+DOORBELL_EVERYWHERE W greatest() { return static_cast<W>(~least<W>()); }
+template <>
+DOORBELL_EVERYWHERE float greatest<float>() { return bits_as<float>(0x7f800000u); }
+template <>
+DOORBELL_EVERYWHERE double greatest<double>() { return bits_as<double>(uint64_t(0x7ff) << 52); }
+
+struct Min {
+    static constexpr bool SCALED = false, DIVIDED = false;
+    template <class T>
+    DOORBELL_EVERYWHERE static typename T::Wide neutral() { return greatest<typename T::Wide>(); }
+    template <class W>
+    DOORBELL_EVERYWHERE static W apply(W a, W b) { return lesser(a, b); }
+};
+
+struct Max {
+    static constexpr bool SCALED = false, DIVIDED = false;
+    template <class T>
+    DOORBELL_EVERYWHERE static typename T::Wide neutral() { return least<typename T::Wide>(); }
+    template <class W>
+    DOORBELL_EVERYWHERE static W apply(W a, W b) { return greater(a, b); }
+};
+
+}  // namespace doorbell

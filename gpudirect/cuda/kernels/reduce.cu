@@ -1,0 +1,254 @@
+// Reductions of one to eight memories into one, in one pass: a kernel for each type of elements and operator, `reduce_TYPE_OPERATOR`.
+//
+// Sources are reduced in their order, in the type that accumulates, and rounded once; collectives/src/kernel says by which rules, and the results are the same bits. A source, or the target, may be partial results (binary32 where elements
+// are floats of 16 or 8 bits). The target may be one of the sources, in the same form.
+//
+// Elements are taken in three parts: a head up to where every memory is aligned to 16 bytes, groups of 16 bytes of elements, and a tail. Where no head aligns all memories, all is head. Who launches says how many there are of each.
+// A block takes tiles of UNROLL groups for each of its threads, one tile after another with the whole grid's stride; so a grid may have a block for each tile, or only as many as the GPU runs at once.
+//
+// Built by `cargo xtask kernels`; for the host by the tests, which define what a thread knows of itself.
+#include "memory.cuh"
+
+namespace doorbell {
+
+constexpr int MOST_SOURCES = 8;
+// Of a block.
+constexpr int MOST_THREADS = 512;
+
+// What a launch is given: `Arguments` in gpudirect/cuda/src/reduce/plan.rs.
+struct Arguments {
+    uint64_t sources[MOST_SOURCES];
+    // Of scaled sums: the bits of each source's scalar, in the type that accumulates. Partial results are not scaled.
+    uint64_t scalars[MOST_SOURCES];
+    uint64_t into;
+    uint64_t elements;
+    // Elements before the first group, and the number of groups.
+    uint64_t head;
+    uint64_t groups;
+    uint32_t count;
+    // A bit for each source that is partial results, and one above all of them for the target.
+    uint32_t partials;
+    // Of averages: what the sum is divided by.
+    uint32_t divisor;
+    uint32_t reserved;
+};
+
+// Groups of a source that a thread has in flight, for types of 2 bytes and more; and blocks of MOST_THREADS that have registers enough to run beside one another. A build may try others: `cargo xtask kernels --unroll 4 --blocks 1`.
+#ifndef DOORBELL_UNROLL
+#define DOORBELL_UNROLL 2
+#endif
+#ifndef DOORBELL_BLOCKS
+#define DOORBELL_BLOCKS 2
+#endif
+
+template <class Wide>
+DOORBELL_EVERYWHERE Wide scalar_of(uint64_t bits) {
+    if constexpr (sizeof(Wide) == 8) {
+        return bits_as<Wide>(bits);
+    } else {
+        return bits_as<Wide>(static_cast<uint32_t>(bits));
+    }
+}
+
+template <class T, class Op>
+struct Reduction {
+    using Raw = typename T::Raw;
+    using Wide = typename T::Wide;
+    static constexpr int ELEMENTS = Group<T>::ELEMENTS;
+    // Of four elements, where there are partial results.
+    static constexpr int QUADS = 4;
+    // 16 elements accumulate in as many registers.
+    static constexpr int UNROLL = sizeof(Raw) == 1 ? (DOORBELL_UNROLL + 1) / 2 : DOORBELL_UNROLL;
+
+    DOORBELL_EVERYWHERE static void load(Words (&words)[UNROLL], uint64_t from, uint64_t at, uint32_t stride, uint64_t end) {
+        #pragma unroll
+        for (int u = 0; u < UNROLL; u++) {
+            const uint64_t group = at + u * stride;
+            words[u] = load_words<16>(from + group * sizeof(Words), group < end);
+        }
+    }
+
+    // One more source's elements.
+    template <int COUNT>
+    DOORBELL_EVERYWHERE static void combine(Wide (&sum)[COUNT], const Words &words, const Arguments &arguments, uint32_t source) {
+        Wide value[COUNT];
+        Group<T>::decode(words, value);
+        if constexpr (Op::SCALED) {
+            // A contribution is rounded when it was multiplied, as if its rank had done that beforehand.
+            const Wide scalar = scalar_of<Wide>(arguments.scalars[source]);
+            #pragma unroll
+            for (int i = 0; i < COUNT; i++) value[i] = multiply(value[i], scalar);
+            Group<T>::decode(Group<T>::encode(value), value);
+        }
+        #pragma unroll
+        for (int i = 0; i < COUNT; i++) sum[i] = Op::apply(sum[i], value[i]);
+    }
+
+    template <int GROUPS, int COUNT>
+    DOORBELL_EVERYWHERE static void start(Wide (&sums)[GROUPS][COUNT]) {
+        #pragma unroll
+        for (int u = 0; u < GROUPS; u++) {
+            #pragma unroll
+            for (int i = 0; i < COUNT; i++) sums[u][i] = Op::template neutral<T>();
+        }
+    }
+
+    template <int GROUPS, int COUNT>
+    DOORBELL_EVERYWHERE static void finish(Wide (&sums)[GROUPS][COUNT], uint32_t divisor) {
+        #pragma unroll
+        for (int u = 0; u < GROUPS; u++) {
+            #pragma unroll
+            for (int i = 0; i < COUNT; i++) sums[u][i] = T::divide(sums[u][i], divisor);
+        }
+    }
+
+    // Groups of elements alone. Of two sources all loads are begun before anything waits for one; no branch may lie between them, as the assembler moves work before it that waits.
+    DOORBELL_EVERYWHERE static void groups(const Arguments &arguments) {
+        const uint64_t offset = arguments.head * sizeof(Raw);
+        const uint32_t stride = blockDim.x;
+        const uint64_t tile = uint64_t(UNROLL) * stride;
+        for (uint64_t first = blockIdx.x * tile; first < arguments.groups; first += gridDim.x * tile) {
+            const uint64_t at = first + threadIdx.x;
+            Wide sums[UNROLL][ELEMENTS];
+            start(sums);
+            #pragma unroll 1
+            for (uint32_t source = 0; source < arguments.count; source += 2) {
+                const bool two = source + 1 < arguments.count;
+                Words one[UNROLL], other[UNROLL];
+                load(one, arguments.sources[source] + offset, at, stride, arguments.groups);
+                load(other, arguments.sources[two ? source + 1 : source] + offset, at, stride, two ? arguments.groups : 0);
+                #pragma unroll
+                for (int u = 0; u < UNROLL; u++) combine(sums[u], one[u], arguments, source);
+                if (two) {
+                    #pragma unroll
+                    for (int u = 0; u < UNROLL; u++) combine(sums[u], other[u], arguments, source + 1);
+                }
+            }
+            if constexpr (Op::DIVIDED) finish(sums, arguments.divisor);
+            #pragma unroll
+            for (int u = 0; u < UNROLL; u++) {
+                const uint64_t group = at + u * stride;
+                store_words<16>(arguments.into + offset + group * sizeof(Words), Group<T>::encode(sums[u]), group < arguments.groups);
+            }
+        }
+    }
+
+    // Groups of which some memories hold partial results: four elements at a time, so that neighbouring threads load and store neighbouring bytes of either form.
+    DOORBELL_EVERYWHERE static void mixed_groups(const Arguments &arguments) {
+        constexpr int BYTES = 4 * sizeof(Raw);
+        const uint64_t quads = arguments.groups * (ELEMENTS / 4);
+        const uint32_t stride = blockDim.x;
+        const uint64_t tile = uint64_t(QUADS) * stride;
+        for (uint64_t first = blockIdx.x * tile; first < quads; first += gridDim.x * tile) {
+            const uint64_t at = first + threadIdx.x;
+            Wide sums[QUADS][4];
+            start(sums);
+            #pragma unroll 1
+            for (uint32_t source = 0; source < arguments.count; source++) {
+                Words words[QUADS];
+                if (arguments.partials >> source & 1) {
+                    const uint64_t from = arguments.sources[source] + arguments.head * sizeof(float);
+                    #pragma unroll
+                    for (int u = 0; u < QUADS; u++) words[u] = load_words<16>(from + (at + u * stride) * 16, at + u * stride < quads);
+                    #pragma unroll
+                    for (int u = 0; u < QUADS; u++) {
+                        #pragma unroll
+                        for (int i = 0; i < 4; i++) sums[u][i] = Op::apply(sums[u][i], bits_as<float>(words[u].word[i]));
+                    }
+                } else {
+                    const uint64_t from = arguments.sources[source] + arguments.head * sizeof(Raw);
+                    #pragma unroll
+                    for (int u = 0; u < QUADS; u++) words[u] = load_words<BYTES>(from + (at + u * stride) * BYTES, at + u * stride < quads);
+                    #pragma unroll
+                    for (int u = 0; u < QUADS; u++) combine(sums[u], words[u], arguments, source);
+                }
+            }
+            if (arguments.partials >> MOST_SOURCES & 1) {
+                const uint64_t into = arguments.into + arguments.head * sizeof(float);
+                #pragma unroll
+                for (int u = 0; u < QUADS; u++) {
+                    Words words;
+                    #pragma unroll
+                    for (int i = 0; i < 4; i++) words.word[i] = bits_as<uint32_t>(sums[u][i]);
+                    store_words<16>(into + (at + u * stride) * 16, words, at + u * stride < quads);
+                }
+            } else {
+                if constexpr (Op::DIVIDED) finish(sums, arguments.divisor);
+                const uint64_t into = arguments.into + arguments.head * sizeof(Raw);
+                #pragma unroll
+                for (int u = 0; u < QUADS; u++) {
+                    store_words<BYTES>(into + (at + u * stride) * BYTES, Group<T>::encode(sums[u]), at + u * stride < quads);
+                }
+            }
+        }
+    }
+
+    // Head and tail, one element after another.
+    DOORBELL_EVERYWHERE static void elements(const Arguments &arguments) {
+        const uint64_t grouped = arguments.groups * ELEMENTS, single = arguments.elements - grouped;
+        const uint64_t total = uint64_t(gridDim.x) * blockDim.x;
+        for (uint64_t i = uint64_t(blockIdx.x) * blockDim.x + threadIdx.x; i < single; i += total) {
+            const uint64_t at = i < arguments.head ? i : i + grouped;
+            Wide sum = Op::template neutral<T>();
+            #pragma unroll 1
+            for (uint32_t source = 0; source < arguments.count; source++) {
+                Wide value;
+                if (T::NARROW && arguments.partials >> source & 1) {
+                    value = scalar_of<Wide>(load_raw<uint32_t>(arguments.sources[source] + at * sizeof(float)));
+                } else {
+                    value = T::decode(load_raw<Raw>(arguments.sources[source] + at * sizeof(Raw)));
+                    if constexpr (Op::SCALED) value = T::decode(T::encode(multiply(value, scalar_of<Wide>(arguments.scalars[source]))));
+                }
+                sum = Op::apply(sum, value);
+            }
+            if constexpr (T::NARROW) {
+                if (arguments.partials >> MOST_SOURCES & 1) {
+                    store_raw(arguments.into + at * sizeof(float), bits_as<uint32_t>(sum));
+                    continue;
+                }
+            }
+            if constexpr (Op::DIVIDED) sum = T::divide(sum, arguments.divisor);
+            store_raw(arguments.into + at * sizeof(Raw), T::encode(sum));
+        }
+    }
+
+    DOORBELL_EVERYWHERE static void all(const Arguments &arguments) {
+        if constexpr (T::NARROW) {
+            if (arguments.partials != 0) {
+                mixed_groups(arguments);
+            } else {
+                groups(arguments);
+            }
+        } else {
+            groups(arguments);
+        }
+        elements(arguments);
+    }
+};
+
+}  // namespace doorbell
+
+#define DOORBELL_KERNEL(type, Type, op, Op) \
+    extern "C" __global__ void __launch_bounds__(doorbell::MOST_THREADS, DOORBELL_BLOCKS) reduce_##type##_##op(const __grid_constant__ doorbell::Arguments arguments) { \
+        doorbell::Reduction<Type, doorbell::Op>::all(arguments); \
+    }
+#define DOORBELL_KERNELS(type, Type) \
+    DOORBELL_KERNEL(type, Type, sum, Sum) \
+    DOORBELL_KERNEL(type, Type, prod, Prod) \
+    DOORBELL_KERNEL(type, Type, min, Min) \
+    DOORBELL_KERNEL(type, Type, max, Max) \
+    DOORBELL_KERNEL(type, Type, avg, Average) \
+    DOORBELL_KERNEL(type, Type, premulsum, ScaledSum)
+
+DOORBELL_KERNELS(i8, doorbell::I8)
+DOORBELL_KERNELS(u8, doorbell::U8)
+DOORBELL_KERNELS(i32, doorbell::I32)
+DOORBELL_KERNELS(u32, doorbell::U32)
+DOORBELL_KERNELS(i64, doorbell::I64)
+DOORBELL_KERNELS(u64, doorbell::U64)
+DOORBELL_KERNELS(f16, doorbell::Narrow<doorbell::F16>)
+DOORBELL_KERNELS(bf16, doorbell::Narrow<doorbell::Bf16>)
+DOORBELL_KERNELS(f32, doorbell::F32)
+DOORBELL_KERNELS(f64, doorbell::F64)
+DOORBELL_KERNELS(f8e4m3, doorbell::Narrow<doorbell::F8E4M3>)
+DOORBELL_KERNELS(f8e5m2, doorbell::Narrow<doorbell::F8E5M2>)

@@ -1,0 +1,150 @@
+//! Copies between memories, by the copy engines, and filling memory with a byte.
+
+use core::ffi::c_void;
+use std::ptr;
+
+use crate::error::Error;
+use crate::memory::Span;
+use crate::resource::Place;
+use crate::stream::Stream;
+use crate::sys::{self, CopyAttributes, Location};
+
+impl Stream {
+    /// Copies all of `from` to `into`, memory of any two kinds and devices, in its turn in this stream. Both are kept until that is done.
+    ///
+    /// Between two devices it goes directly where one's memory is mapped for the other; where it is not, [`Stream::copy_peer`] is to be used.
+    ///
+    /// # Errors
+    /// [`Error::Lengths`] where they are not equally long, [`Error::Overlap`] where they share bytes, or what the driver says.
+    pub fn copy(&self, into: Span<'_>, from: Span<'_>) -> Result<(), Error> {
+        check(into, from)?;
+        if into.is_empty() {
+            return Ok(());
+        }
+        let uses = &[into.resource(), from.resource()];
+        let (to, source, bytes) = (into.address(), from.address(), into.len());
+        match (into.place(), from.place()) {
+            (Place::Device, Place::Device) => self.enqueue("cuMemcpyDtoDAsync", uses, |driver, stream| {
+                // SAFETY: both ranges lie in memory that is kept until the work is done, by `uses`. On the host nobody has a slice of them: whoever borrows
+                // one has the only handle, which is not borrowed here then, and has waited for all work that uses it.
+                unsafe { (driver.table().memcpy_dtod_async)(to, source, bytes, stream) }
+            }),
+            (Place::Device, Place::Host { at }) => self.enqueue("cuMemcpyHtoDAsync", uses, |driver, stream| {
+                // SAFETY: as above.
+                unsafe { (driver.table().memcpy_htod_async)(to, host(at), bytes, stream) }
+            }),
+            (Place::Host { at }, Place::Device) => self.enqueue("cuMemcpyDtoHAsync", uses, |driver, stream| {
+                // SAFETY: as above.
+                unsafe { (driver.table().memcpy_dtoh_async)(host(at), source, bytes, stream) }
+            }),
+            (Place::Host { .. }, Place::Host { .. }) => self.enqueue("cuMemcpyAsync", uses, |driver, stream| {
+                // SAFETY: as above; pinned and mapped memory of the host has addresses that the driver tells apart from the device's.
+                unsafe { (driver.table().memcpy_async)(to, source, bytes, stream) }
+            }),
+        }
+    }
+
+    /// Copies between the memories of two devices whether or not they reach each other: the driver goes through the host where they do not.
+    ///
+    /// # Errors
+    /// As [`Stream::copy`].
+    pub fn copy_peer(&self, into: Span<'_>, from: Span<'_>) -> Result<(), Error> {
+        check(into, from)?;
+        if into.is_empty() {
+            return Ok(());
+        }
+        let (to, source, bytes) = (into.address(), from.address(), into.len());
+        let (to_context, from_context) = (into.resource().context().raw(), from.resource().context().raw());
+        self.enqueue(
+            "cuMemcpyPeerAsync",
+            &[into.resource(), from.resource()],
+            |driver, stream| {
+                // SAFETY: as for `copy`; the contexts are held by the memory.
+                unsafe { (driver.table().memcpy_peer_async)(to, to_context, source, from_context, bytes, stream) }
+            },
+        )
+    }
+
+    /// Copies each pair of `copies`, target and source, in no order among themselves: by one call where the driver has `cuMemcpyBatchAsync` (CUDA 12.8) and
+    /// the stream is not captured, or one after another. What is put into the stream after them finds all of them done.
+    ///
+    /// # Errors
+    /// As [`Stream::copy`]. Where the driver refuses one, others may have been put into the stream.
+    pub fn copy_batch(&self, copies: &[(Span<'_>, Span<'_>)]) -> Result<(), Error> {
+        for (into, from) in copies {
+            check(*into, *from)?;
+        }
+        let one_by_one = || copies.iter().try_for_each(|(into, from)| self.copy(*into, *from));
+        if copies.len() < 2 || !self.takes_batches() {
+            return one_by_one();
+        }
+        let some = || copies.iter().filter(|(into, _)| !into.is_empty());
+        let uses: Vec<_> = some()
+            .flat_map(|(into, from)| [into.resource(), from.resource()])
+            .collect();
+        let mut to: Vec<_> = some().map(|(into, _)| into.address()).collect();
+        let mut from: Vec<_> = some().map(|(_, from)| from.address()).collect();
+        let mut bytes: Vec<_> = some().map(|(into, _)| into.len()).collect();
+        let count = to.len();
+        if count == 0 {
+            return Ok(());
+        }
+        let (to, from, bytes) = (to.as_mut_ptr(), from.as_mut_ptr(), bytes.as_mut_ptr());
+        let none = Location { kind: 0, id: 0 };
+        let mut attributes = CopyAttributes {
+            source_order: sys::SOURCE_ORDER_STREAM,
+            source: none,
+            target: none,
+            flags: 0,
+        };
+        // From the first copy on.
+        let mut first = 0usize;
+        let (attributes, first) = (&raw mut attributes, &raw mut first);
+        let table = self.driver().table();
+        match (table.memcpy_batch_async_v1, table.memcpy_batch_async_v2) {
+            (_, Some(batch)) => self.enqueue("cuMemcpyBatchAsync", &uses, |_, stream| {
+                // SAFETY: as for `copy`, for each pair; the arrays have `count` entries, and there is one set of attributes.
+                unsafe { batch(to, from, bytes, count, attributes, first, 1, stream) }
+            }),
+            (Some(batch), None) => self.enqueue("cuMemcpyBatchAsync", &uses, |_, stream| {
+                let mut failed = 0usize;
+                // SAFETY: as above; the last pointer but one is to a size_t of ours.
+                unsafe { batch(to, from, bytes, count, attributes, first, 1, &raw mut failed, stream) }
+            }),
+            (None, None) => one_by_one(),
+        }
+    }
+
+    /// Sets each byte of `span` to `value`, in its turn in this stream.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn fill(&self, span: Span<'_>, value: u8) -> Result<(), Error> {
+        if span.is_empty() {
+            return Ok(());
+        }
+        self.enqueue("cuMemsetD8Async", &[span.resource()], |driver, stream| {
+            // SAFETY: as for `copy`.
+            unsafe { (driver.table().memset_d8_async)(span.address(), value, span.len(), stream) }
+        })
+    }
+}
+
+/// Whether one can be copied to the other.
+fn check(into: Span<'_>, from: Span<'_>) -> Result<(), Error> {
+    let bytes = into.len();
+    if bytes != from.len() {
+        return Err(Error::Lengths {
+            from: from.len(),
+            into: bytes,
+        });
+    }
+    if into.address().abs_diff(from.address()) < bytes as u64 {
+        return Err(Error::Overlap { bytes });
+    }
+    Ok(())
+}
+
+fn host(at: usize) -> *mut c_void {
+    ptr::with_exposed_provenance_mut(at)
+}

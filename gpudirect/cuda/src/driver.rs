@@ -1,0 +1,217 @@
+//! CUDA's driver, opened at run time.
+//!
+//! Nothing is linked: the program starts on a machine that has no CUDA, and [`Driver::load`] says in one line what is missing.
+
+use core::ffi::{CStr, c_char, c_int};
+use core::fmt;
+use std::path::Path;
+use std::ptr;
+use std::sync::OnceLock;
+
+use crate::error::{Error, Failure, advice};
+use crate::sys::{self, Status, Table, status};
+
+const LIBRARY: &str = "libcuda.so.1";
+/// CUDA 11.4, the first with all that the table requires.
+const OLDEST: i32 = 11040;
+
+/// Why there is no CUDA on this machine, in one line.
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum Absent {
+    /// The dynamic loader found no usable `libcuda.so.1`; its own words follow.
+    #[error("no CUDA: cannot load {library}: {reason}; NVIDIA's driver is needed for GPUs")]
+    NoLibrary {
+        /// The file that was looked for.
+        library: String,
+        /// What dlerror(3) said.
+        reason: String,
+    },
+    /// The library is older than CUDA 11.4.
+    #[error(
+        "no CUDA: the driver here is too old, its libcuda.so.1 has no {symbol}: one for CUDA 11.4 (version 470) or newer is needed"
+    )]
+    NoSymbol {
+        /// The function's name.
+        symbol: &'static str,
+    },
+    /// The driver says that it is older than CUDA 11.4.
+    #[error("no CUDA: the driver here is for CUDA {}.{}: one for CUDA 11.4 (version 470) or newer is needed", version / 1000, version % 1000 / 10)]
+    TooOld {
+        /// As `cuDriverGetVersion` gives it: 13000 is 13.0.
+        version: i32,
+    },
+    /// The driver did not start, or has no device.
+    #[error("no CUDA: {failure}{advice}")]
+    Init {
+        /// What it answered.
+        failure: Failure,
+        /// What to do about it, where that is known; begins with "; ".
+        advice: &'static str,
+    },
+    /// The driver started, and has no device for this process.
+    #[error("no CUDA: the driver has no GPU for this process (see CUDA_VISIBLE_DEVICES, and the container's devices)")]
+    NoDevice,
+}
+
+/// The driver, loaded and started. A small handle, copied freely.
+#[derive(Clone, Copy)]
+pub struct Driver(&'static Loaded);
+
+pub(crate) struct Loaded {
+    table: Table,
+    version: i32,
+    devices: usize,
+}
+
+impl Driver {
+    /// Loads `libcuda.so.1` and starts it, on the first call, for the life of the process. The driver does not work in children of fork(2) that were made after this.
+    ///
+    /// # Errors
+    /// [`Absent`] when this machine, or this process, has no usable GPU. The result of the first call is final.
+    pub fn load() -> Result<Self, Absent> {
+        static SYSTEM: OnceLock<Result<Driver, Absent>> = OnceLock::new();
+        SYSTEM
+            .get_or_init(|| {
+                // SAFETY: the name is that of NVIDIA's driver.
+                unsafe { Self::load_from(Path::new(LIBRARY)) }
+            })
+            .clone()
+    }
+
+    /// Loads the driver from a file of another name, each time anew.
+    ///
+    /// # Safety
+    /// The library must be NVIDIA's driver, or do as NVIDIA's "CUDA Driver API" says in each of its functions.
+    ///
+    /// # Errors
+    /// As [`Driver::load`].
+    pub unsafe fn load_from(path: &Path) -> Result<Self, Absent> {
+        // SAFETY: the driver's initialisers have no requirements; for another library the caller answers.
+        let library = unsafe { sys::open(path) }.map_err(|reason| Absent::NoLibrary {
+            library: path.display().to_string(),
+            reason,
+        })?;
+        // SAFETY: the caller's promise.
+        let table = unsafe { sys::fill(library) }.map_err(|symbol| Absent::NoSymbol { symbol })?;
+        Self::start(table)
+    }
+
+    fn start(table: Table) -> Result<Self, Absent> {
+        let mut loaded = Loaded {
+            table,
+            version: 0,
+            devices: 0,
+        };
+        // SAFETY: cuInit takes only a flag, which must be 0.
+        let answer = unsafe { (loaded.table.init)(0) };
+        loaded.started("cuInit", answer)?;
+
+        // SAFETY: the pointer is to a c_int of ours.
+        let answer = unsafe { (loaded.table.driver_get_version)(&raw mut loaded.version) };
+        loaded.started("cuDriverGetVersion", answer)?;
+        if loaded.version < OLDEST {
+            return Err(Absent::TooOld {
+                version: loaded.version,
+            });
+        }
+
+        let mut count: c_int = 0;
+        // SAFETY: as above.
+        let answer = unsafe { (loaded.table.device_get_count)(&raw mut count) };
+        loaded.started("cuDeviceGetCount", answer)?;
+        loaded.devices = usize::try_from(count).unwrap_or(0);
+        if loaded.devices == 0 {
+            return Err(Absent::NoDevice);
+        }
+        Ok(Self(Box::leak(Box::new(loaded))))
+    }
+
+    /// The CUDA version that the driver is for, as `cuDriverGetVersion` gives it: 13000 is 13.0.
+    #[must_use]
+    pub fn version(self) -> i32 {
+        self.0.version
+    }
+
+    /// How many devices this process sees: at least one.
+    #[must_use]
+    pub fn device_count(self) -> usize {
+        self.0.devices
+    }
+
+    pub(crate) fn table(self) -> &'static Table {
+        &self.0.table
+    }
+
+    /// The answer of `call` on `on` as a result.
+    #[inline]
+    pub(crate) fn check(self, answer: Status, call: &'static str, on: fmt::Arguments<'_>) -> Result<(), Error> {
+        if answer == status::SUCCESS {
+            return Ok(());
+        }
+        Err(self.failure(answer, call, on).into())
+    }
+
+    #[cold]
+    pub(crate) fn failure(self, answer: Status, call: &'static str, on: fmt::Arguments<'_>) -> Failure {
+        self.0.failure(answer, call, on)
+    }
+
+    /// The error of a function that this driver is too old for.
+    #[cold]
+    pub(crate) fn missing(self, function: &'static str) -> Error {
+        Error::Missing {
+            function,
+            version: self.0.version,
+        }
+    }
+}
+
+impl Loaded {
+    fn started(&self, call: &'static str, answer: Status) -> Result<(), Absent> {
+        if answer == status::SUCCESS {
+            return Ok(());
+        }
+        Err(Absent::Init {
+            failure: self.failure(answer, call, format_args!("the driver")),
+            advice: advice(answer),
+        })
+    }
+
+    fn failure(&self, code: Status, call: &'static str, on: fmt::Arguments<'_>) -> Failure {
+        let said = |function: unsafe extern "C" fn(Status, *mut *const c_char) -> Status| {
+            let mut text: *const c_char = ptr::null();
+            // SAFETY: the pointer is to a pointer of ours; it is left null or set to a static string for a number that the driver does not know.
+            let answer = unsafe { function(code, &raw mut text) };
+            if answer != status::SUCCESS || text.is_null() {
+                return None;
+            }
+            // SAFETY: the driver gives a string that it never changes or frees.
+            Some(unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned())
+        };
+        Failure {
+            call,
+            on: on.to_string(),
+            code,
+            name: said(self.table.get_error_name).unwrap_or_else(|| format!("CUDA error {code}")),
+            text: said(self.table.get_error_string).unwrap_or_else(|| "the driver does not describe it".to_owned()),
+        }
+    }
+}
+
+impl fmt::Debug for Driver {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Driver")
+            .field("version", &self.0.version)
+            .field("devices", &self.0.devices)
+            .finish()
+    }
+}
+
+impl PartialEq for Driver {
+    fn eq(&self, other: &Self) -> bool {
+        ptr::eq(self.0, other.0)
+    }
+}
+
+impl Eq for Driver {}

@@ -1,0 +1,310 @@
+//! A device's memory, made by `cuMemCreate`: it can be exported as a file descriptor, and mapped for other devices.
+
+use core::ffi::c_int;
+use core::fmt;
+use std::ptr;
+use std::sync::Arc;
+
+use super::{DevicePtr, Memory, Sealed};
+use crate::context::Context;
+use crate::device::{Attribute, Device};
+use crate::driver::Driver;
+use crate::error::Error;
+use crate::resource::{Body, Place, Region, Resource};
+use crate::sys::{self, AccessDesc, Address, AllocationHandle, AllocationProp, Location, status};
+
+/// Memory of a device. Handles are cloned freely; the memory is freed when the last is dropped and no work uses it.
+///
+/// What it holds at first is not specified. Its bytes are reached by copies and kernels only.
+#[derive(Clone)]
+pub struct DeviceMemory {
+    resource: Arc<Resource>,
+    /// Kept by the resource.
+    handle: AllocationHandle,
+    mapped: usize,
+    home: c_int,
+    gpu_direct: bool,
+}
+
+/// What [`DeviceMemory`] is to be like.
+#[derive(Debug, Clone)]
+pub struct DeviceMemoryOptions<'a> {
+    context: &'a Context,
+    peers: Vec<Device>,
+}
+
+impl DeviceMemory {
+    /// `len` bytes of the device of `context`, for that device alone.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`], [`Error::NotSupported`], [`Error::Empty`], or what the driver says otherwise.
+    pub fn alloc(context: &Context, len: usize) -> Result<Self, Error> {
+        Self::options(context).alloc(len)
+    }
+
+    /// Memory of the device of `context` that others reach too.
+    #[must_use]
+    pub fn options(context: &Context) -> DeviceMemoryOptions<'_> {
+        DeviceMemoryOptions {
+            context,
+            peers: Vec::new(),
+        }
+    }
+
+    /// The bytes that are mapped: its length, rounded up to what the device allocates by (2 MiB).
+    #[must_use]
+    pub fn mapped_len(&self) -> usize {
+        self.mapped
+    }
+
+    /// Whether it was made for GPUDirect RDMA (`gpuDirectRDMACapable`), as it is where the device has that.
+    #[must_use]
+    pub fn is_gpu_direct(&self) -> bool {
+        self.gpu_direct
+    }
+
+    /// Where it begins.
+    #[must_use]
+    pub fn device_ptr(&self) -> DevicePtr {
+        self.all().device_ptr()
+    }
+
+    /// The device that it lies on; `None` of imported memory of a device that this process does not see.
+    #[must_use]
+    pub fn device(&self) -> Option<Device> {
+        let home = usize::try_from(self.home).ok()?;
+        self.context().driver().device(home).ok()
+    }
+
+    pub(super) fn handle(&self) -> AllocationHandle {
+        self.handle
+    }
+
+    /// The context it was made in.
+    #[must_use]
+    pub fn context(&self) -> &Context {
+        self.resource.context()
+    }
+}
+
+impl DeviceMemoryOptions<'_> {
+    /// Kernels and copies of `devices` reach it, too.
+    #[must_use]
+    pub fn peers(mut self, devices: &[Device]) -> Self {
+        self.peers.extend_from_slice(devices);
+        self
+    }
+
+    /// Allocates `len` bytes.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`]; [`Error::NoPeerAccess`] where one of the peers does not reach the device; [`Error::NotSupported`] where the device cannot map memory so;
+    /// [`Error::Empty`]; or what the driver says otherwise.
+    pub fn alloc(&self, len: usize) -> Result<DeviceMemory, Error> {
+        if len == 0 {
+            return Err(Error::Empty);
+        }
+        let device = self.context.device();
+        let driver = device.driver();
+        let gpu_direct = device.has(Attribute::GpuDirectRdmaWithVmmSupported);
+        let prop = AllocationProp {
+            kind: sys::ALLOCATION_PINNED,
+            handle_types: sys::HANDLE_POSIX_FD,
+            location: location(device),
+            gpu_direct_rdma_capable: gpu_direct.into(),
+            ..AllocationProp::NONE
+        };
+
+        let _entered = self.context.enter()?;
+        let (granularity, mapped) = round_up(device, &prop, len)?;
+        let mut handle = 0;
+        // SAFETY: the pointers are to values of ours.
+        let mut create = || unsafe { (driver.table().mem_create)(&raw mut handle, mapped, &raw const prop, 0) };
+        let mut answer = create();
+        if answer == status::OUT_OF_MEMORY {
+            // What was dropped may only not have been looked at since its work was done.
+            self.context.reap();
+            answer = create();
+        }
+        driver.check(answer, "cuMemCreate", format_args!("{mapped} bytes on {device}"))?;
+        self.map(handle, &prop, granularity, len, mapped)
+    }
+
+    /// Maps the allocation `handle`, which is this one's from now on; the context is current.
+    pub(super) fn map(
+        &self,
+        handle: AllocationHandle,
+        prop: &AllocationProp,
+        granularity: usize,
+        len: usize,
+        mapped: usize,
+    ) -> Result<DeviceMemory, Error> {
+        let device = self.context.device();
+        let mut mapping = Mapping::of(handle, mapped);
+        if let Err(error) = mapping.map(device, granularity, &self.peers) {
+            // What has been made so far goes again; the first error is the one to tell.
+            drop(mapping.release(device.driver()));
+            return Err(error);
+        }
+        let region = Region {
+            address: mapping.address,
+            len,
+            place: Place::Device,
+        };
+        Ok(DeviceMemory {
+            resource: Resource::new(self.context, region, mapping),
+            handle,
+            mapped,
+            home: prop.location.id,
+            gpu_direct: prop.gpu_direct_rdma_capable != 0,
+        })
+    }
+
+    pub(super) fn context(&self) -> &Context {
+        self.context
+    }
+}
+
+/// What allocations like `prop` are multiples of, and `len` as such a multiple.
+pub(super) fn round_up(device: Device, prop: &AllocationProp, len: usize) -> Result<(usize, usize), Error> {
+    let driver = device.driver();
+    let mut granularity = 0;
+    // SAFETY: the pointers are to values of ours.
+    let answer = unsafe {
+        (driver.table().mem_get_allocation_granularity)(
+            &raw mut granularity,
+            ptr::from_ref(prop),
+            sys::GRANULARITY_MINIMUM,
+        )
+    };
+    driver.check(answer, "cuMemGetAllocationGranularity", format_args!("{device}"))?;
+    let granularity = granularity.max(1);
+    let mapped = len.checked_next_multiple_of(granularity).ok_or(Error::OutOfBounds {
+        start: 0,
+        end: len,
+        len: isize::MAX as usize,
+    })?;
+    Ok((granularity, mapped))
+}
+
+fn location(device: Device) -> Location {
+    Location {
+        kind: sys::LOCATION_DEVICE,
+        // The number of a device in this process: its ordinal.
+        id: device.raw(),
+    }
+}
+
+/// An allocation and the addresses it is mapped at. Each part is undone only if it was done.
+struct Mapping {
+    handle: Option<AllocationHandle>,
+    address: Address,
+    bytes: usize,
+    is_mapped: bool,
+}
+
+impl Mapping {
+    /// Of an allocation of `bytes`, which is mapped nowhere so far.
+    fn of(handle: AllocationHandle, bytes: usize) -> Self {
+        Self {
+            handle: Some(handle),
+            address: 0,
+            bytes,
+            is_mapped: false,
+        }
+    }
+
+    /// Maps it at addresses of its own, for `device` and for `peers`.
+    fn map(&mut self, device: Device, alignment: usize, peers: &[Device]) -> Result<(), Error> {
+        let driver = device.driver();
+        let table = driver.table();
+        let bytes = self.bytes;
+        let Some(handle) = self.handle else { return Ok(()) };
+        for peer in peers.iter().filter(|peer| **peer != device) {
+            reaches(*peer, device)?;
+        }
+        // SAFETY: the pointer is to an address of ours.
+        let answer = unsafe { (table.mem_address_reserve)(&raw mut self.address, bytes, alignment, 0, 0) };
+        driver.check(answer, "cuMemAddressReserve", format_args!("{bytes} bytes"))?;
+        // SAFETY: the addresses were reserved just now, for this; the allocation is live.
+        let answer = unsafe { (table.mem_map)(self.address, bytes, 0, handle, 0) };
+        driver.check(answer, "cuMemMap", format_args!("{bytes} bytes on {device}"))?;
+        self.is_mapped = true;
+        let mut accesses = vec![access(device)];
+        accesses.extend(peers.iter().filter(|peer| **peer != device).map(|peer| access(*peer)));
+        // SAFETY: the addresses are mapped; the descriptions are as many as said.
+        let answer = unsafe { (table.mem_set_access)(self.address, bytes, accesses.as_ptr(), accesses.len()) };
+        if accesses.len() == 1 {
+            driver.check(answer, "cuMemSetAccess", format_args!("{bytes} bytes on {device}"))
+        } else {
+            driver.check(
+                answer,
+                "cuMemSetAccess",
+                format_args!("{bytes} bytes on {device} for {peers:?}"),
+            )
+        }
+    }
+}
+
+/// That `device` reaches the memory of `other`: the driver's answer to a mapping that it does not would not say so.
+fn reaches(device: Device, other: Device) -> Result<(), Error> {
+    if device.peer(other)?.is_some() {
+        return Ok(());
+    }
+    device.driver().check(
+        status::PEER_ACCESS_UNSUPPORTED,
+        "cuDeviceCanAccessPeer",
+        format_args!("{device} to {other}"),
+    )
+}
+
+fn access(device: Device) -> AccessDesc {
+    AccessDesc {
+        location: location(device),
+        flags: sys::ACCESS_READ_WRITE,
+    }
+}
+
+impl Body for Mapping {
+    fn release(&mut self, driver: Driver) -> Result<(), Error> {
+        let table = driver.table();
+        let (address, bytes) = (self.address, self.bytes);
+        // All of it is tried, whatever fails; the first error is told.
+        let mut result = Ok(());
+        if std::mem::take(&mut self.is_mapped) {
+            // SAFETY: mapped as a whole by this, and no work uses it.
+            let answer = unsafe { (table.mem_unmap)(address, bytes) };
+            result = result.and(driver.check(answer, "cuMemUnmap", format_args!("{bytes} bytes")));
+        }
+        if std::mem::take(&mut self.address) != 0 {
+            // SAFETY: reserved as a whole by this, and unmapped.
+            let answer = unsafe { (table.mem_address_free)(address, bytes) };
+            result = result.and(driver.check(answer, "cuMemAddressFree", format_args!("{bytes} bytes")));
+        }
+        if let Some(handle) = self.handle.take() {
+            // SAFETY: made by this, and used no more.
+            let answer = unsafe { (table.mem_release)(handle) };
+            result = result.and(driver.check(answer, "cuMemRelease", format_args!("{bytes} bytes")));
+        }
+        result
+    }
+}
+
+impl Sealed for DeviceMemory {
+    #[allow(private_interfaces)] // As the trait has it.
+    fn resource(&self) -> &Arc<Resource> {
+        &self.resource
+    }
+}
+
+impl Memory for DeviceMemory {}
+
+impl fmt::Debug for DeviceMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DeviceMemory")
+            .field("device", &self.context().device())
+            .field("address", &self.device_ptr())
+            .field("len", &self.len())
+            .finish_non_exhaustive()
+    }
+}

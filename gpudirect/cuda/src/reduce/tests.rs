@@ -1,0 +1,200 @@
+//! What is checked before a kernel is launched, and how the work is divided. The kernels themselves are run in tests/gpu, on a GPU and by the processor.
+
+use super::plan::Function;
+use super::*;
+
+const SHAPE: Shape = Shape {
+    threads: 64,
+    blocks: 1000,
+    unroll: 2,
+};
+
+fn elements(address: u64) -> SourceAt {
+    SourceAt {
+        address,
+        form: Form::Element,
+        scalar: None,
+    }
+}
+
+fn partials(address: u64) -> SourceAt {
+    SourceAt {
+        form: Form::Partial,
+        ..elements(address)
+    }
+}
+
+fn sum(data: DataType, sources: &[SourceAt], into: (Form, u64), elements: u64) -> Result<Reduction, Unfit> {
+    Reduction::new(data, Operator::Sum, sources, into, elements, SHAPE)
+}
+
+#[test]
+fn every_kernel_is_in_the_ptx_and_alone_in_its_excerpt() {
+    for data in DataType::ALL {
+        for operator in [
+            Operator::Sum,
+            Operator::Prod,
+            Operator::Min,
+            Operator::Max,
+            Operator::Avg { ranks: 2 },
+        ] {
+            for &function in Function::of(operator) {
+                let name = KernelName { data, function }.to_string();
+                let ptx = excerpt(PTX, &name).unwrap_or_else(|| panic!("no {name}"));
+                assert!(ptx.contains(".version 7.8\n.target sm_90\n"), "{name}");
+                assert_eq!(ptx.matches(".entry").count(), 1, "{name}");
+                assert!(ptx.contains(&format!(
+                    ".param .align 8 .b8 {name}_param_0[{}]",
+                    size_of::<Arguments>()
+                )));
+                assert!(ptx.ends_with("ret;\n\n}\n"), "{name}");
+            }
+        }
+    }
+    assert!(excerpt(PTX, "reduce_i8").is_none());
+}
+
+#[test]
+fn memories_that_are_aligned_alike_have_a_head_and_a_tail() {
+    for (data, offset, head, groups) in [
+        (DataType::F32, 0, 0, 25),
+        (DataType::F32, 4, 3, 24),
+        (DataType::F64, 8, 1, 49),
+        (DataType::Bf16, 14, 1, 12),
+        (DataType::U8, 1, 15, 5),
+    ] {
+        let reduction = sum(
+            data,
+            &[elements(0x1000 + offset), elements(0x2000 + offset)],
+            (Form::Element, 0x3000 + offset),
+            100,
+        )
+        .unwrap();
+        let found = format!("{:?}", reduction.arguments);
+        assert!(
+            found.contains(&format!("head: {head}, groups: {groups},")),
+            "{data} {offset}: {found}"
+        );
+        assert_eq!((reduction.blocks, reduction.threads), (1, 64));
+    }
+}
+
+#[test]
+fn memories_that_are_aligned_differently_have_no_groups() {
+    let reduction = sum(
+        DataType::F16,
+        &[elements(0x1000), elements(0x2002)],
+        (Form::Element, 0x3000),
+        1000,
+    );
+    let reduction = reduction.unwrap();
+    assert!(format!("{:?}", reduction.arguments).contains("head: 1000, groups: 0,"));
+    assert_eq!(reduction.blocks, 16);
+}
+
+#[test]
+fn partial_results_are_aligned_as_what_they_are() {
+    // Two elements of 2 bytes are 4 bytes of elements and 8 of partial results: 6 more of either are a multiple of 16.
+    let reduction = sum(
+        DataType::Bf16,
+        &[elements(0x1004), partials(0x2008)],
+        (Form::Partial, 0x3008),
+        100,
+    );
+    let found = format!("{:?}", reduction.unwrap().arguments);
+    assert!(
+        found.contains("head: 6, groups: 11, count: 2, partials: 258,"),
+        "{found}"
+    );
+    // Of types that accumulate as themselves they are elements.
+    let reduction = sum(DataType::I32, &[partials(0x1000)], (Form::Partial, 0x2000), 100);
+    assert!(format!("{:?}", reduction.unwrap().arguments).contains("partials: 0,"));
+}
+
+#[test]
+fn there_are_as_many_blocks_as_tiles_and_no_more_than_allowed() {
+    // A tile is 64 threads with 2 groups of 4 elements each.
+    let blocks = |elements_| {
+        sum(
+            DataType::F32,
+            &[elements(0x10_0000)],
+            (Form::Element, 0x2000_0000),
+            elements_,
+        )
+        .unwrap()
+        .blocks
+    };
+    assert_eq!((blocks(0), blocks(1), blocks(515), blocks(516)), (0, 1, 1, 2));
+    assert_eq!(blocks(10_000_000), 1000);
+}
+
+#[test]
+fn what_cannot_be_reduced_is_refused() {
+    let into = (Form::Element, 0x9000);
+    let of = |sources: &[SourceAt]| sum(DataType::F32, sources, into, 16).unwrap_err();
+    assert_eq!(of(&[]), Unfit::Sources(0));
+    assert_eq!(of(&[elements(0x1000); 9]), Unfit::Sources(9));
+    assert_eq!(
+        of(&[elements(0x1002)]),
+        Unfit::Misaligned {
+            address: 0x1002,
+            bytes: 4
+        }
+    );
+    assert!(matches!(of(&[elements(u64::MAX - 15)]), Unfit::TooLong { .. }));
+    assert!(matches!(of(&[elements(0x8fc4)]), Unfit::Overlap { .. }));
+    assert!(matches!(of(&[elements(0x903c)]), Unfit::Overlap { .. }));
+    assert!(sum(DataType::F32, &[elements(0x9000), elements(0x9040)], into, 16).is_ok());
+    let narrow = sum(DataType::F16, &[partials(0x9000)], into, 16);
+    assert!(matches!(narrow, Err(Unfit::Overlap { .. })));
+
+    for threads in [0, 33, 1024] {
+        let shape = Shape { threads, ..SHAPE };
+        let refused = Reduction::new(DataType::U8, Operator::Max, &[elements(0)], into, 1, shape);
+        assert_eq!(refused, Err(Unfit::Threads(threads)));
+    }
+    let average = Reduction::new(DataType::U8, Operator::Avg { ranks: 0 }, &[elements(0)], into, 1, SHAPE);
+    assert_eq!(average, Err(Unfit::NoRanks));
+}
+
+#[test]
+fn scalars_are_for_sums_of_elements_and_of_their_accumulator() {
+    let scaled = |source: SourceAt, scalar: Scalar, operator| {
+        let source = SourceAt {
+            scalar: Some(scalar),
+            ..source
+        };
+        let sources = [source, elements(0x3000)];
+        Reduction::new(DataType::F16, operator, &sources, (Form::Element, 0x9000), 16, SHAPE)
+    };
+    let reduction = scaled(elements(0x1000), 2.5f32.into(), Operator::Sum).unwrap();
+    assert_eq!(reduction.kernel.to_string(), "reduce_f16_premulsum");
+    // The other source is multiplied with one.
+    let (first, second) = (2.5f32.to_bits(), 1f32.to_bits());
+    assert!(format!("{:?}", reduction.arguments).contains(&format!("scalars: [{first}, {second}, 0,")));
+    assert!(matches!(
+        scaled(elements(0x1000), 2.5f64.into(), Operator::Sum),
+        Err(Unfit::Scalar { .. })
+    ));
+    assert!(matches!(
+        scaled(elements(0x1000), 2.5f32.into(), Operator::Max),
+        Err(Unfit::Scaled { .. })
+    ));
+    assert!(matches!(
+        scaled(partials(0x1000), 2.5f32.into(), Operator::Sum),
+        Err(Unfit::Scaled { .. })
+    ));
+}
+
+#[test]
+fn averages_are_divided_when_elements_are_finished() {
+    let of = |form| {
+        let average = Operator::Avg { ranks: 7 };
+        let reduction = Reduction::new(DataType::Bf16, average, &[elements(0x1000)], (form, 0x9000), 16, SHAPE);
+        reduction.unwrap()
+    };
+    let finished = of(Form::Element);
+    assert_eq!(finished.kernel.to_string(), "reduce_bf16_avg");
+    assert!(format!("{:?}", finished.arguments).contains("divisor: 7,"));
+    assert_eq!(of(Form::Partial).kernel.to_string(), "reduce_bf16_sum");
+}

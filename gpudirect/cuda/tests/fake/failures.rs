@@ -1,0 +1,259 @@
+//! Answers of the driver that are errors: what becomes of them, and that nothing is left half made.
+
+use std::os::fd::AsFd;
+use std::ptr::{self, NonNull};
+use std::sync::Arc;
+
+use doorbell_cuda::{CaptureMode, Context, DeviceMemory, Driver, Error, Event, HostMemory, Memory, Module, Stream};
+
+use crate::Fake;
+use crate::suite::PTX;
+
+fn with_context(test: impl FnOnce(&Fake, Driver, &Context)) {
+    let fake = Fake::new();
+    let driver = fake.load().unwrap();
+    let context = driver.device(0).unwrap().context().unwrap();
+    test(&fake, driver, &context);
+    assert_eq!(context.reap(), 0);
+    drop(context);
+    fake.assert_nothing_left("all is dropped");
+}
+
+#[test]
+fn errors_are_told_apart() {
+    with_context(|fake, _, context| {
+        let alloc = |code| {
+            fake.fail("cuMemCreate", code);
+            DeviceMemory::alloc(context, 100).unwrap_err()
+        };
+        // Asked for once more, when what was dropped has been freed.
+        fake.fail("cuMemCreate", 2);
+        DeviceMemory::alloc(context, 100).unwrap();
+        let error = DeviceMemory::alloc(context, (1 << 30) + 1).unwrap_err();
+        assert!(matches!(error, Error::OutOfMemory(_)));
+        assert_eq!(
+            error.to_string(),
+            "cuMemCreate of 1075838976 bytes on GPU 0: CUDA_ERROR_OUT_OF_MEMORY (out of memory): free memory of this GPU (see nvidia-smi for who has it) or ask for less"
+        );
+        assert!(matches!(alloc(801), Error::NotSupported(_)));
+        for code in [217, 705, 711] {
+            assert!(matches!(alloc(code), Error::NoPeerAccess(_)), "{code}");
+        }
+        for code in [214, 220, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719] {
+            assert!(matches!(alloc(code), Error::Lost(_)), "{code}");
+        }
+        let other = alloc(1);
+        assert!(matches!(other, Error::Driver { .. }));
+        assert_eq!(
+            other.to_string(),
+            "cuMemCreate of 2097152 bytes on GPU 0: CUDA_ERROR_INVALID_VALUE (invalid argument)"
+        );
+        // A driver newer than this crate has numbers that it does not know.
+        let unknown = alloc(123_456);
+        assert_eq!(unknown.failure().map(|failure| failure.code), Some(123_456));
+        assert_eq!(
+            unknown.to_string(),
+            "cuMemCreate of 2097152 bytes on GPU 0: CUDA error 123456 (the driver does not describe it)"
+        );
+    });
+}
+
+#[test]
+fn what_fails_half_way_leaves_nothing() {
+    with_context(|fake, _, context| {
+        let exported = DeviceMemory::alloc(context, 100).unwrap().export_fd().unwrap();
+        let made = |kind: &str| match kind {
+            "alloc" => DeviceMemory::alloc(context, 100).err(),
+            "import" => DeviceMemory::import(context, exported.as_fd(), 100).err(),
+            "host" => HostMemory::alloc(context, 100).err(),
+            "register" => HostMemory::register(context, vec![0; 100].into()).err(),
+            "stream" => Stream::new(context).err(),
+            "event" => Event::new(context).err(),
+            "module" => Module::from_ptx(context, PTX).err(),
+            _ => unreachable!(),
+        };
+        for (kind, call) in [
+            ("alloc", "cuMemGetAllocationGranularity"),
+            ("alloc", "cuMemCreate"),
+            ("alloc", "cuMemAddressReserve"),
+            ("alloc", "cuMemMap"),
+            ("alloc", "cuMemSetAccess"),
+            ("import", "cuMemImportFromShareableHandle"),
+            ("import", "cuMemGetAllocationPropertiesFromHandle"),
+            ("import", "cuMemGetAllocationGranularity"),
+            ("import", "cuMemMap"),
+            ("import", "cuMemSetAccess"),
+            ("host", "cuMemHostAlloc"),
+            ("host", "cuMemHostGetDevicePointer_v2"),
+            ("register", "cuMemHostRegister_v2"),
+            ("register", "cuMemHostGetDevicePointer_v2"),
+            ("stream", "cuStreamCreateWithPriority"),
+            ("event", "cuEventCreate"),
+            ("module", "cuModuleLoadDataEx"),
+        ] {
+            fake.fail(call, 1);
+            let error = made(kind).unwrap_or_else(|| panic!("{kind} did not fail as {call} did"));
+            let failure = error.failure().unwrap();
+            assert_eq!(
+                call.strip_suffix("_v2").unwrap_or(call),
+                failure.call,
+                "{kind}: {error}"
+            );
+            for counted in [
+                "allocation",
+                "mapping",
+                "reservation",
+                "host",
+                "registered",
+                "stream",
+                "event",
+                "module",
+            ] {
+                assert_eq!(fake.count(counted), 0, "{kind}, when {call} fails: {counted}");
+            }
+        }
+    });
+}
+
+#[test]
+fn devices_that_do_not_reach_each_other() {
+    with_context(|fake, driver, context| {
+        fake.set_peers(false);
+        let other = driver.device(1).unwrap();
+        assert_eq!(context.device().peer(other).unwrap(), None);
+        let error = DeviceMemory::options(context).peers(&[other]).alloc(100).unwrap_err();
+        assert!(matches!(error, Error::NoPeerAccess(_)));
+        assert!(
+            error
+                .to_string()
+                .starts_with("cuDeviceCanAccessPeer of GPU 1 to GPU 0: "),
+            "{error}"
+        );
+        let there = other.context().unwrap();
+        assert!(matches!(
+            context.enable_peer_access(&there),
+            Err(Error::NoPeerAccess(_))
+        ));
+        fake.set_peers(true);
+        context.enable_peer_access(&there).unwrap();
+        DeviceMemory::options(context)
+            .peers(&[other, context.device()])
+            .alloc(100)
+            .unwrap();
+    });
+}
+
+#[test]
+fn younger_functions_are_asked_for() {
+    with_context(|_, _, context| {
+        let memory = DeviceMemory::alloc(context, 100).unwrap();
+        // The driver of the tests has no dma-bufs.
+        let error = memory.all().dma_buf().unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "the driver here (CUDA 13.0) has no cuMemGetHandleForAddressRange: a newer one is needed"
+        );
+    });
+}
+
+#[test]
+fn the_thread_keeps_its_context() {
+    with_context(|fake, driver, context| {
+        let other = driver.device(1).unwrap().context().unwrap();
+        assert_eq!(fake.number("fake_depth"), 0);
+        drop(DeviceMemory::alloc(context, 100).unwrap());
+        assert_eq!(fake.number("fake_depth"), 0, "a call left its context behind");
+        other.make_current().unwrap();
+        let stream = Stream::new(context).unwrap();
+        let memory = DeviceMemory::alloc(context, 100).unwrap();
+        stream.fill(memory.all(), 1).unwrap();
+        fake.fail("cuMemsetD8Async", 1);
+        stream.fill(memory.all(), 1).unwrap_err();
+        drop((memory, stream));
+        assert_eq!(fake.number("fake_depth"), 1);
+        other.synchronize().unwrap();
+    });
+}
+
+#[test]
+fn a_stream_that_has_failed_holds_nothing() {
+    with_context(|fake, _, context| {
+        let stream = Stream::new(context).unwrap();
+        let memory = DeviceMemory::alloc(context, 100).unwrap();
+        let mut host = HostMemory::alloc(context, 100).unwrap();
+        stream.fill(memory.all(), 5).unwrap();
+        stream.copy(host.all(), memory.all()).unwrap();
+        fake.fail("cuStreamSynchronize", 700);
+        assert!(matches!(stream.synchronize(), Err(Error::Lost(_))));
+        fake.fail("cuStreamSynchronize", 700);
+        assert!(
+            matches!(host.bytes_mut(), Err(Error::Lost(_))),
+            "it is not known whether the copy was done"
+        );
+        // By now the driver answers again, and what was to be waited for was remembered.
+        assert_eq!(host.bytes_mut().unwrap(), [5; 100]);
+        fake.fail("cuStreamQuery", 700);
+        drop(memory);
+        assert_eq!(fake.count("mapping"), 0);
+    });
+}
+
+#[test]
+fn memory_that_cannot_be_unpinned_is_kept() {
+    let fake = Fake::new();
+    let context = fake.load().unwrap().device(0).unwrap().context().unwrap();
+    let owner = Arc::new(vec![0u8; 100]);
+    let at = NonNull::from(owner.as_slice()).cast::<u8>();
+    // SAFETY: the owner keeps so many bytes.
+    let host = unsafe { HostMemory::register_raw(&context, at, owner.len(), owner.clone()) }.unwrap();
+    fake.fail("cuMemHostUnregister", 1);
+    drop(host);
+    assert_eq!(Arc::strong_count(&owner), 2, "devices may still write it");
+}
+
+#[test]
+fn a_foreign_stream_is_left_to_its_owner() {
+    with_context(|fake, _, context| {
+        let theirs = Stream::new(context).unwrap();
+        let owner = Arc::new(());
+        // SAFETY: the stream outlives what is made of it here.
+        let stream = unsafe { Stream::from_raw(context, theirs.as_raw(), owner.clone()) };
+        let memory = DeviceMemory::alloc(context, 100).unwrap();
+        stream.fill(memory.all(), 1).unwrap();
+        drop(memory);
+        assert_eq!(fake.count("mapping"), 1);
+        assert_eq!(context.reap(), 1);
+        stream.synchronize().unwrap();
+        assert_eq!(fake.count("mapping"), 0);
+
+        // While its owner captures it, nobody looks at it: that would end the capture.
+        let memory = DeviceMemory::alloc(context, 100).unwrap();
+        stream.fill(memory.all(), 1).unwrap();
+        theirs
+            .capture(CaptureMode::Relaxed, &[], || {
+                drop(memory);
+                assert_eq!(context.reap(), 1);
+                Ok(())
+            })
+            .unwrap();
+        stream.synchronize().unwrap();
+        assert_eq!(fake.count("mapping"), 0);
+        // Nor is it idle where a capture elsewhere forbids to ask.
+        let memory = DeviceMemory::alloc(context, 100).unwrap();
+        stream.fill(memory.all(), 1).unwrap();
+        fake.fail("cuStreamQuery", 906);
+        drop(memory);
+        assert_eq!(fake.count("mapping"), 1);
+        stream.synchronize().unwrap();
+        assert_eq!(fake.count("mapping"), 0);
+
+        drop(stream);
+        assert_eq!(fake.count("stream"), 1);
+        assert_eq!(Arc::strong_count(&owner), 1);
+
+        // The legacy default stream, which has no handle, takes copies one by one.
+        // SAFETY: no stream of that name is used.
+        let default = unsafe { Stream::from_raw(context, ptr::null_mut(), owner.clone()) };
+        assert!(default.as_raw().is_null());
+    });
+}

@@ -1,0 +1,215 @@
+//! The suite on NVIDIA's driver, and what takes two processes. A program of its own, so that it runs where there is no cargo: it prints what became of each case, and where there is no GPU one line that says why.
+//! `gpu FILTER` runs the cases whose names have FILTER in them.
+
+mod suite;
+
+use std::io::{Read, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::process::{Command, ExitCode, Stdio};
+use std::sync::Arc;
+use std::time::Instant;
+use std::{env, io};
+
+use doorbell_cuda::{
+    DeviceMemory, DevicePtr, Driver, Event, EventHandle, Foreign, IpcHandle, Memory, MemoryType, Stream,
+};
+use libloading::os::unix::Library;
+use suite::{CASES, Case, Outcome, Setting, Verdict, pattern};
+
+/// What begins the command line of a second process.
+const CHILD: &str = "--child";
+const BYTES: usize = 5_000_000;
+
+const PROCESSES: &[Case] = &[
+    Case {
+        name: "processes::descriptor",
+        run: descriptor,
+    },
+    Case {
+        name: "processes::ipc",
+        run: ipc,
+    },
+];
+
+fn main() -> ExitCode {
+    let mut arguments = env::args().skip(1);
+    let first = arguments.next();
+    if first.as_deref() == Some(CHILD) {
+        return match child(&arguments.collect::<Vec<_>>()) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => {
+                eprintln!("the second process: {error}");
+                ExitCode::FAILURE
+            }
+        };
+    }
+    let driver = match Driver::load() {
+        Ok(driver) => driver,
+        Err(absent) => {
+            println!("skipped: {absent}");
+            return ExitCode::SUCCESS;
+        }
+    };
+    println!("{driver:?}");
+    for device in driver.devices().into_iter().flatten() {
+        let name = device.name().unwrap_or_else(|error| error.to_string());
+        println!("{device}: {name}, {:?}", device.pci_bus_id());
+    }
+    // Options of the test harness, which `cargo test` may pass, are none of ours.
+    let filter = first.filter(|first| !first.starts_with('-')).unwrap_or_default();
+    let mut failed = 0;
+    for case in CASES.iter().chain(PROCESSES).filter(|case| case.name.contains(&filter)) {
+        let begun = Instant::now();
+        let outcome = std::panic::catch_unwind(|| (case.run)(driver));
+        let said = match outcome {
+            Ok(Ok(Verdict::Passed)) => "ok".to_owned(),
+            Ok(Ok(Verdict::Skipped(why))) => format!("skipped: {why}"),
+            Ok(Err(error)) => {
+                failed += 1;
+                format!("FAILED: {error}")
+            }
+            Err(_) => {
+                failed += 1;
+                "FAILED: see above".to_owned()
+            }
+        };
+        println!("{} ... {said} ({:.0?})", case.name, begun.elapsed());
+    }
+    if failed == 0 {
+        ExitCode::SUCCESS
+    } else {
+        println!("{failed} failed");
+        ExitCode::FAILURE
+    }
+}
+
+/// A second process changes memory that it has by its standard input, and records an event.
+fn descriptor(driver: Driver) -> Outcome {
+    let setting = Setting::new(driver)?;
+    let bytes = pattern(BYTES, 1);
+    let memory = setting.device(&bytes)?;
+    setting.stream.synchronize()?;
+    let event = Event::interprocess(&setting.context)?;
+    setting.stream.record(&event)?;
+    let handle = hex(&event.handle()?.0);
+    let status = Command::new(env::current_exe()?)
+        .args([CHILD, "descriptor", &handle])
+        .stdin(Stdio::from(memory.export_fd()?))
+        .status()?;
+    assert!(status.success());
+    setting.stream.wait(&event)?;
+    let got = setting.read(&memory)?;
+    assert!(
+        got[..1000] == [7; 1000] && got[1000..] == bytes[1000..],
+        "the other process wrote it otherwise"
+    );
+    setting.finish()
+}
+
+/// A second process changes memory of the older kind, such as PyTorch's.
+fn ipc(driver: Driver) -> Outcome {
+    let setting = Setting::new(driver)?;
+    setting.context.make_current()?;
+    // SAFETY: NVIDIA's driver, which is loaded already.
+    let library = unsafe { Library::new("libcuda.so.1")? };
+    type Alloc = unsafe extern "C" fn(*mut u64, usize) -> i32;
+    type Free = unsafe extern "C" fn(u64) -> i32;
+    // SAFETY: these are the functions' prototypes.
+    let (alloc, free) = unsafe {
+        (
+            library.get::<Alloc>(b"cuMemAlloc_v2")?,
+            library.get::<Free>(b"cuMemFree_v2")?,
+        )
+    };
+    let mut address = 0;
+    // SAFETY: the context is current, and the pointer is to an address of ours.
+    assert_eq!(unsafe { alloc(&raw mut address, BYTES) }, 0);
+    // SAFETY: it is there until it is freed below.
+    let memory = unsafe { Foreign::wrap(&setting.context, DevicePtr(address + 256), BYTES - 256, Arc::new(()))? };
+    let info = setting
+        .context
+        .pointer_info(memory.device_ptr())?
+        .ok_or("the driver does not know its memory")?;
+    assert_eq!(info.memory_type, MemoryType::Device);
+    assert!(info.shares_by_ipc && !info.is_mapped && !info.shares_by_fd);
+    memory.all().set_sync_memops()?;
+    // SAFETY: refused, as the allocation ends before.
+    assert!(unsafe { Foreign::wrap(&setting.context, DevicePtr(address), 64 << 20, Arc::new(())) }.is_err());
+
+    setting.stream.fill(memory.all(), 1)?;
+    setting.stream.synchronize()?;
+    let (handle, offset) = memory.ipc_handle()?;
+    assert_eq!(
+        offset as u64,
+        address + 256 - info.allocation.ok_or("no allocation")?.0.0
+    );
+    let mut child = Command::new(env::current_exe()?)
+        .args([CHILD, "ipc", &hex(&handle.0), &offset.to_string()])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()?;
+    // The child says that it is done, and lets go of the memory before it ends.
+    let mut said = String::new();
+    child.stdout.take().ok_or("no pipe")?.read_to_string(&mut said)?;
+    assert!(child.wait()?.success() && said == "done", "{said}");
+    let got = setting.read(&memory)?;
+    assert!(got[..1000] == [7; 1000] && got[1000..].iter().all(|byte| *byte == 1));
+    drop(memory);
+    setting.stream.synchronize()?;
+    // SAFETY: allocated above, and nobody uses it any more.
+    assert_eq!(unsafe { free(address) }, 0);
+    setting.finish()
+}
+
+/// The second process, which may be on the second GPU.
+fn child(arguments: &[String]) -> Result<(), Box<dyn std::error::Error>> {
+    let driver = Driver::load()?;
+    let device = driver.device(driver.device_count() - 1)?;
+    let reaches = device.ordinal() == 0 || device.peer(driver.device(0)?)?.is_some();
+    let context = if reaches { device } else { driver.device(0)? }.context()?;
+    let stream = Stream::new(&context)?;
+    match arguments {
+        [kind, event] if kind == "descriptor" => {
+            let fd: OwnedFd = io::stdin().as_fd().try_clone_to_owned()?;
+            let memory = DeviceMemory::import(&context, fd.as_fd(), BYTES)?;
+            assert_eq!(memory.device().map(|device| device.ordinal()), Some(0));
+            let home = driver.device(0)?.context()?;
+            let event = Event::open(&home, &EventHandle(unhex(event)?))?;
+            stream.wait(&event)?;
+            stream.fill(memory.span(..1000)?, 7)?;
+            stream.synchronize()?;
+            // An event is recorded by streams of its own device.
+            let theirs = Stream::new(&home)?;
+            theirs.record(&event)?;
+            theirs.synchronize()?;
+        }
+        [kind, handle, offset] if kind == "ipc" => {
+            // SAFETY: the first process waits for this one before it frees the memory.
+            let memory = unsafe { Foreign::open(&context, &IpcHandle(unhex(handle)?))? };
+            let offset: usize = offset.parse()?;
+            stream.fill(memory.span(offset..offset + 1000)?, 7)?;
+            drop(memory);
+            stream.synchronize()?;
+            assert_eq!(context.reap(), 0);
+            io::stdout().write_all(b"done")?;
+        }
+        _ => return Err("no such case".into()),
+    }
+    Ok(())
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn unhex(text: &str) -> Result<[u8; 64], Box<dyn std::error::Error>> {
+    let bytes: Vec<u8> = (0..text.len())
+        .step_by(2)
+        .map(|at| {
+            text.get(at..at + 2)
+                .ok_or("half a byte")
+                .and_then(|byte| u8::from_str_radix(byte, 16).map_err(|_| "no byte"))
+        })
+        .collect::<Result<_, _>>()?;
+    Ok(bytes.try_into().map_err(|_| "not a handle")?)
+}

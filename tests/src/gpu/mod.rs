@@ -1,0 +1,88 @@
+//! What holds the GPU's reduction kernels to the processor's: [`sweep`] has the cases and compares, [`bounds`] compares with `f64` where that can be said. Whoever runs kernels is a [`Device`]: a GPU ([`driven`]; the program `gpu-reduce`), or
+//! the processor, for which the tests of `tests/gpu` compile the kernels' source.
+
+pub mod bounds;
+pub mod driven;
+pub mod sweep;
+
+use anyhow::Result;
+use doorbell_collectives as coll;
+use doorbell_cuda::reduce;
+
+/// What runs kernels, and has one piece of memory that they work in.
+pub trait Device {
+    /// Where the memory begins for kernels: a multiple of 256.
+    fn address(&self) -> u64;
+
+    /// Its bytes.
+    fn len(&self) -> usize;
+
+    /// Whether it has none.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Puts `bytes` at the memory's beginning, does the reduction, all of whose addresses are of these bytes, and takes them back.
+    ///
+    /// # Errors
+    /// What went wrong with the device.
+    fn reduce(&mut self, reduction: &reduce::Reduction, bytes: &mut [u8]) -> Result<()>;
+}
+
+/// SplitMix64: the same numbers in every run.
+pub struct Random(u64);
+
+impl Random {
+    /// The bits of `seed`.
+    #[must_use]
+    pub fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    /// 64 of any.
+    pub fn bits(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ z >> 31
+    }
+
+    /// Less than `bound`, which is not 0.
+    pub fn below(&mut self, bound: usize) -> usize {
+        (self.bits() % bound as u64) as usize
+    }
+
+    /// From −1 to 1.
+    pub fn unit(&mut self) -> f64 {
+        (self.bits() >> 11) as f64 / (1u64 << 52) as f64 - 1.0
+    }
+}
+
+/// A type as the collectives call it.
+#[must_use]
+pub fn data_type(data: reduce::DataType) -> coll::DataType {
+    match data {
+        reduce::DataType::I8 => coll::DataType::I8,
+        reduce::DataType::U8 => coll::DataType::U8,
+        reduce::DataType::I32 => coll::DataType::I32,
+        reduce::DataType::U32 => coll::DataType::U32,
+        reduce::DataType::I64 => coll::DataType::I64,
+        reduce::DataType::U64 => coll::DataType::U64,
+        reduce::DataType::F16 => coll::DataType::F16,
+        reduce::DataType::Bf16 => coll::DataType::Bf16,
+        reduce::DataType::F32 => coll::DataType::F32,
+        reduce::DataType::F64 => coll::DataType::F64,
+        reduce::DataType::F8E4M3 => coll::DataType::F8E4M3,
+        reduce::DataType::F8E5M2 => coll::DataType::F8E5M2,
+    }
+}
+
+/// A form as the collectives call it.
+#[must_use]
+pub fn form(form: reduce::Form) -> coll::plan::Form {
+    match form {
+        reduce::Form::Element => coll::plan::Form::Element,
+        reduce::Form::Partial => coll::plan::Form::Partial,
+    }
+}

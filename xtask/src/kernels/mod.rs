@@ -1,0 +1,217 @@
+//! `cargo xtask kernels`: builds the reduction kernels of gpudirect/cuda from their CUDA C++ to the PTX that is committed, and writes what the assembler made of them to docs/KERNELS.md.
+//!
+//! [`tools`] has the compiler, from packages of one version each, so that everybody gets the same PTX; [`report`] reads the assembler and the disassembler. No GPU is needed, nor CUDA.
+
+mod report;
+mod tools;
+
+use crate::{ci::Verdict, target_folder, workspace};
+use anyhow::{Context, Result, bail};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+use tools::Tools;
+
+const HELP: &str = "\
+Build the reduction kernels and their report
+
+Usage: cargo xtask kernels [OPTIONS]
+
+Options:
+      --check      write nothing: fail where what is committed differs from what is built
+      --unroll N   groups in flight of each source; the PTX goes to the folder target/kernels, not to where it is committed
+      --blocks N   blocks of 512 threads that have registers enough to run beside one another; the same
+  -h, --help       show this
+
+Exit status: 0 when all is well, 1 when something differs, 2 for a wrong call or a failure.
+";
+
+/// The source, the headers beside which are included by it.
+const SOURCE: &str = "gpudirect/cuda/kernels/reduce.cu";
+/// What is loaded on the GPU.
+const PTX: &str = "gpudirect/cuda/kernels/reduce.ptx";
+/// What was made of it.
+const REPORT: &str = "docs/KERNELS.md";
+/// The lowest version of PTX that has all that sm_90 converts; drivers from CUDA 11.8 on load it.
+const VERSION: &str = ".version 7.8";
+
+/// The command-line form. Returns the exit status.
+pub(crate) fn main(mut arguments: lexopt::Parser) -> Result<u8> {
+    use lexopt::prelude::*;
+    let (mut check, mut definitions, mut name) = (false, Vec::new(), "reduce".to_owned());
+    while let Some(argument) = arguments.next()? {
+        match argument {
+            Short('h') | Long("help") => {
+                print!("{HELP}");
+                return Ok(0);
+            }
+            Long("check") => check = true,
+            Long("unroll") => variant("UNROLL", "u", arguments.value()?.parse()?, &mut definitions, &mut name),
+            Long("blocks") => variant("BLOCKS", "b", arguments.value()?.parse()?, &mut definitions, &mut name),
+            other => return Err(other.unexpected().into()),
+        }
+    }
+    let tools = match Tools::provide()? {
+        Ok(tools) => tools,
+        Err(missing) => bail!("missing: {} (as root: apt-get install {0})", missing.join(" ")),
+    };
+    if definitions.is_empty() {
+        let differing = build(&tools)?.differing()?;
+        return if check {
+            for path in &differing {
+                println!("{}", path.complaint);
+            }
+            Ok(u8::from(!differing.is_empty()))
+        } else {
+            for path in &differing {
+                fs::write(workspace().join(path.path), &path.built)
+                    .with_context(|| format!("cannot write {}", path.path))?;
+                println!("wrote {}", path.path);
+            }
+            Ok(0)
+        };
+    }
+    let path = folder()?.join(format!("{name}.ptx"));
+    let ptx = lower(&tools.compile(Path::new(SOURCE), "compute_90", &definitions)?)?;
+    fs::write(&path, &ptx).with_context(|| format!("cannot write {}", path.display()))?;
+    let (_, listing) = tools.assemble(&path, "sm_90")?;
+    print!("{}", report::registers(&listing)?);
+    println!("wrote {}", path.display());
+    Ok(0)
+}
+
+/// Notes that a definition is not the default.
+fn variant(definition: &str, letter: &str, value: u32, definitions: &mut Vec<String>, name: &mut String) {
+    definitions.push(format!("-DDOORBELL_{definition}={value}"));
+    name.push_str(&format!("-{letter}{value}"));
+}
+
+/// The step of CI.
+pub(crate) fn check() -> Result<Verdict> {
+    let tools = match Tools::provide()? {
+        Ok(tools) => tools,
+        Err(missing) => return crate::ci::lacking(&missing),
+    };
+    match build(&tools)?.differing()?.first() {
+        None => Ok(Verdict::Passed),
+        Some(first) => bail!("{}: run `cargo xtask kernels` and commit", first.complaint),
+    }
+}
+
+/// What is committed, as it was built.
+struct Built {
+    ptx: String,
+    report: String,
+}
+
+/// A file that is not as it was built.
+struct Differing {
+    path: &'static str,
+    built: String,
+    complaint: String,
+}
+
+impl Built {
+    /// The files that are committed otherwise, or not at all.
+    fn differing(self) -> Result<Vec<Differing>> {
+        let mut found = Vec::new();
+        for (path, built) in [(PTX, self.ptx), (REPORT, self.report)] {
+            let committed = match fs::read_to_string(workspace().join(path)) {
+                Ok(text) => text,
+                Err(error) if error.kind() == std::io::ErrorKind::NotFound => String::new(),
+                Err(error) => return Err(error).with_context(|| format!("cannot read {path}")),
+            };
+            if let Some(complaint) = difference(path, &committed, &built) {
+                found.push(Differing { path, built, complaint });
+            }
+        }
+        Ok(found)
+    }
+}
+
+/// Where the two differ first.
+fn difference(path: &str, committed: &str, built: &str) -> Option<String> {
+    if committed == built {
+        return None;
+    }
+    let line = committed.lines().zip(built.lines()).take_while(|(a, b)| a == b).count();
+    let (a, b) = (committed.lines().nth(line), built.lines().nth(line));
+    Some(format!(
+        "{path} is not what is built: line {} is {a:?}, built {b:?}",
+        line + 1
+    ))
+}
+
+/// Compiles, lowers, assembles for what users have, and reports.
+fn build(tools: &Tools) -> Result<Built> {
+    let source = Path::new(SOURCE);
+    let ptx = lower(&tools.compile(source, "compute_90", &[])?)?;
+    let path = folder()?.join("reduce.ptx");
+    fs::write(&path, &ptx).with_context(|| format!("cannot write {}", path.display()))?;
+    let (cubin, listing) = tools.assemble(&path, "sm_90")?;
+    tools.assemble(&path, "sm_100")?;
+    // What an A100 runs is compiled from the source, as it lacks the conversions of 8 bits.
+    let older = folder()?.join("reduce-80.ptx");
+    fs::write(&older, tools.compile(source, "compute_80", &[])?)
+        .with_context(|| format!("cannot write {}", older.display()))?;
+    tools.assemble(&older, "sm_80")?;
+    let report = report::page(&ptx, &listing, &tools.disassemble(&cubin)?)?;
+    Ok(Built { ptx, report })
+}
+
+/// Where PTX and machine code are made.
+fn folder() -> Result<PathBuf> {
+    let folder = target_folder()?.join("kernels");
+    fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    Ok(folder)
+}
+
+/// PTX for older drivers: an older version, without the hints that it does not know and the comments that say nothing.
+fn lower(ptx: &str) -> Result<String> {
+    let mut lowered = String::with_capacity(ptx.len());
+    let mut versions = 0;
+    for line in ptx.lines() {
+        let line = line.trim_end();
+        if line.starts_with(".version ") {
+            versions += 1;
+            lowered.push_str(VERSION);
+        } else if matches!(line.trim_start(), "// begin inline asm" | "// end inline asm")
+            || line.contains(".pragma \"used_bytes_mask")
+        {
+            continue;
+        } else {
+            lowered.push_str(line);
+        }
+        lowered.push('\n');
+    }
+    if versions != 1 {
+        bail!("the PTX has {versions} lines that say its version");
+    }
+    if lowered.contains(&*workspace().to_string_lossy()) {
+        bail!("the PTX has a path of this machine in it");
+    }
+    Ok(lowered)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ptx_is_lowered() {
+        let ptx = "//\n.version 9.0\n.target sm_90\n\t.pragma \"used_bytes_mask 15\";\n\t// begin inline asm\n\tst;\n\t// end inline asm\n";
+        assert_eq!(lower(ptx).unwrap(), "//\n.version 7.8\n.target sm_90\n\tst;\n");
+        assert!(lower("nothing\n").is_err());
+    }
+
+    #[test]
+    fn the_first_difference_is_told() {
+        assert!(difference("p", "a\nb\n", "a\nb\n").is_none());
+        assert_eq!(
+            difference("p", "a\nb\n", "a\nc\n").unwrap(),
+            "p is not what is built: line 2 is Some(\"b\"), built Some(\"c\")"
+        );
+        assert!(difference("p", "", "a\n").unwrap().contains("line 1"));
+    }
+}
