@@ -2,7 +2,7 @@
 
 use core::fmt;
 
-use crate::sys::{Status, status};
+use crate::sys::{self, Status, status};
 
 /// What the driver answered to one call.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -165,26 +165,13 @@ impl From<Failure> for Error {
                 Self::NoPeerAccess(failure)
             }
             status::NOT_SUPPORTED => Self::NotSupported(failure),
-            code if is_final(code) => Self::Lost(failure),
+            code if sys::is_final(code) => Self::Lost(failure),
             code => Self::Driver {
                 failure,
                 advice: advice(code),
             },
         }
     }
-}
-
-/// Whether every later call answers the same, until the process ends.
-fn is_final(code: Status) -> bool {
-    matches!(
-        code,
-        status::ECC_UNCORRECTABLE
-            | status::NVLINK_UNCORRECTABLE
-            | status::ILLEGAL_ADDRESS
-            | status::LAUNCH_TIMEOUT
-            | status::CONTEXT_IS_DESTROYED
-            | status::ASSERT
-    ) || (status::HARDWARE_STACK_ERROR..=status::LAUNCH_FAILED).contains(&code)
 }
 
 /// What to do about an answer that has no variant of its own.

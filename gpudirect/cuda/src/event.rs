@@ -208,7 +208,7 @@ impl RawEventOwner {
         let _relaxed = crate::stream::Relaxed::enter(self.driver);
         // SAFETY: the event is live.
         let answer = unsafe { (self.driver.table().event_query)(self.raw) };
-        !sys::is_pending(answer)
+        sys::is_over(answer)
     }
 }
 

@@ -231,7 +231,7 @@ impl StreamInner {
             let _entered = self.context.enter().ok()?;
             // SAFETY: the pointer is to a status of ours; the stream is live.
             let answer = unsafe { (self.context.driver().table().stream_is_capturing)(self.raw, &raw mut capturing) };
-            if sys::is_pending(answer) || capturing != sys::CAPTURE_NONE {
+            if !sys::is_over(answer) || capturing != sys::CAPTURE_NONE {
                 return None;
             }
         }
@@ -242,13 +242,13 @@ impl StreamInner {
     pub(crate) fn is_idle(&self) -> bool {
         let Some(_state) = self.at_rest() else { return false };
         let Ok(_entered) = self.context.enter() else {
-            return true;
+            return false;
         };
         let driver = self.context.driver();
         let _relaxed = Relaxed::enter(driver);
         // SAFETY: the stream is live.
         let answer = unsafe { (driver.table().stream_query)(self.raw) };
-        !sys::is_pending(answer)
+        sys::is_over(answer)
     }
 
     /// An event after all that is in the stream now, where one can be recorded.

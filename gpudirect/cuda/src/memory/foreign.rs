@@ -180,7 +180,8 @@ impl Foreign {
     /// All of the allocation that another process has shared by [`Foreign::ipc_handle`] or `cuIpcGetMemHandle`; never one of this process.
     ///
     /// # Safety
-    /// The other process must keep the allocation until this one has let go of it: the driver does not.
+    /// The other process must keep the allocation until this one has let go of it: the driver does not. It must not be open here already: drivers differ in what
+    /// becomes of the one when the other is closed.
     ///
     /// # Errors
     /// [`Error::NoPeerAccess`] where it is on a device that the context's does not reach, or what the driver says otherwise.

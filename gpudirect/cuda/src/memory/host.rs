@@ -57,23 +57,27 @@ impl HostMemory {
     ///
     /// # Errors
     /// [`Error::OutOfMemory`] beyond the limit of locked memory, [`Error::Empty`], or what the driver says otherwise; the memory is dropped then.
-    pub fn register(context: &Context, mut memory: Box<[u8]>) -> Result<Self, Error> {
+    pub fn register(context: &Context, memory: Box<[u8]>) -> Result<Self, Error> {
         let len = memory.len();
-        let host = memory.as_mut_ptr().cast::<c_void>();
         if len == 0 {
             return Err(Error::Empty);
         }
         let _entered = context.enter()?;
         let driver = context.driver();
+        // Taken apart: from here on the bytes are reached through the pointer only.
+        let memory = Box::into_raw(memory);
+        let host = memory.cast::<c_void>();
         // SAFETY: the bytes are of ours, and stay where they are until they are unregistered; the context is current.
         let answer =
             unsafe { (driver.table().mem_host_register)(host, len, sys::HOST_PORTABLE | sys::HOST_DEVICE_MAP) };
-        driver.check(answer, "cuMemHostRegister", format_args!("{len} bytes"))?;
-        // Taken apart: from here on the bytes are reached through the pointer only.
-        let memory = Box::into_raw(memory);
+        if let Err(error) = driver.check(answer, "cuMemHostRegister", format_args!("{len} bytes")) {
+            // SAFETY: taken apart above, and not registered.
+            drop(unsafe { Box::from_raw(memory) });
+            return Err(error);
+        }
         let owner = Pinned::Registered {
             host: host.expose_provenance(),
-            len: memory.len(),
+            len,
         };
         Self::mapped(context, host, len, owner)
     }

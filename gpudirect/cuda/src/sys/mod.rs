@@ -133,10 +133,23 @@ pub(crate) mod status {
     pub(crate) const STREAM_CAPTURE_WRONG_THREAD: Status = 908;
 }
 
-/// Whether an answer of a query means that work may still go on: also where a capture forbids to ask.
-pub(crate) fn is_pending(answer: Status) -> bool {
-    answer == status::NOT_READY
-        || (status::STREAM_CAPTURE_UNSUPPORTED..=status::STREAM_CAPTURE_WRONG_THREAD).contains(&answer)
+/// Whether every later call answers the same, until the process ends.
+pub(crate) fn is_final(answer: Status) -> bool {
+    matches!(
+        answer,
+        status::ECC_UNCORRECTABLE
+            | status::NVLINK_UNCORRECTABLE
+            | status::ILLEGAL_ADDRESS
+            | status::LAUNCH_TIMEOUT
+            | status::CONTEXT_IS_DESTROYED
+            | status::ASSERT
+    ) || (status::HARDWARE_STACK_ERROR..=status::LAUNCH_FAILED).contains(&answer)
+}
+
+/// Whether a query has been answered that work is over: done, or failed with its context. Any other answer may be of something else, as of a capture that
+/// forbids to ask.
+pub(crate) fn is_over(answer: Status) -> bool {
+    answer == status::SUCCESS || is_final(answer)
 }
 
 /// `CU_STREAM_NON_BLOCKING`: the stream does not wait for the legacy default stream, nor that for it.

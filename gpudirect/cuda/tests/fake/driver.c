@@ -37,8 +37,8 @@ struct mapping { ptr_t at; size_t bytes; struct allocation *of; struct mapping *
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct op *queue; static size_t queued; static int runners;
 static struct mapping *mappings; static struct stream *streams;
-static int asked, peers = 1, count_of_devices = DEVICES, version = 13000, mode, flags_of_context;
-static __thread void *current[16]; static __thread int depth;
+static int asked, peers = 1, count_of_devices = DEVICES, version = 13000, flags_of_context;
+static __thread void *current[16]; static __thread int depth, mode;
 static int contexts[DEVICES], retained[DEVICES];
 static struct { const char *name; int live; } counts[] = {{"allocation", 0}, {"mapping", 0}, {"reservation", 0}, {"host", 0}, {"registered", 0}, {"stream", 0}, {"event", 0}, {"module", 0}, {"graph", 0}, {"exec", 0}, {"context", 0}};
 enum { ALLOCATION, MAPPING, RESERVATION, HOST, REGISTERED, STREAM, EVENT, MODULE, GRAPH, EXEC, CONTEXT };

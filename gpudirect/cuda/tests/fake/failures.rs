@@ -212,6 +212,27 @@ fn memory_that_cannot_be_unpinned_is_kept() {
 }
 
 #[test]
+fn a_context_that_goes_first_waits_for_nobody() {
+    for work_is_done in [true, false] {
+        let fake = Fake::new();
+        let context = fake.load().unwrap().device(0).unwrap().context().unwrap();
+        let stream = Stream::new(&context).unwrap();
+        let memory = DeviceMemory::alloc(&context, 100).unwrap();
+        let event = Event::new(&context).unwrap();
+        stream.fill(memory.all(), 1).unwrap();
+        drop(memory);
+        stream.record(&event).unwrap();
+        if work_is_done {
+            event.synchronize().unwrap();
+        }
+        drop((event, stream, context));
+        // What work still uses is left to the driver, whose context goes.
+        assert_eq!(fake.count("mapping"), if work_is_done { 0 } else { 1 });
+        assert_eq!(fake.count("context"), 0);
+    }
+}
+
+#[test]
 fn a_foreign_stream_is_left_to_its_owner() {
     with_context(|fake, _, context| {
         let theirs = Stream::new(context).unwrap();
@@ -238,14 +259,16 @@ fn a_foreign_stream_is_left_to_its_owner() {
             .unwrap();
         stream.synchronize().unwrap();
         assert_eq!(fake.count("mapping"), 0);
-        // Nor is it idle where a capture elsewhere forbids to ask.
-        let memory = DeviceMemory::alloc(context, 100).unwrap();
-        stream.fill(memory.all(), 1).unwrap();
-        fake.fail("cuStreamQuery", 906);
-        drop(memory);
-        assert_eq!(fake.count("mapping"), 1);
-        stream.synchronize().unwrap();
-        assert_eq!(fake.count("mapping"), 0);
+        // Nor is it idle where a capture elsewhere forbids to ask, nor where the answer is not known.
+        for code in [906, 999] {
+            let memory = DeviceMemory::alloc(context, 100).unwrap();
+            stream.fill(memory.all(), 1).unwrap();
+            fake.fail("cuStreamQuery", code);
+            drop(memory);
+            assert_eq!(fake.count("mapping"), 1);
+            stream.synchronize().unwrap();
+            assert_eq!(fake.count("mapping"), 0);
+        }
 
         drop(stream);
         assert_eq!(fake.count("stream"), 1);

@@ -160,3 +160,33 @@ pub(super) fn slices_are_of_the_last_handle(driver: Driver) -> Outcome {
     host.bytes_mut()?.fill(1);
     setting.finish().map(|_| Verdict::Passed)
 }
+
+pub(super) fn threads(driver: Driver) -> Outcome {
+    let setting = Setting::new(driver)?;
+    let bytes = pattern(100_000, 11);
+    let shared = setting.device(&bytes)?;
+    setting.stream.synchronize()?;
+    thread::scope(|scope| {
+        let work = |seed: usize| -> Result<(), Error> {
+            let own = Stream::new(&setting.context)?;
+            let streams = [&own, &setting.stream];
+            let mut back = HostMemory::alloc(&setting.context, bytes.len())?;
+            for round in 0..30 {
+                let stream = streams[(round + seed) % 2];
+                let through = DeviceMemory::alloc(&setting.context, bytes.len())?;
+                stream.copy(through.all(), shared.all())?;
+                stream.copy(back.all(), through.all())?;
+                drop(through);
+                if round % 5 == seed {
+                    assert!(back.bytes_mut()? == bytes);
+                    back.bytes_mut()?.fill(0);
+                }
+            }
+            Ok(())
+        };
+        let threads: Vec<_> = (0..4).map(|seed| scope.spawn(move || work(seed))).collect();
+        threads.into_iter().try_for_each(|thread| thread.join().unwrap())
+    })?;
+    setting.context.synchronize()?;
+    setting.finish()
+}

@@ -1,26 +1,23 @@
-//! The suite on NVIDIA's driver, and what takes two processes. A program of its own, so that it runs where there is no cargo: it prints what became of each case, and where there is no GPU one line that says why.
-//! `gpu FILTER` runs the cases whose names have FILTER in them.
-
-mod suite;
+//! Memory and events between two processes, the second of which may be on another GPU.
 
 use std::io::{Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
-use std::process::{Command, ExitCode, Stdio};
+use std::process::{Command, Stdio};
 use std::sync::Arc;
-use std::time::Instant;
 use std::{env, io};
 
 use doorbell_cuda::{
     DeviceMemory, DevicePtr, Driver, Event, EventHandle, Foreign, IpcHandle, Memory, MemoryType, Stream,
 };
 use libloading::os::unix::Library;
-use suite::{CASES, Case, Outcome, Setting, Verdict, pattern};
+
+use crate::suite::{Case, Outcome, Setting, pattern};
 
 /// What begins the command line of a second process.
-const CHILD: &str = "--child";
+pub(crate) const CHILD: &str = "--child";
 const BYTES: usize = 5_000_000;
 
-const PROCESSES: &[Case] = &[
+pub(crate) const CASES: &[Case] = &[
     Case {
         name: "processes::descriptor",
         run: descriptor,
@@ -30,58 +27,6 @@ const PROCESSES: &[Case] = &[
         run: ipc,
     },
 ];
-
-fn main() -> ExitCode {
-    let mut arguments = env::args().skip(1);
-    let first = arguments.next();
-    if first.as_deref() == Some(CHILD) {
-        return match child(&arguments.collect::<Vec<_>>()) {
-            Ok(()) => ExitCode::SUCCESS,
-            Err(error) => {
-                eprintln!("the second process: {error}");
-                ExitCode::FAILURE
-            }
-        };
-    }
-    let driver = match Driver::load() {
-        Ok(driver) => driver,
-        Err(absent) => {
-            println!("skipped: {absent}");
-            return ExitCode::SUCCESS;
-        }
-    };
-    println!("{driver:?}");
-    for device in driver.devices().into_iter().flatten() {
-        let name = device.name().unwrap_or_else(|error| error.to_string());
-        println!("{device}: {name}, {:?}", device.pci_bus_id());
-    }
-    // Options of the test harness, which `cargo test` may pass, are none of ours.
-    let filter = first.filter(|first| !first.starts_with('-')).unwrap_or_default();
-    let mut failed = 0;
-    for case in CASES.iter().chain(PROCESSES).filter(|case| case.name.contains(&filter)) {
-        let begun = Instant::now();
-        let outcome = std::panic::catch_unwind(|| (case.run)(driver));
-        let said = match outcome {
-            Ok(Ok(Verdict::Passed)) => "ok".to_owned(),
-            Ok(Ok(Verdict::Skipped(why))) => format!("skipped: {why}"),
-            Ok(Err(error)) => {
-                failed += 1;
-                format!("FAILED: {error}")
-            }
-            Err(_) => {
-                failed += 1;
-                "FAILED: see above".to_owned()
-            }
-        };
-        println!("{} ... {said} ({:.0?})", case.name, begun.elapsed());
-    }
-    if failed == 0 {
-        ExitCode::SUCCESS
-    } else {
-        println!("{failed} failed");
-        ExitCode::FAILURE
-    }
-}
 
 /// A second process changes memory that it has by its standard input, and records an event.
 fn descriptor(driver: Driver) -> Outcome {
@@ -162,7 +107,7 @@ fn ipc(driver: Driver) -> Outcome {
 }
 
 /// The second process, which may be on the second GPU.
-fn child(arguments: &[String]) -> Result<(), Box<dyn std::error::Error>> {
+pub(crate) fn child(arguments: &[String]) -> Result<(), Box<dyn std::error::Error>> {
     let driver = Driver::load()?;
     let device = driver.device(driver.device_count() - 1)?;
     let reaches = device.ordinal() == 0 || device.peer(driver.device(0)?)?.is_some();

@@ -1,0 +1,79 @@
+//! The suite on NVIDIA's driver, and what takes two processes. A program of its own, so that it runs where there is no cargo: it prints what became of each case, and where there is no GPU one line that says why.
+//!
+//! `gpu [FILTER]` runs the cases whose names have FILTER in them; `gpu --measure` prints what copies and calls take.
+
+#[path = "../suite/mod.rs"]
+mod suite;
+
+mod measure;
+mod processes;
+
+use std::env;
+use std::process::ExitCode;
+use std::time::Instant;
+
+use doorbell_cuda::Driver;
+use suite::{CASES, Verdict};
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = env::args().skip(1).collect();
+    let first = arguments.first().map_or("", String::as_str);
+    if first == processes::CHILD {
+        return said(processes::child(&arguments[1..]));
+    }
+    let driver = match Driver::load() {
+        Ok(driver) => driver,
+        Err(absent) => {
+            println!("skipped: {absent}");
+            return ExitCode::SUCCESS;
+        }
+    };
+    println!("{driver:?}");
+    for device in driver.devices().into_iter().flatten() {
+        let name = device.name().unwrap_or_else(|error| error.to_string());
+        println!("{device}: {name}, {:?}", device.pci_bus_id());
+    }
+    if first == "--measure" {
+        return said(measure::all(driver));
+    }
+    // Options of the test harness, which `cargo test` may pass, are none of ours.
+    let filter = Some(first).filter(|first| !first.starts_with('-')).unwrap_or_default();
+    let mut failed = 0;
+    for case in CASES
+        .iter()
+        .chain(processes::CASES)
+        .filter(|case| case.name.contains(filter))
+    {
+        let begun = Instant::now();
+        let outcome = std::panic::catch_unwind(|| (case.run)(driver));
+        let said = match outcome {
+            Ok(Ok(Verdict::Passed)) => "ok".to_owned(),
+            Ok(Ok(Verdict::Skipped(why))) => format!("skipped: {why}"),
+            Ok(Err(error)) => {
+                failed += 1;
+                format!("FAILED: {error}")
+            }
+            Err(_) => {
+                failed += 1;
+                "FAILED: see above".to_owned()
+            }
+        };
+        println!("{} ... {said} ({:.0?})", case.name, begun.elapsed());
+    }
+    if failed == 0 {
+        ExitCode::SUCCESS
+    } else {
+        println!("{failed} failed");
+        ExitCode::FAILURE
+    }
+}
+
+fn said(result: Result<(), Box<dyn std::error::Error>>) -> ExitCode {
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::FAILURE
+        }
+    }
+}
