@@ -10,8 +10,8 @@ use crate::types::Rank;
 
 /// How many waits a report may have: what is first in each connection, and more than 256 tell nothing more.
 const MAX_WAITS: usize = 256;
-/// How many ranks a report may say are reached: of more, those beyond are as if they had not been tried.
-const MAX_REACHES: usize = 16 << 10;
+/// How many ranks a report may say are reached: a group has no more.
+const MAX_REACHES: usize = 4096;
 /// How many operations may be pending in a report.
 const MAX_PENDING: usize = 64;
 /// How long a reason may be, in bytes.
