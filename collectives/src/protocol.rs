@@ -8,7 +8,10 @@
 //! - **LL**, *low latency*: words of 4 bytes of data and 4 of flag, by one WRITE into a ring of slots in the mailbox. The flag is the message's number; no other message is needed, and nobody waits for a grant.
 //! - **LL128**: the same by lines of 120 bytes of data and 8 of flag.
 //!
-//! The slots of a ring, of either kind, come back by a count (`RETURNED`) that the receiver writes every half ring.
+//! Where the parts of an operation have lengths of their own, each end says its *terms* beside: how many bytes it sends, and how many it expects (`TERMS`, a ring of slots too). Nobody writes where the other has granted memory, nor takes
+//! what has come, before both have said the same.
+//!
+//! The slots of a ring, of any kind, come back by a count (`RETURNED`) that the receiver writes every half ring.
 
 use crate::types::Protocol;
 
@@ -20,15 +23,21 @@ pub(crate) const GRANT: usize = 32;
 pub(crate) const EAGER: usize = 16 << 10;
 /// Slots for eager messages.
 pub(crate) const EAGER_SLOTS: u64 = 8;
+/// Bytes of an end's terms: how many it sends, how many it expects, number.
+pub(crate) const TERMS: usize = 24;
+/// Slots for terms.
+pub(crate) const TERMS_SLOTS: u64 = 16;
 
 /// Where things lie in a mailbox.
 pub(crate) mod at {
-    use super::{EAGER, EAGER_SLOTS, GRANT, GRANTS, Lines};
+    use super::{EAGER, EAGER_SLOTS, GRANT, GRANTS, Lines, TERMS_SLOTS};
 
     /// The number of the last message of Simple that is there.
     pub(crate) const ARRIVED: usize = 0;
-    /// Slots given back, of LL, of LL128 and of eager messages of Simple.
-    pub(crate) const RETURNED: [usize; 3] = [8, 16, 24];
+    /// Slots given back, of LL, of LL128, of eager messages of Simple and of terms.
+    pub(crate) const RETURNED: [usize; 4] = [8, 16, 24, 32];
+    /// What is written to try a link; nobody reads it.
+    pub(crate) const TRIED: usize = 40;
     /// The grants, in turn.
     pub(crate) const GRANTED: usize = 64;
     /// The rings of slots for lines.
@@ -38,8 +47,10 @@ pub(crate) mod at {
     ];
     /// The ring of slots for eager messages.
     pub(crate) const EAGERS: usize = RINGS[1] + Lines::Ll128.ring();
+    /// The ring of slots for terms.
+    pub(crate) const TERMS: usize = EAGERS + EAGER_SLOTS as usize * EAGER;
     /// Its length.
-    pub(crate) const LEN: usize = EAGERS + EAGER_SLOTS as usize * EAGER;
+    pub(crate) const LEN: usize = TERMS + TERMS_SLOTS as usize * super::TERMS;
 }
 
 /// The protocols of lines.
@@ -123,13 +134,14 @@ mod tests {
 
     #[test]
     fn nothing_in_a_mailbox_overlaps() {
-        assert!(at::RETURNED[2] + 8 <= at::GRANTED);
-        let areas = [at::GRANTED, at::RINGS[0], at::RINGS[1], at::EAGERS, at::LEN];
+        assert!(at::RETURNED[3] + 8 <= at::TRIED && at::TRIED + 8 <= at::GRANTED);
+        let areas = [at::GRANTED, at::RINGS[0], at::RINGS[1], at::EAGERS, at::TERMS, at::LEN];
         let lengths = [
             GRANTS as usize * GRANT,
             Lines::Ll.ring(),
             Lines::Ll128.ring(),
             EAGER_SLOTS as usize * EAGER,
+            TERMS_SLOTS as usize * TERMS,
         ];
         assert!(areas.iter().all(|area| area.is_multiple_of(64)));
         assert!(

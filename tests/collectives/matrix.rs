@@ -127,6 +127,7 @@ impl Team {
                 parts: (case.collective == Collective::AllToAllV).then(|| Parts {
                     send: lay(&|to| case.part(rank, to)),
                     receive: lay(&|from| case.part(from, rank)),
+                    root: None,
                 }),
                 input: Data::Registered(Arc::clone(memory), input),
                 output: Data::Registered(Arc::clone(memory), output),
@@ -203,6 +204,16 @@ fn counts() -> usize {
     std::env::var("DOORBELL_COLLECTIVES_COUNTS").map_or(1, |counts| counts.parse().expect("a number"))
 }
 
+/// Among how many ranks it is done over UDP.
+fn numbers() -> Vec<u32> {
+    const ALL: [u32; 7] = [2, 3, 4, 5, 7, 8, 16];
+    let some = |numbers: String| {
+        let number = |number: &str| number.parse().expect("numbers of ranks, with commas between them");
+        numbers.split(',').map(number).collect()
+    };
+    std::env::var("DOORBELL_COLLECTIVES_RANKS").map_or_else(|_| ALL.to_vec(), some)
+}
+
 /// Whether all is done on every device; otherwise samples are over UDP.
 fn is_whole() -> bool {
     std::env::var_os("DOORBELL_COLLECTIVES_WHOLE").is_some()
@@ -255,6 +266,7 @@ fn sampled(device: Device, ranks: u32, one_in: usize) {
                     }
                 }
             }
+            println!("{done} of {cases} cases among {ranks} ranks on {device:?}, {collective} by {algorithm} the last");
         }
     }
     // Of 14 ways to reduce, each of 6 operators, and 16 that do not.
@@ -263,13 +275,12 @@ fn sampled(device: Device, ranks: u32, one_in: usize) {
         "{cases} cases among {ranks} ranks"
     );
     assert!(done >= cases / one_in, "{done} of {cases} cases among {ranks} ranks");
-    println!("{done} of {cases} cases among {ranks} ranks on {device:?}");
 }
 
 /// Samples among every number of ranks, or all cases.
 fn on(device: Device, one_in: usize) {
     let one_in = if is_whole() { 1 } else { one_in };
-    for ranks in [2, 3, 4, 5, 7, 8, 16] {
+    for ranks in numbers() {
         sampled(device, ranks, one_in);
     }
 }

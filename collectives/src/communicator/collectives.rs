@@ -327,7 +327,8 @@ impl Communicator {
 
     /// Each rank gets its part of every rank's `input`: `send[r]` elements go to rank r, and `receive[r]` come from it, each one behind the other.
     ///
-    /// What a rank receives from another is as many as that one sends to it; else the operation fails when its time is up, or data is lost. By [`Protocol::Simple`](crate::Protocol::Simple), if no other is asked for.
+    /// What a rank receives from another is as many as that one sends to it; else the communicator fails on all ranks, and the error says who and how many. By [`Protocol::Simple`](crate::Protocol::Simple), if no other is asked for.
+    /// As each rank has to be told by every other, none is done before all have begun.
     pub fn all_to_all_v<X: Source, Y: Target<Element = X::Element>>(
         &self,
         input: X,
@@ -335,21 +336,22 @@ impl Communicator {
         output: Y,
         receive: &[usize],
     ) -> Call<'_, (X, Y)> {
-        self.varied(input, send.to_vec(), output, receive.to_vec())
+        self.varied((input, send.to_vec()), (output, receive.to_vec()), None)
     }
 
     fn varied<X: Source, Y: Target<Element = X::Element>>(
         &self,
-        mut input: X,
-        send: Vec<usize>,
-        mut output: Y,
-        receive: Vec<usize>,
+        (mut input, send): (X, Vec<usize>),
+        (mut output, receive): (Y, Vec<usize>),
+        root: Option<Rank>,
     ) -> Call<'_, (X, Y)> {
         const WHAT: Collective = Collective::AllToAllV;
         let ((from, given), (into, wanted)) = (input.lies(self.number), output.lies(self.number));
         let ranks = self.ranks as usize;
         let ((sent, sending), (received, receiving)) = (lay(&send), lay(&receive));
-        let spec = if send.len() != ranks || receive.len() != ranks {
+        let spec = if let Some(root) = root.filter(|root| root.0 >= self.ranks) {
+            misuse(WHAT, format!("rank {root} cannot be the root of {ranks} ranks"))
+        } else if send.len() != ranks || receive.len() != ranks {
             misuse(
                 WHAT,
                 format!("{} and {} counts for {ranks} ranks", send.len(), receive.len()),
@@ -369,6 +371,7 @@ impl Communicator {
                 parts: Some(Parts {
                     send: sent,
                     receive: received,
+                    root,
                 }),
                 ..self.spec::<X::Element>(WHAT, 0, from, into)
             })
@@ -376,7 +379,7 @@ impl Communicator {
         Call::new(self, spec, (input, output))
     }
 
-    /// All ranks get all `input`s, by rank, of lengths of their own: `counts`, the same on all ranks. Directly from each to each, by [`Protocol::Simple`](crate::Protocol::Simple), if no other is asked for.
+    /// All ranks get all `input`s, by rank, of lengths of their own: `counts`, the same on all ranks, or it fails as [`all_to_all_v`](Self::all_to_all_v) does. Directly from each to each, by [`Protocol::Simple`](crate::Protocol::Simple), if no other is asked for.
     pub fn all_gather_v<X: Source, Y: Target<Element = X::Element>>(
         &self,
         mut input: X,
@@ -408,6 +411,7 @@ impl Communicator {
                 parts: Some(Parts {
                     send: vec![(0, given as u64); self.ranks as usize],
                     receive,
+                    root: None,
                 }),
                 ..self.spec::<X::Element>(WHAT, 0, from, into)
             })
@@ -415,7 +419,7 @@ impl Communicator {
         Call::new(self, spec, (input, output))
     }
 
-    /// Each rank gets its part of the reduction of all `input`s, of lengths of their own: `counts`, the same on all ranks. By [`Algorithm::FullMesh`], which is `deterministic`; another is refused.
+    /// Each rank gets its part of the reduction of all `input`s, of lengths of their own: `counts`, the same on all ranks, or it fails as [`all_to_all_v`](Self::all_to_all_v) does. By [`Algorithm::FullMesh`], which is `deterministic`; another is refused.
     pub fn reduce_scatter_v<X: Source, Y: Target<Element = X::Element>>(
         &self,
         mut input: X,
@@ -447,7 +451,11 @@ impl Communicator {
             receive[0] = (0, wanted as u64);
             let spec = Spec {
                 bytes: (all as u64).saturating_mul(X::Element::TYPE.bytes() as u64),
-                parts: Some(Parts { send, receive }),
+                parts: Some(Parts {
+                    send,
+                    receive,
+                    root: None,
+                }),
                 ..self.spec::<X::Element>(WHAT, 0, from, into)
             };
             Self::reducing(spec, op.into())
@@ -455,7 +463,7 @@ impl Communicator {
         Call::new(self, spec, (input, output)).algorithm(Algorithm::FullMesh)
     }
 
-    /// The root gets all `input`s, by rank, of lengths of their own: `counts`, which only the root looks at.
+    /// The root gets all `input`s, by rank, of lengths of their own: `counts`, which only the root looks at. If they are not what the others give, it fails as [`all_to_all_v`](Self::all_to_all_v) does.
     pub fn gather_v<X: Source, Y: Target<Element = X::Element>>(
         &self,
         mut input: X,
@@ -473,10 +481,10 @@ impl Communicator {
         } else {
             vec![0; self.ranks as usize]
         };
-        self.varied(input, send, output, receive)
+        self.varied((input, send), (output, receive), Some(root))
     }
 
-    /// Each rank gets its part of the root's `input`, of lengths of their own: `counts`, which only the root looks at. Each has an `output` of its length.
+    /// Each rank gets its part of the root's `input`, of lengths of their own: `counts`, which only the root looks at. Each has an `output` of its length, or it fails as [`all_to_all_v`](Self::all_to_all_v) does.
     pub fn scatter_v<X: Source, Y: Target<Element = X::Element>>(
         &self,
         input: X,
@@ -494,7 +502,7 @@ impl Communicator {
         } else {
             vec![0; self.ranks as usize]
         };
-        self.varied(input, send, output, receive)
+        self.varied((input, send), (output, receive), Some(root))
     }
 
     /// Each rank sends its `input` to the next one, and gets what the one before has sent.

@@ -14,7 +14,7 @@ use super::state::{Stall, State};
 use crate::algorithm::Algorithm;
 use crate::bootstrap::Group;
 use crate::executor::{Direction, EngineError, Failed, Message, Operation, Patience, Remembered, Ticket};
-use crate::failure::{SETTLE, Watch};
+use crate::failure::{SETTLE, Wait, Watch};
 use crate::kernel::Function;
 use crate::memory::Segment;
 use crate::plan::Collective;
@@ -390,8 +390,20 @@ impl Shared {
         if self.watch.failed() || state.engine.failed().is_some() {
             self.conclude(state);
         } else if self.watch.asked() {
-            self.watch.report(state.engine.report());
+            let waits = state.engine.report();
+            self.answer(state, waits);
         }
+    }
+
+    /// Says what the engine waits for; and to whom its links work, if that is asked: then perhaps not yet.
+    fn answer(&self, state: &mut State, waits: Vec<Wait>) {
+        if let Some(patience) = self.watch.links_wanted().filter(|_| state.engine.has_links()) {
+            let Some(reached) = state.engine.try_links(patience) else {
+                return;
+            };
+            self.watch.reach(reached);
+        }
+        self.watch.report(waits);
     }
 
     /// Asks the members when an operation takes long, and gives up when its time is nearly over.
@@ -436,6 +448,7 @@ impl Shared {
             }
             thread::sleep(PAUSE);
         };
+        state.engine.let_go();
         let peer = waiting.and_then(|waiting| self.group().members().get(waiting.peer.index()).cloned());
         let failed = Box::new(GroupFailed {
             rank: self.rank,
@@ -455,20 +468,20 @@ impl Shared {
             .expiring()
             .map_or(ANSWER, |(began, deadline)| deadline.saturating_sub(began.elapsed()));
         let reason = own.to_string();
-        if matches!(own, Failed::Length { .. }) {
+        if matches!(own, Failed::Length { .. } | Failed::Parts { .. }) {
             // There is nothing to find out.
             return self.group().control().give_up(&reason);
         }
         let broken = state.engine.report();
         let window = ANSWER.min(left / 4);
         if state.stall == Stall::Quiet {
-            self.group().control().investigate(window);
+            self.group().control().investigate_links(window);
         }
         // Somebody who does not answer shows only at the end of the window, and a busy machine takes its time.
         let until = Instant::now() + window + left / 4;
         while Instant::now() < until && !self.watch.failed() {
             if self.watch.asked() {
-                self.watch.report(broken.clone());
+                self.answer(state, broken.clone());
             }
             if self.group().control().finding().is_some() {
                 break;

@@ -185,6 +185,24 @@ pub enum Failed {
         /// Bytes that the receiver has room for.
         expected: u64,
     },
+    /// Two ranks do not mean the same length of what one sends the other in an operation whose parts have lengths of their own.
+    #[error(
+        "operation {operation} ({collective}): rank {from} sends rank {to} {bytes} bytes, and that one expects {expected}: give both the same count"
+    )]
+    Parts {
+        /// The operation, counted from 1.
+        operation: u64,
+        /// What it does.
+        collective: Collective,
+        /// Who sends.
+        from: Rank,
+        /// To whom.
+        to: Rank,
+        /// Bytes that are sent.
+        bytes: u64,
+        /// Bytes that the receiver expects.
+        expected: u64,
+    },
     /// An operation's time is up.
     #[error("the deadline has passed: {0}")]
     Deadline(Waiting),

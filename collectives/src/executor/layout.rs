@@ -29,6 +29,8 @@ pub struct Parts {
     pub send: Vec<(u64, u64)>,
     /// Of the output: for each rank where what it has sent begins, and its length.
     pub receive: Vec<(u64, u64)>,
+    /// If there is one rank that all is sent to, or that sends all: then others neither send each other anything nor wait for one another. The same on all ranks.
+    pub root: Option<Rank>,
 }
 
 /// What decides where everything lies, beside the plan.

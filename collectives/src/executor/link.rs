@@ -12,7 +12,7 @@ use doorbell_verbs::{Alias, Batch, QpState, QueuePair, QueuePairError, Rc, Refus
 use super::error::Failed;
 use super::mapped::Mapped;
 use crate::kernel::lines::{pack_ll, pack_ll128, try_unpack_ll, try_unpack_ll128};
-use crate::protocol::{EAGER, EAGER_SLOTS, GRANT, GRANTS, Lines, at};
+use crate::protocol::{EAGER, EAGER_SLOTS, GRANT, GRANTS, Lines, TERMS, TERMS_SLOTS, at};
 use crate::types::Rank;
 
 /// Bytes that lines are sent inline with, at most: a word of credit or a grant takes fewer.
@@ -114,6 +114,8 @@ fn flag_of_words(number: u64) -> u32 {
 pub(super) const DRAFTS: usize = at::EAGERS - at::RINGS[0];
 /// Which of the rings is that of eager messages, behind those of lines.
 const EAGERS: usize = 2;
+/// And that of terms.
+const SAID: usize = 3;
 
 /// One end of a connection.
 pub(super) struct Link {
@@ -132,7 +134,7 @@ pub(super) struct Link {
     used: u64,
     granted: u64,
     filled: u64,
-    rings: [Ring; 3],
+    rings: [Ring; 4],
     notes: Vec<Note>,
 }
 
@@ -153,7 +155,7 @@ impl Link {
             used: 0,
             granted: 0,
             filled: 0,
-            rings: [Ring::default(); 3],
+            rings: [Ring::default(); 4],
             notes: Vec::with_capacity(NOTES),
         }
     }
@@ -165,6 +167,18 @@ impl Link {
     /// Whether the peer's mailbox is mapped.
     pub(super) fn is_mapped(&self) -> bool {
         self.door.is_some()
+    }
+
+    /// Writes what changes nothing. Gives the requests that have to be confirmed until it has come there; none if it cannot be sent.
+    pub(super) fn try_it(&mut self) -> Option<u64> {
+        let there = self.there(at::TRIED, 8);
+        let posted = self.has_room(1).then(|| {
+            self.qp.post(|batch| {
+                batch.write_inline(&[0; 8], there).signalled();
+            })
+        });
+        posted?.ok()?;
+        Some(self.qp.next_send())
     }
 
     /// Whether the queue pair can do nothing any more.
@@ -283,6 +297,35 @@ impl Link {
         }
     }
 
+    /// Whether this side's terms of an operation could be said now: the peer has taken those before, and there is room to note them.
+    pub(super) fn may_say_terms(&self) -> bool {
+        self.has_slot(SAID, TERMS_SLOTS) && self.notes.len() < NOTES / 2
+    }
+
+    /// Says how many bytes this side sends the peer in an operation, and how many it expects of it; it `may_say_terms`.
+    pub(super) fn say_terms(&mut self, sends: u64, expects: u64) {
+        let said = &mut self.rings[SAID].sent;
+        let place = at::TERMS + (*said % TERMS_SLOTS) as usize * TERMS;
+        *said += 1;
+        let mut bytes = [0; TERMS];
+        for (into, word) in bytes.chunks_exact_mut(8).zip([sends, expects, *said]) {
+            into.copy_from_slice(&word.to_ne_bytes());
+        }
+        self.note(place, &bytes);
+    }
+
+    /// Takes the peer's terms of an operation, if they are there: how many bytes it sends, and how many it expects.
+    pub(super) fn hear_terms(&mut self) -> Option<(u64, u64)> {
+        let taken = self.rings[SAID].taken;
+        let place = at::TERMS + (taken % TERMS_SLOTS) as usize * TERMS;
+        if self.word(place + 16) != taken + 1 {
+            return None;
+        }
+        let terms = (self.word(place), self.word(place + 8));
+        self.empty_slot(SAID, TERMS_SLOTS);
+        Some(terms)
+    }
+
     /// Where the next message of Simple that is not eager may go: the peer's grant; none yet.
     #[inline]
     fn granted_to_us(&self, len: usize) -> Option<Remote<Write>> {
@@ -366,6 +409,10 @@ impl Link {
     }
 
     fn send_to(&mut self, there: Remote<Write>, message: Option<(Alias, usize)>) -> Result<u64, Failed> {
+        if self.door.is_some() {
+            // By the queue pair they might come behind later ones that are stored: a count of slots would go back, and the peer wait for slots that it has.
+            self.send_notes()?;
+        }
         self.sent += 1;
         let number = self.sent.to_ne_bytes();
         let (notes, theirs) = (&self.notes, self.mail.theirs);

@@ -9,6 +9,7 @@
 //! - `layout` says where blocks and slices lie.
 //! - `lane` runs a program; `link` is a lane's connection to one rank, which speaks the [protocols](crate::Protocol).
 //! - `pairs` are messages between two ranks, beside the plans.
+//! - `reach` finds out whom the rank can still reach, when a link has failed.
 //! - `connect` makes the connections; `mapped` are mailboxes of ranks of the same host, into which what is short is stored.
 //!
 //! Nothing is allocated and no lock is taken from step to step; memory that a plan needs is registered when its first operation begins, and kept.
@@ -24,6 +25,7 @@ mod mapped;
 mod operation;
 mod pairs;
 mod prepare;
+mod reach;
 mod wait;
 
 use std::collections::VecDeque;
@@ -43,6 +45,7 @@ pub use operation::{Data, Operation, PlanId, Ticket, Tuning};
 use pairs::Pairs;
 pub use pairs::{Direction, Message};
 use prepare::Prepared;
+use reach::Tried;
 pub use wait::Patience;
 
 use crate::bootstrap::Exchange;
@@ -99,7 +102,7 @@ impl Default for Config {
 
 /// One rank of a communicator: its connections, and the operations under way on them.
 ///
-/// Whatever goes wrong with a connection fails the engine, and with it all operations; its queue pairs are gone then, so that nothing of it touches memory any more. Dropping it does the same, whatever is under way;
+/// Whatever goes wrong with a connection fails the engine, and with it all operations; the queue pairs that had any under way are gone then, so that nothing of it touches memory any more. Dropping it does the same, whatever is under way;
 /// [`close`](Self::close) waits for the other ranks before.
 pub struct Engine {
     // Before what they point into.
@@ -121,6 +124,8 @@ pub struct Engine {
     ranks: u32,
     config: Config,
     failed: Option<Broken>,
+    /// A trial of the links, if there was one.
+    tried: Option<Tried>,
     again: again::Memory,
     /// Turns since the last look at the clock.
     turns: u32,
@@ -192,6 +197,7 @@ impl Engine {
             ranks,
             config,
             failed: None,
+            tried: None,
             again: again::Memory::default(),
             turns: 0,
             patience: Patience::among(ranks),
@@ -343,14 +349,20 @@ impl Engine {
         }
     }
 
-    /// Fails all operations. The queue pairs go, so that nobody touches their memory any more.
+    /// Fails all operations. Their queue pairs go, so that nobody touches their memory any more.
     fn fail(&mut self, why: Failed) {
         let waiting = self.waiting();
         let waits = match why {
             Failed::Connection { peer, .. } | Failed::Refused { peer, .. } => self.report_broken(peer),
             _ => self.report(),
         };
-        self.links.clear();
+        // By those for messages it may be found out who can still be reached.
+        let kept = match why {
+            Failed::Connection { .. } | Failed::Refused { .. } if self.pairs.is_idle() => 1,
+            _ => 0,
+        };
+        let gone = self.links.len().saturating_sub(kept);
+        self.links[..gone].iter_mut().for_each(Vec::clear);
         for op in &mut self.operations {
             op.result.get_or_insert_with(|| Err(why.clone()));
         }
@@ -571,3 +583,6 @@ impl core::fmt::Debug for Engine {
             .finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::code::Code;
 use super::error::Failed;
-use super::lane::Short;
+use super::lane::{Short, Terms};
 use super::layout::{Layout, Parts};
 use crate::failure::MESSAGES;
 use crate::kernel::{Function, Scalar};
@@ -128,6 +128,8 @@ pub(super) struct Ready {
     pub(super) layout: Layout,
     /// By strand, if it is a short one.
     pub(super) short: Option<Box<[Short]>>,
+    /// By strand, what is to go between this rank and others, if parts have lengths of their own.
+    pub(super) terms: Option<Box<[Box<[Terms]>]>>,
     /// Lanes that have work, and how many lanes there are up to the last of them.
     pub(super) lanes: u32,
     pub(super) reach: u32,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::Engine;
 use super::code::Code;
 use super::error::EngineError;
-use super::lane::{By, Short};
+use super::lane::{By, Short, Terms};
 use super::layout::{Extent, Joins, Layout};
 use super::operation::{Data, Operation, PlanId, Ready, Running, Ticket};
 use crate::kernel::Function;
@@ -85,8 +85,14 @@ impl Prepared {
             &self.program.partial,
         );
         let code = self.code(rank, (layout.joins(), alike.in_place, alike.extent.parts.is_some()))?;
+        let parts = alike.extent.parts.as_ref();
         let mut ready = Ready {
-            short: alike.by.and_then(|by| Short::of(&code, &layout, function, by)),
+            // Short ones say no terms.
+            short: alike
+                .by
+                .filter(|_| parts.is_none())
+                .and_then(|by| Short::of(&code, &layout, function, by)),
+            terms: parts.map(|parts| Terms::of(&code, &layout, function, (rank, parts.root))),
             code,
             layout,
             lanes: 0,

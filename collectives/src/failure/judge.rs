@@ -142,8 +142,26 @@ fn broken(members: &[Testimony], waits: &[Stuck]) -> Option<Verdict> {
     let shared = ends(&stuck)
         .into_iter()
         .find(|end| links.iter().all(|link| link.contains(end)));
+    // One that is cut off from all may show on a single link. Then no third member reaches it, and some reach the other end.
+    let report = |rank: Rank| match &members[rank.index()] {
+        Testimony::Says(report) => Some(report),
+        _ => None,
+    };
+    let tried = |rank: Rank| report(rank).and_then(|report| report.reaches.as_deref());
+    let reaches = |from: Rank, to: Rank| tried(from).is_some_and(|reached| reached.contains(&to));
+    let third = || {
+        (0..members.len() as u32)
+            .map(Rank)
+            .filter(|rank| !ends(&stuck).contains(rank))
+    };
+    let works = |end: Rank| third().any(|rank| reaches(rank, end) || reaches(end, rank));
+    // An engine that has failed and kept no connection to be reached by shows nothing by that.
+    let shows = |end: Rank| tried(end).is_some() || failed.iter().all(|stuck| stuck.rank != end);
+    let [one, other] = ends(&stuck);
     let cause = match shared {
         Some(rank) if links.len() > 1 => Cause::CutOff { rank },
+        _ if works(one) && !works(other) && shows(other) => Cause::CutOff { rank: other },
+        _ if works(other) && !works(one) && shows(one) => Cause::CutOff { rank: one },
         _ => Cause::Broken {
             rank: stuck.rank,
             peer: stuck.wait.peer,

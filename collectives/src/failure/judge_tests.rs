@@ -22,6 +22,7 @@ fn waits(waits: Vec<Wait>) -> Testimony {
         finished: 6,
         pending: vec![Some(Collective::AllReduce)],
         waits: Some(waits),
+        ..Report::default()
     })
 }
 
@@ -32,6 +33,7 @@ fn idles(finished: u64) -> Testimony {
         finished,
         pending: Vec::new(),
         waits: None,
+        ..Report::default()
     })
 }
 
@@ -228,6 +230,7 @@ fn who_is_at_an_earlier_operation_is_followed_to_whom_it_waits_for() {
         finished: 8,
         pending: vec![Some(Collective::Broadcast)],
         waits: Some(vec![ninth]),
+        ..Report::default()
     });
     let members = [zero, waits(vec![wait(2, 3, Awaited::Message)]), idles(6)];
     let expected = Cause::Absent {
@@ -245,6 +248,7 @@ fn another_operation_in_the_same_place_is_told_alike_from_both_sides() {
             finished: 6,
             pending: vec![Some(Collective::AllGather)],
             waits: Some(waits),
+            ..Report::default()
         })
     };
     let expected = Cause::Mismatch {
@@ -293,6 +297,70 @@ fn one_failed_queue_pair_names_both_ends() {
         idles(7),
     ];
     assert!(matches!(cause(&members), Some(Cause::Died { rank: Rank(1), .. })));
+}
+
+/// The same member, which has tried its links and reaches these.
+fn reaching(member: Testimony, peers: &[u32]) -> Testimony {
+    let Testimony::Says(report) = member else {
+        unreachable!()
+    };
+    let reaches = Some(peers.iter().copied().map(Rank).collect());
+    Testimony::Says(Report { reaches, ..report })
+}
+
+/// Who reaches whom.
+type Reaches<'a> = &'a dyn Fn(u32, u32) -> bool;
+
+/// A single link shows that something is cut: whichever end noticed it, what the others reach tells whether it is one of the ends, and which, or the link alone.
+#[test]
+fn of_a_single_failed_queue_pair_the_end_that_nobody_reaches_is_cut_off() {
+    const RANKS: u32 = 4;
+    for rank in 0..RANKS {
+        for peer in (0..RANKS).filter(|peer| *peer != rank) {
+            let cut_off = |rank| Cause::CutOff { rank: Rank(rank) };
+            let broken = Cause::Broken {
+                rank: Rank(rank),
+                peer: Rank(peer),
+            };
+            // Who reaches whom, whether the engine at which the link failed could try its own, and what is to come of it.
+            let cases: [(Reaches<'_>, bool, Cause); 7] = [
+                (&|from, to| ![from, to].contains(&peer), true, cut_off(peer)),
+                (&|from, to| ![from, to].contains(&rank), true, cut_off(rank)),
+                (
+                    &|from, to| [from, to] != [rank, peer] && [from, to] != [peer, rank],
+                    true,
+                    broken.clone(),
+                ),
+                // A packet on the way to it was lost, and not the one on the way back.
+                (
+                    &|from, to| from == peer && to != rank || ![from, to].contains(&peer),
+                    true,
+                    broken.clone(),
+                ),
+                // Nobody has anything to say.
+                (&|_, _| false, true, broken.clone()),
+                // It has no connections any more: that nobody reaches it says nothing.
+                (&|from, to| ![from, to].contains(&rank), false, broken.clone()),
+                (
+                    &|from, to| ![from, to].contains(&peer) && ![from, to].contains(&rank),
+                    false,
+                    broken,
+                ),
+            ];
+            for (case, (reaches, tries, expected)) in cases.into_iter().enumerate() {
+                let member = |me: u32| {
+                    let peers: Vec<_> = (0..RANKS).filter(|to| *to != me && reaches(me, *to)).collect();
+                    match me {
+                        _ if me == rank && !tries => waits(vec![wait(peer, 2, Awaited::Nothing)]),
+                        _ if me == rank => reaching(waits(vec![wait(peer, 2, Awaited::Nothing)]), &peers),
+                        _ => reaching(waits(vec![wait(rank, 2, Awaited::Message)]), &peers),
+                    }
+                };
+                let members: Vec<_> = (0..RANKS).map(member).collect();
+                assert_eq!(cause(&members), Some(expected), "case {case}: {rank} has lost {peer}");
+            }
+        }
+    }
 }
 
 /// Every state of three members: whoever is blamed is to blame.

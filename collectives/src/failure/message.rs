@@ -10,6 +10,8 @@ use crate::types::Rank;
 
 /// How many waits a report may have: what is first in each connection, and more than 256 tell nothing more.
 const MAX_WAITS: usize = 256;
+/// How many ranks a report may say are reached: a group has no more.
+const MAX_REACHES: usize = 4096;
 /// How many operations may be pending in a report.
 const MAX_PENDING: usize = 64;
 /// How long a reason may be, in bytes.
@@ -18,8 +20,8 @@ pub(super) const MAX_REASON: usize = 1024;
 /// What is said in an investigation.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Message {
-    /// What are you doing? The engine has `pause_ms` to report.
-    Ask { number: u32, pause_ms: u32 },
+    /// What are you doing? The engine has `pause_ms` to report; a link has failed, and it tries its own before, if `links`.
+    Ask { number: u32, pause_ms: u32, links: bool },
     /// The answer to question `number`.
     Answer { number: u32, report: Report },
     /// The group has failed; this is the weightiest reason that the sender knows.
@@ -30,10 +32,15 @@ impl Message {
     /// Appends the message.
     pub(crate) fn encode(&self, to: &mut Vec<u8>) {
         match self {
-            Self::Ask { number, pause_ms } => {
+            Self::Ask {
+                number,
+                pause_ms,
+                links,
+            } => {
                 to.push(1);
                 to.extend_from_slice(&number.to_le_bytes());
                 to.extend_from_slice(&pause_ms.to_le_bytes());
+                to.push(u8::from(*links));
             }
             Self::Answer { number, report } => {
                 to.push(2);
@@ -54,6 +61,7 @@ impl Message {
             1 => Self::Ask {
                 number: from.u32()?,
                 pause_ms: from.u32()?,
+                links: flag(&mut from)?,
             },
             2 => Self::Answer {
                 number: from.u32()?,
@@ -79,6 +87,13 @@ fn put_report(to: &mut Vec<u8>, report: &Report) {
     let waits = &waits[..waits.len().min(MAX_WAITS)];
     to.extend_from_slice(&(waits.len() as u16).to_le_bytes());
     waits.iter().for_each(|wait| put_wait(to, wait));
+    to.push(u8::from(report.reaches.is_some()));
+    let reaches = report.reaches.as_deref().unwrap_or_default();
+    let reaches = &reaches[..reaches.len().min(MAX_REACHES)];
+    to.extend_from_slice(&(reaches.len() as u16).to_le_bytes());
+    reaches
+        .iter()
+        .for_each(|rank| to.extend_from_slice(&rank.0.to_le_bytes()));
 }
 
 fn report(from: &mut Reader) -> Option<Report> {
@@ -90,11 +105,16 @@ fn report(from: &mut Reader) -> Option<Report> {
     let waits = usize::from(from.u16()?);
     let waits = (waits <= if told { MAX_WAITS } else { 0 }).then_some(0..waits)?;
     let waits = waits.map(|_| wait(from)).collect::<Option<_>>()?;
+    let tried = flag(from)?;
+    let reaches = usize::from(from.u16()?);
+    let reaches = (reaches <= if tried { MAX_REACHES } else { 0 }).then_some(0..reaches)?;
+    let reaches = reaches.map(|_| from.u32().map(Rank)).collect::<Option<_>>()?;
     (finished <= begun && finished < u64::MAX).then_some(Report {
         begun,
         finished,
         pending,
         waits: told.then_some(waits),
+        reaches: tried.then_some(reaches),
     })
 }
 
@@ -266,6 +286,7 @@ mod tests {
             finished: 16,
             pending: vec![Some(Collective::AllReduce), None],
             waits: Some(vec![wait; 3]),
+            reaches: Some(vec![Rank(0), Rank(5)]),
         };
         let (rank, other) = (Rank(1), Rank(2));
         let causes = [
@@ -301,6 +322,12 @@ mod tests {
             Message::Ask {
                 number: 1,
                 pause_ms: 50,
+                links: false,
+            },
+            Message::Ask {
+                number: 1,
+                pause_ms: 50,
+                links: true,
             },
             Message::Answer { number: 1, report },
             Message::Answer {

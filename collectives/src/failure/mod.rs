@@ -8,8 +8,9 @@
 //!   fails because its peer is dead or stopped, too.
 //! - When the group has [failed](Watch::failed), for its own reasons or others', [`ControlMesh::failure`](crate::bootstrap::ControlMesh::failure) says why: on all members the same.
 //!
-//! A link that has failed shows only at an end that has something to send on it, some seconds after it was cut at the device's default timeouts. So a rank that is cut off from all may be known by one link alone; then the two ends of that
-//! are named, as of any link that fails between two that live, and a group made of what is left is without the higher rank of the two, which need not be the one that was cut off. It fails again if so, and leaves out the next.
+//! A link that has failed shows only at an end that has something to send on it, some seconds after it was cut at the device's default timeouts. So a rank that is cut off from all may be known by one link alone. All members then try
+//! theirs, and who is reached by none of the others is cut off. Where that says nothing, as between two, or where the others have nothing under way, so that nobody drives them, the two ends of the link are named, as of any link that
+//! fails between two that live; a group made of what is left is without the higher rank of the two, which need not be the one that was cut off. It fails again if so, and leaves out the next.
 //!
 //! The thread of the control mesh notices deaths by itself. [`judge`] finds the cause in what the members answer, `trial` has them agree on it, and `agreement` on who goes on; all three are without clock and sockets.
 

@@ -18,6 +18,9 @@ pub const SETTLE: Duration = Duration::from_millis(200);
 /// How long an engine has to report, when it is asked, at most. One that is driven does at once, or when its thread gets a processor; one that does not is said to be idle.
 const PAUSE: Duration = Duration::from_secs(1);
 
+/// How long links are tried, at most: a link that works takes a round trip, and its other end may have to wait for a processor.
+const TRIAL: Duration = Duration::from_millis(100);
+
 /// A message, and to whom: none is to all others.
 pub(crate) type Post = (Option<Rank>, Message);
 
@@ -144,13 +147,14 @@ impl Trial {
         self.tick(now, out);
     }
 
-    /// Asks all what they are doing, and makes a finding of what they have said within `window`.
-    pub(crate) fn investigate(&mut self, window: Duration, now: Instant, out: &mut Vec<Post>) {
+    /// Asks all what they are doing, and which of their links work if that is the question, and makes a finding of what they have said within `window`.
+    pub(crate) fn investigate(&mut self, window: Duration, links: bool, now: Instant, out: &mut Vec<Post>) {
         if self.hearing.is_some() || self.failed() {
             return;
         }
         self.finding = None;
         let pause = PAUSE.min(window / 2);
+        self.want_links(links, pause);
         self.call();
         self.questions = self.questions.wrapping_add(1);
         self.hearing = Some(Hearing {
@@ -162,6 +166,7 @@ impl Trial {
         let ask = Message::Ask {
             number: self.questions,
             pause_ms: pause.as_millis() as u32,
+            links,
         };
         out.push((None, ask));
     }
@@ -185,7 +190,11 @@ impl Trial {
     /// A member has said something. What makes no sense in a group of this size is ignored.
     pub(crate) fn receive(&mut self, from: Rank, message: Message, now: Instant, out: &mut Vec<Post>) {
         match message {
-            Message::Ask { number, pause_ms } => {
+            Message::Ask {
+                number,
+                pause_ms,
+                links,
+            } => {
                 let known = self.watch.look();
                 if known.begun == known.finished && !self.watch.exchanges() {
                     // It waits for nothing, whoever drives it.
@@ -196,8 +205,9 @@ impl Trial {
                     out.push((Some(from), Message::Answer { number, report }));
                     return;
                 }
-                self.call();
                 let pause = Duration::from_millis(pause_ms.into()).min(PAUSE);
+                self.want_links(links, pause);
+                self.call();
                 // One question of each is enough: a later one takes the place of an earlier.
                 self.asked.retain(|(who, ..)| *who != from);
                 self.asked.push((from, number, now + pause));
@@ -260,6 +270,13 @@ impl Trial {
                     || mark.said.as_ref() == Some(verdict)
             };
             self.settled = self.members.iter().enumerate().all(agreed) || self.until.is_some_and(|until| now >= until);
+        }
+    }
+
+    /// Has the engine try its links before it reports, if that is wanted.
+    fn want_links(&self, wanted: bool, pause: Duration) {
+        if wanted {
+            self.watch.want_links(TRIAL.min(pause / 2));
         }
     }
 

@@ -155,7 +155,7 @@ fn a_member_that_does_not_answer_is_found_and_named_by_all_once_somebody_gives_u
         .iter()
         .for_each(|member| member.watch().begin(1, Collective::Reduce));
     court.deaf[2] = true;
-    court.act(0, |trial, now, out| trial.investigate(WINDOW, now, out));
+    court.act(0, |trial, now, out| trial.investigate(WINDOW, false, now, out));
     let reports = |rank: usize| Some(vec![wait(if rank == 0 { 1 } else { 2 })]);
     court.carry(reports);
     assert_eq!(court.members[0].finding(), None, "it may still answer");
@@ -180,7 +180,7 @@ fn a_member_that_does_not_answer_is_found_and_named_by_all_once_somebody_gives_u
 fn an_investigation_ends_as_soon_as_all_have_answered() {
     let mut court = Court::new(3);
     court.members[0].watch().begin(1, Collective::Reduce);
-    court.act(0, |trial, now, out| trial.investigate(WINDOW, now, out));
+    court.act(0, |trial, now, out| trial.investigate(WINDOW, false, now, out));
     court.carry(nobody);
     let own = Some(court.now + WINDOW / 2);
     assert_eq!(court.members[0].due(), own, "only its own engine may say more");
@@ -204,7 +204,7 @@ fn an_engine_that_nobody_drives_is_said_to_be_idle() {
         .members
         .iter()
         .for_each(|member| member.watch().begin(1, Collective::Reduce));
-    court.act(0, |trial, now, out| trial.investigate(WINDOW, now, out));
+    court.act(0, |trial, now, out| trial.investigate(WINDOW, false, now, out));
     let reports = |rank: usize| (rank == 0).then(|| vec![wait(1)]);
     court.carry(reports);
     assert_eq!(court.members[0].finding(), None, "it has half the time to report");
@@ -212,6 +212,42 @@ fn an_engine_that_nobody_drives_is_said_to_be_idle() {
     court.carry(reports);
     let found = court.members[0].finding().map(|verdict| verdict.cause.clone());
     assert_eq!(found, Some(Cause::Idle { rank: Rank(1) }));
+}
+
+/// Rank 1 is cut off, and rank 0 notices. Whether links are tried is the question's.
+#[test]
+fn links_are_tried_where_one_has_failed_and_only_there() {
+    for links in [false, true] {
+        let mut court = Court::new(4);
+        for (rank, member) in court.members.iter().enumerate() {
+            member.watch().begin(1, Collective::Reduce);
+            assert_eq!(member.watch().links_wanted(), None);
+            let reached = (0..4).filter(|to| *to != rank as u32 && rank != 1 && *to != 1);
+            // As engines that try at once have it, and only if it is wanted.
+            if links {
+                member.watch().reach(reached.map(Rank).collect());
+            }
+        }
+        court.act(0, |trial, now, out| trial.investigate(WINDOW, links, now, out));
+        court.carry(|rank| {
+            let awaited = if rank == 0 { Awaited::Nothing } else { Awaited::Message };
+            Some(vec![Wait {
+                awaited,
+                ..wait(if rank == 0 { 1 } else { 0 })
+            }])
+        });
+        for member in &court.members {
+            // Less than half of the time that there is to report.
+            assert_eq!(member.watch().links_wanted(), links.then_some(TRIAL));
+        }
+        let found = court.members[0].finding().map(|verdict| verdict.cause.clone());
+        let (rank, peer) = (Rank(0), Rank(1));
+        let expected = match links {
+            true => Cause::CutOff { rank: peer },
+            false => Cause::Broken { rank, peer },
+        };
+        assert_eq!(found, Some(expected));
+    }
 }
 
 #[test]

@@ -4,6 +4,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use nix::sys::eventfd::EventFd;
 
@@ -68,6 +69,8 @@ pub struct Report {
     pub pending: Vec<Option<Collective>>,
     /// What it waits for; none if nobody drives it.
     pub waits: Option<Vec<Wait>>,
+    /// To whom its links were found to work, when all were asked to try theirs; none if it could not.
+    pub reaches: Option<Vec<Rank>>,
 }
 
 /// What an engine shows to the control mesh, and the flag by which the mesh calls it.
@@ -81,6 +84,9 @@ pub struct Watch {
     /// 1 + the place of the kind in [`Collective::ALL`], by number of the operation.
     kinds: [AtomicU8; KINDS],
     waits: Mutex<Option<Vec<Wait>>>,
+    /// How long the engine may try its links before it reports, in milliseconds; 0 is not at all.
+    trying: AtomicU32,
+    reaches: Mutex<Option<Vec<Rank>>>,
     /// Rings when the engine has reported.
     bell: Option<Arc<EventFd>>,
 }
@@ -100,6 +106,8 @@ impl Watch {
             exchanges: AtomicBool::new(false),
             kinds: std::array::from_fn(|_| AtomicU8::new(0)),
             waits: Mutex::new(None),
+            trying: AtomicU32::new(0),
+            reaches: Mutex::new(None),
             bell,
         }
     }
@@ -170,6 +178,23 @@ impl Watch {
         self.flags.fetch_or(ASKED, Ordering::Relaxed);
     }
 
+    /// Wants the engine to try its links before it reports, for so long at most.
+    pub(crate) fn want_links(&self, patience: Duration) {
+        let ms = u32::try_from(patience.as_millis()).unwrap_or(u32::MAX);
+        self.trying.store(ms, Ordering::Relaxed);
+    }
+
+    /// How long the engine may try its links before it reports, if it is to.
+    pub(crate) fn links_wanted(&self) -> Option<Duration> {
+        let ms = self.trying.load(Ordering::Relaxed);
+        (ms > 0).then(|| Duration::from_millis(ms.into()))
+    }
+
+    /// Says to whom the engine's links work.
+    pub(crate) fn reach(&self, peers: Vec<Rank>) {
+        *self.reaches.lock().unwrap_or_else(PoisonError::into_inner) = Some(peers);
+    }
+
     /// What is known of the engine.
     #[must_use]
     pub fn look(&self) -> Report {
@@ -187,6 +212,7 @@ impl Watch {
             finished,
             pending: pending.take(KINDS).collect(),
             waits: self.waits.lock().unwrap_or_else(PoisonError::into_inner).clone(),
+            reaches: self.reaches.lock().unwrap_or_else(PoisonError::into_inner).clone(),
         }
     }
 }

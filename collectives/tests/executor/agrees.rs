@@ -114,6 +114,7 @@ fn ragged(case: &Case) -> Vec<Parts> {
         .map(|rank| Parts {
             send: lay(&|to| len(rank, to)),
             receive: lay(&|from| len(from, rank)),
+            root: None,
         })
         .collect()
 }

@@ -104,7 +104,7 @@ pub(crate) fn all() -> u32 {
 }
 
 /// The faults of a run: all numbers of ranks from five down, each kind once, one way. Runs 0 to `all() - 1` have each way with each kind among each number of ranks.
-pub(crate) fn faults(wire: Wire, run: u32) -> Vec<Fault> {
+pub(crate) fn faults(run: u32) -> Vec<Fault> {
     const STEPS: [u32; 12] = [0, 1, 2, 3, 5, 8, 13, 21, 34, 55, 144, 610];
     let ways = ways().len() as u32;
     let mut state = run.wrapping_mul(0x9e37_79b9);
@@ -120,11 +120,7 @@ pub(crate) fn faults(wire: Wire, run: u32) -> Vec<Fault> {
             // One link is all that they have.
             kind = Kind::Link;
         }
-        let mut who = draw(left.len() as u32) as usize;
-        if kind == Kind::Cut && wire == Wire::Udp {
-            // It may show on one link alone, as others had nothing to send. Then that one is taken to be broken, and of its ends the one with the higher rank is left out.
-            who = left.len() - 1;
-        }
+        let who = draw(left.len() as u32) as usize;
         let peer = (who + 1 + draw(left.len() as u32 - 1) as usize) % left.len();
         let fault = Fault {
             kind,

@@ -11,7 +11,6 @@ use std::time::{Duration, Instant};
 
 use doorbell_collectives::bootstrap::Group;
 use doorbell_collectives::executor::Config;
-use doorbell_collectives::failure::Cause;
 
 use doorbell_collectives::communicator::Call;
 use doorbell_collectives::plan::Collective;
@@ -297,11 +296,6 @@ impl Me {
                 assert!(ends.contains(&culprit), "{fault}: {error}");
                 let excluded = cause.excluded().map(|rank| self.names[rank.index()]);
                 assert_eq!(excluded, Some(fault.gone()), "{fault}: {error}");
-            }
-            Kind::Cut if matches!(cause, Cause::Broken { .. }) => {
-                assert_eq!(self.wire, Wire::Udp, "{fault}: {error}");
-                let excluded = cause.excluded().map(|rank| self.names[rank.index()]);
-                assert_eq!(excluded, Some(fault.who), "{fault}: {error}");
             }
             _ => assert_eq!(culprit, fault.who, "{fault}: {error}"),
         }

@@ -139,7 +139,7 @@ fn start(wire: Wire, run: u32, faults: &[Fault]) -> Vec<Process> {
 
 /// Does a run, and sees that all who are left have noticed each fault. Gives how long that took the last of them, in milliseconds, by kind and number of ranks.
 fn perform(wire: Wire, run: u32) -> Vec<((Kind, usize), u64)> {
-    let faults = fault::faults(wire, run);
+    let faults = fault::faults(run);
     let mut processes = start(wire, run, &faults);
     let mut here: Vec<u32> = (0..RANKS).collect();
     let mut times = Vec::new();

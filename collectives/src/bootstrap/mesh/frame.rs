@@ -180,7 +180,11 @@ mod tests {
             },
             Frame::Trial {
                 group,
-                message: Message::Ask { number: 1, pause_ms: 2 },
+                message: Message::Ask {
+                    number: 1,
+                    pause_ms: 2,
+                    links: true,
+                },
             },
             Frame::Shrink {
                 group,

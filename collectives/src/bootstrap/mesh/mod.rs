@@ -132,7 +132,12 @@ impl ControlMesh {
     /// Asks all members what they are doing, because this one is stuck; returns at once. Who has not answered after `window` is taken to be stopped, so give them half a second, or what a loaded machine needs to wake a thread.
     /// What comes of it is the [`finding`](Self::finding).
     pub fn investigate(&self, window: Duration) {
-        self.act(|state| state.with_trial(self.id, |trial, now, out| trial.investigate(window, now, out)));
+        self.act(|state| state.with_trial(self.id, |trial, now, out| trial.investigate(window, false, now, out)));
+    }
+
+    /// The same because a link of this one has failed: all try theirs, so that it is known which end of it is cut off.
+    pub(crate) fn investigate_links(&self, window: Duration) {
+        self.act(|state| state.with_trial(self.id, |trial, now, out| trial.investigate(window, true, now, out)));
     }
 
     /// What the last investigation found, when it is over. It is an opinion, and ends nothing: who is late may still come.

@@ -5,6 +5,7 @@
 
 mod short;
 mod slots;
+mod terms;
 mod transfer;
 mod walk;
 
@@ -12,6 +13,7 @@ use doorbell_verbs::{MemoryError, ProtectionDomain};
 
 pub(super) use self::short::{By, Short};
 use self::slots::{STAGING, Slots};
+pub(super) use self::terms::Terms;
 use self::walk::{Fragment, Walk};
 use super::code::{Edge, Instruction, Strand, message};
 use super::error::Failed;
@@ -68,6 +70,9 @@ pub(super) struct Lane {
     act: usize,
     /// Something has been noted for a peer, and there was no room to send it.
     notes_wait: bool,
+    /// To how many peers this side's terms have been said, and those that theirs are to be the same as.
+    said: usize,
+    unheard: Vec<Terms>,
     walk: Walk,
     /// Where grants are: at the `receive`th receiving step of a slice.
     grants: At,
@@ -110,6 +115,11 @@ fn link(links: &mut [Option<Link>], rank: Rank) -> Result<&mut Link, Failed> {
         })
 }
 
+/// Sends what has been noted for all ranks.
+fn send_notes(links: &mut [Option<Link>]) -> Result<(), Failed> {
+    links.iter_mut().flatten().try_for_each(Link::send_notes)
+}
+
 /// Whether so many requests to a rank are confirmed.
 fn has_confirmed(links: &[Option<Link>], to: Rank, requests: u64) -> bool {
     links[to.index()]
@@ -128,6 +138,8 @@ impl Lane {
             execution: At::default(),
             act: 0,
             notes_wait: false,
+            said: 0,
+            unheard: Vec::new(),
             walk: Walk::default(),
             grants: At::default(),
             receive: 0,
@@ -149,6 +161,9 @@ impl Lane {
         self.running = true;
         (self.execution, self.act, self.walk) = (At::default(), 0, Walk::default());
         (self.grants, self.receive, self.grant_walk) = (At::default(), 0, Walk::default());
+        if let Some(terms) = &op.ready.terms {
+            self.begin_terms(&terms[self.strand as usize]);
+        }
         let steps = op.ready.code.strands[self.strand as usize].instructions.len();
         self.sends.clear();
         self.sends.reserve(steps);
@@ -191,8 +206,16 @@ impl Lane {
         if let Some(short) = &op.ready.short {
             return self.drive_short(op, &short[self.strand as usize], links);
         }
-        let mut scene = Scene { op, links };
         let mut moved = false;
+        if let Some(terms) = &op.ready.terms {
+            let terms = &terms[self.strand as usize];
+            moved = self.come_to_terms(op, terms, links)?;
+            if self.said < terms.len() {
+                send_notes(links)?;
+                return Ok(if moved { Drive::Moved } else { Drive::Idle });
+            }
+        }
+        let mut scene = Scene { op, links };
         loop {
             let mut further = false;
             if op.lines.is_none() {
@@ -205,11 +228,15 @@ impl Lane {
             }
             moved = true;
         }
-        for to in scene.links.iter_mut().flatten() {
-            to.send_notes()?;
-        }
-        if self.is_over(op) && self.sends.is_empty() && self.unconfirmed(op, scene.links).is_none() {
+        send_notes(scene.links)?;
+        if self.is_over(op)
+            && self.sends.is_empty()
+            && self.unheard.is_empty()
+            && self.unconfirmed(op, scene.links).is_none()
+        {
             self.running = false;
+            // A short operation that comes next sends what is noted as it receives, and would not look at this.
+            self.notes_wait = scene.links.iter().flatten().any(Link::has_notes);
             return Ok(Drive::Done);
         }
         Ok(if moved { Drive::Moved } else { Drive::Idle })
@@ -253,6 +280,9 @@ impl Lane {
             return None;
         }
         let of_send = |send: &Pending| (self.slice(op, send.at.turn), send.at.step, send.to, Awaited::Room);
+        if let Some(wait) = self.waits_for_terms(op) {
+            return Some(wait);
+        }
         if self.is_over(op) {
             let acknowledgement = || {
                 let last = self.turns(op).saturating_sub(1);

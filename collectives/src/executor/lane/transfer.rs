@@ -153,7 +153,7 @@ impl Lane {
                 // SAFETY: as of lines.
                 unsafe { to.store(from, len) }?;
             } else {
-                if !to.may_send(op.is_eager(len)) {
+                if !to.may_send(op.is_eager(len)) || !op.is_eager(len) && self.is_unheard(send.to) {
                     return Ok((moved, false));
                 }
                 let message = if len == 0 {
@@ -225,6 +225,9 @@ impl Lane {
         let Some((from, form, span)) = message(&instruction.step) else {
             return Ok(true);
         };
+        if self.is_unheard(from) {
+            return Ok(false);
+        }
         let mut walk = self.walk;
         while let Some(fragment) = walk::next(&op.ready.layout, op.fragment(form), instruction, span, slice, &mut walk)
         {

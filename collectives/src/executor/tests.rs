@@ -1,0 +1,129 @@
+//! An engine with its turns taken apart: what else depends on which thread comes first.
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::Once;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use doorbell_softroce_ibverbs::{DeviceConfig, LinkChoice, api, configure};
+use doorbell_verbs::Library;
+
+use super::link::SEND_DEPTH;
+use super::*;
+use crate::algorithm::Algorithm;
+use crate::bootstrap::Group;
+use crate::kernel::Function;
+use crate::protocol::Lines;
+use crate::types::{DataType, Protocol, ReduceOp};
+
+/// Longer than anything here takes, on a busy machine too.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Two ranks, each on a device over UDP, by which all goes.
+fn two() -> [Engine; 2] {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let [_, _, high, low] = std::process::id().to_be_bytes();
+        let device = DeviceConfig {
+            address: Some(IpAddr::V4(Ipv4Addr::new(127, 160 + high % 64, low, 9))),
+            link: LinkChoice::Udp,
+            ..DeviceConfig::new("soft0".to_owned())
+        };
+        configure(vec![device]).unwrap();
+    });
+    let make = |mut group: Group| {
+        thread::spawn(move || {
+            let device = Library::new(api()).open("soft0").unwrap();
+            let rank = group.rank();
+            let config = Config {
+                mapped: false,
+                ..Config::default()
+            };
+            Engine::new(&[device], rank, 2, config, group.control_mut()).unwrap()
+        })
+    };
+    let threads: Vec<_> = Group::local(2).unwrap().into_iter().map(make).collect();
+    let engines: Vec<_> = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
+    engines.try_into().unwrap()
+}
+
+/// Turns, until this is so.
+fn until(what: &str, mut turn: impl FnMut() -> bool) {
+    let began = Instant::now();
+    while !turn() {
+        assert!(began.elapsed() < PATIENCE, "{what} does not come");
+        thread::yield_now();
+    }
+}
+
+/// A rank sends another words, and that one gives slots back and does nothing else: first by operations of so many messages each, until the receiver's queue is full of what it gives back, as it takes no completions; and then by
+/// short ones, while it does. All have to end.
+fn full_queue(messages: u64) {
+    const SLOTS: u64 = Lines::Ll.slots();
+    // Each half ring is a request; when the queue is full of them, the sender has slots for a ring more.
+    let most = u64::from(SEND_DEPTH) * (SLOTS / 2) + SLOTS;
+    assert!(most.is_multiple_of(messages));
+    let (first, all) = (most / messages, most / messages + 2 * SLOTS);
+    let count = if messages == 1 {
+        1
+    } else {
+        messages * Lines::Ll.room() as u64 / 4
+    };
+    let [mut sender, mut receiver] = two();
+    let order = [Rank(0), Rank(1)];
+    let schedule = Algorithm::FullMesh
+        .schedule(Collective::Broadcast, &order, Rank(0))
+        .unwrap();
+    let mut last = None;
+    for engine in [&mut sender, &mut receiver] {
+        let plan = engine.prepare(&*schedule).unwrap();
+        let memory = engine.allocate(count as usize * 8).unwrap();
+        for number in 0..all {
+            let operation = Operation {
+                plan,
+                function: Function::new(DataType::U32, ReduceOp::Sum, 2).unwrap(),
+                count: if number < first { count } else { 1 },
+                parts: None,
+                input: Data::Registered(Arc::clone(&memory), 0),
+                output: Data::Registered(Arc::clone(&memory), count as usize * 4),
+                scale: None,
+                tuning: Tuning {
+                    protocol: Protocol::Ll,
+                    channels: 1,
+                    // One message each: an operation of several slices is no short one.
+                    slice: Lines::Ll.room(),
+                },
+                deadline: None,
+            };
+            // SAFETY: the segment is as long as that; the operations have it.
+            last = Some(unsafe { engine.submit(operation) }.unwrap());
+        }
+    }
+    until("a full queue", || {
+        sender.progress();
+        // A turn, but for the completions.
+        receiver.drive().unwrap();
+        receiver.finished() == first
+    });
+    assert_eq!(sender.finished(), first, "the sender has no slot");
+    assert!(receiver.links[0][0].as_ref().is_some_and(Link::has_notes));
+    until("the end of all operations", || {
+        sender.progress();
+        receiver.progress();
+        assert!(sender.failed().is_none() && receiver.failed().is_none());
+        receiver.finished() == all
+    });
+    assert_eq!(receiver.take(last.unwrap()), Some(Ok(())));
+}
+
+/// The receiver is in a short operation, which does nothing until something comes.
+#[test]
+fn slots_that_the_queue_had_no_room_for_are_given_back_in_a_short_operation() {
+    full_queue(1);
+}
+
+/// The operation that found no room is done: a short one comes next.
+#[test]
+fn slots_that_the_queue_had_no_room_for_are_given_back_in_the_operation_after() {
+    full_queue(Lines::Ll.slots());
+}
