@@ -37,6 +37,9 @@ const QUICK: [Duration; READY] = [Duration::from_millis(50), Duration::from_mill
 const SLOW_ROUNDS: usize = 1;
 /// How often what is very short is done at a time.
 const TIMES: u32 = 8;
+/// The same of what is so short that a processor has to have guessed its branches right for it to be as quick as it is; and bytes of such operations.
+const MANY_TIMES: u32 = 48;
+const TINY: u64 = 2 << 10;
 /// The longest mark that is of several messages because it is short.
 const SEVERAL: u64 = 16 << 10;
 /// Bytes of operations that are short, and of such as are long.
@@ -322,6 +325,8 @@ impl<'a> Table<'a> {
                 // Caches are full of what was before: of what is short, they are to have this before it counts.
                 let (before, operations) = if round == 0 || !quick {
                     (0, 1)
+                } else if job.whole() <= TINY {
+                    (MANY_TIMES / 2, MANY_TIMES)
                 } else if job.whole() <= BRIEF {
                     (TIMES / 2, TIMES)
                 } else if long {

@@ -277,7 +277,8 @@ impl Tuner {
         let mut found = Vec::new();
         for &algorithm in algorithms {
             let block = question.bytes as f64 / f64::from(blocks(algorithm, question.collective, ranks).max(1));
-            let whole = (block.ceil() as u64).max(1);
+            // Blocks are of whole elements: of those that do not divide, the longest has up to one more.
+            let whole = (block.ceil() as u64).max(1) + question.data.bytes() as u64 - 1;
             for &protocol in Protocol::ALL
                 .iter()
                 .filter(|protocol| forced.protocol.is_none_or(|forced| forced == **protocol))
