@@ -42,6 +42,8 @@ const MANY_TIMES: u32 = 48;
 const TINY: u64 = 2 << 10;
 /// The longest mark that is of several messages because it is short.
 const SEVERAL: u64 = 16 << 10;
+/// A mark of messages that are granted, of which there are two at that mark.
+const GRANTED: u64 = MARKS[4];
 /// Bytes of operations that are short, and of such as are long.
 const BRIEF: u64 = 16 << 10;
 const LONG: u64 = 1 << 20;
@@ -100,7 +102,7 @@ enum Drill {
     Alone(u32),
     /// So many messages of the first to the second and as many back, by turns; others have nothing to do.
     Turns(u32),
-    /// So many messages sent, and then as many received.
+    /// So many messages sent, each to another rank if there are several others, and then as many received.
     Burst(u32),
 }
 
@@ -166,7 +168,19 @@ impl Drill {
                     };
                     (0..blocks).flat_map(turn).collect()
                 }
-                Self::Burst(_) => (0..blocks).map(send).chain((0..blocks).map(receive)).collect(),
+                Self::Burst(_) => {
+                    let others = ring.len() as u32 - 1;
+                    let away = |block: u32| (1 + block % others) as usize;
+                    let to = |block| Step::Send {
+                        to: ring[(at + away(block)) % ring.len()],
+                        span: Span::block(Place::Input, block),
+                    };
+                    let from = |block| Step::Recv {
+                        from: ring[(at + ring.len() - away(block)) % ring.len()],
+                        into: Span::block(Place::Output, block),
+                    };
+                    (0..blocks).map(to).chain((0..blocks).map(from)).collect()
+                }
                 _ => (0..blocks).flat_map(|block| [send(block), receive(block)]).collect(),
             }
         };
@@ -262,12 +276,14 @@ impl<'a> Table<'a> {
         let all = || (0..hosts.len() as u32).map(Rank);
         let near: Vec<_> = all().filter(|rank| hosts[rank.index()] == hosts[0]).collect();
         let far = all().find(|rank| hosts[rank.index()] != hosts[0]);
+        let mapped = self.engine.mapped() + 1 == self.engine.ranks() as usize;
         let mut of = |ring: Vec<Rank>, mover| -> Result<_, CollectiveError> {
+            let stored = mapped && mover == Mover::Receiver;
             if ring.len() < 2 {
                 return Ok(None);
             }
             let calibration = self.calibrate(&ring)?;
-            Ok(Some((calibration.link(mover), calibration.begin_ns())))
+            Ok(Some((calibration.link(mover, stored), calibration.begin_ns())))
         };
         let local = of(near, Mover::Receiver)?;
         let remote = of(far.map_or(Vec::new(), |far| vec![Rank(0), far]), Mover::Device)?;
@@ -285,6 +301,12 @@ impl<'a> Table<'a> {
     fn calibrate(&mut self, ring: &[Rank]) -> Result<Calibration, CollectiveError> {
         let mut jobs = Vec::new();
         let all = [Protocol::Ll, Protocol::Ll128, Protocol::Simple];
+        // Among two ranks all go to one; else as many as there are others, some four at most.
+        let burst = if ring.len() == 2 {
+            MANY
+        } else {
+            (ring.len() as u32 - 1).min(MANY)
+        };
         for protocol in all {
             for drill in [
                 Drill::Settled(1),
@@ -292,9 +314,12 @@ impl<'a> Table<'a> {
                 Drill::Turns(1),
                 Drill::Turns(MANY),
                 Drill::Alone(1),
-                Drill::Burst(MANY),
+                Drill::Burst(burst),
             ] {
                 jobs.push(self.job(ring, protocol, drill, SHORT)?);
+            }
+            if protocol == Protocol::Simple {
+                jobs.push(self.job(ring, protocol, Drill::Settled(1), GRANTED)?);
             }
             for mark in self.marks(protocol) {
                 let (bytes, messages) = if mark <= SEVERAL {
@@ -363,6 +388,8 @@ impl<'a> Table<'a> {
         let [ll, ll128, simple] = all.map(|protocol| {
             let mut next = || jobs.next().map(|job| median(job.samples)).unwrap_or_default();
             let [one_ns, many_ns, turn_ns, turns_ns, given_ns, burst_ns] = core::array::from_fn(|_| next());
+            let long = (protocol == Protocol::Simple).then(|| jobs.next()).flatten();
+            let long = long.filter(Job::is_measured).map(|job| job.hops(GRANTED).1);
             let (mut settled, mut fresh, mut reduced, mut alone) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
             for mark in self.marks(protocol) {
                 for kind in [&mut settled, &mut fresh, &mut reduced] {
@@ -378,7 +405,8 @@ impl<'a> Table<'a> {
                 turn_ns,
                 turns_ns,
                 given_ns,
-                burst_ns,
+                burst: (burst, burst_ns),
+                long,
                 settled,
                 fresh,
                 reduced,

@@ -42,7 +42,7 @@ pub fn predict_ns(
     let one_after_another = (rounds - 1.0) * follows + (last_round - 1.0) * slice.load;
     let cost = link.cost(work.protocol);
     let around = if ranks > 1 {
-        compute.begin_ns + cost.grant_ns(message) + cost.confirm_ns
+        compute.begin_ns + cost.grant_ns(message) + cost.confirm_ns(message)
     } else {
         compute.begin_ns
     };

@@ -39,6 +39,12 @@ pub struct MessageCost {
     /// ns from when a receiver begins an operation until its peer knows where a message may go; 0 where nobody has to wait for that, as with slots that are there. Short messages of Simple have such slots.
     #[serde(default)]
     pub grant_ns: f64,
+    /// ns more that taking a message costs a rank that sends none: each waits for a line that another processor has just written, and there is nothing to do meanwhile.
+    #[serde(default)]
+    pub lone_ns: f64,
+    /// Of Simple: whether what is short is stored by its sender, as lines are: then nobody has to hear that it came.
+    #[serde(default)]
+    pub stored: bool,
     /// ns from when a message was taken until its sender's operation may end; 0 where it need not know.
     #[serde(default)]
     pub confirm_ns: f64,
@@ -78,6 +84,8 @@ impl MessageCost {
             beta_ns_per_byte,
             both_ns: 0.0,
             grant_ns: 0.0,
+            lone_ns: 0.0,
+            stored: false,
             confirm_ns: 0.0,
             quiet_ns: 0.0,
             bytes: None,
@@ -88,6 +96,18 @@ impl MessageCost {
     #[must_use]
     pub fn grant_ns(&self, bytes: f64) -> f64 {
         if bytes > EAGER as f64 { self.grant_ns } else { 0.0 }
+    }
+
+    /// Whether a message of so many bytes is stored by its sender.
+    #[must_use]
+    pub fn is_stored(&self, bytes: f64) -> bool {
+        self.stored && bytes <= EAGER as f64
+    }
+
+    /// What the sender of a message of so many bytes waits for after it was taken, until its operation may end, ns.
+    #[must_use]
+    pub fn confirm_ns(&self, bytes: f64) -> f64 {
+        if self.is_stored(bytes) { 0.0 } else { self.confirm_ns }
     }
 
     /// What reducing adds to β as a message comes, ns per byte; none where γ is all that is known.

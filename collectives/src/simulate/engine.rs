@@ -71,8 +71,9 @@ struct Thread<'a> {
     strand: u32,
     /// Slices of an operation.
     slices: u64,
-    /// Whether it receives anything; and of a slice, from whom its messages come that are to be granted, and how many of the operation were.
+    /// Whether it receives anything, and sends anything; and of a slice, from whom its messages come that are to be granted, and how many of the operation were.
     receives: bool,
+    sends: bool,
     senders: Vec<Rank>,
     granted: u64,
     /// Messages that were sent and not confirmed, and when the last one was that is.
@@ -149,6 +150,7 @@ struct Prices {
     /// More, where the receiver has sent at the same time.
     both: f64,
     grant: u64,
+    lone: f64,
     confirm: u64,
     quiet: u64,
     /// Who pays for a byte, as parts of β: the sender's processor, and the receiver's. What is left are links'.
@@ -164,6 +166,7 @@ impl Prices {
             latency: cost.latency_ns() * 1e3,
             both: cost.both_ns * 1e3,
             grant: Time::from_ns(cost.grant_ns).0,
+            lone: cost.lone_ns * 1e3,
             confirm: Time::from_ns(cost.confirm_ns).0,
             quiet: Time::from_ns(cost.quiet_ns).0,
             parts: match (mover, protocol) {
@@ -174,6 +177,20 @@ impl Prices {
             },
             cost: *cost,
         }
+    }
+
+    /// Who pays for a byte of a message of so many.
+    fn parts(&self, bytes: f64) -> (f64, f64) {
+        if self.cost.is_stored(bytes) {
+            (0.5, 0.5)
+        } else {
+            self.parts
+        }
+    }
+
+    /// What the sender of a message of so many bytes waits for, ps.
+    fn confirm(&self, bytes: f64) -> u64 {
+        if self.cost.is_stored(bytes) { 0 } else { self.confirm }
     }
 
     /// ps of both processors for the bytes of a message.
@@ -243,6 +260,11 @@ impl<'a> Run<'a> {
                 for strand in 0..strands {
                     queue.push(ranks[rank.index()].free, threads.len() as u32);
                     let (mut receives, mut senders) = (false, Vec::new());
+                    let lone = local.lone.max(remote.lone) > 0.0;
+                    let sends = !lone
+                        || schedule
+                            .steps(strand, rank)
+                            .any(|step| matches!(step, Step::Send { .. }));
                     if grants {
                         let messages = schedule.steps(strand, rank).filter_map(|step| message(&step));
                         for (from, form, blocks) in messages {
@@ -262,6 +284,7 @@ impl<'a> Run<'a> {
                         strand,
                         slices,
                         receives,
+                        sends,
                         senders,
                         granted: 0,
                         unconfirmed: 0,

@@ -38,8 +38,10 @@ pub struct Messages {
     pub turns_ns: f64,
     /// One of one message to another rank.
     pub given_ns: f64,
-    /// One in which [`MANY`] such messages are sent, and then as many received.
-    pub burst_ns: f64,
+    /// One in which so many such messages are sent, each to another rank where there are others, and then as many received; at least two.
+    pub burst: (u32, f64),
+    /// One of one hop of so many bytes, which is longer than what is eager; of Simple alone.
+    pub long: Option<Hops>,
     /// Hops of messages that lay in memory before, each beside the [mark](MARKS) that it is for.
     pub settled: Vec<(u64, Hops)>,
     /// Hops of messages that were received by the hop before.
@@ -67,15 +69,32 @@ impl Messages {
         self.one_ns - self.alpha()
     }
 
-    /// What a message costs, where an operation begins in `begin_ns` and something granted comes in `grant_ns`.
-    fn cost(&self, begin_ns: f64, grant_ns: f64) -> MessageCost {
+    /// What an operation of a message that is granted waits for beside that, where one of none takes `begin_ns` and a grant `grant_ns`: by one of one hop, and one of several.
+    fn confirm(&self, begin_ns: f64, grant_ns: f64) -> Option<f64> {
+        let one = self.long?;
+        let (_, several) = self
+            .settled
+            .iter()
+            .find(|(_, hops)| hops.bytes == one.bytes && hops.messages > 1)?;
+        let hop = (several.ns - one.ns) / f64::from(several.messages - 1);
+        Some((one.ns - hop - begin_ns - grant_ns).clamp(0.0, one.ns / 2.0))
+    }
+
+    /// What a message costs, where an operation begins in `begin_ns` and something granted comes in `grant_ns`; `stored` if short ones are, of Simple.
+    fn cost(&self, begin_ns: f64, grant_ns: f64, stored: bool) -> MessageCost {
         let (alpha, alone) = (self.alpha(), self.alone());
         // With many at once latency is paid for once, and the processor for each at both ends.
-        let busy = (self.burst_ns - self.one_ns) / f64::from(MANY - 1) / 2.0;
+        let (messages, burst_ns) = self.burst;
+        let busy = (burst_ns - self.one_ns) / f64::from(messages.max(2) - 1) / 2.0;
         let busy = busy.clamp(0.0, alone / 2.0);
+        let confirm = self.confirm(begin_ns, grant_ns).filter(|_| stored);
         let rates = |hops: &[(u64, Hops)]| {
             let rate = |&(mark, hops): &(u64, Hops)| {
-                let waits = if hops.bytes > EAGER as u64 { grant_ns } else { 0.0 };
+                let waits = if hops.bytes > EAGER as u64 {
+                    grant_ns + confirm.unwrap_or(0.0)
+                } else {
+                    0.0
+                };
                 let each = (hops.ns - self.around() - waits) / f64::from(hops.messages.max(1)) - alpha;
                 (mark, each / hops.bytes.max(1) as f64)
             };
@@ -89,9 +108,13 @@ impl Messages {
             reduced: rates(&self.reduced).unwrap_or(settled),
             alone: rates(&self.alone).unwrap_or(settled),
         });
-        if grant_ns == 0.0 {
+        if grant_ns == 0.0 || stored {
             return MessageCost {
                 both_ns: alpha - alone,
+                lone_ns: (self.given_ns - begin_ns - busy).clamp(0.0, alone),
+                grant_ns,
+                stored: grant_ns > 0.0,
+                confirm_ns: confirm.unwrap_or(0.0),
                 bytes,
                 ..MessageCost::simple(alone, busy, busy, beta)
             };
@@ -129,15 +152,15 @@ impl Calibration {
         self.ll.around()
     }
 
-    /// The link. A grant is a short WRITE, as a message of LL is.
+    /// The link; `stored` if what is short by Simple is. A grant is a short WRITE, or stored as a message of LL is.
     #[must_use]
-    pub fn link(&self, mover: Mover) -> Link {
+    pub fn link(&self, mover: Mover, stored: bool) -> Link {
         let begin = self.begin_ns();
         Link {
             mover,
-            simple: self.simple.cost(begin, self.ll.alone().max(1.0)),
-            ll: self.ll.cost(begin, 0.0),
-            ll128: self.ll128.cost(begin, 0.0),
+            simple: self.simple.cost(begin, self.ll.alone().max(1.0), stored),
+            ll: self.ll.cost(begin, 0.0, false),
+            ll128: self.ll128.cost(begin, 0.0, false),
         }
     }
 }
@@ -171,7 +194,8 @@ mod tests {
             turn_ns: around + 1.6 * alpha,
             turns_ns: around + 1.6 * f64::from(MANY) * alpha,
             given_ns: one_ns + 50.0,
-            burst_ns: one_ns + f64::from(MANY - 1) * 2.0 * busy,
+            burst: (MANY, one_ns + f64::from(MANY - 1) * 2.0 * busy),
+            long: None,
             settled: hops(beta[0]),
             fresh: hops(beta[1]),
             reduced: hops(beta[2]),
@@ -187,7 +211,7 @@ mod tests {
             ll128: measured(310.0, 420.0, 1000.0, 0.0, [0.15; 3]),
         };
         assert!((calibration.begin_ns() - 300.0).abs() < 1e-6);
-        let link = calibration.link(Mover::Receiver);
+        let link = calibration.link(Mover::Receiver, false);
         let near = |found: f64, expected: f64| assert!((found - expected).abs() < 1e-6, "{found} and not {expected}");
         let MessageCost {
             alpha_ns,
@@ -219,7 +243,7 @@ mod tests {
         let wild = Messages {
             one_ns: 500.0,
             many_ns: 100.0,
-            burst_ns: 10.0,
+            burst: (MANY, 10.0),
             settled: vec![(
                 4096,
                 Hops {
@@ -235,7 +259,7 @@ mod tests {
             ll: wild,
             ll128: Messages::default(),
         };
-        let link = calibration.link(Mover::Receiver);
+        let link = calibration.link(Mover::Receiver, false);
         for cost in [link.simple, link.ll, link.ll128] {
             let all = [
                 cost.alpha_ns,

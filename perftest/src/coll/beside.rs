@@ -178,6 +178,10 @@ impl Typed for Job<'_> {
         let Self { args, comm, bytes } = *self;
         let root = Rank(args.root().unwrap_or(0));
         let case = traffic::case(args.operation, comm.size(), root, bytes, T::TYPE);
+        if case.count == 0 {
+            // Nothing is done, which no algorithm does better than another.
+            return Ok(Vec::new());
+        }
         let moved = case.count * T::TYPE.bytes() as u64 * traffic::parts(case.collective, case.ranks);
         comm.calibrate()?;
         let decision = comm.explain(case.collective, root, T::TYPE, moved)?;

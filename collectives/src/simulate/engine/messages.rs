@@ -92,7 +92,11 @@ impl Run<'_> {
             fresh,
             self.others(rank, now),
         );
-        let mut ps = prices.receive + moving * prices.parts.1;
+        let parts = prices.parts(awaited.bytes);
+        let mut ps = prices.receive + moving * parts.1;
+        if !self.threads[id].sends {
+            ps += prices.lone;
+        }
         let left = awaited.coming.map_or(0, |message| message.at) as f64 - prices.latency;
         if self.ranks[rank as usize]
             .sent
@@ -108,7 +112,7 @@ impl Run<'_> {
         let taken = self.work(rank, now, ps);
         // What comes last is still to be unpacked.
         let last = awaited.coming.map_or(0, |message| message.last);
-        let unpacks = moving * prices.parts.1 / self.packs(awaited.bytes);
+        let unpacks = moving * parts.1 / self.packs(awaited.bytes);
         let taken = match last.saturating_add(unpacks.round() as u64) {
             later if later > taken => self.work(rank, later, 0.0),
             _ => taken,
@@ -116,14 +120,15 @@ impl Run<'_> {
         if prices.grant > 0 && awaited.bytes > EAGER as f64 {
             self.grant(id, taken, 1);
         }
-        if prices.confirm > 0 {
+        let confirm = prices.confirm(awaited.bytes);
+        if confirm > 0 {
             let sender = self.sender_of(id, awaited.from);
             let quiet = if !self.threads[sender].receives {
                 prices.quiet
             } else {
                 0
             };
-            self.confirm(sender, taken.saturating_add(prices.confirm + quiet));
+            self.confirm(sender, taken.saturating_add(confirm + quiet));
         }
         taken
     }
@@ -145,7 +150,8 @@ impl Run<'_> {
         let rank = self.threads[id].rank;
         let prices = self.prices(rank, to.0);
         let moving = prices.moving(bytes, self.touched(bytes), fresh, self.others(rank, now));
-        let posted = self.work(rank, now, prices.send + moving * prices.parts.0);
+        let parts = prices.parts(bytes);
+        let posted = self.work(rank, now, prices.send + moving * parts.0);
         self.ranks[rank as usize].sent = Some(posted);
         let connection = id as u32 % self.connections;
         let (receiver, from) = match self.who {
@@ -157,10 +163,10 @@ impl Run<'_> {
             }
         };
         // The first part leaves while others are still packed.
-        let packed = moving * prices.parts.0;
+        let packed = moving * parts.0;
         let later = (packed - packed / self.packs(bytes)).round() as u64;
         self.messages += 1;
-        if prices.confirm > 0 {
+        if prices.confirm(bytes) > 0 {
             self.threads[id].unconfirmed += 1;
         }
         if prices.grant == 0 || bytes <= EAGER as f64 {
