@@ -201,11 +201,13 @@ fn finish(mut children: Vec<Ended>) -> Result<Vec<(u64, f64)>> {
     Ok(rows)
 }
 
-/// A line of a peer's program, `OPERATION BYTES MICROSECONDS`, or of `doorbell coll`, whose columns are nccl-tests': size, count, type, operator, root, time, ….
+/// A line of a peer's program, `OPERATION BYTES MICROSECONDS`, or of `doorbell coll`, whose columns are nccl-tests': size, count, type, operator, root, time, …; of a broadcast, which has a root and no operator, the time in place,
+/// as the peers' broadcasts are.
 fn row(line: &str) -> Option<(u64, f64)> {
     let words: Vec<&str> = line.split_whitespace().collect();
     let (bytes, micros) = match words[..] {
         [operation, bytes, micros] if OPERATIONS.contains(&operation) => (bytes, micros),
+        [bytes, _, _, "none", root, _, _, _, _, micros, _, ..] if root != "-1" => (bytes, micros),
         [bytes, _, _, _, _, micros, _, ..] if bytes.starts_with(|first: char| first.is_ascii_digit()) => {
             (bytes, micros)
         }
@@ -300,6 +302,11 @@ mod tests {
                 "     1048576        262144     f32     sum      -1    34.56    1.00    1.00      0    34.10    1.00    1.00      0"
             ),
             Some((1_048_576, 34.56))
+        );
+        assert_eq!(
+            row("64 16 f32 none 0 0.12 0.53 0.53 0 0.09 0.71 0.71 0"),
+            Some((64, 0.09)),
+            "in place"
         );
         for line in [
             "#   size   count  type  redop  root  time  algbw",

@@ -41,7 +41,7 @@ fn descriptor(driver: Driver) -> Outcome {
         .args([CHILD, "descriptor", &handle])
         .stdin(Stdio::from(memory.export_fd()?))
         .status()?;
-    assert!(status.success());
+    assert!(status.success(), "the second process: {status}");
     setting.stream.wait(&event)?;
     let got = setting.read(&memory)?;
     assert!(
