@@ -122,6 +122,16 @@ pub enum Error {
         "an event that was recorded in the capture of a graph: only streams that are named to that capture can wait for it"
     )]
     Captured,
+    /// Another process's event, where a stream of another device was to wait for it: the driver dies of that (seen with 580.159).
+    #[error(
+        "another process's event of GPU {event}, where a stream of GPU {stream} was to wait for it: have a stream of GPU {event} wait, record an event of this process behind it, and wait for that"
+    )]
+    Foreign {
+        /// The event's device.
+        event: usize,
+        /// The stream's.
+        stream: usize,
+    },
     /// A stream that is being captured already.
     #[error("a stream that is being captured already: it can be in one capture at a time")]
     Capturing,

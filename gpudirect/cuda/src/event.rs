@@ -23,6 +23,8 @@ struct Inner {
     raw: RawEventOwner,
     context: Context,
     timed: bool,
+    /// Whether it is another process's.
+    opened: bool,
     /// The capture that it was last recorded in, if in one. Held while it is recorded and while a stream is told to wait for it.
     captured: Mutex<Option<CaptureId>>,
 }
@@ -54,6 +56,7 @@ impl Event {
             raw: RawEventOwner::new(context.driver(), flags)?,
             context: context.clone(),
             timed,
+            opened: false,
             captured: Mutex::default(),
         })))
     }
@@ -80,7 +83,7 @@ impl Event {
         Ok(EventHandle(bytes.0))
     }
 
-    /// Another process's event; never one of this process.
+    /// Another process's event; never one of this process. The context is of the device that it was made on; only that device's streams wait for it ([`Error::Foreign`]).
     ///
     /// # Errors
     /// What the driver says.
@@ -95,8 +98,14 @@ impl Event {
             raw: RawEventOwner { driver, raw },
             context: context.clone(),
             timed: false,
+            opened: true,
             captured: Mutex::default(),
         })))
+    }
+
+    /// Whether another process has made it.
+    pub(crate) fn is_opened(&self) -> bool {
+        self.0.opened
     }
 
     /// The context it is of.

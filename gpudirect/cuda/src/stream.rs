@@ -133,8 +133,14 @@ impl Stream {
     /// Work put into it from now on waits until what `event` was recorded after is done. An event that was never recorded is waited for by nobody.
     ///
     /// # Errors
-    /// [`Error::Captured`] of an event of a capture that the stream is not in, or what the driver says.
+    /// [`Error::Captured`] of an event of a capture that the stream is not in, [`Error::Foreign`] of another process's of another device, or what the driver says.
     pub fn wait(&self, event: &Event) -> Result<(), Error> {
+        if event.is_opened() && event.context() != &self.0.context {
+            return Err(Error::Foreign {
+                event: event.context().device().ordinal(),
+                stream: self.0.context.device().ordinal(),
+            });
+        }
         let _entered = self.0.context.enter()?;
         let state = self.0.state.lock();
         let captured = event.captured();

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::{env, io};
 
 use doorbell_cuda::{
-    DeviceMemory, DevicePtr, Driver, Event, EventHandle, Foreign, IpcHandle, Memory, MemoryType, Stream,
+    DeviceMemory, DevicePtr, Driver, Error, Event, EventHandle, Foreign, IpcHandle, Memory, MemoryType, Stream,
 };
 use libloading::os::unix::Library;
 
@@ -120,11 +120,17 @@ pub(crate) fn child(arguments: &[String]) -> Result<(), Box<dyn std::error::Erro
             assert_eq!(memory.device().map(|device| device.ordinal()), Some(0));
             let home = driver.device(0)?.context()?;
             let event = Event::open(&home, &EventHandle(unhex(event)?))?;
-            stream.wait(&event)?;
+            // Another process's event is waited for and recorded by streams of its own device.
+            let theirs = Stream::new(&home)?;
+            theirs.wait(&event)?;
+            if context != home {
+                assert!(matches!(stream.wait(&event), Err(Error::Foreign { event: 0, .. })));
+            }
+            let ours = Event::new(&home)?;
+            theirs.record(&ours)?;
+            stream.wait(&ours)?;
             stream.fill(memory.span(..1000)?, 7)?;
             stream.synchronize()?;
-            // An event is recorded by streams of its own device.
-            let theirs = Stream::new(&home)?;
             theirs.record(&event)?;
             theirs.synchronize()?;
         }
