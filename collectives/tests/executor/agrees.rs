@@ -5,7 +5,7 @@ use doorbell_collectives::kernel::Function;
 use doorbell_collectives::plan::{Collective, Shape};
 use doorbell_collectives::{Algorithm, DataType, Protocol, Rank, ReduceOp};
 
-use crate::world::{Device, World};
+use crate::world::{Device, World, may_map};
 
 const ONE: &[Device] = &[Device::Soft(0)];
 const TWO: &[Device] = &[Device::Soft(0), Device::Soft(1)];
@@ -228,7 +228,7 @@ fn cases(ranks: u32) -> impl Iterator<Item = (Algorithm, Collective, Rank)> {
 
 fn sweep(ranks: u32, devices: &[Device], config: Config, protocols: &[Protocol], counts: &[u64], slice: usize) {
     // Of few ranks also by devices alone, which mapped mailboxes leave little to do.
-    let ways: &[bool] = if ranks <= 4 && devices.iter().all(|device| matches!(device, Device::Soft(_))) {
+    let ways: &[bool] = if ranks <= 4 && may_map(devices) {
         &[true, false]
     } else {
         &[true]

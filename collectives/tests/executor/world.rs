@@ -41,6 +41,11 @@ impl Device {
 /// Names a device of the system's to run on instead.
 const DEVICE: &str = "DOORBELL_COLLECTIVES_DEVICE";
 
+/// Whether mailboxes may be mapped: not where it is the device that is looked at, or the wire.
+pub(crate) fn may_map(devices: &[Device]) -> bool {
+    devices.iter().all(|device| matches!(device, Device::Soft(_))) && std::env::var_os(DEVICE).is_none()
+}
+
 /// The device, on an address of this process's own.
 pub(crate) fn open(device: Device) -> Context {
     if let Ok(name) = std::env::var(DEVICE) {
@@ -113,9 +118,7 @@ pub(crate) struct World {
 impl World {
     /// So many ranks, each on all of these devices.
     pub(crate) fn new(ranks: u32, devices: &[Device], mut config: Config) -> Self {
-        // Else it is the device that is looked at.
-        config.mapped &=
-            devices.iter().all(|device| matches!(device, Device::Soft(_))) && std::env::var_os(DEVICE).is_none();
+        config.mapped &= may_map(devices);
         let engines = thread::scope(|scope| {
             let make = |mut exchange: Threads| {
                 scope.spawn(move || {
