@@ -276,7 +276,7 @@ impl<'a> Table<'a> {
         let all = || (0..hosts.len() as u32).map(Rank);
         let near: Vec<_> = all().filter(|rank| hosts[rank.index()] == hosts[0]).collect();
         let far = all().find(|rank| hosts[rank.index()] != hosts[0]);
-        let mapped = self.engine.mapped() + 1 == self.engine.ranks() as usize;
+        let mapped = self.engine.all_mapped();
         let mut of = |ring: Vec<Rank>, mover| -> Result<_, CollectiveError> {
             let stored = mapped && mover == Mover::Receiver;
             if ring.len() < 2 {

@@ -9,12 +9,7 @@ use crate::algorithm::Algorithm;
 use crate::executor::Parts;
 use crate::kernel::Element;
 use crate::plan::Collective;
-use crate::types::{DataType, Rank, ReduceOp};
-
-/// Where a part of this memory begins, `elements` behind it.
-fn behind(data: Lent, elements: usize, element: DataType) -> Lent {
-    data.behind(elements * element.bytes())
-}
+use crate::types::{Rank, ReduceOp};
 
 fn misuse<T>(collective: Collective, what: impl Into<String>) -> Result<T, CollectiveError> {
     let what = what.into();
@@ -139,7 +134,7 @@ impl Communicator {
         const WHAT: Collective = Collective::AllGather;
         let (at, len) = data.lies(self.number);
         let spec = self.part(WHAT, len).map(|part| {
-            let own = behind(at, part * self.rank.index(), X::Element::TYPE);
+            let own = at.behind(part * self.rank.index(), X::Element::TYPE);
             self.spec::<X::Element>(WHAT, part, own, at)
         });
         Call::new(self, spec, data)
@@ -164,7 +159,7 @@ impl Communicator {
         const WHAT: Collective = Collective::ReduceScatter;
         let (at, len) = data.lies(self.number);
         let spec = self.part(WHAT, len).and_then(|part| {
-            let own = behind(at, part * self.rank.index(), X::Element::TYPE);
+            let own = at.behind(part * self.rank.index(), X::Element::TYPE);
             Self::reducing(self.spec::<X::Element>(WHAT, part, at, own), op.into())
         });
         Call::new(self, spec, data)
@@ -247,7 +242,7 @@ impl Communicator {
         let (at, len) = data.lies(self.number);
         let spec = if self.rank == root {
             self.part(WHAT, len).map(|part| {
-                let own = behind(at, part * self.rank.index(), X::Element::TYPE);
+                let own = at.behind(part * self.rank.index(), X::Element::TYPE);
                 self.spec::<X::Element>(WHAT, part, own, at)
             })
         } else {
@@ -282,7 +277,7 @@ impl Communicator {
         let (at, len) = data.lies(self.number);
         let spec = if self.rank == root {
             self.part(WHAT, len).map(|part| {
-                let own = behind(at, part * self.rank.index(), X::Element::TYPE);
+                let own = at.behind(part * self.rank.index(), X::Element::TYPE);
                 self.spec::<X::Element>(WHAT, part, at, own)
             })
         } else {

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use crate::executor::Data;
 use crate::kernel::Element;
 use crate::memory::Segment;
+use crate::types::DataType;
 
 /// Elements in registered memory: messages are sent from where they lie, and written there, without a copy. Zeros at first. Made by [`Communicator::alloc`](super::Communicator::alloc).
 ///
@@ -82,10 +83,13 @@ impl Lent {
         self.start
     }
 
-    /// What lies so many bytes behind its beginning.
-    pub(super) fn behind(self, bytes: usize) -> Self {
+    /// Where a part of it begins, so many elements behind its beginning; nowhere if there is none.
+    pub(super) fn behind(self, elements: usize, element: DataType) -> Self {
+        if !self.is_some() {
+            return self;
+        }
         Self {
-            start: self.start.wrapping_add(bytes),
+            start: self.start.wrapping_add(elements * element.bytes()),
             ..self
         }
     }

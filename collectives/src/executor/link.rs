@@ -74,7 +74,7 @@ pub(super) struct Door {
 }
 
 impl Door {
-    /// To the mailbox `theirs`, if it is in what is mapped, and long enough for what this release has in one: lines too, unless it is of messages between two ranks.
+    /// To the mailbox `theirs`, if it is in what is mapped, and has all that a mailbox has: one of messages between two ranks has no lines, and no door.
     pub(super) fn new(mapped: Arc<Mapped>, theirs: Remote<Write>) -> Option<Self> {
         let start = mapped.at(theirs.addr(), usize::try_from(theirs.len()).ok()?)?;
         (theirs.len() == at::LEN as u64).then_some(Self { start, _mapped: mapped })
@@ -83,13 +83,13 @@ impl Door {
     /// Where something is in the mailbox.
     fn at(&self, offset: usize) -> *mut u8 {
         debug_assert!(offset < at::LEN, "offsets are those of `at`");
-        // SAFETY: the mailbox is as long.
+        // SAFETY: `new` has checked that `at::LEN` bytes from `start` on are in the mapping, which `_mapped` keeps; offsets are those of `at`, before that.
         unsafe { self.start.add(offset) }.as_ptr()
     }
 
     /// Stores a word, behind all that was stored before.
     fn put(&self, offset: usize, word: u64) {
-        // SAFETY: offsets are those of `at`, in the mailbox and aligned; both processes access these words atomically.
+        // SAFETY: in the mapping, as of `at`, and aligned: a mailbox begins at a multiple of 64 (`Mapped::at`), and `at` has words at multiples of 8. Both processes access these words atomically.
         unsafe { (*self.at(offset).cast::<AtomicU64>()).store(word, Ordering::Release) };
     }
 

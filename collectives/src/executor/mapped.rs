@@ -14,6 +14,7 @@ use std::process;
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
 use nix::sys::stat::fstat;
+use nix::unistd::geteuid;
 
 use crate::bootstrap::Nonce;
 use crate::memory::Segment;
@@ -115,7 +116,10 @@ impl Mapped {
         let seals = SealFlag::from_bits_truncate(fcntl(&file, FcntlArg::F_GET_SEALS).ok()?);
         seals.contains(SealFlag::F_SEAL_SHRINK).then_some(())?;
         let len = NonZeroUsize::new(usize::try_from(offer.len).ok()?)?;
-        (len.get() > SECRET && fstat(&file).ok()?.st_size.cast_unsigned() >= offer.len).then_some(())?;
+        let status = fstat(&file).ok()?;
+        // The kernel lets root open what is anybody's: a peer is to offer nothing of a third user's.
+        (status.st_uid == geteuid().as_raw()).then_some(())?;
+        (len.get() > SECRET && status.st_size.cast_unsigned() >= offer.len).then_some(())?;
         // SAFETY: a new mapping, wherever the kernel has room for it: nothing there is replaced.
         let start = unsafe {
             mmap(

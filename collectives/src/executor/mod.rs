@@ -229,6 +229,11 @@ impl Engine {
         lane.flatten().filter(|link| link.is_mapped()).count()
     }
 
+    /// Whether those were all others when it was made: then short operations of Simple are stored, too.
+    pub(crate) fn all_mapped(&self) -> bool {
+        self.all_mapped
+    }
+
     /// The devices it runs on.
     pub fn devices(&self) -> impl Iterator<Item = &Context> {
         self.rails.iter().map(|rail| &rail.context)

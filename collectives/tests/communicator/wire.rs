@@ -29,7 +29,7 @@ fn open() -> Context {
 }
 
 #[test]
-#[ignore = "one rank of several: tests/vm/42-collectives.sh starts them"]
+#[ignore = "no test by itself, but one rank of several, with a launcher's environment: tests/vm/42-collectives.sh runs it in the guest, in CI"]
 fn a_rank_does_every_collective_and_goes_on_when_another_is_killed() {
     let options = Options {
         deadline: DEADLINE,

@@ -97,7 +97,7 @@ fn parse(line: &str) -> Key {
 
 /// The peer's program; as a test it does nothing.
 #[test]
-#[ignore = "run by the other tests, as a process of its own"]
+#[ignore = "no test by itself, but the other process of those in this file, which start it and fail with it"]
 fn peer() {
     let Ok(role) = env::var(ROLE) else {
         return;
