@@ -40,6 +40,10 @@ impl QueuePair {
         if !ordinary || self.responder.has_replies() != acknowledges || self.responder.acknowledges() != acknowledges {
             return None;
         }
+        // Replies had the turn that a full lane cut short, so now it is the requests' turn to go first.
+        if acknowledges && self.turn.requests_first {
+            return None;
+        }
         let (headers, len) = self.requester.post_short(now, request, &self.connection, memory, buf)?;
         let acknowledgement = self.responder.take_acknowledgement(&self.connection);
         self.end_turn(false);

@@ -223,6 +223,43 @@ proptest! {
     }
 }
 
+/// An acknowledgement that a full lane held up lets the requests go first, by either way.
+#[test]
+fn after_a_full_lane_requests_go_first() {
+    let post = |from, kind| Act::Post {
+        from,
+        kind,
+        len: 0,
+        inline: false,
+        signalled: false,
+        fence: false,
+        solicited: false,
+    };
+    let acts = [
+        Act::Full(0),
+        post(1, Kind::Write(None)),
+        Act::Exchange,
+        Act::Ready(0),
+        post(0, Kind::Send(None)),
+    ];
+    let setup = Setup {
+        window: 1,
+        rnr_retry: 3,
+        ..Setup::default()
+    };
+    let (log, seen, shorts) = run(setup, &acts, 0);
+    let (long_log, long_seen, _) = run(
+        Setup {
+            short_way: false,
+            ..setup
+        },
+        &acts,
+        0,
+    );
+    assert_eq!((log, seen), (long_log, long_seen));
+    assert_eq!(shorts, 1, "only the WRITE");
+}
+
 fn post(pair: &mut Pair, at: usize, request: &SendRequest<'_>) -> bool {
     pair.post_now(at, request, &mut deliver).unwrap()
 }
