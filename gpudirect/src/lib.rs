@@ -1,0 +1,6 @@
+//! GPU memory on queue pairs.
+
+pub mod heap;
+pub mod proxy;
+pub mod stream;
+mod words;

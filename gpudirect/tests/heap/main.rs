@@ -1,0 +1,4 @@
+//! Symmetric heaps on the soft device: ranks as threads, as processes, and with kernels and streams of the stand-in for a GPU.
+
+mod host;
+mod world;
