@@ -21,7 +21,9 @@
 //!     let (buffer, region) = register(pd, &memory, RemoteWrite)?.into_parts();
 //!     // ... kernels are launched into `stream` ...
 //!     region.push(.., stream)?.wait()?;
-//!     qp.write(buffer, to)?;
+//!     qp.post(|batch| {
+//!         batch.write(buffer, to).signalled();
+//!     })?;
 //!     Ok(())
 //! }
 //!

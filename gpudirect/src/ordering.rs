@@ -197,7 +197,9 @@ impl Reader {
         let Some(into) = self.into.take() else {
             return Err(Error::FlushFailed("an earlier one has failed".to_owned()));
         };
-        self.qp.read(into, self.from)?;
+        self.qp.post(|batch| {
+            batch.read(into, self.from).signalled();
+        })?;
         loop {
             for mut done in self.cq.poll()? {
                 done.result()

@@ -93,7 +93,9 @@ fn written(path: Path) -> Outcome {
         assert_eq!((region.path(), target.region().path()), (path, path));
 
         region.push(.., &setting.stream)?.wait()?;
-        setting.qp.write(source, target.remote())?;
+        setting.qp.post(|batch| {
+            batch.write(source, target.remote()).signalled();
+        })?;
         setting.complete()?;
         let mut arrivals = Arrivals::new(&setting.pd, target.region(), Scope::Owner)?;
         arrivals.publish(.., &setting.stream)?;
