@@ -1,10 +1,9 @@
-//! GPU memory on queue pairs of the userspace device, with the GPU of doorbell-cuda's driver of the tests.
-
-mod driver;
+//! GPU memory on queue pairs of the userspace device, with a stand-in for the GPU.
 
 use std::error::Error;
 
 use doorbell_cuda::{Context, HostMemory, Memory, Stream};
+use doorbell_cuda_standin::{Manner, Standin};
 use doorbell_gpudirect::{Arrivals, Flush, GpuMemory, GpuRegistration, Path, Refusal, Scope, survey};
 use doorbell_softroce_ibverbs::api;
 use doorbell_verbs::{CompletionQueue, Library, ProtectionDomain, QueuePair, RemoteReadWrite};
@@ -18,11 +17,13 @@ struct Setting {
     pd: ProtectionDomain,
     cq: CompletionQueue,
     qp: QueuePair,
+    _standin: Standin,
 }
 
 impl Setting {
     fn new() -> Result<Self, Box<dyn Error>> {
-        let context = driver::context();
+        let standin = Standin::load(Manner::Lazy);
+        let context = standin.driver()?.device(0)?.context()?;
         let stream = Stream::new(&context)?;
         let pd = Library::new(api()).open("soft0")?.protection_domain()?;
         let cq = pd.context().completion_queue(16)?;
@@ -36,6 +37,7 @@ impl Setting {
         let here = prepared.endpoint();
         let qp = prepared.connect(&here)?;
         Ok(Self {
+            _standin: standin,
             context,
             stream,
             pd,
