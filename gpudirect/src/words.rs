@@ -1,4 +1,5 @@
 //! Words of memory that threads of this process, kernels, streams and devices share: all reach them by whole words, and nobody has a slice of them.
+#![expect(unsafe_code, reason = "memory that is reached through a pointer, by atomics alone")]
 
 use core::any::Any;
 use core::fmt;

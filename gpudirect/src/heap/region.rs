@@ -1,4 +1,5 @@
 //! Where a rank's part of the heap lies.
+#![expect(unsafe_code, reason = "memory that is posted again and again, by a protocol that its users keep among themselves")]
 
 use core::any::Any;
 
