@@ -1,5 +1,8 @@
 //! Where a rank's part of the heap lies.
-#![expect(unsafe_code, reason = "memory that is posted again and again, by a protocol that its users keep among themselves")]
+#![expect(
+    unsafe_code,
+    reason = "memory that is posted again and again, by a protocol that its users keep among themselves"
+)]
 
 use core::any::Any;
 

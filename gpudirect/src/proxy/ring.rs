@@ -8,6 +8,7 @@
 //! | 0 | `consumed` | the proxy |
 //! | 1 | `completed` | the proxy |
 //! | 2 | `failed`: [`Cause`](super::Cause) and index of the first failure; 0 | the proxy |
+//! | 3 | `stopped`: 1 when nothing more is taken | the proxy |
 //! | 16 | `released`: of a ring that is gated, how many may be taken | a stream |
 //! | 32 | `head`, where threads write; that of a kernel lies in the memory of its device | who writes |
 //! | 48… | the slots, 8 words each | who writes |
@@ -25,6 +26,7 @@ use crate::words::Words;
 pub(crate) const CONSUMED: usize = 0;
 pub(crate) const COMPLETED: usize = 1;
 pub(crate) const FAILED: usize = 2;
+const STOPPED: usize = 3;
 pub(crate) const RELEASED: usize = 16;
 pub(crate) const HEAD: usize = 32;
 pub(crate) const SLOTS: usize = 48;
@@ -89,6 +91,11 @@ impl Ring {
             *first = Some(failed);
             self.words.at(FAILED).store(word, Ordering::Release);
         }
+    }
+
+    /// Nothing more is taken: whoever waits for that is let go.
+    fn stop(&self) {
+        self.words.at(STOPPED).store(1, Ordering::Release);
     }
 
     /// Writes a descriptor for threads, whose index is not taken yet. `None` while the ring is full.
@@ -184,6 +191,7 @@ impl Consumer {
                     self.next,
                     Failed::new(Cause::Torn, format_args!("put {} of a queue", self.next)),
                 );
+                ring.stop();
             }
             return Next::Nothing;
         }
@@ -243,6 +251,7 @@ impl Consumer {
     pub(crate) fn abandon(&mut self) {
         let what = "a queue of puts";
         self.ring.fail(self.next, Failed::new(Cause::Stopped, what));
+        self.ring.stop();
         self.completed = self.next;
         self.publish();
         // Streams wait for counts alone: beyond all that was ever asked for, by the signed difference, they wait for nothing.

@@ -31,6 +31,8 @@ Exit status: 0 when all is well, 1 when something differs, 2 for a wrong call or
 const SOURCE: &str = "gpudirect/cuda/kernels/reduce.cu";
 /// What is loaded on the GPU.
 const PTX: &str = "gpudirect/cuda/kernels/reduce.ptx";
+/// The kernels that put, which the tests and figures of gpudirect run: source and PTX.
+const PUT: [&str; 2] = ["gpudirect/cuda/kernels/put.cu", "gpudirect/cuda/kernels/put.ptx"];
 /// What was made of it.
 const REPORT: &str = "docs/KERNELS.md";
 /// The lowest version of PTX that has all that sm_90 converts; drivers from CUDA 11.8 on load it.
@@ -102,6 +104,7 @@ pub(crate) fn check() -> Result<Verdict> {
 /// What is committed, as it was built.
 struct Built {
     ptx: String,
+    put: String,
     report: String,
 }
 
@@ -116,7 +119,7 @@ impl Built {
     /// The files that are committed otherwise, or not at all.
     fn differing(self) -> Result<Vec<Differing>> {
         let mut found = Vec::new();
-        for (path, built) in [(PTX, self.ptx), (REPORT, self.report)] {
+        for (path, built) in [(PTX, self.ptx), (PUT[1], self.put), (REPORT, self.report)] {
             let committed = match fs::read_to_string(workspace().join(path)) {
                 Ok(text) => text,
                 Err(error) if error.kind() == std::io::ErrorKind::NotFound => String::new(),
@@ -157,7 +160,14 @@ fn build(tools: &Tools) -> Result<Built> {
         .with_context(|| format!("cannot write {}", older.display()))?;
     tools.assemble(&older, "sm_80")?;
     let report = report::page(&ptx, &listing, &tools.disassemble(&cubin)?)?;
-    Ok(Built { ptx, report })
+    let put = lower(&tools.compile(Path::new(PUT[0]), "compute_90", &[])?)?;
+    let path = folder()?.join("put.ptx");
+    fs::write(&path, &put).with_context(|| format!("cannot write {}", path.display()))?;
+    let (cubin, listing) = tools.assemble(&path, "sm_90")?;
+    // Only for what it refuses: they spend their time waiting.
+    report::page(&put, &listing, &tools.disassemble(&cubin)?)?;
+    tools.assemble(&path, "sm_100")?;
+    Ok(Built { ptx, put, report })
 }
 
 /// Where PTX and machine code are made.
