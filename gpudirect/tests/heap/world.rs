@@ -5,9 +5,12 @@ use std::sync::Once;
 use std::thread;
 use std::time::Duration;
 
+use doorbell_cuda_standin::Standin;
 use doorbell_gpudirect::heap::{HeapBuilder, SymmetricHeap, Threads};
 use doorbell_softroce_ibverbs::{DeviceConfig, api, configure};
 use doorbell_verbs::{Context, Library};
+
+use crate::gpu::Gpu;
 
 /// Longer than anything here takes, on a busy machine too.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
@@ -37,6 +40,28 @@ pub(crate) fn ranks(
             scope.spawn(move || {
                 let heap = make(SymmetricHeap::builder(device)).connect(&mut exchange).unwrap();
                 rank(heap);
+            });
+        }
+    });
+}
+
+/// As [`ranks`], each with a GPU of the stand-in, whose kernels reach the heap.
+pub(crate) fn gpu_ranks(
+    standin: &Standin,
+    count: u32,
+    make: impl for<'a> Fn(HeapBuilder<'a>) -> HeapBuilder<'a> + Sync,
+    rank: impl Fn(SymmetricHeap, Gpu) + Sync,
+) {
+    let device = device();
+    let driver = standin.driver().unwrap();
+    thread::scope(|scope| {
+        for (number, mut exchange) in Threads::new(count, PATIENCE).into_iter().enumerate() {
+            let (device, make, rank) = (&device, &make, &rank);
+            scope.spawn(move || {
+                let gpu = Gpu::new(driver, number);
+                let context = gpu.context.clone();
+                let heap = make(SymmetricHeap::builder(device)).pinned(&context);
+                rank(heap.connect(&mut exchange).unwrap(), gpu);
             });
         }
     });
