@@ -22,6 +22,7 @@ pub(crate) struct Words {
     keep: Arc<dyn Any + Send + Sync>,
     /// The same, where devices of CUDA reach it.
     pinned: Option<HostMemory>,
+    context: Option<Context>,
 }
 
 // SAFETY: the pointer is to atomics that `keep` keeps, and is followed for nothing else.
@@ -44,9 +45,18 @@ impl Words {
                 count,
                 keep: Arc::new(memory.clone()),
                 pinned: Some(memory),
+                context: Some(context.clone()),
             });
         }
         Ok(Self::over(Memory::zeroed(count * WORD)))
+    }
+
+    /// So many words of the same kind.
+    ///
+    /// # Errors
+    /// As of [`new`](Self::new).
+    pub(crate) fn another(&self, count: usize) -> Result<Self, doorbell_cuda::Error> {
+        Self::new(self.context.as_ref(), count)
     }
 
     /// Such as other processes can map: a device in software reaches it at the speed of a copy.
@@ -64,6 +74,7 @@ impl Words {
             count: memory.len() / WORD,
             keep: Arc::new(memory),
             pinned: None,
+            context: None,
         }
     }
 
@@ -78,6 +89,7 @@ impl Words {
                 HostMemory::register_raw(context, self.first.cast(), self.count * WORD, Arc::clone(&self.keep))
             }?;
             self.pinned = Some(pinned);
+            self.context = Some(context.clone());
         }
         Ok(())
     }

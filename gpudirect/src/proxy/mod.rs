@@ -39,6 +39,7 @@ pub use queue::{DeviceQueue, KernelQueue, Queue, Ticket};
 pub(crate) use queue::{Patience, Place};
 pub(crate) use ring::{COMPLETED, RELEASED, Ring};
 use ring::{Consumer, Next};
+pub(crate) use thread::drive;
 pub use thread::{Idle, Running};
 use wire::{Origin, Outcome, Staging};
 pub use wire::{PeerMemory, Wire};

@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use doorbell_cuda::{Context, DeviceMemory, DevicePtr, Memory as _, Span};
 
-use super::failure::{Failed, ProxyError};
+use super::failure::{Cause, Failed, ProxyError};
 use super::ring::{COMPLETED, CONSUMED, FAILED, HEAD, Ring, SLOTS};
 use super::{Descriptor, Door};
 use crate::words::WORD;
@@ -205,6 +205,17 @@ fn zeroed(context: &Context) -> Result<DeviceMemory, ProxyError> {
     stream.fill(counters.all(), 0)?;
     stream.synchronize()?;
     Ok(counters)
+}
+
+impl KernelQueue {
+    /// Lets go all kernels that wait for anything of the queue, such as for a signal of a rank that has gone: they are told that it has failed. What was asked for before is done nevertheless.
+    pub fn stop(&self) {
+        self.ring.fail(
+            self.ring.completed(),
+            Failed::new(Cause::Stopped, "a queue of puts, by its host"),
+        );
+        self.ring.stop();
+    }
 }
 
 impl fmt::Debug for KernelQueue {

@@ -94,7 +94,7 @@ impl Ring {
     }
 
     /// Nothing more is taken: whoever waits for that is let go.
-    fn stop(&self) {
+    pub(crate) fn stop(&self) {
         self.words.at(STOPPED).store(1, Ordering::Release);
     }
 

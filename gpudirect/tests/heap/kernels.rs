@@ -1,8 +1,11 @@
 //! What kernels ask for, on the stand-in for a GPU.
 
+use std::thread;
+use std::time::Duration;
+
 use doorbell_cuda_standin::{Manner, Standin};
 use doorbell_gpudirect::heap::SymmetricHeap;
-use doorbell_gpudirect::proxy::Cause;
+use doorbell_gpudirect::proxy::{Cause, KernelQueue};
 
 use crate::gpu::{Gpu, Results};
 use crate::world::{PATIENCE, gpu_ranks};
@@ -184,7 +187,7 @@ fn nonsense_of_kernels() {
     );
 }
 
-/// A kernel whose peer goes, and one whose proxy goes, are let go.
+/// A kernel whose peer has gone is let go, and so is one that waits for what does not come, when its host says so.
 #[test]
 fn kernels_are_let_go() {
     let standin = Standin::load(Manner::Prompt);
@@ -195,33 +198,49 @@ fn kernels_are_let_go() {
         |mut heap, gpu| {
             let range = heap.alloc(4096).unwrap();
             let never = heap.alloc_signal().unwrap();
-            let queue = heap.kernel_queue(Some(&gpu.context), 4).unwrap();
+            let (queue, other) = (
+                heap.kernel_queue(Some(&gpu.context), 4).unwrap(),
+                heap.kernel_queue(Some(&gpu.context), 4).unwrap(),
+            );
             heap.barrier(PATIENCE).unwrap();
-            if heap.rank() == 0 {
-                return;
-            }
-            let ping = |rounds: u64| {
+            let rank = heap.rank();
+            let ping = |queue: &KernelQueue, to: u32| {
                 gpu.launch(
                     ("put_pingpong", 1, 1),
-                    (&heap, &queue),
+                    (&heap, queue),
                     &[
+                        &to,
                         &0u32,
-                        &1u32,
                         &range.offset(),
                         &range.offset(),
                         &64u64,
                         &0u64,
-                        &rounds,
+                        &1u64,
                         &never.number(),
                     ],
                 );
             };
-            // Rank 0 does not answer: the signal does not come, and the puts fail as it has gone.
-            ping(1);
+            // Nobody begins.
+            ping(&other, rank);
+            assert!(!gpu.stream.is_idle().unwrap());
+            other.stop();
+            assert_eq!(gpu.results().failures, 1);
+            assert_eq!(other.failure().unwrap().cause, Cause::Stopped);
+            if rank == 0 {
+                return;
+            }
+            while heap.put(range, range, 0).and_then(|()| heap.quiet(PATIENCE)).is_ok() {
+                thread::sleep(Duration::from_millis(1));
+            }
+            // The other has gone, which this finds by asking for a put, and by the next.
+            gpu.launch(
+                ("put_many", 1, 1),
+                (&heap, &queue),
+                &[&0u32, &range.offset(), &range.offset(), &8u64, &1u64, &never.number()],
+            );
             assert_eq!(gpu.results().failures, 1);
             assert_eq!(queue.failure().unwrap().cause, Cause::Connection);
-            // Later ones find that it has failed, too.
-            ping(1);
+            ping(&queue, rank);
             assert_eq!(gpu.results().failures, 1);
         },
     );

@@ -3,4 +3,5 @@
 mod gpu;
 mod host;
 mod kernels;
+mod streams;
 mod world;
