@@ -152,6 +152,8 @@ mlx5_9        cross         same          cross         cross         node
 mlx5_10       bridge        cross         same          bridge        cross
 0000:02:00.0  switch        cross         bridge        same          cross
 0000:c1:00.0  cross         node          cross         cross         same
+near 0000:02:00.0: adapters mlx5_0 (switch)
+near 0000:c1:00.0: adapters mlx5_9 (node)
 ";
     assert_eq!(fake.read().to_string(), expected);
 }
@@ -203,6 +205,7 @@ fn member(host: &str, node: u32, path: &str) -> Member {
             numa_node: Some(node),
             pcie_path,
         },
+        gpu: None,
     }
 }
 
@@ -244,6 +247,7 @@ fn any_members_are_ordered_completely_with_each_host_entered_once() {
                         numa_node,
                         pcie_path: path,
                     },
+                    gpu: None,
                 }
             })
             .collect();
