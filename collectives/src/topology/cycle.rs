@@ -5,21 +5,21 @@ pub(super) const EXACT: usize = 12;
 /// The most that two can be worth as neighbours: sums of [`EXACT`] of these have to fit.
 pub(super) const MOST: u64 = 1 << 50;
 
-/// An order of all, given what each two are worth as neighbours (at most [`MOST`], the same both ways). With `closed` the last and the first are neighbours too, and it begins with 0. Of the best orders it is the first, as words
-/// are in a dictionary.
-pub(super) fn best(worth: &[Vec<u64>], closed: bool) -> Vec<usize> {
+/// An order of all, given what each two are worth as neighbours (at most [`MOST`], the same both ways). With `closed` the last and the first are neighbours too, and it begins with 0. What is less than `grain` counts only in all,
+/// not where there is least. Of the best orders it is the first, as words are in a dictionary.
+pub(super) fn best(worth: &[Vec<u64>], grain: u64, closed: bool) -> Vec<usize> {
     match worth.len() {
         0..=2 => (0..worth.len()).collect(),
-        3..=EXACT => exact(worth, closed),
+        3..=EXACT => exact(worth, grain, closed),
         _ => greedy(worth),
     }
 }
 
-fn exact(worth: &[Vec<u64>], closed: bool) -> Vec<usize> {
+fn exact(worth: &[Vec<u64>], grain: u64, closed: bool) -> Vec<usize> {
     let mut levels: Vec<u64> = worth
         .iter()
         .enumerate()
-        .flat_map(|(one, row)| row[one + 1..].iter().copied())
+        .flat_map(|(one, row)| row[one + 1..].iter().map(|worth| worth / grain * grain))
         .collect();
     levels.sort_unstable();
     levels.dedup();

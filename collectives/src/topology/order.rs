@@ -54,7 +54,7 @@ fn by_nvlink(ranks: &mut Vec<usize>, members: &[Member], closed: bool) {
     }
     // Behind an NVSwitch, and without any NVLink, the order by PCIe will do.
     if joined.iter().any(|nvlink| *nvlink != joined[0]) {
-        let found = cycle::best(&worth, closed);
+        let found = cycle::best(&worth, NEAREST, closed);
         *ranks = found.into_iter().map(|at| ranks[at]).collect();
     }
 }

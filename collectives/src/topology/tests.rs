@@ -7,6 +7,8 @@ use std::path::{Path, PathBuf};
 use super::*;
 use crate::types::Rank;
 
+mod gpu;
+
 /// A folder that looks like sysfs, until it is dropped.
 struct Fake(PathBuf);
 
