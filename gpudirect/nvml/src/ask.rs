@@ -325,6 +325,10 @@ impl Session<'_> {
                 .filter(|address| addresses.contains(address))
                 .map_or(Far::Unknown, Far::Gpu),
         };
+        // The version is of use where the speed is not told.
+        if let (Err(refusal), None) = (version, speed) {
+            self.note(&of, "nvmlDeviceGetNvLinkVersion", refusal);
+        }
         let version = version.ok();
         Link {
             number: link,
@@ -336,13 +340,17 @@ impl Session<'_> {
 
     /// What the lines of these links have, MB/s.
     fn speeds(&mut self, asked: &Asked, links: &[c_uint]) -> Vec<Option<u64>> {
-        let Some(function) = self.table.device_get_field_values.filter(|_| !links.is_empty()) else {
-            return vec![None; links.len()];
-        };
+        if links.is_empty() {
+            return Vec::new();
+        }
         let each = links.iter().map(|link| FieldValue::of(sys::FIELD_LINK_SPEED, *link));
         let mut values: Vec<FieldValue> = each.chain([FieldValue::of(sys::FIELD_COMMON_SPEED, 0)]).collect();
-        // SAFETY: the device is the library's, and the pointer is to as many nvmlFieldValue_t as it is told there are. What it answers for all of them is found with each.
-        unsafe { function(asked.raw, values.len() as c_int, values.as_mut_ptr()) };
+        let of = format!("GPU {}", asked.gpu.address);
+        let function = self.table.device_get_field_values;
+        self.ask(&of, "nvmlDeviceGetFieldValues", function, |function, (): &mut ()| {
+            // SAFETY: the device is the library's, and the pointer is to as many nvmlFieldValue_t as it is told there are.
+            unsafe { function(asked.raw, values.len() as c_int, values.as_mut_ptr()) }
+        });
         let known = |value: &FieldValue| value.number().filter(|speed| *speed > 0);
         let (common, each) = values
             .split_last()
