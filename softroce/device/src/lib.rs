@@ -13,6 +13,7 @@ mod cq;
 mod device;
 mod drive;
 mod event;
+mod gpu;
 pub mod host;
 mod lanes;
 pub mod limits;

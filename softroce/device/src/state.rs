@@ -7,21 +7,22 @@ use std::time::Duration;
 
 use doorbell_roce_proto::cm::{self, Route, ServiceId};
 use doorbell_roce_proto::memory::PdId;
-use doorbell_roce_proto::qp::{LaneId, Path, QpInit};
-use doorbell_roce_proto::wire::Bth;
-use doorbell_roce_proto::work::{CqId, SendRequest, SrqId};
-use doorbell_roce_proto::{AsyncEvent, Datagram, Endpoint, Ident, Instant, LanePacket, Qpn, SrqInit, mad_of};
+use doorbell_roce_proto::qp::{LaneId, Modify, Path, QpInit, State};
+use doorbell_roce_proto::wire::{Bth, Opcode};
+use doorbell_roce_proto::work::{Completion, CqId, SendRequest, SrqId};
+use doorbell_roce_proto::{AsyncEvent, Datagram, Endpoint, Ident, Instant, LanePacket, Qpn, SrqInit, Transmit, mad_of};
 
 use crate::capacity;
 use crate::cm::{Connections, Waiting};
 use crate::cq::CqRing;
 use crate::event::{Event, EventQueue, Owner, QpEvent};
+use crate::gpu::gate::{Answer, Gate, Held};
+use crate::gpu::{Copies, Landing};
 use crate::host::{Host, MemberId};
-use crate::lanes::{Forwarded, Joined, NoLane, Outgoing, Reach, Wake};
+use crate::lanes::{Forwarded, Joined, NoLane, Outgoing, Payload, Reach, Verdict, Wake, is_immediate, is_response, lane_of};
 use crate::link::{self, MAX_PACKET, TxBatch};
-use crate::local::segment::Segment;
 use crate::local::{Kind, Received};
-use crate::memory::Table;
+use crate::memory::{Shares, Table};
 
 const _: () = assert!(capacity::QPS <= Endpoint::MAX_QPS);
 
@@ -49,6 +50,11 @@ pub(crate) struct Core {
     address: SocketAddr,
     /// The lanes to processes on this host.
     pub(crate) lanes: Outgoing,
+    /// Copies of GPUs' memory that are under way, and what waits for them.
+    pub(crate) copies: Copies,
+    gate: Gate,
+    /// Lanes whose next record was put off: the acknowledgement that comes along with it has been handled.
+    left: Vec<LaneId>,
     /// Room for a packet for a lane, or a datagram that another process hands on.
     packet: Box<[u8]>,
 }
@@ -96,6 +102,23 @@ fn whose(host: &Host, packet: &[u8]) -> Whose {
     owner.map_or(Whose::Nobody, Whose::Member)
 }
 
+/// What a packet for a lane has to wait for: an answer, for the copies of what it answers.
+fn gate_of(copies: &Copies, gate: &Gate, transmit: &Transmit, packet: &[u8]) -> Option<u64> {
+    let ticket = gate.ticket(copies, transmit.qpn)?;
+    packet.first().is_some_and(|opcode| is_response(*opcode)).then_some(ticket)
+}
+
+/// Keeps an answer back.
+fn hold(gate: &mut Gate, memory: &mut Table, ticket: u64, transmit: Transmit, packet: &[u8]) {
+    let answer = Answer {
+        transmit,
+        bytes: packet.to_vec(),
+        referred: memory.referred().to_vec(),
+    };
+    memory.forget_referred();
+    gate.hold(transmit.qpn, ticket, Held::Packet(Box::new(answer)));
+}
+
 impl Core {
     /// `address` is that of the group, whatever port this process has.
     pub(crate) fn new(endpoint: Endpoint, connections: Connections, host: Arc<Host>, address: SocketAddr) -> Self {
@@ -113,6 +136,9 @@ impl Core {
             device_memory: 0,
             next_pd: 0,
             lanes: Outgoing::new(Arc::clone(&host), address.ip()),
+            copies: Copies::default(),
+            gate: Gate::default(),
+            left: Vec::new(),
             packet: vec![0; MAX_PACKET].into_boxed_slice(),
             host,
             address,
@@ -187,6 +213,12 @@ impl Core {
         self.endpoint.destroy_qp(qpn);
         self.memory.release_windows_of(qpn);
         self.qps.remove(&qpn);
+        self.gate.forget(qpn);
+    }
+
+    /// A queue pair has forgotten what it was given.
+    pub(crate) fn forget_held(&mut self, qpn: Qpn) {
+        self.gate.forget(qpn);
     }
 
     pub(crate) fn add_srq(&mut self, init: SrqInit, owner: Owner) -> Option<SrqId> {
@@ -266,17 +298,32 @@ impl Core {
         }
     }
 
-    /// Gives the engine what has come on a lane.
-    pub(crate) fn receive_record(&mut self, mut now: impl FnMut() -> Instant, lane: LaneId, record: &Received<'_>) {
+    /// Gives the engine what has come on a lane. What became of it.
+    pub(crate) fn receive_record(
+        &mut self,
+        mut now: impl FnMut() -> Instant,
+        lane: LaneId,
+        record: &Received<'_>,
+    ) -> Verdict {
         match record.kind {
             Kind::Packet => {
                 let headers = Joined::split(record.header);
-                if let Some(acknowledgement) = headers.acknowledgement {
+                let again = !self.left.is_empty() && self.left.contains(&lane);
+                if let Some(acknowledgement) = headers.acknowledgement.filter(|_| !again) {
                     self.receive_packet(&mut now, lane, &acknowledgement, 0, record);
                 }
-                self.receive_packet(now, lane, headers.packet, record.body.len(), record);
+                let verdict = self.receive_packet(now, lane, headers.packet, record.body.len(), record);
+                match (again, verdict) {
+                    (true, Verdict::Done | Verdict::Kept { .. }) => self.left.retain(|left| *left != lane),
+                    (false, Verdict::Left) => self.left.push(lane),
+                    _ => {}
+                }
+                verdict
             }
-            Kind::Datagram => self.receive_handed_on(now(), record),
+            Kind::Datagram => {
+                self.receive_handed_on(now(), record);
+                Verdict::Done
+            }
         }
     }
 
@@ -287,19 +334,135 @@ impl Core {
         headers: &[u8],
         len: usize,
         record: &Received<'_>,
-    ) {
+    ) -> Verdict {
         let packet = LanePacket {
             lane,
             address: self.address.ip(),
             headers,
             len,
         };
+        let opcode = headers.first().copied().unwrap_or_default();
+        let behind = !self.copies.is_idle()
+            && Bth::dest_qp_of(headers).is_some_and(|qpn| self.copies.of(qpn).is_some());
+        if behind && is_immediate(opcode) {
+            return Verdict::Left;
+        }
         let mut reach = Reach {
             table: &mut self.memory,
-            body: record.body,
+            at: Payload {
+                body: record.body,
+                copies: &mut self.copies,
+                lane,
+                headers,
+                behind,
+                kept: false,
+                later: false,
+            },
         };
-        if !self.endpoint.handle_short(&packet, &mut reach) {
+        if !self.endpoint.handle_short(&packet, &mut reach) && !reach.at.later {
             self.endpoint.handle_lane(now, &packet, &mut reach);
+            if reach.at.later {
+                self.endpoint.put_off();
+            }
+        }
+        let (kept, later) = (reach.at.kept, reach.at.later);
+        if self.copies.is_idle() {
+            return Verdict::Done;
+        }
+        let Some(qpn) = Bth::dest_qp_of(headers) else {
+            return Verdict::Done;
+        };
+        if self.copies.is_unsettled(qpn) {
+            self.memory.unsettle(qpn);
+        }
+        if later {
+            return Verdict::Left;
+        }
+        if !kept {
+            return Verdict::Done;
+        }
+        Verdict::Kept {
+            ticket: self.copies.ticket(),
+            qpn,
+            goes_on: Opcode::from_code(opcode).is_some_and(|opcode| !opcode.position().ends()),
+        }
+    }
+
+    // Copies of GPUs' memory
+
+    /// What something of a queue pair has to wait for before anybody is told of it.
+    fn gate_of(&self, qpn: Qpn) -> Option<u64> {
+        self.gate.ticket(&self.copies, qpn)
+    }
+
+    /// Whether copies are under way, or something waits that has come behind them.
+    pub(crate) fn is_copying(&self) -> bool {
+        !self.copies.is_idle() || !self.gate.is_empty()
+    }
+
+    /// Copies are done; those for some queue pairs have failed, or what they copied was taken back.
+    pub(crate) fn finish_copies(&mut self, now: Instant, landings: &[Landing], mut failed: Vec<Qpn>) {
+        for landing in landings {
+            // What was taken back while it was copied is no message.
+            if !failed.contains(&landing.qpn) && self.copies.land(landing).is_err() {
+                failed.push(landing.qpn);
+            }
+        }
+        failed.sort_unstable_by_key(|qpn| qpn.get());
+        failed.dedup();
+        for qpn in failed {
+            self.gate.fail(qpn);
+            let error = Modify {
+                state: Some(State::Err),
+                ..Modify::default()
+            };
+            // It may be gone by now.
+            if self.endpoint.modify_qp(now, qpn, &error).is_ok() {
+                tracing::warn!("queue pair {qpn} ends: bytes for it could not be copied from or to a GPU's memory, or were taken back meanwhile");
+                if let Some(owner) = self.qps.get(&qpn) {
+                    owner.queue.push(Event::Qp(owner.token, QpEvent::Fatal));
+                }
+            }
+        }
+        let copies = &self.copies;
+        for qpn in self.memory.settle(|qpn| copies.is_unsettled(qpn)) {
+            self.endpoint.settled(qpn);
+        }
+    }
+
+    /// Tells applications and peers what waited for copies that are done, as far as there is room for it.
+    pub(crate) fn open_gate(&mut self, now: impl Fn() -> Instant) {
+        let done = self.copies.done();
+        loop {
+            let lanes = &self.lanes;
+            let may_go = |held: &Held| match held {
+                Held::Completion(..) => true,
+                Held::Packet(answer) => answer.transmit.lane.is_none_or(|lane| lanes.takes(lane)),
+            };
+            match self.gate.next(done, may_go) {
+                None => return,
+                Some(Held::Completion(cq, completion)) => self.complete(cq, completion, &now),
+                Some(Held::Packet(answer)) => {
+                    let Answer {
+                        transmit,
+                        bytes,
+                        referred,
+                    } = *answer;
+                    if let Some(lane) = transmit.lane {
+                        self.memory.refer_again(referred);
+                        self.lanes
+                            .send(lane, &transmit, &bytes, &mut self.memory, &mut self.endpoint);
+                    }
+                }
+            }
+        }
+    }
+
+    fn complete(&mut self, cq: CqId, completion: Completion, now: &impl Fn() -> Instant) {
+        if let Some(Some(ring)) = self.cqs.get(cq.0 as usize)
+            && let Some(due) = ring.push(completion, now)
+        {
+            self.moderated.push((due, Arc::clone(ring)));
         }
     }
 
@@ -340,6 +503,10 @@ impl Core {
             // None is for the wire.
             if let Some(lane) = transmit.lane {
                 let packet = &self.packet[..transmit.len];
+                if let Some(ticket) = gate_of(&self.copies, &self.gate, &transmit, packet) {
+                    hold(&mut self.gate, &mut self.memory, ticket, transmit, packet);
+                    continue;
+                }
                 self.lanes
                     .send(lane, &transmit, packet, &mut self.memory, &mut self.endpoint);
             }
@@ -364,6 +531,10 @@ impl Core {
             };
             if let Some(lane) = transmit.lane {
                 let packet = &slot[..transmit.len];
+                if let Some(ticket) = gate_of(&self.copies, &self.gate, &transmit, packet) {
+                    hold(&mut self.gate, &mut self.memory, ticket, transmit, packet);
+                    continue;
+                }
                 self.lanes
                     .send(lane, &transmit, packet, &mut self.memory, &mut self.endpoint);
                 continue;
@@ -401,6 +572,7 @@ impl Core {
     /// A member is gone: what is sent to it vanishes from now on, and connections to it are over, unless its slot is another's by now.
     pub(crate) fn forget_member(&mut self, now: Instant, member: MemberId) {
         self.lanes.close(member, &mut self.endpoint);
+        self.copies.remove_imports(lane_of(member));
         if self.host.member(member.slot()).is_none_or(|now| now == member) {
             self.connections.forget_member(now, member.slot());
         }
@@ -414,20 +586,28 @@ impl Core {
         self.lanes.route(path, peer)
     }
 
-    /// Nobody takes what a region's memory holds from now on for a message. `segment` is what it was in, if it is there no more.
-    pub(crate) fn take_back_region(&mut self, key: u32, segment: Option<Arc<Segment>>) {
+    /// Nobody takes what a region's memory holds from now on for a message. `shares` is what it was in, if it is there no more.
+    pub(crate) fn take_back_region(&mut self, key: u32, shares: Shares) {
         self.take_back();
+        self.revoke_region(key);
+        shares.segment.into_iter().for_each(|segment| self.lanes.release(segment));
+        let allocation = shares.allocation.into_iter();
+        allocation.for_each(|allocation| self.lanes.release_allocation(allocation));
+    }
+
+    fn revoke_region(&mut self, key: u32) {
+        self.gate.withdraw_region(key);
         self.lanes.revoke_region(key);
-        segment.into_iter().for_each(|segment| self.lanes.release(segment));
     }
 
     /// Nor of what queue pairs and windows that have ended referred to.
     fn take_back(&mut self) {
         while let Some(qpn) = self.endpoint.poll_withdrawn() {
+            self.gate.withdraw(qpn);
             self.lanes.revoke_qp(qpn);
         }
         while let Some(key) = self.memory.retracted() {
-            self.lanes.revoke_region(key);
+            self.revoke_region(key);
         }
     }
 
@@ -465,10 +645,12 @@ impl Core {
         // What completes here is the application's again.
         self.take_back();
         while let Some((cq, completion)) = self.endpoint.poll_completion() {
-            if let Some(Some(ring)) = self.cqs.get(cq.0 as usize)
-                && let Some(due) = ring.push(completion, &now)
-            {
-                self.moderated.push((due, Arc::clone(ring)));
+            match self.gate_of(completion.qpn) {
+                Some(ticket) => {
+                    let qpn = completion.qpn;
+                    self.gate.hold(qpn, ticket, Held::Completion(cq, completion));
+                }
+                None => self.complete(cq, completion, &now),
             }
         }
         while let Some(event) = self.endpoint.poll_event() {

@@ -19,10 +19,11 @@ use doorbell_roce_proto::{LKey, RKey};
 
 use crate::capacity;
 use crate::device::Device;
+use crate::gpu;
 use crate::pd::Pd;
 
 pub use dm::{Dm, OutOfRange};
-pub(crate) use table::{Referred, Region, Table};
+pub(crate) use table::{Referred, Region, Shares, Spot, Table};
 pub use window::{Bound, Mw, WindowKind};
 
 /// What a region may be used for (ibv_reg_mr(3)). Local reading is always allowed.
@@ -85,7 +86,7 @@ pub struct Mr {
 /// What is registered.
 #[derive(Debug)]
 enum Kind {
-    /// The application's memory.
+    /// The application's memory, of the host or of a GPU.
     Host(HostRange),
     /// Device memory, held for as long.
     Device { _dm: Dm },
@@ -110,14 +111,21 @@ unsafe impl Send for HostRange {}
 unsafe impl Sync for HostRange {}
 
 impl HostRange {
-    /// Checks it and brings its pages in.
-    fn prepare(&self, rights: Rights) -> Result<(), RegisterError> {
+    /// Checks it and brings its pages in. Gives what it is where the processor does not reach it: a GPU's memory. CUDA is looked for only then.
+    fn prepare(&self, rights: Rights) -> Result<Option<gpu::Range>, RegisterError> {
         let wraps =
             self.addr.addr().checked_add(self.len).is_none() || self.iova.checked_add(self.len as u64).is_none();
         if self.len == 0 || wraps {
             return Err(RegisterError::Range);
         }
-        pages::populate(self.addr.addr(), self.len, rights.local_write)
+        match pages::populate(self.addr.addr(), self.len, rights.local_write) {
+            Ok(()) => Ok(None),
+            Err(error) => match gpu::find(self.addr.addr() as u64, self.len) {
+                None => Err(error),
+                Some(gpu::Place::Host) => Ok(None),
+                Some(gpu::Place::Device(range)) => Ok(Some(range)),
+            },
+        }
     }
 }
 
@@ -145,9 +153,21 @@ impl Pd {
     /// When range, rights or pages do not allow it, or the device is full.
     pub unsafe fn register(&self, range: HostRange, rights: Rights) -> Result<Mr, RegisterError> {
         rights.check()?;
-        range.prepare(rights)?;
+        let device = range.prepare(rights)?;
+        if device.is_some() {
+            self.device().shared().take_devices();
+        }
+        let segment = device.is_none().then(|| self.device().segment_of(&range)).flatten();
         let region = Region::new(range.addr, range.len as u64, range.iova, self.id(), rights);
-        self.add(region.in_segment(self.device().segment_of(&range)), Kind::Host(range))
+        self.add(region.in_segment(segment).on_device(device), Kind::Host(range))
+    }
+
+    /// Whether the range is of memory that the processor does not reach, and that can be registered nevertheless: a GPU's.
+    pub fn is_device_memory(&self, range: &HostRange) -> bool {
+        matches!(
+            gpu::find(range.addr.addr() as u64, range.len),
+            Some(gpu::Place::Device(_))
+        )
     }
 
     /// A region of no memory at all: work requests here may name it, at any address, to read zeroes and to have what is received vanish (ibv_alloc_null_mr(3)).
@@ -207,8 +227,11 @@ impl Mr {
         let range = match self.kind {
             Kind::Host(range) => {
                 let range = change.range.unwrap_or(range);
-                range.prepare(rights)?;
-                Some(range)
+                let device = range.prepare(rights)?;
+                if device.is_some() {
+                    self.device().shared().take_devices();
+                }
+                Some((range, device))
             }
             _ if change.range.is_some() => return Err(RegisterError::Range),
             Kind::Device { .. } => None,
@@ -216,7 +239,11 @@ impl Mr {
             Kind::Null => None,
         };
         let pd = change.pd.unwrap_or(&self.pd);
-        let placed = range.map(|range| (range, self.device().segment_of(&range)));
+        let placed = range.map(|(range, device)| {
+            let segment = device.is_none().then(|| self.device().segment_of(&range)).flatten();
+            (range, segment, device)
+        });
+        let range = placed.as_ref().map(|placed| placed.0);
         let mut core = self.device().shared().core.lock();
         let before = core
             .memory
@@ -224,6 +251,7 @@ impl Mr {
             .map_err(|Bound| RegisterError::Bound)?;
         core.take_back_region(self.key, before);
         drop(core);
+        self.device().shared().wait_for_copies(None, Some(self.key));
         if let Some(range) = range {
             self.kind = Kind::Host(range);
         }
@@ -238,7 +266,9 @@ impl Mr {
     pub fn deregister(&self) -> Result<(), Bound> {
         let mut core = self.device().shared().core.lock();
         core.memory.deregister(self.key)?;
-        core.take_back_region(self.key, None);
+        core.take_back_region(self.key, Shares::default());
+        drop(core);
+        self.device().shared().wait_for_copies(None, Some(self.key));
         Ok(())
     }
 }
@@ -246,7 +276,9 @@ impl Mr {
 impl Drop for Mr {
     fn drop(&mut self) {
         let mut core = self.device().shared().core.lock();
-        let segment = core.memory.remove(self.key);
-        core.take_back_region(self.key, segment);
+        let shares = core.memory.remove(self.key);
+        core.take_back_region(self.key, shares);
+        drop(core);
+        self.device().shared().wait_for_copies(None, Some(self.key));
     }
 }
