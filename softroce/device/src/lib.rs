@@ -36,7 +36,7 @@ pub use device::{Device, DeviceInfo, LimitError, OpenError};
 pub use event::{Event, EventQueue, Owner, PortEvent, QpEvent, Token};
 pub use lanes::Mover;
 pub use link::PortState;
-pub use memory::{Bound, Change, Dm, HostRange, Mr, Mw, OutOfRange, RegisterError, Rights, WindowKind};
+pub use memory::{Bound, Change, Dm, HostRange, Mr, Mw, OutOfRange, RegisterError, Rights, WindowKind, takes_devices};
 pub use pd::Pd;
 pub use qp::{CreateQpError, Posting, Qp, QpConfig};
 pub use srq::{SharedPosting, Srq, SrqConfig};

@@ -19,7 +19,9 @@ use crate::event::{Event, EventQueue, Owner, QpEvent};
 use crate::gpu::gate::{Answer, Gate, Held};
 use crate::gpu::{Copies, Landing};
 use crate::host::{Host, MemberId};
-use crate::lanes::{Forwarded, Joined, NoLane, Outgoing, Payload, Reach, Verdict, Wake, is_immediate, is_response, lane_of};
+use crate::lanes::{
+    Forwarded, Joined, NoLane, Outgoing, Payload, Reach, Verdict, Wake, is_immediate, is_response, lane_of,
+};
 use crate::link::{self, MAX_PACKET, TxBatch};
 use crate::local::{Kind, Received};
 use crate::memory::{Shares, Table};
@@ -105,7 +107,10 @@ fn whose(host: &Host, packet: &[u8]) -> Whose {
 /// What a packet for a lane has to wait for: an answer, for the copies of what it answers.
 fn gate_of(copies: &Copies, gate: &Gate, transmit: &Transmit, packet: &[u8]) -> Option<u64> {
     let ticket = gate.ticket(copies, transmit.qpn)?;
-    packet.first().is_some_and(|opcode| is_response(*opcode)).then_some(ticket)
+    packet
+        .first()
+        .is_some_and(|opcode| is_response(*opcode))
+        .then_some(ticket)
 }
 
 /// Keeps an answer back.
@@ -342,8 +347,8 @@ impl Core {
             len,
         };
         let opcode = headers.first().copied().unwrap_or_default();
-        let behind = !self.copies.is_idle()
-            && Bth::dest_qp_of(headers).is_some_and(|qpn| self.copies.of(qpn).is_some());
+        let behind =
+            !self.copies.is_idle() && Bth::dest_qp_of(headers).is_some_and(|qpn| self.copies.of(qpn).is_some());
         if behind && is_immediate(opcode) {
             return Verdict::Left;
         }
@@ -418,7 +423,9 @@ impl Core {
             };
             // It may be gone by now.
             if self.endpoint.modify_qp(now, qpn, &error).is_ok() {
-                tracing::warn!("queue pair {qpn} ends: bytes for it could not be copied from or to a GPU's memory, or were taken back meanwhile");
+                tracing::warn!(
+                    "queue pair {qpn} ends: bytes for it could not be copied from or to a GPU's memory, or were taken back meanwhile"
+                );
                 if let Some(owner) = self.qps.get(&qpn) {
                     owner.queue.push(Event::Qp(owner.token, QpEvent::Fatal));
                 }
@@ -590,7 +597,10 @@ impl Core {
     pub(crate) fn take_back_region(&mut self, key: u32, shares: Shares) {
         self.take_back();
         self.revoke_region(key);
-        shares.segment.into_iter().for_each(|segment| self.lanes.release(segment));
+        shares
+            .segment
+            .into_iter()
+            .for_each(|segment| self.lanes.release(segment));
         let allocation = shares.allocation.into_iter();
         allocation.for_each(|allocation| self.lanes.release_allocation(allocation));
     }

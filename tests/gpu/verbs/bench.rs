@@ -32,10 +32,16 @@ pub(crate) fn run(options: &Options, address: IpAddr) -> Result<()> {
         "bandwidth in GB/s, medians of {REPEATS}: {} here and {} in another process, {WINDOW} on their way; copy is the driver's own between these GPUs",
         near.regions[first].name, near.regions[last].name
     );
-    println!("{:>12} {:>8} {:>8} {:>7} {:>8} {:>12} {:>12}", "bytes", "write", "copy", "ratio", "read", "host->gpu", "gpu->host");
+    println!(
+        "{:>12} {:>8} {:>8} {:>7} {:>8} {:>12} {:>12}",
+        "bytes", "write", "copy", "ratio", "read", "host->gpu", "gpu->host"
+    );
     for &size in &sizes {
         let target = |region: usize| card.regions[region];
-        let measure = |op, here, there| bandwidth(&near, op, (here, size), target(there), options.quick);
+        let measure = |op, here, there| {
+            let count = count(size, here == 0 || there == 0, options.quick);
+            bandwidth(&near, op, (here, size), target(there), count)
+        };
         let write = measure(Op::Write, first, last)?;
         let copy = copies(first - 1, last - 1, size, options.quick)?;
         let read = measure(Op::Read, first, last)?;
@@ -59,10 +65,14 @@ pub(crate) fn run(options: &Options, address: IpAddr) -> Result<()> {
     Ok(())
 }
 
-/// How many of a size are measured at once: some 2 GB, some 20 thousand at most.
-fn count(size: usize, quick: bool) -> usize {
-    let bytes: usize = if quick { 16 << 20 } else { 2 << 30 };
-    (bytes / size).clamp(if quick { 4 } else { 8 }, if quick { 200 } else { 20_000 })
+/// How many of a size are measured at once: some 2 GB between GPUs, less by the host; some 20 thousand at most.
+fn count(size: usize, host: bool, quick: bool) -> usize {
+    let bytes: usize = match (quick, host) {
+        (true, _) => 16 << 20,
+        (false, true) => 256 << 20,
+        (false, false) => 2 << 30,
+    };
+    (bytes / size).clamp(if host { 1 } else { 4 }, if quick { 200 } else { 20_000 })
 }
 
 fn median(mut all: Vec<f64>) -> f64 {
@@ -70,9 +80,8 @@ fn median(mut all: Vec<f64>) -> f64 {
     all[all.len() / 2]
 }
 
-fn bandwidth(near: &End, op: Op, (region, len): (usize, usize), to: (u64, u32), quick: bool) -> Result<f64> {
+fn bandwidth(near: &End, op: Op, (region, len): (usize, usize), to: (u64, u32), count: usize) -> Result<f64> {
     let part = Part { region, at: 0, len };
-    let count = count(len, quick);
     let mut all = Vec::new();
     for repeat in 0..=REPEATS {
         let since = Instant::now();
@@ -103,7 +112,7 @@ fn copies(from: usize, into: usize, len: usize, quick: bool) -> Result<f64> {
     let source = DeviceMemory::alloc(&context, len)?;
     let target = DeviceMemory::options(&other).peers(&[from]).alloc(len)?;
     let stream = Stream::new(&context)?;
-    let count = count(len, quick);
+    let count = count(len, false, quick);
     let mut all = Vec::new();
     for repeat in 0..=REPEATS {
         let since = Instant::now();

@@ -84,11 +84,7 @@ impl Pair {
             return Ok(());
         }
         self.near.regions[here.region].memory.fill(here.at, len, seeds[0])?;
-        for (part, seed) in [
-            (there, seeds[1]),
-            (before(there), seeds[2]),
-            (behind(there), seeds[3]),
-        ] {
+        for (part, seed) in [(there, seeds[1]), (before(there), seeds[2]), (behind(there), seeds[3])] {
             self.far.fill(part, seed)?;
         }
         match op {
@@ -102,11 +98,7 @@ impl Pair {
             ensure!(received as usize == len, "{received} bytes were received");
         }
         self.near.done()?;
-        for (part, seed) in [
-            (there, seeds[0]),
-            (before(there), seeds[2]),
-            (behind(there), seeds[3]),
-        ] {
+        for (part, seed) in [(there, seeds[0]), (before(there), seeds[2]), (behind(there), seeds[3])] {
             let differs = self.far.differs(part, seed)?;
             ensure!(differs.is_none(), "byte {} of {part:?} is wrong", differs.unwrap_or(0));
         }
@@ -117,7 +109,10 @@ impl Pair {
 /// Does all of it; whether all was right.
 pub(crate) fn run(options: &Options, address: IpAddr) -> Result<bool> {
     let mut right = true;
-    let ways = [("one process", false, options.one), ("two processes", true, options.two)];
+    let ways = [
+        ("one process", false, options.one),
+        ("two processes", true, options.two),
+    ];
     for (way, two, wanted) in ways {
         if !wanted {
             continue;
@@ -132,8 +127,14 @@ pub(crate) fn run(options: &Options, address: IpAddr) -> Result<bool> {
         tell("every mix", mixes(options, address, two));
         tell("scattered and gathered", lists(options, address, two));
         tell("what is inline", inline(options, address, two));
-        tell("many at once, and the order of what they write", order(options, address, two));
-        tell("a READ of what is being written", read_after_write(options, address, two));
+        tell(
+            "many at once, and the order of what they write",
+            order(options, address, two),
+        );
+        tell(
+            "a READ of what is being written",
+            read_after_write(options, address, two),
+        );
         tell("a wrong key is refused", refused(options, address, two));
         tell("an atomic is refused", atomic(options, address, two));
         tell("a region that goes", deregistered(options, address, two));
@@ -167,7 +168,10 @@ fn mixes(options: &Options, address: IpAddr, two: bool) -> Result<String> {
                         at: to,
                         len,
                     };
-                    let (one, other) = (pair.near.regions[near].name.clone(), pair.near.regions[far].name.clone());
+                    let (one, other) = (
+                        pair.near.regions[near].name.clone(),
+                        pair.near.regions[far].name.clone(),
+                    );
                     pair.exchange(op, here, there, false)
                         .with_context(|| format!("{} of {len} bytes, {one} and {other}", op.name()))?;
                     count += 1;
@@ -293,7 +297,10 @@ fn order(options: &Options, address: IpAddr, two: bool) -> Result<String> {
         for (index, seed) in seeds.iter().enumerate() {
             let there = part(index, far);
             let differs = pair.far.differs(there, *seed)?;
-            ensure!(differs.is_none(), "round {round}: WRITE {index}, {there:?}, was not there");
+            ensure!(
+                differs.is_none(),
+                "round {round}: WRITE {index}, {there:?}, was not there"
+            );
         }
         for _ in 0..=many {
             pair.near.done()?;

@@ -15,7 +15,8 @@ use crate::memory::Memory;
 
 /// Longer than anything takes.
 const PATIENCE: Duration = Duration::from_secs(60);
-const RIGHTS: u32 = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC;
+const RIGHTS: u32 =
+    IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC;
 pub(crate) const DEPTH: u32 = 64;
 
 /// Memory of some kind, registered.
@@ -58,7 +59,11 @@ impl Region {
         if !mr.is_null() {
             // SAFETY: live, and used no more.
             let result = unsafe { (api().dereg_mr)(mr) };
-            ensure!(result == 0, "ibv_dereg_mr: {}", std::io::Error::from_raw_os_error(result));
+            ensure!(
+                result == 0,
+                "ibv_dereg_mr: {}",
+                std::io::Error::from_raw_os_error(result)
+            );
         }
         Ok(())
     }
@@ -167,7 +172,11 @@ impl End {
             (api().free_device_list)(list);
             context
         };
-        ensure!(!context.is_null(), "ibv_open_device: {}", std::io::Error::last_os_error());
+        ensure!(
+            !context.is_null(),
+            "ibv_open_device: {}",
+            std::io::Error::last_os_error()
+        );
         // SAFETY: each call's arguments were made by the calls before.
         unsafe {
             let pd = (api().alloc_pd)(context);
@@ -209,7 +218,10 @@ impl End {
         let mut gid = MaybeUninit::<ibv_gid>::uninit();
         // SAFETY: the context is live; filled when it says 0.
         let gid = unsafe {
-            ensure!((api().query_gid)(self.context, 1, 0, gid.as_mut_ptr()) == 0, "ibv_query_gid");
+            ensure!(
+                (api().query_gid)(self.context, 1, 0, gid.as_mut_ptr()) == 0,
+                "ibv_query_gid"
+            );
             gid.assume_init()
         };
         // SAFETY: sixteen bytes, however they are named.
@@ -229,7 +241,11 @@ impl End {
     fn modify(&self, attr: &mut ibv_qp_attr, mask: u32) -> Result<()> {
         // SAFETY: live.
         let result = unsafe { (api().modify_qp)(self.qp, attr, mask as c_int) };
-        ensure!(result == 0, "ibv_modify_qp: {}", std::io::Error::from_raw_os_error(result));
+        ensure!(
+            result == 0,
+            "ibv_modify_qp: {}",
+            std::io::Error::from_raw_os_error(result)
+        );
         Ok(())
     }
 
@@ -299,12 +315,19 @@ impl End {
                 rkey,
             };
         } else {
-            wr.wr.rdma = ibv_send_wr_rdma { remote_addr: addr, rkey };
+            wr.wr.rdma = ibv_send_wr_rdma {
+                remote_addr: addr,
+                rkey,
+            };
         }
         let mut bad = ptr::null_mut();
         // SAFETY: live; a list of one.
         let result = unsafe { inline::post_send(self.qp, &mut wr, &mut bad) };
-        ensure!(result == 0, "ibv_post_send: {}", std::io::Error::from_raw_os_error(result));
+        ensure!(
+            result == 0,
+            "ibv_post_send: {}",
+            std::io::Error::from_raw_os_error(result)
+        );
         Ok(())
     }
 
@@ -323,7 +346,11 @@ impl End {
         let mut bad = ptr::null_mut();
         // SAFETY: live; a list of one.
         let result = unsafe { inline::post_recv(self.qp, &mut wr, &mut bad) };
-        ensure!(result == 0, "ibv_post_recv: {}", std::io::Error::from_raw_os_error(result));
+        ensure!(
+            result == 0,
+            "ibv_post_recv: {}",
+            std::io::Error::from_raw_os_error(result)
+        );
         Ok(())
     }
 

@@ -190,9 +190,7 @@ fn obey(end: &mut End, line: &str) -> Result<Option<String>> {
         }
         "differs" => {
             let part = part()?;
-            let differs = end.regions[region(0)?]
-                .memory
-                .differs(part.at, part.len, number(3)?)?;
+            let differs = end.regions[region(0)?].memory.differs(part.at, part.len, number(3)?)?;
             differs.map_or_else(|| "no".to_owned(), |at| at.to_string())
         }
         "receive" => {

@@ -97,7 +97,12 @@ fn run(options: &Options) -> Result<bool> {
 /// An address that no other run has.
 fn own_address() -> IpAddr {
     let pid = std::process::id();
-    IpAddr::V4(Ipv4Addr::new(127, 100 + (pid >> 16) as u8 % 100, (pid >> 8) as u8, pid as u8 | 1))
+    IpAddr::V4(Ipv4Addr::new(
+        127,
+        100 + (pid >> 16) as u8 % 100,
+        (pid >> 8) as u8,
+        pid as u8 | 1,
+    ))
 }
 
 fn far_end(address: &str, len: &str, gpus: &str) -> Result<()> {

@@ -91,7 +91,10 @@ impl Memory {
                 }
                 Self::Gpu { memory, stream, stage } => {
                     stage.copy_in(0, part)?;
-                    stream.copy(memory.span(at + start..at + start + part.len())?, stage.span(..part.len())?)?;
+                    stream.copy(
+                        memory.span(at + start..at + start + part.len())?,
+                        stage.span(..part.len())?,
+                    )?;
                     stream.synchronize()?;
                 }
             }
@@ -111,9 +114,7 @@ impl Memory {
                 Self::Host(bytes) => {
                     // SAFETY: as in `fill`.
                     unsafe {
-                        bytes[at + start]
-                            .get()
-                            .copy_to_nonoverlapping(part.as_mut_ptr(), count);
+                        bytes[at + start].get().copy_to_nonoverlapping(part.as_mut_ptr(), count);
                     }
                 }
                 Self::Gpu { memory, stream, stage } => {

@@ -103,7 +103,10 @@ impl Shared {
         if !core.is_copying() {
             self.copying.store(false, Ordering::SeqCst);
         }
-        let connections: Vec<_> = rings.iter().filter_map(|member| core.lanes.connection(*member)).collect();
+        let connections: Vec<_> = rings
+            .iter()
+            .filter_map(|member| core.lanes.connection(*member))
+            .collect();
         if connections.len() < rings.len() {
             // It may be ourselves that wait.
             core.unblock_lanes();
@@ -187,13 +190,7 @@ impl Shared {
     }
 
     /// Imports memory of a GPU that a member tells of. Whether that can be done.
-    fn import(
-        &self,
-        from: MemberId,
-        pid: Option<i32>,
-        (id, len): (u64, u64),
-        (fd, own): (OwnedFd, bool),
-    ) -> bool {
+    fn import(&self, from: MemberId, pid: Option<i32>, (id, len): (u64, u64), (fd, own): (OwnedFd, bool)) -> bool {
         let (Ok(id), Ok(len)) = (u32::try_from(id), usize::try_from(len)) else {
             return false;
         };

@@ -81,6 +81,11 @@ fn context(driver: Driver, ordinal: usize) -> Result<Context, Error> {
     Ok(context)
 }
 
+/// Whether there is CUDA. The driver is looked for now.
+pub(crate) fn is_possible() -> bool {
+    Driver::load().is_ok()
+}
+
 /// What is at an address that the processor does not reach. The driver is looked for now, and not before.
 ///
 /// # Errors
@@ -88,7 +93,12 @@ fn context(driver: Driver, ordinal: usize) -> Result<Context, Error> {
 pub(crate) fn find(addr: u64, len: usize) -> Result<Found, NoMemory> {
     let driver = Driver::load()?;
     let address = DevicePtr(addr);
-    let ordinal = match driver.locate(address)? {
+    let located = driver.locate(address).or_else(|_| {
+        // A driver may want a context to be current for the question.
+        let info = driver.device(0)?.context()?.pointer_info(address)?;
+        Ok::<_, Error>(info.map(|info| (info.memory_type, info.device)))
+    });
+    let ordinal = match located? {
         None => return Err(NoMemory::Unknown),
         Some((MemoryType::Host, _)) => return Ok(Found::Host),
         Some((MemoryType::Managed, _)) => return Err(NoMemory::Managed),
@@ -205,7 +215,9 @@ impl Memory {
     /// What the driver says.
     pub(crate) unsafe fn read(&self, offset: usize, to: *mut u8, len: usize) -> Result<(), Trouble> {
         self.staged(len, |stage, at, part| {
-            stage.stream.copy(stage.pinned.span(..part)?, self.span(offset + at, part)?)?;
+            stage
+                .stream
+                .copy(stage.pinned.span(..part)?, self.span(offset + at, part)?)?;
             stage.stream.synchronize()?;
             // SAFETY: the stage has as many bytes, which no work uses now; `to` has them by contract, and is none of them.
             unsafe { to.add(at).copy_from_nonoverlapping(stage.pinned.as_ptr(), part) };
@@ -224,7 +236,9 @@ impl Memory {
         self.staged(len, |stage, at, part| {
             // SAFETY: as in `read`, the other way.
             unsafe { stage.pinned.as_ptr().copy_from_nonoverlapping(from.add(at), part) };
-            stage.stream.copy(self.span(offset + at, part)?, stage.pinned.span(..part)?)?;
+            stage
+                .stream
+                .copy(self.span(offset + at, part)?, stage.pinned.span(..part)?)?;
             stage.stream.synchronize()
         })
     }
@@ -392,4 +406,3 @@ impl Engine {
         self.spare.push(mark.0);
     }
 }
-

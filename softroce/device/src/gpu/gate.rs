@@ -83,7 +83,10 @@ impl Gate {
 
     /// What packets of a queue pair refer to is not to be read any more.
     pub(crate) fn withdraw(&mut self, qpn: Qpn) {
-        self.retain(qpn, |held| !matches!(held, Held::Packet(answer) if !answer.referred.is_empty()));
+        self.retain(
+            qpn,
+            |held| !matches!(held, Held::Packet(answer) if !answer.referred.is_empty()),
+        );
     }
 
     /// Nor is a region.

@@ -32,8 +32,8 @@ use parking_lot::Mutex;
 use crate::local::segment::{self, SegmentId};
 
 pub(crate) use copies::{Asked, Copies, Landing, Owner, Target};
-pub(crate) use cuda::Memory;
 use cuda::{Found, NoMemory};
+pub(crate) use cuda::{Memory, is_possible};
 
 /// Bytes of the ring of pinned memory by which host and GPU exchange payloads.
 const RING: usize = 16 << 20;
@@ -145,7 +145,10 @@ fn look_up(addr: u64, len: usize) -> Result<Place, NoMemory> {
         #[cfg(feature = "cuda")]
         Found::Device(memory, offset) => (memory, offset),
     };
-    #[cfg_attr(not(feature = "cuda"), expect(unreachable_code, reason = "there is no such memory then"))]
+    #[cfg_attr(
+        not(feature = "cuda"),
+        expect(unreachable_code, reason = "there is no such memory then")
+    )]
     Ok(Place::Device(Range {
         allocation: known(memory),
         offset,

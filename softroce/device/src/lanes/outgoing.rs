@@ -10,8 +10,8 @@ use doorbell_roce_proto::{Endpoint, Qpn, Short, Transmit};
 
 use super::joined::{Acknowledgement, Joined};
 use super::{Forwarded, Mover, SLOT_BITS, lane_of, slot_of};
-use crate::host::{Connection, Flags, Host, MemberId, Message};
 use crate::gpu::Allocation;
+use crate::host::{Connection, Flags, Host, MemberId, Message};
 use crate::local::segment::{Segment, SegmentId};
 use crate::local::{Full, Kind, Payload, Receiver, Record, Reference, Referrer, Sender};
 use crate::memory::{Referred, Table};

@@ -57,10 +57,8 @@ impl Reference {
     /// How many bytes.
     #[must_use]
     pub fn len(&self) -> usize {
-        let (Self::Segment { len, .. }
-        | Self::Process { len, .. }
-        | Self::Device { len, .. }
-        | Self::Bulk { len, .. }) = *self;
+        let (Self::Segment { len, .. } | Self::Process { len, .. } | Self::Device { len, .. } | Self::Bulk { len, .. }) =
+            *self;
         len as usize
     }
 

@@ -26,6 +26,11 @@ pub use dm::{Dm, OutOfRange};
 pub(crate) use table::{Referred, Region, Shares, Spot, Table};
 pub use window::{Bound, Mw, WindowKind};
 
+/// Whether memory of GPUs can be registered in this process: CUDA's driver is looked for, which takes it a tenth of a second the first time.
+pub fn takes_devices() -> bool {
+    gpu::is_possible()
+}
+
 /// What a region may be used for (ibv_reg_mr(3)). Local reading is always allowed.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Rights {
@@ -63,6 +68,9 @@ pub enum RegisterError {
     /// Part of it is not mapped, or not writable though LOCAL_WRITE is asked for.
     #[error("part of the memory is not mapped, or not writable though LOCAL_WRITE is asked for")]
     Fault,
+    /// It is no memory of a GPU that CUDA knows here.
+    #[error("the addresses are of no GPU's memory that CUDA knows in this process")]
+    NoDevice,
     /// The machine has no memory left for its pages.
     #[error("no memory left for the pages of the region")]
     OutOfMemory,
@@ -111,13 +119,19 @@ unsafe impl Send for HostRange {}
 unsafe impl Sync for HostRange {}
 
 impl HostRange {
-    /// Checks it and brings its pages in. Gives what it is where the processor does not reach it: a GPU's memory. CUDA is looked for only then.
-    fn prepare(&self, rights: Rights) -> Result<Option<gpu::Range>, RegisterError> {
+    /// Checks its bounds.
+    fn check(&self) -> Result<(), RegisterError> {
         let wraps =
             self.addr.addr().checked_add(self.len).is_none() || self.iova.checked_add(self.len as u64).is_none();
         if self.len == 0 || wraps {
             return Err(RegisterError::Range);
         }
+        Ok(())
+    }
+
+    /// Checks it and brings its pages in. Gives what it is where the processor does not reach it: a GPU's memory. CUDA is looked for only then.
+    fn prepare(&self, rights: Rights) -> Result<Option<gpu::Range>, RegisterError> {
+        self.check()?;
         match pages::populate(self.addr.addr(), self.len, rights.local_write) {
             Ok(()) => Ok(None),
             Err(error) => match gpu::find(self.addr.addr() as u64, self.len) {
@@ -162,12 +176,22 @@ impl Pd {
         self.add(region.in_segment(segment).on_device(device), Kind::Host(range))
     }
 
-    /// Whether the range is of memory that the processor does not reach, and that can be registered nevertheless: a GPU's.
-    pub fn is_device_memory(&self, range: &HostRange) -> bool {
-        matches!(
-            gpu::find(range.addr.addr() as u64, range.len),
-            Some(gpu::Place::Device(_))
-        )
+    /// Registers memory of a GPU, which [`register`](Self::register) does too where the processor does not reach it; here it is known to be such, as a dma-buf was made of it.
+    ///
+    /// # Safety
+    /// It stays allocated until the region is dropped.
+    ///
+    /// # Errors
+    /// [`RegisterError::NoDevice`] when it is no such memory; otherwise as [`register`](Self::register).
+    pub unsafe fn register_device(&self, range: HostRange, rights: Rights) -> Result<Mr, RegisterError> {
+        rights.check()?;
+        range.check()?;
+        let Some(gpu::Place::Device(device)) = gpu::find(range.addr.addr() as u64, range.len) else {
+            return Err(RegisterError::NoDevice);
+        };
+        self.device().shared().take_devices();
+        let region = Region::new(range.addr, range.len as u64, range.iova, self.id(), rights);
+        self.add(region.on_device(Some(device)), Kind::Host(range))
     }
 
     /// A region of no memory at all: work requests here may name it, at any address, to read zeroes and to have what is received vanish (ibv_alloc_null_mr(3)).

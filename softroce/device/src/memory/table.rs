@@ -454,7 +454,9 @@ impl Spot<'_> {
             // SAFETY: inside a region, thus readable; `dst` is the device's own memory, never registered.
             Self::Host(src) => unsafe { copy::from(src, dst) },
             // SAFETY: a unique reference, writable for its length.
-            Self::Device(range, at) => unsafe { range.read(at, dst.as_mut_ptr(), dst.len()) }.map_err(|_| AccessError)?,
+            Self::Device(range, at) => {
+                unsafe { range.read(at, dst.as_mut_ptr(), dst.len()) }.map_err(|_| AccessError)?
+            }
         }
         Ok(())
     }
@@ -560,7 +562,10 @@ impl Memory for Table {
     }
 
     fn is_distant_remote(&mut self, via: Via, rkey: RKey) -> bool {
-        let slot = self.slots.get((rkey.0 >> 16) as usize).filter(|slot| slot.key == rkey.0);
+        let slot = self
+            .slots
+            .get((rkey.0 >> 16) as usize)
+            .filter(|slot| slot.key == rkey.0);
         match slot.map(|slot| &slot.object) {
             Some(Object::Region(region)) => region.device.is_some(),
             Some(Object::Window(window)) => window
