@@ -1,5 +1,6 @@
 //! All the queue pairs of one device, and the demultiplexing of datagrams to them.
 
+mod later;
 mod short;
 
 use core::net::IpAddr;
@@ -518,18 +519,6 @@ impl Endpoint {
         };
         qp.handle(now, &arrival, ends, memory, &mut self.out);
         self.touched(index);
-    }
-
-    /// The packet of a lane that was handed in last changed nothing, as the [`Memory`] could not take its bytes then: it will be handed in again, and is not counted twice.
-    pub fn put_off(&mut self) {
-        self.out.counters.rx_packets -= 1;
-    }
-
-    /// What a queue pair was given has come to where it belongs ([`Memory::is_unsettled`]): it may have something to send.
-    pub fn settled(&mut self, qpn: Qpn) {
-        if let Some(index) = self.qps.find(qpn) {
-            self.touched(index);
-        }
     }
 
     /// The lane has no room: queue pairs that would use it wait, and others go on, until [`lane_ready`](Self::lane_ready).

@@ -367,8 +367,8 @@ impl Copies {
         for Move { into, from, len } in mem::take(&mut self.moves) {
             let begun = match (&into, &from) {
                 (End::Device(to, at), End::Device(source, start)) => self.engine.copy((to, *at), (source, *start), len),
-                (End::Device(to, at), End::Ring(start)) => self.engine.from_ring((to, *at), *start, len),
-                (End::Ring(at), End::Device(source, start)) => self.engine.into_ring((source, *start), *at, len),
+                (End::Device(to, at), End::Ring(start)) => self.engine.copy_up((to, *at), *start, len),
+                (End::Ring(at), End::Device(source, start)) => self.engine.copy_down((source, *start), *at, len),
                 (End::Ring(_), End::Ring(_)) => Ok(()),
             };
             if let Err(error) = begun {

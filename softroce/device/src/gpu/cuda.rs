@@ -10,16 +10,7 @@ use doorbell_cuda::{
 };
 use parking_lot::Mutex;
 
-use super::{Handle, RING};
-
-/// What a range that the processor does not reach is.
-#[derive(Debug)]
-pub(crate) enum Found {
-    /// Memory of the host, which CUDA has pinned or mapped.
-    Host,
-    /// Memory of a GPU, and where in it the range begins.
-    Device(Memory, usize),
-}
+use super::{Found, Handle, RING};
 
 /// Why a range cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -349,7 +340,7 @@ impl Engine {
     ///
     /// # Errors
     /// As [`copy`](Self::copy).
-    pub(crate) fn from_ring(&mut self, into: (&Memory, usize), at: usize, len: usize) -> Result<(), Trouble> {
+    pub(crate) fn copy_up(&mut self, into: (&Memory, usize), at: usize, len: usize) -> Result<(), Trouble> {
         self.by_ring(into, at, len, |stream, device, ring| stream.copy(device, ring))
     }
 
@@ -357,7 +348,7 @@ impl Engine {
     ///
     /// # Errors
     /// As [`copy`](Self::copy).
-    pub(crate) fn into_ring(&mut self, from: (&Memory, usize), at: usize, len: usize) -> Result<(), Trouble> {
+    pub(crate) fn copy_down(&mut self, from: (&Memory, usize), at: usize, len: usize) -> Result<(), Trouble> {
         self.by_ring(from, at, len, |stream, device, ring| stream.copy(ring, device))
     }
 

@@ -32,7 +32,7 @@ use parking_lot::Mutex;
 use crate::local::segment::{self, SegmentId};
 
 pub(crate) use copies::{Asked, Copies, Landing, Owner, Target};
-use cuda::{Found, NoMemory};
+use cuda::NoMemory;
 pub(crate) use cuda::{Memory, is_possible};
 
 /// Bytes of the ring of pinned memory by which host and GPU exchange payloads.
@@ -107,6 +107,16 @@ impl Allocation {
     }
 }
 
+/// What a range that the processor does not reach is.
+#[derive(Debug)]
+#[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "nothing is found then"))]
+pub(crate) enum Found {
+    /// Memory of the host, which CUDA has pinned or mapped.
+    Host,
+    /// Memory of a GPU, and where in it the range begins.
+    Device(Memory, usize),
+}
+
 /// The allocations that somebody has registered memory in.
 static KNOWN: Mutex<Vec<Weak<Allocation>>> = Mutex::new(Vec::new());
 
@@ -139,20 +149,13 @@ pub(crate) fn find(addr: u64, len: usize) -> Option<Place> {
 }
 
 fn look_up(addr: u64, len: usize) -> Result<Place, NoMemory> {
-    let (memory, offset) = match cuda::find(addr, len)? {
-        #[cfg(feature = "cuda")]
-        Found::Host => return Ok(Place::Host),
-        #[cfg(feature = "cuda")]
-        Found::Device(memory, offset) => (memory, offset),
-    };
-    #[cfg_attr(
-        not(feature = "cuda"),
-        expect(unreachable_code, reason = "there is no such memory then")
-    )]
-    Ok(Place::Device(Range {
-        allocation: known(memory),
-        offset,
-    }))
+    match cuda::find(addr, len)? {
+        Found::Host => Ok(Place::Host),
+        Found::Device(memory, offset) => Ok(Place::Device(Range {
+            allocation: known(memory),
+            offset,
+        })),
+    }
 }
 
 /// The allocation that this memory is.

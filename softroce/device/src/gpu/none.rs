@@ -3,10 +3,7 @@
 use std::convert::Infallible;
 use std::ptr::NonNull;
 
-use super::Handle;
-
-/// What a range that the processor does not reach is: nothing.
-pub(crate) enum Found {}
+use super::{Found, Handle};
 
 /// Why a range cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -18,8 +15,7 @@ pub(crate) type Trouble = Infallible;
 
 /// Memory of a GPU, of which there is none.
 #[derive(Clone, Debug)]
-#[expect(dead_code, reason = "nothing makes one")]
-pub(crate) struct Memory(());
+pub(crate) struct Memory;
 
 /// See [`Engine`].
 #[derive(Debug)]
@@ -88,11 +84,11 @@ impl Engine {
         Ok(())
     }
 
-    pub(crate) fn from_ring(&mut self, _: (&Memory, usize), _: usize, _: usize) -> Result<(), Trouble> {
+    pub(crate) fn copy_up(&mut self, _: (&Memory, usize), _: usize, _: usize) -> Result<(), Trouble> {
         Ok(())
     }
 
-    pub(crate) fn into_ring(&mut self, _: (&Memory, usize), _: usize, _: usize) -> Result<(), Trouble> {
+    pub(crate) fn copy_down(&mut self, _: (&Memory, usize), _: usize, _: usize) -> Result<(), Trouble> {
         Ok(())
     }
 

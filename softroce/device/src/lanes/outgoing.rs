@@ -531,7 +531,7 @@ impl Lane {
             return Err(Full);
         };
         let (id, len) = (allocation.id(), referred.len as u32);
-        if !now && self.connection.is_none() || !now && self.sender.can_refer_device(id) {
+        if !now && (self.connection.is_none() || self.sender.can_refer_device(id)) {
             return Ok(Reference::Device { id, offset, len });
         }
         if self.sender.peer_takes_devices()

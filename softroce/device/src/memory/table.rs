@@ -13,7 +13,7 @@ use doorbell_roce_proto::{EndpointConfig, LKey, Qpn, RKey};
 use self::window::Window;
 use super::{Bound, HostRange, Rights, copy};
 use crate::capacity;
-use crate::gpu;
+use crate::gpu::{self, Failed};
 use crate::local::segment::{Place, Segment, SegmentId};
 
 /// A registered range.
@@ -450,15 +450,21 @@ impl Spot<'_> {
     /// Copies out.
     fn read(self, dst: &mut [u8]) -> Result<(), AccessError> {
         match self {
-            Self::Nowhere => dst.fill(0),
-            // SAFETY: inside a region, thus readable; `dst` is the device's own memory, never registered.
-            Self::Host(src) => unsafe { copy::from(src, dst) },
-            // SAFETY: a unique reference, writable for its length.
+            Self::Nowhere => {
+                dst.fill(0);
+                Ok(())
+            }
+            Self::Host(src) => {
+                // SAFETY: inside a region, thus readable; `dst` is the device's own memory, never registered.
+                unsafe { copy::from(src, dst) };
+                Ok(())
+            }
             Self::Device(range, at) => {
-                unsafe { range.read(at, dst.as_mut_ptr(), dst.len()) }.map_err(|_| AccessError)?
+                // SAFETY: a unique reference, writable for its length.
+                let read = unsafe { range.read(at, dst.as_mut_ptr(), dst.len()) };
+                read.map_err(|Failed| AccessError)
             }
         }
-        Ok(())
     }
 
     /// Copies in.
@@ -467,13 +473,18 @@ impl Spot<'_> {
     /// It is writable for the length of `src`, which is the device's own memory.
     unsafe fn write(self, src: &[u8]) -> Result<(), AccessError> {
         match self {
-            Self::Nowhere => {}
-            // SAFETY: the same contract.
-            Self::Host(dst) => unsafe { copy::to_peer_visible(src, dst) },
-            // SAFETY: a reference, readable for its length.
-            Self::Device(range, at) => unsafe { range.write(at, src.as_ptr(), src.len()) }.map_err(|_| AccessError)?,
+            Self::Nowhere => Ok(()),
+            Self::Host(dst) => {
+                // SAFETY: the same contract.
+                unsafe { copy::to_peer_visible(src, dst) };
+                Ok(())
+            }
+            Self::Device(range, at) => {
+                // SAFETY: a reference, readable for its length.
+                let written = unsafe { range.write(at, src.as_ptr(), src.len()) };
+                written.map_err(|Failed| AccessError)
+            }
         }
-        Ok(())
     }
 }
 
