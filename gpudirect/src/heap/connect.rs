@@ -28,6 +28,7 @@ pub struct HeapBuilder<'a> {
 enum Where<'a> {
     Host,
     Pinned(&'a CudaContext),
+    Gpu(&'a CudaContext),
 }
 
 /// Bytes of an endpoint, and of a key.
@@ -83,6 +84,12 @@ impl<'a> HeapBuilder<'a> {
         self
     }
 
+    /// This rank's part lies in the GPU's memory.
+    pub fn gpu(mut self, context: &'a CudaContext) -> Self {
+        self.place = Where::Gpu(context);
+        self
+    }
+
     /// Makes this rank's part, and connects it to all others: each rank calls it, with as many bytes and signals.
     ///
     /// # Errors
@@ -112,9 +119,14 @@ impl<'a> HeapBuilder<'a> {
         let pd = self.device.protection_domain()?;
         let pinned = match self.place {
             Where::Host => None,
-            Where::Pinned(context) => Some(context),
+            Where::Pinned(context) | Where::Gpu(context) => Some(context),
         };
-        let (data, data_keys) = Region::on_host(&pd, pinned, self.bytes)?;
+        // A multiple of a word, wherever it lies, so that parts are alike.
+        let bytes = self.bytes.checked_next_multiple_of(WORD as u64).unwrap_or(self.bytes);
+        let (data, data_keys) = match self.place {
+            Where::Gpu(context) => Region::on_gpu(&pd, context, bytes)?,
+            Where::Host | Where::Pinned(_) => Region::on_host(&pd, pinned, bytes)?,
+        };
         let words = BARRIER as usize + self.signals as usize;
         let (signals, signal_keys) = host_words(&pd, pinned, words * WORD)?;
         // One for each rank, and the other end of the one to this rank.

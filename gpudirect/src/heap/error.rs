@@ -5,6 +5,7 @@ use core::time::Duration;
 use doorbell_cuda::Error as CudaError;
 use doorbell_verbs::{CompletionQueueError, DeviceError, MemoryError, QueuePairError};
 
+use crate::Flush;
 use crate::proxy::{Failed, ProxyError};
 
 /// Why something with a symmetric heap was not done.
@@ -68,6 +69,25 @@ pub enum HeapError {
     /// The part lies in a GPU's memory, which the processor does not reach.
     #[error("this part of the heap lies in a GPU's memory: copy by a stream (SymmetricHeap::span)")]
     OnGpu,
+    /// The GPU's memory could only be registered by a mirror of it, which kernels do not see.
+    #[error(
+        "no adapter reaches this GPU's memory, so a heap there would need copies ({refused}): have it in the host's memory by pinned()"
+    )]
+    Staged {
+        /// The better paths, and why each was not possible.
+        refused: String,
+    },
+    /// Kernels might find a signal and not what was put before it.
+    #[error(
+        "this GPU sees an adapter's writes only after a flush ({flush}), and kernels that wait for signals have none: have the heap in the host's memory by pinned()"
+    )]
+    Unordered {
+        /// What would be needed.
+        flush: Flush,
+    },
+    /// The GPU's memory was not registered.
+    #[error(transparent)]
+    Register(#[from] Box<crate::Error>),
     /// A GPU is needed that the heap does not know of.
     #[error("the heap was made without a GPU: make it by gpu() or pinned()")]
     NotPinned,

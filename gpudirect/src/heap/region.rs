@@ -6,17 +6,20 @@
 
 use core::any::Any;
 
-use doorbell_cuda::{Context, DevicePtr, Span};
+use doorbell_cuda::{Context, DevicePtr, Span, Stream};
 use doorbell_verbs::{Alias, All, ProtectionDomain, Remote, RemoteAll};
 
 use super::HeapError;
 use crate::words::Words;
+use crate::{Flush, GpuMemory, Path, Scope, register};
 
 /// The memory of a part.
 #[derive(Debug)]
 pub(super) enum Region {
     /// Memory of the host.
     Host(Words),
+    /// Memory of a GPU.
+    Gpu(GpuMemory),
 }
 
 /// Memory that is registered, as the proxy and the peers name it.
@@ -31,6 +34,7 @@ impl Region {
     pub(super) fn len(&self) -> u64 {
         match self {
             Self::Host(words) => words.len() as u64,
+            Self::Gpu(memory) => memory.len() as u64,
         }
     }
 
@@ -38,18 +42,21 @@ impl Region {
     pub(super) fn host(&self) -> Result<&Words, HeapError> {
         match self {
             Self::Host(words) => Ok(words),
+            Self::Gpu(_) => Err(HeapError::OnGpu),
         }
     }
 
     pub(super) fn span(&self) -> Option<Span<'_>> {
         match self {
             Self::Host(words) => words.all(),
+            Self::Gpu(memory) => Some(memory.all()),
         }
     }
 
     pub(super) fn device_ptr(&self) -> DevicePtr {
         match self {
             Self::Host(words) => words.device_ptr(),
+            Self::Gpu(memory) => memory.device_ptr(),
         }
     }
 
@@ -61,6 +68,34 @@ impl Region {
     ) -> Result<(Self, Registered), HeapError> {
         let (words, registered) = host_words(pd, context, usize::try_from(len).unwrap_or(usize::MAX))?;
         Ok((Self::Host(words), registered))
+    }
+
+    /// Memory of a GPU, zero at first, registered by a path that leads to the memory itself, and in which kernels find what was put there once they find the signal behind it.
+    pub(super) fn on_gpu(pd: &ProtectionDomain, context: &Context, len: u64) -> Result<(Self, Registered), HeapError> {
+        let memory = GpuMemory::alloc(context, usize::try_from(len).unwrap_or(usize::MAX))?;
+        let stream = Stream::new(context)?;
+        stream.fill(memory.all(), 0)?;
+        stream.synchronize()?;
+        let registered = register(pd, &memory, RemoteAll).map_err(Box::new)?;
+        let region = registered.region();
+        if region.path() == Path::Staged {
+            let refused: Vec<_> = region.refused().iter().map(ToString::to_string).collect();
+            return Err(HeapError::Staged {
+                refused: refused.join("; "),
+            });
+        }
+        let flush = Flush::needed(region, Scope::Owner)?;
+        if !matches!(flush, Flush::Copied | Flush::InOrder) {
+            return Err(HeapError::Unordered { flush });
+        }
+        // SAFETY: as of host_words: the buffer is kept, and these bytes are nobody's but kernels' and copies'.
+        let alias = unsafe { registered.buffer().alias(..) };
+        let keys = Registered {
+            alias,
+            remote: registered.remote(),
+            keep: Box::new(registered),
+        };
+        Ok((Self::Gpu(memory), keys))
     }
 }
 
