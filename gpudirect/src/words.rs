@@ -193,3 +193,27 @@ impl Words {
             .for_each(|(value, at)| byte(at, *value));
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::Words;
+
+    proptest! {
+        #[test]
+        fn bytes_go_in_and_out(at in 0usize..40, bytes in prop::collection::vec(any::<u8>(), 0..60)) {
+            let words = Words::shared(100).unwrap();
+            prop_assert_eq!(words.len(), 104);
+            words.copy_in(at, &bytes);
+            let mut all = vec![1; words.len()];
+            words.copy_out(0, &mut all);
+            let mut expected = vec![0; words.len()];
+            expected[at..at + bytes.len()].copy_from_slice(&bytes);
+            prop_assert_eq!(&all, &expected);
+            let mut part = vec![1; bytes.len()];
+            words.copy_out(at, &mut part);
+            prop_assert_eq!(part, bytes);
+        }
+    }
+}

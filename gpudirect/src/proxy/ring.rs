@@ -261,3 +261,6 @@ impl Consumer {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

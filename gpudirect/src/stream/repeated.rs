@@ -37,13 +37,26 @@ impl Repeat {
 
     /// Whether a stream has come to it; then it is noted as posted.
     pub(super) fn take(&mut self) -> bool {
-        if self.words.at(ARMED).load(Ordering::Acquire) != 1 {
+        if !self.is_armed() {
             return false;
         }
+        self.begin();
+        self.disarm();
+        true
+    }
+
+    fn is_armed(&self) -> bool {
+        self.words.at(ARMED).load(Ordering::Acquire) == 1
+    }
+
+    /// It is not done, before it may be waited for.
+    fn begin(&mut self) {
         self.under_way += 1;
         self.words.at(COMPLETED).store(0, Ordering::Release);
+    }
+
+    fn disarm(&self) {
         self.words.at(ARMED).store(0, Ordering::Release);
-        true
     }
 
     /// One of the times that it was posted is over.
@@ -128,5 +141,147 @@ impl fmt::Debug for RepeatedPost {
         f.debug_struct("RepeatedPost")
             .field("failure", &self.failure())
             .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    /// What a stream does, word by word, as `enqueue_post` and `enqueue_wait` have it.
+    #[derive(Clone, Copy)]
+    enum Step {
+        AwaitDisarmed,
+        Arm,
+        /// All so far must have completed when it goes past this.
+        AwaitCompleted,
+    }
+
+    const POST: [Step; 2] = [Step::AwaitDisarmed, Step::Arm];
+    const WAIT: [Step; 2] = [Step::AwaitDisarmed, Step::AwaitCompleted];
+
+    /// All that there is: the words, how far the stream and the poster are, and what has completed.
+    #[derive(Clone, Copy, PartialEq, Eq, Hash)]
+    struct State {
+        armed: u64,
+        completed_word: u64,
+        under_way: u64,
+        stream: usize,
+        /// Between which of its steps the poster is.
+        phase: u8,
+        asked: u64,
+        posted: u64,
+        completed: u64,
+    }
+
+    fn load(repeat: &mut Repeat, state: &State) {
+        repeat.words.at(ARMED).store(state.armed, Ordering::Relaxed);
+        repeat
+            .words
+            .at(COMPLETED)
+            .store(state.completed_word, Ordering::Relaxed);
+        repeat.under_way = state.under_way;
+    }
+
+    fn store(repeat: &Repeat, state: State) -> State {
+        State {
+            armed: repeat.words.at(ARMED).load(Ordering::Relaxed),
+            completed_word: repeat.words.at(COMPLETED).load(Ordering::Relaxed),
+            under_way: repeat.under_way,
+            ..state
+        }
+    }
+
+    /// All states that can come next.
+    fn next(repeat: &mut Repeat, program: &[Step], state: State) -> Vec<State> {
+        let mut found = Vec::new();
+        let moved = State {
+            stream: state.stream + 1,
+            ..state
+        };
+        match program.get(state.stream) {
+            Some(Step::AwaitDisarmed) if state.armed == 0 => found.push(moved),
+            Some(Step::Arm) => found.push(State {
+                armed: 1,
+                asked: state.asked + 1,
+                ..moved
+            }),
+            Some(Step::AwaitCompleted) if state.completed_word == 1 => {
+                assert_eq!(state.completed, state.asked, "a wait that is over too early");
+                found.push(moved);
+            }
+            _ => {}
+        }
+        load(repeat, &state);
+        match state.phase {
+            0 if repeat.is_armed() => found.push(State { phase: 1, ..state }),
+            1 => {
+                repeat.begin();
+                found.push(store(repeat, State { phase: 2, ..state }));
+            }
+            2 => {
+                repeat.disarm();
+                let posted = state.posted + 1;
+                found.push(store(
+                    repeat,
+                    State {
+                        phase: 0,
+                        posted,
+                        ..state
+                    },
+                ));
+            }
+            _ => {}
+        }
+        // The poster takes completions when it is not in the middle of that.
+        if state.phase == 0 && state.completed < state.posted {
+            load(repeat, &state);
+            repeat.finish(Ok(()));
+            let completed = state.completed + 1;
+            found.push(store(repeat, State { completed, ..state }));
+        }
+        found
+    }
+
+    /// Every order of a stream's words and the poster's steps: no wait is over too early, nothing is lost, and nothing stands still.
+    #[test]
+    fn every_order() {
+        let programs = [
+            [POST, WAIT, POST, WAIT].concat(),
+            [WAIT, POST, POST, WAIT, WAIT].concat(),
+            [POST, POST, POST, WAIT, POST, WAIT].concat(),
+        ];
+        for program in programs {
+            let posts = program.iter().filter(|step| matches!(step, Step::Arm)).count() as u64;
+            let mut repeat = Repeat {
+                words: Words::new(None, COUNT).unwrap(),
+                build: Box::new(|_| {}),
+                failure: Arc::default(),
+                under_way: 0,
+            };
+            let first = State {
+                armed: 0,
+                completed_word: 1,
+                under_way: 0,
+                stream: 0,
+                phase: 0,
+                asked: 0,
+                posted: 0,
+                completed: 0,
+            };
+            let (mut seen, mut left, mut ends) = (HashSet::from([first]), vec![first], 0);
+            while let Some(state) = left.pop() {
+                let following = next(&mut repeat, &program, state);
+                if following.is_empty() {
+                    let whole = (state.stream, state.posted, state.completed) == (program.len(), posts, posts);
+                    assert!(whole, "it stands still");
+                    ends += 1;
+                }
+                left.extend(following.into_iter().filter(|state| seen.insert(*state)));
+            }
+            assert_eq!(ends, 1);
+        }
     }
 }
