@@ -31,32 +31,36 @@ unsafe impl Send for Words {}
 unsafe impl Sync for Words {}
 
 impl Words {
-    /// At least so many words, where the context is given such as kernels and streams of its device reach.
+    /// So many words for the threads of this process, and kernels that the processor runs.
+    pub(crate) fn plain(count: usize) -> Self {
+        Self::over(Memory::zeroed(count.max(1) * WORD))
+    }
+
+    /// So many words, which kernels and streams reach, too.
     ///
     /// # Errors
-    /// What the driver says; nothing fails without a context.
-    pub(crate) fn new(context: Option<&Context>, count: usize) -> Result<Self, doorbell_cuda::Error> {
-        let count = count.max(1);
-        if let Some(context) = context {
-            let memory = HostMemory::alloc(context, count * WORD)?;
-            return Ok(Self {
-                // A null pointer is never given; the memory begins at a page.
-                first: NonNull::new(memory.as_ptr().cast()).ok_or(doorbell_cuda::Error::Empty)?,
-                count,
-                keep: Arc::new(memory.clone()),
-                pinned: Some(memory),
-                context: Some(context.clone()),
-            });
-        }
-        Ok(Self::over(Memory::zeroed(count * WORD)))
+    /// What the driver says.
+    pub(crate) fn pinned(context: &Context, count: usize) -> Result<Self, doorbell_cuda::Error> {
+        let memory = HostMemory::alloc(context, count.max(1) * WORD)?;
+        Ok(Self {
+            // A null pointer is never given; the memory begins at a page.
+            first: NonNull::new(memory.as_ptr().cast()).ok_or(doorbell_cuda::Error::Empty)?,
+            count: count.max(1),
+            keep: Arc::new(memory.clone()),
+            pinned: Some(memory),
+            context: Some(context.clone()),
+        })
     }
 
     /// So many words of the same kind.
     ///
     /// # Errors
-    /// As of [`new`](Self::new).
+    /// As of [`pinned`](Self::pinned).
     pub(crate) fn another(&self, count: usize) -> Result<Self, doorbell_cuda::Error> {
-        Self::new(self.context.as_ref(), count)
+        match &self.context {
+            Some(context) => Self::pinned(context, count),
+            None => Ok(Self::plain(count)),
+        }
     }
 
     /// Such as other processes can map: a device in software reaches it at the speed of a copy.

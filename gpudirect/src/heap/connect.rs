@@ -163,7 +163,7 @@ impl<'a> HeapBuilder<'a> {
         let Connected { wire, data, signals } = connected;
         let proxy = Proxy::new(wire).spawn(self.idle)?;
         Ok(SymmetricHeap {
-            queue: Queue::open(proxy.door(), self.slots)?,
+            queue: Queue::open(proxy.door(), self.slots),
             allocator: Allocator::new(data.len()),
             next_signal: BARRIER,
             epoch: 0,

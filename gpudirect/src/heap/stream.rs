@@ -34,7 +34,7 @@ impl HeapStream {
         if shared.signals.span(0).is_none() {
             return Err(HeapError::NotPinned);
         }
-        let ring = Ring::new(Some(stream.context()), SLOTS, true)?;
+        let ring = Ring::pinned(stream.context(), SLOTS, true)?;
         shared.proxy.door().open(Arc::clone(&ring));
         Ok(Self {
             shared,

@@ -29,14 +29,16 @@ mod ring;
 mod thread;
 mod wire;
 
+use core::any::Any;
 use core::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 
 pub use descriptor::{DESCRIPTOR_WORDS, Descriptor, Operation, Signalling, Update};
+use doorbell_cuda::Context;
 pub use failure::{Cause, Failed, ProxyError};
 use parking_lot::Mutex;
-pub use queue::{DeviceQueue, KernelQueue, Queue, Ticket};
-pub(crate) use queue::{Patience, Place};
+pub(crate) use queue::Patience;
+pub use queue::{DeviceQueue, KernelQueue, Place, Queue, Ticket};
 pub(crate) use ring::{COMPLETED, RELEASED, Ring};
 use ring::{Consumer, Next};
 pub(crate) use thread::drive;
@@ -96,6 +98,26 @@ impl Proxy {
 
     pub(crate) fn door(&self) -> &Arc<Door> {
         &self.door
+    }
+
+    /// A queue for threads, of so many slots, rounded up to a power of two.
+    #[must_use]
+    pub fn queue(&self, slots: u32) -> Queue {
+        Queue::open(&self.door, slots)
+    }
+
+    /// A queue for kernels of the context's device; without one, for kernels that the processor runs. `keep` is kept as long as the queue: what the memory of `place` lies in, for one.
+    ///
+    /// # Errors
+    /// What the GPU's driver says.
+    pub fn kernel_queue(
+        &self,
+        context: Option<&Context>,
+        slots: u32,
+        place: Place,
+        keep: Arc<dyn Any + Send + Sync>,
+    ) -> Result<KernelQueue, ProxyError> {
+        KernelQueue::open(&self.door, context, slots, place, keep)
     }
 
     /// Takes what is in the rings, posts it, takes completions, and tells the writers. Gives whether there was anything to do. Never waits.

@@ -23,10 +23,10 @@ pub struct Queue {
 
 impl Queue {
     /// One of so many slots, which the proxy behind the door takes from.
-    pub(crate) fn open(door: &Door, slots: u32) -> Result<Self, ProxyError> {
-        let ring = Ring::new(None, slots, false)?;
+    pub(crate) fn open(door: &Door, slots: u32) -> Self {
+        let ring = Ring::plain(slots);
         door.open(Arc::clone(&ring));
-        Ok(Self { ring })
+        Self { ring }
     }
 
     /// Asks for what `descriptor` says. Gives its ticket, or `None` while the queue is full.
@@ -124,13 +124,17 @@ pub struct KernelQueue {
     _keep: Arc<dyn Any + Send + Sync>,
 }
 
-/// What a kernel knows besides of where it runs.
+/// What a kernel is told besides of the rank that it runs for.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Place {
-    pub(crate) heap: DevicePtr,
-    pub(crate) signals: DevicePtr,
-    pub(crate) rank: u32,
-    pub(crate) ranks: u32,
+pub struct Place {
+    /// Where the memory begins that it puts from.
+    pub heap: DevicePtr,
+    /// Where the signals begin that others update.
+    pub signals: DevicePtr,
+    /// The rank.
+    pub rank: u32,
+    /// How many there are.
+    pub ranks: u32,
 }
 
 impl KernelQueue {
@@ -142,8 +146,11 @@ impl KernelQueue {
         place: Place,
         keep: Arc<dyn Any + Send + Sync>,
     ) -> Result<Self, ProxyError> {
-        let ring = Ring::new(context, slots, false)?;
-        let counters = context.map(|context| zeroed(context)).transpose()?;
+        let ring = match context {
+            Some(context) => Ring::pinned(context, slots, false)?,
+            None => Ring::plain(slots),
+        };
+        let counters = context.map(zeroed).transpose()?;
         let base = ring.words.device_ptr().0;
         let word = |index: usize| DevicePtr(base + (index * WORD) as u64);
         let (head, seen) = match &counters {

@@ -45,17 +45,26 @@ pub(crate) struct Ring {
 }
 
 impl Ring {
-    /// One of `slots`, rounded up to a power of two, in pinned memory where the context is given.
-    pub(crate) fn new(context: Option<&Context>, slots: u32, gated: bool) -> Result<Arc<Self>, doorbell_cuda::Error> {
-        let slots = slots.clamp(2, 1 << 20).next_power_of_two();
-        let words = Words::new(context, SLOTS + slots as usize * DESCRIPTOR_WORDS)?;
-        Ok(Arc::new(Self {
+    /// One of `slots`, rounded up to a power of two, for threads.
+    pub(crate) fn plain(slots: u32) -> Arc<Self> {
+        let slots = rounded(slots);
+        Self::over(Words::plain(words(slots)), slots, false)
+    }
+
+    /// The same in pinned memory, for kernels or, if it is `gated`, for streams.
+    pub(crate) fn pinned(context: &Context, slots: u32, gated: bool) -> Result<Arc<Self>, doorbell_cuda::Error> {
+        let slots = rounded(slots);
+        Ok(Self::over(Words::pinned(context, words(slots))?, slots, gated))
+    }
+
+    fn over(words: Words, slots: u64, gated: bool) -> Arc<Self> {
+        Arc::new(Self {
             words,
-            slots: u64::from(slots),
+            slots,
             gated,
             closed: AtomicBool::new(false),
             failure: Mutex::default(),
-        }))
+        })
     }
 
     /// The first word of the slot of `index`.
@@ -125,6 +134,15 @@ impl Ring {
         }
         Some(index)
     }
+}
+
+fn rounded(slots: u32) -> u64 {
+    u64::from(slots.clamp(2, 1 << 20).next_power_of_two())
+}
+
+/// The words of a ring of so many slots.
+fn words(slots: u64) -> usize {
+    SLOTS + slots as usize * DESCRIPTOR_WORDS
 }
 
 /// What lies next in a ring.

@@ -182,7 +182,7 @@ impl StreamQueue {
             return Err(StreamError::NotSignalled);
         }
         let shared = Arc::new(Shared {
-            words: Words::new(Some(context), READY + DEPTH as usize)?,
+            words: Words::pinned(context, READY + DEPTH as usize)?,
             incoming: Mutex::default(),
             waiting: AtomicBool::new(false),
             failure: Mutex::default(),

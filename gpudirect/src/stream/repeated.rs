@@ -256,7 +256,7 @@ mod tests {
         for program in programs {
             let posts = program.iter().filter(|step| matches!(step, Step::Arm)).count() as u64;
             let mut repeat = Repeat {
-                words: Words::new(None, COUNT).unwrap(),
+                words: Words::plain(COUNT),
                 build: Box::new(|_| {}),
                 failure: Arc::default(),
                 under_way: 0,

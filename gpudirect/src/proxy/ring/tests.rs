@@ -50,7 +50,7 @@ proptest! {
     #[test]
     fn whatever_lies_there_is_survived(words in any::<[u64; 8]>(), rest in any::<[u64; 8]>()) {
         drop(Descriptor::decode(&words).map(|descriptor| descriptor.to_string()));
-        let ring = Ring::new(None, 2, false).unwrap();
+        let ring = Ring::plain(2);
         let mut consumer = Consumer::new(Arc::clone(&ring));
         for (at, word) in words.into_iter().chain(rest).enumerate() {
             ring.words.at(SLOTS + at).store(word, Ordering::Relaxed);
@@ -77,7 +77,7 @@ proptest! {
         slots in prop::sample::select(vec![2u32, 4, 8]),
         choices in prop::collection::vec(any::<u16>(), 200..400),
     ) {
-        let ring = Ring::new(None, slots, false).unwrap();
+        let ring = Ring::plain(slots);
         let mut consumer = Consumer::new(Arc::clone(&ring));
         let mut asked = descriptors.iter();
         let mut writers: Vec<Writer> = Vec::new();
@@ -150,7 +150,7 @@ fn signal(id: u64) -> Descriptor {
 /// More turns than there are numbers for them.
 #[test]
 fn many_turns() {
-    let ring = Ring::new(None, 2, false).unwrap();
+    let ring = Ring::plain(2);
     let mut consumer = Consumer::new(Arc::clone(&ring));
     for id in 0..2000 {
         assert_eq!(consumer.peek(), Next::Nothing);
@@ -165,7 +165,7 @@ fn many_turns() {
 
 #[test]
 fn full_and_free_again() {
-    let ring = Ring::new(None, 3, false).unwrap();
+    let ring = Ring::plain(3);
     let mut consumer = Consumer::new(Arc::clone(&ring));
     assert_eq!(ring.slots, 4);
     (0..4).for_each(|id| assert!(ring.try_write(&signal(id)).is_some()));
@@ -190,7 +190,7 @@ fn full_and_free_again() {
 /// Only what has been released is taken, and whoever waits is let go when the proxy goes.
 #[test]
 fn gates() {
-    let ring = Ring::new(None, 4, true).unwrap();
+    let ring = Ring::over(Words::plain(words(4)), 4, true);
     let mut consumer = Consumer::new(Arc::clone(&ring));
     (0..3).for_each(|id| assert!(ring.try_write(&signal(id)).is_some()));
     assert_eq!(consumer.peek(), Next::Nothing);
