@@ -68,10 +68,12 @@ struct Settings {
     bool peers = true;
     // Device addresses can be followed by the processor.
     bool open = false;
+    // Attributes of all devices that are to be others than usual.
+    std::map<int, int> attributes;
 };
 
 extern std::mutex lock;
-extern Settings settings;
+extern Settings &settings;
 // Something was done that others may wait for.
 extern std::condition_variable &changed;
 // What every call answers once the device is lost.

@@ -34,11 +34,11 @@ Status poll(Done done) {
     const auto begun = std::chrono::steady_clock::now();
     for (int tries = 0; !done(); tries++) {
         if (lost) return lost;
-        if (tries < 200) {
+        if (tries < 1000) {
             sched_yield();
             continue;
         }
-        usleep(std::min(tries, 1000));
+        usleep(std::min(20 + (tries - 1000) / 8, 1000));
         if (tries % 64 == 0) {
             urge();
             if (std::chrono::steady_clock::now() - begun > patience()) {

@@ -24,7 +24,8 @@ pub use build::{build, missing};
 /// How work is done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Manner {
-    /// When somebody waits for it (or has asked very often), and then only what that needs: all that is asynchronous on a GPU is as late and as unordered as it can be. Finds what is not waited for, and what is freed too early.
+    /// When somebody waits for it (or has asked very often), and then only what that needs: all that is asynchronous on a GPU is as late and as unordered as it can be. Finds what is not waited for, and what is freed too early. For one process: what another one
+    /// waits for is not hurried.
     Lazy,
     /// At once, by a thread for each stream and one for each block of a kernel: several ranks in a process, or several processes, run for real.
     Prompt,
@@ -52,6 +53,8 @@ pub struct Standin {
 }
 
 /// The environment of a program that is to take the stand-in for its driver, with so many devices (8 at most).
+///
+/// `DOORBELL_STANDIN` has words with commas between them: `lazy` or `prompt`; `devices=N`; `apart`, so that devices do not reach each other's memory; `open` as by [`Standin::open`]; `ATTRIBUTE=VALUE` as by [`Standin::set_attribute`].
 ///
 /// # Panics
 /// As [`build`].
@@ -168,6 +171,12 @@ impl Standin {
     pub fn set_start(&self, devices: i32, version: i32) {
         // SAFETY: the function has this type.
         unsafe { self.function::<unsafe extern "C" fn(c_int, c_int)>("standin_start")(devices, version) }
+    }
+
+    /// What devices answer of an attribute from now on: a `CUdevice_attribute` by its number, such as 124 for dma-bufs.
+    pub fn set_attribute(&self, attribute: i32, value: i32) {
+        // SAFETY: the function has this type.
+        unsafe { self.function::<unsafe extern "C" fn(c_int, c_int)>("standin_attribute")(attribute, value) }
     }
 
     /// Lets the program follow device addresses, which fault otherwise. Before any memory is made.
