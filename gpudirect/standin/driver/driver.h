@@ -4,6 +4,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <cstring>
@@ -34,6 +35,7 @@ enum : Status {
     ILLEGAL_STATE = 401,
     NOT_FOUND = 500,
     NOT_READY = 600,
+    LAUNCH_TIMEOUT = 702,
     PEER_ALREADY = 704,
     ALREADY_REGISTERED = 712,
     NOT_REGISTERED = 713,
@@ -48,6 +50,8 @@ enum : Status {
 constexpr int MOST_DEVICES = 8;
 constexpr size_t GRANULARITY = 2 << 20;
 constexpr size_t DEVICE_MEMORY = size_t(1) << 30;
+// How long work waits before it fails: a word, another process's event, a kernel.
+constexpr std::chrono::seconds PATIENCE(120), PATIENCE_LAZY(20);
 constexpr int MULTIPROCESSORS = 4;
 constexpr int THREADS_PER_MULTIPROCESSOR = 2048;
 
@@ -59,7 +63,7 @@ enum class Manner {
     PROMPT,
 };
 
-enum Counted { ALLOCATION, MAPPING, RESERVATION, HOST, REGISTERED, STREAM, EVENT, MODULE, GRAPH, EXEC, CONTEXT, COUNTED };
+enum Counted { ALLOCATION, MAPPING, RESERVATION, HOST, REGISTERED, STREAM, EVENT, MODULE, GRAPH, EXEC, CONTEXT, WORK, COUNTED };
 
 struct Settings {
     Manner manner = Manner::PROMPT;

@@ -4,6 +4,7 @@
 #include <thread>
 
 #include <sched.h>
+#include <stdio.h>
 
 #include "driver.h"
 
@@ -80,16 +81,29 @@ Status launch(const Function *function, unsigned blocks, unsigned threads, Strea
     return put(*stream, std::move(work));
 }
 
+// Ends a block that waits for what does not come: thrown through the kernel.
+struct GivenUp {
+    Status code;
+};
+thread_local std::chrono::steady_clock::time_point begun;
+thread_local unsigned rests;
+
 }  // namespace
 
 void standin::add(Source &source) {
     source.next = std::exchange(sources, &source);
 }
 
+// What waits in a kernel.
 extern "C" void doorbell_relax() {
-    static thread_local unsigned times;
     sched_yield();
-    if (++times % 4096 == 0) urge();
+    if (++rests % 1024) return;
+    if (lost) throw GivenUp{lost};
+    urge();
+    // On a GPU, for ever; here a test is to say what hangs.
+    if (std::chrono::steady_clock::now() - begun < PATIENCE) return;
+    fprintf(stderr, "stand-in for a GPU: a kernel has waited for too long\n");
+    throw GivenUp{LAUNCH_TIMEOUT};
 }
 
 // What the kernel `spin` of the tests does: no time at all where work is late anyhow; else for longer than it is asked for, as tests look at what is still to be done meanwhile, on machines with much else to do.
@@ -112,18 +126,24 @@ Status standin::run_kernel(const Launch &launch) {
         }
         return OK;
     }
+    std::atomic<Status> code = OK;
     auto run = [&](unsigned block) {
         gridDim = {launch.blocks, 1, 1};
         blockDim = {1, 1, 1};
         blockIdx = {block, 0, 0};
         threadIdx = {0, 0, 0};
-        launch.kernel->run(arguments.data());
+        begun = std::chrono::steady_clock::now();
+        try {
+            launch.kernel->run(arguments.data());
+        } catch (const GivenUp &given_up) {
+            code = given_up.code;
+        }
     };
     std::vector<std::thread> blocks;
     for (unsigned block = 1; block < launch.blocks; block++) blocks.emplace_back(run, block);
     run(0);
     for (std::thread &block : blocks) block.join();
-    return OK;
+    return code;
 }
 
 // Runs a kernel of a name here and now; -1 where there is none. Addresses may be the processor's.

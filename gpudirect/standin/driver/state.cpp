@@ -15,7 +15,7 @@ std::atomic<Status> lost = OK;
 
 namespace {
 
-const char *const NAMES[COUNTED] = {"allocation", "mapping", "reservation", "host", "registered", "stream", "event", "module", "graph", "exec", "context"};
+const char *const NAMES[COUNTED] = {"allocation", "mapping", "reservation", "host", "registered", "stream", "event", "module", "graph", "exec", "context", "work"};
 int live[COUNTED];
 struct {
     char call[64];

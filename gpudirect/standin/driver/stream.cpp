@@ -1,6 +1,5 @@
 // Streams: what becomes of work that is put into them, in either manner.
 #include <algorithm>
-#include <chrono>
 #include <thread>
 
 #include <sched.h>
@@ -10,7 +9,6 @@
 #include "driver.h"
 
 using namespace standin;
-using namespace std::chrono_literals;
 
 namespace standin {
 
@@ -18,14 +16,12 @@ std::vector<Stream *> &streams = *new std::vector<Stream *>;
 
 namespace {
 
-// How long work waits for a word or for another process's event before it fails: on a GPU, for ever; here a test is to say what hangs.
-constexpr auto PATIENCE_LAZY = 20s, PATIENCE_PROMPT = 120s;
 // Lazy: so many times somebody is told that work is not done, before it is.
 constexpr int QUESTIONS = 4096;
 int asked;
 
 std::chrono::seconds patience() {
-    return settings.manner == Manner::LAZY ? PATIENCE_LAZY : PATIENCE_PROMPT;
+    return settings.manner == Manner::LAZY ? PATIENCE_LAZY : PATIENCE;
 }
 
 // Waits for what other processes or the program do, ever less often, and has this process's streams go on meanwhile.
@@ -41,6 +37,7 @@ Status poll(Done done) {
         usleep(std::min(20 + (tries - 1000) / 8, 1000));
         if (tries % 64 == 0) {
             urge();
+            // On a GPU, for ever; here a test is to say what hangs.
             if (std::chrono::steady_clock::now() - begun > patience()) {
                 fprintf(stderr, "stand-in for a GPU: a stream has waited for too long\n");
                 return TIMEOUT;
@@ -75,10 +72,12 @@ struct Keep {
 // Does the first piece of work of a stream, which nobody does now.
 void step(Held &held, Stream &stream) {
     stream.running = true;
+    count(WORK, 1);
     Work work = std::move(stream.queue.front());
     stream.queue.pop_front();
     const Status code = lost ? lost.load() : perform(held, work);
     stream.running = false;
+    count(WORK, -1);
     stream.done++;
     if (code && !stream.failed) stream.failed = code;
     asked = 0;

@@ -32,7 +32,7 @@ pub enum Manner {
 }
 
 /// Everything that the driver counts.
-const COUNTED: [&str; 11] = [
+const COUNTED: [&str; 12] = [
     "allocation",
     "mapping",
     "reservation",
@@ -44,6 +44,7 @@ const COUNTED: [&str; 11] = [
     "graph",
     "exec",
     "context",
+    "work",
 ];
 
 /// A driver that no other test has.
@@ -130,7 +131,7 @@ impl Standin {
         unsafe { self.function::<unsafe extern "C" fn(c_int)>(name)(value) }
     }
 
-    /// How many of a kind are live: "allocation", "mapping", "reservation", "host", "registered", "stream", "event", "module", "graph", "exec", "context".
+    /// How many of a kind are live: "allocation", "mapping", "reservation", "host", "registered", "stream", "event", "module", "graph", "exec", "context"; and "work", pieces of work that are being done.
     ///
     /// # Panics
     /// Of any other name.

@@ -1,7 +1,11 @@
 //! Work of one process: kernels that wait for each other, graphs whose branches do, errors that take the device away.
 
+use std::thread;
+use std::time::{Duration, Instant};
+
 use doorbell_cuda::{
-    CaptureMode, Context, DeviceMemory, Driver, Error, Event, HostMemory, Kernel, Launch, Memory, Module, Stream, Until,
+    Argument, CaptureMode, Context, DeviceMemory, Driver, Error, Event, HostMemory, Kernel, Launch, Memory, Module,
+    Stream, Until,
 };
 use doorbell_cuda_standin::{Manner, Standin};
 
@@ -202,7 +206,7 @@ fn nothing_is_done_any_more_when_the_device_is_lost() {
         rank.stream.wait_value32(rank.memory.all(), Until::Equal(1)).unwrap();
         let event = Event::new(&rank.context).unwrap();
         rank.stream.record(&event).unwrap();
-        std::thread::scope(|scope| {
+        thread::scope(|scope| {
             let waiting = scope.spawn(|| rank.stream.synchronize());
             standin.lose(700);
             assert!(matches!(waiting.join().unwrap(), Err(Error::Lost(_))));
@@ -210,5 +214,34 @@ fn nothing_is_done_any_more_when_the_device_is_lost() {
         assert!(matches!(event.is_done(), Err(Error::Lost(_))));
         assert!(matches!(rank.stream.fill(rank.memory.all(), 1), Err(Error::Lost(_))));
         assert!(matches!(DeviceMemory::alloc(&rank.context, 1), Err(Error::Lost(_))));
+    }
+}
+
+/// A kernel that waits for a peer which never comes ends with the device, and its stream with it.
+#[test]
+fn kernels_end_when_the_device_is_lost() {
+    for manner in [Manner::Prompt, Manner::Lazy] {
+        let standin = Standin::load(manner);
+        let rank = Rank::new(standin.driver().unwrap(), 0, "meet").unwrap();
+        let at = |offset: usize| rank.memory.span(offset..).unwrap().device_ptr();
+        // SAFETY: flags, the peer's and results of so many blocks lie in the memory.
+        unsafe {
+            let arguments: [&dyn Argument; 4] = [&at(0), &at(256), &at(1024), &1u32];
+            let uses = &[rank.memory.all()];
+            rank.kernel
+                .launch(&rank.stream, Launch::linear(BLOCKS, 32), &arguments, uses)
+                .unwrap();
+        }
+        thread::scope(|scope| {
+            let waiting = scope.spawn(|| rank.stream.synchronize());
+            standin.lose(719);
+            assert!(matches!(waiting.join().unwrap(), Err(Error::Lost(_))));
+        });
+        let begun = Instant::now();
+        while standin.count("work") > 0 {
+            // On its own it gives up after two minutes.
+            assert!(begun.elapsed() < Duration::from_secs(60), "the kernel waits yet");
+            thread::yield_now();
+        }
     }
 }
