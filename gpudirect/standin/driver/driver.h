@@ -32,6 +32,7 @@ enum : Status {
     PEER_UNSUPPORTED = 217,
     INVALID_PTX = 218,
     OPERATING_SYSTEM = 304,
+    INVALID_HANDLE = 400,
     ILLEGAL_STATE = 401,
     NOT_FOUND = 500,
     NOT_READY = 600,
@@ -72,6 +73,8 @@ struct Settings {
     bool peers = true;
     // Device addresses can be followed by the processor.
     bool open = false;
+    // A kernel's first launch waits for the whole device, as NVIDIA's driver may when kernels are loaded late (CUDA_MODULE_LOADING).
+    bool late = false;
     // Attributes of all devices that are to be others than usual.
     std::map<int, int> attributes;
 };
@@ -182,6 +185,10 @@ struct Stream {
     Status failed = OK;
     // Prompt: for its thread.
     std::condition_variable more;
+    // Whether somebody in the program waits for it, be it by other streams that wait for its events; and what it waits for now itself.
+    bool wanted = false;
+    SharedPassage awaited;
+    uint64_t awaited_time = 0;
     // What it is captured by, and the nodes that its next one is behind.
     std::shared_ptr<Capture> capture;
     int branch = 0;
@@ -196,6 +203,7 @@ struct Capture {
 };
 
 struct Event {
+    int device = current_device();
     SharedPassage passage = std::make_shared<Passage>();
     // Where it was recorded in a capture.
     std::shared_ptr<Capture> capture;
@@ -203,12 +211,14 @@ struct Event {
 };
 
 extern std::vector<Stream *> &streams;
+// Whose work this thread does.
+extern thread_local Stream *working;
 
 Status put(Stream &stream, Work work);
 // Does one piece of work, without the lock.
 Status perform(Held &held, const Work &work);
-// Until an event has come to pass so many times.
-Status wait_for(Held &held, const SharedPassage &passage, uint64_t time);
+// Until an event has come to pass so many times, for a stream or for the program itself.
+Status wait_for(Held &held, const SharedPassage &passage, uint64_t time, Stream *by);
 // Until what is in a stream now is done; what it has failed with since it was asked last.
 Status finish(Held &held, Stream &stream);
 // The same of all streams of a device.

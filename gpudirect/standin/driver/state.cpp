@@ -35,8 +35,9 @@ void configure() {
         else if (word == "open") settings.open = true;
         else if (word == "apart") settings.peers = false;
         else if (word.rfind("devices=", 0) == 0) settings.devices = std::max(0, std::min(atoi(word.c_str() + 8), MOST_DEVICES));
+        else if (word == "late") settings.late = true;
         else if (sscanf(word.c_str(), "%d=%d", &attribute, &value) == 2) settings.attributes[attribute] = value;
-        else fprintf(stderr, "DOORBELL_STANDIN has %s, which is none of lazy, prompt, open, apart, devices=N and ATTRIBUTE=VALUE\n", word.c_str());
+        else fprintf(stderr, "DOORBELL_STANDIN has %s, which is none of lazy, prompt, open, apart, late, devices=N and ATTRIBUTE=VALUE\n", word.c_str());
         begin = end + 1;
     }
 }
@@ -100,6 +101,11 @@ TESTS void standin_start(int devices, int version) {
 TESTS void standin_manner(int prompt) {
     Held held(lock);
     settings.manner = prompt ? Manner::PROMPT : Manner::LAZY;
+}
+
+TESTS void standin_late(int late) {
+    Held held(lock);
+    settings.late = late;
 }
 
 TESTS void standin_attribute(int attribute, int value) {

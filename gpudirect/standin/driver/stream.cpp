@@ -13,6 +13,7 @@ using namespace standin;
 namespace standin {
 
 std::vector<Stream *> &streams = *new std::vector<Stream *>;
+thread_local Stream *working;
 
 namespace {
 
@@ -75,10 +76,13 @@ void step(Held &held, Stream &stream) {
     count(WORK, 1);
     Work work = std::move(stream.queue.front());
     stream.queue.pop_front();
+    Stream *const before = std::exchange(working, &stream);
     const Status code = lost ? lost.load() : perform(held, work);
+    working = before;
     stream.running = false;
     count(WORK, -1);
     stream.done++;
+    if (stream.idle()) stream.wanted = false;
     if (code && !stream.failed) stream.failed = code;
     asked = 0;
     changed.notify_all();
@@ -137,6 +141,14 @@ Stream *recording(const SharedPassage &passage, uint64_t time) {
     return nullptr;
 }
 
+// The program waits for a stream, and so for those that it waits for.
+void want(Stream &stream) {
+    if (stream.idle() || std::exchange(stream.wanted, true)) return;
+    changed.notify_all();
+    if (!stream.awaited) return;
+    if (Stream *other = recording(stream.awaited, stream.awaited_time)) want(*other);
+}
+
 // Whether something is still to be said to be pending.
 Status pending() {
     if (settings.manner == Manner::LAZY && ++asked >= QUESTIONS) {
@@ -174,26 +186,34 @@ Status put(Stream &stream, Work work) {
     return OK;
 }
 
-Status wait_for(Held &held, const SharedPassage &passage, uint64_t time) {
-    while (passage->passed() < time) {
-        if (lost) return lost;
-        Stream *stream = settings.manner == Manner::LAZY ? recording(passage, time) : nullptr;
-        if (stream) {
+Status wait_for(Held &held, const SharedPassage &passage, uint64_t time, Stream *by) {
+    if (by) {
+        by->awaited = passage;
+        by->awaited_time = time;
+    }
+    Status code = OK;
+    while (!code && passage->passed() < time) {
+        Stream *stream = recording(passage, time);
+        if (stream && (!by || by->wanted)) want(*stream);
+        if (lost) {
+            code = lost;
+        } else if (stream && settings.manner == Manner::LAZY) {
             drive(held, *stream, [&] { return passage->passed() >= time || lost; });
         } else if (passage->shared()) {
             held.unlock();
-            const Status code = poll([&] { return passage->passed() >= time; });
+            code = poll([&] { return passage->passed() >= time; });
             held.lock();
-            return code;
         } else {
             changed.wait(held);
         }
     }
-    return OK;
+    if (by) by->awaited = nullptr;
+    return code;
 }
 
 Status finish(Held &held, Stream &stream) {
     Keep keep(stream);
+    want(stream);
     const uint64_t until = stream.put;
     auto done = [&] { return stream.done >= until; };
     if (settings.manner == Manner::LAZY) drive(held, stream, done);
@@ -233,9 +253,9 @@ Status perform(Held &held, const Work &work) {
             work.passage->pass(work.value);
             return OK;
         case Work::DEPEND:
-            return wait_for(held, work.passage, work.value);
+            return wait_for(held, work.passage, work.value, working);
         case Work::GRAPH:
-            code = wait_for(held, work.passage, work.value - 1);
+            code = wait_for(held, work.passage, work.value - 1, working);
             if (!code) code = run_program(held, *work.program);
             work.passage->pass(work.value);
             return code;
@@ -365,6 +385,7 @@ EXPORT cuEventDestroy_v2(Event *event) {
 
 EXPORT cuEventRecord(Event *event, Stream *stream) {
     ENTER;
+    if (event->device != stream->device) return INVALID_HANDLE;
     event->capture = stream->capture;
     event->tails = stream->tails;
     if (stream->capture) return stream->capture->invalid ? CAPTURE_INVALIDATED : OK;
@@ -382,7 +403,7 @@ EXPORT cuEventQuery(Event *event) {
 
 EXPORT cuEventSynchronize(Event *event) {
     ENTER;
-    return wait_for(held, event->passage, event->passage->recorded());
+    return wait_for(held, event->passage, event->passage->recorded(), nullptr);
 }
 
 EXPORT cuEventElapsedTime(float *milliseconds, Event *start, Event *end) {

@@ -55,7 +55,7 @@ pub struct Standin {
 
 /// The environment of a program that is to take the stand-in for its driver, with so many devices (8 at most).
 ///
-/// `DOORBELL_STANDIN` has words with commas between them: `lazy` or `prompt`; `devices=N`; `apart`, so that devices do not reach each other's memory; `open` as by [`Standin::open`]; `ATTRIBUTE=VALUE` as by [`Standin::set_attribute`].
+/// `DOORBELL_STANDIN` has words with commas between them: `lazy` or `prompt`; `devices=N`; `apart`, so that devices do not reach each other's memory; `open` as by [`Standin::open`]; `late` as by [`Standin::set_late_loading`]; `ATTRIBUTE=VALUE` as by [`Standin::set_attribute`].
 ///
 /// # Panics
 /// As [`build`].
@@ -178,6 +178,11 @@ impl Standin {
     pub fn set_attribute(&self, attribute: i32, value: i32) {
         // SAFETY: the function has this type.
         unsafe { self.function::<unsafe extern "C" fn(c_int, c_int)>("standin_attribute")(attribute, value) }
+    }
+
+    /// Whether a kernel's first launch waits for all work of its device, unless `cuFuncLoad` was called before, as NVIDIA's driver may: whoever launches while a stream waits for a peer is found to hang.
+    pub fn set_late_loading(&self, late: bool) {
+        self.call("standin_late", late.into());
     }
 
     /// Lets the program follow device addresses, which fault otherwise. Before any memory is made.

@@ -174,6 +174,10 @@ fn modules_have_the_kernels_that_the_text_names() {
             0
         );
         assert_eq!(find(&raw mut function, module, c"meet".as_ptr()), 0);
+        assert_eq!(
+            setting.function::<unsafe extern "C" fn(*mut c_void) -> c_int>("cuFuncLoad")(function),
+            0
+        );
         assert_eq!(find(&raw mut function, module, c"gather".as_ptr()), 500);
         assert_eq!(find(&raw mut function, module, c"nobody_has_it".as_ptr()), 500);
         assert_eq!(

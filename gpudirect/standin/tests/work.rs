@@ -245,3 +245,57 @@ fn kernels_end_when_the_device_is_lost() {
         }
     }
 }
+
+#[test]
+fn a_first_launch_waits_for_the_device_where_a_test_has_it_so() {
+    let standin = Standin::load(Manner::Prompt);
+    standin.set_late_loading(true);
+    let rank = Rank::new(standin.driver().unwrap(), 0, "gather").unwrap();
+    let (other, writer) = (Stream::new(&rank.context).unwrap(), Stream::new(&rank.context).unwrap());
+    let word = rank.memory.span(512..516).unwrap();
+    let launch = || {
+        let (counter, result) = (rank.memory.device_ptr(), rank.memory.span(1024..).unwrap().device_ptr());
+        // SAFETY: the counter and the result of one block lie in the memory.
+        unsafe {
+            rank.kernel
+                .launch(&rank.stream, Launch::linear(1, 1), &[&counter, &result], &[])
+                .unwrap()
+        };
+    };
+    other.wait_value32(word, Until::Equal(1)).unwrap();
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            launch();
+            assert!(other.is_idle().unwrap(), "it has not waited");
+        });
+        // Long enough that a launch that does not wait is found out, most times.
+        thread::sleep(Duration::from_millis(20));
+        writer.write_value32(word, 1).unwrap();
+    });
+    // The second does not.
+    other.wait_value32(word, Until::Equal(2)).unwrap();
+    launch();
+    rank.stream.synchronize().unwrap();
+    assert!(!other.is_idle().unwrap());
+    writer.write_value32(word, 2).unwrap();
+    rank.context.synchronize().unwrap();
+}
+
+#[test]
+fn what_is_of_one_device_is_refused_by_streams_of_another() {
+    let standin = Standin::load(Manner::Lazy);
+    let driver = standin.driver().unwrap();
+    let (here, there) = (
+        Rank::new(driver, 0, "gather").unwrap(),
+        Rank::new(driver, 1, "gather").unwrap(),
+    );
+    let event = Event::new(&here.context).unwrap();
+    assert_eq!(there.stream.record(&event).unwrap_err().failure().unwrap().code, 400);
+    here.stream.record(&event).unwrap();
+    there.stream.wait(&event).unwrap();
+    let arguments: [&dyn Argument; 2] = [&here.memory.device_ptr(), &here.memory.device_ptr()];
+    // SAFETY: refused before anything is run.
+    let refused = unsafe { here.kernel.launch(&there.stream, Launch::linear(1, 1), &arguments, &[]) };
+    assert_eq!(refused.unwrap_err().failure().unwrap().code, 400);
+    there.stream.synchronize().unwrap();
+}
