@@ -4,12 +4,12 @@ use std::env;
 use std::path::Path;
 
 use doorbell_collectives::topology::{DeviceKind, Distance, Host, TopologyError};
-use doorbell_nvml::{LIBRARY_VARIABLE, Machine};
+use doorbell_nvml::LIBRARY_VARIABLE;
 use nix::unistd::gethostname;
 use serde::Serialize;
 
 use crate::cli::TopoArgs;
-use crate::failure::{Failure, one_line};
+use crate::failure::Failure;
 use crate::report;
 
 /// Where sysfs is.
@@ -120,17 +120,8 @@ fn read(sysfs: &Path) -> Result<Host, TopologyError> {
     let name = gethostname().ok().and_then(|name| name.into_string().ok());
     let name = name.unwrap_or_else(|| "localhost".into());
     let mut host = Host::read(sysfs, name)?;
-    if sysfs != Path::new(THIS_HOST) && env::var_os(LIBRARY_VARIABLE).is_none() {
-        return Ok(host);
-    }
-    match Machine::read() {
-        Ok(machine) => host.add_gpus(&machine),
-        // Where there is no GPU there is nothing to miss.
-        Err(absent) if host.devices.iter().any(|device| device.kind == DeviceKind::Gpu) => {
-            host.notes
-                .push(format!("NVLink is not known: {}", one_line(&absent.to_string())));
-        }
-        Err(_) => {}
+    if sysfs == Path::new(THIS_HOST) || env::var_os(LIBRARY_VARIABLE).is_some() {
+        host.ask_driver();
     }
     Ok(host)
 }
