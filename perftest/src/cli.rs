@@ -10,6 +10,7 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::coll::{CollArgs, NOTES};
+use crate::device::Place;
 use crate::units::{parse_bytes, parse_bytes_u32, parse_duration, parse_fraction, parse_seconds};
 
 const EXAMPLES: &str = "\
@@ -256,6 +257,15 @@ pub(crate) struct TestArgs {
     /// Messages in private memory, as most programs have them, at both ends [default: in shared memory up to 64 queue pairs, which the userspace device copies faster on one host]
     #[arg(long, help_heading = "Test")]
     pub(crate) private_memory: bool,
+    /// Messages in the memory of this GPU, or host; when both ends run here a second one, after a comma, is the other end's
+    #[arg(
+        long,
+        value_name = "N[,N]",
+        value_delimiter = ',',
+        num_args = 1,
+        help_heading = "Test"
+    )]
+    pub(crate) gpu: Vec<Place>,
     /// Which atomic
     #[arg(long, value_enum, value_name = "OP", help_heading = "Test")]
     pub(crate) atomic_op: Option<AtomicOperation>,
@@ -369,6 +379,7 @@ mod tests {
             "doorbell bw write --retry 8",
             "doorbell bw write peer --server",
             "doorbell bw write --bind 0.0.0.0",
+            "doorbell bw write --gpu first",
             "doorbell lat write -q 2",
             "doorbell run",
             "doorbell run --address localhost -- true",
