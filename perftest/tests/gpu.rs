@@ -64,7 +64,11 @@ fn staged_memory_is_said_to_be() {
     command.env("DOORBELL_GPU_PATH", "staged").arg("--json");
     let output = command.output().unwrap();
     assert!(output.status.success(), "{}", stderr(&output));
-    assert!(stderr(&output).contains("staged through the host"), "{}", stderr(&output));
+    assert!(
+        stderr(&output).contains("staged through the host"),
+        "{}",
+        stderr(&output)
+    );
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(report["memory"], "staged");
     assert_eq!(report["gpu"]["memory"], "staged");

@@ -445,7 +445,7 @@ impl<'a> Rally<'a> {
                 continue;
             }
             let (index, len) = match success {
-                Success::Receive { len, .. } => (done.sequence(), len),
+                Success::Receive { len, .. } | Success::ReceiveWrite { len, .. } => (done.sequence(), len),
                 _ => continue,
             };
             if u64::from(len) != own.bytes {
