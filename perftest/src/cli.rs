@@ -21,7 +21,9 @@ Examples:
   doorbell bw send 192.0.2.7 -d mlx5_0 -a   every size from 2 B to 8 MiB
   doorbell bw write --verify --drop 0.05    every byte checked while 5 % of the packets are lost
   doorbell coll allreduce --ranks 4         collectives; each rank is a process
+  doorbell bw write --gpu 0,1               from one GPU's memory into another's
   doorbell devices -v                       what is here
+  doorbell gpu                              GPUs, and by which paths the devices reach their memory
   doorbell topo                             which adapter is near which GPU
   doorbell limits                           how far this machine itself could go, and how far the device does
   doorbell run -- ibv_devinfo               any libibverbs program, on the userspace device
@@ -44,6 +46,8 @@ pub(crate) enum Command {
     Devices(DevicesArgs),
     /// Show adapters, GPUs and NUMA nodes, how near they are to one another, and which GPUs NVLink joins
     Topo(TopoArgs),
+    /// List the GPUs, and how each RDMA device reaches their memory, or why not
+    Gpu(GpuArgs),
     /// Measure what this machine itself allows, and how near the userspace device comes to it
     Limits(LimitsArgs),
     /// Measure bandwidth
@@ -68,7 +72,12 @@ impl Command {
         match self {
             // Ranks say for themselves what is wrong.
             Command::Coll(_) => false,
-            Command::Devices(_) | Command::Topo(_) | Command::Limits(_) | Command::Run(_) | Command::Env(_) => false,
+            Command::Devices(_)
+            | Command::Topo(_)
+            | Command::Gpu(_)
+            | Command::Limits(_)
+            | Command::Run(_)
+            | Command::Env(_) => false,
             Command::Bw(BwArgs { test, .. }) | Command::Lat(LatArgs { test }) => test.child,
         }
     }
@@ -146,6 +155,16 @@ pub(crate) struct TopoArgs {
     /// Where sysfs is, or a copy of another machine's (of which NVML is not asked, unless DOORBELL_NVML_LIBRARY names one)
     #[arg(long, value_name = "FOLDER", default_value = "/sys")]
     pub(crate) sysfs: PathBuf,
+}
+
+/// What `doorbell gpu` takes.
+#[derive(Args, Debug)]
+pub(crate) struct GpuArgs {
+    /// Print one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) soft: SoftArgs,
 }
 
 /// What `doorbell limits` takes.

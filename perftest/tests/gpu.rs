@@ -107,3 +107,37 @@ fn a_path_that_is_forced_and_impossible_says_why() {
     let said = stderr(&output);
     assert!(said.contains("peermem: soft0 is a device in software"), "{said}");
 }
+
+#[test]
+fn gpus_and_paths_are_listed() {
+    let listing = json(with_gpus("gpu"));
+    let gpus = listing["gpus"].as_array().unwrap();
+    assert_eq!(gpus.len(), 2, "{listing}");
+    assert_eq!(gpus[0]["peers"][0]["gpu"], 1);
+    let soft: Vec<_> = listing["paths"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter(|pair| pair["device"] == "soft0")
+        .collect();
+    assert_eq!(soft.len(), 2, "{listing}");
+    for pair in soft {
+        let paths = pair["paths"].as_array().unwrap();
+        let names: Vec<_> = paths.iter().map(|tried| tried["path"].as_str().unwrap()).collect();
+        assert_eq!(names, ["dmabuf", "peermem", "device-copy", "staged"]);
+        assert!(paths.iter().all(|tried| tried["works"].as_bool().unwrap() != tried.get("why").is_some()));
+        assert_eq!(pair["best"], "device-copy", "{pair}");
+    }
+}
+
+#[test]
+fn without_a_gpu_one_line_says_what_is_missing() {
+    let output = doorbell("gpu").output().unwrap();
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert!(output.stdout.is_empty(), "{output:?}");
+    let said = stderr(&output);
+    assert!(said.lines().count() == 1 && said.contains("no CUDA"), "{said}");
+    let listing = json(doorbell("gpu"));
+    assert_eq!(listing["gpus"].as_array().map(Vec::len), Some(0));
+    assert_eq!(listing["notes"].as_array().map(Vec::len), Some(1));
+}
