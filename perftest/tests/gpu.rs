@@ -125,7 +125,11 @@ fn gpus_and_paths_are_listed() {
         let paths = pair["paths"].as_array().unwrap();
         let names: Vec<_> = paths.iter().map(|tried| tried["path"].as_str().unwrap()).collect();
         assert_eq!(names, ["dmabuf", "peermem", "device-copy", "staged"]);
-        assert!(paths.iter().all(|tried| tried["works"].as_bool().unwrap() != tried.get("why").is_some()));
+        assert!(
+            paths
+                .iter()
+                .all(|tried| tried["works"].as_bool().unwrap() != tried.get("why").is_some())
+        );
         assert_eq!(pair["best"], "device-copy", "{pair}");
     }
 }
