@@ -11,7 +11,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
 use std::sync::atomic::{Ordering, fence};
 
-use doorbell_cuda::{Attribute, Error};
+use doorbell_cuda::{Attribute, DmaBuf, Error};
 
 use crate::memory::GpuMemory;
 
@@ -26,6 +26,12 @@ const GDRDRV: &str = "/dev/gdrdrv";
 /// The bytes are written and read one by one or in words, in no order. Each call begins and ends with what the kernel and the processor ask for: kernels launched after a write see it, and a read
 /// sees what the work has written that was waited for before.
 pub struct SmallWindow {
+    mapping: Mapping,
+    _memory: GpuMemory,
+}
+
+/// A dma-buf that is mapped.
+struct Mapping {
     start: NonNull<u8>,
     /// Where the memory begins in what is mapped.
     offset: usize,
@@ -34,12 +40,11 @@ pub struct SmallWindow {
     /// Where the kernel wants to know of each access.
     synced: bool,
     fd: OwnedFd,
-    _memory: GpuMemory,
 }
 
 // SAFETY: the mapping is this value's own, and its bytes are reached by the methods only, with volatile accesses.
 #[expect(unsafe_code, reason = "of a mapping")]
-unsafe impl Send for SmallWindow {}
+unsafe impl Send for Mapping {}
 
 /// Why the processor cannot map a GPU's memory: each way, and why not.
 #[derive(Debug)]
@@ -89,9 +94,41 @@ impl SmallWindow {
         })
     }
 
-    #[expect(unsafe_code, reason = "mmap(2)")]
     fn map(memory: &GpuMemory) -> Result<Self, String> {
         let exported = memory.all().dma_buf().map_err(|error| error.to_string())?;
+        Ok(Self {
+            mapping: Mapping::new(exported, memory.len())?,
+            _memory: memory.clone(),
+        })
+    }
+
+    /// Its bytes.
+    #[must_use]
+    #[expect(clippy::len_without_is_empty, reason = "there is no memory of no bytes")]
+    pub fn len(&self) -> usize {
+        self.mapping.len
+    }
+
+    /// Writes `bytes` at `offset`: kernels launched after this see them.
+    ///
+    /// # Errors
+    /// [`OutOfBounds`](Error::OutOfBounds) where they do not lie in it.
+    pub fn write(&mut self, offset: usize, bytes: &[u8]) -> Result<(), Error> {
+        self.mapping.write(offset, bytes)
+    }
+
+    /// Reads from `offset` on.
+    ///
+    /// # Errors
+    /// [`OutOfBounds`](Error::OutOfBounds) where they do not lie in it.
+    pub fn read(&self, offset: usize, bytes: &mut [u8]) -> Result<(), Error> {
+        self.mapping.read(offset, bytes)
+    }
+}
+
+impl Mapping {
+    #[expect(unsafe_code, reason = "mmap(2)")]
+    fn new(exported: DmaBuf, len: usize) -> Result<Self, String> {
         // SAFETY: a new mapping, wherever the kernel has room for it; nothing there is replaced.
         let start = unsafe {
             libc::mmap(
@@ -120,26 +157,14 @@ impl SmallWindow {
             start,
             offset: exported.offset,
             mapped: exported.len,
-            len: memory.len(),
+            len,
             synced,
             fd: exported.fd,
-            _memory: memory.clone(),
         })
     }
 
-    /// Its bytes.
-    #[must_use]
-    #[expect(clippy::len_without_is_empty, reason = "there is no memory of no bytes")]
-    pub fn len(&self) -> usize {
-        self.len
-    }
-
-    /// Writes `bytes` at `offset`: kernels launched after this see them.
-    ///
-    /// # Errors
-    /// [`OutOfBounds`](Error::OutOfBounds) where they do not lie in it.
     #[expect(unsafe_code, reason = "stores into a mapping")]
-    pub fn write(&mut self, offset: usize, bytes: &[u8]) -> Result<(), Error> {
+    fn write(&mut self, offset: usize, bytes: &[u8]) -> Result<(), Error> {
         let at = self.check(offset, bytes.len())?;
         self.begin(SYNC_WRITE);
         let head = at.align_offset(8).min(bytes.len());
@@ -166,12 +191,8 @@ impl SmallWindow {
         Ok(())
     }
 
-    /// Reads from `offset` on.
-    ///
-    /// # Errors
-    /// [`OutOfBounds`](Error::OutOfBounds) where they do not lie in it.
     #[expect(unsafe_code, reason = "loads from a mapping")]
-    pub fn read(&self, offset: usize, bytes: &mut [u8]) -> Result<(), Error> {
+    fn read(&self, offset: usize, bytes: &mut [u8]) -> Result<(), Error> {
         let at = self.check(offset, bytes.len())?;
         self.begin(SYNC_READ);
         fence(Ordering::Acquire);
@@ -224,7 +245,7 @@ impl SmallWindow {
     }
 }
 
-impl Drop for SmallWindow {
+impl Drop for Mapping {
     #[expect(unsafe_code, reason = "munmap(2)")]
     fn drop(&mut self) {
         // SAFETY: mapped by `map` with this length, and unmapped once.
@@ -240,7 +261,7 @@ impl Drop for SmallWindow {
 impl fmt::Debug for SmallWindow {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("SmallWindow")
-            .field("len", &self.len)
+            .field("len", &self.len())
             .finish_non_exhaustive()
     }
 }
@@ -274,5 +295,70 @@ fn sync(fd: &OwnedFd, flags: u64) -> io::Result<()> {
         Ok(())
     } else {
         Err(io::Error::last_os_error())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::FromRawFd;
+
+    use doorbell_cuda::DevicePtr;
+
+    use super::*;
+
+    /// A file in the place of a dma-buf, which can be mapped as one that its driver lets be, and the memory that begins in it at an odd place.
+    #[expect(unsafe_code, reason = "memfd_create(2)")]
+    fn mapping(offset: usize, len: usize) -> Mapping {
+        // SAFETY: the name ends with a NUL, and the descriptor is nobody else's.
+        let fd = unsafe { OwnedFd::from_raw_fd(libc::memfd_create(c"window".as_ptr(), libc::MFD_CLOEXEC)) };
+        let mapped = 8192;
+        // SAFETY: the descriptor is open.
+        assert_eq!(unsafe { libc::ftruncate(fd.as_raw_fd(), mapped) }, 0);
+        let start = DevicePtr(0);
+        let exported = DmaBuf {
+            fd,
+            offset,
+            len: mapped as usize,
+            start,
+        };
+        Mapping::new(exported, len).unwrap()
+    }
+
+    #[test]
+    fn what_is_written_is_read_at_any_offset_and_nothing_beside_it() {
+        let mut window = mapping(3, 5000);
+        let mut expected = vec![0; 5000];
+        for (offset, len) in [
+            (0, 1),
+            (1, 7),
+            (4, 8),
+            (9, 64),
+            (13, 1021),
+            (4090, 23),
+            (4999, 1),
+            (70, 0),
+        ] {
+            let bytes: Vec<u8> = (0..len).map(|at| (at * 7 + offset + 1) as u8).collect();
+            window.write(offset, &bytes).unwrap();
+            expected[offset..offset + len].copy_from_slice(&bytes);
+            let mut found = vec![0; len];
+            window.read(offset, &mut found).unwrap();
+            assert_eq!(found, bytes);
+        }
+        let mut all = vec![1; 5000];
+        window.read(0, &mut all).unwrap();
+        assert!(all == expected);
+    }
+
+    #[test]
+    fn what_lies_outside_is_refused() {
+        let mut window = mapping(0, 100);
+        assert!(matches!(
+            window.write(100, &[1]),
+            Err(Error::OutOfBounds { end: 101, .. })
+        ));
+        assert!(window.read(usize::MAX, &mut [0; 2]).is_err());
+        assert!(window.write(96, &[1; 5]).is_err());
+        window.write(96, &[1; 4]).unwrap();
     }
 }

@@ -1,12 +1,60 @@
 //! GPU memory on queue pairs of the userspace device, with a stand-in for the GPU.
 
 use std::error::Error;
+use std::process::{Command, ExitCode};
+use std::sync::Arc;
 
-use doorbell_cuda::{Context, HostMemory, Memory, Stream};
-use doorbell_cuda_standin::{Manner, Standin};
-use doorbell_gpudirect::{Arrivals, Flush, GpuMemory, GpuRegistration, Path, Refusal, Scope, survey};
+use doorbell_cuda::{Context, DeviceMemory, DevicePtr, Driver, HostMemory, Memory, Stream};
+use doorbell_cuda_standin::{Manner, Standin, environment};
+use doorbell_gpudirect::{Arrivals, Flush, GpuMemory, GpuRegistration, Path, Refusal, Scope, SmallWindow, survey};
 use doorbell_softroce_ibverbs::api;
 use doorbell_verbs::{CompletionQueue, Library, ProtectionDomain, QueuePair, RemoteReadWrite};
+
+macro_rules! cases {
+    ($($case:ident),* $(,)?) => {
+        const CASES: &[(&str, fn() -> Outcome)] = &[$((stringify!($case), $case)),*];
+    };
+}
+
+cases! {
+    staged_memory_is_written,
+    memory_of_the_gpu_itself_is_written,
+    the_best_path_is_taken_and_the_others_are_told,
+    what_somebody_else_has_allocated_is_cut_up_and_kept,
+    nothing_is_left,
+    why_the_processor_has_no_window_is_said_way_by_way,
+    a_transfer_tells_of_its_parts_in_order,
+    a_flush_by_read_comes_back,
+    every_path_says_why_it_is_not_possible,
+}
+
+/// The userspace device takes the driver that the environment names: so this program runs itself again with one, and the cases with it and in one process, as programs do.
+fn main() -> ExitCode {
+    if std::env::var_os("DOORBELL_CUDA_LIBRARY").is_none() {
+        let program = std::env::current_exe().expect("the path of this program");
+        let status = Command::new(program).envs(environment(Manner::Prompt, 2)).status();
+        return if status.expect("this program runs").success() {
+            ExitCode::SUCCESS
+        } else {
+            ExitCode::FAILURE
+        };
+    }
+    let mut failed = 0;
+    for (name, case) in CASES {
+        match case() {
+            Ok(()) => println!("{name} ... ok"),
+            Err(error) => {
+                println!("{name} ... FAILED: {error}");
+                failed += 1;
+            }
+        }
+    }
+    if failed == 0 {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    }
+}
 
 type Outcome = Result<(), Box<dyn Error>>;
 
@@ -17,13 +65,15 @@ struct Setting {
     pd: ProtectionDomain,
     cq: CompletionQueue,
     qp: QueuePair,
-    _standin: Standin,
 }
 
 impl Setting {
     fn new() -> Result<Self, Box<dyn Error>> {
-        let standin = Standin::load(Manner::Lazy);
-        let context = standin.driver()?.device(0)?.context()?;
+        Self::of(Driver::load()?)
+    }
+
+    fn of(driver: Driver) -> Result<Self, Box<dyn Error>> {
+        let context = driver.device(0)?.context()?;
         let stream = Stream::new(&context)?;
         let pd = Library::new(api()).open("soft0")?.protection_domain()?;
         let cq = pd.context().completion_queue(16)?;
@@ -37,7 +87,6 @@ impl Setting {
         let here = prepared.endpoint();
         let qp = prepared.connect(&here)?;
         Ok(Self {
-            _standin: standin,
             context,
             stream,
             pd,
@@ -106,12 +155,90 @@ fn written(path: Path) -> Outcome {
     Ok(())
 }
 
-#[test]
 fn staged_memory_is_written() -> Outcome {
     written(Path::Staged)
 }
 
-#[test]
+fn memory_of_the_gpu_itself_is_written() -> Outcome {
+    written(Path::DeviceCopy)
+}
+
+fn the_best_path_is_taken_and_the_others_are_told() -> Outcome {
+    let setting = Setting::new()?;
+    let memory = GpuMemory::alloc(&setting.context, 4096)?;
+    let buffer = GpuRegistration::new(&setting.pd).register(&memory, RemoteReadWrite)?;
+    assert_eq!(buffer.region().path(), Path::DeviceCopy);
+    let refused: Vec<_> = buffer.region().refused().iter().map(|refused| refused.path).collect();
+    assert_eq!(refused, [Path::DmaBuf, Path::Peermem]);
+    // The userspace device has copied when it completes.
+    assert_eq!(Flush::needed(buffer.region(), Scope::AllDevices)?, Flush::Copied);
+    // Over the bus this GPU keeps order for itself, and needs a flush by its driver for others.
+    assert_eq!(Flush::of(setting.context.device(), Scope::Owner)?, Flush::InOrder);
+    assert_eq!(Flush::of(setting.context.device(), Scope::AllDevices)?, Flush::Driver);
+    Ok(())
+}
+
+fn what_somebody_else_has_allocated_is_cut_up_and_kept() -> Outcome {
+    let setting = Setting::new()?;
+    let owned = DeviceMemory::alloc(&setting.context, 1 << 20)?;
+    let owner = Arc::new(owned);
+    let kept = Arc::downgrade(&owner);
+    let address = DevicePtr(owner.device_ptr().0 + 4096);
+    // SAFETY: the owner keeps the memory, of which nobody has references.
+    let memory = unsafe { GpuMemory::wrap(&setting.context, address, 300_000, owner)? };
+    let registration = GpuRegistration::new(&setting.pd);
+    let (chunks, region) = registration.register_chunks(&memory, 100_000, RemoteReadWrite)?;
+    let chunks: Vec<_> = chunks.collect();
+    let ranges: Vec<_> = chunks.iter().map(|chunk| region.range_of(chunk)).collect();
+    assert_eq!(ranges, [0..100_000, 100_000..200_000, 200_000..300_000]);
+    assert_eq!(region.path(), Path::DeviceCopy);
+    drop((memory, region));
+    // A buffer is what a device may still touch.
+    assert!(kept.upgrade().is_some());
+    drop(chunks);
+    setting.context.reap();
+    assert!(kept.upgrade().is_none());
+    Ok(())
+}
+
+fn nothing_is_left() -> Outcome {
+    // A driver of its own, which counts, and does everything as late as it may.
+    let standin = Standin::load(Manner::Lazy);
+    let mut setting = Setting::of(standin.driver()?)?;
+    let live = || ["allocation", "mapping", "host", "event"].map(|kind| standin.count(kind));
+    let before = live();
+    let memory = GpuMemory::alloc(&setting.context, 100_000)?;
+    let registration = GpuRegistration::new(&setting.pd).path(Path::Staged);
+    let target = registration.register(&memory, RemoteReadWrite)?;
+    let (source, region) = registration.register(&memory, RemoteReadWrite)?.into_parts();
+    region.push(.., &setting.stream)?.wait()?;
+    let (first, second) = source.split_at(50_000);
+    drop(second);
+    setting.qp.post(|batch| {
+        batch.write(first, target.remote()).signalled();
+    })?;
+    setting.complete()?;
+    Arrivals::new(&setting.pd, target.region(), Scope::Owner)?.publish(.., &setting.stream)?;
+    assert!(live() != before);
+    drop((memory, target, region));
+    setting.stream.synchronize()?;
+    setting.context.reap();
+    assert_eq!(live(), before);
+    Ok(())
+}
+
+fn why_the_processor_has_no_window_is_said_way_by_way() -> Outcome {
+    let setting = Setting::new()?;
+    let memory = GpuMemory::alloc(&setting.context, 4096)?;
+    // The stand-in's dma-buf cannot be mapped, as NVIDIA's mostly cannot.
+    let no = SmallWindow::open(&memory).map(drop).unwrap_err();
+    let ways: Vec<_> = no.refused.iter().map(|(way, _)| *way).collect();
+    assert_eq!(ways, ["dma-buf", "coherent link", "gdrdrv"]);
+    assert!(no.refused[0].1.starts_with("mmap(2) of the driver's dma-buf: "), "{no}");
+    assert!(!no.to_string().contains('\n'));
+    Ok(())
+}
+
 fn a_transfer_tells_of_its_parts_in_order() -> Outcome {
     let setting = Setting::new()?;
     let len = (3 << 20) + 5;
@@ -133,7 +260,6 @@ fn a_transfer_tells_of_its_parts_in_order() -> Outcome {
     Ok(())
 }
 
-#[test]
 fn a_flush_by_read_comes_back() -> Outcome {
     let setting = Setting::new()?;
     let memory = GpuMemory::alloc(&setting.context, 4096)?;
@@ -148,7 +274,6 @@ fn a_flush_by_read_comes_back() -> Outcome {
     Ok(())
 }
 
-#[test]
 fn every_path_says_why_it_is_not_possible() -> Outcome {
     let setting = Setting::new()?;
     let survey = survey(&setting.pd, &setting.context)?;
