@@ -40,6 +40,7 @@ pub use error::{EngineError, Failed, Waiting};
 use lane::{Drive, Lane};
 pub use layout::Parts;
 use link::Link;
+pub(crate) use mapped::boot;
 use operation::Running;
 pub use operation::{Data, Operation, PlanId, Ticket, Tuning};
 use pairs::Pairs;
