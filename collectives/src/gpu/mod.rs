@@ -2,6 +2,7 @@
 //!
 //! - [`peers`]: what ranks map of each other; `descriptors`: how they get it.
 
+mod copies;
 mod descriptors;
 mod error;
 pub mod peers;

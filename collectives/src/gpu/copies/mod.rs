@@ -1,0 +1,3 @@
+//! The copy engines.
+
+mod script;
