@@ -271,18 +271,23 @@ impl Plan {
             _ => u64::from(ranks),
         };
         let whole = terms.count.saturating_mul(es).saturating_mul(parts);
-        let mut slices = whole.div_ceil(terms.slice.max(1)).clamp(1, MAX_SLICES);
+        // Each message of each slice has a word of its own.
+        let most = u64::from(plan.counts.iter().flatten().copied().max().unwrap_or(0));
+        let at_most = (u64::from(READY) / most.max(1)).clamp(1, MAX_SLICES);
+        let too_large = TooLarge { staging: terms.staging };
+        if most >= u64::from(READY) {
+            return Err(too_large);
+        }
+        let mut slices = whole.div_ceil(terms.slice.max(1)).clamp(1, at_most);
         loop {
             plan.cut(schedule, slices);
-            let most = plan.counts.iter().flatten().copied().max().unwrap_or(0);
-            let has_words = u64::from(most) * slices < u64::from(READY);
-            if plan.turn * plan.turns <= terms.staging && has_words {
+            if plan.turn * plan.turns <= terms.staging {
                 return Ok(plan);
             }
-            if slices >= MAX_SLICES || !has_words || slices >= terms.count {
-                return Err(TooLarge { staging: terms.staging });
+            if slices >= at_most || slices >= terms.count {
+                return Err(too_large);
             }
-            slices = (slices * 2).min(MAX_SLICES);
+            slices = (slices * 2).min(at_most);
         }
     }
 
