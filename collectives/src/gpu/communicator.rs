@@ -183,7 +183,7 @@ impl GpuCommunicator {
 
     /// Registers memory with the other ranks: results of operations on it are put straight where they belong, by whoever has them. All ranks call it together, each with memory of its own, as long as all others'.
     ///
-    /// From then on, an operation whose output lies in registered memory has it there on all ranks: in what was registered by the same call, at the same offset.
+    /// From then on, an operation whose output lies in registered memory has it there on all ranks: in what was registered by the same call, at the same offset. (Gather, scatter and reduce do not look at it.)
     ///
     /// # Errors
     /// [`GpuError::NotRegistered`] on all ranks, if one of them cannot.
@@ -353,16 +353,15 @@ impl GpuCommunicator {
             (input, in_place) = (Some(into), false);
         }
         let (algorithm, slice) = self.choose(call);
-        let registered = checked
-            .output
-            .filter(|_| call.collective != Collective::Gather)
-            .and_then(|output| {
-                let start = output.device_ptr().0;
-                registered.iter().find_map(|registered| {
-                    let from = start.checked_sub(registered.own.device_ptr().0)? as usize;
-                    (from + output.len() <= registered.own.len()).then_some((&registered.mapped, from))
-                })
-            });
+        // Of gather the others do not know where the root's is, and of scatter not all have it at one offset.
+        let is_alike = !matches!(call.collective, Collective::Gather | Collective::Scatter);
+        let registered = checked.output.filter(|_| is_alike).and_then(|output| {
+            let start = output.device_ptr().0;
+            registered.iter().find_map(|registered| {
+                let from = start.checked_sub(registered.own.device_ptr().0)? as usize;
+                (from + output.len() <= registered.own.len()).then_some((&registered.mapped, from))
+            })
+        });
         let operation = Operation {
             collective: call.collective,
             algorithm,
