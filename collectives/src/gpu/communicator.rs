@@ -153,6 +153,15 @@ impl GpuCommunicator {
         }
     }
 
+    /// What does an operation, and by which algorithm, where the GPUs do it.
+    #[must_use]
+    pub fn way(&self, collective: Collective, data: DataType, count: usize) -> (Executor, Option<Algorithm>) {
+        match &self.way {
+            Way::Direct(_) => (Executor::Copies, Some(self.choose(collective, data, count).0)),
+            Way::Staged(_) => (Executor::Staged, None),
+        }
+    }
+
     /// Why operations go through the host's memory, if they do: the same on all ranks.
     #[must_use]
     pub fn why_staged(&self) -> Option<&str> {
@@ -352,7 +361,7 @@ impl GpuCommunicator {
                 .reduce(stream, types::data(call.data), Operator::Sum, &[source], (form, into))?;
             (input, in_place) = (Some(into), false);
         }
-        let (algorithm, slice) = self.choose(call);
+        let (algorithm, slice) = self.choose(call.collective, call.data, call.count);
         // Of gather the others do not know where the root's is, and of scatter not all have it at one offset.
         let is_alike = !matches!(call.collective, Collective::Gather | Collective::Scatter);
         let registered = checked.output.filter(|_| is_alike).and_then(|output| {
@@ -379,18 +388,18 @@ impl GpuCommunicator {
     }
 
     /// How it is done, and how it is cut: as measured on four H200.
-    fn choose(&self, call: &GpuCall<'_>) -> (Algorithm, u64) {
+    fn choose(&self, collective: Collective, data: DataType, count: usize) -> (Algorithm, u64) {
         let ranks = self.size();
-        let bytes = (call.count as u64).saturating_mul(call.data.bytes() as u64);
+        let bytes = (count as u64).saturating_mul(data.bytes() as u64);
         let is_long = bytes >= 512 << 20;
         let whole = u64::MAX;
-        let (algorithm, slice) = match call.collective {
+        let (algorithm, slice) = match collective {
             Collective::AllReduce | Collective::ReduceScatter | Collective::Reduce if ranks > MOST_SOURCES => {
                 (Algorithm::Ring, 64 << 20)
             }
             Collective::AllReduce | Collective::ReduceScatter if ranks > 2 => {
                 // Copies to one GPU from two others are in each other's way, the more so the more often it comes to that.
-                let all = if call.collective == Collective::AllReduce {
+                let all = if collective == Collective::AllReduce {
                     bytes
                 } else {
                     bytes.saturating_mul(ranks.into())

@@ -22,3 +22,4 @@ pub use communicator::{GpuCall, GpuCommunicator};
 pub use error::GpuError;
 pub use options::{Executor, GpuOptions};
 pub use peers::{Areas, Mapped, Peers, Sizes};
+pub use types::{as_bytes, as_bytes_mut};

@@ -2,7 +2,7 @@
 
 use doorbell_cuda::reduce::{self, Operator, Scalar, Source};
 
-use crate::kernel;
+use crate::kernel::{self, Element};
 use crate::plan::Form;
 use crate::types::{DataType, ReduceOp};
 
@@ -70,4 +70,18 @@ pub(super) fn one(data: DataType, source: Source<'_>) -> Source<'_> {
         DataType::F64 => source.times(1f64),
         DataType::F32 | DataType::F16 | DataType::Bf16 | DataType::F8E4M3 | DataType::F8E5M2 => source.times(1f32),
     }
+}
+
+/// The bytes of elements, for what copies to GPUs.
+#[must_use]
+pub fn as_bytes<T: Element>(elements: &[T]) -> &[u8] {
+    // SAFETY: elements have no padding.
+    unsafe { core::slice::from_raw_parts(elements.as_ptr().cast(), size_of_val(elements)) }
+}
+
+/// The same, to be written.
+#[must_use]
+pub fn as_bytes_mut<T: Element>(elements: &mut [T]) -> &mut [u8] {
+    // SAFETY: as above, and every bit pattern is an element.
+    unsafe { core::slice::from_raw_parts_mut(elements.as_mut_ptr().cast(), size_of_val(elements)) }
 }

@@ -1,6 +1,6 @@
 //! Ranks as threads of this process, each with a GPU of the stand-in, and memory of it.
 
-use doorbell_collectives::gpu::{GpuCommunicator, GpuOptions, Sizes};
+use doorbell_collectives::gpu::{GpuCommunicator, GpuOptions, Sizes, as_bytes, as_bytes_mut};
 use doorbell_collectives::plan::Collective;
 use doorbell_collectives::reference::{Case, Number, given};
 use doorbell_collectives::{Options, Rank};
@@ -109,8 +109,7 @@ impl Buffers {
         let Some(span) = self.input() else { return };
         let elements = span.len() / self.unit;
         let values: Vec<T> = (0..elements as u64).map(|index| given(seed, rank, index)).collect();
-        // SAFETY: elements have no padding.
-        let bytes = unsafe { std::slice::from_raw_parts(values.as_ptr().cast::<u8>(), span.len()) };
+        let bytes = as_bytes(&values);
         let host = HostMemory::alloc(stream.context(), bytes.len()).unwrap();
         host.copy_in(0, bytes).unwrap();
         stream.copy(span, host.all()).unwrap();
@@ -126,9 +125,7 @@ impl Buffers {
         stream.copy(host.all(), span).unwrap();
         stream.synchronize().unwrap();
         let mut values = vec![T::ZERO; span.len() / self.unit];
-        // SAFETY: as above, and every bit pattern is an element.
-        let bytes = unsafe { std::slice::from_raw_parts_mut(values.as_mut_ptr().cast::<u8>(), span.len()) };
-        host.copy_out(0, bytes).unwrap();
+        host.copy_out(0, as_bytes_mut(&mut values)).unwrap();
         values
     }
 }

@@ -12,7 +12,7 @@ mod build;
 
 use std::ffi::{CString, OsString, c_char, c_int, c_void};
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -104,6 +104,12 @@ impl Standin {
     pub fn driver(&self) -> Result<Driver, Absent> {
         // SAFETY: the stand-in does as NVIDIA's driver, in what it is called for.
         unsafe { Driver::load_from(&self.path) }
+    }
+
+    /// The library's file, of this driver alone.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
     }
 
     fn function<T: Copy>(&self, name: &str) -> T {
