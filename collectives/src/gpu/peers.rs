@@ -257,8 +257,15 @@ fn map(
                 "gets no memory of rank {peer}: it is on another host, of another user, or in another network namespace"
             ));
         };
-        DeviceMemory::import(context, descriptor.as_fd(), len)
-            .map_err(|e| format!("cannot map the memory of rank {peer}: {e}"))
+        let unmapped = |e: doorbell_cuda::Error| format!("cannot map the memory of rank {peer}: {e}");
+        let memory = DeviceMemory::import(context, descriptor.as_fd(), len).map_err(unmapped)?;
+        let device = context.device();
+        match memory.device().filter(|home| *home != device) {
+            Some(home) if device.peer(home).map_err(unmapped)?.is_none() => Err(format!(
+                "cannot map the memory of rank {peer}: {device} does not reach {home}"
+            )),
+            _ => Ok(memory),
+        }
     };
     let mapped = (0..lengths.len())
         .map(import)

@@ -4,4 +4,6 @@
 mod world;
 
 mod collectives;
+mod failures;
 mod gpus;
+mod graphs;

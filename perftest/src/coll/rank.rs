@@ -98,7 +98,8 @@ fn begin(
     }
     let link = agree(&devices, &mut group)?;
     if rank == 0 {
-        warn(&devices, link, &group);
+        // What carries the data of GPUs they say themselves.
+        warn(&devices, if args.gpu { LinkKind::Hardware } else { link }, &group);
     }
     let clean = link == LinkKind::SoftLocal && devices.iter().all(|device| device.faults.is_none());
     options.config.mapped = match args.mapped {
