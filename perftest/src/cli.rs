@@ -129,6 +129,9 @@ pub(crate) struct DevicesArgs {
     /// Show every GID and the device's limits
     #[arg(short, long)]
     pub(crate) verbose: bool,
+    /// Show which GPUs are nearest to each adapter
+    #[arg(long)]
+    pub(crate) gpu: bool,
     /// Print one JSON object
     #[arg(long)]
     pub(crate) json: bool,

@@ -3,13 +3,13 @@
 use std::env;
 use std::path::Path;
 
-use doorbell_collectives::topology::{DeviceKind, Distance, Host};
-use doorbell_nvml::{LIBRARY_VARIABLE, Machine};
+use doorbell_collectives::topology::{DeviceKind, Distance, Host, TopologyError};
+use doorbell_nvml::LIBRARY_VARIABLE;
 use nix::unistd::gethostname;
 use serde::Serialize;
 
 use crate::cli::TopoArgs;
-use crate::failure::{Failure, one_line};
+use crate::failure::Failure;
 use crate::report;
 
 /// Where sysfs is.
@@ -62,8 +62,7 @@ struct Near<'a> {
 /// # Errors
 /// [`Failure::Usage`] when the folder is no sysfs; [`Failure::Test`] when stdout does not take it.
 pub(crate) fn run(args: &TopoArgs) -> Result<(), Failure> {
-    let name = gethostname().ok().and_then(|name| name.into_string().ok());
-    let host = read(&args.sysfs, name.unwrap_or_else(|| "localhost".into()))?;
+    let host = read(&args.sysfs).map_err(|e| Failure::usage(format!("{e}; --sysfs names another folder")))?;
     if args.json {
         return report::print_json(&listing(&host));
     }
@@ -72,6 +71,14 @@ pub(crate) fn run(args: &TopoArgs) -> Result<(), Failure> {
         eprintln!("doorbell: note: {note}");
     }
     Ok(())
+}
+
+/// This host.
+///
+/// # Errors
+/// [`TopologyError`] when it has no sysfs.
+pub(crate) fn this_host() -> Result<Host, TopologyError> {
+    read(Path::new(THIS_HOST))
 }
 
 fn listing(host: &Host) -> Listing<'_> {
@@ -109,19 +116,12 @@ fn listing(host: &Host) -> Listing<'_> {
 }
 
 /// What sysfs says, and of this host's GPUs what NVIDIA's driver says. That is of another machine's copy only if it is asked for by name.
-fn read(sysfs: &Path, name: String) -> Result<Host, Failure> {
-    let mut host = Host::read(sysfs, name).map_err(|e| Failure::usage(format!("{e}; --sysfs names another folder")))?;
-    if sysfs != Path::new(THIS_HOST) && env::var_os(LIBRARY_VARIABLE).is_none() {
-        return Ok(host);
-    }
-    match Machine::read() {
-        Ok(machine) => host.add_gpus(&machine),
-        // Where there is no GPU there is nothing to miss.
-        Err(absent) if host.devices.iter().any(|device| device.kind == DeviceKind::Gpu) => {
-            host.notes
-                .push(format!("NVLink is not known: {}", one_line(&absent.to_string())));
-        }
-        Err(_) => {}
+fn read(sysfs: &Path) -> Result<Host, TopologyError> {
+    let name = gethostname().ok().and_then(|name| name.into_string().ok());
+    let name = name.unwrap_or_else(|| "localhost".into());
+    let mut host = Host::read(sysfs, name)?;
+    if sysfs == Path::new(THIS_HOST) || env::var_os(LIBRARY_VARIABLE).is_some() {
+        host.ask_driver();
     }
     Ok(host)
 }

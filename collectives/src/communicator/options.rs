@@ -26,7 +26,7 @@ pub struct Options {
     /// A tuning file.
     pub tuning_file: Option<PathBuf>,
     /// Where this rank is on its host, and what its GPU is joined to, such as [`Host::member`](crate::topology::Host::member) says of a GPU (default: nothing is known). All ranks hear of it, and rings go through near ones; the
-    /// host's name in it is that of the [`Group`](crate::Group).
+    /// host's name in it is that of the [`Group`](crate::bootstrap::Group).
     pub place: Option<topology::Member>,
 }
 

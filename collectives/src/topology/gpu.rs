@@ -1,10 +1,12 @@
 //! GPUs as the driver tells of them: their NVLinks, which two of them are joined by some, and what a host gains by knowing.
 
+use std::path::Path;
+
 use doorbell_nvml as nvml;
 use serde::Serialize;
 
 use super::sysfs::natural;
-use super::{Device, DeviceKind, Distance, Host, Member, Place};
+use super::{Device, DeviceKind, Distance, Host, Member, Place, TopologyError};
 
 /// What a GPU tells of itself that others have to know, to find out how they reach it.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize)]
@@ -207,6 +209,28 @@ fn distance(ancestor: nvml::Ancestor) -> Distance {
 }
 
 impl Host {
+    /// This host: what sysfs and NVIDIA's driver say. Asking the driver takes some ten milliseconds, and seconds where it has to start the GPUs first.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read).
+    pub fn here(name: impl Into<String>) -> Result<Self, TopologyError> {
+        let mut host = Self::read(Path::new("/sys"), name)?;
+        host.ask_driver();
+        Ok(host)
+    }
+
+    /// Adds what the driver of this machine says of its GPUs. Where it says nothing, and there are GPUs, that is a note.
+    pub fn ask_driver(&mut self) {
+        match nvml::Machine::read() {
+            Ok(machine) => self.add_gpus(&machine),
+            // Where there is no GPU there is nothing to miss.
+            Err(absent) if self.devices.iter().any(|device| device.kind == DeviceKind::Gpu) => {
+                self.notes.push(format!("NVLink is not known: {absent}"));
+            }
+            Err(_) => {}
+        }
+    }
+
     /// Adds what the driver says of this host's GPUs to what sysfs says of them. They are the same by their PCI addresses; those that sysfs does not show are devices at no known place.
     pub fn add_gpus(&mut self, machine: &nvml::Machine) {
         self.notes.extend(machine.notes.iter().cloned());

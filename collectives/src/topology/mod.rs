@@ -167,8 +167,18 @@ impl Host {
     /// The adapters, nearest to `place` first, and how near they are: the first ones that are equally near are its rails.
     #[must_use]
     pub fn adapters_near(&self, place: &Place) -> Vec<(&Device, Distance)> {
-        let adapters = self.devices.iter().filter(|device| device.kind == DeviceKind::Adapter);
-        let mut found: Vec<_> = adapters.map(|device| (device, place.distance(&device.place))).collect();
+        self.near(place, DeviceKind::Adapter)
+    }
+
+    /// The GPUs, nearest to `place` first, and how near they are.
+    #[must_use]
+    pub fn gpus_near(&self, place: &Place) -> Vec<(&Device, Distance)> {
+        self.near(place, DeviceKind::Gpu)
+    }
+
+    fn near(&self, place: &Place, kind: DeviceKind) -> Vec<(&Device, Distance)> {
+        let devices = self.devices.iter().filter(|device| device.kind == kind);
+        let mut found: Vec<_> = devices.map(|device| (device, place.distance(&device.place))).collect();
         found.sort_by_key(|(_, distance)| *distance);
         found
     }

@@ -125,6 +125,15 @@ fn distances_are_by_what_is_in_common() {
             ("mlx5_9", Distance::Cross)
         ]
     );
+    let near: Vec<(&str, Distance)> = host
+        .gpus_near(&host.devices[1].place)
+        .into_iter()
+        .map(|(device, far)| (device.name.as_str(), far))
+        .collect();
+    assert_eq!(
+        near,
+        [("0000:c1:00.0", Distance::Node), ("0000:02:00.0", Distance::Cross)]
+    );
     assert_eq!(host.devices[0].place.distance(&host.devices[0].place), Distance::Same);
 }
 

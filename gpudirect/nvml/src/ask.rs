@@ -52,8 +52,8 @@ pub(crate) unsafe fn library(path: &Path) -> Result<Machine, Absent> {
 unsafe fn load(path: &Path) -> Result<Table, Absent> {
     // SAFETY: NVML's initialisers have no requirements; for another library the caller answers.
     let library = unsafe { sys::open(path) }.map_err(|reason| Absent::NoLibrary {
-        library: path.display().to_string(),
-        reason,
+        library: one_line(&path.display().to_string()),
+        reason: one_line(&reason),
     })?;
     // SAFETY: the caller's promise.
     unsafe { sys::fill(library) }.map_err(|symbol| Absent::NoSymbol { symbol })

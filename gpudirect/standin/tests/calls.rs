@@ -5,7 +5,9 @@ use std::fs;
 use std::os::fd::AsRawFd;
 use std::ptr;
 
-use doorbell_cuda::{Context, DeviceMemory, DevicePtr, HostMemory, Memory, MemoryType, Stream};
+use doorbell_cuda::{
+    Attribute, Context, DeviceMemory, DevicePtr, HostMemory, Memory, MemoryType, Stream, WritesOrdering,
+};
 use doorbell_cuda_standin::{Manner, Standin};
 use libloading::os::unix::Library;
 
@@ -172,6 +174,10 @@ fn modules_have_the_kernels_that_the_text_names() {
             0
         );
         assert_eq!(find(&raw mut function, module, c"meet".as_ptr()), 0);
+        assert_eq!(
+            setting.function::<unsafe extern "C" fn(*mut c_void) -> c_int>("cuFuncLoad")(function),
+            0
+        );
         assert_eq!(find(&raw mut function, module, c"gather".as_ptr()), 500);
         assert_eq!(find(&raw mut function, module, c"nobody_has_it".as_ptr()), 500);
         assert_eq!(
@@ -180,4 +186,31 @@ fn modules_have_the_kernels_that_the_text_names() {
         );
     }
     assert_eq!(setting.standin.count("module"), 0);
+}
+
+#[test]
+fn devices_are_as_a_test_has_them() {
+    let setting = Setting::new(Manner::Lazy);
+    let device = setting.context.device();
+    assert!(device.has(Attribute::DmaBufSupported));
+    setting.standin.set_attribute(Attribute::DmaBufSupported as i32, 0);
+    assert!(!device.has(Attribute::DmaBufSupported));
+    setting
+        .standin
+        .set_attribute(Attribute::GpuDirectRdmaWritesOrdering as i32, 200);
+    assert_eq!(device.writes_ordering().unwrap(), WritesOrdering::AllDevices);
+}
+
+#[test]
+fn addresses_are_the_processors_where_a_test_asks_for_it() {
+    let standin = Standin::load(Manner::Prompt);
+    standin.open();
+    let context = standin.driver().unwrap().device(0).unwrap().context().unwrap();
+    let stream = Stream::new(&context).unwrap();
+    let memory = DeviceMemory::alloc(&context, 100).unwrap();
+    stream.fill(memory.all(), 7).unwrap();
+    stream.synchronize().unwrap();
+    let at = ptr::with_exposed_provenance::<u8>(usize::try_from(memory.device_ptr().0).unwrap());
+    // SAFETY: the stand-in has mapped it to be read, and no work uses it now.
+    assert_eq!(unsafe { at.add(99).read_volatile() }, 7);
 }

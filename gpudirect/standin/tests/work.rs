@@ -1,7 +1,11 @@
 //! Work of one process: kernels that wait for each other, graphs whose branches do, errors that take the device away.
 
+use std::thread;
+use std::time::{Duration, Instant};
+
 use doorbell_cuda::{
-    CaptureMode, Context, DeviceMemory, Driver, Error, Event, HostMemory, Kernel, Launch, Memory, Module, Stream, Until,
+    Argument, CaptureMode, Context, DeviceMemory, Driver, Error, Event, HostMemory, Kernel, Launch, Memory, Module,
+    Stream, Until,
 };
 use doorbell_cuda_standin::{Manner, Standin};
 
@@ -202,7 +206,7 @@ fn nothing_is_done_any_more_when_the_device_is_lost() {
         rank.stream.wait_value32(rank.memory.all(), Until::Equal(1)).unwrap();
         let event = Event::new(&rank.context).unwrap();
         rank.stream.record(&event).unwrap();
-        std::thread::scope(|scope| {
+        thread::scope(|scope| {
             let waiting = scope.spawn(|| rank.stream.synchronize());
             standin.lose(700);
             assert!(matches!(waiting.join().unwrap(), Err(Error::Lost(_))));
@@ -211,4 +215,87 @@ fn nothing_is_done_any_more_when_the_device_is_lost() {
         assert!(matches!(rank.stream.fill(rank.memory.all(), 1), Err(Error::Lost(_))));
         assert!(matches!(DeviceMemory::alloc(&rank.context, 1), Err(Error::Lost(_))));
     }
+}
+
+/// A kernel that waits for a peer which never comes ends with the device, and its stream with it.
+#[test]
+fn kernels_end_when_the_device_is_lost() {
+    for manner in [Manner::Prompt, Manner::Lazy] {
+        let standin = Standin::load(manner);
+        let rank = Rank::new(standin.driver().unwrap(), 0, "meet").unwrap();
+        let at = |offset: usize| rank.memory.span(offset..).unwrap().device_ptr();
+        // SAFETY: flags, the peer's and results of so many blocks lie in the memory.
+        unsafe {
+            let arguments: [&dyn Argument; 4] = [&at(0), &at(256), &at(1024), &1u32];
+            let uses = &[rank.memory.all()];
+            rank.kernel
+                .launch(&rank.stream, Launch::linear(BLOCKS, 32), &arguments, uses)
+                .unwrap();
+        }
+        thread::scope(|scope| {
+            let waiting = scope.spawn(|| rank.stream.synchronize());
+            standin.lose(719);
+            assert!(matches!(waiting.join().unwrap(), Err(Error::Lost(_))));
+        });
+        let begun = Instant::now();
+        while standin.count("work") > 0 {
+            // On its own it gives up after two minutes.
+            assert!(begun.elapsed() < Duration::from_secs(60), "the kernel waits yet");
+            thread::yield_now();
+        }
+    }
+}
+
+#[test]
+fn a_first_launch_waits_for_the_device_where_a_test_has_it_so() {
+    let standin = Standin::load(Manner::Prompt);
+    standin.set_late_loading(true);
+    let rank = Rank::new(standin.driver().unwrap(), 0, "gather").unwrap();
+    let (other, writer) = (Stream::new(&rank.context).unwrap(), Stream::new(&rank.context).unwrap());
+    let word = rank.memory.span(512..516).unwrap();
+    let launch = || {
+        let (counter, result) = (rank.memory.device_ptr(), rank.memory.span(1024..).unwrap().device_ptr());
+        // SAFETY: the counter and the result of one block lie in the memory.
+        unsafe {
+            rank.kernel
+                .launch(&rank.stream, Launch::linear(1, 1), &[&counter, &result], &[])
+                .unwrap()
+        };
+    };
+    other.wait_value32(word, Until::Equal(1)).unwrap();
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            launch();
+            assert!(other.is_idle().unwrap(), "it has not waited");
+        });
+        // Long enough that a launch that does not wait is found out, most times.
+        thread::sleep(Duration::from_millis(20));
+        writer.write_value32(word, 1).unwrap();
+    });
+    // The second does not.
+    other.wait_value32(word, Until::Equal(2)).unwrap();
+    launch();
+    rank.stream.synchronize().unwrap();
+    assert!(!other.is_idle().unwrap());
+    writer.write_value32(word, 2).unwrap();
+    rank.context.synchronize().unwrap();
+}
+
+#[test]
+fn what_is_of_one_device_is_refused_by_streams_of_another() {
+    let standin = Standin::load(Manner::Lazy);
+    let driver = standin.driver().unwrap();
+    let (here, there) = (
+        Rank::new(driver, 0, "gather").unwrap(),
+        Rank::new(driver, 1, "gather").unwrap(),
+    );
+    let event = Event::new(&here.context).unwrap();
+    assert_eq!(there.stream.record(&event).unwrap_err().failure().unwrap().code, 400);
+    here.stream.record(&event).unwrap();
+    there.stream.wait(&event).unwrap();
+    let arguments: [&dyn Argument; 2] = [&here.memory.device_ptr(), &here.memory.device_ptr()];
+    // SAFETY: refused before anything is run.
+    let refused = unsafe { here.kernel.launch(&there.stream, Launch::linear(1, 1), &arguments, &[]) };
+    assert_eq!(refused.unwrap_err().failure().unwrap().code, 400);
+    there.stream.synchronize().unwrap();
 }

@@ -129,6 +129,8 @@ pub(crate) struct Shared {
     lanes_blocked: AtomicBool,
     /// Queue pairs use lanes.
     has_lanes: AtomicBool,
+    /// Copies of GPUs' memory are under way.
+    copying: AtomicBool,
     /// How often was driven, and how often in a row nothing went over UDP then.
     turns: AtomicU32,
     quiet: AtomicU32,
@@ -201,6 +203,7 @@ impl Shared {
             tx_blocked: AtomicBool::new(false),
             lanes_blocked: AtomicBool::new(false),
             has_lanes: AtomicBool::new(false),
+            copying: AtomicBool::new(false),
             turns: AtomicU32::new(0),
             quiet: AtomicU32::new(0),
             engine_due: AtomicU64::new(NEVER),

@@ -248,6 +248,7 @@ impl Qp {
     pub fn modify(&self, modify: &Modify) -> Result<(), ModifyError> {
         let shared = self.device().shared();
         if matches!(modify.state, Some(State::Reset | State::Err)) {
+            shared.wait_for_copies(Some(self.number), None);
             shared.flush_waiting(shared.core.lock());
         }
         let mut core = shared.core.lock();
@@ -258,8 +259,12 @@ impl Qp {
         let result = core.endpoint.modify_qp(shared.now(), self.number, modify);
         if result.is_ok() && modify.state == Some(State::Reset) {
             core.memory.release_windows_of(self.number);
+            core.forget_held(self.number);
         }
         shared.flush(core);
+        if modify.state == Some(State::Reset) {
+            shared.wait_for_copies(Some(self.number), None);
+        }
         result
     }
 
@@ -291,10 +296,12 @@ impl Qp {
 impl Drop for Qp {
     fn drop(&mut self) {
         let shared = self.pd.device().shared();
+        shared.wait_for_copies(Some(self.number), None);
         shared.flush_waiting(shared.core.lock());
         let mut core = shared.core.lock();
         core.remove_qp(self.number);
         // Its timers are gone with it.
         shared.deliver(core);
+        shared.wait_for_copies(Some(self.number), None);
     }
 }

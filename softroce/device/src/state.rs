@@ -1,5 +1,7 @@
 //! What the engine's lock guards: the engine, the memory it reaches, and where its completions and events go.
 
+mod copying;
+
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -8,20 +10,22 @@ use std::time::Duration;
 use doorbell_roce_proto::cm::{self, Route, ServiceId};
 use doorbell_roce_proto::memory::PdId;
 use doorbell_roce_proto::qp::{LaneId, Path, QpInit};
-use doorbell_roce_proto::wire::Bth;
-use doorbell_roce_proto::work::{CqId, SendRequest, SrqId};
+use doorbell_roce_proto::wire::{Bth, Opcode};
+use doorbell_roce_proto::work::{Completion, CqId, SendRequest, SrqId};
 use doorbell_roce_proto::{AsyncEvent, Datagram, Endpoint, Ident, Instant, LanePacket, Qpn, SrqInit, mad_of};
 
+use self::copying::{gate_of, hold};
 use crate::capacity;
 use crate::cm::{Connections, Waiting};
 use crate::cq::CqRing;
 use crate::event::{Event, EventQueue, Owner, QpEvent};
+use crate::gpu::Copies;
+use crate::gpu::gate::{Gate, Held};
 use crate::host::{Host, MemberId};
-use crate::lanes::{Forwarded, Joined, NoLane, Outgoing, Reach, Wake};
+use crate::lanes::{Forwarded, Joined, NoLane, Outgoing, Payload, Reach, Verdict, Wake, is_immediate, lane_of};
 use crate::link::{self, MAX_PACKET, TxBatch};
-use crate::local::segment::Segment;
 use crate::local::{Kind, Received};
-use crate::memory::Table;
+use crate::memory::{Shares, Table};
 
 const _: () = assert!(capacity::QPS <= Endpoint::MAX_QPS);
 
@@ -49,6 +53,11 @@ pub(crate) struct Core {
     address: SocketAddr,
     /// The lanes to processes on this host.
     pub(crate) lanes: Outgoing,
+    /// Copies of GPUs' memory that are under way, and what waits for them.
+    pub(crate) copies: Copies,
+    gate: Gate,
+    /// Lanes whose next record was put off: the acknowledgement that comes along with it has been handled.
+    left: Vec<LaneId>,
     /// Room for a packet for a lane, or a datagram that another process hands on.
     packet: Box<[u8]>,
 }
@@ -113,6 +122,9 @@ impl Core {
             device_memory: 0,
             next_pd: 0,
             lanes: Outgoing::new(Arc::clone(&host), address.ip()),
+            copies: Copies::default(),
+            gate: Gate::default(),
+            left: Vec::new(),
             packet: vec![0; MAX_PACKET].into_boxed_slice(),
             host,
             address,
@@ -187,6 +199,12 @@ impl Core {
         self.endpoint.destroy_qp(qpn);
         self.memory.release_windows_of(qpn);
         self.qps.remove(&qpn);
+        self.gate.forget(qpn);
+    }
+
+    /// A queue pair has forgotten what it was given.
+    pub(crate) fn forget_held(&mut self, qpn: Qpn) {
+        self.gate.forget(qpn);
     }
 
     pub(crate) fn add_srq(&mut self, init: SrqInit, owner: Owner) -> Option<SrqId> {
@@ -266,17 +284,32 @@ impl Core {
         }
     }
 
-    /// Gives the engine what has come on a lane.
-    pub(crate) fn receive_record(&mut self, mut now: impl FnMut() -> Instant, lane: LaneId, record: &Received<'_>) {
+    /// Gives the engine what has come on a lane. What became of it.
+    pub(crate) fn receive_record(
+        &mut self,
+        mut now: impl FnMut() -> Instant,
+        lane: LaneId,
+        record: &Received<'_>,
+    ) -> Verdict {
         match record.kind {
             Kind::Packet => {
                 let headers = Joined::split(record.header);
-                if let Some(acknowledgement) = headers.acknowledgement {
+                let again = !self.left.is_empty() && self.left.contains(&lane);
+                if let Some(acknowledgement) = headers.acknowledgement.filter(|_| !again) {
                     self.receive_packet(&mut now, lane, &acknowledgement, 0, record);
                 }
-                self.receive_packet(now, lane, headers.packet, record.body.len(), record);
+                let verdict = self.receive_packet(now, lane, headers.packet, record.body.len(), record);
+                match (again, verdict) {
+                    (true, Verdict::Done | Verdict::Kept { .. }) => self.left.retain(|left| *left != lane),
+                    (false, Verdict::Left) => self.left.push(lane),
+                    _ => {}
+                }
+                verdict
             }
-            Kind::Datagram => self.receive_handed_on(now(), record),
+            Kind::Datagram => {
+                self.receive_handed_on(now(), record);
+                Verdict::Done
+            }
         }
     }
 
@@ -287,19 +320,57 @@ impl Core {
         headers: &[u8],
         len: usize,
         record: &Received<'_>,
-    ) {
+    ) -> Verdict {
         let packet = LanePacket {
             lane,
             address: self.address.ip(),
             headers,
             len,
         };
+        let opcode = headers.first().copied().unwrap_or_default();
+        let behind =
+            !self.copies.is_idle() && Bth::dest_qp_of(headers).is_some_and(|qpn| self.copies.of(qpn).is_some());
+        if behind && is_immediate(opcode) {
+            return Verdict::Left;
+        }
         let mut reach = Reach {
             table: &mut self.memory,
-            body: record.body,
+            at: Payload {
+                body: record.body,
+                copies: &mut self.copies,
+                lane,
+                headers,
+                behind,
+                kept: false,
+                later: false,
+            },
         };
-        if !self.endpoint.handle_short(&packet, &mut reach) {
+        if !self.endpoint.handle_short(&packet, &mut reach) && !reach.at.later {
             self.endpoint.handle_lane(now, &packet, &mut reach);
+            if reach.at.later {
+                self.endpoint.put_off();
+            }
+        }
+        let (kept, later) = (reach.at.kept, reach.at.later);
+        if self.copies.is_idle() {
+            return Verdict::Done;
+        }
+        let Some(qpn) = Bth::dest_qp_of(headers) else {
+            return Verdict::Done;
+        };
+        if self.copies.is_unsettled(qpn) {
+            self.memory.unsettle(qpn);
+        }
+        if later {
+            return Verdict::Left;
+        }
+        if !kept {
+            return Verdict::Done;
+        }
+        Verdict::Kept {
+            ticket: self.copies.ticket(),
+            qpn,
+            goes_on: Opcode::from_code(opcode).is_some_and(|opcode| !opcode.position().ends()),
         }
     }
 
@@ -340,6 +411,10 @@ impl Core {
             // None is for the wire.
             if let Some(lane) = transmit.lane {
                 let packet = &self.packet[..transmit.len];
+                if let Some(ticket) = gate_of(&self.copies, &self.gate, &transmit, packet) {
+                    hold(&mut self.gate, &mut self.memory, ticket, transmit, packet);
+                    continue;
+                }
                 self.lanes
                     .send(lane, &transmit, packet, &mut self.memory, &mut self.endpoint);
             }
@@ -364,6 +439,10 @@ impl Core {
             };
             if let Some(lane) = transmit.lane {
                 let packet = &slot[..transmit.len];
+                if let Some(ticket) = gate_of(&self.copies, &self.gate, &transmit, packet) {
+                    hold(&mut self.gate, &mut self.memory, ticket, transmit, packet);
+                    continue;
+                }
                 self.lanes
                     .send(lane, &transmit, packet, &mut self.memory, &mut self.endpoint);
                 continue;
@@ -401,6 +480,7 @@ impl Core {
     /// A member is gone: what is sent to it vanishes from now on, and connections to it are over, unless its slot is another's by now.
     pub(crate) fn forget_member(&mut self, now: Instant, member: MemberId) {
         self.lanes.close(member, &mut self.endpoint);
+        self.copies.remove_imports(lane_of(member));
         if self.host.member(member.slot()).is_none_or(|now| now == member) {
             self.connections.forget_member(now, member.slot());
         }
@@ -414,20 +494,31 @@ impl Core {
         self.lanes.route(path, peer)
     }
 
-    /// Nobody takes what a region's memory holds from now on for a message. `segment` is what it was in, if it is there no more.
-    pub(crate) fn take_back_region(&mut self, key: u32, segment: Option<Arc<Segment>>) {
+    /// Nobody takes what a region's memory holds from now on for a message. `shares` is what it was in, if it is there no more.
+    pub(crate) fn take_back_region(&mut self, key: u32, shares: Shares) {
         self.take_back();
+        self.revoke_region(key);
+        shares
+            .segment
+            .into_iter()
+            .for_each(|segment| self.lanes.release(segment));
+        let allocation = shares.allocation.into_iter();
+        allocation.for_each(|allocation| self.lanes.release_allocation(allocation));
+    }
+
+    fn revoke_region(&mut self, key: u32) {
+        self.gate.withdraw_region(key);
         self.lanes.revoke_region(key);
-        segment.into_iter().for_each(|segment| self.lanes.release(segment));
     }
 
     /// Nor of what queue pairs and windows that have ended referred to.
     fn take_back(&mut self) {
         while let Some(qpn) = self.endpoint.poll_withdrawn() {
+            self.gate.withdraw(qpn);
             self.lanes.revoke_qp(qpn);
         }
         while let Some(key) = self.memory.retracted() {
-            self.lanes.revoke_region(key);
+            self.revoke_region(key);
         }
     }
 
@@ -461,14 +552,24 @@ impl Core {
         self.connections.deliver(now);
     }
 
+    fn complete(&mut self, cq: CqId, completion: Completion, now: &impl Fn() -> Instant) {
+        if let Some(Some(ring)) = self.cqs.get(cq.0 as usize)
+            && let Some(due) = ring.push(completion, now)
+        {
+            self.moderated.push((due, Arc::clone(ring)));
+        }
+    }
+
     fn deliver_news(&mut self, now: impl Fn() -> Instant) {
         // What completes here is the application's again.
         self.take_back();
         while let Some((cq, completion)) = self.endpoint.poll_completion() {
-            if let Some(Some(ring)) = self.cqs.get(cq.0 as usize)
-                && let Some(due) = ring.push(completion, &now)
-            {
-                self.moderated.push((due, Arc::clone(ring)));
+            match self.gate_of(completion.qpn) {
+                Some(ticket) => {
+                    let qpn = completion.qpn;
+                    self.gate.hold(qpn, ticket, Held::Completion(cq, completion));
+                }
+                None => self.complete(cq, completion, &now),
             }
         }
         while let Some(event) = self.endpoint.poll_event() {

@@ -11,7 +11,7 @@ fn set_errno(value: c_int) {
 }
 
 /// Verbs that make an object: ibv_import_device(3), ibv_import_pd(3), ibv_import_mr(3) and ibv_import_dm(3), as what another process made is not in a kernel from
-/// where it could be had; ibv_reg_dmabuf_mr(3), as a soft device maps no peripheral's memory; ibv_reg_mr_ex.
+/// where it could be had; ibv_reg_mr_ex.
 pub(crate) unsafe extern "C" fn object() -> *mut c_void {
     set_errno(libc::EOPNOTSUPP);
     ptr::null_mut()

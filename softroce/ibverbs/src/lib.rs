@@ -76,7 +76,7 @@ pub static API: Api = Api {
     rereg_mr: Some(protection::rereg_mr),
     reg_mr_iova: Some(protection::reg_mr_iova),
     reg_mr_iova2: Some(protection::reg_mr_iova2),
-    reg_dmabuf_mr: None,
+    reg_dmabuf_mr: Some(protection::reg_dmabuf_mr),
     query_gid_ex: Some(query::query_gid_ex),
     query_gid_table: Some(query::query_gid_table),
     get_pkey_index: Some(query::get_pkey_index),

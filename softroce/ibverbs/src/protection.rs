@@ -147,6 +147,7 @@ fn errno_of_refused(error: RegisterError) -> c_int {
     match error {
         RegisterError::Range | RegisterError::Rights => libc::EINVAL,
         RegisterError::Fault => libc::EFAULT,
+        RegisterError::NoDevice => libc::EOPNOTSUPP,
         RegisterError::Bound => libc::EBUSY,
         RegisterError::OutOfMemory | RegisterError::Exhausted => libc::ENOMEM,
     }
@@ -203,6 +204,54 @@ unsafe fn register(pd: *mut ibv_pd, addr: *mut c_void, len: usize, iova: u64, ac
     let registered = unsafe { soft.pd.register(range, access.rights) };
     // SAFETY: the same contract.
     unsafe { give(pd, addr, len, access.zero_based, registered) }
+}
+
+/// ibv_reg_dmabuf_mr(3), for memory of GPUs: the dma-buf itself is nothing that a process could copy from, but `iova` is the memory's address by every caller's convention, and CUDA tells whether that is so. What it is not
+/// so for is `EOPNOTSUPP`, as everything is where there is no CUDA.
+pub(crate) unsafe extern "C" fn reg_dmabuf_mr(
+    pd: *mut ibv_pd,
+    offset: u64,
+    length: usize,
+    iova: u64,
+    fd: c_int,
+    access: c_int,
+) -> *mut ibv_mr {
+    if !doorbell_softroce::takes_devices() {
+        return errno::null(libc::EOPNOTSUPP);
+    }
+    let Ok(link) = std::fs::read_link(format!("/proc/self/fd/{fd}")) else {
+        return errno::null(libc::EBADF);
+    };
+    let access = match Access::of(access as u32) {
+        Ok(access) => access,
+        Err(value) => return errno::null(value),
+    };
+    if !link.to_string_lossy().contains("dmabuf") || access.zero_based {
+        tracing::debug!(
+            "descriptor {fd} is {}: only dma-bufs of GPUs' memory, with its address as iova, can be registered",
+            link.display()
+        );
+        return errno::null(libc::EOPNOTSUPP);
+    }
+    let range = HostRange {
+        addr: ptr::without_provenance_mut(iova as usize),
+        len: length,
+        iova,
+    };
+    // SAFETY: live by contract.
+    let soft = unsafe { &*pd.cast::<SoftPd>() };
+    // SAFETY: the memory stays until it is deregistered, by contract.
+    let registered = unsafe { soft.pd.register_device(range, access.rights) };
+    // SAFETY: the same contract. The address of such a region is its offset in the dma-buf.
+    unsafe {
+        give(
+            pd,
+            ptr::without_provenance_mut(offset as usize),
+            length,
+            false,
+            registered,
+        )
+    }
 }
 
 /// The `reg_dm_mr` entry of `verbs_context`, ibv_alloc_dm(3): addresses are from 0 on, and the flags must say so.

@@ -1,5 +1,6 @@
 //! All the queue pairs of one device, and the demultiplexing of datagrams to them.
 
+mod later;
 mod short;
 
 use core::net::IpAddr;

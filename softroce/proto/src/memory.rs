@@ -173,6 +173,22 @@ pub trait Memory {
 
     // By reference: packets on a lane. Memory whose owner has no lanes leaves these as they are.
 
+    /// Whether any of `sges` is memory that the processor does not reach, such as a GPU's: packets on a lane refer to it, however short their payload is.
+    fn is_distant(&mut self, _pd: PdId, _sges: &[Sge]) -> bool {
+        false
+    }
+
+    /// The same of memory that a peer reads.
+    fn is_distant_remote(&mut self, _via: Via, _rkey: RKey) -> bool {
+        false
+    }
+
+    /// Whether bytes of READ responses that this queue pair was given are still on their way to where they belong: no SEND, WRITE or atomic begins meanwhile, nor a READ with a fence, as
+    /// it might read them. When they are there the owner says so ([`Endpoint::settled`](crate::Endpoint::settled)).
+    fn is_unsettled(&self, _qpn: Qpn) -> bool {
+        false
+    }
+
     /// Adds a range of local memory to what the packet being written refers to: checked as [`gather`](Self::gather) does, but read by whoever receives the packet.
     ///
     /// # Errors

@@ -47,6 +47,20 @@ pub struct PointerInfo {
     pub is_gpu_direct: bool,
 }
 
+impl Driver {
+    /// The kind of memory that an address is of, and the number of its device; `None` of one that is not CUDA's. Unlike [`Context::pointer_info`] this needs no context, and makes none on a device that the program does not use.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn locate(self, address: DevicePtr) -> Result<Option<(MemoryType, usize)>, Error> {
+        let Some(memory_type) = memory_type(self, address)? else {
+            return Ok(None);
+        };
+        let device = usize::try_from(number(self, pointer::DEVICE_ORDINAL, address)?).unwrap_or(0);
+        Ok(Some((memory_type, device)))
+    }
+}
+
 impl Context {
     /// What the driver knows of an address; `None` of one that is not CUDA's, such as of a `Vec`.
     ///
@@ -54,25 +68,13 @@ impl Context {
     /// What the driver says.
     pub fn pointer_info(&self, address: DevicePtr) -> Result<Option<PointerInfo>, Error> {
         let driver = self.driver();
-        let table = driver.table();
         let _entered = self.enter()?;
-        let mut memory_type: u32 = 0;
-        // SAFETY: this attribute is written as an unsigned int; the driver only looks the address up.
-        let answer =
-            unsafe { (table.pointer_get_attribute)((&raw mut memory_type).cast(), pointer::MEMORY_TYPE, address.0) };
-        if answer == status::INVALID_VALUE {
+        let Some(memory_type) = memory_type(driver, address)? else {
             return Ok(None);
-        }
-        driver.check(answer, "cuPointerGetAttribute", format_args!("{address:?}"))?;
-
-        let is_managed = flag(driver, pointer::IS_MANAGED, address);
+        };
         let (is_mapped, shares_by_fd) = mapped(driver, address);
         Ok(Some(PointerInfo {
-            memory_type: match memory_type {
-                _ if is_managed => MemoryType::Managed,
-                1 => MemoryType::Host,
-                _ => MemoryType::Device,
-            },
+            memory_type,
             device: usize::try_from(number(driver, pointer::DEVICE_ORDINAL, address)?).unwrap_or(0),
             allocation: range(driver, address).ok(),
             buffer_id: buffer_id(driver, address)?,
@@ -82,6 +84,23 @@ impl Context {
             is_gpu_direct: flag(driver, pointer::IS_GPU_DIRECT_RDMA_CAPABLE, address),
         }))
     }
+}
+
+/// The kind of memory; `None` of an address that is not CUDA's.
+fn memory_type(driver: Driver, address: DevicePtr) -> Result<Option<MemoryType>, Error> {
+    let mut kind: u32 = 0;
+    // SAFETY: this attribute is written as an unsigned int; the driver only looks the address up.
+    let answer =
+        unsafe { (driver.table().pointer_get_attribute)((&raw mut kind).cast(), pointer::MEMORY_TYPE, address.0) };
+    if answer == status::INVALID_VALUE {
+        return Ok(None);
+    }
+    driver.check(answer, "cuPointerGetAttribute", format_args!("{address:?}"))?;
+    Ok(Some(match kind {
+        _ if flag(driver, pointer::IS_MANAGED, address) => MemoryType::Managed,
+        1 => MemoryType::Host,
+        _ => MemoryType::Device,
+    }))
 }
 
 /// An attribute that is written as an int. Some are written as a bool: then the other bytes stay 0.

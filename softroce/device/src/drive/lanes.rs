@@ -1,12 +1,17 @@
 //! Driving by lanes: receiving from them, and what other processes on the address say that is about them.
 
-use doorbell_roce_proto::Instant;
+use std::os::fd::OwnedFd;
+use std::thread;
+
+use doorbell_roce_proto::{Instant, Qpn};
 
 use super::Shared;
+use crate::gpu::Handle;
 use crate::host::{Arrival, MemberId, Message};
-use crate::lanes::{Incoming, Taken};
+use crate::lanes::{Incoming, Taken, lane_of};
 use crate::local::segment::SegmentId;
 use crate::local::{Kind, Receiver};
+use crate::state::Core;
 use crate::sync::Ordering;
 
 /// So many records, or so many bytes of them, take long enough for a look at the clock: timers may be due.
@@ -29,15 +34,20 @@ impl Shared {
     /// Hands the engine what has come on the lanes, and sends what it answers.
     pub(super) fn receive_from_lanes(&self, lanes: &mut Incoming) -> Taken {
         let mut at = 0;
-        let taken = lanes.take(
+        let copying = self.copying.load(Ordering::Relaxed);
+        if copying {
+            self.finish_copies(lanes);
+        }
+        let mut taken = lanes.take(
             || (self.core.lock(), Batch::default()),
             |(core, batch), lane, record| {
                 batch.count += 1;
                 batch.bytes += record.body.len();
                 batch.datagrams |= record.kind == Kind::Datagram;
-                core.receive_record(|| *batch.now.get_or_insert_with(|| self.now()), lane, &record);
+                core.receive_record(|| *batch.now.get_or_insert_with(|| self.now()), lane, &record)
             },
             |(mut core, mut batch), waiting| {
+                self.begin_copies(&mut core);
                 if batch.count >= MANY || batch.bytes >= LONG {
                     batch.now = Some(self.now());
                 }
@@ -66,7 +76,56 @@ impl Shared {
         if at > self.engine_due.load(Ordering::Relaxed) {
             self.look_at_all();
         }
+        // They have to be looked after.
+        taken.some |= copying;
         taken
+    }
+
+    /// Begins the copies that records asked for.
+    fn begin_copies(&self, core: &mut Core) {
+        if !core.copies.is_idle() {
+            core.copies.begin();
+            self.copying.store(true, Ordering::SeqCst);
+        }
+    }
+
+    /// Looks which copies are done, and tells of what waited for them.
+    fn finish_copies(&self, lanes: &mut Incoming) {
+        let mut core = self.core.lock();
+        let now = self.now();
+        let mut rings = Vec::new();
+        if let Some(done) = core.copies.look() {
+            let mut failed = done.failed;
+            rings = lanes.release(core.copies.done(), |qpn| failed.push(qpn));
+            core.finish_copies(now, &done.landings, failed);
+        }
+        core.open_gate(|| now);
+        if !core.is_copying() {
+            self.copying.store(false, Ordering::SeqCst);
+        }
+        let connections: Vec<_> = rings
+            .iter()
+            .filter_map(|member| core.lanes.connection(*member))
+            .collect();
+        if connections.len() < rings.len() {
+            // It may be ourselves that wait.
+            core.unblock_lanes();
+        }
+        self.flush_at(core, now);
+        connections.iter().for_each(|connection| connection.wake());
+    }
+
+    /// Waits until no copy for a queue pair, or of a region, is under way. Nothing may be locked.
+    pub(crate) fn wait_for_copies(&self, qpn: Option<Qpn>, key: Option<u32>) {
+        while self.copying.load(Ordering::SeqCst) && self.core.lock().copies.uses(qpn, key) {
+            self.drive();
+            thread::yield_now();
+        }
+    }
+
+    /// Memory of a GPU is registered here: from now on peers may tell of theirs.
+    pub(crate) fn take_devices(&self) {
+        self.rx.lock().lanes.take_devices();
     }
 
     /// Looks whether full lanes have room again, and sends what waited for it.
@@ -78,7 +137,7 @@ impl Shared {
 
     /// Before the progress thread sleeps: has those ring who send something on a lane. `false` when something is there already.
     pub(crate) fn sleep_on_lanes(&self) -> bool {
-        self.rx.lock().lanes.sleep()
+        !self.copying.load(Ordering::SeqCst) && self.rx.lock().lanes.sleep()
     }
 
     /// The progress thread is awake.
@@ -88,6 +147,7 @@ impl Shared {
 
     /// Has a lane of this process to itself.
     pub(crate) fn use_lanes(&self, me: MemberId, receiver: Receiver) {
+        self.core.lock().copies.set_own_lane(lane_of(me));
         self.rx.lock().lanes.add(me, receiver);
         self.has_lanes.store(true, Ordering::Relaxed);
     }
@@ -116,10 +176,33 @@ impl Shared {
                     (Message::Released { id }, _) => {
                         if let Ok(id) = u32::try_from(id) {
                             self.rx.lock().lanes.remove_segment(from, SegmentId(id));
+                            self.core.lock().copies.remove_import(lane_of(from), SegmentId(id));
                         }
                     }
-                    (Message::Lane | Message::Segment { .. }, None) => {}
+                    (Message::Device { id, len, own }, Some(fd)) => {
+                        let imported = self.import(from, pid, (id, len), (fd, own));
+                        self.rx.lock().lanes.add_device(from, imported);
+                    }
+                    (Message::Lane | Message::Segment { .. } | Message::Device { .. }, None) => {}
                 }
+            }
+        }
+    }
+
+    /// Imports memory of a GPU that a member tells of. Whether that can be done.
+    fn import(&self, from: MemberId, pid: Option<i32>, (id, len): (u64, u64), (fd, own): (OwnedFd, bool)) -> bool {
+        let (Ok(id), Ok(len)) = (u32::try_from(id), usize::try_from(len)) else {
+            return false;
+        };
+        let (lane, id) = (lane_of(from), SegmentId(id));
+        if pid.is_some_and(|pid| u32::try_from(pid) == Ok(std::process::id())) {
+            return self.core.lock().copies.add_own(lane, id);
+        }
+        match Handle::from_descriptor(fd, own) {
+            Ok(handle) => self.core.lock().copies.add_import(lane, id, handle, len),
+            Err(error) => {
+                tracing::warn!("another process sent what is no memory of a GPU: {error}");
+                false
             }
         }
     }
@@ -131,6 +214,7 @@ impl Shared {
         let now = self.now();
         rx.lanes
             .remove(member, |lane, record| core.receive_record(|| now, lane, &record));
+        self.begin_copies(&mut core);
         core.forget_member(now, member);
         self.flush(core);
     }

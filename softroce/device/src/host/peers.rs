@@ -27,6 +27,15 @@ pub enum Message {
         /// Its number.
         id: u64,
     },
+    /// The descriptor sent along is for memory of a GPU that the sender calls by this number, among its segments.
+    Device {
+        /// Its number.
+        id: u64,
+        /// How many bytes.
+        len: u64,
+        /// The descriptor is the memory's own; otherwise it is of a file with what `cuIpcOpenMemHandle` takes.
+        own: bool,
+    },
     /// The sender has given that segment up: what is mapped of it can be unmapped.
     Released {
         /// Its number.
@@ -80,6 +89,7 @@ impl Record {
             Self::Message(Message::Lane) => [4, 0, 0],
             Self::Message(Message::Segment { id }) => [5, id, 0],
             Self::Message(Message::Released { id }) => [6, id, 0],
+            Self::Message(Message::Device { id, len, own }) => [if own { 7 } else { 8 }, id, len],
         };
         let mut bytes = [0; Self::MAX];
         for (to, word) in bytes.chunks_exact_mut(8).zip(words) {
@@ -107,6 +117,11 @@ impl Record {
             4 => Self::Message(Message::Lane),
             5 => Self::Message(Message::Segment { id: word(1) }),
             6 => Self::Message(Message::Released { id: word(1) }),
+            kind @ (7 | 8) => Self::Message(Message::Device {
+                id: word(1),
+                len: word(2),
+                own: kind == 7,
+            }),
             _ => return None,
         };
         Some(record)

@@ -1,13 +1,15 @@
 //! The receiving ends of the lanes.
 
+use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 
+use doorbell_roce_proto::Qpn;
 use doorbell_roce_proto::qp::LaneId;
 
 use super::lane_of;
 use crate::host::MemberId;
 use crate::local::segment::SegmentId;
-use crate::local::{Broken, Received, Receiver};
+use crate::local::{After, Broken, Received, Receiver};
 
 /// Records of one lane that are handled at most before the next lane has its turn.
 const STRIDE: usize = 32;
@@ -19,6 +21,8 @@ const FEW: usize = 4;
 #[derive(Debug, Default)]
 pub(crate) struct Incoming {
     lanes: Vec<Lane>,
+    /// Memory of GPUs was registered in this process, so that it can copy from that of others.
+    devices: bool,
 }
 
 #[derive(Debug)]
@@ -26,8 +30,28 @@ struct Lane {
     from: MemberId,
     id: LaneId,
     receiver: Receiver,
+    /// Those that were taken and are not done with, the oldest first: each with its ticket and queue pair, if it waits for copies itself.
+    kept: VecDeque<Option<(u64, Qpn)>>,
     /// How many records are handled at once: one while they come one by one, so that the application sees each as soon as may be, and more while there always are more.
     stretch: usize,
+}
+
+/// What became of a record.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Verdict {
+    /// It is done with.
+    Done,
+    /// Copies from what it refers to are under way.
+    Kept {
+        /// Of those copies.
+        ticket: u64,
+        /// Whose they are.
+        qpn: Qpn,
+        /// More of the same message is to come: what is there of it is taken at once, so that it is one copy.
+        goes_on: bool,
+    },
+    /// It cannot be taken yet.
+    Left,
 }
 
 /// What receiving from all lanes came to.
@@ -41,28 +65,68 @@ pub(crate) struct Taken {
 
 impl Incoming {
     /// A lane from a member, in the place of one that it may have given before.
-    pub(crate) fn add(&mut self, from: MemberId, receiver: Receiver) {
+    pub(crate) fn add(&mut self, from: MemberId, mut receiver: Receiver) {
         let id = lane_of(from);
+        if self.devices {
+            receiver.take_devices();
+        }
         self.lanes.retain(|lane| lane.from != from);
         self.lanes.push(Lane {
             from,
             id,
             receiver,
+            kept: VecDeque::new(),
             stretch: 1,
         });
     }
 
     /// The member is gone: hands out what it sent before, and forgets the lane.
-    pub(crate) fn remove(&mut self, from: MemberId, mut take: impl FnMut(LaneId, Received<'_>)) {
+    pub(crate) fn remove(&mut self, from: MemberId, mut take: impl FnMut(LaneId, Received<'_>) -> Verdict) {
         while let Some(place) = self.lanes.iter().position(|lane| lane.from == from) {
             let mut lane = self.lanes.swap_remove(place);
-            while let Ok(Some(())) = lane.receiver.pop(|record| take(lane.id, record)) {}
+            // What cannot be taken now is lost, as all is that it would have sent later.
+            while let Ok(Some(_)) = lane.receiver.pop(|record| take(lane.id, record)) {}
         }
     }
 
     fn of(&mut self, from: MemberId) -> Option<&mut Receiver> {
         let lane = self.lanes.iter_mut().find(|lane| lane.from == from);
         lane.map(|lane| &mut lane.receiver)
+    }
+
+    /// From now on members may tell of memory of GPUs.
+    pub(crate) fn take_devices(&mut self) {
+        if !self.devices {
+            self.devices = true;
+            self.lanes.iter_mut().for_each(|lane| lane.receiver.take_devices());
+        }
+    }
+
+    /// A member told of memory of a GPU, which was imported or not.
+    pub(crate) fn add_device(&mut self, from: MemberId, imported: bool) {
+        if let Some(receiver) = self.of(from) {
+            receiver.add_device(imported);
+        }
+    }
+
+    /// Copies are done up to a ticket: gives back the records that waited for them, and says of which queue pairs some had been taken back. Gives the members to be told of room.
+    pub(crate) fn release(&mut self, done: u64, mut revoked: impl FnMut(Qpn)) -> Vec<MemberId> {
+        let mut waiting = Vec::new();
+        for lane in self.lanes.iter_mut().filter(|lane| !lane.kept.is_empty()) {
+            while let Some(kept) = lane.kept.front() {
+                match *kept {
+                    Some((ticket, _)) if ticket > done => break,
+                    Some((_, qpn)) if lane.receiver.was_revoked() => revoked(qpn),
+                    _ => {}
+                }
+                lane.kept.pop_front();
+                lane.receiver.release();
+            }
+            if lane.receiver.owes_call() {
+                waiting.push(lane.from);
+            }
+        }
+        waiting
     }
 
     /// A member sent a segment of its memory.
@@ -85,7 +149,7 @@ impl Incoming {
     pub(crate) fn take<T>(
         &mut self,
         mut begin: impl FnMut() -> T,
-        mut take: impl FnMut(&mut T, LaneId, Received<'_>),
+        mut take: impl FnMut(&mut T, LaneId, Received<'_>) -> Verdict,
         mut end: impl FnMut(T, Option<MemberId>),
     ) -> Taken {
         let mut taken = Taken::default();
@@ -124,26 +188,51 @@ impl Incoming {
 
 impl Lane {
     /// Takes a stretch. Whether more may wait.
-    fn take(&mut self, take: &mut impl FnMut(LaneId, Received<'_>)) -> Result<bool, Broken> {
+    fn take(&mut self, take: &mut impl FnMut(LaneId, Received<'_>) -> Verdict) -> Result<bool, Broken> {
         let mut referred = false;
-        for taken in 0..self.stretch {
-            let record = self.receiver.pop(|record| {
+        let (mut taken, mut stretch) = (0, self.stretch);
+        while taken < stretch {
+            let verdict = self.take_one(&mut |id, record| {
                 referred = record.body.is_revocable();
-                take(self.id, record);
-            });
-            if record?.is_none() {
-                if taken > 0 {
-                    self.stretch = if taken < FEW { 1 } else { taken };
+                take(id, record)
+            })?;
+            match verdict {
+                None => {
+                    if taken > 0 {
+                        self.stretch = if taken < FEW { 1 } else { taken };
+                    }
+                    return Ok(false);
                 }
-                return Ok(false);
+                Some(Verdict::Left) => return Ok(true),
+                Some(Verdict::Kept { goes_on: true, .. }) if stretch < STRIDE => stretch += 1,
+                Some(_) => {}
             }
+            taken += 1;
         }
         // What is told by a few bytes behind a payload is as good as there with it, and would cost the application another look.
         if referred && self.receiver.short_is_next() {
-            self.receiver.pop(|record| take(self.id, record))?;
+            self.take_one(take)?;
         }
         self.stretch = (2 * self.stretch).min(STRIDE);
         Ok(true)
+    }
+
+    fn take_one(&mut self, take: &mut impl FnMut(LaneId, Received<'_>) -> Verdict) -> Result<Option<Verdict>, Broken> {
+        let verdict = self.receiver.pop_for(|record| {
+            let verdict = take(self.id, record);
+            let after = match verdict {
+                Verdict::Done => After::Consumed,
+                Verdict::Kept { .. } => After::Kept,
+                Verdict::Left => After::Left,
+            };
+            (after, verdict)
+        })?;
+        match verdict {
+            Some(Verdict::Kept { ticket, qpn, .. }) => self.kept.push_back(Some((ticket, qpn))),
+            Some(Verdict::Done) if !self.kept.is_empty() => self.kept.push_back(None),
+            _ => {}
+        }
+        Ok(verdict)
     }
 }
 
@@ -173,7 +262,11 @@ mod tests {
     /// The lengths of what is taken at a time.
     fn take(incoming: &mut Incoming) -> Vec<usize> {
         let mut lengths = Vec::new();
-        incoming.take(|| (), |(), _, record| lengths.push(record.body.len()), |(), _| ());
+        let mut note = |len| {
+            lengths.push(len);
+            Verdict::Done
+        };
+        incoming.take(|| (), |(), _, record| note(record.body.len()), |(), _| ());
         lengths
     }
 

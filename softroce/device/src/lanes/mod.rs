@@ -22,16 +22,17 @@ use std::fs;
 use std::io::IoSliceMut;
 
 use doorbell_roce_proto::qp::LaneId;
+use doorbell_roce_proto::wire::Opcode;
 use nix::sys::uio::{RemoteIoVec, process_vm_readv};
 use nix::unistd::Pid;
 
 use crate::host::MemberId;
 
 pub(crate) use forward::Forwarded;
-pub(crate) use incoming::{Incoming, Taken};
+pub(crate) use incoming::{Incoming, Taken, Verdict};
 pub(crate) use joined::Joined;
 pub(crate) use outgoing::{NoLane, Outgoing, Wake};
-pub(crate) use reach::Reach;
+pub(crate) use reach::{Payload, Reach};
 
 /// How a packet's payload gets to a process of the same host, when it is too long to go along with the packet.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -77,8 +78,24 @@ impl Mover {
 const SLOT_BITS: u32 = 10;
 
 /// What the engine calls the lanes between this process and a member.
-fn lane_of(member: MemberId) -> LaneId {
+pub(crate) fn lane_of(member: MemberId) -> LaneId {
     LaneId(member.generation() << SLOT_BITS | u32::from(member.slot()))
+}
+
+/// Whether a packet with this opcode is of a reliable connection.
+fn is_reliable(opcode: u8) -> bool {
+    opcode < Opcode::UcSendFirst.code()
+}
+
+/// Whether it is an answer: of a READ or an atomic, or an acknowledgement (IBTA vol 1, 9.2, table 35).
+pub(crate) fn is_response(opcode: u8) -> bool {
+    (Opcode::RcReadResponseFirst.code()..=Opcode::RcAtomicAcknowledge.code()).contains(&opcode)
+}
+
+/// Whether it is carried out at once, on memory as it is then: a READ or an atomic.
+pub(crate) fn is_immediate(opcode: u8) -> bool {
+    let immediate = [Opcode::RcReadRequest, Opcode::RcCompareSwap, Opcode::RcFetchAdd];
+    immediate.iter().any(|one| one.code() == opcode)
 }
 
 fn slot_of(lane: LaneId) -> usize {

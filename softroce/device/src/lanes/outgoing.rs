@@ -10,8 +10,9 @@ use doorbell_roce_proto::{Endpoint, Qpn, Short, Transmit};
 
 use super::joined::{Acknowledgement, Joined};
 use super::{Forwarded, Mover, SLOT_BITS, lane_of, slot_of};
+use crate::gpu::Allocation;
 use crate::host::{Connection, Flags, Host, MemberId, Message};
-use crate::local::segment::Segment;
+use crate::local::segment::{Segment, SegmentId};
 use crate::local::{Full, Kind, Payload, Receiver, Record, Reference, Referrer, Sender};
 use crate::memory::{Referred, Table};
 
@@ -297,6 +298,11 @@ impl Outgoing {
         self.look_for_room(slot, endpoint);
     }
 
+    /// Whether a lane takes a packet now, or loses it.
+    pub(crate) fn takes(&self, lane: LaneId) -> bool {
+        !matches!(self.lanes.get(slot_of(lane)), Some(Some(found)) if found.full && lane_of(found.to) == lane)
+    }
+
     /// Whether a lane was given something since [`ring`](Self::ring).
     pub(crate) fn is_touched(&self) -> bool {
         !self.touched.is_empty()
@@ -388,9 +394,20 @@ impl Outgoing {
     /// A region in this segment is gone: whoever has it mapped gives it up, if it was the last one.
     pub(crate) fn release(&mut self, segment: Arc<Segment>) {
         let id = segment.id();
-        if Arc::into_inner(segment).is_none() {
-            return;
+        if Arc::into_inner(segment).is_some() {
+            self.release_id(id);
         }
+    }
+
+    /// The same of an allocation of a GPU's memory.
+    pub(crate) fn release_allocation(&mut self, allocation: Arc<Allocation>) {
+        let id = allocation.id();
+        if Arc::into_inner(allocation).is_some() {
+            self.release_id(id);
+        }
+    }
+
+    fn release_id(&mut self, id: SegmentId) {
         for lane in self.lanes.iter_mut().flatten() {
             if let Some(connection) = &lane.connection
                 && lane.sender.forget(id)
@@ -466,6 +483,9 @@ impl Lane {
     fn reference(&mut self, referred: &Referred, table: &Table, forced: Option<Mover>) -> Result<Reference, Full> {
         // No packet is longer than LARGEST.
         let len = referred.len as u32;
+        if let Some(offset) = referred.device {
+            return self.device_reference(referred, offset, table, forced == Some(Mover::Ring));
+        }
         if forced.is_none_or(|mover| mover == Mover::Shared)
             && let Some((id, offset)) = referred.segment
             && let Some(connection) = &self.connection
@@ -497,6 +517,44 @@ impl Lane {
         // SAFETY: registered memory, readable; the lane gave as many bytes, which are no part of a region.
         unsafe { std::ptr::copy_nonoverlapping(referred.at, to, referred.len) };
         Ok(reference)
+    }
+
+    /// Refers to memory of a GPU from `offset` of its allocation on, if the receiver has imported it, or will have; until then, and when it is to be copied now, it goes along.
+    fn device_reference(
+        &mut self,
+        referred: &Referred,
+        offset: u64,
+        table: &Table,
+        now: bool,
+    ) -> Result<Reference, Full> {
+        let Some(allocation) = table.allocation(referred.key) else {
+            return Err(Full);
+        };
+        let (id, len) = (allocation.id(), referred.len as u32);
+        if !now && (self.connection.is_none() || self.sender.can_refer_device(id)) {
+            return Ok(Reference::Device { id, offset, len });
+        }
+        if self.sender.peer_takes_devices()
+            && !self.sender.announced(id)
+            && let Some(connection) = &self.connection
+            && let Some((len, fd, own)) = allocation.shared()
+        {
+            let message = Message::Device {
+                id: u64::from(id.0),
+                len: len as u64,
+                own,
+            };
+            if connection.send(message, &[fd]).is_ok() {
+                self.sender.announce(id);
+                connection.wake();
+            }
+        }
+        let (reference, to) = self.sender.copy_in(referred.len)?;
+        let start = usize::try_from(offset).unwrap_or(usize::MAX);
+        // SAFETY: the lane gave as many bytes.
+        let copied = unsafe { allocation.read(start, to, referred.len) };
+        // Where it cannot be had the packet is lost, as packets are.
+        copied.map(|()| reference).map_err(|_| Full)
     }
 }
 

@@ -1,19 +1,41 @@
 //! Registered memory, as the engine sees it while it handles a packet of a lane: the table, and the packet's payload.
+//!
+//! What is in memory of a GPU, or is to go there, is only begun to be copied: the engine goes on as if it were done, and what it says then is kept back (see [`gpu`]). Where that cannot be, the
+//! packet is *put off*: the engine is told that its bytes cannot be had, which changes nothing, and the record is handed in again.
 
 use std::ops::Range;
 
 use doorbell_roce_proto::memory::{
     AccessError, AtomicOp, Bind, CopyError, Invalidator, Memory, PdId, RemoteRight, Sge, Via,
 };
-use doorbell_roce_proto::{LKey, RKey};
+use doorbell_roce_proto::qp::LaneId;
+use doorbell_roce_proto::wire::Bth;
+use doorbell_roce_proto::{LKey, Qpn, RKey};
 
-use crate::local::Body;
-use crate::memory::Table;
+use super::{is_reliable, is_response};
+use crate::gpu::{self, Asked, Copies, Owner, Target};
+use crate::local::{Body, Gone, Reference};
+use crate::memory::{Spot, Table};
 
 /// The table and a payload.
 pub(crate) struct Reach<'a> {
     pub(crate) table: &'a mut Table,
+    pub(crate) at: Payload<'a>,
+}
+
+/// A payload, and what it takes to copy it.
+pub(crate) struct Payload<'a> {
     pub(crate) body: Body<'a>,
+    pub(crate) copies: &'a mut Copies,
+    pub(crate) lane: LaneId,
+    /// The headers of its packet.
+    pub(crate) headers: &'a [u8],
+    /// Copies for the same queue pair, of packets before this one, are under way.
+    pub(crate) behind: bool,
+    /// Copies from the sender's memory were begun.
+    pub(crate) kept: bool,
+    /// It cannot be taken now, and is to be handed in again.
+    pub(crate) later: bool,
 }
 
 impl Memory for Reach<'_> {
@@ -64,20 +86,137 @@ impl Memory for Reach<'_> {
         if part.is_empty() {
             return Ok(());
         }
-        let Some(dst) = self.table.local_target(pd, lkey, addr, part.len())? else {
-            return Ok(());
-        };
-        // SAFETY: inside a region with LOCAL_WRITE, thus writable. No region is part of a lane, whose mapping nobody is told of; where it overlaps with what is copied, both are this process's
-        // memory or shared with the sender, and the bytes are as undefined as the application's doing is.
-        unsafe { self.body.copy_to(part.start, part.len(), dst) }.map_err(|_| CopyError::Gone)
+        let Self { table, at, .. } = self;
+        let spot = table.local_target(pd, lkey, addr, part.len())?;
+        // SAFETY: inside a region with LOCAL_WRITE, thus writable.
+        unsafe { at.fetch(part.start, part.len(), lkey.0, spot) }
     }
 
     fn remote_write_referred(&mut self, via: Via, rkey: RKey, addr: u64, len: usize) -> Result<(), CopyError> {
         if len == 0 {
             return Ok(());
         }
-        let dst = self.table.write_target(via, rkey, addr, len)?;
-        // SAFETY: inside a region with REMOTE_WRITE, or a window with it, thus writable; otherwise as above.
-        unsafe { self.body.copy_to(0, len, dst) }.map_err(|_| CopyError::Gone)
+        let Self { table, at, .. } = self;
+        let (key, spot) = table.write_target(via, rkey, addr, len)?;
+        // SAFETY: inside a region with REMOTE_WRITE, or a window with it, thus writable.
+        unsafe { at.fetch(0, len, key, spot) }
+    }
+
+    fn is_distant(&mut self, pd: PdId, sges: &[Sge]) -> bool {
+        self.table.is_distant(pd, sges)
+    }
+
+    fn is_distant_remote(&mut self, via: Via, rkey: RKey) -> bool {
+        self.table.is_distant_remote(via, rkey)
+    }
+
+    fn is_unsettled(&self, qpn: Qpn) -> bool {
+        self.table.is_unsettled(qpn)
+    }
+}
+
+impl Payload<'_> {
+    /// Copies `len` bytes of the payload from `at` on to where they belong, in the region of `key`; or has them copied, where they are or are to be in memory of a GPU.
+    ///
+    /// # Safety
+    /// The spot may be written for as many bytes.
+    unsafe fn fetch(&mut self, at: usize, len: usize, key: u32, spot: Spot<'_>) -> Result<(), CopyError> {
+        let body = self.body;
+        match spot {
+            Spot::Nowhere => Ok(()),
+            Spot::Host(dst) if !self.body.has_device() => {
+                if self.waits() {
+                    return Err(CopyError::Gone);
+                }
+                // SAFETY: writable by contract. No region is part of a lane, whose mapping nobody is told of; where it overlaps with what is copied, both are this process's
+                // memory or shared with the sender, and the bytes are as undefined as the application's doing is.
+                unsafe { self.body.copy_to(at, len, dst) }.map_err(|_| CopyError::Gone)
+            }
+            Spot::Host(dst) => {
+                for (start, piece) in body.pieces(at, len) {
+                    // SAFETY: the pieces are parts of the range, for which `dst` is writable.
+                    let dst = unsafe { dst.add(start - at) };
+                    // SAFETY: the same.
+                    unsafe { self.fetch_piece(start, &piece, key, Target::Host(dst))? };
+                }
+                Ok(())
+            }
+            Spot::Device(range, offset) if !self.body.has_device() => {
+                let memory = range.allocation.memory();
+                self.send(at, len, key, (memory, range.offset + offset))
+            }
+            Spot::Device(range, offset) => {
+                for (start, piece) in body.pieces(at, len) {
+                    let to = range.offset + offset + (start - at);
+                    let target = Target::Device(range.allocation.memory(), to);
+                    // SAFETY: nothing of the host's is written.
+                    unsafe { self.fetch_piece(start, &piece, key, target)? };
+                }
+                Ok(())
+            }
+        }
+    }
+
+    /// # Safety
+    /// A target of the host's is writable for the length of the piece.
+    unsafe fn fetch_piece(
+        &mut self,
+        start: usize,
+        piece: &Reference,
+        key: u32,
+        target: Target<'_>,
+    ) -> Result<(), CopyError> {
+        let len = piece.len();
+        if let Reference::Device { id, offset, .. } = *piece {
+            let owner = self.owner(key);
+            let asked = self.copies.ask(owner, (self.lane, id, offset), target, len);
+            self.kept |= asked == Asked::Yes;
+            return self.asked(asked);
+        }
+        match target {
+            Target::Device(memory, to) => self.send(start, len, key, (memory, to)),
+            Target::Host(_) if self.waits() => Err(CopyError::Gone),
+            // SAFETY: writable by contract.
+            Target::Host(dst) => unsafe { self.body.copy_to(start, len, dst) }.map_err(|_| CopyError::Gone),
+        }
+    }
+
+    /// Has bytes of the host's copied to a GPU.
+    fn send(&mut self, at: usize, len: usize, key: u32, to: (&gpu::Memory, usize)) -> Result<(), CopyError> {
+        let owner = self.owner(key);
+        let body = &self.body;
+        let asked = self.copies.ask_from_host(owner, to, len, |ring| {
+            // SAFETY: the ring has as many bytes, which are nobody else's until they have been copied.
+            unsafe { body.copy_to(at, len, ring) }
+        });
+        match asked {
+            Ok(asked) => self.asked(asked),
+            Err(Gone) => Err(CopyError::Gone),
+        }
+    }
+
+    fn asked(&mut self, asked: Asked) -> Result<(), CopyError> {
+        self.later |= asked == Asked::Later;
+        match asked {
+            Asked::Yes => Ok(()),
+            Asked::Later | Asked::Never => Err(CopyError::Gone),
+        }
+    }
+
+    fn owner(&self, key: u32) -> Owner {
+        let qpn = self.qpn();
+        let response = self.headers.first().is_some_and(|opcode| is_response(*opcode));
+        Owner { qpn, key, response }
+    }
+
+    fn qpn(&self) -> Qpn {
+        Bth::dest_qp_of(self.headers).unwrap_or(Qpn::new(0))
+    }
+
+    /// Whether bytes that are copied at once have to wait for copies of earlier packets of the same connection, as the application would see the later ones first. What has no order is not put off.
+    fn waits(&mut self) -> bool {
+        let waits = self.behind && self.headers.first().is_some_and(|opcode| is_reliable(*opcode));
+        self.later |= waits;
+        waits
     }
 }

@@ -62,6 +62,22 @@ impl Body<'_> {
         self.len == 0
     }
 
+    /// Whether some of it is in memory of a GPU.
+    #[must_use]
+    pub fn has_device(&self) -> bool {
+        let is_device = |reference: &Reference| matches!(reference, Reference::Device { .. });
+        matches!(self.source, Source::Referred { .. }) && self.references.iter().any(is_device)
+    }
+
+    /// What a range of a payload is made of that [has memory of a GPU](Self::has_device): each piece, and where in the payload it begins.
+    pub fn pieces(&self, at: usize, len: usize) -> impl Iterator<Item = (usize, Reference)> {
+        self.parts(at, len).scan(at, |next, part| {
+            let start = *next;
+            *next += part.len();
+            Some((start, part))
+        })
+    }
+
     /// Whether its bytes may be taken back until they are copied: not when they lie in the lane.
     #[must_use]
     pub fn is_revocable(&self) -> bool {
@@ -176,7 +192,8 @@ impl Body<'_> {
                 // SAFETY: writable for the part's length.
                 return unsafe { peer.read([io_part(dst, len), io_part(dst, 0)], remote) };
             }
-            (Reference::Process { .. }, Origin::Unreadable) => None,
+            // Not the processor's: whoever handles the record has it copied.
+            (Reference::Process { .. }, Origin::Unreadable) | (Reference::Device { .. }, _) => None,
         };
         // SAFETY: the lane and the segments are mapped for these ranges, which were just checked, and cannot shrink; of a lane to this process itself the creator
         // has promised that they are readable. Each byte is read once and only copied, so it does no harm when others write it. The two may overlap, when a process writes to itself.

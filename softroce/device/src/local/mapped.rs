@@ -80,6 +80,12 @@ impl Segments {
         self.mapped.retain(|mapped| mapped.id != id);
     }
 
+    /// One was told of that is not to be mapped. How many there were.
+    pub(super) fn pass(&mut self) -> u64 {
+        self.tried += 1;
+        self.tried
+    }
+
     pub(super) fn tried(&self) -> u64 {
         self.tried
     }

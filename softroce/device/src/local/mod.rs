@@ -34,7 +34,7 @@ mod sender;
 pub use body::{Body, Gone};
 pub use layout::Shape;
 pub use mapped::UnfitSegment;
-pub use receiver::{Received, Receiver};
+pub use receiver::{After, Received, Receiver};
 pub use record::{Kind, Payload, Record, Reference};
 pub use sender::{Full, Referrer, Sender};
 

@@ -33,10 +33,23 @@ impl Abilities {
     pub(super) const SEGMENTS: Self = Self(1);
     /// It reads the sender's memory by address.
     pub(super) const PROCESS: Self = Self(2);
+    /// It copies from GPUs' memory that it is told of.
+    pub(super) const DEVICES: Self = Self(4);
 
     pub(super) fn contains(self, other: Self) -> bool {
         self.0 & other.0 == other.0
     }
+}
+
+/// What becomes of a record that was looked at.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum After {
+    /// It is done with.
+    Consumed,
+    /// What it refers to is still being read: it stays, until it is [released](Receiver::release), and the next one comes.
+    Kept,
+    /// It cannot be taken yet, and is looked at again.
+    Left,
 }
 
 /// A record that has come.
@@ -117,6 +130,15 @@ impl Receiver {
     /// When what is there is no record: the lane is good for nothing any more.
     #[inline]
     pub fn pop<R>(&mut self, take: impl FnOnce(Received<'_>) -> R) -> Result<Option<R>, Broken> {
+        self.pop_for(|record| (After::Consumed, take(record)))
+    }
+
+    /// Looks at the next record, if there is one; `take` says what becomes of it.
+    ///
+    /// # Errors
+    /// As [`pop`](Self::pop).
+    #[inline]
+    pub fn pop_for<R>(&mut self, take: impl FnOnce(Received<'_>) -> (After, R)) -> Result<Option<R>, Broken> {
         if !self.ring.ready(&self.map) {
             self.ring.idle(&self.map);
             return Ok(None);
@@ -136,7 +158,7 @@ impl Receiver {
         }
     }
 
-    fn take<R>(&mut self, take: impl FnOnce(Received<'_>) -> R) -> Result<R, Broken> {
+    fn take<R>(&mut self, take: impl FnOnce(Received<'_>) -> (After, R)) -> Result<R, Broken> {
         let position = self.ring.next();
         let slot = slot(&self.map, position);
         let control = Control::decode(self.map.control(slot).load(Ordering::Relaxed))?;
@@ -159,7 +181,7 @@ impl Receiver {
             Source::Lane(_) => control.form == Form::Bulk,
             Source::Referred { bulk, .. } => bulk || control.form == Form::ReferredByBulk,
         };
-        let taken = take(Received {
+        let (after, taken) = take(Received {
             kind: control.kind,
             header: &header[..control.header],
             body: Body {
@@ -172,8 +194,23 @@ impl Receiver {
                 len: control.payload,
             },
         });
-        self.owes_call |= self.ring.consumed(&self.map, bulky);
+        match after {
+            After::Consumed => self.owes_call |= self.ring.consumed(&self.map, bulky),
+            After::Kept => self.ring.keep(bulky),
+            After::Left => {}
+        }
         Ok(taken)
+    }
+
+    /// Whether the oldest record that is kept was taken back: asked when what it referred to has been read, before that counts.
+    #[must_use]
+    pub fn was_revoked(&self) -> bool {
+        Consumer::was_revoked(&self.map, self.ring.done())
+    }
+
+    /// The oldest record that is kept, or was taken behind one, is done with.
+    pub fn release(&mut self) {
+        self.owes_call |= self.ring.release(&self.map);
     }
 
     /// What lies in the bulk area, where the slot says.
@@ -241,6 +278,21 @@ impl Receiver {
         }
         self.map.set(Field::Mapped, self.segments.tried());
         added
+    }
+
+    /// From now on the sender may tell of memory of GPUs.
+    pub fn take_devices(&mut self) {
+        self.abilities.0 |= Abilities::DEVICES.0;
+        self.map.set(Field::Abilities, self.abilities.0);
+    }
+
+    /// Memory of a GPU that the sender told of, in its order among the segments, was imported; or not, and the sender is to tell of no more.
+    pub fn add_device(&mut self, imported: bool) {
+        if !imported {
+            self.abilities.0 &= !Abilities::DEVICES.0;
+            self.map.set(Field::Abilities, self.abilities.0);
+        }
+        self.map.set(Field::Mapped, self.segments.pass());
     }
 
     /// Unmaps a segment that the sender has given up.

@@ -35,6 +35,15 @@ pub enum Reference {
         /// How many.
         len: u32,
     },
+    /// Of a GPU's memory, which the receiver has imported: nothing here copies it.
+    Device {
+        /// Which.
+        id: SegmentId,
+        /// The first byte.
+        offset: u64,
+        /// How many.
+        len: u32,
+    },
     /// Of the lane's bulk area: what [`Sender::copy_in`](super::Sender::copy_in) gave.
     Bulk {
         /// The first byte.
@@ -48,7 +57,8 @@ impl Reference {
     /// How many bytes.
     #[must_use]
     pub fn len(&self) -> usize {
-        let (Self::Segment { len, .. } | Self::Process { len, .. } | Self::Bulk { len, .. }) = *self;
+        let (Self::Segment { len, .. } | Self::Process { len, .. } | Self::Device { len, .. } | Self::Bulk { len, .. }) =
+            *self;
         len as usize
     }
 
@@ -70,6 +80,10 @@ impl Reference {
                 let addr = addr.wrapping_add(skip);
                 Self::Process { addr, len }
             }
+            Self::Device { id, offset, .. } => {
+                let offset = offset.wrapping_add(skip);
+                Self::Device { id, offset, len }
+            }
             Self::Bulk { offset, .. } => {
                 let offset = offset.wrapping_add(skip);
                 Self::Bulk { offset, len }
@@ -82,6 +96,7 @@ impl Reference {
             Self::Segment { id, offset, len } => (offset, len, 1, id.0),
             Self::Process { addr, len } => (addr, len, 2, 0),
             Self::Bulk { offset, len } => (offset, len, 3, 0),
+            Self::Device { id, offset, len } => (offset, len, 0, id.0),
         };
         let what = (kind << ID_BITS) | id;
         let mut bytes = [0; REFERENCE];
@@ -100,6 +115,7 @@ impl Reference {
             1 => Ok(Self::Segment { id, offset: at, len }),
             2 => Ok(Self::Process { addr: at, len }),
             3 => Ok(Self::Bulk { offset: at, len }),
+            0 if id.0 != 0 => Ok(Self::Device { id, offset: at, len }),
             _ => Err(Broken("a reference to no kind of memory")),
         }
     }

@@ -140,6 +140,8 @@ const BATCH: u64 = 32;
 pub(super) struct Consumer {
     /// The position of the next record.
     next: u64,
+    /// How many before it are kept: read, and not done with.
+    kept: u64,
     /// What the producer was told last.
     told: u64,
     /// What it was told last with a fence, so that a producer that waits knows.
@@ -153,8 +155,14 @@ impl Consumer {
         self.next
     }
 
+    /// Up to where all are done with.
+    pub(super) fn done(&self) -> u64 {
+        self.next - self.kept
+    }
+
     /// Whether the next record is there. All of it is visible then.
     pub(super) fn ready(&self, words: &impl Words) -> bool {
+        // A slot that is kept has its own record's tag, which is never the next one's.
         words.tag(slot(words, self.next)).load(Ordering::Acquire) == self.next + 1
     }
 
@@ -162,25 +170,46 @@ impl Consumer {
     pub(super) fn consumed(&mut self, words: &impl Words, bulky: bool) -> bool {
         self.next += 1;
         self.bulky |= bulky;
-        let due = self.bulky || self.next - self.given_back >= BATCH.min(words.slots());
-        due && self.give_back(words)
+        if self.kept > 0 {
+            // In order: it is given back behind those.
+            self.kept += 1;
+            return false;
+        }
+        self.is_due(words) && self.give_back(words)
+    }
+
+    /// The next record has been read, and is to be kept until it is [released](Self::release), with all behind it.
+    pub(super) fn keep(&mut self, bulky: bool) {
+        self.next += 1;
+        self.kept += 1;
+        self.bulky |= bulky;
+    }
+
+    /// The oldest record that is kept is done with. As [`consumed`](Self::consumed).
+    pub(super) fn release(&mut self, words: &impl Words) -> bool {
+        self.kept = self.kept.saturating_sub(1);
+        (self.kept == 0 || self.is_due(words)) && self.give_back(words)
+    }
+
+    fn is_due(&self, words: &impl Words) -> bool {
+        self.bulky || self.done() - self.given_back >= BATCH.min(words.slots())
     }
 
     /// There is nothing more for now. A producer that has told us nothing since may not wait for what is told here without a fence: it is less than a
     /// batch of slots and nothing of the bulk area, and of slots it had more than that.
     pub(super) fn idle(&mut self, words: &impl Words) {
-        if self.told != self.next {
-            self.told = self.next;
-            words.head().store(self.next, Ordering::Release);
+        if self.told != self.done() {
+            self.told = self.done();
+            words.head().store(self.told, Ordering::Release);
         }
     }
 
     /// Gives back what was consumed. Whether the producer waits for room and has to be called.
     fn give_back(&mut self, words: &impl Words) -> bool {
-        self.told = self.next;
-        self.given_back = self.next;
-        self.bulky = false;
-        words.head().store(self.next, Ordering::Release);
+        self.told = self.done();
+        self.given_back = self.told;
+        self.bulky = self.bulky && self.kept > 0;
+        words.head().store(self.told, Ordering::Release);
         // With the fence in `Producer::starve`.
         fence(Ordering::SeqCst);
         words.starved().load(Ordering::Relaxed) != 0 && words.starved().swap(0, Ordering::AcqRel) != 0

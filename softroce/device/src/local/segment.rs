@@ -73,6 +73,11 @@ struct Inode {
 static KNOWN: Mutex<Vec<Weak<Segment>>> = Mutex::new(Vec::new());
 static NEXT: AtomicU32 = AtomicU32::new(1);
 
+/// A number that no other segment has or will have.
+pub(crate) fn next_id() -> SegmentId {
+    SegmentId(NEXT.fetch_add(1, Ordering::Relaxed))
+}
+
 /// The segment in which all of a range of this process' memory lies, if it does. The answer is good for as long as the range stays mapped as it is.
 #[must_use]
 pub fn find(addr: usize, len: usize) -> Option<Place> {

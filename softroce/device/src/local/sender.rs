@@ -419,6 +419,19 @@ impl Sender {
             && self.abilities().contains(Abilities::SEGMENTS)
     }
 
+    /// Whether the receiver copies from GPUs' memory that it is told of.
+    #[must_use]
+    pub fn peer_takes_devices(&self) -> bool {
+        self.abilities().contains(Abilities::DEVICES)
+    }
+
+    /// Whether records may refer to memory of a GPU that was [announced](Self::announce): the receiver has imported it.
+    #[must_use]
+    pub fn can_refer_device(&self, id: SegmentId) -> bool {
+        let place = self.announced.iter().find(|(_, known)| *known == id);
+        place.is_some_and(|(place, _)| *place <= self.map.get(Field::Mapped)) && self.peer_takes_devices()
+    }
+
     /// Whether records may refer to this process' memory by address: the receiver has tried that it can read it.
     #[must_use]
     pub fn peer_reads_memory(&self) -> bool {

@@ -28,7 +28,7 @@ pub(super) unsafe fn from(src: *const u8, dst: &mut [u8]) {
 ///
 /// # Safety
 /// `dst` is writable for the length of `src`, and does not overlap it. It may be read or written meanwhile (see the module).
-pub(super) unsafe fn to_peer_visible(src: &[u8], dst: *mut u8) {
+pub(crate) unsafe fn to_peer_visible(src: &[u8], dst: *mut u8) {
     let (head, tail) = src.split_at(src.len().saturating_sub(WORD));
     // SAFETY: `head` is the beginning of `src`, for the whole of which `dst` is writable without overlap.
     unsafe { ptr::copy_nonoverlapping(head.as_ptr(), dst, head.len()) };

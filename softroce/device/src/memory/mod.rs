@@ -19,11 +19,17 @@ use doorbell_roce_proto::{LKey, RKey};
 
 use crate::capacity;
 use crate::device::Device;
+use crate::gpu;
 use crate::pd::Pd;
 
 pub use dm::{Dm, OutOfRange};
-pub(crate) use table::{Referred, Region, Table};
+pub(crate) use table::{Referred, Region, Shares, Spot, Table};
 pub use window::{Bound, Mw, WindowKind};
+
+/// Whether memory of GPUs can be registered in this process: CUDA's driver is looked for, which takes it a tenth of a second the first time.
+pub fn takes_devices() -> bool {
+    gpu::is_possible()
+}
 
 /// What a region may be used for (ibv_reg_mr(3)). Local reading is always allowed.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
@@ -62,6 +68,9 @@ pub enum RegisterError {
     /// Part of it is not mapped, or not writable though LOCAL_WRITE is asked for.
     #[error("part of the memory is not mapped, or not writable though LOCAL_WRITE is asked for")]
     Fault,
+    /// It is no memory of a GPU that CUDA knows here.
+    #[error("the addresses are of no GPU's memory that CUDA knows in this process")]
+    NoDevice,
     /// The machine has no memory left for its pages.
     #[error("no memory left for the pages of the region")]
     OutOfMemory,
@@ -85,7 +94,7 @@ pub struct Mr {
 /// What is registered.
 #[derive(Debug)]
 enum Kind {
-    /// The application's memory.
+    /// The application's memory, of the host or of a GPU.
     Host(HostRange),
     /// Device memory, held for as long.
     Device { _dm: Dm },
@@ -110,14 +119,27 @@ unsafe impl Send for HostRange {}
 unsafe impl Sync for HostRange {}
 
 impl HostRange {
-    /// Checks it and brings its pages in.
-    fn prepare(&self, rights: Rights) -> Result<(), RegisterError> {
+    /// Checks its bounds.
+    fn check(&self) -> Result<(), RegisterError> {
         let wraps =
             self.addr.addr().checked_add(self.len).is_none() || self.iova.checked_add(self.len as u64).is_none();
         if self.len == 0 || wraps {
             return Err(RegisterError::Range);
         }
-        pages::populate(self.addr.addr(), self.len, rights.local_write)
+        Ok(())
+    }
+
+    /// Checks it and brings its pages in. Gives what it is where the processor does not reach it: a GPU's memory. CUDA is looked for only then.
+    fn prepare(&self, rights: Rights) -> Result<Option<gpu::Range>, RegisterError> {
+        self.check()?;
+        match pages::populate(self.addr.addr(), self.len, rights.local_write) {
+            Ok(()) => Ok(None),
+            Err(error) => match gpu::find(self.addr.addr() as u64, self.len) {
+                None => Err(error),
+                Some(gpu::Place::Host) => Ok(None),
+                Some(gpu::Place::Device(range)) => Ok(Some(range)),
+            },
+        }
     }
 }
 
@@ -145,9 +167,31 @@ impl Pd {
     /// When range, rights or pages do not allow it, or the device is full.
     pub unsafe fn register(&self, range: HostRange, rights: Rights) -> Result<Mr, RegisterError> {
         rights.check()?;
-        range.prepare(rights)?;
+        let device = range.prepare(rights)?;
+        if device.is_some() {
+            self.device().shared().take_devices();
+        }
+        let segment = device.is_none().then(|| self.device().segment_of(&range)).flatten();
         let region = Region::new(range.addr, range.len as u64, range.iova, self.id(), rights);
-        self.add(region.in_segment(self.device().segment_of(&range)), Kind::Host(range))
+        self.add(region.in_segment(segment).on_device(device), Kind::Host(range))
+    }
+
+    /// Registers memory of a GPU, which [`register`](Self::register) does too where the processor does not reach it; here it is known to be such, as a dma-buf was made of it.
+    ///
+    /// # Safety
+    /// It stays allocated until the region is dropped.
+    ///
+    /// # Errors
+    /// [`RegisterError::NoDevice`] when it is no such memory; otherwise as [`register`](Self::register).
+    pub unsafe fn register_device(&self, range: HostRange, rights: Rights) -> Result<Mr, RegisterError> {
+        rights.check()?;
+        range.check()?;
+        let Some(gpu::Place::Device(device)) = gpu::find(range.addr.addr() as u64, range.len) else {
+            return Err(RegisterError::NoDevice);
+        };
+        self.device().shared().take_devices();
+        let region = Region::new(range.addr, range.len as u64, range.iova, self.id(), rights);
+        self.add(region.on_device(Some(device)), Kind::Host(range))
     }
 
     /// A region of no memory at all: work requests here may name it, at any address, to read zeroes and to have what is received vanish (ibv_alloc_null_mr(3)).
@@ -207,8 +251,11 @@ impl Mr {
         let range = match self.kind {
             Kind::Host(range) => {
                 let range = change.range.unwrap_or(range);
-                range.prepare(rights)?;
-                Some(range)
+                let device = range.prepare(rights)?;
+                if device.is_some() {
+                    self.device().shared().take_devices();
+                }
+                Some((range, device))
             }
             _ if change.range.is_some() => return Err(RegisterError::Range),
             Kind::Device { .. } => None,
@@ -216,7 +263,11 @@ impl Mr {
             Kind::Null => None,
         };
         let pd = change.pd.unwrap_or(&self.pd);
-        let placed = range.map(|range| (range, self.device().segment_of(&range)));
+        let placed = range.map(|(range, device)| {
+            let segment = device.is_none().then(|| self.device().segment_of(&range)).flatten();
+            (range, segment, device)
+        });
+        let range = placed.as_ref().map(|placed| placed.0);
         let mut core = self.device().shared().core.lock();
         let before = core
             .memory
@@ -224,6 +275,7 @@ impl Mr {
             .map_err(|Bound| RegisterError::Bound)?;
         core.take_back_region(self.key, before);
         drop(core);
+        self.device().shared().wait_for_copies(None, Some(self.key));
         if let Some(range) = range {
             self.kind = Kind::Host(range);
         }
@@ -238,7 +290,9 @@ impl Mr {
     pub fn deregister(&self) -> Result<(), Bound> {
         let mut core = self.device().shared().core.lock();
         core.memory.deregister(self.key)?;
-        core.take_back_region(self.key, None);
+        core.take_back_region(self.key, Shares::default());
+        drop(core);
+        self.device().shared().wait_for_copies(None, Some(self.key));
         Ok(())
     }
 }
@@ -246,7 +300,9 @@ impl Mr {
 impl Drop for Mr {
     fn drop(&mut self) {
         let mut core = self.device().shared().core.lock();
-        let segment = core.memory.remove(self.key);
-        core.take_back_region(self.key, segment);
+        let shares = core.memory.remove(self.key);
+        core.take_back_region(self.key, shares);
+        drop(core);
+        self.device().shared().wait_for_copies(None, Some(self.key));
     }
 }

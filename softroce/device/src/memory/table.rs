@@ -8,11 +8,12 @@ use std::sync::Arc;
 use std::{mem, ptr};
 
 use doorbell_roce_proto::memory::{AccessError, AtomicOp, Bind, Invalidator, Memory, PdId, RemoteRight, Sge, Via};
-use doorbell_roce_proto::{EndpointConfig, LKey, RKey};
+use doorbell_roce_proto::{EndpointConfig, LKey, Qpn, RKey};
 
 use self::window::Window;
 use super::{Bound, HostRange, Rights, copy};
 use crate::capacity;
+use crate::gpu::{self, Failed};
 use crate::local::segment::{Place, Segment, SegmentId};
 
 /// A registered range.
@@ -28,6 +29,19 @@ pub(crate) struct Region {
     windows: usize,
     /// The shared memory that it lies in, if it does.
     segment: Option<Place>,
+    /// A GPU's: `base` is an address there, and no pointer.
+    device: Option<gpu::Range>,
+}
+
+/// Where a range of a region lies.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Spot<'a> {
+    /// Nowhere: what is read is zero, and what is written vanishes.
+    Nowhere,
+    /// In memory of the host.
+    Host(*mut u8),
+    /// In a GPU's, from this byte of the registered range on.
+    Device(&'a gpu::Range, usize),
 }
 
 // SAFETY: whoever registered it promised memory that stays mapped until the region is dropped, for the whole process: the pointer is as good on
@@ -45,7 +59,13 @@ impl Region {
             rights,
             windows: 0,
             segment: None,
+            device: None,
         }
+    }
+
+    /// The same, of a GPU's memory.
+    pub(super) fn on_device(self, device: Option<gpu::Range>) -> Self {
+        Self { device, ..self }
     }
 
     /// The same, in the shared memory that it lies in.
@@ -62,6 +82,16 @@ impl Region {
             at,
             len,
             segment: segment.map(|place| (place.segment.id(), place.offset + offset)),
+            device: self.device.as_ref().map(|range| range.offset as u64 + offset),
+        }
+    }
+
+    /// What a place in it that was located is.
+    fn spot(&self, at: *mut u8) -> Spot<'_> {
+        match &self.device {
+            Some(range) => Spot::Device(range, at.addr() - self.base.addr()),
+            None if self.base.is_null() => Spot::Nowhere,
+            None => Spot::Host(at),
         }
     }
 
@@ -93,6 +123,13 @@ impl Region {
     }
 }
 
+/// What other processes may have mapped of a region.
+#[derive(Debug, Default)]
+pub(crate) struct Shares {
+    pub(crate) segment: Option<Arc<Segment>>,
+    pub(crate) allocation: Option<Arc<gpu::Allocation>>,
+}
+
 /// Memory that a packet for another process of this host refers to.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Referred {
@@ -102,6 +139,8 @@ pub(crate) struct Referred {
     pub(crate) len: usize,
     /// The segment that it lies in, and where.
     pub(crate) segment: Option<(SegmentId, u64)>,
+    /// Where it is in the allocation of a GPU's memory: `at` is no pointer then.
+    pub(crate) device: Option<u64>,
 }
 
 /// What reading a region of no memory gives, for as long as a packet can be.
@@ -134,6 +173,8 @@ pub(crate) struct Table {
     bindings: usize,
     /// What the packet being written refers to.
     referred: Vec<Referred>,
+    /// Queue pairs to which bytes of READ responses are on their way: what is sent might be read from there.
+    unsettled: Vec<Qpn>,
     /// Regions that lost a window: what was read of them through it is not to be read any more.
     retracted: Vec<u32>,
 }
@@ -152,6 +193,7 @@ impl Table {
             windows: 0,
             bindings: 0,
             referred: Vec::new(),
+            unsettled: Vec::new(),
             retracted: Vec::new(),
         }
     }
@@ -164,6 +206,20 @@ impl Table {
     /// Another packet is to be written.
     pub(crate) fn forget_referred(&mut self) {
         self.referred.clear();
+    }
+
+    /// Bytes of READ responses are on their way to this queue pair.
+    pub(crate) fn unsettle(&mut self, qpn: Qpn) {
+        if !self.unsettled.contains(&qpn) {
+            self.unsettled.push(qpn);
+        }
+    }
+
+    /// Those of which `is` says so no more: what they were given is where it belongs.
+    pub(crate) fn settle(&mut self, is: impl Fn(Qpn) -> bool) -> Vec<Qpn> {
+        let (left, settled) = mem::take(&mut self.unsettled).into_iter().partition(|qpn| is(*qpn));
+        self.unsettled = left;
+        settled
     }
 
     pub(crate) fn has_retracted(&self) -> bool {
@@ -184,6 +240,20 @@ impl Table {
         }
     }
 
+    /// The allocation of a GPU's memory in which a region lies.
+    pub(crate) fn allocation(&self, key: u32) -> Option<&Arc<gpu::Allocation>> {
+        let slot = self.slots.get((key >> 16) as usize).filter(|slot| slot.key == key)?;
+        match &slot.object {
+            Object::Region(region) => region.device.as_ref().map(|range| &range.allocation),
+            _ => None,
+        }
+    }
+
+    /// The packet at hand refers to this, which was kept back.
+    pub(crate) fn refer_again(&mut self, referred: Vec<Referred>) {
+        self.referred = referred;
+    }
+
     /// Adds a region and gives its key; `None` when there are too many.
     pub(super) fn add_region(&mut self, region: Region) -> Option<u32> {
         if self.regions == capacity::REGIONS {
@@ -194,8 +264,8 @@ impl Table {
         Some(key)
     }
 
-    /// Takes a region out, and unbinds what windows are bound to it. Gives the segment that it was in.
-    pub(super) fn remove(&mut self, key: u32) -> Option<Arc<Segment>> {
+    /// Takes a region out, and unbinds what windows are bound to it. Gives what others may have mapped of it.
+    pub(super) fn remove(&mut self, key: u32) -> Shares {
         let index = (key >> 16) as u16;
         if let Some(Slot {
             object: Object::Region(region),
@@ -207,11 +277,14 @@ impl Table {
             }
             self.regions -= 1;
             return match self.free(index) {
-                Object::Region(region) => region.segment.map(|place| place.segment),
-                _ => None,
+                Object::Region(region) => Shares {
+                    segment: region.segment.map(|place| place.segment),
+                    allocation: region.device.map(|range| range.allocation),
+                },
+                _ => Shares::default(),
             };
         }
-        None
+        Shares::default()
     }
 
     /// Takes the region's memory away, unless windows are bound to it. The slot is its owner's until it is [removed](Self::remove).
@@ -250,24 +323,25 @@ impl Table {
 
     /// Gives a region another domain, other rights, and other memory when `range` says so, unless windows are bound to it.
     ///
-    /// Gives the segment that it was in, when it got other memory.
+    /// Gives what others may have mapped of it, when it got other memory.
     pub(super) fn change(
         &mut self,
         key: u32,
-        range: Option<(HostRange, Option<Place>)>,
+        range: Option<(HostRange, Option<Place>, Option<gpu::Range>)>,
         pd: PdId,
         rights: Rights,
-    ) -> Result<Option<Arc<Segment>>, Bound> {
+    ) -> Result<Shares, Bound> {
         let Some(region) = self.region_mut(key) else {
-            return Ok(None);
+            return Ok(Shares::default());
         };
         if region.windows > 0 {
             return Err(Bound);
         }
-        let mut before = None;
-        if let Some((range, segment)) = range {
+        let mut before = Shares::default();
+        if let Some((range, segment, device)) = range {
             (region.base, region.len, region.iova) = (range.addr, range.len as u64, range.iova);
-            before = mem::replace(&mut region.segment, segment).map(|place| place.segment);
+            before.segment = mem::replace(&mut region.segment, segment).map(|place| place.segment);
+            before.allocation = mem::replace(&mut region.device, device).map(|range| range.allocation);
         }
         (region.pd, region.rights) = (pd, rights);
         Ok(before)
@@ -303,19 +377,30 @@ impl Table {
         }
     }
 
-    /// Where a local range is; `None` when it is of no memory.
-    fn local(&self, pd: PdId, key: LKey, addr: u64, len: usize, write: bool) -> Result<Option<*mut u8>, AccessError> {
+    /// Where a local range is.
+    fn local(&self, pd: PdId, key: LKey, addr: u64, len: usize, write: bool) -> Result<Spot<'_>, AccessError> {
         let region = self.region(pd, key.0)?;
         if write && !region.rights.local_write {
             return Err(AccessError);
         }
-        let place = region.locate(addr, len as u64)?;
-        Ok((!region.base.is_null()).then_some(place))
+        Ok(region.spot(region.locate(addr, len as u64)?))
     }
 
-    fn remote(&self, via: Via, key: RKey, addr: u64, len: u64, right: RemoteRight) -> Result<*mut u8, AccessError> {
-        let (region, _, addr) = self.remote_region(via, key, addr, len, right)?;
-        region.locate(addr, len)
+    fn remote(&self, via: Via, key: RKey, addr: u64, len: u64, right: RemoteRight) -> Result<Spot<'_>, AccessError> {
+        self.remote_keyed(via, key, addr, len, right).map(|(_, spot)| spot)
+    }
+
+    /// Where a range is that a peer reaches, and the key of its region.
+    fn remote_keyed(
+        &self,
+        via: Via,
+        key: RKey,
+        addr: u64,
+        len: u64,
+        right: RemoteRight,
+    ) -> Result<(u32, Spot<'_>), AccessError> {
+        let (region, key, addr) = self.remote_region(via, key, addr, len, right)?;
+        Ok((key, region.spot(region.locate(addr, len)?)))
     }
 
     /// The region that a peer reaches, its key, and the address in it.
@@ -344,20 +429,62 @@ impl Table {
         }
     }
 
-    /// Where received bytes go; `None` when it is nowhere.
-    pub(crate) fn local_target(
-        &self,
-        pd: PdId,
-        lkey: LKey,
-        addr: u64,
-        len: usize,
-    ) -> Result<Option<*mut u8>, AccessError> {
+    /// Where received bytes go.
+    pub(crate) fn local_target(&self, pd: PdId, lkey: LKey, addr: u64, len: usize) -> Result<Spot<'_>, AccessError> {
         self.local(pd, lkey, addr, len, true)
     }
 
-    /// Where a peer's WRITE goes.
-    pub(crate) fn write_target(&self, via: Via, rkey: RKey, addr: u64, len: usize) -> Result<*mut u8, AccessError> {
-        self.remote(via, rkey, addr, len as u64, RemoteRight::Write)
+    /// Where a peer's WRITE goes, and the key of its region.
+    pub(crate) fn write_target(
+        &self,
+        via: Via,
+        rkey: RKey,
+        addr: u64,
+        len: usize,
+    ) -> Result<(u32, Spot<'_>), AccessError> {
+        self.remote_keyed(via, rkey, addr, len as u64, RemoteRight::Write)
+    }
+}
+
+impl Spot<'_> {
+    /// Copies out.
+    fn read(self, dst: &mut [u8]) -> Result<(), AccessError> {
+        match self {
+            Self::Nowhere => {
+                dst.fill(0);
+                Ok(())
+            }
+            Self::Host(src) => {
+                // SAFETY: inside a region, thus readable; `dst` is the device's own memory, never registered.
+                unsafe { copy::from(src, dst) };
+                Ok(())
+            }
+            Self::Device(range, at) => {
+                // SAFETY: a unique reference, writable for its length.
+                let read = unsafe { range.read(at, dst.as_mut_ptr(), dst.len()) };
+                read.map_err(|Failed| AccessError)
+            }
+        }
+    }
+
+    /// Copies in.
+    ///
+    /// # Safety
+    /// It is writable for the length of `src`, which is the device's own memory.
+    unsafe fn write(self, src: &[u8]) -> Result<(), AccessError> {
+        match self {
+            Self::Nowhere => Ok(()),
+            Self::Host(dst) => {
+                // SAFETY: the same contract.
+                unsafe { copy::to_peer_visible(src, dst) };
+                Ok(())
+            }
+            Self::Device(range, at) => {
+                // SAFETY: a reference, readable for its length.
+                let written = unsafe { range.write(at, src.as_ptr(), src.len()) };
+                written.map_err(|Failed| AccessError)
+            }
+        }
     }
 }
 
@@ -366,12 +493,7 @@ impl Memory for Table {
         if dst.is_empty() {
             return Ok(());
         }
-        match self.local(pd, lkey, addr, dst.len(), false)? {
-            // SAFETY: inside a region, thus readable; `dst` is the device's own memory, never registered.
-            Some(src) => unsafe { copy::from(src, dst) },
-            None => dst.fill(0),
-        }
-        Ok(())
+        self.local(pd, lkey, addr, dst.len(), false)?.read(dst)
     }
 
     fn check_local(&mut self, pd: PdId, sge: &Sge, write: bool) -> Result<(), AccessError> {
@@ -385,11 +507,8 @@ impl Memory for Table {
         if src.is_empty() {
             return Ok(());
         }
-        if let Some(dst) = self.local(pd, lkey, addr, src.len(), true)? {
-            // SAFETY: inside a region with LOCAL_WRITE, thus writable; `src` is the device's own memory.
-            unsafe { copy::to_peer_visible(src, dst) };
-        }
-        Ok(())
+        // SAFETY: inside a region with LOCAL_WRITE, thus writable.
+        unsafe { self.local(pd, lkey, addr, src.len(), true)?.write(src) }
     }
 
     fn check_remote(
@@ -410,25 +529,28 @@ impl Memory for Table {
         if dst.is_empty() {
             return Ok(());
         }
-        let src = self.remote(via, rkey, addr, dst.len() as u64, RemoteRight::Read)?;
-        // SAFETY: as in `gather`.
-        unsafe { copy::from(src, dst) };
-        Ok(())
+        self.remote(via, rkey, addr, dst.len() as u64, RemoteRight::Read)?
+            .read(dst)
     }
 
     fn remote_write(&mut self, via: Via, rkey: RKey, addr: u64, src: &[u8]) -> Result<(), AccessError> {
         if src.is_empty() {
             return Ok(());
         }
-        let dst = self.remote(via, rkey, addr, src.len() as u64, RemoteRight::Write)?;
-        // SAFETY: inside a region with REMOTE_WRITE, or a window with it; registration and binding grant that only with LOCAL_WRITE, thus writable; `src` is the
-        // device's own.
-        unsafe { copy::to_peer_visible(src, dst) };
-        Ok(())
+        let target = self.remote(via, rkey, addr, src.len() as u64, RemoteRight::Write)?;
+        // SAFETY: inside a region with REMOTE_WRITE, or a window with it; registration and binding grant that only with LOCAL_WRITE, thus writable.
+        unsafe { target.write(src) }
     }
 
     fn remote_atomic(&mut self, via: Via, rkey: RKey, addr: u64, op: AtomicOp) -> Result<u64, AccessError> {
-        let word = self.remote(via, rkey, addr, 8, RemoteRight::Atomic)?;
+        let word = match self.remote(via, rkey, addr, 8, RemoteRight::Atomic)? {
+            Spot::Host(word) => word,
+            Spot::Nowhere => return Err(AccessError),
+            Spot::Device(..) => {
+                tracing::debug!("an atomic on memory of a GPU is refused: the soft device has none there");
+                return Err(AccessError);
+            }
+        };
         // The engine checked the address; with an I/O virtual address of its own, the memory may lie otherwise.
         if !word.addr().is_multiple_of(8) {
             return Err(AccessError);
@@ -445,16 +567,45 @@ impl Memory for Table {
         self.invalidate_window(via, rkey, by)
     }
 
+    fn is_distant(&mut self, pd: PdId, sges: &[Sge]) -> bool {
+        let is_device = |sge: &Sge| self.region(pd, sge.lkey.0).is_ok_and(|region| region.device.is_some());
+        sges.iter().any(is_device)
+    }
+
+    fn is_distant_remote(&mut self, via: Via, rkey: RKey) -> bool {
+        let slot = self
+            .slots
+            .get((rkey.0 >> 16) as usize)
+            .filter(|slot| slot.key == rkey.0);
+        match slot.map(|slot| &slot.object) {
+            Some(Object::Region(region)) => region.device.is_some(),
+            Some(Object::Window(window)) => window
+                .region(via)
+                .and_then(|index| self.slots.get(usize::from(index)))
+                .is_some_and(|slot| matches!(&slot.object, Object::Region(region) if region.device.is_some())),
+            _ => false,
+        }
+    }
+
+    fn is_unsettled(&self, qpn: Qpn) -> bool {
+        !self.unsettled.is_empty() && self.unsettled.contains(&qpn)
+    }
+
     fn refer_local(&mut self, pd: PdId, sge: &Sge) -> Result<(), AccessError> {
         let len = sge.len as usize;
         let referred = match self.local(pd, sge.lkey, sge.addr, len, false)? {
-            Some(at) => self.region(pd, sge.lkey.0)?.refer(sge.lkey.0, at, len),
-            None => Referred {
+            Spot::Host(at) => self.region(pd, sge.lkey.0)?.refer(sge.lkey.0, at, len),
+            Spot::Device(_, offset) => {
+                let region = self.region(pd, sge.lkey.0)?;
+                region.refer(sge.lkey.0, region.base.wrapping_add(offset), len)
+            }
+            Spot::Nowhere => Referred {
                 key: sge.lkey.0,
                 at: ZEROS.as_ptr(),
                 // A packet has no more.
                 len: len.min(ZEROS.len()),
                 segment: None,
+                device: None,
             },
         };
         self.referred.push(referred);

@@ -55,6 +55,24 @@ impl<'a> From<Packet<'a>> for Arrival<'a> {
     }
 }
 
+/// Where the payload of a packet to be written is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Place {
+    /// The queue pair's own: it goes along.
+    Here,
+    /// In memory: on a lane it goes along when it is short.
+    Anywhere,
+    /// In memory that the processor does not reach: a lane's packet refers to it.
+    Distant,
+}
+
+impl Place {
+    /// Of registered memory.
+    pub(crate) const fn registered(distant: bool) -> Self {
+        if distant { Self::Distant } else { Self::Anywhere }
+    }
+}
+
 /// A packet that was written.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Written {
@@ -67,15 +85,14 @@ pub(crate) struct Written {
 }
 
 impl Connection {
-    /// Writes the headers of a packet with `len` bytes of payload, for which there is room behind them unless the packet is to refer to them; it does for none when they are
-    /// to be `here`. `None` when the buffer is too short.
+    /// Writes the headers of a packet with `len` bytes of payload, for which there is room behind them unless the packet is to refer to them, by their `place`. `None` when the buffer is too short.
     pub(crate) fn draft(
         &self,
         buf: &mut [u8],
         bth: &Bth,
         extension: &Extension,
         len: usize,
-        here: bool,
+        place: Place,
     ) -> Option<Written> {
         if self.lane.is_none() {
             let headers = wire::write(buf, bth, extension, len).ok()?;
@@ -86,7 +103,11 @@ impl Connection {
             });
         }
         let headers = wire::write_headers(buf, bth, extension).ok()?;
-        let referred = !here && len > self.lane_inline;
+        let referred = match place {
+            Place::Here => false,
+            Place::Anywhere => len > self.lane_inline,
+            Place::Distant => len > 0,
+        };
         let end = headers + if referred { 0 } else { len };
         (end <= buf.len()).then_some(Written {
             len: end,

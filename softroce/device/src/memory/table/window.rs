@@ -34,6 +34,16 @@ struct Binding {
 }
 
 impl Window {
+    /// The slot of the region that it is bound to, for a peer of this queue pair.
+    pub(super) fn region(&self, via: Via) -> Option<u16> {
+        let bound = self.bound.as_ref()?;
+        let ours = match self.kind {
+            WindowKind::One => self.pd == via.pd,
+            WindowKind::Two => bound.qpn == via.qpn,
+        };
+        ours.then_some(bound.region)
+    }
+
     /// The slot of the region and the address in it, when the window lets a peer's request of this queue pair pass.
     pub(super) fn translate(
         &self,

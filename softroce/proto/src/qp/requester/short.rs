@@ -22,11 +22,12 @@ impl Requester {
     ) -> Option<(usize, usize)> {
         let at_rest = self.cursor == self.queue.tail && self.next == self.max && self.local <= self.queue.head;
         let may_send = self.next - self.una < self.window && !matches!(self.wait, Wait::Rnr(_));
-        if !at_rest || !may_send || request.fence && self.awaiting > 0 {
+        if !at_rest || !may_send || request.fence && self.awaiting > 0 || memory.is_unsettled(connection.qpn) {
             return None;
         }
         let len = match request.payload {
             Payload::Inline(bytes) => bytes.len(),
+            Payload::Gather(list) if memory.is_distant(connection.pd, list) => return None,
             Payload::Gather(list) => usize::try_from(sges::total(list)).ok()?,
         };
         if len > connection.lane_inline.min(connection.mtu) {

@@ -2,7 +2,7 @@
 
 use crate::memory::{AccessError, AtomicOp, Memory, PdId};
 use crate::outbox::Outbox;
-use crate::qp::parts::Written;
+use crate::qp::parts::{Place, Written};
 use crate::qp::requester::{Requester, Wait};
 use crate::qp::send_queue::Wqe;
 use crate::qp::{Connection, sges};
@@ -32,6 +32,11 @@ impl Requester {
             return Ok(None);
         }
         let wqe = *self.queue.get(self.cursor);
+        // It might read what is yet to come.
+        let is_read = matches!(wqe.operation, Operation::Read { .. });
+        if (!is_read || wqe.fence) && memory.is_unsettled(connection.qpn) {
+            return Ok(None);
+        }
         // The responses of a READ take up the window as our own packets do; a request for some goes out when there is room for them all.
         if self.next > self.una && self.part_end(&wqe, self.next) - self.una > self.window && wqe.awaits_data() {
             return Ok(None);
@@ -208,7 +213,8 @@ impl Requester {
         let quiet = ends && self.is_quiet(wqe, connection);
         bth.ack_req = ends && !quiet || last_admitted || self.unasked + 1 >= self.ask_every;
         bth.solicited = ends && wqe.solicited;
-        let Some(written) = connection.draft(buf, &bth, &extension, len, wqe.inline) else {
+        let place = self.place(self.cursor, connection, memory);
+        let Some(written) = connection.draft(buf, &bth, &extension, len, place) else {
             return Ok(None);
         };
         if self.fill(&written, len, offset, memory, connection.pd, buf).is_err() {
@@ -217,6 +223,15 @@ impl Requester {
         self.unasked = if bth.ack_req { 0 } else { self.unasked + 1 };
         self.quiet = !bth.ack_req && (quiet || self.quiet);
         Ok(Some((written, numbers)))
+    }
+
+    /// Where the payload of a request is.
+    pub(super) fn place<M: Memory>(&self, number: u64, connection: &Connection, memory: &mut M) -> Place {
+        if self.queue.get(number).inline {
+            return Place::Here;
+        }
+        let distant = connection.lane.is_some() && memory.is_distant(connection.pd, self.queue.sges(number));
+        Place::registered(distant)
     }
 
     /// Gives a packet its payload: `len` bytes at `offset` of the message at the cursor.

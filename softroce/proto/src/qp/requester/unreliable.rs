@@ -111,8 +111,8 @@ impl Requester {
         buf: &mut [u8],
         out: &mut Outbox,
     ) -> Result<Option<Written>, Status> {
-        let inline = self.queue.get(self.cursor).inline;
-        let Some(written) = connection.draft(buf, bth, extension, len, inline) else {
+        let place = self.place(self.cursor, connection, memory);
+        let Some(written) = connection.draft(buf, bth, extension, len, place) else {
             return Ok(None);
         };
         self.fill(&written, len, offset, memory, connection.pd, buf)

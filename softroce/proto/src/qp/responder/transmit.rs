@@ -3,7 +3,7 @@
 use crate::Psn;
 use crate::memory::Memory;
 use crate::qp::Connection;
-use crate::qp::parts::Written;
+use crate::qp::parts::{Place, Written};
 use crate::qp::responder::replies::{Kind, Reply, Stream};
 use crate::qp::responder::{Refused, Responder};
 use crate::wire::{Aeth, AtomicAckEth, Bth, Credits, Extension, Opcode, Position, Syndrome, header_len};
@@ -25,7 +25,9 @@ impl Responder {
                 self.replies.pop();
                 return Ok(written);
             };
-            let Some(written) = write_read_headers(reply.psn, reply.msn, stream, connection, buf) else {
+            let distant = connection.lane.is_some() && memory.is_distant_remote(connection.via(), stream.rkey);
+            let place = Place::registered(distant);
+            let Some(written) = write_read_headers(reply.psn, reply.msn, stream, place, connection, buf) else {
                 return Ok(None);
             };
             let bytes = stream.bytes(connection);
@@ -106,11 +108,18 @@ fn write_single(reply: &Reply, connection: &Connection, buf: &mut [u8]) -> Optio
         Kind::Read(_) => return None,
     };
     let bth = Bth::new(opcode, connection.peer, reply.psn);
-    connection.draft(buf, &bth, &extension, 0, true)
+    connection.draft(buf, &bth, &extension, 0, Place::Here)
 }
 
 /// Writes the headers of the next response of a READ, and gives its lengths.
-fn write_read_headers(psn: Psn, msn: u32, stream: &Stream, connection: &Connection, buf: &mut [u8]) -> Option<Written> {
+fn write_read_headers(
+    psn: Psn,
+    msn: u32,
+    stream: &Stream,
+    place: Place,
+    connection: &Connection,
+    buf: &mut [u8],
+) -> Option<Written> {
     let opcode = stream.opcode();
     let extension = if opcode == Opcode::RcReadResponseMiddle {
         Extension::Bare
@@ -118,7 +127,7 @@ fn write_read_headers(psn: Psn, msn: u32, stream: &Stream, connection: &Connecti
         Extension::Aeth(ack(msn))
     };
     let bth = Bth::new(opcode, connection.peer, psn);
-    connection.draft(buf, &bth, &extension, stream.bytes(connection), false)
+    connection.draft(buf, &bth, &extension, stream.bytes(connection), place)
 }
 
 /// An acknowledgement without a limit by credits: RNR NAKs do their work (IBTA vol 1, 9.7.7.2).

@@ -1,0 +1,399 @@
+//! What of CUDA the device needs, and nothing that it does not: memory found by its address, shared and imported; copies that go on by themselves, and such as are waited for.
+
+use std::os::fd::AsFd;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use doorbell_cuda::{
+    Context, DeviceMemory, DevicePtr, Driver, Error, Event, Foreign, HostMemory, IpcHandle, Memory as _, MemoryType,
+    Span, Stream,
+};
+use parking_lot::Mutex;
+
+use super::{Found, Handle, RING};
+
+/// Why a range cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum NoMemory {
+    /// There is no CUDA here.
+    #[error(transparent)]
+    NoDriver(#[from] doorbell_cuda::Absent),
+    /// The driver does not know the address.
+    #[error("the address is neither mapped here nor known to CUDA")]
+    Unknown,
+    /// Managed memory that the processor cannot touch now.
+    #[error("it is managed memory, which no device can be given")]
+    Managed,
+    /// The driver said something.
+    #[error(transparent)]
+    Cuda(#[from] Error),
+}
+
+/// Why copies do not go on.
+pub(crate) type Trouble = Error;
+
+/// Memory of a GPU: an allocation of this process, or one of another's that was imported. Clones name the same one.
+#[derive(Clone, Debug)]
+pub(crate) struct Memory {
+    kind: Kind,
+    context: Context,
+    /// What no other allocation of this process has or had, for one that is not imported.
+    identity: Option<u64>,
+    /// It is one allocation, which can be shared.
+    whole: bool,
+    /// Mapped by `cuMemMap`: it is shared by descriptor.
+    is_mapped: bool,
+}
+
+#[derive(Clone, Debug)]
+enum Kind {
+    Ours(Foreign),
+    Imported(DeviceMemory),
+}
+
+/// The contexts of devices that memory was registered on, the first of them first. They are held for good, as the program has them anyway.
+static USED: Mutex<Vec<Context>> = Mutex::new(Vec::new());
+
+fn context(driver: Driver, ordinal: usize) -> Result<Context, Error> {
+    let mut used = USED.lock();
+    if let Some(context) = used.iter().find(|context| context.device().ordinal() == ordinal) {
+        return Ok(context.clone());
+    }
+    let context = driver.device(ordinal)?.context()?;
+    for other in used.iter() {
+        // Where they do not reach each other the driver goes by the host.
+        for (one, other) in [(&context, other), (other, &context)] {
+            if let Err(error) = one.enable_peer_access(other) {
+                tracing::debug!("{error}");
+            }
+        }
+    }
+    used.push(context.clone());
+    Ok(context)
+}
+
+/// Whether there is CUDA. The driver is looked for now.
+pub(crate) fn is_possible() -> bool {
+    Driver::load().is_ok()
+}
+
+/// What is at an address that the processor does not reach. The driver is looked for now, and not before.
+///
+/// # Errors
+/// When it is nothing that can be used.
+pub(crate) fn find(addr: u64, len: usize) -> Result<Found, NoMemory> {
+    let driver = Driver::load()?;
+    let address = DevicePtr(addr);
+    let located = driver.locate(address).or_else(|_| {
+        // A driver may want a context to be current for the question.
+        let info = driver.device(0)?.context()?.pointer_info(address)?;
+        Ok::<_, Error>(info.map(|info| (info.memory_type, info.device)))
+    });
+    let ordinal = match located? {
+        None => return Err(NoMemory::Unknown),
+        Some((MemoryType::Host, _)) => return Ok(Found::Host),
+        Some((MemoryType::Managed, _)) => return Err(NoMemory::Managed),
+        Some((MemoryType::Device, ordinal)) => ordinal,
+    };
+    let context = context(driver, ordinal)?;
+    let info = context.pointer_info(address)?.ok_or(NoMemory::Unknown)?;
+    let around = info.allocation.filter(|(base, size)| {
+        let offset = addr.wrapping_sub(base.0);
+        offset.checked_add(len as u64).is_some_and(|end| end <= *size as u64)
+    });
+    let (base, size) = around.unwrap_or((address, len));
+    // SAFETY: whoever registers memory promises that it stays until it is deregistered, and this is kept no longer.
+    let memory = unsafe { Foreign::wrap(&context, base, size, Arc::new(()))? };
+    let memory = Memory {
+        kind: Kind::Ours(memory),
+        context,
+        identity: Some(info.buffer_id),
+        whole: around.is_some(),
+        is_mapped: info.is_mapped,
+    };
+    Ok(Found::Device(memory, (addr - base.0) as usize))
+}
+
+impl Memory {
+    fn span(&self, offset: usize, len: usize) -> Result<Span<'_>, Error> {
+        let range = offset..offset.saturating_add(len);
+        match &self.kind {
+            Kind::Ours(memory) => memory.span(range),
+            Kind::Imported(memory) => memory.span(range),
+        }
+    }
+
+    /// Its bytes.
+    pub(crate) fn len(&self) -> usize {
+        match &self.kind {
+            Kind::Ours(memory) => memory.len(),
+            Kind::Imported(memory) => memory.len(),
+        }
+    }
+
+    fn address(&self) -> u64 {
+        match &self.kind {
+            Kind::Ours(memory) => memory.device_ptr().0,
+            Kind::Imported(memory) => memory.device_ptr().0,
+        }
+    }
+
+    /// Whether they are the same addresses.
+    pub(crate) fn is(&self, other: &Self) -> bool {
+        self.address() == other.address()
+    }
+
+    /// Whether it is the allocation that the other was found in, not one which has its addresses now.
+    pub(crate) fn is_same_allocation(&self, other: &Self) -> bool {
+        self.identity.is_some() && self.identity == other.identity && self.is(other) && self.len() == other.len()
+    }
+
+    /// The number of the device whose copies use it.
+    pub(crate) fn device(&self) -> usize {
+        self.context.device().ordinal()
+    }
+
+    /// What another process imports it by.
+    ///
+    /// # Errors
+    /// What the driver says; `None` where it is no single allocation.
+    pub(crate) fn share(&self) -> Result<Option<Handle>, Trouble> {
+        match &self.kind {
+            Kind::Ours(memory) if self.whole && self.is_mapped => Ok(Some(Handle::Descriptor(memory.export_fd()?.0))),
+            Kind::Ours(memory) if self.whole => Ok(Some(Handle::Ipc(memory.ipc_handle()?.0.0))),
+            _ => Ok(None),
+        }
+    }
+
+    /// Another process's memory of `len` bytes, for copies of a device, by its number, or of the one whose memory was registered first here.
+    ///
+    /// # Errors
+    /// What the driver says; `Ok(None)` where no memory of a GPU was registered here.
+    pub(crate) fn import(handle: &Handle, len: usize, device: Option<usize>) -> Result<Option<Self>, Trouble> {
+        let used = USED.lock().clone();
+        let wanted = |context: &&Context| device.is_none_or(|device| context.device().ordinal() == device);
+        let Some(context) = used.iter().find(wanted) else {
+            return Ok(None);
+        };
+        let (kind, is_mapped) = match handle {
+            Handle::Descriptor(fd) => (Kind::Imported(DeviceMemory::import(context, fd.as_fd(), len)?), true),
+            Handle::Ipc(bytes) => {
+                // SAFETY: the other process tells when it gives the memory up, and has it until then: it is registered. Each is opened once for a device.
+                let memory = unsafe { Foreign::open(context, &IpcHandle(*bytes))? };
+                (Kind::Ours(memory), false)
+            }
+        };
+        let memory = Self {
+            kind,
+            context: context.clone(),
+            identity: None,
+            whole: false,
+            is_mapped,
+        };
+        if memory.len() < len {
+            // It is not what it was said to be: copies check against what it is.
+            tracing::debug!("imported {} bytes of a GPU's memory, not {len}", memory.len());
+        }
+        Ok(Some(memory))
+    }
+
+    /// Copies from it to the host, and waits for that.
+    ///
+    /// # Safety
+    /// `to` is writable for `len` bytes.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub(crate) unsafe fn read(&self, offset: usize, to: *mut u8, len: usize) -> Result<(), Trouble> {
+        self.staged(len, |stage, at, part| {
+            stage
+                .stream
+                .copy(stage.pinned.span(..part)?, self.span(offset + at, part)?)?;
+            stage.stream.synchronize()?;
+            // SAFETY: the stage has as many bytes, which no work uses now; `to` has them by contract, and is none of them.
+            unsafe { to.add(at).copy_from_nonoverlapping(stage.pinned.as_ptr(), part) };
+            Ok(())
+        })
+    }
+
+    /// Copies from the host to it, and waits for that.
+    ///
+    /// # Safety
+    /// `from` is readable for `len` bytes.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub(crate) unsafe fn write(&self, offset: usize, from: *const u8, len: usize) -> Result<(), Trouble> {
+        self.staged(len, |stage, at, part| {
+            // SAFETY: as in `read`, the other way.
+            unsafe { stage.pinned.as_ptr().copy_from_nonoverlapping(from.add(at), part) };
+            stage
+                .stream
+                .copy(self.span(offset + at, part)?, stage.pinned.span(..part)?)?;
+            stage.stream.synchronize()
+        })
+    }
+
+    /// Has `copy` do `len` bytes, part by part, by the device's stage, which nobody else uses meanwhile.
+    fn staged(&self, len: usize, mut copy: impl FnMut(&Stage, usize, usize) -> Result<(), Error>) -> Result<(), Error> {
+        let mut stages = STAGES.lock();
+        let place = stages.iter().position(|stage| stage.stream.context() == &self.context);
+        let place = match place {
+            Some(place) => place,
+            None => {
+                stages.push(Stage {
+                    stream: Stream::new(&self.context)?,
+                    pinned: HostMemory::alloc(&self.context, STAGE)?,
+                });
+                stages.len() - 1
+            }
+        };
+        (0..len)
+            .step_by(STAGE)
+            .try_for_each(|at| copy(&stages[place], at, STAGE.min(len - at)))
+    }
+}
+
+/// Bytes of a stage.
+const STAGE: usize = 256 << 10;
+
+/// Pinned memory by which copies go that are waited for.
+struct Stage {
+    stream: Stream,
+    pinned: HostMemory,
+}
+
+static STAGES: Mutex<Vec<Stage>> = Mutex::new(Vec::new());
+
+/// An event behind copies.
+#[derive(Debug)]
+pub(crate) struct Mark(Event);
+
+/// Begins copies, and tells when they are done: a stream for each device, and a ring of pinned memory.
+#[derive(Debug, Default)]
+pub(crate) struct Engine {
+    streams: Vec<Lane>,
+    /// Events to be used again.
+    spare: Vec<Event>,
+    ring: Option<HostMemory>,
+}
+
+#[derive(Debug)]
+struct Lane {
+    stream: Stream,
+    /// Copies were put into it since the last mark.
+    touched: bool,
+}
+
+impl Engine {
+    fn stream(&mut self, memory: &Memory) -> Result<&Stream, Error> {
+        let context = &memory.context;
+        let place = self.streams.iter().position(|lane| lane.stream.context() == context);
+        let place = match place {
+            Some(place) => place,
+            None => {
+                let stream = Stream::new(context)?;
+                self.streams.push(Lane { stream, touched: false });
+                self.streams.len() - 1
+            }
+        };
+        let lane = &mut self.streams[place];
+        lane.touched = true;
+        Ok(&lane.stream)
+    }
+
+    /// The ring of pinned memory, which is made when it is first asked for, by a device of this memory.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub(crate) fn ring(&mut self, memory: &Memory) -> Result<NonNull<u8>, Trouble> {
+        let ring = match &mut self.ring {
+            Some(ring) => ring,
+            none => none.insert(HostMemory::alloc(&memory.context, RING)?),
+        };
+        Ok(NonNull::new(ring.as_ptr()).unwrap_or(NonNull::dangling()))
+    }
+
+    /// Where the ring is, when it was made.
+    pub(crate) fn ring_start(&self) -> Option<*mut u8> {
+        self.ring.as_ref().map(HostMemory::as_ptr)
+    }
+
+    /// Begins a copy within GPUs' memory.
+    ///
+    /// # Errors
+    /// What the driver says: also of ranges that are not in the memory.
+    pub(crate) fn copy(&mut self, into: (&Memory, usize), from: (&Memory, usize), len: usize) -> Result<(), Trouble> {
+        if into.0.is(from.0) && into.1 == from.1 {
+            return Ok(());
+        }
+        let (to, source) = (into.0.span(into.1, len)?, from.0.span(from.1, len)?);
+        let stream = self.stream(into.0)?;
+        if into.0.context == from.0.context {
+            stream.copy(to, source)
+        } else {
+            stream.copy_peer(to, source)
+        }
+    }
+
+    /// Begins a copy from the ring.
+    ///
+    /// # Errors
+    /// As [`copy`](Self::copy).
+    pub(crate) fn copy_up(&mut self, into: (&Memory, usize), at: usize, len: usize) -> Result<(), Trouble> {
+        self.by_ring(into, at, len, |stream, device, ring| stream.copy(device, ring))
+    }
+
+    /// Begins a copy into the ring.
+    ///
+    /// # Errors
+    /// As [`copy`](Self::copy).
+    pub(crate) fn copy_down(&mut self, from: (&Memory, usize), at: usize, len: usize) -> Result<(), Trouble> {
+        self.by_ring(from, at, len, |stream, device, ring| stream.copy(ring, device))
+    }
+
+    fn by_ring(
+        &mut self,
+        (memory, offset): (&Memory, usize),
+        at: usize,
+        len: usize,
+        copy: impl FnOnce(&Stream, Span<'_>, Span<'_>) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        self.ring(memory)?;
+        let Some(ring) = self.ring.clone() else { return Ok(()) };
+        let device = memory.span(offset, len)?;
+        copy(self.stream(memory)?, device, ring.span(at..at.saturating_add(len))?)
+    }
+
+    /// Events behind all that was begun since the last time.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub(crate) fn mark(&mut self, marks: &mut Vec<Mark>) -> Result<(), Trouble> {
+        for lane in self.streams.iter_mut().filter(|lane| lane.touched) {
+            lane.touched = false;
+            let context = lane.stream.context();
+            let spare = self.spare.iter().position(|event| event.context() == context);
+            let event = match spare {
+                Some(place) => self.spare.swap_remove(place),
+                None => Event::new(context)?,
+            };
+            lane.stream.record(&event)?;
+            marks.push(Mark(event));
+        }
+        Ok(())
+    }
+
+    /// Whether what is before a mark is done.
+    ///
+    /// # Errors
+    /// What the driver says: what is before it has failed, or it cannot be known.
+    pub(crate) fn is_done(mark: &Mark) -> Result<bool, Trouble> {
+        mark.0.is_done()
+    }
+
+    /// Gives a mark back that is done.
+    pub(crate) fn recycle(&mut self, mark: Mark) {
+        self.spare.push(mark.0);
+    }
+}

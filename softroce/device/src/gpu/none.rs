@@ -1,0 +1,104 @@
+//! In place of `cuda.rs` where the crate is built without CUDA: no memory is ever found, so that nothing here is called with any.
+
+use std::convert::Infallible;
+use std::ptr::NonNull;
+
+use super::{Found, Handle};
+
+/// Why a range cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[error("this device was built without CUDA")]
+pub(crate) struct NoMemory;
+
+/// Why copies do not go on.
+pub(crate) type Trouble = Infallible;
+
+/// Memory of a GPU, of which there is none.
+#[derive(Clone, Debug)]
+pub(crate) struct Memory;
+
+/// See [`Engine`].
+#[derive(Debug)]
+pub(crate) struct Mark;
+
+/// Begins copies: there are none.
+#[derive(Debug, Default)]
+pub(crate) struct Engine;
+
+pub(crate) fn is_possible() -> bool {
+    false
+}
+
+pub(crate) fn find(_: u64, _: usize) -> Result<Found, NoMemory> {
+    Err(NoMemory)
+}
+
+impl Memory {
+    pub(crate) fn len(&self) -> usize {
+        0
+    }
+
+    pub(crate) fn is(&self, _: &Self) -> bool {
+        false
+    }
+
+    pub(crate) fn is_same_allocation(&self, _: &Self) -> bool {
+        false
+    }
+
+    pub(crate) fn device(&self) -> usize {
+        0
+    }
+
+    pub(crate) fn share(&self) -> Result<Option<Handle>, Trouble> {
+        Ok(None)
+    }
+
+    pub(crate) fn import(_: &Handle, _: usize, _: Option<usize>) -> Result<Option<Self>, Trouble> {
+        Ok(None)
+    }
+
+    /// # Safety
+    /// Nothing is read.
+    pub(crate) unsafe fn read(&self, _: usize, _: *mut u8, _: usize) -> Result<(), Trouble> {
+        Ok(())
+    }
+
+    /// # Safety
+    /// Nothing is written.
+    pub(crate) unsafe fn write(&self, _: usize, _: *const u8, _: usize) -> Result<(), Trouble> {
+        Ok(())
+    }
+}
+
+impl Engine {
+    pub(crate) fn ring(&mut self, _: &Memory) -> Result<NonNull<u8>, Trouble> {
+        Ok(NonNull::dangling())
+    }
+
+    pub(crate) fn ring_start(&self) -> Option<*mut u8> {
+        None
+    }
+
+    pub(crate) fn copy(&mut self, _: (&Memory, usize), _: (&Memory, usize), _: usize) -> Result<(), Trouble> {
+        Ok(())
+    }
+
+    pub(crate) fn copy_up(&mut self, _: (&Memory, usize), _: usize, _: usize) -> Result<(), Trouble> {
+        Ok(())
+    }
+
+    pub(crate) fn copy_down(&mut self, _: (&Memory, usize), _: usize, _: usize) -> Result<(), Trouble> {
+        Ok(())
+    }
+
+    pub(crate) fn mark(&mut self, _: &mut Vec<Mark>) -> Result<(), Trouble> {
+        Ok(())
+    }
+
+    pub(crate) fn is_done(_: &Mark) -> Result<bool, Trouble> {
+        Ok(true)
+    }
+
+    pub(crate) fn recycle(&mut self, _: Mark) {}
+}

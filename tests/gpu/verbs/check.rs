@@ -1,0 +1,434 @@
+//! Every mix of memories, operations and sizes, byte for byte; and what is to be refused, cut off or taken back.
+
+use std::net::IpAddr;
+
+use anyhow::{Context as _, Result, ensure};
+use doorbell_verbs_sys::{IBV_WC_REM_ACCESS_ERR, IBV_WC_SUCCESS};
+
+use crate::Options;
+use crate::end::{Card, DEPTH, End, Op, Part};
+use crate::far::Far;
+
+/// Before and behind what is written, bytes that are to stay.
+const GUARD: usize = 64;
+/// Where ranges begin: on a boundary, and off it.
+const OFFSETS: [usize; 2] = [4096, 4096 + 13];
+
+/// Two ends that are connected.
+struct Pair {
+    near: End,
+    far: Far,
+    /// The far end's.
+    card: Card,
+    /// Patterns so far: each has its own.
+    seed: u64,
+}
+
+impl Pair {
+    fn new(options: &Options, address: IpAddr, two: bool, len: usize) -> Result<Self> {
+        let near = End::new(len, options.gpus)?;
+        let (mut far, card) = if two {
+            Far::spawn(address, len, options.gpus)?
+        } else {
+            let end = End::new(len, options.gpus)?;
+            let card = end.card()?;
+            (Far::Here(Box::new(end)), card)
+        };
+        near.connect(&card)?;
+        far.connect(&near.card()?)?;
+        Ok(Self {
+            near,
+            far,
+            card,
+            seed: 1,
+        })
+    }
+
+    fn seed(&mut self) -> u64 {
+        self.seed += 1;
+        self.seed
+    }
+
+    /// The far end's address for a part of its memory.
+    fn to(&self, part: Part) -> (u64, u32) {
+        let (addr, rkey) = self.card.regions[part.region];
+        (addr + part.at as u64, rkey)
+    }
+
+    /// One request between two parts of the same length, and what it did.
+    fn exchange(&mut self, op: Op, here: Part, there: Part, inline: bool) -> Result<()> {
+        let len = here.len;
+        let seeds = [self.seed(), self.seed(), self.seed(), self.seed()];
+        let before = |part: Part| Part {
+            at: part.at - GUARD,
+            len: GUARD,
+            ..part
+        };
+        let behind = |part: Part| Part {
+            at: part.at + part.len,
+            len: GUARD,
+            ..part
+        };
+        if op == Op::Read {
+            self.far.fill(there, seeds[0])?;
+            let memory = &self.near.regions[here.region].memory;
+            for (part, seed) in [(here, seeds[1]), (before(here), seeds[2]), (behind(here), seeds[3])] {
+                memory.fill(part.at, part.len, seed)?;
+            }
+            self.near.post(op, &[here], self.to(there), false)?;
+            self.near.done()?;
+            for (part, seed) in [(here, seeds[0]), (before(here), seeds[2]), (behind(here), seeds[3])] {
+                let differs = memory.differs(part.at, part.len, seed)?;
+                ensure!(differs.is_none(), "byte {} of {part:?} is wrong", differs.unwrap_or(0));
+            }
+            return Ok(());
+        }
+        self.near.regions[here.region].memory.fill(here.at, len, seeds[0])?;
+        for (part, seed) in [(there, seeds[1]), (before(there), seeds[2]), (behind(there), seeds[3])] {
+            self.far.fill(part, seed)?;
+        }
+        match op {
+            Op::Send => self.far.receive(there)?,
+            Op::WriteImm => self.far.receive(Part { len: 0, ..there })?,
+            _ => {}
+        }
+        self.near.post(op, &[here], self.to(there), inline)?;
+        if op != Op::Write {
+            let received = self.far.received()?;
+            ensure!(received as usize == len, "{received} bytes were received");
+        }
+        self.near.done()?;
+        for (part, seed) in [(there, seeds[0]), (before(there), seeds[2]), (behind(there), seeds[3])] {
+            let differs = self.far.differs(part, seed)?;
+            ensure!(differs.is_none(), "byte {} of {part:?} is wrong", differs.unwrap_or(0));
+        }
+        Ok(())
+    }
+}
+
+/// Does all of it; whether all was right.
+pub(crate) fn run(options: &Options, address: IpAddr) -> Result<bool> {
+    let mut right = true;
+    let ways = [
+        ("one process", false, options.one),
+        ("two processes", true, options.two),
+    ];
+    for (way, two, wanted) in ways {
+        if !wanted {
+            continue;
+        }
+        let mut tell = |what: &str, result: Result<String>| match result {
+            Ok(said) => println!("PASS {way}: {what}{said}"),
+            Err(error) => {
+                println!("FAIL {way}: {what}: {error:#}");
+                right = false;
+            }
+        };
+        tell("every mix", mixes(options, address, two));
+        tell("scattered and gathered", lists(options, address, two));
+        tell("what is inline", inline(options, address, two));
+        tell(
+            "many at once, and the order of what they write",
+            order(options, address, two),
+        );
+        tell(
+            "a READ of what is being written",
+            read_after_write(options, address, two),
+        );
+        tell("a wrong key is refused", refused(options, address, two));
+        tell("an atomic is refused", atomic(options, address, two));
+        tell("a region that goes", deregistered(options, address, two));
+        if two {
+            tell("a far end that is killed", killed(options, address));
+        }
+    }
+    Ok(right)
+}
+
+fn sizes(options: &Options) -> Vec<usize> {
+    let short = [1, 7, 8, 63, 64, 255, 256, 1000, 4096];
+    let long = [4097, 65_537, 256 << 10, (256 << 10) + 1, 1 << 20, (3 << 20) + 5];
+    let longest = [16 << 20, 128 << 20, 1 << 30];
+    let all = short.into_iter().chain(long).chain(longest);
+    all.filter(|&size| size <= options.largest).collect()
+}
+
+fn mixes(options: &Options, address: IpAddr, two: bool) -> Result<String> {
+    let mut pair = Pair::new(options, address, two, options.largest + 3 * 4096)?;
+    let mut count = 0;
+    for near in 0..pair.near.regions.len() {
+        for far in 0..pair.card.regions.len() {
+            for op in Op::MOVING {
+                for (turn, len) in sizes(options).into_iter().enumerate() {
+                    // All of both ends' boundaries come about, over the sizes.
+                    let (at, to) = (OFFSETS[turn % 2], OFFSETS[turn / 2 % 2]);
+                    let here = Part { region: near, at, len };
+                    let there = Part {
+                        region: far,
+                        at: to,
+                        len,
+                    };
+                    let (one, other) = (
+                        pair.near.regions[near].name.clone(),
+                        pair.near.regions[far].name.clone(),
+                    );
+                    pair.exchange(op, here, there, false)
+                        .with_context(|| format!("{} of {len} bytes, {one} and {other}", op.name()))?;
+                    count += 1;
+                }
+            }
+        }
+    }
+    Ok(format!(", {count} exchanges"))
+}
+
+/// Messages of several pieces, of the host and of GPUs.
+fn lists(options: &Options, address: IpAddr, two: bool) -> Result<String> {
+    const PIECES: [usize; 4] = [100_001, 7, 300_000, 65_536];
+    let mut pair = Pair::new(options, address, two, 2 << 20)?;
+    let regions = pair.near.regions.len();
+    for op in [Op::Write, Op::Read, Op::Send] {
+        let len: usize = PIECES.iter().sum();
+        let there = Part {
+            region: regions - 1,
+            at: 64,
+            len,
+        };
+        let seeds: Vec<u64> = PIECES.iter().map(|_| pair.seed()).collect();
+        let mut parts = Vec::new();
+        let mut at = 0;
+        for (index, len) in PIECES.into_iter().enumerate() {
+            parts.push(Part {
+                region: index % regions,
+                at: 4096 + at,
+                len,
+            });
+            at += len + 32;
+        }
+        let mut begin = there.at;
+        for (part, seed) in parts.iter().zip(&seeds) {
+            let piece = Part {
+                at: begin,
+                len: part.len,
+                ..there
+            };
+            if op == Op::Read {
+                pair.far.fill(piece, *seed)?;
+            } else {
+                pair.near.regions[part.region].memory.fill(part.at, part.len, *seed)?;
+                pair.far.fill(piece, seed + 1000)?;
+            }
+            begin += part.len;
+        }
+        if op == Op::Send {
+            pair.far.receive(there)?;
+        }
+        pair.near.post(op, &parts, pair.to(there), false)?;
+        pair.near.done()?;
+        if op == Op::Send {
+            pair.far.received()?;
+        }
+        let mut begin = there.at;
+        for (part, seed) in parts.iter().zip(&seeds) {
+            let piece = Part {
+                at: begin,
+                len: part.len,
+                ..there
+            };
+            let differs = if op == Op::Read {
+                pair.near.regions[part.region]
+                    .memory
+                    .differs(part.at, part.len, *seed)?
+            } else {
+                pair.far.differs(piece, *seed)?
+            };
+            ensure!(differs.is_none(), "{} of several pieces: {part:?}", op.name());
+            begin += part.len;
+        }
+    }
+    Ok(String::new())
+}
+
+fn inline(options: &Options, address: IpAddr, two: bool) -> Result<String> {
+    let mut pair = Pair::new(options, address, two, 1 << 16)?;
+    for far in 0..pair.card.regions.len() {
+        for op in [Op::Write, Op::Send] {
+            for len in [1, 8, 33, 64] {
+                let part = |region| Part { region, at: 4096, len };
+                pair.exchange(op, part(0), part(far), true)?;
+            }
+        }
+    }
+    Ok(String::new())
+}
+
+/// Many WRITEs on their way at once, to memory of all kinds by turns, and a SEND behind them: what it tells of is there.
+fn order(options: &Options, address: IpAddr, two: bool) -> Result<String> {
+    const ROUNDS: u64 = 8;
+    const LEN: usize = 300_000;
+    let many = DEPTH as usize - 1;
+    let mut pair = Pair::new(options, address, two, many * LEN + 8192)?;
+    let (near, far) = (pair.near.regions.len(), pair.card.regions.len());
+    for round in 0..ROUNDS {
+        let part = |index: usize, regions: usize| Part {
+            region: (index + round as usize) % regions,
+            at: 4096 + index * LEN,
+            // Long and short by turns.
+            len: if index.is_multiple_of(3) { 8 } else { LEN },
+        };
+        let seeds: Vec<u64> = (0..many).map(|_| pair.seed()).collect();
+        for (index, seed) in seeds.iter().enumerate() {
+            let here = part(index, near);
+            pair.near.regions[here.region].memory.fill(here.at, here.len, *seed)?;
+        }
+        let word = Part {
+            region: 0,
+            at: 0,
+            len: 8,
+        };
+        pair.far.receive(word)?;
+        for index in 0..many {
+            let (here, there) = (part(index, near), part(index, far));
+            pair.near.post(Op::Write, &[here], pair.to(there), false)?;
+        }
+        pair.near.post(Op::Send, &[word], (0, 0), false)?;
+        // Both ends may be this thread's.
+        pair.far.received()?;
+        for (index, seed) in seeds.iter().enumerate() {
+            let there = part(index, far);
+            let differs = pair.far.differs(there, *seed)?;
+            ensure!(
+                differs.is_none(),
+                "round {round}: WRITE {index}, {there:?}, was not there"
+            );
+        }
+        for _ in 0..=many {
+            pair.near.done()?;
+        }
+    }
+    Ok(String::new())
+}
+
+/// A READ behind a WRITE finds what that wrote.
+fn read_after_write(options: &Options, address: IpAddr, two: bool) -> Result<String> {
+    let mut pair = Pair::new(options, address, two, 4 << 20)?;
+    for far in 0..pair.card.regions.len() {
+        for len in [8, 100, 1 << 20] {
+            let region = pair.near.regions.len() - 1;
+            let (from, into) = (
+                Part { region, at: 0, len },
+                Part {
+                    region: 0,
+                    at: 2 << 20,
+                    len,
+                },
+            );
+            let there = Part {
+                region: far,
+                at: 1 << 20,
+                len,
+            };
+            let seed = pair.seed();
+            pair.near.regions[region].memory.fill(0, len, seed)?;
+            pair.near.post(Op::Write, &[from], pair.to(there), false)?;
+            pair.near.post(Op::Read, &[into], pair.to(there), false)?;
+            pair.near.done()?;
+            pair.near.done()?;
+            let differs = pair.near.regions[0].memory.differs(into.at, len, seed)?;
+            ensure!(differs.is_none(), "{len} bytes were read before they were written");
+        }
+    }
+    Ok(String::new())
+}
+
+/// A key that is none, and a range that is too long.
+fn refused(options: &Options, address: IpAddr, two: bool) -> Result<String> {
+    let len = 1 << 16;
+    for wrong in [0, 1] {
+        let pair = Pair::new(options, address, two, len)?;
+        let gpu = pair.near.regions.len() - 1;
+        let (addr, rkey) = pair.card.regions[gpu];
+        let (addr, rkey) = [(addr, rkey ^ 1), (addr + 1, rkey)][wrong];
+        let all = Part {
+            region: gpu,
+            at: 0,
+            len,
+        };
+        pair.near.post(Op::Write, &[all], (addr, rkey), false)?;
+        let status = pair.near.wait()?.status;
+        ensure!(status == IBV_WC_REM_ACCESS_ERR, "status {status}");
+    }
+    Ok(String::new())
+}
+
+fn atomic(options: &Options, address: IpAddr, two: bool) -> Result<String> {
+    let pair = Pair::new(options, address, two, 1 << 16)?;
+    let gpu = pair.near.regions.len() - 1;
+    let word = Part {
+        region: 0,
+        at: 0,
+        len: 8,
+    };
+    let to = pair.to(Part { region: gpu, ..word });
+    pair.near.post(Op::Atomic, &[word], to, false)?;
+    let status = pair.near.wait()?.status;
+    ensure!(status == IBV_WC_REM_ACCESS_ERR, "status {status}");
+    Ok(String::new())
+}
+
+/// The target goes while WRITEs are on their way to it: they complete, or fail, and nothing else happens.
+fn deregistered(options: &Options, address: IpAddr, two: bool) -> Result<String> {
+    let len = 4 << 20;
+    for _ in 0..4 {
+        let mut pair = Pair::new(options, address, two, len)?;
+        let gpu = pair.near.regions.len() - 1;
+        let part = Part {
+            region: gpu,
+            at: 0,
+            len,
+        };
+        for _ in 0..8 {
+            pair.near.post(Op::Write, &[part], pair.to(part), false)?;
+        }
+        pair.far.deregister(gpu)?;
+        for _ in 0..8 {
+            pair.near.wait()?;
+        }
+    }
+    Ok(String::new())
+}
+
+/// The far end dies while WRITEs are on their way, and READs from it.
+fn killed(options: &Options, address: IpAddr) -> Result<String> {
+    let len = 4 << 20;
+    for op in [Op::Write, Op::Read] {
+        let mut pair = Pair::new(options, address, true, len)?;
+        let gpu = pair.near.regions.len() - 1;
+        let part = Part {
+            region: gpu,
+            at: 0,
+            len,
+        };
+        for _ in 0..DEPTH {
+            pair.near.post(op, &[part], pair.to(part), false)?;
+        }
+        pair.far.kill()?;
+        let mut failed = 0;
+        for _ in 0..DEPTH {
+            failed += u32::from(pair.near.wait()?.status != IBV_WC_SUCCESS);
+        }
+        pair.near.post(Op::Write, &[part], pair.to(part), false)?;
+        failed += u32::from(pair.near.wait()?.status != IBV_WC_SUCCESS);
+        ensure!(failed > 0, "nothing failed");
+    }
+    // The memory here is as good as before.
+    let mut pair = Pair::new(options, address, true, len)?;
+    let gpu = pair.near.regions.len() - 1;
+    let part = Part {
+        region: gpu,
+        at: 4096,
+        len: 1 << 20,
+    };
+    pair.exchange(Op::Write, part, part, false)?;
+    Ok(String::new())
+}
