@@ -1,66 +1,21 @@
 //! What each collective gives: all of them, on all types and operators, in place and not, on registered memory and on any, among GPUs and through the host.
 
-use doorbell_collectives::gpu::{Executor, GpuCall, GpuCommunicator, GpuOptions};
+use doorbell_collectives::gpu::{Executor, GpuCommunicator, GpuOptions};
 use doorbell_collectives::kernel::{F8E4M3, F8E5M2, bf16, f16};
 use doorbell_collectives::plan::Collective;
 use doorbell_collectives::reference::{Case, Number};
-use doorbell_collectives::{PreMulSum, Rank, ReduceOp};
+use doorbell_collectives::{Rank, ReduceOp};
 use doorbell_cuda::Stream;
 use doorbell_cuda_standin::{Manner, Standin};
 
-use crate::gpus::{Buffers, ranks, small};
+use crate::gpus::{once, small};
+use crate::many::ranks;
 
 fn all() -> impl Iterator<Item = Collective> {
     Collective::ALL
         .iter()
         .copied()
         .filter(|collective| *collective != Collective::AllToAllV)
-}
-
-/// Does one, and compares.
-pub(crate) fn once<T: Number>(
-    gpu: &GpuCommunicator,
-    stream: &Stream,
-    case: &Case,
-    op: ReduceOp,
-    in_place: bool,
-    registered: bool,
-) {
-    let rank = gpu.rank();
-    let buffers = Buffers::new::<T>(gpu.context(), case, rank, in_place);
-    if registered {
-        gpu.register(&buffers.memory).unwrap();
-    }
-    for seed in 0..2 {
-        buffers.fill::<T>(rank, seed, stream);
-        gpu.enqueue(&call::<T>(&buffers, case, op, rank), stream).unwrap();
-        let output = buffers.read::<T>(stream);
-        let wrong = case.wrong(op, rank, seed, &output);
-        assert_eq!(
-            wrong,
-            0,
-            "rank {rank}: {case:?} {op} of {}, in place: {in_place}, registered: {registered}",
-            T::TYPE
-        );
-    }
-    if registered {
-        gpu.deregister(&buffers.memory);
-    }
-}
-
-pub(crate) fn call<'a, T: Number>(buffers: &'a Buffers, case: &Case, op: ReduceOp, rank: Rank) -> GpuCall<'a> {
-    GpuCall {
-        collective: case.collective,
-        root: case.root,
-        data: T::TYPE,
-        count: case.count as usize,
-        reduction: match op {
-            ReduceOp::PreMulSum => PreMulSum(T::scalar(rank)).into(),
-            op => op.into(),
-        },
-        input: buffers.input(),
-        output: buffers.output(),
-    }
 }
 
 fn every_collective(options: &GpuOptions, counts: &[u64]) {

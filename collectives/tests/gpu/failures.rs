@@ -9,8 +9,8 @@ use doorbell_collectives::{Options, Rank, ReduceOp};
 use doorbell_cuda::Stream;
 use doorbell_cuda_standin::{Manner, Standin};
 
-use crate::collectives::{call, once};
-use crate::gpus::{Buffers, gpu, ranks, ranks_with, small};
+use crate::gpus::{Buffers, call, gpu, once, small};
+use crate::many::{ranks, ranks_with};
 use crate::world;
 
 const CASE: Case = Case {

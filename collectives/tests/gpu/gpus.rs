@@ -1,12 +1,10 @@
-//! Ranks as threads of this process, each with a GPU of the stand-in, and memory of it.
+//! A GPU of the stand-in for a rank, memory of it, and operations on that.
 
-use doorbell_collectives::gpu::{GpuCommunicator, GpuOptions, Sizes, as_bytes, as_bytes_mut};
+use doorbell_collectives::gpu::{GpuCall, GpuCommunicator, GpuOptions, Sizes, as_bytes, as_bytes_mut};
 use doorbell_collectives::plan::Collective;
 use doorbell_collectives::reference::{Case, Number, given};
-use doorbell_collectives::{Options, Rank};
+use doorbell_collectives::{PreMulSum, Rank, ReduceOp};
 use doorbell_cuda::{Context, DeviceMemory, Driver, HostMemory, Memory, Span, Stream};
-
-use crate::world;
 
 /// The GPU of a rank.
 pub(crate) fn gpu(driver: Driver, rank: Rank) -> Context {
@@ -29,30 +27,6 @@ pub(crate) fn small() -> GpuOptions {
         slice: Some(64 << 10),
         ..GpuOptions::default()
     }
-}
-
-/// Runs `rank` as each of so many ranks with GPUs, each in a thread of its own, and gives what they returned.
-pub(crate) fn ranks<R: Send>(
-    driver: Driver,
-    ranks: u32,
-    options: &GpuOptions,
-    rank: impl Fn(GpuCommunicator) -> R + Sync,
-) -> Vec<R> {
-    ranks_with(driver, ranks, &world::options(), options, rank)
-}
-
-/// The same, with options of the communicator.
-pub(crate) fn ranks_with<R: Send>(
-    driver: Driver,
-    ranks: u32,
-    host: &Options,
-    options: &GpuOptions,
-    rank: impl Fn(GpuCommunicator) -> R + Sync,
-) -> Vec<R> {
-    world::ranks(ranks, host, |comm| {
-        let context = gpu(driver, comm.rank());
-        rank(GpuCommunicator::new(comm, &context, options.clone()).unwrap())
-    })
 }
 
 /// Input and output of a rank, in device memory: in place, one of them.
@@ -127,5 +101,51 @@ impl Buffers {
         let mut values = vec![T::ZERO; span.len() / self.unit];
         host.copy_out(0, as_bytes_mut(&mut values)).unwrap();
         values
+    }
+}
+
+/// Does one, and compares.
+pub(crate) fn once<T: Number>(
+    gpu: &GpuCommunicator,
+    stream: &Stream,
+    case: &Case,
+    op: ReduceOp,
+    in_place: bool,
+    registered: bool,
+) {
+    let rank = gpu.rank();
+    let buffers = Buffers::new::<T>(gpu.context(), case, rank, in_place);
+    if registered {
+        gpu.register(&buffers.memory).unwrap();
+    }
+    for seed in 0..2 {
+        buffers.fill::<T>(rank, seed, stream);
+        gpu.enqueue(&call::<T>(&buffers, case, op, rank), stream).unwrap();
+        let output = buffers.read::<T>(stream);
+        let wrong = case.wrong(op, rank, seed, &output);
+        assert_eq!(
+            wrong,
+            0,
+            "rank {rank}: {case:?} {op} of {}, in place: {in_place}, registered: {registered}",
+            T::TYPE
+        );
+    }
+    if registered {
+        gpu.deregister(&buffers.memory);
+    }
+}
+
+pub(crate) fn call<'a, T: Number>(buffers: &'a Buffers, case: &Case, op: ReduceOp, rank: Rank) -> GpuCall<'a> {
+    GpuCall {
+        collective: case.collective,
+        root: case.root,
+        data: T::TYPE,
+        count: case.count as usize,
+        reduction: match op {
+            ReduceOp::PreMulSum => PreMulSum(T::scalar(rank)).into(),
+            op => op.into(),
+        },
+        input: buffers.input(),
+        output: buffers.output(),
     }
 }

@@ -6,8 +6,8 @@ use doorbell_collectives::{Rank, ReduceOp};
 use doorbell_cuda::Stream;
 use doorbell_cuda_standin::{Manner, Standin};
 
-use crate::collectives::call;
-use crate::gpus::{Buffers, ranks, small};
+use crate::gpus::{Buffers, call, once, small};
+use crate::many::ranks;
 
 #[test]
 fn a_captured_operation_can_be_launched_again_and_again() {
@@ -55,7 +55,7 @@ fn a_captured_operation_can_be_launched_again_and_again() {
                 }
             }
             // Nothing of it is in the way of operations that are called.
-            crate::collectives::once::<i64>(&gpu, &stream, &cases[0], ReduceOp::Sum, true, false);
+            once::<i64>(&gpu, &stream, &cases[0], ReduceOp::Sum, true, false);
             drop((graph, exec, buffers));
             gpu.destroy().unwrap();
         });

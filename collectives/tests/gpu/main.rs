@@ -7,3 +7,4 @@ mod collectives;
 mod failures;
 mod gpus;
 mod graphs;
+mod many;
