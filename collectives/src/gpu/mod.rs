@@ -1,9 +1,11 @@
 //! Collectives on the memory of GPUs, in the order of their streams.
 //!
+//! - [`lower`]: from plans to what kernels do.
 //! - [`peers`]: what ranks map of each other; `descriptors`: how they get it.
 
 mod descriptors;
 mod error;
+pub mod lower;
 pub mod peers;
 
 pub use error::GpuError;
