@@ -35,18 +35,18 @@ pub struct Parts {
 
 /// What decides where everything lies, beside the plan.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) struct Extent {
+pub(crate) struct Extent {
     /// Elements of the whole, or of each part.
-    pub(super) count: u64,
+    pub(crate) count: u64,
     /// Lengths of parts, if they differ.
-    pub(super) parts: Option<Parts>,
+    pub(crate) parts: Option<Parts>,
     /// Slices, at least one.
-    pub(super) slices: u32,
+    pub(crate) slices: u32,
 }
 
 /// Where everything lies.
 #[derive(Debug)]
-pub(super) struct Layout {
+pub(crate) struct Layout {
     kind: Kind,
     pub(super) extent: Extent,
     /// Blocks of the whole, or of a part.
@@ -66,9 +66,9 @@ pub(super) struct Layout {
 
 /// Consecutive elements.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Run {
-    pub(super) offset: u64,
-    pub(super) len: u64,
+pub(crate) struct Run {
+    pub(crate) offset: u64,
+    pub(crate) len: u64,
 }
 
 /// Where part `index` of `parts` begins.
@@ -94,7 +94,7 @@ fn slice_len(total: u64, slices: u32) -> u64 {
 }
 
 impl Layout {
-    pub(super) fn new(shape: &Shape, extent: Extent, scratch: &[u32], partial: &[u32]) -> Self {
+    pub(crate) fn new(shape: &Shape, extent: Extent, scratch: &[u32], partial: &[u32]) -> Self {
         let kind = match shape.collective {
             Collective::AllReduce | Collective::Broadcast | Collective::Reduce | Collective::Barrier => Kind::Window,
             _ if extent.parts.is_some() => Kind::Varied,
@@ -133,7 +133,7 @@ impl Layout {
     }
 
     /// The longest that a data block is in any slice.
-    fn longest(&self, data: u32) -> u64 {
+    pub(crate) fn longest(&self, data: u32) -> u64 {
         let (start, end) = self.starts_of(data);
         let len = end - start;
         match self.kind {
@@ -153,7 +153,7 @@ impl Layout {
 
     /// The elements of `blocks` blocks of `place` from `first` on, which are one piece, in a slice.
     #[inline]
-    pub(super) fn run(&self, place: Place, first: u32, blocks: u32, slice: u32) -> Run {
+    pub(crate) fn run(&self, place: Place, first: u32, blocks: u32, slice: u32) -> Run {
         match (self.kind, place) {
             (Kind::Window, Place::Input | Place::Output) => {
                 let begin = u64::from(slice) * self.window;

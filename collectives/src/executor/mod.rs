@@ -19,7 +19,7 @@ mod code;
 mod connect;
 mod error;
 mod lane;
-mod layout;
+pub(crate) mod layout;
 mod link;
 mod mapped;
 mod operation;

@@ -7,6 +7,7 @@ mod descriptors;
 mod error;
 pub mod lower;
 pub mod peers;
+pub mod program;
 
 pub use error::GpuError;
 pub use peers::{Areas, Mapped, Peers, Sizes};
