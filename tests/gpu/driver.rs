@@ -1,41 +1,14 @@
-//! The same through doorbell-cuda: its streams, memory and modules on the driver of its tests, which runs the kernels that it is lent when it is waited for.
+//! The same through doorbell-cuda: its streams, memory and modules on the CPU stand-in for a GPU.
 
-use std::ffi::{c_char, c_void};
-use std::process::Command;
-
-use doorbell_cuda::reduce::{Arguments, DataType, Form, Operator, ReduceError, Reducer, Shape, Source, Unfit};
-use doorbell_cuda::{Context, Driver, Memory as _};
+use doorbell_cuda::reduce::{DataType, Form, Operator, ReduceError, Reducer, Shape, Source, Unfit};
+use doorbell_cuda::{Context, Memory as _};
 use doorbell_tests::gpu::driven::Gpu;
 use doorbell_tests::gpu::sweep::{self, Extent};
-use libloading::Library;
 
-use super::stand_in::{Kernels, Launch, repository};
-
-/// Finds a kernel by its name.
-type Find = extern "C" fn(*const c_char) -> *const c_void;
-
-/// A context of the tests' driver; none where the kernels cannot be compiled. The driver stays loaded, as one does.
+/// A context of a driver of its own, which stays loaded, as one does; none where that cannot be compiled.
 fn context() -> Option<Context> {
-    let kernels = Kernels::compiled()?;
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("libfake.so");
-    let output = Command::new("cc")
-        .args(["-std=gnu11", "-O1", "-shared", "-fPIC", "-pthread", "-o"])
-        .arg(&path)
-        .arg(repository("gpudirect/cuda/tests/fake/driver.c"))
-        .output()
-        .unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    // SAFETY: the driver of the tests does as NVIDIA's, in what it is called for here; it has the function, of this type.
-    unsafe {
-        let library = Library::new(&path).unwrap();
-        let lend = library
-            .get::<unsafe extern "C" fn(Find, Launch, usize)>("fake_kernels")
-            .unwrap();
-        lend(Kernels::find_for_driver, kernels.launch(), size_of::<Arguments>());
-        let driver = Driver::load_from(&path).unwrap();
-        Some(driver.device(0).unwrap().context().unwrap())
-    }
+    let driver = super::stand_in::driver()?.driver().unwrap();
+    Some(driver.device(0).unwrap().context().unwrap())
 }
 
 #[test]

@@ -1,121 +1,39 @@
-//! The kernels' source as a library for the processor.
+//! The kernels' source on the processor, without streams and memory of a driver's.
 
-use std::ffi::{CStr, c_char, c_void};
-use std::path::{Path, PathBuf};
-use std::process::Command;
-use std::sync::OnceLock;
+use std::ffi::c_void;
 
-use anyhow::{Context as _, Result};
-use doorbell_cuda::reduce::{Arguments, Reduction};
+use anyhow::{Result, ensure};
+use doorbell_cuda::reduce::Reduction;
+use doorbell_cuda_standin::{Manner, Standin, missing};
 use doorbell_tests::gpu::{Device, sweep};
-use libloading::Library;
 
-/// The kernels and what runs one.
-pub(super) struct Kernels {
-    library: Library,
-    launch: Launch,
-}
-
-/// Runs a kernel with so many blocks and threads, and its argument.
-pub(super) type Launch = unsafe extern "C" fn(*const c_void, u32, u32, *const Arguments);
-
-impl Kernels {
-    /// Compiled once; none where there is no C++ compiler, which is said, and wrong under CI.
-    pub(super) fn compiled() -> Option<&'static Self> {
-        static COMPILED: OnceLock<Option<Kernels>> = OnceLock::new();
-        COMPILED.get_or_init(Self::compile).as_ref()
+/// A driver of a test's own; none where it cannot be compiled, which is said, and wrong under CI.
+pub(super) fn driver() -> Option<Standin> {
+    if let Some(what) = missing() {
+        assert!(std::env::var_os("CI").is_none(), "{what}");
+        eprintln!("skipped: {what}");
+        return None;
     }
-
-    fn compile() -> Option<Self> {
-        if Command::new("c++").arg("--version").output().is_err() {
-            assert!(std::env::var_os("CI").is_none(), "no C++ compiler (g++)");
-            eprintln!("skipped: no C++ compiler (g++)");
-            return None;
-        }
-        let kernels = repository("gpudirect/cuda/kernels");
-        let library = compile(
-            "kernels",
-            Command::new("c++")
-                .args([
-                    "-std=c++17",
-                    "-O2",
-                    "-ffp-contract=off",
-                    "-Wall",
-                    "-Werror",
-                    "-Wno-unknown-pragmas",
-                    "-I",
-                ])
-                .arg(kernels)
-                .arg(repository("tests/gpu/stand_in.cpp")),
-        );
-        // SAFETY: the source has `launch`, of this type.
-        let launch = unsafe { *library.get::<Launch>("launch").unwrap() };
-        Some(Self { library, launch })
-    }
-
-    /// What runs a kernel.
-    pub(super) fn launch(&self) -> Launch {
-        self.launch
-    }
-
-    /// Where a kernel is; null where there is none of that name.
-    pub(super) fn find(&self, name: &str) -> *const c_void {
-        // SAFETY: it is not called as what it is declared here.
-        let found = unsafe { self.library.get::<unsafe extern "C" fn()>(name) };
-        found.map_or(std::ptr::null(), |kernel| *kernel as *const c_void)
-    }
-
-    /// The same for the driver of the tests.
-    pub(super) extern "C" fn find_for_driver(name: *const c_char) -> *const c_void {
-        // SAFETY: the driver gives the name that it was called with.
-        let name = unsafe { CStr::from_ptr(name) };
-        match (Self::compiled(), name.to_str()) {
-            (Some(kernels), Ok(name)) => kernels.find(name),
-            _ => std::ptr::null(),
-        }
-    }
-}
-
-/// A path from the repository's root.
-pub(super) fn repository(path: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(path)
-}
-
-/// Makes a library with a compiler and loads it. Its file is gone when this returns: no test finds another one's.
-pub(super) fn compile(name: &str, compiler: &mut Command) -> Library {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join(format!("lib{name}.so"));
-    let output = compiler
-        .args(["-fPIC", "-shared", "-pthread", "-o"])
-        .arg(&path)
-        .output()
-        .unwrap();
-    assert!(
-        output.status.success(),
-        "{name}: {}",
-        String::from_utf8_lossy(&output.stderr)
-    );
-    // SAFETY: loading it runs nothing but the language's own.
-    unsafe { Library::new(&path).unwrap() }
+    Some(Standin::load(Manner::Lazy))
 }
 
 /// The processor, as a GPU.
-pub(super) struct StandIn {
-    kernels: &'static Kernels,
+pub(super) struct Processor {
+    driver: Standin,
     memory: Vec<u8>,
     /// Where in it the part begins that is given out.
     start: usize,
 }
 
-impl StandIn {
-    pub(super) fn new(kernels: &'static Kernels) -> Self {
+impl Processor {
+    pub(super) fn new(driver: Standin) -> Self {
         let memory = vec![0; sweep::MEMORY + 256];
         let start = memory.as_ptr().align_offset(256);
-        Self { kernels, memory, start }
+        Self { driver, memory, start }
     }
 }
 
-impl Device for StandIn {
+impl Device for Processor {
     fn address(&self) -> u64 {
         self.memory[self.start..].as_ptr().expose_provenance() as u64
     }
@@ -128,18 +46,11 @@ impl Device for StandIn {
         let part = self.start..self.start + bytes.len();
         self.memory[part.clone()].copy_from_slice(bytes);
         let name = reduction.kernel.to_string();
-        let kernel = Some(self.kernels.find(&name))
-            .filter(|kernel| !kernel.is_null())
-            .context(name)?;
+        let mut arguments = reduction.arguments;
+        let arguments = &mut [(&raw mut arguments).cast::<c_void>()];
         // SAFETY: the kernel takes these arguments, whose addresses are of the memory, as the trait has it.
-        unsafe {
-            (self.kernels.launch())(
-                kernel,
-                reduction.blocks,
-                reduction.threads,
-                &raw const reduction.arguments,
-            )
-        };
+        let found = unsafe { self.driver.run(&name, reduction.blocks, reduction.threads, arguments) };
+        ensure!(found, "the stand-in has no {name}");
         bytes.copy_from_slice(&self.memory[part]);
         Ok(())
     }

@@ -1,9 +1,12 @@
 // Loads and stores of global memory. Loads see what a peer, the processor or a copy engine wrote before what the kernel waited for: they are relaxed at the scope of the system, never through the read-only cache.
 //
-// On the host, where the kernels are run to be compared with the CPU's, they are plain copies.
+// Flags, by which blocks and GPUs tell each other that something is there, are loaded and stored with acquire and release at the scope of the system; whoever waits for one calls `relax` in its loop.
+//
+// Kernels follow addresses of global memory by these functions alone. On the processor, where the stand-in for a GPU runs them, an address means another one: host.cuh has the convention, to which every kernel here keeps.
 #pragma once
 
 #include "arithmetic.cuh"
+#include "host.cuh"
 
 namespace doorbell {
 
@@ -75,30 +78,134 @@ __device__ __forceinline__ void store_raw(uint64_t into, Raw raw) {
     *reinterpret_cast<Raw *>(into) = raw;
 }
 
+template <class T>
+__device__ __forceinline__ T *at(uint64_t address) {
+    return reinterpret_cast<T *>(address);
+}
+
+template <class Word>
+__device__ __forceinline__ Word load_acquire(uint64_t from) {
+    Word word;
+    if constexpr (sizeof(Word) == 8) {
+        asm volatile("ld.acquire.sys.global.b64 %0, [%1];" : "=l"(word) : "l"(from) : "memory");
+    } else {
+        static_assert(sizeof(Word) == 4, "a flag has 32 or 64 bits");
+        asm volatile("ld.acquire.sys.global.b32 %0, [%1];" : "=r"(word) : "l"(from) : "memory");
+    }
+    return word;
+}
+
+template <class Word>
+__device__ __forceinline__ void store_release(uint64_t into, Word word) {
+    if constexpr (sizeof(Word) == 8) {
+        asm volatile("st.release.sys.global.b64 [%0], %1;" : : "l"(into), "l"(word) : "memory");
+    } else {
+        static_assert(sizeof(Word) == 4, "a flag has 32 or 64 bits");
+        asm volatile("st.release.sys.global.b32 [%0], %1;" : : "l"(into), "r"(word) : "memory");
+    }
+}
+
+// In the order of nothing else, but never torn: words that carry their own flag.
+template <class Word>
+__device__ __forceinline__ void store_relaxed(uint64_t into, Word word) {
+    if constexpr (sizeof(Word) == 8) {
+        asm volatile("st.relaxed.sys.global.b64 [%0], %1;" : : "l"(into), "l"(word) : "memory");
+    } else {
+        static_assert(sizeof(Word) == 4, "a flag has 32 or 64 bits");
+        asm volatile("st.relaxed.sys.global.b32 [%0], %1;" : : "l"(into), "r"(word) : "memory");
+    }
+}
+
+// What was there before.
+template <class Word>
+__device__ __forceinline__ Word fetch_add(uint64_t into, Word word) {
+    Word before;
+    if constexpr (sizeof(Word) == 8) {
+        asm volatile("atom.add.acq_rel.sys.global.u64 %0, [%1], %2;" : "=l"(before) : "l"(into), "l"(word) : "memory");
+    } else {
+        static_assert(sizeof(Word) == 4, "a word has 32 or 64 bits");
+        asm volatile("atom.add.acq_rel.sys.global.u32 %0, [%1], %2;" : "=r"(before) : "l"(into), "r"(word) : "memory");
+    }
+    return before;
+}
+
+__device__ __forceinline__ void relax() {}
+
 #else
+
+// What a device address is to the processor.
+template <class T>
+DOORBELL_EVERYWHERE T *at(uint64_t address) {
+#ifndef __CUDACC__
+    if (address - doorbell_window.first < doorbell_window.bytes) address += doorbell_window.shift;
+#endif
+    return reinterpret_cast<T *>(address);
+}
 
 template <int BYTES>
 DOORBELL_EVERYWHERE Words load_words(uint64_t from, bool really) {
     Words words = {};
-    if (really) memcpy(&words, reinterpret_cast<const void *>(from), BYTES);
+    if (!really) return words;
+    if constexpr (BYTES == 4) {
+        words.word[0] = __atomic_load_n(at<uint32_t>(from), __ATOMIC_RELAXED);
+    } else {
+        // Never torn below 8 bytes, as on a GPU.
+        for (int i = 0; i < BYTES / 8; i++) {
+            const uint64_t two = __atomic_load_n(at<uint64_t>(from) + i, __ATOMIC_RELAXED);
+            memcpy(&words.word[2 * i], &two, sizeof(two));
+        }
+    }
     return words;
 }
 
 template <int BYTES>
 DOORBELL_EVERYWHERE void store_words(uint64_t into, const Words &words, bool really) {
-    if (really) memcpy(reinterpret_cast<void *>(into), &words, BYTES);
+    if (!really) return;
+    if constexpr (BYTES == 4) {
+        __atomic_store_n(at<uint32_t>(into), words.word[0], __ATOMIC_RELAXED);
+    } else {
+        for (int i = 0; i < BYTES / 8; i++) {
+            uint64_t two;
+            memcpy(&two, &words.word[2 * i], sizeof(two));
+            __atomic_store_n(at<uint64_t>(into) + i, two, __ATOMIC_RELAXED);
+        }
+    }
 }
 
 template <class Raw>
 DOORBELL_EVERYWHERE Raw load_raw(uint64_t from) {
-    Raw raw;
-    memcpy(&raw, reinterpret_cast<const void *>(from), sizeof(raw));
-    return raw;
+    return __atomic_load_n(at<Raw>(from), __ATOMIC_RELAXED);
 }
 
 template <class Raw>
 DOORBELL_EVERYWHERE void store_raw(uint64_t into, Raw raw) {
-    memcpy(reinterpret_cast<void *>(into), &raw, sizeof(raw));
+    __atomic_store_n(at<Raw>(into), raw, __ATOMIC_RELAXED);
+}
+
+template <class Word>
+DOORBELL_EVERYWHERE Word load_acquire(uint64_t from) {
+    return __atomic_load_n(at<Word>(from), __ATOMIC_ACQUIRE);
+}
+
+template <class Word>
+DOORBELL_EVERYWHERE void store_release(uint64_t into, Word word) {
+    __atomic_store_n(at<Word>(into), word, __ATOMIC_RELEASE);
+}
+
+template <class Word>
+DOORBELL_EVERYWHERE void store_relaxed(uint64_t into, Word word) {
+    __atomic_store_n(at<Word>(into), word, __ATOMIC_RELAXED);
+}
+
+template <class Word>
+DOORBELL_EVERYWHERE Word fetch_add(uint64_t into, Word word) {
+    return __atomic_fetch_add(at<Word>(into), word, __ATOMIC_ACQ_REL);
+}
+
+DOORBELL_EVERYWHERE void relax() {
+#ifndef __CUDACC__
+    doorbell_relax();
+#endif
 }
 
 #endif

@@ -6,7 +6,8 @@
 // Elements are taken in three parts: a head up to where every memory is aligned to 16 bytes, groups of 16 bytes of elements, and a tail. Where no head aligns all memories, all is head. Who launches says how many there are of each.
 // A block takes tiles of UNROLL groups for each of its threads, one tile after another with the whole grid's stride; so a grid may have a block for each tile, or only as many as the GPU runs at once.
 //
-// Built by `cargo xtask kernels`; for the host by the tests, which define what a thread knows of itself.
+// Built by `cargo xtask kernels`; for the processor by the tests' stand-in for a GPU (host.cuh), which is told that no thread waits for another or reads what it wrote.
+#define DOORBELL_THREADS_APART
 #include "memory.cuh"
 
 namespace doorbell {

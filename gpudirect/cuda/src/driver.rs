@@ -4,7 +4,8 @@
 
 use core::ffi::{CStr, c_char, c_int};
 use core::fmt;
-use std::path::Path;
+use std::env;
+use std::path::{Path, PathBuf};
 use std::ptr;
 use std::sync::OnceLock;
 
@@ -12,6 +13,8 @@ use crate::error::{Error, Failure, advice};
 use crate::sys::{self, Status, Table, status};
 
 const LIBRARY: &str = "libcuda.so.1";
+/// Names another library in its place.
+const VARIABLE: &str = "DOORBELL_CUDA_LIBRARY";
 /// CUDA 11.4, the first with all that the table requires.
 const OLDEST: i32 = 11040;
 
@@ -67,14 +70,18 @@ pub(crate) struct Loaded {
 impl Driver {
     /// Loads `libcuda.so.1` and starts it, on the first call, for the life of the process. The driver does not work in children of fork(2) that were made after this.
     ///
+    /// Where the environment has `DOORBELL_CUDA_LIBRARY`, the file of that name is the driver, such as the tests' stand-in for a GPU: whoever sets it answers for what it does, as for `LD_LIBRARY_PATH`. As that, it is not looked at in programs that run with
+    /// rights which their caller does not have (`AT_SECURE`, getauxval(3)).
+    ///
     /// # Errors
     /// [`Absent`] when this machine, or this process, has no usable GPU. The result of the first call is final.
     pub fn load() -> Result<Self, Absent> {
         static SYSTEM: OnceLock<Result<Driver, Absent>> = OnceLock::new();
         SYSTEM
             .get_or_init(|| {
-                // SAFETY: the name is that of NVIDIA's driver.
-                unsafe { Self::load_from(Path::new(LIBRARY)) }
+                let named = named_by_environment();
+                // SAFETY: the name is that of NVIDIA's driver, or whoever has set the variable answers for the library, as the documentation says.
+                unsafe { Self::load_from(named.as_deref().unwrap_or(Path::new(LIBRARY))) }
             })
             .clone()
     }
@@ -165,6 +172,15 @@ impl Driver {
             version: self.0.version,
         }
     }
+}
+
+/// The library that the environment names, where that may be obeyed.
+fn named_by_environment() -> Option<PathBuf> {
+    // SAFETY: getauxval(3) has no requirements.
+    if unsafe { libc::getauxval(libc::AT_SECURE) } != 0 {
+        return None;
+    }
+    env::var_os(VARIABLE).filter(|name| !name.is_empty()).map(PathBuf::from)
 }
 
 impl Loaded {

@@ -1,4 +1,5 @@
-//! The suite on NVIDIA's driver, and what takes two processes. A program of its own, so that it runs where there is no cargo: it prints what became of each case, and where there is no GPU one line that says why.
+//! The suite on NVIDIA's driver, and what takes two processes. A program of its own, so that it runs where there is no cargo: it prints what became of each case, and where there is no GPU one line that says why. Run by cargo there, it runs itself on the
+//! CPU stand-in.
 //!
 //! `gpu [FILTER]` runs the cases whose names have FILTER in them; `gpu --measure` prints what copies and calls take.
 
@@ -9,10 +10,11 @@ mod measure;
 mod processes;
 
 use std::env;
-use std::process::ExitCode;
+use std::process::{Command, ExitCode};
 use std::time::Instant;
 
 use doorbell_cuda::Driver;
+use doorbell_cuda_standin::{Manner, environment};
 use suite::{CASES, Verdict};
 
 fn main() -> ExitCode {
@@ -23,6 +25,11 @@ fn main() -> ExitCode {
     }
     let driver = match Driver::load() {
         Ok(driver) => driver,
+        // Cargo sets the variable: the repository is there, of which the stand-in is built.
+        Err(absent) if env::var_os("CARGO_MANIFEST_DIR").is_some() && doorbell_cuda_standin::missing().is_none() => {
+            println!("on the CPU stand-in, as there is {absent}");
+            return on_the_stand_in(&arguments);
+        }
         Err(absent) => {
             println!("skipped: {absent}");
             return ExitCode::SUCCESS;
@@ -65,6 +72,22 @@ fn main() -> ExitCode {
     } else {
         println!("{failed} failed");
         ExitCode::FAILURE
+    }
+}
+
+/// Runs this program again, with the stand-in for its driver.
+fn on_the_stand_in(arguments: &[String]) -> ExitCode {
+    let status = env::current_exe().and_then(|program| {
+        Command::new(program)
+            .args(arguments)
+            .env_remove("CARGO_MANIFEST_DIR")
+            .envs(environment(Manner::Prompt, 2))
+            .status()
+    });
+    match status {
+        Ok(status) if status.success() => ExitCode::SUCCESS,
+        Ok(status) => said(Err(status.to_string().into())),
+        Err(error) => said(Err(error.into())),
     }
 }
 

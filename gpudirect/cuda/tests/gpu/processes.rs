@@ -55,8 +55,9 @@ fn descriptor(driver: Driver) -> Outcome {
 fn ipc(driver: Driver) -> Outcome {
     let setting = Setting::new(driver)?;
     setting.context.make_current()?;
-    // SAFETY: NVIDIA's driver, which is loaded already.
-    let library = unsafe { Library::new("libcuda.so.1")? };
+    let name = env::var_os("DOORBELL_CUDA_LIBRARY").unwrap_or_else(|| "libcuda.so.1".into());
+    // SAFETY: the driver, which is loaded already.
+    let library = unsafe { Library::new(name)? };
     type Alloc = unsafe extern "C" fn(*mut u64, usize) -> i32;
     type Free = unsafe extern "C" fn(u64) -> i32;
     // SAFETY: these are the functions' prototypes.

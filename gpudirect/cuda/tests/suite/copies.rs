@@ -116,12 +116,12 @@ pub(super) fn peer_to_peer(driver: Driver) -> Outcome {
     here.stream.copy(pushed.all(), from.all())?;
     assert!(here.read(&pushed)? == bytes);
 
-    // By a stream of the other device, which waits for this one's; of memory that is mapped for its own device alone.
+    // By a stream of the other device; of memory that is mapped for its own device alone.
     let stream = Stream::new(&there)?;
     let alone = DeviceMemory::alloc(&there, bytes.len())?;
     stream.copy(alone.all(), pushed.all())?;
-    here.stream.fill(pushed.all(), 0)?;
     stream.synchronize()?;
+    here.stream.fill(pushed.all(), 0)?;
     let back = DeviceMemory::options(&here.context).peers(&[two]).alloc(bytes.len())?;
     stream.copy_peer(back.all(), alone.all())?;
     stream.synchronize()?;

@@ -1,11 +1,9 @@
 //! Machines without CUDA, or with one that cannot be used: one line that says what is missing.
 
-use std::fs;
 use std::path::Path;
 
 use doorbell_cuda::{Absent, Driver};
-
-use crate::{Fake, compile, unused};
+use doorbell_cuda_standin::{Manner, Standin};
 
 fn said(absent: Result<Driver, Absent>) -> String {
     let said = absent.unwrap_err().to_string();
@@ -38,59 +36,50 @@ fn the_system() {
 
 #[test]
 fn a_library_without_the_functions() {
-    let source = unused("old.c");
-    fs::write(&source, "int cuInit(unsigned flags) { return flags; }\n").unwrap();
-    // The source's name ends as a library's: told apart by its language.
-    let named = source.with_extension("c");
-    fs::rename(&source, &named).unwrap();
-    let library = compile("old", &named);
-    // SAFETY: it has one function, of the driver's type.
-    let absent = unsafe { Driver::load_from(&library) };
+    let standin = Standin::load_without(Manner::Lazy, &["cuDriverGetVersion"]);
     assert_eq!(
-        said(absent),
+        said(standin.driver()),
         "no CUDA: the driver here is too old, its libcuda.so.1 has no cuDriverGetVersion: one for CUDA 11.4 (version 470) or newer is needed"
     );
-    fs::remove_file(named).unwrap();
-    fs::remove_file(library).unwrap();
 }
 
 #[test]
 fn an_old_driver() {
-    let fake = Fake::new();
-    fake.set_start(2, 11020);
+    let standin = Standin::load(Manner::Lazy);
+    standin.set_start(2, 11020);
     assert_eq!(
-        said(fake.load()),
+        said(standin.driver()),
         "no CUDA: the driver here is for CUDA 11.2: one for CUDA 11.4 (version 470) or newer is needed"
     );
 }
 
 #[test]
 fn no_device() {
-    let fake = Fake::new();
-    fake.set_start(0, 13000);
+    let standin = Standin::load(Manner::Lazy);
+    standin.set_start(0, 13000);
     assert_eq!(
-        said(fake.load()),
+        said(standin.driver()),
         "no CUDA: the driver has no GPU for this process (see CUDA_VISIBLE_DEVICES, and the container's devices)"
     );
 }
 
 #[test]
 fn the_driver_does_not_start() {
-    let fake = Fake::new();
-    fake.fail("cuInit", 34);
+    let standin = Standin::load(Manner::Lazy);
+    standin.fail("cuInit", 34);
     assert_eq!(
-        said(fake.load()),
+        said(standin.driver()),
         "no CUDA: cuInit of the driver: CUDA_ERROR_STUB_LIBRARY (CUDA driver is a stub library); this is the toolkit's stub, for linking only: take its \
          folder out of LD_LIBRARY_PATH"
     );
     // Numbers that the driver has no words for, too.
-    fake.fail("cuInit", 803);
-    let said = said(fake.load());
+    standin.fail("cuInit", 803);
+    let said = said(standin.driver());
     assert!(
         said.starts_with(
             "no CUDA: cuInit of the driver: CUDA error 803 (the driver does not describe it); the kernel's module"
         ),
         "{said}"
     );
-    assert_eq!(fake.load().unwrap().device_count(), 2);
+    assert_eq!(standin.driver().unwrap().device_count(), 2);
 }

@@ -6,28 +6,29 @@ use std::sync::Arc;
 
 use doorbell_cuda::{CaptureMode, Context, DeviceMemory, Driver, Error, Event, HostMemory, Memory, Module, Stream};
 
-use crate::Fake;
+use doorbell_cuda_standin::{Manner, Standin};
+
 use crate::suite::PTX;
 
-fn with_context(test: impl FnOnce(&Fake, Driver, &Context)) {
-    let fake = Fake::new();
-    let driver = fake.load().unwrap();
+fn with_context(test: impl FnOnce(&Standin, Driver, &Context)) {
+    let standin = Standin::load(Manner::Lazy);
+    let driver = standin.driver().unwrap();
     let context = driver.device(0).unwrap().context().unwrap();
-    test(&fake, driver, &context);
+    test(&standin, driver, &context);
     assert_eq!(context.reap(), 0);
     drop(context);
-    fake.assert_nothing_left("all is dropped");
+    standin.assert_nothing_left("all is dropped");
 }
 
 #[test]
 fn errors_are_told_apart() {
-    with_context(|fake, _, context| {
+    with_context(|standin, _, context| {
         let alloc = |code| {
-            fake.fail("cuMemCreate", code);
+            standin.fail("cuMemCreate", code);
             DeviceMemory::alloc(context, 100).unwrap_err()
         };
         // Asked for once more, when what was dropped has been freed.
-        fake.fail("cuMemCreate", 2);
+        standin.fail("cuMemCreate", 2);
         DeviceMemory::alloc(context, 100).unwrap();
         let error = DeviceMemory::alloc(context, (1 << 30) + 1).unwrap_err();
         assert!(matches!(error, Error::OutOfMemory(_)));
@@ -60,7 +61,7 @@ fn errors_are_told_apart() {
 
 #[test]
 fn what_fails_half_way_leaves_nothing() {
-    with_context(|fake, _, context| {
+    with_context(|standin, _, context| {
         let exported = DeviceMemory::alloc(context, 100).unwrap().export_fd().unwrap();
         let made = |kind: &str| match kind {
             "alloc" => DeviceMemory::alloc(context, 100).err(),
@@ -91,7 +92,7 @@ fn what_fails_half_way_leaves_nothing() {
             ("event", "cuEventCreate"),
             ("module", "cuModuleLoadDataEx"),
         ] {
-            fake.fail(call, 1);
+            standin.fail(call, 1);
             let error = made(kind).unwrap_or_else(|| panic!("{kind} did not fail as {call} did"));
             let failure = error.failure().unwrap();
             assert_eq!(
@@ -109,7 +110,7 @@ fn what_fails_half_way_leaves_nothing() {
                 "event",
                 "module",
             ] {
-                assert_eq!(fake.count(counted), 0, "{kind}, when {call} fails: {counted}");
+                assert_eq!(standin.count(counted), 0, "{kind}, when {call} fails: {counted}");
             }
         }
     });
@@ -117,8 +118,8 @@ fn what_fails_half_way_leaves_nothing() {
 
 #[test]
 fn devices_that_do_not_reach_each_other() {
-    with_context(|fake, driver, context| {
-        fake.set_peers(false);
+    with_context(|standin, driver, context| {
+        standin.set_peers(false);
         let other = driver.device(1).unwrap();
         assert_eq!(context.device().peer(other).unwrap(), None);
         let error = DeviceMemory::options(context).peers(&[other]).alloc(100).unwrap_err();
@@ -134,7 +135,7 @@ fn devices_that_do_not_reach_each_other() {
             context.enable_peer_access(&there),
             Err(Error::NoPeerAccess(_))
         ));
-        fake.set_peers(true);
+        standin.set_peers(true);
         context.enable_peer_access(&there).unwrap();
         DeviceMemory::options(context)
             .peers(&[other, context.device()])
@@ -145,68 +146,69 @@ fn devices_that_do_not_reach_each_other() {
 
 #[test]
 fn younger_functions_are_asked_for() {
-    with_context(|_, _, context| {
-        let memory = DeviceMemory::alloc(context, 100).unwrap();
-        // The driver of the tests has no dma-bufs.
-        let error = memory.all().dma_buf().unwrap_err();
-        assert_eq!(
-            error.to_string(),
-            "the driver here (CUDA 13.0) has no cuMemGetHandleForAddressRange: a newer one is needed"
-        );
-    });
+    let standin = Standin::load_without(Manner::Lazy, &["cuMemGetHandleForAddressRange"]);
+    let context = standin.driver().unwrap().device(0).unwrap().context().unwrap();
+    let memory = DeviceMemory::alloc(&context, 100).unwrap();
+    let error = memory.all().dma_buf().unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "the driver here (CUDA 13.0) has no cuMemGetHandleForAddressRange: a newer one is needed"
+    );
 }
 
 #[test]
 fn the_thread_keeps_its_context() {
-    with_context(|fake, driver, context| {
+    with_context(|standin, driver, context| {
         let other = driver.device(1).unwrap().context().unwrap();
-        assert_eq!(fake.number("fake_depth"), 0);
+        assert_eq!(standin.depth(), 0);
         drop(DeviceMemory::alloc(context, 100).unwrap());
-        assert_eq!(fake.number("fake_depth"), 0, "a call left its context behind");
+        assert_eq!(standin.depth(), 0, "a call left its context behind");
         other.make_current().unwrap();
         let stream = Stream::new(context).unwrap();
         let memory = DeviceMemory::alloc(context, 100).unwrap();
         stream.fill(memory.all(), 1).unwrap();
-        fake.fail("cuMemsetD8Async", 1);
+        standin.fail("cuMemsetD8Async", 1);
         stream.fill(memory.all(), 1).unwrap_err();
         drop((memory, stream));
-        assert_eq!(fake.number("fake_depth"), 1);
+        assert_eq!(standin.depth(), 1);
+        context.synchronize().unwrap();
         other.synchronize().unwrap();
+        assert_eq!(standin.depth(), 1);
     });
 }
 
 #[test]
 fn a_stream_that_has_failed_holds_nothing() {
-    with_context(|fake, _, context| {
+    with_context(|standin, _, context| {
         let stream = Stream::new(context).unwrap();
         let memory = DeviceMemory::alloc(context, 100).unwrap();
         let mut host = HostMemory::alloc(context, 100).unwrap();
         stream.fill(memory.all(), 5).unwrap();
         stream.copy(host.all(), memory.all()).unwrap();
-        fake.fail("cuStreamSynchronize", 700);
+        standin.fail("cuStreamSynchronize", 700);
         assert!(matches!(stream.synchronize(), Err(Error::Lost(_))));
-        fake.fail("cuStreamSynchronize", 700);
+        standin.fail("cuStreamSynchronize", 700);
         assert!(
             matches!(host.bytes_mut(), Err(Error::Lost(_))),
             "it is not known whether the copy was done"
         );
         // By now the driver answers again, and what was to be waited for was remembered.
         assert_eq!(host.bytes_mut().unwrap(), [5; 100]);
-        fake.fail("cuStreamQuery", 700);
+        standin.fail("cuStreamQuery", 700);
         drop(memory);
-        assert_eq!(fake.count("mapping"), 0);
+        assert_eq!(standin.count("mapping"), 0);
     });
 }
 
 #[test]
 fn memory_that_cannot_be_unpinned_is_kept() {
-    let fake = Fake::new();
-    let context = fake.load().unwrap().device(0).unwrap().context().unwrap();
+    let standin = Standin::load(Manner::Lazy);
+    let context = standin.driver().unwrap().device(0).unwrap().context().unwrap();
     let owner = Arc::new(vec![0u8; 100]);
     let at = NonNull::from(owner.as_slice()).cast::<u8>();
     // SAFETY: the owner keeps so many bytes.
     let host = unsafe { HostMemory::register_raw(&context, at, owner.len(), owner.clone()) }.unwrap();
-    fake.fail("cuMemHostUnregister", 1);
+    standin.fail("cuMemHostUnregister", 1);
     drop(host);
     assert_eq!(Arc::strong_count(&owner), 2, "devices may still write it");
 }
@@ -214,8 +216,8 @@ fn memory_that_cannot_be_unpinned_is_kept() {
 #[test]
 fn a_context_that_goes_first_waits_for_nobody() {
     for work_is_done in [true, false] {
-        let fake = Fake::new();
-        let context = fake.load().unwrap().device(0).unwrap().context().unwrap();
+        let standin = Standin::load(Manner::Lazy);
+        let context = standin.driver().unwrap().device(0).unwrap().context().unwrap();
         let stream = Stream::new(&context).unwrap();
         let memory = DeviceMemory::alloc(&context, 100).unwrap();
         let event = Event::new(&context).unwrap();
@@ -227,14 +229,14 @@ fn a_context_that_goes_first_waits_for_nobody() {
         }
         drop((event, stream, context));
         // What work still uses is left to the driver, whose context goes.
-        assert_eq!(fake.count("mapping"), if work_is_done { 0 } else { 1 });
-        assert_eq!(fake.count("context"), 0);
+        assert_eq!(standin.count("mapping"), if work_is_done { 0 } else { 1 });
+        assert_eq!(standin.count("context"), 0);
     }
 }
 
 #[test]
 fn a_foreign_stream_is_left_to_its_owner() {
-    with_context(|fake, _, context| {
+    with_context(|standin, _, context| {
         let theirs = Stream::new(context).unwrap();
         let owner = Arc::new(());
         // SAFETY: the stream outlives what is made of it here.
@@ -242,10 +244,10 @@ fn a_foreign_stream_is_left_to_its_owner() {
         let memory = DeviceMemory::alloc(context, 100).unwrap();
         stream.fill(memory.all(), 1).unwrap();
         drop(memory);
-        assert_eq!(fake.count("mapping"), 1);
+        assert_eq!(standin.count("mapping"), 1);
         assert_eq!(context.reap(), 1);
         stream.synchronize().unwrap();
-        assert_eq!(fake.count("mapping"), 0);
+        assert_eq!(standin.count("mapping"), 0);
 
         // While its owner captures it, nobody looks at it: that would end the capture.
         let memory = DeviceMemory::alloc(context, 100).unwrap();
@@ -258,20 +260,20 @@ fn a_foreign_stream_is_left_to_its_owner() {
             })
             .unwrap();
         stream.synchronize().unwrap();
-        assert_eq!(fake.count("mapping"), 0);
+        assert_eq!(standin.count("mapping"), 0);
         // Nor is it idle where a capture elsewhere forbids to ask, nor where the answer is not known.
         for code in [906, 999] {
             let memory = DeviceMemory::alloc(context, 100).unwrap();
             stream.fill(memory.all(), 1).unwrap();
-            fake.fail("cuStreamQuery", code);
+            standin.fail("cuStreamQuery", code);
             drop(memory);
-            assert_eq!(fake.count("mapping"), 1);
+            assert_eq!(standin.count("mapping"), 1);
             stream.synchronize().unwrap();
-            assert_eq!(fake.count("mapping"), 0);
+            assert_eq!(standin.count("mapping"), 0);
         }
 
         drop(stream);
-        assert_eq!(fake.count("stream"), 1);
+        assert_eq!(standin.count("stream"), 1);
         assert_eq!(Arc::strong_count(&owner), 1);
 
         // The legacy default stream, which has no handle, takes copies one by one.

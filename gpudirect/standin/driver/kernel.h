@@ -1,0 +1,51 @@
+// What the driver knows of a kernel that was compiled for the processor, and how that is made of the kernel's function.
+#pragma once
+
+#include <stddef.h>
+
+#include <utility>
+
+#include "host.cuh"
+
+namespace standin {
+
+struct Kernel {
+    const char *name;
+    // Of arguments: where each is. What a thread knows of itself is set.
+    void (*run)(void **arguments);
+    const size_t *sizes;
+    size_t arguments;
+    // Whether its threads are run one after another.
+    bool apart;
+};
+
+// The kernels of one source, in a list of all.
+struct Source {
+    const Kernel *kernels;
+    size_t count;
+    Source *next;
+};
+void add(Source &source);
+
+template <auto KERNEL>
+struct Entry;
+
+template <class... Arguments, void (*KERNEL)(Arguments...)>
+struct Entry<KERNEL> {
+    static constexpr size_t SIZES[] = {sizeof(Arguments)..., 0};
+
+    template <size_t... AT>
+    static void call([[maybe_unused]] void **arguments, std::index_sequence<AT...>) {
+        KERNEL(*static_cast<Arguments *>(arguments[AT])...);
+    }
+
+    static void run(void **arguments) {
+        call(arguments, std::index_sequence_for<Arguments...>());
+    }
+
+    static constexpr Kernel of(const char *name, bool apart) {
+        return {name, run, SIZES, sizeof...(Arguments), apart};
+    }
+};
+
+}  // namespace standin

@@ -1,0 +1,153 @@
+// What all of the driver shares, how a process is told what it should be like, and what tests do with it besides.
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "driver.h"
+
+using namespace standin;
+
+namespace standin {
+
+std::mutex lock;
+Settings settings;
+std::condition_variable &changed = *new std::condition_variable;
+std::atomic<Status> lost = OK;
+
+namespace {
+
+const char *const NAMES[COUNTED] = {"allocation", "mapping", "reservation", "host", "registered", "stream", "event", "module", "graph", "exec", "context"};
+int live[COUNTED];
+struct {
+    char call[64];
+    Status code;
+} fault;
+
+// DOORBELL_STANDIN: words with commas between them.
+void configure() {
+    const char *text = getenv("DOORBELL_STANDIN");
+    std::string words = text ? text : "";
+    for (size_t begin = 0; begin < words.size();) {
+        const size_t end = std::min(words.find(',', begin), words.size());
+        const std::string word = words.substr(begin, end - begin);
+        if (word == "lazy") settings.manner = Manner::LAZY;
+        else if (word == "prompt") settings.manner = Manner::PROMPT;
+        else if (word == "open") settings.open = true;
+        else if (word == "apart") settings.peers = false;
+        else if (word.rfind("devices=", 0) == 0) settings.devices = std::max(0, std::min(atoi(word.c_str() + 8), MOST_DEVICES));
+        else fprintf(stderr, "DOORBELL_STANDIN has %s, which is none of lazy, prompt, open, apart and devices=N\n", word.c_str());
+        begin = end + 1;
+    }
+}
+
+// The environment is read when the library is loaded: what a test says afterwards is stronger.
+struct Configured {
+    Configured() { configure(); }
+} configured;
+
+}  // namespace
+
+void count(Counted what, int by) {
+    live[what] += by;
+}
+
+Status failing(const char *call) {
+    if (lost) return lost;
+    if (!fault.code || strcmp(fault.call, call)) return OK;
+    return std::exchange(fault.code, OK);
+}
+
+}  // namespace standin
+
+#define TESTS extern "C" __attribute__((visibility("default")))
+
+// How many of a kind are live; -1 for no kind.
+TESTS int standin_count(const char *name) {
+    Held held(lock);
+    for (int i = 0; i < COUNTED; i++) {
+        if (!strcmp(NAMES[i], name)) return live[i];
+    }
+    return -1;
+}
+
+// The next call of this function answers `code`.
+TESTS void standin_fail(const char *call, int code) {
+    Held held(lock);
+    snprintf(fault.call, sizeof fault.call, "%s", call);
+    fault.code = code;
+}
+
+// From now on every call answers `code`, and no work is done any more, as when a kernel has touched memory that it must not.
+TESTS void standin_lose(int code) {
+    Held held(lock);
+    lost = code;
+    changed.notify_all();
+}
+
+TESTS void standin_peers(int can) {
+    Held held(lock);
+    settings.peers = can;
+}
+
+TESTS void standin_start(int devices, int version) {
+    Held held(lock);
+    settings.devices = devices;
+    settings.version = version;
+}
+
+// Before anything is made.
+TESTS void standin_manner(int prompt) {
+    Held held(lock);
+    settings.manner = prompt ? Manner::PROMPT : Manner::LAZY;
+}
+
+TESTS void standin_open(int open) {
+    Held held(lock);
+    settings.open = open;
+}
+
+EXPORT cuInit(unsigned flags) {
+    ENTER;
+    return flags ? INVALID_VALUE : OK;
+}
+
+EXPORT cuDriverGetVersion(int *version) {
+    ENTER;
+    *version = settings.version;
+    return OK;
+}
+
+namespace {
+
+struct Described {
+    Status code;
+    const char *name, *text;
+};
+constexpr Described DESCRIBED[] = {
+    {INVALID_VALUE, "CUDA_ERROR_INVALID_VALUE", "invalid argument"},
+    {OUT_OF_MEMORY, "CUDA_ERROR_OUT_OF_MEMORY", "out of memory"},
+    {34, "CUDA_ERROR_STUB_LIBRARY", "CUDA driver is a stub library"},
+    {INVALID_CONTEXT, "CUDA_ERROR_INVALID_CONTEXT", "invalid device context"},
+    {INVALID_PTX, "CUDA_ERROR_INVALID_PTX", "a PTX JIT compilation failed"},
+    {OPERATING_SYSTEM, "CUDA_ERROR_OPERATING_SYSTEM", "OS call failed or operation not supported on this OS"},
+    {NOT_FOUND, "CUDA_ERROR_NOT_FOUND", "named symbol not found"},
+    {700, "CUDA_ERROR_ILLEGAL_ADDRESS", "an illegal memory access was encountered"},
+    {NOT_SUPPORTED, "CUDA_ERROR_NOT_SUPPORTED", "operation not supported"},
+};
+
+Status describe(Status code, const char *Described::*what, const char **text) {
+    *text = nullptr;
+    for (const Described &one : DESCRIBED) {
+        if (one.code == code) *text = one.*what;
+    }
+    return *text ? OK : INVALID_VALUE;
+}
+
+}  // namespace
+
+EXPORT cuGetErrorName(int code, const char **name) {
+    return describe(code, &Described::name, name);
+}
+
+EXPORT cuGetErrorString(int code, const char **text) {
+    return describe(code, &Described::text, text);
+}

@@ -1,0 +1,492 @@
+// Streams: what becomes of work that is put into them, in either manner.
+#include <algorithm>
+#include <chrono>
+#include <thread>
+
+#include <sched.h>
+#include <stdio.h>
+#include <unistd.h>
+
+#include "driver.h"
+
+using namespace standin;
+using namespace std::chrono_literals;
+
+namespace standin {
+
+std::vector<Stream *> &streams = *new std::vector<Stream *>;
+
+namespace {
+
+// How long work waits for a word or for another process's event before it fails: on a GPU, for ever; here a test is to say what hangs.
+constexpr auto PATIENCE_LAZY = 20s, PATIENCE_PROMPT = 120s;
+// Lazy: so many times somebody is told that work is not done, before it is.
+constexpr int QUESTIONS = 4096;
+int asked;
+
+std::chrono::seconds patience() {
+    return settings.manner == Manner::LAZY ? PATIENCE_LAZY : PATIENCE_PROMPT;
+}
+
+// Waits for what other processes or the program do, ever less often, and has this process's streams go on meanwhile.
+template <class Done>
+Status poll(Done done) {
+    const auto begun = std::chrono::steady_clock::now();
+    for (int tries = 0; !done(); tries++) {
+        if (lost) return lost;
+        if (tries < 200) {
+            sched_yield();
+            continue;
+        }
+        usleep(std::min(tries, 1000));
+        if (tries % 64 == 0) {
+            urge();
+            if (std::chrono::steady_clock::now() - begun > patience()) {
+                fprintf(stderr, "stand-in for a GPU: a stream has waited for too long\n");
+                return TIMEOUT;
+            }
+        }
+    }
+    return OK;
+}
+
+template <class Word>
+bool satisfied(const Work &work) {
+    const Word is = __atomic_load_n(at<Word>(work.to), __ATOMIC_ACQUIRE), wanted = work.value;
+    switch (work.flags & 3) {
+        case 0: return static_cast<std::make_signed_t<Word>>(is - wanted) >= 0;
+        case 1: return is == wanted;
+        case 2: return (is & wanted) != 0;
+        default: return ~(is | wanted) != 0;
+    }
+}
+
+// Keeps a stream while it is used with the lock let go of. The last lets go of one that is destroyed and has nothing to do any more.
+struct Keep {
+    Stream &stream;
+    explicit Keep(Stream &stream) : stream(stream) { stream.kept++; }
+    ~Keep() {
+        if (--stream.kept || !stream.destroyed || !stream.idle()) return;
+        streams.erase(std::find(streams.begin(), streams.end(), &stream));
+        delete &stream;
+    }
+};
+
+// Does the first piece of work of a stream, which nobody does now.
+void step(Held &held, Stream &stream) {
+    stream.running = true;
+    Work work = std::move(stream.queue.front());
+    stream.queue.pop_front();
+    const Status code = lost ? lost.load() : perform(held, work);
+    stream.running = false;
+    stream.done++;
+    if (code && !stream.failed) stream.failed = code;
+    asked = 0;
+    changed.notify_all();
+}
+
+// Does the work of a stream until `until`, or until there is none.
+template <class Until>
+void drive(Held &held, Stream &stream, Until until) {
+    Keep keep(stream);
+    while (!until()) {
+        if (stream.running) {
+            changed.wait(held);
+        } else if (stream.queue.empty()) {
+            return;
+        } else {
+            step(held, stream);
+        }
+    }
+}
+
+// Prompt: what a stream's thread does.
+void serve(Held &held, Stream &stream) {
+    for (;;) {
+        while (stream.queue.empty()) {
+            if (stream.destroyed) return;
+            stream.more.wait(held);
+        }
+        step(held, stream);
+    }
+}
+
+// Lazy: what a thread does with a stream that somebody may wait for.
+void hurry(Held &held, Stream &stream) {
+    drive(held, stream, [] { return false; });
+    stream.urged = false;
+}
+
+// A thread that keeps the stream from now on.
+void start(Stream &stream, void (*work)(Held &, Stream &)) {
+    stream.kept++;
+    std::thread([&stream, work] {
+        Held held(lock);
+        Keep keep(stream);
+        stream.kept--;
+        work(held, stream);
+    }).detach();
+}
+
+// The stream that has work in it after which an event has come to pass so many times.
+Stream *recording(const SharedPassage &passage, uint64_t time) {
+    for (Stream *stream : streams) {
+        for (const Work &work : stream->queue) {
+            if ((work.kind == Work::RECORD || work.kind == Work::GRAPH) && work.passage == passage && work.value == time) return stream;
+        }
+    }
+    return nullptr;
+}
+
+// Whether something is still to be said to be pending.
+Status pending() {
+    if (settings.manner == Manner::LAZY && ++asked >= QUESTIONS) {
+        asked = 0;
+        std::thread(urge).detach();
+    }
+    return NOT_READY;
+}
+
+}  // namespace
+
+void Passage::pass(uint64_t time) {
+    static double clock;
+    if (settings.manner == Manner::LAZY) {
+        when = clock += 0.5;
+    } else {
+        when = std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now().time_since_epoch()).count();
+    }
+    uint64_t before = passed();
+    while (before < time && !__atomic_compare_exchange_n(&counts->passed, &before, time, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) {
+    }
+}
+
+Status put(Stream &stream, Work work) {
+    if (Capture *capture = stream.capture.get()) {
+        if (capture->invalid) return CAPTURE_INVALIDATED;
+        auto &nodes = capture->program->nodes;
+        nodes.push_back({std::move(work), stream.branch, stream.tails});
+        stream.tails = {nodes.size() - 1};
+        return OK;
+    }
+    stream.queue.push_back(std::move(work));
+    stream.put++;
+    stream.more.notify_one();
+    return OK;
+}
+
+Status wait_for(Held &held, const SharedPassage &passage, uint64_t time) {
+    while (passage->passed() < time) {
+        if (lost) return lost;
+        Stream *stream = settings.manner == Manner::LAZY ? recording(passage, time) : nullptr;
+        if (stream) {
+            drive(held, *stream, [&] { return passage->passed() >= time || lost; });
+        } else if (passage->shared()) {
+            held.unlock();
+            const Status code = poll([&] { return passage->passed() >= time; });
+            held.lock();
+            return code;
+        } else {
+            changed.wait(held);
+        }
+    }
+    return OK;
+}
+
+Status finish(Held &held, Stream &stream) {
+    Keep keep(stream);
+    const uint64_t until = stream.put;
+    auto done = [&] { return stream.done >= until; };
+    if (settings.manner == Manner::LAZY) drive(held, stream, done);
+    changed.wait(held, done);
+    return std::exchange(stream.failed, OK);
+}
+
+Status finish_all(Held &held, int device) {
+    Status code = OK;
+    for (bool again = true; again;) {
+        again = false;
+        for (Stream *stream : streams) {
+            if (stream->device != device || stream->idle() || stream->capture) continue;
+            const Status one = finish(held, *stream);
+            if (one && !code) code = one;
+            again = true;
+            break;
+        }
+    }
+    return lost ? lost.load() : code;
+}
+
+void urge() {
+    if (settings.manner == Manner::PROMPT) return;
+    Held held(lock);
+    for (Stream *stream : streams) {
+        if (stream->idle() || stream->running || stream->urged) continue;
+        stream->urged = true;
+        start(*stream, hurry);
+    }
+}
+
+Status perform(Held &held, const Work &work) {
+    Status code = OK;
+    switch (work.kind) {
+        case Work::RECORD:
+            work.passage->pass(work.value);
+            return OK;
+        case Work::DEPEND:
+            return wait_for(held, work.passage, work.value);
+        case Work::GRAPH:
+            code = wait_for(held, work.passage, work.value - 1);
+            if (!code) code = run_program(held, *work.program);
+            work.passage->pass(work.value);
+            return code;
+        default:
+            break;
+    }
+    held.unlock();
+    switch (work.kind) {
+        case Work::COPY:
+            memmove(at<void>(work.to), at<void>(work.from), work.bytes);
+            break;
+        case Work::FILL:
+            memset(at<void>(work.to), static_cast<int>(work.value), work.bytes);
+            break;
+        case Work::FILL_WORDS:
+            for (size_t i = 0; i < work.bytes / 4; i++) at<uint32_t>(work.to)[i] = static_cast<uint32_t>(work.value);
+            break;
+        case Work::WRITE:
+            if (work.bytes == 4) {
+                __atomic_store_n(at<uint32_t>(work.to), static_cast<uint32_t>(work.value), __ATOMIC_RELEASE);
+            } else {
+                __atomic_store_n(at<uint64_t>(work.to), work.value, __ATOMIC_RELEASE);
+            }
+            break;
+        case Work::WAIT:
+            code = work.bytes == 4 ? poll([&] { return satisfied<uint32_t>(work); }) : poll([&] { return satisfied<uint64_t>(work); });
+            break;
+        case Work::KERNEL:
+            code = run_kernel(*work.launch);
+            break;
+        case Work::CALL:
+            work.function(work.argument);
+            break;
+        default:
+            break;
+    }
+    held.lock();
+    return code;
+}
+
+}  // namespace standin
+
+EXPORT cuStreamCreateWithPriority(Stream **stream, unsigned flags, int) {
+    ENTER;
+    if (flags != 1) return INVALID_VALUE;
+    *stream = new Stream;
+    (*stream)->device = current_device();
+    streams.push_back(*stream);
+    if (settings.manner == Manner::PROMPT) start(**stream, serve);
+    count(STREAM, 1);
+    return OK;
+}
+
+// Waits for nobody: what is in it is done as ever.
+EXPORT cuStreamDestroy_v2(Stream *stream) {
+    ENTER;
+    Keep keep(*stream);
+    stream->destroyed = true;
+    stream->more.notify_one();
+    count(STREAM, -1);
+    return OK;
+}
+
+EXPORT cuStreamSynchronize(Stream *stream) {
+    ENTER;
+    if (stream->capture) {
+        stream->capture->invalid = true;
+        return CAPTURE_UNSUPPORTED;
+    }
+    return finish(held, *stream);
+}
+
+EXPORT cuStreamQuery(Stream *stream) {
+    ENTER;
+    if (stream->capture) {
+        stream->capture->invalid = true;
+        return CAPTURE_UNSUPPORTED;
+    }
+    return stream->idle() ? std::exchange(stream->failed, OK) : pending();
+}
+
+EXPORT cuStreamWaitEvent(Stream *stream, Event *event, unsigned) {
+    ENTER;
+    if (event->capture) {
+        if (stream->capture && stream->capture != event->capture) return CAPTURE_INVALIDATED;
+        if (!stream->capture) {
+            stream->capture = event->capture;
+            stream->branch = ++event->capture->program->branches;
+            stream->tails.clear();
+        }
+        for (size_t tail : event->tails) {
+            if (std::find(stream->tails.begin(), stream->tails.end(), tail) == stream->tails.end()) stream->tails.push_back(tail);
+        }
+        return OK;
+    }
+    // Of an event outside, the capture knows only what had come to pass.
+    if (stream->capture) return put(*stream, {});
+    Work work;
+    work.kind = Work::DEPEND;
+    work.passage = event->passage;
+    work.value = event->passage->recorded();
+    return put(*stream, std::move(work));
+}
+
+EXPORT cuLaunchHostFunc(Stream *stream, void (*function)(void *), void *argument) {
+    ENTER;
+    Work work;
+    work.kind = Work::CALL;
+    work.function = function;
+    work.argument = argument;
+    return put(*stream, std::move(work));
+}
+
+EXPORT cuEventCreate(Event **event, unsigned) {
+    ENTER;
+    *event = new Event;
+    count(EVENT, 1);
+    return OK;
+}
+
+EXPORT cuEventDestroy_v2(Event *event) {
+    ENTER;
+    delete event;
+    count(EVENT, -1);
+    return OK;
+}
+
+EXPORT cuEventRecord(Event *event, Stream *stream) {
+    ENTER;
+    event->capture = stream->capture;
+    event->tails = stream->tails;
+    if (stream->capture) return stream->capture->invalid ? CAPTURE_INVALIDATED : OK;
+    Work work;
+    work.kind = Work::RECORD;
+    work.passage = event->passage;
+    work.value = event->passage->record();
+    return put(*stream, std::move(work));
+}
+
+EXPORT cuEventQuery(Event *event) {
+    ENTER;
+    return event->passage->passed() < event->passage->recorded() ? pending() : OK;
+}
+
+EXPORT cuEventSynchronize(Event *event) {
+    ENTER;
+    return wait_for(held, event->passage, event->passage->recorded());
+}
+
+EXPORT cuEventElapsedTime(float *milliseconds, Event *start, Event *end) {
+    ENTER;
+    for (Event *event : {start, end}) {
+        if (event->passage->passed() < event->passage->recorded()) return NOT_READY;
+    }
+    *milliseconds = static_cast<float>(end->passage->when - start->passage->when);
+    return OK;
+}
+
+namespace {
+
+Status word(Stream *stream, Work::Kind kind, Address at, size_t bytes, uint64_t value, unsigned flags) {
+    Work work;
+    work.kind = kind;
+    work.to = at;
+    work.bytes = bytes;
+    work.value = value;
+    work.flags = flags;
+    if (at % bytes) return INVALID_VALUE;
+    return put(*stream, std::move(work));
+}
+
+Status fill(Stream *stream, Work::Kind kind, Address to, uint64_t value, size_t bytes) {
+    Work work;
+    work.kind = kind;
+    work.to = to;
+    work.bytes = bytes;
+    work.value = value;
+    return put(*stream, std::move(work));
+}
+
+Status copy(Stream *stream, Address to, Address from, size_t bytes) {
+    Work work;
+    work.kind = Work::COPY;
+    work.to = to;
+    work.from = from;
+    work.bytes = bytes;
+    return put(*stream, std::move(work));
+}
+
+}  // namespace
+
+EXPORT cuStreamWriteValue32_v2(Stream *stream, Address at, uint32_t value, unsigned flags) {
+    ENTER;
+    return flags ? INVALID_VALUE : word(stream, Work::WRITE, at, 4, value, flags);
+}
+
+EXPORT cuStreamWriteValue64_v2(Stream *stream, Address at, uint64_t value, unsigned flags) {
+    ENTER;
+    return flags ? INVALID_VALUE : word(stream, Work::WRITE, at, 8, value, flags);
+}
+
+EXPORT cuStreamWaitValue32_v2(Stream *stream, Address at, uint32_t value, unsigned flags) {
+    ENTER;
+    return word(stream, Work::WAIT, at, 4, value, flags);
+}
+
+EXPORT cuStreamWaitValue64_v2(Stream *stream, Address at, uint64_t value, unsigned flags) {
+    ENTER;
+    return word(stream, Work::WAIT, at, 8, value, flags);
+}
+
+EXPORT cuMemcpyHtoDAsync_v2(Address to, const void *from, size_t bytes, Stream *stream) {
+    ENTER;
+    return copy(stream, to, reinterpret_cast<Address>(from), bytes);
+}
+
+EXPORT cuMemcpyDtoHAsync_v2(void *to, Address from, size_t bytes, Stream *stream) {
+    ENTER;
+    return copy(stream, reinterpret_cast<Address>(to), from, bytes);
+}
+
+EXPORT cuMemcpyDtoDAsync_v2(Address to, Address from, size_t bytes, Stream *stream) {
+    ENTER;
+    return copy(stream, to, from, bytes);
+}
+
+EXPORT cuMemcpyAsync(Address to, Address from, size_t bytes, Stream *stream) {
+    ENTER;
+    return copy(stream, to, from, bytes);
+}
+
+EXPORT cuMemcpyPeerAsync(Address to, Context *, Address from, Context *, size_t bytes, Stream *stream) {
+    ENTER;
+    return copy(stream, to, from, bytes);
+}
+
+EXPORT cuMemcpyBatchAsync_v2(Address *to, Address *from, size_t *bytes, size_t n, void *, size_t *first, size_t attributes, Stream *stream) {
+    ENTER;
+    if (attributes != 1 || first[0] || stream->capture) return INVALID_VALUE;
+    // Unordered: the last goes first.
+    while (n--) copy(stream, to[n], from[n], bytes[n]);
+    return OK;
+}
+
+EXPORT cuMemsetD8Async(Address to, unsigned char value, size_t bytes, Stream *stream) {
+    ENTER;
+    return fill(stream, Work::FILL, to, value, bytes);
+}
+
+EXPORT cuMemsetD32Async(Address to, uint32_t value, size_t words, Stream *stream) {
+    ENTER;
+    return to % 4 ? INVALID_VALUE : fill(stream, Work::FILL_WORDS, to, value, 4 * words);
+}

@@ -1,0 +1,221 @@
+//! The library, compiled once for each state of its sources.
+//!
+//! What is compiled lies in the folder of the build under a name that is a hash of all that it is made of, so that nothing is compiled twice, and nobody takes what is not his. Each source of kernels is compiled by itself.
+
+use std::collections::hash_map::DefaultHasher;
+use std::ffi::OsStr;
+use std::fs::{self, File};
+use std::hash::{Hash, Hasher};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+use std::{env, thread};
+
+/// Nothing is fused in the kernels: results are the collectives' bits.
+const FLAGS: [&str; 11] = [
+    "-std=c++17",
+    "-O2",
+    "-g",
+    "-fPIC",
+    "-pthread",
+    "-fvisibility=hidden",
+    "-fno-gnu-unique",
+    "-ffp-contract=off",
+    "-Wall",
+    "-Werror",
+    "-Wno-unknown-pragmas",
+];
+
+/// What lacks for it to be built, where something does.
+#[must_use]
+pub fn missing() -> Option<&'static str> {
+    match Command::new("c++").arg("--version").output() {
+        Ok(_) => None,
+        Err(_) => Some("no C++ compiler (g++)"),
+    }
+}
+
+/// The library, which is compiled where it has not been yet.
+///
+/// # Panics
+/// Where it cannot be compiled, with what the compiler said.
+#[must_use]
+pub fn build() -> PathBuf {
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    BUILT.get_or_init(provide).clone()
+}
+
+/// Where what is compiled lies.
+pub(crate) fn folder() -> PathBuf {
+    let target = env::var_os("CARGO_TARGET_DIR").map_or_else(|| repository("target"), PathBuf::from);
+    let folder = target.join("standin");
+    fs::create_dir_all(&folder).expect("a folder of the build");
+    folder
+}
+
+fn repository(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path)
+}
+
+/// A source to be compiled.
+struct Unit {
+    source: PathBuf,
+    flags: Vec<String>,
+    /// Of all that goes into it.
+    hash: u64,
+}
+
+fn provide() -> PathBuf {
+    let folder = folder();
+    let units = units(&folder);
+    let mut hasher = DefaultHasher::new();
+    units.iter().for_each(|unit| unit.hash.hash(&mut hasher));
+    let library = folder.join(format!("libcuda-standin-{:016x}.so", hasher.finish()));
+    // One process compiles, and the others find it done.
+    let lock = File::create(folder.join("lock")).expect("a file in the folder of the build");
+    lock.lock().expect("a lock on a file");
+    if !library.exists() {
+        let objects = thread::scope(|scope| {
+            let object = |unit: &Unit| folder.join(format!("{:016x}.o", unit.hash));
+            // Two at a time: others want the machine, too.
+            for pair in units.chunks(2) {
+                let threads: Vec<_> = pair
+                    .iter()
+                    .filter(|unit| !object(unit).exists())
+                    .map(|unit| {
+                        let object = object(unit);
+                        scope.spawn(move || compile(&object, |c| c.args(&unit.flags).arg("-c").arg(&unit.source)))
+                    })
+                    .collect();
+                threads
+                    .into_iter()
+                    .for_each(|thread| thread.join().expect("the compiler"));
+            }
+            units.iter().map(object).collect::<Vec<_>>()
+        });
+        compile(&library, |c| c.arg("-shared").args(objects));
+    }
+    library
+}
+
+/// The driver's files, and each of kernels.
+fn units(folder: &Path) -> Vec<Unit> {
+    let driver = repository("gpudirect/standin/driver");
+    let kernels = repository("gpudirect/cuda/kernels");
+    let includes = vec![format!("-I{}", kernels.display()), format!("-I{}", driver.display())];
+    let mut headers = DefaultHasher::new();
+    FLAGS.hash(&mut headers);
+    for path in files(&driver, "h").into_iter().chain(files(&kernels, "cuh")) {
+        read(&path).hash(&mut headers);
+    }
+    let unit = |source: PathBuf, flags: Vec<String>, more: &str| {
+        let mut hasher = headers.clone();
+        (read(&source), more).hash(&mut hasher);
+        Unit {
+            source,
+            flags,
+            hash: hasher.finish(),
+        }
+    };
+
+    let wrapper = driver.join("kernels.cpp");
+    let mut units: Vec<_> = files(&driver, "cpp")
+        .into_iter()
+        .filter(|path| *path != wrapper)
+        .map(|path| unit(path, includes.clone(), ""))
+        .collect();
+    let ours = repository("gpudirect/standin/kernels");
+    for source in files(&kernels, "cu").into_iter().chain(files(&ours, "cu")) {
+        let name = source
+            .file_stem()
+            .and_then(OsStr::to_str)
+            .expect("a source's name")
+            .to_owned();
+        let text = read(&source);
+        let entries: String = entries(&source, &text)
+            .iter()
+            .map(|name| format!("ENTRY({name})\n"))
+            .collect();
+        let mut hasher = DefaultHasher::new();
+        entries.hash(&mut hasher);
+        let table = folder.join(format!("{name}-{:016x}.inc", hasher.finish()));
+        write(&table, &entries);
+        let flags = [
+            // Namesakes in other sources are others.
+            format!("-Ddoorbell=doorbell_{name}"),
+            format!("-DSOURCE=\"{}\"", source.display()),
+            format!("-DENTRIES=\"{}\"", table.display()),
+        ];
+        units.push(unit(
+            wrapper.clone(),
+            [&includes[..], &flags].concat(),
+            &format!("{name}\n{text}\n{entries}"),
+        ));
+    }
+    units
+}
+
+/// The kernels of a source: those of its PTX, or where there is none, those that the source itself names.
+fn entries(source: &Path, text: &str) -> Vec<String> {
+    let name = |rest: &str| {
+        rest.trim_start()
+            .split(['(', ' ', '\n'])
+            .next()
+            .unwrap_or_default()
+            .to_owned()
+    };
+    match fs::read_to_string(source.with_extension("ptx")) {
+        Ok(ptx) => ptx
+            .lines()
+            .filter_map(|line| line.strip_prefix(".visible .entry "))
+            .map(name)
+            .collect(),
+        Err(_) => text
+            .lines()
+            .filter_map(|line| line.strip_prefix("extern \"C\" __global__ void "))
+            .map(name)
+            .collect(),
+    }
+}
+
+/// The files of a folder with this extension, in the order of their names.
+fn files(folder: &Path, extension: &str) -> Vec<PathBuf> {
+    let entries = fs::read_dir(folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
+    let mut files: Vec<_> = entries
+        .map(|entry| entry.expect("a file of the repository").path())
+        .filter(|path| path.extension() == Some(OsStr::new(extension)))
+        .collect();
+    files.sort();
+    files
+}
+
+fn read(path: &Path) -> String {
+    fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+/// Nobody sees half of it.
+fn write(path: &Path, text: &str) {
+    let part = path.with_extension(format!("part-{}", std::process::id()));
+    fs::write(&part, text)
+        .and_then(|()| fs::rename(&part, path))
+        .unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+}
+
+/// Has the compiler make `output`, which is there only when it is whole.
+fn compile(output: &Path, arguments: impl FnOnce(&mut Command) -> &mut Command) {
+    let part = output.with_extension(format!("part-{}", std::process::id()));
+    let mut compiler = Command::new("c++");
+    compiler.args(FLAGS);
+    let said = arguments(&mut compiler)
+        .arg("-o")
+        .arg(&part)
+        .output()
+        .expect("a C++ compiler, c++ (g++)");
+    assert!(
+        said.status.success(),
+        "c++ cannot make {}:\n{}",
+        output.display(),
+        String::from_utf8_lossy(&said.stderr)
+    );
+    fs::rename(&part, output).expect("a file that was just made");
+}
