@@ -5,6 +5,7 @@
 
 mod descriptors;
 mod error;
+pub mod kernel;
 pub mod lower;
 pub mod peers;
 pub mod program;

@@ -1,12 +1,12 @@
-// Collectives among GPUs that map each other's memory: an interpreter of what collectives/src/gpu/lower makes of a plan. A kernel for each type of elements and operator, `collective_TYPE_OPERATOR`, and one that reduces nothing, `collective_move`.
+// Collectives among GPUs that map each other's memory: an interpreter of what collectives/src/gpu/lower makes of a plan. A kernel for each type of elements and operator, `collective_TYPE_OPERATOR`, and those that reduce nothing, `collective_move_BYTES`. With `lines_` before it, messages go as lines.
 //
 // Every block of threads does the whole program of its strand, on a share of each data block, slice after slice; blocks of different numbers have nothing to do with each other, and block b of a rank with block b of each other rank. A
 // group of the program waits for the words it needs, works, and tells its own words. Words only count up: those of an operation go on where those of the one before ended, which is in memory, so a captured launch can be repeated.
 //
 // Short messages go as lines: each 8 bytes beside a flag, which is the message's number. A number comes back after 2^32 messages of a block; until then no line can be taken for another one's.
 //
-// Built by `cargo xtask kernels`; for the host as collective_stand_in.cpp says.
-#include "signal.cuh"
+// Built by `cargo xtask kernels`; for the host as host.cuh says.
+#include "lines.cuh"
 
 namespace doorbell {
 
@@ -72,8 +72,8 @@ struct Counts {
     // How often the peer was told that the output may be written, and the peer's was.
     uint32_t readied;
     uint32_t written;
-    uint32_t unused[2];
 };
+constexpr uint64_t COUNTS = 32;
 
 enum Kind : uint32_t { DIRECT, STAGED, CREDIT, READY };
 enum Place : uint32_t { INPUT, OUTPUT, SCRATCH, RECEIVED, THEIR_OUTPUT, THEIR_SLOT };
@@ -149,8 +149,8 @@ struct Collective {
         return op.arenas[of] + op.flags + (blockIdx.x * MOST_RANKS + from) * sizeof(Flags);
     }
 
-    DOORBELL_INSIDE Counts *counts(uint32_t peer) const {
-        return reinterpret_cast<Counts *>(op.arenas[op.rank] + op.counts) + blockIdx.x * MOST_RANKS + peer;
+    DOORBELL_INSIDE uint64_t counts(uint32_t peer) const {
+        return op.arenas[op.rank] + op.counts + (blockIdx.x * MOST_RANKS + peer) * COUNTS;
     }
 
     // The slot of a message.
@@ -163,15 +163,15 @@ struct Collective {
     DOORBELL_INSIDE bool await(uint64_t word, uint32_t until, uint32_t &seen) {
         if (static_cast<int32_t>(seen - until) >= 0) return true;
         for (uint32_t looks = 1;; looks++) {
-            seen = load_acquire(word);
+            seen = load_acquire<uint32_t>(word);
             if (static_cast<int32_t>(seen - until) >= 0) return true;
             if (looks % 1024 == 0 && must_stop()) return false;
-            let_others_run();
+            relax();
         }
     }
 
     DOORBELL_INSIDE bool must_stop() const {
-        return op.stop != 0 && load_relaxed(op.stop) != 0;
+        return op.stop != 0 && load_raw<uint32_t>(op.stop) != 0;
     }
 
     // Waits for a word of a group.
@@ -193,12 +193,12 @@ struct Collective {
         const Counts &counts = block.counts[peer];
         const uint64_t at = flags(peer, op.rank);
         if (kind == DIRECT) {
-            store_release(at, counts.sent_direct + slice * static_cast<uint32_t>(traffic & 0xffff) + number + 1);
+            store_release<uint32_t>(at, counts.sent_direct + slice * static_cast<uint32_t>(traffic & 0xffff) + number + 1);
         } else if (kind == STAGED) {
-            store_release(at + 4, counts.sent_staged + slice * static_cast<uint32_t>(traffic >> 16 & 0xffff) + number + 1);
+            store_release<uint32_t>(at + 4, counts.sent_staged + slice * static_cast<uint32_t>(traffic >> 16 & 0xffff) + number + 1);
         } else {
             // What was read has been stored elsewhere, so it was read.
-            store_relaxed(at + 8, counts.received_staged + slice * static_cast<uint32_t>(traffic >> 48) + number + 1);
+            store_relaxed<uint32_t>(at + 8, counts.received_staged + slice * static_cast<uint32_t>(traffic >> 48) + number + 1);
         }
     }
 
@@ -535,7 +535,7 @@ struct Collective {
                         block.stopped = 1;
                         break;
                     }
-                    let_others_run();
+                    relax();
                 }
                 if (REDUCES && body.reduces) {
                     #pragma unroll
@@ -605,14 +605,15 @@ struct Collective {
         const uint32_t groups = op.program[program] & 0xffff, ahead = op.program[program] >> 16 & 0xffff;
         for (uint32_t peer = threadIdx.x; peer < op.ranks; peer += blockDim.x) {
             if (peer == op.rank) continue;
-            Counts known = *counts(peer);
+            const Words first = load_words<16>(counts(peer), true), second = load_words<8>(counts(peer) + 16, true);
+            Counts known = {first.word[0], first.word[1], first.word[2], first.word[3], second.word[0], second.word[1]};
             const uint64_t traffic = op.program[program + 1 + peer], at = flags(op.rank, peer);
-            block.seen[CREDIT][peer] = load_acquire(at + 8);
+            block.seen[CREDIT][peer] = load_acquire<uint32_t>(at + 8);
             block.seen[DIRECT][peer] = known.received_direct;
             block.seen[STAGED][peer] = known.received_staged;
             block.seen[READY][peer] = known.written;
             // My output may be written from now on by who is to write it.
-            if ((traffic >> 32 & 0xffff) != 0) store_release(flags(peer, op.rank) + 12, ++known.readied);
+            if ((traffic >> 32 & 0xffff) != 0) store_release<uint32_t>(flags(peer, op.rank) + 12, ++known.readied);
             block.counts[peer] = known;
         }
         if (threadIdx.x == 0) block.stopped = 0;
@@ -643,7 +644,8 @@ struct Collective {
             if ((traffic & 0xffff) != 0) known.written++;
             // What is written to my output is there when the kernel ends.
             if (!await(flags(op.rank, peer), known.received_direct, block.seen[DIRECT][peer])) continue;
-            *counts(peer) = known;
+            store_words<16>(counts(peer), {{known.sent_direct, known.sent_staged, known.received_direct, known.received_staged}}, true);
+            store_words<8>(counts(peer) + 16, {{known.readied, known.written, 0, 0}}, true);
         }
     }
 };
@@ -672,7 +674,10 @@ DOORBELL_INSIDE void collective(const Operation &operation) {
     DOORBELL_COLLECTIVE(type##_avg, Type, Average, true) \
     DOORBELL_COLLECTIVE(type##_premulsum, Type, ScaledSum, true)
 
-DOORBELL_COLLECTIVE(move, doorbell::U8, Max, false)
+DOORBELL_COLLECTIVE(move_1, doorbell::U8, Max, false)
+DOORBELL_COLLECTIVE(move_2, doorbell::Narrow<doorbell::F16>, Max, false)
+DOORBELL_COLLECTIVE(move_4, doorbell::U32, Max, false)
+DOORBELL_COLLECTIVE(move_8, doorbell::U64, Max, false)
 DOORBELL_COLLECTIVES(f32, doorbell::F32)
 DOORBELL_COLLECTIVES(bf16, doorbell::Narrow<doorbell::Bf16>)
 #ifndef DOORBELL_FEW
