@@ -41,7 +41,7 @@ pub(crate) struct Cli {
 pub(crate) enum Command {
     /// List the devices a test can use
     Devices(DevicesArgs),
-    /// Show adapters, GPUs and NUMA nodes, and how near they are to one another
+    /// Show adapters, GPUs and NUMA nodes, how near they are to one another, and which GPUs NVLink joins
     Topo(TopoArgs),
     /// Measure what this machine itself allows, and how near the userspace device comes to it
     Limits(LimitsArgs),
@@ -129,6 +129,9 @@ pub(crate) struct DevicesArgs {
     /// Show every GID and the device's limits
     #[arg(short, long)]
     pub(crate) verbose: bool,
+    /// Show which GPUs are nearest to each adapter
+    #[arg(long)]
+    pub(crate) gpu: bool,
     /// Print one JSON object
     #[arg(long)]
     pub(crate) json: bool,
@@ -142,7 +145,7 @@ pub(crate) struct TopoArgs {
     /// Print one JSON object
     #[arg(long)]
     pub(crate) json: bool,
-    /// Where sysfs is, or a copy of another machine's
+    /// Where sysfs is, or a copy of another machine's (of which NVML is not asked, unless DOORBELL_NVML_LIBRARY names one)
     #[arg(long, value_name = "FOLDER", default_value = "/sys")]
     pub(crate) sysfs: PathBuf,
 }

@@ -1,5 +1,6 @@
 //! `doorbell devices`: every device a test could use, of the system and of this program.
 
+use doorbell_collectives::topology::{Device, DeviceKind, Distance, Host};
 use doorbell_verbs::{Context, DeviceError, GidType, Library, PortState};
 use serde::Serialize;
 
@@ -7,6 +8,7 @@ use crate::cli::DevicesArgs;
 use crate::device::{self, PORT, Side, Soft};
 use crate::failure::{Failure, one_line};
 use crate::report::{self, LinkKind};
+use crate::topo;
 
 #[derive(Debug, Serialize)]
 struct Listing {
@@ -33,6 +35,18 @@ struct Entry {
     /// Of a userspace device that reaches processes of this host without UDP: how payloads get there, the best first.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     movers: Vec<&'static str>,
+    /// The GPUs, the nearest first; none where that was not asked for, or the device is in software.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    gpus: Option<Vec<Near>>,
+}
+
+/// A GPU, and how near it is to a device.
+#[derive(Debug, Serialize)]
+struct Near {
+    name: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    index: Option<u32>,
+    distance: Distance,
 }
 
 #[derive(Debug, Serialize)]
@@ -89,14 +103,51 @@ pub(crate) fn run(args: &DevicesArgs) -> Result<(), Failure> {
         let entry = entry(name, LinkKind::SoftUdp, context);
         listing.devices.push(Entry { movers, ..entry });
     }
+    if args.gpu {
+        match topo::this_host() {
+            Ok(host) => {
+                for entry in &mut listing.devices {
+                    entry.gpus = gpus(&host, &entry.name);
+                }
+                listing.notes.extend(host.notes);
+            }
+            Err(e) => listing.notes.push(format!("no GPUs: {e}")),
+        }
+    }
     if args.json {
         return report::print_json(&listing);
     }
-    report::print_line(&text(&listing, args.verbose))?;
+    report::print_line(&text(&listing, args.verbose, args.gpu))?;
     for note in &listing.notes {
         eprintln!("doorbell: note: {note}");
     }
     Ok(())
+}
+
+/// The GPUs near an adapter of this name; none for what is on no bus.
+fn gpus(host: &Host, name: &str) -> Option<Vec<Near>> {
+    let is_it = |device: &&Device| device.kind == DeviceKind::Adapter && device.name == name;
+    let adapter = host
+        .devices
+        .iter()
+        .find(is_it)
+        .filter(|adapter| !adapter.place.pcie_path.is_empty())?;
+    let near = host.gpus_near(&adapter.place).into_iter().map(|(gpu, distance)| Near {
+        name: gpu.name.clone(),
+        index: gpu.index,
+        distance,
+    });
+    Some(near.collect())
+}
+
+/// The nearest of them in a word: by the driver's numbers, or by address.
+fn nearest(gpus: &[Near]) -> Option<String> {
+    let distance = gpus.first()?.distance;
+    let nearest = gpus.iter().take_while(|gpu| gpu.distance == distance);
+    let names: Vec<String> = nearest
+        .map(|gpu| gpu.index.map_or_else(|| gpu.name.clone(), |index| index.to_string()))
+        .collect();
+    Some(format!("{} ({distance})", names.join(",")))
 }
 
 fn entry(name: String, link: LinkKind, context: Result<Context, String>) -> Entry {
@@ -116,6 +167,7 @@ fn entry(name: String, link: LinkKind, context: Result<Context, String>) -> Entr
                 gids: Vec::new(),
                 limits: None,
                 movers: Vec::new(),
+                gpus: None,
             };
         }
     };
@@ -145,6 +197,7 @@ fn entry(name: String, link: LinkKind, context: Result<Context, String>) -> Entr
             atomics: attr.atomics,
         }),
         movers: Vec::new(),
+        gpus: None,
     }
 }
 
@@ -157,15 +210,24 @@ fn gid_kind(kind: GidType) -> &'static str {
     }
 }
 
-fn text(listing: &Listing, verbose: bool) -> String {
+fn text(listing: &Listing, verbose: bool, gpu: bool) -> String {
+    let column = |text: &str| match gpu {
+        true => format!(" {text:<24}"),
+        false => String::new(),
+    };
     let mut lines = vec![format!(
-        "{:<12} {:<12} {:>8} {:>13}  {:<24} state",
-        "#device", "link", "MTU[B]", "speed[Gbit/s]", "address"
+        "{:<12} {:<12} {:>8} {:>13}  {:<24}{} state",
+        "#device",
+        "link",
+        "MTU[B]",
+        "speed[Gbit/s]",
+        "address",
+        column("nearest GPUs")
     )];
     for entry in &listing.devices {
         let dash = || "-".to_owned();
         lines.push(format!(
-            "{:<12} {:<12} {:>8} {:>13}  {:<24} {}",
+            "{:<12} {:<12} {:>8} {:>13}  {:<24}{} {}",
             entry.name,
             entry.link.name(),
             entry.mtu_bytes.map_or_else(dash, |mtu| mtu.to_string()),
@@ -173,6 +235,7 @@ fn text(listing: &Listing, verbose: bool) -> String {
                 .bits_per_s
                 .map_or_else(dash, |speed| format!("{:.0}", speed as f64 / 1e9)),
             entry.address.clone().unwrap_or_else(dash),
+            column(&entry.gpus.as_deref().and_then(nearest).unwrap_or_else(dash)),
             entry.state
         ));
         if !verbose {
@@ -208,6 +271,9 @@ fn text(listing: &Listing, verbose: bool) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+    use std::os::unix::fs::symlink;
+
     use super::*;
 
     #[test]
@@ -220,7 +286,66 @@ mod tests {
             devices: vec![entry],
             notes: Vec::new(),
         };
-        let text = text(&listing, true);
+        let text = text(&listing, true, false);
         assert_eq!(text.lines().count(), 2, "{text}");
+    }
+
+    /// An adapter with two GPUs below its switch and one elsewhere.
+    #[test]
+    fn the_nearest_gpus_are_named() {
+        let root = tempfile::tempdir().unwrap();
+        let at = root.path();
+        fs::create_dir_all(at.join("bus/pci/devices")).unwrap();
+        fs::create_dir_all(at.join("class/infiniband/mlx5_0")).unwrap();
+        fs::create_dir_all(at.join("class/infiniband/rxe0")).unwrap();
+        let switch = "devices/pci0000:00/0000:00:01.0";
+        for folder in ["0000:02:00.0", "0000:03:00.0", "0000:04:00.0"]
+            .map(|of| format!("{switch}/{of}"))
+            .iter()
+        {
+            fs::create_dir_all(at.join(folder)).unwrap();
+        }
+        fs::create_dir_all(at.join("devices/pci0000:80/0000:81:00.0")).unwrap();
+        symlink(
+            at.join(switch).join("0000:04:00.0"),
+            at.join("class/infiniband/mlx5_0/device"),
+        )
+        .unwrap();
+        for gpu in [
+            "pci0000:80/0000:81:00.0",
+            "pci0000:00/0000:00:01.0/0000:02:00.0",
+            "pci0000:00/0000:00:01.0/0000:03:00.0",
+        ] {
+            let folder = at.join("devices").join(gpu);
+            fs::write(folder.join("class"), "0x030200").unwrap();
+            fs::write(folder.join("vendor"), "0x10de").unwrap();
+            symlink(&folder, at.join("bus/pci/devices").join(folder.file_name().unwrap())).unwrap();
+        }
+        let mut host = Host::read(at, "h").unwrap();
+        let near = |host: &Host| gpus(host, "mlx5_0").as_deref().and_then(nearest).unwrap();
+        assert_eq!(near(&host), "0000:02:00.0,0000:03:00.0 (switch)");
+        host.devices
+            .iter_mut()
+            .zip(0..)
+            .for_each(|(device, index)| device.index = Some(index));
+        assert_eq!(near(&host), "2,3 (switch)");
+        assert_eq!(gpus(&host, "mlx5_0").unwrap().len(), 3);
+        // What is in software is near no GPU, and so is what sysfs does not know.
+        assert!(gpus(&host, "rxe0").is_none() && gpus(&host, "soft0").is_none());
+
+        let mut listed = entry("mlx5_0".into(), LinkKind::Hardware, Err("no".into()));
+        listed.gpus = gpus(&host, "mlx5_0");
+        let soft = entry("soft0".into(), LinkKind::SoftUdp, Err("no".into()));
+        let listing = Listing {
+            tool: "doorbell",
+            version: "0",
+            devices: vec![listed, soft],
+            notes: Vec::new(),
+        };
+        let text = text(&listing, false, true);
+        let lines: Vec<&str> = text.lines().collect();
+        assert!(lines[0].contains(" nearest GPUs "), "{text}");
+        assert!(lines[1].ends_with(" 2,3 (switch)             no"), "{text}");
+        assert!(lines[2].ends_with(" -                        no"), "{text}");
     }
 }

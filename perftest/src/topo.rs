@@ -1,14 +1,19 @@
-//! `doorbell topo`: adapters, GPUs and NUMA nodes of this host, and how near they are to one another.
+//! `doorbell topo`: adapters, GPUs and NUMA nodes of this host, how near they are to one another, and which NVLinks join GPUs.
 
+use std::env;
 use std::path::Path;
 
-use doorbell_collectives::topology::{Distance, Host};
+use doorbell_collectives::topology::{DeviceKind, Distance, Host, TopologyError};
+use doorbell_nvml::LIBRARY_VARIABLE;
 use nix::unistd::gethostname;
 use serde::Serialize;
 
 use crate::cli::TopoArgs;
 use crate::failure::Failure;
 use crate::report;
+
+/// Where sysfs is.
+const THIS_HOST: &str = "/sys";
 
 #[derive(Serialize)]
 struct Listing<'a> {
@@ -18,11 +23,37 @@ struct Listing<'a> {
     host: &'a Host,
     /// Of each two devices.
     distances: Vec<Pair<'a>>,
+    /// Of each GPU.
+    affinity: Vec<Affinity<'a>>,
 }
 
 #[derive(Serialize)]
 struct Pair<'a> {
     devices: [&'a str; 2],
+    distance: Distance,
+    /// Of two GPUs that NVLink joins: how near they are without it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pcie_distance: Option<Distance>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    nvlinks: Option<u32>,
+    /// Of all these links, each way.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    nvlink_bytes_per_s: Option<u64>,
+    /// Whether two GPUs reach each other's memory at all, where the driver says.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    peer_access: Option<bool>,
+}
+
+/// A GPU's adapters, the nearest first.
+#[derive(Serialize)]
+struct Affinity<'a> {
+    gpu: &'a str,
+    adapters: Vec<Near<'a>>,
+}
+
+#[derive(Serialize)]
+struct Near<'a> {
+    name: &'a str,
     distance: Distance,
 }
 
@@ -31,19 +62,9 @@ struct Pair<'a> {
 /// # Errors
 /// [`Failure::Usage`] when the folder is no sysfs; [`Failure::Test`] when stdout does not take it.
 pub(crate) fn run(args: &TopoArgs) -> Result<(), Failure> {
-    let name = gethostname().ok().and_then(|name| name.into_string().ok());
-    let host = read(&args.sysfs, name.unwrap_or_else(|| "localhost".into()))?;
+    let host = read(&args.sysfs).map_err(|e| Failure::usage(format!("{e}; --sysfs names another folder")))?;
     if args.json {
-        let distances = host.distances().map(|(one, two, distance)| Pair {
-            devices: [&one.name, &two.name],
-            distance,
-        });
-        return report::print_json(&Listing {
-            tool: "doorbell",
-            version: env!("CARGO_PKG_VERSION"),
-            host: &host,
-            distances: distances.collect(),
-        });
+        return report::print_json(&listing(&host));
     }
     report::print_line(host.to_string().trim_end())?;
     for note in &host.notes {
@@ -52,6 +73,55 @@ pub(crate) fn run(args: &TopoArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-fn read(sysfs: &Path, name: String) -> Result<Host, Failure> {
-    Host::read(sysfs, name).map_err(|e| Failure::usage(format!("{e}; --sysfs names another folder")))
+/// This host.
+///
+/// # Errors
+/// [`TopologyError`] when it has no sysfs.
+pub(crate) fn this_host() -> Result<Host, TopologyError> {
+    read(Path::new(THIS_HOST))
+}
+
+fn listing(host: &Host) -> Listing<'_> {
+    let distances = host.distances().map(|(one, two, distance)| {
+        let link = host.nvlink(one, two);
+        let gpus = one.gpu.as_ref().zip(two.gpu.as_ref());
+        Pair {
+            devices: [&one.name, &two.name],
+            distance,
+            pcie_distance: link.map(|_| host.pcie_distance(one, two)),
+            nvlinks: link.map(|link| link.links),
+            nvlink_bytes_per_s: link.map(|link| link.bytes_per_s).filter(|speed| *speed > 0),
+            peer_access: gpus.and_then(|(one, two)| one.access(two)),
+        }
+    });
+    let gpus = host.devices.iter().filter(|device| device.kind == DeviceKind::Gpu);
+    let affinity = gpus.map(|gpu| Affinity {
+        gpu: &gpu.name,
+        adapters: host
+            .adapters_near(&gpu.place)
+            .into_iter()
+            .map(|(device, distance)| Near {
+                name: &device.name,
+                distance,
+            })
+            .collect(),
+    });
+    Listing {
+        tool: "doorbell",
+        version: env!("CARGO_PKG_VERSION"),
+        host,
+        distances: distances.collect(),
+        affinity: affinity.collect(),
+    }
+}
+
+/// What sysfs says, and of this host's GPUs what NVIDIA's driver says. That is of another machine's copy only if it is asked for by name.
+fn read(sysfs: &Path) -> Result<Host, TopologyError> {
+    let name = gethostname().ok().and_then(|name| name.into_string().ok());
+    let name = name.unwrap_or_else(|| "localhost".into());
+    let mut host = Host::read(sysfs, name)?;
+    if sysfs == Path::new(THIS_HOST) || env::var_os(LIBRARY_VARIABLE).is_some() {
+        host.ask_driver();
+    }
+    Ok(host)
 }

@@ -215,14 +215,7 @@ impl State {
         let (rank, ranks) = (group.rank(), group.ranks());
         let mut engine = Engine::new(devices, rank, ranks, options.config, group.control_mut())?;
         engine.set_patience(patience(group)?);
-        let places: Vec<_> = group
-            .members()
-            .iter()
-            .map(|member| topology::Member {
-                host: member.host.clone(),
-                ..topology::Member::default()
-            })
-            .collect();
+        let places = places(group, options.place.as_ref())?;
         let hosts = hosts(&places);
         let order = topology::ring(&places);
         let tuner = match tuner {
@@ -235,7 +228,7 @@ impl State {
                 agree(&tuner, group)?
             }
         };
-        Ok(Self::new(engine, tuner, hosts, order))
+        Ok(Self::new(engine, tuner, hosts, order, places))
     }
 }
 
@@ -257,6 +250,28 @@ fn patience(group: &mut Group) -> Result<Patience, ExchangeError> {
         here.len(),
         (0..CpuSet::count()).filter(may_run).count(),
     ))
+}
+
+/// Where all members are, by rank; this one is at `mine`, if it knows.
+fn places(group: &mut Group, mine: Option<&topology::Member>) -> Result<Vec<topology::Member>, ExchangeError> {
+    let mine = mine.map(topology::Member::encode).unwrap_or_default();
+    let said = group.control_mut().all_gather(&mine)?;
+    let members = group.members().iter().zip(said).zip(0..);
+    let place = members.map(|((member, said), rank)| {
+        let place = match said.is_empty() {
+            true => Some(topology::Member::default()),
+            false => topology::Member::decode(&said),
+        };
+        let place = place.ok_or_else(|| ExchangeError::Misuse {
+            rank: Rank(rank),
+            reason: "where it is makes no sense to this release: run the same release everywhere".to_owned(),
+        })?;
+        Ok(topology::Member {
+            host: member.host.clone(),
+            ..place
+        })
+    });
+    place.collect()
 }
 
 /// By rank: which of the hosts it is on, counted in the order of their lowest ranks.
@@ -300,4 +315,30 @@ fn tuner_of(options: &Options) -> Tuner {
     let mut tuner = Tuner::new(link, link, Compute::default(), options.config.channels);
     tuner.overrides = options.overrides;
     tuner
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_place_that_makes_no_sense_is_refused_by_its_rank() {
+        let mut groups = Group::local(3).unwrap();
+        let mut stranger = groups.pop().unwrap();
+        let said = std::thread::scope(|scope| {
+            scope.spawn(|| stranger.control_mut().all_gather(b"\x02nonsense").unwrap());
+            let asked: Vec<_> = groups
+                .iter_mut()
+                .map(|group| scope.spawn(|| places(group, Some(&topology::Member::default()))))
+                .collect();
+            asked.into_iter().map(|asked| asked.join().unwrap()).collect::<Vec<_>>()
+        });
+        for refused in said {
+            let said = refused.unwrap_err().to_string();
+            assert!(
+                said.starts_with("rank 2 cannot send this: where it is makes no sense"),
+                "{said}"
+            );
+        }
+    }
 }

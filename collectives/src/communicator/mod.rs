@@ -49,6 +49,7 @@ use drive::Shared;
 use crate::bootstrap::{Exchange, Member};
 use crate::kernel::Element;
 use crate::plan::Collective;
+use crate::topology;
 use crate::tune::{Decision, Overrides, Tuner};
 use crate::types::{DataType, Rank};
 
@@ -120,6 +121,12 @@ impl Communicator {
     #[must_use]
     pub fn hosts(&self) -> Vec<u32> {
         self.shared.with(|state| state.hosts.clone())
+    }
+
+    /// By rank: where it is, as it said itself ([`Options::place`]); [`least_nvlink`](crate::topology::least_nvlink) says whether all GPUs are joined.
+    #[must_use]
+    pub fn places(&self) -> Vec<topology::Member> {
+        self.shared.with(|state| state.places.clone())
     }
 
     /// To how many ranks short messages are stored into their mailboxes, which are mapped ([`Config::mapped`](crate::executor::Config::mapped)): not by a device.

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use super::CollectiveError;
 use crate::executor::Config;
+use crate::topology;
 use crate::tune::{Overrides, mapped};
 
 /// How a communicator is made. All ranks say the same of [`config`](Self::config); of what decides how operations are done, all follow rank 0.
@@ -24,6 +25,9 @@ pub struct Options {
     pub overrides: Overrides,
     /// A tuning file.
     pub tuning_file: Option<PathBuf>,
+    /// Where this rank is on its host, and what its GPU is joined to, such as [`Host::member`](crate::topology::Host::member) says of a GPU (default: nothing is known). All ranks hear of it, and rings go through near ones; the
+    /// host's name in it is that of the [`Group`](crate::bootstrap::Group).
+    pub place: Option<topology::Member>,
 }
 
 impl Default for Options {
@@ -36,6 +40,7 @@ impl Default for Options {
             calibrate: true,
             overrides: Overrides::default(),
             tuning_file: None,
+            place: None,
         }
     }
 }

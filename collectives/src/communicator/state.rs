@@ -9,6 +9,7 @@ use crate::cost::{Compute, Link};
 use crate::executor::{Engine, KEPT, PlanId, Remembered, Ticket, Tuning};
 use crate::memory::Segment;
 use crate::plan::Collective;
+use crate::topology;
 use crate::tune::{Choice, Decision, Overrides, Question, Tuner};
 use crate::types::{DataType, Protocol, Rank};
 
@@ -48,6 +49,8 @@ pub(super) struct State {
     pub(super) hosts: Vec<u32>,
     /// The order of rings and trees.
     pub(super) order: Vec<Rank>,
+    /// By rank: where it is.
+    pub(super) places: Vec<topology::Member>,
     ways: Vec<Way>,
     /// The way that was taken last, as it most often is the next.
     last: usize,
@@ -63,12 +66,19 @@ pub(super) struct State {
 }
 
 impl State {
-    pub(super) fn new(engine: Engine, tuner: Tuner, hosts: Vec<u32>, order: Vec<Rank>) -> Self {
+    pub(super) fn new(
+        engine: Engine,
+        tuner: Tuner,
+        hosts: Vec<u32>,
+        order: Vec<Rank>,
+        places: Vec<topology::Member>,
+    ) -> Self {
         Self {
             engine,
             tuner,
             hosts,
             order,
+            places,
             ways: Vec::new(),
             last: 0,
             plans: Vec::new(),

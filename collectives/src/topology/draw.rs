@@ -2,7 +2,7 @@
 
 use core::fmt;
 
-use super::{Device, DeviceKind, Distance, Host};
+use super::{Device, DeviceKind, Distance, Gpu, Host, NvLink};
 
 /// Devices beyond which the table of distances would be too wide to read.
 const TABLE: usize = 24;
@@ -33,7 +33,27 @@ pub(super) fn host(host: &Host, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     if host.devices.is_empty() {
         writeln!(f, "  neither adapters nor GPUs")?;
     }
-    distances(host, f)
+    distances(host, f)?;
+    nvlinks(host, f)?;
+    near(host, f)
+}
+
+/// What the driver says of a GPU, behind that word.
+struct Card<'a>(&'a Device);
+
+impl fmt::Display for Card<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(index) = self.0.index {
+            write!(f, " {index}")?;
+        }
+        let links = self.0.gpu.as_ref().and_then(Gpu::all_nvlinks);
+        let links = links.map(|all| format!("{} NVLinks", all.links));
+        let told: Vec<String> = self.0.model.clone().into_iter().chain(links).collect();
+        match told.is_empty() {
+            true => Ok(()),
+            false => write!(f, " ({})", told.join(", ")),
+        }
+    }
 }
 
 fn or_none(text: &str) -> &str {
@@ -59,7 +79,7 @@ fn devices(host: &Host, f: &mut fmt::Formatter<'_>, shown: impl Fn(&Device) -> b
         match (device.kind, address) {
             (DeviceKind::Adapter, Some(address)) => write!(f, "{address} {}", device.name)?,
             (DeviceKind::Adapter, None) => write!(f, "{}", device.name)?,
-            (DeviceKind::Gpu, _) => write!(f, "{} GPU", device.name)?,
+            (DeviceKind::Gpu, _) => write!(f, "{} GPU{}", device.name, Card(device))?,
         }
         match &device.port {
             Some(port) => writeln!(f, " ({port})")?,
@@ -89,11 +109,68 @@ fn distances(host: &Host, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     };
     line(f, "", &mut host.devices.iter().map(|device| device.name.as_str()))?;
     for one in &host.devices {
-        let mut row = host.devices.iter().map(|two| match core::ptr::eq(one, two) {
-            true => Distance::Same.name(),
-            false => one.place.distance(&two.place).name(),
-        });
-        line(f, &one.name, &mut row)?;
+        let row: Vec<String> = host.devices.iter().map(|two| cell(host, one, two)).collect();
+        line(f, &one.name, &mut row.iter().map(String::as_str))?;
+    }
+    Ok(())
+}
+
+fn cell(host: &Host, one: &Device, two: &Device) -> String {
+    match host.nvlink(one, two) {
+        Some(link) => format!("{} x{}", Distance::NvLink, link.links),
+        None => host.distance(one, two).to_string(),
+    }
+}
+
+/// What so many NVLinks carry, and which GPUs cannot reach each other at all.
+fn nvlinks(host: &Host, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    let pairs = || host.distances().map(|(one, two, _)| (one, two));
+    let mut kinds: Vec<NvLink> = Vec::new();
+    for link in pairs().filter_map(|(one, two)| host.nvlink(one, two)) {
+        if !kinds.contains(&link) {
+            kinds.push(link);
+        }
+    }
+    for NvLink { links, bytes_per_s } in kinds {
+        let speed = match bytes_per_s {
+            0 => "nobody says how fast".to_owned(),
+            _ => format!("{} GB/s each way", bytes_per_s as f64 / 1e9),
+        };
+        writeln!(f, "{} x{links}: {speed}", Distance::NvLink)?;
+    }
+    for (one, two) in pairs() {
+        let access = one
+            .gpu
+            .as_ref()
+            .zip(two.gpu.as_ref())
+            .and_then(|(one, two)| one.access(two));
+        if access == Some(false) {
+            writeln!(f, "{} and {} do not reach each other's memory", one.name, two.name)?;
+        }
+    }
+    Ok(())
+}
+
+/// For each GPU the adapters that are nearest, if any is near, and its processors.
+fn near(host: &Host, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    for gpu in host.devices.iter().filter(|device| device.kind == DeviceKind::Gpu) {
+        let adapters = host.adapters_near(&gpu.place);
+        let nearest = adapters.first().map(|(_, distance)| *distance);
+        let names: Vec<&str> = adapters
+            .iter()
+            .take_while(|(_, distance)| Some(*distance) == nearest)
+            .map(|(device, _)| device.name.as_str())
+            .collect();
+        let adapters = match nearest {
+            None => None,
+            Some(Distance::Cross) => Some("no adapter is near".to_owned()),
+            Some(distance) => Some(format!("adapters {} ({distance})", names.join(", "))),
+        };
+        let cpus = gpu.cpus.as_ref().map(|cpus| format!("processors {cpus}"));
+        let told: Vec<String> = adapters.into_iter().chain(cpus).collect();
+        if !told.is_empty() {
+            writeln!(f, "near {}: {}", gpu.name, told.join(", "))?;
+        }
     }
     Ok(())
 }

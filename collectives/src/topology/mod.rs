@@ -1,9 +1,13 @@
 //! Topology: which adapters and GPUs a host has, how near they are to one another, and in which order a ring goes through the ranks.
 //!
-//! [`Host::read`] reads sysfs, below any root, so that a copy of another machine's tree can be looked at. [`Distance`] is by the nearest thing that two devices have in common: a PCIe switch, a host bridge, a NUMA node.
-//! [`ring`] orders ranks so that each host is entered once, and ranks that are near one another are neighbours.
+//! [`Host::read`] reads sysfs, below any root, so that a copy of another machine's tree can be looked at; [`Host::add_gpus`] adds what NVIDIA's driver says of NVLink. [`Distance`] is by the nearest thing that two devices have in
+//! common: NVLink, a PCIe switch, a host bridge, a NUMA node. Ranks tell one another where they are as [`Member`]s; [`ring`] orders them so that each host is entered once, and ranks that are near one another are neighbours, and
+//! [`least_nvlink`] says whether all their GPUs are joined.
 
+mod cycle;
 mod draw;
+mod gpu;
+mod member;
 mod order;
 mod sysfs;
 
@@ -13,7 +17,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::types::named;
 
-pub use order::{Member, ring};
+pub use gpu::{Bundle, Far, Gpu, NvLink, Peer, least_nvlink};
+pub use member::Member;
+pub use order::ring;
 pub use sysfs::TopologyError;
 
 /// What a host is made of.
@@ -69,6 +75,37 @@ pub struct Device {
     /// State and rate of an adapter's first port, as sysfs has them.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub port: Option<String>,
+    /// The driver's number of a GPU, as `nvidia-smi` has it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub index: Option<u32>,
+    /// A GPU's product name.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub model: Option<String>,
+    /// The processors near a GPU, as the driver says.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cpus: Option<String>,
+    /// What the driver says of a GPU's links.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub gpu: Option<Gpu>,
+    /// How near other GPUs are, as the driver says.
+    #[serde(skip)]
+    ancestors: Vec<(String, Distance)>,
+}
+
+impl Device {
+    fn new(name: String, kind: DeviceKind, place: Place) -> Self {
+        Self {
+            name,
+            kind,
+            place,
+            port: None,
+            index: None,
+            model: None,
+            cpus: None,
+            gpu: None,
+            ancestors: Vec::new(),
+        }
+    }
 }
 
 /// Where something is in a host.
@@ -85,6 +122,8 @@ named! {
     Distance, "distance" {
         /// It is the same.
         Same = "same",
+        /// Joined by NVLink: traffic does not go by PCIe.
+        NvLink = "nvlink",
         /// Below the same PCIe switch or root port: traffic does not come near the processor.
         Switch = "switch",
         /// Below the same host bridge.
@@ -128,18 +167,28 @@ impl Host {
     /// The adapters, nearest to `place` first, and how near they are: the first ones that are equally near are its rails.
     #[must_use]
     pub fn adapters_near(&self, place: &Place) -> Vec<(&Device, Distance)> {
-        let adapters = self.devices.iter().filter(|device| device.kind == DeviceKind::Adapter);
-        let mut found: Vec<_> = adapters.map(|device| (device, place.distance(&device.place))).collect();
+        self.near(place, DeviceKind::Adapter)
+    }
+
+    /// The GPUs, nearest to `place` first, and how near they are.
+    #[must_use]
+    pub fn gpus_near(&self, place: &Place) -> Vec<(&Device, Distance)> {
+        self.near(place, DeviceKind::Gpu)
+    }
+
+    fn near(&self, place: &Place, kind: DeviceKind) -> Vec<(&Device, Distance)> {
+        let devices = self.devices.iter().filter(|device| device.kind == kind);
+        let mut found: Vec<_> = devices.map(|device| (device, place.distance(&device.place))).collect();
         found.sort_by_key(|(_, distance)| *distance);
         found
     }
 
     /// Each two different devices with their distance.
     pub fn distances(&self) -> impl Iterator<Item = (&Device, &Device, Distance)> {
-        self.devices.iter().enumerate().flat_map(|(index, one)| {
+        self.devices.iter().enumerate().flat_map(move |(index, one)| {
             self.devices[index + 1..]
                 .iter()
-                .map(move |two| (one, two, one.place.distance(&two.place)))
+                .map(move |two| (one, two, self.distance(one, two)))
         })
     }
 }

@@ -117,10 +117,8 @@ impl Tree {
             let told: Vec<String> = state.into_iter().chain(port("rate")).collect();
             let port = (!told.is_empty()).then(|| told.join(", "));
             found.push(Device {
-                name,
-                kind: DeviceKind::Adapter,
-                place,
                 port,
+                ..Device::new(name, DeviceKind::Adapter, place)
             });
         }
         found
@@ -137,12 +135,7 @@ impl Tree {
             };
             let is_display = hex("class").is_some_and(|class| matches!(class >> 8, 0x0300 | 0x0302));
             if is_display && hex("vendor") == Some(0x10de) {
-                found.push(Device {
-                    place: self.place(&folder),
-                    name,
-                    kind: DeviceKind::Gpu,
-                    port: None,
-                });
+                found.push(Device::new(name, DeviceKind::Gpu, self.place(&folder)));
             }
         }
         found
@@ -188,7 +181,7 @@ fn is_address(name: &str) -> bool {
 }
 
 /// A key by which mlx5_10 comes after mlx5_9.
-fn natural(name: &str) -> Vec<(String, u64)> {
+pub(super) fn natural(name: &str) -> Vec<(String, u64)> {
     let mut key: Vec<(String, u64)> = Vec::new();
     let mut rest = name;
     while !rest.is_empty() {

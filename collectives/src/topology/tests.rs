@@ -7,6 +7,8 @@ use std::path::{Path, PathBuf};
 use super::*;
 use crate::types::Rank;
 
+mod gpu;
+
 /// A folder that looks like sysfs, until it is dropped.
 struct Fake(PathBuf);
 
@@ -123,6 +125,15 @@ fn distances_are_by_what_is_in_common() {
             ("mlx5_9", Distance::Cross)
         ]
     );
+    let near: Vec<(&str, Distance)> = host
+        .gpus_near(&host.devices[1].place)
+        .into_iter()
+        .map(|(device, far)| (device.name.as_str(), far))
+        .collect();
+    assert_eq!(
+        near,
+        [("0000:c1:00.0", Distance::Node), ("0000:02:00.0", Distance::Cross)]
+    );
     assert_eq!(host.devices[0].place.distance(&host.devices[0].place), Distance::Same);
 }
 
@@ -152,6 +163,8 @@ mlx5_9        cross         same          cross         cross         node
 mlx5_10       bridge        cross         same          bridge        cross
 0000:02:00.0  switch        cross         bridge        same          cross
 0000:c1:00.0  cross         node          cross         cross         same
+near 0000:02:00.0: adapters mlx5_0 (switch)
+near 0000:c1:00.0: adapters mlx5_9 (node)
 ";
     assert_eq!(fake.read().to_string(), expected);
 }
@@ -203,6 +216,7 @@ fn member(host: &str, node: u32, path: &str) -> Member {
             numa_node: Some(node),
             pcie_path,
         },
+        gpu: None,
     }
 }
 
@@ -244,6 +258,7 @@ fn any_members_are_ordered_completely_with_each_host_entered_once() {
                         numa_node,
                         pcie_path: path,
                     },
+                    gpu: None,
                 }
             })
             .collect();

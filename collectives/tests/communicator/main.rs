@@ -3,6 +3,7 @@
 mod collectives;
 mod failures;
 mod messages;
+mod places;
 mod ragged;
 mod repeats;
 mod requests;

@@ -65,6 +65,10 @@ EXPORT cuDeviceTotalMem_v2(size_t *bytes, int) {
 
 EXPORT cuDeviceGetAttribute(int *value, int attribute, int) {
     ENTER;
+    if (auto other = settings.attributes.find(attribute); other != settings.attributes.end()) {
+        *value = other->second;
+        return OK;
+    }
     switch (attribute) {
         case 8: *value = 48 << 10; return OK;
         case 16: *value = MULTIPROCESSORS; return OK;

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <cstring>
@@ -31,9 +32,11 @@ enum : Status {
     PEER_UNSUPPORTED = 217,
     INVALID_PTX = 218,
     OPERATING_SYSTEM = 304,
+    INVALID_HANDLE = 400,
     ILLEGAL_STATE = 401,
     NOT_FOUND = 500,
     NOT_READY = 600,
+    LAUNCH_TIMEOUT = 702,
     PEER_ALREADY = 704,
     ALREADY_REGISTERED = 712,
     NOT_REGISTERED = 713,
@@ -48,6 +51,8 @@ enum : Status {
 constexpr int MOST_DEVICES = 8;
 constexpr size_t GRANULARITY = 2 << 20;
 constexpr size_t DEVICE_MEMORY = size_t(1) << 30;
+// How long work waits before it fails: a word, another process's event, a kernel.
+constexpr std::chrono::seconds PATIENCE(120), PATIENCE_LAZY(20);
 constexpr int MULTIPROCESSORS = 4;
 constexpr int THREADS_PER_MULTIPROCESSOR = 2048;
 
@@ -59,7 +64,7 @@ enum class Manner {
     PROMPT,
 };
 
-enum Counted { ALLOCATION, MAPPING, RESERVATION, HOST, REGISTERED, STREAM, EVENT, MODULE, GRAPH, EXEC, CONTEXT, COUNTED };
+enum Counted { ALLOCATION, MAPPING, RESERVATION, HOST, REGISTERED, STREAM, EVENT, MODULE, GRAPH, EXEC, CONTEXT, WORK, COUNTED };
 
 struct Settings {
     Manner manner = Manner::PROMPT;
@@ -68,10 +73,14 @@ struct Settings {
     bool peers = true;
     // Device addresses can be followed by the processor.
     bool open = false;
+    // A kernel's first launch waits for the whole device, as NVIDIA's driver may when kernels are loaded late (CUDA_MODULE_LOADING).
+    bool late = false;
+    // Attributes of all devices that are to be others than usual.
+    std::map<int, int> attributes;
 };
 
 extern std::mutex lock;
-extern Settings settings;
+extern Settings &settings;
 // Something was done that others may wait for.
 extern std::condition_variable &changed;
 // What every call answers once the device is lost.
@@ -176,6 +185,10 @@ struct Stream {
     Status failed = OK;
     // Prompt: for its thread.
     std::condition_variable more;
+    // Whether somebody in the program waits for it, be it by other streams that wait for its events; and what it waits for now itself.
+    bool wanted = false;
+    SharedPassage awaited;
+    uint64_t awaited_time = 0;
     // What it is captured by, and the nodes that its next one is behind.
     std::shared_ptr<Capture> capture;
     int branch = 0;
@@ -190,6 +203,7 @@ struct Capture {
 };
 
 struct Event {
+    int device = current_device();
     SharedPassage passage = std::make_shared<Passage>();
     // Where it was recorded in a capture.
     std::shared_ptr<Capture> capture;
@@ -197,12 +211,14 @@ struct Event {
 };
 
 extern std::vector<Stream *> &streams;
+// Whose work this thread does.
+extern thread_local Stream *working;
 
 Status put(Stream &stream, Work work);
 // Does one piece of work, without the lock.
 Status perform(Held &held, const Work &work);
-// Until an event has come to pass so many times.
-Status wait_for(Held &held, const SharedPassage &passage, uint64_t time);
+// Until an event has come to pass so many times, for a stream or for the program itself.
+Status wait_for(Held &held, const SharedPassage &passage, uint64_t time, Stream *by);
 // Until what is in a stream now is done; what it has failed with since it was asked last.
 Status finish(Held &held, Stream &stream);
 // The same of all streams of a device.

@@ -4,6 +4,7 @@
 #include <thread>
 
 #include <sched.h>
+#include <stdio.h>
 
 #include "driver.h"
 
@@ -11,9 +12,10 @@ using namespace standin;
 
 namespace {
 
-struct Module;
 struct Function {
     const Kernel *kernel;
+    int device;
+    bool loaded;
 };
 struct Module {
     std::map<std::string, Function> functions;
@@ -56,15 +58,17 @@ Status load(Module **module, const char *image, unsigned n, const int *options, 
     }
     auto made = std::make_unique<Module>();
     for (const std::string &name : names) {
-        if (const Kernel *kernel = find(name)) made->functions[name] = {kernel};
+        if (const Kernel *kernel = find(name)) made->functions[name] = {kernel, current_device(), false};
     }
     *module = made.release();
     count(MODULE, 1);
     return OK;
 }
 
-Status launch(const Function *function, unsigned blocks, unsigned threads, Stream *stream, void **arguments) {
+Status launch(Held &held, Function *function, unsigned blocks, unsigned threads, Stream *stream, void **arguments) {
     if (!blocks || !threads || threads > 1024) return INVALID_VALUE;
+    if (function->device != stream->device) return INVALID_HANDLE;
+    if (!std::exchange(function->loaded, true) && settings.late) finish_all(held, function->device);
     auto made = std::make_shared<Launch>();
     made->kernel = function->kernel;
     made->blocks = blocks;
@@ -80,21 +84,37 @@ Status launch(const Function *function, unsigned blocks, unsigned threads, Strea
     return put(*stream, std::move(work));
 }
 
+// Ends a block that waits for what does not come: thrown through the kernel.
+struct GivenUp {
+    Status code;
+};
+thread_local std::chrono::steady_clock::time_point begun;
+thread_local unsigned rests;
+
 }  // namespace
 
 void standin::add(Source &source) {
     source.next = std::exchange(sources, &source);
 }
 
+// What waits in a kernel.
 extern "C" void doorbell_relax() {
-    static thread_local unsigned times;
     sched_yield();
-    if (++times % 4096 == 0) urge();
+    if (++rests % 1024) return;
+    if (lost) throw GivenUp{lost};
+    urge();
+    // On a GPU, for ever; here a test is to say what hangs.
+    if (std::chrono::steady_clock::now() - begun < PATIENCE) return;
+    fprintf(stderr, "stand-in for a GPU: a kernel has waited for too long\n");
+    throw GivenUp{LAUNCH_TIMEOUT};
 }
 
-// What the kernel `spin` of the tests does: no time at all where work is late anyhow; else for longer than it is asked for, as tests look at what is still to be done meanwhile, on machines with much else to do.
-extern "C" void doorbell_sleep(uint64_t nanoseconds) {
-    if (settings.manner == Manner::PROMPT) std::this_thread::sleep_for(std::chrono::nanoseconds(5 * nanoseconds));
+// What the kernel `spin` of the tests does. They look at what is still to be done meanwhile, on machines with much else to do: so it takes until the program waits for it, and much longer than was asked for otherwise; no time at all where work is late anyhow.
+extern "C" void doorbell_spin(uint64_t nanoseconds) {
+    Stream *stream = working;
+    if (settings.manner == Manner::LAZY || !stream) return;
+    Held held(lock);
+    changed.wait_for(held, std::chrono::nanoseconds(60 * nanoseconds), [&] { return stream->wanted || lost; });
 }
 
 Status standin::run_kernel(const Launch &launch) {
@@ -112,18 +132,24 @@ Status standin::run_kernel(const Launch &launch) {
         }
         return OK;
     }
+    std::atomic<Status> code = OK;
     auto run = [&](unsigned block) {
         gridDim = {launch.blocks, 1, 1};
         blockDim = {1, 1, 1};
         blockIdx = {block, 0, 0};
         threadIdx = {0, 0, 0};
-        launch.kernel->run(arguments.data());
+        begun = std::chrono::steady_clock::now();
+        try {
+            launch.kernel->run(arguments.data());
+        } catch (const GivenUp &given_up) {
+            code = given_up.code;
+        }
     };
     std::vector<std::thread> blocks;
     for (unsigned block = 1; block < launch.blocks; block++) blocks.emplace_back(run, block);
     run(0);
     for (std::thread &block : blocks) block.join();
-    return OK;
+    return code;
 }
 
 // Runs a kernel of a name here and now; -1 where there is none. Addresses may be the processor's.
@@ -157,7 +183,7 @@ EXPORT cuModuleUnload(Module *module) {
     return OK;
 }
 
-EXPORT cuModuleGetFunction(const Function **function, Module *module, const char *name) {
+EXPORT cuModuleGetFunction(Function **function, Module *module, const char *name) {
     ENTER;
     auto found = module->functions.find(name);
     if (found == module->functions.end()) return NOT_FOUND;
@@ -165,37 +191,44 @@ EXPORT cuModuleGetFunction(const Function **function, Module *module, const char
     return OK;
 }
 
-EXPORT cuFuncGetAttribute(int *value, int attribute, const Function *) {
+// Its first launch waits for nobody then.
+EXPORT cuFuncLoad(Function *function) {
+    ENTER;
+    function->loaded = true;
+    return OK;
+}
+
+EXPORT cuFuncGetAttribute(int *value, int attribute, Function *) {
     ENTER;
     *value = attribute == 0 ? 1024 : attribute == 4 ? 16 : 0;
     return OK;
 }
 
-EXPORT cuFuncSetAttribute(const Function *, int attribute, int value) {
+EXPORT cuFuncSetAttribute(Function *, int attribute, int value) {
     ENTER;
     return attribute != 8 || value > 200 << 10 ? INVALID_VALUE : OK;
 }
 
-EXPORT cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, const Function *, int threads, size_t) {
+EXPORT cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, Function *, int threads, size_t) {
     ENTER;
     *blocks = THREADS_PER_MULTIPROCESSOR / threads;
     return OK;
 }
 
 EXPORT cuLaunchKernel(
-    const Function *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned, Stream *stream, void **arguments, void **extra
+    Function *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned, Stream *stream, void **arguments, void **extra
 ) {
     ENTER;
     // What has more than one dimension, none of our kernels does.
     if (gy != 1 || gz != 1 || by != 1 || bz != 1 || extra) return INVALID_VALUE;
-    return launch(function, gx, bx, stream, arguments);
+    return launch(held, function, gx, bx, stream, arguments);
 }
 
 EXPORT cuLaunchCooperativeKernel(
-    const Function *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned, Stream *stream, void **arguments
+    Function *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned, Stream *stream, void **arguments
 ) {
     ENTER;
     if (gy != 1 || gz != 1 || by != 1 || bz != 1 || !bx) return INVALID_VALUE;
     if (uint64_t(gx) * bx > MULTIPROCESSORS * THREADS_PER_MULTIPROCESSOR) return TOO_LARGE;
-    return launch(function, gx, bx, stream, arguments);
+    return launch(held, function, gx, bx, stream, arguments);
 }

@@ -9,13 +9,13 @@ using namespace standin;
 namespace standin {
 
 std::mutex lock;
-Settings settings;
+Settings &settings = *new Settings;
 std::condition_variable &changed = *new std::condition_variable;
 std::atomic<Status> lost = OK;
 
 namespace {
 
-const char *const NAMES[COUNTED] = {"allocation", "mapping", "reservation", "host", "registered", "stream", "event", "module", "graph", "exec", "context"};
+const char *const NAMES[COUNTED] = {"allocation", "mapping", "reservation", "host", "registered", "stream", "event", "module", "graph", "exec", "context", "work"};
 int live[COUNTED];
 struct {
     char call[64];
@@ -29,12 +29,15 @@ void configure() {
     for (size_t begin = 0; begin < words.size();) {
         const size_t end = std::min(words.find(',', begin), words.size());
         const std::string word = words.substr(begin, end - begin);
+        int attribute, value;
         if (word == "lazy") settings.manner = Manner::LAZY;
         else if (word == "prompt") settings.manner = Manner::PROMPT;
         else if (word == "open") settings.open = true;
         else if (word == "apart") settings.peers = false;
         else if (word.rfind("devices=", 0) == 0) settings.devices = std::max(0, std::min(atoi(word.c_str() + 8), MOST_DEVICES));
-        else fprintf(stderr, "DOORBELL_STANDIN has %s, which is none of lazy, prompt, open, apart and devices=N\n", word.c_str());
+        else if (word == "late") settings.late = true;
+        else if (sscanf(word.c_str(), "%d=%d", &attribute, &value) == 2) settings.attributes[attribute] = value;
+        else fprintf(stderr, "DOORBELL_STANDIN has %s, which is none of lazy, prompt, open, apart, late, devices=N and ATTRIBUTE=VALUE\n", word.c_str());
         begin = end + 1;
     }
 }
@@ -98,6 +101,16 @@ TESTS void standin_start(int devices, int version) {
 TESTS void standin_manner(int prompt) {
     Held held(lock);
     settings.manner = prompt ? Manner::PROMPT : Manner::LAZY;
+}
+
+TESTS void standin_late(int late) {
+    Held held(lock);
+    settings.late = late;
+}
+
+TESTS void standin_attribute(int attribute, int value) {
+    Held held(lock);
+    settings.attributes[attribute] = value;
 }
 
 TESTS void standin_open(int open) {

@@ -1,6 +1,5 @@
 // Streams: what becomes of work that is put into them, in either manner.
 #include <algorithm>
-#include <chrono>
 #include <thread>
 
 #include <sched.h>
@@ -10,22 +9,20 @@
 #include "driver.h"
 
 using namespace standin;
-using namespace std::chrono_literals;
 
 namespace standin {
 
 std::vector<Stream *> &streams = *new std::vector<Stream *>;
+thread_local Stream *working;
 
 namespace {
 
-// How long work waits for a word or for another process's event before it fails: on a GPU, for ever; here a test is to say what hangs.
-constexpr auto PATIENCE_LAZY = 20s, PATIENCE_PROMPT = 120s;
 // Lazy: so many times somebody is told that work is not done, before it is.
 constexpr int QUESTIONS = 4096;
 int asked;
 
 std::chrono::seconds patience() {
-    return settings.manner == Manner::LAZY ? PATIENCE_LAZY : PATIENCE_PROMPT;
+    return settings.manner == Manner::LAZY ? PATIENCE_LAZY : PATIENCE;
 }
 
 // Waits for what other processes or the program do, ever less often, and has this process's streams go on meanwhile.
@@ -34,13 +31,14 @@ Status poll(Done done) {
     const auto begun = std::chrono::steady_clock::now();
     for (int tries = 0; !done(); tries++) {
         if (lost) return lost;
-        if (tries < 200) {
+        if (tries < 1000) {
             sched_yield();
             continue;
         }
-        usleep(std::min(tries, 1000));
+        usleep(std::min(20 + (tries - 1000) / 8, 1000));
         if (tries % 64 == 0) {
             urge();
+            // On a GPU, for ever; here a test is to say what hangs.
             if (std::chrono::steady_clock::now() - begun > patience()) {
                 fprintf(stderr, "stand-in for a GPU: a stream has waited for too long\n");
                 return TIMEOUT;
@@ -75,11 +73,16 @@ struct Keep {
 // Does the first piece of work of a stream, which nobody does now.
 void step(Held &held, Stream &stream) {
     stream.running = true;
+    count(WORK, 1);
     Work work = std::move(stream.queue.front());
     stream.queue.pop_front();
+    Stream *const before = std::exchange(working, &stream);
     const Status code = lost ? lost.load() : perform(held, work);
+    working = before;
     stream.running = false;
+    count(WORK, -1);
     stream.done++;
+    if (stream.idle()) stream.wanted = false;
     if (code && !stream.failed) stream.failed = code;
     asked = 0;
     changed.notify_all();
@@ -138,6 +141,14 @@ Stream *recording(const SharedPassage &passage, uint64_t time) {
     return nullptr;
 }
 
+// The program waits for a stream, and so for those that it waits for.
+void want(Stream &stream) {
+    if (stream.idle() || std::exchange(stream.wanted, true)) return;
+    changed.notify_all();
+    if (!stream.awaited) return;
+    if (Stream *other = recording(stream.awaited, stream.awaited_time)) want(*other);
+}
+
 // Whether something is still to be said to be pending.
 Status pending() {
     if (settings.manner == Manner::LAZY && ++asked >= QUESTIONS) {
@@ -175,26 +186,34 @@ Status put(Stream &stream, Work work) {
     return OK;
 }
 
-Status wait_for(Held &held, const SharedPassage &passage, uint64_t time) {
-    while (passage->passed() < time) {
-        if (lost) return lost;
-        Stream *stream = settings.manner == Manner::LAZY ? recording(passage, time) : nullptr;
-        if (stream) {
+Status wait_for(Held &held, const SharedPassage &passage, uint64_t time, Stream *by) {
+    if (by) {
+        by->awaited = passage;
+        by->awaited_time = time;
+    }
+    Status code = OK;
+    while (!code && passage->passed() < time) {
+        Stream *stream = recording(passage, time);
+        if (stream && (!by || by->wanted)) want(*stream);
+        if (lost) {
+            code = lost;
+        } else if (stream && settings.manner == Manner::LAZY) {
             drive(held, *stream, [&] { return passage->passed() >= time || lost; });
         } else if (passage->shared()) {
             held.unlock();
-            const Status code = poll([&] { return passage->passed() >= time; });
+            code = poll([&] { return passage->passed() >= time; });
             held.lock();
-            return code;
         } else {
             changed.wait(held);
         }
     }
-    return OK;
+    if (by) by->awaited = nullptr;
+    return code;
 }
 
 Status finish(Held &held, Stream &stream) {
     Keep keep(stream);
+    want(stream);
     const uint64_t until = stream.put;
     auto done = [&] { return stream.done >= until; };
     if (settings.manner == Manner::LAZY) drive(held, stream, done);
@@ -234,9 +253,9 @@ Status perform(Held &held, const Work &work) {
             work.passage->pass(work.value);
             return OK;
         case Work::DEPEND:
-            return wait_for(held, work.passage, work.value);
+            return wait_for(held, work.passage, work.value, working);
         case Work::GRAPH:
-            code = wait_for(held, work.passage, work.value - 1);
+            code = wait_for(held, work.passage, work.value - 1, working);
             if (!code) code = run_program(held, *work.program);
             work.passage->pass(work.value);
             return code;
@@ -366,6 +385,7 @@ EXPORT cuEventDestroy_v2(Event *event) {
 
 EXPORT cuEventRecord(Event *event, Stream *stream) {
     ENTER;
+    if (event->device != stream->device) return INVALID_HANDLE;
     event->capture = stream->capture;
     event->tails = stream->tails;
     if (stream->capture) return stream->capture->invalid ? CAPTURE_INVALIDATED : OK;
@@ -383,7 +403,7 @@ EXPORT cuEventQuery(Event *event) {
 
 EXPORT cuEventSynchronize(Event *event) {
     ENTER;
-    return wait_for(held, event->passage, event->passage->recorded());
+    return wait_for(held, event->passage, event->passage->recorded(), nullptr);
 }
 
 EXPORT cuEventElapsedTime(float *milliseconds, Event *start, Event *end) {

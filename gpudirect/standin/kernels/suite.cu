@@ -2,7 +2,7 @@
 #define DOORBELL_THREADS_APART
 #include "memory.cuh"
 
-extern "C" void doorbell_sleep(uint64_t nanoseconds);
+extern "C" void doorbell_spin(uint64_t nanoseconds);
 
 extern "C" __global__ void add_one(uint64_t words, uint32_t count) {
     const uint32_t index = blockIdx.x * blockDim.x + threadIdx.x;
@@ -10,5 +10,5 @@ extern "C" __global__ void add_one(uint64_t words, uint32_t count) {
 }
 
 extern "C" __global__ void spin(uint64_t nanoseconds) {
-    doorbell_sleep(nanoseconds);
+    doorbell_spin(nanoseconds);
 }

@@ -12,7 +12,7 @@ mod build;
 
 use std::ffi::{CString, OsString, c_char, c_int, c_void};
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -24,14 +24,15 @@ pub use build::{build, missing};
 /// How work is done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Manner {
-    /// When somebody waits for it (or has asked very often), and then only what that needs: all that is asynchronous on a GPU is as late and as unordered as it can be. Finds what is not waited for, and what is freed too early.
+    /// When somebody waits for it (or has asked very often), and then only what that needs: all that is asynchronous on a GPU is as late and as unordered as it can be. Finds what is not waited for, and what is freed too early. For one process: what another one
+    /// waits for is not hurried.
     Lazy,
     /// At once, by a thread for each stream and one for each block of a kernel: several ranks in a process, or several processes, run for real.
     Prompt,
 }
 
 /// Everything that the driver counts.
-const COUNTED: [&str; 11] = [
+const COUNTED: [&str; 12] = [
     "allocation",
     "mapping",
     "reservation",
@@ -43,6 +44,7 @@ const COUNTED: [&str; 11] = [
     "graph",
     "exec",
     "context",
+    "work",
 ];
 
 /// A driver that no other test has.
@@ -52,6 +54,8 @@ pub struct Standin {
 }
 
 /// The environment of a program that is to take the stand-in for its driver, with so many devices (8 at most).
+///
+/// `DOORBELL_STANDIN` has words with commas between them: `lazy` or `prompt`; `devices=N`; `apart`, so that devices do not reach each other's memory; `open` as by [`Standin::open`]; `late` as by [`Standin::set_late_loading`]; `ATTRIBUTE=VALUE` as by [`Standin::set_attribute`].
 ///
 /// # Panics
 /// As [`build`].
@@ -106,6 +110,12 @@ impl Standin {
         unsafe { Driver::load_from(&self.path) }
     }
 
+    /// The library's file, of this driver alone.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
     fn function<T: Copy>(&self, name: &str) -> T {
         // SAFETY: the callers name functions of `driver/` with their types.
         unsafe {
@@ -121,7 +131,7 @@ impl Standin {
         unsafe { self.function::<unsafe extern "C" fn(c_int)>(name)(value) }
     }
 
-    /// How many of a kind are live: "allocation", "mapping", "reservation", "host", "registered", "stream", "event", "module", "graph", "exec", "context".
+    /// How many of a kind are live: "allocation", "mapping", "reservation", "host", "registered", "stream", "event", "module", "graph", "exec", "context"; and "work", pieces of work that are being done.
     ///
     /// # Panics
     /// Of any other name.
@@ -162,6 +172,17 @@ impl Standin {
     pub fn set_start(&self, devices: i32, version: i32) {
         // SAFETY: the function has this type.
         unsafe { self.function::<unsafe extern "C" fn(c_int, c_int)>("standin_start")(devices, version) }
+    }
+
+    /// What devices answer of an attribute from now on: a `CUdevice_attribute` by its number, such as 124 for dma-bufs.
+    pub fn set_attribute(&self, attribute: i32, value: i32) {
+        // SAFETY: the function has this type.
+        unsafe { self.function::<unsafe extern "C" fn(c_int, c_int)>("standin_attribute")(attribute, value) }
+    }
+
+    /// Whether a kernel's first launch waits for all work of its device, unless `cuFuncLoad` was called before, as NVIDIA's driver may: whoever launches while a stream waits for a peer is found to hang.
+    pub fn set_late_loading(&self, late: bool) {
+        self.call("standin_late", late.into());
     }
 
     /// Lets the program follow device addresses, which fault otherwise. Before any memory is made.

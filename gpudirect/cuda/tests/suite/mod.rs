@@ -1,4 +1,4 @@
-//! What holds of any driver: run on the one of the tests without a GPU (`fake`), and on NVIDIA's where there is one (`gpu`).
+//! What holds of any driver: run on the CPU stand-in (`standin`), and on NVIDIA's where there is one (`gpu`).
 
 mod copies;
 mod graphs;

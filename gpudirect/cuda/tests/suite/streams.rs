@@ -125,6 +125,7 @@ pub(super) fn dropped_in_flight(driver: Driver) -> Outcome {
 
     // Nor of streams that are dropped.
     let memory = setting.device(&bytes)?;
+    setting.stream.synchronize()?;
     for _ in 0..20 {
         let stream = Stream::new(&setting.context)?;
         stream.copy(back.all(), memory.all())?;

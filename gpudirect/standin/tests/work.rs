@@ -1,0 +1,301 @@
+//! Work of one process: kernels that wait for each other, graphs whose branches do, errors that take the device away.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use doorbell_cuda::{
+    Argument, CaptureMode, Context, DeviceMemory, Driver, Error, Event, HostMemory, Kernel, Launch, Memory, Module,
+    Stream, Until,
+};
+use doorbell_cuda_standin::{Manner, Standin};
+
+type Result<T = ()> = std::result::Result<T, Error>;
+
+/// What a PTX must say for the kernels to be found.
+const PTX: &str = ".visible .entry meet()\n.visible .entry gather(\n";
+const BLOCKS: u32 = 3;
+
+struct Rank {
+    context: Context,
+    stream: Stream,
+    memory: DeviceMemory,
+    kernel: Kernel,
+}
+
+impl Rank {
+    fn new(driver: Driver, device: usize, kernel: &str) -> Result<Self> {
+        let devices = driver.devices()?;
+        let context = devices[device].context()?;
+        let peers: Vec<_> = devices
+            .iter()
+            .copied()
+            .filter(|other| *other != context.device())
+            .collect();
+        let memory = DeviceMemory::options(&context).peers(&peers).alloc(4096)?;
+        let stream = Stream::new(&context)?;
+        stream.fill(memory.all(), 0)?;
+        stream.synchronize()?;
+        let kernel = Module::from_ptx(&context, PTX)?.kernel(kernel)?;
+        Ok(Self {
+            context,
+            stream,
+            memory,
+            kernel,
+        })
+    }
+
+    fn words(&self, from: usize, count: usize) -> Result<Vec<u32>> {
+        let mut host = HostMemory::alloc(&self.context, 4 * count)?;
+        self.stream
+            .copy(host.all(), self.memory.span(from..from + 4 * count)?)?;
+        let bytes = host.bytes_mut()?;
+        Ok(bytes
+            .as_chunks::<4>()
+            .0
+            .iter()
+            .map(|word| u32::from_ne_bytes(*word))
+            .collect())
+    }
+}
+
+#[test]
+fn kernels_of_two_ranks_wait_for_each_other() {
+    for manner in [Manner::Prompt, Manner::Lazy] {
+        let standin = Standin::load(manner);
+        let driver = standin.driver().unwrap();
+        let ranks: Vec<_> = (0..2).map(|rank| Rank::new(driver, rank, "meet").unwrap()).collect();
+        let rounds = 50u32;
+        for (rank, peer) in [(&ranks[0], &ranks[1]), (&ranks[1], &ranks[0])] {
+            let (own, theirs, result) = (
+                rank.memory.device_ptr(),
+                peer.memory.device_ptr(),
+                rank.memory.span(1024..).unwrap().device_ptr(),
+            );
+            // SAFETY: the flags and results of so many blocks lie in memory that both reach.
+            unsafe {
+                rank.kernel
+                    .launch(
+                        &rank.stream,
+                        Launch::linear(BLOCKS, 256),
+                        &[&own, &theirs, &result, &rounds],
+                        &[rank.memory.all(), peer.memory.all()],
+                    )
+                    .unwrap();
+            }
+        }
+        for rank in &ranks {
+            assert_eq!(
+                rank.words(1024, BLOCKS as usize).unwrap(),
+                [rounds; BLOCKS as usize],
+                "{manner:?}"
+            );
+        }
+        drop(ranks);
+        standin.assert_nothing_left("two ranks");
+    }
+}
+
+#[test]
+fn all_blocks_of_a_kernel_are_there_at_once() {
+    let standin = Standin::load(Manner::Prompt);
+    let rank = Rank::new(standin.driver().unwrap(), 0, "gather").unwrap();
+    let launch = Launch {
+        cooperative: true,
+        ..Launch::linear(8, 128)
+    };
+    let (counter, result) = (rank.memory.device_ptr(), rank.memory.span(1024..).unwrap().device_ptr());
+    // SAFETY: the counter and the results of 8 blocks lie in the memory.
+    unsafe {
+        rank.kernel
+            .launch(&rank.stream, launch, &[&counter, &result], &[rank.memory.all()])
+            .unwrap()
+    };
+    let expected: Vec<u32> = (0..8).map(|block| 8100 + block).collect();
+    assert_eq!(rank.words(1024, 8).unwrap(), expected);
+
+    let many = Launch {
+        cooperative: true,
+        ..Launch::linear(17, 512)
+    };
+    // SAFETY: refused, as so many blocks do not fit.
+    let refused = unsafe { rank.kernel.launch(&rank.stream, many, &[&counter, &result], &[]) };
+    assert_eq!(refused.unwrap_err().failure().unwrap().code, 720);
+}
+
+/// Two branches of a graph hand a word to and fro, so each must go on while the other waits; the last of the one is behind the other's.
+#[test]
+fn branches_of_a_graph_run_beside_each_other_at_each_launch() {
+    for manner in [Manner::Prompt, Manner::Lazy] {
+        let standin = Standin::load(manner);
+        let rank = Rank::new(standin.driver().unwrap(), 0, "meet").unwrap();
+        let (stream, other) = (&rank.stream, Stream::new(&rank.context).unwrap());
+        let (begun, done) = (Event::new(&rank.context).unwrap(), Event::new(&rank.context).unwrap());
+        let (word, count) = (rank.memory.span(..4).unwrap(), rank.memory.span(64..68).unwrap());
+        let graph = stream
+            .capture(CaptureMode::ThreadLocal, &[&other], || {
+                stream.record(&begun)?;
+                stream.wait_value32(word, Until::Equal(1))?;
+                stream.write_value32(word, 2)?;
+                other.wait(&begun)?;
+                other.write_value32(word, 1)?;
+                other.wait_value32(word, Until::Equal(2))?;
+                other.write_value32(count, 7)?;
+                other.record(&done)?;
+                stream.wait(&done)?;
+                stream.copy(rank.memory.span(68..72)?, count)?;
+                stream.fill(count, 0)?;
+                stream.fill(word, 0)
+            })
+            .unwrap();
+        assert_eq!(graph.node_count().unwrap(), 8);
+        let exec = graph.instantiate().unwrap();
+        for _ in 0..20 {
+            stream.fill(rank.memory.span(68..72).unwrap(), 0).unwrap();
+            exec.launch(stream).unwrap();
+            assert_eq!(rank.words(64, 2).unwrap(), [0, 7], "{manner:?}");
+        }
+        // Launches of one graph wait for each other, wherever they are.
+        exec.launch(stream).unwrap();
+        exec.launch(&other).unwrap();
+        exec.launch(stream).unwrap();
+        assert_eq!(rank.words(64, 2).unwrap(), [0, 7]);
+        other.synchronize().unwrap();
+
+        // Work of a stream that is not behind what the first stream ends with.
+        let unjoined = stream.capture(CaptureMode::ThreadLocal, &[&other], || {
+            stream.record(&begun)?;
+            other.wait(&begun)?;
+            other.fill(word, 1)?;
+            stream.fill(count, 1)
+        });
+        assert_eq!(unjoined.unwrap_err().failure().unwrap().code, 904);
+        stream.synchronize().unwrap();
+        drop((exec, graph, other, rank, begun, done));
+        standin.assert_nothing_left("a graph");
+    }
+}
+
+#[test]
+fn a_stream_goes_on_when_another_stream_or_the_program_writes_its_word() {
+    for manner in [Manner::Prompt, Manner::Lazy] {
+        let standin = Standin::load(manner);
+        let rank = Rank::new(standin.driver().unwrap(), 0, "meet").unwrap();
+        let host = HostMemory::alloc(&rank.context, 64).unwrap();
+        let other = Stream::new(&rank.context).unwrap();
+        rank.stream
+            .wait_value64(rank.memory.span(..8).unwrap(), Until::AtLeast(5))
+            .unwrap();
+        rank.stream
+            .wait_value32(host.span(..4).unwrap(), Until::AnyBit(8))
+            .unwrap();
+        other.write_value64(rank.memory.span(..8).unwrap(), 6).unwrap();
+        assert!(!rank.stream.is_idle().unwrap());
+        host.atomic_u32(0)
+            .unwrap()
+            .store(12, std::sync::atomic::Ordering::Release);
+        rank.stream.synchronize().unwrap();
+        other.synchronize().unwrap();
+    }
+}
+
+#[test]
+fn nothing_is_done_any_more_when_the_device_is_lost() {
+    for manner in [Manner::Prompt, Manner::Lazy] {
+        let standin = Standin::load(manner);
+        let rank = Rank::new(standin.driver().unwrap(), 0, "meet").unwrap();
+        rank.stream.wait_value32(rank.memory.all(), Until::Equal(1)).unwrap();
+        let event = Event::new(&rank.context).unwrap();
+        rank.stream.record(&event).unwrap();
+        thread::scope(|scope| {
+            let waiting = scope.spawn(|| rank.stream.synchronize());
+            standin.lose(700);
+            assert!(matches!(waiting.join().unwrap(), Err(Error::Lost(_))));
+        });
+        assert!(matches!(event.is_done(), Err(Error::Lost(_))));
+        assert!(matches!(rank.stream.fill(rank.memory.all(), 1), Err(Error::Lost(_))));
+        assert!(matches!(DeviceMemory::alloc(&rank.context, 1), Err(Error::Lost(_))));
+    }
+}
+
+/// A kernel that waits for a peer which never comes ends with the device, and its stream with it.
+#[test]
+fn kernels_end_when_the_device_is_lost() {
+    for manner in [Manner::Prompt, Manner::Lazy] {
+        let standin = Standin::load(manner);
+        let rank = Rank::new(standin.driver().unwrap(), 0, "meet").unwrap();
+        let at = |offset: usize| rank.memory.span(offset..).unwrap().device_ptr();
+        // SAFETY: flags, the peer's and results of so many blocks lie in the memory.
+        unsafe {
+            let arguments: [&dyn Argument; 4] = [&at(0), &at(256), &at(1024), &1u32];
+            let uses = &[rank.memory.all()];
+            rank.kernel
+                .launch(&rank.stream, Launch::linear(BLOCKS, 32), &arguments, uses)
+                .unwrap();
+        }
+        thread::scope(|scope| {
+            let waiting = scope.spawn(|| rank.stream.synchronize());
+            standin.lose(719);
+            assert!(matches!(waiting.join().unwrap(), Err(Error::Lost(_))));
+        });
+        let begun = Instant::now();
+        while standin.count("work") > 0 {
+            // On its own it gives up after two minutes.
+            assert!(begun.elapsed() < Duration::from_secs(60), "the kernel waits yet");
+            thread::yield_now();
+        }
+    }
+}
+
+#[test]
+fn a_first_launch_waits_for_the_device_where_a_test_has_it_so() {
+    let standin = Standin::load(Manner::Prompt);
+    standin.set_late_loading(true);
+    let rank = Rank::new(standin.driver().unwrap(), 0, "gather").unwrap();
+    let (other, writer) = (Stream::new(&rank.context).unwrap(), Stream::new(&rank.context).unwrap());
+    let word = rank.memory.span(512..516).unwrap();
+    let launch = || {
+        let (counter, result) = (rank.memory.device_ptr(), rank.memory.span(1024..).unwrap().device_ptr());
+        // SAFETY: the counter and the result of one block lie in the memory.
+        unsafe {
+            rank.kernel
+                .launch(&rank.stream, Launch::linear(1, 1), &[&counter, &result], &[])
+                .unwrap()
+        };
+    };
+    other.wait_value32(word, Until::Equal(1)).unwrap();
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            launch();
+            assert!(other.is_idle().unwrap(), "it has not waited");
+        });
+        // Long enough that a launch that does not wait is found out, most times.
+        thread::sleep(Duration::from_millis(20));
+        writer.write_value32(word, 1).unwrap();
+    });
+    // The second does not.
+    other.wait_value32(word, Until::Equal(2)).unwrap();
+    launch();
+    rank.stream.synchronize().unwrap();
+    assert!(!other.is_idle().unwrap());
+    writer.write_value32(word, 2).unwrap();
+    rank.context.synchronize().unwrap();
+}
+
+#[test]
+fn what_is_of_one_device_is_refused_by_streams_of_another() {
+    let standin = Standin::load(Manner::Lazy);
+    let driver = standin.driver().unwrap();
+    let (here, there) = (
+        Rank::new(driver, 0, "gather").unwrap(),
+        Rank::new(driver, 1, "gather").unwrap(),
+    );
+    let event = Event::new(&here.context).unwrap();
+    assert_eq!(there.stream.record(&event).unwrap_err().failure().unwrap().code, 400);
+    here.stream.record(&event).unwrap();
+    there.stream.wait(&event).unwrap();
+    let arguments: [&dyn Argument; 2] = [&here.memory.device_ptr(), &here.memory.device_ptr()];
+    // SAFETY: refused before anything is run.
+    let refused = unsafe { here.kernel.launch(&there.stream, Launch::linear(1, 1), &arguments, &[]) };
+    assert_eq!(refused.unwrap_err().failure().unwrap().code, 400);
+    there.stream.synchronize().unwrap();
+}
