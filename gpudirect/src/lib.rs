@@ -11,6 +11,8 @@
 //!
 //! What was tried in vain is kept with its exact reason ([`GpuRegion::refused`]), and [`survey()`] tries all of them. `DOORBELL_GPU_PATH` forces one.
 //!
+//! Above that, [`stream`] has posts wait for work of a GPU and such work for completions, [`proxy`] has kernels ask for puts by themselves, and [`heap`] is memory that all ranks put to and get from.
+//!
 //! ```no_run
 //! use doorbell_gpudirect::{Arrivals, GpuMemory, Scope, register};
 //! use doorbell_verbs::{ProtectionDomain, QueuePair, Remote, RemoteWrite, Write};
@@ -37,14 +39,18 @@
 #![deny(unsafe_code)]
 
 mod error;
+pub mod heap;
 mod memory;
 mod ordering;
 mod path;
+pub mod proxy;
 mod region;
 mod register;
 mod small;
+pub mod stream;
 mod survey;
 mod transfer;
+mod words;
 
 pub use error::Error;
 pub use memory::GpuMemory;
