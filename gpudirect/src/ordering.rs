@@ -201,7 +201,7 @@ impl Reader {
             batch.read(into, self.from).signalled();
         })?;
         loop {
-            for mut done in self.cq.poll()? {
+            if let Some(mut done) = self.cq.poll()?.next() {
                 done.result()
                     .map_err(|failure| Error::FlushFailed(failure.to_string()))?;
                 self.into = done.take::<Local>();

@@ -113,7 +113,7 @@ impl Setting {
 
     fn complete(&mut self) -> Outcome {
         loop {
-            for done in self.cq.poll()? {
+            if let Some(done) = self.cq.poll()?.next() {
                 done.result()?;
                 return Ok(());
             }

@@ -135,8 +135,8 @@ impl Stream {
     /// # Errors
     /// What the driver says.
     pub fn is_capturing(&self) -> Result<bool, Error> {
-        let mut capturing = sys::CAPTURE_NONE;
         let _entered = self.0.context.enter()?;
+        let mut capturing = sys::CAPTURE_NONE;
         // SAFETY: the pointer is to a status of ours; the stream is live.
         let answer = unsafe { (self.driver().table().stream_is_capturing)(self.0.raw, &raw mut capturing) };
         self.check(answer, "cuStreamIsCapturing")?;

@@ -34,7 +34,7 @@ impl Messages {
         (len, slots): (usize, usize),
         cut: Cut,
         rights: R,
-    ) -> Result<(Messages, Vec<Buffer<Opaque<R>>>), Failure> {
+    ) -> Result<(Messages, Buffers<R>), Failure> {
         let memory = GpuMemory::alloc(&gpu.context, len * slots).map_err(refused)?;
         let stream = Stream::new(&gpu.context).map_err(refused)?;
         stream
@@ -118,6 +118,9 @@ impl Messages {
         self.region.range_of(buffer).start / self.len
     }
 }
+
+/// Buffers in a GPU's memory.
+pub(crate) type Buffers<R> = Vec<Buffer<Opaque<R>>>;
 
 /// How memory for messages is cut into buffers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
