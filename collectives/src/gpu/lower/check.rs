@@ -5,9 +5,12 @@ use crate::types::Rank;
 
 /// What a rank knew when it had waited for what a group needs: for each rank, how many of its groups were done.
 pub(super) struct History {
-    /// By rank, slice and group: its place in the rank's order, and the knowledge.
-    done: Vec<Vec<Vec<(u32, Vec<u32>)>>>,
+    /// By rank, slice and group.
+    done: Vec<Vec<Vec<Done>>>,
 }
+
+/// A group's place in its rank's order, and what the rank knew.
+type Done = (u32, Vec<u32>);
 
 /// Between two ranks, seen from one of them.
 #[derive(Clone, Default)]
