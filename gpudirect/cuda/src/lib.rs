@@ -52,6 +52,7 @@ mod memory;
 mod module;
 pub mod reduce;
 mod resource;
+mod small;
 mod stream;
 mod sys;
 
@@ -67,4 +68,5 @@ pub use memory::{
     PointerInfo, Span,
 };
 pub use module::{Argument, Kernel, KernelAttribute, Launch, MAX_ARGUMENTS, Module};
+pub use small::SmallCopies;
 pub use stream::{Owner, Stream};

@@ -31,6 +31,8 @@ Exit status: 0 when all is well, 1 when something differs, 2 for a wrong call or
 const SOURCE: &str = "gpudirect/cuda/kernels/reduce.cu";
 /// What is loaded on the GPU.
 const PTX: &str = "gpudirect/cuda/kernels/reduce.ptx";
+/// Kernels that the report says nothing of: their sources, and what is loaded.
+const OTHERS: [(&str, &str); 1] = [("gpudirect/cuda/kernels/small.cu", "gpudirect/cuda/kernels/small.ptx")];
 /// What was made of it.
 const REPORT: &str = "docs/KERNELS.md";
 /// The lowest version of PTX that has all that sm_90 converts; drivers from CUDA 11.8 on load it.
@@ -102,6 +104,7 @@ pub(crate) fn check() -> Result<Verdict> {
 /// What is committed, as it was built.
 struct Built {
     ptx: String,
+    others: Vec<(&'static str, String)>,
     report: String,
 }
 
@@ -116,7 +119,7 @@ impl Built {
     /// The files that are committed otherwise, or not at all.
     fn differing(self) -> Result<Vec<Differing>> {
         let mut found = Vec::new();
-        for (path, built) in [(PTX, self.ptx), (REPORT, self.report)] {
+        for (path, built) in [(PTX, self.ptx), (REPORT, self.report)].into_iter().chain(self.others) {
             let committed = match fs::read_to_string(workspace().join(path)) {
                 Ok(text) => text,
                 Err(error) if error.kind() == std::io::ErrorKind::NotFound => String::new(),
@@ -157,7 +160,18 @@ fn build(tools: &Tools) -> Result<Built> {
         .with_context(|| format!("cannot write {}", older.display()))?;
     tools.assemble(&older, "sm_80")?;
     let report = report::page(&ptx, &listing, &tools.disassemble(&cubin)?)?;
-    Ok(Built { ptx, report })
+    // After the report, which reads the same files.
+    let mut others = Vec::new();
+    for (source, committed) in OTHERS {
+        let ptx = lower(&tools.compile(Path::new(source), "compute_80", &[])?)?;
+        let path = folder()?.join("other.ptx");
+        fs::write(&path, &ptx).with_context(|| format!("cannot write {}", path.display()))?;
+        for architecture in ["sm_80", "sm_90", "sm_100"] {
+            tools.assemble(&path, architecture)?;
+        }
+        others.push((committed, ptx));
+    }
+    Ok(Built { ptx, others, report })
 }
 
 /// Where PTX and machine code are made.
