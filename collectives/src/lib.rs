@@ -52,6 +52,7 @@
 //!
 //! - [`communicator`]: operations, buffers, requests, and what is left after a failure; [`bootstrap`]: how ranks meet; [`failure`]: who is to blame when one goes.
 //! - [`algorithm`] and [`plan`]: what is done in which order, with a text form, drawings and a checker; [`executor`]: doing it; [`kernel`]: types and operators.
+//! - [`gpu`]: the same collectives on the memory of GPUs, in the order of their streams.
 //! - [`cost`], [`tune`], [`topology`]: which algorithm when, and why; [`simulate`]: how long it would take where there is no such machine.
 
 pub mod algorithm;
@@ -60,6 +61,7 @@ pub mod communicator;
 pub mod cost;
 pub mod executor;
 pub mod failure;
+pub mod gpu;
 pub mod kernel;
 mod memory;
 pub mod plan;

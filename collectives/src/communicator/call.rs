@@ -21,8 +21,8 @@ pub struct PreMulSum<A: Accumulator>(pub A);
 /// What reduces: a [`ReduceOp`], a [`PreMulSum`] with its scalar, or a [`UserOperator`].
 #[derive(Clone, Debug)]
 pub struct Reduction {
-    pub(super) op: Op,
-    pub(super) scale: Option<Scalar>,
+    pub(crate) op: Op,
+    pub(crate) scale: Option<Scalar>,
 }
 
 impl From<ReduceOp> for Reduction {

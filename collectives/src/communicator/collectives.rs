@@ -2,14 +2,18 @@
 //!
 //! A name alone is in place: what a rank gets is where it gave, as [`Shape::shared`](crate::plan::Shape::shared) says. `…_into` has two memories. Those that cannot be in place have no such name.
 
+use std::sync::Arc;
+
 use super::call::{Call, Reduction, Spec};
 use super::data::{Lent, Source, Target};
 use super::{CollectiveError, Communicator};
 use crate::algorithm::Algorithm;
 use crate::executor::Parts;
 use crate::kernel::Element;
+use crate::memory::Segment;
 use crate::plan::Collective;
-use crate::types::{Rank, ReduceOp};
+use crate::reference::Case;
+use crate::types::{DataType, Rank, ReduceOp};
 
 fn misuse<T>(collective: Collective, what: impl Into<String>) -> Result<T, CollectiveError> {
     let what = what.into();
@@ -29,7 +33,11 @@ fn lay(counts: &[usize]) -> (Vec<(u64, u64)>, usize) {
 
 impl Communicator {
     pub(super) fn spec<T: Element>(&self, collective: Collective, count: usize, input: Lent, output: Lent) -> Spec {
-        let bytes = (count as u64).saturating_mul(T::TYPE.bytes() as u64);
+        self.spec_of(collective, (T::TYPE, count as u64), input, output)
+    }
+
+    fn spec_of(&self, collective: Collective, (data, count): (DataType, u64), input: Lent, output: Lent) -> Spec {
+        let bytes = count.saturating_mul(data.bytes() as u64);
         let parts = match collective {
             Collective::AllReduce | Collective::Broadcast | Collective::Reduce | Collective::SendRecv => 1,
             Collective::AllToAllV | Collective::Barrier => 0,
@@ -39,14 +47,49 @@ impl Communicator {
             collective,
             root: Rank(0),
             reduction: ReduceOp::Sum.into(),
-            data: T::TYPE,
-            count: count as u64,
+            data,
+            count,
             bytes: bytes.saturating_mul(parts),
             parts: None,
             message: None,
             input,
             output,
         }
+    }
+
+    /// Does an operation on segments of this communicator, with as many elements as it needs from their beginnings on.
+    ///
+    /// # Errors
+    /// As [`Call::wait`]; [`CollectiveError::Misuse`] where a segment is too short.
+    pub(crate) fn run_staged(
+        &self,
+        collective: Collective,
+        root: Rank,
+        reduction: Reduction,
+        (data, count): (DataType, u64),
+        input: Option<&Arc<Segment>>,
+        output: Option<&Arc<Segment>>,
+    ) -> Result<(), CollectiveError> {
+        let case = Case {
+            collective,
+            ranks: self.ranks,
+            root,
+            count,
+        };
+        let fits = |segment: Option<&Arc<Segment>>, elements: u64| {
+            let bytes = elements.saturating_mul(data.bytes() as u64);
+            segment.map_or(0, |segment| segment.len() as u64) >= bytes
+        };
+        if !fits(input, case.input(self.rank)) || !fits(output, case.output(self.rank)) {
+            return misuse(collective, "memory of the host is shorter than the operation");
+        }
+        let lent = |segment: Option<&Arc<Segment>>| segment.map_or(Lent::NONE, Lent::segment);
+        let spec = self.rooted(self.spec_of(collective, (data, count), lent(input), lent(output)), root)?;
+        let spec = match collective.reduces() {
+            true => Self::reducing(spec, reduction)?,
+            false => spec,
+        };
+        self.shared.run(spec, &self.settings())
     }
 
     /// Elements of one rank's part of so many.

@@ -74,6 +74,14 @@ impl Lent {
         }
     }
 
+    /// A segment, which whoever calls keeps.
+    pub(super) fn segment(segment: &Arc<Segment>) -> Self {
+        Self {
+            start: segment.start(),
+            segment: Arc::as_ptr(segment),
+        }
+    }
+
     pub(super) fn is_some(self) -> bool {
         !self.start.is_null()
     }

@@ -165,7 +165,11 @@ impl Communicator {
         Ok(())
     }
 
-    fn exchanging<R>(&self, act: impl FnOnce(&mut Group) -> Result<R, ExchangeError>) -> Result<R, CollectiveError> {
+    /// Does something with the group, within the communicator's deadline; all ranks do the same.
+    pub(crate) fn exchanging<R>(
+        &self,
+        act: impl FnOnce(&mut Group) -> Result<R, ExchangeError>,
+    ) -> Result<R, CollectiveError> {
         let mut group = self.shared.group();
         group.control_mut().set_patience(self.options.deadline);
         Ok(act(&mut group)?)

@@ -48,6 +48,7 @@ use drive::Shared;
 
 use crate::bootstrap::{Exchange, Member};
 use crate::kernel::Element;
+use crate::memory::Segment;
 use crate::plan::Collective;
 use crate::topology;
 use crate::tune::{Decision, Overrides, Tuner};
@@ -177,6 +178,11 @@ impl Communicator {
         Ok(CommBuffer::new(segment, len, self.number))
     }
 
+    /// Memory that is registered on all devices, for [`run_staged`](Self::run_staged).
+    pub(crate) fn segment(&self, bytes: usize) -> Result<Arc<Segment>, CollectiveError> {
+        Ok(self.shared.with(|state| state.engine.allocate(bytes.max(1)))?)
+    }
+
     /// Does operations together: `build` adds them, and when it returns they are waited for. They get on beside each other, as far as they have channels of their own.
     ///
     /// # Errors
@@ -208,6 +214,11 @@ impl Communicator {
     #[must_use]
     pub fn has_failed(&self) -> bool {
         self.shared.watch.failed()
+    }
+
+    /// Why it has failed, which it has.
+    pub(crate) fn why(&self) -> CollectiveError {
+        self.shared.why()
     }
 
     /// Says goodbye: finishes what is under way, and returns when all ranks have come here; then nobody is left with something unsent. Dropping does the same, and tells nobody if it fails.

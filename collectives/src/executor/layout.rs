@@ -35,20 +35,20 @@ pub struct Parts {
 
 /// What decides where everything lies, beside the plan.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) struct Extent {
+pub(crate) struct Extent {
     /// Elements of the whole, or of each part.
-    pub(super) count: u64,
+    pub(crate) count: u64,
     /// Lengths of parts, if they differ.
-    pub(super) parts: Option<Parts>,
+    pub(crate) parts: Option<Parts>,
     /// Slices, at least one.
-    pub(super) slices: u32,
+    pub(crate) slices: u32,
 }
 
 /// Where everything lies.
 #[derive(Debug)]
-pub(super) struct Layout {
+pub(crate) struct Layout {
     kind: Kind,
-    pub(super) extent: Extent,
+    pub(crate) extent: Extent,
     /// Blocks of the whole, or of a part.
     blocks: u32,
     /// Elements of a window.
@@ -60,15 +60,15 @@ pub(super) struct Layout {
     /// The same of partial results.
     partial: Vec<(u64, u32)>,
     /// Elements of scratch, and of partial results.
-    pub(super) scratch_len: u64,
-    pub(super) partial_len: u64,
+    pub(crate) scratch_len: u64,
+    pub(crate) partial_len: u64,
 }
 
 /// Consecutive elements.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Run {
-    pub(super) offset: u64,
-    pub(super) len: u64,
+pub(crate) struct Run {
+    pub(crate) offset: u64,
+    pub(crate) len: u64,
 }
 
 /// Where part `index` of `parts` begins.
@@ -94,7 +94,7 @@ fn slice_len(total: u64, slices: u32) -> u64 {
 }
 
 impl Layout {
-    pub(super) fn new(shape: &Shape, extent: Extent, scratch: &[u32], partial: &[u32]) -> Self {
+    pub(crate) fn new(shape: &Shape, extent: Extent, scratch: &[u32], partial: &[u32]) -> Self {
         let kind = match shape.collective {
             Collective::AllReduce | Collective::Broadcast | Collective::Reduce | Collective::Barrier => Kind::Window,
             _ if extent.parts.is_some() => Kind::Varied,
@@ -133,7 +133,7 @@ impl Layout {
     }
 
     /// The longest that a data block is in any slice.
-    fn longest(&self, data: u32) -> u64 {
+    pub(crate) fn longest(&self, data: u32) -> u64 {
         let (start, end) = self.starts_of(data);
         let len = end - start;
         match self.kind {
@@ -143,7 +143,7 @@ impl Layout {
     }
 
     /// Whether all of the blocks of a span that are each other's neighbours are neighbours in memory, too.
-    pub(super) fn joins(&self) -> Joins {
+    pub(crate) fn joins(&self) -> Joins {
         match self.kind {
             Kind::Window => Joins::Neighbours,
             Kind::Parts if self.extent.slices == 1 => Joins::All,
@@ -153,7 +153,7 @@ impl Layout {
 
     /// The elements of `blocks` blocks of `place` from `first` on, which are one piece, in a slice.
     #[inline]
-    pub(super) fn run(&self, place: Place, first: u32, blocks: u32, slice: u32) -> Run {
+    pub(crate) fn run(&self, place: Place, first: u32, blocks: u32, slice: u32) -> Run {
         match (self.kind, place) {
             (Kind::Window, Place::Input | Place::Output) => {
                 let begin = u64::from(slice) * self.window;
@@ -257,7 +257,7 @@ impl Layout {
 
 /// Which neighbouring blocks of a span are one piece.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub(super) enum Joins {
+pub(crate) enum Joins {
     /// All.
     All,
     /// Those whose data blocks are neighbours.
@@ -267,7 +267,7 @@ pub(super) enum Joins {
 }
 
 /// What the blocks of a rank's places hold.
-pub(super) struct Contents {
+pub(crate) struct Contents {
     input: Vec<u32>,
     output: Vec<u32>,
     scratch: Vec<u32>,
@@ -275,7 +275,7 @@ pub(super) struct Contents {
 }
 
 impl Contents {
-    pub(super) fn new(shape: &Shape, rank: Rank, scratch: &[u32], partial: &[u32]) -> Self {
+    pub(crate) fn new(shape: &Shape, rank: Rank, scratch: &[u32], partial: &[u32]) -> Self {
         Self {
             input: shape.input(rank),
             output: shape.output(rank),
@@ -285,7 +285,7 @@ impl Contents {
     }
 
     /// The data blocks of a span; `None` if it goes beyond its place.
-    pub(super) fn of(&self, span: Span) -> Option<&[u32]> {
+    pub(crate) fn of(&self, span: Span) -> Option<&[u32]> {
         let place = match span.place {
             Place::Input => &self.input,
             Place::Output => &self.output,
@@ -297,7 +297,7 @@ impl Contents {
 }
 
 /// Cuts a span of these data blocks into pieces: where each begins, counted in blocks from the span's beginning, and its length in blocks.
-pub(super) fn pieces(data: &[u32], joins: Joins) -> Box<[(u32, u32)]> {
+pub(crate) fn pieces(data: &[u32], joins: Joins) -> Box<[(u32, u32)]> {
     let mut pieces: Vec<(u32, u32)> = Vec::new();
     for (at, block) in data.iter().enumerate() {
         let joined = match joins {

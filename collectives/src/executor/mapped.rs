@@ -38,7 +38,7 @@ pub(super) struct Offer {
 }
 
 /// What the running kernel is known by: random, and the same for all processes and containers (random(4)).
-fn boot() -> Option<[u8; 16]> {
+pub(crate) fn boot() -> Option<[u8; 16]> {
     let text = fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
     let digits: String = text.chars().filter(char::is_ascii_hexdigit).collect();
     Some(u128::from_str_radix(&digits, 16).ok()?.to_be_bytes())

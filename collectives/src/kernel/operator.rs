@@ -132,6 +132,16 @@ impl Scalar {
         self.over
     }
 
+    /// Its value's bits, those of a type of less than 8 bytes lowest.
+    pub(crate) fn bits(self) -> u64 {
+        // It was written at the beginning.
+        let bits = u64::from_le_bytes(self.bits.to_ne_bytes());
+        match self.over.bytes() {
+            8 => self.bits,
+            bytes => bits & ((1 << (8 * bytes)) - 1),
+        }
+    }
+
     /// Where its value is, of the type that it is over.
     pub(super) fn address(&self) -> *const u8 {
         core::ptr::from_ref(&self.bits).cast()

@@ -20,7 +20,7 @@ pub mod draw;
 mod text;
 #[cfg(test)]
 mod text_tests;
-mod walk;
+pub(crate) mod walk;
 
 pub use text::TextError;
 

@@ -7,13 +7,13 @@ use crate::types::Rank;
 
 /// Who a step belongs to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Who {
-    pub(super) strand: u32,
-    pub(super) rank: Rank,
+pub(crate) struct Who {
+    pub(crate) strand: u32,
+    pub(crate) rank: Rank,
 }
 
 /// What is told of the steps. Those of one strand of a rank come in their order, and a message is received after it was sent.
-pub(super) trait Walker {
+pub(crate) trait Walker {
     /// What a message takes from its sender to its receiver.
     type Message;
 
@@ -28,7 +28,7 @@ pub(super) trait Walker {
 }
 
 /// Walks through `schedule`; as far as it can, if that has flaws.
-pub(super) fn walk<W: Walker>(schedule: &dyn Schedule, walker: &mut W) {
+pub(crate) fn walk<W: Walker>(schedule: &dyn Schedule, walker: &mut W) {
     let ranks = schedule.shape().ranks();
     let everybody = (0..schedule.strands()).flat_map(|strand| {
         (0..ranks).map(move |rank| {

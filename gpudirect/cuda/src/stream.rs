@@ -130,6 +130,19 @@ impl Stream {
         Ok(true)
     }
 
+    /// Whether it is being captured, by whomever: what is put into it then is done by launches of the graph, as often as there are.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn is_capturing(&self) -> Result<bool, Error> {
+        let _entered = self.0.context.enter()?;
+        let mut capturing = sys::CAPTURE_NONE;
+        // SAFETY: the pointer is to a status of ours; the stream is live.
+        let answer = unsafe { (self.driver().table().stream_is_capturing)(self.0.raw, &raw mut capturing) };
+        self.check(answer, "cuStreamIsCapturing")?;
+        Ok(capturing != sys::CAPTURE_NONE)
+    }
+
     /// Work put into it from now on waits until what `event` was recorded after is done. An event that was never recorded is waited for by nobody.
     ///
     /// # Errors

@@ -16,6 +16,7 @@ Examples:
   doorbell coll allreduce --ranks 4                    four processes here, on the userspace device
   doorbell coll allreduce --ranks 2 -b 8 -e 64M -f 2   a table over sizes
   mpirun -n 8 doorbell coll alltoall --device mlx5_0   ranks of a launcher: mpirun, srun, torchrun
+  doorbell coll allreduce --ranks 4 --gpu -b 8 -e 1G -f 8   on GPUs, a process each
   doorbell coll allreduce --ranks 8 -b 1M --explain    why it is done how, and the plan
   doorbell coll allreduce --ranks 4096 --simulate      time by algorithm on a modelled fabric
   doorbell coll allreduce --ranks 2 -b 8 -e 64M -f 8 --simulate --measure   what is predicted here, beside what it takes
@@ -26,7 +27,8 @@ allreduce, 1 for broadcast, reduce and sendrecv, (p-1)/p for the others. Of nccl
 mean over the ranks, as with its -a 1.
 
 Environment: DOORBELL_ALGORITHM, DOORBELL_PROTOCOL, DOORBELL_CHANNELS, DOORBELL_SLICE and DOORBELL_TUNING (a file) choose where options do not; \
-DOORBELL_MAPPED=yes|no is as --mapped; DOORBELL_LINK=udp|local is for the userspace device.
+DOORBELL_MAPPED=yes|no is as --mapped; DOORBELL_LINK=udp|local is for the userspace device. Of --gpu: DOORBELL_GPU_EXECUTOR=copies|staged, DOORBELL_GPU_SLICE and DOORBELL_GPU_STAGING (bytes), \
+DOORBELL_GPU_COPIERS (1 to 4).
 
 Exit status: 0 done, 1 the test failed (wrong data, rank lost), 2 bad usage.";
 
@@ -132,6 +134,13 @@ pub(crate) struct CollArgs {
         help_heading = "How it is done"
     )]
     pub(crate) bind: Bind,
+
+    /// Memory of GPUs: the ranks of a host take one after another. Times are those between events of a stream
+    #[arg(long, help_heading = "GPU")]
+    pub(crate) gpu: bool,
+    /// Measure launches of a graph of 20 operations
+    #[arg(long, help_heading = "GPU")]
+    pub(crate) graph: bool,
 
     /// Print one JSON object on stdout
     #[arg(long, help_heading = "Output")]

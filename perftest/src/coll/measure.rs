@@ -35,18 +35,38 @@ struct Job<'a> {
 ///
 /// # Errors
 /// [`Failure::Test`] when an operation fails or a result is wrong; [`Failure::Interrupted`] when a rank was asked to stop. What was measured until then is printed.
-pub(super) fn run(
+pub(super) fn run(args: &CollArgs, comm: &Communicator, interrupt: &Interrupt, report: Report) -> Result<(), Failure> {
+    let row = |case, data, bytes, op| {
+        let mut job = Job {
+            args,
+            comm,
+            case,
+            bytes,
+            op,
+            iterations: 0,
+        };
+        typed(data, &mut job).map_err(|e| Failure::test(one_line(&e.to_string())))
+    };
+    print(args, comm, interrupt, report, row)
+}
+
+/// The same, by whoever measures one size.
+///
+/// # Errors
+/// As [`run`].
+pub(super) fn print(
     args: &CollArgs,
     comm: &Communicator,
     interrupt: &Interrupt,
     mut report: Report,
+    row: impl FnMut(Case, DataType, u64, ReduceOp) -> Result<Row, Failure>,
 ) -> Result<(), Failure> {
     let first = comm.rank() == Rank(0);
     let table = first && !args.json;
     if table {
         report.print_head(comm.size())?;
     }
-    let outcome = rows(args, comm, interrupt, |row| {
+    let outcome = rows(args, comm, interrupt, row, |row| {
         let printed = if table { print_line(&row.line()) } else { Ok(()) };
         report.results.push(row);
         printed
@@ -68,6 +88,7 @@ fn rows(
     args: &CollArgs,
     comm: &Communicator,
     interrupt: &Interrupt,
+    mut row: impl FnMut(Case, DataType, u64, ReduceOp) -> Result<Row, Failure>,
     mut done: impl FnMut(Row) -> Result<(), Failure>,
 ) -> Result<(), Failure> {
     let failed = |e: CollectiveError| Failure::test(one_line(&e.to_string()));
@@ -80,21 +101,12 @@ fn rows(
         for &op in ops {
             for bytes in args.sizes() {
                 let case = traffic::case(args.operation, comm.size(), Rank(args.root), bytes, data);
-                let mut job = Job {
-                    args,
-                    comm,
-                    case,
-                    bytes,
-                    op,
-                    iterations: 0,
-                };
                 // All of them stop at the same size.
                 let asked = f64::from(u8::from(interrupt.requested()));
                 if everyone(comm, asked).map_err(failed)?.iter().any(|&asked| asked > 0.0) {
                     return Err(Failure::Interrupted);
                 }
-                let row = typed(data, &mut job).map_err(failed)?;
-                done(row)?;
+                done(row(case, data, bytes, op)?)?;
             }
         }
     }

@@ -1,12 +1,13 @@
 //! `doorbell coll`: collectives, measured as nccl-tests does.
 //!
-//! `args` says what may be asked; `launch` starts ranks of this host as processes; `rank` is one of them, or of a launcher's; `measure` times and checks on all ranks together; `traffic` has the formulas and `table`
+//! `args` says what may be asked; `launch` starts ranks of this host as processes; `rank` is one of them, or of a launcher's; `measure` times and checks on all ranks together; `gpu` does so on memory of GPUs; `traffic` has the formulas and `table`
 //! prints. `explain` says how an operation is done and why, `simulate` how long it would take elsewhere, and `beside` has what is predicted beside what is measured.
 
 mod args;
 mod beside;
 mod bind;
 mod explain;
+mod gpu;
 mod launch;
 mod measure;
 mod rank;
@@ -46,6 +47,7 @@ pub(crate) fn run(args: &CollArgs) -> Result<(), Failure> {
 
 /// What does not go together.
 fn refuse(args: &CollArgs) -> Result<(), Failure> {
+    gpu::refuse(args)?;
     let operation = args.operation;
     if args.last_size() < args.min_bytes {
         return Err(Failure::usage(format!(

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::args::Mapped;
 use super::bind::bind;
 use super::table::Report;
-use super::{CollArgs, beside, explain, measure};
+use super::{CollArgs, beside, explain, gpu, measure};
 use crate::device::{self, Device, Reach};
 use crate::failure::{Failure, one_line};
 use crate::interrupt::Interrupt;
@@ -28,7 +28,12 @@ pub(super) fn child(args: &CollArgs, rank: u32, ranks: u32) -> Result<(), Failur
         .parse()
         .map_err(|_| Failure::usage("--rank is for doorbell itself: use --ranks"))?;
     let join = || Group::join(&id, Rank(rank), ranks, &bootstrap::Options::default());
-    let own_processor = || bind(args.bind, rank, ranks);
+    let own_processor = || {
+        // Threads that look after a GPU need processors of their own.
+        if !args.gpu {
+            bind(args.bind, rank, ranks);
+        }
+    };
     match begin(args, rank, (Reach::Here, &interrupt), join, own_processor) {
         // Whoever has started it says so.
         Err(Failure::Interrupted) => Ok(()),
@@ -93,7 +98,8 @@ fn begin(
     }
     let link = agree(&devices, &mut group)?;
     if rank == 0 {
-        warn(&devices, link, &group);
+        // What carries the data of GPUs they say themselves.
+        warn(&devices, if args.gpu { LinkKind::Hardware } else { link }, &group);
     }
     let clean = link == LinkKind::SoftLocal && devices.iter().all(|device| device.faults.is_none());
     options.config.mapped = match args.mapped {
@@ -113,6 +119,9 @@ fn begin(
     } else {
         let names: Vec<_> = contexts.iter().map(|context| context.name()).collect();
         let report = Report::new(args.operation.name(), names.join(","), link, comm.mapped());
+        if args.gpu {
+            return gpu::run(args, comm, interrupt, report);
+        }
         measure::run(args, &comm, interrupt, report)?;
     }
     comm.destroy().map_err(|e| failed(&e))

@@ -14,9 +14,10 @@ pub(crate) struct Report {
     test: &'static str,
     pub(crate) device: String,
     pub(crate) link: LinkKind,
-    memory: &'static str,
+    /// `host`; of GPUs `peer` where they reach each other, or `staged`.
+    pub(crate) memory: &'static str,
     /// Ranks to which rank 0 stores short messages, past the device.
-    mapped_peers: usize,
+    pub(crate) mapped_peers: usize,
     pub(crate) results: Vec<Row>,
 }
 

@@ -1,0 +1,602 @@
+//! The communicator of ranks that have GPUs: its operations go into streams.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use doorbell_cuda::reduce::Operator;
+use doorbell_cuda::{CaptureMode, Context, DeviceMemory, Event, Graph, Memory, Span, Stream};
+
+use super::copies::{Copies, Operation};
+use super::error::GpuError;
+use super::options::{Executor, GpuOptions};
+use super::peers::{Mapped, Peers, Sizes};
+use super::staged::Staged;
+use super::types;
+use super::watch::Watcher;
+use crate::algorithm::Algorithm;
+use crate::communicator::{Communicator, Reduction};
+use crate::kernel::Op;
+use crate::plan::Collective;
+use crate::reference::Case;
+use crate::types::{DataType, Rank, ReduceOp};
+
+/// The most sources that a reduction has in one pass.
+const MOST_SOURCES: u32 = doorbell_cuda::reduce::MAX_SOURCES as u32;
+/// Staging memory at most, where nothing else is said.
+const STAGING: usize = 1 << 30;
+
+/// One rank of those that make collectives together, on memory of its GPU.
+///
+/// Operations are put into a stream and return at once: they are done in its order, and what is put into it behind them finds their results. All ranks call the same in the same order, with the same counts, operators and settings; and
+/// memory alike: in place on all or on none, and [registered](Self::register) on all or on none. The stream may be another each time.
+///
+/// Operations can be captured into a graph ([`capture`](Self::capture)), if GPUs do them, and launched as often as all ranks do so. A launch counts as what was captured, in the order of calls: it is for the caller to see that its stream comes behind
+/// those of the operations before it.
+///
+/// What fails shows at the next call, or [`check`](Self::check). When a rank is gone, or has given up, on all others what waits for it in streams is let go on: its results are of no use, and the GPUs can be used as before.
+pub struct GpuCommunicator {
+    // In this order: it looks at the others until the end.
+    watcher: Watcher,
+    state: Mutex<State>,
+    way: Way,
+    staged: Staged,
+    comm: Arc<Communicator>,
+    context: Context,
+    options: GpuOptions,
+}
+
+/// How operations are done.
+enum Way {
+    Direct(Arc<Peers>),
+    /// By the host, and why.
+    Staged(String),
+}
+
+#[derive(Default)]
+struct State {
+    copies: Option<Copies>,
+    registered: Vec<Registered>,
+    /// Memory for inputs that are multiplied first.
+    scaled: Option<DeviceMemory>,
+    /// The end of the operation before: in which stream, and whether in a graph.
+    last: Option<(Stream, Event, bool)>,
+}
+
+/// Memory that all ranks have registered together.
+struct Registered {
+    own: DeviceMemory,
+    mapped: Mapped,
+}
+
+/// An operation, as it was called.
+#[derive(Clone, Debug)]
+pub struct GpuCall<'a> {
+    /// What it does.
+    pub collective: Collective,
+    /// The root of those that have one.
+    pub root: Rank,
+    /// The type of the elements.
+    pub data: DataType,
+    /// Elements: of the whole of all-reduce, broadcast, reduce and send-receive; of each rank's part of the others.
+    pub count: usize,
+    /// What reduces.
+    pub reduction: Reduction,
+    /// What this rank gives, if anything.
+    pub input: Option<Span<'a>>,
+    /// What it gets, if anything.
+    pub output: Option<Span<'a>>,
+}
+
+impl GpuCommunicator {
+    /// A rank with a GPU, of a communicator. All ranks call it at the same time; those that have none call [`Communicator::without_gpu`].
+    ///
+    /// # Errors
+    /// When a rank does not come, or the driver refuses something. That GPUs do not reach each other is none: see [`why_staged`](Self::why_staged).
+    pub fn new(comm: Communicator, context: &Context, options: GpuOptions) -> Result<Self, GpuError> {
+        let (options, sizes) = agree(&comm, options, Some(context))?;
+        let met =
+            comm.exchanging(|group| Ok(Peers::meet(group.control_mut(), comm.rank(), Some(context), sizes)))??;
+        let way = match met {
+            Err(reason) => Way::Staged(reason),
+            Ok(_) if options.executor == Some(Executor::Staged) => Way::Staged("so it was asked for".to_owned()),
+            Ok(peers) => Way::Direct(Arc::new(peers)),
+        };
+        let mut state = State::default();
+        let mut words = None;
+        if let Way::Direct(peers) = &way {
+            state.copies = Some(Copies::new(Arc::clone(peers), options.copiers.unwrap_or(1))?);
+            words = Some(Arc::clone(peers));
+        }
+        let comm = Arc::new(comm);
+        let staged = Staged::new(&comm, context)?;
+        Ok(Self {
+            watcher: Watcher::new(&comm, context, words)?,
+            state: Mutex::new(state),
+            way,
+            staged,
+            comm,
+            context: context.clone(),
+            options,
+        })
+    }
+
+    /// The communicator that it was made of, for operations on memory of the host. They have no order with those of streams, so all ranks see to it that they call both in one order, with nothing of the other under way.
+    #[must_use]
+    pub fn host(&self) -> &Communicator {
+        &self.comm
+    }
+
+    /// Which rank this is.
+    #[must_use]
+    pub fn rank(&self) -> Rank {
+        self.comm.rank()
+    }
+
+    /// How many ranks there are.
+    #[must_use]
+    pub fn size(&self) -> u32 {
+        self.comm.size()
+    }
+
+    /// The context of its GPU.
+    #[must_use]
+    pub fn context(&self) -> &Context {
+        &self.context
+    }
+
+    /// What ranks map of each other, where they do.
+    #[must_use]
+    pub fn peers(&self) -> Option<&Arc<Peers>> {
+        match &self.way {
+            Way::Direct(peers) => Some(peers),
+            Way::Staged(_) => None,
+        }
+    }
+
+    /// What does an operation, and by which algorithm, where the GPUs do it.
+    #[must_use]
+    pub fn way(&self, collective: Collective, data: DataType, count: usize) -> (Executor, Option<Algorithm>) {
+        match &self.way {
+            Way::Direct(_) => (Executor::Copies, Some(self.choose(collective, data, count).0)),
+            Way::Staged(_) => (Executor::Staged, None),
+        }
+    }
+
+    /// Why operations go through the host's memory, if they do: the same on all ranks.
+    #[must_use]
+    pub fn why_staged(&self) -> Option<&str> {
+        match &self.way {
+            Way::Direct(_) => None,
+            Way::Staged(reason) => Some(reason),
+        }
+    }
+
+    /// Whether all is well, as far as is known: what the next operation would say.
+    ///
+    /// # Errors
+    /// When a rank is gone or has given up, an operation has not finished in its time, or the host's part of one has failed.
+    pub fn check(&self) -> Result<(), GpuError> {
+        if let Some(error) = self.staged.error() {
+            return Err(error);
+        }
+        if self.comm.has_failed() {
+            return Err(self.comm.why().into());
+        }
+        Ok(())
+    }
+
+    /// Fails all operations on all ranks: what waits in streams is let go on. See [`Communicator::abort`].
+    pub fn abort(&self, reason: &str) {
+        self.comm.abort(reason);
+    }
+
+    /// Registers memory with the other ranks: results of operations on it are put straight where they belong, by whoever has them. All ranks call it together, each with memory of its own, as long as all others'.
+    ///
+    /// From then on, an operation whose output lies in registered memory has it there on all ranks: in what was registered by the same call, at the same offset. (Gather, scatter and reduce do not look at it.)
+    ///
+    /// # Errors
+    /// [`GpuError::NotRegistered`] on all ranks, if one of them cannot.
+    pub fn register(&self, memory: &DeviceMemory) -> Result<(), GpuError> {
+        let Way::Direct(peers) = &self.way else { return Ok(()) };
+        let mapped = self
+            .comm
+            .exchanging(|group| Ok(peers.map(group.control_mut(), memory)))??;
+        let mapped = mapped.map_err(GpuError::NotRegistered)?;
+        if mapped.memories().iter().any(|other| other.len() != memory.len()) {
+            return Err(GpuError::NotRegistered(
+                "it is not equally long on all ranks".to_owned(),
+            ));
+        }
+        self.state().registered.push(Registered {
+            own: memory.clone(),
+            mapped,
+        });
+        Ok(())
+    }
+
+    /// Forgets memory that was registered. All ranks call it, between the same operations.
+    pub fn deregister(&self, memory: &DeviceMemory) {
+        let start = memory.device_ptr();
+        self.state()
+            .registered
+            .retain(|registered| registered.own.device_ptr() != start);
+    }
+
+    /// Captures what `work` puts into `stream` by this communicator, for a graph. All ranks do so, with the same operations.
+    ///
+    /// # Errors
+    /// The error of `work`, what the driver says of the capture, or [`GpuError::Refused`] where the host has a part in operations.
+    pub fn capture(&self, stream: &Stream, work: impl FnOnce() -> Result<(), GpuError>) -> Result<Graph, GpuError> {
+        if let Way::Staged(reason) = &self.way {
+            return Err(GpuError::Refused {
+                what: "a graph of operations in which the host has a part",
+                reason: format!("the host cannot be captured, and has a part because {reason}"),
+            });
+        }
+        let others: Vec<Stream> = self
+            .state()
+            .copies
+            .as_ref()
+            .map_or(Vec::new(), |copies| copies.streams().to_vec());
+        let others: Vec<&Stream> = others.iter().collect();
+        let mut failed = None;
+        let graph = stream.capture(CaptureMode::Relaxed, &others, || {
+            match work() {
+                Err(GpuError::Driver(error)) => return Err(error),
+                Err(error) => failed = Some(error),
+                Ok(()) => {}
+            }
+            Ok(())
+        });
+        match failed {
+            Some(error) => Err(error),
+            None => Ok(graph?),
+        }
+    }
+
+    /// Says goodbye: returns when all ranks have come here. What is in streams is done all the same.
+    ///
+    /// # Errors
+    /// As [`Communicator::destroy`], and of the host's part of operations.
+    pub fn destroy(self) -> Result<(), GpuError> {
+        let Self {
+            watcher,
+            staged,
+            state,
+            way,
+            comm,
+            ..
+        } = self;
+        let failed = staged.error();
+        drop((staged, state, way));
+        watcher.end();
+        match failed {
+            Some(error) => Err(error),
+            None => match Arc::into_inner(comm) {
+                Some(comm) => Ok(comm.destroy()?),
+                None => Ok(()),
+            },
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        // A panic while it is held leaves it as it was before a step.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Puts an operation into `stream`.
+    ///
+    /// # Errors
+    /// What was called wrongly, or what has failed by now. What fails later, the next call says.
+    pub fn enqueue(&self, call: &GpuCall<'_>, stream: &Stream) -> Result<(), GpuError> {
+        self.check()?;
+        let case = Case {
+            collective: call.collective,
+            ranks: self.size(),
+            root: call.root,
+            count: call.count as u64,
+        };
+        let checked = Checked::new(call, &case, self.rank())?;
+        if call.count == 0 && call.collective != Collective::Barrier {
+            return Ok(());
+        }
+        let mut state = self.state();
+        let is_capturing = stream.is_capturing()?;
+        if let Some((before, end, was_capturing)) = &state.last
+            && before.as_raw() != stream.as_raw()
+            && *was_capturing == is_capturing
+        {
+            stream.wait(end)?;
+        }
+        match &self.way {
+            Way::Direct(_) => self.directly(&mut state, &checked, call, stream)?,
+            Way::Staged(_) if is_capturing => {
+                return Err(GpuError::Refused {
+                    what: "an operation in which the host has a part, in a graph",
+                    reason: "the host cannot be captured".to_owned(),
+                });
+            }
+            Way::Staged(_) => self.staged.run(call, &case, stream)?,
+        }
+        let end = Event::new(&self.context)?;
+        stream.record(&end)?;
+        if !is_capturing {
+            self.watcher
+                .expect(end.clone(), Instant::now() + self.comm.options().deadline);
+        }
+        state.last = Some((stream.clone(), end, is_capturing));
+        Ok(())
+    }
+
+    fn directly(
+        &self,
+        state: &mut State,
+        checked: &Checked<'_>,
+        call: &GpuCall<'_>,
+        stream: &Stream,
+    ) -> Result<(), GpuError> {
+        let State {
+            copies: Some(copies),
+            registered,
+            scaled,
+            ..
+        } = state
+        else {
+            return Ok(());
+        };
+        let operator = types::operator(checked.op, self.size());
+        let (mut input, mut in_place) = (checked.input, checked.in_place);
+        if let (Some(scalar), Some(span)) = (checked.scalar, input) {
+            copies.warm(call.data, Operator::Sum)?;
+            let memory = match scaled.take().filter(|memory| memory.len() >= span.len()) {
+                Some(memory) => memory,
+                None => DeviceMemory::alloc(&self.context, span.len())?,
+            };
+            let memory = scaled.insert(memory);
+            let into = memory.span(..span.len())?;
+            let source = doorbell_cuda::reduce::Source::elements(span).times(scalar);
+            let form = doorbell_cuda::reduce::Form::Element;
+            copies
+                .reducer()
+                .reduce(stream, types::data(call.data), Operator::Sum, &[source], (form, into))?;
+            (input, in_place) = (Some(into), false);
+        }
+        let (algorithm, slice) = self.choose(call.collective, call.data, call.count);
+        // Of gather the others do not know where the root's is, and of scatter not all have it at one offset.
+        let is_alike = !matches!(call.collective, Collective::Gather | Collective::Scatter);
+        let registered = checked.output.filter(|_| is_alike).and_then(|output| {
+            let start = output.device_ptr().0;
+            registered.iter().find_map(|registered| {
+                let from = start.checked_sub(registered.own.device_ptr().0)? as usize;
+                (from + output.len() <= registered.own.len()).then_some((&registered.mapped, from))
+            })
+        });
+        let operation = Operation {
+            collective: call.collective,
+            algorithm,
+            root: call.root,
+            data: call.data,
+            count: call.count as u64,
+            operator,
+            input,
+            output: checked.output,
+            in_place,
+            registered,
+            slice,
+        };
+        copies.run(&operation, stream)
+    }
+
+    /// How it is done, and how it is cut: as measured on four H200.
+    fn choose(&self, collective: Collective, data: DataType, count: usize) -> (Algorithm, u64) {
+        let ranks = self.size();
+        let bytes = (count as u64).saturating_mul(data.bytes() as u64);
+        let is_long = bytes >= 512 << 20;
+        let whole = u64::MAX;
+        let (algorithm, slice) = match collective {
+            Collective::AllReduce | Collective::ReduceScatter | Collective::Reduce if ranks > MOST_SOURCES => {
+                (Algorithm::Ring, 64 << 20)
+            }
+            Collective::AllReduce | Collective::ReduceScatter if ranks > 2 => {
+                // Copies to one GPU from two others are in each other's way, the more so the more often it comes to that.
+                let all = if collective == Collective::AllReduce {
+                    bytes
+                } else {
+                    bytes.saturating_mul(ranks.into())
+                };
+                (Algorithm::FullMesh, if is_long { all.div_ceil(2) } else { whole })
+            }
+            Collective::AllReduce | Collective::ReduceScatter => (Algorithm::FullMesh, (bytes / 4).max(16 << 20)),
+            Collective::Broadcast | Collective::Reduce if ranks > 2 => (Algorithm::Ring, (bytes / 32).max(1 << 20)),
+            Collective::Reduce => (Algorithm::FullMesh, (bytes / 4).max(16 << 20)),
+            _ => (Algorithm::FullMesh, whole),
+        };
+        (algorithm, self.options.slice.unwrap_or(slice))
+    }
+}
+
+impl Communicator {
+    /// For a rank that has no GPU, when others of the communicator make a [`GpuCommunicator`] of it: tells them so. From then on, what this rank calls of memory of the host and what they call of streams are one operation.
+    ///
+    /// # Errors
+    /// When a rank does not come.
+    pub fn without_gpu(&self) -> Result<(), GpuError> {
+        let (_, sizes) = agree(self, GpuOptions::default(), None)?;
+        self.exchanging(|group| Ok(Peers::meet(group.control_mut(), self.rank(), None, sizes)))??
+            .err();
+        Ok(())
+    }
+}
+
+/// What rank 0 says of the options, and the least that any rank has of memory.
+fn agree(comm: &Communicator, options: GpuOptions, context: Option<&Context>) -> Result<(GpuOptions, Sizes), GpuError> {
+    let staging = match (options.sizes, context) {
+        (Some(sizes), _) => sizes.staging,
+        (None, Some(context)) => (context.device().total_memory()? / 32).min(STAGING),
+        (None, None) => STAGING,
+    };
+    let executor = options.executor.map_or(0, |executor| 1 + executor as u64);
+    let copiers = options.copiers.unwrap_or(0);
+    let sizes = options.sizes.unwrap_or_default();
+    let mine = [
+        executor,
+        options.slice.unwrap_or(0),
+        copiers.into(),
+        sizes.flags as u64,
+        sizes.slots as u64,
+        sizes.fifos as u64,
+        staging as u64,
+    ];
+    let bytes: Vec<u8> = mine.iter().flat_map(|number| number.to_be_bytes()).collect();
+    let said = comm.exchanging(|group| crate::bootstrap::Exchange::all_gather(group.control_mut(), &bytes))?;
+    let numbers = |said: &Vec<u8>| -> Vec<u64> {
+        said.as_chunks::<8>()
+            .0
+            .iter()
+            .map(|bytes| u64::from_be_bytes(*bytes))
+            .collect()
+    };
+    let all: Vec<_> = said.iter().map(numbers).collect();
+    let first = all.first().filter(|first| {
+        all.iter()
+            .all(|one| one.len() == first.len() && one.len() == mine.len())
+    });
+    let Some(&[executor, slice, copiers, flags, slots, fifos, _]) = first.map(Vec::as_slice) else {
+        return Err(GpuError::Refused {
+            what: "a communicator of GPUs",
+            reason: "the ranks are not of one release: run the same one everywhere".to_owned(),
+        });
+    };
+    let sizes = Sizes {
+        flags: flags as usize,
+        slots: slots as usize,
+        fifos: fifos as usize,
+        staging: all
+            .iter()
+            .filter_map(|one| one.last())
+            .min()
+            .map_or(0, |least| *least as usize),
+    };
+    let options = GpuOptions {
+        executor: executor
+            .checked_sub(1)
+            .and_then(|at| Executor::ALL.get(at as usize).copied()),
+        sizes: Some(sizes),
+        slice: (slice > 0).then_some(slice),
+        copiers: (copiers > 0).then_some(copiers as u8),
+    };
+    Ok((options, sizes))
+}
+
+/// A call that fits.
+struct Checked<'a> {
+    op: ReduceOp,
+    scalar: Option<doorbell_cuda::reduce::Scalar>,
+    input: Option<Span<'a>>,
+    output: Option<Span<'a>>,
+    in_place: bool,
+}
+
+impl<'a> Checked<'a> {
+    fn new(call: &GpuCall<'a>, case: &Case, rank: Rank) -> Result<Self, GpuError> {
+        let misuse = |what: String| GpuError::Misuse {
+            collective: call.collective,
+            what,
+        };
+        if call.collective == Collective::AllToAllV {
+            return Err(misuse(
+                "parts with lengths of their own are for memory of the host".to_owned(),
+            ));
+        }
+        if call.root.0 >= case.ranks {
+            return Err(misuse(format!(
+                "rank {} cannot be the root of {} ranks",
+                call.root, case.ranks
+            )));
+        }
+        let op = match (&call.reduction.op, call.collective.reduces()) {
+            (Op::Builtin(op), true) => *op,
+            (_, false) => ReduceOp::Sum,
+            (Op::User(op), true) => {
+                return Err(misuse(format!(
+                    "{} runs on processors: it is for memory of the host",
+                    op.name()
+                )));
+            }
+        };
+        let scalar = match (op, call.reduction.scale) {
+            (ReduceOp::PreMulSum, Some(scalar)) => types::scalar(call.data, scalar).map(Some),
+            (ReduceOp::PreMulSum, None) => None,
+            _ => Some(None),
+        };
+        let scalar = scalar.ok_or(GpuError::NoScalar { op, data: call.data })?;
+        let fit = |what: &str, span: Option<Span<'a>>, elements: u64| {
+            let bytes = elements
+                .checked_mul(call.data.bytes() as u64)
+                .and_then(|bytes| usize::try_from(bytes).ok());
+            match (span, bytes) {
+                (_, Some(0)) => Ok(None),
+                (Some(span), Some(bytes)) if span.len() >= bytes => {
+                    let span = span.span(..bytes)?;
+                    if !span.device_ptr().0.is_multiple_of(call.data.bytes() as u64) {
+                        return Err(misuse(format!(
+                            "the {what} lies between the natural addresses of {}",
+                            call.data
+                        )));
+                    }
+                    Ok(Some(span))
+                }
+                (span, _) => Err(misuse(format!(
+                    "the {what} has {} bytes, and {elements} elements of {} are asked for",
+                    span.map_or(0, Span::len),
+                    call.data
+                ))),
+            }
+        };
+        let input = fit("input", call.input, case.input(rank))?;
+        let output = fit("output", call.output, case.output(rank))?;
+        let in_place = match (input, output) {
+            (Some(input), Some(output)) => is_in_place(call, case, rank, input, output).map_err(misuse)?,
+            _ => false,
+        };
+        Ok(Self {
+            op,
+            scalar,
+            input,
+            output,
+            in_place,
+        })
+    }
+}
+
+/// Whether input and output are the same memory, as they should be then; what is wrong if they share any of it otherwise.
+fn is_in_place(call: &GpuCall<'_>, case: &Case, rank: Rank, input: Span<'_>, output: Span<'_>) -> Result<bool, String> {
+    let (from, into) = (input.device_ptr().0, output.device_ptr().0);
+    let (from_end, into_end) = (from + input.len() as u64, into + output.len() as u64);
+    if from >= into_end || into >= from_end {
+        return Ok(false);
+    }
+    let own = u64::from(rank.0) * case.count * call.data.bytes() as u64;
+    let wanted = match call.collective {
+        Collective::AllGather | Collective::Gather => from == into + own,
+        Collective::ReduceScatter | Collective::Scatter => into == from + own,
+        collective if collective.runs_in_place() => from == into,
+        _ => return Err("it does not run in place: input and output must be apart".to_owned()),
+    };
+    if wanted {
+        Ok(true)
+    } else {
+        Err("input and output share memory, but not as they do in place".to_owned())
+    }
+}
+
+impl core::fmt::Debug for GpuCommunicator {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("GpuCommunicator")
+            .field("rank", &self.rank())
+            .field("ranks", &self.size())
+            .field("device", &self.context.device())
+            .field("why_staged", &self.why_staged())
+            .finish_non_exhaustive()
+    }
+}

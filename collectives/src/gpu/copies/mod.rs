@@ -1,0 +1,270 @@
+//! The executor by copy engines: what is long goes by `cuMemcpyAsync` into the others' memory, and the processors of a GPU only reduce.
+//!
+//! A plan is lowered once for each kind and size ([`script`]) and replayed: into the caller's stream, streams for copies to others, and one more that waits for what nothing here waits for. The caller's stream goes on when all of them are done.
+//!
+//! A rank tells another that something is there by copying a word of ones behind it, by the same engine; who waits does so in a stream. So a copy is what takes time, and no kernel waits for anything.
+
+mod script;
+
+use std::sync::Arc;
+
+use doorbell_cuda::reduce::{Operator, Reducer, Source};
+use doorbell_cuda::{Context, DeviceMemory, Event, Memory, Span, Stream, Until};
+
+use super::error::GpuError;
+use super::peers::{Mapped, Peers, WORDS};
+use super::types;
+use crate::algorithm::Algorithm;
+use crate::plan::{Collective, Form};
+use crate::types::{DataType, Rank};
+use script::{Act, At, CALLER, Script, Terms, Word};
+
+/// Scripts that are kept.
+const KEPT: usize = 64;
+/// Bytes of a word.
+const WORD: usize = 4;
+
+/// An operation, checked.
+#[derive(Clone, Copy)]
+pub(super) struct Operation<'a> {
+    pub(super) collective: Collective,
+    pub(super) algorithm: Algorithm,
+    pub(super) root: Rank,
+    pub(super) data: DataType,
+    pub(super) count: u64,
+    pub(super) operator: Operator,
+    pub(super) input: Option<Span<'a>>,
+    pub(super) output: Option<Span<'a>>,
+    pub(super) in_place: bool,
+    /// The others' memory in which they have their outputs, and where in it.
+    pub(super) registered: Option<(&'a Mapped, usize)>,
+    /// Bytes of a slice of the whole.
+    pub(super) slice: u64,
+}
+
+/// What a script was made of.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Key {
+    collective: Collective,
+    algorithm: Algorithm,
+    root: Rank,
+    terms: Terms,
+}
+
+/// A script with events for it.
+struct Prepared {
+    key: Key,
+    script: Script,
+    events: Vec<Event>,
+}
+
+/// One rank's.
+pub(super) struct Copies {
+    peers: Arc<Peers>,
+    copiers: u8,
+    /// All but the caller's.
+    streams: Vec<Stream>,
+    reducer: Reducer,
+    /// The types and operators whose kernels have run.
+    warm: Vec<(DataType, &'static str)>,
+    /// The last used comes last.
+    prepared: Vec<Prepared>,
+}
+
+impl Copies {
+    pub(super) fn new(peers: Arc<Peers>, copiers: u8) -> Result<Self, GpuError> {
+        let context = peers.context().clone();
+        // One of them waits for what comes last.
+        let streams = (0..=copiers).map(|_| Stream::new(&context)).collect::<Result<_, _>>()?;
+        Ok(Self {
+            peers,
+            copiers,
+            streams,
+            reducer: Reducer::new(&context),
+            warm: Vec::new(),
+            prepared: Vec::new(),
+        })
+    }
+
+    fn context(&self) -> &Context {
+        self.peers.context()
+    }
+
+    pub(super) fn reducer(&self) -> &Reducer {
+        &self.reducer
+    }
+
+    /// The streams that it has beside the caller's.
+    pub(super) fn streams(&self) -> &[Stream] {
+        &self.streams
+    }
+
+    /// Runs the kernels of a type and an operator once, with next to nothing to do. The driver may load a kernel only when it is first launched, and then waits for all that the device does: which may be waiting for another rank of this process.
+    pub(super) fn warm(&mut self, data: DataType, operator: Operator) -> Result<(), GpuError> {
+        let name = (data, operator.name());
+        if self.warm.contains(&name) {
+            return Ok(());
+        }
+        let over = types::data(data);
+        self.reducer.prepare(over, operator)?;
+        let stream = Stream::new(self.context())?;
+        let memory = DeviceMemory::alloc(self.context(), 8)?;
+        stream.fill(memory.all(), 0)?;
+        let element = memory.span(..data.bytes())?;
+        let form = doorbell_cuda::reduce::Form::Element;
+        self.reducer
+            .reduce(&stream, over, operator, &[Source::elements(element)], (form, element))?;
+        if operator == Operator::Sum {
+            let scaled = types::one(data, Source::elements(element));
+            self.reducer
+                .reduce(&stream, over, operator, &[scaled], (form, element))?;
+        }
+        stream.synchronize()?;
+        self.warm.push(name);
+        Ok(())
+    }
+
+    /// Puts an operation into `stream`.
+    pub(super) fn run(&mut self, operation: &Operation<'_>, stream: &Stream) -> Result<(), GpuError> {
+        if operation.collective.reduces() {
+            self.warm(operation.data, operation.operator)?;
+        }
+        self.prepare(operation)?;
+        let Some(prepared) = self.prepared.last() else {
+            return Ok(());
+        };
+        for (at, act) in &prepared.script.acts {
+            let on = match *at {
+                CALLER => stream,
+                other => &self.streams[usize::from(other) - 1],
+            };
+            self.act(operation, &prepared.events, act, on)?;
+        }
+        Ok(())
+    }
+
+    /// Has the script of an operation as the last one.
+    fn prepare(&mut self, operation: &Operation<'_>) -> Result<(), GpuError> {
+        let areas = self.peers.areas();
+        let key = Key {
+            collective: operation.collective,
+            algorithm: operation.algorithm,
+            root: operation.root,
+            terms: Terms {
+                data: operation.data,
+                count: operation.count,
+                direct: operation.registered.is_some(),
+                in_place: operation.in_place,
+                staging: areas.staging.len() as u64,
+                slice: operation.slice,
+                copiers: self.copiers,
+            },
+        };
+        if let Some(known) = self.prepared.iter().rposition(|prepared| prepared.key == key) {
+            self.prepared[known..].rotate_left(1);
+            return Ok(());
+        }
+        let order: Vec<_> = (0..self.peers.ranks() as u32).map(Rank).collect();
+        let schedule = match key.collective {
+            // Everybody tells everybody, whatever the algorithm's way is: there is nothing else in it.
+            Collective::Barrier => Algorithm::RecursiveDoubling.schedule(key.collective, &order, key.root)?,
+            _ => key.algorithm.schedule(key.collective, &order, key.root)?,
+        };
+        let script = Script::new(&*schedule, self.peers.rank(), key.terms).map_err(|e| GpuError::Misuse {
+            collective: key.collective,
+            what: e.to_string(),
+        })?;
+        let events = (0..script.events)
+            .map(|_| Event::new(self.context()))
+            .collect::<Result<_, _>>()?;
+        if self.prepared.len() >= KEPT {
+            self.prepared.remove(0);
+        }
+        self.prepared.push(Prepared { key, script, events });
+        Ok(())
+    }
+
+    fn act(&self, operation: &Operation<'_>, events: &[Event], act: &Act, stream: &Stream) -> Result<(), GpuError> {
+        match act {
+            Act::Signal(word) => {
+                let ones = self.word(self.peers.rank(), 0)?;
+                stream.copy(self.word(word.peer, self.index(*word, self.peers.rank()))?, ones)?;
+            }
+            Act::Await(word) => {
+                let word = self.word(self.peers.rank(), self.index(*word, word.peer))?;
+                stream.wait_value32(word, Until::AnyBit(1))?;
+                stream.write_value32(word, 0)?;
+            }
+            Act::Copy { from, into, bytes } => {
+                let bytes = *bytes as usize;
+                stream.copy(self.span(operation, *into, bytes)?, self.span(operation, *from, bytes)?)?;
+            }
+            Act::Reduce {
+                sources,
+                into,
+                elements,
+            } => {
+                let span = |at: At, form: Form| {
+                    let unit = match form {
+                        Form::Element => operation.data.bytes(),
+                        Form::Partial => operation.data.accumulator().bytes(),
+                    };
+                    self.span(operation, at, *elements as usize * unit)
+                };
+                let source = |(at, form): &(At, Form)| {
+                    let span = span(*at, *form)?;
+                    Ok(match form {
+                        Form::Element => Source::elements(span),
+                        Form::Partial => Source::partials(span),
+                    })
+                };
+                let sources = sources.iter().map(source).collect::<Result<Vec<_>, GpuError>>()?;
+                let into = (types::form(into.1), span(into.0, into.1)?);
+                self.reducer
+                    .reduce(stream, types::data(operation.data), operation.operator, &sources, into)?;
+            }
+            Act::Record(event) => stream.record(&events[*event as usize])?,
+            Act::Wait(event) => stream.wait(&events[*event as usize])?,
+        }
+        Ok(())
+    }
+
+    /// Which of the words of an arena one is that `writer` writes.
+    fn index(&self, word: Word, writer: Rank) -> usize {
+        let kind = usize::from(word.is_room) * self.peers.ranks();
+        1 + (kind + writer.index()) * WORDS + word.index as usize
+    }
+
+    /// A word of a rank's arena. The first is all ones, to be copied.
+    fn word(&self, rank: Rank, index: usize) -> Result<Span<'_>, GpuError> {
+        let start = self.peers.areas().words.start + WORD * index;
+        Ok(self.peers.arenas().of(rank).span(start..start + WORD)?)
+    }
+
+    fn span<'a>(&'a self, operation: &Operation<'a>, at: At, bytes: usize) -> Result<Span<'a>, GpuError> {
+        let own = |span: Option<Span<'a>>, offset: u64| match span {
+            Some(span) => Ok(span.span(offset as usize..offset as usize + bytes)?),
+            None => Err(GpuError::Misuse {
+                collective: operation.collective,
+                what: "there is no such memory on this rank".to_owned(),
+            }),
+        };
+        let staging = |rank: Rank, offset: u64| {
+            let start = self.peers.areas().staging.start + offset as usize;
+            Ok(self.peers.arenas().of(rank).span(start..start + bytes)?)
+        };
+        match at {
+            At::Input(offset) => own(operation.input, offset),
+            At::Output(offset) => own(operation.output, offset),
+            At::Staging(offset) => staging(self.peers.rank(), offset),
+            At::TheirStaging(rank, offset) => staging(rank, offset),
+            At::TheirOutput(rank, offset) => {
+                let theirs = operation.registered.and_then(|(mapped, start)| {
+                    let start = start + offset as usize;
+                    mapped.of(rank).span(start..start + bytes).ok()
+                });
+                own(theirs, 0)
+            }
+        }
+    }
+}

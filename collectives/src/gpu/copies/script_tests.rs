@@ -1,0 +1,316 @@
+//! Scripts of all ranks, run by a scheduler that takes any stream's next act that can be done: results are right, no word is written twice before it was read, and all ends, even where each rank has but one stream.
+
+use std::collections::VecDeque;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::algorithm::Algorithm;
+use crate::reference::{Case, Origin};
+
+/// Memory of a rank. Elements are words of 16 bits, partial results of 32: as they are of `f16`, but added as integers.
+struct Memory {
+    user: Vec<u8>,
+    /// Where input and output begin in it.
+    input: usize,
+    output: usize,
+    staging: Vec<u8>,
+}
+
+/// A rank in the middle of an operation.
+struct Running {
+    queues: Vec<VecDeque<(u8, Act)>>,
+    events: Vec<bool>,
+}
+
+struct World {
+    memory: Vec<Memory>,
+    /// By rank, peer, kind and index.
+    words: Vec<Vec<[Vec<bool>; 2]>>,
+}
+
+impl World {
+    fn at(&mut self, rank: usize, at: At) -> (&mut Vec<u8>, usize) {
+        match at {
+            At::Input(offset) => {
+                let memory = &mut self.memory[rank];
+                (&mut memory.user, memory.input + offset as usize)
+            }
+            At::Output(offset) => {
+                let memory = &mut self.memory[rank];
+                (&mut memory.user, memory.output + offset as usize)
+            }
+            At::Staging(offset) => (&mut self.memory[rank].staging, offset as usize),
+            At::TheirOutput(peer, offset) => self.at(peer.index(), At::Output(offset)),
+            At::TheirStaging(peer, offset) => self.at(peer.index(), At::Staging(offset)),
+        }
+    }
+
+    fn read(&mut self, rank: usize, (at, form): (At, Form), index: u64) -> u32 {
+        let (memory, start) = self.at(rank, at);
+        match form {
+            Form::Element => u32::from(u16::from_ne_bytes(
+                memory[start + 2 * index as usize..][..2].try_into().unwrap(),
+            )),
+            Form::Partial => u32::from_ne_bytes(memory[start + 4 * index as usize..][..4].try_into().unwrap()),
+        }
+    }
+
+    fn write(&mut self, rank: usize, (at, form): (At, Form), index: u64, value: u32) {
+        let (memory, start) = self.at(rank, at);
+        match form {
+            Form::Element => memory[start + 2 * index as usize..][..2].copy_from_slice(&(value as u16).to_ne_bytes()),
+            Form::Partial => memory[start + 4 * index as usize..][..4].copy_from_slice(&value.to_ne_bytes()),
+        }
+    }
+
+    /// Does an act, if it can be done now.
+    fn act(&mut self, rank: usize, act: &Act, events: &mut [bool]) -> bool {
+        match act {
+            Act::Signal(word) => {
+                let word = &mut self.words[word.peer.index()][rank][usize::from(word.is_room)][word.index as usize];
+                assert!(!*word, "{act:?} of rank {rank} before the last was read");
+                *word = true;
+            }
+            Act::Await(word) => {
+                let word = &mut self.words[rank][word.peer.index()][usize::from(word.is_room)][word.index as usize];
+                if !*word {
+                    return false;
+                }
+                *word = false;
+            }
+            Act::Copy { from, into, bytes } => {
+                let (memory, start) = self.at(rank, *from);
+                let copied = memory[start..start + *bytes as usize].to_vec();
+                let (memory, start) = self.at(rank, *into);
+                memory[start..start + *bytes as usize].copy_from_slice(&copied);
+            }
+            Act::Reduce {
+                sources,
+                into,
+                elements,
+            } => {
+                for index in 0..*elements {
+                    let sum = sources
+                        .iter()
+                        .map(|source| self.read(rank, *source, index))
+                        .fold(0, u32::wrapping_add);
+                    self.write(rank, *into, index, sum);
+                }
+            }
+            Act::Record(event) => events[*event as usize] = true,
+            Act::Wait(event) => return events[*event as usize],
+        }
+        true
+    }
+}
+
+/// Where input and output are in a rank's memory, and its length, in elements.
+fn places(case: &Case, rank: Rank, in_place: bool) -> (usize, usize, usize) {
+    let (input, output) = (case.input(rank) as usize, case.output(rank) as usize);
+    if !in_place {
+        return (0, input, input + output);
+    }
+    let own = rank.index() * case.count as usize;
+    let (from, into) = match case.collective {
+        Collective::AllGather => (own, 0),
+        Collective::Gather if rank == case.root => (own, 0),
+        Collective::ReduceScatter => (0, own),
+        Collective::Scatter if rank == case.root => (0, own),
+        _ => (0, 0),
+    };
+    (from, into, (from + input).max(into + output))
+}
+
+fn given(rank: Rank, index: u64, turn: u64) -> u16 {
+    (u64::from(rank.0) * 7919 + index * 31 + turn * 104_729 + 5) as u16
+}
+
+/// Runs it `turns` times, one behind the other without a pause, and compares.
+fn runs(schedule: &dyn Schedule, case: &Case, terms: Terms, alone: bool, seed: u64, turns: u64) {
+    let ranks = case.ranks as usize;
+    let all = || (0..case.ranks).map(Rank);
+    let scripts: Vec<_> = all().map(|rank| Script::new(schedule, rank, terms).unwrap()).collect();
+    let memory = all().map(|rank| {
+        let (input, output, len) = places(case, rank, terms.in_place);
+        Memory {
+            user: vec![0; 2 * len],
+            input: 2 * input,
+            output: 2 * output,
+            staging: vec![0xaa; terms.staging as usize],
+        }
+    });
+    let mut world = World {
+        memory: memory.collect(),
+        words: vec![vec![[vec![false; WORDS], vec![false; WORDS]]; ranks]; ranks],
+    };
+    let begin = |world: &mut World, rank: usize, turn: u64| {
+        for index in 0..case.input(Rank(rank as u32)) {
+            world.write(
+                rank,
+                (At::Input(0), Form::Element),
+                index,
+                given(Rank(rank as u32), index, turn).into(),
+            );
+        }
+        let script = &scripts[rank];
+        let mut queues = vec![VecDeque::new(); if alone { 1 } else { usize::from(script.streams) }];
+        for (stream, act) in &script.acts {
+            queues[if alone { 0 } else { usize::from(*stream) }].push_back((*stream, act.clone()));
+        }
+        Running {
+            queues,
+            events: vec![false; script.events as usize],
+        }
+    };
+    let compare = |world: &mut World, rank: usize, turn: u64| {
+        let mut index = 0;
+        for (len, origin) in case.pieces(Rank(rank as u32)) {
+            for at in 0..len {
+                let wanted = match origin {
+                    Origin::From(from, first) => given(from, first + at, turn),
+                    Origin::Reduced(first) => all()
+                        .map(|from| given(from, first + at, turn))
+                        .fold(0, u16::wrapping_add),
+                };
+                let got = world.read(rank, (At::Output(0), Form::Element), index);
+                assert_eq!(
+                    got,
+                    u32::from(wanted),
+                    "element {index} of rank {rank}, {case:?} {terms:?}"
+                );
+                index += 1;
+            }
+        }
+    };
+    let mut turn = vec![0; ranks];
+    let mut running: Vec<_> = (0..ranks).map(|rank| begin(&mut world, rank, 0)).collect();
+    let mut state = seed | 1;
+    let mut random = move |below: usize| {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state >> 33) as usize % below
+    };
+    while turn.iter().any(|turn| *turn < turns) {
+        let (first, mut moved) = (random(ranks), false);
+        for rank in (0..ranks).map(|at| (first + at) % ranks) {
+            if turn[rank] == turns {
+                continue;
+            }
+            let one = &mut running[rank];
+            let streams = one.queues.len();
+            let begin_at = random(streams);
+            let next = (0..streams).map(|at| (begin_at + at) % streams).find(|&stream| {
+                let Some((_, act)) = one.queues[stream].front() else {
+                    return false;
+                };
+                world.act(rank, act, &mut one.events)
+            });
+            if let Some(stream) = next {
+                one.queues[stream].pop_front();
+                moved = true;
+            }
+            if running[rank].queues.iter().all(VecDeque::is_empty) {
+                compare(&mut world, rank, turn[rank]);
+                turn[rank] += 1;
+                moved = true;
+                if turn[rank] < turns {
+                    running[rank] = begin(&mut world, rank, turn[rank]);
+                }
+            }
+            if moved && random(3) > 0 {
+                break;
+            }
+        }
+        assert!(
+            moved,
+            "nothing goes on: {case:?} {terms:?}; {:?}",
+            running
+                .iter()
+                .map(|one| one
+                    .queues
+                    .iter()
+                    .map(|queue| queue.front().cloned())
+                    .collect::<Vec<_>>())
+                .collect::<Vec<_>>()
+        );
+    }
+    let left = world
+        .words
+        .iter()
+        .flatten()
+        .flatten()
+        .flatten()
+        .filter(|word| **word)
+        .count();
+    assert_eq!(left, 0, "words are left: {case:?} {terms:?}");
+}
+
+/// All that scripts are made of here.
+fn known() -> Vec<(Algorithm, Collective)> {
+    let all = Algorithm::ALL
+        .iter()
+        .flat_map(|algorithm| Collective::ALL.iter().map(move |collective| (*algorithm, *collective)));
+    let is_known = |(algorithm, collective): &(Algorithm, Collective)| {
+        algorithm.supports(*collective) && *collective != Collective::AllToAllV
+    };
+    all.filter(is_known).collect()
+}
+
+fn schedule(algorithm: Algorithm, case: &Case) -> Box<dyn Schedule> {
+    let order: Vec<_> = (0..case.ranks).map(Rank).collect();
+    algorithm.schedule(case.collective, &order, case.root).unwrap()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(if cfg!(debug_assertions) { 400 } else { 4000 }))]
+
+    #[test]
+    fn any_schedule_in_any_order_of_its_streams(
+        which in any::<prop::sample::Index>(),
+        ranks in 1u32..=8,
+        root in any::<u32>(),
+        count in prop_oneof![0u64..40, 0u64..3000],
+        slice in 64u64..4096,
+        (direct, in_place, alone) in any::<(bool, bool, bool)>(),
+        copiers in 1u8..=3,
+        seed in any::<u64>(),
+    ) {
+        let known = known();
+        let (algorithm, collective) = known[which.index(known.len())];
+        let case = Case { collective, ranks, root: Rank(root % ranks), count: if collective == Collective::Barrier { 0 } else { count } };
+        let schedule = schedule(algorithm, &case);
+        let terms = Terms {
+            data: DataType::F16,
+            count: case.count,
+            direct,
+            in_place: in_place && schedule.in_place(),
+            staging: 1 << 20,
+            slice,
+            copiers,
+        };
+        runs(&*schedule, &case, terms, alone, seed, 3);
+    }
+}
+
+#[test]
+fn staging_memory_that_is_too_small_is_an_error() {
+    let case = Case {
+        collective: Collective::AllReduce,
+        ranks: 4,
+        root: Rank(0),
+        count: 1 << 20,
+    };
+    let terms = Terms {
+        data: DataType::F32,
+        count: case.count,
+        direct: true,
+        in_place: false,
+        staging: 4096,
+        slice: 1 << 20,
+        copiers: 1,
+    };
+    let schedule = schedule(Algorithm::FullMesh, &case);
+    assert_eq!(Script::new(&*schedule, Rank(0), terms), Err(TooLarge { staging: 4096 }));
+}

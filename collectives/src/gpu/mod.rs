@@ -1,0 +1,29 @@
+//! Collectives on the memory of GPUs, in the order of their streams.
+//!
+//! A [`GpuCommunicator`] is made of a [`Communicator`](crate::Communicator) and a GPU on each rank. Where the GPUs reach each other, they do operations among themselves, by the same plans as the processors'; where not, the host has a part in it.
+//!
+//! - `communicator` and `operations`: what programs call; `options`: how it is made.
+//! - [`lower`]: from plans to what kernels do; [`program`]: as kernels read it; [`kernel`]: the executor by kernels.
+//! - [`peers`]: what ranks map of each other; `descriptors`: how they get it.
+//! - `copies`: the executor by copy engines; `staged`: through memory of the host.
+//! - `watch`: what is done when a rank is gone.
+
+mod communicator;
+mod copies;
+mod descriptors;
+mod error;
+pub mod kernel;
+pub mod lower;
+mod operations;
+mod options;
+pub mod peers;
+pub mod program;
+mod staged;
+mod types;
+mod watch;
+
+pub use communicator::{GpuCall, GpuCommunicator};
+pub use error::GpuError;
+pub use options::{Executor, GpuOptions};
+pub use peers::{Areas, Mapped, Peers, Sizes};
+pub use types::{as_bytes, as_bytes_mut};

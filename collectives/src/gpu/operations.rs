@@ -1,0 +1,274 @@
+//! The operations of a GPU communicator, each by its name.
+//!
+//! Lengths of memory are looked at, and may be more than what is asked for. In place, the output is where the input is, as [`Shape::shared`](crate::plan::Shape::shared) has it: the same memory; of all-gather and gather the input is this rank's part of
+//! the output, of reduce-scatter and scatter the output is this rank's part of the input.
+
+use doorbell_cuda::{Span, Stream};
+
+use super::communicator::{GpuCall, GpuCommunicator};
+use super::error::GpuError;
+use crate::communicator::Reduction;
+use crate::plan::Collective;
+use crate::types::{DataType, Rank, ReduceOp};
+
+impl GpuCommunicator {
+    /// All ranks get the reduction of all `input`s.
+    ///
+    /// # Errors
+    /// As [`enqueue`](Self::enqueue).
+    pub fn all_reduce<'a>(
+        &self,
+        input: Span<'a>,
+        output: Span<'a>,
+        count: usize,
+        data: DataType,
+        op: impl Into<Reduction>,
+        stream: &Stream,
+    ) -> Result<(), GpuError> {
+        self.enqueue(
+            &GpuCall {
+                collective: Collective::AllReduce,
+                root: Rank(0),
+                data,
+                count,
+                reduction: op.into(),
+                input: Some(input),
+                output: Some(output),
+            },
+            stream,
+        )
+    }
+
+    /// All ranks get all `input`s, one after another; `count` elements are each rank's.
+    ///
+    /// # Errors
+    /// As [`enqueue`](Self::enqueue).
+    pub fn all_gather<'a>(
+        &self,
+        input: Span<'a>,
+        output: Span<'a>,
+        count: usize,
+        data: DataType,
+        stream: &Stream,
+    ) -> Result<(), GpuError> {
+        self.enqueue(
+            &GpuCall {
+                collective: Collective::AllGather,
+                root: Rank(0),
+                data,
+                count,
+                reduction: ReduceOp::Sum.into(),
+                input: Some(input),
+                output: Some(output),
+            },
+            stream,
+        )
+    }
+
+    /// Each rank gets its part of the reduction of all `input`s; `count` elements are each part.
+    ///
+    /// # Errors
+    /// As [`enqueue`](Self::enqueue).
+    pub fn reduce_scatter<'a>(
+        &self,
+        input: Span<'a>,
+        output: Span<'a>,
+        count: usize,
+        data: DataType,
+        op: impl Into<Reduction>,
+        stream: &Stream,
+    ) -> Result<(), GpuError> {
+        self.enqueue(
+            &GpuCall {
+                collective: Collective::ReduceScatter,
+                root: Rank(0),
+                data,
+                count,
+                reduction: op.into(),
+                input: Some(input),
+                output: Some(output),
+            },
+            stream,
+        )
+    }
+
+    /// All ranks get the root's `input`, which only the root has. Everybody has an `output`.
+    ///
+    /// # Errors
+    /// As [`enqueue`](Self::enqueue).
+    pub fn broadcast<'a>(
+        &self,
+        input: Option<Span<'a>>,
+        output: Span<'a>,
+        count: usize,
+        data: DataType,
+        root: Rank,
+        stream: &Stream,
+    ) -> Result<(), GpuError> {
+        self.enqueue(
+            &GpuCall {
+                collective: Collective::Broadcast,
+                root,
+                data,
+                count,
+                reduction: ReduceOp::Sum.into(),
+                input,
+                output: Some(output),
+            },
+            stream,
+        )
+    }
+
+    /// The root gets the reduction of all `input`s. Only the root has an `output`.
+    ///
+    /// # Errors
+    /// As [`enqueue`](Self::enqueue).
+    pub fn reduce<'a>(
+        &self,
+        input: Span<'a>,
+        output: Option<Span<'a>>,
+        count: usize,
+        data: DataType,
+        op: impl Into<Reduction>,
+        root: Rank,
+        stream: &Stream,
+    ) -> Result<(), GpuError> {
+        self.enqueue(
+            &GpuCall {
+                collective: Collective::Reduce,
+                root,
+                data,
+                count,
+                reduction: op.into(),
+                input: Some(input),
+                output,
+            },
+            stream,
+        )
+    }
+
+    /// The root gets all `input`s, one after another; `count` elements are each rank's. Only the root has an `output`.
+    ///
+    /// # Errors
+    /// As [`enqueue`](Self::enqueue).
+    pub fn gather<'a>(
+        &self,
+        input: Span<'a>,
+        output: Option<Span<'a>>,
+        count: usize,
+        data: DataType,
+        root: Rank,
+        stream: &Stream,
+    ) -> Result<(), GpuError> {
+        self.enqueue(
+            &GpuCall {
+                collective: Collective::Gather,
+                root,
+                data,
+                count,
+                reduction: ReduceOp::Sum.into(),
+                input: Some(input),
+                output,
+            },
+            stream,
+        )
+    }
+
+    /// Each rank gets its part of the root's `input`, which only the root has; `count` elements are each part.
+    ///
+    /// # Errors
+    /// As [`enqueue`](Self::enqueue).
+    pub fn scatter<'a>(
+        &self,
+        input: Option<Span<'a>>,
+        output: Span<'a>,
+        count: usize,
+        data: DataType,
+        root: Rank,
+        stream: &Stream,
+    ) -> Result<(), GpuError> {
+        self.enqueue(
+            &GpuCall {
+                collective: Collective::Scatter,
+                root,
+                data,
+                count,
+                reduction: ReduceOp::Sum.into(),
+                input,
+                output: Some(output),
+            },
+            stream,
+        )
+    }
+
+    /// Each rank gets its part of each rank's `input`; `count` elements are each part. Never in place.
+    ///
+    /// # Errors
+    /// As [`enqueue`](Self::enqueue).
+    pub fn all_to_all<'a>(
+        &self,
+        input: Span<'a>,
+        output: Span<'a>,
+        count: usize,
+        data: DataType,
+        stream: &Stream,
+    ) -> Result<(), GpuError> {
+        self.enqueue(
+            &GpuCall {
+                collective: Collective::AllToAll,
+                root: Rank(0),
+                data,
+                count,
+                reduction: ReduceOp::Sum.into(),
+                input: Some(input),
+                output: Some(output),
+            },
+            stream,
+        )
+    }
+
+    /// Each rank sends its `input` to the next one, and gets what the one before has sent. Never in place.
+    ///
+    /// # Errors
+    /// As [`enqueue`](Self::enqueue).
+    pub fn send_receive<'a>(
+        &self,
+        input: Span<'a>,
+        output: Span<'a>,
+        count: usize,
+        data: DataType,
+        stream: &Stream,
+    ) -> Result<(), GpuError> {
+        self.enqueue(
+            &GpuCall {
+                collective: Collective::SendRecv,
+                root: Rank(0),
+                data,
+                count,
+                reduction: ReduceOp::Sum.into(),
+                input: Some(input),
+                output: Some(output),
+            },
+            stream,
+        )
+    }
+
+    /// What is put into `stream` behind it is done when all ranks' streams have come here.
+    ///
+    /// # Errors
+    /// As [`enqueue`](Self::enqueue).
+    pub fn barrier(&self, stream: &Stream) -> Result<(), GpuError> {
+        self.enqueue(
+            &GpuCall {
+                collective: Collective::Barrier,
+                root: Rank(0),
+                data: DataType::U8,
+                count: 0,
+                reduction: ReduceOp::Sum.into(),
+                input: None,
+                output: None,
+            },
+            stream,
+        )
+    }
+}

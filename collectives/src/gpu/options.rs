@@ -1,0 +1,103 @@
+//! How a GPU communicator is made.
+
+use std::ffi::OsString;
+
+use super::error::GpuError;
+use super::peers::Sizes;
+use crate::types::named;
+
+named! {
+    /// What does an operation.
+    Executor, "executor" {
+        /// The copy engines, and kernels that reduce: for what is long.
+        Copies = "copies",
+        /// The processors, on copies in pinned memory of the host: between hosts, with ranks that have no GPU, and where GPUs do not reach each other.
+        Staged = "staged",
+    }
+}
+
+/// How a GPU communicator is made. All ranks follow rank 0, but in how much memory there is: there the least counts.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct GpuOptions {
+    /// What does all operations; none is what is best for each.
+    pub executor: Option<Executor>,
+    /// Bytes of the areas that ranks map of each other; none is the defaults, with as much [staging](Sizes::staging) as a thirty-second of the device's memory, up to 1 GiB.
+    pub sizes: Option<Sizes>,
+    /// Bytes of a slice of the whole, for the copy engines; none is as measured to be best.
+    pub slice: Option<u64>,
+    /// Streams for copies to others; none is one, which keeps ranks in step.
+    pub copiers: Option<u8>,
+}
+
+impl GpuOptions {
+    /// What the environment says: `DOORBELL_GPU_EXECUTOR` is an [`Executor`], `DOORBELL_GPU_SLICE` and `DOORBELL_GPU_STAGING` are bytes, `DOORBELL_GPU_COPIERS` is a number from 1 to 4.
+    ///
+    /// # Errors
+    /// A variable that says nothing that can be done.
+    pub fn from_env() -> Result<Self, GpuError> {
+        Self::from(|name| std::env::var_os(name))
+    }
+
+    fn from(variable: impl Fn(&str) -> Option<OsString>) -> Result<Self, GpuError> {
+        let text = |name: &'static str| {
+            let value = variable(name).filter(|value| !value.is_empty());
+            value.map(|value| value.to_string_lossy().into_owned())
+        };
+        let number = |name: &'static str, range: core::ops::RangeInclusive<u64>| {
+            let Some(value) = text(name) else { return Ok(None) };
+            let number = value.parse().ok().filter(|number| range.contains(number));
+            number.map(Some).ok_or_else(|| GpuError::Refused {
+                what: name,
+                reason: format!("{value:?} is no number from {} to {}", range.start(), range.end()),
+            })
+        };
+        let executor = text("DOORBELL_GPU_EXECUTOR").map(|name| name.parse()).transpose();
+        let staging = number("DOORBELL_GPU_STAGING", 1 << 16..=1 << 40)?;
+        Ok(Self {
+            executor: executor.map_err(|e: crate::UnknownName| GpuError::Refused {
+                what: "DOORBELL_GPU_EXECUTOR",
+                reason: e.to_string(),
+            })?,
+            sizes: staging.map(|staging| Sizes {
+                staging: staging as usize,
+                ..Sizes::default()
+            }),
+            slice: number("DOORBELL_GPU_SLICE", 1 << 12..=1 << 40)?,
+            copiers: number("DOORBELL_GPU_COPIERS", 1..=4)?.map(|copiers| copiers as u8),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn said(name: &str, value: &str) -> Result<GpuOptions, GpuError> {
+        GpuOptions::from(|asked| (asked == name).then(|| value.into()))
+    }
+
+    #[test]
+    fn variables_say_what_they_should() {
+        assert_eq!(GpuOptions::from(|_| None).unwrap(), GpuOptions::default());
+        assert_eq!(
+            said("DOORBELL_GPU_EXECUTOR", "staged").unwrap().executor,
+            Some(Executor::Staged)
+        );
+        assert_eq!(said("DOORBELL_GPU_SLICE", "1048576").unwrap().slice, Some(1 << 20));
+        assert_eq!(
+            said("DOORBELL_GPU_STAGING", "65536").unwrap().sizes.unwrap().staging,
+            65536
+        );
+        for (name, value) in [
+            ("DOORBELL_GPU_EXECUTOR", "fast"),
+            ("DOORBELL_GPU_SLICE", "1M"),
+            ("DOORBELL_GPU_COPIERS", "9"),
+        ] {
+            let error = said(name, value).unwrap_err().to_string();
+            assert!(
+                error.starts_with(name) && error.contains(value) && !error.contains('\n'),
+                "{error}"
+            );
+        }
+    }
+}

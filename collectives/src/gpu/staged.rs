@@ -1,0 +1,216 @@
+//! Operations in which the host has a part: what a rank gives is copied to memory of the host, the communicator does the operation there, and what it gets is copied back.
+//!
+//! So ranks with and without GPUs, on any hosts, do one operation. It has its place in the caller's stream all the same: the stream copies, writes a word and waits for another; a thread does the host's part between the two, in the order of calls.
+
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use doorbell_cuda::{Context, HostMemory, Memory, Stream, Until};
+
+use super::communicator::GpuCall;
+use super::error::GpuError;
+use crate::communicator::{CollectiveError, Communicator, Reduction};
+use crate::memory::Segment;
+use crate::plan::Collective;
+use crate::reference::Case;
+use crate::types::{DataType, Rank};
+
+/// Where the word is that says to how many operations streams have come.
+const HERE: usize = 0;
+/// Where the word is that says how many are done.
+const DONE: usize = 64;
+/// Bytes of the words.
+const WORDS: usize = 128;
+/// Looks at a word without pausing.
+const EAGER: u32 = 4096;
+/// Between two later looks.
+const PAUSE: Duration = Duration::from_micros(20);
+
+/// Memory of the host that both the communicator's devices and the GPU reach.
+#[derive(Clone)]
+struct Buffer {
+    segment: Arc<Segment>,
+    pinned: HostMemory,
+}
+
+impl Buffer {
+    fn new(comm: &Communicator, context: &Context, bytes: usize) -> Result<Self, GpuError> {
+        let segment = comm.segment(bytes)?;
+        let Some(start) = core::ptr::NonNull::new(segment.start()) else {
+            return Err(doorbell_cuda::Error::Empty.into());
+        };
+        let owner: Arc<Segment> = Arc::clone(&segment);
+        // SAFETY: a segment is there as long as it is kept, and gives no references to its bytes.
+        let pinned = unsafe { HostMemory::register_raw(context, start, segment.len(), owner)? };
+        Ok(Self { segment, pinned })
+    }
+}
+
+/// The host's part of an operation.
+struct Job {
+    /// Counted from 1; it wraps.
+    number: u32,
+    collective: Collective,
+    root: Rank,
+    reduction: Reduction,
+    data: DataType,
+    count: u64,
+    input: Option<Arc<Segment>>,
+    output: Option<Arc<Segment>>,
+}
+
+/// What the caller's thread and the host's share.
+struct Shared {
+    words: HostMemory,
+    error: Mutex<Option<CollectiveError>>,
+}
+
+/// The host's part in operations of one rank.
+pub(super) struct Staged {
+    comm: Arc<Communicator>,
+    context: Context,
+    shared: Arc<Shared>,
+    /// Begun with the first operation.
+    inner: Mutex<Inner>,
+}
+
+#[derive(Default)]
+struct Inner {
+    thread: Option<(Sender<Job>, JoinHandle<()>)>,
+    number: u32,
+    input: Option<Buffer>,
+    output: Option<Buffer>,
+}
+
+impl Staged {
+    pub(super) fn new(comm: &Arc<Communicator>, context: &Context) -> Result<Self, GpuError> {
+        Ok(Self {
+            comm: Arc::clone(comm),
+            context: context.clone(),
+            shared: Arc::new(Shared {
+                words: HostMemory::alloc(context, WORDS)?,
+                error: Mutex::default(),
+            }),
+            inner: Mutex::default(),
+        })
+    }
+
+    /// Why the host could not do its part, once.
+    pub(super) fn error(&self) -> Option<GpuError> {
+        self.shared
+            .error
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take()
+            .map(GpuError::from)
+    }
+
+    /// Puts an operation into `stream`, behind those before it.
+    pub(super) fn run(&self, call: &GpuCall<'_>, case: &Case, stream: &Stream) -> Result<(), GpuError> {
+        let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        let (rank, unit) = (self.comm.rank(), call.data.bytes() as u64);
+        let bytes = |elements: u64| (elements * unit) as usize;
+        let (gives, gets) = (bytes(case.input(rank)), bytes(case.output(rank)));
+        let buffer = |of: &mut Option<Buffer>, bytes: usize| {
+            if bytes == 0 {
+                return Ok(None);
+            }
+            // The one before is used until the operations before are done, which come before this one.
+            if of.as_ref().is_none_or(|buffer| buffer.pinned.len() < bytes) {
+                *of = Some(Buffer::new(&self.comm, &self.context, bytes.next_power_of_two())?);
+            }
+            Ok::<_, GpuError>(of.clone())
+        };
+        let input = buffer(&mut inner.input, gives)?;
+        let output = buffer(&mut inner.output, gets)?;
+        let number = inner.number.wrapping_add(1);
+        let jobs = self.thread(&mut inner)?;
+        if let (Some(buffer), Some(span)) = (&input, call.input) {
+            stream.copy(buffer.pinned.span(..gives)?, span.span(..gives)?)?;
+        }
+        stream.write_value32(self.shared.words.span(HERE..HERE + 4)?, number)?;
+        inner.number = number;
+        let job = Job {
+            number,
+            collective: call.collective,
+            root: call.root,
+            reduction: call.reduction.clone(),
+            data: call.data,
+            count: call.count as u64,
+            input: input.map(|buffer| buffer.segment),
+            output: output.as_ref().map(|buffer| Arc::clone(&buffer.segment)),
+        };
+        // It ends only after this has been dropped.
+        let _ = jobs.send(job);
+        stream.wait_value32(self.shared.words.span(DONE..DONE + 4)?, Until::AtLeast(number))?;
+        if let (Some(buffer), Some(span)) = (&output, call.output) {
+            stream.copy(span.span(..gets)?, buffer.pinned.span(..gets)?)?;
+        }
+        Ok(())
+    }
+
+    fn thread(&self, inner: &mut Inner) -> Result<Sender<Job>, GpuError> {
+        if let Some((jobs, _)) = &inner.thread {
+            return Ok(jobs.clone());
+        }
+        let (sender, jobs) = mpsc::channel();
+        let (comm, shared) = (Arc::clone(&self.comm), Arc::clone(&self.shared));
+        let thread = thread::Builder::new().name("gpu staging".to_owned());
+        let thread = thread
+            .spawn(move || serve(&comm, &shared, &jobs))
+            .map_err(GpuError::Thread)?;
+        inner.thread = Some((sender.clone(), thread));
+        Ok(sender)
+    }
+}
+
+impl Drop for Staged {
+    fn drop(&mut self) {
+        let inner = self.inner.get_mut().unwrap_or_else(PoisonError::into_inner);
+        if let Some((jobs, thread)) = inner.thread.take() {
+            drop(jobs);
+            // It does what was called before, and ends.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Does the host's part of operations in their order, until nobody calls any more. Once the group has failed there is nothing to wait for.
+fn serve(comm: &Communicator, shared: &Shared, jobs: &Receiver<Job>) {
+    let (Ok(here), Ok(done)) = (shared.words.atomic_u32(HERE), shared.words.atomic_u32(DONE)) else {
+        return;
+    };
+    for job in jobs {
+        let mut looks = 0;
+        let has_come = || here.load(Ordering::Acquire).wrapping_sub(job.number).cast_signed() >= 0;
+        while !has_come() && !comm.has_failed() {
+            looks += 1;
+            if looks > EAGER {
+                thread::sleep(PAUSE);
+            } else {
+                core::hint::spin_loop();
+            }
+        }
+        let (input, output) = (job.input.as_ref(), job.output.as_ref());
+        let result = comm.run_staged(
+            job.collective,
+            job.root,
+            job.reduction,
+            (job.data, job.count),
+            input,
+            output,
+        );
+        if let Err(error) = result {
+            shared
+                .error
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .get_or_insert(error);
+        }
+        // What was done before is seen by whoever sees this.
+        done.store(job.number, Ordering::Release);
+    }
+}

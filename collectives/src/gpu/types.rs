@@ -1,0 +1,87 @@
+//! The words of the collectives in those of the reduction kernels, which know nothing of them.
+
+use doorbell_cuda::reduce::{self, Operator, Scalar, Source};
+
+use crate::kernel::{self, Element};
+use crate::plan::Form;
+use crate::types::{DataType, ReduceOp};
+
+pub(super) const fn data(data: DataType) -> reduce::DataType {
+    match data {
+        DataType::I8 => reduce::DataType::I8,
+        DataType::U8 => reduce::DataType::U8,
+        DataType::I32 => reduce::DataType::I32,
+        DataType::U32 => reduce::DataType::U32,
+        DataType::I64 => reduce::DataType::I64,
+        DataType::U64 => reduce::DataType::U64,
+        DataType::F16 => reduce::DataType::F16,
+        DataType::Bf16 => reduce::DataType::Bf16,
+        DataType::F32 => reduce::DataType::F32,
+        DataType::F64 => reduce::DataType::F64,
+        DataType::F8E4M3 => reduce::DataType::F8E4M3,
+        DataType::F8E5M2 => reduce::DataType::F8E5M2,
+    }
+}
+
+pub(super) const fn form(form: Form) -> reduce::Form {
+    match form {
+        Form::Element => reduce::Form::Element,
+        Form::Partial => reduce::Form::Partial,
+    }
+}
+
+/// What reduces what has been multiplied already, where it is to be.
+pub(super) const fn operator(op: ReduceOp, ranks: u32) -> Operator {
+    match op {
+        ReduceOp::Sum | ReduceOp::PreMulSum => Operator::Sum,
+        ReduceOp::Prod => Operator::Prod,
+        ReduceOp::Min => Operator::Min,
+        ReduceOp::Max => Operator::Max,
+        ReduceOp::Avg => Operator::Avg { ranks },
+    }
+}
+
+/// What elements are multiplied with; `None` if it is of another type than they accumulate in.
+pub(super) fn scalar(data: DataType, scalar: kernel::Scalar) -> Option<Scalar> {
+    (scalar.over() == data.accumulator()).then_some(())?;
+    let bits = scalar.bits();
+    Some(match scalar.over() {
+        DataType::I8 => (bits as u8).cast_signed().into(),
+        DataType::U8 => (bits as u8).into(),
+        DataType::I32 => (bits as u32).cast_signed().into(),
+        DataType::U32 => (bits as u32).into(),
+        DataType::I64 => bits.cast_signed().into(),
+        DataType::U64 => bits.into(),
+        DataType::F32 => f32::from_bits(bits as u32).into(),
+        DataType::F64 => f64::from_bits(bits).into(),
+        DataType::F16 | DataType::Bf16 | DataType::F8E4M3 | DataType::F8E5M2 => return None,
+    })
+}
+
+/// A source multiplied with one.
+pub(super) fn one(data: DataType, source: Source<'_>) -> Source<'_> {
+    match data.accumulator() {
+        DataType::I8 => source.times(1i8),
+        DataType::U8 => source.times(1u8),
+        DataType::I32 => source.times(1i32),
+        DataType::U32 => source.times(1u32),
+        DataType::I64 => source.times(1i64),
+        DataType::U64 => source.times(1u64),
+        DataType::F64 => source.times(1f64),
+        DataType::F32 | DataType::F16 | DataType::Bf16 | DataType::F8E4M3 | DataType::F8E5M2 => source.times(1f32),
+    }
+}
+
+/// The bytes of elements, for what copies to GPUs.
+#[must_use]
+pub fn as_bytes<T: Element>(elements: &[T]) -> &[u8] {
+    // SAFETY: elements have no padding.
+    unsafe { core::slice::from_raw_parts(elements.as_ptr().cast(), size_of_val(elements)) }
+}
+
+/// The same, to be written.
+#[must_use]
+pub fn as_bytes_mut<T: Element>(elements: &mut [T]) -> &mut [u8] {
+    // SAFETY: as above, and every bit pattern is an element.
+    unsafe { core::slice::from_raw_parts_mut(elements.as_mut_ptr().cast(), size_of_val(elements)) }
+}

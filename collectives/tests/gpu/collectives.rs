@@ -1,0 +1,101 @@
+//! What each collective gives: all of them, on all types and operators, in place and not, on registered memory and on any, among GPUs and through the host.
+
+use doorbell_collectives::gpu::{Executor, GpuCommunicator, GpuOptions};
+use doorbell_collectives::kernel::{F8E4M3, F8E5M2, bf16, f16};
+use doorbell_collectives::plan::Collective;
+use doorbell_collectives::reference::{Case, Number};
+use doorbell_collectives::{Rank, ReduceOp};
+use doorbell_cuda::Stream;
+use doorbell_cuda_standin::{Manner, Standin};
+
+use crate::gpus::{once, small};
+use crate::many::ranks;
+
+fn all() -> impl Iterator<Item = Collective> {
+    Collective::ALL
+        .iter()
+        .copied()
+        .filter(|collective| *collective != Collective::AllToAllV)
+}
+
+fn every_collective(options: &GpuOptions, counts: &[u64]) {
+    let standin = Standin::load(Manner::Prompt);
+    for p in [1, 2, 3, 4] {
+        ranks(standin.driver().unwrap(), p, options, |gpu| {
+            let stream = Stream::new(gpu.context()).unwrap();
+            for collective in all() {
+                for &count in counts {
+                    let case = Case {
+                        collective,
+                        ranks: p,
+                        root: Rank(count as u32 % p),
+                        count: if collective == Collective::Barrier { 0 } else { count },
+                    };
+                    for in_place in [false, true] {
+                        for registered in [false, true] {
+                            if (!in_place || collective.runs_in_place()) && (!registered || gpu.why_staged().is_none())
+                            {
+                                once::<i32>(&gpu, &stream, &case, ReduceOp::Sum, in_place, registered);
+                            }
+                        }
+                    }
+                }
+            }
+            gpu.destroy().unwrap();
+        });
+    }
+    standin.assert_nothing_left("communicators");
+}
+
+#[test]
+fn every_collective_among_gpus() {
+    every_collective(&small(), &[0, 1, 7, 3001, 50_000]);
+}
+
+#[test]
+fn every_collective_through_the_host() {
+    let options = GpuOptions {
+        executor: Some(Executor::Staged),
+        ..small()
+    };
+    every_collective(&options, &[0, 1, 3001]);
+}
+
+fn every_operator<T: Number>(gpu: &GpuCommunicator, stream: &Stream) {
+    for &op in ReduceOp::ALL {
+        for collective in [Collective::AllReduce, Collective::ReduceScatter, Collective::Reduce] {
+            for count in [5, 6007] {
+                let case = Case {
+                    collective,
+                    ranks: gpu.size(),
+                    root: Rank(1),
+                    count,
+                };
+                once::<T>(gpu, stream, &case, op, false, false);
+                once::<T>(gpu, stream, &case, op, true, true);
+            }
+        }
+    }
+}
+
+#[test]
+fn every_type_and_operator() {
+    let standin = Standin::load(Manner::Prompt);
+    ranks(standin.driver().unwrap(), 3, &small(), |gpu| {
+        let stream = Stream::new(gpu.context()).unwrap();
+        every_operator::<i8>(&gpu, &stream);
+        every_operator::<u8>(&gpu, &stream);
+        every_operator::<i32>(&gpu, &stream);
+        every_operator::<u32>(&gpu, &stream);
+        every_operator::<i64>(&gpu, &stream);
+        every_operator::<u64>(&gpu, &stream);
+        every_operator::<f16>(&gpu, &stream);
+        every_operator::<bf16>(&gpu, &stream);
+        every_operator::<f32>(&gpu, &stream);
+        every_operator::<f64>(&gpu, &stream);
+        every_operator::<F8E4M3>(&gpu, &stream);
+        every_operator::<F8E5M2>(&gpu, &stream);
+        gpu.destroy().unwrap();
+    });
+    standin.assert_nothing_left("communicators");
+}

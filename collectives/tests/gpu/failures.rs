@@ -1,0 +1,186 @@
+//! Ranks that go, give up or do not come: the others' streams come to their ends, their GPUs can be used, and nothing is left.
+
+use std::time::Duration;
+
+use doorbell_collectives::gpu::{Executor, GpuCommunicator, GpuOptions};
+use doorbell_collectives::plan::Collective;
+use doorbell_collectives::reference::Case;
+use doorbell_collectives::{Options, Rank, ReduceOp};
+use doorbell_cuda::Stream;
+use doorbell_cuda_standin::{Manner, Standin};
+
+use crate::gpus::{Buffers, call, gpu, once, small};
+use crate::many::{ranks, ranks_with};
+use crate::world;
+
+const CASE: Case = Case {
+    collective: Collective::AllReduce,
+    ranks: 3,
+    root: Rank(0),
+    count: 100_000,
+};
+
+/// Puts operations into a stream that never get on by themselves, waits for the stream, and sees that the GPU still works.
+fn is_let_go(gpu: &GpuCommunicator) {
+    let stream = Stream::new(gpu.context()).unwrap();
+    let buffers = Buffers::new::<f32>(gpu.context(), &CASE, gpu.rank(), false);
+    for _ in 0..3 {
+        // The group may have failed by now.
+        if gpu
+            .enqueue(&call::<f32>(&buffers, &CASE, ReduceOp::Sum, gpu.rank()), &stream)
+            .is_err()
+        {
+            break;
+        }
+    }
+    stream.synchronize().unwrap();
+    let error = gpu.check().unwrap_err().to_string();
+    assert!(!error.contains('\n'), "{error}");
+    buffers.fill::<f32>(gpu.rank(), 7, &stream);
+    assert_eq!(buffers.read::<f32>(&stream).len() as u64, CASE.count);
+    gpu.enqueue(&call::<f32>(&buffers, &CASE, ReduceOp::Sum, gpu.rank()), &stream)
+        .unwrap_err();
+}
+
+#[test]
+fn who_aborts_lets_all_streams_go_on() {
+    for executor in [Executor::Copies, Executor::Staged] {
+        let standin = Standin::load(Manner::Prompt);
+        let options = GpuOptions {
+            executor: Some(executor),
+            ..small()
+        };
+        ranks(standin.driver().unwrap(), 3, &options, |gpu| {
+            if gpu.rank() == Rank(1) {
+                std::thread::sleep(Duration::from_millis(100));
+                gpu.abort("a test");
+            } else {
+                is_let_go(&gpu);
+                let error = gpu.check().unwrap_err().to_string();
+                assert!(error.contains("a test") && error.contains("rank 1"), "{error}");
+            }
+        });
+        standin.assert_nothing_left("an abort");
+    }
+}
+
+#[test]
+fn who_does_not_come_in_time_fails_the_operation_on_all_ranks() {
+    let standin = Standin::load(Manner::Prompt);
+    let host = Options {
+        deadline: Duration::from_millis(800),
+        ..world::options()
+    };
+    ranks_with(standin.driver().unwrap(), 3, &host, &small(), |gpu| {
+        if gpu.rank() == Rank(2) {
+            while gpu.check().is_ok() {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        } else {
+            is_let_go(&gpu);
+        }
+    });
+    standin.assert_nothing_left("a deadline");
+}
+
+#[test]
+fn what_fits_no_operation_is_refused_before_anything_is_begun() {
+    let standin = Standin::load(Manner::Prompt);
+    ranks(standin.driver().unwrap(), 2, &small(), |gpu| {
+        let stream = Stream::new(gpu.context()).unwrap();
+        let case = Case { ranks: 2, ..CASE };
+        let buffers = Buffers::new::<f32>(gpu.context(), &case, gpu.rank(), true);
+        let good = call::<f32>(&buffers, &case, ReduceOp::Sum, gpu.rank());
+        let refused = |bad: doorbell_collectives::gpu::GpuCall<'_>, why: &str| {
+            let error = gpu.enqueue(&bad, &stream).unwrap_err().to_string();
+            assert!(error.contains(why) && !error.contains('\n'), "{error}");
+        };
+        let more = case.count as usize + 1;
+        refused(
+            doorbell_collectives::gpu::GpuCall {
+                count: more,
+                ..good.clone()
+            },
+            "100001 elements",
+        );
+        refused(
+            doorbell_collectives::gpu::GpuCall {
+                output: None,
+                ..good.clone()
+            },
+            "output has 0 bytes",
+        );
+        let half = buffers.output().map(|span| span.span(4..).unwrap());
+        refused(
+            doorbell_collectives::gpu::GpuCall {
+                input: half,
+                count: 1000,
+                ..good.clone()
+            },
+            "not as they do in place",
+        );
+        refused(
+            doorbell_collectives::gpu::GpuCall {
+                reduction: ReduceOp::PreMulSum.into(),
+                ..good.clone()
+            },
+            "scalar",
+        );
+        refused(
+            doorbell_collectives::gpu::GpuCall {
+                collective: Collective::Broadcast,
+                root: Rank(2),
+                ..good.clone()
+            },
+            "root",
+        );
+        once::<f32>(&gpu, &stream, &case, ReduceOp::Sum, true, false);
+        gpu.destroy().unwrap();
+    });
+}
+
+#[test]
+fn where_gpus_do_not_reach_each_other_the_host_has_a_part_and_the_reason_is_told() {
+    let standin = Standin::load(Manner::Prompt);
+    standin.set_peers(false);
+    ranks(standin.driver().unwrap(), 2, &small(), |gpu| {
+        let reason = gpu.why_staged().unwrap();
+        assert!(
+            reason.contains("rank 0") && reason.contains("cannot map the memory of rank 1"),
+            "{reason}"
+        );
+        let stream = Stream::new(gpu.context()).unwrap();
+        once::<f32>(&gpu, &stream, &Case { ranks: 2, ..CASE }, ReduceOp::Sum, false, true);
+        gpu.destroy().unwrap();
+    });
+    standin.assert_nothing_left("no peers");
+}
+
+#[test]
+fn ranks_with_and_without_gpus_do_one_operation() {
+    let standin = Standin::load(Manner::Prompt);
+    let driver = standin.driver().unwrap();
+    world::ranks(3, &world::options(), |comm| {
+        let rank = comm.rank();
+        if rank == Rank(1) {
+            comm.without_gpu().unwrap();
+            for seed in 0..2 {
+                let given: Vec<f32> = (0..CASE.count)
+                    .map(|index| doorbell_collectives::reference::given(seed, rank, index))
+                    .collect();
+                let mut got = vec![0.0; given.len()];
+                comm.all_reduce_into(&given, &mut got, ReduceOp::Sum).wait().unwrap();
+                assert_eq!(CASE.wrong(ReduceOp::Sum, rank, seed, &got), 0);
+            }
+            comm.destroy().unwrap();
+            return;
+        }
+        let context = gpu(driver, rank);
+        let gpu = GpuCommunicator::new(comm, &context, small()).unwrap();
+        assert!(gpu.why_staged().unwrap().contains("rank 1 has no GPU"));
+        let stream = Stream::new(&context).unwrap();
+        once::<f32>(&gpu, &stream, &CASE, ReduceOp::Sum, false, false);
+        gpu.destroy().unwrap();
+    });
+    standin.assert_nothing_left("ranks with and without GPUs");
+}

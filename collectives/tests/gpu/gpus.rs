@@ -1,0 +1,151 @@
+//! A GPU of the stand-in for a rank, memory of it, and operations on that.
+
+use doorbell_collectives::gpu::{GpuCall, GpuCommunicator, GpuOptions, Sizes, as_bytes, as_bytes_mut};
+use doorbell_collectives::plan::Collective;
+use doorbell_collectives::reference::{Case, Number, given};
+use doorbell_collectives::{PreMulSum, Rank, ReduceOp};
+use doorbell_cuda::{Context, DeviceMemory, Driver, HostMemory, Memory, Span, Stream};
+
+/// The GPU of a rank.
+pub(crate) fn gpu(driver: Driver, rank: Rank) -> Context {
+    driver
+        .device(rank.index() % driver.device_count())
+        .unwrap()
+        .context()
+        .unwrap()
+}
+
+/// Little memory, so that operations are cut.
+pub(crate) fn small() -> GpuOptions {
+    GpuOptions {
+        sizes: Some(Sizes {
+            flags: 4096,
+            slots: 4096,
+            fifos: 4096,
+            staging: 1 << 20,
+        }),
+        slice: Some(64 << 10),
+        ..GpuOptions::default()
+    }
+}
+
+/// Input and output of a rank, in device memory: in place, one of them.
+pub(crate) struct Buffers {
+    pub(crate) memory: DeviceMemory,
+    /// Where input and output are in it, in bytes.
+    places: [(usize, usize); 2],
+    unit: usize,
+}
+
+impl Buffers {
+    pub(crate) fn new<T: Number>(context: &Context, case: &Case, rank: Rank, in_place: bool) -> Self {
+        let unit = T::TYPE.bytes();
+        let bytes = |elements: u64| elements as usize * unit;
+        let (gives, gets, own) = (
+            bytes(case.input(rank)),
+            bytes(case.output(rank)),
+            rank.index() * bytes(case.count),
+        );
+        let is_root = rank == case.root;
+        let places = match case.collective {
+            _ if !in_place => [(gives.max(gets), gives), (0, gets)],
+            Collective::AllGather => [(own, gives), (0, gets)],
+            Collective::Gather if is_root => [(own, gives), (0, gets)],
+            Collective::ReduceScatter => [(0, gives), (own, gets)],
+            Collective::Scatter if is_root => [(0, gives), (own, gets)],
+            _ => [(0, gives), (0, gets)],
+        };
+        // As long on all ranks, so that it can be registered.
+        let all = bytes(case.count) * 2 * case.ranks as usize;
+        Self {
+            memory: DeviceMemory::alloc(context, all.max(8)).unwrap(),
+            places,
+            unit,
+        }
+    }
+
+    fn place(&self, at: usize) -> Option<Span<'_>> {
+        let (start, len) = self.places[at];
+        (len > 0).then(|| self.memory.span(start..start + len).unwrap())
+    }
+
+    pub(crate) fn input(&self) -> Option<Span<'_>> {
+        self.place(0)
+    }
+
+    pub(crate) fn output(&self) -> Option<Span<'_>> {
+        self.place(1)
+    }
+
+    /// Puts what the rank gives into the stream, and spoils the rest.
+    pub(crate) fn fill<T: Number>(&self, rank: Rank, seed: u64, stream: &Stream) {
+        stream.fill(self.memory.all(), 0x5a).unwrap();
+        let Some(span) = self.input() else { return };
+        let elements = span.len() / self.unit;
+        let values: Vec<T> = (0..elements as u64).map(|index| given(seed, rank, index)).collect();
+        let bytes = as_bytes(&values);
+        let host = HostMemory::alloc(stream.context(), bytes.len()).unwrap();
+        host.copy_in(0, bytes).unwrap();
+        stream.copy(span, host.all()).unwrap();
+    }
+
+    /// What is in the output, when all that is in the stream is done.
+    pub(crate) fn read<T: Number>(&self, stream: &Stream) -> Vec<T> {
+        let Some(span) = self.output() else {
+            stream.synchronize().unwrap();
+            return Vec::new();
+        };
+        let host = HostMemory::alloc(stream.context(), span.len()).unwrap();
+        stream.copy(host.all(), span).unwrap();
+        stream.synchronize().unwrap();
+        let mut values = vec![T::ZERO; span.len() / self.unit];
+        host.copy_out(0, as_bytes_mut(&mut values)).unwrap();
+        values
+    }
+}
+
+/// Does one, and compares.
+pub(crate) fn once<T: Number>(
+    gpu: &GpuCommunicator,
+    stream: &Stream,
+    case: &Case,
+    op: ReduceOp,
+    in_place: bool,
+    registered: bool,
+) {
+    let rank = gpu.rank();
+    let buffers = Buffers::new::<T>(gpu.context(), case, rank, in_place);
+    if registered {
+        gpu.register(&buffers.memory).unwrap();
+    }
+    for seed in 0..2 {
+        buffers.fill::<T>(rank, seed, stream);
+        gpu.enqueue(&call::<T>(&buffers, case, op, rank), stream).unwrap();
+        let output = buffers.read::<T>(stream);
+        let wrong = case.wrong(op, rank, seed, &output);
+        assert_eq!(
+            wrong,
+            0,
+            "rank {rank}: {case:?} {op} of {}, in place: {in_place}, registered: {registered}",
+            T::TYPE
+        );
+    }
+    if registered {
+        gpu.deregister(&buffers.memory);
+    }
+}
+
+pub(crate) fn call<'a, T: Number>(buffers: &'a Buffers, case: &Case, op: ReduceOp, rank: Rank) -> GpuCall<'a> {
+    GpuCall {
+        collective: case.collective,
+        root: case.root,
+        data: T::TYPE,
+        count: case.count as usize,
+        reduction: match op {
+            ReduceOp::PreMulSum => PreMulSum(T::scalar(rank)).into(),
+            op => op.into(),
+        },
+        input: buffers.input(),
+        output: buffers.output(),
+    }
+}

@@ -1,0 +1,61 @@
+//! A thousand communicators of GPUs leave nothing behind: no descriptor, no memory, no mapping. A program of its own, so that nobody else opens anything meanwhile.
+
+#[path = "gpu/gpus.rs"]
+mod gpus;
+#[path = "communicator/world.rs"]
+mod world;
+
+use doorbell_collectives::gpu::GpuCommunicator;
+use doorbell_collectives::plan::Collective;
+use doorbell_collectives::reference::Case;
+use doorbell_collectives::{Communicator, Rank, ReduceOp};
+use doorbell_cuda::{Context, Stream};
+use doorbell_cuda_standin::{Manner, Standin};
+
+/// Of the standin's kinds, those that a communicator has.
+const KINDS: [&str; 6] = ["allocation", "mapping", "reservation", "host", "stream", "event"];
+
+fn open() -> usize {
+    std::fs::read_dir("/proc/self/fd").unwrap().count()
+}
+
+/// Makes so many communicators, one after another, and does something with some.
+fn make(comm: &Communicator, context: &Context, times: u32) {
+    let case = Case {
+        collective: Collective::AllReduce,
+        ranks: comm.size(),
+        root: Rank(0),
+        count: 300,
+    };
+    for turn in 0..times {
+        let gpu = GpuCommunicator::new(comm.duplicate().unwrap(), context, gpus::small()).unwrap();
+        if turn % 16 == 0 {
+            let stream = Stream::new(context).unwrap();
+            gpus::once::<f32>(&gpu, &stream, &case, ReduceOp::Sum, false, true);
+        }
+        gpu.destroy().unwrap();
+    }
+}
+
+#[test]
+fn a_thousand_communicators_leave_nothing() {
+    let standin = Standin::load(Manner::Prompt);
+    let driver = standin.driver().unwrap();
+    let contexts: Vec<_> = (0..2).map(|rank| gpus::gpu(driver, Rank(rank))).collect();
+    // One of the ranks looks, when all are here and none has gone on: to look is to open a folder.
+    let look = |comm: &Communicator| {
+        comm.barrier().wait().unwrap();
+        let seen = (comm.rank() == Rank(0)).then(|| (open(), KINDS.map(|kind| standin.count(kind))));
+        comm.barrier().wait().unwrap();
+        seen
+    };
+    world::ranks(2, &world::options(), |comm| {
+        let context = &contexts[comm.rank().index()];
+        make(&comm, context, 20);
+        let before = look(&comm);
+        make(&comm, context, 500);
+        assert_eq!(look(&comm), before, "descriptors, and {KINDS:?}");
+    });
+    drop(contexts);
+    standin.assert_nothing_left("a thousand communicators");
+}

@@ -1,0 +1,372 @@
+//! `doorbell coll --gpu`: the same test on memory of GPUs, one for each rank. Times are those of the stream, between two events.
+
+use doorbell_collectives::communicator::Reduction;
+use doorbell_collectives::gpu::{GpuCall, GpuCommunicator, GpuError, GpuOptions, as_bytes, as_bytes_mut};
+use doorbell_collectives::plan::Collective;
+use doorbell_collectives::reference::{Case, Number, given};
+use doorbell_collectives::{CollectiveError, Communicator, PreMulSum, Rank, ReduceOp};
+use doorbell_cuda::{Context, DeviceMemory, Driver, Event, Graph, HostMemory, Memory, Span, Stream};
+
+use super::CollArgs;
+use super::measure::{Typed, everyone, print, typed};
+use super::table::{Figures, Report, Row};
+use super::traffic;
+use crate::failure::{Failure, one_line};
+use crate::interrupt::Interrupt;
+use crate::report::LinkKind;
+
+/// Seconds that a size is measured for, about, where nothing is said.
+const SECONDS: f64 = 0.2;
+/// Operations whose time decides how many that is.
+const TRIAL: u32 = 3;
+/// Operations in a graph.
+const CAPTURED: u32 = 20;
+/// Bytes that are copied between the host and a GPU at a time.
+const CHUNK: usize = 16 << 20;
+
+/// Why a size could not be measured.
+#[derive(Debug, thiserror::Error)]
+enum Stop {
+    #[error(transparent)]
+    Gpu(#[from] GpuError),
+    #[error(transparent)]
+    Host(#[from] CollectiveError),
+    #[error(transparent)]
+    Driver(#[from] doorbell_cuda::Error),
+}
+
+fn failed(e: &dyn std::fmt::Display) -> Failure {
+    Failure::test(one_line(&e.to_string()))
+}
+
+/// What cannot be asked of GPUs.
+///
+/// # Errors
+/// [`Failure::Usage`].
+pub(super) fn refuse(args: &CollArgs) -> Result<(), Failure> {
+    if args.graph && !args.gpu {
+        return Err(Failure::usage("--graph is for GPUs: give --gpu too"));
+    }
+    if !args.gpu {
+        return Ok(());
+    }
+    let one = [
+        (args.explain, "--explain"),
+        (args.simulate, "--simulate"),
+        (args.deterministic, "--deterministic"),
+        (args.operation == Collective::AllToAllV, "alltoallv"),
+    ];
+    match one.iter().find(|(is_asked, _)| *is_asked) {
+        Some((_, what)) => Err(Failure::usage(format!(
+            "{what} is for memory of the host: leave out --gpu"
+        ))),
+        None => Ok(()),
+    }
+}
+
+/// The GPU of this rank: the ranks of a host take one after another.
+///
+/// # Errors
+/// [`Failure::Usage`] where there is none.
+pub(super) fn context(comm: &Communicator) -> Result<Context, Failure> {
+    let driver = Driver::load().map_err(|e| Failure::usage(one_line(&e.to_string())))?;
+    let me = comm.rank().index();
+    let host = &comm.members()[me].host;
+    let before = comm.members()[..me]
+        .iter()
+        .filter(|member| member.host == *host)
+        .count();
+    let device = driver.device(before % driver.device_count()).map_err(|e| failed(&e))?;
+    device.context().map_err(|e| failed(&e))
+}
+
+/// One size of a type and an operator.
+struct Job<'a> {
+    args: &'a CollArgs,
+    gpu: &'a GpuCommunicator,
+    stream: &'a Stream,
+    memories: &'a [DeviceMemory; 2],
+    case: Case,
+    bytes: u64,
+    op: ReduceOp,
+    iterations: u32,
+}
+
+/// Measures all that was asked for; rank 0 prints.
+///
+/// # Errors
+/// [`Failure::Test`] when an operation fails or a result is wrong; [`Failure::Interrupted`] when a rank was asked to stop.
+pub(super) fn run(
+    args: &CollArgs,
+    comm: Communicator,
+    interrupt: &Interrupt,
+    mut report: Report,
+) -> Result<(), Failure> {
+    let context = context(&comm)?;
+    let options = GpuOptions::from_env().map_err(|e| Failure::usage(one_line(&e.to_string())))?;
+    let gpu = GpuCommunicator::new(comm, &context, options).map_err(|e| failed(&e))?;
+    let name = context.device().name().map_err(|e| failed(&e))?;
+    match gpu.why_staged() {
+        Some(reason) => {
+            report.memory = "staged";
+            if gpu.rank() == Rank(0) {
+                eprintln!("doorbell: warning: operations go through memory of the host: {reason}");
+            }
+        }
+        None => {
+            report.memory = "peer";
+            report.mapped_peers = 0;
+            report.link = if std::env::var_os("DOORBELL_CUDA_LIBRARY").is_some() {
+                LinkKind::SoftLocal
+            } else {
+                LinkKind::Hardware
+            };
+        }
+    }
+    report.device = name;
+    measure(args, &gpu, interrupt, report)?;
+    gpu.destroy().map_err(|e| failed(&e))
+}
+
+fn measure(args: &CollArgs, gpu: &GpuCommunicator, interrupt: &Interrupt, report: Report) -> Result<(), Failure> {
+    let most = usize::try_from(args.last_size()).unwrap_or(usize::MAX).max(8);
+    let memory = || DeviceMemory::alloc(gpu.context(), most);
+    let memories = [memory().map_err(|e| failed(&e))?, memory().map_err(|e| failed(&e))?];
+    for memory in &memories {
+        gpu.register(memory).map_err(|e| failed(&e))?;
+    }
+    let stream = Stream::new(gpu.context()).map_err(|e| failed(&e))?;
+    let row = |case: Case, data, bytes, op| {
+        let mut job = Job {
+            args,
+            gpu,
+            stream: &stream,
+            memories: &memories,
+            case,
+            bytes,
+            op,
+            iterations: 0,
+        };
+        typed(data, &mut job).map_err(|e| failed(&e))
+    };
+    print(args, gpu.host(), interrupt, report, row)
+}
+
+impl Typed for Job<'_> {
+    type Out = Result<Row, Stop>;
+
+    fn with<T: Number>(&mut self) -> Self::Out {
+        let figures = self.figures::<T>(false)?;
+        let in_place = match self.case.collective.runs_in_place() {
+            true => Some(self.figures::<T>(true)?),
+            false => None,
+        };
+        let (executor, algorithm) = self.gpu.way(self.case.collective, T::TYPE, self.case.count as usize);
+        Ok(Row {
+            bytes: self.bytes,
+            count: self.case.count,
+            dtype: T::TYPE.name(),
+            op: if self.case.collective.reduces() {
+                self.op.name()
+            } else {
+                "none"
+            },
+            root: self.args.root().map_or(-1, i64::from),
+            algorithm: algorithm.map_or("auto", |algorithm| algorithm.name()),
+            protocol: executor.name(),
+            channels: 1,
+            ranks: self.case.ranks,
+            iterations: self.iterations,
+            figures,
+            in_place,
+        })
+    }
+}
+
+/// Where input and output of a rank are.
+struct Places<'a> {
+    input: Option<Span<'a>>,
+    output: Option<Span<'a>>,
+}
+
+impl Job<'_> {
+    fn places<T: Number>(&self, in_place: bool) -> Result<Places<'_>, Stop> {
+        let (case, rank) = (&self.case, self.gpu.rank());
+        let bytes = |elements: u64| elements as usize * size_of::<T>();
+        let (gives, gets) = (bytes(case.input(rank)), bytes(case.output(rank)));
+        let own = rank.index() * bytes(case.count);
+        let [first, second] = self.memories;
+        let (input, output) = match (in_place, case.collective) {
+            (false, _) => return Self::at((first, 0, gives), (second, 0, gets)),
+            (true, Collective::AllGather) => (own, 0),
+            (true, Collective::Gather) if rank == case.root => (own, 0),
+            (true, Collective::ReduceScatter) => (0, own),
+            (true, Collective::Scatter) if rank == case.root => (0, own),
+            _ => (0, 0),
+        };
+        Self::at((first, input, gives), (first, output, gets))
+    }
+
+    fn at<'m>(
+        input: (&'m DeviceMemory, usize, usize),
+        output: (&'m DeviceMemory, usize, usize),
+    ) -> Result<Places<'m>, Stop> {
+        let span = |(memory, start, len): (&'m DeviceMemory, usize, usize)| -> Result<Option<Span<'m>>, Stop> {
+            Ok(if len > 0 {
+                Some(memory.span(start..start + len)?)
+            } else {
+                None
+            })
+        };
+        Ok(Places {
+            input: span(input)?,
+            output: span(output)?,
+        })
+    }
+
+    fn figures<T: Number>(&mut self, in_place: bool) -> Result<Figures, Stop> {
+        let rank = self.gpu.rank();
+        let mut wrong = 0;
+        for turn in 0..u64::from(self.args.check) {
+            let seed = self.args.seed ^ turn << 32;
+            let places = self.places::<T>(in_place)?;
+            self.fill::<T>(&places, seed)?;
+            self.enqueue::<T>(&places)?;
+            let output = self.read::<T>(&places)?;
+            wrong += self.case.wrong(self.op, rank, seed, &output);
+        }
+        let wrong = everyone(self.gpu.host(), wrong as f64)?.iter().sum::<f64>() as u64;
+        // What is reduced in place over and over grows beyond what numbers hold; nothing stays nothing.
+        for memory in self.memories {
+            self.stream.fill(memory.all(), 0)?;
+        }
+        self.count::<T>(in_place)?;
+        let graph = self.graph::<T>(in_place)?;
+        let each = if graph.is_some() { CAPTURED } else { 1 };
+        let exec = graph.as_ref().map(Graph::instantiate).transpose()?;
+        let go = |times: u32| -> Result<(), Stop> {
+            let places = self.places::<T>(in_place)?;
+            for _ in 0..times.div_ceil(each) {
+                match &exec {
+                    Some(exec) => exec.launch(self.stream)?,
+                    None => self.enqueue::<T>(&places)?,
+                }
+            }
+            Ok(())
+        };
+        go(self.args.warmup.unwrap_or(self.iterations / 10 + 2))?;
+        self.stream.synchronize()?;
+        everyone(self.gpu.host(), 0.0)?;
+        let (began, ended) = (Event::timed(self.gpu.context())?, Event::timed(self.gpu.context())?);
+        self.stream.record(&began)?;
+        go(self.iterations)?;
+        self.stream.record(&ended)?;
+        self.stream.synchronize()?;
+        self.gpu.check()?;
+        let mine = ended.since(&began)?.as_secs_f64() / f64::from(self.iterations.div_ceil(each) * each);
+        let all = everyone(self.gpu.host(), mine)?;
+        let mean = all.iter().sum::<f64>() / all.len() as f64;
+        let (algorithm, bus) = traffic::bandwidths(&self.case, T::TYPE, mean);
+        Ok(Figures {
+            time_us: mean * 1e6,
+            algbw_bytes_per_s: algorithm,
+            busbw_bytes_per_s: bus,
+            wrong: (self.args.check > 0).then_some(wrong),
+        })
+    }
+
+    /// Decides how often the operation is measured, if nothing was said: all ranks alike, by the slowest.
+    fn count<T: Number>(&mut self, in_place: bool) -> Result<(), Stop> {
+        if self.iterations > 0 {
+            return Ok(());
+        }
+        if let Some(iterations) = self.args.iterations {
+            self.iterations = iterations;
+            return Ok(());
+        }
+        let places = self.places::<T>(in_place)?;
+        self.enqueue::<T>(&places)?;
+        let (began, ended) = (Event::timed(self.gpu.context())?, Event::timed(self.gpu.context())?);
+        self.stream.record(&began)?;
+        for _ in 0..TRIAL {
+            self.enqueue::<T>(&places)?;
+        }
+        self.stream.record(&ended)?;
+        self.stream.synchronize()?;
+        let mine = ended.since(&began)?.as_secs_f64() / f64::from(TRIAL);
+        let slowest = everyone(self.gpu.host(), mine)?.into_iter().fold(1e-9, f64::max);
+        self.iterations = ((SECONDS / slowest) as u32).clamp(10, 5000);
+        Ok(())
+    }
+
+    /// The operation a number of times in a graph, if that was asked for.
+    fn graph<T: Number>(&self, in_place: bool) -> Result<Option<Graph>, Stop> {
+        if !self.args.graph {
+            return Ok(None);
+        }
+        let places = self.places::<T>(in_place)?;
+        // What has to be prepared is, by now; all ranks' streams are empty.
+        self.enqueue::<T>(&places)?;
+        self.stream.synchronize()?;
+        let graph = self.gpu.capture(self.stream, || {
+            let call = self.call::<T>(&places);
+            (0..CAPTURED).try_for_each(|_| self.gpu.enqueue(&call, self.stream))
+        })?;
+        Ok(Some(graph))
+    }
+
+    fn call<'p, T: Number>(&self, places: &Places<'p>) -> GpuCall<'p> {
+        GpuCall {
+            collective: self.case.collective,
+            root: self.case.root,
+            data: T::TYPE,
+            count: self.case.count as usize,
+            reduction: match self.op {
+                ReduceOp::PreMulSum => PreMulSum(T::scalar(self.gpu.rank())).into(),
+                op => Reduction::from(op),
+            },
+            input: places.input,
+            output: places.output,
+        }
+    }
+
+    fn enqueue<T: Number>(&self, places: &Places<'_>) -> Result<(), Stop> {
+        Ok(self.gpu.enqueue(&self.call::<T>(places), self.stream)?)
+    }
+
+    /// Draws the input, and spoils the rest.
+    fn fill<T: Number>(&self, places: &Places<'_>, seed: u64) -> Result<(), Stop> {
+        for memory in self.memories {
+            self.stream.fill(memory.all(), 0x5a)?;
+        }
+        let Some(input) = places.input else { return Ok(()) };
+        let host = HostMemory::alloc(self.gpu.context(), CHUNK.min(input.len()))?;
+        for start in (0..input.len()).step_by(CHUNK) {
+            let len = CHUNK.min(input.len() - start);
+            let first = (start / size_of::<T>()) as u64;
+            let drawn = (first..first + (len / size_of::<T>()) as u64).map(|index| given(seed, self.gpu.rank(), index));
+            let drawn: Vec<T> = drawn.collect();
+            host.copy_in(0, as_bytes(&drawn))?;
+            self.stream.copy(input.span(start..start + len)?, host.span(..len)?)?;
+            self.stream.synchronize()?;
+        }
+        Ok(())
+    }
+
+    /// What is in the output, when all that is in the stream is done.
+    fn read<T: Number>(&self, places: &Places<'_>) -> Result<Vec<T>, Stop> {
+        let Some(output) = places.output else {
+            self.stream.synchronize()?;
+            return Ok(Vec::new());
+        };
+        let host = HostMemory::alloc(self.gpu.context(), CHUNK.min(output.len()))?;
+        let mut all = vec![T::ZERO; output.len() / size_of::<T>()];
+        for (at, part) in all.chunks_mut(CHUNK / size_of::<T>()).enumerate() {
+            let (start, len) = (at * CHUNK, size_of_val(part));
+            self.stream.copy(host.span(..len)?, output.span(start..start + len)?)?;
+            self.stream.synchronize()?;
+            host.copy_out(0, as_bytes_mut(part))?;
+        }
+        Ok(all)
+    }
+}
