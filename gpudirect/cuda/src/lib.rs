@@ -53,7 +53,6 @@ mod memory;
 mod module;
 pub mod reduce;
 mod resource;
-mod small;
 mod stream;
 mod sys;
 
@@ -69,5 +68,4 @@ pub use memory::{
     PointerInfo, Span,
 };
 pub use module::{Argument, Kernel, KernelAttribute, Launch, MAX_ARGUMENTS, Module};
-pub use small::SmallCopies;
 pub use stream::{Owner, Stream};

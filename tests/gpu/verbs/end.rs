@@ -276,7 +276,6 @@ impl End {
             | IBV_QP_MIN_RNR_TIMER;
         self.modify(&mut attr, mask)?;
         attr.qp_state = IBV_QPS_RTS;
-        // A second, eight times: on the stand-in copies may be as late as that.
         attr.timeout = 18;
         attr.retry_cnt = 7;
         attr.rnr_retry = 7;

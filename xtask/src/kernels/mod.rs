@@ -28,7 +28,7 @@ Exit status: 0 when all is well, 1 when something differs, 2 for a wrong call or
 ";
 
 /// The sources, which include the headers beside them. The first is the one that variants are built of.
-const NAMES: [&str; 4] = ["reduce", "collective", "put", "small"];
+const NAMES: [&str; 3] = ["reduce", "collective", "put"];
 /// What was made of it.
 const REPORT: &str = "docs/KERNELS.md";
 /// The lowest version of PTX that has all that sm_90 converts; drivers from CUDA 11.8 on load it.
@@ -166,7 +166,9 @@ fn build(tools: &Tools) -> Result<Built> {
         let path = folder()?.join(format!("{name}.ptx"));
         fs::write(&path, &ptx).with_context(|| format!("cannot write {}", path.display()))?;
         let (cubin, listing) = tools.assemble(&path, "sm_90")?;
-        built.report.push_str(&report::table(name, &ptx, &listing, &tools.disassemble(&cubin)?)?);
+        built
+            .report
+            .push_str(&report::table(name, &ptx, &listing, &tools.disassemble(&cubin)?)?);
         tools.assemble(&path, "sm_100")?;
         // What an A100 runs is compiled from the source, as it lacks the conversions of 8 bits.
         let older = folder()?.join(format!("{name}-80.ptx"));

@@ -6,15 +6,11 @@ use std::sync::Arc;
 
 use doorbell_cuda::{
     Context, DeviceMemory, DevicePtr, Driver, Error, Event, Foreign, HostMemory, IpcHandle, Memory as _, MemoryType,
-    SmallCopies, Span, Stream,
+    Span, Stream,
 };
 use parking_lot::Mutex;
 
-use super::copies::{End, Move};
 use super::{Found, Handle, RING};
-
-/// The most short copies that are begun together: they are done one after another.
-const SHORT: usize = 16;
 
 /// Why a range cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -269,25 +265,9 @@ struct Stage {
 
 static STAGES: Mutex<Vec<Stage>> = Mutex::new(Vec::new());
 
-/// What tells that copies are done.
+/// An event behind copies.
 #[derive(Debug)]
-pub(crate) enum Mark {
-    /// An event behind them.
-    Event(Event),
-    /// The last command for the short ones of a device, by their place.
-    Short(usize, u64),
-}
-
-/// What does short copies for a device, to be made where nobody waits.
-pub(crate) type Short = (Context, SmallCopies);
-
-/// Makes what does short copies for the device of some memory; `None`, with the reason traced, where that cannot be.
-pub(crate) fn make_short(memory: &Memory) -> Option<Short> {
-    let made = SmallCopies::new(&memory.context);
-    let made = made
-        .inspect_err(|error| tracing::warn!("short copies of {} go the long way: {error}", memory.context.device()));
-    Some((memory.context.clone(), made.ok()?))
-}
+pub(crate) struct Mark(Event);
 
 /// Begins copies, and tells when they are done: a stream for each device, and a ring of pinned memory.
 #[derive(Debug, Default)]
@@ -296,7 +276,6 @@ pub(crate) struct Engine {
     /// Events to be used again.
     spare: Vec<Event>,
     ring: Option<HostMemory>,
-    short: Vec<Short>,
 }
 
 #[derive(Debug)]
@@ -400,72 +379,7 @@ impl Engine {
                 None => Event::new(context)?,
             };
             lane.stream.record(&event)?;
-            marks.push(Mark::Event(event));
-        }
-        Ok(())
-    }
-
-    /// Whether short copies of some memory's device are done without a launch.
-    pub(crate) fn has_short(&self, memory: &Memory) -> bool {
-        self.short.iter().any(|(context, _)| *context == memory.context)
-    }
-
-    /// Has short copies of a device done so from now on.
-    pub(crate) fn add_short(&mut self, short: Short) {
-        if self.short.iter().all(|(context, _)| *context != short.0) {
-            self.short.push(short);
-        }
-    }
-
-    /// What does a short copy from one end to the other, with the ends as ranges of memory; `None` where it is no such copy.
-    fn short<'a>(
-        short: &[Short],
-        ring: Option<&'a HostMemory>,
-        (into, from): (&'a End, &'a End),
-        len: usize,
-    ) -> Option<(usize, Span<'a>, Span<'a>)> {
-        let memory = |end: &'a End| match end {
-            End::Device(memory, _) => Some(memory),
-            End::Ring(_) => None,
-        };
-        let (one, other) = (memory(into), memory(from));
-        let context = one.or(other).map(|memory| &memory.context)?;
-        if one.into_iter().chain(other).any(|memory| memory.context != *context) {
-            return None;
-        }
-        let place = short.iter().position(|(of, _)| of == context)?;
-        let span = |end: &'a End| match end {
-            End::Device(memory, at) => memory.span(*at, len).ok(),
-            End::Ring(at) => ring?.span(*at..at.saturating_add(len)).ok(),
-        };
-        let (into, from) = (span(into)?, span(from)?);
-        SmallCopies::takes(into, from).then_some((place, into, from))
-    }
-
-    /// Whether all of some copies are short ones, and not too many.
-    pub(crate) fn are_short(&self, moves: &[Move]) -> bool {
-        let is = |Move { into, from, len }: &Move| {
-            Self::short(&self.short, self.ring.as_ref(), (into, from), *len).is_some()
-        };
-        !self.short.is_empty() && moves.len() <= SHORT && moves.iter().all(is)
-    }
-
-    /// Begins copies that [are short](Self::are_short). The memory is to be kept until they are done.
-    ///
-    /// # Errors
-    /// What the driver says.
-    pub(crate) fn copy_short(&mut self, moves: &[Move], marks: &mut Vec<Mark>) -> Result<(), Trouble> {
-        for Move { into, from, len } in moves {
-            let found = Self::short(&self.short, self.ring.as_ref(), (into, from), *len);
-            let Some((place, to, source)) = found else { continue };
-            let number = loop {
-                // SAFETY: the caller keeps the memory, which kernels of its context reach: it is of that context, or imported for its device, or pinned.
-                if let Some(number) = unsafe { self.short[place].1.copy(to, source)? } {
-                    break number;
-                }
-            };
-            marks.retain(|mark| !matches!(mark, Mark::Short(before, _) if *before == place));
-            marks.push(Mark::Short(place, number));
+            marks.push(Mark(event));
         }
         Ok(())
     }
@@ -474,20 +388,12 @@ impl Engine {
     ///
     /// # Errors
     /// What the driver says: what is before it has failed, or it cannot be known.
-    pub(crate) fn is_done(&mut self, mark: &Mark) -> Result<bool, Trouble> {
-        match mark {
-            Mark::Event(event) => event.is_done(),
-            Mark::Short(place, number) => match self.short.get_mut(*place) {
-                Some((_, short)) => Ok(short.done()? >= *number),
-                None => Ok(true),
-            },
-        }
+    pub(crate) fn is_done(mark: &Mark) -> Result<bool, Trouble> {
+        mark.0.is_done()
     }
 
     /// Gives a mark back that is done.
     pub(crate) fn recycle(&mut self, mark: Mark) {
-        if let Mark::Event(event) = mark {
-            self.spare.push(event);
-        }
+        self.spare.push(mark.0);
     }
 }

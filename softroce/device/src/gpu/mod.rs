@@ -33,7 +33,7 @@ use crate::local::segment::{self, SegmentId};
 
 pub(crate) use copies::{Asked, Copies, Landing, Owner, Target};
 use cuda::NoMemory;
-pub(crate) use cuda::{Memory, is_possible, make_short};
+pub(crate) use cuda::{Memory, is_possible};
 
 /// Bytes of the ring of pinned memory by which host and GPU exchange payloads.
 const RING: usize = 16 << 20;
