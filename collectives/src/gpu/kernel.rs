@@ -75,7 +75,14 @@ impl KernelExecutor {
     /// The kernels of `rank` in `context`. `arenas` are all ranks' arenas as that context has them, `areas` is how they are divided; `stop` is the address of a word that is not 0 from when all are to give up. Launches have at most
     /// `blocks` blocks of threads, the same on all ranks.
     #[must_use]
-    pub fn new(kernels: CollectiveKernels, rank: Rank, arenas: Vec<u64>, areas: &Areas, stop: u64, blocks: u32) -> Self {
+    pub fn new(
+        kernels: CollectiveKernels,
+        rank: Rank,
+        arenas: Vec<u64>,
+        areas: &Areas,
+        stop: u64,
+        blocks: u32,
+    ) -> Self {
         Self {
             kernels,
             geometry: Geometry::new(areas, arenas.len() as u32, blocks),
@@ -143,14 +150,24 @@ impl KernelExecutor {
             collective: plan.shape.collective,
             what,
         };
-        if plan.direct && !cut.lines && operation.outputs.is_none_or(|outputs| outputs.len() != self.arenas.len()) {
-            return Err(misuse("the plan writes to outputs, of which not all are mapped".to_owned()));
+        if plan.direct
+            && !cut.lines
+            && operation
+                .outputs
+                .is_none_or(|outputs| outputs.len() != self.arenas.len())
+        {
+            return Err(misuse(
+                "the plan writes to outputs, of which not all are mapped".to_owned(),
+            ));
         }
         if cut.lines && plan.shape.collective == crate::plan::Collective::Barrier {
             return Err(misuse("messages without content do not go as lines".to_owned()));
         }
         if cut.threads == 0 || cut.threads > MAX_THREADS || cut.threads % 32 != 0 {
-            return Err(misuse(format!("blocks of {} threads: multiples of 32 up to {MAX_THREADS}", cut.threads)));
+            return Err(misuse(format!(
+                "blocks of {} threads: multiples of 32 up to {MAX_THREADS}",
+                cut.threads
+            )));
         }
         let op = function.op.filter(|_| plan.shape.collective.reduces());
         let function = Function { op, ..function };
@@ -167,8 +184,16 @@ impl KernelExecutor {
             blocks: (cut.blocks / strands * strands).max(strands),
             ..cut
         };
-        let arguments = Arguments::new(self.rank, &plan.lowered, &counted, function, &self.geometry, cut, memory)
-            .map_err(|error| misuse(error.to_string()))?;
+        let arguments = Arguments::new(
+            self.rank,
+            &plan.lowered,
+            &counted,
+            function,
+            &self.geometry,
+            cut,
+            memory,
+        )
+        .map_err(|error| misuse(error.to_string()))?;
         let kernel = self.kernel(function, cut.lines)?;
         let launch = Launch::linear(cut.blocks, cut.threads);
         // SAFETY: the kernel's only argument is this struct, of its version; the caller answers for what is in it.

@@ -345,7 +345,12 @@ impl Arguments {
 }
 
 fn has_partials(strand: &Strand) -> bool {
-    let operands = |body: &Body| body.sources.iter().chain(&body.targets).any(|operand| operand.form == Form::Partial);
+    let operands = |body: &Body| {
+        body.sources
+            .iter()
+            .chain(&body.targets)
+            .any(|operand| operand.form == Form::Partial)
+    };
     strand.groups.iter().flat_map(|group| &group.bodies).any(operands)
 }
 

@@ -45,7 +45,11 @@ pub(super) fn run(strands: &[Strand], slots: u32) -> Result<History, Rank> {
                     Word::Direct { peer, message } | Word::Staged { peer, message } => {
                         let direct = matches!(wait, Word::Direct { .. });
                         let traffic = &strand.peers[peer.index()];
-                        let each = if direct { traffic.received_direct } else { traffic.received_staged };
+                        let each = if direct {
+                            traffic.received_direct
+                        } else {
+                            traffic.received_staged
+                        };
                         let told = &between[peer.index()][rank].told[usize::from(direct)];
                         let told = told.get((slice * each + message) as usize);
                         for (known, theirs) in next.iter_mut().zip(told.into_iter().flatten()) {
@@ -71,7 +75,11 @@ pub(super) fn run(strands: &[Strand], slots: u32) -> Result<History, Rank> {
                         Word::Direct { peer, message } | Word::Staged { peer, message } => {
                             let direct = matches!(tell, Word::Direct { .. });
                             let traffic = &strand.peers[peer.index()];
-                            let each = if direct { traffic.sent_direct } else { traffic.sent_staged };
+                            let each = if direct {
+                                traffic.sent_direct
+                            } else {
+                                traffic.sent_staged
+                            };
                             let number = slice * each + message + 1;
                             let told = &mut between[rank][peer.index()].told[usize::from(direct)];
                             told.resize(told.len().max(number as usize), known[rank].clone());
@@ -102,7 +110,9 @@ pub(super) fn order(strand: &Strand, slices: u32) -> Vec<(u32, usize)> {
     let ahead = strand.ahead as usize;
     let late = u32::from(ahead > 0);
     let turn = |turn: u32| {
-        let first = (0..ahead).map(move |group| (turn, group)).filter(move |_| turn < slices);
+        let first = (0..ahead)
+            .map(move |group| (turn, group))
+            .filter(move |_| turn < slices);
         let rest = (ahead..strand.groups.len()).filter_map(move |group| Some((turn.checked_sub(late)?, group)));
         first.chain(rest)
     };
@@ -135,10 +145,19 @@ pub(super) fn too_early(
             let place = fuse::memory(At::Output(block), None);
             let theirs = &strands[to.index()];
             let waits = |word: &Word| matches!(*word, Word::Direct { peer, message: last } if peer == sender && last >= message);
-            let before = theirs.groups.iter().enumerate().take_while(|(_, group)| !group.waits.iter().any(waits));
+            let before = theirs
+                .groups
+                .iter()
+                .enumerate()
+                .take_while(|(_, group)| !group.waits.iter().any(waits));
             let touching = before.filter(|(_, group)| {
-                let operands = group.bodies.iter().flat_map(|body| body.sources.iter().chain(&body.targets));
-                operands.map(|operand| fuse::memory(operand.at, shift(to))).any(|touched| touched == place)
+                let operands = group
+                    .bodies
+                    .iter()
+                    .flat_map(|body| body.sources.iter().chain(&body.targets));
+                operands
+                    .map(|operand| fuse::memory(operand.at, shift(to)))
+                    .any(|touched| touched == place)
             });
             let is_early = touching.into_iter().any(|(other, _)| {
                 (0..history.done[from].len()).any(|slice| {

@@ -60,7 +60,10 @@ pub(super) fn bind(steps: &[Micro], rank: Rank, messages: &Messages) -> (Vec<Raw
             let data = Word::Staged { peer, message: number };
             let read = Word::Credit { peer, staged: number };
             let at = At::Received(from, number);
-            if let (Some(into), Some(last)) = (step.into.filter(|_| step.work == Work::Move), stays(steps, index, from, rank, messages)) {
+            if let (Some(into), Some(last)) = (
+                step.into.filter(|_| step.work == Work::Move),
+                stays(steps, index, from, rank, messages),
+            ) {
                 arrived.insert(
                     into,
                     Arrived {
@@ -82,7 +85,8 @@ pub(super) fn bind(steps: &[Micro], rank: Rank, messages: &Messages) -> (Vec<Raw
             if let Some(found) = arrived.get_mut(&block) {
                 at = found.at;
                 raw.waits.extend(found.wait.take());
-                raw.tells.extend(found.until.filter(|(last, _)| *last == index).map(|(_, word)| word));
+                raw.tells
+                    .extend(found.until.filter(|(last, _)| *last == index).map(|(_, word)| word));
             }
             sources.push(Operand {
                 at,
@@ -130,7 +134,9 @@ pub(super) fn bind(steps: &[Micro], rank: Rank, messages: &Messages) -> (Vec<Raw
 
 /// The step that reads last what the step at `index` receives, if it can lie in its slot until then: into memory of the rank's own, read at all, and nothing else comes from the same rank by its FIFO meanwhile.
 fn stays(steps: &[Micro], index: usize, from: Rank, rank: Rank, messages: &Messages) -> Option<usize> {
-    let into = steps[index].into.filter(|(place, _)| matches!(place, Place::Scratch | Place::Partial))?;
+    let into = steps[index]
+        .into
+        .filter(|(place, _)| matches!(place, Place::Scratch | Place::Partial))?;
     let mut last = None;
     for (at, step) in steps.iter().enumerate().skip(index + 1) {
         if step.sources.contains(&into) {
@@ -194,7 +200,9 @@ fn joins(before: &Raw, next: &Raw) -> bool {
     let (Some(one), Some(other)) = (&before.body, &next.body) else {
         return false;
     };
-    let [source] = other.sources.as_slice() else { return false };
+    let [source] = other.sources.as_slice() else {
+        return false;
+    };
     let same = one.work == Work::Move && one.sources == other.sources;
     other.work == Work::Move
         && one.data == other.data
@@ -248,7 +256,11 @@ fn clash(a: &Body, b: &Body, shift: Option<i64>) -> bool {
         let all = body.sources.iter().chain(&body.targets);
         all.map(|operand| memory(operand.at, shift)).any(|other| other == place)
     };
-    let writes = |body: &Body, other: &Body| body.targets.iter().any(|target| touches(other, memory(target.at, shift)));
+    let writes = |body: &Body, other: &Body| {
+        body.targets
+            .iter()
+            .any(|target| touches(other, memory(target.at, shift)))
+    };
     writes(a, b) || writes(b, a)
 }
 
@@ -266,11 +278,27 @@ pub(super) fn memory(at: At, shift: Option<i64>) -> (At, i64) {
 fn note(words: &mut Vec<Word>, word: Word) {
     for known in &mut *words {
         match (known, word) {
-            (Word::Direct { peer, message: known }, Word::Direct { peer: other, message: next })
-            | (Word::Staged { peer, message: known }, Word::Staged { peer: other, message: next })
-            | (Word::Credit { peer, staged: known }, Word::Credit { peer: other, staged: next })
-                if *peer == other =>
-            {
+            (
+                Word::Direct { peer, message: known },
+                Word::Direct {
+                    peer: other,
+                    message: next,
+                },
+            )
+            | (
+                Word::Staged { peer, message: known },
+                Word::Staged {
+                    peer: other,
+                    message: next,
+                },
+            )
+            | (
+                Word::Credit { peer, staged: known },
+                Word::Credit {
+                    peer: other,
+                    staged: next,
+                },
+            ) if *peer == other => {
                 *known = next.max(*known);
                 return;
             }
@@ -290,9 +318,16 @@ pub(super) fn leading(groups: &[Group]) -> u32 {
         Word::Staged { peer, .. } => Some((peer, false)),
         Word::Credit { .. } | Word::Ready { .. } => None,
     };
-    let mixed = first.iter().flat_map(|group| &group.tells).filter_map(channel).any(|one| {
-        rest.iter().flat_map(|group| &group.tells).filter_map(channel).any(|other| one == other)
-    });
+    let mixed = first
+        .iter()
+        .flat_map(|group| &group.tells)
+        .filter_map(channel)
+        .any(|one| {
+            rest.iter()
+                .flat_map(|group| &group.tells)
+                .filter_map(channel)
+                .any(|other| one == other)
+        });
     if mixed || rest.is_empty() { 0 } else { leading as u32 }
 }
 
@@ -301,5 +336,8 @@ fn only_sends_input(group: &Group) -> bool {
     let input = |operand: &Operand| matches!(operand.at, At::Input(_));
     let away = |operand: &Operand| !matches!(operand.at, At::Scratch(_));
     !group.waits.iter().any(|wait| wait.is_data())
-        && group.bodies.iter().all(|body| body.sources.iter().all(input) && body.targets.iter().all(away))
+        && group
+            .bodies
+            .iter()
+            .all(|body| body.sources.iter().all(input) && body.targets.iter().all(away))
 }

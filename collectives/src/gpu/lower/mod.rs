@@ -367,7 +367,11 @@ impl<'a> Plan<'a> {
         let shared = self.shape.shared(rank).filter(|_| self.options.in_place);
         let shift = shared.map(|shared| i64::from(shared.output) - i64::from(shared.input));
         let groups = fuse::group(fuse::fuse(raw), shift);
-        let ahead = if self.options.ahead > 0 { fuse::leading(&groups) } else { 0 };
+        let ahead = if self.options.ahead > 0 {
+            fuse::leading(&groups)
+        } else {
+            0
+        };
         Strand {
             groups,
             ahead,
@@ -417,7 +421,11 @@ impl Blocks {
         match step {
             Step::Send { to, span } => {
                 let spans = blocks(span);
-                for block in spans.iter().map(|block| vec![*block]).chain(spans.is_empty().then(Vec::new)) {
+                for block in spans
+                    .iter()
+                    .map(|block| vec![*block])
+                    .chain(spans.is_empty().then(Vec::new))
+                {
                     let mut one = micro(block, None, Work::Move)?;
                     one.sends = Some((*to, 0));
                     split.push(one);
@@ -425,7 +433,11 @@ impl Blocks {
             }
             Step::Recv { from, into } => {
                 let spans = blocks(into);
-                for block in spans.iter().map(|block| Some(*block)).chain(spans.is_empty().then_some(None)) {
+                for block in spans
+                    .iter()
+                    .map(|block| Some(*block))
+                    .chain(spans.is_empty().then_some(None))
+                {
                     let mut one = micro(Vec::new(), block, Work::Move)?;
                     one.takes = Some((*from, 0, into.place.form()));
                     split.push(one);
