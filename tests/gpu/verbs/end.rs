@@ -276,7 +276,7 @@ impl End {
             | IBV_QP_MIN_RNR_TIMER;
         self.modify(&mut attr, mask)?;
         attr.qp_state = IBV_QPS_RTS;
-        attr.timeout = 18;
+        attr.timeout = 16;
         attr.retry_cnt = 7;
         attr.rnr_retry = 7;
         attr.max_rd_atomic = 16;
