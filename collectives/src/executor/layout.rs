@@ -133,7 +133,7 @@ impl Layout {
     }
 
     /// The longest that a data block is in any slice.
-    fn longest(&self, data: u32) -> u64 {
+    pub(crate) fn longest(&self, data: u32) -> u64 {
         let (start, end) = self.starts_of(data);
         let len = end - start;
         match self.kind {

@@ -64,7 +64,9 @@ pub struct Areas {
 }
 
 impl Areas {
-    fn new(ranks: usize, sizes: Sizes) -> Self {
+    /// Of an arena among `ranks` ranks.
+    #[must_use]
+    pub fn new(ranks: usize, sizes: Sizes) -> Self {
         let mut end = 0;
         let mut next = |len: usize| {
             let start = end;

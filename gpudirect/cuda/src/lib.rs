@@ -40,6 +40,7 @@
 //!
 //! Each call enters the context of what it is called on and leaves the thread as it was, so that this can be used beside PyTorch.
 
+pub mod collective;
 mod context;
 mod copy;
 mod device;

@@ -318,3 +318,11 @@ impl fmt::Debug for Kernel {
         f.debug_tuple("Kernel").field(&self.name).finish()
     }
 }
+
+/// The PTX of one kernel: what is before the first, and the kernel itself. The kernels share nothing.
+pub(crate) fn excerpt(ptx: &str, name: &str) -> Option<String> {
+    let head = &ptx[..ptx.find(".visible .entry ")?];
+    let entry = &ptx[ptx.find(&format!(".visible .entry {name}("))?..];
+    let end = entry.find("\n}\n")? + "\n}\n".len();
+    Some([head, &entry[..end]].concat())
+}

@@ -161,7 +161,9 @@ impl Typed for Job<'_> {
             true => Some(self.figures::<T>(true)?),
             false => None,
         };
-        let (executor, algorithm) = self.gpu.way(self.case.collective, T::TYPE, self.case.count as usize);
+        let (executor, algorithm) = self
+            .gpu
+            .way(self.case.collective, T::TYPE, self.case.count as usize, true);
         Ok(Row {
             bytes: self.bytes,
             count: self.case.count,

@@ -2,6 +2,7 @@
 //! the processor, for which the tests of `tests/gpu` compile the kernels' source.
 
 pub mod bounds;
+pub mod collective;
 pub mod driven;
 pub mod sweep;
 

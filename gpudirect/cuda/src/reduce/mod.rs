@@ -15,7 +15,7 @@ use std::sync::OnceLock;
 use crate::context::Context;
 use crate::error::Error;
 use crate::memory::Span;
-use crate::module::{Kernel, Launch, Module};
+use crate::module::{Kernel, Launch, Module, excerpt};
 use crate::stream::Stream;
 
 pub use plan::{Arguments, KernelName, MAX_SOURCES, MAX_THREADS, Reduction, Shape, SourceAt, Unfit};
@@ -235,14 +235,6 @@ fn length(data: DataType, form: Form, span: Span<'_>, elements: usize) -> Result
     } else {
         Err(ReduceError::Length { len, elements, bytes })
     }
-}
-
-/// The PTX of one kernel: what is before the first, and the kernel itself. The kernels share nothing.
-fn excerpt(ptx: &str, name: &str) -> Option<String> {
-    let head = &ptx[..ptx.find(".visible .entry ")?];
-    let entry = &ptx[ptx.find(&format!(".visible .entry {name}("))?..];
-    let end = entry.find("\n}\n")? + "\n}\n".len();
-    Some([head, &entry[..end]].concat())
 }
 
 #[cfg(test)]

@@ -1,0 +1,207 @@
+//! The executor of plans by kernels: one launch for an operation, in which every block of threads goes through the lowered plan.
+//!
+//! A rank is given what its kernels need of the others, which is their arenas' addresses, and nothing else of them: [`Peers`](super::Peers) maps these, or a test that has all ranks in one process.
+
+use doorbell_cuda::collective::CollectiveKernels;
+use doorbell_cuda::{Context, Kernel, Launch, Span, Stream};
+
+use super::error::GpuError;
+use super::lower::{self, LowerError, Lowered, Options};
+use super::peers::Areas;
+use super::program::{Arguments, Counted, Cut, Function, Geometry, MAX_THREADS, Memory, SLOTS};
+use crate::plan::{Schedule, Shape};
+use crate::types::{Rank, ReduceOp};
+
+/// One rank's kernels.
+#[derive(Debug)]
+pub struct KernelExecutor {
+    kernels: CollectiveKernels,
+    geometry: Geometry,
+    rank: Rank,
+    arenas: Vec<u64>,
+    stop: u64,
+}
+
+/// A plan for one rank.
+#[derive(Debug)]
+pub struct Plan {
+    shape: Shape,
+    lowered: Lowered,
+    /// Whether outputs must be mapped.
+    direct: bool,
+}
+
+/// An operation's memory.
+#[derive(Debug, Clone, Copy)]
+pub struct Operation<'a> {
+    /// The input's address.
+    pub input: u64,
+    /// The output's.
+    pub output: u64,
+    /// All ranks' outputs, if they are mapped.
+    pub outputs: Option<&'a [u64]>,
+    /// Elements of the whole or of each part, as the collective counts.
+    pub count: u64,
+}
+
+impl Plan {
+    /// Lowers `schedule` for `rank`: with outputs that are mapped by all ranks (`direct`) or not, and input and output in one memory or not.
+    ///
+    /// # Errors
+    /// [`LowerError`], the same on all ranks.
+    pub fn new(schedule: &dyn Schedule, rank: Rank, direct: bool, in_place: bool) -> Result<Self, LowerError> {
+        let options = Options {
+            in_place,
+            direct,
+            slots: SLOTS,
+            ahead: 1,
+        };
+        let mut all = lower::lower(schedule, options)?;
+        Ok(Self {
+            shape: schedule.shape().clone(),
+            lowered: all.swap_remove(rank.index()),
+            direct,
+        })
+    }
+
+    /// What the rank does.
+    #[must_use]
+    pub fn lowered(&self) -> &Lowered {
+        &self.lowered
+    }
+}
+
+impl KernelExecutor {
+    /// The kernels of `rank` in `context`. `arenas` are all ranks' arenas as that context has them, `areas` is how they are divided; `stop` is the address of a word that is not 0 from when all are to give up. Launches have at most
+    /// `blocks` blocks of threads, the same on all ranks.
+    #[must_use]
+    pub fn new(
+        kernels: CollectiveKernels,
+        rank: Rank,
+        arenas: Vec<u64>,
+        areas: &Areas,
+        stop: u64,
+        blocks: u32,
+    ) -> Self {
+        Self {
+            kernels,
+            geometry: Geometry::new(areas, arenas.len() as u32, blocks),
+            rank,
+            arenas,
+            stop,
+        }
+    }
+
+    /// The same with the kernels of this toolkit.
+    #[must_use]
+    pub fn of(context: &Context, rank: Rank, arenas: Vec<u64>, areas: &Areas, stop: u64, blocks: u32) -> Self {
+        Self::new(CollectiveKernels::new(context), rank, arenas, areas, stop, blocks)
+    }
+
+    /// How an arena is divided.
+    #[must_use]
+    pub fn geometry(&self) -> &Geometry {
+        &self.geometry
+    }
+
+    /// Loads the kernel of a function, which a first launch would do: before a stream is captured.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn prepare(&self, function: Function, lines: bool) -> Result<(), GpuError> {
+        self.kernel(function, lines).map(drop)
+    }
+
+    fn kernel(&self, function: Function, lines: bool) -> Result<Kernel, GpuError> {
+        let kind = if lines { "lines" } else { "collective" };
+        let name = match function.op {
+            Some(op) => format!("{kind}_{}_{}", function.data.name(), op.name()),
+            None => format!("{kind}_move_{}", function.data.bytes()),
+        };
+        self.kernels.kernel(&name)?.ok_or_else(|| GpuError::Refused {
+            what: "kernels of collectives",
+            reason: format!("there is no kernel {name}"),
+        })
+    }
+
+    /// Puts an operation into `stream`. All ranks do so with the same plan, count, function and cut, in the same order. `uses` is kept until it is done.
+    ///
+    /// # Safety
+    /// The addresses must be those of memory of `count`'s elements, as the plan's places are, which the device reaches until the operation is done on all ranks, and nobody else may write what it reads, or touch what it writes, from when
+    /// the stream comes to it until it is done there.
+    ///
+    /// # Errors
+    /// [`GpuError`]; nothing was begun.
+    pub unsafe fn launch(
+        &self,
+        stream: &Stream,
+        plan: &Plan,
+        function: Function,
+        cut: Cut,
+        operation: Operation<'_>,
+        uses: &[Span<'_>],
+    ) -> Result<(), GpuError> {
+        let misuse = |what: String| GpuError::Misuse {
+            collective: plan.shape.collective,
+            what,
+        };
+        if plan.direct
+            && !cut.lines
+            && operation
+                .outputs
+                .is_none_or(|outputs| outputs.len() != self.arenas.len())
+        {
+            return Err(misuse(
+                "the plan writes to outputs, of which not all are mapped".to_owned(),
+            ));
+        }
+        if cut.threads == 0 || cut.threads > MAX_THREADS || cut.threads % 32 != 0 {
+            return Err(misuse(format!(
+                "blocks of {} threads: multiples of 32 up to {MAX_THREADS}",
+                cut.threads
+            )));
+        }
+        let op = function.op.filter(|_| plan.shape.collective.reduces());
+        let function = Function { op, ..function };
+        let counted = Counted::new(&plan.shape, operation.count);
+        let memory = Memory {
+            input: operation.input,
+            output: operation.output,
+            arenas: &self.arenas,
+            outputs: operation.outputs,
+            stop: self.stop,
+        };
+        let strands = plan.lowered.strands.len() as u32;
+        let cut = Cut {
+            blocks: (cut.blocks / strands * strands).max(strands),
+            ..cut
+        };
+        let arguments = Arguments::new(
+            self.rank,
+            &plan.lowered,
+            &counted,
+            function,
+            &self.geometry,
+            cut,
+            memory,
+        )
+        .map_err(|error| misuse(error.to_string()))?;
+        let kernel = self.kernel(function, cut.lines)?;
+        let launch = Launch::linear(cut.blocks, cut.threads);
+        // SAFETY: the kernel's only argument is this struct, of its version; the caller answers for what is in it.
+        unsafe { kernel.launch(stream, launch, &[&arguments], uses)? };
+        Ok(())
+    }
+}
+
+impl Function {
+    /// A reduction of `data`.
+    #[must_use]
+    pub fn reduce(data: crate::types::DataType, op: ReduceOp) -> Self {
+        Self {
+            data,
+            op: Some(op),
+            scalar: 0,
+        }
+    }
+}

@@ -1,0 +1,175 @@
+//! Runs the groups of all ranks by their words alone: whether all come to their end, and what each knows of the others when it does something.
+
+use super::{At, Messages, Strand, Word, fuse};
+use crate::types::Rank;
+
+/// What a rank knew when it had waited for what a group needs: for each rank, how many of its groups were done.
+pub(super) struct History {
+    /// By rank, slice and group: its place in the rank's order, and the knowledge.
+    done: Vec<Vec<Vec<(u32, Vec<u32>)>>>,
+}
+
+/// Between two ranks, seen from one of them.
+#[derive(Clone, Default)]
+struct Between {
+    /// Messages that this one has told the other of, and what it knew then, one after another: staged ones, and direct ones.
+    told: [Vec<Vec<u32>>; 2],
+    /// Staged messages from the other that this one has read.
+    read: u32,
+}
+
+/// Runs all ranks for more slices than there are slots.
+///
+/// # Errors
+/// A rank that waits for ever.
+pub(super) fn run(strands: &[Strand], slots: u32) -> Result<History, Rank> {
+    let ranks = strands.len();
+    let slices = slots + ranks as u32 + 2;
+    let mut between = vec![vec![Between::default(); ranks]; ranks];
+    let mut history = History {
+        done: strands
+            .iter()
+            .map(|strand| vec![vec![(0, Vec::new()); strand.groups.len()]; slices as usize])
+            .collect(),
+    };
+    let orders: Vec<Vec<(u32, usize)>> = strands.iter().map(|strand| order(strand, slices)).collect();
+    let mut at = vec![0; ranks];
+    let mut known = vec![vec![0u32; ranks]; ranks];
+    loop {
+        let mut moved = false;
+        for (rank, strand) in strands.iter().enumerate() {
+            while let Some(&(slice, index)) = orders[rank].get(at[rank]) {
+                let group = &strand.groups[index];
+                let mut next = known[rank].clone();
+                let has_come = group.waits.iter().all(|wait| match *wait {
+                    Word::Direct { peer, message } | Word::Staged { peer, message } => {
+                        let direct = matches!(wait, Word::Direct { .. });
+                        let traffic = &strand.peers[peer.index()];
+                        let each = if direct {
+                            traffic.received_direct
+                        } else {
+                            traffic.received_staged
+                        };
+                        let told = &between[peer.index()][rank].told[usize::from(direct)];
+                        let told = told.get((slice * each + message) as usize);
+                        for (known, theirs) in next.iter_mut().zip(told.into_iter().flatten()) {
+                            *known = (*known).max(*theirs);
+                        }
+                        told.is_some()
+                    }
+                    Word::Credit { peer, staged } => {
+                        let number = slice * strand.peers[peer.index()].sent_staged + staged;
+                        number < slots + between[peer.index()][rank].read
+                    }
+                    Word::Ready { .. } => true,
+                });
+                if !has_come {
+                    break;
+                }
+                history.done[rank][slice as usize][index] = (at[rank] as u32, next.clone());
+                at[rank] += 1;
+                next[rank] = at[rank] as u32;
+                known[rank] = next;
+                for tell in &group.tells {
+                    match *tell {
+                        Word::Direct { peer, message } | Word::Staged { peer, message } => {
+                            let direct = matches!(tell, Word::Direct { .. });
+                            let traffic = &strand.peers[peer.index()];
+                            let each = if direct {
+                                traffic.sent_direct
+                            } else {
+                                traffic.sent_staged
+                            };
+                            let number = slice * each + message + 1;
+                            let told = &mut between[rank][peer.index()].told[usize::from(direct)];
+                            told.resize(told.len().max(number as usize), known[rank].clone());
+                        }
+                        Word::Credit { peer, staged } => {
+                            let number = slice * strand.peers[peer.index()].received_staged + staged + 1;
+                            let read = &mut between[rank][peer.index()].read;
+                            *read = number.max(*read);
+                        }
+                        Word::Ready { .. } => {}
+                    }
+                }
+                moved = true;
+            }
+        }
+        if !moved {
+            break;
+        }
+    }
+    match (0..ranks).find(|&rank| at[rank] < orders[rank].len()) {
+        Some(rank) => Err(Rank(rank as u32)),
+        None => Ok(history),
+    }
+}
+
+/// In which order a rank does its groups: slice and group.
+pub(super) fn order(strand: &Strand, slices: u32) -> Vec<(u32, usize)> {
+    let ahead = strand.ahead as usize;
+    let late = u32::from(ahead > 0);
+    let turn = |turn: u32| {
+        let first = (0..ahead)
+            .map(move |group| (turn, group))
+            .filter(move |_| turn < slices);
+        let rest = (ahead..strand.groups.len()).filter_map(move |group| Some((turn.checked_sub(late)?, group)));
+        first.chain(rest)
+    };
+    (0..slices + late).flat_map(turn).collect()
+}
+
+/// Messages that are stored into an output which its owner may still have to read, or to write: from, to, and which.
+pub(super) fn too_early(
+    strands: &[Strand],
+    history: &History,
+    messages: &Messages,
+    shift: impl Fn(Rank) -> Option<i64>,
+) -> Vec<(Rank, Rank, u32)> {
+    let mut found = Vec::new();
+    for (from, strand) in strands.iter().enumerate() {
+        let stores = strand.groups.iter().enumerate().flat_map(|(index, group)| {
+            let targets = group.bodies.iter().flat_map(|body| &body.targets);
+            targets.filter_map(move |target| match target.at {
+                At::TheirOutput(to, block) => Some((index, to, block)),
+                _ => None,
+            })
+        });
+        for (index, to, block) in stores {
+            let sender = Rank(from as u32);
+            let is_it = |message: &super::Message| message.is_direct && message.output == Some(block);
+            let Some(number) = messages.get(&(sender, to)).and_then(|list| list.iter().position(is_it)) else {
+                continue;
+            };
+            let message = messages[&(sender, to)][number].number;
+            let place = fuse::memory(At::Output(block), None);
+            let theirs = &strands[to.index()];
+            let waits = |word: &Word| matches!(*word, Word::Direct { peer, message: last } if peer == sender && last >= message);
+            let before = theirs
+                .groups
+                .iter()
+                .enumerate()
+                .take_while(|(_, group)| !group.waits.iter().any(waits));
+            let touching = before.filter(|(_, group)| {
+                let operands = group
+                    .bodies
+                    .iter()
+                    .flat_map(|body| body.sources.iter().chain(&body.targets));
+                operands
+                    .map(|operand| fuse::memory(operand.at, shift(to)))
+                    .any(|touched| touched == place)
+            });
+            let is_early = touching.into_iter().any(|(other, _)| {
+                (0..history.done[from].len()).any(|slice| {
+                    let (_, known) = &history.done[from][slice][index];
+                    let (turn, _) = &history.done[to.index()][slice][other];
+                    known[to.index()] <= *turn
+                })
+            });
+            if is_early {
+                found.push((sender, to, number as u32));
+            }
+        }
+    }
+    found
+}

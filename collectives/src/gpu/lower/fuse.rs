@@ -1,0 +1,343 @@
+//! One rank's steps as groups: where received messages lie, what is fused, and what waits and tells together.
+
+use std::collections::HashMap;
+
+use super::{At, Block, Body, Group, Messages, Micro, Operand, Word, Work};
+use crate::plan::{Form, Place};
+use crate::types::Rank;
+
+/// Bodies of a group at most, and their operands.
+pub(super) const MAX_BODIES: usize = 24;
+pub(super) const MAX_OPERANDS: usize = 64;
+/// Sources, or targets, of a body at most.
+const MAX_SIDE: usize = 20;
+
+/// A body, what it waits for and what it tells.
+#[derive(Clone, Default, Debug)]
+pub(super) struct Raw {
+    waits: Vec<Word>,
+    body: Option<Body>,
+    tells: Vec<Word>,
+}
+
+/// What has been received and not looked at so far.
+#[derive(Clone, Copy)]
+struct Arrived {
+    at: At,
+    /// Not waited for yet.
+    wait: Option<Word>,
+    /// The step that reads it last, and what it tells then.
+    until: Option<(usize, Word)>,
+}
+
+/// Binds blocks to memory: what each step reads, writes, waits for and tells; and how many blocks of own memory there are.
+pub(super) fn bind(steps: &[Micro], rank: Rank, messages: &Messages) -> (Vec<Raw>, u32) {
+    let mut scratch: HashMap<Block, u32> = HashMap::new();
+    let mut own = |(place, block): Block| match place {
+        Place::Input => At::Input(block),
+        Place::Output => At::Output(block),
+        Place::Scratch | Place::Partial => {
+            let next = scratch.len() as u32;
+            At::Scratch(*scratch.entry((place, block)).or_insert(next))
+        }
+    };
+    let mut arrived: HashMap<Block, Arrived> = HashMap::new();
+    let mut raws = Vec::new();
+    for (index, step) in steps.iter().enumerate() {
+        let mut raw = Raw::default();
+        let mut sources = Vec::new();
+        if let Some((from, number, form)) = step.takes {
+            let message = messages[&(from, rank)][number as usize];
+            let (peer, number) = (from, message.number);
+            if message.is_direct {
+                if let Some(into) = step.into {
+                    let wait = Some(Word::Direct { peer, message: number });
+                    let at = own(into);
+                    arrived.insert(into, Arrived { at, wait, until: None });
+                }
+                continue;
+            }
+            let data = Word::Staged { peer, message: number };
+            let read = Word::Credit { peer, staged: number };
+            let at = At::Received(from, number);
+            if let (Some(into), Some(last)) = (
+                step.into.filter(|_| step.work == Work::Move),
+                stays(steps, index, from, rank, messages),
+            ) {
+                arrived.insert(
+                    into,
+                    Arrived {
+                        at,
+                        wait: Some(data),
+                        until: Some((last, read)),
+                    },
+                );
+                continue;
+            }
+            raw.waits.push(data);
+            raw.tells.push(read);
+            if step.into.is_some() {
+                sources.push(Operand { at, form });
+            }
+        }
+        for &block in &step.sources {
+            let mut at = own(block);
+            if let Some(found) = arrived.get_mut(&block) {
+                at = found.at;
+                raw.waits.extend(found.wait.take());
+                raw.tells
+                    .extend(found.until.filter(|(last, _)| *last == index).map(|(_, word)| word));
+            }
+            sources.push(Operand {
+                at,
+                form: block.0.form(),
+            });
+        }
+        let mut targets = Vec::new();
+        if let Some(into) = step.into {
+            arrived.remove(&into);
+            targets.push(Operand {
+                at: own(into),
+                form: into.0.form(),
+            });
+        }
+        if let Some((to, number)) = step.sends {
+            let message = messages[&(rank, to)][number as usize];
+            let form = sources.first().map_or(Form::Element, |source| source.form);
+            let (peer, number) = (to, message.number);
+            let at = match message.output.filter(|_| message.is_direct) {
+                Some(block) => {
+                    raw.waits.push(Word::Ready { peer });
+                    raw.tells.push(Word::Direct { peer, message: number });
+                    At::TheirOutput(to, block)
+                }
+                None => {
+                    raw.waits.push(Word::Credit { peer, staged: number });
+                    raw.tells.push(Word::Staged { peer, message: number });
+                    At::TheirSlot(to, number)
+                }
+            };
+            targets.push(Operand { at, form });
+        }
+        if !sources.is_empty() {
+            raw.body = Some(Body {
+                data: step.data,
+                work: step.work,
+                sources,
+                targets,
+            });
+        }
+        raws.push(raw);
+    }
+    (raws, scratch.len() as u32)
+}
+
+/// The step that reads last what the step at `index` receives, if it can lie in its slot until then: into memory of the rank's own, read at all, and nothing else comes from the same rank by its FIFO meanwhile.
+fn stays(steps: &[Micro], index: usize, from: Rank, rank: Rank, messages: &Messages) -> Option<usize> {
+    let into = steps[index]
+        .into
+        .filter(|(place, _)| matches!(place, Place::Scratch | Place::Partial))?;
+    let mut last = None;
+    for (at, step) in steps.iter().enumerate().skip(index + 1) {
+        if step.sources.contains(&into) {
+            last = Some(at);
+        }
+        if step.into == Some(into) {
+            break;
+        }
+    }
+    let last = last?;
+    let is_next = |step: &Micro| {
+        step.takes
+            .is_some_and(|(peer, number, _)| peer == from && !messages[&(peer, rank)][number as usize].is_direct)
+    };
+    (!steps[index + 1..=last].iter().any(is_next)).then_some(last)
+}
+
+/// Has each body store to all who get its result, and drops what nobody reads.
+pub(super) fn fuse(raws: Vec<Raw>) -> Vec<Raw> {
+    let mut fused: Vec<Raw> = Vec::new();
+    for raw in raws {
+        match fused.last_mut() {
+            Some(before) if joins(before, &raw) => {
+                before.waits.extend(raw.waits);
+                before.tells.extend(raw.tells);
+                if let (Some(body), Some(more)) = (&mut before.body, raw.body) {
+                    body.targets.extend(more.targets);
+                }
+            }
+            _ => fused.push(raw),
+        }
+    }
+    for index in 0..fused.len() {
+        let Some(body) = &fused[index].body else { continue };
+        let is_read = |target: &Operand| {
+            let At::Scratch(_) = target.at else { return true };
+            let later = fused[index + 1..].iter().filter_map(|raw| raw.body.as_ref());
+            for body in later {
+                if body.sources.iter().any(|source| source.at == target.at) {
+                    return true;
+                }
+                if body.targets.iter().any(|other| other.at == target.at) {
+                    return false;
+                }
+            }
+            false
+        };
+        let targets: Vec<Operand> = body.targets.iter().copied().filter(is_read).collect();
+        if let Some(body) = &mut fused[index].body {
+            body.targets = targets;
+        }
+    }
+    for raw in &mut fused {
+        raw.body = raw.body.take().filter(|body| !body.targets.is_empty());
+    }
+    fused
+}
+
+/// Whether what follows a body at once only stores elsewhere what that reads, or what it makes.
+fn joins(before: &Raw, next: &Raw) -> bool {
+    let (Some(one), Some(other)) = (&before.body, &next.body) else {
+        return false;
+    };
+    let [source] = other.sources.as_slice() else {
+        return false;
+    };
+    let same = one.work == Work::Move && one.sources == other.sources;
+    other.work == Work::Move
+        && one.data == other.data
+        && one.targets.len() + other.targets.len() <= MAX_SIDE
+        && !next.waits.iter().any(|wait| wait.is_data())
+        && (same || one.targets.contains(source))
+}
+
+/// Puts bodies together that wait and tell together.
+pub(super) fn group(raws: Vec<Raw>, shift: Option<i64>) -> Vec<Group> {
+    let mut groups: Vec<Group> = Vec::new();
+    for raw in raws {
+        let group = match groups.last_mut() {
+            Some(group) if together(group, &raw, shift) => group,
+            _ => {
+                groups.push(Group::default());
+                let last = groups.len() - 1;
+                &mut groups[last]
+            }
+        };
+        for wait in raw.waits {
+            note(&mut group.waits, wait);
+        }
+        for tell in raw.tells {
+            note(&mut group.tells, tell);
+        }
+        group.bodies.extend(raw.body);
+    }
+    groups
+}
+
+/// Whether a body may be done with those of a group: all of them only send, or all of them only receive, and none has to do with what another one writes.
+fn together(group: &Group, raw: &Raw, shift: Option<i64>) -> bool {
+    let sends = |waits: &[Word]| !waits.iter().any(|wait| wait.is_data());
+    let receives = |waits: &[Word], tells: &[Word]| {
+        waits.iter().all(|wait| wait.is_data()) && tells.iter().all(|tell| matches!(tell, Word::Credit { .. }))
+    };
+    let alike = sends(&group.waits) && sends(&raw.waits)
+        || receives(&group.waits, &group.tells) && receives(&raw.waits, &raw.tells);
+    let operands = |body: &Body| body.sources.len() + body.targets.len();
+    let Some(body) = &raw.body else { return alike };
+    alike
+        && group.bodies.len() < MAX_BODIES
+        && group.bodies.iter().map(operands).sum::<usize>() + operands(body) <= MAX_OPERANDS
+        && !group.bodies.iter().any(|other| clash(other, body, shift))
+}
+
+/// Whether one of two bodies writes what the other reads or writes.
+fn clash(a: &Body, b: &Body, shift: Option<i64>) -> bool {
+    let touches = |body: &Body, place| {
+        let all = body.sources.iter().chain(&body.targets);
+        all.map(|operand| memory(operand.at, shift)).any(|other| other == place)
+    };
+    let writes = |body: &Body, other: &Body| {
+        body.targets
+            .iter()
+            .any(|target| touches(other, memory(target.at, shift)))
+    };
+    writes(a, b) || writes(b, a)
+}
+
+/// Where an operand is, an input's block as the output's that it is in place.
+pub(super) fn memory(at: At, shift: Option<i64>) -> (At, i64) {
+    match (at, shift) {
+        (At::Input(block), Some(shift)) => (At::Output(0), i64::from(block) + shift),
+        (At::Input(block), None) => (At::Input(0), i64::from(block)),
+        (At::Output(block), _) => (At::Output(0), i64::from(block)),
+        (other, _) => (other, 0),
+    }
+}
+
+/// Adds a word, of which the last of each kind and peer counts for those before it.
+fn note(words: &mut Vec<Word>, word: Word) {
+    for known in &mut *words {
+        match (known, word) {
+            (
+                Word::Direct { peer, message: known },
+                Word::Direct {
+                    peer: other,
+                    message: next,
+                },
+            )
+            | (
+                Word::Staged { peer, message: known },
+                Word::Staged {
+                    peer: other,
+                    message: next,
+                },
+            )
+            | (
+                Word::Credit { peer, staged: known },
+                Word::Credit {
+                    peer: other,
+                    staged: next,
+                },
+            ) if *peer == other => {
+                *known = next.max(*known);
+                return;
+            }
+            (Word::Ready { peer }, Word::Ready { peer: other }) if *peer == other => return,
+            _ => {}
+        }
+    }
+    words.push(word);
+}
+
+/// How many groups at the beginning may be a slice ahead of the others: if they send by other counts than those, or to others.
+pub(super) fn leading(groups: &[Group]) -> u32 {
+    let leading = groups.iter().take_while(|group| only_sends_input(group)).count();
+    let (first, rest) = groups.split_at(leading);
+    let channel = |word: &Word| match *word {
+        Word::Direct { peer, .. } => Some((peer, true)),
+        Word::Staged { peer, .. } => Some((peer, false)),
+        Word::Credit { .. } | Word::Ready { .. } => None,
+    };
+    let mixed = first
+        .iter()
+        .flat_map(|group| &group.tells)
+        .filter_map(channel)
+        .any(|one| {
+            rest.iter()
+                .flat_map(|group| &group.tells)
+                .filter_map(channel)
+                .any(|other| one == other)
+        });
+    if mixed || rest.is_empty() { 0 } else { leading as u32 }
+}
+
+/// Whether a group may be done for the next slice before this one is finished.
+fn only_sends_input(group: &Group) -> bool {
+    let input = |operand: &Operand| matches!(operand.at, At::Input(_));
+    let away = |operand: &Operand| !matches!(operand.at, At::Scratch(_));
+    !group.waits.iter().any(|wait| wait.is_data())
+        && group
+            .bodies
+            .iter()
+            .all(|body| body.sources.iter().all(input) && body.targets.iter().all(away))
+}

@@ -1,0 +1,443 @@
+//! What a launch of a kernel is given: a lowered plan for a count, as words, with the addresses of all ranks' memory. `gpudirect/cuda/kernels/collective.cu` reads it.
+
+use super::lower::{At, Body, Group, Lowered, NOTHING, Operand, Strand, Word, Work};
+use super::peers::{Areas, MAX_PEERS};
+use crate::executor::layout::{Extent, Layout};
+use crate::plan::{Form, Place, Shape};
+use crate::types::{DataType, Rank, ReduceOp};
+
+/// What words mean, and [`Arguments`]. The kernel's `PROGRAM_VERSION`.
+pub const VERSION: u64 = 1;
+/// Words of a program at most.
+pub const MAX_WORDS: usize = 400;
+/// Threads of a block at most.
+pub const MAX_THREADS: u32 = 512;
+/// Blocks of threads of a launch at most.
+pub const MAX_BLOCKS: u32 = 256;
+/// Blocks of threads that send lines at most.
+pub const MAX_LINE_BLOCKS: u32 = 32;
+/// Bytes of the flags of a block of threads, for each peer.
+const FLAGS: u64 = 64;
+/// Bytes of its counts.
+const COUNTS: u64 = 32;
+/// What shares of data blocks begin at multiples of, in bytes.
+const GRANULE: usize = 128;
+/// Slots of a FIFO.
+pub const SLOTS: u32 = 4;
+/// Bytes of a slot at most.
+const MAX_SLOT: u64 = 256 << 10;
+
+/// Where in an arena the kernels keep what: the same on all ranks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Geometry {
+    flags: u64,
+    counts: u64,
+    /// Of whole messages, and of lines.
+    fifos: [Fifos; 2],
+    scratch: u64,
+    scratch_len: u64,
+}
+
+/// A slot for each sender, block of threads and number.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Fifos {
+    at: u64,
+    blocks: u32,
+    slot: u32,
+}
+
+/// How an operation is cut.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Cut {
+    /// Blocks of threads, of all strands together.
+    pub blocks: u32,
+    /// Threads of each.
+    pub threads: u32,
+    /// Bytes of a slice at most.
+    pub slice: u32,
+    /// Whether messages go as lines.
+    pub lines: bool,
+}
+
+/// What is reduced, and how.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Function {
+    /// The elements.
+    pub data: DataType,
+    /// The operator, of those that reduce.
+    pub op: Option<ReduceOp>,
+    /// The bits of [`ReduceOp::PreMulSum`]'s scalar, in the type that accumulates.
+    pub scalar: u64,
+}
+
+/// Memory of an operation.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Memory<'a> {
+    /// This rank's input and output.
+    pub input: u64,
+    /// As above.
+    pub output: u64,
+    /// All ranks' arenas, as this one's device has them.
+    pub arenas: &'a [u64],
+    /// All ranks' outputs, if they are mapped.
+    pub outputs: Option<&'a [u64]>,
+    /// A word that is not 0 from when all are to give up; 0 if there is none.
+    pub stop: u64,
+}
+
+/// Why there is no program.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ProgramError {
+    /// The program is too long.
+    #[error("the program of rank {rank} has {words} words, of which a launch takes {MAX_WORDS}")]
+    TooLong {
+        /// The rank.
+        rank: Rank,
+        /// Its length.
+        words: usize,
+    },
+    /// A number in it is too great.
+    #[error("the program of rank {0} has more blocks or messages than its words can say")]
+    TooMany(Rank),
+    /// Lines are of elements.
+    #[error("partial results of {0} do not go as lines")]
+    PartialLines(DataType),
+    /// The arena is too small.
+    #[error("the arena is too small for {blocks} blocks of threads with slices of {slice} bytes")]
+    Arena {
+        /// What was to be.
+        blocks: u32,
+        /// As above.
+        slice: u32,
+    },
+}
+
+/// The kernel's `Operation`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Arguments {
+    version: u64,
+    input: u64,
+    output: u64,
+    stop: u64,
+    arenas: [u64; MAX_PEERS],
+    outputs: [u64; MAX_PEERS],
+    flags: u64,
+    counts: u64,
+    fifos: u64,
+    scratch: u64,
+    slice: u64,
+    longest: u64,
+    scalar: u64,
+    rank: u32,
+    ranks: u32,
+    strands: u32,
+    slots: u32,
+    slot_bytes: u32,
+    blocks: u32,
+    scratch_bytes: u32,
+    scratch_blocks: u32,
+    granule: u32,
+    divisor: u32,
+    program: [u64; MAX_WORDS],
+}
+
+// As long as the kernel's, and within the 4 KiB that launches take.
+const _: () = assert!(size_of::<Arguments>() == 32 + 2 * 8 * MAX_PEERS + 56 + 40 + 8 * MAX_WORDS);
+const _: () = assert!(size_of::<Arguments>() <= 4096);
+
+impl Geometry {
+    /// Divides the areas for `ranks` ranks and launches of at most `blocks` blocks of threads, [`MAX_BLOCKS`] at most.
+    #[must_use]
+    pub fn new(areas: &Areas, ranks: u32, blocks: u32) -> Self {
+        let blocks = blocks.clamp(1, MAX_BLOCKS);
+        let peers = u64::from(ranks.saturating_sub(1).max(1));
+        let fifos = |at: usize, len: u64, blocks: u32| {
+            let slot = len / (peers * u64::from(blocks) * u64::from(SLOTS));
+            Fifos {
+                at: at as u64,
+                blocks,
+                slot: (slot.min(MAX_SLOT) / 512 * 512) as u32,
+            }
+        };
+        let whole = areas.fifos.len() as u64;
+        let staged = whole / 4 * 3 / 4096 * 4096;
+        let flags = areas.flags.start as u64;
+        Self {
+            flags,
+            counts: flags + u64::from(MAX_BLOCKS) * MAX_PEERS as u64 * FLAGS,
+            fifos: [
+                fifos(areas.fifos.start, staged, blocks),
+                fifos(areas.slots.start, areas.slots.len() as u64, blocks.min(MAX_LINE_BLOCKS)),
+            ],
+            scratch: areas.fifos.start as u64 + staged,
+            scratch_len: whole - staged,
+        }
+    }
+
+    /// Bytes of flags that it takes.
+    #[must_use]
+    pub const fn flags_len() -> usize {
+        MAX_BLOCKS as usize * MAX_PEERS * (FLAGS + COUNTS) as usize
+    }
+
+    /// Bytes of a slice at most, as lines or not: in elements' bytes.
+    #[must_use]
+    pub fn most(&self, lines: bool) -> u32 {
+        // A line is twice as long as what it carries.
+        self.fifos[usize::from(lines)].slot / if lines { 2 } else { 1 }
+    }
+
+    /// Blocks of threads at most.
+    #[must_use]
+    pub fn blocks(&self, lines: bool) -> u32 {
+        self.fifos[usize::from(lines)].blocks
+    }
+}
+
+/// Where the places of an operation's data blocks lie.
+#[derive(Debug)]
+pub struct Counted {
+    layout: Layout,
+    longest: u64,
+}
+
+impl Counted {
+    /// Of `shape`, with `count` elements of the whole or of each part.
+    #[must_use]
+    pub fn new(shape: &Shape, count: u64) -> Self {
+        let extent = Extent {
+            count,
+            parts: None,
+            slices: 1,
+        };
+        let layout = Layout::new(shape, extent, &[], &[]);
+        let longest = (0..shape.blocks).map(|block| layout.longest(block)).max().unwrap_or(0);
+        Self { layout, longest }
+    }
+}
+
+impl Arguments {
+    /// What `rank` is given.
+    ///
+    /// # Errors
+    /// [`ProgramError`]: the same on all ranks, but where their programs differ in length.
+    pub fn new(
+        rank: Rank,
+        lowered: &Lowered,
+        counted: &Counted,
+        function: Function,
+        geometry: &Geometry,
+        cut: Cut,
+        memory: Memory<'_>,
+    ) -> Result<Self, ProgramError> {
+        let bytes = function.data.bytes();
+        let partial = function.data.accumulator().bytes();
+        let has_partials = partial > bytes && lowered.strands.iter().any(has_partials);
+        if has_partials && cut.lines {
+            return Err(ProgramError::PartialLines(function.data));
+        }
+        let widest = if has_partials { partial } else { bytes };
+        let scratch_blocks = lowered.strands.iter().map(|strand| strand.scratch).max().unwrap_or(0);
+        let fifos = &geometry.fifos[usize::from(cut.lines)];
+        let granule = GRANULE / bytes;
+        let most = u64::from(cut.slice.min(geometry.most(cut.lines))) / widest as u64;
+        let slice = most / granule as u64 * granule as u64;
+        let scratch_bytes = (slice * widest as u64).next_multiple_of(512);
+        let strands = lowered.strands.len() as u32;
+        let needed = u64::from(cut.blocks) * u64::from(scratch_blocks) * scratch_bytes;
+        if slice == 0 || cut.blocks > fifos.blocks || cut.blocks < strands || needed > geometry.scratch_len {
+            return Err(ProgramError::Arena {
+                blocks: cut.blocks,
+                slice: cut.slice,
+            });
+        }
+        let ranks = memory.arenas.len().min(MAX_PEERS);
+        let mut words = Vec::with_capacity(MAX_WORDS);
+        let encoder = Encoder {
+            rank,
+            counted,
+            scaled: function.op == Some(ReduceOp::PreMulSum),
+            lines: cut.lines,
+        };
+        words.resize(lowered.strands.len(), 0);
+        for (index, strand) in lowered.strands.iter().enumerate() {
+            words[index] = words.len() as u64;
+            encoder.strand(strand, &mut words)?;
+        }
+        let mut program = [0; MAX_WORDS];
+        match program.get_mut(..words.len()) {
+            Some(part) => part.copy_from_slice(&words),
+            None => {
+                return Err(ProgramError::TooLong {
+                    rank,
+                    words: words.len(),
+                });
+            }
+        }
+        let addresses = |list: &[u64]| {
+            let mut table = [0; MAX_PEERS];
+            table[..ranks].copy_from_slice(&list[..ranks]);
+            table
+        };
+        Ok(Self {
+            version: VERSION,
+            input: memory.input,
+            output: memory.output,
+            stop: memory.stop,
+            arenas: addresses(memory.arenas),
+            outputs: memory.outputs.map_or([0; MAX_PEERS], addresses),
+            flags: geometry.flags,
+            counts: geometry.counts,
+            fifos: fifos.at,
+            scratch: geometry.scratch,
+            slice,
+            longest: counted.longest,
+            scalar: function.scalar,
+            rank: rank.0,
+            ranks: ranks as u32,
+            strands,
+            slots: SLOTS,
+            slot_bytes: fifos.slot,
+            blocks: fifos.blocks,
+            scratch_bytes: scratch_bytes as u32,
+            scratch_blocks,
+            granule: granule as u32,
+            divisor: ranks as u32,
+            program,
+        })
+    }
+}
+
+fn has_partials(strand: &Strand) -> bool {
+    let operands = |body: &Body| {
+        body.sources
+            .iter()
+            .chain(&body.targets)
+            .any(|operand| operand.form == Form::Partial)
+    };
+    strand.groups.iter().flat_map(|group| &group.bodies).any(operands)
+}
+
+/// Writes the words of one rank.
+struct Encoder<'a> {
+    rank: Rank,
+    counted: &'a Counted,
+    /// Input is multiplied when it is read.
+    scaled: bool,
+    lines: bool,
+}
+
+impl Encoder<'_> {
+    fn strand(&self, strand: &Strand, words: &mut Vec<u64>) -> Result<(), ProgramError> {
+        words.push(self.fit(strand.groups.len(), 16)? | u64::from(strand.ahead) << 16);
+        for peer in &strand.peers {
+            let counts = [
+                peer.sent_direct,
+                peer.sent_staged,
+                peer.received_direct,
+                peer.received_staged,
+            ];
+            let mut word = 0;
+            for (index, count) in counts.into_iter().enumerate() {
+                word |= self.fit(count as usize, 16)? << (16 * index);
+            }
+            words.push(word);
+        }
+        strand.groups.iter().try_for_each(|group| self.group(group, words))
+    }
+
+    fn group(&self, group: &Group, words: &mut Vec<u64>) -> Result<(), ProgramError> {
+        let start = words.len();
+        words.push(0);
+        // Lines tell of themselves.
+        let told = |word: &&Word| !(self.lines && matches!(word, Word::Staged { .. }));
+        for wait in group.waits.iter().filter(told) {
+            words.push(self.word(*wait)?);
+        }
+        let waits = words.len() - start - 1;
+        let mut first = 0;
+        for body in &group.bodies {
+            words.push(self.body(body, first)?);
+            first += body.sources.len() + body.targets.len();
+        }
+        for (index, body) in group.bodies.iter().enumerate() {
+            for operand in body.sources.iter().chain(&body.targets) {
+                words.push(self.operand(*operand, index)?);
+            }
+        }
+        let before = words.len();
+        for tell in group.tells.iter().filter(told) {
+            words.push(self.word(*tell)?);
+        }
+        let tells = words.len() - before;
+        words[start] = self.fit(waits, 8)?
+            | self.fit(group.bodies.len(), 5)? << 8
+            | self.fit(first, 7)? << 16
+            | self.fit(tells, 8)? << 24
+            | ((words.len() - start) as u64) << 32;
+        Ok(())
+    }
+
+    fn word(&self, word: Word) -> Result<u64, ProgramError> {
+        let (kind, peer, number) = match word {
+            Word::Direct { peer, message } => (0, peer, message),
+            Word::Staged { peer, message } => (1, peer, message),
+            Word::Credit { peer, staged } => (2, peer, staged),
+            Word::Ready { peer } => (3, peer, 0),
+        };
+        Ok(kind | self.fit(peer.index(), 6)? << 8 | self.fit(number as usize, 16)? << 16)
+    }
+
+    fn body(&self, body: &Body, first: usize) -> Result<u64, ProgramError> {
+        let elements = match body.data {
+            NOTHING => 0,
+            data => self.counted.layout.longest(data),
+        };
+        let is_input = |operand: &Operand| matches!(operand.at, At::Input(_));
+        let (reduces, whole) = match body.work {
+            Work::Reduce { whole } => (true, whole),
+            // To be multiplied, it is reduced with nothing.
+            Work::Move => (self.scaled && body.sources.iter().any(is_input), false),
+        };
+        let is_partial = |operand: &Operand| operand.form == Form::Partial;
+        let mixed = body.sources.iter().chain(&body.targets).any(is_partial);
+        let partial = body.sources.first().is_some_and(is_partial);
+        Ok(self.fit(elements as usize, 40)?
+            | self.fit(body.sources.len(), 6)? << 40
+            | self.fit(body.targets.len(), 6)? << 46
+            | self.fit(first, 7)? << 52
+            | u64::from(reduces) << 59
+            | u64::from(whole) << 60
+            | u64::from(mixed) << 61
+            | u64::from(partial) << 62)
+    }
+
+    fn operand(&self, operand: Operand, body: usize) -> Result<u64, ProgramError> {
+        let run = |place, block| self.counted.layout.run(place, block, 1, 0).offset;
+        let (kind, peer, number, offset) = match operand.at {
+            At::Input(block) => (0, Rank(0), 0, run(Place::Input, block)),
+            At::Output(block) => (1, Rank(0), 0, run(Place::Output, block)),
+            At::Scratch(block) => (2, Rank(0), 0, u64::from(block)),
+            At::Received(from, message) => (3, from, message, 0),
+            At::TheirOutput(to, block) => (4, to, 0, run(Place::Output, block)),
+            At::TheirSlot(to, message) => (5, to, message, 0),
+        };
+        Ok(self.fit(offset as usize, 40)?
+            | self.fit(body, 5)? << 40
+            | u64::from(operand.form == Form::Partial) << 45
+            | self.fit(number as usize, 8)? << 46
+            | self.fit(peer.index(), 6)? << 54
+            | kind << 60)
+    }
+
+    /// A number in so many bits.
+    fn fit(&self, number: usize, bits: u32) -> Result<u64, ProgramError> {
+        let number = number as u64;
+        if number >> bits == 0 {
+            Ok(number)
+        } else {
+            Err(ProgramError::TooMany(self.rank))
+        }
+    }
+}

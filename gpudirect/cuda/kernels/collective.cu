@@ -1,0 +1,694 @@
+// Collectives among GPUs that map each other's memory: an interpreter of what collectives/src/gpu/lower makes of a plan. A kernel for each type of elements and operator, `collective_TYPE_OPERATOR`, and those that reduce nothing, `collective_move_BYTES`. With `lines_` before it, messages go as lines.
+//
+// Every block of threads does the whole program of its strand, on a share of each data block, slice after slice; blocks of different numbers have nothing to do with each other, and block b of a rank with block b of each other rank. A
+// group of the program waits for the words it needs, works, and tells its own words. Words only count up: those of an operation go on where those of the one before ended, which is in memory, so a captured launch can be repeated.
+//
+// Short messages go as lines: each 8 bytes beside a flag, which is the message's number. A number comes back after 2^32 messages of a block; until then no line can be taken for another one's.
+//
+// Built by `cargo xtask kernels`; for the host as host.cuh says.
+#include "lines.cuh"
+
+namespace doorbell {
+
+// Of what a launch is given. A change of meaning is a change of this number: `VERSION` in collectives/src/gpu/program.rs.
+constexpr uint64_t PROGRAM_VERSION = 1;
+constexpr int MOST_RANKS = 16;
+constexpr int MOST_WORDS = 400;
+constexpr int MOST_OPERANDS = 64;
+constexpr int MOST_BODIES = 24;
+constexpr int MOST_BLOCK = 512;
+
+// What a launch is given: `Arguments` in collectives/src/gpu/program.rs.
+struct Operation {
+    uint64_t version;
+    uint64_t input;
+    uint64_t output;
+    // A word that is not 0 from when all who wait are to give up.
+    uint64_t stop;
+    // By rank: its arena, and its output if that is mapped.
+    uint64_t arenas[MOST_RANKS];
+    uint64_t outputs[MOST_RANKS];
+    // Where in an arena are flags, counts, FIFOs and a rank's own memory.
+    uint64_t flags;
+    uint64_t counts;
+    uint64_t fifos;
+    uint64_t scratch;
+    // Elements of a slice, and of the longest data block.
+    uint64_t slice;
+    uint64_t longest;
+    // The bits of the scalar that input is multiplied with, in the type that accumulates.
+    uint64_t scalar;
+    uint32_t rank;
+    uint32_t ranks;
+    uint32_t strands;
+    // Slots of a FIFO, a power of two; bytes of one; and blocks of threads that have FIFOs.
+    uint32_t slots;
+    uint32_t slot_bytes;
+    uint32_t blocks;
+    // Bytes of a block of own memory, and how many of these a block of threads has.
+    uint32_t scratch_bytes;
+    uint32_t scratch_blocks;
+    // Shares of data blocks begin at multiples of so many elements.
+    uint32_t granule;
+    uint32_t divisor;
+    uint64_t program[MOST_WORDS];
+};
+
+// What a peer tells a block of threads.
+struct Flags {
+    uint32_t direct;
+    uint32_t staged;
+    uint32_t credit;
+    uint32_t ready;
+    uint32_t unused[12];
+};
+
+// How far a block of threads has come with a peer.
+struct Counts {
+    uint32_t sent_direct;
+    uint32_t sent_staged;
+    uint32_t received_direct;
+    uint32_t received_staged;
+    // How often the peer was told that the output may be written, and the peer's was.
+    uint32_t readied;
+    uint32_t written;
+};
+constexpr uint64_t COUNTS = 32;
+
+enum Kind : uint32_t { DIRECT, STAGED, CREDIT, READY };
+enum Place : uint32_t { INPUT, OUTPUT, SCRATCH, RECEIVED, THEIR_OUTPUT, THEIR_SLOT };
+
+// Shared by the threads of a block.
+struct Block {
+    Counts counts[MOST_RANKS];
+    // The flags as they were when they were last looked at.
+    uint32_t seen[4][MOST_RANKS];
+    uint64_t addresses[MOST_OPERANDS];
+    // Of lines: the flag, and a bit above it.
+    uint64_t lines[MOST_OPERANDS];
+    uint32_t elements[MOST_BODIES];
+    uint32_t stopped;
+};
+
+// Groups in flight of a thread that copies, and that reduces.
+#ifndef DOORBELL_MOVES
+#define DOORBELL_MOVES 4
+#endif
+#ifndef DOORBELL_UNROLL
+#define DOORBELL_UNROLL 2
+#endif
+
+// Blocks of MOST_BLOCK threads that have registers enough to run beside one another.
+#ifndef DOORBELL_BLOCKS
+#define DOORBELL_BLOCKS 2
+#endif
+
+// A body's part of a program.
+struct Body {
+    uint32_t sources;
+    uint32_t targets;
+    uint32_t first;
+    bool reduces;
+    bool whole;
+    bool mixed;
+    bool partial;
+
+    DOORBELL_INSIDE explicit Body(uint64_t word)
+        : sources(word >> 40 & 0x3f), targets(word >> 46 & 0x3f), first(word >> 52 & 0x7f), reduces(word >> 59 & 1), whole(word >> 60 & 1), mixed(word >> 61 & 1), partial(word >> 62 & 1) {}
+};
+
+template <class T, class Op, bool REDUCES, bool LINES>
+struct Collective {
+    using Raw = typename T::Raw;
+    using Wide = typename T::Wide;
+    static constexpr int ELEMENTS = Group<T>::ELEMENTS;
+    static constexpr int UNROLL = sizeof(Raw) == 1 ? (DOORBELL_UNROLL + 1) / 2 : DOORBELL_UNROLL;
+    static constexpr int QUADS = 4;
+    // Elements of a line, and sources of lines that are waited for at once.
+    static constexpr int LINE = 8 / sizeof(Raw);
+    static constexpr int BATCH = 4;
+
+    const Operation &op;
+    Block &block;
+    uint32_t strand;
+    uint32_t share;
+    uint32_t shares;
+
+    DOORBELL_INSIDE Collective(const Operation &op, Block &block)
+        : op(op), block(block), strand(blockIdx.x % op.strands), share(blockIdx.x / op.strands), shares(gridDim.x / op.strands) {}
+
+    // Where this block's share of so many elements begins, or the one after it.
+    DOORBELL_INSIDE uint64_t begin(uint64_t elements, uint32_t share) const {
+        const uint32_t units = static_cast<uint32_t>((elements + op.granule - 1) / op.granule);
+        const uint32_t each = units / shares, more = units % shares;
+        const uint64_t at = (uint64_t(share) * each + (share < more ? share : more)) * op.granule;
+        return at < elements ? at : elements;
+    }
+
+    DOORBELL_INSIDE uint64_t flags(uint32_t of, uint32_t from) const {
+        return op.arenas[of] + op.flags + (blockIdx.x * MOST_RANKS + from) * sizeof(Flags);
+    }
+
+    DOORBELL_INSIDE uint64_t counts(uint32_t peer) const {
+        return op.arenas[op.rank] + op.counts + (blockIdx.x * MOST_RANKS + peer) * COUNTS;
+    }
+
+    // The slot of a message.
+    DOORBELL_INSIDE uint64_t slot(uint32_t of, uint32_t from, uint32_t number) const {
+        const uint32_t fifo = (from < of ? from : from - 1) * op.blocks + blockIdx.x;
+        return op.arenas[of] + op.fifos + (uint64_t(fifo) * op.slots + (number & (op.slots - 1))) * op.slot_bytes;
+    }
+
+    // Whether a count has been reached, before all are to give up.
+    DOORBELL_INSIDE bool await(uint64_t word, uint32_t until, uint32_t &seen) {
+        if (static_cast<int32_t>(seen - until) >= 0) return true;
+        for (uint32_t looks = 1;; looks++) {
+            seen = load_acquire<uint32_t>(word);
+            if (static_cast<int32_t>(seen - until) >= 0) return true;
+            if (looks % 1024 == 0 && must_stop()) return false;
+            relax();
+        }
+    }
+
+    DOORBELL_INSIDE bool must_stop() const {
+        return op.stop != 0 && load_raw<uint32_t>(op.stop) != 0;
+    }
+
+    // Waits for a word of a group.
+    DOORBELL_INSIDE bool wait(uint64_t word, uint32_t slice) {
+        const uint32_t kind = word & 0xf, peer = word >> 8 & 0xff, number = static_cast<uint32_t>(word >> 16);
+        const uint64_t traffic = op.program[op.program[strand] + 1 + peer];
+        const Counts &counts = block.counts[peer];
+        const uint64_t at = flags(op.rank, peer);
+        if (kind == DIRECT) return await(at, counts.received_direct + slice * static_cast<uint32_t>(traffic >> 32 & 0xffff) + number + 1, block.seen[DIRECT][peer]);
+        if (kind == STAGED) return await(at + 4, counts.received_staged + slice * static_cast<uint32_t>(traffic >> 48) + number + 1, block.seen[STAGED][peer]);
+        if (kind == CREDIT) return await(at + 8, counts.sent_staged + slice * static_cast<uint32_t>(traffic >> 16 & 0xffff) + number + 1 - op.slots, block.seen[CREDIT][peer]);
+        return await(at + 12, counts.written + 1, block.seen[READY][peer]);
+    }
+
+    // Tells a word of a group.
+    DOORBELL_INSIDE void tell(uint64_t word, uint32_t slice) {
+        const uint32_t kind = word & 0xf, peer = word >> 8 & 0xff, number = static_cast<uint32_t>(word >> 16);
+        const uint64_t traffic = op.program[op.program[strand] + 1 + peer];
+        const Counts &counts = block.counts[peer];
+        const uint64_t at = flags(peer, op.rank);
+        if (kind == DIRECT) {
+            store_release<uint32_t>(at, counts.sent_direct + slice * static_cast<uint32_t>(traffic & 0xffff) + number + 1);
+        } else if (kind == STAGED) {
+            store_release<uint32_t>(at + 4, counts.sent_staged + slice * static_cast<uint32_t>(traffic >> 16 & 0xffff) + number + 1);
+        } else {
+            // What was read has been stored elsewhere, so it was read.
+            store_relaxed<uint32_t>(at + 8, counts.received_staged + slice * static_cast<uint32_t>(traffic >> 48) + number + 1);
+        }
+    }
+
+    // Where an operand lies in a slice.
+    DOORBELL_INSIDE void locate(uint32_t index, uint64_t word, uint64_t body, uint32_t slice) {
+        const uint32_t kind = static_cast<uint32_t>(word >> 60), peer = word >> 54 & 0x3f, number = word >> 46 & 0xff;
+        const uint64_t offset = word & 0xffffffffff, elements = body & 0xffffffffff;
+        const uint64_t at = offset + begin(elements, share) + slice * op.slice;
+        const uint64_t traffic = op.program[op.program[strand] + 1 + peer];
+        uint64_t address, line = 0;
+        if (kind == INPUT) {
+            address = op.input + at * sizeof(Raw);
+        } else if (kind == OUTPUT) {
+            address = op.output + at * sizeof(Raw);
+        } else if (kind == SCRATCH) {
+            address = op.arenas[op.rank] + op.scratch + (uint64_t(blockIdx.x) * op.scratch_blocks + offset) * op.scratch_bytes;
+        } else if (kind == RECEIVED) {
+            const uint32_t message = block.counts[peer].received_staged + slice * static_cast<uint32_t>(traffic >> 48) + number;
+            address = slot(op.rank, peer, message);
+            line = uint64_t(1) << 32 | (message + 1);
+        } else if (kind == THEIR_OUTPUT) {
+            address = op.outputs[peer] + at * sizeof(Raw);
+        } else {
+            const uint32_t message = block.counts[peer].sent_staged + slice * static_cast<uint32_t>(traffic >> 16 & 0xffff) + number;
+            address = slot(peer, op.rank, message);
+            line = uint64_t(1) << 32 | (message + 1);
+        }
+        block.addresses[index] = address;
+        if (LINES) block.lines[index] = line;
+    }
+
+    // Copies `units` of so many bytes.
+    template <int BYTES>
+    DOORBELL_INSIDE void move_units(uint64_t from, const uint64_t *targets, uint32_t count, uint64_t offset, uint32_t units) {
+        const uint32_t stride = blockDim.x;
+        for (uint32_t first = 0; first < units; first += DOORBELL_MOVES * stride) {
+            const uint32_t at = first + threadIdx.x;
+            Words words[DOORBELL_MOVES];
+            #pragma unroll
+            for (int u = 0; u < DOORBELL_MOVES; u++) words[u] = load_words<BYTES>(from + offset + uint64_t(at + u * stride) * BYTES, at + u * stride < units);
+            #pragma unroll 1
+            for (uint32_t target = 0; target < count; target++) {
+                const uint64_t into = targets[target] + offset;
+                #pragma unroll
+                for (int u = 0; u < DOORBELL_MOVES; u++) store_words<BYTES>(into + uint64_t(at + u * stride) * BYTES, words[u], at + u * stride < units);
+            }
+        }
+    }
+
+    DOORBELL_INSIDE void move(const Body &body, uint32_t elements) {
+        const uint32_t bytes = elements * static_cast<uint32_t>(body.partial && T::NARROW ? 4 : sizeof(Raw));
+        const uint64_t from = block.addresses[body.first], *targets = &block.addresses[body.first + 1];
+        uint64_t differing = 0;
+        for (uint32_t target = 0; target < body.targets; target++) differing |= from ^ targets[target];
+        const uint32_t unit = (differing & 15) == 0 ? 16 : (differing & 3) == 0 ? 4 : 1;
+        uint32_t head = static_cast<uint32_t>(-from) & (unit - 1);
+        if (head > bytes) head = bytes;
+        const uint32_t units = (bytes - head) / unit, middle = units * unit;
+        if (unit == 16) {
+            move_units<16>(from, targets, body.targets, head, units);
+        } else if (unit == 4) {
+            move_units<4>(from, targets, body.targets, head, units);
+        } else {
+            head = bytes;
+        }
+        const uint32_t single = head == bytes ? bytes : bytes - middle;
+        for (uint32_t i = threadIdx.x; i < single; i += blockDim.x) {
+            const uint32_t at = i < head ? i : i + middle;
+            const uint8_t byte = load_raw<uint8_t>(from + at);
+            for (uint32_t target = 0; target < body.targets; target++) store_raw<uint8_t>(targets[target] + at, byte);
+        }
+    }
+
+    // Whether a body's operand is partial results, or input that is scaled.
+    DOORBELL_INSIDE bool is_partial(uint32_t operands, uint32_t index) const {
+        return T::NARROW && (op.program[operands + index] >> 45 & 1);
+    }
+
+    DOORBELL_INSIDE bool is_scaled(uint32_t operands, uint32_t index) const {
+        return Op::SCALED && static_cast<uint32_t>(op.program[operands + index] >> 60) == INPUT;
+    }
+
+    DOORBELL_INSIDE Wide scalar() const {
+        if constexpr (sizeof(Wide) == 8) {
+            return bits_as<Wide>(op.scalar);
+        } else {
+            return bits_as<Wide>(static_cast<uint32_t>(op.scalar));
+        }
+    }
+
+    template <int COUNT>
+    DOORBELL_INSIDE void combine(Wide (&sum)[COUNT], const Words &words, bool scaled) const {
+        Wide value[COUNT];
+        Group<T>::decode(words, value);
+        if constexpr (Op::SCALED) {
+            if (scaled) {
+                const Wide factor = scalar();
+                #pragma unroll
+                for (int i = 0; i < COUNT; i++) value[i] = multiply(value[i], factor);
+                Group<T>::decode(Group<T>::encode(value), value);
+            }
+        }
+        #pragma unroll
+        for (int i = 0; i < COUNT; i++) sum[i] = Op::apply(sum[i], value[i]);
+    }
+
+    template <int COUNT>
+    DOORBELL_INSIDE void finish(Wide (&sum)[COUNT], bool whole) const {
+        if constexpr (Op::DIVIDED) {
+            if (whole) {
+                #pragma unroll
+                for (int i = 0; i < COUNT; i++) sum[i] = T::divide(sum[i], op.divisor);
+            }
+        }
+    }
+
+    DOORBELL_INSIDE static void load(Words (&words)[UNROLL], uint64_t from, uint32_t at, uint32_t stride, uint32_t end) {
+        #pragma unroll
+        for (int u = 0; u < UNROLL; u++) words[u] = load_words<16>(from + uint64_t(at + u * stride) * 16, at + u * stride < end);
+    }
+
+    // Groups of 16 bytes of elements. Of two sources all loads are begun before anything waits for one.
+    DOORBELL_INSIDE void groups(const Body &body, uint32_t operands, uint32_t offset, uint32_t count) {
+        const uint64_t *sources = &block.addresses[body.first], *targets = sources + body.sources;
+        const uint32_t stride = blockDim.x;
+        for (uint32_t first = 0; first < count; first += UNROLL * stride) {
+            const uint32_t at = first + threadIdx.x;
+            Wide sums[UNROLL][ELEMENTS];
+            #pragma unroll
+            for (int u = 0; u < UNROLL; u++) {
+                #pragma unroll
+                for (int i = 0; i < ELEMENTS; i++) sums[u][i] = Op::template neutral<T>();
+            }
+            #pragma unroll 1
+            for (uint32_t source = 0; source < body.sources; source += 2) {
+                const bool two = source + 1 < body.sources;
+                Words one[UNROLL], other[UNROLL];
+                load(one, sources[source] + offset, at, stride, count);
+                load(other, sources[two ? source + 1 : source] + offset, at, stride, two ? count : 0);
+                #pragma unroll
+                for (int u = 0; u < UNROLL; u++) combine(sums[u], one[u], is_scaled(operands, body.first + source));
+                if (two) {
+                    #pragma unroll
+                    for (int u = 0; u < UNROLL; u++) combine(sums[u], other[u], is_scaled(operands, body.first + source + 1));
+                }
+            }
+            Words words[UNROLL];
+            #pragma unroll
+            for (int u = 0; u < UNROLL; u++) {
+                finish(sums[u], body.whole);
+                words[u] = Group<T>::encode(sums[u]);
+            }
+            #pragma unroll 1
+            for (uint32_t target = 0; target < body.targets; target++) {
+                const uint64_t into = targets[target] + offset;
+                #pragma unroll
+                for (int u = 0; u < UNROLL; u++) store_words<16>(into + uint64_t(at + u * stride) * 16, words[u], at + u * stride < count);
+            }
+        }
+    }
+
+    // Four elements at a time, of which some operands hold partial results.
+    DOORBELL_INSIDE void quads(const Body &body, uint32_t operands, uint32_t count) {
+        constexpr int BYTES = 4 * sizeof(Raw) < 16 ? 4 * sizeof(Raw) : 16;
+        const uint64_t *sources = &block.addresses[body.first], *targets = sources + body.sources;
+        const uint32_t stride = blockDim.x;
+        for (uint32_t first = 0; first < count; first += QUADS * stride) {
+            const uint32_t at = first + threadIdx.x;
+            Wide sums[QUADS][4];
+            #pragma unroll
+            for (int u = 0; u < QUADS; u++) {
+                #pragma unroll
+                for (int i = 0; i < 4; i++) sums[u][i] = Op::template neutral<T>();
+            }
+            #pragma unroll 1
+            for (uint32_t source = 0; source < body.sources; source++) {
+                Words words[QUADS];
+                if (is_partial(operands, body.first + source)) {
+                    #pragma unroll
+                    for (int u = 0; u < QUADS; u++) words[u] = load_words<16>(sources[source] + uint64_t(at + u * stride) * 16, at + u * stride < count);
+                    #pragma unroll
+                    for (int u = 0; u < QUADS; u++) {
+                        #pragma unroll
+                        for (int i = 0; i < 4; i++) sums[u][i] = Op::apply(sums[u][i], static_cast<Wide>(bits_as<float>(words[u].word[i])));
+                    }
+                } else {
+                    #pragma unroll
+                    for (int u = 0; u < QUADS; u++) words[u] = load_words<BYTES>(sources[source] + uint64_t(at + u * stride) * BYTES, at + u * stride < count);
+                    #pragma unroll
+                    for (int u = 0; u < QUADS; u++) combine(sums[u], words[u], is_scaled(operands, body.first + source));
+                }
+            }
+            const bool partial = is_partial(operands, body.first + body.sources);
+            if (!partial) {
+                #pragma unroll
+                for (int u = 0; u < QUADS; u++) finish(sums[u], body.whole);
+            }
+            #pragma unroll 1
+            for (uint32_t target = 0; target < body.targets; target++) {
+                #pragma unroll
+                for (int u = 0; u < QUADS; u++) {
+                    if (partial) {
+                        Words words;
+                        #pragma unroll
+                        for (int i = 0; i < 4; i++) words.word[i] = bits_as<uint32_t>(static_cast<float>(sums[u][i]));
+                        store_words<16>(targets[target] + uint64_t(at + u * stride) * 16, words, at + u * stride < count);
+                    } else {
+                        store_words<BYTES>(targets[target] + uint64_t(at + u * stride) * BYTES, Group<T>::encode(sums[u]), at + u * stride < count);
+                    }
+                }
+            }
+        }
+    }
+
+    DOORBELL_INSIDE void reduce(const Body &body, uint32_t operands, uint32_t elements) {
+        const uint64_t *addresses = &block.addresses[body.first];
+        const uint32_t all = body.sources + body.targets;
+        uint32_t head = elements, middle = 0;
+        if (T::NARROW && body.mixed) {
+            uint64_t ragged = 0;
+            for (uint32_t i = 0; i < all; i++) ragged |= addresses[i] & (is_partial(operands, body.first + i) ? 15 : 4 * sizeof(Raw) - 1);
+            if (ragged == 0) {
+                head = 0;
+                middle = elements & ~uint32_t(3);
+                if constexpr (T::NARROW) quads(body, operands, middle / 4);
+            }
+        } else {
+            uint64_t differing = 0;
+            for (uint32_t i = 1; i < all; i++) differing |= addresses[0] ^ addresses[i];
+            if ((differing & 15) == 0) {
+                head = (static_cast<uint32_t>(-addresses[0]) & 15) / static_cast<uint32_t>(sizeof(Raw));
+                if (head > elements) head = elements;
+                const uint32_t count = (elements - head) / ELEMENTS;
+                middle = count * ELEMENTS;
+                groups(body, operands, head * static_cast<uint32_t>(sizeof(Raw)), count);
+            }
+        }
+        // What is not aligned, one element after another.
+        for (uint32_t i = threadIdx.x; i < elements - middle; i += blockDim.x) {
+            const uint32_t at = i < head ? i : i + middle;
+            Wide sum = Op::template neutral<T>();
+            #pragma unroll 1
+            for (uint32_t source = 0; source < body.sources; source++) {
+                Wide value;
+                if (is_partial(operands, body.first + source)) {
+                    value = static_cast<Wide>(bits_as<float>(load_raw<uint32_t>(addresses[source] + at * sizeof(float))));
+                } else {
+                    value = T::decode(load_raw<Raw>(addresses[source] + at * sizeof(Raw)));
+                    if (is_scaled(operands, body.first + source)) value = T::decode(T::encode(multiply(value, scalar())));
+                }
+                sum = Op::apply(sum, value);
+            }
+            const bool partial = is_partial(operands, body.first + body.sources);
+            if constexpr (Op::DIVIDED) {
+                if (body.whole && !partial) sum = T::divide(sum, op.divisor);
+            }
+            for (uint32_t target = 0; target < body.targets; target++) {
+                if (partial) {
+                    store_raw(addresses[body.sources + target] + at * sizeof(float), bits_as<uint32_t>(static_cast<float>(sum)));
+                } else {
+                    store_raw(addresses[body.sources + target] + at * sizeof(Raw), T::encode(sum));
+                }
+            }
+        }
+    }
+
+    // So many elements of a line, from memory of any alignment.
+    DOORBELL_INSIDE static void load_part(uint32_t (&data)[2], uint64_t from, uint32_t count) {
+        if (count == LINE && (from & 7) == 0) {
+            const Words words = load_words<8>(from, true);
+            data[0] = words.word[0];
+            data[1] = words.word[1];
+            return;
+        }
+        uint64_t bits = 0;
+        for (uint32_t i = 0; i < count; i++) bits |= static_cast<uint64_t>(load_raw<Raw>(from + i * sizeof(Raw))) << (8 * sizeof(Raw) * i & 63);
+        data[0] = static_cast<uint32_t>(bits);
+        data[1] = static_cast<uint32_t>(bits >> 32);
+    }
+
+    DOORBELL_INSIDE static void store_part(uint64_t into, const uint32_t (&data)[2], uint32_t count) {
+        if (count == LINE && (into & 7) == 0) {
+            const Words words = {{data[0], data[1], 0, 0}};
+            store_words<8>(into, words, true);
+            return;
+        }
+        const uint64_t bits = data[0] | static_cast<uint64_t>(data[1]) << 32;
+        for (uint32_t i = 0; i < count; i++) store_raw<Raw>(into + i * sizeof(Raw), static_cast<Raw>(bits >> (8 * sizeof(Raw) * i & 63)));
+    }
+
+    // A body whose messages are lines.
+    DOORBELL_INSIDE void lines(const Body &body, uint32_t operands, uint32_t elements) {
+        const uint64_t *addresses = &block.addresses[body.first], *flags = &block.lines[body.first];
+        for (uint32_t line = threadIdx.x; line * LINE < elements; line += blockDim.x) {
+            const uint32_t rest = elements - line * LINE, count = rest < LINE ? rest : LINE;
+            Wide sums[LINE];
+            #pragma unroll
+            for (int i = 0; i < LINE; i++) sums[i] = Op::template neutral<T>();
+            uint32_t result[2] = {0, 0};
+            #pragma unroll 1
+            for (uint32_t first = 0; first < body.sources; first += BATCH) {
+                uint32_t data[BATCH][2];
+                bool is_here[BATCH];
+                #pragma unroll
+                for (int k = 0; k < BATCH; k++) {
+                    is_here[k] = true;
+                    data[k][0] = data[k][1] = 0;
+                    if (first + k < body.sources) {
+                        if (flags[first + k] == 0) {
+                            load_part(data[k], addresses[first + k] + uint64_t(line) * LINE * sizeof(Raw), count);
+                        } else {
+                            is_here[k] = false;
+                        }
+                    }
+                }
+                for (uint32_t looks = 1;; looks++) {
+                    bool all = true;
+                    Line found[BATCH];
+                    #pragma unroll
+                    for (int k = 0; k < BATCH; k++) {
+                        if (!is_here[k]) found[k] = load_line(addresses[first + k] + uint64_t(line) * sizeof(Line));
+                    }
+                    #pragma unroll
+                    for (int k = 0; k < BATCH; k++) {
+                        if (is_here[k]) continue;
+                        const uint32_t flag = static_cast<uint32_t>(flags[first + k]);
+                        is_here[k] = found[k].flag[0] == flag && found[k].flag[1] == flag;
+                        all &= is_here[k];
+                        data[k][0] = found[k].data[0];
+                        data[k][1] = found[k].data[1];
+                    }
+                    if (all) break;
+                    if (looks % 1024 == 0 && must_stop()) {
+                        block.stopped = 1;
+                        break;
+                    }
+                    relax();
+                }
+                if (REDUCES && body.reduces) {
+                    #pragma unroll
+                    for (int k = 0; k < BATCH; k++) {
+                        if (first + k < body.sources) combine(sums, {{data[k][0], data[k][1], 0, 0}}, is_scaled(operands, body.first + first + k));
+                    }
+                } else {
+                    result[0] = data[0][0];
+                    result[1] = data[0][1];
+                }
+            }
+            if (REDUCES && body.reduces) {
+                finish(sums, body.whole);
+                const Words words = Group<T>::encode(sums);
+                result[0] = words.word[0];
+                result[1] = words.word[1];
+            }
+            #pragma unroll 1
+            for (uint32_t target = body.sources; target < body.sources + body.targets; target++) {
+                if (flags[target] == 0) {
+                    store_part(addresses[target] + uint64_t(line) * LINE * sizeof(Raw), result, count);
+                } else {
+                    store_line(addresses[target] + uint64_t(line) * sizeof(Line), result, static_cast<uint32_t>(flags[target]));
+                }
+            }
+        }
+    }
+
+    // One group in one slice. Gives where the next one begins, or 0 if all are to give up.
+    DOORBELL_INSIDE uint32_t group(uint32_t at, uint32_t slice) {
+        const uint64_t header = op.program[at];
+        const uint32_t waits = header & 0xff, bodies = header >> 8 & 0xff, operands = header >> 16 & 0xff, tells = header >> 24 & 0xff;
+        const uint32_t wait_at = at + 1, body_at = wait_at + waits, operand_at = body_at + bodies, tell_at = operand_at + operands;
+        for (uint32_t i = threadIdx.x; i < operands; i += blockDim.x) {
+            const uint64_t word = op.program[operand_at + i];
+            locate(i, word, op.program[body_at + (word >> 40 & 0x1f)], slice);
+        }
+        for (uint32_t i = threadIdx.x; i < bodies; i += blockDim.x) {
+            const uint64_t elements = op.program[body_at + i] & 0xffffffffff;
+            const uint64_t from = begin(elements, share) + slice * op.slice, end = begin(elements, share + 1);
+            block.elements[i] = from >= end ? 0 : static_cast<uint32_t>(end - from < op.slice ? end - from : op.slice);
+        }
+        for (uint32_t i = threadIdx.x; i < waits; i += blockDim.x) {
+            if (!wait(op.program[wait_at + i], slice)) block.stopped = 1;
+        }
+        __syncthreads();
+        if (block.stopped) return 0;
+        for (uint32_t i = 0; i < bodies; i++) {
+            const Body body(op.program[body_at + i]);
+            const uint32_t elements = block.elements[i];
+            if constexpr (LINES) {
+                lines(body, operand_at, elements);
+            } else if (REDUCES && body.reduces) {
+                if constexpr (REDUCES) reduce(body, operand_at, elements);
+            } else {
+                move(body, elements);
+            }
+        }
+        __syncthreads();
+        if (block.stopped) return 0;
+        for (uint32_t i = threadIdx.x; i < tells; i += blockDim.x) tell(op.program[tell_at + i], slice);
+        return tell_at + tells;
+    }
+
+    DOORBELL_INSIDE void run() {
+        const uint32_t program = static_cast<uint32_t>(op.program[strand]);
+        const uint32_t groups = op.program[program] & 0xffff, ahead = op.program[program] >> 16 & 0xffff;
+        for (uint32_t peer = threadIdx.x; peer < op.ranks; peer += blockDim.x) {
+            if (peer == op.rank) continue;
+            const Words first = load_words<16>(counts(peer), true), second = load_words<8>(counts(peer) + 16, true);
+            Counts known = {first.word[0], first.word[1], first.word[2], first.word[3], second.word[0], second.word[1]};
+            const uint64_t traffic = op.program[program + 1 + peer], at = flags(op.rank, peer);
+            block.seen[CREDIT][peer] = load_acquire<uint32_t>(at + 8);
+            block.seen[DIRECT][peer] = known.received_direct;
+            block.seen[STAGED][peer] = known.received_staged;
+            block.seen[READY][peer] = known.written;
+            // My output may be written from now on by who is to write it.
+            if ((traffic >> 32 & 0xffff) != 0) store_release<uint32_t>(flags(peer, op.rank) + 12, ++known.readied);
+            block.counts[peer] = known;
+        }
+        if (threadIdx.x == 0) block.stopped = 0;
+        __syncthreads();
+        const uint64_t longest = begin(op.longest, share + 1) - begin(op.longest, share);
+        const uint32_t slices = op.longest == 0 ? 1 : static_cast<uint32_t>((longest + op.slice - 1) / op.slice);
+        const uint32_t late = ahead > 0 ? 1 : 0;
+        for (uint32_t turn = 0; turn < slices + late && slices > 0; turn++) {
+            uint32_t at = program + 1 + op.ranks;
+            for (uint32_t index = 0; index < groups; index++) {
+                const bool first = index < ahead;
+                if (first ? turn < slices : turn >= late) {
+                    at = group(at, first ? turn : turn - late);
+                    if (at == 0) return;
+                } else {
+                    at += static_cast<uint32_t>(op.program[at] >> 32);
+                }
+            }
+        }
+        for (uint32_t peer = threadIdx.x; peer < op.ranks; peer += blockDim.x) {
+            if (peer == op.rank) continue;
+            const uint64_t traffic = op.program[program + 1 + peer];
+            Counts known = block.counts[peer];
+            known.sent_direct += slices * static_cast<uint32_t>(traffic & 0xffff);
+            known.sent_staged += slices * static_cast<uint32_t>(traffic >> 16 & 0xffff);
+            known.received_direct += slices * static_cast<uint32_t>(traffic >> 32 & 0xffff);
+            known.received_staged += slices * static_cast<uint32_t>(traffic >> 48);
+            if ((traffic & 0xffff) != 0) known.written++;
+            // What is written to my output is there when the kernel ends.
+            if (!await(flags(op.rank, peer), known.received_direct, block.seen[DIRECT][peer])) continue;
+            store_words<16>(counts(peer), {{known.sent_direct, known.sent_staged, known.received_direct, known.received_staged}}, true);
+            store_words<8>(counts(peer) + 16, {{known.readied, known.written, 0, 0}}, true);
+        }
+    }
+};
+
+template <class T, class Op, bool REDUCES, bool LINES>
+DOORBELL_INSIDE void collective(const Operation &operation) {
+    __shared__ Block block;
+    if (operation.version != PROGRAM_VERSION) return;
+    Collective<T, Op, REDUCES, LINES>(operation, block).run();
+}
+
+}  // namespace doorbell
+
+#define DOORBELL_COLLECTIVE(name, Type, Op, reduces) \
+    extern "C" __global__ void __launch_bounds__(doorbell::MOST_BLOCK, DOORBELL_BLOCKS) collective_##name(const __grid_constant__ doorbell::Operation operation) { \
+        doorbell::collective<Type, doorbell::Op, reduces, false>(operation); \
+    } \
+    extern "C" __global__ void __launch_bounds__(doorbell::MOST_BLOCK, 1) lines_##name(const __grid_constant__ doorbell::Operation operation) { \
+        doorbell::collective<Type, doorbell::Op, reduces, true>(operation); \
+    }
+#define DOORBELL_COLLECTIVES(type, Type) \
+    DOORBELL_COLLECTIVE(type##_sum, Type, Sum, true) \
+    DOORBELL_COLLECTIVE(type##_prod, Type, Prod, true) \
+    DOORBELL_COLLECTIVE(type##_min, Type, Min, true) \
+    DOORBELL_COLLECTIVE(type##_max, Type, Max, true) \
+    DOORBELL_COLLECTIVE(type##_avg, Type, Average, true) \
+    DOORBELL_COLLECTIVE(type##_premulsum, Type, ScaledSum, true)
+
+DOORBELL_COLLECTIVE(move_1, doorbell::U8, Max, false)
+DOORBELL_COLLECTIVE(move_2, doorbell::Narrow<doorbell::F16>, Max, false)
+DOORBELL_COLLECTIVE(move_4, doorbell::U32, Max, false)
+DOORBELL_COLLECTIVE(move_8, doorbell::U64, Max, false)
+DOORBELL_COLLECTIVES(f32, doorbell::F32)
+DOORBELL_COLLECTIVES(bf16, doorbell::Narrow<doorbell::Bf16>)
+#ifndef DOORBELL_FEW
+DOORBELL_COLLECTIVES(i8, doorbell::I8)
+DOORBELL_COLLECTIVES(u8, doorbell::U8)
+DOORBELL_COLLECTIVES(i32, doorbell::I32)
+DOORBELL_COLLECTIVES(u32, doorbell::U32)
+DOORBELL_COLLECTIVES(i64, doorbell::I64)
+DOORBELL_COLLECTIVES(u64, doorbell::U64)
+DOORBELL_COLLECTIVES(f16, doorbell::Narrow<doorbell::F16>)
+DOORBELL_COLLECTIVES(f64, doorbell::F64)
+DOORBELL_COLLECTIVES(f8e4m3, doorbell::Narrow<doorbell::F8E4M3>)
+DOORBELL_COLLECTIVES(f8e5m2, doorbell::Narrow<doorbell::F8E5M2>)
+#endif

@@ -1,0 +1,51 @@
+// Lines: data that tell of themselves, as each half of them has a flag beside it.
+#pragma once
+
+#include "memory.cuh"
+
+#ifdef __CUDACC__
+#define DOORBELL_INSIDE __device__ __forceinline__
+#else
+#define DOORBELL_INSIDE inline
+#endif
+
+namespace doorbell {
+
+// 8 bytes of data and two flags: a half and its flag are stored and loaded as one.
+struct Line {
+    uint32_t data[2];
+    uint32_t flag[2];
+};
+
+DOORBELL_EVERYWHERE Line line_of(uint64_t first, uint64_t second) {
+    return {{static_cast<uint32_t>(first), static_cast<uint32_t>(second)}, {static_cast<uint32_t>(first >> 32), static_cast<uint32_t>(second >> 32)}};
+}
+
+#ifdef __CUDA_ARCH__
+
+__device__ __forceinline__ Line load_line(uint64_t from) {
+    uint64_t first, second;
+    asm volatile("ld.relaxed.sys.global.v2.b64 {%0, %1}, [%2];" : "=l"(first), "=l"(second) : "l"(from) : "memory");
+    return line_of(first, second);
+}
+
+__device__ __forceinline__ void store_line(uint64_t into, const uint32_t (&data)[2], uint32_t flag) {
+    const uint64_t first = data[0] | static_cast<uint64_t>(flag) << 32, second = data[1] | static_cast<uint64_t>(flag) << 32;
+    asm volatile("st.relaxed.sys.global.v2.b64 [%0], {%1, %2};" : : "l"(into), "l"(first), "l"(second) : "memory");
+}
+
+#else
+
+DOORBELL_EVERYWHERE Line load_line(uint64_t from) {
+    const uint64_t first = load_acquire<uint64_t>(from);
+    return line_of(first, load_acquire<uint64_t>(from + 8));
+}
+
+DOORBELL_EVERYWHERE void store_line(uint64_t into, const uint32_t (&data)[2], uint32_t flag) {
+    store_relaxed<uint64_t>(into, data[0] | static_cast<uint64_t>(flag) << 32);
+    store_relaxed<uint64_t>(into + 8, data[1] | static_cast<uint64_t>(flag) << 32);
+}
+
+#endif
+
+}  // namespace doorbell

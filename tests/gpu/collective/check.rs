@@ -1,0 +1,45 @@
+//! Every case on the GPUs.
+
+use std::time::Instant;
+
+use anyhow::Result;
+use doorbell_collectives::ReduceOp;
+use doorbell_collectives::gpu::Sizes;
+use doorbell_collectives::kernel::bf16;
+use doorbell_cuda::Driver;
+use doorbell_tests::gpu::collective::{Rig, cases, cuts, ways};
+
+use crate::Options;
+
+const MIB: usize = 1 << 20;
+
+/// Whether all results are right.
+pub(crate) fn run(driver: Driver, options: &Options) -> Result<bool> {
+    let ranks = options.ranks.unwrap_or_else(|| driver.device_count().max(2));
+    let sizes = Sizes {
+        fifos: options.fifos * MIB,
+        staging: MIB,
+        ..Sizes::default()
+    };
+    let rig = Rig::new(driver, ranks, 64 * MIB, sizes, 64, options.ptx.as_deref())?;
+    let started = Instant::now();
+    let mut done = 0;
+    let mut right = true;
+    for case in cases(ranks as u32, options.quick) {
+        let found = ways::<f32>(&rig, &case, &[ReduceOp::Sum, ReduceOp::PreMulSum], &cuts(options.quick), 1)
+            .and_then(|count| Ok(count + ways::<bf16>(&rig, &case, &[ReduceOp::Sum, ReduceOp::Avg], &cuts(options.quick), 2)?));
+        match found {
+            Ok(count) => {
+                done += count;
+                println!("check: PASS {} of {} among {ranks}: {count} ways", case.collective, case.count);
+            }
+            Err(error) => {
+                println!("check: FAIL {error:#}");
+                right = false;
+                break;
+            }
+        }
+    }
+    println!("check: {done} right; {:.1} s", started.elapsed().as_secs_f64());
+    Ok(right)
+}

@@ -1,0 +1,137 @@
+//! `gpu-collective`: the collectives' kernels among GPUs of one process, held to what the collectives must give, and measured. It needs nothing but itself and the driver, so it can be carried to a machine without this repository.
+
+mod bench;
+mod check;
+
+use std::process::ExitCode;
+
+use anyhow::{Context as _, Result, bail};
+use doorbell_cuda::Driver;
+
+const USAGE: &str = "\
+Check and measure the kernels of collectives on the GPUs of this machine
+
+Usage: gpu-collective [check | bench | small] [OPTIONS]
+
+Without a word it does all three.
+
+Options:
+      --ranks N            ranks, by turns on the GPUs; as many as GPUs if not given
+      --quick              check: few cases; bench: few sizes
+      --blocks A,B..       blocks of threads to measure with
+      --threads A,B..      threads of a block
+      --slices A,B..       KiB of a slice
+      --fifos MIB          memory for FIFOs; 256 if not given
+      --most MIB           the largest size; 1024 if not given
+      --ptx FILE           kernels built otherwise
+  -h, --help               show this
+
+Exit status: 0 when all results were right, 1 when one was not, 2 for a wrong call or a failure, 77 where there is no GPU.
+";
+
+/// What is asked for.
+#[derive(Debug)]
+pub(crate) struct Options {
+    part: Option<Part>,
+    pub(crate) ranks: Option<usize>,
+    pub(crate) quick: bool,
+    pub(crate) blocks: Vec<u32>,
+    pub(crate) threads: Vec<u32>,
+    pub(crate) slices: Vec<u32>,
+    pub(crate) fifos: usize,
+    pub(crate) most: usize,
+    pub(crate) ptx: Option<String>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Part {
+    Check,
+    Bench,
+    Small,
+}
+
+fn main() -> ExitCode {
+    let options = match parse(std::env::args().skip(1)) {
+        Ok(Some(options)) => options,
+        Ok(None) => {
+            print!("{USAGE}");
+            return ExitCode::SUCCESS;
+        }
+        Err(error) => {
+            eprintln!("gpu-collective: {error:#}");
+            return ExitCode::from(2);
+        }
+    };
+    let driver = match Driver::load() {
+        Ok(driver) => driver,
+        Err(absent) => {
+            eprintln!("gpu-collective: no GPU: {absent}");
+            return ExitCode::from(77);
+        }
+    };
+    match run(driver, &options) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::from(1),
+        Err(error) => {
+            eprintln!("gpu-collective: {error:#}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn run(driver: Driver, options: &Options) -> Result<bool> {
+    for device in driver.devices()? {
+        println!("{device}: {}", device.name()?);
+    }
+    let does = |part| options.part.is_none_or(|only| only == part);
+    if does(Part::Check) && !check::run(driver, options)? {
+        return Ok(false);
+    }
+    if does(Part::Small) {
+        bench::small(driver, options)?;
+    }
+    if does(Part::Bench) {
+        bench::large(driver, options)?;
+    }
+    Ok(true)
+}
+
+fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Option<Options>> {
+    let mut options = Options {
+        part: None,
+        ranks: None,
+        quick: false,
+        blocks: vec![32, 64, 128],
+        threads: vec![512],
+        slices: vec![32, 64, 128],
+        fifos: 256,
+        most: 1024,
+        ptx: None,
+    };
+    while let Some(argument) = arguments.next() {
+        let mut value = || arguments.next().with_context(|| format!("{argument} needs a value"));
+        let list = |text: String| -> Result<Vec<u32>> {
+            let numbers: Result<Vec<u32>, _> = text.split(',').map(str::parse).collect();
+            numbers.with_context(|| format!("{text:?} is no list of numbers"))
+        };
+        match argument.as_str() {
+            "check" => options.part = Some(Part::Check),
+            "bench" => options.part = Some(Part::Bench),
+            "small" => options.part = Some(Part::Small),
+            "--quick" => options.quick = true,
+            "--ranks" => options.ranks = Some(value()?.parse().context("--ranks needs a number")?),
+            "--blocks" => options.blocks = list(value()?)?,
+            "--threads" => options.threads = list(value()?)?,
+            "--slices" => options.slices = list(value()?)?,
+            "--fifos" => options.fifos = value()?.parse().context("--fifos needs a number")?,
+            "--most" => options.most = value()?.parse().context("--most needs a number")?,
+            "--ptx" => {
+                let path = value()?;
+                options.ptx = Some(std::fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))?);
+            }
+            "-h" | "--help" => return Ok(None),
+            _ => bail!("{argument} is not understood; see --help"),
+        }
+    }
+    Ok(Some(options))
+}

@@ -1,0 +1,371 @@
+//! All ranks of a collective on GPUs in one process, each with an arena that all others reach: the executor by kernels without a communicator. Its cases and its measurements; they run on GPUs, and on the stand-in for one.
+
+use std::fmt;
+
+use anyhow::{Context as _, Result, bail};
+use doorbell_collectives::gpu::kernel::{KernelExecutor, Operation, Plan};
+use doorbell_collectives::gpu::program::{Cut, Function};
+use doorbell_collectives::gpu::{Areas, Sizes};
+use doorbell_collectives::plan::Collective;
+use doorbell_collectives::reference::{Case, Number, given};
+use doorbell_collectives::{Algorithm, DataType, Element, Rank, ReduceOp};
+use doorbell_cuda::collective::CollectiveKernels;
+use doorbell_cuda::{Context, DeviceMemory, Driver, Event, HostMemory, Memory as _, Stream};
+
+/// Bytes that buffers are longer than what they are for, so that they can begin anywhere.
+const SPARE: usize = 256;
+
+/// All ranks.
+pub struct Rig {
+    /// By rank.
+    pub ranks: Vec<Member>,
+}
+
+/// One rank.
+pub struct Member {
+    /// Of its device.
+    pub context: Context,
+    /// Where its operations go.
+    pub stream: Stream,
+    /// Its kernels.
+    pub executor: KernelExecutor,
+    /// When it began and ended.
+    pub times: (Event, Event),
+    input: DeviceMemory,
+    output: DeviceMemory,
+    host: HostMemory,
+    stop: HostMemory,
+    _arena: DeviceMemory,
+}
+
+/// How a case is run.
+#[derive(Clone, Copy, Debug)]
+pub struct Way {
+    /// By which plan.
+    pub algorithm: Algorithm,
+    /// Whether outputs are written by all others.
+    pub direct: bool,
+    /// Input and output in one memory.
+    pub in_place: bool,
+    /// How it is cut.
+    pub cut: Cut,
+    /// Bytes by which memory is off its alignment, input and output.
+    pub skew: (usize, usize),
+}
+
+impl fmt::Display for Way {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Cut { blocks, threads, slice, lines } = self.cut;
+        let staged = if self.direct { "direct" } else { "staged" };
+        let place = if self.in_place { ", in place" } else { "" };
+        let lines = if lines { ", lines" } else { "" };
+        write!(
+            f,
+            "{}, {staged}{place}{lines}, {blocks} x {threads} threads, slices of {slice}, memory off by {:?}",
+            self.algorithm, self.skew
+        )
+    }
+}
+
+impl Rig {
+    /// `ranks` ranks on the driver's devices by turns, with `bytes` of input and of output each. `ptx`: kernels built otherwise.
+    ///
+    /// # Errors
+    /// What the driver says; devices that do not reach each other.
+    pub fn new(driver: Driver, ranks: usize, bytes: usize, sizes: Sizes, blocks: u32, ptx: Option<&str>) -> Result<Self> {
+        let devices = driver.devices()?;
+        let areas = Areas::new(ranks, sizes);
+        let contexts: Vec<Context> = (0..ranks)
+            .map(|rank| devices[rank % devices.len()].context())
+            .collect::<Result<_, _>>()?;
+        let here: Vec<_> = contexts.iter().map(Context::device).collect();
+        let shared = |context: &Context, len| DeviceMemory::options(context).peers(&here).alloc(len);
+        let arenas: Vec<DeviceMemory> = contexts
+            .iter()
+            .map(|context| shared(context, areas.len()))
+            .collect::<Result<_, _>>()?;
+        let addresses: Vec<u64> = arenas.iter().map(|arena| arena.device_ptr().0).collect();
+        let mut members = Vec::new();
+        for (rank, (context, arena)) in contexts.iter().zip(arenas).enumerate() {
+            let stream = Stream::new(context)?;
+            stream.fill(arena.span(..areas.fifos.start)?, 0)?;
+            stream.synchronize()?;
+            let stop = HostMemory::alloc(context, 4096)?;
+            let kernels = match ptx {
+                Some(ptx) => CollectiveKernels::with_ptx(context, ptx.to_owned()),
+                None => CollectiveKernels::new(context),
+            };
+            let word = stop.device_ptr().0;
+            members.push(Member {
+                context: context.clone(),
+                executor: KernelExecutor::new(kernels, Rank(rank as u32), addresses.clone(), &areas, word, blocks),
+                times: (Event::timed(context)?, Event::timed(context)?),
+                input: shared(context, bytes + SPARE)?,
+                output: shared(context, bytes + SPARE)?,
+                host: HostMemory::alloc(context, bytes.min(64 << 20) + SPARE)?,
+                stop,
+                stream,
+                _arena: arena,
+            });
+        }
+        Ok(Self { ranks: members })
+    }
+
+    /// Tells all kernels to give up.
+    ///
+    /// # Errors
+    /// None that can happen.
+    pub fn stop(&self) -> Result<()> {
+        for member in &self.ranks {
+            member.stop.atomic_u32(0)?.store(1, std::sync::atomic::Ordering::Release);
+        }
+        Ok(())
+    }
+
+    /// Each rank's plan of a case.
+    ///
+    /// # Errors
+    /// Where the algorithm does not do it, or it cannot be lowered.
+    pub fn plans(&self, case: &Case, way: Way) -> Result<Vec<Plan>> {
+        let order: Vec<Rank> = (0..case.ranks).map(Rank).collect();
+        let schedule = way.algorithm.schedule(case.collective, &order, case.root)?;
+        if way.in_place && !schedule.in_place() {
+            bail!("{} of {} does not run in place", way.algorithm, case.collective);
+        }
+        let direct = way.direct && !way.cut.lines;
+        order
+            .iter()
+            .map(|&rank| Ok(Plan::new(&*schedule, rank, direct, way.in_place)?))
+            .collect()
+    }
+
+    /// Where inputs and outputs begin, in bytes of their memories, and whether input is in the output's.
+    fn places(&self, case: &Case, way: Way, bytes: usize) -> Vec<(u64, u64)> {
+        let place = |(rank, member): (usize, &Member)| {
+            let output = member.output.device_ptr().0 + way.skew.1 as u64;
+            if !way.in_place {
+                return (member.input.device_ptr().0 + way.skew.0 as u64, output);
+            }
+            let own = rank as u64 * case.count * bytes as u64;
+            match case.collective {
+                Collective::AllGather | Collective::Gather => (output + own, output),
+                Collective::ReduceScatter | Collective::Scatter => (output, output + own),
+                _ => (output, output),
+            }
+        };
+        self.ranks.iter().enumerate().map(place).collect()
+    }
+
+    /// Puts an operation into all ranks' streams.
+    ///
+    /// # Errors
+    /// What the executor says.
+    pub fn launch(&self, plans: &[Plan], case: &Case, way: Way, function: impl Fn(Rank) -> Function) -> Result<()> {
+        for rank in 0..self.ranks.len() {
+            self.launch_one(rank, plans, case, way, function(Rank(rank as u32)))?;
+        }
+        Ok(())
+    }
+
+    /// Puts one rank's part into its stream.
+    ///
+    /// # Errors
+    /// What the executor says.
+    pub fn launch_one(&self, rank: usize, plans: &[Plan], case: &Case, way: Way, function: Function) -> Result<(), anyhow::Error> {
+        let places = self.places(case, way, function.data.bytes());
+        let outputs: Vec<u64> = places.iter().map(|place| place.1).collect();
+        let operation = Operation {
+            input: places[rank].0,
+            output: places[rank].1,
+            outputs: way.direct.then_some(&outputs[..]),
+            count: case.count,
+        };
+        let member = &self.ranks[rank];
+        let uses = [member.input.all(), member.output.all()];
+        // SAFETY: the memories are long enough for the case, as `fits` has it, and nothing else is done with them until the streams are waited for.
+        unsafe {
+            member
+                .executor
+                .launch(&member.stream, &plans[rank], function, way.cut, operation, &uses)?;
+        }
+        Ok(())
+    }
+
+    /// Runs a case of the type `T` so many times in a row, from inputs of the seed, and fails unless the results are right each time.
+    ///
+    /// # Errors
+    /// What is wrong, or what the driver says.
+    pub fn check<T: Number>(&self, case: &Case, way: Way, op: Option<ReduceOp>, seed: u64, times: u64) -> Result<()> {
+        let plans = self.plans(case, way)?;
+        let bytes = size_of::<T>();
+        for round in 0..times {
+            let places = self.places(case, way, bytes);
+            for (rank, member) in self.ranks.iter().enumerate() {
+                let rank = Rank(rank as u32);
+                member.stream.fill(member.output.all(), 0xa5)?;
+                member.stream.synchronize()?;
+                let inputs: Vec<T> = (0..case.input(rank)).map(|at| given(seed + round, rank, at)).collect();
+                if way.in_place {
+                    let base = member.output.device_ptr().0;
+                    member.write(&member.output, (places[rank.index()].0 - base) as usize, &inputs)?;
+                } else {
+                    member.write(&member.input, way.skew.0, &inputs)?;
+                }
+            }
+            let function = |rank| Function {
+                data: T::TYPE,
+                op,
+                scalar: match op {
+                    Some(ReduceOp::PreMulSum) => bits(T::scalar(rank)),
+                    _ => 0,
+                },
+            };
+            self.launch(&plans, case, way, function)?;
+            for (rank, member) in self.ranks.iter().enumerate() {
+                member.stream.synchronize()?;
+                let rank = Rank(rank as u32);
+                let mut output = vec![T::ZERO; case.output(rank) as usize];
+                let base = member.output.device_ptr().0;
+                member.read(&member.output, (places[rank.index()].1 - base) as usize, &mut output)?;
+                let wrong = case.wrong(op.unwrap_or(ReduceOp::Sum), rank, seed + round, &output);
+                if wrong > 0 {
+                    bail!("{wrong} of {} elements of rank {rank} are wrong, in round {round}", output.len());
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A scalar's bits.
+fn bits<A: Element>(scalar: A) -> u64 {
+    let mut bytes = [0; 8];
+    let size = size_of::<A>();
+    // SAFETY: an element is plain data of at most 8 bytes.
+    unsafe { std::ptr::copy_nonoverlapping((&raw const scalar).cast::<u8>(), bytes.as_mut_ptr(), size) };
+    u64::from_le_bytes(bytes)
+}
+
+impl Member {
+    fn write<T: Element>(&self, memory: &DeviceMemory, at: usize, elements: &[T]) -> Result<()> {
+        // SAFETY: elements are plain data.
+        let bytes = unsafe { std::slice::from_raw_parts(elements.as_ptr().cast::<u8>(), size_of_val(elements)) };
+        for (index, part) in bytes.chunks(self.host.len()).enumerate() {
+            let start = at + index * self.host.len();
+            self.host.copy_in(0, part)?;
+            self.stream
+                .copy(memory.span(start..start + part.len())?, self.host.span(..part.len())?)?;
+            self.stream.synchronize()?;
+        }
+        Ok(())
+    }
+
+    fn read<T: Element>(&self, memory: &DeviceMemory, at: usize, elements: &mut [T]) -> Result<()> {
+        // SAFETY: elements are plain data, of which any bits are one.
+        let bytes = unsafe { std::slice::from_raw_parts_mut(elements.as_mut_ptr().cast::<u8>(), size_of_val(elements)) };
+        let len = self.host.len();
+        for (index, part) in bytes.chunks_mut(len).enumerate() {
+            let start = at + index * len;
+            self.stream
+                .copy(self.host.span(..part.len())?, memory.span(start..start + part.len())?)?;
+            self.stream.synchronize()?;
+            self.host.copy_out(0, part)?;
+        }
+        Ok(())
+    }
+}
+
+/// Bytes that a case takes of an input or output at most.
+#[must_use]
+pub fn fits(case: &Case, bytes: usize) -> usize {
+    let most = (0..case.ranks)
+        .map(|rank| case.input(Rank(rank)).max(case.output(Rank(rank))))
+        .max()
+        .unwrap_or(0);
+    usize::try_from(most).unwrap_or(usize::MAX).saturating_mul(bytes)
+}
+
+/// Every way of a case: how many were right.
+///
+/// # Errors
+/// The first that is not.
+pub fn ways<T: Number>(rig: &Rig, case: &Case, ops: &[ReduceOp], cuts: &[Cut], seed: u64) -> Result<usize> {
+    let mut done = 0;
+    let none = [None];
+    let some: Vec<_> = ops.iter().copied().map(Some).collect();
+    let ops = if case.collective.reduces() { &some[..] } else { &none[..] };
+    for algorithm in Algorithm::of(case.collective) {
+        for &cut in cuts {
+            for in_place in [false, true] {
+                for direct in [true, false] {
+                    if direct && cut.lines {
+                        continue;
+                    }
+                    for skew in [(0, 0), (3 * size_of::<T>(), size_of::<T>())] {
+                        let way = Way { algorithm, direct, in_place, cut, skew };
+                        for &op in ops {
+                            let found = rig.check::<T>(case, way, op, seed, 2);
+                            match found {
+                                Ok(()) => done += 1,
+                                Err(error) if is_refused(&error) => {}
+                                Err(error) => {
+                                    let op = op.map_or("", ReduceOp::name);
+                                    return Err(error).with_context(|| {
+                                        format!("{} of {} {} {op} among {}, root {}: {way}", case.collective, case.count, T::TYPE, case.ranks, case.root)
+                                    });
+                                }
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+    Ok(done)
+}
+
+/// Whether an error says that something is not done this way.
+fn is_refused(error: &anyhow::Error) -> bool {
+    let text = error.to_string();
+    ["does not run in place", "do not go as lines", "would wait for ever", "are not known"]
+        .iter()
+        .any(|known| text.contains(known))
+}
+
+/// The type of `T`'s elements, for those who have no `T`.
+#[must_use]
+pub fn data_of<T: Number>() -> DataType {
+    T::TYPE
+}
+
+/// What is checked among so many ranks.
+#[must_use]
+pub fn cases(ranks: u32, quick: bool) -> Vec<Case> {
+    let counts: &[u64] = if quick { &[1, 1031] } else { &[1, 3, 1031, 65536, 1_000_003] };
+    let mut cases = Vec::new();
+    for &collective in Collective::ALL {
+        if matches!(collective, Collective::AllToAllV | Collective::Barrier) {
+            continue;
+        }
+        for &count in counts {
+            cases.push(Case {
+                collective,
+                ranks,
+                root: Rank(ranks - 1),
+                count,
+            });
+        }
+    }
+    cases
+}
+
+/// How cases are cut: whole messages in one slice and in many, and lines.
+#[must_use]
+pub fn cuts(quick: bool) -> Vec<Cut> {
+    let cut = |blocks, threads, slice, lines| Cut { blocks, threads, slice, lines };
+    if quick {
+        vec![cut(2, 64, 1024, false), cut(2, 64, 512, true)]
+    } else {
+        vec![cut(3, 512, 32 << 10, false), cut(16, 256, 2048, false), cut(4, 512, 4096, true)]
+    }
+}
