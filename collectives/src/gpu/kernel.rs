@@ -104,18 +104,23 @@ impl KernelExecutor {
         &self.geometry
     }
 
-    /// Loads the kernel of a function, which a first launch would do: before a stream is captured.
+    /// Loads the kernel of a function, and runs it once with nothing to do: before a stream is captured, and before anything of the device waits for another rank. A driver may put off loading to the first launch, which waits for all of the
+    /// device then.
     ///
     /// # Errors
     /// What the driver says.
-    pub fn prepare(&self, function: Function, lines: bool) -> Result<(), GpuError> {
-        self.kernel(function, lines).map(drop)
+    pub fn prepare(&self, stream: &Stream, function: Function, lines: bool) -> Result<(), GpuError> {
+        let kernel = self.kernel(function, lines)?;
+        // SAFETY: the kernel's only argument is this struct, by which it has nothing to do.
+        unsafe { kernel.launch(stream, Launch::linear(1, 32), &[&Arguments::NOTHING], &[])? };
+        stream.synchronize()?;
+        Ok(())
     }
 
     fn kernel(&self, function: Function, lines: bool) -> Result<Kernel, GpuError> {
         let kind = if lines { "lines" } else { "collective" };
         let name = match function.op {
-            Some(op) => format!("{kind}_{}_{}", function.data.name(), op.name()),
+            Some(_) => format!("{kind}_{}", function.data.name()),
             None => format!("{kind}_move_{}", function.data.bytes()),
         };
         self.kernels.kernel(&name)?.ok_or_else(|| GpuError::Refused {
@@ -154,6 +159,9 @@ impl KernelExecutor {
             return Err(misuse(
                 "the plan writes to outputs, of which not all are mapped".to_owned(),
             ));
+        }
+        if cut.lines && plan.shape.collective == crate::plan::Collective::Barrier {
+            return Err(misuse("messages without content do not go as lines".to_owned()));
         }
         if cut.threads == 0 || cut.threads > MAX_THREADS || cut.threads % 32 != 0 {
             return Err(misuse(format!(

@@ -139,11 +139,14 @@ pub struct Arguments {
     scratch_blocks: u32,
     granule: u32,
     divisor: u32,
+    /// The kernel's `Operator`, which are numbered as [`ReduceOp`]'s.
+    function: u32,
+    reserved: u32,
     program: [u64; MAX_WORDS],
 }
 
 // As long as the kernel's, and within the 4 KiB that launches take.
-const _: () = assert!(size_of::<Arguments>() == 32 + 2 * 8 * MAX_PEERS + 56 + 40 + 8 * MAX_WORDS);
+const _: () = assert!(size_of::<Arguments>() == 32 + 2 * 8 * MAX_PEERS + 56 + 48 + 8 * MAX_WORDS);
 const _: () = assert!(size_of::<Arguments>() <= 4096);
 
 impl Geometry {
@@ -218,6 +221,36 @@ impl Counted {
 }
 
 impl Arguments {
+    /// Of no version: a kernel does nothing.
+    pub const NOTHING: Self = Self {
+        version: 0,
+        input: 0,
+        output: 0,
+        stop: 0,
+        arenas: [0; MAX_PEERS],
+        outputs: [0; MAX_PEERS],
+        flags: 0,
+        counts: 0,
+        fifos: 0,
+        scratch: 0,
+        slice: 0,
+        longest: 0,
+        scalar: 0,
+        rank: 0,
+        ranks: 0,
+        strands: 0,
+        slots: 0,
+        slot_bytes: 0,
+        blocks: 0,
+        scratch_bytes: 0,
+        scratch_blocks: 0,
+        granule: 0,
+        divisor: 0,
+        function: 0,
+        reserved: 0,
+        program: [0; MAX_WORDS],
+    };
+
     /// What `rank` is given.
     ///
     /// # Errors
@@ -304,6 +337,8 @@ impl Arguments {
             scratch_blocks,
             granule: granule as u32,
             divisor: ranks as u32,
+            function: function.op.map_or(0, |op| op as u32),
+            reserved: 0,
             program,
         })
     }

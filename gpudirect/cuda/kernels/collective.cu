@@ -1,4 +1,4 @@
-// Collectives among GPUs that map each other's memory: an interpreter of what collectives/src/gpu/lower makes of a plan. A kernel for each type of elements and operator, `collective_TYPE_OPERATOR`, and those that reduce nothing, `collective_move_BYTES`. With `lines_` before it, messages go as lines.
+// Collectives among GPUs that map each other's memory: an interpreter of what collectives/src/gpu/lower makes of a plan. A kernel for each type of elements, `collective_TYPE`, and those that reduce nothing, `collective_move_BYTES`. With `lines_` before it, messages go as lines.
 //
 // Every block of threads does the whole program of its strand, on a share of each data block, slice after slice; blocks of different numbers have nothing to do with each other, and block b of a rank with block b of each other rank. A
 // group of the program waits for the words it needs, works, and tells its own words. Words only count up: those of an operation go on where those of the one before ended, which is in memory, so a captured launch can be repeated.
@@ -51,6 +51,9 @@ struct Operation {
     // Shares of data blocks begin at multiples of so many elements.
     uint32_t granule;
     uint32_t divisor;
+    // Which of `Operator`, and nothing.
+    uint32_t function;
+    uint32_t reserved;
     uint64_t program[MOST_WORDS];
 };
 
@@ -75,6 +78,7 @@ struct Counts {
 };
 constexpr uint64_t COUNTS = 32;
 
+enum Operator : uint32_t { SUM, PROD, MIN, MAX, AVG, PREMULSUM };
 enum Kind : uint32_t { DIRECT, STAGED, CREDIT, READY };
 enum Place : uint32_t { INPUT, OUTPUT, SCRATCH, RECEIVED, THEIR_OUTPUT, THEIR_SLOT };
 
@@ -100,7 +104,7 @@ struct Block {
 
 // Blocks of MOST_BLOCK threads that have registers enough to run beside one another.
 #ifndef DOORBELL_BLOCKS
-#define DOORBELL_BLOCKS 2
+#define DOORBELL_BLOCKS 1
 #endif
 
 // A body's part of a program.
@@ -117,13 +121,13 @@ struct Body {
         : sources(word >> 40 & 0x3f), targets(word >> 46 & 0x3f), first(word >> 52 & 0x7f), reduces(word >> 59 & 1), whole(word >> 60 & 1), mixed(word >> 61 & 1), partial(word >> 62 & 1) {}
 };
 
-template <class T, class Op, bool REDUCES, bool LINES>
+template <class T, bool REDUCES, bool LINES>
 struct Collective {
     using Raw = typename T::Raw;
     using Wide = typename T::Wide;
     static constexpr int ELEMENTS = Group<T>::ELEMENTS;
     static constexpr int UNROLL = sizeof(Raw) == 1 ? (DOORBELL_UNROLL + 1) / 2 : DOORBELL_UNROLL;
-    static constexpr int QUADS = 4;
+    static constexpr int QUADS = 2;
     // Elements of a line, and sources of lines that are waited for at once.
     static constexpr int LINE = 8 / sizeof(Raw);
     static constexpr int BATCH = 4;
@@ -161,44 +165,49 @@ struct Collective {
 
     // Whether a count has been reached, before all are to give up.
     DOORBELL_INSIDE bool await(uint64_t word, uint32_t until, uint32_t &seen) {
-        if (static_cast<int32_t>(seen - until) >= 0) return true;
-        for (uint32_t looks = 1;; looks++) {
-            seen = load_acquire<uint32_t>(word);
-            if (static_cast<int32_t>(seen - until) >= 0) return true;
+        uint32_t known = seen;
+        #pragma unroll 1
+        for (uint32_t looks = 1; static_cast<int32_t>(known - until) < 0; looks++) {
+            known = load_acquire<uint32_t>(word);
             if (looks % 1024 == 0 && must_stop()) return false;
             relax();
         }
+        seen = known;
+        return true;
     }
 
     DOORBELL_INSIDE bool must_stop() const {
         return op.stop != 0 && load_raw<uint32_t>(op.stop) != 0;
     }
 
+    // What goes to and comes from a peer in a slice.
+    DOORBELL_INSIDE uint64_t traffic(uint32_t peer) const {
+        return op.program[static_cast<uint32_t>(op.program[strand]) + 1 + peer];
+    }
+
     // Waits for a word of a group.
     DOORBELL_INSIDE bool wait(uint64_t word, uint32_t slice) {
         const uint32_t kind = word & 0xf, peer = word >> 8 & 0xff, number = static_cast<uint32_t>(word >> 16);
-        const uint64_t traffic = op.program[op.program[strand] + 1 + peer];
         const Counts &counts = block.counts[peer];
-        const uint64_t at = flags(op.rank, peer);
-        if (kind == DIRECT) return await(at, counts.received_direct + slice * static_cast<uint32_t>(traffic >> 32 & 0xffff) + number + 1, block.seen[DIRECT][peer]);
-        if (kind == STAGED) return await(at + 4, counts.received_staged + slice * static_cast<uint32_t>(traffic >> 48) + number + 1, block.seen[STAGED][peer]);
-        if (kind == CREDIT) return await(at + 8, counts.sent_staged + slice * static_cast<uint32_t>(traffic >> 16 & 0xffff) + number + 1 - op.slots, block.seen[CREDIT][peer]);
-        return await(at + 12, counts.written + 1, block.seen[READY][peer]);
+        // Of each slice, and what was there before.
+        const uint32_t each = kind == READY ? 0 : traffic(peer) >> (kind == DIRECT ? 32 : kind == STAGED ? 48 : 16) & 0xffff;
+        const uint32_t before = kind == DIRECT ? counts.received_direct : kind == STAGED ? counts.received_staged : kind == CREDIT ? counts.sent_staged - op.slots : counts.written;
+        return await(flags(op.rank, peer) + kind * 4, before + slice * each + number + 1, block.seen[kind][peer]);
     }
 
     // Tells a word of a group.
     DOORBELL_INSIDE void tell(uint64_t word, uint32_t slice) {
         const uint32_t kind = word & 0xf, peer = word >> 8 & 0xff, number = static_cast<uint32_t>(word >> 16);
-        const uint64_t traffic = op.program[op.program[strand] + 1 + peer];
         const Counts &counts = block.counts[peer];
-        const uint64_t at = flags(peer, op.rank);
-        if (kind == DIRECT) {
-            store_release<uint32_t>(at, counts.sent_direct + slice * static_cast<uint32_t>(traffic & 0xffff) + number + 1);
-        } else if (kind == STAGED) {
-            store_release<uint32_t>(at + 4, counts.sent_staged + slice * static_cast<uint32_t>(traffic >> 16 & 0xffff) + number + 1);
+        const uint32_t each = traffic(peer) >> (kind == DIRECT ? 0 : kind == STAGED ? 16 : 48) & 0xffff;
+        const uint32_t before = kind == DIRECT ? counts.sent_direct : kind == STAGED ? counts.sent_staged : counts.received_staged;
+        const uint64_t at = flags(peer, op.rank) + kind * 4;
+        const uint32_t value = before + slice * each + number + 1;
+        // What was read has been stored elsewhere by now, so a credit need not wait for anything.
+        if (kind == CREDIT) {
+            store_relaxed<uint32_t>(at, value);
         } else {
-            // What was read has been stored elsewhere, so it was read.
-            store_relaxed<uint32_t>(at + 8, counts.received_staged + slice * static_cast<uint32_t>(traffic >> 48) + number + 1);
+            store_release<uint32_t>(at, value);
         }
     }
 
@@ -207,38 +216,32 @@ struct Collective {
         const uint32_t kind = static_cast<uint32_t>(word >> 60), peer = word >> 54 & 0x3f, number = word >> 46 & 0xff;
         const uint64_t offset = word & 0xffffffffff, elements = body & 0xffffffffff;
         const uint64_t at = offset + begin(elements, share) + slice * op.slice;
-        const uint64_t traffic = op.program[op.program[strand] + 1 + peer];
-        uint64_t address, line = 0;
-        if (kind == INPUT) {
-            address = op.input + at * sizeof(Raw);
-        } else if (kind == OUTPUT) {
-            address = op.output + at * sizeof(Raw);
+        uint64_t address;
+        if (kind == RECEIVED || kind == THEIR_SLOT) {
+            const bool received = kind == RECEIVED;
+            const uint32_t each = traffic(peer) >> (received ? 48 : 16) & 0xffff;
+            const uint32_t message = (received ? block.counts[peer].received_staged : block.counts[peer].sent_staged) + slice * each + number;
+            address = slot(received ? op.rank : peer, received ? peer : op.rank, message);
+            if (LINES) block.lines[index] = uint64_t(1) << 32 | (message + 1);
         } else if (kind == SCRATCH) {
             address = op.arenas[op.rank] + op.scratch + (uint64_t(blockIdx.x) * op.scratch_blocks + offset) * op.scratch_bytes;
-        } else if (kind == RECEIVED) {
-            const uint32_t message = block.counts[peer].received_staged + slice * static_cast<uint32_t>(traffic >> 48) + number;
-            address = slot(op.rank, peer, message);
-            line = uint64_t(1) << 32 | (message + 1);
-        } else if (kind == THEIR_OUTPUT) {
-            address = op.outputs[peer] + at * sizeof(Raw);
         } else {
-            const uint32_t message = block.counts[peer].sent_staged + slice * static_cast<uint32_t>(traffic >> 16 & 0xffff) + number;
-            address = slot(peer, op.rank, message);
-            line = uint64_t(1) << 32 | (message + 1);
+            address = (kind == INPUT ? op.input : kind == OUTPUT ? op.output : op.outputs[peer]) + at * sizeof(Raw);
         }
         block.addresses[index] = address;
-        if (LINES) block.lines[index] = line;
+        if (LINES && kind != RECEIVED && kind != THEIR_SLOT) block.lines[index] = 0;
     }
 
     // Copies `units` of so many bytes.
     template <int BYTES>
     DOORBELL_INSIDE void move_units(uint64_t from, const uint64_t *targets, uint32_t count, uint64_t offset, uint32_t units) {
-        const uint32_t stride = blockDim.x;
+        const uint32_t stride = blockDim.x, thread = threadIdx.x;
+        #pragma unroll 1
         for (uint32_t first = 0; first < units; first += DOORBELL_MOVES * stride) {
-            const uint32_t at = first + threadIdx.x;
+            const uint32_t at = first + thread;
             Words words[DOORBELL_MOVES];
             #pragma unroll
-            for (int u = 0; u < DOORBELL_MOVES; u++) words[u] = load_words<BYTES>(from + offset + uint64_t(at + u * stride) * BYTES, at + u * stride < units);
+            for (int u = 0; u < DOORBELL_MOVES; u++) words[u] = load_or_zero<BYTES>(from + offset + uint64_t(at + u * stride) * BYTES, at + u * stride < units);
             #pragma unroll 1
             for (uint32_t target = 0; target < count; target++) {
                 const uint64_t into = targets[target] + offset;
@@ -252,6 +255,7 @@ struct Collective {
         const uint32_t bytes = elements * static_cast<uint32_t>(body.partial && T::NARROW ? 4 : sizeof(Raw));
         const uint64_t from = block.addresses[body.first], *targets = &block.addresses[body.first + 1];
         uint64_t differing = 0;
+        #pragma unroll 1
         for (uint32_t target = 0; target < body.targets; target++) differing |= from ^ targets[target];
         const uint32_t unit = (differing & 15) == 0 ? 16 : (differing & 3) == 0 ? 4 : 1;
         uint32_t head = static_cast<uint32_t>(-from) & (unit - 1);
@@ -265,9 +269,11 @@ struct Collective {
             head = bytes;
         }
         const uint32_t single = head == bytes ? bytes : bytes - middle;
+        #pragma unroll 1
         for (uint32_t i = threadIdx.x; i < single; i += blockDim.x) {
             const uint32_t at = i < head ? i : i + middle;
             const uint8_t byte = load_raw<uint8_t>(from + at);
+            #pragma unroll 1
             for (uint32_t target = 0; target < body.targets; target++) store_raw<uint8_t>(targets[target] + at, byte);
         }
     }
@@ -277,6 +283,7 @@ struct Collective {
         return T::NARROW && (op.program[operands + index] >> 45 & 1);
     }
 
+    template <class Op>
     DOORBELL_INSIDE bool is_scaled(uint32_t operands, uint32_t index) const {
         return Op::SCALED && static_cast<uint32_t>(op.program[operands + index] >> 60) == INPUT;
     }
@@ -289,7 +296,7 @@ struct Collective {
         }
     }
 
-    template <int COUNT>
+    template <class Op, int COUNT>
     DOORBELL_INSIDE void combine(Wide (&sum)[COUNT], const Words &words, bool scaled) const {
         Wide value[COUNT];
         Group<T>::decode(words, value);
@@ -305,7 +312,7 @@ struct Collective {
         for (int i = 0; i < COUNT; i++) sum[i] = Op::apply(sum[i], value[i]);
     }
 
-    template <int COUNT>
+    template <class Op, int COUNT>
     DOORBELL_INSIDE void finish(Wide (&sum)[COUNT], bool whole) const {
         if constexpr (Op::DIVIDED) {
             if (whole) {
@@ -317,15 +324,17 @@ struct Collective {
 
     DOORBELL_INSIDE static void load(Words (&words)[UNROLL], uint64_t from, uint32_t at, uint32_t stride, uint32_t end) {
         #pragma unroll
-        for (int u = 0; u < UNROLL; u++) words[u] = load_words<16>(from + uint64_t(at + u * stride) * 16, at + u * stride < end);
+        for (int u = 0; u < UNROLL; u++) words[u] = load_or_zero<16>(from + uint64_t(at + u * stride) * 16, at + u * stride < end);
     }
 
     // Groups of 16 bytes of elements. Of two sources all loads are begun before anything waits for one.
+    template <class Op>
     DOORBELL_INSIDE void groups(const Body &body, uint32_t operands, uint32_t offset, uint32_t count) {
         const uint64_t *sources = &block.addresses[body.first], *targets = sources + body.sources;
-        const uint32_t stride = blockDim.x;
+        const uint32_t stride = blockDim.x, thread = threadIdx.x;
+        #pragma unroll 1
         for (uint32_t first = 0; first < count; first += UNROLL * stride) {
-            const uint32_t at = first + threadIdx.x;
+            const uint32_t at = first + thread;
             Wide sums[UNROLL][ELEMENTS];
             #pragma unroll
             for (int u = 0; u < UNROLL; u++) {
@@ -339,16 +348,16 @@ struct Collective {
                 load(one, sources[source] + offset, at, stride, count);
                 load(other, sources[two ? source + 1 : source] + offset, at, stride, two ? count : 0);
                 #pragma unroll
-                for (int u = 0; u < UNROLL; u++) combine(sums[u], one[u], is_scaled(operands, body.first + source));
+                for (int u = 0; u < UNROLL; u++) combine<Op>(sums[u], one[u], is_scaled<Op>(operands, body.first + source));
                 if (two) {
                     #pragma unroll
-                    for (int u = 0; u < UNROLL; u++) combine(sums[u], other[u], is_scaled(operands, body.first + source + 1));
+                    for (int u = 0; u < UNROLL; u++) combine<Op>(sums[u], other[u], is_scaled<Op>(operands, body.first + source + 1));
                 }
             }
             Words words[UNROLL];
             #pragma unroll
             for (int u = 0; u < UNROLL; u++) {
-                finish(sums[u], body.whole);
+                finish<Op>(sums[u], body.whole);
                 words[u] = Group<T>::encode(sums[u]);
             }
             #pragma unroll 1
@@ -361,12 +370,14 @@ struct Collective {
     }
 
     // Four elements at a time, of which some operands hold partial results.
+    template <class Op>
     DOORBELL_INSIDE void quads(const Body &body, uint32_t operands, uint32_t count) {
         constexpr int BYTES = 4 * sizeof(Raw) < 16 ? 4 * sizeof(Raw) : 16;
         const uint64_t *sources = &block.addresses[body.first], *targets = sources + body.sources;
-        const uint32_t stride = blockDim.x;
+        const uint32_t stride = blockDim.x, thread = threadIdx.x;
+        #pragma unroll 1
         for (uint32_t first = 0; first < count; first += QUADS * stride) {
-            const uint32_t at = first + threadIdx.x;
+            const uint32_t at = first + thread;
             Wide sums[QUADS][4];
             #pragma unroll
             for (int u = 0; u < QUADS; u++) {
@@ -378,7 +389,7 @@ struct Collective {
                 Words words[QUADS];
                 if (is_partial(operands, body.first + source)) {
                     #pragma unroll
-                    for (int u = 0; u < QUADS; u++) words[u] = load_words<16>(sources[source] + uint64_t(at + u * stride) * 16, at + u * stride < count);
+                    for (int u = 0; u < QUADS; u++) words[u] = load_or_zero<16>(sources[source] + uint64_t(at + u * stride) * 16, at + u * stride < count);
                     #pragma unroll
                     for (int u = 0; u < QUADS; u++) {
                         #pragma unroll
@@ -386,15 +397,15 @@ struct Collective {
                     }
                 } else {
                     #pragma unroll
-                    for (int u = 0; u < QUADS; u++) words[u] = load_words<BYTES>(sources[source] + uint64_t(at + u * stride) * BYTES, at + u * stride < count);
+                    for (int u = 0; u < QUADS; u++) words[u] = load_or_zero<BYTES>(sources[source] + uint64_t(at + u * stride) * BYTES, at + u * stride < count);
                     #pragma unroll
-                    for (int u = 0; u < QUADS; u++) combine(sums[u], words[u], is_scaled(operands, body.first + source));
+                    for (int u = 0; u < QUADS; u++) combine<Op>(sums[u], words[u], is_scaled<Op>(operands, body.first + source));
                 }
             }
             const bool partial = is_partial(operands, body.first + body.sources);
             if (!partial) {
                 #pragma unroll
-                for (int u = 0; u < QUADS; u++) finish(sums[u], body.whole);
+                for (int u = 0; u < QUADS; u++) finish<Op>(sums[u], body.whole);
             }
             #pragma unroll 1
             for (uint32_t target = 0; target < body.targets; target++) {
@@ -413,30 +424,34 @@ struct Collective {
         }
     }
 
+    template <class Op>
     DOORBELL_INSIDE void reduce(const Body &body, uint32_t operands, uint32_t elements) {
         const uint64_t *addresses = &block.addresses[body.first];
         const uint32_t all = body.sources + body.targets;
         uint32_t head = elements, middle = 0;
         if (T::NARROW && body.mixed) {
             uint64_t ragged = 0;
+            #pragma unroll 1
             for (uint32_t i = 0; i < all; i++) ragged |= addresses[i] & (is_partial(operands, body.first + i) ? 15 : 4 * sizeof(Raw) - 1);
             if (ragged == 0) {
                 head = 0;
                 middle = elements & ~uint32_t(3);
-                if constexpr (T::NARROW) quads(body, operands, middle / 4);
+                if constexpr (T::NARROW) quads<Op>(body, operands, middle / 4);
             }
         } else {
             uint64_t differing = 0;
+            #pragma unroll 1
             for (uint32_t i = 1; i < all; i++) differing |= addresses[0] ^ addresses[i];
             if ((differing & 15) == 0) {
                 head = (static_cast<uint32_t>(-addresses[0]) & 15) / static_cast<uint32_t>(sizeof(Raw));
                 if (head > elements) head = elements;
                 const uint32_t count = (elements - head) / ELEMENTS;
                 middle = count * ELEMENTS;
-                groups(body, operands, head * static_cast<uint32_t>(sizeof(Raw)), count);
+                groups<Op>(body, operands, head * static_cast<uint32_t>(sizeof(Raw)), count);
             }
         }
         // What is not aligned, one element after another.
+        #pragma unroll 1
         for (uint32_t i = threadIdx.x; i < elements - middle; i += blockDim.x) {
             const uint32_t at = i < head ? i : i + middle;
             Wide sum = Op::template neutral<T>();
@@ -447,7 +462,7 @@ struct Collective {
                     value = static_cast<Wide>(bits_as<float>(load_raw<uint32_t>(addresses[source] + at * sizeof(float))));
                 } else {
                     value = T::decode(load_raw<Raw>(addresses[source] + at * sizeof(Raw)));
-                    if (is_scaled(operands, body.first + source)) value = T::decode(T::encode(multiply(value, scalar())));
+                    if (is_scaled<Op>(operands, body.first + source)) value = T::decode(T::encode(multiply(value, scalar())));
                 }
                 sum = Op::apply(sum, value);
             }
@@ -455,6 +470,7 @@ struct Collective {
             if constexpr (Op::DIVIDED) {
                 if (body.whole && !partial) sum = T::divide(sum, op.divisor);
             }
+            #pragma unroll 1
             for (uint32_t target = 0; target < body.targets; target++) {
                 if (partial) {
                     store_raw(addresses[body.sources + target] + at * sizeof(float), bits_as<uint32_t>(static_cast<float>(sum)));
@@ -468,12 +484,13 @@ struct Collective {
     // So many elements of a line, from memory of any alignment.
     DOORBELL_INSIDE static void load_part(uint32_t (&data)[2], uint64_t from, uint32_t count) {
         if (count == LINE && (from & 7) == 0) {
-            const Words words = load_words<8>(from, true);
+            const Words words = load_or_zero<8>(from, true);
             data[0] = words.word[0];
             data[1] = words.word[1];
             return;
         }
         uint64_t bits = 0;
+        #pragma unroll 1
         for (uint32_t i = 0; i < count; i++) bits |= static_cast<uint64_t>(load_raw<Raw>(from + i * sizeof(Raw))) << (8 * sizeof(Raw) * i & 63);
         data[0] = static_cast<uint32_t>(bits);
         data[1] = static_cast<uint32_t>(bits >> 32);
@@ -486,69 +503,91 @@ struct Collective {
             return;
         }
         const uint64_t bits = data[0] | static_cast<uint64_t>(data[1]) << 32;
+        #pragma unroll 1
         for (uint32_t i = 0; i < count; i++) store_raw<Raw>(into + i * sizeof(Raw), static_cast<Raw>(bits >> (8 * sizeof(Raw) * i & 63)));
+    }
+
+    // Calls with the operator of this operation.
+    template <class Then>
+    DOORBELL_INSIDE void by_operator(Then then) const {
+        switch (op.function) {
+        case SUM: return then(Sum());
+        case PROD: return then(Prod());
+        case MIN: return then(Min());
+        case MAX: return then(Max());
+        case AVG: return then(Average());
+        default: return then(ScaledSum());
+        }
+    }
+
+    // Waits for a line of each source that comes as lines, and loads a part of the others.
+    DOORBELL_INSIDE void gather(uint32_t (&data)[BATCH][2], const Body &body, uint32_t first, uint32_t line, uint32_t count) {
+        const uint64_t *addresses = &block.addresses[body.first], *flags = &block.lines[body.first];
+        bool is_here[BATCH];
+        #pragma unroll
+        for (int k = 0; k < BATCH; k++) {
+            is_here[k] = first + k >= body.sources || flags[first + k] == 0;
+            data[k][0] = data[k][1] = 0;
+            if (first + k < body.sources && is_here[k]) load_part(data[k], addresses[first + k] + uint64_t(line) * LINE * sizeof(Raw), count);
+        }
+        #pragma unroll 1
+        for (uint32_t looks = 1;; looks++) {
+            bool all = true;
+            Line found[BATCH];
+            #pragma unroll
+            for (int k = 0; k < BATCH; k++) {
+                if (!is_here[k]) found[k] = load_line(addresses[first + k] + uint64_t(line) * sizeof(Line));
+            }
+            #pragma unroll
+            for (int k = 0; k < BATCH; k++) {
+                if (is_here[k]) continue;
+                const uint32_t flag = static_cast<uint32_t>(flags[first + k]);
+                is_here[k] = found[k].flag[0] == flag && found[k].flag[1] == flag;
+                all &= is_here[k];
+                data[k][0] = found[k].data[0];
+                data[k][1] = found[k].data[1];
+            }
+            if (all) return;
+            if (looks % 1024 == 0 && must_stop()) {
+                block.stopped = 1;
+                return;
+            }
+            relax();
+        }
     }
 
     // A body whose messages are lines.
     DOORBELL_INSIDE void lines(const Body &body, uint32_t operands, uint32_t elements) {
         const uint64_t *addresses = &block.addresses[body.first], *flags = &block.lines[body.first];
+        #pragma unroll 1
         for (uint32_t line = threadIdx.x; line * LINE < elements; line += blockDim.x) {
             const uint32_t rest = elements - line * LINE, count = rest < LINE ? rest : LINE;
-            Wide sums[LINE];
-            #pragma unroll
-            for (int i = 0; i < LINE; i++) sums[i] = Op::template neutral<T>();
             uint32_t result[2] = {0, 0};
+            Wide sums[LINE];
+            if (REDUCES && body.reduces) {
+                by_operator([&](auto kind) {
+                    #pragma unroll
+                    for (int i = 0; i < LINE; i++) sums[i] = decltype(kind)::template neutral<T>();
+                });
+            }
             #pragma unroll 1
             for (uint32_t first = 0; first < body.sources; first += BATCH) {
                 uint32_t data[BATCH][2];
-                bool is_here[BATCH];
-                #pragma unroll
-                for (int k = 0; k < BATCH; k++) {
-                    is_here[k] = true;
-                    data[k][0] = data[k][1] = 0;
-                    if (first + k < body.sources) {
-                        if (flags[first + k] == 0) {
-                            load_part(data[k], addresses[first + k] + uint64_t(line) * LINE * sizeof(Raw), count);
-                        } else {
-                            is_here[k] = false;
-                        }
-                    }
-                }
-                for (uint32_t looks = 1;; looks++) {
-                    bool all = true;
-                    Line found[BATCH];
-                    #pragma unroll
-                    for (int k = 0; k < BATCH; k++) {
-                        if (!is_here[k]) found[k] = load_line(addresses[first + k] + uint64_t(line) * sizeof(Line));
-                    }
-                    #pragma unroll
-                    for (int k = 0; k < BATCH; k++) {
-                        if (is_here[k]) continue;
-                        const uint32_t flag = static_cast<uint32_t>(flags[first + k]);
-                        is_here[k] = found[k].flag[0] == flag && found[k].flag[1] == flag;
-                        all &= is_here[k];
-                        data[k][0] = found[k].data[0];
-                        data[k][1] = found[k].data[1];
-                    }
-                    if (all) break;
-                    if (looks % 1024 == 0 && must_stop()) {
-                        block.stopped = 1;
-                        break;
-                    }
-                    relax();
-                }
+                gather(data, body, first, line, count);
                 if (REDUCES && body.reduces) {
-                    #pragma unroll
-                    for (int k = 0; k < BATCH; k++) {
-                        if (first + k < body.sources) combine(sums, {{data[k][0], data[k][1], 0, 0}}, is_scaled(operands, body.first + first + k));
-                    }
+                    by_operator([&](auto kind) {
+                        #pragma unroll
+                        for (int k = 0; k < BATCH; k++) {
+                            if (first + k < body.sources) combine<decltype(kind)>(sums, {{data[k][0], data[k][1], 0, 0}}, is_scaled<decltype(kind)>(operands, body.first + first + k));
+                        }
+                    });
                 } else {
                     result[0] = data[0][0];
                     result[1] = data[0][1];
                 }
             }
             if (REDUCES && body.reduces) {
-                finish(sums, body.whole);
+                if (op.function == AVG) finish<Average>(sums, body.whole);
                 const Words words = Group<T>::encode(sums);
                 result[0] = words.word[0];
                 result[1] = words.word[1];
@@ -569,33 +608,40 @@ struct Collective {
         const uint64_t header = op.program[at];
         const uint32_t waits = header & 0xff, bodies = header >> 8 & 0xff, operands = header >> 16 & 0xff, tells = header >> 24 & 0xff;
         const uint32_t wait_at = at + 1, body_at = wait_at + waits, operand_at = body_at + bodies, tell_at = operand_at + operands;
+        #pragma unroll 1
         for (uint32_t i = threadIdx.x; i < operands; i += blockDim.x) {
             const uint64_t word = op.program[operand_at + i];
             locate(i, word, op.program[body_at + (word >> 40 & 0x1f)], slice);
         }
+        #pragma unroll 1
         for (uint32_t i = threadIdx.x; i < bodies; i += blockDim.x) {
             const uint64_t elements = op.program[body_at + i] & 0xffffffffff;
             const uint64_t from = begin(elements, share) + slice * op.slice, end = begin(elements, share + 1);
             block.elements[i] = from >= end ? 0 : static_cast<uint32_t>(end - from < op.slice ? end - from : op.slice);
         }
+        #pragma unroll 1
         for (uint32_t i = threadIdx.x; i < waits; i += blockDim.x) {
             if (!wait(op.program[wait_at + i], slice)) block.stopped = 1;
         }
         __syncthreads();
         if (block.stopped) return 0;
+        #pragma unroll 1
         for (uint32_t i = 0; i < bodies; i++) {
             const Body body(op.program[body_at + i]);
             const uint32_t elements = block.elements[i];
             if constexpr (LINES) {
                 lines(body, operand_at, elements);
             } else if (REDUCES && body.reduces) {
-                if constexpr (REDUCES) reduce(body, operand_at, elements);
+                if constexpr (REDUCES) {
+                    by_operator([&](auto kind) { reduce<decltype(kind)>(body, operand_at, elements); });
+                }
             } else {
                 move(body, elements);
             }
         }
         __syncthreads();
         if (block.stopped) return 0;
+        #pragma unroll 1
         for (uint32_t i = threadIdx.x; i < tells; i += blockDim.x) tell(op.program[tell_at + i], slice);
         return tell_at + tells;
     }
@@ -603,9 +649,10 @@ struct Collective {
     DOORBELL_INSIDE void run() {
         const uint32_t program = static_cast<uint32_t>(op.program[strand]);
         const uint32_t groups = op.program[program] & 0xffff, ahead = op.program[program] >> 16 & 0xffff;
+        #pragma unroll 1
         for (uint32_t peer = threadIdx.x; peer < op.ranks; peer += blockDim.x) {
             if (peer == op.rank) continue;
-            const Words first = load_words<16>(counts(peer), true), second = load_words<8>(counts(peer) + 16, true);
+            const Words first = load_or_zero<16>(counts(peer), true), second = load_or_zero<8>(counts(peer) + 16, true);
             Counts known = {first.word[0], first.word[1], first.word[2], first.word[3], second.word[0], second.word[1]};
             const uint64_t traffic = op.program[program + 1 + peer], at = flags(op.rank, peer);
             block.seen[CREDIT][peer] = load_acquire<uint32_t>(at + 8);
@@ -621,8 +668,10 @@ struct Collective {
         const uint64_t longest = begin(op.longest, share + 1) - begin(op.longest, share);
         const uint32_t slices = op.longest == 0 ? 1 : static_cast<uint32_t>((longest + op.slice - 1) / op.slice);
         const uint32_t late = ahead > 0 ? 1 : 0;
+        #pragma unroll 1
         for (uint32_t turn = 0; turn < slices + late && slices > 0; turn++) {
             uint32_t at = program + 1 + op.ranks;
+            #pragma unroll 1
             for (uint32_t index = 0; index < groups; index++) {
                 const bool first = index < ahead;
                 if (first ? turn < slices : turn >= late) {
@@ -633,6 +682,7 @@ struct Collective {
                 }
             }
         }
+        #pragma unroll 1
         for (uint32_t peer = threadIdx.x; peer < op.ranks; peer += blockDim.x) {
             if (peer == op.rank) continue;
             const uint64_t traffic = op.program[program + 1 + peer];
@@ -650,45 +700,36 @@ struct Collective {
     }
 };
 
-template <class T, class Op, bool REDUCES, bool LINES>
+template <class T, bool REDUCES, bool LINES>
 DOORBELL_INSIDE void collective(const Operation &operation) {
     __shared__ Block block;
     if (operation.version != PROGRAM_VERSION) return;
-    Collective<T, Op, REDUCES, LINES>(operation, block).run();
+    Collective<T, REDUCES, LINES>(operation, block).run();
 }
 
 }  // namespace doorbell
 
-#define DOORBELL_COLLECTIVE(name, Type, Op, reduces) \
+#define DOORBELL_COLLECTIVE(name, Type, reduces) \
     extern "C" __global__ void __launch_bounds__(doorbell::MOST_BLOCK, DOORBELL_BLOCKS) collective_##name(const __grid_constant__ doorbell::Operation operation) { \
-        doorbell::collective<Type, doorbell::Op, reduces, false>(operation); \
+        doorbell::collective<Type, reduces, false>(operation); \
     } \
-    extern "C" __global__ void __launch_bounds__(doorbell::MOST_BLOCK, 1) lines_##name(const __grid_constant__ doorbell::Operation operation) { \
-        doorbell::collective<Type, doorbell::Op, reduces, true>(operation); \
+    extern "C" __global__ void __launch_bounds__(doorbell::MOST_BLOCK, DOORBELL_BLOCKS) lines_##name(const __grid_constant__ doorbell::Operation operation) { \
+        doorbell::collective<Type, reduces, true>(operation); \
     }
-#define DOORBELL_COLLECTIVES(type, Type) \
-    DOORBELL_COLLECTIVE(type##_sum, Type, Sum, true) \
-    DOORBELL_COLLECTIVE(type##_prod, Type, Prod, true) \
-    DOORBELL_COLLECTIVE(type##_min, Type, Min, true) \
-    DOORBELL_COLLECTIVE(type##_max, Type, Max, true) \
-    DOORBELL_COLLECTIVE(type##_avg, Type, Average, true) \
-    DOORBELL_COLLECTIVE(type##_premulsum, Type, ScaledSum, true)
 
-DOORBELL_COLLECTIVE(move_1, doorbell::U8, Max, false)
-DOORBELL_COLLECTIVE(move_2, doorbell::Narrow<doorbell::F16>, Max, false)
-DOORBELL_COLLECTIVE(move_4, doorbell::U32, Max, false)
-DOORBELL_COLLECTIVE(move_8, doorbell::U64, Max, false)
-DOORBELL_COLLECTIVES(f32, doorbell::F32)
-DOORBELL_COLLECTIVES(bf16, doorbell::Narrow<doorbell::Bf16>)
-#ifndef DOORBELL_FEW
-DOORBELL_COLLECTIVES(i8, doorbell::I8)
-DOORBELL_COLLECTIVES(u8, doorbell::U8)
-DOORBELL_COLLECTIVES(i32, doorbell::I32)
-DOORBELL_COLLECTIVES(u32, doorbell::U32)
-DOORBELL_COLLECTIVES(i64, doorbell::I64)
-DOORBELL_COLLECTIVES(u64, doorbell::U64)
-DOORBELL_COLLECTIVES(f16, doorbell::Narrow<doorbell::F16>)
-DOORBELL_COLLECTIVES(f64, doorbell::F64)
-DOORBELL_COLLECTIVES(f8e4m3, doorbell::Narrow<doorbell::F8E4M3>)
-DOORBELL_COLLECTIVES(f8e5m2, doorbell::Narrow<doorbell::F8E5M2>)
-#endif
+DOORBELL_COLLECTIVE(move_1, doorbell::U8, false)
+DOORBELL_COLLECTIVE(move_2, doorbell::Narrow<doorbell::F16>, false)
+DOORBELL_COLLECTIVE(move_4, doorbell::U32, false)
+DOORBELL_COLLECTIVE(move_8, doorbell::U64, false)
+DOORBELL_COLLECTIVE(i8, doorbell::I8, true)
+DOORBELL_COLLECTIVE(u8, doorbell::U8, true)
+DOORBELL_COLLECTIVE(i32, doorbell::I32, true)
+DOORBELL_COLLECTIVE(u32, doorbell::U32, true)
+DOORBELL_COLLECTIVE(i64, doorbell::I64, true)
+DOORBELL_COLLECTIVE(u64, doorbell::U64, true)
+DOORBELL_COLLECTIVE(f16, doorbell::Narrow<doorbell::F16>, true)
+DOORBELL_COLLECTIVE(bf16, doorbell::Narrow<doorbell::Bf16>, true)
+DOORBELL_COLLECTIVE(f32, doorbell::F32, true)
+DOORBELL_COLLECTIVE(f64, doorbell::F64, true)
+DOORBELL_COLLECTIVE(f8e4m3, doorbell::Narrow<doorbell::F8E4M3>, true)
+DOORBELL_COLLECTIVE(f8e5m2, doorbell::Narrow<doorbell::F8E5M2>, true)

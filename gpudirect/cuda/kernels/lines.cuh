@@ -11,6 +11,30 @@
 
 namespace doorbell {
 
+// 16, 8 or 4 bytes, if `really`; else zeros. What is loaded has a value in any case, so that no register is kept for the one it had before: of kernels that have many such loads the registers do not suffice for that.
+template <int BYTES>
+DOORBELL_INSIDE Words load_or_zero(uint64_t from, bool really) {
+#ifdef __CUDA_ARCH__
+    Words words = {};
+    if constexpr (BYTES == 16) {
+        asm volatile("{ .reg .pred p; setp.ne.s32 p, %5, 0; @p ld.relaxed.sys.global.v4.b32 {%0, %1, %2, %3}, [%4]; }"
+                     : "+r"(words.word[0]), "+r"(words.word[1]), "+r"(words.word[2]), "+r"(words.word[3])
+                     : "l"(from), "r"(static_cast<int>(really)));
+    } else if constexpr (BYTES == 8) {
+        asm volatile("{ .reg .pred p; setp.ne.s32 p, %3, 0; @p ld.relaxed.sys.global.v2.b32 {%0, %1}, [%2]; }"
+                     : "+r"(words.word[0]), "+r"(words.word[1])
+                     : "l"(from), "r"(static_cast<int>(really)));
+    } else {
+        asm volatile("{ .reg .pred p; setp.ne.s32 p, %2, 0; @p ld.relaxed.sys.global.b32 %0, [%1]; }"
+                     : "+r"(words.word[0])
+                     : "l"(from), "r"(static_cast<int>(really)));
+    }
+    return words;
+#else
+    return load_words<BYTES>(from, really);
+#endif
+}
+
 // 8 bytes of data and two flags: a half and its flag are stored and loaded as one.
 struct Line {
     uint32_t data[2];

@@ -67,6 +67,7 @@ fn function(collective: Collective, data: DataType) -> Function {
 fn time(rig: &Rig, plans: &[Plan], case: &Case, way: Way, data: DataType, operations: usize, graph: bool) -> Result<f64> {
     let ranks = rig.ranks.len();
     let barrier = Barrier::new(ranks);
+    rig.prepare(function(case.collective, data), way.cut.lines)?;
     let one = |rank: usize| {
         let member = &rig.ranks[rank];
         let function = function(case.collective, data);

@@ -3,11 +3,9 @@
 use std::time::Instant;
 
 use anyhow::Result;
-use doorbell_collectives::ReduceOp;
 use doorbell_collectives::gpu::Sizes;
-use doorbell_collectives::kernel::bf16;
 use doorbell_cuda::Driver;
-use doorbell_tests::gpu::collective::{Rig, cases, cuts, ways};
+use doorbell_tests::gpu::collective::{Rig, cases, cuts, every_type};
 
 use crate::Options;
 
@@ -26,12 +24,15 @@ pub(crate) fn run(driver: Driver, options: &Options) -> Result<bool> {
     let mut done = 0;
     let mut right = true;
     for case in cases(ranks as u32, options.quick) {
-        let found = ways::<f32>(&rig, &case, &[ReduceOp::Sum, ReduceOp::PreMulSum], &cuts(options.quick), 1)
-            .and_then(|count| Ok(count + ways::<bf16>(&rig, &case, &[ReduceOp::Sum, ReduceOp::Avg], &cuts(options.quick), 2)?));
-        match found {
+        match every_type(&rig, &case, &cuts(options.quick)) {
             Ok(count) => {
                 done += count;
-                println!("check: PASS {} of {} among {ranks}: {count} ways", case.collective, case.count);
+                println!(
+                    "check: PASS {} of {} among {ranks}: {count} ways, {:.1} s",
+                    case.collective,
+                    case.count,
+                    started.elapsed().as_secs_f64()
+                );
             }
             Err(error) => {
                 println!("check: FAIL {error:#}");

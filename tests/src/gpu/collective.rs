@@ -1,11 +1,15 @@
 //! All ranks of a collective on GPUs in one process, each with an arena that all others reach: the executor by kernels without a communicator. Its cases and its measurements; they run on GPUs, and on the stand-in for one.
 
+use std::collections::HashSet;
 use std::fmt;
+use std::sync::Mutex;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, anyhow, bail};
 use doorbell_collectives::gpu::kernel::{KernelExecutor, Operation, Plan};
+use doorbell_collectives::gpu::lower::LowerError;
 use doorbell_collectives::gpu::program::{Cut, Function};
 use doorbell_collectives::gpu::{Areas, Sizes};
+use doorbell_collectives::kernel::{F8E4M3, F8E5M2, bf16, f16};
 use doorbell_collectives::plan::Collective;
 use doorbell_collectives::reference::{Case, Number, given};
 use doorbell_collectives::{Algorithm, DataType, Element, Rank, ReduceOp};
@@ -19,6 +23,7 @@ const SPARE: usize = 256;
 pub struct Rig {
     /// By rank.
     pub ranks: Vec<Member>,
+    prepared: Mutex<HashSet<(DataType, bool, bool)>>,
 }
 
 /// One rank.
@@ -108,7 +113,10 @@ impl Rig {
                 _arena: arena,
             });
         }
-        Ok(Self { ranks: members })
+        Ok(Self {
+            ranks: members,
+            prepared: Mutex::default(),
+        })
     }
 
     /// Tells all kernels to give up.
@@ -122,6 +130,21 @@ impl Rig {
         Ok(())
     }
 
+    /// Loads a function's kernels for all ranks, if they are not.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn prepare(&self, function: Function, lines: bool) -> Result<()> {
+        let mut prepared = self.prepared.lock().map_err(|_| anyhow!("a thread has panicked"))?;
+        if !prepared.insert((function.data, function.op.is_some(), lines)) {
+            return Ok(());
+        }
+        for member in &self.ranks {
+            member.executor.prepare(&member.stream, function, lines)?;
+        }
+        Ok(())
+    }
+
     /// Each rank's plan of a case.
     ///
     /// # Errors
@@ -130,7 +153,7 @@ impl Rig {
         let order: Vec<Rank> = (0..case.ranks).map(Rank).collect();
         let schedule = way.algorithm.schedule(case.collective, &order, case.root)?;
         if way.in_place && !schedule.in_place() {
-            bail!("{} of {} does not run in place", way.algorithm, case.collective);
+            return Err(NotInPlace(way.algorithm, case.collective).into());
         }
         let direct = way.direct && !way.cut.lines;
         order
@@ -198,6 +221,7 @@ impl Rig {
     pub fn check<T: Number>(&self, case: &Case, way: Way, op: Option<ReduceOp>, seed: u64, times: u64) -> Result<()> {
         let plans = self.plans(case, way)?;
         let bytes = size_of::<T>();
+        self.prepare(Function { data: T::TYPE, op, scalar: 0 }, way.cut.lines)?;
         for round in 0..times {
             let places = self.places(case, way, bytes);
             for (rank, member) in self.ranks.iter().enumerate() {
@@ -326,16 +350,40 @@ pub fn ways<T: Number>(rig: &Rig, case: &Case, ops: &[ReduceOp], cuts: &[Cut], s
 
 /// Whether an error says that something is not done this way.
 fn is_refused(error: &anyhow::Error) -> bool {
-    let text = error.to_string();
-    ["does not run in place", "do not go as lines", "would wait for ever", "are not known"]
-        .iter()
-        .any(|known| text.contains(known))
+    error.is::<NotInPlace>()
+        || matches!(error.downcast_ref(), Some(LowerError::Stuck { .. }))
+        || error.to_string().contains("do not go as lines")
 }
 
-/// The type of `T`'s elements, for those who have no `T`.
-#[must_use]
-pub fn data_of<T: Number>() -> DataType {
-    T::TYPE
+/// What is not done in place.
+#[derive(Debug, thiserror::Error)]
+#[error("{0} of {1} does not run in place")]
+struct NotInPlace(Algorithm, Collective);
+
+/// Every way of a case with every type of elements, the operators among the types by turns: how many were right.
+///
+/// # Errors
+/// The first that is not.
+pub fn every_type(rig: &Rig, case: &Case, cuts: &[Cut]) -> Result<usize> {
+    use ReduceOp::{Avg, Max, Min, PreMulSum, Prod, Sum};
+    if !case.collective.reduces() {
+        return Ok(ways::<u8>(rig, case, &[], cuts, 1)?
+            + ways::<bf16>(rig, case, &[], cuts, 2)?
+            + ways::<f32>(rig, case, &[], cuts, 3)?
+            + ways::<u64>(rig, case, &[], cuts, 4)?);
+    }
+    Ok(ways::<f32>(rig, case, &[Sum, PreMulSum], cuts, 1)?
+        + ways::<bf16>(rig, case, &[Sum, Avg], cuts, 2)?
+        + ways::<f16>(rig, case, &[Prod, PreMulSum], cuts, 3)?
+        + ways::<F8E4M3>(rig, case, &[Max], cuts, 4)?
+        + ways::<F8E5M2>(rig, case, &[Sum], cuts, 5)?
+        + ways::<f64>(rig, case, &[Avg], cuts, 6)?
+        + ways::<i8>(rig, case, &[Min, Avg], cuts, 7)?
+        + ways::<u8>(rig, case, &[Sum], cuts, 8)?
+        + ways::<i32>(rig, case, &[Avg], cuts, 9)?
+        + ways::<u32>(rig, case, &[Prod], cuts, 10)?
+        + ways::<i64>(rig, case, &[PreMulSum], cuts, 11)?
+        + ways::<u64>(rig, case, &[Max], cuts, 12)?)
 }
 
 /// What is checked among so many ranks.

@@ -1,4 +1,4 @@
-//! `cargo xtask kernels`: builds the reduction kernels of gpudirect/cuda from their CUDA C++ to the PTX that is committed, and writes what the assembler made of them to docs/KERNELS.md.
+//! `cargo xtask kernels`: builds the kernels of gpudirect/cuda, those of reductions and of collectives, from their CUDA C++ to the PTX that is committed, and writes what the assembler made of them to docs/KERNELS.md.
 //!
 //! [`tools`] has the compiler, from packages of one version each, so that everybody gets the same PTX; [`report`] reads the assembler and the disassembler. No GPU is needed, nor CUDA.
 
@@ -14,7 +14,7 @@ use std::{
 use tools::Tools;
 
 const HELP: &str = "\
-Build the reduction kernels and their report
+Build the kernels and their report
 
 Usage: cargo xtask kernels [OPTIONS]
 
@@ -27,10 +27,8 @@ Options:
 Exit status: 0 when all is well, 1 when something differs, 2 for a wrong call or a failure.
 ";
 
-/// The source, the headers beside which are included by it.
-const SOURCE: &str = "gpudirect/cuda/kernels/reduce.cu";
-/// What is loaded on the GPU.
-const PTX: &str = "gpudirect/cuda/kernels/reduce.ptx";
+/// The sources, which include the headers beside them. The first is the one that variants are built of.
+const NAMES: [&str; 2] = ["reduce", "collective"];
 /// What was made of it.
 const REPORT: &str = "docs/KERNELS.md";
 /// The lowest version of PTX that has all that sm_90 converts; drivers from CUDA 11.8 on load it.
@@ -65,7 +63,7 @@ pub(crate) fn main(mut arguments: lexopt::Parser) -> Result<u8> {
             Ok(u8::from(!differing.is_empty()))
         } else {
             for path in &differing {
-                fs::write(workspace().join(path.path), &path.built)
+                fs::write(workspace().join(&path.path), &path.built)
                     .with_context(|| format!("cannot write {}", path.path))?;
                 println!("wrote {}", path.path);
             }
@@ -73,7 +71,7 @@ pub(crate) fn main(mut arguments: lexopt::Parser) -> Result<u8> {
         };
     }
     let path = folder()?.join(format!("{name}.ptx"));
-    let ptx = lower(&tools.compile(Path::new(SOURCE), "compute_90", &definitions)?)?;
+    let ptx = lower(&tools.compile(Path::new(&source(NAMES[0])), "compute_90", &definitions)?)?;
     fs::write(&path, &ptx).with_context(|| format!("cannot write {}", path.display()))?;
     let (_, listing) = tools.assemble(&path, "sm_90")?;
     print!("{}", report::registers(&listing)?);
@@ -99,15 +97,26 @@ pub(crate) fn check() -> Result<Verdict> {
     }
 }
 
+/// The source of this name.
+fn source(name: &str) -> String {
+    format!("gpudirect/cuda/kernels/{name}.cu")
+}
+
+/// What is loaded on the GPU.
+fn committed(name: &str) -> String {
+    format!("gpudirect/cuda/kernels/{name}.ptx")
+}
+
 /// What is committed, as it was built.
 struct Built {
-    ptx: String,
+    /// By name.
+    ptx: Vec<String>,
     report: String,
 }
 
 /// A file that is not as it was built.
 struct Differing {
-    path: &'static str,
+    path: String,
     built: String,
     complaint: String,
 }
@@ -116,13 +125,14 @@ impl Built {
     /// The files that are committed otherwise, or not at all.
     fn differing(self) -> Result<Vec<Differing>> {
         let mut found = Vec::new();
-        for (path, built) in [(PTX, self.ptx), (REPORT, self.report)] {
-            let committed = match fs::read_to_string(workspace().join(path)) {
+        let paths = NAMES.into_iter().map(committed).chain([REPORT.to_owned()]);
+        for (path, built) in paths.zip(self.ptx.into_iter().chain([self.report])) {
+            let committed = match fs::read_to_string(workspace().join(&path)) {
                 Ok(text) => text,
                 Err(error) if error.kind() == std::io::ErrorKind::NotFound => String::new(),
                 Err(error) => return Err(error).with_context(|| format!("cannot read {path}")),
             };
-            if let Some(complaint) = difference(path, &committed, &built) {
+            if let Some(complaint) = difference(&path, &committed, &built) {
                 found.push(Differing { path, built, complaint });
             }
         }
@@ -145,19 +155,27 @@ fn difference(path: &str, committed: &str, built: &str) -> Option<String> {
 
 /// Compiles, lowers, assembles for what users have, and reports.
 fn build(tools: &Tools) -> Result<Built> {
-    let source = Path::new(SOURCE);
-    let ptx = lower(&tools.compile(source, "compute_90", &[])?)?;
-    let path = folder()?.join("reduce.ptx");
-    fs::write(&path, &ptx).with_context(|| format!("cannot write {}", path.display()))?;
-    let (cubin, listing) = tools.assemble(&path, "sm_90")?;
-    tools.assemble(&path, "sm_100")?;
-    // What an A100 runs is compiled from the source, as it lacks the conversions of 8 bits.
-    let older = folder()?.join("reduce-80.ptx");
-    fs::write(&older, tools.compile(source, "compute_80", &[])?)
-        .with_context(|| format!("cannot write {}", older.display()))?;
-    tools.assemble(&older, "sm_80")?;
-    let report = report::page(&ptx, &listing, &tools.disassemble(&cubin)?)?;
-    Ok(Built { ptx, report })
+    let mut built = Built {
+        ptx: Vec::new(),
+        report: report::HEAD.to_owned(),
+    };
+    for name in NAMES {
+        let source = source(name);
+        let source = Path::new(&source);
+        let ptx = lower(&tools.compile(source, "compute_90", &[])?)?;
+        let path = folder()?.join(format!("{name}.ptx"));
+        fs::write(&path, &ptx).with_context(|| format!("cannot write {}", path.display()))?;
+        let (cubin, listing) = tools.assemble(&path, "sm_90")?;
+        built.report.push_str(&report::table(name, &ptx, &listing, &tools.disassemble(&cubin)?)?);
+        tools.assemble(&path, "sm_100")?;
+        // What an A100 runs is compiled from the source, as it lacks the conversions of 8 bits.
+        let older = folder()?.join(format!("{name}-80.ptx"));
+        fs::write(&older, tools.compile(source, "compute_80", &[])?)
+            .with_context(|| format!("cannot write {}", older.display()))?;
+        tools.assemble(&older, "sm_80")?;
+        built.ptx.push(ptx);
+    }
+    Ok(built)
 }
 
 /// Where PTX and machine code are made.

@@ -3,10 +3,11 @@
 use anyhow::{Context, Result, bail};
 use std::{collections::BTreeMap, fmt::Write as _};
 
-const HEAD: &str = "\
-# The reduction kernels
+/// What the page begins with.
+pub(super) const HEAD: &str = "\
+# The kernels
 
-Written by `cargo xtask kernels` from what the assembler of CUDA 13.0 makes of `gpudirect/cuda/kernels/reduce.ptx` for sm_90; a step of CI builds it again and compares. A kernel's accesses are those in its code, not
+Written by `cargo xtask kernels` from what the assembler of CUDA 13.0 makes of the PTX in `gpudirect/cuda/kernels` for sm_90; a step of CI builds it again and compares. A kernel's accesses are those in its code, not
 those that it makes: the groups of 16 bytes are where a long reduction spends its time, the narrow ones are of heads and tails. None spills, or reads or writes memory of a thread's own: with one that did, nothing would be
 written here.
 ";
@@ -26,8 +27,8 @@ struct Kernel {
     local: u32,
 }
 
-/// The page.
-pub(super) fn page(ptx: &str, listing: &str, disassembly: &str) -> Result<String> {
+/// What is to be said of one source's kernels.
+pub(super) fn table(name: &str, ptx: &str, listing: &str, disassembly: &str) -> Result<String> {
     let mut kernels = assembled(listing)?;
     for (name, code) in functions(disassembly) {
         let kernel = kernels
@@ -45,7 +46,7 @@ pub(super) fn page(ptx: &str, listing: &str, disassembly: &str) -> Result<String
         bail!("{name} keeps what should be in registers in memory of its own");
     }
     let mut page = format!(
-        "{HEAD}\n{} kernels, {} KiB of PTX.\n\n",
+        "\n## {name}\n\n{} kernels, {} KiB of PTX.\n\n",
         kernels.len(),
         ptx.len().div_ceil(1024)
     );
@@ -181,7 +182,7 @@ ptxas info    : Used 49 registers, used 0 barriers, 16 bytes smem, 8 bytes cumul
 
     #[test]
     fn kernels_are_read_and_counted() {
-        let page = page("x", LISTING, CODE).unwrap();
+        let page = table("a", "x", LISTING, CODE).unwrap();
         assert!(
             page.contains("| reduce_a | 49 | 8 | 16 | 4 | 1 | 0 | 1 | 1 |\n"),
             "{page}"
@@ -194,16 +195,17 @@ ptxas info    : Used 49 registers, used 0 barriers, 16 bytes smem, 8 bytes cumul
 
     #[test]
     fn what_is_not_understood_is_an_error() {
-        assert!(page("x", "nothing", CODE).is_err());
-        assert!(page("x", LISTING, "").is_err());
-        assert!(page("x", LISTING, &CODE.replace("reduce_a", "reduce_b")).is_err());
+        assert!(table("a", "x", "nothing", CODE).is_err());
+        assert!(table("a", "x", LISTING, "").is_err());
+        assert!(table("a", "x", LISTING, &CODE.replace("reduce_a", "reduce_b")).is_err());
     }
 
     #[test]
     fn what_spills_is_an_error() {
-        assert!(page("x", LISTING, &CODE.replace("STG.E.U8", "STL")).is_err());
+        assert!(table("a", "x", LISTING, &CODE.replace("STG.E.U8", "STL")).is_err());
         assert!(
-            page(
+            table(
+                "a",
                 "x",
                 &LISTING.replace("0 bytes spill loads", "12 bytes spill loads"),
                 CODE
