@@ -110,7 +110,8 @@ impl Kernels {
     fn warm(&mut self, function: Function, lines: bool) -> Result<(), GpuError> {
         let name = (function.data, function.op.is_some(), lines);
         if !self.warm.contains(&name) {
-            self.executor.prepare(function, lines)?;
+            let stream = Stream::new(self.peers.context())?;
+            self.executor.prepare(&stream, function, lines)?;
             self.warm.push(name);
         }
         Ok(())
