@@ -88,3 +88,30 @@ fn all_clients_share_the_servers_receives() {
         "400 answers to 8 clients, by 4 receives\n"
     );
 }
+
+#[test]
+fn memory_of_a_gpu_is_written_by_another_process() {
+    for (path, said) in [("auto", "device-copy"), ("staged", "staged")] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_13_gpu_write"));
+        command.envs(doorbell_cuda_standin::environment(
+            doorbell_cuda_standin::Manner::Prompt,
+            2,
+        ));
+        let output = command.env("DOORBELL_GPU_PATH", path).output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        let stdout = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert_eq!(stdout, format!("3145728 bytes written into memory of GPU 0, {said}\n"));
+    }
+    // Where there is no GPU it says so, in one line.
+    let mut command = Command::new(env!("CARGO_BIN_EXE_13_gpu_write"));
+    let output = command
+        .env("DOORBELL_CUDA_LIBRARY", "/no/such/library")
+        .output()
+        .unwrap();
+    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(1), "{stderr}");
+    assert!(
+        stderr.starts_with("no CUDA: ") && stderr.lines().count() == 1,
+        "{stderr}"
+    );
+}

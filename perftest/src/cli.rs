@@ -10,6 +10,7 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::coll::{CollArgs, NOTES};
+use crate::device::Place;
 use crate::units::{parse_bytes, parse_bytes_u32, parse_duration, parse_fraction, parse_seconds};
 
 const EXAMPLES: &str = "\
@@ -20,7 +21,9 @@ Examples:
   doorbell bw send 192.0.2.7 -d mlx5_0 -a   every size from 2 B to 8 MiB
   doorbell bw write --verify --drop 0.05    every byte checked while 5 % of the packets are lost
   doorbell coll allreduce --ranks 4         collectives; each rank is a process
+  doorbell bw write --gpu 0,1               from one GPU's memory into another's
   doorbell devices -v                       what is here
+  doorbell gpu                              GPUs, and by which paths the devices reach their memory
   doorbell topo                             which adapter is near which GPU
   doorbell limits                           how far this machine itself could go, and how far the device does
   doorbell run -- ibv_devinfo               any libibverbs program, on the userspace device
@@ -43,6 +46,8 @@ pub(crate) enum Command {
     Devices(DevicesArgs),
     /// Show adapters, GPUs and NUMA nodes, how near they are to one another, and which GPUs NVLink joins
     Topo(TopoArgs),
+    /// List the GPUs, and how each RDMA device reaches their memory, or why not
+    Gpu(GpuArgs),
     /// Measure what this machine itself allows, and how near the userspace device comes to it
     Limits(LimitsArgs),
     /// Measure bandwidth
@@ -67,7 +72,12 @@ impl Command {
         match self {
             // Ranks say for themselves what is wrong.
             Command::Coll(_) => false,
-            Command::Devices(_) | Command::Topo(_) | Command::Limits(_) | Command::Run(_) | Command::Env(_) => false,
+            Command::Devices(_)
+            | Command::Topo(_)
+            | Command::Gpu(_)
+            | Command::Limits(_)
+            | Command::Run(_)
+            | Command::Env(_) => false,
             Command::Bw(BwArgs { test, .. }) | Command::Lat(LatArgs { test }) => test.child,
         }
     }
@@ -148,6 +158,16 @@ pub(crate) struct TopoArgs {
     /// Where sysfs is, or a copy of another machine's (of which NVML is not asked, unless DOORBELL_NVML_LIBRARY names one)
     #[arg(long, value_name = "FOLDER", default_value = "/sys")]
     pub(crate) sysfs: PathBuf,
+}
+
+/// What `doorbell gpu` takes.
+#[derive(Args, Debug)]
+pub(crate) struct GpuArgs {
+    /// Print one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) soft: SoftArgs,
 }
 
 /// What `doorbell limits` takes.
@@ -259,6 +279,15 @@ pub(crate) struct TestArgs {
     /// Messages in private memory, as most programs have them, at both ends [default: in shared memory up to 64 queue pairs, which the userspace device copies faster on one host]
     #[arg(long, help_heading = "Test")]
     pub(crate) private_memory: bool,
+    /// Messages in the memory of this GPU, or host; when both ends run here a second one, after a comma, is the other end's
+    #[arg(
+        long,
+        value_name = "N[,N]",
+        value_delimiter = ',',
+        num_args = 1,
+        help_heading = "Test"
+    )]
+    pub(crate) gpu: Vec<Place>,
     /// Which atomic
     #[arg(long, value_enum, value_name = "OP", help_heading = "Test")]
     pub(crate) atomic_op: Option<AtomicOperation>,
@@ -372,6 +401,7 @@ mod tests {
             "doorbell bw write --retry 8",
             "doorbell bw write peer --server",
             "doorbell bw write --bind 0.0.0.0",
+            "doorbell bw write --gpu first",
             "doorbell lat write -q 2",
             "doorbell run",
             "doorbell run --address localhost -- true",

@@ -5,16 +5,18 @@ use std::io::IsTerminal;
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
+use doorbell_gpudirect::Path;
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::cli::{Operation, SoftArgs, TestArgs};
-use crate::device::{self, Device, PORT, Reach, Side, Soft};
-use crate::exchange::{Control, Listener, connect};
-use crate::failure::Failure;
+use crate::device::{self, Device, Gpu, PORT, Place, Reach, Side, Soft};
+use crate::exchange::{Control, GpuEnd, Listener, connect};
+use crate::failure::{Failure, one_line};
 use crate::interrupt::Interrupt;
 use crate::orchestrate::{self, Announcement, Server};
-use crate::plan::{Kind, Plan};
-use crate::report::{self, LinkKind, Report, Table, Warning};
+use crate::plan::{Kind, Plan, Verb};
+use crate::report::{self, LinkKind, Report, Row, Table, Warning};
+use crate::run::raw;
 use crate::run::session::{self, Event, Expected, Local};
 use crate::units::show_bytes;
 
@@ -51,7 +53,11 @@ fn both(plan: &Plan, args: &TestArgs) -> Result<(), Failure> {
 }
 
 fn open(args: &TestArgs, side: Side, reach: Reach) -> Result<Device, Failure> {
-    device::open(&args.connection, &args.soft, args.seed, side, reach)
+    let mut device = device::open(&args.connection, &args.soft, args.seed, side, reach)?;
+    if let Some(Place::Gpu(number)) = args.gpu.first() {
+        device.gpu = Some(Gpu::open(*number, &device.context)?);
+    }
+    Ok(device)
 }
 
 /// The command line of the process for the other end: the same test and device, an address and fault seed of its own.
@@ -93,6 +99,8 @@ fn child_arguments(kind: Kind, args: &TestArgs, device: &Device, address: Option
     ] {
         flag(name, fraction.map(|fraction| fraction.to_string()));
     }
+    // The other end's is the second; one alone is for both.
+    flag("gpu", args.gpu.last().map(ToString::to_string));
     flag("delay", delay.map(|delay| format!("{}ns", delay.as_nanos())));
     flag("seed", Some(args.seed.wrapping_add(1).to_string()));
     line.extend(["--server".to_owned(), "--child".to_owned()]);
@@ -109,6 +117,10 @@ fn client(
     reach: Reach,
 ) -> Result<(), Failure> {
     let mut report = Report::new(plan.test_name(), device.context.name().to_owned(), device.link);
+    if let Some(gpu) = &device.gpu {
+        report.memory = gpu.path.name();
+        report.gpu = Some(GpuEnd::of(gpu));
+    }
     let progress = progress(plan, args);
     let mut table = Ok(None);
     let mut printed = Ok(());
@@ -120,17 +132,21 @@ fn client(
     let outcome = session::client(local, plan, token, |event| match event {
         Event::Accepted(accepted) => {
             report.link = accepted.link_to(device.link, device.group);
+            report.peer_gpu = accepted.gpu;
             progress.suspend(|| {
-                for warning in warnings(plan, device, report.link, reach) {
+                for warning in warnings(plan, device, &report, reach) {
                     eprintln!("doorbell: warning: {warning}");
                 }
                 if !args.json {
-                    table = Table::begin(plan.kind, &about(plan, device, report.link, control)).map(Some);
+                    table = Table::begin(plan.kind, &about(plan, device, &report, control)).map(Some);
                 }
             });
         }
         Event::Begins(bytes) => progress.set_message(show_bytes(bytes)),
-        Event::Row(row) => {
+        Event::Row(mut row) => {
+            if let (Row::Bandwidth(row), Some(gpu), Some(peer)) = (&mut row, &device.gpu, &report.peer_gpu) {
+                row.raw_copy_bytes_per_s = raw::peer_copy(gpu, peer, row.bytes);
+            }
             progress.inc(1);
             if let (Ok(Some(table)), Ok(())) = (&table, &printed) {
                 printed = progress.suspend(|| table.row(&row));
@@ -162,7 +178,7 @@ fn progress(plan: &Plan, args: &TestArgs) -> ProgressBar {
     bar
 }
 
-fn about(plan: &Plan, device: &Device, link: LinkKind, control: &Control) -> String {
+fn about(plan: &Plan, device: &Device, report: &Report, control: &Control) -> String {
     let port = device.context.port(PORT).ok();
     let mtu = plan
         .mtu
@@ -174,16 +190,25 @@ fn about(plan: &Plan, device: &Device, link: LinkKind, control: &Control) -> Str
         format!(" | {} queue pairs", plan.qps)
     };
     let verified = if plan.verify { " | verified" } else { "" };
+    let memory = |gpu: &Option<GpuEnd>| match gpu {
+        Some(gpu) => format!("{} of GPU {} ({})", gpu.memory, gpu.number, one_line(&gpu.name)),
+        None => "host".to_owned(),
+    };
+    let mut memories = memory(&report.gpu);
+    if plan.gpu {
+        memories = format!("{memories} to {}", memory(&report.peer_gpu));
+    }
     format!(
-        "{} | device {} | link {} | memory host | MTU up to {mtu} B{qps}{verified} | peer {}",
+        "{} | device {} | link {} | memory {memories} | MTU up to {mtu} B{qps}{verified} | peer {}",
         plan.test_name(),
         device.context.name(),
-        link.name(),
+        report.link.name(),
         control.peer().ip()
     )
 }
 
-fn warnings(plan: &Plan, device: &Device, link: LinkKind, reach: Reach) -> Vec<Warning> {
+fn warnings(plan: &Plan, device: &Device, report: &Report, reach: Reach) -> Vec<Warning> {
+    let link = report.link;
     let per_end = if device.link == LinkKind::SoftUdp { 2 } else { 1 };
     let ends = if reach == Reach::Here { 2 } else { 1 };
     let mut warnings = Vec::new();
@@ -192,6 +217,12 @@ fn warnings(plan: &Plan, device: &Device, link: LinkKind, reach: Reach) -> Vec<W
     }
     warnings.extend(report::of_this_machine(per_end * ends));
     warnings.extend(device.faults.clone().map(Warning::Faults));
+    let is_staged = |gpu: &Option<GpuEnd>| gpu.as_ref().is_some_and(|gpu| gpu.memory == Path::Staged.name());
+    if is_staged(&report.gpu) || is_staged(&report.peer_gpu) {
+        warnings.push(Warning::Staged {
+            target: plan.kind == Kind::Bw && plan.verb == Verb::Write && !plan.verify && is_staged(&report.peer_gpu),
+        });
+    }
     if plan.verify {
         warnings.push(Warning::Verifying);
     }

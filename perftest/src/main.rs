@@ -12,6 +12,7 @@ mod devices;
 mod dropin;
 mod exchange;
 mod failure;
+mod gpu;
 mod interrupt;
 mod limits;
 mod orchestrate;
@@ -51,6 +52,7 @@ fn run(command: &Command) -> Result<(), Failure> {
     match command {
         Command::Devices(args) => devices::run(args),
         Command::Topo(args) => topo::run(args),
+        Command::Gpu(args) => gpu::run(args),
         Command::Limits(args) => limits::run(args),
         Command::Bw(args) => command::run(&Plan::bw(args)?, &args.test),
         Command::Lat(args) => command::run(&Plan::lat(args)?, &args.test),

@@ -116,6 +116,9 @@ pub(crate) struct Plan {
     /// Whether messages lie in the heap, where no other process can map them.
     #[serde(default)]
     pub(crate) private_memory: bool,
+    /// Whether messages lie in GPU memory at either end: then nothing travels inline, and a WRITE that is waited for says by immediate data that it has come.
+    #[serde(default)]
+    pub(crate) gpu: bool,
     /// Whether every byte is checked.
     pub(crate) verify: bool,
     /// Seed of the payload.
@@ -194,6 +197,9 @@ impl Plan {
                 "an atomic always moves 8 bytes: leave --size and --all out",
             ));
         }
+        if !args.gpu.is_empty() {
+            check_gpu(args)?;
+        }
         let carries_inline = matches!(verb, Verb::Write | Verb::Send);
         if !carries_inline && args.inline.is_some_and(|bytes| bytes > 0) {
             return Err(Failure::usage(format!(
@@ -214,7 +220,7 @@ impl Plan {
             (None, None) if kind == Kind::Bw && verb == Verb::Write => Extent::DefaultIterations(5000),
             (None, None) => Extent::DefaultIterations(1000),
         };
-        let default_inline = if kind == Kind::Lat && carries_inline {
+        let default_inline = if kind == Kind::Lat && carries_inline && args.gpu.is_empty() {
             DEFAULT_LATENCY_INLINE
         } else {
             0
@@ -234,6 +240,7 @@ impl Plan {
             inline_required: args.inline.is_some(),
             mtu: args.connection.mtu,
             private_memory: args.private_memory,
+            gpu: !args.gpu.is_empty(),
             verify: args.verify,
             seed: args.seed,
             timeout: args.connection.timeout,
@@ -368,6 +375,30 @@ impl Plan {
     }
 }
 
+/// Whether what is asked for can be done with messages in GPU memory.
+fn check_gpu(args: &TestArgs) -> Result<(), Failure> {
+    let both = args.peer.is_none() && !args.server;
+    let most = if both { 2 } else { 1 };
+    if args.gpu.len() > most {
+        return Err(Failure::usage(if both {
+            "--gpu takes one GPU, or one for each of the two ends"
+        } else {
+            "--gpu takes a second GPU only when both ends run here"
+        }));
+    }
+    if args.operation == Operation::Atomic {
+        return Err(Failure::usage(
+            "--gpu is for write, read and send: atomics are measured in host memory",
+        ));
+    }
+    if args.inline.is_some_and(|bytes| bytes > 0) {
+        return Err(Failure::usage(
+            "--inline is for messages in host memory: the processor copies them into the request",
+        ));
+    }
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     use clap::Parser;
@@ -427,6 +458,10 @@ mod tests {
             "bw write -s 0",
             "bw write -s 2G",
             "bw write -s 1G -q 64",
+            "bw write --gpu 0,1,2",
+            "bw write --gpu 0,1 peer",
+            "lat write --gpu 0 --inline 64",
+            "bw atomic --gpu 0",
         ] {
             assert_eq!(plan(line).expect_err(line).status(), 2, "{line}");
         }

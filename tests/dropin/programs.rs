@@ -118,3 +118,14 @@ fn processes_of_one_address_connect() {
         output.status
     );
 }
+
+/// A program in Python that moves memory between two processes by the C library: what it does with tensors of GPUs, with memory of the host.
+#[test]
+fn the_script_for_tensors_runs_on_memory_of_the_host() {
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("gpu/tensors.py");
+    let stdout = said(&["python3", path(&script), "--host"]);
+    assert!(
+        stdout.lines().count() == 18 && stdout.lines().all(|line| line.starts_with("PASS ")),
+        "{stdout}"
+    );
+}

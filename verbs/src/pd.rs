@@ -109,7 +109,16 @@ impl ProtectionDomain {
     /// Whether the device registers dma-bufs: memory of a GPU or another device.
     #[must_use]
     pub fn supports_dmabuf(&self) -> bool {
-        registration::supports_dmabuf(&self.inner)
+        self.check_dmabuf().is_ok()
+    }
+
+    /// Whether the device registers dma-bufs, and if not, what it says to being asked (`EOPNOTSUPP` or `EPROTONOSUPPORT`); an error without a number is the library's, which
+    /// has no such call.
+    ///
+    /// # Errors
+    /// When it does not.
+    pub fn check_dmabuf(&self) -> io::Result<()> {
+        registration::check_dmabuf(&self.inner)
     }
 
     /// Registers the `len` bytes at `offset` of the dma-buf `fd`, to be known by addresses from `iova` on (ibv_reg_dmabuf_mr(3)). The descriptor is closed: the kernel

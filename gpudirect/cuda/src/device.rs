@@ -39,6 +39,8 @@ pub enum Attribute {
     CooperativeLaunch = 95,
     /// Bytes of shared memory that a block can ask for.
     MaxSharedMemoryPerBlockOptin = 97,
+    /// 1 where the host reaches managed memory that lies on the device, over a coherent link.
+    DirectManagedMemoryAccessFromHost = 101,
     /// 1 where memory can be mapped by `cuMemMap`.
     VirtualMemoryManagementSupported = 102,
     /// 1 where such memory can be exported as a file descriptor.

@@ -130,7 +130,7 @@ impl Stream {
         Ok(true)
     }
 
-    /// Whether what is put into it now goes into a graph.
+    /// Whether it is being captured, by whomever: what is put into it then is done by launches of the graph, as often as there are.
     ///
     /// # Errors
     /// What the driver says.

@@ -1,5 +1,6 @@
 //! Which device a test runs on: one of the system's library, or a userspace one.
 
+mod gpu;
 mod link_kind;
 mod soft;
 
@@ -10,6 +11,7 @@ use crate::cli::{ConnectionArgs, SoftArgs};
 use crate::failure::{Failure, one_line};
 use crate::report::LinkKind;
 
+pub(crate) use gpu::{Gpu, Place};
 pub(crate) use link_kind::of_system_device;
 pub(crate) use soft::{Side, Soft, explain, movers};
 
@@ -27,6 +29,8 @@ pub(crate) struct Device {
     pub(crate) group: Option<u64>,
     /// The faults it was asked to add, if any.
     pub(crate) faults: Option<String>,
+    /// The GPU in whose memory this end's messages lie, if they do.
+    pub(crate) gpu: Option<Gpu>,
 }
 
 /// How much a command knows about where its peer is, which decides the default device.
@@ -125,6 +129,7 @@ fn opened(library: &Library, name: &str, faults: Option<String>) -> Result<Devic
         link: LinkKind::SoftUdp,
         group: local_group(name),
         faults,
+        gpu: None,
     })
 }
 
@@ -155,6 +160,7 @@ fn open_system(name: &str, soft_devices: &Soft) -> Result<Device, Failure> {
         link: of_system_device(name),
         group: None,
         faults: None,
+        gpu: None,
     })
 }
 

@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::device::Gpu;
 use crate::failure::one_line;
 use crate::plan::Plan;
 use crate::report::LinkKind;
@@ -100,6 +101,34 @@ pub(crate) struct Accepted {
     /// The processes that it reaches without that.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) group: Option<u64>,
+    /// The GPU in whose memory its messages lie, if they do.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) gpu: Option<GpuEnd>,
+}
+
+/// One end's GPU.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct GpuEnd {
+    /// Its number, as its process counts them.
+    pub(crate) number: usize,
+    /// Its identity, which no other has.
+    pub(crate) uuid: String,
+    /// Its product's name.
+    pub(crate) name: String,
+    /// How its memory is registered.
+    pub(crate) memory: String,
+}
+
+impl GpuEnd {
+    /// Of the GPU that this end has opened.
+    pub(crate) fn of(gpu: &Gpu) -> GpuEnd {
+        GpuEnd {
+            number: gpu.number,
+            uuid: gpu.uuid.clone(),
+            name: gpu.name.clone(),
+            memory: gpu.path.name().to_owned(),
+        }
+    }
 }
 
 impl Accepted {
@@ -182,6 +211,7 @@ mod tests {
             device: "d".into(),
             link,
             group,
+            gpu: None,
         };
         let soft = accepted(LinkKind::SoftUdp, Some(7));
         assert_eq!(soft.link_to(LinkKind::SoftUdp, Some(7)), LinkKind::SoftLocal);

@@ -23,4 +23,4 @@ pub(crate) mod frame;
 mod message;
 
 pub(crate) use control::{ANSWER, Control, Listener, connect};
-pub(crate) use message::{Accepted, Finish, Hello, Lane, Message, Outcome, Setup, check_hello};
+pub(crate) use message::{Accepted, Finish, GpuEnd, Hello, Lane, Message, Outcome, Setup, check_hello};

@@ -9,6 +9,7 @@ mod warning;
 
 use serde::{Deserialize, Serialize};
 
+use crate::exchange::GpuEnd;
 use crate::stats::{Bandwidth, LatencyFigures};
 
 pub(crate) use json::print as print_json;
@@ -50,13 +51,20 @@ pub(crate) struct Report {
     device: String,
     /// What carries the packets: of two ends that differ, the softer.
     pub(crate) link: LinkKind,
-    memory: &'static str,
+    /// How this end's messages are reached; of a GPU's memory, how that is registered.
+    pub(crate) memory: &'static str,
+    /// The GPU in whose memory this end's messages lie.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) gpu: Option<GpuEnd>,
+    /// The same of the other end.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) peer_gpu: Option<GpuEnd>,
     /// One row per size, in the order they ran.
     pub(crate) results: Vec<Row>,
 }
 
 impl Report {
-    /// A report with no rows yet. The messages lie in host memory.
+    /// A report with no rows yet, of messages in host memory.
     pub(crate) fn new(test: String, device: String, link: LinkKind) -> Report {
         let version = env!("CARGO_PKG_VERSION");
         Report {
@@ -66,6 +74,8 @@ impl Report {
             device,
             link,
             memory: "host",
+            gpu: None,
+            peer_gpu: None,
             results: Vec::new(),
         }
     }
@@ -94,6 +104,9 @@ pub(crate) struct BandwidthRow {
     pub(crate) bw_avg_bytes_per_s: f64,
     /// Whole measurement, messages per second.
     pub(crate) msg_rate_per_s: f64,
+    /// What the two GPUs' own copies of so many bytes come to, where both ends' messages lie in GPU memory that this process sees, bytes per second.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) raw_copy_bytes_per_s: Option<f64>,
 }
 
 impl BandwidthRow {
@@ -105,6 +118,7 @@ impl BandwidthRow {
             bw_peak_bytes_per_s: figures.peak_per_s * bytes as f64,
             bw_avg_bytes_per_s: figures.average_per_s * bytes as f64,
             msg_rate_per_s: figures.average_per_s,
+            raw_copy_bytes_per_s: None,
         }
     }
 }

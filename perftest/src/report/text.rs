@@ -67,12 +67,22 @@ fn line(row: &Row) -> String {
             bw_peak_bytes_per_s,
             bw_avg_bytes_per_s,
             msg_rate_per_s,
-        }) => format!(
-            "{bytes:>10} {iterations:>12} {:>16.2} {:>19.2} {:>15.6}",
-            bw_peak_bytes_per_s / MIB,
-            bw_avg_bytes_per_s / MIB,
-            msg_rate_per_s / 1e6
-        ),
+            raw_copy_bytes_per_s,
+        }) => {
+            let raw = raw_copy_bytes_per_s.map_or_else(String::new, |raw| {
+                format!(
+                    "  raw copy {:.2} MiB/s, {:.3} of it",
+                    raw / MIB,
+                    bw_avg_bytes_per_s / raw
+                )
+            });
+            format!(
+                "{bytes:>10} {iterations:>12} {:>16.2} {:>19.2} {:>15.6}{raw}",
+                bw_peak_bytes_per_s / MIB,
+                bw_avg_bytes_per_s / MIB,
+                msg_rate_per_s / 1e6
+            )
+        }
         Row::Latency(LatencyRow {
             bytes,
             iterations,
@@ -108,6 +118,7 @@ mod tests {
             bw_peak_bytes_per_s: 2.0 * MIB,
             bw_avg_bytes_per_s: 1.5 * MIB,
             msg_rate_per_s: 0.5e6,
+            raw_copy_bytes_per_s: None,
         };
         assert_eq!(
             format!("{}\n{}", head(Kind::Bw), line(&Row::Bandwidth(bw))),

@@ -24,6 +24,11 @@ pub(crate) enum Warning {
     Governor(String),
     /// The packets were tampered with on purpose.
     Faults(String),
+    /// Messages lie in GPU memory that the device does not reach, at this end or the other.
+    Staged {
+        /// Whether the target of a WRITE lies there, so that nobody copies what has come.
+        target: bool,
+    },
     /// Every byte was filled and checked while the clock ran.
     Verifying,
 }
@@ -50,6 +55,13 @@ impl fmt::Display for Warning {
                 "the CPU frequency governor is '{name}': figures vary until it is 'performance' (cpupower frequency-set -g performance)"
             ),
             Warning::Faults(faults) => write!(f, "faults are injected ({faults}): the figures measure recovery, not the device"),
+            Warning::Staged { target } => {
+                f.write_str("GPU memory is staged through the host, and its copies are in the figures (doorbell gpu says what the better paths lack)")?;
+                if *target {
+                    f.write_str(", but for those out of the mirror that the peer writes: that end does not know when")?;
+                }
+                Ok(())
+            }
             Warning::Verifying => f.write_str("--verify fills and checks every byte while the clock runs: leave it out to measure speed"),
         }
     }

@@ -2,8 +2,10 @@
 //! [`lat`].
 
 mod bw;
+mod gpu;
 mod lat;
 mod pattern;
+pub(crate) mod raw;
 pub(crate) mod session;
 mod station;
 mod watch;

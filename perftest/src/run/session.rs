@@ -4,7 +4,7 @@ use super::bw::{self, atomic::Count, inspect::Slots, passive::Lent, pull::Pull, 
 use super::lat::{self, pingpong::Ball};
 use super::station::{Own, Station, Test, usable_inline};
 use crate::device::Device;
-use crate::exchange::{ANSWER, Accepted, Control, Finish, Hello, Message, Outcome, check_hello};
+use crate::exchange::{ANSWER, Accepted, Control, Finish, GpuEnd, Hello, Message, Outcome, check_hello};
 use crate::failure::{Failure, one_line};
 use crate::plan::{Kind, Plan, Verb};
 use crate::report::{BandwidthRow, LatencyRow, Row};
@@ -217,10 +217,16 @@ pub(crate) fn serve(local: Local<'_>, expected: &Expected<'_>) -> Result<(), Fai
             other => return Err(control.unexpected(&other, "plan")),
         };
         accept(&plan, expected).map_err(Failure::Test)?;
+        if local.device.gpu.is_some() && !plan.gpu {
+            return Err(Failure::test(
+                "the server's messages are in GPU memory: the client needs --gpu too, with a GPU or host",
+            ));
+        }
         let accepted = Accepted {
             device: local.device.context.name().to_owned(),
             link: local.device.link,
             group: local.device.group,
+            gpu: local.device.gpu.as_ref().map(GpuEnd::of),
         };
         control.send(&Message::Accepted(accepted))?;
         let inline = usable_inline(&plan, local.device)?;

@@ -8,8 +8,8 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use doorbell_verbs::{
-    Buffer, CompletionQueue, Endpoint, Failure as Completed, Key, Local, Memory, Mtu, PreparedQueuePair,
-    ProtectionDomain, Qpn, QueuePair, Refused, Remote, Status,
+    CompletionQueue, Endpoint, Failure as Completed, Key, Memory, Mtu, PreparedQueuePair, ProtectionDomain, Qpn,
+    QueuePair, Refused, Remote, Status,
 };
 
 use crate::device::{Device, PORT};
@@ -123,9 +123,12 @@ pub(crate) trait Own: Sized {
         Keys::default()
     }
 
-    /// Buffers to receive into, posted before the other side may send.
-    fn take_receives(&mut self) -> Vec<Buffer<Local>> {
-        Vec::new()
+    /// Posts what is to be received into, before the other side may send.
+    ///
+    /// # Errors
+    /// [`Failure::Test`] when the device refuses.
+    fn post_receives(&mut self, _qp: &mut PreparedQueuePair) -> Result<(), Failure> {
+        Ok(())
     }
 }
 
@@ -226,9 +229,7 @@ impl<O: Own> Station<O> {
         for lane in 0..test.plan.qps as usize {
             let mut own = O::new(test, &pd, lane)?;
             let mut qp = prepare(test, &pd, &cq, needs, lane)?;
-            for buffer in own.take_receives() {
-                qp.receive(buffer).map_err(|e| refused(&*e))?;
-            }
+            own.post_receives(&mut qp)?;
             prepared.push((qp, own));
         }
         let ours = prepared
@@ -354,6 +355,9 @@ fn prepare(
 /// # Errors
 /// [`Failure::Test`] when the size was asked for and the device refuses it.
 pub(crate) fn usable_inline(plan: &Plan, device: &Device) -> Result<u32, Failure> {
+    if plan.gpu {
+        return Ok(0);
+    }
     let smallest = plan.sizes.iter().min().copied().unwrap_or(0);
     if u64::from(plan.inline) < smallest {
         return Ok(0);

@@ -27,6 +27,7 @@ fn device(name: &str) -> Device {
         link: LinkKind::SoftUdp,
         group: None,
         faults: None,
+        gpu: None,
     }
 }
 

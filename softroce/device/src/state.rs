@@ -341,6 +341,7 @@ impl Core {
                 lane,
                 headers,
                 behind,
+                asked: false,
                 kept: false,
                 later: false,
             },
@@ -351,7 +352,13 @@ impl Core {
                 self.endpoint.put_off();
             }
         }
-        let (kept, later) = (reach.at.kept, reach.at.later);
+        let Payload { asked, kept, later, .. } = reach.at;
+        if later {
+            if asked {
+                self.copies.undo();
+            }
+            return Verdict::Left;
+        }
         if self.copies.is_idle() {
             return Verdict::Done;
         }
@@ -360,9 +367,6 @@ impl Core {
         };
         if self.copies.is_unsettled(qpn) {
             self.memory.unsettle(qpn);
-        }
-        if later {
-            return Verdict::Left;
         }
         if !kept {
             return Verdict::Done;

@@ -182,18 +182,19 @@ fn mixes(options: &Options, address: IpAddr, two: bool) -> Result<String> {
     Ok(format!(", {count} exchanges"))
 }
 
-/// Messages of several pieces, of the host and of GPUs.
+/// Messages of several pieces, of the host and of GPUs, one behind the other.
 fn lists(options: &Options, address: IpAddr, two: bool) -> Result<String> {
     const PIECES: [usize; 4] = [100_001, 7, 300_000, 65_536];
+    const TIMES: usize = 4;
     let mut pair = Pair::new(options, address, two, 2 << 20)?;
     let regions = pair.near.regions.len();
-    for op in [Op::Write, Op::Read, Op::Send] {
+    let targets = [0, regions - 1];
+    for (op, region) in [Op::Write, Op::Read, Op::Send]
+        .into_iter()
+        .flat_map(|op| targets.map(|region| (op, region)))
+    {
         let len: usize = PIECES.iter().sum();
-        let there = Part {
-            region: regions - 1,
-            at: 64,
-            len,
-        };
+        let there = Part { region, at: 64, len };
         let seeds: Vec<u64> = PIECES.iter().map(|_| pair.seed()).collect();
         let mut parts = Vec::new();
         let mut at = 0;
@@ -220,13 +221,21 @@ fn lists(options: &Options, address: IpAddr, two: bool) -> Result<String> {
             }
             begin += part.len;
         }
-        if op == Op::Send {
-            pair.far.receive(there)?;
+        for _ in 0..TIMES {
+            if op == Op::Send {
+                pair.far.receive(there)?;
+            }
         }
-        pair.near.post(op, &parts, pair.to(there), false)?;
-        pair.near.done()?;
+        for _ in 0..TIMES {
+            pair.near.post(op, &parts, pair.to(there), false)?;
+        }
         if op == Op::Send {
-            pair.far.received()?;
+            for _ in 0..TIMES {
+                pair.far.received()?;
+            }
+        }
+        for _ in 0..TIMES {
+            pair.near.done()?;
         }
         let mut begin = there.at;
         for (part, seed) in parts.iter().zip(&seeds) {

@@ -26,6 +26,9 @@
 //! }
 //! ```
 //!
+//! The crate doorbell-gpudirect does all of this for CUDA's GPUs, and finds out by which path an adapter reaches their memory where dma-bufs are not to be had;
+//! `examples/13_gpu_write` is written with it.
+//!
 //! # Units
 //!
 //! Offset, length and address are bytes; the export begins and ends at page boundaries of the host (4 KiB on x86-64, up to 64 KiB on arm64), and of the GPU

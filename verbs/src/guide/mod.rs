@@ -9,7 +9,7 @@
 //! | go on after a failure | [`recover`] | `examples/08_recover` |
 //! | sleep instead of poll | [`sleep`] | `examples/02_sleeping_receiver`, `examples/03_tokio` |
 //! | share receives among queue pairs | [`share_receives`] | `examples/09_shared_receives` |
-//! | register the memory of a GPU | [`gpu_memory`] | |
+//! | register the memory of a GPU | [`gpu_memory`] | `examples/13_gpu_write` |
 //!
 //! Each example runs on the userspace device, both ends in one process: `cargo run --release -p doorbell-examples --bin 06_stream_writes`.
 //!

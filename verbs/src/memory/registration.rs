@@ -1,5 +1,6 @@
 //! Registering memory with more than rights: options of a region, dma-bufs, and device memory.
 
+use core::any::Any;
 use core::ffi::c_uint;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -82,6 +83,71 @@ impl<'a> Registration<'a> {
         region::register_chunks(self.pd.inner(), memory.into(), chunk, self.flags)
     }
 
+    /// Registers the `len` bytes at `address` that this process need not reach, but the device does: a GPU's, where the kernel tells the adapter where its addresses lead
+    /// (nvidia_peermem), or where a device in software asks the GPU's driver itself. Cut into buffers of `chunk` bytes (the last may be shorter). `keeper` is dropped
+    /// when the device has let go of the memory.
+    ///
+    /// # Safety
+    /// Until `keeper` is dropped the bytes are memory, none of it within anybody's reference, and nobody minds what the device and peers do to it by `rights`.
+    ///
+    /// # Errors
+    /// When the range is empty or `chunk` too long for one message, or the device does not know such addresses.
+    pub unsafe fn register_opaque<R: Rights>(
+        self,
+        address: u64,
+        len: usize,
+        chunk: usize,
+        keeper: Arc<dyn Any + Send + Sync>,
+        _: R,
+    ) -> Result<Chunks<Opaque<R>>, MemoryError> {
+        self.check()?;
+        check_buffer(chunk)?;
+        let start = core::ptr::with_exposed_provenance_mut(address as usize);
+        // SAFETY: the caller's promise; the region keeps the keeper. Buffers of this kind give no bytes, so that nothing here follows the address.
+        let region = unsafe {
+            Region::register(
+                self.pd.inner(),
+                start,
+                len,
+                R::ACCESS | self.flags,
+                Backing::Kept(keeper),
+            )?
+        };
+        Ok(Chunks::new(region, address, len, chunk))
+    }
+
+    /// As [`ProtectionDomain::register_dmabuf`], of any length and with these options: cut into buffers of `chunk` bytes (the last may be shorter), and `keeper` is dropped
+    /// when the device has let go of the memory.
+    ///
+    /// # Errors
+    /// As [`ProtectionDomain::register_dmabuf`]; only `chunk` must fit a message.
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "the arguments of ibv_reg_dmabuf_mr(3), and what becomes of it here"
+    )]
+    pub fn register_dmabuf<R: Rights>(
+        self,
+        fd: OwnedFd,
+        offset: u64,
+        len: usize,
+        iova: u64,
+        chunk: usize,
+        keeper: Arc<dyn Any + Send + Sync>,
+        rights: R,
+    ) -> Result<Chunks<Opaque<R>>, MemoryError> {
+        self.check()?;
+        check_buffer(chunk)?;
+        let region = dmabuf_region(
+            self.pd.inner(),
+            fd,
+            (offset, len, iova),
+            self.flags,
+            Backing::Kept(keeper),
+            rights,
+        )?;
+        Ok(Chunks::new(region, iova, len, chunk))
+    }
+
     fn check(self) -> Result<(), MemoryError> {
         let context = &self.pd.inner().context;
         if self.flags & sys::IBV_ACCESS_ON_DEMAND != 0 && !context.attr.on_demand_paging {
@@ -94,18 +160,19 @@ impl<'a> Registration<'a> {
 }
 
 /// Whether the device registers dma-bufs: it is asked to register none, and says what is wrong with that.
-pub(crate) fn supports_dmabuf(pd: &PdInner) -> bool {
+pub(crate) fn check_dmabuf(pd: &PdInner) -> io::Result<()> {
     let Some(reg_dmabuf_mr) = pd.context.api.reg_dmabuf_mr else {
-        return false;
+        return Err(io::ErrorKind::Unsupported.into());
     };
     // SAFETY: the domain is live; no descriptor is -1, so nothing is registered.
     let mr = unsafe { reg_dmabuf_mr(pd.raw, 0, PAGE, 0, -1, 0) };
     if mr.is_null() {
-        return !unsupported(&io::Error::last_os_error());
+        let error = io::Error::last_os_error();
+        return if unsupported(&error) { Err(error) } else { Ok(()) };
     }
     // SAFETY: should a device have registered something after all, it is not used.
     unsafe { (pd.context.api.dereg_mr)(mr) };
-    true
+    Ok(())
 }
 
 /// The two ways of saying that there is no such call: the kernel's, and that of providers without it.
@@ -120,9 +187,25 @@ pub(crate) fn register_dmabuf<R: Rights>(
     offset: u64,
     len: usize,
     iova: u64,
-    _: R,
+    rights: R,
 ) -> Result<Buffer<Opaque<R>>, MemoryError> {
     check_buffer(len)?;
+    let region = dmabuf_region(pd, fd, (offset, len, iova), 0, Backing::Elsewhere, rights)?;
+    Ok(Buffer::new(region, iova, len))
+}
+
+/// The `len` bytes at `offset` of a dma-buf as a region whose addresses begin at `iova`.
+fn dmabuf_region<R: Rights>(
+    pd: &Arc<PdInner>,
+    fd: OwnedFd,
+    (offset, len, iova): (u64, usize, u64),
+    flags: c_uint,
+    backing: Backing,
+    _: R,
+) -> Result<Arc<Region>, MemoryError> {
+    if len == 0 {
+        return Err(MemoryError::Empty);
+    }
     let device = || pd.context.name.clone();
     let page = PAGE as u64;
     if offset % page != iova % page || iova.checked_add(len as u64).is_none() {
@@ -131,9 +214,9 @@ pub(crate) fn register_dmabuf<R: Rights>(
     let Some(reg_dmabuf_mr) = pd.context.api.reg_dmabuf_mr else {
         return Err(MemoryError::NoDmaBuf { device: device() });
     };
-    let access = R::ACCESS.cast_signed();
+    let access = R::ACCESS | flags;
     // SAFETY: the domain is live and the descriptor open. The kernel holds the dma-buf as long as the region is; nothing of this process' memory is registered.
-    let mr = unsafe { reg_dmabuf_mr(pd.raw, offset, len, iova, fd.as_raw_fd(), access) };
+    let mr = unsafe { reg_dmabuf_mr(pd.raw, offset, len, iova, fd.as_raw_fd(), access.cast_signed()) };
     if mr.is_null() {
         let error = io::Error::last_os_error();
         return Err(if unsupported(&error) {
@@ -147,8 +230,7 @@ pub(crate) fn register_dmabuf<R: Rights>(
         });
     }
     // SAFETY: just made in this domain. Its bytes are known by addresses from `iova` on (the struct's `addr` is the offset, by ibv_reg_dmabuf_mr(3)).
-    let region = unsafe { Region::adopt(pd, mr, iova, len, R::ACCESS, Backing::Elsewhere) };
-    Ok(Buffer::new(region, iova, len))
+    Ok(unsafe { Region::adopt(pd, mr, iova, len, access, backing) })
 }
 
 pub(crate) fn register_device_memory<R: Rights>(

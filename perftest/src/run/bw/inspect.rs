@@ -5,8 +5,9 @@
 
 use std::sync::atomic::Ordering;
 
-use doorbell_verbs::{Buffer, Memory, ProtectionDomain, RemoteWrite};
+use doorbell_verbs::{Buffer, Memory, Opaque, ProtectionDomain, RemoteWrite};
 
+use super::super::gpu::{Cut, Messages};
 use super::super::pattern::{Mismatch, Pattern};
 use super::super::station::{Grants, Keys, Needs, Own, Station, Test, refused};
 use super::super::watch::Watch;
@@ -16,9 +17,16 @@ use crate::failure::Failure;
 /// One lane's slots.
 #[derive(Debug)]
 pub(crate) struct Slots {
-    memory: Buffer<RemoteWrite>,
+    memory: Place,
     notice: Buffer<RemoteWrite>,
     slots: u32,
+}
+
+/// Where they are.
+#[derive(Debug)]
+enum Place {
+    Host(Buffer<RemoteWrite>),
+    Gpu(Box<Messages>, Buffer<Opaque<RemoteWrite>>),
 }
 
 impl Own for Slots {
@@ -33,12 +41,25 @@ impl Own for Slots {
 
     fn new(test: &Test<'_>, pd: &ProtectionDomain, lane: usize) -> Result<Self, Failure> {
         let (len, slots) = (test.len(), test.window());
-        let mut memory = test.memory(len * slots as usize)?;
-        for (index, slot) in (0..).zip(memory.chunks_exact_mut(len)) {
-            Pattern::new(test.plan.seed, lane, index).fill_wrong(slot);
-        }
+        let spoil = |index, slot: &mut [u8]| Pattern::new(test.plan.seed, lane, index).fill_wrong(slot);
+        let memory = if let Some(gpu) = &test.device.gpu {
+            let (mut messages, mut memory) = Messages::new(gpu, pd, (len, slots as usize), Cut::Whole, RemoteWrite)?;
+            let mut message = vec![0; len];
+            for slot in 0..slots {
+                spoil(slot.into(), &mut message);
+                messages.write(slot as usize, &message)?;
+            }
+            let none = || Failure::test("a GPU's memory was registered as nothing");
+            Place::Gpu(Box::new(messages), memory.pop().ok_or_else(none)?)
+        } else {
+            let mut memory = test.memory(len * slots as usize)?;
+            for (index, slot) in (0..).zip(memory.chunks_exact_mut(len)) {
+                spoil(index, slot);
+            }
+            Place::Host(pd.register(memory, RemoteWrite).map_err(refused)?)
+        };
         Ok(Slots {
-            memory: pd.register(memory, RemoteWrite).map_err(refused)?,
+            memory,
             notice: pd.register(Memory::zeroed(8), RemoteWrite).map_err(refused)?,
             slots,
         })
@@ -47,7 +68,10 @@ impl Own for Slots {
     fn keys(&self) -> Keys {
         Keys {
             slots: self.slots,
-            data: Some(self.memory.remote().to_bytes()),
+            data: Some(match &self.memory {
+                Place::Host(memory) => memory.remote().to_bytes(),
+                Place::Gpu(_, memory) => memory.remote().to_bytes(),
+            }),
             counter: Some(self.notice.remote().to_bytes()),
         }
     }
@@ -82,7 +106,7 @@ pub(crate) fn serve(test: &Test<'_>, station: &mut Station<Slots>) -> Result<Vec
             let there = there.min(credit.done() + u64::from(lane.own.slots));
             while credit.done() < there {
                 idle = false;
-                if let Some(wrong) = look(test, &mut lane.own, index, credit.done(), &mut message) {
+                if let Some(wrong) = look(test, &mut lane.own, index, credit.done(), &mut message)? {
                     return Err(Failure::test(format!("{}: {wrong}", lane.theirs)));
                 }
                 credit.add();
@@ -105,14 +129,26 @@ pub(crate) fn serve(test: &Test<'_>, station: &mut Station<Slots>) -> Result<Vec
 }
 
 /// Looks at one message and spoils its slot for the next one there.
-fn look(test: &Test<'_>, own: &mut Slots, lane: usize, iteration: u64, message: &mut [u8]) -> Option<Mismatch> {
+fn look(
+    test: &Test<'_>,
+    own: &mut Slots,
+    lane: usize,
+    iteration: u64,
+    message: &mut [u8],
+) -> Result<Option<Mismatch>, Failure> {
     let slots = u64::from(own.slots);
-    let at = (iteration % slots) as usize * message.len();
-    own.memory.read_at(at, message);
+    let slot = (iteration % slots) as usize;
+    match &mut own.memory {
+        Place::Host(memory) => memory.read_at(slot * message.len(), message),
+        Place::Gpu(messages, _) => messages.read(slot, message)?,
+    }
     if let Some(wrong) = Pattern::new(test.plan.seed, lane, iteration).check(message) {
-        return Some(Mismatch::at(test.bytes, lane, iteration, wrong));
+        return Ok(Some(Mismatch::at(test.bytes, lane, iteration, wrong)));
     }
     Pattern::new(test.plan.seed, lane, iteration + slots).fill_wrong(message);
-    own.memory.write_at(at, message);
-    None
+    match &mut own.memory {
+        Place::Host(memory) => memory.write_at(slot * message.len(), message),
+        Place::Gpu(messages, _) => messages.write(slot, message)?,
+    }
+    Ok(None)
 }

@@ -3,10 +3,12 @@
 
 use std::sync::atomic::Ordering;
 
-use doorbell_verbs::{Buffer, Memory, ProtectionDomain, RemoteAtomic, RemoteRead, RemoteWrite};
+use doorbell_verbs::{Buffer, Memory, Opaque, ProtectionDomain, RemoteAtomic, RemoteRead, RemoteWrite};
 
+use super::super::gpu::{Cut, Messages};
 use super::super::pattern::Pattern;
 use super::super::station::{Grants, Keys, Needs, Own, Test, refused};
+use crate::device::Gpu;
 use crate::failure::Failure;
 use crate::plan::Verb;
 
@@ -17,6 +19,10 @@ pub(crate) enum Lent {
     Target(Buffer<RemoteWrite>),
     /// To be read from: as many slots as there are patterns.
     Source(Buffer<RemoteRead>, u32),
+    /// The same two in a GPU's memory.
+    GpuTarget(Buffer<Opaque<RemoteWrite>>),
+    /// As above.
+    GpuSource(Buffer<Opaque<RemoteRead>>, u32),
     /// To be counted in.
     Counter(Buffer<RemoteAtomic>),
 }
@@ -38,6 +44,9 @@ impl Own for Lent {
 
     fn new(test: &Test<'_>, pd: &ProtectionDomain, lane: usize) -> Result<Self, Failure> {
         let len = test.len();
+        if let Some(gpu) = &test.device.gpu {
+            return Lent::of_gpu(test, pd, gpu, lane);
+        }
         match test.plan.verb {
             Verb::Read => {
                 let slots = if test.plan.verify { test.window() } else { 1 };
@@ -62,6 +71,8 @@ impl Own for Lent {
         let (slots, data) = match self {
             Lent::Target(memory) => (1, memory.remote().to_bytes()),
             Lent::Source(memory, slots) => (*slots, memory.remote().to_bytes()),
+            Lent::GpuTarget(memory) => (1, memory.remote().to_bytes()),
+            Lent::GpuSource(memory, slots) => (*slots, memory.remote().to_bytes()),
             Lent::Counter(memory) => (1, memory.remote().to_bytes()),
         };
         Keys {
@@ -77,7 +88,27 @@ impl Lent {
     pub(crate) fn counted(&self) -> Option<u64> {
         match self {
             Lent::Counter(word) => Some(word.load_u64(0, Ordering::Acquire)),
-            Lent::Target(_) | Lent::Source(..) => None,
+            Lent::Target(_) | Lent::Source(..) | Lent::GpuTarget(_) | Lent::GpuSource(..) => None,
         }
+    }
+
+    fn of_gpu(test: &Test<'_>, pd: &ProtectionDomain, gpu: &Gpu, lane: usize) -> Result<Self, Failure> {
+        let len = test.len();
+        let none = || Failure::test("a GPU's memory was registered as nothing");
+        if test.plan.verb != Verb::Read {
+            let (_, mut memory) = Messages::new(gpu, pd, (len, 1), Cut::Whole, RemoteWrite)?;
+            return memory.pop().map(Lent::GpuTarget).ok_or_else(none);
+        }
+        let slots = if test.plan.verify { test.window() } else { 1 };
+        let (mut messages, mut memory) = Messages::new(gpu, pd, (len, slots as usize), Cut::Whole, RemoteRead)?;
+        let mut payload = vec![0; len];
+        for slot in 0..slots {
+            Pattern::new(test.plan.seed, lane, slot.into()).fill(&mut payload);
+            messages.write(slot as usize, &payload)?;
+        }
+        memory
+            .pop()
+            .map(|memory| Lent::GpuSource(memory, slots))
+            .ok_or_else(none)
     }
 }

@@ -1,8 +1,9 @@
 //! The client of `bw read`: each READ lands in a buffer of its own. With `--verify` the peer's slots hold a pattern, and each buffer is spoilt
 //! before it is read into, so a byte that never came cannot pass for one that did.
 
-use doorbell_verbs::{Batch, Buffer, Completion, Local, ProtectionDomain, Read as MayRead, Remote};
+use doorbell_verbs::{Batch, Buffer, Completion, Local, Opaque, ProtectionDomain, Read as MayRead, Remote};
 
+use super::super::gpu::{Content, Pool};
 use super::super::pattern::{Mismatch, Pattern};
 use super::super::station::{Grants, Needs, Own, Test, Theirs, refused};
 use super::stream::{Flow, Pace, Wrong};
@@ -15,9 +16,16 @@ pub(crate) struct Pull {
     lane: usize,
     bytes: u64,
     verify: bool,
-    free: Vec<Buffer<Local>>,
+    free: Free,
     source: Option<Remote<MayRead>>,
     slots: u64,
+}
+
+/// What is read into, that nothing is read into just now.
+#[derive(Debug)]
+enum Free {
+    Host(Vec<Buffer<Local>>),
+    Gpu(Box<Pool>),
 }
 
 impl Own for Pull {
@@ -32,10 +40,14 @@ impl Own for Pull {
 
     fn new(test: &Test<'_>, pd: &ProtectionDomain, lane: usize) -> Result<Self, Failure> {
         let (len, window) = (test.len(), test.window() as usize);
-        let free = pd
-            .register_chunks(test.memory(len * window)?, len, Local)
-            .map_err(refused)?
-            .collect();
+        let free = match &test.device.gpu {
+            Some(gpu) => Free::Gpu(Box::new(Pool::new(gpu, pd, len, window)?)),
+            None => Free::Host(
+                pd.register_chunks(test.memory(len * window)?, len, Local)
+                    .map_err(refused)?
+                    .collect(),
+            ),
+        };
         let plan = test.plan;
         Ok(Pull {
             seed: plan.seed,
@@ -66,7 +78,10 @@ impl Flow for Pull {
 
     #[inline]
     fn free(&self) -> usize {
-        self.free.len()
+        match &self.free {
+            Free::Host(free) => free.len(),
+            Free::Gpu(pool) => pool.len(),
+        }
     }
 
     fn payload(&self, _index: u64, _into: &mut [u8]) {}
@@ -76,13 +91,32 @@ impl Flow for Pull {
         let source = self
             .source
             .and_then(|source| source.slice(index % self.slots * self.bytes, self.bytes));
-        if let (Some(source), Some(mut buffer)) = (source, self.free.pop()) {
-            if self.verify {
-                Pattern::new(self.seed, self.lane, index % self.slots).fill_wrong(&mut buffer);
+        let Some(source) = source else { return };
+        let pattern = Pattern::new(self.seed, self.lane, index % self.slots);
+        macro_rules! post {
+            ($request:expr) => {{
+                let request = $request;
+                if signal {
+                    request.signalled();
+                }
+            }};
+        }
+        match &mut self.free {
+            Free::Host(free) => {
+                let Some(mut buffer) = free.pop() else { return };
+                if self.verify {
+                    pattern.fill_wrong(&mut buffer);
+                }
+                post!(batch.read(buffer, source));
             }
-            let request = batch.read(buffer, source);
-            if signal {
-                request.signalled();
+            Free::Gpu(pool) => {
+                let content = if self.verify {
+                    Content::Wrong(pattern)
+                } else {
+                    Content::Nothing
+                };
+                let Some(buffer) = pool.take(content) else { return };
+                post!(batch.read(buffer, source));
             }
         }
     }
@@ -92,16 +126,34 @@ impl Flow for Pull {
     #[inline]
     fn retire(&mut self, mut done: Completion<'_>) -> Result<(), Wrong> {
         let iteration = done.sequence();
-        let Some(buffer) = done.take::<Local>() else {
-            return Ok(());
+        let pattern = self
+            .verify
+            .then(|| Pattern::new(self.seed, self.lane, iteration % self.slots));
+        let wrong = match &mut self.free {
+            Free::Host(free) => {
+                let Some(buffer) = done.take::<Local>() else {
+                    return Ok(());
+                };
+                let wrong = pattern.and_then(|pattern| pattern.check(&buffer));
+                free.push(buffer);
+                wrong
+            }
+            Free::Gpu(pool) => {
+                let Some(buffer) = done.take::<Opaque<Local>>() else {
+                    return Ok(());
+                };
+                let wrong = pool.look(&buffer, pattern);
+                pool.give(buffer);
+                if let Some(failure) = pool.failed() {
+                    return Err(Wrong::Gpu(failure.to_string()));
+                }
+                wrong.map_err(|failure| Wrong::Gpu(failure.to_string()))?
+            }
         };
-        if self.verify
-            && let Some(wrong) = Pattern::new(self.seed, self.lane, iteration % self.slots).check(&buffer)
-        {
-            return Err(Wrong::Byte(Mismatch::at(self.bytes, self.lane, iteration, wrong)));
+        match wrong {
+            Some(wrong) => Err(Wrong::Byte(Mismatch::at(self.bytes, self.lane, iteration, wrong))),
+            None => Ok(()),
         }
-        self.free.push(buffer);
-        Ok(())
     }
 
     #[inline]

@@ -10,9 +10,10 @@
 use std::sync::atomic::Ordering;
 
 use doorbell_verbs::{
-    Batch, Buffer, Completion, Frozen, Local, Memory, ProtectionDomain, Remote, RemoteWrite, Write as MayWrite,
+    Batch, Buffer, Completion, Frozen, Local, Memory, Opaque, ProtectionDomain, Remote, RemoteWrite, Write as MayWrite,
 };
 
+use super::super::gpu::{Content, Pool};
 use super::super::pattern::Pattern;
 use super::super::station::{Grants, Keys, Needs, Own, Test, Theirs, refused};
 use super::stream::{Flow, Pace, Wrong};
@@ -43,6 +44,8 @@ enum Sources {
     Same(Vec<Buffer<Frozen>>),
     /// Buffers to be filled for each message.
     Different(Vec<Buffer<Local>>),
+    /// Buffers in a GPU's memory, filled for each message with `--verify`.
+    Gpu(Box<Pool>),
     /// Nothing: messages travel inline.
     Inline,
 }
@@ -69,7 +72,9 @@ impl Own for Push {
 
     fn new(test: &Test<'_>, pd: &ProtectionDomain, lane: usize) -> Result<Self, Failure> {
         let (len, window) = (test.len(), test.window() as usize);
-        let sources = if test.is_inline() {
+        let sources = if let Some(gpu) = &test.device.gpu {
+            Sources::Gpu(Box::new(Pool::new(gpu, pd, len, window)?))
+        } else if test.is_inline() {
             Sources::Inline
         } else if test.plan.verify {
             Sources::Different(
@@ -141,6 +146,7 @@ impl Flow for Push {
         match &self.sources {
             Sources::Same(free) => free.len(),
             Sources::Different(free) => free.len(),
+            Sources::Gpu(pool) => pool.len(),
             Sources::Inline => usize::MAX,
         }
     }
@@ -182,6 +188,19 @@ impl Flow for Push {
                     }
                 }
             }
+            (Sources::Gpu(pool), None, target) => {
+                let content = if self.verify {
+                    Content::Right(Pattern::new(self.seed, self.lane, index))
+                } else {
+                    Content::Any
+                };
+                if let Some(buffer) = pool.take(content) {
+                    match target {
+                        Some(target) => post!(batch.write(buffer, target)),
+                        None => post!(batch.send(buffer)),
+                    }
+                }
+            }
             (Sources::Inline, None, _) => {}
         }
     }
@@ -201,6 +220,14 @@ impl Flow for Push {
         match &mut self.sources {
             Sources::Same(free) => free.extend(done.take::<Frozen>()),
             Sources::Different(free) => free.extend(done.take::<Local>()),
+            Sources::Gpu(pool) => {
+                if let Some(buffer) = done.take::<Opaque<Local>>() {
+                    pool.give(buffer);
+                }
+                if let Some(failure) = pool.failed() {
+                    return Err(Wrong::Gpu(failure.to_string()));
+                }
+            }
             Sources::Inline => {}
         }
         Ok(())

@@ -1,7 +1,8 @@
 //! The server of `bw send`: takes messages, with `--verify` looks at every byte, posts their buffers again, and says so.
 
-use doorbell_verbs::{Buffer, Local, ProtectionDomain, Queue, Success};
+use doorbell_verbs::{Buffer, Local, Opaque, PreparedQueuePair, ProtectionDomain, Queue, Success};
 
+use super::super::gpu::{Content, Pool};
 use super::super::pattern::{Mismatch, Pattern};
 use super::super::station::{Grants, Keys, Lane, Needs, Own, Station, Test, refused};
 use super::super::watch::Watch;
@@ -11,8 +12,16 @@ use crate::failure::Failure;
 /// One lane's receives.
 #[derive(Debug)]
 pub(crate) struct Receives {
-    fresh: Vec<Buffer<Local>>,
+    fresh: Fresh,
     slots: u32,
+}
+
+/// What is to be posted.
+#[derive(Debug)]
+enum Fresh {
+    Host(Vec<Buffer<Local>>),
+    /// With the contents that they are to have.
+    Gpu(Box<Pool>, Vec<Content>),
 }
 
 impl Own for Receives {
@@ -27,6 +36,15 @@ impl Own for Receives {
 
     fn new(test: &Test<'_>, pd: &ProtectionDomain, lane: usize) -> Result<Self, Failure> {
         let (len, slots) = (test.len(), test.plan.receives(test.bytes));
+        if let Some(gpu) = &test.device.gpu {
+            let content = |index| spoilt(test, lane, index);
+            let pool = Box::new(Pool::new(gpu, pd, len, slots as usize)?);
+            let contents = (0..slots.into()).map(content).collect();
+            return Ok(Receives {
+                fresh: Fresh::Gpu(pool, contents),
+                slots,
+            });
+        }
         let mut fresh: Vec<_> = pd
             .register_chunks(test.memory(len * slots as usize)?, len, Local)
             .map_err(refused)?
@@ -37,7 +55,10 @@ impl Own for Receives {
                 Pattern::new(test.plan.seed, lane, index).fill_wrong(buffer);
             }
         }
-        Ok(Receives { fresh, slots })
+        Ok(Receives {
+            fresh: Fresh::Host(fresh),
+            slots,
+        })
     }
 
     fn keys(&self) -> Keys {
@@ -47,8 +68,29 @@ impl Own for Receives {
         }
     }
 
-    fn take_receives(&mut self) -> Vec<Buffer<Local>> {
-        std::mem::replace(&mut self.fresh, Vec::with_capacity(self.slots as usize))
+    fn post_receives(&mut self, qp: &mut PreparedQueuePair) -> Result<(), Failure> {
+        match &mut self.fresh {
+            Fresh::Host(fresh) => fresh
+                .drain(..)
+                .try_for_each(|buffer| qp.receive(buffer).map_err(|e| refused(&*e))),
+            Fresh::Gpu(pool, contents) => {
+                for content in contents.drain(..) {
+                    if let Some(buffer) = pool.take(content) {
+                        qp.receive(buffer).map_err(|e| refused(&*e))?;
+                    }
+                }
+                pool.failed().map_or(Ok(()), Err)
+            }
+        }
+    }
+}
+
+/// What is received over by message `index`.
+fn spoilt(test: &Test<'_>, lane: usize, index: u64) -> Content {
+    if test.plan.verify {
+        Content::Wrong(Pattern::new(test.plan.seed, lane, index))
+    } else {
+        Content::Nothing
     }
 }
 
@@ -85,18 +127,36 @@ pub(crate) fn serve(test: &Test<'_>, station: &mut Station<Receives>) -> Result<
             }
             debug_assert_eq!(done.queue(), Queue::Receive);
             let iteration = done.sequence();
-            let Some(mut buffer) = done.take::<Local>() else {
-                continue;
-            };
-            if test.plan.verify {
-                if let Some(wrong) = Pattern::new(test.plan.seed, index, iteration).check(&buffer) {
-                    let mismatch = Mismatch::at(test.bytes, index, iteration, wrong);
-                    return Err(Failure::test(format!("{}: {mismatch}", lane.theirs)));
+            let (right, next) = (
+                Pattern::new(test.plan.seed, index, iteration),
+                iteration + u64::from(lane.own.slots),
+            );
+            let wrong = match &mut lane.own.fresh {
+                Fresh::Host(fresh) => {
+                    let Some(mut buffer) = done.take::<Local>() else {
+                        continue;
+                    };
+                    let wrong = if test.plan.verify { right.check(&buffer) } else { None };
+                    if test.plan.verify && wrong.is_none() {
+                        Pattern::new(test.plan.seed, index, next).fill_wrong(&mut buffer);
+                    }
+                    fresh.push(buffer);
+                    wrong
                 }
-                let next = iteration + u64::from(lane.own.slots);
-                Pattern::new(test.plan.seed, index, next).fill_wrong(&mut buffer);
+                Fresh::Gpu(pool, contents) => {
+                    let Some(buffer) = done.take::<Opaque<Local>>() else {
+                        continue;
+                    };
+                    let wrong = pool.look(&buffer, test.plan.verify.then_some(right))?;
+                    pool.give(buffer);
+                    contents.push(spoilt(test, index, next));
+                    wrong
+                }
+            };
+            if let Some(wrong) = wrong {
+                let mismatch = Mismatch::at(test.bytes, index, iteration, wrong);
+                return Err(Failure::test(format!("{}: {mismatch}", lane.theirs)));
             }
-            lane.own.fresh.push(buffer);
         }
         for (lane, credit) in lanes.iter_mut().zip(&mut credits) {
             post_again(lane, credit)?;
@@ -120,14 +180,28 @@ pub(crate) fn serve(test: &Test<'_>, station: &mut Station<Receives>) -> Result<
 #[inline]
 fn post_again(lane: &mut Lane<Receives>, credit: &mut Credit) -> Result<(), Failure> {
     let Lane { qp, own, theirs } = lane;
-    if own.fresh.is_empty() {
-        return Ok(());
-    }
-    qp.post_receives(|batch| {
-        for buffer in own.fresh.drain(..) {
-            batch.receive(buffer);
-            credit.add();
+    match &mut own.fresh {
+        Fresh::Host(fresh) if fresh.is_empty() => Ok(()),
+        Fresh::Gpu(_, contents) if contents.is_empty() => Ok(()),
+        Fresh::Host(fresh) => qp
+            .post_receives(|batch| {
+                for buffer in fresh.drain(..) {
+                    batch.receive(buffer);
+                    credit.add();
+                }
+            })
+            .map_err(|e| theirs.refused(&e)),
+        Fresh::Gpu(pool, contents) => {
+            qp.post_receives(|batch| {
+                for content in contents.drain(..) {
+                    if let Some(buffer) = pool.take(content) {
+                        batch.receive(buffer);
+                        credit.add();
+                    }
+                }
+            })
+            .map_err(|e| theirs.refused(&e))?;
+            pool.failed().map_or(Ok(()), Err)
         }
-    })
-    .map_err(|e| theirs.refused(&e))
+    }
 }

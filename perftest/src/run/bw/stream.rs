@@ -54,8 +54,8 @@ pub(crate) trait Flow: Own {
     fn done(&self, retired: u64) -> u64;
 }
 
-/// Wrong data, as a flow finds it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+/// Wrong data, as a flow finds it, or none.
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Wrong {
     /// A wrong byte.
     Byte(Mismatch),
@@ -68,12 +68,15 @@ pub(crate) enum Wrong {
         /// What it held.
         found: u64,
     },
+    /// A GPU that did not fill a message, or give it to be looked at: what it said.
+    Gpu(String),
 }
 
 impl std::fmt::Display for Wrong {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Wrong::Byte(mismatch) => mismatch.fmt(f),
+            Wrong::Gpu(said) => f.write_str(said),
             Wrong::Value {
                 iteration,
                 expected,

@@ -1,15 +1,18 @@
 //! `lat write` and `lat send`: both ends send, wait for the other's message, and send again.
 //!
-//! A written message is seen by its last byte, which counts (modulo 256) and is written last; a sent one by its completion. With `--verify` each
+//! A written message is seen by its last byte, which counts (modulo 256) and is written last; a sent one by its completion. Where messages lie in a GPU's memory, at either end, the processor
+//! cannot wait for a byte there: a written one carries immediate data then, and is seen by the completion of that. With `--verify` each
 //! end looks at every byte of each message before it answers, and spoils the memory for the next.
 
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use doorbell_verbs::{
-    Batch, Buffer, Completion, Local, ProtectionDomain, Queue, Remote, RemoteWrite, Success, Write as MayWrite,
+    Batch, Buffer, Completion, Local, Memory, Opaque, PreparedQueuePair, ProtectionDomain, Queue, Remote, RemoteWrite,
+    Source, Success, Write as MayWrite,
 };
 
+use super::super::gpu::{Content, Cut, Messages, Pool};
 use super::super::pattern::{Mismatch, Pattern};
 use super::super::station::{Grants, Keys, Lane, Needs, Own, Station, Test, Theirs, refused};
 use super::super::watch::{Deadline, Watch};
@@ -59,6 +62,12 @@ pub(crate) struct Ball {
     verify: bool,
     /// Messages to send, those not under way.
     free: Vec<Buffer<Local>>,
+    /// The same in a GPU's memory; also what `lat send` receives into.
+    pool: Option<Box<Pool>>,
+    /// Where the peer writes to, in a GPU's memory.
+    gpu_court: Option<(Box<Messages>, Buffer<Opaque<RemoteWrite>>)>,
+    /// Whether a written message says by immediate data that it has come.
+    announced: bool,
     /// The message to send inline; empty where messages do not travel so.
     inline: Vec<u8>,
     /// Where the peer writes to, in `lat write`.
@@ -75,6 +84,7 @@ impl Own for Ball {
     fn needs(test: &Test<'_>) -> Needs {
         let (receive, grants) = match test.plan.verb {
             Verb::Send => (SOURCES, Grants::Nothing),
+            Verb::Write if test.plan.gpu => (SOURCES, Grants::Write),
             Verb::Write | Verb::Read | Verb::Atomic(_) => (1, Grants::Write),
         };
         Needs {
@@ -94,22 +104,47 @@ impl Own for Ball {
                 .collect())
         };
         let sends = test.plan.verb == Verb::Send;
+        let announced = test.plan.gpu && !sends;
+        let gpu = test.device.gpu.as_ref();
+        // Both directions of `lat send` take from one pool.
+        let pooled = messages(test) as usize * if sends { 2 } else { 1 };
+        let pool = gpu
+            .map(|gpu| Pool::new(gpu, pd, len, pooled).map(Box::new))
+            .transpose()?;
+        let gpu_court = match gpu {
+            Some(gpu) if !sends => {
+                let (messages, mut court) = Messages::new(gpu, pd, (len, 1), Cut::Whole, RemoteWrite)?;
+                court.pop().map(|court| (Box::new(messages), court))
+            }
+            _ => None,
+        };
+        let receives = if announced {
+            let few = Memory::zeroed(SOURCES as usize);
+            pd.register_chunks(few, 1, Local).map_err(refused)?.collect()
+        } else if sends && gpu.is_none() {
+            several(messages(test))?
+        } else {
+            Vec::new()
+        };
         Ok(Ball {
             bytes: test.bytes,
             seed: test.plan.seed,
             verify: test.plan.verify,
-            free: if test.is_inline() {
+            free: if test.is_inline() || pool.is_some() {
                 Vec::new()
             } else {
                 several(messages(test))?
             },
+            pool,
+            announced,
             inline: if test.is_inline() { vec![0; len] } else { Vec::new() },
-            court: if sends {
+            court: if sends || gpu_court.is_some() {
                 None
             } else {
                 Some(pd.register(test.memory(len)?, RemoteWrite).map_err(refused)?)
             },
-            receives: if sends { several(messages(test))? } else { Vec::new() },
+            gpu_court,
+            receives,
             target: None,
             scratch: if test.plan.verify { vec![0; len] } else { Vec::new() },
         })
@@ -118,13 +153,28 @@ impl Own for Ball {
     fn keys(&self) -> Keys {
         Keys {
             slots: 1,
-            data: self.court.as_ref().map(|court| court.remote().to_bytes()),
+            data: match (&self.court, &self.gpu_court) {
+                (Some(court), _) => Some(court.remote().to_bytes()),
+                (None, Some((_, court))) => Some(court.remote().to_bytes()),
+                (None, None) => None,
+            },
             counter: None,
         }
     }
 
-    fn take_receives(&mut self) -> Vec<Buffer<Local>> {
-        std::mem::take(&mut self.receives)
+    fn post_receives(&mut self, qp: &mut PreparedQueuePair) -> Result<(), Failure> {
+        for buffer in self.receives.drain(..) {
+            qp.receive(buffer).map_err(|e| refused(&*e))?;
+        }
+        if let Some(pool) = self.pool.as_mut().filter(|_| self.gpu_court.is_none()) {
+            // Half of it; the other is for what is sent.
+            for _ in 0..pool.len() / 2 {
+                if let Some(buffer) = pool.take(Content::Nothing) {
+                    qp.receive(buffer).map_err(|e| refused(&*e))?;
+                }
+            }
+        }
+        Ok(())
     }
 }
 
@@ -135,10 +185,24 @@ fn messages(test: &Test<'_>) -> u32 {
 
 impl Ball {
     fn attach(&mut self, theirs: &Theirs) -> Result<(), Failure> {
-        if self.court.is_some() {
+        if self.court.is_some() || self.gpu_court.is_some() {
             self.target = Some(theirs.data(self.bytes)?);
         }
         Ok(())
+    }
+
+    /// Whether there is memory for a message to be sent.
+    #[inline]
+    fn has_message(&self) -> bool {
+        match &self.pool {
+            Some(pool) => pool.len() > 0,
+            None => !self.inline.is_empty() || !self.free.is_empty(),
+        }
+    }
+
+    /// Whether messages are seen by their last byte.
+    fn is_flagged(&self) -> bool {
+        self.court.is_some() && !self.announced
     }
 
     /// Writes a message down.
@@ -146,7 +210,7 @@ impl Ball {
         if self.verify {
             Pattern::new(self.seed, end.lane(), index).fill(message);
         }
-        if let (Some(last), Some(_)) = (message.last_mut(), &self.court) {
+        if let (Some(last), true) = (message.last_mut(), self.is_flagged()) {
             *last = flag(index);
         }
     }
@@ -154,7 +218,7 @@ impl Ball {
     /// Finds what is wrong with a message that the other end composed.
     fn inspect(&self, from: End, index: u64, message: &mut [u8]) -> Option<Mismatch> {
         let pattern = Pattern::new(self.seed, from.lane(), index);
-        if let (Some(last), Some(_)) = (message.last_mut(), &self.court) {
+        if let (Some(last), true) = (message.last_mut(), self.is_flagged()) {
             // The flag has been seen; what the pattern has in its place is not sent.
             *last = pattern.last_byte(self.bytes);
         }
@@ -164,7 +228,14 @@ impl Ball {
     }
 
     fn take_back(&mut self, mut done: Completion<'_>) {
-        self.free.extend(done.take::<Local>());
+        match &mut self.pool {
+            Some(pool) => {
+                if let Some(buffer) = done.take::<Opaque<Local>>() {
+                    pool.give(buffer);
+                }
+            }
+            None => self.free.extend(done.take::<Local>()),
+        }
     }
 }
 
@@ -257,21 +328,37 @@ impl<'a> Rally<'a> {
     /// Sends message `index`, when there is memory for it.
     #[inline]
     fn hit(&mut self, index: u64) -> Result<(), Failure> {
-        while self.station.lanes[0].qp.send_room() == 0
-            || (self.station.lanes[0].own.inline.is_empty() && self.station.lanes[0].own.free.is_empty())
-        {
+        while self.station.lanes[0].qp.send_room() == 0 || !self.station.lanes[0].own.has_message() {
             self.poll()?;
             self.watch.idle()?;
         }
         let Lane { qp, own, theirs } = &mut self.station.lanes[0];
         let signal = index % SIGNAL_EVERY == SIGNAL_EVERY - 1;
         let target = own.target;
+        let imm = own.announced.then_some(index as u32);
+        if let Some(pool) = &mut own.pool {
+            let content = if own.verify {
+                Content::Right(Pattern::new(own.seed, self.end.lane(), index))
+            } else {
+                Content::Any
+            };
+            let Some(buffer) = pool.take(content) else {
+                return Ok(());
+            };
+            let signal = signal || pool.len() == 0;
+            if let Some(failure) = pool.failed() {
+                return Err(failure);
+            }
+            return qp
+                .post(|batch| from_buffer(batch, buffer, target, imm, signal))
+                .map_err(|e| theirs.refused(&e));
+        }
         let posted = match own.free.pop() {
             Some(mut buffer) => {
                 // Where there is little memory the last of it has to come back by itself.
                 let signal = signal || own.free.is_empty();
                 own.compose(self.end, index, &mut buffer);
-                qp.post(|batch| from_buffer(batch, buffer, target, signal))
+                qp.post(|batch| from_buffer(batch, buffer, target, imm, signal))
             }
             None => {
                 let mut message = std::mem::take(&mut own.inline);
@@ -291,8 +378,10 @@ impl<'a> Rally<'a> {
         loop {
             for _ in 0..LOOKS {
                 let seen = match &self.station.lanes[0].own.court {
-                    Some(court) => court.load_u8(last, Ordering::Acquire) == flag(index),
-                    None => self.arrived > 0,
+                    Some(court) if !self.station.lanes[0].own.announced => {
+                        court.load_u8(last, Ordering::Acquire) == flag(index)
+                    }
+                    _ => self.arrived > 0,
                 };
                 if seen {
                     // Without it the loop would soon offer its core at every turn, which costs more than the message.
@@ -314,20 +403,31 @@ impl<'a> Rally<'a> {
     fn look_at_court(&mut self, index: u64) -> Result<(), Failure> {
         let Lane { own, theirs, .. } = &mut self.station.lanes[0];
         if !own.verify {
-            return Ok(());
+            return match &mut own.gpu_court {
+                Some((court, _)) => court.pull(0),
+                None => Ok(()),
+            };
         }
         let mut message = std::mem::take(&mut own.scratch);
         let mut wrong = None;
+        if let Some((court, _)) = &mut own.gpu_court {
+            court.read(0, &mut message)?;
+            wrong = own.inspect(self.end.other(), index, &mut message);
+            Pattern::new(own.seed, self.end.other().lane(), index + 1).fill_wrong(&mut message);
+        }
         if let Some(court) = &own.court {
             court.read_at(0, &mut message);
             wrong = own.inspect(self.end.other(), index, &mut message);
             Pattern::new(own.seed, self.end.other().lane(), index + 1).fill_wrong(&mut message);
-            if let Some(last) = message.last_mut() {
+            if let (Some(last), true) = (message.last_mut(), own.is_flagged()) {
                 *last = flag(index);
             }
         }
         if let Some(court) = &mut own.court {
             court.write_at(0, &message);
+        }
+        if let Some((court, _)) = &mut own.gpu_court {
+            court.write(0, &message)?;
         }
         own.scratch = message;
         wrong.map_or(Ok(()), |wrong| Err(Failure::test(format!("{theirs}: {wrong}"))))
@@ -345,7 +445,7 @@ impl<'a> Rally<'a> {
                 continue;
             }
             let (index, len) = match success {
-                Success::Receive { len, .. } => (done.sequence(), len),
+                Success::Receive { len, .. } | Success::ReceiveWrite { len, .. } => (done.sequence(), len),
                 _ => continue,
             };
             if u64::from(len) != own.bytes {
@@ -353,6 +453,37 @@ impl<'a> Rally<'a> {
                     "{theirs} sent {len} bytes where {} belong",
                     own.bytes
                 )));
+            }
+            if own.announced {
+                // It has come where it was written to; this is what has told so.
+                self.arrived += 1;
+                if let Some(byte) = done.take::<Local>() {
+                    qp.receive(byte).map_err(|e| theirs.refused(&e))?;
+                }
+                continue;
+            }
+            if let Some(pool) = &mut own.pool {
+                let Some(buffer) = done.take::<Opaque<Local>>() else {
+                    continue;
+                };
+                let from = self.end.other().lane();
+                let pattern = |index| Pattern::new(own.seed, from, index);
+                let wrong = pool.look(&buffer, own.verify.then(|| pattern(index)))?;
+                pool.give(buffer);
+                if let Some(wrong) = wrong {
+                    let mismatch = Mismatch::at(own.bytes, 0, index, wrong);
+                    return Err(Failure::test(format!("{theirs}: {mismatch}")));
+                }
+                let content = if own.verify {
+                    Content::Wrong(pattern(index + 1))
+                } else {
+                    Content::Nothing
+                };
+                if let Some(buffer) = pool.take(content) {
+                    qp.receive(buffer).map_err(|e| theirs.refused(&e))?;
+                }
+                self.arrived += 1;
+                continue;
             }
             let Some(mut buffer) = done.take::<Local>() else {
                 continue;
@@ -371,12 +502,20 @@ impl<'a> Rally<'a> {
 }
 
 #[inline]
-fn from_buffer(batch: &mut Batch<'_, '_>, buffer: Buffer<Local>, target: Option<Remote<MayWrite>>, signal: bool) {
-    match (target, signal) {
-        (Some(target), true) => drop(batch.write(buffer, target).signalled()),
-        (Some(target), false) => drop(batch.write(buffer, target)),
-        (None, true) => drop(batch.send(buffer).signalled()),
-        (None, false) => drop(batch.send(buffer)),
+fn from_buffer(
+    batch: &mut Batch<'_, '_>,
+    buffer: impl Source,
+    target: Option<Remote<MayWrite>>,
+    imm: Option<u32>,
+    signal: bool,
+) {
+    match (target, imm, signal) {
+        (Some(target), Some(imm), true) => drop(batch.write(buffer, target).imm(imm).signalled()),
+        (Some(target), Some(imm), false) => drop(batch.write(buffer, target).imm(imm)),
+        (Some(target), None, true) => drop(batch.write(buffer, target).signalled()),
+        (Some(target), None, false) => drop(batch.write(buffer, target)),
+        (None, _, true) => drop(batch.send(buffer).signalled()),
+        (None, _, false) => drop(batch.send(buffer)),
     }
 }
 

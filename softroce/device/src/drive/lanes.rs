@@ -85,7 +85,10 @@ impl Shared {
     fn begin_copies(&self, core: &mut Core) {
         if !core.copies.is_idle() {
             core.copies.begin();
-            self.copying.store(true, Ordering::SeqCst);
+            // Nobody else may look after them, once this thread has what it waits for.
+            if !self.copying.swap(true, Ordering::SeqCst) {
+                self.wake_for(0);
+            }
         }
     }
 
@@ -98,6 +101,7 @@ impl Shared {
             let mut failed = done.failed;
             rings = lanes.release(core.copies.done(), |qpn| failed.push(qpn));
             core.finish_copies(now, &done.landings, failed);
+            core.copies.begin();
         }
         core.open_gate(|| now);
         if !core.is_copying() {

@@ -21,6 +21,9 @@ use crate::memory::copy;
 /// What begins in the ring begins at a multiple of it.
 const ALIGN: usize = 64;
 
+/// Batches that are under way at once: one, and one behind it that begins when that is done.
+const UNDER_WAY: usize = 2;
+
 /// Where bytes are to go.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Target<'a> {
@@ -56,6 +59,8 @@ pub(crate) struct Copies {
     freed: u64,
     /// For each queue pair the last ticket, and the last of responses.
     busy: HashMap<Qpn, (u64, u64)>,
+    /// To undo what a record has asked for that cannot be taken as a whole.
+    before: Before,
     imports: HashMap<(LaneId, SegmentId), Import>,
     /// The lane of this process to itself: its records name what this process has.
     to_itself: Option<LaneId>,
@@ -114,6 +119,19 @@ struct Import {
     len: usize,
     /// For each device that copies from it; the first for copies to the host.
     mapped: Vec<Memory>,
+}
+
+/// How things were before a record.
+#[derive(Debug, Default)]
+struct Before {
+    moves: usize,
+    /// Of the last of them.
+    len: usize,
+    owners: usize,
+    landings: usize,
+    ring: (u64, u64),
+    /// What the queue pair's tickets were that something was asked for.
+    busy: Option<(Qpn, (u64, u64))>,
 }
 
 /// What has been done.
@@ -244,6 +262,40 @@ impl Copies {
         }
     }
 
+    /// Another record is looked at.
+    pub(crate) fn next_record(&mut self) {
+        self.before = Before {
+            moves: self.moves.len(),
+            len: self.moves.last().map_or(0, |last| last.len),
+            owners: self.open.owners.len(),
+            landings: self.open.landings.len(),
+            ring: (self.taken, self.freed),
+            busy: None,
+        };
+    }
+
+    /// The record is put off: what it has asked for is not begun. Otherwise it would have to wait for itself.
+    pub(crate) fn undo(&mut self) {
+        let Before {
+            moves,
+            len,
+            owners,
+            landings,
+            ring,
+            busy,
+        } = std::mem::take(&mut self.before);
+        self.moves.truncate(moves);
+        if let Some(last) = self.moves.last_mut() {
+            last.len = len;
+        }
+        self.open.owners.truncate(owners);
+        self.open.landings.truncate(landings);
+        (self.taken, self.freed) = ring;
+        if let Some((qpn, tickets)) = busy {
+            self.busy.insert(qpn, tickets);
+        }
+    }
+
     /// Asks for a copy from `offset` on of what a record names.
     pub(crate) fn ask(
         &mut self,
@@ -339,6 +391,7 @@ impl Copies {
     fn push(&mut self, owner: Owner, into: End, from: End, len: usize) {
         let ticket = self.ticket();
         let last = self.busy.entry(owner.qpn).or_default();
+        self.before.busy.get_or_insert((owner.qpn, *last));
         last.0 = ticket;
         if owner.response {
             last.1 = ticket;
@@ -357,9 +410,9 @@ impl Copies {
         self.moves.push(Move { into, from, len });
     }
 
-    /// Begins what was asked for.
+    /// Begins what was asked for, unless enough is under way: what is asked for meanwhile joins it, so that a copy is the longer the more there is to copy. Between two copies a link is idle for some 3 us.
     pub(crate) fn begin(&mut self) {
-        if self.moves.is_empty() {
+        if self.moves.is_empty() || self.begun.len() >= UNDER_WAY {
             return;
         }
         let mut batch = mem::take(&mut self.open);

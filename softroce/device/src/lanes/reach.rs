@@ -32,7 +32,9 @@ pub(crate) struct Payload<'a> {
     pub(crate) headers: &'a [u8],
     /// Copies for the same queue pair, of packets before this one, are under way.
     pub(crate) behind: bool,
-    /// Copies from the sender's memory were begun.
+    /// Copies were asked for.
+    pub(crate) asked: bool,
+    /// Copies from the sender's memory were.
     pub(crate) kept: bool,
     /// It cannot be taken now, and is to be handed in again.
     pub(crate) later: bool,
@@ -203,7 +205,12 @@ impl Payload<'_> {
         }
     }
 
-    fn owner(&self, key: u32) -> Owner {
+    /// For whom is asked now.
+    fn owner(&mut self, key: u32) -> Owner {
+        if !self.asked {
+            self.asked = true;
+            self.copies.next_record();
+        }
         let qpn = self.qpn();
         let response = self.headers.first().is_some_and(|opcode| is_response(*opcode));
         Owner { qpn, key, response }

@@ -1,0 +1,160 @@
+//! One process writes from the memory of a GPU into that of another process's GPU, which looks at what has come by a copy of its own.
+//!
+//! ```text
+//! cargo run --release -p doorbell-examples --bin 13_gpu_write             both processes here, on the soft device
+//! 13_gpu_write mlx5_0 GPU listen 0.0.0.0:18516                             one each, on the system's devices
+//! 13_gpu_write mlx5_0 GPU connect server:18516
+//! ```
+//!
+//! By which path the memory is registered it finds out, and says; without a GPU it says what is missing.
+
+#![forbid(unsafe_code)]
+
+use std::process::{Command, ExitCode};
+use std::time::{Duration, Instant};
+
+use doorbell_cuda::{Driver, HostMemory, Memory, Stream};
+use doorbell_examples::{Error, report};
+use doorbell_gpudirect::{Arrivals, GpuMemory, Scope, register};
+use doorbell_softroce_ibverbs::api;
+use doorbell_verbs::exchange::{Exchange, Listener};
+use doorbell_verbs::{CompletionQueue, Context, Library, Local, Queue, Remote, RemoteWrite, Write};
+
+/// How long each end waits for the other.
+const PATIENCE: Duration = Duration::from_secs(30);
+const BYTES: usize = 3 << 20;
+
+fn main() -> ExitCode {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let args: Vec<&str> = args.iter().map(String::as_str).collect();
+    report(match *args {
+        [] => both_ends(),
+        [device, gpu, "listen", at] => listen(device, gpu, at),
+        [device, gpu, "connect", to] => connect(device, gpu, to),
+        _ => {
+            eprintln!("usage: 13_gpu_write [DEVICE GPU listen|connect ADDRESS:PORT]");
+            return ExitCode::from(2);
+        }
+    })
+}
+
+fn both_ends() -> Result<(), Error> {
+    // A driver that was started does not work in children of fork(2), but a program of its own starts it anew.
+    let gpus = Driver::load()?.device_count();
+    let listener = Listener::bind("127.0.0.1:0")?;
+    let writer = (gpus - 1).min(1).to_string();
+    let mut child = Command::new(std::env::current_exe()?)
+        .args(["soft0", &writer, "connect", &listener.local_addr().to_string()])
+        .spawn()?;
+    let read = read(&open("soft0")?, "0", &listener);
+    if read.is_err() {
+        // Whoever has failed first has said why; nothing is waited for in vain.
+        drop(child.kill());
+    }
+    let status = child.wait()?;
+    read?;
+    if status.success() {
+        Ok(())
+    } else {
+        Err("the other process failed".into())
+    }
+}
+
+fn open(device: &str) -> Result<Context, Error> {
+    let library = if device.starts_with("soft") {
+        Library::new(api())
+    } else {
+        Library::system()?
+    };
+    Ok(library.open(device)?)
+}
+
+fn listen(device: &str, gpu: &str, at: &str) -> Result<(), Error> {
+    read(&open(device)?, gpu, &Listener::bind(at)?)
+}
+
+/// A stream of the GPU of this number.
+fn stream_of(gpu: &str) -> Result<Stream, Error> {
+    let context = Driver::load()?.device(gpu.parse()?)?.context()?;
+    Ok(Stream::new(&context)?)
+}
+
+/// What is written: never the same at two places near each other.
+fn letter() -> Vec<u8> {
+    (0..BYTES as u32).map(|at| (at ^ at >> 8 ^ at >> 16) as u8).collect()
+}
+
+/// Gives whoever comes a key to memory of the GPU, and looks at what is there once it is told to.
+fn read(device: &Context, gpu: &str, listener: &Listener) -> Result<(), Error> {
+    let stream = stream_of(gpu)?;
+    let pd = device.protection_domain()?;
+    let mut cq = device.completion_queue(8)?;
+    let mut qp = pd
+        .queue_pair(&cq)
+        .send_depth(4)
+        .recv_depth(4)
+        .allow_remote_write()
+        .rc()?;
+    let inbox = register(&pd, &GpuMemory::alloc(stream.context(), BYTES)?, RemoteWrite)?;
+    let mut arrivals = Arrivals::new(&pd, inbox.region(), Scope::Owner)?;
+    qp.receive(pd.register(vec![0; 1], Local)?)?;
+
+    let mut exchange = listener.accept(PATIENCE)?;
+    let (_qp, _) = exchange.pair(qp, &inbox.remote().to_bytes())?;
+    wait(&mut cq, Queue::Receive)?;
+
+    // From here on work in the stream sees what was written.
+    arrivals.publish(.., &stream)?;
+    let host = HostMemory::alloc(stream.context(), BYTES)?;
+    stream.copy(host.all(), inbox.region().memory().all())?;
+    stream.synchronize()?;
+    let mut found = vec![0; BYTES];
+    host.copy_out(0, &mut found)?;
+    if found != letter() {
+        return Err("other bytes than were written".into());
+    }
+    println!(
+        "{BYTES} bytes written into memory of GPU {gpu}, {}",
+        inbox.region().path()
+    );
+    Ok(exchange.finish()?)
+}
+
+/// Writes from memory of the GPU to where the other end gives a key to.
+fn connect(device: &str, gpu: &str, to: &str) -> Result<(), Error> {
+    let stream = stream_of(gpu)?;
+    let device = open(device)?;
+    let pd = device.protection_domain()?;
+    let mut cq = device.completion_queue(8)?;
+    let qp = pd.queue_pair(&cq).send_depth(4).recv_depth(4).rc()?;
+    let (buffer, region) = register(&pd, &GpuMemory::alloc(stream.context(), BYTES)?, Local)?.into_parts();
+
+    let mut exchange = Exchange::connect(to, PATIENCE)?;
+    let (mut qp, said) = exchange.pair(qp, b"")?;
+    let inbox: Remote<Write> = Remote::from_bytes(said.as_slice().try_into()?)?;
+
+    // In the place of a kernel's result: a copy into the memory, which has to be over before it is sent.
+    let host = HostMemory::alloc(stream.context(), BYTES)?;
+    host.copy_in(0, &letter())?;
+    stream.copy(region.memory().all(), host.all())?;
+    region.push(.., &stream)?.wait()?;
+    qp.post(|batch| {
+        batch.write(buffer, inbox).imm(0).signalled();
+    })?;
+    wait(&mut cq, Queue::Send)?;
+    // Not earlier: a queue pair that is gone acknowledges nothing.
+    Ok(exchange.finish()?)
+}
+
+fn wait(cq: &mut CompletionQueue, queue: Queue) -> Result<(), Error> {
+    let deadline = Instant::now() + PATIENCE;
+    while Instant::now() < deadline {
+        for done in cq.poll()? {
+            done.result()?;
+            if done.queue() == queue {
+                return Ok(());
+            }
+        }
+    }
+    Err(format!("nothing completed in {PATIENCE:?}").into())
+}

@@ -1,0 +1,115 @@
+//! Memory of a GPU, whoever has allocated it.
+
+use core::fmt;
+use core::ops::RangeBounds;
+
+use doorbell_cuda::{Context, DeviceMemory, DevicePtr, Foreign, Memory, Owner, Span};
+
+/// Memory of a GPU. Handles are cloned freely; it is freed, or let go of, when the last is dropped and neither work of the GPU nor an adapter uses it.
+#[derive(Clone)]
+pub struct GpuMemory {
+    kind: Kind,
+    context: Context,
+}
+
+#[derive(Clone)]
+enum Kind {
+    Allocated(DeviceMemory),
+    Foreign(Foreign),
+}
+
+impl GpuMemory {
+    /// `len` bytes of the GPU of `context`, that other processes can be given ([`DeviceMemory::export_fd`]) and adapters can reach where the GPU has that.
+    ///
+    /// # Errors
+    /// As [`DeviceMemory::alloc`].
+    pub fn alloc(context: &Context, len: usize) -> Result<Self, doorbell_cuda::Error> {
+        DeviceMemory::alloc(context, len).map(Self::from)
+    }
+
+    /// `len` bytes from `address` on that somebody else has allocated, PyTorch for one, kept by `owner`, which is dropped when nothing uses them any longer.
+    ///
+    /// # Safety
+    /// They must be memory that work of `context` can read and write, until `owner` is dropped.
+    ///
+    /// # Errors
+    /// As [`Foreign::wrap`].
+    #[expect(unsafe_code, reason = "the caller promises what the driver cannot tell")]
+    pub unsafe fn wrap(
+        context: &Context,
+        address: DevicePtr,
+        len: usize,
+        owner: Owner,
+    ) -> Result<Self, doorbell_cuda::Error> {
+        // SAFETY: the caller's promise, word for word.
+        let foreign = unsafe { Foreign::wrap(context, address, len, owner)? };
+        Ok(Self {
+            kind: Kind::Foreign(foreign),
+            context: context.clone(),
+        })
+    }
+
+    /// The context that its work is of.
+    #[must_use]
+    pub fn context(&self) -> &Context {
+        &self.context
+    }
+
+    /// Its bytes; never 0.
+    #[must_use]
+    #[expect(clippy::len_without_is_empty, reason = "there is no memory of no bytes")]
+    pub fn len(&self) -> usize {
+        self.all().len()
+    }
+
+    /// Where it begins, for kernels.
+    #[must_use]
+    pub fn device_ptr(&self) -> DevicePtr {
+        self.all().device_ptr()
+    }
+
+    /// All of it, for copies and launches.
+    #[must_use]
+    pub fn all(&self) -> Span<'_> {
+        match &self.kind {
+            Kind::Allocated(memory) => memory.all(),
+            Kind::Foreign(memory) => memory.all(),
+        }
+    }
+
+    /// The bytes of `range`, for copies and launches.
+    ///
+    /// # Errors
+    /// [`OutOfBounds`](doorbell_cuda::Error::OutOfBounds) where they do not lie in it.
+    pub fn span(&self, range: impl RangeBounds<usize>) -> Result<Span<'_>, doorbell_cuda::Error> {
+        self.all().span(range)
+    }
+
+    /// The allocation, where it was made here.
+    #[must_use]
+    pub fn allocated(&self) -> Option<&DeviceMemory> {
+        match &self.kind {
+            Kind::Allocated(memory) => Some(memory),
+            Kind::Foreign(_) => None,
+        }
+    }
+}
+
+impl From<DeviceMemory> for GpuMemory {
+    fn from(memory: DeviceMemory) -> Self {
+        let context = memory.context().clone();
+        Self {
+            kind: Kind::Allocated(memory),
+            context,
+        }
+    }
+}
+
+impl fmt::Debug for GpuMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.kind {
+            Kind::Allocated(memory) => memory.fmt(f),
+            Kind::Foreign(memory) => memory.fmt(f),
+        }
+    }
+}

@@ -1,0 +1,248 @@
+//! What kernels ask for, on the stand-in for a GPU.
+
+use std::thread;
+use std::time::Duration;
+
+use doorbell_cuda_standin::{Manner, Standin};
+use doorbell_gpudirect::heap::SymmetricHeap;
+use doorbell_gpudirect::proxy::{Cause, KernelQueue};
+
+use crate::gpu::{Gpu, Results};
+use crate::world::{PATIENCE, gpu_ranks};
+
+const FINE: Results = Results {
+    failures: 0,
+    wrong: 0,
+    right: 0,
+};
+
+/// Blocks fill, put and signal; the peer's wait and compare. By queues so short that they are full.
+#[test]
+fn blocks_put_and_peers_compare() {
+    let standin = Standin::load(Manner::Prompt);
+    for slots in [2, 64] {
+        gpu_ranks(
+            &standin,
+            2,
+            |heap| heap.bytes(1 << 20),
+            |mut heap, gpu| {
+                const BYTES: u64 = 50_001;
+                let (from, to) = (heap.alloc(BYTES).unwrap(), heap.alloc(BYTES).unwrap());
+                let arrived = heap.alloc_signal().unwrap();
+                let queue = heap.kernel_queue(Some(&gpu.context), slots).unwrap();
+                let peer = 1 - heap.rank();
+                for (round, blocks) in (1u64..).zip([1u32, 3, 4]) {
+                    let all: u64 = [1, 3, 4][..round as usize].iter().sum();
+                    let at = (&heap, &queue);
+                    gpu.launch(
+                        ("put_fill", blocks, 32),
+                        at,
+                        &[&peer, &to.offset(), &from.offset(), &BYTES, &round, &arrived.number()],
+                    );
+                    gpu.launch(
+                        ("put_check", 2, 32),
+                        at,
+                        &[&to.offset(), &BYTES, &round, &arrived.number(), &all],
+                    );
+                    assert_eq!(gpu.results(), Results { right: BYTES, ..FINE }, "{:?}", queue.failure());
+                    heap.barrier(PATIENCE).unwrap();
+                }
+            },
+        );
+    }
+    standin.assert_nothing_left("puts by blocks");
+}
+
+#[test]
+fn kernels_get() {
+    let standin = Standin::load(Manner::Prompt);
+    gpu_ranks(
+        &standin,
+        2,
+        |heap| heap.bytes(1 << 20),
+        |mut heap, gpu| {
+            const BYTES: u64 = 10_000;
+            let (mine, theirs) = (heap.alloc(BYTES).unwrap(), heap.alloc(BYTES).unwrap());
+            let queue = heap.kernel_queue(Some(&gpu.context), 8).unwrap();
+            let bytes: Vec<u8> = (0..BYTES).map(|at| (at * (3 + u64::from(heap.rank()))) as u8).collect();
+            heap.write_at(mine, 0, &bytes).unwrap();
+            heap.barrier(PATIENCE).unwrap();
+            let peer = 1 - heap.rank();
+            gpu.launch(
+                ("put_get", 3, 32),
+                (&heap, &queue),
+                &[&peer, &theirs.offset(), &mine.offset(), &BYTES],
+            );
+            assert_eq!(gpu.results(), FINE, "{:?}", queue.failure());
+            let mut found = vec![0; BYTES as usize];
+            heap.read_at(theirs, 0, &mut found).unwrap();
+            assert!(
+                found
+                    .iter()
+                    .zip(0..)
+                    .all(|(byte, at): (_, u64)| *byte == (at * (3 + u64::from(peer))) as u8)
+            );
+            heap.barrier(PATIENCE).unwrap();
+        },
+    );
+}
+
+/// Kernels of two ranks that wait for each other, and many threads at one queue.
+#[test]
+fn kernels_in_turns_and_many_at_once() {
+    let standin = Standin::load(Manner::Prompt);
+    gpu_ranks(
+        &standin,
+        2,
+        |heap| heap.bytes(1 << 20),
+        |mut heap, gpu| {
+            const ROUNDS: u64 = 50;
+            const EACH: u64 = 40;
+            let (from, to) = (heap.alloc(4096).unwrap(), heap.alloc(4096).unwrap());
+            let (turn, counted) = (heap.alloc_signal().unwrap(), heap.alloc_signal().unwrap());
+            let queue = heap.kernel_queue(Some(&gpu.context), 4).unwrap();
+            let (rank, peer) = (heap.rank(), 1 - heap.rank());
+            let at = (&heap, &queue);
+            for (launch, bytes) in (0u64..).zip([0u64, 8, 1000]) {
+                gpu.launch(
+                    ("put_pingpong", 1, 1),
+                    at,
+                    &[
+                        &peer,
+                        &(1 - rank),
+                        &to.offset(),
+                        &from.offset(),
+                        &bytes,
+                        &(launch * ROUNDS),
+                        &ROUNDS,
+                        &turn.number(),
+                    ],
+                );
+            }
+            assert_eq!(gpu.results(), FINE, "{:?}", queue.failure());
+            gpu.launch(
+                ("put_many", 5, 1),
+                at,
+                &[&peer, &to.offset(), &from.offset(), &16u64, &EACH, &counted.number()],
+            );
+            assert_eq!(gpu.results(), FINE, "{:?}", queue.failure());
+            heap.wait_signal(counted, 5 * EACH, PATIENCE).unwrap();
+            assert_eq!(queue.completed(), 3 * ROUNDS + 5 * EACH);
+            heap.barrier(PATIENCE).unwrap();
+            assert_eq!(heap.signal_value(counted), 5 * EACH);
+        },
+    );
+}
+
+/// What a kernel should not write: it is told, the host is told which and why, and what comes after is done.
+#[test]
+fn nonsense_of_kernels() {
+    let standin = Standin::load(Manner::Prompt);
+    // Operation, signal's kind and peer; length.
+    let cases = [
+        (0u64, 8u64, Cause::Operation),
+        (9, 8, Cause::Operation),
+        (1 | 7 << 8, 8, Cause::Operation),
+        (3, 0, Cause::Operation),
+        (1 | 2 << 16, 8, Cause::Peer),
+        (1 | u64::from(u32::MAX) << 16, 8, Cause::Peer),
+        (1, (1 << 20) + 1, Cause::Local),
+        (2, u64::MAX >> 8, Cause::Local),
+    ];
+    gpu_ranks(
+        &standin,
+        1,
+        |heap| heap.bytes(1 << 20),
+        |mut heap: SymmetricHeap, gpu: Gpu| {
+            let range = heap.alloc(64).unwrap();
+            let arrived = heap.alloc_signal().unwrap();
+            for (number, (head, len, cause)) in (1..).zip(cases) {
+                let queue = heap.kernel_queue(Some(&gpu.context), 4).unwrap();
+                gpu.launch(("put_raw", 1, 1), (&heap, &queue), &[&head, &len, &0u64]);
+                gpu.launch(
+                    ("put_many", 1, 1),
+                    (&heap, &queue),
+                    &[&0u32, &range.offset(), &range.offset(), &8u64, &6u64, &arrived.number()],
+                );
+                assert_eq!(gpu.results().failures, 1, "it is told in the end");
+                let failed = queue.failure().unwrap();
+                assert_eq!(failed.cause, cause, "{failed}");
+                heap.wait_signal(arrived, 6 * number, PATIENCE).unwrap();
+                assert_eq!(queue.completed(), 7);
+            }
+            // A turn that is not this one, nor the one before: the queue is at its end, and a kernel that waits is let go.
+            let queue = heap.kernel_queue(Some(&gpu.context), 4).unwrap();
+            gpu.launch(("put_raw", 1, 1), (&heap, &queue), &[&1u64, &8u64, &5u64]);
+            gpu.launch(
+                ("put_many", 2, 1),
+                (&heap, &queue),
+                &[&0u32, &range.offset(), &range.offset(), &8u64, &6u64, &arrived.number()],
+            );
+            assert_eq!(gpu.results().failures, 2);
+            assert_eq!(queue.failure().unwrap().cause, Cause::Torn);
+            // The heap's other queues go on.
+            heap.put(range, range, 0).unwrap();
+            heap.quiet(PATIENCE).unwrap();
+        },
+    );
+}
+
+/// A kernel whose peer has gone is let go, and so is one that waits for what does not come, when its host says so.
+#[test]
+fn kernels_are_let_go() {
+    let standin = Standin::load(Manner::Prompt);
+    gpu_ranks(
+        &standin,
+        2,
+        |heap| heap.bytes(1 << 20),
+        |mut heap, gpu| {
+            let range = heap.alloc(4096).unwrap();
+            let never = heap.alloc_signal().unwrap();
+            let (queue, other) = (
+                heap.kernel_queue(Some(&gpu.context), 4).unwrap(),
+                heap.kernel_queue(Some(&gpu.context), 4).unwrap(),
+            );
+            heap.barrier(PATIENCE).unwrap();
+            let rank = heap.rank();
+            let ping = |queue: &KernelQueue, to: u32| {
+                gpu.launch(
+                    ("put_pingpong", 1, 1),
+                    (&heap, queue),
+                    &[
+                        &to,
+                        &0u32,
+                        &range.offset(),
+                        &range.offset(),
+                        &64u64,
+                        &0u64,
+                        &1u64,
+                        &never.number(),
+                    ],
+                );
+            };
+            // Nobody begins.
+            ping(&other, rank);
+            assert!(!gpu.stream.is_idle().unwrap());
+            other.stop();
+            assert_eq!(gpu.results().failures, 1);
+            assert_eq!(other.failure().unwrap().cause, Cause::Stopped);
+            if rank == 0 {
+                return;
+            }
+            while heap.put(range, range, 0).and_then(|()| heap.quiet(PATIENCE)).is_ok() {
+                thread::sleep(Duration::from_millis(1));
+            }
+            // The other has gone, which this finds by asking for a put, and by the next.
+            gpu.launch(
+                ("put_many", 1, 1),
+                (&heap, &queue),
+                &[&0u32, &range.offset(), &range.offset(), &8u64, &1u64, &never.number()],
+            );
+            assert_eq!(gpu.results().failures, 1);
+            assert_eq!(queue.failure().unwrap().cause, Cause::Connection);
+            ping(&queue, rank);
+            assert_eq!(gpu.results().failures, 1);
+        },
+    );
+    standin.assert_nothing_left("kernels that were let go");
+}

@@ -1,0 +1,283 @@
+//! `doorbell gpu`: the GPUs of this process, and for each adapter and GPU which paths there are between them, and why not the others.
+
+use std::fmt::Write;
+
+use doorbell_cuda::{Device, Driver, PeerLink, WritesOrdering};
+use doorbell_gpudirect::{Flush, GpuMemory, SMALL, Scope, SmallWindow, Survey, survey};
+use doorbell_verbs::{Context, Library};
+use serde::Serialize;
+
+use crate::cli::GpuArgs;
+use crate::device::{self, Side, Soft};
+use crate::failure::{Failure, one_line};
+use crate::report::{self, LinkKind};
+
+#[derive(Debug, Serialize)]
+struct Listing {
+    tool: &'static str,
+    version: &'static str,
+    /// The CUDA version of the driver.
+    cuda: Option<String>,
+    gpus: Vec<Entry>,
+    /// Each device with each GPU.
+    paths: Vec<Pair>,
+    /// What could not be looked at, and why.
+    notes: Vec<String>,
+}
+
+#[derive(Debug, Serialize)]
+struct Entry {
+    number: usize,
+    name: String,
+    uuid: String,
+    pci: String,
+    memory_bytes: usize,
+    compute_capability: String,
+    /// How it reaches the others.
+    peers: Vec<Reach>,
+    /// For whom writes of adapters are in order without a flush: nobody, owner, all-devices.
+    writes_ordering: &'static str,
+    /// What is done so that its kernels see what an adapter has written.
+    flush: String,
+    /// Whether the processor can map its memory, for copies of few bytes.
+    small_copies: bool,
+    /// Each way of doing that which there is not, and why.
+    small_copies_refused: Vec<Why>,
+}
+
+#[derive(Debug, Serialize)]
+struct Reach {
+    gpu: usize,
+    /// `nvlink`, `pcie`, or `none`.
+    link: &'static str,
+}
+
+#[derive(Debug, Serialize)]
+struct Pair {
+    device: String,
+    link: LinkKind,
+    gpu: usize,
+    /// The best path that works.
+    best: Option<&'static str>,
+    paths: Vec<Tried>,
+}
+
+#[derive(Debug, Serialize)]
+struct Tried {
+    path: &'static str,
+    works: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    why: Option<String>,
+}
+
+#[derive(Debug, Serialize)]
+struct Why {
+    way: &'static str,
+    why: String,
+}
+
+/// Lists the GPUs and the paths. That there is no GPU, or no library of adapters, is a note, not an error.
+///
+/// # Errors
+/// [`Failure::Usage`] when the userspace devices are asked for in a way that makes no sense; [`Failure::Test`] when a GPU cannot be used, or stdout does not take the list.
+pub(crate) fn run(args: &GpuArgs) -> Result<(), Failure> {
+    let soft = Soft::configured(&args.soft, 0, Side::Alone)?;
+    let mut listing = Listing {
+        tool: "doorbell",
+        version: env!("CARGO_PKG_VERSION"),
+        cuda: None,
+        gpus: Vec::new(),
+        paths: Vec::new(),
+        notes: Vec::new(),
+    };
+    match Driver::load() {
+        Ok(driver) => {
+            let version = driver.version();
+            listing.cuda = Some(format!("{}.{}", version / 1000, version % 1000 / 10));
+            look(driver, soft, &mut listing)?;
+        }
+        Err(absent) => listing.notes.push(one_line(&absent.to_string())),
+    }
+    if args.json {
+        return report::print_json(&listing);
+    }
+    if !listing.gpus.is_empty() {
+        report::print_line(&text(&listing))?;
+    }
+    for note in &listing.notes {
+        eprintln!("doorbell: note: {note}");
+    }
+    Ok(())
+}
+
+fn look(driver: Driver, soft: Soft, listing: &mut Listing) -> Result<(), Failure> {
+    let failed = |e: doorbell_cuda::Error| Failure::test(one_line(&e.to_string()));
+    let devices = driver.devices().map_err(failed)?;
+    let adapters = adapters(soft, &mut listing.notes)?;
+    for gpu in &devices {
+        listing.gpus.push(entry(*gpu, &devices).map_err(failed)?);
+        let context = gpu.context().map_err(failed)?;
+        for (adapter, link) in &adapters {
+            let pair = adapter
+                .protection_domain()
+                .map_err(|e| e.to_string())
+                .and_then(|pd| survey(&pd, &context).map_err(|e| e.to_string()))
+                .map(|survey| pair(adapter, *link, *gpu, survey));
+            match pair {
+                Ok(pair) => listing.paths.push(pair),
+                Err(why) => listing
+                    .notes
+                    .push(format!("{} and {gpu}: {}", adapter.name(), one_line(&why))),
+            }
+        }
+    }
+    Ok(())
+}
+
+/// All devices of the system, and the userspace ones.
+fn adapters(soft: Soft, notes: &mut Vec<String>) -> Result<Vec<(Context, LinkKind)>, Failure> {
+    let mut adapters = Vec::new();
+    match Library::system().and_then(|library| library.devices().map(|devices| (library, devices))) {
+        Ok((library, devices)) => {
+            for found in devices {
+                match library.open(&found.name) {
+                    Ok(context) => adapters.push((context, device::of_system_device(&found.name))),
+                    Err(e) => notes.push(one_line(&e.to_string())),
+                }
+            }
+        }
+        Err(e) => notes.push(format!("no system devices: {}", one_line(&e.to_string()))),
+    }
+    let names: Vec<String> = soft.names().into_iter().map(str::to_owned).collect();
+    let library = soft.library()?;
+    for name in names {
+        match library.open(&name) {
+            Ok(context) => adapters.push((context, LinkKind::SoftUdp)),
+            Err(e) => notes.push(device::explain(&name, &e).to_string()),
+        }
+    }
+    Ok(adapters)
+}
+
+fn entry(gpu: Device, all: &[Device]) -> Result<Entry, doorbell_cuda::Error> {
+    let peers = all
+        .iter()
+        .filter(|other| **other != gpu)
+        .map(|other| {
+            let link = match gpu.peer(*other)? {
+                Some(peer) if peer.link == PeerLink::NvLink => "nvlink",
+                Some(_) => "pcie",
+                None => "none",
+            };
+            Ok(Reach {
+                gpu: other.ordinal(),
+                link,
+            })
+        })
+        .collect::<Result<_, doorbell_cuda::Error>>()?;
+    let memory = GpuMemory::alloc(&gpu.context()?, SMALL)?;
+    let refused = match SmallWindow::open(&memory) {
+        Ok(_) => Vec::new(),
+        Err(no) => no.refused,
+    };
+    Ok(Entry {
+        number: gpu.ordinal(),
+        name: one_line(&gpu.name()?),
+        uuid: gpu.uuid()?.to_string(),
+        pci: gpu.pci_bus_id()?,
+        memory_bytes: gpu.total_memory()?,
+        compute_capability: gpu.compute_capability()?.to_string(),
+        peers,
+        writes_ordering: match gpu.writes_ordering()? {
+            WritesOrdering::None => "nobody",
+            WritesOrdering::Owner => "owner",
+            WritesOrdering::AllDevices => "all-devices",
+        },
+        flush: Flush::of(gpu, Scope::Owner)?.to_string(),
+        small_copies: refused.is_empty(),
+        small_copies_refused: refused
+            .into_iter()
+            .map(|(way, why)| Why {
+                way,
+                why: one_line(&why),
+            })
+            .collect(),
+    })
+}
+
+fn pair(adapter: &Context, link: LinkKind, gpu: Device, survey: Survey) -> Pair {
+    Pair {
+        device: adapter.name().to_owned(),
+        link,
+        gpu: gpu.ordinal(),
+        best: survey.best().map(doorbell_gpudirect::Path::name),
+        paths: survey
+            .paths
+            .into_iter()
+            .map(|(path, outcome)| Tried {
+                path: path.name(),
+                works: outcome.is_ok(),
+                why: outcome.err().map(|why| one_line(&why.to_string())),
+            })
+            .collect(),
+    }
+}
+
+fn text(listing: &Listing) -> String {
+    let mut text = format!(
+        "{:<5} {:<28} {:<14} {:>12} {:>8}  {}",
+        "#gpu", "name", "PCI", "memory[MiB]", "compute", "uuid"
+    );
+    for gpu in &listing.gpus {
+        // Writing into a String cannot fail.
+        let _ = write!(
+            text,
+            "\n{:<5} {:<28} {:<14} {:>12} {:>8}  {}",
+            gpu.number,
+            gpu.name,
+            gpu.pci,
+            gpu.memory_bytes >> 20,
+            gpu.compute_capability,
+            gpu.uuid
+        );
+    }
+    for gpu in &listing.gpus {
+        let peers: Vec<_> = gpu
+            .peers
+            .iter()
+            .map(|peer| format!("{} by {}", peer.gpu, peer.link))
+            .collect();
+        let peers = if peers.is_empty() {
+            "there are none".to_owned()
+        } else {
+            peers.join(", ")
+        };
+        let _ = write!(text, "\nGPU {}: other GPUs: {peers}", gpu.number);
+        let _ = write!(
+            text,
+            "\nGPU {}: flush of an adapter's writes: {}",
+            gpu.number, gpu.flush
+        );
+        if gpu.small_copies {
+            let _ = write!(text, "\nGPU {}: small copies by the processor: yes", gpu.number);
+        }
+        for refused in &gpu.small_copies_refused {
+            let _ = write!(
+                text,
+                "\nGPU {}: small copies by the processor: not by {}: {}",
+                gpu.number, refused.way, refused.why
+            );
+        }
+    }
+    for pair in &listing.paths {
+        for tried in &pair.paths {
+            let outcome = match &tried.why {
+                Some(why) => format!("no: {why}"),
+                None if pair.best == Some(tried.path) => "yes, the best".to_owned(),
+                None => "yes".to_owned(),
+            };
+            let _ = write!(text, "\n{} to GPU {}: {}: {outcome}", pair.device, pair.gpu, tried.path);
+        }
+    }
+    text
+}

@@ -1,0 +1,147 @@
+//! GPUs as scripts see them: `doorbell gpu`, and `--gpu` of the tests, with the CPU's stand-in for two GPUs in the place of NVIDIA's driver.
+
+use std::process::{Command, Output, Stdio};
+
+use doorbell_cuda_standin::{Manner, environment};
+use serde_json::Value;
+
+fn doorbell(line: &str) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_doorbell"));
+    command.args(line.split_whitespace());
+    for name in [
+        "DOORBELL_SOFT_ADDR",
+        "DOORBELL_SOFT_PORT",
+        "DOORBELL_FAULTS",
+        "DOORBELL_PCAP",
+        "DOORBELL_LINK",
+        "DOORBELL_GPU_PATH",
+        "DOORBELL_CUDA_LIBRARY",
+    ] {
+        command.env_remove(name);
+    }
+    command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    command
+}
+
+fn with_gpus(line: &str) -> Command {
+    let mut command = doorbell(line);
+    command.envs(environment(Manner::Prompt, 2));
+    command
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// Runs a command that has to succeed, and gives its JSON object.
+fn json(mut command: Command) -> Value {
+    let output = command.arg("--json").output().expect("the binary runs");
+    assert!(output.status.success(), "{command:?}: {}", stderr(&output));
+    serde_json::from_slice(&output.stdout).unwrap_or_else(|e| panic!("{command:?}: {e}: {output:?}"))
+}
+
+#[test]
+fn every_test_runs_between_any_memories_and_verifies() {
+    for test in ["bw write", "bw read", "bw send", "lat write", "lat read", "lat send"] {
+        for (gpus, size) in [("0,1", 70_000), ("0,host", 3), ("host,1", 4096), ("1", 1)] {
+            let line = format!("{test} --gpu {gpus} -s {size} -n 20 --verify");
+            let report = json(with_gpus(&line));
+            assert_eq!(report["results"][0]["bytes"], size, "{line}: {report}");
+            let (ours, theirs) = (gpus != "host,1", gpus != "0,host");
+            assert_eq!(report.get("gpu").is_some(), ours, "{line}: {report}");
+            assert_eq!(report.get("peer_gpu").is_some(), theirs, "{line}: {report}");
+            assert_eq!(report["memory"] == "host", !ours, "{line}: {report}");
+        }
+    }
+}
+
+#[test]
+fn staged_memory_is_said_to_be() {
+    let mut command = with_gpus("bw write --gpu 0,1 -s 2M -n 20");
+    command.env("DOORBELL_GPU_PATH", "staged").arg("--json");
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert!(
+        stderr(&output).contains("staged through the host"),
+        "{}",
+        stderr(&output)
+    );
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(report["memory"], "staged");
+    assert_eq!(report["gpu"]["memory"], "staged");
+    assert_eq!(report["peer_gpu"]["number"], 1);
+    let row = &report["results"][0];
+    assert!(row["raw_copy_bytes_per_s"].as_f64().unwrap() > 0.0, "{row}");
+}
+
+#[test]
+fn what_is_missing_is_said_in_one_line() {
+    for (mut command, part) in [
+        (doorbell("bw write --gpu 0 -n 5"), "libcuda.so.1"),
+        (with_gpus("bw write --gpu 7 -n 5"), "there is no GPU 7"),
+        (
+            {
+                let mut command = with_gpus("bw write --gpu 0 -n 5");
+                command.env("DOORBELL_GPU_PATH", "tunnel");
+                command
+            },
+            "'tunnel' is no path",
+        ),
+    ] {
+        let output = command.output().unwrap();
+        assert_eq!(output.status.code(), Some(2), "{}", stderr(&output));
+        let said = stderr(&output);
+        assert!(said.lines().count() == 1 && said.contains(part), "{said}");
+        assert!(output.stdout.is_empty());
+    }
+}
+
+#[test]
+fn a_path_that_is_forced_and_impossible_says_why() {
+    let mut command = with_gpus("bw write --gpu 0 -n 5");
+    let output = command.env("DOORBELL_GPU_PATH", "peermem").output().unwrap();
+    assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
+    let said = stderr(&output);
+    assert!(said.contains("peermem: soft0 is a device in software"), "{said}");
+}
+
+#[test]
+fn gpus_and_paths_are_listed() {
+    let listing = json(with_gpus("gpu"));
+    let gpus = listing["gpus"].as_array().unwrap();
+    assert_eq!(gpus.len(), 2, "{listing}");
+    assert_eq!(gpus[0]["peers"][0]["gpu"], 1);
+    let soft: Vec<_> = listing["paths"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter(|pair| pair["device"] == "soft0")
+        .collect();
+    assert_eq!(soft.len(), 2, "{listing}");
+    for pair in soft {
+        let paths = pair["paths"].as_array().unwrap();
+        let names: Vec<_> = paths.iter().map(|tried| tried["path"].as_str().unwrap()).collect();
+        assert_eq!(names, ["dmabuf", "peermem", "device-copy", "staged"]);
+        assert!(
+            paths
+                .iter()
+                .all(|tried| tried["works"].as_bool().unwrap() != tried.get("why").is_some())
+        );
+        assert_eq!(pair["best"], "device-copy", "{pair}");
+    }
+}
+
+#[test]
+fn without_a_gpu_one_line_says_what_is_missing() {
+    let output = doorbell("gpu").output().unwrap();
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert!(output.stdout.is_empty(), "{output:?}");
+    let said = stderr(&output);
+    assert!(said.lines().count() == 1 && said.contains("no CUDA"), "{said}");
+    let listing = json(doorbell("gpu"));
+    assert_eq!(listing["gpus"].as_array().map(Vec::len), Some(0));
+    assert_eq!(listing["notes"].as_array().map(Vec::len), Some(1));
+}

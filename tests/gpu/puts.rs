@@ -1,0 +1,33 @@
+//! Puts by kernels and in the order of streams, on the stand-in: all that `gpu-puts` does on GPUs, between two processes, with the heap in memory of the host and of the GPUs.
+
+use std::process::Command;
+
+use doorbell_cuda_standin::{Manner, environment};
+
+/// Runs the program; what it said is shown when it failed.
+fn run(link: &str, arguments: &[&str]) {
+    let output = Command::new(env!("CARGO_BIN_EXE_gpu-puts"))
+        .args(arguments)
+        .envs(environment(Manner::Prompt, 2))
+        .env("DOORBELL_LINK", link)
+        .output()
+        .unwrap();
+    let said = [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
+    assert!(output.status.success(), "{link}: {}\n{}", said[0], said[1]);
+    assert!(said[0].contains("PASS") && !said[0].contains("FAIL"), "{}", said[0]);
+}
+
+#[test]
+fn puts_between_two_processes_on_lanes() {
+    run("local", &["check", "--quick"]);
+}
+
+#[test]
+fn puts_between_two_processes_over_udp() {
+    run("udp", &["check", "--quick"]);
+}
+
+#[test]
+fn it_measures() {
+    run("local", &["bench", "--quick"]);
+}

@@ -1,0 +1,149 @@
+//! `gpu-puts`: puts by kernels and in the order of streams between processes, each with a GPU, on the soft device: every byte compared, and how fast. It needs nothing but itself and the driver, so it can be carried to a machine without
+//! this repository.
+
+mod bench;
+mod check;
+mod rank;
+
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::process::{Child, Command, ExitCode};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use doorbell_cuda::Driver;
+
+const USAGE: &str = "\
+Check and measure puts by kernels and in the order of streams
+
+Usage: gpu-puts [check | bench] [OPTIONS]
+
+Without a word it does both, between as many processes as --ranks says, each with a GPU of its own where there are so many.
+
+Options:
+      --ranks N            how many processes: 2, if not given; figures are of ranks 0 and 1
+      --quick              small sizes and few repeats
+      --limit SECONDS      when all of it is given up: 120, if not given
+  -h, --help               show this
+
+Exit status: 0 when all was right, 1 when something was not, 2 for a wrong call or a failure, 77 where there is no GPU.
+";
+
+/// What is asked for.
+#[derive(Debug, Clone)]
+pub(crate) struct Options {
+    pub(crate) check: bool,
+    pub(crate) bench: bool,
+    pub(crate) quick: bool,
+    pub(crate) ranks: u32,
+    limit: Duration,
+    /// This rank, and where rank 0 listens; none for who starts them.
+    rank: Option<(u32, SocketAddr)>,
+}
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let options = match parse(&arguments) {
+        Ok(Some(options)) => options,
+        Ok(None) => {
+            print!("{USAGE}");
+            return ExitCode::SUCCESS;
+        }
+        Err(error) => {
+            eprintln!("gpu-puts: {error:#}");
+            return ExitCode::from(2);
+        }
+    };
+    let done = match options.rank {
+        None => {
+            if let Err(absent) = Driver::load() {
+                println!("nothing to do: {absent}");
+                return ExitCode::from(77);
+            }
+            start(&options, &arguments)
+        }
+        Some((rank, address)) => rank::run(&options, rank, address),
+    };
+    match done {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::from(1),
+        Err(error) => {
+            println!("FAIL {error:#}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn parse(arguments: &[String]) -> Result<Option<Options>> {
+    let mut options = Options {
+        check: false,
+        bench: false,
+        quick: false,
+        ranks: 2,
+        limit: Duration::from_secs(120),
+        rank: None,
+    };
+    let mut left = arguments.iter().map(String::as_str);
+    while let Some(word) = left.next() {
+        let mut value = || left.next().with_context(|| format!("{word} wants a value"));
+        match word {
+            "check" => options.check = true,
+            "bench" => options.bench = true,
+            "--quick" => options.quick = true,
+            "--ranks" => options.ranks = value()?.parse()?,
+            "--limit" => options.limit = Duration::from_secs(value()?.parse()?),
+            "--rank" => options.rank = Some((value()?.parse()?, value()?.parse()?)),
+            "-h" | "--help" => return Ok(None),
+            _ => bail!("{word} is no option; see --help"),
+        }
+    }
+    ensure!((2..=8).contains(&options.ranks), "2 to 8 ranks");
+    if !options.check && !options.bench {
+        (options.check, options.bench) = (true, true);
+    }
+    Ok(Some(options))
+}
+
+/// Starts a process for each rank, and waits for them: not longer than the limit.
+fn start(options: &Options, arguments: &[String]) -> Result<bool> {
+    // Nobody listens there until rank 0 does; another may have taken it by then, of which there is little danger.
+    let address = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?;
+    let program = std::env::current_exe()?;
+    let rank = |rank: u32| -> Result<Child> {
+        let mut command = Command::new(&program);
+        command
+            .args(arguments)
+            .arg("--rank")
+            .arg(rank.to_string())
+            .arg(address.to_string());
+        Ok(command.spawn()?)
+    };
+    let mut ranks = (0..options.ranks).map(rank).collect::<Result<Vec<_>>>()?;
+    let until = Instant::now() + options.limit;
+    let mut right = true;
+    while !ranks.is_empty() {
+        let mut left = Vec::new();
+        for mut child in ranks {
+            match child.try_wait()? {
+                Some(status) => right &= status.success(),
+                None => left.push(child),
+            }
+        }
+        ranks = left;
+        if Instant::now() >= until {
+            println!(
+                "FAIL given up after {:?}, {} ranks are not done",
+                options.limit,
+                ranks.len()
+            );
+            for child in &mut ranks {
+                child.kill()?;
+                child.wait()?;
+            }
+            return Ok(false);
+        }
+        thread::sleep(Duration::from_millis(10));
+    }
+    println!("{}", if right { "PASS all" } else { "FAIL not all was right" });
+    Ok(right)
+}

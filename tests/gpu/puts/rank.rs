@@ -1,0 +1,164 @@
+//! A rank: its GPU, its heap, the kernels that put.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use doorbell_cuda::{Argument, Context, Driver, HostMemory, Launch, Memory as _, Module, Span, Stream};
+use doorbell_gpudirect::heap::{Star, Symmetric, SymmetricHeap};
+use doorbell_gpudirect::proxy::KernelQueue;
+use doorbell_softroce_ibverbs::{DeviceConfig, api, configure};
+use doorbell_verbs::{Context as Device, Library};
+
+use crate::{Options, bench, check};
+
+/// Longer than anything takes.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+const PTX: &str = include_str!("../../../gpudirect/cuda/kernels/put.ptx");
+
+/// Where the heap lies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Place {
+    Host,
+    Gpu,
+}
+
+/// A rank's GPU: its stream, its kernels, and where they report.
+pub(crate) struct Gpu {
+    pub(crate) context: Context,
+    pub(crate) stream: Stream,
+    module: Module,
+    results: HostMemory,
+}
+
+/// What kernels have counted.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Results {
+    pub(crate) failures: u64,
+    pub(crate) wrong: u64,
+    pub(crate) right: u64,
+}
+
+/// Does what is asked for, with the heap in each place.
+pub(crate) fn run(options: &Options, rank: u32, address: SocketAddr) -> Result<bool> {
+    let driver = Driver::load()?;
+    let gpu = Gpu::new(driver, rank as usize)?;
+    let device = device()?;
+    let mut exchange = if rank == 0 {
+        Star::host(&TcpListener::bind(address)?, options.ranks, PATIENCE)?
+    } else {
+        Star::join(address, rank, options.ranks, PATIENCE)?
+    };
+    if rank == 0 {
+        let name = gpu.context.device().name()?;
+        println!("{} ranks, {} GPUs, {name}", options.ranks, driver.device_count());
+    }
+    for place in [Place::Host, Place::Gpu] {
+        let bytes = if options.quick { 4 << 20 } else { 160 << 20 };
+        let builder = SymmetricHeap::builder(&device).bytes(bytes);
+        let builder = match place {
+            Place::Host => builder.pinned(&gpu.context),
+            Place::Gpu => builder.gpu(&gpu.context),
+        };
+        let mut heap = builder
+            .connect(&mut exchange)
+            .with_context(|| format!("a heap in {place:?}"))?;
+        if options.check {
+            check::run(options, place, &gpu, &mut heap)?;
+        }
+        if options.bench {
+            bench::run(options, place, &gpu, &mut heap)?;
+        }
+        heap.barrier(PATIENCE)?;
+    }
+    if rank == 0 && options.bench {
+        bench::posts(options, &gpu, &device)?;
+    }
+    Ok(true)
+}
+
+/// The soft device, on an address of the machine's own that all ranks share.
+fn device() -> Result<Device> {
+    let mut configs = DeviceConfig::from_env()?;
+    let config = configs.first_mut().context("no soft device")?;
+    let parent = std::os::unix::process::parent_id();
+    let address = Ipv4Addr::new(
+        127,
+        80 + (parent >> 16) as u8 % 16,
+        (parent >> 8) as u8,
+        parent as u8 | 1,
+    );
+    config.address = Some(IpAddr::V4(address));
+    let name = config.name.clone();
+    configs.truncate(1);
+    configure(configs)?;
+    Ok(Library::new(api()).open(&name)?)
+}
+
+impl Gpu {
+    fn new(driver: Driver, rank: usize) -> Result<Self> {
+        let context = driver.device(rank % driver.device_count())?.context()?;
+        Ok(Self {
+            stream: Stream::new(&context)?,
+            module: Module::from_ptx(&context, PTX)?,
+            results: HostMemory::alloc(&context, 24)?,
+            context,
+        })
+    }
+
+    /// Launches a kernel of `put.cu` with these arguments between the queue and the results.
+    pub(crate) fn launch(
+        &self,
+        (name, blocks, threads): (&str, u32, u32),
+        (heap, queue): (&SymmetricHeap, &KernelQueue),
+        arguments: &[&dyn Argument],
+    ) -> Result<()> {
+        let (queued, results) = (queue.device(), self.results.device_ptr());
+        let mut all: Vec<&dyn Argument> = vec![&queued];
+        all.extend_from_slice(arguments);
+        all.push(&results);
+        let uses: Vec<Span<'_>> = heap.uses().chain(queue.uses()).chain([self.results.all()]).collect();
+        let kernel = self.module.kernel(name)?;
+        // SAFETY: the callers give the arguments of put.cu; all memory is named.
+        unsafe { kernel.launch(&self.stream, Launch::linear(blocks, threads), &all, &uses) }?;
+        Ok(())
+    }
+
+    /// What has been counted since this was last called, when all is done.
+    pub(crate) fn results(&self, queue: &KernelQueue) -> Result<Results> {
+        self.stream.synchronize()?;
+        let take = |at| -> Result<u64> { Ok(self.results.atomic_u64(at)?.swap(0, Ordering::SeqCst)) };
+        let results = Results {
+            failures: take(0)?,
+            wrong: take(8)?,
+            right: take(16)?,
+        };
+        ensure!(
+            results.failures == 0 && results.wrong == 0,
+            "{results:?}, {:?}",
+            queue.failure()
+        );
+        Ok(results)
+    }
+
+    /// Writes bytes into the own part, wherever it lies.
+    pub(crate) fn write(&self, heap: &SymmetricHeap, range: Symmetric, bytes: &[u8]) -> Result<()> {
+        let staged = HostMemory::alloc(&self.context, bytes.len())?;
+        staged.copy_in(0, bytes)?;
+        let into = heap.span(range).context("a heap that the GPU reaches")?;
+        self.stream.copy(into, staged.all())?;
+        Ok(self.stream.synchronize()?)
+    }
+
+    /// Reads bytes out of the own part.
+    pub(crate) fn read(&self, heap: &SymmetricHeap, range: Symmetric) -> Result<Vec<u8>> {
+        let staged = HostMemory::alloc(&self.context, range.len() as usize)?;
+        let from = heap.span(range).context("a heap that the GPU reaches")?;
+        self.stream.copy(staged.all(), from)?;
+        self.stream.synchronize()?;
+        let mut bytes = vec![0; range.len() as usize];
+        staged.copy_out(0, &mut bytes)?;
+        Ok(bytes)
+    }
+}
