@@ -3,6 +3,7 @@
 //!
 //! Once they are run as they are, and once by all of doorbell-cuda, on the stand-in.
 
+mod collective;
 mod driver;
 mod stand_in;
 

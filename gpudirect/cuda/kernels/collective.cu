@@ -563,7 +563,7 @@ struct Collective {
         for (uint32_t line = threadIdx.x; line * LINE < elements; line += blockDim.x) {
             const uint32_t rest = elements - line * LINE, count = rest < LINE ? rest : LINE;
             uint32_t result[2] = {0, 0};
-            Wide sums[LINE];
+            Wide sums[LINE] = {};
             if (REDUCES && body.reduces) {
                 by_operator([&](auto kind) {
                     #pragma unroll

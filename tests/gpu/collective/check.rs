@@ -5,7 +5,7 @@ use std::time::Instant;
 use anyhow::Result;
 use doorbell_collectives::gpu::Sizes;
 use doorbell_cuda::Driver;
-use doorbell_tests::gpu::collective::{Rig, cases, cuts, every_type};
+use doorbell_tests::gpu::collective::{Rig, Sample, cases, cuts, every_type};
 
 use crate::Options;
 
@@ -23,8 +23,9 @@ pub(crate) fn run(driver: Driver, options: &Options) -> Result<bool> {
     let started = Instant::now();
     let mut done = 0;
     let mut right = true;
+    let mut sample = Sample::one_of(if options.quick { 13 } else { 3 });
     for case in cases(ranks as u32, options.quick) {
-        match every_type(&rig, &case, &cuts(options.quick)) {
+        match every_type(&rig, &case, &cuts(options.quick), &mut sample) {
             Ok(count) => {
                 done += count;
                 println!(
