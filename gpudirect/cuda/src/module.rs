@@ -246,6 +246,23 @@ impl Kernel {
         }
     }
 
+    /// Has it ready on the device. A driver leaves that to the first launch, and waits for all other work of the device then: for ever, if that waits for this kernel, or for another rank that does.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn load(&self) -> Result<(), Error> {
+        let context = self.module.context();
+        let driver = context.driver();
+        let Some(load) = driver.table().func_load else {
+            // Before CUDA 12.4: to be asked about, it must be there.
+            return self.attribute(KernelAttribute::Registers).map(|_| ());
+        };
+        let _entered = context.enter()?;
+        // SAFETY: the function is live.
+        let answer = unsafe { load(self.raw) };
+        driver.check(answer, "cuFuncLoad", format_args!("the kernel {}", self.name))
+    }
+
     /// What the driver says of `attribute`.
     ///
     /// # Errors

@@ -135,9 +135,9 @@ pub enum HeapError {
     /// A request failed.
     #[error(transparent)]
     Failed(#[from] Failed),
-    /// The proxy.
-    #[error(transparent)]
-    Proxy(#[from] ProxyError),
+    /// The thread could not be started.
+    #[error("the heap's thread cannot be started: {0}")]
+    Thread(#[source] std::io::Error),
     /// By the GPU's driver.
     #[error(transparent)]
     Cuda(#[from] CudaError),
@@ -153,4 +153,13 @@ pub enum HeapError {
     /// A completion queue.
     #[error(transparent)]
     CompletionQueue(#[from] CompletionQueueError),
+}
+
+impl From<ProxyError> for HeapError {
+    fn from(error: ProxyError) -> Self {
+        match error {
+            ProxyError::Cuda(error) => error.into(),
+            ProxyError::Thread(error) => Self::Thread(error),
+        }
+    }
 }

@@ -1,7 +1,6 @@
 //! What is said of a request that failed: to the kernel as a word, to the host as a value.
 
 use doorbell_cuda::Error as CudaError;
-use doorbell_verbs::{CompletionQueueError, MemoryError, QueuePairError};
 
 /// Why a request was not done. The numbers are those that a kernel finds in its queue's word of failure, in the lowest 8 bits; above them is the index of the descriptor, plus one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -70,26 +69,14 @@ impl Failed {
     }
 }
 
-/// What cannot be made, or not be put into a queue.
+/// What cannot be made.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ProxyError {
     /// By the GPU's driver.
     #[error(transparent)]
     Cuda(#[from] CudaError),
-    /// Memory of a device.
-    #[error(transparent)]
-    Memory(#[from] MemoryError),
-    /// A queue pair.
-    #[error(transparent)]
-    QueuePair(#[from] QueuePairError),
-    /// A completion queue.
-    #[error(transparent)]
-    CompletionQueue(#[from] CompletionQueueError),
     /// The thread could not be started.
     #[error("the proxy's thread cannot be started: {0}")]
     Thread(#[source] std::io::Error),
-    /// A request failed.
-    #[error(transparent)]
-    Failed(#[from] Failed),
 }

@@ -17,6 +17,8 @@
 //! What one queue asks of one peer takes effect there in the order in which it was asked, as all goes by one queue pair (IBTA vol 1, 9.5): so a signal says that what was put before it is there, and there is no fence to call. What several queues ask for
 //! is in no order: `quiet` first.
 //!
+//! Kernels that wait for other ranks must be on the device before any of them runs ([`Kernel::load`](doorbell_cuda::Kernel::load)): a driver that loads one at its first launch waits for those that run, which may wait for it.
+//!
 //! Nothing in a ring is believed: ranks, ranges and signals are checked, and what is wrong is told by the queue's word of failure and by [`Queue::failure`], while what comes after it goes on. Whoever waits in a kernel is let go when something has failed, or
 //! the proxy goes.
 //!

@@ -30,9 +30,11 @@ impl Gpu {
             .unwrap()
             .context()
             .unwrap();
+        let module = Module::from_ptx(&context, PTX).unwrap();
+        module.kernel("put_pingpong").unwrap().load().unwrap();
         Self {
             stream: Stream::new(&context).unwrap(),
-            module: Module::from_ptx(&context, PTX).unwrap(),
+            module,
             results: HostMemory::alloc(&context, 24).unwrap(),
             context,
         }

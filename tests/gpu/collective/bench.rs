@@ -64,7 +64,15 @@ fn function(collective: Collective, data: DataType) -> Function {
 }
 
 /// Seconds of an operation: in `rounds` samples of so many operations, each rank's put into its stream by a thread of its own.
-fn time(rig: &Rig, plans: &[Plan], case: &Case, way: Way, data: DataType, operations: usize, graph: bool) -> Result<f64> {
+fn time(
+    rig: &Rig,
+    plans: &[Plan],
+    case: &Case,
+    way: Way,
+    data: DataType,
+    operations: usize,
+    graph: bool,
+) -> Result<f64> {
     let ranks = rig.ranks.len();
     let barrier = Barrier::new(ranks);
     rig.prepare(function(case.collective, data), way.cut.lines)?;
@@ -85,7 +93,12 @@ fn time(rig: &Rig, plans: &[Plan], case: &Case, way: Way, data: DataType, operat
                 }
                 Ok(())
             };
-            Some(member.stream.capture(CaptureMode::ThreadLocal, &[], work)?.instantiate()?)
+            Some(
+                member
+                    .stream
+                    .capture(CaptureMode::ThreadLocal, &[], work)?
+                    .instantiate()?,
+            )
         } else {
             None
         };
@@ -111,7 +124,14 @@ fn time(rig: &Rig, plans: &[Plan], case: &Case, way: Way, data: DataType, operat
         Ok::<_, anyhow::Error>(samples)
     };
     let samples: Result<Vec<Vec<f64>>> = thread::scope(|scope| {
-        let threads: Vec<_> = (0..ranks).map(|rank| scope.spawn({ let one = &one; move || one(rank) })).collect();
+        let threads: Vec<_> = (0..ranks)
+            .map(|rank| {
+                scope.spawn({
+                    let one = &one;
+                    move || one(rank)
+                })
+            })
+            .collect();
         threads
             .into_iter()
             .map(|thread| thread.join().map_err(|_| anyhow!("a rank has panicked"))?)
@@ -167,7 +187,11 @@ pub(crate) fn small(driver: Driver, options: &Options) -> Result<()> {
                 let eager = time(&rig, &plans, &case, way, DataType::F32, 100, false)?;
                 let graph = time(&rig, &plans, &case, way, DataType::F32, 10, true)?;
                 let kind = if lines { "lines" } else { "whole" };
-                line += &format!(" | {algorithm} {kind} {blocks}x{threads} {:.2} / {:.2}", eager * 1e6, graph * 1e6);
+                line += &format!(
+                    " | {algorithm} {kind} {blocks}x{threads} {:.2} / {:.2}",
+                    eager * 1e6,
+                    graph * 1e6
+                );
             }
             println!("{line}");
         }

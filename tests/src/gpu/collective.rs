@@ -60,7 +60,12 @@ pub struct Way {
 
 impl fmt::Display for Way {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Cut { blocks, threads, slice, lines } = self.cut;
+        let Cut {
+            blocks,
+            threads,
+            slice,
+            lines,
+        } = self.cut;
         let staged = if self.direct { "direct" } else { "staged" };
         let place = if self.in_place { ", in place" } else { "" };
         let lines = if lines { ", lines" } else { "" };
@@ -77,7 +82,14 @@ impl Rig {
     ///
     /// # Errors
     /// What the driver says; devices that do not reach each other.
-    pub fn new(driver: Driver, ranks: usize, bytes: usize, sizes: Sizes, blocks: u32, ptx: Option<&str>) -> Result<Self> {
+    pub fn new(
+        driver: Driver,
+        ranks: usize,
+        bytes: usize,
+        sizes: Sizes,
+        blocks: u32,
+        ptx: Option<&str>,
+    ) -> Result<Self> {
         let devices = driver.devices()?;
         let areas = Areas::new(ranks, sizes);
         let contexts: Vec<Context> = (0..ranks)
@@ -125,7 +137,10 @@ impl Rig {
     /// None that can happen.
     pub fn stop(&self) -> Result<()> {
         for member in &self.ranks {
-            member.stop.atomic_u32(0)?.store(1, std::sync::atomic::Ordering::Release);
+            member
+                .stop
+                .atomic_u32(0)?
+                .store(1, std::sync::atomic::Ordering::Release);
         }
         Ok(())
     }
@@ -194,7 +209,14 @@ impl Rig {
     ///
     /// # Errors
     /// What the executor says.
-    pub fn launch_one(&self, rank: usize, plans: &[Plan], case: &Case, way: Way, function: Function) -> Result<(), anyhow::Error> {
+    pub fn launch_one(
+        &self,
+        rank: usize,
+        plans: &[Plan],
+        case: &Case,
+        way: Way,
+        function: Function,
+    ) -> Result<(), anyhow::Error> {
         let places = self.places(case, way, function.data.bytes());
         let outputs: Vec<u64> = places.iter().map(|place| place.1).collect();
         let operation = Operation {
@@ -221,7 +243,14 @@ impl Rig {
     pub fn check<T: Number>(&self, case: &Case, way: Way, op: Option<ReduceOp>, seed: u64, times: u64) -> Result<()> {
         let plans = self.plans(case, way)?;
         let bytes = size_of::<T>();
-        self.prepare(Function { data: T::TYPE, op, scalar: 0 }, way.cut.lines)?;
+        self.prepare(
+            Function {
+                data: T::TYPE,
+                op,
+                scalar: 0,
+            },
+            way.cut.lines,
+        )?;
         for round in 0..times {
             let places = self.places(case, way, bytes);
             for (rank, member) in self.ranks.iter().enumerate() {
@@ -253,7 +282,10 @@ impl Rig {
                 member.read(&member.output, (places[rank.index()].1 - base) as usize, &mut output)?;
                 let wrong = case.wrong(op.unwrap_or(ReduceOp::Sum), rank, seed + round, &output);
                 if wrong > 0 {
-                    bail!("{wrong} of {} elements of rank {rank} are wrong, in round {round}", output.len());
+                    bail!(
+                        "{wrong} of {} elements of rank {rank} are wrong, in round {round}",
+                        output.len()
+                    );
                 }
             }
         }
@@ -286,7 +318,8 @@ impl Member {
 
     fn read<T: Element>(&self, memory: &DeviceMemory, at: usize, elements: &mut [T]) -> Result<()> {
         // SAFETY: elements are plain data, of which any bits are one.
-        let bytes = unsafe { std::slice::from_raw_parts_mut(elements.as_mut_ptr().cast::<u8>(), size_of_val(elements)) };
+        let bytes =
+            unsafe { std::slice::from_raw_parts_mut(elements.as_mut_ptr().cast::<u8>(), size_of_val(elements)) };
         let len = self.host.len();
         for (index, part) in bytes.chunks_mut(len).enumerate() {
             let start = at + index * len;
@@ -338,7 +371,11 @@ pub fn ways<T: Number>(rig: &Rig, case: &Case, ops: &[ReduceOp], cuts: &[Cut], s
     let seed = sample.at;
     let none = [None];
     let some: Vec<_> = ops.iter().copied().map(Some).collect();
-    let ops = if case.collective.reduces() { &some[..] } else { &none[..] };
+    let ops = if case.collective.reduces() {
+        &some[..]
+    } else {
+        &none[..]
+    };
     for algorithm in Algorithm::of(case.collective) {
         for &cut in cuts {
             for in_place in [false, true] {
@@ -347,7 +384,13 @@ pub fn ways<T: Number>(rig: &Rig, case: &Case, ops: &[ReduceOp], cuts: &[Cut], s
                         continue;
                     }
                     for skew in [(0, 0), (3 * size_of::<T>(), size_of::<T>())] {
-                        let way = Way { algorithm, direct, in_place, cut, skew };
+                        let way = Way {
+                            algorithm,
+                            direct,
+                            in_place,
+                            cut,
+                            skew,
+                        };
                         for &op in ops {
                             if !sample.takes() {
                                 continue;
@@ -359,7 +402,14 @@ pub fn ways<T: Number>(rig: &Rig, case: &Case, ops: &[ReduceOp], cuts: &[Cut], s
                                 Err(error) => {
                                     let op = op.map_or("", ReduceOp::name);
                                     return Err(error).with_context(|| {
-                                        format!("{} of {} {} {op} among {}, root {}: {way}", case.collective, case.count, T::TYPE, case.ranks, case.root)
+                                        format!(
+                                            "{} of {} {} {op} among {}, root {}: {way}",
+                                            case.collective,
+                                            case.count,
+                                            T::TYPE,
+                                            case.ranks,
+                                            case.root
+                                        )
                                     });
                                 }
                             }
@@ -413,7 +463,11 @@ pub fn every_type(rig: &Rig, case: &Case, cuts: &[Cut], sample: &mut Sample) -> 
 /// What is checked among so many ranks.
 #[must_use]
 pub fn cases(ranks: u32, quick: bool) -> Vec<Case> {
-    let counts: &[u64] = if quick { &[1, 1031] } else { &[1, 3, 1031, 65536, 1_000_003] };
+    let counts: &[u64] = if quick {
+        &[1, 1031]
+    } else {
+        &[1, 3, 1031, 65536, 1_000_003]
+    };
     let mut cases = Vec::new();
     for &collective in Collective::ALL {
         if matches!(collective, Collective::AllToAllV | Collective::Barrier) {
@@ -434,10 +488,19 @@ pub fn cases(ranks: u32, quick: bool) -> Vec<Case> {
 /// How cases are cut: whole messages in one slice and in many, and lines.
 #[must_use]
 pub fn cuts(quick: bool) -> Vec<Cut> {
-    let cut = |blocks, threads, slice, lines| Cut { blocks, threads, slice, lines };
+    let cut = |blocks, threads, slice, lines| Cut {
+        blocks,
+        threads,
+        slice,
+        lines,
+    };
     if quick {
         vec![cut(2, 64, 1024, false), cut(2, 64, 512, true)]
     } else {
-        vec![cut(3, 512, 32 << 10, false), cut(16, 256, 2048, false), cut(4, 512, 4096, true)]
+        vec![
+            cut(3, 512, 32 << 10, false),
+            cut(16, 256, 2048, false),
+            cut(4, 512, 4096, true),
+        ]
     }
 }

@@ -166,7 +166,9 @@ fn build(tools: &Tools) -> Result<Built> {
         let path = folder()?.join(format!("{name}.ptx"));
         fs::write(&path, &ptx).with_context(|| format!("cannot write {}", path.display()))?;
         let (cubin, listing) = tools.assemble(&path, "sm_90")?;
-        built.report.push_str(&report::table(name, &ptx, &listing, &tools.disassemble(&cubin)?)?);
+        built
+            .report
+            .push_str(&report::table(name, &ptx, &listing, &tools.disassemble(&cubin)?)?);
         tools.assemble(&path, "sm_100")?;
         // What an A100 runs is compiled from the source, as it lacks the conversions of 8 bits.
         let older = folder()?.join(format!("{name}-80.ptx"));

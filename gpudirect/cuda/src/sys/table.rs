@@ -167,6 +167,8 @@ table! {
         // CUDA 12.1.
         fn ctx_get_flags = "cuCtxGetFlags"(flags: *mut c_uint);
         fn ctx_set_flags = "cuCtxSetFlags"(flags: c_uint);
+        // CUDA 12.4.
+        fn func_load = "cuFuncLoad"(function: RawFunction);
     }
 }
 
