@@ -163,7 +163,7 @@ impl KernelExecutor {
         if cut.lines && plan.shape.collective == crate::plan::Collective::Barrier {
             return Err(misuse("messages without content do not go as lines".to_owned()));
         }
-        if cut.threads == 0 || cut.threads > MAX_THREADS || cut.threads % 32 != 0 {
+        if cut.threads == 0 || cut.threads > MAX_THREADS || !cut.threads.is_multiple_of(32) {
             return Err(misuse(format!(
                 "blocks of {} threads: multiples of 32 up to {MAX_THREADS}",
                 cut.threads
