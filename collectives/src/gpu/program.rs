@@ -89,13 +89,8 @@ pub struct Memory<'a> {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ProgramError {
     /// The program is too long.
-    #[error("the program of rank {rank} has {words} words, of which a launch takes {MAX_WORDS}")]
-    TooLong {
-        /// The rank.
-        rank: Rank,
-        /// Its length.
-        words: usize,
-    },
+    #[error("the longest program has {0} words, of which a launch takes {MAX_WORDS}")]
+    TooLong(usize),
     /// A number in it is too great.
     #[error("the program of rank {0} has more blocks or messages than its words can say")]
     TooMany(Rank),
@@ -254,7 +249,7 @@ impl Arguments {
     /// What `rank` is given.
     ///
     /// # Errors
-    /// [`ProgramError`]: the same on all ranks, but where their programs differ in length.
+    /// [`ProgramError`]: on all ranks, if on one.
     pub fn new(
         rank: Rank,
         lowered: &Lowered,
@@ -266,12 +261,12 @@ impl Arguments {
     ) -> Result<Self, ProgramError> {
         let bytes = function.data.bytes();
         let partial = function.data.accumulator().bytes();
-        let has_partials = partial > bytes && lowered.strands.iter().any(has_partials);
+        let has_partials = partial > bytes && lowered.all.partials;
         if has_partials && cut.lines {
             return Err(ProgramError::PartialLines(function.data));
         }
         let widest = if has_partials { partial } else { bytes };
-        let scratch_blocks = lowered.strands.iter().map(|strand| strand.scratch).max().unwrap_or(0);
+        let scratch_blocks = lowered.all.scratch;
         let fifos = &geometry.fifos[usize::from(cut.lines)];
         let granule = GRANULE / bytes;
         let most = u64::from(cut.slice.min(geometry.most(cut.lines))) / widest as u64;
@@ -284,6 +279,9 @@ impl Arguments {
                 blocks: cut.blocks,
                 slice: cut.slice,
             });
+        }
+        if lowered.all.words > MAX_WORDS {
+            return Err(ProgramError::TooLong(lowered.all.words));
         }
         let ranks = memory.arenas.len().min(MAX_PEERS);
         let mut words = Vec::with_capacity(MAX_WORDS);
@@ -299,15 +297,7 @@ impl Arguments {
             encoder.strand(strand, &mut words)?;
         }
         let mut program = [0; MAX_WORDS];
-        match program.get_mut(..words.len()) {
-            Some(part) => part.copy_from_slice(&words),
-            None => {
-                return Err(ProgramError::TooLong {
-                    rank,
-                    words: words.len(),
-                });
-            }
-        }
+        program[..words.len()].copy_from_slice(&words);
         let addresses = |list: &[u64]| {
             let mut table = [0; MAX_PEERS];
             table[..ranks].copy_from_slice(&list[..ranks]);
@@ -342,16 +332,6 @@ impl Arguments {
             program,
         })
     }
-}
-
-fn has_partials(strand: &Strand) -> bool {
-    let operands = |body: &Body| {
-        body.sources
-            .iter()
-            .chain(&body.targets)
-            .any(|operand| operand.form == Form::Partial)
-    };
-    strand.groups.iter().flat_map(|group| &group.bodies).any(operands)
 }
 
 /// Writes the words of one rank.

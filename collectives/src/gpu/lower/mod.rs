@@ -68,6 +68,19 @@ pub enum LowerError {
 pub struct Lowered {
     /// By strand. Strands share nothing.
     pub strands: Vec<Strand>,
+    /// What all ranks' programs together are like.
+    pub all: Whole,
+}
+
+/// What all ranks' programs together are like, so that all ranks decide alike by it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Whole {
+    /// Whether any has partial results.
+    pub partials: bool,
+    /// The most blocks of own memory that one needs: the most of [`Strand::scratch`].
+    pub scratch: u32,
+    /// The most words that one is written in.
+    pub words: usize,
 }
 
 /// What a rank does in a strand, slice by slice.
@@ -203,14 +216,48 @@ pub enum At {
 /// Where the schedule is none that a checker would prove, or there are too few slots for it.
 pub fn lower(schedule: &dyn Schedule, options: Options) -> Result<Vec<Lowered>, LowerError> {
     let ranks = schedule.shape().ranks();
-    let mut lowered = vec![Lowered { strands: Vec::new() }; ranks as usize];
+    let mut lowered = vec![
+        Lowered {
+            strands: Vec::new(),
+            all: Whole::default(),
+        };
+        ranks as usize
+    ];
     for strand in 0..schedule.strands() {
         let plan = Plan::new(schedule, strand, options)?;
         for (rank, done) in plan.lower()?.into_iter().enumerate() {
             lowered[rank].strands.push(done);
         }
     }
+    let strands = || lowered.iter().flat_map(|rank| &rank.strands);
+    let all = Whole {
+        partials: strands().any(Strand::has_partials),
+        scratch: strands().map(|strand| strand.scratch).max().unwrap_or(0),
+        words: lowered
+            .iter()
+            .map(|rank| rank.strands.iter().map(Strand::words).sum())
+            .max()
+            .unwrap_or(0),
+    };
+    for rank in &mut lowered {
+        rank.all = all;
+    }
     Ok(lowered)
+}
+
+impl Strand {
+    fn has_partials(&self) -> bool {
+        let is_partial = |operand: &Operand| operand.form == Form::Partial;
+        let bodies = self.groups.iter().flat_map(|group| &group.bodies);
+        bodies.flat_map(|body| body.sources.iter().chain(&body.targets)).any(is_partial)
+    }
+
+    /// How many words it is written in, its place among the strands included.
+    fn words(&self) -> usize {
+        let operands = |body: &Body| 1 + body.sources.len() + body.targets.len();
+        let group = |group: &Group| 1 + group.waits.len() + group.bodies.iter().map(operands).sum::<usize>() + group.tells.len();
+        2 + self.peers.len() + self.groups.iter().map(group).sum::<usize>()
+    }
 }
 
 /// A block of a place.
