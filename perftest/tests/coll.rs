@@ -412,3 +412,63 @@ fn an_interrupted_test_prints_what_it_has() {
     }
     gone(&ranks);
 }
+
+/// The same with GPUs, which are the stand-in's.
+fn with_gpus(line: &str) -> Command {
+    let mut command = doorbell(line);
+    command.arg("--gpu");
+    command.envs(doorbell_cuda_standin::environment(
+        doorbell_cuda_standin::Manner::Prompt,
+        2,
+    ));
+    command
+}
+
+#[test]
+fn operations_on_gpus_are_right_by_each_executor() {
+    for executor in ["kernel", "copies", "staged"] {
+        for operation in ["allreduce", "allgather", "reduce-scatter", "broadcast"] {
+            let mut command = with_gpus(&format!("{operation} --ranks 2 -b 8 -e 64K -f 128 -n 2"));
+            command.env("DOORBELL_GPU_EXECUTOR", executor);
+            let report = json(command);
+            right(&report, 2);
+            assert_eq!(report["results"][0]["protocol"], executor);
+            assert_eq!(report["memory"], if executor == "staged" { "staged" } else { "peer" });
+        }
+    }
+    right(
+        &json(with_gpus("allreduce --ranks 2 -b 4K -e 4K -n 2 --graph -d bf16 -o all")),
+        6,
+    );
+}
+
+#[test]
+fn a_killed_rank_lets_the_gpus_of_the_others_go() {
+    let mut child = with_gpus("allreduce --ranks 3 -b 8K -e 8K -n 1000000 -c 0 --deadline 20s")
+        .spawn()
+        .unwrap();
+    let ranks = ranks_of(&child, 3);
+    // In the middle of something, or before it: either way the others end.
+    thread::sleep(Duration::from_millis(500));
+    kill(ranks[1], Signal::SIGKILL).unwrap();
+    drop(child.stdout.take());
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    assert!(
+        complaint(&output).iter().any(|line| line.contains("rank 1")),
+        "{output:?}"
+    );
+    gone(&ranks);
+}
+
+#[test]
+fn what_gpus_do_not_do_is_refused() {
+    for line in [
+        "alltoallv --ranks 2 --gpu",
+        "allreduce --ranks 2 --gpu --explain",
+        "allreduce --ranks 2 --graph",
+    ] {
+        let output = doorbell(line).output().unwrap();
+        assert_eq!(output.status.code(), Some(2), "{output:?}");
+    }
+}

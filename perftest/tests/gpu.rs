@@ -1,4 +1,5 @@
 //! GPUs as scripts see them: `doorbell gpu`, and `--gpu` of the tests, with the CPU's stand-in for two GPUs in the place of NVIDIA's driver.
+#![forbid(unsafe_code)]
 
 use std::process::{Command, Output, Stdio};
 

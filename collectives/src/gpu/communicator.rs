@@ -6,8 +6,10 @@ use std::time::Instant;
 use doorbell_cuda::reduce::Operator;
 use doorbell_cuda::{CaptureMode, Context, DeviceMemory, Event, Graph, Memory, Span, Stream};
 
+use super::choice::Choice;
 use super::copies::{Copies, Operation};
 use super::error::GpuError;
+use super::kernels::Kernels;
 use super::options::{Executor, GpuOptions};
 use super::peers::{Mapped, Peers, Sizes};
 use super::staged::Staged;
@@ -20,8 +22,6 @@ use crate::plan::Collective;
 use crate::reference::Case;
 use crate::types::{DataType, Rank, ReduceOp};
 
-/// The most sources that a reduction has in one pass.
-const MOST_SOURCES: u32 = doorbell_cuda::reduce::MAX_SOURCES as u32;
 /// Staging memory at most, where nothing else is said.
 const STAGING: usize = 1 << 30;
 
@@ -55,6 +55,7 @@ enum Way {
 #[derive(Default)]
 struct State {
     copies: Option<Copies>,
+    kernels: Option<Kernels>,
     registered: Vec<Registered>,
     /// Memory for inputs that are multiplied first.
     scaled: Option<DeviceMemory>,
@@ -105,6 +106,7 @@ impl GpuCommunicator {
         let mut words = None;
         if let Way::Direct(peers) = &way {
             state.copies = Some(Copies::new(Arc::clone(peers), options.copiers.unwrap_or(1))?);
+            state.kernels = Some(Kernels::new(Arc::clone(peers)));
             words = Some(Arc::clone(peers));
         }
         let comm = Arc::new(comm);
@@ -153,12 +155,21 @@ impl GpuCommunicator {
         }
     }
 
-    /// What does an operation, and by which algorithm, where the GPUs do it.
+    /// What does an operation, whose output is registered or not, and by which algorithm, where the GPUs do it.
     #[must_use]
-    pub fn way(&self, collective: Collective, data: DataType, count: usize) -> (Executor, Option<Algorithm>) {
-        match &self.way {
-            Way::Direct(_) => (Executor::Copies, Some(self.choose(collective, data, count).0)),
-            Way::Staged(_) => (Executor::Staged, None),
+    pub fn way(
+        &self,
+        collective: Collective,
+        data: DataType,
+        count: usize,
+        registered: bool,
+    ) -> (Executor, Option<Algorithm>) {
+        if let Way::Staged(_) = &self.way {
+            return (Executor::Staged, None);
+        }
+        match Choice::new(&self.options, self.size(), collective, data, count, registered) {
+            Choice::Kernel(algorithm, _) => (Executor::Kernel, Some(algorithm)),
+            Choice::Copies(algorithm, _) => (Executor::Copies, Some(algorithm)),
         }
     }
 
@@ -337,6 +348,7 @@ impl GpuCommunicator {
     ) -> Result<(), GpuError> {
         let State {
             copies: Some(copies),
+            kernels: Some(kernels),
             registered,
             scaled,
             ..
@@ -345,6 +357,52 @@ impl GpuCommunicator {
             return Ok(());
         };
         let operator = types::operator(checked.op, self.size());
+        // Of gather and reduce the others do not know where the root's is, and of scatter not all have it at one offset.
+        let is_alike = !matches!(
+            call.collective,
+            Collective::Gather | Collective::Reduce | Collective::Scatter
+        );
+        let registered = checked.output.filter(|_| is_alike).and_then(|output| {
+            let start = output.device_ptr().0;
+            registered.iter().find_map(|registered| {
+                let from = start.checked_sub(registered.own.device_ptr().0)? as usize;
+                (from + output.len() <= registered.own.len()).then_some((&registered.mapped, from))
+            })
+        });
+        let is_registered = registered.is_some();
+        let choice = Choice::new(
+            &self.options,
+            self.size(),
+            call.collective,
+            call.data,
+            call.count,
+            is_registered,
+        );
+        let (algorithm, slice) = match choice {
+            Choice::Kernel(algorithm, _) => (algorithm, 0),
+            Choice::Copies(algorithm, slice) => (algorithm, slice),
+        };
+        let operation = Operation {
+            collective: call.collective,
+            algorithm,
+            root: call.root,
+            data: call.data,
+            count: call.count as u64,
+            operator,
+            input: checked.input,
+            output: checked.output,
+            in_place: checked.in_place,
+            registered,
+            slice,
+        };
+        if let Choice::Kernel(_, cut) = choice {
+            let scalar = call
+                .reduction
+                .scale
+                .filter(|_| checked.scalar.is_some())
+                .map_or(0, |scalar| scalar.bits());
+            return kernels.run(&operation, (checked.op, scalar), cut, stream);
+        }
         let (mut input, mut in_place) = (checked.input, checked.in_place);
         if let (Some(scalar), Some(span)) = (checked.scalar, input) {
             copies.warm(call.data, Operator::Sum)?;
@@ -361,57 +419,12 @@ impl GpuCommunicator {
                 .reduce(stream, types::data(call.data), Operator::Sum, &[source], (form, into))?;
             (input, in_place) = (Some(into), false);
         }
-        let (algorithm, slice) = self.choose(call.collective, call.data, call.count);
-        // Of gather the others do not know where the root's is, and of scatter not all have it at one offset.
-        let is_alike = !matches!(call.collective, Collective::Gather | Collective::Scatter);
-        let registered = checked.output.filter(|_| is_alike).and_then(|output| {
-            let start = output.device_ptr().0;
-            registered.iter().find_map(|registered| {
-                let from = start.checked_sub(registered.own.device_ptr().0)? as usize;
-                (from + output.len() <= registered.own.len()).then_some((&registered.mapped, from))
-            })
-        });
         let operation = Operation {
-            collective: call.collective,
-            algorithm,
-            root: call.root,
-            data: call.data,
-            count: call.count as u64,
-            operator,
             input,
-            output: checked.output,
             in_place,
-            registered,
-            slice,
+            ..operation
         };
         copies.run(&operation, stream)
-    }
-
-    /// How it is done, and how it is cut: as measured on four H200.
-    fn choose(&self, collective: Collective, data: DataType, count: usize) -> (Algorithm, u64) {
-        let ranks = self.size();
-        let bytes = (count as u64).saturating_mul(data.bytes() as u64);
-        let is_long = bytes >= 512 << 20;
-        let whole = u64::MAX;
-        let (algorithm, slice) = match collective {
-            Collective::AllReduce | Collective::ReduceScatter | Collective::Reduce if ranks > MOST_SOURCES => {
-                (Algorithm::Ring, 64 << 20)
-            }
-            Collective::AllReduce | Collective::ReduceScatter if ranks > 2 => {
-                // Copies to one GPU from two others are in each other's way, the more so the more often it comes to that.
-                let all = if collective == Collective::AllReduce {
-                    bytes
-                } else {
-                    bytes.saturating_mul(ranks.into())
-                };
-                (Algorithm::FullMesh, if is_long { all.div_ceil(2) } else { whole })
-            }
-            Collective::AllReduce | Collective::ReduceScatter => (Algorithm::FullMesh, (bytes / 4).max(16 << 20)),
-            Collective::Broadcast | Collective::Reduce if ranks > 2 => (Algorithm::Ring, (bytes / 32).max(1 << 20)),
-            Collective::Reduce => (Algorithm::FullMesh, (bytes / 4).max(16 << 20)),
-            _ => (Algorithm::FullMesh, whole),
-        };
-        (algorithm, self.options.slice.unwrap_or(slice))
     }
 }
 

@@ -20,7 +20,7 @@ pub enum GpuError {
     Driver(#[from] doorbell_cuda::Error),
     /// Of the reduction kernels.
     #[error(transparent)]
-    Reduce(#[from] ReduceError),
+    Reduce(Box<ReduceError>),
     /// The algorithm does not do it.
     #[error(transparent)]
     Unsupported(#[from] Unsupported),
@@ -59,5 +59,11 @@ pub enum GpuError {
 impl From<ExchangeError> for GpuError {
     fn from(error: ExchangeError) -> Self {
         Self::Collective(error.into())
+    }
+}
+
+impl From<ReduceError> for GpuError {
+    fn from(error: ReduceError) -> Self {
+        Self::Reduce(Box::new(error))
     }
 }

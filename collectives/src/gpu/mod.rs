@@ -2,17 +2,19 @@
 //!
 //! A [`GpuCommunicator`] is made of a [`Communicator`](crate::Communicator) and a GPU on each rank. Where the GPUs reach each other, they do operations among themselves, by the same plans as the processors'; where not, the host has a part in it.
 //!
-//! - `communicator` and `operations`: what programs call; `options`: how it is made.
-//! - [`lower`]: from plans to what kernels do; [`program`]: as kernels read it; [`kernel`]: the executor by kernels.
+//! - `communicator` and `operations`: what programs call; `options`: how it is made; `choice`: what does what.
 //! - [`peers`]: what ranks map of each other; `descriptors`: how they get it.
+//! - [`lower`]: from plans to what kernels do; [`program`] and [`kernel`]: the executor that they are run by; `kernels`: one communicator's.
 //! - `copies`: the executor by copy engines; `staged`: through memory of the host.
 //! - `watch`: what is done when a rank is gone.
 
+mod choice;
 mod communicator;
 mod copies;
 mod descriptors;
 mod error;
 pub mod kernel;
+mod kernels;
 pub mod lower;
 mod operations;
 mod options;

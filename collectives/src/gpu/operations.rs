@@ -123,6 +123,7 @@ impl GpuCommunicator {
     ///
     /// # Errors
     /// As [`enqueue`](Self::enqueue).
+    #[expect(clippy::too_many_arguments, reason = "as the others of its kind have them")]
     pub fn reduce<'a>(
         &self,
         input: Span<'a>,

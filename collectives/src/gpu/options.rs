@@ -9,6 +9,8 @@ use crate::types::named;
 named! {
     /// What does an operation.
     Executor, "executor" {
+        /// Kernels, one for each operation: for what is short, and where three or more GPUs send to each other.
+        Kernel = "kernel",
         /// The copy engines, and kernels that reduce: for what is long.
         Copies = "copies",
         /// The processors, on copies in pinned memory of the host: between hosts, with ranks that have no GPU, and where GPUs do not reach each other.

@@ -1,6 +1,6 @@
 //! What the ranks of a GPU communicator have in common: each an *arena* in its device's memory, mapped by all others, and memory of the user's that all have registered.
 //!
-//! An arena is made once, and is divided alike on all ranks ([`Areas`]). Its file descriptor goes to the other ranks of the host ([`descriptors`](super::descriptors)), which map it for their devices. Whatever is in the way of
+//! An arena is made once, and is divided alike on all ranks ([`Areas`]). Its file descriptor goes to the other ranks of the host (`descriptors`), which map it for their devices. Whatever is in the way of
 //! that is told to all ranks, so that all of them do without: [`Peers::meet`] gives the reason then.
 //!
 //! An allocation lives as long as anybody has it mapped: what is written to a rank that is gone goes nowhere, and does no harm.

@@ -47,18 +47,26 @@ fn every_collective(options: &GpuOptions, counts: &[u64]) {
     standin.assert_nothing_left("communicators");
 }
 
+fn by(executor: Executor) -> GpuOptions {
+    GpuOptions {
+        executor: Some(executor),
+        ..small()
+    }
+}
+
 #[test]
-fn every_collective_among_gpus() {
-    every_collective(&small(), &[0, 1, 7, 3001, 50_000]);
+fn every_collective_by_copies() {
+    every_collective(&by(Executor::Copies), &[0, 1, 7, 3001, 50_000]);
+}
+
+#[test]
+fn every_collective_by_kernels() {
+    every_collective(&by(Executor::Kernel), &[0, 1, 3001, 50_000]);
 }
 
 #[test]
 fn every_collective_through_the_host() {
-    let options = GpuOptions {
-        executor: Some(Executor::Staged),
-        ..small()
-    };
-    every_collective(&options, &[0, 1, 3001]);
+    every_collective(&by(Executor::Staged), &[0, 1, 3001]);
 }
 
 fn every_operator<T: Number>(gpu: &GpuCommunicator, stream: &Stream) {
@@ -78,10 +86,9 @@ fn every_operator<T: Number>(gpu: &GpuCommunicator, stream: &Stream) {
     }
 }
 
-#[test]
-fn every_type_and_operator() {
+fn every_type_and_operator(executor: Executor) {
     let standin = Standin::load(Manner::Prompt);
-    ranks(standin.driver().unwrap(), 3, &small(), |gpu| {
+    ranks(standin.driver().unwrap(), 3, &by(executor), |gpu| {
         let stream = Stream::new(gpu.context()).unwrap();
         every_operator::<i8>(&gpu, &stream);
         every_operator::<u8>(&gpu, &stream);
@@ -98,4 +105,14 @@ fn every_type_and_operator() {
         gpu.destroy().unwrap();
     });
     standin.assert_nothing_left("communicators");
+}
+
+#[test]
+fn every_type_and_operator_by_copies() {
+    every_type_and_operator(Executor::Copies);
+}
+
+#[test]
+fn every_type_and_operator_by_kernels() {
+    every_type_and_operator(Executor::Kernel);
 }

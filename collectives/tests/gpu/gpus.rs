@@ -19,10 +19,10 @@ pub(crate) fn gpu(driver: Driver, rank: Rank) -> Context {
 pub(crate) fn small() -> GpuOptions {
     GpuOptions {
         sizes: Some(Sizes {
-            flags: 4096,
-            slots: 4096,
-            fifos: 4096,
+            slots: 1 << 20,
+            fifos: 1 << 20,
             staging: 1 << 20,
+            ..Sizes::default()
         }),
         slice: Some(64 << 10),
         ..GpuOptions::default()

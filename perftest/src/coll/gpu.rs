@@ -26,14 +26,20 @@ const CHUNK: usize = 16 << 20;
 
 /// Why a size could not be measured.
 #[derive(Debug, thiserror::Error)]
-enum Stop {
-    #[error(transparent)]
-    Gpu(#[from] GpuError),
-    #[error(transparent)]
-    Host(#[from] CollectiveError),
-    #[error(transparent)]
-    Driver(#[from] doorbell_cuda::Error),
+#[error("{0}")]
+struct Stop(String);
+
+macro_rules! stops {
+    ($($error:ty)*) => {
+        $(impl From<$error> for Stop {
+            fn from(error: $error) -> Self {
+                Self(error.to_string())
+            }
+        })*
+    };
 }
+
+stops! { GpuError CollectiveError doorbell_cuda::Error }
 
 fn failed(e: &dyn std::fmt::Display) -> Failure {
     Failure::test(one_line(&e.to_string()))
@@ -161,7 +167,9 @@ impl Typed for Job<'_> {
             true => Some(self.figures::<T>(true)?),
             false => None,
         };
-        let (executor, algorithm) = self.gpu.way(self.case.collective, T::TYPE, self.case.count as usize);
+        let (executor, algorithm) = self
+            .gpu
+            .way(self.case.collective, T::TYPE, self.case.count as usize, true);
         Ok(Row {
             bytes: self.bytes,
             count: self.case.count,

@@ -3,14 +3,14 @@
 use super::{At, Messages, Strand, Word, fuse};
 use crate::types::Rank;
 
-/// What a rank knew when it had waited for what a group needs: for each rank, how many of its groups were done.
+/// A group's place in its rank's order, and what the rank knew when it had waited for what the group needs: for each rank, how many of its groups were done.
+type Knowledge = (u32, Vec<u32>);
+
+/// What ranks knew of each other.
 pub(super) struct History {
     /// By rank, slice and group.
-    done: Vec<Vec<Vec<Done>>>,
+    done: Vec<Vec<Vec<Knowledge>>>,
 }
-
-/// A group's place in its rank's order, and what the rank knew.
-type Done = (u32, Vec<u32>);
 
 /// Between two ranks, seen from one of them.
 #[derive(Clone, Default)]

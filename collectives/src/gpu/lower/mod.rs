@@ -6,7 +6,7 @@
 //!
 //! Steps that follow each other are *fused*: what is reduced or copied is stored to all who get it while it is at hand. Bodies that only send are *grouped*: they wait and tell together.
 //!
-//! A group's order of doing is fixed: it waits for all that it needs, then works, then tells. So ranks are a network of processes with bounded queues, whose end does not depend on who is faster: [`check`] runs it once, for as many slices as
+//! A group's order of doing is fixed: it waits for all that it needs, then works, then tells. So ranks are a network of processes with bounded queues, whose end does not depend on who is faster: `check` runs it once, for as many slices as
 //! there are slots and more, and finds whether it gets stuck, and whether a store into an output could come before its owner has read what was there. A message that could is staged instead.
 
 mod check;

@@ -1,0 +1,147 @@
+//! The [executor by kernels](super::kernel) of one communicator: its plans, and its kernels made ready.
+
+use std::sync::Arc;
+
+use doorbell_cuda::{Memory, Span, Stream};
+
+use super::copies::Operation;
+use super::error::GpuError;
+use super::kernel::{KernelExecutor, Operation as Launched, Plan};
+use super::lower::LowerError;
+use super::peers::Peers;
+use super::program::{Cut, Function, MAX_BLOCKS};
+use crate::algorithm::Algorithm;
+use crate::plan::Collective;
+use crate::types::{DataType, Rank, ReduceOp};
+
+/// Plans that are kept.
+const KEPT: usize = 64;
+
+/// What a plan was lowered from.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Key {
+    collective: Collective,
+    algorithm: Algorithm,
+    root: Rank,
+    direct: bool,
+    in_place: bool,
+}
+
+/// One rank's.
+pub(super) struct Kernels {
+    peers: Arc<Peers>,
+    executor: KernelExecutor,
+    /// The last used comes last.
+    plans: Vec<(Key, Plan)>,
+    /// The kernels that have run.
+    warm: Vec<(DataType, bool, bool)>,
+}
+
+impl Kernels {
+    pub(super) fn new(peers: Arc<Peers>) -> Self {
+        let arenas = peers
+            .arenas()
+            .memories()
+            .iter()
+            .map(|arena| arena.device_ptr().0)
+            .collect();
+        let stop = peers.control().device_ptr().0;
+        let executor = KernelExecutor::of(
+            peers.context(),
+            peers.rank(),
+            arenas,
+            peers.areas(),
+            stop,
+            MAX_BLOCKS / 2,
+        );
+        Self {
+            peers,
+            executor,
+            plans: Vec::new(),
+            warm: Vec::new(),
+        }
+    }
+
+    /// Puts an operation into `stream`.
+    pub(super) fn run(
+        &mut self,
+        operation: &Operation<'_>,
+        (op, scalar): (ReduceOp, u64),
+        cut: Cut,
+        stream: &Stream,
+    ) -> Result<(), GpuError> {
+        let function = Function {
+            data: operation.data,
+            op: operation.collective.reduces().then_some(op),
+            scalar,
+        };
+        let cut = Cut {
+            slice: cut.slice.min(self.executor.geometry().most(cut.lines)),
+            ..cut
+        };
+        self.warm(function, cut.lines)?;
+        self.prepare(operation)?;
+        let Some((key, plan)) = self.plans.last() else {
+            return Ok(());
+        };
+        let outputs: Option<Vec<u64>> = operation.registered.filter(|_| key.direct).map(|(mapped, start)| {
+            let address = |memory: &doorbell_cuda::DeviceMemory| memory.device_ptr().0 + start as u64;
+            mapped.memories().iter().map(address).collect()
+        });
+        let address = |span: Option<Span<'_>>| span.map_or(0, |span| span.device_ptr().0);
+        let launched = Launched {
+            input: address(operation.input),
+            output: address(operation.output),
+            outputs: outputs.as_deref(),
+            count: operation.count,
+        };
+        let mut uses: Vec<Span<'_>> = [operation.input, operation.output].into_iter().flatten().collect();
+        uses.extend(self.peers.arenas().memories().iter().map(Memory::all));
+        uses.push(self.peers.control().all());
+        if let Some((mapped, _)) = operation.registered {
+            uses.extend(mapped.memories().iter().map(Memory::all));
+        }
+        // SAFETY: input and output were found to hold what the operation needs, and arenas and what is registered are mapped; all of it is kept. That nobody else touches it meanwhile is for the callers on all ranks to see to, as with copies, and
+        // concerns the memory of devices alone, of which nobody has references.
+        unsafe { self.executor.launch(stream, plan, function, cut, launched, &uses) }
+    }
+
+    /// Has a kernel run once: see [`KernelExecutor::prepare`].
+    fn warm(&mut self, function: Function, lines: bool) -> Result<(), GpuError> {
+        let name = (function.data, function.op.is_some(), lines);
+        if !self.warm.contains(&name) {
+            let stream = Stream::new(self.peers.context())?;
+            self.executor.prepare(&stream, function, lines)?;
+            self.warm.push(name);
+        }
+        Ok(())
+    }
+
+    /// Has the plan of an operation as the last one.
+    fn prepare(&mut self, operation: &Operation<'_>) -> Result<(), GpuError> {
+        let key = Key {
+            collective: operation.collective,
+            algorithm: operation.algorithm,
+            root: operation.root,
+            direct: operation.registered.is_some(),
+            // Of those with a root only the root knows, and it is the same to the others.
+            in_place: operation.in_place && !operation.collective.has_root(),
+        };
+        if let Some(known) = self.plans.iter().rposition(|(known, _)| *known == key) {
+            self.plans[known..].rotate_left(1);
+            return Ok(());
+        }
+        let order: Vec<_> = (0..self.peers.ranks() as u32).map(Rank).collect();
+        let schedule = key.algorithm.schedule(key.collective, &order, key.root)?;
+        let lowered = Plan::new(&*schedule, self.peers.rank(), key.direct, key.in_place);
+        let plan = lowered.map_err(|e: LowerError| GpuError::Misuse {
+            collective: key.collective,
+            what: e.to_string(),
+        })?;
+        if self.plans.len() >= KEPT {
+            self.plans.remove(0);
+        }
+        self.plans.push((key, plan));
+        Ok(())
+    }
+}
