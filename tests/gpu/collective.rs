@@ -1,8 +1,12 @@
 //! The kernels of collectives on the stand-in: every collective by every algorithm among few ranks, with every type and operator, staged and direct, in place, as lines and whole, in many slices.
 
 use doorbell_collectives::gpu::Sizes;
+use doorbell_collectives::gpu::program::{Cut, Function};
+use doorbell_collectives::plan::Collective;
+use doorbell_collectives::reference::Case;
+use doorbell_collectives::{Algorithm, DataType, Rank, ReduceOp};
 use doorbell_cuda_standin::{Manner, Standin};
-use doorbell_tests::gpu::collective::{Rig, Sample, cases, cuts, every_type};
+use doorbell_tests::gpu::collective::{Rig, Sample, Way, cases, cuts, every_type};
 
 fn rig(standin: &Standin, ranks: usize) -> Rig {
     let sizes = Sizes {
@@ -34,4 +38,38 @@ fn every_collective_by_every_algorithm_gives_what_it_must() {
         done += every_type(&rig, &case, &cuts(true), &mut sample).unwrap();
     }
     assert!(done > 50, "{done} ways");
+}
+
+#[test]
+fn who_waits_for_a_rank_that_does_not_come_gives_up_when_told_to() {
+    let Some(standin) = standin() else { return };
+    let rig = rig(&standin, 2);
+    let case = Case {
+        collective: Collective::AllReduce,
+        ranks: 2,
+        root: Rank(0),
+        count: 1000,
+    };
+    for (lines, algorithm) in [(false, Algorithm::Ring), (true, Algorithm::OneShot)] {
+        let way = Way {
+            algorithm,
+            direct: false,
+            in_place: false,
+            cut: Cut {
+                blocks: 2,
+                threads: 64,
+                slice: 1024,
+                lines,
+            },
+            skew: (0, 0),
+        };
+        let function = Function::reduce(DataType::F32, ReduceOp::Sum);
+        let plans = rig.plans(&case, way).unwrap();
+        rig.prepare(function, lines).unwrap();
+        rig.launch_one(0, &plans, &case, way, function).unwrap();
+        assert!(!rig.ranks[0].stream.is_idle().unwrap(), "it waits for rank 1");
+        rig.stop(true).unwrap();
+        rig.ranks[0].stream.synchronize().unwrap();
+        rig.stop(false).unwrap();
+    }
 }

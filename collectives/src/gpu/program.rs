@@ -1,4 +1,4 @@
-//! What a launch of a kernel is given: a lowered plan for a count, as words, with the addresses of all ranks' memory. `gpudirect/cuda/kernels/collective.cu` reads it.
+//! What a launch of a kernel is given: a lowered plan for a count, as words, with the addresses of all ranks' memory. `gpudirect/cuda/kernels/operation.cuh` has the same, `collective.cu` reads it.
 
 use super::lower::{At, Body, Group, Lowered, NOTHING, Operand, Strand, Word, Work};
 use super::peers::{Areas, MAX_PEERS};

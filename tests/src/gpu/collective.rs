@@ -131,16 +131,16 @@ impl Rig {
         })
     }
 
-    /// Tells all kernels to give up.
+    /// Tells all kernels to give up, those of later launches too; or no longer.
     ///
     /// # Errors
     /// None that can happen.
-    pub fn stop(&self) -> Result<()> {
+    pub fn stop(&self, all: bool) -> Result<()> {
         for member in &self.ranks {
             member
                 .stop
                 .atomic_u32(0)?
-                .store(1, std::sync::atomic::Ordering::Release);
+                .store(u32::from(all), std::sync::atomic::Ordering::Release);
         }
         Ok(())
     }
