@@ -249,13 +249,17 @@ impl Strand {
     fn has_partials(&self) -> bool {
         let is_partial = |operand: &Operand| operand.form == Form::Partial;
         let bodies = self.groups.iter().flat_map(|group| &group.bodies);
-        bodies.flat_map(|body| body.sources.iter().chain(&body.targets)).any(is_partial)
+        bodies
+            .flat_map(|body| body.sources.iter().chain(&body.targets))
+            .any(is_partial)
     }
 
     /// How many words it is written in, its place among the strands included.
     fn words(&self) -> usize {
         let operands = |body: &Body| 1 + body.sources.len() + body.targets.len();
-        let group = |group: &Group| 1 + group.waits.len() + group.bodies.iter().map(operands).sum::<usize>() + group.tells.len();
+        let group = |group: &Group| {
+            1 + group.waits.len() + group.bodies.iter().map(operands).sum::<usize>() + group.tells.len()
+        };
         2 + self.peers.len() + self.groups.iter().map(group).sum::<usize>()
     }
 }

@@ -1,41 +1,206 @@
-//! Every schedule is lowered.
+//! Every schedule is lowered, and what is lowered is what it should be. That results are right, tests/gpu shows with the kernels themselves.
 
 use super::*;
 use crate::algorithm::Algorithm;
 use crate::plan::Collective;
 
+fn schedule(algorithm: Algorithm, collective: Collective, ranks: u32) -> Box<dyn Schedule> {
+    let order: Vec<Rank> = (0..ranks).map(Rank).collect();
+    algorithm.schedule(collective, &order, Rank(ranks / 2)).unwrap()
+}
+
+/// Messages that two ranks exchange in a slice, as both count them.
+fn counts_agree(lowered: &[Lowered]) -> bool {
+    let ranks = lowered.len();
+    (0..lowered[0].strands.len()).all(|strand| {
+        (0..ranks * ranks).all(|pair| {
+            let (a, b) = (pair / ranks, pair % ranks);
+            let (one, other) = (
+                &lowered[a].strands[strand].peers[b],
+                &lowered[b].strands[strand].peers[a],
+            );
+            (one.sent_direct, one.sent_staged) == (other.received_direct, other.received_staged)
+        })
+    })
+}
+
 #[test]
-fn every_schedule_lowers() {
+fn every_schedule_lowers_with_slots_for_its_longest_spans() {
     for &collective in Collective::ALL {
         for algorithm in Algorithm::of(collective) {
             for ranks in 1..=9 {
-                let order: Vec<Rank> = (0..ranks).map(Rank).collect();
-                let schedule = algorithm.schedule(collective, &order, Rank(ranks / 2)).unwrap();
+                let schedule = schedule(algorithm, collective, ranks);
                 for in_place in [false, true]
                     .into_iter()
                     .filter(|in_place| !in_place || schedule.in_place())
                 {
-                    for (direct, ahead, slots) in [
-                        (false, 0, 4),
-                        (true, 0, 4),
-                        (true, 1, 4),
-                        (false, 1, 4),
-                        (false, 0, 16),
-                        (true, 1, 16),
-                    ] {
+                    for (direct, ahead) in [(false, 0), (false, 1), (true, 0), (true, 1)] {
                         let options = Options {
                             in_place,
                             direct,
-                            slots,
+                            slots: 16,
                             ahead,
                         };
-                        let lowered = lower(&*schedule, options);
-                        if lowered.is_err() {
-                            eprintln!("{collective} {algorithm} {ranks} {options:?} {:?}", lowered.err());
-                        }
+                        let lowered = lower(&*schedule, options).unwrap_or_else(|error| {
+                            panic!("{collective} {algorithm} among {ranks}, {options:?}: {error}")
+                        });
+                        assert!(
+                            counts_agree(&lowered),
+                            "{collective} {algorithm} among {ranks}, {options:?}"
+                        );
+                        assert!(lowered.iter().all(|rank| rank.all == lowered[0].all));
                     }
                 }
             }
         }
     }
+}
+
+#[test]
+fn four_slots_are_enough_for_what_sends_directly_or_around() {
+    for algorithm in [
+        Algorithm::FullMesh,
+        Algorithm::OneShot,
+        Algorithm::Ring,
+        Algorithm::Tree,
+    ] {
+        for collective in Collective::ALL.iter().copied().filter(|one| algorithm.supports(*one)) {
+            for ranks in 2..=8 {
+                for direct in [false, true] {
+                    let options = Options {
+                        in_place: false,
+                        direct,
+                        slots: 4,
+                        ahead: 1,
+                    };
+                    let found = lower(&*schedule(algorithm, collective, ranks), options);
+                    assert!(
+                        found.is_ok(),
+                        "{collective} {algorithm} among {ranks}: {:?}",
+                        found.err()
+                    );
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn too_few_slots_are_an_error_and_no_deadlock() {
+    let options = Options {
+        in_place: false,
+        direct: false,
+        slots: 2,
+        ahead: 0,
+    };
+    let halving = schedule(Algorithm::HalvingDoubling, Collective::AllReduce, 8);
+    assert!(matches!(
+        lower(&*halving, options),
+        Err(LowerError::Stuck { slots: 2, .. })
+    ));
+}
+
+#[test]
+fn a_mesh_sends_all_at_once_and_stores_its_sum_everywhere_at_once() {
+    let mesh = schedule(Algorithm::FullMesh, Collective::AllReduce, 4);
+    for in_place in [false, true] {
+        let options = Options {
+            in_place,
+            direct: true,
+            slots: 4,
+            ahead: 1,
+        };
+        for (rank, lowered) in lower(&*mesh, options).unwrap().iter().enumerate() {
+            let [strand] = lowered.strands.as_slice() else {
+                panic!("one strand")
+            };
+            let [send, reduce] = strand.groups.as_slice() else {
+                panic!("rank {rank}: {strand:#?}")
+            };
+            assert_eq!(strand.ahead, 1, "sending waits for nothing but slots");
+            assert_eq!(send.bodies.len(), 3);
+            let [sum] = reduce.bodies.as_slice() else {
+                panic!("one sum")
+            };
+            assert_eq!(sum.work, Work::Reduce { whole: true });
+            assert_eq!((sum.sources.len(), sum.targets.len()), (4, 4));
+            // What is sent of the input has been received by whom it is for, before that rank's sum can come: in place, too.
+            let direct = sum
+                .targets
+                .iter()
+                .filter(|target| matches!(target.at, At::TheirOutput(..)));
+            assert_eq!(direct.count(), 3);
+        }
+    }
+}
+
+/// Rank 1 reads a block of its input, which in place is that of its output into which rank 0 stores; and tells rank 0 of that, which waits for it or not.
+fn store_into_what_is_read(waits: bool) -> [Strand; 2] {
+    let element = |at| Operand {
+        at,
+        form: Form::Element,
+    };
+    let body = |from, into| Body {
+        data: 0,
+        work: Work::Move,
+        sources: vec![element(from)],
+        targets: vec![element(into)],
+    };
+    let read = Word::Staged {
+        peer: Rank(1),
+        message: 0,
+    };
+    let store = Group {
+        waits: if waits { vec![read] } else { Vec::new() },
+        bodies: vec![body(At::Input(0), At::TheirOutput(Rank(1), 0))],
+        tells: vec![Word::Direct {
+            peer: Rank(1),
+            message: 0,
+        }],
+    };
+    let send = Group {
+        waits: Vec::new(),
+        bodies: vec![body(At::Input(0), At::TheirSlot(Rank(0), 0))],
+        tells: vec![Word::Staged {
+            peer: Rank(0),
+            message: 0,
+        }],
+    };
+    let strand = |group, peers: [(u32, u32); 2]| Strand {
+        groups: vec![group],
+        peers: peers
+            .map(|(direct, staged)| Traffic {
+                sent_direct: direct,
+                sent_staged: staged,
+                received_direct: 0,
+                received_staged: 0,
+            })
+            .into(),
+        ..Strand::default()
+    };
+    let mut strands = [strand(store, [(0, 0), (1, 0)]), strand(send, [(0, 1), (0, 0)])];
+    strands[0].peers[1].received_staged = 1;
+    strands[1].peers[0].received_direct = 1;
+    strands
+}
+
+#[test]
+fn a_store_into_what_is_still_to_be_read_is_found() {
+    let message = |is_direct: bool| Message {
+        output: is_direct.then_some(0),
+        is_direct,
+        number: 0,
+    };
+    let messages = Messages::from([
+        ((Rank(0), Rank(1)), vec![message(true)]),
+        ((Rank(1), Rank(0)), vec![message(false)]),
+    ]);
+    let early = |waits, shift| {
+        let strands = store_into_what_is_read(waits);
+        let history = check::run(&strands, 16).unwrap_or_else(|rank| panic!("rank {rank} waits for ever"));
+        check::too_early(&strands, &history, &messages, |_| shift)
+    };
+    assert_eq!(early(false, Some(0)), [(Rank(0), Rank(1), 0)]);
+    assert!(early(true, Some(0)).is_empty(), "it waits for who reads");
+    assert!(early(false, None).is_empty(), "input is no output");
 }
