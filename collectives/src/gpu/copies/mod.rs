@@ -5,6 +5,7 @@
 //! A rank tells another that something is there by copying a word of ones behind it, by the same engine; who waits does so in a stream. So a copy is what takes time, and no kernel waits for anything.
 
 mod script;
+mod tasks;
 
 use std::sync::Arc;
 

@@ -6,6 +6,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::algorithm::Algorithm;
+use crate::plan::Collective;
 use crate::reference::{Case, Origin};
 
 /// Memory of a rank. Elements are words of 16 bits, partial results of 32: as they are of `f16`, but added as integers.

@@ -1,0 +1,595 @@
+//! What a rank has to do for an operation, task by task, before it is known in which stream: where each message goes at its receiver, what is read and written, and what comes before what.
+
+use core::ops::Range;
+
+use super::script::{Act, At, READY, Terms, TooLarge};
+use crate::executor::layout::{Contents, Extent, Layout, pieces};
+use crate::plan::walk::{Walker, Who, walk};
+use crate::plan::{Collective, Form, Place, Program, Schedule, Span, Step};
+use crate::types::Rank;
+
+/// What staging memory is divided by.
+const ALIGN: u64 = 256;
+/// Slices of an operation at most.
+const MAX_SLICES: u64 = 512;
+
+/// Memory of a rank that is its own to look after.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Space {
+    Input,
+    Output,
+    Staging,
+}
+
+/// Bytes that a task reads or writes.
+#[derive(Clone, Debug)]
+pub(super) struct Touch {
+    space: Space,
+    bytes: Range<u64>,
+    writes: bool,
+}
+
+impl Touch {
+    fn meets(&self, other: &Self) -> bool {
+        (self.writes || other.writes)
+            && self.space == other.space
+            && self.bytes.start < other.bytes.end
+            && other.bytes.start < self.bytes.end
+    }
+}
+
+#[derive(Clone, Debug)]
+pub(super) enum What {
+    Send { to: Rank, word: u32, has_to_ask: bool },
+    Receive { from: Rank, word: u32, has_to_ask: bool },
+    Work,
+}
+
+/// Something that is done in one stream.
+#[derive(Clone, Debug)]
+pub(super) struct Task {
+    /// Slice, strand, step, and which of the step's: what comes before in this order comes before in the plan.
+    pub(super) place: (u64, u32, u32, u8),
+    pub(super) depth: u32,
+    pub(super) what: What,
+    pub(super) acts: Vec<Act>,
+    pub(super) touches: Vec<Touch>,
+}
+
+/// A message, as its sender and its receiver have it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Message {
+    pub(super) from: Rank,
+    pub(super) to: Rank,
+    /// Which of those between the two in a slice.
+    pub(super) number: u32,
+    pub(super) strand: u32,
+    pub(super) send: u32,
+    pub(super) receive: u32,
+    /// Where in the receiver's part of staging memory it is put, if not where it belongs.
+    pub(super) staged: Option<u64>,
+    /// Whether it is put where something else has been in the same slice.
+    pub(super) replaces: bool,
+}
+
+/// A plan with all that is known of it.
+pub(super) struct Plan {
+    pub(super) terms: Terms,
+    pub(super) programs: Vec<Program>,
+    pub(super) layouts: Vec<Layout>,
+    pub(super) contents: Vec<Contents>,
+    /// By rank and strand, of each step.
+    pub(super) depths: Vec<Vec<Vec<u32>>>,
+    pub(super) messages: Vec<Message>,
+    /// By rank and strand, the message of each step.
+    pub(super) of_step: Vec<Vec<Vec<Option<u32>>>>,
+    /// By sender and receiver, how many messages a slice has.
+    pub(super) counts: Vec<Vec<u32>>,
+    pub(super) is_barrier: bool,
+    pub(super) slices: u64,
+    /// How many slices have staging memory of their own, and how much.
+    pub(super) turns: u64,
+    pub(super) turn: u64,
+    /// In place, what is to be added to bytes of the input and of the output, by rank, for them to be the same bytes of one memory.
+    pub(super) shifts: Vec<(u64, u64)>,
+}
+
+/// Notes the depths of steps.
+struct Depths {
+    now: Vec<Vec<u32>>,
+    all: Vec<Vec<Vec<u32>>>,
+}
+
+impl Walker for Depths {
+    type Message = u32;
+
+    fn send(&mut self, who: Who, step: &Step) -> u32 {
+        self.alone(who, step);
+        self.now[who.rank.index()][who.strand as usize]
+    }
+
+    fn receive(&mut self, who: Who, _: &Step, message: u32) {
+        let now = &mut self.now[who.rank.index()][who.strand as usize];
+        *now = (*now).max(message + 1);
+        self.all[who.rank.index()][who.strand as usize].push(*now);
+    }
+
+    fn alone(&mut self, who: Who, _: &Step) {
+        let now = self.now[who.rank.index()][who.strand as usize];
+        self.all[who.rank.index()][who.strand as usize].push(now);
+    }
+}
+
+impl Plan {
+    pub(super) fn new(schedule: &dyn Schedule, terms: Terms) -> Result<Self, TooLarge> {
+        let shape = schedule.shape();
+        let (ranks, strands) = (shape.ranks(), schedule.strands());
+        let all = || (0..ranks).map(Rank);
+        let programs: Vec<_> = all().map(|rank| Program::of(schedule, rank)).collect();
+        let contents = all()
+            .zip(&programs)
+            .map(|(rank, program)| Contents::new(shape, rank, &program.scratch, &program.partial))
+            .collect();
+        let none = vec![vec![Vec::new(); strands as usize]; ranks as usize];
+        let mut depths = Depths {
+            now: vec![vec![0; strands as usize]; ranks as usize],
+            all: none,
+        };
+        walk(schedule, &mut depths);
+        let es = terms.data.bytes() as u64;
+        let shift = |rank| match (terms.in_place, shape.shared(rank)) {
+            (true, Some(shared)) => {
+                let part = |blocks: u32| u64::from(blocks / shape.blocks.max(1)) * terms.count * es;
+                (part(shared.output), part(shared.input))
+            }
+            _ => (0, 0),
+        };
+        let mut plan = Self {
+            terms,
+            layouts: Vec::new(),
+            contents,
+            depths: depths.all,
+            messages: Vec::new(),
+            of_step: Vec::new(),
+            counts: Vec::new(),
+            is_barrier: shape.collective == Collective::Barrier,
+            slices: 1,
+            turns: 1,
+            turn: 0,
+            shifts: all().map(shift).collect(),
+            programs,
+        };
+        plan.match_messages();
+        let parts = match shape.collective {
+            Collective::AllReduce | Collective::Broadcast | Collective::Reduce => 1,
+            _ => u64::from(ranks),
+        };
+        let whole = terms.count.saturating_mul(es).saturating_mul(parts);
+        // Each message of each slice has a word of its own.
+        let most = u64::from(plan.counts.iter().flatten().copied().max().unwrap_or(0));
+        let at_most = (u64::from(READY) / most.max(1)).clamp(1, MAX_SLICES);
+        let too_large = TooLarge { staging: terms.staging };
+        if most >= u64::from(READY) {
+            return Err(too_large);
+        }
+        let mut slices = whole.div_ceil(terms.slice.max(1)).clamp(1, at_most);
+        loop {
+            plan.cut(schedule, slices);
+            if plan.turn * plan.turns <= terms.staging {
+                return Ok(plan);
+            }
+            if slices >= at_most || slices >= terms.count {
+                return Err(too_large);
+            }
+            slices = (slices * 2).min(at_most);
+        }
+    }
+
+    fn match_messages(&mut self) {
+        let ranks = self.programs.len();
+        self.counts = vec![vec![0; ranks]; ranks];
+        self.of_step = self
+            .programs
+            .iter()
+            .map(|program| program.strands.iter().map(|steps| vec![None; steps.len()]).collect())
+            .collect();
+        for strand in 0..self.programs.first().map_or(0, |program| program.strands.len()) {
+            let steps = |rank: usize| (0u32..).zip(&self.programs[rank].strands[strand]);
+            for from in 0..ranks {
+                for to in 0..ranks {
+                    let sends = steps(from)
+                        .filter(|(_, step)| matches!(step, Step::Send { to: peer, .. } if peer.index() == to));
+                    let receives = steps(to).filter(|(_, step)| {
+                        matches!(step, Step::Recv { from: peer, .. } | Step::RecvReduce { from: peer, .. } if peer.index() == from)
+                    });
+                    for ((send, _), (receive, _)) in sends.zip(receives) {
+                        let id = Some(self.messages.len() as u32);
+                        self.of_step[from][strand][send as usize] = id;
+                        self.of_step[to][strand][receive as usize] = id;
+                        let number = self.counts[from][to];
+                        self.counts[from][to] += 1;
+                        self.messages.push(Message {
+                            from: Rank(from as u32),
+                            to: Rank(to as u32),
+                            number,
+                            strand: strand as u32,
+                            send,
+                            receive,
+                            staged: None,
+                            replaces: false,
+                        });
+                    }
+                }
+            }
+        }
+    }
+
+    /// Lays everything out for so many slices.
+    fn cut(&mut self, schedule: &dyn Schedule, slices: u64) {
+        let shape = schedule.shape();
+        let extent = || Extent {
+            count: self.terms.count,
+            parts: None,
+            slices: slices as u32,
+        };
+        self.layouts = self
+            .programs
+            .iter()
+            .map(|program| Layout::new(shape, extent(), &program.scratch, &program.partial))
+            .collect();
+        self.slices = slices;
+        (self.turns, self.turn) = (1, 0);
+        let mut ends: Vec<u64> = (0..self.programs.len())
+            .map(|rank| self.partial_at(rank) + self.layouts[rank].partial_len * self.unit(Form::Partial))
+            .collect();
+        for id in 0..self.messages.len() {
+            let message = self.messages[id];
+            let step = self.receiving(message);
+            let is_staged = match step {
+                Step::RecvReduce { .. } => true,
+                Step::Recv { into, .. } => into.place == Place::Output && !self.terms.direct,
+                _ => false,
+            };
+            self.messages[id].replaces = false;
+            self.messages[id].staged = is_staged.then(|| {
+                let end = &mut ends[message.to.index()];
+                let start = end.next_multiple_of(ALIGN);
+                *end = start + self.message_bytes(message, 0);
+                start
+            });
+        }
+        self.turn = ends.into_iter().max().unwrap_or(0).next_multiple_of(ALIGN);
+        self.look_for_replaced();
+    }
+
+    /// Finds messages that take the place of something else, and how long staging memory is in use.
+    fn look_for_replaced(&mut self) {
+        let mut replaced = Vec::new();
+        let mut turns = 1;
+        for rank in 0..self.programs.len() {
+            let tasks = self.tasks(rank, 0);
+            for (at, task) in tasks.iter().enumerate() {
+                for before in &tasks[..at] {
+                    let meets = |space: Option<Space>| {
+                        let of = |touch: &&Touch| space.is_none_or(|space| touch.space == space);
+                        task.touches
+                            .iter()
+                            .filter(of)
+                            .any(|touch| before.touches.iter().any(|other| other.meets(touch)))
+                    };
+                    if !meets(None) {
+                        continue;
+                    }
+                    if matches!(task.what, What::Receive { .. }) {
+                        let (_, strand, step, _) = task.place;
+                        replaced.extend(self.of_step[rank][strand as usize][step as usize]);
+                    }
+                    if meets(Some(Space::Staging)) {
+                        turns = turns.max(u64::from(task.depth.saturating_sub(before.depth)) + 1);
+                    }
+                }
+            }
+        }
+        for id in replaced {
+            self.messages[id as usize].replaces = true;
+        }
+        self.turns = turns;
+    }
+
+    fn sending(&self, message: Message) -> &Step {
+        &self.programs[message.from.index()].strands[message.strand as usize][message.send as usize]
+    }
+
+    fn receiving(&self, message: Message) -> &Step {
+        &self.programs[message.to.index()].strands[message.strand as usize][message.receive as usize]
+    }
+
+    /// Bytes of an element in a form.
+    fn unit(&self, form: Form) -> u64 {
+        match form {
+            Form::Element => self.terms.data.bytes() as u64,
+            Form::Partial => self.terms.data.accumulator().bytes() as u64,
+        }
+    }
+
+    /// Where partial results are in a slice's part of staging memory.
+    fn partial_at(&self, rank: usize) -> u64 {
+        (self.layouts[rank].scratch_len * self.unit(Form::Element)).next_multiple_of(ALIGN)
+    }
+
+    /// The pieces of a span of `rank`'s: where each is, in bytes, and its elements.
+    fn span(&self, rank: usize, span: Span, slice: u64) -> Vec<(Place, u64, u64)> {
+        let layout = &self.layouts[rank];
+        let Some(data) = self.contents[rank].of(span) else {
+            return Vec::new();
+        };
+        let unit = self.unit(span.place.form());
+        let each = pieces(data, layout.joins());
+        let run = |&(at, blocks): &(u32, u32)| {
+            let run = layout.run(span.place, span.first + at, blocks, slice as u32);
+            let base = match span.place {
+                Place::Input | Place::Output => 0,
+                Place::Scratch => self.base(slice),
+                Place::Partial => self.base(slice) + self.partial_at(rank),
+            };
+            (span.place, base + run.offset * unit, run.len)
+        };
+        each.iter().map(run).collect()
+    }
+
+    /// Where a slice's part of staging memory begins.
+    fn base(&self, slice: u64) -> u64 {
+        slice % self.turns * self.turn
+    }
+
+    pub(super) fn message_bytes(&self, message: Message, slice: u64) -> u64 {
+        let Step::Send { span, .. } = self.sending(message) else {
+            return 0;
+        };
+        let elements: u64 = self
+            .span(message.from.index(), *span, slice)
+            .iter()
+            .map(|(_, _, len)| len)
+            .sum();
+        elements * self.unit(span.place.form())
+    }
+
+    /// Where the pieces of a message are put, at its receiver.
+    fn target(&self, message: Message, slice: u64) -> Vec<(Place, u64)> {
+        if let Some(staged) = message.staged {
+            let mut next = self.base(slice) + staged;
+            let Step::Send { span, .. } = self.sending(message) else {
+                return Vec::new();
+            };
+            let unit = self.unit(span.place.form());
+            let pieces = self.span(message.from.index(), *span, slice);
+            let place = |(_, _, len): &(Place, u64, u64)| {
+                let at = next;
+                next += len * unit;
+                (Place::Scratch, at)
+            };
+            return pieces.iter().map(place).collect();
+        }
+        match self.receiving(message) {
+            Step::Recv { into, .. } => self
+                .span(message.to.index(), *into, slice)
+                .into_iter()
+                .map(|(place, at, _)| (place, at))
+                .collect(),
+            _ => Vec::new(),
+        }
+    }
+
+    fn touch(&self, rank: usize, (place, at): (Place, u64), bytes: u64, writes: bool) -> Touch {
+        let (input, output) = self.shifts[rank];
+        let (space, start) = match place {
+            Place::Input if self.terms.in_place => (Space::Output, at + input),
+            Place::Input => (Space::Input, at),
+            Place::Output => (Space::Output, at + output),
+            Place::Scratch | Place::Partial => (Space::Staging, at),
+        };
+        Touch {
+            space,
+            bytes: start..start + bytes,
+            writes,
+        }
+    }
+
+    /// The tasks of a slice, in the plan's order.
+    pub(super) fn tasks(&self, rank: usize, slice: u64) -> Vec<Task> {
+        let mut tasks = Vec::new();
+        for (strand, steps) in self.programs[rank].strands.iter().enumerate() {
+            for (at, step) in steps.iter().enumerate() {
+                let depth = self.depths[rank][strand][at];
+                let message = self.of_step[rank][strand][at].map(|id| self.messages[id as usize]);
+                let mut task = Task {
+                    place: (slice, strand as u32, at as u32, 0),
+                    depth,
+                    what: What::Work,
+                    acts: Vec::new(),
+                    touches: Vec::new(),
+                };
+                match (step, message) {
+                    (Step::Send { span, .. }, Some(message)) => {
+                        let pieces = self.span(rank, *span, slice);
+                        let unit = self.unit(span.place.form());
+                        for ((place, from, len), into) in pieces.into_iter().zip(self.target(message, slice)) {
+                            task.copy(here((place, from)), there(message.to, into), len * unit);
+                            task.touches.push(self.touch(rank, (place, from), len * unit, false));
+                        }
+                        task.what = What::Send {
+                            to: message.to,
+                            word: self.word(message, slice),
+                            has_to_ask: self.has_to_ask(message, slice),
+                        };
+                        tasks.extend(task.some());
+                    }
+                    (Step::Recv { into, .. }, Some(message)) => {
+                        self.receive(&mut tasks, task.clone(), message, slice);
+                        if message.staged.is_some() {
+                            let unit = self.unit(into.place.form());
+                            task.place.3 = 1;
+                            let sources = self.target(message, slice);
+                            for ((place, to, len), from) in self.span(rank, *into, slice).into_iter().zip(sources) {
+                                task.copy(here(from), here((place, to)), len * unit);
+                                task.touches.push(self.touch(rank, from, len * unit, false));
+                                task.touches.push(self.touch(rank, (place, to), len * unit, true));
+                            }
+                            tasks.extend(task.some());
+                        }
+                    }
+                    (Step::RecvReduce { form, with, into, .. }, Some(message)) => {
+                        self.receive(&mut tasks, task.clone(), message, slice);
+                        task.place.3 = 1;
+                        let received = self
+                            .target(message, slice)
+                            .into_iter()
+                            .map(|from| (from, *form))
+                            .collect();
+                        self.reduce(
+                            rank,
+                            &mut task,
+                            vec![received, self.operand(rank, *with, slice)],
+                            *into,
+                            slice,
+                        );
+                        tasks.extend(task.some());
+                    }
+                    (Step::Reduce { sources, into }, _) => {
+                        let sources = sources
+                            .iter()
+                            .map(|source| self.operand(rank, *source, slice))
+                            .collect();
+                        self.reduce(rank, &mut task, sources, *into, slice);
+                        tasks.extend(task.some());
+                    }
+                    (Step::Copy { from, into }, _) => {
+                        let unit = self.unit(into.place.form());
+                        for ((source, at, _), (place, to, len)) in self
+                            .span(rank, *from, slice)
+                            .into_iter()
+                            .zip(self.span(rank, *into, slice))
+                        {
+                            let (read, written) = (
+                                self.touch(rank, (source, at), len * unit, false),
+                                self.touch(rank, (place, to), len * unit, true),
+                            );
+                            if read.space == written.space && read.bytes == written.bytes {
+                                continue;
+                            }
+                            task.copy(here((source, at)), here((place, to)), len * unit);
+                            task.touches.extend([read, written]);
+                        }
+                        tasks.extend(task.some());
+                    }
+                    // A message that nobody sends: the checker proves that there is none.
+                    _ => {}
+                }
+            }
+        }
+        tasks
+    }
+
+    fn receive(&self, tasks: &mut Vec<Task>, mut task: Task, message: Message, slice: u64) {
+        let Step::Send { span, .. } = self.sending(message) else {
+            return;
+        };
+        let unit = self.unit(span.place.form());
+        let pieces = self.span(message.from.index(), *span, slice);
+        for (into, (_, _, len)) in self.target(message, slice).into_iter().zip(pieces) {
+            if len > 0 {
+                task.touches
+                    .push(self.touch(message.to.index(), into, len * unit, true));
+            }
+        }
+        if task.touches.is_empty() {
+            return;
+        }
+        // It comes when it was sent.
+        task.depth = self.depths[message.from.index()][message.strand as usize][message.send as usize];
+        task.what = What::Receive {
+            from: message.from,
+            word: self.word(message, slice),
+            has_to_ask: self.has_to_ask(message, slice),
+        };
+        tasks.push(task);
+    }
+
+    fn operand(&self, rank: usize, span: Span, slice: u64) -> Vec<((Place, u64), Form)> {
+        self.span(rank, span, slice)
+            .into_iter()
+            .map(|(place, at, _)| ((place, at), place.form()))
+            .collect()
+    }
+
+    fn reduce(&self, rank: usize, task: &mut Task, sources: Vec<Vec<((Place, u64), Form)>>, into: Span, slice: u64) {
+        for (at, (place, to, len)) in self.span(rank, into, slice).into_iter().enumerate() {
+            if len == 0 {
+                continue;
+            }
+            let of_piece: Vec<_> = sources.iter().filter_map(|source| source.get(at).copied()).collect();
+            for (from, form) in &of_piece {
+                task.touches
+                    .push(self.touch(rank, *from, len * self.unit(*form), false));
+            }
+            task.touches
+                .push(self.touch(rank, (place, to), len * self.unit(place.form()), true));
+            task.acts.push(Act::Reduce {
+                sources: of_piece.into_iter().map(|(from, form)| (here(from), form)).collect(),
+                into: (here((place, to)), place.form()),
+                elements: len,
+            });
+        }
+    }
+
+    fn word(&self, message: Message, slice: u64) -> u32 {
+        slice as u32 * self.counts[message.from.index()][message.to.index()] + message.number
+    }
+
+    /// Whether a message waits for a word of its own before it is sent: if what it replaces was there in the same operation.
+    fn has_to_ask(&self, message: Message, slice: u64) -> bool {
+        let is_staging = match (message.staged, self.receiving(message)) {
+            (Some(_), _) => true,
+            (None, Step::Recv { into, .. }) => matches!(into.place, Place::Scratch | Place::Partial),
+            _ => false,
+        };
+        message.replaces || (is_staging && slice >= self.turns)
+    }
+}
+
+impl Task {
+    fn copy(&mut self, from: At, into: At, bytes: u64) {
+        if bytes > 0 {
+            self.acts.push(Act::Copy { from, into, bytes });
+        }
+    }
+
+    /// Itself, unless there is nothing to do.
+    fn some(self) -> Option<Self> {
+        (!self.acts.is_empty()).then_some(self)
+    }
+
+    /// Whether it has to come after another one that comes before it in the plan.
+    pub(super) fn follows(&self, other: &Self) -> bool {
+        other.place < self.place
+            && self
+                .touches
+                .iter()
+                .any(|touch| other.touches.iter().any(|before| before.meets(touch)))
+    }
+}
+
+fn here((place, at): (Place, u64)) -> At {
+    match place {
+        Place::Input => At::Input(at),
+        Place::Output => At::Output(at),
+        Place::Scratch | Place::Partial => At::Staging(at),
+    }
+}
+
+fn there(rank: Rank, (place, at): (Place, u64)) -> At {
+    match place {
+        Place::Input | Place::Output => At::TheirOutput(rank, at),
+        Place::Scratch | Place::Partial => At::TheirStaging(rank, at),
+    }
+}
