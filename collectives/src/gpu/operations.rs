@@ -27,13 +27,8 @@ impl GpuCommunicator {
     ) -> Result<(), GpuError> {
         self.enqueue(
             &GpuCall {
-                collective: Collective::AllReduce,
-                root: Rank(0),
-                data,
-                count,
                 reduction: op.into(),
-                input: Some(input),
-                output: Some(output),
+                ..call(Collective::AllReduce, data, count, Some(input), Some(output))
             },
             stream,
         )
@@ -52,15 +47,7 @@ impl GpuCommunicator {
         stream: &Stream,
     ) -> Result<(), GpuError> {
         self.enqueue(
-            &GpuCall {
-                collective: Collective::AllGather,
-                root: Rank(0),
-                data,
-                count,
-                reduction: ReduceOp::Sum.into(),
-                input: Some(input),
-                output: Some(output),
-            },
+            &call(Collective::AllGather, data, count, Some(input), Some(output)),
             stream,
         )
     }
@@ -80,13 +67,8 @@ impl GpuCommunicator {
     ) -> Result<(), GpuError> {
         self.enqueue(
             &GpuCall {
-                collective: Collective::ReduceScatter,
-                root: Rank(0),
-                data,
-                count,
                 reduction: op.into(),
-                input: Some(input),
-                output: Some(output),
+                ..call(Collective::ReduceScatter, data, count, Some(input), Some(output))
             },
             stream,
         )
@@ -107,13 +89,8 @@ impl GpuCommunicator {
     ) -> Result<(), GpuError> {
         self.enqueue(
             &GpuCall {
-                collective: Collective::Broadcast,
                 root,
-                data,
-                count,
-                reduction: ReduceOp::Sum.into(),
-                input,
-                output: Some(output),
+                ..call(Collective::Broadcast, data, count, input, Some(output))
             },
             stream,
         )
@@ -136,13 +113,9 @@ impl GpuCommunicator {
     ) -> Result<(), GpuError> {
         self.enqueue(
             &GpuCall {
-                collective: Collective::Reduce,
                 root,
-                data,
-                count,
                 reduction: op.into(),
-                input: Some(input),
-                output,
+                ..call(Collective::Reduce, data, count, Some(input), output)
             },
             stream,
         )
@@ -163,13 +136,8 @@ impl GpuCommunicator {
     ) -> Result<(), GpuError> {
         self.enqueue(
             &GpuCall {
-                collective: Collective::Gather,
                 root,
-                data,
-                count,
-                reduction: ReduceOp::Sum.into(),
-                input: Some(input),
-                output,
+                ..call(Collective::Gather, data, count, Some(input), output)
             },
             stream,
         )
@@ -190,13 +158,8 @@ impl GpuCommunicator {
     ) -> Result<(), GpuError> {
         self.enqueue(
             &GpuCall {
-                collective: Collective::Scatter,
                 root,
-                data,
-                count,
-                reduction: ReduceOp::Sum.into(),
-                input,
-                output: Some(output),
+                ..call(Collective::Scatter, data, count, input, Some(output))
             },
             stream,
         )
@@ -215,15 +178,7 @@ impl GpuCommunicator {
         stream: &Stream,
     ) -> Result<(), GpuError> {
         self.enqueue(
-            &GpuCall {
-                collective: Collective::AllToAll,
-                root: Rank(0),
-                data,
-                count,
-                reduction: ReduceOp::Sum.into(),
-                input: Some(input),
-                output: Some(output),
-            },
+            &call(Collective::AllToAll, data, count, Some(input), Some(output)),
             stream,
         )
     }
@@ -241,15 +196,7 @@ impl GpuCommunicator {
         stream: &Stream,
     ) -> Result<(), GpuError> {
         self.enqueue(
-            &GpuCall {
-                collective: Collective::SendRecv,
-                root: Rank(0),
-                data,
-                count,
-                reduction: ReduceOp::Sum.into(),
-                input: Some(input),
-                output: Some(output),
-            },
+            &call(Collective::SendRecv, data, count, Some(input), Some(output)),
             stream,
         )
     }
@@ -271,5 +218,24 @@ impl GpuCommunicator {
             },
             stream,
         )
+    }
+}
+
+/// An operation without a root, or with rank 0 as such, that sums if it reduces.
+fn call<'a>(
+    collective: Collective,
+    data: DataType,
+    count: usize,
+    input: Option<Span<'a>>,
+    output: Option<Span<'a>>,
+) -> GpuCall<'a> {
+    GpuCall {
+        collective,
+        root: Rank(0),
+        data,
+        count,
+        reduction: ReduceOp::Sum.into(),
+        input,
+        output,
     }
 }

@@ -175,6 +175,8 @@ pub(crate) struct Table {
     referred: Vec<Referred>,
     /// Queue pairs to which bytes of READ responses are on their way: what is sent might be read from there.
     unsettled: Vec<Qpn>,
+    /// Whether a region ever was of a GPU's memory: where none was, no packet needs to be asked about.
+    knows_devices: bool,
     /// Regions that lost a window: what was read of them through it is not to be read any more.
     retracted: Vec<u32>,
 }
@@ -194,6 +196,7 @@ impl Table {
             bindings: 0,
             referred: Vec::new(),
             unsettled: Vec::new(),
+            knows_devices: false,
             retracted: Vec::new(),
         }
     }
@@ -259,7 +262,9 @@ impl Table {
         if self.regions == capacity::REGIONS {
             return None;
         }
+        let is_device = region.device.is_some();
         let key = self.insert(Object::Region(region))?;
+        self.knows_devices |= is_device;
         self.regions += 1;
         Some(key)
     }
@@ -331,6 +336,7 @@ impl Table {
         pd: PdId,
         rights: Rights,
     ) -> Result<Shares, Bound> {
+        let is_device = matches!(&range, Some((_, _, Some(_))));
         let Some(region) = self.region_mut(key) else {
             return Ok(Shares::default());
         };
@@ -344,6 +350,7 @@ impl Table {
             before.allocation = mem::replace(&mut region.device, device).map(|range| range.allocation);
         }
         (region.pd, region.rights) = (pd, rights);
+        self.knows_devices |= is_device;
         Ok(before)
     }
 
@@ -569,10 +576,13 @@ impl Memory for Table {
 
     fn is_distant(&mut self, pd: PdId, sges: &[Sge]) -> bool {
         let is_device = |sge: &Sge| self.region(pd, sge.lkey.0).is_ok_and(|region| region.device.is_some());
-        sges.iter().any(is_device)
+        self.knows_devices && sges.iter().any(is_device)
     }
 
     fn is_distant_remote(&mut self, via: Via, rkey: RKey) -> bool {
+        if !self.knows_devices {
+            return false;
+        }
         let slot = self
             .slots
             .get((rkey.0 >> 16) as usize)
