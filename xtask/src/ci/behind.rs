@@ -100,3 +100,30 @@ fn show((step, line, log): (&'static Step, Line, PathBuf)) -> Line {
     line.show_end();
     line
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ci::{Counts, steps::ALL};
+
+    #[test]
+    fn a_process_that_tells_no_verdict_has_failed() {
+        let folder = std::env::temp_dir().join(format!("doorbell-ci-{}", process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        let log = folder.join("log");
+        // One that an earlier run left is not taken for this one's.
+        let verdict = folder.join(ALL[0].name).with_extension("verdict");
+        fs::write(&verdict, "ok\n1 0 0\n").unwrap();
+        // What runs is this program of tests, which knows no `--only`.
+        let line = run(&ALL[0], &folder, &log);
+        let printed = fs::read_to_string(&log).unwrap();
+        fs::remove_dir_all(&folder).unwrap();
+        let failed = Counts {
+            failed: 1,
+            ..Counts::default()
+        };
+        assert_eq!((line.mark, line.counts), ("FAILED", failed), "{}", line.note);
+        assert!(line.note.contains("without a verdict"), "{}", line.note);
+        assert!(printed.contains("only"), "{printed}");
+    }
+}
