@@ -10,7 +10,8 @@ use std::{
     process::{Command, Stdio},
 };
 
-/// All steps, in the order in which they run: in their turn cheap ones first and the guest last; behind those what others need first.
+/// All steps, in the order in which they run: in their turn cheap ones first and the guest last. Behind those what others need first, and last what has cargo
+/// lock the folder that tests are built in: the tests of the drop-in libraries build, too, and would wait for it.
 pub(crate) const ALL: [Step; 15] = [
     Step {
         name: "setup",
@@ -43,16 +44,10 @@ pub(crate) const ALL: [Step; 15] = [
         run: release,
     },
     Step {
-        name: "clippy",
-        about: "no warning from the compiler or clippy",
+        name: "instructions",
+        about: "the data path costs no more than C with accounting, and neither locks nor allocates",
         place: Place::Behind,
-        run: clippy,
-    },
-    Step {
-        name: "doc",
-        about: "the documentation builds without a warning",
-        place: Place::Behind,
-        run: doc,
+        run: count_instructions,
     },
     Step {
         name: "kernels",
@@ -67,22 +62,28 @@ pub(crate) const ALL: [Step; 15] = [
         run: licences::check,
     },
     Step {
-        name: "instructions",
-        about: "the data path costs no more than C with accounting, and neither locks nor allocates",
+        name: "sanitize",
+        about: "the safe API and all that is lock-free under sanitizers, valgrind and loom",
         place: Place::Behind,
-        run: count_instructions,
+        run: sanitize::check,
+    },
+    Step {
+        name: "clippy",
+        about: "no warning from the compiler or clippy",
+        place: Place::Behind,
+        run: clippy,
+    },
+    Step {
+        name: "doc",
+        about: "the documentation builds without a warning",
+        place: Place::Behind,
+        run: doc,
     },
     Step {
         name: "interop",
         about: "the feature `ibverbs`: the crate of that name beside ours",
         place: Place::Behind,
         run: interop,
-    },
-    Step {
-        name: "sanitize",
-        about: "the safe API and all that is lock-free under sanitizers, valgrind and loom",
-        place: Place::Behind,
-        run: sanitize::check,
     },
     Step {
         name: "stock",
