@@ -14,7 +14,7 @@ use doorbell_roce_proto::Qpn;
 use doorbell_roce_proto::qp::LaneId;
 
 use super::cuda::{Engine, Mark};
-use super::{Failed, Handle, Memory, RING, failed, own};
+use super::{Failed, Handle, Memory, RING, Short, failed, own};
 use crate::local::segment::SegmentId;
 use crate::memory::copy;
 
@@ -77,17 +77,21 @@ struct Batch {
     /// Up to where it has taken the ring.
     ring: u64,
     failed: bool,
+    /// All of them are done as short copies are; what those use is kept here.
+    short: Option<Vec<Move>>,
 }
 
+/// A copy that is asked for.
 #[derive(Debug)]
-struct Move {
-    into: End,
-    from: End,
-    len: usize,
+pub(super) struct Move {
+    pub(super) into: End,
+    pub(super) from: End,
+    pub(super) len: usize,
 }
 
+/// Where it goes, or comes from.
 #[derive(Clone, Debug)]
-enum End {
+pub(super) enum End {
     Device(Memory, usize),
     Ring(usize),
 }
@@ -156,6 +160,16 @@ impl Copies {
     /// Records of this lane are from this process itself.
     pub(crate) fn set_own_lane(&mut self, lane: LaneId) {
         self.to_itself = Some(lane);
+    }
+
+    /// Whether it is known how short copies of some memory's device are done.
+    pub(crate) fn has_short(&self, memory: &Memory) -> bool {
+        self.engine.has_short(memory)
+    }
+
+    /// Has short copies of a device done as such from now on.
+    pub(crate) fn add_short(&mut self, short: Short) {
+        self.engine.add_short(short);
     }
 
     /// Whether nothing is under way.
@@ -415,8 +429,23 @@ impl Copies {
         if self.moves.is_empty() || self.begun.len() >= UNDER_WAY {
             return;
         }
+        // The two ways have no order between them, and what is written has.
+        let short = self.engine.are_short(&self.moves);
+        if self.begun.iter().any(|batch| batch.short.is_some() != short) {
+            return;
+        }
         let mut batch = mem::take(&mut self.open);
         batch.ring = self.taken;
+        if short {
+            let moves = mem::take(&mut self.moves);
+            if let Err(error) = self.engine.copy_short(&moves, &mut batch.marks) {
+                failed(&error);
+                batch.failed = true;
+            }
+            batch.short = Some(moves);
+            self.begun.push_back(batch);
+            return;
+        }
         for Move { into, from, len } in mem::take(&mut self.moves) {
             let begun = match (&into, &from) {
                 (End::Device(to, at), End::Device(source, start)) => self.engine.copy((to, *at), (source, *start), len),
@@ -442,7 +471,7 @@ impl Copies {
         while let Some(batch) = self.begun.front_mut() {
             let mut failing = None;
             let done = batch.marks.iter().all(|mark| {
-                Engine::is_done(mark).unwrap_or_else(|error| {
+                self.engine.is_done(mark).unwrap_or_else(|error| {
                     // Nothing more comes of it: work of a context that has failed is over.
                     failing = Some(error);
                     true
@@ -463,6 +492,7 @@ impl Copies {
                 landings,
                 ring,
                 failed,
+                short: _,
             } = batch;
             for mark in marks {
                 self.engine.recycle(mark);

@@ -10,6 +10,8 @@ use doorbell_cuda::{
 };
 use parking_lot::Mutex;
 
+use super::copies::Move;
+use super::short::{Short, Shorts};
 use super::{Found, Handle, RING};
 
 /// Why a range cannot be used.
@@ -115,7 +117,7 @@ pub(crate) fn find(addr: u64, len: usize) -> Result<Found, NoMemory> {
 }
 
 impl Memory {
-    fn span(&self, offset: usize, len: usize) -> Result<Span<'_>, Error> {
+    pub(super) fn span(&self, offset: usize, len: usize) -> Result<Span<'_>, Error> {
         let range = offset..offset.saturating_add(len);
         match &self.kind {
             Kind::Ours(memory) => memory.span(range),
@@ -129,6 +131,10 @@ impl Memory {
             Kind::Ours(memory) => memory.len(),
             Kind::Imported(memory) => memory.len(),
         }
+    }
+
+    pub(super) fn context(&self) -> &Context {
+        &self.context
     }
 
     fn address(&self) -> u64 {
@@ -265,9 +271,14 @@ struct Stage {
 
 static STAGES: Mutex<Vec<Stage>> = Mutex::new(Vec::new());
 
-/// An event behind copies.
+/// What tells that copies are done.
 #[derive(Debug)]
-pub(crate) struct Mark(Event);
+pub(crate) enum Mark {
+    /// An event behind them.
+    Event(Event),
+    /// The last command for the short ones of a device, by their place.
+    Short(usize, u64),
+}
 
 /// Begins copies, and tells when they are done: a stream for each device, and a ring of pinned memory.
 #[derive(Debug, Default)]
@@ -276,6 +287,7 @@ pub(crate) struct Engine {
     /// Events to be used again.
     spare: Vec<Event>,
     ring: Option<HostMemory>,
+    short: Shorts,
 }
 
 #[derive(Debug)]
@@ -317,6 +329,29 @@ impl Engine {
     /// Where the ring is, when it was made.
     pub(crate) fn ring_start(&self) -> Option<*mut u8> {
         self.ring.as_ref().map(HostMemory::as_ptr)
+    }
+
+    /// Whether it is known how short copies of some memory's device are done.
+    pub(crate) fn has_short(&self, memory: &Memory) -> bool {
+        self.short.has(memory)
+    }
+
+    /// Has short copies of a device done as such from now on.
+    pub(crate) fn add_short(&mut self, short: Short) {
+        self.short.add(short);
+    }
+
+    /// Whether all of some copies are short ones, and not too many.
+    pub(crate) fn are_short(&self, moves: &[Move]) -> bool {
+        self.short.take(moves, self.ring.as_ref())
+    }
+
+    /// Begins copies that [are short](Self::are_short). The memory is to be kept until they are done.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub(crate) fn copy_short(&mut self, moves: &[Move], marks: &mut Vec<Mark>) -> Result<(), Trouble> {
+        self.short.copy(moves, self.ring.as_ref(), marks)
     }
 
     /// Begins a copy within GPUs' memory.
@@ -379,7 +414,7 @@ impl Engine {
                 None => Event::new(context)?,
             };
             lane.stream.record(&event)?;
-            marks.push(Mark(event));
+            marks.push(Mark::Event(event));
         }
         Ok(())
     }
@@ -388,12 +423,17 @@ impl Engine {
     ///
     /// # Errors
     /// What the driver says: what is before it has failed, or it cannot be known.
-    pub(crate) fn is_done(mark: &Mark) -> Result<bool, Trouble> {
-        mark.0.is_done()
+    pub(crate) fn is_done(&mut self, mark: &Mark) -> Result<bool, Trouble> {
+        match mark {
+            Mark::Event(event) => event.is_done(),
+            Mark::Short(place, number) => self.short.is_done(*place, *number),
+        }
     }
 
     /// Gives a mark back that is done.
     pub(crate) fn recycle(&mut self, mark: Mark) {
-        self.spare.push(mark.0);
+        if let Mark::Event(event) = mark {
+            self.spare.push(event);
+        }
     }
 }

@@ -1,0 +1,283 @@
+//! Short copies by a block that stays for a moment: `kernels/small.cu`, of which the PTX is part of this crate.
+//!
+//! A copy by an engine takes the driver 4 us to begin, and its end is asked of the driver too. A kernel that copies a few bytes itself and says so by a word in pinned memory takes less; and while it stays it takes the next
+//! command from pinned memory, without a call. Nobody waits for it longer than a fraction of a millisecond: it leaves when nothing comes, and after some time anyway. Where staying is of no use (contexts of two processes have a GPU by
+//! turns, and what one waits for may be what the other's block keeps from running) it is launched for each copy, and leaves at once.
+
+use core::fmt;
+use core::sync::atomic::Ordering;
+
+use crate::context::Context;
+use crate::error::Error;
+use crate::memory::{HostMemory, Memory as _, Span};
+use crate::module::{Kernel, Launch, Module};
+use crate::stream::Stream;
+
+const PTX: &str = include_str!("../kernels/small.ptx");
+
+/// Commands on their way at most: a power of two.
+const SLOTS: u64 = 64;
+/// Words of a command, and which of them are the bytes that it brings along.
+const PARTS: usize = 8;
+const INLINE: usize = 3;
+/// Bytes of a command: a line.
+const LINE: usize = 8 * PARTS;
+/// Above a word's 56 bits stands the turn of the ring, which goes from 1 to this.
+const TURNS: u64 = 255;
+/// Where the words lie, behind the commands.
+const DONE: usize = SLOTS as usize * LINE;
+const LEFT: usize = DONE + 8;
+const THREADS: u32 = 256;
+/// Looks for a command in a row before the block leaves, and in all: a look takes the device a microsecond.
+const PATIENCE: u32 = 50;
+const LIFE: u32 = 200;
+/// So many blocks in a row that stayed for nothing are followed by others that do not stay; then one in so many does, to see whether it is of use again.
+const VAIN: u32 = 4;
+const SELDOM: u32 = 64;
+/// So many questions may be asked whether a command is done before the driver is asked, now and then, whether the block has failed.
+const DOUBT: u32 = 64;
+const DOUBT_EVERY: u32 = 4;
+
+/// The argument of the kernel, as `small.cu` has it.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Arguments {
+    commands: u64,
+    words: u64,
+    number: u64,
+    into: u64,
+    from: u64,
+    bytes: u32,
+    slots: u32,
+    patience: u32,
+    life: u32,
+    launch: u64,
+}
+
+/// Whether a block is told to stay.
+#[derive(Debug, Default)]
+struct Habit {
+    /// Blocks in a row that stayed for nothing.
+    vain: u32,
+    /// Launches since one stayed.
+    since: u32,
+}
+
+impl Habit {
+    /// Whether the next one stays, when the last one that did was given something or not.
+    fn next(&mut self, stayed: bool, was_given: bool) -> bool {
+        if stayed {
+            self.vain = if was_given { 0 } else { self.vain.saturating_add(1) };
+        }
+        self.since = if stayed { 0 } else { self.since.saturating_add(1) };
+        self.vain < VAIN || self.since >= SELDOM
+    }
+}
+
+/// Short copies of a context, in their order.
+pub struct SmallCopies {
+    stream: Stream,
+    kernel: Kernel,
+    /// Commands and words.
+    ring: HostMemory,
+    /// Commands that were given.
+    given: u64,
+    /// Launches.
+    launches: u64,
+    /// The last launch: what had been given by then, and whether it stays.
+    last: (u64, bool),
+    habit: Habit,
+    /// Questions in a row that nothing was new at.
+    asked: u32,
+    /// What was done when it was last asked.
+    seen: u64,
+}
+
+/// What a command copies from.
+#[derive(Clone, Copy, Debug)]
+pub enum SmallSource<'a> {
+    /// Memory that kernels of the context reach.
+    Memory(Span<'a>),
+    /// These bytes: [`SmallCopies::MOST_INLINE`] at most.
+    Bytes(&'a [u8]),
+}
+
+impl SmallSource<'_> {
+    fn len(&self) -> usize {
+        match self {
+            Self::Memory(span) => span.len(),
+            Self::Bytes(bytes) => bytes.len(),
+        }
+    }
+}
+
+impl SmallCopies {
+    /// The most bytes of one copy.
+    pub const LARGEST: usize = 4096;
+    /// The most where addresses or length are no multiples of 8, which takes longer.
+    pub const LARGEST_ODD: usize = 512;
+    /// The most bytes that a command brings along.
+    pub const MOST_INLINE: usize = 4 * (PARTS - INLINE);
+
+    /// Loads the kernel and runs it once, which takes tens of milliseconds.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn new(context: &Context) -> Result<Self, Error> {
+        let mut copies = Self {
+            // Before whatever else the device has to do.
+            stream: Stream::with_priority(context, i32::MIN)?,
+            kernel: Module::from_ptx(context, PTX)?.kernel("small_copies")?,
+            ring: HostMemory::alloc(context, LEFT + 8)?,
+            given: 0,
+            launches: 0,
+            last: (0, false),
+            habit: Habit::default(),
+            asked: 0,
+            seen: 0,
+        };
+        // The first launch may wait for all of the device: not when somebody waits for a copy.
+        copies.kernel.load()?;
+        copies.launch([0; PARTS], false)?;
+        Ok(copies)
+    }
+
+    /// Whether a copy of so many bytes between these addresses is one for this.
+    #[must_use]
+    pub fn takes(into: Span<'_>, from: Span<'_>) -> bool {
+        let bytes = into.len() as u64;
+        let even = (into.device_ptr().0 | from.device_ptr().0 | bytes).is_multiple_of(8);
+        into.len() <= if even { Self::LARGEST } else { Self::LARGEST_ODD }
+    }
+
+    /// Gives the command to copy. Its number, by which [`done`](Self::done) tells of it; `None` when too many are on their way.
+    ///
+    /// # Safety
+    /// Both memories are kept until it is done, and kernels of this context reach them: they are of this context, mapped for its device, or pinned memory of the host. Nobody has a slice of them.
+    ///
+    /// # Errors
+    /// [`Error::Lengths`], or what the driver says.
+    pub unsafe fn copy(&mut self, into: Span<'_>, from: SmallSource<'_>) -> Result<Option<u64>, Error> {
+        let fits = match from {
+            SmallSource::Memory(from) => Self::takes(into, from),
+            SmallSource::Bytes(bytes) => bytes.len() <= Self::MOST_INLINE,
+        };
+        if into.len() != from.len() || !fits {
+            return Err(Error::Lengths {
+                from: from.len(),
+                into: into.len(),
+            });
+        }
+        if self.given - self.word(DONE)? >= SLOTS {
+            return Ok(None);
+        }
+        let mut command = [0; PARTS];
+        command[0] = into.device_ptr().0;
+        command[2] = into.len() as u64;
+        match from {
+            SmallSource::Memory(from) => command[1] = from.device_ptr().0,
+            SmallSource::Bytes(bytes) => {
+                for (word, few) in command[INLINE..].iter_mut().zip(bytes.chunks(4)) {
+                    let mut padded = [0; 4];
+                    padded[..few.len()].copy_from_slice(few);
+                    *word = u64::from(u32::from_le_bytes(padded));
+                }
+            }
+        }
+        let line = (self.given % SLOTS) as usize * LINE;
+        let turn = (self.given / SLOTS) % TURNS + 1;
+        for (place, word) in command.iter().enumerate() {
+            // What was written before, into memory that the command names, is there for whoever sees the word.
+            self.ring.atomic_u64(line + 8 * place)?.store(word | turn << 56, Ordering::Release);
+        }
+        self.given += 1;
+        if self.word(LEFT)? == self.launches {
+            self.launch_anew()?;
+        }
+        Ok(Some(self.given))
+    }
+
+    /// The number of the last command that was carried out: what it copied, and all before it, is there.
+    ///
+    /// # Errors
+    /// [`Error::Lost`] when the block has failed, or what the driver says otherwise.
+    pub fn done(&mut self) -> Result<u64, Error> {
+        let done = self.word(DONE)?;
+        if done == self.given || done != self.seen {
+            (self.seen, self.asked) = (done, 0);
+            return Ok(done);
+        }
+        if self.word(LEFT)? == self.launches {
+            self.launch_anew()?;
+        }
+        self.asked = self.asked.saturating_add(1);
+        // Where it has failed it says nothing any more, and the driver does.
+        let doubtful = self.asked > DOUBT && self.asked.is_multiple_of(DOUBT_EVERY);
+        if doubtful && self.stream.is_idle()? && self.word(LEFT)? < self.launches {
+            // It has ended between the two questions, or without a word, for which there is no way but an error.
+            self.stream.synchronize()?;
+        }
+        Ok(done)
+    }
+
+    /// Launches the block, which has left, for commands that are not done.
+    fn launch_anew(&mut self) -> Result<(), Error> {
+        // What it did last it said before it left.
+        let done = self.word(DONE)?;
+        if done == self.given {
+            return Ok(());
+        }
+        let line = (done % SLOTS) as usize * LINE;
+        let mut command = [0; PARTS];
+        for (place, word) in command.iter_mut().enumerate() {
+            *word = self.ring.atomic_u64(line + 8 * place)?.load(Ordering::Relaxed) & ((1 << 56) - 1);
+        }
+        let (given, stayed) = self.last;
+        let stays = self.habit.next(stayed, done > given);
+        self.launch(command, stays)
+    }
+
+    fn launch(&mut self, [into, from, bytes, ..]: [u64; PARTS], stays: bool) -> Result<(), Error> {
+        let number = self.word(DONE)? + 1;
+        // Those that are there already are taken in any case; the first of them it need not look for.
+        let waiting = (self.given + 1).saturating_sub(number) as u32;
+        let looks = waiting.saturating_sub(u32::from(from != 0));
+        let commands = self.ring.device_ptr().0;
+        self.launches += 1;
+        self.last = (self.given, stays);
+        let arguments = Arguments {
+            commands,
+            words: commands + DONE as u64,
+            number,
+            into,
+            from,
+            bytes: bytes as u32,
+            slots: SLOTS as u32,
+            patience: if stays { PATIENCE } else { looks.min(1) },
+            life: if stays { LIFE } else { looks },
+            launch: self.launches,
+        };
+        // SAFETY: the kernel takes this argument, and all that it names itself is in the ring, which is kept; of what the commands name whoever gave them has promised so.
+        unsafe {
+            self.kernel.launch(
+                &self.stream,
+                Launch::linear(1, THREADS),
+                &[&arguments],
+                &[self.ring.all()],
+            )
+        }
+    }
+
+    fn word(&self, at: usize) -> Result<u64, Error> {
+        Ok(self.ring.atomic_u64(at)?.load(Ordering::Acquire))
+    }
+}
+
+impl fmt::Debug for SmallCopies {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SmallCopies")
+            .field("device", &self.stream.context().device())
+            .field("given", &self.given)
+            .finish_non_exhaustive()
+    }
+}
