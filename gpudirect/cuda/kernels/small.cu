@@ -1,35 +1,33 @@
-// Short copies: one block that copies what its launch names, stays for a moment, takes further commands from memory of the host, and copies those by loads and stores.
+// Short copies: one block that copies what it finds when it begins, stays for a moment, takes further commands from memory of the host, and copies those by loads and stores.
 //
 // The host puts a command into the ring and waits for the word `done`. The block leaves when nothing came for a while, and after some time anyway, lest a program that waits for its device waits for long; it says so by the
 // word `left`. It never leaves a command half done: whoever launches it anew has it go on behind `done`.
 //
-// A look at the ring goes over the bus, which takes a microsecond: so one look brings all of a command, and every word of it says by itself whether it is there.
+// All that differs from launch to launch lies in memory of the host, so that a launch is that of a graph, which takes half as long. A look there goes over the bus, which takes a microsecond: so one look brings all of a command,
+// and every word of it says by itself whether it is there.
 #include "memory.cuh"
 
 namespace doorbell {
 
-// Words of a command, each with the turn of the ring in its uppermost 8 bits: where to, where from, how many bytes, and if there are any, the bytes themselves, four in a word.
+// Words of a command, in the ring each with its turn in the uppermost 8 bits: where to, where from, how many bytes, and where it is from nowhere the bytes themselves, four in a word.
 enum Part : uint32_t { INTO, FROM, BYTES, INLINE, PARTS = 8 };
 constexpr uint64_t VALUE = (uint64_t(1) << 56) - 1;
+
+// What a launch begins with: the command that is first, of no bytes where there is none, without a turn; its number; how often the block looks for another before it leaves, in a row and in all; and the number of the launch, from 1 on.
+enum Beginning : uint32_t { NUMBER = PARTS, PATIENCE, LIFE, LAUNCH, BEGINNING = 12 };
 
 struct Small {
     // Of 64 bytes each.
     uint64_t commands;
+    uint64_t beginning;
     // The word `done`, the number of the last command that was carried out, and 8 bytes on `left`, the number of the last launch that has ended.
     uint64_t words;
-    // The number of the first command that is not done, from 1 on, and what the ring has of it: nothing where it is not there yet, or brings its bytes along.
-    uint64_t number, into, from;
-    uint32_t bytes;
     // How many commands there is room for: a power of two.
-    uint32_t slots;
-    // Looks for a command before it leaves, in a row and in all.
-    uint32_t patience, life;
-    // The number of this launch, from 1 on.
-    uint64_t launch;
+    uint64_t slots;
 };
 
-// The turns of the ring are counted from 1 to 255, as memory is 0 at first.
-DOORBELL_EVERYWHERE uint64_t turn_of(uint64_t number, uint32_t slots) {
+// The turns of the ring are counted from 1 to 255, as memory is 0 at first; numbers of commands from 1 on.
+DOORBELL_EVERYWHERE uint64_t turn_of(uint64_t number, uint64_t slots) {
     return (number - 1) / slots % 255 + 1;
 }
 
@@ -60,39 +58,49 @@ DOORBELL_EVERYWHERE void store_inline(uint64_t into, uint32_t bytes, const uint6
     }
 }
 
+DOORBELL_EVERYWHERE void carry_out(const uint64_t *command) {
+    const uint64_t into = command[INTO] & VALUE, from = command[FROM] & VALUE;
+    const uint32_t bytes = static_cast<uint32_t>(command[BYTES]);
+    if (from) {
+        copy_share(into, from, bytes);
+    } else {
+        store_inline(into, bytes, command + INLINE);
+    }
+}
+
+// Loads words of the host's memory, with all that was written before they were.
+DOORBELL_EVERYWHERE void look(uint64_t *words, uint64_t from, uint32_t count) {
+    for (uint32_t word = threadIdx.x; word < count; word += blockDim.x) words[word] = load_acquire<uint64_t>(from + 8 * word);
+}
+
 }  // namespace doorbell
 
 extern "C" __global__ void __launch_bounds__(256) small_copies(doorbell::Small small) {
     using namespace doorbell;
-    __shared__ uint64_t command[PARTS];
-    uint64_t number = small.number;
-    uint32_t looks = 0, idle = 0;
-    if (small.from) {
-        copy_share(small.into, small.from, small.bytes);
+    __shared__ uint64_t beginning[BEGINNING], command[PARTS];
+    look(beginning, small.beginning, BEGINNING);
+    __syncthreads();
+    uint64_t number = beginning[NUMBER];
+    if (beginning[BYTES]) {
+        carry_out(beginning);
         // What every thread has stored is there for all before the word says so: the barrier hands it to the first thread, whose release covers it.
         __syncthreads();
         if (threadIdx.x == 0) store_release<uint64_t>(small.words, number);
         number++;
     }
-    while (idle < small.patience && looks < small.life) {
-        const uint64_t line = small.commands + ((number - 1) & (small.slots - 1)) * (8 * PARTS);
-        for (uint32_t part = threadIdx.x; part < PARTS; part += blockDim.x) command[part] = load_acquire<uint64_t>(line + 8 * part);
+    uint64_t looks = 0, idle = 0;
+    while (idle < beginning[PATIENCE] && looks < beginning[LIFE]) {
+        look(command, small.commands + ((number - 1) & (small.slots - 1)) * (8 * PARTS), PARTS);
         __syncthreads();
         const uint64_t turn = turn_of(number, small.slots);
         uint32_t there = 0;
         for (uint32_t part = 0; part < PARTS; part++) there += command[part] >> 56 == turn;
         looks++;
-        idle++;
         if (there == PARTS) {
-            const uint64_t into = command[INTO] & VALUE, from = command[FROM] & VALUE;
-            const uint32_t bytes = static_cast<uint32_t>(command[BYTES]);
-            if (from) {
-                copy_share(into, from, bytes);
-            } else {
-                store_inline(into, bytes, command + INLINE);
-            }
+            carry_out(command);
             idle = 0;
         } else {
+            idle++;
             relax();
         }
         // The next look writes to `command`, and the word is for what all threads have stored.
@@ -102,5 +110,5 @@ extern "C" __global__ void __launch_bounds__(256) small_copies(doorbell::Small s
             number++;
         }
     }
-    if (threadIdx.x == 0) store_release<uint64_t>(small.words + 8, small.launch);
+    if (threadIdx.x == 0) store_release<uint64_t>(small.words + 8, beginning[LAUNCH]);
 }

@@ -1,16 +1,17 @@
 //! Short copies by a block that stays for a moment: `kernels/small.cu`, of which the PTX is part of this crate.
 //!
-//! A copy by an engine takes the driver 4 us to begin, and its end is asked of the driver too. A kernel that copies a few bytes itself and says so by a word in pinned memory takes less; and while it stays it takes the next
-//! command from pinned memory, without a call. Nobody waits for it longer than a fraction of a millisecond: it leaves when nothing comes, and after some time anyway. Where staying is of no use (contexts of two processes have a GPU by
-//! turns, and what one waits for may be what the other's block keeps from running) it is launched for each copy, and leaves at once.
+//! A copy by an engine takes the driver 4 us to begin, and its end is asked of the driver too. A block that is there already looks for commands in pinned memory, and says in pinned memory that they are done: that takes 4 us in all,
+//! without a call. Nobody waits for it longer than a fraction of a millisecond: it leaves when nothing comes, and after some time anyway. What finds no block there launches it, by a graph, which takes half of a launch's time; and where
+//! staying is of no use it leaves at once: contexts of two processes have a GPU by turns, and what one waits for may be what the other's block keeps from running.
 
 use core::fmt;
 use core::sync::atomic::Ordering;
 
 use crate::context::Context;
 use crate::error::Error;
+use crate::graph::{CaptureMode, GraphExec};
 use crate::memory::{HostMemory, Memory as _, Span};
-use crate::module::{Kernel, Launch, Module};
+use crate::module::{Launch, Module};
 use crate::stream::Stream;
 
 const PTX: &str = include_str!("../kernels/small.ptx");
@@ -24,13 +25,16 @@ const INLINE: usize = 3;
 const LINE: usize = 8 * PARTS;
 /// Above a word's 56 bits stands the turn of the ring, which goes from 1 to this.
 const TURNS: u64 = 255;
-/// Where the words lie, behind the commands.
-const DONE: usize = SLOTS as usize * LINE;
+/// Where a launch's beginning lies, behind the commands: a command, and these words.
+const BEGINNING: usize = SLOTS as usize * LINE;
+const AFTER: usize = BEGINNING + LINE;
+/// Where the words lie, which the block writes.
+const DONE: usize = BEGINNING + 2 * LINE;
 const LEFT: usize = DONE + 8;
 const THREADS: u32 = 256;
 /// Looks for a command in a row before the block leaves, and in all: a look takes the device a microsecond.
-const PATIENCE: u32 = 50;
-const LIFE: u32 = 200;
+const PATIENCE: u64 = 50;
+const LIFE: u64 = 200;
 /// So many blocks in a row that stayed for nothing are followed by others that do not stay; then one in so many does, to see whether it is of use again.
 const VAIN: u32 = 4;
 const SELDOM: u32 = 64;
@@ -43,15 +47,9 @@ const DOUBT_EVERY: u32 = 4;
 #[derive(Clone, Copy)]
 struct Arguments {
     commands: u64,
+    beginning: u64,
     words: u64,
-    number: u64,
-    into: u64,
-    from: u64,
-    bytes: u32,
-    slots: u32,
-    patience: u32,
-    life: u32,
-    launch: u64,
+    slots: u64,
 }
 
 /// Whether a block is told to stay.
@@ -77,8 +75,8 @@ impl Habit {
 /// Short copies of a context, in their order.
 pub struct SmallCopies {
     stream: Stream,
-    kernel: Kernel,
-    /// Commands and words.
+    block: GraphExec,
+    /// Commands, beginning and words.
     ring: HostMemory,
     /// Commands that were given.
     given: u64,
@@ -124,11 +122,29 @@ impl SmallCopies {
     /// # Errors
     /// What the driver says.
     pub fn new(context: &Context) -> Result<Self, Error> {
+        // Before whatever else the device has to do.
+        let stream = Stream::with_priority(context, i32::MIN)?;
+        let kernel = Module::from_ptx(context, PTX)?.kernel("small_copies")?;
+        // The first launch may wait for all of the device: not when somebody waits for a copy.
+        kernel.load()?;
+        let ring = HostMemory::alloc(context, LEFT + 8)?;
+        let commands = ring.device_ptr().0;
+        let arguments = Arguments {
+            commands,
+            beginning: commands + BEGINNING as u64,
+            words: commands + DONE as u64,
+            slots: SLOTS,
+        };
+        let block = stream.capture(CaptureMode::ThreadLocal, &[], || {
+            // SAFETY: the kernel takes this argument, and all that it names itself is in the ring, which is kept; of what the commands name whoever gives them promises so.
+            unsafe { kernel.launch(&stream, Launch::linear(1, THREADS), &[&arguments], &[ring.all()]) }
+        })?;
+        let block = block.instantiate()?;
+        block.upload(&stream)?;
         let mut copies = Self {
-            // Before whatever else the device has to do.
-            stream: Stream::with_priority(context, i32::MIN)?,
-            kernel: Module::from_ptx(context, PTX)?.kernel("small_copies")?,
-            ring: HostMemory::alloc(context, LEFT + 8)?,
+            stream,
+            block,
+            ring,
             given: 0,
             launches: 0,
             last: (0, false),
@@ -136,9 +152,7 @@ impl SmallCopies {
             asked: 0,
             seen: 0,
         };
-        // The first launch may wait for all of the device: not when somebody waits for a copy.
-        copies.kernel.load()?;
-        copies.launch([0; PARTS], false)?;
+        copies.launch(false)?;
         Ok(copies)
     }
 
@@ -188,12 +202,12 @@ impl SmallCopies {
         let turn = (self.given / SLOTS) % TURNS + 1;
         for (place, word) in command.iter().enumerate() {
             // What was written before, into memory that the command names, is there for whoever sees the word.
-            self.ring.atomic_u64(line + 8 * place)?.store(word | turn << 56, Ordering::Release);
+            self.ring
+                .atomic_u64(line + 8 * place)?
+                .store(word | turn << 56, Ordering::Release);
         }
         self.given += 1;
-        if self.word(LEFT)? == self.launches {
-            self.launch_anew()?;
-        }
+        self.keep_running()?;
         Ok(Some(self.given))
     }
 
@@ -207,9 +221,7 @@ impl SmallCopies {
             (self.seen, self.asked) = (done, 0);
             return Ok(done);
         }
-        if self.word(LEFT)? == self.launches {
-            self.launch_anew()?;
-        }
+        self.keep_running()?;
         self.asked = self.asked.saturating_add(1);
         // Where it has failed it says nothing any more, and the driver does.
         let doubtful = self.asked > DOUBT && self.asked.is_multiple_of(DOUBT_EVERY);
@@ -220,52 +232,41 @@ impl SmallCopies {
         Ok(done)
     }
 
-    /// Launches the block, which has left, for commands that are not done.
-    fn launch_anew(&mut self) -> Result<(), Error> {
+    /// Launches the block, when it has left and commands are not done.
+    fn keep_running(&mut self) -> Result<(), Error> {
+        if self.word(LEFT)? != self.launches {
+            return Ok(());
+        }
         // What it did last it said before it left.
         let done = self.word(DONE)?;
         if done == self.given {
             return Ok(());
         }
-        let line = (done % SLOTS) as usize * LINE;
-        let mut command = [0; PARTS];
-        for (place, word) in command.iter_mut().enumerate() {
-            *word = self.ring.atomic_u64(line + 8 * place)?.load(Ordering::Relaxed) & ((1 << 56) - 1);
-        }
         let (given, stayed) = self.last;
         let stays = self.habit.next(stayed, done > given);
-        self.launch(command, stays)
+        self.launch(stays)
     }
 
-    fn launch(&mut self, [into, from, bytes, ..]: [u64; PARTS], stays: bool) -> Result<(), Error> {
-        let number = self.word(DONE)? + 1;
+    fn launch(&mut self, stays: bool) -> Result<(), Error> {
+        let done = self.word(DONE)?;
+        let waiting = self.given - done;
+        let line = (done % SLOTS) as usize * LINE;
+        for at in (0..LINE).step_by(8) {
+            let word = match waiting {
+                0 => 0,
+                _ => self.ring.atomic_u64(line + at)?.load(Ordering::Relaxed) & ((1 << 56) - 1),
+            };
+            self.ring.atomic_u64(BEGINNING + at)?.store(word, Ordering::Relaxed);
+        }
         // Those that are there already are taken in any case; the first of them it need not look for.
-        let waiting = (self.given + 1).saturating_sub(number) as u32;
-        let looks = waiting.saturating_sub(u32::from(from != 0));
-        let commands = self.ring.device_ptr().0;
+        let looks = waiting.saturating_sub(1);
         self.launches += 1;
         self.last = (self.given, stays);
-        let arguments = Arguments {
-            commands,
-            words: commands + DONE as u64,
-            number,
-            into,
-            from,
-            bytes: bytes as u32,
-            slots: SLOTS as u32,
-            patience: if stays { PATIENCE } else { looks.min(1) },
-            life: if stays { LIFE } else { looks },
-            launch: self.launches,
-        };
-        // SAFETY: the kernel takes this argument, and all that it names itself is in the ring, which is kept; of what the commands name whoever gave them has promised so.
-        unsafe {
-            self.kernel.launch(
-                &self.stream,
-                Launch::linear(1, THREADS),
-                &[&arguments],
-                &[self.ring.all()],
-            )
+        let (patience, life) = if stays { (PATIENCE, LIFE) } else { (looks.min(1), looks) };
+        for (place, word) in [done + 1, patience, life, self.launches].into_iter().enumerate() {
+            self.ring.atomic_u64(AFTER + 8 * place)?.store(word, Ordering::Release);
         }
+        self.block.launch(&self.stream)
     }
 
     fn word(&self, at: usize) -> Result<u64, Error> {
