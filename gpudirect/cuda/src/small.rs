@@ -5,7 +5,9 @@
 //! staying is of no use it leaves at once: contexts of two processes have a GPU by turns, and what one waits for may be what the other's block keeps from running.
 
 use core::fmt;
+use core::hint;
 use core::sync::atomic::Ordering;
+use std::thread;
 
 use crate::context::Context;
 use crate::error::Error;
@@ -232,6 +234,21 @@ impl SmallCopies {
         Ok(done)
     }
 
+    /// Waits until a command is done, which is no longer than a few microseconds where the device has nothing else to do.
+    ///
+    /// # Errors
+    /// As [`done`](Self::done).
+    pub fn wait(&mut self, number: u64) -> Result<(), Error> {
+        while self.done()? < number {
+            if self.asked < DOUBT {
+                hint::spin_loop();
+            } else {
+                thread::yield_now();
+            }
+        }
+        Ok(())
+    }
+
     /// Launches the block, when it has left and commands are not done.
     fn keep_running(&mut self) -> Result<(), Error> {
         if self.word(LEFT)? != self.launches {
@@ -280,5 +297,41 @@ impl fmt::Debug for SmallCopies {
             .field("device", &self.stream.context().device())
             .field("given", &self.given)
             .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_block_that_stays_for_nothing_is_told_to_seldom() {
+        let mut habit = Habit::default();
+        let mut stayed = false;
+        let mut stays = 0;
+        for _ in 0..10 * SELDOM {
+            stayed = habit.next(stayed, false);
+            stays += u32::from(stayed);
+        }
+        assert!((VAIN + 9..=VAIN + 11).contains(&stays), "{stays}");
+        // Once it was of use it is told to again.
+        while !stayed {
+            stayed = habit.next(false, true);
+        }
+        for _ in 0..10 {
+            stayed = habit.next(stayed, true);
+            assert!(stayed);
+        }
+    }
+
+    #[test]
+    fn a_block_that_does_not_stay_says_nothing_of_whether_it_would_be_of_use() {
+        let mut habit = Habit::default();
+        let mut stayed = habit.next(false, false);
+        for _ in 0..VAIN {
+            stayed = habit.next(stayed, false);
+        }
+        assert!(!stayed);
+        assert!(!habit.next(stayed, true));
     }
 }

@@ -17,13 +17,6 @@ fn give(copies: &mut SmallCopies, into: Span<'_>, from: SmallSource<'_>) -> Resu
     }
 }
 
-fn wait(copies: &mut SmallCopies, number: u64) -> Result<(), Box<dyn Error>> {
-    while copies.done()? < number {
-        std::thread::yield_now();
-    }
-    Ok(())
-}
-
 /// Every length of a few words at every place of one, and the longest: the bytes are there, and none beside them is touched.
 pub(crate) fn every_length(driver: Driver) -> Outcome {
     const LEN: usize = 2 * SmallCopies::LARGEST;
@@ -61,7 +54,7 @@ pub(crate) fn every_length(driver: Driver) -> Outcome {
         }
         let source = SmallSource::Memory(source.span(from..from + len)?);
         let last = give(&mut copies, back.span(into..into + len)?, source)?;
-        wait(&mut copies, last)?;
+        copies.wait(last)?;
         assert_eq!(setting.read(&target)?, expected, "{len} bytes from {from} to {into}");
         let mut expected = pattern(LEN, 2);
         expected[into..into + len].copy_from_slice(&sent);
@@ -86,7 +79,7 @@ pub(crate) fn many(driver: Driver) -> Outcome {
         give(&mut copies, memory.span(..8)?, SmallSource::Bytes(&count.to_le_bytes()))?;
         let copied = give(&mut copies, memory.span(8..16)?, SmallSource::Memory(memory.span(..8)?))?;
         if count % 61 == 0 {
-            wait(&mut copies, copied)?;
+            copies.wait(copied)?;
             let mut words = setting.host(&[0; 16])?;
             setting.stream.copy(words.all(), memory.span(..16)?)?;
             setting.stream.synchronize()?;
@@ -100,7 +93,7 @@ pub(crate) fn many(driver: Driver) -> Outcome {
         SmallSource::Memory(memory.span(8..16)?),
     )?;
     assert_eq!(last, 2 * TURNS as u64 + 1);
-    wait(&mut copies, last)?;
+    copies.wait(last)?;
     assert_eq!(copies.done()?, last);
     let all = setting.read(&memory)?;
     assert_eq!(all, [(TURNS as u64 - 1).to_le_bytes(); 3].concat());
@@ -134,7 +127,7 @@ pub(crate) fn refused_and_dropped(driver: Driver) -> Outcome {
     }
     for _ in 0..20 {
         let last = give(&mut copies, memory.span(..8)?, SmallSource::Memory(memory.span(8..16)?))?;
-        wait(&mut copies, last)?;
+        copies.wait(last)?;
     }
     give(
         &mut copies,

@@ -6,12 +6,12 @@ use std::sync::Arc;
 
 use doorbell_cuda::{
     Context, DeviceMemory, DevicePtr, Driver, Error, Event, Foreign, HostMemory, IpcHandle, Memory as _, MemoryType,
-    Span, Stream,
+    SmallCopies, SmallSource, Span, Stream,
 };
 use parking_lot::Mutex;
 
 use super::copies::Move;
-use super::short::{Short, Shorts};
+use super::short::{Short, Shorts, make_short};
 use super::{Found, Handle, RING};
 
 /// Why a range cannot be used.
@@ -212,10 +212,8 @@ impl Memory {
     /// What the driver says.
     pub(crate) unsafe fn read(&self, offset: usize, to: *mut u8, len: usize) -> Result<(), Trouble> {
         self.staged(len, |stage, at, part| {
-            stage
-                .stream
-                .copy(stage.pinned.span(..part)?, self.span(offset + at, part)?)?;
-            stage.stream.synchronize()?;
+            let source = self.span(offset + at, part)?;
+            copy_at_once(&stage.stream, &mut stage.short, stage.pinned.span(..part)?, source)?;
             // SAFETY: the stage has as many bytes, which no work uses now; `to` has them by contract, and is none of them.
             unsafe { to.add(at).copy_from_nonoverlapping(stage.pinned.as_ptr(), part) };
             Ok(())
@@ -233,31 +231,48 @@ impl Memory {
         self.staged(len, |stage, at, part| {
             // SAFETY: as in `read`, the other way.
             unsafe { stage.pinned.as_ptr().copy_from_nonoverlapping(from.add(at), part) };
-            stage
-                .stream
-                .copy(self.span(offset + at, part)?, stage.pinned.span(..part)?)?;
-            stage.stream.synchronize()
+            let into = self.span(offset + at, part)?;
+            copy_at_once(&stage.stream, &mut stage.short, into, stage.pinned.span(..part)?)
         })
     }
 
     /// Has `copy` do `len` bytes, part by part, by the device's stage, which nobody else uses meanwhile.
-    fn staged(&self, len: usize, mut copy: impl FnMut(&Stage, usize, usize) -> Result<(), Error>) -> Result<(), Error> {
+    fn staged(
+        &self,
+        len: usize,
+        mut copy: impl FnMut(&mut Stage, usize, usize) -> Result<(), Error>,
+    ) -> Result<(), Error> {
         let mut stages = STAGES.lock();
         let place = stages.iter().position(|stage| stage.stream.context() == &self.context);
-        let place = match place {
-            Some(place) => place,
+        let stage = match place {
+            Some(place) => &mut stages[place],
             None => {
                 stages.push(Stage {
                     stream: Stream::new(&self.context)?,
                     pinned: HostMemory::alloc(&self.context, STAGE)?,
+                    short: make_short(self).1,
                 });
-                stages.len() - 1
+                let last = stages.len() - 1;
+                &mut stages[last]
             }
         };
         (0..len)
             .step_by(STAGE)
-            .try_for_each(|at| copy(&stages[place], at, STAGE.min(len - at)))
+            .try_for_each(|at| copy(stage, at, STAGE.min(len - at)))
     }
+}
+
+/// Copies, and waits for that: a short copy by a block of the device, any other by its copy engines.
+fn copy_at_once(stream: &Stream, short: &mut Option<SmallCopies>, into: Span<'_>, from: Span<'_>) -> Result<(), Error> {
+    if let Some(short) = short
+        && SmallCopies::takes(into, from)
+        // SAFETY: one is pinned and the other of the same context; the caller keeps both until this returns, and has no slice of them.
+        && let Some(number) = unsafe { short.copy(into, SmallSource::Memory(from))? }
+    {
+        return short.wait(number);
+    }
+    stream.copy(into, from)?;
+    stream.synchronize()
 }
 
 /// Bytes of a stage.
@@ -267,6 +282,7 @@ const STAGE: usize = 256 << 10;
 struct Stage {
     stream: Stream,
     pinned: HostMemory,
+    short: Option<SmallCopies>,
 }
 
 static STAGES: Mutex<Vec<Stage>> = Mutex::new(Vec::new());

@@ -16,11 +16,11 @@ pub(crate) mod gate;
 
 #[cfg(feature = "cuda")]
 mod cuda;
-#[cfg(feature = "cuda")]
-mod short;
 #[cfg(not(feature = "cuda"))]
 #[path = "none.rs"]
 mod cuda;
+#[cfg(feature = "cuda")]
+mod short;
 
 use std::fs::File;
 use std::io;
