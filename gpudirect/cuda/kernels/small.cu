@@ -13,14 +13,15 @@ namespace doorbell {
 enum Part : uint32_t { INTO, FROM, BYTES, INLINE, PARTS = 8 };
 constexpr uint64_t VALUE = (uint64_t(1) << 56) - 1;
 
-// What a launch begins with: the command that is first, of no bytes where there is none, without a turn; its number; how often the block looks for another before it leaves, in a row and in all; and the number of the launch, from 1 on.
-enum Beginning : uint32_t { NUMBER = PARTS, PATIENCE, LIFE, LAUNCH, BEGINNING = 12 };
+// What a launch begins with: whether it was taken back; the number of the first command; how often the block looks for another before it leaves, in a row and in all; the number of the launch, from 1 on; and the first command, of no
+// bytes where there is none, without a turn.
+enum Beginning : uint32_t { REVOKED, NUMBER, PATIENCE, LIFE, LAUNCH, FIRST, BEGINNING = FIRST + PARTS };
 
 struct Small {
     // Of 64 bytes each.
     uint64_t commands;
     uint64_t beginning;
-    // The word `done`, the number of the last command that was carried out, and 8 bytes on `left`, the number of the last launch that has ended.
+    // The word `done`, the number of the last command that was carried out; 8 bytes on `left`, the number of the last launch that has ended; and 16 bytes on `begun`, which is set when a launch begins.
     uint64_t words;
     // How many commands there is room for: a power of two.
     uint64_t slots;
@@ -78,18 +79,23 @@ DOORBELL_EVERYWHERE void look(uint64_t *words, uint64_t from, uint32_t count) {
 extern "C" __global__ void __launch_bounds__(256) small_copies(doorbell::Small small) {
     using namespace doorbell;
     __shared__ uint64_t beginning[BEGINNING], command[PARTS];
+    // Whoever takes the launch back sets REVOKED and then looks for `begun`: one of the two sees the other's word. The first thread is the one that loads REVOKED.
+    if (threadIdx.x == 0) {
+        store_relaxed<uint64_t>(small.words + 16, 1);
+        __threadfence_system();
+    }
     look(beginning, small.beginning, BEGINNING);
     __syncthreads();
     uint64_t number = beginning[NUMBER];
-    if (beginning[BYTES]) {
-        carry_out(beginning);
+    if (beginning[BYTES + FIRST] && !beginning[REVOKED]) {
+        carry_out(beginning + FIRST);
         // What every thread has stored is there for all before the word says so: the barrier hands it to the first thread, whose release covers it.
         __syncthreads();
         if (threadIdx.x == 0) store_release<uint64_t>(small.words, number);
         number++;
     }
     uint64_t looks = 0, idle = 0;
-    while (idle < beginning[PATIENCE] && looks < beginning[LIFE]) {
+    while (!beginning[REVOKED] && idle < beginning[PATIENCE] && looks < beginning[LIFE]) {
         look(command, small.commands + ((number - 1) & (small.slots - 1)) * (8 * PARTS), PARTS);
         __syncthreads();
         const uint64_t turn = turn_of(number, small.slots);

@@ -6,8 +6,9 @@
 
 use core::fmt;
 use core::hint;
-use core::sync::atomic::Ordering;
+use core::sync::atomic::{Ordering, fence};
 use std::thread;
+use std::time::{Duration, Instant};
 
 use crate::context::Context;
 use crate::error::Error;
@@ -27,12 +28,13 @@ const INLINE: usize = 3;
 const LINE: usize = 8 * PARTS;
 /// Above a word's 56 bits stands the turn of the ring, which goes from 1 to this.
 const TURNS: u64 = 255;
-/// Where a launch's beginning lies, behind the commands: a command, and these words.
+/// Where a launch's beginning lies, behind the commands: these words, of which the first takes it back, and a command.
 const BEGINNING: usize = SLOTS as usize * LINE;
-const AFTER: usize = BEGINNING + LINE;
+const FIRST: usize = BEGINNING + 5 * 8;
 /// Where the words lie, which the block writes.
 const DONE: usize = BEGINNING + 2 * LINE;
 const LEFT: usize = DONE + 8;
+const BEGUN: usize = DONE + 16;
 const THREADS: u32 = 256;
 /// Looks for a command in a row before the block leaves, and in all: a look takes the device a microsecond.
 const PATIENCE: u64 = 50;
@@ -43,6 +45,8 @@ const SELDOM: u32 = 64;
 /// So many questions may be asked whether a command is done before the driver is asked, now and then, whether the block has failed.
 const DOUBT: u32 = 64;
 const DOUBT_EVERY: u32 = 4;
+/// A launch that has not begun after so long waits for something: mostly it begins within 10 us.
+const STALL: Duration = Duration::from_micros(100);
 
 /// The argument of the kernel, as `small.cu` has it.
 #[repr(C)]
@@ -87,6 +91,12 @@ pub struct SmallCopies {
     /// The last launch: what had been given by then, and whether it stays.
     last: (u64, bool),
     habit: Habit,
+    /// When that was.
+    launched_at: Instant,
+    /// Commands up to this one were carried out or taken back when one was taken back last.
+    void: u64,
+    /// The last launch was taken back.
+    revoked: bool,
     /// Questions in a row that nothing was new at.
     asked: u32,
     /// What was done when it was last asked.
@@ -129,7 +139,7 @@ impl SmallCopies {
         let kernel = Module::from_ptx(context, PTX)?.kernel("small_copies")?;
         // The first launch may wait for all of the device: not when somebody waits for a copy.
         kernel.load()?;
-        let ring = HostMemory::alloc(context, LEFT + 8)?;
+        let ring = HostMemory::alloc(context, BEGUN + 8)?;
         let commands = ring.device_ptr().0;
         let arguments = Arguments {
             commands,
@@ -150,6 +160,9 @@ impl SmallCopies {
             given: 0,
             launches: 0,
             last: (0, false),
+            launched_at: Instant::now(),
+            void: 0,
+            revoked: false,
             habit: Habit::default(),
             asked: 0,
             seen: 0,
@@ -184,7 +197,7 @@ impl SmallCopies {
                 into: into.len(),
             });
         }
-        if self.given - self.word(DONE)? >= SLOTS {
+        if self.given - self.finished()? >= SLOTS {
             return Ok(None);
         }
         let mut command = [0; PARTS];
@@ -218,7 +231,7 @@ impl SmallCopies {
     /// # Errors
     /// [`Error::Lost`] when the block has failed, or what the driver says otherwise.
     pub fn done(&mut self) -> Result<u64, Error> {
-        let done = self.word(DONE)?;
+        let done = self.finished()?;
         if done == self.given || done != self.seen {
             (self.seen, self.asked) = (done, 0);
             return Ok(done);
@@ -234,19 +247,22 @@ impl SmallCopies {
         Ok(done)
     }
 
-    /// Waits until a command is done, which is no longer than a few microseconds where the device has nothing else to do.
+    /// Waits until a command is done; `false` when it was [taken back](Self::take_back) instead.
     ///
     /// # Errors
     /// As [`done`](Self::done).
-    pub fn wait(&mut self, number: u64) -> Result<(), Error> {
+    pub fn wait(&mut self, number: u64) -> Result<bool, Error> {
         while self.done()? < number {
+            if self.take_back()? {
+                return Ok(false);
+            }
             if self.asked < DOUBT {
                 hint::spin_loop();
             } else {
                 thread::yield_now();
             }
         }
-        Ok(())
+        Ok(true)
     }
 
     /// Launches the block, when it has left and commands are not done.
@@ -255,7 +271,7 @@ impl SmallCopies {
             return Ok(());
         }
         // What it did last it said before it left.
-        let done = self.word(DONE)?;
+        let done = self.finished()?;
         if done == self.given {
             return Ok(());
         }
@@ -265,7 +281,7 @@ impl SmallCopies {
     }
 
     fn launch(&mut self, stays: bool) -> Result<(), Error> {
-        let done = self.word(DONE)?;
+        let done = self.finished()?;
         let waiting = self.given - done;
         let line = (done % SLOTS) as usize * LINE;
         for at in (0..LINE).step_by(8) {
@@ -273,17 +289,59 @@ impl SmallCopies {
                 0 => 0,
                 _ => self.ring.atomic_u64(line + at)?.load(Ordering::Relaxed) & ((1 << 56) - 1),
             };
-            self.ring.atomic_u64(BEGINNING + at)?.store(word, Ordering::Relaxed);
+            self.ring.atomic_u64(FIRST + at)?.store(word, Ordering::Relaxed);
         }
         // Those that are there already are taken in any case; the first of them it need not look for.
         let looks = waiting.saturating_sub(1);
         self.launches += 1;
         self.last = (self.given, stays);
+        self.revoked = false;
         let (patience, life) = if stays { (PATIENCE, LIFE) } else { (looks.min(1), looks) };
-        for (place, word) in [done + 1, patience, life, self.launches].into_iter().enumerate() {
-            self.ring.atomic_u64(AFTER + 8 * place)?.store(word, Ordering::Release);
+        self.ring.atomic_u64(BEGUN)?.store(0, Ordering::Relaxed);
+        let words = [0, done + 1, patience, life, self.launches];
+        for (place, word) in words.into_iter().enumerate() {
+            self.ring
+                .atomic_u64(BEGINNING + 8 * place)?
+                .store(word, Ordering::Release);
         }
+        self.launched_at = Instant::now();
         self.block.launch(&self.stream)
+    }
+
+    /// Whether commands can be given: not while a launch that was [taken back](Self::take_back) has not ended.
+    ///
+    /// # Errors
+    /// None that a caller could bring about.
+    pub fn is_free(&self) -> Result<bool, Error> {
+        Ok(!self.revoked || self.word(LEFT)? == self.launches)
+    }
+
+    /// Takes back all commands that are not done, where the block should have begun long ago: others' kernels may have all of the device, or what is before it in a queue of the device may wait for what these commands are to bring. `true`
+    /// when that could be done: they never will be carried out, and count as [`done`](Self::done). What was done of them is what was done in their order.
+    ///
+    /// # Errors
+    /// None that a caller could bring about.
+    pub fn take_back(&mut self) -> Result<bool, Error> {
+        let is_waiting = self.asked >= DOUBT && self.word(BEGUN)? == 0 && self.word(LEFT)? != self.launches;
+        if !is_waiting || self.revoked || self.launched_at.elapsed() < STALL {
+            return Ok(false);
+        }
+        self.ring.atomic_u64(BEGINNING)?.store(1, Ordering::SeqCst);
+        // The block sets its word and then looks for this one: one of the two sees the other's.
+        fence(Ordering::SeqCst);
+        if self.word(BEGUN)? != 0 {
+            // It may have seen it all the same, and leaves then; so it is launched anew.
+            return Ok(false);
+        }
+        self.void = self.given;
+        self.revoked = true;
+        self.last = (self.given, false);
+        Ok(true)
+    }
+
+    /// Up to this command all are carried out, or taken back.
+    fn finished(&self) -> Result<u64, Error> {
+        Ok(self.word(DONE)?.max(self.void))
     }
 
     fn word(&self, at: usize) -> Result<u64, Error> {

@@ -4,7 +4,7 @@ use std::error::Error;
 
 use doorbell_cuda::{Driver, Error as CudaError, Memory, SmallCopies, SmallSource, Span};
 
-use super::{Outcome, Setting, Verdict, pattern};
+use super::{Outcome, Setting, pattern};
 
 /// Gives a command and says its number.
 fn give(copies: &mut SmallCopies, into: Span<'_>, from: SmallSource<'_>) -> Result<u64, Box<dyn Error>> {
@@ -15,6 +15,21 @@ fn give(copies: &mut SmallCopies, into: Span<'_>, from: SmallSource<'_>) -> Resu
         }
         copies.done()?;
     }
+}
+
+/// Waits for a command, which nobody takes back.
+fn finish(copies: &mut SmallCopies, number: u64) -> Result<(), Box<dyn Error>> {
+    while copies.done()? < number {
+        std::thread::yield_now();
+    }
+    Ok(())
+}
+
+/// The block leaves, and nothing of it is kept.
+fn end(setting: Setting, copies: SmallCopies) -> Outcome {
+    drop(copies);
+    setting.context.synchronize()?;
+    setting.finish()
 }
 
 /// Every length of a few words at every place of one, and the longest: the bytes are there, and none beside them is touched.
@@ -54,7 +69,7 @@ pub(crate) fn every_length(driver: Driver) -> Outcome {
         }
         let source = SmallSource::Memory(source.span(from..from + len)?);
         let last = give(&mut copies, back.span(into..into + len)?, source)?;
-        copies.wait(last)?;
+        finish(&mut copies, last)?;
         assert_eq!(setting.read(&target)?, expected, "{len} bytes from {from} to {into}");
         let mut expected = pattern(LEN, 2);
         expected[into..into + len].copy_from_slice(&sent);
@@ -64,7 +79,7 @@ pub(crate) fn every_length(driver: Driver) -> Outcome {
             "{len} bytes from {from} to {into} of the host"
         );
     }
-    Ok(Verdict::Passed)
+    end(setting, copies)
 }
 
 /// The ring goes round more often than its turns have numbers, with one command on its way and with many; each sees what the one before wrote.
@@ -79,7 +94,7 @@ pub(crate) fn many(driver: Driver) -> Outcome {
         give(&mut copies, memory.span(..8)?, SmallSource::Bytes(&count.to_le_bytes()))?;
         let copied = give(&mut copies, memory.span(8..16)?, SmallSource::Memory(memory.span(..8)?))?;
         if count % 61 == 0 {
-            copies.wait(copied)?;
+            finish(&mut copies, copied)?;
             let mut words = setting.host(&[0; 16])?;
             setting.stream.copy(words.all(), memory.span(..16)?)?;
             setting.stream.synchronize()?;
@@ -93,11 +108,34 @@ pub(crate) fn many(driver: Driver) -> Outcome {
         SmallSource::Memory(memory.span(8..16)?),
     )?;
     assert_eq!(last, 2 * TURNS as u64 + 1);
-    copies.wait(last)?;
+    finish(&mut copies, last)?;
     assert_eq!(copies.done()?, last);
     let all = setting.read(&memory)?;
     assert_eq!(all, [(TURNS as u64 - 1).to_le_bytes(); 3].concat());
-    Ok(Verdict::Passed)
+    end(setting, copies)
+}
+
+/// What was taken back is never copied, whenever the block begins; and it goes on behind that.
+pub(crate) fn taken_back(driver: Driver) -> Outcome {
+    let setting = Setting::new(driver)?;
+    let memory = setting.device(&pattern(16, 1))?;
+    setting.stream.synchronize()?;
+    let mut copies = SmallCopies::new(&setting.context)?;
+    let mut before = pattern(16, 1)[..8].to_vec();
+    for round in 0..50_u64 {
+        let word = round.to_le_bytes();
+        give(&mut copies, memory.span(..8)?, SmallSource::Bytes(&pattern(8, 7)))?;
+        let number = give(&mut copies, memory.span(..8)?, SmallSource::Bytes(&word))?;
+        let came = copies.wait(number)?;
+        setting.context.synchronize()?;
+        if came {
+            before = word.to_vec();
+        }
+        assert_eq!(copies.done()?, number);
+        assert_eq!(setting.read(&memory)?[..8], before, "round {round}");
+        assert!(copies.is_free()?, "all work of the device is done");
+    }
+    end(setting, copies)
 }
 
 /// What is no short copy is refused, and no more are taken than there is room for; nothing of it is left when they are dropped on their way.
@@ -127,7 +165,7 @@ pub(crate) fn refused_and_dropped(driver: Driver) -> Outcome {
     }
     for _ in 0..20 {
         let last = give(&mut copies, memory.span(..8)?, SmallSource::Memory(memory.span(8..16)?))?;
-        copies.wait(last)?;
+        finish(&mut copies, last)?;
     }
     give(
         &mut copies,
@@ -137,5 +175,5 @@ pub(crate) fn refused_and_dropped(driver: Driver) -> Outcome {
     drop(copies);
     setting.context.synchronize()?;
     assert_eq!(setting.read(&memory)?[..8], pattern(24, 1)[16..]);
-    Ok(Verdict::Passed)
+    setting.finish()
 }

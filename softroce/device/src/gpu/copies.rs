@@ -81,6 +81,28 @@ struct Batch {
     short: Option<Vec<Move>>,
 }
 
+impl Batch {
+    /// Has copy engines begin what it is made of.
+    fn begin(&mut self, engine: &mut Engine, moves: Vec<Move>) {
+        for Move { into, from, len } in moves {
+            let begun = match (&into, &from) {
+                (End::Device(to, at), End::Device(source, start)) => engine.copy((to, *at), (source, *start), len),
+                (End::Device(to, at), End::Ring(start)) => engine.copy_up((to, *at), *start, len),
+                (End::Ring(at), End::Device(source, start)) => engine.copy_down((source, *start), *at, len),
+                (End::Ring(_), End::Ring(_)) => Ok(()),
+            };
+            if let Err(error) = begun {
+                failed(&error);
+                self.failed = true;
+            }
+        }
+        if let Err(error) = engine.mark(&mut self.marks) {
+            failed(&error);
+            self.failed = true;
+        }
+    }
+}
+
 /// A copy that is asked for.
 #[derive(Debug)]
 pub(super) struct Move {
@@ -446,23 +468,25 @@ impl Copies {
             self.begun.push_back(batch);
             return;
         }
-        for Move { into, from, len } in mem::take(&mut self.moves) {
-            let begun = match (&into, &from) {
-                (End::Device(to, at), End::Device(source, start)) => self.engine.copy((to, *at), (source, *start), len),
-                (End::Device(to, at), End::Ring(start)) => self.engine.copy_up((to, *at), *start, len),
-                (End::Ring(at), End::Device(source, start)) => self.engine.copy_down((source, *start), *at, len),
-                (End::Ring(_), End::Ring(_)) => Ok(()),
-            };
-            if let Err(error) = begun {
-                failed(&error);
-                batch.failed = true;
+        batch.begin(&mut self.engine, mem::take(&mut self.moves));
+        self.begun.push_back(batch);
+    }
+
+    /// Has copy engines do what the first batch waits for, where that is short copies that their device does not begin; and what comes behind it in the same way.
+    fn hurry(&mut self) {
+        let Some(first) = self.begun.front().filter(|batch| batch.short.is_some()) else {
+            return;
+        };
+        let Some(place) = self.engine.take_back(&first.marks) else {
+            return;
+        };
+        for batch in &mut self.begun {
+            if batch.marks.iter().any(|mark| mark.is_short(place)) {
+                batch.marks.clear();
+                let moves = batch.short.take().unwrap_or_default();
+                batch.begin(&mut self.engine, moves);
             }
         }
-        if let Err(error) = self.engine.mark(&mut batch.marks) {
-            failed(&error);
-            batch.failed = true;
-        }
-        self.begun.push_back(batch);
     }
 
     /// Looks what has been done, in the order of tickets.
@@ -478,6 +502,7 @@ impl Copies {
                 })
             });
             if !done {
+                self.hurry();
                 break;
             }
             if let Some(error) = failing {

@@ -266,10 +266,12 @@ impl Memory {
 fn copy_at_once(stream: &Stream, short: &mut Option<SmallCopies>, into: Span<'_>, from: Span<'_>) -> Result<(), Error> {
     if let Some(short) = short
         && SmallCopies::takes(into, from)
+        && short.is_free()?
         // SAFETY: one is pinned and the other of the same context; the caller keeps both until this returns, and has no slice of them.
         && let Some(number) = unsafe { short.copy(into, SmallSource::Memory(from))? }
+        && short.wait(number)?
     {
-        return short.wait(number);
+        return Ok(());
     }
     stream.copy(into, from)?;
     stream.synchronize()
@@ -294,6 +296,13 @@ pub(crate) enum Mark {
     Event(Event),
     /// The last command for the short ones of a device, by their place.
     Short(usize, u64),
+}
+
+impl Mark {
+    /// Whether it is of the short copies of the device at this place.
+    pub(crate) fn is_short(&self, of: usize) -> bool {
+        matches!(self, Self::Short(place, _) if *place == of)
+    }
 }
 
 /// Begins copies, and tells when they are done: a stream for each device, and a ring of pinned memory.
@@ -368,6 +377,11 @@ impl Engine {
     /// What the driver says.
     pub(crate) fn copy_short(&mut self, moves: &[Move], marks: &mut Vec<Mark>) -> Result<(), Trouble> {
         self.short.copy(moves, self.ring.as_ref(), marks)
+    }
+
+    /// Takes short copies back that the device has not begun for long. The place of those, where it could be done: they are to be done the other way.
+    pub(crate) fn take_back(&mut self, marks: &[Mark]) -> Option<usize> {
+        self.short.take_back(marks)
     }
 
     /// Begins a copy within GPUs' memory.

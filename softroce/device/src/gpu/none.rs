@@ -22,6 +22,12 @@ pub(crate) struct Memory;
 #[derive(Debug)]
 pub(crate) struct Mark;
 
+impl Mark {
+    pub(crate) fn is_short(&self, _: usize) -> bool {
+        false
+    }
+}
+
 /// What does short copies.
 pub(crate) struct Short;
 
@@ -116,6 +122,10 @@ impl Engine {
 
     pub(crate) fn copy_short(&mut self, _: &[Move], _: &mut Vec<Mark>) -> Result<(), Trouble> {
         Ok(())
+    }
+
+    pub(crate) fn take_back(&mut self, _: &[Mark]) -> Option<usize> {
+        None
     }
 
     pub(crate) fn is_done(&mut self, _: &Mark) -> Result<bool, Trouble> {

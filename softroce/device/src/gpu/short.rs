@@ -60,7 +60,7 @@ impl Shorts {
         let place = self
             .0
             .iter()
-            .position(|(known, copies)| known == context && copies.is_some())?;
+            .position(|(known, copies)| known == context && copies.as_ref().is_some_and(is_free))?;
         let (to, source) = (span(into, *len, ring)?, span(from, *len, ring)?);
         if !SmallCopies::takes(to, source) {
             return None;
@@ -75,9 +75,15 @@ impl Shorts {
         Some(Found { place, into: to, from })
     }
 
-    /// Whether all of some copies are short ones, and not too many.
+    /// Whether all of some copies are short ones of one device, and not too many.
     pub(super) fn take(&self, moves: &[Move], ring: Option<&HostMemory>) -> bool {
-        moves.len() <= TOGETHER && moves.iter().all(|wanted| self.find(wanted, ring).is_some())
+        let mut places = moves
+            .iter()
+            .map(|wanted| self.find(wanted, ring).map(|found| found.place));
+        let Some(Some(first)) = places.next() else {
+            return false;
+        };
+        moves.len() <= TOGETHER && places.all(|place| place == Some(first))
     }
 
     /// Begins copies that it [takes](Self::take). The memory is to be kept until they are done.
@@ -104,10 +110,20 @@ impl Shorts {
                 }
                 copies.done()?;
             };
-            marks.retain(|mark| !matches!(mark, Mark::Short(before, _) if *before == place));
+            marks.clear();
             marks.push(Mark::Short(place, number));
         }
         Ok(())
+    }
+
+    /// Takes those back that these marks are of, where their device has not begun them for long: which device's.
+    pub(super) fn take_back(&mut self, marks: &[Mark]) -> Option<usize> {
+        let place = marks.iter().find_map(|mark| match mark {
+            Mark::Short(place, _) => Some(*place),
+            Mark::Event(_) => None,
+        })?;
+        let (_, copies) = self.0.get_mut(place)?;
+        copies.as_mut()?.take_back().unwrap_or(false).then_some(place)
     }
 
     /// Whether a device's copies are done up to a number.
@@ -120,6 +136,10 @@ impl Shorts {
             _ => Ok(true),
         }
     }
+}
+
+fn is_free(copies: &SmallCopies) -> bool {
+    copies.is_free().unwrap_or(false)
 }
 
 fn memory(end: &End) -> Option<&Memory> {
