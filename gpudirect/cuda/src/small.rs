@@ -39,9 +39,12 @@ const THREADS: u32 = 256;
 /// Looks for a command in a row before the block leaves, and in all: a look takes the device a microsecond.
 const PATIENCE: u64 = 50;
 const LIFE: u64 = 200;
-/// So many blocks in a row that stayed for nothing are followed by others that do not stay; then one in so many does, to see whether it is of use again.
+/// A command that takes longer was kept waiting: mostly one takes 5 us where the block stays, and 10 where it is launched.
+const SLOW: Duration = Duration::from_micros(20);
+/// So many in a row that were slow, or that a block stayed in vain for, and it is done otherwise; then now and then it is tried again, after so many launches or so long, twice as many and as long each time.
 const VAIN: u32 = 4;
-const SELDOM: u32 = 64;
+const SELDOM: [u32; 2] = [64, 1024];
+const REST: [Duration; 2] = [Duration::from_millis(10), Duration::from_secs(1)];
 /// So many questions may be asked whether a command is done before the driver is asked, now and then, whether the block has failed.
 const DOUBT: u32 = 64;
 const DOUBT_EVERY: u32 = 4;
@@ -58,23 +61,67 @@ struct Arguments {
     slots: u64,
 }
 
-/// Whether a block is told to stay.
-#[derive(Debug, Default)]
+/// What has proved of use: to have the block stay, to launch it for each command, or to leave copies to others. Contexts of two processes have a GPU by turns of half a millisecond, and a block that stays, or is to begin, may wait for its
+/// turn: a copy engine does not.
+#[derive(Debug)]
 struct Habit {
-    /// Blocks in a row that stayed for nothing.
+    /// In a row: blocks that stayed for nothing, and commands that were slow for one that stayed; commands that were slow with a launch.
     vain: u32,
-    /// Launches since one stayed.
+    slow: u32,
+    /// Launches since one stayed, and after how many one does again.
     since: u32,
+    seldom: u32,
+    /// Until when copies are left to others, and for how long the next time.
+    until: Option<Instant>,
+    rest: Duration,
 }
 
 impl Habit {
-    /// Whether the next one stays, when the last one that did was given something or not.
-    fn next(&mut self, stayed: bool, was_given: bool) -> bool {
-        if stayed {
-            self.vain = if was_given { 0 } else { self.vain.saturating_add(1) };
+    fn new() -> Self {
+        Self {
+            vain: 0,
+            slow: 0,
+            since: 0,
+            seldom: SELDOM[0],
+            until: None,
+            rest: REST[0],
         }
-        self.since = if stayed { 0 } else { self.since.saturating_add(1) };
-        self.vain < VAIN || self.since >= SELDOM
+    }
+
+    /// Whether the block that is launched now stays.
+    fn stays(&mut self) -> bool {
+        let stays = self.vain < VAIN || self.since >= self.seldom;
+        if stays && self.vain >= VAIN {
+            self.seldom = (2 * self.seldom).min(SELDOM[1]);
+        }
+        self.since = if stays { 0 } else { self.since + 1 };
+        stays
+    }
+
+    /// A block has stayed and was given nothing.
+    fn stayed_in_vain(&mut self) {
+        self.vain = self.vain.saturating_add(1);
+    }
+
+    /// What a command has taken, of a block that stayed or of one that was launched for it.
+    fn took(&mut self, time: Duration, stayed: bool, now: Instant) {
+        match (time < SLOW, stayed) {
+            (true, true) => (self.vain, self.seldom) = (0, SELDOM[0]),
+            (false, true) => self.vain = self.vain.saturating_add(1),
+            (true, false) => (self.slow, self.rest) = (0, REST[0]),
+            (false, false) => {
+                self.slow = self.slow.saturating_add(1);
+                if self.slow >= VAIN {
+                    self.until = Some(now + self.rest);
+                    self.rest = (2 * self.rest).min(REST[1]);
+                }
+            }
+        }
+    }
+
+    /// Whether copies are left to others.
+    fn rests(&self) -> bool {
+        self.until.is_some_and(|until| Instant::now() < until)
     }
 }
 
@@ -91,6 +138,9 @@ pub struct SmallCopies {
     /// The last launch: what had been given by then, and whether it stays.
     last: (u64, bool),
     habit: Habit,
+    /// When something was done last, or given when nothing was to be done; and whether that had the block launched.
+    progress_at: Instant,
+    by_launch: bool,
     /// When that was.
     launched_at: Instant,
     /// Commands up to this one were carried out or taken back when one was taken back last.
@@ -163,7 +213,9 @@ impl SmallCopies {
             launched_at: Instant::now(),
             void: 0,
             revoked: false,
-            habit: Habit::default(),
+            habit: Habit::new(),
+            progress_at: Instant::now(),
+            by_launch: false,
             asked: 0,
             seen: 0,
         };
@@ -221,6 +273,10 @@ impl SmallCopies {
                 .atomic_u64(line + 8 * place)?
                 .store(word | turn << 56, Ordering::Release);
         }
+        if self.finished()? == self.given {
+            self.progress_at = Instant::now();
+            self.by_launch = false;
+        }
         self.given += 1;
         self.keep_running()?;
         Ok(Some(self.given))
@@ -232,8 +288,10 @@ impl SmallCopies {
     /// [`Error::Lost`] when the block has failed, or what the driver says otherwise.
     pub fn done(&mut self) -> Result<u64, Error> {
         let done = self.finished()?;
-        if done == self.given || done != self.seen {
-            (self.seen, self.asked) = (done, 0);
+        if done != self.seen {
+            self.see(done);
+        }
+        if done == self.given {
             return Ok(done);
         }
         self.keep_running()?;
@@ -275,9 +333,23 @@ impl SmallCopies {
         if done == self.given {
             return Ok(());
         }
-        let (given, stayed) = self.last;
-        let stays = self.habit.next(stayed, done > given);
+        if self.last == (done, true) {
+            self.habit.stayed_in_vain();
+        }
+        let stays = self.habit.stays();
         self.launch(stays)
+    }
+
+    /// Commands up to this one are done, which is news.
+    fn see(&mut self, done: u64) {
+        let now = Instant::now();
+        let count = u32::try_from(done - self.seen).unwrap_or(u32::MAX);
+        let each = (now - self.progress_at) / count.max(1);
+        self.habit.took(each, !self.by_launch, now);
+        self.progress_at = now;
+        // What else was given is done by the same launch, or by one that stays.
+        self.by_launch &= !self.last.1;
+        (self.seen, self.asked) = (done, 0);
     }
 
     fn launch(&mut self, stays: bool) -> Result<(), Error> {
@@ -295,6 +367,7 @@ impl SmallCopies {
         let looks = waiting.saturating_sub(1);
         self.launches += 1;
         self.last = (self.given, stays);
+        self.by_launch = true;
         self.revoked = false;
         let (patience, life) = if stays { (PATIENCE, LIFE) } else { (looks.min(1), looks) };
         self.ring.atomic_u64(BEGUN)?.store(0, Ordering::Relaxed);
@@ -308,12 +381,12 @@ impl SmallCopies {
         self.block.launch(&self.stream)
     }
 
-    /// Whether commands can be given: not while a launch that was [taken back](Self::take_back) has not ended.
+    /// Whether commands should be given: not while a launch that was [taken back](Self::take_back) has not ended, nor for some time after several in a row have taken long.
     ///
     /// # Errors
     /// None that a caller could bring about.
     pub fn is_free(&self) -> Result<bool, Error> {
-        Ok(!self.revoked || self.word(LEFT)? == self.launches)
+        Ok(!self.habit.rests() && (!self.revoked || self.word(LEFT)? == self.launches))
     }
 
     /// Takes back all commands that are not done, where the block should have begun long ago: others' kernels may have all of the device, or what is before it in a queue of the device may wait for what these commands are to bring. `true`
@@ -336,6 +409,8 @@ impl SmallCopies {
         self.void = self.given;
         self.revoked = true;
         self.last = (self.given, false);
+        (self.seen, self.asked) = (self.given, 0);
+        self.habit.took(STALL, false, Instant::now());
         Ok(true)
     }
 
@@ -362,34 +437,51 @@ impl fmt::Debug for SmallCopies {
 mod tests {
     use super::*;
 
+    const QUICK: Duration = Duration::from_micros(5);
+
     #[test]
     fn a_block_that_stays_for_nothing_is_told_to_seldom() {
-        let mut habit = Habit::default();
-        let mut stayed = false;
+        let mut habit = Habit::new();
         let mut stays = 0;
-        for _ in 0..10 * SELDOM {
-            stayed = habit.next(stayed, false);
-            stays += u32::from(stayed);
+        for _ in 0..VAIN + 3 * SELDOM[0] {
+            if habit.stays() {
+                stays += 1;
+                habit.stayed_in_vain();
+            }
         }
-        assert!((VAIN + 9..=VAIN + 11).contains(&stays), "{stays}");
-        // Once it was of use it is told to again.
-        while !stayed {
-            stayed = habit.next(false, true);
-        }
-        for _ in 0..10 {
-            stayed = habit.next(stayed, true);
-            assert!(stayed);
-        }
+        // The last one after twice as many launches as the one before.
+        assert_eq!(stays, VAIN + 1);
+        while !habit.stays() {}
+        habit.took(QUICK, true, Instant::now());
+        assert!(habit.stays() && habit.stays(), "it was of use");
     }
 
     #[test]
-    fn a_block_that_does_not_stay_says_nothing_of_whether_it_would_be_of_use() {
-        let mut habit = Habit::default();
-        let mut stayed = habit.next(false, false);
+    fn commands_that_are_slow_while_it_stays_count_as_well() {
+        let mut habit = Habit::new();
         for _ in 0..VAIN {
-            stayed = habit.next(stayed, false);
+            assert!(habit.stays());
+            habit.took(SLOW, true, Instant::now());
         }
-        assert!(!stayed);
-        assert!(!habit.next(stayed, true));
+        assert!(!habit.stays());
+        habit.took(QUICK, false, Instant::now());
+        assert!(!habit.stays(), "that a launch was quick says nothing of it");
+        assert!(!habit.rests());
+    }
+
+    #[test]
+    fn where_launches_are_slow_copies_are_left_to_others_for_ever_longer() {
+        let mut habit = Habit::new();
+        let now = Instant::now();
+        for _ in 0..VAIN {
+            assert!(!habit.rests());
+            habit.took(SLOW, false, now + REST[1]);
+        }
+        assert!(habit.rests());
+        assert_eq!(habit.until, Some(now + REST[1] + REST[0]));
+        habit.took(SLOW, false, now);
+        assert_eq!(habit.until, Some(now + 2 * REST[0]));
+        habit.took(QUICK, false, now);
+        assert_eq!((habit.slow, habit.rest), (0, REST[0]));
     }
 }
