@@ -2,6 +2,7 @@
 
 use super::options::{Executor, GpuOptions};
 use super::program::Cut;
+use super::small;
 use crate::algorithm::Algorithm;
 use crate::plan::Collective;
 use crate::types::DataType;
@@ -10,10 +11,17 @@ use crate::types::DataType;
 const MOST_SOURCES: u32 = doorbell_cuda::reduce::MAX_SOURCES as u32;
 /// Up to so many bytes of a message, words with flags take less time than flags for themselves.
 const LINES: u64 = 64 << 10;
+/// Up to so many bytes of a message, an operation is short, and an all-reduce.
+const SHORT: u64 = 128 << 10;
+const SHORT_REDUCED: u64 = 512 << 10;
+/// From so many bytes on, a short all-reduce is done in two steps.
+const TWO_STEPS: u64 = 64 << 10;
 
 /// How an operation is done.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Choice {
+    /// By a kernel for what is short.
+    Small(small::Cut),
     /// By kernels.
     Kernel(Algorithm, Cut),
     /// By copy engines, in slices of so many bytes of the whole.
@@ -35,14 +43,36 @@ impl Choice {
             Collective::AllReduce | Collective::Broadcast | Collective::Reduce | Collective::SendRecv => bytes,
             _ => bytes.saturating_mul(ranks.into()),
         };
+        if let Some(cut) = short(options, ranks, collective, bytes) {
+            return Self::Small(cut);
+        }
         let executor = options
             .executor
             .unwrap_or_else(|| best(ranks, collective, whole, registered));
         match executor {
             Executor::Copies => copies(options, ranks, collective, whole),
-            Executor::Kernel | Executor::Staged => kernel(ranks, collective, bytes, whole),
+            Executor::Kernel | Executor::Small | Executor::Staged => kernel(ranks, collective, bytes, whole),
         }
     }
+}
+
+/// How an operation is cut that is done as a short one.
+fn short(options: &GpuOptions, ranks: u32, collective: Collective, bytes: u64) -> Option<small::Cut> {
+    let is_short = match options.executor {
+        Some(Executor::Small) => true,
+        Some(_) => false,
+        None => {
+            bytes
+                <= if collective == Collective::AllReduce {
+                    SHORT_REDUCED
+                } else {
+                    SHORT
+                }
+        }
+    };
+    let two_steps = collective == Collective::AllReduce && ranks > 2 && bytes >= TWO_STEPS;
+    let area = options.sizes.unwrap_or_default().small;
+    small::Cut::new(ranks, bytes, area, two_steps).filter(|_| is_short)
 }
 
 /// Copies move more between two GPUs than kernels store, but take longer to begin, and collide where three or more GPUs send to each other.
