@@ -11,11 +11,11 @@ use crate::types::DataType;
 const MOST_SOURCES: u32 = doorbell_cuda::reduce::MAX_SOURCES as u32;
 /// Up to so many bytes of a message, words with flags take less time than flags for themselves.
 const LINES: u64 = 64 << 10;
-/// Up to so many bytes of a message, an operation is short, and an all-reduce.
-const SHORT: u64 = 128 << 10;
-const SHORT_REDUCED: u64 = 512 << 10;
-/// From so many bytes on, a short all-reduce is done in two steps.
+/// Up to so many bytes of the whole, an operation is short.
+const SHORT: u64 = 512 << 10;
+/// From more bytes than that on, a short all-reduce among three and more is done in two steps, and a broadcast.
 const TWO_STEPS: u64 = 64 << 10;
+const TWO_STEPS_OF_ROOT: u64 = 64 << 10;
 
 /// How an operation is done.
 #[derive(Clone, Copy, Debug)]
@@ -43,7 +43,7 @@ impl Choice {
             Collective::AllReduce | Collective::Broadcast | Collective::Reduce | Collective::SendRecv => bytes,
             _ => bytes.saturating_mul(ranks.into()),
         };
-        if let Some(cut) = short(options, ranks, collective, bytes) {
+        if let Some(cut) = short(options, ranks, collective, bytes, whole) {
             return Self::Small(cut);
         }
         let executor = options
@@ -57,22 +57,24 @@ impl Choice {
 }
 
 /// How an operation is cut that is done as a short one.
-fn short(options: &GpuOptions, ranks: u32, collective: Collective, bytes: u64) -> Option<small::Cut> {
+fn short(options: &GpuOptions, ranks: u32, collective: Collective, bytes: u64, whole: u64) -> Option<small::Cut> {
+    let two_steps = match collective {
+        Collective::AllReduce => ranks > 2 && bytes > TWO_STEPS,
+        Collective::Broadcast => ranks > 2 && bytes > TWO_STEPS_OF_ROOT,
+        _ => false,
+    };
+    // What goes from one rank to all others, or to one from all, by one way.
+    let moved = match collective {
+        Collective::Reduce => bytes.saturating_mul(ranks.saturating_sub(1).into()),
+        _ => whole,
+    };
     let is_short = match options.executor {
         Some(Executor::Small) => true,
         Some(_) => false,
-        None => {
-            bytes
-                <= if collective == Collective::AllReduce {
-                    SHORT_REDUCED
-                } else {
-                    SHORT
-                }
-        }
+        None => moved <= SHORT,
     };
-    let two_steps = collective == Collective::AllReduce && ranks > 2 && bytes >= TWO_STEPS;
     let area = options.sizes.unwrap_or_default().small;
-    small::Cut::new(ranks, bytes, area, two_steps).filter(|_| is_short)
+    small::Cut::new(collective, ranks, bytes, area, two_steps).filter(|_| is_short)
 }
 
 /// Copies move more between two GPUs than kernels store, but take longer to begin, and collide where three or more GPUs send to each other.

@@ -31,7 +31,7 @@ pub struct Sizes {
     pub flags: usize,
     /// Slots of short messages of the kernels (default 8 MiB).
     pub slots: usize,
-    /// Slots of the kernel for short operations, and how far its blocks are (default 16 MiB).
+    /// Slots of the kernel for short operations, and how far its blocks are (default 32 MiB).
     pub small: usize,
     /// Where the kernels put what they may not put where it belongs (default 64 MiB).
     pub fifos: usize,
@@ -44,7 +44,7 @@ impl Default for Sizes {
         Self {
             flags: 1 << 20,
             slots: 8 << 20,
-            small: 16 << 20,
+            small: 32 << 20,
             fifos: 64 << 20,
             staging: 256 << 20,
         }

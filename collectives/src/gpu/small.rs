@@ -9,7 +9,7 @@ use doorbell_cuda::{Context, Kernel, Launch, Span, Stream};
 
 use super::error::GpuError;
 use super::peers::{Areas, MAX_PEERS};
-use super::program::{Function, MAX_THREADS};
+use super::program::Function;
 use crate::algorithm::Algorithm;
 use crate::plan::Collective;
 use crate::types::{DataType, Rank};
@@ -17,7 +17,7 @@ use crate::types::{DataType, Rank};
 /// What [`Arguments`] mean. The kernel's `SMALL_VERSION`.
 const VERSION: u64 = 1;
 /// Blocks of threads of a launch at most.
-pub const MAX_BLOCKS: u32 = 64;
+pub const MAX_BLOCKS: u32 = 128;
 /// Slots of a block for each peer: the kernel's `DEPTH`.
 const DEPTH: u64 = 4;
 /// Bytes of a block's state: the kernel's `State`.
@@ -25,8 +25,6 @@ const STATE: u64 = 128;
 /// Bytes of an operation that a line has, and that it takes of a slot.
 const LINE: u32 = 8;
 const LINE_LEN: u32 = 16;
-/// Threads of a block, where there is enough for them to do.
-const THREADS: u32 = 256;
 
 /// Where in an arena the kernels have what: the same on all ranks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -45,7 +43,7 @@ pub struct Cut {
     threads: u32,
     /// Lines of each message that a block has.
     share: u32,
-    /// Lines of each rank's part of an all-reduce in two steps; 0 of others.
+    /// Lines of each rank's part, in two steps; 0 in one.
     part: u32,
 }
 
@@ -95,18 +93,20 @@ struct Arguments {
     ranks: u32,
     sends: u32,
     gets: u32,
+    forwards: u32,
     hears_all: u32,
     slot_bytes: u32,
     share: u32,
     part: u32,
+    without: u32,
+    copies: u32,
     divisor: u32,
     /// The kernel's `Operator`, which are numbered as [`ReduceOp`](crate::ReduceOp)'s.
     function: u32,
-    reserved: u32,
 }
 
 // As long as the kernel's.
-const _: () = assert!(size_of::<Arguments>() == 4 * 8 + 8 * MAX_PEERS + 5 * 8 + 12 * 4);
+const _: () = assert!(size_of::<Arguments>() == 4 * 8 + 8 * MAX_PEERS + 5 * 8 + 14 * 4);
 
 /// Who sends what to whom.
 struct Pattern {
@@ -114,6 +114,10 @@ struct Pattern {
     sends: u32,
     /// Of those whose data the rank has a use for: its own may be among them.
     gets: u32,
+    /// Those that it forwards its part to, in two steps.
+    forwards: u32,
+    /// The rank that has no part then, if there is one.
+    without: Option<Rank>,
     /// Whether each rank is sent, and each rank's goes to, a part of its own.
     parts: (bool, bool),
 }
@@ -141,37 +145,47 @@ impl Slots {
 }
 
 impl Cut {
-    /// Of an operation with messages of so many bytes, in an area of `area` bytes ([`Sizes::small`](super::Sizes::small)); of an all-reduce with `two_steps`, as far as there is enough to part. `None` where messages are too long for the area.
+    /// Of an operation with messages of so many bytes, in an area of `area` bytes ([`Sizes::small`](super::Sizes::small)). An all-reduce, or a broadcast to more than one, may be done in two steps, if there is enough to part. `None` where messages are
+    /// too long for the area.
     #[must_use]
-    pub fn new(ranks: u32, bytes: u64, area: usize, two_steps: bool) -> Option<Self> {
-        Self::with(ranks, bytes, area, two_steps, THREADS)
+    pub fn new(collective: Collective, ranks: u32, bytes: u64, area: usize, two_steps: bool) -> Option<Self> {
+        let parts = match collective {
+            Collective::AllReduce if two_steps => ranks,
+            Collective::Broadcast if two_steps => ranks - 1,
+            _ => 1,
+        };
+        // A line for each thread, as long as there are blocks enough; small ones begin sooner.
+        let lines = bytes.div_ceil(u64::from(LINE * parts.max(1)));
+        let threads = match lines {
+            0..=0x2000 => 128,
+            0x2001..=0x4000 => 256,
+            _ => 512,
+        };
+        Self::with(ranks, bytes, area, parts, threads)
     }
 
-    /// The same in blocks of at most so many threads, a multiple of 32 up to 512.
-    #[must_use]
-    pub fn with(ranks: u32, bytes: u64, area: usize, two_steps: bool, threads: u32) -> Option<Self> {
+    /// Of messages in so many parts, which are of two steps if that is more than one, in blocks of at most so many threads.
+    fn with(ranks: u32, bytes: u64, area: usize, parts: u32, most_threads: u32) -> Option<Self> {
         if ranks as usize > MAX_PEERS {
             return None;
         }
         // Of nothing there is one line, too.
-        let lines = u32::try_from(bytes.div_ceil(LINE.into()).max(1))
-            .ok()
-            .filter(|lines| *lines < 1 << 24)?;
-        let part = if two_steps { lines.div_ceil(ranks) } else { 0 };
-        let each = if two_steps { part } else { lines };
-        let threads = each.next_multiple_of(32).min(threads.clamp(32, MAX_THREADS));
+        let lines = u32::try_from(bytes.div_ceil(LINE.into()).max(1)).ok()?;
+        let two_steps = parts > 1;
+        let each = lines.div_ceil(parts.max(1));
+        let threads = each.checked_next_multiple_of(32)?.min(most_threads);
         let share = each.min(threads * each.div_ceil(MAX_BLOCKS * threads));
         let blocks = each.div_ceil(share);
         // Who hears nothing of a rank would not know whether it has begun: each block has something of each part.
-        if two_steps && lines <= (ranks - 1) * part + (blocks - 1) * share {
-            return Self::with(ranks, bytes, area, false, threads);
+        if two_steps && u64::from(lines) <= u64::from(parts - 1) * u64::from(each) + u64::from((blocks - 1) * share) {
+            return Self::with(ranks, bytes, area, 1, most_threads);
         }
-        let steps = if two_steps { 2 } else { 1 };
-        (share * LINE_LEN * steps <= Slots::len(area, ranks)).then_some(Self {
+        let needed = u64::from(share) * u64::from(LINE_LEN) * if two_steps { 2 } else { 1 };
+        (needed <= Slots::len(area, ranks).into()).then_some(Self {
             blocks,
             threads,
             share,
-            part,
+            part: if two_steps { each } else { 0 },
         })
     }
 
@@ -186,12 +200,26 @@ impl Cut {
 }
 
 impl Pattern {
-    fn new(collective: Collective, rank: Rank, ranks: u32, root: Rank) -> Self {
+    fn new(collective: Collective, rank: Rank, ranks: u32, root: Rank, two_steps: bool) -> Self {
         let all = ((1u64 << ranks) - 1) as u32;
         let bit = |rank: u32| 1u32 << rank;
         let others = all & !bit(rank.0);
         let is_root = rank == root;
+        let (mut forwards, mut without) = (0, None);
         let (sends, gets, parts) = match collective {
+            Collective::AllReduce if two_steps => {
+                forwards = others;
+                (others, all, (true, false))
+            }
+            Collective::Broadcast if two_steps => {
+                without = Some(root);
+                if is_root {
+                    (others, 0, (true, false))
+                } else {
+                    forwards = others & !bit(root.0);
+                    (0, bit(root.0), (true, false))
+                }
+            }
             Collective::AllReduce | Collective::Barrier => (others, all, (false, false)),
             Collective::AllGather => (others, all, (false, true)),
             Collective::ReduceScatter => (others, all, (true, false)),
@@ -207,7 +235,13 @@ impl Pattern {
                 (bit(next) & others, bit(before), (false, false))
             }
         };
-        Self { sends, gets, parts }
+        Self {
+            sends,
+            gets,
+            forwards,
+            without,
+            parts,
+        }
     }
 }
 
@@ -288,22 +322,27 @@ impl SmallExecutor {
 
     fn arguments(&self, operation: &Operation, function: Function, cut: Cut) -> Arguments {
         let ranks = self.arenas.len() as u32;
-        let Pattern { sends, mut gets, parts } = Pattern::new(operation.collective, self.rank, ranks, operation.root);
+        let two_steps = cut.part != 0;
+        let mut pattern = Pattern::new(operation.collective, self.rank, ranks, operation.root, two_steps);
         // A barrier has a count of nothing.
         let bytes = operation.count * function.data.bytes() as u64;
-        let step = |is_parted: bool| if is_parted { bytes } else { 0 };
-        let (mut input_step, output_step) = (step(parts.0), step(parts.1));
-        if cut.part != 0 {
-            input_step = u64::from(cut.part * LINE);
-        }
-        let (own, others) = (1 << self.rank.0, ((1u64 << ranks) - 1) as u32 & !(1 << self.rank.0));
-        let index = u64::from(self.rank.0);
-        // What is where it belongs already need not be put there.
-        let is_there =
-            operation.input.wrapping_add(index * input_step) == operation.output.wrapping_add(index * output_step);
-        let hears_all = gets & others == others;
-        if function.op.is_none() && is_there {
-            gets &= !own;
+        let each = if two_steps { u64::from(cut.part * LINE) } else { bytes };
+        let step = |is_parted: bool| if is_parted { each } else { 0 };
+        let (input_step, output_step) = (step(pattern.parts.0), step(pattern.parts.1));
+        let others = ((1u64 << ranks) - 1) as u32 & !(1 << self.rank.0);
+        let hears_all = (pattern.gets | pattern.forwards) & others == others;
+        // What is where it belongs already need not be put there. The root of a broadcast in two steps sees what it has to copy as it sends that.
+        let own = |step: u64| u64::from(self.rank.0) * step;
+        let is_root = pattern.without == Some(self.rank);
+        let (from, into) = match is_root {
+            true => (operation.input, operation.output),
+            false => (
+                operation.input.wrapping_add(own(input_step)),
+                operation.output.wrapping_add(own(output_step)),
+            ),
+        };
+        if function.op.is_none() && from == into {
+            pattern.gets &= others;
         }
         let mut arenas = [0; MAX_PEERS];
         arenas[..self.arenas.len()].copy_from_slice(&self.arenas);
@@ -321,15 +360,17 @@ impl SmallExecutor {
             bytes: bytes as u32,
             rank: self.rank.0,
             ranks,
-            sends,
-            gets,
+            sends: pattern.sends,
+            gets: pattern.gets,
+            forwards: pattern.forwards,
             hears_all: hears_all.into(),
             slot_bytes: self.slots.len,
             share: cut.share,
             part: cut.part,
+            without: pattern.without.map_or(u32::MAX, |rank| rank.0),
+            copies: (is_root && from != into).into(),
             divisor: ranks,
             function: function.op.map_or(0, |op| op as u32),
-            reserved: 0,
         }
     }
 }
@@ -338,48 +379,59 @@ impl SmallExecutor {
 mod tests {
     use super::*;
 
-    const AREA: usize = 16 << 20;
+    const AREA: usize = 32 << 20;
 
     #[test]
     fn cuts_have_every_line_once_and_fit_their_slots() {
+        let mut parted = 0;
         for ranks in 1..=16 {
             for bytes in (0..4096).chain([65_536, 65_537, 131_000, 262_144, 524_287]) {
-                for two_steps in [false, true] {
-                    let Some(cut) = Cut::new(ranks, bytes, AREA, two_steps) else {
+                for (collective, parts) in [
+                    (Collective::AllGather, 1),
+                    (Collective::AllReduce, ranks),
+                    (Collective::Broadcast, ranks - 1),
+                ] {
+                    let Some(cut) = Cut::new(collective, ranks, bytes, AREA, true) else {
                         assert!(bytes > 200_000, "{bytes} bytes among {ranks}");
                         continue;
                     };
                     let lines = (bytes as u32).div_ceil(LINE).max(1);
-                    let each = if cut.part == 0 { lines } else { cut.part };
-                    assert!(cut.blocks <= MAX_BLOCKS && cut.blocks * cut.share >= each);
-                    let last = if cut.part == 0 {
-                        lines
-                    } else {
-                        lines - (ranks - 1) * cut.part
+                    let (each, last) = match cut.part {
+                        0 => (lines, lines),
+                        part => (part, lines - (parts - 1) * part),
                     };
+                    assert!(cut.blocks <= MAX_BLOCKS && cut.blocks * cut.share >= each && last <= each);
                     assert!((cut.blocks - 1) * cut.share < last, "a block without lines: {cut:?}");
                     let steps = if cut.part == 0 { 1 } else { 2 };
                     assert!(cut.share * LINE_LEN * steps <= Slots::len(AREA, ranks));
-                    assert!(cut.threads.is_multiple_of(32) && cut.threads <= MAX_THREADS);
+                    assert!(cut.threads.is_multiple_of(32) && cut.threads <= 512);
+                    parted += u32::from(cut.part != 0);
                 }
             }
         }
-        assert_eq!(Cut::new(2, 1 << 30, AREA, false), None);
-        assert_eq!(Cut::new(2, 1 << 40, AREA, false), None);
-        assert_eq!(Cut::new(2, 8, 0, false), None, "an area for nothing");
+        assert!(parted > 1000, "{parted} in two steps");
+        let cut = |bytes, area| Cut::new(Collective::AllGather, 2, bytes, area, false);
+        assert_eq!(cut(1 << 30, AREA), None);
+        assert_eq!(cut(1 << 40, AREA), None);
+        assert_eq!(cut(8, 0), None, "an area for nothing");
     }
 
     #[test]
     fn who_sends_is_who_is_heard() {
         for &collective in Collective::ALL {
             for ranks in 1..=8 {
-                let of = |rank| Pattern::new(collective, Rank(rank), ranks, Rank(ranks / 2));
-                for from in 0..ranks {
-                    for to in (0..ranks).filter(|to| *to != from) {
-                        let (sends, gets) = (of(from).sends >> to & 1, of(to).gets >> from & 1);
-                        assert_eq!(sends, gets, "{collective} of {ranks}: {from} to {to}");
+                for two_steps in [false, true] {
+                    let of = |rank| Pattern::new(collective, Rank(rank), ranks, Rank(ranks / 2), two_steps);
+                    for from in 0..ranks {
+                        for to in (0..ranks).filter(|to| *to != from) {
+                            let (sends, gets) = (of(from).sends >> to & 1, of(to).gets >> from & 1);
+                            assert_eq!(sends, gets, "{collective} of {ranks}: {from} to {to}");
+                            let (forwards, back) = (of(from).forwards >> to & 1, of(to).forwards >> from & 1);
+                            assert_eq!(forwards, back, "{collective} of {ranks}, forwarded: {from} to {to}");
+                        }
+                        let own = (of(from).sends | of(from).forwards) >> from & 1;
+                        assert_eq!(own, 0, "{collective}: no rank sends to itself");
                     }
-                    assert_eq!(of(from).sends >> from & 1, 0, "{collective}: no rank sends to itself");
                 }
             }
         }

@@ -1,7 +1,7 @@
 // Short collectives among GPUs that map each other's memory, in one exchange: each rank sends what it has for each other one, as lines (lines.cuh), and makes its result of what it gets. A kernel for each type that is reduced, `small_TYPE`, and one that reduces nothing, `small_move`.
 // Which ranks send to which, and what, is in the launch's arguments: there is no plan to be followed, as of what takes some microseconds that is half. Sources are reduced in the order of their ranks.
 //
-// With `part`, an all-reduce is done in two steps: each rank reduces a part of the whole, and sends that to all others.
+// With `part`, it is two exchanges: each rank reduces a part of the whole, or gets it of the root of a broadcast, and forwards that to all others.
 //
 // Every block of threads has a share of each message, and slots of its own for it; block b of a rank has to do with block b of each other rank alone. Each thread sends its lines, and waits for the same lines of the others: threads do not wait for each other, but for a look at the block's state.
 //
@@ -43,16 +43,20 @@ struct Small {
     // Bits of the ranks that this one sends to, and of those whose data it has a use for, which may be its own.
     uint32_t sends;
     uint32_t gets;
+    // Bits of the ranks that this one forwards its part to, and gets theirs of.
+    uint32_t forwards;
     // Whether this rank gets something of each other one.
     uint32_t hears_all;
     uint32_t slot_bytes;
     // Lines of a block, and of each rank's part if there are two steps.
     uint32_t share;
     uint32_t part;
+    // The rank that has no part, as it has the whole; more than all ranks if there is none. And whether it has to copy that.
+    uint32_t without;
+    uint32_t copies;
     uint32_t divisor;
     // Which of `Operator`.
     uint32_t function;
-    uint32_t reserved;
 };
 
 // A block's, in each arena.
@@ -124,9 +128,19 @@ struct Exchange {
         return (blockIdx.x * op.share + line) * LINE_BYTES;
     }
 
-    // Bytes of a line, or less than one where there is none. `index` says whose part it is of.
-    DOORBELL_INSIDE int32_t length(uint32_t index, uint32_t at) const {
-        const uint32_t part = op.part * LINE_BYTES, begin = index * part;
+    // The number of a rank's part.
+    DOORBELL_INSIDE uint32_t index(uint32_t rank) const {
+        return rank - (rank > op.without ? 1 : 0);
+    }
+
+    // Where in the whole a rank's part begins; or 0.
+    DOORBELL_INSIDE uint32_t part(uint32_t of) const {
+        return index(of) * op.part * LINE_BYTES;
+    }
+
+    // Bytes of a line, or less than one where there is none: of a rank's part, if there are parts.
+    DOORBELL_INSIDE int32_t length(uint32_t of, uint32_t at) const {
+        const uint32_t part = op.part * LINE_BYTES, begin = index(of) * part;
         const uint32_t end = part == 0 || op.bytes - begin < part ? op.bytes - begin : part;
         const int32_t rest = static_cast<int32_t>(end - at);
         return rest < static_cast<int32_t>(LINE_BYTES) ? rest : static_cast<int32_t>(LINE_BYTES);
@@ -212,8 +226,8 @@ struct Exchange {
                 for (int k = 0; k < BATCH; k++) {
                     const uint32_t peer = first + k;
                     const int32_t bytes = length(peer, at);
-                    const uint64_t from = op.input + peer * op.input_step + at;
-                    const bool goes = alike ? k == 0 && op.sends != 0 : (op.sends >> peer & 1) != 0;
+                    const uint64_t from = op.input + index(peer) * op.input_step + at;
+                    const bool goes = alike ? k == 0 : (op.sends >> peer & 1) != 0;
                     const Words words = load_or_zero<8>(from, goes && bytes > 0 && ragged(from, bytes) == 0);
                     data[k][0] = words.word[0];
                     data[k][1] = words.word[1];
@@ -225,8 +239,11 @@ struct Exchange {
                     if ((op.sends >> peer & 1) == 0 || !is_there(bytes, at)) continue;
                     uint32_t one[2];
                     pick(one, data, alike ? 0 : k);
-                    give(one, op.input + peer * op.input_step + at, bytes);
+                    give(one, op.input + index(peer) * op.input_step + at, bytes);
                     store_line(slot(peer, op.rank) + line * sizeof(Line), one, count);
+                    if constexpr (!REDUCES) {
+                        if (op.copies) store(op.output + part(peer) + at, one, bytes);
+                    }
                 }
             }
         }
@@ -234,7 +251,7 @@ struct Exchange {
 
     // Loads a line of what this rank gives itself.
     DOORBELL_INSIDE void load_own(uint32_t (&own)[2], uint32_t at, int32_t bytes) const {
-        const uint64_t from = op.input + op.rank * op.input_step + at;
+        const uint64_t from = op.input + index(op.rank) * op.input_step + at;
         const Words words = load_or_zero<8>(from, bytes > 0 && ragged(from, bytes) == 0);
         own[0] = words.word[0];
         own[1] = words.word[1];
@@ -272,8 +289,16 @@ struct Exchange {
         }
     }
 
-    // What comes is put where it belongs, and what this rank has itself. The lines begin with this one.
-    DOORBELL_INSIDE void deliver(uint32_t from, uint32_t begin, uint64_t step) const {
+    // A line of this rank's part goes to the others.
+    DOORBELL_INSIDE void forward(const uint32_t (&data)[2], uint32_t line) const {
+        #pragma unroll 1
+        for (uint32_t peer = 0; peer < op.ranks; peer++) {
+            if ((op.forwards >> peer & 1) != 0) store_line(slot(peer, op.rank) + (op.share + line) * sizeof(Line), data, count);
+        }
+    }
+
+    // What comes is put where it belongs, and what this rank has itself; or what others forward.
+    DOORBELL_INSIDE void deliver(uint32_t from, bool is_forwarded) const {
         #pragma unroll 1
         for (uint32_t line = threadIdx.x; line < op.share; line += blockDim.x) {
             const uint32_t at = place(line);
@@ -284,7 +309,7 @@ struct Exchange {
             #pragma unroll 1
             for (uint32_t first = 0; first < op.ranks; first += BATCH) {
                 uint32_t data[BATCH][2];
-                if (!gather(data, from, first, begin + line, at, true)) return;
+                if (!gather(data, from, first, is_forwarded ? op.share + line : line, at, is_forwarded)) return;
                 #pragma unroll 1
                 for (int k = 0; k < BATCH; k++) {
                     const uint32_t source = first + k;
@@ -295,7 +320,12 @@ struct Exchange {
                         one[0] = own[0];
                         one[1] = own[1];
                     }
-                    store(op.output + source * step + at, one, length(source, at));
+                    const uint32_t whose = is_forwarded ? source : op.rank;
+                    const int32_t bytes = length(whose, at);
+                    store(op.output + source * op.output_step + part(whose) + at, one, bytes);
+                    if constexpr (!REDUCES) {
+                        if (!is_forwarded && op.forwards != 0 && bytes > 0) forward(one, line);
+                    }
                 }
             }
         }
@@ -353,23 +383,26 @@ struct Exchange {
             }
             const Words words = Group<T>::encode(sums);
             const uint32_t result[2] = {words.word[0], words.word[1]};
-            store(op.output + op.rank * op.part * uint64_t(LINE_BYTES) + at, result, bytes);
-            if (op.part == 0) continue;
-            #pragma unroll 1
-            for (uint32_t peer = 0; peer < op.ranks; peer++) {
-                if (peer != op.rank) store_line(slot(peer, op.rank) + (op.share + line) * sizeof(Line), result, count);
-            }
+            store(op.output + part(op.rank) + at, result, bytes);
+            forward(result, line);
         }
     }
 
     // Waits until the others have slots free for this operation. False if all are to give up.
     DOORBELL_INSIDE bool await_room() const {
+        const uint32_t wanted = op.sends | op.forwards;
         #pragma unroll 1
-        for (uint32_t peer = 0; peer < op.ranks; peer++) {
-            if ((op.sends >> peer & 1) == 0) continue;
-            const uint64_t begun = state(op.rank) + BEGUN + peer * sizeof(uint32_t);
+        for (uint32_t first = 0; first < op.ranks; first += BATCH) {
             #pragma unroll 1
-            for (uint32_t looks = 1; static_cast<int32_t>(load_acquire<uint32_t>(begun) - (count - DEPTH + 1)) < 0; looks++) {
+            for (uint32_t looks = 1;; looks++) {
+                const uint64_t begun = state(op.rank) + BEGUN + first * sizeof(uint32_t);
+                const Words words = load_or_zero<16>(begun, true);
+                bool all = true;
+                #pragma unroll
+                for (int k = 0; k < BATCH; k++) {
+                    if ((wanted >> (first + k) & 1) != 0) all &= static_cast<int32_t>(words.word[k] - (count - DEPTH + 1)) >= 0;
+                }
+                if (all) break;
                 if (looks % 1024 == 0 && must_stop()) return false;
                 relax();
             }
@@ -383,7 +416,7 @@ struct Exchange {
         uint32_t begun_by_all = known.word[1];
         slots = op.slots + uint64_t(blockIdx.x * DEPTH + count % DEPTH) * (op.ranks - 1) * op.slot_bytes;
         const bool has_room = count - begun_by_all < DEPTH || await_room();
-        if (has_room) send();
+        if (has_room && op.sends != 0) send();
         #pragma unroll 1
         for (uint32_t peer = threadIdx.x; peer < op.ranks; peer += blockDim.x) {
             if (peer != op.rank) store_relaxed<uint32_t>(state(peer) + BEGUN + op.rank * sizeof(uint32_t), count);
@@ -399,10 +432,10 @@ struct Exchange {
         if (!has_room) return;
         if constexpr (REDUCES) {
             if (op.gets != 0) reduce();
-            if (op.part != 0) deliver(op.sends, op.share, uint64_t(op.part) * LINE_BYTES);
         } else {
-            deliver(op.gets, 0, op.output_step);
+            if (op.gets != 0) deliver(op.gets, false);
         }
+        if (op.forwards != 0) deliver(op.forwards, true);
     }
 };
 
