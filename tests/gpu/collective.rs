@@ -82,12 +82,12 @@ fn every_short_operation_gives_what_it_must() {
     let mut done = 0;
     for ranks in 1..=8 {
         let rig = rig(&standin, ranks);
-        let mut sample = Sample::one_of(7);
+        let mut sample = Sample::one_of(17);
         for case in short::cases(ranks as u32, &[1, 3, 61, 1031]) {
             done += short::every_type(&rig, &case, &mut sample).unwrap();
         }
     }
-    assert!(done > 2000, "{done} ways");
+    assert!(done > 1000, "{done} ways");
 }
 
 #[test]

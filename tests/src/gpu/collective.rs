@@ -183,8 +183,9 @@ impl Rig {
             .collect()
     }
 
-    /// Where inputs and outputs begin, in bytes of their memories, and whether input is in the output's.
-    pub(super) fn places(&self, case: &Case, in_place: bool, skew: (usize, usize), bytes: usize) -> Vec<(u64, u64)> {
+    /// Where each rank's input and output begin: in place, or off their alignment by so many bytes.
+    #[must_use]
+    pub fn places(&self, case: &Case, in_place: bool, skew: (usize, usize), bytes: usize) -> Vec<(u64, u64)> {
         let place = |(rank, member): (usize, &Member)| {
             let output = member.output.device_ptr().0 + skew.1 as u64;
             if !in_place {
