@@ -11,7 +11,7 @@ use crate::types::DataType;
 const MOST_SOURCES: u32 = doorbell_cuda::reduce::MAX_SOURCES as u32;
 /// Up to so many bytes of a message, words with flags take less time than flags for themselves.
 const LINES: u64 = 64 << 10;
-/// Up to so many bytes of the whole, an operation is short.
+/// Up to so many bytes of the whole, or twice as many, an operation is short.
 const SHORT: u64 = 512 << 10;
 /// From more bytes than that on, a short all-reduce among three and more is done in two steps, and a broadcast.
 const TWO_STEPS: u64 = 64 << 10;
@@ -68,10 +68,17 @@ fn short(options: &GpuOptions, ranks: u32, collective: Collective, bytes: u64, w
         Collective::Reduce => bytes.saturating_mul(ranks.saturating_sub(1).into()),
         _ => whole,
     };
+    // A root's message goes out once in two steps; of two ranks, each has half of the whole to send, or all at once.
+    let most = match (collective, ranks) {
+        (Collective::Broadcast, 3..) => 2 * SHORT,
+        (Collective::Broadcast | Collective::SendRecv, _) => SHORT,
+        (_, ..=2) => 2 * SHORT,
+        _ => SHORT,
+    };
     let is_short = match options.executor {
         Some(Executor::Small) => true,
         Some(_) => false,
-        None => moved <= SHORT,
+        None => moved <= most,
     };
     let area = options.sizes.unwrap_or_default().small;
     small::Cut::new(collective, ranks, bytes, area, two_steps).filter(|_| is_short)

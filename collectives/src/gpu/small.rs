@@ -154,14 +154,15 @@ impl Cut {
             Collective::Broadcast if two_steps => ranks - 1,
             _ => 1,
         };
-        // A line for each thread, as long as there are blocks enough; small ones begin sooner.
+        // A line for each thread, as long as there are blocks enough; small ones begin sooner, and have shorter slots.
         let lines = bytes.div_ceil(u64::from(LINE * parts.max(1)));
-        let threads = match lines {
-            0..=0x2000 => 128,
-            0x2001..=0x4000 => 256,
-            _ => 512,
+        let most: &[u32] = match lines {
+            0..=0x1000 => &[128],
+            0x1001..=0x4000 => &[256, 128],
+            _ => &[512, 256, 128],
         };
-        Self::with(ranks, bytes, area, parts, threads)
+        most.iter()
+            .find_map(|threads| Self::with(ranks, bytes, area, parts, *threads))
     }
 
     /// Of messages in so many parts, which are of two steps if that is more than one, in blocks of at most so many threads.

@@ -181,28 +181,24 @@ struct Exchange {
         }
     }
 
-    // Makes what this rank gives of what was loaded in whole lines: loads what is none, and multiplies if that is asked for.
-    DOORBELL_INSIDE void give(uint32_t (&data)[2], uint64_t from, int32_t bytes) const {
-        if (bytes > 0 && ragged(from, bytes) != 0) load_ragged(data, from, bytes);
-        if constexpr (REDUCES) {
-            if (op.function != PREMULSUM) return;
-            Wide factor;
-            if constexpr (sizeof(Wide) == 8) {
-                factor = bits_as<Wide>(op.scalar);
-            } else {
-                factor = bits_as<Wide>(static_cast<uint32_t>(op.scalar));
-            }
-            Wide values[LINE];
-            Group<T>::decode({{data[0], data[1], 0, 0}}, values);
-            #pragma unroll
-            for (int i = 0; i < LINE; i++) values[i] = multiply(values[i], factor);
-            const Words words = Group<T>::encode(values);
-            data[0] = words.word[0];
-            data[1] = words.word[1];
+    // Multiplies what this rank gives, if that is asked for.
+    DOORBELL_INSIDE void scale(uint32_t (&data)[2]) const {
+        Wide factor;
+        if constexpr (sizeof(Wide) == 8) {
+            factor = bits_as<Wide>(op.scalar);
+        } else {
+            factor = bits_as<Wide>(static_cast<uint32_t>(op.scalar));
         }
+        Wide values[LINE];
+        Group<T>::decode({{data[0], data[1], 0, 0}}, values);
+        #pragma unroll
+        for (int i = 0; i < LINE; i++) values[i] = multiply(values[i], factor);
+        const Words words = Group<T>::encode(values);
+        data[0] = words.word[0];
+        data[1] = words.word[1];
     }
 
-    // One of a batch, by a number that the compiler does not know. What is done with it is in the code once: a kernel that begins has none of its code at hand.
+    // One of a batch, by a number that the compiler does not know: what is seldom done is in the code once, and what is done each time as often as a batch has lines, so that none waits for another one.
     DOORBELL_INSIDE static void pick(uint32_t (&one)[2], const uint32_t (&data)[BATCH][2], int number) {
         one[0] = data[0][0];
         one[1] = data[0][1];
@@ -213,39 +209,73 @@ struct Exchange {
         }
     }
 
+    DOORBELL_INSIDE static void put_back(const uint32_t (&one)[2], uint32_t (&data)[BATCH][2], int number) {
+        #pragma unroll
+        for (int k = 0; k < BATCH; k++) {
+            data[k][0] = number == k ? one[0] : data[k][0];
+            data[k][1] = number == k ? one[1] : data[k][1];
+        }
+    }
+
+    // What `send` does with lines that are not as most are: loads those that are not whole or not aligned, and multiplies. `ragged` and `scaled` have bits for those of the batch.
+    DOORBELL_INSIDE void amend(uint32_t (&data)[BATCH][2], uint32_t ragged, bool scaled, uint32_t first, uint32_t at) const {
+        #pragma unroll 1
+        for (int k = 0; k < BATCH; k++) {
+            uint32_t one[2];
+            pick(one, data, k);
+            if ((ragged >> k & 1) != 0) load_ragged(one, op.input + index(first + k) * op.input_step + at, length(first + k, at));
+            if constexpr (REDUCES) {
+                if (scaled) scale(one);
+            }
+            put_back(one, data, k);
+        }
+    }
+
     DOORBELL_INSIDE void send() const {
+        const bool scaled = REDUCES && op.function == PREMULSUM;
+        // To all the same, or to each its own.
+        const bool alike = op.input_step == 0;
         #pragma unroll 1
         for (uint32_t line = threadIdx.x; line < op.share; line += blockDim.x) {
             const uint32_t at = place(line);
             #pragma unroll 1
             for (uint32_t first = 0; first < op.ranks; first += BATCH) {
-                // To all the same, or to each its own.
-                const bool alike = op.input_step == 0;
-                uint32_t data[BATCH][2];
+                uint32_t data[BATCH][2], by = 0;
                 #pragma unroll
                 for (int k = 0; k < BATCH; k++) {
                     const uint32_t peer = first + k;
                     const int32_t bytes = length(peer, at);
                     const uint64_t from = op.input + index(peer) * op.input_step + at;
-                    const bool goes = alike ? k == 0 : (op.sends >> peer & 1) != 0;
-                    const Words words = load_or_zero<8>(from, goes && bytes > 0 && ragged(from, bytes) == 0);
+                    const bool goes = bytes > 0 && (alike ? k == 0 : (op.sends >> peer & 1) != 0);
+                    const bool is_whole = ragged(from, bytes) == 0;
+                    const Words words = load_or_zero<8>(from, goes && is_whole);
                     data[k][0] = words.word[0];
                     data[k][1] = words.word[1];
+                    by |= goes && !is_whole ? 1u << k : 0;
                 }
-                #pragma unroll 1
+                if (by != 0 || scaled) amend(data, by, scaled, first, at);
+                #pragma unroll
                 for (int k = 0; k < BATCH; k++) {
                     const uint32_t peer = first + k;
                     const int32_t bytes = length(peer, at);
                     if ((op.sends >> peer & 1) == 0 || !is_there(bytes, at)) continue;
-                    uint32_t one[2];
-                    pick(one, data, alike ? 0 : k);
-                    give(one, op.input + index(peer) * op.input_step + at, bytes);
+                    const uint32_t one[2] = {alike ? data[0][0] : data[k][0], alike ? data[0][1] : data[k][1]};
                     store_line(slot(peer, op.rank) + line * sizeof(Line), one, count);
-                    if constexpr (!REDUCES) {
-                        if (op.copies) store(op.output + part(peer) + at, one, bytes);
-                    }
+                }
+                if constexpr (!REDUCES) {
+                    if (op.copies) copy(data, first, at);
                 }
             }
+        }
+    }
+
+    // The root's own copy of what it broadcasts in parts.
+    DOORBELL_INSIDE void copy(const uint32_t (&data)[BATCH][2], uint32_t first, uint32_t at) const {
+        #pragma unroll 1
+        for (int k = 0; k < BATCH; k++) {
+            uint32_t one[2];
+            pick(one, data, k);
+            if ((op.sends >> (first + k) & 1) != 0) store(op.output + part(first + k) + at, one, length(first + k, at));
         }
     }
 
@@ -255,7 +285,10 @@ struct Exchange {
         const Words words = load_or_zero<8>(from, bytes > 0 && ragged(from, bytes) == 0);
         own[0] = words.word[0];
         own[1] = words.word[1];
-        give(own, from, bytes);
+        if (bytes > 0 && ragged(from, bytes) != 0) load_ragged(own, from, bytes);
+        if constexpr (REDUCES) {
+            if (op.function == PREMULSUM) scale(own);
+        }
     }
 
     // Waits for a line of each of some other ranks, of those whose bits are set: of their parts, or of this rank's. False if all are to give up.
@@ -310,22 +343,29 @@ struct Exchange {
             for (uint32_t first = 0; first < op.ranks; first += BATCH) {
                 uint32_t data[BATCH][2];
                 if (!gather(data, from, first, is_forwarded ? op.share + line : line, at, is_forwarded)) return;
-                #pragma unroll 1
+                uint32_t by = 0;
+                #pragma unroll
                 for (int k = 0; k < BATCH; k++) {
                     const uint32_t source = first + k;
-                    if ((from >> source & 1) == 0) continue;
-                    uint32_t one[2];
-                    pick(one, data, k);
-                    if (source == op.rank) {
-                        one[0] = own[0];
-                        one[1] = own[1];
-                    }
+                    data[k][0] = source == op.rank ? own[0] : data[k][0];
+                    data[k][1] = source == op.rank ? own[1] : data[k][1];
                     const uint32_t whose = is_forwarded ? source : op.rank;
                     const int32_t bytes = length(whose, at);
-                    store(op.output + source * op.output_step + part(whose) + at, one, bytes);
+                    const uint64_t into = op.output + source * op.output_step + part(whose) + at;
+                    const bool comes = (from >> source & 1) != 0 && bytes > 0, is_whole = ragged(into, bytes) == 0;
+                    store_words<8>(into, {{data[k][0], data[k][1], 0, 0}}, comes && is_whole);
+                    by |= comes && !is_whole ? 1u << k : 0;
                     if constexpr (!REDUCES) {
-                        if (!is_forwarded && op.forwards != 0 && bytes > 0) forward(one, line);
+                        if (comes && !is_forwarded && op.forwards != 0) forward(data[k], line);
                     }
+                }
+                if (by == 0) continue;
+                #pragma unroll 1
+                for (int k = 0; k < BATCH; k++) {
+                    const uint32_t source = first + k, whose = is_forwarded ? source : op.rank;
+                    uint32_t one[2];
+                    pick(one, data, k);
+                    if ((by >> k & 1) != 0) store(op.output + source * op.output_step + part(whose) + at, one, length(whose, at));
                 }
             }
         }
@@ -333,14 +373,12 @@ struct Exchange {
 
     template <class Op>
     DOORBELL_INSIDE void combine(Wide (&sums)[LINE], const uint32_t (&data)[BATCH][2], const uint32_t (&own)[2], uint32_t first) const {
-        #pragma unroll 1
+        #pragma unroll
         for (int k = 0; k < BATCH; k++) {
             if ((op.gets >> (first + k) & 1) == 0) continue;
-            uint32_t one[2];
-            pick(one, data, k);
             const bool is_own = first + k == op.rank;
             Wide values[LINE];
-            Group<T>::decode({{is_own ? own[0] : one[0], is_own ? own[1] : one[1], 0, 0}}, values);
+            Group<T>::decode({{is_own ? own[0] : data[k][0], is_own ? own[1] : data[k][1], 0, 0}}, values);
             #pragma unroll
             for (int i = 0; i < LINE; i++) sums[i] = Op::apply(sums[i], values[i]);
         }
