@@ -18,6 +18,8 @@ pub(super) enum Choice {
     Kernel(Algorithm, Cut),
     /// By copy engines, in slices of so many bytes of the whole.
     Copies(Algorithm, u64),
+    /// The elements before that number by copy engines, and those behind it by kernels beside them.
+    Split(u64, (Algorithm, u64), (Algorithm, Cut)),
 }
 
 impl Choice {
@@ -35,14 +37,64 @@ impl Choice {
             Collective::AllReduce | Collective::Broadcast | Collective::Reduce | Collective::SendRecv => bytes,
             _ => bytes.saturating_mul(ranks.into()),
         };
+        // Parts of a rank's elements are apart from those of the next rank: only what is one range is cut in two.
+        let is_range = matches!(
+            collective,
+            Collective::AllReduce | Collective::Broadcast | Collective::Reduce
+        );
         let executor = options
             .executor
+            .filter(|executor| *executor != Executor::Split || is_range)
             .unwrap_or_else(|| best(ranks, collective, whole, registered));
+        if executor == Executor::Split {
+            let share = options.share.unwrap_or(match collective {
+                Collective::AllReduce => 65,
+                _ => 50,
+            });
+            let at = split_at(count, data.bytes(), share);
+            let first = at.saturating_mul(data.bytes() as u64);
+            if at > 0 && first < bytes {
+                let (algorithm, slice) = copies(options, ranks, collective, first);
+                // The kernel fills what pauses one slice leaves.
+                let is_whole = collective == Collective::AllReduce && algorithm == Algorithm::FullMesh;
+                let slice = options.slice.unwrap_or(if is_whole { u64::MAX } else { slice });
+                let rest = bytes - first;
+                let (kernel, cut) = kernel(options, ranks, collective, rest, rest);
+                let cut = Cut {
+                    blocks: if cut.lines {
+                        cut.blocks
+                    } else {
+                        options.blocks.unwrap_or(cut.blocks.min(64))
+                    },
+                    slice: if cut.lines {
+                        cut.slice
+                    } else {
+                        options.cut.unwrap_or(128 << 10)
+                    },
+                    ..cut
+                };
+                return Self::Split(at, (algorithm, slice), (kernel, cut));
+            }
+        }
         match executor {
-            Executor::Copies => copies(options, ranks, collective, whole),
-            Executor::Kernel | Executor::Staged => kernel(ranks, collective, bytes, whole),
+            Executor::Copies => {
+                let (algorithm, slice) = copies(options, ranks, collective, whole);
+                Self::Copies(algorithm, slice)
+            }
+            Executor::Kernel | Executor::Split | Executor::Staged => {
+                let (algorithm, cut) = kernel(options, ranks, collective, bytes, whole);
+                Self::Kernel(algorithm, cut)
+            }
         }
     }
+}
+
+/// Where elements are cut in two, for so many of a hundred to be in the first part: at multiples of 2 MiB of what is long, which no page of a device's memory is longer than, and of less of what is short.
+fn split_at(count: usize, unit: usize, share: u8) -> u64 {
+    let bytes = (count as u64).saturating_mul(unit as u64);
+    let granule = (bytes / 64).clamp(16, 2 << 20).next_power_of_two() / unit as u64;
+    let at = (u128::from(count as u64) * u128::from(share) / 100) as u64;
+    at / granule * granule
 }
 
 /// Copies move more between two GPUs than kernels store, but take longer to begin, and collide where three or more GPUs send to each other.
@@ -62,7 +114,7 @@ fn best(ranks: u32, collective: Collective, whole: u64, registered: bool) -> Exe
     }
 }
 
-fn copies(options: &GpuOptions, ranks: u32, collective: Collective, whole: u64) -> Choice {
+fn copies(options: &GpuOptions, ranks: u32, collective: Collective, whole: u64) -> (Algorithm, u64) {
     let (algorithm, slice) = match collective {
         Collective::AllReduce | Collective::ReduceScatter | Collective::Reduce if ranks > MOST_SOURCES => {
             (Algorithm::Ring, 64 << 20)
@@ -80,10 +132,10 @@ fn copies(options: &GpuOptions, ranks: u32, collective: Collective, whole: u64) 
         Collective::Reduce => (Algorithm::FullMesh, (whole / 4).max(16 << 20)),
         _ => (Algorithm::FullMesh, u64::MAX),
     };
-    Choice::Copies(algorithm, options.slice.unwrap_or(slice).max(1))
+    (algorithm, options.slice.unwrap_or(slice).max(1))
 }
 
-fn kernel(ranks: u32, collective: Collective, bytes: u64, whole: u64) -> Choice {
+fn kernel(options: &GpuOptions, ranks: u32, collective: Collective, bytes: u64, whole: u64) -> (Algorithm, Cut) {
     let algorithm = match collective {
         Collective::Barrier => Algorithm::RecursiveDoubling,
         Collective::AllReduce | Collective::ReduceScatter | Collective::Reduce if ranks > MOST_SOURCES => {
@@ -109,11 +161,13 @@ fn kernel(ranks: u32, collective: Collective, bytes: u64, whole: u64) -> Choice 
     } else {
         Cut {
             // 4 KiB for each block, at least.
-            blocks: message.div_ceil(4096).clamp(1, if whole > 16 << 20 { 128 } else { 64 }) as u32,
+            blocks: options
+                .blocks
+                .unwrap_or(message.div_ceil(4096).clamp(1, if whole > 16 << 20 { 128 } else { 64 }) as u32),
             threads: 512,
-            slice: 64 << 10,
+            slice: options.cut.unwrap_or(64 << 10),
             lines,
         }
     };
-    Choice::Kernel(algorithm, cut)
+    (algorithm, cut)
 }

@@ -25,6 +25,7 @@ struct Key {
     root: Rank,
     direct: bool,
     in_place: bool,
+    backwards: bool,
 }
 
 /// One rank's.
@@ -126,12 +127,16 @@ impl Kernels {
             direct: operation.registered.is_some(),
             // Of those with a root only the root knows, and it is the same to the others.
             in_place: operation.in_place && !operation.collective.has_root(),
+            backwards: operation.backwards,
         };
         if let Some(known) = self.plans.iter().rposition(|(known, _)| *known == key) {
             self.plans[known..].rotate_left(1);
             return Ok(());
         }
-        let order: Vec<_> = (0..self.peers.ranks() as u32).map(Rank).collect();
+        let mut order: Vec<_> = (0..self.peers.ranks() as u32).map(Rank).collect();
+        if key.backwards {
+            order.reverse();
+        }
         let schedule = key.algorithm.schedule(key.collective, &order, key.root)?;
         let lowered = Plan::new(&*schedule, self.peers.rank(), key.direct, key.in_place);
         let plan = lowered.map_err(|e: LowerError| GpuError::Misuse {
