@@ -92,7 +92,7 @@ impl Choice {
 /// Where elements are cut in two, for so many of a hundred to be in the first part: at multiples of 2 MiB of what is long, which no page of a device's memory is longer than, and of less of what is short.
 fn split_at(count: usize, unit: usize, share: u8) -> u64 {
     let bytes = (count as u64).saturating_mul(unit as u64);
-    let granule = (bytes / 64).clamp(16, 2 << 20).next_power_of_two() / unit as u64;
+    let granule = (bytes / 256).clamp(16, 2 << 20).next_power_of_two() / unit as u64;
     let at = (u128::from(count as u64) * u128::from(share) / 100) as u64;
     at / granule * granule
 }

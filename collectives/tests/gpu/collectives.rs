@@ -66,13 +66,7 @@ fn every_collective_by_kernels() {
 
 #[test]
 fn every_collective_by_both_beside_each_other() {
-    for share in [1, 50, 99] {
-        let options = GpuOptions {
-            share: Some(share),
-            ..by(Executor::Split)
-        };
-        every_collective(&options, &[0, 1, 7, 3001, 50_000]);
-    }
+    every_collective(&by(Executor::Split), &[0, 1, 7, 3001, 50_000]);
 }
 
 #[test]
