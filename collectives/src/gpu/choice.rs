@@ -171,3 +171,59 @@ fn kernel(options: &GpuOptions, ranks: u32, collective: Collective, bytes: u64, 
     };
     (algorithm, cut)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn split(collective: Collective, data: DataType, count: usize, share: u8) -> Choice {
+        let options = GpuOptions {
+            executor: Some(Executor::Split),
+            share: Some(share),
+            ..GpuOptions::default()
+        };
+        Choice::new(&options, 4, collective, data, count, true)
+    }
+
+    #[test]
+    fn what_is_one_range_is_cut_and_nothing_else() {
+        for &collective in Collective::ALL {
+            let is_range = matches!(
+                collective,
+                Collective::AllReduce | Collective::Broadcast | Collective::Reduce
+            );
+            let choice = split(collective, DataType::F32, 1 << 20, 50);
+            assert_eq!(matches!(choice, Choice::Split(..)), is_range, "{collective}");
+        }
+    }
+
+    #[test]
+    fn long_operations_are_cut_at_pages_of_the_device_and_short_ones_at_sixteen_bytes() {
+        for (data, count, share, wanted) in [
+            (
+                DataType::F32,
+                128 << 20,
+                65,
+                (512 << 20) / 100 * 65 / (2 << 20) * (2 << 20) / 4,
+            ),
+            (DataType::U8, 33, 50, 16),
+            (DataType::F64, 5, 50, 2),
+            (DataType::Bf16, 1 << 20, 99, 1_038_080 / 4096 * 4096),
+        ] {
+            let Choice::Split(at, ..) = split(Collective::AllReduce, data, count, share) else {
+                panic!("{count} of {data} are not cut");
+            };
+            assert_eq!(at, wanted as u64, "{count} of {data}");
+        }
+    }
+
+    #[test]
+    fn what_leaves_nothing_for_one_of_the_two_is_the_others() {
+        for (data, count) in [(DataType::U8, 0), (DataType::U8, 31), (DataType::F64, 3)] {
+            let choice = split(Collective::AllReduce, data, count, 50);
+            assert!(matches!(choice, Choice::Kernel(..)), "{choice:?}");
+        }
+        let choice = split(Collective::AllReduce, DataType::U8, usize::MAX, 99);
+        assert!(matches!(choice, Choice::Split(..)), "{choice:?}");
+    }
+}

@@ -400,7 +400,6 @@ impl GpuCommunicator {
             in_place: checked.in_place,
             registered,
             slice,
-            backwards: false,
         };
         let scalar = call
             .reduction

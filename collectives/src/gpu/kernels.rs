@@ -25,7 +25,6 @@ struct Key {
     root: Rank,
     direct: bool,
     in_place: bool,
-    backwards: bool,
 }
 
 /// One rank's.
@@ -76,10 +75,6 @@ impl Kernels {
             op: operation.collective.reduces().then_some(op),
             scalar,
         };
-        let cut = Cut {
-            slice: cut.slice.min(self.executor.geometry().most(cut.lines)),
-            ..cut
-        };
         self.warm(function, cut.lines)?;
         self.prepare(operation)?;
         let Some((key, plan)) = self.plans.last() else {
@@ -127,16 +122,12 @@ impl Kernels {
             direct: operation.registered.is_some(),
             // Of those with a root only the root knows, and it is the same to the others.
             in_place: operation.in_place && !operation.collective.has_root(),
-            backwards: operation.backwards,
         };
         if let Some(known) = self.plans.iter().rposition(|(known, _)| *known == key) {
             self.plans[known..].rotate_left(1);
             return Ok(());
         }
-        let mut order: Vec<_> = (0..self.peers.ranks() as u32).map(Rank).collect();
-        if key.backwards {
-            order.reverse();
-        }
+        let order: Vec<_> = (0..self.peers.ranks() as u32).map(Rank).collect();
         let schedule = key.algorithm.schedule(key.collective, &order, key.root)?;
         let lowered = Plan::new(&*schedule, self.peers.rank(), key.direct, key.in_place);
         let plan = lowered.map_err(|e: LowerError| GpuError::Misuse {

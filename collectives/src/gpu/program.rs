@@ -53,7 +53,7 @@ pub struct Cut {
     pub blocks: u32,
     /// Threads of each.
     pub threads: u32,
-    /// Bytes of a slice at most.
+    /// Bytes of a slice at most, which is no more than a slot where messages go by FIFOs.
     pub slice: u32,
     /// Whether messages go as lines.
     pub lines: bool,
@@ -269,7 +269,9 @@ impl Arguments {
         let scratch_blocks = lowered.all.scratch;
         let fifos = &geometry.fifos[usize::from(cut.lines)];
         let granule = GRANULE / bytes;
-        let most = u64::from(cut.slice.min(geometry.most(cut.lines))) / widest as u64;
+        let has_slots = cut.lines || lowered.all.staged;
+        let slot = if has_slots { geometry.most(cut.lines) } else { u32::MAX };
+        let most = u64::from(cut.slice.min(slot)) / widest as u64;
         let slice = most / granule as u64 * granule as u64;
         let scratch_bytes = (slice * widest as u64).next_multiple_of(512);
         let strands = lowered.strands.len() as u32;

@@ -8,7 +8,6 @@ use doorbell_cuda::{Context, Event, Span, Stream};
 use super::copies::Operation;
 use super::error::GpuError;
 use crate::algorithm::Algorithm;
-use crate::plan::Collective;
 
 /// What is done beside the caller's stream.
 pub(super) struct Beside {
@@ -70,8 +69,6 @@ pub(super) fn parts<'a>(
             input: rest(operation.input)?,
             output: rest(operation.output)?,
             registered: operation.registered.map(|(mapped, start)| (mapped, start + bytes)),
-            // Two chains that go through the ranks by different ways load more links, each less.
-            backwards: operation.collective == Collective::Broadcast,
             ..*operation
         },
     ))

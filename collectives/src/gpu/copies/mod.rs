@@ -41,8 +41,6 @@ pub(super) struct Operation<'a> {
     pub(super) registered: Option<(&'a Mapped, usize)>,
     /// Bytes of a slice of the whole.
     pub(super) slice: u64,
-    /// Whether chains go through the ranks the other way round, where kernels do it.
-    pub(super) backwards: bool,
 }
 
 /// What a script was made of.
