@@ -80,6 +80,13 @@ impl Kernels {
         let Some((key, plan)) = self.plans.last() else {
             return Ok(());
         };
+        let cut = match cut.lines || plan.lowered().all.staged {
+            true => Cut {
+                blocks: cut.blocks.min(self.executor.geometry().blocks(cut.lines)),
+                ..cut
+            },
+            false => cut,
+        };
         let outputs: Option<Vec<u64>> = operation.registered.filter(|_| key.direct).map(|(mapped, start)| {
             let address = |memory: &doorbell_cuda::DeviceMemory| memory.device_ptr().0 + start as u64;
             mapped.memories().iter().map(address).collect()

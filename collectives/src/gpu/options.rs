@@ -32,7 +32,7 @@ pub struct GpuOptions {
     pub slice: Option<u64>,
     /// Streams for copies to others; none is one, which keeps ranks in step.
     pub copiers: Option<u8>,
-    /// Blocks of threads of a kernel, for messages that do not go as words with flags; none is as measured to be best.
+    /// Blocks of threads of a kernel, for messages that do not go as words with flags; none is as measured to be best. Where messages go by FIFOs there are no more than these are made for.
     pub blocks: Option<u32>,
     /// Bytes of a block's slice of those messages; none is as measured to be best. It is never more than a slot of the FIFOs.
     pub cut: Option<u32>,
@@ -42,7 +42,7 @@ pub struct GpuOptions {
 
 impl GpuOptions {
     /// What the environment says: `DOORBELL_GPU_EXECUTOR` is an [`Executor`], `DOORBELL_GPU_SLICE`, `DOORBELL_GPU_CUT`, `DOORBELL_GPU_STAGING` and `DOORBELL_GPU_FIFOS` are bytes, `DOORBELL_GPU_COPIERS` is a number from 1 to 4, `DOORBELL_GPU_BLOCKS`
-    /// one from 1 to 128, and `DOORBELL_GPU_SHARE` one from 1 to 99.
+    /// one from 1 to 256, and `DOORBELL_GPU_SHARE` one from 1 to 99.
     ///
     /// # Errors
     /// A variable that says nothing that can be done.
@@ -79,7 +79,7 @@ impl GpuOptions {
             }),
             slice: number("DOORBELL_GPU_SLICE", 1 << 12..=1 << 40)?,
             copiers: number("DOORBELL_GPU_COPIERS", 1..=4)?.map(|copiers| copiers as u8),
-            blocks: number("DOORBELL_GPU_BLOCKS", 1..=u64::from(MAX_BLOCKS) / 2)?.map(|blocks| blocks as u32),
+            blocks: number("DOORBELL_GPU_BLOCKS", 1..=u64::from(MAX_BLOCKS))?.map(|blocks| blocks as u32),
             cut: number("DOORBELL_GPU_CUT", 1 << 10..=1 << 20)?.map(|cut| cut as u32),
             share: number("DOORBELL_GPU_SHARE", 1..=99)?.map(|share| share as u8),
         })
@@ -115,7 +115,7 @@ mod tests {
         assert_eq!(said("DOORBELL_GPU_SHARE", "65").unwrap().share, Some(65));
         for (name, value) in [
             ("DOORBELL_GPU_EXECUTOR", "fast"),
-            ("DOORBELL_GPU_BLOCKS", "129"),
+            ("DOORBELL_GPU_BLOCKS", "257"),
             ("DOORBELL_GPU_SHARE", "100"),
             ("DOORBELL_GPU_SLICE", "1M"),
             ("DOORBELL_GPU_COPIERS", "9"),

@@ -269,14 +269,18 @@ impl Arguments {
         let scratch_blocks = lowered.all.scratch;
         let fifos = &geometry.fifos[usize::from(cut.lines)];
         let granule = GRANULE / bytes;
+        // What goes straight into outputs needs no slots.
         let has_slots = cut.lines || lowered.all.staged;
-        let slot = if has_slots { geometry.most(cut.lines) } else { u32::MAX };
+        let (slot, blocks) = match has_slots {
+            true => (geometry.most(cut.lines), fifos.blocks),
+            false => (u32::MAX, MAX_BLOCKS),
+        };
         let most = u64::from(cut.slice.min(slot)) / widest as u64;
         let slice = most / granule as u64 * granule as u64;
         let scratch_bytes = (slice * widest as u64).next_multiple_of(512);
         let strands = lowered.strands.len() as u32;
         let needed = u64::from(cut.blocks) * u64::from(scratch_blocks) * scratch_bytes;
-        if slice == 0 || cut.blocks > fifos.blocks || cut.blocks < strands || needed > geometry.scratch_len {
+        if slice == 0 || cut.blocks > blocks || cut.blocks < strands || needed > geometry.scratch_len {
             return Err(ProgramError::Arena {
                 blocks: cut.blocks,
                 slice: cut.slice,
