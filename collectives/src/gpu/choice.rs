@@ -46,35 +46,10 @@ impl Choice {
             .executor
             .filter(|executor| *executor != Executor::Split || is_range)
             .unwrap_or_else(|| best(ranks, collective, whole, registered));
-        if executor == Executor::Split {
-            let share = options.share.unwrap_or(match collective {
-                Collective::AllReduce => 65,
-                _ => 50,
-            });
-            let at = split_at(count, data.bytes(), share);
-            let first = at.saturating_mul(data.bytes() as u64);
-            if at > 0 && first < bytes {
-                let (algorithm, slice) = copies(options, ranks, collective, first);
-                // The kernel fills what pauses one slice leaves.
-                let is_whole = collective == Collective::AllReduce && algorithm == Algorithm::FullMesh;
-                let slice = options.slice.unwrap_or(if is_whole { u64::MAX } else { slice });
-                let rest = bytes - first;
-                let (kernel, cut) = kernel(options, ranks, collective, rest, rest);
-                let cut = Cut {
-                    blocks: if cut.lines {
-                        cut.blocks
-                    } else {
-                        options.blocks.unwrap_or(cut.blocks.min(64))
-                    },
-                    slice: if cut.lines {
-                        cut.slice
-                    } else {
-                        options.cut.unwrap_or(128 << 10)
-                    },
-                    ..cut
-                };
-                return Self::Split(at, (algorithm, slice), (kernel, cut));
-            }
+        if executor == Executor::Split
+            && let Some(choice) = split(options, ranks, collective, data, count)
+        {
+            return choice;
         }
         match executor {
             Executor::Copies => {
@@ -89,29 +64,49 @@ impl Choice {
     }
 }
 
+/// An operation of which either executor does a part; none where that leaves nothing for one of them.
+fn split(options: &GpuOptions, ranks: u32, collective: Collective, data: DataType, count: usize) -> Option<Choice> {
+    let unit = data.bytes() as u64;
+    let share = match collective {
+        Collective::AllReduce => 65,
+        _ => 50,
+    };
+    let at = split_at(count, unit, options.share.unwrap_or(share));
+    let first = at.saturating_mul(unit);
+    let rest = (count as u64).saturating_mul(unit).saturating_sub(first);
+    if first == 0 || rest == 0 {
+        return None;
+    }
+    let (algorithm, slice) = copies(options, ranks, collective, first);
+    let (beside, cut) = kernel(options, ranks, collective, rest, rest);
+    let cut = Cut {
+        // Half of the processors are enough, and the others reduce for the copy engines.
+        blocks: options.blocks.unwrap_or(cut.blocks.min(64)),
+        ..cut
+    };
+    Some(Choice::Split(at, (algorithm, slice), (beside, cut)))
+}
+
 /// Where elements are cut in two, for so many of a hundred to be in the first part: at multiples of 2 MiB of what is long, which no page of a device's memory is longer than, and of less of what is short.
-fn split_at(count: usize, unit: usize, share: u8) -> u64 {
-    let bytes = (count as u64).saturating_mul(unit as u64);
-    let granule = (bytes / 256).clamp(16, 2 << 20).next_power_of_two() / unit as u64;
+fn split_at(count: usize, unit: u64, share: u8) -> u64 {
+    let bytes = (count as u64).saturating_mul(unit);
+    let granule = (bytes / 256).clamp(16, 2 << 20).next_power_of_two() / unit;
     let at = (u128::from(count as u64) * u128::from(share) / 100) as u64;
     at / granule * granule
 }
 
-/// Copies move more between two GPUs than kernels store, but take longer to begin, and collide where three or more GPUs send to each other.
+/// Copies move more between two GPUs than kernels store, but take longer to begin, and collide where three or more GPUs send to each other: then kernels fill the pauses.
 fn best(ranks: u32, collective: Collective, whole: u64, registered: bool) -> Executor {
-    let from = match collective {
+    let (from, executor) = match collective {
         // What is not registered is copied once more, which processors do beside.
-        _ if !registered => u64::MAX,
-        Collective::AllReduce if ranks > 2 => 512 << 20,
-        Collective::AllGather | Collective::AllToAll => 256 << 20,
-        Collective::SendRecv => 16 << 20,
-        _ => u64::MAX,
+        _ if !registered => (u64::MAX, Executor::Kernel),
+        Collective::AllReduce if ranks > MOST_SOURCES => (512 << 20, Executor::Copies),
+        Collective::AllReduce if ranks > 2 => (512 << 20, Executor::Split),
+        Collective::AllGather | Collective::AllToAll => (256 << 20, Executor::Copies),
+        Collective::SendRecv => (16 << 20, Executor::Copies),
+        _ => (u64::MAX, Executor::Kernel),
     };
-    if whole >= from {
-        Executor::Copies
-    } else {
-        Executor::Kernel
-    }
+    if whole >= from { executor } else { Executor::Kernel }
 }
 
 fn copies(options: &GpuOptions, ranks: u32, collective: Collective, whole: u64) -> (Algorithm, u64) {
@@ -159,13 +154,25 @@ fn kernel(options: &GpuOptions, ranks: u32, collective: Collective, bytes: u64, 
             lines,
         }
     } else {
+        // 4 KiB for each block, at least.
+        let is_chain = algorithm == Algorithm::Ring && collective == Collective::Broadcast;
+        let most = if whole > 16 << 20 || is_chain && whole >= 8 << 20 {
+            128
+        } else {
+            64
+        };
+        let blocks = options.blocks.unwrap_or(message.div_ceil(4096).clamp(1, most) as u32);
+        // The next in a chain begins a slice later, but to tell it of one takes until all that was stored has come.
+        let slice = match is_chain {
+            true => (message / u64::from(blocks) / 4)
+                .clamp(32 << 10, 64 << 10)
+                .next_power_of_two() as u32,
+            false => 64 << 10,
+        };
         Cut {
-            // 4 KiB for each block, at least.
-            blocks: options
-                .blocks
-                .unwrap_or(message.div_ceil(4096).clamp(1, if whole > 16 << 20 { 128 } else { 64 }) as u32),
+            blocks,
             threads: 512,
-            slice: options.cut.unwrap_or(64 << 10),
+            slice: options.cut.unwrap_or(slice),
             lines,
         }
     };
@@ -215,6 +222,42 @@ mod tests {
             };
             assert_eq!(at, wanted as u64, "{count} of {data}");
         }
+    }
+
+    #[test]
+    fn long_all_reduces_among_more_than_two_are_split_where_nothing_else_is_asked_for() {
+        for (ranks, mib, registered, wanted) in [
+            (4, 512, true, true),
+            (3, 1024, true, true),
+            (4, 511, true, false),
+            (4, 512, false, false),
+            (2, 1024, true, false),
+            (9, 1024, true, false),
+        ] {
+            let count = mib << 18;
+            let usual = GpuOptions::default();
+            let choice = Choice::new(&usual, ranks, Collective::AllReduce, DataType::F32, count, registered);
+            assert_eq!(
+                matches!(choice, Choice::Split(..)),
+                wanted,
+                "{ranks} ranks, {mib} MiB: {choice:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_chain_of_kernels_has_shorter_slices_where_there_is_less_to_move() {
+        let slice = |mib: usize| {
+            let usual = GpuOptions::default();
+            match Choice::new(&usual, 4, Collective::Broadcast, DataType::F32, mib << 18, true) {
+                Choice::Kernel(Algorithm::Ring, cut) => (cut.blocks, cut.slice),
+                choice => panic!("{mib} MiB: {choice:?}"),
+            }
+        };
+        assert_eq!(slice(1), (64, 32 << 10));
+        assert_eq!(slice(8), (128, 32 << 10));
+        assert_eq!(slice(32), (128, 64 << 10));
+        assert_eq!(slice(1024), (128, 64 << 10));
     }
 
     #[test]
