@@ -95,13 +95,13 @@ fn split_at(count: usize, unit: u64, share: u8) -> u64 {
     at / granule * granule
 }
 
-/// Copies move more between two GPUs than kernels store, but take longer to begin, and collide where three or more GPUs send to each other: then kernels fill the pauses.
+/// Copies move more between two GPUs than kernels store, but take longer to begin, and collide where three or more GPUs send to each other: kernels fill the pauses of the longest.
 fn best(ranks: u32, collective: Collective, whole: u64, registered: bool) -> Executor {
     let (from, executor) = match collective {
         // What is not registered is copied once more, which processors do beside.
         _ if !registered => (u64::MAX, Executor::Kernel),
-        Collective::AllReduce if ranks > MOST_SOURCES => (512 << 20, Executor::Copies),
-        Collective::AllReduce if ranks > 2 => (512 << 20, Executor::Split),
+        Collective::AllReduce if (3..=MOST_SOURCES).contains(&ranks) && whole >= 1 << 30 => (1 << 30, Executor::Split),
+        Collective::AllReduce if ranks > 2 => (512 << 20, Executor::Copies),
         Collective::AllGather | Collective::AllToAll => (256 << 20, Executor::Copies),
         Collective::SendRecv => (16 << 20, Executor::Copies),
         _ => (u64::MAX, Executor::Kernel),
@@ -225,23 +225,32 @@ mod tests {
     }
 
     #[test]
-    fn long_all_reduces_among_more_than_two_are_split_where_nothing_else_is_asked_for() {
+    fn the_longest_all_reduces_among_more_than_two_are_split_where_nothing_else_is_asked_for() {
         for (ranks, mib, registered, wanted) in [
-            (4, 512, true, true),
-            (3, 1024, true, true),
-            (4, 511, true, false),
-            (4, 512, false, false),
-            (2, 1024, true, false),
-            (9, 1024, true, false),
+            (4, 1024, true, Executor::Split),
+            (3, 4096, true, Executor::Split),
+            (4, 1023, true, Executor::Copies),
+            (4, 512, true, Executor::Copies),
+            (4, 511, true, Executor::Kernel),
+            (4, 1024, false, Executor::Kernel),
+            (2, 1024, true, Executor::Kernel),
+            (9, 1024, true, Executor::Copies),
         ] {
-            let count = mib << 18;
             let usual = GpuOptions::default();
-            let choice = Choice::new(&usual, ranks, Collective::AllReduce, DataType::F32, count, registered);
-            assert_eq!(
-                matches!(choice, Choice::Split(..)),
-                wanted,
-                "{ranks} ranks, {mib} MiB: {choice:?}"
+            let choice = Choice::new(
+                &usual,
+                ranks,
+                Collective::AllReduce,
+                DataType::F32,
+                mib << 18,
+                registered,
             );
+            let executor = match choice {
+                Choice::Kernel(..) => Executor::Kernel,
+                Choice::Copies(..) => Executor::Copies,
+                Choice::Split(..) => Executor::Split,
+            };
+            assert_eq!(executor, wanted, "{ranks} ranks, {mib} MiB: {choice:?}");
         }
     }
 
