@@ -171,6 +171,7 @@ impl GpuCommunicator {
             return (Executor::Staged, None);
         }
         match Choice::new(&self.options, self.size(), collective, data, count, registered) {
+            Choice::Small(cut) => (Executor::Small, Some(cut.algorithm(collective))),
             Choice::Kernel(algorithm, _) => (Executor::Kernel, Some(algorithm)),
             Choice::Copies(algorithm, _) => (Executor::Copies, Some(algorithm)),
             Choice::Split(_, (algorithm, _), _) => (Executor::Split, Some(algorithm)),
@@ -362,7 +363,11 @@ impl GpuCommunicator {
         else {
             return Ok(());
         };
-        let operator = types::operator(checked.op, self.size());
+        let scalar = call
+            .reduction
+            .scale
+            .filter(|_| checked.scalar.is_some())
+            .map_or(0, |scalar| scalar.bits());
         // Of gather and reduce the others do not know where the root's is, and of scatter not all have it at one offset.
         let is_alike = !matches!(
             call.collective,
@@ -384,34 +389,28 @@ impl GpuCommunicator {
             call.count,
             is_registered,
         );
-        let (algorithm, slice) = match choice {
-            Choice::Kernel(algorithm, _) => (algorithm, 0),
-            Choice::Copies(algorithm, slice) | Choice::Split(_, (algorithm, slice), _) => (algorithm, slice),
-        };
-        let operation = Operation {
+        let operation = |algorithm, slice| Operation {
             collective: call.collective,
             algorithm,
             root: call.root,
             data: call.data,
             count: call.count as u64,
-            operator,
+            operator: types::operator(checked.op, self.size()),
             input: checked.input,
             output: checked.output,
             in_place: checked.in_place,
             registered,
             slice,
         };
-        let scalar = call
-            .reduction
-            .scale
-            .filter(|_| checked.scalar.is_some())
-            .map_or(0, |scalar| scalar.bits());
         let reduction = (checked.op, scalar);
         match choice {
-            Choice::Kernel(_, cut) => kernels.run(&operation, reduction, cut, stream),
-            Choice::Copies(..) => self.by_copies(copies, scaled, &operation, checked.scalar, stream),
-            Choice::Split(at, _, (algorithm, cut)) => {
-                let (first, rest) = split::parts(&operation, at, algorithm)?;
+            Choice::Small(cut) => kernels.run_short(call, (checked.input, checked.output), reduction, cut, stream),
+            Choice::Kernel(algorithm, cut) => kernels.run(&operation(algorithm, 0), reduction, cut, stream),
+            Choice::Copies(algorithm, slice) => {
+                self.by_copies(copies, scaled, &operation(algorithm, slice), checked.scalar, stream)
+            }
+            Choice::Split(at, (algorithm, slice), (beside_it, cut)) => {
+                let (first, rest) = split::parts(&operation(algorithm, slice), at, beside_it)?;
                 // What may wait for the device is done before anything in it waits for another rank.
                 copies.ready(&first)?;
                 beside.run(
@@ -491,6 +490,7 @@ fn agree(comm: &Communicator, options: GpuOptions, context: Option<&Context>) ->
         options.share.unwrap_or(0).into(),
         sizes.flags as u64,
         sizes.slots as u64,
+        sizes.small as u64,
         sizes.fifos as u64,
         staging as u64,
     ];
@@ -508,7 +508,22 @@ fn agree(comm: &Communicator, options: GpuOptions, context: Option<&Context>) ->
         all.iter()
             .all(|one| one.len() == first.len() && one.len() == mine.len())
     });
-    let Some(&[executor, slice, copiers, blocks, cut, share, flags, slots, fifos, _]) = first.map(Vec::as_slice) else {
+    let Some(
+        &[
+            executor,
+            slice,
+            copiers,
+            blocks,
+            cut,
+            share,
+            flags,
+            slots,
+            small,
+            fifos,
+            _,
+        ],
+    ) = first.map(Vec::as_slice)
+    else {
         return Err(GpuError::Refused {
             what: "a communicator of GPUs",
             reason: "the ranks are not of one release: run the same one everywhere".to_owned(),
@@ -517,6 +532,7 @@ fn agree(comm: &Communicator, options: GpuOptions, context: Option<&Context>) ->
     let sizes = Sizes {
         flags: flags as usize,
         slots: slots as usize,
+        small: small as usize,
         fifos: fifos as usize,
         staging: all
             .iter()

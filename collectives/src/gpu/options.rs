@@ -12,6 +12,8 @@ named! {
     Executor, "executor" {
         /// Kernels, one for each operation: for what is short, and where three or more GPUs send to each other.
         Kernel = "kernel",
+        /// A kernel that does a short operation in one exchange; what is too long for it, the other kernels do.
+        Small = "small",
         /// The copy engines, and kernels that reduce: for what is long.
         Copies = "copies",
         /// Both beside each other, each a part of the elements, where an operation can be cut so; what is best for others.
