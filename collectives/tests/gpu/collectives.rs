@@ -20,7 +20,7 @@ fn all() -> impl Iterator<Item = Collective> {
 
 fn every_collective(options: &GpuOptions, counts: &[u64]) {
     let standin = Standin::load(Manner::Prompt);
-    for p in [1, 2, 3, 4] {
+    for p in [1, 2, 3, 4, 5] {
         ranks(standin.driver().unwrap(), p, options, |gpu| {
             let stream = Stream::new(gpu.context()).unwrap();
             for collective in all() {
@@ -62,6 +62,11 @@ fn every_collective_by_copies() {
 #[test]
 fn every_collective_by_kernels() {
     every_collective(&by(Executor::Kernel), &[0, 1, 3001, 50_000]);
+}
+
+#[test]
+fn every_collective_by_both_beside_each_other() {
+    every_collective(&by(Executor::Split), &[0, 1, 7, 3001, 50_000]);
 }
 
 #[test]
@@ -115,6 +120,11 @@ fn every_type_and_operator(executor: Executor) {
 #[test]
 fn every_type_and_operator_by_copies() {
     every_type_and_operator(Executor::Copies);
+}
+
+#[test]
+fn every_type_and_operator_by_both_beside_each_other() {
+    every_type_and_operator(Executor::Split);
 }
 
 #[test]
