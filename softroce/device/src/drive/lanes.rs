@@ -101,8 +101,8 @@ impl Shared {
             let mut failed = done.failed;
             rings = lanes.release(core.copies.done(), |qpn| failed.push(qpn));
             core.finish_copies(now, &done.landings, failed);
-            core.copies.begin();
         }
+        core.copies.begin();
         core.open_gate(|| now);
         if !core.is_copying() {
             self.copying.store(false, Ordering::SeqCst);

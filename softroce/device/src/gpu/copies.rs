@@ -9,6 +9,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::mem;
 use std::slice;
+use std::time::{Duration, Instant};
 
 use doorbell_roce_proto::Qpn;
 use doorbell_roce_proto::qp::LaneId;
@@ -23,6 +24,10 @@ const ALIGN: usize = 64;
 
 /// Batches that are under way at once: one, and one behind it that begins when that is done.
 const UNDER_WAY: usize = 2;
+
+/// Behind a batch of so many bytes the next one is not begun at once, but when this part of the time has gone by that it will take, by how long the one before took: what comes meanwhile is one copy with it.
+const LONG: usize = 4 << 20;
+const HELD: f64 = 0.75;
 
 /// Where bytes are to go.
 #[derive(Clone, Copy, Debug)]
@@ -54,6 +59,10 @@ pub(crate) struct Copies {
     begun: VecDeque<Batch>,
     /// Up to this one all are done.
     done: u64,
+    /// When the oldest of them had no other before it any more, where it is [`LONG`].
+    since: Option<Instant>,
+    /// Seconds that a byte took of the last such batch.
+    pace: Option<f64>,
     /// Bytes of the ring that were ever taken, and given back.
     taken: u64,
     freed: u64,
@@ -74,6 +83,7 @@ struct Batch {
     marks: Vec<Mark>,
     owners: Vec<(Qpn, u32)>,
     landings: Vec<Landing>,
+    bytes: usize,
     /// Up to where it has taken the ring.
     ring: u64,
     failed: bool,
@@ -412,10 +422,14 @@ impl Copies {
 
     /// Begins what was asked for, unless enough is under way: what is asked for meanwhile joins it, so that a copy is the longer the more there is to copy. Between two copies a link is idle for some 3 us.
     pub(crate) fn begin(&mut self) {
-        if self.moves.is_empty() || self.begun.len() >= UNDER_WAY {
+        if self.moves.is_empty() || self.begun.len() >= UNDER_WAY || self.is_early() {
             return;
         }
         let mut batch = mem::take(&mut self.open);
+        batch.bytes = self.moves.iter().map(|asked| asked.len).sum();
+        if self.begun.is_empty() {
+            self.since = (batch.bytes >= LONG).then(Instant::now);
+        }
         batch.ring = self.taken;
         for Move { into, from, len } in mem::take(&mut self.moves) {
             let begun = match (&into, &from) {
@@ -434,6 +448,24 @@ impl Copies {
             batch.failed = true;
         }
         self.begun.push_back(batch);
+    }
+
+    /// Whether what is under way takes so long yet that more may come to join what is behind it.
+    fn is_early(&self) -> bool {
+        let (Some(front), Some(since), Some(pace)) = (self.begun.front(), self.since, self.pace) else {
+            return false;
+        };
+        since.elapsed() < Duration::from_secs_f64(HELD * pace * front.bytes as f64)
+    }
+
+    /// The oldest batch is done: how long it took, and when the next one has begun.
+    fn time(&mut self, bytes: usize) {
+        let next = self.begun.front().is_some_and(|batch| batch.bytes >= LONG);
+        let now = (next || self.since.is_some()).then(Instant::now);
+        if let (Some(since), Some(now)) = (self.since, now) {
+            self.pace = Some((now - since).as_secs_f64() / bytes as f64);
+        }
+        self.since = now.filter(|_| next);
     }
 
     /// Looks what has been done, in the order of tickets.
@@ -461,9 +493,11 @@ impl Copies {
                 marks,
                 owners,
                 landings,
+                bytes,
                 ring,
                 failed,
             } = batch;
+            self.time(bytes);
             for mark in marks {
                 self.engine.recycle(mark);
             }
