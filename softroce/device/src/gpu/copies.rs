@@ -26,8 +26,8 @@ const ALIGN: usize = 64;
 const UNDER_WAY: usize = 2;
 
 /// Behind a batch of so many bytes the next one is not begun at once, but when this part of the time has gone by that it will take, by how long the one before took: what comes meanwhile is one copy with it.
-const LONG: usize = 4 << 20;
-const HELD: f64 = 0.75;
+const LONG: usize = 16 << 20;
+const HELD: f64 = 0.5;
 
 /// Where bytes are to go.
 #[derive(Clone, Copy, Debug)]
