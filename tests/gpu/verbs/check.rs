@@ -145,11 +145,12 @@ pub(crate) fn run(options: &Options, address: IpAddr) -> Result<bool> {
 type Check = fn(&Options, IpAddr, bool) -> Result<Option<String>>;
 
 /// Each with its name for `--only`.
-pub(crate) const PARTS: [(&str, &str, Check); 9] = [
+pub(crate) const PARTS: [(&str, &str, Check); 10] = [
     ("mixes", "every mix", mixes),
     ("lists", "scattered and gathered", lists),
     ("inline", "what is inline", inline),
     ("order", "many at once, and the order of what they write", order),
+    ("over", "what is written over what came before", over),
     ("raw", "a READ of what is being written", read_after_write),
     ("key", "a wrong key is refused", refused),
     ("atomic", "an atomic is refused", atomic),
@@ -329,6 +330,58 @@ fn order(options: &Options, address: IpAddr, two: bool) -> Result<Option<String>
         }
         for _ in 0..=many {
             pair.near.done()?;
+        }
+    }
+    Ok(Some(String::new()))
+}
+
+/// WRITEs on their way together, of which each begins in what the one before writes and covers its end: the later ones' bytes are there in the end. As often as it takes for the target to be pinned, where it is the host's.
+fn over(options: &Options, address: IpAddr, two: bool) -> Result<Option<String>> {
+    const ROUNDS: usize = 12;
+    /// Where each begins, and how long it is.
+    const WRITES: [(usize, usize); 4] = [
+        (4096, 300_000),
+        (100_003, 500_000),
+        (590_000, 90_001),
+        (600_007, 262_144),
+    ];
+    let mut pair = Pair::new(options, address, two, 2 << 20)?;
+    for near in 0..pair.near.regions.len() {
+        for far in 0..pair.card.regions.len() {
+            for round in 0..ROUNDS {
+                let mut at = 0;
+                let mut seeds = Vec::new();
+                for (to, len) in WRITES {
+                    let here = Part { region: near, at, len };
+                    seeds.push(pair.seed());
+                    let seed = seeds[seeds.len() - 1];
+                    pair.near.regions[near].memory.fill(at, len, seed)?;
+                    at += len;
+                    let there = Part {
+                        region: far,
+                        at: to,
+                        len,
+                    };
+                    pair.near.post(Op::Write, &[here], pair.to(there), false)?;
+                }
+                for _ in WRITES {
+                    pair.near.done()?;
+                }
+                for (index, (start, len)) in WRITES.into_iter().enumerate() {
+                    let end = WRITES.get(index + 1).map_or(start + len, |next| next.0);
+                    let there = Part {
+                        region: far,
+                        at: start,
+                        len: end - start,
+                    };
+                    let differs = pair.far.differs(there, seeds[index])?;
+                    ensure!(
+                        differs.is_none(),
+                        "round {round}, from {near} to {far}: byte {} of write {index} is wrong",
+                        differs.unwrap_or(0)
+                    );
+                }
+            }
         }
     }
     Ok(Some(String::new()))

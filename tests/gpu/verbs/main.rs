@@ -26,7 +26,7 @@ Options:
       --quick              few sizes, 4 MiB at most, few iterations
       --one-process        check: both ends in one process only
       --two-processes      check: the far end in a process of its own only
-      --only PART          check: mixes, lists, inline, order, raw, key, atomic, deregister or kill alone
+      --only PART          check: mixes, lists, inline, order, over, raw, key, atomic, deregister or kill alone
   -h, --help               show this
 
 DOORBELL_LINK=udp has all of it go over UDP.

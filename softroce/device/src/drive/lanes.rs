@@ -6,7 +6,7 @@ use std::thread;
 use doorbell_roce_proto::{Instant, Qpn};
 
 use super::Shared;
-use crate::gpu::Handle;
+use crate::gpu::{Handle, Pin};
 use crate::host::{Arrival, MemberId, Message};
 use crate::lanes::{Incoming, Taken, lane_of};
 use crate::local::segment::SegmentId;
@@ -47,6 +47,9 @@ impl Shared {
                 core.receive_record(|| *batch.now.get_or_insert_with(|| self.now()), lane, &record)
             },
             |(mut core, mut batch), waiting| {
+                if batch.datagrams {
+                    core.store_writes(|| self.now());
+                }
                 self.begin_copies(&mut core);
                 if batch.count >= MANY || batch.bytes >= LONG {
                     batch.now = Some(self.now());
@@ -119,11 +122,15 @@ impl Shared {
         connections.iter().for_each(|connection| connection.wake());
     }
 
-    /// Waits until no copy for a queue pair, or of a region, is under way. Nothing may be locked.
+    /// Waits until no copy for a queue pair, or of a region, is under way; the region's memory is pinned no more then. Nothing may be locked.
     pub(crate) fn wait_for_copies(&self, qpn: Option<Qpn>, key: Option<u32>) {
         while self.copying.load(Ordering::SeqCst) && self.core.lock().copies.uses(qpn, key) {
             self.drive();
             thread::yield_now();
+        }
+        if let Some(key) = key {
+            let pins = self.core.lock().copies.unpin(key);
+            pins.into_iter().for_each(Pin::release);
         }
     }
 
@@ -218,6 +225,7 @@ impl Shared {
         let now = self.now();
         rx.lanes
             .remove(member, |lane, record| core.receive_record(|| now, lane, &record));
+        core.store_writes(|| now);
         self.begin_copies(&mut core);
         core.forget_member(now, member);
         self.flush(core);

@@ -4,7 +4,7 @@
 //! numbers of batches, and are done in their order.
 //!
 //! Between the host and a GPU bytes go by a ring of pinned memory. What is to go to a GPU is copied into it at once; what is to come to the host is copied out of it when it is there
-//! ([`Landing`]), the last bytes last, as all that a peer writes.
+//! ([`Landing`]), the last bytes last, as all that a peer writes. Long messages to memory that is used again go to it directly ([`pins`](super::pins)), all but those last bytes.
 
 use std::collections::{HashMap, VecDeque};
 use std::mem;
@@ -15,7 +15,8 @@ use doorbell_roce_proto::Qpn;
 use doorbell_roce_proto::qp::LaneId;
 
 use super::cuda::{Engine, Mark};
-use super::{Failed, Handle, Memory, RING, failed, own};
+use super::pins::Pins;
+use super::{Bounds, Failed, Handle, Memory, Pin, RING, failed, own};
 use crate::local::segment::SegmentId;
 use crate::memory::copy;
 
@@ -32,8 +33,8 @@ const HELD: f64 = 0.5;
 /// Where bytes are to go.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Target<'a> {
-    /// Into memory of the host.
-    Host(*mut u8),
+    /// Into memory of the host, which is in a region with these bounds.
+    Host(*mut u8, Bounds),
     /// Into a GPU's, from this byte on.
     Device(&'a Memory, usize),
 }
@@ -46,6 +47,8 @@ pub(crate) struct Owner {
     pub(crate) key: u32,
     /// It is of a response that the queue pair asked for.
     pub(crate) response: bool,
+    /// The message ends with it.
+    pub(crate) ends: bool,
 }
 
 /// The copies of a device.
@@ -71,6 +74,7 @@ pub(crate) struct Copies {
     /// To undo what a record has asked for that cannot be taken as a whole.
     before: Before,
     imports: HashMap<(LaneId, SegmentId), Import>,
+    pins: Pins,
     /// The lane of this process to itself: its records name what this process has.
     to_itself: Option<LaneId>,
 }
@@ -100,6 +104,7 @@ struct Move {
 enum End {
     Device(Memory, usize),
     Ring(usize),
+    Host(Pin, usize),
 }
 
 impl End {
@@ -108,6 +113,7 @@ impl End {
         match (self, before) {
             (Self::Device(memory, at), Self::Device(other, start)) => memory.is(other) && *at == start + len,
             (Self::Ring(at), Self::Ring(start)) => *at == start + len,
+            (Self::Host(pin, at), Self::Host(other, start)) => pin.is(other) && *at == start + len,
             _ => false,
         }
     }
@@ -316,7 +322,7 @@ impl Copies {
     ) -> Asked {
         let device = match target {
             Target::Device(memory, _) => Some(memory.device()),
-            Target::Host(_) => None,
+            Target::Host(..) => None,
         };
         let Some(memory) = self.imported(lane, id, device) else {
             return Asked::Never;
@@ -329,21 +335,69 @@ impl Copies {
         };
         let into = match target {
             Target::Device(memory, at) => End::Device(memory.clone(), at),
-            Target::Host(to) => {
-                let Some(ring) = self.take(len) else {
-                    return Asked::Later;
-                };
-                if let Err(error) = self.engine.ring(&memory) {
-                    failed(&error);
-                    return Asked::Never;
-                }
-                let qpn = owner.qpn;
-                self.open.landings.push(Landing { qpn, ring, to, len });
-                End::Ring(ring)
-            }
+            Target::Host(to, bounds) => return self.ask_to_host(owner, (memory, start), (to, bounds), len),
         };
         self.push(owner, into, End::Device(memory, start), len);
         Asked::Yes
+    }
+
+    /// Asks for a copy of a GPU's memory to the host.
+    fn ask_to_host(
+        &mut self,
+        owner: Owner,
+        (memory, start): (Memory, usize),
+        (to, bounds): (*mut u8, Bounds),
+        len: usize,
+    ) -> Asked {
+        let pinned = self.pins.find(&memory, owner.key, to.addr(), len, bounds);
+        // What has come before and is not yet where it belongs must not be put over this.
+        let pinned = pinned.filter(|_| !self.is_to_land(to.addr(), len));
+        // As an application may look at the last bytes of a message to learn that the rest is there, these go by the ring.
+        let direct = match &pinned {
+            Some(_) if owner.ends => len.saturating_sub(copy::WORD),
+            Some(_) => len,
+            None => 0,
+        };
+        let rest = len - direct;
+        let ring = match rest {
+            0 => None,
+            _ => match self.take(rest) {
+                None => return Asked::Later,
+                ring => ring,
+            },
+        };
+        if let Err(error) = self.engine.ring(&memory) {
+            failed(&error);
+            return Asked::Never;
+        }
+        if let Some((pin, at)) = pinned
+            && direct > 0
+        {
+            let from = End::Device(memory.clone(), start);
+            self.push(owner, End::Host(pin, at), from, direct);
+        }
+        if let Some(ring) = ring {
+            self.open.landings.push(Landing {
+                qpn: owner.qpn,
+                ring,
+                to: to.wrapping_add(direct),
+                len: rest,
+            });
+            self.push(owner, End::Ring(ring), End::Device(memory, start + direct), rest);
+        }
+        Asked::Yes
+    }
+
+    /// Whether some of `len` bytes of the host's at `start` are yet to be written with what is in the ring, or comes there.
+    fn is_to_land(&self, start: usize, len: usize) -> bool {
+        let overlaps = |landing: &Landing| landing.to.addr() < start + len && start < landing.to.addr() + landing.len;
+        let batches = self.begun.iter().chain([&self.open]);
+        batches.flat_map(|batch| &batch.landings).any(overlaps)
+    }
+
+    /// A region goes, and no copy uses it any more: what was pinned of it, to be released.
+    pub(crate) fn unpin(&mut self, key: u32) -> Vec<Pin> {
+        self.pins.take(key)
     }
 
     /// Asks for a copy to a GPU of what `fill` writes to the pointer, into `len` bytes.
@@ -436,7 +490,11 @@ impl Copies {
                 (End::Device(to, at), End::Device(source, start)) => self.engine.copy((to, *at), (source, *start), len),
                 (End::Device(to, at), End::Ring(start)) => self.engine.copy_up((to, *at), *start, len),
                 (End::Ring(at), End::Device(source, start)) => self.engine.copy_down((source, *start), *at, len),
-                (End::Ring(_), End::Ring(_)) => Ok(()),
+                (End::Host(pin, at), End::Device(source, start)) => {
+                    self.engine.copy_out((source, *start), (pin, *at), len)
+                }
+                // Nothing else is ever asked for.
+                (_, End::Host(..)) | (End::Ring(_) | End::Host(..), End::Ring(_)) => Ok(()),
             };
             if let Err(error) = begun {
                 failed(&error);
