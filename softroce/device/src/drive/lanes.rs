@@ -6,7 +6,7 @@ use std::thread;
 use doorbell_roce_proto::{Instant, Qpn};
 
 use super::Shared;
-use crate::gpu::{Handle, Pin};
+use crate::gpu::Handle;
 use crate::host::{Arrival, MemberId, Message};
 use crate::lanes::{Incoming, Taken, lane_of};
 use crate::local::segment::SegmentId;
@@ -129,8 +129,8 @@ impl Shared {
             thread::yield_now();
         }
         if let Some(key) = key {
-            let pins = self.core.lock().copies.unpin(key);
-            pins.into_iter().for_each(Pin::release);
+            let pinned = self.core.lock().copies.unpin(key);
+            pinned.release();
         }
     }
 

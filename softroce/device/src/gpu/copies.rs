@@ -14,9 +14,9 @@ use std::time::{Duration, Instant};
 use doorbell_roce_proto::Qpn;
 use doorbell_roce_proto::qp::LaneId;
 
-use super::cuda::{Engine, Mark};
-use super::pins::Pins;
-use super::{Bounds, Failed, Handle, Memory, Pin, RING, failed, own};
+use super::cuda::{Engine, Mark, Pin};
+use super::pins::{Pins, Taken};
+use super::{Bounds, Failed, Handle, Memory, RING, failed, own};
 use crate::local::segment::SegmentId;
 use crate::memory::copy;
 
@@ -395,8 +395,8 @@ impl Copies {
         batches.flat_map(|batch| &batch.landings).any(overlaps)
     }
 
-    /// A region goes, and no copy uses it any more: what was pinned of it, to be released.
-    pub(crate) fn unpin(&mut self, key: u32) -> Vec<Pin> {
+    /// A region goes, and no copy uses it any more: what is pinned of it, to be released when nothing is locked.
+    pub(crate) fn unpin(&mut self, key: u32) -> Taken {
         self.pins.take(key)
     }
 

@@ -37,7 +37,7 @@ use crate::local::segment::{self, SegmentId};
 pub(crate) use ahead::Ahead;
 pub(crate) use copies::{Asked, Copies, Landing, Owner, Target};
 use cuda::NoMemory;
-pub(crate) use cuda::{Memory, Pin, is_possible};
+pub(crate) use cuda::{Memory, is_possible};
 pub(crate) use pins::Bounds;
 
 /// Bytes of the ring of pinned memory by which host and GPU exchange payloads.
