@@ -22,6 +22,8 @@ mod cuda;
 #[cfg(not(feature = "cuda"))]
 #[path = "none.rs"]
 mod cuda;
+#[cfg(feature = "cuda")]
+mod short;
 
 use std::fs::File;
 use std::io;
@@ -38,7 +40,11 @@ pub(crate) use ahead::Ahead;
 pub(crate) use copies::{Asked, Copies, Landing, Owner, Target};
 use cuda::NoMemory;
 pub(crate) use cuda::{Memory, is_possible};
+#[cfg(not(feature = "cuda"))]
+pub(crate) use cuda::{Short, make_short};
 pub(crate) use pins::Bounds;
+#[cfg(feature = "cuda")]
+pub(crate) use short::{Short, make_short};
 
 /// Bytes of the ring of pinned memory by which host and GPU exchange payloads.
 const RING: usize = 16 << 20;
