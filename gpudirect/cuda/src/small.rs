@@ -1,4 +1,4 @@
-//! Short copies by a block that stays for a moment: `kernels/small.cu`, of which the PTX is part of this crate.
+//! Short copies by a block that stays for a moment: `kernels/copy.cu`, of which the PTX is part of this crate.
 //!
 //! A copy by an engine takes the driver 4 us to begin, and its end is asked of the driver too. A block that is there already looks for commands in pinned memory, and says in pinned memory that they are done: that takes 4 us in all,
 //! without a call. Nobody waits for it longer than a fraction of a millisecond: it leaves when nothing comes, and after some time anyway. What finds no block there launches it, by a graph, which takes half of a launch's time; and where
@@ -17,7 +17,7 @@ use crate::memory::{HostMemory, Memory as _, Span};
 use crate::module::{Launch, Module};
 use crate::stream::Stream;
 
-const PTX: &str = include_str!("../kernels/small.ptx");
+const PTX: &str = include_str!("../kernels/copy.ptx");
 
 /// Commands on their way at most: a power of two.
 const SLOTS: u64 = 64;
@@ -51,7 +51,7 @@ const DOUBT_EVERY: u32 = 4;
 /// A launch that has not begun after so long waits for something: mostly it begins within 10 us.
 const STALL: Duration = Duration::from_micros(100);
 
-/// The argument of the kernel, as `small.cu` has it.
+/// The argument of the kernel, as `copy.cu` has it.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct Arguments {
