@@ -179,11 +179,7 @@ impl KernelExecutor {
             outputs: operation.outputs,
             stop: self.stop,
         };
-        let strands = plan.lowered.strands.len() as u32;
-        let cut = Cut {
-            blocks: (cut.blocks / strands * strands).max(strands),
-            ..cut
-        };
+        let cut = cut.fit(&plan.lowered);
         let arguments = Arguments::new(
             self.rank,
             &plan.lowered,

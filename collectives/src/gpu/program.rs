@@ -7,7 +7,7 @@ use crate::plan::{Form, Place, Shape};
 use crate::types::{DataType, Rank, ReduceOp};
 
 /// What words mean, and [`Arguments`]. The kernel's `PROGRAM_VERSION`.
-pub const VERSION: u64 = 1;
+pub const VERSION: u64 = 2;
 /// Words of a program at most.
 pub const MAX_WORDS: usize = 400;
 /// Threads of a block at most.
@@ -20,8 +20,12 @@ pub const MAX_LINE_BLOCKS: u32 = 32;
 const FLAGS: u64 = 64;
 /// Bytes of its counts.
 const COUNTS: u64 = 32;
+/// Blocks of threads of a channel at most: one, or one that only sends and one that does the rest ([`super::lower::Strand::apart`]). Each has counts of its own.
+const ROLES: u32 = 2;
 /// What shares of data blocks begin at multiples of, in bytes.
 const GRANULE: usize = 128;
+/// Of a word that is told in the last slice alone.
+const LAST: u64 = 1 << 4;
 /// Slots of a FIFO.
 pub const SLOTS: u32 = 4;
 /// Bytes of a slot at most.
@@ -49,7 +53,7 @@ struct Fifos {
 /// How an operation is cut.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Cut {
-    /// Blocks of threads, of all strands together.
+    /// Blocks of threads, of all strands together. Where the plan has sending done apart, and there are two for each strand, half of them send.
     pub blocks: u32,
     /// Threads of each.
     pub threads: u32,
@@ -136,7 +140,8 @@ pub struct Arguments {
     divisor: u32,
     /// The kernel's `Operator`, which are numbered as [`ReduceOp`]'s.
     function: u32,
-    reserved: u32,
+    /// Blocks of threads of a channel.
+    roles: u32,
     program: [u64; MAX_WORDS],
 }
 
@@ -176,7 +181,7 @@ impl Geometry {
     /// Bytes of flags that it takes.
     #[must_use]
     pub const fn flags_len() -> usize {
-        MAX_BLOCKS as usize * MAX_PEERS * (FLAGS + COUNTS) as usize
+        MAX_BLOCKS as usize * MAX_PEERS * (FLAGS + ROLES as u64 * COUNTS) as usize
     }
 
     /// Bytes of a slice at most, as lines or not: in elements' bytes.
@@ -215,6 +220,25 @@ impl Counted {
     }
 }
 
+impl Cut {
+    /// The same, of as many blocks as the strands of `lowered` can share.
+    #[must_use]
+    pub fn fit(self, lowered: &Lowered) -> Self {
+        let strands = lowered.strands.len() as u32;
+        let all = strands * self.roles(lowered);
+        Self {
+            blocks: (self.blocks / all * all).max(strands),
+            ..self
+        }
+    }
+
+    /// Blocks of threads of a channel.
+    fn roles(self, lowered: &Lowered) -> u32 {
+        let is_apart = lowered.all.apart && !self.lines && self.blocks >= ROLES * lowered.strands.len() as u32;
+        if is_apart { ROLES } else { 1 }
+    }
+}
+
 impl Arguments {
     /// Of no version: a kernel does nothing.
     pub const NOTHING: Self = Self {
@@ -242,7 +266,7 @@ impl Arguments {
         granule: 0,
         divisor: 0,
         function: 0,
-        reserved: 0,
+        roles: 1,
         program: [0; MAX_WORDS],
     };
 
@@ -273,8 +297,9 @@ impl Arguments {
         let slice = most / granule as u64 * granule as u64;
         let scratch_bytes = (slice * widest as u64).next_multiple_of(512);
         let strands = lowered.strands.len() as u32;
-        let needed = u64::from(cut.blocks) * u64::from(scratch_blocks) * scratch_bytes;
-        if slice == 0 || cut.blocks > fifos.blocks || cut.blocks < strands || needed > geometry.scratch_len {
+        let channels = cut.blocks / cut.roles(lowered);
+        let needed = u64::from(channels) * u64::from(scratch_blocks) * scratch_bytes;
+        if slice == 0 || channels > fifos.blocks || channels < strands || needed > geometry.scratch_len {
             return Err(ProgramError::Arena {
                 blocks: cut.blocks,
                 slice: cut.slice,
@@ -328,7 +353,7 @@ impl Arguments {
             granule: granule as u32,
             divisor: ranks as u32,
             function: function.op.map_or(0, |op| op as u32),
-            reserved: 0,
+            roles: cut.roles(lowered),
             program,
         })
     }
@@ -345,7 +370,9 @@ struct Encoder<'a> {
 
 impl Encoder<'_> {
     fn strand(&self, strand: &Strand, words: &mut Vec<u64>) -> Result<(), ProgramError> {
-        words.push(self.fit(strand.groups.len(), 16)? | u64::from(strand.ahead) << 16);
+        words.push(
+            self.fit(strand.groups.len(), 16)? | u64::from(strand.ahead) << 16 | u64::from(strand.apart) << 32,
+        );
         for peer in &strand.peers {
             let counts = [
                 peer.sent_direct,
@@ -384,6 +411,9 @@ impl Encoder<'_> {
         let before = words.len();
         for tell in group.tells.iter().filter(told) {
             words.push(self.word(*tell)?);
+        }
+        for tell in &group.last {
+            words.push(self.word(*tell)? | LAST);
         }
         let tells = words.len() - before;
         words[start] = self.fit(waits, 8)?

@@ -1,9 +1,11 @@
 // Collectives among GPUs that map each other's memory: an interpreter of what collectives/src/gpu/lower makes of a plan. A kernel for each type of elements, `collective_TYPE`, and those that reduce nothing, `collective_move_BYTES`. With `lines_` before it, messages go as lines.
 //
-// Every block of threads does the whole program of its strand, on a share of each data block, slice after slice; blocks of different numbers have nothing to do with each other, and block b of a rank with block b of each other rank. A
-// group of the program waits for the words it needs, works, and tells its own words. Words only count up: those of an operation go on where those of the one before ended, which is in memory, so a captured launch can be repeated.
+// Every *channel* does the whole program of its strand, on a share of each data block, slice after slice; channels of different numbers have nothing to do with each other, and channel c of a rank with channel c of each other rank. A channel is a block of
+// threads, or two: then one does the groups at the beginning that only send, and one the rest, so that stores to peers go on while others are reduced. The two tell each other nothing: what one waits for comes from peers.
 //
-// Short messages go as lines: each 8 bytes beside a flag, which is the message's number. A number comes back after 2^32 messages of a block; until then no line can be taken for another one's.
+// A group of the program waits for the words it needs, works, and tells its own words. Words only count up: those of an operation go on where those of the one before ended, which is in memory, so a captured launch can be repeated.
+//
+// Short messages go as lines: each 8 bytes beside a flag, which is the message's number. A number comes back after 2^32 messages of a channel; until then no line can be taken for another one's.
 //
 // Built by `cargo xtask kernels`; for the host as host.cuh says.
 #include "operation.cuh"
@@ -23,14 +25,18 @@ struct Collective {
 
     const Operation &op;
     Block &block;
+    // Which block of its channel this is.
+    uint32_t role;
+    uint32_t channel;
     uint32_t strand;
     uint32_t share;
     uint32_t shares;
+    uint32_t slices;
 
     DOORBELL_INSIDE Collective(const Operation &op, Block &block)
-        : op(op), block(block), strand(blockIdx.x % op.strands), share(blockIdx.x / op.strands), shares(gridDim.x / op.strands) {}
+        : op(op), block(block), role(blockIdx.x & (op.roles - 1)), channel(blockIdx.x >> (op.roles - 1)), strand(channel % op.strands), share(channel / op.strands), shares((gridDim.x >> (op.roles - 1)) / op.strands), slices(0) {}
 
-    // Where this block's share of so many elements begins, or the one after it.
+    // Where this channel's share of so many elements begins, or the one after it.
     DOORBELL_INSIDE uint64_t begin(uint64_t elements, uint32_t share) const {
         const uint32_t units = static_cast<uint32_t>((elements + op.granule - 1) / op.granule);
         const uint32_t each = units / shares, more = units % shares;
@@ -39,16 +45,16 @@ struct Collective {
     }
 
     DOORBELL_INSIDE uint64_t flags(uint32_t of, uint32_t from) const {
-        return op.arenas[of] + op.flags + (blockIdx.x * MOST_RANKS + from) * sizeof(Flags);
+        return op.arenas[of] + op.flags + (channel * MOST_RANKS + from) * sizeof(Flags);
     }
 
-    DOORBELL_INSIDE uint64_t counts(uint32_t peer) const {
-        return op.arenas[op.rank] + op.counts + (blockIdx.x * MOST_RANKS + peer) * COUNTS;
+    DOORBELL_INSIDE uint64_t counts(uint32_t role, uint32_t peer) const {
+        return op.arenas[op.rank] + op.counts + ((channel * ROLES + role) * MOST_RANKS + peer) * COUNTS;
     }
 
     // The slot of a message.
     DOORBELL_INSIDE uint64_t slot(uint32_t of, uint32_t from, uint32_t number) const {
-        const uint32_t fifo = (from < of ? from : from - 1) * op.blocks + blockIdx.x;
+        const uint32_t fifo = (from < of ? from : from - 1) * op.blocks + channel;
         return op.arenas[of] + op.fifos + (uint64_t(fifo) * op.slots + (number & (op.slots - 1))) * op.slot_bytes;
     }
 
@@ -87,6 +93,7 @@ struct Collective {
     // Tells a word of a group.
     DOORBELL_INSIDE void tell(uint64_t word, uint32_t slice) {
         const uint32_t kind = word & 0xf, peer = word >> 8 & 0xff, number = static_cast<uint32_t>(word >> 16);
+        if ((word & LAST) != 0 && slice + 1 < slices) return;
         const Counts &counts = block.counts[peer];
         const uint32_t each = traffic(peer) >> (kind == DIRECT ? 0 : kind == STAGED ? 16 : 48) & 0xffff;
         const uint32_t before = kind == DIRECT ? counts.sent_direct : kind == STAGED ? counts.sent_staged : counts.received_staged;
@@ -113,7 +120,7 @@ struct Collective {
             address = slot(received ? op.rank : peer, received ? peer : op.rank, message);
             if (LINES) block.lines[index] = uint64_t(1) << 32 | (message + 1);
         } else if (kind == SCRATCH) {
-            address = op.arenas[op.rank] + op.scratch + (uint64_t(blockIdx.x) * op.scratch_blocks + offset) * op.scratch_bytes;
+            address = op.arenas[op.rank] + op.scratch + (uint64_t(channel) * op.scratch_blocks + offset) * op.scratch_bytes;
         } else {
             address = (kind == INPUT ? op.input : kind == OUTPUT ? op.output : op.outputs[peer]) + at * sizeof(Raw);
         }
@@ -537,11 +544,17 @@ struct Collective {
 
     DOORBELL_INSIDE void run() {
         const uint32_t program = static_cast<uint32_t>(op.program[strand]);
-        const uint32_t groups = op.program[program] & 0xffff, ahead = op.program[program] >> 16 & 0xffff;
+        const uint64_t header = op.program[program];
+        const uint32_t groups = header & 0xffff, ahead = header >> 16 & 0xffff;
+        const bool apart = op.roles == ROLES && (header >> 32 & 1);
+        // What cannot be done apart, one block does.
+        if (op.roles == ROLES && !apart && role == 0) return;
+        const bool sends_alone = apart && role == 0, does_rest = apart && role != 0;
         #pragma unroll 1
         for (uint32_t peer = threadIdx.x; peer < op.ranks; peer += blockDim.x) {
             if (peer == op.rank) continue;
-            const Words first = load_or_zero<16>(counts(peer), true), second = load_or_zero<8>(counts(peer) + 16, true);
+            const uint64_t own = counts(role, peer);
+            const Words first = load_or_zero<16>(own, true), second = load_or_zero<8>(own + 16, true);
             Counts known = {first.word[0], first.word[1], first.word[2], first.word[3], second.word[0], second.word[1]};
             const uint64_t traffic = op.program[program + 1 + peer], at = flags(op.rank, peer);
             block.seen[CREDIT][peer] = load_acquire<uint32_t>(at + 8);
@@ -549,21 +562,24 @@ struct Collective {
             block.seen[STAGED][peer] = known.received_staged;
             block.seen[READY][peer] = known.written;
             // My output may be written from now on by who is to write it.
-            if ((traffic >> 32 & 0xffff) != 0) store_release<uint32_t>(flags(peer, op.rank) + 12, ++known.readied);
+            if ((traffic >> 32 & 0xffff) != 0) {
+                known.readied++;
+                if (!sends_alone) store_release<uint32_t>(flags(peer, op.rank) + 12, known.readied);
+            }
             block.counts[peer] = known;
         }
         if (threadIdx.x == 0) block.stopped = 0;
         __syncthreads();
         const uint64_t longest = begin(op.longest, share + 1) - begin(op.longest, share);
-        const uint32_t slices = op.longest == 0 ? 1 : static_cast<uint32_t>((longest + op.slice - 1) / op.slice);
-        const uint32_t late = ahead > 0 ? 1 : 0;
+        slices = op.longest == 0 ? 1 : static_cast<uint32_t>((longest + op.slice - 1) / op.slice);
+        const uint32_t late = ahead > 0 && !apart ? 1 : 0;
         #pragma unroll 1
         for (uint32_t turn = 0; turn < slices + late && slices > 0; turn++) {
             uint32_t at = program + 1 + op.ranks;
             #pragma unroll 1
             for (uint32_t index = 0; index < groups; index++) {
                 const bool first = index < ahead;
-                if (first ? turn < slices : turn >= late) {
+                if (first ? turn < slices && !does_rest : turn >= late && !sends_alone) {
                     at = group(at, first ? turn : turn - late);
                     if (at == 0) return;
                 } else {
@@ -582,9 +598,13 @@ struct Collective {
             known.received_staged += slices * static_cast<uint32_t>(traffic >> 48);
             if ((traffic & 0xffff) != 0) known.written++;
             // What is written to my output is there when the kernel ends.
-            if (!await(flags(op.rank, peer), known.received_direct, block.seen[DIRECT][peer])) continue;
-            store_words<16>(counts(peer), {{known.sent_direct, known.sent_staged, known.received_direct, known.received_staged}}, true);
-            store_words<8>(counts(peer) + 16, {{known.readied, known.written, 0, 0}}, true);
+            if (!sends_alone && !await(flags(op.rank, peer), known.received_direct, block.seen[DIRECT][peer])) continue;
+            #pragma unroll 1
+            for (uint32_t other = 0; other < ROLES; other++) {
+                if (apart && other != role) continue;
+                store_words<16>(counts(other, peer), {{known.sent_direct, known.sent_staged, known.received_direct, known.received_staged}}, true);
+                store_words<8>(counts(other, peer) + 16, {{known.readied, known.written, 0, 0}}, true);
+            }
         }
     }
 };

@@ -6,7 +6,7 @@
 namespace doorbell {
 
 // Of what a launch is given. A change of meaning is a change of this number: `VERSION` in collectives/src/gpu/program.rs.
-constexpr uint64_t PROGRAM_VERSION = 1;
+constexpr uint64_t PROGRAM_VERSION = 2;
 constexpr int MOST_RANKS = 16;
 constexpr int MOST_WORDS = 400;
 constexpr int MOST_OPERANDS = 64;
@@ -36,7 +36,7 @@ struct Operation {
     uint32_t rank;
     uint32_t ranks;
     uint32_t strands;
-    // Slots of a FIFO, a power of two; bytes of one; and blocks of threads that have FIFOs.
+    // Slots of a FIFO, a power of two; bytes of one; and channels that have FIFOs.
     uint32_t slots;
     uint32_t slot_bytes;
     uint32_t blocks;
@@ -48,11 +48,12 @@ struct Operation {
     uint32_t divisor;
     // Which of `Operator`, and nothing.
     uint32_t function;
-    uint32_t reserved;
+    // Blocks of threads of a channel: one, or one that only sends and one that does the rest.
+    uint32_t roles;
     uint64_t program[MOST_WORDS];
 };
 
-// What a peer tells a block of threads.
+// What a peer tells a channel.
 struct Flags {
     uint32_t direct;
     uint32_t staged;
@@ -61,7 +62,7 @@ struct Flags {
     uint32_t unused[12];
 };
 
-// How far a block of threads has come with a peer.
+// How far a channel has come with a peer. Each of its blocks of threads has counts of its own, which are the same between launches.
 struct Counts {
     uint32_t sent_direct;
     uint32_t sent_staged;
@@ -72,6 +73,10 @@ struct Counts {
     uint32_t written;
 };
 constexpr uint64_t COUNTS = 32;
+// Blocks of threads of a channel at most.
+constexpr uint32_t ROLES = 2;
+// Of a word that is told in the last slice alone.
+constexpr uint64_t LAST = 1 << 4;
 
 enum Operator : uint32_t { SUM, PROD, MIN, MAX, AVG, PREMULSUM };
 enum Kind : uint32_t { DIRECT, STAGED, CREDIT, READY };

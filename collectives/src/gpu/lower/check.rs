@@ -3,7 +3,10 @@
 use super::{At, Messages, Strand, Word, fuse};
 use crate::types::Rank;
 
-/// A group's place in its rank's order, and what the rank knew when it had waited for what the group needs: for each rank, how many of its groups were done.
+/// Whoever does groups in their order: of each rank one, or two where its first groups are done apart from the rest ([`Strand::apart`]). A rank's two follow each other.
+const EACH: usize = 2;
+
+/// A group's place in the order of who does it, and what that one knew when it had waited for what the group needs: of each, how many of its groups were done.
 type Knowledge = (u32, Vec<u32>);
 
 /// What ranks knew of each other.
@@ -35,15 +38,18 @@ pub(super) fn run(strands: &[Strand], slots: u32) -> Result<History, Rank> {
             .map(|strand| vec![vec![(0, Vec::new()); strand.groups.len()]; slices as usize])
             .collect(),
     };
-    let orders: Vec<Vec<(u32, usize)>> = strands.iter().map(|strand| order(strand, slices)).collect();
-    let mut at = vec![0; ranks];
-    let mut known = vec![vec![0u32; ranks]; ranks];
+    let doers = ranks * EACH;
+    let orders: Vec<Vec<(u32, usize)>> = strands.iter().flat_map(|strand| order(strand, slices)).collect();
+    let mut at = vec![0; doers];
+    let mut known = vec![vec![0u32; doers]; doers];
     loop {
         let mut moved = false;
-        for (rank, strand) in strands.iter().enumerate() {
-            while let Some(&(slice, index)) = orders[rank].get(at[rank]) {
+        for doer in 0..doers {
+            let rank = doer / EACH;
+            let strand = &strands[rank];
+            while let Some(&(slice, index)) = orders[doer].get(at[doer]) {
                 let group = &strand.groups[index];
-                let mut next = known[rank].clone();
+                let mut next = known[doer].clone();
                 let has_come = group.waits.iter().all(|wait| match *wait {
                     Word::Direct { peer, message } | Word::Staged { peer, message } => {
                         let direct = matches!(wait, Word::Direct { .. });
@@ -69,10 +75,10 @@ pub(super) fn run(strands: &[Strand], slots: u32) -> Result<History, Rank> {
                 if !has_come {
                     break;
                 }
-                history.done[rank][slice as usize][index] = (at[rank] as u32, next.clone());
-                at[rank] += 1;
-                next[rank] = at[rank] as u32;
-                known[rank] = next;
+                history.done[rank][slice as usize][index] = (at[doer] as u32, next.clone());
+                at[doer] += 1;
+                next[doer] = at[doer] as u32;
+                known[doer] = next;
                 for tell in &group.tells {
                     match *tell {
                         Word::Direct { peer, message } | Word::Staged { peer, message } => {
@@ -85,7 +91,7 @@ pub(super) fn run(strands: &[Strand], slots: u32) -> Result<History, Rank> {
                             };
                             let number = slice * each + message + 1;
                             let told = &mut between[rank][peer.index()].told[usize::from(direct)];
-                            told.resize(told.len().max(number as usize), known[rank].clone());
+                            told.resize(told.len().max(number as usize), known[doer].clone());
                         }
                         Word::Credit { peer, staged } => {
                             let number = slice * strand.peers[peer.index()].received_staged + staged + 1;
@@ -102,15 +108,22 @@ pub(super) fn run(strands: &[Strand], slots: u32) -> Result<History, Rank> {
             break;
         }
     }
-    match (0..ranks).find(|&rank| at[rank] < orders[rank].len()) {
-        Some(rank) => Err(Rank(rank as u32)),
+    match (0..doers).find(|&doer| at[doer] < orders[doer].len()) {
+        Some(doer) => Err(Rank((doer / EACH) as u32)),
         None => Ok(history),
     }
 }
 
-/// In which order a rank does its groups: slice and group.
-pub(super) fn order(strand: &Strand, slices: u32) -> Vec<(u32, usize)> {
+/// In which order a rank's groups are done, by each who does them: slice and group.
+fn order(strand: &Strand, slices: u32) -> [Vec<(u32, usize)>; EACH] {
     let ahead = strand.ahead as usize;
+    let every = |groups: core::ops::Range<usize>| {
+        let slice = move |slice| groups.clone().map(move |group| (slice, group));
+        (0..slices).flat_map(slice).collect()
+    };
+    if strand.apart {
+        return [every(0..ahead), every(ahead..strand.groups.len())];
+    }
     let late = u32::from(ahead > 0);
     let turn = |turn: u32| {
         let first = (0..ahead)
@@ -119,7 +132,12 @@ pub(super) fn order(strand: &Strand, slices: u32) -> Vec<(u32, usize)> {
         let rest = (ahead..strand.groups.len()).filter_map(move |group| Some((turn.checked_sub(late)?, group)));
         first.chain(rest)
     };
-    (0..slices + late).flat_map(turn).collect()
+    [(0..slices + late).flat_map(turn).collect(), Vec::new()]
+}
+
+/// Which of all who do groups does this one of a rank's.
+fn doer(rank: Rank, strand: &Strand, group: usize) -> usize {
+    rank.index() * EACH + usize::from(strand.apart && group >= strand.ahead as usize)
 }
 
 /// Messages that are stored into an output which its owner may still have to read, or to write: from, to, and which.
@@ -166,7 +184,7 @@ pub(super) fn too_early(
                 (0..history.done[from].len()).any(|slice| {
                     let (_, known) = &history.done[from][slice][index];
                     let (turn, _) = &history.done[to.index()][slice][other];
-                    known[to.index()] <= *turn
+                    known[doer(to, theirs, other)] <= *turn
                 })
             });
             if is_early {

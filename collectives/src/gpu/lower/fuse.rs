@@ -250,6 +250,12 @@ fn together(group: &Group, raw: &Raw, shift: Option<i64>) -> bool {
         && !group.bodies.iter().any(|other| clash(other, body, shift))
 }
 
+/// Whether one of some groups writes what one of others reads or writes.
+pub(super) fn clashes(some: &[Group], others: &[Group], shift: Option<i64>) -> bool {
+    let bodies = |groups| <[Group]>::iter(groups).flat_map(|group| &group.bodies);
+    bodies(some).any(|one| bodies(others).any(|other| clash(one, other, shift)))
+}
+
 /// Whether one of two bodies writes what the other reads or writes.
 fn clash(a: &Body, b: &Body, shift: Option<i64>) -> bool {
     let touches = |body: &Body, place| {
