@@ -179,7 +179,11 @@ impl KernelExecutor {
             outputs: operation.outputs,
             stop: self.stop,
         };
-        let cut = cut.fit(&plan.lowered);
+        let strands = plan.lowered.strands.len() as u32;
+        let cut = Cut {
+            blocks: (cut.blocks / strands * strands).max(strands),
+            ..cut
+        };
         let arguments = Arguments::new(
             self.rank,
             &plan.lowered,

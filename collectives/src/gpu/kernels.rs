@@ -75,10 +75,6 @@ impl Kernels {
             op: operation.collective.reduces().then_some(op),
             scalar,
         };
-        let cut = Cut {
-            slice: cut.slice.min(self.executor.geometry().most(cut.lines)),
-            ..cut
-        };
         self.warm(function, cut.lines)?;
         self.prepare(operation)?;
         let Some((key, plan)) = self.plans.last() else {

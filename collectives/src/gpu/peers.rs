@@ -31,7 +31,7 @@ pub struct Sizes {
     pub flags: usize,
     /// Slots of short messages of the kernels (default 8 MiB).
     pub slots: usize,
-    /// Where the kernels put what they may not put where it belongs (default 64 MiB).
+    /// Where the kernels put what they may not put where it belongs (default 128 MiB: slices of 64 KiB for 128 blocks of threads among four ranks).
     pub fifos: usize,
     /// The same of the copy engines (default 256 MiB).
     pub staging: usize,
@@ -42,7 +42,7 @@ impl Default for Sizes {
         Self {
             flags: 1 << 20,
             slots: 8 << 20,
-            fifos: 64 << 20,
+            fifos: 128 << 20,
             staging: 256 << 20,
         }
     }

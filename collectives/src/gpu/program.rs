@@ -20,12 +20,16 @@ pub const MAX_LINE_BLOCKS: u32 = 32;
 const FLAGS: u64 = 64;
 /// Bytes of its counts.
 const COUNTS: u64 = 32;
-/// Blocks of threads of a channel at most: one, or one that only sends and one that does the rest ([`super::lower::Strand::apart`]). Each has counts of its own.
-const ROLES: u32 = 2;
 /// What shares of data blocks begin at multiples of, in bytes.
 const GRANULE: usize = 128;
 /// Of a word that is told in the last slice alone.
 const LAST: u64 = 1 << 4;
+/// Of a word, and of a body: a slice behind.
+const WORD_LATE: u64 = 1 << 5;
+const BODY_LATE: u64 = 1 << 63;
+/// Of a group: there is something in it that is not a slice behind, and that is.
+const GROUP_EARLY: u64 = 1 << 48;
+const GROUP_LATE: u64 = 1 << 49;
 /// Slots of a FIFO.
 pub const SLOTS: u32 = 4;
 /// Bytes of a slot at most.
@@ -53,11 +57,11 @@ struct Fifos {
 /// How an operation is cut.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Cut {
-    /// Blocks of threads, of all strands together. Where the plan has sending done apart, and there are two for each strand, half of them send.
+    /// Blocks of threads, of all strands together.
     pub blocks: u32,
     /// Threads of each.
     pub threads: u32,
-    /// Bytes of a slice at most.
+    /// Bytes of a slice at most; what goes by FIFOs has slices of a slot at most, besides.
     pub slice: u32,
     /// Whether messages go as lines.
     pub lines: bool,
@@ -140,8 +144,7 @@ pub struct Arguments {
     divisor: u32,
     /// The kernel's `Operator`, which are numbered as [`ReduceOp`]'s.
     function: u32,
-    /// Blocks of threads of a channel.
-    roles: u32,
+    reserved: u32,
     program: [u64; MAX_WORDS],
 }
 
@@ -181,7 +184,7 @@ impl Geometry {
     /// Bytes of flags that it takes.
     #[must_use]
     pub const fn flags_len() -> usize {
-        MAX_BLOCKS as usize * MAX_PEERS * (FLAGS + ROLES as u64 * COUNTS) as usize
+        MAX_BLOCKS as usize * MAX_PEERS * (FLAGS + COUNTS) as usize
     }
 
     /// Bytes of a slice at most, as lines or not: in elements' bytes.
@@ -220,25 +223,6 @@ impl Counted {
     }
 }
 
-impl Cut {
-    /// The same, of as many blocks as the strands of `lowered` can share.
-    #[must_use]
-    pub fn fit(self, lowered: &Lowered) -> Self {
-        let strands = lowered.strands.len() as u32;
-        let all = strands * self.roles(lowered);
-        Self {
-            blocks: (self.blocks / all * all).max(strands),
-            ..self
-        }
-    }
-
-    /// Blocks of threads of a channel.
-    fn roles(self, lowered: &Lowered) -> u32 {
-        let is_apart = lowered.all.apart && !self.lines && self.blocks >= ROLES * lowered.strands.len() as u32;
-        if is_apart { ROLES } else { 1 }
-    }
-}
-
 impl Arguments {
     /// Of no version: a kernel does nothing.
     pub const NOTHING: Self = Self {
@@ -266,7 +250,7 @@ impl Arguments {
         granule: 0,
         divisor: 0,
         function: 0,
-        roles: 1,
+        reserved: 0,
         program: [0; MAX_WORDS],
     };
 
@@ -293,13 +277,18 @@ impl Arguments {
         let scratch_blocks = lowered.all.scratch;
         let fifos = &geometry.fifos[usize::from(cut.lines)];
         let granule = GRANULE / bytes;
-        let most = u64::from(cut.slice.min(geometry.most(cut.lines))) / widest as u64;
+        // Slots bound slices only of what goes by them.
+        let slice = if lowered.all.staged || cut.lines {
+            cut.slice.min(geometry.most(cut.lines))
+        } else {
+            cut.slice
+        };
+        let most = u64::from(slice) / widest as u64;
         let slice = most / granule as u64 * granule as u64;
         let scratch_bytes = (slice * widest as u64).next_multiple_of(512);
         let strands = lowered.strands.len() as u32;
-        let channels = cut.blocks / cut.roles(lowered);
-        let needed = u64::from(channels) * u64::from(scratch_blocks) * scratch_bytes;
-        if slice == 0 || channels > fifos.blocks || channels < strands || needed > geometry.scratch_len {
+        let needed = u64::from(cut.blocks) * u64::from(scratch_blocks) * scratch_bytes;
+        if slice == 0 || cut.blocks > fifos.blocks || cut.blocks < strands || needed > geometry.scratch_len {
             return Err(ProgramError::Arena {
                 blocks: cut.blocks,
                 slice: cut.slice,
@@ -353,7 +342,7 @@ impl Arguments {
             granule: granule as u32,
             divisor: ranks as u32,
             function: function.op.map_or(0, |op| op as u32),
-            roles: cut.roles(lowered),
+            reserved: 0,
             program,
         })
     }
@@ -370,9 +359,17 @@ struct Encoder<'a> {
 
 impl Encoder<'_> {
     fn strand(&self, strand: &Strand, words: &mut Vec<u64>) -> Result<(), ProgramError> {
-        words.push(
-            self.fit(strand.groups.len(), 16)? | u64::from(strand.ahead) << 16 | u64::from(strand.apart) << 32,
-        );
+        let ahead = strand.ahead as usize;
+        let is_late = |index: usize| ahead > 0 && index >= ahead;
+        let groups: Vec<(usize, &Group)> = strand.groups.iter().enumerate().collect();
+        // Those that are done together are one.
+        let (first, rest) = groups.split_at(if strand.joined { ahead - 1 } else { 0 });
+        let (joined, rest) = rest.split_at(if strand.joined { 2 } else { 0 });
+        let first = first.chunks(1);
+        let all = first
+            .chain(Some(joined).filter(|joined| !joined.is_empty()))
+            .chain(rest.chunks(1));
+        words.push(self.fit(all.clone().count(), 16)? | u64::from(ahead > 0) << 16);
         for peer in &strand.peers {
             let counts = [
                 peer.sent_direct,
@@ -386,41 +383,62 @@ impl Encoder<'_> {
             }
             words.push(word);
         }
-        strand.groups.iter().try_for_each(|group| self.group(group, words))
+        for together in all {
+            let groups: Vec<(bool, &Group)> = together
+                .iter()
+                .map(|(index, group)| (is_late(*index), *group))
+                .collect();
+            self.group(&groups, words)?;
+        }
+        Ok(())
     }
 
-    fn group(&self, group: &Group, words: &mut Vec<u64>) -> Result<(), ProgramError> {
+    /// Groups that are done together, each a slice behind or not.
+    fn group(&self, groups: &[(bool, &Group)], words: &mut Vec<u64>) -> Result<(), ProgramError> {
         let start = words.len();
         words.push(0);
+        let late = |late: bool, bit: u64| if late { bit } else { 0 };
         // Lines tell of themselves.
         let told = |word: &&Word| !(self.lines && matches!(word, Word::Staged { .. }));
-        for wait in group.waits.iter().filter(told) {
-            words.push(self.word(*wait)?);
+        for (is_late, group) in groups {
+            for wait in group.waits.iter().filter(told) {
+                words.push(self.word(*wait)? | late(*is_late, WORD_LATE));
+            }
         }
         let waits = words.len() - start - 1;
+        let bodies = || {
+            groups
+                .iter()
+                .flat_map(|(is_late, group)| group.bodies.iter().map(|body| (*is_late, body)))
+        };
         let mut first = 0;
-        for body in &group.bodies {
-            words.push(self.body(body, first)?);
+        for (is_late, body) in bodies() {
+            words.push(self.body(body, first)? | late(is_late, BODY_LATE));
             first += body.sources.len() + body.targets.len();
         }
-        for (index, body) in group.bodies.iter().enumerate() {
+        for (index, (_, body)) in bodies().enumerate() {
             for operand in body.sources.iter().chain(&body.targets) {
                 words.push(self.operand(*operand, index)?);
             }
         }
         let before = words.len();
-        for tell in group.tells.iter().filter(told) {
-            words.push(self.word(*tell)?);
-        }
-        for tell in &group.last {
-            words.push(self.word(*tell)? | LAST);
+        for (is_late, group) in groups {
+            for tell in group.tells.iter().filter(told) {
+                words.push(self.word(*tell)? | late(*is_late, WORD_LATE));
+            }
+            for tell in &group.last {
+                words.push(self.word(*tell)? | LAST | late(*is_late, WORD_LATE));
+            }
         }
         let tells = words.len() - before;
         words[start] = self.fit(waits, 8)?
-            | self.fit(group.bodies.len(), 5)? << 8
+            | self.fit(bodies().count(), 5)? << 8
             | self.fit(first, 7)? << 16
             | self.fit(tells, 8)? << 24
-            | ((words.len() - start) as u64) << 32;
+            | self.fit(words.len() - start, 16)? << 32
+            | groups.iter().fold(0, |bits, (is_late, _)| {
+                bits | if *is_late { GROUP_LATE } else { GROUP_EARLY }
+            });
         Ok(())
     }
 

@@ -36,7 +36,7 @@ struct Operation {
     uint32_t rank;
     uint32_t ranks;
     uint32_t strands;
-    // Slots of a FIFO, a power of two; bytes of one; and channels that have FIFOs.
+    // Slots of a FIFO, a power of two; bytes of one; and blocks of threads that have FIFOs.
     uint32_t slots;
     uint32_t slot_bytes;
     uint32_t blocks;
@@ -48,12 +48,11 @@ struct Operation {
     uint32_t divisor;
     // Which of `Operator`, and nothing.
     uint32_t function;
-    // Blocks of threads of a channel: one, or one that only sends and one that does the rest.
-    uint32_t roles;
+    uint32_t reserved;
     uint64_t program[MOST_WORDS];
 };
 
-// What a peer tells a channel.
+// What a peer tells a block of threads.
 struct Flags {
     uint32_t direct;
     uint32_t staged;
@@ -62,7 +61,7 @@ struct Flags {
     uint32_t unused[12];
 };
 
-// How far a channel has come with a peer. Each of its blocks of threads has counts of its own, which are the same between launches.
+// How far a block of threads has come with a peer.
 struct Counts {
     uint32_t sent_direct;
     uint32_t sent_staged;
@@ -73,10 +72,14 @@ struct Counts {
     uint32_t written;
 };
 constexpr uint64_t COUNTS = 32;
-// Blocks of threads of a channel at most.
-constexpr uint32_t ROLES = 2;
-// Of a word that is told in the last slice alone.
+
+// Of a word that is told in the last slice alone, of one that is a slice behind, and of a body that is.
 constexpr uint64_t LAST = 1 << 4;
+constexpr uint64_t WORD_LATE = 1 << 5;
+constexpr int BODY_LATE = 63;
+// Of a group: something in it is not a slice behind, and something is.
+constexpr int GROUP_EARLY = 48;
+constexpr int GROUP_LATE = 49;
 
 enum Operator : uint32_t { SUM, PROD, MIN, MAX, AVG, PREMULSUM };
 enum Kind : uint32_t { DIRECT, STAGED, CREDIT, READY };
@@ -100,6 +103,10 @@ struct Block {
 #endif
 #ifndef DOORBELL_UNROLL
 #define DOORBELL_UNROLL 2
+#endif
+// Copies that a thread has under way beside what it reduces.
+#ifndef DOORBELL_BESIDE
+#define DOORBELL_BESIDE 3
 #endif
 
 // Blocks of MOST_BLOCK threads that have registers enough to run beside one another.

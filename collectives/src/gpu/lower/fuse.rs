@@ -250,12 +250,6 @@ fn together(group: &Group, raw: &Raw, shift: Option<i64>) -> bool {
         && !group.bodies.iter().any(|other| clash(other, body, shift))
 }
 
-/// Whether one of some groups writes what one of others reads or writes.
-pub(super) fn clashes(some: &[Group], others: &[Group], shift: Option<i64>) -> bool {
-    let bodies = |groups| <[Group]>::iter(groups).flat_map(|group| &group.bodies);
-    bodies(some).any(|one| bodies(others).any(|other| clash(one, other, shift)))
-}
-
 /// Whether one of two bodies writes what the other reads or writes.
 fn clash(a: &Body, b: &Body, shift: Option<i64>) -> bool {
     let touches = |body: &Body, place| {
@@ -335,6 +329,18 @@ pub(super) fn leading(groups: &[Group]) -> u32 {
                 .any(|other| one == other)
         });
     if mixed || rest.is_empty() { 0 } else { leading as u32 }
+}
+
+/// Whether the last of the leading groups and the one that follows it are no more together than a group may be.
+pub(super) fn joins_next(groups: &[Group], ahead: usize) -> bool {
+    let Some(two) = ahead.checked_sub(1).and_then(|last| groups.get(last..last + 2)) else {
+        return false;
+    };
+    let bodies = || two.iter().flat_map(|group| &group.bodies);
+    let operands = bodies()
+        .map(|body| body.sources.len() + body.targets.len())
+        .sum::<usize>();
+    bodies().count() <= MAX_BODIES && operands <= MAX_OPERANDS
 }
 
 /// Whether a group may be done for the next slice before this one is finished.

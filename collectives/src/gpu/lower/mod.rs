@@ -11,8 +11,7 @@
 //! A group's order of doing is fixed: it waits for all that it needs, then works, then tells. So ranks are a network of processes with bounded queues, whose end does not depend on who is faster: `check` runs it once, for as many slices as
 //! there are slots and more, and finds whether it gets stuck, and whether a store into an output could come before its owner has read what was there. A message that could is staged instead.
 //!
-//! Groups at the beginning that only send input may be done by blocks of threads of their own ([`Strand::apart`]), so that the links are at work while others reduce what has come. Nothing gets stuck by that which did not before, as each of the two does in its order
-//! what one did; but they know less of each other, so it is left where a store could come too early then.
+//! Groups at the beginning that only send input are a slice ahead of the others, and the last of them is done together with the first of the others ([`Strand::joined`]): so that stores to peers are under way while what has come is reduced.
 
 mod check;
 mod fuse;
@@ -86,8 +85,8 @@ pub struct Whole {
     pub scratch: u32,
     /// The most words that one is written in.
     pub words: usize,
-    /// Whether any has groups that may be done by blocks of their own: [`Strand::apart`].
-    pub apart: bool,
+    /// Whether any message goes by a FIFO.
+    pub staged: bool,
 }
 
 /// What a rank does in a strand, slice by slice.
@@ -97,8 +96,8 @@ pub struct Strand {
     pub groups: Vec<Group>,
     /// Groups at the beginning that may be a slice ahead of the others: they wait for no data, and read input alone.
     pub ahead: u32,
-    /// Whether these may be done by other blocks of threads than the rest.
-    pub apart: bool,
+    /// Whether the last of these is done together with the first of the others, which is a slice behind.
+    pub joined: bool,
     /// What goes to and comes from each rank in a slice, by rank.
     pub peers: Vec<Traffic>,
     /// Blocks of memory of its own that each block of threads needs.
@@ -249,7 +248,7 @@ pub fn lower(schedule: &dyn Schedule, options: Options) -> Result<Vec<Lowered>, 
             .map(|rank| rank.strands.iter().map(Strand::words).sum())
             .max()
             .unwrap_or(0),
-        apart: strands().any(|strand| strand.apart),
+        staged: strands().any(|strand| strand.peers.iter().any(|peer| peer.sent_staged > 0)),
     };
     for rank in &mut lowered {
         rank.all = all;
@@ -398,7 +397,7 @@ impl<'a> Plan<'a> {
             };
             let early = check::too_early(&strands, &history, &self.messages, shift);
             if early.is_empty() {
-                self.part(&mut strands, shift);
+                self.join(&mut strands, shift);
                 tell_late(&mut strands);
                 return Ok(strands);
             }
@@ -410,23 +409,16 @@ impl<'a> Plan<'a> {
         }
     }
 
-    /// Has the groups at the beginning done apart from the rest, if that is right on all ranks.
-    fn part(&self, strands: &mut [Strand], shift: impl Fn(Rank) -> Option<i64> + Copy) {
-        let alone = |(rank, strand): (usize, &Strand)| {
-            let (first, rest) = strand.groups.split_at(strand.ahead as usize);
-            !fuse::clashes(first, rest, shift(Rank(rank as u32)))
-        };
-        if !strands.iter().enumerate().all(alone) {
-            return;
-        }
+    /// Has groups done together that follow each other in different slices, if that is right for all ranks.
+    fn join(&self, strands: &mut [Strand], shift: impl Fn(Rank) -> Option<i64>) {
         for strand in &mut *strands {
-            strand.apart = strand.ahead > 0;
+            strand.joined = fuse::joins_next(&strand.groups, strand.ahead as usize);
         }
         let is_right = check::run(strands, self.options.slots)
             .is_ok_and(|history| check::too_early(strands, &history, &self.messages, shift).is_empty());
         if !is_right {
             for strand in strands {
-                strand.apart = false;
+                strand.joined = false;
             }
         }
     }
@@ -462,7 +454,7 @@ impl<'a> Plan<'a> {
         Strand {
             groups,
             ahead,
-            apart: false,
+            joined: false,
             peers: self.traffic(rank),
             scratch,
         }
@@ -475,11 +467,12 @@ fn tell_late(strands: &mut [Strand]) {
         .iter()
         .map(|strand| {
             let waits = strand.groups.iter().flat_map(|group| &group.waits);
-            waits.filter_map(|wait| match *wait {
-                Word::Direct { peer, .. } => Some(peer),
-                _ => None,
-            })
-            .collect()
+            waits
+                .filter_map(|wait| match *wait {
+                    Word::Direct { peer, .. } => Some(peer),
+                    _ => None,
+                })
+                .collect()
         })
         .collect();
     for (rank, strand) in strands.iter_mut().enumerate() {

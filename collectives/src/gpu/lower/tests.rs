@@ -118,7 +118,8 @@ fn a_mesh_sends_all_at_once_and_stores_its_sum_everywhere_at_once() {
                 panic!("rank {rank}: {strand:#?}")
             };
             assert_eq!(strand.ahead, 1, "sending waits for nothing but slots");
-            assert!(strand.apart && lowered.all.apart, "and is done by blocks of its own");
+            assert!(strand.joined, "and is done while the slice before is reduced");
+            assert!(lowered.all.staged);
             assert_eq!(send.bodies.len(), 3);
             let [sum] = reduce.bodies.as_slice() else {
                 panic!("one sum")
@@ -141,100 +142,71 @@ fn a_mesh_sends_all_at_once_and_stores_its_sum_everywhere_at_once() {
 }
 
 #[test]
-fn who_sends_apart_sends_input_alone_and_no_other_by_the_same_way() {
+fn sending_is_joined_to_reducing_where_it_is_ahead_of_it() {
     let options = Options {
         in_place: false,
         direct: true,
         slots: 4,
         ahead: 1,
     };
-    let of = |algorithm, collective| lower(&*schedule(algorithm, collective, 4), options).unwrap();
-    for (algorithm, collective, apart) in [
+    let of = |algorithm, collective, options| lower(&*schedule(algorithm, collective, 4), options).unwrap();
+    for (algorithm, collective, joined) in [
         (Algorithm::FullMesh, Collective::ReduceScatter, true),
         (Algorithm::FullMesh, Collective::AllReduce, true),
         // All of it is sending, or what is sent on goes the way of what is sent first.
         (Algorithm::FullMesh, Collective::AllGather, false),
         (Algorithm::Ring, Collective::AllReduce, false),
     ] {
-        let lowered = of(algorithm, collective);
-        assert!(
-            lowered.iter().all(|rank| rank.all.apart == apart),
-            "{collective} {algorithm}"
-        );
+        let all_joined = |options| {
+            let ranks = of(algorithm, collective, options);
+            ranks.iter().all(|rank| rank.strands.iter().all(|strand| strand.joined))
+        };
+        assert_eq!(all_joined(options), joined, "{collective} {algorithm}");
+        let in_step = Options { ahead: 0, ..options };
+        assert!(!all_joined(in_step), "{collective} {algorithm}: nothing is ahead");
     }
     // What is written into the outputs of a chain is waited for with every slice, to be sent on; but the last rank's is not.
-    let chain = of(Algorithm::Ring, Collective::Broadcast);
-    let groups = chain.iter().flat_map(|rank| &rank.strands).flat_map(|strand| &strand.groups);
+    let chain = of(Algorithm::Ring, Collective::Broadcast, options);
+    let groups = chain
+        .iter()
+        .flat_map(|rank| &rank.strands)
+        .flat_map(|strand| &strand.groups);
     let told: Vec<_> = groups.map(|group| (group.tells.len(), group.last.len())).collect();
     assert_eq!(told.iter().filter(|told| **told == (1, 0)).count(), 2, "{told:?}");
     assert_eq!(told.iter().filter(|told| **told == (0, 1)).count(), 1, "{told:?}");
+    assert!(!chain[0].all.staged, "slices of any length");
 }
 
-/// Rank 0 stores into an output of rank 1 when that has told it of its second group, which follows its first: that reads what is in the output's memory, and may be done apart.
+/// Two ranks that send each other input, and read what has come: with so many slots.
+fn ahead_of_each_other(slots: u32) -> Result<(), Rank> {
+    let strand = |peer| {
+        let staged = Word::Staged { peer, message: 0 };
+        let credit = Word::Credit { peer, staged: 0 };
+        let group = |waits: Word, tells: Word| Group {
+            waits: vec![waits],
+            tells: vec![tells],
+            ..Group::default()
+        };
+        let traffic = Traffic {
+            sent_staged: 1,
+            received_staged: 1,
+            ..Traffic::default()
+        };
+        Strand {
+            groups: vec![group(credit, staged), group(staged, credit)],
+            ahead: 1,
+            joined: true,
+            peers: vec![traffic; 2],
+            scratch: 0,
+        }
+    };
+    check::run(&[strand(Rank(1)), strand(Rank(0))], slots).map(drop)
+}
+
 #[test]
-fn what_is_done_apart_is_known_of_by_nothing_that_the_rest_tells() {
-    let element = |at| Operand {
-        at,
-        form: Form::Element,
-    };
-    let body = |from, into| Body {
-        data: 0,
-        work: Work::Move,
-        sources: vec![element(from)],
-        targets: vec![element(into)],
-    };
-    let staged = |peer| Word::Staged { peer, message: 0 };
-    let direct = |peer| Word::Direct { peer, message: 0 };
-    let group = |waits: &[Word], body, tells: &[Word]| Group {
-        waits: waits.into(),
-        bodies: vec![body],
-        tells: tells.into(),
-        ..Group::default()
-    };
-    let [one, other, third] = [Rank(0), Rank(1), Rank(2)];
-    let mut strands = [
-        vec![group(
-            &[staged(other)],
-            body(At::Received(other, 0), At::TheirOutput(other, 0)),
-            &[direct(other)],
-        )],
-        vec![
-            group(&[], body(At::Input(0), At::TheirSlot(third, 0)), &[staged(third)]),
-            group(&[], body(At::Input(1), At::TheirSlot(one, 0)), &[staged(one)]),
-        ],
-        vec![group(&[staged(other)], body(At::Received(other, 0), At::Output(0)), &[])],
-    ]
-    .map(|groups| Strand {
-        groups,
-        peers: vec![Traffic::default(); 3],
-        ..Strand::default()
-    });
-    strands[0].peers[1] = Traffic {
-        sent_direct: 1,
-        received_staged: 1,
-        ..Traffic::default()
-    };
-    strands[1].peers[0] = Traffic {
-        sent_staged: 1,
-        received_direct: 1,
-        ..Traffic::default()
-    };
-    strands[1].peers[2].sent_staged = 1;
-    strands[2].peers[1].received_staged = 1;
-    strands[1].ahead = 1;
-    let message = Message {
-        output: Some(0),
-        is_direct: true,
-        number: 0,
-    };
-    let messages = Messages::from([((one, other), vec![message])]);
-    let mut early = |apart| {
-        strands[1].apart = apart;
-        let history = check::run(&strands, 16).unwrap_or_else(|rank| panic!("rank {rank} waits for ever"));
-        check::too_early(&strands, &history, &messages, |_| Some(0))
-    };
-    assert!(early(false).is_empty(), "one after the other");
-    assert_eq!(early(true), [(one, other, 0)]);
+fn who_waits_for_a_slot_and_a_message_at_once_needs_two_slots() {
+    assert_eq!(ahead_of_each_other(1), Err(Rank(0)));
+    assert_eq!(ahead_of_each_other(2), Ok(()));
 }
 
 /// Rank 1 reads a block of its input, which in place is that of its output into which rank 0 stores; and tells rank 0 of that, which waits for it or not.
