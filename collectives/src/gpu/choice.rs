@@ -111,7 +111,12 @@ fn kernel(ranks: u32, collective: Collective, bytes: u64, whole: u64) -> Choice 
             // 4 KiB for each block, at least.
             blocks: message.div_ceil(4096).clamp(1, if whole > 16 << 20 { 128 } else { 64 }) as u32,
             threads: 512,
-            slice: 64 << 10,
+            // A chain is filled sooner by short slices; long ones tell and wait less often.
+            slice: if algorithm == Algorithm::Ring && whole <= 16 << 20 {
+                32 << 10
+            } else {
+                64 << 10
+            },
             lines,
         }
     };

@@ -595,12 +595,15 @@ struct Collective {
         }
         __syncthreads();
         if (block.stopped) return 0;
-        const Beside together = REDUCES && !LINES && bodies > 1 ? beside(body_at, bodies) : Beside{0, 0};
+        // In the first and the last turn there is but one of the two.
+        const bool both = (header >> GROUP_EARLY & 1) != 0 && (header >> GROUP_LATE & 1) != 0 && turn > 0 && turn < slices;
+        const Beside together = REDUCES && !LINES && both ? beside(body_at, bodies) : Beside{0, 0};
         if (together.count > 0) move_rest(together);
         #pragma unroll 1
         for (uint32_t i = together.count; i < bodies; i++) {
             const Body body(op.program[body_at + i]);
             const uint32_t elements = block.elements[i];
+            if (elements == 0 && together.count == 0) continue;
             const Beside beside = i == together.count ? together : Beside{0, 0};
             if constexpr (LINES) {
                 lines(body, operand_at, elements);
