@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use doorbell_cuda::reduce::Operator;
-use doorbell_cuda::{CaptureMode, Context, DeviceMemory, Event, Graph, Memory, Span, Stream};
+use doorbell_cuda::{CaptureMode, Context, DeviceMemory, Event, Graph, Memory, Part, Shareable, Span, Stream};
 
 use super::choice::Choice;
 use super::copies::{Copies, Operation};
@@ -63,9 +63,20 @@ struct State {
     last: Option<(Stream, Event, bool)>,
 }
 
+impl State {
+    /// What of this rank's others may have open that goes by no descriptor. All else is let go of.
+    fn lent(self) -> Vec<Part> {
+        let lent = self
+            .registered
+            .into_iter()
+            .filter(|registered| registered.mapped.is_lent());
+        lent.map(|registered| registered.own).collect()
+    }
+}
+
 /// Memory that all ranks have registered together.
 struct Registered {
-    own: DeviceMemory,
+    own: Part,
     mapped: Mapped,
 }
 
@@ -203,11 +214,14 @@ impl GpuCommunicator {
 
     /// Registers memory with the other ranks: results of operations on it are put straight where they belong, by whoever has them. All ranks call it together, each with memory of its own, as long as all others'.
     ///
+    /// It may be [`DeviceMemory`], or what somebody else has allocated, as PyTorch has ([`Foreign`](doorbell_cuda::Foreign)). Of that, what does not go by descriptor (`cudaMalloc`'s does not) is kept as long as others have it by the ranks' calling [`deregister`](Self::deregister) or
+    /// [`destroy`](Self::destroy); whoever drops the communicator without either keeps it himself until the others have done so, too. It goes to other processes alone: not to ranks that are threads of one.
+    ///
     /// From then on, an operation whose output lies in registered memory has it there on all ranks: in what was registered by the same call, at the same offset. (Gather, scatter and reduce do not look at it.)
     ///
     /// # Errors
     /// [`GpuError::NotRegistered`] on all ranks, if one of them cannot.
-    pub fn register(&self, memory: &DeviceMemory) -> Result<(), GpuError> {
+    pub fn register(&self, memory: &impl Shareable) -> Result<(), GpuError> {
         let Way::Direct(peers) = &self.way else { return Ok(()) };
         let mapped = self
             .comm
@@ -219,18 +233,38 @@ impl GpuCommunicator {
             ));
         }
         self.state().registered.push(Registered {
-            own: memory.clone(),
+            own: memory.all().keep(),
             mapped,
         });
         Ok(())
     }
 
-    /// Forgets memory that was registered. All ranks call it, between the same operations.
-    pub fn deregister(&self, memory: &DeviceMemory) {
-        let start = memory.device_ptr();
-        self.state()
+    /// Forgets memory that was registered. All ranks call it, between the same operations. Where any of it goes by no descriptor it returns when the operations before are done and all ranks have let go of it, or when the communicator has failed; graphs that use it are for the caller to drop first.
+    pub fn deregister(&self, memory: &impl Memory) {
+        let start = memory.all().device_ptr();
+        let mut state = self.state();
+        let Some(at) = state
             .registered
-            .retain(|registered| registered.own.device_ptr() != start);
+            .iter()
+            .position(|registered| registered.own.device_ptr() == start)
+        else {
+            return;
+        };
+        let Registered { own, mapped } = state.registered.remove(at);
+        if !mapped.is_lent() {
+            return;
+        }
+        if let Some((_, end, false)) = &state.last {
+            // Whatever it says: nothing of it goes on then.
+            let _ = end.synchronize();
+        }
+        drop((state, mapped));
+        self.context.reap();
+        // Who does not come any more has let go of it, too.
+        let _ = self
+            .comm
+            .exchanging(|group| crate::bootstrap::Exchange::all_gather(group.control_mut(), &[]));
+        drop(own);
     }
 
     /// Captures what `work` puts into `stream` by this communicator, for a graph. All ranks do so, with the same operations.
@@ -276,18 +310,24 @@ impl GpuCommunicator {
             state,
             way,
             comm,
+            context,
             ..
         } = self;
         let failed = staged.error();
-        drop((staged, state, way));
+        let lent = state.into_inner().unwrap_or_else(PoisonError::into_inner).lent();
+        drop((staged, way));
         watcher.end();
-        match failed {
+        context.reap();
+        let parted = match failed {
             Some(error) => Err(error),
             None => match Arc::into_inner(comm) {
                 Some(comm) => Ok(comm.destroy()?),
                 None => Ok(()),
             },
-        }
+        };
+        // Nobody has it open any more.
+        drop(lent);
+        parted
     }
 
     fn state(&self) -> MutexGuard<'_, State> {

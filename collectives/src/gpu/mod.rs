@@ -3,7 +3,7 @@
 //! A [`GpuCommunicator`] is made of a [`Communicator`](crate::Communicator) and a GPU on each rank. Where the GPUs reach each other, they do operations among themselves, by the same plans as the processors'; where not, the host has a part in it.
 //!
 //! - `communicator` and `operations`: what programs call; `options`: how it is made; `choice`: what does what.
-//! - [`peers`]: what ranks map of each other; `descriptors`: how they get it.
+//! - [`peers`]: what ranks map of each other; `offer`: what they are told of it; `descriptors`: how they get it.
 //! - [`lower`]: from plans to what kernels do; [`program`] and [`kernel`]: the executor that they are run by; `kernels`: one communicator's.
 //! - `copies`: the executor by copy engines; `staged`: through memory of the host.
 //! - `watch`: what is done when a rank is gone.
@@ -16,6 +16,7 @@ mod error;
 pub mod kernel;
 mod kernels;
 pub mod lower;
+mod offer;
 mod operations;
 mod options;
 pub mod peers;
