@@ -70,8 +70,12 @@ fn file(handle: &IpcHandle) -> std::io::Result<OwnedFd> {
 /// What another rank has offered; `None` where it makes no sense.
 pub(super) fn taken(descriptor: OwnedFd, terms: &[u8]) -> Option<Shared> {
     let (&kind, numbers) = terms.split_first()?;
-    let (numbers, []) = numbers.as_chunks::<8>() else { return None };
-    let &[allocation, offset, len] = numbers else { return None };
+    let (numbers, []) = numbers.as_chunks::<8>() else {
+        return None;
+    };
+    let &[allocation, offset, len] = numbers else {
+        return None;
+    };
     let number = |bytes| usize::try_from(u64::from_be_bytes(bytes)).ok();
     let handle = match kind {
         DESCRIPTOR => Handle::Descriptor(descriptor),

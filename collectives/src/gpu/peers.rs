@@ -158,11 +158,7 @@ impl Peers {
     ///
     /// # Errors
     /// Of the exchange.
-    pub fn map(
-        &self,
-        exchange: &mut dyn Exchange,
-        memory: &dyn Shareable,
-    ) -> Result<Result<Mapped, String>, GpuError> {
+    pub fn map(&self, exchange: &mut dyn Exchange, memory: &dyn Shareable) -> Result<Result<Mapped, String>, GpuError> {
         map(exchange, self.rank, &self.context, memory)
     }
 

@@ -38,7 +38,7 @@ fn a_captured_operation_can_be_launched_again_and_again() {
                 .capture(&stream, || {
                     let mut calls = cases.iter().zip(&buffers);
                     calls.try_for_each(|(case, buffers)| {
-                        gpu.enqueue(&call::<f32>(buffers, case, ReduceOp::Max, rank), &stream)
+                        gpu.enqueue(&call::<f32, _>(buffers, case, ReduceOp::Max, rank), &stream)
                     })
                 })
                 .unwrap();
@@ -81,7 +81,7 @@ fn operations_of_several_streams_keep_their_order() {
         for (turn, buffers) in buffers.iter().enumerate() {
             let stream = &streams[turn % 3];
             buffers.fill::<i32>(rank, turn as u64, stream);
-            gpu.enqueue(&call::<i32>(buffers, &case, ReduceOp::Sum, rank), stream)
+            gpu.enqueue(&call::<i32, _>(buffers, &case, ReduceOp::Sum, rank), stream)
                 .unwrap();
         }
         for (turn, buffers) in buffers.iter().enumerate() {

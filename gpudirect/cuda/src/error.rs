@@ -125,7 +125,9 @@ pub enum Error {
         first: usize,
     },
     /// Another process's memory, which was dropped here while work used it, and is not closed yet.
-    #[error("another process's memory is still used by work of a time that it was open here before: wait for that first")]
+    #[error(
+        "another process's memory is still used by work of a time that it was open here before: wait for that first"
+    )]
     StillOpen,
     /// The time between events that do not know it.
     #[error("an event that knows no time: make both by Event::timed")]

@@ -95,7 +95,7 @@ pub struct Shared {
 }
 
 /// Memory of a device that other processes can be given.
-pub trait Shareable: Memory {
+pub trait Shareable: Memory + core::fmt::Debug {
     /// What another process needs to reach all of it.
     ///
     /// # Errors
