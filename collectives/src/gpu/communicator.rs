@@ -338,7 +338,7 @@ impl GpuCommunicator {
     /// Puts an operation into `stream`.
     ///
     /// # Errors
-    /// What was called wrongly, or what has failed by now. What fails later, the next call says.
+    /// What was called wrongly, or what has failed by now. What fails later, the next call says. Where the driver refuses this rank's part outside of a capture, the communicator has failed on all ranks.
     pub fn enqueue(&self, call: &GpuCall<'_>, stream: &Stream) -> Result<(), GpuError> {
         self.check()?;
         let case = Case {
@@ -351,6 +351,19 @@ impl GpuCommunicator {
         if call.count == 0 && call.collective != Collective::Barrier {
             return Ok(());
         }
+        let done = self.put(&checked, &case, call, stream);
+        if let Err(error @ (GpuError::Driver(_) | GpuError::Reduce(_) | GpuError::Thread(_))) = &done
+            && !stream.is_capturing().unwrap_or(false)
+        {
+            // The others' parts would wait for this one until the deadline.
+            let collective = call.collective;
+            self.abort(&format!("it cannot do its part of an operation ({collective}): {error}"));
+        }
+        done
+    }
+
+    /// Puts a checked one into `stream`.
+    fn put(&self, checked: &Checked<'_>, case: &Case, call: &GpuCall<'_>, stream: &Stream) -> Result<(), GpuError> {
         let mut state = self.state();
         let is_capturing = stream.is_capturing()?;
         if let Some((before, end, was_capturing)) = &state.last
@@ -360,14 +373,14 @@ impl GpuCommunicator {
             stream.wait(end)?;
         }
         match &self.way {
-            Way::Direct(_) => self.directly(&mut state, &checked, call, stream)?,
+            Way::Direct(_) => self.directly(&mut state, checked, call, stream)?,
             Way::Staged(_) if is_capturing => {
                 return Err(GpuError::Refused {
                     what: "an operation in which the host has a part, in a graph",
                     reason: "the host cannot be captured".to_owned(),
                 });
             }
-            Way::Staged(_) => self.staged.run(call, &case, stream)?,
+            Way::Staged(_) => self.staged.run(call, case, stream)?,
         }
         let end = Event::new(&self.context)?;
         stream.record(&end)?;
@@ -517,7 +530,8 @@ fn agree(comm: &Communicator, options: GpuOptions, context: Option<&Context>) ->
     let Some(&[executor, slice, copiers, flags, slots, fifos, _]) = first.map(Vec::as_slice) else {
         return Err(GpuError::Refused {
             what: "a communicator of GPUs",
-            reason: "the ranks are not of one release: run the same one everywhere".to_owned(),
+            reason: "a rank has left meanwhile, or the ranks are not of one release: run the same one everywhere"
+                .to_owned(),
         });
     };
     let sizes = Sizes {

@@ -1,10 +1,15 @@
 //! Memory of one end: the host's or a GPU's, filled with a pattern and compared with it.
 
 use std::cell::UnsafeCell;
+use std::sync::Arc;
 
 use anyhow::{Result, ensure};
-use doorbell_cuda::{Context, DeviceMemory, HostMemory, Memory as _, Stream};
+use doorbell_cuda::{Context, HostMemory, Memory as _, Stream};
+use doorbell_gpudirect::GpuMemory;
+use doorbell_tests::gpu::foreign;
 
+/// The variable that says what memory of GPUs is made by: `older` is `cuMemAlloc`. The far end's process has it, too.
+const KIND: &str = "GPU_VERBS_MEMORY";
 /// Bytes by which patterns go to a GPU and come back.
 const STAGE: usize = 4 << 20;
 
@@ -12,7 +17,7 @@ const STAGE: usize = 4 << 20;
 pub(crate) enum Memory {
     Host(Box<[UnsafeCell<u8>]>),
     Gpu {
-        memory: DeviceMemory,
+        memory: GpuMemory,
         stream: Stream,
         stage: HostMemory,
     },
@@ -52,8 +57,16 @@ impl Memory {
     }
 
     pub(crate) fn gpu(context: &Context, len: usize) -> Result<Self> {
+        let memory = match std::env::var(KIND).as_deref() {
+            Ok("older") => {
+                let theirs = foreign::alloc(context, len, 0)?;
+                // SAFETY: the owner is memory that has these bytes.
+                unsafe { GpuMemory::wrap(context, theirs.device_ptr(), len, Arc::new(theirs))? }
+            }
+            _ => GpuMemory::alloc(context, len)?,
+        };
         Ok(Self::Gpu {
-            memory: DeviceMemory::alloc(context, len)?,
+            memory,
             stream: Stream::new(context)?,
             stage: HostMemory::alloc(context, STAGE)?,
         })
