@@ -41,7 +41,12 @@ fn every_mix_on_lanes_as_late_as_may_be() {
 /// Memory that `cuMemAlloc` has made goes to the other process by the older kind of handle.
 #[test]
 fn every_mix_of_the_older_kind_between_two() {
-    run_with(Manner::Prompt, "local", &["check", "--quick", "--two-processes"], "older");
+    run_with(
+        Manner::Prompt,
+        "local",
+        &["check", "--quick", "--two-processes"],
+        "older",
+    );
 }
 
 #[test]

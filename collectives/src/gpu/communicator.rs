@@ -113,6 +113,14 @@ impl GpuCommunicator {
             Ok(_) if options.executor == Some(Executor::Staged) => Way::Staged("so it was asked for".to_owned()),
             Ok(peers) => Way::Direct(Arc::new(peers)),
         };
+        let comm = Arc::new(comm);
+        Self::with(&comm, context, options, way)
+            // The others have met this rank, and would wait for it until the deadline.
+            .inspect_err(|error| comm.abort(&format!("it cannot make its communicator of GPUs: {error}")))
+    }
+
+    fn with(comm: &Arc<Communicator>, context: &Context, options: GpuOptions, way: Way) -> Result<Self, GpuError> {
+        let comm = Arc::clone(comm);
         let mut state = State::default();
         let mut words = None;
         if let Way::Direct(peers) = &way {
@@ -120,7 +128,6 @@ impl GpuCommunicator {
             state.kernels = Some(Kernels::new(Arc::clone(peers)));
             words = Some(Arc::clone(peers));
         }
-        let comm = Arc::new(comm);
         let staged = Staged::new(&comm, context)?;
         Ok(Self {
             watcher: Watcher::new(&comm, context, words)?,
@@ -357,9 +364,25 @@ impl GpuCommunicator {
         {
             // The others' parts would wait for this one until the deadline.
             let collective = call.collective;
-            self.abort(&format!("it cannot do its part of an operation ({collective}): {error}"));
+            self.abort(&format!(
+                "it cannot do its part of an operation ({collective}): {error}"
+            ));
+            self.expect_what_was_begun(stream);
         }
         done
+    }
+
+    /// Of an operation that was not begun whole, has the end of what was begun waited for when this is dropped: only then is what it uses freed. Where the driver refuses that too, there is nothing to wait by.
+    fn expect_what_was_begun(&self, stream: &Stream) {
+        let state = self.state();
+        let copiers = state.copies.as_ref().map_or(&[][..], Copies::streams);
+        for stream in copiers.iter().chain([stream]) {
+            let Ok(end) = Event::new(&self.context) else { continue };
+            if stream.record(&end).is_ok() {
+                let deadline = self.comm.options().deadline;
+                self.watcher.expect(end, Instant::now() + deadline);
+            }
+        }
     }
 
     /// Puts a checked one into `stream`.
