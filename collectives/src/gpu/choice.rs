@@ -2,6 +2,7 @@
 
 use super::options::{Executor, GpuOptions};
 use super::program::Cut;
+use super::small;
 use crate::algorithm::Algorithm;
 use crate::plan::Collective;
 use crate::types::DataType;
@@ -10,10 +11,17 @@ use crate::types::DataType;
 const MOST_SOURCES: u32 = doorbell_cuda::reduce::MAX_SOURCES as u32;
 /// Up to so many bytes of a message, words with flags take less time than flags for themselves.
 const LINES: u64 = 64 << 10;
+/// Up to so many bytes of the whole, or twice as many, an operation is short.
+const SHORT: u64 = 512 << 10;
+/// From more bytes than that on, a short all-reduce among three and more is done in two steps, and a broadcast.
+const TWO_STEPS: u64 = 64 << 10;
+const TWO_STEPS_OF_ROOT: u64 = 64 << 10;
 
 /// How an operation is done.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Choice {
+    /// By a kernel for what is short.
+    Small(small::Cut),
     /// By kernels.
     Kernel(Algorithm, Cut),
     /// By copy engines, in slices of so many bytes of the whole.
@@ -35,14 +43,45 @@ impl Choice {
             Collective::AllReduce | Collective::Broadcast | Collective::Reduce | Collective::SendRecv => bytes,
             _ => bytes.saturating_mul(ranks.into()),
         };
+        if let Some(cut) = short(options, ranks, collective, bytes, whole) {
+            return Self::Small(cut);
+        }
         let executor = options
             .executor
             .unwrap_or_else(|| best(ranks, collective, whole, registered));
         match executor {
             Executor::Copies => copies(options, ranks, collective, whole),
-            Executor::Kernel | Executor::Staged => kernel(ranks, collective, bytes, whole),
+            Executor::Kernel | Executor::Small | Executor::Staged => kernel(ranks, collective, bytes, whole),
         }
     }
+}
+
+/// How an operation is cut that is done as a short one.
+fn short(options: &GpuOptions, ranks: u32, collective: Collective, bytes: u64, whole: u64) -> Option<small::Cut> {
+    let two_steps = match collective {
+        Collective::AllReduce => ranks > 2 && bytes > TWO_STEPS,
+        Collective::Broadcast => ranks > 2 && bytes > TWO_STEPS_OF_ROOT,
+        _ => false,
+    };
+    // What goes from one rank to all others, or to one from all, by one way.
+    let moved = match collective {
+        Collective::Reduce => bytes.saturating_mul(ranks.saturating_sub(1).into()),
+        _ => whole,
+    };
+    // A root's message goes out once in two steps; of two ranks, each has half of the whole to send, or all at once.
+    let most = match (collective, ranks) {
+        (Collective::Broadcast, 3..) => 2 * SHORT,
+        (Collective::Broadcast | Collective::SendRecv, _) => SHORT,
+        (_, ..=2) => 2 * SHORT,
+        _ => SHORT,
+    };
+    let is_short = match options.executor {
+        Some(Executor::Small) => true,
+        Some(_) => false,
+        None => moved <= most,
+    };
+    let area = options.sizes.unwrap_or_default().small;
+    small::Cut::new(collective, ranks, bytes, area, two_steps).filter(|_| is_short)
 }
 
 /// Copies move more between two GPUs than kernels store, but take longer to begin, and collide where three or more GPUs send to each other.

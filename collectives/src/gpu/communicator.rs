@@ -186,6 +186,7 @@ impl GpuCommunicator {
             return (Executor::Staged, None);
         }
         match Choice::new(&self.options, self.size(), collective, data, count, registered) {
+            Choice::Small(cut) => (Executor::Small, Some(cut.algorithm(collective))),
             Choice::Kernel(algorithm, _) => (Executor::Kernel, Some(algorithm)),
             Choice::Copies(algorithm, _) => (Executor::Copies, Some(algorithm)),
         }
@@ -432,7 +433,11 @@ impl GpuCommunicator {
         else {
             return Ok(());
         };
-        let operator = types::operator(checked.op, self.size());
+        let scalar = call
+            .reduction
+            .scale
+            .filter(|_| checked.scalar.is_some())
+            .map_or(0, |scalar| scalar.bits());
         // Of gather and reduce the others do not know where the root's is, and of scatter not all have it at one offset.
         let is_alike = !matches!(
             call.collective,
@@ -455,6 +460,10 @@ impl GpuCommunicator {
             is_registered,
         );
         let (algorithm, slice) = match choice {
+            Choice::Small(cut) => {
+                let memory = (checked.input, checked.output);
+                return kernels.run_short(call, memory, (checked.op, scalar), cut, stream);
+            }
             Choice::Kernel(algorithm, _) => (algorithm, 0),
             Choice::Copies(algorithm, slice) => (algorithm, slice),
         };
@@ -464,7 +473,7 @@ impl GpuCommunicator {
             root: call.root,
             data: call.data,
             count: call.count as u64,
-            operator,
+            operator: types::operator(checked.op, self.size()),
             input: checked.input,
             output: checked.output,
             in_place: checked.in_place,
@@ -472,11 +481,6 @@ impl GpuCommunicator {
             slice,
         };
         if let Choice::Kernel(_, cut) = choice {
-            let scalar = call
-                .reduction
-                .scale
-                .filter(|_| checked.scalar.is_some())
-                .map_or(0, |scalar| scalar.bits());
             return kernels.run(&operation, (checked.op, scalar), cut, stream);
         }
         let (mut input, mut in_place) = (checked.input, checked.in_place);
@@ -533,6 +537,7 @@ fn agree(comm: &Communicator, options: GpuOptions, context: Option<&Context>) ->
         copiers.into(),
         sizes.flags as u64,
         sizes.slots as u64,
+        sizes.small as u64,
         sizes.fifos as u64,
         staging as u64,
     ];
@@ -550,7 +555,7 @@ fn agree(comm: &Communicator, options: GpuOptions, context: Option<&Context>) ->
         all.iter()
             .all(|one| one.len() == first.len() && one.len() == mine.len())
     });
-    let Some(&[executor, slice, copiers, flags, slots, fifos, _]) = first.map(Vec::as_slice) else {
+    let Some(&[executor, slice, copiers, flags, slots, small, fifos, _]) = first.map(Vec::as_slice) else {
         return Err(GpuError::Refused {
             what: "a communicator of GPUs",
             reason: "a rank has left meanwhile, or the ranks are not of one release: run the same one everywhere"
@@ -560,6 +565,7 @@ fn agree(comm: &Communicator, options: GpuOptions, context: Option<&Context>) ->
     let sizes = Sizes {
         flags: flags as usize,
         slots: slots as usize,
+        small: small as usize,
         fifos: fifos as usize,
         staging: all
             .iter()

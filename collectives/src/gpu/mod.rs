@@ -5,6 +5,7 @@
 //! - `communicator` and `operations`: what programs call; `options`: how it is made; `choice`: what does what.
 //! - [`peers`]: what ranks map of each other; `offer`: what they are told of it; `descriptors`: how they get it.
 //! - [`lower`]: from plans to what kernels do; [`program`] and [`kernel`]: the executor that they are run by; `kernels`: one communicator's.
+//! - [`small`]: the executor of short operations, by a kernel without a plan.
 //! - `copies`: the executor by copy engines; `staged`: through memory of the host.
 //! - `watch`: what is done when a rank is gone.
 
@@ -21,6 +22,7 @@ mod operations;
 mod options;
 pub mod peers;
 pub mod program;
+pub mod small;
 mod staged;
 mod types;
 mod watch;

@@ -11,6 +11,8 @@ named! {
     Executor, "executor" {
         /// Kernels, one for each operation: for what is short, and where three or more GPUs send to each other.
         Kernel = "kernel",
+        /// A kernel that does a short operation in one exchange; what is too long for it, the other kernels do.
+        Small = "small",
         /// The copy engines, and kernels that reduce: for what is long.
         Copies = "copies",
         /// The processors, on copies in pinned memory of the host: between hosts, with ranks that have no GPU, and where GPUs do not reach each other.

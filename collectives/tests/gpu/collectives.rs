@@ -65,6 +65,11 @@ fn every_collective_by_kernels() {
 }
 
 #[test]
+fn every_collective_by_the_kernel_for_short_ones() {
+    every_collective(&by(Executor::Small), &[0, 1, 3001, 50_000]);
+}
+
+#[test]
 fn every_collective_through_the_host() {
     every_collective(&by(Executor::Staged), &[0, 1, 3001]);
 }
@@ -115,4 +120,9 @@ fn every_type_and_operator_by_copies() {
 #[test]
 fn every_type_and_operator_by_kernels() {
     every_type_and_operator(Executor::Kernel);
+}
+
+#[test]
+fn every_type_and_operator_by_the_kernel_for_short_ones() {
+    every_type_and_operator(Executor::Small);
 }

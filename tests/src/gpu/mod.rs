@@ -6,6 +6,7 @@ pub mod collective;
 pub mod driven;
 pub mod foreign;
 pub mod ranks;
+pub mod short;
 pub mod sweep;
 
 use anyhow::Result;

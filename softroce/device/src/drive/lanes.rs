@@ -6,7 +6,7 @@ use std::thread;
 use doorbell_roce_proto::{Instant, Qpn};
 
 use super::Shared;
-use crate::gpu::Handle;
+use crate::gpu::{self, Handle};
 use crate::host::{Arrival, MemberId, Message};
 use crate::lanes::{Incoming, Taken, lane_of};
 use crate::local::segment::SegmentId;
@@ -128,7 +128,13 @@ impl Shared {
     }
 
     /// Memory of a GPU is registered here: from now on peers may tell of theirs.
-    pub(crate) fn take_devices(&self) {
+    pub(crate) fn take_devices(&self, range: &gpu::Range) {
+        let memory = range.allocation.memory();
+        let known = self.core.lock().copies.has_short(memory);
+        if !known {
+            let short = gpu::make_short(memory);
+            self.core.lock().copies.add_short(short);
+        }
         self.rx.lock().lanes.take_devices();
     }
 

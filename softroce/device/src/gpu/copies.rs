@@ -14,7 +14,7 @@ use doorbell_roce_proto::Qpn;
 use doorbell_roce_proto::qp::LaneId;
 
 use super::cuda::{Engine, Mark};
-use super::{Failed, Handle, Memory, RING, failed, own};
+use super::{Failed, Handle, Memory, RING, Short, failed, own};
 use crate::local::segment::SegmentId;
 use crate::memory::copy;
 
@@ -77,17 +77,43 @@ struct Batch {
     /// Up to where it has taken the ring.
     ring: u64,
     failed: bool,
+    /// All of them are done as short copies are; what those use is kept here.
+    short: Option<Vec<Move>>,
 }
 
+impl Batch {
+    /// Has copy engines begin what it is made of.
+    fn begin(&mut self, engine: &mut Engine, moves: Vec<Move>) {
+        for Move { into, from, len } in moves {
+            let begun = match (&into, &from) {
+                (End::Device(to, at), End::Device(source, start)) => engine.copy((to, *at), (source, *start), len),
+                (End::Device(to, at), End::Ring(start)) => engine.copy_up((to, *at), *start, len),
+                (End::Ring(at), End::Device(source, start)) => engine.copy_down((source, *start), *at, len),
+                (End::Ring(_), End::Ring(_)) => Ok(()),
+            };
+            if let Err(error) = begun {
+                failed(&error);
+                self.failed = true;
+            }
+        }
+        if let Err(error) = engine.mark(&mut self.marks) {
+            failed(&error);
+            self.failed = true;
+        }
+    }
+}
+
+/// A copy that is asked for.
 #[derive(Debug)]
-struct Move {
-    into: End,
-    from: End,
-    len: usize,
+pub(super) struct Move {
+    pub(super) into: End,
+    pub(super) from: End,
+    pub(super) len: usize,
 }
 
+/// Where it goes, or comes from.
 #[derive(Clone, Debug)]
-enum End {
+pub(super) enum End {
     Device(Memory, usize),
     Ring(usize),
 }
@@ -156,6 +182,16 @@ impl Copies {
     /// Records of this lane are from this process itself.
     pub(crate) fn set_own_lane(&mut self, lane: LaneId) {
         self.to_itself = Some(lane);
+    }
+
+    /// Whether it is known how short copies of some memory's device are done.
+    pub(crate) fn has_short(&self, memory: &Memory) -> bool {
+        self.engine.has_short(memory)
+    }
+
+    /// Has short copies of a device done as such from now on.
+    pub(crate) fn add_short(&mut self, short: Short) {
+        self.engine.add_short(short);
     }
 
     /// Whether nothing is under way.
@@ -415,25 +451,42 @@ impl Copies {
         if self.moves.is_empty() || self.begun.len() >= UNDER_WAY {
             return;
         }
+        // The two ways have no order between them, and what is written has.
+        let short = self.engine.are_short(&self.moves);
+        if self.begun.iter().any(|batch| batch.short.is_some() != short) {
+            return;
+        }
         let mut batch = mem::take(&mut self.open);
         batch.ring = self.taken;
-        for Move { into, from, len } in mem::take(&mut self.moves) {
-            let begun = match (&into, &from) {
-                (End::Device(to, at), End::Device(source, start)) => self.engine.copy((to, *at), (source, *start), len),
-                (End::Device(to, at), End::Ring(start)) => self.engine.copy_up((to, *at), *start, len),
-                (End::Ring(at), End::Device(source, start)) => self.engine.copy_down((source, *start), *at, len),
-                (End::Ring(_), End::Ring(_)) => Ok(()),
-            };
-            if let Err(error) = begun {
+        if short {
+            let moves = mem::take(&mut self.moves);
+            if let Err(error) = self.engine.copy_short(&moves, &mut batch.marks) {
                 failed(&error);
                 batch.failed = true;
             }
+            batch.short = Some(moves);
+            self.begun.push_back(batch);
+            return;
         }
-        if let Err(error) = self.engine.mark(&mut batch.marks) {
-            failed(&error);
-            batch.failed = true;
-        }
+        batch.begin(&mut self.engine, mem::take(&mut self.moves));
         self.begun.push_back(batch);
+    }
+
+    /// Has copy engines do what the first batch waits for, where that is short copies that their device does not begin; and what comes behind it in the same way.
+    fn hurry(&mut self) {
+        let Some(first) = self.begun.front().filter(|batch| batch.short.is_some()) else {
+            return;
+        };
+        let Some(place) = self.engine.take_back(&first.marks) else {
+            return;
+        };
+        for batch in &mut self.begun {
+            if batch.marks.iter().any(|mark| mark.is_short(place)) {
+                batch.marks.clear();
+                let moves = batch.short.take().unwrap_or_default();
+                batch.begin(&mut self.engine, moves);
+            }
+        }
     }
 
     /// Looks what has been done, in the order of tickets.
@@ -442,13 +495,14 @@ impl Copies {
         while let Some(batch) = self.begun.front_mut() {
             let mut failing = None;
             let done = batch.marks.iter().all(|mark| {
-                Engine::is_done(mark).unwrap_or_else(|error| {
+                self.engine.is_done(mark).unwrap_or_else(|error| {
                     // Nothing more comes of it: work of a context that has failed is over.
                     failing = Some(error);
                     true
                 })
             });
             if !done {
+                self.hurry();
                 break;
             }
             if let Some(error) = failing {
@@ -463,6 +517,7 @@ impl Copies {
                 landings,
                 ring,
                 failed,
+                short: _,
             } = batch;
             for mark in marks {
                 self.engine.recycle(mark);

@@ -6,10 +6,12 @@ use std::sync::Arc;
 
 use doorbell_cuda::{
     Context, DeviceMemory, DevicePtr, Driver, Error, Event, Foreign, HostMemory, IpcHandle, Memory as _, MemoryType,
-    Span, Stream,
+    SmallCopies, SmallSource, Span, Stream,
 };
 use parking_lot::Mutex;
 
+use super::copies::Move;
+use super::short::{Short, Shorts, make_short};
 use super::{Found, Handle, RING};
 
 /// Why a range cannot be used.
@@ -115,7 +117,7 @@ pub(crate) fn find(addr: u64, len: usize) -> Result<Found, NoMemory> {
 }
 
 impl Memory {
-    fn span(&self, offset: usize, len: usize) -> Result<Span<'_>, Error> {
+    pub(super) fn span(&self, offset: usize, len: usize) -> Result<Span<'_>, Error> {
         let range = offset..offset.saturating_add(len);
         match &self.kind {
             Kind::Ours(memory) => memory.span(range),
@@ -129,6 +131,10 @@ impl Memory {
             Kind::Ours(memory) => memory.len(),
             Kind::Imported(memory) => memory.len(),
         }
+    }
+
+    pub(super) fn context(&self) -> &Context {
+        &self.context
     }
 
     fn address(&self) -> u64 {
@@ -206,10 +212,8 @@ impl Memory {
     /// What the driver says.
     pub(crate) unsafe fn read(&self, offset: usize, to: *mut u8, len: usize) -> Result<(), Trouble> {
         self.staged(len, |stage, at, part| {
-            stage
-                .stream
-                .copy(stage.pinned.span(..part)?, self.span(offset + at, part)?)?;
-            stage.stream.synchronize()?;
+            let source = self.span(offset + at, part)?;
+            copy_at_once(&stage.stream, &mut stage.short, stage.pinned.span(..part)?, source)?;
             // SAFETY: the stage has as many bytes, which no work uses now; `to` has them by contract, and is none of them.
             unsafe { to.add(at).copy_from_nonoverlapping(stage.pinned.as_ptr(), part) };
             Ok(())
@@ -227,31 +231,50 @@ impl Memory {
         self.staged(len, |stage, at, part| {
             // SAFETY: as in `read`, the other way.
             unsafe { stage.pinned.as_ptr().copy_from_nonoverlapping(from.add(at), part) };
-            stage
-                .stream
-                .copy(self.span(offset + at, part)?, stage.pinned.span(..part)?)?;
-            stage.stream.synchronize()
+            let into = self.span(offset + at, part)?;
+            copy_at_once(&stage.stream, &mut stage.short, into, stage.pinned.span(..part)?)
         })
     }
 
     /// Has `copy` do `len` bytes, part by part, by the device's stage, which nobody else uses meanwhile.
-    fn staged(&self, len: usize, mut copy: impl FnMut(&Stage, usize, usize) -> Result<(), Error>) -> Result<(), Error> {
+    fn staged(
+        &self,
+        len: usize,
+        mut copy: impl FnMut(&mut Stage, usize, usize) -> Result<(), Error>,
+    ) -> Result<(), Error> {
         let mut stages = STAGES.lock();
         let place = stages.iter().position(|stage| stage.stream.context() == &self.context);
-        let place = match place {
-            Some(place) => place,
+        let stage = match place {
+            Some(place) => &mut stages[place],
             None => {
                 stages.push(Stage {
                     stream: Stream::new(&self.context)?,
                     pinned: HostMemory::alloc(&self.context, STAGE)?,
+                    short: make_short(self).1,
                 });
-                stages.len() - 1
+                let last = stages.len() - 1;
+                &mut stages[last]
             }
         };
         (0..len)
             .step_by(STAGE)
-            .try_for_each(|at| copy(&stages[place], at, STAGE.min(len - at)))
+            .try_for_each(|at| copy(stage, at, STAGE.min(len - at)))
     }
+}
+
+/// Copies, and waits for that: a short copy by a block of the device, any other by its copy engines.
+fn copy_at_once(stream: &Stream, short: &mut Option<SmallCopies>, into: Span<'_>, from: Span<'_>) -> Result<(), Error> {
+    if let Some(short) = short
+        && SmallCopies::takes(into, from)
+        && short.is_free()?
+        // SAFETY: one is pinned and the other of the same context; the caller keeps both until this returns, and has no slice of them.
+        && let Some(number) = unsafe { short.copy(into, SmallSource::Memory(from))? }
+        && short.wait(number)?
+    {
+        return Ok(());
+    }
+    stream.copy(into, from)?;
+    stream.synchronize()
 }
 
 /// Bytes of a stage.
@@ -261,13 +284,26 @@ const STAGE: usize = 256 << 10;
 struct Stage {
     stream: Stream,
     pinned: HostMemory,
+    short: Option<SmallCopies>,
 }
 
 static STAGES: Mutex<Vec<Stage>> = Mutex::new(Vec::new());
 
-/// An event behind copies.
+/// What tells that copies are done.
 #[derive(Debug)]
-pub(crate) struct Mark(Event);
+pub(crate) enum Mark {
+    /// An event behind them.
+    Event(Event),
+    /// The last command for the short ones of a device, by their place.
+    Short(usize, u64),
+}
+
+impl Mark {
+    /// Whether it is of the short copies of the device at this place.
+    pub(crate) fn is_short(&self, of: usize) -> bool {
+        matches!(self, Self::Short(place, _) if *place == of)
+    }
+}
 
 /// Begins copies, and tells when they are done: a stream for each device, and a ring of pinned memory.
 #[derive(Debug, Default)]
@@ -276,6 +312,7 @@ pub(crate) struct Engine {
     /// Events to be used again.
     spare: Vec<Event>,
     ring: Option<HostMemory>,
+    short: Shorts,
 }
 
 #[derive(Debug)]
@@ -317,6 +354,34 @@ impl Engine {
     /// Where the ring is, when it was made.
     pub(crate) fn ring_start(&self) -> Option<*mut u8> {
         self.ring.as_ref().map(HostMemory::as_ptr)
+    }
+
+    /// Whether it is known how short copies of some memory's device are done.
+    pub(crate) fn has_short(&self, memory: &Memory) -> bool {
+        self.short.has(memory)
+    }
+
+    /// Has short copies of a device done as such from now on.
+    pub(crate) fn add_short(&mut self, short: Short) {
+        self.short.add(short);
+    }
+
+    /// Whether all of some copies are short ones, and not too many.
+    pub(crate) fn are_short(&self, moves: &[Move]) -> bool {
+        self.short.take(moves, self.ring.as_ref())
+    }
+
+    /// Begins copies that [are short](Self::are_short). The memory is to be kept until they are done.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub(crate) fn copy_short(&mut self, moves: &[Move], marks: &mut Vec<Mark>) -> Result<(), Trouble> {
+        self.short.copy(moves, self.ring.as_ref(), marks)
+    }
+
+    /// Takes short copies back that the device has not begun for long. The place of those, where it could be done: they are to be done the other way.
+    pub(crate) fn take_back(&mut self, marks: &[Mark]) -> Option<usize> {
+        self.short.take_back(marks)
     }
 
     /// Begins a copy within GPUs' memory.
@@ -379,7 +444,7 @@ impl Engine {
                 None => Event::new(context)?,
             };
             lane.stream.record(&event)?;
-            marks.push(Mark(event));
+            marks.push(Mark::Event(event));
         }
         Ok(())
     }
@@ -388,12 +453,17 @@ impl Engine {
     ///
     /// # Errors
     /// What the driver says: what is before it has failed, or it cannot be known.
-    pub(crate) fn is_done(mark: &Mark) -> Result<bool, Trouble> {
-        mark.0.is_done()
+    pub(crate) fn is_done(&mut self, mark: &Mark) -> Result<bool, Trouble> {
+        match mark {
+            Mark::Event(event) => event.is_done(),
+            Mark::Short(place, number) => self.short.is_done(*place, *number),
+        }
     }
 
     /// Gives a mark back that is done.
     pub(crate) fn recycle(&mut self, mark: Mark) {
-        self.spare.push(mark.0);
+        if let Mark::Event(event) = mark {
+            self.spare.push(event);
+        }
     }
 }

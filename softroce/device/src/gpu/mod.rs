@@ -19,6 +19,8 @@ mod cuda;
 #[cfg(not(feature = "cuda"))]
 #[path = "none.rs"]
 mod cuda;
+#[cfg(feature = "cuda")]
+mod short;
 
 use std::fs::File;
 use std::io;
@@ -34,6 +36,10 @@ use crate::local::segment::{self, SegmentId};
 pub(crate) use copies::{Asked, Copies, Landing, Owner, Target};
 use cuda::NoMemory;
 pub(crate) use cuda::{Memory, is_possible};
+#[cfg(not(feature = "cuda"))]
+pub(crate) use cuda::{Short, make_short};
+#[cfg(feature = "cuda")]
+pub(crate) use short::{Short, make_short};
 
 /// Bytes of the ring of pinned memory by which host and GPU exchange payloads.
 const RING: usize = 16 << 20;

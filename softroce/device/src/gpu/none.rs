@@ -3,6 +3,7 @@
 use std::convert::Infallible;
 use std::ptr::NonNull;
 
+use super::copies::Move;
 use super::{Found, Handle};
 
 /// Why a range cannot be used.
@@ -20,6 +21,19 @@ pub(crate) struct Memory;
 /// See [`Engine`].
 #[derive(Debug)]
 pub(crate) struct Mark;
+
+impl Mark {
+    pub(crate) fn is_short(&self, _: usize) -> bool {
+        false
+    }
+}
+
+/// What does short copies.
+pub(crate) struct Short;
+
+pub(crate) fn make_short(_: &Memory) -> Short {
+    Short
+}
 
 /// Begins copies: there are none.
 #[derive(Debug, Default)]
@@ -96,7 +110,25 @@ impl Engine {
         Ok(())
     }
 
-    pub(crate) fn is_done(_: &Mark) -> Result<bool, Trouble> {
+    pub(crate) fn has_short(&self, _: &Memory) -> bool {
+        true
+    }
+
+    pub(crate) fn add_short(&mut self, _: Short) {}
+
+    pub(crate) fn are_short(&self, _: &[Move]) -> bool {
+        false
+    }
+
+    pub(crate) fn copy_short(&mut self, _: &[Move], _: &mut Vec<Mark>) -> Result<(), Trouble> {
+        Ok(())
+    }
+
+    pub(crate) fn take_back(&mut self, _: &[Mark]) -> Option<usize> {
+        None
+    }
+
+    pub(crate) fn is_done(&mut self, _: &Mark) -> Result<bool, Trouble> {
         Ok(true)
     }
 
