@@ -73,7 +73,7 @@ fn every_collective(gpu: &GpuCommunicator, counts: &[u64]) -> Result<()> {
             let len = bytes::<f32>(&case);
             let theirs = || foreign::alloc(gpu.context(), len, 256);
             once(gpu, &stream, &case, theirs()?, in_place);
-            if gpu.rank().0 % 2 == 0 {
+            if gpu.rank().0.is_multiple_of(2) {
                 once(gpu, &stream, &case, theirs()?, in_place);
             } else {
                 once(gpu, &stream, &case, DeviceMemory::alloc(gpu.context(), len)?, in_place);
