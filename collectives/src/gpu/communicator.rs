@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use doorbell_cuda::reduce::{Form, Operator, Scalar, Source};
-use doorbell_cuda::{CaptureMode, Context, DeviceMemory, Event, Graph, Memory, Span, Stream};
+use doorbell_cuda::{CaptureMode, Context, DeviceMemory, Event, Graph, Memory, Part, Shareable, Span, Stream};
 
 use super::choice::Choice;
 use super::copies::{Copies, Operation};
@@ -65,9 +65,20 @@ struct State {
     last: Option<(Stream, Event, bool)>,
 }
 
+impl State {
+    /// What of this rank's others may have open that goes by no descriptor. All else is let go of.
+    fn lent(self) -> Vec<Part> {
+        let lent = self
+            .registered
+            .into_iter()
+            .filter(|registered| registered.mapped.is_lent());
+        lent.map(|registered| registered.own).collect()
+    }
+}
+
 /// Memory that all ranks have registered together.
 struct Registered {
-    own: DeviceMemory,
+    own: Part,
     mapped: Mapped,
 }
 
@@ -104,6 +115,14 @@ impl GpuCommunicator {
             Ok(_) if options.executor == Some(Executor::Staged) => Way::Staged("so it was asked for".to_owned()),
             Ok(peers) => Way::Direct(Arc::new(peers)),
         };
+        let comm = Arc::new(comm);
+        Self::with(&comm, context, options, way)
+            // The others have met this rank, and would wait for it until the deadline.
+            .inspect_err(|error| comm.abort(&format!("it cannot make its communicator of GPUs: {error}")))
+    }
+
+    fn with(comm: &Arc<Communicator>, context: &Context, options: GpuOptions, way: Way) -> Result<Self, GpuError> {
+        let comm = Arc::clone(comm);
         let mut state = State::default();
         let mut words = None;
         if let Way::Direct(peers) = &way {
@@ -112,7 +131,6 @@ impl GpuCommunicator {
             state.beside = Some(Beside::new(context)?);
             words = Some(Arc::clone(peers));
         }
-        let comm = Arc::new(comm);
         let staged = Staged::new(&comm, context)?;
         Ok(Self {
             watcher: Watcher::new(&comm, context, words)?,
@@ -208,11 +226,14 @@ impl GpuCommunicator {
 
     /// Registers memory with the other ranks: results of operations on it are put straight where they belong, by whoever has them. All ranks call it together, each with memory of its own, as long as all others'.
     ///
+    /// It may be [`DeviceMemory`], or what somebody else has allocated, as PyTorch has ([`Foreign`](doorbell_cuda::Foreign)). Of that, what does not go by descriptor (`cudaMalloc`'s does not) is kept as long as others have it by the ranks' calling [`deregister`](Self::deregister) or
+    /// [`destroy`](Self::destroy); whoever drops the communicator without either keeps it himself until the others have done so, too. It goes to other processes alone: not to ranks that are threads of one.
+    ///
     /// From then on, an operation whose output lies in registered memory has it there on all ranks: in what was registered by the same call, at the same offset. (Gather, scatter and reduce do not look at it.)
     ///
     /// # Errors
     /// [`GpuError::NotRegistered`] on all ranks, if one of them cannot.
-    pub fn register(&self, memory: &DeviceMemory) -> Result<(), GpuError> {
+    pub fn register(&self, memory: &impl Shareable) -> Result<(), GpuError> {
         let Way::Direct(peers) = &self.way else { return Ok(()) };
         let mapped = self
             .comm
@@ -224,18 +245,38 @@ impl GpuCommunicator {
             ));
         }
         self.state().registered.push(Registered {
-            own: memory.clone(),
+            own: memory.all().keep(),
             mapped,
         });
         Ok(())
     }
 
-    /// Forgets memory that was registered. All ranks call it, between the same operations.
-    pub fn deregister(&self, memory: &DeviceMemory) {
-        let start = memory.device_ptr();
-        self.state()
+    /// Forgets memory that was registered. All ranks call it, between the same operations. Where any of it goes by no descriptor it returns when the operations before are done and all ranks have let go of it, or when the communicator has failed; graphs that use it are for the caller to drop first.
+    pub fn deregister(&self, memory: &impl Memory) {
+        let start = memory.all().device_ptr();
+        let mut state = self.state();
+        let Some(at) = state
             .registered
-            .retain(|registered| registered.own.device_ptr() != start);
+            .iter()
+            .position(|registered| registered.own.device_ptr() == start)
+        else {
+            return;
+        };
+        let Registered { own, mapped } = state.registered.remove(at);
+        if !mapped.is_lent() {
+            return;
+        }
+        if let Some((_, end, false)) = &state.last {
+            // Whatever it says: nothing of it goes on then.
+            let _ = end.synchronize();
+        }
+        drop((state, mapped));
+        self.context.reap();
+        // Who does not come any more has let go of it, too.
+        let _ = self
+            .comm
+            .exchanging(|group| crate::bootstrap::Exchange::all_gather(group.control_mut(), &[]));
+        drop(own);
     }
 
     /// Captures what `work` puts into `stream` by this communicator, for a graph. All ranks do so, with the same operations.
@@ -282,18 +323,24 @@ impl GpuCommunicator {
             state,
             way,
             comm,
+            context,
             ..
         } = self;
         let failed = staged.error();
-        drop((staged, state, way));
+        let lent = state.into_inner().unwrap_or_else(PoisonError::into_inner).lent();
+        drop((staged, way));
         watcher.end();
-        match failed {
+        context.reap();
+        let parted = match failed {
             Some(error) => Err(error),
             None => match Arc::into_inner(comm) {
                 Some(comm) => Ok(comm.destroy()?),
                 None => Ok(()),
             },
-        }
+        };
+        // Nobody has it open any more.
+        drop(lent);
+        parted
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -304,7 +351,7 @@ impl GpuCommunicator {
     /// Puts an operation into `stream`.
     ///
     /// # Errors
-    /// What was called wrongly, or what has failed by now. What fails later, the next call says.
+    /// What was called wrongly, or what has failed by now. What fails later, the next call says. Where the driver refuses this rank's part outside of a capture, the communicator has failed on all ranks.
     pub fn enqueue(&self, call: &GpuCall<'_>, stream: &Stream) -> Result<(), GpuError> {
         self.check()?;
         let case = Case {
@@ -317,6 +364,35 @@ impl GpuCommunicator {
         if call.count == 0 && call.collective != Collective::Barrier {
             return Ok(());
         }
+        let done = self.put(&checked, &case, call, stream);
+        if let Err(error @ (GpuError::Driver(_) | GpuError::Reduce(_) | GpuError::Thread(_))) = &done
+            && !stream.is_capturing().unwrap_or(false)
+        {
+            // The others' parts would wait for this one until the deadline.
+            let collective = call.collective;
+            self.abort(&format!(
+                "it cannot do its part of an operation ({collective}): {error}"
+            ));
+            self.expect_what_was_begun(stream);
+        }
+        done
+    }
+
+    /// Of an operation that was not begun whole, has the end of what was begun waited for when this is dropped: only then is what it uses freed. Where the driver refuses that too, there is nothing to wait by.
+    fn expect_what_was_begun(&self, stream: &Stream) {
+        let state = self.state();
+        let copiers = state.copies.as_ref().map_or(&[][..], Copies::streams);
+        for stream in copiers.iter().chain([stream]) {
+            let Ok(end) = Event::new(&self.context) else { continue };
+            if stream.record(&end).is_ok() {
+                let deadline = self.comm.options().deadline;
+                self.watcher.expect(end, Instant::now() + deadline);
+            }
+        }
+    }
+
+    /// Puts a checked one into `stream`.
+    fn put(&self, checked: &Checked<'_>, case: &Case, call: &GpuCall<'_>, stream: &Stream) -> Result<(), GpuError> {
         let mut state = self.state();
         let is_capturing = stream.is_capturing()?;
         if let Some((before, end, was_capturing)) = &state.last
@@ -326,14 +402,14 @@ impl GpuCommunicator {
             stream.wait(end)?;
         }
         match &self.way {
-            Way::Direct(_) => self.directly(&mut state, &checked, call, stream)?,
+            Way::Direct(_) => self.directly(&mut state, checked, call, stream)?,
             Way::Staged(_) if is_capturing => {
                 return Err(GpuError::Refused {
                     what: "an operation in which the host has a part, in a graph",
                     reason: "the host cannot be captured".to_owned(),
                 });
             }
-            Way::Staged(_) => self.staged.run(call, &case, stream)?,
+            Way::Staged(_) => self.staged.run(call, case, stream)?,
         }
         let end = Event::new(&self.context)?;
         stream.record(&end)?;
@@ -526,7 +602,8 @@ fn agree(comm: &Communicator, options: GpuOptions, context: Option<&Context>) ->
     else {
         return Err(GpuError::Refused {
             what: "a communicator of GPUs",
-            reason: "the ranks are not of one release: run the same one everywhere".to_owned(),
+            reason: "a rank has left meanwhile, or the ranks are not of one release: run the same one everywhere"
+                .to_owned(),
         });
     };
     let sizes = Sizes {

@@ -126,7 +126,7 @@ impl Kernels {
             false => cut,
         };
         let outputs: Option<Vec<u64>> = operation.registered.filter(|_| key.direct).map(|(mapped, start)| {
-            let address = |memory: &doorbell_cuda::DeviceMemory| memory.device_ptr().0 + start as u64;
+            let address = |memory: &doorbell_cuda::Part| memory.device_ptr().0 + start as u64;
             mapped.memories().iter().map(address).collect()
         });
         let address = |span: Option<Span<'_>>| span.map_or(0, |span| span.device_ptr().0);

@@ -51,7 +51,7 @@ fn captured(options: &GpuOptions) {
                 .capture(&stream, || {
                     let mut calls = cases.iter().zip(&buffers);
                     calls.try_for_each(|(case, buffers)| {
-                        gpu.enqueue(&call::<f32>(buffers, case, ReduceOp::Max, rank), &stream)
+                        gpu.enqueue(&call::<f32, _>(buffers, case, ReduceOp::Max, rank), &stream)
                     })
                 })
                 .unwrap();
@@ -94,7 +94,7 @@ fn operations_of_several_streams_keep_their_order() {
         for (turn, buffers) in buffers.iter().enumerate() {
             let stream = &streams[turn % 3];
             buffers.fill::<i32>(rank, turn as u64, stream);
-            gpu.enqueue(&call::<i32>(buffers, &case, ReduceOp::Sum, rank), stream)
+            gpu.enqueue(&call::<i32, _>(buffers, &case, ReduceOp::Sum, rank), stream)
                 .unwrap();
         }
         for (turn, buffers) in buffers.iter().enumerate() {

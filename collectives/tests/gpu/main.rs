@@ -5,6 +5,7 @@ mod world;
 
 mod collectives;
 mod failures;
+mod faults;
 mod gpus;
 mod graphs;
 mod many;

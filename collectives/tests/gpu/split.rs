@@ -99,7 +99,7 @@ fn operations_of_several_streams_keep_their_order() {
         for (turn, buffers) in buffers.iter().enumerate() {
             buffers.fill::<i32>(rank, turn as u64, &streams[turn % 2]);
             for (step, case) in [&sum, &same].into_iter().enumerate() {
-                let mut call = call::<i32>(buffers, case, ReduceOp::Sum, rank);
+                let mut call = call::<i32, _>(buffers, case, ReduceOp::Sum, rank);
                 call.input = call.input.filter(|_| step == 0 || rank == case.root);
                 gpu.enqueue(&call, &streams[(turn + step) % 2]).unwrap();
             }
@@ -141,7 +141,7 @@ fn who_goes_in_the_middle_leaves_nothing_that_waits() {
                     return;
                 }
                 if gpu
-                    .enqueue(&call::<f32>(&buffers, &case, ReduceOp::Sum, rank), &stream)
+                    .enqueue(&call::<f32, _>(&buffers, &case, ReduceOp::Sum, rank), &stream)
                     .is_err()
                 {
                     break;

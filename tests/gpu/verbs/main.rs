@@ -29,7 +29,7 @@ Options:
       --only PART          check: mixes, lists, inline, order, over, raw, key, atomic, deregister or kill alone
   -h, --help               show this
 
-DOORBELL_LINK=udp has all of it go over UDP.
+DOORBELL_LINK=udp has all of it go over UDP. GPU_VERBS_MEMORY=older has memory of GPUs made by cuMemAlloc, as PyTorch's is, which other processes have by the older kind of handle.
 Exit status: 0 when all was right, 1 when something was not, 2 for a wrong call or a failure, 77 where there is no GPU.
 ";
 

@@ -2,12 +2,17 @@
 
 use std::cell::UnsafeCell;
 use std::ptr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
 use anyhow::{Result, ensure};
-use doorbell_cuda::{Context, DeviceMemory, HostMemory, Memory as _, Stream};
+use doorbell_cuda::{Context, HostMemory, Memory as _, Stream};
+use doorbell_gpudirect::GpuMemory;
+use doorbell_tests::gpu::foreign;
 
+/// The variable that says what memory of GPUs is made by: `older` is `cuMemAlloc`. The far end's process has it, too.
+const KIND: &str = "GPU_VERBS_MEMORY";
 /// Bytes that a thread fills or compares at once, and by which they go to a GPU and come back.
 const STAGE: usize = 4 << 20;
 /// Threads at most: what they do is bound by memory.
@@ -17,7 +22,7 @@ const THREADS: usize = 8;
 pub(crate) enum Memory {
     Host(Box<[UnsafeCell<u8>]>),
     Gpu {
-        memory: DeviceMemory,
+        memory: GpuMemory,
         /// For each thread one.
         ways: Vec<Way>,
     },
@@ -69,6 +74,14 @@ impl Memory {
     }
 
     pub(crate) fn gpu(context: &Context, len: usize) -> Result<Self> {
+        let memory = match std::env::var(KIND).as_deref() {
+            Ok("older") => {
+                let theirs = foreign::alloc(context, len, 0)?;
+                // SAFETY: the owner is memory that has these bytes.
+                unsafe { GpuMemory::wrap(context, theirs.device_ptr(), len, Arc::new(theirs))? }
+            }
+            _ => GpuMemory::alloc(context, len)?,
+        };
         let way = || -> Result<Way> {
             Ok(Way {
                 stream: Stream::new(context)?,
@@ -76,7 +89,7 @@ impl Memory {
             })
         };
         Ok(Self::Gpu {
-            memory: DeviceMemory::alloc(context, len)?,
+            memory,
             ways: (0..threads(len)).map(|_| way()).collect::<Result<_>>()?,
         })
     }
@@ -170,7 +183,7 @@ impl Memory {
 enum Part<'a> {
     /// By its exposed address.
     Host(usize),
-    Gpu(&'a DeviceMemory, &'a Way),
+    Gpu(&'a GpuMemory, &'a Way),
 }
 
 impl Part<'_> {
