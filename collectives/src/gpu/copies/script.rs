@@ -41,6 +41,8 @@ pub(super) struct Terms {
     pub(super) slice: u64,
     /// Streams for copies to others.
     pub(super) copiers: u8,
+    /// In how many parts reductions are done, and the messages beside them sent.
+    pub(super) tail: u32,
 }
 
 /// Where bytes lie: so many bytes behind the beginning of what.

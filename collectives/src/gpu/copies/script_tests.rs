@@ -276,6 +276,7 @@ proptest! {
         slice in 64u64..4096,
         (direct, in_place, alone) in any::<(bool, bool, bool)>(),
         copiers in 1u8..=3,
+        tail in 1u32..=4,
         seed in any::<u64>(),
     ) {
         let known = known();
@@ -290,6 +291,7 @@ proptest! {
             staging: 1 << 20,
             slice,
             copiers,
+            tail,
         };
         runs(&*schedule, &case, terms, alone, seed, 3);
     }
@@ -311,6 +313,7 @@ fn staging_memory_that_is_too_small_is_an_error() {
         staging: 4096,
         slice: 1 << 20,
         copiers: 1,
+        tail: 1,
     };
     let schedule = schedule(Algorithm::FullMesh, &case);
     assert_eq!(Script::new(&*schedule, Rank(0), terms), Err(TooLarge { staging: 4096 }));
