@@ -52,16 +52,15 @@ struct Key {
     terms: Terms,
 }
 
-/// In how many parts a reduction is done, and the messages beside it sent: each is a copy and a word more, which cost the link some 5 µs, and hides the reduction of the part before it.
+/// In how many parts a reduction is done, and the messages beside it sent: each is a copy and a word more, which cost the link some 5 µs, and hides the reduction of the part before it. Where nothing is sent behind it, it is not worth that: what
+/// processors read then keeps copies waiting for as long.
 fn tail(operation: &Operation<'_>, ranks: usize) -> u32 {
+    if operation.collective != Collective::AllReduce {
+        return 1;
+    }
     let bytes = operation.count.saturating_mul(operation.data.bytes() as u64);
-    let reduced = match operation.collective {
-        Collective::AllReduce => bytes / ranks as u64,
-        Collective::ReduceScatter | Collective::Reduce => bytes,
-        _ => 0,
-    };
-    let reduced = reduced.min(operation.slice);
-    (reduced >> 22).isqrt().clamp(1, 8) as u32
+    let reduced = bytes.min(operation.slice) / ranks as u64;
+    (reduced >> 23).isqrt().clamp(1, 4) as u32
 }
 
 /// A script with events for it.

@@ -195,7 +195,8 @@ impl Plan {
             });
             match user {
                 Some(user) => {
-                    streams[at] = streams[user];
+                    // Copies to others have a stream for themselves, in which nothing but them takes the link's time.
+                    streams[at] = if streams[user] == CALLER { CALLER } else { last };
                     before[user].push(at);
                     is_moved[at] = true;
                 }

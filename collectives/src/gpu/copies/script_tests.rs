@@ -318,3 +318,72 @@ fn staging_memory_that_is_too_small_is_an_error() {
     let schedule = schedule(Algorithm::FullMesh, &case);
     assert_eq!(Script::new(&*schedule, Rank(0), terms), Err(TooLarge { staging: 4096 }));
 }
+
+/// What a rank's stream does, of an operation among 4 on 4-byte elements.
+fn stream(collective: Collective, algorithm: Algorithm, slice: u64, tail: u32, of: u8) -> Vec<Act> {
+    let case = Case {
+        collective,
+        ranks: 4,
+        root: Rank(0),
+        count: 1 << 16,
+    };
+    let terms = Terms {
+        data: DataType::F32,
+        count: case.count,
+        direct: true,
+        in_place: false,
+        staging: 1 << 20,
+        slice,
+        copiers: 1,
+        tail,
+    };
+    let script = Script::new(&*schedule(algorithm, &case), Rank(1), terms).unwrap();
+    let own = script.acts.into_iter().filter(|(stream, _)| *stream == of);
+    own.map(|(_, act)| act).collect()
+}
+
+#[test]
+fn a_part_is_reduced_as_soon_as_its_last_message_is_there() {
+    let acts = stream(Collective::AllReduce, Algorithm::FullMesh, u64::MAX, 2, CALLER);
+    let ready = acts.iter().position(|act| *act == Act::Record(0)).unwrap();
+    let what: Vec<_> = acts[ready + 1..]
+        .iter()
+        .map(|act| match act {
+            Act::Await(word) => format!("{} from {}", word.index, word.peer.0),
+            Act::Reduce { elements, .. } => format!("reduce {elements}"),
+            Act::Record(_) => "tell".to_owned(),
+            Act::Wait(_) => "end".to_owned(),
+            other => format!("{other:?}"),
+        })
+        .collect();
+    // The last is rank 2's, which has three behind it to send to before.
+    let wanted = [
+        "0 from 0",
+        "0 from 3",
+        "0 from 2",
+        "reduce 8192",
+        "tell",
+        "1 from 2",
+        "reduce 8192",
+        "tell",
+        "end",
+        "end",
+    ];
+    assert_eq!(what, wanted);
+    let copied: Vec<_> = stream(Collective::AllReduce, Algorithm::FullMesh, u64::MAX, 2, 1)
+        .into_iter()
+        .filter_map(|act| match act {
+            Act::Copy { bytes, .. } => Some(bytes >> 10),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(copied, [64, 64, 32, 32, 32, 32, 64, 64]);
+}
+
+#[test]
+fn copies_to_others_have_their_stream_for_themselves() {
+    let acts = stream(Collective::Broadcast, Algorithm::Ring, 1 << 16, 1, 1);
+    let copies = acts.iter().filter(|act| matches!(act, Act::Copy { .. })).count();
+    assert_eq!(copies, 4, "{acts:?}");
+    assert!(!acts.iter().any(|act| matches!(act, Act::Await(_))), "{acts:?}");
+}
