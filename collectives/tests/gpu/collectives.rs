@@ -65,6 +65,7 @@ fn a_long_all_reduce_by_copies() {
     let standin = Standin::load(Manner::Prompt);
     let options = GpuOptions {
         executor: Some(Executor::Copies),
+        slice: Some(1 << 40),
         ..GpuOptions::default()
     };
     ranks(standin.driver().unwrap(), 2, &options, |gpu| {

@@ -24,6 +24,10 @@ use script::{Act, At, CALLER, Script, Terms, Word};
 const KEPT: usize = 64;
 /// Bytes of a word.
 const WORD: usize = 4;
+/// A part of an all-reduce is reduced in two from four times so many bytes on, and in more as their square root grows.
+const LEAST_TAIL: u64 = 8 << 20;
+/// The most parts that it is reduced in.
+const MOST_TAIL: u64 = 4;
 
 /// An operation, checked.
 #[derive(Clone, Copy)]
@@ -52,15 +56,14 @@ struct Key {
     terms: Terms,
 }
 
-/// In how many parts a reduction is done, and the messages beside it sent: each is a copy and a word more, which cost the link some 5 µs, and hides the reduction of the part before it. Where nothing is sent behind it, it is not worth that: what
-/// processors read then keeps copies waiting for as long.
+/// In how many parts an all-reduce of one slice is reduced, and the messages beside that are sent: each is a copy and a word more, which cost the link some 5 µs, and hides the reduction of the part before it. Where nothing is sent behind the
+/// reduction it is not worth that: copies wait for what processors read meanwhile, for as long as is won.
 fn tail(operation: &Operation<'_>, ranks: usize) -> u32 {
-    if operation.collective != Collective::AllReduce {
+    let bytes = operation.count.saturating_mul(operation.data.bytes() as u64);
+    if operation.collective != Collective::AllReduce || operation.slice < bytes {
         return 1;
     }
-    let bytes = operation.count.saturating_mul(operation.data.bytes() as u64);
-    let reduced = bytes.min(operation.slice) / ranks as u64;
-    (reduced >> 23).isqrt().clamp(1, 4) as u32
+    (bytes / ranks as u64 / LEAST_TAIL).isqrt().clamp(1, MOST_TAIL) as u32
 }
 
 /// A script with events for it.
