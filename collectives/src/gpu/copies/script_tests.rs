@@ -319,8 +319,8 @@ fn staging_memory_that_is_too_small_is_an_error() {
     assert_eq!(Script::new(&*schedule, Rank(0), terms), Err(TooLarge { staging: 4096 }));
 }
 
-/// What a rank's stream does, of an operation among 4 on 4-byte elements.
-fn stream(collective: Collective, algorithm: Algorithm, slice: u64, tail: u32, of: u8) -> Vec<Act> {
+/// What rank 1 does in an operation among 4 on 4-byte elements.
+fn script(collective: Collective, algorithm: Algorithm, slice: u64, tail: u32, in_place: bool) -> Script {
     let case = Case {
         collective,
         ranks: 4,
@@ -331,20 +331,25 @@ fn stream(collective: Collective, algorithm: Algorithm, slice: u64, tail: u32, o
         data: DataType::F32,
         count: case.count,
         direct: true,
-        in_place: false,
+        in_place,
         staging: 1 << 20,
         slice,
         copiers: 1,
         tail,
     };
-    let script = Script::new(&*schedule(algorithm, &case), Rank(1), terms).unwrap();
-    let own = script.acts.into_iter().filter(|(stream, _)| *stream == of);
-    own.map(|(_, act)| act).collect()
+    Script::new(&*schedule(algorithm, &case), Rank(1), terms).unwrap()
+}
+
+/// What one of its streams does.
+fn stream(script: &Script, of: u8) -> Vec<Act> {
+    let own = script.acts.iter().filter(|(stream, _)| *stream == of);
+    own.map(|(_, act)| act.clone()).collect()
 }
 
 #[test]
 fn a_part_is_reduced_as_soon_as_its_last_message_is_there() {
-    let acts = stream(Collective::AllReduce, Algorithm::FullMesh, u64::MAX, 2, CALLER);
+    let script = script(Collective::AllReduce, Algorithm::FullMesh, u64::MAX, 2, false);
+    let acts = stream(&script, CALLER);
     let ready = acts.iter().position(|act| *act == Act::Record(0)).unwrap();
     let what: Vec<_> = acts[ready + 1..]
         .iter()
@@ -370,7 +375,7 @@ fn a_part_is_reduced_as_soon_as_its_last_message_is_there() {
         "end",
     ];
     assert_eq!(what, wanted);
-    let copied: Vec<_> = stream(Collective::AllReduce, Algorithm::FullMesh, u64::MAX, 2, 1)
+    let copied: Vec<_> = stream(&script, 1)
         .into_iter()
         .filter_map(|act| match act {
             Act::Copy { bytes, .. } => Some(bytes >> 10),
@@ -382,8 +387,27 @@ fn a_part_is_reduced_as_soon_as_its_last_message_is_there() {
 
 #[test]
 fn copies_to_others_have_their_stream_for_themselves() {
-    let acts = stream(Collective::Broadcast, Algorithm::Ring, 1 << 16, 1, 1);
+    let acts = stream(&script(Collective::Broadcast, Algorithm::Ring, 1 << 16, 1, false), 1);
     let copies = acts.iter().filter(|act| matches!(act, Act::Copy { .. })).count();
     assert_eq!(copies, 4, "{acts:?}");
     assert!(!acts.iter().any(|act| matches!(act, Act::Await(_))), "{acts:?}");
+}
+
+#[test]
+fn nobody_asks_for_room_where_it_has_got_what_was_there() {
+    for tail in [1, 3] {
+        let script = script(Collective::AllReduce, Algorithm::FullMesh, u64::MAX, tail, true);
+        let asked = script.acts.iter().filter(|(_, act)| match act {
+            Act::Signal(word) | Act::Await(word) => word.is_room && word.index != READY,
+            _ => false,
+        });
+        assert_eq!(asked.count(), 0);
+    }
+    // In a ring, what a result takes the place of was sent to somebody else.
+    let ring = script(Collective::AllReduce, Algorithm::Ring, u64::MAX, 1, true);
+    assert!(
+        ring.acts
+            .iter()
+            .any(|(_, act)| matches!(act, Act::Await(word) if word.is_room && word.index != READY))
+    );
 }

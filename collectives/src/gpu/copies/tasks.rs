@@ -283,14 +283,14 @@ impl Plan {
         self.look_for_replaced();
     }
 
-    /// Finds messages that take the place of something else, and how long staging memory is in use.
+    /// Finds messages that take the place of something that their senders cannot know to be done with, and how long staging memory is in use.
     fn look_for_replaced(&mut self) {
         let mut replaced = Vec::new();
         let mut turns = 1;
-        for rank in 0..self.programs.len() {
-            let tasks = self.tasks(rank, 0);
-            for (at, task) in tasks.iter().enumerate() {
-                for before in &tasks[..at] {
+        let tasks: Vec<_> = (0..self.programs.len()).map(|rank| self.tasks(rank, 0)).collect();
+        for (rank, own) in tasks.iter().enumerate() {
+            for (at, task) in own.iter().enumerate() {
+                for before in &own[..at] {
                     let meets = |space: Option<Space>| {
                         let of = |touch: &&Touch| space.is_none_or(|space| touch.space == space);
                         task.touches
@@ -301,9 +301,8 @@ impl Plan {
                     if !meets(None) {
                         continue;
                     }
-                    if matches!(task.what, What::Receive { .. }) {
-                        let (_, strand, step, _) = task.place;
-                        replaced.extend(self.of_step[rank][strand as usize][step as usize]);
+                    if matches!(task.what, What::Receive { .. }) && !self.is_known(rank, task, before, &tasks) {
+                        replaced.extend(self.message_of(rank, task));
                     }
                     if meets(Some(Space::Staging)) {
                         turns = turns.max(u64::from(task.depth.saturating_sub(before.depth)) + 1);
@@ -315,6 +314,43 @@ impl Plan {
             self.messages[id as usize].replaces = true;
         }
         self.turns = turns;
+    }
+
+    /// Whether the sender of what `rank` receives sends it only when it has got, from this rank, what was sent `before`: of an all-reduce in place, each gets the results of what it has given.
+    fn is_known(&self, rank: usize, receive: &Task, before: &Task, tasks: &[Vec<Task>]) -> bool {
+        let both = self.message_of(rank, receive).zip(self.message_of(rank, before));
+        let Some((given, got)) = both.map(|(given, got)| (self.messages[given as usize], self.messages[got as usize]))
+        else {
+            return false;
+        };
+        if !matches!(before.what, What::Send { .. }) || got.to != given.from {
+            return false;
+        }
+        let sender = &tasks[given.from.index()];
+        let at = |strand, step, part| sender.iter().position(|task| task.place == (0, strand, step, part));
+        let (Some(sent), Some(came)) = (
+            at(given.strand, given.send, receive.place.3),
+            at(got.strand, got.receive, before.place.3),
+        ) else {
+            return false;
+        };
+        let mut comes_before = vec![false; sender.len()];
+        comes_before[sent] = true;
+        // What a task follows is in front of it in the plan, and so in this order.
+        for later in (came..=sent).rev() {
+            if comes_before[later] {
+                for earlier in came..later {
+                    comes_before[earlier] |= sender[later].follows(&sender[earlier]);
+                }
+            }
+        }
+        came < sent && comes_before[came]
+    }
+
+    /// The message that a task sends or receives.
+    fn message_of(&self, rank: usize, task: &Task) -> Option<u32> {
+        let (_, strand, step, _) = task.place;
+        self.of_step[rank][strand as usize][step as usize]
     }
 
     fn sending(&self, message: Message) -> &Step {
