@@ -81,7 +81,16 @@ echo "ok: rejected where nobody listens"
 soft 10.9.0.2 rping -s -C 1000000 > /tmp/server.log 2>&1 &
 pid=$!
 for _ in $(seq 10); do
-    timeout -s KILL 15 stdbuf -oL rping -c -v -C 1000000 -a 10.9.0.2 &> /tmp/client.log || true
+    stdbuf -oL rping -c -v -C 1000000 -a 10.9.0.2 &> /tmp/client.log &
+    client=$!
+    # Until data goes to and fro, or it has ended as nobody listened yet.
+    for _ in $(seq 75); do
+        ! grep -q 'ping data' /tmp/client.log || break
+        kill -0 $client 2> /dev/null || break
+        sleep 0.2
+    done
+    kill -9 $client 2> /dev/null || true
+    wait $client || true
     ! grep -q 'ping data' /tmp/client.log || break
     sleep 1
 done

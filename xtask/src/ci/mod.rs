@@ -4,9 +4,13 @@
 //! on. A step that fails does not keep the later ones from running. What a machine lacks is installed where we are root
 //! on Debian; elsewhere the step that needs it is skipped and says what it lacks, or fails under `CI=true`.
 //!
+//! Steps whose tests know time run one after the other; those that build and count run behind them, on what they leave of the
+//! processors ([`behind`]). What needs the others' builds waits for cargo's own locks.
+//!
 //! What a failed test said is repeated there, and a test that passed only in its second try is named there ([`cargo_test`]).
 //! The closing line counts: every test that cargo ran, every script that the guest ran, and every other step, each once.
 
+mod behind;
 mod cargo_test;
 mod guest;
 mod licences;
@@ -14,11 +18,13 @@ mod safe;
 mod steps;
 
 pub(crate) use cargo_test::tests;
-pub(crate) use steps::command;
+pub(crate) use steps::{command, release};
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
+use behind::Behind;
 use std::{
-    fmt,
+    fmt, fs,
+    path::PathBuf,
     time::{Duration, Instant},
 };
 
@@ -42,8 +48,21 @@ pub(crate) struct Step {
     pub(crate) name: &'static str,
     /// What it does, in a line.
     pub(crate) about: &'static str,
+    /// When it runs.
+    pub(crate) place: Place,
     /// Does it. An error is a failure of the step.
     pub(crate) run: fn() -> Result<Verdict>,
+}
+
+/// When a step runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// Before all others, as they need what it does.
+    First,
+    /// In its turn: it has tests that wait and give up, so that no other such step may run beside it.
+    InTurn,
+    /// Behind those, with what they leave of the processors: it does not matter when.
+    Behind,
 }
 
 /// How a step ended, if it did not fail.
@@ -108,6 +127,9 @@ impl Counts {
     }
 }
 
+/// How a step that passed, one that failed and one that was skipped are marked.
+const MARKS: [&str; 3] = ["ok", "FAILED", "skipped"];
+
 /// A line of the summary.
 pub(crate) struct Line {
     name: &'static str,
@@ -117,34 +139,77 @@ pub(crate) struct Line {
     took: Duration,
 }
 
+/// What was asked for.
+struct Call {
+    steps: Vec<&'static Step>,
+    /// Where to write how the only step ended, for the process that runs it behind others.
+    verdict: Option<PathBuf>,
+}
+
 /// The command-line form. Returns the exit status.
 pub(crate) fn main(arguments: lexopt::Parser) -> Result<u8> {
-    let Some(chosen) = parse(arguments)? else { return Ok(0) };
-    let mut lines = Vec::new();
-    for step in chosen {
-        println!("== {}: {}", step.name, step.about);
-        let started = Instant::now();
-        let line = judge(step.name, (step.run)(), started.elapsed());
-        println!(
-            "== {}: {} after {:.1} s{}\n",
-            line.name,
-            line.mark,
-            line.took.as_secs_f64(),
-            after_colon(&line.note)
-        );
-        lines.push(line);
+    let Some(Call { steps, verdict }) = parse(arguments)? else {
+        return Ok(0);
+    };
+    if let Some(file) = verdict {
+        let [step] = steps[..] else {
+            bail!("--verdict is of one step")
+        };
+        let line = perform(step);
+        fs::write(&file, line.written()).with_context(|| format!("cannot write {}", file.display()))?;
+        return Ok(u8::from(line.counts.failed > 0));
     }
 
+    let started = Instant::now();
+    let lines = run(&steps)?;
     let mut total = Counts::default();
-    for line in &lines {
-        println!("{line}");
-        total.add(line.counts);
+    for step in &steps {
+        for line in lines.iter().filter(|line| line.name == step.name) {
+            println!("{line}");
+            total.add(line.counts);
+        }
     }
+    println!(
+        "{:<12} {:<8} {:>7.1} s",
+        "together",
+        "",
+        started.elapsed().as_secs_f64()
+    );
     println!(
         "{} passed, {} failed, {} skipped",
         total.passed, total.failed, total.skipped
     );
     Ok(u8::from(total.failed > 0))
+}
+
+/// Runs the steps, each in its place. Their lines are in the order in which they ended.
+fn run(steps: &[&'static Step]) -> Result<Vec<Line>> {
+    let placed = |place| steps.iter().copied().filter(move |step| step.place == place);
+    let mut lines: Vec<_> = placed(Place::First).map(run_here).collect();
+    if placed(Place::InTurn).next().is_none() {
+        lines.extend(placed(Place::Behind).map(run_here));
+        return Ok(lines);
+    }
+    let mut behind = Behind::start(placed(Place::Behind).collect())?;
+    for step in placed(Place::InTurn) {
+        lines.push(run_here(step));
+        // What steps print stays in one piece.
+        lines.extend(behind.ended());
+    }
+    lines.extend(behind.rest());
+    Ok(lines)
+}
+
+fn run_here(step: &'static Step) -> Line {
+    let line = perform(step);
+    line.show_end();
+    line
+}
+
+fn perform(step: &'static Step) -> Line {
+    println!("== {}: {}", step.name, step.about);
+    let started = Instant::now();
+    judge(step.name, (step.run)(), started.elapsed())
 }
 
 /// Whether a missing part is a failure and not a reason to skip.
@@ -163,7 +228,7 @@ pub(crate) fn lacking(missing: &[&str]) -> Result<Verdict> {
 }
 
 pub(crate) fn judge(name: &'static str, result: Result<Verdict>, took: Duration) -> Line {
-    let (passed, failed, skipped) = ("ok", "FAILED", "skipped");
+    let [passed, failed, skipped] = MARKS;
     let one = |passed, failed, skipped| Counts {
         passed,
         failed,
@@ -188,6 +253,51 @@ pub(crate) fn judge(name: &'static str, result: Result<Verdict>, took: Duration)
         note,
         counts,
         took,
+    }
+}
+
+impl Line {
+    /// The end of what a step printed.
+    fn show_end(&self) {
+        println!(
+            "== {}: {} after {:.1} s{}\n",
+            self.name,
+            self.mark,
+            self.took.as_secs_f64(),
+            after_colon(&self.note)
+        );
+    }
+
+    /// As the process of a step behind others tells it.
+    fn written(&self) -> String {
+        let Counts {
+            passed,
+            failed,
+            skipped,
+        } = self.counts;
+        format!("{}\n{passed} {failed} {skipped}\n{}", self.mark, self.note)
+    }
+
+    /// What [`Line::written`] made, if it is that.
+    fn read(name: &'static str, written: &str, took: Duration) -> Option<Line> {
+        let (mark, rest) = written.split_once('\n')?;
+        let (counts, note) = rest.split_once('\n')?;
+        let mark = MARKS.into_iter().find(|known| *known == mark)?;
+        let counts: Vec<u64> = counts.split(' ').map(str::parse).collect::<Result<_, _>>().ok()?;
+        let [passed, failed, skipped] = counts[..] else {
+            return None;
+        };
+        Some(Line {
+            name,
+            mark,
+            note: note.to_owned(),
+            counts: Counts {
+                passed,
+                failed,
+                skipped,
+            },
+            took,
+        })
     }
 }
 
@@ -220,9 +330,9 @@ fn after_colon(note: &str) -> String {
 }
 
 /// The steps to run, in their order; `None` when something was only to be shown.
-fn parse(mut arguments: lexopt::Parser) -> Result<Option<Vec<&'static Step>>> {
+fn parse(mut arguments: lexopt::Parser) -> Result<Option<Call>> {
     use lexopt::prelude::*;
-    let (mut only, mut skip) = (Vec::new(), Vec::new());
+    let (mut only, mut skip, mut verdict) = (Vec::new(), Vec::new(), None);
     while let Some(argument) = arguments.next()? {
         match argument {
             Short('h') | Long("help") => {
@@ -237,11 +347,15 @@ fn parse(mut arguments: lexopt::Parser) -> Result<Option<Vec<&'static Step>>> {
             }
             Long("only") => only.push(known(&arguments.value()?.string()?)?),
             Long("skip") => skip.push(known(&arguments.value()?.string()?)?),
+            Long("verdict") => verdict = Some(arguments.value()?.into()),
             other => return Err(other.unexpected().into()),
         }
     }
     let wanted = |step: &&Step| (only.is_empty() || only.contains(&step.name)) && !skip.contains(&step.name);
-    Ok(Some(steps::ALL.iter().filter(wanted).collect()))
+    Ok(Some(Call {
+        steps: steps::ALL.iter().filter(wanted).collect(),
+        verdict,
+    }))
 }
 
 fn known(name: &str) -> Result<&'static str> {
@@ -256,8 +370,8 @@ mod tests {
     use super::*;
 
     fn chosen(arguments: &[&str]) -> Vec<&'static str> {
-        let steps = parse(lexopt::Parser::from_args(arguments)).unwrap().unwrap();
-        steps.iter().map(|step| step.name).collect()
+        let call = parse(lexopt::Parser::from_args(arguments)).unwrap().unwrap();
+        call.steps.iter().map(|step| step.name).collect()
     }
 
     #[test]
@@ -267,6 +381,23 @@ mod tests {
         assert_eq!(chosen(&["--only", "vm", "--only=fmt"]), ["fmt", "vm"]);
         assert_eq!(chosen(&["--skip", all[0]]), all[1..]);
         assert!(parse(lexopt::Parser::from_args(["--only", "nope"])).is_err());
+    }
+
+    #[test]
+    fn a_line_is_read_as_it_was_written() {
+        let counts = Counts {
+            passed: 5,
+            failed: 1,
+            skipped: 2,
+        };
+        let result = Ok(Verdict::Counted(counts, Some("two\nlines".into())));
+        let line = judge("x", result, Duration::ZERO);
+        let read = Line::read("x", &line.written(), Duration::ZERO).unwrap();
+        assert_eq!((read.mark, read.counts), ("FAILED", counts));
+        assert_eq!(read.note, line.note);
+        for torn in ["", "ok", "ok\n1 0 0", "ok\n1 0\n", "well\n1 0 0\n", "ok\n1 0 x\n"] {
+            assert!(Line::read("x", torn, Duration::ZERO).is_none(), "{torn:?}");
+        }
     }
 
     #[test]

@@ -1,100 +1,121 @@
 //! What `cargo xtask ci` checks.
 
-use super::{Step, Verdict, cargo_test::tests, guest, lacking, licences, safe};
+use super::{Place, Step, Verdict, cargo_test::tests, guest, lacking, licences, safe};
 use crate::{instructions, kernels, sanitize, setup, target_folder, workspace};
 use anyhow::{Context, Result, bail};
 use std::{
+    collections::BTreeMap,
     ffi::OsString,
     path::PathBuf,
     process::{Command, Stdio},
 };
 
-/// All steps, in the order in which they run: cheap ones first, and the guest last as it needs the builds.
-pub(crate) const ALL: [Step; 16] = [
+/// All steps, in the order in which they run: in their turn cheap ones first and the guest last. Behind those what others need first, and last what has cargo
+/// lock the folder that tests are built in: the tests of the drop-in libraries build, too, and would wait for it.
+pub(crate) const ALL: [Step; 15] = [
     Step {
         name: "setup",
         about: "what the other steps need from the machine",
+        place: Place::First,
         run: set_up,
     },
     Step {
         name: "fmt",
         about: "rustfmt has nothing to change",
+        place: Place::InTurn,
         run: format,
     },
     Step {
         name: "safe",
         about: "no unsafe code in examples and perftest",
+        place: Place::InTurn,
         run: safe::check,
+    },
+    Step {
+        name: "test",
+        about: "every test that needs no guest",
+        place: Place::InTurn,
+        run: test,
+    },
+    Step {
+        name: "build",
+        about: "release builds",
+        place: Place::Behind,
+        run: release,
+    },
+    Step {
+        name: "instructions",
+        about: "the data path costs no more than C with accounting, and neither locks nor allocates",
+        place: Place::Behind,
+        run: count_instructions,
+    },
+    Step {
+        name: "kernels",
+        about: "the GPU's kernels and their report are what their source builds to",
+        place: Place::Behind,
+        run: kernels::check,
+    },
+    Step {
+        name: "licences",
+        about: "licences and origins of what we depend on",
+        place: Place::Behind,
+        run: licences::check,
+    },
+    Step {
+        name: "sanitize",
+        about: "the safe API and all that is lock-free under sanitizers, valgrind and loom",
+        place: Place::Behind,
+        run: sanitize::check,
     },
     Step {
         name: "clippy",
         about: "no warning from the compiler or clippy",
+        place: Place::Behind,
         run: clippy,
     },
     Step {
         name: "doc",
         about: "the documentation builds without a warning",
+        place: Place::Behind,
         run: doc,
     },
     Step {
-        name: "test",
-        about: "every test that needs no guest",
-        run: test,
-    },
-    Step {
-        name: "abi",
-        about: "our bindings agree with those of rdma-sys",
-        run: abi,
-    },
-    Step {
-        name: "kernels",
-        about: "the GPU's kernels and their report are what their source builds to",
-        run: kernels::check,
-    },
-    Step {
-        name: "build",
-        about: "release builds",
-        run: release,
+        name: "interop",
+        about: "the feature `ibverbs`: the crate of that name beside ours",
+        place: Place::Behind,
+        run: interop,
     },
     Step {
         name: "stock",
         about: "stock RDMA programs on the drop-in libraries, without any privilege",
+        place: Place::InTurn,
         run: stock,
     },
     Step {
         name: "swarm",
         about: "32 processes on one address, all connected, 1 GiB of traffic each, one killed every second",
+        place: Place::InTurn,
         run: swarm,
-    },
-    Step {
-        name: "licences",
-        about: "licences and origins of what we depend on",
-        run: licences::check,
-    },
-    Step {
-        name: "instructions",
-        about: "the data path costs no more than C with accounting, and neither locks nor allocates",
-        run: count_instructions,
-    },
-    Step {
-        name: "interop",
-        about: "the feature `ibverbs`: the crate of that name beside ours",
-        run: interop,
-    },
-    Step {
-        name: "sanitize",
-        about: "the safe API and all that is lock-free under sanitizers, valgrind and loom",
-        run: sanitize::check,
     },
     Step {
         name: "vm",
         about: "the scripts of tests/vm in a guest with the kernel's rxe",
+        place: Place::InTurn,
         run: vm,
     },
 ];
 
+/// All that any step needs, as two of them that run beside each other would wait for each other's installing.
 fn set_up() -> Result<Verdict> {
-    let needs: Vec<_> = setup::ABI.into_iter().chain([setup::QEMU, setup::CXX]).collect();
+    let each = [setup::QEMU, setup::CXX, setup::SYMBOLIZER];
+    let lists = [
+        &setup::ABI[..],
+        &setup::STOCK,
+        &setup::KERNELS,
+        &setup::INSTRUCTIONS,
+        &setup::RDMA_CORE,
+    ];
+    let needs: Vec<_> = lists.concat().into_iter().chain(each).collect();
     match setup::provide(&needs)?.as_slice() {
         [] => Ok(Verdict::Passed),
         missing => lacking(missing),
@@ -128,29 +149,22 @@ fn doc() -> Result<Verdict> {
 }
 
 fn test() -> Result<Verdict> {
-    tests(&mut command(&["test", "--workspace", "--locked", "--no-fail-fast"]))
+    tests(test_command()?.arg("--no-fail-fast"))
 }
 
-fn abi() -> Result<Verdict> {
-    match setup::provide(&setup::ABI)?.as_slice() {
-        [] => {}
-        missing => return lacking(missing),
+/// `cargo test` for all tests that need no guest. With those that compare our bindings with rdma-sys', where that can be built: apart from the others they
+/// would have all that is below them built once more.
+fn test_command() -> Result<Command> {
+    let mut command = command(&["test", "--workspace", "--locked"]);
+    if setup::provide(&setup::ABI)?.is_empty() {
+        command.args(["--features", "doorbell-tests/rdma-sys"]);
+        command.env("LIBCLANG_PATH", setup::LIBCLANG);
     }
-    let mut command = command(&[
-        "test",
-        "--package",
-        "doorbell-tests",
-        "--features",
-        "rdma-sys",
-        "--test",
-        "abi",
-        "--locked",
-    ]);
-    command.env("LIBCLANG_PATH", setup::LIBCLANG);
-    tests(&mut command)
+    Ok(command)
 }
 
-fn release() -> Result<Verdict> {
+/// Builds what is released and what tests it, by one call: cargo builds anew what another choice of packages would have with other features.
+pub(crate) fn release() -> Result<Verdict> {
     cargo(&[
         "build",
         "--release",
@@ -262,20 +276,31 @@ pub(super) fn spelt(command: &Command) -> String {
     format!("cargo {}", words.join(" "))
 }
 
-/// The test programs of `doorbell-tests` and of the collectives, as variables for the guest's scripts: `DOORBELL_TEST_SIM=…/sim-1234`.
+/// The test programs as variables for the guest's scripts: `DOORBELL_TEST_SIM=…/sim-1234`. They are those that the step `test` runs, so that nothing is built for
+/// the guest alone. A name that two packages gave is nobody's.
 fn test_binaries() -> Result<Vec<(OsString, OsString)>> {
-    let packages = ["--package", "doorbell-tests", "--package", "doorbell-collectives"];
-    let mut command = command(&[&["test", "--no-run", "--tests", "--locked"], &packages[..]].concat());
+    let mut command = test_command()?;
+    command.arg("--no-run");
     let output = command.output().context("cannot run cargo")?;
     let said = String::from_utf8_lossy(&output.stderr);
     if !output.status.success() {
         bail!("{}: {}\n{said}", spelt(&command), output.status);
     }
-    Ok(said
-        .lines()
-        .filter_map(executable)
+    Ok(unique(said.lines().filter_map(executable))
         .map(|(name, path)| (name.into(), workspace().join(path).into()))
         .collect())
+}
+
+/// Those whose name no other has.
+fn unique(programs: impl Iterator<Item = (String, PathBuf)>) -> impl Iterator<Item = (String, PathBuf)> {
+    let mut by_name: BTreeMap<String, Vec<PathBuf>> = BTreeMap::new();
+    for (name, path) in programs {
+        by_name.entry(name).or_default().push(path);
+    }
+    by_name
+        .into_iter()
+        .filter_map(|(name, paths)| Some((name, <[PathBuf; 1]>::try_from(paths).ok()?)))
+        .map(|(name, [path])| (name, path))
 }
 
 /// Name and path from `Executable abi/main.rs (target/debug/deps/abi-0123456789abcdef)`.
@@ -305,5 +330,12 @@ mod tests {
         let (name, _) = executable("  Executable unittests src/lib.rs (/x y/deps/doorbell_tests-01ab)").unwrap();
         assert_eq!(name, "DOORBELL_TEST_DOORBELL_TESTS");
         assert!(executable("   Compiling abi v0.1.0 (/x)").is_none());
+    }
+
+    #[test]
+    fn a_name_that_two_test_programs_have_is_left_out() {
+        let programs = [("CM", "one/cm-1"), ("SIM", "sim-2"), ("CM", "other/cm-3")];
+        let kept: Vec<_> = unique(programs.into_iter().map(|(name, path)| (name.to_owned(), path.into()))).collect();
+        assert_eq!(kept, [("SIM".to_owned(), PathBuf::from("sim-2"))]);
     }
 }
