@@ -24,10 +24,8 @@ use script::{Act, At, CALLER, Script, Terms, Word};
 const KEPT: usize = 64;
 /// Bytes of a word.
 const WORD: usize = 4;
-/// A part of an all-reduce is reduced in two from four times so many bytes on, and in more as their square root grows.
-const LEAST_TAIL: u64 = 8 << 20;
-/// The most parts that it is reduced in.
-const MOST_TAIL: u64 = 4;
+/// From so many bytes on that a rank reduces, it does so in two parts.
+const TWO_PARTS: u64 = 32 << 20;
 
 /// An operation, checked.
 #[derive(Clone, Copy)]
@@ -56,14 +54,16 @@ struct Key {
     terms: Terms,
 }
 
-/// In how many parts an all-reduce of one slice is reduced, and the messages beside that are sent: each is a copy and a word more, which cost the link some 5 µs, and hides the reduction of the part before it. Where nothing is sent behind the
-/// reduction it is not worth that: copies wait for what processors read meanwhile, for as long as is won.
+/// In how many parts an all-reduce of one slice is reduced, and the messages beside that are sent: each is a copy and a word more, which cost the link some 5 µs, and hides the reduction of the part before it. More than two win nothing. Where nothing
+/// is sent behind the reduction it is not worth that: copies wait for what processors read meanwhile, for as long as is won.
 fn tail(operation: &Operation<'_>, ranks: usize) -> u32 {
     let bytes = operation.count.saturating_mul(operation.data.bytes() as u64);
-    if operation.collective != Collective::AllReduce || operation.slice < bytes {
-        return 1;
+    let is_one = operation.collective == Collective::AllReduce && operation.slice >= bytes;
+    if is_one && bytes / ranks as u64 >= TWO_PARTS {
+        2
+    } else {
+        1
     }
-    (bytes / ranks as u64 / LEAST_TAIL).isqrt().clamp(1, MOST_TAIL) as u32
 }
 
 /// A script with events for it.
