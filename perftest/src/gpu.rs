@@ -2,8 +2,8 @@
 
 use std::fmt::Write;
 
-use doorbell_cuda::{Device, Driver, PeerLink, WritesOrdering};
-use doorbell_gpudirect::{Flush, GpuMemory, SMALL, Scope, SmallWindow, Survey, survey};
+use doorbell_cuda::{Device, Driver, PeerLink, SmallCopies, WritesOrdering};
+use doorbell_gpudirect::{Flush, GpuMemory, Path, SMALL, Scope, SmallWindow, Survey, survey};
 use doorbell_verbs::{Context, Library};
 use serde::Serialize;
 
@@ -276,7 +276,19 @@ fn text(listing: &Listing) -> String {
                 None if pair.best == Some(tried.path) => "yes, the best".to_owned(),
                 None => "yes".to_owned(),
             };
-            let _ = write!(text, "\n{} to GPU {}: {}: {outcome}", pair.device, pair.gpu, tried.path);
+            let by = if tried.path == Path::DeviceCopy.name() && tried.why.is_none() {
+                format!(
+                    " (up to {} bytes by a block of the GPU, more by its copy engines)",
+                    SmallCopies::LARGEST
+                )
+            } else {
+                String::new()
+            };
+            let _ = write!(
+                text,
+                "\n{} to GPU {}: {}: {outcome}{by}",
+                pair.device, pair.gpu, tried.path
+            );
         }
     }
     text

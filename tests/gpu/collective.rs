@@ -7,11 +7,13 @@ use doorbell_collectives::reference::Case;
 use doorbell_collectives::{Algorithm, DataType, Rank, ReduceOp};
 use doorbell_cuda_standin::{Manner, Standin};
 use doorbell_tests::gpu::collective::{Rig, Sample, Way, cases, cuts, every_type};
+use doorbell_tests::gpu::short;
 
 fn rig(standin: &Standin, ranks: usize) -> Rig {
     let sizes = Sizes {
         flags: 1 << 20,
         slots: 1 << 20,
+        small: 16 << 20,
         fifos: 1 << 20,
         staging: 4096,
     };
@@ -71,5 +73,29 @@ fn who_waits_for_a_rank_that_does_not_come_gives_up_when_told_to() {
         rig.stop(true).unwrap();
         rig.ranks[0].stream.synchronize().unwrap();
         rig.stop(false).unwrap();
+    }
+}
+
+#[test]
+fn every_short_operation_gives_what_it_must() {
+    let Some(standin) = standin() else { return };
+    let mut done = 0;
+    for ranks in 1..=8 {
+        let rig = rig(&standin, ranks);
+        let mut sample = Sample::one_of(17);
+        for case in short::cases(ranks as u32, &[1, 3, 61, 1031]) {
+            done += short::every_type(&rig, &case, &mut sample).unwrap();
+        }
+    }
+    assert!(done > 1000, "{done} ways");
+}
+
+#[test]
+fn who_broadcasts_gets_no_further_ahead_than_there_are_slots() {
+    let Some(standin) = standin() else { return };
+    let rig = rig(&standin, 4);
+    // In one block and in many, after operations of more and of less.
+    for (turns, count, two_steps) in [(40, 100, false), (30, 1000, true), (9, 3000, true), (40, 20, false)] {
+        rig.check_ahead(turns, count, two_steps).unwrap();
     }
 }

@@ -1,15 +1,17 @@
-//! The [executor by kernels](super::kernel) of one communicator: its plans, and its kernels made ready.
+//! The [executor by kernels](super::kernel) of one communicator: its plans, and its kernels made ready; and that of [short operations](super::small).
 
 use std::sync::Arc;
 
 use doorbell_cuda::{Memory, Span, Stream};
 
+use super::communicator::GpuCall;
 use super::copies::Operation;
 use super::error::GpuError;
 use super::kernel::{KernelExecutor, Operation as Launched, Plan};
 use super::lower::LowerError;
-use super::peers::Peers;
+use super::peers::{MAX_PEERS, Peers};
 use super::program::{Cut, Function, MAX_BLOCKS};
+use super::small::{self, SmallExecutor};
 use crate::algorithm::Algorithm;
 use crate::plan::Collective;
 use crate::types::{DataType, Rank, ReduceOp};
@@ -31,6 +33,7 @@ struct Key {
 pub(super) struct Kernels {
     peers: Arc<Peers>,
     executor: KernelExecutor,
+    small: SmallExecutor,
     /// The last used comes last.
     plans: Vec<(Key, Plan)>,
     /// The kernels that have run.
@@ -39,13 +42,14 @@ pub(super) struct Kernels {
 
 impl Kernels {
     pub(super) fn new(peers: Arc<Peers>) -> Self {
-        let arenas = peers
+        let arenas: Vec<u64> = peers
             .arenas()
             .memories()
             .iter()
             .map(|arena| arena.device_ptr().0)
             .collect();
         let stop = peers.control().device_ptr().0;
+        let small = SmallExecutor::new(peers.context(), peers.rank(), arenas.clone(), peers.areas(), stop);
         let executor = KernelExecutor::of(
             peers.context(),
             peers.rank(),
@@ -57,9 +61,43 @@ impl Kernels {
         Self {
             peers,
             executor,
+            small,
             plans: Vec::new(),
             warm: Vec::new(),
         }
+    }
+
+    /// Puts a short operation into `stream`.
+    pub(super) fn run_short(
+        &self,
+        call: &GpuCall<'_>,
+        (input, output): (Option<Span<'_>>, Option<Span<'_>>),
+        (op, scalar): (ReduceOp, u64),
+        cut: small::Cut,
+        stream: &Stream,
+    ) -> Result<(), GpuError> {
+        let function = Function {
+            data: call.data,
+            op: call.collective.reduces().then_some(op),
+            scalar,
+        };
+        let address = |span: Option<Span<'_>>| span.map_or(0, |span| span.device_ptr().0);
+        let operation = small::Operation {
+            collective: call.collective,
+            root: call.root,
+            input: address(input),
+            output: address(output),
+            count: call.count as u64,
+        };
+        let mut uses = [self.peers.control().all(); MAX_PEERS + 3];
+        let arenas = self.peers.arenas().memories().iter().map(Memory::all);
+        let mut used = 1;
+        for (place, span) in uses[1..].iter_mut().zip(input.into_iter().chain(output).chain(arenas)) {
+            *place = span;
+            used += 1;
+        }
+        // SAFETY: as in `run`; and the cut is of the sizes that all ranks have agreed on, by which the arenas were made.
+        unsafe { self.small.launch(stream, &operation, function, cut, &uses[..used]) }
     }
 
     /// Puts an operation into `stream`.
@@ -75,14 +113,17 @@ impl Kernels {
             op: operation.collective.reduces().then_some(op),
             scalar,
         };
-        let cut = Cut {
-            slice: cut.slice.min(self.executor.geometry().most(cut.lines)),
-            ..cut
-        };
         self.warm(function, cut.lines)?;
         self.prepare(operation)?;
         let Some((key, plan)) = self.plans.last() else {
             return Ok(());
+        };
+        let cut = match cut.lines || plan.lowered().all.staged {
+            true => Cut {
+                blocks: cut.blocks.min(self.executor.geometry().blocks(cut.lines)),
+                ..cut
+            },
+            false => cut,
         };
         let outputs: Option<Vec<u64>> = operation.registered.filter(|_| key.direct).map(|(mapped, start)| {
             let address = |memory: &doorbell_cuda::DeviceMemory| memory.device_ptr().0 + start as u64;

@@ -5,7 +5,8 @@
 //! - `communicator` and `operations`: what programs call; `options`: how it is made; `choice`: what does what.
 //! - [`peers`]: what ranks map of each other; `descriptors`: how they get it.
 //! - [`lower`]: from plans to what kernels do; [`program`] and [`kernel`]: the executor that they are run by; `kernels`: one communicator's.
-//! - `copies`: the executor by copy engines; `staged`: through memory of the host.
+//! - [`small`]: the executor of short operations, by a kernel without a plan.
+//! - `copies`: the executor by copy engines; `split`: both executors beside each other; `staged`: through memory of the host.
 //! - `watch`: what is done when a rank is gone.
 
 mod choice;
@@ -20,6 +21,8 @@ mod operations;
 mod options;
 pub mod peers;
 pub mod program;
+pub mod small;
+mod split;
 mod staged;
 mod types;
 mod watch;

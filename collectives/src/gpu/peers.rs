@@ -31,6 +31,8 @@ pub struct Sizes {
     pub flags: usize,
     /// Slots of short messages of the kernels (default 8 MiB).
     pub slots: usize,
+    /// Slots of the kernel for short operations, and how far its blocks are (default 32 MiB).
+    pub small: usize,
     /// Where the kernels put what they may not put where it belongs (default 64 MiB).
     pub fifos: usize,
     /// The same of the copy engines (default 256 MiB).
@@ -42,6 +44,7 @@ impl Default for Sizes {
         Self {
             flags: 1 << 20,
             slots: 8 << 20,
+            small: 32 << 20,
             fifos: 64 << 20,
             staging: 256 << 20,
         }
@@ -57,6 +60,8 @@ pub struct Areas {
     pub flags: Range<usize>,
     /// Slots of short messages of the kernels.
     pub slots: Range<usize>,
+    /// Slots of the kernel for short operations, and how far its blocks are.
+    pub small: Range<usize>,
     /// FIFOs of the kernels.
     pub fifos: Range<usize>,
     /// Staging of the copy engines.
@@ -78,6 +83,7 @@ impl Areas {
             words: next(4 * (1 + 2 * ranks * WORDS)),
             flags: next(sizes.flags),
             slots: next(sizes.slots),
+            small: next(sizes.small),
             fifos: next(sizes.fifos),
             staging: next(sizes.staging),
         }

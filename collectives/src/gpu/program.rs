@@ -53,7 +53,7 @@ pub struct Cut {
     pub blocks: u32,
     /// Threads of each.
     pub threads: u32,
-    /// Bytes of a slice at most.
+    /// Bytes of a slice at most, which is no more than a slot where messages go by FIFOs.
     pub slice: u32,
     /// Whether messages go as lines.
     pub lines: bool,
@@ -269,12 +269,18 @@ impl Arguments {
         let scratch_blocks = lowered.all.scratch;
         let fifos = &geometry.fifos[usize::from(cut.lines)];
         let granule = GRANULE / bytes;
-        let most = u64::from(cut.slice.min(geometry.most(cut.lines))) / widest as u64;
+        // What goes straight into outputs needs no slots.
+        let has_slots = cut.lines || lowered.all.staged;
+        let (slot, blocks) = match has_slots {
+            true => (geometry.most(cut.lines), fifos.blocks),
+            false => (u32::MAX, MAX_BLOCKS),
+        };
+        let most = u64::from(cut.slice.min(slot)) / widest as u64;
         let slice = most / granule as u64 * granule as u64;
         let scratch_bytes = (slice * widest as u64).next_multiple_of(512);
         let strands = lowered.strands.len() as u32;
         let needed = u64::from(cut.blocks) * u64::from(scratch_blocks) * scratch_bytes;
-        if slice == 0 || cut.blocks > fifos.blocks || cut.blocks < strands || needed > geometry.scratch_len {
+        if slice == 0 || cut.blocks > blocks || cut.blocks < strands || needed > geometry.scratch_len {
             return Err(ProgramError::Arena {
                 blocks: cut.blocks,
                 slice: cut.slice,

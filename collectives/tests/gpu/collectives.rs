@@ -20,7 +20,7 @@ fn all() -> impl Iterator<Item = Collective> {
 
 fn every_collective(options: &GpuOptions, counts: &[u64]) {
     let standin = Standin::load(Manner::Prompt);
-    for p in [1, 2, 3, 4] {
+    for p in [1, 2, 3, 4, 5] {
         ranks(standin.driver().unwrap(), p, options, |gpu| {
             let stream = Stream::new(gpu.context()).unwrap();
             for collective in all() {
@@ -94,6 +94,16 @@ fn every_collective_by_kernels() {
 }
 
 #[test]
+fn every_collective_by_both_beside_each_other() {
+    every_collective(&by(Executor::Split), &[0, 1, 7, 3001, 50_000]);
+}
+
+#[test]
+fn every_collective_by_the_kernel_for_short_ones() {
+    every_collective(&by(Executor::Small), &[0, 1, 3001, 50_000]);
+}
+
+#[test]
 fn every_collective_through_the_host() {
     every_collective(&by(Executor::Staged), &[0, 1, 3001]);
 }
@@ -142,6 +152,16 @@ fn every_type_and_operator_by_copies() {
 }
 
 #[test]
+fn every_type_and_operator_by_both_beside_each_other() {
+    every_type_and_operator(Executor::Split);
+}
+
+#[test]
 fn every_type_and_operator_by_kernels() {
     every_type_and_operator(Executor::Kernel);
+}
+
+#[test]
+fn every_type_and_operator_by_the_kernel_for_short_ones() {
+    every_type_and_operator(Executor::Small);
 }

@@ -8,3 +8,4 @@ mod failures;
 mod gpus;
 mod graphs;
 mod many;
+mod split;

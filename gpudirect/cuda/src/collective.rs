@@ -1,4 +1,4 @@
-//! The kernels of collectives among GPUs: `kernels/collective.cu`, of which the PTX is part of this crate. What a launch of one is given, `doorbell-collectives` knows.
+//! The kernels of collectives among GPUs: `kernels/collective.cu`, and `kernels/small.cu` of short ones, of which the PTX is part of this crate. What a launch of one is given, `doorbell-collectives` knows.
 
 use core::fmt;
 use std::borrow::Cow;
@@ -12,6 +12,8 @@ use crate::module::{Kernel, Module};
 
 /// All kernels.
 const PTX: &str = include_str!("../kernels/collective.ptx");
+/// Those of short operations.
+const SMALL: &str = include_str!("../kernels/small.ptx");
 
 /// The kernels of a context, each loaded when it is first asked for.
 pub struct CollectiveKernels {
@@ -25,6 +27,12 @@ impl CollectiveKernels {
     #[must_use]
     pub fn new(context: &Context) -> Self {
         Self::with(context, PTX)
+    }
+
+    /// Those of this crate for short operations.
+    #[must_use]
+    pub fn small(context: &Context) -> Self {
+        Self::with(context, SMALL)
     }
 
     /// Kernels built otherwise, to be compared.

@@ -53,6 +53,7 @@ mod memory;
 mod module;
 pub mod reduce;
 mod resource;
+mod small;
 mod stream;
 mod sys;
 
@@ -68,4 +69,5 @@ pub use memory::{
     PointerInfo, Span,
 };
 pub use module::{Argument, Kernel, KernelAttribute, Launch, MAX_ARGUMENTS, Module};
+pub use small::{SmallCopies, SmallSource};
 pub use stream::{Owner, Stream};

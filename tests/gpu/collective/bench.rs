@@ -73,13 +73,23 @@ fn time(
     operations: usize,
     graph: bool,
 ) -> Result<f64> {
+    let function = function(case.collective, data);
+    rig.prepare(function, way.cut.lines)?;
+    time_of(
+        rig,
+        &|rank| rig.launch_one(rank, plans, case, way, function),
+        operations,
+        graph,
+    )
+}
+
+/// The same of what puts a rank's part into its stream.
+fn time_of(rig: &Rig, launch: &(dyn Fn(usize) -> Result<()> + Sync), operations: usize, graph: bool) -> Result<f64> {
     let ranks = rig.ranks.len();
     let barrier = Barrier::new(ranks);
-    rig.prepare(function(case.collective, data), way.cut.lines)?;
     let one = |rank: usize| {
         let member = &rig.ranks[rank];
-        let function = function(case.collective, data);
-        let launch = || rig.launch_one(rank, plans, case, way, function);
+        let launch = || launch(rank);
         let captured: Option<GraphExec> = if graph {
             // The kernel is loaded, and what is captured has run once.
             launch()?;
@@ -155,7 +165,22 @@ fn rig(driver: Driver, options: &Options, ranks: usize, bytes: usize, blocks: u3
     Rig::new(driver, ranks, bytes, sizes, blocks, options.ptx.as_deref())
 }
 
-/// Short messages, by lines, and by whole messages to compare: eager, and in a graph.
+/// Seconds of an operation by the kernel for short ones.
+fn time_short(rig: &Rig, case: &Case, two_steps: bool, operations: usize, graph: bool) -> Result<Option<f64>> {
+    let data = DataType::F32;
+    let function = function(case.collective, data);
+    let Some(cut) = rig.short(case, data, two_steps) else {
+        return Ok(None);
+    };
+    for member in &rig.ranks {
+        member.small.prepare(function)?;
+    }
+    let places = rig.places(case, false, (0, 0), data.bytes());
+    let launch = |rank: usize| rig.launch_short(rank, case, places[rank], cut, function);
+    time_of(rig, &launch, operations, graph).map(Some)
+}
+
+/// Short messages, by the kernel for them, and by plans to compare, as lines and whole: eager, and in a graph.
 pub(crate) fn small(driver: Driver, options: &Options) -> Result<()> {
     let ranks = options.ranks.unwrap_or_else(|| driver.device_count().max(2));
     let rig = rig(driver, options, ranks, 4 * MIB, 32)?;
@@ -163,6 +188,15 @@ pub(crate) fn small(driver: Driver, options: &Options) -> Result<()> {
     for (collective, whole, short) in MEASURED {
         for bytes in [8, 256, KIB, 4 * KIB, 16 * KIB, 64 * KIB, 256 * KIB] {
             let mut line = format!("{collective:>15} {bytes:>8} B");
+            for two_steps in [false, true] {
+                let case = case(collective, ranks, bytes, DataType::F32);
+                let eager = time_short(&rig, &case, two_steps, 100, false)?;
+                let graph = time_short(&rig, &case, two_steps, 10, true)?;
+                if let (Some(eager), Some(graph)) = (eager, graph) {
+                    let steps = if two_steps { 2 } else { 1 };
+                    line += &format!(" | {steps} steps {:.2} / {:.2}", eager * 1e6, graph * 1e6);
+                }
+            }
             for (algorithm, lines, threads, blocks) in [
                 (short, true, 512, (bytes / 8 / 512).clamp(1, 32)),
                 (short, true, 128, (bytes / 8 / 128).clamp(1, 32)),

@@ -6,6 +6,7 @@ use anyhow::Result;
 use doorbell_collectives::gpu::Sizes;
 use doorbell_cuda::Driver;
 use doorbell_tests::gpu::collective::{Rig, Sample, cases, cuts, every_type};
+use doorbell_tests::gpu::short;
 
 use crate::Options;
 
@@ -42,6 +43,39 @@ pub(crate) fn run(driver: Driver, options: &Options) -> Result<bool> {
             }
         }
     }
+    if right {
+        match short(&rig, ranks as u32, options.quick) {
+            Ok(count) => {
+                done += count;
+                println!(
+                    "check: PASS short operations among {ranks}: {count} ways, {:.1} s",
+                    started.elapsed().as_secs_f64()
+                );
+            }
+            Err(error) => {
+                println!("check: FAIL {error:#}");
+                right = false;
+            }
+        }
+    }
     println!("check: {done} right; {:.1} s", started.elapsed().as_secs_f64());
     Ok(right)
+}
+
+/// The kernel for short operations: how many ways of them were right.
+fn short(rig: &Rig, ranks: u32, quick: bool) -> Result<usize> {
+    let counts: &[u64] = if quick {
+        &[1, 1031]
+    } else {
+        &[1, 3, 61, 1031, 16_384, 32_771]
+    };
+    let mut sample = Sample::one_of(if quick { 13 } else { 3 });
+    let mut done = 0;
+    for case in short::cases(ranks, counts) {
+        done += short::every_type(rig, &case, &mut sample)?;
+    }
+    for (turns, count, two_steps) in [(100, 2, false), (100, 5000, false), (100, 50_000, true)] {
+        rig.check_ahead(turns, count, two_steps)?;
+    }
+    Ok(done)
 }

@@ -8,6 +8,7 @@ use anyhow::{Context as _, Result, anyhow, bail};
 use doorbell_collectives::gpu::kernel::{KernelExecutor, Operation, Plan};
 use doorbell_collectives::gpu::lower::LowerError;
 use doorbell_collectives::gpu::program::{Cut, Function};
+use doorbell_collectives::gpu::small::SmallExecutor;
 use doorbell_collectives::gpu::{Areas, Sizes};
 use doorbell_collectives::kernel::{F8E4M3, F8E5M2, bf16, f16};
 use doorbell_collectives::plan::Collective;
@@ -23,6 +24,7 @@ const SPARE: usize = 256;
 pub struct Rig {
     /// By rank.
     pub ranks: Vec<Member>,
+    pub(super) sizes: Sizes,
     prepared: Mutex<HashSet<(DataType, bool, bool)>>,
 }
 
@@ -34,10 +36,12 @@ pub struct Member {
     pub stream: Stream,
     /// Its kernels.
     pub executor: KernelExecutor,
+    /// The same for short operations.
+    pub small: SmallExecutor,
     /// When it began and ended.
     pub times: (Event, Event),
-    input: DeviceMemory,
-    output: DeviceMemory,
+    pub(super) input: DeviceMemory,
+    pub(super) output: DeviceMemory,
     host: HostMemory,
     stop: HostMemory,
     _arena: DeviceMemory,
@@ -116,6 +120,7 @@ impl Rig {
             members.push(Member {
                 context: context.clone(),
                 executor: KernelExecutor::new(kernels, Rank(rank as u32), addresses.clone(), &areas, word, blocks),
+                small: SmallExecutor::new(context, Rank(rank as u32), addresses.clone(), &areas, word),
                 times: (Event::timed(context)?, Event::timed(context)?),
                 input: shared(context, bytes + SPARE)?,
                 output: shared(context, bytes + SPARE)?,
@@ -127,6 +132,7 @@ impl Rig {
         }
         Ok(Self {
             ranks: members,
+            sizes,
             prepared: Mutex::default(),
         })
     }
@@ -177,12 +183,13 @@ impl Rig {
             .collect()
     }
 
-    /// Where inputs and outputs begin, in bytes of their memories, and whether input is in the output's.
-    fn places(&self, case: &Case, way: Way, bytes: usize) -> Vec<(u64, u64)> {
+    /// Where each rank's input and output begin: in place, or off their alignment by so many bytes.
+    #[must_use]
+    pub fn places(&self, case: &Case, in_place: bool, skew: (usize, usize), bytes: usize) -> Vec<(u64, u64)> {
         let place = |(rank, member): (usize, &Member)| {
-            let output = member.output.device_ptr().0 + way.skew.1 as u64;
-            if !way.in_place {
-                return (member.input.device_ptr().0 + way.skew.0 as u64, output);
+            let output = member.output.device_ptr().0 + skew.1 as u64;
+            if !in_place {
+                return (member.input.device_ptr().0 + skew.0 as u64, output);
             }
             let own = rank as u64 * case.count * bytes as u64;
             match case.collective {
@@ -217,7 +224,7 @@ impl Rig {
         way: Way,
         function: Function,
     ) -> Result<(), anyhow::Error> {
-        let places = self.places(case, way, function.data.bytes());
+        let places = self.places(case, way.in_place, way.skew, function.data.bytes());
         let outputs: Vec<u64> = places.iter().map(|place| place.1).collect();
         let operation = Operation {
             input: places[rank].0,
@@ -251,42 +258,56 @@ impl Rig {
             },
             way.cut.lines,
         )?;
+        let places = self.places(case, way.in_place, way.skew, bytes);
         for round in 0..times {
-            let places = self.places(case, way, bytes);
-            for (rank, member) in self.ranks.iter().enumerate() {
-                let rank = Rank(rank as u32);
-                member.stream.fill(member.output.all(), 0xa5)?;
-                member.stream.synchronize()?;
-                let inputs: Vec<T> = (0..case.input(rank)).map(|at| given(seed + round, rank, at)).collect();
-                if way.in_place {
-                    let base = member.output.device_ptr().0;
-                    member.write(&member.output, (places[rank.index()].0 - base) as usize, &inputs)?;
-                } else {
-                    member.write(&member.input, way.skew.0, &inputs)?;
-                }
-            }
-            let function = |rank| Function {
-                data: T::TYPE,
-                op,
-                scalar: match op {
-                    Some(ReduceOp::PreMulSum) => bits(T::scalar(rank)),
-                    _ => 0,
-                },
+            self.round::<T>(case, &places, op, seed + round, |function| {
+                self.launch(&plans, case, way, function)
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Has `launch` put an operation of the type `T` into all ranks' streams, from inputs of the seed, and fails unless the results are right. In `places` is where each rank has its input and its output.
+    pub(super) fn round<T: Number>(
+        &self,
+        case: &Case,
+        places: &[(u64, u64)],
+        op: Option<ReduceOp>,
+        seed: u64,
+        launch: impl FnOnce(&dyn Fn(Rank) -> Function) -> Result<()>,
+    ) -> Result<()> {
+        for (rank, member) in self.ranks.iter().enumerate() {
+            let rank = Rank(rank as u32);
+            member.stream.fill(member.output.all(), 0xa5)?;
+            member.stream.synchronize()?;
+            let inputs: Vec<T> = (0..case.input(rank)).map(|at| given(seed, rank, at)).collect();
+            let at = |memory: &DeviceMemory| places[rank.index()].0.wrapping_sub(memory.device_ptr().0) as usize;
+            let memory = match at(&member.output) < member.output.len() {
+                true => &member.output,
+                false => &member.input,
             };
-            self.launch(&plans, case, way, function)?;
-            for (rank, member) in self.ranks.iter().enumerate() {
-                member.stream.synchronize()?;
-                let rank = Rank(rank as u32);
-                let mut output = vec![T::ZERO; case.output(rank) as usize];
-                let base = member.output.device_ptr().0;
-                member.read(&member.output, (places[rank.index()].1 - base) as usize, &mut output)?;
-                let wrong = case.wrong(op.unwrap_or(ReduceOp::Sum), rank, seed + round, &output);
-                if wrong > 0 {
-                    bail!(
-                        "{wrong} of {} elements of rank {rank} are wrong, in round {round}",
-                        output.len()
-                    );
-                }
+            member.write(memory, at(memory), &inputs)?;
+        }
+        launch(&|rank| Function {
+            data: T::TYPE,
+            op,
+            scalar: match op {
+                Some(ReduceOp::PreMulSum) => bits(T::scalar(rank)),
+                _ => 0,
+            },
+        })?;
+        for (rank, member) in self.ranks.iter().enumerate() {
+            member.stream.synchronize()?;
+            let rank = Rank(rank as u32);
+            let mut output = vec![T::ZERO; case.output(rank) as usize];
+            let base = member.output.device_ptr().0;
+            member.read(&member.output, (places[rank.index()].1 - base) as usize, &mut output)?;
+            let wrong = case.wrong(op.unwrap_or(ReduceOp::Sum), rank, seed, &output);
+            if wrong > 0 {
+                bail!(
+                    "{wrong} of {} elements of rank {rank} are wrong, of seed {seed}",
+                    output.len()
+                );
             }
         }
         Ok(())
@@ -303,7 +324,7 @@ fn bits<A: Element>(scalar: A) -> u64 {
 }
 
 impl Member {
-    fn write<T: Element>(&self, memory: &DeviceMemory, at: usize, elements: &[T]) -> Result<()> {
+    pub(super) fn write<T: Element>(&self, memory: &DeviceMemory, at: usize, elements: &[T]) -> Result<()> {
         // SAFETY: elements are plain data.
         let bytes = unsafe { std::slice::from_raw_parts(elements.as_ptr().cast::<u8>(), size_of_val(elements)) };
         for (index, part) in bytes.chunks(self.host.len()).enumerate() {
@@ -316,7 +337,7 @@ impl Member {
         Ok(())
     }
 
-    fn read<T: Element>(&self, memory: &DeviceMemory, at: usize, elements: &mut [T]) -> Result<()> {
+    pub(super) fn read<T: Element>(&self, memory: &DeviceMemory, at: usize, elements: &mut [T]) -> Result<()> {
         // SAFETY: elements are plain data, of which any bits are one.
         let bytes =
             unsafe { std::slice::from_raw_parts_mut(elements.as_mut_ptr().cast::<u8>(), size_of_val(elements)) };
@@ -356,7 +377,7 @@ impl Sample {
         Self { every, at: 0 }
     }
 
-    fn takes(&mut self) -> bool {
+    pub(super) fn takes(&mut self) -> bool {
         self.at += 1;
         self.at.is_multiple_of(self.every)
     }

@@ -4,6 +4,7 @@
 pub mod bounds;
 pub mod collective;
 pub mod driven;
+pub mod short;
 pub mod sweep;
 
 use anyhow::Result;

@@ -28,7 +28,7 @@ Exit status: 0 when all is well, 1 when something differs, 2 for a wrong call or
 ";
 
 /// The sources, which include the headers beside them. The first is the one that variants are built of.
-const NAMES: [&str; 3] = ["reduce", "collective", "put"];
+const NAMES: [&str; 5] = ["reduce", "collective", "small", "put", "copy"];
 /// What was made of it.
 const REPORT: &str = "docs/KERNELS.md";
 /// The lowest version of PTX that has all that sm_90 converts; drivers from CUDA 11.8 on load it.

@@ -139,12 +139,17 @@ impl Copies {
         Ok(())
     }
 
-    /// Puts an operation into `stream`.
-    pub(super) fn run(&mut self, operation: &Operation<'_>, stream: &Stream) -> Result<(), GpuError> {
+    /// Makes all of an operation that can be made before it is put into a stream: its script, and kernels that have run.
+    pub(super) fn ready(&mut self, operation: &Operation<'_>) -> Result<(), GpuError> {
         if operation.collective.reduces() {
             self.warm(operation.data, operation.operator)?;
         }
-        self.prepare(operation)?;
+        self.prepare(operation)
+    }
+
+    /// Puts an operation into `stream`.
+    pub(super) fn run(&mut self, operation: &Operation<'_>, stream: &Stream) -> Result<(), GpuError> {
+        self.ready(operation)?;
         let Some(prepared) = self.prepared.last() else {
             return Ok(());
         };

@@ -77,6 +77,8 @@ pub struct Lowered {
 pub struct Whole {
     /// Whether any has partial results.
     pub partials: bool,
+    /// Whether any message goes by a FIFO.
+    pub staged: bool,
     /// The most blocks of own memory that one needs: the most of [`Strand::scratch`].
     pub scratch: u32,
     /// The most words that one is written in.
@@ -232,6 +234,7 @@ pub fn lower(schedule: &dyn Schedule, options: Options) -> Result<Vec<Lowered>, 
     let strands = || lowered.iter().flat_map(|rank| &rank.strands);
     let all = Whole {
         partials: strands().any(Strand::has_partials),
+        staged: strands().any(|strand| strand.peers.iter().any(|peer| peer.sent_staged > 0)),
         scratch: strands().map(|strand| strand.scratch).max().unwrap_or(0),
         words: lowered
             .iter()

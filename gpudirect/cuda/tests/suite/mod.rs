@@ -5,6 +5,7 @@ mod graphs;
 mod kernels;
 mod machine;
 mod sharing;
+mod small;
 mod streams;
 
 use std::error::Error;
@@ -35,6 +36,7 @@ macro_rules! cases {
 
 cases! {
     machine: devices, peers, threads_keep_their_context, ordering;
+    small: every_length, many, taken_back, refused_and_dropped;
     copies: round_trip, fills, ranges_are_checked, peer_to_peer, batches, registered, bytes_and_words;
     streams: events, times, words, dropped_in_flight, slices_wait, slices_are_of_the_last_handle, threads;
     kernels: run, refused;

@@ -4,17 +4,19 @@
 //! numbers of batches, and are done in their order.
 //!
 //! Between the host and a GPU bytes go by a ring of pinned memory. What is to go to a GPU is copied into it at once; what is to come to the host is copied out of it when it is there
-//! ([`Landing`]), the last bytes last, as all that a peer writes.
+//! ([`Landing`]), the last bytes last, as all that a peer writes. Long messages to memory that is used again go to it directly ([`pins`](super::pins)), all but those last bytes.
 
 use std::collections::{HashMap, VecDeque};
 use std::mem;
 use std::slice;
+use std::time::{Duration, Instant};
 
 use doorbell_roce_proto::Qpn;
 use doorbell_roce_proto::qp::LaneId;
 
-use super::cuda::{Engine, Mark};
-use super::{Failed, Handle, Memory, RING, failed, own};
+use super::cuda::{Engine, Mark, Pin};
+use super::pins::{Pins, Taken};
+use super::{Bounds, Failed, Handle, Memory, RING, Short, failed, own};
 use crate::local::segment::SegmentId;
 use crate::memory::copy;
 
@@ -24,11 +26,15 @@ const ALIGN: usize = 64;
 /// Batches that are under way at once: one, and one behind it that begins when that is done.
 const UNDER_WAY: usize = 2;
 
+/// Behind a batch of so many bytes the next one is not begun at once, but when this part of the time has gone by that it will take, by how long the one before took: what comes meanwhile is one copy with it.
+const LONG: usize = 16 << 20;
+const HELD: f64 = 0.5;
+
 /// Where bytes are to go.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Target<'a> {
-    /// Into memory of the host.
-    Host(*mut u8),
+    /// Into memory of the host, which is in a region with these bounds.
+    Host(*mut u8, Bounds),
     /// Into a GPU's, from this byte on.
     Device(&'a Memory, usize),
 }
@@ -41,6 +47,8 @@ pub(crate) struct Owner {
     pub(crate) key: u32,
     /// It is of a response that the queue pair asked for.
     pub(crate) response: bool,
+    /// The message ends with it.
+    pub(crate) ends: bool,
 }
 
 /// The copies of a device.
@@ -54,6 +62,10 @@ pub(crate) struct Copies {
     begun: VecDeque<Batch>,
     /// Up to this one all are done.
     done: u64,
+    /// When the oldest of them had no other before it any more, where it is [`LONG`].
+    since: Option<Instant>,
+    /// Seconds that a byte took of the last such batch.
+    pace: Option<f64>,
     /// Bytes of the ring that were ever taken, and given back.
     taken: u64,
     freed: u64,
@@ -62,6 +74,7 @@ pub(crate) struct Copies {
     /// To undo what a record has asked for that cannot be taken as a whole.
     before: Before,
     imports: HashMap<(LaneId, SegmentId), Import>,
+    pins: Pins,
     /// The lane of this process to itself: its records name what this process has.
     to_itself: Option<LaneId>,
 }
@@ -74,22 +87,52 @@ struct Batch {
     marks: Vec<Mark>,
     owners: Vec<(Qpn, u32)>,
     landings: Vec<Landing>,
+    bytes: usize,
     /// Up to where it has taken the ring.
     ring: u64,
     failed: bool,
+    /// All of them are done as short copies are; what those use is kept here.
+    short: Option<Vec<Move>>,
 }
 
+impl Batch {
+    /// Has copy engines begin what it is made of.
+    fn begin(&mut self, engine: &mut Engine, moves: Vec<Move>) {
+        for Move { into, from, len } in moves {
+            let begun = match (&into, &from) {
+                (End::Device(to, at), End::Device(source, start)) => engine.copy((to, *at), (source, *start), len),
+                (End::Device(to, at), End::Ring(start)) => engine.copy_up((to, *at), *start, len),
+                (End::Ring(at), End::Device(source, start)) => engine.copy_down((source, *start), *at, len),
+                (End::Host(pin, at), End::Device(source, start)) => engine.copy_out((source, *start), (pin, *at), len),
+                // Nothing else is ever asked for.
+                (_, End::Host(..)) | (End::Ring(_) | End::Host(..), End::Ring(_)) => Ok(()),
+            };
+            if let Err(error) = begun {
+                failed(&error);
+                self.failed = true;
+            }
+        }
+        if let Err(error) = engine.mark(&mut self.marks) {
+            failed(&error);
+            self.failed = true;
+        }
+    }
+}
+
+/// A copy that is asked for.
 #[derive(Debug)]
-struct Move {
-    into: End,
-    from: End,
-    len: usize,
+pub(super) struct Move {
+    pub(super) into: End,
+    pub(super) from: End,
+    pub(super) len: usize,
 }
 
+/// Where it goes, or comes from.
 #[derive(Clone, Debug)]
-enum End {
+pub(super) enum End {
     Device(Memory, usize),
     Ring(usize),
+    Host(Pin, usize),
 }
 
 impl End {
@@ -98,6 +141,7 @@ impl End {
         match (self, before) {
             (Self::Device(memory, at), Self::Device(other, start)) => memory.is(other) && *at == start + len,
             (Self::Ring(at), Self::Ring(start)) => *at == start + len,
+            (Self::Host(pin, at), Self::Host(other, start)) => pin.is(other) && *at == start + len,
             _ => false,
         }
     }
@@ -156,6 +200,16 @@ impl Copies {
     /// Records of this lane are from this process itself.
     pub(crate) fn set_own_lane(&mut self, lane: LaneId) {
         self.to_itself = Some(lane);
+    }
+
+    /// Whether it is known how short copies of some memory's device are done.
+    pub(crate) fn has_short(&self, memory: &Memory) -> bool {
+        self.engine.has_short(memory)
+    }
+
+    /// Has short copies of a device done as such from now on.
+    pub(crate) fn add_short(&mut self, short: Short) {
+        self.engine.add_short(short);
     }
 
     /// Whether nothing is under way.
@@ -306,7 +360,7 @@ impl Copies {
     ) -> Asked {
         let device = match target {
             Target::Device(memory, _) => Some(memory.device()),
-            Target::Host(_) => None,
+            Target::Host(..) => None,
         };
         let Some(memory) = self.imported(lane, id, device) else {
             return Asked::Never;
@@ -319,21 +373,69 @@ impl Copies {
         };
         let into = match target {
             Target::Device(memory, at) => End::Device(memory.clone(), at),
-            Target::Host(to) => {
-                let Some(ring) = self.take(len) else {
-                    return Asked::Later;
-                };
-                if let Err(error) = self.engine.ring(&memory) {
-                    failed(&error);
-                    return Asked::Never;
-                }
-                let qpn = owner.qpn;
-                self.open.landings.push(Landing { qpn, ring, to, len });
-                End::Ring(ring)
-            }
+            Target::Host(to, bounds) => return self.ask_to_host(owner, (memory, start), (to, bounds), len),
         };
         self.push(owner, into, End::Device(memory, start), len);
         Asked::Yes
+    }
+
+    /// Asks for a copy of a GPU's memory to the host.
+    fn ask_to_host(
+        &mut self,
+        owner: Owner,
+        (memory, start): (Memory, usize),
+        (to, bounds): (*mut u8, Bounds),
+        len: usize,
+    ) -> Asked {
+        let pinned = self.pins.find(&memory, owner.key, to.addr(), len, bounds);
+        // What has come before and is not yet where it belongs must not be put over this.
+        let pinned = pinned.filter(|_| !self.is_to_land(to.addr(), len));
+        // As an application may look at the last bytes of a message to learn that the rest is there, these go by the ring.
+        let direct = match &pinned {
+            Some(_) if owner.ends => len.saturating_sub(copy::WORD),
+            Some(_) => len,
+            None => 0,
+        };
+        let rest = len - direct;
+        let ring = match rest {
+            0 => None,
+            _ => match self.take(rest) {
+                None => return Asked::Later,
+                ring => ring,
+            },
+        };
+        if let Err(error) = self.engine.ring(&memory) {
+            failed(&error);
+            return Asked::Never;
+        }
+        if let Some((pin, at)) = pinned
+            && direct > 0
+        {
+            let from = End::Device(memory.clone(), start);
+            self.push(owner, End::Host(pin, at), from, direct);
+        }
+        if let Some(ring) = ring {
+            self.open.landings.push(Landing {
+                qpn: owner.qpn,
+                ring,
+                to: to.wrapping_add(direct),
+                len: rest,
+            });
+            self.push(owner, End::Ring(ring), End::Device(memory, start + direct), rest);
+        }
+        Asked::Yes
+    }
+
+    /// Whether some of `len` bytes of the host's at `start` are yet to be written with what is in the ring, or comes there.
+    fn is_to_land(&self, start: usize, len: usize) -> bool {
+        let overlaps = |landing: &Landing| landing.to.addr() < start + len && start < landing.to.addr() + landing.len;
+        let batches = self.begun.iter().chain([&self.open]);
+        batches.flat_map(|batch| &batch.landings).any(overlaps)
+    }
+
+    /// A region goes, and no copy uses it any more: what is pinned of it, to be released when nothing is locked.
+    pub(crate) fn unpin(&mut self, key: u32) -> Taken {
+        self.pins.take(key)
     }
 
     /// Asks for a copy to a GPU of what `fill` writes to the pointer, into `len` bytes.
@@ -412,28 +514,67 @@ impl Copies {
 
     /// Begins what was asked for, unless enough is under way: what is asked for meanwhile joins it, so that a copy is the longer the more there is to copy. Between two copies a link is idle for some 3 us.
     pub(crate) fn begin(&mut self) {
-        if self.moves.is_empty() || self.begun.len() >= UNDER_WAY {
+        if self.moves.is_empty() || self.begun.len() >= UNDER_WAY || self.is_early() {
+            return;
+        }
+        // The two ways have no order between them, and what is written has.
+        let short = self.engine.are_short(&self.moves);
+        if self.begun.iter().any(|batch| batch.short.is_some() != short) {
             return;
         }
         let mut batch = mem::take(&mut self.open);
+        batch.bytes = self.moves.iter().map(|asked| asked.len).sum();
+        if self.begun.is_empty() {
+            self.since = (batch.bytes >= LONG).then(Instant::now);
+        }
         batch.ring = self.taken;
-        for Move { into, from, len } in mem::take(&mut self.moves) {
-            let begun = match (&into, &from) {
-                (End::Device(to, at), End::Device(source, start)) => self.engine.copy((to, *at), (source, *start), len),
-                (End::Device(to, at), End::Ring(start)) => self.engine.copy_up((to, *at), *start, len),
-                (End::Ring(at), End::Device(source, start)) => self.engine.copy_down((source, *start), *at, len),
-                (End::Ring(_), End::Ring(_)) => Ok(()),
-            };
-            if let Err(error) = begun {
+        if short {
+            let moves = mem::take(&mut self.moves);
+            if let Err(error) = self.engine.copy_short(&moves, &mut batch.marks) {
                 failed(&error);
                 batch.failed = true;
             }
+            batch.short = Some(moves);
+            self.begun.push_back(batch);
+            return;
         }
-        if let Err(error) = self.engine.mark(&mut batch.marks) {
-            failed(&error);
-            batch.failed = true;
-        }
+        batch.begin(&mut self.engine, mem::take(&mut self.moves));
         self.begun.push_back(batch);
+    }
+
+    /// Whether what is under way takes so long yet that more may come to join what is behind it.
+    fn is_early(&self) -> bool {
+        let (Some(front), Some(since), Some(pace)) = (self.begun.front(), self.since, self.pace) else {
+            return false;
+        };
+        since.elapsed() < Duration::from_secs_f64(HELD * pace * front.bytes as f64)
+    }
+
+    /// The oldest batch is done: how long it took, and when the next one has begun.
+    fn time(&mut self, bytes: usize) {
+        let next = self.begun.front().is_some_and(|batch| batch.bytes >= LONG);
+        let now = (next || self.since.is_some()).then(Instant::now);
+        if let (Some(since), Some(now)) = (self.since, now) {
+            self.pace = Some((now - since).as_secs_f64() / bytes as f64);
+        }
+        self.since = now.filter(|_| next);
+    }
+
+    /// Has copy engines do what the first batch waits for, where that is short copies that their device does not begin; and what comes behind it in the same way.
+    fn hurry(&mut self) {
+        let Some(first) = self.begun.front().filter(|batch| batch.short.is_some()) else {
+            return;
+        };
+        let Some(place) = self.engine.take_back(&first.marks) else {
+            return;
+        };
+        for batch in &mut self.begun {
+            if batch.marks.iter().any(|mark| mark.is_short(place)) {
+                batch.marks.clear();
+                let moves = batch.short.take().unwrap_or_default();
+                batch.begin(&mut self.engine, moves);
+            }
+        }
     }
 
     /// Looks what has been done, in the order of tickets.
@@ -442,13 +583,14 @@ impl Copies {
         while let Some(batch) = self.begun.front_mut() {
             let mut failing = None;
             let done = batch.marks.iter().all(|mark| {
-                Engine::is_done(mark).unwrap_or_else(|error| {
+                self.engine.is_done(mark).unwrap_or_else(|error| {
                     // Nothing more comes of it: work of a context that has failed is over.
                     failing = Some(error);
                     true
                 })
             });
             if !done {
+                self.hurry();
                 break;
             }
             if let Some(error) = failing {
@@ -461,9 +603,12 @@ impl Copies {
                 marks,
                 owners,
                 landings,
+                bytes,
                 ring,
                 failed,
+                short: _,
             } = batch;
+            self.time(bytes);
             for mark in marks {
                 self.engine.recycle(mark);
             }

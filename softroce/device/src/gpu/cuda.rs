@@ -1,15 +1,18 @@
 //! What of CUDA the device needs, and nothing that it does not: memory found by its address, shared and imported; copies that go on by themselves, and such as are waited for.
 
 use std::os::fd::AsFd;
-use std::ptr::NonNull;
+use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
 use doorbell_cuda::{
     Context, DeviceMemory, DevicePtr, Driver, Error, Event, Foreign, HostMemory, IpcHandle, Memory as _, MemoryType,
-    Span, Stream,
+    SmallCopies, SmallSource, Span, Stream,
 };
 use parking_lot::Mutex;
 
+use super::ahead::Put;
+use super::copies::Move;
+use super::short::{Short, Shorts, make_short};
 use super::{Found, Handle, RING};
 
 /// Why a range cannot be used.
@@ -115,7 +118,7 @@ pub(crate) fn find(addr: u64, len: usize) -> Result<Found, NoMemory> {
 }
 
 impl Memory {
-    fn span(&self, offset: usize, len: usize) -> Result<Span<'_>, Error> {
+    pub(super) fn span(&self, offset: usize, len: usize) -> Result<Span<'_>, Error> {
         let range = offset..offset.saturating_add(len);
         match &self.kind {
             Kind::Ours(memory) => memory.span(range),
@@ -129,6 +132,10 @@ impl Memory {
             Kind::Ours(memory) => memory.len(),
             Kind::Imported(memory) => memory.len(),
         }
+    }
+
+    pub(super) fn context(&self) -> &Context {
+        &self.context
     }
 
     fn address(&self) -> u64 {
@@ -206,10 +213,8 @@ impl Memory {
     /// What the driver says.
     pub(crate) unsafe fn read(&self, offset: usize, to: *mut u8, len: usize) -> Result<(), Trouble> {
         self.staged(len, |stage, at, part| {
-            stage
-                .stream
-                .copy(stage.pinned.span(..part)?, self.span(offset + at, part)?)?;
-            stage.stream.synchronize()?;
+            let source = self.span(offset + at, part)?;
+            copy_at_once(&stage.stream, &mut stage.short, stage.pinned.span(..part)?, source)?;
             // SAFETY: the stage has as many bytes, which no work uses now; `to` has them by contract, and is none of them.
             unsafe { to.add(at).copy_from_nonoverlapping(stage.pinned.as_ptr(), part) };
             Ok(())
@@ -227,31 +232,38 @@ impl Memory {
         self.staged(len, |stage, at, part| {
             // SAFETY: as in `read`, the other way.
             unsafe { stage.pinned.as_ptr().copy_from_nonoverlapping(from.add(at), part) };
-            stage
-                .stream
-                .copy(self.span(offset + at, part)?, stage.pinned.span(..part)?)?;
-            stage.stream.synchronize()
+            let into = self.span(offset + at, part)?;
+            copy_at_once(&stage.stream, &mut stage.short, into, stage.pinned.span(..part)?)
         })
     }
 
     /// Has `copy` do `len` bytes, part by part, by the device's stage, which nobody else uses meanwhile.
-    fn staged(&self, len: usize, mut copy: impl FnMut(&Stage, usize, usize) -> Result<(), Error>) -> Result<(), Error> {
+    fn staged(
+        &self,
+        len: usize,
+        mut copy: impl FnMut(&mut Stage, usize, usize) -> Result<(), Error>,
+    ) -> Result<(), Error> {
         let mut stages = STAGES.lock();
-        let place = stages.iter().position(|stage| stage.stream.context() == &self.context);
-        let place = match place {
-            Some(place) => place,
-            None => {
-                stages.push(Stage {
-                    stream: Stream::new(&self.context)?,
-                    pinned: HostMemory::alloc(&self.context, STAGE)?,
-                });
-                stages.len() - 1
-            }
-        };
+        let stage = Stage::of(&mut stages, self)?;
         (0..len)
             .step_by(STAGE)
-            .try_for_each(|at| copy(&stages[place], at, STAGE.min(len - at)))
+            .try_for_each(|at| copy(stage, at, STAGE.min(len - at)))
     }
+}
+
+/// Copies, and waits for that: a short copy by a block of the device, any other by its copy engines.
+fn copy_at_once(stream: &Stream, short: &mut Option<SmallCopies>, into: Span<'_>, from: Span<'_>) -> Result<(), Error> {
+    if let Some(short) = short
+        && SmallCopies::takes(into, from)
+        && short.is_free()?
+        // SAFETY: one is pinned and the other of the same context; the caller keeps both until this returns, and has no slice of them.
+        && let Some(number) = unsafe { short.copy(into, SmallSource::Memory(from))? }
+        && short.wait(number)?
+    {
+        return Ok(());
+    }
+    stream.copy(into, from)?;
+    stream.synchronize()
 }
 
 /// Bytes of a stage.
@@ -261,13 +273,143 @@ const STAGE: usize = 256 << 10;
 struct Stage {
     stream: Stream,
     pinned: HostMemory,
+    short: Option<SmallCopies>,
+}
+
+impl Stage {
+    /// The one of a device, which is made when it is first asked for.
+    fn of<'a>(stages: &'a mut Vec<Self>, memory: &Memory) -> Result<&'a mut Self, Error> {
+        let context = &memory.context;
+        let place = match stages.iter().position(|stage| stage.stream.context() == context) {
+            Some(place) => place,
+            None => {
+                stages.push(Self {
+                    stream: Stream::new(context)?,
+                    pinned: HostMemory::alloc(context, STAGE)?,
+                    short: make_short(memory).1,
+                });
+                stages.len() - 1
+            }
+        };
+        Ok(&mut stages[place])
+    }
 }
 
 static STAGES: Mutex<Vec<Stage>> = Mutex::new(Vec::new());
 
-/// An event behind copies.
+/// The stream by which copies of a device go that are waited for.
+fn stream_of(memory: &Memory) -> Result<Stream, Error> {
+    Stage::of(&mut STAGES.lock(), memory).map(|stage| stage.stream.clone())
+}
+
+/// Pinned memory of one owner, by which it exchanges bytes with GPUs.
 #[derive(Debug)]
-pub(crate) struct Mark(Event);
+pub(crate) struct Pinned(HostMemory);
+
+impl Pinned {
+    /// `len` bytes, by a device of this memory, for those of all.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub(crate) fn new(memory: &Memory, len: usize) -> Result<Self, Trouble> {
+        HostMemory::alloc(&memory.context, len).map(Self)
+    }
+
+    /// Where it begins.
+    pub(crate) fn start(&self) -> *mut u8 {
+        self.0.as_ptr()
+    }
+
+    /// Copies `len` bytes of a GPU's memory to its beginning, and waits for that.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub(crate) fn fetch(&self, (memory, offset): (&Memory, usize), len: usize) -> Result<(), Trouble> {
+        let mut stages = STAGES.lock();
+        let Stage { stream, short, .. } = Stage::of(&mut stages, memory)?;
+        copy_at_once(stream, short, self.0.span(..len)?, memory.span(offset, len)?)
+    }
+
+    /// Copies pieces of it to GPUs' memory, in their order for each device, and waits for that.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub(crate) fn store(&self, pieces: &[Put]) -> Result<(), Trouble> {
+        if let [Put { memory, start, at, len }] = pieces {
+            let mut stages = STAGES.lock();
+            let Stage { stream, short, .. } = Stage::of(&mut stages, memory)?;
+            return copy_at_once(stream, short, memory.span(*start, *len)?, self.0.span(*at..at + len)?);
+        }
+        let mut used: Vec<Stream> = Vec::new();
+        for Put { memory, start, at, len } in pieces {
+            let stream = stream_of(memory)?;
+            stream.copy(memory.span(*start, *len)?, self.0.span(*at..at + len)?)?;
+            if !used.iter().any(|other| other.context() == stream.context()) {
+                used.push(stream);
+            }
+        }
+        used.iter().try_for_each(Stream::synchronize)
+    }
+}
+
+/// Registered memory of the host, pinned. Clones name the same.
+#[derive(Clone, Debug)]
+pub(crate) struct Pin(HostMemory);
+
+impl Pin {
+    /// Pins `len` bytes from `start` on, by a device of this memory, for those of all.
+    ///
+    /// # Safety
+    /// They stay mapped until this is [released](Self::release), or dropped and no copy uses it any more.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub(crate) unsafe fn new(memory: &Memory, start: usize, len: usize) -> Result<Self, Trouble> {
+        let Some(host) = NonNull::new(ptr::with_exposed_provenance_mut(start)) else {
+            return Err(Error::Empty);
+        };
+        // SAFETY: mapped by contract; what is registered is reached by raw copies only, as by an adapter's.
+        unsafe { HostMemory::register_raw(&memory.context, host, len, Arc::new(())) }.map(Self)
+    }
+
+    /// The first byte's address.
+    pub(crate) fn start(&self) -> usize {
+        self.0.as_ptr().addr()
+    }
+
+    /// How many bytes.
+    pub(crate) fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Whether they are the same.
+    pub(crate) fn is(&self, other: &Self) -> bool {
+        self.start() == other.start()
+    }
+
+    /// Unpins it, after all copies that use it.
+    pub(crate) fn release(self) {
+        if let Err(error) = self.0.free() {
+            tracing::warn!("registered memory could not be unpinned: {error}");
+        }
+    }
+}
+
+/// What tells that copies are done.
+#[derive(Debug)]
+pub(crate) enum Mark {
+    /// An event behind them.
+    Event(Event),
+    /// The last command for the short ones of a device, by their place.
+    Short(usize, u64),
+}
+
+impl Mark {
+    /// Whether it is of the short copies of the device at this place.
+    pub(crate) fn is_short(&self, of: usize) -> bool {
+        matches!(self, Self::Short(place, _) if *place == of)
+    }
+}
 
 /// Begins copies, and tells when they are done: a stream for each device, and a ring of pinned memory.
 #[derive(Debug, Default)]
@@ -276,6 +418,7 @@ pub(crate) struct Engine {
     /// Events to be used again.
     spare: Vec<Event>,
     ring: Option<HostMemory>,
+    short: Shorts,
 }
 
 #[derive(Debug)]
@@ -319,6 +462,34 @@ impl Engine {
         self.ring.as_ref().map(HostMemory::as_ptr)
     }
 
+    /// Whether it is known how short copies of some memory's device are done.
+    pub(crate) fn has_short(&self, memory: &Memory) -> bool {
+        self.short.has(memory)
+    }
+
+    /// Has short copies of a device done as such from now on.
+    pub(crate) fn add_short(&mut self, short: Short) {
+        self.short.add(short);
+    }
+
+    /// Whether all of some copies are short ones, and not too many.
+    pub(crate) fn are_short(&self, moves: &[Move]) -> bool {
+        self.short.take(moves, self.ring.as_ref())
+    }
+
+    /// Begins copies that [are short](Self::are_short). The memory is to be kept until they are done.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub(crate) fn copy_short(&mut self, moves: &[Move], marks: &mut Vec<Mark>) -> Result<(), Trouble> {
+        self.short.copy(moves, self.ring.as_ref(), marks)
+    }
+
+    /// Takes short copies back that the device has not begun for long. The place of those, where it could be done: they are to be done the other way.
+    pub(crate) fn take_back(&mut self, marks: &[Mark]) -> Option<usize> {
+        self.short.take_back(marks)
+    }
+
     /// Begins a copy within GPUs' memory.
     ///
     /// # Errors
@@ -352,6 +523,20 @@ impl Engine {
         self.by_ring(from, at, len, |stream, device, ring| stream.copy(ring, device))
     }
 
+    /// Begins a copy to pinned memory of the host.
+    ///
+    /// # Errors
+    /// As [`copy`](Self::copy).
+    pub(crate) fn copy_out(
+        &mut self,
+        from: (&Memory, usize),
+        (pin, at): (&Pin, usize),
+        len: usize,
+    ) -> Result<(), Trouble> {
+        let (to, source) = (pin.0.span(at..at.saturating_add(len))?, from.0.span(from.1, len)?);
+        self.stream(from.0)?.copy(to, source)
+    }
+
     fn by_ring(
         &mut self,
         (memory, offset): (&Memory, usize),
@@ -379,7 +564,7 @@ impl Engine {
                 None => Event::new(context)?,
             };
             lane.stream.record(&event)?;
-            marks.push(Mark(event));
+            marks.push(Mark::Event(event));
         }
         Ok(())
     }
@@ -388,12 +573,17 @@ impl Engine {
     ///
     /// # Errors
     /// What the driver says: what is before it has failed, or it cannot be known.
-    pub(crate) fn is_done(mark: &Mark) -> Result<bool, Trouble> {
-        mark.0.is_done()
+    pub(crate) fn is_done(&mut self, mark: &Mark) -> Result<bool, Trouble> {
+        match mark {
+            Mark::Event(event) => event.is_done(),
+            Mark::Short(place, number) => self.short.is_done(*place, *number),
+        }
     }
 
     /// Gives a mark back that is done.
     pub(crate) fn recycle(&mut self, mark: Mark) {
-        self.spare.push(mark.0);
+        if let Mark::Event(event) = mark {
+            self.spare.push(event);
+        }
     }
 }

@@ -3,6 +3,8 @@
 use std::convert::Infallible;
 use std::ptr::NonNull;
 
+use super::ahead::Put;
+use super::copies::Move;
 use super::{Found, Handle};
 
 /// Why a range cannot be used.
@@ -20,6 +22,67 @@ pub(crate) struct Memory;
 /// See [`Engine`].
 #[derive(Debug)]
 pub(crate) struct Mark;
+
+/// Pinned memory, for which there is no use.
+#[derive(Debug)]
+pub(crate) struct Pinned;
+
+impl Pinned {
+    pub(crate) fn new(_: &Memory, _: usize) -> Result<Self, Trouble> {
+        Ok(Self)
+    }
+
+    pub(crate) fn start(&self) -> *mut u8 {
+        NonNull::dangling().as_ptr()
+    }
+
+    pub(crate) fn fetch(&self, _: (&Memory, usize), _: usize) -> Result<(), Trouble> {
+        Ok(())
+    }
+
+    pub(crate) fn store(&self, _: &[Put]) -> Result<(), Trouble> {
+        Ok(())
+    }
+}
+
+/// Registered memory of the host, which nobody pins.
+#[derive(Clone, Debug)]
+pub(crate) struct Pin;
+
+impl Pin {
+    /// # Safety
+    /// Nothing is done.
+    pub(crate) unsafe fn new(_: &Memory, _: usize, _: usize) -> Result<Self, Trouble> {
+        Ok(Self)
+    }
+
+    pub(crate) fn start(&self) -> usize {
+        0
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        0
+    }
+
+    pub(crate) fn is(&self, _: &Self) -> bool {
+        false
+    }
+
+    pub(crate) fn release(self) {}
+}
+
+impl Mark {
+    pub(crate) fn is_short(&self, _: usize) -> bool {
+        false
+    }
+}
+
+/// What does short copies.
+pub(crate) struct Short;
+
+pub(crate) fn make_short(_: &Memory) -> Short {
+    Short
+}
 
 /// Begins copies: there are none.
 #[derive(Debug, Default)]
@@ -92,11 +155,33 @@ impl Engine {
         Ok(())
     }
 
+    pub(crate) fn copy_out(&mut self, _: (&Memory, usize), _: (&Pin, usize), _: usize) -> Result<(), Trouble> {
+        Ok(())
+    }
+
     pub(crate) fn mark(&mut self, _: &mut Vec<Mark>) -> Result<(), Trouble> {
         Ok(())
     }
 
-    pub(crate) fn is_done(_: &Mark) -> Result<bool, Trouble> {
+    pub(crate) fn has_short(&self, _: &Memory) -> bool {
+        true
+    }
+
+    pub(crate) fn add_short(&mut self, _: Short) {}
+
+    pub(crate) fn are_short(&self, _: &[Move]) -> bool {
+        false
+    }
+
+    pub(crate) fn copy_short(&mut self, _: &[Move], _: &mut Vec<Mark>) -> Result<(), Trouble> {
+        Ok(())
+    }
+
+    pub(crate) fn take_back(&mut self, _: &[Mark]) -> Option<usize> {
+        None
+    }
+
+    pub(crate) fn is_done(&mut self, _: &Mark) -> Result<bool, Trouble> {
         Ok(true)
     }
 

@@ -168,8 +168,8 @@ impl Pd {
     pub unsafe fn register(&self, range: HostRange, rights: Rights) -> Result<Mr, RegisterError> {
         rights.check()?;
         let device = range.prepare(rights)?;
-        if device.is_some() {
-            self.device().shared().take_devices();
+        if let Some(range) = &device {
+            self.device().shared().take_devices(range);
         }
         let segment = device.is_none().then(|| self.device().segment_of(&range)).flatten();
         let region = Region::new(range.addr, range.len as u64, range.iova, self.id(), rights);
@@ -189,7 +189,7 @@ impl Pd {
         let Some(gpu::Place::Device(device)) = gpu::find(range.addr.addr() as u64, range.len) else {
             return Err(RegisterError::NoDevice);
         };
-        self.device().shared().take_devices();
+        self.device().shared().take_devices(&device);
         let region = Region::new(range.addr, range.len as u64, range.iova, self.id(), rights);
         self.add(region.on_device(Some(device)), Kind::Host(range))
     }
@@ -252,8 +252,8 @@ impl Mr {
             Kind::Host(range) => {
                 let range = change.range.unwrap_or(range);
                 let device = range.prepare(rights)?;
-                if device.is_some() {
-                    self.device().shared().take_devices();
+                if let Some(range) = &device {
+                    self.device().shared().take_devices(range);
                 }
                 Some((range, device))
             }

@@ -1,0 +1,440 @@
+//! The executor of short operations: one launch of a kernel that does an operation in one exchange, or an all-reduce in two, without a plan. `gpudirect/cuda/kernels/small.cu` is the kernel, and says how ranks go about it.
+//!
+//! A rank is given what its kernels need of the others, which is their arenas' addresses; the area [`Areas::small`] of these is its own.
+
+use std::sync::OnceLock;
+
+use doorbell_cuda::collective::CollectiveKernels;
+use doorbell_cuda::{Context, Kernel, Launch, Span, Stream};
+
+use super::error::GpuError;
+use super::peers::{Areas, MAX_PEERS};
+use super::program::Function;
+use crate::algorithm::Algorithm;
+use crate::plan::Collective;
+use crate::types::{DataType, Rank};
+
+/// What [`Arguments`] mean. The kernel's `SMALL_VERSION`.
+const VERSION: u64 = 1;
+/// Blocks of threads of a launch at most.
+pub const MAX_BLOCKS: u32 = 128;
+/// Slots of a block for each peer: the kernel's `DEPTH`.
+const DEPTH: u64 = 4;
+/// Bytes of a block's state: the kernel's `State`.
+const STATE: u64 = 128;
+/// Bytes of an operation that a line has, and that it takes of a slot.
+const LINE: u32 = 8;
+const LINE_LEN: u32 = 16;
+
+/// Where in an arena the kernels have what: the same on all ranks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Slots {
+    states: u64,
+    slots: u64,
+    len: u32,
+}
+
+/// How an operation is cut: the same on all ranks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Cut {
+    /// Blocks of threads.
+    blocks: u32,
+    /// Threads of each.
+    threads: u32,
+    /// Lines of each message that a block has.
+    share: u32,
+    /// Lines of each rank's part, in two steps; 0 in one.
+    part: u32,
+}
+
+/// One rank's kernels.
+#[derive(Debug)]
+pub struct SmallExecutor {
+    kernels: CollectiveKernels,
+    /// Those that have been asked for, by their numbers.
+    loaded: [OnceLock<Kernel>; DataType::ALL.len() + 1],
+    slots: Slots,
+    rank: Rank,
+    arenas: Vec<u64>,
+    stop: u64,
+}
+
+/// An operation, and its memory.
+#[derive(Debug, Clone, Copy)]
+pub struct Operation {
+    /// What it does: any but [`Collective::AllToAllV`].
+    pub collective: Collective,
+    /// The root of those that have one.
+    pub root: Rank,
+    /// The input's address; any number, if the rank gives nothing.
+    pub input: u64,
+    /// The output's; any number, if it gets nothing.
+    pub output: u64,
+    /// Elements of the whole or of each part, as the collective counts.
+    pub count: u64,
+}
+
+/// The kernel's `Small`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+struct Arguments {
+    version: u64,
+    input: u64,
+    output: u64,
+    stop: u64,
+    arenas: [u64; MAX_PEERS],
+    states: u64,
+    slots: u64,
+    input_step: u64,
+    output_step: u64,
+    scalar: u64,
+    bytes: u32,
+    rank: u32,
+    ranks: u32,
+    sends: u32,
+    gets: u32,
+    forwards: u32,
+    hears_all: u32,
+    slot_bytes: u32,
+    share: u32,
+    part: u32,
+    without: u32,
+    copies: u32,
+    divisor: u32,
+    /// The kernel's `Operator`, which are numbered as [`ReduceOp`](crate::ReduceOp)'s.
+    function: u32,
+}
+
+// As long as the kernel's.
+const _: () = assert!(size_of::<Arguments>() == 4 * 8 + 8 * MAX_PEERS + 5 * 8 + 14 * 4);
+
+/// Who sends what to whom.
+struct Pattern {
+    /// Bits of ranks.
+    sends: u32,
+    /// Of those whose data the rank has a use for: its own may be among them.
+    gets: u32,
+    /// Those that it forwards its part to, in two steps.
+    forwards: u32,
+    /// The rank that has no part then, if there is one.
+    without: Option<Rank>,
+    /// Whether each rank is sent, and each rank's goes to, a part of its own.
+    parts: (bool, bool),
+}
+
+impl Slots {
+    /// Of arenas with such areas, among so many ranks.
+    #[must_use]
+    pub fn new(areas: &Areas, ranks: u32) -> Self {
+        let start = areas.small.start as u64;
+        let states = u64::from(MAX_BLOCKS) * STATE;
+        Self {
+            states: start,
+            slots: start + states,
+            len: Self::len(areas.small.len(), ranks),
+        }
+    }
+
+    /// Bytes of a slot.
+    fn len(area: usize, ranks: u32) -> u32 {
+        let peers = u64::from(ranks.saturating_sub(1).max(1));
+        let room = (area as u64).saturating_sub(u64::from(MAX_BLOCKS) * STATE);
+        let len = room / (u64::from(MAX_BLOCKS) * DEPTH * peers);
+        (len.min(1 << 20) / 128 * 128) as u32
+    }
+}
+
+impl Cut {
+    /// Of an operation with messages of so many bytes, in an area of `area` bytes ([`Sizes::small`](super::Sizes::small)). An all-reduce, or a broadcast to more than one, may be done in two steps, if there is enough to part. `None` where messages are
+    /// too long for the area.
+    #[must_use]
+    pub fn new(collective: Collective, ranks: u32, bytes: u64, area: usize, two_steps: bool) -> Option<Self> {
+        let parts = match collective {
+            Collective::AllReduce if two_steps => ranks,
+            Collective::Broadcast if two_steps => ranks - 1,
+            _ => 1,
+        };
+        // A line for each thread, as long as there are blocks enough; small ones begin sooner, and have shorter slots.
+        let lines = bytes.div_ceil(u64::from(LINE * parts.max(1)));
+        let most: &[u32] = match lines {
+            0..=0x1000 => &[128],
+            0x1001..=0x4000 => &[256, 128],
+            _ => &[512, 256, 128],
+        };
+        most.iter()
+            .find_map(|threads| Self::with(ranks, bytes, area, parts, *threads))
+    }
+
+    /// Of messages in so many parts, which are of two steps if that is more than one, in blocks of at most so many threads.
+    fn with(ranks: u32, bytes: u64, area: usize, parts: u32, most_threads: u32) -> Option<Self> {
+        if ranks as usize > MAX_PEERS {
+            return None;
+        }
+        // Of nothing there is one line, too.
+        let lines = u32::try_from(bytes.div_ceil(LINE.into()).max(1)).ok()?;
+        let two_steps = parts > 1;
+        let each = lines.div_ceil(parts.max(1));
+        let threads = each.checked_next_multiple_of(32)?.min(most_threads);
+        let share = each.min(threads * each.div_ceil(MAX_BLOCKS * threads));
+        let blocks = each.div_ceil(share);
+        // Who hears nothing of a rank would not know whether it has begun: each block has something of each part.
+        if two_steps && u64::from(lines) <= u64::from(parts - 1) * u64::from(each) + u64::from((blocks - 1) * share) {
+            return Self::with(ranks, bytes, area, 1, most_threads);
+        }
+        let needed = u64::from(share) * u64::from(LINE_LEN) * if two_steps { 2 } else { 1 };
+        (needed <= Slots::len(area, ranks).into()).then_some(Self {
+            blocks,
+            threads,
+            share,
+            part: if two_steps { each } else { 0 },
+        })
+    }
+
+    /// The algorithm that it is.
+    #[must_use]
+    pub fn algorithm(&self, collective: Collective) -> Algorithm {
+        match collective {
+            Collective::AllReduce if self.part == 0 => Algorithm::OneShot,
+            _ => Algorithm::FullMesh,
+        }
+    }
+}
+
+impl Pattern {
+    fn new(collective: Collective, rank: Rank, ranks: u32, root: Rank, two_steps: bool) -> Self {
+        let all = ((1u64 << ranks) - 1) as u32;
+        let bit = |rank: u32| 1u32 << rank;
+        let others = all & !bit(rank.0);
+        let is_root = rank == root;
+        let (mut forwards, mut without) = (0, None);
+        let (sends, gets, parts) = match collective {
+            Collective::AllReduce if two_steps => {
+                forwards = others;
+                (others, all, (true, false))
+            }
+            Collective::Broadcast if two_steps => {
+                without = Some(root);
+                if is_root {
+                    (others, 0, (true, false))
+                } else {
+                    forwards = others & !bit(root.0);
+                    (0, bit(root.0), (true, false))
+                }
+            }
+            Collective::AllReduce | Collective::Barrier => (others, all, (false, false)),
+            Collective::AllGather => (others, all, (false, true)),
+            Collective::ReduceScatter => (others, all, (true, false)),
+            Collective::AllToAll | Collective::AllToAllV => (others, all, (true, true)),
+            Collective::Broadcast if is_root => (others, bit(rank.0), (false, false)),
+            Collective::Scatter if is_root => (others, bit(rank.0), (true, false)),
+            Collective::Broadcast | Collective::Scatter => (0, bit(root.0), (false, false)),
+            Collective::Reduce if is_root => (0, all, (false, false)),
+            Collective::Gather if is_root => (0, all, (false, true)),
+            Collective::Reduce | Collective::Gather => (bit(root.0), 0, (false, false)),
+            Collective::SendRecv => {
+                let (next, before) = ((rank.0 + 1) % ranks, (rank.0 + ranks - 1) % ranks);
+                (bit(next) & others, bit(before), (false, false))
+            }
+        };
+        Self {
+            sends,
+            gets,
+            forwards,
+            without,
+            parts,
+        }
+    }
+}
+
+impl SmallExecutor {
+    /// The kernels of `rank` in `context`. `arenas` are all ranks' arenas as that context has them, `areas` is how they are divided; `stop` is the address of a word that is not 0 from when all are to give up.
+    #[must_use]
+    pub fn new(context: &Context, rank: Rank, arenas: Vec<u64>, areas: &Areas, stop: u64) -> Self {
+        Self::with(CollectiveKernels::small(context), rank, arenas, areas, stop)
+    }
+
+    /// The same with kernels built otherwise.
+    #[must_use]
+    pub fn with(kernels: CollectiveKernels, rank: Rank, arenas: Vec<u64>, areas: &Areas, stop: u64) -> Self {
+        Self {
+            kernels,
+            loaded: [const { OnceLock::new() }; _],
+            slots: Slots::new(areas, arenas.len() as u32),
+            rank,
+            arenas,
+            stop,
+        }
+    }
+
+    /// Loads the kernel of a function: before a stream is captured, and before anything of the device waits for another rank. A driver may put off loading to the first launch, which waits for all of the device then.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn prepare(&self, function: Function) -> Result<(), GpuError> {
+        self.kernel(function).map(|_| ())
+    }
+
+    /// The kernel of a function, ready on the device.
+    fn kernel(&self, function: Function) -> Result<&Kernel, GpuError> {
+        let known = match function.op {
+            Some(_) => &self.loaded[function.data as usize],
+            None => &self.loaded[DataType::ALL.len()],
+        };
+        if let Some(kernel) = known.get() {
+            return Ok(kernel);
+        }
+        let name = match function.op {
+            Some(_) => format!("small_{}", function.data.name()),
+            None => "small_move".to_owned(),
+        };
+        let kernel = self.kernels.kernel(&name)?.ok_or_else(|| GpuError::Refused {
+            what: "kernels of short collectives",
+            reason: format!("there is no kernel {name}"),
+        })?;
+        kernel.load()?;
+        Ok(known.get_or_init(|| kernel))
+    }
+
+    /// Puts an operation into `stream`. All ranks do so with the same collective, root, count, function and cut, in the same order. `uses` is kept until it is done.
+    ///
+    /// # Safety
+    /// The addresses must be those of memory of `count`'s elements, as the collective's places are, which the device reaches until the operation is done on all ranks, and nobody else may write what it reads, or touch what it writes, from when
+    /// the stream comes to it until it is done there. Input and output are apart, or one memory as [operations in place](crate::plan::Shape::shared) have them. The cut must be that of an area not longer than the arenas'.
+    ///
+    /// # Errors
+    /// [`GpuError`]; nothing was begun.
+    pub unsafe fn launch(
+        &self,
+        stream: &Stream,
+        operation: &Operation,
+        function: Function,
+        cut: Cut,
+        uses: &[Span<'_>],
+    ) -> Result<(), GpuError> {
+        let op = function.op.filter(|_| operation.collective.reduces());
+        let function = Function { op, ..function };
+        let kernel = self.kernel(function)?;
+        let arguments = self.arguments(operation, function, cut);
+        let launch = Launch::linear(cut.blocks, cut.threads);
+        // SAFETY: the kernel's only argument is this struct, of its version; the caller answers for what is in it.
+        unsafe { kernel.launch(stream, launch, &[&arguments], uses)? };
+        Ok(())
+    }
+
+    fn arguments(&self, operation: &Operation, function: Function, cut: Cut) -> Arguments {
+        let ranks = self.arenas.len() as u32;
+        let two_steps = cut.part != 0;
+        let mut pattern = Pattern::new(operation.collective, self.rank, ranks, operation.root, two_steps);
+        // A barrier has a count of nothing.
+        let bytes = operation.count * function.data.bytes() as u64;
+        let each = if two_steps { u64::from(cut.part * LINE) } else { bytes };
+        let step = |is_parted: bool| if is_parted { each } else { 0 };
+        let (input_step, output_step) = (step(pattern.parts.0), step(pattern.parts.1));
+        let others = ((1u64 << ranks) - 1) as u32 & !(1 << self.rank.0);
+        let hears_all = (pattern.gets | pattern.forwards) & others == others;
+        // What is where it belongs already need not be put there. The root of a broadcast in two steps sees what it has to copy as it sends that.
+        let own = |step: u64| u64::from(self.rank.0) * step;
+        let is_root = pattern.without == Some(self.rank);
+        let (from, into) = match is_root {
+            true => (operation.input, operation.output),
+            false => (
+                operation.input.wrapping_add(own(input_step)),
+                operation.output.wrapping_add(own(output_step)),
+            ),
+        };
+        if function.op.is_none() && from == into {
+            pattern.gets &= others;
+        }
+        let mut arenas = [0; MAX_PEERS];
+        arenas[..self.arenas.len()].copy_from_slice(&self.arenas);
+        Arguments {
+            version: VERSION,
+            input: operation.input,
+            output: operation.output,
+            stop: self.stop,
+            arenas,
+            states: self.slots.states,
+            slots: self.slots.slots,
+            input_step,
+            output_step,
+            scalar: function.scalar,
+            bytes: bytes as u32,
+            rank: self.rank.0,
+            ranks,
+            sends: pattern.sends,
+            gets: pattern.gets,
+            forwards: pattern.forwards,
+            hears_all: hears_all.into(),
+            slot_bytes: self.slots.len,
+            share: cut.share,
+            part: cut.part,
+            without: pattern.without.map_or(u32::MAX, |rank| rank.0),
+            copies: (is_root && from != into).into(),
+            divisor: ranks,
+            function: function.op.map_or(0, |op| op as u32),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const AREA: usize = 32 << 20;
+
+    #[test]
+    fn cuts_have_every_line_once_and_fit_their_slots() {
+        let mut parted = 0;
+        for ranks in 1..=16 {
+            for bytes in (0..4096).chain([65_536, 65_537, 131_000, 262_144, 524_287]) {
+                for (collective, parts) in [
+                    (Collective::AllGather, 1),
+                    (Collective::AllReduce, ranks),
+                    (Collective::Broadcast, ranks - 1),
+                ] {
+                    let Some(cut) = Cut::new(collective, ranks, bytes, AREA, true) else {
+                        assert!(bytes > 200_000, "{bytes} bytes among {ranks}");
+                        continue;
+                    };
+                    let lines = (bytes as u32).div_ceil(LINE).max(1);
+                    let (each, last) = match cut.part {
+                        0 => (lines, lines),
+                        part => (part, lines - (parts - 1) * part),
+                    };
+                    assert!(cut.blocks <= MAX_BLOCKS && cut.blocks * cut.share >= each && last <= each);
+                    assert!((cut.blocks - 1) * cut.share < last, "a block without lines: {cut:?}");
+                    let steps = if cut.part == 0 { 1 } else { 2 };
+                    assert!(cut.share * LINE_LEN * steps <= Slots::len(AREA, ranks));
+                    assert!(cut.threads.is_multiple_of(32) && cut.threads <= 512);
+                    parted += u32::from(cut.part != 0);
+                }
+            }
+        }
+        assert!(parted > 1000, "{parted} in two steps");
+        let cut = |bytes, area| Cut::new(Collective::AllGather, 2, bytes, area, false);
+        assert_eq!(cut(1 << 30, AREA), None);
+        assert_eq!(cut(1 << 40, AREA), None);
+        assert_eq!(cut(8, 0), None, "an area for nothing");
+    }
+
+    #[test]
+    fn who_sends_is_who_is_heard() {
+        for &collective in Collective::ALL {
+            for ranks in 1..=8 {
+                for two_steps in [false, true] {
+                    let of = |rank| Pattern::new(collective, Rank(rank), ranks, Rank(ranks / 2), two_steps);
+                    for from in 0..ranks {
+                        for to in (0..ranks).filter(|to| *to != from) {
+                            let (sends, gets) = (of(from).sends >> to & 1, of(to).gets >> from & 1);
+                            assert_eq!(sends, gets, "{collective} of {ranks}: {from} to {to}");
+                            let (forwards, back) = (of(from).forwards >> to & 1, of(to).forwards >> from & 1);
+                            assert_eq!(forwards, back, "{collective} of {ranks}, forwarded: {from} to {to}");
+                        }
+                        let own = (of(from).sends | of(from).forwards) >> from & 1;
+                        assert_eq!(own, 0, "{collective}: no rank sends to itself");
+                    }
+                }
+            }
+        }
+    }
+}
