@@ -153,11 +153,8 @@ fn copies(options: &GpuOptions, ranks: u32, collective: Collective, whole: u64) 
         Collective::AllReduce | Collective::ReduceScatter | Collective::Reduce if ranks > MOST_SOURCES => {
             (Algorithm::Ring, 64 << 20)
         }
-        // Copies to one GPU from two others are in each other's way, the more so the more often it comes to that.
-        Collective::AllReduce | Collective::ReduceScatter if ranks > 2 => (
-            Algorithm::FullMesh,
-            if whole >= 1 << 30 { whole.div_ceil(2) } else { u64::MAX },
-        ),
+        // Copies to one GPU from two others are in each other's way, the more so the more often it comes to that: so one slice, of which only what is beside the reduction is cut.
+        Collective::AllReduce | Collective::ReduceScatter if ranks > 2 => (Algorithm::FullMesh, u64::MAX),
         Collective::AllReduce | Collective::ReduceScatter => (Algorithm::FullMesh, (whole / 4).max(16 << 20)),
         // A copy and its word take some 6 µs beside what they move: so many slices that this and the filling of the chain are in balance.
         Collective::Broadcast | Collective::Reduce if ranks > 2 => {
