@@ -6,7 +6,13 @@ use doorbell_cuda_standin::{Manner, environment};
 
 /// Runs the program; what it said is shown when it failed.
 fn run(manner: Manner, link: &str, arguments: &[&str]) {
+    run_with(manner, link, arguments, "newer");
+}
+
+/// The same, with memory of this kind.
+fn run_with(manner: Manner, link: &str, arguments: &[&str], memory: &str) {
     let output = Command::new(env!("CARGO_BIN_EXE_gpu-verbs"))
+        .env("GPU_VERBS_MEMORY", memory)
         .args(arguments)
         .envs(environment(manner, 2))
         .env("DOORBELL_LINK", link)
@@ -32,9 +38,26 @@ fn every_mix_on_lanes_as_late_as_may_be() {
     run(Manner::Lazy, "local", &["check", "--quick"]);
 }
 
+/// Memory that `cuMemAlloc` has made goes to the other process by the older kind of handle.
+#[test]
+fn every_mix_of_the_older_kind_between_two() {
+    run_with(
+        Manner::Prompt,
+        "local",
+        &["check", "--quick", "--two-processes"],
+        "older",
+    );
+}
+
 #[test]
 fn every_mix_over_udp() {
     run(Manner::Prompt, "udp", &["check", "--quick"]);
+}
+
+/// The same, with copies that are done as late as may be.
+#[test]
+fn every_mix_over_udp_as_late_as_may_be() {
+    run(Manner::Lazy, "udp", &["check", "--quick"]);
 }
 
 #[test]

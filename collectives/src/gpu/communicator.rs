@@ -3,8 +3,8 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use doorbell_cuda::reduce::Operator;
-use doorbell_cuda::{CaptureMode, Context, DeviceMemory, Event, Graph, Memory, Span, Stream};
+use doorbell_cuda::reduce::{Form, Operator, Scalar, Source};
+use doorbell_cuda::{CaptureMode, Context, DeviceMemory, Event, Graph, Memory, Part, Shareable, Span, Stream};
 
 use super::choice::Choice;
 use super::copies::{Copies, Operation};
@@ -12,6 +12,7 @@ use super::error::GpuError;
 use super::kernels::Kernels;
 use super::options::{Executor, GpuOptions};
 use super::peers::{Mapped, Peers, Sizes};
+use super::split::{self, Beside};
 use super::staged::Staged;
 use super::types;
 use super::watch::Watcher;
@@ -56,6 +57,7 @@ enum Way {
 struct State {
     copies: Option<Copies>,
     kernels: Option<Kernels>,
+    beside: Option<Beside>,
     registered: Vec<Registered>,
     /// Memory for inputs that are multiplied first.
     scaled: Option<DeviceMemory>,
@@ -63,9 +65,20 @@ struct State {
     last: Option<(Stream, Event, bool)>,
 }
 
+impl State {
+    /// What of this rank's others may have open that goes by no descriptor. All else is let go of.
+    fn lent(self) -> Vec<Part> {
+        let lent = self
+            .registered
+            .into_iter()
+            .filter(|registered| registered.mapped.is_lent());
+        lent.map(|registered| registered.own).collect()
+    }
+}
+
 /// Memory that all ranks have registered together.
 struct Registered {
-    own: DeviceMemory,
+    own: Part,
     mapped: Mapped,
 }
 
@@ -102,14 +115,22 @@ impl GpuCommunicator {
             Ok(_) if options.executor == Some(Executor::Staged) => Way::Staged("so it was asked for".to_owned()),
             Ok(peers) => Way::Direct(Arc::new(peers)),
         };
+        let comm = Arc::new(comm);
+        Self::with(&comm, context, options, way)
+            // The others have met this rank, and would wait for it until the deadline.
+            .inspect_err(|error| comm.abort(&format!("it cannot make its communicator of GPUs: {error}")))
+    }
+
+    fn with(comm: &Arc<Communicator>, context: &Context, options: GpuOptions, way: Way) -> Result<Self, GpuError> {
+        let comm = Arc::clone(comm);
         let mut state = State::default();
         let mut words = None;
         if let Way::Direct(peers) = &way {
             state.copies = Some(Copies::new(Arc::clone(peers), options.copiers.unwrap_or(1))?);
             state.kernels = Some(Kernels::new(Arc::clone(peers)));
+            state.beside = Some(Beside::new(context)?);
             words = Some(Arc::clone(peers));
         }
-        let comm = Arc::new(comm);
         let staged = Staged::new(&comm, context)?;
         Ok(Self {
             watcher: Watcher::new(&comm, context, words)?,
@@ -171,6 +192,7 @@ impl GpuCommunicator {
             Choice::Small(cut) => (Executor::Small, Some(cut.algorithm(collective))),
             Choice::Kernel(algorithm, _) => (Executor::Kernel, Some(algorithm)),
             Choice::Copies(algorithm, _) => (Executor::Copies, Some(algorithm)),
+            Choice::Split(_, (algorithm, _), _) => (Executor::Split, Some(algorithm)),
         }
     }
 
@@ -204,11 +226,14 @@ impl GpuCommunicator {
 
     /// Registers memory with the other ranks: results of operations on it are put straight where they belong, by whoever has them. All ranks call it together, each with memory of its own, as long as all others'.
     ///
+    /// It may be [`DeviceMemory`], or what somebody else has allocated, as PyTorch has ([`Foreign`](doorbell_cuda::Foreign)). Of that, what does not go by descriptor (`cudaMalloc`'s does not) is kept as long as others have it by the ranks' calling [`deregister`](Self::deregister) or
+    /// [`destroy`](Self::destroy); whoever drops the communicator without either keeps it himself until the others have done so, too. It goes to other processes alone: not to ranks that are threads of one.
+    ///
     /// From then on, an operation whose output lies in registered memory has it there on all ranks: in what was registered by the same call, at the same offset. (Gather, scatter and reduce do not look at it.)
     ///
     /// # Errors
     /// [`GpuError::NotRegistered`] on all ranks, if one of them cannot.
-    pub fn register(&self, memory: &DeviceMemory) -> Result<(), GpuError> {
+    pub fn register(&self, memory: &impl Shareable) -> Result<(), GpuError> {
         let Way::Direct(peers) = &self.way else { return Ok(()) };
         let mapped = self
             .comm
@@ -220,18 +245,38 @@ impl GpuCommunicator {
             ));
         }
         self.state().registered.push(Registered {
-            own: memory.clone(),
+            own: memory.all().keep(),
             mapped,
         });
         Ok(())
     }
 
-    /// Forgets memory that was registered. All ranks call it, between the same operations.
-    pub fn deregister(&self, memory: &DeviceMemory) {
-        let start = memory.device_ptr();
-        self.state()
+    /// Forgets memory that was registered. All ranks call it, between the same operations. Where any of it goes by no descriptor it returns when the operations before are done and all ranks have let go of it, or when the communicator has failed; graphs that use it are for the caller to drop first.
+    pub fn deregister(&self, memory: &impl Memory) {
+        let start = memory.all().device_ptr();
+        let mut state = self.state();
+        let Some(at) = state
             .registered
-            .retain(|registered| registered.own.device_ptr() != start);
+            .iter()
+            .position(|registered| registered.own.device_ptr() == start)
+        else {
+            return;
+        };
+        let Registered { own, mapped } = state.registered.remove(at);
+        if !mapped.is_lent() {
+            return;
+        }
+        if let Some((_, end, false)) = &state.last {
+            // Whatever it says: nothing of it goes on then.
+            let _ = end.synchronize();
+        }
+        drop((state, mapped));
+        self.context.reap();
+        // Who does not come any more has let go of it, too.
+        let _ = self
+            .comm
+            .exchanging(|group| crate::bootstrap::Exchange::all_gather(group.control_mut(), &[]));
+        drop(own);
     }
 
     /// Captures what `work` puts into `stream` by this communicator, for a graph. All ranks do so, with the same operations.
@@ -245,11 +290,12 @@ impl GpuCommunicator {
                 reason: format!("the host cannot be captured, and has a part because {reason}"),
             });
         }
-        let others: Vec<Stream> = self
-            .state()
-            .copies
-            .as_ref()
-            .map_or(Vec::new(), |copies| copies.streams().to_vec());
+        let others: Vec<Stream> = {
+            let state = self.state();
+            let copies = state.copies.iter().flat_map(Copies::streams);
+            let beside = state.beside.iter().map(Beside::stream);
+            copies.chain(beside).cloned().collect()
+        };
         let others: Vec<&Stream> = others.iter().collect();
         let mut failed = None;
         let graph = stream.capture(CaptureMode::Relaxed, &others, || {
@@ -277,18 +323,24 @@ impl GpuCommunicator {
             state,
             way,
             comm,
+            context,
             ..
         } = self;
         let failed = staged.error();
-        drop((staged, state, way));
+        let lent = state.into_inner().unwrap_or_else(PoisonError::into_inner).lent();
+        drop((staged, way));
         watcher.end();
-        match failed {
+        context.reap();
+        let parted = match failed {
             Some(error) => Err(error),
             None => match Arc::into_inner(comm) {
                 Some(comm) => Ok(comm.destroy()?),
                 None => Ok(()),
             },
-        }
+        };
+        // Nobody has it open any more.
+        drop(lent);
+        parted
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -299,7 +351,7 @@ impl GpuCommunicator {
     /// Puts an operation into `stream`.
     ///
     /// # Errors
-    /// What was called wrongly, or what has failed by now. What fails later, the next call says.
+    /// What was called wrongly, or what has failed by now. What fails later, the next call says. Where the driver refuses this rank's part outside of a capture, the communicator has failed on all ranks.
     pub fn enqueue(&self, call: &GpuCall<'_>, stream: &Stream) -> Result<(), GpuError> {
         self.check()?;
         let case = Case {
@@ -312,6 +364,35 @@ impl GpuCommunicator {
         if call.count == 0 && call.collective != Collective::Barrier {
             return Ok(());
         }
+        let done = self.put(&checked, &case, call, stream);
+        if let Err(error @ (GpuError::Driver(_) | GpuError::Reduce(_) | GpuError::Thread(_))) = &done
+            && !stream.is_capturing().unwrap_or(false)
+        {
+            // The others' parts would wait for this one until the deadline.
+            let collective = call.collective;
+            self.abort(&format!(
+                "it cannot do its part of an operation ({collective}): {error}"
+            ));
+            self.expect_what_was_begun(stream);
+        }
+        done
+    }
+
+    /// Of an operation that was not begun whole, has the end of what was begun waited for when this is dropped: only then is what it uses freed. Where the driver refuses that too, there is nothing to wait by.
+    fn expect_what_was_begun(&self, stream: &Stream) {
+        let state = self.state();
+        let copiers = state.copies.as_ref().map_or(&[][..], Copies::streams);
+        for stream in copiers.iter().chain([stream]) {
+            let Ok(end) = Event::new(&self.context) else { continue };
+            if stream.record(&end).is_ok() {
+                let deadline = self.comm.options().deadline;
+                self.watcher.expect(end, Instant::now() + deadline);
+            }
+        }
+    }
+
+    /// Puts a checked one into `stream`.
+    fn put(&self, checked: &Checked<'_>, case: &Case, call: &GpuCall<'_>, stream: &Stream) -> Result<(), GpuError> {
         let mut state = self.state();
         let is_capturing = stream.is_capturing()?;
         if let Some((before, end, was_capturing)) = &state.last
@@ -321,14 +402,14 @@ impl GpuCommunicator {
             stream.wait(end)?;
         }
         match &self.way {
-            Way::Direct(_) => self.directly(&mut state, &checked, call, stream)?,
+            Way::Direct(_) => self.directly(&mut state, checked, call, stream)?,
             Way::Staged(_) if is_capturing => {
                 return Err(GpuError::Refused {
                     what: "an operation in which the host has a part, in a graph",
                     reason: "the host cannot be captured".to_owned(),
                 });
             }
-            Way::Staged(_) => self.staged.run(call, &case, stream)?,
+            Way::Staged(_) => self.staged.run(call, case, stream)?,
         }
         let end = Event::new(&self.context)?;
         stream.record(&end)?;
@@ -350,6 +431,7 @@ impl GpuCommunicator {
         let State {
             copies: Some(copies),
             kernels: Some(kernels),
+            beside: Some(beside),
             registered,
             scaled,
             ..
@@ -383,15 +465,7 @@ impl GpuCommunicator {
             call.count,
             is_registered,
         );
-        let (algorithm, slice) = match choice {
-            Choice::Small(cut) => {
-                let memory = (checked.input, checked.output);
-                return kernels.run_short(call, memory, (checked.op, scalar), cut, stream);
-            }
-            Choice::Kernel(algorithm, _) => (algorithm, 0),
-            Choice::Copies(algorithm, slice) => (algorithm, slice),
-        };
-        let operation = Operation {
+        let operation = |algorithm, slice| Operation {
             collective: call.collective,
             algorithm,
             root: call.root,
@@ -404,29 +478,57 @@ impl GpuCommunicator {
             registered,
             slice,
         };
-        if let Choice::Kernel(_, cut) = choice {
-            return kernels.run(&operation, (checked.op, scalar), cut, stream);
+        let reduction = (checked.op, scalar);
+        match choice {
+            Choice::Small(cut) => kernels.run_short(call, (checked.input, checked.output), reduction, cut, stream),
+            Choice::Kernel(algorithm, cut) => kernels.run(&operation(algorithm, 0), reduction, cut, stream),
+            Choice::Copies(algorithm, slice) => {
+                self.by_copies(copies, scaled, &operation(algorithm, slice), checked.scalar, stream)
+            }
+            Choice::Split(at, (algorithm, slice), (beside_it, cut)) => {
+                let (first, rest) = split::parts(&operation(algorithm, slice), at, beside_it)?;
+                // What may wait for the device is done before anything in it waits for another rank.
+                copies.ready(&first)?;
+                beside.run(
+                    stream,
+                    |beside| kernels.run(&rest, reduction, cut, beside),
+                    || self.by_copies(copies, scaled, &first, checked.scalar, stream),
+                )
+            }
         }
-        let (mut input, mut in_place) = (checked.input, checked.in_place);
-        if let (Some(scalar), Some(span)) = (checked.scalar, input) {
-            copies.warm(call.data, Operator::Sum)?;
-            let memory = match scaled.take().filter(|memory| memory.len() >= span.len()) {
-                Some(memory) => memory,
-                None => DeviceMemory::alloc(&self.context, span.len())?,
-            };
-            let memory = scaled.insert(memory);
-            let into = memory.span(..span.len())?;
-            let source = doorbell_cuda::reduce::Source::elements(span).times(scalar);
-            let form = doorbell_cuda::reduce::Form::Element;
-            copies
-                .reducer()
-                .reduce(stream, types::data(call.data), Operator::Sum, &[source], (form, into))?;
-            (input, in_place) = (Some(into), false);
-        }
+    }
+
+    /// Puts an operation into `stream`, for the copy engines. They do not multiply: that is done before.
+    fn by_copies(
+        &self,
+        copies: &mut Copies,
+        scaled: &mut Option<DeviceMemory>,
+        operation: &Operation<'_>,
+        scalar: Option<Scalar>,
+        stream: &Stream,
+    ) -> Result<(), GpuError> {
+        let (Some(scalar), Some(span)) = (scalar, operation.input) else {
+            return copies.run(operation, stream);
+        };
+        copies.warm(operation.data, Operator::Sum)?;
+        let memory = match scaled.take().filter(|memory| memory.len() >= span.len()) {
+            Some(memory) => memory,
+            None => DeviceMemory::alloc(&self.context, span.len())?,
+        };
+        let memory = scaled.insert(memory);
+        let into = memory.span(..span.len())?;
+        let source = Source::elements(span).times(scalar);
+        copies.reducer().reduce(
+            stream,
+            types::data(operation.data),
+            Operator::Sum,
+            &[source],
+            (Form::Element, into),
+        )?;
         let operation = Operation {
-            input,
-            in_place,
-            ..operation
+            input: Some(into),
+            in_place: false,
+            ..*operation
         };
         copies.run(&operation, stream)
     }
@@ -459,6 +561,9 @@ fn agree(comm: &Communicator, options: GpuOptions, context: Option<&Context>) ->
         executor,
         options.slice.unwrap_or(0),
         copiers.into(),
+        options.blocks.unwrap_or(0).into(),
+        options.cut.unwrap_or(0).into(),
+        options.share.unwrap_or(0).into(),
         sizes.flags as u64,
         sizes.slots as u64,
         sizes.small as u64,
@@ -479,10 +584,26 @@ fn agree(comm: &Communicator, options: GpuOptions, context: Option<&Context>) ->
         all.iter()
             .all(|one| one.len() == first.len() && one.len() == mine.len())
     });
-    let Some(&[executor, slice, copiers, flags, slots, small, fifos, _]) = first.map(Vec::as_slice) else {
+    let Some(
+        &[
+            executor,
+            slice,
+            copiers,
+            blocks,
+            cut,
+            share,
+            flags,
+            slots,
+            small,
+            fifos,
+            _,
+        ],
+    ) = first.map(Vec::as_slice)
+    else {
         return Err(GpuError::Refused {
             what: "a communicator of GPUs",
-            reason: "the ranks are not of one release: run the same one everywhere".to_owned(),
+            reason: "a rank has left meanwhile, or the ranks are not of one release: run the same one everywhere"
+                .to_owned(),
         });
     };
     let sizes = Sizes {
@@ -503,6 +624,9 @@ fn agree(comm: &Communicator, options: GpuOptions, context: Option<&Context>) ->
         sizes: Some(sizes),
         slice: (slice > 0).then_some(slice),
         copiers: (copiers > 0).then_some(copiers as u8),
+        blocks: (blocks > 0).then_some(blocks as u32),
+        cut: (cut > 0).then_some(cut as u32),
+        share: (share > 0).then_some(share as u8),
     };
     Ok((options, sizes))
 }
@@ -510,7 +634,7 @@ fn agree(comm: &Communicator, options: GpuOptions, context: Option<&Context>) ->
 /// A call that fits.
 struct Checked<'a> {
     op: ReduceOp,
-    scalar: Option<doorbell_cuda::reduce::Scalar>,
+    scalar: Option<Scalar>,
     input: Option<Span<'a>>,
     output: Option<Span<'a>>,
     in_place: bool,

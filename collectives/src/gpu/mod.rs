@@ -3,10 +3,10 @@
 //! A [`GpuCommunicator`] is made of a [`Communicator`](crate::Communicator) and a GPU on each rank. Where the GPUs reach each other, they do operations among themselves, by the same plans as the processors'; where not, the host has a part in it.
 //!
 //! - `communicator` and `operations`: what programs call; `options`: how it is made; `choice`: what does what.
-//! - [`peers`]: what ranks map of each other; `descriptors`: how they get it.
+//! - [`peers`]: what ranks map of each other; `offer`: what they are told of it; `descriptors`: how they get it.
 //! - [`lower`]: from plans to what kernels do; [`program`] and [`kernel`]: the executor that they are run by; `kernels`: one communicator's.
 //! - [`small`]: the executor of short operations, by a kernel without a plan.
-//! - `copies`: the executor by copy engines; `staged`: through memory of the host.
+//! - `copies`: the executor by copy engines; `split`: both executors beside each other; `staged`: through memory of the host.
 //! - `watch`: what is done when a rank is gone.
 
 mod choice;
@@ -17,11 +17,13 @@ mod error;
 pub mod kernel;
 mod kernels;
 pub mod lower;
+mod offer;
 mod operations;
 mod options;
 pub mod peers;
 pub mod program;
 pub mod small;
+mod split;
 mod staged;
 mod types;
 mod watch;

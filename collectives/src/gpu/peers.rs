@@ -6,12 +6,12 @@
 //! An allocation lives as long as anybody has it mapped: what is written to a rank that is gone goes nowhere, and does no harm.
 
 use core::ops::Range;
-use std::os::fd::AsFd;
 
-use doorbell_cuda::{Context, DeviceMemory, HostMemory, Memory, Span, Stream};
+use doorbell_cuda::{Context, DeviceMemory, HostMemory, Memory, Part, Shareable, Span, Stream};
 
 use super::descriptors;
 use super::error::GpuError;
+use super::offer::{self, Offer};
 use crate::bootstrap::Exchange;
 use crate::types::Rank;
 
@@ -33,7 +33,7 @@ pub struct Sizes {
     pub slots: usize,
     /// Slots of the kernel for short operations, and how far its blocks are (default 32 MiB).
     pub small: usize,
-    /// Where the kernels put what they may not put where it belongs (default 64 MiB).
+    /// Where the kernels put what they may not put where it belongs (default 128 MiB: slices of 64 KiB for 128 blocks of threads among four ranks).
     pub fifos: usize,
     /// The same of the copy engines (default 256 MiB).
     pub staging: usize,
@@ -45,7 +45,7 @@ impl Default for Sizes {
             flags: 1 << 20,
             slots: 8 << 20,
             small: 32 << 20,
-            fifos: 64 << 20,
+            fifos: 128 << 20,
             staging: 256 << 20,
         }
     }
@@ -115,8 +115,9 @@ pub struct Peers {
 /// One memory of each rank, mapped here.
 #[derive(Debug)]
 pub struct Mapped {
-    memories: Vec<DeviceMemory>,
+    memories: Vec<Part>,
     table: DeviceMemory,
+    lent: bool,
 }
 
 impl Peers {
@@ -163,7 +164,7 @@ impl Peers {
     ///
     /// # Errors
     /// Of the exchange.
-    pub fn map(&self, exchange: &mut dyn Exchange, memory: &DeviceMemory) -> Result<Result<Mapped, String>, GpuError> {
+    pub fn map(&self, exchange: &mut dyn Exchange, memory: &dyn Shareable) -> Result<Result<Mapped, String>, GpuError> {
         map(exchange, self.rank, &self.context, memory)
     }
 
@@ -207,14 +208,20 @@ impl Peers {
 impl Mapped {
     /// The memory of a rank, as it is mapped here.
     #[must_use]
-    pub fn of(&self, rank: Rank) -> &DeviceMemory {
+    pub fn of(&self, rank: Rank) -> &Part {
         &self.memories[rank.index()]
     }
 
     /// All of them, by rank.
     #[must_use]
-    pub fn memories(&self) -> &[DeviceMemory] {
+    pub fn memories(&self) -> &[Part] {
         &self.memories
+    }
+
+    /// Whether any rank's must be kept by that rank as long as others have it mapped, for it does not go by descriptor. The same on all ranks.
+    #[must_use]
+    pub fn is_lent(&self) -> bool {
+        self.lent
     }
 
     /// In device memory, by rank: the address of each as 64 bits, as this rank's device has it.
@@ -241,46 +248,39 @@ fn map(
     exchange: &mut dyn Exchange,
     rank: Rank,
     context: &Context,
-    memory: &DeviceMemory,
+    memory: &dyn Shareable,
 ) -> Result<Result<Mapped, String>, GpuError> {
-    let exported = memory.export_fd();
-    let said = exported.as_ref().err().map(ToString::to_string).unwrap_or_default();
+    let exported = Offer::new(memory);
+    let said = exported.as_ref().err().cloned().unwrap_or_default();
     if let Some(reason) = complaint(exchange, &said)? {
         return Ok(Err(reason));
     }
-    let Ok(descriptor) = exported else {
+    let Ok(offer) = exported else {
         return Ok(Err("this rank's memory has no descriptor".to_owned()));
     };
-    let lengths = exchange.all_gather(&(memory.len() as u64).to_be_bytes())?;
-    let given = descriptors::share(exchange, rank, descriptor.as_fd())?;
+    let terms = exchange.all_gather(&offer.terms())?;
+    let mut given = descriptors::share(exchange, rank, offer.descriptor())?;
     let import = |peer: usize| {
         if peer == rank.index() {
-            return Ok(memory.clone());
+            return Ok(memory.all().keep());
         }
-        let len = <[u8; 8]>::try_from(&lengths[peer][..])
-            .ok()
-            .and_then(|len| usize::try_from(u64::from_be_bytes(len)).ok());
-        let (Some(descriptor), Some(len)) = (given[peer].as_ref(), len) else {
+        let Some(descriptor) = given[peer].take() else {
             return Err(format!(
                 "gets no memory of rank {peer}: it is on another host, of another user, or in another network namespace"
             ));
         };
-        let unmapped = |e: doorbell_cuda::Error| format!("cannot map the memory of rank {peer}: {e}");
-        let memory = DeviceMemory::import(context, descriptor.as_fd(), len).map_err(unmapped)?;
-        let device = context.device();
-        match memory.device().filter(|home| *home != device) {
-            Some(home) if device.peer(home).map_err(unmapped)?.is_none() => Err(format!(
-                "cannot map the memory of rank {peer}: {device} does not reach {home}"
-            )),
-            _ => Ok(memory),
-        }
+        let shared = offer::taken(descriptor, &terms[peer])
+            .ok_or_else(|| format!("cannot make anything of what rank {peer} says of its memory"))?;
+        // SAFETY: what goes by a handle is registered: its rank keeps it until all have come to deregister it, or its program has promised to.
+        unsafe { shared.open(context) }.map_err(|e| format!("cannot map the memory of rank {peer}: {e}"))
     };
-    let mapped = (0..lengths.len())
+    let mapped = (0..terms.len())
         .map(import)
         .collect::<Result<Vec<_>, _>>()
         .and_then(|memories| {
             let table = table(context, &memories).map_err(|e| e.to_string())?;
-            Ok(Mapped { memories, table })
+            let lent = terms.iter().any(|terms| offer::is_lent(terms));
+            Ok(Mapped { memories, table, lent })
         });
     let reason = complaint(exchange, mapped.as_ref().err().map_or("", String::as_str))?;
     Ok(match reason {
@@ -290,7 +290,7 @@ fn map(
 }
 
 /// The addresses of memories, in device memory.
-fn table(context: &Context, memories: &[DeviceMemory]) -> Result<DeviceMemory, doorbell_cuda::Error> {
+fn table(context: &Context, memories: &[Part]) -> Result<DeviceMemory, doorbell_cuda::Error> {
     let bytes: Vec<u8> = memories
         .iter()
         .flat_map(|memory| memory.device_ptr().0.to_ne_bytes())

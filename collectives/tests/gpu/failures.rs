@@ -27,7 +27,7 @@ fn is_let_go(gpu: &GpuCommunicator) {
     for _ in 0..3 {
         // The group may have failed by now.
         if gpu
-            .enqueue(&call::<f32>(&buffers, &CASE, ReduceOp::Sum, gpu.rank()), &stream)
+            .enqueue(&call::<f32, _>(&buffers, &CASE, ReduceOp::Sum, gpu.rank()), &stream)
             .is_err()
         {
             break;
@@ -38,13 +38,19 @@ fn is_let_go(gpu: &GpuCommunicator) {
     assert!(!error.contains('\n'), "{error}");
     buffers.fill::<f32>(gpu.rank(), 7, &stream);
     assert_eq!(buffers.read::<f32>(&stream).len() as u64, CASE.count);
-    gpu.enqueue(&call::<f32>(&buffers, &CASE, ReduceOp::Sum, gpu.rank()), &stream)
+    gpu.enqueue(&call::<f32, _>(&buffers, &CASE, ReduceOp::Sum, gpu.rank()), &stream)
         .unwrap_err();
 }
 
 #[test]
 fn who_aborts_lets_all_streams_go_on() {
-    for executor in [Executor::Small, Executor::Copies, Executor::Kernel, Executor::Staged] {
+    for executor in [
+        Executor::Small,
+        Executor::Copies,
+        Executor::Kernel,
+        Executor::Split,
+        Executor::Staged,
+    ] {
         let standin = Standin::load(Manner::Prompt);
         let options = GpuOptions {
             executor: Some(executor),
@@ -90,7 +96,7 @@ fn what_fits_no_operation_is_refused_before_anything_is_begun() {
         let stream = Stream::new(gpu.context()).unwrap();
         let case = Case { ranks: 2, ..CASE };
         let buffers = Buffers::new::<f32>(gpu.context(), &case, gpu.rank(), true);
-        let good = call::<f32>(&buffers, &case, ReduceOp::Sum, gpu.rank());
+        let good = call::<f32, _>(&buffers, &case, ReduceOp::Sum, gpu.rank());
         let refused = |bad: doorbell_collectives::gpu::GpuCall<'_>, why: &str| {
             let error = gpu.enqueue(&bad, &stream).unwrap_err().to_string();
             assert!(error.contains(why) && !error.contains('\n'), "{error}");

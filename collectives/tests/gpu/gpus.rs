@@ -4,7 +4,7 @@ use doorbell_collectives::gpu::{GpuCall, GpuCommunicator, GpuOptions, Sizes, as_
 use doorbell_collectives::plan::Collective;
 use doorbell_collectives::reference::{Case, Number, given};
 use doorbell_collectives::{PreMulSum, Rank, ReduceOp};
-use doorbell_cuda::{Context, DeviceMemory, Driver, HostMemory, Memory, Span, Stream};
+use doorbell_cuda::{Context, DeviceMemory, Driver, HostMemory, Memory, Shareable, Span, Stream};
 
 /// The GPU of a rank.
 pub(crate) fn gpu(driver: Driver, rank: Rank) -> Context {
@@ -20,7 +20,7 @@ pub(crate) fn small() -> GpuOptions {
     GpuOptions {
         sizes: Some(Sizes {
             slots: 1 << 20,
-            fifos: 1 << 20,
+            fifos: 2 << 20,
             staging: 1 << 20,
             ..Sizes::default()
         }),
@@ -30,8 +30,9 @@ pub(crate) fn small() -> GpuOptions {
 }
 
 /// Input and output of a rank, in device memory: in place, one of them.
-pub(crate) struct Buffers {
-    pub(crate) memory: DeviceMemory,
+#[derive(Debug)]
+pub(crate) struct Buffers<M = DeviceMemory> {
+    pub(crate) memory: M,
     /// Where input and output are in it, in bytes.
     places: [(usize, usize); 2],
     unit: usize,
@@ -39,6 +40,19 @@ pub(crate) struct Buffers {
 
 impl Buffers {
     pub(crate) fn new<T: Number>(context: &Context, case: &Case, rank: Rank, in_place: bool) -> Self {
+        let memory = DeviceMemory::alloc(context, bytes::<T>(case)).unwrap();
+        Self::of::<T>(memory, case, rank, in_place)
+    }
+}
+
+/// What memory of buffers has: as much on all ranks, so that it can be registered.
+pub(crate) fn bytes<T: Number>(case: &Case) -> usize {
+    (case.count as usize * T::TYPE.bytes() * 2 * case.ranks as usize).max(8)
+}
+
+impl<M: Shareable> Buffers<M> {
+    /// In memory of [`bytes`].
+    pub(crate) fn of<T: Number>(memory: M, case: &Case, rank: Rank, in_place: bool) -> Self {
         let unit = T::TYPE.bytes();
         let bytes = |elements: u64| elements as usize * unit;
         let (gives, gets, own) = (
@@ -55,13 +69,7 @@ impl Buffers {
             Collective::Scatter if is_root => [(0, gives), (own, gets)],
             _ => [(0, gives), (0, gets)],
         };
-        // As long on all ranks, so that it can be registered.
-        let all = bytes(case.count) * 2 * case.ranks as usize;
-        Self {
-            memory: DeviceMemory::alloc(context, all.max(8)).unwrap(),
-            places,
-            unit,
-        }
+        Self { memory, places, unit }
     }
 
     fn place(&self, at: usize) -> Option<Span<'_>> {
@@ -113,20 +121,32 @@ pub(crate) fn once<T: Number>(
     in_place: bool,
     registered: bool,
 ) {
+    let buffers = Buffers::new::<T>(gpu.context(), case, gpu.rank(), in_place);
+    once_in::<T, _>(gpu, stream, case, op, &buffers, registered);
+}
+
+/// The same in these buffers.
+pub(crate) fn once_in<T: Number, M: Shareable>(
+    gpu: &GpuCommunicator,
+    stream: &Stream,
+    case: &Case,
+    op: ReduceOp,
+    buffers: &Buffers<M>,
+    registered: bool,
+) {
     let rank = gpu.rank();
-    let buffers = Buffers::new::<T>(gpu.context(), case, rank, in_place);
     if registered {
         gpu.register(&buffers.memory).unwrap();
     }
     for seed in 0..2 {
         buffers.fill::<T>(rank, seed, stream);
-        gpu.enqueue(&call::<T>(&buffers, case, op, rank), stream).unwrap();
+        gpu.enqueue(&call::<T, _>(buffers, case, op, rank), stream).unwrap();
         let output = buffers.read::<T>(stream);
         let wrong = case.wrong(op, rank, seed, &output);
         assert_eq!(
             wrong,
             0,
-            "rank {rank}: {case:?} {op} of {}, in place: {in_place}, registered: {registered}",
+            "rank {rank}: {case:?} {op} of {}, {buffers:?}, registered: {registered}",
             T::TYPE
         );
     }
@@ -135,7 +155,12 @@ pub(crate) fn once<T: Number>(
     }
 }
 
-pub(crate) fn call<'a, T: Number>(buffers: &'a Buffers, case: &Case, op: ReduceOp, rank: Rank) -> GpuCall<'a> {
+pub(crate) fn call<'a, T: Number, M: Shareable>(
+    buffers: &'a Buffers<M>,
+    case: &Case,
+    op: ReduceOp,
+    rank: Rank,
+) -> GpuCall<'a> {
     GpuCall {
         collective: case.collective,
         root: case.root,

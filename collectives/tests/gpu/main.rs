@@ -5,6 +5,8 @@ mod world;
 
 mod collectives;
 mod failures;
+mod faults;
 mod gpus;
 mod graphs;
 mod many;
+mod split;

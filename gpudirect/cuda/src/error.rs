@@ -114,6 +114,21 @@ pub enum Error {
     /// What is asked for needs the only handle of its memory.
     #[error("the memory has other handles, or a graph uses it: its bytes can be borrowed only by the last handle")]
     Shared,
+    /// Memory that is to be shared as one, and lies in several mappings.
+    #[error(
+        "memory of {len} bytes that lies in several mappings, of which the first has {first} of them: one can be shared (with PyTorch, leave expandable_segments off)"
+    )]
+    Scattered {
+        /// Bytes of the memory.
+        len: usize,
+        /// How many of them are in the first mapping.
+        first: usize,
+    },
+    /// Another process's memory, which was dropped here while work used it, and is not closed yet.
+    #[error(
+        "another process's memory is still used by work of a time that it was open here before: wait for that first"
+    )]
+    StillOpen,
     /// The time between events that do not know it.
     #[error("an event that knows no time: make both by Event::timed")]
     Untimed,

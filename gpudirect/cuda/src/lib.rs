@@ -65,8 +65,8 @@ pub use event::{Event, EventHandle};
 pub use graph::{CaptureMode, Graph, GraphExec};
 pub use memop::Until;
 pub use memory::{
-    DeviceMemory, DeviceMemoryOptions, DevicePtr, DmaBuf, Foreign, HostMemory, IpcHandle, Memory, MemoryType,
-    PointerInfo, Span,
+    DeviceMemory, DeviceMemoryOptions, DevicePtr, DmaBuf, Foreign, Handle, HostMemory, IpcHandle, Memory, MemoryType,
+    Part, PointerInfo, Shareable, Shared, Span,
 };
 pub use module::{Argument, Kernel, KernelAttribute, Launch, MAX_ARGUMENTS, Module};
 pub use small::{SmallCopies, SmallSource};

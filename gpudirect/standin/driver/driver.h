@@ -87,7 +87,7 @@ extern std::condition_variable &changed;
 extern std::atomic<Status> lost;
 
 void count(Counted what, int by);
-// What the next call of this name is to answer, as a test has asked for.
+// Counts a call; what it is to answer, as a test has asked for.
 Status failing(const char *call);
 
 // Begins every function of the driver.

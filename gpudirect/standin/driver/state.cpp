@@ -17,10 +17,20 @@ namespace {
 
 const char *const NAMES[COUNTED] = {"allocation", "mapping", "reservation", "host", "registered", "stream", "event", "module", "graph", "exec", "context", "work"};
 int live[COUNTED];
+// The call that is to fail: of this name, so many calls from now on.
 struct {
     char call[64];
+    int nth;
     Status code;
 } fault;
+// How often each function was called. Its name is one and the same string each time.
+auto &calls = *new std::map<const char *, int>;
+
+void fail(const char *call, int nth, Status code) {
+    snprintf(fault.call, sizeof fault.call, "%s", call);
+    fault.nth = nth;
+    fault.code = code;
+}
 
 // DOORBELL_STANDIN: words with commas between them.
 void configure() {
@@ -30,14 +40,16 @@ void configure() {
         const size_t end = std::min(words.find(',', begin), words.size());
         const std::string word = words.substr(begin, end - begin);
         int attribute, value;
+        char call[64];
         if (word == "lazy") settings.manner = Manner::LAZY;
         else if (word == "prompt") settings.manner = Manner::PROMPT;
         else if (word == "open") settings.open = true;
         else if (word == "apart") settings.peers = false;
         else if (word.rfind("devices=", 0) == 0) settings.devices = std::max(0, std::min(atoi(word.c_str() + 8), MOST_DEVICES));
         else if (word == "late") settings.late = true;
+        else if (sscanf(word.c_str(), "fail=%63[^:]:%d:%d", call, &attribute, &value) == 3) fail(call, attribute, value);
         else if (sscanf(word.c_str(), "%d=%d", &attribute, &value) == 2) settings.attributes[attribute] = value;
-        else fprintf(stderr, "DOORBELL_STANDIN has %s, which is none of lazy, prompt, open, apart, late, devices=N and ATTRIBUTE=VALUE\n", word.c_str());
+        else fprintf(stderr, "DOORBELL_STANDIN has %s, which is none of lazy, prompt, open, apart, late, devices=N, fail=CALL:NTH:CODE and ATTRIBUTE=VALUE\n", word.c_str());
         begin = end + 1;
     }
 }
@@ -55,7 +67,8 @@ void count(Counted what, int by) {
 
 Status failing(const char *call) {
     if (lost) return lost;
-    if (!fault.code || strcmp(fault.call, call)) return OK;
+    calls[call]++;
+    if (!fault.code || strcmp(fault.call, call) || --fault.nth) return OK;
     return std::exchange(fault.code, OK);
 }
 
@@ -72,11 +85,25 @@ TESTS int standin_count(const char *name) {
     return -1;
 }
 
-// The next call of this function answers `code`.
-TESTS void standin_fail(const char *call, int code) {
+// Of the calls of this function from now on, the `nth` answers `code`.
+TESTS void standin_fail(const char *call, int nth, int code) {
     Held held(lock);
-    snprintf(fault.call, sizeof fault.call, "%s", call);
-    fault.code = code;
+    fail(call, nth, code);
+}
+
+// Whether a call is to fail that has not.
+TESTS int standin_failing() {
+    Held held(lock);
+    return fault.code != OK;
+}
+
+// How often a function was called, and its name: of one after another of those that were. Below 0 where there are no more.
+TESTS int standin_calls(int index, const char **name) {
+    Held held(lock);
+    if (index >= int(calls.size())) return -1;
+    auto found = std::next(calls.begin(), index);
+    *name = found->first;
+    return found->second;
 }
 
 // From now on every call answers `code`, and no work is done any more, as when a kernel has touched memory that it must not.

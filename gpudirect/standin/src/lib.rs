@@ -10,10 +10,12 @@
 
 mod build;
 
-use std::ffi::{CString, OsString, c_char, c_int, c_void};
+use std::collections::BTreeMap;
+use std::ffi::{CStr, CString, OsString, c_char, c_int, c_void};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process;
+use std::ptr;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use doorbell_cuda::{Absent, Driver};
@@ -55,7 +57,7 @@ pub struct Standin {
 
 /// The environment of a program that is to take the stand-in for its driver, with so many devices (8 at most).
 ///
-/// `DOORBELL_STANDIN` has words with commas between them: `lazy` or `prompt`; `devices=N`; `apart`, so that devices do not reach each other's memory; `open` as by [`Standin::open`]; `late` as by [`Standin::set_late_loading`]; `ATTRIBUTE=VALUE` as by [`Standin::set_attribute`].
+/// `DOORBELL_STANDIN` has words with commas between them: `lazy` or `prompt`; `devices=N`; `apart`, so that devices do not reach each other's memory; `open` as by [`Standin::open`]; `late` as by [`Standin::set_late_loading`]; `fail=CALL:NTH:CODE` as by [`Standin::fail_nth`]; `ATTRIBUTE=VALUE` as by [`Standin::set_attribute`].
 ///
 /// # Panics
 /// As [`build`].
@@ -153,9 +155,45 @@ impl Standin {
     /// # Panics
     /// Of a name with a NUL.
     pub fn fail(&self, call: &str, code: i32) {
+        self.fail_nth(call, 1, code);
+    }
+
+    /// Of the calls of `call` from now on, the `nth` answers `code`; 1 is the next.
+    ///
+    /// # Panics
+    /// Of a name with a NUL.
+    pub fn fail_nth(&self, call: &str, nth: i32, code: i32) {
+        type Fail = unsafe extern "C" fn(*const c_char, c_int, c_int);
         let call = CString::new(call).expect("a name");
         // SAFETY: the function has this type, and the text ends with a NUL.
-        unsafe { self.function::<unsafe extern "C" fn(*const c_char, c_int)>("standin_fail")(call.as_ptr(), code) }
+        unsafe { self.function::<Fail>("standin_fail")(call.as_ptr(), nth, code) }
+    }
+
+    /// Whether a call is to fail that has not failed so far.
+    #[must_use]
+    pub fn is_failing(&self) -> bool {
+        // SAFETY: the function has this type.
+        unsafe { self.function::<unsafe extern "C" fn() -> c_int>("standin_failing")() != 0 }
+    }
+
+    /// The functions that were called so far, by name, and how often.
+    #[must_use]
+    pub fn calls(&self) -> BTreeMap<String, i32> {
+        type Calls = unsafe extern "C" fn(c_int, *mut *const c_char) -> c_int;
+        let calls = self.function::<Calls>("standin_calls");
+        let mut all = BTreeMap::new();
+        for index in 0.. {
+            let mut name = ptr::null();
+            // SAFETY: the function has this type, and the pointer is to one of ours.
+            let count = unsafe { calls(index, &raw mut name) };
+            if count < 0 {
+                break;
+            }
+            // SAFETY: a string of the library's, which ends with a NUL and is there as long as the library.
+            let name = unsafe { CStr::from_ptr(name) };
+            all.insert(name.to_string_lossy().into_owned(), count);
+        }
+        all
     }
 
     /// From now on every call answers `code` and no work is done, as when a kernel has touched memory that it must not (700).

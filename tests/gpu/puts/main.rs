@@ -6,12 +6,12 @@ mod check;
 mod rank;
 
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
-use std::process::{Child, Command, ExitCode};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use doorbell_cuda::Driver;
+use doorbell_tests::gpu::ranks::Ranks;
 
 const USAGE: &str = "\
 Check and measure puts by kernels and in the order of streams
@@ -108,42 +108,18 @@ fn parse(arguments: &[String]) -> Result<Option<Options>> {
 fn start(options: &Options, arguments: &[String]) -> Result<bool> {
     // Nobody listens there until rank 0 does; another may have taken it by then, of which there is little danger.
     let address = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?;
-    let program = std::env::current_exe()?;
-    let rank = |rank: u32| -> Result<Child> {
-        let mut command = Command::new(&program);
+    let ranks = Ranks::start(options.ranks, |rank, command| {
         command
             .args(arguments)
-            .arg("--rank")
-            .arg(rank.to_string())
-            .arg(address.to_string());
-        Ok(command.spawn()?)
-    };
-    let mut ranks = (0..options.ranks).map(rank).collect::<Result<Vec<_>>>()?;
-    let until = Instant::now() + options.limit;
-    let mut right = true;
-    while !ranks.is_empty() {
-        let mut left = Vec::new();
-        for mut child in ranks {
-            match child.try_wait()? {
-                Some(status) => right &= status.success(),
-                None => left.push(child),
-            }
-        }
-        ranks = left;
-        if Instant::now() >= until {
-            println!(
-                "FAIL given up after {:?}, {} ranks are not done",
-                options.limit,
-                ranks.len()
-            );
-            for child in &mut ranks {
-                child.kill()?;
-                child.wait()?;
-            }
-            return Ok(false);
-        }
-        thread::sleep(Duration::from_millis(10));
+            .args(["--rank", &rank.to_string(), &address.to_string()]);
+    })?;
+    let ended = ranks.wait(options.limit)?;
+    let late = ended.iter().filter(|ended| ended.is_none()).count();
+    if late > 0 {
+        println!("FAIL given up after {:?}, {late} ranks are not done", options.limit);
+        return Ok(false);
     }
+    let right = ended.iter().flatten().all(|status| status.success());
     println!("{}", if right { "PASS all" } else { "FAIL not all was right" });
     Ok(right)
 }

@@ -1,6 +1,6 @@
 //! A rank: its GPU, its heap, the kernels that put.
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
+use std::net::{SocketAddr, TcpListener};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -8,8 +8,7 @@ use anyhow::{Context as _, Result, ensure};
 use doorbell_cuda::{Argument, Context, Driver, HostMemory, Launch, Memory as _, Module, Span, Stream};
 use doorbell_gpudirect::heap::{Star, Symmetric, SymmetricHeap};
 use doorbell_gpudirect::proxy::KernelQueue;
-use doorbell_softroce_ibverbs::{DeviceConfig, api, configure};
-use doorbell_verbs::{Context as Device, Library};
+use doorbell_tests::gpu::ranks::soft_device;
 
 use crate::{Options, bench, check};
 
@@ -44,7 +43,7 @@ pub(crate) struct Results {
 pub(crate) fn run(options: &Options, rank: u32, address: SocketAddr) -> Result<bool> {
     let driver = Driver::load()?;
     let gpu = Gpu::new(driver, rank as usize)?;
-    let device = device()?;
+    let device = soft_device()?;
     let mut exchange = if rank == 0 {
         Star::host(&TcpListener::bind(address)?, options.ranks, PATIENCE)?
     } else {
@@ -76,24 +75,6 @@ pub(crate) fn run(options: &Options, rank: u32, address: SocketAddr) -> Result<b
         bench::posts(options, &gpu, &device)?;
     }
     Ok(true)
-}
-
-/// The soft device, on an address of the machine's own that all ranks share.
-fn device() -> Result<Device> {
-    let mut configs = DeviceConfig::from_env()?;
-    let config = configs.first_mut().context("no soft device")?;
-    let parent = std::os::unix::process::parent_id();
-    let address = Ipv4Addr::new(
-        127,
-        80 + (parent >> 16) as u8 % 16,
-        (parent >> 8) as u8,
-        parent as u8 | 1,
-    );
-    config.address = Some(IpAddr::V4(address));
-    let name = config.name.clone();
-    configs.truncate(1);
-    configure(configs)?;
-    Ok(Library::new(api()).open(&name)?)
 }
 
 impl Gpu {

@@ -4,6 +4,8 @@
 pub mod bounds;
 pub mod collective;
 pub mod driven;
+pub mod foreign;
+pub mod ranks;
 pub mod short;
 pub mod sweep;
 

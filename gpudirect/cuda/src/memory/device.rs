@@ -247,7 +247,7 @@ impl Mapping {
 }
 
 /// That `device` reaches the memory of `other`: the driver's answer to a mapping that it does not would not say so.
-fn reaches(device: Device, other: Device) -> Result<(), Error> {
+pub(super) fn reaches(device: Device, other: Device) -> Result<(), Error> {
     if device.peer(other)?.is_some() {
         return Ok(());
     }

@@ -4,7 +4,9 @@ use core::ffi::{c_int, c_void};
 use core::fmt;
 use std::os::fd::OwnedFd;
 use std::ptr;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
+
+use parking_lot::Mutex;
 
 use super::{DevicePtr, Memory, Sealed, share};
 use crate::context::Context;
@@ -199,14 +201,25 @@ impl Foreign {
     /// All of the allocation that another process has shared by [`Foreign::ipc_handle`] or `cuIpcGetMemHandle`; never one of this process.
     ///
     /// # Safety
-    /// The other process must keep the allocation until this one has let go of it: the driver does not. It must not be open here already: drivers differ in what
-    /// becomes of the one when the other is closed.
+    /// The other process must keep the allocation until this one has let go of it: the driver does not. Nobody else in this process must have it open for the same device: drivers differ in what
+    /// becomes of the one when the other is closed. What this function has opened it knows, and gives again.
     ///
     /// # Errors
-    /// [`Error::NoPeerAccess`] where it is on a device that the context's does not reach, or what the driver says otherwise.
+    /// [`Error::NoPeerAccess`] where it is on a device that the context's does not reach, [`Error::StillOpen`], or what the driver says otherwise.
     pub unsafe fn open(context: &Context, handle: &IpcHandle) -> Result<Self, Error> {
         let driver = context.driver();
         let device = context.device();
+        let key = (device.raw(), *handle);
+        let _opening = OPENING.lock();
+        if matches!(opened(key), Some(None)) {
+            // It may only not have been looked at since its work was done.
+            context.reap();
+        }
+        match opened(key) {
+            Some(Some(resource)) => return Ok(Self(resource)),
+            Some(None) => return Err(Error::StillOpen),
+            None => {}
+        }
         let _entered = context.enter()?;
         let mut address: Address = 0;
         // SAFETY: the pointer is to an address of ours, and the context is current; the driver looks through the handle for an allocation that it knows.
@@ -219,10 +232,14 @@ impl Foreign {
             format_args!("another process's memory for {device}"),
         )?;
         match range(driver, DevicePtr(address)) {
-            Ok((_, size)) => Ok(Self::of(context, address, size, Kept::Opened(address))),
+            Ok((_, size)) => {
+                let foreign = Self::of(context, address, size, Kept::Opened(Open { key, address }));
+                OPENED.lock().push((key, Arc::downgrade(&foreign.0)));
+                Ok(foreign)
+            }
             Err(error) => {
                 // The first error is the one to tell.
-                drop(Kept::Opened(address).release(driver));
+                drop(Open { key, address }.close(driver));
                 Err(error)
             }
         }
@@ -252,6 +269,14 @@ impl Foreign {
         let _entered = self.0.context().enter()?;
         let ordinal = number(driver, pointer::DEVICE_ORDINAL, self.device_ptr())?;
         driver.device(usize::try_from(ordinal).unwrap_or(usize::MAX))
+    }
+
+    /// Bytes of the allocation that it begins in, or of the mapping, and whether it is one.
+    pub(super) fn allocation(&self) -> Result<(usize, bool), Error> {
+        let driver = self.0.context().driver();
+        let _entered = self.0.context().enter()?;
+        let (_, size) = range(driver, self.device_ptr())?;
+        Ok((size, mapped(driver, self.device_ptr()).0))
     }
 
     /// What another process opens the allocation by that it lies in, and where in that it begins. Of memory that `cuMemAlloc` made; mapped memory goes by [`Foreign::export_fd`].
@@ -304,7 +329,43 @@ enum Kept {
         _owner: Owner,
     },
     /// Another process's, opened here.
-    Opened(Address),
+    Opened(Open),
+}
+
+/// The device that an allocation was opened for, and what it was opened by.
+type Key = (c_int, IpcHandle);
+
+/// Another process's allocations that are open here, until they are closed.
+static OPENED: Mutex<Vec<(Key, Weak<Resource>)>> = Mutex::new(Vec::new());
+/// Held by who opens one, so that nobody else does at the same time. What is closed meanwhile needs [`OPENED`] alone.
+static OPENING: Mutex<()> = Mutex::new(());
+
+/// What an allocation is that is open; in it, `None` where nobody has a handle of it any more.
+fn opened(key: Key) -> Option<Option<Arc<Resource>>> {
+    let opened = OPENED.lock();
+    let (_, resource) = opened.iter().find(|(one, _)| *one == key)?;
+    Some(resource.upgrade())
+}
+
+/// An allocation that is open, with an entry in [`OPENED`] for as long as this is there.
+struct Open {
+    key: Key,
+    address: Address,
+}
+
+impl Open {
+    /// The context is current, and no work uses it any more.
+    fn close(&self, driver: Driver) -> Result<(), Error> {
+        // SAFETY: opened once by whoever has made this, and closed once.
+        let answer = unsafe { (driver.table().ipc_close_mem_handle)(self.address) };
+        driver.check(answer, "cuIpcCloseMemHandle", format_args!("another process's memory"))
+    }
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        OPENED.lock().retain(|(key, _)| *key != self.key);
+    }
 }
 
 impl Body for Kept {
@@ -312,11 +373,7 @@ impl Body for Kept {
         match self {
             // It goes with this value.
             Self::Owner { .. } => Ok(()),
-            Self::Opened(address) => {
-                // SAFETY: opened once by this, and no work uses it any more.
-                let answer = unsafe { (driver.table().ipc_close_mem_handle)(*address) };
-                driver.check(answer, "cuIpcCloseMemHandle", format_args!("another process's memory"))
-            }
+            Self::Opened(open) => open.close(driver),
         }
     }
 }

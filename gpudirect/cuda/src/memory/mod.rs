@@ -1,7 +1,7 @@
-//! Memory that work on a device reads and writes: the device's own ([`DeviceMemory`]), the host's, pinned ([`HostMemory`]), and what somebody else has allocated ([`Foreign`]).
+//! Memory that work on a device reads and writes: the device's own ([`DeviceMemory`]), the host's, pinned ([`HostMemory`]), and what somebody else has allocated ([`Foreign`]). What of a device's other processes can be given is [`Shareable`].
 //!
 //! A handle keeps its memory; handles are cloned freely. Memory is freed when its last handle is dropped and the work that uses it is done (see the crate's
-//! documentation). A [`Span`] is a checked range of it: what copies and launches take.
+//! documentation). A [`Span`] is a checked range of it: what copies and launches take; a [`Part`] is one that keeps its memory.
 
 mod device;
 mod dma_buf;
@@ -17,6 +17,7 @@ pub use device::{DeviceMemory, DeviceMemoryOptions};
 pub use dma_buf::DmaBuf;
 pub use foreign::{Foreign, IpcHandle, MemoryType, PointerInfo};
 pub use host::HostMemory;
+pub use share::{Handle, Shareable, Shared};
 
 use crate::error::Error;
 use crate::resource::{Place, Resource};
@@ -155,6 +156,61 @@ impl<'a> Span<'a> {
 
     pub(crate) fn resource(self) -> &'a Arc<Resource> {
         self.resource
+    }
+}
+
+impl Span<'_> {
+    /// The same range, as a value that keeps its memory.
+    #[must_use]
+    pub fn keep(self) -> Part {
+        Part {
+            resource: Arc::clone(self.resource),
+            offset: self.offset,
+            len: self.len,
+        }
+    }
+}
+
+/// A range of memory that keeps it: of whatever kind, whoever has made it. Cloned freely, as other handles are.
+#[derive(Clone)]
+pub struct Part {
+    resource: Arc<Resource>,
+    offset: usize,
+    len: usize,
+}
+
+impl Part {
+    /// Where it begins.
+    #[must_use]
+    pub fn device_ptr(&self) -> DevicePtr {
+        self.all().device_ptr()
+    }
+}
+
+impl Sealed for Part {
+    #[allow(private_interfaces)] // As the trait has it.
+    fn resource(&self) -> &Arc<Resource> {
+        &self.resource
+    }
+}
+
+impl Memory for Part {
+    fn len(&self) -> usize {
+        self.len
+    }
+
+    fn all(&self) -> Span<'_> {
+        Span {
+            resource: &self.resource,
+            offset: self.offset,
+            len: self.len,
+        }
+    }
+}
+
+impl fmt::Debug for Part {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.all().fmt(f)
     }
 }
 

@@ -1,12 +1,15 @@
-//! Device memory between processes: exported as a file descriptor, which goes over a Unix socket, and imported from one.
+//! Device memory between processes: exported as a file descriptor, which goes over a Unix socket, and imported from one; or, where somebody has allocated it by `cuMemAlloc`, by the older kind of handle.
 //!
-//! The memory lives as long as any process has it mapped or holds a descriptor of it: no process can free what another uses, and none need outlive another.
+//! What goes by a descriptor lives as long as any process has it mapped or holds a descriptor of it: no process can free what another uses, and none need outlive another. What goes by a handle must be kept by whoever has allocated it.
 
 use core::ffi::c_void;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr;
 
-use super::device::{DeviceMemory, DeviceMemoryOptions, round_up};
+use super::device::{DeviceMemory, DeviceMemoryOptions, reaches, round_up};
+use super::foreign::{Foreign, IpcHandle};
+use super::{Memory, Part};
+use crate::context::Context;
 use crate::driver::Driver;
 use crate::error::Error;
 use crate::sys::{self, AllocationHandle, AllocationProp};
@@ -64,6 +67,100 @@ impl DeviceMemoryOptions<'_> {
             Err(error) => {
                 release(driver, handle);
                 Err(error)
+            }
+        }
+    }
+}
+
+/// What another process is given an allocation by.
+#[derive(Debug)]
+pub enum Handle {
+    /// A descriptor of mapped memory, to be sent over a Unix socket.
+    Descriptor(OwnedFd),
+    /// What `cuIpcOpenMemHandle` takes: bytes, for other processes of this host.
+    Ipc(IpcHandle),
+}
+
+/// A range of memory, as another process is told of it.
+#[derive(Debug)]
+pub struct Shared {
+    /// Of the allocation.
+    pub handle: Handle,
+    /// Bytes of the allocation.
+    pub allocation: usize,
+    /// Where in the allocation the range begins.
+    pub offset: usize,
+    /// Bytes of the range.
+    pub len: usize,
+}
+
+/// Memory of a device that other processes can be given.
+pub trait Shareable: Memory + core::fmt::Debug {
+    /// What another process needs to reach all of it.
+    ///
+    /// # Errors
+    /// [`Error::Scattered`], or what the driver says of memory that cannot be shared.
+    fn share(&self) -> Result<Shared, Error>;
+}
+
+impl Shareable for DeviceMemory {
+    fn share(&self) -> Result<Shared, Error> {
+        Ok(Shared {
+            handle: Handle::Descriptor(self.export_fd()?),
+            allocation: self.len(),
+            offset: 0,
+            len: self.len(),
+        })
+    }
+}
+
+impl Shareable for Foreign {
+    fn share(&self) -> Result<Shared, Error> {
+        let (allocation, is_mapped) = self.allocation()?;
+        let (handle, offset) = if is_mapped {
+            let (fd, offset) = self.export_fd()?;
+            (Handle::Descriptor(fd), offset)
+        } else {
+            let (handle, offset) = self.ipc_handle()?;
+            (Handle::Ipc(handle), offset)
+        };
+        let len = self.len();
+        if offset.saturating_add(len) > allocation {
+            let first = allocation.saturating_sub(offset);
+            return Err(Error::Scattered { len, first });
+        }
+        Ok(Shared {
+            handle,
+            allocation,
+            offset,
+            len,
+        })
+    }
+}
+
+impl Shared {
+    /// Maps it for the device of `context`. A descriptor is not needed any longer then.
+    ///
+    /// # Safety
+    /// What goes by [`Handle::Ipc`] must be another process's, and be kept by it until this one has let go of it: see [`Foreign::open`].
+    ///
+    /// # Errors
+    /// As [`DeviceMemory::import`] and [`Foreign::open`]; [`Error::NoPeerAccess`] where the device does not reach it, [`Error::OutOfBounds`] where the range is not in the allocation.
+    pub unsafe fn open(&self, context: &Context) -> Result<Part, Error> {
+        let range = self.offset..self.offset.saturating_add(self.len);
+        match &self.handle {
+            Handle::Descriptor(fd) => {
+                let memory = DeviceMemory::import(context, fd.as_fd(), self.allocation)?;
+                // Of a device that this process does not see nothing can be asked.
+                if let Some(home) = memory.device().filter(|home| *home != context.device()) {
+                    reaches(context.device(), home)?;
+                }
+                Ok(memory.span(range)?.keep())
+            }
+            Handle::Ipc(handle) => {
+                // SAFETY: the caller's promise, word for word.
+                let memory = unsafe { Foreign::open(context, handle)? };
+                Ok(memory.span(range)?.keep())
             }
         }
     }
