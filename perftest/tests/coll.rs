@@ -436,6 +436,13 @@ fn operations_on_gpus_are_right_by_each_executor() {
             assert_eq!(report["memory"], if executor == "staged" { "staged" } else { "peer" });
         }
     }
+    for (operation, by) in [("allreduce", "split"), ("broadcast", "split"), ("allgather", "kernel")] {
+        let mut command = with_gpus(&format!("{operation} --ranks 2 -b 256K -e 256K -n 2 --graph"));
+        command.env("DOORBELL_GPU_EXECUTOR", "split");
+        let report = json(command);
+        right(&report, 1);
+        assert_eq!(report["results"][0]["protocol"], by);
+    }
     right(
         &json(with_gpus("allreduce --ranks 2 -b 4K -e 4K -n 2 --graph -d bf16 -o all")),
         6,

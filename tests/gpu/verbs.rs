@@ -54,6 +54,12 @@ fn every_mix_over_udp() {
     run(Manner::Prompt, "udp", &["check", "--quick"]);
 }
 
+/// The same, with copies that are done as late as may be.
+#[test]
+fn every_mix_over_udp_as_late_as_may_be() {
+    run(Manner::Lazy, "udp", &["check", "--quick"]);
+}
+
 #[test]
 fn it_measures() {
     run(Manner::Prompt, "local", &["bench", "--quick"]);

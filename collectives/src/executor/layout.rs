@@ -72,7 +72,7 @@ pub(crate) struct Run {
 }
 
 /// Where part `index` of `parts` begins.
-fn split(total: u64, parts: u32, index: u32) -> u64 {
+pub(crate) fn split(total: u64, parts: u32, index: u32) -> u64 {
     let granule = if total / u64::from(parts) >= 8 * GRANULE {
         GRANULE
     } else {

@@ -26,6 +26,8 @@ pub(super) enum Choice {
     Kernel(Algorithm, Cut),
     /// By copy engines, in slices of so many bytes of the whole.
     Copies(Algorithm, u64),
+    /// The elements before that number by copy engines, and those behind it by kernels beside them.
+    Split(u64, (Algorithm, u64), (Algorithm, Cut)),
 }
 
 impl Choice {
@@ -46,12 +48,29 @@ impl Choice {
         if let Some(cut) = short(options, ranks, collective, bytes, whole) {
             return Self::Small(cut);
         }
+        // Parts of a rank's elements are apart from those of the next rank: only what is one range is cut in two.
+        let is_range = matches!(
+            collective,
+            Collective::AllReduce | Collective::Broadcast | Collective::Reduce
+        );
         let executor = options
             .executor
+            .filter(|executor| *executor != Executor::Split || is_range)
             .unwrap_or_else(|| best(ranks, collective, whole, registered));
+        if executor == Executor::Split
+            && let Some(choice) = split(options, ranks, collective, data, count)
+        {
+            return choice;
+        }
         match executor {
-            Executor::Copies => copies(options, ranks, collective, whole),
-            Executor::Kernel | Executor::Small | Executor::Staged => kernel(ranks, collective, bytes, whole),
+            Executor::Copies => {
+                let (algorithm, slice) = copies(options, ranks, collective, whole);
+                Self::Copies(algorithm, slice)
+            }
+            Executor::Kernel | Executor::Small | Executor::Split | Executor::Staged => {
+                let (algorithm, cut) = kernel(options, ranks, collective, bytes, whole);
+                Self::Kernel(algorithm, cut)
+            }
         }
     }
 }
@@ -84,33 +103,58 @@ fn short(options: &GpuOptions, ranks: u32, collective: Collective, bytes: u64, w
     small::Cut::new(collective, ranks, bytes, area, two_steps).filter(|_| is_short)
 }
 
-/// Copies move more between two GPUs than kernels store, but take longer to begin, and collide where three or more GPUs send to each other.
-fn best(ranks: u32, collective: Collective, whole: u64, registered: bool) -> Executor {
-    let from = match collective {
-        // What is not registered is copied once more, which processors do beside.
-        _ if !registered => u64::MAX,
-        Collective::AllReduce if ranks > 2 => 512 << 20,
-        Collective::AllGather | Collective::AllToAll => 256 << 20,
-        Collective::SendRecv => 16 << 20,
-        _ => u64::MAX,
+/// An operation of which either executor does a part; none where that leaves nothing for one of them.
+fn split(options: &GpuOptions, ranks: u32, collective: Collective, data: DataType, count: usize) -> Option<Choice> {
+    let unit = data.bytes() as u64;
+    let share = match collective {
+        Collective::AllReduce => 65,
+        _ => 50,
     };
-    if whole >= from {
-        Executor::Copies
-    } else {
-        Executor::Kernel
+    let at = split_at(count, unit, options.share.unwrap_or(share));
+    let first = at.saturating_mul(unit);
+    let rest = (count as u64).saturating_mul(unit).saturating_sub(first);
+    if first == 0 || rest == 0 {
+        return None;
     }
+    let (algorithm, slice) = copies(options, ranks, collective, first);
+    let (beside, cut) = kernel(options, ranks, collective, rest, rest);
+    let cut = Cut {
+        // Half of the processors are enough, and the others reduce for the copy engines.
+        blocks: options.blocks.unwrap_or(cut.blocks.min(64)),
+        ..cut
+    };
+    Some(Choice::Split(at, (algorithm, slice), (beside, cut)))
 }
 
-fn copies(options: &GpuOptions, ranks: u32, collective: Collective, whole: u64) -> Choice {
+/// Where elements are cut in two, for so many of a hundred to be in the first part: at multiples of 2 MiB of what is long, which no page of a device's memory is longer than, and of less of what is short.
+fn split_at(count: usize, unit: u64, share: u8) -> u64 {
+    let bytes = (count as u64).saturating_mul(unit);
+    let granule = (bytes / 256).clamp(16, 2 << 20).next_power_of_two() / unit;
+    let at = (u128::from(count as u64) * u128::from(share) / 100) as u64;
+    at / granule * granule
+}
+
+/// Copies move more between two GPUs than kernels store, but take longer to begin, and collide where three or more GPUs send to each other: kernels fill the pauses of the longest.
+fn best(ranks: u32, collective: Collective, whole: u64, registered: bool) -> Executor {
+    let (from, executor) = match collective {
+        // What is not registered is copied once more, which processors do beside.
+        _ if !registered => (u64::MAX, Executor::Kernel),
+        Collective::AllReduce if (3..=MOST_SOURCES).contains(&ranks) && whole >= 1 << 30 => (1 << 30, Executor::Split),
+        Collective::AllReduce if ranks > 2 => (512 << 20, Executor::Copies),
+        Collective::AllGather | Collective::AllToAll => (256 << 20, Executor::Copies),
+        Collective::SendRecv => (16 << 20, Executor::Copies),
+        _ => (u64::MAX, Executor::Kernel),
+    };
+    if whole >= from { executor } else { Executor::Kernel }
+}
+
+fn copies(options: &GpuOptions, ranks: u32, collective: Collective, whole: u64) -> (Algorithm, u64) {
     let (algorithm, slice) = match collective {
         Collective::AllReduce | Collective::ReduceScatter | Collective::Reduce if ranks > MOST_SOURCES => {
             (Algorithm::Ring, 64 << 20)
         }
-        // Copies to one GPU from two others are in each other's way, the more so the more often it comes to that.
-        Collective::AllReduce | Collective::ReduceScatter if ranks > 2 => (
-            Algorithm::FullMesh,
-            if whole >= 1 << 30 { whole.div_ceil(2) } else { u64::MAX },
-        ),
+        // Copies to one GPU from two others are in each other's way, the more so the more often it comes to that: so one slice, of which only what is beside the reduction is cut.
+        Collective::AllReduce | Collective::ReduceScatter if ranks > 2 => (Algorithm::FullMesh, u64::MAX),
         Collective::AllReduce | Collective::ReduceScatter => (Algorithm::FullMesh, (whole / 4).max(16 << 20)),
         // A copy and its word take some 6 µs beside what they move: so many slices that this and the filling of the chain are in balance.
         Collective::Broadcast | Collective::Reduce if ranks > 2 => {
@@ -119,10 +163,10 @@ fn copies(options: &GpuOptions, ranks: u32, collective: Collective, whole: u64) 
         Collective::Reduce => (Algorithm::FullMesh, (whole / 4).max(16 << 20)),
         _ => (Algorithm::FullMesh, u64::MAX),
     };
-    Choice::Copies(algorithm, options.slice.unwrap_or(slice).max(1))
+    (algorithm, options.slice.unwrap_or(slice).max(1))
 }
 
-fn kernel(ranks: u32, collective: Collective, bytes: u64, whole: u64) -> Choice {
+fn kernel(options: &GpuOptions, ranks: u32, collective: Collective, bytes: u64, whole: u64) -> (Algorithm, Cut) {
     let algorithm = match collective {
         Collective::Barrier => Algorithm::RecursiveDoubling,
         Collective::AllReduce | Collective::ReduceScatter | Collective::Reduce if ranks > MOST_SOURCES => {
@@ -146,13 +190,129 @@ fn kernel(ranks: u32, collective: Collective, bytes: u64, whole: u64) -> Choice 
             lines,
         }
     } else {
+        // 4 KiB for each block, at least.
+        let is_chain = algorithm == Algorithm::Ring && collective == Collective::Broadcast;
+        let most = if whole > 16 << 20 || is_chain && whole >= 8 << 20 {
+            128
+        } else {
+            64
+        };
+        let blocks = options.blocks.unwrap_or(message.div_ceil(4096).clamp(1, most) as u32);
+        // The next in a chain begins a slice later, but to tell it of one takes until all that was stored has come.
+        let slice = match is_chain {
+            true => (message / u64::from(blocks) / 4)
+                .clamp(32 << 10, 64 << 10)
+                .next_power_of_two() as u32,
+            false => 64 << 10,
+        };
         Cut {
-            // 4 KiB for each block, at least.
-            blocks: message.div_ceil(4096).clamp(1, if whole > 16 << 20 { 128 } else { 64 }) as u32,
+            blocks,
             threads: 512,
-            slice: 64 << 10,
+            slice: options.cut.unwrap_or(slice),
             lines,
         }
     };
-    Choice::Kernel(algorithm, cut)
+    (algorithm, cut)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn split(collective: Collective, data: DataType, count: usize, share: u8) -> Choice {
+        let options = GpuOptions {
+            executor: Some(Executor::Split),
+            share: Some(share),
+            ..GpuOptions::default()
+        };
+        Choice::new(&options, 4, collective, data, count, true)
+    }
+
+    #[test]
+    fn what_is_one_range_is_cut_and_nothing_else() {
+        for &collective in Collective::ALL {
+            let is_range = matches!(
+                collective,
+                Collective::AllReduce | Collective::Broadcast | Collective::Reduce
+            );
+            let choice = split(collective, DataType::F32, 1 << 20, 50);
+            assert_eq!(matches!(choice, Choice::Split(..)), is_range, "{collective}");
+        }
+    }
+
+    #[test]
+    fn long_operations_are_cut_at_pages_of_the_device_and_short_ones_at_sixteen_bytes() {
+        for (data, count, share, wanted) in [
+            (
+                DataType::F32,
+                128 << 20,
+                65,
+                (512 << 20) / 100 * 65 / (2 << 20) * (2 << 20) / 4,
+            ),
+            (DataType::U8, 33, 50, 16),
+            (DataType::F64, 5, 50, 2),
+            (DataType::Bf16, 1 << 20, 99, 1_038_080 / 4096 * 4096),
+        ] {
+            let Choice::Split(at, ..) = split(Collective::AllReduce, data, count, share) else {
+                panic!("{count} of {data} are not cut");
+            };
+            assert_eq!(at, wanted as u64, "{count} of {data}");
+        }
+    }
+
+    #[test]
+    fn the_longest_all_reduces_among_more_than_two_are_split_where_nothing_else_is_asked_for() {
+        for (ranks, mib, registered, wanted) in [
+            (4, 1024, true, Executor::Split),
+            (3, 4096, true, Executor::Split),
+            (4, 1023, true, Executor::Copies),
+            (4, 512, true, Executor::Copies),
+            (4, 511, true, Executor::Kernel),
+            (4, 1024, false, Executor::Kernel),
+            (2, 1024, true, Executor::Kernel),
+            (9, 1024, true, Executor::Copies),
+        ] {
+            let usual = GpuOptions::default();
+            let choice = Choice::new(
+                &usual,
+                ranks,
+                Collective::AllReduce,
+                DataType::F32,
+                mib << 18,
+                registered,
+            );
+            let executor = match choice {
+                Choice::Small(..) => Executor::Small,
+                Choice::Kernel(..) => Executor::Kernel,
+                Choice::Copies(..) => Executor::Copies,
+                Choice::Split(..) => Executor::Split,
+            };
+            assert_eq!(executor, wanted, "{ranks} ranks, {mib} MiB: {choice:?}");
+        }
+    }
+
+    #[test]
+    fn a_chain_of_kernels_has_shorter_slices_where_there_is_less_to_move() {
+        let slice = |mib: usize| {
+            let usual = GpuOptions::default();
+            match Choice::new(&usual, 4, Collective::Broadcast, DataType::F32, mib << 18, true) {
+                Choice::Kernel(Algorithm::Ring, cut) => (cut.blocks, cut.slice),
+                choice => panic!("{mib} MiB: {choice:?}"),
+            }
+        };
+        assert_eq!(slice(2), (64, 32 << 10));
+        assert_eq!(slice(8), (128, 32 << 10));
+        assert_eq!(slice(32), (128, 64 << 10));
+        assert_eq!(slice(1024), (128, 64 << 10));
+    }
+
+    #[test]
+    fn what_leaves_nothing_for_one_of_the_two_is_the_others() {
+        for (data, count) in [(DataType::U8, 0), (DataType::U8, 31), (DataType::F64, 3)] {
+            let choice = split(Collective::AllReduce, data, count, 50);
+            assert!(matches!(choice, Choice::Kernel(..)), "{choice:?}");
+        }
+        let choice = split(Collective::AllReduce, DataType::U8, usize::MAX, 99);
+        assert!(matches!(choice, Choice::Split(..)), "{choice:?}");
+    }
 }

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use doorbell_cuda::reduce::Operator;
+use doorbell_cuda::reduce::{Form, Operator, Scalar, Source};
 use doorbell_cuda::{CaptureMode, Context, DeviceMemory, Event, Graph, Memory, Part, Shareable, Span, Stream};
 
 use super::choice::Choice;
@@ -12,6 +12,7 @@ use super::error::GpuError;
 use super::kernels::Kernels;
 use super::options::{Executor, GpuOptions};
 use super::peers::{Mapped, Peers, Sizes};
+use super::split::{self, Beside};
 use super::staged::Staged;
 use super::types;
 use super::watch::Watcher;
@@ -56,6 +57,7 @@ enum Way {
 struct State {
     copies: Option<Copies>,
     kernels: Option<Kernels>,
+    beside: Option<Beside>,
     registered: Vec<Registered>,
     /// Memory for inputs that are multiplied first.
     scaled: Option<DeviceMemory>,
@@ -126,6 +128,7 @@ impl GpuCommunicator {
         if let Way::Direct(peers) = &way {
             state.copies = Some(Copies::new(Arc::clone(peers), options.copiers.unwrap_or(1))?);
             state.kernels = Some(Kernels::new(Arc::clone(peers)));
+            state.beside = Some(Beside::new(context)?);
             words = Some(Arc::clone(peers));
         }
         let staged = Staged::new(&comm, context)?;
@@ -189,6 +192,7 @@ impl GpuCommunicator {
             Choice::Small(cut) => (Executor::Small, Some(cut.algorithm(collective))),
             Choice::Kernel(algorithm, _) => (Executor::Kernel, Some(algorithm)),
             Choice::Copies(algorithm, _) => (Executor::Copies, Some(algorithm)),
+            Choice::Split(_, (algorithm, _), _) => (Executor::Split, Some(algorithm)),
         }
     }
 
@@ -286,11 +290,12 @@ impl GpuCommunicator {
                 reason: format!("the host cannot be captured, and has a part because {reason}"),
             });
         }
-        let others: Vec<Stream> = self
-            .state()
-            .copies
-            .as_ref()
-            .map_or(Vec::new(), |copies| copies.streams().to_vec());
+        let others: Vec<Stream> = {
+            let state = self.state();
+            let copies = state.copies.iter().flat_map(Copies::streams);
+            let beside = state.beside.iter().map(Beside::stream);
+            copies.chain(beside).cloned().collect()
+        };
         let others: Vec<&Stream> = others.iter().collect();
         let mut failed = None;
         let graph = stream.capture(CaptureMode::Relaxed, &others, || {
@@ -426,6 +431,7 @@ impl GpuCommunicator {
         let State {
             copies: Some(copies),
             kernels: Some(kernels),
+            beside: Some(beside),
             registered,
             scaled,
             ..
@@ -459,15 +465,7 @@ impl GpuCommunicator {
             call.count,
             is_registered,
         );
-        let (algorithm, slice) = match choice {
-            Choice::Small(cut) => {
-                let memory = (checked.input, checked.output);
-                return kernels.run_short(call, memory, (checked.op, scalar), cut, stream);
-            }
-            Choice::Kernel(algorithm, _) => (algorithm, 0),
-            Choice::Copies(algorithm, slice) => (algorithm, slice),
-        };
-        let operation = Operation {
+        let operation = |algorithm, slice| Operation {
             collective: call.collective,
             algorithm,
             root: call.root,
@@ -480,29 +478,57 @@ impl GpuCommunicator {
             registered,
             slice,
         };
-        if let Choice::Kernel(_, cut) = choice {
-            return kernels.run(&operation, (checked.op, scalar), cut, stream);
+        let reduction = (checked.op, scalar);
+        match choice {
+            Choice::Small(cut) => kernels.run_short(call, (checked.input, checked.output), reduction, cut, stream),
+            Choice::Kernel(algorithm, cut) => kernels.run(&operation(algorithm, 0), reduction, cut, stream),
+            Choice::Copies(algorithm, slice) => {
+                self.by_copies(copies, scaled, &operation(algorithm, slice), checked.scalar, stream)
+            }
+            Choice::Split(at, (algorithm, slice), (beside_it, cut)) => {
+                let (first, rest) = split::parts(&operation(algorithm, slice), at, beside_it)?;
+                // What may wait for the device is done before anything in it waits for another rank.
+                copies.ready(&first)?;
+                beside.run(
+                    stream,
+                    |beside| kernels.run(&rest, reduction, cut, beside),
+                    || self.by_copies(copies, scaled, &first, checked.scalar, stream),
+                )
+            }
         }
-        let (mut input, mut in_place) = (checked.input, checked.in_place);
-        if let (Some(scalar), Some(span)) = (checked.scalar, input) {
-            copies.warm(call.data, Operator::Sum)?;
-            let memory = match scaled.take().filter(|memory| memory.len() >= span.len()) {
-                Some(memory) => memory,
-                None => DeviceMemory::alloc(&self.context, span.len())?,
-            };
-            let memory = scaled.insert(memory);
-            let into = memory.span(..span.len())?;
-            let source = doorbell_cuda::reduce::Source::elements(span).times(scalar);
-            let form = doorbell_cuda::reduce::Form::Element;
-            copies
-                .reducer()
-                .reduce(stream, types::data(call.data), Operator::Sum, &[source], (form, into))?;
-            (input, in_place) = (Some(into), false);
-        }
+    }
+
+    /// Puts an operation into `stream`, for the copy engines. They do not multiply: that is done before.
+    fn by_copies(
+        &self,
+        copies: &mut Copies,
+        scaled: &mut Option<DeviceMemory>,
+        operation: &Operation<'_>,
+        scalar: Option<Scalar>,
+        stream: &Stream,
+    ) -> Result<(), GpuError> {
+        let (Some(scalar), Some(span)) = (scalar, operation.input) else {
+            return copies.run(operation, stream);
+        };
+        copies.warm(operation.data, Operator::Sum)?;
+        let memory = match scaled.take().filter(|memory| memory.len() >= span.len()) {
+            Some(memory) => memory,
+            None => DeviceMemory::alloc(&self.context, span.len())?,
+        };
+        let memory = scaled.insert(memory);
+        let into = memory.span(..span.len())?;
+        let source = Source::elements(span).times(scalar);
+        copies.reducer().reduce(
+            stream,
+            types::data(operation.data),
+            Operator::Sum,
+            &[source],
+            (Form::Element, into),
+        )?;
         let operation = Operation {
-            input,
-            in_place,
-            ..operation
+            input: Some(into),
+            in_place: false,
+            ..*operation
         };
         copies.run(&operation, stream)
     }
@@ -535,6 +561,9 @@ fn agree(comm: &Communicator, options: GpuOptions, context: Option<&Context>) ->
         executor,
         options.slice.unwrap_or(0),
         copiers.into(),
+        options.blocks.unwrap_or(0).into(),
+        options.cut.unwrap_or(0).into(),
+        options.share.unwrap_or(0).into(),
         sizes.flags as u64,
         sizes.slots as u64,
         sizes.small as u64,
@@ -555,7 +584,22 @@ fn agree(comm: &Communicator, options: GpuOptions, context: Option<&Context>) ->
         all.iter()
             .all(|one| one.len() == first.len() && one.len() == mine.len())
     });
-    let Some(&[executor, slice, copiers, flags, slots, small, fifos, _]) = first.map(Vec::as_slice) else {
+    let Some(
+        &[
+            executor,
+            slice,
+            copiers,
+            blocks,
+            cut,
+            share,
+            flags,
+            slots,
+            small,
+            fifos,
+            _,
+        ],
+    ) = first.map(Vec::as_slice)
+    else {
         return Err(GpuError::Refused {
             what: "a communicator of GPUs",
             reason: "a rank has left meanwhile, or the ranks are not of one release: run the same one everywhere"
@@ -580,6 +624,9 @@ fn agree(comm: &Communicator, options: GpuOptions, context: Option<&Context>) ->
         sizes: Some(sizes),
         slice: (slice > 0).then_some(slice),
         copiers: (copiers > 0).then_some(copiers as u8),
+        blocks: (blocks > 0).then_some(blocks as u32),
+        cut: (cut > 0).then_some(cut as u32),
+        share: (share > 0).then_some(share as u8),
     };
     Ok((options, sizes))
 }
@@ -587,7 +634,7 @@ fn agree(comm: &Communicator, options: GpuOptions, context: Option<&Context>) ->
 /// A call that fits.
 struct Checked<'a> {
     op: ReduceOp,
-    scalar: Option<doorbell_cuda::reduce::Scalar>,
+    scalar: Option<Scalar>,
     input: Option<Span<'a>>,
     output: Option<Span<'a>>,
     in_place: bool,

@@ -113,14 +113,17 @@ impl Kernels {
             op: operation.collective.reduces().then_some(op),
             scalar,
         };
-        let cut = Cut {
-            slice: cut.slice.min(self.executor.geometry().most(cut.lines)),
-            ..cut
-        };
         self.warm(function, cut.lines)?;
         self.prepare(operation)?;
         let Some((key, plan)) = self.plans.last() else {
             return Ok(());
+        };
+        let cut = match cut.lines || plan.lowered().all.staged {
+            true => Cut {
+                blocks: cut.blocks.min(self.executor.geometry().blocks(cut.lines)),
+                ..cut
+            },
+            false => cut,
         };
         let outputs: Option<Vec<u64>> = operation.registered.filter(|_| key.direct).map(|(mapped, start)| {
             let address = |memory: &doorbell_cuda::Part| memory.device_ptr().0 + start as u64;

@@ -6,7 +6,7 @@
 //! - [`peers`]: what ranks map of each other; `offer`: what they are told of it; `descriptors`: how they get it.
 //! - [`lower`]: from plans to what kernels do; [`program`] and [`kernel`]: the executor that they are run by; `kernels`: one communicator's.
 //! - [`small`]: the executor of short operations, by a kernel without a plan.
-//! - `copies`: the executor by copy engines; `staged`: through memory of the host.
+//! - `copies`: the executor by copy engines; `split`: both executors beside each other; `staged`: through memory of the host.
 //! - `watch`: what is done when a rank is gone.
 
 mod choice;
@@ -23,6 +23,7 @@ mod options;
 pub mod peers;
 pub mod program;
 pub mod small;
+mod split;
 mod staged;
 mod types;
 mod watch;

@@ -4,6 +4,7 @@ use std::ffi::OsString;
 
 use super::error::GpuError;
 use super::peers::Sizes;
+use super::program::MAX_BLOCKS;
 use crate::types::named;
 
 named! {
@@ -15,6 +16,8 @@ named! {
         Small = "small",
         /// The copy engines, and kernels that reduce: for what is long.
         Copies = "copies",
+        /// Both beside each other, each a part of the elements, where an operation can be cut so; what is best for others.
+        Split = "split",
         /// The processors, on copies in pinned memory of the host: between hosts, with ranks that have no GPU, and where GPUs do not reach each other.
         Staged = "staged",
     }
@@ -31,10 +34,17 @@ pub struct GpuOptions {
     pub slice: Option<u64>,
     /// Streams for copies to others; none is one, which keeps ranks in step.
     pub copiers: Option<u8>,
+    /// Blocks of threads of a kernel, for messages that do not go as words with flags; none is as measured to be best. Where messages go by FIFOs there are no more than these are made for.
+    pub blocks: Option<u32>,
+    /// Bytes of a block's slice of those messages; none is as measured to be best. It is never more than a slot of the FIFOs.
+    pub cut: Option<u32>,
+    /// Of an operation that is split, how many elements of a hundred are the copy engines'; none is as measured to be best.
+    pub share: Option<u8>,
 }
 
 impl GpuOptions {
-    /// What the environment says: `DOORBELL_GPU_EXECUTOR` is an [`Executor`], `DOORBELL_GPU_SLICE` and `DOORBELL_GPU_STAGING` are bytes, `DOORBELL_GPU_COPIERS` is a number from 1 to 4.
+    /// What the environment says: `DOORBELL_GPU_EXECUTOR` is an [`Executor`], `DOORBELL_GPU_SLICE`, `DOORBELL_GPU_CUT`, `DOORBELL_GPU_STAGING` and `DOORBELL_GPU_FIFOS` are bytes, `DOORBELL_GPU_COPIERS` is a number from 1 to 4, `DOORBELL_GPU_BLOCKS`
+    /// one from 1 to 256, and `DOORBELL_GPU_SHARE` one from 1 to 99.
     ///
     /// # Errors
     /// A variable that says nothing that can be done.
@@ -57,17 +67,23 @@ impl GpuOptions {
         };
         let executor = text("DOORBELL_GPU_EXECUTOR").map(|name| name.parse()).transpose();
         let staging = number("DOORBELL_GPU_STAGING", 1 << 16..=1 << 40)?;
+        let fifos = number("DOORBELL_GPU_FIFOS", 1 << 16..=1 << 40)?;
+        let usual = Sizes::default();
         Ok(Self {
             executor: executor.map_err(|e: crate::UnknownName| GpuError::Refused {
                 what: "DOORBELL_GPU_EXECUTOR",
                 reason: e.to_string(),
             })?,
-            sizes: staging.map(|staging| Sizes {
-                staging: staging as usize,
-                ..Sizes::default()
+            sizes: staging.or(fifos).map(|_| Sizes {
+                staging: staging.map_or(usual.staging, |staging| staging as usize),
+                fifos: fifos.map_or(usual.fifos, |fifos| fifos as usize),
+                ..usual
             }),
             slice: number("DOORBELL_GPU_SLICE", 1 << 12..=1 << 40)?,
             copiers: number("DOORBELL_GPU_COPIERS", 1..=4)?.map(|copiers| copiers as u8),
+            blocks: number("DOORBELL_GPU_BLOCKS", 1..=u64::from(MAX_BLOCKS))?.map(|blocks| blocks as u32),
+            cut: number("DOORBELL_GPU_CUT", 1 << 10..=1 << 20)?.map(|cut| cut as u32),
+            share: number("DOORBELL_GPU_SHARE", 1..=99)?.map(|share| share as u8),
         })
     }
 }
@@ -92,8 +108,17 @@ mod tests {
             said("DOORBELL_GPU_STAGING", "65536").unwrap().sizes.unwrap().staging,
             65536
         );
+        assert_eq!(
+            said("DOORBELL_GPU_FIFOS", "131072").unwrap().sizes.unwrap().fifos,
+            131_072
+        );
+        assert_eq!(said("DOORBELL_GPU_BLOCKS", "96").unwrap().blocks, Some(96));
+        assert_eq!(said("DOORBELL_GPU_CUT", "65536").unwrap().cut, Some(65536));
+        assert_eq!(said("DOORBELL_GPU_SHARE", "65").unwrap().share, Some(65));
         for (name, value) in [
             ("DOORBELL_GPU_EXECUTOR", "fast"),
+            ("DOORBELL_GPU_BLOCKS", "257"),
+            ("DOORBELL_GPU_SHARE", "100"),
             ("DOORBELL_GPU_SLICE", "1M"),
             ("DOORBELL_GPU_COPIERS", "9"),
         ] {

@@ -33,7 +33,7 @@ pub struct Sizes {
     pub slots: usize,
     /// Slots of the kernel for short operations, and how far its blocks are (default 32 MiB).
     pub small: usize,
-    /// Where the kernels put what they may not put where it belongs (default 64 MiB).
+    /// Where the kernels put what they may not put where it belongs (default 128 MiB: slices of 64 KiB for 128 blocks of threads among four ranks).
     pub fifos: usize,
     /// The same of the copy engines (default 256 MiB).
     pub staging: usize,
@@ -45,7 +45,7 @@ impl Default for Sizes {
             flags: 1 << 20,
             slots: 8 << 20,
             small: 32 << 20,
-            fifos: 64 << 20,
+            fifos: 128 << 20,
             staging: 256 << 20,
         }
     }

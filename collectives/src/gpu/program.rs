@@ -7,7 +7,7 @@ use crate::plan::{Form, Place, Shape};
 use crate::types::{DataType, Rank, ReduceOp};
 
 /// What words mean, and [`Arguments`]. The kernel's `PROGRAM_VERSION`.
-pub const VERSION: u64 = 1;
+pub const VERSION: u64 = 2;
 /// Words of a program at most.
 pub const MAX_WORDS: usize = 400;
 /// Threads of a block at most.
@@ -22,6 +22,14 @@ const FLAGS: u64 = 64;
 const COUNTS: u64 = 32;
 /// What shares of data blocks begin at multiples of, in bytes.
 const GRANULE: usize = 128;
+/// Of a word that is told in the last slice alone.
+const LAST: u64 = 1 << 4;
+/// Of a word, and of a body: a slice behind.
+const WORD_LATE: u64 = 1 << 5;
+const BODY_LATE: u64 = 1 << 63;
+/// Of a group: there is something in it that is not a slice behind, and that is.
+const GROUP_EARLY: u64 = 1 << 48;
+const GROUP_LATE: u64 = 1 << 49;
 /// Slots of a FIFO.
 pub const SLOTS: u32 = 4;
 /// Bytes of a slot at most.
@@ -53,7 +61,7 @@ pub struct Cut {
     pub blocks: u32,
     /// Threads of each.
     pub threads: u32,
-    /// Bytes of a slice at most.
+    /// Bytes of a slice at most, which is no more than a slot where messages go by FIFOs.
     pub slice: u32,
     /// Whether messages go as lines.
     pub lines: bool,
@@ -269,12 +277,18 @@ impl Arguments {
         let scratch_blocks = lowered.all.scratch;
         let fifos = &geometry.fifos[usize::from(cut.lines)];
         let granule = GRANULE / bytes;
-        let most = u64::from(cut.slice.min(geometry.most(cut.lines))) / widest as u64;
+        // What goes straight into outputs needs no slots.
+        let has_slots = cut.lines || lowered.all.staged;
+        let (slot, blocks) = match has_slots {
+            true => (geometry.most(cut.lines), fifos.blocks),
+            false => (u32::MAX, MAX_BLOCKS),
+        };
+        let most = u64::from(cut.slice.min(slot)) / widest as u64;
         let slice = most / granule as u64 * granule as u64;
         let scratch_bytes = (slice * widest as u64).next_multiple_of(512);
         let strands = lowered.strands.len() as u32;
         let needed = u64::from(cut.blocks) * u64::from(scratch_blocks) * scratch_bytes;
-        if slice == 0 || cut.blocks > fifos.blocks || cut.blocks < strands || needed > geometry.scratch_len {
+        if slice == 0 || cut.blocks > blocks || cut.blocks < strands || needed > geometry.scratch_len {
             return Err(ProgramError::Arena {
                 blocks: cut.blocks,
                 slice: cut.slice,
@@ -345,7 +359,17 @@ struct Encoder<'a> {
 
 impl Encoder<'_> {
     fn strand(&self, strand: &Strand, words: &mut Vec<u64>) -> Result<(), ProgramError> {
-        words.push(self.fit(strand.groups.len(), 16)? | u64::from(strand.ahead) << 16);
+        let ahead = strand.ahead as usize;
+        let is_late = |index: usize| ahead > 0 && index >= ahead;
+        let groups: Vec<(usize, &Group)> = strand.groups.iter().enumerate().collect();
+        // Those that are done together are one.
+        let (first, rest) = groups.split_at(if strand.joined { ahead - 1 } else { 0 });
+        let (joined, rest) = rest.split_at(if strand.joined { 2 } else { 0 });
+        let first = first.chunks(1);
+        let all = first
+            .chain(Some(joined).filter(|joined| !joined.is_empty()))
+            .chain(rest.chunks(1));
+        words.push(self.fit(all.clone().count(), 16)? | u64::from(ahead > 0) << 16);
         for peer in &strand.peers {
             let counts = [
                 peer.sent_direct,
@@ -359,38 +383,62 @@ impl Encoder<'_> {
             }
             words.push(word);
         }
-        strand.groups.iter().try_for_each(|group| self.group(group, words))
+        for together in all {
+            let groups: Vec<(bool, &Group)> = together
+                .iter()
+                .map(|(index, group)| (is_late(*index), *group))
+                .collect();
+            self.group(&groups, words)?;
+        }
+        Ok(())
     }
 
-    fn group(&self, group: &Group, words: &mut Vec<u64>) -> Result<(), ProgramError> {
+    /// Groups that are done together, each a slice behind or not.
+    fn group(&self, groups: &[(bool, &Group)], words: &mut Vec<u64>) -> Result<(), ProgramError> {
         let start = words.len();
         words.push(0);
+        let late = |late: bool, bit: u64| if late { bit } else { 0 };
         // Lines tell of themselves.
         let told = |word: &&Word| !(self.lines && matches!(word, Word::Staged { .. }));
-        for wait in group.waits.iter().filter(told) {
-            words.push(self.word(*wait)?);
+        for (is_late, group) in groups {
+            for wait in group.waits.iter().filter(told) {
+                words.push(self.word(*wait)? | late(*is_late, WORD_LATE));
+            }
         }
         let waits = words.len() - start - 1;
+        let bodies = || {
+            groups
+                .iter()
+                .flat_map(|(is_late, group)| group.bodies.iter().map(|body| (*is_late, body)))
+        };
         let mut first = 0;
-        for body in &group.bodies {
-            words.push(self.body(body, first)?);
+        for (is_late, body) in bodies() {
+            words.push(self.body(body, first)? | late(is_late, BODY_LATE));
             first += body.sources.len() + body.targets.len();
         }
-        for (index, body) in group.bodies.iter().enumerate() {
+        for (index, (_, body)) in bodies().enumerate() {
             for operand in body.sources.iter().chain(&body.targets) {
                 words.push(self.operand(*operand, index)?);
             }
         }
         let before = words.len();
-        for tell in group.tells.iter().filter(told) {
-            words.push(self.word(*tell)?);
+        for (is_late, group) in groups {
+            for tell in group.tells.iter().filter(told) {
+                words.push(self.word(*tell)? | late(*is_late, WORD_LATE));
+            }
+            for tell in &group.last {
+                words.push(self.word(*tell)? | LAST | late(*is_late, WORD_LATE));
+            }
         }
         let tells = words.len() - before;
         words[start] = self.fit(waits, 8)?
-            | self.fit(group.bodies.len(), 5)? << 8
+            | self.fit(bodies().count(), 5)? << 8
             | self.fit(first, 7)? << 16
             | self.fit(tells, 8)? << 24
-            | ((words.len() - start) as u64) << 32;
+            | self.fit(words.len() - start, 16)? << 32
+            | groups.iter().fold(0, |bits, (is_late, _)| {
+                bits | if *is_late { GROUP_LATE } else { GROUP_EARLY }
+            });
         Ok(())
     }
 

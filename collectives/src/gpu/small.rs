@@ -1,4 +1,4 @@
-//! The executor of short operations: one launch of a kernel that does an operation in one exchange, or an all-reduce in two, without a plan. `gpudirect/cuda/kernels/small.cu` is the kernel, and says how ranks go about it.
+//! The executor of short operations: one launch of a kernel that does an operation in one exchange, or an all-reduce or a broadcast in two, without a plan. `gpudirect/cuda/kernels/small.cu` is the kernel, and says how ranks go about it.
 //!
 //! A rank is given what its kernels need of the others, which is their arenas' addresses; the area [`Areas::small`] of these is its own.
 

@@ -20,7 +20,7 @@ fn all() -> impl Iterator<Item = Collective> {
 
 fn every_collective(options: &GpuOptions, counts: &[u64]) {
     let standin = Standin::load(Manner::Prompt);
-    for p in [1, 2, 3, 4] {
+    for p in [1, 2, 3, 4, 5] {
         ranks(standin.driver().unwrap(), p, options, |gpu| {
             let stream = Stream::new(gpu.context()).unwrap();
             for collective in all() {
@@ -59,9 +59,43 @@ fn every_collective_by_copies() {
     every_collective(&by(Executor::Copies), &[0, 1, 7, 3001, 50_000]);
 }
 
+/// So long that the messages beside the reduction are cut.
+#[test]
+fn a_long_all_reduce_by_copies() {
+    let standin = Standin::load(Manner::Prompt);
+    let options = GpuOptions {
+        executor: Some(Executor::Copies),
+        slice: Some(1 << 40),
+        ..GpuOptions::default()
+    };
+    ranks(standin.driver().unwrap(), 2, &options, |gpu| {
+        let case = Case {
+            collective: Collective::AllReduce,
+            ranks: 2,
+            root: Rank(0),
+            count: (8 << 20) + 1001,
+        };
+        once::<i64>(
+            &gpu,
+            &Stream::new(gpu.context()).unwrap(),
+            &case,
+            ReduceOp::Sum,
+            true,
+            true,
+        );
+        gpu.destroy().unwrap();
+    });
+    standin.assert_nothing_left("communicators");
+}
+
 #[test]
 fn every_collective_by_kernels() {
     every_collective(&by(Executor::Kernel), &[0, 1, 3001, 50_000]);
+}
+
+#[test]
+fn every_collective_by_both_beside_each_other() {
+    every_collective(&by(Executor::Split), &[0, 1, 7, 3001, 50_000]);
 }
 
 #[test]
@@ -115,6 +149,11 @@ fn every_type_and_operator(executor: Executor) {
 #[test]
 fn every_type_and_operator_by_copies() {
     every_type_and_operator(Executor::Copies);
+}
+
+#[test]
+fn every_type_and_operator_by_both_beside_each_other() {
+    every_type_and_operator(Executor::Split);
 }
 
 #[test]

@@ -44,7 +44,13 @@ fn is_let_go(gpu: &GpuCommunicator) {
 
 #[test]
 fn who_aborts_lets_all_streams_go_on() {
-    for executor in [Executor::Small, Executor::Copies, Executor::Kernel, Executor::Staged] {
+    for executor in [
+        Executor::Small,
+        Executor::Copies,
+        Executor::Kernel,
+        Executor::Split,
+        Executor::Staged,
+    ] {
         let standin = Standin::load(Manner::Prompt);
         let options = GpuOptions {
             executor: Some(executor),

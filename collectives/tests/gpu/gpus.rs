@@ -20,7 +20,7 @@ pub(crate) fn small() -> GpuOptions {
     GpuOptions {
         sizes: Some(Sizes {
             slots: 1 << 20,
-            fifos: 1 << 20,
+            fifos: 2 << 20,
             staging: 1 << 20,
             ..Sizes::default()
         }),

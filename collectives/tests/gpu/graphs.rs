@@ -1,5 +1,6 @@
 //! Operations captured into a graph, which is launched again and again on other data.
 
+use doorbell_collectives::gpu::{Executor, GpuOptions};
 use doorbell_collectives::plan::Collective;
 use doorbell_collectives::reference::Case;
 use doorbell_collectives::{Rank, ReduceOp};
@@ -11,9 +12,21 @@ use crate::many::ranks;
 
 #[test]
 fn a_captured_operation_can_be_launched_again_and_again() {
+    captured(&small());
+}
+
+#[test]
+fn so_can_one_that_both_executors_do_beside_each_other() {
+    captured(&GpuOptions {
+        executor: Some(Executor::Split),
+        ..small()
+    });
+}
+
+fn captured(options: &GpuOptions) {
     let standin = Standin::load(Manner::Prompt);
     for p in [2, 3] {
-        ranks(standin.driver().unwrap(), p, &small(), |gpu| {
+        ranks(standin.driver().unwrap(), p, options, |gpu| {
             let stream = Stream::new(gpu.context()).unwrap();
             let rank = gpu.rank();
             let of = |collective, count| Case {

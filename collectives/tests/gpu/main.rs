@@ -9,3 +9,4 @@ mod faults;
 mod gpus;
 mod graphs;
 mod many;
+mod split;

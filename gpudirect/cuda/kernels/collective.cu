@@ -1,7 +1,7 @@
 // Collectives among GPUs that map each other's memory: an interpreter of what collectives/src/gpu/lower makes of a plan. A kernel for each type of elements, `collective_TYPE`, and those that reduce nothing, `collective_move_BYTES`. With `lines_` before it, messages go as lines.
 //
 // Every block of threads does the whole program of its strand, on a share of each data block, slice after slice; blocks of different numbers have nothing to do with each other, and block b of a rank with block b of each other rank. A
-// group of the program waits for the words it needs, works, and tells its own words. Words only count up: those of an operation go on where those of the one before ended, which is in memory, so a captured launch can be repeated.
+// group of the program waits for the words it needs, works, and tells its own words. Some of it may be for the slice before: so what is sent of a slice is stored while the one before is reduced. Words only count up: those of an operation go on where those of the one before ended, which is in memory, so a captured launch can be repeated.
 //
 // Short messages go as lines: each 8 bytes beside a flag, which is the message's number. A number comes back after 2^32 messages of a block; until then no line can be taken for another one's.
 //
@@ -26,9 +26,10 @@ struct Collective {
     uint32_t strand;
     uint32_t share;
     uint32_t shares;
+    uint32_t slices;
 
     DOORBELL_INSIDE Collective(const Operation &op, Block &block)
-        : op(op), block(block), strand(blockIdx.x % op.strands), share(blockIdx.x / op.strands), shares(gridDim.x / op.strands) {}
+        : op(op), block(block), strand(blockIdx.x % op.strands), share(blockIdx.x / op.strands), shares(gridDim.x / op.strands), slices(0) {}
 
     // Where this block's share of so many elements begins, or the one after it.
     DOORBELL_INSIDE uint64_t begin(uint64_t elements, uint32_t share) const {
@@ -74,8 +75,16 @@ struct Collective {
         return op.program[static_cast<uint32_t>(op.program[strand]) + 1 + peer];
     }
 
+    // Which slice something is for that is behind or not, and whether there is that slice.
+    DOORBELL_INSIDE bool is_due(bool late, uint32_t turn, uint32_t &slice) const {
+        slice = turn - (late ? 1 : 0);
+        return slice < slices;
+    }
+
     // Waits for a word of a group.
-    DOORBELL_INSIDE bool wait(uint64_t word, uint32_t slice) {
+    DOORBELL_INSIDE bool wait(uint64_t word, uint32_t turn) {
+        uint32_t slice;
+        if (!is_due(word & WORD_LATE, turn, slice)) return true;
         const uint32_t kind = word & 0xf, peer = word >> 8 & 0xff, number = static_cast<uint32_t>(word >> 16);
         const Counts &counts = block.counts[peer];
         // Of each slice, and what was there before.
@@ -85,7 +94,9 @@ struct Collective {
     }
 
     // Tells a word of a group.
-    DOORBELL_INSIDE void tell(uint64_t word, uint32_t slice) {
+    DOORBELL_INSIDE void tell(uint64_t word, uint32_t turn) {
+        uint32_t slice;
+        if (!is_due(word & WORD_LATE, turn, slice) || ((word & LAST) != 0 && slice + 1 < slices)) return;
         const uint32_t kind = word & 0xf, peer = word >> 8 & 0xff, number = static_cast<uint32_t>(word >> 16);
         const Counts &counts = block.counts[peer];
         const uint32_t each = traffic(peer) >> (kind == DIRECT ? 0 : kind == STAGED ? 16 : 48) & 0xffff;
@@ -216,14 +227,41 @@ struct Collective {
         for (int u = 0; u < UNROLL; u++) words[u] = load_or_zero<16>(from + uint64_t(at + u * stride) * 16, at + u * stride < end);
     }
 
-    // Groups of 16 bytes of elements. Of two sources all loads are begun before anything waits for one.
+    // Copies that are done beside a reduction: the first bodies of a group, each of one source and one target, aligned.
+    struct Beside {
+        uint32_t count;
+        uint32_t longest;
+    };
+
+    DOORBELL_INSIDE uint32_t units(uint32_t move) const {
+        return block.elements[move] * static_cast<uint32_t>(sizeof(Raw)) / 16;
+    }
+
+    DOORBELL_INSIDE void load_move(Words (&words)[UNROLL], uint32_t move, uint32_t at) const {
+        load(words, block.addresses[2 * move], at, blockDim.x, units(move));
+    }
+
+    DOORBELL_INSIDE void store_move(const Words (&words)[UNROLL], uint32_t move, uint32_t at) const {
+        const uint64_t into = block.addresses[2 * move + 1];
+        const uint32_t end = units(move), stride = blockDim.x;
+        #pragma unroll
+        for (int u = 0; u < UNROLL; u++) store_words<16>(into + uint64_t(at + u * stride) * 16, words[u], at + u * stride < end);
+    }
+
+    // Groups of 16 bytes of elements. All loads of two sources, and of some copies, are begun before anything waits for one.
     template <class Op>
-    DOORBELL_INSIDE void groups(const Body &body, uint32_t operands, uint32_t offset, uint32_t count) {
+    DOORBELL_INSIDE void groups(const Body &body, uint32_t operands, uint32_t offset, uint32_t count, const Beside &beside) {
         const uint64_t *sources = &block.addresses[body.first], *targets = sources + body.sources;
         const uint32_t stride = blockDim.x, thread = threadIdx.x;
+        const uint32_t end = count > beside.longest ? count : beside.longest;
         #pragma unroll 1
-        for (uint32_t first = 0; first < count; first += UNROLL * stride) {
+        for (uint32_t first = 0; first < end; first += UNROLL * stride) {
             const uint32_t at = first + thread;
+            Words moved[DOORBELL_BESIDE][UNROLL];
+            #pragma unroll
+            for (uint32_t k = 0; k < DOORBELL_BESIDE; k++) {
+                if (k < beside.count) load_move(moved[k], k, at);
+            }
             Wide sums[UNROLL][ELEMENTS];
             #pragma unroll
             for (int u = 0; u < UNROLL; u++) {
@@ -236,6 +274,12 @@ struct Collective {
                 Words one[UNROLL], other[UNROLL];
                 load(one, sources[source] + offset, at, stride, count);
                 load(other, sources[two ? source + 1 : source] + offset, at, stride, two ? count : 0);
+                if (source == 0) {
+                    #pragma unroll
+                    for (uint32_t k = 0; k < DOORBELL_BESIDE; k++) {
+                        if (k < beside.count) store_move(moved[k], k, at);
+                    }
+                }
                 #pragma unroll
                 for (int u = 0; u < UNROLL; u++) combine<Op>(sums[u], one[u], is_scaled<Op>(operands, body.first + source));
                 if (two) {
@@ -254,6 +298,11 @@ struct Collective {
                 const uint64_t into = targets[target] + offset;
                 #pragma unroll
                 for (int u = 0; u < UNROLL; u++) store_words<16>(into + uint64_t(at + u * stride) * 16, words[u], at + u * stride < count);
+            }
+            #pragma unroll 1
+            for (uint32_t move = DOORBELL_BESIDE; move < beside.count; move++) {
+                load_move(moved[0], move, at);
+                store_move(moved[0], move, at);
             }
         }
     }
@@ -314,7 +363,7 @@ struct Collective {
     }
 
     template <class Op>
-    DOORBELL_INSIDE void reduce(const Body &body, uint32_t operands, uint32_t elements) {
+    DOORBELL_INSIDE void reduce(const Body &body, uint32_t operands, uint32_t elements, const Beside &beside) {
         const uint64_t *addresses = &block.addresses[body.first];
         const uint32_t all = body.sources + body.targets;
         uint32_t head = elements, middle = 0;
@@ -336,7 +385,7 @@ struct Collective {
                 if (head > elements) head = elements;
                 const uint32_t count = (elements - head) / ELEMENTS;
                 middle = count * ELEMENTS;
-                groups<Op>(body, operands, head * static_cast<uint32_t>(sizeof(Raw)), count);
+                groups<Op>(body, operands, head * static_cast<uint32_t>(sizeof(Raw)), count, beside);
             }
         }
         // What is not aligned, one element after another.
@@ -492,37 +541,75 @@ struct Collective {
         }
     }
 
-    // One group in one slice. Gives where the next one begins, or 0 if all are to give up.
-    DOORBELL_INSIDE uint32_t group(uint32_t at, uint32_t slice) {
+    // Which of the first bodies of a group can be copied beside the reduction that follows them.
+    DOORBELL_INSIDE Beside beside(uint32_t body_at, uint32_t bodies) const {
+        Beside found = {0, 0};
+        #pragma unroll 1
+        for (uint32_t i = 0; i < bodies; i++) {
+            const Body body(op.program[body_at + i]);
+            const uint64_t *addresses = &block.addresses[body.first];
+            uint64_t differing = body.reduces ? 0 : addresses[0] & 15;
+            #pragma unroll 1
+            for (uint32_t k = 1; k < body.sources + body.targets; k++) differing |= addresses[0] ^ addresses[k];
+            if ((differing & 15) != 0 || (T::NARROW && (body.partial || body.mixed))) break;
+            if (body.reduces) return found;
+            if (body.targets != 1) break;
+            const uint32_t end = units(i);
+            found.count++;
+            if (end > found.longest) found.longest = end;
+        }
+        return {0, 0};
+    }
+
+    // What copies beside a reduction leave: less than 16 bytes of each.
+    DOORBELL_INSIDE void move_rest(const Beside &beside) const {
+        #pragma unroll 1
+        for (uint32_t i = threadIdx.x; i < beside.count * 16; i += blockDim.x) {
+            const uint32_t move = i / 16, at = units(move) * 16 + i % 16;
+            if (at < block.elements[move] * sizeof(Raw)) store_raw<uint8_t>(block.addresses[2 * move + 1] + at, load_raw<uint8_t>(block.addresses[2 * move] + at));
+        }
+    }
+
+    // One group, in the slice of this turn or the one before. Gives where the next one begins, or 0 if all are to give up.
+    DOORBELL_INSIDE uint32_t group(uint32_t at, uint32_t turn) {
         const uint64_t header = op.program[at];
         const uint32_t waits = header & 0xff, bodies = header >> 8 & 0xff, operands = header >> 16 & 0xff, tells = header >> 24 & 0xff;
         const uint32_t wait_at = at + 1, body_at = wait_at + waits, operand_at = body_at + bodies, tell_at = operand_at + operands;
         #pragma unroll 1
         for (uint32_t i = threadIdx.x; i < operands; i += blockDim.x) {
             const uint64_t word = op.program[operand_at + i];
-            locate(i, word, op.program[body_at + (word >> 40 & 0x1f)], slice);
+            const uint64_t body = op.program[body_at + (word >> 40 & 0x1f)];
+            locate(i, word, body, turn - static_cast<uint32_t>(body >> BODY_LATE));
         }
         #pragma unroll 1
         for (uint32_t i = threadIdx.x; i < bodies; i += blockDim.x) {
             const uint64_t elements = op.program[body_at + i] & 0xffffffffff;
+            uint32_t slice;
+            const bool due = is_due(op.program[body_at + i] >> BODY_LATE, turn, slice);
             const uint64_t from = begin(elements, share) + slice * op.slice, end = begin(elements, share + 1);
-            block.elements[i] = from >= end ? 0 : static_cast<uint32_t>(end - from < op.slice ? end - from : op.slice);
+            block.elements[i] = !due || from >= end ? 0 : static_cast<uint32_t>(end - from < op.slice ? end - from : op.slice);
         }
         #pragma unroll 1
         for (uint32_t i = threadIdx.x; i < waits; i += blockDim.x) {
-            if (!wait(op.program[wait_at + i], slice)) block.stopped = 1;
+            if (!wait(op.program[wait_at + i], turn)) block.stopped = 1;
         }
         __syncthreads();
         if (block.stopped) return 0;
+        // In the first and the last turn there is but one of the two.
+        const bool both = (header >> GROUP_EARLY & 1) != 0 && (header >> GROUP_LATE & 1) != 0 && turn > 0 && turn < slices;
+        const Beside together = REDUCES && !LINES && both ? beside(body_at, bodies) : Beside{0, 0};
+        if (together.count > 0) move_rest(together);
         #pragma unroll 1
-        for (uint32_t i = 0; i < bodies; i++) {
+        for (uint32_t i = together.count; i < bodies; i++) {
             const Body body(op.program[body_at + i]);
             const uint32_t elements = block.elements[i];
+            if (elements == 0 && together.count == 0) continue;
+            const Beside beside = i == together.count ? together : Beside{0, 0};
             if constexpr (LINES) {
                 lines(body, operand_at, elements);
             } else if (REDUCES && body.reduces) {
                 if constexpr (REDUCES) {
-                    by_operator([&](auto kind) { reduce<decltype(kind)>(body, operand_at, elements); });
+                    by_operator([&](auto kind) { reduce<decltype(kind)>(body, operand_at, elements, beside); });
                 }
             } else {
                 move(body, elements);
@@ -531,13 +618,13 @@ struct Collective {
         __syncthreads();
         if (block.stopped) return 0;
         #pragma unroll 1
-        for (uint32_t i = threadIdx.x; i < tells; i += blockDim.x) tell(op.program[tell_at + i], slice);
+        for (uint32_t i = threadIdx.x; i < tells; i += blockDim.x) tell(op.program[tell_at + i], turn);
         return tell_at + tells;
     }
 
     DOORBELL_INSIDE void run() {
         const uint32_t program = static_cast<uint32_t>(op.program[strand]);
-        const uint32_t groups = op.program[program] & 0xffff, ahead = op.program[program] >> 16 & 0xffff;
+        const uint32_t groups = op.program[program] & 0xffff, late = op.program[program] >> 16 & 1;
         #pragma unroll 1
         for (uint32_t peer = threadIdx.x; peer < op.ranks; peer += blockDim.x) {
             if (peer == op.rank) continue;
@@ -555,19 +642,18 @@ struct Collective {
         if (threadIdx.x == 0) block.stopped = 0;
         __syncthreads();
         const uint64_t longest = begin(op.longest, share + 1) - begin(op.longest, share);
-        const uint32_t slices = op.longest == 0 ? 1 : static_cast<uint32_t>((longest + op.slice - 1) / op.slice);
-        const uint32_t late = ahead > 0 ? 1 : 0;
+        slices = op.longest == 0 ? 1 : static_cast<uint32_t>((longest + op.slice - 1) / op.slice);
         #pragma unroll 1
         for (uint32_t turn = 0; turn < slices + late && slices > 0; turn++) {
             uint32_t at = program + 1 + op.ranks;
             #pragma unroll 1
             for (uint32_t index = 0; index < groups; index++) {
-                const bool first = index < ahead;
-                if (first ? turn < slices : turn >= late) {
-                    at = group(at, first ? turn : turn - late);
+                const uint64_t header = op.program[at];
+                if ((header >> GROUP_EARLY & 1 && turn < slices) || (header >> GROUP_LATE & 1 && turn > 0)) {
+                    at = group(at, turn);
                     if (at == 0) return;
                 } else {
-                    at += static_cast<uint32_t>(op.program[at] >> 32);
+                    at += static_cast<uint32_t>(header >> 32 & 0xffff);
                 }
             }
         }

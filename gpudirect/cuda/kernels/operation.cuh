@@ -6,7 +6,7 @@
 namespace doorbell {
 
 // Of what a launch is given. A change of meaning is a change of this number: `VERSION` in collectives/src/gpu/program.rs.
-constexpr uint64_t PROGRAM_VERSION = 1;
+constexpr uint64_t PROGRAM_VERSION = 2;
 constexpr int MOST_RANKS = 16;
 constexpr int MOST_WORDS = 400;
 constexpr int MOST_OPERANDS = 64;
@@ -73,6 +73,14 @@ struct Counts {
 };
 constexpr uint64_t COUNTS = 32;
 
+// Of a word that is told in the last slice alone, of one that is a slice behind, and of a body that is.
+constexpr uint64_t LAST = 1 << 4;
+constexpr uint64_t WORD_LATE = 1 << 5;
+constexpr int BODY_LATE = 63;
+// Of a group: something in it is not a slice behind, and something is.
+constexpr int GROUP_EARLY = 48;
+constexpr int GROUP_LATE = 49;
+
 enum Operator : uint32_t { SUM, PROD, MIN, MAX, AVG, PREMULSUM };
 enum Kind : uint32_t { DIRECT, STAGED, CREDIT, READY };
 enum Place : uint32_t { INPUT, OUTPUT, SCRATCH, RECEIVED, THEIR_OUTPUT, THEIR_SLOT };
@@ -95,6 +103,10 @@ struct Block {
 #endif
 #ifndef DOORBELL_UNROLL
 #define DOORBELL_UNROLL 2
+#endif
+// Copies that a thread begins before what it reduces; the others follow it. Three are no faster.
+#ifndef DOORBELL_BESIDE
+#define DOORBELL_BESIDE 1
 #endif
 
 // Blocks of MOST_BLOCK threads that have registers enough to run beside one another.

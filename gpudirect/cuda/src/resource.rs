@@ -90,6 +90,17 @@ impl Resource {
         streams.push(Arc::clone(stream));
     }
 
+    /// Frees it when all work that uses it is done, and waits for that.
+    pub(crate) fn free(mut self) -> Result<(), Error> {
+        self.settle()?;
+        let entered = self.context.enter()?;
+        let driver = self.context.driver();
+        let _relaxed = crate::stream::Relaxed::enter(driver);
+        let freed = self.body.take().map_or(Ok(()), |mut body| body.release(driver));
+        drop(entered);
+        freed
+    }
+
     /// Waits for all work that uses it.
     pub(crate) fn settle(&self) -> Result<(), Error> {
         let streams = std::mem::take(&mut *self.streams.lock());

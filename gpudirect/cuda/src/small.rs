@@ -41,7 +41,7 @@ const PATIENCE: u64 = 50;
 const LIFE: u64 = 200;
 /// A command that takes longer was kept waiting: mostly one takes 5 us where the block stays, and 10 where it is launched.
 const SLOW: Duration = Duration::from_micros(20);
-/// So many in a row that were slow, or that a block stayed in vain for, and it is done otherwise; then now and then it is tried again, after so many launches or so long, twice as many and as long each time.
+/// So many more that were slow, or that a block stayed in vain for, than were quick, and it is done otherwise; then now and then it is tried again, after so many launches or so long, twice as many and as long each time.
 const VAIN: u32 = 4;
 const SELDOM: [u32; 2] = [64, 1024];
 const REST: [Duration; 2] = [Duration::from_millis(10), Duration::from_secs(1)];
@@ -65,7 +65,7 @@ struct Arguments {
 /// turn: a copy engine does not.
 #[derive(Debug)]
 struct Habit {
-    /// In a row: blocks that stayed for nothing, and commands that were slow for one that stayed; commands that were slow with a launch.
+    /// Blocks that stayed for nothing, and commands that were slow for one that stayed, more than were quick; the same of commands with a launch. [`VAIN`] at most.
     vain: u32,
     slow: u32,
     /// Launches since one stayed, and after how many one does again.
@@ -100,17 +100,17 @@ impl Habit {
 
     /// A block has stayed and was given nothing.
     fn stayed_in_vain(&mut self) {
-        self.vain = self.vain.saturating_add(1);
+        self.vain = (self.vain + 1).min(VAIN);
     }
 
     /// What a command has taken, of a block that stayed or of one that was launched for it.
     fn took(&mut self, time: Duration, stayed: bool, now: Instant) {
         match (time < SLOW, stayed) {
-            (true, true) => (self.vain, self.seldom) = (0, SELDOM[0]),
-            (false, true) => self.vain = self.vain.saturating_add(1),
-            (true, false) => (self.slow, self.rest) = (0, REST[0]),
+            (true, true) => (self.vain, self.seldom) = (less(self.vain), SELDOM[0]),
+            (false, true) => self.stayed_in_vain(),
+            (true, false) => (self.slow, self.rest) = (less(self.slow), REST[0]),
             (false, false) => {
-                self.slow = self.slow.saturating_add(1);
+                self.slow = (self.slow + 1).min(VAIN);
                 if self.slow >= VAIN {
                     self.until = Some(now + self.rest);
                     self.rest = (2 * self.rest).min(REST[1]);
@@ -123,6 +123,11 @@ impl Habit {
     fn rests(&self) -> bool {
         self.until.is_some_and(|until| Instant::now() < until)
     }
+}
+
+/// A quick one makes good for a slow one, and no more: where every other is slow it is of no use.
+fn less(count: u32) -> u32 {
+    count.saturating_sub(1)
 }
 
 /// Short copies of a context, in their order.
@@ -454,6 +459,13 @@ mod tests {
         while !habit.stays() {}
         habit.took(QUICK, true, Instant::now());
         assert!(habit.stays() && habit.stays(), "it was of use");
+        // Now and then one is slow.
+        for _ in 0..5 {
+            habit.took(QUICK, true, Instant::now());
+            habit.took(QUICK, true, Instant::now());
+            habit.took(SLOW, true, Instant::now());
+        }
+        assert!(habit.stays() && habit.stays());
     }
 
     #[test]
@@ -482,6 +494,6 @@ mod tests {
         habit.took(SLOW, false, now);
         assert_eq!(habit.until, Some(now + 2 * REST[0]));
         habit.took(QUICK, false, now);
-        assert_eq!((habit.slow, habit.rest), (0, REST[0]));
+        assert_eq!((habit.slow, habit.rest), (VAIN - 1, REST[0]));
     }
 }

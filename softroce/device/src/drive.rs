@@ -390,6 +390,7 @@ impl Shared {
             for datagram in datagrams.by_ref().take(STRIDE) {
                 core.receive(now, &datagram);
             }
+            core.store_writes(|| now);
             if messages == 1 && datagrams.peek().is_none() && core.endpoint.only_acknowledges() {
                 self.hold(core);
             } else {

@@ -56,6 +56,8 @@ pub(crate) struct Core {
     /// Copies of GPUs' memory that are under way, and what waits for them.
     pub(crate) copies: Copies,
     gate: Gate,
+    /// Queue pairs of which datagrams have written to memory of GPUs since that was last stored.
+    writers: Vec<Qpn>,
     /// Lanes whose next record was put off: the acknowledgement that comes along with it has been handled.
     left: Vec<LaneId>,
     /// Room for a packet for a lane, or a datagram that another process hands on.
@@ -105,6 +107,25 @@ fn whose(host: &Host, packet: &[u8]) -> Whose {
     owner.map_or(Whose::Nobody, Whose::Member)
 }
 
+/// Gives the engine a datagram; what it writes to memory of GPUs is there after [`Core::store_writes`].
+fn handle_datagram(
+    endpoint: &mut Endpoint,
+    memory: &mut Table,
+    writers: &mut Vec<Qpn>,
+    now: Instant,
+    datagram: &Datagram<'_>,
+) {
+    memory.put_by();
+    let before = memory.count_put();
+    endpoint.handle_datagram(now, datagram, memory);
+    if memory.count_put() != before
+        && let Some(qpn) = Bth::dest_qp_of(datagram.payload)
+        && !writers.contains(&qpn)
+    {
+        writers.push(qpn);
+    }
+}
+
 impl Core {
     /// `address` is that of the group, whatever port this process has.
     pub(crate) fn new(endpoint: Endpoint, connections: Connections, host: Arc<Host>, address: SocketAddr) -> Self {
@@ -124,6 +145,7 @@ impl Core {
             lanes: Outgoing::new(Arc::clone(&host), address.ip()),
             copies: Copies::default(),
             gate: Gate::default(),
+            writers: Vec::new(),
             left: Vec::new(),
             packet: vec![0; MAX_PACKET].into_boxed_slice(),
             host,
@@ -244,7 +266,8 @@ impl Core {
             },
             payload: datagram.bytes,
         };
-        self.endpoint.handle_datagram(now, &datagram, &mut self.memory);
+        let (endpoint, memory, writers) = (&mut self.endpoint, &mut self.memory, &mut self.writers);
+        handle_datagram(endpoint, memory, writers, now, &datagram);
     }
 
     /// Gives the engine a datagram that another process received for it.
@@ -265,7 +288,8 @@ impl Core {
             return;
         }
         let datagram = forwarded.datagram(self.address.ip(), bytes);
-        self.endpoint.handle_datagram(now, &datagram, &mut self.memory);
+        let (endpoint, memory, writers) = (&mut self.endpoint, &mut self.memory, &mut self.writers);
+        handle_datagram(endpoint, memory, writers, now, &datagram);
     }
 
     /// Looks whether somebody listens by now for what requests wait for, and has those refused that have waited long enough.
@@ -428,6 +452,13 @@ impl Core {
 
     /// Moves what the engine wants to send into `batch`, as far as there is room, or onto the lanes.
     pub(crate) fn fill(&mut self, now: Instant, batch: &mut TxBatch) -> Filled {
+        self.memory.read_ahead(true);
+        let filled = self.fill_batch(now, batch);
+        self.memory.read_ahead(false);
+        filled
+    }
+
+    fn fill_batch(&mut self, now: Instant, batch: &mut TxBatch) -> Filled {
         let mut filled = Filled::default();
         self.connections.exchange(now, &mut self.endpoint);
         let mut before = None;
@@ -564,17 +595,22 @@ impl Core {
         }
     }
 
+    /// Completes a request, when the copies before it are done.
+    fn pass_on(&mut self, cq: CqId, completion: Completion, now: &impl Fn() -> Instant) {
+        match self.gate_of(completion.qpn) {
+            Some(ticket) => {
+                let qpn = completion.qpn;
+                self.gate.hold(qpn, ticket, Held::Completion(cq, completion));
+            }
+            None => self.complete(cq, completion, now),
+        }
+    }
+
     fn deliver_news(&mut self, now: impl Fn() -> Instant) {
         // What completes here is the application's again.
         self.take_back();
         while let Some((cq, completion)) = self.endpoint.poll_completion() {
-            match self.gate_of(completion.qpn) {
-                Some(ticket) => {
-                    let qpn = completion.qpn;
-                    self.gate.hold(qpn, ticket, Held::Completion(cq, completion));
-                }
-                None => self.complete(cq, completion, &now),
-            }
+            self.pass_on(cq, completion, &now);
         }
         while let Some(event) = self.endpoint.poll_event() {
             let (qpn, event) = match event {

@@ -144,6 +144,8 @@ pub struct EndpointConfig {
     pub seed: u64,
     /// PSNs of one queue pair unacknowledged at most, 1 to 2^22; values beyond count as the nearest. More is faster over long paths, and has to go again after a loss.
     pub window: u32,
+    /// The same of a queue pair whose packets go by a lane, which loses nothing: bounded by the slots that the lane has, as what refers to memory keeps its slot until it has been copied.
+    pub lane_window: u32,
     /// The port's MTU: the most that a datagram (UD) carries.
     pub mtu: Mtu,
     /// The most payload of a packet on a lane in bytes, at both ends; 256 KiB unless it is a test.
@@ -155,6 +157,8 @@ pub struct EndpointConfig {
 impl EndpointConfig {
     /// The window of the Linux kernel's rxe.
     pub const DEFAULT_WINDOW: u32 = 128;
+    /// Seven eighths of the 512 slots of a lane: the rest are for what other queue pairs say meanwhile.
+    pub const LANE_WINDOW: u32 = 448;
     /// The most payload of a packet on a lane in bytes. Both ends know it; it is no part of what they agree on.
     pub const LANE_MTU: usize = 256 << 10;
     /// Up to here, copying twice costs less than referring.
@@ -167,6 +171,7 @@ impl Default for EndpointConfig {
         Self {
             seed: 0,
             window: Self::DEFAULT_WINDOW,
+            lane_window: Self::LANE_WINDOW,
             mtu: Mtu::Mtu4096,
             lane_mtu: Self::LANE_MTU,
             lane_inline: Self::LANE_INLINE,
@@ -245,6 +250,7 @@ impl Endpoint {
             qps: QpTable::new(config.seed),
             config: EndpointConfig {
                 window: config.window.clamp(1, EndpointConfig::MAX_WINDOW),
+                lane_window: config.lane_window.clamp(1, EndpointConfig::MAX_WINDOW),
                 ..config
             },
             idents: IdentTracker::default(),

@@ -115,6 +115,21 @@ pub trait Memory {
     /// When the range may not be read locally.
     fn gather(&mut self, pd: PdId, lkey: LKey, addr: u64, dst: &mut [u8]) -> Result<(), AccessError>;
 
+    /// The same, when `behind` bytes more of the same element follow in the message, by which packet ever: memory that is slow to reach may bring them along.
+    ///
+    /// # Errors
+    /// As [`gather`](Self::gather).
+    fn gather_ahead(
+        &mut self,
+        pd: PdId,
+        lkey: LKey,
+        addr: u64,
+        dst: &mut [u8],
+        _behind: usize,
+    ) -> Result<(), AccessError> {
+        self.gather(pd, lkey, addr, dst)
+    }
+
     /// Checks that all of `sge` may be read, or written when `write`, locally.
     ///
     /// # Errors
@@ -145,6 +160,21 @@ pub trait Memory {
     /// # Errors
     /// When the range may not be read remotely.
     fn remote_read(&mut self, via: Via, rkey: RKey, addr: u64, dst: &mut [u8]) -> Result<(), AccessError>;
+
+    /// The same, when the READ asks for `behind` bytes more that follow.
+    ///
+    /// # Errors
+    /// As [`remote_read`](Self::remote_read).
+    fn remote_read_ahead(
+        &mut self,
+        via: Via,
+        rkey: RKey,
+        addr: u64,
+        dst: &mut [u8],
+        _behind: usize,
+    ) -> Result<(), AccessError> {
+        self.remote_read(via, rkey, addr, dst)
+    }
 
     /// Copies in for a peer's RDMA WRITE; the last 8 bytes become visible last.
     ///

@@ -1,6 +1,7 @@
 //! Every mix of memories, operations and sizes, byte for byte; and what is to be refused, cut off or taken back.
 
 use std::net::IpAddr;
+use std::time::Instant;
 
 use anyhow::{Context as _, Result, ensure};
 use doorbell_verbs_sys::{IBV_WC_REM_ACCESS_ERR, IBV_WC_SUCCESS};
@@ -13,6 +14,9 @@ use crate::far::Far;
 const GUARD: usize = 64;
 /// Where ranges begin: on a boundary, and off it.
 const OFFSETS: [usize; 2] = [4096, 4096 + 13];
+
+/// A WRITE with immediate data is one without, but for its end: it need not be as long.
+const LONGEST_WITH_IMMEDIATE: usize = 16 << 20;
 
 /// Two ends that are connected.
 struct Pair {
@@ -117,49 +121,64 @@ pub(crate) fn run(options: &Options, address: IpAddr) -> Result<bool> {
         if !wanted {
             continue;
         }
-        let mut tell = |what: &str, result: Result<String>| match result {
-            Ok(said) => println!("PASS {way}: {what}{said}"),
-            Err(error) => {
-                println!("FAIL {way}: {what}: {error:#}");
-                right = false;
+        for (name, what, part) in PARTS {
+            if options.only.as_deref().is_some_and(|only| only != name) {
+                continue;
             }
-        };
-        tell("every mix", mixes(options, address, two));
-        tell("scattered and gathered", lists(options, address, two));
-        tell("what is inline", inline(options, address, two));
-        tell(
-            "many at once, and the order of what they write",
-            order(options, address, two),
-        );
-        tell(
-            "a READ of what is being written",
-            read_after_write(options, address, two),
-        );
-        tell("a wrong key is refused", refused(options, address, two));
-        tell("an atomic is refused", atomic(options, address, two));
-        tell("a region that goes", deregistered(options, address, two));
-        if two {
-            tell("a far end that is killed", killed(options, address));
+            let since = Instant::now();
+            let result = part(options, address, two);
+            let seconds = since.elapsed().as_secs_f64();
+            match result {
+                Ok(Some(said)) => println!("PASS {way}: {what}{said}, {seconds:.1} s"),
+                Ok(None) => {}
+                Err(error) => {
+                    println!("FAIL {way}: {what}: {error:#}");
+                    right = false;
+                }
+            }
         }
     }
     Ok(right)
 }
 
+/// What there is to check between two ends, in one process or in two; `None` where it is nothing for the one or the other.
+type Check = fn(&Options, IpAddr, bool) -> Result<Option<String>>;
+
+/// Each with its name for `--only`.
+pub(crate) const PARTS: [(&str, &str, Check); 10] = [
+    ("mixes", "every mix", mixes),
+    ("lists", "scattered and gathered", lists),
+    ("inline", "what is inline", inline),
+    ("order", "many at once, and the order of what they write", order),
+    ("over", "what is written over what came before", over),
+    ("raw", "a READ of what is being written", read_after_write),
+    ("key", "a wrong key is refused", refused),
+    ("atomic", "an atomic is refused", atomic),
+    ("deregister", "a region that goes", deregistered),
+    ("kill", "a far end that is killed", killed),
+];
+
 fn sizes(options: &Options) -> Vec<usize> {
     let short = [1, 7, 8, 63, 64, 255, 256, 1000, 4096];
     let long = [4097, 65_537, 256 << 10, (256 << 10) + 1, 1 << 20, (3 << 20) + 5];
-    let longest = [16 << 20, 128 << 20, 1 << 30];
+    let longest = [16 << 20, (64 << 20) + 1, 256 << 20, 1 << 30];
     let all = short.into_iter().chain(long).chain(longest);
     all.filter(|&size| size <= options.largest).collect()
 }
 
-fn mixes(options: &Options, address: IpAddr, two: bool) -> Result<String> {
+fn mixes(options: &Options, address: IpAddr, two: bool) -> Result<Option<String>> {
     let mut pair = Pair::new(options, address, two, options.largest + 3 * 4096)?;
     let mut count = 0;
-    for near in 0..pair.near.regions.len() {
-        for far in 0..pair.card.regions.len() {
+    let names: Vec<_> = pair.near.regions.iter().map(|region| region.name.clone()).collect();
+    for near in 0..names.len() {
+        for far in 0..names.len() {
+            let (since, before) = (Instant::now(), count);
+            let (one, other) = (&names[near], &names[far]);
             for op in Op::MOVING {
                 for (turn, len) in sizes(options).into_iter().enumerate() {
+                    if op == Op::WriteImm && len > LONGEST_WITH_IMMEDIATE {
+                        continue;
+                    }
                     // All of both ends' boundaries come about, over the sizes.
                     let (at, to) = (OFFSETS[turn % 2], OFFSETS[turn / 2 % 2]);
                     let here = Part { region: near, at, len };
@@ -168,22 +187,20 @@ fn mixes(options: &Options, address: IpAddr, two: bool) -> Result<String> {
                         at: to,
                         len,
                     };
-                    let (one, other) = (
-                        pair.near.regions[near].name.clone(),
-                        pair.near.regions[far].name.clone(),
-                    );
                     pair.exchange(op, here, there, false)
                         .with_context(|| format!("{} of {len} bytes, {one} and {other}", op.name()))?;
                     count += 1;
                 }
             }
+            let seconds = since.elapsed().as_secs_f64();
+            println!("     {one} and {other}: {} exchanges, {seconds:.1} s", count - before);
         }
     }
-    Ok(format!(", {count} exchanges"))
+    Ok(Some(format!(", {count} exchanges")))
 }
 
 /// Messages of several pieces, of the host and of GPUs, one behind the other.
-fn lists(options: &Options, address: IpAddr, two: bool) -> Result<String> {
+fn lists(options: &Options, address: IpAddr, two: bool) -> Result<Option<String>> {
     const PIECES: [usize; 4] = [100_001, 7, 300_000, 65_536];
     const TIMES: usize = 4;
     let mut pair = Pair::new(options, address, two, 2 << 20)?;
@@ -255,10 +272,10 @@ fn lists(options: &Options, address: IpAddr, two: bool) -> Result<String> {
             begin += part.len;
         }
     }
-    Ok(String::new())
+    Ok(Some(String::new()))
 }
 
-fn inline(options: &Options, address: IpAddr, two: bool) -> Result<String> {
+fn inline(options: &Options, address: IpAddr, two: bool) -> Result<Option<String>> {
     let mut pair = Pair::new(options, address, two, 1 << 16)?;
     for far in 0..pair.card.regions.len() {
         for op in [Op::Write, Op::Send] {
@@ -268,11 +285,11 @@ fn inline(options: &Options, address: IpAddr, two: bool) -> Result<String> {
             }
         }
     }
-    Ok(String::new())
+    Ok(Some(String::new()))
 }
 
 /// Many WRITEs on their way at once, to memory of all kinds by turns, and a SEND behind them: what it tells of is there.
-fn order(options: &Options, address: IpAddr, two: bool) -> Result<String> {
+fn order(options: &Options, address: IpAddr, two: bool) -> Result<Option<String>> {
     const ROUNDS: u64 = 8;
     const LEN: usize = 300_000;
     let many = DEPTH as usize - 1;
@@ -315,11 +332,63 @@ fn order(options: &Options, address: IpAddr, two: bool) -> Result<String> {
             pair.near.done()?;
         }
     }
-    Ok(String::new())
+    Ok(Some(String::new()))
+}
+
+/// WRITEs on their way together, of which each begins in what the one before writes and covers its end: the later ones' bytes are there in the end. As often as it takes for the target to be pinned, where it is the host's.
+fn over(options: &Options, address: IpAddr, two: bool) -> Result<Option<String>> {
+    const ROUNDS: usize = 12;
+    /// Where each begins, and how long it is.
+    const WRITES: [(usize, usize); 4] = [
+        (4096, 300_000),
+        (100_003, 500_000),
+        (590_000, 90_001),
+        (600_007, 262_144),
+    ];
+    let mut pair = Pair::new(options, address, two, 2 << 20)?;
+    for near in 0..pair.near.regions.len() {
+        for far in 0..pair.card.regions.len() {
+            for round in 0..ROUNDS {
+                let mut at = 0;
+                let mut seeds = Vec::new();
+                for (to, len) in WRITES {
+                    let here = Part { region: near, at, len };
+                    seeds.push(pair.seed());
+                    let seed = seeds[seeds.len() - 1];
+                    pair.near.regions[near].memory.fill(at, len, seed)?;
+                    at += len;
+                    let there = Part {
+                        region: far,
+                        at: to,
+                        len,
+                    };
+                    pair.near.post(Op::Write, &[here], pair.to(there), false)?;
+                }
+                for _ in WRITES {
+                    pair.near.done()?;
+                }
+                for (index, (start, len)) in WRITES.into_iter().enumerate() {
+                    let end = WRITES.get(index + 1).map_or(start + len, |next| next.0);
+                    let there = Part {
+                        region: far,
+                        at: start,
+                        len: end - start,
+                    };
+                    let differs = pair.far.differs(there, seeds[index])?;
+                    ensure!(
+                        differs.is_none(),
+                        "round {round}, from {near} to {far}: byte {} of write {index} is wrong",
+                        differs.unwrap_or(0)
+                    );
+                }
+            }
+        }
+    }
+    Ok(Some(String::new()))
 }
 
 /// A READ behind a WRITE finds what that wrote.
-fn read_after_write(options: &Options, address: IpAddr, two: bool) -> Result<String> {
+fn read_after_write(options: &Options, address: IpAddr, two: bool) -> Result<Option<String>> {
     let mut pair = Pair::new(options, address, two, 4 << 20)?;
     for far in 0..pair.card.regions.len() {
         for len in [8, 100, 1 << 20] {
@@ -347,11 +416,11 @@ fn read_after_write(options: &Options, address: IpAddr, two: bool) -> Result<Str
             ensure!(differs.is_none(), "{len} bytes were read before they were written");
         }
     }
-    Ok(String::new())
+    Ok(Some(String::new()))
 }
 
 /// A key that is none, and a range that is too long.
-fn refused(options: &Options, address: IpAddr, two: bool) -> Result<String> {
+fn refused(options: &Options, address: IpAddr, two: bool) -> Result<Option<String>> {
     let len = 1 << 16;
     for wrong in [0, 1] {
         let pair = Pair::new(options, address, two, len)?;
@@ -367,10 +436,10 @@ fn refused(options: &Options, address: IpAddr, two: bool) -> Result<String> {
         let status = pair.near.wait()?.status;
         ensure!(status == IBV_WC_REM_ACCESS_ERR, "status {status}");
     }
-    Ok(String::new())
+    Ok(Some(String::new()))
 }
 
-fn atomic(options: &Options, address: IpAddr, two: bool) -> Result<String> {
+fn atomic(options: &Options, address: IpAddr, two: bool) -> Result<Option<String>> {
     let pair = Pair::new(options, address, two, 1 << 16)?;
     let gpu = pair.near.regions.len() - 1;
     let word = Part {
@@ -382,11 +451,11 @@ fn atomic(options: &Options, address: IpAddr, two: bool) -> Result<String> {
     pair.near.post(Op::Atomic, &[word], to, false)?;
     let status = pair.near.wait()?.status;
     ensure!(status == IBV_WC_REM_ACCESS_ERR, "status {status}");
-    Ok(String::new())
+    Ok(Some(String::new()))
 }
 
 /// The target goes while WRITEs are on their way to it: they complete, or fail, and nothing else happens.
-fn deregistered(options: &Options, address: IpAddr, two: bool) -> Result<String> {
+fn deregistered(options: &Options, address: IpAddr, two: bool) -> Result<Option<String>> {
     let len = 4 << 20;
     for _ in 0..4 {
         let mut pair = Pair::new(options, address, two, len)?;
@@ -404,11 +473,14 @@ fn deregistered(options: &Options, address: IpAddr, two: bool) -> Result<String>
             pair.near.wait()?;
         }
     }
-    Ok(String::new())
+    Ok(Some(String::new()))
 }
 
 /// The far end dies while WRITEs are on their way, and READs from it.
-fn killed(options: &Options, address: IpAddr) -> Result<String> {
+fn killed(options: &Options, address: IpAddr, two: bool) -> Result<Option<String>> {
+    if !two {
+        return Ok(None);
+    }
     let len = 4 << 20;
     for op in [Op::Write, Op::Read] {
         let mut pair = Pair::new(options, address, true, len)?;
@@ -439,5 +511,5 @@ fn killed(options: &Options, address: IpAddr) -> Result<String> {
         len: 1 << 20,
     };
     pair.exchange(Op::Write, part, part, false)?;
-    Ok(String::new())
+    Ok(Some(String::new()))
 }

@@ -26,6 +26,7 @@ Options:
       --quick              few sizes, 4 MiB at most, few iterations
       --one-process        check: both ends in one process only
       --two-processes      check: the far end in a process of its own only
+      --only PART          check: mixes, lists, inline, order, over, raw, key, atomic, deregister or kill alone
   -h, --help               show this
 
 DOORBELL_LINK=udp has all of it go over UDP. GPU_VERBS_MEMORY=older has memory of GPUs made by cuMemAlloc, as PyTorch's is, which other processes have by the older kind of handle.
@@ -42,6 +43,8 @@ pub(crate) struct Options {
     quick: bool,
     one: bool,
     two: bool,
+    /// The one part to check.
+    only: Option<String>,
 }
 
 fn main() -> ExitCode {
@@ -118,11 +121,13 @@ fn parse(arguments: impl Iterator<Item = String>) -> Result<Option<Options>> {
         quick: false,
         one: true,
         two: true,
+        only: None,
     };
     let mut arguments = arguments;
     while let Some(argument) = arguments.next() {
+        let mut value = || arguments.next().with_context(|| format!("{argument} wants a value"));
         let mut number = || -> Result<usize> {
-            let value = arguments.next().with_context(|| format!("{argument} wants a number"))?;
+            let value = value()?;
             value.parse().with_context(|| format!("{argument} {value}"))
         };
         match argument.as_str() {
@@ -131,6 +136,12 @@ fn parse(arguments: impl Iterator<Item = String>) -> Result<Option<Options>> {
             "--gpus" => options.gpus = number()?,
             "--largest" => options.largest = number()? << 20,
             "--quick" => options.quick = true,
+            "--only" => {
+                let part = value()?;
+                let is_one = check::PARTS.iter().any(|(name, ..)| *name == part);
+                ensure!(is_one, "no part {part}: see --help");
+                options.only = Some(part);
+            }
             "--one-process" => options.two = false,
             "--two-processes" => options.one = false,
             "-h" | "--help" => return Ok(None),

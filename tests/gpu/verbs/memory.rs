@@ -1,7 +1,10 @@
-//! Memory of one end: the host's or a GPU's, filled with a pattern and compared with it.
+//! Memory of one end: the host's or a GPU's, filled with a pattern and compared with it, by several threads where there is much of it.
 
 use std::cell::UnsafeCell;
+use std::ptr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
 
 use anyhow::{Result, ensure};
 use doorbell_cuda::{Context, HostMemory, Memory as _, Stream};
@@ -10,17 +13,25 @@ use doorbell_tests::gpu::foreign;
 
 /// The variable that says what memory of GPUs is made by: `older` is `cuMemAlloc`. The far end's process has it, too.
 const KIND: &str = "GPU_VERBS_MEMORY";
-/// Bytes by which patterns go to a GPU and come back.
+/// Bytes that a thread fills or compares at once, and by which they go to a GPU and come back.
 const STAGE: usize = 4 << 20;
+/// Threads at most: what they do is bound by memory.
+const THREADS: usize = 8;
 
 /// Registered memory, which only its methods look at.
 pub(crate) enum Memory {
     Host(Box<[UnsafeCell<u8>]>),
     Gpu {
         memory: GpuMemory,
-        stream: Stream,
-        stage: HostMemory,
+        /// For each thread one.
+        ways: Vec<Way>,
     },
+}
+
+/// How bytes get to a GPU and come back.
+pub(crate) struct Way {
+    stream: Stream,
+    stage: HostMemory,
 }
 
 /// The byte of a pattern at `index`.
@@ -49,6 +60,12 @@ fn pattern(seed: u64, start: usize, bytes: &mut [u8]) {
     }
 }
 
+/// How many threads look at memory of `len` bytes.
+fn threads(len: usize) -> usize {
+    let most = thread::available_parallelism().map_or(1, usize::from).min(THREADS);
+    len.div_ceil(STAGE).clamp(1, most)
+}
+
 impl Memory {
     pub(crate) fn host(len: usize) -> Self {
         let bytes: Box<[u8]> = vec![0; len].into_boxed_slice();
@@ -65,10 +82,15 @@ impl Memory {
             }
             _ => GpuMemory::alloc(context, len)?,
         };
+        let way = || -> Result<Way> {
+            Ok(Way {
+                stream: Stream::new(context)?,
+                stage: HostMemory::alloc(context, STAGE)?,
+            })
+        };
         Ok(Self::Gpu {
             memory,
-            stream: Stream::new(context)?,
-            stage: HostMemory::alloc(context, STAGE)?,
+            ways: (0..threads(len)).map(|_| way()).collect::<Result<_>>()?,
         })
     }
 
@@ -88,59 +110,112 @@ impl Memory {
 
     /// Writes the pattern's first `len` bytes to `at`.
     pub(crate) fn fill(&self, at: usize, len: usize, seed: u64) -> Result<()> {
+        self.in_parts(at, len, |part, start, bytes| {
+            pattern(seed, start, bytes);
+            part.write(at + start, bytes)?;
+            Ok(None)
+        })
+        .map(drop)
+    }
+
+    /// Whether the pattern's first `len` bytes are at `at`; where the first other byte is, if not.
+    pub(crate) fn differs(&self, at: usize, len: usize, seed: u64) -> Result<Option<usize>> {
+        self.in_parts(at, len, |part, start, bytes| {
+            part.read(at + start, bytes)?;
+            let mut wanted = vec![0; bytes.len()];
+            pattern(seed, start, &mut wanted);
+            if bytes == &wanted[..] {
+                return Ok(None);
+            }
+            let other = bytes.iter().zip(&wanted).position(|(one, other)| one != other);
+            Ok(other.map(|at| start + at))
+        })
+    }
+
+    /// Has `work` done for each part of `len` bytes at `at`, given where it begins and room for it, by several threads. Gives the least of what it says.
+    fn in_parts(
+        &self,
+        at: usize,
+        len: usize,
+        work: impl Fn(&Part<'_>, usize, &mut [u8]) -> Result<Option<usize>> + Sync,
+    ) -> Result<Option<usize>> {
         ensure!(at + len <= self.len(), "{len} bytes at {at} of {}", self.len());
-        let mut part = vec![0; len.min(STAGE)];
-        for start in (0..len).step_by(STAGE) {
-            let part = &mut part[..STAGE.min(len - start)];
-            pattern(seed, start, part);
-            match self {
-                Self::Host(bytes) => {
-                    // SAFETY: in the memory, as was made sure; no reference to its bytes is ever made.
-                    unsafe {
-                        bytes[at + start]
-                            .get()
-                            .copy_from_nonoverlapping(part.as_ptr(), part.len());
-                    }
+        let next = AtomicUsize::new(0);
+        let turns = |part: Part<'_>| -> Result<Option<usize>> {
+            let mut room = vec![0; len.min(STAGE)];
+            let mut least = None;
+            loop {
+                let start = next.fetch_add(STAGE, Ordering::Relaxed);
+                if start >= len {
+                    return Ok(least);
                 }
-                Self::Gpu { memory, stream, stage } => {
-                    stage.copy_in(0, part)?;
-                    stream.copy(
-                        memory.span(at + start..at + start + part.len())?,
-                        stage.span(..part.len())?,
-                    )?;
-                    stream.synchronize()?;
+                let said = work(&part, start, &mut room[..STAGE.min(len - start)])?;
+                least = least.into_iter().chain(said).min();
+            }
+        };
+        let mut parts = self.parts(threads(len));
+        let Some(own) = parts.pop() else { return Ok(None) };
+        thread::scope(|scope| {
+            let turns = &turns;
+            let others: Vec<_> = parts.into_iter().map(|part| scope.spawn(move || turns(part))).collect();
+            let mut least = turns(own)?;
+            for other in others {
+                match other.join() {
+                    Ok(said) => least = least.into_iter().chain(said?).min(),
+                    Err(panic) => std::panic::resume_unwind(panic),
                 }
+            }
+            Ok(least)
+        })
+    }
+
+    /// The memory as `count` threads reach it.
+    fn parts(&self, count: usize) -> Vec<Part<'_>> {
+        match self {
+            Self::Host(bytes) => vec![Part::Host(bytes.as_ptr().expose_provenance()); count],
+            Self::Gpu { memory, ways } => ways.iter().take(count).map(|way| Part::Gpu(memory, way)).collect(),
+        }
+    }
+}
+
+/// Memory as one thread reaches it: within bounds, and where no other thread does just then.
+#[derive(Clone)]
+enum Part<'a> {
+    /// By its exposed address.
+    Host(usize),
+    Gpu(&'a GpuMemory, &'a Way),
+}
+
+impl Part<'_> {
+    fn write(&self, at: usize, bytes: &[u8]) -> Result<()> {
+        match self {
+            Self::Host(start) => {
+                let to = ptr::with_exposed_provenance_mut::<u8>(start + at);
+                // SAFETY: in the memory, as was made sure; no reference to its bytes is ever made, and each part of it is one thread's.
+                unsafe { to.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+            }
+            Self::Gpu(memory, Way { stream, stage }) => {
+                stage.copy_in(0, bytes)?;
+                stream.copy(memory.span(at..at + bytes.len())?, stage.span(..bytes.len())?)?;
+                stream.synchronize()?;
             }
         }
         Ok(())
     }
 
-    /// Whether the pattern's first `len` bytes are at `at`; where the first other byte is, if not.
-    pub(crate) fn differs(&self, at: usize, len: usize, seed: u64) -> Result<Option<usize>> {
-        ensure!(at + len <= self.len(), "{len} bytes at {at} of {}", self.len());
-        let (mut part, mut wanted) = (vec![0; len.min(STAGE)], vec![0; len.min(STAGE)]);
-        for start in (0..len).step_by(STAGE) {
-            let count = STAGE.min(len - start);
-            let (part, wanted) = (&mut part[..count], &mut wanted[..count]);
-            pattern(seed, start, wanted);
-            match self {
-                Self::Host(bytes) => {
-                    // SAFETY: as in `fill`.
-                    unsafe {
-                        bytes[at + start].get().copy_to_nonoverlapping(part.as_mut_ptr(), count);
-                    }
-                }
-                Self::Gpu { memory, stream, stage } => {
-                    stream.copy(stage.span(..count)?, memory.span(at + start..at + start + count)?)?;
-                    stream.synchronize()?;
-                    stage.copy_out(0, part)?;
-                }
+    fn read(&self, at: usize, bytes: &mut [u8]) -> Result<()> {
+        match self {
+            Self::Host(start) => {
+                let from = ptr::with_exposed_provenance::<u8>(start + at);
+                // SAFETY: as in `write`.
+                unsafe { from.copy_to_nonoverlapping(bytes.as_mut_ptr(), bytes.len()) };
             }
-            if part != wanted {
-                let other = part.iter().zip(wanted.iter()).position(|(one, other)| one != other);
-                return Ok(other.map(|at| start + at));
+            Self::Gpu(memory, Way { stream, stage }) => {
+                stream.copy(stage.span(..bytes.len())?, memory.span(at..at + bytes.len())?)?;
+                stream.synchronize()?;
+                stage.copy_out(0, bytes)?;
             }
         }
-        Ok(None)
+        Ok(())
     }
 }

@@ -24,6 +24,8 @@ use script::{Act, At, CALLER, Script, Terms, Word};
 const KEPT: usize = 64;
 /// Bytes of a word.
 const WORD: usize = 4;
+/// From so many bytes on that a rank reduces, it does so in two parts.
+const TWO_PARTS: u64 = 32 << 20;
 
 /// An operation, checked.
 #[derive(Clone, Copy)]
@@ -50,6 +52,18 @@ struct Key {
     algorithm: Algorithm,
     root: Rank,
     terms: Terms,
+}
+
+/// In how many parts an all-reduce of one slice is reduced, and the messages beside that are sent: each is a copy and a word more, which cost the link some 5 µs, and hides the reduction of the part before it. More than two win nothing. Where nothing
+/// is sent behind the reduction it is not worth that: copies wait for what processors read meanwhile, for as long as is won.
+fn tail(operation: &Operation<'_>, ranks: usize) -> u32 {
+    let bytes = operation.count.saturating_mul(operation.data.bytes() as u64);
+    let is_one = operation.collective == Collective::AllReduce && operation.slice >= bytes;
+    if is_one && bytes / ranks as u64 >= TWO_PARTS {
+        2
+    } else {
+        1
+    }
 }
 
 /// A script with events for it.
@@ -125,12 +139,17 @@ impl Copies {
         Ok(())
     }
 
-    /// Puts an operation into `stream`.
-    pub(super) fn run(&mut self, operation: &Operation<'_>, stream: &Stream) -> Result<(), GpuError> {
+    /// Makes all of an operation that can be made before it is put into a stream: its script, and kernels that have run.
+    pub(super) fn ready(&mut self, operation: &Operation<'_>) -> Result<(), GpuError> {
         if operation.collective.reduces() {
             self.warm(operation.data, operation.operator)?;
         }
-        self.prepare(operation)?;
+        self.prepare(operation)
+    }
+
+    /// Puts an operation into `stream`.
+    pub(super) fn run(&mut self, operation: &Operation<'_>, stream: &Stream) -> Result<(), GpuError> {
+        self.ready(operation)?;
         let Some(prepared) = self.prepared.last() else {
             return Ok(());
         };
@@ -159,6 +178,7 @@ impl Copies {
                 staging: areas.staging.len() as u64,
                 slice: operation.slice,
                 copiers: self.copiers,
+                tail: tail(operation, self.peers.ranks()),
             },
         };
         if let Some(known) = self.prepared.iter().rposition(|prepared| prepared.key == key) {

@@ -41,6 +41,8 @@ pub(super) struct Terms {
     pub(super) slice: u64,
     /// Streams for copies to others.
     pub(super) copiers: u8,
+    /// In how many parts reductions are done, and the messages beside them sent.
+    pub(super) tail: u32,
 }
 
 /// Where bytes lie: so many bytes behind the beginning of what.
@@ -193,7 +195,8 @@ impl Plan {
             });
             match user {
                 Some(user) => {
-                    streams[at] = streams[user];
+                    // Copies to others have a stream for themselves, in which nothing but them takes the link's time.
+                    streams[at] = if streams[user] == CALLER { CALLER } else { last };
                     before[user].push(at);
                     is_moved[at] = true;
                 }

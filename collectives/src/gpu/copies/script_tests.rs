@@ -276,6 +276,7 @@ proptest! {
         slice in 64u64..4096,
         (direct, in_place, alone) in any::<(bool, bool, bool)>(),
         copiers in 1u8..=3,
+        tail in 1u32..=4,
         seed in any::<u64>(),
     ) {
         let known = known();
@@ -290,6 +291,7 @@ proptest! {
             staging: 1 << 20,
             slice,
             copiers,
+            tail,
         };
         runs(&*schedule, &case, terms, alone, seed, 3);
     }
@@ -311,7 +313,101 @@ fn staging_memory_that_is_too_small_is_an_error() {
         staging: 4096,
         slice: 1 << 20,
         copiers: 1,
+        tail: 1,
     };
     let schedule = schedule(Algorithm::FullMesh, &case);
     assert_eq!(Script::new(&*schedule, Rank(0), terms), Err(TooLarge { staging: 4096 }));
+}
+
+/// What rank 1 does in an operation among 4 on 4-byte elements.
+fn script(collective: Collective, algorithm: Algorithm, slice: u64, tail: u32, in_place: bool) -> Script {
+    let case = Case {
+        collective,
+        ranks: 4,
+        root: Rank(0),
+        count: 1 << 16,
+    };
+    let terms = Terms {
+        data: DataType::F32,
+        count: case.count,
+        direct: true,
+        in_place,
+        staging: 1 << 20,
+        slice,
+        copiers: 1,
+        tail,
+    };
+    Script::new(&*schedule(algorithm, &case), Rank(1), terms).unwrap()
+}
+
+/// What one of its streams does.
+fn stream(script: &Script, of: u8) -> Vec<Act> {
+    let own = script.acts.iter().filter(|(stream, _)| *stream == of);
+    own.map(|(_, act)| act.clone()).collect()
+}
+
+#[test]
+fn a_part_is_reduced_as_soon_as_its_last_message_is_there() {
+    let script = script(Collective::AllReduce, Algorithm::FullMesh, u64::MAX, 2, false);
+    let acts = stream(&script, CALLER);
+    let ready = acts.iter().position(|act| *act == Act::Record(0)).unwrap();
+    let what: Vec<_> = acts[ready + 1..]
+        .iter()
+        .map(|act| match act {
+            Act::Await(word) => format!("{} from {}", word.index, word.peer.0),
+            Act::Reduce { elements, .. } => format!("reduce {elements}"),
+            Act::Record(_) => "tell".to_owned(),
+            Act::Wait(_) => "end".to_owned(),
+            other => format!("{other:?}"),
+        })
+        .collect();
+    // The last is rank 2's, which has three behind it to send to before.
+    let wanted = [
+        "0 from 0",
+        "0 from 3",
+        "0 from 2",
+        "reduce 8192",
+        "tell",
+        "1 from 2",
+        "reduce 8192",
+        "tell",
+        "end",
+        "end",
+    ];
+    assert_eq!(what, wanted);
+    let copied: Vec<_> = stream(&script, 1)
+        .into_iter()
+        .filter_map(|act| match act {
+            Act::Copy { bytes, .. } => Some(bytes >> 10),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(copied, [64, 64, 32, 32, 32, 32, 64, 64]);
+}
+
+#[test]
+fn copies_to_others_have_their_stream_for_themselves() {
+    let acts = stream(&script(Collective::Broadcast, Algorithm::Ring, 1 << 16, 1, false), 1);
+    let copies = acts.iter().filter(|act| matches!(act, Act::Copy { .. })).count();
+    assert_eq!(copies, 4, "{acts:?}");
+    assert!(!acts.iter().any(|act| matches!(act, Act::Await(_))), "{acts:?}");
+}
+
+#[test]
+fn nobody_asks_for_room_where_it_has_got_what_was_there() {
+    for tail in [1, 3] {
+        let script = script(Collective::AllReduce, Algorithm::FullMesh, u64::MAX, tail, true);
+        let asked = script.acts.iter().filter(|(_, act)| match act {
+            Act::Signal(word) | Act::Await(word) => word.is_room && word.index != READY,
+            _ => false,
+        });
+        assert_eq!(asked.count(), 0);
+    }
+    // In a ring, what a result takes the place of was sent to somebody else.
+    let ring = script(Collective::AllReduce, Algorithm::Ring, u64::MAX, 1, true);
+    assert!(
+        ring.acts
+            .iter()
+            .any(|(_, act)| matches!(act, Act::Await(word) if word.is_room && word.index != READY))
+    );
 }

@@ -3,7 +3,7 @@
 use core::ops::Range;
 
 use super::script::{Act, At, READY, Terms, TooLarge};
-use crate::executor::layout::{Contents, Extent, Layout, pieces};
+use crate::executor::layout::{Contents, Extent, Layout, pieces, split};
 use crate::plan::walk::{Walker, Who, walk};
 use crate::plan::{Collective, Form, Place, Program, Schedule, Span, Step};
 use crate::types::Rank;
@@ -49,7 +49,7 @@ pub(super) enum What {
 #[derive(Clone, Debug)]
 pub(super) struct Task {
     /// Slice, strand, step, and which of the step's: what comes before in this order comes before in the plan.
-    pub(super) place: (u64, u32, u32, u8),
+    pub(super) place: (u64, u32, u32, u32),
     pub(super) depth: u32,
     pub(super) what: What,
     pub(super) acts: Vec<Act>,
@@ -61,8 +61,10 @@ pub(super) struct Task {
 pub(super) struct Message {
     pub(super) from: Rank,
     pub(super) to: Rank,
-    /// Which of those between the two in a slice.
+    /// Which of those between the two in a slice: the first of its parts.
     pub(super) number: u32,
+    /// In how many parts it is sent, each with a word of its own.
+    pub(super) parts: u32,
     pub(super) strand: u32,
     pub(super) send: u32,
     pub(super) receive: u32,
@@ -207,11 +209,17 @@ impl Plan {
                         self.of_step[from][strand][send as usize] = id;
                         self.of_step[to][strand][receive as usize] = id;
                         let number = self.counts[from][to];
-                        self.counts[from][to] += 1;
+                        let parts = if self.is_beside_reduction((from, send), (to, receive), strand) {
+                            self.terms.tail.max(1)
+                        } else {
+                            1
+                        };
+                        self.counts[from][to] += parts;
                         self.messages.push(Message {
                             from: Rank(from as u32),
                             to: Rank(to as u32),
                             number,
+                            parts,
                             strand: strand as u32,
                             send,
                             receive,
@@ -222,6 +230,19 @@ impl Plan {
                 }
             }
         }
+    }
+
+    /// Whether a message is the last that its receiver gets before it reduces it, or the first that its sender sends of what it has reduced: those hide most of a reduction if both are cut alike.
+    fn is_beside_reduction(&self, (from, send): (usize, u32), (to, receive): (usize, u32), strand: usize) -> bool {
+        let (sent, received) = (&self.programs[from].strands[strand], &self.programs[to].strands[strand]);
+        let (Step::Send { span, .. }, Step::Recv { into, .. }) = (&sent[send as usize], &received[receive as usize])
+        else {
+            return false;
+        };
+        let is_reduced_next =
+            matches!(received.get(receive as usize + 1), Some(Step::Reduce { sources, .. }) if sources.contains(into));
+        let before = send.checked_sub(1).map(|before| &sent[before as usize]);
+        is_reduced_next || matches!(before, Some(Step::Reduce { into, .. }) if into == span)
     }
 
     /// Lays everything out for so many slices.
@@ -262,14 +283,14 @@ impl Plan {
         self.look_for_replaced();
     }
 
-    /// Finds messages that take the place of something else, and how long staging memory is in use.
+    /// Finds messages that take the place of something that their senders cannot know to be done with, and how long staging memory is in use.
     fn look_for_replaced(&mut self) {
         let mut replaced = Vec::new();
         let mut turns = 1;
-        for rank in 0..self.programs.len() {
-            let tasks = self.tasks(rank, 0);
-            for (at, task) in tasks.iter().enumerate() {
-                for before in &tasks[..at] {
+        let tasks: Vec<_> = (0..self.programs.len()).map(|rank| self.tasks(rank, 0)).collect();
+        for (rank, own) in tasks.iter().enumerate() {
+            for (at, task) in own.iter().enumerate() {
+                for before in &own[..at] {
                     let meets = |space: Option<Space>| {
                         let of = |touch: &&Touch| space.is_none_or(|space| touch.space == space);
                         task.touches
@@ -280,9 +301,8 @@ impl Plan {
                     if !meets(None) {
                         continue;
                     }
-                    if matches!(task.what, What::Receive { .. }) {
-                        let (_, strand, step, _) = task.place;
-                        replaced.extend(self.of_step[rank][strand as usize][step as usize]);
+                    if matches!(task.what, What::Receive { .. }) && !self.is_known(rank, task, before, &tasks) {
+                        replaced.extend(self.message_of(rank, task));
                     }
                     if meets(Some(Space::Staging)) {
                         turns = turns.max(u64::from(task.depth.saturating_sub(before.depth)) + 1);
@@ -294,6 +314,43 @@ impl Plan {
             self.messages[id as usize].replaces = true;
         }
         self.turns = turns;
+    }
+
+    /// Whether the sender of what `rank` receives sends it only when it has got, from this rank, what was sent `before`: of an all-reduce in place, each gets the results of what it has given.
+    fn is_known(&self, rank: usize, receive: &Task, before: &Task, tasks: &[Vec<Task>]) -> bool {
+        let both = self.message_of(rank, receive).zip(self.message_of(rank, before));
+        let Some((given, got)) = both.map(|(given, got)| (self.messages[given as usize], self.messages[got as usize]))
+        else {
+            return false;
+        };
+        if !matches!(before.what, What::Send { .. }) || got.to != given.from {
+            return false;
+        }
+        let sender = &tasks[given.from.index()];
+        let at = |strand, step, part| sender.iter().position(|task| task.place == (0, strand, step, part));
+        let (Some(sent), Some(came)) = (
+            at(given.strand, given.send, receive.place.3),
+            at(got.strand, got.receive, before.place.3),
+        ) else {
+            return false;
+        };
+        let mut comes_before = vec![false; sender.len()];
+        comes_before[sent] = true;
+        // What a task follows is in front of it in the plan, and so in this order.
+        for later in (came..=sent).rev() {
+            if comes_before[later] {
+                for earlier in came..later {
+                    comes_before[earlier] |= sender[later].follows(&sender[earlier]);
+                }
+            }
+        }
+        came < sent && comes_before[came]
+    }
+
+    /// The message that a task sends or receives.
+    fn message_of(&self, rank: usize, task: &Task) -> Option<u32> {
+        let (_, strand, step, _) = task.place;
+        self.of_step[rank][strand as usize][step as usize]
     }
 
     fn sending(&self, message: Message) -> &Step {
@@ -411,24 +468,36 @@ impl Plan {
                 };
                 match (step, message) {
                     (Step::Send { span, .. }, Some(message)) => {
-                        let pieces = self.span(rank, *span, slice);
                         let unit = self.unit(span.place.form());
-                        for ((place, from, len), into) in pieces.into_iter().zip(self.target(message, slice)) {
-                            task.copy(here((place, from)), there(message.to, into), len * unit);
-                            task.touches.push(self.touch(rank, (place, from), len * unit, false));
+                        let (pieces, targets) = (self.span(rank, *span, slice), self.target(message, slice));
+                        for part in 0..message.parts {
+                            let mut task = task.clone();
+                            for ((place, from, len), (into, to)) in pieces.iter().copied().zip(targets.iter().copied())
+                            {
+                                let cut = cut(len, part, message.parts);
+                                let (skipped, bytes) = (cut.start * unit, (cut.end - cut.start) * unit);
+                                task.copy(
+                                    here((place, from + skipped)),
+                                    there(message.to, (into, to + skipped)),
+                                    bytes,
+                                );
+                                task.touches
+                                    .push(self.touch(rank, (place, from + skipped), bytes, false));
+                            }
+                            task.place.3 = part;
+                            task.what = What::Send {
+                                to: message.to,
+                                word: self.word(message, slice) + part,
+                                has_to_ask: self.has_to_ask(message, slice),
+                            };
+                            tasks.extend(task.some());
                         }
-                        task.what = What::Send {
-                            to: message.to,
-                            word: self.word(message, slice),
-                            has_to_ask: self.has_to_ask(message, slice),
-                        };
-                        tasks.extend(task.some());
                     }
                     (Step::Recv { into, .. }, Some(message)) => {
-                        self.receive(&mut tasks, task.clone(), message, slice);
+                        self.receive(&mut tasks, &task, message, slice);
                         if message.staged.is_some() {
                             let unit = self.unit(into.place.form());
-                            task.place.3 = 1;
+                            task.place.3 = message.parts;
                             let sources = self.target(message, slice);
                             for ((place, to, len), from) in self.span(rank, *into, slice).into_iter().zip(sources) {
                                 task.copy(here(from), here((place, to)), len * unit);
@@ -439,29 +508,29 @@ impl Plan {
                         }
                     }
                     (Step::RecvReduce { form, with, into, .. }, Some(message)) => {
-                        self.receive(&mut tasks, task.clone(), message, slice);
-                        task.place.3 = 1;
+                        self.receive(&mut tasks, &task, message, slice);
+                        task.place.3 = message.parts;
                         let received = self
                             .target(message, slice)
                             .into_iter()
                             .map(|from| (from, *form))
                             .collect();
-                        self.reduce(
-                            rank,
-                            &mut task,
-                            vec![received, self.operand(rank, *with, slice)],
-                            *into,
-                            slice,
-                        );
+                        let sources = [received, self.operand(rank, *with, slice)];
+                        self.reduce(rank, &mut task, &sources, (*into, slice), (0, 1));
                         tasks.extend(task.some());
                     }
                     (Step::Reduce { sources, into }, _) => {
-                        let sources = sources
+                        let sources: Vec<_> = sources
                             .iter()
                             .map(|source| self.operand(rank, *source, slice))
                             .collect();
-                        self.reduce(rank, &mut task, sources, *into, slice);
-                        tasks.extend(task.some());
+                        let parts = self.terms.tail.max(1);
+                        for part in 0..parts {
+                            let mut task = task.clone();
+                            task.place.3 = part;
+                            self.reduce(rank, &mut task, &sources, (*into, slice), (part, parts));
+                            tasks.extend(task.some());
+                        }
                     }
                     (Step::Copy { from, into }, _) => {
                         let unit = self.unit(into.place.form());
@@ -490,29 +559,38 @@ impl Plan {
         tasks
     }
 
-    fn receive(&self, tasks: &mut Vec<Task>, mut task: Task, message: Message, slice: u64) {
+    fn receive(&self, tasks: &mut Vec<Task>, step: &Task, message: Message, slice: u64) {
         let Step::Send { span, .. } = self.sending(message) else {
             return;
         };
         let unit = self.unit(span.place.form());
-        let pieces = self.span(message.from.index(), *span, slice);
-        for (into, (_, _, len)) in self.target(message, slice).into_iter().zip(pieces) {
-            if len > 0 {
-                task.touches
-                    .push(self.touch(message.to.index(), into, len * unit, true));
+        let (pieces, targets) = (
+            self.span(message.from.index(), *span, slice),
+            self.target(message, slice),
+        );
+        for part in 0..message.parts {
+            let mut task = step.clone();
+            for ((place, at), (_, _, len)) in targets.iter().copied().zip(&pieces) {
+                let cut = cut(*len, part, message.parts);
+                if !cut.is_empty() {
+                    let bytes = (cut.end - cut.start) * unit;
+                    task.touches
+                        .push(self.touch(message.to.index(), (place, at + cut.start * unit), bytes, true));
+                }
             }
+            if task.touches.is_empty() {
+                continue;
+            }
+            task.place.3 = part;
+            // It comes when it was sent.
+            task.depth = self.depths[message.from.index()][message.strand as usize][message.send as usize];
+            task.what = What::Receive {
+                from: message.from,
+                word: self.word(message, slice) + part,
+                has_to_ask: self.has_to_ask(message, slice),
+            };
+            tasks.push(task);
         }
-        if task.touches.is_empty() {
-            return;
-        }
-        // It comes when it was sent.
-        task.depth = self.depths[message.from.index()][message.strand as usize][message.send as usize];
-        task.what = What::Receive {
-            from: message.from,
-            word: self.word(message, slice),
-            has_to_ask: self.has_to_ask(message, slice),
-        };
-        tasks.push(task);
     }
 
     fn operand(&self, rank: usize, span: Span, slice: u64) -> Vec<((Place, u64), Form)> {
@@ -522,22 +600,38 @@ impl Plan {
             .collect()
     }
 
-    fn reduce(&self, rank: usize, task: &mut Task, sources: Vec<Vec<((Place, u64), Form)>>, into: Span, slice: u64) {
+    /// Reduces one part of so many.
+    fn reduce(
+        &self,
+        rank: usize,
+        task: &mut Task,
+        sources: &[Vec<((Place, u64), Form)>],
+        (into, slice): (Span, u64),
+        (part, parts): (u32, u32),
+    ) {
         for (at, (place, to, len)) in self.span(rank, into, slice).into_iter().enumerate() {
-            if len == 0 {
+            let cut = cut(len, part, parts);
+            if cut.is_empty() {
                 continue;
             }
-            let of_piece: Vec<_> = sources.iter().filter_map(|source| source.get(at).copied()).collect();
+            let elements = cut.end - cut.start;
+            let skip = |(place, at): (Place, u64), form: Form| (place, at + cut.start * self.unit(form));
+            let of_piece: Vec<_> = sources
+                .iter()
+                .filter_map(|source| source.get(at))
+                .map(|(from, form)| (skip(*from, *form), *form))
+                .collect();
+            let to = skip((place, to), place.form());
             for (from, form) in &of_piece {
                 task.touches
-                    .push(self.touch(rank, *from, len * self.unit(*form), false));
+                    .push(self.touch(rank, *from, elements * self.unit(*form), false));
             }
             task.touches
-                .push(self.touch(rank, (place, to), len * self.unit(place.form()), true));
+                .push(self.touch(rank, to, elements * self.unit(place.form()), true));
             task.acts.push(Act::Reduce {
                 sources: of_piece.into_iter().map(|(from, form)| (here(from), form)).collect(),
-                into: (here((place, to)), place.form()),
-                elements: len,
+                into: (here(to), place.form()),
+                elements,
             });
         }
     }
@@ -577,6 +671,11 @@ impl Task {
                 .iter()
                 .any(|touch| other.touches.iter().any(|before| before.meets(touch)))
     }
+}
+
+/// Which of so many elements a part is.
+fn cut(len: u64, part: u32, parts: u32) -> Range<u64> {
+    split(len, parts, part)..split(len, parts, part + 1)
 }
 
 fn here((place, at): (Place, u64)) -> At {

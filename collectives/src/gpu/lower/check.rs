@@ -35,64 +35,31 @@ pub(super) fn run(strands: &[Strand], slots: u32) -> Result<History, Rank> {
             .map(|strand| vec![vec![(0, Vec::new()); strand.groups.len()]; slices as usize])
             .collect(),
     };
-    let orders: Vec<Vec<(u32, usize)>> = strands.iter().map(|strand| order(strand, slices)).collect();
+    let orders: Vec<Vec<Step>> = strands.iter().map(|strand| order(strand, slices)).collect();
     let mut at = vec![0; ranks];
     let mut known = vec![vec![0u32; ranks]; ranks];
     loop {
         let mut moved = false;
         for (rank, strand) in strands.iter().enumerate() {
-            while let Some(&(slice, index)) = orders[rank].get(at[rank]) {
-                let group = &strand.groups[index];
+            while let Some(step) = orders[rank].get(at[rank]) {
                 let mut next = known[rank].clone();
-                let has_come = group.waits.iter().all(|wait| match *wait {
-                    Word::Direct { peer, message } | Word::Staged { peer, message } => {
-                        let direct = matches!(wait, Word::Direct { .. });
-                        let traffic = &strand.peers[peer.index()];
-                        let each = if direct {
-                            traffic.received_direct
-                        } else {
-                            traffic.received_staged
-                        };
-                        let told = &between[peer.index()][rank].told[usize::from(direct)];
-                        let told = told.get((slice * each + message) as usize);
-                        for (known, theirs) in next.iter_mut().zip(told.into_iter().flatten()) {
-                            *known = (*known).max(*theirs);
-                        }
-                        told.is_some()
-                    }
-                    Word::Credit { peer, staged } => {
-                        let number = slice * strand.peers[peer.index()].sent_staged + staged;
-                        number < slots + between[peer.index()][rank].read
-                    }
-                    Word::Ready { .. } => true,
+                let has_come = step.iter().all(|&(slice, index)| {
+                    let mut waits = strand.groups[index].waits.iter();
+                    waits.all(|&wait| has_come(wait, slice, rank, strand, &between, slots, &mut next))
                 });
                 if !has_come {
                     break;
                 }
-                history.done[rank][slice as usize][index] = (at[rank] as u32, next.clone());
+                let turn = at[rank] as u32;
+                for &(slice, index) in step {
+                    history.done[rank][slice as usize][index] = (turn, next.clone());
+                }
                 at[rank] += 1;
                 next[rank] = at[rank] as u32;
                 known[rank] = next;
-                for tell in &group.tells {
-                    match *tell {
-                        Word::Direct { peer, message } | Word::Staged { peer, message } => {
-                            let direct = matches!(tell, Word::Direct { .. });
-                            let traffic = &strand.peers[peer.index()];
-                            let each = if direct {
-                                traffic.sent_direct
-                            } else {
-                                traffic.sent_staged
-                            };
-                            let number = slice * each + message + 1;
-                            let told = &mut between[rank][peer.index()].told[usize::from(direct)];
-                            told.resize(told.len().max(number as usize), known[rank].clone());
-                        }
-                        Word::Credit { peer, staged } => {
-                            let number = slice * strand.peers[peer.index()].received_staged + staged + 1;
-                            let read = &mut between[rank][peer.index()].read;
-                            *read = number.max(*read);
-                        }
-                        Word::Ready { .. } => {}
+                for &(slice, index) in step {
+                    for &tell in &strand.groups[index].tells {
+                        note(tell, slice, rank, strand, &mut between, &known[rank]);
                     }
                 }
                 moved = true;
@@ -108,18 +75,87 @@ pub(super) fn run(strands: &[Strand], slots: u32) -> Result<History, Rank> {
     }
 }
 
-/// In which order a rank does its groups: slice and group.
-pub(super) fn order(strand: &Strand, slices: u32) -> Vec<(u32, usize)> {
+/// Whether what a rank waits for in a slice is so. It knows then what who told it knew.
+fn has_come(
+    wait: Word,
+    slice: u32,
+    rank: usize,
+    strand: &Strand,
+    between: &[Vec<Between>],
+    slots: u32,
+    known: &mut [u32],
+) -> bool {
+    match wait {
+        Word::Direct { peer, message } | Word::Staged { peer, message } => {
+            let direct = matches!(wait, Word::Direct { .. });
+            let traffic = &strand.peers[peer.index()];
+            let each = if direct {
+                traffic.received_direct
+            } else {
+                traffic.received_staged
+            };
+            let told = &between[peer.index()][rank].told[usize::from(direct)];
+            let told = told.get((slice * each + message) as usize);
+            for (known, theirs) in known.iter_mut().zip(told.into_iter().flatten()) {
+                *known = (*known).max(*theirs);
+            }
+            told.is_some()
+        }
+        Word::Credit { peer, staged } => {
+            let number = slice * strand.peers[peer.index()].sent_staged + staged;
+            number < slots + between[peer.index()][rank].read
+        }
+        Word::Ready { .. } => true,
+    }
+}
+
+/// Notes what a rank tells in a slice, with what it knows.
+fn note(tell: Word, slice: u32, rank: usize, strand: &Strand, between: &mut [Vec<Between>], known: &[u32]) {
+    match tell {
+        Word::Direct { peer, message } | Word::Staged { peer, message } => {
+            let direct = matches!(tell, Word::Direct { .. });
+            let traffic = &strand.peers[peer.index()];
+            let each = if direct {
+                traffic.sent_direct
+            } else {
+                traffic.sent_staged
+            };
+            let number = slice * each + message + 1;
+            let told = &mut between[rank][peer.index()].told[usize::from(direct)];
+            told.resize(told.len().max(number as usize), known.to_vec());
+        }
+        Word::Credit { peer, staged } => {
+            let number = slice * strand.peers[peer.index()].received_staged + staged + 1;
+            let read = &mut between[rank][peer.index()].read;
+            *read = number.max(*read);
+        }
+        Word::Ready { .. } => {}
+    }
+}
+
+/// What a rank does together: slices and groups.
+type Step = Vec<(u32, usize)>;
+
+/// In which order a rank does its groups.
+fn order(strand: &Strand, slices: u32) -> Vec<Step> {
     let ahead = strand.ahead as usize;
     let late = u32::from(ahead > 0);
-    let turn = |turn: u32| {
-        let first = (0..ahead)
-            .map(move |group| (turn, group))
-            .filter(move |_| turn < slices);
-        let rest = (ahead..strand.groups.len()).filter_map(move |group| Some((turn.checked_sub(late)?, group)));
-        first.chain(rest)
-    };
-    (0..slices + late).flat_map(turn).collect()
+    let mut order = Vec::new();
+    for turn in 0..slices + late {
+        for group in 0..strand.groups.len() {
+            let slice = if group < ahead {
+                Some(turn).filter(|turn| *turn < slices)
+            } else {
+                turn.checked_sub(late)
+            };
+            let Some(slice) = slice else { continue };
+            match order.last_mut() {
+                Some(last) if strand.joined && group == ahead && turn < slices => Step::push(last, (slice, group)),
+                _ => order.push(vec![(slice, group)]),
+            }
+        }
+    }
+    order
 }
 
 /// Messages that are stored into an output which its owner may still have to read, or to write: from, to, and which.

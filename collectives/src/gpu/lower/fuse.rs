@@ -331,6 +331,18 @@ pub(super) fn leading(groups: &[Group]) -> u32 {
     if mixed || rest.is_empty() { 0 } else { leading as u32 }
 }
 
+/// Whether the last of the leading groups and the one that follows it are no more together than a group may be.
+pub(super) fn joins_next(groups: &[Group], ahead: usize) -> bool {
+    let Some(two) = ahead.checked_sub(1).and_then(|last| groups.get(last..last + 2)) else {
+        return false;
+    };
+    let bodies = || two.iter().flat_map(|group| &group.bodies);
+    let operands = bodies()
+        .map(|body| body.sources.len() + body.targets.len())
+        .sum::<usize>();
+    bodies().count() <= MAX_BODIES && operands <= MAX_OPERANDS
+}
+
 /// Whether a group may be done for the next slice before this one is finished.
 fn only_sends_input(group: &Group) -> bool {
     let input = |operand: &Operand| matches!(operand.at, At::Input(_));

@@ -6,8 +6,12 @@
 //!
 //! Steps that follow each other are *fused*: what is reduced or copied is stored to all who get it while it is at hand. Bodies that only send are *grouped*: they wait and tell together.
 //!
+//! What is told is also waited for: where nobody does before its kernel ends, it is told once, with the last slice ([`Group::last`]), as telling takes until all that was stored has come.
+//!
 //! A group's order of doing is fixed: it waits for all that it needs, then works, then tells. So ranks are a network of processes with bounded queues, whose end does not depend on who is faster: `check` runs it once, for as many slices as
 //! there are slots and more, and finds whether it gets stuck, and whether a store into an output could come before its owner has read what was there. A message that could is staged instead.
+//!
+//! Groups at the beginning that only send input are a slice ahead of the others, and the last of them is done together with the first of the others ([`Strand::joined`]): so that stores to peers are under way while what has come is reduced.
 
 mod check;
 mod fuse;
@@ -77,6 +81,8 @@ pub struct Lowered {
 pub struct Whole {
     /// Whether any has partial results.
     pub partials: bool,
+    /// Whether any message goes by a FIFO.
+    pub staged: bool,
     /// The most blocks of own memory that one needs: the most of [`Strand::scratch`].
     pub scratch: u32,
     /// The most words that one is written in.
@@ -90,6 +96,8 @@ pub struct Strand {
     pub groups: Vec<Group>,
     /// Groups at the beginning that may be a slice ahead of the others: they wait for no data, and read input alone.
     pub ahead: u32,
+    /// Whether the last of these is done together with the first of the others, which is a slice behind.
+    pub joined: bool,
     /// What goes to and comes from each rank in a slice, by rank.
     pub peers: Vec<Traffic>,
     /// Blocks of memory of its own that each block of threads needs.
@@ -118,6 +126,8 @@ pub struct Group {
     pub bodies: Vec<Body>,
     /// What is told when all is done.
     pub tells: Vec<Word>,
+    /// What is told when all is done in the last slice: nobody waits for it before its kernel ends.
+    pub last: Vec<Word>,
 }
 
 /// A word that ranks tell each other by. Messages are counted within a slice, those into outputs and those into FIFOs apart, so that either may be ahead of the other.
@@ -232,6 +242,7 @@ pub fn lower(schedule: &dyn Schedule, options: Options) -> Result<Vec<Lowered>, 
     let strands = || lowered.iter().flat_map(|rank| &rank.strands);
     let all = Whole {
         partials: strands().any(Strand::has_partials),
+        staged: strands().any(|strand| strand.peers.iter().any(|peer| peer.sent_staged > 0)),
         scratch: strands().map(|strand| strand.scratch).max().unwrap_or(0),
         words: lowered
             .iter()
@@ -258,7 +269,8 @@ impl Strand {
     fn words(&self) -> usize {
         let operands = |body: &Body| 1 + body.sources.len() + body.targets.len();
         let group = |group: &Group| {
-            1 + group.waits.len() + group.bodies.iter().map(operands).sum::<usize>() + group.tells.len()
+            let told = group.tells.len() + group.last.len();
+            1 + group.waits.len() + group.bodies.iter().map(operands).sum::<usize>() + told
         };
         2 + self.peers.len() + self.groups.iter().map(group).sum::<usize>()
     }
@@ -373,7 +385,7 @@ impl<'a> Plan<'a> {
                     *count += 1;
                 }
             }
-            let strands: Vec<Strand> = (0..self.shape.ranks()).map(|rank| self.rank(Rank(rank))).collect();
+            let mut strands: Vec<Strand> = (0..self.shape.ranks()).map(|rank| self.rank(Rank(rank))).collect();
             let history = check::run(&strands, self.options.slots).map_err(|rank| LowerError::Stuck {
                 strand: self.strand,
                 rank,
@@ -385,12 +397,28 @@ impl<'a> Plan<'a> {
             };
             let early = check::too_early(&strands, &history, &self.messages, shift);
             if early.is_empty() {
+                self.join(&mut strands, shift);
+                tell_late(&mut strands);
                 return Ok(strands);
             }
             for (from, to, number) in early {
                 if let Some(list) = self.messages.get_mut(&(from, to)) {
                     list[number as usize].is_direct = false;
                 }
+            }
+        }
+    }
+
+    /// Has groups done together that follow each other in different slices, if that is right for all ranks.
+    fn join(&self, strands: &mut [Strand], shift: impl Fn(Rank) -> Option<i64>) {
+        for strand in &mut *strands {
+            strand.joined = fuse::joins_next(&strand.groups, strand.ahead as usize);
+        }
+        let is_right = check::run(strands, self.options.slots)
+            .is_ok_and(|history| check::too_early(strands, &history, &self.messages, shift).is_empty());
+        if !is_right {
+            for strand in strands {
+                strand.joined = false;
             }
         }
     }
@@ -426,8 +454,36 @@ impl<'a> Plan<'a> {
         Strand {
             groups,
             ahead,
+            joined: false,
             peers: self.traffic(rank),
             scratch,
+        }
+    }
+}
+
+/// Has what nobody waits for in a slice told with the last one: whoever has its output written waits for all of that at the end.
+fn tell_late(strands: &mut [Strand]) {
+    let waited: Vec<Vec<Rank>> = strands
+        .iter()
+        .map(|strand| {
+            let waits = strand.groups.iter().flat_map(|group| &group.waits);
+            waits
+                .filter_map(|wait| match *wait {
+                    Word::Direct { peer, .. } => Some(peer),
+                    _ => None,
+                })
+                .collect()
+        })
+        .collect();
+    for (rank, strand) in strands.iter_mut().enumerate() {
+        let is_late = |word: &Word| match *word {
+            Word::Direct { peer, .. } => !waited[peer.index()].contains(&Rank(rank as u32)),
+            _ => false,
+        };
+        for group in &mut strand.groups {
+            let (last, tells) = group.tells.iter().partition(|word| is_late(word));
+            group.last = last;
+            group.tells = tells;
         }
     }
 }

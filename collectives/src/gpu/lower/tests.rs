@@ -118,6 +118,8 @@ fn a_mesh_sends_all_at_once_and_stores_its_sum_everywhere_at_once() {
                 panic!("rank {rank}: {strand:#?}")
             };
             assert_eq!(strand.ahead, 1, "sending waits for nothing but slots");
+            assert!(strand.joined, "and is done while the slice before is reduced");
+            assert!(lowered.all.staged);
             assert_eq!(send.bodies.len(), 3);
             let [sum] = reduce.bodies.as_slice() else {
                 panic!("one sum")
@@ -130,8 +132,81 @@ fn a_mesh_sends_all_at_once_and_stores_its_sum_everywhere_at_once() {
                 .iter()
                 .filter(|target| matches!(target.at, At::TheirOutput(..)));
             assert_eq!(direct.count(), 3);
+            // The sum is waited for at the end alone; slots are given back with every slice.
+            let is_direct = |word: &Word| matches!(word, Word::Direct { .. });
+            assert_eq!(reduce.last.len(), 3);
+            assert!(reduce.last.iter().all(is_direct) && !reduce.tells.iter().any(is_direct));
+            assert!(send.last.is_empty() && send.tells.len() == 3);
         }
     }
+}
+
+#[test]
+fn sending_is_joined_to_reducing_where_it_is_ahead_of_it() {
+    let options = Options {
+        in_place: false,
+        direct: true,
+        slots: 4,
+        ahead: 1,
+    };
+    let of = |algorithm, collective, options| lower(&*schedule(algorithm, collective, 4), options).unwrap();
+    for (algorithm, collective, joined) in [
+        (Algorithm::FullMesh, Collective::ReduceScatter, true),
+        (Algorithm::FullMesh, Collective::AllReduce, true),
+        // All of it is sending, or what is sent on goes the way of what is sent first.
+        (Algorithm::FullMesh, Collective::AllGather, false),
+        (Algorithm::Ring, Collective::AllReduce, false),
+    ] {
+        let all_joined = |options| {
+            let ranks = of(algorithm, collective, options);
+            ranks.iter().all(|rank| rank.strands.iter().all(|strand| strand.joined))
+        };
+        assert_eq!(all_joined(options), joined, "{collective} {algorithm}");
+        let in_step = Options { ahead: 0, ..options };
+        assert!(!all_joined(in_step), "{collective} {algorithm}: nothing is ahead");
+    }
+    // What is written into the outputs of a chain is waited for with every slice, to be sent on; but the last rank's is not.
+    let chain = of(Algorithm::Ring, Collective::Broadcast, options);
+    let groups = chain
+        .iter()
+        .flat_map(|rank| &rank.strands)
+        .flat_map(|strand| &strand.groups);
+    let told: Vec<_> = groups.map(|group| (group.tells.len(), group.last.len())).collect();
+    assert_eq!(told.iter().filter(|told| **told == (1, 0)).count(), 2, "{told:?}");
+    assert_eq!(told.iter().filter(|told| **told == (0, 1)).count(), 1, "{told:?}");
+    assert!(!chain[0].all.staged, "slices of any length");
+}
+
+/// Two ranks that send each other input, and read what has come: with so many slots.
+fn ahead_of_each_other(slots: u32) -> Result<(), Rank> {
+    let strand = |peer| {
+        let staged = Word::Staged { peer, message: 0 };
+        let credit = Word::Credit { peer, staged: 0 };
+        let group = |waits: Word, tells: Word| Group {
+            waits: vec![waits],
+            tells: vec![tells],
+            ..Group::default()
+        };
+        let traffic = Traffic {
+            sent_staged: 1,
+            received_staged: 1,
+            ..Traffic::default()
+        };
+        Strand {
+            groups: vec![group(credit, staged), group(staged, credit)],
+            ahead: 1,
+            joined: true,
+            peers: vec![traffic; 2],
+            scratch: 0,
+        }
+    };
+    check::run(&[strand(Rank(1)), strand(Rank(0))], slots).map(drop)
+}
+
+#[test]
+fn who_waits_for_a_slot_and_a_message_at_once_needs_two_slots() {
+    assert_eq!(ahead_of_each_other(1), Err(Rank(0)));
+    assert_eq!(ahead_of_each_other(2), Ok(()));
 }
 
 /// Rank 1 reads a block of its input, which in place is that of its output into which rank 0 stores; and tells rank 0 of that, which waits for it or not.
@@ -157,6 +232,7 @@ fn store_into_what_is_read(waits: bool) -> [Strand; 2] {
             peer: Rank(1),
             message: 0,
         }],
+        ..Group::default()
     };
     let send = Group {
         waits: Vec::new(),
@@ -165,6 +241,7 @@ fn store_into_what_is_read(waits: bool) -> [Strand; 2] {
             peer: Rank(0),
             message: 0,
         }],
+        ..Group::default()
     };
     let strand = |group, peers: [(u32, u32); 2]| Strand {
         groups: vec![group],

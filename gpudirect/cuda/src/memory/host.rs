@@ -148,6 +148,14 @@ impl HostMemory {
         self.all().device_ptr()
     }
 
+    /// Frees it, or unpins what somebody else has, as soon as the work that uses it is done, which is waited for. Where there are other handles the last of them does, as when this one is dropped.
+    ///
+    /// # Errors
+    /// [`Error::Lost`] when work has failed: then it is freed when that is known to be over; or what the driver says.
+    pub fn free(self) -> Result<(), Error> {
+        Arc::into_inner(self.resource).map_or(Ok(()), Resource::free)
+    }
+
     /// Its bytes, when all work that uses it is done: waits for that.
     ///
     /// # Errors

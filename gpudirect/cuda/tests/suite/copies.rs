@@ -180,6 +180,16 @@ pub(super) fn registered(driver: Driver) -> Outcome {
         "the owner is let go of when the work is done"
     );
     assert!(setting.read(&there)?[..8192] == lent[..]);
+
+    // SAFETY: as above; the first was let go of.
+    let raw = unsafe { HostMemory::register_raw(&setting.context, at, lent.len(), lent.clone())? };
+    let other = raw.clone();
+    setting.stream.copy(there.span(8192..16384)?, raw.all())?;
+    raw.free()?;
+    assert_eq!(Arc::strong_count(&lent), 2, "there is another handle");
+    other.free()?;
+    assert_eq!(Arc::strong_count(&lent), 1, "the work that used it was waited for");
+    assert!(setting.read(&there)?[8192..16384] == lent[..]);
     drop(host);
     setting.finish()
 }

@@ -107,7 +107,14 @@ pub(crate) struct Pace {
 impl Pace {
     /// For a lane with a window of so many messages, whose lists end with `extra` requests.
     pub(crate) fn new(test: &Test<'_>, extra: u32) -> Pace {
-        Pace::of(test.window(), test.plan.post_list, test.plan.cq_mod, extra)
+        let window = test.window();
+        // A window that memory made short is not to be empty each time before more is posted.
+        let cq_mod = if window < test.plan.tx_depth {
+            test.plan.cq_mod.min(window.div_ceil(2))
+        } else {
+            test.plan.cq_mod
+        };
+        Pace::of(window, test.plan.post_list, cq_mod, extra)
     }
 
     fn of(window: u32, post_list: u32, cq_mod: u32, extra: u32) -> Pace {

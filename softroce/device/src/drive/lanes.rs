@@ -47,6 +47,9 @@ impl Shared {
                 core.receive_record(|| *batch.now.get_or_insert_with(|| self.now()), lane, &record)
             },
             |(mut core, mut batch), waiting| {
+                if batch.datagrams {
+                    core.store_writes(|| self.now());
+                }
                 self.begin_copies(&mut core);
                 if batch.count >= MANY || batch.bytes >= LONG {
                     batch.now = Some(self.now());
@@ -101,8 +104,8 @@ impl Shared {
             let mut failed = done.failed;
             rings = lanes.release(core.copies.done(), |qpn| failed.push(qpn));
             core.finish_copies(now, &done.landings, failed);
-            core.copies.begin();
         }
+        core.copies.begin();
         core.open_gate(|| now);
         if !core.is_copying() {
             self.copying.store(false, Ordering::SeqCst);
@@ -119,11 +122,15 @@ impl Shared {
         connections.iter().for_each(|connection| connection.wake());
     }
 
-    /// Waits until no copy for a queue pair, or of a region, is under way. Nothing may be locked.
+    /// Waits until no copy for a queue pair, or of a region, is under way; the region's memory is pinned no more then. Nothing may be locked.
     pub(crate) fn wait_for_copies(&self, qpn: Option<Qpn>, key: Option<u32>) {
         while self.copying.load(Ordering::SeqCst) && self.core.lock().copies.uses(qpn, key) {
             self.drive();
             thread::yield_now();
+        }
+        if let Some(key) = key {
+            let pinned = self.core.lock().copies.unpin(key);
+            pinned.release();
         }
     }
 
@@ -224,6 +231,7 @@ impl Shared {
         let now = self.now();
         rx.lanes
             .remove(member, |lane, record| core.receive_record(|| now, lane, &record));
+        core.store_writes(|| now);
         self.begin_copies(&mut core);
         core.forget_member(now, member);
         self.flush(core);

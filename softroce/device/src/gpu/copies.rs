@@ -4,17 +4,19 @@
 //! numbers of batches, and are done in their order.
 //!
 //! Between the host and a GPU bytes go by a ring of pinned memory. What is to go to a GPU is copied into it at once; what is to come to the host is copied out of it when it is there
-//! ([`Landing`]), the last bytes last, as all that a peer writes.
+//! ([`Landing`]), the last bytes last, as all that a peer writes. Long messages to memory that is used again go to it directly ([`pins`](super::pins)), all but those last bytes.
 
 use std::collections::{HashMap, VecDeque};
 use std::mem;
 use std::slice;
+use std::time::{Duration, Instant};
 
 use doorbell_roce_proto::Qpn;
 use doorbell_roce_proto::qp::LaneId;
 
-use super::cuda::{Engine, Mark};
-use super::{Failed, Handle, Memory, RING, Short, failed, own};
+use super::cuda::{Engine, Mark, Pin};
+use super::pins::{Pins, Taken};
+use super::{Bounds, Failed, Handle, Memory, RING, Short, failed, own};
 use crate::local::segment::SegmentId;
 use crate::memory::copy;
 
@@ -24,11 +26,15 @@ const ALIGN: usize = 64;
 /// Batches that are under way at once: one, and one behind it that begins when that is done.
 const UNDER_WAY: usize = 2;
 
+/// Behind a batch of so many bytes the next one is not begun at once, but when this part of the time has gone by that it will take, by how long the one before took: what comes meanwhile is one copy with it.
+const LONG: usize = 16 << 20;
+const HELD: f64 = 0.5;
+
 /// Where bytes are to go.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Target<'a> {
-    /// Into memory of the host.
-    Host(*mut u8),
+    /// Into memory of the host, which is in a region with these bounds.
+    Host(*mut u8, Bounds),
     /// Into a GPU's, from this byte on.
     Device(&'a Memory, usize),
 }
@@ -41,6 +47,8 @@ pub(crate) struct Owner {
     pub(crate) key: u32,
     /// It is of a response that the queue pair asked for.
     pub(crate) response: bool,
+    /// The message ends with it.
+    pub(crate) ends: bool,
 }
 
 /// The copies of a device.
@@ -54,6 +62,10 @@ pub(crate) struct Copies {
     begun: VecDeque<Batch>,
     /// Up to this one all are done.
     done: u64,
+    /// When the oldest of them had no other before it any more, where it is [`LONG`].
+    since: Option<Instant>,
+    /// Seconds that a byte took of the last such batch.
+    pace: Option<f64>,
     /// Bytes of the ring that were ever taken, and given back.
     taken: u64,
     freed: u64,
@@ -62,6 +74,7 @@ pub(crate) struct Copies {
     /// To undo what a record has asked for that cannot be taken as a whole.
     before: Before,
     imports: HashMap<(LaneId, SegmentId), Import>,
+    pins: Pins,
     /// The lane of this process to itself: its records name what this process has.
     to_itself: Option<LaneId>,
 }
@@ -74,6 +87,7 @@ struct Batch {
     marks: Vec<Mark>,
     owners: Vec<(Qpn, u32)>,
     landings: Vec<Landing>,
+    bytes: usize,
     /// Up to where it has taken the ring.
     ring: u64,
     failed: bool,
@@ -89,7 +103,9 @@ impl Batch {
                 (End::Device(to, at), End::Device(source, start)) => engine.copy((to, *at), (source, *start), len),
                 (End::Device(to, at), End::Ring(start)) => engine.copy_up((to, *at), *start, len),
                 (End::Ring(at), End::Device(source, start)) => engine.copy_down((source, *start), *at, len),
-                (End::Ring(_), End::Ring(_)) => Ok(()),
+                (End::Host(pin, at), End::Device(source, start)) => engine.copy_out((source, *start), (pin, *at), len),
+                // Nothing else is ever asked for.
+                (_, End::Host(..)) | (End::Ring(_) | End::Host(..), End::Ring(_)) => Ok(()),
             };
             if let Err(error) = begun {
                 failed(&error);
@@ -116,6 +132,7 @@ pub(super) struct Move {
 pub(super) enum End {
     Device(Memory, usize),
     Ring(usize),
+    Host(Pin, usize),
 }
 
 impl End {
@@ -124,6 +141,7 @@ impl End {
         match (self, before) {
             (Self::Device(memory, at), Self::Device(other, start)) => memory.is(other) && *at == start + len,
             (Self::Ring(at), Self::Ring(start)) => *at == start + len,
+            (Self::Host(pin, at), Self::Host(other, start)) => pin.is(other) && *at == start + len,
             _ => false,
         }
     }
@@ -342,7 +360,7 @@ impl Copies {
     ) -> Asked {
         let device = match target {
             Target::Device(memory, _) => Some(memory.device()),
-            Target::Host(_) => None,
+            Target::Host(..) => None,
         };
         let Some(memory) = self.imported(lane, id, device) else {
             return Asked::Never;
@@ -355,21 +373,69 @@ impl Copies {
         };
         let into = match target {
             Target::Device(memory, at) => End::Device(memory.clone(), at),
-            Target::Host(to) => {
-                let Some(ring) = self.take(len) else {
-                    return Asked::Later;
-                };
-                if let Err(error) = self.engine.ring(&memory) {
-                    failed(&error);
-                    return Asked::Never;
-                }
-                let qpn = owner.qpn;
-                self.open.landings.push(Landing { qpn, ring, to, len });
-                End::Ring(ring)
-            }
+            Target::Host(to, bounds) => return self.ask_to_host(owner, (memory, start), (to, bounds), len),
         };
         self.push(owner, into, End::Device(memory, start), len);
         Asked::Yes
+    }
+
+    /// Asks for a copy of a GPU's memory to the host.
+    fn ask_to_host(
+        &mut self,
+        owner: Owner,
+        (memory, start): (Memory, usize),
+        (to, bounds): (*mut u8, Bounds),
+        len: usize,
+    ) -> Asked {
+        let pinned = self.pins.find(&memory, owner.key, to.addr(), len, bounds);
+        // What has come before and is not yet where it belongs must not be put over this.
+        let pinned = pinned.filter(|_| !self.is_to_land(to.addr(), len));
+        // As an application may look at the last bytes of a message to learn that the rest is there, these go by the ring.
+        let direct = match &pinned {
+            Some(_) if owner.ends => len.saturating_sub(copy::WORD),
+            Some(_) => len,
+            None => 0,
+        };
+        let rest = len - direct;
+        let ring = match rest {
+            0 => None,
+            _ => match self.take(rest) {
+                None => return Asked::Later,
+                ring => ring,
+            },
+        };
+        if let Err(error) = self.engine.ring(&memory) {
+            failed(&error);
+            return Asked::Never;
+        }
+        if let Some((pin, at)) = pinned
+            && direct > 0
+        {
+            let from = End::Device(memory.clone(), start);
+            self.push(owner, End::Host(pin, at), from, direct);
+        }
+        if let Some(ring) = ring {
+            self.open.landings.push(Landing {
+                qpn: owner.qpn,
+                ring,
+                to: to.wrapping_add(direct),
+                len: rest,
+            });
+            self.push(owner, End::Ring(ring), End::Device(memory, start + direct), rest);
+        }
+        Asked::Yes
+    }
+
+    /// Whether some of `len` bytes of the host's at `start` are yet to be written with what is in the ring, or comes there.
+    fn is_to_land(&self, start: usize, len: usize) -> bool {
+        let overlaps = |landing: &Landing| landing.to.addr() < start + len && start < landing.to.addr() + landing.len;
+        let batches = self.begun.iter().chain([&self.open]);
+        batches.flat_map(|batch| &batch.landings).any(overlaps)
+    }
+
+    /// A region goes, and no copy uses it any more: what is pinned of it, to be released when nothing is locked.
+    pub(crate) fn unpin(&mut self, key: u32) -> Taken {
+        self.pins.take(key)
     }
 
     /// Asks for a copy to a GPU of what `fill` writes to the pointer, into `len` bytes.
@@ -448,7 +514,7 @@ impl Copies {
 
     /// Begins what was asked for, unless enough is under way: what is asked for meanwhile joins it, so that a copy is the longer the more there is to copy. Between two copies a link is idle for some 3 us.
     pub(crate) fn begin(&mut self) {
-        if self.moves.is_empty() || self.begun.len() >= UNDER_WAY {
+        if self.moves.is_empty() || self.begun.len() >= UNDER_WAY || self.is_early() {
             return;
         }
         // The two ways have no order between them, and what is written has.
@@ -457,6 +523,10 @@ impl Copies {
             return;
         }
         let mut batch = mem::take(&mut self.open);
+        batch.bytes = self.moves.iter().map(|asked| asked.len).sum();
+        if self.begun.is_empty() {
+            self.since = (batch.bytes >= LONG).then(Instant::now);
+        }
         batch.ring = self.taken;
         if short {
             let moves = mem::take(&mut self.moves);
@@ -470,6 +540,24 @@ impl Copies {
         }
         batch.begin(&mut self.engine, mem::take(&mut self.moves));
         self.begun.push_back(batch);
+    }
+
+    /// Whether what is under way takes so long yet that more may come to join what is behind it.
+    fn is_early(&self) -> bool {
+        let (Some(front), Some(since), Some(pace)) = (self.begun.front(), self.since, self.pace) else {
+            return false;
+        };
+        since.elapsed() < Duration::from_secs_f64(HELD * pace * front.bytes as f64)
+    }
+
+    /// The oldest batch is done: how long it took, and when the next one has begun.
+    fn time(&mut self, bytes: usize) {
+        let next = self.begun.front().is_some_and(|batch| batch.bytes >= LONG);
+        let now = (next || self.since.is_some()).then(Instant::now);
+        if let (Some(since), Some(now)) = (self.since, now) {
+            self.pace = Some((now - since).as_secs_f64() / bytes as f64);
+        }
+        self.since = now.filter(|_| next);
     }
 
     /// Has copy engines do what the first batch waits for, where that is short copies that their device does not begin; and what comes behind it in the same way.
@@ -515,10 +603,12 @@ impl Copies {
                 marks,
                 owners,
                 landings,
+                bytes,
                 ring,
                 failed,
                 short: _,
             } = batch;
+            self.time(bytes);
             for mark in marks {
                 self.engine.recycle(mark);
             }

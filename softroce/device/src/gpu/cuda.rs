@@ -1,7 +1,7 @@
 //! What of CUDA the device needs, and nothing that it does not: memory found by its address, shared and imported; copies that go on by themselves, and such as are waited for.
 
 use std::os::fd::AsFd;
-use std::ptr::NonNull;
+use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
 use doorbell_cuda::{
@@ -10,6 +10,7 @@ use doorbell_cuda::{
 };
 use parking_lot::Mutex;
 
+use super::ahead::Put;
 use super::copies::Move;
 use super::short::{Short, Shorts, make_short};
 use super::{Found, Handle, RING};
@@ -243,19 +244,7 @@ impl Memory {
         mut copy: impl FnMut(&mut Stage, usize, usize) -> Result<(), Error>,
     ) -> Result<(), Error> {
         let mut stages = STAGES.lock();
-        let place = stages.iter().position(|stage| stage.stream.context() == &self.context);
-        let stage = match place {
-            Some(place) => &mut stages[place],
-            None => {
-                stages.push(Stage {
-                    stream: Stream::new(&self.context)?,
-                    pinned: HostMemory::alloc(&self.context, STAGE)?,
-                    short: make_short(self).1,
-                });
-                let last = stages.len() - 1;
-                &mut stages[last]
-            }
-        };
+        let stage = Stage::of(&mut stages, self)?;
         (0..len)
             .step_by(STAGE)
             .try_for_each(|at| copy(stage, at, STAGE.min(len - at)))
@@ -287,7 +276,124 @@ struct Stage {
     short: Option<SmallCopies>,
 }
 
+impl Stage {
+    /// The one of a device, which is made when it is first asked for.
+    fn of<'a>(stages: &'a mut Vec<Self>, memory: &Memory) -> Result<&'a mut Self, Error> {
+        let context = &memory.context;
+        let place = match stages.iter().position(|stage| stage.stream.context() == context) {
+            Some(place) => place,
+            None => {
+                stages.push(Self {
+                    stream: Stream::new(context)?,
+                    pinned: HostMemory::alloc(context, STAGE)?,
+                    short: make_short(memory).1,
+                });
+                stages.len() - 1
+            }
+        };
+        Ok(&mut stages[place])
+    }
+}
+
 static STAGES: Mutex<Vec<Stage>> = Mutex::new(Vec::new());
+
+/// The stream by which copies of a device go that are waited for.
+fn stream_of(memory: &Memory) -> Result<Stream, Error> {
+    Stage::of(&mut STAGES.lock(), memory).map(|stage| stage.stream.clone())
+}
+
+/// Pinned memory of one owner, by which it exchanges bytes with GPUs.
+#[derive(Debug)]
+pub(crate) struct Pinned(HostMemory);
+
+impl Pinned {
+    /// `len` bytes, by a device of this memory, for those of all.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub(crate) fn new(memory: &Memory, len: usize) -> Result<Self, Trouble> {
+        HostMemory::alloc(&memory.context, len).map(Self)
+    }
+
+    /// Where it begins.
+    pub(crate) fn start(&self) -> *mut u8 {
+        self.0.as_ptr()
+    }
+
+    /// Copies `len` bytes of a GPU's memory to its beginning, and waits for that.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub(crate) fn fetch(&self, (memory, offset): (&Memory, usize), len: usize) -> Result<(), Trouble> {
+        let mut stages = STAGES.lock();
+        let Stage { stream, short, .. } = Stage::of(&mut stages, memory)?;
+        copy_at_once(stream, short, self.0.span(..len)?, memory.span(offset, len)?)
+    }
+
+    /// Copies pieces of it to GPUs' memory, in their order for each device, and waits for that.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub(crate) fn store(&self, pieces: &[Put]) -> Result<(), Trouble> {
+        if let [Put { memory, start, at, len }] = pieces {
+            let mut stages = STAGES.lock();
+            let Stage { stream, short, .. } = Stage::of(&mut stages, memory)?;
+            return copy_at_once(stream, short, memory.span(*start, *len)?, self.0.span(*at..at + len)?);
+        }
+        let mut used: Vec<Stream> = Vec::new();
+        for Put { memory, start, at, len } in pieces {
+            let stream = stream_of(memory)?;
+            stream.copy(memory.span(*start, *len)?, self.0.span(*at..at + len)?)?;
+            if !used.iter().any(|other| other.context() == stream.context()) {
+                used.push(stream);
+            }
+        }
+        used.iter().try_for_each(Stream::synchronize)
+    }
+}
+
+/// Registered memory of the host, pinned. Clones name the same.
+#[derive(Clone, Debug)]
+pub(crate) struct Pin(HostMemory);
+
+impl Pin {
+    /// Pins `len` bytes from `start` on, by a device of this memory, for those of all.
+    ///
+    /// # Safety
+    /// They stay mapped until this is [released](Self::release), or dropped and no copy uses it any more.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub(crate) unsafe fn new(memory: &Memory, start: usize, len: usize) -> Result<Self, Trouble> {
+        let Some(host) = NonNull::new(ptr::with_exposed_provenance_mut(start)) else {
+            return Err(Error::Empty);
+        };
+        // SAFETY: mapped by contract; what is registered is reached by raw copies only, as by an adapter's.
+        unsafe { HostMemory::register_raw(&memory.context, host, len, Arc::new(())) }.map(Self)
+    }
+
+    /// The first byte's address.
+    pub(crate) fn start(&self) -> usize {
+        self.0.as_ptr().addr()
+    }
+
+    /// How many bytes.
+    pub(crate) fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Whether they are the same.
+    pub(crate) fn is(&self, other: &Self) -> bool {
+        self.start() == other.start()
+    }
+
+    /// Unpins it, after all copies that use it.
+    pub(crate) fn release(self) {
+        if let Err(error) = self.0.free() {
+            tracing::warn!("registered memory could not be unpinned: {error}");
+        }
+    }
+}
 
 /// What tells that copies are done.
 #[derive(Debug)]
@@ -415,6 +521,20 @@ impl Engine {
     /// As [`copy`](Self::copy).
     pub(crate) fn copy_down(&mut self, from: (&Memory, usize), at: usize, len: usize) -> Result<(), Trouble> {
         self.by_ring(from, at, len, |stream, device, ring| stream.copy(ring, device))
+    }
+
+    /// Begins a copy to pinned memory of the host.
+    ///
+    /// # Errors
+    /// As [`copy`](Self::copy).
+    pub(crate) fn copy_out(
+        &mut self,
+        from: (&Memory, usize),
+        (pin, at): (&Pin, usize),
+        len: usize,
+    ) -> Result<(), Trouble> {
+        let (to, source) = (pin.0.span(at..at.saturating_add(len))?, from.0.span(from.1, len)?);
+        self.stream(from.0)?.copy(to, source)
     }
 
     fn by_ring(

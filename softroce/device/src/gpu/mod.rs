@@ -1,9 +1,10 @@
 //! Memory of GPUs: registered as the host's is, and moved by the GPUs' copy engines.
 //!
-//! A region of such memory is a [`Range`]: the rules are those of any region, and only the code that moves bytes differs. Three ways there are:
+//! A region of such memory is a [`Range`]: the rules are those of any region, and only the code that moves bytes differs. Four ways there are:
 //! - **Beside the engine** ([`Copies`]): what a packet of a lane refers to, or what it is to go to, is a GPU's. The receiver begins a copy, and the engine goes on as if it were done; what it then
 //!   says, completions and answers, is kept back ([`gate`]) until the copy really is. So copies follow one another without a pause, and those that continue each other are one.
-//! - **At once** ([`Range::read`], [`Range::write`]): what goes over UDP, what goes to a process that has not imported the memory, and the few bytes of atomics' results. The caller waits.
+//! - **For many packets at once** ([`Ahead`]): what goes over UDP. The caller waits, once for a batch of packets.
+//! - **At once** ([`Range::read`], [`Range::write`]): what goes to a process that has not imported the memory, and the few bytes of atomics' results. The caller waits.
 //! - **Not at all**: atomics on such memory are refused.
 //!
 //! **Between processes** an allocation is told of as a [segment](crate::local::segment) is, over the connection of the two: by its descriptor, or by the bytes that `cuIpcOpenMemHandle` takes, in a file.
@@ -11,8 +12,10 @@
 //!
 //! [`cuda`](self) is all there is of CUDA; the rest of the crate knows that there is memory which the processor does not reach.
 
+mod ahead;
 mod copies;
 pub(crate) mod gate;
+mod pins;
 
 #[cfg(feature = "cuda")]
 mod cuda;
@@ -33,11 +36,13 @@ use parking_lot::Mutex;
 
 use crate::local::segment::{self, SegmentId};
 
+pub(crate) use ahead::Ahead;
 pub(crate) use copies::{Asked, Copies, Landing, Owner, Target};
 use cuda::NoMemory;
 pub(crate) use cuda::{Memory, is_possible};
 #[cfg(not(feature = "cuda"))]
 pub(crate) use cuda::{Short, make_short};
+pub(crate) use pins::Bounds;
 #[cfg(feature = "cuda")]
 pub(crate) use short::{Short, make_short};
 

@@ -3,6 +3,7 @@
 use std::convert::Infallible;
 use std::ptr::NonNull;
 
+use super::ahead::Put;
 use super::copies::Move;
 use super::{Found, Handle};
 
@@ -21,6 +22,54 @@ pub(crate) struct Memory;
 /// See [`Engine`].
 #[derive(Debug)]
 pub(crate) struct Mark;
+
+/// Pinned memory, for which there is no use.
+#[derive(Debug)]
+pub(crate) struct Pinned;
+
+impl Pinned {
+    pub(crate) fn new(_: &Memory, _: usize) -> Result<Self, Trouble> {
+        Ok(Self)
+    }
+
+    pub(crate) fn start(&self) -> *mut u8 {
+        NonNull::dangling().as_ptr()
+    }
+
+    pub(crate) fn fetch(&self, _: (&Memory, usize), _: usize) -> Result<(), Trouble> {
+        Ok(())
+    }
+
+    pub(crate) fn store(&self, _: &[Put]) -> Result<(), Trouble> {
+        Ok(())
+    }
+}
+
+/// Registered memory of the host, which nobody pins.
+#[derive(Clone, Debug)]
+pub(crate) struct Pin;
+
+impl Pin {
+    /// # Safety
+    /// Nothing is done.
+    pub(crate) unsafe fn new(_: &Memory, _: usize, _: usize) -> Result<Self, Trouble> {
+        Ok(Self)
+    }
+
+    pub(crate) fn start(&self) -> usize {
+        0
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        0
+    }
+
+    pub(crate) fn is(&self, _: &Self) -> bool {
+        false
+    }
+
+    pub(crate) fn release(self) {}
+}
 
 impl Mark {
     pub(crate) fn is_short(&self, _: usize) -> bool {
@@ -103,6 +152,10 @@ impl Engine {
     }
 
     pub(crate) fn copy_down(&mut self, _: (&Memory, usize), _: usize, _: usize) -> Result<(), Trouble> {
+        Ok(())
+    }
+
+    pub(crate) fn copy_out(&mut self, _: (&Memory, usize), _: (&Pin, usize), _: usize) -> Result<(), Trouble> {
         Ok(())
     }
 

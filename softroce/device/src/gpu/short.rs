@@ -145,7 +145,7 @@ fn is_free(copies: &SmallCopies) -> bool {
 fn memory(end: &End) -> Option<&Memory> {
     match end {
         End::Device(memory, _) => Some(memory),
-        End::Ring(_) => None,
+        End::Ring(_) | End::Host(..) => None,
     }
 }
 
@@ -153,5 +153,7 @@ fn span<'a>(end: &'a End, len: usize, ring: Option<&'a HostMemory>) -> Option<Sp
     match end {
         End::Device(memory, at) => memory.span(*at, len).ok(),
         End::Ring(at) => ring?.span(*at..at.saturating_add(len)).ok(),
+        // Such copies are long.
+        End::Host(..) => None,
     }
 }

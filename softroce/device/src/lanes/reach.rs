@@ -9,7 +9,7 @@ use doorbell_roce_proto::memory::{
     AccessError, AtomicOp, Bind, CopyError, Invalidator, Memory, PdId, RemoteRight, Sge, Via,
 };
 use doorbell_roce_proto::qp::LaneId;
-use doorbell_roce_proto::wire::Bth;
+use doorbell_roce_proto::wire::{Bth, Opcode};
 use doorbell_roce_proto::{LKey, Qpn, RKey};
 
 use super::{is_reliable, is_response};
@@ -91,7 +91,7 @@ impl Memory for Reach<'_> {
         let Self { table, at, .. } = self;
         let spot = table.local_target(pd, lkey, addr, part.len())?;
         // SAFETY: inside a region with LOCAL_WRITE, thus writable.
-        unsafe { at.fetch(part.start, part.len(), lkey.0, spot) }
+        unsafe { at.fetch(part.start, part.len(), (lkey.0, table), spot) }
     }
 
     fn remote_write_referred(&mut self, via: Via, rkey: RKey, addr: u64, len: usize) -> Result<(), CopyError> {
@@ -101,7 +101,7 @@ impl Memory for Reach<'_> {
         let Self { table, at, .. } = self;
         let (key, spot) = table.write_target(via, rkey, addr, len)?;
         // SAFETY: inside a region with REMOTE_WRITE, or a window with it, thus writable.
-        unsafe { at.fetch(0, len, key, spot) }
+        unsafe { at.fetch(0, len, (key, table), spot) }
     }
 
     fn is_distant(&mut self, pd: PdId, sges: &[Sge]) -> bool {
@@ -122,7 +122,13 @@ impl Payload<'_> {
     ///
     /// # Safety
     /// The spot may be written for as many bytes.
-    unsafe fn fetch(&mut self, at: usize, len: usize, key: u32, spot: Spot<'_>) -> Result<(), CopyError> {
+    unsafe fn fetch(
+        &mut self,
+        at: usize,
+        len: usize,
+        (key, table): (u32, &Table),
+        spot: Spot<'_>,
+    ) -> Result<(), CopyError> {
         let body = self.body;
         match spot {
             Spot::Nowhere => Ok(()),
@@ -135,11 +141,12 @@ impl Payload<'_> {
                 unsafe { self.body.copy_to(at, len, dst) }.map_err(|_| CopyError::Gone)
             }
             Spot::Host(dst) => {
+                let bounds = table.bounds(key);
                 for (start, piece) in body.pieces(at, len) {
                     // SAFETY: the pieces are parts of the range, for which `dst` is writable.
                     let dst = unsafe { dst.add(start - at) };
                     // SAFETY: the same.
-                    unsafe { self.fetch_piece(start, &piece, key, Target::Host(dst))? };
+                    unsafe { self.fetch_piece(start, &piece, key, Target::Host(dst, bounds))? };
                 }
                 Ok(())
             }
@@ -177,9 +184,9 @@ impl Payload<'_> {
         }
         match target {
             Target::Device(memory, to) => self.send(start, len, key, (memory, to)),
-            Target::Host(_) if self.waits() => Err(CopyError::Gone),
+            Target::Host(..) if self.waits() => Err(CopyError::Gone),
             // SAFETY: writable by contract.
-            Target::Host(dst) => unsafe { self.body.copy_to(start, len, dst) }.map_err(|_| CopyError::Gone),
+            Target::Host(dst, _) => unsafe { self.body.copy_to(start, len, dst) }.map_err(|_| CopyError::Gone),
         }
     }
 
@@ -213,7 +220,14 @@ impl Payload<'_> {
         }
         let qpn = self.qpn();
         let response = self.headers.first().is_some_and(|opcode| is_response(*opcode));
-        Owner { qpn, key, response }
+        let opcode = self.headers.first().and_then(|code| Opcode::from_code(*code));
+        let ends = opcode.is_some_and(|opcode| opcode.position().ends());
+        Owner {
+            qpn,
+            key,
+            response,
+            ends,
+        }
     }
 
     fn qpn(&self) -> Qpn {

@@ -1,5 +1,6 @@
 //! The table of memory regions and windows, and the checks of key, domain, range and right (IBTA vol 1, 10.6).
 
+mod device;
 mod window;
 
 use std::collections::hash_map::RandomState;
@@ -177,6 +178,8 @@ pub(crate) struct Table {
     unsettled: Vec<Qpn>,
     /// Whether a region ever was of a GPU's memory: where none was, no packet needs to be asked about.
     knows_devices: bool,
+    /// What goes over UDP from and to memory of GPUs.
+    ahead: gpu::Ahead,
     /// Regions that lost a window: what was read of them through it is not to be read any more.
     retracted: Vec<u32>,
 }
@@ -197,6 +200,7 @@ impl Table {
             referred: Vec::new(),
             unsettled: Vec::new(),
             knows_devices: false,
+            ahead: gpu::Ahead::default(),
             retracted: Vec::new(),
         }
     }
@@ -239,15 +243,6 @@ impl Table {
         let slot = self.slots.get((key >> 16) as usize).filter(|slot| slot.key == key)?;
         match &slot.object {
             Object::Region(region) => region.segment.as_ref().map(|place| &place.segment),
-            _ => None,
-        }
-    }
-
-    /// The allocation of a GPU's memory in which a region lies.
-    pub(crate) fn allocation(&self, key: u32) -> Option<&Arc<gpu::Allocation>> {
-        let slot = self.slots.get((key >> 16) as usize).filter(|slot| slot.key == key)?;
-        match &slot.object {
-            Object::Region(region) => region.device.as_ref().map(|range| &range.allocation),
             _ => None,
         }
     }
@@ -503,6 +498,24 @@ impl Memory for Table {
         self.local(pd, lkey, addr, dst.len(), false)?.read(dst)
     }
 
+    fn gather_ahead(
+        &mut self,
+        pd: PdId,
+        lkey: LKey,
+        addr: u64,
+        dst: &mut [u8],
+        behind: usize,
+    ) -> Result<(), AccessError> {
+        let len = dst.len().saturating_add(behind);
+        match self.on_device(|table| table.local(pd, lkey, addr, len, false)) {
+            Some((range, at)) => {
+                let read = self.ahead.read(&range, at, dst, behind);
+                read.map_err(|Failed| AccessError)
+            }
+            None => self.gather(pd, lkey, addr, dst),
+        }
+    }
+
     fn check_local(&mut self, pd: PdId, sge: &Sge, write: bool) -> Result<(), AccessError> {
         if sge.len == 0 {
             return Ok(());
@@ -513,6 +526,11 @@ impl Memory for Table {
     fn scatter(&mut self, pd: PdId, lkey: LKey, addr: u64, src: &[u8]) -> Result<(), AccessError> {
         if src.is_empty() {
             return Ok(());
+        }
+        if self.ahead.puts_by()
+            && let Some((range, at)) = self.on_device(|table| table.local(pd, lkey, addr, src.len(), true))
+        {
+            return self.ahead.write(&range, at, src).map_err(|Failed| AccessError);
         }
         // SAFETY: inside a region with LOCAL_WRITE, thus writable.
         unsafe { self.local(pd, lkey, addr, src.len(), true)?.write(src) }
@@ -540,9 +558,33 @@ impl Memory for Table {
             .read(dst)
     }
 
+    fn remote_read_ahead(
+        &mut self,
+        via: Via,
+        rkey: RKey,
+        addr: u64,
+        dst: &mut [u8],
+        behind: usize,
+    ) -> Result<(), AccessError> {
+        let len = dst.len().saturating_add(behind);
+        match self.on_device(|table| table.remote(via, rkey, addr, len as u64, RemoteRight::Read)) {
+            Some((range, at)) => {
+                let read = self.ahead.read(&range, at, dst, behind);
+                read.map_err(|Failed| AccessError)
+            }
+            None => self.remote_read(via, rkey, addr, dst),
+        }
+    }
+
     fn remote_write(&mut self, via: Via, rkey: RKey, addr: u64, src: &[u8]) -> Result<(), AccessError> {
         if src.is_empty() {
             return Ok(());
+        }
+        if self.ahead.puts_by()
+            && let Some((range, at)) =
+                self.on_device(|table| table.remote(via, rkey, addr, src.len() as u64, RemoteRight::Write))
+        {
+            return self.ahead.write(&range, at, src).map_err(|Failed| AccessError);
         }
         let target = self.remote(via, rkey, addr, src.len() as u64, RemoteRight::Write)?;
         // SAFETY: inside a region with REMOTE_WRITE, or a window with it; registration and binding grant that only with LOCAL_WRITE, thus writable.

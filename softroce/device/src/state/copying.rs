@@ -1,6 +1,9 @@
 //! What waits for copies of GPUs' memory, and what is told when they are done (see [`gpu`](crate::gpu)).
 
+use std::mem;
+
 use doorbell_roce_proto::qp::{Modify, State};
+use doorbell_roce_proto::work::Status;
 use doorbell_roce_proto::{Instant, Qpn, Transmit};
 
 use super::Core;
@@ -39,6 +42,22 @@ impl Core {
     /// Whether copies are under way, or something waits that has come behind them.
     pub(crate) fn is_copying(&self) -> bool {
         !self.copies.is_idle() || !self.gate.is_empty()
+    }
+
+    /// After datagrams, and before anybody is told of them: has what they wrote to memory of GPUs be there. Queue pairs of which it cannot be end.
+    pub(crate) fn store_writes(&mut self, now: impl Fn() -> Instant) {
+        let writers = mem::take(&mut self.writers);
+        if self.memory.store().is_ok() {
+            return;
+        }
+        self.take_back();
+        while let Some((cq, mut completion)) = self.endpoint.poll_completion() {
+            if writers.contains(&completion.qpn) && completion.status == Status::Success {
+                completion.status = Status::Flushed;
+            }
+            self.pass_on(cq, completion, &now);
+        }
+        self.finish_copies(now(), &[], writers);
     }
 
     /// Copies are done; those for some queue pairs have failed, or what they copied was taken back.

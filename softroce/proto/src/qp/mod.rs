@@ -65,6 +65,8 @@ pub(crate) struct QueuePair {
     connection: Connection,
     /// The most payload of a packet on a lane.
     lane_mtu: usize,
+    /// PSNs unacknowledged at most, over UDP and by a lane.
+    windows: (u32, u32),
     requester: Requester,
     responder: Responder,
     /// The first message came (or RTS was entered), so its event is not due any more.
@@ -106,6 +108,7 @@ impl QueuePair {
                 lane_inline: config.lane_inline,
             },
             lane_mtu: config.lane_mtu,
+            windows: (config.window, config.lane_window),
             requester: Requester::new(&init, config.window),
             responder: Responder::new(&init, srq),
             established: false,
@@ -231,6 +234,9 @@ impl QueuePair {
             (None, Some(mtu)) => mtu.bytes(),
             (None, None) => self.connection.mtu,
         };
+        let (window, lane_window) = self.windows;
+        let window = self.connection.lane.map_or(window, |_| lane_window);
+        self.requester.set_window(window);
         match (from, to) {
             (State::Init, State::Rtr) => self.set.rq_psn.into_iter().for_each(|psn| self.responder.start(psn)),
             (State::Rtr, State::Rts) => {

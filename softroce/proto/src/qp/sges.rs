@@ -11,6 +11,8 @@ struct Piece {
     lkey: LKey,
     addr: u64,
     range: Range<usize>,
+    /// Bytes of the element behind it.
+    behind: usize,
 }
 
 /// The pieces of the `len` bytes at `offset` of the message that `sges` make up; fewer bytes where the list ends.
@@ -33,6 +35,7 @@ fn pieces(sges: &[Sge], offset: u64, len: usize) -> impl Iterator<Item = Piece> 
             lkey: sge.lkey,
             addr,
             range,
+            behind: usize::try_from(inside).unwrap_or(usize::MAX) - take,
         })
     })
 }
@@ -51,7 +54,7 @@ pub(crate) fn gather<M: Memory>(
     dst: &mut [u8],
 ) -> Result<(), AccessError> {
     for piece in pieces(sges, offset, dst.len()) {
-        memory.gather(pd, piece.lkey, piece.addr, &mut dst[piece.range])?;
+        memory.gather_ahead(pd, piece.lkey, piece.addr, &mut dst[piece.range], piece.behind)?;
     }
     Ok(())
 }

@@ -193,6 +193,7 @@ impl Pair {
             let mut endpoint = Endpoint::with_config(EndpointConfig {
                 seed: at as u64 + 1,
                 window: setup.window,
+                lane_window: setup.window,
                 mtu: setup.mtu,
                 lane_mtu: setup.lane_mtu.unwrap_or(setup.mtu.bytes()),
                 lane_inline: LANE_INLINE,

@@ -118,6 +118,13 @@ impl Requester {
         }
     }
 
+    /// Sets how many packets may be unacknowledged.
+    pub(crate) fn set_window(&mut self, window: u32) {
+        self.window = u64::from(window);
+        self.ask_every = (window / ASKED_IN_WINDOW).clamp(1, ASK_EVERY);
+        self.part = u64::from(window / 2).max(1);
+    }
+
     /// Takes over attributes as they are set; what is being waited for counts from `now` again.
     pub(crate) fn configure(&mut self, now: Instant, set: &Modify) {
         self.limits = Limits {

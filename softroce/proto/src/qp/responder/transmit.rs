@@ -37,7 +37,8 @@ impl Responder {
             } else if written.referred > 0 {
                 memory.refer_remote(via, rkey, addr, written.referred)
             } else {
-                memory.remote_read(via, rkey, addr, &mut buf[written.headers..][..bytes])
+                let behind = stream.left as usize - bytes;
+                memory.remote_read_ahead(via, rkey, addr, &mut buf[written.headers..][..bytes], behind)
             };
             if granted.is_err() {
                 if reply.again {
