@@ -6,7 +6,7 @@ use doorbell_collectives::gpu::{Executor, GpuCommunicator, GpuError, GpuOptions}
 use doorbell_collectives::plan::Collective;
 use doorbell_collectives::reference::Case;
 use doorbell_collectives::{Communicator, Options, Rank, ReduceOp};
-use doorbell_cuda::{DeviceMemory, Driver, Memory as _, Stream};
+use doorbell_cuda::{Context, DeviceMemory, Driver, Memory as _, Stream};
 use doorbell_cuda_standin::{Manner, Standin};
 
 use crate::gpus::{Buffers, bytes, call, small};
@@ -51,13 +51,22 @@ const ASKS: [&str; 6] = [
 fn life(driver: Driver, comm: Communicator, executor: Executor) -> Result<String, GpuError> {
     let rank = comm.rank();
     let context = driver.device(rank.index() % driver.device_count())?.context()?;
+    let done = in_context(&context, comm, executor);
+    // A context that goes first leaves what work still uses to the driver.
+    let idle = context.synchronize();
+    let why = done?;
+    idle?;
+    Ok(why)
+}
+
+fn in_context(context: &Context, comm: Communicator, executor: Executor) -> Result<String, GpuError> {
     let options = GpuOptions {
         executor: Some(executor),
         ..small()
     };
-    let gpu = GpuCommunicator::new(comm, &context, options)?;
+    let gpu = GpuCommunicator::new(comm, context, options)?;
     let mut why = gpu.why_staged().unwrap_or_default().to_owned();
-    let stream = Stream::new(&context).inspect_err(|error| gpu.abort(&error.to_string()))?;
+    let stream = Stream::new(context).inspect_err(|error| gpu.abort(&error.to_string()))?;
     if let Err(error) = operations(&gpu, &stream, &mut why) {
         // As a program does that cannot go on; what fails in an operation the others have been told of already.
         gpu.abort(&error.to_string());
