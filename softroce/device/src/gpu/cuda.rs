@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 
 use super::ahead::Put;
 use super::copies::Move;
-use super::short::{Short, Shorts, make_short};
+use super::short::{Block, Short, Shorts, make_short};
 use super::{Found, Handle, RING};
 
 /// Why a range cannot be used.
@@ -252,8 +252,8 @@ impl Memory {
 }
 
 /// Copies, and waits for that: a short copy by a block of the device, any other by its copy engines.
-fn copy_at_once(stream: &Stream, short: &mut Option<SmallCopies>, into: Span<'_>, from: Span<'_>) -> Result<(), Error> {
-    if let Some(short) = short
+fn copy_at_once(stream: &Stream, short: &mut Option<Block>, into: Span<'_>, from: Span<'_>) -> Result<(), Error> {
+    if let Some(Block { copies: short, .. }) = short
         && SmallCopies::takes(into, from)
         && short.is_free()?
         // SAFETY: one is pinned and the other of the same context; the caller keeps both until this returns, and has no slice of them.
@@ -273,7 +273,7 @@ const STAGE: usize = 256 << 10;
 struct Stage {
     stream: Stream,
     pinned: HostMemory,
-    short: Option<SmallCopies>,
+    short: Option<Block>,
 }
 
 impl Stage {

@@ -13,6 +13,8 @@
 //! [`cuda`](self) is all there is of CUDA; the rest of the crate knows that there is memory which the processor does not reach.
 
 mod ahead;
+#[cfg(feature = "cuda")]
+mod claim;
 mod copies;
 pub(crate) mod gate;
 mod pins;

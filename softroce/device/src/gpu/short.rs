@@ -3,25 +3,40 @@
 //! An engine's copy of 8 bytes takes as long as one of 256 KiB, most of it calls. All copies that are begun together are done in one of the two ways, and the other way begins when those are over: there is no order between them.
 
 use std::slice;
+use std::sync::Arc;
 
 use doorbell_cuda::{Context, Error, HostMemory, Memory as _, SmallCopies, SmallSource, Span};
 
+use super::claim::{Claim, claim};
 use super::copies::{End, Move};
 use super::cuda::{Mark, Memory};
 
 /// The most short copies that are begun together: they are done one after another.
 const TOGETHER: usize = 16;
 
-/// What does short copies for a device; `None` where it could not be made.
-pub(crate) type Short = (Context, Option<SmallCopies>);
+/// What does short copies for a device; `None` where it could not be made, or another process does so on that device.
+pub(crate) type Short = (Context, Option<Block>);
+
+/// Short copies, and the claim on the device for them.
+#[derive(Debug)]
+pub(crate) struct Block {
+    pub(super) copies: SmallCopies,
+    _claim: Arc<Claim>,
+}
 
 /// Makes what does short copies for the device of some memory, which takes tens of milliseconds: where nobody waits.
 pub(crate) fn make_short(memory: &Memory) -> Short {
     let context = memory.context();
+    let device = context.device();
+    let Some(claim) = claim(device) else {
+        tracing::debug!("short copies of {device} go by its copy engines: another process does them by blocks");
+        return (context.clone(), None);
+    };
     let made = SmallCopies::new(context).inspect_err(|error| {
-        tracing::warn!("short copies of {} go by its copy engines: {error}", context.device());
+        tracing::warn!("short copies of {device} go by its copy engines: {error}");
     });
-    (context.clone(), made.ok())
+    let block = made.ok().map(|copies| Block { copies, _claim: claim });
+    (context.clone(), block)
 }
 
 /// Those of each device of which memory was registered.
@@ -60,7 +75,7 @@ impl Shorts {
         let place = self
             .0
             .iter()
-            .position(|(known, copies)| known == context && copies.as_ref().is_some_and(is_free))?;
+            .position(|(known, block)| known == context && block.as_ref().is_some_and(is_free))?;
         let (to, source) = (span(into, *len, ring)?, span(from, *len, ring)?);
         if !SmallCopies::takes(to, source) {
             return None;
@@ -100,7 +115,7 @@ impl Shorts {
             let Some(Found { place, into, from }) = self.find(wanted, ring) else {
                 continue;
             };
-            let Some((_, Some(copies))) = self.0.get_mut(place) else {
+            let Some((_, Some(Block { copies, .. }))) = self.0.get_mut(place) else {
                 continue;
             };
             let number = loop {
@@ -122,8 +137,8 @@ impl Shorts {
             Mark::Short(place, _) => Some(*place),
             Mark::Event(_) => None,
         })?;
-        let (_, copies) = self.0.get_mut(place)?;
-        copies.as_mut()?.take_back().unwrap_or(false).then_some(place)
+        let (_, block) = self.0.get_mut(place)?;
+        block.as_mut()?.copies.take_back().unwrap_or(false).then_some(place)
     }
 
     /// Whether a device's copies are done up to a number.
@@ -132,14 +147,14 @@ impl Shorts {
     /// What the driver says.
     pub(super) fn is_done(&mut self, place: usize, number: u64) -> Result<bool, Error> {
         match self.0.get_mut(place) {
-            Some((_, Some(copies))) => Ok(copies.done()? >= number),
+            Some((_, Some(block))) => Ok(block.copies.done()? >= number),
             _ => Ok(true),
         }
     }
 }
 
-fn is_free(copies: &SmallCopies) -> bool {
-    copies.is_free().unwrap_or(false)
+fn is_free(block: &Block) -> bool {
+    block.copies.is_free().unwrap_or(false)
 }
 
 fn memory(end: &End) -> Option<&Memory> {
