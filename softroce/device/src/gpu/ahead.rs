@@ -2,7 +2,7 @@
 //!
 //! While packets are written, what follows a payload in its message is *read ahead* with it; it is good for as long as the engine is locked, in which time nobody is told that a message is done.
 //! While packets are received, what is written is *put by* in pinned memory, pieces that continue each other as one, and copied before the engine is unlocked: so before anybody is told of it.
-//! Whatever else looks at such memory meanwhile has it copied first.
+//! Whatever else looks at such memory meanwhile, or writes to memory of the host, which programs poll, has it copied first.
 
 use super::cuda::Pinned;
 use super::{Failed, Memory, Range, failed};
@@ -136,6 +136,11 @@ impl Ahead {
             }),
         }
         Ok(())
+    }
+
+    /// Has what was put by so far be there, before what comes next is written where somebody may look for it: a program that polls memory of the host for a signal goes on to what was written before it.
+    pub(crate) fn settle(&mut self) -> Result<(), Failed> {
+        self.copy_put()
     }
 
     /// Copies what was put by to where it belongs, and waits for that.

@@ -495,6 +495,7 @@ impl Memory for Table {
         if dst.is_empty() {
             return Ok(());
         }
+        self.settle_put()?;
         self.local(pd, lkey, addr, dst.len(), false)?.read(dst)
     }
 
@@ -532,6 +533,7 @@ impl Memory for Table {
         {
             return self.ahead.write(&range, at, src).map_err(|Failed| AccessError);
         }
+        self.settle_put()?;
         // SAFETY: inside a region with LOCAL_WRITE, thus writable.
         unsafe { self.local(pd, lkey, addr, src.len(), true)?.write(src) }
     }
@@ -554,6 +556,7 @@ impl Memory for Table {
         if dst.is_empty() {
             return Ok(());
         }
+        self.settle_put()?;
         self.remote(via, rkey, addr, dst.len() as u64, RemoteRight::Read)?
             .read(dst)
     }
@@ -586,12 +589,14 @@ impl Memory for Table {
         {
             return self.ahead.write(&range, at, src).map_err(|Failed| AccessError);
         }
+        self.settle_put()?;
         let target = self.remote(via, rkey, addr, src.len() as u64, RemoteRight::Write)?;
         // SAFETY: inside a region with REMOTE_WRITE, or a window with it; registration and binding grant that only with LOCAL_WRITE, thus writable.
         unsafe { target.write(src) }
     }
 
     fn remote_atomic(&mut self, via: Via, rkey: RKey, addr: u64, op: AtomicOp) -> Result<u64, AccessError> {
+        self.settle_put()?;
         let word = match self.remote(via, rkey, addr, 8, RemoteRight::Atomic)? {
             Spot::Host(word) => word,
             Spot::Nowhere => return Err(AccessError),

@@ -25,6 +25,14 @@ impl Table {
         self.ahead.store()
     }
 
+    /// Has what waits be there before memory is looked at or written otherwise: writes are seen in their order (IBTA vol 1, 9.5), wherever they go.
+    pub(super) fn settle_put(&mut self) -> Result<(), AccessError> {
+        if !self.ahead.puts_by() {
+            return Ok(());
+        }
+        self.ahead.settle().map_err(|Failed| AccessError)
+    }
+
     /// From now on memory of GPUs is read ahead, while nobody else may have it written; or it may be written from now on.
     pub(crate) fn read_ahead(&mut self, reads: bool) {
         if self.knows_devices {
