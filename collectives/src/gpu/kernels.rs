@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use doorbell_cuda::{Memory, Span, Stream};
 
-use super::communicator::GpuCall;
+use super::call::GpuCall;
 use super::copies::Operation;
 use super::error::GpuError;
 use super::kernel::{KernelExecutor, Operation as Launched, Plan};

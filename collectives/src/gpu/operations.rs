@@ -5,7 +5,8 @@
 
 use doorbell_cuda::{Span, Stream};
 
-use super::communicator::{GpuCall, GpuCommunicator};
+use super::call::GpuCall;
+use super::communicator::GpuCommunicator;
 use super::error::GpuError;
 use crate::communicator::Reduction;
 use crate::plan::Collective;

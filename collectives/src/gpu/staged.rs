@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use doorbell_cuda::{Context, HostMemory, Memory, Stream, Until};
 
-use super::communicator::GpuCall;
+use super::call::GpuCall;
 use super::error::GpuError;
 use crate::communicator::{CollectiveError, Communicator, Reduction};
 use crate::memory::Segment;

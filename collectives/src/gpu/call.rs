@@ -1,0 +1,133 @@
+//! A call of an operation, and whether it fits.
+
+use doorbell_cuda::Span;
+use doorbell_cuda::reduce::Scalar;
+
+use super::error::GpuError;
+use super::types;
+use crate::communicator::Reduction;
+use crate::kernel::Op;
+use crate::plan::Collective;
+use crate::reference::Case;
+use crate::types::{DataType, Rank, ReduceOp};
+
+/// An operation, as it was called.
+#[derive(Clone, Debug)]
+pub struct GpuCall<'a> {
+    /// What it does.
+    pub collective: Collective,
+    /// The root of those that have one.
+    pub root: Rank,
+    /// The type of the elements.
+    pub data: DataType,
+    /// Elements: of the whole of all-reduce, broadcast, reduce and send-receive; of each rank's part of the others.
+    pub count: usize,
+    /// What reduces.
+    pub reduction: Reduction,
+    /// What this rank gives, if anything.
+    pub input: Option<Span<'a>>,
+    /// What it gets, if anything.
+    pub output: Option<Span<'a>>,
+}
+
+/// A call that fits.
+pub(super) struct Checked<'a> {
+    pub(super) op: ReduceOp,
+    pub(super) scalar: Option<Scalar>,
+    pub(super) input: Option<Span<'a>>,
+    pub(super) output: Option<Span<'a>>,
+    pub(super) in_place: bool,
+}
+
+impl<'a> Checked<'a> {
+    pub(super) fn new(call: &GpuCall<'a>, case: &Case, rank: Rank) -> Result<Self, GpuError> {
+        let misuse = |what: String| GpuError::Misuse {
+            collective: call.collective,
+            what,
+        };
+        if call.collective == Collective::AllToAllV {
+            return Err(misuse(
+                "parts with lengths of their own are for memory of the host".to_owned(),
+            ));
+        }
+        if call.root.0 >= case.ranks {
+            return Err(misuse(format!(
+                "rank {} cannot be the root of {} ranks",
+                call.root, case.ranks
+            )));
+        }
+        let op = match (&call.reduction.op, call.collective.reduces()) {
+            (Op::Builtin(op), true) => *op,
+            (_, false) => ReduceOp::Sum,
+            (Op::User(op), true) => {
+                return Err(misuse(format!(
+                    "{} runs on processors: it is for memory of the host",
+                    op.name()
+                )));
+            }
+        };
+        let scalar = match (op, call.reduction.scale) {
+            (ReduceOp::PreMulSum, Some(scalar)) => types::scalar(call.data, scalar).map(Some),
+            (ReduceOp::PreMulSum, None) => None,
+            _ => Some(None),
+        };
+        let scalar = scalar.ok_or(GpuError::NoScalar { op, data: call.data })?;
+        let fit = |what: &str, span: Option<Span<'a>>, elements: u64| {
+            let bytes = elements
+                .checked_mul(call.data.bytes() as u64)
+                .and_then(|bytes| usize::try_from(bytes).ok());
+            match (span, bytes) {
+                (_, Some(0)) => Ok(None),
+                (Some(span), Some(bytes)) if span.len() >= bytes => {
+                    let span = span.span(..bytes)?;
+                    if !span.device_ptr().0.is_multiple_of(call.data.bytes() as u64) {
+                        return Err(misuse(format!(
+                            "the {what} lies between the natural addresses of {}",
+                            call.data
+                        )));
+                    }
+                    Ok(Some(span))
+                }
+                (span, _) => Err(misuse(format!(
+                    "the {what} has {} bytes, and {elements} elements of {} are asked for",
+                    span.map_or(0, Span::len),
+                    call.data
+                ))),
+            }
+        };
+        let input = fit("input", call.input, case.input(rank))?;
+        let output = fit("output", call.output, case.output(rank))?;
+        let in_place = match (input, output) {
+            (Some(input), Some(output)) => is_in_place(call, case, rank, input, output).map_err(misuse)?,
+            _ => false,
+        };
+        Ok(Self {
+            op,
+            scalar,
+            input,
+            output,
+            in_place,
+        })
+    }
+}
+
+/// Whether input and output are the same memory, as they should be then; what is wrong if they share any of it otherwise.
+fn is_in_place(call: &GpuCall<'_>, case: &Case, rank: Rank, input: Span<'_>, output: Span<'_>) -> Result<bool, String> {
+    let (from, into) = (input.device_ptr().0, output.device_ptr().0);
+    let (from_end, into_end) = (from + input.len() as u64, into + output.len() as u64);
+    if from >= into_end || into >= from_end {
+        return Ok(false);
+    }
+    let own = u64::from(rank.0) * case.count * call.data.bytes() as u64;
+    let wanted = match call.collective {
+        Collective::AllGather | Collective::Gather => from == into + own,
+        Collective::ReduceScatter | Collective::Scatter => into == from + own,
+        collective if collective.runs_in_place() => from == into,
+        _ => return Err("it does not run in place: input and output must be apart".to_owned()),
+    };
+    if wanted {
+        Ok(true)
+    } else {
+        Err("input and output share memory, but not as they do in place".to_owned())
+    }
+}
