@@ -1,5 +1,6 @@
 //! All the queue pairs of one device, and the demultiplexing of datagrams to them.
 
+mod config;
 mod later;
 mod short;
 
@@ -21,8 +22,9 @@ use crate::table::QpTable;
 use crate::timer::Timers;
 use crate::wire::{self, Packet};
 use crate::work::{Completion, CqId, Destination, PostError, ReceiveRequest, SendRequest, SrqId};
-use crate::{Instant, Mtu, Qpn};
+use crate::{Instant, Qpn};
 
+pub use config::EndpointConfig;
 pub use short::Short;
 
 /// Packets of one queue pair that are sent before another one has its turn: enough for runs that a link can batch.
@@ -135,48 +137,6 @@ pub enum AsyncEvent {
     LastWqeReached(Qpn),
     /// IBV_EVENT_SRQ_LIMIT_REACHED: fewer receives are in the shared receive queue than its limit, which is disarmed now.
     SrqLimitReached(SrqId),
-}
-
-/// How an endpoint behaves.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct EndpointConfig {
-    /// Chooses the queue pair numbers, or in which order those of a [`Block`] are used, so that a restarted device does not reuse the old ones.
-    pub seed: u64,
-    /// PSNs of one queue pair unacknowledged at most, 1 to 2^22; values beyond count as the nearest. More is faster over long paths, and has to go again after a loss.
-    pub window: u32,
-    /// The same of a queue pair whose packets go by a lane, which loses nothing: bounded by the slots that the lane has, as what refers to memory keeps its slot until it has been copied.
-    pub lane_window: u32,
-    /// The port's MTU: the most that a datagram (UD) carries.
-    pub mtu: Mtu,
-    /// The most payload of a packet on a lane in bytes, at both ends; 256 KiB unless it is a test.
-    pub lane_mtu: usize,
-    /// A payload of more bytes is referred to by its packet on a lane; a shorter one goes with it.
-    pub lane_inline: usize,
-}
-
-impl EndpointConfig {
-    /// The window of the Linux kernel's rxe.
-    pub const DEFAULT_WINDOW: u32 = 128;
-    /// Seven eighths of the 512 slots of a lane: the rest are for what other queue pairs say meanwhile.
-    pub const LANE_WINDOW: u32 = 448;
-    /// The most payload of a packet on a lane in bytes. Both ends know it; it is no part of what they agree on.
-    pub const LANE_MTU: usize = 256 << 10;
-    /// Up to here, copying twice costs less than referring.
-    pub const LANE_INLINE: usize = 1024;
-    const MAX_WINDOW: u32 = 1 << 22;
-}
-
-impl Default for EndpointConfig {
-    fn default() -> Self {
-        Self {
-            seed: 0,
-            window: Self::DEFAULT_WINDOW,
-            lane_window: Self::LANE_WINDOW,
-            mtu: Mtu::Mtu4096,
-            lane_mtu: Self::LANE_MTU,
-            lane_inline: Self::LANE_INLINE,
-        }
-    }
 }
 
 /// The protocol state of one device: its queue pairs.
