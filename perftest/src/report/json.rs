@@ -33,7 +33,7 @@ mod tests {
             format!(
                 concat!(
                     r#"{{"tool":"doorbell","version":"{}","test":"write_bw","device":"soft0","link":"soft-udp","memory":"host","#,
-                    r#""results":[{{"bytes":64,"iterations":10,"bw_peak_bytes_per_s":256.0,"bw_avg_bytes_per_s":128.0,"msg_rate_per_s":2.0}}]}}"#
+                    r#""results":[{{"bytes":64,"iterations":10,"bw_peak_bytes_per_s":256.0,"bw_avg_bytes_per_s":128.0,"msg_rate_per_s":2.0}}],"warnings":[]}}"#
                 ),
                 env!("CARGO_PKG_VERSION")
             )

@@ -14,7 +14,7 @@ use crate::stats::{Bandwidth, LatencyFigures};
 
 pub(crate) use json::print as print_json;
 pub(crate) use text::{Table, print_line};
-pub(crate) use warning::{Warning, of_this_machine};
+pub(crate) use warning::{Code, Warning, table as warning_table};
 
 /// What carries the packets; the later, the softer.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
@@ -61,6 +61,8 @@ pub(crate) struct Report {
     pub(crate) peer_gpu: Option<GpuEnd>,
     /// One row per size, in the order they ran.
     pub(crate) results: Vec<Row>,
+    /// What casts doubt on them.
+    pub(crate) warnings: Vec<Warning>,
 }
 
 impl Report {
@@ -77,6 +79,7 @@ impl Report {
             gpu: None,
             peer_gpu: None,
             results: Vec::new(),
+            warnings: Vec::new(),
         }
     }
 }
