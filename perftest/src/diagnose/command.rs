@@ -15,7 +15,7 @@ use crate::cli::{DiagnoseArgs, SoftArgs};
 use crate::device::{self, Side, Soft};
 use crate::failure::{Failure, one_line};
 use crate::plan::MEMORY_BUDGET;
-use crate::report::{self, Code, LinkKind, Warning};
+use crate::report::{self, Code, LinkKind, Noted, Warning};
 
 /// How long the machine is watched for what others do: the kernel counts in hundredths of a second.
 const WATCH: Duration = Duration::from_millis(300);
@@ -36,7 +36,7 @@ struct Found {
     /// The device that it is about, or `machine`.
     about: String,
     #[serde(flatten)]
-    warning: Warning,
+    warning: Noted,
 }
 
 /// Looks, and says what it finds.
@@ -54,25 +54,25 @@ pub(crate) fn run(args: &DiagnoseArgs) -> Result<(), Failure> {
         .collect::<Result<Vec<Code>, Failure>>()?;
     let sources = Sources::of_this_machine();
     let subjects = subjects(&sources, args)?;
-    let about = |name: &str, warnings: Vec<Warning>| {
+    let about = |name: &str, warnings: &[Warning]| {
         let name = one_line(name);
         warnings
-            .into_iter()
+            .iter()
+            .filter(|warning| !ignored.contains(&warning.code))
             .map(|warning| Found {
                 about: name.clone(),
-                warning,
+                warning: Noted::from(warning),
             })
             .collect::<Vec<_>>()
     };
-    let mut warnings = about(MACHINE, of_machine(&sources, 1));
+    let mut warnings = about(MACHINE, &of_machine(&sources, 1));
     let watch = Watch::begin(&sources, Peer::Elsewhere);
     thread::sleep(WATCH);
-    warnings.extend(about(MACHINE, watch.judge()));
-    warnings.extend(about(MACHINE, of_moment(&sources)));
+    warnings.extend(about(MACHINE, &watch.judge()));
+    warnings.extend(about(MACHINE, &of_moment(&sources)));
     for subject in &subjects {
-        warnings.extend(about(&subject.device, of_device(&sources, subject)));
+        warnings.extend(about(&subject.device, &of_device(&sources, subject)));
     }
-    warnings.retain(|found| !ignored.contains(&found.warning.code));
     let diagnosis = Diagnosis {
         tool: "doorbell",
         version: env!("CARGO_PKG_VERSION"),
@@ -108,7 +108,7 @@ fn text(diagnosis: &Diagnosis) -> String {
         diagnosis
             .warnings
             .iter()
-            .map(|Found { about, warning }| format!("{about:<12} {:<20} {warning}", warning.code.name())),
+            .map(|Found { about, warning }| format!("{about:<12} {:<20} {}", warning.code, warning.message)),
     );
     if diagnosis.warnings.is_empty() {
         let looked_at: Vec<&str> = std::iter::once(MACHINE)

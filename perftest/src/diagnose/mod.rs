@@ -23,7 +23,7 @@ mod port;
 mod samples;
 mod sources;
 
-use crate::report::{Code, LinkKind, Row, Warning};
+use crate::report::{Code, LinkKind, PERCENTILES, Row, Warning};
 
 pub(crate) use command::run;
 pub(crate) use noise::{Peer, Watch};
@@ -84,26 +84,40 @@ pub(crate) fn standing(sources: &Sources, subject: &Subject) -> Vec<Warning> {
 
 /// What a test has shown, as far as warnings depend on it.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Measured {
+pub(crate) struct Measured<'a> {
     /// The fewest round trips of a size whose percentiles are shown; `None` where none are.
     pub(crate) samples: Option<u64>,
+    /// The percentiles that are shown: names, and quantiles in order.
+    pub(crate) percentiles: &'a [(&'a str, f64)],
+    /// Of each size the bytes, and each repeat's figure.
+    pub(crate) repeats: Vec<(u64, &'a [f64])>,
 }
 
-impl Measured {
+impl<'a> Measured<'a> {
     /// What these rows show.
-    pub(crate) fn of(rows: &[Row]) -> Measured {
+    pub(crate) fn of(rows: &'a [Row]) -> Measured<'a> {
         let samples = rows.iter().filter_map(|row| match row {
             Row::Latency(row) => Some(row.iterations),
             Row::Bandwidth(_) => None,
         });
-        Measured { samples: samples.min() }
+        let repeats = rows.iter().map(|row| match row {
+            Row::Latency(row) => (row.bytes, row.lat_samples_ns.as_slice()),
+            Row::Bandwidth(row) => (row.bytes, row.bw_samples_bytes_per_s.as_slice()),
+        });
+        Measured {
+            samples: samples.min(),
+            percentiles: &PERCENTILES,
+            repeats: repeats.collect(),
+        }
     }
 }
 
 /// What there is to say after it.
-pub(crate) fn after(watch: &Watch, measured: &Measured) -> Vec<Warning> {
+pub(crate) fn after(watch: &Watch, measured: &Measured<'_>) -> Vec<Warning> {
     let mut warnings = watch.judge();
-    warnings.extend(measured.samples.and_then(samples::few));
+    let samples = measured.samples;
+    warnings.extend(samples.and_then(|samples| samples::few(samples, measured.percentiles)));
+    warnings.extend(samples::spread(measured.repeats.iter().copied()));
     warnings
 }
 

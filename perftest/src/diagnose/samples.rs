@@ -4,29 +4,24 @@
 //! next, it is right within a third of what lies above it. So a percentile is believed from n ≥ 10 ÷ (1 − q) on.
 
 use crate::report::{Code, Warning};
+use crate::stats::samples_needed;
 
-/// So many samples have to lie above a percentile.
-const ABOVE: u64 = 10;
-/// The percentiles that a latency test shows: name, and one in how many samples lies above.
-const SHOWN: [(&str, u64); 2] = [("p99", 100), ("p99.9", 1000)];
 /// Repeats whose coefficient of variation is above this, in percent, do not agree.
 const SPREAD: f64 = 5.0;
 
-/// The samples that a percentile needs, above which one in so many lies.
-fn needed(one_in: u64) -> u64 {
-    ABOVE * one_in
-}
-
-/// Which of the percentiles that are shown rest on too few of so many samples.
-pub(super) fn few(samples: u64) -> Option<Warning> {
-    let weak: Vec<_> = SHOWN.iter().filter(|(_, one_in)| samples < needed(*one_in)).collect();
-    let want = needed(weak.last()?.1);
+/// Which of these percentiles, names and quantiles in order, rest on too few of so many samples.
+pub(super) fn few(samples: u64, percentiles: &[(&str, f64)]) -> Option<Warning> {
+    let weak = percentiles
+        .iter()
+        .filter(|(_, quantile)| samples < samples_needed(*quantile));
+    let weak: Vec<_> = weak.collect();
+    let want = samples_needed(weak.last()?.1);
     let names: Vec<&str> = weak.iter().map(|(name, _)| *name).collect();
     let rest = if names.len() == 1 { "rests" } else { "rest" };
     Some(Warning::new(
         Code::FewSamples,
         format!(
-            "{samples} samples are few: {} {rest} on fewer than {ABOVE} above it: -n {want}, or a longer -D",
+            "{samples} samples are few: {} {rest} on fewer than ten above it: -n {want}, or a longer -D",
             names.join(", ")
         ),
     ))
@@ -64,15 +59,17 @@ mod tests {
 
     #[test]
     fn percentiles_are_believed_from_ten_samples_above_on() {
-        let text = |samples| few(samples).map(|warning| warning.to_string());
+        let shown = [("p99", 0.99), ("p99.9", 0.999)];
+        let text = |samples| few(samples, &shown).map(|warning| warning.to_string());
         assert_eq!(text(10_000), None);
         assert_eq!(
             text(9999).as_deref(),
-            Some("9999 samples are few: p99.9 rests on fewer than 10 above it: -n 10000, or a longer -D")
+            Some("9999 samples are few: p99.9 rests on fewer than ten above it: -n 10000, or a longer -D")
         );
         assert!(text(1000).unwrap().contains("few: p99.9 rests"));
         assert!(text(999).unwrap().contains("few: p99, p99.9 rest on"));
-        assert_eq!(few(1).unwrap().code, Code::FewSamples);
+        assert_eq!(few(1, &shown).unwrap().code, Code::FewSamples);
+        assert_eq!(few(1, &[]), None);
     }
 
     #[test]

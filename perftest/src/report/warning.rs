@@ -5,13 +5,11 @@
 
 use std::fmt;
 
-use serde::{Serialize, Serializer};
-
-use super::LinkKind;
+use super::{LinkKind, Noted};
 use crate::failure::one_line;
 
 /// A reason not to take a figure at face value.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Warning {
     /// Which, for scripts.
     pub(crate) code: Code,
@@ -72,6 +70,17 @@ impl Warning {
         )
     }
 
+    /// The processor's counter went wrong, by such a fraction.
+    pub(crate) fn clock_drift(drift: f64) -> Warning {
+        Warning::new(
+            Code::ClockDrift,
+            format!(
+                "the processor's counter was off by {:.2} % while a size was measured, and clock_gettime is used from there on: give --clock system, and measure again",
+                drift * 100.0
+            ),
+        )
+    }
+
     /// Prints it on stderr.
     pub(crate) fn print(&self) {
         eprintln!("doorbell: warning: {self}");
@@ -84,9 +93,12 @@ impl fmt::Display for Warning {
     }
 }
 
-impl Serialize for Code {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(self.name())
+impl From<&Warning> for Noted {
+    fn from(warning: &Warning) -> Noted {
+        Noted {
+            code: warning.code.name().to_owned(),
+            message: warning.message.clone(),
+        }
     }
 }
 
@@ -242,6 +254,11 @@ codes! {
         "how many round trips each percentile rests on",
         "fewer than ten lie above it: n < 10 ÷ (1 − q)",
         "`-n` with the number it names, or `-D`";
+    /// The processor's counter cannot be relied on.
+    ClockDrift = "clock-drift",
+        "the processor's counter against `clock_gettime`, over each size",
+        "they differ by more than 0.1 %",
+        "`--clock system`";
     /// Others took the test's cores.
     Preempted = "preempted",
         "involuntary context switches during the test (`getrusage`), of this end's threads",
@@ -307,7 +324,7 @@ mod tests {
     fn a_warning_is_one_line_and_two_keys() {
         let warning = Warning::new(Code::CpuGovernor, "a\nb\u{1b}[2J");
         assert_eq!(
-            serde_json::to_string(&warning).unwrap(),
+            serde_json::to_string(&Noted::from(&warning)).unwrap(),
             r#"{"code":"cpu-governor","message":"a b [2J"}"#
         );
     }
