@@ -225,6 +225,23 @@ mod tests {
     }
 
     #[test]
+    fn what_a_test_has_shown_is_judged() {
+        let watch = Watch::begin(&machine().sources(), Peer::Elsewhere);
+        let of = |samples, figures| {
+            let measured = Measured {
+                samples,
+                percentiles: &PERCENTILES,
+                repeats: vec![(64, figures)],
+            };
+            let found = codes(&after(&watch, &measured));
+            [Code::FewSamples, Code::Spread].map(|code| found.contains(&code))
+        };
+        assert_eq!(of(Some(99_999), &[1.0, 2.0]), [true, true]);
+        assert_eq!(of(Some(100_000), &[2.0, 2.0]), [false, false]);
+        assert_eq!(of(None, &[1.0]), [false, false]);
+    }
+
+    #[test]
     fn software_and_folders_are_told() {
         let machine = machine();
         let found = codes(&before(&machine.sources(), &subject(LinkKind::SoftUdp)));

@@ -204,7 +204,7 @@ fn judge(began: &Counters, ended: &Counters) -> Vec<Warning> {
         warnings.push(Warning::new(
             Code::Preempted,
             format!(
-                "other threads took the core from this end {preemptions} times in {seconds:.1} s: stop other programs, or give the test cores of its own (taskset -c)"
+                "this end lost its core to other threads {preemptions} times in {seconds:.1} s: stop other programs, or give the test cores of its own (taskset -c)"
             ),
         ));
     }
