@@ -23,8 +23,9 @@ const GAP: Duration = Duration::from_micros(10);
 const LONG: Duration = Duration::from_millis(1);
 /// So many of a hundred parts of the time may be gaps.
 const GAP_PERCENT: f64 = 1.0;
-/// Preemptions that a test may have: all told, and in a second.
+/// Preemptions that a test may have: all told, and in a second. The kernel's own threads come to some tens a second on a quiet machine; at a hundred they are in the 99.9th percentile.
 const PREEMPTIONS: f64 = 10.0;
+const PREEMPTIONS_PER_S: f64 = 100.0;
 /// Tests below this length are not judged by counters of hundredths of a second.
 const LONG_ENOUGH: Duration = Duration::from_millis(200);
 /// Others may use so many cores, and such a share of those that there are.
@@ -200,7 +201,7 @@ fn judge(began: &Counters, ended: &Counters) -> Vec<Warning> {
     let seconds = over.as_secs_f64();
     let mut warnings = Vec::new();
     let preemptions = ended.preemptions.saturating_sub(began.preemptions);
-    if preemptions as f64 > PREEMPTIONS * seconds.max(1.0) {
+    if preemptions as f64 > PREEMPTIONS.max(PREEMPTIONS_PER_S * seconds) {
         warnings.push(Warning::new(
             Code::Preempted,
             format!(
@@ -306,8 +307,8 @@ mod tests {
         let nothing = Counters::default();
         assert_eq!(codes(nothing, with(10, 5)), []);
         assert_eq!(codes(nothing, with(11, 5)), [Code::Preempted]);
-        assert_eq!(codes(nothing, with(100, 10_000)), []);
-        assert_eq!(codes(nothing, with(101, 10_000)), [Code::Preempted]);
+        assert_eq!(codes(nothing, with(1000, 10_000)), []);
+        assert_eq!(codes(nothing, with(1001, 10_000)), [Code::Preempted]);
     }
 
     #[test]

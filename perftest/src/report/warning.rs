@@ -262,7 +262,7 @@ codes! {
     /// Others took the test's cores.
     Preempted = "preempted",
         "involuntary context switches during the test (`getrusage`), of this end's threads",
-        "more than ten, and more than ten a second",
+        "more than ten, and more than a hundred a second",
         "stop other programs; `taskset -c` with cores of its own, `chrt -f 1`";
     /// Others were busy meanwhile.
     BusyMachine = "busy-machine",
