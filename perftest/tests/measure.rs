@@ -333,9 +333,12 @@ fn is_name(text: &str) -> bool {
         && text.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
 }
 
+/// Names and values.
+type Labels = Vec<(String, String)>;
+
 /// The labels of a sample, without what is behind them; or why they are none.
-fn labels(mut text: &str) -> Result<(Vec<(String, String)>, &str), String> {
-    let mut labels: Vec<(String, String)> = Vec::new();
+fn labels(mut text: &str) -> Result<(Labels, &str), String> {
+    let mut labels = Labels::new();
     loop {
         let (name, rest) = text.split_once("=\"").ok_or("a label without a value")?;
         if !is_name(name) || labels.iter().any(|(had, _)| had == name) {
@@ -363,7 +366,7 @@ fn labels(mut text: &str) -> Result<(Vec<(String, String)>, &str), String> {
     }
 }
 
-type Sample = (String, Vec<(String, String)>, f64);
+type Sample = (String, Labels, f64);
 
 /// Reads an exposition as strictly as the format allows (and as `promtool check metrics` wants it): help, type, then all samples of a metric, no sample twice, units in the names.
 fn exposition(text: &str) -> Result<Vec<Sample>, String> {
@@ -521,7 +524,7 @@ fn help_says_what_columns_mean() {
         let text = stdout(&run(&format!("{kind} --help")));
         let columns = text.split_once("Columns:\n").expect("a section").1;
         for head in heads {
-            assert!(columns.contains(&format!("  {head} ")), "{text}");
+            assert!(columns.contains(&format!("\n  {head}")), "{text}");
         }
         assert!(text.contains("Examples:"), "{text}");
     }
