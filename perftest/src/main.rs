@@ -4,6 +4,7 @@
 //! machine has both; `run` measures, `stats` computes, `report` prints. `coll` is `doorbell coll`. `dropin` is `doorbell run` and `doorbell env`.
 #![forbid(unsafe_code)]
 
+mod classic;
 mod cli;
 mod coll;
 mod command;
