@@ -8,7 +8,7 @@ use std::time::Duration;
 use doorbell_gpudirect::Path;
 use indicatif::{ProgressBar, ProgressStyle};
 
-use crate::cli::{Operation, SoftArgs, TestArgs};
+use crate::cli::{SoftArgs, TestArgs};
 use crate::device::{self, Device, Gpu, PORT, Place, Reach, Side, Soft};
 use crate::exchange::{Control, GpuEnd, Listener, connect};
 use crate::failure::{Failure, one_line};
@@ -44,15 +44,36 @@ pub(crate) fn run(plan: &Plan, args: &TestArgs) -> Result<(), Failure> {
 /// Both ends here: starts the server as a process of its own.
 fn both(plan: &Plan, args: &TestArgs) -> Result<(), Failure> {
     let interrupt = Interrupt::catch()?;
-    let second = Soft::second_address(&args.soft)?;
     let device = open(args, Side::First, Reach::Here)?;
-    let arguments = child_arguments(plan.kind, args, &device, second);
-    let server = Server::start(arguments, &interrupt)?;
+    let server = start_server(plan.kind, args, &device, &interrupt, false)?;
     let control = connect("127.0.0.1", server.port, &interrupt)?;
     client(plan, args, &device, &control, Some(server.token.clone()), Reach::Here)
 }
 
-fn open(args: &TestArgs, side: Side, reach: Reach) -> Result<Device, Failure> {
+/// Starts the process for the other end, which serves one test, or one after another as long as this one holds it.
+///
+/// # Errors
+/// As of [`Server::start`].
+pub(crate) fn start_server(
+    kind: Kind,
+    args: &TestArgs,
+    device: &Device,
+    interrupt: &Interrupt,
+    forever: bool,
+) -> Result<Server, Failure> {
+    let second = Soft::second_address(&args.soft)?;
+    let mut arguments = child_arguments(kind, args, device, second);
+    if forever {
+        arguments.push("--forever".into());
+    }
+    Server::start(arguments, interrupt)
+}
+
+/// Opens what the command line names, for this process's end.
+///
+/// # Errors
+/// As of [`device::open`].
+pub(crate) fn open(args: &TestArgs, side: Side, reach: Reach) -> Result<Device, Failure> {
     let mut device = device::open(&args.connection, &args.soft, args.seed, side, reach)?;
     if let Some(Place::Gpu(number)) = args.gpu.first() {
         device.gpu = Some(Gpu::open(*number, &device.context)?);
@@ -62,7 +83,7 @@ fn open(args: &TestArgs, side: Side, reach: Reach) -> Result<Device, Failure> {
 
 /// The command line of the process for the other end: the same test and device, an address and fault seed of its own.
 fn child_arguments(kind: Kind, args: &TestArgs, device: &Device, address: Option<IpAddr>) -> Vec<OsString> {
-    let mut line: Vec<String> = Plan::command(kind, operation_name(args.operation))
+    let mut line: Vec<String> = Plan::command(kind, args.operation.name())
         .split(' ')
         .map(str::to_owned)
         .collect();
@@ -132,11 +153,10 @@ fn client(
     let outcome = session::client(local, plan, token, |event| match event {
         Event::Accepted(accepted) => {
             report.link = accepted.link_to(device.link, device.group);
+            report.line_rate_bytes_per_s = line_rate(device, report.link);
             report.peer_gpu = accepted.gpu;
             progress.suspend(|| {
-                for warning in warnings(plan, device, &report, reach) {
-                    eprintln!("doorbell: warning: {warning}");
-                }
+                warn(plan, device, &report, reach);
                 if !args.json {
                     table = Table::begin(plan.kind, &about(plan, device, &report, control)).map(Some);
                 }
@@ -207,6 +227,21 @@ fn about(plan: &Plan, device: &Device, report: &Report, control: &Control) -> St
     )
 }
 
+/// What the port could carry, where that is hardware: a software device's port says what an adapter's would, which is nothing that its figures could be held against.
+pub(crate) fn line_rate(device: &Device, link: LinkKind) -> Option<f64> {
+    let port = device.context.port(PORT).ok()?;
+    (link == LinkKind::Hardware)
+        .then(|| port.bits_per_s.map(|bits| bits as f64 / 8.0))
+        .flatten()
+}
+
+/// Says on stderr what casts doubt on the figures to come.
+pub(crate) fn warn(plan: &Plan, device: &Device, report: &Report, reach: Reach) {
+    for warning in warnings(plan, device, report, reach) {
+        eprintln!("doorbell: warning: {warning}");
+    }
+}
+
 fn warnings(plan: &Plan, device: &Device, report: &Report, reach: Reach) -> Vec<Warning> {
     let link = report.link;
     let per_end = if device.link == LinkKind::SoftUdp { 2 } else { 1 };
@@ -232,17 +267,8 @@ fn warnings(plan: &Plan, device: &Device, report: &Report, reach: Reach) -> Vec<
 fn expected<'a>(kind: Kind, args: &TestArgs, token: Option<&'a str>) -> Expected<'a> {
     Expected {
         kind,
-        verb: operation_name(args.operation),
+        verb: args.operation.name(),
         token,
-    }
-}
-
-fn operation_name(operation: Operation) -> &'static str {
-    match operation {
-        Operation::Write => "write",
-        Operation::Read => "read",
-        Operation::Send => "send",
-        Operation::Atomic => "atomic",
     }
 }
 
@@ -253,7 +279,7 @@ fn server(kind: Kind, args: &TestArgs) -> Result<(), Failure> {
     let listener = Listener::bind(args.connection.bind, args.connection.port)?;
     eprintln!(
         "doorbell: {} on {} waits for a peer on {}",
-        Plan::command(kind, operation_name(args.operation)),
+        Plan::command(kind, args.operation.name()),
         device.context.name(),
         listener.address()
     );
@@ -286,7 +312,7 @@ fn child(kind: Kind, args: &TestArgs) -> Result<(), Failure> {
     )
 }
 
-/// Serves the first peer that is one.
+/// Serves the first peer that is one, or, where it is asked to, one after the other: then what befalls one of them is told, and does not end it.
 fn serve(
     listener: &Listener,
     device: &Device,
@@ -295,6 +321,7 @@ fn serve(
     within: Option<Duration>,
     interrupt: &Interrupt,
 ) -> Result<(), Failure> {
+    let mut within = within;
     loop {
         let control = listener.accept(within, interrupt)?;
         match session::welcome(&control, expected) {
@@ -304,7 +331,19 @@ fn serve(
                     device,
                     gid_index: args.connection.gid_index,
                 };
-                return session::serve(local, expected);
+                let served = session::serve(local, expected);
+                if !args.forever {
+                    return served;
+                }
+                // A parent may take its time between two tests, and ends this process when it has no more.
+                within = None;
+                match served {
+                    Err(Failure::Interrupted) => return Err(Failure::Interrupted),
+                    // The process that started this one tells it.
+                    Err(_) if args.child => {}
+                    Err(failure) => eprintln!("doorbell: the test of {} failed: {failure}", control.peer()),
+                    Ok(()) => {}
+                }
             }
             Err(Failure::Interrupted) => return Err(Failure::Interrupted),
             Err(failure) => eprintln!("doorbell: turned a peer away: {failure}"),

@@ -1,18 +1,23 @@
 //! The `doorbell` command: RDMA bandwidth, latency and collective tests, a list of devices, and the machine's own limits.
 //!
 //! `cli` says what may be asked, `plan` what a test does, `command` who runs where; `exchange` is how two ends agree, `orchestrate` how one
-//! machine has both; `run` measures, `stats` computes, `report` prints. `coll` is `doorbell coll`. `dropin` is `doorbell run` and `doorbell env`.
+//! machine has both; `run` measures, `stats` computes, `report` prints. `sweep` runs many tests; `document` reads results back, for `html`, which is
+//! `doorbell report` and draws with `chart`, and for `compare`. `coll` is `doorbell coll`. `dropin` is `doorbell run` and `doorbell env`.
 #![forbid(unsafe_code)]
 
+mod chart;
 mod cli;
 mod coll;
 mod command;
+mod compare;
 mod device;
 mod devices;
+mod document;
 mod dropin;
 mod exchange;
 mod failure;
 mod gpu;
+mod html;
 mod interrupt;
 mod limits;
 mod orchestrate;
@@ -20,6 +25,7 @@ mod plan;
 mod report;
 mod run;
 mod stats;
+mod sweep;
 mod topo;
 mod units;
 
@@ -56,6 +62,9 @@ fn run(command: &Command) -> Result<(), Failure> {
         Command::Limits(args) => limits::run(args),
         Command::Bw(args) => command::run(&Plan::bw(args)?, &args.test),
         Command::Lat(args) => command::run(&Plan::lat(args)?, &args.test),
+        Command::Sweep(args) => sweep::run(args),
+        Command::Report(args) => html::run(args),
+        Command::Compare(args) => compare::run(args),
         Command::Coll(args) => coll::run(args),
         Command::Run(args) => dropin::run(args),
         Command::Env(args) => dropin::env(args),

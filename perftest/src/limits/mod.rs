@@ -25,6 +25,9 @@ use soft::Subject;
 /// Rounds, unless `--quick` asks for one.
 const ROUNDS: u32 = 7;
 
+/// The limits that go with a sweep.
+const CEILINGS: [&str; 4] = ["memcpy", "udp_gso", "shm_pingpong", "process_vm_writev"];
+
 /// How long a device is left alone to see what it uses, and with `--quick`.
 const IDLE: Duration = Duration::from_secs(10);
 const IDLE_QUICK: Duration = Duration::from_secs(1);
@@ -67,7 +70,7 @@ impl Figure {
 
 /// One line of the result: a limit of the machine, which is a name and a figure, or what the device comes to.
 #[derive(Debug, PartialEq, Serialize)]
-struct Entry {
+pub(crate) struct Entry {
     name: &'static str,
     #[serde(flatten)]
     figure: Figure,
@@ -215,6 +218,23 @@ pub(crate) fn run(args: &LimitsArgs) -> Result<(), Failure> {
         return Err(Failure::test("no limit could be measured on this machine"));
     }
     print(args, results)
+}
+
+/// The machine's own limits whose names are a contract, each measured once for so long: what a result is held against. What cannot be measured here is left out.
+pub(crate) fn ceilings(turn: Duration) -> Vec<Entry> {
+    let named = machine::LIMITS.iter().filter(|limit| CEILINGS.contains(&limit.name));
+    named
+        .filter_map(|limit| {
+            let _pair = limit.one_core_a_side.then(|| Pair::take(0));
+            let mut column = Column::NEW;
+            let figure = column.take(limit.name, (limit.measure)(turn))?;
+            Some(Entry {
+                name: limit.name,
+                figure,
+                held: None,
+            })
+        })
+        .collect()
 }
 
 /// The processor time of a device at rest: held against the time that passed.

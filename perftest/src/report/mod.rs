@@ -10,7 +10,9 @@ mod warning;
 use serde::{Deserialize, Serialize};
 
 use crate::exchange::GpuEnd;
+use crate::limits::Entry;
 use crate::stats::{Bandwidth, LatencyFigures};
+use crate::sweep::Skipped;
 
 pub(crate) use json::print as print_json;
 pub(crate) use text::{Table, print_line};
@@ -59,8 +61,17 @@ pub(crate) struct Report {
     /// The same of the other end.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) peer_gpu: Option<GpuEnd>,
+    /// What the port could carry, where that is hardware, bytes per second.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) line_rate_bytes_per_s: Option<f64>,
+    /// What the machine itself allows, as `doorbell limits` measures it; of a sweep.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) limits: Vec<Entry>,
     /// One row per size, in the order they ran.
     pub(crate) results: Vec<Row>,
+    /// The points of a sweep that could not be measured, and why.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) skipped: Vec<Skipped>,
 }
 
 impl Report {
@@ -76,7 +87,10 @@ impl Report {
             memory: "host",
             gpu: None,
             peer_gpu: None,
+            line_rate_bytes_per_s: None,
+            limits: Vec::new(),
             results: Vec::new(),
+            skipped: Vec::new(),
         }
     }
 }
