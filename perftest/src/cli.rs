@@ -13,8 +13,9 @@ use crate::coll::{CollArgs, NOTES};
 use crate::compare::CompareArgs;
 use crate::device::Place;
 use crate::html::ReportArgs;
+use crate::stats::ClockChoice;
 use crate::sweep::SweepArgs;
-use crate::units::{parse_bytes, parse_bytes_u32, parse_duration, parse_fraction, parse_seconds};
+use crate::units::{parse_bytes, parse_bytes_u32, parse_duration, parse_fraction, parse_rate, parse_seconds};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -301,6 +302,15 @@ pub(crate) struct TestArgs {
     /// Messages sent before measuring starts [default: 100, at most a tenth of the iterations]
     #[arg(long, value_name = "N", help_heading = "Test")]
     pub(crate) warmup: Option<u64>,
+    /// Messages per second over all queue pairs, each started when it is due: latency counts from there, so a stall shows in every message that it held up. As 5000, 20k or 1M
+    #[arg(long, value_name = "PER_SECOND", value_parser = parse_rate, help_heading = "Test")]
+    pub(crate) rate: Option<f64>,
+    /// Measure each size so often, each time on new queue pairs, and say how well the mean is known
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1000), help_heading = "Test")]
+    pub(crate) repeat: u32,
+    /// Where time is read
+    #[arg(long, value_enum, value_name = "CLOCK", default_value_t = ClockChoice::Auto, help_heading = "Test")]
+    pub(crate) clock: ClockChoice,
     /// Check every byte of every message
     #[arg(long, help_heading = "Test")]
     pub(crate) verify: bool,
@@ -430,6 +440,9 @@ mod tests {
             "doorbell bw write --delay 5",
             "doorbell bw write --timeout 32",
             "doorbell bw write --retry 8",
+            "doorbell bw write --rate fast",
+            "doorbell bw write --repeat 0",
+            "doorbell lat write --clock sundial",
             "doorbell bw write peer --server",
             "doorbell bw write --bind 0.0.0.0",
             "doorbell bw write --gpu first",

@@ -15,9 +15,10 @@ use crate::failure::{Failure, one_line};
 use crate::interrupt::Interrupt;
 use crate::orchestrate::{self, Announcement, Server};
 use crate::plan::{Kind, Plan, Verb};
-use crate::report::{self, LinkKind, Report, Row, Table, Warning};
+use crate::report::{self, LinkKind, Report, Row, Settings, Table, Warning};
 use crate::run::raw;
 use crate::run::session::{self, Event, Expected, Local};
+use crate::stats::Clock;
 use crate::units::show_bytes;
 
 /// How long a child waits for its parent to connect.
@@ -137,20 +138,25 @@ fn client(
     token: Option<String>,
     reach: Reach,
 ) -> Result<(), Failure> {
+    let mut clock = Clock::new(args.clock).map_err(|why| Failure::usage(format!("--clock tsc: {why}")))?;
     let mut report = Report::new(plan.test_name(), device.context.name().to_owned(), device.link);
+    report.peer = Some(control.peer().ip().to_string());
+    report.settings = Some(Settings::of(plan));
+    report.clock = Some(clock.report());
     if let Some(gpu) = &device.gpu {
-        report.memory = gpu.path.name();
+        report.memory = gpu.path.name().to_owned();
         report.gpu = Some(GpuEnd::of(gpu));
     }
     let progress = progress(plan, args);
     let mut table = Ok(None);
     let mut printed = Ok(());
+    let mut drifted = None;
     let local = Local {
         control,
         device,
         gid_index: args.connection.gid_index,
     };
-    let outcome = session::client(local, plan, token, |event| match event {
+    let outcome = session::client(local, plan, token, &mut clock, |event| match event {
         Event::Accepted(accepted) => {
             report.link = accepted.link_to(device.link, device.group);
             report.line_rate_bytes_per_s = line_rate(device, report.link);
@@ -173,8 +179,23 @@ fn client(
             }
             report.results.push(row);
         }
+        Event::Drifted(drift) => drifted = Some(drift),
     });
+    if let Some(drift) = drifted {
+        report.clock = Some(clock.report());
+        eprintln!(
+            "doorbell: warning: {}",
+            Warning::ClockDrift(format!("{:.2}", drift * 100.0))
+        );
+    }
     progress.finish_and_clear();
+    let uncertain = report.results.iter().map(|row| match row {
+        Row::Latency(row) => row.uncertain(),
+        Row::Bandwidth(_) => Vec::new(),
+    });
+    if let Some(most) = uncertain.max_by_key(Vec::len).filter(|names| !names.is_empty()) {
+        eprintln!("doorbell: warning: {}", Warning::FewSamples(most));
+    }
     if args.json && (outcome.is_ok() || !report.results.is_empty()) {
         report::print_json(&report)?;
     }

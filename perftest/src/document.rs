@@ -168,7 +168,7 @@ impl Document {
             line_rate: top.get("line_rate_bytes_per_s").map(figure).transpose()?,
             limits: list(&top, "limits", limit)?.into_iter().flatten().collect(),
             warnings: list(&top, "warnings", |warning| text(object(warning)?, "message"))?,
-            settings: match top.get("settings") {
+            settings: match top.get("settings").or(top.get("sweep")) {
                 None => Vec::new(),
                 Some(settings) => object(settings)?.iter().map(|(k, v)| (text_of(k), words(v))).collect(),
             },
@@ -377,6 +377,10 @@ fn words(value: &Value) -> String {
                 .map(|(key, value)| format!("{} {}", text_of(key), words(value)))
                 .collect();
             text_of(&words.join(", "))
+        }
+        Value::Array(items) => {
+            let items: Vec<_> = items.iter().take(100).map(words).collect();
+            text_of(&items.join(", "))
         }
         other => text_of(&other.to_string()),
     }

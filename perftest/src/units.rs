@@ -67,6 +67,31 @@ pub(crate) fn parse_seconds(text: &str) -> Result<f64, String> {
     }
 }
 
+/// Reads a number of things per second: a decimal number, then nothing, `k`, `M` or `G` (powers of 1000).
+///
+/// # Errors
+/// Says what was expected when the text is not a rate.
+pub(crate) fn parse_rate(text: &str) -> Result<f64, String> {
+    let (number, unit) = match text.strip_suffix(['k', 'K', 'M', 'G']) {
+        Some(number) => (number, text[number.len()..].to_ascii_lowercase()),
+        None => (text, String::new()),
+    };
+    let scale = match unit.as_str() {
+        "" => 1.0,
+        "k" => 1e3,
+        "m" => 1e6,
+        _ => 1e9,
+    };
+    // Of what Rust reads as a number, only what people write.
+    let plain = number.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
+    match number.parse::<f64>() {
+        Ok(value) if plain && value > 0.0 => Ok(value * scale),
+        _ => Err(format!(
+            "'{text}' is not a rate: give messages per second as 5000, 20k or 1.5M (powers of 1000)"
+        )),
+    }
+}
+
 /// Reads a fraction between 0 and 1.
 ///
 /// # Errors
@@ -145,5 +170,21 @@ mod tests {
             assert!(text == "0" || parse_fraction(text).is_err(), "{text}");
         }
         assert_eq!(parse_fraction("0.05"), Ok(0.05));
+    }
+
+    #[test]
+    fn rates_are_in_powers_of_a_thousand() {
+        for (text, rate) in [
+            ("5000", 5e3),
+            ("20k", 2e4),
+            ("1.5M", 1.5e6),
+            ("2G", 2e9),
+            (".5k", 500.0),
+        ] {
+            assert_eq!(parse_rate(text), Ok(rate), "{text}");
+        }
+        for text in ["", "k", "-1", "0", "1e3", "inf", "nan", "5Ki", "5 k", "1Mpps"] {
+            assert!(parse_rate(text).is_err(), "{text}");
+        }
     }
 }

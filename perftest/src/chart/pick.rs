@@ -1,6 +1,6 @@
 //! Which charts results make: bandwidth and message rate, latency and its distribution, collectives.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::{Axis, Chart, MOST_SERIES, Mark, Point, Scale, Series, Unit};
 use crate::document::{Document, Figure, Kind, PARAMETERS, Row};
@@ -172,9 +172,14 @@ fn axis(key: &str, values: &[f64]) -> Axis {
 fn groups<'a>(of: &[(usize, &'a Document)], x: &str) -> Vec<Group<'a>> {
     let mut groups: Vec<Group<'a>> = Vec::new();
     for &(file, document) in of {
+        let follow = followers(document, x);
         for row in &document.rows {
             let key: Vec<_> = std::iter::once((x != "bytes").then(|| row.bytes.to_string()))
-                .chain(PARAMETERS.iter().map(|name| row.parameter(name).filter(|_| *name != x)))
+                .chain(
+                    PARAMETERS
+                        .iter()
+                        .map(|name| row.parameter(name).filter(|_| !follow.contains(name))),
+                )
                 .collect();
             match groups.iter_mut().find(|group| group.file == file && group.key == key) {
                 Some(group) => group.rows.push(row),
@@ -194,6 +199,23 @@ fn groups<'a>(of: &[(usize, &'a Document)], x: &str) -> Vec<Group<'a>> {
         });
     }
     groups
+}
+
+/// Parameters that follow from what the x axis is of, besides that itself: they vary, and still no two rows of one x differ in them. A test makes do with less depth at large sizes, an
+/// algorithm is chosen by size.
+fn followers(document: &Document, x: &str) -> Vec<&'static str> {
+    let follows = |name: &&str| {
+        let mut by_x: BTreeMap<Option<String>, Option<String>> = BTreeMap::new();
+        let mut values = BTreeSet::new();
+        let one_each = document.rows.iter().all(|row| {
+            let value = row.parameter(name);
+            values.insert(value.clone());
+            let at = x_of(row, x).map(|figure| figure.text);
+            *by_x.entry(at).or_insert_with(|| value.clone()) == value
+        });
+        *name == x || one_each && values.len() > 1
+    };
+    PARAMETERS.into_iter().filter(follows).collect()
 }
 
 /// What tells a group from the others, in words.
@@ -658,6 +680,13 @@ mod tests {
             (&made[0].banner, made[0].x.label.as_str()),
             (&None, "message size (bytes)")
         );
+    }
+
+    #[test]
+    fn depths_that_follow_from_the_size_split_no_series() {
+        let rows = [row(64, 1, 128, 0), row(4096, 1, 64, 0), row(65536, 1, 32, 0)].join(",");
+        let made = charts(&[document("a.json", "hardware", &rows)]);
+        assert_eq!((made[0].series.len(), made[0].series[0].points.len()), (1, 3));
     }
 
     #[test]

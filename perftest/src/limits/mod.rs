@@ -70,7 +70,7 @@ impl Figure {
 
 /// One line of the result: a limit of the machine, which is a name and a figure, or what the device comes to.
 #[derive(Debug, PartialEq, Serialize)]
-pub(crate) struct Entry {
+struct Entry {
     name: &'static str,
     #[serde(flatten)]
     figure: Figure,
@@ -221,17 +221,22 @@ pub(crate) fn run(args: &LimitsArgs) -> Result<(), Failure> {
 }
 
 /// The machine's own limits whose names are a contract, each measured once for so long: what a result is held against. What cannot be measured here is left out.
-pub(crate) fn ceilings(turn: Duration) -> Vec<Entry> {
+pub(crate) fn ceilings(turn: Duration) -> Vec<report::Limit> {
     let named = machine::LIMITS.iter().filter(|limit| CEILINGS.contains(&limit.name));
     named
         .filter_map(|limit| {
             let _pair = limit.one_core_a_side.then(|| Pair::take(0));
             let mut column = Column::NEW;
             let figure = column.take(limit.name, (limit.measure)(turn))?;
-            Some(Entry {
-                name: limit.name,
-                figure,
-                held: None,
+            let (bytes_per_s, ns) = match figure {
+                Figure::BytesPerS(rate) => (Some(rate), None),
+                Figure::Ns(ns) => (None, Some(ns)),
+                Figure::PerS(_) => return None,
+            };
+            Some(report::Limit {
+                name: limit.name.to_owned(),
+                bytes_per_s,
+                ns,
             })
         })
         .collect()

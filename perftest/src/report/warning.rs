@@ -31,6 +31,10 @@ pub(crate) enum Warning {
     },
     /// Every byte was filled and checked while the clock ran.
     Verifying,
+    /// There were too few messages for these percentiles, at some size.
+    FewSamples(Vec<&'static str>),
+    /// The processor's counter went wrong by so many percent.
+    ClockDrift(String),
 }
 
 impl fmt::Display for Warning {
@@ -62,6 +66,15 @@ impl fmt::Display for Warning {
                 }
                 Ok(())
             }
+            Warning::ClockDrift(percent) => write!(
+                f,
+                "the processor's counter was off by {percent} % while a size was measured, and clock_gettime is used from there on: give --clock system, and measure again"
+            ),
+            Warning::FewSamples(percentiles) => write!(
+                f,
+                "{} stand on less than ten messages: raise -n, or give -D, until there are ten times as many as one in how many they are of",
+                percentiles.join(", ")
+            ),
             Warning::Verifying => f.write_str("--verify fills and checks every byte while the clock runs: leave it out to measure speed"),
         }
     }

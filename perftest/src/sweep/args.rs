@@ -5,7 +5,8 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 
 use crate::cli::{AtomicOperation, ConnectionArgs, Operation, SoftArgs};
-use crate::units::{parse_bytes, parse_seconds};
+use crate::stats::ClockChoice;
+use crate::units::{parse_bytes, parse_rate, parse_seconds};
 
 /// Examples at the end of the command's help.
 pub(crate) const EXAMPLES: &str = "\
@@ -70,6 +71,15 @@ pub(crate) struct SweepArgs {
     /// Messages sent before measuring starts [default: 100, at most a tenth of the iterations]
     #[arg(long, value_name = "N", help_heading = "Test")]
     pub(crate) warmup: Option<u64>,
+    /// Messages per second over all queue pairs, each started when it is due, as 5000, 20k or 1M
+    #[arg(long, value_name = "PER_SECOND", value_parser = parse_rate, help_heading = "Test")]
+    pub(crate) rate: Option<f64>,
+    /// Measure each point so often, so that doorbell compare can tell changes from noise
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1000), help_heading = "Test")]
+    pub(crate) repeat: u32,
+    /// Where time is read
+    #[arg(long, value_enum, value_name = "CLOCK", default_value_t = ClockChoice::Auto, help_heading = "Test")]
+    pub(crate) clock: ClockChoice,
     /// Check every byte of every message
     #[arg(long, help_heading = "Test")]
     pub(crate) verify: bool,

@@ -7,11 +7,12 @@ mod args;
 mod output;
 mod points;
 
+use std::collections::BTreeSet;
 use std::io::IsTerminal;
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::cli::TestArgs;
 use crate::command;
@@ -22,8 +23,9 @@ use crate::interrupt::Interrupt;
 use crate::limits;
 use crate::orchestrate::Server;
 use crate::plan::Plan;
-use crate::report::{Report, Row, print_line};
+use crate::report::{Report, Row, Settings, Warning, print_line};
 use crate::run::session::{self, Event, Local};
+use crate::stats::Clock;
 use crate::units::show_bytes;
 
 pub(crate) use args::{EXAMPLES, SweepArgs};
@@ -34,16 +36,16 @@ use points::Point;
 const LIMIT: Duration = Duration::from_millis(250);
 
 /// A point that was not measured, in the result.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Skipped {
     bytes: u64,
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     qps: Option<u32>,
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     tx_depth: Option<u32>,
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     inline_bytes: Option<u32>,
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     post_list: Option<u32>,
     /// In one line.
     reason: String,
@@ -60,6 +62,50 @@ impl Skipped {
             reason: reason.to_string(),
         }
     }
+}
+
+/// What a sweep was asked for: every value of what is swept, and what all points have in common.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Swept {
+    bytes: Vec<u64>,
+    qps: Vec<u32>,
+    tx_depth: Vec<u32>,
+    inline_bytes: Vec<u32>,
+    post_list: Vec<u32>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    mtu: Option<u32>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    iterations: Option<u64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    duration_s: Option<f64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    warmup: Option<u64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    rate_per_s: Option<f64>,
+    repeat: u32,
+}
+
+impl Swept {
+    fn of(plans: &[&Plan]) -> Option<Swept> {
+        let common = Settings::of(plans.first()?);
+        Some(Swept {
+            bytes: distinct(plans.iter().flat_map(|plan| plan.sizes.iter().copied())),
+            qps: distinct(plans.iter().map(|plan| plan.qps)),
+            tx_depth: distinct(plans.iter().map(|plan| plan.tx_depth)),
+            inline_bytes: distinct(plans.iter().map(|plan| plan.inline)),
+            post_list: distinct(plans.iter().map(|plan| plan.post_list)),
+            mtu: common.mtu,
+            iterations: common.iterations,
+            duration_s: common.duration_s,
+            warmup: common.warmup,
+            rate_per_s: common.rate_per_s,
+            repeat: common.repeat,
+        })
+    }
+}
+
+fn distinct<T: Ord>(values: impl Iterator<Item = T>) -> Vec<T> {
+    values.collect::<BTreeSet<_>>().into_iter().collect()
 }
 
 /// Where the other end is.
@@ -110,8 +156,19 @@ pub(crate) fn run(args: &SweepArgs) -> Result<(), Failure> {
         reach,
     };
     let mut report = Report::new(name, device.context.name().to_owned(), device.link);
+    let good: Vec<_> = plans.iter().filter_map(|(_, plan)| plan.as_ref().ok()).collect();
+    report.sweep = Swept::of(&good);
     report.limits = limits;
-    let outcome = measure(&plans, &test, &device, &other, &interrupt, &mut report);
+    let mut clock = Clock::new(test.clock).map_err(|why| Failure::usage(format!("--clock tsc: {why}")))?;
+    let local = Sweep {
+        plans: &plans,
+        test: &test,
+        device: &device,
+        other: &other,
+        interrupt: &interrupt,
+    };
+    let outcome = local.measure(&mut clock, &mut report);
+    report.clock = Some(clock.report());
     if report.results.is_empty() {
         return outcome.and(Err(none(&report)));
     }
@@ -137,80 +194,103 @@ fn none(report: &Report) -> Failure {
     Failure::test(format!("no point could be measured: {first}"))
 }
 
-/// Measures all points, one after the other; what goes wrong with one alone is told at the end.
-fn measure(
-    plans: &[(Point, Result<Plan, Failure>)],
-    test: &TestArgs,
-    device: &Device,
-    other: &Other<'_>,
-    interrupt: &Interrupt,
-    report: &mut Report,
-) -> Result<(), Failure> {
-    let progress = Progress::begin(plans.len(), test.no_progress);
-    let mut failed = Vec::new();
-    let mut warned = false;
-    for (number, (point, plan)) in plans.iter().enumerate() {
-        progress.begins(point);
-        let before = report.results.len();
-        let outcome = match plan {
-            Err(refused) => Err(Failure::usage(refused.to_string())),
-            Ok(plan) => one(plan, test, device, other, interrupt, report, |plan, report| {
-                if !std::mem::replace(&mut warned, true) {
-                    progress.suspend(|| command::warn(plan, device, report, other.reach));
-                }
-            }),
-        };
-        if let Some(row) = report.results.get(before) {
-            progress.row(number, row, point);
-        }
-        let Err(failure) = outcome else { continue };
-        match failure {
-            Failure::Interrupted | Failure::Lost { .. } => return Err(failure),
-            Failure::Test(_) => failed.push(format!("{}: {failure}", describe(point))),
-            Failure::Usage(_) | Failure::Refused(_) | Failure::NotRun(..) => {
-                progress.say(&format!("{} left out: {failure}", describe(point)));
+/// What a sweep needs to know.
+struct Sweep<'a> {
+    plans: &'a [(Point, Result<Plan, Failure>)],
+    test: &'a TestArgs,
+    device: &'a Device,
+    other: &'a Other<'a>,
+    interrupt: &'a Interrupt,
+}
+
+impl Sweep<'_> {
+    /// Measures all points, one after the other; what goes wrong with one alone is told at the end.
+    fn measure(&self, clock: &mut Clock, report: &mut Report) -> Result<(), Failure> {
+        let progress = Progress::begin(self.plans.len(), self.test.no_progress);
+        let mut failed = Vec::new();
+        let mut warned = false;
+        for (number, (point, plan)) in self.plans.iter().enumerate() {
+            progress.begins(point);
+            let before = report.results.len();
+            let outcome = match plan {
+                Err(refused) => Err(Failure::usage(refused.to_string())),
+                Ok(plan) => self.one(plan, clock, report, &progress, &mut warned),
+            };
+            if let (Some(row), Ok(plan)) = (report.results.get_mut(before), plan) {
+                as_asked(row, point, plan);
+                progress.row(number, row, point);
             }
+            let Err(failure) = outcome else { continue };
+            match failure {
+                Failure::Interrupted | Failure::Lost { .. } => return Err(failure),
+                Failure::Test(_) => failed.push(format!("{}: {failure}", describe(point))),
+                Failure::Usage(_) | Failure::Refused(_) | Failure::NotRun(..) => {
+                    progress.say(&format!("{} left out: {failure}", describe(point)));
+                }
+            }
+            report.skipped.push(Skipped::new(point, &failure));
         }
-        report.skipped.push(Skipped::new(point, &failure));
+        match failed.first() {
+            None => Ok(()),
+            Some(first) => Err(Failure::test(format!(
+                "{} of {} points failed while they were measured, the first with {first}",
+                failed.len(),
+                self.plans.len()
+            ))),
+        }
     }
-    match failed.first() {
-        None => Ok(()),
-        Some(first) => Err(Failure::test(format!(
-            "{} of {} points failed while they were measured, the first with {first}",
-            failed.len(),
-            plans.len()
-        ))),
+
+    /// Measures one point.
+    fn one(
+        &self,
+        plan: &Plan,
+        clock: &mut Clock,
+        report: &mut Report,
+        progress: &Progress,
+        warned: &mut bool,
+    ) -> Result<(), Failure> {
+        if self.interrupt.requested() {
+            return Err(Failure::Interrupted);
+        }
+        let device = self.device;
+        let control = connect(self.other.host, self.other.port, self.interrupt)?;
+        report.peer = Some(control.peer().ip().to_string());
+        let local = Local {
+            control: &control,
+            device,
+            gid_index: self.test.connection.gid_index,
+        };
+        session::client(local, plan, self.other.token.clone(), clock, |event| match event {
+            Event::Accepted(accepted) => {
+                report.link = accepted.link_to(device.link, device.group);
+                report.line_rate_bytes_per_s = command::line_rate(device, report.link);
+                if !std::mem::replace(warned, true) {
+                    progress.suspend(|| command::warn(plan, device, report, self.other.reach));
+                }
+            }
+            Event::Begins(_) => {}
+            Event::Row(row) => report.results.push(row),
+            Event::Drifted(drift) => {
+                let warning = Warning::ClockDrift(format!("{:.2}", drift * 100.0));
+                progress.suspend(|| eprintln!("doorbell: warning: {warning}"));
+            }
+        })
     }
 }
 
-/// Measures one point.
-fn one(
-    plan: &Plan,
-    test: &TestArgs,
-    device: &Device,
-    other: &Other<'_>,
-    interrupt: &Interrupt,
-    report: &mut Report,
-    mut accepted_by: impl FnMut(&Plan, &Report),
-) -> Result<(), Failure> {
-    if interrupt.requested() {
-        return Err(Failure::Interrupted);
-    }
-    let control = connect(other.host, other.port, interrupt)?;
-    let local = Local {
-        control: &control,
-        device,
-        gid_index: test.connection.gid_index,
-    };
-    session::client(local, plan, other.token.clone(), |event| match event {
-        Event::Accepted(accepted) => {
-            report.link = accepted.link_to(device.link, device.group);
-            report.line_rate_bytes_per_s = command::line_rate(device, report.link);
-            accepted_by(plan, report);
+/// A row of a sweep says which point it is: where a test has made do with less, as with the depth of large messages, what was asked for tells it from the others.
+fn as_asked(row: &mut Row, point: &Point, plan: &Plan) {
+    let inline = match row {
+        Row::Bandwidth(row) => {
+            row.tx_depth = plan.tx_depth;
+            &mut row.inline_bytes
         }
-        Event::Begins(_) => {}
-        Event::Row(row) => report.results.push(row),
-    })
+        Row::Latency(row) => &mut row.inline_bytes,
+    };
+    // A default is given up where a device has none.
+    if let Some(asked) = point.inline {
+        *inline = asked;
+    }
 }
 
 /// A point in words.

@@ -140,6 +140,9 @@ fn command(args: &SweepArgs) -> Result<Command, Failure> {
         test.iterations = args.iterations;
         test.duration = args.duration;
         test.warmup = args.warmup;
+        test.rate = args.rate;
+        test.repeat = args.repeat;
+        test.clock = args.clock;
         test.verify = args.verify;
         test.private_memory = args.private_memory;
         test.atomic_op = args.atomic_op;
