@@ -343,6 +343,15 @@ pub(crate) struct TestArgs {
     #[arg(long, help_heading = "Output")]
     pub(crate) no_progress: bool,
 
+    /// Address the server listens on; 0.0.0.0 or :: lets other machines in
+    #[arg(
+        long,
+        value_name = "ADDRESS",
+        default_value = "127.0.0.1",
+        requires = "server",
+        help_heading = "Connection"
+    )]
+    pub(crate) bind: IpAddr,
     #[command(flatten)]
     pub(crate) connection: ConnectionArgs,
     #[command(flatten)]
@@ -359,9 +368,6 @@ pub(crate) struct ConnectionArgs {
     /// TCP port where the two ends agree on the test
     #[arg(long, value_name = "PORT", default_value_t = 18515)]
     pub(crate) port: u16,
-    /// Address the server listens on; 0.0.0.0 or :: lets other machines in
-    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1", requires = "server")]
-    pub(crate) bind: IpAddr,
     /// Path MTU: 256, 512, 1024, 2048 or 4096 [default: the port's]
     #[arg(long, value_name = "BYTES", value_parser = parse_mtu)]
     pub(crate) mtu: Option<u32>,

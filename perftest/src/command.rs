@@ -297,7 +297,7 @@ fn expected<'a>(kind: Kind, args: &TestArgs, token: Option<&'a str>) -> Expected
 fn server(kind: Kind, args: &TestArgs) -> Result<(), Failure> {
     let interrupt = Interrupt::catch()?;
     let device = open(args, Side::Alone, Reach::Elsewhere)?;
-    let listener = Listener::bind(args.connection.bind, args.connection.port)?;
+    let listener = Listener::bind(args.bind, args.connection.port)?;
     eprintln!(
         "doorbell: {} on {} waits for a peer on {}",
         Plan::command(kind, args.operation.name()),

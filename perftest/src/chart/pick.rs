@@ -228,7 +228,9 @@ fn name_of(group: &Group<'_>, all: &[Group<'_>]) -> String {
         let differs = all.iter().any(|other| other.key[index] != group.key[index]);
         if let (true, Some(value)) = (differs, value) {
             words.push(match index.checked_sub(1).map(|index| PARAMETERS[index]) {
-                None => format!("{value} B"),
+                None => value
+                    .parse()
+                    .map_or_else(|_| value.clone(), |bytes| Unit::Bytes.show(bytes)),
                 Some("qps") if value == "1" => "1 QP".into(),
                 Some("qps") => format!("{value} QPs"),
                 Some("tx_depth") => format!("depth {value}"),

@@ -205,7 +205,7 @@ mod tests {
             sizes.ticks(8),
             [2.0, 16.0, 128.0, 1024.0, 8192.0, 65536.0, 524288.0, 4194304.0]
         );
-        assert_eq!(Scale::log10(&[150.0, 40_000.0]).ticks(9).len(), 8);
+        assert_eq!(Scale::log10(&[150.0, 40_000.0]).ticks(9).len(), 9);
         assert_eq!(Scale::log10(&[1.0, 1e9]).ticks(6), [1.0, 1e2, 1e4, 1e6, 1e8]);
         assert_eq!(
             Scale::nines(&[0.5, 0.999, 1.0]).ticks(9),

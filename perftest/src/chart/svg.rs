@@ -31,7 +31,7 @@ pub(crate) const STYLES: fn() -> (String, String, String) = || {
         text
     };
     let mut rules = String::from(
-        ".ink{fill:var(--ink)}.muted{fill:var(--muted)}.grid{stroke:var(--grid)}.axis{stroke:var(--muted)}.paper{fill:var(--paper)}.mark{stroke:var(--ink)}.ring{stroke:var(--paper)}",
+        ".ink{fill:var(--ink)}.muted{fill:var(--muted)}.grid{stroke:var(--grid)}.axis{stroke:var(--muted)}.paper{fill:var(--paper)}.mark{stroke:var(--ink)}.ring,.halo{stroke:var(--paper)}",
     );
     for index in 0..MOST_SERIES {
         let _ = write!(
@@ -58,8 +58,12 @@ pub(crate) struct Form {
     left: f64,
     /// At most so many ticks along each axis.
     ticks: (usize, usize),
+    /// How large markers are.
+    marker: f64,
     /// Whether title, device and version are drawn: where nothing around the chart says them.
     alone: bool,
+    /// Whether it brings a style sheet along, by which it has a dark side; what makes pixels of it has no use for one.
+    styled: bool,
 }
 
 impl Form {
@@ -71,7 +75,9 @@ impl Form {
         font: 13.0,
         left: 84.0,
         ticks: (24, 9),
+        marker: 1.0,
         alone: false,
+        styled: false,
     };
     /// For a phone held upright.
     pub(crate) const NARROW: Form = Form {
@@ -81,15 +87,23 @@ impl Form {
         font: 12.0,
         left: 66.0,
         ticks: (7, 7),
+        marker: 0.75,
         alone: false,
+        styled: false,
     };
     /// For a file.
     pub(crate) const ALONE: Form = Form {
         name: "alone",
-        width: 1000.0,
         plot: 380.0,
         alone: true,
+        styled: true,
         ..Form::WIDE
+    };
+    /// For pixels.
+    pub(crate) const PICTURE: Form = Form {
+        name: "picture",
+        styled: false,
+        ..Form::ALONE
     };
 }
 
@@ -108,7 +122,7 @@ pub(crate) fn draw(chart: &Chart, form: &Form) -> String {
     let height = canvas.top;
     let id = format!("{}-{}", escape(&chart.id), form.name);
     let (light, dark, rules) = STYLES();
-    let style = if form.alone {
+    let style = if form.styled {
         // Not in `:root`, which would be the page's where one has this file inline.
         format!(
             "<style>.doorbell-chart{{{light}}}@media (prefers-color-scheme:dark){{.doorbell-chart{{{dark}}}}}{rules}</style>"
@@ -258,7 +272,7 @@ impl Canvas {
             font,
             &chart.x.label,
         );
-        self.marks(chart, &at_y, right, top);
+        self.marks(chart, &at_y, right);
         for series in &chart.series {
             let mut path = String::new();
             for (index, point) in series.points.iter().enumerate() {
@@ -280,11 +294,28 @@ impl Canvas {
                 self.point(chart, series, point, x, at_y(point.y));
             }
         }
+        self.names(chart, &at_y, right, top);
         self.top = bottom + 2.0 * font + 26.0;
     }
 
-    /// Lines across; their names stand at the right end, or the left where two would lie upon each other.
-    fn marks(&mut self, chart: &Chart, at_y: &impl Fn(f64) -> f64, right: f64, top: f64) {
+    /// Lines across.
+    fn marks(&mut self, chart: &Chart, at_y: &impl Fn(f64) -> f64, right: f64) {
+        let left = self.form.left;
+        for mark in &chart.marks {
+            let y = at_y(mark.value);
+            let (dash, thick) = if mark.is_line_rate { ("9 4", 2.0) } else { ("3 4", 1.5) };
+            self.put(format_args!(
+                "<path class=\"mark\" stroke=\"{INK}\" stroke-width=\"{thick}\" stroke-dasharray=\"{dash}\" fill=\"none\" d=\"M{left:.1} {y:.2}H{right:.1}\" \
+                 data-mark=\"{0}\" data-y=\"{1}\"><title>{0}: {2}</title></path>",
+                escape(&mark.name),
+                escape(&mark.written),
+                escape(&chart.y.unit.show(mark.value))
+            ));
+        }
+    }
+
+    /// The names of those, over all else: at the left, where bandwidth leaves room, or at the right where two would lie upon each other.
+    fn names(&mut self, chart: &Chart, at_y: &impl Fn(f64) -> f64, right: f64, top: f64) {
         let Form { font, left, .. } = self.form;
         let mut marks: Vec<&Mark> = chart.marks.iter().collect();
         marks.sort_by(|a, b| b.value.total_cmp(&a.value));
@@ -292,31 +323,29 @@ impl Canvas {
         let mut taken = [f64::NEG_INFINITY; 2];
         for mark in marks {
             let y = at_y(mark.value);
-            let (dash, thick) = if mark.is_line_rate { ("9 4", 2.0) } else { ("3 4", 1.5) };
-            self.put(format_args!(
-                "<path class=\"mark\" stroke=\"{INK}\" stroke-width=\"{thick}\" stroke-dasharray=\"{dash}\" fill=\"none\" d=\"M{left:.1} {y:.2}H{right:.1}\" \
-                 data-mark=\"{}\" data-y=\"{}\"><title>{}: {}</title></path>",
-                escape(&mark.name),
-                escape(&mark.written),
-                escape(&mark.name),
-                escape(&chart.y.unit.show(mark.value))
-            ));
-            let name = format!("{}: {}", mark.name, chart.y.unit.show(mark.value));
             let size = font - 1.0;
+            let name = format!("{}: {}", mark.name, chart.y.unit.show(mark.value));
             let name = shorten(&name, (right - left - 8.0) / size);
             // Below the line where there is no room above it.
             let place = if y - size < top - 4.0 { y + size + 2.0 } else { y - 5.0 };
-            let side = usize::from(place - taken[0] < size + 2.0);
-            if side == 1 && (place - taken[1] < size + 2.0 || self.form.name == "narrow") {
+            let room = |side: usize| place - taken[side] >= size + 2.0;
+            let side = match (room(0), room(1) && self.form.name != Form::NARROW.name) {
+                (true, _) => 0,
+                (false, true) => 1,
                 // The line has its name in its title, and the page in its table.
-                continue;
-            }
+                (false, false) => continue,
+            };
             taken[side] = place;
-            if side == 0 {
-                self.text(right, place, "end", "ink", size, &name);
+            let (x, anchor) = if side == 0 {
+                (left + 4.0, "start")
             } else {
-                self.text(left + 4.0, place, "start", "ink", size, &name);
-            }
+                (right, "end")
+            };
+            self.put(format_args!(
+                "<text x=\"{x:.1}\" y=\"{place:.1}\" text-anchor=\"{anchor}\" class=\"ink halo\" fill=\"{INK}\" stroke=\"#ffffff\" stroke-width=\"3\" \
+                 stroke-linejoin=\"round\" paint-order=\"stroke\" font-size=\"{size}\">{}</text>",
+                escape(&name)
+            ));
         }
     }
 
@@ -332,11 +361,26 @@ impl Canvas {
     /// A marker of the series' shape; `inside` is what else it holds.
     fn marker(&mut self, style: usize, x: f64, y: f64, inside: &str) {
         let style = style % MOST_SERIES;
+        let size = self.form.marker;
+        let (round, half, tall, wide) = (4.2 * size, 3.7 * size, 5.0 * size, 4.8 * size);
         let shape = match style % 4 {
-            0 => format!("M{:.2} {y:.2}a4.2 4.2 0 1 0 8.4 0a4.2 4.2 0 1 0-8.4 0z", x - 4.2),
-            1 => format!("M{:.2} {:.2}h7.4v7.4h-7.4z", x - 3.7, y - 3.7),
-            2 => format!("M{x:.2} {:.2}l4.8 8.2h-9.6z", y - 5.0),
-            _ => format!("M{x:.2} {:.2}l5.2 5.2l-5.2 5.2l-5.2-5.2z", y - 5.2),
+            0 => format!(
+                "M{:.2} {y:.2}a{round} {round} 0 1 0 {:.2} 0a{round} {round} 0 1 0-{:.2} 0z",
+                x - round,
+                2.0 * round,
+                2.0 * round
+            ),
+            1 => format!("M{:.2} {:.2}h{2:.2}v{2:.2}h-{2:.2}z", x - half, y - half, 2.0 * half),
+            2 => format!(
+                "M{x:.2} {:.2}l{wide:.2} {:.2}h-{:.2}z",
+                y - tall,
+                8.2 * size,
+                2.0 * wide
+            ),
+            _ => format!(
+                "M{x:.2} {:.2}l{tall:.2} {tall:.2}l-{tall:.2} {tall:.2}l-{tall:.2}-{tall:.2}z",
+                y - tall
+            ),
         };
         self.put(format_args!(
             "<path class=\"f{style} ring\" fill=\"{}\" stroke=\"#ffffff\" stroke-width=\"1.25\" d=\"{shape}\"{inside}",
@@ -407,7 +451,7 @@ mod tests {
         );
         evil.device = "\"><img src=x onerror=alert(1)>&'".into();
         for chart in charts(&[evil]) {
-            for form in [Form::WIDE, Form::NARROW, Form::ALONE] {
+            for form in [Form::WIDE, Form::NARROW, Form::ALONE, Form::PICTURE] {
                 let svg = draw(&chart, &form);
                 assert!(!svg.contains("<script") && !svg.contains("<img"), "{svg}");
                 let wanted = match chart.sort {

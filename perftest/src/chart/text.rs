@@ -54,7 +54,13 @@ impl Unit {
     /// A value with its unit, to about four digits.
     pub(crate) fn show(self, value: f64) -> String {
         match self {
-            Unit::Bytes => format!("{} B", size(value)),
+            Unit::Bytes => match size(value) {
+                size if size.ends_with(['K', 'M', 'G']) => {
+                    let (number, unit) = size.split_at(size.len() - 1);
+                    format!("{number} {unit}iB")
+                }
+                size => format!("{size} B"),
+            },
             Unit::Count => number(value),
             Unit::BytesPerS => scaled(value, &[(1e9, "GB/s"), (1e6, "MB/s"), (1e3, "kB/s"), (1.0, "B/s")]),
             Unit::PerS => scaled(value, &[(1e6, "M/s"), (1e3, "k/s"), (1.0, "/s")]),
@@ -131,7 +137,7 @@ mod tests {
     #[test]
     fn values_read_as_people_write_them() {
         for (unit, value, shown, tick) in [
-            (Unit::Bytes, 65536.0, "64K B", "64K"),
+            (Unit::Bytes, 65536.0, "64 KiB", "64K"),
             (Unit::Bytes, 3.0, "3 B", "3"),
             (Unit::Bytes, 1536.0, "1536 B", "1536"),
             (Unit::BytesPerS, 12.5e9, "12.50 GB/s", "12.5 GB/s"),

@@ -72,7 +72,7 @@ pub(crate) fn run(args: &ReportArgs) -> Result<(), Failure> {
         Format::Html => page::page(&documents, &charts).into_bytes(),
         Format::Svg => draw(chosen(&charts, args.chart.as_deref())?, &Form::ALONE).into_bytes(),
         Format::Png => {
-            let drawn = draw(chosen(&charts, args.chart.as_deref())?, &Form::ALONE);
+            let drawn = draw(chosen(&charts, args.chart.as_deref())?, &Form::PICTURE);
             png(&drawn).map_err(|reason| Failure::test(format!("cannot make a picture: {}", one_line(&reason))))?
         }
     };

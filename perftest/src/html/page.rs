@@ -125,6 +125,21 @@ const COLUMNS: [(&str, &str, Unit, &str); 28] = [
     ),
 ];
 
+/// Settings, and what people call them.
+const SETTINGS: [(&str, &str); 11] = [
+    ("bytes", "Sizes (bytes)"),
+    ("qps", "Queue pairs"),
+    ("tx_depth", "Depth"),
+    ("post_list", "Post list"),
+    ("cq_mod", "Completion every"),
+    ("inline_bytes", "Inline up to (bytes)"),
+    ("iterations", "Messages each"),
+    ("duration_s", "Seconds each"),
+    ("repeat", "Repeats"),
+    ("rate_per_s", "Paced (per second)"),
+    ("mtu", "MTU (bytes)"),
+];
+
 /// Writes it.
 pub(super) fn page(documents: &[Document], charts: &[Chart]) -> String {
     let mut out = String::new();
@@ -282,7 +297,7 @@ fn source(out: &mut String, document: &Document, named: bool) {
         let unit = if limit.is_time { Unit::Ns } else { Unit::BytesPerS };
         (format!("Limit {}", limit.name), unit.show(limit.figure.value))
     }));
-    facts.extend(document.settings.iter().filter(|(_, value)| value != "null").cloned());
+    facts.extend(document.settings.iter().map(|(name, value)| setting(name, value)));
     for (name, value) in facts {
         put(
             out,
@@ -290,6 +305,20 @@ fn source(out: &mut String, document: &Document, named: bool) {
         );
     }
     out.push_str("</dl>\n</article>\n");
+}
+
+/// A setting in words. Of many values, as the sizes of a sweep are, the first, the last and how many.
+fn setting(name: &str, value: &str) -> (String, String) {
+    let name = SETTINGS
+        .iter()
+        .find_map(|(key, words)| (*key == name).then_some(*words))
+        .unwrap_or(name);
+    let values: Vec<_> = value.split(", ").collect();
+    let value = match values.as_slice() {
+        [first, .., last] if values.len() > 8 => format!("{first} to {last} ({} values)", values.len()),
+        _ => value.to_owned(),
+    };
+    (name.to_owned(), value)
 }
 
 /// A few figures to begin with: what they are, they, and where they were measured.
@@ -324,9 +353,10 @@ fn best(document: &Document) -> Vec<(&'static str, String, String)> {
         .filter_map(|(name, key, unit, greatest)| {
             let (figure, row) = extreme(key, *greatest)?;
             let mut at = format!("at {}", Unit::Bytes.show(row.bytes as f64));
-            for (key, word) in [("qps", "QPs"), ("tx_depth", "deep"), ("ranks", "ranks")] {
-                if let Some(value) = row.parameter(key) {
-                    let _ = write!(at, ", {value} {word}");
+            for (key, before, after) in [("qps", "", " QPs"), ("tx_depth", "depth ", ""), ("ranks", "", " ranks")] {
+                // One of each is what there is at least.
+                if let Some(value) = row.parameter(key).filter(|value| value != "1") {
+                    let _ = write!(at, ", {before}{value}{after}");
                 }
             }
             Some((*name, unit.show(figure.value), at))

@@ -32,8 +32,8 @@ pub(crate) use args::{EXAMPLES, SweepArgs};
 pub(crate) use output::Output;
 use points::Point;
 
-/// How long each of the machine's own limits is measured.
-const LIMIT: Duration = Duration::from_millis(250);
+/// How long a turn of measuring one of the machine's own limits takes.
+const LIMIT: Duration = Duration::from_millis(100);
 
 /// A point that was not measured, in the result.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -179,7 +179,7 @@ pub(crate) fn run(args: &SweepArgs) -> Result<(), Failure> {
             output.finish(format!("{text}\n").as_bytes())?;
             if let Some(path) = args.output.as_deref().filter(|_| !args.no_progress) {
                 eprintln!(
-                    "doorbell: {} points in {}; doorbell report {0} -o report.html makes charts of them",
+                    "doorbell: {} points in {1}; doorbell report {1} -o report.html makes charts of them",
                     report.results.len(),
                     path.display()
                 );
