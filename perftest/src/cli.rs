@@ -13,9 +13,13 @@ use crate::coll::{CollArgs, NOTES};
 use crate::compare::CompareArgs;
 use crate::device::Place;
 use crate::html::ReportArgs;
+use crate::plan::Kind;
+use crate::report::{Thresholds, column_help};
 use crate::stats::ClockChoice;
 use crate::sweep::SweepArgs;
-use crate::units::{parse_bytes, parse_bytes_u32, parse_duration, parse_fraction, parse_rate, parse_seconds};
+use crate::units::{
+    parse_bandwidth, parse_bytes, parse_bytes_u32, parse_duration, parse_fraction, parse_rate, parse_seconds,
+};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -56,11 +60,11 @@ pub(crate) enum Command {
     /// Measure what this machine itself allows, and how near the userspace device comes to it
     Limits(LimitsArgs),
     /// Measure bandwidth
-    #[command(after_help = EXAMPLES)]
-    Bw(BwArgs),
+    #[command(after_help = EXAMPLES, after_long_help = format!("{}\n\n{EXAMPLES}", column_help(Kind::Bw)))]
+    Bw(Box<BwArgs>),
     /// Measure latency
-    #[command(after_help = EXAMPLES)]
-    Lat(LatArgs),
+    #[command(after_help = EXAMPLES, after_long_help = format!("{}\n\n{EXAMPLES}", column_help(Kind::Lat)))]
+    Lat(Box<LatArgs>),
     /// Measure bandwidth or latency over sizes, queue pairs, depths and inline sizes
     #[command(after_help = crate::sweep::EXAMPLES)]
     Sweep(Box<SweepArgs>),
@@ -95,7 +99,8 @@ impl Command {
             | Command::Limits(_)
             | Command::Run(_)
             | Command::Env(_) => false,
-            Command::Bw(BwArgs { test, .. }) | Command::Lat(LatArgs { test }) => test.child,
+            Command::Bw(args) => args.test.child,
+            Command::Lat(args) => args.test.child,
         }
     }
 }
@@ -260,6 +265,23 @@ pub(crate) struct BwArgs {
     /// Receives kept posted per queue pair, for send [default: 512]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(2..=16384))]
     pub(crate) rx_depth: Option<u32>,
+    /// Fail where the average of a size is below this, as 10Gb (bits), 1.2GB or 1GiB (bytes)
+    #[arg(long, value_name = "PER_SECOND", value_parser = parse_bandwidth, conflicts_with = "server", help_heading = "Thresholds")]
+    pub(crate) min_bw: Option<f64>,
+    /// Fail where a size has fewer messages per second, as 20k or 1.5M
+    #[arg(long, value_name = "PER_SECOND", value_parser = parse_rate, conflicts_with = "server", help_heading = "Thresholds")]
+    pub(crate) min_msg_rate: Option<f64>,
+}
+
+impl BwArgs {
+    /// What is asked of every size.
+    pub(crate) fn thresholds(&self) -> Thresholds {
+        Thresholds {
+            min_bytes_per_s: self.min_bw,
+            min_msg_per_s: self.min_msg_rate,
+            max_p99: None,
+        }
+    }
 }
 
 /// What `doorbell lat` takes.
@@ -267,6 +289,19 @@ pub(crate) struct BwArgs {
 pub(crate) struct LatArgs {
     #[command(flatten)]
     pub(crate) test: TestArgs,
+    /// Fail where the 99th percentile of a size is above this, as 12us
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration, conflicts_with = "server", help_heading = "Thresholds")]
+    pub(crate) max_p99: Option<Duration>,
+}
+
+impl LatArgs {
+    /// What is asked of every size.
+    pub(crate) fn thresholds(&self) -> Thresholds {
+        Thresholds {
+            max_p99: self.max_p99,
+            ..Thresholds::default()
+        }
+    }
 }
 
 /// What both tests take.
@@ -339,6 +374,12 @@ pub(crate) struct TestArgs {
     /// Print one JSON object on stdout
     #[arg(long, help_heading = "Output")]
     pub(crate) json: bool,
+    /// Write the results as Prometheus metrics too, whole or not at all; - for stdout instead of the table
+    #[arg(long, value_name = "FILE", conflicts_with = "server", help_heading = "Output")]
+    pub(crate) prometheus: Option<PathBuf>,
+    /// Show the processor time of this end, the kernel's part with it
+    #[arg(long, help_heading = "Output")]
+    pub(crate) cpu_util: bool,
     /// No progress bar
     #[arg(long, help_heading = "Output")]
     pub(crate) no_progress: bool,
@@ -447,6 +488,11 @@ mod tests {
             "doorbell bw write --timeout 32",
             "doorbell bw write --retry 8",
             "doorbell bw write --rate fast",
+            "doorbell bw write --min-bw 10G",
+            "doorbell bw write --max-p99 5us",
+            "doorbell bw write --server --min-bw 10Gb",
+            "doorbell lat write --max-p99 5",
+            "doorbell lat write --server --prometheus x",
             "doorbell bw write --repeat 0",
             "doorbell lat write --clock sundial",
             "doorbell bw write peer --server",

@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::io::IsTerminal;
 use std::net::{IpAddr, Ipv4Addr};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use doorbell_gpudirect::Path;
 use indicatif::{ProgressBar, ProgressStyle};
@@ -15,7 +15,7 @@ use crate::failure::{Failure, one_line};
 use crate::interrupt::Interrupt;
 use crate::orchestrate::{self, Announcement, Server};
 use crate::plan::{Kind, Plan, Verb};
-use crate::report::{self, LinkKind, Report, Row, Settings, Table, Warning};
+use crate::report::{self, Extra, LinkKind, Report, Row, Settings, Table, Thresholds, Warning};
 use crate::run::raw;
 use crate::run::session::{self, Event, Expected, Local};
 use crate::stats::Clock;
@@ -28,7 +28,12 @@ const PARENT: Duration = Duration::from_secs(30);
 ///
 /// # Errors
 /// The test's, with its exit status.
-pub(crate) fn run(plan: &Plan, args: &TestArgs) -> Result<(), Failure> {
+pub(crate) fn run(plan: &Plan, args: &TestArgs, thresholds: Thresholds) -> Result<(), Failure> {
+    if args.json && metrics_on_stdout(args) {
+        return Err(Failure::usage(
+            "--json and --prometheus - both want stdout: give one of them a file",
+        ));
+    }
     match (&args.peer, args.server, args.child) {
         (_, true, true) => child(plan.kind, args),
         (_, true, false) => server(plan.kind, args),
@@ -36,14 +41,14 @@ pub(crate) fn run(plan: &Plan, args: &TestArgs) -> Result<(), Failure> {
             let interrupt = Interrupt::catch()?;
             let device = open(args, Side::Alone, Reach::Elsewhere)?;
             let control = connect(host, args.connection.port, &interrupt)?;
-            client(plan, args, &device, &control, None, Reach::Elsewhere)
+            client(plan, args, &device, &control, None, Reach::Elsewhere)?.judged(args, thresholds)
         }
-        (None, false, _) => both(plan, args),
+        (None, false, _) => both(plan, args)?.judged(args, thresholds),
     }
 }
 
 /// Both ends here: starts the server as a process of its own.
-fn both(plan: &Plan, args: &TestArgs) -> Result<(), Failure> {
+fn both(plan: &Plan, args: &TestArgs) -> Result<Done, Failure> {
     let interrupt = Interrupt::catch()?;
     let device = open(args, Side::First, Reach::Here)?;
     let server = start_server(plan.kind, args, &device, &interrupt, false)?;
@@ -137,7 +142,7 @@ fn client(
     control: &Control,
     token: Option<String>,
     reach: Reach,
-) -> Result<(), Failure> {
+) -> Result<Done, Failure> {
     let mut clock = Clock::new(args.clock).map_err(|why| Failure::usage(format!("--clock tsc: {why}")))?;
     let mut report = Report::new(plan.test_name(), device.context.name().to_owned(), device.link);
     report.peer = Some(control.peer().ip().to_string());
@@ -163,8 +168,12 @@ fn client(
             report.peer_gpu = accepted.gpu;
             progress.suspend(|| {
                 warn(plan, device, &report, reach);
-                if !args.json {
-                    table = Table::begin(plan.kind, &about(plan, device, &report, control)).map(Some);
+                if !args.json && !metrics_on_stdout(args) {
+                    let extra = Extra {
+                        repeats: plan.repeat > 1,
+                        cpu: args.cpu_util,
+                    };
+                    table = Table::begin(plan.kind, extra, &about(plan, device, &report, control)).map(Some);
                 }
             });
         }
@@ -199,7 +208,48 @@ fn client(
     if args.json && (outcome.is_ok() || !report.results.is_empty()) {
         report::print_json(&report)?;
     }
-    outcome.and(table.map(drop)).and(printed)
+    Ok(Done {
+        report,
+        outcome: outcome.and(table.map(drop)).and(printed),
+    })
+}
+
+/// A test that has been run and printed.
+struct Done {
+    report: Report,
+    outcome: Result<(), Failure>,
+}
+
+impl Done {
+    /// Writes the metrics, of what there is, and holds the figures against what was asked of them.
+    fn judged(self, args: &TestArgs, thresholds: Thresholds) -> Result<(), Failure> {
+        let Done { report, outcome } = self;
+        let written = match &args.prometheus {
+            Some(path) if outcome.is_ok() || !report.results.is_empty() => {
+                report::write_metrics(path, &report::exposition(&report, SystemTime::now()))
+            }
+            _ => Ok(()),
+        };
+        let met = outcome.and_then(|()| {
+            let mut missed = thresholds.missed(&report);
+            let last = missed.pop();
+            for line in &missed {
+                eprintln!("doorbell: {line}");
+            }
+            last.map_or(Ok(()), |line| Err(Failure::test(line)))
+        });
+        match (met, written) {
+            (Err(failure), Err(unwritten)) => {
+                eprintln!("doorbell: {unwritten}");
+                Err(failure)
+            }
+            (met, written) => met.and(written),
+        }
+    }
+}
+
+fn metrics_on_stdout(args: &TestArgs) -> bool {
+    args.prometheus.as_deref() == Some(std::path::Path::new("-"))
 }
 
 /// On a terminal a bar over the sizes, or just a sign of life where there is one size; nothing elsewhere.
@@ -231,6 +281,15 @@ fn about(plan: &Plan, device: &Device, report: &Report, control: &Control) -> St
         format!(" | {} queue pairs", plan.qps)
     };
     let verified = if plan.verify { " | verified" } else { "" };
+    let pace = match (plan.rate_per_s, plan.kind) {
+        (Some(rate), _) => format!(" | {rate} messages/s by a timetable"),
+        (None, Kind::Lat) => " | closed loop".to_owned(),
+        (None, Kind::Bw) => String::new(),
+    };
+    let repeats = match plan.repeat {
+        1 => String::new(),
+        repeat => format!(" | {repeat} repeats"),
+    };
     let memory = |gpu: &Option<GpuEnd>| match gpu {
         Some(gpu) => format!("{} of GPU {} ({})", gpu.memory, gpu.number, one_line(&gpu.name)),
         None => "host".to_owned(),
@@ -240,7 +299,7 @@ fn about(plan: &Plan, device: &Device, report: &Report, control: &Control) -> St
         memories = format!("{memories} to {}", memory(&report.peer_gpu));
     }
     format!(
-        "{} | device {} | link {} | memory {memories} | MTU up to {mtu} B{qps}{verified} | peer {}",
+        "{} | device {} | link {} | memory {memories} | MTU up to {mtu} B{qps}{verified}{pace}{repeats} | peer {}",
         plan.test_name(),
         device.context.name(),
         report.link.name(),

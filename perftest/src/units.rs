@@ -92,6 +92,44 @@ pub(crate) fn parse_rate(text: &str) -> Result<f64, String> {
     }
 }
 
+/// Reads a bandwidth and gives it in bytes per second: a decimal number and `kb`, `Mb`, `Gb`, `Tb` (bits, powers of 1000), `kB`, `MB`, `GB`, `TB` (bytes, powers of 1000) or `KiB`, `MiB`, `GiB`,
+/// `TiB` (bytes, powers of 1024), with `/s` behind it or not.
+///
+/// # Errors
+/// Says what was expected when the text is not a bandwidth, or could mean more than one: `10G`, `10gb`.
+pub(crate) fn parse_bandwidth(text: &str) -> Result<f64, String> {
+    let bare = text.strip_suffix("/s").unwrap_or(text);
+    let split = bare
+        .find(|c: char| !c.is_ascii_digit() && c != '.')
+        .unwrap_or(bare.len());
+    let (number, unit) = bare.split_at(split);
+    let bytes = match unit {
+        "kb" => 1e3 / 8.0,
+        "Mb" => 1e6 / 8.0,
+        "Gb" => 1e9 / 8.0,
+        "Tb" => 1e12 / 8.0,
+        "kB" => 1e3,
+        "MB" => 1e6,
+        "GB" => 1e9,
+        "TB" => 1e12,
+        "KiB" => 1024.0,
+        "MiB" => 1024.0 * 1024.0,
+        "GiB" => 1024.0 * 1024.0 * 1024.0,
+        "TiB" => 1024.0 * 1024.0 * 1024.0 * 1024.0,
+        _ => return Err(expected_bandwidth(text)),
+    };
+    match number.parse::<f64>() {
+        Ok(value) if value > 0.0 => Ok(value * bytes),
+        _ => Err(expected_bandwidth(text)),
+    }
+}
+
+fn expected_bandwidth(text: &str) -> String {
+    format!(
+        "'{text}' is not a bandwidth that can mean one thing only: give bits as 10Gb, bytes as 1.2GB (powers of 1000) or 1GiB (powers of 1024), per second"
+    )
+}
+
 /// Reads a fraction between 0 and 1.
 ///
 /// # Errors
@@ -170,6 +208,25 @@ mod tests {
             assert!(text == "0" || parse_fraction(text).is_err(), "{text}");
         }
         assert_eq!(parse_fraction("0.05"), Ok(0.05));
+    }
+
+    #[test]
+    fn bandwidths_mean_one_thing_only() {
+        for (text, bytes) in [
+            ("10Gb", 1.25e9),
+            ("10Gb/s", 1.25e9),
+            ("1.5GB", 1.5e9),
+            ("1GiB/s", 1_073_741_824.0),
+            ("512MiB", 536_870_912.0),
+            ("8kb", 1000.0),
+        ] {
+            assert_eq!(parse_bandwidth(text), Ok(bytes), "{text}");
+        }
+        for text in [
+            "", "10", "10G", "10gb", "10Gib", "10Gbps", "Gb", "-1Gb", "0Gb", "1.2.3GB", "1e3MB", "10 Gb", "nanGB",
+        ] {
+            assert!(parse_bandwidth(text).is_err(), "{text}");
+        }
     }
 
     #[test]

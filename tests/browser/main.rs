@@ -92,7 +92,11 @@ fn run(keep: Option<&Path>) -> Result<()> {
             "bw.json",
             "sweep bw write --sizes 64,1K,16K,256K --qps 1,2 --tx-depth 1,16 --repeat 2 -n 200",
         )?,
-        doorbell(folder, "lat.json", "sweep lat send --sizes 2,64,1K --inline 0,64 -n 2000")?,
+        doorbell(
+            folder,
+            "lat.json",
+            "sweep lat send --sizes 2,64,1K --inline 0,64 -n 2000",
+        )?,
     ];
     evil(folder, &results[0])?;
     for (page, from) in [
@@ -114,7 +118,12 @@ fn run(keep: Option<&Path>) -> Result<()> {
 
     let mut browser = Browser::start(&temporary.path().join("profile"))?;
     for screen in &SCREENS {
-        for (name, documents) in [("bw", vec![0]), ("lat", vec![1]), ("both", vec![0, 1]), ("evil", vec![0])] {
+        for (name, documents) in [
+            ("bw", vec![0]),
+            ("lat", vec![1]),
+            ("both", vec![0, 1]),
+            ("evil", vec![0]),
+        ] {
             let documents: Vec<_> = documents.into_iter().map(|index: usize| &results[index]).collect();
             let at = format!("{name}.html on {}", screen.name);
             let seen = browser
@@ -123,11 +132,16 @@ fn run(keep: Option<&Path>) -> Result<()> {
             let points = page::check(&seen, screen, &documents).with_context(|| at.clone())?;
             let file = folder.join(format!("{name}-{}.png", screen.name));
             fs::write(&file, &seen.screenshot).with_context(|| format!("cannot write {}", file.display()))?;
-            println!("{at}: {points} points read back, {} KiB of pixels", seen.screenshot.len() >> 10);
+            println!(
+                "{at}: {points} points read back, {} KiB of pixels",
+                seen.screenshot.len() >> 10
+            );
         }
     }
     // A chart alone is a document, too.
-    let seen = browser.open(&folder.join("rate.svg"), &SCREENS[0]).context("rate.svg")?;
+    let seen = browser
+        .open(&folder.join("rate.svg"), &SCREENS[0])
+        .context("rate.svg")?;
     page::quiet(&seen).context("rate.svg")?;
     browser.close()?;
     println!("together: {:.1} s", started.elapsed().as_secs_f64());

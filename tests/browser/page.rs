@@ -16,7 +16,11 @@ const LEAST_PICTURE: usize = 15_000;
 
 /// That it loaded nothing and nobody complained.
 pub(crate) fn quiet(seen: &Seen) -> Result<()> {
-    ensure!(seen.complaints.is_empty(), "on the console: {}", seen.complaints.join("\n"));
+    ensure!(
+        seen.complaints.is_empty(),
+        "on the console: {}",
+        seen.complaints.join("\n")
+    );
     ensure!(seen.requests.is_empty(), "it loads {}", seen.requests.join(" "));
     Ok(())
 }
@@ -39,19 +43,32 @@ pub(crate) fn check(seen: &Seen, screen: &Screen, results: &[&Value]) -> Result<
         (size(16), size(20)) == (Some(screen.width * screen.scale), Some(screen.height * screen.scale)),
         "the screenshot has another size"
     );
-    ensure!(seen.screenshot.len() > LEAST_PICTURE, "there is nothing on the screenshot");
+    ensure!(
+        seen.screenshot.len() > LEAST_PICTURE,
+        "there is nothing on the screenshot"
+    );
 
     // All of it is measured on the userspace device, and the page has to say so.
     ensure!(
-        read["banners"].as_array().is_some_and(|banners| banners.len() == results.len())
-            && read["banners"][0].as_str().is_some_and(|text| text.contains("Software device")),
+        read["banners"]
+            .as_array()
+            .is_some_and(|banners| banners.len() == results.len())
+            && read["banners"][0]
+                .as_str()
+                .is_some_and(|text| text.contains("Software device")),
         "nothing says that the device is none of hardware"
     );
     let mut points = 0;
     for chart in array(&read["charts"])? {
         let name = chart["chart"].as_str().context("a chart without a name")?;
-        ensure!(number(&chart["font"])? >= SMALLEST_TEXT, "{name}: its text is too small");
-        ensure!(number(&chart["width"])? <= window, "{name}: it is wider than the screen");
+        ensure!(
+            number(&chart["font"])? >= SMALLEST_TEXT,
+            "{name}: its text is too small"
+        );
+        ensure!(
+            number(&chart["width"])? <= window,
+            "{name}: it is wider than the screen"
+        );
         ensure!(
             chart["title"].as_str().is_some_and(|text| !text.is_empty())
                 && chart["about"].as_str().is_some_and(|text| !text.is_empty()),
@@ -110,7 +127,9 @@ fn to_the_digit(chart: &Value, results: &[&Value]) -> Result<()> {
         if metric == "lat_cdf" {
             let pairs = array(&row["lat_cdf"])?;
             ensure!(
-                pairs.iter().any(|pair| written(&pair[0]) == *y && written(&pair[1]) == *x),
+                pairs
+                    .iter()
+                    .any(|pair| written(&pair[0]) == *y && written(&pair[1]) == *x),
                 "{point} is not in its row's distribution"
             );
         } else {
@@ -121,7 +140,9 @@ fn to_the_digit(chart: &Value, results: &[&Value]) -> Result<()> {
         }
     }
     for mark in array(&chart["marks"])? {
-        let limits = results.iter().flat_map(|result| array(&result["limits"]).into_iter().flatten());
+        let limits = results
+            .iter()
+            .flat_map(|result| array(&result["limits"]).into_iter().flatten());
         let mut figures = limits.flat_map(|limit| [&limit["bytes_per_s"], &limit["ns"]]);
         ensure!(
             figures.any(|figure| Value::String(figure.to_string()) == mark["y"]),
@@ -171,7 +192,9 @@ fn complete(read: &Value, results: &[&Value]) -> Result<()> {
         .flat_map(|chart| array(&chart["points"]).into_iter().flatten())
         .filter(|point| point["metric"] == "lat_cdf")
         .count();
-    let wanted = results.iter().any(|result| result["results"][0].get("lat_cdf").is_some());
+    let wanted = results
+        .iter()
+        .any(|result| result["results"][0].get("lat_cdf").is_some());
     ensure!((curves > 0) == wanted, "there are {curves} points of distributions");
     Ok(())
 }
@@ -195,7 +218,11 @@ fn tables(read: &Value, results: &[&Value]) -> Result<()> {
             row.iter().filter(|(key, value)| of(key) && value.is_number()).count()
         })
         .sum();
-    ensure!(cells.len() >= figures, "the tables have {} cells for {figures} figures", cells.len());
+    ensure!(
+        cells.len() >= figures,
+        "the tables have {} cells for {figures} figures",
+        cells.len()
+    );
     Ok(())
 }
 

@@ -3,9 +3,12 @@
 //! Where a number comes from is part of it: the device, the kind of link and the memory path are in every report, so a figure of a
 //! software device can never pass for one of hardware. What casts doubt on a figure is a [`Warning`], a value too, with what to do.
 
+mod columns;
 mod json;
+mod prometheus;
 mod row;
 mod text;
+mod threshold;
 mod warning;
 
 use serde::{Deserialize, Serialize};
@@ -15,9 +18,12 @@ use crate::plan::{Extent, Plan};
 use crate::stats::ClockReport;
 use crate::sweep::{Skipped, Swept};
 
+pub(crate) use columns::{Extra, help as column_help};
 pub(crate) use json::print as print_json;
+pub(crate) use prometheus::{exposition, write as write_metrics};
 pub(crate) use row::{BandwidthRow, CoordinatedOmission, LatencyRow, Row, Shape};
 pub(crate) use text::{Table, print_line};
+pub(crate) use threshold::Thresholds;
 pub(crate) use warning::{Warning, of_this_machine};
 
 /// What carries the packets; the later, the softer.

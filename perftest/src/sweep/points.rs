@@ -3,7 +3,7 @@
 use clap::Parser;
 
 use super::args::{List, SweepArgs, SweepKind};
-use crate::cli::{BwArgs, Cli, Command, LatArgs, Operation, TestArgs};
+use crate::cli::{Cli, Command, Operation, TestArgs};
 use crate::failure::Failure;
 use crate::plan::Plan;
 
@@ -94,33 +94,20 @@ impl Point {
     /// # Errors
     /// [`Failure::Usage`] when its values contradict each other.
     pub(super) fn plan(&self, args: &SweepArgs) -> Result<Plan, Failure> {
-        let inline = self.inline;
         match command(args)? {
-            Command::Bw(BwArgs { test, .. }) => {
+            Command::Bw(mut bw) => {
                 let (qps, post_list) = (self.qps.unwrap_or(1), self.post_list.unwrap_or(1));
                 if qps == 0 || post_list == 0 || self.tx_depth == Some(0) {
                     return Err(Failure::usage("--qps, --tx-depth and --post-list are 1 at least"));
                 }
-                Plan::bw(&BwArgs {
-                    test: TestArgs {
-                        size: Some(self.bytes),
-                        inline,
-                        ..test
-                    },
-                    qps,
-                    post_list,
-                    cq_mod: None,
-                    tx_depth: self.tx_depth,
-                    rx_depth: None,
-                })
+                (bw.qps, bw.post_list, bw.tx_depth) = (qps, post_list, self.tx_depth);
+                (bw.test.size, bw.test.inline) = (Some(self.bytes), self.inline);
+                Plan::bw(&bw)
             }
-            Command::Lat(LatArgs { test }) => Plan::lat(&LatArgs {
-                test: TestArgs {
-                    size: Some(self.bytes),
-                    inline,
-                    ..test
-                },
-            }),
+            Command::Lat(mut lat) => {
+                (lat.test.size, lat.test.inline) = (Some(self.bytes), self.inline);
+                Plan::lat(&lat)
+            }
             other => Err(Failure::test(format!("no test to sweep: {other:?}"))),
         }
     }
@@ -135,23 +122,29 @@ fn command(args: &SweepArgs) -> Result<Command, Failure> {
     // What a sweep does not ask for is as that command has it by default.
     let parsed = Cli::try_parse_from(["doorbell", kind, args.operation.name()]);
     let mut command = parsed.map_err(|e| Failure::test(e.to_string()))?.command;
-    if let Command::Bw(BwArgs { test, .. }) | Command::Lat(LatArgs { test }) = &mut command {
-        test.peer.clone_from(&args.peer);
-        test.iterations = args.iterations;
-        test.duration = args.duration;
-        test.warmup = args.warmup;
-        test.rate = args.rate;
-        test.repeat = args.repeat;
-        test.clock = args.clock;
-        test.verify = args.verify;
-        test.private_memory = args.private_memory;
-        test.atomic_op = args.atomic_op;
-        test.seed = args.seed;
-        test.no_progress = args.no_progress;
-        test.connection = args.connection.clone();
-        test.soft = args.soft.clone();
+    match &mut command {
+        Command::Bw(bw) => shared(args, &mut bw.test),
+        Command::Lat(lat) => shared(args, &mut lat.test),
+        _ => {}
     }
     Ok(command)
+}
+
+fn shared(args: &SweepArgs, test: &mut TestArgs) {
+    test.peer.clone_from(&args.peer);
+    test.iterations = args.iterations;
+    test.duration = args.duration;
+    test.warmup = args.warmup;
+    test.rate = args.rate;
+    test.repeat = args.repeat;
+    test.clock = args.clock;
+    test.verify = args.verify;
+    test.private_memory = args.private_memory;
+    test.atomic_op = args.atomic_op;
+    test.seed = args.seed;
+    test.no_progress = args.no_progress;
+    test.connection = args.connection.clone();
+    test.soft = args.soft.clone();
 }
 
 /// What all points have in common, as arguments of a test.
@@ -160,7 +153,8 @@ fn command(args: &SweepArgs) -> Result<Command, Failure> {
 /// None but of a fault in this program's own command line.
 pub(super) fn common(args: &SweepArgs) -> Result<TestArgs, Failure> {
     match command(args)? {
-        Command::Bw(BwArgs { test, .. }) | Command::Lat(LatArgs { test }) => Ok(test),
+        Command::Bw(bw) => Ok(bw.test),
+        Command::Lat(lat) => Ok(lat.test),
         other => Err(Failure::test(format!("no test to sweep: {other:?}"))),
     }
 }
