@@ -140,7 +140,7 @@ impl Browser {
         self.call(None, "Target.closeTarget", &json!({"targetId": target}))?;
         let text = read["result"]["value"].as_str();
         let read = serde_json::from_str(text.with_context(|| format!("nothing could be read back: {read}"))?)?;
-        let of = |method: &str| events.iter().filter(move |event| event["method"] == method);
+        let of = |method: &'static str| events.iter().filter(move |event| event["method"] == method);
         let complaints = ["Runtime.exceptionThrown", "Runtime.consoleAPICalled", "Log.entryAdded"];
         Ok(Seen {
             screenshot,
