@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod chart;
+mod classic;
 mod cli;
 mod coll;
 mod command;

@@ -31,6 +31,15 @@ fn run(folder: &Path, line: &str) -> Output {
     doorbell(folder, line).output().expect("the binary runs")
 }
 
+/// That it is what the published schema says.
+fn described(result: &Value) {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/schema/result.schema.json");
+    let schema: Value = serde_json::from_str(&fs::read_to_string(file).expect("the schema")).expect("JSON");
+    let validator = jsonschema::draft202012::new(&schema).expect("a schema");
+    let errors: Vec<_> = validator.iter_errors(result).map(|error| error.to_string()).collect();
+    assert!(errors.is_empty(), "{errors:?}: {result}");
+}
+
 /// Runs what has to succeed.
 fn well(folder: &Path, line: &str) -> Output {
     let output = run(folder, line);
@@ -127,6 +136,7 @@ fn points_that_cannot_be_are_told_and_the_others_measured() {
     );
     let result: Value = serde_json::from_slice(&output.stdout).expect("one object");
     assert_eq!(result["results"].as_array().map(Vec::len), Some(3));
+    described(&result);
     let skipped = &result["skipped"];
     assert_eq!(skipped.as_array().map(Vec::len), Some(1));
     assert_eq!(
@@ -144,6 +154,7 @@ fn points_that_cannot_be_are_told_and_the_others_measured() {
         "sweep lat send --sizes 2 --inline 0,4096 -n 50 --no-limits",
     );
     let result: Value = serde_json::from_slice(&output.stdout).expect("one object");
+    described(&result);
     let rows = result["results"].as_array().map_or(0, Vec::len);
     let skipped = result["skipped"].as_array().map_or(0, Vec::len);
     assert!(rows >= 1 && rows + skipped == 2, "{result}");
@@ -352,6 +363,7 @@ fn a_comparison_says_what_changed_and_exits_so() {
         stderr(&failed)
     );
     let said: Value = serde_json::from_slice(&failed.stdout).expect("one object");
+    described(&said);
     let row = &said["results"][0];
     assert_eq!(
         (&row["verdict"], &row["noise"], &row["failed"]),

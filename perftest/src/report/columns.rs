@@ -294,7 +294,7 @@ pub(crate) fn help(kind: Kind) -> String {
                 when,
                 ..
             } = column;
-            format!("  {head:<18} {meaning}{} [JSON: {key}]", when.option())
+            format!("  {head}{}\n          {meaning} [JSON: {key}]", when.option())
         };
         columns.iter().map(line).collect()
     }
