@@ -12,7 +12,7 @@ use std::{
 
 /// All steps, in the order in which they run: in their turn cheap ones first and the guest last. Behind those what others need first, and last what has cargo
 /// lock the folder that tests are built in: the tests of the drop-in libraries build, too, and would wait for it.
-pub(crate) const ALL: [Step; 15] = [
+pub(crate) const ALL: [Step; 16] = [
     Step {
         name: "setup",
         about: "what the other steps need from the machine",
@@ -42,6 +42,12 @@ pub(crate) const ALL: [Step; 15] = [
         about: "release builds",
         place: Place::Behind,
         run: release,
+    },
+    Step {
+        name: "browser",
+        about: "reports in a headless browser: their charts hold the numbers of the results, on a desktop and on a phone",
+        place: Place::Behind,
+        run: browser,
     },
     Step {
         name: "instructions",
@@ -107,7 +113,7 @@ pub(crate) const ALL: [Step; 15] = [
 
 /// All that any step needs, as two of them that run beside each other would wait for each other's installing.
 fn set_up() -> Result<Verdict> {
-    let each = [setup::QEMU, setup::CXX, setup::SYMBOLIZER];
+    let each = [setup::QEMU, setup::CXX, setup::SYMBOLIZER, setup::BROWSER];
     let lists = [
         &setup::ABI[..],
         &setup::STOCK,
@@ -213,6 +219,26 @@ fn vm() -> Result<Verdict> {
     }
     release()?;
     guest::run(&test_binaries()?)
+}
+
+/// Looks at reports as people do. The screenshots stay in the target folder, to be looked at.
+fn browser() -> Result<Verdict> {
+    match setup::provide(&[setup::BROWSER])?.as_slice() {
+        [] => {}
+        missing => return lacking(missing),
+    }
+    release()?;
+    let target = target_folder()?;
+    let program = target.join("release/browser");
+    let status = Command::new(&program)
+        .arg("--keep")
+        .arg(target.join("ci/browser"))
+        .status()
+        .with_context(|| format!("cannot run {}", program.display()))?;
+    if !status.success() {
+        bail!("a report is not what it should be; see above");
+    }
+    Ok(Verdict::Passed)
 }
 
 fn count_instructions() -> Result<Verdict> {
