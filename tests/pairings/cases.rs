@@ -55,8 +55,15 @@ impl Case {
 }
 
 /// Everything at a place, in the order of the report: each tool alone, both ways, on four queue pairs, of all sizes and for a time; and those that send by datagrams.
-pub(crate) fn all(place: Place) -> Vec<Case> {
+///
+/// `quick` is with a tenth of the rounds and half of the time.
+pub(crate) fn all(place: Place, quick: bool) -> Vec<Case> {
     let (one, many) = place.rounds();
+    let (one, many, seconds) = if quick {
+        (one / 10, many / 10 + 5, 1)
+    } else {
+        (one, many, 2)
+    };
     let mut cases = Vec::new();
     for verb in ["write", "read", "send", "atomic"] {
         for (tool, is_bw) in [(bw(verb), true), (lat(verb), false)] {
@@ -79,7 +86,7 @@ pub(crate) fn all(place: Place) -> Vec<Case> {
                 if verb != "atomic" {
                     add(format!("-a -n {many}"));
                 }
-                add("-D 2 -f 0".to_owned());
+                add(format!("-D {seconds} -f 0"));
             }
         }
     }
@@ -110,7 +117,7 @@ mod tests {
 
     #[test]
     fn every_tool_is_there_with_what_it_has() {
-        let cases = all(Place::Rxe);
+        let cases = all(Place::Rxe, false);
         let of = |tool: &str| cases.iter().filter(|case| case.tool == tool).count();
         let tools = ["write", "read", "send", "atomic"].map(|verb| (of(bw(verb)), of(lat(verb))));
         assert_eq!(tools, [(5, 3), (5, 3), (10, 6), (4, 2)]);

@@ -20,6 +20,7 @@ const MORE: usize = 4;
 
 const USAGE: &str = "\
 pairings host|udp|rxe|wire [--doorbell FILE] [--only TEXT] [--repeats N] [--within PERCENT] [--write FILE]
+pairings host|udp|rxe|wire --quick [--doorbell FILE] [--only TEXT]
 
   host, udp       both ends on this host, on the userspace device; over UDP
   rxe, wire       in the guest: both on the kernel's rxe; one of them on the userspace device
@@ -28,6 +29,7 @@ pairings host|udp|rxe|wire [--doorbell FILE] [--only TEXT] [--repeats N] [--with
   --repeats N     runs of each pairing; 3 if not given
   --within P      percent that figures may be apart; 10 if not given
   --write FILE    put the table into the section of FILE
+  --quick         only whether both ends end well and with figures, where one is the package's and the other ours; few rounds
 
 Exit status: 0 all is as it should be, 1 it is not, 2 a wrong call.
 ";
@@ -41,6 +43,7 @@ struct Options {
     repeats: usize,
     within: f64,
     write: Option<PathBuf>,
+    quick: bool,
 }
 
 /// What a case came to.
@@ -91,8 +94,13 @@ fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Options> {
         repeats: 3,
         within: 10.0,
         write: None,
+        quick: false,
     };
     while let Some(name) = arguments.next() {
+        if name == "--quick" {
+            options.quick = true;
+            continue;
+        }
         let value = arguments.next().with_context(|| format!("{name} needs a value"))?;
         match name.as_str() {
             "--doorbell" => options.doorbell = value.into(),
@@ -126,13 +134,28 @@ fn run(options: &Options) -> Result<bool> {
         "| test | stock's figure | stock's spread | stock serves ours | ours serves stock | ours serves ours | runs of each |\n|---|---|---|---|---|---|---|\n",
     );
     let (mut cases, mut failures) = (0, 0);
-    for case in cases::all(options.place) {
+    for case in cases::all(options.place, options.quick) {
         let what = case.describe();
         if !what.contains(&options.only) {
             continue;
         }
         cases += 1;
         let started = Instant::now();
+        if options.quick {
+            let ended = Pairing::MIXED.into_iter().try_for_each(|pairing| {
+                let run = rig.run(&case, options.place, pairing);
+                run.map(drop).with_context(|| pairing.to_string())
+            });
+            let took = started.elapsed().as_secs_f64();
+            match ended {
+                Ok(()) => println!("ok     {took:5.1} s {what}"),
+                Err(error) => {
+                    failures += 1;
+                    println!("FAILED {took:5.1} s {what}: {error:#}");
+                }
+            }
+            continue;
+        }
         let outcome = measure(&mut rig, &case, options);
         let took = started.elapsed().as_secs_f64();
         match outcome {
@@ -164,7 +187,7 @@ fn run(options: &Options) -> Result<bool> {
             }
         }
     }
-    println!("{cases} tests in {} pairings, {failures} failures", Pairing::ALL.len());
+    println!("{cases} tests, {failures} failures");
     if let Some(file) = &options.write {
         let text = fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
         fs::write(file, section::replaced(&text, options.section, &table)?)?;

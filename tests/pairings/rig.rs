@@ -52,6 +52,9 @@ impl Pairing {
             pairing(Whose::Ours, Whose::Ours),
         ]
     };
+
+    /// Those with one end of each.
+    pub(crate) const MIXED: [Pairing; 2] = [Pairing::ALL[1], Pairing::ALL[2]];
 }
 
 impl fmt::Display for Pairing {

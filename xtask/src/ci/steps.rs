@@ -87,7 +87,7 @@ pub(crate) const ALL: [Step; 15] = [
     },
     Step {
         name: "stock",
-        about: "stock RDMA programs on the drop-in libraries, without any privilege",
+        about: "stock RDMA programs on the drop-in libraries, without any privilege; and with the classic tools at the other end",
         place: Place::InTurn,
         run: stock,
     },
@@ -198,6 +198,12 @@ fn stock() -> Result<Verdict> {
             program.display()
         );
     }
+    // What `doorbell` is by the names of perftest, with perftest itself at the other end.
+    succeed(
+        Command::new(target_folder()?.join("release/pairings"))
+            .args(["host", "--quick"])
+            .current_dir(workspace()),
+    )?;
     Ok(Verdict::Passed)
 }
 
