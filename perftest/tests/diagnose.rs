@@ -169,7 +169,7 @@ fn strict_fails_unless_what_there_is_was_ignored() {
     assert_eq!(output.status.code(), Some(1));
     assert_eq!(
         text(&output.stderr),
-        "doorbell: 1 warnings (--ignore CODE leaves one out)\n"
+        "doorbell: 1 warning (--ignore CODE leaves it out)\n"
     );
     assert!(
         text(&output.stdout)

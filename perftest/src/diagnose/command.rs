@@ -85,8 +85,10 @@ pub(crate) fn run(args: &DiagnoseArgs) -> Result<(), Failure> {
         report::print_line(&text(&diagnosis))?;
     }
     match diagnosis.warnings.len() {
-        found if found > 0 && args.strict => Err(Failure::test(format!(
-            "{found} warnings (--ignore CODE leaves one out)"
+        0 => Ok(()),
+        1 if args.strict => Err(Failure::test("1 warning (--ignore CODE leaves it out)")),
+        found if args.strict => Err(Failure::test(format!(
+            "{found} warnings (--ignore CODE,… leaves some out)"
         ))),
         _ => Ok(()),
     }

@@ -12,7 +12,7 @@
 //! ```
 //!
 //! [`Sources`] is where it looks, so that a test can make a machine up; each other module holds the checks of one area, as functions from what was found to warnings. `command` is `doorbell diagnose`.
-//! The codes, with what is behind each, are [`Code`](crate::report::Code)'s table.
+//! The codes, with what is behind each, are [`Code`]'s table.
 
 mod command;
 mod cpu;

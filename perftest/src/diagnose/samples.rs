@@ -17,11 +17,15 @@ pub(super) fn few(samples: u64, percentiles: &[(&str, f64)]) -> Option<Warning> 
     let weak: Vec<_> = weak.collect();
     let want = samples_needed(weak.last()?.1);
     let names: Vec<&str> = weak.iter().map(|(name, _)| *name).collect();
-    let rest = if names.len() == 1 { "rests" } else { "rest" };
+    let have = if names.len() == 1 {
+        "has fewer than ten above it"
+    } else {
+        "have fewer than ten above them"
+    };
     Some(Warning::new(
         Code::FewSamples,
         format!(
-            "{samples} samples are few: {} {rest} on fewer than ten above it: -n {want}, or a longer -D",
+            "{samples} samples are few: {} {have}: -n {want}, or a longer -D",
             names.join(", ")
         ),
     ))
@@ -64,10 +68,10 @@ mod tests {
         assert_eq!(text(10_000), None);
         assert_eq!(
             text(9999).as_deref(),
-            Some("9999 samples are few: p99.9 rests on fewer than ten above it: -n 10000, or a longer -D")
+            Some("9999 samples are few: p99.9 has fewer than ten above it: -n 10000, or a longer -D")
         );
-        assert!(text(1000).unwrap().contains("few: p99.9 rests"));
-        assert!(text(999).unwrap().contains("few: p99, p99.9 rest on"));
+        assert!(text(1000).unwrap().contains("few: p99.9 has"));
+        assert!(text(999).unwrap().contains("few: p99, p99.9 have"));
         assert_eq!(few(1, &shown).unwrap().code, Code::FewSamples);
         assert_eq!(few(1, &[]), None);
     }
