@@ -15,6 +15,8 @@ use tungstenite::{Message, WebSocket};
 const NAMES: [&str; 4] = ["chromium", "chromium-browser", "google-chrome", "chrome"];
 /// How long it may take over anything: it may run behind all else on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
+/// A screenshot is not taller than this, in CSS pixels.
+const TALLEST: f64 = 8000.0;
 /// What is asked of an open page.
 const READ_BACK: &str = include_str!("read_back.js");
 
@@ -132,7 +134,16 @@ impl Browser {
             "Runtime.evaluate",
             &json!({"expression": READ_BACK, "returnByValue": true}),
         )?;
-        let shot = self.call(on, "Page.captureScreenshot", &json!({"format": "png"}))?;
+        // The whole page, within reason.
+        let layout = self.call(on, "Page.getLayoutMetrics", &json!({}))?;
+        let height = layout["cssContentSize"]["height"].as_f64().unwrap_or_default();
+        let height = height.clamp(f64::from(screen.height), TALLEST);
+        let whole = json!({"x": 0, "y": 0, "width": screen.width, "height": height, "scale": 1});
+        let shot = self.call(
+            on,
+            "Page.captureScreenshot",
+            &json!({"format": "png", "captureBeyondViewport": true, "clip": whole}),
+        )?;
         let screenshot = from_base64(shot["data"].as_str().context("no screenshot")?)?;
         // What is late is heard before the next answer.
         self.call(on, "Runtime.evaluate", &json!({"expression": "1"}))?;

@@ -420,7 +420,7 @@ fn marks(sort: &Sort, of: &[(usize, &Document)]) -> Vec<Mark> {
             });
         }
         let bounding: &[&str] = match (sort.id, document.link.as_str()) {
-            ("bandwidth", "soft-local") => &["memcpy", "process_vm_writev"],
+            ("bandwidth", "soft-local") => &["memcpy", "memcpy_again_64k", "process_vm_writev"],
             ("bandwidth", "soft-udp") => &["udp_gso"],
             ("latency", "soft-local") => &["shm_pingpong"],
             _ => &[],

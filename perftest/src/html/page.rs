@@ -201,13 +201,19 @@ fn title(documents: &[Document]) -> String {
     escape(&names.join(", "))
 }
 
-/// What no reader may miss.
+/// What no reader may miss: for each kind of software device, which results are of it.
 fn banner(out: &mut String, documents: &[Document]) {
+    let mut links: Vec<(&Document, Vec<&str>)> = Vec::new();
     for document in documents.iter().filter(|document| document.is_software()) {
-        let which = if documents.len() > 1 {
-            format!("{}: ", document.file)
-        } else {
-            String::new()
+        match links.iter_mut().find(|(first, _)| first.link == document.link) {
+            Some((_, files)) => files.push(&document.file),
+            None => links.push((document, vec![&document.file])),
+        }
+    }
+    for (document, files) in links {
+        let which = match documents.len() {
+            1 => String::new(),
+            _ => format!("{}: ", files.join(", ")),
         };
         put(
             out,
@@ -276,7 +282,7 @@ fn source(out: &mut String, document: &Document, named: bool) {
             ),
         );
     }
-    out.push_str("</div>\n<dl>\n");
+    out.push_str("</div>\n");
     let mut facts = vec![
         ("Test".to_owned(), document.test.clone()),
         ("Device".to_owned(), document.device.clone()),
@@ -293,18 +299,34 @@ fn source(out: &mut String, document: &Document, named: bool) {
         );
         ("Line rate".to_owned(), words)
     }));
-    facts.extend(document.limits.iter().map(|limit| {
+    list(out, &facts);
+    let mut more: Vec<_> = document
+        .settings
+        .iter()
+        .map(|(name, value)| setting(name, value))
+        .collect();
+    more.extend(document.limits.iter().map(|limit| {
         let unit = if limit.is_time { Unit::Ns } else { Unit::BytesPerS };
         (format!("Limit {}", limit.name), unit.show(limit.figure.value))
     }));
-    facts.extend(document.settings.iter().map(|(name, value)| setting(name, value)));
+    if !more.is_empty() {
+        out.push_str("<details><summary>Settings and limits</summary>\n");
+        list(out, &more);
+        out.push_str("</details>\n");
+    }
+    out.push_str("</article>\n");
+}
+
+/// Names and values.
+fn list(out: &mut String, facts: &[(String, String)]) {
+    out.push_str("<dl>\n");
     for (name, value) in facts {
         put(
             out,
-            format_args!("<div><dt>{}</dt><dd>{}</dd></div>\n", escape(&name), escape(&value)),
+            format_args!("<div><dt>{}</dt><dd>{}</dd></div>\n", escape(name), escape(value)),
         );
     }
-    out.push_str("</dl>\n</article>\n");
+    out.push_str("</dl>\n");
 }
 
 /// A setting in words. Of many values, as the sizes of a sweep are, the first, the last and how many.

@@ -23,7 +23,7 @@ use crate::failure::Failure;
 use crate::interrupt::Interrupt;
 use crate::limits;
 use crate::orchestrate::Server;
-use crate::plan::Plan;
+use crate::plan::{Kind, Plan};
 use crate::report::{Noted, Report, Row, Settings, Warning, print_line};
 use crate::run::session::{self, Event, Local};
 use crate::stats::Clock;
@@ -92,7 +92,11 @@ impl Swept {
         Some(Swept {
             bytes: distinct(plans.iter().flat_map(|plan| plan.sizes.iter().copied())),
             qps: distinct(plans.iter().map(|plan| plan.qps)),
-            tx_depth: distinct(plans.iter().map(|plan| plan.tx_depth)),
+            tx_depth: distinct(plans.iter().map(|plan| match plan.kind {
+                Kind::Bw => plan.tx_depth,
+                // What else it has is room for flow control.
+                Kind::Lat => 1,
+            })),
             inline_bytes: distinct(plans.iter().map(|plan| plan.inline)),
             post_list: distinct(plans.iter().map(|plan| plan.post_list)),
             mtu: common.mtu,
