@@ -6,3 +6,4 @@
 
 pub(crate) mod settings;
 pub(crate) mod tool;
+pub(crate) mod wire;
