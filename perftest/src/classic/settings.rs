@@ -129,8 +129,10 @@ pub(crate) struct Settings {
     pub(crate) retry: u8,
     /// Service level (`-S`).
     pub(crate) service_level: u8,
-    /// Traffic class (`--tclass`; `-T` with `-R`).
+    /// Traffic class (`--tclass`, or `-T`).
     pub(crate) traffic_class: u8,
+    /// The type of service of connections of the connection manager (`-T`).
+    pub(crate) type_of_service: Option<u8>,
     /// Hop limit (`-L`).
     pub(crate) hop_limit: u8,
     /// `--pkey_index`.
@@ -167,6 +169,8 @@ pub(crate) struct Settings {
     pub(crate) atomic: Atomic,
     /// Sleep until events come (`-e`).
     pub(crate) events: bool,
+    /// The completion vector that they come on (`-X`).
+    pub(crate) vector: u32,
     /// One receive queue for all queue pairs (`--use-srq`).
     pub(crate) shared_receive: bool,
     /// A memory region for each queue pair (`--mr_per_qp`).
@@ -199,5 +203,15 @@ impl Settings {
     /// Whether this end is the server.
     pub(crate) fn is_server(&self) -> bool {
         self.host.is_none()
+    }
+
+    /// Whether this end is the one that messages go to (that is read from, in a READ test).
+    pub(crate) fn receives(&self) -> bool {
+        self.is_server() != self.reversed
+    }
+
+    /// Whether time ends the test (`-D`).
+    pub(crate) fn is_timed(&self) -> bool {
+        matches!(self.length, Length::Duration { .. })
     }
 }
