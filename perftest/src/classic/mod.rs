@@ -4,9 +4,11 @@
 //! queue pairs by what it brought, `bw` and `lat` are the loops, and `printer` prints what they found: `layout` as text, `json` as a report. What is measured is measured as `doorbell bw` and `doorbell lat` do (`stats`), so none of the C tools'
 //! figures that are known to be wrong is reproduced; docs/CLASSIC.md names each.
 
+mod begin;
 mod json;
 pub(crate) mod layout;
 pub(crate) mod printer;
 pub(crate) mod settings;
+pub(crate) mod station;
 pub(crate) mod tool;
 pub(crate) mod wire;
