@@ -1,7 +1,7 @@
 //! The `doorbell` command: RDMA bandwidth, latency and collective tests, a list of devices, and the machine's own limits.
 //!
 //! `cli` says what may be asked, `plan` what a test does, `command` who runs where; `exchange` is how two ends agree, `orchestrate` how one
-//! machine has both; `run` measures, `stats` computes, `report` prints. `coll` is `doorbell coll`. `dropin` is `doorbell run` and `doorbell env`.
+//! machine has both; `run` measures, `stats` computes, `report` prints. `diagnose` finds what casts doubt on figures. `coll` is `doorbell coll`. `dropin` is `doorbell run` and `doorbell env`.
 #![forbid(unsafe_code)]
 
 mod classic;
@@ -10,6 +10,7 @@ mod coll;
 mod command;
 mod device;
 mod devices;
+mod diagnose;
 mod dropin;
 mod exchange;
 mod failure;
@@ -52,11 +53,12 @@ fn main() -> ExitCode {
 fn run(command: &Command) -> Result<(), Failure> {
     match command {
         Command::Devices(args) => devices::run(args),
+        Command::Diagnose(args) => diagnose::run(args),
         Command::Topo(args) => topo::run(args),
         Command::Gpu(args) => gpu::run(args),
         Command::Limits(args) => limits::run(args),
-        Command::Bw(args) => command::run(&Plan::bw(args)?, &args.test),
-        Command::Lat(args) => command::run(&Plan::lat(args)?, &args.test),
+        Command::Bw(args) => command::run(&Plan::bw(args)?, &args.test, args.thresholds()),
+        Command::Lat(args) => command::run(&Plan::lat(args)?, &args.test, args.thresholds()),
         Command::Coll(args) => coll::run(args),
         Command::Run(args) => dropin::run(args),
         Command::Env(args) => dropin::env(args),
