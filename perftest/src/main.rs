@@ -1,7 +1,7 @@
 //! The `doorbell` command: RDMA bandwidth, latency and collective tests, a list of devices, and the machine's own limits.
 //!
 //! `cli` says what may be asked, `plan` what a test does, `command` who runs where; `exchange` is how two ends agree, `orchestrate` how one
-//! machine has both; `run` measures, `stats` computes, `report` prints. `diagnose` finds what casts doubt on figures. `coll` is `doorbell coll`. `dropin` is `doorbell run` and `doorbell env`.
+//! machine has both; `run` measures, `stats` computes, `report` prints. `diagnose` finds what casts doubt on figures. `coll` is `doorbell coll`, `classic` is `ib_write_bw` and its like, by whose names the command may be called. `dropin` is `doorbell run` and `doorbell env`.
 #![forbid(unsafe_code)]
 
 mod classic;
@@ -25,6 +25,8 @@ mod stats;
 mod topo;
 mod units;
 
+use std::env;
+use std::path::Path;
 use std::process::ExitCode;
 
 use clap::Parser;
@@ -32,11 +34,16 @@ use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
+use crate::classic::tool::Tool;
 use crate::cli::{Cli, Command};
 use crate::failure::Failure;
 use crate::plan::Plan;
 
 fn main() -> ExitCode {
+    if let Some(tool) = env::args_os().next().and_then(|name| Tool::called(Path::new(&name))) {
+        log();
+        return classic::main(tool);
+    }
     let cli = Cli::parse();
     log();
     match run(&cli.command) {

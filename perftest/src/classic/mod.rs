@@ -5,10 +5,17 @@
 //! figures that are known to be wrong is reproduced; docs/CLASSIC.md names each.
 
 mod begin;
+mod flags;
+mod getopt;
+mod help;
 mod json;
 pub(crate) mod layout;
+mod options;
 pub(crate) mod printer;
+mod run;
 pub(crate) mod settings;
 pub(crate) mod station;
 pub(crate) mod tool;
 pub(crate) mod wire;
+
+pub(crate) use run::main;

@@ -109,8 +109,6 @@ pub(crate) struct Settings {
     pub(crate) source: Option<IpAddr>,
     /// See [`Exchange`].
     pub(crate) exchange: Exchange,
-    /// Whether versions and MTUs are told (not with `--dont_xchg_versions`).
-    pub(crate) tell_versions: bool,
     /// The device (`-d`).
     pub(crate) device: Option<String>,
     /// Its port (`-i`).
@@ -119,6 +117,8 @@ pub(crate) struct Settings {
     pub(crate) gid_index: Option<u8>,
     /// Whether a GID of IPv6 is chosen (`--ipv6`).
     pub(crate) ipv6: bool,
+    /// Whether the port must be InfiniBand's, or must not (`--force-link`).
+    pub(crate) infiniband: Option<bool>,
     /// See [`Transport`].
     pub(crate) transport: Transport,
     /// Path MTU in bytes (`-m`); without it the port's, or the peer's where that is less.
@@ -177,10 +177,8 @@ pub(crate) struct Settings {
     pub(crate) region_per_qp: bool,
     /// Memory from huge pages (`--use_hugepages`).
     pub(crate) huge_pages: bool,
-    /// The GPU whose memory is used (`--use_cuda`), and whether by dma-buf (`--use_cuda_dmabuf`).
-    pub(crate) gpu: Option<u32>,
-    /// See `gpu`.
-    pub(crate) gpu_dmabuf: bool,
+    /// Registered so that the device may write a region's bytes in any order (not with `--disable_pcie_relaxed`).
+    pub(crate) relaxed_ordering: bool,
     /// Send a round before measuring (`--perform_warm_up`).
     pub(crate) warm_up: bool,
     /// See [`Rate`].
