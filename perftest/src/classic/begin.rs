@@ -25,11 +25,6 @@ pub(crate) fn begin(
             "{flag} is not supported: the ends exchange their keys over TCP; leave it out on both"
         )));
     }
-    if settings.gpu.is_some() {
-        return Err(Failure::usage(
-            "--use_cuda is not supported here: 'doorbell bw' and 'doorbell lat' have --gpu",
-        ));
-    }
     match &settings.host {
         Some(host) => {
             printer.waiting()?;

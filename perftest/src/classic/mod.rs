@@ -5,6 +5,7 @@
 //! figures that are known to be wrong is reproduced; docs/CLASSIC.md names each.
 
 mod begin;
+mod bw;
 mod flags;
 mod getopt;
 mod help;

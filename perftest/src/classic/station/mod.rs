@@ -208,9 +208,9 @@ impl<T: Service> Station<T> {
             None => context.completion_queue(entries),
         }
         .map_err(refused)?;
-        let shared = settings
-            .shared_receive
-            .then(|| pd.shared_receive_queue(depths.receive * settings.qps).create())
+        let is_shared = settings.shared_receive && settings.tool.verb == Verb::Send;
+        let shared = is_shared
+            .then(|| pd.shared_receive_queue(depths.receive).create())
             .transpose()
             .map_err(refused)?;
         maker.fit_inline::<T>(&cq, shared.as_ref())?;
@@ -270,6 +270,11 @@ impl<T: Service> Station<T> {
         conversation.barrier_after_test(&self.lanes[0].ours)
     }
 
+    /// Whether messages of `bytes` travel inline from this end.
+    pub(crate) fn is_inline(&self, bytes: u64) -> bool {
+        bytes <= u64::from(self.inline)
+    }
+
     /// How messages of `bytes` go through memory.
     pub(crate) fn cycle(&self, bytes: u64) -> Cycle {
         Cycle::new(bytes, T::HEADER, &self.greeting)
@@ -309,7 +314,12 @@ impl<'a> Maker<'a> {
     }
 
     fn entries(&self) -> u32 {
-        (self.depths.send + self.depths.receive).saturating_mul(self.settings.qps)
+        let (send, receive) = (
+            self.depths.send.saturating_mul(self.settings.qps),
+            self.depths.receive.saturating_mul(self.settings.qps),
+        );
+        let shared = self.settings.shared_receive && self.settings.tool.verb == Verb::Send;
+        send.saturating_add(if shared { self.depths.receive } else { receive })
     }
 
     fn channel(&self, device: &Device) -> Result<Option<CompletionChannel>, Failure> {
