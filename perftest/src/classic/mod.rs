@@ -10,6 +10,7 @@ mod flags;
 mod getopt;
 mod help;
 mod json;
+mod lat;
 pub(crate) mod layout;
 mod options;
 pub(crate) mod printer;

@@ -8,7 +8,7 @@ use doorbell_verbs::LinkLayer;
 use super::options::{self, Request};
 use super::settings::{Settings, Transport};
 use super::tool::{Kind, Tool};
-use super::{getopt, help};
+use super::{getopt, help, lat};
 use crate::cli::SoftArgs;
 use crate::device::{self, Device, Reach};
 use crate::failure::{Failure, one_line};
@@ -51,7 +51,7 @@ fn test(mut settings: Settings) -> Result<(), Failure> {
     }
     match settings.tool.kind {
         Kind::Bw => Err(interim(&settings, &device, &interrupt)),
-        Kind::Lat => Err(interim(&settings, &device, &interrupt)),
+        Kind::Lat => lat::run(&settings, &device, &interrupt),
     }
 }
 
