@@ -4,6 +4,8 @@
 //! queue pairs by what it brought, `bw` and `lat` are the loops, and `printer` prints what they found: `layout` as text, `json` as a report. What is measured is measured as `doorbell bw` and `doorbell lat` do (`stats`), so none of the C tools'
 //! figures that are known to be wrong is reproduced; docs/CLASSIC.md names each.
 
+#[cfg(test)]
+mod documented;
 mod flags;
 mod getopt;
 mod help;
