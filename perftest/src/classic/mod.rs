@@ -11,7 +11,11 @@ mod getopt;
 mod help;
 mod json;
 pub(crate) mod layout;
+#[cfg(test)]
+mod layout_tests;
 mod options;
+#[cfg(test)]
+mod options_tests;
 pub(crate) mod printer;
 mod run;
 pub(crate) mod settings;
