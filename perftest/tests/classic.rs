@@ -54,7 +54,13 @@ impl Tools {
     fn start(&self, line: &str) -> Running {
         let mut words = line.split_whitespace();
         let mut command = Command::new(self.path(words.next().expect("a name")));
-        for name in ["DOORBELL_SOFT_ADDR", "DOORBELL_SOFT_PORT", "DOORBELL_FAULTS", "DOORBELL_PCAP", "DOORBELL_LINK"] {
+        for name in [
+            "DOORBELL_SOFT_ADDR",
+            "DOORBELL_SOFT_PORT",
+            "DOORBELL_FAULTS",
+            "DOORBELL_PCAP",
+            "DOORBELL_LINK",
+        ] {
             command.env_remove(name);
         }
         let mut child = command
@@ -87,7 +93,9 @@ impl Tools {
         let file = |end: &str| self.path(&format!("{}-{end}.json", line.replace([' ', '/'], "_")));
         let json = |end: &str| format!("--out_json --out_json_file={}", file(end).display());
         let (server, port) = self.serve(&format!("{line} {}", json("server")));
-        let client = self.start(&format!("{line} -p {port} {} 127.0.0.1", json("client"))).end();
+        let client = self
+            .start(&format!("{line} -p {port} {} 127.0.0.1", json("client")))
+            .end();
         let server = server.end();
         for (end, ended) in [("client", &client), ("server", &server)] {
             assert_eq!(ended.status, Some(0), "{line}: {end}: {ended:?}");
@@ -329,10 +337,17 @@ fn a_duration_is_kept() {
         .collect();
     for (server, client, began) in running {
         let (client, server) = (client.end(), server.end());
-        assert_eq!((client.status, server.status), (Some(0), Some(0)), "{client:?} {server:?}");
+        assert_eq!(
+            (client.status, server.status),
+            (Some(0), Some(0)),
+            "{client:?} {server:?}"
+        );
         assert!(began.elapsed() >= Duration::from_secs(1), "{client:?}");
         let rows = client.rows();
-        assert!(rows.len() == 1 && rows[0][1].parse::<u64>().is_ok_and(|count| count > 0), "{client:?}");
+        assert!(
+            rows.len() == 1 && rows[0][1].parse::<u64>().is_ok_and(|count| count > 0),
+            "{client:?}"
+        );
     }
 }
 
@@ -358,7 +373,11 @@ fn latency_is_measured_in_every_way() {
         let (client, ours, theirs) = tools.pair(line);
         assert_eq!(client.rows().len(), 1, "{client:?}");
         let row = &ours["results"][0];
-        let figure = |name: &str| row[name].as_f64().unwrap_or_else(|| panic!("{line}: no {name} in {ours}"));
+        let figure = |name: &str| {
+            row[name]
+                .as_f64()
+                .unwrap_or_else(|| panic!("{line}: no {name} in {ours}"))
+        };
         assert!(figure("t_min") > 0.0, "{line}: {ours}");
         for pair in ["t_min", "t_typical", "percentile_99", "percentile_99.9", "t_max"].windows(2) {
             assert!(figure(pair[0]) <= figure(pair[1]), "{line}: {pair:?}: {ours}");
@@ -423,7 +442,9 @@ fn memory_that_nobody_has_is_refused() {
     let tools = Tools::new();
     for tool in ["ib_write_bw", "ib_send_lat"] {
         // Sixteen hundred terabytes, or as far as sizes go.
-        let ended = tools.start(&format!("{tool} -s 2147483647 -q 4000 -p {}", free_port())).end();
+        let ended = tools
+            .start(&format!("{tool} -s 2147483647 -q 4000 -p {}", free_port()))
+            .end();
         assert!(matches!(ended.status, Some(1 | 2)), "{ended:?}");
         assert_eq!(ended.complaints().len(), 1, "{ended:?}");
     }
@@ -450,11 +471,7 @@ fn another_version_is_told_from_ours() {
 #[test]
 fn garbage_is_no_peer() {
     let tools = Tools::new();
-    let garbage: [&[u8]; 3] = [
-        b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
-        &[0xff; 300],
-        &[0; 300],
-    ];
+    let garbage: [&[u8]; 3] = [b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", &[0xff; 300], &[0; 300]];
     for meet in BOTH {
         for bytes in garbage {
             let (tool, mut fake) = meet(&tools, "ib_send_bw");

@@ -208,7 +208,7 @@ pub(crate) const FLAGS: &[Flag] = &[
     valued(Some('q'), "qp", "COUNT", On::Bw, "queue pairs (default 1)"),
     valued(Some('Q'), "cq-mod", "COUNT", On::Bw, "a completion for so many requests (default 100; 1 for messages of more than 8 KiB)"),
     switch(Some('R'), "rdma_cm", On::All, "let the connection manager connect the queue pairs"),
-    valued(Some('r'), "rx-depth", "COUNT", On::Send, "receives posted on each queue pair, or in the shared receive queue (default 512)"),
+    valued(Some('r'), "rx-depth", "COUNT", On::Send, "receives posted on each queue pair, or in the shared receive queue (default 512; of UD as many as -n)"),
     valued(Some('s'), "size", "BYTES", On::NotAtomic, "message size (default 65536, of latency tests 2)")
         .differs("K, M and G in either case multiply by powers of 1024, and what is no size is refused; the C tool knows K and M and takes any other tail for nothing, so that its 1G is one byte"),
     valued(Some('S'), "sl", "LEVEL", On::All, "service level, 0 to 15 (default 0)"),

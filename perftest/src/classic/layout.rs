@@ -161,7 +161,7 @@ pub(crate) fn header(settings: &Settings, header: &Header) -> String {
                 on_off(settings.shared_receive)
             ),
             "rdma_cm QPs" => writeln!(text, " rdma_cm QPs\t : {value}"),
-            name => writeln!(text, " {name:<15} : {value}"),
+            name => writeln!(text, " {name:<16}: {value}"),
         }
         .expect("a String takes all text");
     }

@@ -6,13 +6,19 @@
 
 mod begin;
 mod bw;
+#[cfg(test)]
+mod documented;
 mod flags;
 mod getopt;
 mod help;
 mod json;
 mod lat;
 pub(crate) mod layout;
+#[cfg(test)]
+mod layout_tests;
 mod options;
+#[cfg(test)]
+mod options_tests;
 pub(crate) mod printer;
 mod run;
 pub(crate) mod settings;

@@ -8,12 +8,12 @@ use doorbell_verbs::LinkLayer;
 use super::options::{self, Request};
 use super::settings::{Settings, Transport};
 use super::tool::{Kind, Tool};
-use super::{getopt, help, lat};
+use super::{bw, getopt, help, lat};
 use crate::cli::SoftArgs;
 use crate::device::{self, Device, Reach};
 use crate::failure::{Failure, one_line};
 use crate::interrupt::Interrupt;
-use crate::report::{LinkKind, Warning, of_this_machine, print_line};
+use crate::report::{LinkKind, Warning, print_line};
 
 /// Runs a tool with this process's arguments.
 pub(crate) fn main(tool: Tool) -> ExitCode {
@@ -46,11 +46,11 @@ fn test(mut settings: Settings) -> Result<(), Failure> {
     let interrupt = Interrupt::catch()?;
     let device = open(&settings)?;
     fit(&mut settings, &device)?;
-    for warning in warnings(&settings, &device) {
+    for warning in warnings(&device) {
         eprintln!("{}: warning: {warning}", settings.tool.name());
     }
     match settings.tool.kind {
-        Kind::Bw => Err(interim(&settings, &device, &interrupt)),
+        Kind::Bw => bw::run(&settings, &device, &interrupt),
         Kind::Lat => lat::run(&settings, &device, &interrupt),
     }
 }
@@ -107,19 +107,11 @@ fn fit(settings: &mut Settings, device: &Device) -> Result<(), Failure> {
     Ok(())
 }
 
-fn warnings(settings: &Settings, device: &Device) -> Vec<Warning> {
+fn warnings(device: &Device) -> Vec<Warning> {
     let mut warnings = Vec::new();
     if device.link != LinkKind::Hardware {
-        warnings.push(Warning::NotHardware(device.link));
+        warnings.push(Warning::not_hardware(device.link));
     }
-    // The other end may be on another machine: only what spins here counts.
-    warnings.extend(of_this_machine(1));
-    warnings.extend(device.faults.clone().map(Warning::Faults));
-    warnings.retain(|warning| !(settings.no_frequency_warning && matches!(warning, Warning::Governor(_))));
+    warnings.extend(device.faults.as_deref().map(Warning::faults));
     warnings
-}
-
-/// Until the loops are there.
-fn interim(settings: &Settings, _: &Device, _: &Interrupt) -> Failure {
-    Failure::test(format!("{} measures nothing yet", settings.tool.name()))
 }

@@ -104,7 +104,10 @@ impl Allowance {
     /// Messages that may have been posted by now.
     fn by(&self, now_ns: u64) -> u64 {
         let bursts = (now_ns.saturating_sub(self.from_ns) as f64 / self.interval_ns) as u64;
-        bursts.saturating_add(1).saturating_mul(self.burst).saturating_add(self.base)
+        bursts
+            .saturating_add(1)
+            .saturating_mul(self.burst)
+            .saturating_add(self.base)
     }
 }
 
@@ -225,13 +228,17 @@ impl<'a, T: Service, F: Flow<T>> Drive<'a, T, F> {
         };
         let result = match self.settings.length {
             Length::Iterations(iterations) => self.messages(iterations, &mut measures),
-            Length::Duration { duration, margin } => self.time(nanoseconds(duration), nanoseconds(margin), &mut measures),
+            Length::Duration { duration, margin } => {
+                self.time(nanoseconds(duration), nanoseconds(margin), &mut measures)
+            }
         };
         measures.cpu.stop();
         let sent = measures.sent.bandwidth();
         let received = measures.received.bandwidth();
         outcome.iterations = match (self.settings.length, &sent, &received) {
-            (Length::Duration { .. }, Some(figures), _) | (Length::Duration { .. }, None, Some(figures)) => figures.messages,
+            (Length::Duration { .. }, Some(figures), _) | (Length::Duration { .. }, None, Some(figures)) => {
+                figures.messages
+            }
             (Length::Duration { .. }, None, None) => 0,
             (Length::Iterations(_), _, _) if self.flows.is_empty() => self.received,
             (Length::Iterations(_), _, _) => self.done - measures.base,

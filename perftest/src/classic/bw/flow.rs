@@ -18,7 +18,14 @@ pub(super) trait Flow<T: Service>: Sized {
     fn new(settings: &Settings, station: &Station<T>, lane: usize, bytes: u64, window: u32) -> Result<Self, Failure>;
 
     /// Adds message `index` to a list, or what `inline` has instead of memory. There is a buffer for it: no more than the window are in flight.
-    fn stage<'d>(&mut self, batch: &mut Batch<'_, 'd, T>, to: &'d T::To, inline: Option<&'d [u8]>, index: u64, signal: bool);
+    fn stage<'d>(
+        &mut self,
+        batch: &mut Batch<'_, 'd, T>,
+        to: &'d T::To,
+        inline: Option<&'d [u8]>,
+        index: u64,
+        signal: bool,
+    );
 
     /// Takes a completed request's buffer back.
     fn retire(&mut self, done: Completion<'_>);
@@ -56,7 +63,14 @@ impl<T: Service + Connected> Flow<T> for Writes {
     }
 
     #[inline]
-    fn stage<'d>(&mut self, batch: &mut Batch<'_, 'd, T>, _: &'d T::To, inline: Option<&'d [u8]>, index: u64, signal: bool) {
+    fn stage<'d>(
+        &mut self,
+        batch: &mut Batch<'_, 'd, T>,
+        _: &'d T::To,
+        inline: Option<&'d [u8]>,
+        index: u64,
+        signal: bool,
+    ) {
         let Some(target) = self.target.slice(self.cycle.offset(index), self.cycle.bytes) else {
             return;
         };
@@ -92,7 +106,14 @@ impl<T: Service> Flow<T> for Sends {
     }
 
     #[inline]
-    fn stage<'d>(&mut self, batch: &mut Batch<'_, 'd, T>, to: &'d T::To, inline: Option<&'d [u8]>, _: u64, signal: bool) {
+    fn stage<'d>(
+        &mut self,
+        batch: &mut Batch<'_, 'd, T>,
+        to: &'d T::To,
+        inline: Option<&'d [u8]>,
+        _: u64,
+        signal: bool,
+    ) {
         if let Some(bytes) = inline {
             T::send_inline(batch, to, bytes, signal);
         } else if let Some(buffer) = self.free.pop() {

@@ -6,7 +6,7 @@
 mod drive;
 mod flow;
 
-use doorbell_verbs::{Connected, Rc, Reliable, SharedReceive, Uc, Ud};
+use doorbell_verbs::{Rc, SharedReceive, Uc, Ud};
 
 use self::drive::{Drive, Outcome};
 use self::flow::{Arrivals, Counts, Flow, Reads, Sends, Writes};
@@ -98,7 +98,11 @@ fn arrivals<T: Service>(settings: &Settings, station: &mut Station<T>) -> Result
         return Ok(Vec::new());
     }
     let longest = settings.sizes.iter().max().copied().unwrap_or(0);
-    let queues = if station.shared.is_some() { 1 } else { station.lanes.len() };
+    let queues = if station.shared.is_some() {
+        1
+    } else {
+        station.lanes.len()
+    };
     let mut arrivals = (0..queues)
         .map(|_| Arrivals::new(settings, station, longest, settings.rx_depth.max(1)))
         .collect::<Result<Vec<_>, _>>()?;
@@ -148,13 +152,13 @@ impl<T: Service> Course<'_, '_, T> {
         let mut outcome = Outcome::default();
         let result = {
             let watch = self.conversation.watch();
-            let mut drive =
-                Drive::<T, F>::new(settings, self.station, &mut self.arrivals, bytes, self.clock, watch)?;
+            let mut drive = Drive::<T, F>::new(settings, self.station, &mut self.arrivals, bytes, self.clock, watch)?;
             drive.run(&mut outcome)
         };
         let cpu = outcome.cpu.used();
         let cpu_percent = (cpu.user_cores + cpu.system_cores) * 100.0;
-        let row = |figures: Option<Bandwidth>| figures.map(|figures| rates(settings, bytes, outcome.iterations, &figures));
+        let row =
+            |figures: Option<Bandwidth>| figures.map(|figures| rates(settings, bytes, outcome.iterations, &figures));
         let (sent, received) = (row(outcome.sent), row(outcome.received));
         match result {
             Ok(()) => {}
@@ -166,7 +170,11 @@ impl<T: Service> Course<'_, '_, T> {
             }
             Err(failure) => return Err(failure),
         }
-        let nothing = || Failure::test(format!("nothing was measured with messages of {bytes} B: give it longer (-n, -D)"));
+        let nothing = || {
+            Failure::test(format!(
+                "nothing was measured with messages of {bytes} B: give it longer (-n, -D)"
+            ))
+        };
         let local = sent.or(received).ok_or_else(nothing)?;
         let ours = figures(settings, &local);
         if !settings.bidirectional {

@@ -80,7 +80,9 @@ pub(super) fn buffers<T: Service>(
     let apart = bytes.checked_next_multiple_of(station.greeting.cache_line.into());
     let count = if bytes > LONG { FEW } else { SOURCES };
     let too_long = || Failure::test(format!("{bytes} B are more than there can be"));
-    let apart = apart.and_then(|apart| usize::try_from(apart).ok()).ok_or_else(too_long)?;
+    let apart = apart
+        .and_then(|apart| usize::try_from(apart).ok())
+        .ok_or_else(too_long)?;
     let whole = apart.checked_mul(count as usize).ok_or_else(too_long)?;
     let chunks = station
         .pd

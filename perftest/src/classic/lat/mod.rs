@@ -81,7 +81,11 @@ impl<'a, 'p> Here<'a, 'p> {
         let (mut course, station) = self.meet::<T>(1)?;
         let mut racket = write::Writes::new(settings, station)?;
         // It is the server that begins, unlike with SENDs.
-        let end = if settings.is_server() { End::Begins } else { End::Answers };
+        let end = if settings.is_server() {
+            End::Begins
+        } else {
+            End::Answers
+        };
         course.play(end, &mut racket)
     }
 
@@ -89,7 +93,11 @@ impl<'a, 'p> Here<'a, 'p> {
         let settings = self.settings;
         let (mut course, station) = self.meet::<T>(SOURCES)?;
         let mut racket = send::Sends::new(settings, station)?;
-        let end = if settings.is_server() { End::Answers } else { End::Begins };
+        let end = if settings.is_server() {
+            End::Answers
+        } else {
+            End::Begins
+        };
         course.play(end, &mut racket)?;
         course.part()
     }

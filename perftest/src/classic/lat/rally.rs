@@ -53,12 +53,7 @@ pub(super) enum End {
 ///
 /// # Errors
 /// [`Failure::Interrupted`]; else [`Failure::Test`] or [`Failure::Lost`]: the peer is gone, or the device refuses.
-pub(super) fn play(
-    end: End,
-    racket: &mut impl Racket,
-    watch: &mut Watch<'_>,
-    size: Size<'_>,
-) -> Result<(), Failure> {
+pub(super) fn play(end: End, racket: &mut impl Racket, watch: &mut Watch<'_>, size: Size<'_>) -> Result<(), Failure> {
     let Size {
         bytes,
         clock,

@@ -94,8 +94,9 @@ impl Tally {
     /// Round trips per second, from the first counted to the last.
     pub(super) fn rate_per_s(&self) -> f64 {
         let count = self.latency.count() as f64;
-        self.span
-            .map_or(0.0, |(first, last)| count * 1e9 / last.saturating_sub(first).max(1) as f64)
+        self.span.map_or(0.0, |(first, last)| {
+            count * 1e9 / last.saturating_sub(first).max(1) as f64
+        })
     }
 
     /// Every time in ns, in the order they came, where they were to be kept; of one way in a ping-pong.
@@ -137,7 +138,14 @@ mod tests {
         };
         let mut tally = Tally::new(Trip::Full, length, false);
         tally.start(5000);
-        for (began, ended) in [(5000, 5090), (5090, 5110), (5110, 5200), (5200, 5890), (5890, 5910), (5910, 5990)] {
+        for (began, ended) in [
+            (5000, 5090),
+            (5090, 5110),
+            (5110, 5200),
+            (5200, 5890),
+            (5890, 5910),
+            (5910, 5990),
+        ] {
             assert!(!tally.is_over(ended));
             tally.record(began, ended);
         }

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use doorbell_verbs::{Buffer, Connected, RemoteWrite, Write, Remote};
+use doorbell_verbs::{Buffer, Connected, Remote, RemoteWrite, Write};
 
 use super::messages::Messages;
 use super::rally::Racket;

@@ -183,11 +183,7 @@ impl<T: Service> Station<T> {
             cache_line: CACHE_LINE,
             mtu: path_mtu(settings, context.name(), port.active_mtu)?,
         };
-        let greeting = if settings.tell_versions {
-            conversation.greet(ours)?
-        } else {
-            ours
-        };
+        let greeting = conversation.greet(ours)?;
         let gid = choose_gid(settings, device, port.link_layer)?;
         let pd = context.protection_domain().map_err(refused)?;
         let outstanding = outstanding(settings, device)?;
