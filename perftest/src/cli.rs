@@ -10,8 +10,16 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::coll::{CollArgs, NOTES};
+use crate::compare::CompareArgs;
 use crate::device::Place;
-use crate::units::{parse_bytes, parse_bytes_u32, parse_duration, parse_fraction, parse_seconds};
+use crate::html::ReportArgs;
+use crate::plan::Kind;
+use crate::report::{Thresholds, column_help};
+use crate::stats::ClockChoice;
+use crate::sweep::SweepArgs;
+use crate::units::{
+    parse_bandwidth, parse_bytes, parse_bytes_u32, parse_duration, parse_fraction, parse_rate, parse_seconds,
+};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -20,9 +28,11 @@ Examples:
   doorbell bw send --server --bind 0.0.0.0  wait for a peer, then on the other machine:
   doorbell bw send 192.0.2.7 -d mlx5_0 -a   every size from 2 B to 8 MiB
   doorbell bw write --verify --drop 0.05    every byte checked while 5 % of the packets are lost
+  doorbell sweep bw write -o write.json     every size, as one result;  doorbell report write.json -o report.html
   doorbell coll allreduce --ranks 4         collectives; each rank is a process
   doorbell bw write --gpu 0,1               from one GPU's memory into another's
   doorbell devices -v                       what is here
+  doorbell diagnose                         what would make its figures wrong, and what to do
   doorbell gpu                              GPUs, and by which paths the devices reach their memory
   doorbell topo                             which adapter is near which GPU
   doorbell limits                           how far this machine itself could go, and how far the device does
@@ -44,6 +54,8 @@ pub(crate) struct Cli {
 pub(crate) enum Command {
     /// List the devices a test can use
     Devices(DevicesArgs),
+    /// Look for what would cast doubt on figures: frequency, NUMA, MTU, PCIe, GIDs, limits, noise; each with what to do
+    Diagnose(DiagnoseArgs),
     /// Show adapters, GPUs and NUMA nodes, how near they are to one another, and which GPUs NVLink joins
     Topo(TopoArgs),
     /// List the GPUs, and how each RDMA device reaches their memory, or why not
@@ -51,11 +63,20 @@ pub(crate) enum Command {
     /// Measure what this machine itself allows, and how near the userspace device comes to it
     Limits(LimitsArgs),
     /// Measure bandwidth
-    #[command(after_help = EXAMPLES)]
-    Bw(BwArgs),
+    #[command(after_help = EXAMPLES, after_long_help = format!("{}\n\n{EXAMPLES}", column_help(Kind::Bw)))]
+    Bw(Box<BwArgs>),
     /// Measure latency
-    #[command(after_help = EXAMPLES)]
-    Lat(LatArgs),
+    #[command(after_help = EXAMPLES, after_long_help = format!("{}\n\n{EXAMPLES}", column_help(Kind::Lat)))]
+    Lat(Box<LatArgs>),
+    /// Measure bandwidth or latency over sizes, queue pairs, depths and inline sizes
+    #[command(after_help = crate::sweep::EXAMPLES)]
+    Sweep(Box<SweepArgs>),
+    /// Make charts of results: a page to look at, SVG or PNG
+    #[command(after_help = crate::html::EXAMPLES)]
+    Report(ReportArgs),
+    /// Say what changed between two results, and whether it is more than noise
+    #[command(after_help = crate::compare::NOTES)]
+    Compare(CompareArgs),
     /// Measure collectives: nccl-tests' options and table
     #[command(after_help = NOTES)]
     Coll(Box<CollArgs>),
@@ -73,12 +94,17 @@ impl Command {
             // Ranks say for themselves what is wrong.
             Command::Coll(_) => false,
             Command::Devices(_)
+            | Command::Diagnose(_)
+            | Command::Sweep(_)
+            | Command::Report(_)
+            | Command::Compare(_)
             | Command::Topo(_)
             | Command::Gpu(_)
             | Command::Limits(_)
             | Command::Run(_)
             | Command::Env(_) => false,
-            Command::Bw(BwArgs { test, .. }) | Command::Lat(LatArgs { test }) => test.child,
+            Command::Bw(args) => args.test.child,
+            Command::Lat(args) => args.test.child,
         }
     }
 }
@@ -149,6 +175,28 @@ pub(crate) struct DevicesArgs {
     pub(crate) soft: SoftArgs,
 }
 
+/// What `doorbell diagnose` takes.
+#[derive(Args, Debug)]
+pub(crate) struct DiagnoseArgs {
+    /// Look at this device only, which may be a userspace one [default: each that the system has]
+    #[arg(short, long, value_name = "NAME")]
+    pub(crate) device: Option<String>,
+    /// Exit with 1 if there is anything to say
+    #[arg(long)]
+    pub(crate) strict: bool,
+    /// Say nothing of what has these codes
+    #[arg(long, value_name = "CODE,…", value_delimiter = ',')]
+    pub(crate) ignore: Vec<String>,
+    /// Print one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Print each code, with what is looked at, when it warns and what to do, and look at nothing
+    #[arg(long, conflicts_with_all = ["device", "strict", "ignore", "json"])]
+    pub(crate) codes: bool,
+    #[command(flatten)]
+    pub(crate) soft: SoftArgs,
+}
+
 /// What `doorbell topo` takes.
 #[derive(Args, Debug)]
 pub(crate) struct TopoArgs {
@@ -200,6 +248,18 @@ pub(crate) enum Operation {
     Atomic,
 }
 
+impl Operation {
+    /// It as the command line has it.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Operation::Write => "write",
+            Operation::Read => "read",
+            Operation::Send => "send",
+            Operation::Atomic => "atomic",
+        }
+    }
+}
+
 /// Which of the two atomics.
 #[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug, Default, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -231,6 +291,23 @@ pub(crate) struct BwArgs {
     /// Receives kept posted per queue pair, for send [default: 512]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(2..=16384))]
     pub(crate) rx_depth: Option<u32>,
+    /// Fail where the average of a size is below this, as 10Gb (bits), 1.2GB or 1GiB (bytes)
+    #[arg(long, value_name = "PER_SECOND", value_parser = parse_bandwidth, conflicts_with = "server", help_heading = "Thresholds")]
+    pub(crate) min_bw: Option<f64>,
+    /// Fail where a size has fewer messages per second, as 20k or 1.5M
+    #[arg(long, value_name = "PER_SECOND", value_parser = parse_rate, conflicts_with = "server", help_heading = "Thresholds")]
+    pub(crate) min_msg_rate: Option<f64>,
+}
+
+impl BwArgs {
+    /// What is asked of every size.
+    pub(crate) fn thresholds(&self) -> Thresholds {
+        Thresholds {
+            min_bytes_per_s: self.min_bw,
+            min_msg_per_s: self.min_msg_rate,
+            max_p99: None,
+        }
+    }
 }
 
 /// What `doorbell lat` takes.
@@ -238,6 +315,19 @@ pub(crate) struct BwArgs {
 pub(crate) struct LatArgs {
     #[command(flatten)]
     pub(crate) test: TestArgs,
+    /// Fail where the 99th percentile of a size is above this, as 12us
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration, conflicts_with = "server", help_heading = "Thresholds")]
+    pub(crate) max_p99: Option<Duration>,
+}
+
+impl LatArgs {
+    /// What is asked of every size.
+    pub(crate) fn thresholds(&self) -> Thresholds {
+        Thresholds {
+            max_p99: self.max_p99,
+            ..Thresholds::default()
+        }
+    }
 }
 
 /// What both tests take.
@@ -251,6 +341,9 @@ pub(crate) struct TestArgs {
     /// Wait for a peer, serve its test, and exit
     #[arg(long, conflicts_with = "peer")]
     pub(crate) server: bool,
+    /// Serve one test after another until Ctrl-C, as sweeps need it
+    #[arg(long, requires = "server")]
+    pub(crate) forever: bool,
     /// Serve the process that started this one: announce the port on stdout, live as long as stdin is open
     #[arg(long, hide = true, requires = "server")]
     pub(crate) child: bool,
@@ -270,6 +363,15 @@ pub(crate) struct TestArgs {
     /// Messages sent before measuring starts [default: 100, at most a tenth of the iterations]
     #[arg(long, value_name = "N", help_heading = "Test")]
     pub(crate) warmup: Option<u64>,
+    /// Messages per second over all queue pairs, each started when it is due: latency counts from there, so a stall shows in every message that it held up. As 5000, 20k or 1M
+    #[arg(long, value_name = "PER_SECOND", value_parser = parse_rate, help_heading = "Test")]
+    pub(crate) rate: Option<f64>,
+    /// Measure each size so often, each time on new queue pairs, and say how well the mean is known
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1000), help_heading = "Test")]
+    pub(crate) repeat: u32,
+    /// Where time is read
+    #[arg(long, value_enum, value_name = "CLOCK", default_value_t = ClockChoice::Auto, help_heading = "Test")]
+    pub(crate) clock: ClockChoice,
     /// Check every byte of every message
     #[arg(long, help_heading = "Test")]
     pub(crate) verify: bool,
@@ -298,10 +400,25 @@ pub(crate) struct TestArgs {
     /// Print one JSON object on stdout
     #[arg(long, help_heading = "Output")]
     pub(crate) json: bool,
+    /// Write the results as Prometheus metrics too, whole or not at all; - for stdout instead of the table
+    #[arg(long, value_name = "FILE", conflicts_with = "server", help_heading = "Output")]
+    pub(crate) prometheus: Option<PathBuf>,
+    /// Show the processor time of this end, the kernel's part with it
+    #[arg(long, help_heading = "Output")]
+    pub(crate) cpu_util: bool,
     /// No progress bar
     #[arg(long, help_heading = "Output")]
     pub(crate) no_progress: bool,
 
+    /// Address the server listens on; 0.0.0.0 or :: lets other machines in
+    #[arg(
+        long,
+        value_name = "ADDRESS",
+        default_value = "127.0.0.1",
+        requires = "server",
+        help_heading = "Connection"
+    )]
+    pub(crate) bind: IpAddr,
     #[command(flatten)]
     pub(crate) connection: ConnectionArgs,
     #[command(flatten)]
@@ -309,7 +426,7 @@ pub(crate) struct TestArgs {
 }
 
 /// How the two ends find each other, and how their queue pairs are set up.
-#[derive(Args, Debug)]
+#[derive(Args, Debug, Clone)]
 #[command(next_help_heading = "Connection")]
 pub(crate) struct ConnectionArgs {
     /// Device to use, from `doorbell devices` [default: soft0 when both ends run here, else the first active one]
@@ -318,9 +435,6 @@ pub(crate) struct ConnectionArgs {
     /// TCP port where the two ends agree on the test
     #[arg(long, value_name = "PORT", default_value_t = 18515)]
     pub(crate) port: u16,
-    /// Address the server listens on; 0.0.0.0 or :: lets other machines in
-    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1", requires = "server")]
-    pub(crate) bind: IpAddr,
     /// Path MTU: 256, 512, 1024, 2048 or 4096 [default: the port's]
     #[arg(long, value_name = "BYTES", value_parser = parse_mtu)]
     pub(crate) mtu: Option<u32>,
@@ -399,6 +513,14 @@ mod tests {
             "doorbell bw write --delay 5",
             "doorbell bw write --timeout 32",
             "doorbell bw write --retry 8",
+            "doorbell bw write --rate fast",
+            "doorbell bw write --min-bw 10G",
+            "doorbell bw write --max-p99 5us",
+            "doorbell bw write --server --min-bw 10Gb",
+            "doorbell lat write --max-p99 5",
+            "doorbell lat write --server --prometheus x",
+            "doorbell bw write --repeat 0",
+            "doorbell lat write --clock sundial",
             "doorbell bw write peer --server",
             "doorbell bw write --bind 0.0.0.0",
             "doorbell bw write --gpu first",

@@ -3,21 +3,23 @@
 use std::ffi::OsString;
 use std::io::IsTerminal;
 use std::net::{IpAddr, Ipv4Addr};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use doorbell_gpudirect::Path;
 use indicatif::{ProgressBar, ProgressStyle};
 
-use crate::cli::{Operation, SoftArgs, TestArgs};
+use crate::cli::{SoftArgs, TestArgs};
 use crate::device::{self, Device, Gpu, PORT, Place, Reach, Side, Soft};
+use crate::diagnose::{self, Measured, Peer, Port, Sources, Subject, Watch};
 use crate::exchange::{Control, GpuEnd, Listener, connect};
 use crate::failure::{Failure, one_line};
 use crate::interrupt::Interrupt;
 use crate::orchestrate::{self, Announcement, Server};
-use crate::plan::{Kind, Plan, Verb};
-use crate::report::{self, LinkKind, Report, Row, Table, Warning};
+use crate::plan::{Kind, MEMORY_BUDGET, Plan, Verb};
+use crate::report::{self, Extra, LinkKind, Noted, Report, Row, Settings, Table, Thresholds, Warning};
 use crate::run::raw;
 use crate::run::session::{self, Event, Expected, Local};
+use crate::stats::Clock;
 use crate::units::show_bytes;
 
 /// How long a child waits for its parent to connect.
@@ -27,7 +29,12 @@ const PARENT: Duration = Duration::from_secs(30);
 ///
 /// # Errors
 /// The test's, with its exit status.
-pub(crate) fn run(plan: &Plan, args: &TestArgs) -> Result<(), Failure> {
+pub(crate) fn run(plan: &Plan, args: &TestArgs, thresholds: Thresholds) -> Result<(), Failure> {
+    if args.json && metrics_on_stdout(args) {
+        return Err(Failure::usage(
+            "--json and --prometheus - both want stdout: give one of them a file",
+        ));
+    }
     match (&args.peer, args.server, args.child) {
         (_, true, true) => child(plan.kind, args),
         (_, true, false) => server(plan.kind, args),
@@ -35,24 +42,47 @@ pub(crate) fn run(plan: &Plan, args: &TestArgs) -> Result<(), Failure> {
             let interrupt = Interrupt::catch()?;
             let device = open(args, Side::Alone, Reach::Elsewhere)?;
             let control = connect(host, args.connection.port, &interrupt)?;
-            client(plan, args, &device, &control, None, Reach::Elsewhere)
+            let peer = if control.is_here() { Peer::Here } else { Peer::Elsewhere };
+            client(plan, args, &device, &control, None, peer)?.judged(args, thresholds)
         }
-        (None, false, _) => both(plan, args),
+        (None, false, _) => both(plan, args)?.judged(args, thresholds),
     }
 }
 
 /// Both ends here: starts the server as a process of its own.
-fn both(plan: &Plan, args: &TestArgs) -> Result<(), Failure> {
+fn both(plan: &Plan, args: &TestArgs) -> Result<Done, Failure> {
     let interrupt = Interrupt::catch()?;
-    let second = Soft::second_address(&args.soft)?;
     let device = open(args, Side::First, Reach::Here)?;
-    let arguments = child_arguments(plan.kind, args, &device, second);
-    let server = Server::start(arguments, &interrupt)?;
+    let server = start_server(plan.kind, args, &device, &interrupt, false)?;
     let control = connect("127.0.0.1", server.port, &interrupt)?;
-    client(plan, args, &device, &control, Some(server.token.clone()), Reach::Here)
+    let peer = Peer::Child(server.process());
+    client(plan, args, &device, &control, Some(server.token.clone()), peer)
 }
 
-fn open(args: &TestArgs, side: Side, reach: Reach) -> Result<Device, Failure> {
+/// Starts the process for the other end, which serves one test, or one after another as long as this one holds it.
+///
+/// # Errors
+/// As of [`Server::start`].
+pub(crate) fn start_server(
+    kind: Kind,
+    args: &TestArgs,
+    device: &Device,
+    interrupt: &Interrupt,
+    forever: bool,
+) -> Result<Server, Failure> {
+    let second = Soft::second_address(&args.soft)?;
+    let mut arguments = child_arguments(kind, args, device, second);
+    if forever {
+        arguments.push("--forever".into());
+    }
+    Server::start(arguments, interrupt)
+}
+
+/// Opens what the command line names, for this process's end.
+///
+/// # Errors
+/// As of [`device::open`].
+pub(crate) fn open(args: &TestArgs, side: Side, reach: Reach) -> Result<Device, Failure> {
     let mut device = device::open(&args.connection, &args.soft, args.seed, side, reach)?;
     if let Some(Place::Gpu(number)) = args.gpu.first() {
         device.gpu = Some(Gpu::open(*number, &device.context)?);
@@ -62,7 +92,7 @@ fn open(args: &TestArgs, side: Side, reach: Reach) -> Result<Device, Failure> {
 
 /// The command line of the process for the other end: the same test and device, an address and fault seed of its own.
 fn child_arguments(kind: Kind, args: &TestArgs, device: &Device, address: Option<IpAddr>) -> Vec<OsString> {
-    let mut line: Vec<String> = Plan::command(kind, operation_name(args.operation))
+    let mut line: Vec<String> = Plan::command(kind, args.operation.name())
         .split(' ')
         .map(str::to_owned)
         .collect();
@@ -114,33 +144,46 @@ fn client(
     device: &Device,
     control: &Control,
     token: Option<String>,
-    reach: Reach,
-) -> Result<(), Failure> {
+    peer: Peer,
+) -> Result<Done, Failure> {
+    let mut clock = Clock::new(args.clock).map_err(|why| Failure::usage(format!("--clock tsc: {why}")))?;
     let mut report = Report::new(plan.test_name(), device.context.name().to_owned(), device.link);
+    report.peer = Some(control.peer().ip().to_string());
+    report.settings = Some(Settings::of(plan));
+    report.clock = Some(clock.report());
     if let Some(gpu) = &device.gpu {
-        report.memory = gpu.path.name();
+        report.memory = gpu.path.name().to_owned();
         report.gpu = Some(GpuEnd::of(gpu));
     }
+    let sources = Sources::of_this_machine();
+    let mut watch = None;
     let progress = progress(plan, args);
     let mut table = Ok(None);
     let mut printed = Ok(());
+    let mut drifted = None;
     let local = Local {
         control,
         device,
         gid_index: args.connection.gid_index,
     };
-    let outcome = session::client(local, plan, token, |event| match event {
+    let outcome = session::client(local, plan, token, &mut clock, |event| match event {
         Event::Accepted(accepted) => {
             report.link = accepted.link_to(device.link, device.group);
+            report.line_rate_bytes_per_s = line_rate(device, report.link);
             report.peer_gpu = accepted.gpu;
+            let before = warnings(&sources, plan, args, device, &report, peer);
+            report.warnings = before.iter().map(Noted::from).collect();
             progress.suspend(|| {
-                for warning in warnings(plan, device, &report, reach) {
-                    eprintln!("doorbell: warning: {warning}");
-                }
-                if !args.json {
-                    table = Table::begin(plan.kind, &about(plan, device, &report, control)).map(Some);
+                before.iter().for_each(Warning::print);
+                if !args.json && !metrics_on_stdout(args) {
+                    let extra = Extra {
+                        repeats: plan.repeat > 1,
+                        cpu: args.cpu_util,
+                    };
+                    table = Table::begin(plan.kind, extra, &about(plan, device, &report, control)).map(Some);
                 }
             });
+            watch = Some(Watch::begin(&sources, peer));
         }
         Event::Begins(bytes) => progress.set_message(show_bytes(bytes)),
         Event::Row(mut row) => {
@@ -153,12 +196,64 @@ fn client(
             }
             report.results.push(row);
         }
+        Event::Drifted(drift) => drifted = Some(drift),
     });
     progress.finish_and_clear();
+    let mut found = Vec::new();
+    if let Some(drift) = drifted {
+        report.clock = Some(clock.report());
+        found.push(Warning::clock_drift(drift));
+    }
+    if let (Some(watch), false) = (&watch, report.results.is_empty()) {
+        found.extend(diagnose::after(watch, &Measured::of(&report.results)));
+    }
+    found.iter().for_each(Warning::print);
+    report.warnings.extend(found.iter().map(Noted::from));
     if args.json && (outcome.is_ok() || !report.results.is_empty()) {
         report::print_json(&report)?;
     }
-    outcome.and(table.map(drop)).and(printed)
+    Ok(Done {
+        report,
+        outcome: outcome.and(table.map(drop)).and(printed),
+    })
+}
+
+/// A test that has been run and printed.
+struct Done {
+    report: Report,
+    outcome: Result<(), Failure>,
+}
+
+impl Done {
+    /// Writes the metrics, of what there is, and holds the figures against what was asked of them.
+    fn judged(self, args: &TestArgs, thresholds: Thresholds) -> Result<(), Failure> {
+        let Done { report, outcome } = self;
+        let written = match &args.prometheus {
+            Some(path) if outcome.is_ok() || !report.results.is_empty() => {
+                report::write_metrics(path, &report::exposition(&report, SystemTime::now()))
+            }
+            _ => Ok(()),
+        };
+        let met = outcome.and_then(|()| {
+            let mut missed = thresholds.missed(&report);
+            let last = missed.pop();
+            for line in &missed {
+                eprintln!("doorbell: {line}");
+            }
+            last.map_or(Ok(()), |line| Err(Failure::test(line)))
+        });
+        match (met, written) {
+            (Err(failure), Err(unwritten)) => {
+                eprintln!("doorbell: {unwritten}");
+                Err(failure)
+            }
+            (met, written) => met.and(written),
+        }
+    }
+}
+
+fn metrics_on_stdout(args: &TestArgs) -> bool {
+    args.prometheus.as_deref() == Some(std::path::Path::new("-"))
 }
 
 /// On a terminal a bar over the sizes, or just a sign of life where there is one size; nothing elsewhere.
@@ -190,6 +285,15 @@ fn about(plan: &Plan, device: &Device, report: &Report, control: &Control) -> St
         format!(" | {} queue pairs", plan.qps)
     };
     let verified = if plan.verify { " | verified" } else { "" };
+    let pace = match (plan.rate_per_s, plan.kind) {
+        (Some(rate), _) => format!(" | {rate} messages/s by a timetable"),
+        (None, Kind::Lat) => " | closed loop".to_owned(),
+        (None, Kind::Bw) => String::new(),
+    };
+    let repeats = match plan.repeat {
+        1 => String::new(),
+        repeat => format!(" | {repeat} repeats"),
+    };
     let memory = |gpu: &Option<GpuEnd>| match gpu {
         Some(gpu) => format!("{} of GPU {} ({})", gpu.memory, gpu.number, one_line(&gpu.name)),
         None => "host".to_owned(),
@@ -199,7 +303,7 @@ fn about(plan: &Plan, device: &Device, report: &Report, control: &Control) -> St
         memories = format!("{memories} to {}", memory(&report.peer_gpu));
     }
     format!(
-        "{} | device {} | link {} | memory {memories} | MTU up to {mtu} B{qps}{verified} | peer {}",
+        "{} | device {} | link {} | memory {memories} | MTU up to {mtu} B{qps}{verified}{pace}{repeats} | peer {}",
         plan.test_name(),
         device.context.name(),
         report.link.name(),
@@ -207,24 +311,41 @@ fn about(plan: &Plan, device: &Device, report: &Report, control: &Control) -> St
     )
 }
 
-fn warnings(plan: &Plan, device: &Device, report: &Report, reach: Reach) -> Vec<Warning> {
-    let link = report.link;
+/// What the port could carry, where that is hardware: a software device's port says what an adapter's would, which is nothing that its figures could be held against.
+pub(crate) fn line_rate(device: &Device, link: LinkKind) -> Option<f64> {
+    let port = device.context.port(PORT).ok()?;
+    (link == LinkKind::Hardware)
+        .then(|| port.bits_per_s.map(|bits| bits as f64 / 8.0))
+        .flatten()
+}
+
+/// What casts doubt on the figures to come.
+pub(crate) fn warnings(
+    sources: &Sources,
+    plan: &Plan,
+    args: &TestArgs,
+    device: &Device,
+    report: &Report,
+    peer: Peer,
+) -> Vec<Warning> {
     let per_end = if device.link == LinkKind::SoftUdp { 2 } else { 1 };
-    let ends = if reach == Reach::Here { 2 } else { 1 };
-    let mut warnings = Vec::new();
-    if link != LinkKind::Hardware {
-        warnings.push(Warning::NotHardware(link));
-    }
-    warnings.extend(report::of_this_machine(per_end * ends));
-    warnings.extend(device.faults.clone().map(Warning::Faults));
+    let ends = if peer == Peer::Elsewhere { 1 } else { 2 };
+    let subject = Subject {
+        gid_index: args.connection.gid_index.map(u32::from),
+        mtu_bytes: plan.mtu,
+        registers_bytes: plan.registers_bytes(),
+        spinning: per_end * ends,
+        ..Subject::of(device.context.name(), report.link, Port::of_context(&device.context))
+    };
+    let mut warnings = diagnose::before(sources, &subject);
+    warnings.extend(device.faults.as_deref().map(Warning::faults));
     let is_staged = |gpu: &Option<GpuEnd>| gpu.as_ref().is_some_and(|gpu| gpu.memory == Path::Staged.name());
     if is_staged(&report.gpu) || is_staged(&report.peer_gpu) {
-        warnings.push(Warning::Staged {
-            target: plan.kind == Kind::Bw && plan.verb == Verb::Write && !plan.verify && is_staged(&report.peer_gpu),
-        });
+        let target = plan.kind == Kind::Bw && plan.verb == Verb::Write && !plan.verify && is_staged(&report.peer_gpu);
+        warnings.push(Warning::staged(target));
     }
     if plan.verify {
-        warnings.push(Warning::Verifying);
+        warnings.push(Warning::verifying());
     }
     warnings
 }
@@ -232,17 +353,8 @@ fn warnings(plan: &Plan, device: &Device, report: &Report, reach: Reach) -> Vec<
 fn expected<'a>(kind: Kind, args: &TestArgs, token: Option<&'a str>) -> Expected<'a> {
     Expected {
         kind,
-        verb: operation_name(args.operation),
+        verb: args.operation.name(),
         token,
-    }
-}
-
-fn operation_name(operation: Operation) -> &'static str {
-    match operation {
-        Operation::Write => "write",
-        Operation::Read => "read",
-        Operation::Send => "send",
-        Operation::Atomic => "atomic",
     }
 }
 
@@ -250,13 +362,20 @@ fn operation_name(operation: Operation) -> &'static str {
 fn server(kind: Kind, args: &TestArgs) -> Result<(), Failure> {
     let interrupt = Interrupt::catch()?;
     let device = open(args, Side::Alone, Reach::Elsewhere)?;
-    let listener = Listener::bind(args.connection.bind, args.connection.port)?;
+    let listener = Listener::bind(args.bind, args.connection.port)?;
     eprintln!(
         "doorbell: {} on {} waits for a peer on {}",
-        Plan::command(kind, operation_name(args.operation)),
+        Plan::command(kind, args.operation.name()),
         device.context.name(),
         listener.address()
     );
+    let subject = Subject {
+        gid_index: args.connection.gid_index.map(u32::from),
+        registers_bytes: MEMORY_BUDGET,
+        ..Subject::of(device.context.name(), device.link, Port::of_context(&device.context))
+    };
+    let standing = diagnose::standing(&Sources::of_this_machine(), &subject);
+    standing.iter().for_each(Warning::print);
     serve(&listener, &device, args, &expected(kind, args, None), None, &interrupt)
 }
 
@@ -286,7 +405,7 @@ fn child(kind: Kind, args: &TestArgs) -> Result<(), Failure> {
     )
 }
 
-/// Serves the first peer that is one.
+/// Serves the first peer that is one, or, where it is asked to, one after the other: then what befalls one of them is told, and does not end it.
 fn serve(
     listener: &Listener,
     device: &Device,
@@ -295,6 +414,7 @@ fn serve(
     within: Option<Duration>,
     interrupt: &Interrupt,
 ) -> Result<(), Failure> {
+    let mut within = within;
     loop {
         let control = listener.accept(within, interrupt)?;
         match session::welcome(&control, expected) {
@@ -304,7 +424,19 @@ fn serve(
                     device,
                     gid_index: args.connection.gid_index,
                 };
-                return session::serve(local, expected);
+                let served = session::serve(local, expected);
+                if !args.forever {
+                    return served;
+                }
+                // A parent may take its time between two tests, and ends this process when it has no more.
+                within = None;
+                match served {
+                    Err(Failure::Interrupted) => return Err(Failure::Interrupted),
+                    // The process that started this one tells it.
+                    Err(_) if args.child => {}
+                    Err(failure) => eprintln!("doorbell: the test of {} failed: {failure}", control.peer()),
+                    Ok(()) => {}
+                }
             }
             Err(Failure::Interrupted) => return Err(Failure::Interrupted),
             Err(failure) => eprintln!("doorbell: turned a peer away: {failure}"),

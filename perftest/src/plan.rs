@@ -16,7 +16,7 @@ const MAX_SIZE: u64 = 1 << 30;
 /// The data that a default number of iterations moves at most, per size.
 const DEFAULT_VOLUME: u64 = 4 << 30;
 /// The memory that one end gives to the messages of one size, over all queue pairs, beyond two messages each.
-const MEMORY_BUDGET: u64 = 256 << 20;
+pub(crate) const MEMORY_BUDGET: u64 = 256 << 20;
 /// The memory that one end gives to a test whatever the plan asks.
 const MEMORY_LIMIT: u64 = 8 << 30;
 /// The most queue pairs whose messages lie in shared memory: each takes a file descriptor.
@@ -127,6 +127,20 @@ pub(crate) struct Plan {
     pub(crate) timeout: u8,
     /// Retries before the peer is given up.
     pub(crate) retry: u8,
+    /// Messages per second over all queue pairs, by a timetable; `None` for as many as it takes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) rate_per_s: Option<f64>,
+    /// How often each size is measured, each time on queue pairs of its own.
+    #[serde(default = "once", skip_serializing_if = "is_once")]
+    pub(crate) repeat: u32,
+}
+
+fn once() -> u32 {
+    1
+}
+
+fn is_once(repeat: &u32) -> bool {
+    *repeat == 1
 }
 
 impl Plan {
@@ -245,6 +259,8 @@ impl Plan {
             seed: args.seed,
             timeout: args.connection.timeout,
             retry: args.connection.retry,
+            rate_per_s: args.rate,
+            repeat: args.repeat,
         })
     }
 
@@ -303,6 +319,14 @@ impl Plan {
         within("the inline size", self.inline.into(), 0, MAX_INLINE.into())?;
         within("the timeout code", self.timeout.into(), 0, 31)?;
         within("the retry count", self.retry.into(), 0, 7)?;
+        within("the number of repeats", self.repeat.into(), 1, 1000)?;
+        if let Some(rate) = self.rate_per_s
+            && !(1.0..=1e9).contains(&rate)
+        {
+            return Err(format!(
+                "a rate of {rate} messages per second: it must be 1 to 1000000000"
+            ));
+        }
         if self.mtu.is_some_and(|mtu| ![256, 512, 1024, 2048, 4096].contains(&mtu)) {
             return Err("the path MTU must be 256, 512, 1024, 2048 or 4096".into());
         }
@@ -366,6 +390,11 @@ impl Plan {
     fn slots(&self, size: u64, depth: u32) -> u32 {
         let fit = MEMORY_BUDGET / u64::from(self.qps.max(1)) / size.max(1);
         u32::try_from(fit.max(2)).unwrap_or(u32::MAX).min(depth)
+    }
+
+    /// The memory that one end registers for messages at a time, at most.
+    pub(crate) fn registers_bytes(&self) -> u64 {
+        self.sizes.iter().map(|&size| self.memory(size)).max().unwrap_or(0)
     }
 
     /// The memory that one end gives to messages of this size.

@@ -67,6 +67,69 @@ pub(crate) fn parse_seconds(text: &str) -> Result<f64, String> {
     }
 }
 
+/// Reads a number of things per second: a decimal number, then nothing, `k`, `M` or `G` (powers of 1000).
+///
+/// # Errors
+/// Says what was expected when the text is not a rate.
+pub(crate) fn parse_rate(text: &str) -> Result<f64, String> {
+    let (number, unit) = match text.strip_suffix(['k', 'K', 'M', 'G']) {
+        Some(number) => (number, text[number.len()..].to_ascii_lowercase()),
+        None => (text, String::new()),
+    };
+    let scale = match unit.as_str() {
+        "" => 1.0,
+        "k" => 1e3,
+        "m" => 1e6,
+        _ => 1e9,
+    };
+    // Of what Rust reads as a number, only what people write.
+    let plain = number.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
+    match number.parse::<f64>() {
+        Ok(value) if plain && value > 0.0 => Ok(value * scale),
+        _ => Err(format!(
+            "'{text}' is not a rate: give messages per second as 5000, 20k or 1.5M (powers of 1000)"
+        )),
+    }
+}
+
+/// Reads a bandwidth and gives it in bytes per second: a decimal number and `kb`, `Mb`, `Gb`, `Tb` (bits, powers of 1000), `kB`, `MB`, `GB`, `TB` (bytes, powers of 1000) or `KiB`, `MiB`, `GiB`,
+/// `TiB` (bytes, powers of 1024), with `/s` behind it or not.
+///
+/// # Errors
+/// Says what was expected when the text is not a bandwidth, or could mean more than one: `10G`, `10gb`.
+pub(crate) fn parse_bandwidth(text: &str) -> Result<f64, String> {
+    let bare = text.strip_suffix("/s").unwrap_or(text);
+    let split = bare
+        .find(|c: char| !c.is_ascii_digit() && c != '.')
+        .unwrap_or(bare.len());
+    let (number, unit) = bare.split_at(split);
+    let bytes = match unit {
+        "kb" => 1e3 / 8.0,
+        "Mb" => 1e6 / 8.0,
+        "Gb" => 1e9 / 8.0,
+        "Tb" => 1e12 / 8.0,
+        "kB" => 1e3,
+        "MB" => 1e6,
+        "GB" => 1e9,
+        "TB" => 1e12,
+        "KiB" => 1024.0,
+        "MiB" => 1024.0 * 1024.0,
+        "GiB" => 1024.0 * 1024.0 * 1024.0,
+        "TiB" => 1024.0 * 1024.0 * 1024.0 * 1024.0,
+        _ => return Err(expected_bandwidth(text)),
+    };
+    match number.parse::<f64>() {
+        Ok(value) if value > 0.0 => Ok(value * bytes),
+        _ => Err(expected_bandwidth(text)),
+    }
+}
+
+fn expected_bandwidth(text: &str) -> String {
+    format!(
+        "'{text}' is not a bandwidth that can mean one thing only: give bits as 10Gb, bytes as 1.2GB (powers of 1000) or 1GiB (powers of 1024), per second"
+    )
+}
+
 /// Reads a fraction between 0 and 1.
 ///
 /// # Errors
@@ -145,5 +208,40 @@ mod tests {
             assert!(text == "0" || parse_fraction(text).is_err(), "{text}");
         }
         assert_eq!(parse_fraction("0.05"), Ok(0.05));
+    }
+
+    #[test]
+    fn bandwidths_mean_one_thing_only() {
+        for (text, bytes) in [
+            ("10Gb", 1.25e9),
+            ("10Gb/s", 1.25e9),
+            ("1.5GB", 1.5e9),
+            ("1GiB/s", 1_073_741_824.0),
+            ("512MiB", 536_870_912.0),
+            ("8kb", 1000.0),
+        ] {
+            assert_eq!(parse_bandwidth(text), Ok(bytes), "{text}");
+        }
+        for text in [
+            "", "10", "10G", "10gb", "10Gib", "10Gbps", "Gb", "-1Gb", "0Gb", "1.2.3GB", "1e3MB", "10 Gb", "nanGB",
+        ] {
+            assert!(parse_bandwidth(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn rates_are_in_powers_of_a_thousand() {
+        for (text, rate) in [
+            ("5000", 5e3),
+            ("20k", 2e4),
+            ("1.5M", 1.5e6),
+            ("2G", 2e9),
+            (".5k", 500.0),
+        ] {
+            assert_eq!(parse_rate(text), Ok(rate), "{text}");
+        }
+        for text in ["", "k", "-1", "0", "1e3", "inf", "nan", "5Ki", "5 k", "1Mpps"] {
+            assert!(parse_rate(text).is_err(), "{text}");
+        }
     }
 }

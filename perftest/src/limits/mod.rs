@@ -14,6 +14,7 @@ use std::time::Duration;
 use serde::Serialize;
 
 use crate::cli::LimitsArgs;
+use crate::diagnose::{self, Sources};
 use crate::failure::{Failure, one_line};
 use crate::report;
 
@@ -24,6 +25,9 @@ use soft::Subject;
 
 /// Rounds, unless `--quick` asks for one.
 const ROUNDS: u32 = 7;
+
+/// The limits that go with a sweep.
+const CEILINGS: [&str; 4] = ["memcpy", "udp_gso", "shm_pingpong", "process_vm_writev"];
 
 /// How long a device is left alone to see what it uses, and with `--quick`.
 const IDLE: Duration = Duration::from_secs(10);
@@ -164,8 +168,8 @@ impl Column {
 /// [`Failure::Usage`] when there is nothing of a name asked for; [`Failure::Test`] when nothing could be measured or printed.
 pub(crate) fn run(args: &LimitsArgs) -> Result<(), Failure> {
     let wanted = Wanted::new(&args.only)?;
-    for warning in report::of_this_machine(2) {
-        eprintln!("doorbell: warning: {warning}");
+    for warning in diagnose::of_machine(&Sources::of_this_machine(), 2) {
+        warning.print();
     }
     let rounds = if args.quick { 1 } else { ROUNDS };
     let turn = Duration::from_secs_f64(args.duration) / rounds;
@@ -215,6 +219,31 @@ pub(crate) fn run(args: &LimitsArgs) -> Result<(), Failure> {
         return Err(Failure::test("no limit could be measured on this machine"));
     }
     print(args, results)
+}
+
+/// The machine's own limits whose names are a contract, the median of three turns each: what a result is held against. What cannot be measured here is left out.
+pub(crate) fn ceilings(turn: Duration) -> Vec<report::Limit> {
+    let named = machine::LIMITS.iter().filter(|limit| CEILINGS.contains(&limit.name));
+    named
+        .filter_map(|limit| {
+            let mut column = Column::NEW;
+            for round in 0..3 {
+                let _pair = limit.one_core_a_side.then(|| Pair::take(round));
+                column.take(limit.name, (limit.measure)(turn))?;
+            }
+            let figure = column.figure()?;
+            let (bytes_per_s, ns) = match figure {
+                Figure::BytesPerS(rate) => (Some(rate), None),
+                Figure::Ns(ns) => (None, Some(ns)),
+                Figure::PerS(_) => return None,
+            };
+            Some(report::Limit {
+                name: limit.name.to_owned(),
+                bytes_per_s,
+                ns,
+            })
+        })
+        .collect()
 }
 
 /// The processor time of a device at rest: held against the time that passed.

@@ -16,46 +16,38 @@ pub(crate) fn print(value: &impl Serialize) -> Result<(), Failure> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{BandwidthRow, LatencyRow, LinkKind, Report, Row};
-    use crate::stats::{Bandwidth, Latency, Trip};
+    use super::super::row::tests::{bandwidth, latency};
+    use super::super::{LinkKind, Report, Row};
 
     #[test]
-    fn keys_are_the_contracts() {
+    fn keys_are_the_contracts_and_what_is_written_is_read() {
         let mut report = Report::new("write_bw".into(), "soft0".into(), LinkKind::SoftUdp);
-        let figures = Bandwidth {
-            messages: 10,
-            average_per_s: 2.0,
-            peak_per_s: 4.0,
-        };
-        report.results.push(Row::Bandwidth(BandwidthRow::new(64, &figures)));
-        assert_eq!(
-            serde_json::to_string(&report).unwrap(),
-            format!(
-                concat!(
-                    r#"{{"tool":"doorbell","version":"{}","test":"write_bw","device":"soft0","link":"soft-udp","memory":"host","#,
-                    r#""results":[{{"bytes":64,"iterations":10,"bw_peak_bytes_per_s":256.0,"bw_avg_bytes_per_s":128.0,"msg_rate_per_s":2.0}}]}}"#
-                ),
+        report.results = vec![Row::Bandwidth(bandwidth()), Row::Latency(latency())];
+        let text = serde_json::to_string(&report).unwrap();
+        assert!(
+            text.starts_with(&format!(
+                r#"{{"tool":"doorbell","version":"{}","test":"write_bw","device":"soft0","link":"soft-udp","memory":"host","#,
                 env!("CARGO_PKG_VERSION")
-            )
+            )),
+            "{text}"
         );
-        let mut latency = Latency::new(Trip::Half);
-        latency.record(2000);
-        let row = serde_json::to_value(LatencyRow::new(2, &latency.figures().unwrap())).unwrap();
-        let mut keys: Vec<_> = row.as_object().unwrap().keys().map(String::as_str).collect();
-        keys.sort_unstable();
-        assert_eq!(
-            keys,
-            [
-                "bytes",
-                "iterations",
-                "lat_avg_ns",
-                "lat_max_ns",
-                "lat_min_ns",
-                "lat_p50_ns",
-                "lat_p999_ns",
-                "lat_p99_ns",
-                "lat_stddev_ns"
-            ]
-        );
+        let value: serde_json::Value = serde_json::from_str(&text).unwrap();
+        for (row, keys) in [
+            (
+                0,
+                "bytes iterations bw_peak_bytes_per_s bw_avg_bytes_per_s msg_rate_per_s qps tx_depth inline_bytes post_list repeats bw_samples_bytes_per_s cpu_user_cores cpu_system_cores",
+            ),
+            (
+                1,
+                "bytes iterations lat_min_ns lat_p50_ns lat_avg_ns lat_stddev_ns lat_p90_ns lat_p99_ns lat_p999_ns lat_p9999_ns lat_max_ns qps tx_depth inline_bytes repeats lat_samples_ns \
+                 cpu_user_cores cpu_system_cores lat_cdf coordinated_omission",
+            ),
+        ] {
+            let row = value["results"][row].as_object().unwrap();
+            let missing: Vec<_> = keys.split_whitespace().filter(|&key| !row.contains_key(key)).collect();
+            assert!(missing.is_empty(), "{missing:?}");
+        }
+        let read: Report = serde_json::from_str(&text).unwrap();
+        assert_eq!(read.results, report.results);
     }
 }

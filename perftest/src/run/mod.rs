@@ -4,6 +4,7 @@
 mod bw;
 mod gpu;
 mod lat;
+mod meter;
 mod pattern;
 pub(crate) mod raw;
 pub(crate) mod session;

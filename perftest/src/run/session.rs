@@ -2,13 +2,14 @@
 
 use super::bw::{self, atomic::Count, inspect::Slots, passive::Lent, pull::Pull, push::Push, receive::Receives};
 use super::lat::{self, pingpong::Ball};
+use super::meter::Meter;
 use super::station::{Own, Station, Test, usable_inline};
 use crate::device::Device;
 use crate::exchange::{ANSWER, Accepted, Control, Finish, GpuEnd, Hello, Message, Outcome, check_hello};
 use crate::failure::{Failure, one_line};
 use crate::plan::{Kind, Plan, Verb};
-use crate::report::{BandwidthRow, LatencyRow, Row};
-use crate::stats::{Latency, Timeline, Trip};
+use crate::report::{BandwidthRow, CoordinatedOmission, LatencyRow, Row, Shape};
+use crate::stats::{Clock, CpuMeter, Latency, Timeline, Trip};
 
 /// What a session needs to know beside the plan.
 #[derive(Clone, Copy, Debug)]
@@ -30,6 +31,8 @@ pub(crate) enum Event {
     Begins(u64),
     /// A size is done.
     Row(Row),
+    /// The clock was off by this fraction while the last size was measured, and is not used any more.
+    Drifted(f64),
 }
 
 /// Runs the client's side. A size that was interrupted gives a row too, of what was measured until then.
@@ -40,6 +43,7 @@ pub(crate) fn client(
     local: Local<'_>,
     plan: &Plan,
     token: Option<String>,
+    clock: &mut Clock,
     mut tell: impl FnMut(Event),
 ) -> Result<(), Failure> {
     let control = local.control;
@@ -50,7 +54,8 @@ pub(crate) fn client(
             other => return Err(control.unexpected(&other, "hello")),
         }
         control.send(&Message::Plan(plan.clone()))?;
-        match control.receive(Some(ANSWER), "its answer to the plan")? {
+        let answer = control.receive(Some(ANSWER), "its answer to the plan");
+        match answer.map_err(Failure::before_measuring)? {
             Message::Accepted(accepted) => tell(Event::Accepted(accepted)),
             other => return Err(control.unexpected(&other, "accepted")),
         }
@@ -65,7 +70,10 @@ pub(crate) fn client(
                 inline,
                 control,
             };
-            let (measured, failure) = measure(&test);
+            let (measured, failure) = measure(&test, clock);
+            if let Some(drift) = clock.check() {
+                tell(Event::Drifted(drift));
+            }
             if let Some(measured) = measured
                 && matches!(failure, None | Some(Failure::Interrupted))
             {
@@ -78,49 +86,89 @@ pub(crate) fn client(
     run().inspect_err(|failure| control.send_failure(failure))
 }
 
-/// Measures one size: what came out of it, and why it ended early, if it did.
-pub(super) fn measure(test: &Test<'_>) -> (Option<Row>, Option<Failure>) {
+/// Measures one size, as often as the plan says: what came out of it, and why it ended early, if it did.
+pub(super) fn measure(test: &Test<'_>, clock: &Clock) -> (Option<Row>, Option<Failure>) {
+    let mut cpu = CpuMeter::default();
     match test.plan.kind {
         Kind::Bw => {
-            let mut timeline = Timeline::new(u64::from(test.window()) * u64::from(test.plan.qps));
-            let failure = bandwidth(test, &mut timeline).err();
-            (
-                timeline
-                    .bandwidth()
-                    .map(|figures| Row::Bandwidth(BandwidthRow::new(test.bytes, &figures))),
-                failure,
-            )
+            let (mut repeats, mut failure) = (Vec::new(), None);
+            for _ in 0..test.plan.repeat {
+                let mut timeline = Timeline::new(u64::from(test.window()) * u64::from(test.plan.qps));
+                failure = bandwidth(test, meter(clock, &mut cpu, &mut timeline)).err();
+                repeats.extend(timeline.bandwidth());
+                if failure.is_some() {
+                    break;
+                }
+            }
+            let row = BandwidthRow::new(shape(test), &repeats, cpu.used()).map(|row| BandwidthRow {
+                paced_rate_per_s: test.plan.rate_per_s,
+                ..row
+            });
+            (row.map(Row::Bandwidth), failure)
         }
         Kind::Lat => {
             let trip = match test.plan.verb {
                 Verb::Write | Verb::Send => Trip::Half,
                 Verb::Read | Verb::Atomic(_) => Trip::Full,
             };
-            let mut latency = Latency::new(trip);
-            let failure = latencies(test, &mut latency).err();
-            (
-                latency
-                    .figures()
-                    .map(|figures| Row::Latency(LatencyRow::new(test.bytes, &figures))),
-                failure,
-            )
+            let (mut all, mut medians, mut failure) = (Latency::new(trip), Vec::new(), None);
+            for _ in 0..test.plan.repeat {
+                let mut latency = Latency::new(trip);
+                failure = latencies(test, meter(clock, &mut cpu, &mut latency)).err();
+                medians.extend(latency.median());
+                all.absorb(&latency);
+                if failure.is_some() {
+                    break;
+                }
+            }
+            let row = all
+                .figures()
+                .and_then(|figures| LatencyRow::new(shape(test), figures, &medians, cpu.used()))
+                .map(|row| LatencyRow {
+                    paced_rate_per_s: test.plan.rate_per_s,
+                    coordinated_omission: match test.plan.rate_per_s {
+                        Some(_) => CoordinatedOmission::Corrected,
+                        None => CoordinatedOmission::ClosedLoop,
+                    },
+                    ..row
+                });
+            (row.map(Row::Latency), failure)
         }
     }
 }
 
-fn bandwidth(test: &Test<'_>, timeline: &mut Timeline) -> Result<(), Failure> {
-    match test.plan.verb {
-        Verb::Write | Verb::Send => with_station::<Push>(test, |station| bw::stream::run(test, station, timeline)),
-        Verb::Read => with_station::<Pull>(test, |station| bw::stream::run(test, station, timeline)),
-        Verb::Atomic(_) => with_station::<Count>(test, |station| bw::stream::run(test, station, timeline)),
+fn meter<'a, T>(clock: &'a Clock, cpu: &'a mut CpuMeter, figures: &'a mut T) -> Meter<'a, T> {
+    Meter { clock, cpu, figures }
+}
+
+fn shape(test: &Test<'_>) -> Shape {
+    Shape {
+        bytes: test.bytes,
+        qps: test.plan.qps,
+        tx_depth: match test.plan.kind {
+            Kind::Bw => test.window(),
+            Kind::Lat => 1,
+        },
+        inline_bytes: test.inline,
+        post_list: test.plan.post_list,
     }
 }
 
-fn latencies(test: &Test<'_>, latency: &mut Latency) -> Result<(), Failure> {
+fn bandwidth(test: &Test<'_>, mut meter: Meter<'_, Timeline>) -> Result<(), Failure> {
+    let meter = &mut meter;
     match test.plan.verb {
-        Verb::Write | Verb::Send => with_station::<Ball>(test, |station| lat::pingpong::run(test, station, latency)),
-        Verb::Read => with_station::<Pull>(test, |station| lat::single::run(test, station, latency)),
-        Verb::Atomic(_) => with_station::<Count>(test, |station| lat::single::run(test, station, latency)),
+        Verb::Write | Verb::Send => with_station::<Push>(test, |station| bw::stream::run(test, station, meter)),
+        Verb::Read => with_station::<Pull>(test, |station| bw::stream::run(test, station, meter)),
+        Verb::Atomic(_) => with_station::<Count>(test, |station| bw::stream::run(test, station, meter)),
+    }
+}
+
+fn latencies(test: &Test<'_>, mut meter: Meter<'_, Latency>) -> Result<(), Failure> {
+    let meter = &mut meter;
+    match test.plan.verb {
+        Verb::Write | Verb::Send => with_station::<Ball>(test, |station| lat::pingpong::run(test, station, meter)),
+        Verb::Read => with_station::<Pull>(test, |station| lat::single::run(test, station, meter)),
+        Verb::Atomic(_) => with_station::<Count>(test, |station| lat::single::run(test, station, meter)),
     }
 }
 
@@ -129,7 +177,7 @@ fn with_station<O: Own>(
     test: &Test<'_>,
     run: impl FnOnce(&mut Station<O>) -> Result<Vec<u64>, Failure>,
 ) -> Result<(), Failure> {
-    let mut station = Station::<O>::establish(test)?;
+    let mut station = Station::<O>::establish(test).map_err(Failure::before_measuring)?;
     let messages = run(&mut station).map_err(|failure| station.explain(failure, test.plan))?;
     test.control.send(&Message::Finish(Finish {
         messages: messages.clone(),
@@ -239,7 +287,9 @@ pub(crate) fn serve(local: Local<'_>, expected: &Expected<'_>) -> Result<(), Fai
                 inline,
                 control,
             };
-            serve_size(&test)?;
+            for _ in 0..plan.repeat {
+                serve_size(&test)?;
+            }
         }
         match control.receive(Some(ANSWER), "its goodbye")? {
             Message::Bye => Ok(()),

@@ -1,9 +1,10 @@
 //! What a hot loop does beside its work: look, now and then, whether the peer or the user has something to say.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::exchange::{Control, Message};
 use crate::failure::Failure;
+use crate::stats::Clock;
 
 /// A loop looks once in so many turns.
 const TURNS: u32 = 256;
@@ -105,23 +106,30 @@ fn few_cores() -> bool {
 #[derive(Debug)]
 pub(crate) struct Deadline {
     duration: Option<Duration>,
-    at: Option<Instant>,
+    at_ns: Option<u64>,
 }
 
 impl Deadline {
     /// One that begins when it is started; without a duration it is never over.
     pub(crate) fn after(duration: Option<Duration>) -> Deadline {
-        Deadline { duration, at: None }
+        Deadline { duration, at_ns: None }
     }
 
     /// Starts it.
-    pub(crate) fn start(&mut self, now: Instant) {
-        self.at = self.duration.map(|duration| now + duration);
+    pub(crate) fn start(&mut self, now_ns: u64) {
+        let after = |duration: Duration| u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX);
+        self.at_ns = self.duration.map(|duration| now_ns.saturating_add(after(duration)));
     }
 
     /// Whether it is over; reads the clock only where there is an end.
     #[inline]
-    pub(crate) fn is_over(&self) -> bool {
-        self.at.is_some_and(|at| Instant::now() >= at)
+    pub(crate) fn is_over(&self, clock: &Clock) -> bool {
+        self.at_ns.is_some_and(|at| clock.now() >= at)
+    }
+
+    /// Whether it was over at this time.
+    #[inline]
+    pub(crate) fn is_over_at(&self, now_ns: u64) -> bool {
+        self.at_ns.is_some_and(|at| now_ns >= at)
     }
 }

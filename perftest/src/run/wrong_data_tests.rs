@@ -18,6 +18,7 @@ use crate::failure::Failure;
 use crate::interrupt::Interrupt;
 use crate::plan::Plan;
 use crate::report::LinkKind;
+use crate::stats::{Clock, ClockChoice};
 
 fn device(name: &str) -> Device {
     static CONFIGURED: OnceLock<()> = OnceLock::new();
@@ -69,7 +70,10 @@ fn mismatched(line: &str) -> (Option<Failure>, Option<Failure>) {
     });
     let (ours, device) = (plan(line), device("soft0"));
     let control = connect("127.0.0.1", port, &Interrupt::default()).unwrap();
-    let (row, failure) = measure(&test(&ours, &device, &control));
+    let (row, failure) = measure(
+        &test(&ours, &device, &control),
+        &Clock::new(ClockChoice::System).unwrap(),
+    );
     assert!(row.is_none() || failure.is_some(), "{line}: {row:?}");
     if let Some(failure) = &failure {
         control.send_failure(failure);

@@ -5,7 +5,7 @@
 //! covers 1 ns to one minute and is allocated at once: recording never allocates.
 //!
 //! A ping-pong (write, send) reports half of each round trip; an operation that the peer's software takes no part in (read, atomic)
-//! reports all of it.
+//! reports all of it. What a message was late by its timetable ([`Pacer`](super::Pacer)) it was late at one end only, so that counts whole in both.
 
 use hdrhistogram::Histogram;
 
@@ -33,8 +33,14 @@ pub(crate) struct Latency {
     squares: f64,
 }
 
+/// Messages that have to be measured before a percentile stands on ten of them: the fraction of messages beyond it, times that many, is ten.
+pub(crate) fn samples_needed(quantile: f64) -> u64 {
+    // 1 − 0.999 is not 0.001, but nearly.
+    (10.0 / (1.0 - quantile) - 1e-6).ceil() as u64
+}
+
 /// What the round trips come to; times in ns.
-#[derive(Clone, Copy, PartialEq, Debug)]
+#[derive(Clone, PartialEq, Debug)]
 pub(crate) struct LatencyFigures {
     /// Round trips measured.
     pub(crate) count: u64,
@@ -46,12 +52,18 @@ pub(crate) struct LatencyFigures {
     pub(crate) avg: f64,
     /// Standard deviation of the sample.
     pub(crate) stddev: f64,
+    /// 90th percentile.
+    pub(crate) p90: f64,
     /// 99th percentile.
     pub(crate) p99: f64,
     /// 99.9th percentile.
     pub(crate) p999: f64,
+    /// 99.99th percentile.
+    pub(crate) p9999: f64,
     /// Longest.
     pub(crate) max: f64,
+    /// The distribution: fractions, and what they did not exceed.
+    pub(crate) cdf: Vec<(f64, f64)>,
 }
 
 impl Latency {
@@ -69,6 +81,16 @@ impl Latency {
         }
     }
 
+    /// Adds a round trip that began `late_ns` after it was due.
+    #[inline]
+    pub(crate) fn record_late(&mut self, late_ns: u64, ns: u64) {
+        let whole = match self.trip {
+            Trip::Half => late_ns.saturating_mul(2),
+            Trip::Full => late_ns,
+        };
+        self.record(whole.saturating_add(ns));
+    }
+
     /// Adds a round trip of so many ns.
     #[inline]
     pub(crate) fn record(&mut self, ns: u64) {
@@ -81,16 +103,64 @@ impl Latency {
         self.squares += from_mean * (ns as f64 - self.mean);
     }
 
+    /// Adds all that another record of the same kind holds (Chan's sums of squares).
+    pub(crate) fn absorb(&mut self, other: &Latency) {
+        debug_assert_eq!(self.trip, other.trip);
+        if other.count == 0 {
+            return;
+        }
+        // Both have the same bounds, so nothing of the one is out of the other's.
+        let added = self.histogram.add(&other.histogram);
+        debug_assert_eq!(added, Ok(()));
+        let (ours, theirs) = (self.count as f64, other.count as f64);
+        let apart = other.mean - self.mean;
+        self.count += other.count;
+        self.mean += apart * theirs / (ours + theirs);
+        self.squares += other.squares + apart * apart * ours * theirs / (ours + theirs);
+        self.min = self.min.min(other.min);
+        self.max = self.max.max(other.max);
+    }
+
+    /// The median in ns, or `None` when nothing was measured.
+    pub(crate) fn median(&self) -> Option<f64> {
+        (self.count > 0).then(|| self.percentile(0.5))
+    }
+
+    fn share(&self) -> f64 {
+        match self.trip {
+            Trip::Half => 0.5,
+            Trip::Full => 1.0,
+        }
+    }
+
+    fn percentile(&self, quantile: f64) -> f64 {
+        self.histogram.value_at_quantile(quantile).clamp(self.min, self.max) as f64 * self.share()
+    }
+
+    /// The distribution in a hundred steps of one percent, then in nine for each decade nearer to all, as far as a step holds a message. Begins with the shortest at 0 and ends with the
+    /// longest at 1.
+    fn cdf(&self) -> Vec<(f64, f64)> {
+        let share = self.share();
+        let mut steps = fractions(self.count).into_iter().peekable();
+        let mut points = vec![(0.0, self.min as f64 * share)];
+        let mut seen = 0;
+        for bucket in self.histogram.iter_recorded() {
+            seen += bucket.count_since_last_iteration();
+            while let Some(fraction) = steps.next_if(|fraction| fraction * self.count as f64 <= seen as f64) {
+                let value = self.histogram.highest_equivalent(bucket.value_iterated_to());
+                points.push((fraction, value.clamp(self.min, self.max) as f64 * share));
+            }
+        }
+        points.push((1.0, self.max as f64 * share));
+        points
+    }
+
     /// The figures, or `None` when nothing was measured.
     pub(crate) fn figures(&self) -> Option<LatencyFigures> {
         if self.count == 0 {
             return None;
         }
-        let share = match self.trip {
-            Trip::Half => 0.5,
-            Trip::Full => 1.0,
-        };
-        let percentile = |quantile| self.histogram.value_at_quantile(quantile).clamp(self.min, self.max) as f64 * share;
+        let share = self.share();
         let variance = if self.count > 1 {
             self.squares / (self.count - 1) as f64
         } else {
@@ -99,14 +169,29 @@ impl Latency {
         Some(LatencyFigures {
             count: self.count,
             min: self.min as f64 * share,
-            p50: percentile(0.5),
+            p50: self.percentile(0.5),
             avg: self.mean * share,
             stddev: variance.sqrt() * share,
-            p99: percentile(0.99),
-            p999: percentile(0.999),
+            p90: self.percentile(0.9),
+            p99: self.percentile(0.99),
+            p999: self.percentile(0.999),
+            p9999: self.percentile(0.9999),
             max: self.max as f64 * share,
+            cdf: self.cdf(),
         })
     }
+}
+
+/// Where the distribution of so many messages is looked at, between 0 and 1.
+fn fractions(count: u64) -> Vec<f64> {
+    let percents = (1..=99).map(|percent| f64::from(percent) / 100.0);
+    let tails = [1e3, 1e4, 1e5, 1e6]
+        .into_iter()
+        .flat_map(|parts: f64| (1..=9).rev().map(move |left| (parts - f64::from(left)) / parts));
+    percents
+        .chain(tails)
+        .filter(|fraction| fraction * count as f64 >= 1.0 && (1.0 - fraction) * count as f64 >= 1.0)
+        .collect()
 }
 
 #[cfg(test)]
@@ -129,10 +214,66 @@ mod tests {
             (figures.count, figures.min, figures.max, figures.avg),
             (10_000, 1.0, 10_000.0, 5000.5)
         );
-        for (got, want) in [(figures.p50, 5000.0), (figures.p99, 9900.0), (figures.p999, 9990.0)] {
+        for (got, want) in [
+            (figures.p50, 5000.0),
+            (figures.p90, 9000.0),
+            (figures.p99, 9900.0),
+            (figures.p999, 9990.0),
+            (figures.p9999, 9999.0),
+        ] {
             assert!((got - want).abs() <= want * 0.001 + 1.0, "{got} for {want}");
         }
         assert!((figures.stddev - 2886.896).abs() < 0.01, "{}", figures.stddev);
+    }
+
+    #[test]
+    fn the_distribution_is_that_of_the_samples() {
+        let mut latency = Latency::new(Trip::Full);
+        for ns in (1..=100_000).rev() {
+            latency.record(ns);
+        }
+        let cdf = latency.figures().unwrap().cdf;
+        assert!(cdf.len() <= 200 && cdf.len() > 100, "{}", cdf.len());
+        assert!(cdf.is_sorted_by(|a, b| a.0 < b.0 && a.1 <= b.1), "{cdf:?}");
+        assert_eq!((cdf[0], cdf[cdf.len() - 1]), ((0.0, 1.0), (1.0, 100_000.0)));
+        for (fraction, ns) in cdf {
+            assert!((ns - fraction * 1e5).abs() <= ns * 0.001 + 1.0, "{fraction}: {ns}");
+        }
+        let mut few = Latency::new(Trip::Half);
+        few.record(4000);
+        few.record(2000);
+        let cdf = few.figures().unwrap().cdf;
+        assert_eq!((cdf[0], cdf[cdf.len() - 1]), ((0.0, 1000.0), (1.0, 2000.0)));
+        assert!(
+            cdf.len() > 2 && cdf.iter().all(|&(fraction, ns)| ns < 1001.0 || fraction > 0.5),
+            "{cdf:?}"
+        );
+    }
+
+    #[test]
+    fn records_put_together_are_as_one() {
+        let (mut all, mut parts) = (Latency::new(Trip::Full), Latency::new(Trip::Full));
+        for part in 0..3 {
+            let mut one = Latency::new(Trip::Full);
+            for ns in 0..1000 {
+                let ns = (ns * 7919) % 1009 + part * 5000 + 1;
+                all.record(ns);
+                one.record(ns);
+            }
+            parts.absorb(&one);
+        }
+        parts.absorb(&Latency::new(Trip::Full));
+        let (all, parts) = (all.figures().unwrap(), parts.figures().unwrap());
+        assert!((all.avg - parts.avg).abs() < 1e-6 && (all.stddev - parts.stddev).abs() < 1e-6);
+        assert_eq!((all.min, all.p50, all.max), (parts.min, parts.p50, parts.max));
+        assert_eq!(all.cdf, parts.cdf);
+    }
+
+    #[test]
+    fn a_percentile_stands_on_ten_samples_beyond_it() {
+        for (quantile, needed) in [(0.5, 20), (0.9, 100), (0.99, 1000), (0.999, 10_000), (0.9999, 100_000)] {
+            assert_eq!(samples_needed(quantile), needed);
+        }
     }
 
     #[test]
@@ -144,6 +285,15 @@ mod tests {
         let figures = latency.figures().unwrap();
         assert_eq!((figures.min, figures.avg, figures.max), (500.5, 1000.5, 1500.5));
         assert!((figures.stddev - 707.1068).abs() < 0.001);
+    }
+
+    #[test]
+    fn what_was_late_counts_whole() {
+        for (trip, want) in [(Trip::Half, 600.0), (Trip::Full, 700.0)] {
+            let mut latency = Latency::new(trip);
+            latency.record_late(500, 200);
+            assert_eq!(latency.figures().unwrap().max, want);
+        }
     }
 
     #[test]

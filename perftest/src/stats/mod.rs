@@ -1,7 +1,15 @@
 //! Statistics that cost a test's hot loop next to nothing: fixed memory, no allocation after the start, one clock reading per sample.
 
 mod bandwidth;
+mod clock;
+mod cpu;
 mod latency;
+mod pace;
+mod repeats;
 
 pub(crate) use bandwidth::{Bandwidth, Timeline};
-pub(crate) use latency::{Latency, LatencyFigures, Trip};
+pub(crate) use clock::{Clock, ClockChoice, ClockReport};
+pub(crate) use cpu::{CpuMeter, CpuUse};
+pub(crate) use latency::{Latency, LatencyFigures, Trip, samples_needed};
+pub(crate) use pace::Pacer;
+pub(crate) use repeats::Spread;

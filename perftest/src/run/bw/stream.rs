@@ -7,16 +7,15 @@
 //! A completion is asked for once in [`Pace::signal_every`] requests. That interval is kept so short that a lane too full for another list
 //! always has a completion on its way: the messages in flight are then at least window − list + 1.
 
-use std::time::Instant;
-
 use doorbell_verbs::{Batch, Completion};
 
+use super::super::meter::Meter;
 use super::super::pattern::Mismatch;
 use super::super::station::{Lane, Own, Station, Test, Theirs, refused};
 use super::super::watch::{Deadline, Watch};
 use crate::exchange::ANSWER;
 use crate::failure::Failure;
-use crate::stats::Timeline;
+use crate::stats::{Clock, Pacer, Timeline};
 
 /// The client's part of an operation, on one lane.
 pub(crate) trait Flow: Own {
@@ -91,6 +90,9 @@ impl std::fmt::Display for Wrong {
     }
 }
 
+/// By a timetable, a completion is asked for so often, in seconds, if there are messages.
+const REPORT_WITHIN_S: f64 = 1e-3;
+
 /// How a lane is filled.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Pace {
@@ -113,6 +115,13 @@ impl Pace {
             test.plan.cq_mod.min(window.div_ceil(2))
         } else {
             test.plan.cq_mod
+        };
+        // Messages that come one by one are not to wait for the completion of later ones.
+        let cq_mod = match test.plan.rate_per_s {
+            Some(rate) => cq_mod
+                .min((rate * REPORT_WITHIN_S / f64::from(test.plan.qps)) as u32)
+                .max(1),
+            None => cq_mod,
         };
         Pace::of(window, test.plan.post_list, cq_mod, extra)
     }
@@ -146,7 +155,7 @@ struct State {
     unsignalled: u32,
 }
 
-/// Runs the test at one size: the warm-up, to its last message, then what is measured. What was measured is in `timeline` even when it fails.
+/// Runs the test at one size: the warm-up, to its last message, then what is measured. What was measured is in the meter even when it fails.
 /// Returns the messages posted per lane.
 ///
 /// # Errors
@@ -154,7 +163,7 @@ struct State {
 pub(crate) fn run<F: Flow>(
     test: &Test<'_>,
     station: &mut Station<F>,
-    timeline: &mut Timeline,
+    meter: &mut Meter<'_, Timeline>,
 ) -> Result<Vec<u64>, Failure> {
     for lane in &mut station.lanes {
         lane.own.attach(test, &lane.theirs)?;
@@ -166,6 +175,8 @@ pub(crate) fn run<F: Flow>(
         pace,
         watch: Watch::of_client(test.control),
         done: 0,
+        clock: meter.clock,
+        pacing: None,
         station,
     };
     let warmup = test.plan.warmup(test.bytes);
@@ -175,11 +186,15 @@ pub(crate) fn run<F: Flow>(
         .iterations(test.bytes)
         .map_or(u64::MAX, |iterations| warmup.saturating_add(iterations));
     let mut deadline = Deadline::after(test.plan.duration());
-    let now = Instant::now();
-    timeline.start(now, stream.done);
+    let now = meter.start(stream.done);
     deadline.start(now);
-    let result = stream.until(total, &mut deadline, |done| timeline.note(done));
-    timeline.finish(Instant::now(), stream.done);
+    stream.pacing = test.plan.rate_per_s.map(|rate| Pacing {
+        timetable: Pacer::new(now, rate),
+        before: warmup,
+    });
+    let (clock, timeline) = (meter.clock, &mut *meter.figures);
+    let result = stream.until(total, &mut deadline, |done| timeline.note(clock, done));
+    meter.finish(stream.done);
     result.map(|()| stream.states.iter().map(|state| state.posted).collect())
 }
 
@@ -192,6 +207,25 @@ struct Stream<'a, F> {
     watch: Watch<'a>,
     /// Messages done, on all lanes.
     done: u64,
+    clock: &'a Clock,
+    pacing: Option<Pacing>,
+}
+
+/// A timetable of all lanes' messages, dealt out in turn.
+#[derive(Clone, Copy, Debug)]
+struct Pacing {
+    timetable: Pacer,
+    /// Messages of each lane that were not by it.
+    before: u64,
+}
+
+impl Pacing {
+    /// How many messages a lane, of so many, may have posted when so many are due.
+    #[inline]
+    fn allowance(&self, due: u64, lane: usize, lanes: usize) -> u64 {
+        let (lane, lanes) = (lane as u64, lanes as u64);
+        self.before.saturating_add(due.saturating_sub(lane).div_ceil(lanes))
+    }
 }
 
 impl<F: Flow> Stream<'_, F> {
@@ -202,19 +236,29 @@ impl<F: Flow> Stream<'_, F> {
         }
         let mut unfinished = self.states.iter().filter(|state| state.done < total).count();
         while unfinished > 0 {
-            for (lane, state) in self.station.lanes.iter_mut().zip(&mut self.states) {
-                fill(lane, state, &self.pace, &mut self.inline)?;
+            let lanes = self.states.len();
+            let due = self
+                .pacing
+                .map(|pacing| (pacing, pacing.timetable.due_by(self.clock.now())));
+            for (nth, (lane, state)) in self.station.lanes.iter_mut().zip(&mut self.states).enumerate() {
+                let paced = due.map_or(u64::MAX, |(pacing, due)| pacing.allowance(due, nth, lanes));
+                fill(lane, state, &self.pace, &mut self.inline, paced)?;
             }
             let before = self.done;
             unfinished -= self.take()?;
             if self.done == before {
                 self.watch.idle()?;
-                continue;
+                // By a timetable there may be nothing to wait for until after the end.
+                if self.pacing.is_none() {
+                    continue;
+                }
+            } else {
+                self.watch.turn()?;
+                note(self.done);
             }
-            self.watch.turn()?;
-            note(self.done);
-            if deadline.is_over() {
+            if deadline.is_over(self.clock) {
                 *deadline = Deadline::after(None);
+                self.pacing = None;
                 for state in &mut self.states {
                     // One more list, so that the last request asks for a completion and everything before it is confirmed.
                     state.total = state.posted + u64::from(self.pace.list);
@@ -301,14 +345,20 @@ impl InlineList {
     }
 }
 
-/// Posts lists as long as there is room for them.
+/// Posts lists as long as there is room for them, up to `paced` messages in all.
 #[inline]
-fn fill<F: Flow>(lane: &mut Lane<F>, state: &mut State, pace: &Pace, inline: &mut InlineList) -> Result<(), Failure> {
+fn fill<F: Flow>(
+    lane: &mut Lane<F>,
+    state: &mut State,
+    pace: &Pace,
+    inline: &mut InlineList,
+    paced: u64,
+) -> Result<(), Failure> {
     loop {
         let left = state.total - state.posted;
         let list = u64::from(pace.list)
             .min(left)
-            .min(lane.own.allowance().saturating_sub(state.posted));
+            .min(lane.own.allowance().min(paced).saturating_sub(state.posted));
         // Short lists only at the end, or where the peer has no room for more.
         if list == 0 || lane.qp.send_room() < pace.requests || lane.own.free() < pace.list as usize {
             return Ok(());
@@ -354,6 +404,24 @@ pub(crate) const LAST_LOOK: std::time::Duration = ANSWER;
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_timetable_is_dealt_out_in_turn() {
+        let pacing = Pacing {
+            timetable: Pacer::new(0, 1.0),
+            before: 7,
+        };
+        for lanes in 1..5 {
+            for due in 0..20 {
+                let each: Vec<u64> = (0..lanes).map(|lane| pacing.allowance(due, lane, lanes) - 7).collect();
+                assert_eq!(each.iter().sum::<u64>(), due);
+                assert!(
+                    each.is_sorted_by(|a, b| a >= b) && each[0] - each[lanes - 1] <= 1,
+                    "{each:?}"
+                );
+            }
+        }
+    }
 
     #[test]
     fn a_full_lane_always_has_a_completion_on_its_way() {

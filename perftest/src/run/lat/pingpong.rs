@@ -5,7 +5,6 @@
 //! end looks at every byte of each message before it answers, and spoils the memory for the next.
 
 use std::sync::atomic::Ordering;
-use std::time::Instant;
 
 use doorbell_verbs::{
     Batch, Buffer, Completion, Local, Memory, Opaque, PreparedQueuePair, ProtectionDomain, Queue, Remote, RemoteWrite,
@@ -13,10 +12,10 @@ use doorbell_verbs::{
 };
 
 use super::super::gpu::{Content, Cut, Messages, Pool};
+use super::super::meter::{Meter, Turns};
 use super::super::pattern::{Mismatch, Pattern};
 use super::super::station::{Grants, Keys, Lane, Needs, Own, Station, Test, Theirs, refused};
 use super::super::watch::{Deadline, Watch};
-use super::single::nanoseconds;
 use crate::failure::Failure;
 use crate::plan::Verb;
 use crate::stats::Latency;
@@ -244,11 +243,15 @@ fn flag(index: u64) -> u8 {
     (index.wrapping_add(1) & 0xff) as u8
 }
 
-/// The client: `pings` and measures. What was measured is in `latency` even when it fails. Returns the messages sent.
+/// The client: `pings` and measures. What was measured is in the meter even when it fails. Returns the messages sent.
 ///
 /// # Errors
 /// [`Failure::Interrupted`]; [`Failure::Test`] when data was wrong or the peer is lost.
-pub(crate) fn run(test: &Test<'_>, station: &mut Station<Ball>, latency: &mut Latency) -> Result<Vec<u64>, Failure> {
+pub(crate) fn run(
+    test: &Test<'_>,
+    station: &mut Station<Ball>,
+    meter: &mut Meter<'_, Latency>,
+) -> Result<Vec<u64>, Failure> {
     let mut rally = Rally::new(test, station, End::Client, Watch::of_client(test.control))?;
     let warmup = test.plan.warmup(test.bytes);
     let total = test
@@ -256,20 +259,22 @@ pub(crate) fn run(test: &Test<'_>, station: &mut Station<Ball>, latency: &mut La
         .iterations(test.bytes)
         .map_or(u64::MAX, |iterations| warmup.saturating_add(iterations));
     let mut deadline = Deadline::after(test.plan.duration());
-    let mut index = 0;
-    let mut began = Instant::now();
-    while index < total && !deadline.is_over() {
+    let mut turns = Turns::new(meter, test.plan.rate_per_s);
+    let (mut index, mut over) = (0, false);
+    while index < total && !over {
         if index == warmup {
-            began = Instant::now();
-            deadline.start(began);
+            deadline.start(turns.start());
+        }
+        if !turns.is_due() {
+            while !turns.is_due() {
+                rally.watch.idle()?;
+            }
+            // Or the waiting for the answer would begin with giving the core away.
+            rally.watch.turn()?;
         }
         rally.hit(index)?;
         rally.await_return(index)?;
-        let now = Instant::now();
-        if index >= warmup {
-            latency.record(nanoseconds(began, now));
-        }
-        began = now;
+        over = deadline.is_over_at(turns.end());
         index += 1;
     }
     Ok(vec![index])

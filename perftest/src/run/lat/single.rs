@@ -2,22 +2,21 @@
 //!
 //! It posts through the same flows as `bw` does, so what `--verify` looks at is the same.
 
-use std::time::Instant;
-
 use super::super::bw::stream::Flow;
+use super::super::meter::{Meter, Turns};
 use super::super::station::{Station, Test, refused};
 use super::super::watch::{Deadline, Watch};
 use crate::failure::Failure;
 use crate::stats::Latency;
 
-/// Runs the test at one size. What was measured is in `latency` even when it fails.
+/// Runs the test at one size. What was measured is in the meter even when it fails.
 ///
 /// # Errors
 /// [`Failure::Interrupted`]; [`Failure::Test`] when data was wrong or the peer is lost.
 pub(crate) fn run<F: Flow>(
     test: &Test<'_>,
     station: &mut Station<F>,
-    latency: &mut Latency,
+    meter: &mut Meter<'_, Latency>,
 ) -> Result<Vec<u64>, Failure> {
     let Station { cq, lanes } = station;
     let Some(lane) = lanes.first_mut() else {
@@ -31,12 +30,18 @@ pub(crate) fn run<F: Flow>(
         .map_or(u64::MAX, |iterations| warmup.saturating_add(iterations));
     let mut watch = Watch::of_client(test.control);
     let mut deadline = Deadline::after(test.plan.duration());
-    let mut index = 0;
-    let mut began = Instant::now();
-    while index < total && !deadline.is_over() {
+    let mut turns = Turns::new(meter, test.plan.rate_per_s);
+    let (mut index, mut over) = (0, false);
+    while index < total && !over {
         if index == warmup {
-            began = Instant::now();
-            deadline.start(began);
+            deadline.start(turns.start());
+        }
+        if !turns.is_due() {
+            while !turns.is_due() {
+                watch.idle()?;
+            }
+            // Or the waiting for the answer would begin with giving the core away.
+            watch.turn()?;
         }
         let own = &mut lane.own;
         lane.qp
@@ -57,19 +62,9 @@ pub(crate) fn run<F: Flow>(
                 watch.idle()?;
             }
         }
-        let now = Instant::now();
-        if index >= warmup {
-            latency.record(nanoseconds(began, now));
-        }
-        began = now;
+        over = deadline.is_over_at(turns.end());
         index += 1;
         watch.turn()?;
     }
     Ok(vec![index])
-}
-
-/// The time between two moments, in ns.
-#[inline]
-pub(super) fn nanoseconds(from: Instant, to: Instant) -> u64 {
-    u64::try_from((to - from).as_nanos()).unwrap_or(u64::MAX)
 }

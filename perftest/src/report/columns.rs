@@ -1,0 +1,390 @@
+//! The columns of the tables: their heads, what they show, and what each means.
+//!
+//! One list has all three, so that the table, `--help` and docs/PERFORMANCE.md cannot say different things; a test compares the last.
+
+use super::{BandwidthRow, LatencyRow};
+use crate::plan::Kind;
+
+const MIB: f64 = 1024.0 * 1024.0;
+
+/// Columns that are not always there.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Extra {
+    /// How well the mean over repeats is known.
+    pub(crate) repeats: bool,
+    /// Processor time.
+    pub(crate) cpu: bool,
+}
+
+/// When a column is there.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum When {
+    Always,
+    /// With `--repeat`.
+    Repeated,
+    /// With `--cpu-util`.
+    CpuUtil,
+}
+
+impl When {
+    fn holds(self, extra: Extra) -> bool {
+        match self {
+            When::Always => true,
+            When::Repeated => extra.repeats,
+            When::CpuUtil => extra.cpu,
+        }
+    }
+
+    fn option(self) -> &'static str {
+        match self {
+            When::Always => "",
+            When::Repeated => " (--repeat)",
+            When::CpuUtil => " (--cpu-util)",
+        }
+    }
+}
+
+/// A column of rows of one kind.
+struct Column<R> {
+    head: &'static str,
+    width: usize,
+    when: When,
+    cell: fn(&R) -> String,
+    /// The same in JSON.
+    key: &'static str,
+    meaning: &'static str,
+}
+
+const BANDWIDTH: &[Column<BandwidthRow>] = &[
+    Column {
+        head: "#bytes",
+        width: 10,
+        when: When::Always,
+        cell: |row| row.bytes.to_string(),
+        key: "bytes",
+        meaning: "message size",
+    },
+    Column {
+        head: "#iterations",
+        width: 12,
+        when: When::Always,
+        cell: |row| row.iterations.to_string(),
+        key: "iterations",
+        meaning: "messages measured, over all queue pairs and repeats, without those of the warm-up",
+    },
+    Column {
+        head: "BW peak[MiB/s]",
+        width: 16,
+        when: When::Always,
+        cell: |row| format!("{:.2}", row.bw_peak_bytes_per_s / MIB),
+        key: "bw_peak_bytes_per_s",
+        meaning: "the best stretch of at least max(n / 16, 4 * in flight) messages, of which the first in flight do not count; of any repeat; never below the average",
+    },
+    Column {
+        head: "BW average[MiB/s]",
+        width: 19,
+        when: When::Always,
+        cell: |row| format!("{:.2}", row.bw_avg_bytes_per_s / MIB),
+        key: "bw_avg_bytes_per_s",
+        meaning: "messages * bytes / (last completion - clock before the first measured post); the mean over repeats",
+    },
+    Column {
+        head: "MsgRate[Mpps]",
+        width: 15,
+        when: When::Always,
+        cell: |row| format!("{:.6}", row.msg_rate_per_s / 1e6),
+        key: "msg_rate_per_s",
+        meaning: "messages / the same time; the mean over repeats",
+    },
+    Column {
+        head: "±95%[MiB/s]",
+        width: 13,
+        when: When::Repeated,
+        cell: |row| interval(row.bw_ci95_bytes_per_s, MIB),
+        key: "bw_ci95_bytes_per_s",
+        meaning: "half width of the 95 % confidence interval of BW average over k repeats: t(0.975, k - 1) * s / sqrt(k), s their standard deviation",
+    },
+    Column {
+        head: "CPU user[cores]",
+        width: 16,
+        when: When::CpuUtil,
+        cell: |row| format!("{:.3}", row.cpu_user_cores),
+        key: "cpu_user_cores",
+        meaning: "processor time of this end's process in user mode / elapsed time, all threads, without the warm-up",
+    },
+    Column {
+        head: "CPU system[cores]",
+        width: 18,
+        when: When::CpuUtil,
+        cell: |row| format!("{:.3}", row.cpu_system_cores),
+        key: "cpu_system_cores",
+        meaning: "the same in the kernel",
+    },
+];
+
+const LATENCY: &[Column<LatencyRow>] = &[
+    Column {
+        head: "#bytes",
+        width: 10,
+        when: When::Always,
+        cell: |row| row.bytes.to_string(),
+        key: "bytes",
+        meaning: "message size",
+    },
+    Column {
+        head: "#iterations",
+        width: 12,
+        when: When::Always,
+        cell: |row| row.iterations.to_string(),
+        key: "iterations",
+        meaning: "messages measured, over all repeats, without those of the warm-up",
+    },
+    Column {
+        head: "min[us]",
+        width: 10,
+        when: When::Always,
+        cell: |row| us(row.lat_min_ns),
+        key: "lat_min_ns",
+        meaning: "the shortest. A message's time is (answer - post) / 2 of a ping-pong for write and send, completion - post for read and atomic; with --rate it begins when the message was due, and what it was late counts whole",
+    },
+    Column {
+        head: "p50[us]",
+        width: 10,
+        when: When::Always,
+        cell: |row| us(row.lat_p50_ns),
+        key: "lat_p50_ns",
+        meaning: "the median: half of all messages took no longer. Percentiles are of the messages of all repeats together, from a histogram of three significant digits (0.1 %)",
+    },
+    Column {
+        head: "avg[us]",
+        width: 10,
+        when: When::Always,
+        cell: |row| us(row.lat_avg_ns),
+        key: "lat_avg_ns",
+        meaning: "the mean, exact",
+    },
+    Column {
+        head: "stddev[us]",
+        width: 12,
+        when: When::Always,
+        cell: |row| us(row.lat_stddev_ns),
+        key: "lat_stddev_ns",
+        meaning: "sqrt(sum((x - mean)^2) / (n - 1)), exact",
+    },
+    Column {
+        head: "p90[us]",
+        width: 10,
+        when: When::Always,
+        cell: |row| us(row.lat_p90_ns),
+        key: "lat_p90_ns",
+        meaning: "nine of ten took no longer",
+    },
+    Column {
+        head: "p99[us]",
+        width: 10,
+        when: When::Always,
+        cell: |row| us(row.lat_p99_ns),
+        key: "lat_p99_ns",
+        meaning: "99 of 100 took no longer; stands on ten messages or more from n = 1000",
+    },
+    Column {
+        head: "p99.9[us]",
+        width: 10,
+        when: When::Always,
+        cell: |row| us(row.lat_p999_ns),
+        key: "lat_p999_ns",
+        meaning: "999 of 1000 took no longer; from n = 10000",
+    },
+    Column {
+        head: "p99.99[us]",
+        width: 10,
+        when: When::Always,
+        cell: |row| us(row.lat_p9999_ns),
+        key: "lat_p9999_ns",
+        meaning: "9999 of 10000 took no longer; from n = 100000",
+    },
+    Column {
+        head: "max[us]",
+        width: 10,
+        when: When::Always,
+        cell: |row| us(row.lat_max_ns),
+        key: "lat_max_ns",
+        meaning: "the longest, exact",
+    },
+    Column {
+        head: "±95%[us]",
+        width: 10,
+        when: When::Repeated,
+        cell: |row| interval(row.lat_ci95_ns, 1e3),
+        key: "lat_ci95_ns",
+        meaning: "half width of the 95 % confidence interval of the mean of k repeats' medians: t(0.975, k - 1) * s / sqrt(k), s their standard deviation",
+    },
+    Column {
+        head: "CPU user[cores]",
+        width: 16,
+        when: When::CpuUtil,
+        cell: |row| format!("{:.3}", row.cpu_user_cores),
+        key: "cpu_user_cores",
+        meaning: "processor time of this end's process in user mode / elapsed time, all threads, without the warm-up",
+    },
+    Column {
+        head: "CPU system[cores]",
+        width: 18,
+        when: When::CpuUtil,
+        cell: |row| format!("{:.3}", row.cpu_system_cores),
+        key: "cpu_system_cores",
+        meaning: "the same in the kernel",
+    },
+];
+
+fn us(ns: f64) -> String {
+    format!("{:.2}", ns / 1e3)
+}
+
+/// Of a repeat that was interrupted there is none.
+fn interval(half_width: Option<f64>, unit: f64) -> String {
+    half_width.map_or_else(|| "-".to_owned(), |half| format!("{:.2}", half / unit))
+}
+
+/// The line of heads.
+pub(super) fn head(kind: Kind, extra: Extra) -> String {
+    fn of<R>(columns: &[Column<R>], extra: Extra) -> String {
+        join(columns, extra, |column| column.head.to_owned())
+    }
+    match kind {
+        Kind::Bw => of(BANDWIDTH, extra),
+        Kind::Lat => of(LATENCY, extra),
+    }
+}
+
+/// A row's line.
+pub(super) fn bandwidth(row: &BandwidthRow, extra: Extra) -> String {
+    let line = join(BANDWIDTH, extra, |column| (column.cell)(row));
+    match row.raw_copy_bytes_per_s {
+        Some(raw) => format!(
+            "{line}  raw copy {:.2} MiB/s, {:.3} of it",
+            raw / MIB,
+            row.bw_avg_bytes_per_s / raw
+        ),
+        None => line,
+    }
+}
+
+/// A row's line.
+pub(super) fn latency(row: &LatencyRow, extra: Extra) -> String {
+    join(LATENCY, extra, |column| (column.cell)(row))
+}
+
+fn join<R>(columns: &[Column<R>], extra: Extra, text: impl Fn(&Column<R>) -> String) -> String {
+    let there = columns.iter().filter(|column| column.when.holds(extra));
+    let cells: Vec<_> = there
+        .map(|column| format!("{:>1$}", text(column), column.width))
+        .collect();
+    cells.join(" ")
+}
+
+/// What `--help` says of the columns.
+pub(crate) fn help(kind: Kind) -> String {
+    fn of<R>(columns: &[Column<R>]) -> Vec<String> {
+        let line = |column: &Column<R>| {
+            let Column {
+                head,
+                meaning,
+                key,
+                when,
+                ..
+            } = column;
+            format!("  {head}{}\n          {meaning} [JSON: {key}]", when.option())
+        };
+        columns.iter().map(line).collect()
+    }
+    let lines = match kind {
+        Kind::Bw => of(BANDWIDTH),
+        Kind::Lat => of(LATENCY),
+    };
+    format!("Columns:\n{}", lines.join("\n"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::super::row::tests as rows;
+    use super::*;
+
+    /// The same list as a table of docs/PERFORMANCE.md.
+    fn documented() -> String {
+        fn of<R>(columns: &[Column<R>]) -> String {
+            let line = |column: &Column<R>| {
+                let formula = column
+                    .meaning
+                    .replace(" * ", " × ")
+                    .replace(" / ", " ÷ ")
+                    .replace(" - ", " − ");
+                format!(
+                    "| `{}`{} | `{}` | {formula} |\n",
+                    column.head,
+                    column.when.option(),
+                    column.key
+                )
+            };
+            columns.iter().map(line).collect()
+        }
+        let table =
+            |command: &str, lines: String| format!("| `{command}` | JSON | what it means |\n|---|---|---|\n{lines}");
+        format!(
+            "{}\n{}",
+            table("doorbell bw", of(BANDWIDTH)),
+            table("doorbell lat", of(LATENCY))
+        )
+    }
+
+    #[test]
+    fn the_documentation_has_the_same_list() {
+        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/PERFORMANCE.md");
+        let docs = std::fs::read_to_string(file).unwrap();
+        let wanted = documented();
+        assert!(
+            docs.contains(&wanted),
+            "docs/PERFORMANCE.md, \"What each column means\", has to say:\n\n{wanted}"
+        );
+    }
+
+    #[test]
+    fn every_column_is_in_json_under_its_key() {
+        let keys = |row: serde_json::Value| row.as_object().unwrap().keys().cloned().collect::<Vec<_>>();
+        let bandwidth = BandwidthRow {
+            bw_ci95_bytes_per_s: Some(1.0),
+            ..rows::bandwidth()
+        };
+        let latency = LatencyRow {
+            lat_ci95_ns: Some(1.0),
+            ..rows::latency()
+        };
+        let (bw, lat) = (
+            keys(serde_json::to_value(&bandwidth).unwrap()),
+            keys(serde_json::to_value(&latency).unwrap()),
+        );
+        for column in BANDWIDTH {
+            assert!(bw.iter().any(|key| key == column.key), "{}", column.key);
+        }
+        for column in LATENCY {
+            assert!(lat.iter().any(|key| key == column.key), "{}", column.key);
+        }
+    }
+
+    #[test]
+    fn columns_line_up() {
+        for (repeats, cpu) in [(false, false), (true, false), (false, true), (true, true)] {
+            let extra = Extra { repeats, cpu };
+            for (kind, line) in [
+                (Kind::Bw, bandwidth(&rows::bandwidth(), extra)),
+                (Kind::Lat, latency(&rows::latency(), extra)),
+            ] {
+                let head = head(kind, extra);
+                assert_eq!(line.chars().count(), head.chars().count(), "{head}\n{line}");
+                assert_eq!((head.contains("±95%"), head.contains("CPU system")), (repeats, cpu));
+            }
+        }
+    }
+}

@@ -1,0 +1,281 @@
+//! Results as Prometheus' text exposition (version 0.0.4), for node_exporter's textfile collector or a push gateway.
+//!
+//! Base units only, in the names: seconds, bytes, bytes per second. A file is replaced whole (written beside, then renamed), so that a collector never reads half of it; where the path is no
+//! regular file (a pipe, a terminal) it is written to as it is.
+
+use std::fmt::Write as _;
+use std::fs::{self, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::time::SystemTime;
+
+use super::{BandwidthRow, LatencyRow, Report, Row};
+use crate::failure::Failure;
+
+/// Values, each with a label of its own if it has one.
+type Samples = Vec<(Option<(&'static str, &'static str)>, Option<f64>)>;
+
+/// A metric that rows of one kind have.
+struct Metric<R> {
+    name: &'static str,
+    help: &'static str,
+    /// Rows that lack a value have no sample.
+    samples: fn(&R) -> Samples,
+}
+
+const BANDWIDTH: &[Metric<BandwidthRow>] = &[
+    Metric {
+        name: "doorbell_bandwidth_average_bytes_per_second",
+        help: "Payload over the whole measurement, the mean over repeats.",
+        samples: |row| one(row.bw_avg_bytes_per_s),
+    },
+    Metric {
+        name: "doorbell_bandwidth_peak_bytes_per_second",
+        help: "Payload over the best stretch.",
+        samples: |row| one(row.bw_peak_bytes_per_s),
+    },
+    Metric {
+        name: "doorbell_bandwidth_ci95_bytes_per_second",
+        help: "Half width of the 95 % confidence interval of the average over repeats.",
+        samples: |row| vec![(None, row.bw_ci95_bytes_per_s)],
+    },
+    Metric {
+        name: "doorbell_messages_per_second",
+        help: "Messages over the whole measurement, the mean over repeats.",
+        samples: |row| one(row.msg_rate_per_s),
+    },
+    Metric {
+        name: "doorbell_measured_messages",
+        help: "Messages that were measured.",
+        samples: |row| one(row.iterations as f64),
+    },
+    Metric {
+        name: "doorbell_cpu_cores",
+        help: "Processor time of the measuring process over elapsed time.",
+        samples: |row| cpu(row.cpu_user_cores, row.cpu_system_cores),
+    },
+];
+
+const LATENCY: &[Metric<LatencyRow>] = &[
+    Metric {
+        name: "doorbell_latency_seconds",
+        help: "Time per message, by quantile.",
+        samples: |row| {
+            [
+                ("0.5", row.lat_p50_ns),
+                ("0.9", row.lat_p90_ns),
+                ("0.99", row.lat_p99_ns),
+                ("0.999", row.lat_p999_ns),
+                ("0.9999", row.lat_p9999_ns),
+            ]
+            .map(|(quantile, ns)| (Some(("quantile", quantile)), Some(ns / 1e9)))
+            .to_vec()
+        },
+    },
+    Metric {
+        name: "doorbell_latency_minimum_seconds",
+        help: "Time of the shortest message.",
+        samples: |row| one(row.lat_min_ns / 1e9),
+    },
+    Metric {
+        name: "doorbell_latency_average_seconds",
+        help: "Mean time per message.",
+        samples: |row| one(row.lat_avg_ns / 1e9),
+    },
+    Metric {
+        name: "doorbell_latency_stddev_seconds",
+        help: "Standard deviation of the time per message.",
+        samples: |row| one(row.lat_stddev_ns / 1e9),
+    },
+    Metric {
+        name: "doorbell_latency_maximum_seconds",
+        help: "Time of the longest message.",
+        samples: |row| one(row.lat_max_ns / 1e9),
+    },
+    Metric {
+        name: "doorbell_latency_ci95_seconds",
+        help: "Half width of the 95 % confidence interval of the mean of the repeats' medians.",
+        samples: |row| vec![(None, row.lat_ci95_ns.map(|ns| ns / 1e9))],
+    },
+    Metric {
+        name: "doorbell_measured_messages",
+        help: "Messages that were measured.",
+        samples: |row| one(row.iterations as f64),
+    },
+    Metric {
+        name: "doorbell_cpu_cores",
+        help: "Processor time of the measuring process over elapsed time.",
+        samples: |row| cpu(row.cpu_user_cores, row.cpu_system_cores),
+    },
+];
+
+fn one(value: f64) -> Samples {
+    vec![(None, Some(value))]
+}
+
+fn cpu(user: f64, system: f64) -> Samples {
+    vec![
+        (Some(("mode", "user")), Some(user)),
+        (Some(("mode", "system")), Some(system)),
+    ]
+}
+
+/// The exposition of a report that was finished at this time.
+pub(crate) fn exposition(report: &Report, finished: SystemTime) -> String {
+    let of_all = format!(
+        "test=\"{}\",device=\"{}\",link=\"{}\",memory=\"{}\"",
+        escape(&report.test),
+        escape(&report.device),
+        report.link.name(),
+        escape(&report.memory)
+    );
+    let (mut bandwidth, mut latency) = (Vec::new(), Vec::new());
+    for row in &report.results {
+        match row {
+            Row::Bandwidth(row) => bandwidth.push((labels(&of_all, row.bytes, row.qps), row)),
+            Row::Latency(row) => latency.push((labels(&of_all, row.bytes, row.qps), row)),
+        }
+    }
+    let mut text = String::new();
+    write_all(&mut text, BANDWIDTH, &bandwidth);
+    write_all(&mut text, LATENCY, &latency);
+    if let Ok(since) = finished.duration_since(SystemTime::UNIX_EPOCH) {
+        let name = "doorbell_finished_timestamp_seconds";
+        header(&mut text, name, "When the test had finished, since 1970.");
+        sample(&mut text, name, &of_all, since.as_secs_f64());
+    }
+    text
+}
+
+fn labels(of_all: &str, bytes: u64, qps: u32) -> String {
+    format!("{of_all},bytes=\"{bytes}\",qps=\"{qps}\"")
+}
+
+fn write_all<R>(text: &mut String, metrics: &[Metric<R>], rows: &[(String, &R)]) {
+    for metric in metrics {
+        let samples: Vec<_> = rows
+            .iter()
+            .flat_map(|(labels, row)| (metric.samples)(row).into_iter().map(move |sample| (labels, sample)))
+            .filter_map(|(labels, (own, value))| Some((labels, own, value?)))
+            .collect();
+        if samples.is_empty() {
+            continue;
+        }
+        header(text, metric.name, metric.help);
+        for (labels, own, value) in samples {
+            let labels = match own {
+                Some((name, of)) => format!("{labels},{name}=\"{of}\""),
+                None => labels.clone(),
+            };
+            sample(text, metric.name, &labels, value);
+        }
+    }
+}
+
+fn header(text: &mut String, name: &str, help: &str) {
+    // Writing to a String does not fail.
+    let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} gauge");
+}
+
+fn sample(text: &mut String, name: &str, labels: &str, value: f64) {
+    let _ = writeln!(text, "{name}{{{labels}}} {value}");
+}
+
+/// A label's value as the format has it.
+fn escape(value: &str) -> String {
+    value.replace('\\', r"\\").replace('"', "\\\"").replace('\n', r"\n")
+}
+
+/// Writes an exposition where `--prometheus` says: `-` is stdout.
+///
+/// # Errors
+/// [`Failure::Test`] that names the file, when it cannot be written; what was there before is there still.
+pub(crate) fn write(path: &Path, text: &str) -> Result<(), Failure> {
+    if path == Path::new("-") {
+        return super::print_line(text.trim_end());
+    }
+    replace(path, text.as_bytes())
+        .map_err(|e| Failure::test(format!("cannot write the metrics to {}: {e}", path.display())))
+}
+
+fn replace(path: &Path, text: &[u8]) -> io::Result<()> {
+    // Renaming replaces a link and not what it points to, and would put a file in a device's place.
+    let path = match fs::metadata(path) {
+        Ok(found) if !found.is_file() => {
+            let mut file = OpenOptions::new().write(true).open(path)?;
+            return file.write_all(text).and_then(|()| file.flush());
+        }
+        Ok(_) => fs::canonicalize(path)?,
+        Err(_) => path.to_owned(),
+    };
+    let folder = match path.parent() {
+        Some(folder) if folder != Path::new("") => folder,
+        _ => Path::new("."),
+    };
+    let mut file = tempfile::Builder::new()
+        .prefix(".doorbell-")
+        // Less the umask: the collector is another user.
+        .permissions(fs::Permissions::from_mode(0o666))
+        .tempfile_in(folder)?;
+    file.write_all(text)?;
+    file.as_file().sync_all()?;
+    file.persist(&path).map(drop).map_err(|e| e.error)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::LinkKind;
+    use super::super::row::tests as rows;
+    use super::*;
+
+    #[test]
+    fn units_are_base_units() {
+        let mut report = Report::new("write_lat".into(), "so\"ft\\0\n".into(), LinkKind::SoftLocal);
+        report.results = vec![Row::Latency(LatencyRow {
+            bytes: 2,
+            lat_p99_ns: 12_500.0,
+            ..rows::latency()
+        })];
+        let text = exposition(&report, SystemTime::UNIX_EPOCH + std::time::Duration::from_millis(1500));
+        let of_all = r#"test="write_lat",device="so\"ft\\0\n",link="soft-local",memory="host""#;
+        for line in [
+            format!(r#"doorbell_latency_seconds{{{of_all},bytes="2",qps="1",quantile="0.99"}} 0.0000125"#),
+            format!("doorbell_finished_timestamp_seconds{{{of_all}}} 1.5"),
+            "# TYPE doorbell_latency_seconds gauge".to_owned(),
+        ] {
+            assert!(text.lines().any(|one| one == line), "{line}\n{text}");
+        }
+        assert!(!text.contains("bandwidth") && !text.contains("ci95"), "{text}");
+    }
+
+    #[test]
+    fn a_file_is_replaced_whole_and_links_are_followed() {
+        let folder = tempfile::tempdir().unwrap();
+        let (file, link) = (folder.path().join("a.prom"), folder.path().join("link.prom"));
+        write(&file, "old\n").unwrap();
+        std::os::unix::fs::symlink(&file, &link).unwrap();
+        write(&link, "new\n").unwrap();
+        assert_eq!(fs::read_to_string(&file).unwrap(), "new\n");
+        assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
+        assert_eq!(
+            fs::read_dir(folder.path()).unwrap().count(),
+            2,
+            "nothing is left behind"
+        );
+        // Others may read it, as far as the umask says, which tempfile's default would not allow.
+        let plain = folder.path().join("plain");
+        fs::write(&plain, "").unwrap();
+        let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode();
+        assert_eq!(mode(&file), mode(&plain));
+    }
+
+    #[test]
+    fn what_cannot_be_written_is_named() {
+        for path in ["/dev/full", "/nonexistent/a.prom", "/proc/a.prom"] {
+            let failure = write(Path::new(path), "x\n").unwrap_err();
+            assert!(failure.status() == 1 && failure.to_string().contains(path), "{failure}");
+        }
+        assert!(!fs::metadata("/dev/full").unwrap().is_file());
+    }
+}

@@ -1,0 +1,362 @@
+//! The clock that every figure of time comes from.
+//!
+//! Where the processor has a counter that ticks at one rate whatever it does (an invariant TSC on x86-64, the system counter on aarch64), reading that costs a third of what
+//! clock_gettime(2) costs. A counter's rate is nowhere to be read, so it is measured against CLOCK_MONOTONIC when the clock is made, and what came of it is checked against the same at the
+//! end of each size: the two may differ by [`MOST_DRIFT`], which is twice what NTP slews. A counter that fails is not used again, and what was measured by it is marked.
+//!
+//! The counter is read without waiting for instructions before it, so a reading may be early or late by some tens of cycles. The reading itself is done by the crate `quanta`; its own
+//! calibration, which cannot be checked, is not used.
+
+use std::fs;
+use std::time::{Duration, Instant};
+
+use clap::ValueEnum;
+use serde::{Deserialize, Serialize};
+
+/// How far the counter and CLOCK_MONOTONIC may be apart, as a fraction.
+const MOST_DRIFT: f64 = 1e-3;
+/// How long the counter is measured.
+const CALIBRATION: Duration = Duration::from_millis(10);
+/// A check over less than this says more about the two readings than about the counter.
+const LEAST_CHECKED: Duration = Duration::from_millis(5);
+/// Looks at both clocks at once, of which the quickest counts.
+const LOOKS: u32 = 32;
+/// Where the kernel lists the counters that it trusts; it strikes the TSC off when it has seen it err.
+const TRUSTED: &str = "/sys/devices/system/clocksource/clocksource0/available_clocksource";
+
+/// Which clock is asked for.
+#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) enum ClockChoice {
+    /// The processor's counter where it can be trusted, else clock_gettime
+    #[default]
+    Auto,
+    /// The processor's counter
+    Tsc,
+    /// clock_gettime
+    System,
+}
+
+/// Which clock is used.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum ClockSource {
+    /// The processor's counter.
+    Tsc,
+    /// CLOCK_MONOTONIC.
+    ClockGettime,
+}
+
+/// What is known of a clock.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
+pub(crate) struct ClockReport {
+    /// Which it is.
+    pub(crate) source: ClockSource,
+    /// The least that two readings differ by when they do, ns.
+    pub(crate) resolution_ns: f64,
+    /// What a reading takes, ns.
+    pub(crate) overhead_ns: f64,
+}
+
+/// A clock that counts ns from when it was made.
+#[derive(Debug)]
+pub(crate) struct Clock {
+    began: Instant,
+    source: Source,
+}
+
+#[derive(Debug)]
+enum Source {
+    Counter(Counter),
+    System,
+    #[cfg(test)]
+    Fake(std::rc::Rc<std::cell::Cell<u64>>),
+}
+
+/// A counter and its rate.
+#[derive(Debug)]
+struct Counter {
+    ticks: quanta::Clock,
+    first: u64,
+    /// ns of a tick, times 2^32.
+    scale: u64,
+}
+
+/// A moment by both clocks.
+#[derive(Clone, Copy, Debug)]
+struct Moment {
+    ticks: u64,
+    at: Instant,
+}
+
+impl Moment {
+    /// Reads the one between two readings of the other, several times, and takes the time when that went quickest.
+    fn look(ticks: &quanta::Clock) -> Moment {
+        let mut best = (u64::MAX, None);
+        for _ in 0..LOOKS {
+            let before = ticks.raw();
+            let at = Instant::now();
+            let between = ticks.raw().wrapping_sub(before);
+            if between < best.0 {
+                best = (
+                    between,
+                    Some(Moment {
+                        ticks: before + between / 2,
+                        at,
+                    }),
+                );
+            }
+        }
+        best.1.unwrap_or_else(|| Moment {
+            ticks: ticks.raw(),
+            at: Instant::now(),
+        })
+    }
+}
+
+impl Counter {
+    /// Measures the counter's rate.
+    fn measured() -> Option<Counter> {
+        let ticks = quanta::Clock::new();
+        let from = Moment::look(&ticks);
+        std::thread::sleep(CALIBRATION);
+        let to = Moment::look(&ticks);
+        let elapsed = (to.at - from.at).as_nanos() as f64;
+        let counted = to.ticks.checked_sub(from.ticks).filter(|&counted| counted > 0)?;
+        let scale = elapsed / counted as f64 * (1u64 << 32) as f64;
+        (1.0..1e18).contains(&scale).then_some(Counter {
+            ticks,
+            first: from.ticks,
+            scale: scale as u64,
+        })
+    }
+
+    #[inline]
+    fn ns(&self, ticks: u64) -> u64 {
+        ((u128::from(ticks) * u128::from(self.scale)) >> 32) as u64
+    }
+}
+
+/// Why there is no counter to be used here; `None` where there is one.
+fn no_counter(trusted: Option<&str>) -> Option<&'static str> {
+    if !has_invariant_counter() {
+        return Some("this processor has no counter of one rate");
+    }
+    // The kernel names it so on x86; a list that is not there forbids nothing.
+    let name = if cfg!(target_arch = "x86_64") {
+        "tsc"
+    } else {
+        "arch_sys_counter"
+    };
+    match trusted {
+        Some(list) if !list.split_whitespace().any(|one| one == name) => {
+            Some("the kernel does not trust this machine's counter")
+        }
+        _ => None,
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+fn has_invariant_counter() -> bool {
+    // What quanta asks for too, before it reads it: otherwise it reads CLOCK_MONOTONIC, and does not say so.
+    let cpu = raw_cpuid::CpuId::new();
+    cpu.get_advanced_power_mgmt_info()
+        .is_some_and(|power| power.has_invariant_tsc())
+        && cpu
+            .get_extended_processor_and_feature_identifiers()
+            .is_some_and(|features| features.has_rdtscp())
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn has_invariant_counter() -> bool {
+    cfg!(target_arch = "aarch64")
+}
+
+impl Clock {
+    /// The clock that was asked for.
+    ///
+    /// # Errors
+    /// Why there is no counter, where it was asked for by name.
+    pub(crate) fn new(choice: ClockChoice) -> Result<Clock, &'static str> {
+        let counter = || match no_counter(fs::read_to_string(TRUSTED).ok().as_deref()) {
+            None => Counter::measured().ok_or("this processor's counter does not count"),
+            Some(why) => Err(why),
+        };
+        let source = match choice {
+            ClockChoice::System => Source::System,
+            ClockChoice::Tsc => Source::Counter(counter()?),
+            ClockChoice::Auto => counter().map_or(Source::System, Source::Counter),
+        };
+        Ok(Clock::of(source))
+    }
+
+    fn of(source: Source) -> Clock {
+        let mut clock = Clock {
+            began: Instant::now(),
+            source,
+        };
+        if let Source::Counter(counter) = &mut clock.source {
+            let moment = Moment::look(&counter.ticks);
+            (counter.first, clock.began) = (moment.ticks, moment.at);
+        }
+        clock
+    }
+
+    /// A clock whose time a test sets.
+    #[cfg(test)]
+    pub(crate) fn fake() -> (Clock, std::rc::Rc<std::cell::Cell<u64>>) {
+        let time = std::rc::Rc::new(std::cell::Cell::new(0));
+        (Clock::of(Source::Fake(std::rc::Rc::clone(&time))), time)
+    }
+
+    /// ns since it was made.
+    #[inline]
+    pub(crate) fn now(&self) -> u64 {
+        match &self.source {
+            Source::Counter(counter) => counter.ns(counter.ticks.raw().saturating_sub(counter.first)),
+            // Five hundred years fit.
+            Source::System => self.began.elapsed().as_nanos() as u64,
+            #[cfg(test)]
+            Source::Fake(time) => time.get(),
+        }
+    }
+
+    /// Which clock it is.
+    pub(crate) fn source(&self) -> ClockSource {
+        match self.source {
+            Source::Counter(_) => ClockSource::Tsc,
+            Source::System => ClockSource::ClockGettime,
+            #[cfg(test)]
+            Source::Fake(_) => ClockSource::ClockGettime,
+        }
+    }
+
+    /// Holds the counter against CLOCK_MONOTONIC, over all the time since it was measured. One that is too far off is not used any more, and the fraction by which it is off is returned.
+    pub(crate) fn check(&mut self) -> Option<f64> {
+        let Source::Counter(counter) = &self.source else {
+            return None;
+        };
+        let moment = Moment::look(&counter.ticks);
+        let elapsed = moment.at - self.began;
+        if elapsed < LEAST_CHECKED {
+            return None;
+        }
+        let counted = counter.ns(moment.ticks.saturating_sub(counter.first)) as f64;
+        let drift = counted / elapsed.as_nanos() as f64 - 1.0;
+        if drift.abs() <= MOST_DRIFT {
+            return None;
+        }
+        self.source = Source::System;
+        Some(drift)
+    }
+
+    /// What this clock can tell apart, and what it costs: of some thousands of readings.
+    pub(crate) fn report(&self) -> ClockReport {
+        const BLOCK: u32 = 256;
+        let (mut step, mut overhead) = (0, f64::INFINITY);
+        for _ in 0..8 {
+            let began = Instant::now();
+            let mut last = self.reading();
+            for _ in 0..BLOCK {
+                let next = self.reading();
+                step = greatest_common_divisor(step, next.saturating_sub(last));
+                last = next;
+            }
+            // The quickest: nothing else ran then.
+            overhead = overhead.min(began.elapsed().as_nanos() as f64 / f64::from(BLOCK));
+        }
+        let unit = match &self.source {
+            Source::Counter(counter) => counter.scale as f64 / (1u64 << 32) as f64,
+            Source::System => 1.0,
+            #[cfg(test)]
+            Source::Fake(_) => 1.0,
+        };
+        ClockReport {
+            source: self.source(),
+            resolution_ns: step as f64 * unit,
+            overhead_ns: overhead,
+        }
+    }
+
+    /// In the unit in which the clock steps.
+    #[inline]
+    fn reading(&self) -> u64 {
+        match &self.source {
+            Source::Counter(counter) => counter.ticks.raw(),
+            _ => self.now(),
+        }
+    }
+}
+
+/// With 0 as the neutral one.
+fn greatest_common_divisor(mut a: u64, mut b: u64) -> u64 {
+    while b != 0 {
+        (a, b) = (b, a % b);
+    }
+    a
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_clocks_tell_the_same_time() {
+        for choice in [ClockChoice::Auto, ClockChoice::System] {
+            let mut clock = Clock::new(choice).unwrap();
+            let source = clock.source();
+            let (began, from) = (Instant::now(), clock.now());
+            while began.elapsed() < Duration::from_millis(30) {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            let (inner, to) = (began.elapsed(), clock.now());
+            // The one was read within the other's readings, which other processes may hold apart: only the lower bound is certain.
+            assert!(
+                to - from >= (inner.as_nanos() as f64 * (1.0 - MOST_DRIFT)) as u64,
+                "{to} {from} {inner:?}"
+            );
+            assert_eq!(clock.check(), None);
+            assert_eq!(clock.source(), source);
+        }
+    }
+
+    #[test]
+    fn a_counter_that_errs_is_not_used_again() {
+        let Some(mut counter) = Counter::measured().filter(|_| no_counter(None).is_none()) else {
+            assert!(Clock::new(ClockChoice::Tsc).is_err());
+            return;
+        };
+        // As of a counter that has slowed down by a fiftieth since it was measured.
+        counter.scale -= counter.scale / 50;
+        let mut clock = Clock::of(Source::Counter(counter));
+        std::thread::sleep(2 * LEAST_CHECKED);
+        let drift = clock.check().expect("it is noticed");
+        assert!((drift + 0.02).abs() < 0.01, "{drift}");
+        assert_eq!(clock.source(), ClockSource::ClockGettime);
+        assert_eq!(clock.check(), None);
+        // Time goes on from where it was by the other clock.
+        assert!(clock.now() >= 2 * LEAST_CHECKED.as_nanos() as u64);
+    }
+
+    #[test]
+    fn what_the_kernel_does_not_trust_is_not_used() {
+        if has_invariant_counter() {
+            assert_eq!(no_counter(None), None);
+            assert_eq!(no_counter(Some("kvm-clock tsc arch_sys_counter acpi_pm\n")), None);
+            assert!(no_counter(Some("hpet acpi_pm\n")).is_some_and(|why| why.contains("kernel")));
+        }
+        assert_eq!(
+            Clock::new(ClockChoice::System).unwrap().source(),
+            ClockSource::ClockGettime
+        );
+    }
+
+    #[test]
+    fn a_clock_knows_itself() {
+        for choice in [ClockChoice::Auto, ClockChoice::System] {
+            let report = Clock::new(choice).unwrap().report();
+            assert!(report.resolution_ns > 0.0 && report.overhead_ns > 0.0, "{report:?}");
+        }
+        assert_eq!(greatest_common_divisor(0, 12), 12);
+        assert_eq!(greatest_common_divisor(12, 18), 6);
+    }
+}
