@@ -4,12 +4,15 @@
 //! queue pairs by what it brought, `bw` and `lat` are the loops, and `printer` prints what they found: `layout` as text, `json` as a report. What is measured is measured as `doorbell bw` and `doorbell lat` do (`stats`), so none of the C tools'
 //! figures that are known to be wrong is reproduced; docs/CLASSIC.md names each.
 
+mod begin;
+mod bw;
 #[cfg(test)]
 mod documented;
 mod flags;
 mod getopt;
 mod help;
 mod json;
+mod lat;
 pub(crate) mod layout;
 #[cfg(test)]
 mod layout_tests;
@@ -19,6 +22,8 @@ mod options_tests;
 pub(crate) mod printer;
 mod run;
 pub(crate) mod settings;
+pub(crate) mod station;
 pub(crate) mod tool;
+pub(crate) mod wire;
 
 pub(crate) use run::main;

@@ -8,7 +8,7 @@ use doorbell_verbs::LinkLayer;
 use super::options::{self, Request};
 use super::settings::{Settings, Transport};
 use super::tool::{Kind, Tool};
-use super::{getopt, help};
+use super::{bw, getopt, help, lat};
 use crate::cli::SoftArgs;
 use crate::device::{self, Device, Reach};
 use crate::diagnose::{self, Port, Sources, Subject};
@@ -51,8 +51,8 @@ fn test(mut settings: Settings) -> Result<(), Failure> {
         eprintln!("{}: warning: {warning}", settings.tool.name());
     }
     match settings.tool.kind {
-        Kind::Bw => Err(interim(&settings, &device, &interrupt)),
-        Kind::Lat => Err(interim(&settings, &device, &interrupt)),
+        Kind::Bw => bw::run(&settings, &device, &interrupt),
+        Kind::Lat => lat::run(&settings, &device, &interrupt),
     }
 }
 
@@ -120,9 +120,4 @@ fn warnings(settings: &Settings, device: &Device) -> Vec<Warning> {
     let frequency = [Code::CpuGovernor, Code::CpuFrequencyCapped, Code::CpuFrequency];
     warnings.retain(|warning| !(settings.no_frequency_warning && frequency.contains(&warning.code)));
     warnings
-}
-
-/// Until the loops are there.
-fn interim(settings: &Settings, _: &Device, _: &Interrupt) -> Failure {
-    Failure::test(format!("{} measures nothing yet", settings.tool.name()))
 }
