@@ -2,7 +2,7 @@
 //!
 //! `cli` says what may be asked, `plan` what a test does, `command` who runs where; `exchange` is how two ends agree, `orchestrate` how one
 //! machine has both; `run` measures, `stats` computes, `report` prints. `diagnose` finds what casts doubt on figures. `sweep` runs many tests; `document` reads
-//! results back, for `html`, which is `doorbell report` and draws with `chart`, and for `compare`. `classic` is perftest's tools by their names. `coll` is
+//! results back, for `html`, which is `doorbell report` and draws with `chart`, and for `compare`. `classic` is `ib_write_bw` and its like, by whose names the command may be called. `coll` is
 //! `doorbell coll`. `dropin` is `doorbell run` and `doorbell env`.
 #![forbid(unsafe_code)]
 

@@ -114,10 +114,6 @@ pub(crate) fn waiting() -> String {
     format!("\n{stars}\n* Waiting for client to connect... *\n{stars}")
 }
 
-/// What a server says that waits for queue pairs of the connection manager.
-pub(crate) const WAITING_MANAGED: &str =
-    " Waiting for client rdma_cm QP to connect\n Please run the same command with the IB/RoCE interface IP";
-
 /// What is said before anything else where requests are posted in lists and `-Q` is not given.
 pub(crate) fn post_list_notice() -> String {
     format!("{RULE}\nPost List requested - CQ moderation will be the size of the post list")

@@ -3,7 +3,7 @@
 use super::getopt;
 use super::layout::{self, Address, Header, Latencies, RULE, Rates, Side};
 use super::options::{self, Request};
-use super::settings::Settings;
+use super::settings::{Exchange, Settings};
 use super::tool::Tool;
 
 fn settings(line: &str) -> Settings {
@@ -30,6 +30,14 @@ fn soft() -> Header {
 
 fn header(line: &str) -> String {
     layout::header(&settings(line), &soft())
+}
+
+fn managed(line: &str, exchange: Exchange, type_of_service: Option<u8>) -> Settings {
+    Settings {
+        exchange,
+        type_of_service,
+        ..settings(line)
+    }
 }
 
 /// The header of a client of `ib_write_bw`, with some lines replaced.
@@ -85,7 +93,10 @@ fn headers_of_clients() {
         ])
     );
     assert_eq!(
-        header("ib_write_bw h -R -T 32 -n 100 -q 2"),
+        layout::header(
+            &managed("ib_write_bw h -n 100 -q 2", Exchange::Managed, Some(32)),
+            &soft()
+        ),
         like_write_bw(&[
             ("qps   : 1", "qps   : 2"),
             ("128\n", "100\n"),
@@ -96,7 +107,7 @@ fn headers_of_clients() {
         ])
     );
     assert_eq!(
-        header("ib_write_bw h -z"),
+        layout::header(&managed("ib_write_bw h", Exchange::OverManaged, None), &soft()),
         like_write_bw(&[("method : Ethernet", "method : rdma_cm")])
     );
 }
@@ -163,7 +174,7 @@ fn addresses() {
         " remote address: LID 0000 QPN 0x8927d PSN 0x78ca19"
     );
     assert_eq!(
-        line("ib_write_bw -R", &address),
+        layout::address(&managed("ib_write_bw", Exchange::Managed, None), Side::Remote, &address),
         " remote address: LID 0000 QPN 0x8927d PSN 0x78ca19"
     );
     address.lid = 0x11;

@@ -463,6 +463,7 @@ fn settle(raw: Raw, tool: Tool) -> Result<Settings, Failure> {
         post_list,
         recv_post_list,
         cq_mod: cq_mod.min(tx_depth),
+        list_moderates: post_list > 1 && raw.cq_mod.is_none(),
         inline: raw.inline,
         outstanding: raw.outstanding,
         atomic: raw.atomic.unwrap_or(Atomic::FetchAdd),

@@ -118,7 +118,7 @@ fn each_option_arrives() {
     assert_eq!((s.least_bandwidth, s.least_rate), (Some(2.5), Some(1.0)));
 
     let s = settings(
-        "ib_write_bw -D 9 -f 2 --cpu_util --report_gbits -z --ipv6 --tclass 96 --pkey_index 1 --retry_count 3 --wait_destroy 2 --perform_warm_up --mr_per_qp --use_hugepages --disable_pcie_relaxed --source_ip ::1",
+        "ib_write_bw -D 9 -f 2 --cpu_util --report_gbits --ipv6 --tclass 96 --pkey_index 1 --retry_count 3 --wait_destroy 2 --perform_warm_up --mr_per_qp --use_hugepages --disable_pcie_relaxed --source_ip ::1",
     );
     let nine = Length::Duration {
         duration: Duration::from_secs(9),
@@ -126,7 +126,7 @@ fn each_option_arrives() {
     };
     assert_eq!(
         (s.length, s.exchange, s.traffic_class, s.pkey_index, s.retry),
-        (nine, Exchange::OverManaged, 96, 1, 3)
+        (nine, Exchange::Socket, 96, 1, 3)
     );
     assert!(
         s.output.cpu && s.output.gbits && s.ipv6 && s.warm_up && s.region_per_qp && s.huge_pages && !s.relaxed_ordering
@@ -136,16 +136,10 @@ fn each_option_arrives() {
         (Duration::from_secs(2), Some("::1".parse().unwrap()))
     );
 
-    let s = settings("ib_send_lat -U -C --latency_gap 5 -e -X 2 -R -T 8 --out_json");
+    let s = settings("ib_send_lat -U -C --latency_gap 5 -e -X 2 --out_json");
     assert!(s.output.histogram && s.output.unsorted && s.output.cycles && s.events);
-    assert_eq!(
-        (s.gap, s.vector, s.type_of_service, s.traffic_class),
-        (Some(Duration::from_micros(5)), 2, Some(8), 8)
-    );
-    assert_eq!(
-        (s.exchange, s.output.json),
-        (Exchange::Managed, Some("perftest_out.json".into()))
-    );
+    assert_eq!((s.gap, s.vector), (Some(Duration::from_micros(5)), 2));
+    assert_eq!(s.output.json, Some("perftest_out.json".into()));
 
     let s = settings("ib_atomic_bw -A CMP_AND_SWAP -o 4 --output message_rate --out_json_file=x.json");
     assert_eq!(
@@ -246,9 +240,9 @@ fn what_cannot_be_met_is_refused_with_what_to_do() {
         ("ib_write_bw --output=latency", "bandwidth or message_rate"),
         ("ib_write_lat --output=bandwidth", "give latency"),
         ("ib_write_lat --output=latency -H", "leave one out"),
-        ("ib_write_bw -T 3", "-T goes with -R"),
-        ("ib_write_bw -R -z", "leave one out"),
-        ("ib_write_bw -R -c UC", "knows no UC"),
+        ("ib_write_bw -T 3", "exchange their keys over TCP"),
+        ("ib_write_bw -R", "-R (let the connection manager connect"),
+        ("ib_write_bw -z", "not supported"),
         ("ib_read_bw -X 1", "-X goes with -e"),
         ("ib_write_bw --rate_limit -1", "at least 0"),
         ("ib_write_bw --rate_limit 0", "more than 0"),

@@ -66,11 +66,14 @@ impl<'a> Printer<'a> {
         self.cycles_per_ns = cycles_per_ns;
     }
 
-    /// Says that this end waits, where it does; after it listens and before it accepts.
+    /// Says what goes before the header, after this end listens and before it accepts: what `-l` means for completions, and that this end waits, where it does.
     ///
     /// # Errors
     /// As [`print_line`]; so do all that print.
     pub(crate) fn waiting(&self) -> Result<(), Failure> {
+        if self.settings.list_moderates {
+            self.say(&layout::post_list_notice())?;
+        }
         // With --reversed the C tools' client says so.
         if self.settings.receives() {
             self.say(&layout::waiting())
@@ -87,14 +90,6 @@ impl<'a> Printer<'a> {
         self.say(&layout::header(self.settings, header))?;
         self.header = Some(header.clone());
         Ok(())
-    }
-
-    /// Says that a server waits for the connection manager's queue pairs, after the header.
-    ///
-    /// # Errors
-    /// As [`print_line`].
-    pub(crate) fn waiting_managed(&self) -> Result<(), Failure> {
-        self.say(&format!("{}\n{}", layout::WAITING_MANAGED, layout::RULE))
     }
 
     /// Prints where both ends' queue pairs are.

@@ -161,6 +161,8 @@ pub(crate) struct Settings {
     pub(crate) recv_post_list: u32,
     /// A completion for so many requests (`-Q`).
     pub(crate) cq_mod: u32,
+    /// Whether that is so because lists are so long, and not because `-Q` says it.
+    pub(crate) list_moderates: bool,
     /// Messages of up to so many bytes travel inline (`-I`); without it the C tools' default for the tool, transport and device.
     pub(crate) inline: Option<u32>,
     /// READs or atomics outstanding on each queue pair (`-o`); without it what the device has.
