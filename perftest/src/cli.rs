@@ -10,10 +10,13 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::coll::{CollArgs, NOTES};
+use crate::compare::CompareArgs;
 use crate::device::Place;
+use crate::html::ReportArgs;
 use crate::plan::Kind;
 use crate::report::{Thresholds, column_help};
 use crate::stats::ClockChoice;
+use crate::sweep::SweepArgs;
 use crate::units::{
     parse_bandwidth, parse_bytes, parse_bytes_u32, parse_duration, parse_fraction, parse_rate, parse_seconds,
 };
@@ -25,6 +28,7 @@ Examples:
   doorbell bw send --server --bind 0.0.0.0  wait for a peer, then on the other machine:
   doorbell bw send 192.0.2.7 -d mlx5_0 -a   every size from 2 B to 8 MiB
   doorbell bw write --verify --drop 0.05    every byte checked while 5 % of the packets are lost
+  doorbell sweep bw write -o write.json     every size, as one result;  doorbell report write.json -o report.html
   doorbell coll allreduce --ranks 4         collectives; each rank is a process
   doorbell bw write --gpu 0,1               from one GPU's memory into another's
   doorbell devices -v                       what is here
@@ -64,6 +68,15 @@ pub(crate) enum Command {
     /// Measure latency
     #[command(after_help = EXAMPLES, after_long_help = format!("{}\n\n{EXAMPLES}", column_help(Kind::Lat)))]
     Lat(Box<LatArgs>),
+    /// Measure bandwidth or latency over sizes, queue pairs, depths and inline sizes
+    #[command(after_help = crate::sweep::EXAMPLES)]
+    Sweep(Box<SweepArgs>),
+    /// Make charts of results: a page to look at, SVG or PNG
+    #[command(after_help = crate::html::EXAMPLES)]
+    Report(ReportArgs),
+    /// Say what changed between two results, and whether it is more than noise
+    #[command(after_help = crate::compare::NOTES)]
+    Compare(CompareArgs),
     /// Measure collectives: nccl-tests' options and table
     #[command(after_help = NOTES)]
     Coll(Box<CollArgs>),
@@ -82,6 +95,9 @@ impl Command {
             Command::Coll(_) => false,
             Command::Devices(_)
             | Command::Diagnose(_)
+            | Command::Sweep(_)
+            | Command::Report(_)
+            | Command::Compare(_)
             | Command::Topo(_)
             | Command::Gpu(_)
             | Command::Limits(_)
@@ -232,6 +248,18 @@ pub(crate) enum Operation {
     Atomic,
 }
 
+impl Operation {
+    /// It as the command line has it.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Operation::Write => "write",
+            Operation::Read => "read",
+            Operation::Send => "send",
+            Operation::Atomic => "atomic",
+        }
+    }
+}
+
 /// Which of the two atomics.
 #[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug, Default, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -313,6 +341,9 @@ pub(crate) struct TestArgs {
     /// Wait for a peer, serve its test, and exit
     #[arg(long, conflicts_with = "peer")]
     pub(crate) server: bool,
+    /// Serve one test after another until Ctrl-C, as sweeps need it
+    #[arg(long, requires = "server")]
+    pub(crate) forever: bool,
     /// Serve the process that started this one: announce the port on stdout, live as long as stdin is open
     #[arg(long, hide = true, requires = "server")]
     pub(crate) child: bool,
@@ -379,6 +410,15 @@ pub(crate) struct TestArgs {
     #[arg(long, help_heading = "Output")]
     pub(crate) no_progress: bool,
 
+    /// Address the server listens on; 0.0.0.0 or :: lets other machines in
+    #[arg(
+        long,
+        value_name = "ADDRESS",
+        default_value = "127.0.0.1",
+        requires = "server",
+        help_heading = "Connection"
+    )]
+    pub(crate) bind: IpAddr,
     #[command(flatten)]
     pub(crate) connection: ConnectionArgs,
     #[command(flatten)]
@@ -386,7 +426,7 @@ pub(crate) struct TestArgs {
 }
 
 /// How the two ends find each other, and how their queue pairs are set up.
-#[derive(Args, Debug)]
+#[derive(Args, Debug, Clone)]
 #[command(next_help_heading = "Connection")]
 pub(crate) struct ConnectionArgs {
     /// Device to use, from `doorbell devices` [default: soft0 when both ends run here, else the first active one]
@@ -395,9 +435,6 @@ pub(crate) struct ConnectionArgs {
     /// TCP port where the two ends agree on the test
     #[arg(long, value_name = "PORT", default_value_t = 18515)]
     pub(crate) port: u16,
-    /// Address the server listens on; 0.0.0.0 or :: lets other machines in
-    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1", requires = "server")]
-    pub(crate) bind: IpAddr,
     /// Path MTU: 256, 512, 1024, 2048 or 4096 [default: the port's]
     #[arg(long, value_name = "BYTES", value_parser = parse_mtu)]
     pub(crate) mtu: Option<u32>,

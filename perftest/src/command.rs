@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime};
 use doorbell_gpudirect::Path;
 use indicatif::{ProgressBar, ProgressStyle};
 
-use crate::cli::{Operation, SoftArgs, TestArgs};
+use crate::cli::{SoftArgs, TestArgs};
 use crate::device::{self, Device, Gpu, PORT, Place, Reach, Side, Soft};
 use crate::diagnose::{self, Measured, Peer, Port, Sources, Subject, Watch};
 use crate::exchange::{Control, GpuEnd, Listener, connect};
@@ -52,16 +52,37 @@ pub(crate) fn run(plan: &Plan, args: &TestArgs, thresholds: Thresholds) -> Resul
 /// Both ends here: starts the server as a process of its own.
 fn both(plan: &Plan, args: &TestArgs) -> Result<Done, Failure> {
     let interrupt = Interrupt::catch()?;
-    let second = Soft::second_address(&args.soft)?;
     let device = open(args, Side::First, Reach::Here)?;
-    let arguments = child_arguments(plan.kind, args, &device, second);
-    let server = Server::start(arguments, &interrupt)?;
+    let server = start_server(plan.kind, args, &device, &interrupt, false)?;
     let control = connect("127.0.0.1", server.port, &interrupt)?;
     let peer = Peer::Child(server.process());
     client(plan, args, &device, &control, Some(server.token.clone()), peer)
 }
 
-fn open(args: &TestArgs, side: Side, reach: Reach) -> Result<Device, Failure> {
+/// Starts the process for the other end, which serves one test, or one after another as long as this one holds it.
+///
+/// # Errors
+/// As of [`Server::start`].
+pub(crate) fn start_server(
+    kind: Kind,
+    args: &TestArgs,
+    device: &Device,
+    interrupt: &Interrupt,
+    forever: bool,
+) -> Result<Server, Failure> {
+    let second = Soft::second_address(&args.soft)?;
+    let mut arguments = child_arguments(kind, args, device, second);
+    if forever {
+        arguments.push("--forever".into());
+    }
+    Server::start(arguments, interrupt)
+}
+
+/// Opens what the command line names, for this process's end.
+///
+/// # Errors
+/// As of [`device::open`].
+pub(crate) fn open(args: &TestArgs, side: Side, reach: Reach) -> Result<Device, Failure> {
     let mut device = device::open(&args.connection, &args.soft, args.seed, side, reach)?;
     if let Some(Place::Gpu(number)) = args.gpu.first() {
         device.gpu = Some(Gpu::open(*number, &device.context)?);
@@ -71,7 +92,7 @@ fn open(args: &TestArgs, side: Side, reach: Reach) -> Result<Device, Failure> {
 
 /// The command line of the process for the other end: the same test and device, an address and fault seed of its own.
 fn child_arguments(kind: Kind, args: &TestArgs, device: &Device, address: Option<IpAddr>) -> Vec<OsString> {
-    let mut line: Vec<String> = Plan::command(kind, operation_name(args.operation))
+    let mut line: Vec<String> = Plan::command(kind, args.operation.name())
         .split(' ')
         .map(str::to_owned)
         .collect();
@@ -148,6 +169,7 @@ fn client(
     let outcome = session::client(local, plan, token, &mut clock, |event| match event {
         Event::Accepted(accepted) => {
             report.link = accepted.link_to(device.link, device.group);
+            report.line_rate_bytes_per_s = line_rate(device, report.link);
             report.peer_gpu = accepted.gpu;
             let before = warnings(&sources, plan, args, device, &report, peer);
             report.warnings = before.iter().map(Noted::from).collect();
@@ -289,7 +311,16 @@ fn about(plan: &Plan, device: &Device, report: &Report, control: &Control) -> St
     )
 }
 
-fn warnings(
+/// What the port could carry, where that is hardware: a software device's port says what an adapter's would, which is nothing that its figures could be held against.
+pub(crate) fn line_rate(device: &Device, link: LinkKind) -> Option<f64> {
+    let port = device.context.port(PORT).ok()?;
+    (link == LinkKind::Hardware)
+        .then(|| port.bits_per_s.map(|bits| bits as f64 / 8.0))
+        .flatten()
+}
+
+/// What casts doubt on the figures to come.
+pub(crate) fn warnings(
     sources: &Sources,
     plan: &Plan,
     args: &TestArgs,
@@ -322,17 +353,8 @@ fn warnings(
 fn expected<'a>(kind: Kind, args: &TestArgs, token: Option<&'a str>) -> Expected<'a> {
     Expected {
         kind,
-        verb: operation_name(args.operation),
+        verb: args.operation.name(),
         token,
-    }
-}
-
-fn operation_name(operation: Operation) -> &'static str {
-    match operation {
-        Operation::Write => "write",
-        Operation::Read => "read",
-        Operation::Send => "send",
-        Operation::Atomic => "atomic",
     }
 }
 
@@ -340,10 +362,10 @@ fn operation_name(operation: Operation) -> &'static str {
 fn server(kind: Kind, args: &TestArgs) -> Result<(), Failure> {
     let interrupt = Interrupt::catch()?;
     let device = open(args, Side::Alone, Reach::Elsewhere)?;
-    let listener = Listener::bind(args.connection.bind, args.connection.port)?;
+    let listener = Listener::bind(args.bind, args.connection.port)?;
     eprintln!(
         "doorbell: {} on {} waits for a peer on {}",
-        Plan::command(kind, operation_name(args.operation)),
+        Plan::command(kind, args.operation.name()),
         device.context.name(),
         listener.address()
     );
@@ -383,7 +405,7 @@ fn child(kind: Kind, args: &TestArgs) -> Result<(), Failure> {
     )
 }
 
-/// Serves the first peer that is one.
+/// Serves the first peer that is one, or, where it is asked to, one after the other: then what befalls one of them is told, and does not end it.
 fn serve(
     listener: &Listener,
     device: &Device,
@@ -392,6 +414,7 @@ fn serve(
     within: Option<Duration>,
     interrupt: &Interrupt,
 ) -> Result<(), Failure> {
+    let mut within = within;
     loop {
         let control = listener.accept(within, interrupt)?;
         match session::welcome(&control, expected) {
@@ -401,7 +424,19 @@ fn serve(
                     device,
                     gid_index: args.connection.gid_index,
                 };
-                return session::serve(local, expected);
+                let served = session::serve(local, expected);
+                if !args.forever {
+                    return served;
+                }
+                // A parent may take its time between two tests, and ends this process when it has no more.
+                within = None;
+                match served {
+                    Err(Failure::Interrupted) => return Err(Failure::Interrupted),
+                    // The process that started this one tells it.
+                    Err(_) if args.child => {}
+                    Err(failure) => eprintln!("doorbell: the test of {} failed: {failure}", control.peer()),
+                    Ok(()) => {}
+                }
             }
             Err(Failure::Interrupted) => return Err(Failure::Interrupted),
             Err(failure) => eprintln!("doorbell: turned a peer away: {failure}"),

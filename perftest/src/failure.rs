@@ -15,6 +15,9 @@ pub(crate) enum Failure {
     /// The test ran, or tried to, and failed: peer lost, wrong data, an address in use. Exit status 1.
     #[error("{0}")]
     Test(String),
+    /// A device, or the system, refused what a test needs, before anything was measured. Exit status 1.
+    #[error("{0}")]
+    Refused(String),
     /// The connection to the other end broke, or the other end fell silent. Exit status 1.
     #[error("peer {control} lost: {reason}")]
     Lost {
@@ -43,10 +46,18 @@ impl Failure {
         Failure::Usage(message.into())
     }
 
+    /// The same, of what went wrong before anything was measured.
+    pub(crate) fn before_measuring(self) -> Self {
+        match self {
+            Failure::Test(reason) => Failure::Refused(reason),
+            other => other,
+        }
+    }
+
     /// The exit status of a command that ended so.
     pub(crate) fn status(&self) -> u8 {
         match self {
-            Failure::Test(_) | Failure::Lost { .. } => 1,
+            Failure::Test(_) | Failure::Refused(_) | Failure::Lost { .. } => 1,
             Failure::Usage(_) => 2,
             Failure::NotRun(_, status) => *status,
             Failure::Interrupted => 130,

@@ -1,20 +1,26 @@
 //! The `doorbell` command: RDMA bandwidth, latency and collective tests, a list of devices, and the machine's own limits.
 //!
 //! `cli` says what may be asked, `plan` what a test does, `command` who runs where; `exchange` is how two ends agree, `orchestrate` how one
-//! machine has both; `run` measures, `stats` computes, `report` prints. `diagnose` finds what casts doubt on figures. `coll` is `doorbell coll`, `classic` is `ib_write_bw` and its like, by whose names the command may be called. `dropin` is `doorbell run` and `doorbell env`.
+//! machine has both; `run` measures, `stats` computes, `report` prints. `diagnose` finds what casts doubt on figures. `sweep` runs many tests; `document` reads
+//! results back, for `html`, which is `doorbell report` and draws with `chart`, and for `compare`. `classic` is `ib_write_bw` and its like, by whose names the command may be called. `coll` is
+//! `doorbell coll`. `dropin` is `doorbell run` and `doorbell env`.
 #![forbid(unsafe_code)]
 
+mod chart;
 mod classic;
 mod cli;
 mod coll;
 mod command;
+mod compare;
 mod device;
 mod devices;
 mod diagnose;
+mod document;
 mod dropin;
 mod exchange;
 mod failure;
 mod gpu;
+mod html;
 mod interrupt;
 mod limits;
 mod orchestrate;
@@ -22,6 +28,7 @@ mod plan;
 mod report;
 mod run;
 mod stats;
+mod sweep;
 mod topo;
 mod units;
 
@@ -66,6 +73,9 @@ fn run(command: &Command) -> Result<(), Failure> {
         Command::Limits(args) => limits::run(args),
         Command::Bw(args) => command::run(&Plan::bw(args)?, &args.test, args.thresholds()),
         Command::Lat(args) => command::run(&Plan::lat(args)?, &args.test, args.thresholds()),
+        Command::Sweep(args) => sweep::run(args),
+        Command::Report(args) => html::run(args),
+        Command::Compare(args) => compare::run(args),
         Command::Coll(args) => coll::run(args),
         Command::Run(args) => dropin::run(args),
         Command::Env(args) => dropin::env(args),

@@ -2,6 +2,7 @@
 
 mod apt;
 mod ci;
+mod classic;
 mod instructions;
 mod kernels;
 mod peers;
@@ -22,12 +23,13 @@ The chores of this workspace
 Usage: cargo xtask COMMAND [OPTIONS]
 
 Commands:
-  ci            check everything
-  instructions  count instructions per call of the data path, beside C
-  kernels       build the GPU's reduction kernels and their report
-  peers         measure the device beside other libraries
-  sanitize      test under sanitizers, valgrind, loom and Miri
-  vm            run a command in a guest with the kernel's rxe
+  ci               check everything
+  install-classic  link ib_write_bw and its like to the doorbell command
+  instructions     count instructions per call of the data path, beside C
+  kernels          build the GPU's reduction kernels and their report
+  peers            measure the device beside other libraries
+  sanitize         test under sanitizers, valgrind, loom and Miri
+  vm               run a command in a guest with the kernel's rxe
 
 Each has --help.
 ";
@@ -46,6 +48,7 @@ fn run(mut arguments: lexopt::Parser) -> Result<u8> {
     use lexopt::prelude::*;
     match arguments.next()? {
         Some(Value(command)) if command == "ci" => ci::main(arguments),
+        Some(Value(command)) if command == "install-classic" => classic::main(arguments),
         Some(Value(command)) if command == "instructions" => instructions::main(arguments),
         Some(Value(command)) if command == "kernels" => kernels::main(arguments),
         Some(Value(command)) if command == "peers" => peers::main(arguments),

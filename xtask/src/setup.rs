@@ -92,6 +92,16 @@ pub(crate) const COLLECTIVE_PEERS: [Need; 4] = [
     },
 ];
 
+/// What opens the reports of `doorbell report`, by any of the names that it has.
+pub(crate) const BROWSER: Need = Need {
+    package: "chromium",
+    found: || {
+        ["chromium", "chromium-browser", "google-chrome", "chrome"]
+            .into_iter()
+            .any(in_path)
+    },
+};
+
 /// A C++ compiler.
 pub(crate) const CXX: Need = Need {
     package: "g++",

@@ -11,9 +11,10 @@ use super::tool::{Kind, Tool};
 use super::{bw, getopt, help, lat};
 use crate::cli::SoftArgs;
 use crate::device::{self, Device, Reach};
+use crate::diagnose::{self, Port, Sources, Subject};
 use crate::failure::{Failure, one_line};
 use crate::interrupt::Interrupt;
-use crate::report::{LinkKind, Warning, print_line};
+use crate::report::{Code, Warning, print_line};
 
 /// Runs a tool with this process's arguments.
 pub(crate) fn main(tool: Tool) -> ExitCode {
@@ -46,7 +47,7 @@ fn test(mut settings: Settings) -> Result<(), Failure> {
     let interrupt = Interrupt::catch()?;
     let device = open(&settings)?;
     fit(&mut settings, &device)?;
-    for warning in warnings(&device) {
+    for warning in warnings(&settings, &device) {
         eprintln!("{}: warning: {warning}", settings.tool.name());
     }
     match settings.tool.kind {
@@ -107,11 +108,16 @@ fn fit(settings: &mut Settings, device: &Device) -> Result<(), Failure> {
     Ok(())
 }
 
-fn warnings(device: &Device) -> Vec<Warning> {
-    let mut warnings = Vec::new();
-    if device.link != LinkKind::Hardware {
-        warnings.push(Warning::not_hardware(device.link));
-    }
+/// What casts doubt on figures that are taken here.
+fn warnings(settings: &Settings, device: &Device) -> Vec<Warning> {
+    let subject = Subject {
+        gid_index: settings.gid_index.map(u32::from),
+        mtu_bytes: settings.mtu,
+        ..Subject::of(device.context.name(), device.link, Port::of_context(&device.context))
+    };
+    let mut warnings = diagnose::before(&Sources::of_this_machine(), &subject);
     warnings.extend(device.faults.as_deref().map(Warning::faults));
+    let frequency = [Code::CpuGovernor, Code::CpuFrequencyCapped, Code::CpuFrequency];
+    warnings.retain(|warning| !(settings.no_frequency_warning && frequency.contains(&warning.code)));
     warnings
 }

@@ -26,6 +26,9 @@ use soft::Subject;
 /// Rounds, unless `--quick` asks for one.
 const ROUNDS: u32 = 7;
 
+/// The limits that go with a sweep.
+const CEILINGS: [&str; 4] = ["memcpy", "udp_gso", "shm_pingpong", "process_vm_writev"];
+
 /// How long a device is left alone to see what it uses, and with `--quick`.
 const IDLE: Duration = Duration::from_secs(10);
 const IDLE_QUICK: Duration = Duration::from_secs(1);
@@ -216,6 +219,31 @@ pub(crate) fn run(args: &LimitsArgs) -> Result<(), Failure> {
         return Err(Failure::test("no limit could be measured on this machine"));
     }
     print(args, results)
+}
+
+/// The machine's own limits whose names are a contract, the median of three turns each: what a result is held against. What cannot be measured here is left out.
+pub(crate) fn ceilings(turn: Duration) -> Vec<report::Limit> {
+    let named = machine::LIMITS.iter().filter(|limit| CEILINGS.contains(&limit.name));
+    named
+        .filter_map(|limit| {
+            let mut column = Column::NEW;
+            for round in 0..3 {
+                let _pair = limit.one_core_a_side.then(|| Pair::take(round));
+                column.take(limit.name, (limit.measure)(turn))?;
+            }
+            let figure = column.figure()?;
+            let (bytes_per_s, ns) = match figure {
+                Figure::BytesPerS(rate) => (Some(rate), None),
+                Figure::Ns(ns) => (None, Some(ns)),
+                Figure::PerS(_) => return None,
+            };
+            Some(report::Limit {
+                name: limit.name.to_owned(),
+                bytes_per_s,
+                ns,
+            })
+        })
+        .collect()
 }
 
 /// The processor time of a device at rest: held against the time that passed.

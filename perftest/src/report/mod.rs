@@ -16,6 +16,7 @@ use serde::{Deserialize, Serialize};
 use crate::exchange::GpuEnd;
 use crate::plan::{Extent, Plan};
 use crate::stats::ClockReport;
+use crate::sweep::{Skipped, Swept};
 
 pub(crate) use columns::{Extra, help as column_help};
 pub(crate) use json::print as print_json;
@@ -72,6 +73,9 @@ pub(crate) struct Report {
     /// What was asked for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) settings: Option<Settings>,
+    /// What a sweep was asked for, which has no one setting.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) sweep: Option<Swept>,
     /// What time was read from.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) clock: Option<ClockReport>,
@@ -92,6 +96,9 @@ pub(crate) struct Report {
     pub(crate) peer_gpu: Option<GpuEnd>,
     /// One row per size, in the order they ran.
     pub(crate) results: Vec<Row>,
+    /// The points of a sweep that could not be measured, and why.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) skipped: Vec<Skipped>,
 }
 
 /// What a test was asked for.
@@ -183,6 +190,7 @@ impl Report {
             memory: "host".into(),
             peer: None,
             settings: None,
+            sweep: None,
             clock: None,
             warnings: Vec::new(),
             line_rate_bytes_per_s: None,
@@ -190,6 +198,7 @@ impl Report {
             gpu: None,
             peer_gpu: None,
             results: Vec::new(),
+            skipped: Vec::new(),
         }
     }
 }

@@ -54,7 +54,8 @@ pub(crate) fn client(
             other => return Err(control.unexpected(&other, "hello")),
         }
         control.send(&Message::Plan(plan.clone()))?;
-        match control.receive(Some(ANSWER), "its answer to the plan")? {
+        let answer = control.receive(Some(ANSWER), "its answer to the plan");
+        match answer.map_err(Failure::before_measuring)? {
             Message::Accepted(accepted) => tell(Event::Accepted(accepted)),
             other => return Err(control.unexpected(&other, "accepted")),
         }
@@ -176,7 +177,7 @@ fn with_station<O: Own>(
     test: &Test<'_>,
     run: impl FnOnce(&mut Station<O>) -> Result<Vec<u64>, Failure>,
 ) -> Result<(), Failure> {
-    let mut station = Station::<O>::establish(test)?;
+    let mut station = Station::<O>::establish(test).map_err(Failure::before_measuring)?;
     let messages = run(&mut station).map_err(|failure| station.explain(failure, test.plan))?;
     test.control.send(&Message::Finish(Finish {
         messages: messages.clone(),

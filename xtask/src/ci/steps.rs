@@ -12,7 +12,7 @@ use std::{
 
 /// All steps, in the order in which they run: in their turn cheap ones first and the guest last. Behind those what others need first, and last what has cargo
 /// lock the folder that tests are built in: the tests of the drop-in libraries build, too, and would wait for it.
-pub(crate) const ALL: [Step; 15] = [
+pub(crate) const ALL: [Step; 16] = [
     Step {
         name: "setup",
         about: "what the other steps need from the machine",
@@ -42,6 +42,12 @@ pub(crate) const ALL: [Step; 15] = [
         about: "release builds",
         place: Place::Behind,
         run: release,
+    },
+    Step {
+        name: "browser",
+        about: "reports in a headless browser: their charts hold the numbers of the results, on a desktop and on a phone",
+        place: Place::Behind,
+        run: browser,
     },
     Step {
         name: "instructions",
@@ -87,7 +93,7 @@ pub(crate) const ALL: [Step; 15] = [
     },
     Step {
         name: "stock",
-        about: "stock RDMA programs on the drop-in libraries, without any privilege",
+        about: "stock RDMA programs on the drop-in libraries, without any privilege; and with the classic tools at the other end",
         place: Place::InTurn,
         run: stock,
     },
@@ -107,7 +113,7 @@ pub(crate) const ALL: [Step; 15] = [
 
 /// All that any step needs, as two of them that run beside each other would wait for each other's installing.
 fn set_up() -> Result<Verdict> {
-    let each = [setup::QEMU, setup::CXX, setup::SYMBOLIZER];
+    let each = [setup::QEMU, setup::CXX, setup::SYMBOLIZER, setup::BROWSER];
     let lists = [
         &setup::ABI[..],
         &setup::STOCK,
@@ -184,21 +190,25 @@ fn stock() -> Result<Verdict> {
         missing => return lacking(missing),
     }
     release()?;
-    let program = target_folder()?.join("release/stock");
+    if !released("stock", &["host", "--check", "docs/STOCK.md"])? {
+        bail!("see above; when the tables are wrong, target/release/stock host --write docs/STOCK.md");
+    }
+    // What `doorbell` is by the names of perftest, with perftest itself at the other end.
+    if !released("pairings", &["host", "--quick"])? {
+        bail!("the classic tools and the package's do not get along; see above");
+    }
+    Ok(Verdict::Passed)
+}
+
+/// Runs a program of the release in the workspace's root; whether it was content.
+fn released(name: &str, arguments: &[&str]) -> Result<bool> {
+    let program = target_folder()?.join("release").join(name);
     let mut command = Command::new(&program);
-    command
-        .args(["host", "--check", "docs/STOCK.md"])
-        .current_dir(workspace());
+    command.args(arguments).current_dir(workspace());
     let status = command
         .status()
         .with_context(|| format!("cannot run {}", program.display()))?;
-    if !status.success() {
-        bail!(
-            "see above; when the tables are wrong, {} host --write docs/STOCK.md",
-            program.display()
-        );
-    }
-    Ok(Verdict::Passed)
+    Ok(status.success())
 }
 
 fn swarm() -> Result<Verdict> {
@@ -213,6 +223,26 @@ fn vm() -> Result<Verdict> {
     }
     release()?;
     guest::run(&test_binaries()?)
+}
+
+/// Looks at reports as people do. The screenshots stay in the target folder, to be looked at.
+fn browser() -> Result<Verdict> {
+    match setup::provide(&[setup::BROWSER])?.as_slice() {
+        [] => {}
+        missing => return lacking(missing),
+    }
+    release()?;
+    let target = target_folder()?;
+    let program = target.join("release/browser");
+    let status = Command::new(&program)
+        .arg("--keep")
+        .arg(target.join("ci/browser"))
+        .status()
+        .with_context(|| format!("cannot run {}", program.display()))?;
+    if !status.success() {
+        bail!("a report is not what it should be; see above");
+    }
+    Ok(Verdict::Passed)
 }
 
 fn count_instructions() -> Result<Verdict> {

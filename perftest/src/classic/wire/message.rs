@@ -16,8 +16,8 @@ pub(super) const DONE: [u8; 5] = *b"done\0";
 
 /// The version of the C tools whose messages these are. One of 6.28 or later has a further message for peers that say that they are as well, so this end says what it is.
 const OURS: &str = "6.06";
-/// The first version that tells what the greeting has in it.
-const OLDEST: (u32, u32) = (5, 32);
+/// The first version that the C tools of [`OURS`] talk to.
+const OLDEST: (u32, u32) = (5, 70);
 /// The major version whose messages these are.
 const MAJOR: u32 = 6;
 
@@ -172,10 +172,10 @@ mod tests {
     #[test]
     fn versions_that_have_this_conversation_are_taken() {
         assert_eq!(check_version(&our_version()), Ok(()));
-        for text in ["5.32", "5.60", "5.97", "6.00", "6.28", "6.30"] {
+        for text in ["5.70", "5.97", "6.00", "6.28", "6.30"] {
             assert_eq!(check_version(&version(text)), Ok(()), "{text}");
         }
-        for text in ["5.31", "4.6", "7.00", "16.06"] {
+        for text in ["5.60", "5.69", "4.6", "7.00", "16.06"] {
             assert!(check_version(&version(text)).unwrap_err().contains(text), "{text}");
         }
         for text in ["", ".", "6", "6.", "-6.1", "+6.06", "GET / HTTP/1.1\r\n", "6.0\u{7f}"] {

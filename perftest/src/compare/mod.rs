@@ -1,0 +1,395 @@
+//! `doorbell compare`: what changed between two results, and whether that is more than noise.
+//!
+//! Rows are of the same point when size and all parameters are the same. Where both were measured several times, what those repeats came to says how much of a difference is noise:
+//! Welch's t, which asks neither for as many repeats nor for the same noise in both. Where they were not, nobody knows, and a stated share of the figure is taken for noise.
+
+mod matching;
+mod table;
+mod welch;
+
+use std::path::PathBuf;
+
+use clap::Args;
+use serde::Serialize;
+
+use crate::document::{Document, Kind};
+use crate::failure::{Failure, one_line};
+use crate::report::print_json;
+
+use matching::{Matched, matched};
+use welch::Interval;
+
+/// Notes at the end of the command's help.
+pub(crate) const NOTES: &str = "\
+Figures compared: average bandwidth of bw, median latency of lat, time of coll.
+With repeats in both results (--repeat), a change is more than noise when 0 lies outside the confidence interval of the difference of the means (Welch's t). One row in
+twenty does so by chance at 95 %: raise --confidence where there are many. Without repeats the noise is unknown, and a change is called one from --noise on.
+
+Exit status: 0 done, 1 something is worse by more than --fail-over or a file cannot be read, 2 bad usage, no result, or nothing to compare.";
+
+/// What `doorbell compare` takes.
+#[derive(Args, Debug)]
+pub(crate) struct CompareArgs {
+    /// The result that was before
+    #[arg(value_name = "A.json")]
+    pub(crate) before: PathBuf,
+    /// The result that is held against it
+    #[arg(value_name = "B.json")]
+    pub(crate) after: PathBuf,
+    /// Exit with status 1 when a row is worse by more than this, as 5%, and by more than noise
+    #[arg(long, value_name = "PERCENT", value_parser = parse_percent)]
+    pub(crate) fail_over: Option<f64>,
+    /// Rows that were measured once: a change is more than noise from this on, as 10%
+    #[arg(long, value_name = "PERCENT", default_value = "10%", value_parser = parse_percent)]
+    pub(crate) noise: f64,
+    /// How sure to be that a change of repeated rows is none by chance
+    #[arg(long, value_name = "PERCENT", default_value = "95%", value_parser = parse_confidence)]
+    pub(crate) confidence: f64,
+    /// Compare what is not alike: other kinds of link, other memory
+    #[arg(long)]
+    pub(crate) force: bool,
+    /// Print one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// What became of a row.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+#[serde(rename_all = "kebab-case")]
+enum Verdict {
+    /// Nothing that is more than noise.
+    Same,
+    Better,
+    Worse,
+}
+
+/// A point that is in both results.
+#[derive(Debug, Serialize)]
+struct Change {
+    bytes: u64,
+    /// What else the point is, as both results have it.
+    point: String,
+    metric: &'static str,
+    before: f64,
+    after: f64,
+    /// What is added, as a part of what was; absent where that was 0.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    change: Option<f64>,
+    /// The confidence interval of that; absent where the noise is unknown.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    change_interval: Option<[f64; 2]>,
+    /// `measured` or `unknown`.
+    noise: &'static str,
+    verdict: Verdict,
+    /// Whether it is worse by more than `--fail-over`.
+    failed: bool,
+}
+
+/// What a comparison is of.
+#[derive(Debug, Serialize)]
+struct Side {
+    file: String,
+    device: String,
+    link: String,
+    memory: String,
+    version: String,
+}
+
+/// All that is said of two results.
+#[derive(Debug, Serialize)]
+struct Comparison {
+    tool: &'static str,
+    version: &'static str,
+    test: &'static str,
+    /// The test that both are of.
+    of: String,
+    before: Side,
+    after: Side,
+    confidence: f64,
+    noise: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    fail_over: Option<f64>,
+    results: Vec<Change>,
+    /// Points that only the first has.
+    only_before: Vec<String>,
+    /// Points that only the second has.
+    only_after: Vec<String>,
+}
+
+/// Compares and prints.
+///
+/// # Errors
+/// [`Failure::Usage`] when there is nothing to compare; [`Failure::Test`] when something is worse by more than it may be, or a file cannot be read.
+pub(crate) fn run(args: &CompareArgs) -> Result<(), Failure> {
+    let (before, after) = (Document::read(&args.before)?, Document::read(&args.after)?);
+    alike(args, &before, &after)?;
+    let comparison = compare(args, &before, &after)?;
+    if args.json {
+        print_json(&comparison)?;
+    } else {
+        table::print(&comparison)?;
+    }
+    let failed: Vec<_> = comparison.results.iter().filter(|change| change.failed).collect();
+    match (args.fail_over, failed.as_slice()) {
+        (Some(fail_over), [first, ..]) => Err(Failure::test(format!(
+            "{} of {} points are worse by more than {}: the first is {} ({})",
+            failed.len(),
+            comparison.results.len(),
+            percent(fail_over),
+            table::point(first),
+            table::change(first)
+        ))),
+        _ => Ok(()),
+    }
+}
+
+/// Whether they can be compared at all.
+fn alike(args: &CompareArgs, before: &Document, after: &Document) -> Result<(), Failure> {
+    if before.test != after.test || before.kind != after.kind {
+        return Err(Failure::usage(format!(
+            "{} is of {} and {} of {}: there is nothing to compare",
+            before.file, before.test, after.file, after.test
+        )));
+    }
+    for (what, a, b) in [
+        ("link", &before.link, &after.link),
+        ("memory", &before.memory, &after.memory),
+    ] {
+        if a != b && !args.force {
+            return Err(Failure::usage(format!(
+                "the {what} of {} is {a} and that of {} is {b}: these are not alike (--force compares them all the same)",
+                before.file, after.file
+            )));
+        }
+    }
+    Ok(())
+}
+
+fn compare(args: &CompareArgs, before: &Document, after: &Document) -> Result<Comparison, Failure> {
+    let Matched {
+        both,
+        only_before,
+        only_after,
+    } = matched(before, after);
+    if both.is_empty() {
+        return Err(Failure::usage(format!(
+            "{} and {} have no point in common: there is nothing to compare",
+            before.file, after.file
+        )));
+    }
+    let (metric, samples, more_is_better) = match before.kind {
+        Kind::Bandwidth => ("bw_avg_bytes_per_s", "bw_samples_bytes_per_s", true),
+        Kind::Latency => ("lat_p50_ns", "lat_samples_ns", false),
+        Kind::Collective => ("time_us", "", false),
+    };
+    let results = both
+        .into_iter()
+        .filter_map(|(point, a, b)| {
+            let (figure_a, figure_b) = (a.figure(metric)?.value, b.figure(metric)?.value);
+            let interval = Interval::of_difference(&a.samples(samples), &b.samples(samples), args.confidence);
+            Some(judge(
+                args,
+                a.bytes,
+                point,
+                metric,
+                figure_a,
+                figure_b,
+                interval,
+                more_is_better,
+            ))
+        })
+        .collect();
+    Ok(Comparison {
+        tool: "doorbell",
+        version: env!("CARGO_PKG_VERSION"),
+        test: "compare",
+        of: before.test.clone(),
+        before: side(before),
+        after: side(after),
+        confidence: args.confidence,
+        noise: args.noise,
+        fail_over: args.fail_over,
+        results,
+        only_before,
+        only_after,
+    })
+}
+
+fn side(document: &Document) -> Side {
+    Side {
+        file: document.file.clone(),
+        device: document.device.clone(),
+        link: document.link.clone(),
+        memory: document.memory.clone(),
+        version: document.version.clone(),
+    }
+}
+
+#[allow(clippy::too_many_arguments)]
+fn judge(
+    args: &CompareArgs,
+    bytes: u64,
+    point: String,
+    metric: &'static str,
+    before: f64,
+    after: f64,
+    interval: Option<Interval>,
+    more_is_better: bool,
+) -> Change {
+    // The figures of repeats are what the interval is around.
+    let (before, after) = interval.as_ref().map_or((before, after), |interval| interval.means);
+    let of = |difference: f64| (before > 0.0).then_some(difference / before);
+    let change = of(after - before);
+    let is_more_than_noise = match (&interval, change) {
+        (Some(interval), _) => interval.low > 0.0 || interval.high < 0.0,
+        (None, Some(change)) => change.abs() > args.noise,
+        (None, None) => after > 0.0,
+    };
+    let is_better = (after > before) == more_is_better;
+    let verdict = match (is_more_than_noise, is_better) {
+        (false, _) => Verdict::Same,
+        (true, true) => Verdict::Better,
+        (true, false) => Verdict::Worse,
+    };
+    let past = args
+        .fail_over
+        .is_some_and(|most| change.is_none_or(|change| change.abs() > most));
+    // Where noise is unknown the threshold asked for decides alone: it would be of no use below --noise.
+    let failed = past && !is_better && after != before && (interval.is_none() || verdict == Verdict::Worse);
+    Change {
+        bytes,
+        point,
+        metric,
+        before,
+        after,
+        change,
+        change_interval: interval
+            .as_ref()
+            .and_then(|interval| Some([of(interval.low)?, of(interval.high)?])),
+        noise: if interval.is_some() { "measured" } else { "unknown" },
+        verdict,
+        failed,
+    }
+}
+
+/// Reads `5%`, `5` or `0.5 %` as a part of 1.
+fn parse_percent(text: &str) -> Result<f64, String> {
+    let number = text.strip_suffix('%').unwrap_or(text).trim();
+    match number.parse::<f64>() {
+        Ok(percent) if (0.0..=1000.0).contains(&percent) => Ok(percent / 100.0),
+        _ => Err(format!(
+            "'{}' is not a percentage: give a number such as 5%",
+            one_line(text)
+        )),
+    }
+}
+
+fn parse_confidence(text: &str) -> Result<f64, String> {
+    match parse_percent(text) {
+        Ok(confidence) if (0.5..=0.9999).contains(&confidence) => Ok(confidence),
+        _ => Err(format!("'{}' is no confidence: give 50% to 99.99%", one_line(text))),
+    }
+}
+
+/// A part of 1 as people write it.
+fn percent(part: f64) -> String {
+    let text = format!("{:.2}", part * 100.0);
+    format!("{} %", text.trim_end_matches('0').trim_end_matches('.'))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::document::tests::document;
+
+    fn args(fail_over: Option<f64>) -> CompareArgs {
+        CompareArgs {
+            before: "a".into(),
+            after: "b".into(),
+            fail_over,
+            noise: 0.1,
+            confidence: 0.95,
+            force: false,
+            json: false,
+        }
+    }
+
+    fn result(bw: f64, samples: &[f64]) -> Document {
+        let samples = match samples {
+            [] => String::new(),
+            _ => format!(",\"bw_samples_bytes_per_s\":{samples:?}"),
+        };
+        let row = format!(r#"{{"bytes":64,"qps":1,"bw_avg_bytes_per_s":{bw:?},"msg_rate_per_s":1{samples}}}"#);
+        document("x.json", "soft-udp", &row)
+    }
+
+    fn verdict(before: &Document, after: &Document, fail_over: Option<f64>) -> (Verdict, &'static str, bool) {
+        let comparison = compare(&args(fail_over), before, after).unwrap();
+        let change = &comparison.results[0];
+        (change.verdict, change.noise, change.failed)
+    }
+
+    #[test]
+    fn repeats_say_what_is_noise() {
+        let quiet = result(100.0, &[99.0, 100.0, 101.0]);
+        let slower = result(94.0, &[93.0, 94.0, 95.0]);
+        let wild = result(94.0, &[70.0, 94.0, 118.0]);
+        assert_eq!(verdict(&quiet, &slower, Some(0.05)), (Verdict::Worse, "measured", true));
+        assert_eq!(
+            verdict(&slower, &quiet, Some(0.05)),
+            (Verdict::Better, "measured", false)
+        );
+        assert_eq!(verdict(&quiet, &wild, Some(0.05)), (Verdict::Same, "measured", false));
+        assert_eq!(
+            verdict(&quiet, &slower, Some(0.07)),
+            (Verdict::Worse, "measured", false)
+        );
+    }
+
+    #[test]
+    fn without_repeats_noise_is_unknown_and_a_threshold_decides() {
+        let (a, b, c) = (result(100.0, &[]), result(94.0, &[]), result(80.0, &[]));
+        assert_eq!(verdict(&a, &b, None), (Verdict::Same, "unknown", false));
+        assert_eq!(verdict(&a, &b, Some(0.05)), (Verdict::Same, "unknown", true));
+        assert_eq!(verdict(&a, &c, None), (Verdict::Worse, "unknown", false));
+        assert_eq!(verdict(&a, &a, Some(0.0)), (Verdict::Same, "unknown", false));
+        assert_eq!(verdict(&c, &a, Some(0.0)), (Verdict::Better, "unknown", false));
+    }
+
+    #[test]
+    fn what_is_not_alike_is_refused() {
+        let soft = result(1.0, &[]);
+        let hard = Document {
+            link: "hardware".into(),
+            ..soft.clone()
+        };
+        let refused = alike(&args(None), &soft, &hard).unwrap_err();
+        assert!(
+            refused.status() == 2 && refused.to_string().contains("--force"),
+            "{refused}"
+        );
+        let forced = CompareArgs {
+            force: true,
+            ..args(None)
+        };
+        assert!(alike(&forced, &soft, &hard).is_ok());
+        let other = Document {
+            test: "read_bw".into(),
+            ..soft.clone()
+        };
+        assert_eq!(alike(&forced, &soft, &other).unwrap_err().status(), 2);
+    }
+
+    #[test]
+    fn percentages_read() {
+        assert_eq!(
+            (parse_percent("5%"), parse_percent("5"), parse_percent("0.5 %")),
+            (Ok(0.05), Ok(0.05), Ok(0.005))
+        );
+        for text in ["", "%", "x", "-1", "nan", "inf", "2000"] {
+            assert!(parse_percent(text).is_err(), "{text}");
+        }
+        assert!(parse_confidence("100%").is_err() && parse_confidence("99%") == Ok(0.99));
+        assert_eq!(percent(0.05), "5 %");
+    }
+}

@@ -1,0 +1,101 @@
+//! `doorbell report`: charts of results, as one page that needs nothing but itself, or one chart as SVG or PNG.
+//!
+//! The page has no script and loads nothing: its own policy forbids both, so it can be mailed, archived and opened anywhere. Each chart is in it twice, once drawn for a screen and
+//! once for a phone, as text in a drawing does not flow; the page's style shows one of them. Below each chart are its figures as a table.
+
+mod page;
+
+use std::path::PathBuf;
+
+use clap::Args;
+
+use crate::chart::{Chart, Form, charts, draw, ids, png};
+use crate::document::Document;
+use crate::failure::{Failure, one_line};
+use crate::report::print_line;
+use crate::sweep::Output;
+
+/// Examples at the end of the command's help.
+pub(crate) const EXAMPLES: &str = "\
+Examples:
+  doorbell report write.json -o report.html            all charts, for a browser
+  doorbell report before.json after.json -o both.html  both in each chart
+  doorbell report write.json -o rate.png --chart rate  one chart, for a document
+
+Results are what doorbell bw, lat, coll --json and doorbell sweep write.
+Exit status: 0 done, 1 a file cannot be read or written, 2 bad usage or a file that is no result.";
+
+/// What `doorbell report` takes.
+#[derive(Args, Debug)]
+pub(crate) struct ReportArgs {
+    /// Results, as bw, lat, coll --json and sweep write them
+    #[arg(value_name = "FILE", required = true)]
+    pub(crate) files: Vec<PathBuf>,
+    /// What to write: a page where it ends in .html, one chart where it ends in .svg or .png
+    #[arg(short, long, value_name = "FILE")]
+    pub(crate) output: PathBuf,
+    /// Which chart an SVG or PNG is of: bandwidth, rate, latency, percentiles, cdf, busbw or time [default: the first there is]
+    #[arg(long, value_name = "NAME")]
+    pub(crate) chart: Option<String>,
+}
+
+/// How a report is written.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Format {
+    Html,
+    Svg,
+    Png,
+}
+
+/// Reads, draws and writes.
+///
+/// # Errors
+/// [`Failure::Usage`] for what is no result and for a chart that there is not; [`Failure::Test`] when a file cannot be read or written.
+pub(crate) fn run(args: &ReportArgs) -> Result<(), Failure> {
+    let extension = args.output.extension().and_then(|extension| extension.to_str());
+    let format = match extension.map(str::to_ascii_lowercase).as_deref() {
+        Some("html" | "htm") => Format::Html,
+        Some("svg") => Format::Svg,
+        Some("png") => Format::Png,
+        _ => return Err(Failure::usage("--output has to end in .html, .svg or .png")),
+    };
+    if format == Format::Html && args.chart.is_some() {
+        return Err(Failure::usage("--chart is for .svg and .png: a page has all charts"));
+    }
+    let documents = args
+        .files
+        .iter()
+        .map(|file| Document::read(file))
+        .collect::<Result<Vec<_>, _>>()?;
+    let charts = charts(&documents);
+    let bytes = match format {
+        Format::Html => page::page(&documents, &charts).into_bytes(),
+        Format::Svg => draw(chosen(&charts, args.chart.as_deref())?, &Form::ALONE).into_bytes(),
+        Format::Png => {
+            let drawn = draw(chosen(&charts, args.chart.as_deref())?, &Form::PICTURE);
+            png(&drawn).map_err(|reason| Failure::test(format!("cannot make a picture: {}", one_line(&reason))))?
+        }
+    };
+    Output::begin(&args.output)?.finish(&bytes)?;
+    print_line(&one_line(&args.output.display().to_string()))
+}
+
+/// The chart of a name, of itself or of its sort.
+fn chosen<'a>(charts: &'a [Chart], name: Option<&str>) -> Result<&'a Chart, Failure> {
+    let found = match name {
+        None => charts.first(),
+        Some(name) => charts.iter().find(|chart| chart.id == name || chart.sort == name),
+    };
+    found.ok_or_else(|| {
+        let name = name.unwrap_or("any");
+        let there: Vec<_> = charts.iter().map(|chart| chart.id.as_str()).collect();
+        if ids().contains(&name) {
+            Failure::usage(format!(
+                "these results make no chart '{name}': there is {}",
+                there.join(", ")
+            ))
+        } else {
+            Failure::usage(format!("no chart '{}': there is {}", one_line(name), there.join(", ")))
+        }
+    })
+}

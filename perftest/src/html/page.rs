@@ -1,0 +1,545 @@
+//! The page.
+
+use std::fmt::Write;
+
+use crate::chart::{Chart, Form, STYLES, Unit, draw, escape};
+use crate::document::{Document, Kind, PARAMETERS, Row};
+
+/// Nothing is loaded and nothing runs, whatever gets into the page.
+const POLICY: &str =
+    "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'";
+/// What browsers would ask the server for.
+const ICON: &str = "data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 16 16'%3E%3Cpath d='M8 1a5 5 0 0 0-5 5v4l-2 3h14l-2-3V6a5 5 0 0 0-5-5z' fill='%230b63ce'/%3E%3C/svg%3E";
+
+const STYLE: &str = include_str!("page.css");
+
+/// Figures in the tables: the field, the column's head, what they are of, and what the figure is.
+const COLUMNS: [(&str, &str, Unit, &str); 28] = [
+    (
+        "bw_avg_bytes_per_s",
+        "BW average",
+        Unit::BytesPerS,
+        "bytes of all messages by the time of the whole measurement",
+    ),
+    (
+        "bw_ci95_bytes_per_s",
+        "± 95 %",
+        Unit::BytesPerS,
+        "half the 95 % confidence interval of the mean over the repeats",
+    ),
+    (
+        "bw_peak_bytes_per_s",
+        "BW peak",
+        Unit::BytesPerS,
+        "the best stretch of the measurement",
+    ),
+    (
+        "msg_rate_per_s",
+        "Messages",
+        Unit::PerS,
+        "messages by the time of the whole measurement",
+    ),
+    ("lat_min_ns", "min", Unit::Ns, "the shortest"),
+    (
+        "lat_p50_ns",
+        "p50",
+        Unit::Ns,
+        "half of the messages took at most so long",
+    ),
+    (
+        "lat_ci95_ns",
+        "± 95 %",
+        Unit::Ns,
+        "half the 95 % confidence interval of the mean of the medians of the repeats",
+    ),
+    (
+        "lat_p90_ns",
+        "p90",
+        Unit::Ns,
+        "90 % of the messages took at most so long",
+    ),
+    (
+        "lat_p99_ns",
+        "p99",
+        Unit::Ns,
+        "99 % of the messages took at most so long",
+    ),
+    (
+        "lat_p999_ns",
+        "p99.9",
+        Unit::Ns,
+        "99.9 % of the messages took at most so long",
+    ),
+    (
+        "lat_p9999_ns",
+        "p99.99",
+        Unit::Ns,
+        "99.99 % of the messages took at most so long",
+    ),
+    ("lat_max_ns", "max", Unit::Ns, "the longest"),
+    ("lat_avg_ns", "mean", Unit::Ns, "the mean"),
+    ("lat_stddev_ns", "stddev", Unit::Ns, "the standard deviation"),
+    ("time_us", "Time", Unit::Us, "mean time of a call over all ranks"),
+    ("algbw_bytes_per_s", "Alg. BW", Unit::BytesPerS, "bytes by time"),
+    (
+        "busbw_bytes_per_s",
+        "Bus BW",
+        Unit::BytesPerS,
+        "the same, scaled to what each link carries, as nccl-tests does",
+    ),
+    (
+        "raw_copy_bytes_per_s",
+        "Raw copy",
+        Unit::BytesPerS,
+        "what the GPUs' own copies of so many bytes come to",
+    ),
+    (
+        "cpu_user_cores",
+        "CPU user",
+        Unit::Count,
+        "processors busy in the program",
+    ),
+    (
+        "cpu_system_cores",
+        "CPU system",
+        Unit::Count,
+        "processors busy in the kernel",
+    ),
+    ("iterations", "Messages sent", Unit::Count, "messages measured"),
+    ("repeats", "Repeats", Unit::Count, "measurements of this row"),
+    ("qps", "QPs", Unit::Count, "queue pairs"),
+    ("tx_depth", "Depth", Unit::Count, "requests in flight per queue pair"),
+    ("post_list", "Post list", Unit::Count, "requests per doorbell"),
+    (
+        "inline_bytes",
+        "Inline",
+        Unit::Count,
+        "messages up to so many bytes are copied into the request",
+    ),
+    ("ranks", "Ranks", Unit::Count, "processes"),
+    (
+        "paced_rate_per_s",
+        "Paced",
+        Unit::PerS,
+        "messages were meant to start at this rate",
+    ),
+];
+
+/// Settings, and what people call them.
+const SETTINGS: [(&str, &str); 11] = [
+    ("bytes", "Sizes (bytes)"),
+    ("qps", "Queue pairs"),
+    ("tx_depth", "Depth"),
+    ("post_list", "Post list"),
+    ("cq_mod", "Completion every"),
+    ("inline_bytes", "Inline up to (bytes)"),
+    ("iterations", "Messages each"),
+    ("duration_s", "Seconds each"),
+    ("repeat", "Repeats"),
+    ("rate_per_s", "Paced (per second)"),
+    ("mtu", "MTU (bytes)"),
+];
+
+/// Writes it.
+pub(super) fn page(documents: &[Document], charts: &[Chart]) -> String {
+    let mut out = String::new();
+    let (light, dark, rules) = STYLES();
+    let title = title(documents);
+    put(
+        &mut out,
+        format_args!(
+            "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n<meta http-equiv=\"Content-Security-Policy\" content=\"{POLICY}\">\n\
+             <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n<meta name=\"color-scheme\" content=\"light dark\">\n<title>{title}</title>\n\
+             <link rel=\"icon\" href=\"{ICON}\">\n<style>:root{{{light}}}@media (prefers-color-scheme:dark){{:root{{{dark}}}}}{rules}\n{STYLE}</style>\n</head>\n<body>\n<main>\n"
+        ),
+    );
+    put(
+        &mut out,
+        format_args!("<header>\n<p class=\"tool\">doorbell report</p>\n<h1>{title}</h1>\n</header>\n"),
+    );
+    banner(&mut out, documents);
+    warnings(&mut out, documents);
+    out.push_str("<section class=\"sources\" aria-label=\"What was measured\">\n");
+    for document in documents {
+        source(&mut out, document, documents.len() > 1);
+    }
+    out.push_str("</section>\n");
+    for chart in charts {
+        figure(&mut out, chart);
+    }
+    out.push_str("<section aria-label=\"All figures\">\n<h2>All figures</h2>\n");
+    for (number, document) in documents.iter().enumerate() {
+        table(&mut out, number, document);
+    }
+    out.push_str("</section>\n");
+    put(
+        &mut out,
+        format_args!(
+            "<footer>Made by doorbell {}. This page loads nothing and runs nothing.</footer>\n</main>\n</body>\n</html>\n",
+            env!("CARGO_PKG_VERSION")
+        ),
+    );
+    out
+}
+
+fn put(out: &mut String, text: std::fmt::Arguments<'_>) {
+    // Writing to a string cannot fail.
+    let _ = out.write_fmt(text);
+}
+
+/// The tests and devices, as few words as tell.
+fn title(documents: &[Document]) -> String {
+    let mut names: Vec<_> = documents
+        .iter()
+        .map(|document| format!("{} on {}", document.test, document.device))
+        .collect();
+    names.dedup();
+    if names.len() > 3 {
+        names.truncate(3);
+        names.push("and more".into());
+    }
+    escape(&names.join(", "))
+}
+
+/// What no reader may miss.
+fn banner(out: &mut String, documents: &[Document]) {
+    for document in documents.iter().filter(|document| document.is_software()) {
+        let which = if documents.len() > 1 {
+            format!("{}: ", document.file)
+        } else {
+            String::new()
+        };
+        put(
+            out,
+            format_args!(
+                "<p class=\"banner\" role=\"note\"><strong>{}Software device ({}).</strong> These figures are of {}, not of an RDMA adapter.</p>\n",
+                escape(&which),
+                escape(&document.link),
+                document.link_in_words()
+            ),
+        );
+    }
+}
+
+fn warnings(out: &mut String, documents: &[Document]) {
+    let mut all: Vec<(&str, &str)> = Vec::new();
+    for document in documents {
+        all.extend(
+            document
+                .warnings
+                .iter()
+                .map(|warning| (document.file.as_str(), warning.as_str())),
+        );
+    }
+    let skipped: usize = documents.iter().map(|document| document.skipped.len()).sum();
+    if all.is_empty() && skipped == 0 {
+        return;
+    }
+    out.push_str("<section class=\"warnings\" aria-label=\"Warnings\">\n<h2>Before you believe a figure</h2>\n<ul>\n");
+    for (file, warning) in all {
+        let which = if documents.len() > 1 {
+            format!("<b>{}</b>: ", escape(file))
+        } else {
+            String::new()
+        };
+        put(out, format_args!("<li>{which}{}</li>\n", escape(warning)));
+    }
+    out.push_str("</ul>\n");
+    if skipped > 0 {
+        put(
+            out,
+            format_args!("<details><summary>{skipped} points could not be measured</summary>\n<ul>\n"),
+        );
+        for point in documents.iter().flat_map(|document| &document.skipped) {
+            put(out, format_args!("<li>{}</li>\n", escape(point)));
+        }
+        out.push_str("</ul>\n</details>\n");
+    }
+    out.push_str("</section>\n");
+}
+
+/// Where the figures of a file come from, and the best of them.
+fn source(out: &mut String, document: &Document, named: bool) {
+    let class = if document.is_software() { "soft" } else { "hard" };
+    put(out, format_args!("<article class=\"source {class}\">\n"));
+    if named {
+        put(out, format_args!("<h2>{}</h2>\n", escape(&document.file)));
+    }
+    out.push_str("<div class=\"best\">\n");
+    for (name, value, at) in best(document) {
+        put(
+            out,
+            format_args!(
+                "<div><p>{name}</p><p class=\"value\">{}</p><p>{}</p></div>\n",
+                escape(&value),
+                escape(&at)
+            ),
+        );
+    }
+    out.push_str("</div>\n<dl>\n");
+    let mut facts = vec![
+        ("Test".to_owned(), document.test.clone()),
+        ("Device".to_owned(), document.device.clone()),
+        ("Link".to_owned(), document.link.clone()),
+        ("Memory".to_owned(), document.memory.clone()),
+        ("Version".to_owned(), format!("doorbell {}", document.version)),
+    ];
+    facts.extend(document.peer.clone().map(|peer| ("Peer".to_owned(), peer)));
+    facts.extend(document.line_rate.as_ref().map(|rate| {
+        let words = format!(
+            "{} ({:.0} Gb/s)",
+            Unit::BytesPerS.show(rate.value),
+            rate.value * 8.0 / 1e9
+        );
+        ("Line rate".to_owned(), words)
+    }));
+    facts.extend(document.limits.iter().map(|limit| {
+        let unit = if limit.is_time { Unit::Ns } else { Unit::BytesPerS };
+        (format!("Limit {}", limit.name), unit.show(limit.figure.value))
+    }));
+    facts.extend(document.settings.iter().map(|(name, value)| setting(name, value)));
+    for (name, value) in facts {
+        put(
+            out,
+            format_args!("<div><dt>{}</dt><dd>{}</dd></div>\n", escape(&name), escape(&value)),
+        );
+    }
+    out.push_str("</dl>\n</article>\n");
+}
+
+/// A setting in words. Of many values, as the sizes of a sweep are, the first, the last and how many.
+fn setting(name: &str, value: &str) -> (String, String) {
+    let name = SETTINGS
+        .iter()
+        .find_map(|(key, words)| (*key == name).then_some(*words))
+        .unwrap_or(name);
+    let values: Vec<_> = value.split(", ").collect();
+    let value = match values.as_slice() {
+        [first, .., last] if values.len() > 8 => format!("{first} to {last} ({} values)", values.len()),
+        _ => value.to_owned(),
+    };
+    (name.to_owned(), value)
+}
+
+/// A few figures to begin with: what they are, they, and where they were measured.
+fn best(document: &Document) -> Vec<(&'static str, String, String)> {
+    let extreme = |key: &str, greatest: bool| {
+        let figures = document.rows.iter().filter_map(|row| Some((row.figure(key)?, row)));
+        let by =
+            |a: &(crate::document::Figure, &Row), b: &(crate::document::Figure, &Row)| a.0.value.total_cmp(&b.0.value);
+        if greatest {
+            figures.max_by(by)
+        } else {
+            figures.min_by(by)
+        }
+    };
+    let wanted: &[(&str, &str, Unit, bool)] = match document.kind {
+        Kind::Bandwidth => &[
+            ("Best bandwidth", "bw_avg_bytes_per_s", Unit::BytesPerS, true),
+            ("Best message rate", "msg_rate_per_s", Unit::PerS, true),
+        ],
+        Kind::Latency => &[
+            ("Lowest median", "lat_p50_ns", Unit::Ns, false),
+            ("Lowest p99", "lat_p99_ns", Unit::Ns, false),
+            ("Lowest p99.9", "lat_p999_ns", Unit::Ns, false),
+        ],
+        Kind::Collective => &[
+            ("Best bus bandwidth", "busbw_bytes_per_s", Unit::BytesPerS, true),
+            ("Shortest call", "time_us", Unit::Us, false),
+        ],
+    };
+    wanted
+        .iter()
+        .filter_map(|(name, key, unit, greatest)| {
+            let (figure, row) = extreme(key, *greatest)?;
+            let mut at = format!("at {}", Unit::Bytes.show(row.bytes as f64));
+            for (key, before, after) in [("qps", "", " QPs"), ("tx_depth", "depth ", ""), ("ranks", "", " ranks")] {
+                // One of each is what there is at least.
+                if let Some(value) = row.parameter(key).filter(|value| value != "1") {
+                    let _ = write!(at, ", {before}{value}{after}");
+                }
+            }
+            Some((*name, unit.show(figure.value), at))
+        })
+        .collect()
+}
+
+/// A chart, for a screen and for a phone, and its figures.
+fn figure(out: &mut String, chart: &Chart) {
+    put(
+        out,
+        format_args!(
+            "<figure class=\"chart\" id=\"{0}\">\n<h2>{1}</h2>\n<p class=\"about\">{2}</p>\n{3}{4}",
+            escape(&chart.id),
+            escape(&chart.title),
+            escape(&chart.about),
+            draw(chart, &Form::WIDE),
+            draw(chart, &Form::NARROW)
+        ),
+    );
+    put(
+        out,
+        format_args!(
+            "<details><summary>These figures as a table</summary>\n<div class=\"scroll\" tabindex=\"0\"><table>\n<thead><tr><th scope=\"col\">series</th><th scope=\"col\">{}</th>\
+             <th scope=\"col\">{}</th></tr></thead>\n<tbody>\n",
+            escape(&chart.x.label),
+            escape(&chart.y.label)
+        ),
+    );
+    for series in &chart.series {
+        for point in &series.points {
+            let half = point
+                .half_width
+                .map_or_else(String::new, |half| format!(" ± {}", chart.y.unit.show(half)));
+            put(
+                out,
+                format_args!(
+                    "<tr><th scope=\"row\">{}</th><td>{}</td><td>{}{}</td></tr>\n",
+                    escape(&series.name),
+                    escape(&chart.x.unit.show(point.x)),
+                    escape(&chart.y.unit.show(point.y)),
+                    escape(&half)
+                ),
+            );
+        }
+    }
+    for mark in &chart.marks {
+        put(
+            out,
+            format_args!(
+                "<tr><th scope=\"row\">{}</th><td></td><td>{}</td></tr>\n",
+                escape(&mark.name),
+                escape(&chart.y.unit.show(mark.value))
+            ),
+        );
+    }
+    out.push_str("</tbody></table></div>\n</details>\n</figure>\n");
+}
+
+/// All rows of a file, with every figure they have.
+fn table(out: &mut String, number: usize, document: &Document) {
+    let columns: Vec<_> = COLUMNS
+        .iter()
+        .filter(|(key, ..)| document.rows.iter().any(|row| row.parameter(key).is_some()))
+        .collect();
+    let words: Vec<_> = PARAMETERS
+        .iter()
+        .filter(|key| !COLUMNS.iter().any(|(column, ..)| column == *key))
+        .filter(|key| document.rows.iter().any(|row| row.parameter(key).is_some()))
+        .collect();
+    put(
+        out,
+        format_args!(
+            "<details{}><summary>{} ({} rows)</summary>\n<div class=\"scroll\" tabindex=\"0\"><table data-file=\"{number}\">\n<thead><tr><th scope=\"col\" title=\"message size\">Size</th>",
+            if document.rows.len() <= 30 { " open" } else { "" },
+            escape(&document.file),
+            document.rows.len()
+        ),
+    );
+    for (_, name, _, what) in &columns {
+        put(
+            out,
+            format_args!("<th scope=\"col\" title=\"{}\">{}</th>", escape(what), escape(name)),
+        );
+    }
+    for name in &words {
+        put(out, format_args!("<th scope=\"col\">{}</th>", escape(name)));
+    }
+    out.push_str("</tr></thead>\n<tbody>\n");
+    for row in &document.rows {
+        put(
+            out,
+            format_args!(
+                "<tr data-row=\"{}\"><th scope=\"row\">{}</th>",
+                row.index,
+                escape(&Unit::Bytes.show(row.bytes as f64))
+            ),
+        );
+        for (key, _, unit, _) in &columns {
+            match row.figure(key) {
+                None => out.push_str("<td></td>"),
+                Some(figure) => {
+                    let shown = match unit {
+                        Unit::Count => figure.text.clone(),
+                        unit => unit.show(figure.value),
+                    };
+                    put(
+                        out,
+                        format_args!(
+                            "<td data-metric=\"{key}\" data-value=\"{}\">{}</td>",
+                            escape(&figure.text),
+                            escape(&shown)
+                        ),
+                    );
+                }
+            }
+        }
+        for name in &words {
+            put(
+                out,
+                format_args!("<td>{}</td>", escape(&row.parameter(name).unwrap_or_default())),
+            );
+        }
+        out.push_str("</tr>\n");
+    }
+    out.push_str("</tbody></table></div>\n</details>\n");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::chart::charts;
+    use crate::document::tests::document;
+
+    #[test]
+    fn a_page_says_what_it_is_of_and_loads_nothing() {
+        let soft = document(
+            "soft.json",
+            "soft-udp",
+            r#"{"bytes":64,"bw_avg_bytes_per_s":1.25,"msg_rate_per_s":2}"#,
+        );
+        let hard = Document {
+            device: "mlx5_0".into(),
+            ..document(
+                "hard.json",
+                "hardware",
+                r#"{"bytes":64,"bw_avg_bytes_per_s":9.5,"msg_rate_per_s":2}"#,
+            )
+        };
+        let made = page(&[soft.clone(), hard.clone()], &charts(&[soft, hard.clone()]));
+        for wanted in [
+            "Software device (soft-udp)",
+            "mlx5_0",
+            "soft.json",
+            "host",
+            "width=device-width",
+            "data-value=\"9.5\"",
+        ] {
+            assert!(made.contains(wanted), "{wanted}");
+        }
+        for loads in ["<script", "src=", "url(", "@import", "href=\"http", "<iframe"] {
+            assert!(!made.contains(loads), "{loads}");
+        }
+        let hard_alone = page(std::slice::from_ref(&hard), &charts(std::slice::from_ref(&hard)));
+        assert!(!hard_alone.contains("class=\"banner\""));
+    }
+
+    #[test]
+    fn hostile_text_stays_text() {
+        let mut evil = document(
+            "a<b>.json",
+            "soft-local",
+            r#"{"bytes":2,"lat_p50_ns":5,"algorithm":"<script>alert(1)</script>"}"#,
+        );
+        evil.device = "\"><script>alert(1)</script>".into();
+        evil.warnings = vec!["<img src=x onerror=alert(1)>".into()];
+        evil.settings = vec![("<b>".into(), "</style>".into())];
+        evil.skipped = vec!["<iframe>".into()];
+        let made = page(std::slice::from_ref(&evil), &charts(std::slice::from_ref(&evil)));
+        for tag in ["<script", "<img", "<iframe", "<b>"] {
+            assert!(!made.contains(tag), "{tag}");
+        }
+        assert_eq!(made.matches("</style>").count(), 1);
+        assert!(made.contains("Before you believe a figure") && made.contains("1 points could not be measured"));
+    }
+}

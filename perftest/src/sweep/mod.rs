@@ -1,0 +1,386 @@
+//! `doorbell sweep`: a test over message sizes, queue pairs, depths and inline sizes, as one result.
+//!
+//! Each point is a test of its own, with a connection of its own to a server that serves one after the other: what befalls a point, a refused queue pair say, does not
+//! befall the next. The device is opened once. What the machine itself allows is measured first, so that charts can show how far there is to go.
+
+mod args;
+mod output;
+mod points;
+
+use std::collections::BTreeSet;
+use std::io::IsTerminal;
+use std::time::Duration;
+
+use indicatif::{ProgressBar, ProgressStyle};
+use serde::{Deserialize, Serialize};
+
+use crate::cli::TestArgs;
+use crate::command;
+use crate::device::{Device, Reach, Side};
+use crate::diagnose::{self, Measured, Peer, Sources, Watch};
+use crate::exchange::connect;
+use crate::failure::Failure;
+use crate::interrupt::Interrupt;
+use crate::limits;
+use crate::orchestrate::Server;
+use crate::plan::Plan;
+use crate::report::{Noted, Report, Row, Settings, Warning, print_line};
+use crate::run::session::{self, Event, Local};
+use crate::stats::Clock;
+use crate::units::show_bytes;
+
+pub(crate) use args::{EXAMPLES, SweepArgs};
+pub(crate) use output::Output;
+use points::Point;
+
+/// How long a turn of measuring one of the machine's own limits takes.
+const LIMIT: Duration = Duration::from_millis(100);
+
+/// A point that was not measured, in the result.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Skipped {
+    bytes: u64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    qps: Option<u32>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    tx_depth: Option<u32>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    inline_bytes: Option<u32>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    post_list: Option<u32>,
+    /// In one line.
+    reason: String,
+}
+
+impl Skipped {
+    fn new(point: &Point, reason: &Failure) -> Skipped {
+        Skipped {
+            bytes: point.bytes,
+            qps: point.qps,
+            tx_depth: point.tx_depth,
+            inline_bytes: point.inline,
+            post_list: point.post_list,
+            reason: reason.to_string(),
+        }
+    }
+}
+
+/// What a sweep was asked for: every value of what is swept, and what all points have in common.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Swept {
+    bytes: Vec<u64>,
+    qps: Vec<u32>,
+    tx_depth: Vec<u32>,
+    inline_bytes: Vec<u32>,
+    post_list: Vec<u32>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    mtu: Option<u32>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    iterations: Option<u64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    duration_s: Option<f64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    warmup: Option<u64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    rate_per_s: Option<f64>,
+    repeat: u32,
+}
+
+impl Swept {
+    fn of(plans: &[&Plan]) -> Option<Swept> {
+        let common = Settings::of(plans.first()?);
+        Some(Swept {
+            bytes: distinct(plans.iter().flat_map(|plan| plan.sizes.iter().copied())),
+            qps: distinct(plans.iter().map(|plan| plan.qps)),
+            tx_depth: distinct(plans.iter().map(|plan| plan.tx_depth)),
+            inline_bytes: distinct(plans.iter().map(|plan| plan.inline)),
+            post_list: distinct(plans.iter().map(|plan| plan.post_list)),
+            mtu: common.mtu,
+            iterations: common.iterations,
+            duration_s: common.duration_s,
+            warmup: common.warmup,
+            rate_per_s: common.rate_per_s,
+            repeat: common.repeat,
+        })
+    }
+}
+
+fn distinct<T: Ord>(values: impl Iterator<Item = T>) -> Vec<T> {
+    values.collect::<BTreeSet<_>>().into_iter().collect()
+}
+
+/// Where the other end is.
+struct Other<'a> {
+    host: &'a str,
+    port: u16,
+    token: Option<String>,
+    peer: Peer,
+}
+
+/// Runs a sweep, and writes what came out of it, however it ended.
+///
+/// # Errors
+/// [`Failure::Usage`] when there is nothing that can be measured; [`Failure::Test`] when a point failed while it was measured, the peer is gone or the result cannot be
+/// written; [`Failure::Interrupted`].
+pub(crate) fn run(args: &SweepArgs) -> Result<(), Failure> {
+    let points = points::all(args)?;
+    let test = points::common(args)?;
+    let plans: Vec<_> = points.iter().map(|point| (*point, point.plan(args))).collect();
+    let Some(first) = plans.iter().find_map(|(_, plan)| plan.as_ref().ok()) else {
+        // All are refused by the program itself: then that is what is wrong with the command line.
+        let refused = plans.into_iter().find_map(|(_, plan)| plan.err());
+        return Err(refused.unwrap_or_else(|| Failure::usage("there is no point in this sweep")));
+    };
+    let (kind, name) = (first.kind, first.test_name());
+    let output = args.output.as_deref().map(Output::begin).transpose()?;
+    let interrupt = Interrupt::catch()?;
+    // Before the device has threads: some of what measures them forks.
+    let limits = if args.no_limits {
+        Vec::new()
+    } else {
+        limits::ceilings(LIMIT)
+    };
+    let reach = if args.peer.is_some() {
+        Reach::Elsewhere
+    } else {
+        Reach::Here
+    };
+    let side = if reach == Reach::Here { Side::First } else { Side::Alone };
+    let device = command::open(&test, side, reach)?;
+    let server = (reach == Reach::Here)
+        .then(|| command::start_server(kind, &test, &device, &interrupt, true))
+        .transpose()?;
+    let other = Other {
+        host: args.peer.as_deref().unwrap_or("127.0.0.1"),
+        port: server.as_ref().map_or(args.connection.port, |server| server.port),
+        token: server.as_ref().map(|server: &Server| server.token.clone()),
+        peer: server
+            .as_ref()
+            .map_or(Peer::Elsewhere, |server| Peer::Child(server.process())),
+    };
+    let mut report = Report::new(name, device.context.name().to_owned(), device.link);
+    let good: Vec<_> = plans.iter().filter_map(|(_, plan)| plan.as_ref().ok()).collect();
+    report.sweep = Swept::of(&good);
+    report.limits = limits;
+    let mut clock = Clock::new(test.clock).map_err(|why| Failure::usage(format!("--clock tsc: {why}")))?;
+    let local = Sweep {
+        plans: &plans,
+        test: &test,
+        device: &device,
+        other: &other,
+        interrupt: &interrupt,
+        sources: Sources::of_this_machine(),
+    };
+    let mut watch = None;
+    let outcome = local.measure(&mut clock, &mut report, &mut watch);
+    report.clock = Some(clock.report());
+    if let (Some(watch), false) = (&watch, report.results.is_empty()) {
+        let found = diagnose::after(watch, &Measured::of(&report.results));
+        found.iter().for_each(Warning::print);
+        report.warnings.extend(found.iter().map(Noted::from));
+    }
+    if report.results.is_empty() {
+        return outcome.and(Err(none(&report)));
+    }
+    let text = serde_json::to_string(&report).map_err(|e| Failure::test(format!("cannot write the result: {e}")))?;
+    match output {
+        None => print_line(&text)?,
+        Some(output) => {
+            output.finish(format!("{text}\n").as_bytes())?;
+            if let Some(path) = args.output.as_deref().filter(|_| !args.no_progress) {
+                eprintln!(
+                    "doorbell: {} points in {1}; doorbell report {1} -o report.html makes charts of them",
+                    report.results.len(),
+                    path.display()
+                );
+            }
+        }
+    }
+    outcome
+}
+
+fn none(report: &Report) -> Failure {
+    let first = report.skipped.first().map_or("", |skipped| &skipped.reason);
+    Failure::test(format!("no point could be measured: {first}"))
+}
+
+/// What a sweep needs to know.
+struct Sweep<'a> {
+    plans: &'a [(Point, Result<Plan, Failure>)],
+    test: &'a TestArgs,
+    device: &'a Device,
+    other: &'a Other<'a>,
+    interrupt: &'a Interrupt,
+    sources: Sources,
+}
+
+impl Sweep<'_> {
+    /// Measures all points, one after the other; what goes wrong with one alone is told at the end.
+    ///
+    /// `watch` is begun with the first point.
+    fn measure(&self, clock: &mut Clock, report: &mut Report, watch: &mut Option<Watch>) -> Result<(), Failure> {
+        let progress = Progress::begin(self.plans.len(), self.test.no_progress);
+        let mut failed = Vec::new();
+        for (number, (point, plan)) in self.plans.iter().enumerate() {
+            progress.begins(point);
+            let before = report.results.len();
+            let outcome = match plan {
+                Err(refused) => Err(Failure::usage(refused.to_string())),
+                Ok(plan) => self.one(plan, clock, report, &progress, watch),
+            };
+            if let (Some(row), Ok(plan)) = (report.results.get_mut(before), plan) {
+                as_asked(row, point, plan);
+                progress.row(number, row, point);
+            }
+            let Err(failure) = outcome else { continue };
+            match failure {
+                Failure::Interrupted | Failure::Lost { .. } => return Err(failure),
+                Failure::Test(_) => failed.push(format!("{}: {failure}", describe(point))),
+                Failure::Usage(_) | Failure::Refused(_) | Failure::NotRun(..) => {
+                    progress.say(&format!("{} left out: {failure}", describe(point)));
+                }
+            }
+            report.skipped.push(Skipped::new(point, &failure));
+        }
+        match failed.first() {
+            None => Ok(()),
+            Some(first) => Err(Failure::test(format!(
+                "{} of {} points failed while they were measured, the first with {first}",
+                failed.len(),
+                self.plans.len()
+            ))),
+        }
+    }
+
+    /// Measures one point.
+    fn one(
+        &self,
+        plan: &Plan,
+        clock: &mut Clock,
+        report: &mut Report,
+        progress: &Progress,
+        watch: &mut Option<Watch>,
+    ) -> Result<(), Failure> {
+        if self.interrupt.requested() {
+            return Err(Failure::Interrupted);
+        }
+        let device = self.device;
+        let control = connect(self.other.host, self.other.port, self.interrupt)?;
+        report.peer = Some(control.peer().ip().to_string());
+        let local = Local {
+            control: &control,
+            device,
+            gid_index: self.test.connection.gid_index,
+        };
+        session::client(local, plan, self.other.token.clone(), clock, |event| match event {
+            Event::Accepted(accepted) => {
+                report.link = accepted.link_to(device.link, device.group);
+                report.line_rate_bytes_per_s = command::line_rate(device, report.link);
+                if watch.is_none() {
+                    let before = command::warnings(&self.sources, plan, self.test, device, report, self.other.peer);
+                    report.warnings = before.iter().map(Noted::from).collect();
+                    progress.suspend(|| before.iter().for_each(Warning::print));
+                    *watch = Some(Watch::begin(&self.sources, self.other.peer));
+                }
+            }
+            Event::Begins(_) => {}
+            Event::Row(row) => report.results.push(row),
+            Event::Drifted(drift) => {
+                let warning = Warning::clock_drift(drift);
+                progress.suspend(|| warning.print());
+                report.warnings.push(Noted::from(&warning));
+            }
+        })
+    }
+}
+
+/// A row of a sweep says which point it is: where a test has made do with less, as with the depth of large messages, what was asked for tells it from the others.
+fn as_asked(row: &mut Row, point: &Point, plan: &Plan) {
+    let inline = match row {
+        Row::Bandwidth(row) => {
+            row.tx_depth = plan.tx_depth;
+            &mut row.inline_bytes
+        }
+        Row::Latency(row) => &mut row.inline_bytes,
+    };
+    // A default is given up where a device has none.
+    if let Some(asked) = point.inline {
+        *inline = asked;
+    }
+}
+
+/// A point in words.
+fn describe(point: &Point) -> String {
+    let mut words = format!("{} B", show_bytes(point.bytes));
+    for (name, value) in [
+        ("qps", point.qps),
+        ("tx-depth", point.tx_depth),
+        ("inline", point.inline),
+        ("post-list", point.post_list),
+    ] {
+        if let Some(value) = value {
+            words.push_str(&format!(", {name} {value}"));
+        }
+    }
+    words
+}
+
+/// How far it is, on stderr: a bar on a terminal, a line for each point elsewhere.
+struct Progress {
+    bar: ProgressBar,
+    lines: bool,
+    of: usize,
+}
+
+impl Progress {
+    fn begin(of: usize, none: bool) -> Progress {
+        let terminal = std::io::stderr().is_terminal();
+        let bar = if none || !terminal {
+            ProgressBar::hidden()
+        } else {
+            let bar = ProgressBar::new(of as u64);
+            if let Ok(style) = ProgressStyle::with_template("{spinner} {wide_bar} {pos}/{len}, {msg}, {eta} left") {
+                bar.set_style(style);
+            }
+            bar.enable_steady_tick(Duration::from_millis(200));
+            bar
+        };
+        Progress {
+            bar,
+            lines: !none && !terminal,
+            of,
+        }
+    }
+
+    fn begins(&self, point: &Point) {
+        self.bar.set_message(describe(point));
+    }
+
+    fn row(&self, number: usize, row: &Row, point: &Point) {
+        self.bar.inc(1);
+        if !self.lines {
+            return;
+        }
+        let figure = match row {
+            Row::Bandwidth(row) => format!("{:.3} GB/s", row.bw_avg_bytes_per_s / 1e9),
+            Row::Latency(row) => format!("p50 {:.2} us", row.lat_p50_ns / 1e3),
+        };
+        eprintln!("doorbell: {}/{}: {}: {figure}", number + 1, self.of, describe(point));
+    }
+
+    /// Something that is no figure; it is in the result, too.
+    fn say(&self, text: &str) {
+        self.bar.inc(1);
+        self.suspend(|| eprintln!("doorbell: {text}"));
+    }
+
+    fn suspend(&self, print: impl FnOnce()) {
+        self.bar.suspend(print);
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        self.bar.finish_and_clear();
+    }
+}

@@ -1,0 +1,244 @@
+//! What a page has to hold.
+
+use std::collections::BTreeSet;
+
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+
+use crate::chromium::{Screen, Seen};
+
+/// The smallest text that is read without effort, in CSS pixels.
+const SMALLEST_TEXT: f64 = 10.0;
+/// How far a point may lie from where the axis says: markers are not all as high above their point as below.
+const NEAR: f64 = 1.5;
+/// Fewer bytes than these are no picture of a chart.
+const LEAST_PICTURE: usize = 15_000;
+
+/// That it loaded nothing and nobody complained.
+pub(crate) fn quiet(seen: &Seen) -> Result<()> {
+    ensure!(
+        seen.complaints.is_empty(),
+        "on the console: {}",
+        seen.complaints.join("\n")
+    );
+    ensure!(seen.requests.is_empty(), "it loads {}", seen.requests.join(" "));
+    Ok(())
+}
+
+/// All that a page of these results has to hold on this screen; how many points were read back.
+pub(crate) fn check(seen: &Seen, screen: &Screen, results: &[&Value]) -> Result<usize> {
+    quiet(seen)?;
+    let read = &seen.read;
+    ensure!(read["scripts"] == 0, "it has something that runs or loads");
+    let (page, window) = (number(&read["width"]["page"])?, number(&read["width"]["screen"])?);
+    ensure!(
+        page <= window && window == f64::from(screen.width),
+        "it is {page} wide where {window} are seen"
+    );
+    let size = |at: usize| -> Option<u32> {
+        let bytes = seen.screenshot.get(at..at + 4)?;
+        Some(u32::from_be_bytes(bytes.try_into().ok()?))
+    };
+    ensure!(
+        (size(16), size(20)) == (Some(screen.width * screen.scale), Some(screen.height * screen.scale)),
+        "the screenshot has another size"
+    );
+    ensure!(
+        seen.screenshot.len() > LEAST_PICTURE,
+        "there is nothing on the screenshot"
+    );
+
+    // All of it is measured on the userspace device, and the page has to say so.
+    ensure!(
+        read["banners"]
+            .as_array()
+            .is_some_and(|banners| banners.len() == results.len())
+            && read["banners"][0]
+                .as_str()
+                .is_some_and(|text| text.contains("Software device")),
+        "nothing says that the device is none of hardware"
+    );
+    let mut points = 0;
+    for chart in array(&read["charts"])? {
+        let name = chart["chart"].as_str().context("a chart without a name")?;
+        ensure!(
+            number(&chart["font"])? >= SMALLEST_TEXT,
+            "{name}: its text is too small"
+        );
+        ensure!(
+            number(&chart["width"])? <= window,
+            "{name}: it is wider than the screen"
+        );
+        ensure!(
+            chart["title"].as_str().is_some_and(|text| !text.is_empty())
+                && chart["about"].as_str().is_some_and(|text| !text.is_empty()),
+            "{name}: it says nothing to who cannot see it"
+        );
+        points += placed(chart).with_context(|| name.to_owned())?;
+        to_the_digit(chart, results).with_context(|| name.to_owned())?;
+    }
+    complete(read, results)?;
+    tables(read, results)?;
+    Ok(points)
+}
+
+/// Whether points are where their axes say; how many there are.
+fn placed(chart: &Value) -> Result<usize> {
+    let points = array(&chart["points"])?;
+    ensure!(!points.is_empty(), "it has no points");
+    for (index, axis) in ["x", "y"].into_iter().enumerate() {
+        let scale = |value: f64| match chart["scales"][axis].as_str() {
+            Some("log") => value.ln(),
+            Some("nines") => -(1.0 - value).log10(),
+            _ => value,
+        };
+        let ticks: Vec<_> = array(&chart["ticks"])?
+            .iter()
+            .filter(|tick| tick["axis"] == axis)
+            .map(|tick| Ok((scale(number(&tick["value"])?), number(&tick["at"])?)))
+            .collect::<Result<Vec<_>>>()?
+            .into_iter()
+            .filter(|(value, _)| value.is_finite())
+            .collect();
+        let [(first, first_at), .., (last, last_at)] = ticks[..] else {
+            anyhow::bail!("its {axis} axis has no ticks");
+        };
+        for point in points {
+            let value = scale(point[axis].as_str().context("a point without a number")?.parse()?);
+            if !value.is_finite() {
+                // The greatest of all, past all nines.
+                continue;
+            }
+            let expected = first_at + (value - first) / (last - first) * (last_at - first_at);
+            let at = number(&point["at"][index])?;
+            ensure!((at - expected).abs() <= NEAR, "{point} is not at {axis} {expected:.1}");
+        }
+    }
+    Ok(points.len())
+}
+
+/// Whether each point's number is the row's.
+fn to_the_digit(chart: &Value, results: &[&Value]) -> Result<()> {
+    for point in array(&chart["points"])? {
+        let row = row(results, point)?;
+        let (x, y) = (&point["x"], &point["y"]);
+        let written = |value: &Value| Value::String(value.to_string());
+        let metric = point["metric"].as_str().context("a point of nothing")?;
+        if metric == "lat_cdf" {
+            let pairs = array(&row["lat_cdf"])?;
+            ensure!(
+                pairs
+                    .iter()
+                    .any(|pair| written(&pair[0]) == *y && written(&pair[1]) == *x),
+                "{point} is not in its row's distribution"
+            );
+        } else {
+            ensure!(
+                written(&row[metric]) == *y && written(&row["bytes"]) == *x,
+                "{point} is not what its row has: {row}"
+            );
+        }
+    }
+    for mark in array(&chart["marks"])? {
+        let limits = results
+            .iter()
+            .flat_map(|result| array(&result["limits"]).into_iter().flatten());
+        let mut figures = limits.flat_map(|limit| [&limit["bytes_per_s"], &limit["ns"]]);
+        ensure!(
+            figures.any(|figure| Value::String(figure.to_string()) == mark["y"]),
+            "{mark} is no limit of the results"
+        );
+    }
+    Ok(())
+}
+
+/// Whether every row is in the charts that are of all rows, once.
+fn complete(read: &Value, results: &[&Value]) -> Result<()> {
+    for (file, result) in results.iter().enumerate() {
+        let rows = array(&result["results"])?;
+        let metrics: &[&str] = if rows[0].get("lat_p50_ns").is_some() {
+            &["lat_p50_ns"]
+        } else {
+            &["bw_avg_bytes_per_s", "msg_rate_per_s"]
+        };
+        for metric in metrics {
+            let id = match *metric {
+                "lat_p50_ns" => "latency",
+                "msg_rate_per_s" => "rate",
+                _ => "bandwidth",
+            };
+            let mut seen = BTreeSet::new();
+            for chart in array(&read["charts"])? {
+                let of = chart["chart"].as_str().unwrap_or_default();
+                if of != id && !of.starts_with(&format!("{id}-")) {
+                    continue;
+                }
+                for point in array(&chart["points"])?.iter().filter(|point| point["file"] == file) {
+                    ensure!(point["metric"] == *metric, "{of}: {point} is of something else");
+                    ensure!(seen.insert(point["row"].as_u64()), "{of}: {point} is there twice");
+                }
+            }
+            ensure!(
+                seen.len() == rows.len(),
+                "{id}: {} of {} rows of file {file} are in it",
+                seen.len(),
+                rows.len()
+            );
+        }
+    }
+    let curves = array(&read["charts"])?
+        .iter()
+        .filter(|chart| chart["chart"] == "cdf")
+        .flat_map(|chart| array(&chart["points"]).into_iter().flatten())
+        .filter(|point| point["metric"] == "lat_cdf")
+        .count();
+    let wanted = results
+        .iter()
+        .any(|result| result["results"][0].get("lat_cdf").is_some());
+    ensure!((curves > 0) == wanted, "there are {curves} points of distributions");
+    Ok(())
+}
+
+/// Whether the tables hold every figure of every row, as it was written.
+fn tables(read: &Value, results: &[&Value]) -> Result<()> {
+    let cells = array(&read["cells"])?;
+    for cell in cells {
+        let metric = cell["metric"].as_str().context("a cell of nothing")?;
+        ensure!(
+            Value::String(row(results, cell)?[metric].to_string()) == cell["value"],
+            "{cell} is not what its row has"
+        );
+    }
+    let figures: usize = results
+        .iter()
+        .flat_map(|result| array(&result["results"]).into_iter().flatten())
+        .filter_map(Value::as_object)
+        .map(|row| {
+            let of = |key: &&String| key.starts_with("bw_") || key.starts_with("lat_") || key.starts_with("msg_rate");
+            row.iter().filter(|(key, value)| of(key) && value.is_number()).count()
+        })
+        .sum();
+    ensure!(
+        cells.len() >= figures,
+        "the tables have {} cells for {figures} figures",
+        cells.len()
+    );
+    Ok(())
+}
+
+fn row<'a>(results: &[&'a Value], at: &Value) -> Result<&'a Value> {
+    let index = |key: &str| at[key].as_u64().and_then(|index| usize::try_from(index).ok());
+    let (file, row) = (index("file").context("no file")?, index("row").context("no row")?);
+    results
+        .get(file)
+        .and_then(|result| result["results"].get(row))
+        .with_context(|| format!("{at} is of no row"))
+}
+
+fn array(value: &Value) -> Result<&Vec<Value>> {
+    value.as_array().with_context(|| format!("{value} is no list"))
+}
+
+fn number(value: &Value) -> Result<f64> {
+    value.as_f64().with_context(|| format!("{value} is no number"))
+}
