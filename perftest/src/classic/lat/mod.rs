@@ -229,7 +229,7 @@ fn figures(settings: &Settings, bytes: u64, count: u64, tally: &Tally) -> Option
     let figures = tally.figures()?;
     Some(Latencies {
         bytes,
-        // One end of a ping-pong has a trip less than messages, because its first has none before it; by the clock only what lies between the margins is counted.
+        // Both ends of a ping-pong have measured a trip less; by the clock only what lies between the margins is counted.
         iterations: match settings.length {
             Length::Iterations(_) => count,
             Length::Duration { .. } => figures.count,

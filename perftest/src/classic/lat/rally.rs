@@ -95,7 +95,8 @@ pub(super) fn play(end: End, racket: &mut impl Racket, watch: &mut Watch<'_>, si
         }
         *come += 1;
         let now = clock.now();
-        trip = Some((began, now));
+        // The first message also waits for the other end to come from the barrier to its loop, which a C tool may take half a second for.
+        trip = (index > 1 || end == End::Answers).then_some((began, now));
         if tally.is_over(now) {
             break;
         }
