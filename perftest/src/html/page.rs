@@ -13,8 +13,24 @@ const ICON: &str = "data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg'
 
 const STYLE: &str = include_str!("page.css");
 
-/// Figures in the tables: the field, the column's head, what they are of, and what the figure is.
+/// Columns of the tables, those first that say which row it is: the field, the column's head, what they are of, and what the figure is.
 const COLUMNS: [(&str, &str, Unit, &str); 28] = [
+    ("qps", "QPs", Unit::Count, "queue pairs"),
+    ("tx_depth", "Depth", Unit::Count, "requests in flight per queue pair"),
+    ("post_list", "Post list", Unit::Count, "requests per doorbell"),
+    (
+        "inline_bytes",
+        "Inline",
+        Unit::Count,
+        "messages up to so many bytes are copied into the request",
+    ),
+    ("ranks", "Ranks", Unit::Count, "processes"),
+    (
+        "paced_rate_per_s",
+        "Paced",
+        Unit::PerS,
+        "messages were meant to start at this rate",
+    ),
     (
         "bw_avg_bytes_per_s",
         "BW average",
@@ -107,22 +123,6 @@ const COLUMNS: [(&str, &str, Unit, &str); 28] = [
     ),
     ("iterations", "Messages sent", Unit::Count, "messages measured"),
     ("repeats", "Repeats", Unit::Count, "measurements of this row"),
-    ("qps", "QPs", Unit::Count, "queue pairs"),
-    ("tx_depth", "Depth", Unit::Count, "requests in flight per queue pair"),
-    ("post_list", "Post list", Unit::Count, "requests per doorbell"),
-    (
-        "inline_bytes",
-        "Inline",
-        Unit::Count,
-        "messages up to so many bytes are copied into the request",
-    ),
-    ("ranks", "Ranks", Unit::Count, "processes"),
-    (
-        "paced_rate_per_s",
-        "Paced",
-        Unit::PerS,
-        "messages were meant to start at this rate",
-    ),
 ];
 
 /// Settings, and what people call them.
@@ -482,7 +482,7 @@ fn table(out: &mut String, number: usize, document: &Document) {
                 None => out.push_str("<td></td>"),
                 Some(figure) => {
                     let shown = match unit {
-                        Unit::Count => figure.text.clone(),
+                        Unit::Count if figure.value.fract() == 0.0 => format!("{:.0}", figure.value),
                         unit => unit.show(figure.value),
                     };
                     put(
