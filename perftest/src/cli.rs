@@ -32,6 +32,7 @@ Examples:
   doorbell coll allreduce --ranks 4         collectives; each rank is a process
   doorbell bw write --gpu 0,1               from one GPU's memory into another's
   doorbell devices -v                       what is here
+  doorbell diagnose                         what would make its figures wrong, and what to do
   doorbell gpu                              GPUs, and by which paths the devices reach their memory
   doorbell topo                             which adapter is near which GPU
   doorbell limits                           how far this machine itself could go, and how far the device does
@@ -53,6 +54,8 @@ pub(crate) struct Cli {
 pub(crate) enum Command {
     /// List the devices a test can use
     Devices(DevicesArgs),
+    /// Look for what would cast doubt on figures: frequency, NUMA, MTU, PCIe, GIDs, limits, noise; each with what to do
+    Diagnose(DiagnoseArgs),
     /// Show adapters, GPUs and NUMA nodes, how near they are to one another, and which GPUs NVLink joins
     Topo(TopoArgs),
     /// List the GPUs, and how each RDMA device reaches their memory, or why not
@@ -91,6 +94,7 @@ impl Command {
             // Ranks say for themselves what is wrong.
             Command::Coll(_) => false,
             Command::Devices(_)
+            | Command::Diagnose(_)
             | Command::Sweep(_)
             | Command::Report(_)
             | Command::Compare(_)
@@ -167,6 +171,28 @@ pub(crate) struct DevicesArgs {
     /// Print one JSON object
     #[arg(long)]
     pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) soft: SoftArgs,
+}
+
+/// What `doorbell diagnose` takes.
+#[derive(Args, Debug)]
+pub(crate) struct DiagnoseArgs {
+    /// Look at this device only, which may be a userspace one [default: each that the system has]
+    #[arg(short, long, value_name = "NAME")]
+    pub(crate) device: Option<String>,
+    /// Exit with 1 if there is anything to say
+    #[arg(long)]
+    pub(crate) strict: bool,
+    /// Say nothing of what has these codes
+    #[arg(long, value_name = "CODE,…", value_delimiter = ',')]
+    pub(crate) ignore: Vec<String>,
+    /// Print one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Print each code, with what is looked at, when it warns and what to do, and look at nothing
+    #[arg(long, conflicts_with_all = ["device", "strict", "ignore", "json"])]
+    pub(crate) codes: bool,
     #[command(flatten)]
     pub(crate) soft: SoftArgs,
 }

@@ -10,12 +10,13 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::cli::{SoftArgs, TestArgs};
 use crate::device::{self, Device, Gpu, PORT, Place, Reach, Side, Soft};
+use crate::diagnose::{self, Measured, Peer, Port, Sources, Subject, Watch};
 use crate::exchange::{Control, GpuEnd, Listener, connect};
 use crate::failure::{Failure, one_line};
 use crate::interrupt::Interrupt;
 use crate::orchestrate::{self, Announcement, Server};
-use crate::plan::{Kind, Plan, Verb};
-use crate::report::{self, Extra, LinkKind, Report, Row, Settings, Table, Thresholds, Warning};
+use crate::plan::{Kind, MEMORY_BUDGET, Plan, Verb};
+use crate::report::{self, Extra, LinkKind, Noted, Report, Row, Settings, Table, Thresholds, Warning};
 use crate::run::raw;
 use crate::run::session::{self, Event, Expected, Local};
 use crate::stats::Clock;
@@ -41,7 +42,8 @@ pub(crate) fn run(plan: &Plan, args: &TestArgs, thresholds: Thresholds) -> Resul
             let interrupt = Interrupt::catch()?;
             let device = open(args, Side::Alone, Reach::Elsewhere)?;
             let control = connect(host, args.connection.port, &interrupt)?;
-            client(plan, args, &device, &control, None, Reach::Elsewhere)?.judged(args, thresholds)
+            let peer = if control.is_here() { Peer::Here } else { Peer::Elsewhere };
+            client(plan, args, &device, &control, None, peer)?.judged(args, thresholds)
         }
         (None, false, _) => both(plan, args)?.judged(args, thresholds),
     }
@@ -53,7 +55,8 @@ fn both(plan: &Plan, args: &TestArgs) -> Result<Done, Failure> {
     let device = open(args, Side::First, Reach::Here)?;
     let server = start_server(plan.kind, args, &device, &interrupt, false)?;
     let control = connect("127.0.0.1", server.port, &interrupt)?;
-    client(plan, args, &device, &control, Some(server.token.clone()), Reach::Here)
+    let peer = Peer::Child(server.process());
+    client(plan, args, &device, &control, Some(server.token.clone()), peer)
 }
 
 /// Starts the process for the other end, which serves one test, or one after another as long as this one holds it.
@@ -141,7 +144,7 @@ fn client(
     device: &Device,
     control: &Control,
     token: Option<String>,
-    reach: Reach,
+    peer: Peer,
 ) -> Result<Done, Failure> {
     let mut clock = Clock::new(args.clock).map_err(|why| Failure::usage(format!("--clock tsc: {why}")))?;
     let mut report = Report::new(plan.test_name(), device.context.name().to_owned(), device.link);
@@ -152,6 +155,8 @@ fn client(
         report.memory = gpu.path.name().to_owned();
         report.gpu = Some(GpuEnd::of(gpu));
     }
+    let sources = Sources::of_this_machine();
+    let mut watch = None;
     let progress = progress(plan, args);
     let mut table = Ok(None);
     let mut printed = Ok(());
@@ -166,8 +171,10 @@ fn client(
             report.link = accepted.link_to(device.link, device.group);
             report.line_rate_bytes_per_s = line_rate(device, report.link);
             report.peer_gpu = accepted.gpu;
+            let before = warnings(&sources, plan, args, device, &report, peer);
+            report.warnings = before.iter().map(Noted::from).collect();
             progress.suspend(|| {
-                warn(plan, device, &report, reach);
+                before.iter().for_each(Warning::print);
                 if !args.json && !metrics_on_stdout(args) {
                     let extra = Extra {
                         repeats: plan.repeat > 1,
@@ -176,6 +183,7 @@ fn client(
                     table = Table::begin(plan.kind, extra, &about(plan, device, &report, control)).map(Some);
                 }
             });
+            watch = Some(Watch::begin(&sources, peer));
         }
         Event::Begins(bytes) => progress.set_message(show_bytes(bytes)),
         Event::Row(mut row) => {
@@ -190,21 +198,17 @@ fn client(
         }
         Event::Drifted(drift) => drifted = Some(drift),
     });
+    progress.finish_and_clear();
+    let mut found = Vec::new();
     if let Some(drift) = drifted {
         report.clock = Some(clock.report());
-        eprintln!(
-            "doorbell: warning: {}",
-            Warning::ClockDrift(format!("{:.2}", drift * 100.0))
-        );
+        found.push(Warning::clock_drift(drift));
     }
-    progress.finish_and_clear();
-    let uncertain = report.results.iter().map(|row| match row {
-        Row::Latency(row) => row.uncertain(),
-        Row::Bandwidth(_) => Vec::new(),
-    });
-    if let Some(most) = uncertain.max_by_key(Vec::len).filter(|names| !names.is_empty()) {
-        eprintln!("doorbell: warning: {}", Warning::FewSamples(most));
+    if let (Some(watch), false) = (&watch, report.results.is_empty()) {
+        found.extend(diagnose::after(watch, &Measured::of(&report.results)));
     }
+    found.iter().for_each(Warning::print);
+    report.warnings.extend(found.iter().map(Noted::from));
     if args.json && (outcome.is_ok() || !report.results.is_empty()) {
         report::print_json(&report)?;
     }
@@ -315,31 +319,33 @@ pub(crate) fn line_rate(device: &Device, link: LinkKind) -> Option<f64> {
         .flatten()
 }
 
-/// Says on stderr what casts doubt on the figures to come.
-pub(crate) fn warn(plan: &Plan, device: &Device, report: &Report, reach: Reach) {
-    for warning in warnings(plan, device, report, reach) {
-        eprintln!("doorbell: warning: {warning}");
-    }
-}
-
-fn warnings(plan: &Plan, device: &Device, report: &Report, reach: Reach) -> Vec<Warning> {
-    let link = report.link;
+/// What casts doubt on the figures to come.
+pub(crate) fn warnings(
+    sources: &Sources,
+    plan: &Plan,
+    args: &TestArgs,
+    device: &Device,
+    report: &Report,
+    peer: Peer,
+) -> Vec<Warning> {
     let per_end = if device.link == LinkKind::SoftUdp { 2 } else { 1 };
-    let ends = if reach == Reach::Here { 2 } else { 1 };
-    let mut warnings = Vec::new();
-    if link != LinkKind::Hardware {
-        warnings.push(Warning::NotHardware(link));
-    }
-    warnings.extend(report::of_this_machine(per_end * ends));
-    warnings.extend(device.faults.clone().map(Warning::Faults));
+    let ends = if peer == Peer::Elsewhere { 1 } else { 2 };
+    let subject = Subject {
+        gid_index: args.connection.gid_index.map(u32::from),
+        mtu_bytes: plan.mtu,
+        registers_bytes: plan.registers_bytes(),
+        spinning: per_end * ends,
+        ..Subject::of(device.context.name(), report.link, Port::of_context(&device.context))
+    };
+    let mut warnings = diagnose::before(sources, &subject);
+    warnings.extend(device.faults.as_deref().map(Warning::faults));
     let is_staged = |gpu: &Option<GpuEnd>| gpu.as_ref().is_some_and(|gpu| gpu.memory == Path::Staged.name());
     if is_staged(&report.gpu) || is_staged(&report.peer_gpu) {
-        warnings.push(Warning::Staged {
-            target: plan.kind == Kind::Bw && plan.verb == Verb::Write && !plan.verify && is_staged(&report.peer_gpu),
-        });
+        let target = plan.kind == Kind::Bw && plan.verb == Verb::Write && !plan.verify && is_staged(&report.peer_gpu);
+        warnings.push(Warning::staged(target));
     }
     if plan.verify {
-        warnings.push(Warning::Verifying);
+        warnings.push(Warning::verifying());
     }
     warnings
 }
@@ -363,6 +369,13 @@ fn server(kind: Kind, args: &TestArgs) -> Result<(), Failure> {
         device.context.name(),
         listener.address()
     );
+    let subject = Subject {
+        gid_index: args.connection.gid_index.map(u32::from),
+        registers_bytes: MEMORY_BUDGET,
+        ..Subject::of(device.context.name(), device.link, Port::of_context(&device.context))
+    };
+    let standing = diagnose::standing(&Sources::of_this_machine(), &subject);
+    standing.iter().for_each(Warning::print);
     serve(&listener, &device, args, &expected(kind, args, None), None, &interrupt)
 }
 

@@ -1,8 +1,9 @@
 //! The `doorbell` command: RDMA bandwidth, latency and collective tests, a list of devices, and the machine's own limits.
 //!
 //! `cli` says what may be asked, `plan` what a test does, `command` who runs where; `exchange` is how two ends agree, `orchestrate` how one
-//! machine has both; `run` measures, `stats` computes, `report` prints. `sweep` runs many tests; `document` reads results back, for `html`, which is
-//! `doorbell report` and draws with `chart`, and for `compare`. `coll` is `doorbell coll`. `dropin` is `doorbell run` and `doorbell env`.
+//! machine has both; `run` measures, `stats` computes, `report` prints. `diagnose` finds what casts doubt on figures. `sweep` runs many tests; `document` reads
+//! results back, for `html`, which is `doorbell report` and draws with `chart`, and for `compare`. `classic` is perftest's tools by their names. `coll` is
+//! `doorbell coll`. `dropin` is `doorbell run` and `doorbell env`.
 #![forbid(unsafe_code)]
 
 mod chart;
@@ -13,6 +14,7 @@ mod command;
 mod compare;
 mod device;
 mod devices;
+mod diagnose;
 mod document;
 mod dropin;
 mod exchange;
@@ -58,6 +60,7 @@ fn main() -> ExitCode {
 fn run(command: &Command) -> Result<(), Failure> {
     match command {
         Command::Devices(args) => devices::run(args),
+        Command::Diagnose(args) => diagnose::run(args),
         Command::Topo(args) => topo::run(args),
         Command::Gpu(args) => gpu::run(args),
         Command::Limits(args) => limits::run(args),

@@ -106,6 +106,11 @@ impl Server {
         }
     }
 
+    /// The process's id.
+    pub(crate) fn process(&self) -> u32 {
+        self.child.id()
+    }
+
     fn end(&mut self) -> io::Result<()> {
         drop(self.life_line.take());
         let deadline = Instant::now() + END;

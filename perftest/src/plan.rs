@@ -16,7 +16,7 @@ const MAX_SIZE: u64 = 1 << 30;
 /// The data that a default number of iterations moves at most, per size.
 const DEFAULT_VOLUME: u64 = 4 << 30;
 /// The memory that one end gives to the messages of one size, over all queue pairs, beyond two messages each.
-const MEMORY_BUDGET: u64 = 256 << 20;
+pub(crate) const MEMORY_BUDGET: u64 = 256 << 20;
 /// The memory that one end gives to a test whatever the plan asks.
 const MEMORY_LIMIT: u64 = 8 << 30;
 /// The most queue pairs whose messages lie in shared memory: each takes a file descriptor.
@@ -390,6 +390,11 @@ impl Plan {
     fn slots(&self, size: u64, depth: u32) -> u32 {
         let fit = MEMORY_BUDGET / u64::from(self.qps.max(1)) / size.max(1);
         u32::try_from(fit.max(2)).unwrap_or(u32::MAX).min(depth)
+    }
+
+    /// The memory that one end registers for messages at a time, at most.
+    pub(crate) fn registers_bytes(&self) -> u64 {
+        self.sizes.iter().map(|&size| self.memory(size)).max().unwrap_or(0)
     }
 
     /// The memory that one end gives to messages of this size.

@@ -7,13 +7,18 @@
 //! - `dropin/`: `doorbell run` and the libraries that it puts under programs.
 //! - `conformance/`: the conformance suite on the soft device; and two processes, over real sockets.
 //! - `gpu/`: the GPU's reduction kernels, compiled for the processor; and the program `gpu-reduce`, which runs and measures them on a GPU.
+//! - the programs `stock` and `pairings`: stock programs on the drop-in libraries, and the classic tools beside those that they stand for.
 //! - `vm/`: scripts for the kernel guest: the soft device against the kernel's rxe and stock programs.
 //!
 //! Here is what several of them use: [`interop`], both ends of a conversation of every operation; [`conformance`], the suite of rules that every device is held to; [`raw`], the
-//! verbs as C calls them; [`gpu`], the cases of the reduction kernels; and [`program`], what the programs of `src/bin` have in common.
+//! verbs as C calls them; [`gpu`], the cases of the reduction kernels; [`program`], what the programs of `src/bin` have in common; and for programs that are run as users run them [`process`], [`surroundings`] and
+//! [`section`], where what they came to is written.
 
 pub mod conformance;
 pub mod gpu;
 pub mod interop;
+pub mod process;
 pub mod program;
 pub mod raw;
+pub mod section;
+pub mod surroundings;

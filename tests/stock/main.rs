@@ -1,12 +1,11 @@
 //! Stock RDMA programs on the soft device: runs what [`cases`] lists, both ends under `doorbell run` without any privilege, and makes the tables of
 //! `docs/STOCK.md`.
 //!
-//! [`rig`] runs a pair and [`process`] its processes; [`judge`] reads what they wrote; [`tool`] knows how each family is called and what it refuses by itself;
+//! [`rig`] runs a pair; [`judge`] reads what they wrote; [`tool`] knows how each family is called and what it refuses by itself;
 //! [`trouble`] interrupts and kills; [`table`] writes. A run fails when a program does, or when the committed tables say otherwise than what was found.
 
 mod cases;
 mod judge;
-mod process;
 mod rig;
 mod table;
 mod tool;
@@ -14,6 +13,7 @@ mod trouble;
 
 use anyhow::{Context, Result, bail};
 use cases::Grid;
+use doorbell_tests::section;
 use rig::{Outcome, Rig};
 use std::{
     fs,
@@ -172,7 +172,7 @@ fn run(options: &Options) -> Result<bool> {
     let body = body.join("\n");
     if let Some(file) = &options.write {
         let text = fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
-        fs::write(file, table::replaced(&text, options.section, &body)?)?;
+        fs::write(file, section::replaced(&text, options.section, &body)?)?;
     }
     let mut same = true;
     if let Some(file) = &options.check {

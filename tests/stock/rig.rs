@@ -3,10 +3,13 @@
 use crate::{
     cases::{FAULTS, LIMITS, Limit, Managed, Place},
     judge,
-    process::Process,
     tool::{self, End, Gid, Suite},
 };
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
+use doorbell_tests::{
+    process::Process,
+    surroundings::{kernel_gid, unprivileged},
+};
 use std::{
     fs,
     net::{Ipv4Addr, Ipv6Addr, TcpListener},
@@ -279,39 +282,4 @@ fn failure(tool: &str, who: &str, process: &mut Process) -> Result<Outcome> {
         Some(status) => format!("ends with {status}"),
     };
     Ok(Outcome::Fails(format!("{who} {how}: {}", last.unwrap_or("not a word"))))
-}
-
-/// What gives up every privilege, where we have any.
-pub(crate) fn unprivileged() -> Vec<String> {
-    // SAFETY: geteuid(2) cannot fail and touches no memory.
-    if unsafe { libc::geteuid() } != 0 {
-        return Vec::new();
-    }
-    [
-        "setpriv",
-        "--reuid=65534",
-        "--regid=65534",
-        "--clear-groups",
-        "--no-new-privs",
-        "--inh-caps=-all",
-    ]
-    .map(str::to_owned)
-    .into()
-}
-
-/// The index of an address in rxe0's table, as the kernel prints addresses there.
-fn kernel_gid(address: &str) -> Result<u32> {
-    let address: Ipv6Addr = match address.parse::<Ipv4Addr>() {
-        Ok(address) => address.to_ipv6_mapped(),
-        Err(_) => address.parse()?,
-    };
-    let wanted = address.segments().map(|segment| format!("{segment:04x}")).join(":");
-    let table = Path::new("/sys/class/infiniband/rxe0/ports/1/gids");
-    for entry in fs::read_dir(table).with_context(|| format!("cannot list {}", table.display()))? {
-        let entry = entry?;
-        if fs::read_to_string(entry.path()).is_ok_and(|text| text.trim() == wanted) {
-            return Ok(entry.file_name().to_string_lossy().parse()?);
-        }
-    }
-    bail!("rxe0 has no GID {wanted}")
 }

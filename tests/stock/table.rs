@@ -1,7 +1,8 @@
 //! The report: tables in Markdown, each section between two marks in the file that is committed.
 
 use crate::{cases::Grid, rig::Outcome};
-use anyhow::{Context, Result};
+use anyhow::Result;
+use doorbell_tests::section::span;
 use std::fmt::Write;
 
 /// One row of a report without columns: what was done, and how it ended.
@@ -80,21 +81,6 @@ fn short(tool: &str) -> &str {
         .unwrap_or(tool)
 }
 
-/// Where a section lies in the file's text: between its two marks.
-fn span(file: &str, section: &str) -> Result<std::ops::Range<usize>> {
-    let (begin, end) = (format!("<!-- begin {section} -->\n"), format!("<!-- end {section} -->"));
-    let lacking = || format!("the report has no section {section:?}");
-    let start = file.find(&begin).with_context(lacking)? + begin.len();
-    let length = file[start..].find(&end).with_context(lacking)?;
-    Ok(start..start + length)
-}
-
-/// The file's text with a section replaced.
-pub(crate) fn replaced(file: &str, section: &str, body: &str) -> Result<String> {
-    let span = span(file, section)?;
-    Ok(format!("{}\n{body}\n{}", &file[..span.start], &file[span.end..]))
-}
-
 /// The lines of the file's section that `body` has otherwise: theirs with `-`, ours with `+`.
 pub(crate) fn differences(file: &str, section: &str, body: &str) -> Result<Vec<String>> {
     let lines = |text: &str| -> Vec<String> {
@@ -121,6 +107,7 @@ pub(crate) fn differences(file: &str, section: &str, body: &str) -> Result<Vec<S
 mod tests {
     use super::*;
     use crate::cases::Place;
+    use doorbell_tests::section::replaced;
 
     const FILE: &str = "# Report\n<!-- begin host -->\n\nold\nkept\n\n<!-- end host -->\nmore\n";
 

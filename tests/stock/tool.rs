@@ -1,7 +1,7 @@
 //! How each family of tools is called, and what it refuses by itself.
 
-use crate::process::Process;
 use anyhow::{Result, bail};
+use doorbell_tests::process::Process;
 use std::{path::Path, time::Instant};
 
 /// A family of tools with one way of being called.

@@ -2,11 +2,11 @@
 
 use crate::{
     cases::{SINGLES, Single},
-    process::Process,
     rig::{Outcome, Rig},
     table::Line,
 };
 use anyhow::Result;
+use doorbell_tests::process::Process;
 use std::time::{Duration, Instant};
 
 /// What anything here may take: an end that has lost its peer gives up after its retries.

@@ -11,10 +11,11 @@ use super::bind::bind;
 use super::table::Report;
 use super::{CollArgs, beside, explain, gpu, measure};
 use crate::device::{self, Device, Reach};
+use crate::diagnose::{self, Sources};
 use crate::failure::{Failure, one_line};
 use crate::interrupt::Interrupt;
 use crate::orchestrate;
-use crate::report::{LinkKind, Warning, of_this_machine};
+use crate::report::{LinkKind, Warning};
 
 /// A rank that the process at the other end of stdin has started.
 ///
@@ -182,17 +183,11 @@ fn warn(devices: &[Device], link: LinkKind, group: &Group) {
         .iter()
         .filter(|member| Some(&member.host) == host)
         .count();
-    let mut warnings = of_this_machine(here);
+    let mut warnings = diagnose::of_machine(&Sources::of_this_machine(), here);
     if link != LinkKind::Hardware {
-        warnings.push(Warning::NotHardware(link));
+        warnings.push(Warning::not_hardware(link));
     }
-    warnings.extend(
-        devices
-            .iter()
-            .find_map(|device| device.faults.clone())
-            .map(Warning::Faults),
-    );
-    for warning in warnings {
-        eprintln!("doorbell: warning: {warning}");
-    }
+    let faults = devices.iter().find_map(|device| device.faults.as_deref());
+    warnings.extend(faults.map(Warning::faults));
+    warnings.iter().for_each(Warning::print);
 }

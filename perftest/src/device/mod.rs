@@ -111,7 +111,8 @@ pub(crate) fn open_all(names: &[String], soft: &SoftArgs, seed: u64, reach: Reac
         .collect()
 }
 
-fn not_userspace(name: &str) -> Failure {
+/// That flags for userspace devices were given for another.
+pub(crate) fn not_userspace(name: &str) -> Failure {
     Failure::usage(format!(
         "{name} is not a userspace device: --soft-*, --pcap and faults are for those; use --device soft0 or leave them out"
     ))

@@ -85,6 +85,12 @@ impl Control {
         self.peer
     }
 
+    /// Whether it is on this machine, as far as addresses tell.
+    pub(crate) fn is_here(&self) -> bool {
+        let ours = self.stream.local_addr().ok();
+        ours.is_some_and(|ours| ours.ip() == self.peer.ip())
+    }
+
     /// Sends a message.
     ///
     /// # Errors

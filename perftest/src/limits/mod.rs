@@ -14,6 +14,7 @@ use std::time::Duration;
 use serde::Serialize;
 
 use crate::cli::LimitsArgs;
+use crate::diagnose::{self, Sources};
 use crate::failure::{Failure, one_line};
 use crate::report;
 
@@ -173,8 +174,8 @@ impl Column {
 /// [`Failure::Usage`] when there is nothing of a name asked for; [`Failure::Test`] when nothing could be measured or printed.
 pub(crate) fn run(args: &LimitsArgs) -> Result<(), Failure> {
     let wanted = Wanted::new(&args.only)?;
-    for warning in report::of_this_machine(2) {
-        eprintln!("doorbell: warning: {warning}");
+    for warning in diagnose::of_machine(&Sources::of_this_machine(), 2) {
+        warning.print();
     }
     let rounds = if args.quick { 1 } else { ROUNDS };
     let turn = Duration::from_secs_f64(args.duration) / rounds;

@@ -21,10 +21,10 @@ use crate::sweep::{Skipped, Swept};
 pub(crate) use columns::{Extra, help as column_help};
 pub(crate) use json::print as print_json;
 pub(crate) use prometheus::{exposition, write as write_metrics};
-pub(crate) use row::{BandwidthRow, CoordinatedOmission, LatencyRow, Row, Shape};
+pub(crate) use row::{BandwidthRow, CoordinatedOmission, LatencyRow, PERCENTILES, Row, Shape};
 pub(crate) use text::{Table, print_line};
 pub(crate) use threshold::Thresholds;
-pub(crate) use warning::{Warning, of_this_machine};
+pub(crate) use warning::{Code, Warning, table as warning_table};
 
 /// What carries the packets; the later, the softer.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]

@@ -5,7 +5,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::stats::{Bandwidth, CpuUse, LatencyFigures, Spread, samples_needed};
+use crate::stats::{Bandwidth, CpuUse, LatencyFigures, Spread};
 
 /// The figures of one size.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -111,8 +111,8 @@ pub(crate) enum CoordinatedOmission {
     ClosedLoop,
 }
 
-/// Percentiles of a row.
-const PERCENTILES: [(&str, f64); 5] = [
+/// Percentiles of a row, by the names that people know.
+pub(crate) const PERCENTILES: [(&str, f64); 5] = [
     ("p50", 0.5),
     ("p90", 0.9),
     ("p99", 0.99),
@@ -200,15 +200,6 @@ impl LatencyRow {
             lat_cdf: figures.cdf,
         })
     }
-
-    /// The percentiles that stand on less than ten messages beyond them, by the names that people know.
-    pub(crate) fn uncertain(&self) -> Vec<&'static str> {
-        PERCENTILES
-            .into_iter()
-            .filter(|&(_, quantile)| self.iterations < samples_needed(quantile))
-            .map(|(name, _)| name)
-            .collect()
-    }
 }
 
 #[cfg(test)]
@@ -243,20 +234,6 @@ pub(super) mod tests {
         let mut latency = Latency::new(Trip::Half);
         (1..=1000).for_each(|ns| latency.record(2000 + ns));
         LatencyRow::new(SHAPE, latency.figures().unwrap(), &[1250.0], CpuUse::default()).unwrap()
-    }
-
-    #[test]
-    fn percentiles_of_too_few_messages_are_named() {
-        let of = |iterations| {
-            LatencyRow {
-                iterations,
-                ..latency()
-            }
-            .uncertain()
-        };
-        assert_eq!(of(1000), ["p99.9", "p99.99"]);
-        assert_eq!(of(999), ["p99", "p99.9", "p99.99"]);
-        assert_eq!((of(5).len(), of(100_000).len()), (5, 0));
     }
 
     #[test]

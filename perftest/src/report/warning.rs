@@ -1,110 +1,294 @@
 //! What casts doubt on a figure, as values that say what to do about it.
+//!
+//! A [`Warning`] is a stable code, for scripts, and one line for people. The codes and what stands behind each are [`Code`]'s table, which `doorbell diagnose --codes` and
+//! docs/DIAGNOSIS.md show; [`crate::diagnose`] looks for most of them.
 
 use std::fmt;
-use std::fs;
-use std::path::Path;
 
-use super::LinkKind;
+use super::{LinkKind, Noted};
+use crate::failure::one_line;
 
 /// A reason not to take a figure at face value.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Warning {
+pub(crate) struct Warning {
+    /// Which, for scripts.
+    pub(crate) code: Code,
+    /// What was found and what to do, in one line.
+    message: String,
+}
+
+impl Warning {
+    /// One of this kind. Whatever the message quotes, it stays one line.
+    pub(crate) fn new(code: Code, message: impl AsRef<str>) -> Warning {
+        Warning {
+            code,
+            message: one_line(message.as_ref()),
+        }
+    }
+
     /// The device is not hardware.
-    NotHardware(LinkKind),
-    /// The command was built without optimisation.
-    DebugBuild,
-    /// More threads spin than there are cores for.
-    FewCores {
-        /// Cores that this process may use.
-        have: usize,
-        /// Threads that spin while the test runs.
-        want: usize,
-    },
-    /// The CPU does not run at full speed.
-    Governor(String),
+    pub(crate) fn not_hardware(link: LinkKind) -> Warning {
+        let what = match link {
+            LinkKind::SoftUdp => "the userspace device over UDP is",
+            LinkKind::SoftLocal => "the userspace device between processes of this host is",
+            LinkKind::KernelSoft | LinkKind::Hardware => "a software device of the kernel is",
+        };
+        Warning::new(
+            Code::NotHardware,
+            format!("{what} measured, not hardware: name an adapter with --device to measure one"),
+        )
+    }
+
     /// The packets were tampered with on purpose.
-    Faults(String),
-    /// Messages lie in GPU memory that the device does not reach, at this end or the other.
-    Staged {
-        /// Whether the target of a WRITE lies there, so that nobody copies what has come.
-        target: bool,
-    },
+    pub(crate) fn faults(faults: &str) -> Warning {
+        Warning::new(
+            Code::Faults,
+            format!("faults are injected ({faults}): the figures measure recovery, not the device"),
+        )
+    }
+
+    /// Messages lie in GPU memory that the device does not reach, at this end or the other. `target`: whether the target of a WRITE lies there, so that nobody copies what has come.
+    pub(crate) fn staged(target: bool) -> Warning {
+        let but = if target {
+            ", but for those out of the mirror that the peer writes: that end does not know when"
+        } else {
+            ""
+        };
+        Warning::new(
+            Code::Staged,
+            format!(
+                "GPU memory is staged through the host, and its copies are in the figures (doorbell gpu says what the better paths lack){but}"
+            ),
+        )
+    }
+
     /// Every byte was filled and checked while the clock ran.
-    Verifying,
-    /// There were too few messages for these percentiles, at some size.
-    FewSamples(Vec<&'static str>),
-    /// The processor's counter went wrong by so many percent.
-    ClockDrift(String),
+    pub(crate) fn verifying() -> Warning {
+        Warning::new(
+            Code::Verifying,
+            "--verify fills and checks every byte while the clock runs: leave it out to measure speed",
+        )
+    }
+
+    /// The processor's counter went wrong, by such a fraction.
+    pub(crate) fn clock_drift(drift: f64) -> Warning {
+        Warning::new(
+            Code::ClockDrift,
+            format!(
+                "the processor's counter was off by {:.2} % while a size was measured, and clock_gettime is used from there on: give --clock system, and measure again",
+                drift * 100.0
+            ),
+        )
+    }
+
+    /// Prints it on stderr.
+    pub(crate) fn print(&self) {
+        eprintln!("doorbell: warning: {self}");
+    }
 }
 
 impl fmt::Display for Warning {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Warning::NotHardware(LinkKind::SoftUdp) => {
-                f.write_str("the userspace device over UDP is measured, not hardware: name an adapter with --device to measure one")
-            }
-            Warning::NotHardware(LinkKind::SoftLocal) => f.write_str(
-                "the userspace device between processes of this host is measured, not hardware: name an adapter with --device to measure one",
-            ),
-            Warning::NotHardware(_) => {
-                f.write_str("a software device of the kernel is measured, not hardware: name an adapter with --device to measure one")
-            }
-            Warning::DebugBuild => f.write_str("this is a debug build: build with --release before you believe a figure"),
-            Warning::FewCores { have, want } => write!(
-                f,
-                "{want} threads spin on {have} cores and take turns: give the test {want} cores, or run the ends on two machines"
-            ),
-            Warning::Governor(name) => write!(
-                f,
-                "the CPU frequency governor is '{name}': figures vary until it is 'performance' (cpupower frequency-set -g performance)"
-            ),
-            Warning::Faults(faults) => write!(f, "faults are injected ({faults}): the figures measure recovery, not the device"),
-            Warning::Staged { target } => {
-                f.write_str("GPU memory is staged through the host, and its copies are in the figures (doorbell gpu says what the better paths lack)")?;
-                if *target {
-                    f.write_str(", but for those out of the mirror that the peer writes: that end does not know when")?;
-                }
-                Ok(())
-            }
-            Warning::ClockDrift(percent) => write!(
-                f,
-                "the processor's counter was off by {percent} % while a size was measured, and clock_gettime is used from there on: give --clock system, and measure again"
-            ),
-            Warning::FewSamples(percentiles) => write!(
-                f,
-                "{} stand on less than ten messages: raise -n, or give -D, until there are ten times as many as one in how many they are of",
-                percentiles.join(", ")
-            ),
-            Warning::Verifying => f.write_str("--verify fills and checks every byte while the clock runs: leave it out to measure speed"),
+        f.write_str(&self.message)
+    }
+}
+
+impl From<&Warning> for Noted {
+    fn from(warning: &Warning) -> Noted {
+        Noted {
+            code: warning.code.name().to_owned(),
+            message: warning.message.clone(),
         }
     }
 }
 
-/// What there is to say about this machine and build, for a test in which so many threads spin here.
-pub(crate) fn of_this_machine(spinning: usize) -> Vec<Warning> {
-    let mut warnings = Vec::new();
-    if cfg!(debug_assertions) {
-        warnings.push(Warning::DebugBuild);
-    }
-    if let Ok(have) = std::thread::available_parallelism()
-        && have.get() < spinning
-    {
-        warnings.push(Warning::FewCores {
-            have: have.get(),
-            want: spinning,
-        });
-    }
-    warnings.extend(governor(Path::new(
-        "/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor",
-    )));
-    warnings
+/// Defines [`Code`] with what is told of each: its name, what is looked at, when it warns, what to do.
+macro_rules! codes {
+    ($($(#[$doc:meta])* $code:ident = $name:literal, $looks:literal, $when:literal, $todo:literal;)*) => {
+        /// What a warning is about. The names are part of the JSON, and stay.
+        #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+        pub(crate) enum Code {
+            $($(#[$doc])* $code,)*
+        }
+
+        impl Code {
+            /// All of them.
+            pub(crate) const ALL: &[Code] = &[$(Code::$code,)*];
+
+            /// The name in results.
+            pub(crate) fn name(self) -> &'static str {
+                match self { $(Code::$code => $name,)* }
+            }
+
+            /// What is looked at, when that is a warning, and what to do then.
+            pub(crate) fn explanation(self) -> [&'static str; 3] {
+                match self { $(Code::$code => [$looks, $when, $todo],)* }
+            }
+        }
+    };
 }
 
-/// A machine that shows no governor (a guest, a container) gives no cause for complaint.
-fn governor(path: &Path) -> Option<Warning> {
-    let name = fs::read_to_string(path).ok()?;
-    let name = name.trim();
-    (!name.is_empty() && name != "performance").then(|| Warning::Governor(crate::failure::one_line(name)))
+codes! {
+    /// The command was built without optimisation.
+    DebugBuild = "debug-build",
+        "how the command was built",
+        "without optimisation",
+        "`cargo build --release`";
+    /// The machine's files come from a folder.
+    FakedMachine = "faked-machine",
+        "`DOORBELL_DIAGNOSE_ROOT`",
+        "it is set: /sys and /proc of a folder are read, for tests of the diagnosis itself",
+        "unset it";
+    /// More threads spin than there are cores for.
+    FewCores = "few-cores",
+        "the cores that the process may use",
+        "fewer than threads that spin in the test on this machine",
+        "more cores (`taskset`, the container's limit), or the ends on two machines";
+    /// The CPU does not run at full speed all the time.
+    CpuGovernor = "cpu-governor",
+        "`scaling_governor` of each core that the process may use",
+        "any is not `performance`",
+        "`cpupower frequency-set -g performance`";
+    /// The CPU is kept from its full speed.
+    CpuFrequencyCapped = "cpu-frequency-capped",
+        "`scaling_max_freq` and `cpuinfo_max_freq` of those cores",
+        "a core's limit is below what it can do",
+        "`cpupower frequency-set -u` with the frequency it names";
+    /// The CPU runs slowly now.
+    CpuFrequency = "cpu-frequency",
+        "`scaling_cur_freq` of the core that the test is on, after 20 ms of spinning, against `base_frequency`, or where there is none `cpuinfo_max_freq`",
+        "below 95 % of the base, or 67 % of the maximum",
+        "the governor; cooling and power limits (`turbostat`, the BMC)";
+    /// There is more to do than there are cores.
+    Load = "load",
+        "the load average over a minute, before the test",
+        "above the number of cores",
+        "wait, or stop what `top` shows";
+    /// Something takes the core away for a moment.
+    Jitter = "jitter",
+        "gaps of more than 10 µs in 20 ms of reading the clock before the test",
+        "they come to over 1 % of that time, or one is over 1 ms",
+        "idle cores for the test (`isolcpus=`, `nohz_full=`, interrupts moved away); a hypervisor that does not share them";
+    /// The device is not hardware.
+    NotHardware = "not-hardware",
+        "what carries the packets",
+        "it is no adapter",
+        "`--device` with one of `doorbell devices`";
+    /// Packets are tampered with.
+    Faults = "faults",
+        "`--drop` and its like, `DOORBELL_FAULTS`",
+        "any is set",
+        "leave them out to measure speed";
+    /// The port cannot carry data.
+    PortNotActive = "port-not-active",
+        "the port's state",
+        "it is not active",
+        "the cable; `ip link set DEV up`; on InfiniBand the subnet manager (`sminfo`)";
+    /// The MTU in force is less than the port's largest.
+    Mtu = "mtu",
+        "`active_mtu` and `max_mtu` of the port; on RoCE the MTU of its interface",
+        "the port could have a larger one",
+        "`ip link set dev DEV mtu 4200` on both hosts, and on the switches; on InfiniBand the partition's MTU at the subnet manager";
+    /// The test uses less than the MTU in force.
+    PathMtu = "path-mtu",
+        "the path MTU that was asked for",
+        "it is below the port's",
+        "leave `--mtu` (`-m`) out";
+    /// A GID of the old version.
+    GidRoceV1 = "gid-roce-v1",
+        "the type of the GID that the test uses (`gid_attrs/types`)",
+        "RoCE v1, which is not routed and is often slower in switches",
+        "`--gid-index` (`-x`) with the RoCE v2 entry that it names, or an address for the interface";
+    /// A GID that reaches the own segment only.
+    GidLinkLocal = "gid-link-local",
+        "the address of that GID",
+        "link-local, where the table has a routable one of the same type",
+        "`--gid-index` (`-x`) with the entry that it names";
+    /// A GID that leaves the host never.
+    GidLoopback = "gid-loopback",
+        "the address of that GID, of a system device",
+        "a loopback address",
+        "an address for the interface, or another GID";
+    /// The threads may run far from the adapter.
+    NumaCpus = "numa-cpus",
+        "`numa_node` of the adapter, and the nodes of the cores that the process may use",
+        "any of these is another node's",
+        "`numactl --cpunodebind=N --membind=N`, or `taskset -c` with the cores that it names";
+    /// The memory may lie far from the adapter.
+    NumaMemory = "numa-memory",
+        "`Mems_allowed_list`, and policies in `/proc/self/numa_maps`",
+        "memory may not come from the adapter's node, or is bound to another",
+        "`numactl --membind=N`, or the container's `cpuset.mems`";
+    /// The adapter's link is slower than the adapter.
+    PcieLink = "pcie-link",
+        "`current_link_speed`, `current_link_width` of the adapter against `max_link_speed`, `max_link_width`",
+        "either is less",
+        "seat it again, or move it to a slot that is wide and fast enough; see the BIOS for bifurcation and link speed";
+    /// The way to the adapter is slower than its port.
+    PcieBandwidth = "pcie-bandwidth",
+        "the slowest PCIe link between the host bridge and the adapter (lanes × rate × line code) against the port's rate",
+        "less than the port's rate: no test can reach it",
+        "another slot";
+    /// Each access of the adapter is translated.
+    Iommu = "iommu",
+        "`iommu_group/type` of the adapter",
+        "`DMA` or `DMA-FQ`: every address that it uses is translated",
+        "`iommu=pt` on the kernel's command line, where the host is trusted";
+    /// Memory cannot be registered.
+    Memlock = "memlock",
+        "`Max locked memory` in `/proc/self/limits`, for system devices, without `CAP_IPC_LOCK`",
+        "less than the test registers (`doorbell diagnose`: than the largest default test, 256 MiB)",
+        "`ulimit -l unlimited`, or `* - memlock unlimited` in /etc/security/limits.conf; `LimitMEMLOCK=infinity` of a service";
+    /// Copies through the host are in the figures.
+    Staged = "staged",
+        "how GPU memory is reached",
+        "by copies through the host",
+        "`doorbell gpu` says what the better paths lack";
+    /// Checking is in the figures.
+    Verifying = "verifying",
+        "`--verify`",
+        "it is set",
+        "leave it out to measure speed";
+    /// Percentiles that rest on too little.
+    FewSamples = "few-samples",
+        "how many round trips each percentile rests on",
+        "fewer than ten lie above it: n < 10 ÷ (1 − q)",
+        "`-n` with the number it names, or `-D`";
+    /// The processor's counter cannot be relied on.
+    ClockDrift = "clock-drift",
+        "the processor's counter against `clock_gettime`, over each size",
+        "they differ by more than 0.1 %",
+        "`--clock system`";
+    /// Others took the test's cores.
+    Preempted = "preempted",
+        "involuntary context switches during the test (`getrusage`), of this end's threads",
+        "more than ten, and more than a hundred a second",
+        "stop other programs; `taskset -c` with cores of its own, `chrt -f 1`";
+    /// Others were busy meanwhile.
+    BusyMachine = "busy-machine",
+        "processor time on the cores that the process may use (`/proc/stat`), less that of both ends, in tests of 0.2 s and more; not when the peer is another command of this host",
+        "other programs used more than half a core and an eighth of these cores",
+        "stop what `top` shows";
+    /// The hypervisor took cores away.
+    Steal = "steal",
+        "stolen time of those cores during the test (`/proc/stat`)",
+        "over 1 % of the time that they worked, and 20 ms at least",
+        "a host that is not shared, or cores that are the guest's alone";
+    /// Repeats differ.
+    Spread = "spread",
+        "the averages (medians of latencies) of `--repeat`, per size",
+        "their coefficient of variation is over 5 %",
+        "find out what else runs; judge by the confidence interval, with more repeats";
+}
+
+/// The table of docs/DIAGNOSIS.md.
+pub(crate) fn table() -> String {
+    let mut lines = vec!["| code | looked at | warns when | what to do |\n|---|---|---|---|".to_owned()];
+    lines.extend(Code::ALL.iter().map(|code| {
+        let [looks, when, what] = code.explanation();
+        format!("| `{}` | {looks} | {when} | {what} |", code.name())
+    }));
+    lines.join("\n")
 }
 
 #[cfg(test)]
@@ -112,20 +296,36 @@ mod tests {
     use super::*;
 
     #[test]
-    fn few_cores_are_noticed() {
-        let few = |warnings: Vec<Warning>| warnings.iter().any(|w| matches!(w, Warning::FewCores { .. }));
-        assert!(few(of_this_machine(usize::MAX)));
-        assert!(!few(of_this_machine(1)));
+    fn codes_are_told_apart_and_fit_a_script() {
+        let mut names: Vec<&str> = Code::ALL.iter().map(|code| code.name()).collect();
+        for name in &names {
+            assert!(
+                name.bytes()
+                    .all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-'),
+                "{name}"
+            );
+        }
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), Code::ALL.len());
     }
 
     #[test]
-    fn only_a_slow_governor_is_noticed() {
-        let file = std::env::temp_dir().join(format!("doorbell-governor-{}", std::process::id()));
-        fs::write(&file, "powersave\n").unwrap();
-        assert_eq!(governor(&file), Some(Warning::Governor("powersave".into())));
-        fs::write(&file, "performance\n").unwrap();
-        assert_eq!(governor(&file), None);
-        fs::remove_file(&file).unwrap();
-        assert_eq!(governor(&file), None);
+    fn the_document_has_the_table() {
+        let document = include_str!("../../../docs/DIAGNOSIS.md");
+        let table = table();
+        assert!(
+            document.contains(&format!("<!-- begin codes -->\n\n{table}\n\n<!-- end codes -->")),
+            "docs/DIAGNOSIS.md has to have, between its marks, what `doorbell diagnose --codes` prints:\n{table}"
+        );
+    }
+
+    #[test]
+    fn a_warning_is_one_line_and_two_keys() {
+        let warning = Warning::new(Code::CpuGovernor, "a\nb\u{1b}[2J");
+        assert_eq!(
+            serde_json::to_string(&Noted::from(&warning)).unwrap(),
+            r#"{"code":"cpu-governor","message":"a b [2J"}"#
+        );
     }
 }

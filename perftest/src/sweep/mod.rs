@@ -17,13 +17,14 @@ use serde::{Deserialize, Serialize};
 use crate::cli::TestArgs;
 use crate::command;
 use crate::device::{Device, Reach, Side};
+use crate::diagnose::{self, Measured, Peer, Sources, Watch};
 use crate::exchange::connect;
 use crate::failure::Failure;
 use crate::interrupt::Interrupt;
 use crate::limits;
 use crate::orchestrate::Server;
 use crate::plan::{Kind, Plan};
-use crate::report::{Report, Row, Settings, Warning, print_line};
+use crate::report::{Noted, Report, Row, Settings, Warning, print_line};
 use crate::run::session::{self, Event, Local};
 use crate::stats::Clock;
 use crate::units::show_bytes;
@@ -117,7 +118,7 @@ struct Other<'a> {
     host: &'a str,
     port: u16,
     token: Option<String>,
-    reach: Reach,
+    peer: Peer,
 }
 
 /// Runs a sweep, and writes what came out of it, however it ended.
@@ -157,7 +158,9 @@ pub(crate) fn run(args: &SweepArgs) -> Result<(), Failure> {
         host: args.peer.as_deref().unwrap_or("127.0.0.1"),
         port: server.as_ref().map_or(args.connection.port, |server| server.port),
         token: server.as_ref().map(|server: &Server| server.token.clone()),
-        reach,
+        peer: server
+            .as_ref()
+            .map_or(Peer::Elsewhere, |server| Peer::Child(server.process())),
     };
     let mut report = Report::new(name, device.context.name().to_owned(), device.link);
     let good: Vec<_> = plans.iter().filter_map(|(_, plan)| plan.as_ref().ok()).collect();
@@ -170,9 +173,16 @@ pub(crate) fn run(args: &SweepArgs) -> Result<(), Failure> {
         device: &device,
         other: &other,
         interrupt: &interrupt,
+        sources: Sources::of_this_machine(),
     };
-    let outcome = local.measure(&mut clock, &mut report);
+    let mut watch = None;
+    let outcome = local.measure(&mut clock, &mut report, &mut watch);
     report.clock = Some(clock.report());
+    if let (Some(watch), false) = (&watch, report.results.is_empty()) {
+        let found = diagnose::after(watch, &Measured::of(&report.results));
+        found.iter().for_each(Warning::print);
+        report.warnings.extend(found.iter().map(Noted::from));
+    }
     if report.results.is_empty() {
         return outcome.and(Err(none(&report)));
     }
@@ -205,20 +215,22 @@ struct Sweep<'a> {
     device: &'a Device,
     other: &'a Other<'a>,
     interrupt: &'a Interrupt,
+    sources: Sources,
 }
 
 impl Sweep<'_> {
     /// Measures all points, one after the other; what goes wrong with one alone is told at the end.
-    fn measure(&self, clock: &mut Clock, report: &mut Report) -> Result<(), Failure> {
+    ///
+    /// `watch` is begun with the first point.
+    fn measure(&self, clock: &mut Clock, report: &mut Report, watch: &mut Option<Watch>) -> Result<(), Failure> {
         let progress = Progress::begin(self.plans.len(), self.test.no_progress);
         let mut failed = Vec::new();
-        let mut warned = false;
         for (number, (point, plan)) in self.plans.iter().enumerate() {
             progress.begins(point);
             let before = report.results.len();
             let outcome = match plan {
                 Err(refused) => Err(Failure::usage(refused.to_string())),
-                Ok(plan) => self.one(plan, clock, report, &progress, &mut warned),
+                Ok(plan) => self.one(plan, clock, report, &progress, watch),
             };
             if let (Some(row), Ok(plan)) = (report.results.get_mut(before), plan) {
                 as_asked(row, point, plan);
@@ -251,7 +263,7 @@ impl Sweep<'_> {
         clock: &mut Clock,
         report: &mut Report,
         progress: &Progress,
-        warned: &mut bool,
+        watch: &mut Option<Watch>,
     ) -> Result<(), Failure> {
         if self.interrupt.requested() {
             return Err(Failure::Interrupted);
@@ -268,15 +280,19 @@ impl Sweep<'_> {
             Event::Accepted(accepted) => {
                 report.link = accepted.link_to(device.link, device.group);
                 report.line_rate_bytes_per_s = command::line_rate(device, report.link);
-                if !std::mem::replace(warned, true) {
-                    progress.suspend(|| command::warn(plan, device, report, self.other.reach));
+                if watch.is_none() {
+                    let before = command::warnings(&self.sources, plan, self.test, device, report, self.other.peer);
+                    report.warnings = before.iter().map(Noted::from).collect();
+                    progress.suspend(|| before.iter().for_each(Warning::print));
+                    *watch = Some(Watch::begin(&self.sources, self.other.peer));
                 }
             }
             Event::Begins(_) => {}
             Event::Row(row) => report.results.push(row),
             Event::Drifted(drift) => {
-                let warning = Warning::ClockDrift(format!("{:.2}", drift * 100.0));
-                progress.suspend(|| eprintln!("doorbell: warning: {warning}"));
+                let warning = Warning::clock_drift(drift);
+                progress.suspend(|| warning.print());
+                report.warnings.push(Noted::from(&warning));
             }
         })
     }

@@ -1,4 +1,4 @@
-//! Processes of a row: each in a group of its own, its output in a file, killed with all its children when it is dropped or has had its time.
+//! Processes of programs that are tested as users start them: each in a group of its own, its output in a file, killed with all its children when it is dropped or has had its time.
 
 use anyhow::{Context, Result};
 use std::{
@@ -17,7 +17,7 @@ const TICK: Duration = Duration::from_millis(5);
 const REST: Duration = Duration::from_secs(1);
 
 /// A program that was started.
-pub(crate) struct Process {
+pub struct Process {
     child: Child,
     output: PathBuf,
     ended: Option<ExitStatus>,
@@ -25,7 +25,7 @@ pub(crate) struct Process {
 
 impl Process {
     /// Starts `words` in `folder` with nothing but `variables` and the usual `PATH` in its environment; stdout and stderr go to one file there.
-    pub(crate) fn start(words: &[String], variables: &[(&str, String)], folder: &Path, name: &str) -> Result<Self> {
+    pub fn start(words: &[String], variables: &[(&str, String)], folder: &Path, name: &str) -> Result<Self> {
         let output = folder.join(format!("{name}.log"));
         let file = File::create(&output).with_context(|| format!("cannot create {}", output.display()))?;
         let child = Command::new(&words[0])
@@ -50,7 +50,7 @@ impl Process {
     }
 
     /// Its exit status as a shell has it, 128 and the number for a signal; `None` while it runs.
-    pub(crate) fn status(&mut self) -> Result<Option<i32>> {
+    pub fn status(&mut self) -> Result<Option<i32>> {
         if self.ended.is_none() {
             self.ended = self.child.try_wait()?;
         }
@@ -60,7 +60,7 @@ impl Process {
     }
 
     /// Waits for its end, until `deadline` at most. `None`: it has had its time.
-    pub(crate) fn wait(&mut self, deadline: Instant) -> Result<Option<i32>> {
+    pub fn wait(&mut self, deadline: Instant) -> Result<Option<i32>> {
         loop {
             let status = self.status()?;
             if status.is_some() || Instant::now() >= deadline {
@@ -71,7 +71,7 @@ impl Process {
     }
 
     /// Waits until a process of its network namespace listens on a TCP port. False when it ended instead, or `deadline` came.
-    pub(crate) fn listens(&mut self, port: u16, deadline: Instant) -> Result<bool> {
+    pub fn listens(&mut self, port: u16, deadline: Instant) -> Result<bool> {
         while Instant::now() < deadline {
             if self.listens_now(port) {
                 return Ok(true);
@@ -85,13 +85,13 @@ impl Process {
     }
 
     /// Whether a process of its network namespace listens on a TCP port.
-    pub(crate) fn listens_now(&self, port: u16) -> bool {
+    pub fn listens_now(&self, port: u16) -> bool {
         is_listening(&format!("/proc/{}/net", self.child.id()), port)
     }
 
     /// Waits until it and its children have done nothing for a while: so it is with a server of the connection manager that listens, which nothing else shows. False
     /// when it ended instead, or `deadline` came.
-    pub(crate) fn rests(&mut self, deadline: Instant) -> Result<bool> {
+    pub fn rests(&mut self, deadline: Instant) -> Result<bool> {
         let mut last = (String::new(), Instant::now());
         while Instant::now() < deadline {
             if self.status()?.is_some() {
@@ -109,12 +109,12 @@ impl Process {
     }
 
     /// What it has written so far.
-    pub(crate) fn output(&self) -> String {
+    pub fn output(&self) -> String {
         fs::read(&self.output).map_or_else(|_| String::new(), |bytes| String::from_utf8_lossy(&bytes).into_owned())
     }
 
     /// Sends a signal to it and its children.
-    pub(crate) fn signal(&self, signal: libc::c_int) {
+    pub fn signal(&self, signal: libc::c_int) {
         if self.ended.is_none() {
             // SAFETY: kill(2) touches no memory. The group is the child's own, and its number is not given to another while we have not waited for the child.
             unsafe { libc::kill(-self.child.id().cast_signed(), signal) };

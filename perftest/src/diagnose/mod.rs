@@ -1,0 +1,260 @@
+//! What of this machine, its devices and the test itself casts doubt on figures, found by looking and by measuring.
+//!
+//! A command that measures asks twice, and prints what it gets on stderr:
+//!
+//! ```text
+//! let sources = Sources::of_this_machine();
+//! let subject = Subject::of(name, link, Port::of_context(&context));   // and what the test wants of it
+//! warnings.extend(diagnose::before(&sources, &subject));               // looks at files, spins for 20 ms
+//! let watch = Watch::begin(&sources, peer);
+//! …                                                                    // the test
+//! warnings.extend(diagnose::after(&watch, &Measured { … }));
+//! ```
+//!
+//! [`Sources`] is where it looks, so that a test can make a machine up; each other module holds the checks of one area, as functions from what was found to warnings. `command` is `doorbell diagnose`.
+//! The codes, with what is behind each, are [`Code`]'s table.
+
+mod command;
+mod cpu;
+mod memlock;
+mod noise;
+mod place;
+mod port;
+mod samples;
+mod sources;
+
+use crate::report::{Code, LinkKind, PERCENTILES, Row, Warning};
+
+pub(crate) use command::run;
+pub(crate) use noise::{Peer, Watch};
+pub(crate) use port::Port;
+pub(crate) use sources::Sources;
+
+/// What is to be measured, as far as warnings depend on it.
+#[derive(Clone, Debug)]
+pub(crate) struct Subject {
+    /// The device's name.
+    pub(crate) device: String,
+    /// What carries its packets.
+    pub(crate) link: LinkKind,
+    /// Its port, if that can be asked.
+    pub(crate) port: Option<Port>,
+    /// The GID that was asked for; `None` for the best.
+    pub(crate) gid_index: Option<u32>,
+    /// The path MTU that was asked for; `None` for the port's.
+    pub(crate) mtu_bytes: Option<u32>,
+    /// The memory that the test registers at this end, at most.
+    pub(crate) registers_bytes: u64,
+    /// Threads that spin on this machine while the test runs, of both ends where both are here.
+    pub(crate) spinning: usize,
+}
+
+impl Subject {
+    /// A test on this device, that asks for nothing in particular and has one thread.
+    pub(crate) fn of(device: impl Into<String>, link: LinkKind, port: Option<Port>) -> Subject {
+        Subject {
+            device: device.into(),
+            link,
+            port,
+            gid_index: None,
+            mtu_bytes: None,
+            registers_bytes: 0,
+            spinning: 1,
+        }
+    }
+}
+
+/// What there is to say before a test. It spins for 20 ms to see whether anything disturbs it.
+pub(crate) fn before(sources: &Sources, subject: &Subject) -> Vec<Warning> {
+    let mut warnings = Vec::new();
+    if subject.link != LinkKind::Hardware {
+        warnings.push(Warning::not_hardware(subject.link));
+    }
+    warnings.extend(standing(sources, subject));
+    warnings.extend(of_moment(sources));
+    warnings
+}
+
+/// What there is to say whatever is measured later, as by a server that does not know its client yet.
+pub(crate) fn standing(sources: &Sources, subject: &Subject) -> Vec<Warning> {
+    let mut warnings = of_machine(sources, subject.spinning);
+    warnings.extend(of_device(sources, subject));
+    warnings
+}
+
+/// What a test has shown, as far as warnings depend on it.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Measured<'a> {
+    /// The fewest round trips of a size whose percentiles are shown; `None` where none are.
+    pub(crate) samples: Option<u64>,
+    /// The percentiles that are shown: names, and quantiles in order.
+    pub(crate) percentiles: &'a [(&'a str, f64)],
+    /// Of each size the bytes, and each repeat's figure.
+    pub(crate) repeats: Vec<(u64, &'a [f64])>,
+}
+
+impl<'a> Measured<'a> {
+    /// What these rows show.
+    pub(crate) fn of(rows: &'a [Row]) -> Measured<'a> {
+        let samples = rows.iter().filter_map(|row| match row {
+            Row::Latency(row) => Some(row.iterations),
+            Row::Bandwidth(_) => None,
+        });
+        let repeats = rows.iter().map(|row| match row {
+            Row::Latency(row) => (row.bytes, row.lat_samples_ns.as_slice()),
+            Row::Bandwidth(row) => (row.bytes, row.bw_samples_bytes_per_s.as_slice()),
+        });
+        Measured {
+            samples: samples.min(),
+            percentiles: &PERCENTILES,
+            repeats: repeats.collect(),
+        }
+    }
+}
+
+/// What there is to say after it.
+pub(crate) fn after(watch: &Watch, measured: &Measured<'_>) -> Vec<Warning> {
+    let mut warnings = watch.judge();
+    let samples = measured.samples;
+    warnings.extend(samples.and_then(|samples| samples::few(samples, measured.percentiles)));
+    warnings.extend(samples::spread(measured.repeats.iter().copied()));
+    warnings
+}
+
+/// What there is to say about the build and the machine, for so many spinning threads.
+pub(crate) fn of_machine(sources: &Sources, spinning: usize) -> Vec<Warning> {
+    let mut warnings = Vec::new();
+    if cfg!(debug_assertions) {
+        warnings.push(Warning::new(
+            Code::DebugBuild,
+            "this is a debug build: build with --release before you believe a figure",
+        ));
+    }
+    if let Some(root) = sources.faked() {
+        warnings.push(Warning::new(
+            Code::FakedMachine,
+            format!(
+                "what is said of this machine comes from {}, not from itself: unset DOORBELL_DIAGNOSE_ROOT",
+                root.display()
+            ),
+        ));
+    }
+    warnings.extend(cpu::settings(sources, spinning));
+    warnings
+}
+
+/// What there is to say about a device, its port and its place.
+fn of_device(sources: &Sources, subject: &Subject) -> Vec<Warning> {
+    let device = subject.device.as_str();
+    // A userspace device's name may be one of sysfs too.
+    let is_system = matches!(subject.link, LinkKind::Hardware | LinkKind::KernelSoft) && sources::is_file_name(device);
+    let mut warnings = Vec::new();
+    if let Some(port) = &subject.port {
+        let wanted = port::Use {
+            device,
+            is_system,
+            gid_index: subject.gid_index,
+            mtu_bytes: subject.mtu_bytes,
+        };
+        warnings.extend(port::of_port(sources, port, &wanted));
+    }
+    if is_system {
+        let rate = subject.port.as_ref().and_then(|port| port.bits_per_s);
+        warnings.extend(place::of_device(sources, device, rate));
+        warnings.extend(memlock::limit(sources, subject.registers_bytes));
+    }
+    warnings
+}
+
+/// What there is to say about this moment.
+fn of_moment(sources: &Sources) -> Vec<Warning> {
+    // The core is asked for its frequency when it has worked.
+    let jitter = noise::probe();
+    jitter.into_iter().chain(cpu::frequency(sources)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::sources::faked::Machine;
+    use super::*;
+
+    fn subject(link: LinkKind) -> Subject {
+        let port = Port {
+            mtus_bytes: Some((1024, 4096)),
+            ..Port::default()
+        };
+        Subject {
+            registers_bytes: 1 << 30,
+            ..Subject::of("mlx5_0", link, Some(port))
+        }
+    }
+
+    fn machine() -> Machine {
+        let machine = Machine::with([
+            ("proc/self/limits", "Max locked memory 65536 65536 bytes\n"),
+            ("sys/devices/pci0000:00/0000:00:01.0/iommu_group/type", "DMA\n"),
+        ]);
+        machine.link(
+            "sys/class/infiniband/mlx5_0/device",
+            "sys/devices/pci0000:00/0000:00:01.0",
+        );
+        machine
+    }
+
+    fn codes(warnings: &[Warning]) -> Vec<Code> {
+        warnings.iter().map(|warning| warning.code).collect()
+    }
+
+    #[test]
+    fn what_is_the_systems_is_asked_of_system_devices_only() {
+        let machine = machine();
+        let of = |link| codes(&of_device(&machine.sources(), &subject(link)));
+        assert_eq!(of(LinkKind::Hardware), [Code::Mtu, Code::Iommu, Code::Memlock]);
+        assert_eq!(of(LinkKind::KernelSoft), [Code::Mtu, Code::Iommu, Code::Memlock]);
+        assert_eq!(of(LinkKind::SoftUdp), [Code::Mtu]);
+        assert_eq!(of(LinkKind::SoftLocal), [Code::Mtu]);
+    }
+
+    #[test]
+    fn a_name_that_leads_elsewhere_is_no_system_device() {
+        let machine = machine();
+        for name in ["../infiniband/mlx5_0", "", ".."] {
+            let subject = Subject::of(name, LinkKind::Hardware, None);
+            assert_eq!(of_device(&machine.sources(), &subject), [], "{name}");
+        }
+    }
+
+    #[test]
+    fn what_a_test_has_shown_is_judged() {
+        let watch = Watch::begin(&machine().sources(), Peer::Elsewhere);
+        let of = |samples, figures| {
+            let measured = Measured {
+                samples,
+                percentiles: &PERCENTILES,
+                repeats: vec![(64, figures)],
+            };
+            let found = codes(&after(&watch, &measured));
+            [Code::FewSamples, Code::Spread].map(|code| found.contains(&code))
+        };
+        assert_eq!(of(Some(99_999), &[1.0, 2.0]), [true, true]);
+        assert_eq!(of(Some(100_000), &[2.0, 2.0]), [false, false]);
+        assert_eq!(of(None, &[1.0]), [false, false]);
+    }
+
+    #[test]
+    fn software_and_folders_are_told() {
+        let machine = machine();
+        let found = codes(&before(&machine.sources(), &subject(LinkKind::SoftUdp)));
+        assert!(
+            found.contains(&Code::NotHardware) && found.contains(&Code::FakedMachine),
+            "{found:?}"
+        );
+        let found = codes(&before(&machine.sources(), &subject(LinkKind::Hardware)));
+        assert!(
+            !found.contains(&Code::NotHardware) && found.contains(&Code::Iommu),
+            "{found:?}"
+        );
+        assert!(!codes(&of_machine(&Sources::of_this_machine(), 1)).contains(&Code::FakedMachine));
+        assert!(codes(&of_machine(&Sources::of_this_machine(), usize::MAX)).contains(&Code::FewCores));
+    }
+}

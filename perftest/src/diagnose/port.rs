@@ -1,0 +1,268 @@
+//! A port: whether it is up, its MTU beside what it could have, and the GID that a test uses.
+//!
+//! A [`Port`] is what the device's library says, or as much of it as sysfs has where the library does not open the device. So the checks take values, and know neither.
+
+use std::net::{IpAddr, Ipv6Addr};
+
+use doorbell_verbs::{Context, GidType, LinkLayer, PortState};
+
+use super::sources::Sources;
+use crate::device::PORT;
+use crate::report::{Code, Warning};
+
+/// The bytes of an Ethernet packet that are neither the payload of an InfiniBand one nor Ethernet's own: as many as the kernel leaves for the GRH, UDP, BTH, the longest extended headers and the ICRC
+/// when it derives the port's MTU from the interface's.
+const HEADERS: u32 = 96;
+/// An interface's MTU that the largest path MTU fits in, as it is usually given.
+const ENOUGH: u32 = 4200;
+/// The most GIDs of a table that are looked at in sysfs.
+const GIDS: u32 = 1024;
+
+/// What is known of a port.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Port {
+    /// Its state in a word, if it is not active.
+    pub(super) inactive: Option<String>,
+    /// Whether it is RoCE.
+    pub(super) is_ethernet: bool,
+    /// The MTU in force, and the largest that it could have.
+    pub(super) mtus_bytes: Option<(u32, u32)>,
+    /// Its rate.
+    pub(super) bits_per_s: Option<u64>,
+    /// Its GIDs.
+    pub(super) gids: Vec<PortGid>,
+}
+
+/// An entry of the GID table.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct PortGid {
+    pub(super) index: u32,
+    pub(super) address: IpAddr,
+    /// RoCE version 1; where nothing is said, it is not.
+    pub(super) is_v1: bool,
+}
+
+impl PortGid {
+    fn is_link_local(&self) -> bool {
+        matches!(self.address, IpAddr::V6(address) if address.is_unicast_link_local())
+    }
+
+    /// The better the greater, in the order in which the safe API prefers them: version 2 first, IPv4, routable IPv6, link-local. Of equals the first entry.
+    fn preference(&self) -> impl Ord + use<> {
+        (
+            !self.is_v1,
+            self.address.is_ipv4(),
+            !self.is_link_local(),
+            std::cmp::Reverse(self.index),
+        )
+    }
+}
+
+impl std::fmt::Display for PortGid {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let version = if self.is_v1 { 1 } else { 2 };
+        write!(f, "RoCE v{version}, {}", self.address)
+    }
+}
+
+impl Port {
+    /// What the library says of an open device's port; `None` where it says nothing.
+    pub(crate) fn of_context(context: &Context) -> Option<Port> {
+        let port = context.port(PORT).ok()?;
+        let gids = context.gids(PORT).unwrap_or_default();
+        let is_up = matches!(port.state, PortState::Active | PortState::ActiveDefer);
+        Some(Port {
+            inactive: (!is_up).then(|| port.state.to_string()),
+            is_ethernet: port.link_layer == LinkLayer::Ethernet,
+            mtus_bytes: Some((port.active_mtu.bytes(), port.max_mtu.bytes())),
+            bits_per_s: port.bits_per_s,
+            gids: gids
+                .iter()
+                .map(|entry| PortGid {
+                    index: entry.index,
+                    address: entry.gid.to_ip(),
+                    is_v1: entry.kind == GidType::RoceV1,
+                })
+                .collect(),
+        })
+    }
+
+    /// What sysfs says of a device's port: not its MTUs.
+    pub(super) fn of_sysfs(sources: &Sources, device: &str) -> Option<Port> {
+        let of = |file: &str| format!("sys/class/infiniband/{device}/ports/{PORT}/{file}");
+        // "4: ACTIVE".
+        let state = sources.text(&of("state"))?;
+        let is_up = matches!(state.split(':').next(), Some("4" | "5"));
+        // "200 Gb/sec (4X HDR)".
+        let rate = sources.text(&of("rate"));
+        let gbit_per_s = rate.and_then(|rate| rate.split(' ').next()?.parse::<f64>().ok());
+        let is_ethernet = sources.text(&of("link_layer")).as_deref() == Some("Ethernet");
+        let gid = |index: u32| {
+            let address: Ipv6Addr = sources.text(&of(&format!("gids/{index}")))?.parse().ok()?;
+            let kind = sources.text(&of(&format!("gid_attrs/types/{index}")));
+            (!address.is_unspecified()).then_some(PortGid {
+                index,
+                address: address.to_ipv4_mapped().map_or(IpAddr::V6(address), IpAddr::V4),
+                is_v1: is_ethernet && kind.is_some_and(|kind| !kind.contains("v2")),
+            })
+        };
+        Some(Port {
+            inactive: (!is_up).then(|| state.rsplit(": ").next().unwrap_or_default().to_ascii_lowercase()),
+            is_ethernet,
+            mtus_bytes: None,
+            bits_per_s: gbit_per_s
+                .filter(|rate| (0.1..1e6).contains(rate))
+                .map(|rate| (rate * 1e9) as u64),
+            gids: (0..GIDS).filter_map(gid).collect(),
+        })
+    }
+
+    /// The GID that a test uses: of the index that was asked for, or the best.
+    fn chosen(&self, index: Option<u32>) -> Option<PortGid> {
+        match index {
+            Some(index) => self.gids.iter().copied().find(|gid| gid.index == index),
+            None => self.best(|_| true),
+        }
+    }
+
+    fn best(&self, fits: impl Fn(&PortGid) -> bool) -> Option<PortGid> {
+        self.gids.iter().copied().filter(fits).max_by_key(PortGid::preference)
+    }
+}
+
+/// What a test makes of a port.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Use<'a> {
+    /// The device.
+    pub(super) device: &'a str,
+    /// Whether the system knows it, with its network interfaces.
+    pub(super) is_system: bool,
+    /// The GID that was asked for.
+    pub(super) gid_index: Option<u32>,
+    /// The path MTU that was asked for.
+    pub(super) mtu_bytes: Option<u32>,
+}
+
+/// What there is to say about a port, for what a test makes of it.
+pub(super) fn of_port(sources: &Sources, port: &Port, wanted: &Use<'_>) -> Vec<Warning> {
+    let device = wanted.device;
+    let mut warnings = Vec::new();
+    if let Some(state) = &port.inactive {
+        warnings.push(Warning::new(
+            Code::PortNotActive,
+            format!("port {PORT} of {device} is {state}: look at the cable, at ip link and, on InfiniBand, at the subnet manager (sminfo)"),
+        ));
+    }
+    warnings.extend(mtu(sources, port, wanted));
+    if let (Some(asked), Some((active, _))) = (wanted.mtu_bytes, port.mtus_bytes)
+        && asked < active
+    {
+        warnings.push(Warning::new(
+            Code::PathMtu,
+            format!("the path MTU is {asked} B, below the {active} B of {device}'s port: leave --mtu (-m) out for the largest"),
+        ));
+    }
+    if port.is_ethernet {
+        warnings.extend(gid(port, wanted));
+    }
+    warnings
+}
+
+fn mtu(sources: &Sources, port: &Port, wanted: &Use<'_>) -> Option<Warning> {
+    let device = wanted.device;
+    let interface = if port.is_ethernet {
+        interface(sources, port, wanted)
+    } else {
+        None
+    };
+    let (active, most) = match (port.mtus_bytes, &interface) {
+        (Some(mtus), _) => mtus,
+        (None, Some((_, mtu))) => (fitting(*mtu)?, 4096),
+        (None, None) => return None,
+    };
+    if active >= most {
+        return None;
+    }
+    let what = format!("the MTU of {device}'s port is {active} B of {most} B");
+    let advice = match interface {
+        Some((name, mtu)) if mtu < ENOUGH => {
+            format!(
+                ", as interface {name} has {mtu} B: ip link set dev {name} mtu {ENOUGH} on both hosts, and let the switches pass that"
+            )
+        }
+        _ if port.is_ethernet => {
+            ": raise that of its network interface to 4200 B on both hosts, and let the switches pass that".into()
+        }
+        _ => ": set the partition's MTU at the subnet manager".into(),
+    };
+    Some(Warning::new(Code::Mtu, format!("{what}{advice}")))
+}
+
+/// The largest path MTU for an interface's.
+fn fitting(interface_bytes: u32) -> Option<u32> {
+    let fits = |mtu: &u32| mtu + HEADERS <= interface_bytes;
+    [4096, 2048, 1024, 512, 256].into_iter().find(fits)
+}
+
+/// The interface of the GID that a test uses, with its MTU.
+fn interface(sources: &Sources, port: &Port, wanted: &Use<'_>) -> Option<(String, u32)> {
+    if !wanted.is_system {
+        return None;
+    }
+    let folder = format!("sys/class/infiniband/{}", wanted.device);
+    let of_gid = port
+        .chosen(wanted.gid_index)
+        .and_then(|gid| sources.text(&format!("{folder}/ports/{PORT}/gid_attrs/ndevs/{}", gid.index)));
+    // rxe names its interface so, too.
+    let name = of_gid.or_else(|| sources.text(&format!("{folder}/parent")))?;
+    if !super::sources::is_file_name(&name) {
+        return None;
+    }
+    let mtu = sources.number(&format!("sys/class/net/{name}/mtu"))?;
+    Some((name, mtu))
+}
+
+fn gid(port: &Port, wanted: &Use<'_>) -> Option<Warning> {
+    let device = wanted.device;
+    let gid = port.chosen(wanted.gid_index)?;
+    let instead = |better: PortGid| format!("--gid-index {0} (-x {0}) is {better}", better.index);
+    if gid.is_v1 {
+        let advice = port
+            .best(|other| !other.is_v1)
+            .map_or_else(|| "give its network interface an IP address".into(), instead);
+        return Some(Warning::new(
+            Code::GidRoceV1,
+            format!(
+                "GID {} of {device} ({gid}) is of the version that is not routed: {advice}",
+                gid.index
+            ),
+        ));
+    }
+    if gid.is_link_local()
+        && let Some(better) = port.best(|other| !other.is_v1 && !other.is_link_local())
+    {
+        return Some(Warning::new(
+            Code::GidLinkLocal,
+            format!(
+                "GID {} of {device} ({gid}) reaches its own segment only: {}",
+                gid.index,
+                instead(better)
+            ),
+        ));
+    }
+    (wanted.is_system && gid.address.is_loopback()).then(|| {
+        Warning::new(
+            Code::GidLoopback,
+            format!("GID {} of {device} ({gid}) never leaves this host: give its network interface an address, or choose another with --gid-index (-x)", gid.index),
+        )
+    })
+}
+
+/// A rate in the unit that adapters are sold by.
+pub(super) fn show_gbit(bits_per_s: u64) -> String {
+    format!("{:.1} Gbit/s", bits_per_s as f64 / 1e9)
+}
+
+#[cfg(test)]
+#[path = "port_tests.rs"]
+mod tests;

@@ -1,0 +1,148 @@
+//! What the tools print, and whether two of them agree.
+
+use crate::cases::Case;
+
+/// The figures of one run: one for each size, in the order of the sizes. Bandwidth in the tool's unit, or latency in us.
+#[derive(Clone, PartialEq, Debug)]
+pub(crate) struct Figures {
+    /// Sizes in bytes.
+    pub(crate) sizes: Vec<u64>,
+    /// Their figures.
+    pub(crate) values: Vec<f64>,
+}
+
+/// Reads the table of an output: average bandwidth, typical latency, or average latency where there is no typical one.
+pub(crate) fn read(case: &Case, output: &str) -> Result<Figures, String> {
+    let head = output.rfind("#bytes").ok_or("there is no table")?;
+    let (title, rows) = output[head..].split_once('\n').ok_or("the table has no rows")?;
+    let column = match (case.is_latency(), title.contains("t_typical")) {
+        // Size, iterations, peak, average.
+        (false, _) => 3,
+        // Size, iterations, least, most, typical.
+        (true, true) => 4,
+        // Size, iterations, average.
+        (true, false) => 2,
+    };
+    let mut figures = Figures {
+        sizes: Vec::new(),
+        values: Vec::new(),
+    };
+    for row in rows.lines().take_while(|row| !row.contains("---")) {
+        let columns: Vec<&str> = row.split_whitespace().collect();
+        let (Some(size), Some(value)) = (columns.first(), columns.get(column)) else {
+            return Err(format!("a row has too few columns: {row}"));
+        };
+        match (size.parse(), value.parse::<f64>()) {
+            (Ok(size), Ok(value)) if value.is_finite() && value > 0.0 => {
+                figures.sizes.push(size);
+                figures.values.push(value);
+            }
+            _ => return Err(format!("a figure is none: {row}")),
+        }
+    }
+    if figures.sizes.is_empty() {
+        return Err("the table has no rows".to_owned());
+    }
+    let all = case.options.split_whitespace().any(|word| word == "-a");
+    let powers: Vec<u64> = (1..=23).map(|power| 1 << power).collect();
+    // Datagrams end at the MTU.
+    let wanted = if case.options.contains("UD") {
+        figures.sizes.len().max(8)
+    } else {
+        23
+    };
+    if all && figures.sizes[..] != powers[..wanted.min(23)] {
+        return Err(format!("sizes are missing: {:?}", figures.sizes));
+    }
+    Ok(figures)
+}
+
+/// How the figures of some runs stand to those of others: the ratio of the medians, and of several sizes the middle one of their ratios. `None` where they are not of the same sizes.
+pub(crate) fn ratio(runs: &[Figures], others: &[Figures]) -> Option<f64> {
+    let sizes = &others.first()?.sizes;
+    if runs.iter().chain(others).any(|run| run.sizes != *sizes) {
+        return None;
+    }
+    let ratios = (0..sizes.len()).map(|place| {
+        let at = |runs: &[Figures]| median(runs.iter().map(|run| run.values[place]).collect());
+        Some(at(runs)? / at(others)?)
+    });
+    median(ratios.collect::<Option<Vec<f64>>>()?)
+}
+
+/// The middle of these; of an even number the mean of the two in the middle.
+pub(crate) fn median(mut values: Vec<f64>) -> Option<f64> {
+    values.sort_by(f64::total_cmp);
+    let middle = values.len() / 2;
+    match values.len() % 2 {
+        1 => values.get(middle).copied(),
+        _ => Some((values.get(middle.checked_sub(1)?)? + values.get(middle)?) / 2.0),
+    }
+}
+
+/// How far two figures are from each other: 1.1 for a tenth, whichever is the greater.
+pub(crate) fn distance(ratio: f64) -> f64 {
+    ratio.max(ratio.recip())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn case(tool: &'static str, options: &str) -> Case {
+        Case {
+            tool,
+            options: options.to_owned(),
+        }
+    }
+
+    const LINE: &str = "---------------------------------------------------------------------------------------\n";
+
+    fn figures(values: &[f64]) -> Figures {
+        Figures {
+            sizes: (1..=values.len() as u32).map(|power| 1 << power).collect(),
+            values: values.to_vec(),
+        }
+    }
+
+    #[test]
+    fn a_table_is_read_by_its_head() {
+        let bw = format!(
+            "{LINE} #bytes     #iterations    BW peak[MB/sec]    BW average[MB/sec]   MsgRate[Mpps]\n 65536      5000             2100.00            2000.50\t\t   0.032000\n{LINE}"
+        );
+        assert_eq!(read(&case("ib_write_bw", "-n 5000"), &bw).unwrap().values, [2000.5]);
+        let lat = format!(
+            " #bytes #iterations    t_min[usec]    t_max[usec]  t_typical[usec]    t_avg[usec]    t_stdev[usec]   99% percentile[usec]   99.9% percentile[usec] \n 2       1000          1.10           9.00         1.50     \t       1.60        \t0.20   \t\t2.00    \t\t3.00   \n{LINE}"
+        );
+        assert_eq!(read(&case("ib_write_lat", ""), &lat).unwrap().values, [1.5]);
+        let timed = format!(
+            " #bytes        #iterations       t_avg[usec]    tps average\n 2             747070            1.34           373528.55\n{LINE}"
+        );
+        assert_eq!(read(&case("ib_write_lat", "-D 2"), &timed).unwrap().values, [1.34]);
+    }
+
+    #[test]
+    fn what_is_no_figure_is_said() {
+        let bw = case("ib_write_bw", "-a -n 5");
+        assert!(read(&bw, "Couldn't connect").unwrap_err().contains("no table"));
+        let row = |value: &str| format!("#bytes #iterations x\n 2 5 0.00 {value} 0.1\n{LINE}");
+        assert!(read(&bw, &row("-nan")).unwrap_err().contains("figure"));
+        assert!(read(&bw, &row("0.00")).unwrap_err().contains("figure"));
+        assert!(read(&bw, &row("1.00")).unwrap_err().contains("missing"));
+    }
+
+    #[test]
+    fn ratios_are_of_medians() {
+        let ours = [figures(&[10.0]), figures(&[12.0]), figures(&[90.0])];
+        let stock = [figures(&[11.0]), figures(&[10.0]), figures(&[1.0])];
+        assert_eq!(ratio(&ours, &stock), Some(1.2));
+        assert_eq!(ratio(&[figures(&[1.0, 2.0])], &[figures(&[1.0])]), None);
+        assert_eq!(
+            ratio(&[figures(&[1.0, 2.0, 9.0])], &[figures(&[1.0, 1.0, 1.0])]),
+            Some(2.0)
+        );
+        assert_eq!(median(vec![1.0, 2.0]), Some(1.5));
+        assert_eq!(median(vec![]), None);
+        assert!((distance(0.8) - 1.25).abs() < 1e-9);
+    }
+}

@@ -1,0 +1,252 @@
+//! The classic tools beside those that they stand for: each of `ib_{write,read,send,atomic}_{bw,lat}` of the package and of Doorbell, as server and as client, in every pairing. Both ends must end with status 0
+//! and with figures, and the figures must agree with those of the package's tools among themselves.
+//!
+//! [`cases`] says what is run, [`rig`] runs a pairing, [`figures`] reads and compares. The pairings of a case take turns, so that what else the machine does is shared by all; where they do not agree they are
+//! run again, until they do or [`MORE`] is used up.
+
+mod cases;
+mod figures;
+mod rig;
+
+use anyhow::{Context, Result, bail};
+use cases::{Case, Place};
+use doorbell_tests::section;
+use figures::{Figures, distance, median, ratio};
+use rig::{Pairing, Rig};
+use std::{fmt::Write, fs, path::PathBuf, process::ExitCode, time::Instant};
+
+/// So many times the repeats, at most, where figures do not agree.
+const MORE: usize = 4;
+
+const USAGE: &str = "\
+pairings host|udp|rxe|wire [--doorbell FILE] [--only TEXT] [--repeats N] [--within PERCENT] [--write FILE]
+pairings host|udp|rxe|wire --quick [--doorbell FILE] [--only TEXT]
+
+  host, udp       both ends on this host, on the userspace device; over UDP
+  rxe, wire       in the guest: both on the kernel's rxe; one of them on the userspace device
+  --doorbell FILE the command; the one beside this program if not given
+  --only TEXT     only cases whose description has TEXT
+  --repeats N     runs of each pairing; 3 if not given
+  --within P      percent that figures may be apart; 10 if not given
+  --write FILE    put the table into the section of FILE
+  --quick         only whether both ends end well and with figures, where one is the package's and the other ours; few rounds
+
+Exit status: 0 all is as it should be, 1 it is not, 2 a wrong call.
+";
+
+/// What was asked for.
+struct Options {
+    section: &'static str,
+    place: Place,
+    doorbell: PathBuf,
+    only: String,
+    repeats: usize,
+    within: f64,
+    write: Option<PathBuf>,
+    quick: bool,
+}
+
+/// What a case came to.
+struct Outcome {
+    /// The figures of stock tools among themselves.
+    stock: Vec<Figures>,
+    /// For each other pairing the ratio to those.
+    ratios: Vec<f64>,
+    /// How far apart runs of stock tools among themselves were: the greatest by the least, of several sizes the middle one.
+    spread: f64,
+    runs: usize,
+}
+
+fn main() -> ExitCode {
+    // A shell that starts us in the background has us ignore Ctrl-C, and what we start would inherit that.
+    for signal in [libc::SIGINT, libc::SIGQUIT] {
+        // SAFETY: the default action runs no code of ours. It fails for no signal that there is.
+        unsafe { libc::signal(signal, libc::SIG_DFL) };
+    }
+    let options = match parse(std::env::args().skip(1)) {
+        Ok(options) => options,
+        Err(error) => {
+            eprint!("{error:#}\n{USAGE}");
+            return ExitCode::from(2);
+        }
+    };
+    match run(&options) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("pairings: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Options> {
+    let named = arguments.next().unwrap_or_default();
+    let &(section, place) = Place::ALL
+        .iter()
+        .find(|(name, _)| *name == named)
+        .context("host, udp, rxe or wire?")?;
+    let mut options = Options {
+        section,
+        place,
+        doorbell: std::env::current_exe()?.with_file_name("doorbell"),
+        only: String::new(),
+        repeats: 3,
+        within: 10.0,
+        write: None,
+        quick: false,
+    };
+    while let Some(name) = arguments.next() {
+        if name == "--quick" {
+            options.quick = true;
+            continue;
+        }
+        let value = arguments.next().with_context(|| format!("{name} needs a value"))?;
+        match name.as_str() {
+            "--doorbell" => options.doorbell = value.into(),
+            "--only" => options.only = value,
+            "--repeats" => {
+                options.repeats = value
+                    .parse()
+                    .ok()
+                    .filter(|&repeats| repeats > 0)
+                    .context("--repeats wants a number")?;
+            }
+            "--within" => {
+                options.within = value
+                    .parse()
+                    .ok()
+                    .filter(|percent| *percent > 0.0)
+                    .context("--within wants a number")?;
+            }
+            "--write" => options.write = Some(value.into()),
+            _ => bail!("{name}: no such option"),
+        }
+    }
+    Ok(options)
+}
+
+fn run(options: &Options) -> Result<bool> {
+    let doorbell =
+        fs::canonicalize(&options.doorbell).with_context(|| format!("no command at {}", options.doorbell.display()))?;
+    let mut rig = Rig::new(doorbell)?;
+    let mut table = String::from(
+        "| test | stock's figure | stock's spread | stock serves ours | ours serves stock | ours serves ours | runs of each |\n|---|---|---|---|---|---|---|\n",
+    );
+    let (mut cases, mut failures) = (0, 0);
+    for case in cases::all(options.place, options.quick) {
+        let what = case.describe();
+        if !what.contains(&options.only) {
+            continue;
+        }
+        cases += 1;
+        let started = Instant::now();
+        if options.quick {
+            let ended = Pairing::MIXED.into_iter().try_for_each(|pairing| {
+                let run = rig.run(&case, options.place, pairing);
+                run.map(drop).with_context(|| pairing.to_string())
+            });
+            let took = started.elapsed().as_secs_f64();
+            match ended {
+                Ok(()) => println!("ok     {took:5.1} s {what}"),
+                Err(error) => {
+                    failures += 1;
+                    println!("FAILED {took:5.1} s {what}: {error:#}");
+                }
+            }
+            continue;
+        }
+        let outcome = measure(&mut rig, &case, options);
+        let took = started.elapsed().as_secs_f64();
+        match outcome {
+            Ok(outcome) => {
+                let apart = outcome.ratios.iter().copied().map(distance).fold(1.0, f64::max);
+                let agrees = apart <= 1.0 + options.within / 100.0;
+                failures += usize::from(!agrees);
+                let mark = if agrees { "ok    " } else { "FAILED" };
+                let ratios: Vec<String> = outcome.ratios.iter().map(|ratio| format!("{ratio:.3}")).collect();
+                println!(
+                    "{mark} {took:5.1} s {what}: {} of stock's figures ({} runs, spread {:.3})",
+                    ratios.join(" "),
+                    outcome.runs,
+                    outcome.spread
+                );
+                let _ = writeln!(
+                    table,
+                    "| `{what}` | {} | {:.2} | {} | {} |",
+                    show(&case, &outcome.stock),
+                    outcome.spread,
+                    ratios.join(" | "),
+                    outcome.runs
+                );
+            }
+            Err(error) => {
+                failures += 1;
+                println!("FAILED {took:5.1} s {what}: {error:#}");
+                let _ = writeln!(table, "| `{what}` | **fails** | | | | | |");
+            }
+        }
+    }
+    println!("{cases} tests, {failures} failures");
+    if let Some(file) = &options.write {
+        let text = fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
+        fs::write(file, section::replaced(&text, options.section, &table)?)?;
+    }
+    Ok(failures == 0)
+}
+
+/// Runs all pairings of a case in turn until their figures agree, or there have been enough.
+fn measure(rig: &mut Rig, case: &Case, options: &Options) -> Result<Outcome> {
+    let mut all: [Vec<Figures>; 4] = Default::default();
+    loop {
+        for _ in 0..options.repeats {
+            for (pairing, runs) in Pairing::ALL.iter().zip(&mut all) {
+                let figures = rig
+                    .run(case, options.place, *pairing)
+                    .with_context(|| pairing.to_string())?;
+                runs.push(figures);
+            }
+        }
+        let [stock, others @ ..] = &all;
+        let ratios = others
+            .iter()
+            .map(|runs| ratio(runs, stock))
+            .collect::<Option<Vec<f64>>>()
+            .context("the ends measure different sizes")?;
+        let agree = ratios
+            .iter()
+            .all(|&ratio| distance(ratio) <= 1.0 + options.within / 100.0);
+        if agree || stock.len() >= MORE * options.repeats {
+            let spread = spread(stock).context("no runs")?;
+            let [stock, ..] = all;
+            return Ok(Outcome {
+                ratios,
+                spread,
+                runs: stock.len(),
+                stock,
+            });
+        }
+    }
+}
+
+/// The greatest by the least of the runs' figures; of several sizes the middle one.
+fn spread(runs: &[Figures]) -> Option<f64> {
+    let sizes = runs.first()?.sizes.len();
+    let spreads = (0..sizes).map(|place| {
+        let values = || runs.iter().map(|run| run.values[place]);
+        values().fold(0.0, f64::max) / values().fold(f64::INFINITY, f64::min)
+    });
+    median(spreads.collect())
+}
+
+/// The median figure with its unit; of all sizes the first's and the last's.
+fn show(case: &Case, runs: &[Figures]) -> String {
+    let unit = if case.is_latency() { "us" } else { "MiB/s" };
+    let at = |place: usize| median(runs.iter().filter_map(|run| run.values.get(place).copied()).collect());
+    let count = runs.first().map_or(0, |run| run.values.len());
+    match (at(0), at(count.saturating_sub(1))) {
+        (Some(first), Some(last)) if count > 1 => format!("{first:.2} to {last:.2} {unit}"),
+        (Some(only), _) => format!("{only:.2} {unit}"),
+        _ => String::new(),
+    }
+}

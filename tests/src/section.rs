@@ -1,0 +1,24 @@
+//! Sections of Markdown files that tests write, each between two marks.
+
+use anyhow::{Context, Result};
+
+/// Where a section lies in the file's text: between its two marks.
+///
+/// # Errors
+/// When it has no such section.
+pub fn span(file: &str, section: &str) -> Result<std::ops::Range<usize>> {
+    let (begin, end) = (format!("<!-- begin {section} -->\n"), format!("<!-- end {section} -->"));
+    let lacking = || format!("the report has no section {section:?}");
+    let start = file.find(&begin).with_context(lacking)? + begin.len();
+    let length = file[start..].find(&end).with_context(lacking)?;
+    Ok(start..start + length)
+}
+
+/// The file's text with a section replaced.
+///
+/// # Errors
+/// As [`span`].
+pub fn replaced(file: &str, section: &str, body: &str) -> Result<String> {
+    let span = span(file, section)?;
+    Ok(format!("{}\n{body}\n{}", &file[..span.start], &file[span.end..]))
+}

@@ -1,0 +1,9 @@
+#!/usr/bin/env bash
+# The classic tools on the kernel's rxe, and with one end on the userspace device at the other end of the wire: the package's server with our client, and our server with the package's client. Every tool, by queue
+# pairs of each kind that it has, both ways, on four queue pairs, of all sizes and for a time. Whether the figures agree takes long: pairings rxe --write docs/CLASSIC.md.
+# limit: 600
+set -euo pipefail
+
+"$DOORBELL_BIN/pairings" rxe --quick
+"$DOORBELL_BIN/pairings" wire --quick --only "_bw -n"
+"$DOORBELL_BIN/pairings" wire --quick --only "_lat -n"
