@@ -450,7 +450,7 @@ pub(crate) struct ConnectionArgs {
 }
 
 /// The userspace device: its address, and the faults it can be asked to add.
-#[derive(Args, Debug, Clone)]
+#[derive(Args, Debug, Clone, Default)]
 #[command(next_help_heading = "Userspace device")]
 pub(crate) struct SoftArgs {
     /// Address it binds to; with both ends here a second one, after a comma, is the other end's [default: 127.0.0.1]

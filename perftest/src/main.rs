@@ -32,6 +32,8 @@ mod sweep;
 mod topo;
 mod units;
 
+use std::env;
+use std::path::Path;
 use std::process::ExitCode;
 
 use clap::Parser;
@@ -39,11 +41,16 @@ use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
+use crate::classic::tool::Tool;
 use crate::cli::{Cli, Command};
 use crate::failure::Failure;
 use crate::plan::Plan;
 
 fn main() -> ExitCode {
+    if let Some(tool) = env::args_os().next().and_then(|name| Tool::called(Path::new(&name))) {
+        log();
+        return classic::main(tool);
+    }
     let cli = Cli::parse();
     log();
     match run(&cli.command) {

@@ -242,8 +242,11 @@ impl Context {
         }
     }
 
-    /// The GID to use when the user named none: the one that reaches furthest (RoCEv2 with IPv4 first).
-    fn default_gid(&self, port: u8) -> Result<GidEntry, DeviceError> {
+    /// The GID that queue pairs and address handles of a RoCE port use when none is named: the one that reaches furthest (RoCEv2 with IPv4 first).
+    ///
+    /// # Errors
+    /// When there is no such port, it has no GID, or a query fails.
+    pub fn default_gid(&self, port: u8) -> Result<GidEntry, DeviceError> {
         let entries = self.gids(port)?;
         // The first of the best: max_by_key would take the last.
         let best = entries.iter().rev().max_by_key(|entry| entry.preference());

@@ -156,7 +156,8 @@ pub use memory::{
     DeviceMemory, Drain, Exposed, Frozen, GrantsAtomic, GrantsRead, GrantsWrite, Host, HugePage, Key, Kind, Local,
     Memory, MemoryWindow, Opaque, Part, PeerWritable, Pool, Read, ReadWrite, Readable, Reclaim, RegionAttr,
     Registration, RegistrationCache, Remote, RemoteAll, RemoteAtomic, RemoteChunks, RemoteRead, RemoteReadWrite,
-    RemoteWord, RemoteWrite, Reregister, Rights, Sink, Source, Type1, Type2, WindowType, Windowed, Word, Write,
+    RemoteWord, RemoteWrite, Reregister, Rights, Scratch, Sink, Source, Type1, Type2, WindowType, Windowed, Word,
+    Write,
 };
 pub use pd::ProtectionDomain;
 pub use port::{GidEntry, GidType, LinkLayer, PortAttr, PortState};

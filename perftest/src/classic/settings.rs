@@ -109,8 +109,6 @@ pub(crate) struct Settings {
     pub(crate) source: Option<IpAddr>,
     /// See [`Exchange`].
     pub(crate) exchange: Exchange,
-    /// Whether versions and MTUs are told (not with `--dont_xchg_versions`).
-    pub(crate) tell_versions: bool,
     /// The device (`-d`).
     pub(crate) device: Option<String>,
     /// Its port (`-i`).
@@ -119,6 +117,8 @@ pub(crate) struct Settings {
     pub(crate) gid_index: Option<u8>,
     /// Whether a GID of IPv6 is chosen (`--ipv6`).
     pub(crate) ipv6: bool,
+    /// Whether the port must be InfiniBand's, or must not (`--force-link`).
+    pub(crate) infiniband: Option<bool>,
     /// See [`Transport`].
     pub(crate) transport: Transport,
     /// Path MTU in bytes (`-m`); without it the port's, or the peer's where that is less.
@@ -129,8 +129,10 @@ pub(crate) struct Settings {
     pub(crate) retry: u8,
     /// Service level (`-S`).
     pub(crate) service_level: u8,
-    /// Traffic class (`--tclass`; `-T` with `-R`).
+    /// Traffic class (`--tclass`, or `-T`).
     pub(crate) traffic_class: u8,
+    /// The type of service of connections of the connection manager (`-T`).
+    pub(crate) type_of_service: Option<u8>,
     /// Hop limit (`-L`).
     pub(crate) hop_limit: u8,
     /// `--pkey_index`.
@@ -167,16 +169,16 @@ pub(crate) struct Settings {
     pub(crate) atomic: Atomic,
     /// Sleep until events come (`-e`).
     pub(crate) events: bool,
+    /// The completion vector that they come on (`-X`).
+    pub(crate) vector: u32,
     /// One receive queue for all queue pairs (`--use-srq`).
     pub(crate) shared_receive: bool,
     /// A memory region for each queue pair (`--mr_per_qp`).
     pub(crate) region_per_qp: bool,
     /// Memory from huge pages (`--use_hugepages`).
     pub(crate) huge_pages: bool,
-    /// The GPU whose memory is used (`--use_cuda`), and whether by dma-buf (`--use_cuda_dmabuf`).
-    pub(crate) gpu: Option<u32>,
-    /// See `gpu`.
-    pub(crate) gpu_dmabuf: bool,
+    /// Registered so that the device may write a region's bytes in any order (not with `--disable_pcie_relaxed`).
+    pub(crate) relaxed_ordering: bool,
     /// Send a round before measuring (`--perform_warm_up`).
     pub(crate) warm_up: bool,
     /// See [`Rate`].
@@ -199,5 +201,15 @@ impl Settings {
     /// Whether this end is the server.
     pub(crate) fn is_server(&self) -> bool {
         self.host.is_none()
+    }
+
+    /// Whether this end is the one that messages go to (that is read from, in a READ test).
+    pub(crate) fn receives(&self) -> bool {
+        self.is_server() != self.reversed
+    }
+
+    /// Whether time ends the test (`-D`).
+    pub(crate) fn is_timed(&self) -> bool {
+        matches!(self.length, Length::Duration { .. })
     }
 }

@@ -230,6 +230,14 @@ impl Clock {
         }
     }
 
+    /// How often the processor's counter ticks in a ns; `None` where it is not used.
+    pub(crate) fn cycles_per_ns(&self) -> Option<f64> {
+        match &self.source {
+            Source::Counter(counter) => Some((1u64 << 32) as f64 / counter.scale as f64),
+            _ => None,
+        }
+    }
+
     /// Holds the counter against CLOCK_MONOTONIC, over all the time since it was measured. One that is too far off is not used any more, and the fraction by which it is off is returned.
     pub(crate) fn check(&mut self) -> Option<f64> {
         let Source::Counter(counter) = &self.source else {

@@ -121,6 +121,11 @@ impl Latency {
         self.max = self.max.max(other.max);
     }
 
+    /// Round trips recorded.
+    pub(crate) fn count(&self) -> u64 {
+        self.count
+    }
+
     /// The median in ns, or `None` when nothing was measured.
     pub(crate) fn median(&self) -> Option<f64> {
         (self.count > 0).then(|| self.percentile(0.5))

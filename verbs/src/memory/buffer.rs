@@ -27,6 +27,7 @@ use crate::types::RKey;
 /// - `Buffer<RemoteRead>` is a `&[u8]`; it is written by [`write_at`](Self::write_at), because a peer may be reading.
 /// - Memory that peers may write is never a slice: use [`read_at`](Self::read_at), [`load_u64`](Self::load_u64) and their like.
 /// - `Buffer<Frozen>` is a `&[u8]` that can be cloned, to be the source of many requests at once.
+/// - `Buffer<Scratch>` can be cloned as well, to be the target of many, and gives no bytes.
 #[repr(transparent)]
 pub struct Buffer<K: Kind = Local> {
     range: RangePtr,
@@ -36,6 +37,10 @@ pub struct Buffer<K: Kind = Local> {
 /// The kind of a buffer that nobody writes any more, and that may be cloned (see [`Buffer::freeze`]).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Frozen;
+
+/// The kind of a buffer that any number of requests may receive or read into at once, that may therefore be cloned, and whose bytes nobody looks at (see [`Buffer::scratch`]).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Scratch;
 
 // SAFETY: a buffer owns its range, which is plain bytes and an `Arc<Region>`, both Send.
 unsafe impl<K: Kind> Send for Buffer<K> {}
@@ -392,6 +397,28 @@ impl Buffer<Local> {
     #[must_use]
     pub fn freeze(self) -> Buffer<Frozen> {
         self.into_kind()
+    }
+}
+
+impl Buffer<Local> {
+    /// Gives its bytes up, for many requests at once to receive or read into: what a test of speed does with the messages that it has no use for. Such memory stays in the processor's caches,
+    /// as a buffer for each request would not.
+    #[must_use]
+    pub fn scratch(mut self) -> Buffer<Scratch> {
+        self.header_mut().become_kind::<Scratch>();
+        // SAFETY: owned, in no list, and now of this tag: nothing gives its bytes to this process any more.
+        unsafe { Buffer::from_range(self.into_range()) }
+    }
+}
+
+impl Clone for Buffer<Scratch> {
+    /// Another handle to the same bytes. It allocates: make as many as will be in flight, and use those that completions give back.
+    fn clone(&self) -> Self {
+        let header = self.header();
+        let range = Range::allocate::<Scratch>(Arc::clone(&header.region), header.sge.addr, self.len());
+        // SAFETY: just made with this tag. Only devices touch scratch bytes, and nobody minds what they find there: the kind is no `Host`, so that this process has no reference to
+        // them and no copy of them, not even when the last handle goes.
+        unsafe { Self::from_range(range) }
     }
 }
 

@@ -21,7 +21,7 @@ mod window;
 mod word;
 
 pub use alias::Alias;
-pub use buffer::{Buffer, Chunks, Frozen, Part, Reclaim, Reregister};
+pub use buffer::{Buffer, Chunks, Frozen, Part, Reclaim, Reregister, Scratch};
 pub use cache::{CacheLimits, CacheStats, RegistrationCache};
 pub use device::DeviceMemory;
 pub use pool::{Drain, Pool};

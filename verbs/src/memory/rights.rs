@@ -9,7 +9,7 @@ use core::marker::PhantomData;
 
 use doorbell_verbs_sys as sys;
 
-use super::buffer::Frozen;
+use super::buffer::{Frozen, Scratch};
 
 mod sealed {
     pub trait Sealed {}
@@ -128,6 +128,11 @@ impl Kind for Frozen {
     const TAG: u8 = 7;
 }
 impl Host for Frozen {}
+
+impl Sealed for Scratch {}
+impl Kind for Scratch {
+    const TAG: u8 = 9;
+}
 
 /// Memory with rights `R` that this process cannot reach, only devices: a GPU's, shared as a dma-buf
 /// ([`register_dmabuf`](crate::ProtectionDomain::register_dmabuf)), or the adapter's own ([`DeviceMemory`](crate::DeviceMemory); ibv_alloc_dm(3)). A `Buffer<Opaque<R>>` is posted as

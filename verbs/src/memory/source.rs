@@ -2,7 +2,7 @@
 
 use doorbell_verbs_sys as sys;
 
-use super::buffer::{Buffer, Part};
+use super::buffer::{Buffer, Part, Scratch};
 use super::range::Buffers;
 use super::rights::{Kind, Opaque, Rights};
 use super::word::Word;
@@ -109,5 +109,7 @@ impl<R: Rights> Sink for Buffer<R> {}
 impl<R: Rights> Sink for Part<R> {}
 impl<R: Rights> Sink for Buffer<Opaque<R>> {}
 impl<R: Rights> Sink for Part<Opaque<R>> {}
+impl Sink for Buffer<Scratch> {}
+impl Sink for Part<Scratch> {}
 impl Source for Word {}
 impl Sink for Word {}

@@ -1,0 +1,271 @@
+//! Bandwidth, as the C tools measure it with each other: `flow` is what each operation does, `drive` the loop, and here the order of it all, which is the conversation's.
+//!
+//! Which barriers there are depends on the test; docs/CLASSIC.md has the whole table. In short: before each size where both ends work (SEND, and both directions), and behind the last, or behind each
+//! where a C tool has it. Then, where an end has measured what the other has not, results; then goodbye.
+
+mod drive;
+mod flow;
+
+use doorbell_verbs::{Rc, SharedReceive, Uc, Ud};
+
+use self::drive::{Drive, Outcome};
+use self::flow::{Arrivals, Counts, Flow, Reads, Sends, Writes};
+use super::begin::begin;
+use super::layout::{Rates, bandwidth};
+use super::printer::{Directions, Printer};
+use super::settings::{Output, Settings, Transport};
+use super::station::{Depths, Service, Station};
+use super::tool::Verb;
+use super::wire::{Conversation, Figures};
+use crate::device::Device;
+use crate::failure::Failure;
+use crate::interrupt::Interrupt;
+use crate::stats::{Bandwidth, Clock, ClockChoice};
+
+/// Runs a bandwidth test, and prints it.
+///
+/// # Errors
+/// [`Failure::Interrupted`], when what was measured until then is printed; [`Failure::Usage`] when it is a test that there is not; [`Failure::Test`] and [`Failure::Lost`] when it failed.
+pub(crate) fn run(settings: &Settings, device: &Device, interrupt: &Interrupt) -> Result<(), Failure> {
+    let shared = settings.shared_receive;
+    match (settings.tool.verb, settings.transport) {
+        (Verb::Write, Transport::Rc) => test::<Rc, Writes>(settings, device, interrupt),
+        (Verb::Write, Transport::Uc) => test::<Uc, Writes>(settings, device, interrupt),
+        (Verb::Read, Transport::Rc) => test::<Rc, Reads>(settings, device, interrupt),
+        (Verb::Atomic, Transport::Rc) => test::<Rc, Counts>(settings, device, interrupt),
+        (Verb::Send, Transport::Rc) if shared => test::<SharedReceive<Rc>, Sends>(settings, device, interrupt),
+        (Verb::Send, Transport::Uc) if shared => test::<SharedReceive<Uc>, Sends>(settings, device, interrupt),
+        (Verb::Send, Transport::Ud) if shared => test::<SharedReceive<Ud>, Sends>(settings, device, interrupt),
+        (Verb::Send, Transport::Rc) => test::<Rc, Sends>(settings, device, interrupt),
+        (Verb::Send, Transport::Uc) => test::<Uc, Sends>(settings, device, interrupt),
+        (Verb::Send, Transport::Ud) => test::<Ud, Sends>(settings, device, interrupt),
+        (verb, transport) => Err(Failure::usage(format!(
+            "-c {transport:?}: the transport has no {verb:?}: leave it out"
+        ))),
+    }
+}
+
+fn test<T: Service, F: Flow<T>>(settings: &Settings, device: &Device, interrupt: &Interrupt) -> Result<(), Failure> {
+    let mut printer = Printer::new(settings);
+    let result = converse::<T, F>(settings, device, interrupt, &mut printer);
+    match result {
+        Ok(()) => printer.finish(),
+        Err(Failure::Interrupted) => printer.finish().and(Err(Failure::Interrupted)),
+        Err(failure) => Err(failure),
+    }
+}
+
+fn converse<T: Service, F: Flow<T>>(
+    settings: &Settings,
+    device: &Device,
+    interrupt: &Interrupt,
+    printer: &mut Printer<'_>,
+) -> Result<(), Failure> {
+    let clock = Clock::new(ClockChoice::Auto).map_err(Failure::test)?;
+    let mut conversation = begin(settings, printer, interrupt)?;
+    let mut station = Station::<T>::establish(settings, device, &mut conversation, printer, Depths::of(settings))?;
+    printer.heads()?;
+    let mut course = Course {
+        settings,
+        arrivals: arrivals(settings, &mut station)?,
+        station: &mut station,
+        conversation: &mut conversation,
+        printer,
+        clock: &clock,
+    };
+    let last = if is_passive(settings) {
+        Figures::default()
+    } else {
+        course.sizes::<F>()?
+    };
+    if settings.tool.verb != Verb::Send && !settings.bidirectional {
+        course.tell_at_the_end(&last)?;
+    }
+    station.meet_after_test(&mut conversation)?;
+    std::thread::sleep(settings.wait_destroy);
+    conversation.goodbye();
+    Ok(())
+}
+
+/// Whether this end does nothing but lend its memory.
+fn is_passive(settings: &Settings) -> bool {
+    settings.tool.verb != Verb::Send && settings.receives() && !settings.bidirectional
+}
+
+/// What messages are received into, which stays posted from size to size: as long as the longest.
+fn arrivals<T: Service>(settings: &Settings, station: &mut Station<T>) -> Result<Vec<Arrivals>, Failure> {
+    if settings.tool.verb != Verb::Send || !(settings.receives() || settings.bidirectional) {
+        return Ok(Vec::new());
+    }
+    let longest = settings.sizes.iter().max().copied().unwrap_or(0);
+    let queues = if station.shared.is_some() {
+        1
+    } else {
+        station.lanes.len()
+    };
+    let mut arrivals = (0..queues)
+        .map(|_| Arrivals::new(settings, station, longest, settings.rx_depth.max(1)))
+        .collect::<Result<Vec<_>, _>>()?;
+    let Station { lanes, shared, .. } = station;
+    for (lane, arrivals) in lanes.iter_mut().zip(&mut arrivals) {
+        arrivals.post(lane, shared.as_mut())?;
+    }
+    Ok(arrivals)
+}
+
+/// A test from its first size to its last.
+struct Course<'a, 'p, T: Service> {
+    settings: &'a Settings,
+    station: &'a mut Station<T>,
+    arrivals: Vec<Arrivals>,
+    conversation: &'a mut Conversation,
+    printer: &'a mut Printer<'p>,
+    clock: &'a Clock,
+}
+
+impl<T: Service> Course<'_, '_, T> {
+    /// Runs all sizes. Returns what the last came to.
+    fn sizes<F: Flow<T>>(&mut self) -> Result<Figures, Failure> {
+        let settings = self.settings;
+        let sends = settings.tool.verb == Verb::Send;
+        let mut last = Figures::default();
+        for &bytes in &settings.sizes {
+            if sends || settings.bidirectional {
+                self.station.meet(self.conversation)?;
+            }
+            loop {
+                last = self.size::<F>(bytes)?;
+                if !settings.forever {
+                    break;
+                }
+            }
+            if sends && settings.all {
+                self.station.meet_after_test(self.conversation)?;
+            }
+        }
+        Ok(last)
+    }
+
+    /// Runs one size, and prints it.
+    fn size<F: Flow<T>>(&mut self, bytes: u64) -> Result<Figures, Failure> {
+        let settings = self.settings;
+        let mut outcome = Outcome::default();
+        let result = {
+            let watch = self.conversation.watch();
+            let mut drive = Drive::<T, F>::new(settings, self.station, &mut self.arrivals, bytes, self.clock, watch)?;
+            drive.run(&mut outcome)
+        };
+        let cpu = outcome.cpu.used();
+        let cpu_percent = (cpu.user_cores + cpu.system_cores) * 100.0;
+        let row =
+            |figures: Option<Bandwidth>| figures.map(|figures| rates(settings, bytes, outcome.iterations, &figures));
+        let (sent, received) = (row(outcome.sent), row(outcome.received));
+        match result {
+            Ok(()) => {}
+            Err(Failure::Interrupted) => {
+                if let Some(row) = sent.or(received) {
+                    self.printer.rates(row, None, cpu_percent)?;
+                }
+                return Err(Failure::Interrupted);
+            }
+            Err(failure) => return Err(failure),
+        }
+        let nothing = || {
+            Failure::test(format!(
+                "nothing was measured with messages of {bytes} B: give it longer (-n, -D)"
+            ))
+        };
+        let local = sent.or(received).ok_or_else(nothing)?;
+        let ours = figures(settings, &local);
+        if !settings.bidirectional {
+            self.printer.rates(local, None, cpu_percent)?;
+            return Ok(ours);
+        }
+        let is_send = settings.tool.verb == Verb::Send;
+        if !is_send && settings.all {
+            self.station.meet_after_test(self.conversation)?;
+        }
+        let remote = if is_send && settings.is_timed() {
+            // The C tools tell nothing here, so that what came in is what this end has seen of the other's.
+            received.ok_or_else(nothing)?
+        } else {
+            self.theirs(&ours, bytes)?
+        };
+        self.printer
+            .rates(sum(&local, &remote), Some(Directions { local, remote }), cpu_percent)?;
+        Ok(ours)
+    }
+
+    /// Tells what this end's direction came to. Returns what the other end's did.
+    fn theirs(&mut self, ours: &Figures, bytes: u64) -> Result<Rates, Failure> {
+        let theirs = self.conversation.figures(ours)?;
+        if !theirs.are_plausible() || theirs.size != bytes {
+            return Err(Failure::test(format!(
+                "peer {}: its results make no sense: are both ends given the same options?",
+                self.conversation.peer()
+            )));
+        }
+        Ok(rates_of(&theirs))
+    }
+
+    /// Where one end alone has worked: meets the other behind the last size, and tells it what came out.
+    fn tell_at_the_end(&mut self, ours: &Figures) -> Result<(), Failure> {
+        self.station.meet_after_test(self.conversation)?;
+        let theirs = self.conversation.figures(ours)?;
+        // Of the two one has measured. What the other says is what its memory held.
+        if is_passive(self.settings) && theirs.are_plausible() && theirs.average > 0.0 {
+            self.printer.rates(rates_of(&theirs), None, 0.0)?;
+        }
+        Ok(())
+    }
+}
+
+fn rates(settings: &Settings, bytes: u64, iterations: u64, figures: &Bandwidth) -> Rates {
+    let of = |per_s: f64| per_s * bytes as f64;
+    Rates {
+        bytes,
+        iterations,
+        peak_bytes_per_s: (!settings.output.no_peak).then(|| of(figures.peak_per_s)),
+        average_bytes_per_s: of(figures.average_per_s),
+        messages_per_s: figures.average_per_s,
+    }
+}
+
+/// As this end tells it.
+fn figures(settings: &Settings, rates: &Rates) -> Figures {
+    let output: &Output = &settings.output;
+    Figures {
+        size: rates.bytes,
+        iterations: rates.iterations,
+        peak: rates.peak_bytes_per_s.map_or(0.0, |peak| bandwidth(output, peak)),
+        average: bandwidth(output, rates.average_bytes_per_s),
+        rate: rates.messages_per_s / 1e6,
+    }
+}
+
+/// As the other end has told it. Its bandwidth is in whichever unit it prints, so that the message rate, which has but one, says how much that is.
+fn rates_of(theirs: &Figures) -> Rates {
+    let messages_per_s = theirs.rate * 1e6;
+    let average_bytes_per_s = messages_per_s * theirs.size as f64;
+    Rates {
+        bytes: theirs.size,
+        iterations: theirs.iterations,
+        peak_bytes_per_s: (theirs.peak > 0.0 && theirs.average > 0.0)
+            .then(|| average_bytes_per_s * theirs.peak / theirs.average),
+        average_bytes_per_s,
+        messages_per_s,
+    }
+}
+
+/// Both directions together.
+fn sum(local: &Rates, remote: &Rates) -> Rates {
+    Rates {
+        bytes: local.bytes,
+        iterations: local.iterations,
+        peak_bytes_per_s: local
+            .peak_bytes_per_s
+            .map(|peak| peak + remote.peak_bytes_per_s.unwrap_or(0.0)),
+        average_bytes_per_s: local.average_bytes_per_s + remote.average_bytes_per_s,
+        messages_per_s: local.messages_per_s + remote.messages_per_s,
+    }
+}

@@ -1,0 +1,134 @@
+//! `ib_read_lat` and `ib_atomic_lat` at the client: requests that the other end's device answers.
+
+use doorbell_verbs::{Atomic as MayCount, Buffer, Local, Rc, Read, Remote, RemoteWord, Word};
+
+use super::send::SLEEP;
+use super::single::Asker;
+use crate::classic::settings::{Atomic, Settings};
+use crate::classic::station::{Station, allocate, refused};
+use crate::classic::tool::Verb;
+use crate::failure::Failure;
+
+/// Bytes of what an atomic operation works on.
+const WORD: usize = 8;
+
+/// What is asked for, and the memory that the answer comes into while no request has it.
+#[derive(Debug)]
+enum Question {
+    /// Bytes of the other end's memory.
+    Read {
+        /// As long as the longest.
+        into: Option<Buffer<Local>>,
+        /// Where they are.
+        from: Remote<Read>,
+        /// How many.
+        bytes: usize,
+    },
+    /// An operation on a word of it.
+    Atomic {
+        /// The value before comes here.
+        into: Option<Word>,
+        /// The word.
+        at: RemoteWord,
+        /// The operation.
+        operation: Atomic,
+    },
+}
+
+/// One end.
+#[derive(Debug)]
+pub(super) struct Asks {
+    station: Station<Rc>,
+    question: Question,
+    /// Whether it sleeps until completions come.
+    sleeps: bool,
+}
+
+impl Asks {
+    /// # Errors
+    /// [`Failure::Test`] when there is no memory for an answer, or the other end's is none.
+    pub(super) fn new(settings: &Settings, station: Station<Rc>) -> Result<Asks, Failure> {
+        let longest = settings.sizes.iter().max().copied().unwrap_or(1);
+        let bytes = match settings.tool.verb {
+            Verb::Atomic => WORD,
+            _ => usize::try_from(longest).unwrap_or(usize::MAX),
+        };
+        let memory = allocate(settings, bytes)?;
+        let into = station.pd.register(memory, Local).map_err(refused)?;
+        let (lane, cycle) = (&station.lanes[0], station.cycle(longest));
+        let question = if settings.tool.verb == Verb::Atomic {
+            let at = lane.remote::<MayCount>(&cycle).word(0);
+            Question::Atomic {
+                into: into.into_word().ok(),
+                at: at.ok_or_else(|| Failure::test(format!("{lane} has told an address that is not a word's")))?,
+                operation: settings.atomic,
+            }
+        } else {
+            Question::Read {
+                into: Some(into),
+                from: lane.remote(&cycle),
+                bytes,
+            }
+        };
+        Ok(Asks {
+            station,
+            question,
+            sleeps: settings.events,
+        })
+    }
+
+    /// Asks for so many bytes from now on.
+    pub(super) fn resize(&mut self, size: usize) {
+        if let Question::Read { bytes, .. } = &mut self.question {
+            *bytes = size;
+        }
+    }
+}
+
+impl Asker for Asks {
+    #[inline]
+    fn ask(&mut self) -> Result<(), Failure> {
+        let lane = &mut self.station.lanes[0];
+        let posted = match &mut self.question {
+            Question::Read { into, from, bytes } => match into.take() {
+                Some(buffer) => {
+                    let (from, bytes) = (*from, *bytes);
+                    lane.qp
+                        .post(|batch| drop(batch.read(buffer.part(..bytes), from).signalled()))
+                }
+                None => Ok(()),
+            },
+            Question::Atomic { into, at, operation } => match into.take() {
+                Some(word) => {
+                    let (at, operation) = (*at, *operation);
+                    lane.qp.post(|batch| match operation {
+                        Atomic::FetchAdd => drop(batch.fetch_add(word, at, 1).signalled()),
+                        Atomic::CompareSwap => drop(batch.compare_swap(word, at, 0, 0).signalled()),
+                    })
+                }
+                None => Ok(()),
+            },
+        };
+        posted.map_err(|e| lane.refused(&e))
+    }
+
+    #[inline]
+    fn is_answered(&mut self) -> Result<bool, Failure> {
+        let Station { cq, lanes, .. } = &mut self.station;
+        let completions = if self.sleeps {
+            cq.wait(SLEEP).map_err(refused)?
+        } else {
+            cq.poll().map_err(refused)?
+        };
+        let mut answered = false;
+        for mut done in completions {
+            done.result().map_err(|failure| lanes[0].failed(&failure))?;
+            answered = true;
+            match &mut self.question {
+                Question::Read { into, .. } => *into = done.take(),
+                Question::Atomic { into, .. } => *into = done.take_word(),
+            }
+        }
+        Ok(answered)
+    }
+}

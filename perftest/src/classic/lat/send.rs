@@ -1,0 +1,144 @@
+//! `ib_send_lat`: a message is sent, and seen by the completion of the receive that takes it.
+
+use std::time::Duration;
+
+use doorbell_verbs::{Buffer, Local, Queue, Success};
+
+use super::messages::{Messages, buffers};
+use super::rally::Racket;
+use crate::classic::settings::Settings;
+use crate::classic::station::{Service, Station, refused};
+use crate::failure::Failure;
+
+/// How long a sleep lasts at most, for Ctrl-C and a peer that is gone to be noticed.
+pub(super) const SLEEP: Duration = Duration::from_millis(50);
+
+/// One end.
+#[derive(Debug)]
+pub(super) struct Sends<T: Service> {
+    station: Station<T>,
+    /// Whether it sleeps until completions come.
+    sleeps: bool,
+    /// Room for requests where none is under way.
+    depth: u32,
+    messages: Messages,
+    /// Memory of a message that has been seen, to receive another into.
+    spare: Option<Buffer<Local>>,
+    /// Messages that have come and are not waited for yet.
+    arrived: u64,
+}
+
+impl<T: Service> Sends<T> {
+    /// # Errors
+    /// [`Failure::Test`] when there is no memory for messages, or the device refuses it.
+    pub(super) fn new(settings: &Settings, mut station: Station<T>) -> Result<Sends<T>, Failure> {
+        let longest = settings.sizes.iter().max().copied().unwrap_or(1);
+        let receives = buffers(settings, &station, longest.saturating_add(T::HEADER))?;
+        let Station { lanes, shared, .. } = &mut station;
+        let posted = T::receive(&mut lanes[0].qp, shared.as_mut(), receives.into_iter());
+        posted.map_err(|e| lanes[0].refused(&e))?;
+        Ok(Sends {
+            sleeps: settings.events,
+            depth: station.lanes[0].qp.send_room(),
+            messages: Messages::new(settings, &station, longest)?,
+            spare: None,
+            arrived: 0,
+            station,
+        })
+    }
+
+    /// Posts memory to receive into.
+    #[inline]
+    fn receive(station: &mut Station<T>, buffer: Buffer<Local>) -> Result<(), Failure> {
+        let Station { lanes, shared, .. } = station;
+        let posted = T::receive(&mut lanes[0].qp, shared.as_mut(), std::iter::once(buffer));
+        posted.map_err(|e| lanes[0].refused(&e))
+    }
+
+    #[inline]
+    fn poll(&mut self) -> Result<(), Failure> {
+        let Station { cq, lanes, shared, .. } = &mut self.station;
+        let lane = &mut lanes[0];
+        let completions = if self.sleeps {
+            cq.wait(SLEEP).map_err(refused)?
+        } else {
+            cq.poll().map_err(refused)?
+        };
+        for mut done in completions {
+            let success = done.result().map_err(|failure| lane.failed(&failure))?;
+            let Some(buffer) = done.take::<Local>() else { continue };
+            if done.queue() == Queue::Send {
+                self.messages.free.push(buffer);
+                continue;
+            }
+            let Success::Receive { len, .. } = success else {
+                continue;
+            };
+            let (came, belong) = (u64::from(len).saturating_sub(T::HEADER), self.messages.bytes as u64);
+            if came != belong {
+                return Err(Failure::test(format!(
+                    "{lane} sent {came} bytes where {belong} belong: do both ends have the same options (-s, -a)?"
+                )));
+            }
+            self.arrived += 1;
+            if let Some(earlier) = self.spare.replace(buffer) {
+                T::receive(&mut lane.qp, shared.as_mut(), std::iter::once(earlier)).map_err(|e| lane.refused(&e))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl<T: Service> Racket for Sends<T> {
+    fn resize(&mut self, bytes: usize) {
+        self.messages.bytes = bytes;
+    }
+
+    #[inline]
+    fn is_ready(&mut self) -> Result<bool, Failure> {
+        if self.station.lanes[0].qp.send_room() > 0 && self.messages.has_one() {
+            return Ok(true);
+        }
+        self.poll().map(|()| false)
+    }
+
+    #[inline]
+    fn hit(&mut self, index: u64, last: bool) -> Result<(), Failure> {
+        let signal = self.messages.signals(index, last);
+        let end = self.messages.bytes;
+        let lane = &mut self.station.lanes[0];
+        let (qp, to) = (&mut lane.qp, &lane.to);
+        let posted = if self.messages.are_inline() {
+            let message = &self.messages.inline[..end];
+            qp.post(|batch| T::send_inline(batch, to, message, signal))
+        } else {
+            let Some(message) = self.messages.free.pop() else {
+                return Ok(());
+            };
+            qp.post(|batch| T::send(batch, to, message.part(..end), signal))
+        };
+        posted.map_err(|e| lane.refused(&e))?;
+        // After the answer has left: there are others to receive into.
+        match self.spare.take() {
+            Some(buffer) => Self::receive(&mut self.station, buffer),
+            None => Ok(()),
+        }
+    }
+
+    #[inline]
+    fn has_come(&mut self, _index: u64) -> Result<bool, Failure> {
+        if self.arrived == 0 {
+            self.poll()?;
+        }
+        let come = self.arrived > 0;
+        self.arrived -= u64::from(come);
+        Ok(come)
+    }
+
+    fn is_settled(&mut self) -> Result<bool, Failure> {
+        if self.station.lanes[0].qp.send_room() < self.depth {
+            self.poll()?;
+        }
+        Ok(self.station.lanes[0].qp.send_room() == self.depth)
+    }
+}

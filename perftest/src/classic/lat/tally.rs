@@ -1,0 +1,163 @@
+//! What a latency test at one size has measured.
+//!
+//! Every round trip is timed by itself. With `-n` all of them count; with `-D` those that begin and end between the two margins. `-H` and `-U` want each one: they are kept then, in memory that is
+//! there before the first.
+
+use crate::classic::settings::Length;
+use crate::stats::{Latency, LatencyFigures, Trip};
+
+/// Round trips there is room for at once where it is not known how many will come; more make the memory grow.
+const KEPT_AT_ONCE: u64 = 1 << 20;
+
+/// The record, as it grows.
+#[derive(Debug)]
+pub(super) struct Tally {
+    trip: Trip,
+    latency: Latency,
+    /// Round trips in ns, in the order they came, where they are wanted.
+    kept: Option<Vec<u64>>,
+    length: Length,
+    /// From when on, and until when, round trips count; ns of the test's clock.
+    window: (u64, u64),
+    /// When all is over.
+    end: u64,
+    /// From the first counted to the end of the last.
+    span: Option<(u64, u64)>,
+}
+
+impl Tally {
+    /// An empty one.
+    pub(super) fn new(trip: Trip, length: Length, keep: bool) -> Tally {
+        let room = match length {
+            Length::Iterations(count) => count.min(KEPT_AT_ONCE * 128),
+            Length::Duration { .. } => KEPT_AT_ONCE,
+        };
+        Tally {
+            trip,
+            latency: Latency::new(trip),
+            kept: keep.then(|| Vec::with_capacity(usize::try_from(room).unwrap_or(0))),
+            length,
+            window: (0, u64::MAX),
+            end: u64::MAX,
+            span: None,
+        }
+    }
+
+    /// The test begins.
+    pub(super) fn start(&mut self, now: u64) {
+        if let Length::Duration { duration, margin } = self.length {
+            let (duration, margin) = (duration.as_nanos() as u64, margin.as_nanos() as u64);
+            self.end = now.saturating_add(duration);
+            self.window = (now.saturating_add(margin), self.end.saturating_sub(margin));
+        }
+    }
+
+    /// Messages to exchange; endless by time.
+    pub(super) fn total(&self) -> u64 {
+        match self.length {
+            Length::Iterations(count) => count,
+            Length::Duration { .. } => u64::MAX,
+        }
+    }
+
+    /// When the time is up, in ns of the test's clock.
+    pub(super) fn end(&self) -> u64 {
+        self.end
+    }
+
+    /// Whether the time is up.
+    #[inline]
+    pub(super) fn is_over(&self, now: u64) -> bool {
+        now >= self.end
+    }
+
+    /// Adds a round trip.
+    #[inline]
+    pub(super) fn record(&mut self, began: u64, ended: u64) {
+        if began < self.window.0 || ended > self.window.1 {
+            return;
+        }
+        let ns = ended.saturating_sub(began);
+        self.latency.record(ns);
+        if let Some(kept) = &mut self.kept {
+            kept.push(ns);
+        }
+        let first = self.span.map_or(began, |(first, _)| first);
+        self.span = Some((first, ended));
+    }
+
+    /// The figures, of one way in a ping-pong; `None` when nothing was measured.
+    pub(super) fn figures(&self) -> Option<LatencyFigures> {
+        self.latency.figures()
+    }
+
+    /// Round trips per second, from the first counted to the last.
+    pub(super) fn rate_per_s(&self) -> f64 {
+        let count = self.latency.count() as f64;
+        self.span.map_or(0.0, |(first, last)| {
+            count * 1e9 / last.saturating_sub(first).max(1) as f64
+        })
+    }
+
+    /// Every time in ns, in the order they came, where they were to be kept; of one way in a ping-pong.
+    pub(super) fn samples_ns(&self) -> Option<Vec<f64>> {
+        let share = match self.trip {
+            Trip::Half => 0.5,
+            Trip::Full => 1.0,
+        };
+        let kept = self.kept.as_ref()?;
+        Some(kept.iter().map(|&ns| ns as f64 * share).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn all_are_kept_in_their_order() {
+        let mut tally = Tally::new(Trip::Half, Length::Iterations(3), true);
+        tally.start(100);
+        for (began, ended) in [(100, 300), (300, 340), (400, 500)] {
+            assert!(!tally.is_over(began));
+            tally.record(began, ended);
+        }
+        let figures = tally.figures().unwrap();
+        assert_eq!(tally.samples_ns(), Some(vec![100.0, 20.0, 50.0]));
+        assert_eq!((figures.min, figures.max), (20.0, 100.0));
+        assert_eq!(tally.rate_per_s(), 3e9 / 400.0);
+    }
+
+    #[test]
+    fn what_touches_a_margin_does_not_count() {
+        let length = Length::Duration {
+            duration: Duration::from_nanos(1000),
+            margin: Duration::from_nanos(100),
+        };
+        let mut tally = Tally::new(Trip::Full, length, false);
+        tally.start(5000);
+        for (began, ended) in [
+            (5000, 5090),
+            (5090, 5110),
+            (5110, 5200),
+            (5200, 5890),
+            (5890, 5910),
+            (5910, 5990),
+        ] {
+            assert!(!tally.is_over(ended));
+            tally.record(began, ended);
+        }
+        assert!(tally.is_over(6000));
+        let figures = tally.figures().unwrap();
+        assert_eq!((figures.count, figures.max, tally.samples_ns()), (2, 690.0, None));
+        assert_eq!(tally.rate_per_s(), 2e9 / 780.0);
+    }
+
+    #[test]
+    fn nothing_is_nothing() {
+        let tally = Tally::new(Trip::Full, Length::Iterations(5), true);
+        assert_eq!((tally.figures(), tally.rate_per_s()), (None, 0.0));
+    }
+}

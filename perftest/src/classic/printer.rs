@@ -1,0 +1,236 @@
+//! Prints a run as it goes: what the C tools print, on stdout, and at the end a report in JSON and whether limits were kept.
+//!
+//! The loops call this and know nothing of columns: [`Printer::waiting`] while a server waits, [`Printer::header`] when the ends have agreed, [`Printer::addresses`] when they are connected,
+//! [`Printer::heads`] before the first figures, then [`Printer::rates`] or [`Printer::latencies`] for each size, and [`Printer::finish`], also where Ctrl-C ended the test: what was measured is kept.
+
+use super::json;
+use super::layout::{self, Address, Header, Latencies, Rates, Side};
+use super::settings::{Only, Settings};
+use crate::failure::Failure;
+use crate::report::print_line;
+
+/// Both directions of a bidirectional test by themselves.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(crate) struct Directions {
+    /// What this end sent.
+    pub(crate) local: Rates,
+    /// What the other end sent.
+    pub(crate) remote: Rates,
+}
+
+/// One line of results, of either kind, with this end's CPU use.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(crate) enum Line {
+    /// Of a bandwidth test.
+    Rates {
+        /// Both directions together.
+        total: Rates,
+        /// Each by itself, where there are two.
+        apart: Option<Directions>,
+        /// CPU use of this end in percent of one core.
+        cpu_percent: f64,
+    },
+    /// Of a latency test.
+    Latencies {
+        /// The figures.
+        figures: Latencies,
+        /// CPU use of this end in percent of one core.
+        cpu_percent: f64,
+    },
+}
+
+/// A run as it is printed.
+#[derive(Debug)]
+pub(crate) struct Printer<'a> {
+    settings: &'a Settings,
+    header: Option<Header>,
+    lines: Vec<Line>,
+    cycles_per_ns: f64,
+    headed: bool,
+}
+
+impl<'a> Printer<'a> {
+    /// A run of which nothing is printed yet.
+    pub(crate) fn new(settings: &'a Settings) -> Printer<'a> {
+        Printer {
+            settings,
+            header: None,
+            lines: Vec::new(),
+            cycles_per_ns: 1.0,
+            headed: false,
+        }
+    }
+
+    /// Says how fast the clock of `-C` counts.
+    pub(crate) fn set_cycles_per_ns(&mut self, cycles_per_ns: f64) {
+        self.cycles_per_ns = cycles_per_ns;
+    }
+
+    /// Says that this end waits, where it does; after it listens and before it accepts.
+    ///
+    /// # Errors
+    /// As [`print_line`]; so do all that print.
+    pub(crate) fn waiting(&self) -> Result<(), Failure> {
+        // With --reversed the C tools' client says so.
+        if self.settings.receives() {
+            self.say(&layout::waiting())
+        } else {
+            Ok(())
+        }
+    }
+
+    /// Prints what is tested.
+    ///
+    /// # Errors
+    /// As [`print_line`].
+    pub(crate) fn header(&mut self, header: &Header) -> Result<(), Failure> {
+        self.say(&layout::header(self.settings, header))?;
+        self.header = Some(header.clone());
+        Ok(())
+    }
+
+    /// Says that a server waits for the connection manager's queue pairs, after the header.
+    ///
+    /// # Errors
+    /// As [`print_line`].
+    pub(crate) fn waiting_managed(&self) -> Result<(), Failure> {
+        self.say(&format!("{}\n{}", layout::WAITING_MANAGED, layout::RULE))
+    }
+
+    /// Prints where both ends' queue pairs are.
+    ///
+    /// # Errors
+    /// As [`print_line`].
+    pub(crate) fn addresses(&self, local: &[Address], remote: &[Address]) -> Result<(), Failure> {
+        for (side, addresses) in [(Side::Local, local), (Side::Remote, remote)] {
+            for address in addresses {
+                self.say(&layout::address(self.settings, side, address))?;
+            }
+        }
+        self.say(layout::RULE)
+    }
+
+    /// Prints the heads of the columns, where this end has figures. (The passive end of READs and atomics has none for latency.)
+    ///
+    /// # Errors
+    /// As [`print_line`].
+    pub(crate) fn heads(&mut self) -> Result<(), Failure> {
+        self.headed = true;
+        self.say(&layout::heads(self.settings))
+    }
+
+    /// Prints a line of bandwidth.
+    ///
+    /// # Errors
+    /// As [`print_line`].
+    pub(crate) fn rates(&mut self, total: Rates, apart: Option<Directions>, cpu_percent: f64) -> Result<(), Failure> {
+        let output = &self.settings.output;
+        self.lines.push(Line::Rates {
+            total,
+            apart,
+            cpu_percent,
+        });
+        match output.only {
+            Some(Only::Bandwidth) => print_line(&layout::only(layout::bandwidth(output, total.average_bytes_per_s))),
+            Some(Only::MessageRate) => print_line(&layout::only(total.messages_per_s / 1e6)),
+            Some(Only::Latency) => Ok(()),
+            None => self.say(&layout::rates(output, &total, cpu_percent)),
+        }
+    }
+
+    /// Prints a line of latency, and before it every sample where `-H` or `-U` asks for them.
+    ///
+    /// # Errors
+    /// As [`print_line`].
+    pub(crate) fn latencies(
+        &mut self,
+        figures: Latencies,
+        samples_ns: Option<&[f64]>,
+        cpu_percent: f64,
+    ) -> Result<(), Failure> {
+        let output = &self.settings.output;
+        self.lines.push(Line::Latencies { figures, cpu_percent });
+        if output.only.is_some() {
+            return print_line(&layout::only(layout::time(output, figures.avg_ns, self.cycles_per_ns)));
+        }
+        if let Some(samples) = samples_ns {
+            self.say(&layout::samples(output, samples, self.cycles_per_ns))?;
+            // The heads are repeated, because thousands of lines may lie between.
+            self.say(&format!("{}\n{}", layout::RULE, layout::heads(self.settings)))?;
+        }
+        self.say(&layout::latencies(
+            self.settings,
+            &figures,
+            self.cycles_per_ns,
+            cpu_percent,
+        ))
+    }
+
+    /// Ends the run: the last rule, both directions by themselves, the report in JSON, the limits of `-w` and `-y`.
+    ///
+    /// # Errors
+    /// [`Failure::Test`] where a limit was not kept or the report cannot be written; as [`print_line`].
+    pub(crate) fn finish(self) -> Result<(), Failure> {
+        let settings = self.settings;
+        if self.headed {
+            self.say(layout::RULE)?;
+        }
+        if settings.output.both
+            && !settings.all
+            && let Some(Line::Rates {
+                apart: Some(apart),
+                cpu_percent,
+                ..
+            }) = self.lines.last()
+        {
+            for (name, rates) in [("Local", &apart.local), ("Remote", &apart.remote)] {
+                self.say(&format!("\n {name} results: \n{}", layout::RULE))?;
+                self.say(&layout::heads(settings))?;
+                self.say(&layout::rates(&settings.output, rates, *cpu_percent))?;
+                self.say(layout::RULE)?;
+            }
+        }
+        if let Some(path) = &settings.output.json
+            && let Some(header) = &self.header
+        {
+            json::write(path, &json::report(settings, header, &self.lines, self.cycles_per_ns))?;
+        }
+        if settings.is_server() {
+            Ok(())
+        } else {
+            self.check_limits()
+        }
+    }
+
+    /// Whether every size kept what `-w` and `-y` ask for.
+    fn check_limits(&self) -> Result<(), Failure> {
+        let (settings, output) = (self.settings, &self.settings.output);
+        for line in &self.lines {
+            let Line::Rates { total, .. } = line else { continue };
+            let (average, rate) = (
+                layout::bandwidth(output, total.average_bytes_per_s),
+                total.messages_per_s / 1e6,
+            );
+            let below = |name: &str, limit: Option<f64>, value: f64, unit: &str| match limit {
+                // Not `value < limit`: what is no number is no success.
+                Some(limit) if !(value >= limit) => Err(Failure::test(format!(
+                    "{name} of {} B messages is {value:.6} {unit}, below the limit of {limit} {unit}",
+                    total.bytes
+                ))),
+                _ => Ok(()),
+            };
+            let unit = if output.gbits { "Gb/s" } else { "MiB/s" };
+            below("average bandwidth", settings.least_bandwidth, average, unit)?;
+            below("message rate", settings.least_rate, rate, "Mpps")?;
+        }
+        Ok(())
+    }
+
+    /// Prints lines, unless one figure is all that was asked for.
+    fn say(&self, text: &str) -> Result<(), Failure> {
+        match self.settings.output.only {
+            Some(_) => Ok(()),
+            None => print_line(text),
+        }
+    }
+}

@@ -1,0 +1,117 @@
+//! A classic tool from its command line to its exit status.
+
+use std::env;
+use std::process::ExitCode;
+
+use doorbell_verbs::LinkLayer;
+
+use super::options::{self, Request};
+use super::settings::{Settings, Transport};
+use super::tool::{Kind, Tool};
+use super::{bw, getopt, help, lat};
+use crate::cli::SoftArgs;
+use crate::device::{self, Device, Reach};
+use crate::failure::{Failure, one_line};
+use crate::interrupt::Interrupt;
+use crate::report::{LinkKind, Warning, print_line};
+
+/// Runs a tool with this process's arguments.
+pub(crate) fn main(tool: Tool) -> ExitCode {
+    match run(tool) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            eprintln!("{}: {failure}", tool.name());
+            failure.exit_code()
+        }
+    }
+}
+
+fn run(tool: Tool) -> Result<(), Failure> {
+    let arguments: Vec<String> = env::args_os()
+        .skip(1)
+        .map(|argument| {
+            argument
+                .into_string()
+                .map_err(|argument| Failure::usage(format!("'{}' is not UTF-8", one_line(&argument.to_string_lossy()))))
+        })
+        .collect::<Result<_, _>>()?;
+    match options::understand(tool, getopt::parse(tool, arguments)?)? {
+        Request::Help => print_line(help::text(tool).trim_end()),
+        Request::Version => print_line(&help::version()),
+        Request::Test(settings) => test(*settings),
+    }
+}
+
+fn test(mut settings: Settings) -> Result<(), Failure> {
+    let interrupt = Interrupt::catch()?;
+    let device = open(&settings)?;
+    fit(&mut settings, &device)?;
+    for warning in warnings(&device) {
+        eprintln!("{}: warning: {warning}", settings.tool.name());
+    }
+    match settings.tool.kind {
+        Kind::Bw => bw::run(&settings, &device, &interrupt),
+        Kind::Lat => lat::run(&settings, &device, &interrupt),
+    }
+}
+
+/// Opens the device that `-d` names, or the first one whose port is up, or the userspace one.
+fn open(settings: &Settings) -> Result<Device, Failure> {
+    let names: Vec<String> = settings.device.iter().cloned().collect();
+    let devices = device::open_all(&names, &SoftArgs::default(), 0, Reach::Elsewhere)?;
+    devices
+        .into_iter()
+        .next()
+        .ok_or_else(|| Failure::usage("there is no RDMA device: see doorbell devices"))
+}
+
+/// Checks the settings against the port, and shortens what datagrams cannot carry.
+fn fit(settings: &mut Settings, device: &Device) -> Result<(), Failure> {
+    let name = device.context.name();
+    let port = device.context.port(settings.device_port).map_err(|e| {
+        Failure::usage(format!(
+            "{name} has no port {}: {}",
+            settings.device_port,
+            one_line(&e.to_string())
+        ))
+    })?;
+    if let Some(infiniband) = settings.infiniband
+        && infiniband != (port.link_layer == LinkLayer::InfiniBand)
+    {
+        return Err(Failure::usage(format!(
+            "port {} of {name} is {:?}: --force-link names another kind",
+            settings.device_port, port.link_layer
+        )));
+    }
+    let active = port.active_mtu.bytes();
+    if let Some(mtu) = settings.mtu
+        && mtu > active
+    {
+        return Err(Failure::usage(format!(
+            "-m {mtu} is more than port {} of {name} has now: {active}",
+            settings.device_port
+        )));
+    }
+    if settings.transport == Transport::Ud {
+        let most = u64::from(settings.mtu.unwrap_or(active));
+        if settings.all {
+            settings.sizes.retain(|size| *size <= most);
+        } else if settings.sizes.iter().any(|size| *size > most) {
+            eprintln!(
+                "{}: warning: a datagram carries at most the MTU: messages are of {most} B",
+                settings.tool.name()
+            );
+            settings.sizes = vec![most];
+        }
+    }
+    Ok(())
+}
+
+fn warnings(device: &Device) -> Vec<Warning> {
+    let mut warnings = Vec::new();
+    if device.link != LinkKind::Hardware {
+        warnings.push(Warning::not_hardware(device.link));
+    }
+    warnings.extend(device.faults.as_deref().map(Warning::faults));
+    warnings
+}

@@ -1,0 +1,226 @@
+//! The memory of a test: how messages go through it, and that there is enough.
+
+use doorbell_verbs::{Buffer, Frozen, HugePage, Local, Memory, ProtectionDomain, Rights, Scratch};
+
+use super::super::settings::Settings;
+use super::super::wire::Greeting;
+use super::{Target, refused};
+use crate::failure::Failure;
+
+/// How messages of one size go through memory: each begins where a cache line does, behind the one before, until the page is full; then the first again. Messages longer than half a page stay where
+/// they are.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Cycle {
+    /// Bytes of a message, without what precedes it.
+    pub(crate) bytes: u64,
+    /// From the beginning of a message to that of the next.
+    pub(crate) stride: u64,
+    /// Messages until the first place comes again.
+    pub(crate) slots: u64,
+}
+
+impl Cycle {
+    /// For messages of `bytes`, behind a header of `header` bytes where they are received.
+    pub(super) fn new(bytes: u64, header: u64, greeting: &Greeting) -> Cycle {
+        let (line, page) = (u64::from(greeting.cache_line), u64::from(greeting.page));
+        let stride = bytes
+            .saturating_add(header)
+            .checked_next_multiple_of(line)
+            .unwrap_or(u64::MAX)
+            .max(line);
+        Cycle {
+            bytes,
+            stride,
+            slots: if stride <= page / 2 { page / stride } else { 1 },
+        }
+    }
+
+    /// Where message `index` begins.
+    #[inline]
+    pub(crate) fn offset(&self, index: u64) -> u64 {
+        index % self.slots * self.stride
+    }
+
+    /// Bytes of memory that messages go through.
+    pub(crate) fn len(&self) -> u64 {
+        self.slots * self.stride
+    }
+}
+
+/// What a piece of memory begins at a multiple of.
+const PAGE: usize = 4096;
+/// What a test leaves of the machine's memory to others.
+const SPARE: u64 = 64 << 20;
+
+/// Zeros, of huge pages where they were asked for, else of a kind that a device in software reaches fast.
+///
+/// # Errors
+/// [`Failure::Test`] when there is not as much, before any of it is touched.
+pub(crate) fn allocate(settings: &Settings, len: usize) -> Result<Memory, Failure> {
+    let available = std::fs::read_to_string("/proc/meminfo")
+        .ok()
+        .as_deref()
+        .and_then(available);
+    if let Some(available) = available
+        && (len as u64).saturating_add(SPARE) > available
+        && !settings.huge_pages
+    {
+        return Err(Failure::test(format!(
+            "the test needs {} MiB of memory at once, and the machine has {} MiB left: smaller messages (-s) or fewer queue pairs (-q)",
+            len >> 20,
+            available >> 20
+        )));
+    }
+    if settings.huge_pages {
+        Memory::huge(len, HugePage::Size2M)
+    } else {
+        Memory::shared(len)
+    }
+    .map_err(refused)
+}
+
+/// The bytes that the kernel says it can give without swapping.
+fn available(meminfo: &str) -> Option<u64> {
+    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    let kib: u64 = line.split_whitespace().next()?.parse().ok()?;
+    kib.checked_mul(1024)
+}
+
+/// Memory for the other end, at least `len` bytes for each queue pair: of one region, or with `--mr_per_qp` of one each.
+pub(super) fn pieces<R: Rights>(
+    settings: &Settings,
+    pd: &ProtectionDomain,
+    len: u64,
+    rights: R,
+    target: fn(Buffer<R>) -> Target,
+) -> Result<Vec<Target>, Failure> {
+    let qps = settings.qps as usize;
+    let piece = usize::try_from(len)
+        .ok()
+        .and_then(|len| len.max(1).checked_next_multiple_of(PAGE))
+        .ok_or_else(|| Failure::test(format!("{len} B are more than there can be")))?;
+    let whole = piece
+        .checked_mul(qps)
+        .ok_or_else(|| Failure::test(format!("{qps} times {piece} B are more than there can be")))?;
+    if !settings.region_per_qp {
+        let pieces = pd
+            .register_chunks(allocate(settings, whole)?, piece, rights)
+            .map_err(refused)?;
+        return Ok(pieces.map(target).collect());
+    }
+    let mut pieces = Vec::with_capacity(qps);
+    for _ in 0..qps {
+        pieces.push(target(
+            pd.register(allocate(settings, piece)?, rights).map_err(refused)?,
+        ));
+    }
+    Ok(pieces)
+}
+
+/// So many handles for sending messages, which go through memory as `cycle` says.
+///
+/// # Errors
+/// [`Failure::Test`] when the device refuses, or there is too little memory.
+pub(crate) fn frozen(
+    settings: &Settings,
+    pd: &ProtectionDomain,
+    cycle: &Cycle,
+    count: usize,
+) -> Result<Vec<Buffer<Frozen>>, Failure> {
+    let (len, stride) = lengths(cycle)?;
+    let memory = pd
+        .register_chunks(allocate(settings, len)?, stride, Local)
+        .map_err(refused)?;
+    let bytes = usize::try_from(cycle.bytes).unwrap_or(usize::MAX);
+    let slots: Vec<_> = memory.map(|slot| head(slot, bytes).freeze()).collect();
+    Ok(slots.iter().cycle().take(count).cloned().collect())
+}
+
+/// So many handles for messages to be received or read into, which go through memory as `cycle` says; `header` bytes precede each.
+///
+/// # Errors
+/// As [`frozen`].
+pub(crate) fn scratch(
+    settings: &Settings,
+    pd: &ProtectionDomain,
+    cycle: &Cycle,
+    header: u64,
+    count: usize,
+) -> Result<Vec<Buffer<Scratch>>, Failure> {
+    let (len, stride) = lengths(cycle)?;
+    let memory = pd
+        .register_chunks(allocate(settings, len)?, stride, Local)
+        .map_err(refused)?;
+    let bytes = usize::try_from(cycle.bytes.saturating_add(header)).unwrap_or(usize::MAX);
+    let slots: Vec<_> = memory.map(|slot| head(slot, bytes).scratch()).collect();
+    Ok(slots.iter().cycle().take(count).cloned().collect())
+}
+
+/// The first bytes of a slot.
+fn head(slot: Buffer<Local>, bytes: usize) -> Buffer<Local> {
+    if (1..slot.len()).contains(&bytes) {
+        slot.split_at(bytes).0
+    } else {
+        slot
+    }
+}
+
+fn lengths(cycle: &Cycle) -> Result<(usize, usize), Failure> {
+    match (usize::try_from(cycle.len()), usize::try_from(cycle.stride)) {
+        (Ok(len), Ok(stride)) => Ok((len, stride)),
+        _ => Err(Failure::test(format!("{} B are more than there can be", cycle.bytes))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use doorbell_verbs::Mtu;
+
+    use super::*;
+
+    const GREETING: Greeting = Greeting {
+        page: 4096,
+        cache_line: 64,
+        mtu: Mtu::B1024,
+    };
+
+    #[test]
+    fn short_messages_go_through_a_page_and_long_ones_stay() {
+        for (bytes, stride, slots) in [
+            (1, 64, 64),
+            (64, 64, 64),
+            (65, 128, 32),
+            (2048, 2048, 2),
+            (2049, 2112, 1),
+            (4096, 4096, 1),
+            (65536, 65536, 1),
+        ] {
+            let cycle = Cycle::new(bytes, 0, &GREETING);
+            assert_eq!(cycle, Cycle { bytes, stride, slots });
+            assert_eq!(cycle.offset(slots), 0);
+            assert!(cycle.offset(slots - 1) + bytes <= cycle.len().max(bytes));
+        }
+        assert_eq!(Cycle::new(88, 40, &GREETING).stride, 128);
+    }
+
+    #[test]
+    fn a_message_never_goes_beyond_the_page_and_itself() {
+        for bytes in 1..=9000 {
+            let cycle = Cycle::new(bytes, 0, &GREETING);
+            for index in 0..200 {
+                let end = cycle.offset(index) + bytes;
+                assert!(end <= 4096.max(bytes.next_multiple_of(64)), "{bytes} {index}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_kernel_is_believed() {
+        assert_eq!(
+            available("MemTotal: 9 kB\nMemAvailable:   21000000 kB\n"),
+            Some(21_000_000 << 10)
+        );
+        assert_eq!(available("MemTotal: 9 kB\n"), None);
+        assert_eq!(available("MemAvailable: many kB\n"), None);
+    }
+}

@@ -1,0 +1,525 @@
+//! One end of a test: queue pairs, connected to the other end's by what the conversation brought, with the memory that the other end may reach.
+//!
+//! [`Station::establish`] says hello, makes everything, tells the keys, connects, and meets the other end at the barrier that all tests have before their first size. What it leaves to the loops is
+//! the memory that they send from and receive into: `memory` has what most need. `service` is what differs between transports, so that a loop is written once for all.
+//!
+//! Where a C tool at the other end writes to or reads from is up to it: it goes through the first page behind the address that it was told, message by message, and begins anew at its end
+//! ([`Cycle`]). So every queue pair has at least a page.
+
+mod memory;
+mod service;
+
+use doorbell_verbs::{
+    AddressHandleBuilder, Buffer, CompletionChannel, CompletionQueue, Endpoint, Failure as Completed, GidEntry,
+    Key as Grants, LinkLayer, Mtu, PortState, ProtectionDomain, QueuePair, QueuePairBuilder, Refused, Remote,
+    RemoteAtomic, RemoteRead, RemoteWrite, SharedReceiveQueue,
+};
+
+pub(crate) use memory::{Cycle, allocate, frozen, scratch};
+pub(crate) use service::Service;
+
+use super::layout::{Address, Header};
+use super::printer::Printer;
+use super::settings::Settings;
+use super::tool::{Kind, Tool, Verb};
+use super::wire::{Conversation, Greeting, Key};
+use crate::device::Device;
+use crate::failure::{Failure, one_line};
+
+/// What this machine's page and cache line are, as far as the other end has to know: no message of a test depends on them.
+const PAGE: u32 = 4096;
+/// See [`PAGE`].
+const CACHE_LINE: u32 = 64;
+/// How often a receiver that has no receive posted is asked again: for ever, as the C tools rely on it.
+const RNR_RETRY: u8 = 7;
+/// Bytes that travel inline unless the command line says otherwise, where the device has them.
+const INLINE_WRITE_LATENCY: u32 = 220;
+/// See [`INLINE_WRITE_LATENCY`].
+const INLINE_SEND_LATENCY: u32 = 236;
+
+/// The memory of a queue pair that the other end may reach.
+#[derive(Debug)]
+pub(crate) enum Target {
+    /// None.
+    Nothing,
+    /// It may write there.
+    Written(Buffer<RemoteWrite>),
+    /// It may read there.
+    Read(Buffer<RemoteRead>),
+    /// It may do atomics there.
+    Counted(Buffer<RemoteAtomic>),
+}
+
+impl Target {
+    /// The key and the address to tell.
+    fn told(&self) -> (u32, u64) {
+        match self {
+            Target::Nothing => (0, 0),
+            Target::Written(memory) => (memory.remote().rkey().0, memory.addr()),
+            Target::Read(memory) => (memory.remote().rkey().0, memory.addr()),
+            Target::Counted(memory) => (memory.remote().rkey().0, memory.addr()),
+        }
+    }
+}
+
+/// A queue pair and what belongs to it.
+#[derive(Debug)]
+pub(crate) struct Lane<T: Service> {
+    /// The queue pair, connected. Its completions' tag is the lane's index.
+    pub(crate) qp: QueuePair<T>,
+    /// Where its datagrams go.
+    pub(crate) to: T::To,
+    /// What the other end was told of it.
+    pub(crate) ours: Key,
+    /// What the other end told.
+    pub(crate) theirs: Key,
+    /// What the other end may reach.
+    pub(crate) target: Target,
+}
+
+impl<T: Service> Lane<T> {
+    /// The other end's memory, as far as a test that cycles over it goes.
+    pub(crate) fn remote<K: Grants>(&self, cycle: &Cycle) -> Remote<K> {
+        Remote::from_raw(self.theirs.vaddr, self.theirs.rkey, cycle.len())
+    }
+
+    /// The failure that a failed completion stands for.
+    #[cold]
+    pub(crate) fn failed(&self, failure: &Completed) -> Failure {
+        Failure::test(format!("{self}: {}", one_line(&failure.to_string())))
+    }
+
+    /// The failure that a refused request stands for.
+    #[cold]
+    pub(crate) fn refused(&self, refused: &Refused) -> Failure {
+        Failure::test(format!("cannot post to {self}: {}", one_line(&refused.to_string())))
+    }
+}
+
+impl<T: Service> std::fmt::Display for Lane<T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.theirs.gid {
+            Some(gid) => write!(f, "peer {} (queue pair {})", gid.to_ip(), self.theirs.qpn),
+            None => write!(f, "peer at LID {} (queue pair {})", self.theirs.lid, self.theirs.qpn),
+        }
+    }
+}
+
+/// One end.
+#[derive(Debug)]
+pub(crate) struct Station<T: Service> {
+    /// Where all requests complete, sends and receives of all lanes. With `-e` it can be waited for.
+    pub(crate) cq: CompletionQueue,
+    /// The lanes.
+    pub(crate) lanes: Vec<Lane<T>>,
+    /// The receives of all lanes, with `--use-srq`.
+    pub(crate) shared: Option<SharedReceiveQueue>,
+    /// Messages of up to so many bytes travel inline.
+    pub(crate) inline: u32,
+    /// What both ends go by.
+    pub(crate) greeting: Greeting,
+    /// For memory of the loops' own.
+    pub(crate) pd: ProtectionDomain,
+}
+
+/// How many requests each queue pair is to have room for, beyond which nothing is posted.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Depths {
+    /// In the send queue.
+    pub(crate) send: u32,
+    /// In the receive queue, or in the shared one.
+    pub(crate) receive: u32,
+}
+
+impl Depths {
+    /// What the settings come to: at least one of each, as devices want.
+    pub(crate) fn of(settings: &Settings) -> Depths {
+        let sends = sends(settings);
+        let receives = settings.tool.verb == Verb::Send
+            && (settings.receives() || settings.bidirectional || settings.tool.kind == Kind::Lat);
+        Depths {
+            send: if sends { settings.tx_depth.max(1) } else { 1 },
+            receive: if receives { settings.rx_depth.max(1) } else { 1 },
+        }
+    }
+}
+
+/// Whether this end posts the test's requests.
+fn sends(settings: &Settings) -> bool {
+    let answers = settings.tool.kind == Kind::Lat && matches!(settings.tool.verb, Verb::Write | Verb::Send);
+    !settings.receives() || settings.bidirectional || answers
+}
+
+/// Whether the other end reaches into this one's memory.
+fn is_target(settings: &Settings) -> bool {
+    let answered = settings.tool.kind == Kind::Lat && settings.tool.verb == Verb::Write;
+    settings.tool.verb != Verb::Send && (settings.receives() || settings.bidirectional || answered)
+}
+
+impl<T: Service> Station<T> {
+    /// Makes this end, and connects it to the other: from the greeting to the barrier behind the keys. Prints the head of the run as it goes.
+    ///
+    /// # Errors
+    /// [`Failure::Test`] when the device refuses something or the other end fails; [`Failure::Lost`] when it is gone; [`Failure::Interrupted`].
+    pub(crate) fn establish(
+        settings: &Settings,
+        device: &Device,
+        conversation: &mut Conversation,
+        printer: &mut Printer<'_>,
+        depths: Depths,
+    ) -> Result<Station<T>, Failure> {
+        let context = &device.context;
+        let port = context.port(settings.device_port).map_err(refused)?;
+        if !matches!(port.state, PortState::Active | PortState::ActiveDefer) {
+            return Err(Failure::test(format!(
+                "{} port {} is not active: it is {:?}",
+                context.name(),
+                settings.device_port,
+                port.state
+            )));
+        }
+        let ours = Greeting {
+            page: PAGE,
+            cache_line: CACHE_LINE,
+            mtu: path_mtu(settings, context.name(), port.active_mtu)?,
+        };
+        let greeting = conversation.greet(ours)?;
+        let gid = choose_gid(settings, device, port.link_layer)?;
+        let pd = context.protection_domain().map_err(refused)?;
+        let outstanding = outstanding(settings, device)?;
+        let mut maker = Maker {
+            settings,
+            greeting,
+            gid,
+            outstanding,
+            depths,
+            pd: &pd,
+            inline: inline(settings),
+        };
+        let targets = maker.targets()?;
+        let entries = maker.entries();
+        let channel = maker.channel(device)?;
+        let cq = match &channel {
+            Some(channel) => context.completion_queue_on(channel, entries),
+            None => context.completion_queue(entries),
+        }
+        .map_err(refused)?;
+        let is_shared = settings.shared_receive && settings.tool.verb == Verb::Send;
+        let shared = is_shared
+            .then(|| pd.shared_receive_queue(depths.receive).create())
+            .transpose()
+            .map_err(refused)?;
+        maker.fit_inline::<T>(&cq, shared.as_ref())?;
+        printer.header(&maker.header(context.name(), port.link_layer))?;
+        let mut prepared = Vec::with_capacity(targets.len());
+        for (index, target) in targets.into_iter().enumerate() {
+            let qp = T::prepare(maker.builder(&cq, index), shared.as_ref()).map_err(refused)?;
+            let endpoint = T::endpoint(&qp);
+            let key = maker.key(&endpoint, &target);
+            prepared.push((qp, key, target));
+        }
+        let ours: Vec<Key> = prepared.iter().map(|(_, key, _)| *key).collect();
+        let theirs = conversation.keys(&ours)?;
+        let addresses = |keys: &[Key]| keys.iter().map(address).collect::<Vec<_>>();
+        printer.addresses(&addresses(&ours), &addresses(&theirs))?;
+        let mut lanes = Vec::with_capacity(prepared.len());
+        for ((qp, ours, target), theirs) in prepared.into_iter().zip(theirs) {
+            let peer = maker.endpoint_of(&theirs)?;
+            let (qp, to) = T::connect(qp, &peer, maker.route())
+                .map_err(|reason| Failure::test(format!("peer {}: {}", conversation.peer(), one_line(&reason))))?;
+            lanes.push(Lane {
+                qp,
+                to,
+                ours,
+                theirs,
+                target,
+            });
+        }
+        // Both ends are connected when both have told their keys once more.
+        conversation.keys(&ours)?;
+        let inline = maker.inline;
+        let station = Station {
+            cq,
+            lanes,
+            shared,
+            inline,
+            greeting,
+            pd,
+        };
+        station.meet(conversation)?;
+        Ok(station)
+    }
+
+    /// Waits for the other end to come this far: a barrier, of those that no measurement goes on behind.
+    ///
+    /// # Errors
+    /// As [`Conversation::barrier`].
+    pub(crate) fn meet(&self, conversation: &mut Conversation) -> Result<(), Failure> {
+        conversation.barrier(&self.lanes[0].ours)
+    }
+
+    /// As [`Station::meet`], with no deadline: the other end may be measuring.
+    ///
+    /// # Errors
+    /// As [`Conversation::barrier_after_test`].
+    pub(crate) fn meet_after_test(&self, conversation: &mut Conversation) -> Result<(), Failure> {
+        conversation.barrier_after_test(&self.lanes[0].ours)
+    }
+
+    /// Whether messages of `bytes` travel inline from this end.
+    pub(crate) fn is_inline(&self, bytes: u64) -> bool {
+        bytes <= u64::from(self.inline)
+    }
+
+    /// How messages of `bytes` go through memory.
+    pub(crate) fn cycle(&self, bytes: u64) -> Cycle {
+        Cycle::new(bytes, T::HEADER, &self.greeting)
+    }
+}
+
+/// What queue pairs are made by.
+struct Maker<'a> {
+    settings: &'a Settings,
+    greeting: Greeting,
+    gid: Option<GidEntry>,
+    outstanding: u8,
+    depths: Depths,
+    pd: &'a ProtectionDomain,
+    inline: u32,
+}
+
+impl<'a> Maker<'a> {
+    /// Memory for the other end, one piece for each queue pair.
+    fn targets(&self) -> Result<Vec<Target>, Failure> {
+        let settings = self.settings;
+        let qps = settings.qps as usize;
+        if !is_target(settings) {
+            return Ok((0..qps).map(|_| Target::Nothing).collect());
+        }
+        let longest = settings.sizes.iter().max().copied().unwrap_or(0);
+        // Shorter messages go through the whole page.
+        let len = Cycle::new(longest, 0, &self.greeting)
+            .len()
+            .max(self.greeting.page.into());
+        match settings.tool.verb {
+            Verb::Write => memory::pieces(settings, self.pd, len, RemoteWrite, Target::Written),
+            Verb::Read => memory::pieces(settings, self.pd, len, RemoteRead, Target::Read),
+            Verb::Atomic => memory::pieces(settings, self.pd, len, RemoteAtomic, Target::Counted),
+            Verb::Send => Ok(Vec::new()),
+        }
+    }
+
+    fn entries(&self) -> u32 {
+        let (send, receive) = (
+            self.depths.send.saturating_mul(self.settings.qps),
+            self.depths.receive.saturating_mul(self.settings.qps),
+        );
+        let shared = self.settings.shared_receive && self.settings.tool.verb == Verb::Send;
+        send.saturating_add(if shared { self.depths.receive } else { receive })
+    }
+
+    fn channel(&self, device: &Device) -> Result<Option<CompletionChannel>, Failure> {
+        let channel = || device.context.completion_channel().map_err(refused);
+        self.settings.events.then(channel).transpose()
+    }
+
+    fn builder(&self, cq: &'a CompletionQueue, index: usize) -> QueuePairBuilder<'a> {
+        let settings = self.settings;
+        let mut builder = self
+            .pd
+            .queue_pair(cq)
+            .port(settings.device_port)
+            .send_depth(self.depths.send)
+            .recv_depth(self.depths.receive)
+            .max_inline(self.inline)
+            .tag(index as u64)
+            .timeout(settings.timeout)
+            .retry_count(settings.retry)
+            .rnr_retry(RNR_RETRY)
+            .rd_atomic(self.outstanding)
+            .mtu(self.greeting.mtu)
+            .traffic_class(settings.traffic_class)
+            .hop_limit(settings.hop_limit)
+            .service_level(settings.service_level)
+            .pkey_index(settings.pkey_index);
+        if let Some(index) = self.gid_index() {
+            builder = builder.gid_index(index);
+        }
+        if !is_target(settings) {
+            return builder;
+        }
+        match settings.tool.verb {
+            Verb::Write => builder.allow_remote_write(),
+            Verb::Read => builder.allow_remote_read(),
+            Verb::Atomic => builder.allow_remote_atomic(),
+            Verb::Send => builder,
+        }
+    }
+
+    /// How datagrams leave.
+    fn route(&self) -> AddressHandleBuilder<'a> {
+        let settings = self.settings;
+        let route = self
+            .pd
+            .address_handle()
+            .port(settings.device_port)
+            .traffic_class(settings.traffic_class)
+            .hop_limit(settings.hop_limit)
+            .service_level(settings.service_level);
+        match self.gid_index() {
+            Some(index) => route.gid_index(index),
+            None => route,
+        }
+    }
+
+    fn gid_index(&self) -> Option<u8> {
+        self.gid.and_then(|gid| u8::try_from(gid.index).ok())
+    }
+
+    /// Sets how much travels inline: what was asked for, or the C tools' default where the device has it.
+    fn fit_inline<T: Service>(
+        &mut self,
+        cq: &'a CompletionQueue,
+        shared: Option<&SharedReceiveQueue>,
+    ) -> Result<(), Failure> {
+        if self.inline == 0 {
+            return Ok(());
+        }
+        match T::prepare(self.builder(cq, 0), shared) {
+            Ok(_) => Ok(()),
+            Err(e) if self.settings.inline.is_some() => Err(Failure::test(format!(
+                "-I {}: {}",
+                self.inline,
+                one_line(&e.to_string())
+            ))),
+            Err(_) => {
+                self.inline = 0;
+                Ok(())
+            }
+        }
+    }
+
+    fn header(&self, device: &str, layer: LinkLayer) -> Header {
+        Header {
+            device: device.to_owned(),
+            infiniband: layer != LinkLayer::Ethernet,
+            mtu: self.greeting.mtu.bytes(),
+            gid_index: self.gid.map(|gid| gid.index),
+            inline_bytes: self.inline,
+            outstanding: self.outstanding.into(),
+            relaxed_ordering: false,
+            new_post: false,
+        }
+    }
+
+    /// What the other end is told of a queue pair.
+    fn key(&self, endpoint: &Endpoint, target: &Target) -> Key {
+        let (rkey, vaddr) = target.told();
+        Key {
+            lid: endpoint.lid,
+            out_reads: self.outstanding.into(),
+            qpn: endpoint.qpn,
+            psn: endpoint.psn,
+            rkey,
+            vaddr,
+            gid: self.gid.map(|_| endpoint.gid),
+            srqn: 0,
+        }
+    }
+
+    /// What to connect to.
+    fn endpoint_of(&self, theirs: &Key) -> Result<Endpoint, Failure> {
+        let verb = self.settings.tool.verb;
+        if theirs.out_reads == 0 && matches!(verb, Verb::Read | Verb::Atomic) {
+            return Err(Failure::test(
+                "the peer serves no READs and no atomics: is its --outs 0, or its device without them?",
+            ));
+        }
+        Ok(Endpoint {
+            gid: theirs.gid.unwrap_or_default(),
+            lid: theirs.lid,
+            qpn: theirs.qpn,
+            psn: theirs.psn,
+            mtu: self.greeting.mtu,
+            rd_atomic: u8::try_from(theirs.out_reads).unwrap_or(u8::MAX),
+        })
+    }
+}
+
+/// What a device or its library refused, as a failed test.
+pub(crate) fn refused(error: impl std::fmt::Display) -> Failure {
+    Failure::test(one_line(&error.to_string()))
+}
+
+/// This end's path MTU.
+fn path_mtu(settings: &Settings, device: &str, active: Mtu) -> Result<Mtu, Failure> {
+    match settings.mtu {
+        None => Ok(active),
+        Some(bytes) => Mtu::from_bytes(bytes)
+            .filter(|mtu| *mtu <= active)
+            .ok_or_else(|| {
+                Failure::test(format!(
+                    "-m {bytes}: {device} port {} has an MTU of {active}, and the standard those of 256, 512, 1024, 2048 and 4096 B",
+                    settings.device_port
+                ))
+            }),
+    }
+}
+
+/// The GID that packets come from; none where the fabric goes by LIDs.
+fn choose_gid(settings: &Settings, device: &Device, layer: LinkLayer) -> Result<Option<GidEntry>, Failure> {
+    let (context, port) = (&device.context, settings.device_port);
+    if let Some(index) = settings.gid_index {
+        return context.gid(port, index.into()).map(Some).map_err(refused);
+    }
+    if settings.ipv6 {
+        let gids = context.gids(port).map_err(refused)?;
+        let found = gids.into_iter().find(|entry| entry.gid.to_ip().is_ipv6());
+        return found.map(Some).ok_or_else(|| {
+            Failure::test(format!(
+                "--ipv6: {} port {port} has no GID of an IPv6 address",
+                context.name()
+            ))
+        });
+    }
+    match layer {
+        LinkLayer::Ethernet => context.default_gid(port).map(Some).map_err(refused),
+        _ => Ok(None),
+    }
+}
+
+/// READs and atomics that a queue pair has outstanding and serves: one where the test has none.
+fn outstanding(settings: &Settings, device: &Device) -> Result<u8, Failure> {
+    let most = device.context.attr().max_rd_atomic;
+    match (settings.tool.verb, settings.outstanding) {
+        (Verb::Write | Verb::Send, _) => Ok(1.min(most)),
+        (Verb::Read | Verb::Atomic, None) => Ok(most),
+        (Verb::Read | Verb::Atomic, Some(asked)) if asked <= most => Ok(asked),
+        (Verb::Read | Verb::Atomic, Some(asked)) => Err(Failure::test(format!(
+            "-o {asked}: {} has {most} at most",
+            device.context.name()
+        ))),
+    }
+}
+
+/// How much is to travel inline.
+fn inline(settings: &Settings) -> u32 {
+    let Tool { verb, kind } = settings.tool;
+    settings.inline.unwrap_or(match (verb, kind) {
+        (Verb::Write, Kind::Lat) => INLINE_WRITE_LATENCY,
+        (Verb::Send, Kind::Lat) => INLINE_SEND_LATENCY,
+        _ => 0,
+    })
+}
+
+fn address(key: &Key) -> Address {
+    Address {
+        lid: key.lid.0,
+        qpn: key.qpn.get(),
+        psn: key.psn.get(),
+        outstanding: key.out_reads.into(),
+        rkey: key.rkey,
+        vaddr: key.vaddr,
+        gid: key.gid.map(|gid| gid.0),
+    }
+}

@@ -1,0 +1,229 @@
+//! What differs between transports, and between queue pairs with receives of their own and those that share them.
+
+use std::fmt::Debug;
+
+use doorbell_verbs::{
+    AddressHandle, AddressHandleBuilder, Batch, Endpoint, PreparedQueuePair, Psn, QKey, Qpn, QueuePair,
+    QueuePairBuilder, QueuePairError, Rc, Refused, SharedReceive, SharedReceiveQueue, Sink, Source, Transport, Uc, Ud,
+    UdEndpoint,
+};
+
+/// A transport that a test can run on.
+pub(crate) trait Service: Transport + Sized {
+    /// Bytes in front of every message received.
+    const HEADER: u64 = 0;
+    /// A queue pair of which the other end is not known yet.
+    type Prepared: Debug;
+    /// Where messages go, as far as each must say.
+    type To: Debug;
+
+    /// Makes a queue pair.
+    ///
+    /// # Errors
+    /// When the device refuses.
+    fn prepare(
+        builder: QueuePairBuilder<'_>,
+        shared: Option<&SharedReceiveQueue>,
+    ) -> Result<Self::Prepared, QueuePairError>;
+
+    /// What the other end must know of it.
+    fn endpoint(prepared: &Self::Prepared) -> Endpoint;
+
+    /// Connects it, or makes what its datagrams need.
+    ///
+    /// # Errors
+    /// In words, when the device refuses.
+    fn connect(
+        prepared: Self::Prepared,
+        peer: &Endpoint,
+        route: AddressHandleBuilder<'_>,
+    ) -> Result<(QueuePair<Self>, Self::To), String>;
+
+    /// Adds a SEND to a list.
+    fn send<'d>(batch: &mut Batch<'_, 'd, Self>, to: &'d Self::To, message: impl Source, signal: bool);
+
+    /// Adds a SEND of bytes that travel inline.
+    fn send_inline<'d>(batch: &mut Batch<'_, 'd, Self>, to: &'d Self::To, message: &'d [u8], signal: bool);
+
+    /// Posts receives with one call, to the queue pair or to the queue that it shares.
+    ///
+    /// # Errors
+    /// When they are refused.
+    fn receive<S: Sink>(
+        qp: &mut QueuePair<Self>,
+        shared: Option<&mut SharedReceiveQueue>,
+        buffers: impl Iterator<Item = S>,
+    ) -> Result<(), Refused>;
+}
+
+/// Where datagrams go.
+#[derive(Debug)]
+pub(crate) struct Far {
+    ah: AddressHandle,
+    qpn: Qpn,
+}
+
+macro_rules! sends {
+    (connected) => {
+        fn send<'d>(batch: &mut Batch<'_, 'd, Self>, _: &'d (), message: impl Source, signal: bool) {
+            let request = batch.send(message);
+            if signal {
+                request.signalled();
+            }
+        }
+
+        fn send_inline<'d>(batch: &mut Batch<'_, 'd, Self>, _: &'d (), message: &'d [u8], signal: bool) {
+            let request = batch.send_inline(message);
+            if signal {
+                request.signalled();
+            }
+        }
+
+        fn endpoint(prepared: &Self::Prepared) -> Endpoint {
+            prepared.endpoint()
+        }
+
+        fn connect(
+            prepared: Self::Prepared,
+            peer: &Endpoint,
+            _: AddressHandleBuilder<'_>,
+        ) -> Result<(QueuePair<Self>, ()), String> {
+            prepared
+                .connect(peer)
+                .map(|qp| (qp, ()))
+                .map_err(|e| e.to_string())
+        }
+    };
+    (datagrams) => {
+        fn send<'d>(batch: &mut Batch<'_, 'd, Self>, to: &'d Far, message: impl Source, signal: bool) {
+            let request = batch.send_to(message, &to.ah, to.qpn, QKey::DEFAULT);
+            if signal {
+                request.signalled();
+            }
+        }
+
+        fn send_inline<'d>(batch: &mut Batch<'_, 'd, Self>, to: &'d Far, message: &'d [u8], signal: bool) {
+            let request = batch.send_to_inline(message, &to.ah, to.qpn, QKey::DEFAULT);
+            if signal {
+                request.signalled();
+            }
+        }
+
+        /// Datagrams go by no sequence: what is told for one means nothing.
+        fn endpoint(prepared: &Self::Prepared) -> Endpoint {
+            let own = prepared.endpoint();
+            Endpoint {
+                gid: own.gid,
+                lid: own.lid,
+                qpn: own.qpn,
+                psn: Psn::truncated(0),
+                mtu: own.mtu,
+                rd_atomic: 0,
+            }
+        }
+
+        fn connect(
+            prepared: Self::Prepared,
+            peer: &Endpoint,
+            route: AddressHandleBuilder<'_>,
+        ) -> Result<(QueuePair<Self>, Far), String> {
+            let to = UdEndpoint {
+                gid: peer.gid,
+                lid: peer.lid,
+                qpn: peer.qpn,
+                qkey: QKey::DEFAULT,
+                mtu: peer.mtu,
+            };
+            let ah = route.to(&to).map_err(|e| e.to_string())?;
+            Ok((prepared, Far { ah, qpn: peer.qpn }))
+        }
+    };
+}
+
+macro_rules! receives {
+    (own) => {
+        fn receive<S: Sink>(
+            qp: &mut QueuePair<Self>,
+            _: Option<&mut SharedReceiveQueue>,
+            buffers: impl Iterator<Item = S>,
+        ) -> Result<(), Refused> {
+            qp.post_receives(|batch| buffers.for_each(|buffer| batch.receive(buffer)))
+        }
+    };
+    (shared) => {
+        fn receive<S: Sink>(
+            _: &mut QueuePair<Self>,
+            shared: Option<&mut SharedReceiveQueue>,
+            buffers: impl Iterator<Item = S>,
+        ) -> Result<(), Refused> {
+            match shared {
+                Some(queue) => queue.post_receives(|batch| buffers.for_each(|buffer| batch.receive(buffer))),
+                None => Ok(()),
+            }
+        }
+    };
+}
+
+macro_rules! service {
+    ($transport:ty, $header:expr, $prepared:ty, $to:ty, $sends:tt, $receives:tt, |$builder:ident, $shared:ident| $make:expr) => {
+        impl Service for $transport {
+            const HEADER: u64 = $header;
+            type Prepared = $prepared;
+            type To = $to;
+
+            fn prepare(
+                $builder: QueuePairBuilder<'_>,
+                $shared: Option<&SharedReceiveQueue>,
+            ) -> Result<Self::Prepared, QueuePairError> {
+                $make
+            }
+
+            sends!($sends);
+            receives!($receives);
+        }
+    };
+}
+
+/// The queue that is shared: there is one wherever a transport that shares one is used.
+fn of(shared: Option<&SharedReceiveQueue>) -> Result<&SharedReceiveQueue, QueuePairError> {
+    shared.ok_or(QueuePairError::ForeignSharedReceiveQueue)
+}
+
+/// Bytes in front of a datagram.
+const GRH: u64 = doorbell_verbs::GRH_BYTES as u64;
+
+service!(Rc, 0, PreparedQueuePair<Rc>, (), connected, own, |builder, _shared| {
+    builder.rc()
+});
+service!(Uc, 0, PreparedQueuePair<Uc>, (), connected, own, |builder, _shared| {
+    builder.uc()
+});
+service!(Ud, GRH, QueuePair<Ud>, Far, datagrams, own, |builder, _shared| builder
+    .ud());
+service!(
+    SharedReceive<Rc>,
+    0,
+    PreparedQueuePair<SharedReceive<Rc>>,
+    (),
+    connected,
+    shared,
+    |builder, shared| builder.shared_receive(of(shared)?).rc()
+);
+service!(
+    SharedReceive<Uc>,
+    0,
+    PreparedQueuePair<SharedReceive<Uc>>,
+    (),
+    connected,
+    shared,
+    |builder, shared| builder.shared_receive(of(shared)?).uc()
+);
+service!(
+    SharedReceive<Ud>,
+    GRH,
+    QueuePair<SharedReceive<Ud>>,
+    Far,
+    datagrams,
+    shared,
+    |builder, shared| builder.shared_receive(of(shared)?).ud()
+);

@@ -1,0 +1,149 @@
+//! Getting a connection: the client looks the server up, the server waits for one client and then no longer listens.
+
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, ToSocketAddrs};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use socket2::{Domain, Protocol, Socket, Type};
+
+use super::conversation::{Conversation, Role};
+use crate::failure::{Failure, one_line};
+use crate::interrupt::Interrupt;
+
+/// How long a client tries, refusals while the server starts included.
+const CONNECT: Duration = Duration::from_secs(3);
+/// How long it waits between attempts.
+const RETRY: Duration = Duration::from_millis(50);
+/// How often a server looks for Ctrl-C.
+const LOOK: Duration = Duration::from_millis(10);
+
+/// Connects to a server, from the address `source` if there is one.
+///
+/// # Errors
+/// [`Failure::Test`] when the name means nothing, or nobody answers there; [`Failure::Interrupted`].
+pub(crate) fn connect(
+    host: &str,
+    port: u16,
+    source: Option<IpAddr>,
+    interrupt: &Interrupt,
+) -> Result<Conversation, Failure> {
+    let found = (host, port).to_socket_addrs().map_err(|e| {
+        Failure::test(format!(
+            "cannot find the server '{}': {}",
+            one_line(host),
+            one_line(&e.to_string())
+        ))
+    })?;
+    let addresses: Vec<SocketAddr> = found
+        .filter(|address| source.is_none_or(|source| source.is_ipv4() == address.is_ipv4()))
+        .collect();
+    let deadline = Instant::now() + CONNECT;
+    loop {
+        let mut last = io::Error::from(io::ErrorKind::AddrNotAvailable);
+        for &address in &addresses {
+            match attempt(address, source, deadline) {
+                Ok(stream) => return Conversation::new(stream, address, Role::Client, interrupt),
+                Err(e) => last = e,
+            }
+        }
+        if interrupt.requested() {
+            return Err(Failure::Interrupted);
+        }
+        if last.kind() != io::ErrorKind::ConnectionRefused || Instant::now() >= deadline {
+            return Err(Failure::test(format!(
+                "cannot reach the server {} port {port}: {}: is the same tool waiting there, without a host, on this port (-p)?",
+                one_line(host),
+                one_line(&last.to_string())
+            )));
+        }
+        thread::sleep(RETRY);
+    }
+}
+
+fn attempt(address: SocketAddr, source: Option<IpAddr>, deadline: Instant) -> io::Result<TcpStream> {
+    let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
+    if let Some(source) = source {
+        socket.bind(&SocketAddr::new(source, 0).into())?;
+    }
+    let left = deadline
+        .saturating_duration_since(Instant::now())
+        .max(Duration::from_millis(1));
+    socket.connect_timeout(&address.into(), left)?;
+    Ok(socket.into())
+}
+
+/// Where a server waits. As the C tools' do, it listens on all addresses of the machine unless it is told which, and takes one client.
+#[derive(Debug)]
+pub(crate) struct Listener {
+    socket: Socket,
+    address: SocketAddr,
+}
+
+impl Listener {
+    /// Listens.
+    ///
+    /// # Errors
+    /// [`Failure::Test`] when the port is in use or the address is not this machine's.
+    pub(crate) fn bind(source: Option<IpAddr>, port: u16, ipv6: bool) -> Result<Listener, Failure> {
+        let everywhere = if ipv6 {
+            Ipv6Addr::UNSPECIFIED.into()
+        } else {
+            Ipv4Addr::UNSPECIFIED.into()
+        };
+        let address = SocketAddr::new(source.unwrap_or(everywhere), port);
+        let listen = || {
+            let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
+            socket.set_reuse_address(true)?;
+            socket.bind(&address.into())?;
+            socket.listen(1)?;
+            socket.set_nonblocking(true)?;
+            let address = socket.local_addr()?.as_socket().unwrap_or(address);
+            Ok(Listener { socket, address })
+        };
+        listen().map_err(|e: io::Error| {
+            let advice = match e.kind() {
+                io::ErrorKind::AddrInUse => ": another server may be running; choose another port (-p)",
+                io::ErrorKind::AddrNotAvailable => ": it is no address of this machine",
+                io::ErrorKind::PermissionDenied => ": ports below 1024 need privileges; choose another port (-p)",
+                _ => "",
+            };
+            Failure::test(format!(
+                "cannot listen on {address}: {}{advice}",
+                one_line(&e.to_string())
+            ))
+        })
+    }
+
+    /// Where it listens.
+    pub(crate) fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Waits for the client, and then listens no more: who comes later is refused.
+    ///
+    /// # Errors
+    /// [`Failure::Interrupted`]; [`Failure::Test`] when the socket fails.
+    pub(crate) fn accept(self, interrupt: &Interrupt) -> Result<Conversation, Failure> {
+        loop {
+            if interrupt.requested() {
+                return Err(Failure::Interrupted);
+            }
+            match self.socket.accept() {
+                Ok((stream, peer)) => {
+                    let peer = peer.as_socket().unwrap_or(self.address);
+                    return Conversation::new(stream.into(), peer, Role::Server, interrupt);
+                }
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => thread::sleep(LOOK),
+                Err(e) if matches!(e.kind(), io::ErrorKind::Interrupted | io::ErrorKind::ConnectionAborted) => {}
+                Err(e) => {
+                    return Err(Failure::test(format!(
+                        "cannot accept on {}: {}",
+                        self.address,
+                        one_line(&e.to_string())
+                    )));
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,227 @@
+//! What one end tells the other of a queue pair: a line of hexadecimal fields, each followed by a colon, of one of two fixed lengths.
+
+use doorbell_verbs::{Gid, Lid, Psn, Qpn};
+
+use super::message::Malformed;
+
+/// Bytes of a key with a GID, the NUL at its end included.
+const WITH_GID: usize = 108;
+/// Bytes of one without.
+const WITHOUT_GID: usize = 59;
+
+/// One end of a queue pair. Without a GID it is reached by its LID alone (InfiniBand).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Key {
+    /// The port's LID; 0 on RoCE.
+    pub(crate) lid: Lid,
+    /// READs and atomics that it serves at once.
+    pub(crate) out_reads: u16,
+    /// The queue pair's number.
+    pub(crate) qpn: Qpn,
+    /// The sequence number of the first packet it sends.
+    pub(crate) psn: Psn,
+    /// The key of the memory at `vaddr`.
+    pub(crate) rkey: u32,
+    /// Where the other end is to write to or read from.
+    pub(crate) vaddr: u64,
+    /// The port's GID.
+    pub(crate) gid: Option<Gid>,
+    /// The number of its shared receive queue; 0 but for transports that name one.
+    pub(crate) srqn: u32,
+}
+
+impl Key {
+    /// How long a key is on the wire.
+    pub(crate) fn len(has_gid: bool) -> usize {
+        if has_gid { WITH_GID } else { WITHOUT_GID }
+    }
+
+    /// It as bytes.
+    pub(crate) fn format(&self) -> Vec<u8> {
+        let mut text = format!(
+            "{:04x}:{:04x}:{:06x}:{:06x}:{:08x}:{:016x}:",
+            self.lid.0,
+            self.out_reads,
+            self.qpn.get(),
+            self.psn.get(),
+            self.rkey,
+            self.vaddr
+        );
+        match self.gid {
+            Some(gid) => {
+                for byte in gid.0 {
+                    text.push_str(&format!("{byte:02x}:"));
+                }
+                text.push_str(&format!("{:08x}:", self.srqn));
+            }
+            None => text.push_str(&format!("{:08x}", self.srqn)),
+        }
+        let mut bytes = text.into_bytes();
+        bytes.push(0);
+        bytes
+    }
+
+    /// What [`Key::format`] made at the other end. A field may have fewer or more digits than it should, as long as its value fits.
+    ///
+    /// # Errors
+    /// When it is anything else.
+    pub(crate) fn parse(bytes: &[u8]) -> Result<Key, Malformed> {
+        let has_gid = match bytes.len() {
+            WITH_GID => true,
+            WITHOUT_GID => false,
+            _ => return Err(Malformed("its key is of another length")),
+        };
+        let text = bytes.split(|&byte| byte == 0).next().unwrap_or_default();
+        let text = std::str::from_utf8(text).map_err(|_| Malformed("its key is no text"))?;
+        let mut fields = Fields(text);
+        let lid = u16::try_from(fields.next()?).map_err(|_| Malformed("the LID in its key has more than 16 bits"))?;
+        let out_reads = u16::try_from(fields.next()?)
+            .map_err(|_| Malformed("the outstanding reads in its key have more than 16 bits"))?;
+        let qpn = narrow(fields.next()?)
+            .and_then(Qpn::new)
+            .ok_or(Malformed("the queue pair number in its key has more than 24 bits"))?;
+        let psn = narrow(fields.next()?)
+            .and_then(Psn::new)
+            .ok_or(Malformed("the sequence number in its key has more than 24 bits"))?;
+        let rkey = narrow(fields.next()?).ok_or(Malformed("the memory key in its key has more than 32 bits"))?;
+        let vaddr = fields.next()?;
+        let gid = if has_gid {
+            let mut gid = [0; 16];
+            for byte in &mut gid {
+                *byte = u8::try_from(fields.next()?).map_err(|_| Malformed("the GID in its key is none"))?;
+            }
+            Some(Gid(gid))
+        } else {
+            None
+        };
+        let srqn = narrow(fields.next()?).ok_or(Malformed("the last number in its key has more than 32 bits"))?;
+        fields.end()?;
+        Ok(Key {
+            lid: Lid(lid),
+            out_reads,
+            qpn,
+            psn,
+            rkey,
+            vaddr,
+            gid,
+            srqn,
+        })
+    }
+}
+
+fn narrow(value: u64) -> Option<u32> {
+    u32::try_from(value).ok()
+}
+
+/// The fields of a key that are still to be read.
+struct Fields<'a>(&'a str);
+
+impl Fields<'_> {
+    fn next(&mut self) -> Result<u64, Malformed> {
+        let (field, rest) = self.0.split_once(':').unwrap_or((self.0, ""));
+        self.0 = rest;
+        // from_str_radix takes a sign, which is no digit.
+        if field.is_empty() || !field.bytes().all(|digit| digit.is_ascii_hexdigit()) {
+            return Err(Malformed("its key is not made of hexadecimal fields"));
+        }
+        u64::from_str_radix(field, 16).map_err(|_| Malformed("a field of its key has more than 64 bits"))
+    }
+
+    fn end(&self) -> Result<(), Malformed> {
+        if self.0.is_empty() {
+            Ok(())
+        } else {
+            Err(Malformed("its key has more fields than belong there"))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// As a C tool sent it.
+    const SENT: &[u8] = b"0000:0001:1fb24e:ef0f40:0000be68:00007efeacdd9000:00:00:00:00:00:00:00:00:00:00:ff:ff:7f:00:00:01:00000000:\0";
+
+    fn sent() -> Key {
+        Key {
+            lid: Lid(0),
+            out_reads: 1,
+            qpn: Qpn::truncated(0x001f_b24e),
+            psn: Psn::truncated(0x00ef_0f40),
+            rkey: 0xbe68,
+            vaddr: 0x7efe_acdd_9000,
+            gid: Some(Gid([0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 127, 0, 0, 1])),
+            srqn: 0,
+        }
+    }
+
+    #[test]
+    fn a_key_that_a_c_tool_sent_is_understood_and_made_again() {
+        assert_eq!(Key::parse(SENT), Ok(sent()));
+        assert_eq!(sent().format(), SENT);
+    }
+
+    #[test]
+    fn a_key_without_a_gid_has_the_shorter_length() {
+        let key = Key { gid: None, ..sent() };
+        let bytes = key.format();
+        assert_eq!(bytes.len(), Key::len(false));
+        assert_eq!(Key::parse(&bytes), Ok(key));
+    }
+
+    #[test]
+    fn nonsense_is_refused() {
+        for (at, with) in [
+            (0, b'g'),
+            (0, b'+'),
+            (4, b'0'),
+            (48, b':'),
+            (50, 0xff),
+            (3, b':'),
+            (20, 0),
+            (107, b'1'),
+            (107, b':'),
+        ] {
+            let mut bad = SENT.to_vec();
+            bad[at] = with;
+            assert!(Key::parse(&bad).is_err(), "byte {at} = {with}");
+        }
+        assert!(Key::parse(&SENT[..107]).is_err());
+        assert!(Key::parse(&[0; 108]).is_err());
+        assert!(Key::parse(&[b':'; 59]).is_err());
+        assert!(Key::parse(&[]).is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn every_key_goes_to_bytes_and_back(
+            (lid, out_reads, qpn, psn) in (any::<u16>(), any::<u16>(), 0u32..1 << 24, 0u32..1 << 24),
+            (rkey, vaddr, gid, srqn) in (any::<u32>(), any::<u64>(), any::<Option<[u8; 16]>>(), any::<u32>()),
+        ) {
+            let (qpn, psn) = (Qpn::truncated(qpn), Psn::truncated(psn));
+            let key = Key { lid: Lid(lid), out_reads, qpn, psn, rkey, vaddr, gid: gid.map(Gid), srqn };
+            let bytes = key.format();
+            prop_assert_eq!(bytes.len(), Key::len(gid.is_some()));
+            prop_assert_eq!(Key::parse(&bytes), Ok(key));
+        }
+
+        #[test]
+        fn hostile_bytes_are_a_key_or_an_error(bytes in proptest::collection::vec(any::<u8>(), 0..120)) {
+            if let Ok(key) = Key::parse(&bytes) {
+                prop_assert_eq!(Key::parse(&key.format()), Ok(key));
+            }
+        }
+
+        #[test]
+        fn a_changed_byte_is_a_key_or_an_error(at in 0usize..108, with in any::<u8>()) {
+            let mut bytes = SENT.to_vec();
+            bytes[at] = with;
+            if let Ok(key) = Key::parse(&bytes) {
+                prop_assert_eq!(Key::parse(&key.format()), Ok(key));
+            }
+        }
+    }
+}

@@ -1,0 +1,600 @@
+//! The classic tools as their users and scripts see them: the binary, called by each of the eight names.
+//!
+//! Both ends are ours here, or the other one is a few lines that say what a perftest would and then misbehave; tests against the C tools are elsewhere. Everything runs on the userspace device,
+//! on loopback.
+
+#![forbid(unsafe_code)]
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::os::unix::fs::symlink;
+use std::path::PathBuf;
+use std::process::{Child, ChildStderr, ChildStdout, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::Value;
+use tempfile::TempDir;
+
+const TOOLS: [&str; 8] = [
+    "ib_write_bw",
+    "ib_write_lat",
+    "ib_read_bw",
+    "ib_read_lat",
+    "ib_send_bw",
+    "ib_send_lat",
+    "ib_atomic_bw",
+    "ib_atomic_lat",
+];
+
+/// Longer than any deadline of the tools: a process that takes longer hangs.
+const HANGS: Duration = Duration::from_secs(50);
+
+/// A folder with a link by each name, where the tools run.
+struct Tools {
+    folder: TempDir,
+}
+
+impl Tools {
+    fn new() -> Tools {
+        let folder = tempfile::tempdir().expect("a folder");
+        for name in TOOLS {
+            symlink(env!("CARGO_BIN_EXE_doorbell"), folder.path().join(name)).expect("a link");
+        }
+        Tools { folder }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// Starts a tool: `line` is its name and arguments.
+    fn start(&self, line: &str) -> Running {
+        let mut words = line.split_whitespace();
+        let mut command = Command::new(self.path(words.next().expect("a name")));
+        for name in [
+            "DOORBELL_SOFT_ADDR",
+            "DOORBELL_SOFT_PORT",
+            "DOORBELL_FAULTS",
+            "DOORBELL_PCAP",
+            "DOORBELL_LINK",
+        ] {
+            command.env_remove(name);
+        }
+        let mut child = command
+            .args(words)
+            .current_dir(self.folder.path())
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("the binary runs");
+        Running {
+            line: line.to_owned(),
+            stdout: BufReader::new(child.stdout.take().expect("a pipe")),
+            stderr: child.stderr.take().expect("a pipe"),
+            heard: String::new(),
+            child,
+        }
+    }
+
+    /// Starts a server, on a port of which nothing but this is known, and waits until it listens.
+    fn serve(&self, line: &str) -> (Running, u16) {
+        let port = free_port();
+        let mut server = self.start(&format!("{line} -p {port}"));
+        server.read_until("Waiting for client");
+        (server, port)
+    }
+
+    /// Runs both ends of a test, each with a report in JSON; both have to succeed. Returns the client's output, and the reports.
+    fn pair(&self, line: &str) -> (Ended, Value, Value) {
+        let file = |end: &str| self.path(&format!("{}-{end}.json", line.replace([' ', '/'], "_")));
+        let json = |end: &str| format!("--out_json --out_json_file={}", file(end).display());
+        let (server, port) = self.serve(&format!("{line} {}", json("server")));
+        let client = self
+            .start(&format!("{line} -p {port} {} 127.0.0.1", json("client")))
+            .end();
+        let server = server.end();
+        for (end, ended) in [("client", &client), ("server", &server)] {
+            assert_eq!(ended.status, Some(0), "{line}: {end}: {ended:?}");
+            assert_eq!(ended.complaints(), Vec::<&str>::new(), "{line}: {end}");
+        }
+        let read = |end| {
+            let text = std::fs::read_to_string(file(end)).unwrap_or_else(|e| panic!("{line}: {end}: {e}"));
+            serde_json::from_str(&text).unwrap_or_else(|e| panic!("{line}: {end}: {e}: {text}"))
+        };
+        (client, read("client"), read("server"))
+    }
+}
+
+/// A port that was free a moment ago.
+fn free_port() -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    listener.local_addr().expect("an address").port()
+}
+
+/// A tool that runs. It is killed when it is dropped.
+struct Running {
+    line: String,
+    child: Child,
+    stdout: BufReader<ChildStdout>,
+    stderr: ChildStderr,
+    heard: String,
+}
+
+/// What became of it.
+#[derive(Debug)]
+struct Ended {
+    line: String,
+    /// Exit status; none where a signal ended it.
+    status: Option<i32>,
+    stdout: String,
+    stderr: String,
+}
+
+impl Running {
+    /// Reads what it prints up to a line with this in it.
+    fn read_until(&mut self, text: &str) {
+        loop {
+            let mut line = String::new();
+            let read = self.stdout.read_line(&mut line).expect("text");
+            if read == 0 {
+                let mut stderr = String::new();
+                self.stderr.read_to_string(&mut stderr).expect("text");
+                panic!("{} ended without '{text}': {}{stderr}", self.line, self.heard);
+            }
+            self.heard += &line;
+            if line.contains(text) {
+                return;
+            }
+        }
+    }
+
+    fn signal(&self, signal: Signal) {
+        kill(Pid::from_raw(self.child.id().cast_signed()), signal).expect("it runs");
+    }
+
+    /// Waits for its end, as long as none hangs.
+    fn end(mut self) -> Ended {
+        let deadline = Instant::now() + HANGS;
+        // What it says fits the pipes.
+        let status = loop {
+            if let Some(status) = self.child.try_wait().expect("it can be waited for") {
+                break status.code();
+            }
+            assert!(Instant::now() < deadline, "{} hangs", self.line);
+            thread::sleep(Duration::from_millis(5));
+        };
+        let mut stderr = String::new();
+        self.stdout.read_to_string(&mut self.heard).expect("text");
+        self.stderr.read_to_string(&mut stderr).expect("text");
+        Ended {
+            line: std::mem::take(&mut self.line),
+            status,
+            stdout: std::mem::take(&mut self.heard),
+            stderr,
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Ended {
+    /// The lines on stderr that are no warnings.
+    fn complaints(&self) -> Vec<&str> {
+        self.stderr.lines().filter(|line| !line.contains("warning:")).collect()
+    }
+
+    /// It failed with this status, and said why in one line, which has these in it.
+    #[track_caller]
+    fn failed(&self, status: i32, says: &[&str]) {
+        assert_eq!(self.status, Some(status), "{self:?}");
+        let complaints = self.complaints();
+        assert_eq!(complaints.len(), 1, "{self:?}");
+        for word in says {
+            assert!(complaints[0].contains(word), "no '{word}': {self:?}");
+        }
+    }
+
+    /// The rows of figures on stdout, as words.
+    fn rows(&self) -> Vec<Vec<&str>> {
+        self.stdout
+            .lines()
+            .skip_while(|line| !line.starts_with(" #bytes"))
+            .filter(|line| line.starts_with(|c: char| c == ' ') && !line.starts_with(" #"))
+            .map(|line| line.split_whitespace().collect())
+            .collect()
+    }
+}
+
+/// The other end's side of the exchange, message by message, up to where a test ends it.
+struct Fake {
+    stream: TcpStream,
+    is_client: bool,
+}
+
+/// The messages up to the test itself, of `ib_write_lat`: version, page size, cache line, MTU, keys, and barriers.
+const MESSAGES: [usize; 8] = [16, 4, 4, 2, 108, 108, 108, 108];
+
+impl Fake {
+    fn connect(port: u16) -> Fake {
+        Fake::over(TcpStream::connect(("127.0.0.1", port)).expect("it listens"), true)
+    }
+
+    fn over(stream: TcpStream, is_client: bool) -> Fake {
+        stream.set_read_timeout(Some(HANGS)).expect("a timeout");
+        Fake { stream, is_client }
+    }
+
+    fn message(index: usize) -> Vec<u8> {
+        match index {
+            0 => b"6.06\0\0\0\0\0\0\0\0\0\0\0\0".to_vec(),
+            1 => 0x1000_u32.to_be_bytes().to_vec(),
+            2 => 0x40_u32.to_be_bytes().to_vec(),
+            3 => b"5\0".to_vec(),
+            _ => {
+                let gid = "00:00:00:00:00:00:00:00:00:00:ff:ff:7f:00:00:01";
+                format!("0000:0001:abcdef:123456:00001234:00007f0000000000:{gid}:00000000:\0").into_bytes()
+            }
+        }
+    }
+
+    /// Takes turns up to message `count`.
+    fn exchange(&mut self, count: usize) {
+        for index in 0..count {
+            self.turn(index, &Fake::message(index));
+        }
+    }
+
+    /// Says `ours` where message `index` belongs, and hears the other's.
+    fn turn(&mut self, index: usize, ours: &[u8]) {
+        let mut theirs = vec![0; MESSAGES[index]];
+        if self.is_client {
+            self.stream.write_all(ours).expect("it takes it");
+            self.stream.read_exact(&mut theirs).expect("it answers");
+        } else {
+            self.stream.read_exact(&mut theirs).expect("it begins");
+            self.stream.write_all(ours).expect("it takes it");
+        }
+    }
+
+    /// Says this instead of a message.
+    fn say(&mut self, bytes: &[u8]) {
+        self.stream.write_all(bytes).expect("it takes it");
+    }
+
+    fn close(self) {
+        let _ = self.stream.shutdown(Shutdown::Both);
+    }
+}
+
+/// Starts a client, and is the server that it finds.
+fn with_fake_server(tools: &Tools, line: &str) -> (Running, Fake) {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let port = listener.local_addr().expect("an address").port();
+    let client = tools.start(&format!("{line} -p {port} 127.0.0.1"));
+    let (stream, _) = listener.accept().expect("it connects");
+    (client, Fake::over(stream, false))
+}
+
+/// Starts a server, and is its client.
+fn with_fake_client(tools: &Tools, line: &str) -> (Running, Fake) {
+    let (server, port) = tools.serve(line);
+    (server, Fake::connect(port))
+}
+
+/// How a [`Fake`] gets to talk to our end.
+type Meet = fn(&Tools, &str) -> (Running, Fake);
+
+const BOTH: [Meet; 2] = [with_fake_server, with_fake_client];
+
+#[test]
+fn every_tool_measures() {
+    let tools = Tools::new();
+    for tool in TOOLS {
+        let (client, ours, theirs) = tools.pair(&format!("{tool} -n 50"));
+        let rows = client.rows();
+        assert_eq!(rows.len(), 1, "{client:?}");
+        assert_eq!(rows[0][1], "50", "{client:?}");
+        let results = ours["results"].as_array().expect("results");
+        assert_eq!(results.len(), 1, "{ours}");
+        assert_eq!(results[0]["n_iterations"], 50, "{ours}");
+        assert!(theirs["test_info"].is_object(), "{theirs}");
+    }
+}
+
+#[test]
+fn all_sizes_are_in_the_report() {
+    let tools = Tools::new();
+    for tool in TOOLS.into_iter().filter(|tool| !tool.contains("atomic")) {
+        let (client, ours, _) = tools.pair(&format!("{tool} -a -n 5"));
+        let sizes: Vec<u64> = (1..=23).map(|power| 1 << power).collect();
+        let printed: Vec<u64> = client.rows().iter().filter_map(|row| row[0].parse().ok()).collect();
+        assert_eq!(printed, sizes, "{client:?}");
+        let results = ours["results"].as_array().expect("results");
+        let reported: Vec<_> = results.iter().filter_map(|row| row["MsgSize"].as_u64()).collect();
+        assert_eq!(reported, sizes, "{tool}");
+    }
+}
+
+#[test]
+fn a_duration_is_kept() {
+    let tools = Tools::new();
+    let running: Vec<_> = TOOLS
+        .into_iter()
+        .map(|tool| {
+            let (server, port) = tools.serve(&format!("{tool} -D 1"));
+            let began = Instant::now();
+            (server, tools.start(&format!("{tool} -D 1 -p {port} 127.0.0.1")), began)
+        })
+        .collect();
+    for (server, client, began) in running {
+        let (client, server) = (client.end(), server.end());
+        assert_eq!(
+            (client.status, server.status),
+            (Some(0), Some(0)),
+            "{client:?} {server:?}"
+        );
+        assert!(began.elapsed() >= Duration::from_secs(1), "{client:?}");
+        let rows = client.rows();
+        assert!(
+            rows.len() == 1 && rows[0][1].parse::<u64>().is_ok_and(|count| count > 0),
+            "{client:?}"
+        );
+    }
+}
+
+#[test]
+fn latency_is_measured_in_every_way() {
+    let tools = Tools::new();
+    for line in [
+        "ib_write_lat -c UC -n 50 -s 64",
+        "ib_write_lat -n 50 -I 0 -s 100",
+        "ib_send_lat -c UC -n 50",
+        "ib_send_lat -c UD -n 50 -s 1024",
+        "ib_send_lat -c UD -n 50 --use-srq",
+        "ib_send_lat --use-srq -n 600 -r 16",
+        "ib_send_lat -e -n 50",
+        "ib_send_lat -c UD -e -n 50",
+        "ib_read_lat -e -n 50 -s 5000",
+        "ib_read_lat -o 1 -n 50 -m 1024",
+        "ib_atomic_lat -A CMP_AND_SWAP -n 50",
+        "ib_write_lat -n 20 --latency_gap=100",
+        "ib_read_lat -n 20 --latency_gap=100",
+        "ib_send_lat -n 50 -C",
+    ] {
+        let (client, ours, theirs) = tools.pair(line);
+        assert_eq!(client.rows().len(), 1, "{client:?}");
+        let row = &ours["results"][0];
+        let figure = |name: &str| {
+            row[name]
+                .as_f64()
+                .unwrap_or_else(|| panic!("{line}: no {name} in {ours}"))
+        };
+        assert!(figure("t_min") > 0.0, "{line}: {ours}");
+        for pair in ["t_min", "t_typical", "percentile_99", "percentile_99.9", "t_max"].windows(2) {
+            assert!(figure(pair[0]) <= figure(pair[1]), "{line}: {pair:?}: {ours}");
+        }
+        assert!(theirs["results"].is_array(), "{line}: {theirs}");
+    }
+}
+
+#[test]
+fn every_sample_is_printed_sorted_or_as_it_came() {
+    let tools = Tools::new();
+    for (flag, sorted) in [("-H", true), ("-U", false)] {
+        let (client, _, _) = tools.pair(&format!("ib_send_lat -n 40 {flag}"));
+        let samples: Vec<f64> = client
+            .stdout
+            .lines()
+            .skip_while(|line| !line.starts_with("#, "))
+            .skip(1)
+            .map_while(|line| line.split_once(", "))
+            .map(|(_, value)| value.parse().expect("a number"))
+            .collect();
+        assert_eq!(samples.len(), 40, "{client:?}");
+        assert!(!sorted || samples.is_sorted(), "{client:?}");
+    }
+}
+
+#[test]
+fn a_client_without_a_server_says_so() {
+    let tools = Tools::new();
+    let port = free_port();
+    tools
+        .start(&format!("ib_write_bw -p {port} 127.0.0.1"))
+        .end()
+        .failed(1, &["127.0.0.1", &port.to_string()]);
+    tools
+        .start(&format!("ib_send_lat -p {port} nobody.invalid"))
+        .end()
+        .failed(1, &["nobody.invalid"]);
+}
+
+#[test]
+fn a_device_that_is_not_there_is_named() {
+    let tools = Tools::new();
+    let ended = tools.start("ib_read_bw -d mlx5_77").end();
+    assert!(matches!(ended.status, Some(1 | 2)), "{ended:?}");
+    ended.failed(ended.status.unwrap_or(0), &["mlx5_77"]);
+}
+
+#[test]
+fn a_port_in_use_is_named() {
+    let tools = Tools::new();
+    let (server, port) = tools.serve("ib_write_lat");
+    tools
+        .start(&format!("ib_write_lat -p {port}"))
+        .end()
+        .failed(1, &[&port.to_string()]);
+    drop(server);
+}
+
+#[test]
+fn memory_that_nobody_has_is_refused() {
+    let tools = Tools::new();
+    for tool in ["ib_write_bw", "ib_send_lat"] {
+        // Sixteen hundred terabytes, or as far as sizes go.
+        let ended = tools
+            .start(&format!("{tool} -s 2147483647 -q 4000 -p {}", free_port()))
+            .end();
+        assert!(matches!(ended.status, Some(1 | 2)), "{ended:?}");
+        assert_eq!(ended.complaints().len(), 1, "{ended:?}");
+    }
+}
+
+#[test]
+fn another_version_is_told_from_ours() {
+    let tools = Tools::new();
+    for meet in BOTH {
+        for version in ["5.60", "9.99", "zero"] {
+            let (tool, mut fake) = meet(&tools, "ib_write_lat");
+            let mut message = version.as_bytes().to_vec();
+            message.resize(16, 0);
+            if !fake.is_client {
+                fake.stream.read_exact(&mut [0; 16]).expect("its version");
+            }
+            fake.say(&message);
+            let ended = tool.end();
+            ended.failed(1, &["version"]);
+        }
+    }
+}
+
+#[test]
+fn garbage_is_no_peer() {
+    let tools = Tools::new();
+    let garbage: [&[u8]; 3] = [b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", &[0xff; 300], &[0; 300]];
+    for meet in BOTH {
+        for bytes in garbage {
+            let (tool, mut fake) = meet(&tools, "ib_send_bw");
+            fake.say(bytes);
+            tool.end().failed(1, &["127.0.0.1"]);
+        }
+    }
+}
+
+#[test]
+fn garbage_at_any_message_is_refused() {
+    let tools = Tools::new();
+    for meet in BOTH {
+        for (index, len) in MESSAGES.into_iter().enumerate() {
+            let (tool, mut fake) = meet(&tools, "ib_write_lat");
+            fake.exchange(index);
+            if !fake.is_client {
+                fake.stream.read_exact(&mut vec![0; len]).expect("its message");
+            }
+            fake.say(&vec![b'z'; len]);
+            tool.end().failed(1, &["127.0.0.1"]);
+        }
+    }
+}
+
+#[test]
+fn a_peer_that_goes_at_any_message_is_missed() {
+    let tools = Tools::new();
+    for meet in BOTH {
+        for count in 0..=MESSAGES.len() {
+            let (tool, mut fake) = meet(&tools, "ib_write_lat");
+            fake.exchange(count);
+            fake.close();
+            tool.end().failed(1, &["127.0.0.1"]);
+        }
+    }
+}
+
+#[test]
+fn a_peer_that_falls_silent_is_not_waited_for_for_ever() {
+    let tools = Tools::new();
+    let silent: Vec<_> = BOTH
+        .into_iter()
+        .flat_map(|meet| {
+            let tools = &tools;
+            (0..=MESSAGES.len()).map(move |count| {
+                let (tool, mut fake) = meet(tools, "ib_write_lat");
+                fake.exchange(count);
+                (tool, fake)
+            })
+        })
+        .collect();
+    for (tool, _fake) in silent {
+        tool.end().failed(1, &["127.0.0.1"]);
+    }
+}
+
+#[test]
+fn a_second_client_does_not_disturb_the_first() {
+    let tools = Tools::new();
+    let (server, port) = tools.serve("ib_write_lat -n 50");
+    let mut first = Fake::connect(port);
+    first.exchange(1);
+    // The server has a client now: whoever comes later is not its.
+    let second = tools.start(&format!("ib_write_lat -n 50 -p {port} 127.0.0.1")).end();
+    second.failed(1, &["127.0.0.1"]);
+    for index in 1..5 {
+        first.turn(index, &Fake::message(index));
+    }
+    first.close();
+    server.end().failed(1, &["127.0.0.1"]);
+}
+
+#[test]
+fn ctrl_c_ends_either_end() {
+    let tools = Tools::new();
+    // A server that waits.
+    let (server, _) = tools.serve("ib_read_bw");
+    server.signal(Signal::SIGINT);
+    assert_eq!(server.end().status, Some(130));
+    for tool in TOOLS {
+        for of_client in [true, false] {
+            let (server, port) = tools.serve(&format!("{tool} -D 30"));
+            let mut client = tools.start(&format!("{tool} -D 30 -p {port} 127.0.0.1"));
+            client.read_until("#bytes");
+            thread::sleep(Duration::from_millis(50));
+            let (stopped, left) = if of_client { (client, server) } else { (server, client) };
+            stopped.signal(Signal::SIGINT);
+            let (stopped, left) = (stopped.end(), left.end());
+            assert_eq!(stopped.status, Some(130), "{stopped:?}");
+            left.failed(1, &["127.0.0.1"]);
+            if of_client {
+                // What was measured until then.
+                assert_eq!(stopped.rows().len(), 1, "{stopped:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_peer_that_is_killed_is_missed() {
+    let tools = Tools::new();
+    for tool in TOOLS {
+        for of_client in [true, false] {
+            let (server, port) = tools.serve(&format!("{tool} -D 30"));
+            let mut client = tools.start(&format!("{tool} -D 30 -p {port} 127.0.0.1"));
+            client.read_until("#bytes");
+            let (killed, left) = if of_client { (client, server) } else { (server, client) };
+            killed.signal(Signal::SIGKILL);
+            left.end().failed(1, &["127.0.0.1"]);
+        }
+    }
+}
+
+#[test]
+fn options_that_are_none_are_named() {
+    let tools = Tools::new();
+    for (line, says) in [
+        ("ib_write_lat --no_such_option", "no_such_option"),
+        ("ib_write_lat -Z", "Z"),
+        ("ib_write_bw -n 2", "2"),
+        ("ib_atomic_lat -a", "a"),
+    ] {
+        tools.start(line).end().failed(2, &[says]);
+    }
+}
