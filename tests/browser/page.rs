@@ -50,12 +50,9 @@ pub(crate) fn check(seen: &Seen, screen: &Screen, results: &[&Value]) -> Result<
 
     // All of it is measured on the userspace device, and the page has to say so.
     ensure!(
-        read["banners"]
-            .as_array()
-            .is_some_and(|banners| banners.len() == results.len())
         read["banners"][0]
-                .as_str()
-                .is_some_and(|text| text.contains("Software device")),
+            .as_str()
+            .is_some_and(|text| text.contains("Software device")),
         "nothing says that the device is none of hardware"
     );
     let mut points = 0;

@@ -311,7 +311,13 @@ fn of_sort(sort: &Sort, of: &[(usize, &Document)], x: &str) -> Vec<Chart> {
         points.map(|point| axis(&point)).collect()
     };
     let mut ys = values(|point| point.y);
-    ys.extend(values(|point| point.y + point.half_width.unwrap_or(0.0)));
+    // An interval that is much wider than all there is to see is cut off, and does not press the rest to the ground.
+    let most = ys.iter().copied().fold(0.0, f64::max);
+    ys.extend(
+        values(|point| point.y + point.half_width.unwrap_or(0.0))
+            .into_iter()
+            .map(|end| end.min(1.3 * most)),
+    );
     ys.extend(marks.iter().map(|mark| mark.value));
     let y = Axis {
         label: match sort.unit {

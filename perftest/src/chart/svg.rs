@@ -285,8 +285,14 @@ impl Canvas {
                 if let Some(half) = point.half_width.filter(|half| *half > 0.0) {
                     let (low, high) = (at_y((point.y - half).max(0.0)), at_y(point.y + half));
                     let style = series.style % MOST_SERIES;
+                    // One that goes on beyond the chart has no end in it.
+                    let end = if chart.y.scale.place(point.y + half) < 1.0 {
+                        "m-4 0h8"
+                    } else {
+                        ""
+                    };
                     self.put(format_args!(
-                        "<path class=\"l{style}\" stroke=\"{}\" stroke-width=\"1.5\" fill=\"none\" d=\"M{x:.2} {low:.2}V{high:.2}m-4 0h8M{:.2} {low:.2}h8\"/>",
+                        "<path class=\"l{style}\" stroke=\"{}\" stroke-width=\"1.5\" fill=\"none\" d=\"M{x:.2} {low:.2}V{high:.2}{end}M{:.2} {low:.2}h8\"/>",
                         COLOURS[style],
                         x - 4.0
                     ));

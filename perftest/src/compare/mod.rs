@@ -116,6 +116,30 @@ struct Comparison {
     only_after: Vec<String>,
 }
 
+/// The figure that rows of a kind are compared by.
+struct Metric {
+    name: &'static str,
+    /// It in each repeat.
+    samples: &'static str,
+    more_is_better: bool,
+}
+
+impl Metric {
+    fn of(kind: Kind) -> Metric {
+        let (name, samples, more_is_better) = match kind {
+            Kind::Bandwidth => ("bw_avg_bytes_per_s", "bw_samples_bytes_per_s", true),
+            Kind::Latency => ("lat_p50_ns", "lat_samples_ns", false),
+            // Calls are timed together, and have no samples.
+            Kind::Collective => ("time_us", "", false),
+        };
+        Metric {
+            name,
+            samples,
+            more_is_better,
+        }
+    }
+}
+
 /// Compares and prints.
 ///
 /// # Errors
@@ -177,26 +201,14 @@ fn compare(args: &CompareArgs, before: &Document, after: &Document) -> Result<Co
             before.file, after.file
         )));
     }
-    let (metric, samples, more_is_better) = match before.kind {
-        Kind::Bandwidth => ("bw_avg_bytes_per_s", "bw_samples_bytes_per_s", true),
-        Kind::Latency => ("lat_p50_ns", "lat_samples_ns", false),
-        Kind::Collective => ("time_us", "", false),
-    };
+    let metric = Metric::of(before.kind);
     let results = both
         .into_iter()
         .filter_map(|(point, a, b)| {
-            let (figure_a, figure_b) = (a.figure(metric)?.value, b.figure(metric)?.value);
-            let interval = Interval::of_difference(&a.samples(samples), &b.samples(samples), args.confidence);
-            Some(judge(
-                args,
-                a.bytes,
-                point,
-                metric,
-                figure_a,
-                figure_b,
-                interval,
-                more_is_better,
-            ))
+            let figures = (a.figure(metric.name)?.value, b.figure(metric.name)?.value);
+            let interval =
+                Interval::of_difference(&a.samples(metric.samples), &b.samples(metric.samples), args.confidence);
+            Some(judge(args, &metric, (a.bytes, point), figures, interval))
         })
         .collect();
     Ok(Comparison {
@@ -225,16 +237,12 @@ fn side(document: &Document) -> Side {
     }
 }
 
-#[allow(clippy::too_many_arguments)]
 fn judge(
     args: &CompareArgs,
-    bytes: u64,
-    point: String,
-    metric: &'static str,
-    before: f64,
-    after: f64,
+    metric: &Metric,
+    (bytes, point): (u64, String),
+    (before, after): (f64, f64),
     interval: Option<Interval>,
-    more_is_better: bool,
 ) -> Change {
     // The figures of repeats are what the interval is around.
     let (before, after) = interval.as_ref().map_or((before, after), |interval| interval.means);
@@ -245,7 +253,7 @@ fn judge(
         (None, Some(change)) => change.abs() > args.noise,
         (None, None) => after > 0.0,
     };
-    let is_better = (after > before) == more_is_better;
+    let is_better = (after > before) == metric.more_is_better;
     let verdict = match (is_more_than_noise, is_better) {
         (false, _) => Verdict::Same,
         (true, true) => Verdict::Better,
@@ -259,7 +267,7 @@ fn judge(
     Change {
         bytes,
         point,
-        metric,
+        metric: metric.name,
         before,
         after,
         change,

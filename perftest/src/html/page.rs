@@ -6,15 +6,30 @@ use crate::chart::{Chart, Form, STYLES, Unit, draw, escape};
 use crate::document::{Document, Kind, PARAMETERS, Row};
 
 /// Nothing is loaded and nothing runs, whatever gets into the page.
-const POLICY: &str =
-    "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'";
+const POLICY: &str = include_str!("policy.txt");
 /// What browsers would ask the server for.
 const ICON: &str = "data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 16 16'%3E%3Cpath d='M8 1a5 5 0 0 0-5 5v4l-2 3h14l-2-3V6a5 5 0 0 0-5-5z' fill='%230b63ce'/%3E%3C/svg%3E";
 
 const STYLE: &str = include_str!("page.css");
 
-/// Figures in the tables: the field, the column's head, what they are of, and what the figure is.
+/// Columns of the tables, those first that say which row it is: the field, the column's head, what they are of, and what the figure is.
 const COLUMNS: [(&str, &str, Unit, &str); 28] = [
+    ("qps", "QPs", Unit::Count, "queue pairs"),
+    ("tx_depth", "Depth", Unit::Count, "requests in flight per queue pair"),
+    ("post_list", "Post list", Unit::Count, "requests per doorbell"),
+    (
+        "inline_bytes",
+        "Inline",
+        Unit::Count,
+        "messages up to so many bytes are copied into the request",
+    ),
+    ("ranks", "Ranks", Unit::Count, "processes"),
+    (
+        "paced_rate_per_s",
+        "Paced",
+        Unit::PerS,
+        "messages were meant to start at this rate",
+    ),
     (
         "bw_avg_bytes_per_s",
         "BW average",
@@ -107,22 +122,6 @@ const COLUMNS: [(&str, &str, Unit, &str); 28] = [
     ),
     ("iterations", "Messages sent", Unit::Count, "messages measured"),
     ("repeats", "Repeats", Unit::Count, "measurements of this row"),
-    ("qps", "QPs", Unit::Count, "queue pairs"),
-    ("tx_depth", "Depth", Unit::Count, "requests in flight per queue pair"),
-    ("post_list", "Post list", Unit::Count, "requests per doorbell"),
-    (
-        "inline_bytes",
-        "Inline",
-        Unit::Count,
-        "messages up to so many bytes are copied into the request",
-    ),
-    ("ranks", "Ranks", Unit::Count, "processes"),
-    (
-        "paced_rate_per_s",
-        "Paced",
-        Unit::PerS,
-        "messages were meant to start at this rate",
-    ),
 ];
 
 /// Settings, and what people call them.
@@ -145,10 +144,11 @@ pub(super) fn page(documents: &[Document], charts: &[Chart]) -> String {
     let mut out = String::new();
     let (light, dark, rules) = STYLES();
     let title = title(documents);
+    let policy = POLICY.trim_end();
     put(
         &mut out,
         format_args!(
-            "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n<meta http-equiv=\"Content-Security-Policy\" content=\"{POLICY}\">\n\
+            "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n<meta http-equiv=\"Content-Security-Policy\" content=\"{policy}\">\n\
              <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n<meta name=\"color-scheme\" content=\"light dark\">\n<title>{title}</title>\n\
              <link rel=\"icon\" href=\"{ICON}\">\n<style>:root{{{light}}}@media (prefers-color-scheme:dark){{:root{{{dark}}}}}{rules}\n{STYLE}</style>\n</head>\n<body>\n<main>\n"
         ),
@@ -482,7 +482,7 @@ fn table(out: &mut String, number: usize, document: &Document) {
                 None => out.push_str("<td></td>"),
                 Some(figure) => {
                     let shown = match unit {
-                        Unit::Count => figure.text.clone(),
+                        Unit::Count if figure.value.fract() == 0.0 => format!("{:.0}", figure.value),
                         unit => unit.show(figure.value),
                     };
                     put(

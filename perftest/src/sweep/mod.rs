@@ -18,7 +18,7 @@ use crate::cli::TestArgs;
 use crate::command;
 use crate::device::{Device, Reach, Side};
 use crate::diagnose::{self, Measured, Peer, Sources, Watch};
-use crate::exchange::connect;
+use crate::exchange::{Control, connect};
 use crate::failure::Failure;
 use crate::interrupt::Interrupt;
 use crate::limits;
@@ -230,7 +230,14 @@ impl Sweep<'_> {
             let before = report.results.len();
             let outcome = match plan {
                 Err(refused) => Err(Failure::usage(refused.to_string())),
-                Ok(plan) => self.one(plan, clock, report, &progress, watch),
+                Ok(plan) => {
+                    if self.interrupt.requested() {
+                        return Err(Failure::Interrupted);
+                    }
+                    // Where nobody answers any more there is nothing to go on with.
+                    let control = connect(self.other.host, self.other.port, self.interrupt)?;
+                    self.one(plan, &control, clock, report, &progress, watch)
+                }
             };
             if let (Some(row), Ok(plan)) = (report.results.get_mut(before), plan) {
                 as_asked(row, point, plan);
@@ -260,19 +267,16 @@ impl Sweep<'_> {
     fn one(
         &self,
         plan: &Plan,
+        control: &Control,
         clock: &mut Clock,
         report: &mut Report,
         progress: &Progress,
         watch: &mut Option<Watch>,
     ) -> Result<(), Failure> {
-        if self.interrupt.requested() {
-            return Err(Failure::Interrupted);
-        }
         let device = self.device;
-        let control = connect(self.other.host, self.other.port, self.interrupt)?;
         report.peer = Some(control.peer().ip().to_string());
         let local = Local {
-            control: &control,
+            control,
             device,
             gid_index: self.test.connection.gid_index,
         };
