@@ -559,10 +559,10 @@ fn ctrl_c_ends_either_end() {
     assert_eq!(server.end().status, Some(130));
     for tool in TOOLS {
         for of_client in [true, false] {
-            let (server, port) = tools.serve(&format!("{tool} -D 30"));
-            let mut client = tools.start(&format!("{tool} -D 30 -p {port} 127.0.0.1"));
+            let (server, port) = tools.serve(&format!("{tool} -D 30 -f 0"));
+            let mut client = tools.start(&format!("{tool} -D 30 -f 0 -p {port} 127.0.0.1"));
             client.read_until("#bytes");
-            thread::sleep(Duration::from_millis(50));
+            thread::sleep(Duration::from_millis(300));
             let (stopped, left) = if of_client { (client, server) } else { (server, client) };
             stopped.signal(Signal::SIGINT);
             let (stopped, left) = (stopped.end(), left.end());
