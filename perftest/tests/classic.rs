@@ -441,21 +441,25 @@ fn a_port_in_use_is_named() {
 #[test]
 fn memory_that_nobody_has_is_refused() {
     let tools = Tools::new();
-    for tool in ["ib_write_bw", "ib_send_lat"] {
-        // Sixteen hundred terabytes, or as far as sizes go.
-        let ended = tools
-            .start(&format!("{tool} -s 2147483647 -q 4000 -p {}", free_port()))
-            .end();
-        assert!(matches!(ended.status, Some(1 | 2)), "{ended:?}");
-        assert_eq!(ended.complaints().len(), 1, "{ended:?}");
-    }
+    // Two million megabytes at each end.
+    let line = "ib_write_bw -s 2147483647 -q 1000";
+    let (server, port) = tools.serve(line);
+    let client = tools.start(&format!("{line} -p {port} 127.0.0.1"));
+    // Which of the two notices first is chance, and the other then misses it.
+    let (client, server) = (client.end(), server.end());
+    client.failed(1, &[]);
+    server.failed(1, &[]);
+    assert!(
+        client.stderr.contains("memory") || server.stderr.contains("memory"),
+        "{client:?} {server:?}"
+    );
 }
 
 #[test]
 fn another_version_is_told_from_ours() {
     let tools = Tools::new();
     for meet in BOTH {
-        for version in ["5.60", "9.99", "zero"] {
+        for version in ["4.50", "9.99", "zero"] {
             let (tool, mut fake) = meet(&tools, "ib_write_lat");
             let mut message = version.as_bytes().to_vec();
             message.resize(16, 0);
@@ -555,10 +559,10 @@ fn ctrl_c_ends_either_end() {
     assert_eq!(server.end().status, Some(130));
     for tool in TOOLS {
         for of_client in [true, false] {
-            let (server, port) = tools.serve(&format!("{tool} -D 30"));
-            let mut client = tools.start(&format!("{tool} -D 30 -p {port} 127.0.0.1"));
+            let (server, port) = tools.serve(&format!("{tool} -D 30 -f 0"));
+            let mut client = tools.start(&format!("{tool} -D 30 -f 0 -p {port} 127.0.0.1"));
             client.read_until("#bytes");
-            thread::sleep(Duration::from_millis(50));
+            thread::sleep(Duration::from_millis(300));
             let (stopped, left) = if of_client { (client, server) } else { (server, client) };
             stopped.signal(Signal::SIGINT);
             let (stopped, left) = (stopped.end(), left.end());

@@ -209,7 +209,10 @@ impl<T: Service> Station<T> {
             .then(|| pd.shared_receive_queue(depths.receive).create())
             .transpose()
             .map_err(refused)?;
-        maker.fit_inline::<T>(&cq, shared.as_ref())?;
+        // A queue pair that is made to see what fits goes again, but what it has reserved in its completion queue does not at once: it has one of its own.
+        let trial = context.completion_queue(entries).map_err(refused)?;
+        maker.fit_inline::<T>(&trial, shared.as_ref())?;
+        drop(trial);
         printer.header(&maker.header(context.name(), port.link_layer))?;
         let mut prepared = Vec::with_capacity(targets.len());
         for (index, target) in targets.into_iter().enumerate() {
@@ -323,7 +326,7 @@ impl<'a> Maker<'a> {
         self.settings.events.then(channel).transpose()
     }
 
-    fn builder(&self, cq: &'a CompletionQueue, index: usize) -> QueuePairBuilder<'a> {
+    fn builder<'c>(&'c self, cq: &'c CompletionQueue, index: usize) -> QueuePairBuilder<'c> {
         let settings = self.settings;
         let mut builder = self
             .pd
@@ -379,7 +382,7 @@ impl<'a> Maker<'a> {
     /// Sets how much travels inline: what was asked for, or the C tools' default where the device has it.
     fn fit_inline<T: Service>(
         &mut self,
-        cq: &'a CompletionQueue,
+        cq: &CompletionQueue,
         shared: Option<&SharedReceiveQueue>,
     ) -> Result<(), Failure> {
         if self.inline == 0 {
