@@ -15,7 +15,7 @@ use doorbell_verbs::{
     RemoteAtomic, RemoteRead, RemoteWrite, SharedReceiveQueue,
 };
 
-pub(crate) use memory::{Cycle, frozen, scratch};
+pub(crate) use memory::{Cycle, allocate, frozen, scratch};
 pub(crate) use service::Service;
 
 use super::layout::{Address, Header};
