@@ -127,7 +127,6 @@ struct Running {
 /// What became of it.
 #[derive(Debug)]
 struct Ended {
-    line: String,
     /// Exit status; none where a signal ended it.
     status: Option<i32>,
     stdout: String,
@@ -171,7 +170,6 @@ impl Running {
         self.stdout.read_to_string(&mut self.heard).expect("text");
         self.stderr.read_to_string(&mut stderr).expect("text");
         Ended {
-            line: std::mem::take(&mut self.line),
             status,
             stdout: std::mem::take(&mut self.heard),
             stderr,
@@ -208,7 +206,7 @@ impl Ended {
         self.stdout
             .lines()
             .skip_while(|line| !line.starts_with(" #bytes"))
-            .filter(|line| line.starts_with(|c: char| c == ' ') && !line.starts_with(" #"))
+            .filter(|line| line.starts_with(' ') && !line.starts_with(" #"))
             .map(|line| line.split_whitespace().collect())
             .collect()
     }

@@ -85,11 +85,6 @@ impl Conversation {
         self.peer
     }
 
-    /// Whether this end is the client.
-    pub(crate) fn is_client(&self) -> bool {
-        self.role == Role::Client
-    }
-
     /// Tells versions, pages, cache lines and MTUs. Returns what both ends go by.
     ///
     /// # Errors

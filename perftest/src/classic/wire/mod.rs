@@ -9,6 +9,6 @@ mod key;
 mod message;
 
 pub(crate) use connect::{Listener, connect};
-pub(crate) use conversation::{Conversation, Watch};
+pub(crate) use conversation::{ANSWER, Conversation, Watch};
 pub(crate) use key::Key;
 pub(crate) use message::{Figures, Greeting};
