@@ -27,7 +27,7 @@ impl Place {
         match self {
             Place::Host => (30_000, 300),
             Place::Udp => (2_000, 50),
-            Place::Rxe => (1_000, 50),
+            Place::Rxe => (400, 10),
             Place::Wire => (300, 20),
         }
     }
@@ -122,7 +122,7 @@ mod tests {
         let of = |tool: &str| cases.iter().filter(|case| case.tool == tool).count();
         let tools = ["write", "read", "send", "atomic"].map(|verb| (of(bw(verb)), of(lat(verb))));
         assert_eq!(tools, [(5, 3), (5, 3), (10, 6), (4, 2)]);
-        assert!(cases.iter().any(|case| case.describe() == "ib_send_lat -c UD -a -n 50"));
+        assert!(cases.iter().any(|case| case.describe() == "ib_send_lat -c UD -a -n 10"));
         assert!(
             !cases
                 .iter()
