@@ -28,7 +28,7 @@ pairings host|udp|rxe|wire --quick [--doorbell FILE] [--only TEXT]
   --only TEXT     only cases whose description has TEXT
   --repeats N     runs of each pairing; 3 if not given
   --within P      percent that figures may be apart; 10 if not given
-  --write FILE    put the table into the section of FILE
+  --write FILE    put the table into the section of FILE; else it is printed
   --quick         only whether both ends end well and with figures, where one is the package's and the other ours; few rounds
 
 Exit status: 0 all is as it should be, 1 it is not, 2 a wrong call.
@@ -188,9 +188,14 @@ fn run(options: &Options) -> Result<bool> {
         }
     }
     println!("{cases} tests, {failures} failures");
-    if let Some(file) = &options.write {
-        let text = fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
-        fs::write(file, section::replaced(&text, options.section, &table)?)?;
+    match &options.write {
+        Some(file) => {
+            let text = fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
+            fs::write(file, section::replaced(&text, options.section, &table)?)?;
+        }
+        // What a guest writes is dropped.
+        None if !options.quick => println!("{table}"),
+        None => {}
     }
     Ok(failures == 0)
 }
