@@ -72,7 +72,11 @@ impl Messages {
     /// Whether message `index` has to have a completion: often enough, and where its memory is the last there is.
     #[inline]
     pub(super) fn signals(&self, index: u64, last: bool) -> bool {
-        let free = if self.are_inline() { SOURCES as usize } else { self.free.len() };
+        let free = if self.are_inline() {
+            SOURCES as usize
+        } else {
+            self.free.len()
+        };
         last || needs_completion(index, free)
     }
 }

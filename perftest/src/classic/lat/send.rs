@@ -118,9 +118,7 @@ impl<T: Service> Sends<T> {
                 continue;
             }
             if let Some(gpu) = &mut self.gpu {
-                done.take()
-                    .into_iter()
-                    .for_each(|buffer| gpu.court.give_filled(buffer));
+                done.take().into_iter().for_each(|buffer| gpu.court.give_filled(buffer));
                 if let Some(failure) = gpu.court.failed() {
                     return Err(failure);
                 }
