@@ -13,7 +13,7 @@ use crate::{address, built, doorbell, missing, texts};
 const MODES: [&str; 14] = [
     "ib_write_bw -n 100",
     "ib_write_bw -n 100 -b --report-both",
-    "ib_write_bw -n 160 -l 16 -s 64 --report_gbits",
+    "ib_write_bw -n 160 -l 16 --report_gbits",
     "ib_write_bw -n 5 -a",
     "ib_write_bw -n 100 -N",
     "ib_write_bw -n 100 --output=bandwidth",
@@ -144,10 +144,15 @@ fn masked(text: &str, is_lat: bool) -> String {
 
 /// A line of addresses with the digits of what a run makes up masked.
 fn keys(line: &str) -> String {
-    let mut masks = false;
+    let mut masks = None;
     let words = line.split(' ').map(|word| {
-        let text = if masks { "#".repeat(word.len()) } else { word.to_owned() };
-        masks = ["QPN", "PSN", "RKey", "VAddr"].contains(&word);
+        let text = match masks {
+            // These are as wide as they are.
+            Some("QPN" | "PSN") => "#".to_owned(),
+            Some(_) => "#".repeat(word.len()),
+            None => word.to_owned(),
+        };
+        masks = Some(word).filter(|word| ["QPN", "PSN", "RKey", "VAddr"].contains(word));
         text
     });
     words.collect::<Vec<_>>().join(" ")
@@ -210,6 +215,6 @@ fn masks_leave_widths() {
     assert_ne!(figures(" 64  1.00   "), figures(" 64   1.00   "));
     assert_eq!(
         keys(" local address: LID 0000 QPN 0x3d093a PSN 0x1 RKey 0x2"),
-        " local address: LID 0000 QPN ######## PSN ### RKey ###"
+        " local address: LID 0000 QPN # PSN # RKey ###"
     );
 }
