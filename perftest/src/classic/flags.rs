@@ -151,6 +151,7 @@ const DUAL: &str = "one port is measured at a time: run one test on each";
 const MMAP: &str = "memory of a file is not mapped here: it could shrink under the device";
 const MANAGER: &str = "the ends exchange their keys over TCP: leave it out on both";
 const GPU: &str = "for WRITEs, READs and SENDs; refused where the processor would have to read that memory: ib_write_lat, atomics and -I. Each message in flight has memory of its own; without --use_cuda_dmabuf the best path that works is taken, as doorbell gpu lists them";
+const SOFT: &str = "on adapters and the kernel's rxe; a userspace device keeps it, and its packets have what the kernel gives its UDP socket";
 const RAW: &str = "raw Ethernet is for raw_ethernet_bw and its like";
 const MULTICAST: &str = "multicast groups are not joined here";
 
@@ -197,7 +198,7 @@ pub(crate) const FLAGS: &[Flag] = &[
         .differs("honoured where the queue pair has room for it; the C tool turns it off for devices it does not know"),
     valued(Some('l'), "post_list", "COUNT", On::Bw, "post so many requests together"),
     valued(None, "recv_post_list", "COUNT", On::Bw, "post so many receives together"),
-    valued(Some('L'), "hop_limit", "HOPS", On::All, "hop limit of packets, 0 to 255 (default 64)"),
+    valued(Some('L'), "hop_limit", "HOPS", On::All, "hop limit of packets, 0 to 255 (default 64)").differs(SOFT),
     valued(Some('m'), "mtu", "BYTES", On::All, "path MTU: 256, 512, 1024, 2048 or 4096 (default: the port's, or the peer's where that is less)")
         .differs("anything else is refused; the C tool goes on with the port's"),
     valued(Some('M'), "MGID", "GID", On::Send, "the multicast group of -g").refused(MULTICAST),
@@ -263,7 +264,7 @@ pub(crate) const FLAGS: &[Flag] = &[
     switch(None, "run_infinitely", On::Bw, "measure until Ctrl-C, and print a line each duration (default 5 s)"),
     switch(None, "use-srq", On::Send, "one receive queue for all queue pairs, of -r receives"),
     valued(None, "retry_count", "COUNT", On::All, "how often a packet is sent again before the queue pair fails, 0 to 7 (default 7)"),
-    valued(None, "tclass", "CLASS", On::All, "traffic class of packets, 0 to 255 (default 0)"),
+    valued(None, "tclass", "CLASS", On::All, "traffic class of packets, 0 to 255 (default 0)").differs(SOFT),
     switch(None, "use_hugepages", On::All, "messages lie in huge pages"),
     valued(None, "wait_destroy", "SECONDS", On::Bw, "wait so long at the end before anything is freed"),
     switch(None, "disable_pcie_relaxed", On::Bw, "register memory without PCIe relaxed ordering"),
