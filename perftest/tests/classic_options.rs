@@ -37,7 +37,7 @@ impl Ended {
     fn row(&self) -> Vec<f64> {
         let rows = self.stdout.lines().skip_while(|line| !line.starts_with(" #bytes"));
         let row = rows
-            .filter(|line| line.starts_with(|c: char| c == ' ') && !line.starts_with(" #"))
+            .filter(|line| line.starts_with(' ') && !line.starts_with(" #"))
             .last();
         let words = row.unwrap_or_else(|| panic!("no figures: {self:?}")).split_whitespace();
         words.map(|word| word.parse().expect("a number")).collect()
