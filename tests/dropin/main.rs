@@ -4,6 +4,7 @@
 //! Cargo builds no library of another package for a test, so the first test that needs them asks it to; then they are up to date, whichever way the tests are run.
 
 mod command;
+mod layout;
 mod programs;
 mod suite;
 mod symbols;

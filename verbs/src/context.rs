@@ -365,7 +365,7 @@ impl Context {
     /// # Errors
     /// When the device refuses, or has no queues as large.
     pub fn completion_queue(&self, entries: u32) -> Result<CompletionQueue, CompletionQueueError> {
-        CompletionQueue::classic(self, entries, None)
+        CompletionQueue::classic(self, entries, None, 0)
     }
 
     /// A completion queue as [`completion_queue`](Self::completion_queue) makes it, of which `channel` tells when it has something to poll.
@@ -377,7 +377,36 @@ impl Context {
         channel: &CompletionChannel,
         entries: u32,
     ) -> Result<CompletionQueue, CompletionQueueError> {
-        CompletionQueue::classic(self, entries, Some(channel))
+        CompletionQueue::classic(self, entries, Some(channel), 0)
+    }
+
+    /// A completion queue as [`completion_queue_on`](Self::completion_queue_on) makes it, whose events come by this completion vector: on many adapters an interrupt of its own, on a
+    /// processor of its own. There are [`completion_vectors`](Self::completion_vectors) of them, from 0, where all others are.
+    ///
+    /// # Errors
+    /// As for [`completion_queue_on`](Self::completion_queue_on), and when there is no such vector.
+    pub fn completion_queue_on_vector(
+        &self,
+        channel: &CompletionChannel,
+        vector: u32,
+        entries: u32,
+    ) -> Result<CompletionQueue, CompletionQueueError> {
+        let vectors = self.completion_vectors();
+        if vector >= vectors {
+            return Err(CompletionQueueError::NoVector {
+                device: self.name().to_owned(),
+                vector,
+                vectors,
+            });
+        }
+        CompletionQueue::classic(self, entries, Some(channel), vector)
+    }
+
+    /// How many completion vectors the device has.
+    #[must_use]
+    pub fn completion_vectors(&self) -> u32 {
+        // SAFETY: the context is live; the number does not change.
+        u32::try_from(unsafe { (*self.inner().raw).num_comp_vectors }).unwrap_or(0)
     }
 
     /// Begins an extended completion queue of at least `entries` entries (ibv_create_cq_ex(3)): see [`ExtendedCompletionQueueBuilder`].

@@ -309,6 +309,16 @@ pub enum CompletionQueueError {
         /// The device's name.
         device: String,
     },
+    /// There is no such completion vector.
+    #[error("completion vector {vector}: {device} has {vectors}, counted from 0")]
+    NoVector {
+        /// The device's name.
+        device: String,
+        /// What was asked for.
+        vector: u32,
+        /// How many there are.
+        vectors: u32,
+    },
     /// ibv_create_cq(3) or ibv_create_cq_ex(3) failed.
     #[error("{verb}({device}, {entries} entries): {error}{}", create_cq_advice(verb, .error))]
     Create {

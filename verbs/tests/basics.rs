@@ -76,7 +76,10 @@ fn connecting_gives_each_transition_what_it_requires() {
     let context = stub.open();
     let pd = context.protection_domain().unwrap();
     let cq = context.completion_queue(256).unwrap();
-    let prepared = pd.queue_pair(&cq).psn(Psn::truncated(9)).rc().unwrap();
+    let error = pd.queue_pair(&cq).flow_label(1 << 20).rc().unwrap_err().to_string();
+    assert!(error.contains("flow_label"), "{error}");
+    let builder = pd.queue_pair(&cq).psn(Psn::truncated(9)).flow_label(0xf_ffff);
+    let prepared = builder.rc().unwrap();
     assert_eq!(prepared.endpoint().psn.get(), 9);
     let qp = prepared.connect(&PEER).unwrap();
     assert_eq!(qp.state().unwrap(), QpState::Rts);
@@ -90,6 +93,7 @@ fn connecting_gives_each_transition_what_it_requires() {
         (attr.dest_qp_num, attr.rq_psn, attr.ah_attr.grh.sgid_index),
         (0x77, 0x1234, 1)
     );
+    assert_eq!(attr.ah_attr.grh.flow_label, 0xf_ffff);
 }
 
 #[test]

@@ -150,6 +150,7 @@ fn a_handle_is_made_of_what_the_builder_says() {
         .address_handle()
         .traffic_class(0x60)
         .hop_limit(3)
+        .flow_label(0xabcde)
         .service_level(5);
     drop(builder.gid_index(2).to(&THERE).unwrap());
     drop(builder.to_gid(THERE.gid).unwrap());
@@ -160,9 +161,12 @@ fn a_handle_is_made_of_what_the_builder_says() {
     assert_eq!((chosen.grh.sgid_index, default.grh.sgid_index), (2, 1));
     assert_eq!((chosen.is_global, chosen.port_num, chosen.sl), (1, 1, 5));
     assert_eq!((chosen.grh.hop_limit, chosen.grh.traffic_class), (3, 0x60));
+    assert_eq!((chosen.grh.flow_label, default.grh.flow_label), (0xabcde, 0xabcde));
     // SAFETY: 16 bytes, whichever member was written.
     assert_eq!(unsafe { chosen.grh.dgid.raw }, THERE.gid.0);
     assert_eq!(stub.live("ah"), 0);
+    let error = builder.flow_label(1 << 20).to(&THERE).unwrap_err().to_string();
+    assert_eq!(error, "flow label 0x100000: the highest is 0xfffff");
 
     stub.fail(Verb::CreateAh, libc::ETIMEDOUT);
     let error = rig.pd.address_handle().to(&THERE).unwrap_err().to_string();

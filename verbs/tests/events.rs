@@ -192,6 +192,23 @@ fn a_queue_that_cannot_be_destroyed_keeps_its_channel() {
 }
 
 #[test]
+fn events_come_by_the_vector_that_is_asked_for() {
+    let stub = Stub::new();
+    let context = stub.open();
+    let channel = context.completion_channel().unwrap();
+    assert_eq!(context.completion_vectors(), 4);
+    drop(context.completion_queue_on_vector(&channel, 3, 8).unwrap());
+    assert_eq!(stub.vector(), Some(3));
+    drop(context.completion_queue_on(&channel, 8).unwrap());
+    assert_eq!(stub.vector(), Some(0));
+    let error = context.completion_queue_on_vector(&channel, 4, 8).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        format!("completion vector 4: {} has 4, counted from 0", stub.name)
+    );
+}
+
+#[test]
 fn a_queue_without_a_channel_says_so() {
     let stub = Stub::new();
     let context = stub.open();

@@ -151,7 +151,8 @@ const AES: &str = "encrypted memory regions are an extension of one vendor's lib
 const DUAL: &str = "one port is measured at a time: run one test on each";
 const MMAP: &str = "memory of a file is not mapped here: it could shrink under the device";
 const MANAGER: &str = "the ends exchange their keys over TCP: leave it out on both";
-const GPU: &str = "memory of GPUs is measured by doorbell bw --gpu and doorbell lat --gpu, at both ends";
+const GPU: &str = "for WRITEs, READs and SENDs; refused where the processor would have to read that memory: ib_write_lat, atomics and -I. Each message in flight has memory of its own; without --use_cuda_dmabuf the best path that works is taken, as doorbell gpu lists them";
+const SOFT: &str = "on adapters and the kernel's rxe; a userspace device keeps it, and its packets have what the kernel gives its UDP socket";
 const RAW: &str = "raw Ethernet is for raw_ethernet_bw and its like";
 const MULTICAST: &str = "multicast groups are not joined here";
 
@@ -185,7 +186,7 @@ pub(crate) const FLAGS: &[Flag] = &[
     valued(Some('D'), "duration", "SECONDS", On::All, "measure so long instead of so many messages")
         .differs("a peak or percentiles are printed where the C tool prints 0 or nothing"),
     switch(Some('e'), "events", On::NotWrite, "sleep until a completion comes instead of polling"),
-    valued(Some('X'), "vector", "VECTOR", On::NotWrite, "completion vector of -e (default 0)"),
+    valued(Some('X'), "vector", "VECTOR", On::NotWrite, "completion vector of -e (default 0)").differs("goes with -e; a vector that the device does not have is refused"),
     valued(Some('f'), "margin", "SECONDS", On::All, "with -D: time at the start and at the end that does not count (default: a quarter of -D, in whole seconds)"),
     switch(Some('F'), "CPU-freq", On::All, "no warning when the CPU does not run at full speed"),
     switch(Some('g'), "mcg", On::Send, "send to a multicast group").refused(MULTICAST),
@@ -198,7 +199,7 @@ pub(crate) const FLAGS: &[Flag] = &[
         .differs("honoured where the queue pair has room for it; the C tool turns it off for devices it does not know"),
     valued(Some('l'), "post_list", "COUNT", On::Bw, "post so many requests together"),
     valued(None, "recv_post_list", "COUNT", On::Bw, "post so many receives together"),
-    valued(Some('L'), "hop_limit", "HOPS", On::All, "hop limit of packets, 0 to 255 (default 64)"),
+    valued(Some('L'), "hop_limit", "HOPS", On::All, "hop limit of packets, 0 to 255 (default 64)").differs(SOFT),
     valued(Some('m'), "mtu", "BYTES", On::All, "path MTU: 256, 512, 1024, 2048 or 4096 (default: the port's, or the peer's where that is less)")
         .differs("anything else is refused; the C tool goes on with the port's"),
     valued(Some('M'), "MGID", "GID", On::Send, "the multicast group of -g").refused(MULTICAST),
@@ -211,7 +212,8 @@ pub(crate) const FLAGS: &[Flag] = &[
     valued(Some('Q'), "cq-mod", "COUNT", On::Bw, "a completion for so many requests (default 100; 1 for messages of more than 8 KiB)"),
     switch(Some('R'), "rdma_cm", On::All, "let the connection manager connect the queue pairs")
         .refused(MANAGER),
-    valued(Some('r'), "rx-depth", "COUNT", On::Send, "receives posted on each queue pair, or in the shared receive queue (default 512; of UD as many as -n)"),
+    valued(Some('r'), "rx-depth", "COUNT", On::Send, "receives posted on each queue pair, or in the shared receive queue (default 512; of UD as many as -n)")
+        .differs("in ib_send_lat there are eight in any case, as no more than one message is on its way"),
     valued(Some('s'), "size", "BYTES", On::NotAtomic, "message size (default 65536, of latency tests 2)")
         .differs("K, M and G in either case multiply by powers of 1024, and what is no size is refused; the C tool knows K and M and takes any other tail for nothing, so that its 1G is one byte"),
     valued(Some('S'), "sl", "LEVEL", On::All, "service level, 0 to 15 (default 0)"),
@@ -242,7 +244,8 @@ pub(crate) const FLAGS: &[Flag] = &[
         .differs("the port is that or the test is refused; the C tool goes on as if it were"),
     switch(None, "ipv6", On::All, "choose a GID of IPv6 instead of IPv4"),
     valued(None, "source_ip", "ADDRESS", On::All, "address that this end connects from or listens on").alias("bind_source_ip"),
-    valued(None, "flow_label", "LABEL", On::All, "flow label of packets").refused("packets have the flow label 0"),
+    valued(None, "flow_label", "LABEL", On::All, "flow label of packets, 0 to 1048575 (default 0): adapters derive the UDP source port from it")
+        .differs("Debian's build of the C tools has no such option. A userspace device keeps the label, and its packets do not depend on it: they come from the one UDP socket that it has"),
     valued(None, "inline_recv", "BYTES", On::NotWrite, "receive short messages inline").refused("receiving inline is an extension of one vendor's library, which is not used here"),
     valued(None, "latency_gap", "US", On::Lat, "wait so many microseconds before each message"),
     valued(None, "mmap", "FILE", On::All, "messages lie in this file").refused(MMAP),
@@ -251,17 +254,18 @@ pub(crate) const FLAGS: &[Flag] = &[
     switch(None, "odp", On::All, "let the device fetch pages on demand").refused("memory is registered before the clock starts, so that paging is in no figure"),
     valued(None, "output", "FIGURE", On::All, "print one figure and nothing else: bandwidth or message_rate; of latency tests latency (the average)"),
     switch(None, "use_old_post_send", On::All, "post by ibv_post_send").differs("changes nothing: requests go that way anyway"),
-    switch(None, "perform_warm_up", On::All, "send a round before the clock starts"),
+    switch(None, "perform_warm_up", On::All, "send a round before the clock starts")
+        .differs("the end that READs, WRITEs or does atomics; of SENDs and in ib_write_lat it changes nothing, as the other end counts messages"),
     valued(None, "pkey_index", "INDEX", On::All, "index of the partition key (default 0)"),
     switch(None, "report-both", On::Bw, "with -b: print both directions by themselves as well")
         .differs("without -b it is refused instead of ignored"),
     switch(None, "report_gbits", On::Bw, "print bandwidth in Gb/s (10^9 bits) instead of MiB/s (2^20 bytes; the columns are headed MB/sec)"),
-    switch(None, "report-per-port", On::Bw, "print both ports of -O by themselves").refused(DUAL),
+    switch(None, "report-per-port", On::Bw, "print both ports of -O by themselves").refused("it is for -O: one port is measured at a time"),
     switch(None, "reversed", On::Bw, "the server sends to the client"),
     switch(None, "run_infinitely", On::Bw, "measure until Ctrl-C, and print a line each duration (default 5 s)"),
     switch(None, "use-srq", On::Send, "one receive queue for all queue pairs, of -r receives"),
     valued(None, "retry_count", "COUNT", On::All, "how often a packet is sent again before the queue pair fails, 0 to 7 (default 7)"),
-    valued(None, "tclass", "CLASS", On::All, "traffic class of packets, 0 to 255 (default 0)"),
+    valued(None, "tclass", "CLASS", On::All, "traffic class of packets, 0 to 255 (default 0)").differs(SOFT),
     switch(None, "use_hugepages", On::All, "messages lie in huge pages"),
     valued(None, "wait_destroy", "SECONDS", On::Bw, "wait so long at the end before anything is freed"),
     switch(None, "disable_pcie_relaxed", On::Bw, "register memory without PCIe relaxed ordering"),
@@ -271,9 +275,9 @@ pub(crate) const FLAGS: &[Flag] = &[
         .differs("without --rate_limit_type it is paced by software; the C tool asks the adapter, which few can do"),
     valued(None, "rate_units", "UNIT", On::Bw, "unit of --rate_limit: M (MiB/s), g (Gb/s, default) or p (messages/s)"),
     valued(None, "rate_limit_type", "TYPE", On::Bw, "who paces: SW").differs("HW and PP are refused: adapters' own limiters are not set up here"),
-    valued(None, "use_cuda", "GPU", On::All, "messages lie in memory of this GPU").refused(GPU),
-    valued(None, "use_cuda_bus_id", "ID", On::All, "the same, by PCI address").refused(GPU),
-    switch(None, "use_cuda_dmabuf", On::All, "register memory of the GPU by dma-buf").refused(GPU),
+    valued(None, "use_cuda", "GPU", On::All, "messages lie in memory of this GPU, by number").differs(GPU),
+    valued(None, "use_cuda_bus_id", "ID", On::All, "the same, by PCI address").differs(GPU),
+    switch(None, "use_cuda_dmabuf", On::All, "register memory of the GPU by dma-buf, or not at all").differs("the test ends where the device or the GPU cannot"),
     valued(Some('B'), "source_mac", "MAC", On::NoTool, "source address").refused(RAW),
     valued(Some('E'), "dest_mac", "MAC", On::NoTool, "destination address").refused(RAW),
     switch(Some('G'), "use_rss", On::NoTool, "spread what is received").refused(RAW),

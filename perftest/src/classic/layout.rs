@@ -300,14 +300,28 @@ fn cpu(output: &Output, percent: f64) -> String {
     }
 }
 
+/// Averages of fewer Gb/s have six decimals, and columns of their own.
+const FINE: f64 = 0.1;
+
 /// A line of bandwidth.
 pub(crate) fn rates(output: &Output, row: &Rates, cpu_percent: f64) -> String {
+    let average = bandwidth(output, row.average_bytes_per_s);
+    if output.gbits && average < FINE {
+        return format!(
+            " {:<7}    {:<10}    {:<7.6}            {average:<7.6}            {:<7.6}{}",
+            row.bytes,
+            row.iterations,
+            row.peak_bytes_per_s.map_or(0.0, |peak| bandwidth(output, peak)),
+            row.messages_per_s / 1e6,
+            cpu(output, cpu_percent)
+        );
+    }
     format!(
         " {:<7}    {:<10}       {:<7.2}            {:<7.2}\t\t   {:<7.6}{}",
         row.bytes,
         row.iterations,
         row.peak_bytes_per_s.map_or(0.0, |peak| bandwidth(output, peak)),
-        bandwidth(output, row.average_bytes_per_s),
+        average,
         row.messages_per_s / 1e6,
         cpu(output, cpu_percent)
     )

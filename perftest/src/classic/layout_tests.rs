@@ -356,3 +356,24 @@ fn one_figure_alone() {
     assert_eq!(layout::only(4_461.509_635), "4461.509635");
     assert_eq!(layout::only(0.042_398), "0.042398");
 }
+
+/// Theirs, of a run that was slowed down: below a tenth of a Gb/s there are more decimals, in other columns.
+#[test]
+fn slow_gigabits_have_more_decimals() {
+    let settings = settings("ib_write_bw --report_gbits -s 4096");
+    let row = |average: f64| Rates {
+        bytes: 4096,
+        iterations: 300,
+        peak_bytes_per_s: Some(3.780_155e9 / 8.0),
+        average_bytes_per_s: average * 1e9 / 8.0,
+        messages_per_s: 2830.0,
+    };
+    assert_eq!(
+        layout::rates(&settings.output, &row(0.092_731), 0.0),
+        " 4096       300           3.780155            0.092731            0.002830"
+    );
+    assert_eq!(
+        layout::rates(&settings.output, &row(0.13), 0.0),
+        " 4096       300              3.78               0.13   \t\t   0.002830"
+    );
+}

@@ -10,8 +10,9 @@ use std::time::Duration;
 
 use super::flags::Ours;
 use super::getopt::{Given, Line};
-use super::settings::{Atomic, Exchange, Length, Only, Output, Rate, Settings, Transport};
+use super::settings::{Atomic, Cuda, Exchange, Length, Only, Output, Rate, Settings, Transport};
 use super::tool::{Kind, Tool, Verb};
+use crate::device::Which;
 use crate::failure::{Failure, one_line};
 use crate::units::parse_bytes;
 
@@ -54,6 +55,7 @@ struct Raw {
     traffic_class: Option<u8>,
     type_of_service: Option<u8>,
     hop_limit: Option<u8>,
+    flow_label: Option<u32>,
     pkey_index: Option<u16>,
     size: Option<u64>,
     all: bool,
@@ -77,6 +79,9 @@ struct Raw {
     shared_receive: bool,
     region_per_qp: bool,
     huge_pages: bool,
+    gpu: Option<usize>,
+    gpu_bus: Option<String>,
+    dmabuf: bool,
     strict_ordering: bool,
     warm_up: bool,
     rate: Option<f64>,
@@ -204,6 +209,10 @@ fn take(raw: &mut Raw, tool: Tool, given: &Given) -> Result<(), Failure> {
         // What it asks for is what is done.
         "use_old_post_send" => {}
         "perform_warm_up" => raw.warm_up = true,
+        "flow_label" => raw.flow_label = Some(number(given, 0..=0xf_ffff)?),
+        "use_cuda" => raw.gpu = Some(number(given, 0..=65_535)?),
+        "use_cuda_bus_id" => raw.gpu_bus = Some(given.value.clone()),
+        "use_cuda_dmabuf" => raw.dmabuf = true,
         "pkey_index" => raw.pkey_index = Some(number(given, 0..=65_535)?),
         "report-both" => raw.both = true,
         "report_gbits" => raw.gbits = true,
@@ -308,6 +317,7 @@ fn only(given: &Given, tool: Tool) -> Result<Only, Failure> {
 fn contradictions(raw: &Raw, tool: Tool) -> Result<(), Failure> {
     let timed = raw.duration.is_some() || raw.forever;
     let send = tool.verb == Verb::Send;
+    let gpu = raw.gpu.is_some() || raw.gpu_bus.is_some();
     let refused = [
         (
             timed && raw.all,
@@ -331,6 +341,34 @@ fn contradictions(raw: &Raw, tool: Tool) -> Result<(), Failure> {
         (
             raw.reversed && raw.bidirectional,
             "--reversed does not go with -b, which sends both ways",
+        ),
+        (
+            raw.gpu.is_some() && raw.gpu_bus.is_some(),
+            "--use_cuda and --use_cuda_bus_id both name a GPU: leave one out",
+        ),
+        (
+            raw.dmabuf && !gpu,
+            "--use_cuda_dmabuf goes with --use_cuda or --use_cuda_bus_id",
+        ),
+        (
+            gpu && tool.verb == Verb::Atomic,
+            "--use_cuda: what atomics come back to is read by the processor: leave it out",
+        ),
+        (
+            gpu && tool.verb == Verb::Write && tool.kind == Kind::Lat,
+            "--use_cuda: ib_write_lat sees a message by looking at its last byte, which the processor cannot do in a GPU's memory: use ib_send_lat, ib_read_lat or doorbell lat write --gpu",
+        ),
+        (
+            gpu && raw.inline.is_some_and(|bytes| bytes > 0),
+            "-I does not go with --use_cuda: it is the processor that copies what travels inline",
+        ),
+        (
+            gpu && raw.huge_pages,
+            "--use_hugepages is for the host's memory, --use_cuda for a GPU's: leave one out",
+        ),
+        (
+            gpu && raw.all && (tool.kind == Kind::Lat || send),
+            "-a does not go with --use_cuda here: measure one size after the other with -s",
         ),
         (raw.vector.is_some() && !raw.events, "-X goes with -e"),
         (
@@ -450,6 +488,7 @@ fn settle(raw: Raw, tool: Tool) -> Result<Settings, Failure> {
         traffic_class: raw.traffic_class.or(raw.type_of_service).unwrap_or(0),
         type_of_service: raw.type_of_service,
         hop_limit: raw.hop_limit.unwrap_or(64),
+        flow_label: raw.flow_label.unwrap_or(0),
         pkey_index: raw.pkey_index.unwrap_or(0),
         sizes,
         all: raw.all,
@@ -470,6 +509,14 @@ fn settle(raw: Raw, tool: Tool) -> Result<Settings, Failure> {
         events: raw.events,
         vector: raw.vector.unwrap_or(0),
         shared_receive: raw.shared_receive,
+        cuda: match (raw.gpu, raw.gpu_bus) {
+            (Some(number), _) => Some(Which::Number(number)),
+            (None, bus) => bus.map(Which::Bus),
+        }
+        .map(|gpu| Cuda {
+            gpu,
+            dmabuf: raw.dmabuf,
+        }),
         region_per_qp: raw.region_per_qp,
         huge_pages: raw.huge_pages,
         // The last byte of a message is what a WRITE latency test waits for: it must come last.

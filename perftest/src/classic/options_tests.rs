@@ -290,7 +290,11 @@ fn every_option_that_is_taken_is_read() {
         let outcome = options::understand(tool, given("\u{1}"));
         let known = ["use_old_post_send", "help", "version", "CPU-freq", "com_rdma_cm"].contains(&flag.long);
         match (flag.value, outcome) {
-            (Some(_), Ok(_)) => assert!(["ib-dev", "out_json_file"].contains(&flag.long), "{}", flag.long),
+            (Some(_), Ok(_)) => assert!(
+                ["ib-dev", "out_json_file", "use_cuda_bus_id"].contains(&flag.long),
+                "{}",
+                flag.long
+            ),
             (None, Ok(Request::Test(settings))) => {
                 let Ok(Request::Test(default)) = options::understand(tool, Line::default()) else {
                     panic!("{tool:?}")

@@ -3,14 +3,15 @@
 use std::env;
 use std::process::ExitCode;
 
+use doorbell_gpudirect::Path;
 use doorbell_verbs::LinkLayer;
 
 use super::options::{self, Request};
-use super::settings::{Settings, Transport};
-use super::tool::{Kind, Tool};
+use super::settings::{Cuda, Settings, Transport};
+use super::tool::{Kind, Tool, Verb};
 use super::{bw, getopt, help, lat};
 use crate::cli::SoftArgs;
-use crate::device::{self, Device, Reach};
+use crate::device::{self, Device, Gpu, Reach, Which};
 use crate::diagnose::{self, Port, Sources, Subject};
 use crate::failure::{Failure, one_line};
 use crate::interrupt::Interrupt;
@@ -45,7 +46,10 @@ fn run(tool: Tool) -> Result<(), Failure> {
 
 fn test(mut settings: Settings) -> Result<(), Failure> {
     let interrupt = Interrupt::catch()?;
-    let device = open(&settings)?;
+    let mut device = open(&settings)?;
+    if let Some(cuda) = &settings.cuda {
+        device.gpu = Some(gpu(cuda, &device)?);
+    }
     fit(&mut settings, &device)?;
     for warning in warnings(&settings, &device) {
         eprintln!("{}: warning: {warning}", settings.tool.name());
@@ -64,6 +68,16 @@ fn open(settings: &Settings) -> Result<Device, Failure> {
         .into_iter()
         .next()
         .ok_or_else(|| Failure::usage("there is no RDMA device: see doorbell devices"))
+}
+
+/// The GPU that messages lie in.
+fn gpu(cuda: &Cuda, device: &Device) -> Result<Gpu, Failure> {
+    let flag = match &cuda.gpu {
+        Which::Number(number) => format!("--use_cuda {number}"),
+        Which::Bus(id) => format!("--use_cuda_bus_id {}", one_line(id)),
+    };
+    let forced = cuda.dmabuf.then_some(Path::DmaBuf);
+    Gpu::choose(&flag, &cuda.gpu, forced, &device.context)
 }
 
 /// Checks the settings against the port, and shortens what datagrams cannot carry.
@@ -116,6 +130,9 @@ fn warnings(settings: &Settings, device: &Device) -> Vec<Warning> {
         ..Subject::of(device.context.name(), device.link, Port::of_context(&device.context))
     };
     let mut warnings = diagnose::before(&Sources::of_this_machine(), &subject);
+    if device.gpu.as_ref().is_some_and(|gpu| !gpu.path.is_direct()) {
+        warnings.push(Warning::staged(settings.tool.verb == Verb::Write));
+    }
     warnings.extend(device.faults.as_deref().map(Warning::faults));
     let frequency = [Code::CpuGovernor, Code::CpuFrequencyCapped, Code::CpuFrequency];
     warnings.retain(|warning| !(settings.no_frequency_warning && frequency.contains(&warning.code)));

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::tool::Tool;
+use crate::device::Which;
 
 /// How queue pairs are connected (`-c`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -49,6 +50,15 @@ pub(crate) enum Atomic {
     FetchAdd,
     /// CMP_AND_SWAP.
     CompareSwap,
+}
+
+/// Which GPU's memory messages lie in (`--use_cuda`, `--use_cuda_bus_id`, `--use_cuda_dmabuf`).
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Cuda {
+    /// It.
+    pub(crate) gpu: Which,
+    /// Whether its memory is registered by dma-buf or not at all.
+    pub(crate) dmabuf: bool,
 }
 
 /// How fast to send (`--rate_limit`), as software paces it.
@@ -135,6 +145,8 @@ pub(crate) struct Settings {
     pub(crate) type_of_service: Option<u8>,
     /// Hop limit (`-L`).
     pub(crate) hop_limit: u8,
+    /// Flow label (`--flow_label`).
+    pub(crate) flow_label: u32,
     /// `--pkey_index`.
     pub(crate) pkey_index: u16,
     /// Message sizes in bytes, in the order they run: one, or with `-a` all powers of two to 8 MiB (of UD to the MTU).
@@ -179,6 +191,8 @@ pub(crate) struct Settings {
     pub(crate) region_per_qp: bool,
     /// Memory from huge pages (`--use_hugepages`).
     pub(crate) huge_pages: bool,
+    /// See [`Cuda`].
+    pub(crate) cuda: Option<Cuda>,
     /// Registered so that the device may write a region's bytes in any order (not with `--disable_pcie_relaxed`).
     pub(crate) relaxed_ordering: bool,
     /// Send a round before measuring (`--perform_warm_up`).

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use doorbell_cuda::{Context, Driver};
+use doorbell_cuda::{Context, Device as CudaDevice, Driver};
 use doorbell_gpudirect::{GpuMemory, GpuRegistration, Path};
 use doorbell_verbs::{Local, ProtectionDomain};
 
@@ -39,8 +39,49 @@ impl fmt::Display for Place {
     }
 }
 
+/// How a GPU is named.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) enum Which {
+    /// By its number, as this process counts them.
+    Number(usize),
+    /// By its address on the PCIe bus.
+    Bus(String),
+}
+
+impl Which {
+    fn find(&self, driver: Driver) -> Result<CudaDevice, String> {
+        let tell = |e: doorbell_cuda::Error| one_line(&e.to_string());
+        let wanted = match self {
+            Which::Number(number) => return driver.device(*number).map_err(tell),
+            Which::Bus(id) => long_bus_id(id),
+        };
+        let mut there = Vec::new();
+        for device in driver.devices().map_err(tell)? {
+            let id = device.pci_bus_id().map_err(tell)?;
+            if long_bus_id(&id) == wanted {
+                return Ok(device);
+            }
+            there.push(id);
+        }
+        Err(format!("there is no such GPU: there is {}", there.join(", ")))
+    }
+}
+
+/// A PCI address with its domain, and in small letters: `0000:18:00.0`.
+fn long_bus_id(id: &str) -> String {
+    let id = id.to_ascii_lowercase();
+    match id.matches(':').count() {
+        1 => format!("0000:{id}"),
+        // NVIDIA's own tools write the domain with eight digits.
+        _ => id
+            .strip_prefix("0000")
+            .filter(|rest| rest.find(':') == Some(4))
+            .map_or(id.clone(), str::to_owned),
+    }
+}
+
 /// A GPU, and how its memory is registered.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Gpu {
     /// Where its work is done.
     pub(crate) context: Context,
@@ -50,8 +91,10 @@ pub(crate) struct Gpu {
     pub(crate) uuid: String,
     /// Its product's name.
     pub(crate) name: String,
-    /// The best path that works.
+    /// The best path that works, or the one that is forced.
     pub(crate) path: Path,
+    /// Whether it is the command line that forces it.
+    forced: bool,
 }
 
 impl Gpu {
@@ -60,12 +103,23 @@ impl Gpu {
     /// # Errors
     /// [`Failure::Usage`] when there is no such GPU, or the environment forces a path that is none; [`Failure::Test`] when no path works.
     pub(crate) fn open(number: usize, device: &doorbell_verbs::Context) -> Result<Gpu, Failure> {
+        Gpu::choose(&format!("--gpu {number}"), &Which::Number(number), None, device)
+    }
+
+    /// As [`Gpu::open`], of a GPU that `flag` names, by this path or not at all.
+    ///
+    /// # Errors
+    /// As [`Gpu::open`].
+    pub(crate) fn choose(
+        flag: &str,
+        which: &Which,
+        forced: Option<Path>,
+        device: &doorbell_verbs::Context,
+    ) -> Result<Gpu, Failure> {
         const BYTES: usize = 64 << 10;
-        let driver =
-            Driver::load().map_err(|e| Failure::usage(format!("--gpu {number}: {}", one_line(&e.to_string()))))?;
-        let found = driver
-            .device(number)
-            .map_err(|e| Failure::usage(format!("--gpu {number}: {}", one_line(&e.to_string()))))?;
+        let refused = |reason: &str| Failure::usage(format!("{flag}: {}", one_line(reason)));
+        let driver = Driver::load().map_err(|e| refused(&e.to_string()))?;
+        let found = which.find(driver).map_err(|e| refused(&e))?;
         let tell = |e: &dyn fmt::Display| Failure::test(one_line(&e.to_string()));
         let identity = || Ok::<_, doorbell_cuda::Error>((found.context()?, found.uuid()?.to_string(), found.name()?));
         let (context, uuid, name) = identity().map_err(|e| tell(&e))?;
@@ -73,8 +127,10 @@ impl Gpu {
         context.make_current().map_err(|e| tell(&e))?;
         let memory = GpuMemory::alloc(&context, BYTES).map_err(|e| tell(&e))?;
         let pd: ProtectionDomain = device.protection_domain().map_err(|e| tell(&e))?;
-        let registration =
-            GpuRegistration::from_environment(&pd).map_err(|e| Failure::usage(one_line(&e.to_string())))?;
+        let registration = match forced {
+            Some(path) => GpuRegistration::new(&pd).path(path),
+            None => GpuRegistration::from_environment(&pd).map_err(|e| Failure::usage(one_line(&e.to_string())))?,
+        };
         let path = registration
             .register(&memory, Local)
             .map_err(|e| tell(&e))?
@@ -82,10 +138,35 @@ impl Gpu {
             .path();
         Ok(Gpu {
             context,
-            number,
+            number: found.ordinal(),
             uuid,
             name,
             path,
+            forced: forced.is_some(),
         })
+    }
+
+    /// How its memory is to be registered.
+    ///
+    /// # Errors
+    /// When the environment forces a path that is none.
+    pub(crate) fn registration<'a>(&self, pd: &'a ProtectionDomain) -> Result<GpuRegistration<'a>, Failure> {
+        if self.forced {
+            return Ok(GpuRegistration::new(pd).path(self.path));
+        }
+        GpuRegistration::from_environment(pd).map_err(|e| Failure::usage(one_line(&e.to_string())))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bus_id_has_many_spellings() {
+        for id in ["3b:00.0", "0000:3B:00.0", "00000000:3b:00.0"] {
+            assert_eq!(long_bus_id(id), "0000:3b:00.0", "{id}");
+        }
+        assert_eq!(long_bus_id("0001:3b:00.0"), "0001:3b:00.0");
     }
 }

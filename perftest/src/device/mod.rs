@@ -11,7 +11,7 @@ use crate::cli::{ConnectionArgs, SoftArgs};
 use crate::failure::{Failure, one_line};
 use crate::report::LinkKind;
 
-pub(crate) use gpu::{Gpu, Place};
+pub(crate) use gpu::{Gpu, Place, Which};
 pub(crate) use link_kind::of_system_device;
 pub(crate) use soft::{Side, Soft, explain, movers};
 

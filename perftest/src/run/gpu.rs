@@ -4,7 +4,7 @@
 //! WRITE is only written: its end does not know when.
 
 use doorbell_cuda::{HostMemory, Memory, Stream};
-use doorbell_gpudirect::{Arrivals, GpuMemory, GpuRegion, Scope, register_chunks};
+use doorbell_gpudirect::{Arrivals, GpuMemory, GpuRegion, Scope};
 use doorbell_verbs::{Buffer, Kind, Local, Opaque, ProtectionDomain, Rights};
 
 use super::pattern::Pattern;
@@ -45,7 +45,10 @@ impl Messages {
             Cut::Each => len,
             Cut::Whole => len * slots,
         };
-        let (chunks, region) = register_chunks(pd, &memory, chunk, rights).map_err(refused)?;
+        let (chunks, region) = gpu
+            .registration(pd)?
+            .register_chunks(&memory, chunk, rights)
+            .map_err(refused)?;
         let messages = Messages {
             arrivals: Arrivals::new(pd, &region, Scope::Owner).map_err(refused)?,
             region,
@@ -224,6 +227,16 @@ impl Pool {
     /// Gives one back.
     #[inline]
     pub(crate) fn give(&mut self, buffer: Buffer<Opaque<Local>>) {
+        self.free.push(buffer);
+    }
+
+    /// Gives one back that something has come into: what the GPU refuses of it, [`Pool::failed`] tells.
+    #[inline]
+    pub(crate) fn give_filled(&mut self, buffer: Buffer<Opaque<Local>>) {
+        let slot = self.messages.slot(&buffer);
+        if let Err(failure) = self.messages.pull(slot) {
+            self.failure.get_or_insert(failure);
+        }
         self.free.push(buffer);
     }
 

@@ -2,7 +2,7 @@
 //! [`lat`].
 
 mod bw;
-mod gpu;
+pub(crate) mod gpu;
 mod lat;
 mod meter;
 mod pattern;

@@ -119,6 +119,7 @@ impl Side {
                 remote: Gid::from(ip.parse::<std::net::IpAddr>()?).to_ip(),
                 traffic_class: 0,
                 hop_limit: 64,
+                flow_label: 0,
                 lane: None,
             }),
             path_mtu: Some(self.device.info().mtu),

@@ -88,6 +88,7 @@ impl Connections {
                 remote: transmit.to,
                 traffic_class: 0,
                 hop_limit: HOP_LIMIT,
+                flow_label: 0,
                 lane: None,
             };
             // What finds no room goes again, as what the network loses does.

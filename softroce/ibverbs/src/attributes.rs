@@ -155,6 +155,7 @@ pub(crate) fn to_path(vector: &ibv_ah_attr, device: &DeviceInfo) -> Result<Path,
         } else {
             vector.grh.hop_limit
         },
+        flow_label: vector.grh.flow_label,
         lane: None,
     })
 }
@@ -212,7 +213,7 @@ fn from_path(path: Option<&Path>) -> ibv_ah_attr {
             dgid: ibv_gid {
                 raw: path.map_or([0; 16], |path| Gid::from(path.remote).0),
             },
-            flow_label: 0,
+            flow_label: path.map_or(0, |path| path.flow_label),
             sgid_index: 0,
             hop_limit: path.map_or(0, |path| path.hop_limit),
             traffic_class: path.map_or(0, |path| path.traffic_class),

@@ -123,6 +123,7 @@ fn connected() -> [Node; 2] {
             remote: ADDRESSES[1 - at],
             traffic_class: 0,
             hop_limit: 64,
+            flow_label: 0,
             lane: None,
         };
         let steps = [

@@ -27,6 +27,7 @@ fn path() -> Path {
         remote: ENDS[1],
         traffic_class: 0,
         hop_limit: 64,
+        flow_label: 0,
         lane: None,
     }
 }

@@ -105,6 +105,9 @@ impl Drop for AhInner {
     }
 }
 
+/// Flow labels have 20 bits (IBTA vol 1, 8.3.3).
+pub(crate) const MAX_FLOW_LABEL: u32 = (1 << 20) - 1;
+
 /// How packets leave: what an address vector says besides their destination.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Route {
@@ -112,6 +115,7 @@ pub(crate) struct Route {
     pub(crate) traffic_class: u8,
     pub(crate) hop_limit: u8,
     pub(crate) service_level: u8,
+    pub(crate) flow_label: u32,
 }
 
 impl Route {
@@ -129,6 +133,7 @@ impl Route {
             vector.grh.sgid_index = u8::try_from(index).unwrap_or(u8::MAX);
             vector.grh.hop_limit = self.hop_limit;
             vector.grh.traffic_class = self.traffic_class;
+            vector.grh.flow_label = self.flow_label;
         }
         vector
     }
@@ -153,6 +158,7 @@ impl<'a> AddressHandleBuilder<'a> {
                 traffic_class: 0,
                 hop_limit: 64,
                 service_level: 0,
+                flow_label: 0,
             },
             gid_index: None,
         }
@@ -179,6 +185,12 @@ impl<'a> AddressHandleBuilder<'a> {
     /// How many routers the packets may pass (default 64).
     pub fn hop_limit(mut self, hops: u8) -> Self {
         self.route.hop_limit = hops;
+        self
+    }
+
+    /// The flow label of the packets, of 20 bits (default 0). RoCEv2 has no such header over IPv4; there adapters derive the UDP source port from it, by which routers spread connections over paths.
+    pub fn flow_label(mut self, label: u32) -> Self {
+        self.route.flow_label = label;
         self
     }
 
@@ -258,9 +270,10 @@ impl<'a> AddressHandleBuilder<'a> {
     }
 
     fn check(&self) -> Result<(), AddressHandleError> {
-        match self.route.service_level {
-            0..=15 => Ok(()),
-            level => Err(AddressHandleError::ServiceLevel { level }),
+        match (self.route.service_level, self.route.flow_label) {
+            (0..=15, 0..=MAX_FLOW_LABEL) => Ok(()),
+            (0..=15, label) => Err(AddressHandleError::FlowLabel { label }),
+            (level, _) => Err(AddressHandleError::ServiceLevel { level }),
         }
     }
 
@@ -305,6 +318,12 @@ pub enum AddressHandleError {
     ServiceLevel {
         /// What was asked for.
         level: u8,
+    },
+    /// Flow labels have twenty bits.
+    #[error("flow label {label:#x}: the highest is {MAX_FLOW_LABEL:#x}")]
+    FlowLabel {
+        /// What was asked for.
+        label: u32,
     },
     /// The buffer does not hold the header of a datagram.
     #[error(

@@ -83,11 +83,13 @@ impl CompletionQueue<Classic> {
         context: &Context,
         entries: u32,
         channel: Option<&CompletionChannel>,
+        vector: u32,
     ) -> Result<Self, CompletionQueueError> {
+        let vector = c_int::try_from(vector).unwrap_or(c_int::MAX);
         let (api, raw_context) = (context.inner().api, context.inner().raw);
         let inner = CqInner::make(context, entries, channel, "ibv_create_cq", |cqe, id, channel| {
             // SAFETY: context and channel are live, and of one device; the user pointer is a number.
-            unsafe { (api.create_cq)(raw_context, cqe, id.to_context(), channel, 0) }
+            unsafe { (api.create_cq)(raw_context, cqe, id.to_context(), channel, vector) }
         })?;
         Ok(Self::new(inner, Fetched::new()))
     }

@@ -17,7 +17,7 @@ use super::prepared::PreparedQueuePair;
 use super::ring::Queue;
 use super::staging::{Poster, Signalling};
 use super::transport::{Connected, Connectionless, Rc, Transport, TransportKind, Uc, Ud};
-use crate::ah::Route;
+use crate::ah::{MAX_FLOW_LABEL, Route};
 use crate::cq::{Attachment, CompletionQueue, CqInner, CqKind};
 use crate::error::QueuePairError;
 use crate::pd::ProtectionDomain;
@@ -65,6 +65,7 @@ pub(super) struct Settings {
     pub(super) traffic_class: u8,
     pub(super) hop_limit: u8,
     pub(super) service_level: u8,
+    pub(super) flow_label: u32,
     pub(super) pkey_index: u16,
     pub(super) qkey: QKey,
 }
@@ -76,6 +77,7 @@ impl Settings {
             traffic_class: self.traffic_class,
             hop_limit: self.hop_limit,
             service_level: self.service_level,
+            flow_label: self.flow_label,
         }
     }
 
@@ -94,6 +96,7 @@ impl Settings {
         traffic_class: 0,
         hop_limit: 64,
         service_level: 0,
+        flow_label: 0,
         pkey_index: 0,
         qkey: QKey::DEFAULT,
     };
@@ -282,6 +285,12 @@ impl<'a, B: Backend> QueuePairBuilder<'a, B> {
     /// How many routers the packets may pass (default 64).
     pub fn hop_limit(mut self, hops: u8) -> Self {
         self.settings.hop_limit = hops;
+        self
+    }
+
+    /// The flow label of the packets, of 20 bits (default 0). RoCEv2 has no such header over IPv4; there adapters derive the UDP source port from it, by which routers spread connections over paths.
+    pub fn flow_label(mut self, label: u32) -> Self {
+        self.settings.flow_label = label;
         self
     }
 
@@ -516,6 +525,7 @@ impl<'a, B: Backend> QueuePairBuilder<'a, B> {
             ("rnr_retry", self.settings.rnr_retry.into(), 7),
             ("min_rnr_timer", self.settings.min_rnr_timer.into(), 31),
             ("service_level", self.settings.service_level.into(), 15),
+            ("flow_label", self.settings.flow_label, MAX_FLOW_LABEL),
         ];
         for (what, asked, max) in limits {
             if asked > max {

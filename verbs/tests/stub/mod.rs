@@ -163,6 +163,8 @@ struct State {
     reads: usize,
     /// What a completion queue was last told of moderation.
     moderation: Option<(u16, u16)>,
+    /// The completion vector of the completion queue that was made last.
+    vector: Option<c_int>,
     /// The operations that `ibv_create_qp_ex` leaves out (`ibv_qp_create_send_ops_flags`).
     without: u32,
 }
@@ -390,6 +392,11 @@ impl Stub {
         let state = self.state();
         let qp = &state.qps[&qpn];
         [qp.send_cq, qp.recv_cq]
+    }
+
+    /// The completion vector of the completion queue that was made last by `ibv_create_cq`.
+    pub(crate) fn vector(&self) -> Option<c_int> {
+        self.state().vector
     }
 
     fn count(&self, kind: &'static str, by: i32) {

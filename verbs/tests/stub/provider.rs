@@ -70,6 +70,7 @@ unsafe extern "C" fn open_device(device: *mut ibv_device) -> *mut ibv_context {
     let context = &mut whole.context;
     context.device = device;
     context.async_fd = stub.async_fd;
+    context.num_comp_vectors = 4;
     context.ops.alloc_mw = Some(windows::alloc_mw);
     context.ops.dealloc_mw = Some(windows::dealloc_mw);
     context.ops.bind_mw = Some(windows::bind_mw);
@@ -205,7 +206,7 @@ unsafe extern "C" fn create_cq(
     cqe: c_int,
     cq_context: *mut c_void,
     channel: *mut ibv_comp_channel,
-    _: c_int,
+    vector: c_int,
 ) -> *mut ibv_cq {
     // SAFETY: a live context.
     if let Some(errno) = unsafe { stub_of(context) }.failing(Verb::CreateCq) {
@@ -216,7 +217,9 @@ unsafe extern "C" fn create_cq(
     let mut raw: ibv_cq_ex = unsafe { core::mem::zeroed() };
     (raw.context, raw.cqe, raw.cq_context, raw.channel) = (context, cqe, cq_context, channel);
     // SAFETY: a live context.
-    unsafe { stub_of(context) }.count("cq", 1);
+    let stub = unsafe { stub_of(context) };
+    stub.count("cq", 1);
+    stub.state().vector = Some(vector);
     Cq::leak(raw).cast()
 }
 unsafe extern "C" fn destroy_cq(cq: *mut ibv_cq) -> c_int {

@@ -510,6 +510,11 @@ impl<'a, T: Service, F: Flow<T>> Drive<'a, T, F> {
         for (lane, arrivals) in lanes.iter_mut().zip(&mut *self.arrivals) {
             arrivals.post(lane, shared.as_mut())?;
         }
+        if self.settings.cuda.is_some() {
+            let sent = self.flows.iter_mut().find_map(Flow::failed);
+            let failed = sent.or_else(|| self.arrivals.iter_mut().find_map(Arrivals::failed));
+            return failed.map_or(Ok(()), Err);
+        }
         Ok(())
     }
 }

@@ -1,13 +1,14 @@
 //! What each operation does on one lane: staging a request, and taking back what its completion returns.
 
 use doorbell_verbs::{
-    Atomic as MayCount, Batch, Buffer, Completion, Connected, Frozen, Local, Memory, Read as MayRead, Reliable, Remote,
+    Atomic as MayCount, Batch, Buffer, Completion, Connected, Frozen, Kind, Local, Read as MayRead, Reliable, Remote,
     Scratch, Word, Write as MayWrite,
 };
 
 use super::super::settings::{Atomic, Settings};
-use super::super::station::{Cycle, Lane, Service, Station, frozen, refused, scratch};
+use super::super::station::{Cycle, Lane, Service, Station, allocate, frozen, refused, scratch, slots};
 use crate::failure::Failure;
+use crate::run::gpu::{Content, Pool};
 
 /// The sending end's part of an operation, on one lane, at one size.
 pub(super) trait Flow<T: Service>: Sized {
@@ -29,6 +30,49 @@ pub(super) trait Flow<T: Service>: Sized {
 
     /// Takes a completed request's buffer back.
     fn retire(&mut self, done: Completion<'_>);
+
+    /// What a GPU has refused, once, where messages lie in its memory.
+    fn failed(&mut self) -> Option<Failure> {
+        None
+    }
+}
+
+/// Memory that no request has just now: the host's, or a GPU's.
+#[derive(Debug)]
+enum Idle<K: Kind> {
+    Host(Vec<Buffer<K>>),
+    Gpu(Pool),
+}
+
+impl<K: Kind> Idle<K> {
+    fn failed(&mut self) -> Option<Failure> {
+        match self {
+            Idle::Host(_) => None,
+            Idle::Gpu(pool) => pool.failed(),
+        }
+    }
+}
+
+impl Idle<Frozen> {
+    /// Takes back what was sent.
+    #[inline]
+    fn sent(&mut self, mut done: Completion<'_>) {
+        match self {
+            Idle::Host(free) => free.extend(done.take::<Frozen>()),
+            Idle::Gpu(pool) => done.take().into_iter().for_each(|buffer| pool.give(buffer)),
+        }
+    }
+}
+
+impl Idle<Scratch> {
+    /// Takes back what something has come into.
+    #[inline]
+    fn filled(&mut self, mut done: Completion<'_>) {
+        match self {
+            Idle::Host(free) => free.extend(done.take::<Scratch>()),
+            Idle::Gpu(pool) => done.take().into_iter().for_each(|buffer| pool.give_filled(buffer)),
+        }
+    }
 }
 
 /// Handles to what is sent, as many as may be in flight; none where messages travel inline.
@@ -37,17 +81,20 @@ fn sources<T: Service>(
     station: &Station<T>,
     cycle: &Cycle,
     window: u32,
-) -> Result<Vec<Buffer<Frozen>>, Failure> {
-    if station.is_inline(cycle.bytes) {
-        return Ok(Vec::new());
+) -> Result<Idle<Frozen>, Failure> {
+    if let Some(gpu) = &station.gpu {
+        return slots(gpu, &station.pd, cycle.bytes, window).map(Idle::Gpu);
     }
-    frozen(settings, &station.pd, cycle, window as usize)
+    if station.is_inline(cycle.bytes) {
+        return Ok(Idle::Host(Vec::new()));
+    }
+    frozen(settings, &station.pd, cycle, window as usize).map(Idle::Host)
 }
 
 /// RDMA WRITE.
 #[derive(Debug)]
 pub(super) struct Writes {
-    free: Vec<Buffer<Frozen>>,
+    free: Idle<Frozen>,
     cycle: Cycle,
     target: Remote<MayWrite>,
 }
@@ -79,24 +126,42 @@ impl<T: Service + Connected> Flow<T> for Writes {
             if signal {
                 request.signalled();
             }
-        } else if let Some(buffer) = self.free.pop() {
-            let request = batch.write(buffer, target);
-            if signal {
-                request.signalled();
+            return;
+        }
+        match &mut self.free {
+            Idle::Host(free) => {
+                if let Some(buffer) = free.pop() {
+                    let request = batch.write(buffer, target);
+                    if signal {
+                        request.signalled();
+                    }
+                }
+            }
+            Idle::Gpu(pool) => {
+                if let Some(buffer) = pool.take(Content::Any) {
+                    let request = batch.write(buffer, target);
+                    if signal {
+                        request.signalled();
+                    }
+                }
             }
         }
     }
 
     #[inline]
-    fn retire(&mut self, mut done: Completion<'_>) {
-        self.free.extend(done.take::<Frozen>());
+    fn retire(&mut self, done: Completion<'_>) {
+        self.free.sent(done);
+    }
+
+    fn failed(&mut self) -> Option<Failure> {
+        self.free.failed()
     }
 }
 
 /// SEND.
 #[derive(Debug)]
 pub(super) struct Sends {
-    free: Vec<Buffer<Frozen>>,
+    free: Idle<Frozen>,
 }
 
 impl<T: Service> Flow<T> for Sends {
@@ -116,21 +181,36 @@ impl<T: Service> Flow<T> for Sends {
     ) {
         if let Some(bytes) = inline {
             T::send_inline(batch, to, bytes, signal);
-        } else if let Some(buffer) = self.free.pop() {
-            T::send(batch, to, buffer, signal);
+            return;
+        }
+        match &mut self.free {
+            Idle::Host(free) => {
+                if let Some(buffer) = free.pop() {
+                    T::send(batch, to, buffer, signal);
+                }
+            }
+            Idle::Gpu(pool) => {
+                if let Some(buffer) = pool.take(Content::Any) {
+                    T::send(batch, to, buffer, signal);
+                }
+            }
         }
     }
 
     #[inline]
-    fn retire(&mut self, mut done: Completion<'_>) {
-        self.free.extend(done.take::<Frozen>());
+    fn retire(&mut self, done: Completion<'_>) {
+        self.free.sent(done);
+    }
+
+    fn failed(&mut self) -> Option<Failure> {
+        self.free.failed()
     }
 }
 
 /// RDMA READ.
 #[derive(Debug)]
 pub(super) struct Reads {
-    free: Vec<Buffer<Scratch>>,
+    free: Idle<Scratch>,
     cycle: Cycle,
     source: Remote<MayRead>,
 }
@@ -139,7 +219,10 @@ impl<T: Service + Reliable> Flow<T> for Reads {
     fn new(settings: &Settings, station: &Station<T>, lane: usize, bytes: u64, window: u32) -> Result<Self, Failure> {
         let cycle = station.cycle(bytes);
         Ok(Reads {
-            free: scratch(settings, &station.pd, &cycle, 0, window as usize)?,
+            free: match &station.gpu {
+                Some(gpu) => Idle::Gpu(slots(gpu, &station.pd, bytes, window)?),
+                None => Idle::Host(scratch(settings, &station.pd, &cycle, 0, window as usize)?),
+            },
             cycle,
             source: station.lanes[lane].remote(&cycle),
         })
@@ -147,18 +230,36 @@ impl<T: Service + Reliable> Flow<T> for Reads {
 
     #[inline]
     fn stage<'d>(&mut self, batch: &mut Batch<'_, 'd, T>, _: &'d T::To, _: Option<&'d [u8]>, index: u64, signal: bool) {
-        let source = self.source.slice(self.cycle.offset(index), self.cycle.bytes);
-        if let (Some(source), Some(buffer)) = (source, self.free.pop()) {
-            let request = batch.read(buffer, source);
-            if signal {
-                request.signalled();
+        let Some(source) = self.source.slice(self.cycle.offset(index), self.cycle.bytes) else {
+            return;
+        };
+        match &mut self.free {
+            Idle::Host(free) => {
+                if let Some(buffer) = free.pop() {
+                    let request = batch.read(buffer, source);
+                    if signal {
+                        request.signalled();
+                    }
+                }
+            }
+            Idle::Gpu(pool) => {
+                if let Some(buffer) = pool.take(Content::Nothing) {
+                    let request = batch.read(buffer, source);
+                    if signal {
+                        request.signalled();
+                    }
+                }
             }
         }
     }
 
     #[inline]
-    fn retire(&mut self, mut done: Completion<'_>) {
-        self.free.extend(done.take::<Scratch>());
+    fn retire(&mut self, done: Completion<'_>) {
+        self.free.filled(done);
+    }
+
+    fn failed(&mut self) -> Option<Failure> {
+        self.free.failed()
     }
 }
 
@@ -183,7 +284,7 @@ impl<T: Service + Reliable> Flow<T> for Counts {
         }
         let words = station
             .pd
-            .register_chunks(Memory::zeroed(8 * window as usize), 8, Local)
+            .register_chunks(allocate(settings, 8 * window as usize)?, 8, Local)
             .map_err(refused)?;
         Ok(Counts {
             free: words.filter_map(|buffer| buffer.into_word().ok()).collect(),
@@ -224,7 +325,7 @@ impl<T: Service + Reliable> Flow<T> for Counts {
 #[derive(Debug)]
 pub(super) struct Arrivals {
     /// What is not posted just now.
-    free: Vec<Buffer<Scratch>>,
+    free: Idle<Scratch>,
     /// Receives that are posted with one call.
     list: usize,
 }
@@ -240,7 +341,16 @@ impl Arrivals {
         bytes: u64,
         count: u32,
     ) -> Result<Arrivals, Failure> {
-        let free = scratch(settings, &station.pd, &station.cycle(bytes), T::HEADER, count as usize)?;
+        let free = match &station.gpu {
+            Some(gpu) => Idle::Gpu(slots(gpu, &station.pd, bytes + T::HEADER, count)?),
+            None => Idle::Host(scratch(
+                settings,
+                &station.pd,
+                &station.cycle(bytes),
+                T::HEADER,
+                count as usize,
+            )?),
+        };
         Ok(Arrivals {
             free,
             list: settings.recv_post_list.max(1) as usize,
@@ -249,8 +359,13 @@ impl Arrivals {
 
     /// Takes a message's buffer back.
     #[inline]
-    pub(super) fn retire(&mut self, mut done: Completion<'_>) {
-        self.free.extend(done.take::<Scratch>());
+    pub(super) fn retire(&mut self, done: Completion<'_>) {
+        self.free.filled(done);
+    }
+
+    /// What a GPU has refused, once, where messages are received into its memory.
+    pub(super) fn failed(&mut self) -> Option<Failure> {
+        self.free.failed()
     }
 
     /// Posts what is free, where there is enough of it for a list.
@@ -263,11 +378,21 @@ impl Arrivals {
         lane: &mut Lane<T>,
         shared: Option<&mut doorbell_verbs::SharedReceiveQueue>,
     ) -> Result<(), Failure> {
-        if self.free.len() < self.list {
+        let free = match &self.free {
+            Idle::Host(free) => free.len(),
+            Idle::Gpu(pool) => pool.len(),
+        };
+        if free < self.list {
             return Ok(());
         }
-        let whole = self.free.len() / self.list * self.list;
-        let result = T::receive(&mut lane.qp, shared, self.free.drain(self.free.len() - whole..));
+        let whole = free / self.list * self.list;
+        let result = match &mut self.free {
+            Idle::Host(buffers) => T::receive(&mut lane.qp, shared, buffers.drain(free - whole..)),
+            Idle::Gpu(pool) => {
+                let buffers = std::iter::from_fn(|| pool.take(Content::Nothing));
+                T::receive(&mut lane.qp, shared, buffers.take(whole))
+            }
+        };
         result.map_err(|e| lane.refused(&e))
     }
 }

@@ -5,9 +5,10 @@ use doorbell_verbs::{Atomic as MayCount, Buffer, Local, Rc, Read, Remote, Remote
 use super::send::SLEEP;
 use super::single::Asker;
 use crate::classic::settings::{Atomic, Settings};
-use crate::classic::station::{Station, allocate, refused};
+use crate::classic::station::{Station, allocate, refused, registration, slots};
 use crate::classic::tool::Verb;
 use crate::failure::Failure;
+use crate::run::gpu::{Content, Pool};
 
 /// Bytes of what an atomic operation works on.
 const WORD: usize = 8;
@@ -23,6 +24,13 @@ enum Question {
         from: Remote<Read>,
         /// How many.
         bytes: usize,
+    },
+    /// The same into a GPU's memory.
+    GpuRead {
+        /// One message.
+        into: Pool,
+        /// See above.
+        from: Remote<Read>,
     },
     /// An operation on a word of it.
     Atomic {
@@ -49,12 +57,23 @@ impl Asks {
     /// [`Failure::Test`] when there is no memory for an answer, or the other end's is none.
     pub(super) fn new(settings: &Settings, station: Station<Rc>) -> Result<Asks, Failure> {
         let longest = settings.sizes.iter().max().copied().unwrap_or(1);
+        if let (Verb::Read, Some(gpu)) = (settings.tool.verb, &station.gpu) {
+            let into = slots(gpu, &station.pd, longest, 1)?;
+            let from = station.lanes[0].remote(&station.cycle(longest));
+            return Ok(Asks {
+                question: Question::GpuRead { into, from },
+                sleeps: settings.events,
+                station,
+            });
+        }
         let bytes = match settings.tool.verb {
             Verb::Atomic => WORD,
             _ => usize::try_from(longest).unwrap_or(usize::MAX),
         };
         let memory = allocate(settings, bytes)?;
-        let into = station.pd.register(memory, Local).map_err(refused)?;
+        let into = registration(settings, &station.pd)
+            .register(memory, Local)
+            .map_err(refused)?;
         let (lane, cycle) = (&station.lanes[0], station.cycle(longest));
         let question = if settings.tool.verb == Verb::Atomic {
             let at = lane.remote::<MayCount>(&cycle).word(0);
@@ -98,6 +117,13 @@ impl Asker for Asks {
                 }
                 None => Ok(()),
             },
+            Question::GpuRead { into, from } => match into.take(Content::Nothing) {
+                Some(buffer) => {
+                    let from = *from;
+                    lane.qp.post(|batch| drop(batch.read(buffer, from).signalled()))
+                }
+                None => Ok(()),
+            },
             Question::Atomic { into, at, operation } => match into.take() {
                 Some(word) => {
                     let (at, operation) = (*at, *operation);
@@ -126,6 +152,12 @@ impl Asker for Asks {
             answered = true;
             match &mut self.question {
                 Question::Read { into, .. } => *into = done.take(),
+                Question::GpuRead { into, .. } => {
+                    done.take().into_iter().for_each(|buffer| into.give_filled(buffer));
+                    if let Some(failure) = into.failed() {
+                        return Err(failure);
+                    }
+                }
                 Question::Atomic { into, .. } => *into = done.take_word(),
             }
         }

@@ -3,7 +3,7 @@
 use doorbell_verbs::{Buffer, Local};
 
 use crate::classic::settings::Settings;
-use crate::classic::station::{Service, Station, allocate, refused};
+use crate::classic::station::{Service, Station, allocate, refused, registration};
 use crate::failure::Failure;
 
 /// Messages of which the memory may not have come back yet: the completion of one may be late while its answer is there.
@@ -48,6 +48,15 @@ impl Messages {
         })
     }
 
+    /// None: they lie elsewhere.
+    pub(super) fn none() -> Messages {
+        Messages {
+            free: Vec::new(),
+            inline: Vec::new(),
+            bytes: 0,
+        }
+    }
+
     /// Whether messages travel inline now.
     #[inline]
     pub(super) fn are_inline(&self) -> bool {
@@ -63,8 +72,19 @@ impl Messages {
     /// Whether message `index` has to have a completion: often enough, and where its memory is the last there is.
     #[inline]
     pub(super) fn signals(&self, index: u64, last: bool) -> bool {
-        last || index.is_multiple_of(SIGNAL_EVERY) || (self.free.len() <= 1 && !self.are_inline())
+        let free = if self.are_inline() {
+            SOURCES as usize
+        } else {
+            self.free.len()
+        };
+        last || needs_completion(index, free)
     }
+}
+
+/// Whether message `index`, which takes one of `free` buffers, has to have a completion: often enough, and where its memory is the last there is.
+#[inline]
+pub(super) fn needs_completion(index: u64, free: usize) -> bool {
+    index.is_multiple_of(SIGNAL_EVERY) || free <= 1
 }
 
 /// A few buffers, each of at least `bytes`.
@@ -84,8 +104,7 @@ pub(super) fn buffers<T: Service>(
         .and_then(|apart| usize::try_from(apart).ok())
         .ok_or_else(too_long)?;
     let whole = apart.checked_mul(count as usize).ok_or_else(too_long)?;
-    let chunks = station
-        .pd
+    let chunks = registration(settings, &station.pd)
         .register_chunks(allocate(settings, whole)?, apart, Local)
         .map_err(refused)?;
     Ok(chunks.collect())

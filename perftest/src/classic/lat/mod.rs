@@ -33,6 +33,9 @@ use crate::failure::Failure;
 use crate::interrupt::Interrupt;
 use crate::stats::{Clock, ClockChoice, CpuMeter, Trip};
 
+/// Requests of a round of `--perform_warm_up`.
+const WARM_UP: u32 = 100;
+
 /// Runs a latency test, and prints it.
 ///
 /// # Errors
@@ -163,6 +166,8 @@ struct Size<'a> {
     gap: Option<Duration>,
     /// What is measured.
     tally: &'a mut Tally,
+    /// Requests before the clock starts, where the other end does not count them.
+    warm_up: u32,
     /// Messages that came, or were answered.
     count: &'a mut u64,
 }
@@ -197,6 +202,7 @@ impl Course<'_, '_> {
                     clock: &self.clock,
                     gap: settings.gap,
                     tally: &mut tally,
+                    warm_up: if settings.warm_up { WARM_UP } else { 0 },
                     count: &mut count,
                 },
                 &mut Watch::new(&self.conversation, &self.clock, settings),

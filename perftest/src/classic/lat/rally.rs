@@ -60,6 +60,7 @@ pub(super) fn play(end: End, racket: &mut impl Racket, watch: &mut Watch<'_>, si
         gap,
         tally,
         count: come,
+        warm_up: _,
     } = size;
     racket.resize(bytes);
     let total = tally.total();

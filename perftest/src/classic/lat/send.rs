@@ -4,11 +4,13 @@ use std::time::Duration;
 
 use doorbell_verbs::{Buffer, Local, Queue, Success};
 
-use super::messages::{Messages, buffers};
+use super::messages::{Messages, SOURCES, buffers, needs_completion};
 use super::rally::Racket;
 use crate::classic::settings::Settings;
-use crate::classic::station::{Service, Station, refused};
+use crate::classic::station::{Service, Station, refused, slots};
+use crate::device::Gpu;
 use crate::failure::Failure;
+use crate::run::gpu::{Content, Pool};
 
 /// How long a sleep lasts at most, for Ctrl-C and a peer that is gone to be noticed.
 pub(super) const SLEEP: Duration = Duration::from_millis(50);
@@ -24,8 +26,37 @@ pub(super) struct Sends<T: Service> {
     messages: Messages,
     /// Memory of a message that has been seen, to receive another into.
     spare: Option<Buffer<Local>>,
+    /// Where both lie in a GPU's memory.
+    gpu: Option<OnGpu>,
     /// Messages that have come and are not waited for yet.
     arrived: u64,
+}
+
+/// Messages in a GPU's memory: what is sent, and what is received into.
+#[derive(Debug)]
+struct OnGpu {
+    out: Pool,
+    court: Pool,
+}
+
+impl OnGpu {
+    fn new<T: Service>(gpu: &Gpu, station: &mut Station<T>, bytes: u64) -> Result<OnGpu, Failure> {
+        let mut both = OnGpu {
+            out: slots(gpu, &station.pd, bytes, SOURCES)?,
+            court: slots(gpu, &station.pd, bytes.saturating_add(T::HEADER), SOURCES)?,
+        };
+        both.receive(station, SOURCES as usize)?;
+        Ok(both)
+    }
+
+    /// Posts up to so many receives.
+    #[inline]
+    fn receive<T: Service>(&mut self, station: &mut Station<T>, count: usize) -> Result<(), Failure> {
+        let Station { lanes, shared, .. } = station;
+        let buffers = std::iter::from_fn(|| self.court.take(Content::Nothing)).take(count);
+        let posted = T::receive(&mut lanes[0].qp, shared.as_mut(), buffers);
+        posted.map_err(|e| lanes[0].refused(&e))
+    }
 }
 
 impl<T: Service> Sends<T> {
@@ -33,6 +64,17 @@ impl<T: Service> Sends<T> {
     /// [`Failure::Test`] when there is no memory for messages, or the device refuses it.
     pub(super) fn new(settings: &Settings, mut station: Station<T>) -> Result<Sends<T>, Failure> {
         let longest = settings.sizes.iter().max().copied().unwrap_or(1);
+        if let Some(gpu) = station.gpu.clone() {
+            return Ok(Sends {
+                sleeps: settings.events,
+                depth: station.lanes[0].qp.send_room(),
+                messages: Messages::none(),
+                spare: None,
+                gpu: Some(OnGpu::new(&gpu, &mut station, longest)?),
+                arrived: 0,
+                station,
+            });
+        }
         let receives = buffers(settings, &station, longest.saturating_add(T::HEADER))?;
         let Station { lanes, shared, .. } = &mut station;
         let posted = T::receive(&mut lanes[0].qp, shared.as_mut(), receives.into_iter());
@@ -42,6 +84,7 @@ impl<T: Service> Sends<T> {
             depth: station.lanes[0].qp.send_room(),
             messages: Messages::new(settings, &station, longest)?,
             spare: None,
+            gpu: None,
             arrived: 0,
             station,
         })
@@ -66,10 +109,19 @@ impl<T: Service> Sends<T> {
         };
         for mut done in completions {
             let success = done.result().map_err(|failure| lane.failed(&failure))?;
-            let Some(buffer) = done.take::<Local>() else { continue };
+            let buffer = done.take::<Local>();
             if done.queue() == Queue::Send {
-                self.messages.free.push(buffer);
+                match &mut self.gpu {
+                    Some(gpu) => done.take().into_iter().for_each(|buffer| gpu.out.give(buffer)),
+                    None => self.messages.free.extend(buffer),
+                }
                 continue;
+            }
+            if let Some(gpu) = &mut self.gpu {
+                done.take().into_iter().for_each(|buffer| gpu.court.give_filled(buffer));
+                if let Some(failure) = gpu.court.failed() {
+                    return Err(failure);
+                }
             }
             let Success::Receive { len, .. } = success else {
                 continue;
@@ -81,6 +133,7 @@ impl<T: Service> Sends<T> {
                 )));
             }
             self.arrived += 1;
+            let Some(buffer) = buffer else { continue };
             if let Some(earlier) = self.spare.replace(buffer) {
                 T::receive(&mut lane.qp, shared.as_mut(), std::iter::once(earlier)).map_err(|e| lane.refused(&e))?;
             }
@@ -96,7 +149,11 @@ impl<T: Service> Racket for Sends<T> {
 
     #[inline]
     fn is_ready(&mut self) -> Result<bool, Failure> {
-        if self.station.lanes[0].qp.send_room() > 0 && self.messages.has_one() {
+        let has_one = match &self.gpu {
+            Some(gpu) => gpu.out.len() > 0,
+            None => self.messages.has_one(),
+        };
+        if self.station.lanes[0].qp.send_room() > 0 && has_one {
             return Ok(true);
         }
         self.poll().map(|()| false)
@@ -104,6 +161,20 @@ impl<T: Service> Racket for Sends<T> {
 
     #[inline]
     fn hit(&mut self, index: u64, last: bool) -> Result<(), Failure> {
+        if let Some(gpu) = &mut self.gpu {
+            let lane = &mut self.station.lanes[0];
+            let Some(message) = gpu.out.take(Content::Any) else {
+                return Ok(());
+            };
+            if let Some(failure) = gpu.out.failed() {
+                return Err(failure);
+            }
+            let signal = last || needs_completion(index, gpu.out.len() + 1);
+            let (qp, to) = (&mut lane.qp, &lane.to);
+            let posted = qp.post(|batch| T::send(batch, to, message, signal));
+            posted.map_err(|e| lane.refused(&e))?;
+            return gpu.receive(&mut self.station, 1);
+        }
         let signal = self.messages.signals(index, last);
         let end = self.messages.bytes;
         let lane = &mut self.station.lanes[0];

@@ -29,9 +29,17 @@ pub(super) fn run(asker: &mut impl Asker, watch: &mut Watch<'_>, size: Size<'_>)
         clock,
         gap,
         tally,
+        warm_up,
         count: answered,
         ..
     } = size;
+    for _ in 0..warm_up {
+        asker.ask()?;
+        while !asker.is_answered()? {
+            watch.idle()?;
+        }
+        watch.busy()?;
+    }
     let total = tally.total();
     tally.start(clock.now());
     watch.start(tally.end());

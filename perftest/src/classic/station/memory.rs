@@ -1,6 +1,6 @@
 //! The memory of a test: how messages go through it, and that there is enough.
 
-use doorbell_verbs::{Buffer, Frozen, HugePage, Local, Memory, ProtectionDomain, Rights, Scratch};
+use doorbell_verbs::{Buffer, Frozen, HugePage, Local, Memory, ProtectionDomain, Registration, Rights, Scratch};
 
 use super::super::settings::Settings;
 use super::super::wire::Greeting;
@@ -84,6 +84,16 @@ fn available(meminfo: &str) -> Option<u64> {
     kib.checked_mul(1024)
 }
 
+/// How memory is registered.
+pub(crate) fn registration<'a>(settings: &Settings, pd: &'a ProtectionDomain) -> Registration<'a> {
+    let registration = pd.registration();
+    if settings.relaxed_ordering {
+        registration.relaxed_ordering()
+    } else {
+        registration
+    }
+}
+
 /// Memory for the other end, at least `len` bytes for each queue pair: of one region, or with `--mr_per_qp` of one each.
 pub(super) fn pieces<R: Rights>(
     settings: &Settings,
@@ -93,15 +103,9 @@ pub(super) fn pieces<R: Rights>(
     target: fn(Buffer<R>) -> Target,
 ) -> Result<Vec<Target>, Failure> {
     let qps = settings.qps as usize;
-    let piece = usize::try_from(len)
-        .ok()
-        .and_then(|len| len.max(1).checked_next_multiple_of(PAGE))
-        .ok_or_else(|| Failure::test(format!("{len} B are more than there can be")))?;
-    let whole = piece
-        .checked_mul(qps)
-        .ok_or_else(|| Failure::test(format!("{qps} times {piece} B are more than there can be")))?;
+    let (piece, whole) = piece(len, qps)?;
     if !settings.region_per_qp {
-        let pieces = pd
+        let pieces = registration(settings, pd)
             .register_chunks(allocate(settings, whole)?, piece, rights)
             .map_err(refused)?;
         return Ok(pieces.map(target).collect());
@@ -109,10 +113,24 @@ pub(super) fn pieces<R: Rights>(
     let mut pieces = Vec::with_capacity(qps);
     for _ in 0..qps {
         pieces.push(target(
-            pd.register(allocate(settings, piece)?, rights).map_err(refused)?,
+            registration(settings, pd)
+                .register(allocate(settings, piece)?, rights)
+                .map_err(refused)?,
         ));
     }
     Ok(pieces)
+}
+
+/// How long each of `count` pieces of at least `len` bytes is, and all of them.
+pub(super) fn piece(len: u64, count: usize) -> Result<(usize, usize), Failure> {
+    let piece = usize::try_from(len)
+        .ok()
+        .and_then(|len| len.max(1).checked_next_multiple_of(PAGE))
+        .ok_or_else(|| Failure::test(format!("{len} B are more than there can be")))?;
+    let whole = piece
+        .checked_mul(count)
+        .ok_or_else(|| Failure::test(format!("{count} times {piece} B are more than there can be")))?;
+    Ok((piece, whole))
 }
 
 /// So many handles for sending messages, which go through memory as `cycle` says.
@@ -126,7 +144,7 @@ pub(crate) fn frozen(
     count: usize,
 ) -> Result<Vec<Buffer<Frozen>>, Failure> {
     let (len, stride) = lengths(cycle)?;
-    let memory = pd
+    let memory = registration(settings, pd)
         .register_chunks(allocate(settings, len)?, stride, Local)
         .map_err(refused)?;
     let bytes = usize::try_from(cycle.bytes).unwrap_or(usize::MAX);
@@ -146,7 +164,7 @@ pub(crate) fn scratch(
     count: usize,
 ) -> Result<Vec<Buffer<Scratch>>, Failure> {
     let (len, stride) = lengths(cycle)?;
-    let memory = pd
+    let memory = registration(settings, pd)
         .register_chunks(allocate(settings, len)?, stride, Local)
         .map_err(refused)?;
     let bytes = usize::try_from(cycle.bytes.saturating_add(header)).unwrap_or(usize::MAX);

@@ -6,16 +6,18 @@
 //! Where a C tool at the other end writes to or reads from is up to it: it goes through the first page behind the address that it was told, message by message, and begins anew at its end
 //! ([`Cycle`]). So every queue pair has at least a page.
 
+mod gpu;
 mod memory;
 mod service;
 
 use doorbell_verbs::{
     AddressHandleBuilder, Buffer, CompletionChannel, CompletionQueue, Endpoint, Failure as Completed, GidEntry,
-    Key as Grants, LinkLayer, Mtu, PortState, ProtectionDomain, QueuePair, QueuePairBuilder, Refused, Remote,
+    Key as Grants, LinkLayer, Mtu, Opaque, PortState, ProtectionDomain, QueuePair, QueuePairBuilder, Refused, Remote,
     RemoteAtomic, RemoteRead, RemoteWrite, SharedReceiveQueue,
 };
 
-pub(crate) use memory::{Cycle, allocate, frozen, scratch};
+pub(crate) use gpu::slots;
+pub(crate) use memory::{Cycle, allocate, frozen, registration, scratch};
 pub(crate) use service::Service;
 
 use super::layout::{Address, Header};
@@ -23,7 +25,7 @@ use super::printer::Printer;
 use super::settings::Settings;
 use super::tool::{Kind, Tool, Verb};
 use super::wire::{Conversation, Greeting, Key};
-use crate::device::Device;
+use crate::device::{Device, Gpu};
 use crate::failure::{Failure, one_line};
 
 /// What this machine's page and cache line are, as far as the other end has to know: no message of a test depends on them.
@@ -61,6 +63,10 @@ pub(crate) enum Target {
     Read(Buffer<RemoteRead>),
     /// It may do atomics there.
     Counted(Buffer<RemoteAtomic>),
+    /// It may write there, in a GPU's memory.
+    GpuWritten(Buffer<Opaque<RemoteWrite>>),
+    /// It may read there, in a GPU's memory.
+    GpuRead(Buffer<Opaque<RemoteRead>>),
 }
 
 impl Target {
@@ -71,6 +77,8 @@ impl Target {
             Target::Written(memory) => (memory.remote().rkey().0, memory.addr()),
             Target::Read(memory) => (memory.remote().rkey().0, memory.addr()),
             Target::Counted(memory) => (memory.remote().rkey().0, memory.addr()),
+            Target::GpuWritten(memory) => (memory.remote().rkey().0, memory.addr()),
+            Target::GpuRead(memory) => (memory.remote().rkey().0, memory.addr()),
         }
     }
 }
@@ -133,6 +141,8 @@ pub(crate) struct Station<T: Service> {
     pub(crate) greeting: Greeting,
     /// For memory of the loops' own.
     pub(crate) pd: ProtectionDomain,
+    /// In whose memory messages lie, if they do.
+    pub(crate) gpu: Option<Gpu>,
 }
 
 /// How many requests each queue pair is to have room for, beyond which nothing is posted.
@@ -207,13 +217,14 @@ impl<T: Service> Station<T> {
             outstanding,
             depths,
             pd: &pd,
+            gpu: device.gpu.as_ref(),
             inline: inline(settings, context.attr().vendor_id),
         };
         let targets = maker.targets()?;
         let entries = maker.entries();
         let channel = maker.channel(device)?;
         let cq = match &channel {
-            Some(channel) => context.completion_queue_on(channel, entries),
+            Some(channel) => context.completion_queue_on_vector(channel, settings.vector, entries),
             None => context.completion_queue(entries),
         }
         .map_err(refused)?;
@@ -261,6 +272,7 @@ impl<T: Service> Station<T> {
             inline,
             greeting,
             pd,
+            gpu: device.gpu.clone(),
         };
         station.meet(conversation)?;
         Ok(station)
@@ -301,6 +313,7 @@ struct Maker<'a> {
     outstanding: u8,
     depths: Depths,
     pd: &'a ProtectionDomain,
+    gpu: Option<&'a Gpu>,
     inline: u32,
 }
 
@@ -317,6 +330,13 @@ impl<'a> Maker<'a> {
         let len = Cycle::new(longest, 0, &self.greeting)
             .len()
             .max(self.greeting.page.into());
+        if let Some(gpu) = self.gpu {
+            return match settings.tool.verb {
+                Verb::Write => gpu::pieces(settings, gpu, self.pd, len, RemoteWrite, Target::GpuWritten),
+                Verb::Read => gpu::pieces(settings, gpu, self.pd, len, RemoteRead, Target::GpuRead),
+                Verb::Atomic | Verb::Send => Err(Failure::usage("atomics are not done in a GPU's memory here")),
+            };
+        }
         match settings.tool.verb {
             Verb::Write => memory::pieces(settings, self.pd, len, RemoteWrite, Target::Written),
             Verb::Read => memory::pieces(settings, self.pd, len, RemoteRead, Target::Read),
@@ -356,6 +376,7 @@ impl<'a> Maker<'a> {
             .mtu(self.greeting.mtu)
             .traffic_class(settings.traffic_class)
             .hop_limit(settings.hop_limit)
+            .flow_label(settings.flow_label)
             .service_level(settings.service_level)
             .pkey_index(settings.pkey_index);
         if let Some(index) = self.gid_index() {
@@ -381,6 +402,7 @@ impl<'a> Maker<'a> {
             .port(settings.device_port)
             .traffic_class(settings.traffic_class)
             .hop_limit(settings.hop_limit)
+            .flow_label(settings.flow_label)
             .service_level(settings.service_level);
         match self.gid_index() {
             Some(index) => route.gid_index(index),
@@ -423,7 +445,7 @@ impl<'a> Maker<'a> {
             gid_index: self.gid.map(|gid| gid.index),
             inline_bytes: self.inline,
             outstanding: self.outstanding.into(),
-            relaxed_ordering: false,
+            relaxed_ordering: self.settings.relaxed_ordering,
             new_post: false,
         }
     }
@@ -520,6 +542,10 @@ fn outstanding(settings: &Settings, device: &Device) -> Result<u8, Failure> {
 
 /// How much is to travel inline.
 fn inline(settings: &Settings, vendor: u32) -> u32 {
+    if settings.cuda.is_some() {
+        // It is the processor that would copy them.
+        return 0;
+    }
     let Tool { verb, kind } = settings.tool;
     settings.inline.unwrap_or(match (verb, kind) {
         _ if !INLINING.contains(&vendor) => 0,

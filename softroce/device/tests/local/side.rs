@@ -223,6 +223,7 @@ impl Side {
                     remote: address,
                     traffic_class: 0,
                     hop_limit: 64,
+                    flow_label: 0,
                     lane: None,
                 }),
                 path_mtu: Some(self.device.info().mtu),

@@ -422,6 +422,7 @@ pub(crate) fn rtr_attr(setup: &Setup, gid: ibv_gid, qpn: u32, rq_psn: u32) -> ib
     attr.ah_attr.port_num = 1;
     attr.ah_attr.grh.dgid = gid;
     attr.ah_attr.grh.hop_limit = 1;
+    attr.ah_attr.grh.flow_label = 0x54321;
     attr
 }
 

@@ -299,6 +299,7 @@ fn attributes_that_are_refused_change_nothing() {
     // SAFETY: a GID is 16 bytes however it was written.
     let (set, read) = unsafe { (gid.raw, attr.ah_attr.grh.dgid.raw) };
     assert_eq!(set, read);
+    assert_eq!((attr.ah_attr.grh.flow_label, attr.ah_attr.grh.hop_limit), (0x54321, 1));
     assert_eq!(
         (init.cap.max_send_wr, init.cap.max_inline_data, init.send_cq),
         (setup.depth, 128, a.cq)

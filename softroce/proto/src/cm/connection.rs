@@ -539,6 +539,7 @@ pub(super) fn passive(
             remote,
             traffic_class: req.primary.traffic_class,
             hop_limit: HOP_LIMIT,
+            flow_label: 0,
             lane: None,
         },
         mtu,

@@ -196,6 +196,7 @@ impl Cm {
                 remote: peer,
                 traffic_class: request.traffic_class,
                 hop_limit: request.hop_limit,
+                flow_label: 0,
                 lane: None,
             },
             mtu: request.mtu,

@@ -83,6 +83,8 @@ pub struct Path {
     pub traffic_class: u8,
     /// TTL or hop limit.
     pub hop_limit: u8,
+    /// The flow label that was asked for. Packets leave by one UDP socket, so that neither their source port nor their IPv6 header goes by it.
+    pub flow_label: u32,
     /// The lane that its packets take in place of the wire: the owner's choice, the same at both ends.
     pub lane: Option<LaneId>,
 }

@@ -1,0 +1,51 @@
+//! The memory of a test where it lies in a GPU (`--use_cuda`): what the other end reaches, and what the loops send from and receive into.
+//!
+//! Requests cannot share memory of a GPU as they do the host's ([`super::memory`]): each message in flight has its own, so that a test takes as much as fits in its window, and goes through all of it
+//! instead of a page.
+
+use doorbell_gpudirect::GpuMemory;
+use doorbell_verbs::{Buffer, Opaque, ProtectionDomain, Rights};
+
+use super::super::settings::Settings;
+use super::{Target, memory, refused};
+use crate::device::Gpu;
+use crate::failure::Failure;
+use crate::run::gpu::Pool;
+
+/// Memory for the other end, at least `len` bytes for each queue pair: of one region, or with `--mr_per_qp` of one each.
+pub(super) fn pieces<R: Rights>(
+    settings: &Settings,
+    gpu: &Gpu,
+    pd: &ProtectionDomain,
+    len: u64,
+    rights: R,
+    target: fn(Buffer<Opaque<R>>) -> Target,
+) -> Result<Vec<Target>, Failure> {
+    let qps = settings.qps as usize;
+    let (piece, whole) = memory::piece(len, qps)?;
+    let (regions, each) = if settings.region_per_qp {
+        (qps, piece)
+    } else {
+        (1, whole)
+    };
+    let mut pieces = Vec::with_capacity(qps);
+    for _ in 0..regions {
+        let memory = GpuMemory::alloc(&gpu.context, each).map_err(refused)?;
+        let mut registration = gpu.registration(pd)?;
+        if settings.relaxed_ordering {
+            registration = registration.relaxed_ordering();
+        }
+        let (chunks, _) = registration.register_chunks(&memory, piece, rights).map_err(refused)?;
+        pieces.extend(chunks.map(target));
+    }
+    Ok(pieces)
+}
+
+/// So many messages of `bytes` bytes.
+///
+/// # Errors
+/// [`Failure::Test`] when the GPU or the device refuses.
+pub(crate) fn slots(gpu: &Gpu, pd: &ProtectionDomain, bytes: u64, count: u32) -> Result<Pool, Failure> {
+    let len = usize::try_from(bytes).map_err(|_| Failure::test(format!("{bytes} B are more than there can be")))?;
+    Pool::new(gpu, pd, len, count as usize)
+}

@@ -1,0 +1,452 @@
+//! Options of the classic tools by their effects: each is looked at where it can be seen, in packets, in what is printed, in how long it takes. Both ends are ours, on the userspace device.
+
+#![forbid(unsafe_code)]
+
+use std::io::{BufRead, BufReader, Read};
+use std::net::TcpListener;
+use std::os::unix::fs::symlink;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use doorbell_cuda_standin::{Manner, environment};
+use tempfile::TempDir;
+
+/// Longer than any deadline of the tools.
+const HANGS: Duration = Duration::from_secs(50);
+
+/// What one end came to.
+#[derive(Debug)]
+struct Ended {
+    status: Option<i32>,
+    stdout: String,
+    stderr: String,
+}
+
+impl Ended {
+    /// What is behind `name :` in the head of the run.
+    fn fact(&self, name: &str) -> &str {
+        let at = self.stdout.find(name).unwrap_or_else(|| panic!("no {name}: {self:?}"));
+        let rest = &self.stdout[at + name.len()..];
+        let rest = rest.trim_start().strip_prefix(':').expect("a colon");
+        rest.split_whitespace().next().expect("a value")
+    }
+
+    /// The figures of the last row.
+    fn row(&self) -> Vec<f64> {
+        let rows = self.stdout.lines().skip_while(|line| !line.starts_with(" #bytes"));
+        let row = rows
+            .filter(|line| line.starts_with(' ') && !line.starts_with(" #"))
+            .last();
+        let words = row.unwrap_or_else(|| panic!("no figures: {self:?}")).split_whitespace();
+        words.map(|word| word.parse().expect("a number")).collect()
+    }
+
+    /// The one line on stderr that is no warning.
+    #[track_caller]
+    fn refused(&self, status: i32, says: &str) {
+        assert_eq!(self.status, Some(status), "{self:?}");
+        let complaints: Vec<_> = self.stderr.lines().filter(|line| !line.contains("warning:")).collect();
+        assert!(
+            complaints.len() == 1 && complaints[0].contains(says),
+            "no '{says}': {self:?}"
+        );
+    }
+}
+
+/// A folder with the tools, and what they find in their environment.
+struct Bench {
+    folder: TempDir,
+    environment: Vec<(String, std::ffi::OsString)>,
+    /// Where the client writes its packets.
+    capture: Option<PathBuf>,
+}
+
+impl Bench {
+    fn new() -> Bench {
+        let folder = tempfile::tempdir().expect("a folder");
+        for verb in ["write", "read", "send", "atomic"] {
+            for kind in ["bw", "lat"] {
+                let name = folder.path().join(format!("ib_{verb}_{kind}"));
+                symlink(env!("CARGO_BIN_EXE_doorbell"), name).expect("a link");
+            }
+        }
+        Bench {
+            folder,
+            environment: Vec::new(),
+            capture: None,
+        }
+    }
+
+    fn with(mut self, name: &str, value: impl Into<std::ffi::OsString>) -> Bench {
+        self.environment.push((name.to_owned(), value.into()));
+        self
+    }
+
+    /// The stand-in for two GPUs.
+    fn with_gpus() -> Bench {
+        let standin = environment(Manner::Prompt, 2);
+        standin
+            .into_iter()
+            .fold(Bench::new(), |bench, (name, value)| bench.with(name, value))
+    }
+
+    fn start(&self, line: &str) -> Child {
+        self.command(line).spawn().expect("the binary runs")
+    }
+
+    fn start_client(&self, line: &str) -> Child {
+        let mut command = self.command(line);
+        command.envs(self.capture.iter().map(|file| ("DOORBELL_PCAP", file)));
+        command.spawn().expect("the binary runs")
+    }
+
+    fn command(&self, line: &str) -> Command {
+        let mut words = line.split_whitespace();
+        let mut command = Command::new(self.folder.path().join(words.next().expect("a name")));
+        for name in [
+            "DOORBELL_SOFT_ADDR",
+            "DOORBELL_SOFT_PORT",
+            "DOORBELL_FAULTS",
+            "DOORBELL_PCAP",
+            "DOORBELL_LINK",
+            "DOORBELL_GPU_PATH",
+            "DOORBELL_CUDA_LIBRARY",
+        ] {
+            command.env_remove(name);
+        }
+        command
+            .args(words)
+            .envs(self.environment.iter().cloned())
+            .current_dir(self.folder.path())
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        command
+    }
+
+    /// Runs one end by itself: one that is refused before it talks to another.
+    fn alone(&self, line: &str) -> Ended {
+        end(self.start(line), String::new())
+    }
+
+    /// Runs both ends with the same options. Returns the client's and the server's end.
+    fn pair(&self, line: &str) -> (Ended, Ended) {
+        self.ends(line, line, "127.0.0.1")
+    }
+
+    fn ends(&self, server: &str, client: &str, host: &str) -> (Ended, Ended) {
+        let port = free_port();
+        let mut server = self.start(&format!("{server} -F -p {port}"));
+        let mut heard = String::new();
+        let mut stdout = BufReader::new(server.stdout.take().expect("a pipe"));
+        // A client of ours tries for three seconds: a server that says nothing (--output) has them.
+        while !client.contains("--output") && !client.contains("--reversed") && !heard.contains("Waiting") {
+            if stdout.read_line(&mut heard).expect("text") == 0 {
+                break;
+            }
+        }
+        let reader = thread::spawn(move || {
+            stdout.read_to_string(&mut heard).expect("text");
+            heard
+        });
+        let client = end(
+            self.start_client(&format!("{client} -F -p {port} {host}")),
+            String::new(),
+        );
+        let status = wait(&mut server);
+        let mut stderr = String::new();
+        server
+            .stderr
+            .take()
+            .expect("a pipe")
+            .read_to_string(&mut stderr)
+            .expect("text");
+        let stdout = reader.join().expect("it reads");
+        (client, Ended { status, stdout, stderr })
+    }
+
+    /// As [`Bench::pair`]; both have to succeed.
+    #[track_caller]
+    fn good(&self, line: &str) -> (Ended, Ended) {
+        let (client, server) = self.pair(line);
+        assert_eq!(
+            (client.status, server.status),
+            (Some(0), Some(0)),
+            "{line}: {client:?} {server:?}"
+        );
+        (client, server)
+    }
+}
+
+fn free_port() -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    listener.local_addr().expect("an address").port()
+}
+
+fn wait(child: &mut Child) -> Option<i32> {
+    let deadline = Instant::now() + HANGS;
+    loop {
+        if let Some(status) = child.try_wait().expect("it can be waited for") {
+            return status.code();
+        }
+        if Instant::now() > deadline {
+            let _ = child.kill();
+            panic!("it hangs");
+        }
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn end(mut child: Child, heard: String) -> Ended {
+    let (mut stdout, mut stderr) = (heard, String::new());
+    // What is said on stderr fits the pipe.
+    child
+        .stdout
+        .take()
+        .expect("a pipe")
+        .read_to_string(&mut stdout)
+        .expect("text");
+    let status = wait(&mut child);
+    child
+        .stderr
+        .take()
+        .expect("a pipe")
+        .read_to_string(&mut stderr)
+        .expect("text");
+    Ended { status, stdout, stderr }
+}
+
+/// How long the transport packets in a capture are, the UDP header left out: those over IPv4 with the default partition key.
+fn packets(capture: &[u8]) -> Vec<usize> {
+    let udp_length = |header: &[u8]| usize::from(u16::from_be_bytes([header[24], header[25]]));
+    let headers = capture.windows(40);
+    // Version 4 without options, UDP; behind both headers the transport's, with the key at its third byte.
+    let ours = headers.filter(|header| header[0] == 0x45 && header[9] == 17 && header[30..32] == [0xff, 0xff]);
+    ours.map(|header| udp_length(header).saturating_sub(8)).collect()
+}
+
+#[test]
+fn packets_are_as_long_as_the_mtu_that_is_asked_for() {
+    for (line, payload) in [
+        ("ib_write_bw -n 10 -s 4096 -m 1024", 1024),
+        ("ib_write_bw -n 10 -s 4096 -m 256", 256),
+        ("ib_send_bw -n 10 -s 512 -m 512 -c UD", 512),
+    ] {
+        let files = tempfile::tempdir().unwrap();
+        let file = files.path().join("wire.pcap");
+        let mut bench = Bench::new().with("DOORBELL_LINK", "udp");
+        bench.capture = Some(file.clone());
+        bench.good(line);
+        let seen = packets(&std::fs::read(file).unwrap());
+        // Headers and checksum of a packet are less than this together.
+        let (whole, longer): (Vec<usize>, Vec<usize>) = seen
+            .into_iter()
+            .filter(|len| *len >= payload)
+            .partition(|len| *len < payload + 64);
+        assert!(whole.len() >= 10 && longer.is_empty(), "{line}: {whole:?} {longer:?}");
+    }
+}
+
+#[test]
+fn the_head_says_what_is_done() {
+    let bench = Bench::new();
+    let (client, _) = bench.good("ib_write_bw -n 20 -s 64 -I 64 -t 10 -Q 5");
+    assert_eq!(client.fact("Max inline data"), "64[B]");
+    assert_eq!((client.fact("TX depth"), client.fact("CQ Moderation")), ("10", "5"));
+    assert_eq!(client.fact("PCIe relax order"), "ON");
+    let (client, server) = bench.good("ib_read_bw -n 20 -o 3 --disable_pcie_relaxed -m 512");
+    assert_eq!(
+        (client.fact("Outstand reads"), server.fact("Outstand reads")),
+        ("3", "3")
+    );
+    assert_eq!((client.fact("PCIe relax order"), client.fact("Mtu")), ("OFF", "512[B]"));
+    // What a peer's WRITE latency test waits for has to come last.
+    assert_eq!(bench.good("ib_write_lat -n 20").0.fact("PCIe relax order"), "OFF");
+}
+
+#[test]
+fn every_way_of_connecting_and_posting_measures() {
+    let bench = Bench::new();
+    for line in [
+        "ib_write_bw -n 20 --flow_label 74565 -S 3 -u 16 --retry_count 2 --pkey_index 0",
+        "ib_send_bw -n 20 --flow_label 1048575 -S 3 -c UD -s 512",
+        "ib_send_lat -n 20 -e -X 0",
+        "ib_send_bw -n 64 -l 16 --recv_post_list 8 -r 32 -t 32 -s 64",
+        "ib_write_bw -n 20 -q 3 --mr_per_qp",
+        "ib_send_bw -n 20 -q 3 --use-srq -r 8 -e",
+        "ib_write_bw -n 20 --perform_warm_up",
+        "ib_read_lat -n 20 --perform_warm_up",
+        "ib_atomic_bw -n 20 -A CMP_AND_SWAP",
+        "ib_write_bw -n 20 --reversed",
+    ] {
+        let (client, server) = bench.pair(line);
+        assert_eq!(
+            (client.status, server.status),
+            (Some(0), Some(0)),
+            "{line}: {client:?} {server:?}"
+        );
+        let figures = if line.contains("--reversed") {
+            server.row()
+        } else {
+            client.row()
+        };
+        assert!(figures[1] >= 20.0, "{line}: {figures:?}");
+    }
+}
+
+#[test]
+fn what_the_device_lacks_is_said_in_one_line() {
+    let bench = Bench::new();
+    for (line, says) in [
+        ("ib_send_lat -n 20 -e -X 1", "completion vector 1: soft0 has 1"),
+        ("ib_write_bw -n 20 --pkey_index 3", "P_Key index 3"),
+        ("ib_write_bw -n 20 --ipv6", "no GID of an IPv6 address"),
+        ("ib_write_bw -n 20 -s 64 -I 900", "-I 900"),
+    ] {
+        let (client, _) = bench.pair(line);
+        client.refused(1, says);
+    }
+    bench
+        .alone("ib_write_bw --flow_label 1048576")
+        .refused(2, "from 0 to 1048575");
+    bench.alone("ib_write_bw --report-per-port").refused(2, "it is for -O");
+    bench
+        .alone("ib_write_bw --bind_source_ip 192.0.2.1")
+        .refused(1, "no address of this machine");
+    bench
+        .alone("ib_write_bw --source_ip 192.0.2.1 127.0.0.1")
+        .refused(1, "cannot reach");
+}
+
+#[test]
+fn either_end_goes_by_the_address_it_is_given() {
+    let bench = Bench::new();
+    let line = "ib_write_bw -n 20 --bind_source_ip 127.0.0.2";
+    let (client, server) = bench.ends(line, "ib_write_bw -n 20 --source_ip 127.0.0.3", "127.0.0.2");
+    assert_eq!(
+        (client.status, server.status),
+        (Some(0), Some(0)),
+        "{client:?} {server:?}"
+    );
+    let (client, _) = {
+        let other = "ib_write_bw -n 20";
+        let port = free_port();
+        let mut server = bench.start(&format!("{line} -F -p {port}"));
+        thread::sleep(Duration::from_millis(300));
+        let client = bench.alone(&format!("{other} -F -p {port} 127.0.0.1"));
+        let _ = server.kill();
+        (client, wait(&mut server))
+    };
+    client.refused(1, "cannot reach");
+}
+
+#[test]
+fn rates_gaps_and_waits_take_their_time() {
+    let bench = Bench::new();
+    // 200 messages at 1000 in a second, four at a time; without it they take a few milliseconds.
+    let (client, _) = bench.good("ib_write_bw -n 200 -s 64 --rate_limit 1000 --rate_units p --burst_size 4");
+    let rate = client.row()[4] * 1e6;
+    assert!((500.0..1100.0).contains(&rate), "{rate}");
+    let began = Instant::now();
+    bench.good("ib_read_lat -n 100 --latency_gap 3000");
+    assert!(began.elapsed() >= Duration::from_millis(300));
+    let began = Instant::now();
+    bench.good("ib_write_bw -n 20 --wait_destroy 1");
+    assert!(began.elapsed() >= Duration::from_secs(1));
+}
+
+#[test]
+fn limits_are_looked_at_by_the_client() {
+    let bench = Bench::new();
+    for (line, says) in [
+        ("ib_write_bw -n 20 -w 99999999", "average bandwidth"),
+        ("ib_write_bw -n 20 -y 99999", "message rate"),
+    ] {
+        let (client, server) = bench.pair(line);
+        client.refused(1, says);
+        assert_eq!(server.status, Some(0), "{server:?}");
+    }
+    let (client, _) = bench.good("ib_write_bw -n 20 --output=message_rate -w 0.001");
+    assert!(client.stdout.trim().parse::<f64>().is_ok(), "{client:?}");
+    let (client, _) = bench.good("ib_send_lat -n 20 --output=latency");
+    assert!(client.stdout.trim().parse::<f64>().is_ok(), "{client:?}");
+}
+
+#[test]
+fn messages_lie_in_a_gpu_where_they_can() {
+    let bench = Bench::with_gpus();
+    for line in [
+        "ib_write_bw -n 40 -s 70000 --use_cuda 0",
+        "ib_write_bw -n 40 -a --use_cuda=1 -q 2 --mr_per_qp",
+        "ib_write_bw -n 40 -b -s 100 --use_cuda 1",
+        "ib_read_bw -n 40 -s 4096 --use_cuda 0 -q 2",
+        "ib_send_bw -n 40 -s 4096 --use_cuda 0 -r 16",
+        "ib_send_bw -n 40 -s 512 --use_cuda 0 -c UD",
+        "ib_send_bw -n 40 -s 512 --use_cuda 0 --use-srq -q 2 -b",
+        "ib_read_lat -n 40 --use_cuda 0",
+        "ib_send_lat -n 40 --use_cuda 0 -s 4096",
+    ] {
+        let (client, server) = bench.pair(line);
+        assert_eq!(
+            (client.status, server.status),
+            (Some(0), Some(0)),
+            "{line}: {client:?} {server:?}"
+        );
+        if !line.contains("read") {
+            assert_eq!(client.fact("Max inline data"), "0[B]", "{line}");
+        }
+        assert!(client.row()[1] >= 40.0, "{line}: {client:?}");
+    }
+    // One end alone, and by the other end's host memory.
+    let (client, server) = bench.ends("ib_write_bw -n 40 --use_cuda 1", "ib_write_bw -n 40", "127.0.0.1");
+    assert_eq!(
+        (client.status, server.status),
+        (Some(0), Some(0)),
+        "{client:?} {server:?}"
+    );
+}
+
+#[test]
+fn staged_memory_is_measured_with_its_copies_and_said_to_be() {
+    let bench = Bench::with_gpus().with("DOORBELL_GPU_PATH", "staged");
+    for line in [
+        "ib_send_bw -n 40 -s 4096 --use_cuda 0",
+        "ib_read_bw -n 40 --use_cuda 1",
+        "ib_send_lat -n 40 --use_cuda 0",
+    ] {
+        let (client, _) = bench.good(line);
+        assert!(client.stderr.contains("staged through the host"), "{line}: {client:?}");
+    }
+}
+
+#[test]
+fn a_gpu_that_cannot_be_used_is_refused_in_one_line() {
+    let bench = Bench::with_gpus();
+    for (line, status, says) in [
+        ("ib_write_bw --use_cuda 7", 2, "there is no GPU 7"),
+        ("ib_write_bw --use_cuda_bus_id ff:1f.7", 2, "there is no such GPU"),
+        ("ib_write_bw --use_cuda 0 --use_cuda_dmabuf", 1, "dmabuf"),
+        ("ib_write_bw --use_cuda_dmabuf", 2, "goes with --use_cuda"),
+        (
+            "ib_write_lat --use_cuda 0",
+            2,
+            "ib_write_lat sees a message by looking at its last byte",
+        ),
+        ("ib_atomic_bw --use_cuda 0", 2, "atomics"),
+        ("ib_write_bw --use_cuda 0 -I 64", 2, "-I does not go with --use_cuda"),
+        ("ib_send_bw --use_cuda 0 -a", 2, "-a does not go with --use_cuda"),
+        ("ib_read_bw --use_cuda 0 --use_hugepages", 2, "leave one out"),
+        (
+            "ib_read_bw --use_cuda 0 --use_cuda_bus_id 3b:00.0",
+            2,
+            "both name a GPU",
+        ),
+    ] {
+        bench.alone(line).refused(status, says);
+    }
+    Bench::new()
+        .alone("ib_write_bw --use_cuda 0")
+        .refused(2, "libcuda.so.1");
+}

@@ -1,0 +1,220 @@
+//! What the classic tools print beside what the C tools do, to the column: both ends of one kind and then of the other, on the userspace device. Figures, numbers and keys are masked; their widths are
+//! not, nor is anything else.
+
+use std::os::unix::fs::symlink;
+use std::path::Path;
+use std::process::{Child, Command};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::{address, built, doorbell, missing, texts};
+
+/// Short modes that differ in what is printed.
+const MODES: [&str; 14] = [
+    "ib_write_bw -n 100",
+    "ib_write_bw -n 100 -b --report-both",
+    "ib_write_bw -n 160 -l 16 --report_gbits",
+    "ib_write_bw -n 5 -a",
+    "ib_write_bw -n 100 -N",
+    "ib_write_bw -n 100 --output=bandwidth",
+    "ib_read_bw -n 100 -q 2 -o 4",
+    "ib_send_bw -n 100 -c UD -s 512",
+    "ib_send_bw -n 100 -q 2 --use-srq",
+    "ib_atomic_bw -n 100",
+    "ib_write_lat -n 100 -s 8",
+    "ib_read_lat -n 20 -H",
+    "ib_send_lat -n 100 -c UD",
+    "ib_atomic_lat -n 100 -A CMP_AND_SWAP",
+];
+/// Longer than any of them takes.
+const HANGS: Duration = Duration::from_secs(60);
+
+/// A program by this name, or the C tool of that name where it is to be run on the drop-in.
+fn command(tool: &str, stock: Option<&str>, folder: &Path, here: &str) -> Command {
+    let mut command = match stock {
+        Some(path) => doorbell(&["run", "--", path]),
+        None => {
+            let plain = doorbell(&[]);
+            let mut ours = Command::new(folder.join(tool));
+            for (name, value) in plain.get_envs() {
+                match value {
+                    Some(value) => ours.env(name, value),
+                    None => ours.env_remove(name),
+                };
+            }
+            ours.stdin(std::process::Stdio::null())
+                .stdout(std::process::Stdio::piped())
+                .stderr(std::process::Stdio::piped());
+            ours
+        }
+    };
+    command.env("DOORBELL_SOFT_ADDR", here).current_dir(folder);
+    command
+}
+
+/// Whether a process of this machine listens on a TCP port of IPv4 or IPv6.
+fn listens(port: u16) -> bool {
+    let port = format!(":{port:04X}");
+    let table = |file| std::fs::read_to_string(file).unwrap_or_default();
+    (table("/proc/net/tcp") + &table("/proc/net/tcp6")).lines().any(|line| {
+        let words: Vec<_> = line.split_whitespace().collect();
+        // 0A: LISTEN.
+        words.len() > 3 && words[1].ends_with(&port) && words[3] == "0A"
+    })
+}
+
+fn free_port() -> u16 {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    listener.local_addr().expect("an address").port()
+}
+
+/// Waits for a process whose output fits the pipes, and gives that.
+fn ended(mut child: Child, line: &str) -> (String, String) {
+    let deadline = Instant::now() + HANGS;
+    while child.try_wait().expect("it can be waited for").is_none() {
+        if Instant::now() > deadline {
+            let _ = child.kill();
+            panic!("{line} hangs");
+        }
+        thread::sleep(Duration::from_millis(5));
+    }
+    let output = child.wait_with_output().expect("it writes");
+    let (stdout, stderr) = texts(&output);
+    assert!(output.status.success(), "{line}: {}\n{stdout}{stderr}", output.status);
+    (stdout, stderr)
+}
+
+/// What the client and the server of one kind print.
+fn pair(line: &str, stock: Option<&str>, folder: &Path) -> [String; 2] {
+    let (tool, options) = line.split_once(' ').expect("a name and options");
+    let (here, port) = (address(), free_port().to_string());
+    let start = |host: &[&str]| {
+        let mut command = command(tool, stock, folder, &here);
+        command
+            .args(["-F", "-p", &port])
+            .args(options.split_whitespace())
+            .args(host);
+        command.spawn().expect("it runs")
+    };
+    let mut server = start(&[]);
+    let deadline = Instant::now() + HANGS;
+    while !listens(port.parse().expect("a number")) {
+        let gone = server.try_wait().expect("it can be waited for").is_some();
+        if gone || Instant::now() > deadline {
+            let _ = server.kill();
+            break;
+        }
+        thread::sleep(Duration::from_millis(5));
+    }
+    let client = ended(start(&["127.0.0.1"]), line);
+    [client, ended(server, line)].map(|(stdout, stderr)| {
+        // Before anything else the C tool rules a line, with this on stderr below it.
+        let noted = stderr.contains("Device not recognized");
+        let rest = stdout
+            .split_once('\n')
+            .filter(|(first, _)| noted && first.starts_with("----"));
+        masked(rest.map_or(stdout.as_str(), |(_, rest)| rest), tool.ends_with("_lat"))
+    })
+}
+
+/// The text without what differs from run to run.
+fn masked(text: &str, is_lat: bool) -> String {
+    let lines = text.lines().filter_map(|line| {
+        let first = line.trim_start().chars().next();
+        if line.contains(" address: ") {
+            Some(keys(line))
+        } else if line.starts_with(" GID: ") {
+            Some(" GID: …".to_owned())
+        } else if line.starts_with(" PCIe relax order") {
+            // What is done, beside what the C tool would like.
+            Some(" PCIe relax order: …".to_owned())
+        } else if is_lat && line.starts_with(" Max inline data") {
+            Some(" Max inline data : …".to_owned())
+        } else if line.starts_with(|c: char| c.is_ascii_digit()) {
+            // Of samples the C tool leaves some out; one figure alone stays.
+            (!line.contains(", ")).then(|| "N".to_owned())
+        } else if line.starts_with(' ') && first.is_some_and(|c| c.is_ascii_digit()) {
+            Some(figures(line))
+        } else {
+            Some(line.to_owned())
+        }
+    });
+    lines.map(|line| line + "\n").collect()
+}
+
+/// A line of addresses with the digits of what a run makes up masked.
+fn keys(line: &str) -> String {
+    let mut masks = None;
+    let words = line.split(' ').map(|word| {
+        let text = match masks {
+            // These are as wide as they are.
+            Some("QPN" | "PSN") => "#".to_owned(),
+            Some(_) => "#".repeat(word.len()),
+            None => word.to_owned(),
+        };
+        masks = Some(word).filter(|word| ["QPN", "PSN", "RKey", "VAddr"].contains(word));
+        text
+    });
+    words.collect::<Vec<_>>().join(" ")
+}
+
+/// A line of figures with those masked that have decimals. They are padded to seven columns: what fills those goes with them.
+fn figures(line: &str) -> String {
+    let mut masked = String::new();
+    let mut rest = line;
+    while !rest.is_empty() {
+        let word = rest.find(|c: char| c.is_whitespace()).unwrap_or(rest.len());
+        let (token, behind) = rest.split_at(word);
+        let blanks = behind.len() - behind.trim_start_matches(' ').len();
+        if token.contains('.') || token.contains("nan") || token.contains("inf") {
+            masked.push('N');
+            let padding = 7_usize.saturating_sub(token.len()).min(blanks);
+            rest = &behind[padding..];
+        } else {
+            masked += token;
+            rest = behind;
+        }
+        let blank = rest.find(|c: char| !c.is_whitespace()).unwrap_or(rest.len());
+        masked += &rest[..blank];
+        rest = &rest[blank..];
+    }
+    masked
+}
+
+#[test]
+fn what_the_classic_tools_print_is_what_the_c_tools_do() {
+    let tools = Path::new("/usr/bin");
+    if !tools.join("ib_write_bw").is_file() {
+        missing("ib_write_bw of the package perftest");
+        return;
+    }
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    for mode in MODES {
+        let name = mode.split(' ').next().expect("a name");
+        let link = folder.path().join(name);
+        if !link.exists() {
+            symlink(built().join("doorbell"), link).expect("a link");
+        }
+    }
+    for mode in MODES {
+        let tool = tools.join(mode.split(' ').next().expect("a name"));
+        let theirs = pair(mode, tool.to_str(), folder.path());
+        let ours = pair(mode, None, folder.path());
+        for (end, (ours, theirs)) in ["client", "server"].iter().zip(ours.iter().zip(&theirs)) {
+            assert_eq!(ours, theirs, "{mode}: the {end}'s output");
+        }
+    }
+}
+
+#[test]
+fn masks_leave_widths() {
+    assert_eq!(
+        figures(" 64         1600             171.76             70.28  \t\t   1.151401"),
+        figures(" 64         1600             9.76                1171.28\t\t   0.000001")
+    );
+    assert_ne!(figures(" 64  1.00   "), figures(" 64   1.00   "));
+    assert_eq!(
+        keys(" local address: LID 0000 QPN 0x3d093a PSN 0x1 RKey 0x2"),
+        " local address: LID 0000 QPN # PSN # RKey ###"
+    );
+}
