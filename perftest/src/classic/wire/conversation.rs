@@ -135,13 +135,7 @@ impl Conversation {
         let line = self.exchange(ours.cache_line.to_be_bytes(), "its cache line")?;
         let cache_line = parse_power(line, LARGEST_CACHE_LINE, Malformed("its cache line is none"))
             .map_err(|e| self.malformed(e))?;
-        let mtu: [u8; MTU] = if matches!(self.way, Way::Queue(_)) {
-            let [digit, end] = format_mtu(ours.mtu);
-            let [digit, end, ..] = self.exchange([digit, end, 0, 0], "its MTU")?;
-            [digit, end]
-        } else {
-            self.exchange(format_mtu(ours.mtu), "its MTU")?
-        };
+        let mtu: [u8; MTU] = self.exchange(format_mtu(ours.mtu), "its MTU")?;
         let mtu = parse_mtu(mtu).map_err(|e| self.malformed(e))?;
         Ok(ours.with(Greeting { page, cache_line, mtu }))
     }
