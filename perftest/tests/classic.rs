@@ -135,7 +135,6 @@ struct Running {
 /// What became of it.
 #[derive(Debug)]
 struct Ended {
-    line: String,
     /// Exit status; none where a signal ended it.
     status: Option<i32>,
     stdout: String,
@@ -179,7 +178,6 @@ impl Running {
         self.stdout.read_to_string(&mut self.heard).expect("text");
         self.stderr.read_to_string(&mut stderr).expect("text");
         Ended {
-            line: std::mem::take(&mut self.line),
             status,
             stdout: std::mem::take(&mut self.heard),
             stderr,
@@ -216,7 +214,7 @@ impl Ended {
         self.stdout
             .lines()
             .skip_while(|line| !line.starts_with(" #bytes"))
-            .filter(|line| line.starts_with(|c: char| c == ' ') && !line.starts_with(" #"))
+            .filter(|line| line.starts_with(' ') && !line.starts_with(" #"))
             .map(|line| line.split_whitespace().collect())
             .collect()
     }
@@ -529,21 +527,25 @@ fn a_port_in_use_is_named() {
 #[test]
 fn memory_that_nobody_has_is_refused() {
     let tools = Tools::new();
-    for tool in ["ib_write_bw", "ib_send_lat"] {
-        // Sixteen hundred terabytes, or as far as sizes go.
-        let ended = tools
-            .start(&format!("{tool} -s 2147483647 -q 4000 -p {}", free_port()))
-            .end();
-        assert!(matches!(ended.status, Some(1 | 2)), "{ended:?}");
-        assert_eq!(ended.complaints().len(), 1, "{ended:?}");
-    }
+    // Two million megabytes at each end.
+    let line = "ib_write_bw -s 2147483647 -q 1000";
+    let (server, port) = tools.serve(line);
+    let client = tools.start(&format!("{line} -p {port} 127.0.0.1"));
+    // Which of the two notices first is chance, and the other then misses it.
+    let (client, server) = (client.end(), server.end());
+    client.failed(1, &[]);
+    server.failed(1, &[]);
+    assert!(
+        client.stderr.contains("memory") || server.stderr.contains("memory"),
+        "{client:?} {server:?}"
+    );
 }
 
 #[test]
 fn another_version_is_told_from_ours() {
     let tools = Tools::new();
     for meet in BOTH {
-        for version in ["5.60", "9.99", "zero"] {
+        for version in ["4.50", "9.99", "zero"] {
             let (tool, mut fake) = meet(&tools, "ib_write_lat");
             let mut message = version.as_bytes().to_vec();
             message.resize(16, 0);
@@ -643,10 +645,10 @@ fn ctrl_c_ends_either_end() {
     assert_eq!(server.end().status, Some(130));
     for tool in TOOLS {
         for of_client in [true, false] {
-            let (server, port) = tools.serve(&format!("{tool} -D 30"));
-            let mut client = tools.start(&format!("{tool} -D 30 -p {port} 127.0.0.1"));
+            let (server, port) = tools.serve(&format!("{tool} -D 30 -f 0"));
+            let mut client = tools.start(&format!("{tool} -D 30 -f 0 -p {port} 127.0.0.1"));
             client.read_until("#bytes");
-            thread::sleep(Duration::from_millis(50));
+            thread::sleep(Duration::from_millis(300));
             let (stopped, left) = if of_client { (client, server) } else { (server, client) };
             stopped.signal(Signal::SIGINT);
             let (stopped, left) = (stopped.end(), left.end());

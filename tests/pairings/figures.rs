@@ -15,26 +15,27 @@ pub(crate) struct Figures {
 pub(crate) fn read(case: &Case, output: &str) -> Result<Figures, String> {
     let head = output.rfind("#bytes").ok_or("there is no table")?;
     let (title, rows) = output[head..].split_once('\n').ok_or("the table has no rows")?;
-    let column = match (case.is_latency(), title.contains("t_typical")) {
-        // Size, iterations, peak, average.
-        (false, _) => 3,
+    let value = |columns: &[f64]| match (case.is_latency(), title.contains("t_typical")) {
+        // Size, iterations, peak, average, messages: small messages have no digits in the average, and large ones few in the messages.
+        (false, _) => match (columns.get(3)?, columns.get(4)?) {
+            (&average, _) if average >= 10.0 => Some(average),
+            (_, mpps) => Some(mpps * 1e6 * columns.first()? / 1_048_576.0),
+        },
         // Size, iterations, least, most, typical.
-        (true, true) => 4,
+        (true, true) => columns.get(4).copied(),
         // Size, iterations, average.
-        (true, false) => 2,
+        (true, false) => columns.get(2).copied(),
     };
     let mut figures = Figures {
         sizes: Vec::new(),
         values: Vec::new(),
     };
     for row in rows.lines().take_while(|row| !row.contains("---")) {
-        let columns: Vec<&str> = row.split_whitespace().collect();
-        let (Some(size), Some(value)) = (columns.first(), columns.get(column)) else {
-            return Err(format!("a row has too few columns: {row}"));
-        };
-        match (size.parse(), value.parse::<f64>()) {
-            (Ok(size), Ok(value)) if value.is_finite() && value > 0.0 => {
-                figures.sizes.push(size);
+        let columns: Option<Vec<f64>> = row.split_whitespace().map(|word| word.parse().ok()).collect();
+        let columns = columns.ok_or_else(|| format!("a row is no figures: {row}"))?;
+        match (columns.first(), value(&columns)) {
+            (Some(&size), Some(value)) if columns.iter().all(|figure| figure.is_finite()) && value > 0.0 => {
+                figures.sizes.push(size as u64);
                 figures.values.push(value);
             }
             _ => return Err(format!("a figure is none: {row}")),
@@ -127,8 +128,13 @@ mod tests {
         assert!(read(&bw, "Couldn't connect").unwrap_err().contains("no table"));
         let row = |value: &str| format!("#bytes #iterations x\n 2 5 0.00 {value} 0.1\n{LINE}");
         assert!(read(&bw, &row("-nan")).unwrap_err().contains("figure"));
-        assert!(read(&bw, &row("0.00")).unwrap_err().contains("figure"));
-        assert!(read(&bw, &row("1.00")).unwrap_err().contains("missing"));
+        assert!(
+            read(&bw, &row("0.00")).unwrap_err().contains("missing"),
+            "there are messages"
+        );
+        let none = row("0.00").replace("0.1\n", "0.0\n");
+        assert!(read(&bw, &none).unwrap_err().contains("figure"));
+        assert!(read(&bw, &row("x")).unwrap_err().contains("no figures"));
     }
 
     #[test]

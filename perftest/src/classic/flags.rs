@@ -48,6 +48,7 @@ impl On {
     }
 
     /// Which those are, in words.
+    #[cfg(test)]
     pub(crate) fn words(self) -> &'static str {
         match self {
             On::All => "all",

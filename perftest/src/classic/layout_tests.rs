@@ -353,6 +353,6 @@ fn samples_are_numbered_in_the_order_asked_for() {
 
 #[test]
 fn one_figure_alone() {
-    assert_eq!(layout::only(4461.509_635), "4461.509635");
+    assert_eq!(layout::only(4_461.509_635), "4461.509635");
     assert_eq!(layout::only(0.042_398), "0.042398");
 }

@@ -477,7 +477,7 @@ fn settle(raw: Raw, tool: Tool) -> Result<Settings, Failure> {
         region_per_qp: raw.region_per_qp,
         huge_pages: raw.huge_pages,
         // The last byte of a message is what a WRITE latency test waits for: it must come last.
-        relaxed_ordering: !raw.strict_ordering && !(tool.verb == Verb::Write && !bw),
+        relaxed_ordering: !raw.strict_ordering && (tool.verb != Verb::Write || bw),
         warm_up: raw.warm_up,
         rate,
         gap: raw.gap.map(Duration::from_micros),

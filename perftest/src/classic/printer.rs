@@ -216,7 +216,7 @@ impl<'a> Printer<'a> {
             );
             let below = |name: &str, limit: Option<f64>, value: f64, unit: &str| match limit {
                 // Not `value < limit`: what is no number is no success.
-                Some(limit) if !(value >= limit) => Err(Failure::test(format!(
+                Some(limit) if value < limit || value.is_nan() => Err(Failure::test(format!(
                     "{name} of {} B messages is {value:.6} {unit}, below the limit of {limit} {unit}",
                     total.bytes
                 ))),

@@ -14,7 +14,7 @@ pub(super) enum Joined<T: Service> {
     /// It has a way to go: the other end's key says where.
     Not(T::Prepared),
     /// It is there.
-    Yes(QueuePair<T>, T::To),
+    Yes(Box<(QueuePair<T>, T::To)>),
 }
 
 /// Connects queue pairs by the connection manager, if there is one: one after the other, between two meetings of the ends. The n-th of one end gets the n-th of the other, and the
@@ -26,13 +26,14 @@ pub(super) fn join<T: Service>(
     prepared: Vec<T::Prepared>,
     conversation: &mut Conversation,
     managed: Option<Managed>,
+    is_server: bool,
     printer: &Printer<'_>,
     interrupt: &Interrupt,
 ) -> Result<Vec<Joined<T>>, Failure> {
     let Some(mut managed) = managed else {
         return Ok(prepared.into_iter().map(Joined::Not).collect());
     };
-    if !conversation.is_client() {
+    if is_server {
         printer.waiting_for_queue_pairs()?;
     }
     conversation.rendezvous()?;
@@ -40,7 +41,7 @@ pub(super) fn join<T: Service>(
     for qp in prepared {
         let (qp, to, connection) = T::join(qp, managed.next(interrupt)?)
             .map_err(|reason| Failure::test(format!("peer {}: {}", conversation.peer(), one_line(&reason))))?;
-        joined.push(Joined::Yes(qp, to));
+        joined.push(Joined::Yes(Box::new((qp, to))));
         conversation.keep(connection);
     }
     conversation.rendezvous()?;

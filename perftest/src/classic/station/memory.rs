@@ -52,7 +52,7 @@ const PAGE: usize = 4096;
 /// What a test leaves of the machine's memory to others.
 const SPARE: u64 = 64 << 20;
 
-/// Zeros, of huge pages where they were asked for, else of a kind that a device in software reaches fast.
+/// Zeros, of huge pages where they were asked for, else of the process's own as the C tools have them: what a device in software copies faster would be another test.
 ///
 /// # Errors
 /// [`Failure::Test`] when there is not as much, before any of it is touched.
@@ -72,11 +72,9 @@ pub(crate) fn allocate(settings: &Settings, len: usize) -> Result<Memory, Failur
         )));
     }
     if settings.huge_pages {
-        Memory::huge(len, HugePage::Size2M)
-    } else {
-        Memory::shared(len)
+        return Memory::huge(len, HugePage::Size2M).map_err(refused);
     }
-    .map_err(refused)
+    Ok(Memory::zeroed(len))
 }
 
 /// The bytes that the kernel says it can give without swapping.

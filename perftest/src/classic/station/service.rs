@@ -224,7 +224,7 @@ service!(
     connected,
     reliable,
     own,
-    |builder, _shared| { builder.rc() }
+    |builder, _shared| builder.rc()
 );
 service!(
     Uc,
@@ -234,7 +234,7 @@ service!(
     connected,
     unreliable,
     own,
-    |builder, _shared| { builder.uc() }
+    |builder, _shared| builder.uc()
 );
 service!(
     Ud,

@@ -116,6 +116,7 @@ impl Listener {
     }
 
     /// Where it listens.
+    #[cfg(test)]
     pub(crate) fn address(&self) -> SocketAddr {
         self.address
     }

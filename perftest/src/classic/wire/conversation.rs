@@ -58,7 +58,7 @@ enum Way {
     /// TCP.
     Stream(TcpStream),
     /// A queue pair of the connection manager. In a cell, as a [`Watch`] takes what comes while others hold the conversation.
-    Queue(RefCell<Line>),
+    Queue(Box<RefCell<Line>>),
 }
 
 impl Conversation {
@@ -98,7 +98,7 @@ impl Conversation {
     /// Over a queue pair.
     pub(crate) fn over(line: Line, peer: SocketAddr, role: Role, interrupt: &Interrupt) -> Conversation {
         Conversation {
-            way: Way::Queue(RefCell::new(line)),
+            way: Way::Queue(Box::new(RefCell::new(line))),
             peer,
             role,
             interrupt: interrupt.clone(),
@@ -114,11 +114,6 @@ impl Conversation {
     /// Where the other end is.
     pub(crate) fn peer(&self) -> SocketAddr {
         self.peer
-    }
-
-    /// Whether this end is the client.
-    pub(crate) fn is_client(&self) -> bool {
-        self.role == Role::Client
     }
 
     /// Tells versions, pages, cache lines and MTUs. Returns what both ends go by.
