@@ -52,6 +52,11 @@ impl Tools {
 
     /// Starts a tool: `line` is its name and arguments.
     fn start(&self, line: &str) -> Running {
+        self.start_at(line, None)
+    }
+
+    /// As [`Tools::start`], on a device of this address.
+    fn start_at(&self, line: &str, address: Option<&str>) -> Running {
         let mut words = line.split_whitespace();
         let mut command = Command::new(self.path(words.next().expect("a name")));
         for name in [
@@ -62,6 +67,9 @@ impl Tools {
             "DOORBELL_LINK",
         ] {
             command.env_remove(name);
+        }
+        if let Some(address) = address {
+            command.env("DOORBELL_SOFT_ADDR", address);
         }
         let mut child = command
             .args(words)
@@ -306,6 +314,86 @@ fn every_tool_measures() {
         assert_eq!(results[0]["n_iterations"], 50, "{ours}");
         assert!(theirs["test_info"].is_object(), "{theirs}");
     }
+}
+
+/// An address that no other test has: the connection manager's port is one of all processes that share an address.
+const MANAGED: &str = "127.91.0.11";
+
+/// Runs both ends of a test by the connection manager. Returns the client's output and the server's.
+fn managed(tools: &Tools, line: &str) -> [Ended; 2] {
+    let port = free_port();
+    let mut server = tools.start_at(&format!("{line} -p {port}"), Some(MANAGED));
+    server.read_until("Waiting for client");
+    let client = tools.start_at(&format!("{line} -p {port} {MANAGED}"), Some(MANAGED));
+    [client.end(), server.end()]
+}
+
+#[test]
+fn every_tool_measures_by_the_connection_manager() {
+    let tools = Tools::new();
+    for tool in TOOLS {
+        for options in ["-R -n 50", "-z -n 50"] {
+            let line = format!("{tool} {options}");
+            let [client, server] = managed(&tools, &line);
+            for ended in [&client, &server] {
+                assert_eq!(ended.status, Some(0), "{line}: {ended:?}");
+                assert_eq!(ended.complaints(), Vec::<&str>::new(), "{line}");
+                assert!(ended.stdout.contains("Data ex. method : rdma_cm"), "{ended:?}");
+            }
+            assert_eq!(client.rows().len(), 1, "{line}: {client:?}");
+            assert_eq!(
+                server.stdout.contains("Waiting for client rdma_cm QP to connect"),
+                options.starts_with("-R"),
+                "{server:?}"
+            );
+        }
+    }
+}
+
+#[test]
+fn the_connection_manager_connects_many_queue_pairs() {
+    let tools = Tools::new();
+    for line in [
+        "ib_write_bw -R -q 4 -n 50",
+        "ib_send_bw -R -q 4 -b -n 50",
+        "ib_send_bw -R -q 4 --use-srq -n 50",
+        "ib_read_bw -R -q 4 -e -n 50",
+        "ib_send_bw -R -a -n 20",
+        "ib_send_bw -z -c UD -n 50",
+        "ib_write_bw -z -c UC -q 2 -b -n 50",
+    ] {
+        for ended in managed(&tools, line) {
+            assert_eq!(ended.status, Some(0), "{line}: {ended:?}");
+            assert_eq!(ended.complaints(), Vec::<&str>::new(), "{line}");
+        }
+    }
+}
+
+#[test]
+fn without_a_server_the_connection_manager_says_so() {
+    let tools = Tools::new();
+    let port = free_port();
+    let client = tools.start_at(&format!("ib_send_lat -R -p {port} {MANAGED}"), Some(MANAGED));
+    client
+        .end()
+        .failed(1, &["cannot reach the server", "nobody listens there"]);
+}
+
+#[test]
+fn an_end_by_the_connection_manager_notices_ctrl_c_and_its_peer_going() {
+    let tools = Tools::new();
+    let port = free_port();
+    let mut server = tools.start_at(&format!("ib_write_bw -R -p {port}"), Some(MANAGED));
+    server.read_until("Waiting for client");
+    server.signal(Signal::SIGINT);
+    assert_eq!(server.end().status, Some(130));
+    let mut server = tools.start_at(&format!("ib_write_bw -R -D 30 -p {port}"), Some(MANAGED));
+    server.read_until("Waiting for client");
+    let mut client = tools.start_at(&format!("ib_write_bw -R -D 30 -p {port} {MANAGED}"), Some(MANAGED));
+    client.read_until(" #bytes");
+    client.signal(Signal::SIGINT);
+    assert_eq!(client.end().status, Some(130));
+    server.end().failed(1, &["lost"]);
 }
 
 #[test]

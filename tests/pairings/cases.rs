@@ -7,6 +7,8 @@ pub(crate) enum Place {
     Host,
     /// The same, told to go over UDP.
     Udp,
+    /// On this host, on an address of loopback of their own: the connection manager connects them.
+    Managed,
     /// In the guest, both on the kernel's rxe.
     Rxe,
     /// In the guest: the server on rxe, the client on the userspace device in the namespace `peer`.
@@ -15,9 +17,10 @@ pub(crate) enum Place {
 
 impl Place {
     /// All, by the names of their sections.
-    pub(crate) const ALL: [(&'static str, Place); 4] = [
+    pub(crate) const ALL: [(&'static str, Place); 5] = [
         ("host", Place::Host),
         ("udp", Place::Udp),
+        ("managed", Place::Managed),
         ("rxe", Place::Rxe),
         ("wire", Place::Wire),
     ];
@@ -25,7 +28,7 @@ impl Place {
     /// Rounds of a run whose figure is that of all of them, and of one size of many. Above 20,000 the C tools look for no peak, which takes them longer than the test. An emulated processor does few; what UDP loses nobody repeats for datagrams, so few are there at once.
     pub(crate) fn rounds(self) -> (u32, u32) {
         match self {
-            Place::Host => (30_000, 300),
+            Place::Host | Place::Managed => (30_000, 300),
             Place::Udp => (2_000, 50),
             Place::Rxe => (400, 10),
             Place::Wire => (300, 20),
@@ -69,6 +72,16 @@ pub(crate) fn all(place: Place, quick: bool) -> Vec<Case> {
         for (tool, is_bw) in [(bw(verb), true), (lat(verb), false)] {
             for transport in ["", "-c UD "] {
                 if verb != "send" && !transport.is_empty() {
+                    continue;
+                }
+                if place == Place::Managed && transport.is_empty() {
+                    let ways = ["-R", "-z", "-R -q 4"];
+                    cases.extend(ways[..2 + usize::from(is_bw)].iter().map(|way| Case {
+                        tool,
+                        options: format!("{way} -n {one}"),
+                    }));
+                }
+                if place == Place::Managed {
                     continue;
                 }
                 let mut add = |options: String| {

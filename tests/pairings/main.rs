@@ -85,7 +85,7 @@ fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Options> {
     let &(section, place) = Place::ALL
         .iter()
         .find(|(name, _)| *name == named)
-        .context("host, udp, rxe or wire?")?;
+        .context("host, udp, managed, rxe or wire?")?;
     let mut options = Options {
         section,
         place,

@@ -21,6 +21,9 @@ const PORTS: std::ops::Range<u16> = 30_100..32_700;
 /// Runs that stock ends may spoil by themselves before it counts as a failure.
 const CLOCKLESS: usize = 5;
 
+/// An address that nobody else has: the connection manager's is the device's own.
+const MANAGED: &str = "127.91.0.1";
+
 /// Whose program an end is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Whose {
@@ -113,7 +116,11 @@ impl Rig {
             words.extend(["ip", "netns", "exec", "peer"].map(str::to_owned));
         }
         if !on_rxe {
-            let address = (place == Place::Wire).then_some("10.9.0.2");
+            let address = match place {
+                Place::Wire => Some("10.9.0.2"),
+                Place::Managed => Some(MANAGED),
+                Place::Host | Place::Udp | Place::Rxe => None,
+            };
             let over_udp = place == Place::Udp;
             match whose {
                 Whose::Stock => {
@@ -187,11 +194,16 @@ impl Rig {
         let mut asking = self.end(case, place, pairing.client, false, port)?;
         let host = match place {
             Place::Host | Place::Udp => "127.0.0.1",
+            Place::Managed => MANAGED,
             Place::Rxe | Place::Wire => "10.9.0.1",
         };
         asking.words.push(host.to_owned());
         let mut server = Process::start(&serving.words, &serving.variables, &folder, "server")?;
-        if !server.listens(port, deadline)? {
+        let is_up = match place {
+            Place::Managed => server.rests(deadline)?,
+            Place::Host | Place::Udp | Place::Rxe | Place::Wire => server.listens(port, deadline)?,
+        };
+        if !is_up {
             bail!("the server does not listen: {}", last_words(&server.output()));
         }
         let mut client = Process::start(&asking.words, &asking.variables, &folder, "client")?;

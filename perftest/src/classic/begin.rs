@@ -2,29 +2,48 @@
 
 use super::printer::Printer;
 use super::settings::{Exchange, Settings};
-use super::wire::{Conversation, Listener, connect};
-use crate::failure::Failure;
+use super::wire::{Conversation, Line, Listener, Managed, connect};
+use crate::device::Device;
+use crate::failure::{Failure, one_line};
 use crate::interrupt::Interrupt;
 
-/// Gets the connection that the ends talk over.
+/// Gets the connection that the ends talk over; and with `-R` what connects the queue pairs of the test.
 ///
 /// # Errors
 /// [`Failure::Test`] when nobody is there or the port cannot be listened on; [`Failure::Interrupted`].
 pub(crate) fn begin(
     settings: &Settings,
+    device: &Device,
     printer: &Printer<'_>,
     interrupt: &Interrupt,
-) -> Result<Conversation, Failure> {
-    let flag = match settings.exchange {
-        Exchange::Socket => None,
-        Exchange::Managed => Some("-R"),
-        Exchange::OverManaged => Some("-z"),
-    };
-    if let Some(flag) = flag {
-        return Err(Failure::usage(format!(
-            "{flag} is not supported: the ends exchange their keys over TCP; leave it out on both"
-        )));
+) -> Result<(Conversation, Option<Managed>), Failure> {
+    if settings.exchange == Exchange::Socket {
+        return over_tcp(settings, printer, interrupt).map(|conversation| (conversation, None));
     }
+    let manager = device
+        .manager
+        .get()
+        .map_err(|e| Failure::test(one_line(&e.to_string())))?;
+    let make = || Line::prepare(&device.context, settings.device_port);
+    let (conversation, managed) = match &settings.host {
+        Some(host) => {
+            printer.waiting()?;
+            Managed::connect(manager, (host, settings.port), settings.source, interrupt, make)?
+        }
+        None => {
+            let listening = Managed::listen(manager, settings.source, settings.port, settings.ipv6)?;
+            printer.waiting()?;
+            listening.accept(interrupt, make)?
+        }
+    };
+    // With -z the manager's part is over: nobody listens any more.
+    Ok((
+        conversation,
+        (settings.exchange == Exchange::Managed).then_some(managed),
+    ))
+}
+
+fn over_tcp(settings: &Settings, printer: &Printer<'_>, interrupt: &Interrupt) -> Result<Conversation, Failure> {
     match &settings.host {
         Some(host) => {
             printer.waiting()?;

@@ -150,7 +150,7 @@ const DC: &str = "dynamically connected queue pairs are an extension of one vend
 const AES: &str = "encrypted memory regions are an extension of one vendor's library, which is not used here";
 const DUAL: &str = "one port is measured at a time: run one test on each";
 const MMAP: &str = "memory of a file is not mapped here: it could shrink under the device";
-const MANAGER: &str = "the ends exchange their keys over TCP: leave it out on both";
+const SERVICE: &str = "connections get the default type of service: leave it out on both";
 const GPU: &str = "for WRITEs, READs and SENDs; refused where the processor would have to read that memory: ib_write_lat, atomics and -I. Each message in flight has memory of its own; without --use_cuda_dmabuf the best path that works is taken, as doorbell gpu lists them";
 const SOFT: &str = "on adapters and the kernel's rxe; a userspace device keeps it, and its packets have what the kernel gives its UDP socket";
 const RAW: &str = "raw Ethernet is for raw_ethernet_bw and its like";
@@ -211,7 +211,7 @@ pub(crate) const FLAGS: &[Flag] = &[
     valued(Some('q'), "qp", "COUNT", On::Bw, "queue pairs (default 1)"),
     valued(Some('Q'), "cq-mod", "COUNT", On::Bw, "a completion for so many requests (default 100; 1 for messages of more than 8 KiB)"),
     switch(Some('R'), "rdma_cm", On::All, "let the connection manager connect the queue pairs")
-        .refused(MANAGER),
+        .differs("RC alone: with -c UD it is refused. The device is that of -d, or the default one: it must be the one that leads to the other end"),
     valued(Some('r'), "rx-depth", "COUNT", On::Send, "receives posted on each queue pair, or in the shared receive queue (default 512; of UD as many as -n)")
         .differs("in ib_send_lat there are eight in any case, as no more than one message is on its way"),
     valued(Some('s'), "size", "BYTES", On::NotAtomic, "message size (default 65536, of latency tests 2)")
@@ -219,7 +219,7 @@ pub(crate) const FLAGS: &[Flag] = &[
     valued(Some('S'), "sl", "LEVEL", On::All, "service level, 0 to 15 (default 0)"),
     valued(Some('t'), "tx-depth", "COUNT", On::Bw, "requests in flight on each queue pair (default 128)"),
     valued(Some('T'), "tos", "VALUE", On::All, "type of service of connections of the connection manager (only with -R)")
-        .refused(MANAGER),
+        .refused(SERVICE),
     valued(Some('u'), "qp-timeout", "CODE", On::All, "local ACK timeout: 4.096 us times 2 to this power (default 14)"),
     switch(Some('U'), "report-unsorted", On::Lat, "print every sample as they came (implies -H)"),
     switch(Some('V'), "version", On::All, "print the version and exit").differs("exits 0 instead of 1; prints the version of the C tools that it speaks like, and its own"),
@@ -230,8 +230,7 @@ pub(crate) const FLAGS: &[Flag] = &[
     valued(Some('x'), "gid-index", "INDEX", On::All, "use this GID of the port"),
     valued(Some('y'), "limit_msgrate", "MPPS", On::Bw, "fail when the message rate is below this, in millions per second")
         .differs("works without -w too"),
-    switch(Some('z'), "com_rdma_cm", On::All, "exchange addresses over a queue pair of the connection manager instead of TCP").alias("comm_rdma_cm")
-        .refused(MANAGER),
+    switch(Some('z'), "com_rdma_cm", On::All, "exchange addresses over a queue pair of the connection manager instead of TCP").alias("comm_rdma_cm"),
     switch(None, "out_json", On::All, "write a report as JSON").differs("it parses, and keeps every size of -a"),
     valued(None, "out_json_file", "FILE", On::All, "its name (default perftest_out.json in the working directory)")
         .differs("asks for the report by itself; the C tool wants --out_json as well"),

@@ -114,6 +114,13 @@ pub(crate) fn waiting() -> String {
     format!("\n{stars}\n* Waiting for client to connect... *\n{stars}")
 }
 
+/// What a server says that waits for the test's queue pairs to be connected (`-R`).
+pub(crate) fn waiting_for_queue_pairs() -> String {
+    format!(
+        " Waiting for client rdma_cm QP to connect\n Please run the same command with the IB/RoCE interface IP\n{RULE}"
+    )
+}
+
 /// What is said before anything else where requests are posted in lists and `-Q` is not given.
 pub(crate) fn post_list_notice() -> String {
     format!("{RULE}\nPost List requested - CQ moderation will be the size of the post list")

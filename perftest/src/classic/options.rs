@@ -380,6 +380,10 @@ fn contradictions(raw: &Raw, tool: Tool) -> Result<(), Failure> {
             "-R connects RC and UD: the connection manager knows no UC",
         ),
         (
+            raw.managed && raw.transport == Some(Transport::Ud),
+            "-R connects RC here: datagrams find each other by -z, or over TCP",
+        ),
+        (
             raw.type_of_service.is_some() && !raw.managed,
             "-T goes with -R; --tclass sets the traffic class of other queue pairs",
         ),

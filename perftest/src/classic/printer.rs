@@ -82,6 +82,14 @@ impl<'a> Printer<'a> {
         }
     }
 
+    /// Prints that a server waits for the queue pairs of the test, which the connection manager connects.
+    ///
+    /// # Errors
+    /// As [`print_line`].
+    pub(crate) fn waiting_for_queue_pairs(&self) -> Result<(), Failure> {
+        self.say(&layout::waiting_for_queue_pairs())
+    }
+
     /// Prints what is tested.
     ///
     /// # Errors

@@ -4,7 +4,8 @@ mod gpu;
 mod link_kind;
 mod soft;
 
-use doorbell_softroce_ibverbs::local_group;
+use doorbell_softroce_ibverbs::{api, local_group};
+use doorbell_verbs::cm::{CmError, ConnectionManager};
 use doorbell_verbs::{Context, DeviceError, Library, PortState};
 
 use crate::cli::{ConnectionArgs, SoftArgs};
@@ -29,8 +30,32 @@ pub(crate) struct Device {
     pub(crate) group: Option<u64>,
     /// The faults it was asked to add, if any.
     pub(crate) faults: Option<String>,
+    /// The connection manager that leads to it.
+    pub(crate) manager: Manager,
     /// The GPU in whose memory this end's messages lie, if they do.
     pub(crate) gpu: Option<Gpu>,
+}
+
+/// Whose connection manager leads to a device.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Manager {
+    /// The system's.
+    System,
+    /// The one of this process's own devices.
+    Own,
+}
+
+impl Manager {
+    /// Gets it.
+    ///
+    /// # Errors
+    /// When the system has none.
+    pub(crate) fn get(self) -> Result<ConnectionManager, CmError> {
+        match self {
+            Manager::System => ConnectionManager::system(),
+            Manager::Own => Ok(ConnectionManager::new(&doorbell_softroce_rdmacm::API, api())),
+        }
+    }
 }
 
 /// How much a command knows about where its peer is, which decides the default device.
@@ -130,6 +155,7 @@ fn opened(library: &Library, name: &str, faults: Option<String>) -> Result<Devic
         link: LinkKind::SoftUdp,
         group: local_group(name),
         faults,
+        manager: Manager::Own,
         gpu: None,
     })
 }
@@ -161,6 +187,7 @@ fn open_system(name: &str, soft_devices: &Soft) -> Result<Device, Failure> {
         link: of_system_device(name),
         group: None,
         faults: None,
+        manager: Manager::System,
         gpu: None,
     })
 }

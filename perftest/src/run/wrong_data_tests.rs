@@ -12,7 +12,7 @@ use doorbell_verbs::Library;
 use super::session::{measure, serve_size};
 use super::station::Test;
 use crate::cli::{Cli, Command};
-use crate::device::Device;
+use crate::device::{Device, Manager};
 use crate::exchange::{Control, Listener, connect};
 use crate::failure::Failure;
 use crate::interrupt::Interrupt;
@@ -28,6 +28,7 @@ fn device(name: &str) -> Device {
         link: LinkKind::SoftUdp,
         group: None,
         faults: None,
+        manager: Manager::Own,
         gpu: None,
     }
 }

@@ -26,6 +26,7 @@ mod ports;
 mod queue_pair;
 mod route;
 mod rsocket;
+mod table;
 
 pub use addrinfo::{rdma_freeaddrinfo, rdma_getaddrinfo};
 pub use channel::{rdma_ack_cm_event, rdma_create_event_channel, rdma_destroy_event_channel, rdma_get_cm_event};
@@ -45,3 +46,4 @@ pub use queue_pair::{
 };
 pub use route::{rdma_bind_addr, rdma_get_dst_port, rdma_get_src_port, rdma_resolve_addr, rdma_resolve_route};
 pub use rsocket::*;
+pub use table::API;

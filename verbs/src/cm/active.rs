@@ -11,7 +11,7 @@ use super::error::CmError;
 use super::id::Id;
 use super::{ConnectionManager, MAX_CONNECT_DATA};
 use crate::context::Context;
-use crate::qp::{Backend, PreparedQueuePair, QueuePair, Rc};
+use crate::qp::{Backend, PreparedQueuePair, QueuePair, Reliable};
 use crate::wait::Deadline;
 
 /// A device and a path by which a peer is reached; made by [`ConnectionManager::resolve`] (rdma_resolve_route(3)).
@@ -59,12 +59,12 @@ impl Route {
     ///
     /// # Errors
     /// When nobody listens there, the peer rejects or does not answer, the queue pair is on another device or port, or the device refuses.
-    pub fn connect<B: Backend>(
+    pub fn connect<T: Reliable, B: Backend>(
         self,
-        mut qp: PreparedQueuePair<Rc, B>,
+        mut qp: PreparedQueuePair<T, B>,
         private_data: &[u8],
         timeout: Duration,
-    ) -> Result<(QueuePair<Rc, B>, Connection), CmError> {
+    ) -> Result<(QueuePair<T, B>, Connection), CmError> {
         let deadline = Deadline::after(timeout);
         connection::fits("rdma_connect", private_data, MAX_CONNECT_DATA)?;
         connection::prepare(&self.id, &mut qp)?;

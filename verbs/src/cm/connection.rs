@@ -9,7 +9,7 @@ use sys::rdmacm;
 
 use super::error::CmError;
 use super::id::Id;
-use crate::qp::{Backend, PreparedQueuePair, Rc};
+use crate::qp::{Backend, PreparedQueuePair, Reliable};
 use crate::wait::Deadline;
 
 /// What the manager knows of a connected queue pair: who the peer is, and whether it is still there (rdma_cm(7)). Its descriptor is readable when there is an event.
@@ -125,7 +125,7 @@ pub(super) fn fits(call: &'static str, private_data: &[u8], max: usize) -> Resul
 }
 
 /// Checks that the queue pair is on the device and port that lead to the peer, and puts it in the path's partition.
-pub(super) fn prepare<B: Backend>(id: &Id, qp: &mut PreparedQueuePair<Rc, B>) -> Result<(), CmError> {
+pub(super) fn prepare<T: Reliable, B: Backend>(id: &Id, qp: &mut PreparedQueuePair<T, B>) -> Result<(), CmError> {
     let (device, port) = (id.device()?, id.port());
     if device != qp.device() || port != qp.port() {
         return Err(CmError::OtherDevice {

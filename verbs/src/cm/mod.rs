@@ -79,6 +79,14 @@ impl ConnectionManager {
         })
     }
 
+    /// Another implementation of librdmacm's functions, over the devices of `verbs`: the userspace device's.
+    ///
+    /// Whoever filled the tables gave their [`Promise`](doorbell_verbs_sys::Promise), on which every guarantee rests here as in [`Library::new`](crate::Library::new).
+    #[must_use]
+    pub const fn new(cm: &'static CmApi, verbs: &'static Api) -> Self {
+        Self { cm, verbs }
+    }
+
     /// Finds the device and the path by which `peer` can be reached (rdma_resolve_addr(3), rdma_resolve_route(3)), within `timeout`.
     ///
     /// # Errors

@@ -12,7 +12,7 @@ use super::error::CmError;
 use super::id::Id;
 use super::{ConnectionManager, MAX_ACCEPT_DATA, MAX_REJECT_DATA};
 use crate::context::Context;
-use crate::qp::{Backend, PreparedQueuePair, QueuePair, Rc};
+use crate::qp::{Backend, PreparedQueuePair, QueuePair, Reliable};
 use crate::wait::Deadline;
 
 /// Listens for connections; made by [`ConnectionManager::listen`] (rdma_listen(3)). Its descriptor is readable when there is a request, or something else to be
@@ -116,12 +116,12 @@ impl ConnectionRequest {
     ///
     /// # Errors
     /// When the peer is gone or does not answer, the queue pair is on another device or port, or the device refuses.
-    pub fn accept<B: Backend>(
+    pub fn accept<T: Reliable, B: Backend>(
         self,
-        mut qp: PreparedQueuePair<Rc, B>,
+        mut qp: PreparedQueuePair<T, B>,
         private_data: &[u8],
         timeout: Duration,
-    ) -> Result<(QueuePair<Rc, B>, Connection), CmError> {
+    ) -> Result<(QueuePair<T, B>, Connection), CmError> {
         let deadline = Deadline::after(timeout);
         connection::fits("rdma_accept", private_data, MAX_ACCEPT_DATA)?;
         connection::prepare(&self.id, &mut qp)?;

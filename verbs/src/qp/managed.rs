@@ -8,7 +8,7 @@ use super::connected::QueuePair;
 use super::endpoint::Endpoint;
 use super::object::no_attributes;
 use super::prepared::PreparedQueuePair;
-use super::transport::{Link, Rc};
+use super::transport::{Link, Reliable};
 use crate::error::QueuePairError;
 use crate::types::{Gid, Lid, Mtu, Psn, Qpn};
 
@@ -24,7 +24,7 @@ pub(crate) struct Offer {
     pub(crate) rnr_retry: u8,
 }
 
-impl<B: Backend> PreparedQueuePair<Rc, B> {
+impl<T: Reliable, B: Backend> PreparedQueuePair<T, B> {
     pub(crate) fn offer(&self) -> Offer {
         Offer {
             qpn: self.qpn(),
@@ -67,7 +67,7 @@ impl<B: Backend> PreparedQueuePair<Rc, B> {
         self,
         mut rtr: sys::ibv_qp_attr,
         mut rts: sys::ibv_qp_attr,
-    ) -> Result<QueuePair<Rc, B>, QueuePairError> {
+    ) -> Result<QueuePair<T, B>, QueuePairError> {
         let offer = self.offer();
         rtr.max_dest_rd_atomic = rtr.max_dest_rd_atomic.min(offer.responder_resources);
         rtr.min_rnr_timer = self.settings.min_rnr_timer;

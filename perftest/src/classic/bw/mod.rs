@@ -62,8 +62,10 @@ fn converse<T: Service, F: Flow<T>>(
     printer: &mut Printer<'_>,
 ) -> Result<(), Failure> {
     let clock = Clock::new(ClockChoice::Auto).map_err(Failure::test)?;
-    let mut conversation = begin(settings, printer, interrupt)?;
-    let mut station = Station::<T>::establish(settings, device, &mut conversation, printer, Depths::of(settings))?;
+    let (mut conversation, managed) = begin(settings, device, printer, interrupt)?;
+    let depths = Depths::of(settings);
+    let mut station =
+        Station::<T>::establish(settings, device, &mut conversation, managed, interrupt, printer, depths)?;
     printer.heads()?;
     let mut course = Course {
         settings,

@@ -133,9 +133,17 @@ impl<'a, 'p> Here<'a, 'p> {
             })?;
             self.printer.set_cycles_per_ns(cycles);
         }
-        let mut conversation = begin(settings, self.printer, self.interrupt)?;
+        let (mut conversation, managed) = begin(settings, self.device, self.printer, self.interrupt)?;
         let depths = Depths { send: SOURCES, receive };
-        let station = Station::<T>::establish(settings, self.device, &mut conversation, self.printer, depths)?;
+        let station = Station::<T>::establish(
+            settings,
+            self.device,
+            &mut conversation,
+            managed,
+            self.interrupt,
+            self.printer,
+            depths,
+        )?;
         let course = Course {
             settings,
             key: station.lanes[0].ours,

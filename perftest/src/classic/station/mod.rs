@@ -7,6 +7,7 @@
 //! ([`Cycle`]). So every queue pair has at least a page.
 
 mod gpu;
+mod joined;
 mod memory;
 mod service;
 
@@ -20,13 +21,16 @@ pub(crate) use gpu::slots;
 pub(crate) use memory::{Cycle, allocate, frozen, registration, scratch};
 pub(crate) use service::Service;
 
+use self::joined::{Joined, join};
+
 use super::layout::{Address, Header};
 use super::printer::Printer;
 use super::settings::Settings;
 use super::tool::{Kind, Tool, Verb};
-use super::wire::{Conversation, Greeting, Key};
+use super::wire::{Conversation, Greeting, Key, Managed};
 use crate::device::{Device, Gpu};
 use crate::failure::{Failure, one_line};
+use crate::interrupt::Interrupt;
 
 /// What this machine's page and cache line are, as far as the other end has to know: no message of a test depends on them.
 const PAGE: u32 = 4096;
@@ -188,6 +192,8 @@ impl<T: Service> Station<T> {
         settings: &Settings,
         device: &Device,
         conversation: &mut Conversation,
+        managed: Option<Managed>,
+        interrupt: &Interrupt,
         printer: &mut Printer<'_>,
         depths: Depths,
     ) -> Result<Station<T>, Failure> {
@@ -246,14 +252,26 @@ impl<T: Service> Station<T> {
             prepared.push((qp, key, target));
         }
         let ours: Vec<Key> = prepared.iter().map(|(_, key, _)| *key).collect();
+        let (queue_pairs, targets): (Vec<_>, Vec<_>) = prepared.into_iter().map(|(qp, _, target)| (qp, target)).unzip();
+        let joined = join::<T>(
+            queue_pairs,
+            conversation,
+            managed,
+            settings.is_server(),
+            printer,
+            interrupt,
+        )?;
         let theirs = conversation.keys(&ours)?;
         let addresses = |keys: &[Key]| keys.iter().map(address).collect::<Vec<_>>();
         printer.addresses(&addresses(&ours), &addresses(&theirs))?;
-        let mut lanes = Vec::with_capacity(prepared.len());
-        for ((qp, ours, target), theirs) in prepared.into_iter().zip(theirs) {
+        let mut lanes = Vec::with_capacity(joined.len());
+        for (((qp, target), &ours), theirs) in joined.into_iter().zip(targets).zip(&ours).zip(theirs) {
             let peer = maker.endpoint_of(&theirs)?;
-            let (qp, to) = T::connect(qp, &peer, maker.route())
-                .map_err(|reason| Failure::test(format!("peer {}: {}", conversation.peer(), one_line(&reason))))?;
+            let (qp, to) = match qp {
+                Joined::Not(qp) => T::connect(qp, &peer, maker.route())
+                    .map_err(|reason| Failure::test(format!("peer {}: {}", conversation.peer(), one_line(&reason))))?,
+                Joined::Yes(connected) => *connected,
+            };
             lanes.push(Lane {
                 qp,
                 to,

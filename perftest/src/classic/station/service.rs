@@ -2,11 +2,14 @@
 
 use std::fmt::Debug;
 
+use doorbell_verbs::cm::Connection;
 use doorbell_verbs::{
     AddressHandle, AddressHandleBuilder, Batch, Endpoint, PreparedQueuePair, Psn, QKey, Qpn, QueuePair,
     QueuePairBuilder, QueuePairError, Rc, Refused, SharedReceive, SharedReceiveQueue, Sink, Source, Transport, Uc, Ud,
     UdEndpoint,
 };
+
+use super::super::wire::Half;
 
 /// A transport that a test can run on.
 pub(crate) trait Service: Transport + Sized {
@@ -38,6 +41,12 @@ pub(crate) trait Service: Transport + Sized {
         peer: &Endpoint,
         route: AddressHandleBuilder<'_>,
     ) -> Result<(QueuePair<Self>, Self::To), String>;
+
+    /// Lets the connection manager connect it.
+    ///
+    /// # Errors
+    /// In words, when the other end does not take part, or the device refuses; or when the manager connects none of this transport.
+    fn join(prepared: Self::Prepared, half: Half) -> Result<(QueuePair<Self>, Self::To, Connection), String>;
 
     /// Adds a SEND to a list.
     fn send<'d>(batch: &mut Batch<'_, 'd, Self>, to: &'d Self::To, message: impl Source, signal: bool);
@@ -140,6 +149,20 @@ macro_rules! sends {
     };
 }
 
+macro_rules! joins {
+    (reliable) => {
+        fn join(prepared: Self::Prepared, half: Half) -> Result<(QueuePair<Self>, (), Connection), String> {
+            let (qp, connection) = half.connect(prepared).map_err(|e| e.to_string())?;
+            Ok((qp, (), connection))
+        }
+    };
+    (unreliable) => {
+        fn join(_: Self::Prepared, _: Half) -> Result<(QueuePair<Self>, Self::To, Connection), String> {
+            Err("the connection manager connects reliable queue pairs alone: leave -R out".to_owned())
+        }
+    };
+}
+
 macro_rules! receives {
     (own) => {
         fn receive<S: Sink>(
@@ -165,7 +188,7 @@ macro_rules! receives {
 }
 
 macro_rules! service {
-    ($transport:ty, $header:expr, $prepared:ty, $to:ty, $sends:tt, $receives:tt, |$builder:ident, $shared:ident| $make:expr) => {
+    ($transport:ty, $header:expr, $prepared:ty, $to:ty, $sends:tt, $joins:tt, $receives:tt, |$builder:ident, $shared:ident| $make:expr) => {
         impl Service for $transport {
             const HEADER: u64 = $header;
             type Prepared = $prepared;
@@ -179,6 +202,7 @@ macro_rules! service {
             }
 
             sends!($sends);
+            joins!($joins);
             receives!($receives);
         }
     };
@@ -192,20 +216,43 @@ fn of(shared: Option<&SharedReceiveQueue>) -> Result<&SharedReceiveQueue, QueueP
 /// Bytes in front of a datagram.
 const GRH: u64 = doorbell_verbs::GRH_BYTES as u64;
 
-service!(Rc, 0, PreparedQueuePair<Rc>, (), connected, own, |builder, _shared| {
-    builder.rc()
-});
-service!(Uc, 0, PreparedQueuePair<Uc>, (), connected, own, |builder, _shared| {
-    builder.uc()
-});
-service!(Ud, GRH, QueuePair<Ud>, Far, datagrams, own, |builder, _shared| builder
-    .ud());
+service!(
+    Rc,
+    0,
+    PreparedQueuePair<Rc>,
+    (),
+    connected,
+    reliable,
+    own,
+    |builder, _shared| builder.rc()
+);
+service!(
+    Uc,
+    0,
+    PreparedQueuePair<Uc>,
+    (),
+    connected,
+    unreliable,
+    own,
+    |builder, _shared| builder.uc()
+);
+service!(
+    Ud,
+    GRH,
+    QueuePair<Ud>,
+    Far,
+    datagrams,
+    unreliable,
+    own,
+    |builder, _shared| builder.ud()
+);
 service!(
     SharedReceive<Rc>,
     0,
     PreparedQueuePair<SharedReceive<Rc>>,
     (),
     connected,
+    reliable,
     shared,
     |builder, shared| builder.shared_receive(of(shared)?).rc()
 );
@@ -215,6 +262,7 @@ service!(
     PreparedQueuePair<SharedReceive<Uc>>,
     (),
     connected,
+    unreliable,
     shared,
     |builder, shared| builder.shared_receive(of(shared)?).uc()
 );
@@ -224,6 +272,7 @@ service!(
     QueuePair<SharedReceive<Ud>>,
     Far,
     datagrams,
+    unreliable,
     shared,
     |builder, shared| builder.shared_receive(of(shared)?).ud()
 );

@@ -1,15 +1,18 @@
 //! Taking turns over a connection: the client writes, the server answers with its own.
 
+use std::cell::RefCell;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
 
+use doorbell_verbs::cm::Connection;
 use nix::errno::Errno;
 use nix::sys::socket::{MsgFlags, recv};
 use socket2::{SockRef, TcpKeepalive};
 
 use super::key::Key;
+use super::line::{Broken, Line};
 use super::message::{
     DONE, Figures, Greeting, LARGEST_CACHE_LINE, LARGEST_PAGE, MTU, Malformed, VERSION, check_version, format_mtu,
     our_version, parse_mtu, parse_power,
@@ -41,10 +44,21 @@ pub(crate) enum Role {
 /// peer's machine that is gone. Ctrl-C ends any wait.
 #[derive(Debug)]
 pub(crate) struct Conversation {
-    stream: TcpStream,
+    way: Way,
     peer: SocketAddr,
     role: Role,
     interrupt: Interrupt,
+    /// What keeps the test's queue pairs connected, with `-R`.
+    kept: Vec<Connection>,
+}
+
+/// What messages go over.
+#[derive(Debug)]
+enum Way {
+    /// TCP.
+    Stream(TcpStream),
+    /// A queue pair of the connection manager. In a cell, as a [`Watch`] takes what comes while others hold the conversation.
+    Queue(Box<RefCell<Line>>),
 }
 
 impl Conversation {
@@ -69,15 +83,32 @@ impl Conversation {
             .and_then(|()| stream.set_write_timeout(Some(ANSWER)))
             .and_then(|()| SockRef::from(&stream).set_tcp_keepalive(&keepalive));
         let conversation = Conversation {
-            stream,
+            way: Way::Stream(stream),
             peer,
             role,
             interrupt: interrupt.clone(),
+            kept: Vec::new(),
         };
         match prepared {
             Ok(()) => Ok(conversation),
             Err(e) => Err(conversation.lost(one_line(&e.to_string()))),
         }
+    }
+
+    /// Over a queue pair.
+    pub(crate) fn over(line: Line, peer: SocketAddr, role: Role, interrupt: &Interrupt) -> Conversation {
+        Conversation {
+            way: Way::Queue(Box::new(RefCell::new(line))),
+            peer,
+            role,
+            interrupt: interrupt.clone(),
+            kept: Vec::new(),
+        }
+    }
+
+    /// Keeps a queue pair of the test connected as long as the ends talk.
+    pub(crate) fn keep(&mut self, connection: Connection) {
+        self.kept.push(connection);
     }
 
     /// Where the other end is.
@@ -112,6 +143,14 @@ impl Conversation {
         ours.iter().map(|key| self.key(key, Some(ANSWER), "its key")).collect()
     }
 
+    /// Waits until the other end is ready to connect, or has connected, what the connection manager connects (`-R`): both send a message as long as a key, of no meaning.
+    ///
+    /// # Errors
+    /// As [`Conversation::barrier`].
+    pub(crate) fn rendezvous(&mut self) -> Result<(), Failure> {
+        self.exchange([0; Key::STRUCT], "that it is ready to connect").map(drop)
+    }
+
     /// Waits until the other end has come as far as this one has: both tell a key that they have told before.
     ///
     /// # Errors
@@ -141,8 +180,10 @@ impl Conversation {
     }
 
     /// Says goodbye. The other end may be gone without one: by then all is said.
+    ///
+    /// Over a queue pair nothing is said: whoever is done disconnects.
     pub(crate) fn goodbye(mut self) {
-        if self.write(&DONE).is_ok() {
+        if matches!(self.way, Way::Stream(_)) && self.write(&DONE).is_ok() {
             let mut theirs = [0; DONE.len()];
             // What it says, and whether it does, makes no difference any more.
             let _ = self.read(&mut theirs, Some(GOODBYE), "goodbye");
@@ -159,6 +200,11 @@ impl Conversation {
     }
 
     fn key(&mut self, ours: &Key, within: Option<Duration>, awaited: &str) -> Result<Key, Failure> {
+        if matches!(self.way, Way::Queue(_)) {
+            let mut theirs = [0; Key::STRUCT];
+            self.take_turns(&ours.to_struct(), &mut theirs, within, awaited)?;
+            return Key::of_struct(&theirs).map_err(|e| self.malformed(e));
+        }
         let mut theirs = vec![0; Key::len(ours.gid.is_some())];
         self.take_turns(&ours.format(), &mut theirs, within, awaited)?;
         Key::parse(&theirs).map_err(|e| self.malformed(e))
@@ -199,17 +245,32 @@ impl Conversation {
     }
 
     fn write(&mut self, bytes: &[u8]) -> Result<(), Failure> {
-        self.stream.write_all(bytes).map_err(|e| self.lost(reason(&e)))
+        match &mut self.way {
+            Way::Stream(stream) => stream.write_all(bytes).map_err(|e| self.lost(reason(&e))),
+            Way::Queue(line) => line
+                .get_mut()
+                .say(bytes, ANSWER, &self.interrupt)
+                .map_err(|broken| self.broken(broken, "it does not take what it is sent")),
+        }
     }
 
     fn read(&mut self, into: &mut [u8], within: Option<Duration>, awaited: &str) -> Result<(), Failure> {
+        let stream = match &mut self.way {
+            Way::Stream(stream) => stream,
+            Way::Queue(line) => {
+                return line
+                    .get_mut()
+                    .hear(into, within, &self.interrupt)
+                    .map_err(|broken| self.broken(broken, &format!("it did not send {awaited} in time")));
+            }
+        };
         let deadline = within.map(|within| Instant::now() + within);
         let mut filled = 0;
         while filled < into.len() {
             if self.interrupt.requested() {
                 return Err(Failure::Interrupted);
             }
-            match self.stream.read(&mut into[filled..]) {
+            match stream.read(&mut into[filled..]) {
                 Ok(0) => return Err(self.lost(CLOSED)),
                 Ok(read) => filled += read,
                 Err(e)
@@ -226,6 +287,15 @@ impl Conversation {
             }
         }
         Ok(())
+    }
+
+    #[cold]
+    fn broken(&self, broken: Broken, late: &str) -> Failure {
+        match broken {
+            Broken::Lost(reason) => self.lost(reason),
+            Broken::Late => self.lost(late),
+            Broken::Interrupted => Failure::Interrupted,
+        }
     }
 
     #[cold]
@@ -249,7 +319,11 @@ impl Conversation {
 impl Drop for Conversation {
     fn drop(&mut self) {
         // Fails only where the connection is gone already.
-        let _ = self.stream.shutdown(Shutdown::Both);
+        // Before what the ends talk over, so that the other one is not told first that this one is gone.
+        self.kept.clear();
+        if let Way::Stream(stream) = &self.way {
+            let _ = stream.shutdown(Shutdown::Both);
+        }
     }
 }
 
@@ -309,8 +383,17 @@ impl Watch<'_> {
         if conversation.interrupt.requested() {
             return Err(Failure::Interrupted);
         }
+        let stream = match &conversation.way {
+            Way::Stream(stream) => stream,
+            Way::Queue(line) => {
+                return line
+                    .borrow_mut()
+                    .has_heard()
+                    .map_err(|broken| conversation.broken(broken, CLOSED));
+            }
+        };
         let flags = MsgFlags::MSG_PEEK | MsgFlags::MSG_DONTWAIT;
-        match recv(conversation.stream.as_raw_fd(), &mut [0], flags) {
+        match recv(stream.as_raw_fd(), &mut [0], flags) {
             Ok(0) => Err(conversation.lost(CLOSED)),
             Ok(_) => Ok(true),
             Err(Errno::EAGAIN | Errno::EINTR) => Ok(false),

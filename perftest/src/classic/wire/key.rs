@@ -61,6 +61,53 @@ impl Key {
         bytes
     }
 
+    /// Bytes of a key as it goes over a queue pair.
+    pub(crate) const STRUCT: usize = 56;
+
+    /// It as it goes over a queue pair: a C struct whose numbers are big-endian, with four bytes of nothing before the address. The last number is the index of the GID at the sender, which says nothing here.
+    pub(crate) fn to_struct(self) -> [u8; Key::STRUCT] {
+        let mut bytes = [0; Key::STRUCT];
+        let words = [
+            self.lid.0.into(),
+            self.out_reads.into(),
+            self.qpn.get(),
+            self.psn.get(),
+            self.rkey,
+        ];
+        for (into, word) in bytes.as_chunks_mut::<4>().0.iter_mut().zip(words) {
+            *into = word.to_be_bytes();
+        }
+        bytes[24..32].copy_from_slice(&self.vaddr.to_be_bytes());
+        bytes[32..48].copy_from_slice(&self.gid.unwrap_or_default().0);
+        bytes[48..52].copy_from_slice(&self.srqn.to_be_bytes());
+        bytes
+    }
+
+    /// What [`Key::to_struct`] made at the other end.
+    ///
+    /// # Errors
+    /// When a number is larger than it can be.
+    pub(crate) fn of_struct(bytes: &[u8; Key::STRUCT]) -> Result<Key, Malformed> {
+        let word = |at: usize| {
+            let mut word = [0; 4];
+            word.copy_from_slice(&bytes[at..at + 4]);
+            u32::from_be_bytes(word)
+        };
+        let narrow = |at, otherwise| u16::try_from(word(at)).map_err(|_| Malformed(otherwise));
+        let mut gid = [0; 16];
+        gid.copy_from_slice(&bytes[32..48]);
+        Ok(Key {
+            lid: Lid(narrow(0, "the LID in its key has more than 16 bits")?),
+            out_reads: narrow(4, "the outstanding reads in its key have more than 16 bits")?,
+            qpn: Qpn::new(word(8)).ok_or(Malformed("the queue pair number in its key has more than 24 bits"))?,
+            psn: Psn::new(word(12)).ok_or(Malformed("the sequence number in its key has more than 24 bits"))?,
+            rkey: word(16),
+            vaddr: u64::from(word(24)) << 32 | u64::from(word(28)),
+            gid: (gid != [0; 16]).then_some(Gid(gid)),
+            srqn: word(48),
+        })
+    }
+
     /// What [`Key::format`] made at the other end. A field may have fewer or more digits than it should, as long as its value fits.
     ///
     /// # Errors
@@ -165,6 +212,23 @@ mod tests {
     }
 
     #[test]
+    fn a_struct_that_a_c_tool_sent_is_understood_and_made_again() {
+        let sent: [u8; Key::STRUCT] = *b"\0\0\0\0\0\0\0\x01\0\x95O\xd9\0\xfc\x8d\xd8\0\x01\xa0\x98\0\0\0\0\0\0V\x1c\xf4\x13 \0\0\0\0\0\0\0\0\0\0\0\xff\xff\x7f[\0\x01\0\0\0\0\0\0\0\0";
+        let key = Key {
+            lid: Lid(0),
+            out_reads: 1,
+            qpn: Qpn::truncated(0x0095_4fd9),
+            psn: Psn::truncated(0x00fc_8dd8),
+            rkey: 0x1_a098,
+            vaddr: 0x561c_f413_2000,
+            gid: Some(Gid([0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 127, 91, 0, 1])),
+            srqn: 0,
+        };
+        assert_eq!(Key::of_struct(&sent), Ok(key));
+        assert_eq!(key.to_struct(), sent);
+    }
+
+    #[test]
     fn a_key_without_a_gid_has_the_shorter_length() {
         let key = Key { gid: None, ..sent() };
         let bytes = key.format();
@@ -206,6 +270,20 @@ mod tests {
             let bytes = key.format();
             prop_assert_eq!(bytes.len(), Key::len(gid.is_some()));
             prop_assert_eq!(Key::parse(&bytes), Ok(key));
+        }
+
+        #[test]
+        fn every_struct_is_a_key_or_an_error(bytes: [u8; 28], wide in any::<[u8; 28]>(), is_wide: bool) {
+            let mut whole = [0; Key::STRUCT];
+            whole[..28].copy_from_slice(&bytes);
+            whole[28..].copy_from_slice(&wide);
+            if !is_wide {
+                (whole[0], whole[1], whole[4], whole[5], whole[8], whole[12]) = (0, 0, 0, 0, 0, 0);
+            }
+            match Key::of_struct(&whole) {
+                Ok(key) => prop_assert_eq!(Key::of_struct(&key.to_struct()), Ok(key)),
+                Err(_) => prop_assert!(is_wide),
+            }
         }
 
         #[test]

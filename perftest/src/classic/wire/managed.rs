@@ -1,0 +1,229 @@
+//! Getting a connection by the connection manager: one to talk over, and with `-R` one more for each queue pair of the test, on the same port.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use doorbell_verbs::cm::{
+    CmError, Connection, ConnectionManager, ConnectionRequest, Listener as ManagedListener, Rejection, Route,
+};
+use doorbell_verbs::{PreparedQueuePair, QueuePair, Reliable};
+
+use super::conversation::{ANSWER, Conversation, Role};
+use super::line::Prepared;
+use crate::failure::{Failure, one_line};
+use crate::interrupt::Interrupt;
+
+/// How long a client tries, refusals while the server starts included.
+const CONNECT: Duration = Duration::from_secs(3);
+/// How long it waits between attempts.
+const RETRY: Duration = Duration::from_millis(50);
+/// How often a wait looks for Ctrl-C.
+const LOOK: Duration = Duration::from_millis(50);
+/// How long an end that has asked or was asked takes to finish connecting.
+const FINISH: Duration = Duration::from_secs(10);
+/// Requests that may wait: as many queue pairs as a test has may ask at once.
+const BACKLOG: u16 = 1024;
+
+/// One end, where queue pairs can be connected.
+#[derive(Debug)]
+pub(crate) enum Managed {
+    /// It asks there.
+    Client {
+        /// By whom.
+        manager: ConnectionManager,
+        /// The server.
+        peer: SocketAddr,
+        /// The address that it asks from, if it is given.
+        source: Option<SocketAddr>,
+    },
+    /// It is asked.
+    Server {
+        /// Where.
+        listener: ManagedListener,
+        /// By whom, and by nobody else.
+        peer: Option<IpAddr>,
+    },
+}
+
+/// A connection that is half made: a queue pair is wanted.
+#[derive(Debug)]
+pub(crate) enum Half {
+    /// The way to the server.
+    Route(Route),
+    /// A client that asks.
+    Request(ConnectionRequest),
+}
+
+impl Half {
+    /// Connects a queue pair.
+    ///
+    /// # Errors
+    /// When the other end does not take part, or the device refuses.
+    pub(crate) fn connect<T: Reliable>(self, qp: PreparedQueuePair<T>) -> Result<(QueuePair<T>, Connection), CmError> {
+        match self {
+            Half::Route(route) => route.connect(qp, &[], FINISH),
+            Half::Request(request) => request.accept(qp, &[], FINISH),
+        }
+    }
+}
+
+impl Managed {
+    /// Connects to a server, to talk.
+    ///
+    /// # Errors
+    /// As [`super::connect`].
+    pub(crate) fn connect(
+        manager: ConnectionManager,
+        (host, port): (&str, u16),
+        source: Option<IpAddr>,
+        interrupt: &Interrupt,
+        make: impl Fn() -> Result<Prepared, Failure>,
+    ) -> Result<(Conversation, Managed), Failure> {
+        let found = (host, port).to_socket_addrs().map_err(|e| {
+            Failure::test(format!(
+                "cannot find the server '{}': {}",
+                one_line(host),
+                one_line(&e.to_string())
+            ))
+        })?;
+        let addresses: Vec<SocketAddr> = found
+            .filter(|address| source.is_none_or(|source| source.is_ipv4() == address.is_ipv4()))
+            .collect();
+        let deadline = Instant::now() + CONNECT;
+        loop {
+            let mut reason = "it has no address of this kind".to_owned();
+            let mut may_come = false;
+            for &peer in &addresses {
+                let source = source.map(|source| SocketAddr::new(source, 0));
+                let line = resolve(manager, source, peer)
+                    .map_err(Attempt::Connecting)
+                    .and_then(|route| {
+                        make()
+                            .map_err(Attempt::Making)?
+                            .connect(|qp| Half::Route(route).connect(qp))
+                            .map_err(Attempt::Connecting)
+                    });
+                match line {
+                    Ok(line) => {
+                        let managed = Managed::Client { manager, peer, source };
+                        return Ok((Conversation::over(line, peer, Role::Client, interrupt), managed));
+                    }
+                    Err(Attempt::Making(failure)) => return Err(failure),
+                    Err(Attempt::Connecting(e)) => {
+                        may_come = matches!(
+                            e,
+                            CmError::Rejected {
+                                reason: Rejection::NoListener,
+                                ..
+                            }
+                        );
+                        reason = one_line(&e.to_string());
+                    }
+                }
+            }
+            if interrupt.requested() {
+                return Err(Failure::Interrupted);
+            }
+            if !may_come || Instant::now() >= deadline {
+                return Err(Failure::test(format!("cannot reach the server: {reason}")));
+            }
+            thread::sleep(RETRY);
+        }
+    }
+
+    /// Listens, on all devices unless it is told where.
+    ///
+    /// # Errors
+    /// [`Failure::Test`] when the port is in use or the address is no RDMA device's.
+    pub(crate) fn listen(
+        manager: ConnectionManager,
+        source: Option<IpAddr>,
+        port: u16,
+        ipv6: bool,
+    ) -> Result<Managed, Failure> {
+        let everywhere = if ipv6 {
+            Ipv6Addr::UNSPECIFIED.into()
+        } else {
+            Ipv4Addr::UNSPECIFIED.into()
+        };
+        let address = SocketAddr::new(source.unwrap_or(everywhere), port);
+        let listener = manager
+            .listen(address, BACKLOG)
+            .map_err(|e| Failure::test(format!("cannot listen: {}", one_line(&e.to_string()))))?;
+        Ok(Managed::Server { listener, peer: None })
+    }
+
+    /// Waits for the client, to talk.
+    ///
+    /// # Errors
+    /// [`Failure::Interrupted`]; [`Failure::Test`] when the connection manager fails.
+    pub(crate) fn accept(
+        mut self,
+        interrupt: &Interrupt,
+        make: impl Fn() -> Result<Prepared, Failure>,
+    ) -> Result<(Conversation, Managed), Failure> {
+        let half = self.half(None, interrupt)?;
+        let asking = match &half {
+            Half::Request(request) => request.peer_addr(),
+            Half::Route(_) => None,
+        };
+        let line = make()?
+            .connect(|qp| half.connect(qp))
+            .map_err(|e| Failure::test(format!("the client did not connect: {}", one_line(&e.to_string()))))?;
+        if let Managed::Server { peer, .. } = &mut self {
+            *peer = asking.map(|asking| asking.ip());
+        }
+        let asking = asking.unwrap_or(SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), 0));
+        Ok((Conversation::over(line, asking, Role::Server, interrupt), self))
+    }
+
+    /// The way to one more connection: the client finds it, the server waits until it is asked.
+    ///
+    /// # Errors
+    /// [`Failure::Test`] when there is none in time; [`Failure::Interrupted`].
+    pub(crate) fn next(&mut self, interrupt: &Interrupt) -> Result<Half, Failure> {
+        self.half(Some(ANSWER), interrupt)
+    }
+
+    fn half(&mut self, within: Option<Duration>, interrupt: &Interrupt) -> Result<Half, Failure> {
+        let failed = |e: CmError| Failure::test(one_line(&e.to_string()));
+        let (listener, peer) = match self {
+            Managed::Client { manager, peer, source } => {
+                return resolve(*manager, *source, *peer).map(Half::Route).map_err(failed);
+            }
+            Managed::Server { listener, peer } => (listener, *peer),
+        };
+        let deadline = within.map(|within| Instant::now() + within);
+        loop {
+            if interrupt.requested() {
+                return Err(Failure::Interrupted);
+            }
+            if let Some(request) = listener.next_request(LOOK).map_err(failed)? {
+                let asks = request.peer_addr().map(|asking| asking.ip());
+                // A second client is refused: what is not answered is rejected.
+                if peer.is_none() || asks == peer {
+                    return Ok(Half::Request(request));
+                }
+            }
+            if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+                return Err(Failure::test(
+                    "the client did not connect all its queue pairs in time: has it the same options (-q)?",
+                ));
+            }
+        }
+    }
+}
+
+/// What an attempt failed by.
+enum Attempt {
+    Making(Failure),
+    Connecting(CmError),
+}
+
+fn resolve(manager: ConnectionManager, source: Option<SocketAddr>, peer: SocketAddr) -> Result<Route, CmError> {
+    match source {
+        Some(source) => manager.resolve_from(source, peer, CONNECT),
+        None => manager.resolve(peer, CONNECT),
+    }
+}
