@@ -49,6 +49,7 @@ pub(crate) fn connect(net: &mut Network, window: u32, mtu: Mtu, timeout: u8) -> 
             remote: addresses[1 - i],
             traffic_class: 0,
             hop_limit: 64,
+            flow_label: 0,
             lane: None,
         };
         let access = RemoteAccess {

@@ -364,6 +364,7 @@ impl<'a> Live<'a> {
             remote: addresses[peer.end.node],
             traffic_class: 0,
             hop_limit: 64,
+            flow_label: 0,
             lane: None,
         };
         [

@@ -184,6 +184,7 @@ fn attempt(case: &Case) -> Seen {
             remote: addresses[1 - i],
             traffic_class: 0,
             hop_limit: 64,
+            flow_label: 0,
             lane: None,
         };
         for modify in to_rts(path, qpns[1 - i], case.access) {

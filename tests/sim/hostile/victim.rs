@@ -75,6 +75,7 @@ pub(super) fn connect(local: IpAddr, remote: IpAddr, peer: Qpn, max_dest_rd_atom
                 remote,
                 traffic_class: 0,
                 hop_limit: 64,
+                flow_label: 0,
                 lane: None,
             }),
             path_mtu: Some(MTU),

@@ -363,6 +363,7 @@ impl End {
                 remote: peer,
                 traffic_class: 0,
                 hop_limit: 64,
+                flow_label: 0,
                 lane: None,
             },
             qpn,
