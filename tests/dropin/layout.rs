@@ -210,7 +210,7 @@ fn what_the_classic_tools_print_is_what_the_c_tools_do() {
 fn masks_leave_widths() {
     assert_eq!(
         figures(" 64         1600             171.76             70.28  \t\t   1.151401"),
-        figures(" 64         1600             9.76                1171.28\t\t   0.000001")
+        figures(" 64         1600             9.76               1171.28\t\t   0.000001")
     );
     assert_ne!(figures(" 64  1.00   "), figures(" 64   1.00   "));
     assert_eq!(
