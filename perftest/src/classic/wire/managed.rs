@@ -72,7 +72,7 @@ impl Managed {
     /// Connects to a server, to talk.
     ///
     /// # Errors
-    /// As [`super::connect`].
+    /// As [`connect`](fn@super::connect).
     pub(crate) fn connect(
         manager: ConnectionManager,
         (host, port): (&str, u16),
