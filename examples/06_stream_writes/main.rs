@@ -101,10 +101,10 @@ fn write(
             qp.post(|batch| {
                 for (number, chunk) in chunks {
                     let slot = slots[(number % SLOTS) as usize];
-                    let request = batch.write(chunk, slot).imm(number);
-                    if number + 1 == next + ready {
-                        request.signalled();
-                    }
+                    batch
+                        .write(chunk, slot)
+                        .imm(number)
+                        .signalled_if(number + 1 == next + ready);
                 }
             })?;
             (next, credits) = (next + ready, credits - ready);

@@ -2,7 +2,7 @@
 //! and with figures, and the figures must agree with those of the package's tools among themselves.
 //!
 //! [`cases`] says what is run, [`rig`] runs a pairing, [`figures`] reads and compares. The pairings of a case take turns, so that what else the machine does is shared by all; where they do not agree they are
-//! run again, until they do or [`MORE`] is used up.
+//! run again, until they do or there were as many runs as there may be.
 
 mod cases;
 mod figures;
@@ -15,18 +15,20 @@ use figures::{Figures, distance, median, ratio};
 use rig::{Pairing, Rig};
 use std::{fmt::Write, fs, path::PathBuf, process::ExitCode, time::Instant};
 
-/// So many times the repeats, at most, where figures do not agree.
-const MORE: usize = 4;
+/// So many times the repeats, at most, where figures do not agree and nothing else is said.
+const MORE: usize = 8;
 
 const USAGE: &str = "\
-pairings host|udp|rxe|wire [--doorbell FILE] [--only TEXT] [--repeats N] [--within PERCENT] [--write FILE]
-pairings host|udp|rxe|wire --quick [--doorbell FILE] [--only TEXT]
+pairings host|udp|managed|rxe|wire [--doorbell FILE] [--only TEXT] [--repeats N] [--most N] [--within PERCENT] [--write FILE]
+pairings host|udp|managed|rxe|wire --quick [--doorbell FILE] [--only TEXT]
 
   host, udp       both ends on this host, on the userspace device; over UDP
+  managed         on this host by the connection manager
   rxe, wire       in the guest: both on the kernel's rxe; one of them on the userspace device
   --doorbell FILE the command; the one beside this program if not given
   --only TEXT     only cases whose description has TEXT
   --repeats N     runs of each pairing; 3 if not given
+  --most N        runs of each where figures do not agree; 8 times the repeats if not given
   --within P      percent that figures may be apart; 10 if not given
   --write FILE    put the table into the section of FILE; else it is printed
   --quick         only whether both ends end well and with figures, where one is the package's and the other ours; few rounds
@@ -41,6 +43,7 @@ struct Options {
     doorbell: PathBuf,
     only: String,
     repeats: usize,
+    most: Option<usize>,
     within: f64,
     write: Option<PathBuf>,
     quick: bool,
@@ -92,6 +95,7 @@ fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Options> {
         doorbell: std::env::current_exe()?.with_file_name("doorbell"),
         only: String::new(),
         repeats: 3,
+        most: None,
         within: 10.0,
         write: None,
         quick: false,
@@ -106,12 +110,9 @@ fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Options> {
             "--doorbell" => options.doorbell = value.into(),
             "--only" => options.only = value,
             "--repeats" => {
-                options.repeats = value
-                    .parse()
-                    .ok()
-                    .filter(|&repeats| repeats > 0)
-                    .context("--repeats wants a number")?;
+                options.repeats = count(&value).context("--repeats wants a number")?;
             }
+            "--most" => options.most = Some(count(&value).context("--most wants a number")?),
             "--within" => {
                 options.within = value
                     .parse()
@@ -124,6 +125,10 @@ fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Options> {
         }
     }
     Ok(options)
+}
+
+fn count(value: &str) -> Option<usize> {
+    value.parse().ok().filter(|&count| count > 0)
 }
 
 fn run(options: &Options) -> Result<bool> {
@@ -221,7 +226,7 @@ fn measure(rig: &mut Rig, case: &Case, options: &Options) -> Result<Outcome> {
         let agree = ratios
             .iter()
             .all(|&ratio| distance(ratio) <= 1.0 + options.within / 100.0);
-        if agree || stock.len() >= MORE * options.repeats {
+        if agree || stock.len() + options.repeats > options.most.unwrap_or(MORE * options.repeats) {
             let spread = spread(stock).context("no runs")?;
             let [stock, ..] = all;
             return Ok(Outcome {

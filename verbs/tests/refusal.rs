@@ -340,10 +340,7 @@ fn completions_of_two_queue_pairs_in_turn_find_their_own_requests() {
             expected.extend([(tag, 2 * round, first.addr()), (tag, 2 * round + 1, second.addr())]);
             qp.post(|batch| {
                 // In every other round each has a completion of its own.
-                let request = batch.send(first);
-                if round % 2 == 1 {
-                    request.signalled();
-                }
+                batch.send(first).signalled_if(round % 2 == 1);
             })
             .unwrap();
             qp.post(|batch| {

@@ -290,10 +290,7 @@ impl Link {
                 left -= 1;
                 macro_rules! add {
                     ($request:expr) => {{
-                        let request = $request;
-                        if left == 0 {
-                            request.signalled();
-                        }
+                        $request.signalled_if(left == 0);
                     }};
                 }
                 match request {

@@ -406,6 +406,12 @@ impl<'b, O: Operation, P: Payload, B: Backend> Request<'b, O, P, B> {
         self.add(sys::IBV_SEND_SIGNALED)
     }
 
+    /// As [`signalled`](Request::signalled) where `signal` says so: of a stream of requests one in so many has a completion.
+    #[inline(always)]
+    pub fn signalled_if(self, signal: bool) -> Self {
+        if signal { self.signalled() } else { self }
+    }
+
     /// Waits until READs and atomics before it are done (IBTA vol 1, 10.8.3.3).
     #[inline(always)]
     pub fn fence(self) -> Self {

@@ -122,27 +122,18 @@ impl<T: Service + Connected> Flow<T> for Writes {
             return;
         };
         if let Some(bytes) = inline {
-            let request = batch.write_inline(bytes, target);
-            if signal {
-                request.signalled();
-            }
+            batch.write_inline(bytes, target).signalled_if(signal);
             return;
         }
         match &mut self.free {
             Idle::Host(free) => {
                 if let Some(buffer) = free.pop() {
-                    let request = batch.write(buffer, target);
-                    if signal {
-                        request.signalled();
-                    }
+                    batch.write(buffer, target).signalled_if(signal);
                 }
             }
             Idle::Gpu(pool) => {
                 if let Some(buffer) = pool.take(Content::Any) {
-                    let request = batch.write(buffer, target);
-                    if signal {
-                        request.signalled();
-                    }
+                    batch.write(buffer, target).signalled_if(signal);
                 }
             }
         }
@@ -236,18 +227,12 @@ impl<T: Service + Reliable> Flow<T> for Reads {
         match &mut self.free {
             Idle::Host(free) => {
                 if let Some(buffer) = free.pop() {
-                    let request = batch.read(buffer, source);
-                    if signal {
-                        request.signalled();
-                    }
+                    batch.read(buffer, source).signalled_if(signal);
                 }
             }
             Idle::Gpu(pool) => {
                 if let Some(buffer) = pool.take(Content::Nothing) {
-                    let request = batch.read(buffer, source);
-                    if signal {
-                        request.signalled();
-                    }
+                    batch.read(buffer, source).signalled_if(signal);
                 }
             }
         }
@@ -301,16 +286,10 @@ impl<T: Service + Reliable> Flow<T> for Counts {
         };
         match self.operation {
             Atomic::FetchAdd => {
-                let request = batch.fetch_add(word, target, 1);
-                if signal {
-                    request.signalled();
-                }
+                batch.fetch_add(word, target, 1).signalled_if(signal);
             }
             Atomic::CompareSwap => {
-                let request = batch.compare_swap(word, target, index, index + 1);
-                if signal {
-                    request.signalled();
-                }
+                batch.compare_swap(word, target, index, index + 1).signalled_if(signal);
             }
         }
     }

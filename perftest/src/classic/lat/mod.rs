@@ -89,7 +89,10 @@ impl<'a, 'p> Here<'a, 'p> {
         } else {
             End::Answers
         };
-        course.play(end, &mut racket)
+        course.play(end, &mut racket)?;
+        // The other end may be a moment behind: what it writes last is to find this end's queue pair.
+        course.conversation.linger();
+        Ok(())
     }
 
     fn send<T: Service>(self) -> Result<(), Failure> {

@@ -4,6 +4,7 @@
 //! one that is closed while nothing comes is.
 
 use std::net::SocketAddr;
+use std::thread;
 use std::time::Duration;
 
 use crate::classic::settings::{Settings, Transport};
@@ -18,8 +19,10 @@ const TURNS: u32 = 256;
 const PATIENCE: u32 = 200;
 /// How often the connection is looked at.
 const LOOK_NS: u64 = 50_000_000;
-/// How long messages may still come from an end that has closed the connection.
+/// How long the two ends of a test may be apart: messages may still come for so long from an end that has closed the connection, and one that has ended may be as much in closing it.
 const GRACE_NS: u64 = 500_000_000;
+/// How long a wait for the connection's end sleeps.
+const NAP: Duration = Duration::from_millis(1);
 /// How long the next message may take where one can get lost, besides the gaps between messages.
 const LOST: Duration = Duration::from_secs(10);
 /// How long it may take elsewhere.
@@ -60,7 +63,7 @@ impl<'a> Watch<'a> {
     /// For one size of a test.
     pub(super) fn new(conversation: &'a Conversation, clock: &'a Clock, settings: &Settings) -> Watch<'a> {
         let loses = settings.transport != Transport::Rc;
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let cores = thread::available_parallelism().map_or(1, usize::from);
         Watch {
             peer: conversation.watch(),
             address: conversation.peer(),
@@ -71,8 +74,8 @@ impl<'a> Watch<'a> {
             sleeps: settings.events,
             turns: 0,
             idle: 0,
-            // Where both ends' threads are more than the cores a spinner has to make way at once.
-            patience: if cores < 4 { 0 } else { PATIENCE },
+            // Where both ends' threads are more than the cores a spinner has to make way soon.
+            patience: if cores < 4 { PATIENCE / 4 } else { PATIENCE },
             next_look_ns: 0,
             quiet_since_ns: None,
         }
@@ -113,7 +116,7 @@ impl<'a> Watch<'a> {
             self.idle += 1;
             std::hint::spin_loop();
         } else {
-            std::thread::yield_now();
+            thread::yield_now();
         }
         self.turns = self.turns.wrapping_add(1);
         if self.turns.is_multiple_of(TURNS) {
@@ -122,9 +125,25 @@ impl<'a> Watch<'a> {
         Ok(Turn::On)
     }
 
-    /// Whether the other end has closed the connection.
-    pub(super) fn is_closed(&self) -> bool {
-        matches!(self.peer.ask(), Err(Failure::Lost { .. }))
+    /// Whether the other end closes the connection, at once or as soon as it has printed what it measured.
+    #[cold]
+    pub(super) fn closes(&self) -> bool {
+        let until = self.clock.now().saturating_add(GRACE_NS);
+        loop {
+            if matches!(self.peer.ask(), Err(Failure::Lost { .. })) {
+                return true;
+            }
+            if self.clock.now() >= until {
+                return false;
+            }
+            thread::sleep(NAP);
+        }
+    }
+
+    /// Whether the time was nearly up, and the other end closes the connection: it has ended first.
+    #[cold]
+    pub(super) fn ends_with_peer(&self) -> bool {
+        self.end_ns < u64::MAX && self.clock.now().saturating_add(GRACE_NS) >= self.end_ns && self.closes()
     }
 
     #[cold]

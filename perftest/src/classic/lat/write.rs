@@ -10,8 +10,10 @@ use crate::classic::settings::Settings;
 use crate::classic::station::{Lane, Service, Station, Target, refused};
 use crate::failure::Failure;
 
-/// Looks at memory between two looks at the completion queue.
-const LOOKS: u32 = 2;
+/// Looks at memory in a turn.
+const LOOKS: u32 = 16;
+/// Turns between two looks at the completion queue where nothing is under way: only a queue pair that fails completes anything then.
+const TURNS: u32 = 1 << 12;
 
 /// One end.
 #[derive(Debug)]
@@ -20,6 +22,7 @@ pub(super) struct Writes<T: Service> {
     /// Room for requests where none is under way.
     depth: u32,
     messages: Messages,
+    turns: u32,
     /// Where this end writes to.
     target: Remote<Write>,
 }
@@ -33,6 +36,7 @@ impl<T: Service + Connected> Writes<T> {
         Ok(Writes {
             depth: lane.qp.send_room(),
             messages: Messages::new(settings, &station, longest)?,
+            turns: 0,
             target: lane.remote(&station.cycle(longest)),
             station,
         })
@@ -79,8 +83,7 @@ impl<T: Service + Connected> Racket for Writes<T> {
     }
 
     #[inline]
-    fn hit(&mut self, index: u64, last: bool) -> Result<(), Failure> {
-        let signal = self.messages.signals(index, last);
+    fn hit(&mut self, index: u64, _: bool) -> Result<(), Failure> {
         let (target, end) = (self.target, self.messages.bytes);
         let lane = &mut self.station.lanes[0];
         let posted = if self.messages.are_inline() {
@@ -88,10 +91,7 @@ impl<T: Service + Connected> Racket for Writes<T> {
             message[end - 1] = flag(index);
             let message = &*message;
             lane.qp.post(|batch| {
-                let request = batch.write_inline(message, target);
-                if signal {
-                    request.signalled();
-                }
+                batch.write_inline(message, target).signalled();
             })
         } else {
             let Some(mut message) = self.messages.free.pop() else {
@@ -99,10 +99,7 @@ impl<T: Service + Connected> Racket for Writes<T> {
             };
             message[end - 1] = flag(index);
             lane.qp.post(|batch| {
-                let request = batch.write(message.part(..end), target);
-                if signal {
-                    request.signalled();
-                }
+                batch.write(message.part(..end), target).signalled();
             })
         };
         posted.map_err(|refused| lane.refused(&refused))
@@ -110,6 +107,13 @@ impl<T: Service + Connected> Racket for Writes<T> {
 
     #[inline]
     fn has_come(&mut self, index: u64) -> Result<bool, Failure> {
+        // As the C tools do: first what was sent completes, then memory is looked at, and only that.
+        if self.station.lanes[0].qp.send_room() < self.depth {
+            self.poll()?;
+            if self.station.lanes[0].qp.send_room() < self.depth {
+                return Ok(false);
+            }
+        }
         if let Some(court) = court(&self.station.lanes[0]) {
             for _ in 0..LOOKS {
                 if court.load_u8(self.messages.bytes - 1, Ordering::Acquire) == flag(index) {
@@ -117,7 +121,11 @@ impl<T: Service + Connected> Racket for Writes<T> {
                 }
             }
         }
-        self.poll().map(|()| false)
+        self.turns = self.turns.wrapping_add(1);
+        if self.turns.is_multiple_of(TURNS) {
+            self.poll()?;
+        }
+        Ok(false)
     }
 
     fn is_settled(&mut self) -> Result<bool, Failure> {

@@ -75,17 +75,11 @@ pub(crate) struct Far {
 macro_rules! sends {
     (connected) => {
         fn send<'d>(batch: &mut Batch<'_, 'd, Self>, _: &'d (), message: impl Source, signal: bool) {
-            let request = batch.send(message);
-            if signal {
-                request.signalled();
-            }
+            batch.send(message).signalled_if(signal);
         }
 
         fn send_inline<'d>(batch: &mut Batch<'_, 'd, Self>, _: &'d (), message: &'d [u8], signal: bool) {
-            let request = batch.send_inline(message);
-            if signal {
-                request.signalled();
-            }
+            batch.send_inline(message).signalled_if(signal);
         }
 
         fn endpoint(prepared: &Self::Prepared) -> Endpoint {
@@ -105,17 +99,15 @@ macro_rules! sends {
     };
     (datagrams) => {
         fn send<'d>(batch: &mut Batch<'_, 'd, Self>, to: &'d Far, message: impl Source, signal: bool) {
-            let request = batch.send_to(message, &to.ah, to.qpn, QKey::DEFAULT);
-            if signal {
-                request.signalled();
-            }
+            batch
+                .send_to(message, &to.ah, to.qpn, QKey::DEFAULT)
+                .signalled_if(signal);
         }
 
         fn send_inline<'d>(batch: &mut Batch<'_, 'd, Self>, to: &'d Far, message: &'d [u8], signal: bool) {
-            let request = batch.send_to_inline(message, &to.ah, to.qpn, QKey::DEFAULT);
-            if signal {
-                request.signalled();
-            }
+            batch
+                .send_to_inline(message, &to.ah, to.qpn, QKey::DEFAULT)
+                .signalled_if(signal);
         }
 
         /// Datagrams go by no sequence: what is told for one means nothing.

@@ -24,7 +24,7 @@ use crate::interrupt::Interrupt;
 pub(crate) const ANSWER: Duration = Duration::from_secs(30);
 /// How often a wait looks for Ctrl-C.
 const LOOK: Duration = Duration::from_millis(50);
-/// How long the other end's goodbye is waited for; nothing depends on it.
+/// How long the other end's goodbye is waited for, or that it closes the connection; little depends on it.
 const GOODBYE: Duration = Duration::from_secs(1);
 /// What is said of a connection that ended.
 const CLOSED: &str = "it closed the connection, or its process ended";
@@ -188,6 +188,18 @@ impl Conversation {
             // What it says, and whether it does, makes no difference any more.
             let _ = self.read(&mut theirs, Some(GOODBYE), "goodbye");
         }
+    }
+
+    /// Waits a moment for the other end, which may still be measuring and does not say when it is done: until it closes the connection, of which this end closes its own half.
+    ///
+    /// A queue pair has no halves: a byte tells there what Doorbell at the other end would take from a half that is closed.
+    pub(crate) fn linger(&mut self) {
+        // The wait ends by the other end's closing, by the time, or by Ctrl-C: no difference any more.
+        let _ = match &mut self.way {
+            Way::Stream(stream) => stream.shutdown(Shutdown::Write).map_err(drop),
+            Way::Queue(line) => line.get_mut().say(&[0], GOODBYE, &self.interrupt).map_err(drop),
+        };
+        let _ = self.read(&mut [0], Some(GOODBYE), "goodbye");
     }
 
     /// What a loop looks at while it measures.

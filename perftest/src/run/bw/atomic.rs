@@ -81,16 +81,10 @@ impl Flow for Count {
         }
         match self.operation {
             AtomicOperation::FetchAdd => {
-                let request = batch.fetch_add(word, target, 1);
-                if signal {
-                    request.signalled();
-                }
+                batch.fetch_add(word, target, 1).signalled_if(signal);
             }
             AtomicOperation::CompareSwap => {
-                let request = batch.compare_swap(word, target, index, index + 1);
-                if signal {
-                    request.signalled();
-                }
+                batch.compare_swap(word, target, index, index + 1).signalled_if(signal);
             }
         }
     }

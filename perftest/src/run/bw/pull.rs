@@ -95,10 +95,7 @@ impl Flow for Pull {
         let pattern = Pattern::new(self.seed, self.lane, index % self.slots);
         macro_rules! post {
             ($request:expr) => {{
-                let request = $request;
-                if signal {
-                    request.signalled();
-                }
+                $request.signalled_if(signal);
             }};
         }
         match &mut self.free {

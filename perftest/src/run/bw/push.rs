@@ -162,10 +162,7 @@ impl Flow for Push {
             .and_then(|target| target.slice(index % self.slots * self.bytes, self.bytes));
         macro_rules! post {
             ($request:expr) => {{
-                let request = $request;
-                if signal {
-                    request.signalled();
-                }
+                $request.signalled_if(signal);
             }};
         }
         match (&mut self.sources, inline, target) {
@@ -208,10 +205,7 @@ impl Flow for Push {
     #[inline]
     fn end_list<'d>(&mut self, batch: &mut Batch<'_, 'd>, posted: &'d [u8; 8], signal: bool) {
         if let Some(notice) = self.notice {
-            let request = batch.write_inline(posted, notice);
-            if signal {
-                request.signalled();
-            }
+            batch.write_inline(posted, notice).signalled_if(signal);
         }
     }
 
