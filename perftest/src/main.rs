@@ -24,6 +24,7 @@ mod html;
 mod interrupt;
 mod limits;
 mod orchestrate;
+mod output;
 mod plan;
 mod report;
 mod run;

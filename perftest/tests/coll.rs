@@ -2,8 +2,10 @@
 
 #![forbid(unsafe_code)]
 
+mod common;
+
 use std::net::TcpListener;
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Child, Command};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -11,55 +13,13 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
 
+use self::common::{complaint, doorbell, json_of, stderr};
+
 /// Longer than anything here takes, on a busy machine too.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-fn doorbell(line: &str) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_doorbell"));
-    command.arg("coll").args(line.split_whitespace());
-    for name in [
-        "SOFT_ADDR",
-        "SOFT_PORT",
-        "FAULTS",
-        "PCAP",
-        "LINK",
-        "ALGORITHM",
-        "PROTOCOL",
-        "CHANNELS",
-        "SLICE",
-        "TUNING",
-        "RANK",
-    ] {
-        command.env_remove(format!("DOORBELL_{name}"));
-    }
-    for launcher in ["OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "RANK", "WORLD_SIZE"] {
-        command.env_remove(launcher);
-    }
-    command
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped());
-    command
-}
-
-fn stderr(output: &Output) -> String {
-    String::from_utf8_lossy(&output.stderr).into_owned()
-}
-
-/// The lines on stderr that are no warnings: what went wrong.
-fn complaint(output: &Output) -> Vec<String> {
-    stderr(output)
-        .lines()
-        .filter(|line| !line.starts_with("doorbell: warning:"))
-        .map(str::to_owned)
-        .collect()
-}
-
-/// Runs a test that has to succeed, and gives its JSON object.
-fn json(mut command: Command) -> Value {
-    let output = command.arg("--json").output().expect("the binary runs");
-    assert!(output.status.success(), "{command:?}: {}", stderr(&output));
-    serde_json::from_slice(&output.stdout).unwrap_or_else(|e| panic!("{command:?}: {e}: {output:?}"))
+fn coll(line: &str) -> Command {
+    doorbell(&format!("coll {line}"))
 }
 
 /// Every row is right, and there are so many.
@@ -88,9 +48,7 @@ fn every_operation_is_right_and_has_the_contracts_keys() {
         "sendrecv",
         "barrier",
     ] {
-        let report = json(doorbell(&format!(
-            "{operation} --ranks 3 -b 40 -e 10000 -f 50 -n 3 -w 1"
-        )));
+        let report = json_of(coll(&format!("{operation} --ranks 3 -b 40 -e 10000 -f 50 -n 3 -w 1")));
         right(&report, if operation == "barrier" { 1 } else { 2 });
         let about = ["tool", "test", "device", "link", "memory"].map(|key| report[key].as_str());
         assert_eq!(
@@ -114,14 +72,14 @@ fn every_operation_is_right_and_has_the_contracts_keys() {
 #[test]
 fn what_is_asked_for_is_what_is_done() {
     let asked = "reduce --ranks 3 -b 1000 -e 1000 -n 2 -r 2 -o premulsum -d half --algorithm tree --protocol ll128 --channels 2";
-    let report = json(doorbell(asked));
+    let report = json_of(coll(asked));
     right(&report, 1);
     let row = &report["results"][0];
     let done = ["op", "dtype", "algorithm", "protocol"].map(|key| row[key].as_str());
     assert_eq!(done, ["premulsum", "f16", "tree", "ll128"].map(Some), "{row}");
     assert_eq!((&row["root"], &row["count"]), (&Value::from(2), &Value::from(500)));
 
-    let all = json(doorbell(
+    let all = json_of(coll(
         "allreduce --ranks 2 -b 100 -e 100 -n 1 -w 0 -o all -d bf16 --deterministic -c 2",
     ));
     right(&all, 6);
@@ -129,7 +87,7 @@ fn what_is_asked_for_is_what_is_done() {
 
 #[test]
 fn the_table_is_nccl_tests() {
-    let output = doorbell("allreduce --ranks 2 -b 8 -e 32 -i 8 -n 2 --check 0")
+    let output = coll("allreduce --ranks 2 -b 8 -e 32 -i 8 -n 2 --check 0")
         .output()
         .unwrap();
     assert!(output.status.success(), "{}", stderr(&output));
@@ -153,15 +111,15 @@ fn the_table_is_nccl_tests() {
 
 #[test]
 fn over_udp_and_while_packets_are_lost() {
-    let mut udp = doorbell("allreduce --ranks 3 -b 8 -e 20000 -f 2500 -n 3");
-    let report = json({
+    let mut udp = coll("allreduce --ranks 3 -b 8 -e 20000 -f 2500 -n 3");
+    let report = json_of({
         udp.env("DOORBELL_LINK", "udp");
         udp
     });
     right(&report, 2);
     assert_eq!(report["link"], "soft-udp");
     for operation in ["allreduce", "alltoall"] {
-        let lossy = json(doorbell(&format!(
+        let lossy = json_of(coll(&format!(
             "{operation} --ranks 3 -b 100 -e 30000 -f 300 -n 3 -w 1 --drop 0.02"
         )));
         right(&lossy, 2);
@@ -171,7 +129,7 @@ fn over_udp_and_while_packets_are_lost() {
 
 #[test]
 fn connections_are_spread_over_devices() {
-    let report = json(doorbell(
+    let report = json_of(coll(
         "allgather --ranks 2 -b 50000 -e 50000 -n 2 --soft-address 127.0.0.1,127.0.0.2 --device soft0,soft1",
     ));
     right(&report, 1);
@@ -193,7 +151,7 @@ fn bad_usage_is_one_line() {
         ("allreduce --ranks 2 --rank 0", "--ranks"),
         ("allreduce --ranks 20000 --simulate", "16384"),
     ] {
-        let output = doorbell(line).output().unwrap();
+        let output = coll(line).output().unwrap();
         let complaint = complaint(&output);
         assert_eq!(output.status.code(), Some(2), "{line}: {complaint:?}");
         assert!(
@@ -209,7 +167,7 @@ fn bad_usage_is_one_line() {
         "allreduce --ranks 0",
         "allreduce -f 1",
     ] {
-        let output = doorbell(line).output().unwrap();
+        let output = coll(line).output().unwrap();
         assert_eq!(output.status.code(), Some(2), "{line}: {}", stderr(&output));
     }
 }
@@ -218,7 +176,7 @@ fn bad_usage_is_one_line() {
 fn a_plan_is_explained_and_drawn() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("plan.svg");
-    let mut command = doorbell("allreduce --ranks 3 -b 64K --algorithm ring --explain");
+    let mut command = coll("allreduce --ranks 3 -b 64K --algorithm ring --explain");
     let output = command.arg("--svg").arg(&file).output().unwrap();
     assert!(output.status.success(), "{}", stderr(&output));
     let text = String::from_utf8(output.stdout).unwrap();
@@ -226,7 +184,7 @@ fn a_plan_is_explained_and_drawn() {
         assert!(text.contains(word), "{word}: {text}");
     }
     assert!(std::fs::read_to_string(&file).unwrap().starts_with("<svg"));
-    let explained = json(doorbell("allreduce --ranks 2 -b 8 -e 8 --explain"));
+    let explained = json_of(coll("allreduce --ranks 2 -b 8 -e 8 --explain"));
     assert!(
         explained["results"][0]["predicted_us"].as_f64() > Some(0.0),
         "{explained}"
@@ -235,7 +193,7 @@ fn a_plan_is_explained_and_drawn() {
 
 #[test]
 fn what_is_predicted_stands_beside_what_is_measured() {
-    let report = json(doorbell("allreduce --ranks 2 -b 8 -e 4K -f 512 --simulate --measure"));
+    let report = json_of(coll("allreduce --ranks 2 -b 8 -e 4K -f 512 --simulate --measure"));
     let lines = report["results"].as_array().unwrap();
     for bytes in [8, 4096] {
         let of_size: Vec<_> = lines.iter().filter(|line| line["bytes"] == bytes).collect();
@@ -262,7 +220,7 @@ fn what_is_predicted_stands_beside_what_is_measured() {
 
 #[test]
 fn what_is_not_here_is_simulated() {
-    let report = json(doorbell(
+    let report = json_of(coll(
         "allreduce --ranks 128 -b 1K -e 1M -f 1024 --simulate --leaf 4 --oversubscription 2",
     ));
     assert_eq!(report["link"], "simulated");
@@ -280,7 +238,7 @@ fn ranks_of_a_launcher_find_each_other() {
     // Whoever takes the port in between makes the next of eight be tried.
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let rank = |rank: u32| {
-        let mut command = doorbell("allreduce -b 1000 -e 1000 -n 2 --device soft0 --json");
+        let mut command = coll("allreduce -b 1000 -e 1000 -n 2 --device soft0 --json");
         command
             .env("RANK", rank.to_string())
             .env("WORLD_SIZE", "2")
@@ -343,7 +301,7 @@ fn gone(ranks: &[Pid]) {
 
 /// A test that goes on for long, and has printed its first row.
 fn started(line: &str) -> (Child, Vec<Pid>) {
-    let mut child = doorbell(line).spawn().unwrap();
+    let mut child = coll(line).spawn().unwrap();
     let ranks = ranks_of(&child, 3);
     let mut read = std::io::BufReader::new(child.stdout.take().unwrap());
     let mut text = String::new();
@@ -392,7 +350,7 @@ fn an_interrupted_test_leaves_nobody() {
 
 #[test]
 fn an_interrupted_test_prints_what_it_has() {
-    let mut child = doorbell(LONG).arg("--json").spawn().unwrap();
+    let mut child = coll(LONG).arg("--json").spawn().unwrap();
     let ranks = ranks_of(&child, 3);
     // Before, they may not have come to look at it.
     thread::sleep(Duration::from_millis(500));
@@ -415,7 +373,7 @@ fn an_interrupted_test_prints_what_it_has() {
 
 /// The same with GPUs, which are the stand-in's.
 fn with_gpus(line: &str) -> Command {
-    let mut command = doorbell(line);
+    let mut command = coll(line);
     command.arg("--gpu");
     command.envs(doorbell_cuda_standin::environment(
         doorbell_cuda_standin::Manner::Prompt,
@@ -430,7 +388,7 @@ fn operations_on_gpus_are_right_by_each_executor() {
         for operation in ["allreduce", "allgather", "reduce-scatter", "broadcast"] {
             let mut command = with_gpus(&format!("{operation} --ranks 2 -b 8 -e 64K -f 128 -n 2"));
             command.env("DOORBELL_GPU_EXECUTOR", executor);
-            let report = json(command);
+            let report = json_of(command);
             right(&report, 2);
             assert_eq!(report["results"][0]["protocol"], executor);
             assert_eq!(report["memory"], if executor == "staged" { "staged" } else { "peer" });
@@ -439,12 +397,12 @@ fn operations_on_gpus_are_right_by_each_executor() {
     for (operation, by) in [("allreduce", "split"), ("broadcast", "split"), ("allgather", "kernel")] {
         let mut command = with_gpus(&format!("{operation} --ranks 2 -b 256K -e 256K -n 2 --graph"));
         command.env("DOORBELL_GPU_EXECUTOR", "split");
-        let report = json(command);
+        let report = json_of(command);
         right(&report, 1);
         assert_eq!(report["results"][0]["protocol"], by);
     }
     right(
-        &json(with_gpus("allreduce --ranks 2 -b 4K -e 4K -n 2 --graph -d bf16 -o all")),
+        &json_of(with_gpus("allreduce --ranks 2 -b 4K -e 4K -n 2 --graph -d bf16 -o all")),
         6,
     );
 }
@@ -475,7 +433,7 @@ fn what_gpus_do_not_do_is_refused() {
         "allreduce --ranks 2 --gpu --explain",
         "allreduce --ranks 2 --graph",
     ] {
-        let output = doorbell(line).output().unwrap();
+        let output = coll(line).output().unwrap();
         assert_eq!(output.status.code(), Some(2), "{output:?}");
     }
 }

@@ -5,10 +5,12 @@
 
 #![forbid(unsafe_code)]
 
+mod common;
+
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream, UdpSocket};
-use std::process::{Child, ChildStderr, Command, Output, Stdio};
+use std::process::{Child, ChildStderr, Output, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -16,45 +18,15 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
 
-fn doorbell(line: &str) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_doorbell"));
-    command.args(line.split_whitespace());
-    for name in ["ADDR", "PORT"] {
-        command.env_remove(format!("DOORBELL_SOFT_{name}"));
-    }
-    command
-        .env_remove("DOORBELL_FAULTS")
-        .env_remove("DOORBELL_PCAP")
-        .env_remove("DOORBELL_LINK");
-    command
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped());
-    command
-}
+use self::common::{complaint, doorbell, json_of, stderr};
 
 fn run(line: &str) -> Output {
     doorbell(line).output().expect("the binary runs")
 }
 
-fn stderr(output: &Output) -> String {
-    String::from_utf8_lossy(&output.stderr).into_owned()
-}
-
-/// The lines on stderr that are no warnings: what went wrong.
-fn complaint(output: &Output) -> Vec<String> {
-    stderr(output)
-        .lines()
-        .filter(|line| !line.starts_with("doorbell: warning:"))
-        .map(str::to_owned)
-        .collect()
-}
-
 /// Runs a test that has to succeed, and gives its JSON object.
 fn json(line: &str) -> Value {
-    let output = run(&format!("{line} --json"));
-    assert!(output.status.success(), "{line}: {}", stderr(&output));
-    serde_json::from_slice(&output.stdout).unwrap_or_else(|e| panic!("{line}: {e}: {output:?}"))
+    json_of(doorbell(line))
 }
 
 fn keys(value: &Value) -> Vec<&str> {

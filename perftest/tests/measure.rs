@@ -4,10 +4,12 @@
 
 #![forbid(unsafe_code)]
 
+mod common;
+
 use std::collections::HashSet;
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
-use std::process::{Command, Output, Stdio};
+use std::process::Output;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -15,31 +17,10 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
 
+use self::common::{complaint, doorbell, json_of};
+
 /// Longer than anything here takes, on a busy machine too.
 const PATIENCE: Duration = Duration::from_secs(60);
-
-fn doorbell(line: &str) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_doorbell"));
-    command.args(line.split_whitespace());
-    for name in [
-        "SOFT_ADDR",
-        "SOFT_PORT",
-        "FAULTS",
-        "PCAP",
-        "LINK",
-        "ALGORITHM",
-        "PROTOCOL",
-        "CHANNELS",
-        "TUNING",
-    ] {
-        command.env_remove(format!("DOORBELL_{name}"));
-    }
-    command
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped());
-    command
-}
 
 fn run(line: &str) -> Output {
     doorbell(line).output().expect("the binary runs")
@@ -49,20 +30,9 @@ fn stdout(output: &Output) -> String {
     String::from_utf8(output.stdout.clone()).expect("text")
 }
 
-/// The lines on stderr that are no warnings: what went wrong.
-fn complaint(output: &Output) -> Vec<String> {
-    String::from_utf8_lossy(&output.stderr)
-        .lines()
-        .filter(|line| !line.starts_with("doorbell: warning:"))
-        .map(str::to_owned)
-        .collect()
-}
-
 /// Runs a test that has to succeed, and gives its JSON object.
 fn json(line: &str) -> Value {
-    let output = run(&format!("{line} --json"));
-    assert!(output.status.success(), "{line}: {:?}", complaint(&output));
-    serde_json::from_slice(&output.stdout).unwrap_or_else(|e| panic!("{line}: {e}: {output:?}"))
+    json_of(doorbell(line))
 }
 
 fn schema() -> Value {
@@ -508,7 +478,7 @@ fn metrics_that_cannot_be_written_are_one_line_and_the_table_is_there() {
         assert_eq!(output.status.code(), Some(1), "{file}");
         let said = complaint(&output);
         assert!(
-            said.len() == 1 && said[0].starts_with(&format!("doorbell: cannot write the metrics to {file}: ")),
+            said.len() == 1 && said[0].starts_with(&format!("doorbell: cannot write {file}: ")),
             "{said:?}"
         );
         assert_eq!(stdout(&output).lines().count(), 3, "{file}");

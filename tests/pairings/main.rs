@@ -10,7 +10,7 @@ mod rig;
 
 use anyhow::{Context, Result, bail};
 use cases::{Case, Place};
-use doorbell_tests::section;
+use doorbell_tests::{process::supervise, section};
 use figures::{Figures, distance, median, ratio};
 use rig::{Pairing, Rig};
 use std::{fmt::Write, fs, path::PathBuf, process::ExitCode, time::Instant};
@@ -61,26 +61,7 @@ struct Outcome {
 }
 
 fn main() -> ExitCode {
-    // A shell that starts us in the background has us ignore Ctrl-C, and what we start would inherit that.
-    for signal in [libc::SIGINT, libc::SIGQUIT] {
-        // SAFETY: the default action runs no code of ours. It fails for no signal that there is.
-        unsafe { libc::signal(signal, libc::SIG_DFL) };
-    }
-    let options = match parse(std::env::args().skip(1)) {
-        Ok(options) => options,
-        Err(error) => {
-            eprint!("{error:#}\n{USAGE}");
-            return ExitCode::from(2);
-        }
-    };
-    match run(&options) {
-        Ok(true) => ExitCode::SUCCESS,
-        Ok(false) => ExitCode::FAILURE,
-        Err(error) => {
-            eprintln!("pairings: {error:#}");
-            ExitCode::FAILURE
-        }
-    }
+    supervise("pairings", USAGE, parse, run)
 }
 
 fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Options> {

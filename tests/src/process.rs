@@ -2,10 +2,12 @@
 
 use anyhow::{Context, Result};
 use std::{
+    env::{self, Args},
     fs::{self, File},
+    iter::Skip,
     os::unix::process::{CommandExt, ExitStatusExt},
     path::{Path, PathBuf},
-    process::{Child, Command, ExitStatus, Stdio},
+    process::{Child, Command, ExitCode, ExitStatus, Stdio},
     thread,
     time::{Duration, Instant},
 };
@@ -15,6 +17,35 @@ const TICK: Duration = Duration::from_millis(5);
 
 /// How long nobody does nothing who is still starting, unless he waits for a processor: then his state shows it.
 const REST: Duration = Duration::from_secs(1);
+
+/// The `main` of a program that runs others, by what `parse` makes of its words: `run` says whether all is as it should be. Exit status: 0 it is, 1 it is not, 2 bad usage.
+pub fn supervise<O>(
+    name: &str,
+    usage: &str,
+    parse: impl FnOnce(Skip<Args>) -> Result<O>,
+    run: impl FnOnce(&O) -> Result<bool>,
+) -> ExitCode {
+    // A shell that starts us in the background has us ignore Ctrl-C, and what we start would inherit that.
+    for signal in [libc::SIGINT, libc::SIGQUIT] {
+        // SAFETY: the default action runs no code of ours. It fails for no signal that there is.
+        unsafe { libc::signal(signal, libc::SIG_DFL) };
+    }
+    let options = match parse(env::args().skip(1)) {
+        Ok(options) => options,
+        Err(error) => {
+            eprint!("{error:#}\n{usage}");
+            return ExitCode::from(2);
+        }
+    };
+    match run(&options) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("{name}: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
 
 /// A program that was started.
 pub struct Process {

@@ -3,9 +3,6 @@
 //! Names and units are theirs, and like theirs it has `test_info` and `results`. Names that they write with a space or in several ways have one here, strings are quoted, `results` is an array that
 //! keeps every size of `-a`, and figures that they leave out are there.
 
-use std::fs;
-use std::io::{self, Write};
-use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use serde_json::{Map, Value, json};
@@ -14,7 +11,8 @@ use super::layout::{self, Header, Latencies, Rates};
 use super::printer::{Directions, Line};
 use super::settings::{Exchange, Settings};
 use super::tool::{Kind, Verb};
-use crate::failure::{Failure, one_line};
+use crate::failure::Failure;
+use crate::output::Output;
 
 /// The report of a run.
 pub(crate) fn report(settings: &Settings, header: &Header, lines: &[Line], cycles_per_ns: f64) -> Value {
@@ -150,35 +148,11 @@ fn latencies(settings: &Settings, row: &Latencies, cycles_per_ns: f64) -> Map<St
     result
 }
 
-/// Writes a report: the whole of it or nothing, whatever happens meanwhile. What is no file (a pipe, a terminal) is written as it is.
+/// Writes a report.
 ///
 /// # Errors
 /// [`Failure::Test`] where the file cannot be written.
 pub(crate) fn write(path: &Path, report: &Value) -> Result<(), Failure> {
     let text = serde_json::to_string_pretty(report).map_err(|e| Failure::test(format!("cannot write JSON: {e}")))?;
-    let written = match fs::metadata(path) {
-        Ok(there) if !there.is_file() => fs::write(path, text + "\n"),
-        // Through links, so that what they point to is replaced and not they.
-        _ => replace(&fs::canonicalize(path).unwrap_or_else(|_| path.to_owned()), &text),
-    };
-    written.map_err(|e| {
-        Failure::test(format!(
-            "cannot write the report {}: {}",
-            one_line(&path.display().to_string()),
-            one_line(&e.to_string())
-        ))
-    })
-}
-
-fn replace(path: &Path, text: &str) -> io::Result<()> {
-    let folder = match path.parent() {
-        Some(folder) if !folder.as_os_str().is_empty() => folder,
-        _ => Path::new("."),
-    };
-    let mut file = tempfile::Builder::new()
-        .permissions(fs::Permissions::from_mode(0o666))
-        .tempfile_in(folder)?;
-    writeln!(file, "{text}")?;
-    file.as_file().sync_all()?;
-    file.persist(path).map(drop).map_err(|e| e.error)
+    Output::write(path, (text + "\n").as_bytes())
 }

@@ -12,8 +12,8 @@ use clap::Args;
 use crate::chart::{Chart, Form, charts, draw, ids, png};
 use crate::document::Document;
 use crate::failure::{Failure, one_line};
+use crate::output::Output;
 use crate::report::print_line;
-use crate::sweep::Output;
 
 /// Examples at the end of the command's help.
 pub(crate) const EXAMPLES: &str = "\
@@ -76,7 +76,7 @@ pub(crate) fn run(args: &ReportArgs) -> Result<(), Failure> {
             png(&drawn).map_err(|reason| Failure::test(format!("cannot make a picture: {}", one_line(&reason))))?
         }
     };
-    Output::begin(&args.output)?.finish(&bytes)?;
+    Output::write(&args.output, &bytes)?;
     print_line(&one_line(&args.output.display().to_string()))
 }
 

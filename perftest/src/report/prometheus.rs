@@ -1,17 +1,14 @@
 //! Results as Prometheus' text exposition (version 0.0.4), for node_exporter's textfile collector or a push gateway.
 //!
-//! Base units only, in the names: seconds, bytes, bytes per second. A file is replaced whole (written beside, then renamed), so that a collector never reads half of it; where the path is no
-//! regular file (a pipe, a terminal) it is written to as it is.
+//! Base units only, in the names: seconds, bytes, bytes per second. A file is replaced whole, so that a collector never reads half of it.
 
 use std::fmt::Write as _;
-use std::fs::{self, OpenOptions};
-use std::io::{self, Write};
-use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::time::SystemTime;
 
 use super::{BandwidthRow, LatencyRow, Report, Row};
 use crate::failure::Failure;
+use crate::output::Output;
 
 /// Values, each with a label of its own if it has one.
 type Samples = Vec<(Option<(&'static str, &'static str)>, Option<f64>)>;
@@ -195,32 +192,7 @@ pub(crate) fn write(path: &Path, text: &str) -> Result<(), Failure> {
     if path == Path::new("-") {
         return super::print_line(text.trim_end());
     }
-    replace(path, text.as_bytes())
-        .map_err(|e| Failure::test(format!("cannot write the metrics to {}: {e}", path.display())))
-}
-
-fn replace(path: &Path, text: &[u8]) -> io::Result<()> {
-    // Renaming replaces a link and not what it points to, and would put a file in a device's place.
-    let path = match fs::metadata(path) {
-        Ok(found) if !found.is_file() => {
-            let mut file = OpenOptions::new().write(true).open(path)?;
-            return file.write_all(text).and_then(|()| file.flush());
-        }
-        Ok(_) => fs::canonicalize(path)?,
-        Err(_) => path.to_owned(),
-    };
-    let folder = match path.parent() {
-        Some(folder) if folder != Path::new("") => folder,
-        _ => Path::new("."),
-    };
-    let mut file = tempfile::Builder::new()
-        .prefix(".doorbell-")
-        // Less the umask: the collector is another user.
-        .permissions(fs::Permissions::from_mode(0o666))
-        .tempfile_in(folder)?;
-    file.write_all(text)?;
-    file.as_file().sync_all()?;
-    file.persist(&path).map(drop).map_err(|e| e.error)
+    Output::write(path, text.as_bytes())
 }
 
 #[cfg(test)]
@@ -247,35 +219,5 @@ mod tests {
             assert!(text.lines().any(|one| one == line), "{line}\n{text}");
         }
         assert!(!text.contains("bandwidth") && !text.contains("ci95"), "{text}");
-    }
-
-    #[test]
-    fn a_file_is_replaced_whole_and_links_are_followed() {
-        let folder = tempfile::tempdir().unwrap();
-        let (file, link) = (folder.path().join("a.prom"), folder.path().join("link.prom"));
-        write(&file, "old\n").unwrap();
-        std::os::unix::fs::symlink(&file, &link).unwrap();
-        write(&link, "new\n").unwrap();
-        assert_eq!(fs::read_to_string(&file).unwrap(), "new\n");
-        assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
-        assert_eq!(
-            fs::read_dir(folder.path()).unwrap().count(),
-            2,
-            "nothing is left behind"
-        );
-        // Others may read it, as far as the umask says, which tempfile's default would not allow.
-        let plain = folder.path().join("plain");
-        fs::write(&plain, "").unwrap();
-        let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode();
-        assert_eq!(mode(&file), mode(&plain));
-    }
-
-    #[test]
-    fn what_cannot_be_written_is_named() {
-        for path in ["/dev/full", "/nonexistent/a.prom", "/proc/a.prom"] {
-            let failure = write(Path::new(path), "x\n").unwrap_err();
-            assert!(failure.status() == 1 && failure.to_string().contains(path), "{failure}");
-        }
-        assert!(!fs::metadata("/dev/full").unwrap().is_file());
     }
 }

@@ -4,7 +4,6 @@
 //! befall the next. The device is opened once. What the machine itself allows is measured first, so that charts can show how far there is to go.
 
 mod args;
-mod output;
 mod points;
 
 use std::collections::BTreeSet;
@@ -23,6 +22,7 @@ use crate::failure::Failure;
 use crate::interrupt::Interrupt;
 use crate::limits;
 use crate::orchestrate::Server;
+use crate::output::Output;
 use crate::plan::{Kind, Plan};
 use crate::report::{Noted, Report, Row, Settings, Warning, print_line};
 use crate::run::session::{self, Event, Local};
@@ -30,7 +30,6 @@ use crate::stats::Clock;
 use crate::units::show_bytes;
 
 pub(crate) use args::{EXAMPLES, SweepArgs};
-pub(crate) use output::Output;
 use points::Point;
 
 /// How long a turn of measuring one of the machine's own limits takes.

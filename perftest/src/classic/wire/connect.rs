@@ -28,16 +28,7 @@ pub(crate) fn connect(
     source: Option<IpAddr>,
     interrupt: &Interrupt,
 ) -> Result<Conversation, Failure> {
-    let found = (host, port).to_socket_addrs().map_err(|e| {
-        Failure::test(format!(
-            "cannot find the server '{}': {}",
-            one_line(host),
-            one_line(&e.to_string())
-        ))
-    })?;
-    let addresses: Vec<SocketAddr> = found
-        .filter(|address| source.is_none_or(|source| source.is_ipv4() == address.is_ipv4()))
-        .collect();
+    let addresses = addresses_of(host, port, source)?;
     let deadline = Instant::now() + CONNECT;
     loop {
         let mut last = io::Error::from(io::ErrorKind::AddrNotAvailable);
@@ -59,6 +50,22 @@ pub(crate) fn connect(
         }
         thread::sleep(RETRY);
     }
+}
+
+/// The addresses of a server's name, of the family of `source` if there is one.
+///
+/// # Errors
+/// [`Failure::Test`] when the name means nothing.
+pub(super) fn addresses_of(host: &str, port: u16, source: Option<IpAddr>) -> Result<Vec<SocketAddr>, Failure> {
+    let found = (host, port).to_socket_addrs().map_err(|e| {
+        Failure::test(format!(
+            "cannot find the server '{}': {}",
+            one_line(host),
+            one_line(&e.to_string())
+        ))
+    })?;
+    let is_fit = |address: &SocketAddr| source.is_none_or(|source| source.is_ipv4() == address.is_ipv4());
+    Ok(found.filter(is_fit).collect())
 }
 
 fn attempt(address: SocketAddr, source: Option<IpAddr>, deadline: Instant) -> io::Result<TcpStream> {

@@ -1,6 +1,6 @@
 //! Getting a connection by the connection manager: one to talk over, and with `-R` one more for each queue pair of the test, on the same port.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -9,6 +9,7 @@ use doorbell_verbs::cm::{
 };
 use doorbell_verbs::{PreparedQueuePair, QueuePair, Reliable};
 
+use super::connect::addresses_of;
 use super::conversation::{ANSWER, Conversation, Role};
 use super::line::Prepared;
 use crate::failure::{Failure, one_line};
@@ -80,16 +81,7 @@ impl Managed {
         interrupt: &Interrupt,
         make: impl Fn() -> Result<Prepared, Failure>,
     ) -> Result<(Conversation, Managed), Failure> {
-        let found = (host, port).to_socket_addrs().map_err(|e| {
-            Failure::test(format!(
-                "cannot find the server '{}': {}",
-                one_line(host),
-                one_line(&e.to_string())
-            ))
-        })?;
-        let addresses: Vec<SocketAddr> = found
-            .filter(|address| source.is_none_or(|source| source.is_ipv4() == address.is_ipv4()))
-            .collect();
+        let addresses = addresses_of(host, port, source)?;
         let deadline = Instant::now() + CONNECT;
         loop {
             let mut reason = "it has no address of this kind".to_owned();

@@ -1,0 +1,145 @@
+//! A file that is there whole or not at all, whatever happens meanwhile: it is written beside its place, and put there when it is finished.
+//!
+//! Links are followed: what they point to is replaced. What is no file (a pipe, a terminal, `/dev/null`) is written to as it is.
+
+use std::fs::{self, OpenOptions, Permissions};
+use std::io::{self, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+use tempfile::{Builder, NamedTempFile};
+
+use crate::failure::{Failure, one_line};
+
+/// A file to be. Unless it is [finished](Output::finish) nothing is left of it.
+#[derive(Debug)]
+pub(crate) struct Output {
+    /// What the user calls it.
+    path: PathBuf,
+    place: Place,
+}
+
+#[derive(Debug)]
+enum Place {
+    /// Beside a file, to be put in its place.
+    Beside { file: NamedTempFile, place: PathBuf },
+    /// What is no file.
+    There(fs::File),
+}
+
+impl Output {
+    /// Begins one: early, so that nobody measures for an hour to learn that there is no such folder.
+    ///
+    /// # Errors
+    /// [`Failure::Test`] that names the file.
+    pub(crate) fn begin(path: &Path) -> Result<Output, Failure> {
+        match place(path) {
+            Ok(place) => Ok(Output {
+                path: path.to_owned(),
+                place,
+            }),
+            Err(e) => Err(cannot(path, &e)),
+        }
+    }
+
+    /// Writes it, and puts it in its place.
+    ///
+    /// # Errors
+    /// [`Failure::Test`] that names the file; what was there before is there still.
+    pub(crate) fn finish(self, bytes: &[u8]) -> Result<(), Failure> {
+        finish(self.place, bytes).map_err(|e| cannot(&self.path, &e))
+    }
+
+    /// Writes a file at once.
+    ///
+    /// # Errors
+    /// As of [`begin`](Output::begin) and [`finish`](Output::finish).
+    pub(crate) fn write(path: &Path, bytes: &[u8]) -> Result<(), Failure> {
+        Output::begin(path)?.finish(bytes)
+    }
+}
+
+fn place(path: &Path) -> io::Result<Place> {
+    let place = match fs::metadata(path) {
+        Ok(there) if there.is_dir() => return Err(io::ErrorKind::IsADirectory.into()),
+        Ok(there) if !there.is_file() => return OpenOptions::new().write(true).open(path).map(Place::There),
+        // Renaming replaces a link, and not what it points to.
+        Ok(_) => fs::canonicalize(path)?,
+        Err(_) => path.to_owned(),
+    };
+    let folder = match place.parent() {
+        Some(folder) if folder != Path::new("") => folder,
+        _ => Path::new("."),
+    };
+    let file = Builder::new()
+        .prefix(".doorbell-")
+        // As of any new file, less what the umask takes: a collector of metrics is another user.
+        .permissions(Permissions::from_mode(0o666))
+        .tempfile_in(folder)?;
+    Ok(Place::Beside { file, place })
+}
+
+fn finish(place: Place, bytes: &[u8]) -> io::Result<()> {
+    match place {
+        Place::Beside { mut file, place } => {
+            file.write_all(bytes)?;
+            file.as_file().sync_all()?;
+            file.persist(place).map(drop).map_err(|e| e.error)
+        }
+        Place::There(mut file) => file.write_all(bytes).and_then(|()| file.flush()),
+    }
+}
+
+fn cannot(path: &Path, error: &io::Error) -> Failure {
+    Failure::test(one_line(&format!("cannot write {}: {error}", path.display())))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    #[test]
+    fn a_file_appears_whole_or_not_at_all() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("x.json");
+        fs::write(&path, "old").unwrap();
+        drop(Output::begin(&path).unwrap());
+        assert_eq!(fs::read_to_string(&path).unwrap(), "old");
+        Output::write(&path, b"new").unwrap();
+        assert_eq!(fs::read_to_string(&path).unwrap(), "new");
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn links_are_followed_and_others_may_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let (file, link) = (folder.path().join("a.prom"), folder.path().join("link.prom"));
+        Output::write(&file, b"old\n").unwrap();
+        symlink(&file, &link).unwrap();
+        Output::write(&link, b"new\n").unwrap();
+        assert_eq!(fs::read_to_string(&file).unwrap(), "new\n");
+        assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
+        assert_eq!(
+            fs::read_dir(folder.path()).unwrap().count(),
+            2,
+            "nothing is left behind"
+        );
+        // As far as the umask says, which tempfile's default would not allow.
+        let plain = folder.path().join("plain");
+        fs::write(&plain, "").unwrap();
+        let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode();
+        assert_eq!(mode(&file), mode(&plain));
+    }
+
+    #[test]
+    fn what_cannot_be_written_is_named() {
+        for path in ["/dev/full", "/nonexistent/a.prom", "/proc/a.prom", "/tmp"] {
+            let failure = Output::write(Path::new(path), b"x\n").unwrap_err();
+            assert!(failure.status() == 1 && failure.to_string().contains(path), "{failure}");
+        }
+        assert!(!fs::metadata("/dev/full").unwrap().is_file());
+        Output::write(Path::new("/dev/null"), b"x\n").unwrap();
+    }
+}

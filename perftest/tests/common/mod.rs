@@ -1,0 +1,61 @@
+//! The `doorbell` command, as tests of it have it.
+
+use std::process::{Command, Output, Stdio};
+
+use serde_json::Value;
+
+/// Variables that say what a test is about to say itself.
+const VARIABLES: [&str; 16] = [
+    "DOORBELL_SOFT_ADDR",
+    "DOORBELL_SOFT_PORT",
+    "DOORBELL_FAULTS",
+    "DOORBELL_PCAP",
+    "DOORBELL_LINK",
+    "DOORBELL_COPY",
+    "DOORBELL_ALGORITHM",
+    "DOORBELL_PROTOCOL",
+    "DOORBELL_CHANNELS",
+    "DOORBELL_SLICE",
+    "DOORBELL_TUNING",
+    "DOORBELL_RANK",
+    // Launchers'.
+    "OMPI_COMM_WORLD_RANK",
+    "SLURM_PROCID",
+    "RANK",
+    "WORLD_SIZE",
+];
+
+/// The command with these words, its output to be read.
+pub(crate) fn doorbell(line: &str) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_doorbell"));
+    command.args(line.split_whitespace());
+    for name in VARIABLES {
+        command.env_remove(name);
+    }
+    command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    command
+}
+
+/// What it said on stderr.
+pub(crate) fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// The lines on stderr that are no warnings: what went wrong.
+pub(crate) fn complaint(output: &Output) -> Vec<String> {
+    stderr(output)
+        .lines()
+        .filter(|line| !line.starts_with("doorbell: warning:"))
+        .map(str::to_owned)
+        .collect()
+}
+
+/// Runs a test that has to succeed, and gives its JSON object.
+pub(crate) fn json_of(mut command: Command) -> Value {
+    let output = command.arg("--json").output().expect("the binary runs");
+    assert!(output.status.success(), "{command:?}: {}", stderr(&output));
+    serde_json::from_slice(&output.stdout).unwrap_or_else(|e| panic!("{command:?}: {e}: {output:?}"))
+}
