@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::spread::{distribution, percentiles};
 use super::{Axis, Chart, MOST_SERIES, Mark, Point, Scale, Series, Unit};
 use crate::document::{Document, Figure, Kind, PARAMETERS, Row};
 
@@ -75,25 +76,14 @@ const SORTS: [Sort; 5] = [
     },
 ];
 
-/// The percentiles of a latency row, the way they are named and which fraction they stand for.
-const PERCENTILES: [(&str, &str, f64); 7] = [
-    ("min", "lat_min_ns", 0.0),
-    ("p50", "lat_p50_ns", 0.5),
-    ("p90", "lat_p90_ns", 0.9),
-    ("p99", "lat_p99_ns", 0.99),
-    ("p99.9", "lat_p999_ns", 0.999),
-    ("p99.99", "lat_p9999_ns", 0.9999),
-    ("max", "lat_max_ns", 1.0),
-];
-
 /// Rows of one file with the same parameters.
 #[derive(Clone)]
-struct Group<'a> {
-    file: usize,
-    document: &'a Document,
+pub(super) struct Group<'a> {
+    pub(super) file: usize,
+    pub(super) document: &'a Document,
     /// Values of [`PARAMETERS`], and of the size where that is none of the x axis.
-    key: Vec<Option<String>>,
-    rows: Vec<&'a Row>,
+    pub(super) key: Vec<Option<String>>,
+    pub(super) rows: Vec<&'a Row>,
 }
 
 /// All charts that these results make, in the order in which they are shown.
@@ -134,7 +124,7 @@ fn x_axis(of: &[(usize, &Document)]) -> &'static str {
     most.filter(|key| distinct(key) > 1).unwrap_or("bytes")
 }
 
-fn x_of(row: &Row, key: &str) -> Option<Figure> {
+pub(super) fn x_of(row: &Row, key: &str) -> Option<Figure> {
     if key == "bytes" {
         return Some(Figure {
             value: row.bytes as f64,
@@ -146,7 +136,7 @@ fn x_of(row: &Row, key: &str) -> Option<Figure> {
     (value >= 0.0).then_some(Figure { value, text })
 }
 
-fn axis(key: &str, values: &[f64]) -> Axis {
+pub(super) fn axis(key: &str, values: &[f64]) -> Axis {
     let (label, unit) = match key {
         "bytes" => ("message size (bytes)", Unit::Bytes),
         "tx_depth" => ("requests in flight per queue pair", Unit::Count),
@@ -169,7 +159,7 @@ fn axis(key: &str, values: &[f64]) -> Axis {
 }
 
 /// Rows that differ in nothing but `x` belong together.
-fn groups<'a>(of: &[(usize, &'a Document)], x: &str) -> Vec<Group<'a>> {
+pub(super) fn groups<'a>(of: &[(usize, &'a Document)], x: &str) -> Vec<Group<'a>> {
     let mut groups: Vec<Group<'a>> = Vec::new();
     for &(file, document) in of {
         let follow = followers(document, x);
@@ -219,7 +209,7 @@ fn followers(document: &Document, x: &str) -> Vec<&'static str> {
 }
 
 /// What tells a group from the others, in words.
-fn name_of(group: &Group<'_>, all: &[Group<'_>]) -> String {
+pub(super) fn name_of(group: &Group<'_>, all: &[Group<'_>]) -> String {
     let mut words = Vec::new();
     if all.iter().any(|other| other.file != group.file) {
         words.push(format!("{} ({})", group.document.file, group.document.device));
@@ -377,7 +367,7 @@ fn about(what: &str, marks: &[Mark]) -> String {
     text
 }
 
-fn numbered(id: &str, number: usize, several: bool) -> String {
+pub(super) fn numbered(id: &str, number: usize, several: bool) -> String {
     if several {
         format!("{id}-{}", number + 1)
     } else {
@@ -449,180 +439,8 @@ fn marks(sort: &Sort, of: &[(usize, &Document)]) -> Vec<Mark> {
     marks
 }
 
-/// Every percentile by size, for each group a chart.
-fn percentiles(of: &[(usize, &Document)], x: &str) -> Vec<Chart> {
-    let all: Vec<_> = groups(of, x).into_iter().filter(|group| group.rows.len() > 1).collect();
-    let (mut xs, mut ys) = (Vec::new(), Vec::new());
-    for row in all.iter().flat_map(|group| &group.rows) {
-        xs.extend(x_of(row, x).map(|figure| figure.value));
-        ys.extend(
-            PERCENTILES
-                .iter()
-                .filter_map(|(_, key, _)| row.figure(key))
-                .map(|figure| figure.value),
-        );
-    }
-    let x_axis = axis(x, &xs);
-    // More than a few of these nobody looks at: the tables have them all.
-    let shown = all.len().min(MOST_SERIES);
-    let several = shown > 1;
-    all[..shown]
-        .iter()
-        .enumerate()
-        .map(|(number, group)| Chart {
-            id: numbered("percentiles", number, several),
-            sort: "percentiles",
-            title: match several {
-                true => format!("Latency percentiles by size: {}", name_of(group, &all)),
-                false => "Latency percentiles by size".into(),
-            },
-            about: "How long the fastest half, nine tenths and so on of the messages took at most (lat_min_ns to lat_max_ns).".into(),
-            x: x_axis.clone(),
-            y: time_axis(&ys),
-            series: PERCENTILES
-                .iter()
-                .enumerate()
-                .map(|(style, (name, metric, _))| Series {
-                    name: (*name).into(),
-                    style,
-                    dashed: matches!(*name, "min" | "max"),
-                    is_curve: false,
-                    points: group
-                        .rows
-                        .iter()
-                        .filter_map(|row| {
-                            let (x, y) = (x_of(row, x)?, row.figure(metric)?);
-                            Some(Point {
-                                x: x.value,
-                                y: y.value,
-                                half_width: None,
-                                file: group.file,
-                                row: row.index,
-                                metric,
-                                written: (x.text, y.text),
-                            })
-                        })
-                        .collect(),
-                })
-                .filter(|series| !series.points.is_empty())
-                .collect(),
-            marks: Vec::new(),
-            banner: banner(of),
-            sources: sources(of),
-        })
-        .collect()
-}
-
-fn time_axis(values: &[f64]) -> Axis {
-    Axis {
-        label: "time".into(),
-        scale: if values.contains(&0.0) {
-            Scale::linear(values.iter().copied().fold(0.0, f64::max))
-        } else {
-            Scale::log10(values)
-        },
-        unit: Unit::Ns,
-    }
-}
-
-/// Which part of the messages took at most how long, for as many rows as one chart can hold, spread over all there are.
-fn distribution(of: &[(usize, &Document)]) -> Option<Chart> {
-    let rows: Vec<_> = of
-        .iter()
-        .flat_map(|(file, document)| document.rows.iter().map(move |row| (*file, *document, row)))
-        .collect();
-    let shown = rows.len().min(MOST_SERIES);
-    let chosen: Vec<_> = (0..shown)
-        .map(|n| rows[n * rows.len().saturating_sub(1) / shown.saturating_sub(1).max(1)])
-        .collect();
-    // Rows as groups of their own, to be named.
-    let named: Vec<_> = chosen
-        .iter()
-        .map(|(file, document, row)| Group {
-            file: *file,
-            document,
-            key: std::iter::once(Some(row.bytes.to_string()))
-                .chain(PARAMETERS.iter().map(|name| row.parameter(name)))
-                .collect(),
-            rows: vec![row],
-        })
-        .collect();
-    let series: Vec<_> = named
-        .iter()
-        .enumerate()
-        .map(|(style, group)| {
-            let row = group.rows[0];
-            let (metric, points) = match row.cdf() {
-                cdf if !cdf.is_empty() => ("lat_cdf", cdf.into_iter().map(|pair| ("lat_cdf", pair)).collect()),
-                // As far as the row's percentiles tell it.
-                _ => ("", from_percentiles(row)),
-            };
-            Series {
-                name: name_of(group, &named),
-                style,
-                dashed: false,
-                is_curve: metric == "lat_cdf" && points.len() > 12,
-                points: points
-                    .into_iter()
-                    .map(|(metric, (fraction, ns))| Point {
-                        x: ns.value,
-                        y: fraction.value,
-                        half_width: None,
-                        file: group.file,
-                        row: row.index,
-                        metric,
-                        written: (ns.text, fraction.text),
-                    })
-                    .collect(),
-            }
-        })
-        .collect();
-    let points = || series.iter().flat_map(|series| &series.points);
-    points().next()?;
-    let left_out = rows.len() - chosen.len();
-    Some(Chart {
-        id: "cdf".into(),
-        sort: "cdf",
-        title: "Latency distribution".into(),
-        about: format!(
-            "Which part of the messages took at most how long; each step up has ten times fewer messages above it{}.",
-            match left_out {
-                0 => String::new(),
-                _ => format!(
-                    ". Of {} rows these {} are shown, spread over all",
-                    rows.len(),
-                    chosen.len()
-                ),
-            }
-        ),
-        x: time_axis(&points().map(|point| point.x).collect::<Vec<_>>()),
-        y: Axis {
-            label: "part of the messages".into(),
-            scale: Scale::nines(&points().map(|point| point.y).collect::<Vec<_>>()),
-            unit: Unit::Fraction,
-        },
-        series,
-        marks: Vec::new(),
-        banner: banner(of),
-        sources: sources(of),
-    })
-}
-
-fn from_percentiles(row: &Row) -> Vec<(&'static str, (Figure, Figure))> {
-    PERCENTILES
-        .iter()
-        .filter_map(|(_, key, fraction)| {
-            let fraction = Figure {
-                value: *fraction,
-                text: fraction.to_string(),
-            };
-            Some((*key, (fraction, row.figure(key)?)))
-        })
-        .collect()
-}
-
 /// That something in it is no adapter.
-fn banner(of: &[(usize, &Document)]) -> Option<String> {
+pub(super) fn banner(of: &[(usize, &Document)]) -> Option<String> {
     let soft = of.iter().find(|(_, document)| document.is_software())?.1;
     let which = if of.len() > 1 {
         format!("{}: ", soft.file)
@@ -636,7 +454,7 @@ fn banner(of: &[(usize, &Document)]) -> Option<String> {
     ))
 }
 
-fn sources(of: &[(usize, &Document)]) -> Vec<String> {
+pub(super) fn sources(of: &[(usize, &Document)]) -> Vec<String> {
     of.iter()
         .map(|(_, document)| {
             let file = if of.len() > 1 {
@@ -653,148 +471,5 @@ fn sources(of: &[(usize, &Document)]) -> Vec<String> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::document::tests::document;
-
-    fn row(bytes: u64, qps: u64, depth: u64, inline: u64) -> String {
-        format!(
-            r#"{{"bytes":{bytes},"qps":{qps},"tx_depth":{depth},"inline_bytes":{inline},"bw_avg_bytes_per_s":{},"msg_rate_per_s":3.5}}"#,
-            bytes * qps * depth
-        )
-    }
-
-    #[test]
-    fn rows_that_differ_in_size_alone_are_one_series() {
-        let rows = [
-            row(64, 1, 16, 0),
-            row(4096, 1, 16, 0),
-            row(64, 8, 16, 0),
-            row(4096, 8, 16, 0),
-        ]
-        .join(",");
-        let made = charts(&[document("a.json", "hardware", &rows)]);
-        assert_eq!(
-            made.iter().map(|chart| chart.id.as_str()).collect::<Vec<_>>(),
-            ["bandwidth", "rate"]
-        );
-        let names: Vec<_> = made[0].series.iter().map(|series| series.name.as_str()).collect();
-        assert_eq!(names, ["1 QP", "8 QPs"]);
-        assert_eq!(
-            made[0].series[1].points[0].written,
-            ("64".to_owned(), "8192".to_owned())
-        );
-        assert_eq!(
-            (&made[0].banner, made[0].x.label.as_str()),
-            (&None, "message size (bytes)")
-        );
-    }
-
-    #[test]
-    fn depths_that_follow_from_the_size_split_no_series() {
-        let rows = [row(64, 1, 128, 0), row(4096, 1, 64, 0), row(65536, 1, 32, 0)].join(",");
-        let made = charts(&[document("a.json", "hardware", &rows)]);
-        assert_eq!((made[0].series.len(), made[0].series[0].points.len()), (1, 3));
-    }
-
-    #[test]
-    fn what_was_swept_at_one_size_is_the_x_axis() {
-        let rows = [
-            row(64, 1, 1, 0),
-            row(64, 1, 16, 0),
-            row(64, 2, 1, 0),
-            row(64, 2, 16, 0),
-            row(64, 2, 64, 0),
-        ]
-        .join(",");
-        let made = charts(&[document("a.json", "soft-udp", &rows)]);
-        assert_eq!(
-            (made[0].x.label.as_str(), made[0].series.len()),
-            ("requests in flight per queue pair", 2)
-        );
-        assert!(made[0].banner.as_ref().unwrap().contains("not an RDMA adapter"));
-    }
-
-    #[test]
-    fn many_series_are_spread_over_charts_and_none_is_lost() {
-        let mut rows = Vec::new();
-        for qps in [1, 2, 8] {
-            for depth in [1, 16, 128] {
-                for inline in [0, 64] {
-                    rows.extend([64, 4096].map(|bytes| row(bytes, qps, depth, inline)));
-                }
-            }
-        }
-        let made = charts(&[document("a.json", "hardware", &rows.join(","))]);
-        let bandwidth: Vec<_> = made.iter().filter(|chart| chart.sort == "bandwidth").collect();
-        assert!(bandwidth.len() > 1 && bandwidth.iter().all(|chart| chart.series.len() <= MOST_SERIES));
-        let points: BTreeSet<_> = bandwidth
-            .iter()
-            .flat_map(|chart| {
-                chart
-                    .series
-                    .iter()
-                    .flat_map(|series| series.points.iter().map(|point| point.row))
-            })
-            .collect();
-        assert_eq!(points.len(), rows.len());
-        assert_eq!(bandwidth[0].id, "bandwidth-1");
-        assert!(
-            bandwidth.iter().all(|chart| chart.y == bandwidth[0].y),
-            "charts that are looked at together have one scale"
-        );
-    }
-
-    #[test]
-    fn latencies_have_percentiles_and_a_distribution() {
-        let rows = r#"{"bytes":2,"lat_min_ns":1,"lat_p50_ns":2,"lat_p99_ns":4,"lat_max_ns":9,"lat_cdf":[[0.0,1],[0.5,2],[1.0,9]]},
-            {"bytes":4,"lat_min_ns":1,"lat_p50_ns":3,"lat_p99_ns":5,"lat_max_ns":8}"#;
-        let made = charts(&[document("a.json", "soft-local", rows)]);
-        let ids: Vec<_> = made.iter().map(|chart| chart.id.as_str()).collect();
-        assert_eq!(ids, ["latency", "percentiles", "cdf"]);
-        assert_eq!(
-            made[2].series[0]
-                .points
-                .iter()
-                .map(|p| p.metric)
-                .collect::<BTreeSet<_>>()
-                .len(),
-            1
-        );
-        assert_eq!(made[2].series[1].points.len(), 4);
-    }
-
-    #[test]
-    fn lines_that_bound_the_link_are_in_and_others_are_not() {
-        let mut result = document("a.json", "soft-udp", &row(64, 1, 1, 0));
-        let limit = |name: &str, is_time| crate::document::Limit {
-            name: name.into(),
-            figure: Figure {
-                value: 5e9,
-                text: "5e9".into(),
-            },
-            is_time,
-        };
-        result.limits = vec![limit("memcpy", false), limit("udp_gso", false), limit("udp_gso", true)];
-        let made = charts(&[result.clone()]);
-        assert_eq!(
-            made[0].marks.iter().map(|mark| mark.name.as_str()).collect::<Vec<_>>(),
-            ["limit udp_gso"]
-        );
-        result.link = "hardware".into();
-        result.line_rate = Some(Figure {
-            value: 12.5e9,
-            text: "12500000000.0".into(),
-        });
-        let made = charts(&[result]);
-        assert_eq!(made[0].marks.len(), 1);
-        assert!(made[0].marks[0].is_line_rate && made[0].y.scale.place(12.5e9) <= 1.0);
-    }
-
-    #[test]
-    fn every_chart_has_a_name_that_can_be_asked_for() {
-        for sort in SORTS {
-            assert!(ids().contains(&sort.id));
-        }
-    }
-}
+#[path = "pick_tests.rs"]
+mod tests;
