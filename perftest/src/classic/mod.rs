@@ -22,6 +22,7 @@ mod options_tests;
 pub(crate) mod printer;
 mod run;
 pub(crate) mod settings;
+mod spin;
 pub(crate) mod station;
 pub(crate) mod tool;
 pub(crate) mod wire;

@@ -8,6 +8,7 @@ use std::time::Duration;
 use doorbell_verbs::Queue;
 
 use super::super::settings::{Length, Rate, Settings, Transport};
+use super::super::spin::Spin;
 use super::super::station::{Lane, Service, Station, refused};
 use super::super::tool::Verb;
 use super::super::wire::Watch;
@@ -15,8 +16,6 @@ use super::flow::{Arrivals, Flow};
 use crate::failure::Failure;
 use crate::stats::{Bandwidth, Clock, CpuMeter, Timeline};
 
-/// A loop that has found nothing to do for so many turns offers its core to others each turn.
-const PATIENCE: u32 = 200;
 /// How long what is in flight when the time is over may take to come back; nothing is measured by then.
 const DRAIN_NS: u64 = 200_000_000;
 /// How long messages that may be lost are waited for, once nothing comes any more.
@@ -130,8 +129,7 @@ pub(super) struct Drive<'a, T: Service, F> {
     posted: u64,
     allowed: u64,
     received: u64,
-    idle: u32,
-    patience: u32,
+    spin: Spin,
     /// Since when the other end is done, or nothing has come any more, while messages are missing.
     quiet_since: Option<u64>,
 }
@@ -173,7 +171,6 @@ impl<'a, T: Service, F: Flow<T>> Drive<'a, T, F> {
             .map(|lane| F::new(settings, station, lane, bytes, pace.depth))
             .collect::<Result<_, _>>()?;
         let has_inline = station.is_inline(bytes) && matches!(settings.tool.verb, Verb::Write | Verb::Send);
-        let few_cores = std::thread::available_parallelism().is_ok_and(|cores| cores.get() < 4);
         Ok(Drive {
             settings,
             sent: station
@@ -204,8 +201,7 @@ impl<'a, T: Service, F: Flow<T>> Drive<'a, T, F> {
             posted: 0,
             allowed: u64::MAX,
             received: 0,
-            idle: 0,
-            patience: if few_cores { 0 } else { PATIENCE },
+            spin: Spin::new(),
             quiet_since: None,
         })
     }
@@ -418,13 +414,10 @@ impl<'a, T: Service, F: Flow<T>> Drive<'a, T, F> {
         let (done, received) = (self.done, self.received);
         self.take()?;
         let idle = self.done == done && self.received == received;
-        if !idle {
-            self.idle = 0;
-        } else if self.idle < self.patience {
-            self.idle += 1;
-            std::hint::spin_loop();
+        if idle {
+            self.spin.nothing();
         } else {
-            std::thread::yield_now();
+            self.spin.found();
         }
         let said = self.watch.turn()?;
         Ok(Turn { idle, said })

@@ -8,15 +8,13 @@ use std::thread;
 use std::time::Duration;
 
 use crate::classic::settings::{Settings, Transport};
+use crate::classic::spin::Spin;
 use crate::classic::wire::{self, Conversation};
 use crate::failure::Failure;
 use crate::stats::Clock;
 
 /// A waiting loop looks at the clock once in so many turns.
 const TURNS: u32 = 256;
-/// A loop that has found nothing for so many turns offers its core to others at each: where there is nobody it gets it back at once, and where threads outnumber cores it is what lets the peer
-/// answer.
-const PATIENCE: u32 = 200;
 /// How often the connection is looked at.
 const LOOK_NS: u64 = 50_000_000;
 /// How long the two ends of a test may be apart: messages may still come for so long from an end that has closed the connection, and one that has ended may be as much in closing it.
@@ -52,8 +50,7 @@ pub(super) struct Watch<'a> {
     /// Whether each turn takes long, as one does that sleeps.
     sleeps: bool,
     turns: u32,
-    idle: u32,
-    patience: u32,
+    spin: Spin,
     next_look_ns: u64,
     /// Since when nothing has come, as far as looked.
     quiet_since_ns: Option<u64>,
@@ -63,7 +60,6 @@ impl<'a> Watch<'a> {
     /// For one size of a test.
     pub(super) fn new(conversation: &'a Conversation, clock: &'a Clock, settings: &Settings) -> Watch<'a> {
         let loses = settings.transport != Transport::Rc;
-        let cores = thread::available_parallelism().map_or(1, usize::from);
         Watch {
             peer: conversation.watch(),
             address: conversation.peer(),
@@ -73,9 +69,7 @@ impl<'a> Watch<'a> {
             loses,
             sleeps: settings.events,
             turns: 0,
-            idle: 0,
-            // Where both ends' threads are more than the cores a spinner has to make way soon.
-            patience: if cores < 4 { PATIENCE / 4 } else { PATIENCE },
+            spin: Spin::new(),
             next_look_ns: 0,
             quiet_since_ns: None,
         }
@@ -93,7 +87,7 @@ impl<'a> Watch<'a> {
     /// As [`idle`](Self::idle).
     #[inline]
     pub(super) fn busy(&mut self) -> Result<(), Failure> {
-        self.idle = 0;
+        self.spin.found();
         self.quiet_since_ns = None;
         self.turns = self.turns.wrapping_add(1);
         if self.turns.is_multiple_of(TURNS) {
@@ -112,12 +106,7 @@ impl<'a> Watch<'a> {
         if self.sleeps {
             return self.look();
         }
-        if self.idle < self.patience {
-            self.idle += 1;
-            std::hint::spin_loop();
-        } else {
-            thread::yield_now();
-        }
+        self.spin.nothing();
         self.turns = self.turns.wrapping_add(1);
         if self.turns.is_multiple_of(TURNS) {
             return self.look();

@@ -1,0 +1,43 @@
+//! What a loop does that has found nothing: it looks again, as the C tools do, and now and then lets others have its core.
+//!
+//! They never do. Where a core is all that both ends and their devices have, whoever waits there holds up what it waits for, for as long as the scheduler lets it: milliseconds a message. But whoever makes way
+//! at every turn measures something else than they do wherever others always have something to run, as a kernel has that does a device's work in software.
+
+/// Turns after which a core is offered to others: some microseconds, of which a short round trip takes less.
+const TURNS: u32 = 256;
+
+/// The waiting of a loop.
+#[derive(Debug)]
+pub(super) struct Spin {
+    idle: u32,
+    turns: u32,
+}
+
+impl Spin {
+    /// For a process that may run on as many cores as this one may.
+    pub(super) fn new() -> Spin {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        Spin {
+            idle: 0,
+            turns: if cores == 1 { 0 } else { TURNS },
+        }
+    }
+
+    /// Something was found.
+    #[inline]
+    pub(super) fn found(&mut self) {
+        self.idle = 0;
+    }
+
+    /// Nothing was found.
+    #[inline]
+    pub(super) fn nothing(&mut self) {
+        if self.idle < self.turns {
+            // No pause either: it would be half of one more in every latency.
+            self.idle += 1;
+        } else {
+            self.idle = 0;
+            std::thread::yield_now();
+        }
+    }
+}
