@@ -28,7 +28,7 @@ impl Place {
     /// Rounds of a run whose figure is that of all of them, and of one size of many. Above 20,000 the C tools look for no peak, which takes them longer than the test. An emulated processor does few, of which the first hundreds are slower, as they have to be translated; what UDP loses nobody repeats for datagrams, so few are there at once.
     pub(crate) fn rounds(self) -> (u32, u32) {
         match self {
-            Place::Host | Place::Managed => (30_000, 300),
+            Place::Host | Place::Managed => (30_000, 1_000),
             Place::Udp => (2_000, 50),
             Place::Rxe => (2_000, 10),
             Place::Wire => (300, 20),

@@ -33,8 +33,9 @@ impl Spin {
     #[inline]
     pub(super) fn nothing(&mut self) {
         if self.idle < self.turns {
-            // No pause either: it would be half of one more in every latency.
             self.idle += 1;
+            // The peer's thread may be on the core's other half.
+            std::hint::spin_loop();
         } else {
             self.idle = 0;
             std::thread::yield_now();

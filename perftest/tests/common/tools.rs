@@ -1,0 +1,219 @@
+//! The classic tools as processes. Who has this uses most of it.
+
+#![allow(dead_code)]
+
+use std::io::{BufRead, BufReader, Read};
+use std::net::TcpListener;
+use std::os::unix::fs::symlink;
+use std::path::PathBuf;
+use std::process::{Child, ChildStderr, ChildStdout, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::Value;
+use tempfile::TempDir;
+
+/// All of them.
+pub(crate) const TOOLS: [&str; 8] = [
+    "ib_write_bw",
+    "ib_write_lat",
+    "ib_read_bw",
+    "ib_read_lat",
+    "ib_send_bw",
+    "ib_send_lat",
+    "ib_atomic_bw",
+    "ib_atomic_lat",
+];
+
+/// Longer than any deadline of the tools: a process that takes longer hangs.
+pub(crate) const HANGS: Duration = Duration::from_secs(50);
+
+/// A folder with a link by each name, where the tools run.
+pub(crate) struct Tools {
+    folder: TempDir,
+}
+
+impl Tools {
+    pub(crate) fn new() -> Tools {
+        let folder = tempfile::tempdir().expect("a folder");
+        for name in TOOLS {
+            symlink(env!("CARGO_BIN_EXE_doorbell"), folder.path().join(name)).expect("a link");
+        }
+        Tools { folder }
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// Starts a tool: `line` is its name and arguments.
+    pub(crate) fn start(&self, line: &str) -> Running {
+        self.start_at(line, None)
+    }
+
+    /// As [`Tools::start`], on a device of this address.
+    pub(crate) fn start_at(&self, line: &str, address: Option<&str>) -> Running {
+        let mut words = line.split_whitespace();
+        let mut command = Command::new(self.path(words.next().expect("a name")));
+        for name in [
+            "DOORBELL_SOFT_ADDR",
+            "DOORBELL_SOFT_PORT",
+            "DOORBELL_FAULTS",
+            "DOORBELL_PCAP",
+            "DOORBELL_LINK",
+        ] {
+            command.env_remove(name);
+        }
+        if let Some(address) = address {
+            command.env("DOORBELL_SOFT_ADDR", address);
+        }
+        let mut child = command
+            .args(words)
+            .current_dir(self.folder.path())
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("the binary runs");
+        Running {
+            line: line.to_owned(),
+            stdout: BufReader::new(child.stdout.take().expect("a pipe")),
+            stderr: child.stderr.take().expect("a pipe"),
+            heard: String::new(),
+            child,
+        }
+    }
+
+    /// Starts a server, on a port of which nothing but this is known, and waits until it listens.
+    pub(crate) fn serve(&self, line: &str) -> (Running, u16) {
+        let port = free_port();
+        let mut server = self.start(&format!("{line} -p {port}"));
+        server.read_until("Waiting for client");
+        (server, port)
+    }
+
+    /// Runs both ends of a test, each with a report in JSON; both have to succeed. Returns the client's output, and the reports.
+    pub(crate) fn pair(&self, line: &str) -> (Ended, Value, Value) {
+        let file = |end: &str| self.path(&format!("{}-{end}.json", line.replace([' ', '/'], "_")));
+        let json = |end: &str| format!("--out_json --out_json_file={}", file(end).display());
+        let (server, port) = self.serve(&format!("{line} {}", json("server")));
+        let client = self
+            .start(&format!("{line} -p {port} {} 127.0.0.1", json("client")))
+            .end();
+        let server = server.end();
+        for (end, ended) in [("client", &client), ("server", &server)] {
+            assert_eq!(ended.status, Some(0), "{line}: {end}: {ended:?}");
+            assert_eq!(ended.complaints(), Vec::<&str>::new(), "{line}: {end}");
+        }
+        let read = |end| {
+            let text = std::fs::read_to_string(file(end)).unwrap_or_else(|e| panic!("{line}: {end}: {e}"));
+            serde_json::from_str(&text).unwrap_or_else(|e| panic!("{line}: {end}: {e}: {text}"))
+        };
+        (client, read("client"), read("server"))
+    }
+}
+
+/// A port that was free a moment ago.
+pub(crate) fn free_port() -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    listener.local_addr().expect("an address").port()
+}
+
+/// A tool that runs. It is killed when it is dropped.
+pub(crate) struct Running {
+    line: String,
+    child: Child,
+    stdout: BufReader<ChildStdout>,
+    stderr: ChildStderr,
+    heard: String,
+}
+
+/// What became of it.
+#[derive(Debug)]
+pub(crate) struct Ended {
+    /// Exit status; none where a signal ended it.
+    pub(crate) status: Option<i32>,
+    pub(crate) stdout: String,
+    pub(crate) stderr: String,
+}
+
+impl Running {
+    /// Reads what it prints up to a line with this in it.
+    pub(crate) fn read_until(&mut self, text: &str) {
+        loop {
+            let mut line = String::new();
+            let read = self.stdout.read_line(&mut line).expect("text");
+            if read == 0 {
+                let mut stderr = String::new();
+                self.stderr.read_to_string(&mut stderr).expect("text");
+                panic!("{} ended without '{text}': {}{stderr}", self.line, self.heard);
+            }
+            self.heard += &line;
+            if line.contains(text) {
+                return;
+            }
+        }
+    }
+
+    pub(crate) fn signal(&self, signal: Signal) {
+        kill(Pid::from_raw(self.child.id().cast_signed()), signal).expect("it runs");
+    }
+
+    /// Waits for its end, as long as none hangs.
+    pub(crate) fn end(mut self) -> Ended {
+        let deadline = Instant::now() + HANGS;
+        // What it says fits the pipes.
+        let status = loop {
+            if let Some(status) = self.child.try_wait().expect("it can be waited for") {
+                break status.code();
+            }
+            assert!(Instant::now() < deadline, "{} hangs", self.line);
+            thread::sleep(Duration::from_millis(5));
+        };
+        let mut stderr = String::new();
+        self.stdout.read_to_string(&mut self.heard).expect("text");
+        self.stderr.read_to_string(&mut stderr).expect("text");
+        Ended {
+            status,
+            stdout: std::mem::take(&mut self.heard),
+            stderr,
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Ended {
+    /// The lines on stderr that are no warnings.
+    pub(crate) fn complaints(&self) -> Vec<&str> {
+        self.stderr.lines().filter(|line| !line.contains("warning:")).collect()
+    }
+
+    /// It failed with this status, and said why in one line, which has these in it.
+    #[track_caller]
+    pub(crate) fn failed(&self, status: i32, says: &[&str]) {
+        assert_eq!(self.status, Some(status), "{self:?}");
+        let complaints = self.complaints();
+        assert_eq!(complaints.len(), 1, "{self:?}");
+        for word in says {
+            assert!(complaints[0].contains(word), "no '{word}': {self:?}");
+        }
+    }
+
+    /// The rows of figures on stdout, as words.
+    pub(crate) fn rows(&self) -> Vec<Vec<&str>> {
+        self.stdout
+            .lines()
+            .skip_while(|line| !line.starts_with(" #bytes"))
+            .filter(|line| line.starts_with(' ') && !line.starts_with(" #"))
+            .map(|line| line.split_whitespace().collect())
+            .collect()
+    }
+}
