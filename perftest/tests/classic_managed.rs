@@ -176,7 +176,10 @@ impl Line {
     /// Says something, and waits until it has been said: whether the other end took it does not matter.
     fn say(&mut self, bytes: &[u8]) {
         let message = self.pd.register(bytes.to_vec(), Local).expect("memory");
-        self.qp.send(message).expect("it is posted");
+        let posted = self.qp.post(|batch| {
+            batch.send(message).signalled();
+        });
+        posted.expect("it is posted");
         let deadline = Instant::now() + Duration::from_secs(10);
         while Instant::now() < deadline {
             if self.cq.poll().expect("it is polled").next().is_some() {
@@ -207,8 +210,10 @@ fn a_stranger_on_a_queue_pair_is_no_peer() {
     ] {
         let (server, port) = serve();
         let started = Instant::now();
-        stranger.connect(port).say(says);
+        let mut line = stranger.connect(port);
+        line.say(says);
         server.end().failed(1, &[answer]);
+        drop(line);
         assert!(started.elapsed() < HANGS / 2, "{answer}: it was waited for");
     }
     let (server, port) = serve();
