@@ -209,6 +209,83 @@ fn every_sample_is_printed_sorted_or_as_it_came() {
 }
 
 #[test]
+fn both_directions_are_reported_by_themselves_too() {
+    let tools = Tools::new();
+    let (client, report, _) = tools.pair("ib_write_bw -n 100 -s 4096 -b --report-both");
+    let rows = client.rows();
+    assert_eq!(rows.len(), 3, "{client:?}");
+    let average = |row: &[&str]| row[3].parse::<f64>().expect("a number");
+    let (both, local, remote) = (average(&rows[0]), average(&rows[1]), average(&rows[2]));
+    // Two decimals each.
+    assert!((both - local - remote).abs() < 0.02, "{client:?}");
+    let row = &report["results"][0];
+    for (name, printed) in [("Local", local), ("Remote", remote)] {
+        let reported = row[name]["BW_average"].as_f64().expect("a number");
+        assert!((reported - printed).abs() < 0.006, "{name}: {report}");
+    }
+}
+
+#[test]
+fn a_peak_is_left_out_where_it_is_not_wanted() {
+    let tools = Tools::new();
+    for (line, wanted) in [("ib_read_bw -n 100", true), ("ib_read_bw -n 100 -N", false)] {
+        let (client, report, _) = tools.pair(line);
+        assert_eq!(client.rows()[0][2] != "0.00", wanted, "{client:?}");
+        assert_eq!(report["results"][0].get("BW_peak").is_some(), wanted, "{report}");
+    }
+}
+
+#[test]
+fn the_processor_is_this_process() {
+    let tools = Tools::new();
+    for tool in ["ib_write_bw", "ib_read_lat", "ib_send_bw"] {
+        let (client, report, _) = tools.pair(&format!("{tool} -D 1 -f 0 --cpu_util"));
+        let reported = report["results"][0]["CPU_util"].as_f64().expect("a number");
+        // It polls: a core and no more, if the machine lets it have one.
+        assert!((1.0..=110.0).contains(&reported), "{report}");
+        let printed: f64 = client.rows()[0].last().expect("a column").parse().expect("a number");
+        assert!((printed - reported).abs() < 0.006, "{client:?} {report}");
+    }
+}
+
+#[test]
+fn cycles_are_times_by_another_unit() {
+    let tools = Tools::new();
+    let figure = |flag: &str| {
+        let (client, report, _) = tools.pair(&format!("ib_write_lat -n 500 {flag}"));
+        let unit = report["test_info"]["Unit"].as_str().expect("a unit").to_owned();
+        let typical: f64 = client.rows()[0][4].parse().expect("a number");
+        (unit, typical)
+    };
+    let (unit, cycles) = figure("-C");
+    assert_eq!(unit, "cycles");
+    let (unit, us) = figure("");
+    assert_eq!(unit, "usec");
+    // Of two runs, on clocks of 0.5 to 10 GHz: a unit taken for another would be off by a thousand.
+    assert!((50.0..100_000.0).contains(&(cycles / us)), "{cycles} cycles are {us} us");
+}
+
+#[test]
+fn what_has_no_end_reports_until_it_is_stopped() {
+    let tools = Tools::new();
+    for (tool, of_client) in [("ib_write_bw", true), ("ib_send_bw", true), ("ib_read_bw", false)] {
+        let line = format!("{tool} -D 1 --run_infinitely");
+        let (server, port) = tools.serve(&line);
+        let mut client = tools.start(&format!("{line} -p {port} 127.0.0.1"));
+        client.read_until("#bytes");
+        // Two lines, a second apart.
+        let began = Instant::now();
+        client.read_until("65536");
+        client.read_until("65536");
+        assert!(began.elapsed() >= Duration::from_millis(1500), "{tool}");
+        let (stopped, left) = if of_client { (client, server) } else { (server, client) };
+        stopped.signal(Signal::SIGINT);
+        assert_eq!(stopped.end().status, Some(130), "{tool}");
+        left.end().failed(1, &["127.0.0.1"]);
+    }
+}
+
+#[test]
 fn a_client_without_a_server_says_so() {
     let tools = Tools::new();
     let port = free_port();

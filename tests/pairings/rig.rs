@@ -6,6 +6,10 @@ use crate::{
 };
 use anyhow::{Context, Result, bail};
 use doorbell_tests::{process::Process, surroundings::kernel_gid};
+use nix::{
+    sched::{CpuSet, sched_getaffinity},
+    unistd::Pid,
+};
 use std::{
     fmt, fs,
     net::TcpListener,
@@ -75,6 +79,8 @@ pub(crate) struct Rig {
     doorbell: PathBuf,
     /// Doorbell by the classic names; and outputs. Removed at the end.
     scratch: tempfile::TempDir,
+    /// Where the kernel's device is used, the server's core and the client's; none where there is but one.
+    cores: Option<[usize; 2]>,
     next_port: u16,
     runs: usize,
 }
@@ -91,6 +97,7 @@ impl Rig {
         Ok(Self {
             doorbell,
             scratch,
+            cores: cores()?,
             next_port: PORTS.start,
             runs: 0,
         })
@@ -110,6 +117,11 @@ impl Rig {
     /// An end's command line but for the peer, and its environment.
     fn end(&self, case: &Case, place: Place, whose: Whose, is_server: bool, port: u16) -> Result<End> {
         let mut words: Vec<String> = Vec::new();
+        // A device in the process has threads there, which need a core besides its own.
+        if let Some([server, client]) = self.cores.filter(|_| place == Place::Rxe) {
+            let core = if is_server { server } else { client };
+            words.extend(["taskset".to_owned(), "-c".to_owned(), core.to_string()]);
+        }
         let mut variables = Vec::new();
         let on_rxe = matches!((place, is_server), (Place::Rxe, _) | (Place::Wire, true));
         if place == Place::Wire && !is_server {
@@ -220,6 +232,14 @@ impl Rig {
         fs::remove_dir_all(&folder).context("outputs cannot be removed")?;
         Ok(outputs)
     }
+}
+
+/// The last two processors that we may use, as the first ones have the interrupts: ends that are moved from one to another, or onto the same, measure that.
+fn cores() -> Result<Option<[usize; 2]>> {
+    let allowed = sched_getaffinity(Pid::from_raw(0))?;
+    let mut last = (0..CpuSet::count()).rev().filter(|&core| allowed.is_set(core).unwrap_or(false));
+    let client = last.next();
+    Ok(last.next().zip(client).map(|(server, client)| [server, client]))
 }
 
 /// A command line with its environment.

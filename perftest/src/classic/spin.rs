@@ -7,22 +7,12 @@
 const TURNS: u32 = 256;
 
 /// The waiting of a loop.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Spin {
     idle: u32,
-    turns: u32,
 }
 
 impl Spin {
-    /// For a process that may run on as many cores as this one may.
-    pub(super) fn new() -> Spin {
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        Spin {
-            idle: 0,
-            turns: if cores == 1 { 0 } else { TURNS },
-        }
-    }
-
     /// Something was found.
     #[inline]
     pub(super) fn found(&mut self) {
@@ -32,7 +22,7 @@ impl Spin {
     /// Nothing was found.
     #[inline]
     pub(super) fn nothing(&mut self) {
-        if self.idle < self.turns {
+        if self.idle < TURNS {
             self.idle += 1;
             // The peer's thread may be on the core's other half.
             std::hint::spin_loop();

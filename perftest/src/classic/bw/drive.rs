@@ -201,7 +201,7 @@ impl<'a, T: Service, F: Flow<T>> Drive<'a, T, F> {
             posted: 0,
             allowed: u64::MAX,
             received: 0,
-            spin: Spin::new(),
+            spin: Spin::default(),
             quiet_since: None,
         })
     }

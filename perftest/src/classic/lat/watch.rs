@@ -69,7 +69,7 @@ impl<'a> Watch<'a> {
             loses,
             sleeps: settings.events,
             turns: 0,
-            spin: Spin::new(),
+            spin: Spin::default(),
             next_look_ns: 0,
             quiet_since_ns: None,
         }
