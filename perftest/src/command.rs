@@ -16,7 +16,7 @@ use crate::failure::{Failure, one_line};
 use crate::interrupt::Interrupt;
 use crate::orchestrate::{self, Announcement, Server};
 use crate::plan::{Kind, MEMORY_BUDGET, Plan, Verb};
-use crate::report::{self, Extra, LinkKind, Noted, Report, Row, Settings, Table, Thresholds, Warning};
+use crate::report::{self, Extra, LinkKind, Metrics, Noted, Report, Row, Settings, Table, Thresholds, Warning};
 use crate::run::raw;
 use crate::run::session::{self, Event, Expected, Local};
 use crate::stats::Clock;
@@ -39,13 +39,17 @@ pub(crate) fn run(plan: &Plan, args: &TestArgs, thresholds: Thresholds) -> Resul
         (_, true, true) => child(plan.kind, args),
         (_, true, false) => server(plan.kind, args),
         (Some(host), false, _) => {
+            let metrics = metrics(args)?;
             let interrupt = Interrupt::catch()?;
             let device = open(args, Side::Alone, Reach::Elsewhere)?;
             let control = connect(host, args.connection.port, &interrupt)?;
             let peer = if control.is_here() { Peer::Here } else { Peer::Elsewhere };
-            client(plan, args, &device, &control, None, peer)?.judged(args, thresholds)
+            client(plan, args, &device, &control, None, peer)?.judged(metrics, thresholds)
         }
-        (None, false, _) => both(plan, args)?.judged(args, thresholds),
+        (None, false, _) => {
+            let metrics = metrics(args)?;
+            both(plan, args)?.judged(metrics, thresholds)
+        }
     }
 }
 
@@ -226,11 +230,11 @@ struct Done {
 
 impl Done {
     /// Writes the metrics, of what there is, and holds the figures against what was asked of them.
-    fn judged(self, args: &TestArgs, thresholds: Thresholds) -> Result<(), Failure> {
+    fn judged(self, metrics: Option<Metrics>, thresholds: Thresholds) -> Result<(), Failure> {
         let Done { report, outcome } = self;
-        let written = match &args.prometheus {
-            Some(path) if outcome.is_ok() || !report.results.is_empty() => {
-                report::write_metrics(path, &report::exposition(&report, SystemTime::now()))
+        let written = match metrics {
+            Some(metrics) if outcome.is_ok() || !report.results.is_empty() => {
+                metrics.finish(&report::exposition(&report, SystemTime::now()))
             }
             _ => Ok(()),
         };
@@ -250,6 +254,10 @@ impl Done {
             (met, written) => met.and(written),
         }
     }
+}
+
+fn metrics(args: &TestArgs) -> Result<Option<Metrics>, Failure> {
+    args.prometheus.as_deref().map(Metrics::begin).transpose()
 }
 
 fn metrics_on_stdout(args: &TestArgs) -> bool {

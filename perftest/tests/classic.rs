@@ -472,6 +472,19 @@ fn a_peer_that_is_killed_is_missed() {
 }
 
 #[test]
+fn a_report_without_a_place_is_refused_before_anybody_waits() {
+    let tools = Tools::new();
+    let began = Instant::now();
+    for host in ["", "127.0.0.1"] {
+        let line = format!("ib_read_bw -D 30 --out_json_file=/nonexistent/x.json {host}");
+        let ended = tools.start(&line).end();
+        ended.failed(1, &["cannot write /nonexistent/x.json"]);
+        assert_eq!(ended.stdout, "");
+    }
+    assert!(began.elapsed() < Duration::from_secs(20));
+}
+
+#[test]
 fn options_that_are_none_are_named() {
     let tools = Tools::new();
     for (line, says) in [

@@ -3,8 +3,6 @@
 //! Names and units are theirs, and like theirs it has `test_info` and `results`. Names that they write with a space or in several ways have one here, strings are quoted, `results` is an array that
 //! keeps every size of `-a`, and figures that they leave out are there.
 
-use std::path::Path;
-
 use serde_json::{Map, Value, json};
 
 use super::layout::{self, Header, Latencies, Rates};
@@ -152,7 +150,7 @@ fn latencies(settings: &Settings, row: &Latencies, cycles_per_ns: f64) -> Map<St
 ///
 /// # Errors
 /// [`Failure::Test`] where the file cannot be written.
-pub(crate) fn write(path: &Path, report: &Value) -> Result<(), Failure> {
+pub(crate) fn write(output: Output, report: &Value) -> Result<(), Failure> {
     let text = serde_json::to_string_pretty(report).map_err(|e| Failure::test(format!("cannot write JSON: {e}")))?;
-    Output::write(path, (text + "\n").as_bytes())
+    output.finish((text + "\n").as_bytes())
 }

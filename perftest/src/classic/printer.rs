@@ -7,6 +7,7 @@ use super::json;
 use super::layout::{self, Address, Header, Latencies, Rates, Side};
 use super::settings::{Only, Settings};
 use crate::failure::Failure;
+use crate::output::Output;
 use crate::report::print_line;
 
 /// Both directions of a bidirectional test by themselves.
@@ -43,6 +44,8 @@ pub(crate) enum Line {
 #[derive(Debug)]
 pub(crate) struct Printer<'a> {
     settings: &'a Settings,
+    /// The report to be.
+    report: Option<Output>,
     header: Option<Header>,
     lines: Vec<Line>,
     cycles_per_ns: f64,
@@ -51,14 +54,19 @@ pub(crate) struct Printer<'a> {
 
 impl<'a> Printer<'a> {
     /// A run of which nothing is printed yet.
-    pub(crate) fn new(settings: &'a Settings) -> Printer<'a> {
-        Printer {
+    ///
+    /// # Errors
+    /// [`Failure::Test`] where there is no place for the report that is asked for.
+    pub(crate) fn new(settings: &'a Settings) -> Result<Printer<'a>, Failure> {
+        let report = settings.output.json.as_deref().map(Output::begin).transpose()?;
+        Ok(Printer {
             settings,
+            report,
             header: None,
             lines: Vec::new(),
             cycles_per_ns: 1.0,
             headed: false,
-        }
+        })
     }
 
     /// Says how fast the clock of `-C` counts.
@@ -193,16 +201,15 @@ impl<'a> Printer<'a> {
                 self.say(layout::RULE)?;
             }
         }
-        if let Some(path) = &settings.output.json
-            && let Some(header) = &self.header
-        {
-            json::write(path, &json::report(settings, header, &self.lines, self.cycles_per_ns))?;
-        }
-        if settings.is_server() {
+        let limits = if settings.is_server() {
             Ok(())
         } else {
             self.check_limits()
+        };
+        if let (Some(output), Some(header)) = (self.report, &self.header) {
+            json::write(output, &json::report(settings, header, &self.lines, self.cycles_per_ns))?;
         }
+        limits
     }
 
     /// Whether every size kept what `-w` and `-y` ask for.

@@ -20,7 +20,7 @@ use crate::sweep::{Skipped, Swept};
 
 pub(crate) use columns::{Extra, help as column_help};
 pub(crate) use json::print as print_json;
-pub(crate) use prometheus::{exposition, write as write_metrics};
+pub(crate) use prometheus::{Metrics, exposition};
 pub(crate) use row::{BandwidthRow, CoordinatedOmission, LatencyRow, PERCENTILES, Row, Shape};
 pub(crate) use text::{Table, print_line};
 pub(crate) use threshold::Thresholds;

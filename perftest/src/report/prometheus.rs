@@ -184,15 +184,37 @@ fn escape(value: &str) -> String {
     value.replace('\\', r"\\").replace('"', "\\\"").replace('\n', r"\n")
 }
 
-/// Writes an exposition where `--prometheus` says: `-` is stdout.
-///
-/// # Errors
-/// [`Failure::Test`] that names the file, when it cannot be written; what was there before is there still.
-pub(crate) fn write(path: &Path, text: &str) -> Result<(), Failure> {
-    if path == Path::new("-") {
-        return super::print_line(text.trim_end());
+/// Where `--prometheus` says that an exposition goes.
+#[derive(Debug)]
+pub(crate) enum Metrics {
+    /// `-`.
+    Stdout,
+    File(Output),
+}
+
+impl Metrics {
+    /// Finds the place, before anything is measured.
+    ///
+    /// # Errors
+    /// [`Failure::Test`] that names the file, when there is no place for it.
+    pub(crate) fn begin(path: &Path) -> Result<Metrics, Failure> {
+        if path == Path::new("-") {
+            Ok(Metrics::Stdout)
+        } else {
+            Output::begin(path).map(Metrics::File)
+        }
     }
-    Output::write(path, text.as_bytes())
+
+    /// Writes an exposition.
+    ///
+    /// # Errors
+    /// [`Failure::Test`] that names the file, when it cannot be written; what was there before is there still.
+    pub(crate) fn finish(self, text: &str) -> Result<(), Failure> {
+        match self {
+            Metrics::Stdout => super::print_line(text.trim_end()),
+            Metrics::File(output) => output.finish(text.as_bytes()),
+        }
+    }
 }
 
 #[cfg(test)]

@@ -46,7 +46,7 @@ pub(crate) fn run(settings: &Settings, device: &Device, interrupt: &Interrupt) -
 }
 
 fn test<T: Service, F: Flow<T>>(settings: &Settings, device: &Device, interrupt: &Interrupt) -> Result<(), Failure> {
-    let mut printer = Printer::new(settings);
+    let mut printer = Printer::new(settings)?;
     let result = converse::<T, F>(settings, device, interrupt, &mut printer);
     match result {
         Ok(()) => printer.finish(),

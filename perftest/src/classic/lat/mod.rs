@@ -41,7 +41,7 @@ const WARM_UP: u32 = 100;
 /// # Errors
 /// [`Failure::Interrupted`], when what was measured until then is printed; [`Failure::Usage`] when it is a test that there is not; [`Failure::Test`] and [`Failure::Lost`] when it failed.
 pub(crate) fn run(settings: &Settings, device: &Device, interrupt: &Interrupt) -> Result<(), Failure> {
-    let mut printer = Printer::new(settings);
+    let mut printer = Printer::new(settings)?;
     let end = Here {
         settings,
         device,
