@@ -262,7 +262,10 @@ fn cycles_are_times_by_another_unit() {
     let (unit, us) = figure("");
     assert_eq!(unit, "usec");
     // Of two runs, on clocks of 0.5 to 10 GHz: a unit taken for another would be off by a thousand.
-    assert!((50.0..100_000.0).contains(&(cycles / us)), "{cycles} cycles are {us} us");
+    assert!(
+        (50.0..100_000.0).contains(&(cycles / us)),
+        "{cycles} cycles are {us} us"
+    );
 }
 
 #[test]

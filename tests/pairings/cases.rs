@@ -67,6 +67,7 @@ pub(crate) fn all(place: Place, quick: bool) -> Vec<Case> {
     } else {
         (one, many, 2)
     };
+    let trips = if place == Place::Host { 10 * one } else { one };
     let mut cases = Vec::new();
     for verb in ["write", "read", "send", "atomic"] {
         for (tool, is_bw) in [(bw(verb), true), (lat(verb), false)] {
@@ -90,7 +91,8 @@ pub(crate) fn all(place: Place, quick: bool) -> Vec<Case> {
                         options: format!("{transport}{options}"),
                     });
                 };
-                add(format!("-n {one}"));
+                // A trip is shorter than a message of 64 KiB by far, and a run of milliseconds shows where the scheduler put it.
+                add(format!("-n {}", if is_bw { one } else { trips }));
                 if is_bw {
                     add(format!("-b -n {one}"));
                     add(format!("-q 4 -n {one}"));

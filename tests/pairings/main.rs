@@ -10,7 +10,10 @@ mod rig;
 
 use anyhow::{Context, Result, bail};
 use cases::{Case, Place};
-use doorbell_tests::{process::supervise, section};
+use doorbell_tests::{
+    process::{go_on, supervise},
+    section,
+};
 use figures::{Figures, distance, median, ratio};
 use rig::{Pairing, Rig};
 use std::{fmt::Write, fs, path::PathBuf, process::ExitCode, time::Instant};
@@ -132,6 +135,7 @@ fn run(options: &Options) -> Result<bool> {
                 let run = rig.run(&case, options.place, pairing);
                 run.map(drop).with_context(|| pairing.to_string())
             });
+            go_on()?;
             let took = started.elapsed().as_secs_f64();
             match ended {
                 Ok(()) => println!("ok     {took:5.1} s {what}"),
@@ -143,6 +147,7 @@ fn run(options: &Options) -> Result<bool> {
             continue;
         }
         let outcome = measure(&mut rig, &case, options);
+        go_on()?;
         let took = started.elapsed().as_secs_f64();
         match outcome {
             Ok(outcome) => {
@@ -152,8 +157,9 @@ fn run(options: &Options) -> Result<bool> {
                 let mark = if agrees { "ok    " } else { "FAILED" };
                 let ratios: Vec<String> = outcome.ratios.iter().map(|ratio| format!("{ratio:.3}")).collect();
                 println!(
-                    "{mark} {took:5.1} s {what}: {} of stock's figures ({} runs, spread {:.3})",
+                    "{mark} {took:5.1} s {what}: {} of stock's {} ({} runs, spread {:.3})",
                     ratios.join(" "),
+                    show(&case, &outcome.stock),
                     outcome.runs,
                     outcome.spread
                 );

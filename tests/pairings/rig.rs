@@ -237,7 +237,9 @@ impl Rig {
 /// The last two processors that we may use, as the first ones have the interrupts: ends that are moved from one to another, or onto the same, measure that.
 fn cores() -> Result<Option<[usize; 2]>> {
     let allowed = sched_getaffinity(Pid::from_raw(0))?;
-    let mut last = (0..CpuSet::count()).rev().filter(|&core| allowed.is_set(core).unwrap_or(false));
+    let mut last = (0..CpuSet::count())
+        .rev()
+        .filter(|&core| allowed.is_set(core).unwrap_or(false));
     let client = last.next();
     Ok(last.next().zip(client).map(|(server, client)| [server, client]))
 }

@@ -1,6 +1,6 @@
 //! Processes of programs that are tested as users start them: each in a group of its own, its output in a file, killed with all its children when it is dropped or has had its time.
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use std::{
     env::{self, Args},
     fs::{self, File},
@@ -8,6 +8,7 @@ use std::{
     os::unix::process::{CommandExt, ExitStatusExt},
     path::{Path, PathBuf},
     process::{Child, Command, ExitCode, ExitStatus, Stdio},
+    sync::atomic::{AtomicBool, Ordering},
     thread,
     time::{Duration, Instant},
 };
@@ -18,18 +19,37 @@ const TICK: Duration = Duration::from_millis(5);
 /// How long nobody does nothing who is still starting, unless he waits for a processor: then his state shows it.
 const REST: Duration = Duration::from_secs(1);
 
-/// The `main` of a program that runs others, by what `parse` makes of its words: `run` says whether all is as it should be. Exit status: 0 it is, 1 it is not, 2 bad usage.
+/// Whether Ctrl-C or SIGTERM has come.
+static STOPPED: AtomicBool = AtomicBool::new(false);
+
+extern "C" fn stop(_: libc::c_int) {
+    STOPPED.store(true, Ordering::Relaxed);
+}
+
+/// Whether there is a reason to go on. Whoever waits for a [`Process`] is told too, so that what was started is ended.
+///
+/// # Errors
+/// When Ctrl-C or SIGTERM has come to a [supervised](supervise) program.
+pub fn go_on() -> Result<()> {
+    ensure!(!STOPPED.load(Ordering::Relaxed), "stopped");
+    Ok(())
+}
+
+/// The `main` of a program that runs others, by what `parse` makes of its words: `run` says whether all is as it should be. Exit status: 0 it is, 1 it is not, 2 bad usage, 130 it was stopped.
 pub fn supervise<O>(
     name: &str,
     usage: &str,
     parse: impl FnOnce(Skip<Args>) -> Result<O>,
     run: impl FnOnce(&O) -> Result<bool>,
 ) -> ExitCode {
-    // A shell that starts us in the background has us ignore Ctrl-C, and what we start would inherit that.
-    for signal in [libc::SIGINT, libc::SIGQUIT] {
-        // SAFETY: the default action runs no code of ours. It fails for no signal that there is.
-        unsafe { libc::signal(signal, libc::SIG_DFL) };
+    // A shell that starts us in the background has us ignore Ctrl-C, and what we start would inherit that; it does not inherit a handler.
+    let handler: extern "C" fn(libc::c_int) = stop;
+    for signal in [libc::SIGINT, libc::SIGTERM] {
+        // SAFETY: the handler stores to an atomic and does nothing else, which any signal may interrupt. It fails for no signal that there is.
+        unsafe { libc::signal(signal, handler as libc::sighandler_t) };
     }
+    // SAFETY: the default action runs no code of ours.
+    unsafe { libc::signal(libc::SIGQUIT, libc::SIG_DFL) };
     let options = match parse(env::args().skip(1)) {
         Ok(options) => options,
         Err(error) => {
@@ -42,7 +62,7 @@ pub fn supervise<O>(
         Ok(false) => ExitCode::FAILURE,
         Err(error) => {
             eprintln!("{name}: {error:#}");
-            ExitCode::FAILURE
+            ExitCode::from(if go_on().is_ok() { 1 } else { 130 })
         }
     }
 }
@@ -57,6 +77,7 @@ pub struct Process {
 impl Process {
     /// Starts `words` in `folder` with nothing but `variables` and the usual `PATH` in its environment; stdout and stderr go to one file there.
     pub fn start(words: &[String], variables: &[(&str, String)], folder: &Path, name: &str) -> Result<Self> {
+        go_on()?;
         let output = folder.join(format!("{name}.log"));
         let file = File::create(&output).with_context(|| format!("cannot create {}", output.display()))?;
         let child = Command::new(&words[0])
@@ -82,6 +103,7 @@ impl Process {
 
     /// Its exit status as a shell has it, 128 and the number for a signal; `None` while it runs.
     pub fn status(&mut self) -> Result<Option<i32>> {
+        go_on()?;
         if self.ended.is_none() {
             self.ended = self.child.try_wait()?;
         }

@@ -13,7 +13,10 @@ mod trouble;
 
 use anyhow::{Context, Result, bail};
 use cases::Grid;
-use doorbell_tests::{process::supervise, section};
+use doorbell_tests::{
+    process::{go_on, supervise},
+    section,
+};
 use rig::{Outcome, Rig};
 use std::{
     fs,
@@ -123,6 +126,7 @@ fn run(options: &Options) -> Result<bool> {
     // In the guest everything shares one emulated wire.
     let jobs = if options.section == "wire" { 1 } else { options.jobs };
     let outcomes = fill(&rig, &cells, jobs);
+    go_on()?;
     let mut failures = outcomes
         .iter()
         .filter(|outcome| matches!(outcome, Outcome::Fails(_)))

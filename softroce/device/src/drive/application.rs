@@ -65,6 +65,9 @@ mod tests {
         assert!(!application.is_inside());
         application.drive(|| assert!(application.is_inside()));
         assert_eq!((application.drives(), application.is_inside()), (1, false));
+        application.received(70_000);
+        application.received(30_000);
+        assert_eq!((application.drives(), application.bytes()), (1, 100_000));
     }
 
     #[test]
