@@ -213,9 +213,10 @@ fn both_directions_are_reported_by_themselves_too() {
     let tools = Tools::new();
     let (client, report, _) = tools.pair("ib_write_bw -n 100 -s 4096 -b --report-both");
     let rows = client.rows();
+    let rows: Vec<_> = rows.iter().filter(|row| row[0] == "4096").collect();
     assert_eq!(rows.len(), 3, "{client:?}");
     let average = |row: &[&str]| row[3].parse::<f64>().expect("a number");
-    let (both, local, remote) = (average(&rows[0]), average(&rows[1]), average(&rows[2]));
+    let (both, local, remote) = (average(rows[0]), average(rows[1]), average(rows[2]));
     // Two decimals each.
     assert!((both - local - remote).abs() < 0.02, "{client:?}");
     let row = &report["results"][0];
@@ -241,8 +242,8 @@ fn the_processor_is_this_process() {
     for tool in ["ib_write_bw", "ib_read_lat", "ib_send_bw"] {
         let (client, report, _) = tools.pair(&format!("{tool} -D 1 -f 0 --cpu_util"));
         let reported = report["results"][0]["CPU_util"].as_f64().expect("a number");
-        // It polls: a core and no more, if the machine lets it have one.
-        assert!((1.0..=110.0).contains(&reported), "{report}");
+        // It polls, on a core; beside it its device's thread may.
+        assert!((1.0..=210.0).contains(&reported), "{report}");
         let printed: f64 = client.rows()[0].last().expect("a column").parse().expect("a number");
         assert!((printed - reported).abs() < 0.006, "{client:?} {report}");
     }

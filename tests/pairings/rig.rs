@@ -79,8 +79,8 @@ pub(crate) struct Rig {
     doorbell: PathBuf,
     /// Doorbell by the classic names; and outputs. Removed at the end.
     scratch: tempfile::TempDir,
-    /// Where the kernel's device is used, the server's core and the client's; none where there is but one.
-    cores: Option<[usize; 2]>,
+    /// The processors that we may use.
+    cores: Vec<usize>,
     next_port: u16,
     runs: usize,
 }
@@ -114,13 +114,20 @@ impl Rig {
         bail!("no TCP port of {PORTS:?} is left")
     }
 
+    /// Where an end is to run, as taskset(1) has it: on its own, as an end that is moved from one core to another, or onto the other end's, measures that. A device in the process has a thread too. The last ones are
+    /// taken, as the first have the interrupts; where there are too few it runs anywhere.
+    fn cores_of(&self, place: Place, is_server: bool) -> Option<String> {
+        let each = if place == Place::Rxe { 1 } else { 2 };
+        let from = self.cores.len().checked_sub(2 * each)? + usize::from(!is_server) * each;
+        let own: Vec<String> = self.cores[from..from + each].iter().map(usize::to_string).collect();
+        Some(own.join(","))
+    }
+
     /// An end's command line but for the peer, and its environment.
     fn end(&self, case: &Case, place: Place, whose: Whose, is_server: bool, port: u16) -> Result<End> {
         let mut words: Vec<String> = Vec::new();
-        // A device in the process has threads there, which need a core besides its own.
-        if let Some([server, client]) = self.cores.filter(|_| place == Place::Rxe) {
-            let core = if is_server { server } else { client };
-            words.extend(["taskset".to_owned(), "-c".to_owned(), core.to_string()]);
+        if let Some(cores) = self.cores_of(place, is_server) {
+            words.extend(["taskset".to_owned(), "-c".to_owned(), cores]);
         }
         let mut variables = Vec::new();
         let on_rxe = matches!((place, is_server), (Place::Rxe, _) | (Place::Wire, true));
@@ -234,14 +241,12 @@ impl Rig {
     }
 }
 
-/// The last two processors that we may use, as the first ones have the interrupts: ends that are moved from one to another, or onto the same, measure that.
-fn cores() -> Result<Option<[usize; 2]>> {
+/// The processors that we may use, in their order.
+fn cores() -> Result<Vec<usize>> {
     let allowed = sched_getaffinity(Pid::from_raw(0))?;
-    let mut last = (0..CpuSet::count())
-        .rev()
-        .filter(|&core| allowed.is_set(core).unwrap_or(false));
-    let client = last.next();
-    Ok(last.next().zip(client).map(|(server, client)| [server, client]))
+    Ok((0..CpuSet::count())
+        .filter(|&core| allowed.is_set(core).unwrap_or(false))
+        .collect())
 }
 
 /// A command line with its environment.
