@@ -383,13 +383,11 @@ impl Shared {
         } else {
             Received::Some
         };
-        let mut bytes = 0;
         let mut datagrams = batch.datagrams().peekable();
         while datagrams.peek().is_some() {
             let now = self.now();
             let mut core = self.core.lock();
             for datagram in datagrams.by_ref().take(STRIDE) {
-                bytes += datagram.bytes.len();
                 core.receive(now, &datagram);
             }
             core.store_writes(|| now);
@@ -399,7 +397,6 @@ impl Shared {
                 self.flush(core);
             }
         }
-        self.application.received(bytes);
         received
     }
 

@@ -34,9 +34,6 @@ const ASIDE_SHARE: u32 = 8;
 /// They no longer drive in a loop when they took longer for each turn: one with nothing to do takes half a microsecond.
 const LOOP_TURN: Duration = Duration::from_micros(5);
 
-/// What comes in a turn may have to be copied, so much of it in [`LOOP_TURN`] or longer.
-const TURN_BYTES: u64 = 16 << 10;
-
 /// A yield that takes longer gave the processor to somebody who wanted it for a whole time slice.
 const CROWDED: Duration = Duration::from_millis(1);
 
@@ -183,17 +180,16 @@ impl<'a> Progress<'a> {
     /// Leaves the device to the application for as long as it goes on driving in a loop.
     fn stand_aside(&mut self) {
         while !self.shared.stop.load(Ordering::Acquire) {
-            let before = (self.drives, self.shared.application.bytes());
+            let before = self.drives;
             let slice = ((self.shared.now() - self.driven_since) / ASIDE_SHARE).min(ASIDE);
             thread::park_timeout(slice);
             let inside = self.shared.application.is_inside();
             self.drives = self.shared.application.drives();
-            let turns = self.drives.wrapping_sub(before.0);
-            let bytes = self.shared.application.bytes().wrapping_sub(before.1);
+            let wanted = (slice.as_nanos() / LOOP_TURN.as_nanos()) as u64;
             let now = self.shared.now();
             self.look_at_port(now);
             self.listen_to_members(now);
-            if !inside && !is_loop(turns, bytes, slice) {
+            if !inside && self.drives.wrapping_sub(before) < wanted {
                 break;
             }
         }
@@ -238,27 +234,5 @@ impl<'a> Progress<'a> {
         shared.wake_on_lanes();
         shared.look_at_all();
         shared.doze.end();
-    }
-}
-
-/// Whether so many drives, in which so much was received, are those of a thread that drove in a loop for so long.
-fn is_loop(drives: u64, bytes: u64, lasting: Duration) -> bool {
-    let turns = drives.saturating_add(bytes / TURN_BYTES);
-    u128::from(turns) >= lasting.as_nanos() / LOOP_TURN.as_nanos()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn who_copies_drives_in_a_loop_too() {
-        let lasting = Duration::from_micros(250);
-        assert!(is_loop(50, 0, lasting) && !is_loop(49, 0, lasting));
-        // A few drives, of a message of 64 KiB or more each, at 10 GB/s.
-        assert!(is_loop(10, 2_500_000, lasting));
-        // It polls its memory, and now and then its queue.
-        assert!(!is_loop(10, 10 * 64, lasting));
-        assert!(is_loop(0, 0, Duration::ZERO), "nobody was waited for");
     }
 }

@@ -1,55 +1,34 @@
 //! Whether and how often threads of the application drive, as a hint for the progress thread.
 //!
-//! A word of drives is odd while a thread is inside. It is written by plain loads and stores, since an atomic addition on the way in and another on the way out would take as long as a tenth of
+//! One word, which is odd while a thread is inside. It is written by plain loads and stores, since an atomic addition on the way in and another on the way out would take as long as a tenth of
 //! the engine's part in a message. What threads that drive at the same time do to one another's counting is lost, but nothing stays wrong: the last of them to leave makes the word
 //! even, and everyone who comes later counts from there.
 
 use crate::sync::{AtomicU64, Ordering};
 
-/// What the progress thread knows of threads of the application.
-pub(crate) struct Application {
-    /// How often they have driven, twice, and 1 while one is driving.
-    drives: AtomicU64,
-    /// Bytes that came in drives with many, whoever drove.
-    bytes: AtomicU64,
-}
+/// How often threads of the application have driven, twice, and 1 while one is driving.
+pub(crate) struct Application(AtomicU64);
 
 impl Application {
     pub(super) fn new() -> Self {
-        Self {
-            drives: AtomicU64::new(0),
-            bytes: AtomicU64::new(0),
-        }
+        Self(AtomicU64::new(0))
     }
 
     /// Drives on behalf of a thread of the application.
     pub(super) fn drive(&self, drive: impl FnOnce()) {
-        self.drives
-            .store(self.drives().wrapping_add(1) << 1 | 1, Ordering::Relaxed);
+        self.0.store(self.drives().wrapping_add(1) << 1 | 1, Ordering::Relaxed);
         drive();
-        self.drives
-            .store(self.drives.load(Ordering::Relaxed) & !1, Ordering::Relaxed);
-    }
-
-    /// Notes that a drive has received so much. Called by who receives, of which there is one at a time.
-    pub(super) fn received(&self, bytes: usize) {
-        let before = self.bytes.load(Ordering::Relaxed);
-        self.bytes.store(before.wrapping_add(bytes as u64), Ordering::Relaxed);
-    }
-
-    /// How much has been received in drives with many bytes: how much more says how long they took.
-    pub(crate) fn bytes(&self) -> u64 {
-        self.bytes.load(Ordering::Relaxed)
+        self.0.store(self.0.load(Ordering::Relaxed) & !1, Ordering::Relaxed);
     }
 
     /// How often one has driven: one that is different from what it was says more than its value.
     pub(crate) fn drives(&self) -> u64 {
-        self.drives.load(Ordering::Relaxed) >> 1
+        self.0.load(Ordering::Relaxed) >> 1
     }
 
     /// Whether one is driving right now.
     pub(crate) fn is_inside(&self) -> bool {
-        self.drives.load(Ordering::Relaxed) & 1 != 0
+        self.0.load(Ordering::Relaxed) & 1 != 0
     }
 }
 
@@ -65,9 +44,6 @@ mod tests {
         assert!(!application.is_inside());
         application.drive(|| assert!(application.is_inside()));
         assert_eq!((application.drives(), application.is_inside()), (1, false));
-        application.received(70_000);
-        application.received(30_000);
-        assert_eq!((application.drives(), application.bytes()), (1, 100_000));
     }
 
     #[test]

@@ -53,7 +53,6 @@ impl Shared {
                 self.begin_copies(&mut core);
                 if batch.count >= MANY || batch.bytes >= LONG {
                     batch.now = Some(self.now());
-                    self.application.received(batch.bytes);
                 }
                 at = batch.now.map_or(at, |now| now.0);
                 let room = waiting.and_then(|member| core.lanes.connection(member));
