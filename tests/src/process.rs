@@ -48,7 +48,7 @@ pub fn supervise<O>(
         // SAFETY: the handler stores to an atomic and does nothing else, which any signal may interrupt. It fails for no signal that there is.
         unsafe { libc::signal(signal, handler as libc::sighandler_t) };
     }
-    // SAFETY: the default action runs no code of ours.
+    // SAFETY: the default action runs no code of ours. It fails for no signal that there is.
     unsafe { libc::signal(libc::SIGQUIT, libc::SIG_DFL) };
     let options = match parse(env::args().skip(1)) {
         Ok(options) => options,

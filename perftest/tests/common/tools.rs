@@ -1,6 +1,6 @@
-//! The classic tools as processes. Who has this uses most of it.
+//! The classic tools as processes.
 
-#![allow(dead_code)]
+#![allow(dead_code, reason = "each test program that has this module uses a part of it")]
 
 use std::io::{BufRead, BufReader, Read};
 use std::net::TcpListener;
