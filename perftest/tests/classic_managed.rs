@@ -19,18 +19,23 @@ use self::tools::{Ended, HANGS, Running, TOOLS, Tools, free_port};
 /// An address that no other test has: the connection manager's port is one of all processes that share an address.
 const MANAGED: &str = "127.91.0.11";
 
+/// Tools whose device has that address.
+fn at_own_address() -> Tools {
+    Tools::new().with("DOORBELL_SOFT_ADDR", MANAGED)
+}
+
 /// Runs both ends of a test by the connection manager. Returns the client's output and the server's.
 fn managed(tools: &Tools, line: &str) -> [Ended; 2] {
     let port = free_port();
-    let mut server = tools.start_at(&format!("{line} -p {port}"), Some(MANAGED));
+    let mut server = tools.start(&format!("{line} -p {port}"));
     server.read_until("Waiting for client");
-    let client = tools.start_at(&format!("{line} -p {port} {MANAGED}"), Some(MANAGED));
+    let client = tools.start(&format!("{line} -p {port} {MANAGED}"));
     [client.end(), server.end()]
 }
 
 #[test]
 fn every_tool_measures_by_the_connection_manager() {
-    let tools = Tools::new();
+    let tools = at_own_address();
     for tool in TOOLS {
         for options in ["-R -n 50", "-z -n 50"] {
             let line = format!("{tool} {options}");
@@ -52,7 +57,7 @@ fn every_tool_measures_by_the_connection_manager() {
 
 #[test]
 fn the_connection_manager_connects_many_queue_pairs() {
-    let tools = Tools::new();
+    let tools = at_own_address();
     for line in [
         "ib_write_bw -R -q 4 -n 50",
         "ib_send_bw -R -q 4 -b -n 50",
@@ -71,9 +76,9 @@ fn the_connection_manager_connects_many_queue_pairs() {
 
 #[test]
 fn without_a_server_the_connection_manager_says_so() {
-    let tools = Tools::new();
+    let tools = at_own_address();
     let port = free_port();
-    let client = tools.start_at(&format!("ib_send_lat -R -p {port} {MANAGED}"), Some(MANAGED));
+    let client = tools.start(&format!("ib_send_lat -R -p {port} {MANAGED}"));
     client
         .end()
         .failed(1, &["cannot reach the server", "nobody listens there"]);
@@ -81,15 +86,15 @@ fn without_a_server_the_connection_manager_says_so() {
 
 #[test]
 fn an_end_by_the_connection_manager_notices_ctrl_c_and_its_peer_going() {
-    let tools = Tools::new();
+    let tools = at_own_address();
     let port = free_port();
-    let mut server = tools.start_at(&format!("ib_write_bw -R -p {port}"), Some(MANAGED));
+    let mut server = tools.start(&format!("ib_write_bw -R -p {port}"));
     server.read_until("Waiting for client");
     server.signal(Signal::SIGINT);
     assert_eq!(server.end().status, Some(130));
-    let mut server = tools.start_at(&format!("ib_write_bw -R -D 30 -p {port}"), Some(MANAGED));
+    let mut server = tools.start(&format!("ib_write_bw -R -D 30 -p {port}"));
     server.read_until("Waiting for client");
-    let mut client = tools.start_at(&format!("ib_write_bw -R -D 30 -p {port} {MANAGED}"), Some(MANAGED));
+    let mut client = tools.start(&format!("ib_write_bw -R -D 30 -p {port} {MANAGED}"));
     client.read_until(" #bytes");
     client.signal(Signal::SIGINT);
     assert_eq!(client.end().status, Some(130));
@@ -98,12 +103,12 @@ fn an_end_by_the_connection_manager_notices_ctrl_c_and_its_peer_going() {
 
 #[test]
 fn an_end_by_the_connection_manager_misses_a_killed_peer() {
-    let tools = Tools::new();
+    let tools = at_own_address();
     let port = free_port();
     for killed_first in ["client", "server"] {
-        let mut server = tools.start_at(&format!("ib_write_lat -R -D 30 -p {port}"), Some(MANAGED));
+        let mut server = tools.start(&format!("ib_write_lat -R -D 30 -p {port}"));
         server.read_until("Waiting for client");
-        let mut client = tools.start_at(&format!("ib_write_lat -R -D 30 -p {port} {MANAGED}"), Some(MANAGED));
+        let mut client = tools.start(&format!("ib_write_lat -R -D 30 -p {port} {MANAGED}"));
         client.read_until(" #bytes");
         let (gone, left) = match killed_first {
             "client" => (client, server),
@@ -193,11 +198,11 @@ impl Line {
 
 #[test]
 fn a_stranger_on_a_queue_pair_is_no_peer() {
-    let tools = Tools::new();
+    let tools = at_own_address();
     let stranger = Stranger::new();
     let serve = || -> (Running, u16) {
         let port = free_port();
-        let mut server = tools.start_at(&format!("ib_write_lat -R -p {port}"), Some(MANAGED));
+        let mut server = tools.start(&format!("ib_write_lat -R -p {port}"));
         server.read_until("Waiting for client");
         (server, port)
     };

@@ -2,133 +2,60 @@
 
 #![forbid(unsafe_code)]
 
-use std::io::{BufRead, BufReader, Read};
-use std::net::TcpListener;
-use std::os::unix::fs::symlink;
+#[path = "common/tools.rs"]
+mod tools;
+
 use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
-use std::thread;
 use std::time::{Duration, Instant};
 
 use doorbell_cuda_standin::{Manner, environment};
-use tempfile::TempDir;
+use nix::sys::signal::Signal;
 
-/// Longer than any deadline of the tools.
-const HANGS: Duration = Duration::from_secs(50);
+use self::tools::{Ended, Running, Tools, free_port};
 
-/// What one end came to.
-#[derive(Debug)]
-struct Ended {
-    status: Option<i32>,
-    stdout: String,
-    stderr: String,
-}
-
-impl Ended {
-    /// What is behind `name :` in the head of the run.
-    fn fact(&self, name: &str) -> &str {
-        let at = self.stdout.find(name).unwrap_or_else(|| panic!("no {name}: {self:?}"));
-        let rest = &self.stdout[at + name.len()..];
-        let rest = rest.trim_start().strip_prefix(':').expect("a colon");
-        rest.split_whitespace().next().expect("a value")
-    }
-
-    /// The figures of the last row.
-    fn row(&self) -> Vec<f64> {
-        let rows = self.stdout.lines().skip_while(|line| !line.starts_with(" #bytes"));
-        let row = rows
-            .filter(|line| line.starts_with(' ') && !line.starts_with(" #"))
-            .last();
-        let words = row.unwrap_or_else(|| panic!("no figures: {self:?}")).split_whitespace();
-        words.map(|word| word.parse().expect("a number")).collect()
-    }
-
-    /// The one line on stderr that is no warning.
-    #[track_caller]
-    fn refused(&self, status: i32, says: &str) {
-        assert_eq!(self.status, Some(status), "{self:?}");
-        let complaints: Vec<_> = self.stderr.lines().filter(|line| !line.contains("warning:")).collect();
-        assert!(
-            complaints.len() == 1 && complaints[0].contains(says),
-            "no '{says}': {self:?}"
-        );
-    }
-}
-
-/// A folder with the tools, and what they find in their environment.
+/// Both ends of a test.
 struct Bench {
-    folder: TempDir,
-    environment: Vec<(String, std::ffi::OsString)>,
+    tools: Tools,
     /// Where the client writes its packets.
     capture: Option<PathBuf>,
 }
 
 impl Bench {
     fn new() -> Bench {
-        let folder = tempfile::tempdir().expect("a folder");
-        for verb in ["write", "read", "send", "atomic"] {
-            for kind in ["bw", "lat"] {
-                let name = folder.path().join(format!("ib_{verb}_{kind}"));
-                symlink(env!("CARGO_BIN_EXE_doorbell"), name).expect("a link");
-            }
-        }
-        Bench {
-            folder,
-            environment: Vec::new(),
-            capture: None,
-        }
-    }
-
-    fn with(mut self, name: &str, value: impl Into<std::ffi::OsString>) -> Bench {
-        self.environment.push((name.to_owned(), value.into()));
-        self
+        Bench::of(Tools::new())
     }
 
     /// The stand-in for two GPUs.
     fn with_gpus() -> Bench {
         let standin = environment(Manner::Prompt, 2);
-        standin
-            .into_iter()
-            .fold(Bench::new(), |bench, (name, value)| bench.with(name, value))
+        Bench::of(
+            standin
+                .into_iter()
+                .fold(Tools::new(), |tools, (name, value)| tools.with(name, value)),
+        )
     }
 
-    fn start(&self, line: &str) -> Child {
-        self.command(line).spawn().expect("the binary runs")
+    fn of(tools: Tools) -> Bench {
+        Bench { tools, capture: None }
     }
 
-    fn start_client(&self, line: &str) -> Child {
-        let mut command = self.command(line);
-        command.envs(self.capture.iter().map(|file| ("DOORBELL_PCAP", file)));
-        command.spawn().expect("the binary runs")
-    }
-
-    fn command(&self, line: &str) -> Command {
-        let mut words = line.split_whitespace();
-        let mut command = Command::new(self.folder.path().join(words.next().expect("a name")));
-        for name in [
-            "DOORBELL_SOFT_ADDR",
-            "DOORBELL_SOFT_PORT",
-            "DOORBELL_FAULTS",
-            "DOORBELL_PCAP",
-            "DOORBELL_LINK",
-            "DOORBELL_GPU_PATH",
-            "DOORBELL_CUDA_LIBRARY",
-        ] {
-            command.env_remove(name);
+    fn with(self, name: &str, value: &str) -> Bench {
+        Bench {
+            tools: self.tools.with(name, value),
+            ..self
         }
-        command
-            .args(words)
-            .envs(self.environment.iter().cloned())
-            .current_dir(self.folder.path())
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped());
-        command
+    }
+
+    fn start_client(&self, line: &str) -> Running {
+        match &self.capture {
+            Some(file) => self.tools.start_with(line, [("DOORBELL_PCAP", file.into())]),
+            None => self.tools.start(line),
+        }
     }
 
     /// Runs one end by itself: one that is refused before it talks to another.
     fn alone(&self, line: &str) -> Ended {
-        end(self.start(line), String::new())
+        self.tools.start(line).end()
     }
 
     /// Runs both ends with the same options. Returns the client's and the server's end.
@@ -138,33 +65,13 @@ impl Bench {
 
     fn ends(&self, server: &str, client: &str, host: &str) -> (Ended, Ended) {
         let port = free_port();
-        let mut server = self.start(&format!("{server} -F -p {port}"));
-        let mut heard = String::new();
-        let mut stdout = BufReader::new(server.stdout.take().expect("a pipe"));
-        // A client of ours tries for three seconds: a server that says nothing (--output) has them.
-        while !client.contains("--output") && !client.contains("--reversed") && !heard.contains("Waiting") {
-            if stdout.read_line(&mut heard).expect("text") == 0 {
-                break;
-            }
+        let mut server = self.tools.start(&format!("{server} -F -p {port}"));
+        // A client of ours tries for three seconds: a server that says nothing (--output) has them. One that is refused says nothing either.
+        if !client.contains("--output") && !client.contains("--reversed") {
+            server.says("Waiting");
         }
-        let reader = thread::spawn(move || {
-            stdout.read_to_string(&mut heard).expect("text");
-            heard
-        });
-        let client = end(
-            self.start_client(&format!("{client} -F -p {port} {host}")),
-            String::new(),
-        );
-        let status = wait(&mut server);
-        let mut stderr = String::new();
-        server
-            .stderr
-            .take()
-            .expect("a pipe")
-            .read_to_string(&mut stderr)
-            .expect("text");
-        let stdout = reader.join().expect("it reads");
-        (client, Ended { status, stdout, stderr })
+        let client = self.start_client(&format!("{client} -F -p {port} {host}")).end();
+        (client, server.end())
     }
 
     /// As [`Bench::pair`]; both have to succeed.
@@ -178,44 +85,6 @@ impl Bench {
         );
         (client, server)
     }
-}
-
-fn free_port() -> u16 {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-    listener.local_addr().expect("an address").port()
-}
-
-fn wait(child: &mut Child) -> Option<i32> {
-    let deadline = Instant::now() + HANGS;
-    loop {
-        if let Some(status) = child.try_wait().expect("it can be waited for") {
-            return status.code();
-        }
-        if Instant::now() > deadline {
-            let _ = child.kill();
-            panic!("it hangs");
-        }
-        thread::sleep(Duration::from_millis(5));
-    }
-}
-
-fn end(mut child: Child, heard: String) -> Ended {
-    let (mut stdout, mut stderr) = (heard, String::new());
-    // What is said on stderr fits the pipe.
-    child
-        .stdout
-        .take()
-        .expect("a pipe")
-        .read_to_string(&mut stdout)
-        .expect("text");
-    let status = wait(&mut child);
-    child
-        .stderr
-        .take()
-        .expect("a pipe")
-        .read_to_string(&mut stderr)
-        .expect("text");
-    Ended { status, stdout, stderr }
 }
 
 /// How long the transport packets in a capture are, the UDP header left out: those over IPv4 with the default partition key.
@@ -306,18 +175,20 @@ fn what_the_device_lacks_is_said_in_one_line() {
         ("ib_write_bw -n 20 -s 64 -I 900", "-I 900"),
     ] {
         let (client, _) = bench.pair(line);
-        client.refused(1, says);
+        client.failed(1, &[says]);
     }
     bench
         .alone("ib_write_bw --flow_label 1048576")
-        .refused(2, "from 0 to 1048575");
-    bench.alone("ib_write_bw --report-per-port").refused(2, "it is for -O");
+        .failed(2, &["from 0 to 1048575"]);
+    bench
+        .alone("ib_write_bw --report-per-port")
+        .failed(2, &["it is for -O"]);
     bench
         .alone("ib_write_bw --bind_source_ip 192.0.2.1")
-        .refused(1, "no address of this machine");
+        .failed(1, &["no address of this machine"]);
     bench
         .alone("ib_write_bw --source_ip 192.0.2.1 127.0.0.1")
-        .refused(1, "cannot reach");
+        .failed(1, &["cannot reach"]);
 }
 
 #[test]
@@ -330,16 +201,13 @@ fn either_end_goes_by_the_address_it_is_given() {
         (Some(0), Some(0)),
         "{client:?} {server:?}"
     );
-    let (client, _) = {
-        let other = "ib_write_bw -n 20";
-        let port = free_port();
-        let mut server = bench.start(&format!("{line} -F -p {port}"));
-        thread::sleep(Duration::from_millis(300));
-        let client = bench.alone(&format!("{other} -F -p {port} 127.0.0.1"));
-        let _ = server.kill();
-        (client, wait(&mut server))
-    };
-    client.refused(1, "cannot reach");
+    let port = free_port();
+    let mut server = bench.tools.start(&format!("{line} -F -p {port}"));
+    server.read_until("Waiting");
+    let client = bench.alone(&format!("ib_write_bw -n 20 -F -p {port} 127.0.0.1"));
+    server.signal(Signal::SIGKILL);
+    server.end();
+    client.failed(1, &["cannot reach"]);
 }
 
 #[test]
@@ -365,7 +233,7 @@ fn limits_are_looked_at_by_the_client() {
         ("ib_write_bw -n 20 -y 99999", "message rate"),
     ] {
         let (client, server) = bench.pair(line);
-        client.refused(1, says);
+        client.failed(1, &[says]);
         assert_eq!(server.status, Some(0), "{server:?}");
     }
     let (client, _) = bench.good("ib_write_bw -n 20 --output=message_rate -w 0.001");
@@ -444,9 +312,9 @@ fn a_gpu_that_cannot_be_used_is_refused_in_one_line() {
             "both name a GPU",
         ),
     ] {
-        bench.alone(line).refused(status, says);
+        bench.alone(line).failed(status, &[says]);
     }
     Bench::new()
         .alone("ib_write_bw --use_cuda 0")
-        .refused(2, "libcuda.so.1");
+        .failed(2, &["libcuda.so.1"]);
 }

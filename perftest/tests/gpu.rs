@@ -1,31 +1,14 @@
 //! GPUs as scripts see them: `doorbell gpu`, and `--gpu` of the tests, with the CPU's stand-in for two GPUs in the place of NVIDIA's driver.
 #![forbid(unsafe_code)]
 
-use std::process::{Command, Output, Stdio};
+mod common;
+
+use std::process::Command;
 
 use doorbell_cuda_standin::{Manner, environment};
 use serde_json::Value;
 
-fn doorbell(line: &str) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_doorbell"));
-    command.args(line.split_whitespace());
-    for name in [
-        "DOORBELL_SOFT_ADDR",
-        "DOORBELL_SOFT_PORT",
-        "DOORBELL_FAULTS",
-        "DOORBELL_PCAP",
-        "DOORBELL_LINK",
-        "DOORBELL_GPU_PATH",
-        "DOORBELL_CUDA_LIBRARY",
-    ] {
-        command.env_remove(name);
-    }
-    command
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped());
-    command
-}
+use self::common::{doorbell, json_of, stderr};
 
 fn with_gpus(line: &str) -> Command {
     let mut command = doorbell(line);
@@ -33,23 +16,12 @@ fn with_gpus(line: &str) -> Command {
     command
 }
 
-fn stderr(output: &Output) -> String {
-    String::from_utf8_lossy(&output.stderr).into_owned()
-}
-
-/// Runs a command that has to succeed, and gives its JSON object.
-fn json(mut command: Command) -> Value {
-    let output = command.arg("--json").output().expect("the binary runs");
-    assert!(output.status.success(), "{command:?}: {}", stderr(&output));
-    serde_json::from_slice(&output.stdout).unwrap_or_else(|e| panic!("{command:?}: {e}: {output:?}"))
-}
-
 #[test]
 fn every_test_runs_between_any_memories_and_verifies() {
     for test in ["bw write", "bw read", "bw send", "lat write", "lat read", "lat send"] {
         for (gpus, size) in [("0,1", 70_000), ("0,host", 3), ("host,1", 4096), ("1", 1)] {
             let line = format!("{test} --gpu {gpus} -s {size} -n 20 --verify");
-            let report = json(with_gpus(&line));
+            let report = json_of(with_gpus(&line));
             assert_eq!(report["results"][0]["bytes"], size, "{line}: {report}");
             let (ours, theirs) = (gpus != "host,1", gpus != "0,host");
             assert_eq!(report.get("gpu").is_some(), ours, "{line}: {report}");
@@ -111,7 +83,7 @@ fn a_path_that_is_forced_and_impossible_says_why() {
 
 #[test]
 fn gpus_and_paths_are_listed() {
-    let listing = json(with_gpus("gpu"));
+    let listing = json_of(with_gpus("gpu"));
     let gpus = listing["gpus"].as_array().unwrap();
     assert_eq!(gpus.len(), 2, "{listing}");
     assert_eq!(gpus[0]["peers"][0]["gpu"], 1);
@@ -142,7 +114,7 @@ fn without_a_gpu_one_line_says_what_is_missing() {
     assert!(output.stdout.is_empty(), "{output:?}");
     let said = stderr(&output);
     assert!(said.lines().count() == 1 && said.contains("no CUDA"), "{said}");
-    let listing = json(doorbell("gpu"));
+    let listing = json_of(doorbell("gpu"));
     assert_eq!(listing["gpus"].as_array().map(Vec::len), Some(0));
     assert_eq!(listing["notes"].as_array().map(Vec::len), Some(1));
 }

@@ -190,7 +190,7 @@ impl Rig {
         let mut clockless = 0;
         loop {
             let (server, client) = self.once(case, place, pairing)?;
-            match figures::read(case, &client) {
+            match figures::read(case, &client, pairing.client == Whose::Stock) {
                 Ok(figures) => return Ok(figures),
                 Err(_)
                     if clockless < CLOCKLESS

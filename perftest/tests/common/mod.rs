@@ -1,29 +1,14 @@
 //! The `doorbell` command, as tests of it have it.
 
+#![allow(dead_code, reason = "each test program that has this module uses a part of it")]
+
+mod variables;
+
 use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
 
-/// Variables that say what a test is about to say itself.
-const VARIABLES: [&str; 16] = [
-    "DOORBELL_SOFT_ADDR",
-    "DOORBELL_SOFT_PORT",
-    "DOORBELL_FAULTS",
-    "DOORBELL_PCAP",
-    "DOORBELL_LINK",
-    "DOORBELL_COPY",
-    "DOORBELL_ALGORITHM",
-    "DOORBELL_PROTOCOL",
-    "DOORBELL_CHANNELS",
-    "DOORBELL_SLICE",
-    "DOORBELL_TUNING",
-    "DOORBELL_RANK",
-    // Launchers'.
-    "OMPI_COMM_WORLD_RANK",
-    "SLURM_PROCID",
-    "RANK",
-    "WORLD_SIZE",
-];
+use self::variables::VARIABLES;
 
 /// The command with these words, its output to be read.
 pub(crate) fn doorbell(line: &str) -> Command {

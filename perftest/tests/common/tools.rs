@@ -2,6 +2,9 @@
 
 #![allow(dead_code, reason = "each test program that has this module uses a part of it")]
 
+mod variables;
+
+use std::ffi::OsString;
 use std::io::{BufRead, BufReader, Read};
 use std::net::TcpListener;
 use std::os::unix::fs::symlink;
@@ -14,6 +17,8 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
 use tempfile::TempDir;
+
+use self::variables::VARIABLES;
 
 /// All of them.
 pub(crate) const TOOLS: [&str; 8] = [
@@ -33,6 +38,8 @@ pub(crate) const HANGS: Duration = Duration::from_secs(50);
 /// A folder with a link by each name, where the tools run.
 pub(crate) struct Tools {
     folder: TempDir,
+    /// What they find in their environment.
+    environment: Vec<(String, OsString)>,
 }
 
 impl Tools {
@@ -41,7 +48,16 @@ impl Tools {
         for name in TOOLS {
             symlink(env!("CARGO_BIN_EXE_doorbell"), folder.path().join(name)).expect("a link");
         }
-        Tools { folder }
+        Tools {
+            folder,
+            environment: Vec::new(),
+        }
+    }
+
+    /// With a variable that all of them have.
+    pub(crate) fn with(mut self, name: &str, value: impl Into<OsString>) -> Tools {
+        self.environment.push((name.to_owned(), value.into()));
+        self
     }
 
     pub(crate) fn path(&self, name: &str) -> PathBuf {
@@ -50,27 +66,20 @@ impl Tools {
 
     /// Starts a tool: `line` is its name and arguments.
     pub(crate) fn start(&self, line: &str) -> Running {
-        self.start_at(line, None)
+        self.start_with(line, [])
     }
 
-    /// As [`Tools::start`], on a device of this address.
-    pub(crate) fn start_at(&self, line: &str, address: Option<&str>) -> Running {
+    /// As [`Tools::start`], with variables of its own.
+    pub(crate) fn start_with<const N: usize>(&self, line: &str, variables: [(&str, OsString); N]) -> Running {
         let mut words = line.split_whitespace();
         let mut command = Command::new(self.path(words.next().expect("a name")));
-        for name in [
-            "DOORBELL_SOFT_ADDR",
-            "DOORBELL_SOFT_PORT",
-            "DOORBELL_FAULTS",
-            "DOORBELL_PCAP",
-            "DOORBELL_LINK",
-        ] {
+        for name in VARIABLES {
             command.env_remove(name);
-        }
-        if let Some(address) = address {
-            command.env("DOORBELL_SOFT_ADDR", address);
         }
         let mut child = command
             .args(words)
+            .envs(self.environment.iter().cloned())
+            .envs(variables)
             .current_dir(self.folder.path())
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
@@ -142,17 +151,23 @@ pub(crate) struct Ended {
 impl Running {
     /// Reads what it prints up to a line with this in it.
     pub(crate) fn read_until(&mut self, text: &str) {
+        if !self.says(text) {
+            let mut stderr = String::new();
+            self.stderr.read_to_string(&mut stderr).expect("text");
+            panic!("{} ended without '{text}': {}{stderr}", self.line, self.heard);
+        }
+    }
+
+    /// The same, or up to its end: whether there is such a line.
+    pub(crate) fn says(&mut self, text: &str) -> bool {
         loop {
             let mut line = String::new();
-            let read = self.stdout.read_line(&mut line).expect("text");
-            if read == 0 {
-                let mut stderr = String::new();
-                self.stderr.read_to_string(&mut stderr).expect("text");
-                panic!("{} ended without '{text}': {}{stderr}", self.line, self.heard);
+            if self.stdout.read_line(&mut line).expect("text") == 0 {
+                return false;
             }
             self.heard += &line;
             if line.contains(text) {
-                return;
+                return true;
             }
         }
     }
@@ -215,5 +230,20 @@ impl Ended {
             .filter(|line| line.starts_with(' ') && !line.starts_with(" #"))
             .map(|line| line.split_whitespace().collect())
             .collect()
+    }
+
+    /// What is behind `name :` in the head of the run.
+    pub(crate) fn fact(&self, name: &str) -> &str {
+        let at = self.stdout.find(name).unwrap_or_else(|| panic!("no {name}: {self:?}"));
+        let rest = &self.stdout[at + name.len()..];
+        let rest = rest.trim_start().strip_prefix(':').expect("a colon");
+        rest.split_whitespace().next().expect("a value")
+    }
+
+    /// The figures of the last row.
+    pub(crate) fn row(&self) -> Vec<f64> {
+        let rows = self.rows();
+        let row = rows.last().unwrap_or_else(|| panic!("no figures: {self:?}"));
+        row.iter().map(|word| word.parse().expect("a number")).collect()
     }
 }

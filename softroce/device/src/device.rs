@@ -354,8 +354,9 @@ fn window(receive_buffer: usize, mtu: Mtu) -> u32 {
     (packets.min(WINDOW) as u32).max(16)
 }
 
-/// How long a port that seems to be taken is tried for: a process that is killed closes its descriptors one by one, and its names may be gone before its socket is.
-const ENDING: Duration = Duration::from_millis(100);
+/// How long a port that seems to be taken is tried for: a process that is killed closes its descriptors one by one, and its names may be gone before its socket is. Where others have the processors it may be
+/// stopped in between, and one that yields to them (nice(1)) for longer than a tenth of a second.
+const ENDING: Duration = Duration::from_secs(1);
 
 /// Joins the processes on the address, and makes a link on the socket that comes of it.
 fn join(config: &DeviceConfig) -> Result<(Host, Link), OpenError> {

@@ -243,6 +243,20 @@ fn a_port_of_somebody_else_is_an_error() {
 }
 
 #[test]
+fn a_port_that_outlives_its_names_is_waited_for() {
+    let at = address();
+    let dying = UdpSocket::bind(at).unwrap();
+    thread::scope(|scope| {
+        let joining = scope.spawn(|| Host::join(at, Flags::default(), Duration::from_secs(30)));
+        thread::sleep(Duration::from_millis(20));
+        assert!(!joining.is_finished());
+        drop(dying);
+        let (_host, socket) = joining.join().unwrap().unwrap();
+        assert_eq!(socket.local_addr().unwrap(), at);
+    });
+}
+
+#[test]
 fn what_is_sent_on_a_connection_may_be_anything() {
     let at = address();
     let (member, _its) = join(at, &[]);

@@ -1,0 +1,24 @@
+//! What a test is about to say itself, and must not hear from whoever runs it.
+
+/// Variables that every command of a test is started without.
+pub(crate) const VARIABLES: [&str; 18] = [
+    "DOORBELL_SOFT_ADDR",
+    "DOORBELL_SOFT_PORT",
+    "DOORBELL_FAULTS",
+    "DOORBELL_PCAP",
+    "DOORBELL_LINK",
+    "DOORBELL_COPY",
+    "DOORBELL_GPU_PATH",
+    "DOORBELL_CUDA_LIBRARY",
+    "DOORBELL_ALGORITHM",
+    "DOORBELL_PROTOCOL",
+    "DOORBELL_CHANNELS",
+    "DOORBELL_SLICE",
+    "DOORBELL_TUNING",
+    "DOORBELL_RANK",
+    // Launchers'.
+    "OMPI_COMM_WORLD_RANK",
+    "SLURM_PROCID",
+    "RANK",
+    "WORLD_SIZE",
+];
