@@ -307,7 +307,12 @@ impl<'a, T: Service, F: Flow<T>> Drive<'a, T, F> {
         let sends = !self.flows.is_empty();
         // Who only receives counts from when the first message comes, and until the other end is done.
         let mut began = sends.then_some(start);
-        let (mut measuring, mut measured) = (false, false);
+        // The first requests take their time too, and all of theirs where posting is what moves the data.
+        let mut measuring = sends && margin == 0;
+        let mut measured = false;
+        if measuring {
+            self.begin(measures, start);
+        }
         let result = loop {
             self.pay(rate.as_ref());
             let turn = match self.turn() {
@@ -321,10 +326,7 @@ impl<'a, T: Service, F: Flow<T>> Drive<'a, T, F> {
             let elapsed = began.map_or(0, |began| now.saturating_sub(began));
             if !measuring && began.is_some() && elapsed >= margin {
                 measuring = true;
-                measures.base = self.done;
-                measures.cpu.start();
-                measures.sent.start(now, self.done);
-                measures.received.start(now, self.received);
+                self.begin(measures, now);
             } else if measuring && !measured {
                 measures.sent.note(self.clock, self.done);
                 measures.received.note(self.clock, self.received);
@@ -352,6 +354,14 @@ impl<'a, T: Service, F: Flow<T>> Drive<'a, T, F> {
         result?;
         self.drain();
         Ok(())
+    }
+
+    /// From now on it counts.
+    fn begin(&self, measures: &mut Measures, now: u64) {
+        measures.base = self.done;
+        measures.cpu.start();
+        measures.sent.start(now, self.done);
+        measures.received.start(now, self.received);
     }
 
     /// Takes what is still in flight, as far as it comes back: nothing of it counts any more, so that it does not matter whether the other end still takes it.

@@ -72,13 +72,15 @@ fn exchange(end: End, racket: &mut impl Racket, watch: &mut Watch<'_>, size: Siz
     } = size;
     racket.resize(bytes);
     let total = tally.total();
-    tally.start(clock.now());
-    watch.start(tally.end());
+    // The time begins with the first message: a C tool may take a quarter of a second from the barrier to its loop, and starts its own clock there. Who has started sooner ends sooner, and leaves it waiting.
+    watch.start(u64::MAX);
     if end == End::Answers {
         if await_message(racket, watch, 1)? == Turn::Over {
             return Ok(());
         }
         *come = 1;
+        tally.start(clock.now());
+        watch.start(tally.end());
     }
     let mut began = clock.now();
     let mut trip = None;
@@ -104,8 +106,12 @@ fn exchange(end: End, racket: &mut impl Racket, watch: &mut Watch<'_>, size: Siz
         }
         *come += 1;
         let now = clock.now();
-        // The first message also waits for the other end to come from the barrier to its loop, which a C tool may take half a second for.
-        trip = (index > 1 || end == End::Answers).then_some((began, now));
+        if index == 1 && end == End::Begins {
+            tally.start(now);
+            watch.start(tally.end());
+        } else {
+            trip = Some((began, now));
+        }
         if tally.is_over(now) {
             break;
         }
