@@ -26,6 +26,8 @@ const PORTS: std::ops::Range<u16> = 20_000..30_000;
 
 /// An address of loopback that nobody takes by default.
 const OWN: &str = "127.91.0.1";
+/// Why a device could not be opened, which C tools cannot say.
+const REASONS: (&str, &str) = ("DOORBELL_LOG", "error");
 /// Lines of an output that are shown when it is of a failure.
 const SHOWN: usize = 30;
 
@@ -228,7 +230,8 @@ impl Pair<'_> {
         deadline: Instant,
         complaint: impl Fn(&str, &str) -> Option<String>,
     ) -> Result<Outcome> {
-        let mut serving = Process::start(&self.server, &[], folder, "server")?;
+        let variables = [(REASONS.0, REASONS.1.to_owned())];
+        let mut serving = Process::start(&self.server, &variables, folder, "server")?;
         let ready = if self.managed {
             serving.rests(deadline)?
         } else {
@@ -237,7 +240,7 @@ impl Pair<'_> {
         if !ready {
             return failure(self.tool, "the server", &mut serving);
         }
-        let mut asking = Process::start(&self.client, &[], folder, "client")?;
+        let mut asking = Process::start(&self.client, &variables, folder, "client")?;
         for (who, process) in [("the client", &mut asking), ("the server", &mut serving)] {
             if process.wait(deadline)? != Some(0) {
                 return failure(self.tool, who, process);
