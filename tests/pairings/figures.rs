@@ -63,17 +63,27 @@ pub(crate) fn read(case: &Case, output: &str, of_stock: bool) -> Result<Figures,
     Ok(figures)
 }
 
-/// How the figures of some runs stand to those of others: the ratio of the medians, and of several sizes the middle one of their ratios. `None` where they are not of the same sizes.
-pub(crate) fn ratio(runs: &[Figures], others: &[Figures]) -> Option<f64> {
+/// How the figures of some runs stand to those of others: the ratio of what `typical` makes of each, and of several sizes the middle one of their ratios. `None` where they are not of the same sizes.
+pub(crate) fn ratio(runs: &[Figures], others: &[Figures], typical: fn(Vec<f64>) -> Option<f64>) -> Option<f64> {
     let sizes = &others.first()?.sizes;
     if runs.iter().chain(others).any(|run| run.sizes != *sizes) {
         return None;
     }
     let ratios = (0..sizes.len()).map(|place| {
-        let at = |runs: &[Figures]| median(runs.iter().map(|run| run.values[place]).collect());
+        let at = |runs: &[Figures]| typical(runs.iter().map(|run| run.values[place]).collect());
         Some(at(runs)? / at(others)?)
     });
     median(ratios.collect::<Option<Vec<f64>>>()?)
+}
+
+/// The greatest of these, which is the best bandwidth.
+pub(crate) fn greatest(values: Vec<f64>) -> Option<f64> {
+    values.into_iter().max_by(f64::total_cmp)
+}
+
+/// The least of these, which is the best latency.
+pub(crate) fn least(values: Vec<f64>) -> Option<f64> {
+    values.into_iter().min_by(f64::total_cmp)
 }
 
 /// The middle of these; of an even number the mean of the two in the middle.
@@ -154,17 +164,20 @@ mod tests {
     }
 
     #[test]
-    fn ratios_are_of_medians() {
+    fn ratios_are_of_medians_or_of_the_best() {
         let ours = [figures(&[10.0]), figures(&[12.0]), figures(&[90.0])];
         let stock = [figures(&[11.0]), figures(&[10.0]), figures(&[1.0])];
-        assert_eq!(ratio(&ours, &stock), Some(1.2));
-        assert_eq!(ratio(&[figures(&[1.0, 2.0])], &[figures(&[1.0])]), None);
+        assert_eq!(ratio(&ours, &stock, median), Some(1.2));
+        assert_eq!(ratio(&ours, &stock, greatest), Some(90.0 / 11.0));
+        assert_eq!(ratio(&ours, &stock, least), Some(10.0));
+        assert_eq!(ratio(&[figures(&[1.0, 2.0])], &[figures(&[1.0])], median), None);
         assert_eq!(
-            ratio(&[figures(&[1.0, 2.0, 9.0])], &[figures(&[1.0, 1.0, 1.0])]),
+            ratio(&[figures(&[1.0, 2.0, 9.0])], &[figures(&[1.0, 1.0, 1.0])], median),
             Some(2.0)
         );
         assert_eq!(median(vec![1.0, 2.0]), Some(1.5));
         assert_eq!(median(vec![]), None);
+        assert_eq!(greatest(vec![]), None);
         assert!((distance(0.8) - 1.25).abs() < 1e-9);
     }
 }
