@@ -375,3 +375,57 @@ fn a_comparison_says_what_changed_and_exits_so() {
     let table = String::from_utf8(well(at, "compare a.json slow.json").stdout).expect("text");
     assert!(table.contains("worse") && table.contains("2 worse"), "{table}");
 }
+
+#[test]
+fn latencies_are_compared_by_the_figure_that_is_named() {
+    let folder = folder();
+    let at = folder.path();
+    well(at, "sweep lat send --sizes 8 -n 200 --repeat 3 -o real.json");
+    let mut was = read(at.join("real.json"));
+    let row = &mut was["results"][0];
+    assert_eq!(row["lat_p99_samples_ns"].as_array().expect("one each").len(), 3);
+    for (key, values) in [
+        ("lat_samples_ns", json!([1000.0, 1001.0, 999.0])),
+        ("lat_p99_samples_ns", json!([2000.0, 2002.0, 1998.0])),
+        ("lat_p50_ns", json!(1000.0)),
+        ("lat_p99_ns", json!(2000.0)),
+        ("lat_max_ns", json!(9000.0)),
+    ] {
+        row[key] = values;
+    }
+    let mut tail = was.clone();
+    let row = &mut tail["results"][0];
+    row["lat_p99_samples_ns"] = json!([3000.0, 3002.0, 2998.0]);
+    row["lat_p99_ns"] = json!(3000.0);
+    row["lat_max_ns"] = json!(9500.0);
+    for (file, result) in [("was.json", &was), ("tail.json", &tail)] {
+        fs::write(at.join(file), result.to_string()).expect("a file");
+    }
+    well(at, "compare was.json tail.json --fail-over 5%");
+    well(at, "compare was.json tail.json --fail-over 5% --figure p50");
+    let worse = run(at, "compare was.json tail.json --fail-over 5% --figure p99 --json");
+    assert_eq!(worse.status.code(), Some(1), "{}", stderr(&worse));
+    let said: Value = serde_json::from_slice(&worse.stdout).expect("one object");
+    described(&said);
+    let row = &said["results"][0];
+    assert_eq!(
+        (&row["metric"], &row["noise"], &row["verdict"]),
+        (&"lat_p99_ns".into(), &"measured".into(), &"worse".into())
+    );
+    // There is none of each repeat.
+    let longest = run(at, "compare was.json tail.json --fail-over 5% --figure max --json");
+    let said: Value = serde_json::from_slice(&longest.stdout).expect("one object");
+    described(&said);
+    assert_eq!(
+        (longest.status.code(), &said["results"][0]["noise"]),
+        (Some(1), &"unknown".into())
+    );
+    let unknown = run(at, "compare was.json tail.json --figure p98");
+    assert!(
+        unknown.status.code() == Some(2) && stderr(&unknown).contains("p99.99"),
+        "{}",
+        stderr(&unknown)
+    );
+    result(at, "bw.json", "soft-udp", &[1e9]);
+    fails(at, "compare bw.json bw.json --figure p99", 2, "latencies");
+}

@@ -9,7 +9,7 @@ mod welch;
 
 use std::path::PathBuf;
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 use serde::Serialize;
 
 use crate::document::{Document, Kind};
@@ -21,9 +21,10 @@ use welch::Interval;
 
 /// Notes at the end of the command's help.
 pub(crate) const NOTES: &str = "\
-Figures compared: average bandwidth of bw, median latency of lat, time of coll.
+Figures compared: average bandwidth of bw, latency of lat (the median, or what --figure names), time of coll.
 With repeats in both results (--repeat), a change is more than noise when 0 lies outside the confidence interval of the difference of the means (Welch's t). One row in
-twenty does so by chance at 95 %: raise --confidence where there are many. Without repeats the noise is unknown, and a change is called one from --noise on.
+twenty does so by chance at 95 %: raise --confidence where there are many. Without repeats the noise is unknown, and a change is called one from --noise on; so it is with
+figures that a result does not have of each repeat: it has p50 and p99.
 
 Exit status: 0 done, 1 something is worse by more than --fail-over or a file cannot be read, 2 bad usage, no result, or nothing to compare.";
 
@@ -45,12 +46,39 @@ pub(crate) struct CompareArgs {
     /// How sure to be that a change of repeated rows is none by chance
     #[arg(long, value_name = "PERCENT", default_value = "95%", value_parser = parse_confidence)]
     pub(crate) confidence: f64,
+    /// Of latencies: the figure compared
+    #[arg(long, value_name = "FIGURE")]
+    pub(crate) figure: Option<Figure>,
     /// Compare what is not alike: other kinds of link, other memory
     #[arg(long)]
     pub(crate) force: bool,
     /// Print one JSON object
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+/// What rows of latency can be compared by.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, ValueEnum)]
+pub(crate) enum Figure {
+    /// The shortest
+    Min,
+    /// The median
+    #[default]
+    P50,
+    /// The mean
+    Avg,
+    /// The 90th percentile
+    P90,
+    /// The 99th percentile
+    P99,
+    /// The 99.9th percentile
+    #[value(name = "p99.9")]
+    P999,
+    /// The 99.99th percentile
+    #[value(name = "p99.99")]
+    P9999,
+    /// The longest
+    Max,
 }
 
 /// What became of a row.
@@ -119,16 +147,25 @@ struct Comparison {
 /// The figure that rows of a kind are compared by.
 struct Metric {
     name: &'static str,
-    /// It in each repeat.
+    /// It in each repeat; empty where results do not have that.
     samples: &'static str,
     more_is_better: bool,
 }
 
 impl Metric {
-    fn of(kind: Kind) -> Metric {
+    fn of(kind: Kind, figure: Figure) -> Metric {
         let (name, samples, more_is_better) = match kind {
             Kind::Bandwidth => ("bw_avg_bytes_per_s", "bw_samples_bytes_per_s", true),
-            Kind::Latency => ("lat_p50_ns", "lat_samples_ns", false),
+            Kind::Latency => match figure {
+                Figure::Min => ("lat_min_ns", "", false),
+                Figure::P50 => ("lat_p50_ns", "lat_samples_ns", false),
+                Figure::Avg => ("lat_avg_ns", "", false),
+                Figure::P90 => ("lat_p90_ns", "", false),
+                Figure::P99 => ("lat_p99_ns", "lat_p99_samples_ns", false),
+                Figure::P999 => ("lat_p999_ns", "", false),
+                Figure::P9999 => ("lat_p9999_ns", "", false),
+                Figure::Max => ("lat_max_ns", "", false),
+            },
             // Calls are timed together, and have no samples.
             Kind::Collective => ("time_us", "", false),
         };
@@ -175,6 +212,12 @@ fn alike(args: &CompareArgs, before: &Document, after: &Document) -> Result<(), 
             before.file, before.test, after.file, after.test
         )));
     }
+    if args.figure.is_some() && before.kind != Kind::Latency {
+        return Err(Failure::usage(format!(
+            "--figure chooses among latencies, and {} is of {}",
+            before.file, before.test
+        )));
+    }
     for (what, a, b) in [
         ("link", &before.link, &after.link),
         ("memory", &before.memory, &after.memory),
@@ -201,8 +244,8 @@ fn compare(args: &CompareArgs, before: &Document, after: &Document) -> Result<Co
             before.file, after.file
         )));
     }
-    let metric = Metric::of(before.kind);
-    let results = both
+    let metric = Metric::of(before.kind, args.figure.unwrap_or_default());
+    let results: Vec<_> = both
         .into_iter()
         .filter_map(|(point, a, b)| {
             let figures = (a.figure(metric.name)?.value, b.figure(metric.name)?.value);
@@ -211,6 +254,12 @@ fn compare(args: &CompareArgs, before: &Document, after: &Document) -> Result<Co
             Some(judge(args, &metric, (a.bytes, point), figures, interval))
         })
         .collect();
+    if results.is_empty() {
+        return Err(Failure::usage(format!(
+            "no point of {} and {} has {} in both: there is nothing to compare",
+            before.file, after.file, metric.name
+        )));
+    }
     Ok(Comparison {
         tool: "doorbell",
         version: env!("CARGO_PKG_VERSION"),
@@ -317,6 +366,7 @@ mod tests {
             fail_over,
             noise: 0.1,
             confidence: 0.95,
+            figure: None,
             force: false,
             json: false,
         }

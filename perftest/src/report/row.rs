@@ -155,6 +155,9 @@ pub(crate) struct LatencyRow {
     pub(crate) repeats: u32,
     /// Each repeat's median, ns.
     pub(crate) lat_samples_ns: Vec<f64>,
+    /// Each repeat's 99th percentile, ns.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) lat_p99_samples_ns: Vec<f64>,
     /// Half width of the 95 % confidence interval of their mean, ns.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) lat_ci95_ns: Option<f64>,
@@ -172,9 +175,15 @@ pub(crate) struct LatencyRow {
 }
 
 impl LatencyRow {
-    /// The row of these figures of all messages, with the median of each repeat; `None` without one.
-    pub(crate) fn new(shape: Shape, figures: LatencyFigures, medians: &[f64], cpu: CpuUse) -> Option<LatencyRow> {
-        let spread = Spread::of(medians)?;
+    /// The row of these figures of all messages, with those of each repeat; `None` without one.
+    pub(crate) fn new(
+        shape: Shape,
+        figures: LatencyFigures,
+        repeats: &[LatencyFigures],
+        cpu: CpuUse,
+    ) -> Option<LatencyRow> {
+        let medians: Vec<f64> = repeats.iter().map(|repeat| repeat.p50).collect();
+        let spread = Spread::of(&medians)?;
         Some(LatencyRow {
             bytes: shape.bytes,
             qps: shape.qps,
@@ -190,8 +199,9 @@ impl LatencyRow {
             lat_p999_ns: figures.p999,
             lat_p9999_ns: figures.p9999,
             lat_max_ns: figures.max,
-            repeats: u32::try_from(medians.len()).unwrap_or(u32::MAX),
-            lat_samples_ns: medians.to_vec(),
+            repeats: u32::try_from(repeats.len()).unwrap_or(u32::MAX),
+            lat_samples_ns: medians,
+            lat_p99_samples_ns: repeats.iter().map(|repeat| repeat.p99).collect(),
             lat_ci95_ns: spread.ci95,
             cpu_user_cores: cpu.user_cores,
             cpu_system_cores: cpu.system_cores,
@@ -233,7 +243,8 @@ pub(super) mod tests {
     pub(crate) fn latency() -> LatencyRow {
         let mut latency = Latency::new(Trip::Half);
         (1..=1000).for_each(|ns| latency.record(2000 + ns));
-        LatencyRow::new(SHAPE, latency.figures().unwrap(), &[1250.0], CpuUse::default()).unwrap()
+        let figures = latency.figures().unwrap();
+        LatencyRow::new(SHAPE, figures.clone(), &[figures], CpuUse::default()).unwrap()
     }
 
     #[test]

@@ -111,11 +111,11 @@ pub(super) fn measure(test: &Test<'_>, clock: &Clock) -> (Option<Row>, Option<Fa
                 Verb::Write | Verb::Send => Trip::Half,
                 Verb::Read | Verb::Atomic(_) => Trip::Full,
             };
-            let (mut all, mut medians, mut failure) = (Latency::new(trip), Vec::new(), None);
+            let (mut all, mut repeats, mut failure) = (Latency::new(trip), Vec::new(), None);
             for _ in 0..test.plan.repeat {
                 let mut latency = Latency::new(trip);
                 failure = latencies(test, meter(clock, &mut cpu, &mut latency)).err();
-                medians.extend(latency.median());
+                repeats.extend(latency.figures());
                 all.absorb(&latency);
                 if failure.is_some() {
                     break;
@@ -123,7 +123,7 @@ pub(super) fn measure(test: &Test<'_>, clock: &Clock) -> (Option<Row>, Option<Fa
             }
             let row = all
                 .figures()
-                .and_then(|figures| LatencyRow::new(shape(test), figures, &medians, cpu.used()))
+                .and_then(|figures| LatencyRow::new(shape(test), figures, &repeats, cpu.used()))
                 .map(|row| LatencyRow {
                     paced_rate_per_s: test.plan.rate_per_s,
                     coordinated_omission: match test.plan.rate_per_s {

@@ -126,11 +126,6 @@ impl Latency {
         self.count
     }
 
-    /// The median in ns, or `None` when nothing was measured.
-    pub(crate) fn median(&self) -> Option<f64> {
-        (self.count > 0).then(|| self.percentile(0.5))
-    }
-
     fn share(&self) -> f64 {
         match self.trip {
             Trip::Half => 0.5,
