@@ -20,5 +20,6 @@ pub mod interop;
 pub mod process;
 pub mod program;
 pub mod raw;
+pub mod second;
 pub mod section;
 pub mod surroundings;

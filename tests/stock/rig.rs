@@ -44,6 +44,23 @@ pub(crate) enum Outcome {
     Fails(String),
 }
 
+impl Outcome {
+    pub(crate) fn fails(&self) -> bool {
+        matches!(self, Outcome::Fails(_))
+    }
+
+    /// Prints a line about it, and below it what the programs `said`: in one piece, whatever else prints.
+    pub(crate) fn show(&self, what: &str, said: &str) {
+        let line = match self {
+            Outcome::Runs => format!("ok           {what}"),
+            Outcome::NotOffered(why) => format!("not offered  {what}: {why}"),
+            Outcome::Lacking(why) => format!("lacking      {what}: {why}"),
+            Outcome::Fails(why) => format!("FAILED       {what}: {why}"),
+        };
+        print!("{line}\n{said}");
+    }
+}
+
 /// What all rows share.
 pub(crate) struct Rig {
     /// The `doorbell` command.
@@ -90,16 +107,17 @@ impl Rig {
         Ok(folder)
     }
 
-    /// Prints the ends of what the processes of a row wrote.
-    pub(crate) fn show_outputs(&self, name: &str) {
-        for end in ["server", "client"] {
-            let text = fs::read(self.scratch.path().join(name).join(format!("{end}.log"))).unwrap_or_default();
-            let text = String::from_utf8_lossy(&text);
-            let lines: Vec<&str> = text.lines().collect();
-            for line in &lines[lines.len().saturating_sub(SHOWN)..] {
-                println!("    {end}: {line}");
-            }
+    /// The ends of what the processes of a row wrote, where it failed; else nothing.
+    pub(crate) fn outputs_of(&self, folder: &str, outcome: &Outcome) -> String {
+        if !outcome.fails() {
+            return String::new();
         }
+        let ends = ["server", "client"].map(|end| {
+            let file = self.scratch.path().join(folder).join(end).with_extension("log");
+            let text = fs::read(file).unwrap_or_default();
+            indented(&format!("{end}: "), &String::from_utf8_lossy(&text))
+        });
+        ends.concat()
     }
 
     /// A TCP port that nobody uses, and no other row is given.
@@ -251,6 +269,13 @@ impl Pair<'_> {
         }
         Ok(complaint(&serving.output(), &asking.output()).map_or(Outcome::Runs, Outcome::Fails))
     }
+}
+
+/// The last lines of what a program wrote, each below what is told of its row.
+pub(crate) fn indented(who: &str, text: &str) -> String {
+    let lines: Vec<&str> = text.lines().collect();
+    let shown = &lines[lines.len().saturating_sub(SHOWN)..];
+    shown.iter().map(|line| format!("    {who}{line}\n")).collect()
 }
 
 /// Anything in a row's folder, which is its processes' TMPDIR, but what they wrote to stdout and stderr.

@@ -2,7 +2,7 @@
 
 use crate::{cases::Grid, rig::Outcome};
 use anyhow::Result;
-use doorbell_tests::section::span;
+use doorbell_tests::{second::SecondTries, section::span};
 use std::fmt::Write;
 
 /// One row of a report without columns: what was done, and how it ended.
@@ -13,6 +13,24 @@ pub(crate) struct Line {
     pub(crate) about: &'static str,
     /// Whether it did.
     pub(crate) outcome: Outcome,
+}
+
+impl Line {
+    /// One of what `run` comes to, which says how it ended and what the programs said, if it is to be shown. What fails is run once more while there is a second try left.
+    pub(crate) fn tried(
+        what: String,
+        about: &'static str,
+        second_tries: &mut SecondTries,
+        mut run: impl FnMut() -> Result<(Outcome, String)>,
+    ) -> Result<Self> {
+        loop {
+            let (outcome, said) = run()?;
+            outcome.show(&what, &said);
+            if !outcome.fails() || !second_tries.take() {
+                return Ok(Self { what, about, outcome });
+            }
+        }
+    }
 }
 
 /// A grid with the outcome of each cell, row by row.

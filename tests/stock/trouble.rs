@@ -2,11 +2,11 @@
 
 use crate::{
     cases::{SINGLES, Single},
-    rig::{Outcome, Rig},
+    rig::{Outcome, Rig, indented},
     table::Line,
 };
 use anyhow::Result;
-use doorbell_tests::process::Process;
+use doorbell_tests::{process::Process, second::SecondTries};
 use std::time::{Duration, Instant};
 
 /// What anything here may take: an end that has lost its peer gives up after its retries.
@@ -49,21 +49,25 @@ const TROUBLES: &[Trouble] = &[
 ];
 
 /// Everything that is no pair of equal options.
-pub(crate) fn all(rig: &Rig) -> Result<(Vec<Line>, Vec<Line>)> {
-    let singles = SINGLES.iter().map(|single| alone(rig, single)).collect::<Result<_>>()?;
-    let troubles = TROUBLES.iter().map(|trouble| {
-        let wrong = (trouble.happens)(rig)?;
-        Ok(Line {
-            what: trouble.what.to_owned(),
-            about: trouble.about,
-            outcome: wrong.map_or(Outcome::Runs, Outcome::Fails),
-        })
-    });
-    Ok((singles, troubles.collect::<Result<_>>()?))
+pub(crate) fn all(rig: &Rig, second_tries: &mut SecondTries) -> Result<(Vec<Line>, Vec<Line>)> {
+    let mut singles = Vec::new();
+    for single in SINGLES {
+        let what = format!("`{}`", single.command);
+        singles.push(Line::tried(what, single.about, second_tries, || alone(rig, single))?);
+    }
+    let mut troubles = Vec::new();
+    for trouble in TROUBLES {
+        let line = Line::tried(trouble.what.to_owned(), trouble.about, second_tries, || {
+            let wrong = (trouble.happens)(rig)?;
+            Ok((wrong.map_or(Outcome::Runs, Outcome::Fails), String::new()))
+        });
+        troubles.push(line?);
+    }
+    Ok((singles, troubles))
 }
 
-/// Runs a program that has no other end.
-fn alone(rig: &Rig, single: &Single) -> Result<Line> {
+/// Runs a program that has no other end. How it ended, and what it said where that was not well.
+fn alone(rig: &Rig, single: &Single) -> Result<(Outcome, String)> {
     let mut process = start(rig, single.command, "alone")?;
     let status = process.wait(Instant::now() + LIMIT)?;
     let output = process.output();
@@ -75,13 +79,9 @@ fn alone(rig: &Rig, single: &Single) -> Result<Line> {
             lacking.map(|shown| format!("it does not show {shown:?}"))
         }
     };
-    if wrong.is_some() {
-        println!("{output}");
-    }
-    Ok(Line {
-        what: format!("`{}`", single.command),
-        about: single.about,
-        outcome: wrong.map_or(Outcome::Runs, Outcome::Fails),
+    Ok(match wrong {
+        None => (Outcome::Runs, String::new()),
+        Some(wrong) => (Outcome::Fails(wrong), indented("", &output)),
     })
 }
 

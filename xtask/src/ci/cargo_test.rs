@@ -7,11 +7,10 @@
 //! forgotten. More than [`SECOND_TRIES`] failures are no accident, and a test that ended the whole program (no name is
 //! known then) gets no second try.
 
-use super::{Counts, Verdict, steps::spelt};
-use anyhow::{Context, Result};
+use super::{Counts, Verdict, show_lines, steps::spelt};
+use anyhow::Result;
 use std::{
     fmt::Write as _,
-    io::{self, BufRead, BufReader, Write as _},
     process::{Command, ExitStatus, Stdio},
 };
 
@@ -87,16 +86,8 @@ fn alone(command: &Command, failures: &[Failure]) -> Command {
 }
 
 fn run(command: &mut Command) -> Result<Run> {
-    let mut child = command.stdout(Stdio::piped()).spawn().context("cannot run cargo")?;
-    let output = child.stdout.take().context("cargo has no output")?;
     let mut reader = Reader::default();
-    for line in BufReader::new(output).split(b'\n') {
-        let line = line?;
-        io::stdout().write_all(&line)?;
-        println!();
-        reader.take(&String::from_utf8_lossy(&line));
-    }
-    let status = child.wait()?;
+    let status = show_lines(command, |line| reader.take(line))?;
     Ok(Run {
         counts: reader.counts,
         failures: reader.failures,

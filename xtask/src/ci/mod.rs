@@ -7,13 +7,15 @@
 //! Steps whose tests know time run one after the other; those that build and count run behind them, on what they leave of the
 //! processors ([`behind`]). What needs the others' builds waits for cargo's own locks.
 //!
-//! What a failed test said is repeated there, and a test that passed only in its second try is named there ([`cargo_test`]).
+//! What a failed test said is repeated there, and a test that passed only in its second try is named there ([`cargo_test`]); so it is with the rows of
+//! programs that try many ([`rows`]).
 //! The closing line counts: every test that cargo ran, every script that the guest ran, and every other step, each once.
 
 mod behind;
 mod cargo_test;
 mod guest;
 mod licences;
+mod rows;
 mod safe;
 mod steps;
 
@@ -24,7 +26,9 @@ use anyhow::{Context, Result, bail};
 use behind::Behind;
 use std::{
     fmt, fs,
+    io::{self, BufRead, BufReader, Write},
     path::PathBuf,
+    process::{Command, ExitStatus, Stdio},
     time::{Duration, Instant},
 };
 
@@ -210,6 +214,22 @@ fn perform(step: &'static Step) -> Line {
     println!("== {}: {}", step.name, step.about);
     let started = Instant::now();
     judge(step.name, (step.run)(), started.elapsed())
+}
+
+/// Runs a command, shows what it prints, and gives each line to `read`.
+fn show_lines(command: &mut Command, mut read: impl FnMut(&str)) -> Result<ExitStatus> {
+    let mut child = command
+        .stdout(Stdio::piped())
+        .spawn()
+        .with_context(|| format!("cannot run {}", command.get_program().display()))?;
+    let output = child.stdout.take().context("it has no output")?;
+    for line in BufReader::new(output).split(b'\n') {
+        let line = line?;
+        io::stdout().write_all(&line)?;
+        println!();
+        read(&String::from_utf8_lossy(&line));
+    }
+    Ok(child.wait()?)
 }
 
 /// Whether a missing part is a failure and not a reason to skip.

@@ -1,6 +1,6 @@
 //! What `cargo xtask ci` checks.
 
-use super::{Place, Step, Verdict, cargo_test::tests, guest, lacking, licences, safe};
+use super::{Place, Step, Verdict, cargo_test::tests, guest, lacking, licences, rows, safe};
 use crate::{instructions, kernels, sanitize, setup, target_folder, workspace};
 use anyhow::{Context, Result, bail};
 use std::{
@@ -190,25 +190,10 @@ fn stock() -> Result<Verdict> {
         missing => return lacking(missing),
     }
     release()?;
-    if !released("stock", &["host", "--check", "docs/STOCK.md"])? {
-        bail!("see above; when the tables are wrong, target/release/stock host --write docs/STOCK.md");
-    }
-    // What `doorbell` is by the names of perftest, with perftest itself at the other end.
-    if !released("pairings", &["host", "--quick"])? {
-        bail!("the classic tools and the package's do not get along; see above");
-    }
-    Ok(Verdict::Passed)
-}
-
-/// Runs a program of the release in the workspace's root; whether it was content.
-fn released(name: &str, arguments: &[&str]) -> Result<bool> {
-    let program = target_folder()?.join("release").join(name);
-    let mut command = Command::new(&program);
-    command.args(arguments).current_dir(workspace());
-    let status = command
-        .status()
-        .with_context(|| format!("cannot run {}", program.display()))?;
-    Ok(status.success())
+    // What `doorbell` is by the names of perftest comes after, with perftest itself at the other end.
+    let tables = rows::run("stock", &["host", "--check", "docs/STOCK.md"])?;
+    let pairings = rows::run("pairings", &["host", "--quick"])?;
+    rows::verdict(&[tables, pairings])
 }
 
 fn swarm() -> Result<Verdict> {
