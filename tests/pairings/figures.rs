@@ -63,27 +63,38 @@ pub(crate) fn read(case: &Case, output: &str, of_stock: bool) -> Result<Figures,
     Ok(figures)
 }
 
-/// How the figures of some runs stand to those of others: the ratio of what `typical` makes of each, and of several sizes the middle one of their ratios. `None` where they are not of the same sizes.
-pub(crate) fn ratio(runs: &[Figures], others: &[Figures], typical: fn(Vec<f64>) -> Option<f64>) -> Option<f64> {
+/// How the figures of some runs stand to those of others that took turns with them: the middle one of the ratios of each two that were in the same turn. A machine that is at one time fast and at another
+/// slow is mostly the same for both of a turn, while either's median may be of either time. Of several sizes the middle one of their ratios; `None` where the runs are not of the same sizes.
+pub(crate) fn by_turns(runs: &[Figures], others: &[Figures]) -> Option<f64> {
+    by_sizes(runs, others, |runs, others| {
+        median(runs.iter().zip(others).map(|(one, other)| one / other).collect())
+    })
+}
+
+/// The same of the best of all runs, which `best` finds.
+pub(crate) fn by_best(runs: &[Figures], others: &[Figures], best: fn(&[f64]) -> Option<f64>) -> Option<f64> {
+    by_sizes(runs, others, |runs, others| Some(best(runs)? / best(others)?))
+}
+
+/// The middle one of what `ratio` makes of each size's figures.
+fn by_sizes(runs: &[Figures], others: &[Figures], ratio: impl Fn(&[f64], &[f64]) -> Option<f64>) -> Option<f64> {
     let sizes = &others.first()?.sizes;
     if runs.iter().chain(others).any(|run| run.sizes != *sizes) {
         return None;
     }
-    let ratios = (0..sizes.len()).map(|place| {
-        let at = |runs: &[Figures]| typical(runs.iter().map(|run| run.values[place]).collect());
-        Some(at(runs)? / at(others)?)
-    });
+    let at = |runs: &[Figures], place: usize| runs.iter().map(|run| run.values[place]).collect::<Vec<_>>();
+    let ratios = (0..sizes.len()).map(|place| ratio(&at(runs, place), &at(others, place)));
     median(ratios.collect::<Option<Vec<f64>>>()?)
 }
 
 /// The greatest of these, which is the best bandwidth.
-pub(crate) fn greatest(values: Vec<f64>) -> Option<f64> {
-    values.into_iter().max_by(f64::total_cmp)
+pub(crate) fn greatest(values: &[f64]) -> Option<f64> {
+    values.iter().copied().max_by(f64::total_cmp)
 }
 
 /// The least of these, which is the best latency.
-pub(crate) fn least(values: Vec<f64>) -> Option<f64> {
-    values.into_iter().min_by(f64::total_cmp)
+pub(crate) fn least(values: &[f64]) -> Option<f64> {
+    values.iter().copied().min_by(f64::total_cmp)
 }
 
 /// The middle of these; of an even number the mean of the two in the middle.
@@ -164,20 +175,27 @@ mod tests {
     }
 
     #[test]
-    fn ratios_are_of_medians_or_of_the_best() {
+    fn ratios_are_of_turns_or_of_the_best() {
         let ours = [figures(&[10.0]), figures(&[12.0]), figures(&[90.0])];
-        let stock = [figures(&[11.0]), figures(&[10.0]), figures(&[1.0])];
-        assert_eq!(ratio(&ours, &stock, median), Some(1.2));
-        assert_eq!(ratio(&ours, &stock, greatest), Some(90.0 / 11.0));
-        assert_eq!(ratio(&ours, &stock, least), Some(10.0));
-        assert_eq!(ratio(&[figures(&[1.0, 2.0])], &[figures(&[1.0])], median), None);
-        assert_eq!(
-            ratio(&[figures(&[1.0, 2.0, 9.0])], &[figures(&[1.0, 1.0, 1.0])], median),
-            Some(2.0)
-        );
+        let stock = [figures(&[8.0]), figures(&[10.0]), figures(&[1.0])];
+        assert_eq!(by_turns(&ours, &stock), Some(1.25));
+        assert_eq!(by_best(&ours, &stock, greatest), Some(9.0));
+        assert_eq!(by_best(&ours, &stock, least), Some(10.0));
+        let sizes = [figures(&[1.0, 2.0, 9.0])];
+        assert_eq!(by_turns(&sizes, &[figures(&[1.0])]), None);
+        assert_eq!(by_turns(&sizes, &[figures(&[1.0, 1.0, 1.0])]), Some(2.0));
         assert_eq!(median(vec![1.0, 2.0]), Some(1.5));
         assert_eq!(median(vec![]), None);
-        assert_eq!(greatest(vec![]), None);
+        assert_eq!(greatest(&[]), None);
         assert!((distance(0.8) - 1.25).abs() < 1e-9);
+    }
+
+    #[test]
+    fn a_machine_with_two_speeds_makes_no_difference() {
+        // Four turns on the fast machine, three on the slow one, where the first of each changes in between: the medians are of different speeds.
+        let of = |values: &[f64]| values.iter().map(|&value| figures(&[value])).collect::<Vec<_>>();
+        let ours = of(&[2.0, 2.0, 2.0, 1.0, 1.0, 1.0, 1.0]);
+        let stock = of(&[2.0, 2.0, 2.0, 2.0, 1.0, 1.0, 1.0]);
+        assert_eq!(by_turns(&ours, &stock), Some(1.0));
     }
 }

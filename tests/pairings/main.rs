@@ -1,9 +1,9 @@
 //! The classic tools beside those that they stand for: each of `ib_{write,read,send,atomic}_{bw,lat}` of the package and of Doorbell, as server and as client, in every pairing. Both ends must end with status 0
 //! and with figures, and the figures must agree with those of the package's tools among themselves.
 //!
-//! [`cases`] says what is run, [`rig`] runs a pairing, [`figures`] reads and compares. The pairings of a case take turns, so that what else the machine does is shared by all; where they do not agree they are
-//! run again, until they do or there were as many runs as there may be. What else runs on a machine only ever takes from a figure: where the package's tools do not agree with themselves, the best runs
-//! are compared in the end.
+//! [`cases`] says what is run, [`rig`] runs a pairing, [`figures`] reads and compares. The pairings of a case take turns, forwards and then backwards, and those of a turn are compared, so that what else the
+//! machine does is shared by all; where they do not agree they are run again, until they do or there were as many runs as there may be. What else runs on a machine only ever takes from a figure: where the
+//! package's tools do not agree with themselves, the best runs are compared in the end.
 
 mod cases;
 mod figures;
@@ -16,7 +16,7 @@ use doorbell_tests::{
     second::SecondTries,
     section,
 };
-use figures::{Figures, distance, greatest, least, median, ratio};
+use figures::{Figures, by_best, by_turns, distance, greatest, least, median};
 use rig::{Pairing, Rig};
 use std::{fmt::Write, fs, path::PathBuf, process::ExitCode, time::Instant};
 
@@ -69,7 +69,7 @@ impl Options {
 struct Outcome {
     /// The figures of stock tools among themselves.
     stock: Vec<Figures>,
-    /// For each other pairing the ratio of the medians.
+    /// For each other pairing how it stands to that by turns.
     ratios: Vec<f64>,
     /// The same of the best runs.
     best: Vec<f64>,
@@ -79,7 +79,7 @@ struct Outcome {
 }
 
 impl Outcome {
-    /// Whether the figures are within `limit` of each other: their medians, or where the package's tools among themselves are further apart than that, the best of them.
+    /// Whether the figures are within `limit` of each other: by turns, or where the package's tools among themselves are further apart than that, the best of them.
     fn agrees(&self, limit: f64) -> bool {
         near(&self.ratios, limit) || (self.spread > limit && near(&self.best, limit))
     }
@@ -240,7 +240,11 @@ fn measure(rig: &mut Rig, case: &Case, options: &Options) -> Result<Outcome> {
     let mut all: [Vec<Figures>; 4] = Default::default();
     loop {
         for _ in 0..options.repeats {
-            for (pairing, runs) in Pairing::ALL.iter().zip(&mut all) {
+            let mut turn: Vec<_> = Pairing::ALL.iter().zip(&mut all).collect();
+            if turn[0].1.len() % 2 == 1 {
+                turn.reverse();
+            }
+            for (pairing, runs) in turn {
                 let figures = rig
                     .run(case, options.place, *pairing)
                     .with_context(|| pairing.to_string())?;
@@ -248,15 +252,10 @@ fn measure(rig: &mut Rig, case: &Case, options: &Options) -> Result<Outcome> {
             }
         }
         let [stock, others @ ..] = &all;
-        let compared = |typical| {
-            let ratios = others.iter().map(|runs| ratio(runs, stock, typical));
-            ratios
-                .collect::<Option<Vec<f64>>>()
-                .context("the ends measure different sizes")
-        };
-        let ratios = compared(median)?;
+        let ratios = compared(stock, others, by_turns)?;
         if near(&ratios, options.limit()) || stock.len() + options.repeats > options.most() {
-            let best = compared(if case.is_latency() { least } else { greatest })?;
+            let best = if case.is_latency() { least } else { greatest };
+            let best = compared(stock, others, |runs, stock| by_best(runs, stock, best))?;
             let spread = spread(stock).context("no runs")?;
             let [stock, ..] = all;
             return Ok(Outcome {
@@ -268,6 +267,18 @@ fn measure(rig: &mut Rig, case: &Case, options: &Options) -> Result<Outcome> {
             });
         }
     }
+}
+
+/// How each of `others` stands to `stock`.
+fn compared(
+    stock: &[Figures],
+    others: &[Vec<Figures>],
+    ratio: impl Fn(&[Figures], &[Figures]) -> Option<f64>,
+) -> Result<Vec<f64>> {
+    let ratios = others.iter().map(|runs| ratio(runs, stock));
+    ratios
+        .collect::<Option<Vec<f64>>>()
+        .context("the ends measure different sizes")
 }
 
 /// The greatest by the least of the runs' figures; of several sizes the middle one.
