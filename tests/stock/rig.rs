@@ -24,7 +24,7 @@ const LIMIT: Duration = Duration::from_secs(120);
 /// TCP ports of the tools: below those that the kernel gives out.
 const PORTS: std::ops::Range<u16> = 20_000..30_000;
 
-/// An address of loopback that nobody takes by default.
+/// An address of loopback that nobody takes by default: the tools run as nobody, and the default address may be another user's.
 const OWN: &str = "127.91.0.1";
 /// Why a device could not be opened, which C tools cannot say.
 const REASONS: (&str, &str) = ("DOORBELL_LOG", "error");
@@ -135,10 +135,13 @@ impl Rig {
         }
     }
 
-    /// `doorbell run` with these options, without any privilege.
+    /// `doorbell run` with these options, without any privilege; at [`OWN`] unless they have an address.
     pub(crate) fn under_doorbell(&self, options: &[&str]) -> Vec<String> {
         let mut words = unprivileged();
         words.extend([self.doorbell.display().to_string(), "run".to_owned()]);
+        if !options.contains(&"--address") {
+            words.extend(["--address", OWN].map(str::to_owned));
+        }
         words.extend(options.iter().map(|&word| word.to_owned()));
         words.push("--".to_owned());
         words
@@ -155,7 +158,7 @@ impl Rig {
         Ok(match place {
             Place::Host => twice(&[]),
             Place::Udp => twice(&["--link", "udp"]),
-            Place::Managed => [(); 2].map(|()| soft(&["--address", OWN], OWN)),
+            Place::Managed => [(); 2].map(|()| soft(&[], OWN)),
             Place::Ipv6 => twice(&["--address", "::1"]),
             Place::Wire { rxe_serves, ipv6 } => {
                 let (ours, theirs) = if ipv6 {
@@ -214,7 +217,7 @@ impl Rig {
         let words = |command: &str| {
             let command = command.replace("PORT", &port.to_string()).replace("HOST", OWN);
             let own = command.split_whitespace().map(str::to_owned);
-            let prefix = self.under_doorbell(&["--address", OWN]);
+            let prefix = self.under_doorbell(&[]);
             prefix.into_iter().chain(own).collect()
         };
         let pair = Pair {
