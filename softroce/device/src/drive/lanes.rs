@@ -154,6 +154,11 @@ impl Shared {
 
     /// Before the progress thread sleeps: has those ring who send something on a lane. `false` when something is there already.
     pub(crate) fn sleep_on_lanes(&self) -> bool {
+        // The call for room may have been taken before the lane was known to be full, by a thread that was not asleep yet when that was made known. So whoever sleeps has looked since, and
+        // asked to be called if there was none.
+        if self.lanes_blocked.load(Ordering::SeqCst) {
+            self.unblock_lanes();
+        }
         !self.copying.load(Ordering::SeqCst) && self.rx.lock().lanes.sleep()
     }
 
