@@ -117,3 +117,15 @@ fn a_deadline_of_the_link_does_not_wait_for_the_receiver() {
     rig.shared.drive();
     assert_eq!(rig.transmits.load(Ordering::Relaxed), 1, "due once");
 }
+
+/// The peer's call may have been taken before anyone knew that a lane was full, and then no other comes.
+#[test]
+fn whoever_goes_to_sleep_has_looked_for_room() {
+    let rig = Rig::new();
+    rig.shared.lanes_blocked.store(true, Ordering::SeqCst);
+    assert!(rig.shared.sleep_on_lanes(), "nothing has come");
+    assert!(
+        !rig.shared.lanes_blocked.load(Ordering::SeqCst),
+        "there is room, and it sleeps"
+    );
+}
