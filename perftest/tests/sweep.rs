@@ -267,8 +267,12 @@ fn a_report_is_a_page_or_a_picture() {
     assert!(
         fs::read_to_string(folder.path().join("a.svg")).is_ok_and(|svg| svg.contains("data-metric=\"msg_rate_per_s\""))
     );
-    well(folder.path(), "report a.json -o a.png");
-    assert!(fs::read(folder.path().join("a.png")).is_ok_and(|png| png.starts_with(b"\x89PNG")));
+    if cfg!(feature = "png") {
+        well(folder.path(), "report a.json -o a.png");
+        assert!(fs::read(folder.path().join("a.png")).is_ok_and(|png| png.starts_with(b"\x89PNG")));
+    } else {
+        fails(folder.path(), "report a.json -o a.png", 2, "--features png");
+    }
 
     for (line, status, says) in [
         ("report a.json -o a.pdf", 2, ".html, .svg or .png"),

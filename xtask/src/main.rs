@@ -8,6 +8,7 @@ mod kernels;
 mod peers;
 mod sanitize;
 mod setup;
+mod tidy;
 mod vm;
 
 use anyhow::Result;
@@ -29,6 +30,7 @@ Commands:
   kernels          build the GPU's reduction kernels and their report
   peers            measure the device beside other libraries
   sanitize         test under sanitizers, valgrind, loom and Miri
+  tidy             check the sources for what rustfmt and clippy do not
   vm               run a command in a guest with the kernel's rxe
 
 Each has --help.
@@ -53,6 +55,7 @@ fn run(mut arguments: lexopt::Parser) -> Result<u8> {
         Some(Value(command)) if command == "kernels" => kernels::main(arguments),
         Some(Value(command)) if command == "peers" => peers::main(arguments),
         Some(Value(command)) if command == "sanitize" => sanitize::main(arguments),
+        Some(Value(command)) if command == "tidy" => tidy::main(arguments),
         Some(Value(command)) if command == "vm" => vm::main(arguments),
         None | Some(Short('h') | Long("help")) => {
             print!("{HELP}");

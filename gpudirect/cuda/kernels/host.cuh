@@ -1,7 +1,7 @@
 // The kernels' source as code of the processor: what the CPU stand-in for a GPU (gpudirect/standin) runs instead of PTX.
 //
 // The convention, for every kernel of this folder:
-// - NAME.ptx beside NAME.cu says which kernels there are: every `.visible .entry` of it is `extern "C" __global__` of that name in NAME.cu. A source without PTX is looked through for `extern "C" __global__ void NAME(`.
+// - The PTX that NAME.cu was compiled to says which kernels there are: every `.visible .entry` of it is `extern "C" __global__` of that name in NAME.cu. A source without PTX is looked through for `extern "C" __global__ void NAME(`.
 // - Each source is a translation unit of its own, in which the namespace `doorbell` has the source's name behind its own; arguments go by value and are plain data.
 // - Addresses of global memory are uint64_t, and are followed only by the functions of memory.cuh (or as `at<T>(address)`): an address of the device is none of the processor's, which finds what is there elsewhere.
 // - A block is one thread of the operating system: threadIdx.x is 0, blockDim.x is 1, `__syncthreads` does nothing, `__shared__` is that thread's own. So a kernel takes its work by loops over threadIdx.x and blockDim.x, and a block's threads share nothing but by

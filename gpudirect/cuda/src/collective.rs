@@ -8,12 +8,8 @@ use parking_lot::Mutex;
 
 use crate::context::Context;
 use crate::error::Error;
+use crate::kernels::KernelFile;
 use crate::module::{Kernel, Module};
-
-/// All kernels.
-const PTX: &str = include_str!("../kernels/collective.ptx");
-/// Those of short operations.
-const SMALL: &str = include_str!("../kernels/small.ptx");
 
 /// The kernels of a context, each loaded when it is first asked for.
 pub struct CollectiveKernels {
@@ -26,13 +22,13 @@ impl CollectiveKernels {
     /// The kernels of this crate.
     #[must_use]
     pub fn new(context: &Context) -> Self {
-        Self::with(context, PTX)
+        Self::with(context, KernelFile::Collective.ptx())
     }
 
     /// Those of this crate for short operations.
     #[must_use]
     pub fn small(context: &Context) -> Self {
-        Self::with(context, SMALL)
+        Self::with(context, KernelFile::Small.ptx())
     }
 
     /// Kernels built otherwise, to be compared.

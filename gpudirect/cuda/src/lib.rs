@@ -48,6 +48,7 @@ mod driver;
 mod error;
 mod event;
 mod graph;
+mod kernels;
 mod memop;
 mod memory;
 mod module;
@@ -63,6 +64,7 @@ pub use driver::{Absent, Driver};
 pub use error::{Error, Failure};
 pub use event::{Event, EventHandle};
 pub use graph::{CaptureMode, Graph, GraphExec};
+pub use kernels::KernelFile;
 pub use memop::Until;
 pub use memory::{
     DeviceMemory, DeviceMemoryOptions, DevicePtr, DmaBuf, Foreign, Handle, HostMemory, IpcHandle, Memory, MemoryType,

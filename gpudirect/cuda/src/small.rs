@@ -13,11 +13,10 @@ use std::time::{Duration, Instant};
 use crate::context::Context;
 use crate::error::Error;
 use crate::graph::{CaptureMode, GraphExec};
+use crate::kernels::KernelFile;
 use crate::memory::{HostMemory, Memory as _, Span};
 use crate::module::{Launch, Module};
 use crate::stream::Stream;
-
-const PTX: &str = include_str!("../kernels/copy.ptx");
 
 /// Commands on their way at most: a power of two.
 const SLOTS: u64 = 64;
@@ -191,7 +190,7 @@ impl SmallCopies {
     pub fn new(context: &Context) -> Result<Self, Error> {
         // Before whatever else the device has to do.
         let stream = Stream::with_priority(context, i32::MIN)?;
-        let kernel = Module::from_ptx(context, PTX)?.kernel("small_copies")?;
+        let kernel = Module::from_ptx(context, KernelFile::Copy.ptx())?.kernel("small_copies")?;
         // The first launch may wait for all of the device: not when somebody waits for a copy.
         kernel.load()?;
         let ring = HostMemory::alloc(context, BEGUN + 8)?;

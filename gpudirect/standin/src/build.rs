@@ -11,6 +11,8 @@ use std::process::Command;
 use std::sync::OnceLock;
 use std::{env, thread};
 
+use doorbell_cuda::KernelFile;
+
 /// Nothing is fused in the kernels: results are the collectives' bits.
 const FLAGS: [&str; 11] = [
     "-std=c++17",
@@ -156,7 +158,8 @@ fn units(folder: &Path) -> Vec<Unit> {
     units
 }
 
-/// The kernels of a source: those of its PTX, or where there is none, those that the source itself names.
+/// The kernels of a source: the entries of its PTX if doorbell-cuda ships it, otherwise those that
+/// the source declares itself.
 fn entries(source: &Path, text: &str) -> Vec<String> {
     let name = |rest: &str| {
         rest.trim_start()
@@ -165,18 +168,15 @@ fn entries(source: &Path, text: &str) -> Vec<String> {
             .unwrap_or_default()
             .to_owned()
     };
-    match fs::read_to_string(source.with_extension("ptx")) {
-        Ok(ptx) => ptx
-            .lines()
-            .filter_map(|line| line.strip_prefix(".visible .entry "))
-            .map(name)
-            .collect(),
-        Err(_) => text
-            .lines()
-            .filter_map(|line| line.strip_prefix("extern \"C\" __global__ void "))
-            .map(name)
-            .collect(),
-    }
+    let shipped = KernelFile::ALL
+        .into_iter()
+        .find(|file| source.file_stem() == Some(OsStr::new(file.name())));
+    let (text, prefix) = match shipped {
+        Some(file) => (file.ptx(), ".visible .entry "),
+        None => (text, "extern \"C\" __global__ void "),
+    };
+    let entries = text.lines().filter_map(|line| line.strip_prefix(prefix));
+    entries.map(name).collect()
 }
 
 /// The files of a folder with this extension, in the order of their names.

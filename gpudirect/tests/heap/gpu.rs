@@ -1,11 +1,8 @@
 //! Kernels that put, and what tells them where.
 
-use doorbell_cuda::{Context, Driver, HostMemory, Kernel, Launch, Memory as _, Module, Span, Stream};
+use doorbell_cuda::{Context, Driver, HostMemory, Kernel, KernelFile, Launch, Memory as _, Module, Span, Stream};
 use doorbell_gpudirect::heap::SymmetricHeap;
 use doorbell_gpudirect::proxy::KernelQueue;
-
-/// What the tests' kernels were built to.
-const PTX: &str = include_str!("../../cuda/kernels/put.ptx");
 
 /// A rank's GPU: its stream, its kernels, and where they report.
 pub(crate) struct Gpu {
@@ -30,7 +27,7 @@ impl Gpu {
             .unwrap()
             .context()
             .unwrap();
-        let module = Module::from_ptx(&context, PTX).unwrap();
+        let module = Module::from_ptx(&context, KernelFile::Put.ptx()).unwrap();
         module.kernel("put_pingpong").unwrap().load().unwrap();
         Self {
             stream: Stream::new(&context).unwrap(),

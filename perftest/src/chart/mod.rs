@@ -4,6 +4,7 @@
 //! keeps the number it stands for, to the digit, with the file and row it came from, so that a program can read a chart back; and colours and sizes that a page's style can change.
 
 mod pick;
+#[cfg(feature = "png")]
 mod png;
 mod scale;
 mod spread;
@@ -11,6 +12,7 @@ mod svg;
 mod text;
 
 pub(crate) use pick::{charts, ids};
+#[cfg(feature = "png")]
 pub(crate) use png::png;
 pub(crate) use scale::Scale;
 pub(crate) use svg::{Form, STYLES, draw};

@@ -99,7 +99,8 @@ impl Form {
         styled: true,
         ..Form::WIDE
     };
-    /// For pixels.
+    /// For a raster.
+    #[cfg(any(test, feature = "png"))]
     pub(crate) const PICTURE: Form = Form {
         name: "picture",
         styled: false,
@@ -466,14 +467,9 @@ mod tests {
                 };
                 assert!(svg.contains(wanted), "{svg}");
                 assert_eq!(form.alone, svg.contains("not an RDMA adapter"), "{}", chart.sort);
-                usvg(&svg);
+                roxmltree::Document::parse(&svg).expect(&svg);
             }
         }
-    }
-
-    /// A parser that knows nothing of us takes it for well-formed.
-    fn usvg(svg: &str) {
-        resvg::usvg::Tree::from_str(svg, &resvg::usvg::Options::default()).expect(svg);
     }
 
     #[test]

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use crate::chart::{Chart, Form, charts, draw, ids, png};
+use crate::chart::{Chart, Form, charts, draw, ids};
 use crate::document::Document;
 use crate::failure::{Failure, one_line};
 use crate::output::Output;
@@ -20,7 +20,7 @@ pub(crate) const EXAMPLES: &str = "\
 Examples:
   doorbell report write.json -o report.html            all charts, for a browser
   doorbell report before.json after.json -o both.html  both in each chart
-  doorbell report write.json -o rate.png --chart rate  one chart, for a document
+  doorbell report write.json -o rate.svg --chart rate  one chart, for a document
 
 Results are what doorbell bw, lat, coll --json and doorbell sweep write.
 Exit status: 0 done, 1 a file cannot be read or written, 2 bad usage or a file that is no result.";
@@ -31,7 +31,7 @@ pub(crate) struct ReportArgs {
     /// Results, as bw, lat, coll --json and sweep write them
     #[arg(value_name = "FILE", required = true)]
     pub(crate) files: Vec<PathBuf>,
-    /// What to write: a page where it ends in .html, one chart where it ends in .svg or .png
+    /// What to write: a page where it ends in .html, one chart where it ends in .svg (or .png, in a build with the feature png)
     #[arg(short, long, value_name = "FILE")]
     pub(crate) output: PathBuf,
     /// Which chart an SVG or PNG is of: bandwidth, rate, latency, percentiles, cdf, busbw or time [default: the first there is]
@@ -44,6 +44,7 @@ pub(crate) struct ReportArgs {
 enum Format {
     Html,
     Svg,
+    #[cfg(feature = "png")]
     Png,
 }
 
@@ -56,7 +57,14 @@ pub(crate) fn run(args: &ReportArgs) -> Result<(), Failure> {
     let format = match extension.map(str::to_ascii_lowercase).as_deref() {
         Some("html" | "htm") => Format::Html,
         Some("svg") => Format::Svg,
+        #[cfg(feature = "png")]
         Some("png") => Format::Png,
+        #[cfg(not(feature = "png"))]
+        Some("png") => {
+            return Err(Failure::usage(
+                "this build writes no PNG: write .svg, or build with --features png",
+            ));
+        }
         _ => return Err(Failure::usage("--output has to end in .html, .svg or .png")),
     };
     if format == Format::Html && args.chart.is_some() {
@@ -71,9 +79,11 @@ pub(crate) fn run(args: &ReportArgs) -> Result<(), Failure> {
     let bytes = match format {
         Format::Html => page::page(&documents, &charts).into_bytes(),
         Format::Svg => draw(chosen(&charts, args.chart.as_deref())?, &Form::ALONE).into_bytes(),
+        #[cfg(feature = "png")]
         Format::Png => {
             let drawn = draw(chosen(&charts, args.chart.as_deref())?, &Form::PICTURE);
-            png(&drawn).map_err(|reason| Failure::test(format!("cannot make a picture: {}", one_line(&reason))))?
+            crate::chart::png(&drawn)
+                .map_err(|reason| Failure::test(format!("cannot make a picture: {}", one_line(&reason))))?
         }
     };
     Output::write(&args.output, &bytes)?;

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use doorbell_cuda::{Argument, Context, Driver, HostMemory, Launch, Memory as _, Module, Span, Stream};
+use doorbell_cuda::{Argument, Context, Driver, HostMemory, KernelFile, Launch, Memory as _, Module, Span, Stream};
 use doorbell_gpudirect::heap::{Star, Symmetric, SymmetricHeap};
 use doorbell_gpudirect::proxy::KernelQueue;
 use doorbell_tests::gpu::ranks::soft_device;
@@ -14,7 +14,6 @@ use crate::{Options, bench, check};
 
 /// Longer than anything takes.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
-const PTX: &str = include_str!("../../../gpudirect/cuda/kernels/put.ptx");
 
 /// Where the heap lies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -80,7 +79,7 @@ pub(crate) fn run(options: &Options, rank: u32, address: SocketAddr) -> Result<b
 impl Gpu {
     fn new(driver: Driver, rank: usize) -> Result<Self> {
         let context = driver.device(rank % driver.device_count())?.context()?;
-        let module = Module::from_ptx(&context, PTX)?;
+        let module = Module::from_ptx(&context, KernelFile::Put.ptx())?;
         // Before any of them waits for another rank.
         for name in ["put_fill", "put_check", "put_get", "put_pingpong", "put_many"] {
             module.kernel(name)?.load()?;

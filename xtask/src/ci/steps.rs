@@ -1,7 +1,7 @@
 //! What `cargo xtask ci` checks.
 
 use super::{Place, Step, Verdict, cargo_test::tests, guest, lacking, licences, rows, safe};
-use crate::{instructions, kernels, sanitize, setup, target_folder, workspace};
+use crate::{instructions, kernels, sanitize, setup, target_folder, tidy, workspace};
 use anyhow::{Context, Result, bail};
 use std::{
     collections::BTreeMap,
@@ -12,7 +12,7 @@ use std::{
 
 /// All steps, in the order in which they run: in their turn cheap ones first and the guest last. Behind those what others need first, and last what has cargo
 /// lock the folder that tests are built in: the tests of the drop-in libraries build, too, and would wait for it.
-pub(crate) const ALL: [Step; 16] = [
+pub(crate) const ALL: [Step; 17] = [
     Step {
         name: "setup",
         about: "what the other steps need from the machine",
@@ -30,6 +30,12 @@ pub(crate) const ALL: [Step; 16] = [
         about: "no unsafe code in examples and perftest",
         place: Place::InTurn,
         run: safe::check,
+    },
+    Step {
+        name: "tidy",
+        about: "words, widths, lengths, fields, variables and visibility",
+        place: Place::InTurn,
+        run: tidy::check,
     },
     Step {
         name: "test",

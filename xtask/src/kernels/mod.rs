@@ -1,7 +1,10 @@
-//! `cargo xtask kernels`: builds the kernels of gpudirect/cuda, those of reductions and of collectives, from their CUDA C++ to the PTX that is committed, and writes what the assembler made of them to docs/KERNELS.md.
+//! `cargo xtask kernels`: compiles the CUDA C++ in gpudirect/cuda/kernels to the committed archive of
+//! PTX and its manifest, and writes the assembler's figures to docs/KERNELS.md.
 //!
-//! [`tools`] has the compiler, from packages of one version each, so that everybody gets the same PTX; [`report`] reads the assembler and the disassembler. No GPU is needed, nor CUDA.
+//! [`tools`] installs a pinned compiler, so that the PTX is reproducible; [`archive`] packs it;
+//! [`report`] reads the assembler's and disassembler's output. Needs neither a GPU nor CUDA.
 
+mod archive;
 mod report;
 mod tools;
 
@@ -29,7 +32,8 @@ Exit status: 0 when all is well, 1 when something differs, 2 for a wrong call or
 
 /// The sources, which include the headers beside them. The first is the one that variants are built of.
 const NAMES: [&str; 5] = ["reduce", "collective", "small", "put", "copy"];
-/// What was made of it.
+const ARCHIVE: &str = "gpudirect/cuda/kernels/ptx.bin";
+const MANIFEST: &str = "gpudirect/cuda/kernels/manifest.txt";
 const REPORT: &str = "docs/KERNELS.md";
 /// The lowest version of PTX that has all that sm_90 converts; drivers from CUDA 11.8 on load it.
 const VERSION: &str = ".version 7.8";
@@ -63,7 +67,7 @@ pub(crate) fn main(mut arguments: lexopt::Parser) -> Result<u8> {
             Ok(u8::from(!differing.is_empty()))
         } else {
             for path in &differing {
-                fs::write(workspace().join(&path.path), &path.built)
+                fs::write(workspace().join(path.path), &path.built)
                     .with_context(|| format!("cannot write {}", path.path))?;
                 println!("wrote {}", path.path);
             }
@@ -102,41 +106,57 @@ fn source(name: &str) -> String {
     format!("gpudirect/cuda/kernels/{name}.cu")
 }
 
-/// What is loaded on the GPU.
-fn committed(name: &str) -> String {
-    format!("gpudirect/cuda/kernels/{name}.ptx")
-}
-
-/// What is committed, as it was built.
+/// The committed files, as built from the sources.
 struct Built {
-    /// By name.
-    ptx: Vec<String>,
+    /// Name and PTX.
+    ptx: Vec<(&'static str, String)>,
     report: String,
 }
 
-/// A file that is not as it was built.
+/// A committed file that differs from the built one.
 struct Differing {
-    path: String,
-    built: String,
+    path: &'static str,
+    built: Vec<u8>,
     complaint: String,
 }
 
 impl Built {
-    /// The files that are committed otherwise, or not at all.
+    /// The committed files that differ. The archive is compared by its contents, so that another
+    /// version of the compressor changes nothing.
     fn differing(self) -> Result<Vec<Differing>> {
         let mut found = Vec::new();
-        let paths = NAMES.into_iter().map(committed).chain([REPORT.to_owned()]);
-        for (path, built) in paths.zip(self.ptx.into_iter().chain([self.report])) {
-            let committed = match fs::read_to_string(workspace().join(&path)) {
-                Ok(text) => text,
-                Err(error) if error.kind() == std::io::ErrorKind::NotFound => String::new(),
-                Err(error) => return Err(error).with_context(|| format!("cannot read {path}")),
-            };
-            if let Some(complaint) = difference(&path, &committed, &built) {
-                found.push(Differing { path, built, complaint });
+        let committed = archive::unpack(&read(ARCHIVE)?);
+        let complaints = self.ptx.iter().filter_map(|(name, built)| {
+            let text = committed.get(*name).map_or("", String::as_str);
+            difference(&format!("{ARCHIVE}: {name}"), text, built)
+        });
+        if let Some(complaint) = complaints.collect::<Vec<_>>().into_iter().next() {
+            let built = archive::pack(&self.ptx);
+            found.push(Differing {
+                path: ARCHIVE,
+                built,
+                complaint,
+            });
+        }
+        for (path, built) in [(MANIFEST, archive::manifest(&self.ptx)?), (REPORT, self.report)] {
+            if let Some(complaint) = difference(path, &String::from_utf8_lossy(&read(path)?), &built) {
+                found.push(Differing {
+                    path,
+                    built: built.into_bytes(),
+                    complaint,
+                });
             }
         }
         Ok(found)
+    }
+}
+
+/// A committed file, empty where there is none.
+fn read(path: &str) -> Result<Vec<u8>> {
+    match fs::read(workspace().join(path)) {
+        Ok(bytes) => Ok(bytes),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(Vec::new()),
+        Err(error) => Err(error).with_context(|| format!("cannot read {path}")),
     }
 }
 
@@ -175,7 +195,7 @@ fn build(tools: &Tools) -> Result<Built> {
         fs::write(&older, tools.compile(source, "compute_80", &[])?)
             .with_context(|| format!("cannot write {}", older.display()))?;
         tools.assemble(&older, "sm_80")?;
-        built.ptx.push(ptx);
+        built.ptx.push((name, ptx));
     }
     Ok(built)
 }

@@ -10,12 +10,15 @@ use std::{
 
 /// The packages. The compiler's are of CUDA 13.0, which is what the drivers of branch 580 are for; the disassembler is published from 13.2 on.
 const WHEELS: [&str; 5] = [
-    "nvidia-cuda-nvcc==13.0.88",
+    COMPILER,
     "nvidia-cuda-crt==13.0.88",
     "nvidia-nvvm==13.0.88",
     "nvidia-cuda-runtime==13.0.96",
     "nvidia-cuda-nvdisasm==13.2.51",
 ];
+
+/// The compiler's package, as the manifest names it.
+pub(super) const COMPILER: &str = "nvidia-cuda-nvcc==13.0.88";
 
 /// Where they are.
 pub(super) struct Tools {

@@ -14,15 +14,13 @@ use std::sync::OnceLock;
 
 use crate::context::Context;
 use crate::error::Error;
+use crate::kernels::KernelFile;
 use crate::memory::Span;
 use crate::module::{Kernel, Launch, Module, excerpt};
 use crate::stream::Stream;
 
 pub use plan::{Arguments, KernelName, MAX_SOURCES, MAX_THREADS, Reduction, Shape, SourceAt, Unfit};
 pub use types::{DataType, Form, Operator, Scalar};
-
-/// All kernels.
-const PTX: &str = include_str!("../../kernels/reduce.ptx");
 
 /// A memory to be reduced.
 #[derive(Debug, Clone, Copy)]
@@ -101,7 +99,7 @@ impl Reducer {
     /// The kernels of this crate, launched as measured to be fast.
     #[must_use]
     pub fn new(context: &Context) -> Self {
-        Self::with(context, PTX, Shape::default())
+        Self::with(context, KernelFile::Reduce.ptx(), Shape::default())
     }
 
     /// Kernels built otherwise (`cargo xtask kernels --unroll 4`), or launched otherwise, to be compared.
@@ -113,7 +111,7 @@ impl Reducer {
     /// The kernels of this crate, launched with as many threads as `shape` says.
     #[must_use]
     pub fn with_shape(context: &Context, shape: Shape) -> Self {
-        Self::with(context, PTX, shape)
+        Self::with(context, KernelFile::Reduce.ptx(), shape)
     }
 
     fn with(context: &Context, ptx: impl Into<Cow<'static, str>>, shape: Shape) -> Self {

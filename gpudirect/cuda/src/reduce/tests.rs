@@ -40,7 +40,7 @@ fn every_kernel_is_in_the_ptx_and_alone_in_its_excerpt() {
         ] {
             for &function in Function::of(operator) {
                 let name = KernelName { data, function }.to_string();
-                let ptx = excerpt(PTX, &name).unwrap_or_else(|| panic!("no {name}"));
+                let ptx = excerpt(KernelFile::Reduce.ptx(), &name).unwrap_or_else(|| panic!("no {name}"));
                 assert!(ptx.contains(".version 7.8\n.target sm_90\n"), "{name}");
                 assert_eq!(ptx.matches(".entry").count(), 1, "{name}");
                 assert!(ptx.contains(&format!(
@@ -51,7 +51,7 @@ fn every_kernel_is_in_the_ptx_and_alone_in_its_excerpt() {
             }
         }
     }
-    assert!(excerpt(PTX, "reduce_i8").is_none());
+    assert!(excerpt(KernelFile::Reduce.ptx(), "reduce_i8").is_none());
 }
 
 #[test]

@@ -1,0 +1,90 @@
+//! The PTX of the kernels in `kernels/*.cu`: one archive of zlib streams, which is part of this crate.
+//!
+//! `cargo xtask kernels` writes the archive `kernels/ptx.bin` and its manifest `kernels/manifest.txt`
+//! (hash of the sources, compiler, architectures). The archive is a sequence of members, each a
+//! header line `NAME COMPRESSED_BYTES\n` followed by a zlib stream.
+
+use std::sync::OnceLock;
+
+const ARCHIVE: &[u8] = include_bytes!("../kernels/ptx.bin");
+
+/// A source in `kernels/` and the PTX that it was compiled to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum KernelFile {
+    /// `reduce.cu`: reductions of up to eight sources.
+    Reduce,
+    /// `collective.cu`: collectives of a whole rank.
+    Collective,
+    /// `small.cu`: collectives of short messages.
+    Small,
+    /// `put.cu`: puts that kernels start, for tests.
+    Put,
+    /// `copy.cu`: short copies by a resident block.
+    Copy,
+}
+
+impl KernelFile {
+    /// Every file.
+    pub const ALL: [Self; 5] = [Self::Reduce, Self::Collective, Self::Small, Self::Put, Self::Copy];
+
+    /// The file's name without extension.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Reduce => "reduce",
+            Self::Collective => "collective",
+            Self::Small => "small",
+            Self::Put => "put",
+            Self::Copy => "copy",
+        }
+    }
+
+    /// The PTX, decompressed on first use: a few milliseconds for the largest file.
+    ///
+    /// # Panics
+    /// When the archive in this crate is damaged.
+    #[must_use]
+    pub fn ptx(self) -> &'static str {
+        static TEXTS: [OnceLock<String>; KernelFile::ALL.len()] = [const { OnceLock::new() }; KernelFile::ALL.len()];
+        TEXTS[self as usize].get_or_init(|| {
+            let bytes = member(ARCHIVE, self.name())
+                .and_then(|stream| miniz_oxide::inflate::decompress_to_vec_zlib(stream).ok())
+                .expect("ptx.bin has every kernel file");
+            String::from_utf8(bytes).expect("PTX is ASCII")
+        })
+    }
+}
+
+/// The compressed stream of a member.
+fn member<'a>(mut archive: &'a [u8], name: &str) -> Option<&'a [u8]> {
+    loop {
+        let end = archive.iter().position(|byte| *byte == b'\n')?;
+        let (found, len) = str::from_utf8(&archive[..end]).ok()?.split_once(' ')?;
+        let (stream, rest) = archive[end + 1..].split_at_checked(len.parse().ok()?)?;
+        if found == name {
+            return Some(stream);
+        }
+        archive = rest;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn archive_has_every_file_and_nothing_else() {
+        for file in KernelFile::ALL {
+            assert!(file.ptx().contains(".visible .entry "), "{}", file.name());
+        }
+        assert!(member(ARCHIVE, "none").is_none());
+    }
+
+    #[test]
+    fn truncated_archive_is_refused() {
+        assert_eq!(member(b"a 2\nxyb 1\nz", "b"), Some(&b"z"[..]));
+        for cut in [&b"a 2\nx"[..], b"a two\nxy", b"a", b""] {
+            assert!(member(cut, "a").is_none());
+        }
+    }
+}

@@ -1,0 +1,95 @@
+//! The committed archive of PTX and its manifest. doorbell-cuda reads the archive: see its module
+//! `kernels` for the format.
+
+use super::{VERSION, source, tools};
+use crate::workspace;
+use anyhow::{Context, Result};
+use sha2::{Digest, Sha256};
+use std::{collections::BTreeMap, fs, path::PathBuf};
+
+/// zlib's best compression.
+const LEVEL: u8 = 10;
+
+/// The archive of these files.
+pub(super) fn pack(files: &[(&str, String)]) -> Vec<u8> {
+    let mut archive = Vec::new();
+    for (name, ptx) in files {
+        let stream = miniz_oxide::deflate::compress_to_vec_zlib(ptx.as_bytes(), LEVEL);
+        archive.extend(format!("{name} {}\n", stream.len()).into_bytes());
+        archive.extend(stream);
+    }
+    archive
+}
+
+/// The files of an archive by name, as far as it can be read.
+pub(super) fn unpack(mut archive: &[u8]) -> BTreeMap<String, String> {
+    let mut files = BTreeMap::new();
+    while let Some((name, ptx, rest)) = first(archive) {
+        files.insert(name, ptx);
+        archive = rest;
+    }
+    files
+}
+
+fn first(archive: &[u8]) -> Option<(String, String, &[u8])> {
+    let end = archive.iter().position(|byte| *byte == b'\n')?;
+    let (name, len) = str::from_utf8(&archive[..end]).ok()?.split_once(' ')?;
+    let (stream, rest) = archive[end + 1..].split_at_checked(len.parse().ok()?)?;
+    let ptx = miniz_oxide::inflate::decompress_to_vec_zlib(stream).ok()?;
+    Some((name.to_owned(), String::from_utf8(ptx).ok()?, rest))
+}
+
+/// What the archive was built from and with.
+pub(super) fn manifest(files: &[(&str, String)]) -> Result<String> {
+    let mut lines = vec![
+        "# Written by `cargo xtask kernels`; compared by `cargo xtask kernels --check`.".to_owned(),
+        format!("compiler {}", tools::COMPILER),
+        format!(
+            "ptx {}, target sm_90; assembled for sm_90 and sm_100, sources also for sm_80",
+            VERSION.trim_start_matches(".version ")
+        ),
+    ];
+    let mut headers = fs::read_dir(workspace().join("gpudirect/cuda/kernels"))?
+        .map(|entry| Ok(entry?.path()))
+        .collect::<Result<Vec<_>>>()?;
+    headers.retain(|path| path.extension().is_some_and(|extension| extension == "cuh"));
+    headers.sort();
+    lines.push(format!("headers sha256:{}", digest(&headers)?));
+    for (name, ptx) in files {
+        lines.push(format!(
+            "{name} source sha256:{} ptx sha256:{} bytes {} kernels {}",
+            digest(&[workspace().join(source(name))])?,
+            hex(Sha256::digest(ptx)),
+            ptx.len(),
+            ptx.matches(".visible .entry ").count()
+        ));
+    }
+    Ok(lines.join("\n") + "\n")
+}
+
+fn digest(paths: &[PathBuf]) -> Result<String> {
+    let mut hash = Sha256::new();
+    for path in paths {
+        hash.update(fs::read(path).with_context(|| format!("cannot read {}", path.display()))?);
+    }
+    Ok(hex(hash.finalize()))
+}
+
+fn hex(bytes: impl AsRef<[u8]>) -> String {
+    bytes.as_ref().iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn archives_are_unpacked_as_far_as_they_are_whole() {
+        let files = [("a", "text of a".to_owned()), ("b", "text of b".to_owned())];
+        let packed = pack(&files);
+        let unpacked = unpack(&packed);
+        assert_eq!((unpacked.len(), unpacked["b"].as_str()), (2, "text of b"));
+        assert_eq!(unpack(&packed[..packed.len() - 1]).len(), 1);
+        assert!(unpack(b"").is_empty());
+    }
+}

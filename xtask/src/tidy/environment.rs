@@ -1,0 +1,77 @@
+//! Environment variables: those that the sources name, and those that docs/ENVIRONMENT.md lists.
+
+use super::Finding;
+use std::collections::BTreeMap;
+
+const DOCUMENT: &str = "docs/ENVIRONMENT.md";
+const PREFIX: &str = "DOORBELL_";
+/// What programs read. Comments and documents may name a family (`DOORBELL_GPU_…`).
+const PROGRAMS: [&str; 4] = [".rs", ".sh", ".py", ".c"];
+
+pub(super) fn check(files: &[(&str, String)]) -> Vec<Finding> {
+    let documented: BTreeMap<_, _> = files
+        .iter()
+        .filter(|(path, _)| *path == DOCUMENT)
+        .flat_map(|(path, text)| named(path, text))
+        .collect();
+    let used: BTreeMap<_, _> = files
+        .iter()
+        .filter(|(path, _)| PROGRAMS.iter().any(|ending| path.ends_with(ending)) && !path.starts_with("xtask/src/tidy"))
+        .flat_map(|(path, text)| named(path, text))
+        .collect();
+    let finding = |(name, (path, line)): (&String, &(String, usize)), what: &str| Finding {
+        rule: "environment",
+        path: path.clone(),
+        line: *line,
+        what: format!("{name} {what}"),
+    };
+    let missing = used.iter().filter(|(name, _)| !documented.contains_key(*name));
+    let stale = documented.iter().filter(|(name, _)| !used.contains_key(*name));
+    missing
+        .map(|place| finding(place, "is not in docs/ENVIRONMENT.md"))
+        .chain(stale.map(|place| finding(place, "is in no source")))
+        .collect()
+}
+
+/// The variables that a file names, each with the file and its first line.
+fn named(path: &str, text: &str) -> Vec<(String, (String, usize))> {
+    let mut found = Vec::new();
+    for (number, line) in text.lines().enumerate() {
+        for (at, _) in line.match_indices(PREFIX) {
+            let inside = line[..at].ends_with(|before: char| before.is_ascii_alphanumeric() || before == '_');
+            let rest = line[at + PREFIX.len()..].chars();
+            let name: String = rest
+                .take_while(|c| c.is_ascii_uppercase() || c.is_ascii_digit() || *c == '_')
+                .collect();
+            if !inside && !name.is_empty() && !name.ends_with('_') {
+                found.push((format!("{PREFIX}{name}"), (path.to_owned(), number + 1)));
+            }
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn variables_are_documented_if_and_only_if_they_are_used() {
+        let files = [
+            (DOCUMENT, "`DOORBELL_A` does\n`DOORBELL_OLD` did".to_owned()),
+            (
+                "a.rs",
+                "\"DOORBELL_A\" \"MY_DOORBELL_X\" DOORBELL_GPU_…\nenv(\"DOORBELL_NEW\")".to_owned(),
+            ),
+            ("a.md", "DOORBELL_TEXT".to_owned()),
+        ];
+        let found: Vec<_> = check(&files).iter().map(ToString::to_string).collect();
+        assert_eq!(
+            found,
+            [
+                "a.rs:2: environment: DOORBELL_NEW is not in docs/ENVIRONMENT.md",
+                "docs/ENVIRONMENT.md:2: environment: DOORBELL_OLD is in no source"
+            ]
+        );
+    }
+}
