@@ -1,25 +1,22 @@
-//! Runs `cargo test`, counts its results, and keeps what the failed tests said: a log is long, and the part of it that
-//! reaches whoever must mend something is often only its end.
+//! Runs `cargo test`, counts its results, and keeps the output of failed tests for the summary.
 //!
-//! What fails is run once more, alone. These tests move data between processes under time-outs, and a machine that
-//! does not schedule one of them for longer than all its retries fails a test that finds nothing wrong. One that passes
-//! alone is counted as passed, and named in the summary with what it said at first: it is to be looked into, not
-//! forgotten. More than [`SECOND_TRIES`] failures are no accident, and a test that ended the whole program (no name is
-//! known then) gets no second try.
+//! Failed tests are run once more, alone: they move data between processes under time-outs, and a
+//! machine that stalls one of them for longer than all its retries fails a correct test. The summary
+//! lists such a test with its first output. More than [`RETRIES`] failures are not retried, nor is a
+//! test that ended its program, whose name is then unknown.
 
-use super::{Counts, Verdict, show_lines, steps::spelt};
+use super::{Counts, Verdict, run_lines, steps::display};
 use anyhow::Result;
 use std::{
     fmt::Write as _,
     process::{Command, ExitStatus, Stdio},
 };
 
-/// As many failed tests are run again.
-const SECOND_TRIES: usize = 3;
-/// As many lines of what a failed test said are kept.
+const RETRIES: usize = 3;
+/// Lines kept of one failed test.
 const LINES_KEPT: usize = 60;
 
-/// What one run of cargo came to.
+/// The result of one run of cargo.
 struct Run {
     counts: Counts,
     failures: Vec<Failure>,
@@ -30,23 +27,24 @@ struct Run {
 #[derive(Debug, PartialEq, Eq)]
 struct Failure {
     name: String,
-    said: String,
+    output: String,
 }
 
-/// Where property tests begin: here always at the same place, so that a commit passes twice or fails twice; by hand elsewhere each time.
+/// Property tests start from a fixed seed here, so that a commit passes or fails twice; by hand from
+/// a random one.
 const PROPERTIES_SEED: &str = "PROPTEST_RNG_SEED";
 
-/// Runs `cargo test`, shows what it prints, and adds up its results; what failed is run again alone.
+/// Runs `cargo test`, prints its output and adds up its results; failed tests are run again alone.
 pub(crate) fn tests(command: &mut Command) -> Result<Verdict> {
     if std::env::var_os(PROPERTIES_SEED).is_none() {
         command.env(PROPERTIES_SEED, "20261122");
     }
     let first = run(command)?;
     let failure = |run: &Run, command: &Command| {
-        (!run.status.success()).then(|| format!("{}: {}{}", spelt(command), run.status, told(&run.failures)))
+        (!run.status.success()).then(|| format!("{}: {}{}", display(command), run.status, listed(&run.failures)))
     };
     let named = first.failures.len() as u64 == first.counts.failed;
-    if first.failures.is_empty() || first.failures.len() > SECOND_TRIES || !named {
+    if first.failures.is_empty() || first.failures.len() > RETRIES || !named {
         return Ok(Verdict::Counted(first.counts, failure(&first, command)));
     }
 
@@ -61,8 +59,8 @@ pub(crate) fn tests(command: &mut Command) -> Result<Verdict> {
         failed: 0,
         ..first.counts
     };
-    let note = format!("passed only when alone: {}", told(&first.failures));
-    Ok(Verdict::Remarkable(counts, note))
+    let note = format!("passed only when alone: {}", listed(&first.failures));
+    Ok(Verdict::Retried(counts, note))
 }
 
 /// The same call for these tests alone, one after another.
@@ -87,7 +85,7 @@ fn alone(command: &Command, failures: &[Failure]) -> Command {
 
 fn run(command: &mut Command) -> Result<Run> {
     let mut reader = Reader::default();
-    let status = show_lines(command, |line| reader.take(line))?;
+    let status = run_lines(command, |line| reader.take(line))?;
     Ok(Run {
         counts: reader.counts,
         failures: reader.failures,
@@ -95,12 +93,12 @@ fn run(command: &mut Command) -> Result<Run> {
     })
 }
 
-/// Reads what the test programs print, line by line.
+/// Parses the output of test programs.
 #[derive(Default)]
 struct Reader {
     counts: Counts,
     failures: Vec<Failure>,
-    /// Whether the lines belong to what the last of `failures` said.
+    /// Whether the line belongs to the last failure's output.
     within: bool,
     kept: usize,
 }
@@ -118,7 +116,7 @@ impl Reader {
         if let Some(name) = section {
             self.failures.push(Failure {
                 name: name.to_owned(),
-                said: String::new(),
+                output: String::new(),
             });
             (self.within, self.kept) = (true, 0);
         } else if line == "failures:" {
@@ -126,7 +124,7 @@ impl Reader {
         } else if self.within && self.kept < LINES_KEPT && !line.is_empty() {
             self.kept += 1;
             if let Some(last) = self.failures.last_mut() {
-                let _ = writeln!(last.said, "    {line}");
+                let _ = writeln!(last.output, "    {line}");
             }
         }
     }
@@ -151,13 +149,13 @@ fn names(failures: &[Failure]) -> String {
     names.join(", ")
 }
 
-/// The names, and below them what each said.
-fn told(failures: &[Failure]) -> String {
-    let mut told = String::new();
-    for Failure { name, said } in failures {
-        let _ = write!(told, "\n  {name}\n{}", said.trim_end());
+/// The names, each with its output below.
+fn listed(failures: &[Failure]) -> String {
+    let mut text = String::new();
+    for Failure { name, output } in failures {
+        let _ = write!(text, "\n  {name}\n{}", output.trim_end());
     }
-    told
+    text
 }
 
 #[cfg(test)]
@@ -165,7 +163,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn results_are_read_from_what_cargo_prints() {
+    fn results_are_parsed() {
         let line = "test result: FAILED. 17 passed; 2 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.00s";
         assert_eq!(
             result(line),
@@ -180,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn failed_tests_are_known_by_name_with_what_they_said() {
+    fn failed_tests_are_listed_with_their_output() {
         let mut reader = Reader::default();
         let printed = "\
 running 3 tests
@@ -209,22 +207,22 @@ not part of any test";
         assert_eq!((reader.counts.passed, reader.counts.failed), (1, 2));
         assert_eq!(names(&reader.failures), "a::two, three");
         assert_eq!(
-            told(&reader.failures),
+            listed(&reader.failures),
             "\n  a::two\n    thread 'a::two' panicked at src/lib.rs:1:1:\n    left is not right\n  three\n    Error: \"no\""
         );
     }
 
     #[test]
-    fn the_second_try_is_the_same_call_for_those_tests_alone() {
+    fn a_retry_is_the_same_call_for_those_tests_alone() {
         let mut command = Command::new("cargo");
         command.args(["test", "--workspace", "--", "--skip", "x"]).env("A", "1");
         let failures = [Failure {
             name: "a::two".into(),
-            said: String::new(),
+            output: String::new(),
         }];
         let again = alone(&command, &failures);
         assert_eq!(
-            spelt(&again),
+            display(&again),
             "cargo test --workspace -- --exact --test-threads 1 a::two"
         );
         assert_eq!(again.get_envs().count(), 1);

@@ -1,16 +1,16 @@
 //! Runs the scripts of `tests/vm` in one guest, in the order of their names.
 //!
-//! A script runs under bash in the workspace's root and has passed when it ends with status 0; 77 means that it had to be
-//! skipped and has said why. It has 120 seconds, or what a line `# limit: SECONDS` of its own says. It finds the
-//! release binaries in `$DOORBELL_BIN` and the test programs in `$DOORBELL_TEST_NAME`, where only one has that name. Processes that
-//! it leaves are killed and the MTU is set back, so that scripts do not depend on each other.
+//! A script runs under bash in the workspace's root and passes with status 0; 77 skips it, with a
+//! reason in its output. It has 120 seconds, or the limit of its line `# limit: SECONDS`. It finds the
+//! programs in `$DOORBELL_BIN` and the test programs in `$DOORBELL_TEST_NAME`, where the name is
+//! unique. Processes that it leaves are killed and the MTU is restored, so that scripts are
+//! independent.
 //!
-//! What fails is run once more, in a new guest, for the reason that tests are ([`super::cargo_test`]): an emulated machine stands still even longer. What then
-//! passes is named in the summary; more than [`SECOND_TRIES`] failures are no accident.
+//! A failed script is run once more in a new guest, since an emulated machine may stall; the summary
+//! names it. More than [`RETRIES`] failures are not retried.
 
 use super::{Counts, Verdict};
 use crate::{
-    target_folder,
     vm::{Request, machine::Outcome},
     workspace,
 };
@@ -29,13 +29,12 @@ use std::{
 const RUNNER: &str = include_str!("guest.sh");
 /// Seconds for a script that names no limit.
 const LIMIT: u64 = 120;
-/// Seconds for all that is not a script: the start, and the killing of what was left.
+/// Seconds for booting, and for killing what scripts leave.
 const MARGIN: u64 = 180;
-/// As many failed scripts are run again.
-const SECOND_TRIES: usize = 3;
-/// Begins a line by which the runner reports.
+const RETRIES: usize = 3;
+/// Prefix of the runner's reports.
 const REPORT: &str = "guest-script-ended ";
-/// Exit status of a script that was skipped, as automake has it.
+/// Exit status of a skipped script, as in automake.
 const SKIPPED: &str = "77";
 
 struct Script {
@@ -43,8 +42,8 @@ struct Script {
     limit: u64,
 }
 
-/// What one guest came to.
-struct Outing {
+/// The result of one guest.
+struct GuestRun {
     counts: Counts,
     /// The scripts that failed.
     failed: Vec<Script>,
@@ -52,17 +51,17 @@ struct Outing {
     stopped: Option<String>,
 }
 
-/// Runs all scripts, with these variables beside the usual ones.
-pub(super) fn run(variables: &[(OsString, OsString)]) -> Result<Verdict> {
+/// Runs all scripts, with these programs and variables.
+pub(super) fn run(programs: &Path, variables: &[(OsString, OsString)]) -> Result<Verdict> {
     // A guest starts in the current directory; the scripts are written for the root.
     env::set_current_dir(workspace())?;
     let scripts = scripts(Path::new("tests/vm"))?;
     if scripts.is_empty() {
         bail!("no scripts in tests/vm");
     }
-    let first = in_a_guest(scripts, variables)?;
+    let first = in_a_guest(scripts, programs, variables)?;
     let named = format!("failed: {}", names(&first.failed));
-    if first.stopped.is_some() || first.failed.is_empty() || first.failed.len() > SECOND_TRIES {
+    if first.stopped.is_some() || first.failed.is_empty() || first.failed.len() > RETRIES {
         let named = (!first.failed.is_empty()).then_some(named);
         let why: Vec<_> = first.stopped.into_iter().chain(named).collect();
         return Ok(Verdict::Counted(
@@ -72,7 +71,7 @@ pub(super) fn run(variables: &[(OsString, OsString)]) -> Result<Verdict> {
     }
 
     println!("== again: {}", names(&first.failed));
-    let second = in_a_guest(first.failed, variables)?;
+    let second = in_a_guest(first.failed, programs, variables)?;
     if second.stopped.is_some() || !second.failed.is_empty() {
         return Ok(Verdict::Counted(first.counts, Some(named)));
     }
@@ -81,14 +80,14 @@ pub(super) fn run(variables: &[(OsString, OsString)]) -> Result<Verdict> {
         failed: 0,
         ..first.counts
     };
-    Ok(Verdict::Remarkable(
+    Ok(Verdict::Retried(
         counts,
         format!("passed only in a new guest ({named})"),
     ))
 }
 
 /// Runs these scripts in one guest.
-fn in_a_guest(scripts: Vec<Script>, variables: &[(OsString, OsString)]) -> Result<Outing> {
+fn in_a_guest(scripts: Vec<Script>, programs: &Path, variables: &[(OsString, OsString)]) -> Result<GuestRun> {
     let mut command: Vec<OsString> = ["bash", "-c", RUNNER, "guest.sh"].map(Into::into).into();
     for script in &scripts {
         command.push(script.limit.to_string().into());
@@ -97,9 +96,7 @@ fn in_a_guest(scripts: Vec<Script>, variables: &[(OsString, OsString)]) -> Resul
     let mut request = Request::new(command);
     request.limit = Duration::from_secs(MARGIN + scripts.iter().map(|script| script.limit + 10).sum::<u64>());
     request.environment = variables.to_vec();
-    request
-        .environment
-        .push(("DOORBELL_BIN".into(), target_folder()?.join("release").into()));
+    request.environment.push(("DOORBELL_BIN".into(), programs.into()));
 
     let (reports, received) = mpsc::channel();
     let outcome = request.run(Box::new(Watch::new(io::stdout(), reports)), Box::new(io::stderr()))?;
@@ -116,7 +113,7 @@ fn in_a_guest(scripts: Vec<Script>, variables: &[(OsString, OsString)]) -> Resul
             Some(reason)
         }
     };
-    Ok(Outing {
+    Ok(GuestRun {
         counts,
         failed,
         stopped,

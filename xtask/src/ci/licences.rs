@@ -1,11 +1,11 @@
 //! Licences and origins of our dependencies, as `deny.toml` allows them.
 //!
-//! `cargo deny` does it where it is installed (without its database of advisories, which has to be fetched). Elsewhere the
-//! two checks that need no more than cargo's own output are done here, by the same file: compiling cargo-deny would take
-//! longer than all other steps together.
+//! Runs `cargo deny` where it is installed, without its advisory database, which must be downloaded.
+//! Elsewhere checks licences and sources here, by the same file, from cargo's own output: building
+//! cargo-deny would take longer than all other steps.
 
 use super::{
-    Verdict,
+    Scope, Verdict,
     steps::{command, succeed},
 };
 use crate::{setup, workspace};
@@ -18,7 +18,7 @@ const REGISTRY: &str = "registry+https://github.com/rust-lang/crates.io-index";
 /// Packages whose manifest names a file and not a licence, with what the file is. cargo-deny recognises the texts itself.
 const READ_BY_US: &[(&str, &str)] = &[("rdma-sys", "MIT")];
 
-pub(super) fn check() -> Result<Verdict> {
+pub(super) fn check(_: Scope) -> Result<Verdict> {
     if setup::in_path("cargo-deny") {
         return succeed(&mut command(&[
             "deny",

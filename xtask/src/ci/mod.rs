@@ -1,17 +1,17 @@
 //! `cargo xtask ci`: every check of this workspace, in order, with a summary at the end.
 //!
-//! [`steps`] says what is checked; [`guest`] runs the scripts of `tests/vm` in a guest; [`licences`] checks what we depend
-//! on. A step that fails does not keep the later ones from running. What a machine lacks is installed where we are root
-//! on Debian; elsewhere the step that needs it is skipped and says what it lacks, or fails under `CI=true`.
+//! [`steps`] lists the checks; [`guest`] runs the scripts of `tests/vm` in a guest; [`licences`] checks
+//! dependencies. A failed step does not keep later ones from running. Missing packages are installed
+//! when run as root on Debian; otherwise a step that lacks one is skipped with the reason, or fails
+//! under `CI=true`.
 //!
-//! Steps whose tests know time run one after the other; those that build and count run behind them, on what they leave of the
-//! processors ([`behind`]). What needs the others' builds waits for cargo's own locks.
+//! Steps with time-sensitive tests run one after another; the rest run in the [`background`] at a low
+//! priority. The [`Scope`] decides between the short form, which CI runs, and `--full`.
 //!
-//! What a failed test said is repeated there, and a test that passed only in its second try is named there ([`cargo_test`]); so it is with the rows of
-//! programs that try many ([`rows`]).
-//! The closing line counts: every test that cargo ran, every script that the guest ran, and every other step, each once.
+//! The summary repeats the output of failed tests ([`cargo_test`]) and rows ([`rows`]), and lists what
+//! was retried. Its last line counts tests, guest scripts and other steps.
 
-mod behind;
+mod background;
 mod cargo_test;
 mod guest;
 mod licences;
@@ -20,10 +20,11 @@ mod safe;
 mod steps;
 
 pub(crate) use cargo_test::tests;
-pub(crate) use steps::{command, release};
+pub(crate) use steps::command;
 
+use crate::target_folder;
 use anyhow::{Context, Result, bail};
-use behind::Behind;
+use background::Background;
 use std::{
     fmt, fs,
     io::{self, BufRead, BufReader, Write},
@@ -38,6 +39,7 @@ Check everything
 Usage: cargo xtask ci [OPTIONS]
 
 Options:
+      --full        run everything: release builds, sanitizers, peers, whole products of parameters
       --only NAME   run this step alone; may be given several times
       --skip NAME   leave this step out; may be given several times
       --list        show the steps' names
@@ -46,57 +48,97 @@ Options:
 Exit status: 0 when nothing failed, 1 when something did, 2 for a wrong call.
 ";
 
+/// How much a run covers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Scope {
+    /// What CI runs: everything in the test profile, covering arrays of large products.
+    Short,
+    /// Everything, with the release profile's programs.
+    Full,
+}
+
+impl Scope {
+    /// Where the programs of this scope are built.
+    fn programs(self) -> Result<PathBuf> {
+        let profile = match self {
+            Self::Short => "debug",
+            Self::Full => "release",
+        };
+        Ok(target_folder()?.join(profile))
+    }
+}
+
 /// One check.
 pub(crate) struct Step {
-    /// What `--only` and `--skip` call it.
+    /// The argument of `--only` and `--skip`.
     pub(crate) name: &'static str,
-    /// What it does, in a line.
+    /// One line for `--list`.
     pub(crate) about: &'static str,
-    /// When it runs.
-    pub(crate) place: Place,
-    /// Does it. An error is a failure of the step.
-    pub(crate) run: fn() -> Result<Verdict>,
+    place: Place,
+    full_only: bool,
+    /// Runs it. An error is a failure of the step.
+    run: fn(Scope) -> Result<Verdict>,
+}
+
+impl Step {
+    const fn new(name: &'static str, place: Place, run: fn(Scope) -> Result<Verdict>, about: &'static str) -> Self {
+        let full_only = false;
+        Self {
+            name,
+            about,
+            place,
+            full_only,
+            run,
+        }
+    }
+
+    /// A step that only `--full` runs.
+    const fn full(name: &'static str, place: Place, run: fn(Scope) -> Result<Verdict>, about: &'static str) -> Self {
+        Self {
+            full_only: true,
+            ..Self::new(name, place, run, about)
+        }
+    }
 }
 
 /// When a step runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Place {
-    /// Before all others, as they need what it does.
+enum Place {
+    /// Before all others: cheap, or the others need its effects.
     First,
-    /// In its turn: it has tests that wait and give up, so that no other such step may run beside it.
-    InTurn,
-    /// Behind those, with what they leave of the processors: it does not matter when.
-    Behind,
+    /// In order: its tests depend on time, so no other such step may run beside it.
+    InOrder,
+    /// Beside those at a low priority.
+    Background,
 }
 
 /// How a step ended, if it did not fail.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
-    /// All is well.
     Passed,
-    /// It was not done, for this reason.
+    /// Not run, for this reason.
     Skipped(String),
-    /// It ran tests of its own and counted them; it failed if one of them did, or for the reason given.
+    /// Counted tests; the step failed if one of them did, or for the reason given.
     Counted(Counts, Option<String>),
-    /// The same, none failed, and there is something to look into.
-    Remarkable(Counts, String),
+    /// Counted tests of which some passed only when retried: these, with their output.
+    Retried(Counts, String),
 }
 
 impl Verdict {
-    /// This one and another: what was counted in both.
+    /// The sum of both.
     pub(crate) fn and(self, other: Verdict) -> Verdict {
         match (self, other) {
-            (Verdict::Remarkable(mut counts, why), Verdict::Remarkable(others, other_why)) => {
+            (Verdict::Retried(mut counts, why), Verdict::Retried(others, other_why)) => {
                 counts.add(others);
-                Verdict::Remarkable(counts, format!("{why}\n{other_why}"))
+                Verdict::Retried(counts, format!("{why}\n{other_why}"))
             }
-            (Verdict::Remarkable(counts, why), Verdict::Counted(mut others, failure))
-            | (Verdict::Counted(mut others, failure), Verdict::Remarkable(counts, why)) => {
+            (Verdict::Retried(counts, why), Verdict::Counted(mut others, failure))
+            | (Verdict::Counted(mut others, failure), Verdict::Retried(counts, why)) => {
                 others.add(counts);
                 match failure {
                     Some(failure) => Verdict::Counted(others, Some(format!("{failure}\n{why}"))),
                     None if others.failed > 0 => Verdict::Counted(others, Some(why)),
-                    None => Verdict::Remarkable(others, why),
+                    None => Verdict::Retried(others, why),
                 }
             }
             (Verdict::Counted(mut counts, why), Verdict::Counted(others, other_why)) => {
@@ -104,22 +146,17 @@ impl Verdict {
                 Verdict::Counted(counts, why.or(other_why))
             }
             (Verdict::Counted(counts, why), _) | (_, Verdict::Counted(counts, why)) => Verdict::Counted(counts, why),
-            (Verdict::Remarkable(counts, why), _) | (_, Verdict::Remarkable(counts, why)) => {
-                Verdict::Remarkable(counts, why)
-            }
+            (Verdict::Retried(counts, why), _) | (_, Verdict::Retried(counts, why)) => Verdict::Retried(counts, why),
             (first, _) => first,
         }
     }
 }
 
-/// How many were there of each kind.
+/// Numbers of tests.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Counts {
-    /// Done, and well.
     pub(crate) passed: u64,
-    /// Done, and not well.
     pub(crate) failed: u64,
-    /// Not done.
     pub(crate) skipped: u64,
 }
 
@@ -131,7 +168,7 @@ impl Counts {
     }
 }
 
-/// How a step that passed, one that failed and one that was skipped are marked.
+/// The marks of a passed, a failed and a skipped step.
 const MARKS: [&str; 3] = ["ok", "FAILED", "skipped"];
 
 /// A line of the summary.
@@ -140,44 +177,51 @@ pub(crate) struct Line {
     mark: &'static str,
     note: String,
     pub(crate) counts: Counts,
+    retried: bool,
     took: Duration,
 }
 
-/// What was asked for.
+/// The command line.
 struct Call {
+    scope: Scope,
     steps: Vec<&'static Step>,
-    /// Where to write how the only step ended, for the process that runs it behind others.
+    /// The file for the only step's line, when this process runs it for [`background`].
     verdict: Option<PathBuf>,
 }
 
 /// The command-line form. Returns the exit status.
 pub(crate) fn main(arguments: lexopt::Parser) -> Result<u8> {
-    let Some(Call { steps, verdict }) = parse(arguments)? else {
+    let Some(Call { scope, steps, verdict }) = parse(arguments)? else {
         return Ok(0);
     };
     if let Some(file) = verdict {
         let [step] = steps[..] else {
-            bail!("--verdict is of one step")
+            bail!("--verdict takes one step")
         };
-        let line = perform(step);
-        fs::write(&file, line.written()).with_context(|| format!("cannot write {}", file.display()))?;
+        let line = perform(step, scope);
+        fs::write(&file, line.serialize()).with_context(|| format!("cannot write {}", file.display()))?;
         return Ok(u8::from(line.counts.failed > 0));
     }
 
     let started = Instant::now();
-    let lines = run(&steps)?;
+    let lines = run(&steps, scope)?;
+    let ordered = steps
+        .iter()
+        .flat_map(|step| lines.iter().filter(|line| line.name == step.name));
     let mut total = Counts::default();
-    for step in &steps {
-        for line in lines.iter().filter(|line| line.name == step.name) {
-            println!("{line}");
-            total.add(line.counts);
-        }
+    for line in ordered.clone() {
+        println!("{line}");
+        total.add(line.counts);
     }
+    println!("{:<12} {:<8} {:>7.1} s", "total", "", started.elapsed().as_secs_f64());
+    let retried: Vec<_> = ordered.filter(|line| line.retried).map(|line| line.name).collect();
     println!(
-        "{:<12} {:<8} {:>7.1} s",
-        "together",
-        "",
-        started.elapsed().as_secs_f64()
+        "retried: {}",
+        if retried.is_empty() {
+            "none".to_owned()
+        } else {
+            retried.join(", ")
+        }
     );
     println!(
         "{} passed, {} failed, {} skipped",
@@ -186,38 +230,38 @@ pub(crate) fn main(arguments: lexopt::Parser) -> Result<u8> {
     Ok(u8::from(total.failed > 0))
 }
 
-/// Runs the steps, each in its place. Their lines are in the order in which they ended.
-fn run(steps: &[&'static Step]) -> Result<Vec<Line>> {
+/// Runs the steps, each in its place. The lines are in the order in which the steps ended.
+fn run(steps: &[&'static Step], scope: Scope) -> Result<Vec<Line>> {
     let placed = |place| steps.iter().copied().filter(move |step| step.place == place);
-    let mut lines: Vec<_> = placed(Place::First).map(run_here).collect();
-    if placed(Place::InTurn).next().is_none() {
-        lines.extend(placed(Place::Behind).map(run_here));
+    let mut lines: Vec<_> = placed(Place::First).map(|step| run_here(step, scope)).collect();
+    if placed(Place::InOrder).next().is_none() {
+        lines.extend(placed(Place::Background).map(|step| run_here(step, scope)));
         return Ok(lines);
     }
-    let mut behind = Behind::start(placed(Place::Behind).collect())?;
-    for step in placed(Place::InTurn) {
-        lines.push(run_here(step));
-        // What steps print stays in one piece.
-        lines.extend(behind.ended());
+    let mut background = Background::start(placed(Place::Background).collect(), scope)?;
+    for step in placed(Place::InOrder) {
+        lines.push(run_here(step, scope));
+        // The output of a step stays in one piece.
+        lines.extend(background.ended());
     }
-    lines.extend(behind.rest());
+    lines.extend(background.wait());
     Ok(lines)
 }
 
-fn run_here(step: &'static Step) -> Line {
-    let line = perform(step);
+fn run_here(step: &'static Step, scope: Scope) -> Line {
+    let line = perform(step, scope);
     line.show_end();
     line
 }
 
-fn perform(step: &'static Step) -> Line {
+fn perform(step: &'static Step, scope: Scope) -> Line {
     println!("== {}: {}", step.name, step.about);
     let started = Instant::now();
-    judge(step.name, (step.run)(), started.elapsed())
+    judge(step.name, (step.run)(scope), started.elapsed())
 }
 
-/// Runs a command, shows what it prints, and gives each line to `read`.
-fn show_lines(command: &mut Command, mut read: impl FnMut(&str)) -> Result<ExitStatus> {
+/// Runs a command, prints its output, and passes each line to `read`.
+fn run_lines(command: &mut Command, mut read: impl FnMut(&str)) -> Result<ExitStatus> {
     let mut child = command
         .stdout(Stdio::piped())
         .spawn()
@@ -232,12 +276,12 @@ fn show_lines(command: &mut Command, mut read: impl FnMut(&str)) -> Result<ExitS
     Ok(child.wait()?)
 }
 
-/// Whether a missing part is a failure and not a reason to skip.
+/// Whether a missing package is a failure rather than a reason to skip.
 pub(crate) fn under_ci() -> bool {
     std::env::var_os("CI").is_some_and(|value| value == "true" || value == "1")
 }
 
-/// The verdict on what a machine lacks.
+/// The verdict when the machine lacks packages.
 pub(crate) fn lacking(missing: &[&str]) -> Result<Verdict> {
     let what = format!("missing: {} (as root: apt-get install {0})", missing.join(" "));
     if under_ci() {
@@ -249,6 +293,7 @@ pub(crate) fn lacking(missing: &[&str]) -> Result<Verdict> {
 
 pub(crate) fn judge(name: &'static str, result: Result<Verdict>, took: Duration) -> Line {
     let [passed, failed, skipped] = MARKS;
+    let retried = matches!(result, Ok(Verdict::Retried(..)));
     let one = |passed, failed, skipped| Counts {
         passed,
         failed,
@@ -257,11 +302,11 @@ pub(crate) fn judge(name: &'static str, result: Result<Verdict>, took: Duration)
     let (mark, note, counts) = match result {
         Ok(Verdict::Passed) => (passed, String::new(), one(1, 0, 0)),
         Ok(Verdict::Skipped(why)) => (skipped, why, one(0, 0, 1)),
-        Ok(Verdict::Remarkable(counts, why)) => (passed, format!("{}; {why}", count(counts)), counts),
+        Ok(Verdict::Retried(counts, why)) => (passed, format!("{}; {why}", count(counts)), counts),
         Ok(Verdict::Counted(counts, None)) if counts.failed == 0 => (passed, count(counts), counts),
         Ok(Verdict::Counted(counts, None)) => (failed, count(counts), counts),
         Ok(Verdict::Counted(mut counts, Some(why))) => {
-            // What failed may be no single test: a crash, or code that does not compile.
+            // A crash or a compile error fails no single test.
             counts.failed = counts.failed.max(1);
             (failed, format!("{}; {why}", count(counts)), counts)
         }
@@ -272,12 +317,13 @@ pub(crate) fn judge(name: &'static str, result: Result<Verdict>, took: Duration)
         mark,
         note,
         counts,
+        retried,
         took,
     }
 }
 
 impl Line {
-    /// The end of what a step printed.
+    /// Prints the end of a step.
     fn show_end(&self) {
         println!(
             "== {}: {} after {:.1} s{}\n",
@@ -288,23 +334,28 @@ impl Line {
         );
     }
 
-    /// As the process of a step behind others tells it.
-    fn written(&self) -> String {
+    /// The form in which a background process reports it.
+    fn serialize(&self) -> String {
         let Counts {
             passed,
             failed,
             skipped,
         } = self.counts;
-        format!("{}\n{passed} {failed} {skipped}\n{}", self.mark, self.note)
+        format!(
+            "{}\n{passed} {failed} {skipped} {}\n{}",
+            self.mark,
+            u8::from(self.retried),
+            self.note
+        )
     }
 
-    /// What [`Line::written`] made, if it is that.
-    fn read(name: &'static str, written: &str, took: Duration) -> Option<Line> {
-        let (mark, rest) = written.split_once('\n')?;
+    /// Parses the result of [`Line::serialize`].
+    fn parse(name: &'static str, text: &str, took: Duration) -> Option<Line> {
+        let (mark, rest) = text.split_once('\n')?;
         let (counts, note) = rest.split_once('\n')?;
         let mark = MARKS.into_iter().find(|known| *known == mark)?;
         let counts: Vec<u64> = counts.split(' ').map(str::parse).collect::<Result<_, _>>().ok()?;
-        let [passed, failed, skipped] = counts[..] else {
+        let [passed, failed, skipped, retried] = counts[..] else {
             return None;
         };
         Some(Line {
@@ -316,6 +367,7 @@ impl Line {
                 failed,
                 skipped,
             },
+            retried: retried == 1,
             took,
         })
     }
@@ -349,10 +401,10 @@ fn after_colon(note: &str) -> String {
     }
 }
 
-/// The steps to run, in their order; `None` when something was only to be shown.
+/// The steps to run, in order; `None` after `--help` or `--list`.
 fn parse(mut arguments: lexopt::Parser) -> Result<Option<Call>> {
     use lexopt::prelude::*;
-    let (mut only, mut skip, mut verdict) = (Vec::new(), Vec::new(), None);
+    let (mut only, mut skip, mut verdict, mut scope) = (Vec::new(), Vec::new(), None, Scope::Short);
     while let Some(argument) = arguments.next()? {
         match argument {
             Short('h') | Long("help") => {
@@ -365,14 +417,20 @@ fn parse(mut arguments: lexopt::Parser) -> Result<Option<Call>> {
                 }
                 return Ok(None);
             }
+            Long("full") => scope = Scope::Full,
             Long("only") => only.push(known(&arguments.value()?.string()?)?),
             Long("skip") => skip.push(known(&arguments.value()?.string()?)?),
             Long("verdict") => verdict = Some(arguments.value()?.into()),
             other => return Err(other.unexpected().into()),
         }
     }
-    let wanted = |step: &&Step| (only.is_empty() || only.contains(&step.name)) && !skip.contains(&step.name);
+    let in_scope = |step: &Step| scope == Scope::Full || !step.full_only;
+    let wanted = |step: &&Step| {
+        let named = only.contains(&step.name) || only.is_empty() && in_scope(step);
+        named && !skip.contains(&step.name)
+    };
     Ok(Some(Call {
+        scope,
         steps: steps::ALL.iter().filter(wanted).collect(),
         verdict,
     }))
@@ -396,15 +454,17 @@ mod tests {
 
     #[test]
     fn steps_are_chosen_by_name_and_keep_their_order() {
-        let all = chosen(&[]);
+        let all = chosen(&["--full"]);
         assert_eq!(all.len(), steps::ALL.len());
+        assert_eq!(chosen(&["--only", "png"]), ["png"]);
+        assert!(!chosen(&[]).contains(&"png"));
         assert_eq!(chosen(&["--only", "vm", "--only=fmt"]), ["fmt", "vm"]);
-        assert_eq!(chosen(&["--skip", all[0]]), all[1..]);
+        assert_eq!(chosen(&["--full", "--skip", all[0]]), all[1..]);
         assert!(parse(lexopt::Parser::from_args(["--only", "nope"])).is_err());
     }
 
     #[test]
-    fn a_line_is_read_as_it_was_written() {
+    fn lines_survive_serialization() {
         let counts = Counts {
             passed: 5,
             failed: 1,
@@ -412,11 +472,18 @@ mod tests {
         };
         let result = Ok(Verdict::Counted(counts, Some("two\nlines".into())));
         let line = judge("x", result, Duration::ZERO);
-        let read = Line::read("x", &line.written(), Duration::ZERO).unwrap();
+        let read = Line::parse("x", &line.serialize(), Duration::ZERO).unwrap();
         assert_eq!((read.mark, read.counts), ("FAILED", counts));
         assert_eq!(read.note, line.note);
-        for torn in ["", "ok", "ok\n1 0 0", "ok\n1 0\n", "well\n1 0 0\n", "ok\n1 0 x\n"] {
-            assert!(Line::read("x", torn, Duration::ZERO).is_none(), "{torn:?}");
+        for torn in [
+            "",
+            "ok",
+            "ok\n1 0 0 0",
+            "ok\n1 0 0\n",
+            "well\n1 0 0 0\n",
+            "ok\n1 0 0 x\n",
+        ] {
+            assert!(Line::parse("x", torn, Duration::ZERO).is_none(), "{torn:?}");
         }
     }
 

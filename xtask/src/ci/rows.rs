@@ -1,31 +1,30 @@
-//! Runs programs of the release that try many rows, and keeps what they say of those that failed: a log is long, and the part of it that reaches whoever must
-//! mend something is often only its end.
+//! Runs programs that test many rows, and keeps the output of failed rows for the summary.
 //!
-//! Such a program begins a line with `FAILED` where a row fails, indents by four what belongs to it, and tries a few of them once more. It ends with 0 when
-//! all passed at last; what failed at first is named all the same.
+//! Such a program prints `FAILED` at the start of a failed row, indents the row's details by four, and
+//! retries a few. It exits with 0 when every row passed in the end; rows that failed first are listed
+//! all the same.
 
-use super::{Counts, Verdict, show_lines};
-use crate::{target_folder, workspace};
+use super::{Counts, Verdict, run_lines};
+use crate::workspace;
 use anyhow::{Result, bail};
-use std::process::Command;
+use std::{path::Path, process::Command};
 
-/// As many lines of what failed are kept of a program.
+/// Lines of failures kept of one program.
 const LINES_KEPT: usize = 90;
 
-/// What a program came to.
+/// The result of a program.
 pub(super) struct Rows {
     program: String,
     passed: bool,
-    /// What it said of rows that failed.
     failures: Failures,
 }
 
-/// Runs a program of the release in the workspace's root, and shows what it prints.
-pub(super) fn run(name: &str, arguments: &[&str]) -> Result<Rows> {
-    let mut command = Command::new(target_folder()?.join("release").join(name));
+/// Runs a program of a folder in the workspace's root and prints its output.
+pub(super) fn run(folder: &Path, name: &str, arguments: &[&str]) -> Result<Rows> {
+    let mut command = Command::new(folder.join(name));
     command.args(arguments).current_dir(workspace());
     let mut failures = Failures::default();
-    let status = show_lines(&mut command, |line| failures.take(line))?;
+    let status = run_lines(&mut command, |line| failures.take(line))?;
     Ok(Rows {
         program: [&[name], arguments].concat().join(" "),
         passed: status.success(),
@@ -33,14 +32,14 @@ pub(super) fn run(name: &str, arguments: &[&str]) -> Result<Rows> {
     })
 }
 
-/// The verdict on several.
+/// The verdict on several programs.
 pub(super) fn verdict(all: &[Rows]) -> Result<Verdict> {
-    let told = |rows: &Rows| format!("target/release/{}:{}", rows.program, rows.failures.told());
-    let failed: Vec<_> = all.iter().filter(|rows| !rows.passed).map(told).collect();
+    let text = |rows: &Rows| format!("{}:{}", rows.program, rows.failures.text());
+    let failed: Vec<_> = all.iter().filter(|rows| !rows.passed).map(text).collect();
     if !failed.is_empty() {
         bail!(failed.join("\n"));
     }
-    let twice: Vec<_> = all.iter().filter(|rows| rows.failures.any()).map(told).collect();
+    let twice: Vec<_> = all.iter().filter(|rows| rows.failures.any()).map(text).collect();
     if twice.is_empty() {
         return Ok(Verdict::Passed);
     }
@@ -48,17 +47,17 @@ pub(super) fn verdict(all: &[Rows]) -> Result<Verdict> {
         passed: 1,
         ..Counts::default()
     };
-    Ok(Verdict::Remarkable(
+    Ok(Verdict::Retried(
         counts,
         format!("passed only when tried again: {}", twice.join("\n")),
     ))
 }
 
-/// Reads what such a program prints, line by line.
+/// Collects failed rows from a program's output.
 #[derive(Default)]
 struct Failures {
     lines: Vec<String>,
-    /// Whether an indented line belongs to a row that failed.
+    /// Whether an indented line belongs to a failed row.
     within: bool,
     left_out: usize,
 }
@@ -78,15 +77,15 @@ impl Failures {
         !self.lines.is_empty()
     }
 
-    fn told(&self) -> String {
+    fn text(&self) -> String {
         if !self.any() {
-            return " it says of no row that it failed; see what it printed".to_owned();
+            return " no row is marked as failed; see its output".to_owned();
         }
-        let mut told: String = self.lines.iter().map(|line| format!("\n  {line}")).collect();
+        let mut text: String = self.lines.iter().map(|line| format!("\n  {line}")).collect();
         if self.left_out > 0 {
-            told.push_str(&format!("\n  and {} lines", self.left_out));
+            text.push_str(&format!("\n  and {} more lines", self.left_out));
         }
-        told
+        text
     }
 }
 
@@ -115,37 +114,37 @@ FAILED       docs/STOCK.md: -old
     }
 
     #[test]
-    fn failed_rows_are_told_with_what_was_said_of_them() {
+    fn failed_rows_are_listed_with_their_output() {
         let error = verdict(&[rows(true, ""), rows(false, PRINTED)]).unwrap_err();
         assert_eq!(
             error.to_string(),
-            "target/release/stock host:\n  \
+            "stock host:\n  \
              FAILED         0.3 s ib_read_bw: the client ends with 1: no device\n  \
              \x20   server: waiting\n  \
              \x20   client: no device\n  \
              FAILED       docs/STOCK.md: -old"
         );
         let wordless = verdict(&[rows(false, "ok  all")]).unwrap_err().to_string();
-        assert!(wordless.contains("of no row"), "{wordless}");
+        assert!(wordless.contains("no row"), "{wordless}");
     }
 
     #[test]
-    fn what_passed_only_in_its_second_try_is_named() {
+    fn retried_rows_are_listed() {
         assert_eq!(
             verdict(&[rows(true, "ok  a"), rows(true, "")]).unwrap(),
             Verdict::Passed
         );
-        let Verdict::Remarkable(counts, why) = verdict(&[rows(true, PRINTED)]).unwrap() else {
-            panic!("not remarked")
+        let Verdict::Retried(counts, why) = verdict(&[rows(true, PRINTED)]).unwrap() else {
+            panic!("not retried")
         };
         assert_eq!((counts.passed, counts.failed), (1, 0));
         assert!(why.contains("ib_read_bw") && !why.contains("ib_read_lat"), "{why}");
     }
 
     #[test]
-    fn of_many_failures_the_first_are_told_and_the_others_counted() {
+    fn long_output_is_cut() {
         let printed = "FAILED a\n".repeat(LINES_KEPT + 7);
-        let told = rows(false, &printed).failures.told();
-        assert!(told.ends_with("and 7 lines"), "{told}");
+        let text = rows(false, &printed).failures.text();
+        assert!(text.ends_with("and 7 more lines"), "{text}");
     }
 }

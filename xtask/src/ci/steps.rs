@@ -1,6 +1,6 @@
-//! What `cargo xtask ci` checks.
+//! The steps of `cargo xtask ci`.
 
-use super::{Place, Step, Verdict, cargo_test::tests, guest, lacking, licences, rows, safe};
+use super::{Place, Scope, Step, Verdict, cargo_test::tests, guest, lacking, licences, rows, safe};
 use crate::{instructions, kernels, sanitize, setup, target_folder, tidy, workspace};
 use anyhow::{Context, Result, bail};
 use std::{
@@ -10,115 +10,101 @@ use std::{
     process::{Command, Stdio},
 };
 
-/// All steps, in the order in which they run: in their turn cheap ones first and the guest last. Behind those what others need first, and last what has cargo
-/// lock the folder that tests are built in: the tests of the drop-in libraries build, too, and would wait for it.
-pub(crate) const ALL: [Step; 17] = [
-    Step {
-        name: "setup",
-        about: "what the other steps need from the machine",
-        place: Place::First,
-        run: set_up,
-    },
-    Step {
-        name: "fmt",
-        about: "rustfmt has nothing to change",
-        place: Place::InTurn,
-        run: format,
-    },
-    Step {
-        name: "safe",
-        about: "no unsafe code in examples and perftest",
-        place: Place::InTurn,
-        run: safe::check,
-    },
-    Step {
-        name: "tidy",
-        about: "words, widths, lengths, fields, variables and visibility",
-        place: Place::InTurn,
-        run: tidy::check,
-    },
-    Step {
-        name: "test",
-        about: "every test that needs no guest",
-        place: Place::InTurn,
-        run: test,
-    },
-    Step {
-        name: "build",
-        about: "release builds",
-        place: Place::Behind,
-        run: release,
-    },
-    Step {
-        name: "browser",
-        about: "reports in a headless browser: their charts hold the numbers of the results, on a desktop and on a phone",
-        place: Place::Behind,
-        run: browser,
-    },
-    Step {
-        name: "instructions",
-        about: "the data path costs no more than C with accounting, and neither locks nor allocates",
-        place: Place::Behind,
-        run: count_instructions,
-    },
-    Step {
-        name: "kernels",
-        about: "the GPU's kernels and their report are what their source builds to",
-        place: Place::Behind,
-        run: kernels::check,
-    },
-    Step {
-        name: "licences",
-        about: "licences and origins of what we depend on",
-        place: Place::Behind,
-        run: licences::check,
-    },
-    Step {
-        name: "sanitize",
-        about: "the safe API and all that is lock-free under sanitizers, valgrind and loom",
-        place: Place::Behind,
-        run: sanitize::check,
-    },
-    Step {
-        name: "clippy",
-        about: "no warning from the compiler or clippy",
-        place: Place::Behind,
-        run: clippy,
-    },
-    Step {
-        name: "doc",
-        about: "the documentation builds without a warning",
-        place: Place::Behind,
-        run: doc,
-    },
-    Step {
-        name: "interop",
-        about: "the feature `ibverbs`: the crate of that name beside ours",
-        place: Place::Behind,
-        run: interop,
-    },
-    Step {
-        name: "stock",
-        about: "stock RDMA programs on the drop-in libraries, without any privilege; and with the classic tools at the other end",
-        place: Place::InTurn,
-        run: stock,
-    },
-    Step {
-        name: "swarm",
-        about: "32 processes on one address, all connected, 1 GiB of traffic each, one killed every second",
-        place: Place::InTurn,
-        run: swarm,
-    },
-    Step {
-        name: "vm",
-        about: "the scripts of tests/vm in a guest with the kernel's rxe",
-        place: Place::InTurn,
-        run: vm,
-    },
+/// All steps. In order: cheap ones first, the guest last. In the background: what needs no build of
+/// its own first.
+pub(crate) const ALL: [Step; 18] = [
+    Step::new(
+        "setup",
+        Place::First,
+        set_up,
+        "what the other steps need from the machine",
+    ),
+    Step::new("fmt", Place::First, format, "rustfmt has nothing to change"),
+    Step::new(
+        "safe",
+        Place::First,
+        safe::check,
+        "no unsafe code in examples and perftest",
+    ),
+    Step::new(
+        "tidy",
+        Place::First,
+        tidy::check,
+        "words, widths, lengths, fields, variables and visibility",
+    ),
+    Step::new("build", Place::First, build, "programs, libraries and tests"),
+    Step::new("test", Place::InOrder, test, "every test that needs no guest"),
+    Step::new(
+        "browser",
+        Place::Background,
+        browser,
+        "the charts of reports in a headless browser, on a desktop and on a phone",
+    ),
+    Step::new(
+        "kernels",
+        Place::Background,
+        kernels::check,
+        "the PTX is what the GPU kernels' sources build to",
+    ),
+    Step::new(
+        "licences",
+        Place::Background,
+        licences::check,
+        "licences and origins of what we depend on",
+    ),
+    Step::new(
+        "instructions",
+        Place::Background,
+        count_instructions,
+        "the data path costs no more than C with accounting, and neither locks nor allocates",
+    ),
+    Step::new(
+        "sanitize",
+        Place::Background,
+        sanitize::check,
+        "loom models; with --full sanitizers, valgrind and Miri",
+    ),
+    Step::new(
+        "clippy",
+        Place::Background,
+        clippy,
+        "no warning from the compiler or clippy",
+    ),
+    Step::new(
+        "doc",
+        Place::Background,
+        doc,
+        "the documentation builds without a warning",
+    ),
+    Step::full(
+        "interop",
+        Place::Background,
+        interop,
+        "the feature `ibverbs`: the crate of that name beside ours",
+    ),
+    Step::full("png", Place::Background, png, "the feature `png`: charts as pixels"),
+    Step::new(
+        "stock",
+        Place::InOrder,
+        stock,
+        "stock RDMA programs on the drop-in libraries, unprivileged; the classic tools with perftest's",
+    ),
+    Step::new(
+        "swarm",
+        Place::InOrder,
+        swarm,
+        "processes on one address, all connected, one killed every second",
+    ),
+    Step::new(
+        "vm",
+        Place::InOrder,
+        vm,
+        "the scripts of tests/vm in a guest with the kernel's rxe",
+    ),
 ];
 
-/// All that any step needs, as two of them that run beside each other would wait for each other's installing.
-fn set_up() -> Result<Verdict> {
+/// Installs for all steps at once: two that install at the same time would wait for each other.
+fn set_up(_: Scope) -> Result<Verdict> {
     let each = [setup::QEMU, setup::CXX, setup::SYMBOLIZER, setup::BROWSER];
     let lists = [
         &setup::ABI[..],
@@ -134,8 +120,8 @@ fn set_up() -> Result<Verdict> {
     }
 }
 
-/// The workspace, and the packages that are no members of it with the one that they share.
-fn format() -> Result<Verdict> {
+/// The workspace, and the packages of tests/peers that are not its members.
+fn format(_: Scope) -> Result<Verdict> {
     cargo(&["fmt", "--all", "--check"])?;
     for (peer, _) in instructions::PEERS {
         let manifest = format!("tests/peers/{peer}/Cargo.toml");
@@ -144,7 +130,7 @@ fn format() -> Result<Verdict> {
     Ok(Verdict::Passed)
 }
 
-fn clippy() -> Result<Verdict> {
+fn clippy(_: Scope) -> Result<Verdict> {
     cargo(&[
         "clippy",
         "--workspace",
@@ -156,18 +142,37 @@ fn clippy() -> Result<Verdict> {
     ])
 }
 
-fn doc() -> Result<Verdict> {
+fn doc(_: Scope) -> Result<Verdict> {
     succeed(command(&["doc", "--workspace", "--no-deps", "--locked"]).env("RUSTDOCFLAGS", "-Dwarnings"))
 }
 
-fn test() -> Result<Verdict> {
-    tests(test_command()?.arg("--no-fail-fast"))
+/// Builds programs, libraries and tests in one call, so that each dependency is built with one set of
+/// features. With `--full` also the release, which stock, swarm and the guest then use.
+fn build(scope: Scope) -> Result<Verdict> {
+    let targets = ["build", "--lib", "--bins", "--tests", "--examples"];
+    succeed(&mut tested(&targets)?)?;
+    match scope {
+        Scope::Short => Ok(Verdict::Passed),
+        Scope::Full => release(),
+    }
 }
 
-/// `cargo test` for all tests that need no guest. With those that compare our bindings with rdma-sys', where that can be built: apart from the others they
-/// would have all that is below them built once more.
-fn test_command() -> Result<Command> {
-    let mut command = command(&["test", "--workspace", "--locked"]);
+fn test(scope: Scope) -> Result<Verdict> {
+    let mut command = tested(&["test"])?;
+    if scope == Scope::Full {
+        command.env(COMPLETE, "1");
+    }
+    tests(command.arg("--no-fail-fast"))
+}
+
+/// Makes tests of a product run the whole product; otherwise they run a covering array.
+const COMPLETE: &str = "DOORBELL_TEST_COMPLETE";
+
+/// Cargo on the workspace with the features that tests are built with: `rdma-sys`' bindings are
+/// compared with ours where they can be built.
+fn tested(arguments: &[&str]) -> Result<Command> {
+    let mut command = command(arguments);
+    command.args(["--workspace", "--locked"]);
     if setup::provide(&setup::ABI)?.is_empty() {
         command.args(["--features", "doorbell-tests/rdma-sys"]);
         command.env("LIBCLANG_PATH", setup::LIBCLANG);
@@ -175,59 +180,51 @@ fn test_command() -> Result<Command> {
     Ok(command)
 }
 
-/// Builds what is released and what tests it, by one call: cargo builds anew what another choice of packages would have with other features.
-pub(crate) fn release() -> Result<Verdict> {
-    cargo(&[
-        "build",
-        "--release",
-        "--workspace",
-        "--exclude",
-        "xtask",
-        "--lib",
-        "--bins",
-        "--examples",
-        "--locked",
-    ])
+/// Builds what is released and the programs that test it.
+fn release() -> Result<Verdict> {
+    let targets = ["--lib", "--bins", "--examples"];
+    let packages = ["--workspace", "--exclude", "xtask", "--locked"];
+    cargo(&[&["build", "--release"], &packages[..], &targets].concat())
 }
 
-fn stock() -> Result<Verdict> {
+fn stock(scope: Scope) -> Result<Verdict> {
     match setup::provide(&setup::STOCK)?.as_slice() {
         [] => {}
         missing => return lacking(missing),
     }
-    release()?;
-    // What `doorbell` is by the names of perftest comes after, with perftest itself at the other end.
-    let tables = rows::run("stock", &["host", "--check", "docs/STOCK.md"])?;
-    let pairings = rows::run("pairings", &["host", "--quick"])?;
+    let programs = scope.programs()?;
+    // The classic names of `doorbell` come second, with perftest itself at the other end.
+    let tables = rows::run(&programs, "stock", &["host", "--check", "docs/STOCK.md"])?;
+    let pairings = rows::run(&programs, "pairings", &["host", "--quick"])?;
     rows::verdict(&[tables, pairings])
 }
 
-fn swarm() -> Result<Verdict> {
-    release()?;
-    succeed(&mut Command::new(target_folder()?.join("release/swarm")))
+fn swarm(scope: Scope) -> Result<Verdict> {
+    let mut swarm = Command::new(scope.programs()?.join("swarm"));
+    if scope == Scope::Short {
+        swarm.args(["--processes", "16", "--bytes", "134217728"]);
+    }
+    succeed(&mut swarm)
 }
 
-fn vm() -> Result<Verdict> {
+fn vm(scope: Scope) -> Result<Verdict> {
     match setup::provide(&[setup::QEMU])?.as_slice() {
         [] => {}
         missing => return lacking(missing),
     }
-    release()?;
-    guest::run(&test_binaries()?)
+    guest::run(&scope.programs()?, &test_binaries()?)
 }
 
-/// Looks at reports as people do. The screenshots stay in the target folder, to be looked at.
-fn browser() -> Result<Verdict> {
+/// Leaves the screenshots in the target folder.
+fn browser(scope: Scope) -> Result<Verdict> {
     match setup::provide(&[setup::BROWSER])?.as_slice() {
         [] => {}
         missing => return lacking(missing),
     }
-    release()?;
-    let target = target_folder()?;
-    let program = target.join("release/browser");
+    let program = scope.programs()?.join("browser");
     let status = Command::new(&program)
         .arg("--keep")
-        .arg(target.join("ci/browser"))
+        .arg(target_folder()?.join("ci/browser"))
         .status()
         .with_context(|| format!("cannot run {}", program.display()))?;
     if !status.success() {
@@ -236,19 +233,28 @@ fn browser() -> Result<Verdict> {
     Ok(Verdict::Passed)
 }
 
-fn count_instructions() -> Result<Verdict> {
+/// The peers' crates, which are not ours to keep at a level, are counted with `--full`.
+fn count_instructions(scope: Scope) -> Result<Verdict> {
     match setup::provide(&setup::INSTRUCTIONS)?.as_slice() {
         [] => {}
         missing => return lacking(missing),
     }
-    if !instructions::check(true)? {
+    if !instructions::check(scope == Scope::Full)? {
         bail!("ours does more than it may; the table above says where");
     }
     Ok(Verdict::Passed)
 }
 
-/// Skipped where that crate cannot be built, which takes more than anything else here does.
-fn interop() -> Result<Verdict> {
+fn png(_: Scope) -> Result<Verdict> {
+    let package = ["--package", "doorbell-perftest", "--features", "png", "--locked"];
+    cargo(&[&["clippy", "--all-targets"], &package[..], &["--", "-D", "warnings"]].concat())?;
+    tests(&mut command(
+        &[&["test"], &package[..], &["--", "png", "report"]].concat(),
+    ))
+}
+
+/// Skipped where the crate `ibverbs` cannot be built: it needs more than any other step.
+fn interop(_: Scope) -> Result<Verdict> {
     match setup::provide(&setup::RDMA_CORE)?.as_slice() {
         [] => {}
         missing => return Ok(Verdict::Skipped(format!("missing: {}", missing.join(" ")))),
@@ -281,38 +287,37 @@ pub(crate) fn command(arguments: &[&str]) -> Command {
     command
 }
 
-/// Runs a command whose exit status is the verdict.
+/// Runs a command; its exit status is the verdict.
 pub(super) fn succeed(command: &mut Command) -> Result<Verdict> {
     let status = command
         .status()
         .with_context(|| format!("cannot run {:?}", command.get_program()))?;
     if !status.success() {
-        bail!("{}: {status}", spelt(command));
+        bail!("{}: {status}", display(command));
     }
     Ok(Verdict::Passed)
 }
 
-pub(super) fn spelt(command: &Command) -> String {
+pub(super) fn display(command: &Command) -> String {
     let words: Vec<_> = command.get_args().map(|word| word.to_string_lossy()).collect();
     format!("cargo {}", words.join(" "))
 }
 
-/// The test programs as variables for the guest's scripts: `DOORBELL_TEST_SIM=…/sim-1234`. They are those that the step `test` runs, so that nothing is built for
-/// the guest alone. A name that two packages gave is nobody's.
+/// The test programs as variables for the guest's scripts: `DOORBELL_TEST_SIM=…/sim-1234`. They are
+/// those of the step `test`. A name that two packages use is left out.
 fn test_binaries() -> Result<Vec<(OsString, OsString)>> {
-    let mut command = test_command()?;
-    command.arg("--no-run");
+    let mut command = tested(&["test", "--no-run"])?;
     let output = command.output().context("cannot run cargo")?;
     let said = String::from_utf8_lossy(&output.stderr);
     if !output.status.success() {
-        bail!("{}: {}\n{said}", spelt(&command), output.status);
+        bail!("{}: {}\n{said}", display(&command), output.status);
     }
     Ok(unique(said.lines().filter_map(executable))
         .map(|(name, path)| (name.into(), workspace().join(path).into()))
         .collect())
 }
 
-/// Those whose name no other has.
+/// Those with a name of their own.
 fn unique(programs: impl Iterator<Item = (String, PathBuf)>) -> impl Iterator<Item = (String, PathBuf)> {
     let mut by_name: BTreeMap<String, Vec<PathBuf>> = BTreeMap::new();
     for (name, path) in programs {

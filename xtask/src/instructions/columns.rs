@@ -1,4 +1,4 @@
-//! Building the columns: ours, C, and the peers.
+//! Builds the columns of the table: ours, C, and the peers.
 
 use crate::{
     ci,
@@ -15,21 +15,21 @@ use std::{
 /// A column of the table.
 pub(super) struct Column {
     pub(super) title: &'static str,
-    /// The program, or why it could not be built here.
+    /// The program, or why it cannot be built here.
     pub(super) program: Result<PathBuf, String>,
 }
 
-/// What is counted, and what it is counted with.
+/// The programs of the table.
 pub(super) struct Programs {
-    /// Where the C programs are, the provider and what callgrind writes.
+    /// The folder of the C programs, the provider and callgrind's output.
     pub(super) folder: PathBuf,
-    /// Ours, C with accounting, and others: in this order.
+    /// Ours, C with accounting, then the others.
     pub(super) columns: Vec<Column>,
-    /// Does what a data path may not do.
+    /// A program that does everything a data path must not.
     pub(super) guilty: PathBuf,
 }
 
-/// The crates that are measured beside us: their titles, which are their packages' folders in `tests/peers` as well, and what they need.
+/// Peer crates: title, which is also the folder in `tests/peers`, and required packages.
 pub(crate) const PEERS: [(&str, &[Need]); 3] = [
     ("ibverbs", &setup::RDMA_CORE),
     ("sideway", &setup::RDMA_CORE),
@@ -37,7 +37,7 @@ pub(crate) const PEERS: [(&str, &[Need]); 3] = [
 ];
 
 impl Programs {
-    /// Builds everything, the C programs by `gcc -O2`.
+    /// Builds everything; the C programs with `gcc -O2`.
     pub(super) fn build(with_peers: bool) -> Result<Self> {
         let folder = target_folder()?.join("instructions");
         fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
@@ -90,7 +90,7 @@ fn gcc(options: &[&str], sources: &[PathBuf], output: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Cargo, the same one that runs us, building as a user would: the release profile.
+/// `cargo build` in the release profile, with the cargo that runs xtask.
 fn cargo_build() -> Command {
     let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command
@@ -99,13 +99,18 @@ fn cargo_build() -> Command {
     command
 }
 
-/// With all that is released, as CI builds it: by itself most of what is below it would be built once more.
 fn build_ours() -> Result<PathBuf> {
-    ci::release()?;
+    let status = cargo_build()
+        .args(["--package", "doorbell-instructions"])
+        .status()
+        .context("cannot run cargo")?;
+    if !status.success() {
+        bail!("cargo build: {status}");
+    }
     Ok(target_folder()?.join("release/instructions"))
 }
 
-/// What this machine lacks of these, in a line.
+/// The packages that this machine lacks, in one line.
 fn lacking(needs: &[Need]) -> Option<String> {
     match setup::provide(needs) {
         Ok(missing) if missing.is_empty() => None,
@@ -114,7 +119,7 @@ fn lacking(needs: &[Need]) -> Option<String> {
     }
 }
 
-/// A peer's program, or why it cannot be built here. Where nothing may be left out, that is an error.
+/// A peer's program, or why it cannot be built here; under `CI=true` that is an error.
 fn build_peer(name: &str, needs: &[Need]) -> Result<Result<PathBuf, String>> {
     let not_built = |why: String| {
         if ci::under_ci() {

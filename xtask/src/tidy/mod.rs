@@ -9,7 +9,10 @@ mod source;
 mod visibility;
 mod words;
 
-use crate::{ci::Verdict, workspace};
+use crate::{
+    ci::{Scope, Verdict},
+    workspace,
+};
 use anyhow::{Context, Result, bail};
 use source::Source;
 use std::{fmt, fs, process::Command};
@@ -65,7 +68,7 @@ pub(crate) fn main(mut arguments: lexopt::Parser) -> Result<u8> {
 }
 
 /// The step of CI.
-pub(crate) fn check() -> Result<Verdict> {
+pub(crate) fn check(_: Scope) -> Result<Verdict> {
     let findings = findings()?;
     for finding in &findings {
         println!("{finding}");
