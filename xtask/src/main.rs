@@ -67,7 +67,8 @@ fn run(mut arguments: lexopt::Parser) -> Result<u8> {
 
 /// The workspace's root.
 fn workspace() -> PathBuf {
-    // Cargo tells where the package is that it runs; the path known at compile time serves a copied binary.
+    // Cargo tells where the package is that it runs; the path known at compile time serves a copied
+    // binary.
     let package =
         env::var_os("CARGO_MANIFEST_DIR").map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")), PathBuf::from);
     package.parent().map_or_else(|| PathBuf::from("."), Path::to_owned)

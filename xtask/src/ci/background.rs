@@ -1,8 +1,8 @@
 //! Background steps: builds, and checks that do not depend on time.
 //!
 //! Tests and guests mostly wait, and leave processors idle. Background steps use those: each is a
-//! process of its own at a low priority (`nice`), one after another. Its output goes to a file and is
-//! printed in one piece when it has ended.
+//! process of its own at a low priority (`nice`), one after another. Its output goes to a file and
+//! is printed in one piece when it has ended.
 
 use super::{Line, Scope, Step, judge};
 use crate::target_folder;

@@ -1,9 +1,9 @@
 //! Runs `cargo test`, counts its results, and keeps the output of failed tests for the summary.
 //!
 //! Failed tests are run once more, alone: they move data between processes under time-outs, and a
-//! machine that stalls one of them for longer than all its retries fails a correct test. The summary
-//! lists such a test with its first output. More than [`RETRIES`] failures are not retried, nor is a
-//! test that ended its program, whose name is then unknown.
+//! machine that stalls one of them for longer than all its retries fails a correct test. The
+//! summary lists such a test with its first output. More than [`RETRIES`] failures are not retried,
+//! nor is a test that ended its program, whose name is then unknown.
 
 use super::{Counts, Verdict, run_lines, steps::display};
 use anyhow::Result;
@@ -30,8 +30,8 @@ struct Failure {
     output: String,
 }
 
-/// Property tests start from a fixed seed here, so that a commit passes or fails twice; by hand from
-/// a random one.
+/// Property tests start from a fixed seed here, so that a commit passes or fails twice; by hand
+/// from a random one.
 const PROPERTIES_SEED: &str = "PROPTEST_RNG_SEED";
 
 /// Runs `cargo test`, prints its output and adds up its results; failed tests are run again alone.
@@ -130,7 +130,8 @@ impl Reader {
     }
 }
 
-/// The numbers in `test result: ok. 17 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.00s`.
+/// The numbers in `test result: ok. 17 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out;
+/// finished in 0.00s`.
 fn result(line: &str) -> Option<Counts> {
     let numbers = line.strip_prefix("test result: ")?.split_once(". ")?.1;
     let number = |kind: &str| {

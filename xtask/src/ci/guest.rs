@@ -1,13 +1,13 @@
 //! Runs the scripts of `tests/vm` in one guest, in the order of their names.
 //!
 //! A script runs under bash in the workspace's root and passes with status 0; 77 skips it, with a
-//! reason in its output. It has 120 seconds, or the limit of its line `# limit: SECONDS`. It finds the
-//! programs in `$DOORBELL_BIN` and the test programs in `$DOORBELL_TEST_NAME`, where the name is
-//! unique. Processes that it leaves are killed and the MTU is restored, so that scripts are
+//! reason in its output. It has 120 seconds, or the limit of its line `# limit: SECONDS`. It finds
+//! the programs in `$DOORBELL_BIN` and the test programs in `$DOORBELL_TEST_NAME`, where the name
+//! is unique. Processes that it leaves are killed and the MTU is restored, so that scripts are
 //! independent.
 //!
-//! A failed script is run once more in a new guest, since an emulated machine may stall; the summary
-//! names it. More than [`RETRIES`] failures are not retried.
+//! A failed script is run once more in a new guest, since an emulated machine may stall; the
+//! summary names it. More than [`RETRIES`] failures are not retried.
 
 use super::{Counts, Verdict};
 use crate::{
@@ -147,7 +147,8 @@ fn limit(script: &str) -> Result<u64> {
     }
 }
 
-/// Adds up `STATUS PATH` reports and keeps the scripts that failed. One without a report has failed too.
+/// Adds up `STATUS PATH` reports and keeps the scripts that failed. One without a report has failed
+/// too.
 fn judge(reports: impl Iterator<Item = String>, scripts: Vec<Script>) -> (Counts, Vec<Script>) {
     let reports: Vec<_> = reports.collect();
     let mut counts = Counts::default();

@@ -1,8 +1,8 @@
 //! Licences and origins of our dependencies, as `deny.toml` allows them.
 //!
-//! Runs `cargo deny` where it is installed, without its advisory database, which must be downloaded.
-//! Elsewhere checks licences and sources here, by the same file, from cargo's own output: building
-//! cargo-deny would take longer than all other steps.
+//! Runs `cargo deny` where it is installed, without its advisory database, which must be
+//! downloaded. Elsewhere checks licences and sources here, by the same file, from cargo's own
+//! output: building cargo-deny would take longer than all other steps.
 
 use super::{
     Scope, Verdict,
@@ -15,7 +15,8 @@ use std::fs;
 /// The only place that dependencies come from.
 const REGISTRY: &str = "registry+https://github.com/rust-lang/crates.io-index";
 
-/// Packages whose manifest names a file and not a licence, with what the file is. cargo-deny recognises the texts itself.
+/// Packages whose manifest names a file and not a licence, with what the file is. cargo-deny
+/// recognises the texts itself.
 const READ_BY_US: &[(&str, &str)] = &[("rdma-sys", "MIT")];
 
 pub(super) fn check(_: Scope) -> Result<Verdict> {
@@ -73,7 +74,8 @@ fn refused(tree: &str, allowed: &[String]) -> Vec<String> {
     faults
 }
 
-/// The licence that the manifest states (`package` is `NAME vVERSION …`), or what we read in its file.
+/// The licence that the manifest states (`package` is `NAME vVERSION …`), or what we read in its
+/// file.
 fn licence_of<'a>(package: &str, stated: &'a str) -> &'a str {
     let name = package.split(' ').next().unwrap_or_default();
     let read = READ_BY_US.iter().find(|(known, _)| *known == name);
@@ -91,8 +93,8 @@ fn foreign(lock: &str) -> Vec<String> {
         .collect()
 }
 
-/// Whether an SPDX expression can be met with the licences allowed: AND of terms, each an OR, with parentheses. The old
-/// spelling with `/` means OR.
+/// Whether an SPDX expression can be met with the licences allowed: AND of terms, each an OR, with
+/// parentheses. The old spelling with `/` means OR.
 fn is_allowed(expression: &str, allowed: &[String]) -> bool {
     let spaced = expression.replace('/', " OR ").replace('(', " ( ").replace(')', " ) ");
     let mut words = spaced.split_whitespace().peekable();

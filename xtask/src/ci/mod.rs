@@ -1,15 +1,15 @@
 //! `cargo xtask ci`: every check of this workspace, in order, with a summary at the end.
 //!
-//! [`steps`] lists the checks; [`guest`] runs the scripts of `tests/vm` in a guest; [`licences`] checks
-//! dependencies. A failed step does not keep later ones from running. Missing packages are installed
-//! when run as root on Debian; otherwise a step that lacks one is skipped with the reason, or fails
-//! under `CI=true`.
+//! [`steps`] lists the checks; [`guest`] runs the scripts of `tests/vm` in a guest; [`licences`]
+//! checks dependencies. A failed step does not keep later ones from running. Missing packages are
+//! installed when run as root on Debian; otherwise a step that lacks one is skipped with the
+//! reason, or fails under `CI=true`.
 //!
-//! Steps with time-sensitive tests run one after another; the rest run in the [`background`] at a low
-//! priority. The [`Scope`] decides between the short form, which CI runs, and `--full`.
+//! Steps with time-sensitive tests run one after another; the rest run in the [`background`] at a
+//! low priority. The [`Scope`] decides between the short form, which CI runs, and `--full`.
 //!
-//! The summary repeats the output of failed tests ([`cargo_test`]) and rows ([`rows`]), and lists what
-//! was retried. Its last line counts tests, guest scripts and other steps.
+//! The summary repeats the output of failed tests ([`cargo_test`]) and rows ([`rows`]), and lists
+//! what was retried. Its last line counts tests, guest scripts and other steps.
 
 mod background;
 mod cargo_test;

@@ -1,8 +1,8 @@
 //! Runs programs that test many rows, and keeps the output of failed rows for the summary.
 //!
-//! Such a program prints `FAILED` at the start of a failed row, indents the row's details by four, and
-//! retries a few. It exits with 0 when every row passed in the end; rows that failed first are listed
-//! all the same.
+//! Such a program prints `FAILED` at the start of a failed row, indents the row's details by four,
+//! and retries a few. It exits with 0 when every row passed in the end; rows that failed first are
+//! listed all the same.
 
 use super::{Counts, Verdict, run_lines};
 use crate::workspace;

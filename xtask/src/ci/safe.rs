@@ -1,5 +1,5 @@
-//! No `unsafe` in `examples` and `perftest`: their code is what users of the safe API can write. Each
-//! crate root forbids it, and as a root could be missed, no other file may contain the word.
+//! No `unsafe` in `examples` and `perftest`: their code is what users of the safe API can write.
+//! Each crate root forbids it, and as a root could be missed, no other file may contain the word.
 
 use super::{Scope, Verdict};
 use crate::workspace;
@@ -47,7 +47,8 @@ fn sources(folder: &Path) -> Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// Whether cargo takes the file for a crate's root: by its name, or because of the folder that it is in.
+/// Whether cargo takes the file for a crate's root: by its name, or because of the folder that it
+/// is in.
 fn is_root(file: &Path) -> bool {
     let name = |path: Option<&Path>| {
         path.and_then(Path::file_name)

@@ -146,8 +146,8 @@ fn doc(_: Scope) -> Result<Verdict> {
     succeed(command(&["doc", "--workspace", "--no-deps", "--locked"]).env("RUSTDOCFLAGS", "-Dwarnings"))
 }
 
-/// Builds programs, libraries and tests in one call, so that each dependency is built with one set of
-/// features. With `--full` also the release, which stock, swarm and the guest then use.
+/// Builds programs, libraries and tests in one call, so that each dependency is built with one set
+/// of features. With `--full` also the release, which stock, swarm and the guest then use.
 fn build(scope: Scope) -> Result<Verdict> {
     let targets = ["build", "--lib", "--bins", "--tests", "--examples"];
     succeed(&mut tested(&targets)?)?;

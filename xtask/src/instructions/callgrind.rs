@@ -1,5 +1,5 @@
-//! Running a program under callgrind, and reading what it writes (the "Callgrind Format Specification" of valgrind's manual) with names and positions
-//! uncompressed.
+//! Runs a program under callgrind and parses its output ("Callgrind Format Specification", valgrind
+//! manual), with names and positions uncompressed.
 
 use anyhow::{Context, Result, bail};
 use std::{
@@ -12,21 +12,20 @@ use std::{
 /// The exit status of a program that has no such call; it says why on stdout.
 const LACKS: i32 = 3;
 
-/// How a program is counted.
 pub(super) struct Run<'a> {
-    /// The program, which is called with the row's name and the number of iterations.
+    /// Called with the row's name and the number of iterations.
     pub(super) program: &'a Path,
     pub(super) row: &'a str,
     pub(super) iterations: u64,
-    /// The beginning of the name of the function to count in.
+    /// Prefix of the name of the function to count in.
     pub(super) function: &'a str,
-    /// Where the provider lies that stands in for the system's libibverbs.
+    /// The folder of the provider that replaces the system's libibverbs.
     pub(super) libraries: &'a Path,
-    /// Where callgrind writes.
+    /// The file that callgrind writes.
     pub(super) output: PathBuf,
 }
 
-/// What came of a [`Run`].
+/// The result of a [`Run`].
 pub(super) enum Outcome {
     Counted(Profile),
     /// The program has no such call, for this reason.
@@ -66,30 +65,29 @@ impl Run<'_> {
     }
 }
 
-/// What was executed while callgrind collected, by function.
+/// Executed instructions by function, while callgrind collected.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Profile(BTreeMap<Function, Executed>);
 
-/// Whose code it is.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Function {
-    /// The file of its code.
+    /// The file that contains the code.
     pub(super) object: String,
     pub(super) name: String,
 }
 
-/// How often each instruction was executed, by its address in the object, as that was linked. What was called is not in it.
+/// Executions of each instruction, by link-time address; callees excluded.
 pub(super) type Executed = BTreeMap<u64, u64>;
 
 impl Function {
-    /// The provider's part of the data path, which is the same for all.
+    /// The provider's part of the data path, which is the same for all columns.
     fn is_stub(&self) -> bool {
         self.name.starts_with("stub_")
     }
 }
 
 impl Profile {
-    /// Reads callgrind's output, made with `--dump-instr=yes`: each line of cost begins with the instruction's address.
+    /// Parses the output of `--dump-instr=yes`: each cost line begins with an address.
     pub(super) fn parse(text: &str) -> Result<Self> {
         let mut functions = BTreeMap::<_, Executed>::new();
         let (mut object, mut current, mut after_call, mut by_instruction) = ("", None, false, false);
@@ -104,7 +102,7 @@ impl Profile {
             } else if line == "positions: instr line" {
                 by_instruction = true;
             } else if line.starts_with("0x") {
-                // The line after a call has what the callee cost: its own lines tell that too.
+                // The line after a call is the callee's cost, which the callee's own lines repeat.
                 if core::mem::take(&mut after_call) {
                     continue;
                 }
@@ -119,17 +117,17 @@ impl Profile {
         Ok(Self(functions))
     }
 
-    /// Instructions executed, less the provider's.
+    /// Instructions executed, provider excluded.
     pub(super) fn own_cost(&self) -> u64 {
         self.own().flat_map(|(_, executed)| executed.values()).sum()
     }
 
-    /// All functions but the provider's.
+    /// All functions except the provider's.
     pub(super) fn own(&self) -> impl Iterator<Item = (&Function, &Executed)> {
         self.0.iter().filter(|(function, _)| !function.is_stub())
     }
 
-    /// What was executed more often than in a shorter run: what each call does, without what happens once.
+    /// Executions beyond those of a shorter run: the cost per call without one-time work.
     pub(super) fn beyond(mut self, shorter: &Self) -> Self {
         for (function, executed) in &mut self.0 {
             let before = shorter.0.get(function);

@@ -1,10 +1,12 @@
-//! `cargo xtask instructions`: how many instructions a call of the data path costs, beside the same in C and in other crates.
+//! `cargo xtask instructions`: instructions per call of the data path, beside C and other crates.
 //!
-//! Everything is built in one run: from `tests/instructions` a libibverbs that does nothing (`provider.c`), a program for each C column, and ours; from
-//! `tests/peers` a program for each crate that we compare with ([`columns`]). Each does what a row names over and over. Callgrind counts inside the functions
-//! named `measure_`, less what the provider's own (`stub_`) cost, which is the same for all ([`callgrind`]). Each row is run twice, and the difference of the
-//! counts divided by that of the iterations: what happens once per program cancels. In ours, what was executed must be free of locks, atomic
-//! read-modify-writes and the heap ([`purity`]).
+//! One run builds everything: from `tests/instructions` a libibverbs that does nothing
+//! (`provider.c`), a program for each C column, and ours; from `tests/peers` a program for each
+//! peer crate ([`columns`]). Each program repeats the call that a row names. Callgrind counts
+//! inside the functions named `measure_`, less the provider's (`stub_`), which are the same for all
+//! ([`callgrind`]). Each row runs twice; the difference of the counts divided by that of the
+//! iterations cancels one-time work. Ours must execute no lock, atomic read-modify-write or heap
+//! call ([`purity`]).
 
 mod callgrind;
 mod columns;
@@ -41,24 +43,26 @@ Exit status: 0 when ours keeps its promise; 1 when in any row it takes more than
 read-modify-write, takes a lock or calls the allocator; 2 when something could not be built or counted.
 ";
 
-/// How many instructions per call ours may take above C with accounting.
+/// Instructions per call that ours may take above C with accounting.
 const MARGIN: f64 = 2.0;
 
-/// Iterations of the two runs: both after all of a queue of 128 has been used; their difference is whole rounds of it.
+/// Iterations of the two runs: both exceed the queue's 128 entries, and differ by whole rounds of
+/// it.
 const ITERATIONS: (u64, u64) = (256, 1280);
 
-/// Where in [`Programs::columns`] they are.
+/// Indices in [`Programs::columns`].
 const OURS: usize = 0;
 const ACCOUNTING: usize = 1;
 
-/// A row of the table: the name that the programs know, what it is, and the function counted (the beginning of its name).
+/// A row of the table: the name that programs take, its title, and the prefix of the counted
+/// function.
 struct Row {
     name: &'static str,
     about: &'static str,
     function: &'static str,
 }
 
-/// Rows end in `_wr` where requests go through `ibv_wr_*` and not as a list, and in `_ex` where the completion queue is an extended one.
+/// `_wr` rows post through `ibv_wr_*` instead of a list; `_ex` rows poll an extended CQ.
 const ROWS: [Row; 10] = [
     Row {
         name: "write",
@@ -112,7 +116,7 @@ const ROWS: [Row; 10] = [
     },
 ];
 
-/// What a row costs in a column, in instructions per call.
+/// A row's cost in a column, in instructions per call.
 #[derive(Debug, Clone, PartialEq)]
 enum Cost {
     Counted(f64),
@@ -121,7 +125,7 @@ enum Cost {
 }
 
 impl Cost {
-    /// Whether it is at most the margin above C with accounting.
+    /// Whether the cost is within the margin above C with accounting.
     fn is_within(&self, accounting: &Self) -> bool {
         matches!((self, accounting), (Self::Counted(ours), Self::Counted(c)) if *ours <= c + MARGIN)
     }
@@ -136,7 +140,7 @@ impl Display for Cost {
     }
 }
 
-/// A cell of the table, and what was executed for it each time.
+/// A cell of the table, and what each call executed.
 struct Cell {
     cost: Cost,
     per_call: Option<Profile>,
@@ -155,7 +159,7 @@ struct Options {
     report: bool,
 }
 
-/// The options; `None` when something was only to be shown.
+/// The options; `None` after `--help`.
 fn parse(mut arguments: lexopt::Parser) -> Result<Option<Options>> {
     use lexopt::prelude::*;
     let mut options = Options {
@@ -176,7 +180,7 @@ fn parse(mut arguments: lexopt::Parser) -> Result<Option<Options>> {
     Ok(Some(options))
 }
 
-/// Builds, counts and prints everything. Whether ours keeps its promise.
+/// Builds, counts and prints everything. Returns whether ours is within its limits.
 pub(crate) fn check(with_peers: bool) -> Result<bool> {
     if !cfg!(target_arch = "x86_64") {
         bail!("instructions are counted on x86-64 only");
@@ -200,7 +204,7 @@ pub(crate) fn check(with_peers: bool) -> Result<bool> {
     Ok(within && pure)
 }
 
-/// Makes sure that what may not be executed is found where it is.
+/// Checks that forbidden operations are found in a program that has them.
 fn check_the_check(programs: &Programs, objects: &mut Objects) -> Result<()> {
     let run = Run {
         program: &programs.guilty,
@@ -222,7 +226,7 @@ fn check_the_check(programs: &Programs, objects: &mut Objects) -> Result<()> {
     Ok(())
 }
 
-/// Every cell of the table, row by row, as many at a time as there are processors.
+/// Every cell of the table by row, in parallel.
 fn measure(programs: &Programs) -> Result<Vec<Vec<Cell>>> {
     let columns = programs.columns.len();
     let next = AtomicUsize::new(0);
@@ -283,7 +287,8 @@ fn cell(programs: &Programs, row: &Row, column: usize) -> Result<Cell> {
     }
 }
 
-/// Prints the table and the reasons for what is not in it. Whether ours costs no more than it may.
+/// Prints the table and the reasons for missing cells. Returns whether every row is within its
+/// limit.
 fn print_table(programs: &Programs, cells: &[Vec<Cell>]) -> bool {
     let width = |title: &str| title.chars().count().max(8);
     print!("{:<34}", "instructions per call");
@@ -313,7 +318,7 @@ fn print_table(programs: &Programs, cells: &[Vec<Cell>]) -> bool {
     all_within
 }
 
-/// Prints what ours may not execute and did. Whether there is nothing.
+/// Prints the forbidden operations that ours executed. Returns whether there are none.
 fn print_faults(cells: &[Vec<Cell>], objects: &mut Objects) -> Result<bool> {
     let mut pure = true;
     for (row, cells) in ROWS.iter().zip(cells) {

@@ -1,7 +1,8 @@
-//! What the data path may not execute: a lock, an atomic read-modify-write, the heap.
+//! Operations that the data path must not execute: locks, atomic read-modify-writes, the heap.
 //!
-//! Callgrind says which addresses were executed, objdump what lies there. Only what really ran is judged, and ran more often in the longer run: the slow way of
-//! a branch may do as it likes, and so may what happens once (a completion queue's first poll takes in the queue pairs that are new, under a lock).
+//! Callgrind gives the executed addresses, objdump the instructions there. Only what ran more often
+//! in the longer run counts: a branch's slow path and one-time work (a CQ's first poll takes in new
+//! QPs under a lock) are free.
 
 use super::callgrind::{Function, Profile};
 use anyhow::{Context, Result, bail};
@@ -40,7 +41,7 @@ impl Disassembly {
         let mut parsed = Self::default();
         for line in text.lines() {
             if let Some((address, instruction)) = line.split_once(":\t") {
-                // What a relative operand comes to is told after a hash.
+                // A comment with the resolved operand follows the hash.
                 let instruction = instruction.split('#').next().unwrap_or(instruction);
                 if let Ok(address) = u64::from_str_radix(address.trim(), 16) {
                     parsed.instructions.insert(address, instruction.trim().to_owned());
@@ -52,8 +53,9 @@ impl Disassembly {
         parsed
     }
 
-    /// A symbol that callgrind would take for a measured function within one, and there stop counting: what the compiler split off or did not inline.
-    /// Code put aside as cold runs only in failures, which end the run.
+    /// A symbol that callgrind would take for a measured function inside one, where it would stop
+    /// counting: code that the compiler split off or did not inline. Cold parts run only in
+    /// failures, which end the run.
     pub(super) fn part_of_a_measure(&self) -> Option<&str> {
         let is_part = |symbol: &&String| {
             let Some((_, rest)) = symbol.split_once("measure_") else {
@@ -68,12 +70,12 @@ impl Disassembly {
     }
 }
 
-/// Disassemblies of the objects that were met, each made once.
+/// Disassemblies by object, each made once.
 #[derive(Debug, Default)]
 pub(super) struct Objects(HashMap<String, Disassembly>);
 
 impl Objects {
-    /// What a profile has that it may not have: a line for each. Empty when all is well.
+    /// The forbidden operations of a profile, one line each.
     pub(super) fn faults(&mut self, profile: &Profile) -> Result<BTreeSet<String>> {
         let mut faults = BTreeSet::new();
         for (function, executed) in profile.own() {
@@ -98,12 +100,12 @@ impl Objects {
     }
 }
 
-/// Whether an instruction is a read-modify-write that other processors see as one: anything with a lock prefix, and `xchg` with memory, which needs none
-/// (Intel SDM vol. 3A, 9.1.2.1). In AT&T's syntax.
+/// Whether an instruction (AT&T syntax) is an atomic read-modify-write: a lock prefix, or `xchg`
+/// with memory, which locks without one (Intel SDM vol. 3A, 9.1.2.1).
 fn is_atomic(instruction: &str) -> bool {
     let mut words = instruction.split_whitespace();
     match words.next() {
-        // Segment overrides and the like may come first.
+        // Prefixes such as segment overrides come first.
         Some("lock" | "xacquire" | "xrelease") => true,
         Some("xchg" | "xchgb" | "xchgw" | "xchgl" | "xchgq") => {
             words.next().is_some_and(|operands| operands.contains('('))
@@ -115,7 +117,7 @@ fn is_atomic(instruction: &str) -> bool {
     }
 }
 
-/// Whether a function is of the allocator or takes a lock, by the names that glibc and Rust's library give them.
+/// Whether a function allocates or locks, by its name in glibc and Rust's library.
 fn is_heap_or_lock(name: &str) -> bool {
     const HEAP: [&str; 10] = [
         "malloc",

@@ -1,5 +1,5 @@
-//! `cargo xtask kernels`: compiles the CUDA C++ in gpudirect/cuda/kernels to the committed archive of
-//! PTX and its manifest, and writes the assembler's figures to docs/KERNELS.md.
+//! `cargo xtask kernels`: compiles the CUDA C++ in gpudirect/cuda/kernels to the committed archive
+//! of PTX and its manifest, and writes the assembler's figures to docs/KERNELS.md.
 //!
 //! [`tools`] installs a pinned compiler, so that the PTX is reproducible; [`archive`] packs it;
 //! [`report`] reads the assembler's and disassembler's output. Needs neither a GPU nor CUDA.
@@ -33,7 +33,8 @@ Options:
 Exit status: 0 when all is well, 1 when something differs, 2 for a wrong call or a failure.
 ";
 
-/// The sources, which include the headers beside them. The first is the one that variants are built of.
+/// The sources, which include the headers beside them. The first is the one that variants are built
+/// of.
 const NAMES: [&str; 5] = ["reduce", "collective", "small", "put", "copy"];
 const ARCHIVE: &str = "gpudirect/cuda/kernels/ptx.bin";
 const MANIFEST: &str = "gpudirect/cuda/kernels/manifest.txt";
@@ -92,8 +93,8 @@ fn variant(definition: &str, letter: &str, value: u32, definitions: &mut Vec<Str
     name.push_str(&format!("-{letter}{value}"));
 }
 
-/// The step of CI: the archive and the sources are those of the manifest; with `--full`, the manifest is
-/// what the sources build to.
+/// The step of CI: the archive and the sources are those of the manifest; with `--full`, the
+/// manifest is what the sources build to.
 pub(crate) fn check(scope: Scope) -> Result<Verdict> {
     if scope == Scope::Short {
         let committed = archive::unpack(&read(ARCHIVE)?);
@@ -222,7 +223,8 @@ fn folder() -> Result<PathBuf> {
     Ok(folder)
 }
 
-/// PTX for older drivers: an older version, without the hints that it does not know and the comments that say nothing.
+/// PTX for older drivers: an older version, without the hints that it does not know and the
+/// comments that say nothing.
 fn lower(ptx: &str) -> Result<String> {
     let mut lowered = String::with_capacity(ptx.len());
     let mut versions = 0;

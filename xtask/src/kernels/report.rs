@@ -1,9 +1,10 @@
-//! The report on the kernels: registers, spills and shared memory as the assembler tells them, and how memory is accessed, from the disassembly.
+//! The report on the kernels: registers, spills and shared memory from the assembler, memory
+//! accesses from the disassembly.
 
 use anyhow::{Context, Result, bail};
 use std::{collections::BTreeMap, fmt::Write as _};
 
-/// What the page begins with.
+/// The head of the page.
 pub(super) const HEAD: &str = "\
 # The kernels
 
@@ -12,7 +13,6 @@ those that it makes: the groups of 16 bytes are where a long reduction spends it
 written here.
 ";
 
-/// Of one kernel.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Kernel {
     registers: u32,
@@ -27,13 +27,13 @@ struct Kernel {
     local: u32,
 }
 
-/// What is to be said of one source's kernels.
+/// The table of one source's kernels.
 pub(super) fn table(name: &str, ptx: &str, listing: &str, disassembly: &str) -> Result<String> {
     let mut kernels = assembled(listing)?;
     for (name, code) in functions(disassembly) {
         let kernel = kernels
             .get_mut(name)
-            .with_context(|| format!("the assembler did not tell of {name}"))?;
+            .with_context(|| format!("the assembler did not list {name}"))?;
         code.for_each(|operation| kernel.count(operation));
     }
     if let Some((name, _)) = kernels.iter().find(|(_, kernel)| kernel.instructions == 0) {
@@ -101,7 +101,7 @@ impl Kernel {
     }
 }
 
-/// What `ptxas -v` says, by kernel.
+/// The output of `ptxas -v`, by kernel.
 fn assembled(listing: &str) -> Result<BTreeMap<String, Kernel>> {
     let mut kernels = BTreeMap::new();
     let mut current: Option<(String, Kernel)> = None;

@@ -1,4 +1,5 @@
-//! CUDA's compiler, assembler and disassembler, installed with pip into the folder target/cuda: packages of fixed versions, which need neither a GPU nor root.
+//! CUDA's compiler, assembler and disassembler, installed by pip into target/cuda: pinned packages
+//! that need neither a GPU nor root.
 
 use crate::{setup, target_folder, workspace};
 use anyhow::{Context, Result, bail};
@@ -8,7 +9,8 @@ use std::{
     process::Command,
 };
 
-/// The packages. The compiler's are of CUDA 13.0, which is what the drivers of branch 580 are for; the disassembler is published from 13.2 on.
+/// The packages. The compiler's are of CUDA 13.0, which is what the drivers of branch 580 are for;
+/// the disassembler is published from 13.2 on.
 const WHEELS: [&str; 5] = [
     COMPILER,
     "nvidia-cuda-crt==13.0.88",
@@ -26,7 +28,8 @@ pub(super) struct Tools {
 }
 
 impl Tools {
-    /// Installs them, unless they are there. `Ok(Err(missing))` names what that takes and the machine lacks.
+    /// Installs them, unless they are there. `Ok(Err(missing))` names what that takes and the
+    /// machine lacks.
     pub(super) fn provide() -> Result<Result<Self, Vec<&'static str>>> {
         let missing = setup::provide(&setup::KERNELS)?;
         if !missing.is_empty() {
@@ -67,7 +70,8 @@ impl Tools {
         }
     }
 
-    /// The PTX of a source, relative to the workspace, for a virtual architecture. Nothing may be fused: results are the processor's bits.
+    /// The PTX of a source, relative to the workspace, for a virtual architecture. Nothing may be
+    /// fused: results are the processor's bits.
     pub(super) fn compile(&self, source: &Path, architecture: &str, definitions: &[String]) -> Result<String> {
         let ptx = super::folder()?.join("compiled.ptx");
         let mut nvcc = Command::new(self.bin.join("nvcc"));
