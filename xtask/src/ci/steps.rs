@@ -160,13 +160,13 @@ fn build(scope: Scope) -> Result<Verdict> {
 fn test(scope: Scope) -> Result<Verdict> {
     let mut command = tested(&["test"])?;
     if scope == Scope::Full {
-        command.env(COMPLETE, "1");
+        command.envs(COMPLETE);
     }
     tests(command.arg("--no-fail-fast"))
 }
 
-/// Makes tests of a product run the whole product; otherwise they run a covering array.
-const COMPLETE: &str = "DOORBELL_TEST_COMPLETE";
+/// Make tests of large products run the whole product instead of a sample.
+const COMPLETE: [(&str, &str); 2] = [("DOORBELL_COLLECTIVES_WHOLE", "1"), ("DOORBELL_SWEEP", "all")];
 
 /// Cargo on the workspace with the features that tests are built with: `rdma-sys`' bindings are
 /// compared with ours where they can be built.

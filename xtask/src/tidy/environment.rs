@@ -1,24 +1,31 @@
 //! Environment variables: those that the sources name, and those that docs/ENVIRONMENT.md lists.
 
-use super::Finding;
+use super::{
+    Finding,
+    source::{Kind, Source},
+};
 use std::collections::BTreeMap;
 
 const DOCUMENT: &str = "docs/ENVIRONMENT.md";
 const PREFIX: &str = "DOORBELL_";
-/// What programs read. Comments and documents may name a family (`DOORBELL_GPU_…`).
-const PROGRAMS: [&str; 4] = [".rs", ".sh", ".py", ".c"];
+/// Programs beside Rust's. Comments and documents may name a family (`DOORBELL_GPU_…`).
+const PROGRAMS: [&str; 3] = [".sh", ".py", ".c"];
 
-pub(super) fn check(files: &[(&str, String)]) -> Vec<Finding> {
+pub(super) fn check(sources: &[Source], files: &[(&str, String)]) -> Vec<Finding> {
     let documented: BTreeMap<_, _> = files
         .iter()
         .filter(|(path, _)| *path == DOCUMENT)
         .flat_map(|(path, text)| named(path, text))
         .collect();
-    let used: BTreeMap<_, _> = files
+    let scripts = files
         .iter()
-        .filter(|(path, _)| PROGRAMS.iter().any(|ending| path.ends_with(ending)) && !path.starts_with("xtask/src/tidy"))
-        .flat_map(|(path, text)| named(path, text))
-        .collect();
+        .filter(|(path, _)| PROGRAMS.iter().any(|ending| path.ends_with(ending)))
+        .flat_map(|(path, text)| named(path, text));
+    let programs = sources
+        .iter()
+        .filter(|source| !source.path.starts_with("xtask/src/tidy"))
+        .flat_map(named_in_literals);
+    let used: BTreeMap<_, _> = scripts.chain(programs).collect();
     let finding = |(name, (path, line)): (&String, &(String, usize)), what: &str| Finding {
         rule: "environment",
         path: path.clone(),
@@ -30,6 +37,17 @@ pub(super) fn check(files: &[(&str, String)]) -> Vec<Finding> {
     missing
         .map(|place| finding(place, "is not in docs/ENVIRONMENT.md"))
         .chain(stale.map(|place| finding(place, "is in no source")))
+        .collect()
+}
+
+/// The variables in a source's strings, each with the file and its line.
+fn named_in_literals(source: &Source) -> Vec<(String, (String, usize))> {
+    let literals = source.code().filter(|token| token.kind == Kind::Literal);
+    literals
+        .flat_map(|token| {
+            let names = named(&source.path, source.text(token)).into_iter();
+            names.map(move |(name, (path, line))| (name, (path, token.line + line - 1)))
+        })
         .collect()
 }
 
@@ -59,17 +77,17 @@ mod tests {
     fn variables_are_documented_if_and_only_if_they_are_used() {
         let files = [
             (DOCUMENT, "`DOORBELL_A` does\n`DOORBELL_OLD` did".to_owned()),
-            (
-                "a.rs",
-                "\"DOORBELL_A\" \"MY_DOORBELL_X\" DOORBELL_GPU_…\nenv(\"DOORBELL_NEW\")".to_owned(),
-            ),
+            ("a.sh", "$DOORBELL_SCRIPT".to_owned()),
             ("a.md", "DOORBELL_TEXT".to_owned()),
         ];
-        let found: Vec<_> = check(&files).iter().map(ToString::to_string).collect();
+        let source = "\"DOORBELL_A\" \"MY_DOORBELL_X\" // DOORBELL_GPU_…\nDOORBELL_CONST; env(\"DOORBELL_NEW\")";
+        let sources = [Source::of("a.rs", source.to_owned())];
+        let found: Vec<_> = check(&sources, &files).iter().map(ToString::to_string).collect();
         assert_eq!(
             found,
             [
                 "a.rs:2: environment: DOORBELL_NEW is not in docs/ENVIRONMENT.md",
+                "a.sh:1: environment: DOORBELL_SCRIPT is not in docs/ENVIRONMENT.md",
                 "docs/ENVIRONMENT.md:2: environment: DOORBELL_OLD is in no source"
             ]
         );

@@ -99,7 +99,7 @@ fn findings() -> Result<Vec<Finding>> {
         .filter(|path| !path.ends_with(".bin"))
         .map(|path| Ok((path.as_str(), read(path)?)))
         .collect::<Result<Vec<_>>>()?;
-    findings.extend(environment::check(&texts));
+    findings.extend(environment::check(&sources, &texts));
     findings.extend(visibility::check(&sources, &texts));
     Ok(findings)
 }
