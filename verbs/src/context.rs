@@ -29,7 +29,7 @@ pub(crate) struct ContextInner {
     pub(crate) name: String,
     pub(crate) attr: DeviceAttr,
     /// Whether there is a reader of its asynchronous events.
-    pub(crate) events_taken: AtomicBool,
+    pub(crate) has_event_reader: AtomicBool,
     /// What has opened the context and closes it, when that is not us: it lives as long as this.
     lender: Lender,
 }
@@ -176,7 +176,7 @@ impl Context {
                 raw,
                 name,
                 attr,
-                events_taken: AtomicBool::new(false),
+                has_event_reader: AtomicBool::new(false),
                 lender,
             }),
         })

@@ -15,14 +15,14 @@ use std::time::{Duration, Instant};
 
 use doorbell_verbs_sys as sys;
 
-use super::lead::{Lead, Source};
+use super::leader::{EventSource, LeaderFollowers};
 use super::{deadline_of, set_nonblocking, wait_readable};
 use crate::context::{Context, ContextInner};
 use crate::error::{EventError, check};
 use crate::raw::Lender;
 
 /// Events of one queue that are acknowledged together: acknowledging takes a lock (ibv_get_cq_event(3)).
-const ACKNOWLEDGED_TOGETHER: u32 = 64;
+const ACK_BATCH: u32 = 64;
 
 /// What names a completion queue in events: unique in the process, and never used again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -83,7 +83,7 @@ pub struct CompletionChannel {
 pub(crate) struct ChannelInner {
     raw: *mut sys::ibv_comp_channel,
     context: ManuallyDrop<Arc<ContextInner>>,
-    pub(super) lead: Lead<Record>,
+    pub(super) waiters: LeaderFollowers<Record>,
     lender: Lender,
 }
 
@@ -96,39 +96,39 @@ unsafe impl Sync for ChannelInner {}
 #[derive(Default)]
 pub(crate) struct Record {
     queues: HashMap<CqId, QueueRecord>,
-    /// Queues with an event that nobody has been told of, oldest first.
-    untold: VecDeque<CqId>,
+    /// Queues with an event that nobody has been notified of, oldest first.
+    unreported: VecDeque<CqId>,
 }
 
 #[derive(Default)]
 struct QueueRecord {
     /// Events read so far.
-    seen: u64,
+    event_count: u64,
     unacknowledged: u32,
-    /// Whether it is among the `untold`.
-    untold: bool,
+    /// Whether it is among the `unreported`.
+    unreported: bool,
 }
 
 impl Record {
-    /// The next queue to be told of.
+    /// The next queue to be notified of.
     pub(crate) fn next(&mut self) -> Option<CqId> {
-        let id = self.untold.pop_front()?;
+        let id = self.unreported.pop_front()?;
         if let Some(queue) = self.queues.get_mut(&id) {
-            queue.untold = false;
+            queue.unreported = false;
         }
         Some(id)
     }
 
     /// How many events of queue `id` there were.
-    fn seen(&self, id: CqId) -> u64 {
-        self.queues.get(&id).map_or(0, |queue| queue.seen)
+    fn event_count(&self, id: CqId) -> u64 {
+        self.queues.get(&id).map_or(0, |queue| queue.event_count)
     }
 
-    /// Whether there were any events of queue `id` but the first `seen`. Then nobody need be told of it.
-    pub(crate) fn told_since(&mut self, id: CqId, seen: u64) -> Option<()> {
-        let queue = self.queues.get_mut(&id).filter(|queue| queue.seen != seen)?;
-        if core::mem::take(&mut queue.untold) {
-            self.untold.retain(|other| *other != id);
+    /// Whether there were any events of queue `id` but the first `seen`. Then nobody need be notified of it.
+    pub(crate) fn take_event_since(&mut self, id: CqId, seen: u64) -> Option<()> {
+        let queue = self.queues.get_mut(&id).filter(|queue| queue.event_count != seen)?;
+        if core::mem::take(&mut queue.unreported) {
+            self.unreported.retain(|other| *other != id);
         }
         Some(())
     }
@@ -139,12 +139,12 @@ impl Record {
             // Its queue is being destroyed, which waits for this.
             return 1;
         };
-        queue.seen += 1;
+        queue.event_count += 1;
         queue.unacknowledged += 1;
-        if !core::mem::replace(&mut queue.untold, true) {
-            self.untold.push_back(id);
+        if !core::mem::replace(&mut queue.unreported, true) {
+            self.unreported.push_back(id);
         }
-        if queue.unacknowledged < ACKNOWLEDGED_TOGETHER {
+        if queue.unacknowledged < ACK_BATCH {
             return 0;
         }
         core::mem::take(&mut queue.unacknowledged)
@@ -177,7 +177,7 @@ impl CompletionChannel {
         let inner = ChannelInner {
             raw,
             context: ManuallyDrop::new(Arc::clone(context)),
-            lead: Lead::default(),
+            waiters: LeaderFollowers::default(),
             lender,
         };
         set_nonblocking(inner.fd())?;
@@ -198,12 +198,12 @@ impl CompletionChannel {
         self.inner.wait(deadline_of(timeout.into()), Record::next)
     }
 
-    /// The next queue that has an event, without blocking. `None` when there is none, or another thread is just about to read it, which is then told.
+    /// The next queue that has an event, without blocking. `None` when there is none, or another thread is just about to read it, which is then notified.
     ///
     /// # Errors
     /// As for [`wait`](Self::wait).
     pub fn try_next(&self) -> Result<Option<CqId>, EventError> {
-        self.inner.look(&mut Record::next)
+        self.inner.try_find(&mut Record::next)
     }
 }
 
@@ -222,26 +222,26 @@ impl ChannelInner {
     }
 
     /// Begins to keep the events of a queue about to be made on this channel.
-    pub(crate) fn enlist(&self, id: CqId) {
-        self.lead
+    pub(crate) fn register_cq(&self, id: CqId) {
+        self.waiters
             .with(|record| record.queues.insert(id, QueueRecord::default()));
     }
 
     /// Forgets a queue that could not be made.
-    pub(crate) fn strike(&self, id: CqId) {
-        self.lead.with(|record| record.queues.remove(&id));
+    pub(crate) fn unregister_cq(&self, id: CqId) {
+        self.waiters.with(|record| record.queues.remove(&id));
     }
 
     /// Forgets a queue about to be destroyed, and acknowledges its events, for which destroying it waits.
     ///
     /// # Safety
     /// `cq` is live, and its `cq_context` says `id`.
-    pub(crate) unsafe fn dismiss(&self, id: CqId, cq: *mut sys::ibv_cq) {
-        let dismissed = self.lead.with(|record| {
-            record.untold.retain(|other| *other != id);
+    pub(crate) unsafe fn ack_and_unregister_cq(&self, id: CqId, cq: *mut sys::ibv_cq) {
+        let removed = self.waiters.with(|record| {
+            record.unreported.retain(|other| *other != id);
             record.queues.remove(&id)
         });
-        let Some(queue) = dismissed else { return };
+        let Some(queue) = removed else { return };
         if queue.unacknowledged > 0 {
             // SAFETY: the queue is live, and has had as many events that were not acknowledged.
             unsafe { (self.context.api.ack_cq_events)(cq, queue.unacknowledged) };
@@ -249,8 +249,8 @@ impl ChannelInner {
     }
 
     /// How many events of queue `id` there were.
-    pub(crate) fn seen(&self, id: CqId) -> u64 {
-        self.lead.with(|record| record.seen(id))
+    pub(crate) fn event_count(&self, id: CqId) -> u64 {
+        self.waiters.with(|record| record.event_count(id))
     }
 
     pub(super) fn failed(&self, error: io::Error) -> EventError {
@@ -262,8 +262,8 @@ impl ChannelInner {
     }
 
     /// What `find` makes of the record, without blocking.
-    pub(super) fn look<T>(&self, find: &mut impl FnMut(&mut Record) -> Option<T>) -> Result<Option<T>, EventError> {
-        self.lead.look(self, find)
+    pub(super) fn try_find<T>(&self, find: &mut impl FnMut(&mut Record) -> Option<T>) -> Result<Option<T>, EventError> {
+        self.waiters.try_find(self, find)
     }
 
     /// Sleeps until `find` finds something in the record. `None` when the deadline came first.
@@ -272,11 +272,11 @@ impl ChannelInner {
         deadline: Option<Instant>,
         find: impl FnMut(&mut Record) -> Option<T>,
     ) -> Result<Option<T>, EventError> {
-        self.lead.wait(self, deadline, find)
+        self.waiters.wait(self, deadline, find)
     }
 }
 
-impl Source<Record> for ChannelInner {
+impl EventSource<Record> for ChannelInner {
     type Error = EventError;
 
     fn read(&self, record: &mut Record) -> (bool, Result<(), EventError>) {

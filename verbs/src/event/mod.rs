@@ -4,7 +4,7 @@
 //! descriptors underneath, non-blocking always: threads sleep in poll(2), which knows timeouts, tasks in their runtime (feature `tokio`).
 
 pub(crate) mod channel;
-mod lead;
+mod leader;
 mod reader;
 #[cfg(feature = "tokio")]
 mod tokio;

@@ -169,7 +169,7 @@ pub struct Events {
 impl Events {
     pub(crate) fn new(context: &Context) -> Result<Self, EventError> {
         let context = context.inner();
-        if context.events_taken.swap(true, Ordering::Acquire) {
+        if context.has_event_reader.swap(true, Ordering::Acquire) {
             return Err(EventError::ReaderTaken {
                 device: context.name.clone(),
             });
@@ -252,6 +252,6 @@ impl core::fmt::Debug for Events {
 
 impl Drop for Events {
     fn drop(&mut self) {
-        self.context.events_taken.store(false, Ordering::Release);
+        self.context.has_event_reader.store(false, Ordering::Release);
     }
 }

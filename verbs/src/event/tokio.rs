@@ -61,14 +61,14 @@ impl TokioChannel {
         if !cq.is_on(channel) {
             return Err(EventError::ForeignChannel);
         }
-        while !cq.found()? {
-            let seen = channel.inner().seen(cq.id());
+        while !cq.poll_ready()? {
+            let seen = channel.inner().event_count(cq.id());
             cq.arm(notify)?;
-            if cq.found()? {
+            if cq.poll_ready()? {
                 break;
             }
             let id = cq.id();
-            self.find(|record| record.told_since(id, seen)).await?;
+            self.find(|record| record.take_event_since(id, seen)).await?;
         }
         Ok(cq.poll()?)
     }
@@ -76,15 +76,15 @@ impl TokioChannel {
     async fn find<T>(&self, mut find: impl FnMut(&mut Record) -> Option<T>) -> Result<T, EventError> {
         let inner = self.channel().inner();
         loop {
-            // Before looking: what is told after that wakes us.
-            let mut told = pin!(inner.lead.told().notified());
-            told.as_mut().enable();
-            if let Some(found) = inner.look(&mut find)? {
+            // Before looking: what is notified after that wakes us.
+            let mut notified = pin!(inner.waiters.task_notify().notified());
+            notified.as_mut().enable();
+            if let Some(found) = inner.try_find(&mut find)? {
                 return Ok(found);
             }
             let mut readable = pin!(self.fd.readable());
             let woken = poll_fn(|cx| {
-                if told.as_mut().poll(cx).is_ready() {
+                if notified.as_mut().poll(cx).is_ready() {
                     return Poll::Ready(Ok(()));
                 }
                 // Cleared before the descriptor is read to its end: what comes after that sets it again.

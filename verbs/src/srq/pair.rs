@@ -20,7 +20,7 @@ impl Pair {
     /// # Errors
     /// How many there are, when they are too few.
     pub(super) fn new(cq: &Arc<CqInner>, entries: u32, returns: Arc<Returns>) -> Result<Self, u32> {
-        cq.enlist_shared(entries, &returns)?;
+        cq.attach_srq(entries, &returns)?;
         Ok(Self {
             cq: Arc::clone(cq),
             entries,
@@ -36,7 +36,7 @@ impl Pair {
 impl Drop for Pair {
     fn drop(&mut self) {
         // It is not known how many completions are in the queue; there may be one for each entry.
-        self.cq.strike_shared(self.entries, Arc::clone(&self.returns));
+        self.cq.detach_srq(self.entries, Arc::clone(&self.returns));
     }
 }
 

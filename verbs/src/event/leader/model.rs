@@ -24,7 +24,7 @@ impl Descriptor {
     }
 }
 
-impl Source<Vec<u32>> for Descriptor {
+impl EventSource<Vec<u32>> for Descriptor {
     type Error = u32;
 
     fn read(&self, record: &mut Vec<u32>) -> (bool, Result<(), u32>) {
@@ -48,7 +48,7 @@ impl Source<Vec<u32>> for Descriptor {
 
 #[derive(Default)]
 struct Channel {
-    lead: Lead<Vec<u32>>,
+    waiters: LeaderFollowers<Vec<u32>>,
     descriptor: Descriptor,
 }
 
@@ -64,7 +64,7 @@ fn of(wanted: u32) -> impl FnMut(&mut Vec<u32>) -> Option<u32> {
 
 impl Channel {
     fn wait(&self, wanted: u32) -> Result<Option<u32>, u32> {
-        self.lead.wait(&self.descriptor, None, of(wanted))
+        self.waiters.wait(&self.descriptor, None, of(wanted))
     }
 }
 
@@ -76,7 +76,7 @@ fn model(run: impl Fn(Arc<Channel>) + Sync + Send + 'static) {
 }
 
 #[test]
-fn each_waiter_gets_its_own_event_whoever_reads_it() {
+fn each_waiter_gets_its_own_event_whichever_thread_reads_it() {
     model(|channel| {
         let waiting = [1, 2].map(|wanted| {
             let channel = Arc::clone(&channel);
@@ -110,13 +110,13 @@ fn a_leader_that_fails_leaves_the_lead_to_another() {
 }
 
 #[test]
-fn one_who_only_looks_tells_those_who_sleep() {
+fn a_non_blocking_reader_wakes_the_sleeping_waiters() {
     model(|channel| {
         let waiter = Arc::clone(&channel);
         let waiting = thread::spawn(move || waiter.wait(1));
         channel.descriptor.raise(1);
         // It may read the event of the other, who must hear of it.
-        let found = channel.lead.look(&channel.descriptor, &mut of(2));
+        let found = channel.waiters.try_find(&channel.descriptor, &mut of(2));
         assert_eq!(found, Ok(None));
         assert_eq!(waiting.join().unwrap(), Ok(Some(1)));
     });

@@ -10,7 +10,7 @@ use super::left_until;
 use crate::sync::{self, Condvar, Mutex, MutexGuard};
 
 /// What events are read from, into an `R`.
-pub(super) trait Source<R> {
+pub(super) trait EventSource<R> {
     type Error;
 
     /// Reads all the events that are there, without blocking. Says whether there were any, even if it failed then.
@@ -22,23 +22,23 @@ pub(super) trait Source<R> {
 
 /// The record, and who waits for it to grow.
 #[derive(Default)]
-pub(super) struct Lead<R> {
+pub(super) struct LeaderFollowers<R> {
     state: Mutex<State<R>>,
     /// The record has grown, or the lead is free.
     changed: Condvar,
     /// The same, for tasks.
     #[cfg(feature = "tokio")]
-    told: ::tokio::sync::Notify,
+    task_notify: ::tokio::sync::Notify,
 }
 
 #[derive(Default)]
 struct State<R> {
     record: R,
     /// Whether a thread sleeps on the source.
-    led: bool,
+    has_leader: bool,
 }
 
-impl<R> Lead<R> {
+impl<R> LeaderFollowers<R> {
     /// Does something with the record, which others don't see meanwhile.
     pub(super) fn with<T>(&self, change: impl FnOnce(&mut R) -> T) -> T {
         change(&mut sync::lock(&self.state).record)
@@ -46,33 +46,33 @@ impl<R> Lead<R> {
 
     /// What tells tasks that the record has grown, or that the lead is free.
     #[cfg(feature = "tokio")]
-    pub(super) fn told(&self) -> &::tokio::sync::Notify {
-        &self.told
+    pub(super) fn task_notify(&self) -> &::tokio::sync::Notify {
+        &self.task_notify
     }
 
-    fn read<S: Source<R>>(&self, source: &S, state: &mut State<R>) -> Result<(), S::Error> {
+    fn read<S: EventSource<R>>(&self, source: &S, state: &mut State<R>) -> Result<(), S::Error> {
         let (any, result) = source.read(&mut state.record);
         if any {
-            self.tell();
+            self.notify_waiters();
         }
         result
     }
 
-    fn tell(&self) {
+    fn notify_waiters(&self) {
         self.changed.notify_all();
         #[cfg(feature = "tokio")]
-        self.told.notify_waiters();
+        self.task_notify.notify_waiters();
     }
 
     /// What `find` makes of the record, without blocking.
-    pub(super) fn look<S: Source<R>, T>(
+    pub(super) fn try_find<S: EventSource<R>, T>(
         &self,
         source: &S,
         find: &mut impl FnMut(&mut R) -> Option<T>,
     ) -> Result<Option<T>, S::Error> {
         let mut state = sync::lock(&self.state);
         let found = find(&mut state.record);
-        if found.is_some() || state.led {
+        if found.is_some() || state.has_leader {
             return Ok(found);
         }
         self.read(source, &mut state)?;
@@ -80,7 +80,7 @@ impl<R> Lead<R> {
     }
 
     /// Sleeps until `find` finds something in the record. `None` when the deadline came first.
-    pub(super) fn wait<S: Source<R>, T>(
+    pub(super) fn wait<S: EventSource<R>, T>(
         &self,
         source: &S,
         deadline: Option<Instant>,
@@ -91,7 +91,7 @@ impl<R> Lead<R> {
             if let Some(found) = find(&mut state.record) {
                 return Ok(Some(found));
             }
-            if !state.led {
+            if !state.has_leader {
                 self.read(source, &mut state)?;
                 if let Some(found) = find(&mut state.record) {
                     return Ok(Some(found));
@@ -101,7 +101,7 @@ impl<R> Lead<R> {
             if left == Some(Duration::ZERO) {
                 return Ok(None);
             }
-            state = if state.led {
+            state = if state.has_leader {
                 // Until the leader has read events or given up the lead.
                 sync::wait(&self.changed, state, left)
             } else {
@@ -111,20 +111,20 @@ impl<R> Lead<R> {
     }
 
     /// Sleeps until there are events, and reads them.
-    fn lead<'a, S: Source<R>>(
+    fn lead<'a, S: EventSource<R>>(
         &'a self,
         source: &S,
         mut state: MutexGuard<'a, State<R>>,
         deadline: Option<Instant>,
     ) -> Result<MutexGuard<'a, State<R>>, S::Error> {
-        state.led = true;
+        state.has_leader = true;
         drop(state);
         let slept = source.sleep(deadline);
         let mut state = sync::lock(&self.state);
-        state.led = false;
+        state.has_leader = false;
         let read = self.read(source, &mut state);
         // Whatever came of it, another must take the lead.
-        self.tell();
+        self.notify_waiters();
         slept?;
         read.map(|()| state)
     }
