@@ -397,6 +397,6 @@ impl SharedReceiveQueue {
         max_sge: u32,
     ) -> Result<Self, SharedReceiveError> {
         // SAFETY: by contract.
-        unsafe { Self::take_over(pd.inner(), raw, (depth, max_sge)) }
+        unsafe { Self::adopt_raw(pd.inner(), raw, (depth, max_sge)) }
     }
 }

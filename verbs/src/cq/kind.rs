@@ -62,7 +62,7 @@ pub trait Cursor<Q: PollBackend> {
     /// Takes the buffers of the next request. `None` when there is none.
     fn advance(&mut self) -> Option<Buffers>;
 
-    /// Returns the slot just taken from to the poster. Returns the completion, and which request it
+    /// ReturnRing the slot just taken from to the poster. ReturnRing the completion, and which request it
     /// was.
     ///
     /// # Safety

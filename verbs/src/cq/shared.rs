@@ -11,26 +11,26 @@ use super::kind::PollBackend;
 use super::ring_cursor::{Confirmed, RingCursor, report_unexpected};
 use super::{CqInner, Poller};
 use crate::qp::{Queue, Ring};
-use crate::srq::{Returns, SHARED_KEY};
+use crate::srq::{ReturnRing, SHARED_KEY};
 
 /// The shared receive queues that the poller knows, and the queue pairs on them.
 #[derive(Default)]
 pub(super) struct SharedTable {
-    returns: Vec<Arc<Returns>>,
+    returns: Vec<Arc<ReturnRing>>,
     /// The rings of queue pairs that have had such completions, by queue pair number.
     members: Vec<(u32, Arc<Ring>)>,
     /// Detached ones: completions of theirs may be left until a poll finds the queue empty.
-    gone_returns: Vec<Arc<Returns>>,
+    gone_returns: Vec<Arc<ReturnRing>>,
     gone_members: Vec<Arc<Ring>>,
 }
 
 impl SharedTable {
-    pub(super) fn insert(&mut self, returns: Arc<Returns>) {
+    pub(super) fn insert(&mut self, returns: Arc<ReturnRing>) {
         self.returns.push(returns);
     }
 
     /// The last queue pair that shares both queues has been destroyed.
-    pub(super) fn retire(&mut self, returns: Arc<Returns>) {
+    pub(super) fn retire(&mut self, returns: Arc<ReturnRing>) {
         self.gone_returns.push(returns);
     }
 
@@ -53,7 +53,7 @@ impl SharedTable {
         self.gone_members.clear();
     }
 
-    fn returns(&self, key: u32) -> Option<&Arc<Returns>> {
+    fn returns(&self, key: u32) -> Option<&Arc<ReturnRing>> {
         self.returns.iter().find(|returns| returns.key() == key)
     }
 
@@ -94,10 +94,10 @@ pub(super) fn confirm<Q: PollBackend>(poller: &mut Poller<Q>, wr_id: u64, qp_num
     let returns = poller.table.shared.returns(key)?;
     // SAFETY: this is the poller of this queue, and this is the completion.
     let Some(buffers) = (unsafe { returns.retire(slot) }) else {
-        report_unexpected(wr_id, returns.unknown());
+        report_unexpected(wr_id, returns.unknown_qp());
         return None;
     };
-    let unknown = core::ptr::from_ref(returns.unknown());
+    let unknown = core::ptr::from_ref(returns.unknown_qp());
     let ring = member(poller, qp_num).unwrap_or(unknown);
     poller.unsignaled_left = 0;
     Some(Confirmed {
@@ -136,13 +136,13 @@ impl CqInner {
     ///
     /// # Errors
     /// The number of free entries, when they are too few.
-    pub(crate) fn attach_srq(&self, entries: u32, returns: &Arc<Returns>) -> Result<(), u32> {
+    pub(crate) fn attach_srq(&self, entries: u32, returns: &Arc<ReturnRing>) -> Result<(), u32> {
         self.registry().attach_srq(entries, Arc::clone(returns))
     }
 
     /// The last queue pair that shares both queues has been destroyed; as many as `entries`
     /// completions may be left.
-    pub(crate) fn detach_srq(&self, entries: u32, returns: Arc<Returns>) {
+    pub(crate) fn detach_srq(&self, entries: u32, returns: Arc<ReturnRing>) {
         if self.registry().detach_srq(entries, returns) {
             self.registry.set_changed();
         }

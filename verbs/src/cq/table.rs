@@ -10,7 +10,7 @@ use std::sync::Arc;
 use super::CqInner;
 use super::shared::{self, SharedTable};
 use crate::qp::{QpObject, Queue, Ring};
-use crate::srq::{Membership, Returns, SHARED_KEY, SrqInner};
+use crate::srq::{Membership, ReturnRing, SHARED_KEY, SrqInner};
 
 const INDEX_BITS: u32 = 16;
 
@@ -71,8 +71,8 @@ pub(super) struct Registry {
     /// Queue pairs dropped by the thread that polls, to be destroyed when its poll is closed.
     deferred: Vec<QpObject>,
     /// The same for shared receive queues.
-    shared_arrivals: Vec<Arc<Returns>>,
-    shared_departures: Vec<(Arc<Returns>, u32)>,
+    shared_arrivals: Vec<Arc<ReturnRing>>,
+    shared_departures: Vec<(Arc<ReturnRing>, u32)>,
     /// Whether the poller is dropped.
     closed: bool,
 }
@@ -146,7 +146,7 @@ impl Registry {
         Ok(key)
     }
 
-    /// The queue pair with this ring has been destroyed. Returns whether the poller is to be
+    /// The queue pair with this ring has been destroyed. ReturnRing whether the poller is to be
     /// notified.
     pub(super) fn detach(&mut self, key: u32, ring: &Ring) -> bool {
         // Only the requests in flight may have a completion in the queue.
@@ -169,7 +169,7 @@ impl Registry {
         }
     }
 
-    /// Brings the table up to date. Returns the rings of destroyed queue pairs, to be dropped, and
+    /// Brings the table up to date. ReturnRing the rings of destroyed queue pairs, to be dropped, and
     /// how many completions they may have left in the queue.
     pub(super) fn apply_changes(&mut self, table: &mut Table) -> (Vec<Arc<Ring>>, u32) {
         self.add_arrivals(table);
@@ -206,7 +206,7 @@ impl Registry {
     }
 
     /// Reserves `entries` for an SRQ.
-    pub(super) fn attach_srq(&mut self, entries: u32, returns: Arc<Returns>) -> Result<(), u32> {
+    pub(super) fn attach_srq(&mut self, entries: u32, returns: Arc<ReturnRing>) -> Result<(), u32> {
         if self.free < entries {
             return Err(self.free);
         }
@@ -218,8 +218,8 @@ impl Registry {
     }
 
     /// An SRQ no longer completes here; `entries` are released when a poll next finds the queue
-    /// empty. Returns whether the poller is to be notified.
-    pub(super) fn detach_srq(&mut self, entries: u32, returns: Arc<Returns>) -> bool {
+    /// empty. ReturnRing whether the poller is to be notified.
+    pub(super) fn detach_srq(&mut self, entries: u32, returns: Arc<ReturnRing>) -> bool {
         if self.closed {
             self.free += entries;
             return false;
@@ -228,8 +228,8 @@ impl Registry {
         true
     }
 
-    /// The poller is dropped. Returns the arrivals that it did not know, to be dropped.
-    pub(super) fn close(&mut self) -> (Arrivals, Vec<Arc<Returns>>) {
+    /// The poller is dropped. ReturnRing the arrivals that it did not know, to be dropped.
+    pub(super) fn close(&mut self) -> (Arrivals, Vec<Arc<ReturnRing>>) {
         self.closed = true;
         let mut shared = core::mem::take(&mut self.shared_arrivals);
         shared.extend(self.shared_departures.drain(..).map(|(returns, _)| returns));

@@ -1,7 +1,9 @@
-//! Completion channels: sleeping until a completion queue has something to poll (IBTA vol 1, 10.10; ibv_get_cq_event(3)).
+//! Completion channels: sleeping until a completion queue has completions (IBTA vol 1, 10.10;
+//! ibv_get_cq_event(3)).
 //!
-//! Whoever reads events from the channel reads those of other queues too. So events are *recorded* by queue, and each waiter looks for its own in the record; one of them
-//! at a time reads for all ([`lead`](super::lead)).
+//! A thread that reads the channel also reads events of other threads' queues. So events are
+//! *recorded* by queue, each waiter takes its own from the record, and one of them at a time reads
+//! for all ([`leader`](super::leader)).
 
 use core::ffi::c_void;
 use core::mem::ManuallyDrop;
@@ -21,26 +23,26 @@ use crate::context::{Context, ContextInner};
 use crate::error::{EventError, check};
 use crate::raw::Lender;
 
-/// Events of one queue that are acknowledged together: acknowledging takes a lock (ibv_get_cq_event(3)).
+/// Events of one queue acknowledged by one call: acknowledging takes a lock (ibv_get_cq_event(3)).
 const ACK_BATCH: u32 = 64;
 
-/// What names a completion queue in events: unique in the process, and never used again.
+/// Identifies a completion queue in events: unique in the process, and never reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct CqId(NonZeroUsize);
 
 impl CqId {
     pub(crate) fn next() -> Self {
         static NEXT: AtomicUsize = AtomicUsize::new(1);
-        // 2^64 queues cannot be made.
+        // 2^64 queues cannot be created.
         Self(NonZeroUsize::new(NEXT.fetch_add(1, Ordering::Relaxed)).unwrap_or(NonZeroUsize::MAX))
     }
 
-    /// As a queue's `cq_context`, which its events bring back.
+    /// As a queue's `cq_context`, which its events return.
     pub(crate) fn to_context(self) -> *mut c_void {
         core::ptr::without_provenance_mut(self.0.get())
     }
 
-    /// The queue with this `cq_context`; `None` for one that this crate did not make.
+    /// The queue with this `cq_context`; `None` for one that this crate did not create.
     pub(crate) fn from_context(context: *mut c_void) -> Option<Self> {
         NonZeroUsize::new(context.addr()).map(Self)
     }
@@ -52,10 +54,12 @@ impl core::fmt::Display for CqId {
     }
 }
 
-/// A completion channel: it tells which of its completion queues has something to poll, once for each time that the queue was
-/// [armed](crate::CompletionQueue::arm) (ibv_create_comp_channel(3)). Clones are the same channel, which lives as long as they and the queues made on it.
+/// A completion channel: it reports which of its completion queues has completions, once each time
+/// the queue was [armed](crate::CompletionQueue::arm) (ibv_create_comp_channel(3)). Clones are the
+/// same channel, which lives as long as they and the queues created on it.
 ///
-/// To sleep until one queue has completions, see [`CompletionQueue::wait`](crate::CompletionQueue::wait). To serve many from one thread:
+/// To sleep until one queue has completions, see
+/// [`CompletionQueue::wait`](crate::CompletionQueue::wait). To serve many from one thread:
 ///
 /// ```no_run
 /// use doorbell_verbs::{CompletionChannel, CompletionQueue, EventError, Notify};
@@ -63,7 +67,7 @@ impl core::fmt::Display for CqId {
 /// fn serve(channel: &CompletionChannel, queues: &mut [CompletionQueue]) -> Result<(), EventError> {
 ///     loop {
 ///         for cq in &mut *queues {
-///             // Arm first, then poll: a completion that comes between the two is found, one that comes later makes an event.
+///             // Arm first, then poll: a completion between the two is found by the poll, a later one raises an event.
 ///             cq.arm(Notify::Any)?;
 ///             while cq.poll()?.map(drop).count() > 0 {}
 ///         }
@@ -72,8 +76,10 @@ impl core::fmt::Display for CqId {
 /// }
 /// ```
 ///
-/// [`wait`](Self::wait) names the queue, so that a larger server need not look at the others. In an event loop of one's own, watch the descriptor ([`AsFd`]) and
-/// call [`try_next`](Self::try_next) until it gives `None`; the descriptor must not be read, nor made blocking.
+/// [`wait`](Self::wait) returns the queue's id, so that a larger server can poll that queue alone.
+/// In an event loop of your own, watch the descriptor ([`AsFd`]) and call
+/// [`try_next`](Self::try_next) until it returns `None`; the descriptor must not be read, nor made
+/// blocking.
 #[derive(Clone)]
 pub struct CompletionChannel {
     inner: Arc<ChannelInner>,
@@ -96,7 +102,7 @@ unsafe impl Sync for ChannelInner {}
 #[derive(Default)]
 pub(crate) struct Record {
     queues: HashMap<CqId, QueueRecord>,
-    /// Queues with an event that nobody has been notified of, oldest first.
+    /// Queues with an event that no waiter has been given, oldest first.
     unreported: VecDeque<CqId>,
 }
 
@@ -110,7 +116,7 @@ struct QueueRecord {
 }
 
 impl Record {
-    /// The next queue to be notified of.
+    /// The next queue with an unreported event.
     pub(crate) fn next(&mut self) -> Option<CqId> {
         let id = self.unreported.pop_front()?;
         if let Some(queue) = self.queues.get_mut(&id) {
@@ -119,12 +125,13 @@ impl Record {
         Some(id)
     }
 
-    /// How many events of queue `id` there were.
+    /// The number of events read for queue `id`.
     fn event_count(&self, id: CqId) -> u64 {
         self.queues.get(&id).map_or(0, |queue| queue.event_count)
     }
 
-    /// Whether there were any events of queue `id` but the first `seen`. Then nobody need be notified of it.
+    /// Whether queue `id` has had events beyond the first `seen`. If so, its unreported event is
+    /// consumed.
     pub(crate) fn take_event_since(&mut self, id: CqId, seen: u64) -> Option<()> {
         let queue = self.queues.get_mut(&id).filter(|queue| queue.event_count != seen)?;
         if core::mem::take(&mut queue.unreported) {
@@ -133,10 +140,10 @@ impl Record {
         Some(())
     }
 
-    /// Adds an event of queue `id`. Says how many of its events to acknowledge now.
+    /// Adds an event of queue `id`. Returns how many of its events to acknowledge now.
     fn add(&mut self, id: Option<CqId>) -> u32 {
         let Some((id, queue)) = id.and_then(|id| Some((id, self.queues.get_mut(&id)?))) else {
-            // Its queue is being destroyed, which waits for this.
+            // Its queue is being destroyed, which waits for this acknowledgement.
             return 1;
         };
         queue.event_count += 1;
@@ -163,12 +170,13 @@ impl CompletionChannel {
         if raw.is_null() {
             return Err(failed(io::Error::last_os_error()));
         }
-        // SAFETY: just made on this device.
+        // SAFETY: just created on this device.
         unsafe { Self::adopt(context, raw, None) }.map_err(failed)
     }
 
     /// # Safety
-    /// `raw` is a live channel of this device, which no completion queue is on, and nobody but the lender destroys.
+    /// `raw` is a live channel of this device, which no completion queue is on, and which only the
+    /// lender, if any, destroys.
     pub(crate) unsafe fn adopt(
         context: &Arc<ContextInner>,
         raw: *mut sys::ibv_comp_channel,
@@ -188,9 +196,11 @@ impl CompletionChannel {
         &self.inner
     }
 
-    /// The next queue that has an event (ibv_get_cq_event(3)); sleeps until there is one. `None` when `timeout` came first; a `timeout` of `None` never comes.
+    /// Sleeps until a queue has an event, and returns the queue (ibv_get_cq_event(3)). `None` when
+    /// `timeout` expired first; a `timeout` of `None` never expires.
     ///
-    /// The event says that the queue got a completion after it was armed. Who polls in between may find it empty.
+    /// The event says that the queue got a completion after it was armed. A thread that polls may
+    /// find it empty, if another has polled in between.
     ///
     /// # Errors
     /// When the channel cannot be read: the device is gone.
@@ -198,7 +208,8 @@ impl CompletionChannel {
         self.inner.wait(deadline_of(timeout.into()), Record::next)
     }
 
-    /// The next queue that has an event, without blocking. `None` when there is none, or another thread is just about to read it, which is then notified.
+    /// The next queue that has an event, without blocking. `None` when there is none, or when
+    /// another thread is about to read it and will be given it.
     ///
     /// # Errors
     /// As for [`wait`](Self::wait).
@@ -221,21 +232,22 @@ impl ChannelInner {
         self.context.raw == context.inner().raw
     }
 
-    /// Begins to keep the events of a queue about to be made on this channel.
+    /// Starts to record the events of a queue about to be created on this channel.
     pub(crate) fn register_cq(&self, id: CqId) {
         self.waiters
             .with(|record| record.queues.insert(id, QueueRecord::default()));
     }
 
-    /// Forgets a queue that could not be made.
+    /// Removes a queue that could not be created.
     pub(crate) fn unregister_cq(&self, id: CqId) {
         self.waiters.with(|record| record.queues.remove(&id));
     }
 
-    /// Forgets a queue about to be destroyed, and acknowledges its events, for which destroying it waits.
+    /// Removes a queue about to be destroyed, and acknowledges its events, which ibv_destroy_cq
+    /// waits for.
     ///
     /// # Safety
-    /// `cq` is live, and its `cq_context` says `id`.
+    /// `cq` is live, and its `cq_context` is `id`.
     pub(crate) unsafe fn ack_and_unregister_cq(&self, id: CqId, cq: *mut sys::ibv_cq) {
         let removed = self.waiters.with(|record| {
             record.unreported.retain(|other| *other != id);
@@ -248,7 +260,7 @@ impl ChannelInner {
         }
     }
 
-    /// How many events of queue `id` there were.
+    /// The number of events read for queue `id`.
     pub(crate) fn event_count(&self, id: CqId) -> u64 {
         self.waiters.with(|record| record.event_count(id))
     }
@@ -261,12 +273,12 @@ impl ChannelInner {
         }
     }
 
-    /// What `find` makes of the record, without blocking.
+    /// Applies `find` to the record, after reading available events, without blocking.
     pub(super) fn try_find<T>(&self, find: &mut impl FnMut(&mut Record) -> Option<T>) -> Result<Option<T>, EventError> {
         self.waiters.try_find(self, find)
     }
 
-    /// Sleeps until `find` finds something in the record. `None` when the deadline came first.
+    /// Sleeps until `find` finds something in the record. `None` when the deadline passed first.
     pub(crate) fn wait<T>(
         &self,
         deadline: Option<Instant>,

@@ -1,7 +1,9 @@
-//! Events: what wakes a thread that sleeps until something has happened.
+//! Events: what wakes a thread or task that sleeps.
 //!
-//! A [`CompletionChannel`] tells of completions in the queues made on it; [`Events`] tells of what happens to the device's objects unasked. Both are file
-//! descriptors underneath, non-blocking always: threads sleep in poll(2), which knows timeouts, tasks in their runtime (feature `tokio`).
+//! A [`CompletionChannel`] reports completions of the queues created on it; [`Events`] reports
+//! asynchronous events of the device and its objects. Both are file descriptors, always
+//! non-blocking: threads sleep in poll(2), which has timeouts, tasks in their runtime (feature
+//! `tokio`).
 
 pub(crate) mod channel;
 mod leader;
@@ -22,25 +24,26 @@ pub use reader::{AsyncEvent, Events, PortEvent, QueuePairEvent, SharedReceiveEve
 #[cfg(feature = "tokio")]
 pub use tokio::{TokioChannel, TokioEvents};
 
-/// When a wait that begins now ends; `None` for never.
+/// The deadline of a wait that begins now; `None` for never.
 pub(crate) fn deadline_of(timeout: Option<Duration>) -> Option<Instant> {
-    // A deadline beyond what the clock can say is never reached.
+    // A deadline beyond the range of the clock is never reached.
     Instant::now().checked_add(timeout?)
 }
 
-/// How long it is until `deadline`; `None` for ever.
+/// The time remaining until `deadline`; `None` for ever.
 fn left_until(deadline: Option<Instant>) -> Option<Duration> {
     deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()))
 }
 
-/// Makes reading from `fd` fail rather than block.
+/// Sets O_NONBLOCK on `fd`.
 fn set_nonblocking(fd: impl AsFd) -> io::Result<()> {
     let flags = OFlag::from_bits_retain(fcntl(&fd, FcntlArg::F_GETFL)?);
     fcntl(&fd, FcntlArg::F_SETFL(flags | OFlag::O_NONBLOCK))?;
     Ok(())
 }
 
-/// Sleeps until `fd` is readable, or has failed, which reading from it will tell; false when the deadline came first.
+/// Sleeps until `fd` is readable or has failed, which the next read reports; false when the
+/// deadline passed first.
 fn wait_readable(fd: BorrowedFd<'_>, deadline: Option<Instant>) -> io::Result<bool> {
     loop {
         let left = left_until(deadline);
@@ -48,7 +51,7 @@ fn wait_readable(fd: BorrowedFd<'_>, deadline: Option<Instant>) -> io::Result<bo
             &mut [PollFd::new(fd, PollFlags::POLLIN)],
             left.map_or(PollTimeout::NONE, milliseconds),
         ) {
-            // The longest timeout of poll(2) may be shorter than what is left.
+            // The longest timeout of poll(2) may be shorter than the time remaining.
             Ok(0) if left_until(deadline).is_none_or(|left| !left.is_zero()) => {}
             Ok(0) => return Ok(false),
             Ok(_) => return Ok(true),
@@ -58,7 +61,7 @@ fn wait_readable(fd: BorrowedFd<'_>, deadline: Option<Instant>) -> io::Result<bo
     }
 }
 
-/// As poll(2) has it, rounded up so that no wait is shorter than asked for.
+/// A timeout for poll(2), rounded up so that no wait is shorter than requested.
 fn milliseconds(timeout: Duration) -> PollTimeout {
     let rounded = timeout.as_nanos().div_ceil(1_000_000);
     i32::try_from(rounded)

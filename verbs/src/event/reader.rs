@@ -1,4 +1,5 @@
-//! Asynchronous events: what happens to a device's objects without a request having asked for it (IBTA vol 1, 11.6.3; ibv_get_async_event(3)).
+//! Asynchronous events: affiliated and unaffiliated events of a device and its objects (IBTA vol 1,
+//! 11.6.3; ibv_get_async_event(3)).
 
 use core::mem::MaybeUninit;
 use core::sync::atomic::Ordering;
@@ -16,94 +17,97 @@ use crate::error::EventError;
 use crate::srq::SrqId;
 use crate::types::Qpn;
 
-/// Something happened to a device or one of its objects (ibv_get_async_event(3); IBTA vol 1, 11.6.3).
+/// An asynchronous event of a device or one of its objects (ibv_get_async_event(3); IBTA vol 1,
+/// 11.6.3).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum AsyncEvent {
-    /// To a queue pair.
+    /// Of a queue pair.
     Qp {
         /// Its number.
         qpn: Qpn,
         /// What happened.
         event: QueuePairEvent,
     },
-    /// To a shared receive queue.
+    /// Of a shared receive queue.
     SharedReceiveQueue {
-        /// What names it: [`SharedReceiveQueue::id`](crate::SharedReceiveQueue::id).
+        /// Its identifier: [`SharedReceiveQueue::id`](crate::SharedReceiveQueue::id).
         id: SrqId,
         /// What happened.
         event: SharedReceiveEvent,
     },
     /// A completion queue has overrun: completions are lost, and the queue pairs on it must be dropped.
     CqOverrun(CqId),
-    /// To a port.
+    /// Of a port.
     Port {
         /// Its number, from 1.
         port: u8,
         /// What happened.
         event: PortEvent,
     },
-    /// The device cannot go on. Drop everything made from it, and open it anew.
+    /// The device has failed for good. Drop everything created from it, and open it again.
     DeviceFatal,
-    /// Another event, with the code of `ibv_event_type`.
+    /// Any other event, with its `ibv_event_type`.
     Other(u32),
 }
 
-/// What may happen to a queue pair (IBTA vol 1, 11.6.3).
+/// An event of a queue pair (IBTA vol 1, 11.6.3).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum QueuePairEvent {
-    /// It went to the error state by an error that no completion reports.
+    /// It moved to ERR because of an error that no completion reports.
     Fatal,
-    /// The peer sent a request that is malformed or that this side does not allow.
+    /// The peer sent a request that is malformed or not allowed on this queue pair.
     RequestError,
-    /// The peer tried to access memory that it has no right to.
+    /// The peer accessed memory without the right to.
     AccessError,
-    /// The first message arrived before this side was ready to send.
+    /// Communication established: the first message arrived while this side was still in RTR.
     CommunicationEstablished,
     /// Its send queue has drained (to SQD).
     SendQueueDrained,
-    /// It is in the error state, and has taken its last receive from its shared receive queue.
+    /// It is in ERR, and has consumed its last receive from its shared receive queue.
     LastRequestReached,
-    /// It goes by its alternate path now.
+    /// It has migrated to its alternate path.
     PathMigrated,
-    /// It could not go over to its alternate path.
+    /// It failed to migrate to its alternate path.
     PathMigrationFailed,
 }
 
-/// What may happen to a shared receive queue (IBTA vol 1, 11.6.3).
+/// An event of a shared receive queue (IBTA vol 1, 11.6.3).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum SharedReceiveEvent {
-    /// Fewer receives are left in it than the limit that was [armed](crate::SharedReceiveQueue::arm_limit); it is disarmed now.
+    /// Fewer receives are left than the [armed](crate::SharedReceiveQueue::arm_limit) limit, which
+    /// is now disarmed.
     LimitReached,
-    /// It cannot go on: drop it, and the queue pairs on it.
+    /// The queue has failed: drop it, and the queue pairs on it.
     Error,
 }
 
-/// What may happen to a port (IBTA vol 1, 11.6.3).
+/// An event of a port (IBTA vol 1, 11.6.3).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum PortEvent {
-    /// Its link came up.
+    /// The link came up.
     Active,
-    /// Its link went down.
+    /// The link went down.
     Error,
-    /// Its LID changed.
+    /// The LID changed.
     LidChanged,
-    /// Its table of partition keys changed.
+    /// The P_Key table changed.
     PkeysChanged,
-    /// Its subnet manager changed.
+    /// The subnet manager changed.
     SubnetManagerChanged,
-    /// The subnet manager asks all clients to register again.
+    /// The subnet manager requests that all clients register again.
     ClientsMustReregister,
-    /// Its table of GIDs changed: an IP address of its network interface came or went.
+    /// The GID table changed: an IP address of its network interface was added or removed.
     GidsChanged,
 }
 
 impl AsyncEvent {
     /// # Safety
-    /// The event was filled by ibv_get_async_event, and is not acknowledged: the object that it names is live.
+    /// The event was filled by ibv_get_async_event, and is not acknowledged: the object that it
+    /// names is live.
     unsafe fn from_sys(raw: &sys::ibv_async_event) -> Self {
         use {PortEvent as P, QueuePairEvent as Q};
         let qp = |event| {
@@ -156,12 +160,16 @@ impl AsyncEvent {
     }
 }
 
-/// The reader of a context's asynchronous events, made by [`Context::events`] (ibv_get_async_event(3)). A context has one at a time.
+/// The reader of a context's asynchronous events, created by [`Context::events`]
+/// (ibv_get_async_event(3)). A context has one at a time.
 ///
-/// An event is acknowledged as soon as it is read: destroying an object waits for that, and the natural answer to the event of a queue pair is to drop the queue
-/// pair. So an event names its object by a number; when other threads make queue pairs while this one reads, that number may have become another's.
+/// An event is acknowledged as soon as it is read: destroying an object waits for its
+/// acknowledgements, and the natural response to an event of a queue pair is to drop the queue
+/// pair. So an event names its object by a number, which may be another object's if other threads
+/// create queue pairs meanwhile.
 ///
-/// In an event loop of one's own, watch the descriptor ([`AsFd`]) and call [`try_next`](Self::try_next) until it gives `None`.
+/// In an event loop of your own, watch the descriptor ([`AsFd`]) and call
+/// [`try_next`](Self::try_next) until it returns `None`.
 pub struct Events {
     context: Arc<ContextInner>,
 }
@@ -183,7 +191,8 @@ impl Events {
         }
     }
 
-    /// The next event; sleeps until there is one. `None` when `timeout` came first; a `timeout` of `None` never comes.
+    /// Sleeps until there is an event, and returns it. `None` when `timeout` expired first; a
+    /// `timeout` of `None` never expires.
     ///
     /// # Errors
     /// When events cannot be read: the device is gone.
@@ -213,7 +222,7 @@ impl Events {
                 _ => Err(self.failed(error)),
             };
         }
-        // SAFETY: it said 0, so it has filled this; the event is acknowledged below.
+        // SAFETY: the call returned 0, so it has filled this; the event is acknowledged below.
         let event = unsafe { AsyncEvent::from_sys(raw.assume_init_ref()) };
         // SAFETY: read just now, and acknowledged once.
         unsafe { (self.context.api.ack_async_event)(raw.as_mut_ptr()) };

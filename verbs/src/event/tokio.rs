@@ -13,29 +13,32 @@ use super::reader::{AsyncEvent, Events};
 use crate::cq::{CompletionQueue, Completions, CqKind, Notify};
 use crate::error::EventError;
 
-/// A [`CompletionChannel`] whose events tasks wait for. Any number of tasks may wait at once, each for a queue of its own, and threads beside them.
+/// A [`CompletionChannel`] whose events tasks wait for. Any number of tasks may wait at once, each
+/// for its own queue, along with threads.
 ///
-/// Every wait may be cancelled (dropped): no event is lost with it.
+/// Every wait is cancel-safe: dropping it loses no event.
 #[derive(Debug)]
 pub struct TokioChannel {
     fd: AsyncFd<CompletionChannel>,
 }
 
 impl TokioChannel {
-    /// Registers `channel` with the runtime of the task at hand.
+    /// Registers `channel` with the current task's runtime.
     ///
     /// # Errors
-    /// When the runtime refuses the descriptor, as it does for a channel that is registered already.
+    /// When the runtime refuses the descriptor, as it does for a channel that is registered
+    /// already.
     ///
     /// # Panics
     /// Outside a runtime, or in one whose I/O is not enabled.
     pub fn new(channel: CompletionChannel) -> io::Result<Self> {
-        // SAFETY: the channel is live, and its descriptor open and the same, as long as the handle that the AsyncFd owns.
+        // SAFETY: the descriptor stays open and the same as long as the channel handle, which the
+        // AsyncFd owns.
         let fd = unsafe { AsyncFd::register_with_interest(channel, Interest::READABLE) }?;
         Ok(Self { fd })
     }
 
-    /// The channel itself, to make completion queues on.
+    /// The channel itself, to create completion queues on.
     pub fn channel(&self) -> &CompletionChannel {
         self.fd.get_ref()
     }
@@ -48,10 +51,11 @@ impl TokioChannel {
         self.find(Record::next).await
     }
 
-    /// The completions of `cq`, once there are any: the task's [`CompletionQueue::wait`].
+    /// The completions of `cq`, once there are any: the async form of [`CompletionQueue::wait`].
     ///
     /// # Errors
-    /// When `cq` was made on another channel or on none, cannot be armed or polled, or the channel cannot be read.
+    /// When `cq` was created on another channel or on none, cannot be armed or polled, or the
+    /// channel cannot be read.
     pub async fn completions<'q, Q: CqKind>(
         &self,
         cq: &'q mut CompletionQueue<Q>,
@@ -76,7 +80,7 @@ impl TokioChannel {
     async fn find<T>(&self, mut find: impl FnMut(&mut Record) -> Option<T>) -> Result<T, EventError> {
         let inner = self.channel().inner();
         loop {
-            // Before looking: what is notified after that wakes us.
+            // Before the record is read: a notification after that wakes the task.
             let mut notified = pin!(inner.waiters.task_notify().notified());
             notified.as_mut().enable();
             if let Some(found) = inner.try_find(&mut find)? {
@@ -87,7 +91,7 @@ impl TokioChannel {
                 if notified.as_mut().poll(cx).is_ready() {
                     return Poll::Ready(Ok(()));
                 }
-                // Cleared before the descriptor is read to its end: what comes after that sets it again.
+                // Cleared before the descriptor is drained: a later event sets it again.
                 readable.as_mut().poll(cx).map_ok(|mut guard| guard.clear_ready())
             });
             woken.await.map_err(|error| inner.failed(error))?;
@@ -102,7 +106,7 @@ pub struct TokioEvents {
 }
 
 impl TokioEvents {
-    /// Registers `events` with the runtime of the task at hand.
+    /// Registers `events` with the current task's runtime.
     ///
     /// # Errors
     /// When the runtime refuses the descriptor.
@@ -110,12 +114,13 @@ impl TokioEvents {
     /// # Panics
     /// Outside a runtime, or in one whose I/O is not enabled.
     pub fn new(events: Events) -> io::Result<Self> {
-        // SAFETY: the reader, which the AsyncFd owns, holds the context, whose descriptor is open and the same as long as it lives.
+        // SAFETY: the AsyncFd owns the reader, which holds the context, whose descriptor stays open
+        // and the same as long as it lives.
         let fd = unsafe { AsyncFd::register_with_interest(events, Interest::READABLE) }?;
         Ok(Self { fd })
     }
 
-    /// The next event, once there is one. May be cancelled: no event is lost with it.
+    /// The next event, once there is one. Cancel-safe: dropping it loses no event.
     ///
     /// # Errors
     /// When events cannot be read: the device is gone.
@@ -126,7 +131,8 @@ impl TokioEvents {
             }
             let ready = self.fd.readable().await.map(|mut guard| guard.clear_ready());
             ready.map_err(|error| self.fd.get_ref().failed(error))?;
-            // An event that came before it was cleared is read now, a later one makes it ready again.
+            // An event from before the readiness was cleared is read now, a later one sets it
+            // again.
         }
     }
 }

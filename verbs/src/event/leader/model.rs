@@ -1,4 +1,5 @@
-//! Loom's model of threads that wait on one source: none sleeps for what another has read, or for a lead that nobody has. Run by `cargo xtask sanitize loom`.
+//! Loom model of threads that wait on one source: none sleeps for an event that another has read,
+//! or for a lead that no thread has. Run by `cargo xtask sanitize loom`.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -68,7 +69,7 @@ impl Channel {
     }
 }
 
-/// A model whose deadlock, a thread that sleeps for ever, loom reports.
+/// A model whose deadlocks (a thread that sleeps for ever) loom reports.
 fn model(run: impl Fn(Arc<Channel>) + Sync + Send + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(3);
@@ -115,7 +116,7 @@ fn a_non_blocking_reader_wakes_the_sleeping_waiters() {
         let waiter = Arc::clone(&channel);
         let waiting = thread::spawn(move || waiter.wait(1));
         channel.descriptor.raise(1);
-        // It may read the event of the other, who must hear of it.
+        // It may read the event of the waiter, which must be notified.
         let found = channel.waiters.try_find(&channel.descriptor, &mut of(2));
         assert_eq!(found, Ok(None));
         assert_eq!(waiting.join().unwrap(), Ok(Some(1)));
