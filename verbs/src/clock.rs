@@ -11,6 +11,7 @@ use crate::error::{DeviceError, check};
 /// The rate of a device's clock ([`DeviceAttr::clock`](crate::DeviceAttr::clock)), to convert the
 /// ticks of [`Completion::timestamp_ticks`](crate::Completion::timestamp_ticks) and
 /// [`Context::clock_ticks`] to durations.
+#[doc(alias("hca_core_clock", "completion_timestamp_mask"))]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DeviceClock {
     khz: u64,
@@ -25,6 +26,7 @@ impl DeviceClock {
     }
 
     /// Ticks per millisecond (`hca_core_clock`, ibv_query_device_ex(3)).
+    #[doc(alias = "hca_core_clock")]
     #[must_use]
     pub fn khz(&self) -> u64 {
         self.khz
@@ -46,6 +48,7 @@ impl Context {
     ///
     /// # Errors
     /// When the device has no clock that can be read.
+    #[doc(alias = "ibv_query_rt_values_ex")]
     pub fn clock_ticks(&self) -> Result<u64, DeviceError> {
         let mut values = MaybeUninit::<sys::ibv_values_ex>::zeroed();
         // SAFETY: all-zero is a valid value of this struct of integers; the context is live, and

@@ -38,7 +38,8 @@ struct DeferredHandle {
     lender: Lender,
 }
 
-// SAFETY: `raw` is only passed to verbs, which may be called from any thread; a ring is Send and Sync.
+// SAFETY: `raw` is only passed to verbs, which may be called from any thread; a ring is Send and
+// Sync.
 unsafe impl Send for State {}
 
 impl State {

@@ -24,6 +24,7 @@ use crate::wr::datagram::Datagram;
 /// Cloning is cheap. It may be dropped as soon as a post with it has returned: the protection
 /// domain keeps what the device may still need (ibv_post_send(3): until the completions of all
 /// sends with it have been polled), at no cost on the data path.
+#[doc(alias("ibv_ah", "ibv_create_ah", "ibv_destroy_ah"))]
 #[derive(Clone)]
 pub struct AddressHandle {
     inner: Arc<AhInner>,
@@ -150,6 +151,7 @@ impl Route {
 
 /// Builds an address handle; created by [`ProtectionDomain::address_handle`] (ibv_create_ah(3);
 /// IBTA vol 1, 11.2.2.1). Port and source GID must be those of the queue pair that will use it.
+#[doc(alias("ibv_ah_attr", "ibv_create_ah"))]
 #[derive(Debug, Clone, Copy)]
 #[must_use = "a builder does nothing until to(), to_gid() or reply_to() is called"]
 pub struct AddressHandleBuilder<'a> {
@@ -174,6 +176,7 @@ impl<'a> AddressHandleBuilder<'a> {
     }
 
     /// The port that packets leave by, from 1 (default 1).
+    #[doc(alias = "port_num")]
     pub fn port(mut self, port: u8) -> Self {
         self.route.port = port;
         self
@@ -182,6 +185,7 @@ impl<'a> AddressHandleBuilder<'a> {
     /// The index of the source GID (default on RoCE:
     /// [`Context::default_gid`](crate::Context::default_gid); on InfiniBand: none, addressing by
     /// LID).
+    #[doc(alias = "sgid_index")]
     pub fn gid_index(mut self, index: u8) -> Self {
         self.gid_index = Some(index);
         self
@@ -208,6 +212,7 @@ impl<'a> AddressHandleBuilder<'a> {
     }
 
     /// The InfiniBand service level, at most 15 (default 0).
+    #[doc(alias = "sl")]
     pub fn service_level(mut self, level: u8) -> Self {
         self.route.service_level = level;
         self
@@ -218,6 +223,7 @@ impl<'a> AddressHandleBuilder<'a> {
     /// # Errors
     /// When the device has no datagrams, the local port or GID does not exist, or the peer's
     /// address cannot be resolved.
+    #[doc(alias = "ibv_create_ah")]
     pub fn to(self, endpoint: &UdEndpoint) -> Result<AddressHandle, AddressHandleError> {
         self.create(endpoint.gid, endpoint.lid, endpoint.mtu.bytes())
     }
@@ -226,6 +232,7 @@ impl<'a> AddressHandleBuilder<'a> {
     ///
     /// # Errors
     /// As for [`to`](Self::to).
+    #[doc(alias = "ibv_create_ah")]
     pub fn to_gid(self, gid: Gid) -> Result<AddressHandle, AddressHandleError> {
         self.create(gid, Lid(0), ANY_LENGTH)
     }
@@ -236,6 +243,7 @@ impl<'a> AddressHandleBuilder<'a> {
     ///
     /// # Errors
     /// As for [`to`](Self::to), and when the buffer is too short to hold the header.
+    #[doc(alias("ibv_create_ah_from_wc", "ibv_init_ah_from_wc"))]
     pub fn reply_to<K: Host>(
         self,
         datagram: &Datagram,

@@ -16,6 +16,7 @@ use crate::wait::Deadline;
 
 /// A resolved device and path to a peer; created by [`ConnectionManager::resolve`]
 /// (rdma_resolve_route(3)).
+#[doc(alias("rdma_cm_id", "rdma_resolve_route"))]
 #[derive(Debug)]
 pub struct Route {
     id: CmId,
@@ -49,6 +50,7 @@ impl Route {
 
     /// The local address of the connection; `None` if it is of a family that the standard library
     /// does not support.
+    #[doc(alias = "rdma_get_local_addr")]
     #[must_use]
     pub fn local_addr(&self) -> Option<SocketAddr> {
         self.id.local()
@@ -64,6 +66,7 @@ impl Route {
     /// # Errors
     /// When no program listens there, the peer rejects or does not answer, the queue pair is on
     /// another device or port, or the device refuses.
+    #[doc(alias("rdma_connect", "rdma_establish", "rdma_conn_param"))]
     pub fn connect<T: Reliable, B: Backend>(
         self,
         mut qp: PreparedQueuePair<T, B>,

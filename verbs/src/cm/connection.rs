@@ -15,8 +15,9 @@ use crate::wait::Deadline;
 /// The connection manager's side of a connected queue pair: the peer's address, and whether the
 /// connection is up (rdma_cm(7)). Its descriptor is readable when there is an event.
 ///
-/// Dropping it disconnects, without waiting for the peer. The local queue pair stays in RTS; the
+/// Dropping it disconnects, without waiting for the peer. The local queue pair is not modified; the
 /// peer is notified (DREQ).
+#[doc(alias = "rdma_cm_id")]
 #[derive(Debug)]
 pub struct Connection {
     id: CmId,
@@ -25,18 +26,23 @@ pub struct Connection {
 }
 
 /// An event of a connection (rdma_get_cm_event(3)).
+#[doc(alias("rdma_cm_event_type", "rdma_cm_event"))]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ConnectionEvent {
     /// The peer has disconnected or exited: [`flush`](crate::QueuePair::flush) the queue pair to
     /// get back what is in flight.
+    #[doc(alias = "RDMA_CM_EVENT_DISCONNECTED")]
     Disconnected,
     /// The device is about to be removed: drop every object on it.
+    #[doc(alias = "RDMA_CM_EVENT_DEVICE_REMOVAL")]
     DeviceRemoved,
     /// The address has moved to other hardware: the connection may be slow or broken.
+    #[doc(alias = "RDMA_CM_EVENT_ADDR_CHANGE")]
     AddressChanged,
     /// The timewait state of a closed connection is over: no packet of it can be in flight any
     /// more.
+    #[doc(alias = "RDMA_CM_EVENT_TIMEWAIT_EXIT")]
     TimewaitExit,
     /// Any other event, with its `rdma_cm_event_type`.
     Other(u32),
@@ -58,12 +64,14 @@ impl Connection {
     }
 
     /// The local address; `None` if it is of a family that the standard library does not support.
+    #[doc(alias = "rdma_get_local_addr")]
     #[must_use]
     pub fn local_addr(&self) -> Option<SocketAddr> {
         self.id.local()
     }
 
     /// The peer's address; `None` if it is of a family that the standard library does not support.
+    #[doc(alias = "rdma_get_peer_addr")]
     #[must_use]
     pub fn peer_addr(&self) -> Option<SocketAddr> {
         self.id.peer()
@@ -73,6 +81,7 @@ impl Connection {
     ///
     /// # Errors
     /// When the manager fails.
+    #[doc(alias("rdma_get_cm_event", "rdma_ack_cm_event"))]
     pub fn next_event(&mut self, timeout: Duration) -> Result<Option<ConnectionEvent>, CmError> {
         let event = self.id.next_event(Deadline::after(timeout))?;
         Ok(event.map(|event| match event.kind {
@@ -92,6 +101,7 @@ impl Connection {
     ///
     /// # Errors
     /// When the manager fails or the peer does not answer. The connection is closed in either case.
+    #[doc(alias = "rdma_disconnect")]
     pub fn disconnect(mut self, timeout: Duration) -> Result<(), CmError> {
         if self.disconnected {
             return Ok(());

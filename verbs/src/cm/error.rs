@@ -36,6 +36,12 @@ pub enum CmError {
     #[error(
         "{call}({address}): unreachable: {error}; check the address, the route (`ip route get`) and that the peer's RDMA device is up"
     )]
+    #[doc(alias(
+        "RDMA_CM_EVENT_UNREACHABLE",
+        "RDMA_CM_EVENT_ADDR_ERROR",
+        "RDMA_CM_EVENT_ROUTE_ERROR",
+        "RDMA_CM_EVENT_CONNECT_ERROR"
+    ))]
     Unreachable {
         /// The function that started the operation.
         call: &'static str,
@@ -46,6 +52,7 @@ pub enum CmError {
         error: io::Error,
     },
     /// The peer has rejected the connection, or no program listens there.
+    #[doc(alias = "RDMA_CM_EVENT_REJECTED")]
     #[error("rdma_connect({address}): {reason}")]
     Rejected {
         /// The peer's address.
@@ -64,12 +71,14 @@ pub enum CmError {
         address: SocketAddr,
     },
     /// The peer disconnected before the connection was established.
+    #[doc(alias = "RDMA_CM_EVENT_DISCONNECTED")]
     #[error("the peer {address} disconnected before the connection was established")]
     Disconnected {
         /// The peer's address.
         address: SocketAddr,
     },
     /// The device has been removed, or never existed.
+    #[doc(alias = "RDMA_CM_EVENT_DEVICE_REMOVAL")]
     #[error("the RDMA device to {address} has been removed")]
     DeviceRemoved {
         /// The peer's address.
@@ -128,6 +137,7 @@ fn call_advice(error: &io::Error) -> &'static str {
 const ENODEV: i32 = 19;
 
 /// Why a connection was rejected (IBTA vol 1, 12.6.7.2).
+#[doc(alias = "RDMA_CM_EVENT_REJECTED")]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Rejection {

@@ -198,7 +198,8 @@ impl CmId {
     pub(super) fn attributes(&self, state: ibv_qp_state) -> Result<ibv_qp_attr, CmError> {
         let mut attr = MaybeUninit::<ibv_qp_attr>::zeroed();
         let mut mask = 0;
-        // SAFETY: live; both may be written, and all-zero is a valid value of the struct of integers, whose state it reads.
+        // SAFETY: live; both may be written, and all-zero is a valid value of the struct of
+        // integers, whose state it reads.
         let (result, attr) = unsafe {
             (*attr.as_mut_ptr()).qp_state = state;
             let result = (self.manager.cm.init_qp_attr)(self.raw, attr.as_mut_ptr(), &mut mask);

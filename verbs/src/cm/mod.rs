@@ -69,6 +69,7 @@ pub const MAX_ACCEPT_DATA: usize = 196;
 pub const MAX_REJECT_DATA: usize = 148;
 
 /// The system's connection manager (rdma_cm(7)).
+#[doc(alias("rdma_cm", "librdmacm"))]
 #[derive(Debug, Clone, Copy)]
 pub struct ConnectionManager {
     cm: &'static CmApi,
@@ -102,6 +103,7 @@ impl ConnectionManager {
     ///
     /// # Errors
     /// When no RDMA device has a route there, the address does not answer, or the timeout expires.
+    #[doc(alias("rdma_resolve_addr", "rdma_resolve_route"))]
     pub fn resolve(&self, peer: SocketAddr, timeout: Duration) -> Result<Route, CmError> {
         Route::resolve(*self, None, peer, Deadline::after(timeout))
     }
@@ -110,6 +112,7 @@ impl ConnectionManager {
     ///
     /// # Errors
     /// As for [`resolve`](Self::resolve), and when `from` is no address of a local RDMA device.
+    #[doc(alias = "rdma_resolve_addr")]
     pub fn resolve_from(&self, from: SocketAddr, peer: SocketAddr, timeout: Duration) -> Result<Route, CmError> {
         Route::resolve(*self, Some(from), peer, Deadline::after(timeout))
     }
@@ -120,6 +123,7 @@ impl ConnectionManager {
     ///
     /// # Errors
     /// When the address is in use, or of no local RDMA device.
+    #[doc(alias("rdma_bind_addr", "rdma_listen"))]
     pub fn listen(&self, address: SocketAddr, backlog: u16) -> Result<Listener, CmError> {
         Listener::new(*self, address, backlog)
     }

@@ -17,6 +17,7 @@ use crate::wait::Deadline;
 
 /// Listens for connections; created by [`ConnectionManager::listen`] (rdma_listen(3)). Its
 /// descriptor is readable when there is a request or another event.
+#[doc(alias("rdma_listen", "rdma_bind_addr"))]
 #[derive(Debug)]
 pub struct Listener {
     id: CmId,
@@ -32,6 +33,7 @@ impl Listener {
 
     /// The address it listens on, with the actual port if port 0 was given; `None` if it is of a
     /// family that the standard library does not support.
+    #[doc(alias = "rdma_get_local_addr")]
     #[must_use]
     pub fn local_addr(&self) -> Option<SocketAddr> {
         self.id.local()
@@ -41,6 +43,7 @@ impl Listener {
     ///
     /// # Errors
     /// When the manager fails, or the device that it listens on is removed.
+    #[doc(alias("RDMA_CM_EVENT_CONNECT_REQUEST", "rdma_get_cm_event", "rdma_migrate_id"))]
     pub fn next_request(&mut self, timeout: Duration) -> Result<Option<ConnectionRequest>, CmError> {
         let deadline = Deadline::after(timeout);
         while let Some(event) = self.id.next_event(deadline)? {
@@ -69,6 +72,7 @@ impl AsFd for Listener {
 
 /// A connection request (REQ) of a peer (rdma_accept(3), rdma_reject(3)). It is rejected when
 /// dropped.
+#[doc(alias("RDMA_CM_EVENT_CONNECT_REQUEST", "rdma_cm_id"))]
 #[derive(Debug)]
 pub struct ConnectionRequest {
     id: CmId,
@@ -107,6 +111,7 @@ impl ConnectionRequest {
 
     /// The request's source address; `None` if it is of a family that the standard library does not
     /// support.
+    #[doc(alias = "rdma_get_peer_addr")]
     #[must_use]
     pub fn peer_addr(&self) -> Option<SocketAddr> {
         self.id.peer()
@@ -121,6 +126,7 @@ impl ConnectionRequest {
     /// # Errors
     /// When the peer is gone or does not answer, the queue pair is on another device or port, or
     /// the device refuses.
+    #[doc(alias("rdma_accept", "RDMA_CM_EVENT_ESTABLISHED"))]
     pub fn accept<T: Reliable, B: Backend>(
         self,
         mut qp: PreparedQueuePair<T, B>,
@@ -146,6 +152,7 @@ impl ConnectionRequest {
     ///
     /// # Errors
     /// When the manager fails, or the reason is too long; the request is then rejected without one.
+    #[doc(alias = "rdma_reject")]
     pub fn reject(self, reason: &[u8]) -> Result<(), CmError> {
         connection::check_private_data("rdma_reject", reason, MAX_REJECT_DATA)?;
         self.id.reject(reason)

@@ -27,6 +27,7 @@ use crate::error::CompletionQueueError;
 /// }
 /// # }
 /// ```
+#[doc(alias("ibv_create_cq", "ibv_create_cq_ex"))]
 #[derive(Debug)]
 pub enum BestCompletionQueue {
     /// The device supports extended queues.

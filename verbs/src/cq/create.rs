@@ -122,6 +122,7 @@ impl CompletionQueue<Extended> {
 
 /// Builds an extended completion queue (ibv_create_cq_ex(3)); created by
 /// [`Context::extended_completion_queue`].
+#[doc(alias("ibv_cq_init_attr_ex", "ibv_create_cq_ex"))]
 #[derive(Debug, Clone)]
 #[must_use = "a builder does nothing until create() is called"]
 pub struct ExtendedCompletionQueueBuilder<'a> {
@@ -142,6 +143,7 @@ impl<'a> ExtendedCompletionQueueBuilder<'a> {
     }
 
     /// Puts the queue on `channel`, which reports when it has completions.
+    #[doc(alias = "comp_channel")]
     pub fn on(mut self, channel: &'a CompletionChannel) -> Self {
         self.channel = Some(channel);
         self
@@ -149,6 +151,7 @@ impl<'a> ExtendedCompletionQueueBuilder<'a> {
 
     /// Completions carry a timestamp of the device's clock: see
     /// [`Completion::timestamp_ticks`](crate::Completion::timestamp_ticks).
+    #[doc(alias = "IBV_WC_EX_WITH_COMPLETION_TIMESTAMP")]
     pub fn timestamps(mut self) -> Self {
         self.fields |= sys::IBV_WC_EX_WITH_COMPLETION_TIMESTAMP;
         self
@@ -156,6 +159,7 @@ impl<'a> ExtendedCompletionQueueBuilder<'a> {
 
     /// Completions carry a wall-clock timestamp: see
     /// [`Completion::wallclock_ns`](crate::Completion::wallclock_ns).
+    #[doc(alias = "IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK")]
     pub fn wallclock(mut self) -> Self {
         self.fields |= sys::IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK;
         self
@@ -167,6 +171,7 @@ impl<'a> ExtendedCompletionQueueBuilder<'a> {
     /// When the device has no extended queues (an error of kind
     /// [`Unsupported`](io::ErrorKind::Unsupported)), none with these fields, or none as large; when
     /// it refuses, or the channel is another device's.
+    #[doc(alias = "ibv_create_cq_ex")]
     pub fn create(self) -> Result<CompletionQueue<Extended>, CompletionQueueError> {
         let raw_context = self.context.inner().raw;
         let verb = "ibv_create_cq_ex";
@@ -181,7 +186,8 @@ impl<'a> ExtendedCompletionQueueBuilder<'a> {
                 flags: 0,
                 parent_domain: core::ptr::null_mut(),
             };
-            // SAFETY: context and channel are live, and of one device; the user pointer is a number.
+            // SAFETY: context and channel are live, and of one device; the user pointer is a
+            // number.
             unsafe { inline::create_cq_ex(raw_context, &mut attr) }.cast()
         })?;
         let raw = inner.raw.cast::<sys::ibv_cq_ex>();

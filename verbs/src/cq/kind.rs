@@ -11,11 +11,13 @@ use crate::error::CompletionQueueError;
 use crate::memory::Buffers;
 
 /// A completion queue whose completions are copied out by ibv_poll_cq(3). Every device supports it.
+#[doc(alias("ibv_cq", "ibv_create_cq"))]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Classic {}
 
 /// A completion queue created by ibv_create_cq_ex(3): the fields of a completion are read on
 /// demand, and completions may carry timestamps.
+#[doc(alias("ibv_cq_ex", "ibv_create_cq_ex"))]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Extended {}
 
@@ -62,8 +64,8 @@ pub trait Cursor<Q: PollBackend> {
     /// Takes the buffers of the next request. `None` when there is none.
     fn advance(&mut self) -> Option<Buffers>;
 
-    /// ReturnRing the slot just taken from to the poster. ReturnRing the completion, and which request it
-    /// was.
+    /// ReturnRing the slot just taken from to the poster. ReturnRing the completion, and which
+    /// request it was.
     ///
     /// # Safety
     /// `advance` has just returned buffers. The completion is not used after the next call of

@@ -65,6 +65,7 @@ const BATCH: usize = 32;
 /// [`Context::completion_queue`](crate::Context::completion_queue), [`Extended`] when created by
 /// [`Context::extended_completion_queue`](crate::Context::extended_completion_queue). Code generic
 /// over `CompletionQueue<Q>` with [`Q: CqKind`](CqKind) serves both.
+#[doc(alias("ibv_cq", "ibv_create_cq", "ibv_destroy_cq"))]
 pub struct CompletionQueue<Q: CqKind = Classic> {
     poller: Poller<Q>,
 }
@@ -104,7 +105,8 @@ pub(crate) struct CqInner {
     lender: Lender,
 }
 
-// SAFETY: `raw` is only passed to verbs, which may be called from any thread; the rest is Send and Sync.
+// SAFETY: `raw` is only passed to verbs, which may be called from any thread; the rest is Send and
+// Sync.
 unsafe impl Send for CqInner {}
 // SAFETY: as above.
 unsafe impl Sync for CqInner {}
@@ -165,6 +167,7 @@ impl<Q: CqKind> CompletionQueue<Q> {
     }
 
     /// How many entries the queue has: as many as requested, or more.
+    #[doc(alias = "cqe")]
     #[must_use]
     pub fn capacity(&self) -> u32 {
         self.inner().capacity()
@@ -184,6 +187,7 @@ impl<Q: CqKind> CompletionQueue<Q> {
     ///
     /// # Errors
     /// When the device cannot be polled any more.
+    #[doc(alias = "ibv_poll_cq")]
     #[inline]
     pub fn poll(&mut self) -> Result<Completions<'_, Q>, CompletionQueueError> {
         Q::refill(&mut self.poller)?;

@@ -14,6 +14,7 @@ use crate::wr::completion::Completion;
 /// loop state stays in registers. They and [`next_completion`](Self::next_completion) work for both
 /// kinds of queue. Completions of a classic queue are also an iterator, and may be collected; one
 /// of an extended queue can be read only until the next is taken.
+#[doc(alias("ibv_poll_cq", "ibv_start_poll", "ibv_next_poll", "ibv_end_poll"))]
 pub struct Completions<'a, Q: CqKind = Classic> {
     cursor: Q::Cursor<'a>,
 }
@@ -52,6 +53,7 @@ impl<'a, Q: CqKind> Completions<'a, Q> {
 
     /// The next completed request. It must be dropped before the one after it is taken, which
     /// `while let` ensures.
+    #[doc(alias = "ibv_next_poll")]
     #[inline]
     pub fn next_completion(&mut self) -> Option<Completion<'_, Q>> {
         if !self.cursor.resume() {

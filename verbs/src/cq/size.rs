@@ -28,6 +28,7 @@ impl<Q: CqKind> CompletionQueue<Q> {
     /// # Errors
     /// When its queue pairs have reserved more than that, the device has no queues as large, or
     /// cannot resize them. The queue is then unchanged.
+    #[doc(alias = "ibv_resize_cq")]
     pub fn resize(&mut self, entries: u32) -> Result<(), CompletionQueueError> {
         let context = &self.inner().context;
         let cqe = checked(context, entries)?;
@@ -61,6 +62,7 @@ impl<Q: CqKind> CompletionQueue<Q> {
     /// # Errors
     /// When the device has no moderation (an error of kind
     /// [`Unsupported`](std::io::ErrorKind::Unsupported)), or not as much.
+    #[doc(alias("ibv_modify_cq", "ibv_moderate_cq", "IBV_CQ_ATTR_MODERATE"))]
     pub fn moderate(&mut self, count: u16, period_us: u16) -> Result<(), CompletionQueueError> {
         let mut attr = sys::ibv_modify_cq_attr {
             attr_mask: sys::IBV_CQ_ATTR_MODERATE,

@@ -169,8 +169,8 @@ impl Registry {
         }
     }
 
-    /// Brings the table up to date. ReturnRing the rings of destroyed queue pairs, to be dropped, and
-    /// how many completions they may have left in the queue.
+    /// Brings the table up to date. ReturnRing the rings of destroyed queue pairs, to be dropped,
+    /// and how many completions they may have left in the queue.
     pub(super) fn apply_changes(&mut self, table: &mut Table) -> (Vec<Arc<Ring>>, u32) {
         self.add_arrivals(table);
         let mut rings = Vec::with_capacity(self.departures.len());

@@ -10,6 +10,7 @@ use crate::event::channel::{ChannelInner, CqId};
 use crate::event::deadline_of;
 
 /// Which completions raise an event on the channel (ibv_req_notify_cq(3); IBTA vol 1, 11.4.2.2).
+#[doc(alias("ibv_req_notify_cq", "solicited_only"))]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Notify {
     /// Every completion.
@@ -17,6 +18,7 @@ pub enum Notify {
     Any,
     /// Solicited ones only: a receive whose message the peer sent as
     /// [`solicited`](crate::Request::solicited), and every failed completion (`solicited_only`).
+    #[doc(alias = "solicited_only")]
     Solicited,
 }
 
@@ -36,6 +38,7 @@ impl<Q: CqKind> CompletionQueue<Q> {
     ///
     /// # Errors
     /// When it was created without a channel, or the device refuses.
+    #[doc(alias = "ibv_req_notify_cq")]
     pub fn arm(&mut self, notify: Notify) -> Result<(), EventError> {
         self.channel()?;
         // SAFETY: the queue is live.
@@ -57,6 +60,7 @@ impl<Q: CqKind> CompletionQueue<Q> {
     /// When it was created without a channel (see
     /// [`Context::completion_queue_on`](crate::Context::completion_queue_on)), the device cannot be
     /// polled or the channel cannot be read any more.
+    #[doc(alias("ibv_req_notify_cq", "ibv_get_cq_event", "ibv_ack_cq_events"))]
     pub fn wait(&mut self, timeout: impl Into<Option<Duration>>) -> Result<Completions<'_, Q>, EventError> {
         self.wait_for(Notify::Any, timeout)
     }

@@ -27,6 +27,7 @@ use crate::raw::Lender;
 const ACK_BATCH: u32 = 64;
 
 /// Identifies a completion queue in events: unique in the process, and never reused.
+#[doc(alias = "cq_context")]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct CqId(NonZeroUsize);
 
@@ -80,6 +81,7 @@ impl core::fmt::Display for CqId {
 /// In an event loop of your own, watch the descriptor ([`AsFd`]) and call
 /// [`try_next`](Self::try_next) until it returns `None`; the descriptor must not be read, nor made
 /// blocking.
+#[doc(alias("ibv_comp_channel", "ibv_create_comp_channel", "ibv_destroy_comp_channel"))]
 #[derive(Clone)]
 pub struct CompletionChannel {
     inner: Arc<ChannelInner>,
@@ -93,7 +95,8 @@ pub(crate) struct ChannelInner {
     lender: Lender,
 }
 
-// SAFETY: `raw` is only passed to verbs, which may be called from any thread, and its `fd` is constant; the rest is Send and Sync.
+// SAFETY: `raw` is only passed to verbs, which may be called from any thread, and its `fd` is
+// constant; the rest is Send and Sync.
 unsafe impl Send for ChannelInner {}
 // SAFETY: as above.
 unsafe impl Sync for ChannelInner {}
@@ -204,6 +207,7 @@ impl CompletionChannel {
     ///
     /// # Errors
     /// When the channel cannot be read: the device is gone.
+    #[doc(alias("ibv_get_cq_event", "ibv_ack_cq_events"))]
     pub fn wait(&self, timeout: impl Into<Option<Duration>>) -> Result<Option<CqId>, EventError> {
         self.inner.wait(deadline_of(timeout.into()), Record::next)
     }
@@ -213,6 +217,7 @@ impl CompletionChannel {
     ///
     /// # Errors
     /// As for [`wait`](Self::wait).
+    #[doc(alias = "ibv_get_cq_event")]
     pub fn try_next(&self) -> Result<Option<CqId>, EventError> {
         self.inner.try_find(&mut Record::next)
     }
@@ -302,7 +307,8 @@ impl EventSource<Record> for ChannelInner {
             any = true;
             let acknowledged = record.add(CqId::from_context(context));
             if acknowledged > 0 {
-                // SAFETY: a queue lives at least until its events are acknowledged, and these were not.
+                // SAFETY: a queue lives at least until its events are acknowledged, and these were
+                // not.
                 unsafe { (self.context.api.ack_cq_events)(cq, acknowledged) };
             }
         };
@@ -345,7 +351,8 @@ impl Drop for ChannelInner {
     fn drop(&mut self) {
         let result = match self.lender {
             Some(_) => Ok(()),
-            // SAFETY: the last reference: the queues on it hold one until they have been destroyed (and leak it if destroying failed).
+            // SAFETY: the last reference: the queues on it hold one until they have been destroyed
+            // (and leak it if destroying failed).
             None => check(unsafe { (self.context.api.destroy_comp_channel)(self.raw) }),
         };
         match result {

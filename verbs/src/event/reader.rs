@@ -19,6 +19,7 @@ use crate::types::Qpn;
 
 /// An asynchronous event of a device or one of its objects (ibv_get_async_event(3); IBTA vol 1,
 /// 11.6.3).
+#[doc(alias("ibv_async_event", "ibv_event_type"))]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum AsyncEvent {
@@ -36,7 +37,9 @@ pub enum AsyncEvent {
         /// What happened.
         event: SharedReceiveEvent,
     },
-    /// A completion queue has overrun: completions are lost, and the queue pairs on it must be dropped.
+    /// A completion queue has overrun: completions are lost, and the queue pairs on it must be
+    /// dropped.
+    #[doc(alias = "IBV_EVENT_CQ_ERR")]
     CqOverrun(CqId),
     /// Of a port.
     Port {
@@ -46,6 +49,7 @@ pub enum AsyncEvent {
         event: PortEvent,
     },
     /// The device has failed for good. Drop everything created from it, and open it again.
+    #[doc(alias = "IBV_EVENT_DEVICE_FATAL")]
     DeviceFatal,
     /// Any other event, with its `ibv_event_type`.
     Other(u32),
@@ -56,20 +60,28 @@ pub enum AsyncEvent {
 #[non_exhaustive]
 pub enum QueuePairEvent {
     /// It moved to ERR because of an error that no completion reports.
+    #[doc(alias = "IBV_EVENT_QP_FATAL")]
     Fatal,
     /// The peer sent a request that is malformed or not allowed on this queue pair.
+    #[doc(alias = "IBV_EVENT_QP_REQ_ERR")]
     RequestError,
     /// The peer accessed memory without the right to.
+    #[doc(alias = "IBV_EVENT_QP_ACCESS_ERR")]
     AccessError,
     /// Communication established: the first message arrived while this side was still in RTR.
+    #[doc(alias = "IBV_EVENT_COMM_EST")]
     CommunicationEstablished,
     /// Its send queue has drained (to SQD).
+    #[doc(alias = "IBV_EVENT_SQ_DRAINED")]
     SendQueueDrained,
     /// It is in ERR, and has consumed its last receive from its shared receive queue.
+    #[doc(alias = "IBV_EVENT_QP_LAST_WQE_REACHED")]
     LastRequestReached,
     /// It has migrated to its alternate path.
+    #[doc(alias = "IBV_EVENT_PATH_MIG")]
     PathMigrated,
     /// It failed to migrate to its alternate path.
+    #[doc(alias = "IBV_EVENT_PATH_MIG_ERR")]
     PathMigrationFailed,
 }
 
@@ -79,8 +91,10 @@ pub enum QueuePairEvent {
 pub enum SharedReceiveEvent {
     /// Fewer receives are left than the [armed](crate::SharedReceiveQueue::arm_limit) limit, which
     /// is now disarmed.
+    #[doc(alias = "IBV_EVENT_SRQ_LIMIT_REACHED")]
     LimitReached,
     /// The queue has failed: drop it, and the queue pairs on it.
+    #[doc(alias = "IBV_EVENT_SRQ_ERR")]
     Error,
 }
 
@@ -89,18 +103,25 @@ pub enum SharedReceiveEvent {
 #[non_exhaustive]
 pub enum PortEvent {
     /// The link came up.
+    #[doc(alias = "IBV_EVENT_PORT_ACTIVE")]
     Active,
     /// The link went down.
+    #[doc(alias = "IBV_EVENT_PORT_ERR")]
     Error,
     /// The LID changed.
+    #[doc(alias = "IBV_EVENT_LID_CHANGE")]
     LidChanged,
     /// The P_Key table changed.
+    #[doc(alias = "IBV_EVENT_PKEY_CHANGE")]
     PkeysChanged,
     /// The subnet manager changed.
+    #[doc(alias = "IBV_EVENT_SM_CHANGE")]
     SubnetManagerChanged,
     /// The subnet manager requests that all clients register again.
+    #[doc(alias = "IBV_EVENT_CLIENT_REREGISTER")]
     ClientsMustReregister,
     /// The GID table changed: an IP address of its network interface was added or removed.
+    #[doc(alias = "IBV_EVENT_GID_CHANGE")]
     GidsChanged,
 }
 
@@ -111,7 +132,8 @@ impl AsyncEvent {
     unsafe fn from_sys(raw: &sys::ibv_async_event) -> Self {
         use {PortEvent as P, QueuePairEvent as Q};
         let qp = |event| {
-            // SAFETY: called for the types whose element is a queue pair (ibv_get_async_event(3)), live by contract.
+            // SAFETY: called for the types whose element is a queue pair (ibv_get_async_event(3)),
+            // live by contract.
             let number = unsafe { (*raw.element.qp).qp_num };
             Self::Qp {
                 qpn: Qpn::truncated(number),
@@ -127,7 +149,8 @@ impl AsyncEvent {
             }
         };
         let srq = |event| {
-            // SAFETY: called for the types whose element is a shared receive queue, live by contract.
+            // SAFETY: called for the types whose element is a shared receive queue, live by
+            // contract.
             let id = SrqId::from_context(unsafe { (*raw.element.srq).srq_context });
             id.map_or(Self::Other(raw.event_type), |id| Self::SharedReceiveQueue { id, event })
         };
@@ -170,6 +193,7 @@ impl AsyncEvent {
 ///
 /// In an event loop of your own, watch the descriptor ([`AsFd`]) and call
 /// [`try_next`](Self::try_next) until it returns `None`.
+#[doc(alias("ibv_get_async_event", "async_fd"))]
 pub struct Events {
     context: Arc<ContextInner>,
 }
@@ -196,6 +220,7 @@ impl Events {
     ///
     /// # Errors
     /// When events cannot be read: the device is gone.
+    #[doc(alias("ibv_get_async_event", "ibv_ack_async_event"))]
     pub fn wait(&mut self, timeout: impl Into<Option<Duration>>) -> Result<Option<AsyncEvent>, EventError> {
         let deadline = deadline_of(timeout.into());
         loop {
@@ -212,6 +237,7 @@ impl Events {
     ///
     /// # Errors
     /// As for [`wait`](Self::wait).
+    #[doc(alias("ibv_get_async_event", "ibv_ack_async_event"))]
     pub fn try_next(&mut self) -> Result<Option<AsyncEvent>, EventError> {
         let mut raw = MaybeUninit::<sys::ibv_async_event>::zeroed();
         // SAFETY: the context is live, and `raw` may be written.

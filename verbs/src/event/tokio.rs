@@ -17,6 +17,7 @@ use crate::error::EventError;
 /// for its own queue, along with threads.
 ///
 /// Every wait is cancel-safe: dropping it loses no event.
+#[doc(alias = "ibv_comp_channel")]
 #[derive(Debug)]
 pub struct TokioChannel {
     fd: AsyncFd<CompletionChannel>,
@@ -47,6 +48,7 @@ impl TokioChannel {
     ///
     /// # Errors
     /// When the channel cannot be read: the device is gone.
+    #[doc(alias = "ibv_get_cq_event")]
     pub async fn wait(&self) -> Result<CqId, EventError> {
         self.find(Record::next).await
     }
@@ -56,6 +58,7 @@ impl TokioChannel {
     /// # Errors
     /// When `cq` was created on another channel or on none, cannot be armed or polled, or the
     /// channel cannot be read.
+    #[doc(alias("ibv_req_notify_cq", "ibv_get_cq_event"))]
     pub async fn completions<'q, Q: CqKind>(
         &self,
         cq: &'q mut CompletionQueue<Q>,
@@ -100,6 +103,7 @@ impl TokioChannel {
 }
 
 /// [`Events`] that a task waits for.
+#[doc(alias = "ibv_async_event")]
 #[derive(Debug)]
 pub struct TokioEvents {
     fd: AsyncFd<Events>,
@@ -124,6 +128,7 @@ impl TokioEvents {
     ///
     /// # Errors
     /// When events cannot be read: the device is gone.
+    #[doc(alias = "ibv_get_async_event")]
     pub async fn next(&mut self) -> Result<AsyncEvent, EventError> {
         loop {
             if let Some(event) = self.fd.get_mut().try_next()? {

@@ -252,7 +252,7 @@ impl Exchange {
                 let left = deadline.left().max(Duration::from_millis(1));
                 match TcpStream::connect_timeout(&peer, left) {
                     // On loopback the kernel may assign the very port that is connected to, which
-                    // then answers itself (TCP simultaneous open): no peer listens yet.
+                    // then answers itself (a self-connect): no peer listens yet.
                     Ok(stream) if stream.local_addr().is_ok_and(|own| own == peer) => {
                         last = io::ErrorKind::ConnectionRefused.into();
                     }

@@ -7,6 +7,7 @@ use crate::qp::{Backend, PostList, PreparedQueuePair, QueuePair, QueuePairBuilde
 
 /// Builds a shared receive queue; created by [`ProtectionDomain::shared_receive_queue`]
 /// (ibv_create_srq(3)).
+#[doc(alias = "ibv_srq_init_attr")]
 #[derive(Debug, Clone)]
 #[must_use = "a builder does nothing until create() is called"]
 pub struct SharedReceiveBuilder<'a> {
@@ -30,6 +31,7 @@ impl<'a> SharedReceiveBuilder<'a> {
     ///
     /// # Errors
     /// When the device has no shared receive queues, none as large, or no more of them.
+    #[doc(alias = "ibv_create_srq")]
     pub fn create(self) -> Result<SharedReceiveQueue, SharedReceiveError> {
         let context = self.pd.context();
         let attr = *context.attr();
@@ -58,6 +60,7 @@ impl<'a> SharedReceiveBuilder<'a> {
 
 /// Builds a queue pair whose receives come from a shared receive queue: the last step of a
 /// [`QueuePairBuilder`], created by its [`shared_receive`](QueuePairBuilder::shared_receive).
+#[doc(alias = "ibv_create_qp")]
 #[derive(Debug, Clone)]
 #[must_use = "a builder does nothing until rc(), uc() or ud() is called"]
 pub struct SharedQueuePairBuilder<'a, B: Backend = PostList> {

@@ -57,6 +57,7 @@ use crate::sync::{self, Mutex, MutexGuard};
 pub(crate) const SHARED_KEY: u32 = 1 << 31;
 
 /// Identifies a shared receive queue in events: unique in the process, and never reused.
+#[doc(alias = "srq_context")]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SrqId(u32);
 
@@ -135,7 +136,8 @@ struct Attachments {
     arrivals: Vec<Arc<ReturnRing>>,
 }
 
-// SAFETY: `raw` is only passed to verbs, which may be called from any thread; the rest is Send and Sync.
+// SAFETY: `raw` is only passed to verbs, which may be called from any thread; the rest is Send and
+// Sync.
 unsafe impl Send for SrqInner {}
 // SAFETY: as above.
 unsafe impl Sync for SrqInner {}
@@ -246,6 +248,7 @@ impl SrqInner {
 ///
 /// The queue is destroyed when it, its handles and all queue pairs on it are dropped; the buffers
 /// posted to it are dropped after that.
+#[doc(alias("ibv_srq", "ibv_create_srq", "ibv_destroy_srq", "SRQ"))]
 pub struct SharedReceiveQueue {
     poster: Poster,
     handle: SharedReceiveHandle,
@@ -253,18 +256,22 @@ pub struct SharedReceiveQueue {
 
 /// A handle by which queue pairs are created on a shared receive queue (IBTA vol 1, 10.2.9).
 /// Cloning is cheap.
+#[doc(alias = "ibv_srq")]
 #[derive(Clone)]
 pub struct SharedReceiveHandle(Arc<SrqInner>);
 
 /// The attributes of a shared receive queue (ibv_query_srq(3)).
+#[doc(alias = "ibv_srq_attr")]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct SharedReceiveAttr {
     /// How many receives the device holds: as many as requested, or more.
+    #[doc(alias = "max_wr")]
     pub depth: u32,
     /// Maximum number of buffers (SGEs) of a receive.
     pub max_sge: u32,
     /// The armed limit, 0 if none is.
+    #[doc(alias = "srq_limit")]
     pub limit: u32,
 }
 
@@ -355,6 +362,7 @@ impl SharedReceiveQueue {
     ///
     /// # Errors
     /// When it is refused, here or by the device. The error returns the buffer.
+    #[doc(alias = "ibv_post_srq_recv")]
     #[inline]
     pub fn receive(&mut self, buffer: impl Sink) -> Result<(), Refused> {
         self.poster.post_one(buffer)
@@ -365,6 +373,7 @@ impl SharedReceiveQueue {
     /// # Errors
     /// When a receive is refused, here (then none is posted) or by the device (then those before it
     /// are). The error returns the buffers.
+    #[doc(alias = "ibv_post_srq_recv")]
     #[inline]
     pub fn post_receives(&mut self, build: impl for<'q> FnOnce(&mut SharedReceiveBatch<'q>)) -> Result<(), Refused> {
         SharedReceiveBatch::post(&mut self.poster, build)
@@ -401,6 +410,7 @@ impl SharedReceiveQueue {
     ///
     /// # Errors
     /// When it is more than the queue holds, or the device refuses.
+    #[doc(alias("ibv_modify_srq", "IBV_SRQ_LIMIT", "srq_limit"))]
     pub fn arm_limit(&self, limit: u32) -> Result<(), SharedReceiveError> {
         let inner = &*self.handle.0;
         let mut attr = sys::ibv_srq_attr {
@@ -422,6 +432,7 @@ impl SharedReceiveQueue {
     ///
     /// # Errors
     /// When the query fails.
+    #[doc(alias = "ibv_query_srq")]
     pub fn query(&self) -> Result<SharedReceiveAttr, SharedReceiveError> {
         let inner = &*self.handle.0;
         let mut attr = sys::ibv_srq_attr {

@@ -225,6 +225,7 @@ impl Poster {
 /// The receives of one call, being built: see
 /// [`SharedReceiveQueue::post_receives`](super::SharedReceiveQueue::post_receives)
 /// (ibv_post_srq_recv(3)).
+#[doc(alias("ibv_post_srq_recv", "ibv_recv_wr"))]
 pub struct SharedReceiveBatch<'q> {
     poster: &'q mut Poster,
     /// Why the batch is refused, if it is, and the buffers of the refused request and those after
