@@ -1,4 +1,5 @@
-//! A batch is built by the thread that rings: a provider may have begun it under a lock of that thread's.
+//! A batch is built by the thread that rings the doorbell: a provider may hold a per-thread lock.
+//! thread's.
 use doorbell_verbs::{Buffer, QueuePair};
 
 fn misuse(qp: &mut QueuePair, buffer: Buffer) {

@@ -1,4 +1,5 @@
-//! A buffer is the only one of its range: were there two, one could be written while the other is posted.
+//! A buffer is unique: a copy could be written while the other is posted.
+//! posted.
 use doorbell_verbs::Buffer;
 
 fn misuse(buffer: &Buffer) -> Buffer {
