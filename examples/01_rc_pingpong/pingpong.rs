@@ -53,7 +53,7 @@ fn prepare(context: &Context, options: &Options) -> Result<LocalEnd> {
     Ok(LocalEnd { completed, qp, spare })
 }
 
-/// The server: completed every message.
+/// The server: sends every message back.
 pub(crate) fn run_server(context: &Context, options: &Options, rendezvous: Rendezvous) -> Result<()> {
     let LocalEnd {
         mut completed,

@@ -48,6 +48,7 @@ unsafe impl Sync for ContextInner {}
 #[doc(alias("ibv_device_attr", "ibv_query_device", "ibv_query_device_ex"))]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
+// fields: a flat mirror of `ibv_device_attr`.
 pub struct DeviceAttr {
     /// The number of ports; they are numbered from 1.
     #[doc(alias = "phys_port_cnt")]

@@ -12,7 +12,6 @@ use std::sync::Arc;
 
 use doorbell_verbs_sys::rdmacm as sys;
 use doorbell_verbs_sys::{ibv_qp_attr, ibv_qp_state};
-use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::sys::socket::{SockaddrLike, SockaddrStorage};
 
 use super::error::{CmError, Rejection};
@@ -20,7 +19,7 @@ use super::event::{Child, Event, no_parameters};
 use super::{ConnectionManager, address};
 use crate::context::Context;
 use crate::qp::managed::Offer;
-use crate::wait::{Deadline, readable};
+use crate::wait::{Deadline, readable, set_nonblocking};
 
 /// An event channel (rdma_create_event_channel(3)), with a non-blocking descriptor.
 struct Channel {
@@ -36,10 +35,7 @@ impl Channel {
             return Err(CmError::Unavailable(io::Error::last_os_error()));
         }
         let channel = Self { manager, raw };
-        let flags = fcntl(channel.fd(), FcntlArg::F_GETFL).map(OFlag::from_bits_retain);
-        flags
-            .and_then(|flags| fcntl(channel.fd(), FcntlArg::F_SETFL(flags | OFlag::O_NONBLOCK)))
-            .map_err(|error| CmError::Unavailable(error.into()))?;
+        set_nonblocking(channel.fd()).map_err(CmError::Unavailable)?;
         Ok(channel)
     }
 
@@ -182,13 +178,13 @@ impl CmId {
     pub(super) fn resolve(&self, from: Option<SocketAddr>, to: SocketAddr, deadline: Deadline) -> Result<(), CmError> {
         let (from, to) = (from.map(SockaddrStorage::from), SockaddrStorage::from(to));
         let from = from.as_ref().map_or(ptr::null(), SockaddrStorage::as_ptr);
-        let (cm, ms) = (self.manager.cm, deadline.left_ms().max(1));
+        let (cm, ms) = (self.manager.cm, deadline.remaining_ms().max(1));
         // SAFETY: live; the addresses are read only, and may be null for the source.
         let result = unsafe { (cm.resolve_addr)(self.raw, from.cast_mut(), to.as_ptr().cast_mut(), ms) };
         self.check("rdma_resolve_addr", result)?;
         self.wait_event(sys::RDMA_CM_EVENT_ADDR_RESOLVED, "rdma_resolve_addr", deadline)?;
         // SAFETY: live.
-        let result = unsafe { (cm.resolve_route)(self.raw, deadline.left_ms().max(1)) };
+        let result = unsafe { (cm.resolve_route)(self.raw, deadline.remaining_ms().max(1)) };
         self.check("rdma_resolve_route", result)?;
         self.wait_event(sys::RDMA_CM_EVENT_ROUTE_RESOLVED, "rdma_resolve_route", deadline)?;
         Ok(())

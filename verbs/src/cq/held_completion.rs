@@ -8,6 +8,7 @@ use doorbell_verbs_sys as sys;
 /// Begins with the part of an extended queue that callers know; the read functions find the rest
 /// behind it.
 #[repr(C)]
+// fields: one for each read function of `ibv_cq_ex`.
 pub(super) struct HeldCompletion {
     queue: sys::ibv_cq_ex,
     opcode: sys::ibv_wc_opcode,

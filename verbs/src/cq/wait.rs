@@ -7,7 +7,7 @@ use doorbell_verbs_sys::inline;
 use super::{CompletionQueue, Completions, CqKind};
 use crate::error::{CompletionQueueError, EventError, check};
 use crate::event::channel::{ChannelInner, CqId};
-use crate::event::deadline_of;
+use crate::wait::deadline_of;
 
 /// Which completions raise an event on the channel (ibv_req_notify_cq(3); IBTA vol 1, 11.4.2.2).
 #[doc(alias("ibv_req_notify_cq", "solicited_only"))]

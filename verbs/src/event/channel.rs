@@ -18,10 +18,10 @@ use std::time::{Duration, Instant};
 use doorbell_verbs_sys as sys;
 
 use super::leader::{EventSource, LeaderFollowers};
-use super::{deadline_of, set_nonblocking, wait_readable};
 use crate::context::{Context, ContextInner};
 use crate::error::{EventError, check};
 use crate::raw::Lender;
+use crate::wait::{deadline_of, set_nonblocking, wait_readable};
 
 /// Events of one queue acknowledged by one call: acknowledging takes a lock (ibv_get_cq_event(3)).
 const ACK_BATCH: u32 = 64;

@@ -8,8 +8,8 @@
 
 use std::time::{Duration, Instant};
 
-use super::left_until;
 use crate::sync::{self, Condvar, Mutex, MutexGuard};
+use crate::wait::remaining_until;
 
 /// A source of events, which are recorded in an `R`.
 pub(super) trait EventSource<R> {
@@ -100,7 +100,7 @@ impl<R> LeaderFollowers<R> {
                     return Ok(Some(found));
                 }
             }
-            let left = left_until(deadline);
+            let left = remaining_until(deadline);
             if left == Some(Duration::ZERO) {
                 return Ok(None);
             }

@@ -11,11 +11,11 @@ use std::time::Duration;
 use doorbell_verbs_sys as sys;
 
 use super::channel::CqId;
-use super::{deadline_of, set_nonblocking, wait_readable};
 use crate::context::{Context, ContextInner};
 use crate::error::EventError;
 use crate::srq::SrqId;
 use crate::types::Qpn;
+use crate::wait::{deadline_of, set_nonblocking, wait_readable};
 
 /// An asynchronous event of a device or one of its objects (ibv_get_async_event(3); IBTA vol 1,
 /// 11.6.3).

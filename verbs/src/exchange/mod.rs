@@ -249,7 +249,7 @@ impl Exchange {
             let mut last = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
             for peer in to.to_socket_addrs().map_err(failed)? {
                 // connect_timeout() refuses zero.
-                let left = deadline.left().max(Duration::from_millis(1));
+                let left = deadline.remaining().max(Duration::from_millis(1));
                 match TcpStream::connect_timeout(&peer, left) {
                     // On loopback the kernel may assign the very port that is connected to, which
                     // then answers itself (a self-connect): no peer listens yet.
@@ -261,7 +261,7 @@ impl Exchange {
                 }
             }
             let retry = last.kind() == io::ErrorKind::ConnectionRefused || is_transient(&last);
-            if !retry || deadline.left() < RETRY_INTERVAL {
+            if !retry || deadline.remaining() < RETRY_INTERVAL {
                 return Err(failed(last));
             }
             thread::sleep(RETRY_INTERVAL);
@@ -388,7 +388,7 @@ impl Exchange {
         deadline: Deadline,
         set: fn(&TcpStream, Option<Duration>) -> io::Result<()>,
     ) -> Result<(), ExchangeError> {
-        let left = deadline.left();
+        let left = deadline.remaining();
         if left.is_zero() {
             return Err(ExchangeError::TimedOut {
                 peer: self.peer.to_string(),

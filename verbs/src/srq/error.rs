@@ -7,7 +7,7 @@ use std::io;
 #[non_exhaustive]
 pub enum SharedReceiveError {
     /// The device or its library has no shared receive queues.
-    #[error("{device} has no shared receive queues: give each queue attachment receives of its own")]
+    #[error("{device} has no shared receive queues: give each queue pair receives of its own")]
     Unsupported {
         /// The device's name.
         device: String,

@@ -1,5 +1,4 @@
 //! A batch is built by the thread that rings the doorbell: a provider may hold a per-thread lock.
-//! thread's.
 use doorbell_verbs::{Buffer, QueuePair};
 
 fn misuse(qp: &mut QueuePair, buffer: Buffer) {

@@ -1,5 +1,4 @@
 //! A buffer is unique: a copy could be written while the other is posted.
-//! posted.
 use doorbell_verbs::Buffer;
 
 fn misuse(buffer: &Buffer) -> Buffer {

@@ -1,5 +1,4 @@
 //! The read calls of an extended queue return fields of the current completion only.
-//! alone.
 use doorbell_verbs::{CompletionQueue, Extended};
 
 fn misuse(cq: &mut CompletionQueue<Extended>) {

@@ -1,5 +1,4 @@
 //! The rights of a buffer are in its type: remotely writable memory is not `Local`.
-//! they don't.
 use doorbell_verbs::{Buffer, Local, ProtectionDomain, RemoteWrite};
 
 fn misuse(pd: &ProtectionDomain) -> Buffer<Local> {

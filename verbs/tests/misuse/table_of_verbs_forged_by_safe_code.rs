@@ -1,5 +1,4 @@
 //! A table of verbs, or a modified copy of one, needs the unsafe `Promise` of sound functions.
-//! believed.
 #![forbid(unsafe_code)]
 
 use core::ffi::c_char;

@@ -118,6 +118,7 @@ struct WorkQueue {
     refuse: Option<(usize, c_int)>,
 }
 
+// fields: what tests set and observe, one each.
 struct StubQp {
     raw: usize,
     transport: u32,
@@ -139,6 +140,7 @@ struct StubQp {
 }
 
 #[derive(Default)]
+// fields: what tests set and observe, one each.
 struct State {
     qps: HashMap<u32, StubQp>,
     /// By address.
