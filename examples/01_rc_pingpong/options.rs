@@ -16,14 +16,12 @@ usage: 01_rc_pingpong [-d DEVICE] [-g INDEX] [-p PORT] [-s BYTES] [-m MTU] [-n T
   -n TIMES    how often it goes back and forth (default 1000)
   SERVER      name or address of the server; without it this is the server";
 
-/// The parsed command line.
 #[derive(Clone, Debug)]
 pub(crate) struct Options {
     /// Empty: both ends here.
     pub(crate) device: String,
     pub(crate) gid_index: Option<u8>,
     pub(crate) port: u16,
-    /// The length of the message in bytes.
     pub(crate) size: usize,
     pub(crate) mtu: Mtu,
     pub(crate) times: u32,

@@ -16,7 +16,6 @@ use crate::Result;
 const ENCODED_LEN: usize = 4 + 1 + 6 + 1 + 6 + 1 + 32 + 1;
 const DONE: [u8; 5] = *b"done\0";
 
-/// A listening server.
 #[derive(Debug)]
 pub(crate) struct Rendezvous(TcpListener);
 

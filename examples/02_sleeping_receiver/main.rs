@@ -21,7 +21,6 @@ use doorbell_verbs::{
     Write,
 };
 
-/// Longer than a message takes, also on a busy machine: after that the sender is considered gone.
 const TIMEOUT: Duration = Duration::from_secs(30);
 const MESSAGES: u32 = 5;
 const BYTES: usize = 64;

@@ -23,7 +23,6 @@ use doorbell_verbs::{
 const CLIENTS: u64 = 8;
 const ROUNDS: u64 = 50;
 const WORD: usize = size_of::<u64>();
-/// Longer than the whole run takes, also on a busy machine.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 fn main() -> ExitCode {

@@ -23,7 +23,6 @@ use doorbell_verbs::{Context, Library, Local, Queue, Remote, RemoteWrite, Write}
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
-/// How long each end waits for the other.
 const TIMEOUT: Duration = Duration::from_secs(30);
 const MESSAGE: &str = "Written into your memory by RDMA WRITE.";
 

@@ -23,11 +23,9 @@ use doorbell_verbs::{
 
 const CLIENTS: u32 = 3;
 const REQUESTS: u64 = 20;
-/// The longest message here, in bytes.
 const MESSAGE: usize = 8;
 /// How long a client waits for a reply before it sends again.
 const TIMEOUT: Duration = Duration::from_millis(500);
-/// How often it sends before it fails.
 const ATTEMPTS: u32 = 60;
 
 fn main() -> ExitCode {

@@ -21,13 +21,11 @@ use doorbell_verbs::{
     Success, Write,
 };
 
-/// Longer than the other end takes, also on a busy machine.
 const TIMEOUT: Duration = Duration::from_secs(30);
 /// Bytes of a slot.
 const CHUNK: usize = 16 << 10;
 /// How many chunks may be in flight or unread.
 const SLOTS: u32 = 8;
-/// How many chunks are streamed.
 const CHUNKS: u32 = 1024;
 
 fn main() -> ExitCode {

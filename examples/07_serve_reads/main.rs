@@ -20,13 +20,11 @@ use doorbell_verbs::{
     Buffer, CompletionQueue, Context, Endpoint, Local, PreparedQueuePair, ProtectionDomain, Read, Remote, RemoteRead,
 };
 
-/// Longer than the server's device takes, also on a busy machine.
 const TIMEOUT: Duration = Duration::from_secs(30);
 const CLIENTS: u64 = 3;
 /// Bytes of a record.
 const RECORD: usize = 4096;
 const RECORDS: usize = 256;
-/// How many records each client reads.
 const READS: u64 = 500;
 /// How many READs a client keeps in flight.
 const WINDOW: u8 = 8;

@@ -24,7 +24,6 @@ use doorbell_verbs::{
     Buffer, CompletionQueue, Context, Endpoint, Failure, Local, PreparedQueuePair, ProtectionDomain, QueuePair,
 };
 
-/// Longer than the other end takes, also on a busy machine.
 const TIMEOUT: Duration = Duration::from_secs(30);
 const MESSAGES: u32 = 24;
 /// How many messages the server has received when it drops its queue pair.
@@ -168,7 +167,6 @@ fn serve(context: &Context, control: Control<ServerState, Endpoint>) -> Result<(
     Err("there were to be more messages".into())
 }
 
-/// Receives messages until there are `until` of them.
 fn receive(qp: &mut QueuePair, cq: &mut CompletionQueue, has: &mut u32, until: u32) -> Result<(), Error> {
     let deadline = Instant::now() + TIMEOUT;
     while *has < until {

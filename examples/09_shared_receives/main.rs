@@ -20,7 +20,6 @@ use doorbell_verbs::{
     SharedReceiveQueue, Success,
 };
 
-/// Longer than the other end takes, also on a busy machine.
 const TIMEOUT: Duration = Duration::from_secs(30);
 const CLIENTS: u64 = 8;
 const REQUESTS: u64 = 50;
@@ -103,7 +102,6 @@ fn serve(server: &mut Server) -> Result<(), Error> {
             let client = &mut clients[done.tag() as usize];
             let request: Buffer = done.take().ok_or("a receive gives its buffer back")?;
             let number = request[..].try_into().map(u64::from_be_bytes)?;
-            // For the next request of any client.
             srq.receive(request)?;
             client.send_inline(&(number * number).to_be_bytes())?;
             answered += 1;

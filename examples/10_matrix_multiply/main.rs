@@ -20,9 +20,7 @@ use doorbell_verbs::Context;
 
 /// Rows of A and of the product: a prime.
 const ROWS: usize = 509;
-/// Columns of A, rows of B.
 const INNER: usize = 96;
-/// Columns of B and of the product.
 const COLUMNS: usize = 130;
 /// The rank that has A and B, and gets the product.
 const ROOT: Rank = Rank(0);
@@ -71,7 +69,6 @@ fn rank(device: &Context) -> Result<(), Error> {
     Ok(comm.destroy()?)
 }
 
-/// A matrix of small integers.
 fn matrix(rows: usize, columns: usize, seed: usize) -> Vec<f64> {
     (0..rows * columns)
         .map(|at| (at * seed % 17) as f64 - (at / columns * 3 % 13) as f64)

@@ -30,7 +30,6 @@ use network::{Network, Pass, Sample};
 /// Samples of all ranks together; not divisible by most numbers of ranks.
 const SAMPLES: usize = 251;
 const STEPS: usize = 120;
-/// The learning rate.
 const RATE: f32 = 0.2;
 /// Maximum difference of a weight from one that was trained alone. Sums of 251 products differ by
 /// some 10⁻⁷ in another order, and each of the steps adds that once; ten times as much is left for

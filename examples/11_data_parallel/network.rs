@@ -3,7 +3,6 @@
 /// The number of values before the first layer, and after each.
 const WIDTHS: [usize; 4] = [4, 24, 24, 1];
 
-/// A training sample.
 pub(crate) struct Sample {
     inputs: [f32; WIDTHS[0]],
     target: f32,
@@ -20,7 +19,6 @@ fn numbers(seed: u32) -> impl Iterator<Item = f32> {
     .skip(3)
 }
 
-/// Samples of a smooth function.
 pub(crate) fn samples(count: usize) -> Vec<Sample> {
     let mut numbers = numbers(2027);
     let mut sample = || {

@@ -22,7 +22,6 @@ use doorbell_softroce_ibverbs::api;
 use doorbell_verbs::exchange::{Exchange, Listener};
 use doorbell_verbs::{CompletionQueue, Context, Library, Local, Queue, Remote, RemoteWrite, Write};
 
-/// How long each end waits for the other.
 const TIMEOUT: Duration = Duration::from_secs(30);
 const BYTES: usize = 3 << 20;
 
@@ -76,7 +75,6 @@ fn listen(device: &str, gpu: &str, at: &str) -> Result<(), Error> {
     read(&open(device)?, gpu, &Listener::bind(at)?)
 }
 
-/// A stream of the GPU with this number.
 fn stream_of(gpu: &str) -> Result<Stream, Error> {
     let context = Driver::load()?.device(gpu.parse()?)?.context()?;
     Ok(Stream::new(&context)?)

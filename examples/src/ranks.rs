@@ -19,7 +19,6 @@ const POLL_INTERVAL: Duration = Duration::from_millis(5);
 /// How long ranks may continue after one has failed, to report the failure.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// The parsed command line.
 struct Options {
     ranks: Option<u32>,
     device: String,

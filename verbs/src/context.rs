@@ -143,7 +143,6 @@ impl DeviceAttr {
 }
 
 impl DeviceAttr {
-    /// Adds the attributes of ibv_query_device_ex(3).
     fn extended(self, attr: &sys::ibv_device_attr_ex) -> Self {
         Self {
             on_demand_paging: attr.odp_caps.general_caps & u64::from(sys::IBV_ODP_SUPPORT) != 0,
@@ -155,7 +154,6 @@ impl DeviceAttr {
 }
 
 impl Context {
-    /// Takes ownership of a context just opened.
     pub(crate) fn adopt(api: &'static Api, raw: *mut sys::ibv_context, name: String) -> Result<Self, DeviceError> {
         Self::new(api, raw, name, None).inspect_err(|_| {
             // SAFETY: opened by the caller, and nothing was made from it.
@@ -523,7 +521,6 @@ impl Context {
     }
 }
 
-/// errno of an empty GID table entry.
 const ENODATA: i32 = 61;
 
 impl core::fmt::Debug for Context {

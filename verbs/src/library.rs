@@ -98,7 +98,6 @@ impl Library {
     }
 }
 
-/// A device list, freed on drop.
 struct List {
     api: &'static Api,
     first: *mut *mut sys::ibv_device,

@@ -51,7 +51,6 @@ fn one_range_is_posted_many_times_at_once_and_nothing_comes_back() {
     assert_eq!(done, 1, "one was signalled, and none has a buffer");
 }
 
-/// Sets a flag when it is dropped.
 struct Owner(Arc<AtomicBool>);
 
 impl Drop for Owner {

@@ -66,7 +66,6 @@ impl Drop for ProviderScope {
     }
 }
 
-/// The number of allocator calls that `what` makes.
 pub(crate) fn calls_in(what: impl FnOnce()) -> u64 {
     let before = CALLS.get();
     what();

@@ -120,9 +120,7 @@ fn idle_regions_are_evicted_when_the_device_is_full() {
 enum Step {
     /// Registers bytes of some pages, and keeps the buffer.
     Take(usize, usize),
-    /// Drops one of the buffers.
     Drop(usize),
-    /// Invalidates some pages.
     Invalidate(usize, usize),
 }
 

@@ -61,7 +61,6 @@ impl<B: TestBackend> Rig<B> {
         self.pd.register(vec![0; len], Local).unwrap()
     }
 
-    /// Posts one datagram.
     fn send(&mut self, ah: &AddressHandle) {
         let buffer = self.buffer(8);
         self.qp

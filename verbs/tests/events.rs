@@ -15,7 +15,6 @@ use doorbell_verbs_sys as sys;
 use crate::rig::PEER;
 use crate::stub::{Stub, Verb};
 
-/// Longer than anything here takes, also on a busy machine.
 const TIMEOUT: Duration = Duration::from_secs(60);
 /// Long enough to notice an event that must not happen.
 const SHORT_TIMEOUT: Duration = Duration::from_millis(20);
@@ -173,7 +172,6 @@ fn events_are_acknowledged_together_and_all_before_the_queue_goes() {
         buffer = cq.poll().unwrap().next().unwrap().take::<Local>().unwrap();
     }
     assert_eq!(stub.acknowledgements(), 1);
-    // One more, which is not read.
     cq.arm(Notify::Any).unwrap();
     qp.send(buffer).unwrap();
     stub.complete_sends(qp.qpn().get(), 1);

@@ -18,7 +18,6 @@ fn rig(stub: &'static Stub, depth: u32, n: usize) -> (QueuePair, CompletionQueue
     rig_of(stub, depth, n)
 }
 
-/// Posts as many receives as there are buffers, and completes them.
 fn receive_all(stub: &'static Stub, qp: &mut QueuePair, buffers: &mut Vec<Buffer>) {
     let n = buffers.len();
     for buffer in buffers.drain(..) {
@@ -145,7 +144,6 @@ fn a_forgotten_poll_is_ended_by_the_next_and_loses_nothing() {
     assert_eq!(stub.polls(), (1, 0, 0));
     assert_eq!(poll_count(&mut cq), 5);
     assert_eq!(stub.polls(), (2, 5, 2));
-    // A poll without reads.
     qp.receive(buffers.remove(0)).unwrap();
     stub.complete_receive(qp.qpn().get(), sys::IBV_WC_RECV, 1, None);
     core::mem::forget(cq.poll().unwrap());

@@ -161,7 +161,6 @@ fn completions_of_a_queue_pair_gone_are_not_its_successors<B: TestBackend, Q: Te
         let mut first = connect(&cq);
         first.send(buffers.remove(0)).unwrap();
         first.send(buffers.remove(0)).unwrap();
-        // Two flushed completions stay in the queue.
         drop(first);
         let mut second = connect(&cq);
         let third = buffers.remove(0);

@@ -17,7 +17,6 @@ enum Step {
     /// Post a batch: for each request whether it has a buffer, and whether it is signaled.
     /// Optionally the device refuses one.
     Post(Vec<(bool, bool)>, Option<usize>),
-    /// The device completes that many.
     Complete(usize),
     /// Poll, and take at most that many from the iterator.
     Poll(usize),
@@ -48,7 +47,6 @@ struct Model<B: TestBackend, Q: TestCq> {
     cq: CompletionQueue<Q>,
     free: Vec<Buffer>,
     depth: usize,
-    /// In flight, oldest first.
     in_flight: VecDeque<Request>,
     /// Posted to the device and not completed: whether signaled.
     at_device: VecDeque<bool>,

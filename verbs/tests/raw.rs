@@ -97,7 +97,6 @@ impl CObjects {
         }
     }
 
-    /// Registers `memory`, which stays the caller's.
     fn register(&self, memory: &mut [u8], access: u32) -> *mut ibv_mr {
         let start = memory.as_mut_ptr();
         // SAFETY: the domain is live; the stub moves no data.
@@ -195,7 +194,6 @@ fn lent_objects_are_returned_unchanged() {
                 "the smaller of the port's and the peer's"
             );
             qp.send(buffer).unwrap();
-            // Removed from flight by the reset.
             drop(qp);
             assert_eq!(made.state(rc), IBV_QPS_RESET);
             assert_eq!(

@@ -20,7 +20,6 @@ over_both_backends! {
 
 const REMOTE: Remote<Write> = Remote::from_raw(0x1000, 0x55, 64);
 
-/// The addresses of the buffers that a refusal returns, request by request.
 fn addresses(buffers: Vec<doorbell_verbs::Buffers>) -> Vec<Option<u64>> {
     buffers
         .into_iter()

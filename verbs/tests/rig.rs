@@ -77,7 +77,6 @@ pub(crate) fn poll_each<Q: CqKind, T>(
     made
 }
 
-/// How many requests one poll finds completed.
 pub(crate) fn poll_count<Q: CqKind>(cq: &mut CompletionQueue<Q>) -> usize {
     poll_each(cq, |_| ()).len()
 }

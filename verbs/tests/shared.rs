@@ -45,7 +45,6 @@ impl Rig {
         builder.shared_receive(&self.srq).rc().unwrap().connect(&PEER).unwrap()
     }
 
-    /// Buffers that contain their number.
     fn buffers(&self, count: u64) -> Vec<Buffer> {
         let bytes: Vec<u8> = (0..count).flat_map(u64::to_ne_bytes).collect();
         self.pd.register(bytes, Local).unwrap().chunks(8).collect()
@@ -133,7 +132,6 @@ fn what_does_not_fit_comes_back() {
     let qpn = qp.qpn().get();
     let mut buffers = rig.buffers(40).into_iter();
     let mut next = || buffers.next().unwrap();
-    // Too many requests: none is posted.
     let refused = rig
         .srq
         .post_receives(|batch| (0..=DEPTH).for_each(|_| batch.receive(next())))
@@ -345,7 +343,6 @@ fn the_queue_goes_after_its_queue_pairs_and_before_its_memory() {
     let Rig { srq, pd, context, stub } = rig;
     drop((srq, pd, context));
     assert_eq!((stub.live("srq"), stub.live("mr")), (1, 1));
-    // It still receives.
     stub.complete_shared(qp.qpn().get(), 0, 8);
     assert_eq!(drain(&mut cq), [(0, 1, 0)]);
     drop(qp);

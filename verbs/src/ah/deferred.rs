@@ -43,7 +43,6 @@ struct DeferredHandle {
 unsafe impl Send for State {}
 
 impl State {
-    /// Removes the handles that no queue uses any more.
     fn take_completed(&mut self) -> Vec<DeferredHandle> {
         for deferred in &mut self.deferred {
             deferred.pending_on.retain(|(ring, posted)| ring.retired() < *posted);
@@ -59,7 +58,6 @@ impl Handles {
         sync::lock(&self.state)
     }
 
-    /// A UD queue pair has been created, with this send queue.
     pub(crate) fn enlist(&self, ring: &Arc<Ring>) {
         self.state().senders.push(Arc::clone(ring));
     }
@@ -103,7 +101,6 @@ impl Handles {
         destroy(context, free);
     }
 
-    /// Destroys the deferred handles that no queue uses any more.
     pub(crate) fn destroy_completed(&self, context: &ContextInner) {
         let free = self.state().take_completed();
         destroy(context, free);

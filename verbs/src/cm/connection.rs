@@ -130,7 +130,6 @@ impl Drop for Connection {
     }
 }
 
-/// Checks that private data is not longer than `max`.
 pub(super) fn check_private_data(call: &'static str, private_data: &[u8], max: usize) -> Result<(), CmError> {
     let len = private_data.len();
     if len > max {

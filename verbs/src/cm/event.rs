@@ -16,7 +16,6 @@ pub(super) struct Event {
     pub(super) responder_resources: u8,
     /// READs and atomics that this side may have outstanding.
     pub(super) initiator_depth: u8,
-    /// The new identifier of a connection request.
     pub(super) child: Option<Child>,
 }
 
@@ -63,7 +62,6 @@ impl Event {
     }
 }
 
-/// Connection parameters, all zero.
 pub(super) fn no_parameters() -> sys::rdma_conn_param {
     // SAFETY: all-zero is a valid value of this struct of integers and a pointer.
     unsafe { MaybeUninit::zeroed().assume_init() }

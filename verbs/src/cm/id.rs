@@ -126,13 +126,11 @@ impl CmId {
         unsafe { address::peer(self.raw) }
     }
 
-    /// The port of the device it is bound to, from 1.
     pub(super) fn port(&self) -> u8 {
         // SAFETY: live; set when it was bound to a device.
         unsafe { (*self.raw).port_num }
     }
 
-    /// The name of the device it is bound to.
     pub(super) fn device(&self) -> Result<String, CmError> {
         // SAFETY: live; set when it was bound to a device, and constant from then on.
         let context = unsafe { (*self.raw).verbs };
@@ -190,7 +188,6 @@ impl CmId {
         Ok(())
     }
 
-    /// The attributes for the transition to `state` (rdma_init_qp_attr).
     pub(super) fn attributes(&self, state: ibv_qp_state) -> Result<ibv_qp_attr, CmError> {
         let mut attr = MaybeUninit::<ibv_qp_attr>::zeroed();
         let mut mask = 0;
@@ -239,7 +236,6 @@ impl CmId {
         self.check("rdma_disconnect", result)
     }
 
-    /// The next event; `None` when there is none before the deadline.
     pub(super) fn next_event(&self, deadline: Deadline) -> Result<Option<Event>, CmError> {
         let Some(channel) = &self.channel else { return Ok(None) };
         loop {

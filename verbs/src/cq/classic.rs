@@ -118,7 +118,6 @@ unsafe impl Send for ClassicCursor<'_> {}
 unsafe impl Sync for ClassicCursor<'_> {}
 
 impl Position {
-    /// A position without a run.
     fn without_run(at: *const sys::ibv_wc) -> Self {
         Self {
             at,

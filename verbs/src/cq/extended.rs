@@ -25,7 +25,6 @@ const ENOENT: i32 = nix::errno::Errno::ENOENT as i32;
 /// The state of a poll.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Phase {
-    /// No poll is open.
     Closed,
     /// A completion is current and has not been read.
     Fresh,
@@ -45,7 +44,6 @@ pub struct ExtendedPoll {
     budget: u64,
     /// The error of the last ibv_next_poll.
     failure: Option<i32>,
-    /// The copy, from a box.
     held: NonNull<HeldCompletion>,
 }
 
@@ -197,7 +195,6 @@ impl Poller<Extended> {
 /// Walks the completions of a poll, and ends it when dropped.
 pub struct ExtendedCursor<'a> {
     poller: &'a mut Poller<Extended>,
-    /// The object with the current completion.
     cq: *mut sys::ibv_cq_ex,
     next: RingCursor,
     /// The length of the current *run*: how many completions, the current one included, may confirm
@@ -271,7 +268,6 @@ impl Cursor<Extended> for ExtendedCursor<'_> {
         self.left -= 1;
         if self.left == 0 {
             if self.poller.unsignaled_left != 0 {
-                // The current completion confirms further requests.
                 self.left = 1;
                 return true;
             }
@@ -360,7 +356,6 @@ fn locate(poller: &mut Poller<Extended>, cq: *mut sys::ibv_cq_ex, left: u64) -> 
 #[derive(Clone, Copy)]
 pub struct ExtendedEntry<'a> {
     cq: *mut sys::ibv_cq_ex,
-    /// Valid while it is current.
     current: PhantomData<&'a sys::ibv_cq_ex>,
 }
 

@@ -26,7 +26,6 @@ pub(super) struct HeldCompletion {
 }
 
 impl HeldCompletion {
-    /// An empty copy.
     pub(super) fn new() -> Box<Self> {
         // SAFETY: all-zero is a valid value: integers, null pointers and absent functions.
         Box::new(unsafe { core::mem::zeroed() })
@@ -74,7 +73,6 @@ impl HeldCompletion {
     }
 }
 
-/// The read functions.
 mod calls {
     use super::{HeldCompletion, c_int, sys};
 
@@ -102,7 +100,6 @@ mod calls {
         wallclock_ns: u64,
     }
 
-    /// There is no other completion.
     pub(super) unsafe extern "C" fn next_poll(_: *mut sys::ibv_cq_ex) -> c_int {
         nix::errno::Errno::ENOENT as c_int
     }

@@ -64,7 +64,7 @@ pub trait Cursor<Q: PollBackend> {
     /// Takes the buffers of the next request. `None` when there is none.
     fn advance(&mut self) -> Option<Buffers>;
 
-    /// ReturnRing the slot just taken from to the poster. ReturnRing the completion, and which
+    /// Returns the slot just taken from to the poster. Returns the completion, and which
     /// request it was.
     ///
     /// # Safety

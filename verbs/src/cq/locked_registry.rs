@@ -33,7 +33,6 @@ impl LockedRegistry {
         self.lock().attach(ring)
     }
 
-    /// The queue pair with this ring has been destroyed.
     pub(super) fn detach(&self, key: u32, ring: &Ring) {
         if self.lock().detach(key, ring) {
             self.set_changed();

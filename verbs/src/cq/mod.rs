@@ -97,7 +97,6 @@ pub(crate) struct CqInner {
     pub(crate) context: ManuallyDrop<Arc<ContextInner>>,
     /// The queue's `cq_context`, by which events name it.
     id: CqId,
-    /// The completion channel that reports its completions.
     channel: ManuallyDrop<Option<Arc<ChannelInner>>>,
     registry: LockedRegistry,
     /// The thread that has a poll open (extended queues only), or 0.
@@ -120,7 +119,6 @@ impl CqInner {
         self.registry().capacity()
     }
 
-    /// Whether the calling thread has a poll of this queue open.
     pub(crate) fn is_polled_here(&self) -> bool {
         self.polled_by.load(Ordering::Relaxed) == this_thread()
     }

@@ -39,15 +39,12 @@ fn number_of(buffers: Buffers) -> Option<u64> {
 
 struct Model {
     ring: Ring,
-    /// The number of requests that the device has completed.
     completed: AtomicU64,
     /// The orderings by which `completed` is written and read.
     barriers: (Ordering, Ordering),
 }
 
-/// A device whose provider orders nothing.
 const NONE: (Ordering, Ordering) = (Ordering::Relaxed, Ordering::Relaxed);
-/// A device whose provider has barriers.
 const PROVIDERS: (Ordering, Ordering) = (Ordering::Release, Ordering::Acquire);
 
 /// Explores all interleavings with at most three preemptions: most bugs show with fewer (CHESS,
@@ -77,7 +74,6 @@ impl Model {
         unsafe { (*self.ring.slots().add(slot).as_ptr()).set(token(number).into_head()) };
     }
 
-    /// The device completes all requests below `position`.
     fn complete(&self, position: u64) {
         self.completed.store(position, self.barriers.0);
     }

@@ -112,7 +112,7 @@ impl RingCursor {
         }
     }
 
-    /// ReturnRing the slot just taken from to the poster.
+    /// Returns the slot just taken from to the poster.
     ///
     /// # Safety
     /// [`take`](Self::take) has just been called; the poller that keeps the ring stays borrowed for

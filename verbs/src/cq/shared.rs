@@ -29,12 +29,10 @@ impl SharedTable {
         self.returns.push(returns);
     }
 
-    /// The last queue pair that shares both queues has been destroyed.
     pub(super) fn retire(&mut self, returns: Arc<ReturnRing>) {
         self.gone_returns.push(returns);
     }
 
-    /// The queue pair with this ring has been destroyed.
     pub(super) fn retire_member(&mut self, ring: Arc<Ring>) {
         self.members.retain(|(_, member)| !Arc::ptr_eq(member, &ring));
         self.gone_members.push(ring);
@@ -78,7 +76,6 @@ pub(super) fn is_member(ring: &Ring) -> bool {
     ring.queue() == Queue::Receive && ring.depth() == 0
 }
 
-/// Whether a completion with this key is of an SRQ.
 #[inline(always)]
 pub(super) fn is_shared(key: u64) -> bool {
     key & (u64::from(SHARED_KEY) << 32) != 0

@@ -50,14 +50,11 @@ impl Table {
     }
 }
 
-/// Rings, each with its key.
 type Arrivals = Vec<(u32, Arc<Ring>)>;
 
 /// What queue pairs and poller exchange, behind the queue's lock.
 pub(super) struct Registry {
-    /// The number of entries.
     capacity: u32,
-    /// Entries not reserved.
     free: u32,
     /// The next key of each index that was used and is free again.
     vacant: Vec<u32>,
@@ -73,7 +70,6 @@ pub(super) struct Registry {
     /// The same for shared receive queues.
     shared_arrivals: Vec<Arc<ReturnRing>>,
     shared_departures: Vec<(Arc<ReturnRing>, u32)>,
-    /// Whether the poller is dropped.
     closed: bool,
 }
 
@@ -101,7 +97,6 @@ impl Registry {
         self.capacity
     }
 
-    /// Entries reserved.
     pub(super) fn reserved(&self) -> u32 {
         self.capacity - self.free
     }
@@ -146,7 +141,7 @@ impl Registry {
         Ok(key)
     }
 
-    /// The queue pair with this ring has been destroyed. ReturnRing whether the poller is to be
+    /// The queue pair with this ring has been destroyed. Returns whether the poller is to be
     /// notified.
     pub(super) fn detach(&mut self, key: u32, ring: &Ring) -> bool {
         // Only the requests in flight may have a completion in the queue.
@@ -159,7 +154,6 @@ impl Registry {
         true
     }
 
-    /// Moves arrivals into the table.
     pub(super) fn add_arrivals(&mut self, table: &mut Table) {
         for (key, ring) in self.arrivals.drain(..) {
             table.insert(key, ring);
@@ -169,7 +163,7 @@ impl Registry {
         }
     }
 
-    /// Brings the table up to date. ReturnRing the rings of destroyed queue pairs, to be dropped,
+    /// Brings the table up to date. Returns the rings of destroyed queue pairs, to be dropped,
     /// and how many completions they may have left in the queue.
     pub(super) fn apply_changes(&mut self, table: &mut Table) -> (Vec<Arc<Ring>>, u32) {
         self.add_arrivals(table);
@@ -191,7 +185,6 @@ impl Registry {
         (rings, left)
     }
 
-    /// Makes `entries` available again.
     pub(super) fn release(&mut self, entries: u32) {
         self.free += entries;
     }
@@ -205,7 +198,6 @@ impl Registry {
         core::mem::take(&mut self.deferred)
     }
 
-    /// Reserves `entries` for an SRQ.
     pub(super) fn attach_srq(&mut self, entries: u32, returns: Arc<ReturnRing>) -> Result<(), u32> {
         if self.free < entries {
             return Err(self.free);
@@ -218,7 +210,7 @@ impl Registry {
     }
 
     /// An SRQ no longer completes here; `entries` are released when a poll next finds the queue
-    /// empty. ReturnRing whether the poller is to be notified.
+    /// empty. Returns whether the poller is to be notified.
     pub(super) fn detach_srq(&mut self, entries: u32, returns: Arc<ReturnRing>) -> bool {
         if self.closed {
             self.free += entries;
@@ -228,7 +220,7 @@ impl Registry {
         true
     }
 
-    /// The poller is dropped. ReturnRing the arrivals that it did not know, to be dropped.
+    /// The poller is dropped. Returns the arrivals that it did not know, to be dropped.
     pub(super) fn close(&mut self) -> (Arrivals, Vec<Arc<ReturnRing>>) {
         self.closed = true;
         let mut shared = core::mem::take(&mut self.shared_arrivals);

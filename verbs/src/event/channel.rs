@@ -111,15 +111,12 @@ pub(crate) struct Record {
 
 #[derive(Default)]
 struct QueueRecord {
-    /// Events read so far.
     event_count: u64,
     unacknowledged: u32,
-    /// Whether it is among the `unreported`.
     unreported: bool,
 }
 
 impl Record {
-    /// The next queue with an unreported event.
     pub(crate) fn next(&mut self) -> Option<CqId> {
         let id = self.unreported.pop_front()?;
         if let Some(queue) = self.queues.get_mut(&id) {
@@ -128,7 +125,6 @@ impl Record {
         Some(id)
     }
 
-    /// The number of events read for queue `id`.
     fn event_count(&self, id: CqId) -> u64 {
         self.queues.get(&id).map_or(0, |queue| queue.event_count)
     }
@@ -265,7 +261,6 @@ impl ChannelInner {
         }
     }
 
-    /// The number of events read for queue `id`.
     pub(crate) fn event_count(&self, id: CqId) -> u64 {
         self.waiters.with(|record| record.event_count(id))
     }

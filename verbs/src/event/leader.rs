@@ -37,12 +37,10 @@ pub(super) struct LeaderFollowers<R> {
 #[derive(Default)]
 struct State<R> {
     record: R,
-    /// Whether a thread sleeps on the source.
     has_leader: bool,
 }
 
 impl<R> LeaderFollowers<R> {
-    /// Accesses the record under the lock.
     pub(super) fn with<T>(&self, change: impl FnOnce(&mut R) -> T) -> T {
         change(&mut sync::lock(&self.state).record)
     }

@@ -19,7 +19,6 @@ pub(super) enum FrameError {
     Length(usize),
 }
 
-/// The whole frame; `None` when there is too much data.
 pub(super) fn write(endpoint: &Endpoint, data: &[u8]) -> Option<Vec<u8>> {
     let len = u16::try_from(data.len()).ok().filter(|_| data.len() <= MAX_DATA)?;
     let mut frame = Vec::with_capacity(HEADER_LEN + data.len());
@@ -47,7 +46,6 @@ pub(super) fn length(header: &[u8; HEADER_LEN]) -> Result<usize, FrameError> {
     Ok(len)
 }
 
-/// The endpoint in a complete header.
 pub(super) fn endpoint(header: &[u8; HEADER_LEN]) -> Result<Endpoint, BadEndpoint> {
     let mut bytes = [0; HEADER_LEN - PREFIX_LEN];
     bytes.copy_from_slice(&header[PREFIX_LEN..]);

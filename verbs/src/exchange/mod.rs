@@ -312,7 +312,6 @@ impl Exchange {
         self.read_status(DONE, deadline)
     }
 
-    /// Waits for the peer's status byte.
     fn read_status(&mut self, expected: u8, deadline: Deadline) -> Result<(), ExchangeError> {
         let mut status = [0];
         self.read(&mut status, deadline)?;

@@ -62,7 +62,7 @@ pub(crate) const SHARED_KEY: u32 = 1 << 31;
 pub struct SrqId(u32);
 
 impl SrqId {
-    /// The next one; `None` when all have been used.
+    /// `None` when all have been used.
     fn next() -> Option<Self> {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let next = |number: u32| (number < SHARED_KEY).then_some(number + 1);
@@ -70,7 +70,6 @@ impl SrqId {
         taken.ok().map(|number| Self(number | SHARED_KEY))
     }
 
-    /// The error when all have been used.
     fn exhausted() -> io::Error {
         io::Error::other("2^31 have been made in this process")
     }

@@ -61,7 +61,6 @@ impl Model {
         self.completions[queue][at].store(slot + 1, self.barriers.0);
     }
 
-    /// Poster: waits for a slot to return.
     fn free_slot(&self, queue: usize) -> u32 {
         loop {
             if let Some(slot) = self.returns[queue].pop() {

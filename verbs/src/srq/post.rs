@@ -17,7 +17,6 @@ use crate::qp::{Reason, Refused, RefusedBatch, RefusedBy};
 /// The longest message: 2^31 bytes (IBTA vol 1, 9.7.7).
 const MAX_MESSAGE: u64 = 1 << 31;
 
-/// The poster's side of a shared receive queue.
 pub(super) struct Poster {
     pub(super) srq: Arc<SrqInner>,
     /// A request for each slot, and the SGEs of each.
@@ -61,7 +60,6 @@ impl Poster {
         }
     }
 
-    /// How many requests can be posted now.
     pub(super) fn room(&mut self) -> u32 {
         self.collect_returned();
         self.free.len() as u32
@@ -189,7 +187,6 @@ impl Poster {
         })
     }
 
-    /// Unstages the requests from number `first` on, and returns their buffers.
     fn unstage(&mut self, first: usize) -> Vec<Buffers> {
         let Self { srq, free, staged, .. } = self;
         let take = |slot| {
@@ -212,7 +209,6 @@ impl Poster {
         })
     }
 
-    /// The name of this queue in a refusal.
     fn name(&self) -> RefusedBy {
         RefusedBy::Shared(self.srq.id())
     }

@@ -18,7 +18,6 @@ use crate::memory::{Buffers, RangePtr};
 use crate::qp::{Queue, Ring};
 use crate::sync::{AtomicBool, AtomicU32, Handed, Ordering};
 
-/// The slots of one shared receive queue.
 pub(crate) struct Slots(Box<[Slot]>);
 
 struct Slot {
@@ -143,7 +142,6 @@ impl ReturnRing {
         Some(buffers)
     }
 
-    /// Poster: the next returned slot.
     pub(super) fn pop(&self) -> Option<u32> {
         let at = self.popped.0.load(Ordering::Relaxed);
         if at == self.pushed.0.load(Ordering::Acquire) {

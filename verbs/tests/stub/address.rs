@@ -9,17 +9,14 @@ use doorbell_verbs_sys::*;
 use super::provider::{set_errno, stub_of};
 use super::{Stub, Verb};
 
-/// How a handle was created.
 #[derive(Clone, Copy)]
 pub(crate) enum Origin {
-    /// An address vector.
     Vector(ibv_ah_attr),
     /// A completion and the GRH of its datagram.
     Completion(ibv_wc, [u8; 40]),
 }
 
 impl Stub {
-    /// How the handles were created, in order.
     pub(crate) fn handles(&self) -> Vec<Origin> {
         self.state().handles.clone()
     }

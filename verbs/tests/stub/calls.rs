@@ -11,7 +11,6 @@ use crate::allocation::ProviderScope;
 use super::provider::{create, sges_of, stub_of};
 use super::{Posted, StubQp, Verb, flush};
 
-/// A batch being built.
 #[derive(Default)]
 pub(super) struct Building {
     requests: Vec<Posted>,
@@ -65,7 +64,6 @@ pub(super) unsafe extern "C" fn qp_to_qp_ex(qp: *mut ibv_qp) -> *mut ibv_qp_ex {
     qp.cast()
 }
 
-/// Calls `what` with the queue pair's state.
 unsafe fn with<R>(qp: *mut ibv_qp_ex, what: impl FnOnce(&mut StubQp) -> R) -> R {
     let _uncounted = ProviderScope::begin();
     // SAFETY: the caller's.
@@ -73,7 +71,6 @@ unsafe fn with<R>(qp: *mut ibv_qp_ex, what: impl FnOnce(&mut StubQp) -> R) -> R 
     what(stub.state().qps.get_mut(&qpn).unwrap())
 }
 
-/// Calls `what` with the batch that was started.
 unsafe fn building(qp: *mut ibv_qp_ex, what: impl FnOnce(&mut Building)) {
     // SAFETY: the caller's.
     unsafe { with(qp, |qp| what(qp.building.as_mut().expect("a batch was begun"))) }
@@ -160,7 +157,6 @@ unsafe fn begin(qp: *mut ibv_qp_ex, opcode: u32, fill: impl FnOnce(&mut Posted))
     }
 }
 
-/// Sets the data of the last request.
 unsafe fn data(qp: *mut ibv_qp_ex, fill: impl FnOnce(&mut Posted)) {
     // SAFETY: the caller's.
     unsafe {

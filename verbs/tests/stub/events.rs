@@ -19,7 +19,6 @@ struct Channel {
 }
 
 impl Stub {
-    /// Contexts opened from now on have the extended functions.
     pub(crate) fn extend(&self) {
         self.extended.store(1, core::sync::atomic::Ordering::Relaxed);
     }
@@ -30,7 +29,6 @@ impl Stub {
         self.state().completes_before_arming = Some(qpn);
     }
 
-    /// Raises an event of a queue pair.
     pub(crate) fn raise_on(&self, qpn: u32, event_type: u32) {
         let qp = self.state().qps[&qpn].raw as *mut ibv_qp;
         self.raise(ibv_async_event {
@@ -61,12 +59,10 @@ impl Stub {
         post(self.async_fd);
     }
 
-    /// How often completion events were acknowledged.
     pub(crate) fn acknowledgements(&self) -> usize {
         self.state().acknowledgements
     }
 
-    /// Completions and microseconds of the last moderation.
     pub(crate) fn moderation(&self) -> Option<(u16, u16)> {
         self.state().moderation
     }
@@ -133,7 +129,6 @@ pub(super) fn completed(cq: &Cq, failed: bool) {
     }
 }
 
-/// `cq` is destroyed: its events are discarded.
 pub(super) fn forget(cq: &Cq) {
     let address = (&raw const *cq) as usize;
     // SAFETY: live.

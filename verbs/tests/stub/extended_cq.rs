@@ -13,7 +13,6 @@ use super::provider::{set_errno, stub_of};
 use super::{Cq, Stub, Verb};
 use crate::allocation::ProviderScope;
 
-/// An open poll.
 pub(super) struct Open {
     thread: ThreadId,
     /// The current completion, until there are no more.
@@ -28,7 +27,6 @@ pub(crate) fn ticks_of(wr_id: u64) -> u64 {
     0x1000_0000 + (wr_id & 0xffff)
 }
 
-/// The wall-clock timestamp of that completion.
 pub(crate) fn wallclock_of(wr_id: u64) -> u64 {
     1_700_000_000_000_000_000 + (wr_id & 0xffff)
 }
@@ -95,7 +93,6 @@ unsafe fn cq_of<'a>(cq: *mut ibv_cq_ex) -> (&'a Cq, &'static Stub) {
     unsafe { (&*cq.cast::<Cq>(), stub_of((*cq).context)) }
 }
 
-/// Makes the oldest completion current.
 unsafe fn advance(cq: *mut ibv_cq_ex, open: &mut Open) -> c_int {
     // SAFETY: live.
     let next = unsafe { cq_of(cq) }.0.queue.lock().unwrap().pop_front();
@@ -131,7 +128,6 @@ unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr)
     result
 }
 
-/// The open poll, of this thread.
 fn open_of(poll: &Mutex<Option<Open>>) -> MutexGuard<'_, Option<Open>> {
     let poll = poll.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
     let open = poll.as_ref().expect("a poll is open");

@@ -8,7 +8,6 @@ use doorbell_verbs_sys::*;
 use super::Verb;
 use super::provider::{self, set_errno, stub_of};
 
-/// The size of a stub's device memory.
 pub(crate) const DEVICE_MEMORY: u64 = 4096;
 
 /// A byte for regions without host memory: what their `addr` points to.

@@ -53,7 +53,6 @@ pub(crate) enum Verb {
     DestroySrq,
 }
 
-/// A request as the provider received it.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Posted {
     pub(crate) wr_id: u64,
@@ -67,11 +66,8 @@ pub(crate) struct Posted {
     pub(crate) to: Option<(usize, u32, u32)>,
     /// Address, length, key.
     pub(crate) sges: Vec<(u64, u32, u32)>,
-    /// The payload of an inline request.
     pub(crate) inline: Vec<u8>,
-    /// The binding of a window.
     pub(crate) bind: Option<Bound>,
-    /// The key to invalidate.
     pub(crate) invalidate: Option<u32>,
 }
 
@@ -85,7 +81,6 @@ pub(crate) struct Bound {
 }
 
 impl Posted {
-    /// A receive.
     fn receive(wr_id: u64, sges: Vec<(u64, u32, u32)>) -> Self {
         Self {
             wr_id,
@@ -107,12 +102,9 @@ impl Posted {
     }
 }
 
-/// One work queue of a queue pair.
 #[derive(Default)]
 struct WorkQueue {
-    /// Posted and not completed.
     pending: VecDeque<Posted>,
-    /// Number of calls of the post verb.
     doorbells: usize,
     /// The index in its list at which the next call refuses, and the errno.
     refuse: Option<(usize, c_int)>,
@@ -132,9 +124,7 @@ struct StubQp {
     recv: WorkQueue,
     /// The batch being built by `ibv_wr_*`.
     building: Option<calls::Building>,
-    /// How many batches were aborted.
     aborts: usize,
-    /// The attribute mask of each transition.
     masks: Vec<u32>,
     attr: Option<ibv_qp_attr>,
 }
@@ -143,7 +133,6 @@ struct StubQp {
 // fields: what tests set and observe, one each.
 struct State {
     qps: HashMap<u32, StubQp>,
-    /// By address.
     srqs: HashMap<usize, shared::StubSrq>,
     /// Unpolled completions of a queue pair are removed with it, as on some hardware.
     purges: bool,
@@ -152,25 +141,19 @@ struct State {
     regions: HashMap<u32, (u64, u64, u32)>,
     fail: HashMap<Verb, c_int>,
     log: Vec<&'static str>,
-    /// How address handles were created.
     handles: Vec<Origin>,
     port_state: u32,
-    /// Asynchronous events that are not read.
     async_events: VecDeque<ibv_async_event>,
     /// Events read and not acknowledged, by the address of their object.
     unacknowledged: HashMap<usize, u32>,
-    /// Number of acknowledgement calls.
     acknowledgements: usize,
     /// The queue pair whose oldest send completes just before a completion queue is next armed.
     completes_before_arming: Option<u32>,
     /// Number of starts, advances and ends of extended polls, and of reads of their completions.
     polls: (usize, usize, usize),
     reads: usize,
-    /// The last moderation set on a completion queue.
     moderation: Option<(u16, u16)>,
-    /// The completion vector of the last completion queue.
     vector: Option<c_int>,
-    /// The operations that `ibv_create_qp_ex` lacks (`ibv_qp_create_send_ops_flags`).
     without: u32,
 }
 
@@ -178,7 +161,6 @@ struct State {
 struct Cq {
     /// Begins with the fields of a classic queue.
     raw: ibv_cq_ex,
-    /// The open poll, if it is an extended queue.
     poll: Mutex<Option<extended_cq::Open>>,
     queue: Mutex<VecDeque<ibv_wc>>,
     /// Whether the next completion raises an event; and whether only a failed one does, as nothing
@@ -254,7 +236,6 @@ impl Stub {
         self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// Makes the next call of `verb` fail.
     pub(crate) fn fail(&self, verb: Verb, errno: c_int) {
         self.state().fail.insert(verb, errno);
     }
@@ -268,7 +249,6 @@ impl Stub {
         self.auto.store(1, Ordering::Relaxed);
     }
 
-    /// The number of live objects of a kind.
     pub(crate) fn live(&self, kind: &'static str) -> i32 {
         self.state().live.get(kind).copied().unwrap_or(0)
     }
@@ -296,7 +276,6 @@ impl Stub {
         (qp.send.doorbells, qp.recv.doorbells)
     }
 
-    /// The number of aborted `ibv_wr_*` batches.
     pub(crate) fn aborts(&self, qpn: u32) -> usize {
         self.state().qps[&qpn].aborts
     }
@@ -315,12 +294,10 @@ impl Stub {
         self.state().qps[&qpn].attr.unwrap()
     }
 
-    /// Makes the next post to the send queue refuse its request number `index`.
     pub(crate) fn refuse_send(&self, qpn: u32, index: usize, errno: c_int) {
         self.state().qps.get_mut(&qpn).unwrap().send.refuse = Some((index, errno));
     }
 
-    /// Makes the next post to the receive queue refuse its request number `index`.
     pub(crate) fn refuse_receive(&self, qpn: u32, index: usize, errno: c_int) {
         self.state().qps.get_mut(&qpn).unwrap().recv.refuse = Some((index, errno));
     }
@@ -395,14 +372,12 @@ impl Stub {
         );
     }
 
-    /// The completion queues of a queue pair.
     fn queues_of(&self, qpn: u32) -> [usize; 2] {
         let state = self.state();
         let qp = &state.qps[&qpn];
         [qp.send_cq, qp.recv_cq]
     }
 
-    /// The completion vector of the queue last created by `ibv_create_cq`.
     pub(crate) fn vector(&self) -> Option<c_int> {
         self.state().vector
     }
@@ -470,7 +445,6 @@ fn push(cq: usize, wc: ibv_wc) {
     events::completed(cq, wc.status != IBV_WC_SUCCESS);
 }
 
-/// The library whose devices are the stubs.
 pub(crate) fn library() -> Library {
     Library::new(&provider::API)
 }

@@ -18,25 +18,21 @@ pub(super) struct StubSrq {
 }
 
 impl Stub {
-    /// The `ibv_srq` of a queue pair.
     fn srq_of(&self, qpn: u32) -> usize {
         let srq = self.state().qps[&qpn].srq;
         assert_ne!(srq, 0, "the queue pair has a shared receive queue");
         srq
     }
 
-    /// Whether a queue pair has a shared receive queue.
     pub(crate) fn has_shared_receives(&self, qpn: u32) -> bool {
         self.state().qps[&qpn].srq != 0
     }
 
-    /// The receives posted to the shared receive queue of a queue pair.
     pub(crate) fn pending_shared(&self, qpn: u32) -> Vec<Posted> {
         let srq = self.srq_of(qpn);
         self.state().srqs[&srq].queue.pending.iter().cloned().collect()
     }
 
-    /// The number of calls of ibv_post_srq_recv.
     pub(crate) fn shared_doorbells(&self, qpn: u32) -> usize {
         let srq = self.srq_of(qpn);
         self.state().srqs[&srq].queue.doorbells
@@ -71,13 +67,11 @@ impl Stub {
         push(state.qps[&qpn].recv_cq, end(&request));
     }
 
-    /// The limit armed on the shared receive queue of a queue pair.
     pub(crate) fn limit(&self, qpn: u32) -> u32 {
         let srq = self.srq_of(qpn);
         self.state().srqs[&srq].limit
     }
 
-    /// Raises an event of the shared receive queue of a queue pair.
     pub(crate) fn raise_on_shared(&self, qpn: u32, event_type: u32) {
         let srq = self.srq_of(qpn) as *mut ibv_srq;
         self.raise(ibv_async_event {

@@ -14,7 +14,6 @@ use super::*;
 struct Descriptor {
     events: Mutex<VecDeque<u32>>,
     readable: Condvar,
-    /// Whether the next sleep fails.
     fails: Mutex<bool>,
 }
 
@@ -55,7 +54,6 @@ struct Channel {
 
 const FAILURE: u32 = 7;
 
-/// Takes event `wanted` out of the record.
 fn of(wanted: u32) -> impl FnMut(&mut Vec<u32>) -> Option<u32> {
     move |record| {
         let at = record.iter().position(|&event| event == wanted)?;
