@@ -25,10 +25,8 @@ impl LockedRegistry {
         sync::lock(&self.registry)
     }
 
-    /// Reserves the entries that `ring` needs, and assigns it a key.
-    ///
-    /// # Errors
-    /// The number of free entries, when they are too few.
+    /// Reserves the entries that `ring` needs, and assigns it a key. Err: the number of free
+    /// entries.
     pub(super) fn attach(&self, ring: &Arc<Ring>) -> Result<u32, u32> {
         self.lock().attach(ring)
     }

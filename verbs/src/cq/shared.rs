@@ -129,10 +129,8 @@ fn find_member<Q: PollBackend>(poller: &mut Poller<Q>, qpn: u32) -> Option<*cons
 }
 
 impl CqInner {
-    /// Reserves `entries` for an SRQ, whose slots return through `returns`.
-    ///
-    /// # Errors
-    /// The number of free entries, when they are too few.
+    /// Reserves `entries` for an SRQ, whose slots return through `returns`. Err: the number of free
+    /// entries.
     pub(crate) fn attach_srq(&self, entries: u32, returns: &Arc<ReturnRing>) -> Result<(), u32> {
         self.registry().attach_srq(entries, Arc::clone(returns))
     }

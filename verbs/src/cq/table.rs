@@ -127,10 +127,8 @@ impl Registry {
         }
     }
 
-    /// Reserves the entries that `ring` needs, and assigns it a key.
-    ///
-    /// # Errors
-    /// The number of free entries, when they are too few.
+    /// Reserves the entries that `ring` needs, and assigns it a key. Err: the number of free
+    /// entries.
     pub(super) fn attach(&mut self, ring: &Arc<Ring>) -> Result<u32, u32> {
         if self.free < ring.depth() {
             return Err(self.free);
@@ -240,10 +238,7 @@ pub(crate) struct Attachment {
 }
 
 impl Attachment {
-    /// Reserves `depth` entries for a new ring.
-    ///
-    /// # Errors
-    /// The number of free entries, when they are too few.
+    /// Reserves `depth` entries for a new ring. Err: the number of free entries.
     pub(crate) fn new(cq: &Arc<CqInner>, depth: u32, queue: Queue, tag: u64) -> Result<Self, u32> {
         let ring = Arc::new(Ring::new(depth, queue, tag));
         let key = cq.registry.attach(&ring)?;
@@ -255,10 +250,8 @@ impl Attachment {
         })
     }
 
-    /// Makes the receives come from `srq`. The own ring has no slots.
-    ///
-    /// # Errors
-    /// The number of free entries, when they are too few for those of `srq`.
+    /// Makes the receives come from `srq`; the own ring has no slots. Err: the number of free
+    /// entries.
     pub(crate) fn share(&mut self, srq: &Arc<SrqInner>) -> Result<(), u32> {
         self.membership = Some(Membership::new(srq, &self.cq)?);
         Ok(())

@@ -17,10 +17,7 @@ pub(crate) struct SrqAttachment {
 }
 
 impl SrqAttachment {
-    /// Reserves `entries`.
-    ///
-    /// # Errors
-    /// The number of free entries, when they are too few.
+    /// Reserves `entries`. Err: the number of free entries.
     pub(super) fn new(cq: &Arc<CqInner>, entries: u32, returns: Arc<ReturnRing>) -> Result<Self, u32> {
         cq.attach_srq(entries, &returns)?;
         Ok(Self {
@@ -50,10 +47,8 @@ pub(crate) struct Membership {
 }
 
 impl Membership {
-    /// The membership of a queue pair whose receives come from `srq` and complete to `cq`.
-    ///
-    /// # Errors
-    /// The number of free entries of `cq`, when they are too few.
+    /// Joins a queue pair to `srq`, whose receives complete to `cq`. Err: the number of free
+    /// entries.
     pub(crate) fn new(srq: &Arc<SrqInner>, cq: &Arc<CqInner>) -> Result<Self, u32> {
         Ok(Self {
             _attachment: srq.attachment(cq)?,

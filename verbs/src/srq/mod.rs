@@ -146,10 +146,7 @@ impl SrqInner {
         sync::lock(&self.attachments)
     }
 
-    /// The attachment to `cq`: the existing one, or a new one.
-    ///
-    /// # Errors
-    /// The number of free entries, when they are too few.
+    /// The attachment to `cq`: the existing one, or a new one. Err: the number of free entries.
     fn attachment(&self, cq: &Arc<CqInner>) -> Result<Arc<SrqAttachment>, u32> {
         let mut attachments = self.attachments();
         attachments
