@@ -64,8 +64,8 @@ pub trait Cursor<Q: PollBackend> {
     /// Takes the buffers of the next request. `None` when there is none.
     fn advance(&mut self) -> Option<Buffers>;
 
-    /// Returns the slot just taken from to the poster. Returns the completion, and which
-    /// request it was.
+    /// Gives the slot just taken from back to the poster. Returns the completion, and which request
+    /// it was.
     ///
     /// # Safety
     /// `advance` has just returned buffers. The completion is not used after the next call of

@@ -210,7 +210,7 @@ impl<Q: PollBackend> Poller<Q> {
         self.destroy_deferred();
         let (departed, entries_to_release) = self.inner.registry().apply_changes(&mut self.table);
         self.entries_to_release += entries_to_release;
-        self.drain_pending |= self.entries_to_release != 0 || self.table.shared.has_gone();
+        self.drain_pending |= self.entries_to_release != 0 || self.table.shared.has_detached();
         // The ring used last may be one of them.
         (self.ring, self.key) = (Arc::as_ptr(&self.empty_ring), ring_cursor::NO_KEY);
         // Outside the lock: this deregisters memory.
@@ -232,9 +232,9 @@ impl<Q: PollBackend> Poller<Q> {
             .registry()
             .release(core::mem::take(&mut self.entries_to_release));
         if all_yielded {
-            self.table.shared.forget();
+            self.table.shared.drop_detached();
         }
-        self.drain_pending = self.table.shared.has_gone();
+        self.drain_pending = self.table.shared.has_detached();
     }
 
     #[cold]

@@ -20,8 +20,8 @@ pub(super) struct SharedTable {
     /// The rings of queue pairs that have had such completions, by queue pair number.
     members: Vec<(u32, Arc<Ring>)>,
     /// Detached ones: completions of theirs may be left until a poll finds the queue empty.
-    gone_returns: Vec<Arc<ReturnRing>>,
-    gone_members: Vec<Arc<Ring>>,
+    detached_returns: Vec<Arc<ReturnRing>>,
+    detached_members: Vec<Arc<Ring>>,
 }
 
 impl SharedTable {
@@ -29,26 +29,26 @@ impl SharedTable {
         self.returns.push(returns);
     }
 
-    pub(super) fn retire(&mut self, returns: Arc<ReturnRing>) {
-        self.gone_returns.push(returns);
+    pub(super) fn detach(&mut self, returns: Arc<ReturnRing>) {
+        self.detached_returns.push(returns);
     }
 
-    pub(super) fn retire_member(&mut self, ring: Arc<Ring>) {
+    pub(super) fn detach_member(&mut self, ring: Arc<Ring>) {
         self.members.retain(|(_, member)| !Arc::ptr_eq(member, &ring));
-        self.gone_members.push(ring);
+        self.detached_members.push(ring);
     }
 
     /// Whether detached entries are to be removed when a poll next finds the queue empty.
-    pub(super) fn has_gone(&self) -> bool {
-        !(self.gone_returns.is_empty() && self.gone_members.is_empty())
+    pub(super) fn has_detached(&self) -> bool {
+        !(self.detached_returns.is_empty() && self.detached_members.is_empty())
     }
 
     /// The queue is empty, and all its completions have been yielded.
-    pub(super) fn forget(&mut self) {
-        let gone = core::mem::take(&mut self.gone_returns);
+    pub(super) fn drop_detached(&mut self) {
+        let detached = core::mem::take(&mut self.detached_returns);
         self.returns
-            .retain(|returns| !gone.iter().any(|gone| Arc::ptr_eq(returns, gone)));
-        self.gone_members.clear();
+            .retain(|returns| !detached.iter().any(|detached| Arc::ptr_eq(returns, detached)));
+        self.detached_members.clear();
     }
 
     fn returns(&self, key: u32) -> Option<&Arc<ReturnRing>> {
@@ -60,14 +60,14 @@ impl SharedTable {
         self.members.get(at).map(|(_, ring)| ring)
     }
 
-    fn remember(&mut self, qpn: u32, ring: &Arc<Ring>) {
+    fn insert_member(&mut self, qpn: u32, ring: &Arc<Ring>) {
         if let Err(at) = self.members.binary_search_by_key(&qpn, |(number, _)| *number) {
             self.members.insert(at, (qpn, Arc::clone(ring)));
         }
     }
 
-    fn gone_member(&self, qpn: u32) -> Option<&Arc<Ring>> {
-        self.gone_members.iter().find(|ring| ring.qpn().get() == qpn)
+    fn detached_member(&self, qpn: u32) -> Option<&Arc<Ring>> {
+        self.detached_members.iter().find(|ring| ring.qpn().get() == qpn)
     }
 }
 
@@ -122,10 +122,10 @@ fn find_member<Q: PollBackend>(poller: &mut Poller<Q>, qpn: u32) -> Option<*cons
     let table = &mut poller.table;
     let is_it = |ring: &&Arc<Ring>| is_member(ring) && ring.qpn().get() == qpn;
     if let Some(ring) = table.entries.iter().flatten().map(|(_, ring)| ring).find(is_it) {
-        table.shared.remember(qpn, ring);
+        table.shared.insert_member(qpn, ring);
         return Some(Arc::as_ptr(ring));
     }
-    table.shared.gone_member(qpn).map(Arc::as_ptr)
+    table.shared.detached_member(qpn).map(Arc::as_ptr)
 }
 
 impl CqInner {

@@ -170,14 +170,14 @@ impl Registry {
         for (key, outstanding) in core::mem::take(&mut self.departures) {
             match table.remove(key) {
                 // Completions of its SRQ receives may still be in the queue.
-                Some(ring) if shared::is_member(&ring) => table.shared.retire_member(ring),
+                Some(ring) if shared::is_member(&ring) => table.shared.detach_member(ring),
                 ring => rings.extend(ring),
             }
             left += outstanding;
             self.free_key(key);
         }
         for (returns, outstanding) in self.shared_departures.drain(..) {
-            table.shared.retire(returns);
+            table.shared.detach(returns);
             left += outstanding;
         }
         (rings, left)
